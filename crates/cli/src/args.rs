@@ -1,0 +1,361 @@
+//! The command line: what can be asked for. Real objects are built from it elsewhere.
+
+use crate::device::DeviceArg;
+use clap::{Parser, Subcommand, ValueEnum};
+use std::path::PathBuf;
+
+/// Runs GPT-2 and shows its attention, on CPU, CUDA or Metal.
+#[derive(Debug, Parser)]
+#[command(name = "gpt2", version, propagate_version = true, after_help = "\
+Examples:
+  gpt2 attention \"O Romeo, Romeo\"                      every head, summed up
+  gpt2 attention \"O Romeo, Romeo\" --layer 1 --head 2   one head, token by token
+  gpt2 forward --model ./gpt2 \"The capital of France\"  what comes next, and how surprising the text is
+  echo \"To be, or\" | gpt2 generate --greedy            text from a pipe, continued")]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Show what each token attends to
+    Attention(AttentionArgs),
+    /// Show the next token's probabilities and how surprising each token of the prompt is
+    Forward(ForwardArgs),
+    /// Continue a text
+    Generate(GenerateArgs),
+    /// List a checkpoint's config and tensors and audit them, without reading the weights
+    Inspect(InspectArgs),
+    /// Train a small GPT-2 on a text file
+    Train(TrainArgs),
+    /// Time attention, a block, the whole model, decoding or a training step
+    Bench(BenchArgs),
+}
+
+impl Command {
+    /// `--threads`
+    pub(crate) fn threads(&self) -> Option<u16> {
+        match self {
+            Self::Attention(args) => args.model.threads,
+            Self::Forward(args) => args.model.threads,
+            Self::Generate(args) => args.model.threads,
+            Self::Inspect(args) => args.model.threads,
+            Self::Train(args) => args.threads,
+            Self::Bench(args) => args.model.threads,
+        }
+    }
+}
+
+/// Options that every subcommand has.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Model and device")]
+pub(crate) struct ModelArgs {
+    /// Folder with config.json and weights, as transformers' save_pretrained writes it [default: the
+    /// built-in demo model]
+    #[arg(short, long, value_name = "DIR")]
+    pub(crate) model: Option<PathBuf>,
+    /// Where to run: auto, cpu, cuda[:N] or metal[:N]; only auto ever falls back
+    #[arg(long, default_value = "auto", value_name = "DEVICE")]
+    pub(crate) device: DeviceArg,
+    /// Precision of weights and activations; scores and softmax are f32 at least
+    #[arg(long, default_value = "f32", value_enum)]
+    pub(crate) dtype: DTypeArg,
+    /// CPU threads [default: all cores]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) threads: Option<u16>,
+    /// Seed of everything random: the same command with the same seed gives the same result
+    #[arg(long, default_value_t = 0)]
+    pub(crate) seed: u64,
+}
+
+/// The prompt: one of an argument, a file, a pipe or ids.
+#[derive(Debug, clap::Args)]
+pub(crate) struct PromptArgs {
+    /// The prompt [default: standard input, where it is a pipe]
+    #[arg(conflicts_with_all = ["file", "ids"])]
+    pub(crate) prompt: Option<String>,
+    /// Read the prompt from a file (one newline at its end is left out)
+    #[arg(short, long, value_name = "FILE", conflicts_with = "ids")]
+    pub(crate) file: Option<PathBuf>,
+    /// Token ids instead of text
+    #[arg(long, value_delimiter = ',', value_name = "1,2,3", num_args = 1..)]
+    pub(crate) ids: Option<Vec<u32>>,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  gpt2 attention \"O Romeo, Romeo\"
+  gpt2 attention --layer 0-1 --head 2 \"O Romeo, Romeo\"
+  gpt2 attention --model ./gpt2 --export weights.safetensors --file prompt.txt")]
+pub(crate) struct AttentionArgs {
+    #[command(flatten)]
+    pub(crate) prompt: PromptArgs,
+    /// Layers to show token by token: a number or a range such as 0-3 (repeatable, counted from 0)
+    #[arg(short, long, value_name = "L", value_delimiter = ',')]
+    pub(crate) layer: Vec<IndexRange>,
+    /// Heads to show token by token: a number or a range such as 0-3 (repeatable, counted from 0)
+    #[arg(short = 'H', long, value_name = "H", value_delimiter = ',')]
+    pub(crate) head: Vec<IndexRange>,
+    /// Write the weights and the attention blocks' outputs to a safetensors file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) export: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// When to colour
+    #[arg(long, value_enum, default_value = "auto")]
+    pub(crate) color: ColorArg,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  gpt2 forward \"To be, or not to\"
+  gpt2 forward --model ./gpt2 --json --ids 15496,11,314")]
+pub(crate) struct ForwardArgs {
+    #[command(flatten)]
+    pub(crate) prompt: PromptArgs,
+    /// How many next tokens to show
+    #[arg(short = 'k', long, default_value_t = 10, value_name = "K")]
+    pub(crate) top_k: usize,
+    /// Write logits and hidden states to a safetensors file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) export: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  gpt2 generate \"ROMEO:\" --max-new-tokens 200
+  gpt2 generate --greedy --model ./gpt2 \"The answer is\"
+  gpt2 generate --ids 15496,11 --model ./gpt2           prints ids")]
+pub(crate) struct GenerateArgs {
+    #[command(flatten)]
+    pub(crate) prompt: PromptArgs,
+    /// Tokens to generate [default: 100, or what the context has room for]
+    #[arg(short = 'n', long, value_name = "N")]
+    pub(crate) max_new_tokens: Option<usize>,
+    /// Below 1 prefers probable tokens, above 1 flattens; 0 is greedy
+    #[arg(short, long, default_value_t = 1.0)]
+    pub(crate) temperature: f64,
+    /// Draw from the k most probable tokens; 0 is all
+    #[arg(short = 'k', long, default_value_t = 40, value_name = "K")]
+    pub(crate) top_k: usize,
+    /// Draw from the fewest tokens whose probabilities sum to P
+    #[arg(short = 'p', long, value_name = "P")]
+    pub(crate) top_p: Option<f64>,
+    /// Above 1, tokens that the text holds already become less probable
+    #[arg(long, default_value_t = 1.0, value_name = "R")]
+    pub(crate) repetition_penalty: f64,
+    /// Always take the most probable token
+    #[arg(short, long, conflicts_with_all = ["temperature", "top_k", "top_p"])]
+    pub(crate) greedy: bool,
+    /// Print one JSON object at the end instead of streaming
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  gpt2 inspect
+  gpt2 inspect ./gpt2 --json")]
+pub(crate) struct InspectArgs {
+    /// The folder, in place of --model
+    #[arg(value_name = "MODEL", conflicts_with = "model")]
+    pub(crate) dir: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Example:
+  gpt2 train --text shakespeare.txt --out my-model --steps 2000
+  gpt2 generate --model my-model \"ROMEO:\"")]
+pub(crate) struct TrainArgs {
+    /// The text to learn, UTF-8
+    #[arg(long, value_name = "FILE")]
+    pub(crate) text: PathBuf,
+    /// Folder for config.json, model.safetensors and tokenizer.json
+    #[arg(short, long, value_name = "DIR")]
+    pub(crate) out: PathBuf,
+    /// Tokens of the byte-level BPE that is trained on the text
+    #[arg(long, default_value_t = 1024, value_name = "V")]
+    pub(crate) vocab_size: usize,
+    #[arg(long, default_value_t = 4, help = "Blocks")]
+    pub(crate) n_layer: usize,
+    #[arg(long, default_value_t = 4, help = "Heads a block")]
+    pub(crate) n_head: usize,
+    #[arg(long, default_value_t = 128, help = "Width of the residual stream")]
+    pub(crate) n_embd: usize,
+    #[arg(long, default_value_t = 256, help = "Longest context")]
+    pub(crate) n_positions: usize,
+    /// Optimiser steps
+    #[arg(long, default_value_t = 1000)]
+    pub(crate) steps: usize,
+    /// Sequences a step, each of n_positions tokens
+    #[arg(short, long, default_value_t = 8)]
+    pub(crate) batch: usize,
+    /// Highest learning rate, after the warm-up; a cosine brings it down to a tenth
+    #[arg(long, default_value_t = 1e-3)]
+    pub(crate) lr: f64,
+    /// Steps of linear warm-up
+    #[arg(long, default_value_t = 100)]
+    pub(crate) warmup: usize,
+    /// AdamW's decay, on matrices and embeddings only
+    #[arg(long, default_value_t = 0.1)]
+    pub(crate) weight_decay: f64,
+    /// Part of the text, at its end, that is held back for validation
+    #[arg(long, default_value_t = 0.1)]
+    pub(crate) val_fraction: f64,
+    /// Steps between validations; the best weights so far are saved at each
+    #[arg(long, default_value_t = 100)]
+    pub(crate) eval_every: usize,
+    /// Precision of the saved weights
+    #[arg(long, default_value = "f32", value_enum)]
+    pub(crate) save_dtype: DTypeArg,
+    /// Where to run: auto, cpu, cuda[:N] or metal[:N]; only auto ever falls back
+    #[arg(long, default_value = "auto", value_name = "DEVICE")]
+    pub(crate) device: DeviceArg,
+    /// CPU threads [default: all cores]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) threads: Option<u16>,
+    /// Seed of the initial weights and of the order of the data
+    #[arg(long, default_value_t = 0)]
+    pub(crate) seed: u64,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  gpt2 bench core --tokens 1024
+  gpt2 bench decode --tokens 900 --json
+  gpt2 bench forward --last --model ./gpt2")]
+pub(crate) struct BenchArgs {
+    /// What to time
+    #[arg(value_enum)]
+    pub(crate) what: BenchTarget,
+    /// Rows
+    #[arg(short, long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) batch: u16,
+    /// T; for decode, the tokens of the prompt
+    #[arg(short, long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) tokens: u32,
+    /// Which attention
+    #[arg(long = "impl", value_enum, default_value = "eager")]
+    pub(crate) implementation: ImplArg,
+    /// Timed runs, after one that is not counted
+    #[arg(short, long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) runs: u32,
+    /// forward: logits of the last position only
+    #[arg(long)]
+    pub(crate) last: bool,
+    /// decode: greedy steps a run
+    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) new_tokens: u32,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum BenchTarget {
+    /// Attention alone, on q, k and v as c_attn leaves them
+    Core,
+    /// CausalSelfAttention, from c_attn to c_proj
+    Block,
+    /// The whole model
+    Forward,
+    /// Greedy steps with the cache, after a prompt
+    Decode,
+    /// Forward, backward and AdamW
+    Train,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ImplArg {
+    /// Plain Candle operations
+    Eager,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ColorArg {
+    /// On a terminal
+    Auto,
+    /// Always
+    Always,
+    /// Never
+    Never,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DTypeArg {
+    F32,
+    F16,
+    Bf16,
+    F64,
+}
+
+impl From<DTypeArg> for candle_core::DType {
+    fn from(arg: DTypeArg) -> Self {
+        match arg {
+            DTypeArg::F32 => Self::F32,
+            DTypeArg::F16 => Self::F16,
+            DTypeArg::Bf16 => Self::BF16,
+            DTypeArg::F64 => Self::F64,
+        }
+    }
+}
+
+/// `3` or `0-3`, both ends included.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct IndexRange {
+    pub(crate) first: usize,
+    pub(crate) last: usize,
+}
+
+impl std::str::FromStr for IndexRange {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        let number = |s: &str| {
+            s.trim().parse::<usize>().map_err(|_| format!("`{s}` is not a number; expected N or N-M"))
+        };
+        let (first, last) = match s.split_once('-') {
+            Some((first, last)) => (number(first)?, number(last)?),
+            None => (number(s)?, number(s)?),
+        };
+        if first > last {
+            return Err(format!("the range {s} is backwards"));
+        }
+        Ok(Self { first, last })
+    }
+}
+
+/// The indices below `count` that `ranges` name, in order and once each; all of them for no range.
+pub(crate) fn select(what: &str, ranges: &[IndexRange], count: usize) -> anyhow::Result<Vec<usize>> {
+    if ranges.is_empty() {
+        return Ok((0..count).collect());
+    }
+    if let Some(range) = ranges.iter().find(|r| r.last >= count) {
+        anyhow::bail!("there is no {what} {}: this model's {what}s are 0 to {}", range.last, count - 1);
+    }
+    Ok((0..count).filter(|&i| ranges.iter().any(|r| (r.first..=r.last).contains(&i))).collect())
+}

@@ -1,0 +1,215 @@
+//! `gpt2 bench`: times on random weights of GPT-2 small's shape, or on `--model`.
+
+use crate::args::{BenchArgs, BenchTarget};
+use crate::output;
+use anyhow::bail;
+use candle_core::{DType, Device, Tensor};
+use candle_nn::{AdamW, Optimizer, ParamsAdamW, VarBuilder, VarMap};
+use gpt2_kernels::attention::{CausalAttention, CausalMask, causal_bias};
+use gpt2_loader::{Checkpoint, Source};
+use gpt2_model::training::cross_entropy;
+use gpt2_model::{CausalSelfAttention, Config, ForwardArgs, Gpt2LMHeadModel, KvCache, init};
+use serde::Serialize;
+use std::io::Write;
+use std::process::ExitCode;
+use std::time::Instant;
+
+#[derive(Serialize)]
+struct Report {
+    what: String,
+    #[serde(rename = "impl")]
+    implementation: String,
+    batch: usize,
+    tokens: usize,
+    dtype: &'static str,
+    device: String,
+    threads: usize,
+    runs: u32,
+    median_ms: f64,
+    min_ms: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ms_per_token: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tokens_per_s: Option<f64>,
+}
+
+pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
+    let bench = Bench::new(args)?;
+    let mut times = match args.what {
+        BenchTarget::Core => bench.core()?,
+        BenchTarget::Block => bench.block()?,
+        BenchTarget::Forward => bench.forward()?,
+        BenchTarget::Decode => bench.decode()?,
+        BenchTarget::Train => bench.train()?,
+    };
+    times.sort_by(f64::total_cmp);
+    let median_ms = (times[(times.len() - 1) / 2] + times[times.len() / 2]) / 2.0;
+    let decode = args.what == BenchTarget::Decode;
+    let ms_per_token = decode.then(|| median_ms / f64::from(args.new_tokens));
+    let report = Report {
+        what: format!("{:?}", args.what).to_lowercase(),
+        implementation: format!("{:?}", args.implementation).to_lowercase(),
+        batch: bench.batch,
+        tokens: bench.tokens,
+        dtype: bench.dtype.as_str(),
+        device: format!("{:?}", bench.device.location()).to_lowercase(),
+        threads: candle_core::utils::get_num_threads(),
+        runs: args.runs,
+        median_ms,
+        min_ms: times[0],
+        ms_per_token,
+        tokens_per_s: ms_per_token.map(|ms| 1e3 * bench.batch as f64 / ms),
+    };
+    if args.json { output::json(&report)? } else { print(&report)? }
+    Ok(ExitCode::SUCCESS)
+}
+
+struct Bench<'a> {
+    args: &'a BenchArgs,
+    config: Config,
+    checkpoint: Option<Checkpoint>,
+    device: Device,
+    dtype: DType,
+    batch: usize,
+    tokens: usize,
+}
+
+impl<'a> Bench<'a> {
+    fn new(args: &'a BenchArgs) -> anyhow::Result<Self> {
+        let checkpoint = match &args.model.model {
+            Some(dir) => Some(Checkpoint::open(&Source::directory(dir).open()?)?),
+            None => None,
+        };
+        let mut config = checkpoint.as_ref().map_or_else(Config::gpt2, |c| c.config().clone());
+        let tokens = args.tokens as usize;
+        let needed = tokens + if args.what == BenchTarget::Decode { args.new_tokens as usize } else { 0 };
+        if matches!(args.what, BenchTarget::Core | BenchTarget::Block) {
+            config.n_positions = config.n_positions.max(needed); // neither reads a position
+        } else if needed > config.n_positions {
+            bail!("--tokens: {needed} positions are needed, but the model has n_positions = {}", config.n_positions);
+        }
+        let device = args.model.device.open()?;
+        Ok(Self { args, config, checkpoint, device, dtype: args.model.dtype.into(), batch: args.batch.into(), tokens })
+    }
+
+    /// Milliseconds of each run of `work`, after one that is not counted.
+    fn time(&self, mut work: impl FnMut() -> anyhow::Result<()>) -> anyhow::Result<Vec<f64>> {
+        let mut times = vec![];
+        for run in 0..=self.args.runs {
+            let start = Instant::now();
+            work()?;
+            self.device.synchronize()?;
+            if run > 0 {
+                times.push(start.elapsed().as_secs_f64() * 1e3);
+            }
+        }
+        Ok(times)
+    }
+
+    fn weights(&self) -> anyhow::Result<VarBuilder<'static>> {
+        match &self.checkpoint {
+            Some(checkpoint) => Ok(checkpoint.var_builder(self.dtype, &self.device)?),
+            None => Ok(init::seeded(self.args.model.seed, self.dtype, &self.device)),
+        }
+    }
+
+    fn model(&self) -> anyhow::Result<Gpt2LMHeadModel> {
+        Ok(Gpt2LMHeadModel::load(self.weights()?, &self.config)?)
+    }
+
+    /// Seeded numbers in -1..1 of the shape that is asked for.
+    fn random(&self, shape: &[usize]) -> anyhow::Result<Tensor> {
+        let vb = init::seeded(self.args.model.seed, self.dtype, &self.device);
+        Ok(vb.get_with_hints(shape, "input", candle_nn::Init::Uniform { lo: -1., up: 1. })?)
+    }
+
+    /// (B, T) ids spread over the vocabulary.
+    fn ids(&self, t: usize) -> anyhow::Result<Tensor> {
+        let v = u32::try_from(self.config.vocab_size)?;
+        let count = u32::try_from(self.batch * t)?;
+        let ids: Vec<u32> = (0..count).map(|i| i.wrapping_mul(7919) % v).collect();
+        Ok(Tensor::from_vec(ids, (self.batch, t), &self.device)?)
+    }
+
+    fn core(&self) -> anyhow::Result<Vec<f64>> {
+        let (b, t, h, d) = (self.batch, self.tokens, self.config.n_head, self.config.head_dim());
+        let qkv = self.random(&[b, t, 3, h, d])?; // as c_attn leaves them
+        let part = |i| qkv.narrow(2, i, 1)?.squeeze(2)?.transpose(1, 2); // (B, H, T, D)
+        let (q, k, v) = (part(0)?, part(1)?, part(2)?);
+        let tril = causal_bias(t, &self.device)?;
+        let attention = CausalAttention::new(self.config.attention_scale(0));
+        self.time(|| {
+            attention.forward(&q, &k, &v, CausalMask { tril: &tril, padding: None })?;
+            Ok(())
+        })
+    }
+
+    fn block(&self) -> anyhow::Result<Vec<f64>> {
+        let block = CausalSelfAttention::load(self.weights()?.pp("h.0.attn"), &self.config)?;
+        let x = self.random(&[self.batch, self.tokens, self.config.n_embd])?;
+        self.time(|| {
+            block.forward(&x, None, None)?;
+            Ok(())
+        })
+    }
+
+    fn forward(&self) -> anyhow::Result<Vec<f64>> {
+        let model = self.model()?;
+        let ids = self.ids(self.tokens)?;
+        self.time(|| {
+            model.forward(&ids, ForwardArgs { last_logits_only: self.args.last, ..Default::default() })?;
+            Ok(())
+        })
+    }
+
+    fn decode(&self) -> anyhow::Result<Vec<f64>> {
+        let model = self.model()?;
+        let steps = self.args.new_tokens as usize;
+        let mut cache = KvCache::new(&self.config, self.batch, self.tokens + steps, self.dtype, &self.device)?;
+        let step = |ids: &Tensor, cache: &mut KvCache| -> anyhow::Result<Tensor> {
+            let args = ForwardArgs { cache: Some(cache), last_logits_only: true, ..Default::default() };
+            Ok(model.forward(ids, args)?.logits.argmax(candle_core::D::Minus1)?) // (B, 1)
+        };
+        let first = step(&self.ids(self.tokens)?, &mut cache)?;
+        self.time(|| {
+            cache.truncate(self.tokens);
+            let mut next = first.clone();
+            for _ in 0..steps {
+                next = step(&next, &mut cache)?;
+            }
+            Ok(())
+        })
+    }
+
+    fn train(&self) -> anyhow::Result<Vec<f64>> {
+        if self.tokens < 2 {
+            bail!("--tokens: training predicts each token from those before it and needs at least 2");
+        }
+        if self.checkpoint.is_some() {
+            bail!("bench train runs on random weights: leave --model out");
+        }
+        let variables = VarMap::new();
+        let vb = init::seeded_variables(self.args.model.seed, &variables, self.dtype, &self.device);
+        let model = Gpt2LMHeadModel::load(vb, &self.config)?;
+        let mut optimiser = AdamW::new(variables.all_vars(), ParamsAdamW::default())?;
+        let ids = self.ids(self.tokens)?;
+        let t = self.tokens - 1;
+        let (inputs, targets) = (ids.narrow(1, 0, t)?, ids.narrow(1, 1, t)?.contiguous()?);
+        self.time(|| {
+            let logits = model.forward(&inputs, ForwardArgs::default())?.logits;
+            optimiser.backward_step(&cross_entropy(&logits, &targets)?)?;
+            Ok(())
+        })
+    }
+}
+
+fn print(report: &Report) -> anyhow::Result<()> {
+    let mut out = output::stdout();
+    let Report { what, implementation, batch, tokens, dtype, device, threads, runs, .. } = report;
+    writeln!(out, "{what}, {implementation}, batch {batch}, {tokens} tokens, {dtype}, {device}, {threads} threads")?;
+    writeln!(out, "median {:.3} ms, fastest {:.3} ms, of {runs} runs", report.median_ms, report.min_ms)?;
+    if let (Some(ms), Some(speed)) = (report.ms_per_token, report.tokens_per_s) {
+        writeln!(out, "{ms:.3} ms a token, {speed:.1} tokens/s")?;
+    }
+    Ok(())
+}

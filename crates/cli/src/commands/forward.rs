@@ -1,0 +1,123 @@
+//! `gpt2 forward`: the next token's probabilities, and how surprising the prompt is.
+
+use crate::args::ForwardArgs;
+use crate::output;
+use crate::prompt::Prompt;
+use candle_core::{D, DType, Tensor};
+use candle_nn::ops::log_softmax;
+use gpt2_view::{Align, Table, visible_token};
+use serde::Serialize;
+use std::io::Write;
+use std::process::ExitCode;
+
+#[derive(Serialize)]
+struct Report {
+    model: String,
+    tokens: Vec<Scored>,
+    /// exp of the mean negative log-probability of all tokens but the first; none for a single token.
+    perplexity: Option<f64>,
+    next: Vec<Candidate>,
+}
+
+#[derive(Serialize)]
+struct Scored {
+    id: u32,
+    token: String,
+    /// In nats, given the tokens before it; the first has none.
+    log_prob: Option<f32>,
+}
+
+#[derive(Serialize)]
+struct Candidate {
+    id: u32,
+    token: String,
+    probability: f32,
+    log_prob: f32,
+}
+
+pub(crate) fn run(args: &ForwardArgs) -> anyhow::Result<ExitCode> {
+    let text = args.prompt.read()?;
+    let session = args.model.session()?;
+    let prompt = args.prompt.encode(text, &session)?;
+    let forward =
+        gpt2_model::ForwardArgs { output_hidden_states: args.export.is_some(), ..Default::default() };
+    let output = session.model.forward(&session.input_ids(&prompt.ids)?, forward)?;
+    let logits = output.logits.to_dtype(DType::F32)?; // (1, T, V)
+
+    if let Some(path) = &args.export {
+        let hidden_states = Tensor::cat(&output.hidden_states, 0)?.to_dtype(DType::F32)?; // (L + 1, T, C)
+        output::export(
+            path,
+            &[("logits", &logits), ("hidden_states", &hidden_states)],
+            &[
+                ("model", session.name.clone()),
+                ("ids", serde_json::to_string(&prompt.ids)?),
+                ("tokens", serde_json::to_string(&prompt.tokens)?),
+            ],
+        )?;
+    }
+    let report = report(&session, prompt, &logits.squeeze(0)?, args.top_k)?;
+    if args.json { output::json(&report)? } else { print(&report)? }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// `logits` (T, V)
+fn report(
+    session: &crate::session::Session,
+    prompt: Prompt,
+    logits: &Tensor,
+    top_k: usize,
+) -> anyhow::Result<Report> {
+    let t = prompt.ids.len();
+    let log_probs = log_softmax(logits, D::Minus1)?; // (T, V)
+    let mut given = vec![None];
+    if t > 1 {
+        let next = Tensor::new(&prompt.ids[1..], logits.device())?.unsqueeze(1)?; // (T - 1, 1)
+        let scores = log_probs.narrow(0, 0, t - 1)?.gather(&next, 1)?.flatten_all()?;
+        given.extend(scores.to_vec1::<f32>()?.into_iter().map(Some));
+    }
+    let sum: f64 = given.iter().flatten().map(|&l| f64::from(l)).sum();
+    let perplexity = (t > 1).then(|| (-sum / (t - 1) as f64).exp());
+
+    let last = log_probs.get(t - 1)?.to_vec1::<f32>()?; // (V)
+    let mut order: Vec<u32> = (0..u32::try_from(last.len())?).collect();
+    order.sort_by(|&a, &b| last[b as usize].total_cmp(&last[a as usize]));
+    order.truncate(top_k);
+    let candidate = |(id, token): (&u32, String)| {
+        let log_prob = last[*id as usize];
+        Candidate { id: *id, token, probability: log_prob.exp(), log_prob }
+    };
+    let next = order.iter().zip(session.labels(&order)).map(candidate).collect();
+    let tokens = prompt
+        .ids
+        .into_iter()
+        .zip(prompt.tokens)
+        .zip(given)
+        .map(|((id, token), log_prob)| Scored { id, token, log_prob })
+        .collect();
+    Ok(Report { model: session.name.clone(), tokens, perplexity, next })
+}
+
+fn print(report: &Report) -> anyhow::Result<()> {
+    let mut out = output::stdout();
+    let mut prompt = Table::new(&[
+        ("position", Align::Right),
+        ("id", Align::Right),
+        ("token", Align::Left),
+        ("log-prob", Align::Right),
+    ]);
+    for (i, t) in report.tokens.iter().enumerate() {
+        let log_prob = t.log_prob.map_or_else(String::new, |l| format!("{l:.3}"));
+        prompt.row(vec![i.to_string(), t.id.to_string(), visible_token(&t.token), log_prob]);
+    }
+    writeln!(out, "{}", prompt.render())?;
+    if let Some(perplexity) = report.perplexity {
+        writeln!(out, "perplexity {perplexity:.3} over {} tokens\n", report.tokens.len() - 1)?;
+    }
+    let mut next = Table::new(&[("next token", Align::Left), ("id", Align::Right), ("probability", Align::Right)]);
+    for c in &report.next {
+        next.row(vec![visible_token(&c.token), c.id.to_string(), format!("{:.4}", c.probability)]);
+    }
+    write!(out, "{}", next.render())?;
+    Ok(())
+}

@@ -1,0 +1,128 @@
+//! `gpt2 generate`: a prompt, continued token by token.
+
+use crate::args::GenerateArgs;
+use crate::output;
+use crate::session::Session;
+use gpt2_loader::TextStream;
+use gpt2_model::{Generation, Sampling};
+use serde::Serialize;
+use std::io::Write;
+use std::process::ExitCode;
+use std::time::Instant;
+
+#[derive(Serialize)]
+struct Report {
+    model: String,
+    prompt_ids: Vec<u32>,
+    ids: Vec<u32>,
+    /// What was generated; none for a prompt of ids.
+    text: Option<String>,
+    stopped_at_eos: bool,
+    seconds: f64,
+    tokens_per_second: f64,
+}
+
+pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<ExitCode> {
+    let text = args.prompt.read()?;
+    let session = args.model.session()?;
+    let prompt = args.prompt.encode(text, &session)?;
+    let config = session.model.config();
+    const DEFAULT_NEW_TOKENS: usize = 100;
+    let room = config.n_positions + 1 - prompt.ids.len();
+    let max_new_tokens = args.max_new_tokens.unwrap_or(DEFAULT_NEW_TOKENS.min(room));
+
+    let generation = Generation::new(&session.model, &[prompt.ids.clone()], sampling(args), max_new_tokens)?;
+    let mut printer = Printer::new(&session, prompt.text.as_deref(), args.json)?;
+    let start = Instant::now();
+    let mut ids = vec![];
+    for step in generation {
+        if let Some(id) = step?.first().copied().flatten() {
+            ids.push(id);
+            if !config.is_eos(id) {
+                printer.push(id)?;
+            }
+        }
+    }
+    printer.finish()?;
+    let seconds = start.elapsed().as_secs_f64();
+    let tokens_per_second = ids.len() as f64 / seconds;
+    if args.json {
+        let stopped_at_eos = ids.last().is_some_and(|&id| config.is_eos(id));
+        let text = prompt.text.is_some().then(|| session.tokenizer().map(|t| t.decode(&ids))).transpose()?;
+        output::json(&Report {
+            model: session.name.clone(),
+            prompt_ids: prompt.ids,
+            ids,
+            text,
+            stopped_at_eos,
+            seconds,
+            tokens_per_second,
+        })?;
+    } else {
+        output::note(&format!("{} tokens in {seconds:.2} s, {tokens_per_second:.1} tokens/s", ids.len()));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn sampling(args: &GenerateArgs) -> Sampling {
+    let base = if args.greedy {
+        Sampling::greedy()
+    } else {
+        Sampling {
+            temperature: args.temperature,
+            top_k: (args.top_k > 0).then_some(args.top_k),
+            top_p: args.top_p,
+            ..Sampling::default()
+        }
+    };
+    Sampling { repetition_penalty: args.repetition_penalty, seed: args.model.seed, ..base }
+}
+
+/// Streams to stdout: the prompt's text and its continuation, or ids where the prompt was ids.
+struct Printer<'a> {
+    out: std::io::StdoutLock<'static>,
+    mode: Mode<'a>,
+}
+
+enum Mode<'a> {
+    Text(TextStream<'a>),
+    Ids { first: bool },
+    Quiet,
+}
+
+impl<'a> Printer<'a> {
+    fn new(session: &'a Session, text: Option<&str>, quiet: bool) -> anyhow::Result<Self> {
+        let mut out = output::stdout();
+        let mode = match text {
+            _ if quiet => Mode::Quiet,
+            None => Mode::Ids { first: true },
+            Some(text) => {
+                write!(out, "{text}")?;
+                out.flush()?;
+                Mode::Text(session.tokenizer()?.stream())
+            }
+        };
+        Ok(Self { out, mode })
+    }
+
+    fn push(&mut self, id: u32) -> anyhow::Result<()> {
+        match &mut self.mode {
+            Mode::Text(stream) => write!(self.out, "{}", stream.push(id))?,
+            Mode::Ids { first } => {
+                write!(self.out, "{}{id}", if *first { "" } else { "," })?;
+                *first = false;
+            }
+            Mode::Quiet => {}
+        }
+        Ok(self.out.flush()?)
+    }
+
+    fn finish(mut self) -> anyhow::Result<()> {
+        match self.mode {
+            Mode::Text(stream) => writeln!(self.out, "{}", stream.finish())?,
+            Mode::Ids { .. } => writeln!(self.out)?,
+            Mode::Quiet => {}
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,129 @@
+//! `gpt2 inspect`: a checkpoint's config and tensors, and whether they fit each other.
+
+use crate::args::InspectArgs;
+use crate::output;
+use gpt2_loader::{Audit, Checkpoint, Source};
+use gpt2_model::Config;
+use gpt2_view::{Align, Table, visible_text};
+use serde::Serialize;
+use std::io::Write;
+use std::process::ExitCode;
+
+#[derive(Serialize)]
+struct Report<'a> {
+    model: &'a str,
+    config: &'a Config,
+    parameters: u64,
+    memory_bytes: Memory,
+    audit: Verdict,
+    tensors: Vec<TensorRow>,
+}
+
+/// The memory of the parameters in each dtype.
+#[derive(Serialize)]
+struct Memory {
+    f32: u64,
+    f16: u64,
+    bf16: u64,
+}
+
+#[derive(Serialize)]
+struct Verdict {
+    clean: bool,
+    missing: Vec<String>,
+    unexpected: Vec<String>,
+    mismatched: Vec<String>,
+    duplicates: Vec<String>,
+    buffers: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct TensorRow {
+    name: String,
+    shape: Vec<usize>,
+    dtype: String,
+    file: String,
+}
+
+pub(crate) fn run(args: &InspectArgs) -> anyhow::Result<ExitCode> {
+    let files = match &args.dir {
+        Some(dir) => Source::directory(dir).open()?,
+        None => args.model.files()?,
+    };
+    let checkpoint = Checkpoint::open(&files)?;
+    let audit = checkpoint.audit();
+    if args.json {
+        output::json(&report(&checkpoint, &audit))?;
+    } else {
+        print(&checkpoint, &audit)?;
+    }
+    Ok(if audit.is_clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn report<'a>(checkpoint: &'a Checkpoint, audit: &Audit) -> Report<'a> {
+    let names = |list: &[gpt2_loader::TensorInfo]| list.iter().map(|t| t.name.clone()).collect();
+    Report {
+        model: checkpoint.name(),
+        config: checkpoint.config(),
+        parameters: audit.parameter_count,
+        memory_bytes: memory(audit),
+        audit: Verdict {
+            clean: audit.is_clean(),
+            missing: audit.missing.iter().map(|p| p.name.clone()).collect(),
+            unexpected: names(&audit.unexpected),
+            mismatched: audit.mismatched.iter().map(|m| m.found.name.clone()).collect(),
+            duplicates: names(&audit.duplicates),
+            buffers: names(&audit.buffers),
+        },
+        tensors: checkpoint
+            .tensors()
+            .map(|(_, t)| TensorRow {
+                name: t.name.clone(),
+                shape: t.shape.clone(),
+                dtype: t.dtype.to_string(),
+                file: t.file_name(),
+            })
+            .collect(),
+    }
+}
+
+fn memory(audit: &Audit) -> Memory {
+    let n = audit.parameter_count;
+    Memory { f32: 4 * n, f16: 2 * n, bf16: 2 * n }
+}
+
+fn print(checkpoint: &Checkpoint, audit: &Audit) -> anyhow::Result<()> {
+    let mut out = output::stdout();
+    writeln!(out, "{}\n", visible_text(checkpoint.name()))?;
+    let mut config = Table::new(&[("config", Align::Left), ("", Align::Left)]);
+    if let serde_json::Value::Object(fields) = serde_json::to_value(checkpoint.config())? {
+        for (name, value) in fields {
+            config.row(vec![name, value.to_string()]);
+        }
+    }
+    writeln!(out, "{}", config.render())?;
+
+    let mut tensors = Table::new(&[("tensor", Align::Left), ("shape", Align::Left), ("dtype", Align::Left)]);
+    for (_, t) in checkpoint.tensors() {
+        tensors.row(vec![t.name.clone(), format!("{:?}", t.shape), t.dtype.to_string()]);
+    }
+    writeln!(out, "{}", tensors.render())?;
+
+    let megabytes = |bytes: u64| format!("{:.1} MB", bytes as f64 / 1e6);
+    let memory = memory(audit);
+    writeln!(
+        out,
+        "{} parameters: {} in f32, {} in f16 or bf16; {} mask buffers, not counted",
+        audit.parameter_count,
+        megabytes(memory.f32),
+        megabytes(memory.f16),
+        audit.buffers.len()
+    )?;
+    writeln!(out, "audit: {}", visible_lines(&audit.to_string()))?;
+    Ok(())
+}
+
+/// Names come from files: nothing of them may reach the terminal as a control code.
+fn visible_lines(text: &str) -> String {
+    text.lines().map(visible_text).collect::<Vec<_>>().join("\n")
+}

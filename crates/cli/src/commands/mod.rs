@@ -1,0 +1,8 @@
+//! One subcommand a file.
+
+pub(crate) mod attention;
+pub(crate) mod bench;
+pub(crate) mod forward;
+pub(crate) mod generate;
+pub(crate) mod inspect;
+pub(crate) mod train;

@@ -1,0 +1,70 @@
+//! `--device`: an explicit choice never falls back, `auto` says what it chose.
+
+use anyhow::{Context, bail};
+use candle_core::Device;
+use candle_core::utils::{cuda_is_available, metal_is_available};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum DeviceArg {
+    Auto,
+    Cpu,
+    Cuda(usize),
+    Metal(usize),
+}
+
+impl std::str::FromStr for DeviceArg {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        let (name, ordinal) = match s.split_once(':') {
+            None => (s, 0),
+            Some((name, n)) => (name, n.parse().map_err(|_| format!("`{n}` is not a device number"))?),
+        };
+        match (name, s.contains(':')) {
+            ("auto", false) => Ok(Self::Auto),
+            ("cpu", false) => Ok(Self::Cpu),
+            ("cuda", _) => Ok(Self::Cuda(ordinal)),
+            ("metal", _) => Ok(Self::Metal(ordinal)),
+            _ => Err("expected auto, cpu, cuda, cuda:N, metal or metal:N".into()),
+        }
+    }
+}
+
+impl DeviceArg {
+    /// Opens the device.
+    pub(crate) fn open(self) -> anyhow::Result<Device> {
+        match self {
+            Self::Cpu => Ok(Device::Cpu),
+            Self::Cuda(_) if !cuda_is_available() => bail!(
+                "--device cuda: this gpt2 was built without CUDA; build it with \
+                 `cargo build --release --features cuda` on a machine with the CUDA toolkit"
+            ),
+            Self::Cuda(n) => Device::new_cuda(n)
+                .with_context(|| format!("--device cuda:{n}: no such GPU answers; is the driver loaded?")),
+            Self::Metal(_) if !metal_is_available() => bail!(
+                "--device metal: this gpt2 was built without Metal; build it with \
+                 `cargo build --release --features metal` on macOS"
+            ),
+            Self::Metal(n) => {
+                Device::new_metal(n).with_context(|| format!("--device metal:{n}: no such GPU answers"))
+            }
+            Self::Auto => Ok(Self::first_that_answers()),
+        }
+    }
+
+    fn first_that_answers() -> Device {
+        let built_in =
+            [(cuda_is_available(), Self::Cuda(0), "cuda:0"), (metal_is_available(), Self::Metal(0), "metal:0")];
+        for (_, arg, name) in built_in.into_iter().filter(|(is_built_in, ..)| *is_built_in) {
+            match arg.open() {
+                Ok(device) => {
+                    crate::output::note(&format!("device: {name}"));
+                    return device;
+                }
+                Err(error) => crate::output::note(&format!("{error:#}; trying the next device")),
+            }
+        }
+        crate::output::note("device: cpu");
+        Device::Cpu
+    }
+}

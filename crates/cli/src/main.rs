@@ -1,0 +1,42 @@
+//! `gpt2`: runs GPT-2 and shows its attention.
+
+mod args;
+mod commands;
+mod device;
+mod output;
+mod prompt;
+mod session;
+mod threads;
+
+use args::{Args, Command};
+use clap::Parser;
+use std::process::ExitCode;
+
+/// Candle allocates every activation anew; with glibc's allocator a training step spends a third of its
+/// time in page faults.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    match run(&args.command) {
+        Ok(code) => code,
+        Err(error) if output::is_closed_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            output::error(&error);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: &Command) -> anyhow::Result<ExitCode> {
+    threads::apply(command)?;
+    match command {
+        Command::Attention(args) => commands::attention::run(args),
+        Command::Forward(args) => commands::forward::run(args),
+        Command::Generate(args) => commands::generate::run(args),
+        Command::Inspect(args) => commands::inspect::run(args),
+        Command::Train(args) => commands::train::run(args),
+        Command::Bench(args) => commands::bench::run(args),
+    }
+}

@@ -1,0 +1,86 @@
+//! Everything that is printed: results on stdout, the rest on stderr.
+
+use crate::args::ColorArg;
+use anyhow::Context;
+use gpt2_view::{Colour, Style};
+use std::io::{IsTerminal, Write};
+
+/// Where results go. A closed pipe is an error here, and [`is_closed_pipe`] tells it apart.
+pub(crate) fn stdout() -> std::io::StdoutLock<'static> {
+    std::io::stdout().lock()
+}
+
+/// A line for the person at the terminal.
+#[allow(clippy::print_stderr)]
+pub(crate) fn note(line: &str) {
+    eprintln!("{line}");
+}
+
+/// An error and its causes.
+pub(crate) fn error(error: &anyhow::Error) {
+    let mut message = String::new();
+    for cause in error.chain() {
+        let text = cause.to_string();
+        // Some errors already hold their cause's text.
+        if !message.contains(&text) {
+            message += if message.is_empty() { "" } else { ": " };
+            message += &text;
+        }
+    }
+    note(&format!("error: {message}"));
+}
+
+/// Whether what failed was only that the reader of a pipe went away.
+pub(crate) fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    let is = |e: &std::io::Error| e.kind() == std::io::ErrorKind::BrokenPipe;
+    error.chain().any(|cause| {
+        cause.downcast_ref::<std::io::Error>().is_some_and(is)
+            || cause
+                .downcast_ref::<serde_json::Error>()
+                .is_some_and(|e| e.io_error_kind() == Some(std::io::ErrorKind::BrokenPipe))
+    })
+}
+
+/// Prints `value` as indented JSON.
+pub(crate) fn json(value: &impl serde::Serialize) -> anyhow::Result<()> {
+    let mut out = stdout();
+    serde_json::to_writer_pretty(&mut out, value)?;
+    writeln!(out)?;
+    Ok(())
+}
+
+/// The style of tables and heat maps on stdout.
+pub(crate) fn style(color: ColorArg) -> Style {
+    let terminal = std::io::stdout().is_terminal();
+    let env = |name: &str| std::env::var(name).unwrap_or_default();
+    let depth = || match (env("COLORTERM").as_str(), env("TERM").as_str()) {
+        ("truecolor" | "24bit", _) => Colour::TrueColour,
+        (_, "dumb") => Colour::Plain,
+        _ => Colour::Ansi256,
+    };
+    let colour = match color {
+        ColorArg::Never => Colour::Plain,
+        ColorArg::Always => match depth() {
+            Colour::Plain => Colour::Ansi256,
+            depth => depth,
+        },
+        ColorArg::Auto if !terminal || std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty()) => Colour::Plain,
+        ColorArg::Auto => depth(),
+    };
+    // A pipe has no width; a table for one fits what most readers show.
+    const PIPE_WIDTH: usize = 120;
+    let width = terminal_size::terminal_size().map(|(w, _)| usize::from(w.0)).filter(|_| terminal);
+    Style { colour, width: width.unwrap_or(PIPE_WIDTH), max_rows: 48 }
+}
+
+/// Writes an export beside its final name, then renames it.
+pub(crate) fn export(
+    path: &std::path::Path,
+    tensors: &[(&str, &candle_core::Tensor)],
+    metadata: &[(&str, String)],
+) -> anyhow::Result<()> {
+    gpt2_loader::atomic::write(path, |temporary| gpt2_view::safetensors(temporary, tensors, metadata))
+        .with_context(|| format!("cannot export to {}", path.display()))?;
+    note(&format!("wrote {}", path.display()));
+    Ok(())
+}

@@ -1,0 +1,150 @@
+//! Causal attention: `softmax(q·kᵀ·scale + mask)·v`, the one seam that every caller uses.
+//!
+//! Scaled dot-product attention of Vaswani et al. 2017, §3.2.1, where a query sees only the keys at its
+//! own position and before it. With S keys in front of T queries (a cache), query `i` sits at position
+//! `S - T + i`: the mask is aligned at its bottom right corner, and the same rule serves a whole prompt,
+//! a chunk of one and a single decoded token.
+
+mod eager;
+
+use candle_core::{DType, Device, Result, Tensor};
+
+/// Which code computes attention, by the names that transformers' `attn_implementation` uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Implementation {
+    /// Plain differentiable Candle operations with a (T, S) tensor of weights: the definition.
+    #[default]
+    Eager,
+}
+
+/// What each query may see. One polarity everywhere: 1 is visible, 0 is hidden.
+#[derive(Debug, Clone, Copy)]
+pub struct CausalMask<'a> {
+    /// The lower triangle, u8 (1, 1, N, N) with N >= S: GPT-2's `bias` buffer, see [`causal_bias`].
+    pub tril: &'a Tensor,
+    /// Keys that are padding, u8 (B, S), or `None` when there are none.
+    pub padding: Option<&'a Tensor>,
+}
+
+/// GPT-2's `bias` buffer: the u8 lower triangle (1, 1, n, n), 1 = visible.
+///
+/// # Errors
+/// When the device cannot hold it.
+pub fn causal_bias(n: usize, device: &Device) -> Result<Tensor> {
+    let tril: Vec<u8> = (0..n).flat_map(|i| (0..n).map(move |j| u8::from(j <= i))).collect();
+    Tensor::from_vec(tril, (1, 1, n, n), device)
+}
+
+/// Causal attention with a fixed scale.
+///
+/// ```
+/// use candle_core::{Device, Tensor};
+/// use gpt2_kernels::attention::{CausalAttention, CausalMask, causal_bias};
+///
+/// # fn main() -> candle_core::Result<()> {
+/// let (b, h, t, d) = (2, 3, 5, 4);
+/// let q = Tensor::randn(0f32, 1., (b, h, t, d), &Device::Cpu)?;
+/// let k = Tensor::randn(0f32, 1., (b, h, t, d), &Device::Cpu)?;
+/// let v = Tensor::randn(0f32, 1., (b, h, t, d), &Device::Cpu)?;
+/// let tril = causal_bias(t, &Device::Cpu)?;
+/// let mask = CausalMask { tril: &tril, padding: None };
+/// let context = CausalAttention::new(1. / (d as f64).sqrt()).forward(&q, &k, &v, mask)?;
+/// assert_eq!(context.dims(), [b, t, h, d]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+pub struct CausalAttention {
+    scale: f64,
+    implementation: Implementation,
+}
+
+impl CausalAttention {
+    /// Attention whose scores are multiplied by `scale` (GPT-2: `1 / sqrt(D)`) before the softmax.
+    #[must_use]
+    pub fn new(scale: f64) -> Self {
+        Self { scale, implementation: Implementation::default() }
+    }
+
+    /// The factor on the scores.
+    #[must_use]
+    pub fn scale(&self) -> f64 {
+        self.scale
+    }
+
+    /// The code that [`forward`](Self::forward) runs.
+    #[must_use]
+    pub fn implementation(&self) -> Implementation {
+        self.implementation
+    }
+
+    /// The context of each query, `weights·v`. Scores, softmax and sums are f32 or wider; the result
+    /// has the dtype of `q`. A query with no visible key gives zeros.
+    ///
+    /// # Shapes
+    /// `q` (B, H, T, D), `k` and `v` (B, H, S, D), of any strides -> (B, T, H, D), contiguous: merging
+    /// the heads is a reshape.
+    ///
+    /// # Errors
+    /// When the shapes do not fit each other or the mask.
+    pub fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor, mask: CausalMask) -> Result<Tensor> {
+        check(q, k, Some(v), mask)?;
+        match self.implementation {
+            Implementation::Eager => {
+                let weights = eager::weights(q, k, self.scale, mask)?; // (B, H, T, S)
+                eager::context(&weights, v, q.dtype())
+            }
+        }
+    }
+
+    /// As [`forward`](Self::forward), and the attention weights beside it.
+    ///
+    /// # Shapes
+    /// context (B, T, H, D), weights (B, H, T, S) in f32, or in f64 for f64 inputs.
+    ///
+    /// # Errors
+    /// When the shapes do not fit each other or the mask.
+    pub fn forward_with_weights(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        mask: CausalMask,
+    ) -> Result<(Tensor, Tensor)> {
+        check(q, k, Some(v), mask)?;
+        let weights = eager::weights(q, k, self.scale, mask)?; // (B, H, T, S)
+        Ok((eager::context(&weights, v, q.dtype())?, weights))
+    }
+}
+
+/// Refuses what does not fit, with every shape in the message.
+fn check(q: &Tensor, k: &Tensor, v: Option<&Tensor>, mask: CausalMask) -> Result<()> {
+    let (b, h, t, d) = q.dims4()?;
+    let (kb, kh, s, kd) = k.dims4()?;
+    if (kb, kh, kd) != (b, h, d) || s < t || v.is_some_and(|v| v.dims() != k.dims()) {
+        candle_core::bail!(
+            "causal attention: q {:?} needs k and v of shape [{b}, {h}, S, {d}] with S >= {t}, got k {:?}, v {:?}",
+            q.dims(),
+            k.dims(),
+            v.map(Tensor::dims)
+        )
+    }
+    if t == 0 {
+        candle_core::bail!("causal attention: no query, q is {:?}", q.dims())
+    }
+    match mask.tril.dims() {
+        [1, 1, n, m] if n == m && *n >= s && mask.tril.dtype() == DType::U8 => {}
+        dims => candle_core::bail!(
+            "causal attention over {s} keys needs a u8 bias of shape [1, 1, N, N] with N >= {s}, got {:?} {dims:?}",
+            mask.tril.dtype()
+        ),
+    }
+    match mask.padding {
+        Some(p) if p.dims() != [b, s] || p.dtype() != DType::U8 => candle_core::bail!(
+            "causal attention: padding mask must be u8 [{b}, {s}] (1 = visible), got {:?} {:?}",
+            p.dtype(),
+            p.dims()
+        ),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,29 @@
+//! Tensor operations that GPT-2 is made of, for [Candle](https://github.com/huggingface/candle).
+//!
+//! This crate knows shapes, not models: nothing here reads a config, a name or a file.
+//!
+//! | letter | meaning | | letter | meaning |
+//! |---|---|---|---|---|
+//! | B | batch | | C | embedding width, `H * D` |
+//! | T | query length | | H | heads |
+//! | S | key length, `S >= T` | | D | width of a head |
+//!
+//! The plain ("eager") operations are built from differentiable Candle operations only, so a gradient
+//! reaches every input. They are the definition that any faster path is held against.
+
+pub mod attention;
+mod layer_norm;
+
+pub use attention::{CausalAttention, CausalMask, Implementation};
+pub use layer_norm::layer_norm;
+
+use candle_core::DType;
+
+/// The dtype in which sums over `dtype` values are taken: f32 for the halves, the dtype itself otherwise.
+#[must_use]
+pub fn accumulator(dtype: DType) -> DType {
+    match dtype {
+        DType::F16 | DType::BF16 => DType::F32,
+        wide => wide,
+    }
+}

@@ -1,0 +1,140 @@
+//! The audit: what a checkpoint holds against what its config calls for, before anything is built.
+
+use crate::TensorInfo;
+use gpt2_model::Config;
+use gpt2_model::parameters::{LM_HEAD, Parameter, WTE};
+use safetensors::Dtype;
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// What a checkpoint holds against what its config calls for.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Audit {
+    /// The checkpoint: its folder, or its embedded name.
+    pub name: String,
+    /// Parameters that no file holds.
+    pub missing: Vec<Parameter>,
+    /// Tensors that are neither parameters nor buffers of this model.
+    pub unexpected: Vec<TensorInfo>,
+    /// Parameters of another shape, or of a dtype that is not a float.
+    pub mismatched: Vec<Mismatch>,
+    /// Names that are saved twice, with and without the prefix `transformer.`.
+    pub duplicates: Vec<TensorInfo>,
+    /// The `attn.bias` and `attn.masked_bias` buffers: recognised, never loaded or counted.
+    pub buffers: Vec<TensorInfo>,
+    /// The numbers held by the parameters that are there; a tied embedding counts once.
+    pub parameter_count: u64,
+}
+
+/// A parameter that does not fit.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Mismatch {
+    /// What the file holds.
+    pub found: TensorInfo,
+    /// The shape that the config calls for.
+    pub expected: Vec<usize>,
+}
+
+impl Audit {
+    /// Whether the model can be built.
+    #[must_use]
+    pub fn is_clean(&self) -> bool {
+        self.missing.is_empty()
+            && self.unexpected.is_empty()
+            && self.mismatched.is_empty()
+            && self.duplicates.is_empty()
+    }
+
+    /// Holds `tensors`, under their names without prefix, against `config`.
+    pub(crate) fn of(
+        name: &str,
+        config: &Config,
+        tensors: &BTreeMap<String, &TensorInfo>,
+        duplicates: Vec<TensorInfo>,
+    ) -> Self {
+        let mut audit = Self {
+            name: name.to_string(),
+            missing: vec![],
+            unexpected: vec![],
+            mismatched: vec![],
+            duplicates,
+            buffers: vec![],
+            parameter_count: 0,
+        };
+        let mut expected = config.parameters();
+        // `lm_head.weight` may lie in the file of a tied model, too; and where only one of the two was
+        // saved it serves as both.
+        let (has_wte, has_head) = (tensors.contains_key(WTE), tensors.contains_key(LM_HEAD));
+        let shape = vec![config.vocab_size, config.n_embd];
+        expected.retain(|p| p.name != WTE && p.name != LM_HEAD);
+        match (has_wte, has_head) {
+            (true, true) => expected.extend([WTE, LM_HEAD].map(|n| parameter(n, &shape))),
+            (false, true) => expected.insert(0, parameter(LM_HEAD, &shape)),
+            _ => expected.insert(0, parameter(WTE, &shape)),
+        }
+
+        let mut rest = tensors.clone();
+        for parameter in expected {
+            let Some(found) = rest.remove(&parameter.name) else {
+                audit.missing.push(parameter);
+                continue;
+            };
+            let float = matches!(found.dtype, Dtype::F16 | Dtype::BF16 | Dtype::F32 | Dtype::F64);
+            if !float || found.shape != parameter.shape {
+                audit.mismatched.push(Mismatch { found: found.clone(), expected: parameter.shape });
+                continue;
+            }
+            let unused_head = parameter.name == LM_HEAD && has_wte && config.tie_word_embeddings;
+            if !unused_head {
+                audit.parameter_count += found.shape.iter().map(|&n| n as u64).product::<u64>();
+            }
+        }
+        for (name, info) in rest {
+            if is_buffer(&name, info, config.n_layer) {
+                audit.buffers.push(info.clone());
+            } else {
+                audit.unexpected.push(info.clone());
+            }
+        }
+        audit
+    }
+}
+
+fn parameter(name: &str, shape: &[usize]) -> Parameter {
+    Parameter { name: name.to_string(), shape: shape.to_vec() }
+}
+
+/// `h.N.attn.bias`, the triangle (1, 1, n, n), or `h.N.attn.masked_bias`, a scalar, for N < L.
+fn is_buffer(name: &str, info: &TensorInfo, n_layer: usize) -> bool {
+    let Some((layer, rest)) = name.strip_prefix("h.").and_then(|n| n.split_once('.')) else { return false };
+    let known = match rest {
+        "attn.bias" => matches!(info.shape.as_slice(), [1, 1, n, m] if n == m),
+        "attn.masked_bias" => info.shape.iter().product::<usize>() == 1,
+        _ => false,
+    };
+    known && layer.parse::<usize>().is_ok_and(|n| n < n_layer)
+}
+
+impl fmt::Display for Audit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_clean() {
+            return write!(f, "{}: every tensor that config.json calls for is there, and no other", self.name);
+        }
+        write!(f, "{}: the weights do not fit config.json", self.name)?;
+        for p in &self.missing {
+            write!(f, "\n  missing     {} {:?}", p.name, p.shape)?;
+        }
+        for t in &self.unexpected {
+            write!(f, "\n  unexpected  {} {} {:?} in {}", t.name, t.dtype, t.shape, t.file_name())?;
+        }
+        for m in &self.mismatched {
+            let t = &m.found;
+            write!(f, "\n  mis-shaped  {} {} {:?} in {}", t.name, t.dtype, t.shape, t.file_name())?;
+            write!(f, ", expected a float dtype and {:?}", m.expected)?;
+        }
+        for t in &self.duplicates {
+            write!(f, "\n  twice       {} in {}, with and without `transformer.`", t.name, t.file_name())?;
+        }
+        write!(f, "\ncheck that config.json and the weights belong together and that this is a GPT-2")
+    }
+}

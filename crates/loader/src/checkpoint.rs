@@ -1,0 +1,170 @@
+//! [`Checkpoint`]: a config and the tensors that go with it, by name, not yet read.
+
+use crate::{Audit, Bytes, Files, LoadError, Weights, pickle, safetensors_file};
+use candle_core::{DType, Device, Shape, Tensor};
+use candle_nn::var_builder::SimpleBackend;
+use candle_nn::{Init, VarBuilder};
+use gpt2_model::{Config, Gpt2LMHeadModel};
+use safetensors::Dtype;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// What a file says of one of its tensors.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TensorInfo {
+    /// The name in the file.
+    pub name: String,
+    /// The dtype in the file.
+    pub dtype: Dtype,
+    /// The shape in the file.
+    pub shape: Vec<usize>,
+    /// The file.
+    pub file: PathBuf,
+}
+
+impl TensorInfo {
+    /// The file's name without its folder.
+    #[must_use]
+    pub fn file_name(&self) -> String {
+        self.file.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned())
+    }
+}
+
+/// A tensor in a file: its description and where its data lies.
+#[derive(Debug, Clone)]
+pub(crate) struct Stored {
+    pub(crate) info: TensorInfo,
+    pub(crate) bytes: Bytes,
+    pub(crate) range: Range<usize>,
+}
+
+impl Stored {
+    /// The data, aligned or not: Candle copies it into memory of its own.
+    fn load(&self, device: &Device) -> candle_core::Result<Tensor> {
+        let dtype = DType::try_from(self.info.dtype)?;
+        Tensor::from_raw_buffer(&self.bytes[self.range.clone()], dtype, &self.info.shape, device)
+    }
+}
+
+/// A GPT-2 checkpoint: its config and its tensors' headers. The data is read when a model is built.
+#[derive(Debug, Clone)]
+pub struct Checkpoint {
+    name: String,
+    config: Config,
+    tensors: Arc<BTreeMap<String, Stored>>,
+    duplicates: Vec<TensorInfo>,
+}
+
+const PREFIX: &str = "transformer.";
+
+impl Checkpoint {
+    /// Reads config.json and the headers of the weights' files.
+    ///
+    /// # Errors
+    /// When the config does not parse or asks for what is not supported, and when a file is damaged.
+    pub fn open(files: &Files) -> Result<Self, LoadError> {
+        let (path, json) = &files.config;
+        let config: Config = serde_json::from_slice(json).map_err(|source| LoadError::Json {
+            path: path.clone(),
+            expected: "GPT-2 config",
+            source,
+        })?;
+        config.validate().map_err(|reason| LoadError::Config { path: path.clone(), reason })?;
+
+        let stored = match &files.weights {
+            Weights::Safetensors(path, bytes) => safetensors_file::read(path, bytes)?,
+            Weights::Index(path) => safetensors_file::read_index(path)?,
+            Weights::Pickle(path) => pickle::read(path)?,
+        };
+        let mut tensors = BTreeMap::new();
+        let mut duplicates = vec![];
+        for tensor in stored {
+            let name = tensor.info.name.strip_prefix(PREFIX).unwrap_or(&tensor.info.name).to_string();
+            if let Some(twin) = tensors.insert(name, tensor) {
+                duplicates.push(twin.info);
+            }
+        }
+        Ok(Self { name: files.name.clone(), config, tensors: Arc::new(tensors), duplicates })
+    }
+
+    /// What messages call the checkpoint: its folder, or its embedded name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// config.json
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Every tensor of the files, by its name without `transformer.`.
+    pub fn tensors(&self) -> impl Iterator<Item = (&str, &TensorInfo)> {
+        self.tensors.iter().map(|(name, t)| (name.as_str(), &t.info))
+    }
+
+    /// Holds names, shapes and dtypes against the config.
+    #[must_use]
+    pub fn audit(&self) -> Audit {
+        let infos = self.tensors.iter().map(|(name, t)| (name.clone(), &t.info)).collect();
+        Audit::of(&self.name, &self.config, &infos, self.duplicates.clone())
+    }
+
+    /// A builder over the audited tensors, under their names without `transformer.`, converted to `dtype`
+    /// as they are asked for.
+    ///
+    /// # Errors
+    /// When the audit finds anything.
+    pub fn var_builder(&self, dtype: DType, device: &Device) -> Result<VarBuilder<'static>, LoadError> {
+        let audit = self.audit();
+        if !audit.is_clean() {
+            return Err(LoadError::Audit(Box::new(audit)));
+        }
+        let backend = Backend { tensors: Arc::clone(&self.tensors) };
+        Ok(VarBuilder::from_backend(Box::new(backend), dtype, device.clone()))
+    }
+
+    /// The language model with these weights.
+    ///
+    /// # Errors
+    /// When the audit finds anything, or the device cannot hold the weights.
+    pub fn load_model(&self, dtype: DType, device: &Device) -> Result<Gpt2LMHeadModel, LoadError> {
+        Gpt2LMHeadModel::load(self.var_builder(dtype, device)?, &self.config)
+            .map_err(|source| LoadError::Tensor { name: self.name.clone(), source })
+    }
+}
+
+struct Backend {
+    tensors: Arc<BTreeMap<String, Stored>>,
+}
+
+impl SimpleBackend for Backend {
+    fn get(
+        &self,
+        shape: Shape,
+        name: &str,
+        _: Init,
+        dtype: DType,
+        device: &Device,
+    ) -> candle_core::Result<Tensor> {
+        let tensor = self.get_unchecked(name, dtype, device)?;
+        if tensor.shape() != &shape {
+            candle_core::bail!("{name}: expected shape {:?}, found {:?}", shape, tensor.shape())
+        }
+        Ok(tensor)
+    }
+
+    fn get_unchecked(&self, name: &str, dtype: DType, device: &Device) -> candle_core::Result<Tensor> {
+        let Some(stored) = self.tensors.get(name) else {
+            candle_core::bail!("{name}: no such tensor in the checkpoint")
+        };
+        stored.load(device)?.to_dtype(dtype)
+    }
+
+    fn contains_tensor(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+}

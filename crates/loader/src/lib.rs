@@ -1,0 +1,37 @@
+//! GPT-2 weights, from where they lie to a model that runs.
+//!
+//! `source -> files -> audited checkpoint -> model + tokenizer`. This crate reads no environment and
+//! prints nothing; every failure is a [`LoadError`] that names the file, what was expected, what was
+//! found and what to do.
+//!
+//! ```no_run
+//! use candle_core::{DType, Device};
+//! use gpt2_loader::{Checkpoint, Source, Tokenizer};
+//!
+//! # fn main() -> Result<(), gpt2_loader::LoadError> {
+//! let files = Source::directory("path/to/gpt2").open()?;
+//! let checkpoint = Checkpoint::open(&files)?;
+//! let tokenizer = Tokenizer::open(&files, checkpoint.config().vocab_size)?;
+//! let model = checkpoint.load_model(DType::F32, &Device::Cpu)?;
+//! # Ok(())
+//! # }
+//! ```
+
+pub mod atomic;
+mod audit;
+mod bytes;
+mod checkpoint;
+mod error;
+mod pickle;
+mod safetensors_file;
+mod save;
+mod source;
+mod tokenizer;
+
+pub use audit::{Audit, Mismatch};
+pub use bytes::Bytes;
+pub use checkpoint::{Checkpoint, TensorInfo};
+pub use error::LoadError;
+pub use save::{SaveOptions, save};
+pub use source::{EmbeddedFiles, Files, Source, TokenizerFiles, Weights};
+pub use tokenizer::{TextStream, Tokenizer};

@@ -1,0 +1,122 @@
+//! Where weights come from, and the files that are found there.
+
+use crate::{Bytes, LoadError};
+use std::path::{Path, PathBuf};
+
+/// Where a model is.
+#[derive(Debug, Clone)]
+pub enum Source {
+    /// A folder in the layout of transformers' `save_pretrained`.
+    Directory(PathBuf),
+    /// A model that is part of the binary.
+    Embedded(EmbeddedFiles),
+}
+
+/// The content of a model's files, compiled in.
+#[derive(Debug, Clone, Copy)]
+pub struct EmbeddedFiles {
+    /// What messages call it.
+    pub name: &'static str,
+    /// config.json
+    pub config: &'static [u8],
+    /// model.safetensors
+    pub weights: &'static [u8],
+    /// tokenizer.json
+    pub tokenizer: &'static [u8],
+}
+
+/// The files of one model, named one by one; nothing but their presence has been looked at.
+#[derive(Debug, Clone)]
+pub struct Files {
+    /// What messages call the model: its folder, or its embedded name.
+    pub name: String,
+    /// config.json: where it is and what it holds.
+    pub config: (PathBuf, Bytes),
+    /// The weights.
+    pub weights: Weights,
+    /// The tokenizer.
+    pub tokenizer: TokenizerFiles,
+}
+
+/// The weights' files.
+#[derive(Debug, Clone)]
+pub enum Weights {
+    /// One safetensors file.
+    Safetensors(PathBuf, Bytes),
+    /// `model.safetensors.index.json`, which names the shards beside it.
+    Index(PathBuf),
+    /// `pytorch_model.bin`, a zip with a pickle.
+    Pickle(PathBuf),
+}
+
+/// The tokenizer's files.
+#[derive(Debug, Clone)]
+pub enum TokenizerFiles {
+    /// tokenizer.json
+    Json(PathBuf, Bytes),
+    /// vocab.json and merges.txt
+    VocabMerges(PathBuf, PathBuf),
+    /// None of them.
+    Absent,
+}
+
+impl Source {
+    /// A folder.
+    pub fn directory(path: impl Into<PathBuf>) -> Self {
+        Self::Directory(path.into())
+    }
+
+    /// Finds the model's files: weights as safetensors first, then sharded, then pickled; the tokenizer
+    /// as tokenizer.json first, then as vocab.json and merges.txt.
+    ///
+    /// # Errors
+    /// When the folder, its config or its weights are not there.
+    pub fn open(&self) -> Result<Files, LoadError> {
+        match self {
+            Self::Directory(dir) => open_directory(dir),
+            Self::Embedded(files) => {
+                let path = |file: &str| Path::new(files.name).join(file);
+                Ok(Files {
+                    name: files.name.to_string(),
+                    config: (path("config.json"), Bytes::Embedded(files.config)),
+                    weights: Weights::Safetensors(path("model.safetensors"), Bytes::Embedded(files.weights)),
+                    tokenizer: TokenizerFiles::Json(path("tokenizer.json"), Bytes::Embedded(files.tokenizer)),
+                })
+            }
+        }
+    }
+}
+
+fn open_directory(dir: &Path) -> Result<Files, LoadError> {
+    match std::fs::metadata(dir) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            return Err(LoadError::NotFound { path: dir.to_path_buf() });
+        }
+        Err(e) => return Err(LoadError::io(dir)(e)),
+        Ok(meta) if !meta.is_dir() => return Err(LoadError::NotADirectory { path: dir.to_path_buf() }),
+        Ok(_) => {}
+    }
+    // A link that leads nowhere is "there": opening it then fails with its name.
+    let find = |name: &str| Some(dir.join(name)).filter(|p| p.symlink_metadata().is_ok());
+    let config = find("config.json").ok_or_else(|| LoadError::NoConfig { dir: dir.to_path_buf() })?;
+    let weights = if let Some(path) = find("model.safetensors") {
+        Weights::Safetensors(path.clone(), Bytes::map(&path)?)
+    } else if let Some(path) = find("model.safetensors.index.json") {
+        Weights::Index(path)
+    } else if let Some(path) = find("pytorch_model.bin") {
+        Weights::Pickle(path)
+    } else {
+        return Err(LoadError::NoWeights { dir: dir.to_path_buf() });
+    };
+    let tokenizer = match (find("tokenizer.json"), find("vocab.json"), find("merges.txt")) {
+        (Some(path), _, _) => TokenizerFiles::Json(path.clone(), Bytes::map(&path)?),
+        (None, Some(vocab), Some(merges)) => TokenizerFiles::VocabMerges(vocab, merges),
+        _ => TokenizerFiles::Absent,
+    };
+    Ok(Files {
+        name: dir.display().to_string(),
+        config: (config.clone(), Bytes::map(&config)?),
+        weights,
+        tokenizer,
+    })
+}

@@ -1,0 +1,129 @@
+//! [`CausalSelfAttention`]: `c_proj(softmax(q·kᵀ·scale + causal)·v)` with `q, k, v = split(c_attn(x))`.
+//!
+//! Vaswani et al. 2017 in the layout of Radford et al. 2019: one fused projection to q, k and v, the
+//! heads side by side in the last dimension, and a `bias` buffer that is the causal triangle.
+
+use crate::cache::{LayerCache, split_kv};
+use crate::mask::causal_bias;
+use crate::{Config, Conv1D};
+use candle_core::{Module, Result, Tensor};
+use candle_nn::VarBuilder;
+use gpt2_kernels::{CausalAttention, CausalMask};
+
+/// GPT-2's attention block.
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use candle_nn::{VarBuilder, VarMap};
+/// use gpt2_model::{CausalSelfAttention, Config};
+///
+/// # fn main() -> candle_core::Result<()> {
+/// let config = Config { n_embd: 6, n_head: 3, n_positions: 12, ..Config::gpt2() };
+/// let variables = VarMap::new();
+/// let vb = VarBuilder::from_varmap(&variables, DType::F32, &Device::Cpu);
+/// let attn = CausalSelfAttention::load(vb.pp("attn"), &config)?;
+///
+/// let x = Tensor::randn(0f32, 1., (4, 12, 6), &Device::Cpu)?; // (B, T, C)
+/// assert_eq!(attn.forward(&x, None, None)?.dims(), [4, 12, 6]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+pub struct CausalSelfAttention {
+    /// C -> 3C: q, k and v side by side.
+    pub c_attn: Conv1D,
+    /// C -> C, on the merged heads.
+    pub c_proj: Conv1D,
+    /// The causal triangle, u8 (1, 1, N, N), 1 = visible. Shared by all layers; not a parameter.
+    pub bias: Tensor,
+    n_head: usize,
+    attention: CausalAttention,
+}
+
+impl CausalSelfAttention {
+    /// Loads a block on its own, with a `bias` of its own, as layer 0.
+    ///
+    /// # Errors
+    /// When the config is not valid, or a tensor is missing or has another shape.
+    pub fn load(vb: VarBuilder, config: &Config) -> Result<Self> {
+        config.validate()?;
+        let bias = causal_bias(config.n_positions, vb.device())?;
+        Self::load_layer(vb, config, 0, &bias)
+    }
+
+    /// Loads the block of layer `layer_idx`, sharing `bias` (1, 1, N, N) with the others.
+    ///
+    /// # Errors
+    /// When a tensor is missing or has another shape.
+    #[allow(clippy::needless_pass_by_value)] // every `load` of candle-nn takes its VarBuilder by value
+    pub fn load_layer(vb: VarBuilder, config: &Config, layer_idx: usize, bias: &Tensor) -> Result<Self> {
+        let c = config.n_embd;
+        let stdev = config.initializer_range;
+        Ok(Self {
+            c_attn: Conv1D::load(vb.pp("c_attn"), c, 3 * c, stdev)?,
+            c_proj: Conv1D::load(vb.pp("c_proj"), c, c, config.residual_stdev())?,
+            bias: bias.clone(),
+            n_head: config.n_head,
+            attention: CausalAttention::new(config.attention_scale(layer_idx)),
+        })
+    }
+
+    /// Attention over `x` and what `cache` holds before it.
+    ///
+    /// # Shapes
+    /// `x` (B, T, C), `padding_mask` u8 (B, S) with 1 = visible, S = the cache's length + T -> (B, T, C)
+    ///
+    /// # Errors
+    /// When a shape does not fit, or S is above N.
+    pub fn forward(
+        &self,
+        x: &Tensor,
+        padding_mask: Option<&Tensor>,
+        cache: Option<&mut LayerCache>,
+    ) -> Result<Tensor> {
+        let (q, k, v) = self.qkv(x, cache)?;
+        let context = self.attention.forward(&q, &k, &v, self.mask(padding_mask))?;
+        self.merge_and_project(&context)
+    }
+
+    /// As [`forward`](Self::forward), and the attention weights beside it.
+    ///
+    /// # Shapes
+    /// output (B, T, C), weights (B, H, T, S) in f32 at least
+    ///
+    /// # Errors
+    /// When a shape does not fit, or S is above N.
+    pub fn forward_with_weights(
+        &self,
+        x: &Tensor,
+        padding_mask: Option<&Tensor>,
+        cache: Option<&mut LayerCache>,
+    ) -> Result<(Tensor, Tensor)> {
+        let (q, k, v) = self.qkv(x, cache)?;
+        let (context, weights) = self.attention.forward_with_weights(&q, &k, &v, self.mask(padding_mask))?;
+        Ok((self.merge_and_project(&context)?, weights))
+    }
+
+    /// q of `x`, and k and v of the cache and `x`: strided views (B, H, T, D), (B, H, S, D).
+    fn qkv(&self, x: &Tensor, cache: Option<&mut LayerCache>) -> Result<(Tensor, Tensor, Tensor)> {
+        let (b, t, c) = x.dims3()?;
+        let (h, d) = (self.n_head, c / self.n_head);
+        let qkv = self.c_attn.forward(x)?.reshape((b, t, 3, h, d))?; // (B, T, 3, H, D)
+        let q = qkv.narrow(2, 0, 1)?.squeeze(2)?.transpose(1, 2)?; // (B, H, T, D)
+        let kv = qkv.narrow(2, 1, 2)?; // (B, T, 2, H, D)
+        let (k, v) = match cache {
+            Some(cache) => cache.append(&kv)?,
+            None => split_kv(&kv)?,
+        };
+        Ok((q, k, v))
+    }
+
+    fn mask<'a>(&'a self, padding: Option<&'a Tensor>) -> CausalMask<'a> {
+        CausalMask { tril: &self.bias, padding }
+    }
+
+    /// (B, T, H, D) -> (B, T, C)
+    fn merge_and_project(&self, context: &Tensor) -> Result<Tensor> {
+        self.c_proj.forward(&context.flatten_from(2)?)
+    }
+}

@@ -1,0 +1,122 @@
+//! The keys and values of what was read, one allocation a layer.
+
+use crate::Config;
+use candle_core::{DType, Device, Result, Tensor};
+
+/// Keys and values of all layers for up to `capacity` positions.
+///
+/// Each layer holds one tensor (B, capacity, 2, H, D), allocated once and written in place, so that a
+/// decoded token costs its own row and no copy of the past. Writing in place keeps no gradient: a cache
+/// is for inference.
+///
+/// Clones share the memory.
+#[derive(Debug, Clone)]
+pub struct KvCache {
+    layers: Vec<LayerCache>,
+    capacity: usize,
+    len: usize,
+}
+
+/// The cache of one layer.
+#[derive(Debug, Clone)]
+pub struct LayerCache {
+    kv: Tensor, // (B, capacity, 2, H, D)
+    len: usize,
+}
+
+impl KvCache {
+    /// An empty cache for `batch` rows of up to `capacity` tokens.
+    ///
+    /// # Errors
+    /// When `capacity` is above `config.n_positions`, or the memory is not there.
+    pub fn new(config: &Config, batch: usize, capacity: usize, dtype: DType, device: &Device) -> Result<Self> {
+        if capacity > config.n_positions {
+            candle_core::bail!(
+                "KvCache: {capacity} positions asked for, but the model has n_positions = {}",
+                config.n_positions
+            )
+        }
+        let shape = (batch, capacity, 2, config.n_head, config.head_dim());
+        let layers = (0..config.n_layer)
+            .map(|_| Ok(LayerCache { kv: Tensor::zeros(shape, dtype, device)?, len: 0 }))
+            .collect::<Result<_>>()?;
+        Ok(Self { layers, capacity, len: 0 })
+    }
+
+    /// S, the positions held.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether nothing has been read yet.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The positions there is room for.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Forgets everything and keeps the memory.
+    pub fn clear(&mut self) {
+        self.truncate(0);
+    }
+
+    /// Forgets all but the first `len` positions.
+    pub fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+        for layer in &mut self.layers {
+            layer.len = self.len;
+        }
+    }
+
+    pub(crate) fn check_room(&mut self, batch: usize, t: usize, n_layer: usize) -> Result<()> {
+        self.truncate(self.len); // what a failed forward pass left in some layers
+        let held = self.layers.first().map_or(batch, |l| l.kv.dims()[0]);
+        if held != batch || self.layers.len() != n_layer {
+            candle_core::bail!(
+                "KvCache: made for a batch of {held} and {} layers, got a batch of {batch} and {n_layer} layers",
+                self.layers.len()
+            )
+        }
+        if self.len + t > self.capacity {
+            candle_core::bail!(
+                "KvCache: {} positions are held and {t} more do not fit the capacity of {}; \
+                 start a new cache or shorten the text",
+                self.len,
+                self.capacity
+            )
+        }
+        Ok(())
+    }
+
+    pub(crate) fn layer_mut(&mut self, layer_idx: usize) -> Option<&mut LayerCache> {
+        self.layers.get_mut(layer_idx)
+    }
+
+    pub(crate) fn advance(&mut self, t: usize) {
+        self.len += t;
+    }
+}
+
+impl LayerCache {
+    /// Writes the keys and values of T new positions and returns those of all S held.
+    ///
+    /// `kv` (B, T, 2, H, D) -> k, v: views (B, H, S, D)
+    pub(crate) fn append(&mut self, kv: &Tensor) -> Result<(Tensor, Tensor)> {
+        self.kv.slice_set(&kv.contiguous()?, 1, self.len)?;
+        self.len += kv.dim(1)?;
+        split_kv(&self.kv.narrow(1, 0, self.len)?)
+    }
+}
+
+/// k and v of a packed pair, heads in front: (B, S, 2, H, D) -> two views (B, H, S, D).
+pub(crate) fn split_kv(kv: &Tensor) -> Result<(Tensor, Tensor)> {
+    let k = kv.narrow(2, 0, 1)?.squeeze(2)?.transpose(1, 2)?; // (B, H, S, D)
+    let v = kv.narrow(2, 1, 1)?.squeeze(2)?.transpose(1, 2)?; // (B, H, S, D)
+    Ok((k, v))
+}

@@ -1,0 +1,279 @@
+//! `config.json` in its own words.
+
+use candle_core::{Result, Tensor};
+use serde::{Deserialize, Serialize};
+
+/// GPT-2's configuration, field by field as `config.json` names it.
+///
+/// A field that a file leaves out takes transformers' default, which is GPT-2 small's value. Fields that
+/// change no number of a forward pass (`summary_*`, `use_cache`, ..) are read past.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Config {
+    /// V, the number of tokens.
+    pub vocab_size: usize,
+    /// N, the longest sequence: the rows of `wpe` and the side of the `bias` triangle.
+    #[serde(alias = "max_position_embeddings")]
+    pub n_positions: usize,
+    /// C, the width of the residual stream.
+    #[serde(alias = "hidden_size")]
+    pub n_embd: usize,
+    /// L, the number of blocks.
+    #[serde(alias = "num_hidden_layers")]
+    pub n_layer: usize,
+    /// H, the heads of a block; divides `n_embd`.
+    #[serde(alias = "num_attention_heads")]
+    pub n_head: usize,
+    /// The width inside the MLP; `None` is `4 * n_embd`.
+    pub n_inner: Option<usize>,
+    /// The MLP's non-linearity.
+    pub activation_function: Activation,
+    /// Dropout on what attention and the MLP add to the residual stream, while training.
+    pub resid_pdrop: f64,
+    /// Dropout on the embeddings, while training.
+    pub embd_pdrop: f64,
+    /// Dropout on the attention weights, while training.
+    pub attn_pdrop: f64,
+    /// The constant under the root of every layer norm.
+    pub layer_norm_epsilon: f64,
+    /// The standard deviation of the initial weights.
+    pub initializer_range: f64,
+    /// Whether scores are divided by `sqrt(D)`.
+    pub scale_attn_weights: bool,
+    /// Whether scores are divided by the layer's number, counted from 1, too.
+    pub scale_attn_by_inverse_layer_idx: bool,
+    /// Whether scores are computed in f32 and scaled first. Here they always are, so both values give
+    /// the same result; the flag is kept for the file.
+    pub reorder_and_upcast_attn: bool,
+    /// Whether blocks attend to an encoder, too. Not supported: refused by [`validate`](Self::validate).
+    pub add_cross_attention: bool,
+    /// Whether `lm_head` is `wte`.
+    pub tie_word_embeddings: bool,
+    /// The token that begins a text.
+    pub bos_token_id: Option<u32>,
+    /// The token or tokens that end a text.
+    pub eos_token_id: Option<TokenIds>,
+    /// `"gpt2"`, where the file says; anything else is refused.
+    pub model_type: String,
+    /// What a quantised checkpoint says of itself. Not supported: refused where it is present.
+    #[serde(skip_serializing)]
+    pub quantization_config: Option<serde::de::IgnoredAny>,
+}
+
+/// One token id or several: `config.json` writes either.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum TokenIds {
+    /// A single id.
+    One(u32),
+    /// A list of ids.
+    Many(Vec<u32>),
+}
+
+impl TokenIds {
+    /// The ids as a slice.
+    #[must_use]
+    pub fn as_slice(&self) -> &[u32] {
+        match self {
+            Self::One(id) => std::slice::from_ref(id),
+            Self::Many(ids) => ids,
+        }
+    }
+}
+
+/// The activation functions that GPT-2 checkpoints use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Activation {
+    /// GELU in its tanh form, `0.5x(1 + tanh(√(2/π)(x + 0.044715x³)))`: the original's.
+    #[default]
+    GeluNew,
+    /// The same function under PyTorch's name.
+    GeluPytorchTanh,
+    /// Exact GELU, `x·Φ(x)`.
+    Gelu,
+    /// `max(x, 0)`.
+    Relu,
+    /// `x·σ(x)`, also called swish.
+    #[serde(alias = "swish")]
+    Silu,
+}
+
+impl Activation {
+    /// Applies the function to each element of `x`.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn forward(self, x: &Tensor) -> Result<Tensor> {
+        match self {
+            Self::GeluNew | Self::GeluPytorchTanh => x.gelu(),
+            Self::Gelu => x.gelu_erf(),
+            Self::Relu => x.relu(),
+            Self::Silu => x.silu(),
+        }
+    }
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self::gpt2()
+    }
+}
+
+impl Config {
+    /// GPT-2 small: 124 million parameters.
+    #[must_use]
+    pub fn gpt2() -> Self {
+        Self {
+            vocab_size: 50257,
+            n_positions: 1024,
+            n_embd: 768,
+            n_layer: 12,
+            n_head: 12,
+            n_inner: None,
+            activation_function: Activation::GeluNew,
+            resid_pdrop: 0.1,
+            embd_pdrop: 0.1,
+            attn_pdrop: 0.1,
+            layer_norm_epsilon: 1e-5,
+            initializer_range: 0.02,
+            scale_attn_weights: true,
+            scale_attn_by_inverse_layer_idx: false,
+            reorder_and_upcast_attn: false,
+            add_cross_attention: false,
+            tie_word_embeddings: true,
+            bos_token_id: Some(50256),
+            eos_token_id: Some(TokenIds::One(50256)),
+            model_type: "gpt2".to_string(),
+            quantization_config: None,
+        }
+    }
+
+    /// GPT-2 medium: 355 million parameters.
+    #[must_use]
+    pub fn gpt2_medium() -> Self {
+        Self { n_layer: 24, n_head: 16, n_embd: 1024, ..Self::gpt2() }
+    }
+
+    /// GPT-2 large: 774 million parameters.
+    #[must_use]
+    pub fn gpt2_large() -> Self {
+        Self { n_layer: 36, n_head: 20, n_embd: 1280, ..Self::gpt2() }
+    }
+
+    /// GPT-2 XL: 1.6 billion parameters.
+    #[must_use]
+    pub fn gpt2_xl() -> Self {
+        Self { n_layer: 48, n_head: 25, n_embd: 1600, ..Self::gpt2() }
+    }
+
+    /// DistilGPT2: GPT-2 small with 6 layers, 82 million parameters.
+    #[must_use]
+    pub fn distilgpt2() -> Self {
+        Self { n_layer: 6, ..Self::gpt2() }
+    }
+
+    /// The preset of that name: `gpt2`, `gpt2-medium`, `gpt2-large`, `gpt2-xl` or `distilgpt2`.
+    #[must_use]
+    pub fn preset(name: &str) -> Option<Self> {
+        match name {
+            "gpt2" => Some(Self::gpt2()),
+            "gpt2-medium" => Some(Self::gpt2_medium()),
+            "gpt2-large" => Some(Self::gpt2_large()),
+            "gpt2-xl" => Some(Self::gpt2_xl()),
+            "distilgpt2" => Some(Self::distilgpt2()),
+            _ => None,
+        }
+    }
+
+    /// D, the width of a head: `n_embd / n_head`.
+    #[must_use]
+    pub fn head_dim(&self) -> usize {
+        self.n_embd / self.n_head.max(1)
+    }
+
+    /// The width inside the MLP, `n_inner` or `4 * n_embd`.
+    #[must_use]
+    pub fn inner_dim(&self) -> usize {
+        self.n_inner.unwrap_or(4 * self.n_embd)
+    }
+
+    /// The factor on the scores of layer `layer_idx` (from 0).
+    #[must_use]
+    pub fn attention_scale(&self, layer_idx: usize) -> f64 {
+        let mut scale = 1.0;
+        if self.scale_attn_weights {
+            scale /= (self.head_dim() as f64).sqrt();
+        }
+        if self.scale_attn_by_inverse_layer_idx {
+            scale /= (layer_idx + 1) as f64;
+        }
+        scale
+    }
+
+    /// Whether `id` ends a text.
+    #[must_use]
+    pub fn is_eos(&self, id: u32) -> bool {
+        self.eos_token_id.as_ref().is_some_and(|ids| ids.as_slice().contains(&id))
+    }
+
+    /// Refuses, by its name in `config.json`, what this crate cannot compute.
+    ///
+    /// # Errors
+    /// For a size that is 0, an `n_embd` that `n_head` does not divide, a dropout outside 0..1, and each
+    /// unsupported flag.
+    pub fn validate(&self) -> Result<()> {
+        for (name, value) in [
+            ("vocab_size", self.vocab_size),
+            ("n_positions", self.n_positions),
+            ("n_embd", self.n_embd),
+            ("n_layer", self.n_layer),
+            ("n_head", self.n_head),
+            ("n_inner", self.inner_dim()),
+        ] {
+            // The ceiling keeps every product of two sizes inside 64 bits.
+            if value == 0 || value > u32::MAX as usize {
+                candle_core::bail!("config: {name} is {value}, expected 1 to {}", u32::MAX)
+            }
+        }
+        if !self.n_embd.is_multiple_of(self.n_head) {
+            candle_core::bail!(
+                "config: n_embd ({}) must be a multiple of n_head ({})",
+                self.n_embd,
+                self.n_head
+            )
+        }
+        for (name, p) in [
+            ("resid_pdrop", self.resid_pdrop),
+            ("embd_pdrop", self.embd_pdrop),
+            ("attn_pdrop", self.attn_pdrop),
+        ] {
+            if !(0.0..1.0).contains(&p) {
+                candle_core::bail!("config: {name} is {p}, expected at least 0 and below 1")
+            }
+        }
+        for (name, value) in [
+            ("layer_norm_epsilon", self.layer_norm_epsilon),
+            ("initializer_range", self.initializer_range),
+        ] {
+            if !(value.is_finite() && value >= 0.0) {
+                candle_core::bail!("config: {name} is {value}, expected a finite number of at least 0")
+            }
+        }
+        if self.model_type != "gpt2" {
+            candle_core::bail!(
+                "config: model_type {:?} is not supported, only \"gpt2\" is",
+                self.model_type
+            )
+        }
+        if self.add_cross_attention {
+            candle_core::bail!("config: add_cross_attention = true is not supported, only decoder-only GPT-2 is")
+        }
+        if self.quantization_config.is_some() {
+            candle_core::bail!(
+                "config: quantization_config is not supported; use the f32, f16 or bf16 weights of this model"
+            )
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,86 @@
+//! GPT-2's initial weights from a seed: normal 0.02, residual projections scaled by `1/sqrt(2L)`.
+//!
+//! Candle's CPU generator cannot be seeded, so the numbers come from ChaCha8, a counter-based generator.
+//! Each tensor has a stream of its own, chosen by its name: neither the order of loading nor another
+//! tensor's size changes it.
+
+use candle_core::{DType, Device, Result, Shape, Tensor, Var};
+use candle_nn::var_builder::SimpleBackend;
+use candle_nn::{Init, VarBuilder, VarMap};
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
+use rand_distr::{Distribution, Normal, Uniform};
+
+/// A builder of random weights that are constants: for inference, benchmarks and tests.
+#[must_use]
+pub fn seeded(seed: u64, dtype: DType, device: &Device) -> VarBuilder<'static> {
+    VarBuilder::from_backend(Box::new(Seeded { seed, variables: None }), dtype, device.clone())
+}
+
+/// A builder of random weights that are variables, kept in `variables`: for training.
+#[must_use]
+pub fn seeded_variables(seed: u64, variables: &VarMap, dtype: DType, device: &Device) -> VarBuilder<'static> {
+    let backend = Seeded { seed, variables: Some(variables.clone()) };
+    VarBuilder::from_backend(Box::new(backend), dtype, device.clone())
+}
+
+struct Seeded {
+    seed: u64,
+    variables: Option<VarMap>,
+}
+
+impl SimpleBackend for Seeded {
+    fn get(&self, shape: Shape, name: &str, init: Init, dtype: DType, device: &Device) -> Result<Tensor> {
+        let Some(variables) = &self.variables else {
+            return draw(self.seed, name, &shape, init, dtype, device);
+        };
+        let Ok(mut held) = variables.data().lock() else {
+            candle_core::bail!("the variables' lock is poisoned: a thread panicked while it held them")
+        };
+        if let Some(var) = held.get(name) {
+            return Ok(var.as_tensor().clone());
+        }
+        let var = Var::from_tensor(&draw(self.seed, name, &shape, init, dtype, device)?)?;
+        held.insert(name.to_string(), var.clone());
+        Ok(var.as_tensor().clone())
+    }
+
+    fn get_unchecked(&self, name: &str, _: DType, _: &Device) -> Result<Tensor> {
+        candle_core::bail!("{name}: random weights need a shape, use `get`")
+    }
+
+    fn contains_tensor(&self, _: &str) -> bool {
+        false // nothing is stored: every tensor is made when it is asked for
+    }
+}
+
+fn draw(seed: u64, name: &str, shape: &Shape, init: Init, dtype: DType, device: &Device) -> Result<Tensor> {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    rng.set_stream(fnv1a(name));
+    let n = shape.elem_count();
+    let values: Vec<f32> = match init {
+        #[allow(clippy::cast_possible_truncation)] // 0 and 1 in practice
+        Init::Const(value) => vec![value as f32; n],
+        Init::Randn { mean, stdev } => sample(Normal::new(mean, stdev), &mut rng, n)?,
+        Init::Uniform { lo, up } => sample(Uniform::new(lo, up), &mut rng, n)?,
+        Init::Kaiming { .. } => candle_core::bail!("{name}: GPT-2 has no Kaiming initialisation"),
+    };
+    Tensor::from_vec(values, shape, device)?.to_dtype(dtype)
+}
+
+fn sample<D, E>(distribution: std::result::Result<D, E>, rng: &mut ChaCha8Rng, n: usize) -> Result<Vec<f32>>
+where
+    D: Distribution<f64>,
+    E: std::error::Error + Send + Sync + 'static,
+{
+    let distribution = distribution.map_err(candle_core::Error::wrap)?;
+    #[allow(clippy::cast_possible_truncation)] // the weights are f32
+    Ok(distribution.sample_iter(rng).take(n).map(|x| x as f32).collect())
+}
+
+/// FNV-1a of the name: a fixed, portable choice of stream.
+fn fnv1a(name: &str) -> u64 {
+    name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}

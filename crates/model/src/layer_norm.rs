@@ -1,0 +1,35 @@
+//! `ln_1`, `ln_2`, `ln_f`: layer norm with GPT-2's names.
+
+use candle_core::{Module, Result, Tensor};
+use candle_nn::{Init, VarBuilder};
+
+/// Layer normalisation over C, see [`gpt2_kernels::layer_norm`].
+#[derive(Debug, Clone)]
+pub struct LayerNorm {
+    /// (C)
+    pub weight: Tensor,
+    /// (C)
+    pub bias: Tensor,
+    eps: f64,
+}
+
+impl LayerNorm {
+    /// Loads `weight` (`width`), initially 1, and `bias` (`width`), initially 0.
+    ///
+    /// # Errors
+    /// When a tensor is missing or has another shape.
+    #[allow(clippy::needless_pass_by_value)] // every `load` of candle-nn takes its VarBuilder by value
+    pub fn load(vb: VarBuilder, width: usize, eps: f64) -> Result<Self> {
+        Ok(Self {
+            weight: vb.get_with_hints(width, "weight", Init::Const(1.))?,
+            bias: vb.get_with_hints(width, "bias", Init::Const(0.))?,
+            eps,
+        })
+    }
+}
+
+impl Module for LayerNorm {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        gpt2_kernels::layer_norm(x, &self.weight, &self.bias, self.eps)
+    }
+}

@@ -1,0 +1,53 @@
+//! GPT-2 for [Candle](https://github.com/huggingface/candle): [`CausalSelfAttention`] with the fused
+//! `c_attn`/`c_proj` layout and the `bias` triangle of the original, and the model around it.
+//!
+//! Fields bear the checkpoint's names, and [`Conv1D`] keeps its (in, out) layout, so nothing is
+//! transposed or renamed on the way in or out. The crate reads and writes no file: a model is built
+//! from a [`VarBuilder`](candle_nn::VarBuilder), wherever its tensors come from.
+//!
+//! ```
+//! use candle_core::{DType, Device, Tensor};
+//! use gpt2_model::{Config, ForwardArgs, Gpt2LMHeadModel, init};
+//!
+//! # fn main() -> candle_core::Result<()> {
+//! let config = Config { n_layer: 2, n_head: 2, n_embd: 8, n_positions: 16, vocab_size: 11, ..Config::gpt2() };
+//! let model = Gpt2LMHeadModel::load(init::seeded(299_792_458, DType::F32, &Device::Cpu), &config)?;
+//!
+//! let input_ids = Tensor::new(&[[3u32, 1, 4, 1, 5]], &Device::Cpu)?; // (B, T)
+//! let output = model.forward(&input_ids, ForwardArgs::default())?;
+//! assert_eq!(output.logits.dims(), [1, 5, 11]); // (B, T, V)
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! | letter | meaning | | letter | meaning |
+//! |---|---|---|---|---|
+//! | B | batch | | H | heads, `n_head` |
+//! | T | query length | | D | width of a head, `n_embd / n_head` |
+//! | S | key length, cache included | | V | `vocab_size` |
+//! | C | `n_embd` | | L, N | `n_layer`, `n_positions` |
+
+pub mod attention;
+pub mod block;
+pub mod cache;
+pub mod config;
+pub mod conv1d;
+pub mod generation;
+pub mod init;
+mod layer_norm;
+pub mod mask;
+pub mod mlp;
+pub mod model;
+pub mod parameters;
+pub mod training;
+
+pub use attention::CausalSelfAttention;
+pub use block::Block;
+pub use cache::KvCache;
+pub use config::Config;
+pub use conv1d::Conv1D;
+pub use generation::{Generation, Sampling};
+pub use gpt2_kernels::Implementation;
+pub use layer_norm::LayerNorm;
+pub use mlp::Mlp;
+pub use model::{CausalLMOutput, ForwardArgs, Gpt2LMHeadModel, Gpt2Model, ModelOutput};

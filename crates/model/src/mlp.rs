@@ -1,0 +1,39 @@
+//! The feed-forward half of a block: `c_proj(act(c_fc(x)))`.
+
+use crate::config::Activation;
+use crate::{Config, Conv1D};
+use candle_core::{Module, Result, Tensor};
+use candle_nn::VarBuilder;
+
+/// GPT-2's MLP.
+#[derive(Debug, Clone)]
+pub struct Mlp {
+    /// C -> `n_inner`
+    pub c_fc: Conv1D,
+    /// `n_inner` -> C
+    pub c_proj: Conv1D,
+    act: Activation,
+}
+
+impl Mlp {
+    /// Loads `c_fc` and `c_proj`.
+    ///
+    /// # Errors
+    /// When a tensor is missing or has another shape.
+    #[allow(clippy::needless_pass_by_value)] // every `load` of candle-nn takes its VarBuilder by value
+    pub fn load(vb: VarBuilder, config: &Config) -> Result<Self> {
+        let (c, inner) = (config.n_embd, config.inner_dim());
+        Ok(Self {
+            c_fc: Conv1D::load(vb.pp("c_fc"), c, inner, config.initializer_range)?,
+            c_proj: Conv1D::load(vb.pp("c_proj"), inner, c, config.residual_stdev())?,
+            act: config.activation_function,
+        })
+    }
+}
+
+impl Module for Mlp {
+    /// (B, T, C) -> (B, T, C)
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.c_proj.forward(&self.act.forward(&self.c_fc.forward(x)?)?)
+    }
+}

@@ -1,0 +1,316 @@
+//! [`Gpt2Model`], the transformer, and [`Gpt2LMHeadModel`], the transformer with its output projection.
+//!
+//! `x = wte[ids] + wpe[positions]`, then L blocks, then `ln_f`; logits are `x · lm_headᵀ`.
+
+use crate::mask::causal_bias;
+use crate::parameters::{LM_HEAD, WTE};
+use crate::{Block, Config, Conv1D, KvCache, LayerNorm};
+use candle_core::{DType, Module, Result, Tensor};
+use candle_nn::{Init, VarBuilder};
+
+/// What a forward pass takes beside the ids, and which parts of it are handed back.
+#[derive(Debug, Default)]
+pub struct ForwardArgs<'a> {
+    /// Positions (B, T) or (1, T), each below N. Default: `len..len + T` after the cache's `len`, as
+    /// transformers' `forward` has it, whatever the mask; see [`crate::mask::position_ids`].
+    pub position_ids: Option<&'a Tensor>,
+    /// Padding mask (B, S) over the cache and the new tokens: 1 = visible, 0 = padding. Any integer dtype.
+    pub attention_mask: Option<&'a Tensor>,
+    /// What was read before; the new keys and values are added to it.
+    pub cache: Option<&'a mut KvCache>,
+    /// Hand back the L + 1 hidden states: the embeddings, then the residual stream after each block, the
+    /// last one after `ln_f`.
+    pub output_hidden_states: bool,
+    /// Hand back the attention weights of each layer, (B, H, T, S): memory grows with L·H·T·S.
+    pub output_attentions: bool,
+    /// Hand back what each attention block adds to the residual stream, (B, T, C).
+    pub output_attention_outputs: bool,
+    /// Compute the logits of the last position only: (B, 1, V).
+    pub last_logits_only: bool,
+}
+
+/// What the transformer computed. Lists are empty where they were not asked for.
+#[derive(Debug)]
+pub struct ModelOutput {
+    /// After `ln_f`, (B, T, C).
+    pub last_hidden_state: Tensor,
+    /// L + 1 tensors (B, T, C).
+    pub hidden_states: Vec<Tensor>,
+    /// L tensors (B, H, T, S), f32 at least.
+    pub attentions: Vec<Tensor>,
+    /// L tensors (B, T, C), the attention blocks' outputs after `c_proj`.
+    pub attention_outputs: Vec<Tensor>,
+}
+
+/// What the language model computed. Lists are empty where they were not asked for.
+#[derive(Debug)]
+pub struct CausalLMOutput {
+    /// (B, T, V), or (B, 1, V) for the last position only.
+    pub logits: Tensor,
+    /// L + 1 tensors (B, T, C).
+    pub hidden_states: Vec<Tensor>,
+    /// L tensors (B, H, T, S), f32 at least.
+    pub attentions: Vec<Tensor>,
+    /// L tensors (B, T, C), the attention blocks' outputs after `c_proj`.
+    pub attention_outputs: Vec<Tensor>,
+}
+
+/// The transformer without its output projection.
+#[derive(Debug, Clone)]
+pub struct Gpt2Model {
+    /// Token embeddings (V, C).
+    pub wte: Tensor,
+    /// Position embeddings (N, C).
+    pub wpe: Tensor,
+    /// The L blocks.
+    pub h: Vec<Block>,
+    /// After the last block.
+    pub ln_f: LayerNorm,
+    config: Config,
+}
+
+impl Gpt2Model {
+    /// Loads the transformer from names without a prefix: `vb.pp("transformer")` where a file has one.
+    ///
+    /// # Errors
+    /// When the config is not valid, or a tensor is missing or has another shape.
+    pub fn load(vb: VarBuilder, config: &Config) -> Result<Self> {
+        let wte = embedding(&vb, WTE, config.vocab_size, config)?;
+        Self::load_with_wte(vb, config, wte)
+    }
+
+    #[allow(clippy::needless_pass_by_value)] // every `load` of candle-nn takes its VarBuilder by value
+    fn load_with_wte(vb: VarBuilder, config: &Config, wte: Tensor) -> Result<Self> {
+        config.validate()?;
+        let bias = causal_bias(config.n_positions, vb.device())?;
+        Ok(Self {
+            wte,
+            wpe: embedding(&vb, "wpe.weight", config.n_positions, config)?,
+            h: (0..config.n_layer)
+                .map(|i| Block::load(vb.pp("h").pp(i), config, i, &bias))
+                .collect::<Result<_>>()?,
+            ln_f: LayerNorm::load(vb.pp("ln_f"), config.n_embd, config.layer_norm_epsilon)?,
+            config: config.clone(),
+        })
+    }
+
+    /// The config that the model was built with.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The dtype of the weights and of every activation between blocks.
+    #[must_use]
+    pub fn dtype(&self) -> DType {
+        self.wte.dtype()
+    }
+
+    /// Runs the transformer over `input_ids`, after what the cache holds.
+    ///
+    /// # Shapes
+    /// `input_ids` (B, T), any integer dtype -> see [`ModelOutput`]
+    ///
+    /// # Errors
+    /// For an empty prompt, an id of V or above, more than N positions, and shapes that do not fit.
+    pub fn forward(&self, input_ids: &Tensor, args: ForwardArgs) -> Result<ModelOutput> {
+        let ForwardArgs { position_ids, attention_mask, mut cache, .. } = args;
+        let (b, t) = input_ids.dims2()?;
+        if b == 0 || t == 0 {
+            candle_core::bail!("input_ids {:?}: a prompt needs at least one token", input_ids.dims())
+        }
+        if let Some(cache) = cache.as_deref_mut() {
+            cache.check_room(b, t, self.config.n_layer)?;
+        }
+        let past = cache.as_ref().map_or(0, |c| c.len());
+        let s = past + t;
+        let n = self.config.n_positions;
+        if s > n {
+            candle_core::bail!("{s} tokens are more than the model's n_positions = {n}; shorten the prompt")
+        }
+        let padding = attention_mask.map(|mask| self.padding_mask(mask, b, s)).transpose()?;
+
+        let mut x = self.embed(input_ids, position_ids, past)?; // (B, T, C)
+        let mut output =
+            ModelOutput { last_hidden_state: x.clone(), hidden_states: vec![], attentions: vec![], attention_outputs: vec![] };
+        for (i, block) in self.h.iter().enumerate() {
+            let layer_cache = cache.as_deref_mut().and_then(|c| c.layer_mut(i));
+            let done = block.forward(&x, padding.as_ref(), layer_cache, args.output_attentions)?;
+            let before = std::mem::replace(&mut x, done.hidden_state); // (B, T, C)
+            if args.output_hidden_states {
+                output.hidden_states.push(before);
+            }
+            if args.output_attention_outputs {
+                output.attention_outputs.push(done.attention_output);
+            }
+            output.attentions.extend(done.attention_weights);
+        }
+        if let Some(cache) = cache {
+            cache.advance(t);
+        }
+        output.last_hidden_state = self.ln_f.forward(&x)?;
+        if args.output_hidden_states {
+            output.hidden_states.push(output.last_hidden_state.clone());
+        }
+        Ok(output)
+    }
+
+    /// `wte[ids] + wpe[positions]`: (B, T) -> (B, T, C)
+    fn embed(&self, input_ids: &Tensor, position_ids: Option<&Tensor>, past: usize) -> Result<Tensor> {
+        let (b, t) = input_ids.dims2()?;
+        let (v, n, c) = (self.config.vocab_size, self.config.n_positions, self.config.n_embd);
+        check_below("token id", input_ids, v, "vocab_size")?;
+        let tokens = self.wte.index_select(&input_ids.flatten_all()?, 0)?.reshape((b, t, c))?;
+        let Some(ids) = position_ids else {
+            return tokens.broadcast_add(&self.wpe.narrow(0, past, t)?); // (T, C) onto each row
+        };
+        let (rows, columns) = ids.dims2()?;
+        if columns != t || (rows != 1 && rows != b) {
+            candle_core::bail!("position_ids {:?} must be [{b}, {t}] or [1, {t}]", ids.dims())
+        }
+        check_below("position", ids, n, "n_positions")?;
+        let positions = self.wpe.index_select(&ids.flatten_all()?, 0)?.reshape((rows, t, c))?;
+        tokens.broadcast_add(&positions)
+    }
+
+    /// A mask of any integer dtype as the u8 mask (B, S) that attention takes.
+    fn padding_mask(&self, mask: &Tensor, b: usize, s: usize) -> Result<Tensor> {
+        if mask.dims() != [b, s] || mask.dtype().is_float() {
+            candle_core::bail!(
+                "attention_mask must be integers [{b}, {s}] (1 = visible) over the cache and the new tokens, \
+                 got {:?} {:?}",
+                mask.dtype(),
+                mask.dims()
+            )
+        }
+        mask.ne(&mask.zeros_like()?)?.to_device(self.wte.device())
+    }
+}
+
+/// A table of `rows` vectors of width C, initially normal.
+fn embedding(vb: &VarBuilder, name: &str, rows: usize, config: &Config) -> Result<Tensor> {
+    let normal = Init::Randn { mean: 0., stdev: config.initializer_range };
+    vb.get_with_hints((rows, config.n_embd), name, normal)
+}
+
+/// `wte` itself where `head` holds the same numbers, so that the two share their memory; else `head`.
+fn tied_if_equal(head: Tensor, wte: &Tensor) -> Result<Tensor> {
+    let differing = head.ne(wte)?.to_dtype(DType::U32)?.sum_all()?.to_scalar::<u32>()?;
+    Ok(if differing == 0 { wte.clone() } else { head })
+}
+
+/// Refuses the first of `ids` that is not in `0..limit`.
+fn check_below(what: &str, ids: &Tensor, limit: usize, limit_name: &str) -> Result<()> {
+    if ids.dtype().is_float() {
+        candle_core::bail!("{what}s must be integers, got {:?}", ids.dtype())
+    }
+    let ids = ids.flatten_all()?.to_dtype(DType::I64)?.to_vec1::<i64>()?;
+    match ids.iter().find(|&&id| usize::try_from(id).map_or(true, |id| id >= limit)) {
+        Some(id) => candle_core::bail!("{what} {id} is not in 0..{limit} ({limit_name})"),
+        None => Ok(()),
+    }
+}
+
+/// The language model: the transformer and `lm_head`.
+#[derive(Debug, Clone)]
+pub struct Gpt2LMHeadModel {
+    /// The transformer.
+    pub transformer: Gpt2Model,
+    /// The output projection (V, C); the same tensor as `transformer.wte` where the two are tied.
+    pub lm_head: Tensor,
+}
+
+impl Gpt2LMHeadModel {
+    /// Loads the model from names with the prefix `transformer.` or without it.
+    ///
+    /// Checkpoints differ in what they save of a tied embedding. Where only one of `wte.weight` and
+    /// `lm_head.weight` is there, it serves as both; where both are there, each is used, whatever the
+    /// config says.
+    ///
+    /// # Errors
+    /// When the config is not valid, or a tensor is missing or has another shape.
+    #[allow(clippy::needless_pass_by_value)] // every `load` of candle-nn takes its VarBuilder by value
+    pub fn load(vb: VarBuilder, config: &Config) -> Result<Self> {
+        let prefixed = vb.pp("transformer");
+        let inner = if prefixed.contains_tensor("wpe.weight") { prefixed } else { vb.clone() };
+        let (has_wte, has_head) = (inner.contains_tensor(WTE), vb.contains_tensor(LM_HEAD));
+        let load_head = || embedding(&vb, LM_HEAD, config.vocab_size, config);
+        let wte = if has_head && !has_wte {
+            load_head()?
+        } else {
+            embedding(&inner, WTE, config.vocab_size, config)?
+        };
+        let lm_head = match (has_wte, has_head) {
+            // A tied config beside two different tables: the file is right, as transformers has it.
+            (true, true) => load_head().and_then(|head| tied_if_equal(head, &wte))?,
+            (false, false) if !config.tie_word_embeddings => load_head()?,
+            _ => wte.clone(),
+        };
+        let transformer = Gpt2Model::load_with_wte(inner, config, wte)?;
+        Ok(Self { transformer, lm_head })
+    }
+
+    /// The config that the model was built with.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        self.transformer.config()
+    }
+
+    /// Whether `lm_head` and `wte` are one tensor.
+    #[must_use]
+    pub fn is_tied(&self) -> bool {
+        self.lm_head.id() == self.transformer.wte.id()
+    }
+
+    /// Runs the model over `input_ids`, after what the cache holds.
+    ///
+    /// # Shapes
+    /// `input_ids` (B, T), any integer dtype -> see [`CausalLMOutput`]
+    ///
+    /// # Errors
+    /// For an empty prompt, an id of V or above, more than N positions, and shapes that do not fit.
+    pub fn forward(&self, input_ids: &Tensor, args: ForwardArgs) -> Result<CausalLMOutput> {
+        let last_only = args.last_logits_only;
+        let output = self.transformer.forward(input_ids, args)?;
+        let x = match output.last_hidden_state.dim(1)? {
+            t if last_only => output.last_hidden_state.narrow(1, t - 1, 1)?, // (B, 1, C)
+            _ => output.last_hidden_state,                                   // (B, T, C)
+        };
+        let (b, t, c) = x.dims3()?;
+        let logits = x.reshape((b * t, c))?.matmul(&self.lm_head.t()?)?.reshape((b, t, ()))?; // (B, T, V)
+        Ok(CausalLMOutput {
+            logits,
+            hidden_states: output.hidden_states,
+            attentions: output.attentions,
+            attention_outputs: output.attention_outputs,
+        })
+    }
+
+    /// Every parameter under its name in [`Config::parameters`], in that order: what a checkpoint saves.
+    /// The `bias` triangle is a buffer, not a parameter, and is not among them.
+    #[must_use]
+    pub fn named_parameters(&self) -> Vec<(String, Tensor)> {
+        let model = &self.transformer;
+        let blocks = model.h.iter().flat_map(|block| {
+            let norm = |n: &LayerNorm| [n.weight.clone(), n.bias.clone()];
+            let conv = |c: &Conv1D| [c.weight.clone(), c.bias.clone()];
+            [
+                norm(&block.ln_1),
+                conv(&block.attn.c_attn),
+                conv(&block.attn.c_proj),
+                norm(&block.ln_2),
+                conv(&block.mlp.c_fc),
+                conv(&block.mlp.c_proj),
+            ]
+            .into_iter()
+            .flatten()
+        });
+        let tensors = [model.wte.clone(), model.wpe.clone()]
+            .into_iter()
+            .chain(blocks)
+            .chain([model.ln_f.weight.clone(), model.ln_f.bias.clone(), self.lm_head.clone()]);
+        // The head is left out where it is `wte`, whatever the file that was loaded said.
+        let config = Config { tie_word_embeddings: self.is_tied(), ..self.config().clone() };
+        config.parameters().into_iter().map(|p| p.name).zip(tensors).collect()
+    }
+}

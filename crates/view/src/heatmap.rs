@@ -1,0 +1,262 @@
+//! The weights of one head as a table: queries down the side, keys along the top.
+
+use crate::terminal::{Style, compact, legend, paint};
+use crate::text::{Align, display_width, fit, pad, visible_token};
+use crate::triangle::lower_triangle;
+use crate::window::Window;
+use candle_core::{Result, Tensor};
+
+/// A weight takes three columns, and so does any key's label.
+const NARROWEST: usize = 3;
+/// A label is cut to this width before a key is left out: five letters still tell tokens apart.
+const NARROW: usize = 5;
+/// The widest that a column grows for its label.
+const WIDEST: usize = 10;
+/// The columns of ` …`, where keys are left out.
+const GAP: usize = 2;
+
+/// A table of attention weights with a row a query and a column a key, for a terminal.
+///
+/// Tokens bear their position and are shown as by [`visible_token`], cut to their column. Keys that a
+/// query cannot see are blank. A weight reads `.53`, `1.0`, or `0` where it is exactly nothing; with
+/// colour, its background goes from dark purple (0) to bright yellow (1) in viridis, by the square root
+/// of the weight, and a last line shows the scale.
+///
+/// Where the keys do not fit `style.width`, or the queries `style.max_rows`, the first few and the last
+/// are shown with `…` between them, and a line says how many of how many. No line is wider than the
+/// terminal.
+///
+/// # Shapes
+/// `weights` (T, S), `queries` T tokens, `keys` S tokens
+///
+/// # Errors
+/// When `weights` is not of rank 2, has no query or more queries than keys, or when the tokens are not
+/// as many as its rows and columns.
+pub fn heatmap(weights: &Tensor, queries: &[String], keys: &[String], style: &Style) -> Result<String> {
+    let rows = lower_triangle::<f32>(weights, "heatmap")?;
+    if weights.dims() != [queries.len(), keys.len()] {
+        candle_core::bail!(
+            "heatmap: weights have shape {:?}, with tokens for {} queries and {} keys",
+            weights.dims(),
+            queries.len(),
+            keys.len()
+        )
+    }
+    let layout = Layout::new(queries, keys, style);
+    let mut lines = layout.header(keys);
+    lines.extend(layout.queries.slots.iter().map(|slot| match slot {
+        Some(i) => layout.row(*i, &queries[*i], &rows[*i], style),
+        None => pad("…", layout.digits, Align::Right),
+    }));
+    lines.extend(layout.keys.note("keys"));
+    lines.extend(layout.queries.note("queries"));
+    lines.extend(legend(style.colour));
+    Ok(lines.iter().fold(String::new(), |out, line| out + line.trim_end() + "\n"))
+}
+
+/// Where everything goes.
+struct Layout {
+    queries: Window,
+    keys: Window,
+    /// Width of the labels at the side.
+    side: usize,
+    /// Width of a column, to which one space in front is added.
+    column: usize,
+    /// Digits of the last position.
+    digits: usize,
+    /// Position of the first query.
+    offset: usize,
+}
+
+impl Layout {
+    fn new(queries: &[String], keys: &[String], style: &Style) -> Self {
+        let rows = style.max_rows.max(3);
+        let offset = keys.len() - queries.len();
+        let queries_shown = Window::new(queries.len(), rows, rows - 1);
+        let digits = keys.len().saturating_sub(1).to_string().len();
+
+        let widest = |token: &str| display_width(&visible_token(token));
+        let longest = queries_shown.shown().map(|i| widest(&queries[i])).max().unwrap_or(0);
+        let side = (digits + 1 + longest).min(style.columns() / 3);
+        let body = style.columns() - side;
+
+        let wish = keys.iter().map(|k| widest(k)).max().unwrap_or(0).clamp(NARROWEST, WIDEST).max(digits);
+        let narrow = wish.min(NARROW).max(digits);
+        let column = (narrow..=wish).rev().find(|w| keys.len() * (w + 1) <= body).unwrap_or(narrow);
+        let keys_shown = Window::new(keys.len(), body / (column + 1), (body - GAP) / (column + 1));
+        Self { queries: queries_shown, keys: keys_shown, side, column, digits, offset }
+    }
+
+    /// Positions, and the tokens below them.
+    fn header(&self, keys: &[String]) -> Vec<String> {
+        let line = |label: &dyn Fn(usize) -> String, gap: &str| {
+            self.keys.slots.iter().fold(" ".repeat(self.side), |line, slot| match slot {
+                Some(j) => line + " " + &self.cell(&label(*j)),
+                None => line + &pad(gap, GAP, Align::Right),
+            })
+        };
+        vec![line(&|j| j.to_string(), "…"), line(&|j| visible_token(&keys[j]), "")]
+    }
+
+    fn row(&self, i: usize, token: &str, weights: &[f32], style: &Style) -> String {
+        let label = format!("{:>1$} {2}", self.offset + i, self.digits, visible_token(token));
+        let label = pad(&fit(&label, self.side), self.side, Align::Left);
+        self.keys.slots.iter().enumerate().fold(label, |line, (n, slot)| match slot {
+            // The space in front is painted as well: cells that touch make a picture.
+            Some(j) => match weights.get(*j) {
+                Some(&w) => line + &paint(&format!(" {}", self.cell(&compact(w))), w, style.colour),
+                None => line + " " + &self.cell(""),
+            },
+            // The keys left out start at index n: this query sees some of them.
+            None if weights.len() > n => line + &pad("…", GAP, Align::Right),
+            None => line + &" ".repeat(GAP),
+        })
+    }
+
+    fn cell(&self, text: &str) -> String {
+        pad(&fit(text, self.column), self.column, Align::Right)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::terminal::tests::unpainted;
+    use crate::text::tests::{NASTY, draw};
+    use crate::{Colour, MIN_WIDTH};
+    use candle_core::{DType, Device};
+
+    fn tokens(of: &[&str]) -> Vec<String> {
+        of.iter().map(|&t| t.to_owned()).collect()
+    }
+
+    fn uniform(t: usize, s: usize) -> Result<Tensor> {
+        Tensor::full(0.25f32, (t, s), &Device::Cpu)
+    }
+
+    const COLOURS: [Colour; 3] = [Colour::Plain, Colour::Ansi256, Colour::TrueColour];
+
+    #[test]
+    fn a_short_text_is_shown_whole() -> Result<()> {
+        let weights =
+            Tensor::new(&[[1f32, 9., 9.], [0.534, 0.466, 9.], [0., 0.001, f32::NAN]], &Device::Cpu)?;
+        let text = tokens(&["The", " cat", "\n"]);
+        let expected = [
+            "          0    1    2",
+            "        The ·cat    ⏎",
+            "0 The   1.0",
+            "1 ·cat  .53  .47",
+            "2 ⏎       0  .00  nan",
+        ];
+        let map = heatmap(&weights, &text, &text, &Style::default())?;
+        assert_eq!(map, expected.join("\n") + "\n");
+        // Colour adds the legend, and nothing that takes room.
+        for colour in [Colour::Ansi256, Colour::TrueColour] {
+            let map = heatmap(&weights, &text, &text, &Style { colour, ..Style::default() })?;
+            assert!(map.contains("m  .53\x1b[0m"), "{map:?}");
+            let map = unpainted(&map);
+            let lines: Vec<&str> = map.lines().collect();
+            assert_eq!(lines[..5], expected);
+            assert!(lines[5].starts_with("weight") && lines.len() == 6, "{map}");
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn the_queries_are_the_last_of_the_keys() -> Result<()> {
+        let keys = tokens(&["a", "b", "c", "d"]);
+        let map = heatmap(&uniform(2, 4)?, &keys[2..], &keys, &Style::default())?;
+        let expected =
+            ["      0   1   2   3", "      a   b   c   d", "2 c .25 .25 .25", "3 d .25 .25 .25 .25"];
+        assert_eq!(map.lines().collect::<Vec<_>>(), expected);
+        Ok(())
+    }
+
+    #[test]
+    fn a_long_text_keeps_both_ends_and_says_so() -> Result<()> {
+        let text: Vec<String> = (0..300).map(|i| format!(" t{i}")).collect();
+        let style = Style { width: 60, max_rows: 6, ..Style::default() };
+        let map = heatmap(&uniform(300, 300)?, &text, &text, &style)?;
+        let expected = [
+            "              0     1 …   294   295   296   297   298   299",
+            "            ·t0   ·t1   ·t294 ·t295 ·t296 ·t297 ·t298 ·t299",
+            "  0 ·t0     .25",
+            "  …",
+            "296 ·t296   .25   .25 …   .25   .25   .25",
+            "297 ·t297   .25   .25 …   .25   .25   .25   .25",
+            "298 ·t298   .25   .25 …   .25   .25   .25   .25   .25",
+            "299 ·t299   .25   .25 …   .25   .25   .25   .25   .25   .25",
+            "showing 8 of 300 keys",
+            "showing 5 of 300 queries",
+        ];
+        assert_eq!(map.lines().collect::<Vec<_>>(), expected);
+        Ok(())
+    }
+
+    #[test]
+    fn a_query_that_sees_none_of_the_keys_left_out_says_nothing_of_them() -> Result<()> {
+        let text: Vec<String> = (0..9).map(|i| format!("token{i}")).collect();
+        let map = heatmap(&uniform(9, 9)?, &text, &text, &Style { width: 40, ..Style::default() })?;
+        let lines: Vec<&str> = map.lines().collect();
+        assert_eq!(lines[2..4], ["0 token0   .25", "1 token1   .25 …"]);
+        Ok(())
+    }
+
+    #[test]
+    fn no_line_is_wider_than_the_terminal() -> Result<()> {
+        let mut state = 1;
+        for case in 0..400 {
+            let s = 1 + draw(&mut state, 40);
+            let t = 1 + draw(&mut state, s);
+            let width = draw(&mut state, 140);
+            let style = Style { colour: COLOURS[case % 3], width, max_rows: draw(&mut state, 30) };
+            let pieces = 1 + draw(&mut state, 3);
+            let keys: Vec<String> =
+                (0..s).map(|_| (0..pieces).map(|_| NASTY[draw(&mut state, NASTY.len())]).collect()).collect();
+            let map = heatmap(&uniform(t, s)?, &keys[s - t..], &keys, &style)?;
+            for line in map.lines() {
+                let line = unpainted(line);
+                assert!(!line.contains(char::is_control), "{line:?}");
+                let room = width.max(MIN_WIDTH);
+                assert!(display_width(&line) <= room, "{} > {room}: {line:?}", display_width(&line));
+            }
+            let tokens = t.min(style.max_rows.max(3));
+            let notes = map.lines().filter(|l| l.starts_with("showing")).count();
+            assert_eq!(map.lines().count(), 2 + tokens + notes + usize::from(style.colour != Colour::Plain));
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn columns_line_up() -> Result<()> {
+        let keys = NASTY.map(str::to_owned);
+        let (t, s) = (NASTY.len(), NASTY.len());
+        let style = Style { width: 300, ..Style::default() };
+        let map = heatmap(&uniform(t, s)?, &keys, &keys, &style)?;
+        let widths: Vec<usize> = map.lines().skip(2).map(display_width).collect();
+        let steps: Vec<usize> = widths.windows(2).map(|w| w[1] - w[0]).collect();
+        assert!(steps.iter().all(|&step| step == steps[0]), "{widths:?}");
+        Ok(())
+    }
+
+    #[test]
+    fn values_that_are_no_weights_stay_in_their_column() -> Result<()> {
+        let wild = Tensor::new(&[[-123.0f32, 0.], [1e30, f32::NEG_INFINITY]], &Device::Cpu)?;
+        let text = tokens(&["a", "b"]);
+        let map = heatmap(&wild, &text, &text, &Style::default())?;
+        assert_eq!(map, "      0   1\n      a   b\n0 a -1…\n1 b 10… -i…\n");
+        Ok(())
+    }
+
+    #[test]
+    fn refuses_what_does_not_match() -> Result<()> {
+        let text = tokens(&["a", "b"]);
+        let err = heatmap(&uniform(2, 2)?, &text[1..], &text, &Style::default()).expect_err("1 query");
+        assert!(err.to_string().contains("[2, 2], with tokens for 1 queries and 2 keys"), "{err}");
+        for shape in [vec![2], vec![0, 2], vec![0, 0], vec![2, 1], vec![1, 2, 2]] {
+            let weights = Tensor::zeros(shape.clone(), DType::F32, &Device::Cpu)?;
+            assert!(heatmap(&weights, &text, &text, &Style::default()).is_err(), "{shape:?}");
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,59 @@
+//! Attention tensors and token strings, as tables and heat maps for a terminal, and as files.
+//!
+//! This crate knows tensors, token strings and numbers. It knows no model, reads no environment and
+//! prints nothing: each view is a `String` whose every line ends with a newline.
+//!
+//! | letter | meaning | | letter | meaning |
+//! |---|---|---|---|---|
+//! | H | heads | | T | query length |
+//! | | | | S | key length, `S >= T` |
+//!
+//! Query i of T against S keys sits at position `S - T + i` and sees the keys up to there.
+//!
+//! # Code map
+//!
+//! | file | what is in it |
+//! |---|---|
+//! | `summary` | [`summarize`]: a head's weights as five numbers, and where it looks ([`Focus`]) |
+//! | `heatmap` | [`heatmap`]: the weights of one head, a token a row and a column |
+//! | `window` | which rows and columns of a heat map fit |
+//! | `overview` | [`overview`]: a row a head |
+//! | `table` | [`Table`]: columns aligned by display width |
+//! | `text` | [`visible_token`] and the like: token strings that cannot reach the terminal's controls |
+//! | `terminal` | [`Style`], and the escape sequences that colour a cell |
+//! | `palette` | the colours of weights |
+//! | `triangle` | weights as rows of numbers without the hidden keys |
+//! | `export` | [`safetensors()`] files and [`AttentionJson`] |
+//!
+//! ```
+//! use candle_core::{Device, Tensor};
+//! use gpt2_view::{Style, heatmap};
+//!
+//! let weights = Tensor::new(&[[1f32, 0.], [0.75, 0.25]], &Device::Cpu)?; // (T, S)
+//! let tokens = ["Hello".to_owned(), " world".to_owned()];
+//! let map = heatmap(&weights, &tokens, &tokens, &Style::default())?;
+//! assert_eq!(
+//!     map,
+//!     "              0      1\n          Hello ·world\n0 Hello     1.0\n1 ·world    .75    .25\n"
+//! );
+//! # Ok::<(), candle_core::Error>(())
+//! ```
+
+mod export;
+mod heatmap;
+mod overview;
+mod palette;
+mod summary;
+mod table;
+mod terminal;
+mod text;
+mod triangle;
+mod window;
+
+pub use export::{AttentionJson, HeadJson, LayerJson, safetensors};
+pub use heatmap::heatmap;
+pub use overview::overview;
+pub use summary::{FOCUS_THRESHOLD, Focus, HeadSummary, summarize};
+pub use table::Table;
+pub use terminal::{Colour, MIN_WIDTH, Style};
+pub use text::{Align, display_width, fit, pad, visible_text, visible_token};

@@ -1,0 +1,98 @@
+//! All heads on one page, a row a head.
+
+use crate::table::{Cell, Table};
+use crate::text::Align;
+use crate::{HeadSummary, Style};
+
+/// The width of the full table with layers and heads below 100.
+const FULL: usize = 60;
+
+/// A table with a row a head: `layer.head`, its summary, and where it looks.
+///
+/// `layers` holds the index of each layer, and of each of its heads the index and the summary. Below the
+/// titles stand the units; self, previous and first are mean weights from 0 to 1, tinted where there is
+/// colour. Terminals of fewer than 60 columns get shorter titles and no focus. `style.max_rows` does not
+/// apply: a table of heads has no middle that says less than its ends.
+#[must_use]
+pub fn overview(layers: &[(usize, Vec<(usize, HeadSummary)>)], style: &Style) -> String {
+    let (titles, units): (&[&str], _) = if style.columns() < FULL {
+        (&["head", "entr", "dist", "self", "prev", "1st"], ["", "nats", "tok"])
+    } else {
+        (&["head", "entropy", "distance", "self", "previous", "first", "focus"], ["", "nats", "tokens"])
+    };
+    let align = |title| if title == "focus" { Align::Left } else { Align::Right };
+    let columns: Vec<(&str, Align)> = titles.iter().map(|&title| (title, align(title))).collect();
+
+    let mut table = Table::new(&columns);
+    table.row(units.map(str::to_owned).into());
+    for (layer, heads) in layers {
+        for (head, summary) in heads {
+            let mass = |weight: f32| Cell::painted(&number(weight, 2), weight, style.colour);
+            let mut cells = vec![
+                Cell::plain(&format!("{layer}.{head}")),
+                Cell::plain(&number(summary.entropy, 2)),
+                Cell::plain(&number(summary.mean_distance, 1)),
+                mass(summary.on_self),
+                mass(summary.on_previous),
+                mass(summary.on_first),
+                Cell::plain(&summary.focus().to_string()),
+            ];
+            cells.truncate(columns.len());
+            table.cells(cells);
+        }
+    }
+    table.render()
+}
+
+fn number(value: f32, decimals: usize) -> String {
+    format!("{value:.decimals$}").to_lowercase()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::terminal::tests::unpainted;
+    use crate::{Colour, display_width};
+
+    fn heads() -> Vec<(usize, Vec<(usize, HeadSummary)>)> {
+        let some = HeadSummary {
+            entropy: 0.794_51,
+            mean_distance: 12.34,
+            on_self: 0.1,
+            on_previous: 0.875,
+            on_first: 0.025,
+        };
+        let odd = HeadSummary { entropy: f32::NAN, on_previous: 0.0, mean_distance: 1023.0, ..some };
+        vec![(0, vec![(0, some), (11, odd)]), (11, vec![(3, some)])]
+    }
+
+    #[test]
+    fn a_row_a_head() {
+        let expected = [
+            "head  entropy  distance  self  previous  first  focus",
+            "         nats    tokens",
+            " 0.0     0.79      12.3  0.10      0.88   0.03  previous",
+            "0.11      nan    1023.0  0.10      0.00   0.03  spread",
+            "11.3     0.79      12.3  0.10      0.88   0.03  previous",
+        ];
+        assert_eq!(overview(&heads(), &Style::default()).lines().collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn a_narrow_terminal_gets_a_narrow_table() {
+        for colour in [Colour::Plain, Colour::Ansi256, Colour::TrueColour] {
+            for width in [0, 40, 59, 60, 80] {
+                let text = overview(&heads(), &Style { colour, width, max_rows: 0 });
+                let wide = text.lines().map(|l| display_width(&unpainted(l))).max().unwrap_or(0);
+                assert!(wide <= width.max(40), "{wide} > {width}\n{text}");
+                assert_eq!(text.lines().count(), 5);
+                assert_eq!(text.contains("focus"), width >= 60);
+            }
+        }
+    }
+
+    #[test]
+    fn no_heads_make_a_header() {
+        assert_eq!(overview(&[], &Style::default()).lines().count(), 2);
+    }
+}

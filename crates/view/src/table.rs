@@ -1,0 +1,155 @@
+//! Columns of text, aligned by display width.
+
+use crate::terminal::{Colour, paint};
+use crate::text::{Align, display_width, pad, visible_text};
+
+/// Stands between two columns.
+const GAP: &str = "  ";
+
+/// A table for a terminal: a header, rows, two spaces between columns.
+///
+/// Cells pass through [`visible_text`], so a line end or an escape sequence within one cannot break the
+/// table. No line ends with spaces.
+///
+/// ```
+/// use gpt2_view::{Align, Table};
+///
+/// let mut table = Table::new(&[("layer", Align::Right), ("name", Align::Left), ("ms", Align::Right)]);
+/// table.row(vec!["0".into(), "attn".into(), "1.25".into()]);
+/// table.row(vec!["11".into(), "mlp".into(), "10.50".into()]);
+/// assert_eq!(
+///     table.render(),
+///     "layer  name     ms\n    0  attn   1.25\n   11  mlp   10.50\n"
+/// );
+/// ```
+#[derive(Debug, Clone)]
+pub struct Table {
+    header: Vec<Cell>,
+    aligns: Vec<Align>,
+    rows: Vec<Vec<Cell>>,
+}
+
+/// The text of a cell, and the weight and colours of its background.
+#[derive(Debug, Clone)]
+pub(crate) struct Cell {
+    text: String,
+    paint: Option<(f32, Colour)>,
+}
+
+impl Cell {
+    pub(crate) fn plain(text: &str) -> Self {
+        Self { text: visible_text(text), paint: None }
+    }
+
+    /// A cell on the colour of `weight`.
+    pub(crate) fn painted(text: &str, weight: f32, colour: Colour) -> Self {
+        Self { text: visible_text(text), paint: Some((weight, colour)) }
+    }
+}
+
+impl Table {
+    /// A table without rows. Where all titles are empty, no header is shown.
+    #[must_use]
+    pub fn new(columns: &[(&str, Align)]) -> Self {
+        Self {
+            header: columns.iter().map(|(title, _)| Cell::plain(title)).collect(),
+            aligns: columns.iter().map(|(_, align)| *align).collect(),
+            rows: Vec::new(),
+        }
+    }
+
+    /// Adds a row. Missing cells are blank; cells beyond the header's columns are aligned left.
+    #[allow(clippy::needless_pass_by_value)] // `row(vec![..])` is how a row reads best
+    pub fn row(&mut self, cells: Vec<String>) -> &mut Self {
+        self.cells(cells.iter().map(|text| Cell::plain(text)).collect())
+    }
+
+    pub(crate) fn cells(&mut self, cells: Vec<Cell>) -> &mut Self {
+        self.rows.push(cells);
+        self
+    }
+
+    /// The table as text; every line ends with a newline.
+    #[must_use]
+    pub fn render(&self) -> String {
+        let header = self.header.iter().any(|cell| !cell.text.is_empty()).then_some(&self.header);
+        let lines = || header.into_iter().chain(&self.rows);
+        let mut widths = vec![0; lines().map(Vec::len).max().unwrap_or(0)];
+        for cells in lines() {
+            for (width, cell) in widths.iter_mut().zip(cells) {
+                *width = display_width(&cell.text).max(*width);
+            }
+        }
+        let mut out = String::new();
+        for cells in lines() {
+            let line: Vec<String> = cells
+                .iter()
+                .zip(&widths)
+                .enumerate()
+                .map(|(column, (cell, &width))| {
+                    let align = self.aligns.get(column).copied().unwrap_or_default();
+                    let text = pad(&cell.text, width, align);
+                    cell.paint.map_or_else(|| text.clone(), |(weight, colour)| paint(&text, weight, colour))
+                })
+                .collect();
+            out.push_str(line.join(GAP).trim_end());
+            out.push('\n');
+        }
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::terminal::tests::unpainted;
+    use crate::text::tests::NASTY;
+
+    #[test]
+    fn aligns_by_display_width_and_trims() {
+        let mut table = Table::new(&[("token", Align::Left), ("p", Align::Right), ("note", Align::Left)]);
+        table
+            .row(vec!["漢字".into(), "0.5".into(), "wide".into()])
+            .row(vec!["e\u{301}".into(), "12.25".into()]);
+        let expected = "token      p  note\n漢字     0.5  wide\ne\u{301}      12.25\n";
+        assert_eq!(table.render(), expected);
+    }
+
+    #[test]
+    fn odd_rows_do_no_harm() {
+        let none = Table::new(&[]).render();
+        assert_eq!(none, "");
+        let untitled = Table::new(&[("", Align::Right), ("", Align::Left)])
+            .row(vec!["a".into(), "1".into()])
+            .row(vec![])
+            .row(vec!["bcd".into(), "2".into(), "extra".into()])
+            .render();
+        assert_eq!(untitled, "  a  1\n\nbcd  2  extra\n");
+    }
+
+    #[test]
+    fn one_row_is_one_line_whatever_it_holds() {
+        let mut table = Table::new(&[("text", Align::Left), ("end", Align::Right)]);
+        for text in NASTY {
+            table.row(vec![text.into(), "|".into()]);
+        }
+        let rendered = table.render();
+        assert!(!rendered.replace('\n', "").contains(char::is_control));
+        let widths: Vec<usize> = rendered.lines().map(display_width).collect();
+        assert_eq!(widths.len(), NASTY.len() + 1);
+        assert!(widths.iter().all(|w| *w == widths[0]), "{widths:?}");
+    }
+
+    #[test]
+    fn paint_takes_no_room() {
+        let render = |colour| {
+            Table::new(&[("mass", Align::Right)])
+                .cells(vec![Cell::painted("0.50", 0.5, colour)])
+                .cells(vec![Cell::painted("NaN", f32::NAN, colour)])
+                .render()
+        };
+        assert_eq!(render(Colour::Plain), "mass\n0.50\n NaN\n");
+        assert_eq!(unpainted(&render(Colour::Ansi256)), render(Colour::Plain));
+        assert!(render(Colour::TrueColour).contains("m0.50\x1b[0m"));
+    }
+}

@@ -1,0 +1,154 @@
+//! What a terminal can show, and the escape sequences that colour a cell.
+
+use crate::palette::{Rgb, cube, level, rgb, wants_black};
+use std::fmt::Write;
+
+/// The narrowest terminal that views are made for, in columns.
+pub const MIN_WIDTH: usize = 40;
+
+/// The colours of a terminal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Colour {
+    /// Text alone, without any escape sequence: for pipes, files and `NO_COLOR`.
+    #[default]
+    Plain,
+    /// The 256 colours that nearly every terminal has (`TERM=*-256color`).
+    Ansi256,
+    /// 24-bit colours (`COLORTERM=truecolor`).
+    TrueColour,
+}
+
+/// The room and the colours that a view may use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Style {
+    /// The colours.
+    pub colour: Colour,
+    /// The terminal's width in columns; less than [`MIN_WIDTH`] counts as that.
+    pub width: usize,
+    /// The most rows of tokens that a heat map shows; less than 3 counts as 3.
+    pub max_rows: usize,
+}
+
+impl Default for Style {
+    /// Plain text, 80 columns, 40 rows.
+    fn default() -> Self {
+        Self { colour: Colour::Plain, width: 80, max_rows: 40 }
+    }
+}
+
+impl Style {
+    /// The columns there are to use.
+    pub(crate) fn columns(&self) -> usize {
+        self.width.max(MIN_WIDTH)
+    }
+}
+
+/// `text` on the colour of `weight`, or as it is where there is no colour or the weight is not a number.
+pub(crate) fn paint(text: &str, weight: f32, colour: Colour) -> String {
+    let Some(level) = level(weight) else { return text.to_owned() };
+    match colour {
+        Colour::Plain => text.to_owned(),
+        Colour::Ansi256 => {
+            let (index, looks) = cube(level);
+            // 16 and 231 are the cube's black and white: the first sixteen colours are the theme's own.
+            let ink = if wants_black(looks) { 16 } else { 231 };
+            format!("\x1b[38;5;{ink};48;5;{index}m{text}\x1b[0m")
+        }
+        Colour::TrueColour => {
+            let background = rgb(level);
+            let ink = if wants_black(background) { (0, 0, 0) } else { (255, 255, 255) };
+            format!("\x1b[38;2;{};48;2;{}m{text}\x1b[0m", code(ink), code(background))
+        }
+    }
+}
+
+fn code((red, green, blue): Rgb) -> String {
+    format!("{red};{green};{blue}")
+}
+
+/// A line that shows which colour stands for which weight; nothing where there is no colour.
+pub(crate) fn legend(colour: Colour) -> Option<String> {
+    if colour == Colour::Plain {
+        return None;
+    }
+    let mut line = "weight ".to_owned();
+    for weight in [0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0] {
+        let _ = write!(line, "{}", paint(&format!("{:>4}", compact(weight)), weight, colour));
+    }
+    Some(line)
+}
+
+/// A weight in three columns: `.53`, `1.0`, `0` for exactly nothing, `.00` for next to nothing.
+///
+/// Anything else is no weight, and may take more: `nan`, `inf`, `-.20`, `12.5`.
+pub(crate) fn compact(weight: f32) -> String {
+    if weight == 0.0 {
+        return "0".to_owned();
+    }
+    if !weight.is_finite() {
+        return weight.to_string().to_lowercase();
+    }
+    let text = format!("{weight:.2}");
+    if let Some(digits) = text.strip_prefix("0.") {
+        format!(".{digits}")
+    } else if let Some(digits) = text.strip_prefix("-0.") {
+        format!("-.{digits}")
+    } else {
+        format!("{weight:.1}")
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// `text` without the sequences of [`paint`].
+    pub(crate) fn unpainted(text: &str) -> String {
+        let mut parts = text.split("\x1b[");
+        let mut out = parts.next().unwrap_or_default().to_owned();
+        for part in parts {
+            let (codes, rest) = part.split_once('m').expect("a sequence ends with m");
+            assert!(codes.bytes().all(|b| b.is_ascii_digit() || b == b';'), "{codes:?}");
+            out.push_str(rest);
+        }
+        out
+    }
+
+    #[test]
+    fn weights_are_short() {
+        for (weight, text) in [
+            (0.0, "0"),
+            (-0.0, "0"),
+            (0.001, ".00"),
+            (0.534, ".53"),
+            (0.25, ".25"),
+            (0.9999, "1.0"),
+            (1.0, "1.0"),
+            (f32::NAN, "nan"),
+            (f32::INFINITY, "inf"),
+            (f32::NEG_INFINITY, "-inf"),
+            (-0.2, "-.20"),
+            (12.53, "12.5"),
+        ] {
+            assert_eq!(compact(weight), text);
+        }
+    }
+
+    #[test]
+    fn colour_is_only_around_the_text() {
+        assert_eq!(paint("x", 1.0, Colour::Plain), "x");
+        assert_eq!(paint("x", f32::NAN, Colour::TrueColour), "x");
+        assert_eq!(paint("x", 1.0, Colour::Ansi256), "\x1b[38;5;16;48;5;226mx\x1b[0m");
+        assert_eq!(paint("x", 0.0, Colour::TrueColour), "\x1b[38;2;255;255;255;48;2;68;1;84mx\x1b[0m");
+    }
+
+    #[test]
+    fn the_legend_fits_the_narrowest_terminal() {
+        assert_eq!(legend(Colour::Plain), None);
+        for colour in [Colour::Ansi256, Colour::TrueColour] {
+            let line = unpainted(&legend(colour).unwrap_or_default());
+            assert_eq!(line, "weight    0 .01 .05 .10 .25 .50 1.0");
+            assert!(line.len() <= MIN_WIDTH);
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! Text from a prompt, made safe and measurable for a terminal.
+//!
+//! A token may hold anything: line ends, escape sequences that repaint the screen, marks that reorder a
+//! line, characters two columns wide or none. Here each becomes something a person sees, of a known width.
+
+use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
+
+/// The side of a column on which the text stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Align {
+    /// Spaces follow the text.
+    #[default]
+    Left,
+    /// Spaces come before the text, as for numbers.
+    Right,
+}
+
+/// A token as a person can see it: each space as `·`, and all else as in [`visible_text`].
+///
+/// The picture is for reading and does not lead back: a token that is itself `·` looks like a space.
+#[must_use]
+pub fn visible_token(token: &str) -> String {
+    visible(token, '·')
+}
+
+/// Text without anything that a terminal acts upon. Spaces stay.
+///
+/// A line feed becomes `⏎`, a tab `⇥`, another ASCII control its picture (`␛` for escape), and every
+/// other character that has no shape of its own (C1 controls, joiners, direction marks, variation
+/// selectors, unusual spaces, unassigned and private code points) `\u{…}`. A combining mark stays on
+/// its letter, and stands on `◌` where it has none. The result holds no control character, and going
+/// through again changes nothing.
+#[must_use]
+pub fn visible_text(text: &str) -> String {
+    visible(text, ' ')
+}
+
+fn visible(text: &str, space: char) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            ' ' => out.push(space),
+            '\n' => out.push('⏎'),
+            '\t' => out.push('⇥'),
+            '\0'..='\x1f' => out.push(char::from_u32(0x2400 + u32::from(c)).unwrap_or('�')),
+            '\x7f' => out.push('␡'),
+            '!'..='~' => out.push(c),
+            _ if !has_shape(c) => out.extend(c.escape_unicode()),
+            _ => {
+                if out.is_empty() && c.width() == Some(0) {
+                    out.push('◌');
+                }
+                out.push(c);
+            }
+        }
+    }
+    out
+}
+
+/// Whether a character beyond ASCII shows up as itself.
+fn has_shape(c: char) -> bool {
+    // Unicode's `Default_Ignorable_Code_Point`: drawn as nothing, or changing how the neighbours are.
+    let ignorable = matches!(c,
+        '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}'..='\u{1160}' | '\u{17b4}'..='\u{17b5}'
+        | '\u{180b}'..='\u{180f}' | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}'
+        | '\u{2060}'..='\u{206f}' | '\u{3164}' | '\u{fe00}'..='\u{fe0f}' | '\u{feff}' | '\u{ffa0}'
+        | '\u{fff0}'..='\u{fff8}' | '\u{1bca0}'..='\u{1bca3}' | '\u{1d173}'..='\u{1d17a}'
+        | '\u{e0000}'..='\u{e0fff}');
+    // The standard library's own table of what `{:?}` prints. The letter in front keeps it from escaping
+    // combining marks, which it does only at the start of a string.
+    !ignorable && String::from_iter(['a', c]).escape_debug().count() == 2
+}
+
+/// The columns that `text` takes in a terminal (Unicode Annex 11): 2 for CJK and emoji, 0 for marks.
+#[must_use]
+pub fn display_width(text: &str) -> usize {
+    text.width()
+}
+
+/// `text` cut to at most `columns`, with `…` at the end where something is missing.
+///
+/// A character two columns wide is never halved, so the result may be one column short.
+#[must_use]
+pub fn fit(text: &str, columns: usize) -> String {
+    if text.width() <= columns {
+        return text.to_owned();
+    }
+    let Some(room) = columns.checked_sub(1) else { return String::new() };
+    let mut end = 0;
+    for (i, c) in text.char_indices() {
+        let next = i + c.len_utf8();
+        if text[..next].width() > room {
+            break;
+        }
+        end = next;
+    }
+    format!("{}…", &text[..end])
+}
+
+/// `text` with spaces up to `columns`; longer text stays as it is (see [`fit`]).
+#[must_use]
+pub fn pad(text: &str, columns: usize, align: Align) -> String {
+    let spaces = " ".repeat(columns.saturating_sub(text.width()));
+    match align {
+        Align::Left => format!("{text}{spaces}"),
+        Align::Right => format!("{spaces}{text}"),
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// Strings that a view has to survive.
+    pub(crate) const NASTY: [&str; 28] = [
+        "",
+        " ",
+        "a",
+        " the",
+        "  four  spaces  ",
+        "\n",
+        "\r\n",
+        "\t\0\x07\x7f",
+        "\x1b[31mred\x1b[0m",
+        "\x1b]0;title\x07",
+        "\x1b[2J\x1b[H",
+        "\u{9b}31m",
+        "漢字かな",
+        "한국어",
+        "ｗｉｄｅ",
+        "👍🏽",
+        "👩‍👩‍👧‍👦",
+        "❤\u{fe0f}",
+        "🇩🇪",
+        "e\u{301}a\u{308}",
+        "\u{301}",
+        "Z\u{351}\u{351}\u{351}\u{351}\u{351}\u{351}",
+        "\u{202e}reversed\u{2066}",
+        "\u{200b}\u{feff}\u{ad}\u{3164}",
+        "שלום لا",
+        "\u{fffd}\u{fffd}",
+        "\u{1100}\u{1161}\u{11a8}\u{1161}",
+        "averyveryverylongtokenthatneverends",
+    ];
+
+    /// Draws numbers for a test: splitmix64, the same on every run.
+    pub(crate) fn draw(state: &mut u64, below: usize) -> usize {
+        *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = *state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        usize::try_from((z ^ (z >> 31)) >> 16).unwrap_or(0) % below
+    }
+
+    #[test]
+    fn shows_what_has_no_shape() {
+        for (token, shown) in [
+            (" the", "·the"),
+            ("a b ", "a·b·"),
+            ("\n\n", "⏎⏎"),
+            ("\r\n\t", "␍⏎⇥"),
+            ("\x1b[31m\0\x7f", "␛[31m␀␡"),
+            ("\u{9b}31m", "\\u{9b}31m"),
+            ("\u{200d}\u{202e}", "\\u{200d}\\u{202e}"),
+            ("\u{a0}\u{3000}\u{2028}", "\\u{a0}\\u{3000}\\u{2028}"),
+            ("\u{3164}\u{fe0f}\u{34f}", "\\u{3164}\\u{fe0f}\\u{34f}"),
+            ("\u{301}e\u{301}", "◌\u{301}e\u{301}"),
+            ("it's \"ok\" \\n", "it's·\"ok\"·\\n"),
+            ("漢 é ß 👍 \u{fffd}", "漢·é·ß·👍·\u{fffd}"),
+        ] {
+            assert_eq!(visible_token(token), shown, "{token:?}");
+        }
+        assert_eq!(visible_text("a b\n\x1b"), "a b⏎␛");
+    }
+
+    #[test]
+    fn nothing_that_a_terminal_acts_upon_is_left() {
+        for c in '\0'..=char::MAX {
+            let shown = visible_text(&format!("{c}x"));
+            assert!(shown.chars().all(|s| !s.is_control() && s != '\u{2028}' && s != '\u{2029}'), "{c:?}");
+            assert_eq!(visible_text(&shown), shown, "{c:?}");
+            assert!(display_width(&shown) > 1, "{c:?} is seen");
+            // A table adds up the widths of its cells: a neighbour beyond a space must not change them.
+            assert_eq!(display_width(&format!("{shown} {shown}")), 2 * display_width(&shown) + 1, "{c:?}");
+        }
+    }
+
+    #[test]
+    fn fits_by_columns_and_never_beyond() {
+        assert_eq!(fit("attention", 9), "attention");
+        assert_eq!(fit("attention", 8), "attenti…");
+        assert_eq!(fit("漢字かな", 8), "漢字かな");
+        assert_eq!(fit("漢字かな", 7), "漢字か…");
+        assert_eq!(fit("漢字かな", 6), "漢字…"); // one short: か would be halved
+        assert_eq!(fit("e\u{301}e\u{301}e\u{301}", 2), "e\u{301}…");
+        assert_eq!((fit("ab", 1), fit("ab", 0), fit("", 0)), ("…".into(), String::new(), String::new()));
+        for text in NASTY.map(visible_token) {
+            for columns in 0..24 {
+                let cut = fit(&text, columns);
+                assert!(display_width(&cut) <= columns, "{cut:?} in {columns}");
+                assert_eq!(cut == text, display_width(&text) <= columns, "{text:?} in {columns}");
+                assert_eq!(display_width(&pad(&cut, columns, Align::Left)), columns);
+                assert_eq!(display_width(&pad(&cut, columns, Align::Right)), columns);
+            }
+        }
+    }
+
+    #[test]
+    fn pads_on_the_side_asked_for() {
+        assert_eq!(pad("漢", 4, Align::Left), "漢  ");
+        assert_eq!(pad("漢", 4, Align::Right), "  漢");
+        assert_eq!(pad("long", 2, Align::Right), "long");
+    }
+}

@@ -1,0 +1,260 @@
+#!/usr/bin/env python3
+"""Hold the `gpt2` binary against transformers, end to end, on every kind of checkpoint.
+
+    cargo build --release && cargo build --release -p gpt2-loader --example resave
+    python scripts/compare_with_transformers.py [--quick]
+
+Random checkpoints are written to a temporary folder; `gpt2 forward` and `gpt2 attention` run on each,
+and what they export must agree with transformers (eager, f32) within 3e-5. Then a checkpoint that our
+own `save` wrote must load in transformers with no key missing or left over, and give the same bits.
+Exits 1 if anything disagrees.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # nothing here needs the network
+
+import safetensors.torch
+import torch
+import transformers
+from torch import Tensor
+from transformers import GPT2LMHeadModel
+
+from make_reference import ODD, ODD_LENGTHS, build_model, mask_buffers, random_ids, save_checkpoint, save_pickle
+
+ROOT = Path(__file__).resolve().parent.parent
+TOLERANCE = 3e-5
+GPT2_SMALL = dict(vocab_size=50257, n_positions=1024, n_embd=768, n_layer=12, n_head=12)
+EXPORTS = {"forward": ("logits", "hidden_states"), "attention": ("attentions", "attention_outputs")}
+COLUMNS = [name for names in EXPORTS.values() for name in names]
+
+
+# --- checkpoints --------------------------------------------------------------------------
+
+
+def write_tensors(model: GPT2LMHeadModel, folder: Path, tensors: dict[str, Tensor]) -> Path:
+    """A checkpoint folder with exactly these tensors; returns its model.safetensors."""
+    model.config.save_pretrained(folder)
+    file = folder / "model.safetensors"
+    copies = {name: tensor.clone() for name, tensor in tensors.items()}
+    safetensors.torch.save_file(copies, file, metadata={"format": "pt"})
+    return file
+
+
+def misalign(file: Path) -> None:
+    """Lengthen the header with spaces, as the format allows, until the data begins at 4n + 3.
+
+    GPT-2's own file is such a one: its data begins at byte 14,291.
+    """
+    content = file.read_bytes()
+    data = 8 + int.from_bytes(content[:8], "little")
+    header = content[8:data]
+    header += b" " * ((3 - data) % 4)
+    file.write_bytes(len(header).to_bytes(8, "little") + header + content[data:])
+    assert (8 + len(header)) % 4 == 3
+
+
+def write_kinds(root: Path) -> Iterator[tuple[str, Path]]:
+    """One folder for each way in which GPT-2's weights come: (what it is, where)."""
+    model = build_model(seed=1, **ODD)
+    config = model.config
+    tensors = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+
+    def folder(name: str) -> Path:
+        return root / name.replace(" ", "-")
+
+    name = "as saved"
+    save_checkpoint(model, folder(name))
+    yield name, folder(name)
+
+    name = "no prefix"
+    write_tensors(model, folder(name), {k.removeprefix("transformer."): v for k, v in tensors.items()})
+    yield name, folder(name)
+
+    for dtype in (torch.float32, torch.uint8, torch.bool):
+        name = f"{dtype} buffers".removeprefix("torch.")
+        write_tensors(model, folder(name), tensors | mask_buffers(config, dtype))
+        yield name, folder(name)
+
+    name = "sharded"
+    model.save_pretrained(folder(name), max_shard_size="60KB")
+    assert (folder(name) / "model.safetensors.index.json").exists()
+    assert len(list(folder(name).glob("model-*.safetensors"))) > 2
+    yield name, folder(name)
+
+    name = "pickle"
+    save_pickle(model, folder(name), torch.uint8)
+    yield name, folder(name)
+
+    name = "untied"
+    save_checkpoint(build_model(seed=2, tie_word_embeddings=False, **ODD), folder(name))
+    yield name, folder(name)
+
+    name = "lm_head only"
+    others = {k: v for k, v in tensors.items() if k != "transformer.wte.weight"}
+    write_tensors(model, folder(name), others | {"lm_head.weight": tensors["transformer.wte.weight"]})
+    yield name, folder(name)
+
+    name = "misaligned"
+    misalign(write_tensors(model, folder(name), tensors))
+    yield name, folder(name)
+
+
+# --- transformers -------------------------------------------------------------------------
+
+
+def load(folder: Path, ignore: str | None = None) -> GPT2LMHeadModel:
+    """The checkpoint as transformers reads it, with every key accounted for (but `ignore`)."""
+    model, info = GPT2LMHeadModel.from_pretrained(folder, attn_implementation="eager", output_loading_info=True)
+    unexpected = [key for key in info["unexpected_keys"] if ignore is None or not key.endswith(ignore)]
+    problems = {"missing": info["missing_keys"], "mismatched": info["mismatched_keys"], "unexpected": unexpected}
+    for problem, keys in problems.items():
+        assert not keys, f"{folder.name}: {problem} keys {sorted(keys)}"
+    for parameter in model.parameters():  # out of the memory map: its alignment can change the last bit
+        parameter.data = parameter.data.clone()
+    return model.eval()
+
+
+@torch.no_grad()
+def transformers_result(model: GPT2LMHeadModel, ids: Tensor) -> dict[str, Tensor]:
+    attention_outputs: list[Tensor] = []
+    hooks = [
+        block.attn.register_forward_hook(lambda _module, _inputs, output: attention_outputs.append(output[0]))
+        for block in model.transformer.h
+    ]
+    output = model(ids, output_hidden_states=True, output_attentions=True, use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    return {
+        "logits": output.logits,  # (1, T, V)
+        "hidden_states": torch.cat(output.hidden_states),  # (L+1, T, C)
+        "attentions": torch.cat(output.attentions),  # (L, H, T, T)
+        "attention_outputs": torch.cat(attention_outputs),  # (L, T, C)
+    }
+
+
+# --- the binary ---------------------------------------------------------------------------
+
+
+def run(*command: object) -> None:
+    """Run from the repository root; a failure carries the last line of stderr."""
+    done = subprocess.run([str(part) for part in command], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode != 0:
+        lines = done.stderr.strip().splitlines() or ["no message"]
+        raise RuntimeError(f"exit status {done.returncode}: {lines[-1]}")
+
+
+def gpt2_result(gpt2: Path, folder: Path, ids: Tensor) -> dict[str, Tensor]:
+    listed = ",".join(str(i) for i in ids[0].tolist())
+    result = {}
+    for command, names in EXPORTS.items():
+        with tempfile.TemporaryDirectory() as scratch:
+            file = Path(scratch) / "export.safetensors"
+            run(gpt2, command, "--model", folder, "--ids", listed, "--export", file)
+            exported = safetensors.torch.load(file.read_bytes())
+        for name in names:
+            if name not in exported:
+                raise RuntimeError(f"gpt2 {command} exported {sorted(exported)}, but no {name}")
+            result[name] = exported[name]
+    return result
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    """max|a-b| / max|b|, the worst over the layers, so that a large layer hides no small one."""
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        raise RuntimeError(
+            f"exported {found.dtype} {tuple(found.shape)}, expected {expected.dtype} {tuple(expected.shape)}"
+        )
+    difference = (found - expected).abs().flatten(1).amax(1)
+    return (difference / expected.abs().flatten(1).amax(1)).max().item()  # NaN stays NaN
+
+
+def compare(gpt2: Path, name: str, folder: Path, length: int) -> bool:
+    """One row of the table; true if all four tensors agree."""
+    model = load(folder, ignore=".attn.masked_bias")  # transformers knows attn.bias, but not this one
+    ids = random_ids(seed=length, batch=1, length=length, vocab_size=model.config.vocab_size)
+    expected = transformers_result(model, ids)
+    print(f"{name:<16}{length:>5}", end="", flush=True)
+    try:
+        found = gpt2_result(gpt2, folder, ids)
+        errors = [relative_error(found[column], expected[column]) for column in COLUMNS]
+    except (RuntimeError, OSError, safetensors.SafetensorError) as error:
+        print(f"  FAILED  {error}")
+        return False
+    good = all(error <= TOLERANCE for error in errors)  # false for NaN too
+    print("".join(f"{error:>19.1e}" for error in errors) + ("  ok" if good else "  BREACH"))
+    return good
+
+
+# --- the way back -------------------------------------------------------------------------
+
+
+def round_trip(resave: list[object], name: str, source: Path, scratch: Path, buffers: bool) -> bool:
+    """Load and save a checkpoint with our code; transformers must find the same model in both."""
+    label = f"{name}, {'with' if buffers else 'without'} buffers"
+    target = scratch / label.replace(", ", "-").replace(" ", "-")
+    try:
+        run(*resave, source, target, *(["--buffers"] if buffers else []))
+        saved = safetensors.torch.load_file(target / "model.safetensors")
+        masks = [tensor for key, tensor in saved.items() if key.endswith(".attn.bias")]
+        before, after = load(source), load(target)
+        n, layers = before.config.n_positions, before.config.n_layer
+        assert len(masks) == (layers if buffers else 0), f"{len(masks)} attn.bias tensors"
+        for mask in masks:
+            assert torch.equal(mask.bool(), torch.ones(n, n).tril().bool().view(1, 1, n, n)), "attn.bias is not tril"
+        ids = random_ids(seed=n, batch=1, length=n, vocab_size=before.config.vocab_size)
+        a, b = transformers_result(before, ids)["logits"], transformers_result(after, ids)["logits"]
+        assert torch.equal(a, b), f"logits differ by {(a - b).abs().max().item():.1e}"
+    except (AssertionError, RuntimeError, OSError, safetensors.SafetensorError) as error:
+        print(f"{label:<32}  FAILED  {error}")
+        return False
+    print(f"{label:<32}  ok: same keys, same bits")
+    return True
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--gpt2", type=Path, default=ROOT / "target/release/gpt2", help="the binary to test")
+    parser.add_argument(
+        "--resave",
+        type=Path,
+        default=ROOT / "target/release/examples/resave",
+        help="the built example `resave`; where there is none, cargo builds and runs it",
+    )
+    parser.add_argument("--quick", action="store_true", help="leave out the checkpoint of GPT-2 small's size")
+    args = parser.parse_args()
+    gpt2, resave = args.gpt2.resolve(), args.resave.resolve()
+    if not gpt2.exists():
+        parser.error(f"{gpt2} does not exist; `cargo build --release` makes it")
+
+    torch.set_num_threads(1)
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()  # `load` checks what its report would say
+    good = True
+    with tempfile.TemporaryDirectory() as scratch:
+        root = Path(scratch)
+        kinds = dict(write_kinds(root))
+        print(f"{'case':<16}{'T':>5}" + "".join(f"{column:>19}" for column in COLUMNS) + f"  <= {TOLERANCE}")
+        for name, folder in kinds.items():
+            for length in ODD_LENGTHS if name == "as saved" else (33,):
+                good &= compare(gpt2, name, folder, length)
+        if not args.quick:
+            save_checkpoint(build_model(seed=3, **GPT2_SMALL), root / "small")
+            good &= compare(gpt2, "GPT-2 small", root / "small", length=300)
+
+        print("\nround trip through our own save")
+        command = [resave] if resave.exists() else "cargo run --release -q -p gpt2-loader --example resave --".split()
+        for name in ("as saved", "untied"):
+            for buffers in (False, True):
+                good &= round_trip(command, name, kinds[name], root, buffers)
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

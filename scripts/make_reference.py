@@ -1,0 +1,331 @@
+#!/usr/bin/env python3
+"""Write small GPT-2 checkpoints, and what transformers computes with them, to tests/data.
+
+    pip install -r scripts/requirements.txt
+    python scripts/make_reference.py
+
+Everything is seeded and runs on one thread, so a second run writes the same bytes.
+tests/data/README.md, which this script writes too, says what each folder holds.
+"""
+
+import argparse
+import json
+import math
+import platform
+from pathlib import Path
+
+import numpy
+import safetensors
+import torch
+import transformers
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import GPT2Config, GPT2LMHeadModel
+
+DATA = Path(__file__).resolve().parent.parent / "tests" / "data"
+
+# Shapes with nothing round about them: 3 heads of 16, 77 positions, 101 tokens.
+ODD = dict(vocab_size=101, n_positions=77, n_embd=48, n_layer=2, n_head=3)
+ODD_LENGTHS = (1, 2, 33, 77)
+
+# n_inner is 2C rather than the default 4C to save space: `odd` has the default.
+SMALL = dict(vocab_size=31, n_positions=16, n_embd=12, n_inner=24, n_layer=2, n_head=2)
+SMALL_BATCH, SMALL_LENGTH = 2, 9
+
+# Each folder of this table is the small model with this change in config.json.
+VARIANTS: dict[str, dict] = {
+    "gelu": dict(activation_function="gelu"),
+    "gelu_pytorch_tanh": dict(activation_function="gelu_pytorch_tanh"),
+    "relu": dict(activation_function="relu"),
+    "silu": dict(activation_function="silu"),
+    "no_scale": dict(scale_attn_weights=False),
+    "inverse_layer": dict(scale_attn_by_inverse_layer_idx=True, n_layer=3),
+    "reorder": dict(reorder_and_upcast_attn=True),
+    "inner": dict(n_inner=20, layer_norm_epsilon=0.1),
+    "untied": dict(tie_word_embeddings=False),
+}
+
+PADDED_LENGTHS = (9, 6, 3)
+NEW_TOKENS = 20
+
+
+# --- models and checkpoints ---------------------------------------------------------------
+
+
+def build_model(seed: int, **config: object) -> GPT2LMHeadModel:
+    """A GPT-2 in eval mode whose every parameter is random and matters to the result."""
+    last = int(config["vocab_size"]) - 1  # GPT-2's own bos and eos are its last token
+    model = GPT2LMHeadModel(
+        GPT2Config(bos_token_id=last, eos_token_id=last, attn_implementation="eager", **config)
+    )
+    randomise(model, seed)
+    return model.eval()
+
+
+@torch.no_grad()
+def randomise(model: GPT2LMHeadModel, seed: int) -> None:
+    """Fill all parameters so that scores spread by about 2: attention is far from uniform.
+
+    A matrix with deviation 1.4 / sqrt(fan in) turns unit inputs into outputs of deviation 1.4;
+    q·k / sqrt(D) then has deviation 1.4² = 2. Biases and layer norms are non-trivial as well.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():  # a tied lm_head comes once, as wte
+        noise = torch.randn(parameter.shape, generator=generator)
+        if parameter.ndim == 1:
+            is_layer_norm_weight = name.endswith(".weight")
+            parameter.copy_(0.3 * noise + (1.0 if is_layer_norm_weight else 0.0))
+        else:
+            # Conv1D is (in, out); wte, wpe and lm_head are (rows, C), and C is what is summed.
+            is_conv1d = ".h." in name
+            fan_in = parameter.shape[0] if is_conv1d else parameter.shape[1]
+            parameter.copy_(noise * (1.4 / math.sqrt(fan_in)))
+
+
+def save_checkpoint(model: GPT2LMHeadModel, folder: Path) -> None:
+    """config.json and model.safetensors, as transformers itself writes them."""
+    model.save_pretrained(folder)
+    (folder / "generation_config.json").unlink()
+
+
+def save_pickle(model: GPT2LMHeadModel, folder: Path, mask_dtype: torch.dtype) -> None:
+    """config.json and pytorch_model.bin with the mask buffers that old checkpoints carry.
+
+    In `state_dict`, a tied lm_head.weight and wte.weight are two views of one storage, and
+    torch.save keeps it so.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    model.config.save_pretrained(folder)
+    state = model.state_dict()  # an OrderedDict with `_metadata`, as in checkpoints of old
+    state.update(mask_buffers(model.config, mask_dtype))
+    torch.save(state, folder / "pytorch_model.bin")
+
+
+def mask_buffers(config: GPT2Config, dtype: torch.dtype) -> dict[str, Tensor]:
+    """attn.bias (the lower triangle) and attn.masked_bias of every layer."""
+    n = config.n_positions
+    buffers = {}
+    for layer in range(config.n_layer):
+        attention = f"transformer.h.{layer}.attn"
+        buffers[f"{attention}.bias"] = torch.ones(n, n).tril().view(1, 1, n, n).to(dtype)
+        buffers[f"{attention}.masked_bias"] = torch.tensor(-1e4)
+    return buffers
+
+
+def random_ids(seed: int, batch: int, length: int, vocab_size: int) -> Tensor:
+    return torch.randint(vocab_size, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def save_reference(tensors: dict[str, Tensor], folder: Path) -> None:
+    for name, tensor in tensors.items():
+        assert tensor.dtype in (torch.float32, torch.int64), (name, tensor.dtype)
+        assert tensor.isfinite().all(), name
+    # Clones, because safetensors refuses two names for one storage (h.0 is hidden_states.1).
+    save_file({k: v.detach().clone().contiguous() for k, v in tensors.items()}, folder / "reference.safetensors")
+
+
+# --- reference values ---------------------------------------------------------------------
+
+
+@torch.no_grad()
+def activations(model: GPT2LMHeadModel, ids: Tensor) -> dict[str, Tensor]:
+    """input_ids, logits, hidden_states.{0..=L} (the last after ln_f) and attentions.{0..L}."""
+    output = model(ids, output_hidden_states=True, output_attentions=True, use_cache=False)
+    assert len(output.hidden_states) == model.config.n_layer + 1
+    assert len(output.attentions) == model.config.n_layer
+    tensors = {"input_ids": ids, "logits": output.logits}
+    tensors |= {f"hidden_states.{i}": tensor for i, tensor in enumerate(output.hidden_states)}
+    tensors |= {f"attentions.{i}": tensor for i, tensor in enumerate(output.attentions)}
+    return tensors
+
+
+@torch.no_grad()
+def stages(model: GPT2LMHeadModel, ids: Tensor) -> dict[str, Tensor]:
+    """What each module of block 0 hands on, and ln_f, caught by forward hooks."""
+    caught: dict[str, Tensor] = {}
+    block = model.transformer.h[0]
+    outputs = {
+        "h.0.ln_1": block.ln_1,
+        "h.0.attn.c_attn": block.attn.c_attn,
+        "h.0.attn.c_proj": block.attn.c_proj,
+        "h.0.ln_2": block.ln_2,
+        "h.0.mlp.c_fc": block.mlp.c_fc,
+        "h.0.mlp.act": block.mlp.act,
+        "h.0.mlp.c_proj": block.mlp.c_proj,
+        "h.0": block,
+        "ln_f": model.transformer.ln_f,
+    }
+
+    def keep_output(name: str):
+        return lambda _module, _inputs, output: caught.__setitem__(name, output)
+
+    hooks = [module.register_forward_hook(keep_output(name)) for name, module in outputs.items()]
+    # The context has no module of its own: it is what goes into c_proj.
+    hooks.append(
+        block.attn.c_proj.register_forward_pre_hook(
+            lambda _module, inputs: caught.__setitem__("h.0.attn.context", inputs[0])
+        )
+    )
+    model(ids, use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    return caught
+
+
+@torch.no_grad()
+def padded(model: GPT2LMHeadModel, side: str) -> dict[str, Tensor]:
+    """A batch of rows of different lengths, padded on one side; every row has the same ids."""
+    length = max(PADDED_LENGTHS)
+    ids = torch.full((len(PADDED_LENGTHS), length), model.config.eos_token_id)
+    mask = torch.zeros_like(ids)  # 1 = visible
+    for row, visible in enumerate(PADDED_LENGTHS):
+        place = slice(length - visible, length) if side == "left" else slice(0, visible)
+        ids[row, place] = random_ids(seed=200 + row, batch=1, length=visible, vocab_size=model.config.vocab_size)[0]
+        mask[row, place] = 1
+    position_ids = (mask.cumsum(-1) - 1).clamp(min=0)
+    logits = model(ids, attention_mask=mask, position_ids=position_ids, use_cache=False).logits
+    for row, visible in enumerate(PADDED_LENGTHS):  # each row of the batch = the row alone
+        seen = mask[row].bool()
+        alone = model(ids[row, seen][None], use_cache=False).logits[0]
+        torch.testing.assert_close(logits[row, seen], alone, rtol=1e-5, atol=1e-5)
+    return {"input_ids": ids, "attention_mask": mask, "position_ids": position_ids, "logits": logits}
+
+
+def continuation(model: GPT2LMHeadModel, prompt: list[int], repetition_penalty: float) -> dict:
+    """Greedy ids after one prompt; no end token stops it."""
+    model.generation_config.eos_token_id = None
+    output = model.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+        max_new_tokens=NEW_TOKENS,
+        do_sample=False,
+        repetition_penalty=repetition_penalty,
+        pad_token_id=model.config.eos_token_id,
+        output_scores=True,
+        return_dict_in_generate=True,
+    )
+    new_ids = output.sequences[0, len(prompt) :].tolist()
+    assert len(new_ids) == NEW_TOKENS
+    # No choice may hang on rounding: the best score leads the second by far more than 1e-5.
+    for scores in output.scores:
+        best, second = scores[0].topk(2).values
+        assert best - second > 1e-3, f"prompt {prompt}: {best} against {second} is too close"
+    return {"prompt": prompt, "repetition_penalty": repetition_penalty, "new_ids": new_ids}
+
+
+# --- the folders --------------------------------------------------------------------------
+
+
+def write_odd(folder: Path) -> None:
+    model = build_model(seed=1, **ODD)
+    save_checkpoint(model, folder)
+    tensors: dict[str, Tensor] = {}
+    for t in ODD_LENGTHS:
+        ids = random_ids(seed=100 + t, batch=1, length=t, vocab_size=model.config.vocab_size)
+        tensors |= {f"T{t}.{name}": tensor for name, tensor in activations(model, ids).items()}
+        if t == 33:
+            tensors |= {f"T{t}.{name}": tensor for name, tensor in stages(model, ids).items()}
+    del tensors["T77.attentions.1"]  # 71 kB that T33.attentions.1 covers well enough
+    save_reference(tensors, folder)
+
+    vocab_size = model.config.vocab_size
+    prompts = [random_ids(seed=300 + t, batch=1, length=t, vocab_size=vocab_size)[0].tolist() for t in (4, 17)]
+    cases = [continuation(model, prompt, penalty) for penalty in (1.0, 1.3) for prompt in prompts]
+    rows = ",\n  ".join(json.dumps(case) for case in cases)
+    (folder / "generate.json").write_text(f"[\n  {rows}\n]\n")
+
+
+def write_variants(out: Path) -> None:
+    for number, (name, change) in enumerate(VARIANTS.items()):
+        model = build_model(seed=10 + number, **(SMALL | change))
+        save_checkpoint(model, out / name)
+        ids = random_ids(seed=400 + number, batch=SMALL_BATCH, length=SMALL_LENGTH, vocab_size=model.config.vocab_size)
+        save_reference(activations(model, ids), out / name)
+        if name == "untied":
+            assert not torch.equal(model.lm_head.weight, model.transformer.wte.weight)
+            save_pickle(model, out / "pickle", mask_dtype=torch.uint8)
+
+
+def write_padded(out: Path) -> None:
+    model = build_model(seed=30, **SMALL)
+    save_checkpoint(model, out / "padded")
+    sides = {f"{side}.{k}": v for side in ("left", "right") for k, v in padded(model, side).items()}
+    save_reference(sides, out / "padded")
+    save_pickle(model, out / "pickle_tied", mask_dtype=torch.bool)
+
+
+def write_gradients(folder: Path) -> None:
+    no_dropout = dict(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+    model = build_model(seed=40, **SMALL, **no_dropout)
+    save_checkpoint(model, folder)
+    ids = random_ids(seed=440, batch=2, length=7, vocab_size=model.config.vocab_size)  # (B, T)
+    logits = model.train()(ids, use_cache=False).logits  # (B, T, V)
+    # Mean over all B·(T-1) positions that have a next token.
+    loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+    loss.backward()
+    tensors = {"input_ids": ids, "loss": loss}
+    for name, parameter in model.named_parameters():  # the tied head's share is in wte's gradient
+        tensors[f"grad.{name.removeprefix('transformer.')}"] = parameter.grad
+    save_reference(tensors, folder)
+
+
+README = """\
+# Reference data
+
+GPT-2 checkpoints with random weights, and what transformers computes with them: f32, CPU, one thread,
+`attn_implementation="eager"`, eval mode. No test needs Python; this folder is its memory. Written by
+
+    pip install -r scripts/requirements.txt
+    python scripts/make_reference.py
+
+with Python {python}, torch {torch}, transformers {transformers}, safetensors {safetensors}, numpy {numpy}.
+The script is seeded: on one machine a second run writes the same bytes (another CPU may round differently
+in the last digit). Do not edit a file here; change the script and run it again.
+
+A folder holds `config.json` and `model.safetensors`, as `save_pretrained` writes them (names with the
+`transformer.` prefix), and `reference.safetensors`: f32, but `input_ids`, `attention_mask` and
+`position_ids` i64. `hidden_states.0` is the sum of the embeddings, `.i` the output of block i-1, and the
+last one that of `ln_f`; `attentions.i` is (B, H, T, T) after softmax.
+
+| folder | what it is |
+|---|---|
+| `odd` | 2 layers, 3 heads, C 48, N 77, V 101. For T in 1, 2, 33, 77: `T33.input_ids` (1, T), `T33.logits`, `T33.hidden_states.i`, `T33.attentions.i` (but no `T77.attentions.1`); for T = 33 also the stages of block 0: `T33.h.0.ln_1`, `.attn.c_attn`, `.attn.context` (input of c_proj), `.attn.c_proj`, `.ln_2`, `.mlp.c_fc`, `.mlp.act`, `.mlp.c_proj`, `T33.h.0` itself, and `T33.ln_f` |
+| `odd/generate.json` | greedy continuations of two prompts, each run alone, 20 new ids, never stopped by an end token; without and with a repetition penalty of 1.3 (which counts the prompt too). Every choice leads by more than 1e-3 |
+| `gelu` `gelu_pytorch_tanh` `relu` `silu` | `activation_function`; these and all below: 2 heads, C 12, `n_inner` 24, N 16, V 31, 2 layers unless said; `input_ids` (2, 9), `logits`, `hidden_states.i`, `attentions.i` |
+| `no_scale` | `scale_attn_weights` false |
+| `inverse_layer` | `scale_attn_by_inverse_layer_idx` true, 3 layers |
+| `reorder` | `reorder_and_upcast_attn` true (in f32 the same function) |
+| `inner` | `n_inner` 20 and `layer_norm_epsilon` 0.1 |
+| `untied` | `tie_word_embeddings` false, `lm_head.weight` differs from `wte.weight` |
+| `padded` | three rows of 9, 6 and 3 visible tokens, padded to 9 on the left and on the right: `left.input_ids`, `left.attention_mask` (1 = visible), `left.position_ids` (cumsum - 1, at least 0), `left.logits`, and `right.` the same. Compare logits at visible positions only: transformers gives a hidden row uniform attention, we give zeros |
+| `gradients` | dropout 0; `input_ids` (2, 7), `loss` (next-token cross entropy, mean over the 12 positions that have a next token), and `grad.NAME` for every parameter, NAME without `transformer.`; `grad.wte.weight` includes the share of the tied head |
+| `pickle` | the weights of `untied` as `pytorch_model.bin` (zip format), with u8 `attn.bias` and f32 `attn.masked_bias` buffers |
+| `pickle_tied` | the weights of `padded` as `pytorch_model.bin`: `lm_head.weight` and `wte.weight` share one storage, `attn.bias` is bool |
+"""
+
+
+def write_readme(out: Path) -> None:
+    versions = {module.__name__: module.__version__ for module in (transformers, safetensors, numpy)}
+    versions["torch"] = torch.__version__.split("+")[0]  # whichever build: +cpu, +cu130
+    versions["python"] = ".".join(platform.python_version_tuple()[:2])
+    (out / "README.md").write_text(README.format(**versions))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=DATA, help="folder to write to (default: tests/data)")
+    out = parser.parse_args().out
+
+    torch.set_num_threads(1)  # the order of a sum must not hang on the machine
+    transformers.utils.logging.disable_progress_bar()
+    write_odd(out / "odd")
+    write_variants(out)
+    write_padded(out)
+    write_gradients(out / "gradients")
+    write_readme(out)
+    size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
+    print(f"{out}: {size:,} bytes")
+
+
+if __name__ == "__main__":
+    main()
