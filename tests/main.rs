@@ -1,1 +1,11 @@
-fn main(){}
+//! One integration binary over all crates, one module a subject.
+
+mod cache;
+mod causality;
+mod checkpoint;
+mod cli;
+mod common;
+mod generate;
+mod gradients;
+mod padding;
+mod parity;

@@ -1,4 +1,5 @@
 //! The command line: what can be asked for. Real objects are built from it elsewhere.
+#![allow(clippy::doc_markdown)] // the comments are the help text, where backticks would be printed
 
 use crate::device::DeviceArg;
 use clap::{Parser, Subcommand, ValueEnum};
@@ -6,12 +7,17 @@ use std::path::PathBuf;
 
 /// Runs GPT-2 and shows its attention, on CPU, CUDA or Metal.
 #[derive(Debug, Parser)]
-#[command(name = "gpt2", version, propagate_version = true, after_help = "\
+#[command(
+    name = "gpt2",
+    version,
+    propagate_version = true,
+    after_help = "\
 Examples:
   gpt2 attention \"O Romeo, Romeo\"                      every head, summed up
   gpt2 attention \"O Romeo, Romeo\" --layer 1 --head 2   one head, token by token
   gpt2 forward --model ./gpt2 \"The capital of France\"  what comes next, and how surprising the text is
-  echo \"To be, or\" | gpt2 generate --greedy            text from a pipe, continued")]
+  echo \"To be, or\" | gpt2 generate --greedy            text from a pipe, continued"
+)]
 pub(crate) struct Args {
     #[command(subcommand)]
     pub(crate) command: Command,

@@ -53,8 +53,10 @@ impl DeviceArg {
     }
 
     fn first_that_answers() -> Device {
-        let built_in =
-            [(cuda_is_available(), Self::Cuda(0), "cuda:0"), (metal_is_available(), Self::Metal(0), "metal:0")];
+        let built_in = [
+            (cuda_is_available(), Self::Cuda(0), "cuda:0"),
+            (metal_is_available(), Self::Metal(0), "metal:0"),
+        ];
         for (_, arg, name) in built_in.into_iter().filter(|(is_built_in, ..)| *is_built_in) {
             match arg.open() {
                 Ok(device) => {

@@ -5,6 +5,9 @@ use anyhow::Context;
 use gpt2_view::{Colour, Style};
 use std::io::{IsTerminal, Write};
 
+/// A pipe has no width; a table for one fits what most readers show.
+const PIPE_WIDTH: usize = 120;
+
 /// Where results go. A closed pipe is an error here, and [`is_closed_pipe`] tells it apart.
 pub(crate) fn stdout() -> std::io::StdoutLock<'static> {
     std::io::stdout().lock()
@@ -64,11 +67,11 @@ pub(crate) fn style(color: ColorArg) -> Style {
             Colour::Plain => Colour::Ansi256,
             depth => depth,
         },
-        ColorArg::Auto if !terminal || std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty()) => Colour::Plain,
+        ColorArg::Auto if !terminal || std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty()) => {
+            Colour::Plain
+        }
         ColorArg::Auto => depth(),
     };
-    // A pipe has no width; a table for one fits what most readers show.
-    const PIPE_WIDTH: usize = 120;
     let width = terminal_size::terminal_size().map(|(w, _)| usize::from(w.0)).filter(|_| terminal);
     Style { colour, width: width.unwrap_or(PIPE_WIDTH), max_rows: 48 }
 }

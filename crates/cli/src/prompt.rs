@@ -36,7 +36,9 @@ impl PromptArgs {
                 )
                 .exit()
         } else {
-            std::io::stdin().read_to_string(&mut text).context("cannot read the prompt from standard input")?;
+            std::io::stdin()
+                .read_to_string(&mut text)
+                .context("cannot read the prompt from standard input")?;
         }
         if text.ends_with('\n') {
             text.pop();

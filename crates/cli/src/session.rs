@@ -42,13 +42,7 @@ impl ModelArgs {
         let files = self.files()?;
         let checkpoint = Checkpoint::open(&files)?;
         let model = checkpoint.load_model(self.dtype.into(), &device)?;
-        Ok(Session {
-            name: checkpoint.name().to_string(),
-            model,
-            device,
-            files,
-            tokenizer: OnceCell::new(),
-        })
+        Ok(Session { name: checkpoint.name().to_string(), model, device, files, tokenizer: OnceCell::new() })
     }
 }
 

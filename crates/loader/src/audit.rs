@@ -118,7 +118,11 @@ fn is_buffer(name: &str, info: &TensorInfo, n_layer: usize) -> bool {
 impl fmt::Display for Audit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_clean() {
-            return write!(f, "{}: every tensor that config.json calls for is there, and no other", self.name);
+            return write!(
+                f,
+                "{}: every tensor that config.json calls for is there, and no other",
+                self.name
+            );
         }
         write!(f, "{}: the weights do not fit config.json", self.name)?;
         for p in &self.missing {

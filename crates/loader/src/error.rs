@@ -114,12 +114,7 @@ impl LoadError {
     }
 
     pub(crate) fn damaged(path: &Path, format: &'static str, bytes: &[u8], reason: impl ToString) -> Self {
-        Self::Damaged {
-            path: path.to_path_buf(),
-            format,
-            reason: reason.to_string(),
-            remedy: remedy(bytes),
-        }
+        Self::Damaged { path: path.to_path_buf(), format, reason: reason.to_string(), remedy: remedy(bytes) }
     }
 }
 

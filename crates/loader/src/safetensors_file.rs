@@ -9,16 +9,11 @@ use std::path::{Path, PathBuf};
 
 /// Every tensor of one file; only the header is read.
 pub(crate) fn read(path: &Path, bytes: &Bytes) -> Result<Vec<Stored>, LoadError> {
-    let (header_len, metadata) = SafeTensors::read_metadata(bytes)
-        .map_err(|e| LoadError::damaged(path, "safetensors", bytes, e))?;
+    let (header_len, metadata) =
+        SafeTensors::read_metadata(bytes).map_err(|e| LoadError::damaged(path, "safetensors", bytes, e))?;
     let data_start = 8 + header_len;
     let tensors = metadata.tensors().into_iter().map(|(name, info)| Stored {
-        info: TensorInfo {
-            name,
-            dtype: info.dtype,
-            shape: info.shape.clone(),
-            file: path.to_path_buf(),
-        },
+        info: TensorInfo { name, dtype: info.dtype, shape: info.shape.clone(), file: path.to_path_buf() },
         bytes: bytes.clone(),
         // The header's offsets were checked against the file's length above.
         range: data_start + info.data_offsets.0..data_start + info.data_offsets.1,
@@ -35,8 +30,11 @@ struct Index {
 pub(crate) fn read_index(path: &Path) -> Result<Vec<Stored>, LoadError> {
     const FORMAT: &str = "safetensors index";
     let json = Bytes::map(path)?;
-    let index: Index = serde_json::from_slice(&json)
-        .map_err(|source| LoadError::Json { path: path.into(), expected: FORMAT, source })?;
+    let index: Index = serde_json::from_slice(&json).map_err(|source| LoadError::Json {
+        path: path.into(),
+        expected: FORMAT,
+        source,
+    })?;
     let damaged = |reason: String| LoadError::damaged(path, FORMAT, &json, reason);
 
     let mut tensors: Vec<Stored> = vec![];

@@ -45,8 +45,11 @@ pub fn save(
         atomic::write_bytes(&path, tokenizer.to_json()?.as_bytes())?;
     }
     let path = dir.join("config.json");
-    let json = config_json(model)
-        .map_err(|source| LoadError::Json { path: path.clone(), expected: "GPT-2 config", source })?;
+    let json = config_json(model).map_err(|source| LoadError::Json {
+        path: path.clone(),
+        expected: "GPT-2 config",
+        source,
+    })?;
     atomic::write_bytes(&path, json.as_bytes())
 }
 

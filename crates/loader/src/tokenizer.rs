@@ -45,9 +45,7 @@ impl Tokenizer {
             TokenizerFiles::Json(path, bytes) => Self::from_json(path, bytes),
             TokenizerFiles::VocabMerges(vocab, merges) => Self::from_vocab_merges(vocab, merges),
             TokenizerFiles::Absent if vocab_size == GPT2_VOCAB_SIZE => Ok(Self::gpt2()),
-            TokenizerFiles::Absent => {
-                Err(LoadError::NoTokenizer { name: files.name.clone(), vocab_size })
-            }
+            TokenizerFiles::Absent => Err(LoadError::NoTokenizer { name: files.name.clone(), vocab_size }),
         }
     }
 
@@ -83,10 +81,11 @@ impl Tokenizer {
     /// When `vocab_size` is below 257, or `text` yields fewer tokens than that.
     pub fn train(text: &str, vocab_size: usize) -> Result<Self, LoadError> {
         let name = "training".to_string();
-        let failed =
-            |reason: String| LoadError::Tokenizer { name: "training text".into(), reason };
+        let failed = |reason: String| LoadError::Tokenizer { name: "training text".into(), reason };
         if vocab_size < 257 {
-            return Err(failed(format!("a vocabulary of {vocab_size} cannot hold 256 bytes and {END_OF_TEXT}")));
+            return Err(failed(format!(
+                "a vocabulary of {vocab_size} cannot hold 256 bytes and {END_OF_TEXT}"
+            )));
         }
         let mut tokenizer = byte_level(BPE::default()).map_err(|e| failed(e.to_string()))?;
         let mut trainer: TrainerWrapper = BpeTrainer::builder()
@@ -207,6 +206,7 @@ impl TextStream<'_> {
     }
 
     /// What is left when no more ids come.
+    #[must_use]
     pub fn finish(self) -> String {
         if self.pending.is_empty() { String::new() } else { self.tokenizer.decode(&self.pending) }
     }

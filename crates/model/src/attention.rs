@@ -55,7 +55,6 @@ impl CausalSelfAttention {
     ///
     /// # Errors
     /// When a tensor is missing or has another shape.
-    #[allow(clippy::needless_pass_by_value)] // every `load` of candle-nn takes its VarBuilder by value
     pub fn load_layer(vb: VarBuilder, config: &Config, layer_idx: usize, bias: &Tensor) -> Result<Self> {
         let c = config.n_embd;
         let stdev = config.initializer_range;

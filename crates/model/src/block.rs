@@ -34,7 +34,6 @@ impl Block {
     ///
     /// # Errors
     /// When a tensor is missing or has another shape.
-    #[allow(clippy::needless_pass_by_value)] // every `load` of candle-nn takes its VarBuilder by value
     pub fn load(vb: VarBuilder, config: &Config, layer_idx: usize, bias: &Tensor) -> Result<Self> {
         let norm = |name: &str| LayerNorm::load(vb.pp(name), config.n_embd, config.layer_norm_epsilon);
         Ok(Self {

@@ -29,7 +29,13 @@ impl KvCache {
     ///
     /// # Errors
     /// When `capacity` is above `config.n_positions`, or the memory is not there.
-    pub fn new(config: &Config, batch: usize, capacity: usize, dtype: DType, device: &Device) -> Result<Self> {
+    pub fn new(
+        config: &Config,
+        batch: usize,
+        capacity: usize,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Self> {
         if capacity > config.n_positions {
             candle_core::bail!(
                 "KvCache: {capacity} positions asked for, but the model has n_positions = {}",

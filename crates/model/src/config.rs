@@ -252,22 +252,20 @@ impl Config {
                 candle_core::bail!("config: {name} is {p}, expected at least 0 and below 1")
             }
         }
-        for (name, value) in [
-            ("layer_norm_epsilon", self.layer_norm_epsilon),
-            ("initializer_range", self.initializer_range),
-        ] {
+        for (name, value) in
+            [("layer_norm_epsilon", self.layer_norm_epsilon), ("initializer_range", self.initializer_range)]
+        {
             if !(value.is_finite() && value >= 0.0) {
                 candle_core::bail!("config: {name} is {value}, expected a finite number of at least 0")
             }
         }
         if self.model_type != "gpt2" {
-            candle_core::bail!(
-                "config: model_type {:?} is not supported, only \"gpt2\" is",
-                self.model_type
-            )
+            candle_core::bail!("config: model_type {:?} is not supported, only \"gpt2\" is", self.model_type)
         }
         if self.add_cross_attention {
-            candle_core::bail!("config: add_cross_attention = true is not supported, only decoder-only GPT-2 is")
+            candle_core::bail!(
+                "config: add_cross_attention = true is not supported, only decoder-only GPT-2 is"
+            )
         }
         if self.quantization_config.is_some() {
             candle_core::bail!(

@@ -21,7 +21,6 @@ impl Conv1D {
     ///
     /// # Errors
     /// When a tensor is missing or has another shape.
-    #[allow(clippy::needless_pass_by_value)] // every `load` of candle-nn takes its VarBuilder by value
     pub fn load(vb: VarBuilder, n_in: usize, n_out: usize, stdev: f64) -> Result<Self> {
         Ok(Self {
             weight: vb.get_with_hints((n_in, n_out), "weight", Init::Randn { mean: 0., stdev })?,

@@ -66,11 +66,14 @@ impl Sampling {
     /// The next token after `text`, given the logits at its end.
     fn choose(&self, logits: &mut [f32], text: &[u32], rng: &mut ChaCha8Rng) -> Result<u32> {
         if let Some(i) = logits.iter().position(|l| l.is_nan()) {
-            candle_core::bail!("the logit of token {i} is NaN: the weights are damaged, or overflow in this dtype")
+            candle_core::bail!(
+                "the logit of token {i} is NaN: the weights are damaged, or overflow in this dtype"
+            )
         }
         self.penalise(logits, text);
         if self.temperature == 0.0 {
-            let best = logits.iter().enumerate().fold(0, |best, (i, l)| if *l > logits[best] { i } else { best });
+            let best =
+                logits.iter().enumerate().fold(0, |best, (i, l)| if *l > logits[best] { i } else { best });
             return id(best);
         }
         let kept = self.keep(logits);
@@ -215,7 +218,8 @@ impl<'a> Generation<'a> {
         let grown: Vec<usize> = self.lengths.iter().map(|l| l + s - self.width).collect();
         let padded = self.lengths.iter().any(|&l| l != self.width);
         let mask = if padded { Some(left_padding(&grown, s, self.next_input.device())?) } else { None };
-        let positions = mask.as_ref().map(|m| position_ids(m)?.narrow(1, s - t, t)?.contiguous()).transpose()?;
+        let positions =
+            mask.as_ref().map(|m| position_ids(m)?.narrow(1, s - t, t)?.contiguous()).transpose()?;
         let args = ForwardArgs {
             position_ids: positions.as_ref(),
             attention_mask: mask.as_ref(),

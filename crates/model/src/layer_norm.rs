@@ -18,7 +18,6 @@ impl LayerNorm {
     ///
     /// # Errors
     /// When a tensor is missing or has another shape.
-    #[allow(clippy::needless_pass_by_value)] // every `load` of candle-nn takes its VarBuilder by value
     pub fn load(vb: VarBuilder, width: usize, eps: f64) -> Result<Self> {
         Ok(Self {
             weight: vb.get_with_hints(width, "weight", Init::Const(1.))?,

@@ -20,7 +20,6 @@ impl Mlp {
     ///
     /// # Errors
     /// When a tensor is missing or has another shape.
-    #[allow(clippy::needless_pass_by_value)] // every `load` of candle-nn takes its VarBuilder by value
     pub fn load(vb: VarBuilder, config: &Config) -> Result<Self> {
         let (c, inner) = (config.n_embd, config.inner_dim());
         Ok(Self {

@@ -79,7 +79,6 @@ impl Gpt2Model {
         Self::load_with_wte(vb, config, wte)
     }
 
-    #[allow(clippy::needless_pass_by_value)] // every `load` of candle-nn takes its VarBuilder by value
     fn load_with_wte(vb: VarBuilder, config: &Config, wte: Tensor) -> Result<Self> {
         config.validate()?;
         let bias = causal_bias(config.n_positions, vb.device())?;
@@ -131,8 +130,12 @@ impl Gpt2Model {
         let padding = attention_mask.map(|mask| self.padding_mask(mask, b, s)).transpose()?;
 
         let mut x = self.embed(input_ids, position_ids, past)?; // (B, T, C)
-        let mut output =
-            ModelOutput { last_hidden_state: x.clone(), hidden_states: vec![], attentions: vec![], attention_outputs: vec![] };
+        let mut output = ModelOutput {
+            last_hidden_state: x.clone(),
+            hidden_states: vec![],
+            attentions: vec![],
+            attention_outputs: vec![],
+        };
         for (i, block) in self.h.iter().enumerate() {
             let layer_cache = cache.as_deref_mut().and_then(|c| c.layer_mut(i));
             let done = block.forward(&x, padding.as_ref(), layer_cache, args.output_attentions)?;
@@ -229,7 +232,6 @@ impl Gpt2LMHeadModel {
     ///
     /// # Errors
     /// When the config is not valid, or a tensor is missing or has another shape.
-    #[allow(clippy::needless_pass_by_value)] // every `load` of candle-nn takes its VarBuilder by value
     pub fn load(vb: VarBuilder, config: &Config) -> Result<Self> {
         let prefixed = vb.pp("transformer");
         let inner = if prefixed.contains_tensor("wpe.weight") { prefixed } else { vb.clone() };
@@ -305,10 +307,11 @@ impl Gpt2LMHeadModel {
             .into_iter()
             .flatten()
         });
-        let tensors = [model.wte.clone(), model.wpe.clone()]
-            .into_iter()
-            .chain(blocks)
-            .chain([model.ln_f.weight.clone(), model.ln_f.bias.clone(), self.lm_head.clone()]);
+        let tensors = [model.wte.clone(), model.wpe.clone()].into_iter().chain(blocks).chain([
+            model.ln_f.weight.clone(),
+            model.ln_f.bias.clone(),
+            self.lm_head.clone(),
+        ]);
         // The head is left out where it is `wte`, whatever the file that was loaded said.
         let config = Config { tie_word_embeddings: self.is_tied(), ..self.config().clone() };
         config.parameters().into_iter().map(|p| p.name).zip(tensors).collect()

@@ -54,7 +54,8 @@ pub fn decay_groups(variables: &VarMap) -> Result<(Vec<Var>, Vec<Var>)> {
     };
     let mut named: Vec<_> = held.iter().collect();
     named.sort_unstable_by_key(|(name, _)| *name);
-    let (decayed, plain): (Vec<_>, Vec<_>) = named.into_iter().map(|(_, v)| v.clone()).partition(|v| v.rank() >= 2);
+    let (decayed, plain): (Vec<_>, Vec<_>) =
+        named.into_iter().map(|(_, v)| v.clone()).partition(|v| v.rank() >= 2);
     Ok((decayed, plain))
 }
 

@@ -122,8 +122,8 @@ impl AttentionJson {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs;
     use serde_json::{Value, json};
+    use std::fs;
     use std::path::PathBuf;
 
     /// A folder of this test's own, removed at the end.

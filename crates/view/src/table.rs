@@ -59,7 +59,6 @@ impl Table {
     }
 
     /// Adds a row. Missing cells are blank; cells beyond the header's columns are aligned left.
-    #[allow(clippy::needless_pass_by_value)] // `row(vec![..])` is how a row reads best
     pub fn row(&mut self, cells: Vec<String>) -> &mut Self {
         self.cells(cells.iter().map(|text| Cell::plain(text)).collect())
     }

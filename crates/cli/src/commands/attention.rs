@@ -52,9 +52,18 @@ pub(crate) fn run(args: &AttentionArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn attend(session: &Session, ids: &[u32], layers: Vec<usize>, heads: Vec<usize>) -> anyhow::Result<Attention> {
-    let args =
-        ForwardArgs { output_attentions: true, output_attention_outputs: true, last_logits_only: true, ..Default::default() };
+fn attend(
+    session: &Session,
+    ids: &[u32],
+    layers: Vec<usize>,
+    heads: Vec<usize>,
+) -> anyhow::Result<Attention> {
+    let args = ForwardArgs {
+        output_attentions: true,
+        output_attention_outputs: true,
+        last_logits_only: true,
+        ..Default::default()
+    };
     // The logits are not shown, so the output projection is left out.
     let output = session.model.transformer.forward(&session.input_ids(ids)?, args)?;
     let index: Vec<u32> = heads.iter().map(|&h| u32::try_from(h)).collect::<Result<_, _>>()?;

@@ -43,7 +43,7 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
         BenchTarget::Train => bench.train()?,
     };
     times.sort_by(f64::total_cmp);
-    let median_ms = (times[(times.len() - 1) / 2] + times[times.len() / 2]) / 2.0;
+    let median_ms = f64::midpoint(times[(times.len() - 1) / 2], times[times.len() / 2]);
     let decode = args.what == BenchTarget::Decode;
     let ms_per_token = decode.then(|| median_ms / f64::from(args.new_tokens));
     let report = Report {
@@ -60,7 +60,11 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
         ms_per_token,
         tokens_per_s: ms_per_token.map(|ms| 1e3 * bench.batch as f64 / ms),
     };
-    if args.json { output::json(&report)? } else { print(&report)? }
+    if args.json {
+        output::json(&report)?;
+    } else {
+        print(&report)?;
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -86,10 +90,21 @@ impl<'a> Bench<'a> {
         if matches!(args.what, BenchTarget::Core | BenchTarget::Block) {
             config.n_positions = config.n_positions.max(needed); // neither reads a position
         } else if needed > config.n_positions {
-            bail!("--tokens: {needed} positions are needed, but the model has n_positions = {}", config.n_positions);
+            bail!(
+                "--tokens: {needed} positions are needed, but the model has n_positions = {}",
+                config.n_positions
+            );
         }
         let device = args.model.device.open()?;
-        Ok(Self { args, config, checkpoint, device, dtype: args.model.dtype.into(), batch: args.batch.into(), tokens })
+        Ok(Self {
+            args,
+            config,
+            checkpoint,
+            device,
+            dtype: args.model.dtype.into(),
+            batch: args.batch.into(),
+            tokens,
+        })
     }
 
     /// Milliseconds of each run of `work`, after one that is not counted.
@@ -165,7 +180,8 @@ impl<'a> Bench<'a> {
     fn decode(&self) -> anyhow::Result<Vec<f64>> {
         let model = self.model()?;
         let steps = self.args.new_tokens as usize;
-        let mut cache = KvCache::new(&self.config, self.batch, self.tokens + steps, self.dtype, &self.device)?;
+        let mut cache =
+            KvCache::new(&self.config, self.batch, self.tokens + steps, self.dtype, &self.device)?;
         let step = |ids: &Tensor, cache: &mut KvCache| -> anyhow::Result<Tensor> {
             let args = ForwardArgs { cache: Some(cache), last_logits_only: true, ..Default::default() };
             Ok(model.forward(ids, args)?.logits.argmax(candle_core::D::Minus1)?) // (B, 1)
@@ -206,7 +222,10 @@ impl<'a> Bench<'a> {
 fn print(report: &Report) -> anyhow::Result<()> {
     let mut out = output::stdout();
     let Report { what, implementation, batch, tokens, dtype, device, threads, runs, .. } = report;
-    writeln!(out, "{what}, {implementation}, batch {batch}, {tokens} tokens, {dtype}, {device}, {threads} threads")?;
+    writeln!(
+        out,
+        "{what}, {implementation}, batch {batch}, {tokens} tokens, {dtype}, {device}, {threads} threads"
+    )?;
     writeln!(out, "median {:.3} ms, fastest {:.3} ms, of {runs} runs", report.median_ms, report.min_ms)?;
     if let (Some(ms), Some(speed)) = (report.ms_per_token, report.tokens_per_s) {
         writeln!(out, "{ms:.3} ms a token, {speed:.1} tokens/s")?;

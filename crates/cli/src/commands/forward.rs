@@ -57,7 +57,11 @@ pub(crate) fn run(args: &ForwardArgs) -> anyhow::Result<ExitCode> {
         )?;
     }
     let report = report(&session, prompt, &logits.squeeze(0)?, args.top_k)?;
-    if args.json { output::json(&report)? } else { print(&report)? }
+    if args.json {
+        output::json(&report)?;
+    } else {
+        print(&report)?;
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -114,7 +118,8 @@ fn print(report: &Report) -> anyhow::Result<()> {
     if let Some(perplexity) = report.perplexity {
         writeln!(out, "perplexity {perplexity:.3} over {} tokens\n", report.tokens.len() - 1)?;
     }
-    let mut next = Table::new(&[("next token", Align::Left), ("id", Align::Right), ("probability", Align::Right)]);
+    let mut next =
+        Table::new(&[("next token", Align::Left), ("id", Align::Right), ("probability", Align::Right)]);
     for c in &report.next {
         next.row(vec![visible_token(&c.token), c.id.to_string(), format!("{:.4}", c.probability)]);
     }

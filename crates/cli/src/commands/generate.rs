@@ -10,6 +10,9 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::time::Instant;
 
+/// What `--max-new-tokens` is where it is not given and the context has room.
+const DEFAULT_NEW_TOKENS: usize = 100;
+
 #[derive(Serialize)]
 struct Report {
     model: String,
@@ -27,11 +30,11 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<ExitCode> {
     let session = args.model.session()?;
     let prompt = args.prompt.encode(text, &session)?;
     let config = session.model.config();
-    const DEFAULT_NEW_TOKENS: usize = 100;
     let room = config.n_positions + 1 - prompt.ids.len();
     let max_new_tokens = args.max_new_tokens.unwrap_or(DEFAULT_NEW_TOKENS.min(room));
 
-    let generation = Generation::new(&session.model, &[prompt.ids.clone()], sampling(args), max_new_tokens)?;
+    let prompts = std::slice::from_ref(&prompt.ids);
+    let generation = Generation::new(&session.model, prompts, sampling(args), max_new_tokens)?;
     let mut printer = Printer::new(&session, prompt.text.as_deref(), args.json)?;
     let start = Instant::now();
     let mut ids = vec![];

@@ -188,7 +188,9 @@ impl<'a> Trainer<'a> {
             }
             let verdict = if better { "saved" } else { "not the best, not saved" };
             bar.suspend(|| {
-                note(&format!("step {done}: loss {loss:.4}, validation {val_loss:.4} ({verdict}), {speed:.0} tokens/s"));
+                note(&format!(
+                    "step {done}: loss {loss:.4}, validation {val_loss:.4} ({verdict}), {speed:.0} tokens/s"
+                ));
             });
             if stopped {
                 bar.suspend(|| note("stopped by Ctrl-C"));

@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# The one gate: format, lints, tests, docs, licences. CI runs it, and so does whoever commits.
+#
+# Everything uses the release profile, so that Candle is compiled once and README's two commands and
+# this script share the result. CARGO may name another cargo.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+cargo=${CARGO:-cargo}
+
+step() { printf '\n== %s\n' "$*"; "$@"; }
+
+step "$cargo" fmt --all --check
+step "$cargo" clippy --release --workspace --all-targets -- -D warnings
+step "$cargo" test --release
+RUSTDOCFLAGS="-D warnings" step "$cargo" doc --release --no-deps --workspace
+
+if "$cargo" deny --version >/dev/null 2>&1; then
+    # Advisories are left out: their database is a download of its own.
+    step "$cargo" deny --locked check licenses bans sources
+elif [ -n "${CI:-}" ]; then
+    echo "error: cargo-deny is not installed; run: cargo install --locked cargo-deny" >&2
+    exit 1
+else
+    echo
+    echo "SKIPPED licences: cargo-deny is not installed; run: cargo install --locked cargo-deny" >&2
+fi
+printf '\nall checks passed\n'

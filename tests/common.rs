@@ -1,0 +1,69 @@
+//! What every subject needs: the reference data, models from it, and one measure of error.
+
+use candle_core::{DType, Device, Tensor};
+use gpt2_loader::{Checkpoint, Source};
+use gpt2_model::{Config, Gpt2LMHeadModel, init};
+use std::collections::HashMap;
+use std::path::PathBuf;
+
+pub(crate) type Result<T = ()> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+/// `tests/data/<case>`
+pub(crate) fn data(case: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/data").join(case)
+}
+
+/// The model of a case.
+pub(crate) fn load(case: &str, dtype: DType) -> Result<Gpt2LMHeadModel> {
+    let checkpoint = Checkpoint::open(&Source::directory(data(case)).open()?)?;
+    Ok(checkpoint.load_model(dtype, &Device::Cpu)?)
+}
+
+/// What transformers computed for a case.
+pub(crate) fn reference(case: &str) -> Result<HashMap<String, Tensor>> {
+    Ok(candle_core::safetensors::load(data(case).join("reference.safetensors"), &Device::Cpu)?)
+}
+
+/// `max |got - expected| / max |expected|`, in f64.
+pub(crate) fn relative_error(got: &Tensor, expected: &Tensor) -> Result<f64> {
+    if got.dims() != expected.dims() {
+        return Err(format!("shape {:?}, expected {:?}", got.dims(), expected.dims()).into());
+    }
+    let (got, expected) = (got.to_dtype(DType::F64)?, expected.to_dtype(DType::F64)?);
+    let largest = |x: &Tensor| x.abs()?.flatten_all()?.max(0)?.to_scalar::<f64>();
+    let difference = (got - &expected)?;
+    // `max` passes over a NaN; a sum does not.
+    if difference.sum_all()?.to_scalar::<f64>()?.is_nan() {
+        return Ok(f64::NAN);
+    }
+    Ok(largest(&difference)? / largest(&expected)?)
+}
+
+/// Fails, with the numbers, unless `got` is within `tolerance` of `expected`.
+#[track_caller]
+pub(crate) fn assert_close(what: &str, got: &Tensor, expected: &Tensor, tolerance: f64) {
+    let error = relative_error(got, expected).unwrap_or_else(|e| panic!("{what}: {e}"));
+    assert!(error <= tolerance, "{what}: relative error {error:e} is above {tolerance:e}");
+}
+
+/// A model with random weights, large enough in its deviations that attention is not uniform.
+pub(crate) fn random_model(n_head: usize, head_dim: usize, n_positions: usize) -> Result<Gpt2LMHeadModel> {
+    let config = Config {
+        vocab_size: 37,
+        n_positions,
+        n_embd: n_head * head_dim,
+        n_layer: 2,
+        n_head,
+        initializer_range: 0.3,
+        ..Config::gpt2()
+    };
+    Ok(Gpt2LMHeadModel::load(init::seeded(7, DType::F32, &Device::Cpu), &config)?)
+}
+
+/// `t` ids below the random models' vocabulary, different for each `salt`: (1, T).
+pub(crate) fn some_ids(t: usize, salt: usize) -> Result<Tensor> {
+    let ids: Vec<u32> = (0..t)
+        .map(|i| u32::try_from((i * 7 + i * i * 3 + salt * 11) % 37))
+        .collect::<std::result::Result<_, _>>()?;
+    Ok(Tensor::from_vec(ids, (1, t), &Device::Cpu)?)
+}
