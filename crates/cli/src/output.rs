@@ -1,7 +1,6 @@
 //! Everything that is printed: results on stdout, the rest on stderr.
 
 use crate::args::ColorArg;
-use anyhow::Context;
 use gpt2_view::{Colour, Style};
 use std::io::{IsTerminal, Write};
 
@@ -82,8 +81,7 @@ pub(crate) fn export(
     tensors: &[(&str, &candle_core::Tensor)],
     metadata: &[(&str, String)],
 ) -> anyhow::Result<()> {
-    gpt2_loader::atomic::write(path, |temporary| gpt2_view::safetensors(temporary, tensors, metadata))
-        .with_context(|| format!("cannot export to {}", path.display()))?;
+    gpt2_loader::atomic::write(path, |temporary| gpt2_view::safetensors(temporary, tensors, metadata))?;
     note(&format!("wrote {}", path.display()));
     Ok(())
 }

@@ -24,6 +24,9 @@ where
         Some(dir) if !dir.as_os_str().is_empty() => dir,
         _ => Path::new("."),
     };
+    if !dir.is_dir() {
+        return Err(refused(&format!("there is no folder {}; make it first", dir.display())));
+    }
     let file = tempfile::Builder::new()
         .prefix(".gpt2-")
         .permissions_like_any_new_file()

@@ -195,7 +195,7 @@ impl Config {
     /// The width inside the MLP, `n_inner` or `4 * n_embd`.
     #[must_use]
     pub fn inner_dim(&self) -> usize {
-        self.n_inner.unwrap_or(4 * self.n_embd)
+        self.n_inner.unwrap_or(self.n_embd.saturating_mul(4))
     }
 
     /// The factor on the scores of layer `layer_idx` (from 0).
@@ -220,20 +220,21 @@ impl Config {
     /// Refuses, by its name in `config.json`, what this crate cannot compute.
     ///
     /// # Errors
-    /// For a size that is 0, an `n_embd` that `n_head` does not divide, a dropout outside 0..1, and each
+    /// For a size that is 0 or beyond reason, an `n_embd` that `n_head` does not divide, a dropout outside 0..1, and each
     /// unsupported flag.
     pub fn validate(&self) -> Result<()> {
-        for (name, value) in [
-            ("vocab_size", self.vocab_size),
-            ("n_positions", self.n_positions),
-            ("n_embd", self.n_embd),
-            ("n_layer", self.n_layer),
-            ("n_head", self.n_head),
-            ("n_inner", self.inner_dim()),
+        // The limits are far above any GPT-2 and keep a wrong number from filling the memory: the `bias`
+        // triangle alone takes n_positions² bytes.
+        for (name, value, limit) in [
+            ("vocab_size", self.vocab_size, 1 << 24),
+            ("n_positions", self.n_positions, 1 << 16),
+            ("n_embd", self.n_embd, 1 << 16),
+            ("n_layer", self.n_layer, 1 << 10),
+            ("n_head", self.n_head, 1 << 16),
+            ("n_inner", self.inner_dim(), 1 << 18),
         ] {
-            // The ceiling keeps every product of two sizes inside 64 bits.
-            if value == 0 || value > u32::MAX as usize {
-                candle_core::bail!("config: {name} is {value}, expected 1 to {}", u32::MAX)
+            if !(1..=limit).contains(&value) {
+                candle_core::bail!("config: {name} is {value}, expected 1 to {limit}")
             }
         }
         if !self.n_embd.is_multiple_of(self.n_head) {

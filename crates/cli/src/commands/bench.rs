@@ -95,6 +95,7 @@ impl<'a> Bench<'a> {
                 config.n_positions
             );
         }
+        config.validate()?;
         let device = args.model.device.open()?;
         Ok(Self {
             args,
