@@ -5,6 +5,7 @@ mod causality;
 mod checkpoint;
 mod cli;
 mod common;
+mod fused;
 mod generate;
 mod gradients;
 mod padding;

@@ -100,6 +100,22 @@ fn an_untied_head_counts_whatever_the_config_says() -> Result {
 }
 
 #[test]
+fn an_untied_model_needs_both_of_its_tables() -> Result {
+    for (config, tensor) in [("odd", "lm_head.weight"), ("untied", "wte.weight")] {
+        let folder = Folder::of(config)?;
+        folder.set_config("tie_word_embeddings", false.into())?;
+        if config == "untied" {
+            let mut tensors = read(&folder.file("model.safetensors"))?;
+            tensors.remove("transformer.wte.weight").ok_or("no wte")?;
+            folder.write("model.safetensors", serialized(&tensors)?)?;
+        }
+        let err = folder.load().expect_err("one table is lost").to_string();
+        assert!(err.contains("missing") && err.contains(tensor), "{err}");
+    }
+    Ok(())
+}
+
+#[test]
 fn data_at_any_alignment() -> Result {
     let bytes = serialized(&odd()?)?;
     let header_len = usize::try_from(u64::from_le_bytes(bytes[..8].try_into()?))?;

@@ -4,7 +4,7 @@ mod atomic;
 mod audit;
 mod config;
 mod kinds;
-mod pickle;
+pub(crate) mod pickle;
 mod round_trip;
 mod tokenizer;
 mod weights;
@@ -63,7 +63,7 @@ pub(crate) fn serialized<'a>(tensors: impl IntoIterator<Item = (&'a String, &'a 
     Ok(safetensors::serialize(tensors, Some(metadata))?)
 }
 
-/// Four-byte zeros as a tensor: f32 and i32 alike.
+/// A tensor of zeros.
 pub(crate) fn zeros(dtype: Dtype, shape: &[usize]) -> Raw {
     let bytes = shape.iter().product::<usize>() * dtype.bitsize() / 8;
     Raw { dtype, shape: shape.to_vec(), data: vec![0; bytes] }
@@ -169,7 +169,8 @@ fn parameter_bits(model: &Gpt2LMHeadModel) -> Result<Vec<(String, Vec<u32>)>> {
 /// The logits' bits over a whole context of different ids.
 fn logit_bits(model: &Gpt2LMHeadModel) -> Result<Vec<u32>> {
     let (n, v) = (model.config().n_positions, model.config().vocab_size);
-    let ids: Vec<u32> = (0..n).map(|i| u32::try_from((i * 7 + 3) % v)).collect::<std::result::Result<_, _>>()?;
+    let ids: Vec<u32> =
+        (0..n).map(|i| u32::try_from((i * 7 + 3) % v)).collect::<std::result::Result<_, _>>()?;
     let ids = Tensor::from_vec(ids, (1, n), &Device::Cpu)?;
     bits(&model.forward(&ids, ForwardArgs::default())?.logits)
 }

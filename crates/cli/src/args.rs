@@ -151,16 +151,16 @@ pub(crate) struct GenerateArgs {
     #[arg(short = 'n', long, value_name = "N")]
     pub(crate) max_new_tokens: Option<usize>,
     /// Below 1 prefers probable tokens, above 1 flattens; 0 is greedy
-    #[arg(short, long, default_value_t = 1.0)]
+    #[arg(short, long, default_value_t = 1.0, value_parser = at_least_0, allow_negative_numbers = true)]
     pub(crate) temperature: f64,
     /// Draw from the k most probable tokens; 0 is all
     #[arg(short = 'k', long, default_value_t = 40, value_name = "K")]
     pub(crate) top_k: usize,
     /// Draw from the fewest tokens whose probabilities sum to P
-    #[arg(short = 'p', long, value_name = "P")]
+    #[arg(short = 'p', long, value_name = "P", value_parser = part, allow_negative_numbers = true)]
     pub(crate) top_p: Option<f64>,
     /// Above 1, tokens that the text holds already become less probable
-    #[arg(long, default_value_t = 1.0, value_name = "R")]
+    #[arg(long, default_value_t = 1.0, value_name = "R", value_parser = above_0, allow_negative_numbers = true)]
     pub(crate) repetition_penalty: f64,
     /// Always take the most probable token
     #[arg(short, long, conflicts_with_all = ["temperature", "top_k", "top_p"])]
@@ -201,8 +201,8 @@ pub(crate) struct TrainArgs {
     #[arg(short, long, value_name = "DIR")]
     pub(crate) out: PathBuf,
     /// Tokens of the byte-level BPE that is trained on the text
-    #[arg(long, default_value_t = 1024, value_name = "V")]
-    pub(crate) vocab_size: usize,
+    #[arg(long, default_value_t = 1024, value_name = "V", value_parser = clap::value_parser!(u32).range(257..1 << 24))]
+    pub(crate) vocab_size: u32,
     #[arg(long, default_value_t = 4, help = "Blocks")]
     pub(crate) n_layer: usize,
     #[arg(long, default_value_t = 4, help = "Heads a block")]
@@ -212,26 +212,29 @@ pub(crate) struct TrainArgs {
     #[arg(long, default_value_t = 256, help = "Longest context")]
     pub(crate) n_positions: usize,
     /// Optimiser steps
-    #[arg(long, default_value_t = 1000)]
-    pub(crate) steps: usize,
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) steps: u32,
     /// Sequences a step, each of n_positions tokens
-    #[arg(short, long, default_value_t = 8)]
-    pub(crate) batch: usize,
+    #[arg(short, long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) batch: u16,
     /// Highest learning rate, after the warm-up; a cosine brings it down to a tenth
-    #[arg(long, default_value_t = 1e-3)]
+    #[arg(long, default_value_t = 1e-3, value_parser = at_least_0, allow_negative_numbers = true)]
     pub(crate) lr: f64,
     /// Steps of linear warm-up
     #[arg(long, default_value_t = 100)]
-    pub(crate) warmup: usize,
+    pub(crate) warmup: u32,
     /// AdamW's decay, on matrices and embeddings only
-    #[arg(long, default_value_t = 0.1)]
+    #[arg(long, default_value_t = 0.1, value_parser = at_least_0, allow_negative_numbers = true)]
     pub(crate) weight_decay: f64,
     /// Part of the text, at its end, that is held back for validation
-    #[arg(long, default_value_t = 0.1)]
+    #[arg(long, default_value_t = 0.1, value_parser = fraction, allow_negative_numbers = true)]
     pub(crate) val_fraction: f64,
     /// Steps between validations; the best weights so far are saved at each
-    #[arg(long, default_value_t = 100)]
-    pub(crate) eval_every: usize,
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) eval_every: u32,
+    /// Replace the model that --out holds already
+    #[arg(long)]
+    pub(crate) overwrite: bool,
     /// Precision of the saved weights
     #[arg(long, default_value = "f32", value_enum)]
     pub(crate) save_dtype: DTypeArg,
@@ -263,7 +266,7 @@ pub(crate) struct BenchArgs {
     #[arg(short, long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) tokens: u32,
     /// Which attention
-    #[arg(long = "impl", value_enum, default_value = "eager")]
+    #[arg(long = "impl", value_enum, default_value = "fused")]
     pub(crate) implementation: ImplArg,
     /// Timed runs, after one that is not counted
     #[arg(short, long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
@@ -297,6 +300,8 @@ pub(crate) enum BenchTarget {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ImplArg {
+    /// One kernel without a (T, T) tensor, where there is one
+    Fused,
     /// Plain Candle operations
     Eager,
 }
@@ -328,6 +333,35 @@ impl From<DTypeArg> for candle_core::DType {
             DTypeArg::F64 => Self::F64,
         }
     }
+}
+
+impl From<ImplArg> for gpt2_kernels::Implementation {
+    fn from(arg: ImplArg) -> Self {
+        match arg {
+            ImplArg::Fused => Self::Fused,
+            ImplArg::Eager => Self::Eager,
+        }
+    }
+}
+
+fn number(s: &str, fits: impl Fn(f64) -> bool, expected: &str) -> Result<f64, String> {
+    s.parse().ok().filter(|x| fits(*x)).ok_or_else(|| format!("expected {expected}"))
+}
+
+fn at_least_0(s: &str) -> Result<f64, String> {
+    number(s, |x| x >= 0.0 && x.is_finite(), "a finite number of at least 0")
+}
+
+fn above_0(s: &str) -> Result<f64, String> {
+    number(s, |x| x > 0.0 && x.is_finite(), "a finite number above 0")
+}
+
+fn fraction(s: &str) -> Result<f64, String> {
+    number(s, |x| x > 0.0 && x < 1.0, "a number between 0 and 1")
+}
+
+fn part(s: &str) -> Result<f64, String> {
+    number(s, |x| x > 0.0 && x <= 1.0, "a number above 0 and at most 1")
 }
 
 /// `3` or `0-3`, both ends included.

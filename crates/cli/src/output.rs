@@ -1,7 +1,7 @@
 //! Everything that is printed: results on stdout, the rest on stderr.
 
 use crate::args::ColorArg;
-use gpt2_view::{Colour, Style};
+use gpt2_view::{Colour, Style, visible_text};
 use std::io::{IsTerminal, Write};
 
 /// A pipe has no width; a table for one fits what most readers show.
@@ -12,10 +12,11 @@ pub(crate) fn stdout() -> std::io::StdoutLock<'static> {
     std::io::stdout().lock()
 }
 
-/// A line for the person at the terminal.
-#[allow(clippy::print_stderr)]
-pub(crate) fn note(line: &str) {
-    eprintln!("{line}");
+/// Lines for the person at the terminal. What files and prompts bring along reaches it as text only,
+/// never as a control code; and where nobody listens any more, nothing is said.
+pub(crate) fn note(text: &str) {
+    let lines: String = text.lines().map(|line| visible_text(line) + "\n").collect();
+    let _ = std::io::stderr().write_all(lines.as_bytes());
 }
 
 /// An error and its causes.
@@ -81,7 +82,7 @@ pub(crate) fn export(
     tensors: &[(&str, &candle_core::Tensor)],
     metadata: &[(&str, String)],
 ) -> anyhow::Result<()> {
-    gpt2_loader::atomic::write(path, |temporary| gpt2_view::safetensors(temporary, tensors, metadata))?;
+    gpt2_loader::atomic::write(path, |temporary| gpt2_view::write_safetensors(temporary, tensors, metadata))?;
     note(&format!("wrote {}", path.display()));
     Ok(())
 }

@@ -6,6 +6,9 @@ use anyhow::{Context, bail};
 use clap::{CommandFactory, error::ErrorKind};
 use std::io::{IsTerminal, Read};
 
+/// Far more text than any context holds, and little enough to be read in full.
+const LONGEST_PROMPT: u64 = 1 << 24;
+
 /// Token ids, and the text of each.
 #[derive(Debug)]
 pub(crate) struct Prompt {
@@ -13,6 +16,13 @@ pub(crate) struct Prompt {
     pub(crate) tokens: Vec<String>,
     /// The text that was given; `None` for ids.
     pub(crate) text: Option<String>,
+}
+
+fn read_limited(reader: impl Read, text: &mut String) -> std::io::Result<()> {
+    if reader.take(LONGEST_PROMPT + 1).read_to_string(text)? as u64 > LONGEST_PROMPT {
+        return Err(std::io::Error::other(format!("it is longer than {LONGEST_PROMPT} bytes")));
+    }
+    Ok(())
 }
 
 impl PromptArgs {
@@ -26,7 +36,8 @@ impl PromptArgs {
         }
         let mut text = String::new();
         if let Some(path) = &self.file {
-            text = std::fs::read_to_string(path)
+            let file = std::fs::File::open(path);
+            file.and_then(|f| read_limited(f, &mut text))
                 .with_context(|| format!("cannot read the prompt from {}", path.display()))?;
         } else if std::io::stdin().is_terminal() {
             Args::command()
@@ -36,8 +47,7 @@ impl PromptArgs {
                 )
                 .exit()
         } else {
-            std::io::stdin()
-                .read_to_string(&mut text)
+            read_limited(std::io::stdin(), &mut text)
                 .context("cannot read the prompt from standard input")?;
         }
         if text.ends_with('\n') {

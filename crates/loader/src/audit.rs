@@ -22,7 +22,8 @@ pub struct Audit {
     pub duplicates: Vec<TensorInfo>,
     /// The `attn.bias` and `attn.masked_bias` buffers: recognised, never loaded or counted.
     pub buffers: Vec<TensorInfo>,
-    /// The numbers held by the parameters that are there; a tied embedding counts once.
+    /// The numbers held by the parameters that are there. The table of a tied model counts once, also
+    /// where the file holds it under both names: whether the two differ only the data tells.
     pub parameter_count: u64,
 }
 
@@ -62,15 +63,11 @@ impl Audit {
             parameter_count: 0,
         };
         let mut expected = config.parameters();
-        // `lm_head.weight` may lie in the file of a tied model, too; and where only one of the two was
-        // saved it serves as both.
+        // A tied model's file may hold the one table under either name, or under both.
         let (has_wte, has_head) = (tensors.contains_key(WTE), tensors.contains_key(LM_HEAD));
-        let shape = vec![config.vocab_size, config.n_embd];
-        expected.retain(|p| p.name != WTE && p.name != LM_HEAD);
-        match (has_wte, has_head) {
-            (true, true) => expected.extend([WTE, LM_HEAD].map(|n| parameter(n, &shape))),
-            (false, true) => expected.insert(0, parameter(LM_HEAD, &shape)),
-            _ => expected.insert(0, parameter(WTE, &shape)),
+        if config.tie_word_embeddings && has_head {
+            expected.retain(|p| p.name != WTE || has_wte);
+            expected.push(Parameter { name: LM_HEAD.into(), shape: vec![config.vocab_size, config.n_embd] });
         }
 
         let mut rest = tensors.clone();
@@ -98,10 +95,6 @@ impl Audit {
         }
         audit
     }
-}
-
-fn parameter(name: &str, shape: &[usize]) -> Parameter {
-    Parameter { name: name.to_string(), shape: shape.to_vec() }
 }
 
 /// `h.N.attn.bias`, the triangle (1, 1, n, n), or `h.N.attn.masked_bias`, a scalar, for N < L.

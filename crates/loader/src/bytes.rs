@@ -19,13 +19,20 @@ impl Bytes {
     /// # Errors
     /// When the file cannot be opened or mapped.
     pub fn map(path: &Path) -> Result<Self, LoadError> {
+        // Asked before opening: to open a pipe is to wait for its writer.
+        let meta = std::fs::metadata(path).map_err(LoadError::io(path))?;
+        if !meta.is_file() {
+            let reason = std::io::Error::other("is a folder, a device or a pipe; expected a file");
+            return Err(LoadError::io(path)(reason));
+        }
         let file = std::fs::File::open(path).map_err(LoadError::io(path))?;
-        if file.metadata().map_err(LoadError::io(path))?.len() == 0 {
+        if meta.len() == 0 {
             return Ok(Self::Embedded(&[])); // an empty file cannot be mapped everywhere
         }
-        // SAFETY: the map is read-only and lives as long as the tensors that read from it. Another process
-        // that writes to the file while it is mapped changes what is read here, as for every reader of
-        // safetensors; the values are plain numbers, for which any bytes are valid.
+        // SAFETY: the map is read-only and lives as long as the tensors that read from it; the values are
+        // plain numbers, for which any bytes are valid. What another process does to the file shows here:
+        // one that writes changes the numbers, one that truncates ends this process (SIGBUS). This crate
+        // itself replaces files whole, by renaming.
         #[allow(unsafe_code)]
         let map = unsafe { memmap2::Mmap::map(&file) }.map_err(LoadError::io(path))?;
         Ok(Self::Mapped(Arc::new(map)))

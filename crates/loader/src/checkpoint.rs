@@ -6,9 +6,10 @@ use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
 use gpt2_model::{Config, Gpt2LMHeadModel};
 use safetensors::Dtype;
+use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// What a file says of one of its tensors.
@@ -66,11 +67,12 @@ impl Checkpoint {
     /// When the config does not parse or asks for what is not supported, and when a file is damaged.
     pub fn open(files: &Files) -> Result<Self, LoadError> {
         let (path, json) = &files.config;
-        let config: Config = serde_json::from_slice(json).map_err(|source| LoadError::Json {
-            path: path.clone(),
-            expected: "GPT-2 config",
-            source,
-        })?;
+        // A list would be taken for the fields in their order.
+        if json.trim_ascii_start().starts_with(b"[") {
+            let reason = candle_core::Error::msg("a list; expected a GPT-2 config, a JSON object");
+            return Err(LoadError::Config { path: path.clone(), reason });
+        }
+        let config: Config = parse_json(path, json, "GPT-2 config")?;
         config.validate().map_err(|reason| LoadError::Config { path: path.clone(), reason })?;
 
         let stored = match &files.weights {
@@ -135,6 +137,26 @@ impl Checkpoint {
         Gpt2LMHeadModel::load(self.var_builder(dtype, device)?, &self.config)
             .map_err(|source| LoadError::Tensor { name: self.name.clone(), source })
     }
+}
+
+/// Parses JSON; an error names the field.
+pub(crate) fn parse_json<T: DeserializeOwned>(
+    path: &Path,
+    json: &[u8],
+    expected: &'static str,
+) -> Result<T, LoadError> {
+    let failed =
+        |field: String, source| LoadError::Json { path: path.to_path_buf(), expected, field, source };
+    let mut deserializer = serde_json::Deserializer::from_slice(json);
+    let value = serde_path_to_error::deserialize(&mut deserializer).map_err(|e| {
+        let field = match e.path().to_string().as_str() {
+            "." => String::new(),
+            field => format!("{field}: "),
+        };
+        failed(field, e.into_inner())
+    })?;
+    deserializer.end().map_err(|source| failed(String::new(), source))?;
+    Ok(value)
 }
 
 struct Backend {

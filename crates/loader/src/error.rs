@@ -56,13 +56,23 @@ pub enum LoadError {
         /// The model's vocabulary.
         vocab_size: usize,
     },
+    /// One of the two files of a tokenizer.
+    #[error("{dir}: {missing} is missing; vocab.json and merges.txt only serve together", dir = dir.display())]
+    HalfTokenizer {
+        /// The folder.
+        dir: PathBuf,
+        /// The file that is not there.
+        missing: &'static str,
+    },
     /// JSON that does not parse, or not into what it should hold.
-    #[error("{path}: {source}; expected a {expected}", path = path.display())]
+    #[error("{path}: {field}{source}; expected a {expected}", path = path.display())]
     Json {
         /// The file.
         path: PathBuf,
         /// What the file should hold.
         expected: &'static str,
+        /// The field that does not fit and a colon; empty where the file is no JSON.
+        field: String,
         /// Where and why.
         source: serde_json::Error,
     },
@@ -90,7 +100,7 @@ pub enum LoadError {
     #[error("{0}")]
     Audit(Box<Audit>),
     /// A tokenizer file that cannot be used, or text that it cannot encode.
-    #[error("{name}: tokenizer: {reason}")]
+    #[error("{name}: tokenizer: {reason}; fetch its files again, or give token ids instead of text")]
     Tokenizer {
         /// The file or source.
         name: String,

@@ -1,6 +1,6 @@
 //! Tensors of a safetensors file, and of the shards that an index names.
 
-use crate::checkpoint::Stored;
+use crate::checkpoint::{Stored, parse_json};
 use crate::{Bytes, LoadError, TensorInfo};
 use safetensors::SafeTensors;
 use serde::Deserialize;
@@ -30,11 +30,7 @@ struct Index {
 pub(crate) fn read_index(path: &Path) -> Result<Vec<Stored>, LoadError> {
     const FORMAT: &str = "safetensors index";
     let json = Bytes::map(path)?;
-    let index: Index = serde_json::from_slice(&json).map_err(|source| LoadError::Json {
-        path: path.into(),
-        expected: FORMAT,
-        source,
-    })?;
+    let index: Index = parse_json(path, &json, FORMAT)?;
     let damaged = |reason: String| LoadError::damaged(path, FORMAT, &json, reason);
 
     let mut tensors: Vec<Stored> = vec![];
@@ -43,6 +39,9 @@ pub(crate) fn read_index(path: &Path) -> Result<Vec<Stored>, LoadError> {
             return Err(damaged(format!("shard {shard:?} is not a file name beside the index")));
         }
         let shard_path: PathBuf = path.with_file_name(shard);
+        if shard_path.symlink_metadata().is_err() {
+            return Err(damaged(format!("its shard {} is not there", shard_path.display())));
+        }
         tensors.extend(read(&shard_path, &Bytes::map(&shard_path)?)?);
     }
     let held: BTreeSet<(&str, &Path)> =

@@ -31,26 +31,22 @@ pub fn save(
     tokenizer: Option<&Tokenizer>,
     options: SaveOptions,
 ) -> Result<(), LoadError> {
+    // What can be refused is refused before the first file is replaced.
+    let tokenizer = tokenizer.map(Tokenizer::to_json).transpose()?;
+    let failed = |source| LoadError::Tensor { name: dir.display().to_string(), source };
+    let config = config_json(model).map_err(candle_core::Error::wrap).map_err(failed)?;
+    let tensors = tensors(model, options).map_err(failed)?;
+
     std::fs::create_dir_all(dir).map_err(LoadError::io(dir))?;
-    let path = dir.join("model.safetensors");
-    let tensors = tensors(model, options)
-        .map_err(|source| LoadError::Tensor { name: path.display().to_string(), source })?;
     // transformers refuses a file that does not say which framework's layout it holds.
     let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
-    atomic::write(&path, |temporary| {
+    atomic::write(&dir.join("model.safetensors"), |temporary| {
         safetensors::serialize_to_file(tensors.iter().map(|(n, t)| (n, t)), Some(metadata), temporary)
     })?;
-    if let Some(tokenizer) = tokenizer {
-        let path = dir.join("tokenizer.json");
-        atomic::write_bytes(&path, tokenizer.to_json()?.as_bytes())?;
+    if let Some(json) = tokenizer {
+        atomic::write_bytes(&dir.join("tokenizer.json"), json.as_bytes())?;
     }
-    let path = dir.join("config.json");
-    let json = config_json(model).map_err(|source| LoadError::Json {
-        path: path.clone(),
-        expected: "GPT-2 config",
-        source,
-    })?;
-    atomic::write_bytes(&path, json.as_bytes())
+    atomic::write_bytes(&dir.join("config.json"), config.as_bytes())
 }
 
 fn tensors(model: &Gpt2LMHeadModel, options: SaveOptions) -> candle_core::Result<Vec<(String, Tensor)>> {

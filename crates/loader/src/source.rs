@@ -70,7 +70,7 @@ impl Source {
     /// as tokenizer.json first, then as vocab.json and merges.txt.
     ///
     /// # Errors
-    /// When the folder, its config or its weights are not there.
+    /// When the folder, its config or its weights are not there, or only half a tokenizer is.
     pub fn open(&self) -> Result<Files, LoadError> {
         match self {
             Self::Directory(dir) => open_directory(dir),
@@ -111,7 +111,11 @@ fn open_directory(dir: &Path) -> Result<Files, LoadError> {
     let tokenizer = match (find("tokenizer.json"), find("vocab.json"), find("merges.txt")) {
         (Some(path), _, _) => TokenizerFiles::Json(path.clone(), Bytes::map(&path)?),
         (None, Some(vocab), Some(merges)) => TokenizerFiles::VocabMerges(vocab, merges),
-        _ => TokenizerFiles::Absent,
+        (None, None, None) => TokenizerFiles::Absent,
+        (None, vocab, _) => {
+            let missing = if vocab.is_some() { "merges.txt" } else { "vocab.json" };
+            return Err(LoadError::HalfTokenizer { dir: dir.to_path_buf(), missing });
+        }
     };
     Ok(Files {
         name: dir.display().to_string(),

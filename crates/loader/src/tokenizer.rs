@@ -57,10 +57,12 @@ impl Tokenizer {
 
     fn from_json(path: &Path, bytes: &Bytes) -> Result<Self, LoadError> {
         let name = path.display().to_string();
-        match tokenizers::Tokenizer::from_bytes(&bytes[..]) {
-            Ok(tokenizer) => Ok(Self { name, kind: Kind::HuggingFace(Box::new(tokenizer)) }),
-            Err(reason) => Err(LoadError::Tokenizer { name, reason: reason.to_string() }),
-        }
+        let failed = |reason: String| LoadError::Tokenizer { name: name.clone(), reason };
+        let mut tokenizer =
+            tokenizers::Tokenizer::from_bytes(&bytes[..]).map_err(|e| failed(e.to_string()))?;
+        // Settings of the batches that the file was last used with; transformers sets them aside, too.
+        tokenizer.with_truncation(None).map_err(|e| failed(e.to_string()))?.with_padding(None);
+        Ok(Self { name, kind: Kind::HuggingFace(Box::new(tokenizer)) })
     }
 
     fn from_vocab_merges(vocab: &Path, merges: &Path) -> Result<Self, LoadError> {
@@ -78,7 +80,7 @@ impl Tokenizer {
     /// most frequent merges.
     ///
     /// # Errors
-    /// When `vocab_size` is below 257, or `text` yields fewer tokens than that.
+    /// When `vocab_size` is below 257. A text with fewer merges than asked for gives a smaller vocabulary.
     pub fn train(text: &str, vocab_size: usize) -> Result<Self, LoadError> {
         let name = "training".to_string();
         let failed = |reason: String| LoadError::Tokenizer { name: "training text".into(), reason };
@@ -129,18 +131,24 @@ impl Tokenizer {
                 Ok(encoding) => Ok(encoding.get_ids().to_vec()),
                 Err(e) => Err(LoadError::Tokenizer { name: self.name.clone(), reason: e.to_string() }),
             },
-            Kind::Gpt2(bpe) => Ok(bpe.encode_with_special_tokens(text)),
+            Kind::Gpt2(bpe) => match bpe.encode(text, &bpe.special_tokens()) {
+                Ok((ids, _)) => Ok(ids),
+                Err(e) => Err(LoadError::Tokenizer { name: self.name.clone(), reason: format!("{e:?}") }),
+            },
         }
     }
 
-    /// The text of `ids`. Bytes that are not UTF-8 become `U+FFFD`, and so do ids without a token.
+    /// The text of `ids`. Bytes that are not UTF-8 become `U+FFFD`; an id without a token gives nothing.
     #[must_use]
     pub fn decode(&self, ids: &[u32]) -> String {
-        let text = match &self.kind {
-            Kind::HuggingFace(t) => t.decode(ids, false).ok(),
-            Kind::Gpt2(bpe) => bpe.decode_bytes(ids).ok().map(|b| String::from_utf8_lossy(&b).into_owned()),
-        };
-        text.unwrap_or_else(|| char::REPLACEMENT_CHARACTER.to_string())
+        match &self.kind {
+            Kind::HuggingFace(t) => t.decode(ids, false).unwrap_or_default(),
+            Kind::Gpt2(bpe) => {
+                let bytes: Vec<u8> =
+                    ids.iter().flat_map(|id| bpe.decode_bytes(&[*id]).unwrap_or_default()).collect();
+                String::from_utf8_lossy(&bytes).into_owned()
+            }
+        }
     }
 
     /// The text of each id on its own, for labels.
@@ -152,7 +160,7 @@ impl Tokenizer {
     /// A decoder that takes ids one by one.
     #[must_use]
     pub fn stream(&self) -> TextStream<'_> {
-        TextStream { tokenizer: self, pending: vec![] }
+        TextStream { tokenizer: self, pending: vec![], written: 0 }
     }
 
     /// tokenizer.json
@@ -188,26 +196,31 @@ fn byte_level(bpe: BPE) -> tokenizers::Result<tokenizers::Tokenizer> {
 #[derive(Debug)]
 pub struct TextStream<'a> {
     tokenizer: &'a Tokenizer,
+    /// The ids since the last whole character.
     pending: Vec<u32>,
+    /// How many bytes of their text are out already.
+    written: usize,
 }
 
 impl TextStream<'_> {
     /// The text that `id` completes; empty while a character is unfinished.
     pub fn push(&mut self, id: u32) -> String {
-        // UTF-8 has at most four bytes a character, and a token has at least one.
-        const LONGEST: usize = 4;
         self.pending.push(id);
         let text = self.tokenizer.decode(&self.pending);
-        if text.ends_with(char::REPLACEMENT_CHARACTER) && self.pending.len() < LONGEST {
-            return String::new();
+        // The bytes of an unfinished character decode to one replacement character at the end.
+        let whole = text.strip_suffix(char::REPLACEMENT_CHARACTER);
+        let out = whole.unwrap_or(&text).get(self.written..).unwrap_or_default().to_string();
+        self.written += out.len();
+        if whole.is_none() {
+            self.pending.clear();
+            self.written = 0;
         }
-        self.pending.clear();
-        text
+        out
     }
 
     /// What is left when no more ids come.
     #[must_use]
     pub fn finish(self) -> String {
-        if self.pending.is_empty() { String::new() } else { self.tokenizer.decode(&self.pending) }
+        self.tokenizer.decode(&self.pending).get(self.written..).unwrap_or_default().to_string()
     }
 }

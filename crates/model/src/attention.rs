@@ -46,7 +46,7 @@ impl CausalSelfAttention {
     /// # Errors
     /// When the config is not valid, or a tensor is missing or has another shape.
     pub fn load(vb: VarBuilder, config: &Config) -> Result<Self> {
-        config.validate()?;
+        config.validate()?; // before the triangle is made
         let bias = causal_bias(config.n_positions, vb.device())?;
         Self::load_layer(vb, config, 0, &bias)
     }
@@ -54,8 +54,9 @@ impl CausalSelfAttention {
     /// Loads the block of layer `layer_idx`, sharing `bias` (1, 1, N, N) with the others.
     ///
     /// # Errors
-    /// When a tensor is missing or has another shape.
+    /// When the config is not valid, or a tensor is missing or has another shape.
     pub fn load_layer(vb: VarBuilder, config: &Config, layer_idx: usize, bias: &Tensor) -> Result<Self> {
+        config.validate()?;
         let c = config.n_embd;
         let stdev = config.initializer_range;
         Ok(Self {
@@ -63,7 +64,8 @@ impl CausalSelfAttention {
             c_proj: Conv1D::load(vb.pp("c_proj"), c, c, config.residual_stdev())?,
             bias: bias.clone(),
             n_head: config.n_head,
-            attention: CausalAttention::new(config.attention_scale(layer_idx)),
+            attention: CausalAttention::new(config.attention_scale(layer_idx))
+                .with_implementation(config.attn_implementation),
         })
     }
 

@@ -8,17 +8,15 @@ use candle_core::{DType, Device, Result, Tensor};
 /// Each layer holds one tensor (B, capacity, 2, H, D), allocated once and written in place, so that a
 /// decoded token costs its own row and no copy of the past. Writing in place keeps no gradient: a cache
 /// is for inference.
-///
-/// Clones share the memory.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct KvCache {
     layers: Vec<LayerCache>,
     capacity: usize,
     len: usize,
 }
 
-/// The cache of one layer.
-#[derive(Debug, Clone)]
+/// The cache of one layer, for a [`CausalSelfAttention`](crate::CausalSelfAttention) on its own.
+#[derive(Debug)]
 pub struct LayerCache {
     kv: Tensor, // (B, capacity, 2, H, D)
     len: usize,
@@ -28,7 +26,7 @@ impl KvCache {
     /// An empty cache for `batch` rows of up to `capacity` tokens.
     ///
     /// # Errors
-    /// When `capacity` is above `config.n_positions`, or the memory is not there.
+    /// When `capacity` is above `config.n_positions`, or the device refuses.
     pub fn new(
         config: &Config,
         batch: usize,
@@ -36,15 +34,8 @@ impl KvCache {
         dtype: DType,
         device: &Device,
     ) -> Result<Self> {
-        if capacity > config.n_positions {
-            candle_core::bail!(
-                "KvCache: {capacity} positions asked for, but the model has n_positions = {}",
-                config.n_positions
-            )
-        }
-        let shape = (batch, capacity, 2, config.n_head, config.head_dim());
         let layers = (0..config.n_layer)
-            .map(|_| Ok(LayerCache { kv: Tensor::zeros(shape, dtype, device)?, len: 0 }))
+            .map(|_| LayerCache::new(config, batch, capacity, dtype, device))
             .collect::<Result<_>>()?;
         Ok(Self { layers, capacity, len: 0 })
     }
@@ -110,12 +101,53 @@ impl KvCache {
 }
 
 impl LayerCache {
+    /// An empty cache of one layer for `batch` rows of up to `capacity` tokens.
+    ///
+    /// # Errors
+    /// When `capacity` is above `config.n_positions`, or the device refuses.
+    pub fn new(
+        config: &Config,
+        batch: usize,
+        capacity: usize,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Self> {
+        if capacity > config.n_positions {
+            candle_core::bail!(
+                "KvCache: {capacity} positions asked for, but the model has n_positions = {}",
+                config.n_positions
+            )
+        }
+        let shape = (batch, capacity, 2, config.n_head, config.head_dim());
+        Ok(Self { kv: Tensor::zeros(shape, dtype, device)?, len: 0 })
+    }
+
+    /// S, the positions held.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether nothing has been read yet.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
     /// Writes the keys and values of T new positions and returns those of all S held.
     ///
     /// `kv` (B, T, 2, H, D) -> k, v: views (B, H, S, D)
     pub(crate) fn append(&mut self, kv: &Tensor) -> Result<(Tensor, Tensor)> {
+        let (capacity, t) = (self.kv.dim(1)?, kv.dim(1)?);
+        if self.len + t > capacity {
+            candle_core::bail!(
+                "KvCache: {} positions are held and {t} more do not fit the capacity of {capacity}; \
+                 start a new cache or shorten the text",
+                self.len
+            )
+        }
         self.kv.slice_set(&kv.contiguous()?, 1, self.len)?;
-        self.len += kv.dim(1)?;
+        self.len += t;
         split_kv(&self.kv.narrow(1, 0, self.len)?)
     }
 }

@@ -1,6 +1,7 @@
 //! `config.json` in its own words.
 
 use candle_core::{Result, Tensor};
+use gpt2_kernels::Implementation;
 use serde::{Deserialize, Serialize};
 
 /// GPT-2's configuration, field by field as `config.json` names it.
@@ -28,11 +29,12 @@ pub struct Config {
     pub n_inner: Option<usize>,
     /// The MLP's non-linearity.
     pub activation_function: Activation,
-    /// Dropout on what attention and the MLP add to the residual stream, while training.
+    /// Dropout on what attention and the MLP add to the residual stream, while training. Read and saved;
+    /// this crate does not apply any dropout.
     pub resid_pdrop: f64,
-    /// Dropout on the embeddings, while training.
+    /// Dropout on the embeddings, while training. Read and saved, not applied.
     pub embd_pdrop: f64,
-    /// Dropout on the attention weights, while training.
+    /// Dropout on the attention weights, while training. Read and saved, not applied.
     pub attn_pdrop: f64,
     /// The constant under the root of every layer norm.
     pub layer_norm_epsilon: f64,
@@ -55,6 +57,9 @@ pub struct Config {
     pub eos_token_id: Option<TokenIds>,
     /// `"gpt2"`, where the file says; anything else is refused.
     pub model_type: String,
+    /// Which code computes attention; not part of the file.
+    #[serde(skip)]
+    pub attn_implementation: Implementation,
     /// What a quantised checkpoint says of itself. Not supported: refused where it is present.
     #[serde(skip_serializing)]
     pub quantization_config: Option<serde::de::IgnoredAny>,
@@ -62,7 +67,7 @@ pub struct Config {
 
 /// One token id or several: `config.json` writes either.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a token id or a list of them")]
 pub enum TokenIds {
     /// A single id.
     One(u32),
@@ -145,6 +150,7 @@ impl Config {
             bos_token_id: Some(50256),
             eos_token_id: Some(TokenIds::One(50256)),
             model_type: "gpt2".to_string(),
+            attn_implementation: Implementation::default(),
             quantization_config: None,
         }
     }
@@ -227,7 +233,7 @@ impl Config {
         // triangle alone takes n_positions² bytes.
         for (name, value, limit) in [
             ("vocab_size", self.vocab_size, 1 << 24),
-            ("n_positions", self.n_positions, 1 << 16),
+            ("n_positions", self.n_positions, 1 << 14),
             ("n_embd", self.n_embd, 1 << 16),
             ("n_layer", self.n_layer, 1 << 10),
             ("n_head", self.n_head, 1 << 16),

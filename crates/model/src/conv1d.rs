@@ -36,7 +36,7 @@ impl Module for Conv1D {
     /// `x` (.., in) -> (.., out)
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let (n_in, n_out) = self.weight.dims2()?;
-        if x.dim(D::Minus1)? != n_in {
+        if x.dim(D::Minus1)? != n_in || n_in == 0 {
             candle_core::bail!("Conv1D: x {:?} does not end in the {n_in} inputs of the weight", x.dims())
         }
         let mut shape = x.dims().to_vec();

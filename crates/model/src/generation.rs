@@ -54,7 +54,9 @@ impl Sampling {
         {
             candle_core::bail!("top_p is {p}, expected above 0 and at most 1")
         }
-        if !(self.repetition_penalty > 0.0 && self.repetition_penalty.is_finite()) {
+        #[allow(clippy::cast_possible_truncation)] // logits are f32, and so is what divides them
+        let penalty = self.repetition_penalty as f32;
+        if !(penalty >= f32::MIN_POSITIVE && penalty.is_finite()) {
             candle_core::bail!(
                 "repetition_penalty is {}, expected a finite number above 0",
                 self.repetition_penalty
@@ -65,12 +67,13 @@ impl Sampling {
 
     /// The next token after `text`, given the logits at its end.
     fn choose(&self, logits: &mut [f32], text: &[u32], rng: &mut ChaCha8Rng) -> Result<u32> {
-        if let Some(i) = logits.iter().position(|l| l.is_nan()) {
+        self.penalise(logits, text);
+        if let Some(i) = logits.iter().position(|l| l.is_nan() || *l == f32::INFINITY) {
             candle_core::bail!(
-                "the logit of token {i} is NaN: the weights are damaged, or overflow in this dtype"
+                "the logit of token {i} is {}: the weights are damaged, or overflow in this dtype; try f32",
+                logits[i]
             )
         }
-        self.penalise(logits, text);
         if self.temperature == 0.0 {
             let best =
                 logits.iter().enumerate().fold(0, |best, (i, l)| if *l > logits[best] { i } else { best });
@@ -177,7 +180,7 @@ impl<'a> Generation<'a> {
         let width = lengths.iter().copied().max().unwrap_or(0);
         let n = model.config().n_positions;
         // The last new token is handed back and never read.
-        let capacity = width + max_new_tokens.saturating_sub(1);
+        let capacity = width.saturating_add(max_new_tokens.saturating_sub(1));
         if capacity > n {
             candle_core::bail!(
                 "a prompt of {width} tokens and {max_new_tokens} new ones do not fit the model's \
@@ -303,7 +306,12 @@ mod tests {
     }
 
     #[test]
-    fn nan_is_an_error_and_not_a_token() {
-        assert!(Sampling::greedy().choose(&mut [0.0, f32::NAN], &[], &mut rng()).is_err());
+    fn what_is_not_finite_is_an_error_and_not_a_token() {
+        for bad in [f32::NAN, f32::INFINITY] {
+            for sampling in [Sampling::greedy(), Sampling::default()] {
+                assert!(sampling.choose(&mut [0.0, bad], &[], &mut rng()).is_err());
+            }
+        }
+        assert!(Sampling { repetition_penalty: 1e-50, ..Sampling::default() }.validate().is_err());
     }
 }

@@ -38,6 +38,9 @@ impl SimpleBackend for Seeded {
             candle_core::bail!("the variables' lock is poisoned: a thread panicked while it held them")
         };
         if let Some(var) = held.get(name) {
+            if var.shape() != &shape {
+                candle_core::bail!("{name}: expected shape {:?}, the variable has {:?}", shape, var.shape())
+            }
             return Ok(var.as_tensor().clone());
         }
         let var = Var::from_tensor(&draw(self.seed, name, &shape, init, dtype, device)?)?;

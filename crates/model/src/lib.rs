@@ -43,7 +43,7 @@ pub mod training;
 
 pub use attention::CausalSelfAttention;
 pub use block::Block;
-pub use cache::KvCache;
+pub use cache::{KvCache, LayerCache};
 pub use config::Config;
 pub use conv1d::Conv1D;
 pub use generation::{Generation, Sampling};

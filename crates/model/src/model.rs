@@ -75,12 +75,12 @@ impl Gpt2Model {
     /// # Errors
     /// When the config is not valid, or a tensor is missing or has another shape.
     pub fn load(vb: VarBuilder, config: &Config) -> Result<Self> {
+        config.validate()?;
         let wte = embedding(&vb, WTE, config.vocab_size, config)?;
         Self::load_with_wte(vb, config, wte)
     }
 
     fn load_with_wte(vb: VarBuilder, config: &Config, wte: Tensor) -> Result<Self> {
-        config.validate()?;
         let bias = causal_bias(config.n_positions, vb.device())?;
         Ok(Self {
             wte,
@@ -162,8 +162,8 @@ impl Gpt2Model {
     fn embed(&self, input_ids: &Tensor, position_ids: Option<&Tensor>, past: usize) -> Result<Tensor> {
         let (b, t) = input_ids.dims2()?;
         let (v, n, c) = (self.config.vocab_size, self.config.n_positions, self.config.n_embd);
-        check_below("token id", input_ids, v, "vocab_size")?;
-        let tokens = self.wte.index_select(&input_ids.flatten_all()?, 0)?.reshape((b, t, c))?;
+        let input_ids = check_below("token id", input_ids, v, "vocab_size")?;
+        let tokens = self.wte.index_select(&input_ids, 0)?.reshape((b, t, c))?;
         let Some(ids) = position_ids else {
             return tokens.broadcast_add(&self.wpe.narrow(0, past, t)?); // (T, C) onto each row
         };
@@ -171,8 +171,8 @@ impl Gpt2Model {
         if columns != t || (rows != 1 && rows != b) {
             candle_core::bail!("position_ids {:?} must be [{b}, {t}] or [1, {t}]", ids.dims())
         }
-        check_below("position", ids, n, "n_positions")?;
-        let positions = self.wpe.index_select(&ids.flatten_all()?, 0)?.reshape((rows, t, c))?;
+        let ids = check_below("position", ids, n, "n_positions")?;
+        let positions = self.wpe.index_select(&ids, 0)?.reshape((rows, t, c))?;
         tokens.broadcast_add(&positions)
     }
 
@@ -202,15 +202,17 @@ fn tied_if_equal(head: Tensor, wte: &Tensor) -> Result<Tensor> {
     Ok(if differing == 0 { wte.clone() } else { head })
 }
 
-/// Refuses the first of `ids` that is not in `0..limit`.
-fn check_below(what: &str, ids: &Tensor, limit: usize, limit_name: &str) -> Result<()> {
+/// The ids as a flat u32 tensor, which every device can gather by; refuses the first that is not in
+/// `0..limit`.
+fn check_below(what: &str, ids: &Tensor, limit: usize, limit_name: &str) -> Result<Tensor> {
     if ids.dtype().is_float() {
         candle_core::bail!("{what}s must be integers, got {:?}", ids.dtype())
     }
-    let ids = ids.flatten_all()?.to_dtype(DType::I64)?.to_vec1::<i64>()?;
-    match ids.iter().find(|&&id| usize::try_from(id).map_or(true, |id| id >= limit)) {
+    let flat = ids.flatten_all()?;
+    let wide = flat.to_dtype(DType::I64)?.to_vec1::<i64>()?;
+    match wide.iter().find(|&&id| usize::try_from(id).map_or(true, |id| id >= limit)) {
         Some(id) => candle_core::bail!("{what} {id} is not in 0..{limit} ({limit_name})"),
-        None => Ok(()),
+        None => flat.to_dtype(DType::U32),
     }
 }
 
@@ -227,26 +229,29 @@ impl Gpt2LMHeadModel {
     /// Loads the model from names with the prefix `transformer.` or without it.
     ///
     /// Checkpoints differ in what they save of a tied embedding. Where only one of `wte.weight` and
-    /// `lm_head.weight` is there, it serves as both; where both are there, each is used, whatever the
-    /// config says.
+    /// `lm_head.weight` is there, it serves as both; where both are there and differ, each is used, as
+    /// transformers has it.
     ///
     /// # Errors
     /// When the config is not valid, or a tensor is missing or has another shape.
     pub fn load(vb: VarBuilder, config: &Config) -> Result<Self> {
+        config.validate()?;
         let prefixed = vb.pp("transformer");
         let inner = if prefixed.contains_tensor("wpe.weight") { prefixed } else { vb.clone() };
         let (has_wte, has_head) = (inner.contains_tensor(WTE), vb.contains_tensor(LM_HEAD));
+        let tied = config.tie_word_embeddings;
         let load_head = || embedding(&vb, LM_HEAD, config.vocab_size, config);
-        let wte = if has_head && !has_wte {
+        let wte = if tied && has_head && !has_wte {
             load_head()?
         } else {
             embedding(&inner, WTE, config.vocab_size, config)?
         };
-        let lm_head = match (has_wte, has_head) {
-            // A tied config beside two different tables: the file is right, as transformers has it.
-            (true, true) => load_head().and_then(|head| tied_if_equal(head, &wte))?,
-            (false, false) if !config.tie_word_embeddings => load_head()?,
-            _ => wte.clone(),
+        let lm_head = if !tied {
+            load_head()?
+        } else if has_wte && has_head {
+            tied_if_equal(load_head()?, &wte)?
+        } else {
+            wte.clone()
         };
         let transformer = Gpt2Model::load_with_wte(inner, config, wte)?;
         Ok(Self { transformer, lm_head })

@@ -1,6 +1,6 @@
 //! The pieces of a training loop: loss, schedule, and which parameters decay.
 
-use candle_core::{DType, Result, Tensor, Var};
+use candle_core::{Result, Tensor, Var};
 use candle_nn::VarMap;
 
 /// The mean cross-entropy of predicting each token from those before it, in nats.
@@ -12,7 +12,7 @@ use candle_nn::VarMap;
 /// When the shapes do not fit.
 pub fn cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
     let (b, t, v) = logits.dims3()?;
-    let logits = logits.reshape((b * t, v))?.to_dtype(DType::F32)?;
+    let logits = logits.reshape((b * t, v))?.to_dtype(gpt2_kernels::accumulator(logits.dtype()))?;
     candle_nn::loss::cross_entropy(&logits, &targets.reshape(b * t)?)
 }
 

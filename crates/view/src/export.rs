@@ -19,7 +19,11 @@ use std::path::Path;
 /// # Errors
 /// When two tensors or two metadata entries bear one name, a tensor has a dtype that Candle cannot copy
 /// out, or `path` cannot be written (with its path).
-pub fn safetensors(path: &Path, tensors: &[(&str, &Tensor)], metadata: &[(&str, String)]) -> Result<()> {
+pub fn write_safetensors(
+    path: &Path,
+    tensors: &[(&str, &Tensor)],
+    metadata: &[(&str, String)],
+) -> Result<()> {
     refuse_twice("tensor", tensors.iter().map(|(name, _)| *name))?;
     refuse_twice("metadata entry", metadata.iter().map(|(key, _)| *key))?;
     // Candle's copy to bytes panics where it fails, so what can fail comes before it.
@@ -34,7 +38,7 @@ fn refuse_twice<'a>(what: &str, names: impl Iterator<Item = &'a str>) -> Result<
     let mut seen = BTreeSet::new();
     for name in names {
         if !seen.insert(name) {
-            candle_core::bail!("safetensors: two {what}s are called {name:?}")
+            candle_core::bail!("write_safetensors: two {what}s are called {name:?}")
         }
     }
     Ok(())
@@ -44,7 +48,7 @@ fn on_cpu(name: &str, tensor: &Tensor) -> Result<Tensor> {
     match tensor.dtype() {
         dtype @ (DType::F6E2M3 | DType::F6E3M2 | DType::F4 | DType::F8E8M0) => {
             candle_core::bail!(
-                "safetensors: tensor {name:?} has dtype {dtype:?}, which Candle cannot copy out"
+                "write_safetensors: tensor {name:?} has dtype {dtype:?}, which Candle cannot copy out"
             )
         }
         _ => tensor.to_device(&Device::Cpu)?.contiguous(),
@@ -74,7 +78,9 @@ pub struct LayerJson {
 pub struct HeadJson {
     /// The index of the head, from 0.
     pub head: usize,
-    /// The head in five numbers.
+    /// The head in five numbers, and `uniform`: what `on_self`, `on_previous` and `on_first` would each be
+    /// if attention were uniform. All are means over the queries that see at least two keys, or over the
+    /// only token of a text.
     pub summary: HeadSummary,
     /// A row a query, without the keys that it cannot see: row i holds `S - T + i + 1` weights. A NaN
     /// becomes `null`. The field is left out where the weights are not asked for.
@@ -153,7 +159,7 @@ mod tests {
         // The second time writes over the first.
         for _ in 0..2 {
             let tensors = [("h.0.attn", &f32s), ("strided", &strided), ("halves", &halves)];
-            safetensors(&path, &tensors, &metadata)?;
+            write_safetensors(&path, &tensors, &metadata)?;
         }
         let back = candle_core::safetensors::load(&path, &Device::Cpu)?;
         assert_eq!(back.len(), 3);
@@ -161,7 +167,7 @@ mod tests {
         assert_eq!(back["strided"].to_vec2::<f32>()?, [[1., 4.], [2., 5.], [3., 6.]]);
         assert_eq!(back["halves"].dtype(), DType::F16);
 
-        let (_, header) = ::safetensors::SafeTensors::read_metadata(&fs::read(&path)?)?;
+        let (_, header) = safetensors::SafeTensors::read_metadata(&fs::read(&path)?)?;
         let found = header.metadata().clone().unwrap_or_default();
         assert_eq!(found, metadata.map(|(k, v)| (k.to_owned(), v)).into());
         Ok(())
@@ -172,15 +178,15 @@ mod tests {
         let folder = Folder::new("refusals")?;
         let x = Tensor::zeros(1, DType::F32, &Device::Cpu)?;
         let path = folder.0.join("x.safetensors");
-        let err = safetensors(&path, &[("x", &x), ("x", &x)], &[]).expect_err("twice").to_string();
+        let err = write_safetensors(&path, &[("x", &x), ("x", &x)], &[]).expect_err("twice").to_string();
         assert!(err.contains("two tensors") && err.contains("\"x\""), "{err}");
-        assert!(safetensors(&path, &[], &[("k", String::new()), ("k", String::new())]).is_err());
+        assert!(write_safetensors(&path, &[], &[("k", String::new()), ("k", String::new())]).is_err());
         assert!(!path.exists());
 
         let missing = folder.0.join("missing").join("x.safetensors");
-        let err = safetensors(&missing, &[("x", &x)], &[]).expect_err("no folder").to_string();
+        let err = write_safetensors(&missing, &[("x", &x)], &[]).expect_err("no folder").to_string();
         assert!(err.contains("missing"), "{err}");
-        let err = safetensors(&folder.0, &[("x", &x)], &[]).expect_err("a folder").to_string();
+        let err = write_safetensors(&folder.0, &[("x", &x)], &[]).expect_err("a folder").to_string();
         assert!(err.contains("refusals"), "{err}");
         Ok(())
     }
@@ -203,6 +209,9 @@ mod tests {
             (&head["summary"]["on_previous"], &head["summary"]["on_first"]),
             (&json!(null), &json!(0.375))
         );
+        // One query sees two keys, the other three: (1/2 + 1/3) / 2.
+        let uniform = head["summary"]["uniform"].as_f64().unwrap_or(f64::NAN);
+        assert!((uniform - 5.0 / 12.0).abs() < 1e-6, "{uniform}");
         Ok(())
     }
 

@@ -14,7 +14,7 @@
 //!
 //! | file | what is in it |
 //! |---|---|
-//! | `summary` | [`summarize`]: a head's weights as five numbers, and where it looks ([`Focus`]) |
+//! | `summary` | [`summarize`]: a head's weights as a few numbers, and where it looks ([`Focus`]) |
 //! | `heatmap` | [`heatmap`]: the weights of one head, a token a row and a column |
 //! | `window` | which rows and columns of a heat map fit |
 //! | `overview` | [`overview`]: a row a head |
@@ -23,7 +23,7 @@
 //! | `terminal` | [`Style`], and the escape sequences that colour a cell |
 //! | `palette` | the colours of weights |
 //! | `triangle` | weights as rows of numbers without the hidden keys |
-//! | `export` | [`safetensors()`] files and [`AttentionJson`] |
+//! | `export` | [`write_safetensors`] and [`AttentionJson`] |
 //!
 //! ```
 //! use candle_core::{Device, Tensor};
@@ -50,7 +50,7 @@ mod text;
 mod triangle;
 mod window;
 
-pub use export::{AttentionJson, HeadJson, LayerJson, safetensors};
+pub use export::{AttentionJson, HeadJson, LayerJson, write_safetensors};
 pub use heatmap::heatmap;
 pub use overview::overview;
 pub use summary::{FOCUS_THRESHOLD, Focus, HeadSummary, summarize};

@@ -11,8 +11,9 @@ const FULL: usize = 60;
 ///
 /// `layers` holds the index of each layer, and of each of its heads the index and the summary. Below the
 /// titles stand the units; self, previous and first are mean weights from 0 to 1, tinted where there is
-/// colour. Terminals of fewer than 60 columns get shorter titles and no focus. `style.max_rows` does not
-/// apply: a table of heads has no middle that says less than its ends.
+/// colour. Focus is where they exceed uniform attention most ([`HeadSummary::focus`]), so on a short text
+/// a large weight can be spread. Terminals of fewer than 60 columns get shorter titles and no focus.
+/// `style.max_rows` does not apply: a table of heads has no middle that says less than its ends.
 #[must_use]
 pub fn overview(layers: &[(usize, Vec<(usize, HeadSummary)>)], style: &Style) -> String {
     let (titles, units): (&[&str], _) = if style.columns() < FULL {
@@ -61,6 +62,7 @@ mod tests {
             on_self: 0.1,
             on_previous: 0.875,
             on_first: 0.025,
+            uniform: 0.125,
         };
         let odd = HeadSummary { entropy: f32::NAN, on_previous: 0.0, mean_distance: 1023.0, ..some };
         vec![(0, vec![(0, some), (11, odd)]), (11, vec![(3, some)])]

@@ -1,20 +1,24 @@
-//! What a head does, in five numbers.
+//! What a head does, in five numbers and the baseline of three of them.
 
 use crate::triangle::{check, lower_triangle};
 use candle_core::{Result, Tensor};
 use serde::Serialize;
 use std::fmt;
 
-/// The least mean weight that makes a head one that looks at itself, the previous or the first token.
+/// The least excess over uniform attention that makes a head one that looks at itself, the previous or
+/// the first token: see [`HeadSummary::focus`].
 ///
 /// Below one half, because the first token soaks up part of every head's weight.
-pub const FOCUS_THRESHOLD: f32 = 0.4;
+pub const FOCUS_THRESHOLD: f32 = 0.3;
 
-/// The weights of one head, averaged over its queries.
+/// The weights of one head, averaged over the queries that see at least two keys.
 ///
-/// The three masses overlap at the start of a text: at position 0 the token itself is the first, and at
-/// position 1 the previous token is the first. Each query counts in every mass that applies to it, so
-/// the masses of a short text can sum to more than 1. A query whose row is all zeros counts as 0.
+/// The query at position 0 is left out: it sees one key, so whatever the head does, its weight is on
+/// itself and on the first token. A text of that one token is averaged over it all the same.
+///
+/// The masses on the previous and on the first token overlap: at position 1 the previous token is the
+/// first, and that query counts in both, so the three masses of a short text can sum to more than 1. A
+/// query whose row is all zeros counts as 0.
 ///
 /// A NaN among the weights makes the numbers that it enters NaN (`null` in JSON).
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -25,10 +29,12 @@ pub struct HeadSummary {
     pub mean_distance: f32,
     /// The weight on the query's own token.
     pub on_self: f32,
-    /// The weight on the token before, over the queries that have one; 0 where none has.
+    /// The weight on the token before; 0 in a text of one token.
     pub on_previous: f32,
     /// The weight on the first token of the text.
     pub on_first: f32,
+    /// What each of the three masses would be if attention were uniform: the mean of 1 / (keys seen).
+    pub uniform: f32,
 }
 
 /// Where a head looks most.
@@ -57,11 +63,18 @@ impl fmt::Display for Focus {
 }
 
 impl HeadSummary {
-    /// The largest of the three masses if it is at least [`FOCUS_THRESHOLD`], else [`Focus::Spread`].
+    /// Where the excess over uniform attention is largest if it is at least [`FOCUS_THRESHOLD`], else
+    /// [`Focus::Spread`].
     ///
-    /// Of equal masses the earlier in the order of [`Focus`] wins; a NaN never does.
+    /// The excess of a mass is `(mass - uniform) / (1 - uniform)`: 0 is no more than uniform attention
+    /// gives, 1 is everything, and a mixture of the two has the share of the second. Of equal ones the
+    /// earlier in the order of [`Focus`] wins; a NaN never does. A text of one token is spread.
     #[must_use]
     pub fn focus(&self) -> Focus {
+        // Without a second key nothing exceeds uniform attention, and the excess divides by 0.
+        if self.uniform >= 1.0 {
+            return Focus::Spread;
+        }
         let masses = [
             (Focus::Itself, self.on_self),
             (Focus::Previous, self.on_previous),
@@ -69,8 +82,9 @@ impl HeadSummary {
         ];
         let mut best = (Focus::Spread, f32::NEG_INFINITY);
         for (focus, mass) in masses {
-            if mass >= FOCUS_THRESHOLD && mass > best.1 {
-                best = (focus, mass);
+            let excess = (mass - self.uniform) / (1.0 - self.uniform);
+            if excess >= FOCUS_THRESHOLD && excess > best.1 {
+                best = (focus, excess);
             }
         }
         best.0
@@ -96,10 +110,15 @@ pub fn summarize(weights: &Tensor) -> Result<Vec<HeadSummary>> {
     (0..heads).map(|h| Ok(average(&lower_triangle(&weights.get(h)?, "summarize")?))).collect()
 }
 
+#[allow(clippy::cast_possible_truncation)] // f32 is what is shown
 fn average(rows: &[Vec<f64>]) -> HeadSummary {
+    // Rows grow by a key, so at most the first has only one.
+    let rows = match rows {
+        [alone, rest @ ..] if alone.len() == 1 && !rest.is_empty() => rest,
+        _ => rows,
+    };
     let (mut entropy, mut distance) = (0.0, 0.0);
-    let (mut itself, mut previous, mut first) = (0.0, 0.0, 0.0);
-    let mut with_previous = 0_usize;
+    let (mut itself, mut previous, mut first, mut uniform) = (0.0, 0.0, 0.0, 0.0);
     for row in rows {
         for (back, &w) in row.iter().rev().enumerate() {
             // 0·ln 0 is 0, its limit.
@@ -109,25 +128,19 @@ fn average(rows: &[Vec<f64>]) -> HeadSummary {
             distance += w * back as f64;
         }
         itself += row.last().copied().unwrap_or_default();
+        previous += row.iter().rev().nth(1).copied().unwrap_or_default();
         first += row.first().copied().unwrap_or_default();
-        if let Some(&w) = row.iter().rev().nth(1) {
-            previous += w;
-            with_previous += 1;
-        }
+        uniform += 1.0 / row.len() as f64;
     }
-    let queries = rows.len();
+    let mean = |sum: f64| (sum / rows.len() as f64) as f32;
     HeadSummary {
-        entropy: mean(entropy, queries),
-        mean_distance: mean(distance, queries),
-        on_self: mean(itself, queries),
-        on_previous: mean(previous, with_previous),
-        on_first: mean(first, queries),
+        entropy: mean(entropy),
+        mean_distance: mean(distance),
+        on_self: mean(itself),
+        on_previous: mean(previous),
+        on_first: mean(first),
+        uniform: mean(uniform),
     }
-}
-
-#[allow(clippy::cast_possible_truncation)] // f32 is what is shown
-fn mean(sum: f64, count: usize) -> f32 {
-    if count == 0 { 0.0 } else { (sum / count as f64) as f32 }
 }
 
 #[cfg(test)]
@@ -141,9 +154,9 @@ mod tests {
         Ok(all[0])
     }
 
-    fn assert_near(found: HeadSummary, expected: [f64; 5]) {
-        let HeadSummary { entropy, mean_distance, on_self, on_previous, on_first } = found;
-        let found = [entropy, mean_distance, on_self, on_previous, on_first].map(f64::from);
+    fn assert_near(found: HeadSummary, expected: [f64; 6]) {
+        let HeadSummary { entropy, mean_distance, on_self, on_previous, on_first, uniform } = found;
+        let found = [entropy, mean_distance, on_self, on_previous, on_first, uniform].map(f64::from);
         for (f, e) in found.iter().zip(expected) {
             assert!((f - e).abs() < 1e-6, "{found:?} is not {expected:?}");
         }
@@ -155,29 +168,90 @@ mod tests {
     const IDENTITY: [[f32; 4]; 4] = [[1., 0., 0., 0.], [0., 1., 0., 0.], [0., 0., 1., 0.], [0., 0., 0., 1.]];
     const PREVIOUS: [[f32; 4]; 4] = [[1., 0., 0., 0.], [1., 0., 0., 0.], [0., 1., 0., 0.], [0., 0., 1., 0.]];
     const FIRST: [[f32; 4]; 4] = [[1., 0., 0., 0.]; 4];
+    /// The mean of 1/2, 1/3 and 1/4.
+    const BASELINE: f64 = 13.0 / 36.0;
+
+    /// T queries after `past` tokens that give `share` of their weight to the key that `target` finds for
+    /// a position, and spread the rest evenly.
+    fn head(past: usize, t: usize, share: f32, target: impl Fn(usize) -> usize) -> Result<HeadSummary> {
+        let weight = |at: usize, key: usize| {
+            let even = (1.0 - share) / (at + 1) as f32;
+            if key == target(at) { share + even } else { even }
+        };
+        let rows = (past..past + t).flat_map(|at| (0..past + t).map(move |key| (at, key)));
+        let weights: Vec<f32> = rows.map(|(at, key)| if key <= at { weight(at, key) } else { 0.0 }).collect();
+        Ok(summarize(&Tensor::from_vec(weights, (1, t, past + t), &Device::Cpu)?)?[0])
+    }
 
     #[test]
     fn uniform_attention() -> Result<()> {
-        // Entropy (ln 1 + ln 2 + ln 3 + ln 4) / 4, distance (0 + 1/2 + 1 + 3/2) / 4,
-        // self and first (1 + 1/2 + 1/3 + 1/4) / 4, previous (1/2 + 1/3 + 1/4) / 3.
-        let expected = [24f64.ln() / 4.0, 0.75, 25.0 / 48.0, 13.0 / 36.0, 25.0 / 48.0];
-        assert_near(one(&UNIFORM)?, expected);
+        // Over positions 1 to 3: entropy (ln 2 + ln 3 + ln 4) / 3, distance (1/2 + 1 + 3/2) / 3.
+        assert_near(one(&UNIFORM)?, [24f64.ln() / 3.0, 1.0, BASELINE, BASELINE, BASELINE, BASELINE]);
+        Ok(())
+    }
+
+    #[test]
+    fn uniform_attention_is_spread_at_any_length() -> Result<()> {
+        for t in 2..=64 {
+            for past in [0, 1, 5] {
+                let summary = head(past, t, 0.0, |at| at)?;
+                for mass in [summary.on_self, summary.on_previous, summary.on_first] {
+                    assert!((mass - summary.uniform).abs() < 1e-6, "{past} + {t}: {summary:?}");
+                }
+                assert_eq!(summary.focus(), Focus::Spread, "{past} + {t}: {summary:?}");
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_purpose_is_recognised_whole_and_in_part() -> Result<()> {
+        let targets: [fn(usize) -> usize; 3] = [|at| at, |at| at.saturating_sub(1), |_| 0];
+        for (focus, target) in [Focus::Itself, Focus::Previous, Focus::First].into_iter().zip(targets) {
+            let pure = head(0, 8, 1.0, target)?;
+            assert_eq!(pure.focus(), focus, "{pure:?}");
+            // (1/2 + 1/3 + .. + 1/8) / 7
+            assert!((f64::from(pure.uniform) - 481.0 / 1960.0).abs() < 1e-6, "{pure:?}");
+            // A share of a purpose is its excess, so the threshold lies between these two.
+            assert_eq!(head(0, 8, FOCUS_THRESHOLD + 0.01, target)?.focus(), focus);
+            assert_eq!(head(0, 8, FOCUS_THRESHOLD - 0.01, target)?.focus(), Focus::Spread);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn at_position_1_the_first_token_is_the_previous() -> Result<()> {
+        let summary = head(0, 2, 1.0, |_| 0)?;
+        assert_near(summary, [0.0, 1.0, 0.0, 1.0, 1.0, 0.5]);
+        assert_eq!(summary.focus(), Focus::Previous, "the earlier of two alike");
+        Ok(())
+    }
+
+    #[test]
+    fn a_row_of_zeros_counts_as_0() -> Result<()> {
+        let mut rows = UNIFORM;
+        rows[2] = [0.; 4];
+        // Entropy (ln 2 + ln 4) / 3, distance (1/2 + 3/2) / 3, each mass (1/2 + 1/4) / 3.
+        assert_near(one(&rows)?, [8f64.ln() / 3.0, 2.0 / 3.0, 0.25, 0.25, 0.25, BASELINE]);
+        let empty = one(&[[0.; 4]; 4])?;
+        assert_near(empty, [0.0, 0.0, 0.0, 0.0, 0.0, BASELINE]);
+        assert_eq!(empty.focus(), Focus::Spread);
         Ok(())
     }
 
     #[test]
     fn heads_of_one_purpose() -> Result<()> {
         let identity = one(&IDENTITY)?;
-        assert_near(identity, [0.0, 0.0, 1.0, 0.0, 0.25]);
+        assert_near(identity, [0.0, 0.0, 1.0, 0.0, 0.0, BASELINE]);
         assert_eq!(identity.focus(), Focus::Itself);
         assert!(identity.entropy.is_sign_positive(), "-0.00 in a table puzzles");
 
         let previous = one(&PREVIOUS)?;
-        assert_near(previous, [0.0, 0.75, 0.25, 1.0, 0.5]);
+        assert_near(previous, [0.0, 1.0, 0.0, 1.0, 1.0 / 3.0, BASELINE]);
         assert_eq!(previous.focus(), Focus::Previous);
 
         let first = one(&FIRST)?;
-        assert_near(first, [0.0, 1.5, 0.25, 1.0 / 3.0, 1.0]);
+        assert_near(first, [0.0, 2.0, 0.0, 1.0 / 3.0, 1.0, BASELINE]);
         assert_eq!(first.focus(), Focus::First);
         Ok(())
     }
@@ -186,9 +260,17 @@ mod tests {
     fn one_query_after_a_cache_sits_at_the_end() -> Result<()> {
         let weights = Tensor::new(&[[[0.2f64, 0.3, 0.5]]], &Device::Cpu)?; // (1, 1, 3)
         let entropy = -(0.2 * 0.2f64.ln() + 0.3 * 0.3f64.ln() + 0.5 * 0.5f64.ln());
-        assert_near(summarize(&weights)?[0], [entropy, 0.2 * 2.0 + 0.3, 0.5, 0.3, 0.2]);
+        assert_near(summarize(&weights)?[0], [entropy, 0.2 * 2.0 + 0.3, 0.5, 0.3, 0.2, 1.0 / 3.0]);
+        Ok(())
+    }
+
+    #[test]
+    fn a_single_token_is_spread() -> Result<()> {
         let single = summarize(&Tensor::ones((1, 1, 1), DType::F32, &Device::Cpu)?)?[0];
-        assert_near(single, [0.0, 0.0, 1.0, 0.0, 1.0]);
+        assert_near(single, [0.0, 0.0, 1.0, 0.0, 1.0, 1.0]);
+        assert_eq!(single.focus(), Focus::Spread);
+        // A softmax may sum to a little more than 1.
+        assert_eq!(HeadSummary { on_self: 1.0 + f32::EPSILON, ..single }.focus(), Focus::Spread);
         Ok(())
     }
 
@@ -212,17 +294,25 @@ mod tests {
 
     #[test]
     fn focus_needs_the_threshold_and_ignores_nan() {
-        let even = HeadSummary {
+        // With a baseline of 1/2, an excess of 0.3 is a mass of 0.65.
+        let some = HeadSummary {
             entropy: 1.0,
             mean_distance: 2.0,
-            on_self: 0.39,
+            on_self: 0.64,
             on_previous: 0.2,
-            on_first: FOCUS_THRESHOLD,
+            on_first: 0.66,
+            uniform: 0.5,
         };
-        assert_eq!(even.focus(), Focus::First);
-        assert_eq!(HeadSummary { on_first: 0.39, ..even }.focus(), Focus::Spread);
-        assert_eq!(HeadSummary { on_first: f32::NAN, ..even }.focus(), Focus::Spread);
-        assert_eq!(HeadSummary { on_self: f32::NAN, ..even }.focus(), Focus::First);
+        assert_eq!(some.focus(), Focus::First);
+        assert_eq!(HeadSummary { on_first: 0.64, ..some }.focus(), Focus::Spread);
+        assert_eq!(HeadSummary { on_self: 0.66, ..some }.focus(), Focus::Itself);
+        assert_eq!(
+            HeadSummary { uniform: 0.0, on_first: FOCUS_THRESHOLD, on_self: 0.0, ..some }.focus(),
+            Focus::First
+        );
+        assert_eq!(HeadSummary { on_first: f32::NAN, ..some }.focus(), Focus::Spread);
+        assert_eq!(HeadSummary { on_self: f32::NAN, ..some }.focus(), Focus::First);
+        assert_eq!(HeadSummary { uniform: f32::NAN, ..some }.focus(), Focus::Spread);
     }
 
     #[test]
@@ -231,7 +321,13 @@ mod tests {
         rows[3][1] = f32::NAN;
         let summary = one(&rows)?;
         assert!(summary.entropy.is_nan() && summary.mean_distance.is_nan());
-        assert!((summary.on_self - 25.0 / 48.0).abs() < 1e-6);
+        assert!((summary.on_self - 13.0 / 36.0).abs() < 1e-6);
+        // NaN in what is averaged leaves the baseline alone, and never wins.
+        rows[3] = [f32::NAN; 4];
+        let summary = one(&rows)?;
+        assert!(summary.on_self.is_nan() && summary.on_previous.is_nan() && summary.on_first.is_nan());
+        assert!((f64::from(summary.uniform) - BASELINE).abs() < 1e-6);
+        assert_eq!(summary.focus(), Focus::Spread);
 
         let flat = Tensor::zeros((4, 4), DType::F32, &Device::Cpu)?;
         let err = summarize(&flat).expect_err("rank 2").to_string();

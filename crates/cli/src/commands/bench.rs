@@ -85,6 +85,7 @@ impl<'a> Bench<'a> {
             None => None,
         };
         let mut config = checkpoint.as_ref().map_or_else(Config::gpt2, |c| c.config().clone());
+        config.attn_implementation = args.implementation.into();
         let tokens = args.tokens as usize;
         let needed = tokens + if args.what == BenchTarget::Decode { args.new_tokens as usize } else { 0 };
         if matches!(args.what, BenchTarget::Core | BenchTarget::Block) {
@@ -153,7 +154,8 @@ impl<'a> Bench<'a> {
         let part = |i| qkv.narrow(2, i, 1)?.squeeze(2)?.transpose(1, 2); // (B, H, T, D)
         let (q, k, v) = (part(0)?, part(1)?, part(2)?);
         let tril = causal_bias(t, &self.device)?;
-        let attention = CausalAttention::new(self.config.attention_scale(0));
+        let attention = CausalAttention::new(self.config.attention_scale(0))
+            .with_implementation(self.config.attn_implementation);
         self.time(|| {
             attention.forward(&q, &k, &v, CausalMask { tril: &tril, padding: None })?;
             Ok(())

@@ -74,6 +74,11 @@ fn report(
 ) -> anyhow::Result<Report> {
     let t = prompt.ids.len();
     let log_probs = log_softmax(logits, D::Minus1)?; // (T, V)
+    if log_probs.sum_all()?.to_scalar::<f32>()?.is_nan() {
+        anyhow::bail!(
+            "the logits are not finite: the weights are damaged, or overflow in this dtype; try f32"
+        );
+    }
     let mut given = vec![None];
     if t > 1 {
         let next = Tensor::new(&prompt.ids[1..], logits.device())?.unsqueeze(1)?; // (T - 1, 1)

@@ -17,8 +17,9 @@ const DEFAULT_NEW_TOKENS: usize = 100;
 struct Report {
     model: String,
     prompt_ids: Vec<u32>,
+    /// What was generated, the end token included.
     ids: Vec<u32>,
-    /// What was generated; none for a prompt of ids.
+    /// Its text without the end token; none for a prompt of ids.
     text: Option<String>,
     stopped_at_eos: bool,
     seconds: f64,
@@ -39,6 +40,12 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<ExitCode> {
     let start = Instant::now();
     let mut ids = vec![];
     for step in generation {
+        if step.is_err() {
+            if printer.begun {
+                printer.finish()?; // the error gets a line of its own
+            }
+            return step.map(|_| ExitCode::SUCCESS).map_err(Into::into);
+        }
         if let Some(id) = step?.first().copied().flatten() {
             ids.push(id);
             if !config.is_eos(id) {
@@ -51,7 +58,8 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<ExitCode> {
     let tokens_per_second = ids.len() as f64 / seconds;
     if args.json {
         let stopped_at_eos = ids.last().is_some_and(|&id| config.is_eos(id));
-        let text = prompt.text.is_some().then(|| session.tokenizer().map(|t| t.decode(&ids))).transpose()?;
+        let shown = &ids[..ids.len() - usize::from(stopped_at_eos)];
+        let text = prompt.text.is_some().then(|| session.tokenizer().map(|t| t.decode(shown))).transpose()?;
         output::json(&Report {
             model: session.name.clone(),
             prompt_ids: prompt.ids,
@@ -85,11 +93,13 @@ fn sampling(args: &GenerateArgs) -> Sampling {
 struct Printer<'a> {
     out: std::io::StdoutLock<'static>,
     mode: Mode<'a>,
+    /// Whether the line that is being written holds anything.
+    begun: bool,
 }
 
 enum Mode<'a> {
     Text(TextStream<'a>),
-    Ids { first: bool },
+    Ids,
     Quiet,
 }
 
@@ -98,32 +108,30 @@ impl<'a> Printer<'a> {
         let mut out = output::stdout();
         let mode = match text {
             _ if quiet => Mode::Quiet,
-            None => Mode::Ids { first: true },
+            None => Mode::Ids,
             Some(text) => {
                 write!(out, "{text}")?;
                 out.flush()?;
                 Mode::Text(session.tokenizer()?.stream())
             }
         };
-        Ok(Self { out, mode })
+        Ok(Self { out, mode, begun: text.is_some() && !quiet })
     }
 
     fn push(&mut self, id: u32) -> anyhow::Result<()> {
         match &mut self.mode {
             Mode::Text(stream) => write!(self.out, "{}", stream.push(id))?,
-            Mode::Ids { first } => {
-                write!(self.out, "{}{id}", if *first { "" } else { "," })?;
-                *first = false;
-            }
-            Mode::Quiet => {}
+            Mode::Ids => write!(self.out, "{}{id}", if self.begun { "," } else { "" })?,
+            Mode::Quiet => return Ok(()),
         }
+        self.begun = true;
         Ok(self.out.flush()?)
     }
 
     fn finish(mut self) -> anyhow::Result<()> {
         match self.mode {
             Mode::Text(stream) => writeln!(self.out, "{}", stream.finish())?,
-            Mode::Ids { .. } => writeln!(self.out)?,
+            Mode::Ids => writeln!(self.out)?,
             Mode::Quiet => {}
         }
         Ok(())

@@ -119,11 +119,6 @@ fn print(checkpoint: &Checkpoint, audit: &Audit) -> anyhow::Result<()> {
         megabytes(memory.f16),
         audit.buffers.len()
     )?;
-    writeln!(out, "audit: {}", visible_lines(&audit.to_string()))?;
+    writeln!(out, "audit: {}", audit.to_string().lines().map(visible_text).collect::<Vec<_>>().join("\n"))?;
     Ok(())
-}
-
-/// Names come from files: nothing of them may reach the terminal as a control code.
-fn visible_lines(text: &str) -> String {
-    text.lines().map(visible_text).collect::<Vec<_>>().join("\n")
 }

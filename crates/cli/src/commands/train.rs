@@ -17,18 +17,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 pub(crate) fn run(args: &TrainArgs) -> anyhow::Result<ExitCode> {
-    if args.steps == 0 || args.batch == 0 || args.eval_every == 0 {
-        bail!("--steps, --batch and --eval-every must be at least 1");
-    }
-    if !(args.val_fraction > 0.0 && args.val_fraction < 1.0) {
-        bail!("--val-fraction is {}, expected between 0 and 1", args.val_fraction);
-    }
     let device = args.device.open()?;
     let text = std::fs::read_to_string(&args.text)
         .with_context(|| format!("cannot read the text from {}", args.text.display()))?;
+    let held = ["config.json", "model.safetensors"].into_iter().find(|name| args.out.join(name).exists());
+    if let Some(name) = held.filter(|_| !args.overwrite) {
+        bail!(
+            "{}: there is a {name} already; choose another --out, or replace it with --overwrite",
+            args.out.display()
+        );
+    }
     std::fs::create_dir_all(&args.out).with_context(|| format!("cannot make {}", args.out.display()))?;
 
-    let tokenizer = Tokenizer::train(&text, args.vocab_size)?;
+    let tokenizer = Tokenizer::train(&text, args.vocab_size as usize)?;
     let config = config(args, &tokenizer)?;
     let data = Data::split(tokenizer.encode(&text)?, args.val_fraction, args.n_positions)?;
     note(&format!(
@@ -61,6 +62,10 @@ fn config(args: &TrainArgs, tokenizer: &Tokenizer) -> anyhow::Result<Config> {
         n_embd: args.n_embd,
         n_layer: args.n_layer,
         n_head: args.n_head,
+        // This trainer applies no dropout.
+        resid_pdrop: 0.0,
+        embd_pdrop: 0.0,
+        attn_pdrop: 0.0,
         bos_token_id: end,
         eos_token_id: end.map(TokenIds::One),
         ..Config::gpt2()
@@ -126,6 +131,8 @@ struct Trainer<'a> {
     optimisers: [AdamW; 2],
     schedule: CosineSchedule,
     rng: ChaCha8Rng,
+    batch: usize,
+    steps: usize,
     device: Device,
 }
 
@@ -144,10 +151,12 @@ impl<'a> Trainer<'a> {
             schedule: CosineSchedule {
                 peak: args.lr,
                 floor: args.lr / 10.0,
-                warmup: args.warmup,
-                total: args.steps,
+                warmup: args.warmup as usize,
+                total: args.steps as usize,
             },
             rng: ChaCha8Rng::seed_from_u64(args.seed),
+            batch: args.batch.into(),
+            steps: args.steps as usize,
             device,
         })
     }
@@ -166,21 +175,24 @@ impl<'a> Trainer<'a> {
                 std::process::exit(130);
             }
         })?;
-        let bar = progress_bar(self.args.steps)?;
-        let tokens_a_step = self.args.batch * self.args.n_positions;
+        let bar = progress_bar(self.steps)?;
+        let tokens_a_step = self.batch * self.args.n_positions;
         let mut best: Option<Best> = None;
         let mut val_loss = f64::NAN;
-        for step in 0..self.args.steps {
+        for step in 0..self.steps {
             let loss = self.step(data, step)?;
             bar.inc(1);
             let speed = bar.per_sec() * tokens_a_step as f64;
             bar.set_message(format!("loss {loss:.3}, validation {val_loss:.3}, {speed:.0} tokens/s"));
             let stopped = stop.load(Ordering::SeqCst);
             let done = step + 1;
-            if !(stopped || done % self.args.eval_every == 0 || done == self.args.steps) {
+            if !(stopped || done % (self.args.eval_every as usize) == 0 || done == self.steps) {
                 continue;
             }
             val_loss = self.validate(data)?;
+            if !val_loss.is_finite() {
+                bail!("the validation loss became {val_loss} after step {done}: try a lower --lr");
+            }
             let better = best.is_none_or(|b| val_loss < b.loss);
             if better {
                 save(&self.model)?;
@@ -204,7 +216,7 @@ impl<'a> Trainer<'a> {
     fn step(&mut self, data: &Data, step: usize) -> anyhow::Result<f32> {
         let t = self.args.n_positions;
         let starts: Vec<usize> =
-            (0..self.args.batch).map(|_| self.rng.random_range(0..data.train.len() - t)).collect();
+            (0..self.batch).map(|_| self.rng.random_range(0..data.train.len() - t)).collect();
         let (inputs, targets) = batch(&data.train, &starts, t, &self.device)?;
         let loss = cross_entropy(&self.model.forward(&inputs, ForwardArgs::default())?.logits, &targets)?;
         let value = loss.to_scalar::<f32>()?;
@@ -225,7 +237,7 @@ impl<'a> Trainer<'a> {
         let t = self.args.n_positions;
         let starts: Vec<usize> = (0..data.val.len() - t).step_by(t).collect();
         let mut sum = 0.0;
-        for rows in starts.chunks(self.args.batch) {
+        for rows in starts.chunks(self.batch) {
             let (inputs, targets) = batch(&data.val, rows, t, &self.device)?;
             // The loss holds the graph back to every variable until it is dropped here.
             let logits = self.model.forward(&inputs, ForwardArgs::default())?.logits.detach();

@@ -19,10 +19,8 @@ pub(super) fn weights(q: &Tensor, k: &Tensor, scale: f64, mask: CausalMask) -> R
     // hidden key of a row that sees something still gets a weight of exactly 0.
     let scores = visible.where_cond(&scores, &lowest_like(&scores)?)?;
     let weights = candle_nn::ops::softmax(&scores, D::Minus1)?;
-    match mask.padding {
-        Some(_) => visible.where_cond(&weights, &weights.zeros_like()?),
-        None => Ok(weights),
-    }
+    // A row that sees no key, or only scores of -inf, has spread its weight over hidden keys.
+    visible.where_cond(&weights, &weights.zeros_like()?)
 }
 
 /// `weights·v` with the heads moved behind the positions.

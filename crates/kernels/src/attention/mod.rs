@@ -5,6 +5,7 @@
 //! `S - T + i`: the mask is aligned at its bottom right corner, and the same rule serves a whole prompt,
 //! a chunk of one and a single decoded token.
 
+mod cpu;
 mod eager;
 
 use candle_core::{DType, Device, Result, Tensor};
@@ -12,8 +13,11 @@ use candle_core::{DType, Device, Result, Tensor};
 /// Which code computes attention, by the names that transformers' `attn_implementation` uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Implementation {
-    /// Plain differentiable Candle operations with a (T, S) tensor of weights: the definition.
+    /// One kernel with no (T, S) tensor, where the device, the dtype and the absence of gradients allow
+    /// it: the CPU, f32, f16 and bf16. Everything else takes the eager path, with the same result.
     #[default]
+    Fused,
+    /// Plain differentiable Candle operations with a (T, S) tensor of weights: the definition.
     Eager,
 }
 
@@ -31,7 +35,10 @@ pub struct CausalMask<'a> {
 /// # Errors
 /// When the device cannot hold it.
 pub fn causal_bias(n: usize, device: &Device) -> Result<Tensor> {
-    let tril: Vec<u8> = (0..n).flat_map(|i| (0..n).map(move |j| u8::from(j <= i))).collect();
+    let mut tril = vec![0u8; n * n];
+    for (i, row) in tril.chunks_exact_mut(n.max(1)).enumerate() {
+        row[..=i].fill(1);
+    }
     Tensor::from_vec(tril, (1, 1, n, n), device)
 }
 
@@ -66,6 +73,12 @@ impl CausalAttention {
         Self { scale, implementation: Implementation::default() }
     }
 
+    /// The same attention computed by `implementation`.
+    #[must_use]
+    pub fn with_implementation(self, implementation: Implementation) -> Self {
+        Self { implementation, ..self }
+    }
+
     /// The factor on the scores.
     #[must_use]
     pub fn scale(&self) -> f64 {
@@ -88,13 +101,12 @@ impl CausalAttention {
     /// # Errors
     /// When the shapes do not fit each other or the mask.
     pub fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor, mask: CausalMask) -> Result<Tensor> {
-        check(q, k, Some(v), mask)?;
-        match self.implementation {
-            Implementation::Eager => {
-                let weights = eager::weights(q, k, self.scale, mask)?; // (B, H, T, S)
-                eager::context(&weights, v, q.dtype())
-            }
+        check(q, k, v, mask)?;
+        if self.implementation == Implementation::Fused && has_fused_kernel(q, k, v) {
+            return q.apply_op3_no_bwd(k, v, &cpu::CpuAttention::new(self.scale, mask.padding)?);
         }
+        let weights = eager::weights(q, k, self.scale, mask)?; // (B, H, T, S)
+        eager::context(&weights, v, q.dtype())
     }
 
     /// As [`forward`](Self::forward), and the attention weights beside it.
@@ -111,22 +123,29 @@ impl CausalAttention {
         v: &Tensor,
         mask: CausalMask,
     ) -> Result<(Tensor, Tensor)> {
-        check(q, k, Some(v), mask)?;
+        check(q, k, v, mask)?;
         let weights = eager::weights(q, k, self.scale, mask)?; // (B, H, T, S)
         Ok((eager::context(&weights, v, q.dtype())?, weights))
     }
 }
 
+/// Whether the fused kernel computes this. It has no backward, so what is trained goes the eager way.
+fn has_fused_kernel(q: &Tensor, k: &Tensor, v: &Tensor) -> bool {
+    let tracked = [q, k, v].iter().any(|x| x.track_op());
+    let dtype = matches!(q.dtype(), DType::F32 | DType::F16 | DType::BF16);
+    q.device().is_cpu() && dtype && k.dtype() == q.dtype() && v.dtype() == q.dtype() && !tracked
+}
+
 /// Refuses what does not fit, with every shape in the message.
-fn check(q: &Tensor, k: &Tensor, v: Option<&Tensor>, mask: CausalMask) -> Result<()> {
+fn check(q: &Tensor, k: &Tensor, v: &Tensor, mask: CausalMask) -> Result<()> {
     let (b, h, t, d) = q.dims4()?;
     let (kb, kh, s, kd) = k.dims4()?;
-    if (kb, kh, kd) != (b, h, d) || s < t || v.is_some_and(|v| v.dims() != k.dims()) {
+    if (kb, kh, kd) != (b, h, d) || s < t || v.dims() != k.dims() {
         candle_core::bail!(
             "causal attention: q {:?} needs k and v of shape [{b}, {h}, S, {d}] with S >= {t}, got k {:?}, v {:?}",
             q.dims(),
             k.dims(),
-            v.map(Tensor::dims)
+            v.dims()
         )
     }
     if t == 0 {

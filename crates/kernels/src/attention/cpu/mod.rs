@@ -1,0 +1,233 @@
+//! Fused causal attention on the CPU: no (T, S) tensor, memory linear in S.
+//!
+//! Keys are packed once a head; then each task takes a tile of queries through the keys that it sees
+//! (see [`tile`]). Few queries in front of many keys (decoding) skip the packing and read k and v where
+//! they lie (see [`rows`]). The instruction set is chosen at run time by `pulp`. A result depends on
+//! neither the number of threads nor their order: each row is computed by one task.
+
+#![allow(unsafe_code)] // register blocks and the shared output; each block says why it is sound
+
+mod heads;
+mod pack;
+mod rows;
+mod simd;
+mod tile;
+
+use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Tensor, WithDType};
+use heads::{Element, Heads};
+use pack::Packed;
+use pulp::{Arch, Simd, WithSimd};
+use rayon::prelude::*;
+use tile::{Blocks, QUERIES, Scratch, Tile};
+
+/// Up to this many queries are read row by row: packing the keys would cost more than it saves.
+const FEW_QUERIES: usize = 4;
+
+/// The operation as Candle sees it; it has no backward.
+pub(super) struct CpuAttention {
+    scale: f64,
+    /// u8 (B, S), 1 = visible.
+    padding: Option<Vec<u8>>,
+}
+
+impl CpuAttention {
+    pub(super) fn new(scale: f64, padding: Option<&Tensor>) -> Result<Self> {
+        let padding = padding.map(|p| p.flatten_all()?.to_vec1::<u8>()).transpose()?;
+        Ok(Self { scale, padding })
+    }
+
+    fn run<E: Element + WithDType>(
+        &self,
+        (q, q_layout): (&[E], &Layout),
+        (k, k_layout): (&[E], &Layout),
+        (v, v_layout): (&[E], &Layout),
+    ) -> Result<(CpuStorage, Shape)> {
+        let (q, k, v) = (Heads::new(q, q_layout)?, Heads::new(k, k_layout)?, Heads::new(v, v_layout)?);
+        let [b, h, t, d] = q.dims;
+        let mut out = vec![E::from_f32(0.0); b * t * h * d];
+        let problem = Problem { q, k, v, scale: self.scale, padding: self.padding.as_deref() };
+        Arch::new().dispatch(Run { problem: &problem, out: &mut out });
+        Ok((E::to_cpu_storage_owned(out), Shape::from((b, t, h, d))))
+    }
+}
+
+impl CustomOp3 for CpuAttention {
+    fn name(&self) -> &'static str {
+        "causal-attention"
+    }
+
+    fn cpu_fwd(
+        &self,
+        q: &CpuStorage,
+        q_layout: &Layout,
+        k: &CpuStorage,
+        k_layout: &Layout,
+        v: &CpuStorage,
+        v_layout: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        use CpuStorage as C;
+        match (q, k, v) {
+            (C::F32(q), C::F32(k), C::F32(v)) => self.run((q, q_layout), (k, k_layout), (v, v_layout)),
+            (C::F16(q), C::F16(k), C::F16(v)) => self.run((q, q_layout), (k, k_layout), (v, v_layout)),
+            (C::BF16(q), C::BF16(k), C::BF16(v)) => self.run((q, q_layout), (k, k_layout), (v, v_layout)),
+            _ => candle_core::bail!("causal attention: q, k and v must be all f32, all f16 or all bf16"),
+        }
+    }
+}
+
+/// q (B, H, T, D) against k and v (B, H, S, D).
+struct Problem<'a, E> {
+    q: Heads<'a, E>,
+    k: Heads<'a, E>,
+    v: Heads<'a, E>,
+    scale: f64,
+    padding: Option<&'a [u8]>,
+}
+
+impl<E> Problem<'_, E> {
+    /// Which keys of row `b` are visible, where some are not.
+    fn visible(&self, b: usize) -> Option<&[u8]> {
+        let s = self.k.dims[2];
+        self.padding.map(|p| &p[b * s..(b + 1) * s])
+    }
+}
+
+/// The output (B, T, H, D), written by several threads, each its own rows.
+struct Output<E>(*mut E, [usize; 4]);
+
+// SAFETY: `write` is the only access, and its callers write each row once.
+unsafe impl<E: Send> Sync for Output<E> {}
+
+impl<E: Element> Output<E> {
+    /// # Safety
+    /// No two calls name the same row.
+    unsafe fn write(&self, (b, h, i): (usize, usize, usize), row: &[f32], factor: f32) {
+        let [_, heads, t, d] = self.1;
+        debug_assert!(h < heads && i < t);
+        let start = ((b * t + i) * heads + h) * d;
+        for (c, x) in row[..d].iter().enumerate() {
+            // SAFETY: (b, i, h, c) is inside the output, and this row is the caller's own.
+            unsafe { self.0.add(start + c).write(E::from_f32(x * factor)) };
+        }
+    }
+}
+
+struct Run<'a, E> {
+    problem: &'a Problem<'a, E>,
+    out: &'a mut [E],
+}
+
+impl<E: Element> WithSimd for Run<'_, E> {
+    type Output = ();
+
+    fn with_simd<S: Simd>(self, simd: S) {
+        let [b, h, t, d] = self.problem.q.dims;
+        let out = Output(self.out.as_mut_ptr(), [b, h, t, d]);
+        let heads: Vec<(usize, usize)> = (0..b).flat_map(|b| (0..h).map(move |h| (b, h))).collect();
+        if t <= FEW_QUERIES {
+            heads.par_iter().for_each(|&head| {
+                let mut rows = rows::Rows::new(self.problem, head);
+                for i in 0..t {
+                    simd.vectorize(rows::OneRow { rows: &mut rows, i });
+                    // SAFETY: each (head, i) once.
+                    unsafe { out.write((head.0, head.1, i), &rows.context, 1.0) };
+                }
+            });
+            return;
+        }
+        let width = d.next_multiple_of(S::F32_LANES);
+        let panel = Blocks::of::<S>().panel::<S>();
+        let packed: Vec<Packed> = heads
+            .par_iter()
+            .map(|&head| Packed::new(&self.problem.k, &self.problem.v, head, panel, width))
+            .collect();
+        // The last tiles of a head see the most keys: they come first, so that no thread is left with one
+        // at the end.
+        let tiles = t.div_ceil(QUERIES);
+        (0..tiles * heads.len()).into_par_iter().with_max_len(1).for_each_init(
+            || Scratch::new(d, width),
+            |scratch, task| {
+                let first = (tiles - 1 - task / heads.len()) * QUERIES;
+                let index = task % heads.len();
+                let job = TileJob {
+                    problem: self.problem,
+                    packed: &packed[index],
+                    head: heads[index],
+                    first,
+                    width,
+                    scratch,
+                    out: &out,
+                };
+                simd.vectorize(job);
+            },
+        );
+    }
+}
+
+/// One tile of one head, from q to the output.
+struct TileJob<'a, E> {
+    problem: &'a Problem<'a, E>,
+    packed: &'a Packed,
+    head: (usize, usize),
+    first: usize,
+    width: usize,
+    scratch: &'a mut Scratch,
+    out: &'a Output<E>,
+}
+
+impl<E: Element> WithSimd for TileJob<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(mut self, simd: S) {
+        let [_, _, t, d] = self.problem.q.dims;
+        let (b, h) = self.head;
+        let rows = QUERIES.min(t - self.first);
+        if !self.packed.finite {
+            let mut by_row = rows::Rows::new(self.problem, self.head);
+            for i in self.first..self.first + rows {
+                by_row.run(simd, i);
+                // SAFETY: each (head, i) once: tiles do not overlap.
+                unsafe { self.out.write((b, h, i), &by_row.context, 1.0) };
+            }
+            return;
+        }
+        self.load_queries(Blocks::of::<S>().rows(), rows);
+        let tile = Tile {
+            packed: self.packed,
+            visible: self.problem.visible(b),
+            d,
+            width: self.width,
+            past: self.problem.k.dims[2] - t,
+            first: self.first,
+            rows,
+        };
+        tile.run(simd, self.scratch);
+        for r in 0..rows {
+            let sum = self.scratch.sum[r];
+            let factor = if sum == 0.0 { 0.0 } else { 1.0 / sum };
+            let row = &self.scratch.context[r * self.width..(r + 1) * self.width];
+            // SAFETY: each (head, i) once: tiles do not overlap.
+            unsafe { self.out.write((b, h, self.first + r), row, factor) };
+        }
+    }
+}
+
+impl<E: Element> TileJob<'_, E> {
+    /// Queries times `scale·log2(e)`, depth-major in groups of `group` rows; rows beyond the last are 0.
+    #[allow(clippy::cast_possible_truncation)] // the scale of f32 scores
+    #[inline(always)]
+    fn load_queries(&mut self, group: usize, rows: usize) {
+        let d = self.problem.q.dims[3];
+        let scale = (self.problem.scale * std::f64::consts::LOG2_E) as f32;
+        let mut row = vec![0.0; d];
+        self.scratch.queries.fill(0.0);
+        for r in 0..rows {
+            let q = self.problem.q.row(self.head.0, self.head.1, self.first + r, &mut row);
+            let block = &mut self.scratch.queries[(r / group) * group * d..];
+            for (x, slot) in q.iter().zip(block[r % group..].iter_mut().step_by(group)) {
+                *slot = x * scale;
+            }
+        }
+    }
+}

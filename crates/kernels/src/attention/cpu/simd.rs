@@ -1,0 +1,142 @@
+//! The vector pieces that the kernel is made of, generic over the instruction set.
+
+use pulp::Simd;
+
+/// Reads a vector from `ptr`, aligned or not.
+///
+/// # Safety
+/// `S::F32_LANES` floats are readable at `ptr`.
+#[inline(always)]
+pub(super) unsafe fn load<S: Simd>(ptr: *const f32) -> S::f32s {
+    // SAFETY: the caller's; every bit pattern is a vector of floats.
+    unsafe { ptr.cast::<S::f32s>().read_unaligned() }
+}
+
+/// Writes a vector to `ptr`, aligned or not.
+///
+/// # Safety
+/// `S::F32_LANES` floats are writable at `ptr`.
+#[inline(always)]
+pub(super) unsafe fn store<S: Simd>(ptr: *mut f32, x: S::f32s) {
+    // SAFETY: the caller's.
+    unsafe { ptr.cast::<S::f32s>().write_unaligned(x) }
+}
+
+/// `2^x` for `x <= 0`: relative error below 2e-7, exactly 1 at 0, exactly 0 below -126 and at -inf; NaN
+/// stays NaN.
+///
+/// `2^x = 2^n · 2^f` with n the nearest integer and f in -1/2..1/2; `2^f` is its Taylor polynomial of
+/// degree 6, and n goes into the exponent's bits.
+#[inline(always)]
+pub(super) fn exp2<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
+    // Adding 1.5·2^23 leaves the nearest integer in the low bits of the mantissa.
+    const ROUND: f32 = 12_582_912.0;
+    const LN_2: f64 = std::f64::consts::LN_2;
+    #[allow(clippy::cast_possible_truncation)] // the coefficients are f32
+    const C: [f32; 7] = [
+        1.0,
+        LN_2 as f32,
+        (LN_2 * LN_2 / 2.0) as f32,
+        (LN_2 * LN_2 * LN_2 / 6.0) as f32,
+        (LN_2 * LN_2 * LN_2 * LN_2 / 24.0) as f32,
+        (LN_2 * LN_2 * LN_2 * LN_2 * LN_2 / 120.0) as f32,
+        (LN_2 * LN_2 * LN_2 * LN_2 * LN_2 * LN_2 / 720.0) as f32,
+    ];
+    let round = simd.splat_f32s(ROUND);
+    let shifted = simd.add_f32s(x, round);
+    let f = simd.sub_f32s(x, simd.sub_f32s(shifted, round));
+    let mut p = simd.splat_f32s(C[6]);
+    for c in C[..6].iter().rev() {
+        p = simd.mul_add_e_f32s(p, f, simd.splat_f32s(*c));
+    }
+    let n = simd.wrapping_dyn_shl_u32s(simd.transmute_u32s_f32s(shifted), simd.splat_u32s(23));
+    let scaled = simd.transmute_f32s_u32s(simd.add_u32s(simd.transmute_u32s_f32s(p), n));
+    // Below 2^-126 the exponent would wrap; such a weight is 0 beside the row's largest, which is 1.
+    let zero = simd.splat_f32s(0.0);
+    let tiny = simd.less_than_f32s(x, simd.splat_f32s(-126.0));
+    let value = simd.select_f32s(tiny, zero, scaled);
+    simd.select_f32s(simd.equal_f32s(x, x), value, x)
+}
+
+/// `out[r][c] = Σ_d a[d][r] · b[d][c]`: a block of M rows by N vectors, all of it in registers.
+///
+/// # Safety
+/// `a` holds `depth · M` floats, `b` `depth · N` vectors, and `out` M rows of N vectors, `stride` floats
+/// apart.
+#[inline(always)]
+pub(super) unsafe fn outer<S: Simd, const M: usize, const N: usize>(
+    simd: S,
+    depth: usize,
+    a: *const f32,
+    b: *const f32,
+    out: *mut f32,
+    stride: usize,
+) {
+    let mut acc = [[simd.splat_f32s(0.0); N]; M];
+    for d in 0..depth {
+        let mut row = [simd.splat_f32s(0.0); N];
+        for (n, x) in row.iter_mut().enumerate() {
+            // SAFETY: d < depth and n < N.
+            *x = unsafe { load::<S>(b.add((d * N + n) * S::F32_LANES)) };
+        }
+        for (m, acc) in acc.iter_mut().enumerate() {
+            // SAFETY: d < depth and m < M.
+            let x = simd.splat_f32s(unsafe { *a.add(d * M + m) });
+            for (acc, y) in acc.iter_mut().zip(row) {
+                *acc = simd.mul_add_e_f32s(x, y, *acc);
+            }
+        }
+    }
+    for (m, acc) in acc.iter().enumerate() {
+        for (n, x) in acc.iter().enumerate() {
+            // SAFETY: m < M and n < N.
+            unsafe { store::<S>(out.add(m * stride + n * S::F32_LANES), *x) };
+        }
+    }
+}
+
+/// `out[r][c] += Σ_j p[r][j] · v[j][c]` for M rows by N vectors.
+///
+/// # Safety
+/// `p` holds M rows of `keys` floats, `p_stride` apart; `v` `keys` rows of N vectors, `v_stride` apart;
+/// `out` M rows of N vectors, `out_stride` apart.
+#[allow(clippy::too_many_arguments)] // three matrices and their strides
+#[inline(always)]
+pub(super) unsafe fn accumulate<S: Simd, const M: usize, const N: usize>(
+    simd: S,
+    keys: usize,
+    p: *const f32,
+    p_stride: usize,
+    v: *const f32,
+    v_stride: usize,
+    out: *mut f32,
+    out_stride: usize,
+) {
+    let mut acc = [[simd.splat_f32s(0.0); N]; M];
+    for (m, acc) in acc.iter_mut().enumerate() {
+        for (n, x) in acc.iter_mut().enumerate() {
+            // SAFETY: m < M and n < N.
+            *x = unsafe { load::<S>(out.add(m * out_stride + n * S::F32_LANES)) };
+        }
+    }
+    for j in 0..keys {
+        let mut row = [simd.splat_f32s(0.0); N];
+        for (n, x) in row.iter_mut().enumerate() {
+            // SAFETY: j < keys and n < N.
+            *x = unsafe { load::<S>(v.add(j * v_stride + n * S::F32_LANES)) };
+        }
+        for (m, acc) in acc.iter_mut().enumerate() {
+            // SAFETY: m < M and j < keys.
+            let x = simd.splat_f32s(unsafe { *p.add(m * p_stride + j) });
+            for (acc, y) in acc.iter_mut().zip(row) {
+                *acc = simd.mul_add_e_f32s(x, y, *acc);
+            }
+        }
+    }
+    for (m, acc) in acc.iter().enumerate() {
+        for (n, x) in acc.iter().enumerate() {
+            // SAFETY: m < M and n < N.
+            unsafe { store::<S>(out.add(m * out_stride + n * S::F32_LANES), *x) };
+        }
+    }
+}

@@ -1,0 +1,275 @@
+//! One tile of queries against all keys that they see: online softmax as in FlashAttention-2
+//! (Dao 2023, algorithm 1), with scores in base 2.
+
+use super::pack::Packed;
+use super::simd::{accumulate, exp2, load, outer, store};
+use pulp::Simd;
+
+/// Queries of a tile: a multiple of every block height below; 48 rows of 96 scores stay in the first-level
+/// cache beside the panels that they meet.
+pub(super) const QUERIES: usize = 48;
+/// Keys of a step: a multiple of every panel width below.
+pub(super) const KEYS: usize = 96;
+
+/// Rows and vectors of a block of scores, and of a block of the context: what fills the registers.
+///
+/// A block of M rows and N vectors needs M·N accumulators, N vectors of the right side and one scalar of
+/// the left: 8·3 + 4 of 32 registers, 6·2 + 3 of 16.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Blocks {
+    Wide,
+    Narrow,
+}
+
+impl Blocks {
+    pub(super) fn of<S: Simd>() -> Self {
+        if S::REGISTER_COUNT >= 32 { Self::Wide } else { Self::Narrow }
+    }
+
+    /// Rows of a block of scores.
+    pub(super) fn rows(self) -> usize {
+        match self {
+            Self::Wide => 8,
+            Self::Narrow => 6,
+        }
+    }
+
+    /// Keys of a packed panel.
+    pub(super) fn panel<S: Simd>(self) -> usize {
+        match self {
+            Self::Wide => 3 * S::F32_LANES,
+            Self::Narrow => 2 * S::F32_LANES,
+        }
+    }
+}
+
+/// Memory of a tile, kept by each thread.
+pub(super) struct Scratch {
+    /// Scaled queries, depth-major in groups of a block's rows: `queries[group][d][row]`.
+    pub(super) queries: Vec<f32>,
+    scores: Vec<f32>,
+    /// The unnormalised context, `QUERIES` rows of `width`.
+    pub(super) context: Vec<f32>,
+    max: [f32; QUERIES],
+    pub(super) sum: [f32; QUERIES],
+}
+
+impl Scratch {
+    pub(super) fn new(d: usize, width: usize) -> Self {
+        Self {
+            queries: vec![0.0; QUERIES * d],
+            scores: vec![0.0; QUERIES * KEYS],
+            context: vec![0.0; QUERIES * width],
+            max: [0.0; QUERIES],
+            sum: [0.0; QUERIES],
+        }
+    }
+}
+
+/// Queries `first..first + rows` of a head, which see the keys up to `past + their index`.
+pub(super) struct Tile<'a> {
+    pub(super) packed: &'a Packed,
+    /// Which keys are visible, u8 (S), where some are not.
+    pub(super) visible: Option<&'a [u8]>,
+    pub(super) d: usize,
+    pub(super) width: usize,
+    /// S - T.
+    pub(super) past: usize,
+    pub(super) first: usize,
+    pub(super) rows: usize,
+}
+
+impl Tile<'_> {
+    /// Leaves `Σ 2^(s-max)·v` in `scratch.context` and `Σ 2^(s-max)` in `scratch.sum`; where a query sees
+    /// no key both are 0.
+    #[inline(always)]
+    pub(super) fn run<S: Simd>(&self, simd: S, scratch: &mut Scratch) {
+        scratch.context.fill(0.0);
+        scratch.max.fill(f32::NEG_INFINITY);
+        scratch.sum.fill(0.0);
+        let seen = self.past + self.first + self.rows; // keys that the last query sees
+        for start in (0..seen).step_by(KEYS) {
+            let keys = KEYS.min(seen - start);
+            if self.visible.is_some_and(|v| v[start..start + keys].iter().all(|&x| x == 0)) {
+                continue;
+            }
+            self.scores(simd, scratch, start, keys);
+            self.softmax(simd, scratch, start, keys);
+            self.context(simd, scratch, start, keys);
+        }
+    }
+
+    /// How many of the keys from `start` on row `r` sees.
+    #[inline(always)]
+    fn limit(&self, r: usize, start: usize, keys: usize) -> usize {
+        (self.past + self.first + r + 1).saturating_sub(start).min(keys)
+    }
+
+    #[inline(always)]
+    fn scores<S: Simd>(&self, simd: S, scratch: &mut Scratch, start: usize, keys: usize) {
+        match Blocks::of::<S>() {
+            Blocks::Wide => self.scores_in::<S, 8, 3>(simd, scratch, start, keys),
+            Blocks::Narrow => self.scores_in::<S, 6, 2>(simd, scratch, start, keys),
+        }
+    }
+
+    #[inline(always)]
+    fn scores_in<S: Simd, const M: usize, const N: usize>(
+        &self,
+        simd: S,
+        scratch: &mut Scratch,
+        start: usize,
+        keys: usize,
+    ) {
+        let panel = N * S::F32_LANES;
+        assert!(KEYS % panel == 0 && QUERIES % M == 0 && start % panel == 0);
+        assert!(scratch.queries.len() == QUERIES * self.d && scratch.scores.len() == QUERIES * KEYS);
+        assert!(self.packed.keys.len() >= (start + keys).div_ceil(panel) * panel * self.d);
+        for c in (0..keys).step_by(panel) {
+            for r in (0..self.rows).step_by(M) {
+                // The last row of the group sees the most.
+                if self.limit(r + M - 1, start, keys) <= c {
+                    continue;
+                }
+                // SAFETY: the lengths above cover group r / M, panel (start + c) / panel, and M rows of
+                // `panel` scores from column c on, since c + panel <= KEYS and r + M <= QUERIES.
+                unsafe {
+                    outer::<S, M, N>(
+                        simd,
+                        self.d,
+                        scratch.queries.as_ptr().add(r * self.d),
+                        self.packed.keys.as_ptr().add((start + c) * self.d),
+                        scratch.scores.as_mut_ptr().add(r * KEYS + c),
+                        KEYS,
+                    );
+                }
+            }
+        }
+    }
+
+    /// Turns scores into `2^(s - max)` and rescales what was summed under an older maximum.
+    #[inline(always)]
+    fn softmax<S: Simd>(&self, simd: S, scratch: &mut Scratch, start: usize, keys: usize) {
+        let lanes = S::F32_LANES;
+        let columns = keys.next_multiple_of(lanes); // KEYS is a multiple of the lanes
+        for r in 0..self.rows {
+            let row = &mut scratch.scores[r * KEYS..(r + 1) * KEYS];
+            let limit = self.limit(r, start, keys);
+            row[limit..columns].fill(f32::NEG_INFINITY);
+            if let Some(visible) = self.visible {
+                for (x, &v) in row[..limit].iter_mut().zip(&visible[start..]) {
+                    if v == 0 {
+                        *x = f32::NEG_INFINITY;
+                    }
+                }
+            }
+            let (vectors, _) = S::as_mut_simd_f32s(&mut row[..columns]);
+            let mut highest = simd.splat_f32s(f32::NEG_INFINITY);
+            for x in vectors.iter() {
+                highest = simd.max_f32s(highest, *x);
+            }
+            let before = scratch.max[r];
+            let max = before.max(simd.reduce_max_f32s(highest));
+            if max == f32::NEG_INFINITY {
+                // Nothing seen yet, or nothing but NaN, which a maximum passes over.
+                if row[..limit].iter().any(|x| x.is_nan()) {
+                    scratch.sum[r] = f32::NAN;
+                }
+                row[..columns].fill(0.0);
+                continue;
+            }
+            let minus = simd.splat_f32s(-max);
+            let mut sum = simd.splat_f32s(0.0);
+            for x in vectors {
+                *x = exp2(simd, simd.add_f32s(*x, minus));
+                sum = simd.add_f32s(sum, *x);
+            }
+            let scale = if before == max { 1.0 } else { (before - max).exp2() };
+            scratch.max[r] = max;
+            scratch.sum[r] = scratch.sum[r] * scale + simd.reduce_sum_f32s(sum);
+            #[allow(clippy::float_cmp)] // exactly 1 where the maximum stays
+            if scale != 1.0 {
+                for x in &mut scratch.context[r * self.width..(r + 1) * self.width] {
+                    *x *= scale;
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn context<S: Simd>(&self, simd: S, scratch: &mut Scratch, start: usize, keys: usize) {
+        match Blocks::of::<S>() {
+            Blocks::Wide => self.context_in::<S, 6, 4>(simd, scratch, start, keys),
+            Blocks::Narrow => self.context_in::<S, 6, 2>(simd, scratch, start, keys),
+        }
+    }
+
+    #[inline(always)]
+    fn context_in<S: Simd, const M: usize, const N: usize>(
+        &self,
+        simd: S,
+        scratch: &mut Scratch,
+        start: usize,
+        keys: usize,
+    ) {
+        let lanes = S::F32_LANES;
+        assert!(QUERIES % M == 0 && self.width % lanes == 0);
+        assert!(scratch.scores.len() == QUERIES * KEYS && scratch.context.len() == QUERIES * self.width);
+        assert!(self.packed.values.len() >= (start + keys) * self.width);
+        for r in (0..self.rows).step_by(M) {
+            let seen = self.limit(r + M - 1, start, keys);
+            let mut c = 0;
+            while c < self.width {
+                let p = scratch.scores[r * KEYS..].as_ptr();
+                let v = self.packed.values[start * self.width + c..].as_ptr();
+                let out = scratch.context[r * self.width + c..].as_mut_ptr();
+                let whole = c + N * lanes <= self.width;
+                // SAFETY: the lengths above cover M rows of `seen <= keys` weights from row r on, `seen`
+                // values from key `start` on, and M rows of the context; both reach to column c + N·lanes,
+                // or to c + lanes, which is at most `width`.
+                unsafe {
+                    if whole {
+                        accumulate::<S, M, N>(simd, seen, p, KEYS, v, self.width, out, self.width);
+                    } else {
+                        accumulate::<S, M, 1>(simd, seen, p, KEYS, v, self.width, out, self.width);
+                    }
+                }
+                c += if whole { N * lanes } else { lanes };
+            }
+        }
+    }
+}
+
+/// `Σ_c a[c]·b[c]`
+#[inline(always)]
+pub(super) fn dot<S: Simd>(simd: S, a: &[f32], b: &[f32]) -> f32 {
+    let n = a.len().min(b.len());
+    let whole = n - n % S::F32_LANES;
+    let mut acc = simd.splat_f32s(0.0);
+    for c in (0..whole).step_by(S::F32_LANES) {
+        // SAFETY: c + lanes <= whole <= both lengths.
+        let (x, y) = unsafe { (load::<S>(a.as_ptr().add(c)), load::<S>(b.as_ptr().add(c))) };
+        acc = simd.mul_add_e_f32s(x, y, acc);
+    }
+    let tail: f32 = a[whole..n].iter().zip(&b[whole..n]).map(|(x, y)| x * y).sum();
+    simd.reduce_sum_f32s(acc) + tail
+}
+
+/// `out[c] += w·x[c]`
+#[inline(always)]
+pub(super) fn add_scaled<S: Simd>(simd: S, out: &mut [f32], w: f32, x: &[f32]) {
+    let n = out.len().min(x.len());
+    let whole = n - n % S::F32_LANES;
+    let weight = simd.splat_f32s(w);
+    for c in (0..whole).step_by(S::F32_LANES) {
+        // SAFETY: c + lanes <= whole <= both lengths.
+        unsafe {
+            let sum =
+                simd.mul_add_e_f32s(weight, load::<S>(x.as_ptr().add(c)), load::<S>(out.as_ptr().add(c)));
+            store::<S>(out.as_mut_ptr().add(c), sum);
+        }
+    }
+    for (out, x) in out[whole..n].iter_mut().zip(&x[whole..n]) {
+        *out += w * x;
+    }
+}

@@ -1,0 +1,219 @@
+//! `gpt2 attention`: its weights are the library's.
+
+use super::{assert_near, case, comma_separated, demo, demo_tokenizer, gpt2, json, metadata, some_ids};
+use crate::checkpoint::{Folder, assert_says};
+use crate::common::{Result, assert_close, load};
+use candle_core::{DType, Device, Tensor};
+use gpt2_loader::Checkpoint;
+use gpt2_model::{ForwardArgs, ModelOutput};
+use serde_json::{Value, json};
+
+/// What the library computes for `odd`.
+fn expected(ids: &[u32]) -> Result<ModelOutput> {
+    let input = Tensor::new(ids, &Device::Cpu)?.unsqueeze(0)?;
+    let args =
+        ForwardArgs { output_attentions: true, output_attention_outputs: true, ..ForwardArgs::default() };
+    Ok(load("odd", DType::F32)?.transformer.forward(&input, args)?)
+}
+
+/// The numbers of a head, from its full rows: means over the queries that see two keys at least.
+fn summary(rows: &[Vec<f32>]) -> [(&'static str, f64); 6] {
+    let t = (rows.len() - 1) as f64;
+    let (mut entropy, mut distance, mut own, mut previous, mut first) = (0., 0., 0., 0., 0.);
+    for (i, row) in rows.iter().enumerate().skip(1) {
+        for (j, w) in row.iter().map(|&w| f64::from(w)).enumerate().take(i + 1) {
+            entropy -= if w > 0. { w * w.ln() } else { 0. };
+            distance += w * (i - j) as f64;
+            own += if i == j { w } else { 0. };
+            previous += if i == j + 1 { w } else { 0. };
+            first += if j == 0 { w } else { 0. };
+        }
+    }
+    [
+        ("entropy", entropy / t),
+        ("mean_distance", distance / t),
+        ("on_self", own / t),
+        ("on_previous", previous / t),
+        ("on_first", first / t),
+        ("uniform", (1..rows.len()).map(|i| 1. / (i + 1) as f64).sum::<f64>() / t),
+    ]
+}
+
+#[test]
+fn json_of_chosen_heads_holds_the_librarys_weights() -> Result {
+    let ids = some_ids();
+    let args = ["attention", "--model", &case("odd"), "--json", "--ids", &comma_separated(&ids)];
+    let report = json(&[&args[..], &["--layer", "1", "--head", "0,2"]].concat())?;
+    assert_eq!(report["tokens"], json!(ids.iter().map(u32::to_string).collect::<Vec<_>>()));
+    let layers = report["layers"].as_array().ok_or("layers")?;
+    assert_eq!((layers.len(), &layers[0]["layer"]), (1, &json!(1)));
+    let heads = layers[0]["heads"].as_array().ok_or("heads")?;
+    assert_eq!(heads.iter().map(|h| &h["head"]).collect::<Vec<_>>(), [0, 2]);
+    let weights = expected(&ids)?.attentions[1].squeeze(0)?.to_vec3::<f32>()?;
+    for (head, full) in heads.iter().zip([&weights[0], &weights[2]]) {
+        let rows = head["weights"].as_array().ok_or("weights")?;
+        assert_eq!(rows.len(), ids.len());
+        for (i, row) in rows.iter().enumerate() {
+            let row = row.as_array().ok_or("a row")?;
+            assert_eq!(row.len(), i + 1, "query {i} sees the keys up to itself");
+            let sum: f64 = row.iter().filter_map(Value::as_f64).sum();
+            assert!((sum - 1.).abs() < 1e-5, "row {i} sums to {sum}");
+            for (got, &weight) in row.iter().zip(&full[i]) {
+                assert_near("weight", got, f64::from(weight), 1e-6);
+            }
+        }
+        for (name, number) in summary(full) {
+            assert_near(name, &head["summary"][name], number, 1e-4);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn json_without_a_choice_holds_the_summaries_of_every_head() -> Result {
+    let ids = some_ids();
+    let report = json(&["attention", "--model", &case("odd"), "--json", "--ids", &comma_separated(&ids)])?;
+    let attentions = expected(&ids)?.attentions;
+    for (l, weights) in attentions.iter().enumerate() {
+        assert_eq!(report["layers"][l]["layer"], l);
+        for (h, rows) in weights.squeeze(0)?.to_vec3::<f32>()?.iter().enumerate() {
+            let head = &report["layers"][l]["heads"][h];
+            assert_eq!((&head["head"], head.get("weights")), (&json!(h), None));
+            for (name, number) in summary(rows) {
+                assert_near(name, &head["summary"][name], number, 1e-4);
+            }
+        }
+        assert_eq!(report["layers"][l]["heads"].as_array().map(Vec::len), Some(3));
+    }
+    assert_eq!(report["layers"].as_array().map(Vec::len), Some(2));
+    Ok(())
+}
+
+#[test]
+fn the_export_holds_weights_and_outputs_of_the_chosen_layers_and_heads() -> Result {
+    let (folder, ids) = (Folder::empty()?, some_ids());
+    let output = expected(&ids)?;
+    let weights = Tensor::cat(&output.attentions, 0)?; // (2, 3, T, T)
+    let outputs = Tensor::cat(&output.attention_outputs, 0)?; // (2, T, C)
+    for (choice, layers, heads) in [
+        (&[][..], &[0u32, 1][..], &[0u32, 1, 2][..]),
+        (&["--layer", "1"], &[1], &[0, 1, 2]),
+        (&["--head", "2,0"], &[0, 1], &[0, 2]),
+        (&["-l0-1", "-H1", "-H2"], &[0, 1], &[1, 2]),
+    ] {
+        let path = folder.file("attention.safetensors");
+        let exported = path.display().to_string();
+        let args =
+            ["attention", "--model", &case("odd"), "--export", &exported, "--ids", &comma_separated(&ids)];
+        let run = gpt2(&[&args[..], choice].concat())?.succeeded();
+        assert_says("stderr", &run.stderr, &[&exported]);
+        assert!(!run.stdout.contains(&exported), "a note among the results");
+
+        let tensors = candle_core::safetensors::load(&path, &Device::Cpu)?;
+        assert_eq!(tensors.len(), 2);
+        let layer_index = Tensor::new(layers, &Device::Cpu)?;
+        let chosen =
+            weights.index_select(&layer_index, 0)?.index_select(&Tensor::new(heads, &Device::Cpu)?, 1)?;
+        for (name, expected, dims) in [
+            ("attentions", chosen, vec![layers.len(), heads.len(), 33, 33]),
+            ("attention_outputs", outputs.index_select(&layer_index, 0)?, vec![layers.len(), 33, 48]),
+        ] {
+            assert_eq!((tensors[name].dims(), tensors[name].dtype()), (&dims[..], DType::F32));
+            assert_close(name, &tensors[name], &expected, 1e-5);
+        }
+        let metadata = metadata(&path)?;
+        assert_eq!(metadata["model"], case("odd"));
+        assert_eq!(serde_json::from_str::<Vec<u32>>(&metadata["ids"])?, ids);
+        assert_eq!(serde_json::from_str::<Vec<String>>(&metadata["tokens"])?.len(), 33);
+        assert_eq!(serde_json::from_str::<Vec<u32>>(&metadata["layers"])?, layers);
+        assert_eq!(serde_json::from_str::<Vec<u32>>(&metadata["heads"])?, heads);
+    }
+    Ok(())
+}
+
+#[test]
+fn the_overview_has_a_row_for_every_head_of_the_demo_model() -> Result {
+    let config = Checkpoint::open(&demo().open()?)?.config().clone();
+    let text = "O Romeo, Romeo! wherefore art thou Romeo?";
+    let run = gpt2(&["attention", text])?.succeeded();
+    let tokens = demo_tokenizer()?.encode(text)?.len();
+    let title = format!(
+        "tiny-shakespeare (built in): {tokens} tokens, {} layers of {} heads",
+        config.n_layer, config.n_head
+    );
+    assert_says(
+        "overview",
+        &run.stdout,
+        &[&title, "entropy", "distance", "previous", "first", "--layer L --head H"],
+    );
+    for layer in 0..config.n_layer {
+        for head in 0..config.n_head {
+            let label = format!("{layer}.{head}");
+            assert!(
+                run.stdout.lines().any(|l| l.split_whitespace().next() == Some(&label)),
+                "{}",
+                run.stdout
+            );
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_heat_map_has_the_tokens_on_both_axes_and_the_weights() -> Result {
+    let text = "O Romeo, Romeo!";
+    let run = gpt2(&["attention", "--layer", "1", "--head", "2", text])?.succeeded();
+    assert!(run.stdout.starts_with("layer 1, head 2: "), "{}", run.stdout);
+    assert_eq!(run.stdout.matches("layer ").count(), 1);
+    let tokens = demo_tokenizer()?.tokens(&demo_tokenizer()?.encode(text)?);
+    let rows: Vec<&str> = run.stdout.lines().collect();
+    for (i, token) in tokens.iter().enumerate() {
+        let shown = token.replace(' ', "·");
+        let row = rows
+            .iter()
+            .find(|l| l.trim_start().starts_with(&format!("{i} {shown}")))
+            .ok_or(format!("no row {i} {shown}"))?;
+        // The index and the token, then a weight for each key that is seen.
+        assert_eq!(row.split_whitespace().count(), 2 + i + 1, "{row}");
+    }
+    assert!(!run.stdout.contains('\x1b'), "colour in a pipe");
+    Ok(())
+}
+
+#[test]
+fn ranges_lists_and_repetition_choose_the_same() -> Result {
+    let model = case("odd");
+    let run = |choice: &[&str]| -> Result<String> {
+        let args = ["attention", "--model", &model, "--ids", "5,6,7,8"];
+        Ok(gpt2(&[&args[..], choice].concat())?.succeeded().stdout)
+    };
+    let range = run(&["--layer", "0-1", "--head", "1-2"])?;
+    assert_eq!(range.matches("layer ").count(), 4);
+    assert_eq!(run(&["--layer", "0,1", "--head", "1,2"])?, range);
+    assert_eq!(run(&["-l", "1", "-l", "0", "-H", "2", "-H", "1", "-H", "1-2"])?, range);
+    assert_eq!(run(&["--head", "1-2"])?, range, "no layer means every layer");
+    Ok(())
+}
+
+#[test]
+fn colour_comes_when_it_is_asked_for() -> Result {
+    let args = ["attention", "--model", &case("odd"), "--ids", "5,6,7,8"];
+    for choice in [&[][..], &["--layer", "0"]] {
+        let args = [&args[..], choice].concat();
+        for (when, coloured) in [("auto", false), ("never", false), ("always", true)] {
+            let run = gpt2(&[&args[..], &["--color", when]].concat())?.succeeded();
+            assert_eq!(run.stdout.contains("\x1b["), coloured, "{when}: {}", run.stdout);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_long_prompt_is_cut_to_what_a_reader_can_take() -> Result {
+    let ids = comma_separated(&(0..77).collect::<Vec<_>>());
+    let run = gpt2(&["attention", "--model", &case("odd"), "--ids", &ids, "--layer", "0", "--head", "0"])?
+        .succeeded();
+    assert!(run.stdout.lines().all(|l| l.chars().count() <= 120), "{}", run.stdout);
+    assert!((10..=60).contains(&run.stdout.lines().count()), "{}", run.stdout.lines().count());
+    Ok(())
+}

@@ -1,0 +1,104 @@
+//! `gpt2 bench`: the documented fields, with numbers that fit each other.
+
+use super::{case, gpt2, json};
+use crate::checkpoint::assert_says;
+use crate::common::Result;
+use serde_json::Value;
+
+fn number(report: &Value, field: &str) -> Result<f64> {
+    Ok(report[field].as_f64().ok_or_else(|| format!("{field} in {report}"))?)
+}
+
+#[test]
+fn json_has_the_documented_fields() -> Result {
+    let common =
+        ["batch", "device", "dtype", "impl", "median_ms", "min_ms", "runs", "threads", "tokens", "what"];
+    for what in ["core", "block", "forward", "decode"] {
+        let args = ["bench", what, "--model", &case("odd"), "--json", "--batch", "2", "--tokens", "16"];
+        let more = [
+            "--runs",
+            "3",
+            "--threads",
+            "2",
+            "--dtype",
+            "f16",
+            "--impl",
+            "eager",
+            "--new-tokens",
+            "4",
+            "--device",
+            "cpu",
+        ];
+        let report = json(&[&args[..], &more].concat())?;
+        let mut fields: Vec<&str> = common.to_vec();
+        if what == "decode" {
+            fields.extend(["ms_per_token", "tokens_per_s"]);
+        }
+        fields.sort_unstable();
+        let mut found: Vec<_> = report.as_object().ok_or("an object")?.keys().collect();
+        found.sort_unstable();
+        assert_eq!(found, fields);
+        for (field, value) in [("what", what), ("impl", "eager"), ("dtype", "f16"), ("device", "cpu")] {
+            assert_eq!(report[field], value);
+        }
+        for (field, value) in [("batch", 2), ("tokens", 16), ("runs", 3), ("threads", 2)] {
+            assert_eq!(report[field], value);
+        }
+        let (median, min) = (number(&report, "median_ms")?, number(&report, "min_ms")?);
+        assert!(0.0 < min && min <= median && median < 60_000.0, "{report}");
+        if what == "decode" {
+            let ms = number(&report, "ms_per_token")?;
+            assert!((ms * 4.0 - median).abs() < 1e-6 * median, "{report}");
+            // Each step gives a token to both rows.
+            assert!((number(&report, "tokens_per_s")? * ms - 2000.0).abs() < 1e-3, "{report}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn one_run_is_its_own_median() -> Result {
+    let report = json(&[
+        "bench",
+        "forward",
+        "--last",
+        "--model",
+        &case("odd"),
+        "-t77",
+        "-r1",
+        "--threads",
+        "1",
+        "--json",
+    ])?;
+    assert_eq!(report["median_ms"], report["min_ms"]);
+    assert_eq!((&report["tokens"], &report["threads"]), (&77.into(), &1.into()));
+    Ok(())
+}
+
+#[test]
+fn core_runs_in_the_shape_of_gpt2_small_without_a_model() -> Result {
+    let run = gpt2(&["bench", "core", "--impl", "eager", "--tokens", "8", "--runs", "1"])?.succeeded();
+    assert_says("text", &run.stdout, &["core, eager, batch 1, 8 tokens, f32, cpu", "median", "of 1 runs"]);
+    Ok(())
+}
+
+#[test]
+fn attention_alone_is_not_bound_by_the_context() -> Result {
+    for what in ["core", "block"] {
+        let report = json(&["bench", what, "--model", &case("odd"), "-t100", "-r1", "--json"])?;
+        assert_eq!(report["tokens"], 100);
+    }
+    Ok(())
+}
+
+#[test]
+fn what_a_model_has_no_room_for_is_refused() -> Result {
+    let model = case("odd");
+    gpt2(&["bench", "forward", "--model", &model, "-t78"])?
+        .refused(1, &["--tokens", "78", "n_positions = 77"]);
+    gpt2(&["bench", "decode", "--model", &model, "-t60"])?
+        .refused(1, &["--tokens", "92", "n_positions = 77"]);
+    gpt2(&["bench", "train", "--tokens", "1"])?.refused(1, &["--tokens", "at least 2"]);
+    gpt2(&["bench", "train", "-t8", "--model", &model])?.refused(1, &["--model", "random weights"]);
+    Ok(())
+}

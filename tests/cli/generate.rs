@@ -1,0 +1,170 @@
+//! `gpt2 generate`: greedy, seeded, streamed, and ended where the model says so.
+
+use super::{case, comma_separated, demo, demo_tokenizer, gpt2, json};
+use crate::checkpoint::{Folder, assert_says};
+use crate::common::{Result, data};
+use candle_core::{DType, Device};
+use gpt2_loader::Checkpoint;
+use gpt2_model::{Generation, Sampling};
+use serde_json::Value;
+
+fn references() -> Result<Vec<Value>> {
+    Ok(serde_json::from_slice(&std::fs::read(data("odd").join("generate.json"))?)?)
+}
+
+fn ids(value: &Value) -> Result<Vec<u32>> {
+    Ok(serde_json::from_value(value.clone())?)
+}
+
+#[test]
+fn greedy_ids_are_transformers_and_nothing_else_is_printed() -> Result {
+    for reference in references()? {
+        let prompt = comma_separated(&ids(&reference["prompt"])?);
+        let penalty = reference["repetition_penalty"].to_string();
+        let args = [
+            "generate",
+            "--model",
+            &case("odd"),
+            "--greedy",
+            "-n20",
+            "--repetition-penalty",
+            &penalty,
+            "--ids",
+            &prompt,
+        ];
+        let run = gpt2(&args)?.succeeded();
+        let expected = ids(&reference["new_ids"])?;
+        assert_eq!(run.stdout, comma_separated(&expected) + "\n");
+        assert_says("stderr", &run.stderr, &["20 tokens in", "tokens/s"]);
+
+        let report = json(&[&args[..], &["--json"]].concat())?;
+        assert_eq!(report["model"], case("odd"));
+        assert_eq!((&report["ids"], &report["prompt_ids"]), (&reference["new_ids"], &reference["prompt"]));
+        assert_eq!((&report["text"], &report["stopped_at_eos"]), (&Value::Null, &false.into()));
+        let (seconds, speed) = (report["seconds"].as_f64(), report["tokens_per_second"].as_f64());
+        let product = seconds.ok_or("seconds")? * speed.ok_or("speed")?;
+        assert!((product - 20.0).abs() < 1e-6, "{seconds:?} s, {speed:?} tokens/s");
+    }
+    Ok(())
+}
+
+#[test]
+fn text_is_the_prompt_and_its_continuation() -> Result {
+    let prompt = "ROMEO:\n";
+    let args = ["generate", "--greedy", "-n30", prompt];
+    let run = gpt2(&args)?.succeeded();
+    let report = json(&[&args[..], &["--json"]].concat())?;
+    let text = report["text"].as_str().ok_or("text")?;
+    assert_eq!(run.stdout, format!("{prompt}{text}\n"));
+    assert_eq!(text, demo_tokenizer()?.decode(&ids(&report["ids"])?));
+    assert_eq!(run.stdout, gpt2(&args)?.succeeded().stdout, "greedy is not random");
+
+    // The library, given the same, generates the same.
+    let model = Checkpoint::open(&demo().open()?)?.load_model(DType::F32, &Device::Cpu)?;
+    let prompt_ids = demo_tokenizer()?.encode(prompt)?;
+    let mut generation = Generation::new(&model, std::slice::from_ref(&prompt_ids), Sampling::greedy(), 30)?;
+    for step in generation.by_ref() {
+        step?;
+    }
+    assert_eq!(generation.texts()[0][prompt_ids.len()..], ids(&report["ids"])?);
+    Ok(())
+}
+
+#[test]
+fn the_seed_decides_the_text() -> Result {
+    let text = |seed: &[&str]| -> Result<String> {
+        Ok(gpt2(&[&["generate", "-n40", "O Romeo"][..], seed].concat())?.succeeded().stdout)
+    };
+    assert_eq!(text(&["--seed", "1"])?, text(&["--seed", "1"])?);
+    assert_ne!(text(&["--seed", "1"])?, text(&["--seed", "2"])?);
+    assert_eq!(text(&[])?, text(&["--seed", "0"])?, "the default is a seed as well");
+    Ok(())
+}
+
+#[test]
+fn narrow_sampling_is_greedy() -> Result {
+    let model = case("odd");
+    let run = |options: &[&str]| -> Result<String> {
+        let args = ["generate", "--model", &model, "--ids", "43,97,31,71", "-n20", "--seed", "9"];
+        Ok(gpt2(&[&args[..], options].concat())?.succeeded().stdout)
+    };
+    let greedy = run(&["--greedy"])?;
+    for options in
+        [&["--temperature", "0"][..], &["--top-k", "1"], &["--top-p", "0.000001"], &["-t", "0.00001"]]
+    {
+        assert_eq!(run(options)?, greedy, "{options:?}");
+    }
+    assert_ne!(run(&["--top-k", "0"])?, greedy);
+    Ok(())
+}
+
+#[test]
+fn the_end_token_ends_the_text_and_is_not_printed() -> Result {
+    // `odd` goes on with 61, 50, 41 after this prompt.
+    let folder = Folder::of("odd")?;
+    folder.set_config("eos_token_id", serde_json::json!([7, 50]))?;
+    let model = folder.path().display().to_string();
+    let args = ["generate", "--model", &model, "--greedy", "--ids", "43,97,31,71"];
+    assert_eq!(gpt2(&args)?.succeeded().stdout, "61\n");
+    let report = json(&[&args[..], &["--json"]].concat())?;
+    assert_eq!((ids(&report["ids"])?, &report["stopped_at_eos"]), (vec![61, 50], &true.into()));
+    Ok(())
+}
+
+#[test]
+fn the_end_token_is_no_part_of_the_text_in_json_either() -> Result {
+    // The demo model with the token that it would generate third as its end.
+    let folder = Folder::empty()?;
+    for name in ["config.json", "model.safetensors", "tokenizer.json"] {
+        std::fs::copy(data("../../models/tiny-shakespeare").join(name), folder.file(name))?;
+    }
+    let model = folder.path().display().to_string();
+    let args = ["generate", "--model", &model, "--greedy", "-n8", "ROMEO:", "--json"];
+    let endless = ids(&json(&args)?["ids"])?;
+    folder.set_config("eos_token_id", endless[2].into())?;
+    let report = json(&args)?;
+    assert_eq!(report["stopped_at_eos"], true);
+    let streamed = gpt2(&args[..args.len() - 1])?.succeeded().stdout;
+    assert_eq!(streamed, format!("ROMEO:{}\n", report["text"].as_str().ok_or("text")?));
+    Ok(())
+}
+
+#[test]
+fn the_context_is_used_to_its_end_and_not_beyond() -> Result {
+    let folder = Folder::of("odd")?;
+    folder.set_config("eos_token_id", Value::Null)?;
+    let (model, full) = (folder.path().display().to_string(), comma_separated(&[3; 77]));
+    // 77 positions are read and the 78th token is generated from the last.
+    let run = gpt2(&["generate", "--model", &model, "--ids", &full])?.succeeded();
+    assert_eq!(run.stdout.trim_end().split(',').count(), 1, "{}", run.stdout);
+    let run = gpt2(&["generate", "--model", &model, "--ids", "1,2"])?.succeeded();
+    assert_eq!(run.stdout.trim_end().split(',').count(), 76, "what there is room for");
+    gpt2(&["generate", "--model", &model, "--ids", "1,2", "-n77"])?
+        .refused(1, &["n_positions = 77", "at most 76"]);
+    Ok(())
+}
+
+#[test]
+fn nothing_is_generated_where_nothing_is_asked_for() -> Result {
+    let run = gpt2(&["generate", "--model", &case("odd"), "--ids", "1,2", "-n0"])?.succeeded();
+    assert_eq!(run.stdout, "\n");
+    let report = json(&["generate", "--json", "-n0", "O Romeo"])?;
+    assert_eq!((&report["text"], &report["stopped_at_eos"]), (&"".into(), &false.into()));
+    Ok(())
+}
+
+#[test]
+fn values_without_a_meaning_are_refused_by_name() -> Result {
+    for (option, value, name) in [
+        ("--temperature", "nan", "temperature"),
+        ("--temperature=-1", "", "temperature"),
+        ("--top-p", "1.5", "top-p"),
+        ("--top-p", "0", "top-p"),
+        ("--repetition-penalty", "0", "repetition-penalty"),
+    ] {
+        let options: &[&str] = if value.is_empty() { &[option] } else { &[option, value] };
+        let args = ["generate", "--model", &case("odd"), "--ids", "1"];
+        gpt2(&[&args[..], options].concat())?.refused(2, &[name, "expected"]);
+    }
+    Ok(())
+}

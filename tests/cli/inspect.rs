@@ -1,0 +1,136 @@
+//! `gpt2 inspect`: what is in a folder, without reading the weights.
+
+use super::{case, gpt2, json};
+use crate::checkpoint::{Folder, assert_says, read, zeros};
+use crate::common::{Result, data, load};
+use candle_core::DType;
+use gpt2_loader::{Checkpoint, SaveOptions, Source, save};
+use safetensors::Dtype;
+use serde_json::json;
+
+#[test]
+fn json_agrees_with_the_library() -> Result {
+    for name in ["odd", "untied", "pickle", "pickle_tied", "inner"] {
+        let report = json(&["inspect", &case(name), "--json"])?;
+        let checkpoint = Checkpoint::open(&Source::directory(data(name)).open()?)?;
+        let audit = checkpoint.audit();
+        let n = checkpoint.config().parameter_count();
+        assert_eq!((&report["model"], &report["parameters"]), (&case(name).into(), &n.into()));
+        assert_eq!(report["memory_bytes"], json!({"f32": 4 * n, "f16": 2 * n, "bf16": 2 * n}));
+        assert_eq!(report["config"], serde_json::to_value(checkpoint.config())?);
+        let buffers: Vec<_> = audit.buffers.iter().map(|t| t.name.as_str()).collect();
+        assert_eq!(
+            report["audit"],
+            json!({"clean": true, "missing": [], "unexpected": [], "mismatched": [], "duplicates": [], "buffers": buffers})
+        );
+        let tensors: Vec<_> = checkpoint
+            .tensors()
+            .map(|(_, t)| json!({"name": t.name, "shape": t.shape, "dtype": t.dtype.to_string(), "file": t.file_name()}))
+            .collect();
+        assert_eq!(report["tensors"], json!(tensors));
+        // This one holds its tied head, too.
+        let heads = usize::from(name == "pickle_tied");
+        assert_eq!(tensors.len(), checkpoint.config().parameters().len() + buffers.len() + heads, "{name}");
+    }
+    Ok(())
+}
+
+#[test]
+fn the_tables_name_every_field_and_tensor() -> Result {
+    let text = gpt2(&["inspect", "--model", &case("odd")])?.succeeded().stdout;
+    let line_of = |words: &[&str]| text.lines().any(|l| l.split_whitespace().eq(words.iter().copied()));
+    assert!(line_of(&["n_embd", "48"]) && line_of(&["vocab_size", "101"]), "{text}");
+    for (name, tensor) in read(&data("odd").join("model.safetensors"))? {
+        let shape = format!("{:?}", tensor.shape);
+        let words: Vec<&str> = [name.as_str()].into_iter().chain(shape.split(' ')).chain(["F32"]).collect();
+        assert!(line_of(&words), "{words:?} is not in:\n{text}");
+    }
+    let n = load("odd", DType::F32)?.config().parameter_count();
+    assert_says(
+        "tables",
+        &text,
+        &[&format!("{n} parameters: 0.3 MB in f32, 0.1 MB in f16"), "0 mask buffers", "audit: "],
+    );
+    Ok(())
+}
+
+#[test]
+fn the_folder_is_an_argument_or_an_option() -> Result {
+    let model = case("odd");
+    let run = gpt2(&["inspect", &model])?.succeeded();
+    assert_eq!(gpt2(&["inspect", "--model", &model])?.succeeded().stdout, run.stdout);
+    assert_eq!(gpt2(&["inspect", &model, "--model", &model])?.code, 2);
+    let demo = gpt2(&["inspect"])?.succeeded();
+    assert_says("demo", &demo.stdout, &["tiny-shakespeare (built in)", "wte.weight", "audit: "]);
+    Ok(())
+}
+
+#[test]
+fn what_does_not_fit_is_a_result_and_exit_code_1() -> Result {
+    let mut tensors = read(&data("odd").join("model.safetensors"))?;
+    tensors.remove("transformer.wpe.weight");
+    tensors.insert("transformer.ln_f.weight".into(), zeros(Dtype::F32, &[47]));
+    tensors.insert("ln_f.bias".into(), zeros(Dtype::F32, &[48]));
+    tensors.insert("transformer.extra".into(), zeros(Dtype::I64, &[2]));
+    let folder = Folder::with_tensors("odd", &tensors)?;
+    let model = folder.path().display().to_string();
+    let run = gpt2(&["inspect", &model])?;
+    assert_eq!(run.code, 1, "{run:?}");
+    let parts = [
+        "missing     wpe.weight",
+        "mis-shaped  transformer.ln_f.weight",
+        "twice",
+        "unexpected  transformer.extra",
+    ];
+    assert_says("stdout", &run.stdout, &parts);
+
+    let run = gpt2(&["inspect", "--json", &model])?;
+    assert_eq!(run.code, 1, "{run:?}");
+    let report: serde_json::Value = serde_json::from_str(&run.stdout)?;
+    let audit = &report["audit"];
+    assert_eq!((&audit["clean"], &audit["missing"]), (&json!(false), &json!(["wpe.weight"])));
+    assert_eq!(audit["mismatched"], json!(["transformer.ln_f.weight"]));
+    assert_eq!(audit["unexpected"], json!(["transformer.extra"]));
+    assert_eq!(audit["duplicates"].as_array().map(Vec::len), Some(1));
+    Ok(())
+}
+
+#[test]
+fn buffers_are_listed_and_not_counted() -> Result {
+    let folder = Folder::empty()?;
+    let model = load("odd", DType::F32)?;
+    save(folder.path(), &model, None, SaveOptions { dtype: Some(DType::F16), buffers: true })?;
+    let report = json(&["inspect", "--json", &folder.path().display().to_string()])?;
+    assert_eq!(report["audit"]["buffers"], json!(["transformer.h.0.attn.bias", "transformer.h.1.attn.bias"]));
+    assert_eq!(report["parameters"], model.config().parameter_count());
+    let dtypes: Vec<_> = report["tensors"].as_array().ok_or("tensors")?.iter().map(|t| &t["dtype"]).collect();
+    assert_eq!(dtypes.iter().filter(|d| **d == "U8").count(), 2);
+    assert!(dtypes.iter().all(|d| *d == "U8" || *d == "F16"), "{dtypes:?}");
+    Ok(())
+}
+
+#[test]
+fn the_weights_are_not_read() -> Result {
+    // A file of 3 GB that takes no room on disk: its data is a hole.
+    let folder = Folder::of("odd")?;
+    folder.set_config("vocab_size", 16_000_000.into())?;
+    let mut header = serde_json::Map::new();
+    let mut offset = 0;
+    for p in gpt2_loader::Checkpoint::open(&Source::directory(folder.path()).open()?)?.config().parameters() {
+        let len = 4 * p.shape.iter().map(|&n| n as u64).product::<u64>();
+        header.insert(
+            p.name,
+            json!({"dtype": "F32", "shape": p.shape, "data_offsets": [offset, offset + len]}),
+        );
+        offset += len;
+    }
+    let header = serde_json::Value::Object(header).to_string();
+    let content = [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat();
+    std::fs::remove_file(folder.file("model.safetensors"))?;
+    folder.write("model.safetensors", &content)?;
+    let file = std::fs::File::options().write(true).open(folder.file("model.safetensors"))?;
+    file.set_len(content.len() as u64 + offset)?;
+    let report = json(&["inspect", "--json", &folder.path().display().to_string()])?;
+    assert!(report["parameters"].as_u64() > Some(768_000_000), "{}", report["parameters"]);
+    Ok(())
+}

@@ -1,0 +1,135 @@
+//! The prompt: an argument, a file, a pipe or ids, and what a terminal must never see of it.
+
+use super::{case, demo_tokenizer, gpt2, gpt2_with_pipe};
+use crate::checkpoint::{Folder, Tensors, assert_says, read, zeros};
+use crate::common::{Result, data};
+use safetensors::Dtype;
+
+#[test]
+fn every_way_of_giving_it_is_the_same_prompt() -> Result {
+    let text = "ROMEO:\nBut soft! — é";
+    let folder = Folder::empty()?;
+    folder.write("prompt.txt", format!("{text}\n"))?;
+    folder.write("bare.txt", text)?;
+    let (file, bare) =
+        (folder.file("prompt.txt").display().to_string(), folder.file("bare.txt").display().to_string());
+    let expected = gpt2(&["forward", "--json", text])?.succeeded().stdout;
+    for (what, run) in [
+        ("a file", gpt2(&["forward", "--json", "--file", &file])?),
+        ("a file without a newline at its end", gpt2(&["forward", "--json", "-f", &bare])?),
+        ("a pipe", gpt2_with_pipe(&["forward", "--json"], &format!("{text}\n"))?),
+        ("a pipe without a newline at its end", gpt2_with_pipe(&["forward", "--json"], text)?),
+    ] {
+        assert_eq!(run.succeeded().stdout, expected, "{what}");
+    }
+    // An argument is taken as it is, and only one newline is left out.
+    let run = gpt2_with_pipe(&["forward", "--json"], &format!("{text}\n\n"))?.succeeded();
+    assert_eq!(gpt2(&["forward", "--json", &format!("{text}\n")])?.succeeded().stdout, run.stdout);
+    assert_ne!(run.stdout, expected);
+    Ok(())
+}
+
+#[test]
+fn ids_are_the_prompt_of_their_text() -> Result {
+    let text = "What light through yonder window breaks?";
+    let ids = super::comma_separated(&demo_tokenizer()?.encode(text)?);
+    for name in ["forward", "attention"] {
+        let expected = gpt2(&[name, "--json", text])?.succeeded().stdout;
+        assert_eq!(gpt2(&[name, "--json", "--ids", &ids])?.succeeded().stdout, expected, "{name}");
+        assert_eq!(gpt2(&[name, "--json", "--ids", &ids.replace(',', " ")])?.code, 2, "{name}: one argument");
+    }
+    Ok(())
+}
+
+#[test]
+fn an_argument_comes_before_a_pipe() -> Result {
+    let run = gpt2_with_pipe(&["forward", "--json", "O Romeo"], "something else")?.succeeded();
+    assert_eq!(run.stdout, gpt2(&["forward", "--json", "O Romeo"])?.succeeded().stdout);
+    Ok(())
+}
+
+#[test]
+fn an_empty_prompt_is_refused_wherever_it_comes_from() -> Result {
+    let folder = Folder::empty()?;
+    folder.write("empty.txt", "\n")?;
+    let file = folder.file("empty.txt").display().to_string();
+    for name in ["forward", "attention", "generate"] {
+        let parts = ["the prompt is empty", "at least one token"];
+        gpt2(&[name, ""])?.refused(1, &parts);
+        gpt2(&[name])?.refused(1, &parts);
+        gpt2(&[name, "--file", &file])?.refused(1, &parts);
+        gpt2_with_pipe(&[name], "")?.refused(1, &parts);
+    }
+    Ok(())
+}
+
+#[test]
+fn a_prompt_that_cannot_be_read_is_named() -> Result {
+    let folder = Folder::empty()?;
+    folder.write("latin1.txt", b"caf\xe9")?;
+    for (file, reason) in [("nowhere.txt", "No such file"), ("latin1.txt", "UTF-8"), ("", "directory")] {
+        let path = folder.file(file).display().to_string();
+        gpt2(&["forward", "--file", &path])?.refused(1, &["cannot read the prompt from", &path, reason]);
+    }
+    Ok(())
+}
+
+#[test]
+fn text_for_a_model_without_a_tokenizer_is_refused_with_the_way_out() -> Result {
+    for name in ["forward", "attention", "generate"] {
+        let run = gpt2(&[name, "--model", &case("odd"), "some text"])?;
+        run.refused(1, &[&case("odd"), "no tokenizer", "tokenizer.json", "token ids"]);
+    }
+    Ok(())
+}
+
+const ESCAPES: &str = "\x1b[31mred\x1b]0;title\x07 \u{9b}2J\r\x08\u{202e}";
+
+/// Fails where a control character is left: in JSON one of ASCII's, elsewhere any.
+#[track_caller]
+fn assert_harmless(args: &[&str], text: &str) {
+    let json = args.contains(&"--json");
+    let raw = |c: char| c != '\n' && (c.is_ascii_control() || c.is_control() && !json);
+    assert!(!text.contains(raw), "{args:?}: {text:?}");
+}
+
+#[test]
+fn escapes_in_a_prompt_never_reach_the_terminal() -> Result {
+    for args in [
+        &["attention"][..],
+        &["attention", "--layer", "0"],
+        &["attention", "--json"],
+        &["forward"],
+        &["forward", "--json"],
+    ] {
+        let run = gpt2(&[args, &[ESCAPES]].concat())?.succeeded();
+        assert_harmless(args, &run.stdout);
+        assert_harmless(args, &run.stderr);
+    }
+    let run = gpt2(&["forward", ESCAPES])?.succeeded();
+    assert!(run.stdout.contains('␛') && run.stdout.contains('␍'), "{}", run.stdout);
+    Ok(())
+}
+
+/// `odd` with a tensor whose name repaints the screen.
+fn painted() -> Result<Folder> {
+    let mut tensors: Tensors = read(&data("odd").join("model.safetensors"))?;
+    tensors.insert("evil\x1b[31m\u{9b}2J".into(), zeros(Dtype::F32, &[1]));
+    Folder::with_tensors("odd", &tensors)
+}
+
+#[test]
+fn escapes_in_a_checkpoint_never_reach_the_terminal() -> Result {
+    let folder = painted()?;
+    let model = folder.path().display().to_string();
+    for args in
+        [&["inspect"][..], &["inspect", "--json"], &["forward", "--ids", "1"], &["generate", "--ids", "1"]]
+    {
+        let run = gpt2(&[args, &["--model", &model]].concat())?;
+        assert_eq!(run.code, 1, "{run:?}");
+        assert_says("an unexpected tensor", &(run.stdout.clone() + &run.stderr), &["evil"]);
+        assert_harmless(args, &run.stdout);
+        assert_harmless(args, &run.stderr);
+    }
+    Ok(())
+}

@@ -1,0 +1,180 @@
+//! `gpt2 train`: a folder that every other subcommand takes, the same for the same seed.
+
+use super::{Run, command, gpt2, json};
+use crate::checkpoint::{Folder, assert_says, read};
+use crate::common::Result;
+use gpt2_loader::{Checkpoint, Source, Tokenizer};
+use safetensors::Dtype;
+use std::io::{BufRead, BufReader, Read};
+use std::process::Stdio;
+
+/// Verses enough for both parts of the data.
+fn text() -> String {
+    let line = |i: usize| {
+        format!("Line {i} of a play in which the {} king speaks.\n", ["old", "young", "mad"][i % 3])
+    };
+    (0..60).map(line).collect::<Vec<_>>().concat()
+}
+
+/// Trains for a few steps into `out` under `folder`.
+fn train(folder: &Folder, out: &str, more: &[&str]) -> Result<Run> {
+    folder.write("text.txt", text())?;
+    let (text, out) = (folder.file("text.txt").display().to_string(), folder.file(out).display().to_string());
+    let args =
+        ["train", "--text", &text, "--out", &out, "--vocab-size", "300", "--n-layer", "1", "--n-head", "2"];
+    let sizes =
+        ["--n-embd", "8", "--n-positions", "16", "--batch", "2", "--warmup", "2", "--eval-every", "4"];
+    gpt2(&[&args[..], &sizes, more].concat())
+}
+
+#[test]
+fn a_trained_model_is_clean_runs_and_knows_its_text() -> Result {
+    let folder = Folder::empty()?;
+    let run = train(&folder, "model", &["--steps", "40", "--lr", "0.02"])?.succeeded();
+    assert_eq!(run.stdout, "", "progress is no result");
+    assert_says("stderr", &run.stderr, &["tokens to learn", "vocabulary 300", "validation", "saved in"]);
+    let model = folder.file("model");
+    let mut names: Vec<_> = std::fs::read_dir(&model)?.filter_map(|e| Some(e.ok()?.file_name())).collect();
+    names.sort();
+    assert_eq!(names, ["config.json", "model.safetensors", "tokenizer.json"]);
+
+    let path = model.display().to_string();
+    let report = json(&["inspect", &path, "--json"])?;
+    assert_eq!(report["audit"]["clean"], true, "{report}");
+    for (field, value) in
+        [("vocab_size", 300), ("n_layer", 1), ("n_head", 2), ("n_embd", 8), ("n_positions", 16)]
+    {
+        assert_eq!(report["config"][field], value, "{field}");
+    }
+    let end = Tokenizer::open(&Source::directory(&model).open()?, 300)?.end_of_text();
+    assert_eq!(report["config"]["eos_token_id"], serde_json::json!(end));
+
+    // A model that learnt nothing would give each of 300 tokens alike.
+    let report = json(&["forward", "--model", &path, "--json", "Line 7 of a play in"])?;
+    assert!(report["perplexity"].as_f64() < Some(200.0), "{}", report["perplexity"]);
+    let run = gpt2(&["generate", "--model", &path, "--greedy", "-n4", "Line"])?.succeeded();
+    assert!(run.stdout.starts_with("Line") && run.stdout.len() > 6, "{:?}", run.stdout);
+    Ok(())
+}
+
+#[test]
+fn the_same_seed_gives_the_same_bytes_and_another_seed_others() -> Result {
+    let folder = Folder::empty()?;
+    for (out, seed) in [("a", "1"), ("b", "1"), ("c", "2")] {
+        train(&folder, out, &["--steps", "8", "--threads", "1", "--seed", seed])?.succeeded();
+    }
+    let bytes = |out: &str, file: &str| std::fs::read(folder.file(out).join(file));
+    for file in ["model.safetensors", "tokenizer.json", "config.json"] {
+        assert!(bytes("a", file)? == bytes("b", file)?, "{file} differs for one seed");
+    }
+    assert!(bytes("a", "model.safetensors")? != bytes("c", "model.safetensors")?, "the seed changes nothing");
+    Ok(())
+}
+
+#[test]
+fn the_weights_are_saved_in_the_precision_asked_for() -> Result {
+    let folder = Folder::empty()?;
+    train(&folder, "model", &["--steps", "2", "--save-dtype", "f16"])?.succeeded();
+    let tensors = read(&folder.file("model").join("model.safetensors"))?;
+    assert!(tensors.values().all(|t| t.dtype == Dtype::F16));
+    assert!(Checkpoint::open(&Source::directory(folder.file("model")).open()?)?.audit().is_clean());
+    Ok(())
+}
+
+#[test]
+#[cfg(unix)]
+fn ctrl_c_saves_what_there_is() -> Result {
+    let folder = Folder::empty()?;
+    folder.write("text.txt", text())?;
+    let (text, out) =
+        (folder.file("text.txt").display().to_string(), folder.file("model").display().to_string());
+    let args =
+        ["train", "--text", &text, "--out", &out, "--vocab-size", "300", "--n-layer", "1", "--n-head", "2"];
+    let sizes =
+        ["--n-embd", "8", "--n-positions", "16", "--steps", "20000", "--eval-every", "1", "--lr", "0"];
+    let mut child =
+        command(&[&args[..], &sizes].concat()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    let mut stderr = BufReader::new(child.stderr.take().ok_or("a pipe")?);
+    let mut line = String::new();
+    while !line.starts_with("step 1:") {
+        line.clear();
+        assert!(stderr.read_line(&mut line)? > 0, "it ended before the first step");
+    }
+    let kill = format!("kill -INT {}", child.id());
+    assert!(std::process::Command::new("sh").args(["-c", &kill]).status()?.success());
+    stderr.read_to_string(&mut line)?;
+    let run = Run::of(child.wait_with_output()?)?.succeeded();
+    assert_eq!(run.stdout, "");
+    assert_says("stderr", &line, &["stopped by Ctrl-C", "saved in"]);
+    gpt2(&["inspect", &out])?.succeeded();
+    Ok(())
+}
+
+#[test]
+fn a_model_that_is_there_is_replaced_only_where_that_is_asked_for() -> Result {
+    let folder = Folder::of("odd")?;
+    folder.write("text.txt", text())?;
+    let before = std::fs::read(folder.file("model.safetensors"))?;
+    let (text, out) = (folder.file("text.txt").display().to_string(), folder.path().display().to_string());
+    let args =
+        ["train", "--text", &text, "--out", &out, "--vocab-size", "300", "--n-layer", "1", "--n-head", "2"];
+    let sizes = ["--n-embd", "8", "--n-positions", "16", "--batch", "2", "--steps", "1"];
+    let args = [&args[..], &sizes].concat();
+    gpt2(&args)?.refused(1, &["config.json", "--overwrite", &out]);
+    assert_eq!(std::fs::read(folder.file("model.safetensors"))?, before);
+    gpt2(&[&args[..], &["--overwrite"]].concat())?.succeeded();
+    assert_ne!(std::fs::read(folder.file("model.safetensors"))?, before);
+    Ok(())
+}
+
+#[test]
+fn what_cannot_be_trained_is_refused_with_the_reason() -> Result {
+    let folder = Folder::empty()?;
+    for (more, code, parts) in [
+        (&["--n-head", "3"][..], 1, &["n_embd (8)", "n_head (3)"][..]),
+        (&["--n-layer", "0"], 1, &["n_layer is 0"]),
+        (&["--n-positions", "5000"], 1, &["too short", "--n-positions 5000"]),
+        (&["--n-positions", "0"], 1, &["n_positions is 0"]),
+        (&["--steps", "0"], 2, &["--steps", "0 is not in 1.."]),
+        (&["--batch", "0"], 2, &["--batch", "0 is not in 1.."]),
+        (&["--val-fraction", "1"], 2, &["--val-fraction", "between 0 and 1"]),
+        (&["--val-fraction", "nan"], 2, &["--val-fraction", "between 0 and 1"]),
+        (&["--vocab-size", "10"], 2, &["--vocab-size", "10 is not in 257.."]),
+        (&["--lr", "1e30", "--steps", "20"], 1, &["the loss became", "--lr"]),
+        (&["--lr", "1e30", "--steps", "1"], 1, &["the validation loss became", "--lr"]),
+    ] {
+        // A later option takes an earlier one's place only where clap is told so: these come once.
+        folder.write("text.txt", text())?;
+        let (text, out) =
+            (folder.file("text.txt").display().to_string(), folder.file("model").display().to_string());
+        let mut options = vec!["--vocab-size", "300", "--n-layer", "1", "--n-head", "2", "--n-embd", "8"];
+        options.extend(["--n-positions", "16", "--batch", "2", "--warmup", "1", "--steps", "1"]);
+        for pair in more.chunks(2) {
+            match options.iter().position(|o| *o == pair[0]) {
+                Some(at) => options[at + 1] = pair[1],
+                None => options.extend(pair),
+            }
+        }
+        let run = gpt2(&[&["train", "--text", &text, "--out", &out][..], &options].concat())?;
+        run.refused(code, parts);
+    }
+    Ok(())
+}
+
+#[test]
+fn texts_and_folders_that_are_not_there_are_named() -> Result {
+    let folder = Folder::empty()?;
+    folder.write("text.txt", text())?;
+    folder.write("latin1.txt", b"caf\xe9")?;
+    folder.write("empty.txt", "")?;
+    let path = |name: &str| folder.file(name).display().to_string();
+    for (text, reason) in [("nowhere.txt", "No such file"), ("latin1.txt", "UTF-8")] {
+        let run = gpt2(&["train", "--text", &path(text), "--out", &path("out")])?;
+        run.refused(1, &["cannot read the text from", &path(text), reason]);
+        assert!(!folder.file("out").exists(), "a folder was made for nothing");
+    }
+    gpt2(&["train", "--text", &path("empty.txt"), "--out", &path("out")])?.refused(1, &["too short"]);
+    let run = gpt2(&["train", "--text", &path("text.txt"), "--out", &path("latin1.txt")])?;
+    run.refused(1, &["cannot make", &path("latin1.txt")]);
+    Ok(())
+}

@@ -1,0 +1,207 @@
+//! Attention, eager and fused, against its definition in f64.
+
+use crate::common::Result;
+use candle_core::{DType, Device, Tensor};
+use gpt2_kernels::Implementation::{Eager, Fused};
+use gpt2_kernels::attention::{CausalAttention, CausalMask, causal_bias};
+use proptest::prelude::*;
+
+/// q, k and v as views of one packed projection, the way that `c_attn` leaves them, and a padding mask.
+struct Case {
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    padding: Option<Vec<Vec<u8>>>,
+    scale: f64,
+}
+
+impl Case {
+    /// Normal numbers of deviation `spread`; T queries at the end of S keys.
+    fn random(
+        (b, h, d): (usize, usize, usize),
+        (t, s): (usize, usize),
+        spread: f64,
+        seed: u64,
+    ) -> Result<Self> {
+        let vb = gpt2_model::init::seeded(seed, DType::F32, &Device::Cpu);
+        let init = candle_nn::Init::Randn { mean: 0., stdev: spread };
+        let packed = vb.get_with_hints((b, s, 3, h, d), "x", init)?;
+        let part = |i| packed.narrow(2, i, 1)?.squeeze(2)?.transpose(1, 2); // (B, H, S, D), strided
+        let q = part(0)?.narrow(2, s - t, t)?;
+        Ok(Self { q, k: part(1)?, v: part(2)?, padding: None, scale: 1. / (d as f64).sqrt() })
+    }
+
+    fn run(&self, implementation: gpt2_kernels::Implementation) -> Result<Tensor> {
+        let s = self.k.dim(2)?;
+        let tril = causal_bias(s + 3, &Device::Cpu)?;
+        let padding = self.padding.clone().map(|p| Tensor::new(p, &Device::Cpu)).transpose()?;
+        let mask = CausalMask { tril: &tril, padding: padding.as_ref() };
+        let attention = CausalAttention::new(self.scale).with_implementation(implementation);
+        Ok(attention.forward(&self.q, &self.k, &self.v, mask)?) // (B, T, H, D)
+    }
+
+    /// The definition, one number at a time: query i of T sees keys 0..=S-T+i that are no padding.
+    fn by_definition(&self) -> Result<Vec<f64>> {
+        let (b, h, t, d) = self.q.dims4()?;
+        let s = self.k.dim(2)?;
+        let flat = |x: &Tensor| -> Result<Vec<f64>> { Ok(x.to_dtype(DType::F64)?.flatten_all()?.to_vec1()?) };
+        let (q, k, v) = (flat(&self.q)?, flat(&self.k)?, flat(&self.v)?);
+        let row = |x: &[f64], len: usize, b: usize, h_: usize, i: usize| {
+            let start = ((b * h + h_) * len + i) * d;
+            x[start..start + d].to_vec()
+        };
+        let mut out = vec![0.0; b * t * h * d];
+        for (bi, hi, i) in (0..b).flat_map(|b| (0..h).flat_map(move |h| (0..t).map(move |i| (b, h, i)))) {
+            let query = row(&q, t, bi, hi, i);
+            let sees = |j: &usize| self.padding.as_ref().is_none_or(|p| p[bi][*j] == 1);
+            let keys: Vec<usize> = (0..=s - t + i).filter(sees).collect();
+            let score = |&j: &usize| {
+                self.scale * query.iter().zip(row(&k, s, bi, hi, j)).map(|(a, b)| a * b).sum::<f64>()
+            };
+            let scores: Vec<f64> = keys.iter().map(score).collect();
+            let highest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let total: f64 = scores.iter().map(|x| (x - highest).exp()).sum();
+            for (&j, x) in keys.iter().zip(&scores) {
+                for (c, value) in row(&v, s, bi, hi, j).iter().enumerate() {
+                    out[((bi * t + i) * h + hi) * d + c] += (x - highest).exp() / total * value;
+                }
+            }
+        }
+        Ok(out)
+    }
+
+    /// The largest error of `implementation` beside the largest value.
+    fn error(&self, implementation: gpt2_kernels::Implementation) -> Result<f64> {
+        let expected = self.by_definition()?;
+        let got = self.run(implementation)?;
+        let (b, h, t, d) = self.q.dims4()?;
+        assert_eq!(got.dims(), [b, t, h, d]);
+        assert_eq!(got.dtype(), self.q.dtype());
+        let got: Vec<f64> = got.to_dtype(DType::F64)?.flatten_all()?.to_vec1()?;
+        let largest = expected.iter().fold(1e-30, |a: f64, x| a.max(x.abs()));
+        let worst = got.iter().zip(&expected).map(|(a, b)| (a - b).abs());
+        Ok(worst.fold(0.0, |a: f64, x| if x.is_nan() { f64::NAN } else { a.max(x) }) / largest)
+    }
+}
+
+/// Which keys are visible: about half of them, none of row 0 in every fourth case.
+fn some_padding(b: usize, s: usize, seed: u64) -> Vec<Vec<u8>> {
+    let bit = |i: usize, j: usize| u8::from((seed >> ((i * 7 + j * 5) % 13)) & 1 == 1);
+    (0..b)
+        .map(|i| (0..s).map(|j| if i == 0 && seed.is_multiple_of(4) { 0 } else { bit(i, j) }).collect())
+        .collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
+    /// Measured over thousands of cases: at most 2e-6 in f32, and the halves' own rounding.
+    #[test]
+    fn any_shape_equals_the_definition(b in 1usize..4, h in 1usize..4, d in 1usize..131, s in 1usize..220,
+                                       t in 1usize..220, seed in 0u64..100_000, padded: bool) {
+        let check = || -> Result {
+            let mut case = Case::random((b, h, d), (t.min(s), s), 1.5, seed)?;
+            if padded {
+                case.padding = Some(some_padding(b, s, seed));
+            }
+            for implementation in [Fused, Eager] {
+                let error = case.error(implementation)?;
+                assert!(error <= 5e-6, "{implementation:?}: {error:e}");
+            }
+            for (dtype, rounding) in [(DType::F16, 2f64.powi(-11)), (DType::BF16, 2f64.powi(-8))] {
+                let half = Case {
+                    q: case.q.to_dtype(dtype)?, k: case.k.to_dtype(dtype)?, v: case.v.to_dtype(dtype)?,
+                    padding: case.padding.clone(), scale: case.scale,
+                };
+                // The inputs are rounded on both sides; only the output's own rounding remains.
+                let error = half.error(Fused)?;
+                assert!(error <= 1.1 * rounding, "{dtype:?}: {error:e}");
+            }
+            Ok(())
+        };
+        check().map_err(|e| TestCaseError::fail(e.to_string()))?;
+    }
+}
+
+#[test]
+fn extreme_scores_stay_finite_and_tiny_ones_exact() -> Result {
+    for (spread, tolerance) in [(300.0, 5e-6), (1e-20, 5e-6)] {
+        // Scores of about spread² · sqrt(D): one key takes all, or all keys are equal.
+        let case = Case::random((1, 2, 16), (70, 70), spread, 5)?;
+        let error = case.error(Fused)?;
+        // A score of 1e6 is known to 1e6 · 2^-24, and so is the logarithm of its weight.
+        let tolerance = if spread > 1.0 { 0.1 } else { tolerance };
+        assert!(error <= tolerance, "spread {spread}: {error:e}");
+    }
+    Ok(())
+}
+
+#[test]
+fn nan_and_infinity_show_where_they_are_seen_and_nowhere_else() -> Result {
+    let (t, d) = (100, 8);
+    for bad in [f32::NAN, f32::INFINITY] {
+        for part in ["q", "k", "v"] {
+            let at = 60;
+            let mut case = Case::random((1, 2, d), (t, t), 1.0, 3)?;
+            let clean = case.run(Fused)?.to_vec3_of_head(1)?;
+            let tensor = match part {
+                "q" => &mut case.q,
+                "k" => &mut case.k,
+                _ => &mut case.v,
+            };
+            // Row 60 of head 1 becomes `bad`.
+            let mut values: Vec<f32> = tensor.flatten_all()?.to_vec1()?;
+            values[(t + at) * d..(t + at + 1) * d].fill(bad);
+            *tensor = Tensor::from_vec(values, (1, 2, t, d), &Device::Cpu)?;
+            let got = case.run(Fused)?.to_vec3_of_head(1)?;
+            for i in 0..t {
+                let seen = if part == "q" { i == at } else { i >= at };
+                if seen {
+                    assert!(got[i].iter().any(|x| !x.is_finite()), "{bad} in {part}: row {i} hides it");
+                } else {
+                    for (a, b) in got[i].iter().zip(&clean[i]) {
+                        assert!((a - b).abs() < 1e-5, "{bad} in {part}: row {i} is {a}, was {b}");
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+trait Head {
+    fn to_vec3_of_head(&self, h: usize) -> Result<Vec<Vec<f32>>>;
+}
+
+impl Head for Tensor {
+    /// (1, T, H, D) -> the rows of head `h`
+    fn to_vec3_of_head(&self, h: usize) -> Result<Vec<Vec<f32>>> {
+        Ok(self.squeeze(0)?.narrow(1, h, 1)?.squeeze(1)?.to_vec2()?)
+    }
+}
+
+#[test]
+fn the_result_does_not_depend_on_the_number_of_threads() -> Result {
+    let case = Case::random((2, 3, 20), (130, 150), 1.0, 11)?;
+    let bits = |threads: usize| -> Result<Vec<u32>> {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
+        let out = pool.install(|| case.run(Fused).map_err(|e| e.to_string()))?;
+        Ok(out.flatten_all()?.to_vec1::<f32>()?.into_iter().map(f32::to_bits).collect())
+    };
+    let one = bits(1)?;
+    for threads in [2, 7, 64] {
+        assert_eq!(bits(threads)?, one, "{threads} threads");
+    }
+    Ok(())
+}
+
+#[test]
+fn what_is_trained_goes_the_way_that_has_a_backward() -> Result {
+    let case = Case::random((1, 2, 4), (9, 9), 1.0, 2)?;
+    let q = candle_core::Var::from_tensor(&case.q.contiguous()?)?;
+    let case = Case { q: q.as_tensor().clone(), ..case };
+    let gradients = case.run(Fused)?.sqr()?.sum_all()?.backward()?;
+    let gradient = gradients.get(&q).ok_or("the fused kernel cut the gradient")?;
+    assert!(gradient.abs()?.sum_all()?.to_scalar::<f32>()? > 0.0);
+    Ok(())
+}
