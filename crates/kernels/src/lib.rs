@@ -12,9 +12,12 @@
 //! reaches every input. They are the definition that any faster path is held against.
 
 pub mod attention;
+mod gelu;
 mod layer_norm;
+mod vector;
 
 pub use attention::{CausalAttention, CausalMask, Implementation};
+pub use gelu::gelu;
 pub use layer_norm::layer_norm;
 
 use candle_core::DType;

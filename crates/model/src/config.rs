@@ -111,7 +111,7 @@ impl Activation {
     /// When the device fails.
     pub fn forward(self, x: &Tensor) -> Result<Tensor> {
         match self {
-            Self::GeluNew | Self::GeluPytorchTanh => x.gelu(),
+            Self::GeluNew | Self::GeluPytorchTanh => gpt2_kernels::gelu(x),
             Self::Gelu => x.gelu_erf(),
             Self::Relu => x.relu(),
             Self::Silu => x.silu(),

@@ -7,6 +7,7 @@
 
 mod cpu;
 mod eager;
+mod softmax;
 
 use candle_core::{DType, Device, Result, Tensor};
 
@@ -14,7 +15,8 @@ use candle_core::{DType, Device, Result, Tensor};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Implementation {
     /// One kernel with no (T, S) tensor, where the device, the dtype and the absence of gradients allow
-    /// it: the CPU, f32, f16 and bf16. Everything else takes the eager path, with the same result.
+    /// it: the CPU, f32, f16 and bf16. Training on the CPU in f32 fuses mask and softmax, with a backward.
+    /// Everything else takes the eager path, with the same result.
     #[default]
     Fused,
     /// Plain differentiable Candle operations with a (T, S) tensor of weights: the definition.
@@ -105,8 +107,18 @@ impl CausalAttention {
         if self.implementation == Implementation::Fused && has_fused_kernel(q, k, v) {
             return q.apply_op3_no_bwd(k, v, &cpu::CpuAttention::new(self.scale, mask.padding)?);
         }
-        let weights = eager::weights(q, k, self.scale, mask)?; // (B, H, T, S)
+        let weights = self.weights(q, k, mask)?; // (B, H, T, S)
         eager::context(&weights, v, q.dtype())
+    }
+
+    fn weights(&self, q: &Tensor, k: &Tensor, mask: CausalMask) -> Result<Tensor> {
+        if self.implementation == Implementation::Eager || !q.device().is_cpu() || q.dtype() != DType::F32 {
+            return eager::weights(q, k, self.scale, mask);
+        }
+        let padding = mask.padding.map(|p| p.flatten_all()?.to_vec1::<u8>()).transpose()?;
+        let q = (q.contiguous()? * self.scale)?;
+        let scores = q.matmul(&k.contiguous()?.transpose(2, 3)?)?; // (B, H, T, S)
+        scores.apply_op1(softmax::CausalSoftmax { padding })
     }
 
     /// As [`forward`](Self::forward), and the attention weights beside it.
@@ -124,7 +136,7 @@ impl CausalAttention {
         mask: CausalMask,
     ) -> Result<(Tensor, Tensor)> {
         check(q, k, v, mask)?;
-        let weights = eager::weights(q, k, self.scale, mask)?; // (B, H, T, S)
+        let weights = self.weights(q, k, mask)?; // (B, H, T, S)
         Ok((eager::context(&weights, v, q.dtype())?, weights))
     }
 }

@@ -4,19 +4,19 @@ pub(super) struct Input<'a>(pub(super) &'a [u8]);
 
 impl<'a> Input<'a> {
     pub(super) fn bytes(&mut self, len: usize) -> Result<&'a [u8], String> {
-        let (bytes, rest) = self.0.split_at_checked(len).ok_or_else(|| self.ends_before(len))?;
+        let (bytes, rest) = self.0.split_at_checked(len).ok_or_else(|| self.short(len))?;
         self.0 = rest;
         Ok(bytes)
     }
 
     pub(super) fn array<const LEN: usize>(&mut self) -> Result<[u8; LEN], String> {
-        let (bytes, rest) = self.0.split_first_chunk().ok_or_else(|| self.ends_before(LEN))?;
+        let (bytes, rest) = self.0.split_first_chunk().ok_or_else(|| self.short(LEN))?;
         self.0 = rest;
         Ok(*bytes)
     }
 
-    fn ends_before(&self, len: usize) -> String {
-        format!("expected {len} bytes more, found {}", self.0.len())
+    fn short(&self, len: usize) -> String {
+        format!("cut short: {} of {len} bytes are there", self.0.len())
     }
 
     /// A length of four bytes, then as many bytes of UTF-8.

@@ -5,50 +5,17 @@
 
 use super::input::Input;
 use super::object::{Global, Object, Tuple};
+use super::op;
 use std::collections::BTreeMap;
 use std::rc::Rc;
-
-// Python's names of the operations.
-const PROTO: u8 = 0x80;
-const STOP: u8 = b'.';
-const MARK: u8 = b'(';
-const BINPUT: u8 = b'q';
-const LONG_BINPUT: u8 = b'r';
-const BINGET: u8 = b'h';
-const LONG_BINGET: u8 = b'j';
-const NONE: u8 = b'N';
-const NEWTRUE: u8 = 0x88;
-const NEWFALSE: u8 = 0x89;
-const BINFLOAT: u8 = b'G';
-const BININT: u8 = b'J';
-const BININT1: u8 = b'K';
-const BININT2: u8 = b'M';
-const LONG1: u8 = 0x8a;
-const BINUNICODE: u8 = b'X';
-const GLOBAL: u8 = b'c';
-const EMPTY_TUPLE: u8 = b')';
-const TUPLE1: u8 = 0x85;
-const TUPLE2: u8 = 0x86;
-const TUPLE3: u8 = 0x87;
-const TUPLE: u8 = b't';
-const EMPTY_LIST: u8 = b']';
-const APPEND: u8 = b'a';
-const APPENDS: u8 = b'e';
-const EMPTY_DICT: u8 = b'}';
-const SETITEM: u8 = b's';
-const SETITEMS: u8 = b'u';
-const BINPERSID: u8 = b'Q';
-const REDUCE: u8 = b'R';
-const BUILD: u8 = b'b';
 
 /// The object that a whole pickle describes.
 pub(super) fn read(pickle: &[u8]) -> Result<Object<'_>, String> {
     let mut machine = Machine { input: Input(pickle), stack: vec![], marked: vec![], memo: BTreeMap::new() };
     loop {
         let at = pickle.len() - machine.input.0.len();
-        match machine.step().map_err(|reason| format!("byte {at} of data.pkl: {reason}"))? {
-            Some(object) => return Ok(object),
-            None => {}
+        if let Some(object) = machine.step().map_err(|reason| format!("byte {at} of data.pkl: {reason}"))? {
+            return Ok(object);
         }
     }
 }
@@ -67,51 +34,51 @@ impl<'a> Machine<'a> {
     fn step(&mut self) -> Result<Option<Object<'a>>, String> {
         let [operation] = self.input.array()?;
         let object = match operation {
-            STOP => return self.pop().map(Some),
-            PROTO => match self.input.array()? {
+            op::STOP => return self.pop().map(Some),
+            op::PROTO => match self.input.array()? {
                 [2] => return Ok(None),
                 [other] => return Err(format!("protocol {other}; torch.save writes protocol 2")),
             },
-            MARK => {
+            op::MARK => {
                 self.marked.push(std::mem::take(&mut self.stack));
                 return Ok(None);
             }
-            BINPUT | LONG_BINPUT => {
-                let index = self.index(operation == LONG_BINPUT)?;
+            op::BINPUT | op::LONG_BINPUT => {
+                let index = self.index(operation == op::LONG_BINPUT)?;
                 let object = self.stack.last().ok_or("there is nothing to remember")?;
                 self.memo.insert(index, object.clone());
                 return Ok(None);
             }
-            BINGET | LONG_BINGET => {
-                let index = self.index(operation == LONG_BINGET)?;
+            op::BINGET | op::LONG_BINGET => {
+                let index = self.index(operation == op::LONG_BINGET)?;
                 self.memo.get(&index).ok_or_else(|| format!("nothing is remembered as {index}"))?.clone()
             }
-            NONE | NEWTRUE | NEWFALSE => Object::Other,
-            BINFLOAT => {
+            op::NONE | op::NEWTRUE | op::NEWFALSE => Object::Other,
+            op::BINFLOAT => {
                 self.input.bytes(8)?;
                 Object::Other
             }
-            BININT => Object::Int(i32::from_le_bytes(self.input.array()?).into()),
-            BININT1 => Object::Int(u8::from_le_bytes(self.input.array()?).into()),
-            BININT2 => Object::Int(u16::from_le_bytes(self.input.array()?).into()),
-            LONG1 => Object::Int(self.input.long()?),
-            BINUNICODE => Object::Text(self.input.text()?),
-            GLOBAL => Object::Global(Global { module: self.input.line()?, name: self.input.line()? }),
-            EMPTY_TUPLE => Object::Tuple(Tuple::new(vec![])?),
-            TUPLE1 => Object::Tuple(Tuple::new(self.pop_last(1)?)?),
-            TUPLE2 => Object::Tuple(Tuple::new(self.pop_last(2)?)?),
-            TUPLE3 => Object::Tuple(Tuple::new(self.pop_last(3)?)?),
-            TUPLE => Object::Tuple(Tuple::new(self.pop_mark()?)?),
-            EMPTY_LIST => Object::List,
-            APPEND => self.pop_last(1).and_then(|_| self.pop_list())?,
-            APPENDS => self.pop_mark().and_then(|_| self.pop_list())?,
-            EMPTY_DICT => Object::Dict(Rc::default()),
-            SETITEM => self.pop_last(2).and_then(|items| self.pop_dict(items))?,
-            SETITEMS => self.pop_mark().and_then(|items| self.pop_dict(items))?,
+            op::BININT => Object::Int(i32::from_le_bytes(self.input.array()?).into()),
+            op::BININT1 => Object::Int(u8::from_le_bytes(self.input.array()?).into()),
+            op::BININT2 => Object::Int(u16::from_le_bytes(self.input.array()?).into()),
+            op::LONG1 => Object::Int(self.input.long()?),
+            op::BINUNICODE => Object::Text(self.input.text()?),
+            op::GLOBAL => Object::Global(Global { module: self.input.line()?, name: self.input.line()? }),
+            op::EMPTY_TUPLE => Object::Tuple(Tuple::new(vec![])?),
+            op::TUPLE1 => Object::Tuple(Tuple::new(self.pop_last(1)?)?),
+            op::TUPLE2 => Object::Tuple(Tuple::new(self.pop_last(2)?)?),
+            op::TUPLE3 => Object::Tuple(Tuple::new(self.pop_last(3)?)?),
+            op::TUPLE => Object::Tuple(Tuple::new(self.pop_mark()?)?),
+            op::EMPTY_LIST => Object::List,
+            op::APPEND => self.pop_last(1).and_then(|_| self.pop_list())?,
+            op::APPENDS => self.pop_mark().and_then(|_| self.pop_list())?,
+            op::EMPTY_DICT => Object::Dict(Rc::default()),
+            op::SETITEM => self.pop_last(2).and_then(|items| self.pop_dict(items))?,
+            op::SETITEMS => self.pop_mark().and_then(|items| self.pop_dict(items))?,
             // Attributes; a state dictionary has `_metadata`, which says nothing of its tensors.
-            BUILD => self.pop().and_then(|_| self.pop_dict(vec![]))?,
-            BINPERSID => Object::Persistent(self.pop_tuple()?),
-            REDUCE => self.reduce()?,
+            op::BUILD => self.pop().and_then(|_| self.pop_dict(vec![]))?,
+            op::BINPERSID => Object::Persistent(self.pop_tuple()?),
+            op::REDUCE => self.reduce()?,
             other => return Err(format!("operation {other:#04x} is not one that torch.save writes")),
         };
         self.stack.push(object);
@@ -120,7 +87,7 @@ impl<'a> Machine<'a> {
 
     /// Where in the memo.
     fn index(&mut self, long: bool) -> Result<u32, String> {
-        Ok(if long { u32::from_le_bytes(self.input.array()?) } else { u8::from_le_bytes(self.input.array()?).into() })
+        if long { self.input.array().map(u32::from_le_bytes) } else { self.input.array().map(|[i]| i.into()) }
     }
 
     fn pop(&mut self) -> Result<Object<'a>, String> {
@@ -183,8 +150,8 @@ mod tests {
             b"ctorch._utils\n_rebuild_tensor_v2\n((X\x07\0\0\0storagectorch\nFloatStorage\n",
             b"X\x01\0\0\x000X\x03\0\0\0cpuK\x06tQ", // the storage's description
             b"\x8a\x00K\x03M\x02\0\x86K\x02J\x01\0\0\0\x86\x89h\0)RtR", // offset, shape, strides, ..
-            b"X\x01\0\0\0a]K\x01a(\x88Neu",                   // a list, filled in two ways
-            b"X\x01\0\0\0bG\0\0\0\0\0\0\0\0s",                 // a float
+            b"X\x01\0\0\0a]K\x01a(\x88Neu",         // a list, filled in two ways
+            b"X\x01\0\0\0bG\0\0\0\0\0\0\0\0s",      // a float
             b"X\x01\0\0\0cN\x85s",
             b"X\x01\0\0\0dK\x01K\x02K\x03\x87s",
             b"X\x01\0\0\0eh\x01s", // the dictionary itself
@@ -208,11 +175,11 @@ mod tests {
             return Err("a tensor, a list, a float".into());
         };
         assert_eq!(function.to_string(), "torch._utils._rebuild_tensor_v2");
-        assert!(matches!(
-            args.items(),
-            [Object::Persistent(_), Object::Int(0), Object::Tuple(_), Object::Tuple(_), Object::Other, Object::Other]
-        ));
-        let [Object::Tuple(one), Object::Tuple(three), Object::Other, Object::Other, longs @ ..] = rest else {
+        let [Object::Persistent(_), Object::Int(0), Object::Tuple(_), ..] = args.items() else {
+            return Err("storage, offset, shape".into());
+        };
+        let [Object::Tuple(one), Object::Tuple(three), Object::Other, Object::Other, longs @ ..] = rest
+        else {
             return Err("tuples, and the dictionary inside itself".into());
         };
         assert_eq!((one.items().len(), three.items().len()), (1, 3));
@@ -229,6 +196,51 @@ mod tests {
     #[test]
     fn a_pickle_cut_anywhere_is_refused() {
         let pickle = sample();
-        (0..pickle.len()).for_each(|len| assert_refused(&pickle[..len], "expected"));
+        (0..pickle.len()).for_each(|len| assert_refused(&pickle[..len], "byte"));
+    }
+
+    #[test]
+    fn doubling_costs_pointers() -> Result<(), String> {
+        let mut pickle = b"\x80\x02)q\0".to_vec();
+        for i in 0..60 {
+            pickle.extend([b'h', i, b'h', i, op::TUPLE2, b'q', i + 1]);
+        }
+        pickle.push(op::STOP);
+        let Object::Tuple(pair) = read(&pickle)? else { return Err("a pair".into()) };
+        let [Object::Tuple(left), Object::Tuple(right)] = pair.items() else { return Err("two".into()) };
+        assert!(Rc::ptr_eq(left, right));
+        Ok(())
+    }
+
+    #[test]
+    fn nesting_is_bounded_whatever_nests() {
+        let tuples = |count| [b")", &vec![op::TUPLE1; count][..], b"."].concat();
+        assert!(read(&tuples(63)).is_ok());
+        for count in [64, 3_000_000] {
+            assert_refused(&tuples(count), "byte 64 of data.pkl: more than 64 tuples inside one another");
+        }
+        assert_refused(&[&b"cm\nf\n".repeat(99)[..], b")", &b"R\x85".repeat(99)].concat(), "more than 64");
+        assert_refused(&[b")", &b"Q\x85".repeat(99)[..]].concat(), "more than 64");
+    }
+
+    #[test]
+    fn a_length_beyond_the_end_is_refused() {
+        assert_refused(
+            b"X\xff\xff\xff\xffabc",
+            "byte 0 of data.pkl: cut short: 3 of 4294967295 bytes are there",
+        );
+        assert_refused(b"\x80\x02\x8a\xff\x01", "byte 2 of data.pkl: cut short: 1 of 255 bytes are there");
+        assert_refused(&[&b"\x8a\xff"[..], &[1; 255]].concat(), "an integer of 255 bytes");
+    }
+
+    #[test]
+    fn what_torch_save_does_not_write_is_refused() {
+        assert_refused(b"\x80\x04", "protocol 4");
+        assert_refused(b"\x80\x02\x93", "byte 2 of data.pkl: operation 0x93");
+        for pickle in
+            [&b"."[..], b"(.", b"t", b"q\0", b"N\x86", b")R", b"N)R", b"NQ", b"NNa", b"NNNs", b"NNb", b"}(Nu"]
+        {
+            assert_refused(pickle, "byte");
+        }
     }
 }

@@ -1,17 +1,27 @@
 //! Tensors of a `pytorch_model.bin`: a zip of uncompressed storages and a pickle that names them.
 //!
-//! Candle's pickle machine reads the objects and runs none of them. The walk over them is here, because
-//! Candle's own skips what it does not know (the bool buffers of GPT-2) with a line on stderr and
-//! indexes into short argument lists.
+//! `archive -> data.pkl -> objects -> views of storages -> ranges of the file`. Nothing in the file is run,
+//! and nothing that it says of sizes is believed.
+
+mod input;
+mod machine;
+mod object;
+mod op;
 
 use crate::checkpoint::Stored;
 use crate::{Bytes, LoadError, TensorInfo};
-use candle_core::pickle::{Object, Stack};
+use object::{Object, Tuple};
 use safetensors::Dtype;
-use std::io::{BufReader, Cursor, Read};
+use std::collections::BTreeSet;
+use std::io::{Cursor, Read};
+use std::ops::Range;
 use std::path::Path;
 
 const FORMAT: &str = "PyTorch zip";
+/// A tensor takes about 150 bytes of pickle, so that this is tens of thousands of them.
+const LONGEST_PICKLE: u64 = 4 << 20;
+/// GPT-2's buffers have four dimensions.
+const MOST_DIMENSIONS: usize = 8;
 
 /// Every tensor of the state dictionary; only the pickle is read.
 pub(crate) fn read(path: &Path) -> Result<Vec<Stored>, LoadError> {
@@ -36,53 +46,62 @@ fn read_archive(path: &Path, bytes: &Bytes) -> Result<Vec<Stored>, String> {
     let mut pickle = Vec::new();
     zip.by_name(&pickle_name)
         .map_err(|e| e.to_string())?
-        .take(bytes.len() as u64) // a stored entry is never longer than its archive
+        .take(LONGEST_PICKLE + 1)
         .read_to_end(&mut pickle)
         .map_err(|e| e.to_string())?;
-    let mut stack = Stack::empty();
-    stack.read_loop(&mut BufReader::new(Cursor::new(pickle))).map_err(|e| e.to_string())?;
-    let Object::Dict(entries) = stack.finalize().map_err(|e| e.to_string())? else {
+    if pickle.len() as u64 > LONGEST_PICKLE {
+        return Err(format!("{pickle_name} has more than {LONGEST_PICKLE} bytes, too many for GPT-2"));
+    }
+    let Object::Dict(entries) = machine::read(&pickle)? else {
         return Err("the pickle holds no state dictionary".into());
     };
 
-    let mut tensors = Vec::new();
-    for (key, value) in entries {
-        // A state dictionary carries a `_metadata` entry beside its tensors.
-        let Object::Unicode(name) = key else { continue };
+    let (mut tensors, mut names) = (Vec::new(), BTreeSet::new());
+    for (key, value) in entries.borrow().iter() {
+        let &Object::Text(name) = key else { continue };
         let Some(view) = tensor_view(value).map_err(|e| format!("tensor {name}: {e}"))? else { continue };
-        let range = storage(&mut zip, &format!("{folder}/{}", view.storage))
+        if !names.insert(name) {
+            return Err(format!("tensor {name} is there twice"));
+        }
+        let range = storage(&mut zip, bytes.len(), &format!("{folder}/{}", view.storage))
             .and_then(|file| view.range(&file))
             .map_err(|e| format!("tensor {name}: {e}"))?;
-        let info = TensorInfo { name, dtype: view.dtype, shape: view.shape, file: path.to_path_buf() };
+        let info =
+            TensorInfo { name: name.into(), dtype: view.dtype, shape: view.shape, file: path.to_path_buf() };
         tensors.push(Stored { info, bytes: bytes.clone(), range });
     }
     Ok(tensors)
 }
 
-/// Where an uncompressed entry lies in the archive.
+/// Where an uncompressed entry lies in the archive of `len` bytes.
 fn storage<R: Read + std::io::Seek>(
     zip: &mut zip::ZipArchive<R>,
+    len: usize,
     name: &str,
-) -> Result<std::ops::Range<usize>, String> {
+) -> Result<Range<usize>, String> {
     let entry = zip.by_name(name).map_err(|e| format!("storage {name}: {e}"))?;
     if entry.compression() != zip::CompressionMethod::Stored {
         return Err(format!("storage {name} is compressed; PyTorch stores its tensors plain"));
     }
     let start = entry.data_start().ok_or("the archive does not say where its data lies")?;
     let to_usize = |n: u64| usize::try_from(n).map_err(|e| e.to_string());
-    Ok(to_usize(start)?..to_usize(start.saturating_add(entry.size()))?)
+    let (start, end) = (to_usize(start)?, to_usize(start.saturating_add(entry.size()))?);
+    if end > len {
+        return Err(format!("storage {name} ends at byte {end} of a file of {len} bytes"));
+    }
+    Ok(start..end)
 }
 
 /// A tensor as a view of a storage, from `_rebuild_tensor_v2(storage, offset, size, stride, ..)`.
-struct TensorView {
-    storage: String,
+struct TensorView<'a> {
+    storage: &'a str,
     dtype: Dtype,
     offset: usize,
     shape: Vec<usize>,
 }
 
-impl TensorView {
-    fn range(&self, storage: &std::ops::Range<usize>) -> Result<std::ops::Range<usize>, String> {
+impl TensorView<'_> {
+    fn range(&self, storage: &Range<usize>) -> Result<Range<usize>, String> {
         let size = self.dtype.bitsize() / 8;
         let len = self.shape.iter().try_fold(size, |n, &d| n.checked_mul(d));
         let start = self.offset.checked_mul(size).and_then(|n| n.checked_add(storage.start));
@@ -95,63 +114,67 @@ impl TensorView {
 }
 
 /// `None` for an entry that is not a tensor.
-fn tensor_view(value: Object) -> Result<Option<TensorView>, String> {
-    let Object::Reduce { callable, args } = value else { return Ok(None) };
-    let (Object::Class { class_name, .. }, Object::Tuple(args)) = (*callable, *args) else {
-        return Err("not a tensor that torch.save writes".into());
-    };
-    match class_name.as_str() {
-        "_rebuild_tensor_v2" => {}
-        "_rebuild_parameter" => {
-            return tensor_view(args.into_iter().next().ok_or("a parameter without its tensor")?);
+fn tensor_view<'a>(value: &Object<'a>) -> Result<Option<TensorView<'a>>, String> {
+    let Object::Call(function, args) = value else { return Ok(None) };
+    match (function.module, function.name, args.items()) {
+        ("torch._utils", "_rebuild_tensor_v2", [Object::Persistent(storage), offset, size, stride, ..]) => {
+            let (storage, dtype) = described(storage)?;
+            let (shape, offset) = (contiguous(size, stride)?, number(offset)?);
+            Ok(Some(TensorView { storage, dtype, offset, shape }))
         }
-        other => return Err(format!("{other} is not supported")),
+        ("torch._utils", "_rebuild_parameter", [tensor, ..]) => tensor_view(tensor),
+        ("torch._utils", "_rebuild_tensor_v2" | "_rebuild_parameter", _) => {
+            Err(format!("the arguments of {function} are not what torch.save writes"))
+        }
+        _ => Err(format!("{function} is not supported")),
     }
-    let [Object::PersistentLoad(storage), offset, size, stride, ..] = args.as_slice() else {
-        return Err("the arguments of _rebuild_tensor_v2 are not what torch.save writes".into());
-    };
-    // ('storage', torch.FloatStorage, key, location, element count)
-    let Object::Tuple(storage) = &**storage else { return Err("its storage has no description".into()) };
-    let [_, Object::Class { class_name, .. }, Object::Unicode(key), ..] = storage.as_slice() else {
+}
+
+/// Key and dtype of `('storage', torch.FloatStorage, key, location, element count)`.
+fn described<'a>(storage: &Tuple<'a>) -> Result<(&'a str, Dtype), String> {
+    let [_, Object::Global(class), Object::Text(key), ..] = storage.items() else {
         return Err("its storage's description is not what torch.save writes".into());
     };
-    let dtype = match class_name.as_str() {
-        "FloatStorage" => Dtype::F32,
-        "DoubleStorage" => Dtype::F64,
-        "HalfStorage" => Dtype::F16,
-        "BFloat16Storage" => Dtype::BF16,
-        "ByteStorage" => Dtype::U8,
-        "BoolStorage" => Dtype::BOOL,
-        "IntStorage" => Dtype::I32,
-        "LongStorage" => Dtype::I64,
-        other => return Err(format!("{other} is not supported")),
+    let dtype = match (class.module, class.name) {
+        ("torch", "FloatStorage") => Dtype::F32,
+        ("torch", "DoubleStorage") => Dtype::F64,
+        ("torch", "HalfStorage") => Dtype::F16,
+        ("torch", "BFloat16Storage") => Dtype::BF16,
+        ("torch", "ByteStorage") => Dtype::U8,
+        ("torch", "BoolStorage") => Dtype::BOOL,
+        ("torch", "IntStorage") => Dtype::I32,
+        ("torch", "LongStorage") => Dtype::I64,
+        _ => return Err(format!("{class} is not supported")),
     };
+    Ok((key, dtype))
+}
+
+/// The shape of a tensor that lies in one piece.
+fn contiguous(size: &Object, stride: &Object) -> Result<Vec<usize>, String> {
     let (shape, stride) = (numbers(size)?, numbers(stride)?);
-    let mut contiguous = 1;
-    for (&d, &s) in shape.iter().zip(&stride).rev() {
-        if d != 1 && s != contiguous {
-            return Err(format!("shape {shape:?} with strides {stride:?} is not contiguous; save it again"));
-        }
-        contiguous = s.saturating_mul(d);
-    }
     if shape.len() != stride.len() {
         return Err("it has more dimensions than strides, or fewer".into());
     }
-    Ok(Some(TensorView { storage: key.clone(), dtype, offset: number(offset)?, shape }))
+    let mut expected = 1usize;
+    for (&d, &s) in shape.iter().zip(&stride).rev() {
+        if d != 1 && s != expected {
+            return Err(format!("shape {shape:?} with strides {stride:?} is not contiguous; save it again"));
+        }
+        expected = s.saturating_mul(d);
+    }
+    Ok(shape)
 }
 
 fn numbers(object: &Object) -> Result<Vec<usize>, String> {
     match object {
-        Object::Tuple(items) => items.iter().map(number).collect(),
-        other => Err(format!("expected a tuple of sizes, got {other:?}")),
+        Object::Tuple(sizes) if sizes.items().len() <= MOST_DIMENSIONS => {
+            sizes.items().iter().map(number).collect()
+        }
+        _ => Err(format!("expected a tuple of at most {MOST_DIMENSIONS} sizes")),
     }
 }
 
 fn number(object: &Object) -> Result<usize, String> {
-    let n = match object {
-        Object::Int(n) => i64::from(*n),
-        Object::Long(n) => *n,
-        other => return Err(format!("expected a size, got {other:?}")),
-    };
+    let &Object::Int(n) = object else { return Err("expected a size".into()) };
     usize::try_from(n).map_err(|_| format!("expected a size, got {n}"))
 }

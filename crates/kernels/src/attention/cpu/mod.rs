@@ -7,10 +7,10 @@
 
 #![allow(unsafe_code)] // register blocks and the shared output; each block says why it is sound
 
+mod blocks;
 mod heads;
 mod pack;
 mod rows;
-mod simd;
 mod tile;
 
 use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Tensor, WithDType};

@@ -4,8 +4,8 @@
 
 use super::Problem;
 use super::heads::Element;
-use super::simd::exp2;
 use super::tile::{add_scaled, dot};
+use crate::vector::exp2;
 use pulp::{Simd, WithSimd};
 
 /// One head's rows, and the memory of one.

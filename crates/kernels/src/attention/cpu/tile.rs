@@ -1,8 +1,9 @@
 //! One tile of queries against all keys that they see: online softmax as in FlashAttention-2
 //! (Dao 2023, algorithm 1), with scores in base 2.
 
+use super::blocks::{accumulate, load, outer, store};
 use super::pack::Packed;
-use super::simd::{accumulate, exp2, load, outer, store};
+use crate::vector::exp2;
 use pulp::Simd;
 
 /// Queries of a tile: a multiple of every block height below; 48 rows of 96 scores stay in the first-level

@@ -1,4 +1,4 @@
-//! The vector pieces that the kernel is made of, generic over the instruction set.
+//! Blocks of matrix products that stay in registers, generic over the instruction set.
 
 use pulp::Simd;
 
@@ -20,42 +20,6 @@ pub(super) unsafe fn load<S: Simd>(ptr: *const f32) -> S::f32s {
 pub(super) unsafe fn store<S: Simd>(ptr: *mut f32, x: S::f32s) {
     // SAFETY: the caller's.
     unsafe { ptr.cast::<S::f32s>().write_unaligned(x) }
-}
-
-/// `2^x` for `x <= 0`: relative error below 2e-7, exactly 1 at 0, exactly 0 below -126 and at -inf; NaN
-/// stays NaN.
-///
-/// `2^x = 2^n · 2^f` with n the nearest integer and f in -1/2..1/2; `2^f` is its Taylor polynomial of
-/// degree 6, and n goes into the exponent's bits.
-#[inline(always)]
-pub(super) fn exp2<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
-    // Adding 1.5·2^23 leaves the nearest integer in the low bits of the mantissa.
-    const ROUND: f32 = 12_582_912.0;
-    const LN_2: f64 = std::f64::consts::LN_2;
-    #[allow(clippy::cast_possible_truncation)] // the coefficients are f32
-    const C: [f32; 7] = [
-        1.0,
-        LN_2 as f32,
-        (LN_2 * LN_2 / 2.0) as f32,
-        (LN_2 * LN_2 * LN_2 / 6.0) as f32,
-        (LN_2 * LN_2 * LN_2 * LN_2 / 24.0) as f32,
-        (LN_2 * LN_2 * LN_2 * LN_2 * LN_2 / 120.0) as f32,
-        (LN_2 * LN_2 * LN_2 * LN_2 * LN_2 * LN_2 / 720.0) as f32,
-    ];
-    let round = simd.splat_f32s(ROUND);
-    let shifted = simd.add_f32s(x, round);
-    let f = simd.sub_f32s(x, simd.sub_f32s(shifted, round));
-    let mut p = simd.splat_f32s(C[6]);
-    for c in C[..6].iter().rev() {
-        p = simd.mul_add_e_f32s(p, f, simd.splat_f32s(*c));
-    }
-    let n = simd.wrapping_dyn_shl_u32s(simd.transmute_u32s_f32s(shifted), simd.splat_u32s(23));
-    let scaled = simd.transmute_f32s_u32s(simd.add_u32s(simd.transmute_u32s_f32s(p), n));
-    // Below 2^-126 the exponent would wrap; such a weight is 0 beside the row's largest, which is 1.
-    let zero = simd.splat_f32s(0.0);
-    let tiny = simd.less_than_f32s(x, simd.splat_f32s(-126.0));
-    let value = simd.select_f32s(tiny, zero, scaled);
-    simd.select_f32s(simd.equal_f32s(x, x), value, x)
 }
 
 /// `out[r][c] = Σ_d a[d][r] · b[d][c]`: a block of M rows by N vectors, all of it in registers.

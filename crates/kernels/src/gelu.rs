@@ -1,0 +1,144 @@
+//! GELU in its tanh form (Hendrycks & Gimpel 2016), GPT-2's own: `0.5x(1 + tanh(√(2/π)(x + 0.044715x³)))`.
+//!
+//! Computed as `x·σ(z)` with `z = 2√(2/π)(x + 0.044715x³)`, the same function without the cancellation of
+//! `1 + tanh` for negative x. Its derivative is `σ + x·σ(1 - σ)·z'`.
+
+use crate::vector::{Element, exp2, parallel_map, parallel_map2};
+use candle_core::{CpuStorage, CustomOp1, CustomOp2, DType, Layout, Result, Shape, Tensor};
+use pulp::Simd;
+
+#[allow(clippy::cast_possible_truncation)] // the coefficients are f32
+const SLOPE: f32 = (2.0 * 0.797_884_560_802_865_4) as f32; // 2√(2/π)
+const CUBE: f32 = 0.044_715;
+
+/// GELU (tanh form) of each element, in f32 for the halves; differentiable.
+///
+/// # Shapes
+/// `x` of any shape -> the same shape
+///
+/// # Errors
+/// When the device fails.
+pub fn gelu(x: &Tensor) -> Result<Tensor> {
+    if x.device().is_cpu() && x.dtype() == DType::F32 { x.contiguous()?.apply_op1(Gelu) } else { x.gelu() }
+}
+
+struct Gelu;
+struct GeluBackward;
+
+/// `σ(z(x))`
+#[inline(always)]
+fn gate<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
+    let one = simd.splat_f32s(1.0);
+    let x2 = simd.mul_f32s(x, x);
+    let inner = simd.mul_add_e_f32s(simd.mul_f32s(x2, x), simd.splat_f32s(CUBE), x);
+    let z = simd.mul_f32s(inner, simd.splat_f32s(SLOPE * std::f32::consts::LOG2_E));
+    let e = exp2(simd, simd.neg_f32s(simd.abs_f32s(z))); // e^-|z|
+    let positive = simd.div_f32s(one, simd.add_f32s(one, e));
+    let negative = simd.mul_f32s(e, positive);
+    simd.select_f32s(simd.less_than_f32s(z, simd.splat_f32s(0.0)), negative, positive)
+}
+
+#[inline(always)]
+fn forward<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
+    simd.mul_f32s(x, gate(simd, x))
+}
+
+/// `grad · dy/dx`
+#[inline(always)]
+fn backward<S: Simd>(simd: S, x: S::f32s, grad: S::f32s) -> S::f32s {
+    let one = simd.splat_f32s(1.0);
+    let s = gate(simd, x);
+    let x2 = simd.mul_f32s(x, x);
+    let slope = simd.mul_add_e_f32s(x2, simd.splat_f32s(3.0 * CUBE * SLOPE), simd.splat_f32s(SLOPE)); // z'
+    let bend = simd.mul_f32s(simd.mul_f32s(x, simd.mul_f32s(s, simd.sub_f32s(one, s))), slope);
+    simd.mul_f32s(grad, simd.add_f32s(s, bend))
+}
+
+struct Forward;
+impl Element for Forward {
+    #[inline(always)]
+    fn apply<S: Simd>(simd: S, x: S::f32s, _: S::f32s) -> S::f32s {
+        forward(simd, x)
+    }
+}
+
+struct Backward;
+impl Element for Backward {
+    #[inline(always)]
+    fn apply<S: Simd>(simd: S, x: S::f32s, grad: S::f32s) -> S::f32s {
+        backward(simd, x, grad)
+    }
+}
+
+impl CustomOp1 for Gelu {
+    fn name(&self) -> &'static str {
+        "gelu"
+    }
+
+    fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        parallel_map::<Forward>(x, layout)
+    }
+
+    fn bwd(&self, x: &Tensor, _: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
+        Ok(Some(x.contiguous()?.apply_op2_no_bwd(&grad.contiguous()?, &GeluBackward)?))
+    }
+}
+
+impl CustomOp2 for GeluBackward {
+    fn name(&self) -> &'static str {
+        "gelu-backward"
+    }
+
+    fn cpu_fwd(
+        &self,
+        x: &CpuStorage,
+        x_layout: &Layout,
+        grad: &CpuStorage,
+        grad_layout: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        parallel_map2::<Backward>(x, x_layout, grad, grad_layout)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use candle_core::{Device, Var};
+
+    fn inputs() -> Vec<f32> {
+        let spread = (-1200..1200).map(|i| i as f32 / 100.0);
+        spread.chain([0.0, -0.0, 1e-30, -1e-30, 60.0, -60.0, 1e10, -1e10]).collect()
+    }
+
+    /// In f64, from the definition; and its derivative.
+    fn definition(x: f64) -> (f64, f64) {
+        let c = (2.0 / std::f64::consts::PI).sqrt();
+        let th = (c * (x + 0.044_715 * x.powi(3))).tanh();
+        let slope = c * (1.0 + 3.0 * 0.044_715 * x * x);
+        (0.5 * x * (1.0 + th), 0.5 * (1.0 + th) + 0.5 * x * (1.0 - th * th) * slope)
+    }
+
+    #[test]
+    fn values_and_gradients_are_the_definitions() -> Result<()> {
+        let x = Var::new(inputs(), &Device::Cpu)?;
+        let y = gelu(&x)?;
+        let gradients = y.sum_all()?.backward()?;
+        let grad = gradients.get(&x).expect("a gradient").to_vec1::<f32>()?;
+        for ((x, y), g) in inputs().into_iter().zip(y.to_vec1::<f32>()?).zip(grad) {
+            let (value, slope) = definition(f64::from(x));
+            let scale = f64::from(x).abs().max(1e-3);
+            assert!((f64::from(y) - value).abs() <= 4e-7 * scale, "gelu({x}) = {y}, not {value}");
+            assert!((f64::from(g) - slope).abs() <= 2e-6, "gelu'({x}) = {g}, not {slope}");
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn nan_stays_nan_and_other_dtypes_take_candles_way() -> Result<()> {
+        let x = Tensor::new(&[f32::NAN, 1.0], &Device::Cpu)?;
+        let y = gelu(&x)?.to_vec1::<f32>()?;
+        assert!(y[0].is_nan() && (y[1] - 0.841_192).abs() < 1e-6);
+        assert_eq!(gelu(&x.to_dtype(DType::F16)?)?.dtype(), DType::F16);
+        Ok(())
+    }
+}

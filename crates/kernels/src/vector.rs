@@ -1,0 +1,107 @@
+//! Elementwise work on vectors, generic over the instruction set and spread over threads.
+
+use candle_core::{CpuStorage, Layout, Result, Shape};
+use pulp::{Arch, Simd, WithSimd};
+use rayon::prelude::*;
+
+/// `2^x` for `x <= 0`: relative error below 2e-7, exactly 1 at 0, exactly 0 below -126 and at -inf; NaN
+/// stays NaN.
+///
+/// `2^x = 2^n · 2^f` with n the nearest integer and f in -1/2..1/2; `2^f` is its Taylor polynomial of
+/// degree 6, and n goes into the exponent's bits.
+#[inline(always)]
+pub(crate) fn exp2<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
+    // Adding 1.5·2^23 leaves the nearest integer in the low bits of the mantissa.
+    const ROUND: f32 = 12_582_912.0;
+    const LN_2: f64 = std::f64::consts::LN_2;
+    #[allow(clippy::cast_possible_truncation)] // the coefficients are f32
+    const C: [f32; 7] = [
+        1.0,
+        LN_2 as f32,
+        (LN_2 * LN_2 / 2.0) as f32,
+        (LN_2 * LN_2 * LN_2 / 6.0) as f32,
+        (LN_2 * LN_2 * LN_2 * LN_2 / 24.0) as f32,
+        (LN_2 * LN_2 * LN_2 * LN_2 * LN_2 / 120.0) as f32,
+        (LN_2 * LN_2 * LN_2 * LN_2 * LN_2 * LN_2 / 720.0) as f32,
+    ];
+    let round = simd.splat_f32s(ROUND);
+    let shifted = simd.add_f32s(x, round);
+    let f = simd.sub_f32s(x, simd.sub_f32s(shifted, round));
+    let mut p = simd.splat_f32s(C[6]);
+    for c in C[..6].iter().rev() {
+        p = simd.mul_add_e_f32s(p, f, simd.splat_f32s(*c));
+    }
+    let n = simd.wrapping_dyn_shl_u32s(simd.transmute_u32s_f32s(shifted), simd.splat_u32s(23));
+    let scaled = simd.transmute_f32s_u32s(simd.add_u32s(simd.transmute_u32s_f32s(p), n));
+    // Below 2^-126 the exponent would wrap; such a weight is 0 beside the row's largest, which is 1.
+    let zero = simd.splat_f32s(0.0);
+    let tiny = simd.less_than_f32s(x, simd.splat_f32s(-126.0));
+    let value = simd.select_f32s(tiny, zero, scaled);
+    simd.select_f32s(simd.equal_f32s(x, x), value, x)
+}
+
+/// A function of one or two numbers, on a vector of each at a time.
+pub(crate) trait Element {
+    fn apply<S: Simd>(simd: S, a: S::f32s, b: S::f32s) -> S::f32s;
+}
+
+/// `E(x)` of a contiguous f32 tensor; E's second argument is x again.
+pub(crate) fn parallel_map<E: Element>(x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+    parallel_map2::<E>(x, layout, x, layout)
+}
+
+/// `E(a, b)` of two contiguous f32 tensors of one shape.
+pub(crate) fn parallel_map2<E: Element>(
+    a: &CpuStorage,
+    a_layout: &Layout,
+    b: &CpuStorage,
+    b_layout: &Layout,
+) -> Result<(CpuStorage, Shape)> {
+    let (a, b) = (contiguous(a, a_layout)?, contiguous(b, b_layout)?);
+    if a_layout.dims() != b_layout.dims() {
+        candle_core::bail!("shapes {:?} and {:?} differ", a_layout.dims(), b_layout.dims())
+    }
+    let mut out = vec![0f32; a.len()];
+    let arch = Arch::new();
+    out.par_chunks_mut(CHUNK).zip(a.par_chunks(CHUNK).zip(b.par_chunks(CHUNK))).for_each(|(out, (a, b))| {
+        arch.dispatch(Map { a, b, out, function: std::marker::PhantomData::<E> });
+    });
+    Ok((CpuStorage::F32(out), a_layout.shape().clone()))
+}
+
+/// Numbers that a thread takes at a time: enough to outweigh the hand-over, few enough to stay in cache.
+pub(crate) const CHUNK: usize = 1 << 13;
+
+/// The numbers of a contiguous f32 tensor.
+pub(crate) fn contiguous<'a>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [f32]> {
+    let data = storage.as_slice::<f32>()?;
+    match layout.contiguous_offsets() {
+        Some((start, end)) => Ok(&data[start..end]),
+        None => candle_core::bail!("a contiguous tensor is needed, got {layout:?}"),
+    }
+}
+
+struct Map<'a, E> {
+    a: &'a [f32],
+    b: &'a [f32],
+    out: &'a mut [f32],
+    function: std::marker::PhantomData<E>,
+}
+
+impl<E: Element> WithSimd for Map<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let (a, a_tail) = S::as_simd_f32s(self.a);
+        let (b, b_tail) = S::as_simd_f32s(self.b);
+        let (out, out_tail) = S::as_mut_simd_f32s(self.out);
+        for (out, (a, b)) in out.iter_mut().zip(a.iter().zip(b)) {
+            *out = E::apply(simd, *a, *b);
+        }
+        if !out_tail.is_empty() {
+            let last = E::apply(simd, simd.partial_load_f32s(a_tail), simd.partial_load_f32s(b_tail));
+            simd.partial_store_f32s(out_tail, last);
+        }
+    }
+}
