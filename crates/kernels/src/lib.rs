@@ -11,6 +11,9 @@
 //! The plain ("eager") operations are built from differentiable Candle operations only, so a gradient
 //! reaches every input. They are the definition that any faster path is held against.
 
+// Vector code is only fast where it is compiled into the function that enables its instructions.
+#![allow(clippy::inline_always)]
+
 pub mod attention;
 mod gelu;
 mod layer_norm;

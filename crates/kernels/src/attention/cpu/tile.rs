@@ -123,7 +123,7 @@ impl Tile<'_> {
         keys: usize,
     ) {
         let panel = N * S::F32_LANES;
-        assert!(KEYS % panel == 0 && QUERIES % M == 0 && start % panel == 0);
+        assert!(KEYS.is_multiple_of(panel) && QUERIES.is_multiple_of(M) && start.is_multiple_of(panel));
         assert!(scratch.queries.len() == QUERIES * self.d && scratch.scores.len() == QUERIES * KEYS);
         assert!(self.packed.keys.len() >= (start + keys).div_ceil(panel) * panel * self.d);
         for c in (0..keys).step_by(panel) {
@@ -185,10 +185,11 @@ impl Tile<'_> {
                 *x = exp2(simd, simd.add_f32s(*x, minus));
                 sum = simd.add_f32s(sum, *x);
             }
+            #[allow(clippy::float_cmp)] // exactly 1 where the maximum stays
             let scale = if before == max { 1.0 } else { (before - max).exp2() };
             scratch.max[r] = max;
             scratch.sum[r] = scratch.sum[r] * scale + simd.reduce_sum_f32s(sum);
-            #[allow(clippy::float_cmp)] // exactly 1 where the maximum stays
+            #[allow(clippy::float_cmp)] // as above
             if scale != 1.0 {
                 for x in &mut scratch.context[r * self.width..(r + 1) * self.width] {
                     *x *= scale;
@@ -214,7 +215,7 @@ impl Tile<'_> {
         keys: usize,
     ) {
         let lanes = S::F32_LANES;
-        assert!(QUERIES % M == 0 && self.width % lanes == 0);
+        assert!(QUERIES.is_multiple_of(M) && self.width.is_multiple_of(lanes));
         assert!(scratch.scores.len() == QUERIES * KEYS && scratch.context.len() == QUERIES * self.width);
         assert!(self.packed.values.len() >= (start + keys) * self.width);
         for r in (0..self.rows).step_by(M) {
