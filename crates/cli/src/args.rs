@@ -2,6 +2,7 @@
 #![allow(clippy::doc_markdown)] // the comments are the help text, where backticks would be printed
 
 use crate::device::DeviceArg;
+use crate::values::{IndexRange, above_0, at_least_0, fraction, part};
 use clap::{Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 
@@ -43,12 +44,12 @@ impl Command {
     /// `--threads`
     pub(crate) fn threads(&self) -> Option<u16> {
         match self {
-            Self::Attention(args) => args.model.threads,
-            Self::Forward(args) => args.model.threads,
-            Self::Generate(args) => args.model.threads,
-            Self::Inspect(args) => args.model.threads,
-            Self::Train(args) => args.threads,
-            Self::Bench(args) => args.model.threads,
+            Self::Attention(args) => args.model.run.threads,
+            Self::Forward(args) => args.model.run.threads,
+            Self::Generate(args) => args.model.run.threads,
+            Self::Inspect(args) => args.model.run.threads,
+            Self::Train(args) => args.run.threads,
+            Self::Bench(args) => args.model.run.threads,
         }
     }
 }
@@ -61,12 +62,20 @@ pub(crate) struct ModelArgs {
     /// built-in demo model]
     #[arg(short, long, value_name = "DIR")]
     pub(crate) model: Option<PathBuf>,
-    /// Where to run: auto, cpu, cuda[:N] or metal[:N]; only auto ever falls back
-    #[arg(long, default_value = "auto", value_name = "DEVICE")]
-    pub(crate) device: DeviceArg,
     /// Precision of weights and activations; scores and softmax are f32 at least
     #[arg(long, default_value = "f32", value_enum)]
     pub(crate) dtype: DTypeArg,
+    #[command(flatten)]
+    pub(crate) run: RunArgs,
+}
+
+/// Where a command runs, and from which seed.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Model and device")]
+pub(crate) struct RunArgs {
+    /// Where to run: auto, cpu, cuda[:N] or metal[:N]; only auto ever falls back
+    #[arg(long, default_value = "auto", value_name = "DEVICE")]
+    pub(crate) device: DeviceArg,
     /// CPU threads [default: all cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) threads: Option<u16>,
@@ -238,15 +247,8 @@ pub(crate) struct TrainArgs {
     /// Precision of the saved weights
     #[arg(long, default_value = "f32", value_enum)]
     pub(crate) save_dtype: DTypeArg,
-    /// Where to run: auto, cpu, cuda[:N] or metal[:N]; only auto ever falls back
-    #[arg(long, default_value = "auto", value_name = "DEVICE")]
-    pub(crate) device: DeviceArg,
-    /// CPU threads [default: all cores]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
-    pub(crate) threads: Option<u16>,
-    /// Seed of the initial weights and of the order of the data
-    #[arg(long, default_value_t = 0)]
-    pub(crate) seed: u64,
+    #[command(flatten)]
+    pub(crate) run: RunArgs,
 }
 
 #[derive(Debug, clap::Args)]
@@ -342,60 +344,4 @@ impl From<ImplArg> for gpt2_kernels::Implementation {
             ImplArg::Eager => Self::Eager,
         }
     }
-}
-
-fn number(s: &str, fits: impl Fn(f64) -> bool, expected: &str) -> Result<f64, String> {
-    s.parse().ok().filter(|x| fits(*x)).ok_or_else(|| format!("expected {expected}"))
-}
-
-fn at_least_0(s: &str) -> Result<f64, String> {
-    number(s, |x| x >= 0.0 && x.is_finite(), "a finite number of at least 0")
-}
-
-fn above_0(s: &str) -> Result<f64, String> {
-    number(s, |x| x > 0.0 && x.is_finite(), "a finite number above 0")
-}
-
-fn fraction(s: &str) -> Result<f64, String> {
-    number(s, |x| x > 0.0 && x < 1.0, "a number between 0 and 1")
-}
-
-fn part(s: &str) -> Result<f64, String> {
-    number(s, |x| x > 0.0 && x <= 1.0, "a number above 0 and at most 1")
-}
-
-/// `3` or `0-3`, both ends included.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct IndexRange {
-    pub(crate) first: usize,
-    pub(crate) last: usize,
-}
-
-impl std::str::FromStr for IndexRange {
-    type Err = String;
-
-    fn from_str(s: &str) -> Result<Self, String> {
-        let number = |s: &str| {
-            s.trim().parse::<usize>().map_err(|_| format!("`{s}` is not a number; expected N or N-M"))
-        };
-        let (first, last) = match s.split_once('-') {
-            Some((first, last)) => (number(first)?, number(last)?),
-            None => (number(s)?, number(s)?),
-        };
-        if first > last {
-            return Err(format!("the range {s} is backwards"));
-        }
-        Ok(Self { first, last })
-    }
-}
-
-/// The indices below `count` that `ranges` name, in order and once each; all of them for no range.
-pub(crate) fn select(what: &str, ranges: &[IndexRange], count: usize) -> anyhow::Result<Vec<usize>> {
-    if ranges.is_empty() {
-        return Ok((0..count).collect());
-    }
-    if let Some(range) = ranges.iter().find(|r| r.last >= count) {
-        anyhow::bail!("there is no {what} {}: this model's {what}s are 0 to {}", range.last, count - 1);
-    }
-    Ok((0..count).filter(|&i| ranges.iter().any(|r| (r.first..=r.last).contains(&i))).collect())
 }

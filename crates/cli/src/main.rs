@@ -7,6 +7,7 @@ mod output;
 mod prompt;
 mod session;
 mod threads;
+mod values;
 
 use args::{Args, Command};
 use clap::Parser;

@@ -38,7 +38,7 @@ impl ModelArgs {
 
     /// Loads the model onto the device.
     pub(crate) fn session(&self) -> anyhow::Result<Session> {
-        let device = self.device.open()?;
+        let device = self.run.device.open()?;
         let files = self.files()?;
         let checkpoint = Checkpoint::open(&files)?;
         let model = checkpoint.load_model(self.dtype.into(), &device)?;

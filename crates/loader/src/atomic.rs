@@ -61,7 +61,7 @@ fn follow_links(path: &Path) -> PathBuf {
     target
 }
 
-/// [`write`] for content that is in memory.
+/// [`fn@write`] for content that is in memory.
 ///
 /// # Errors
 /// When the folder cannot be written to.

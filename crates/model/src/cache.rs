@@ -80,15 +80,7 @@ impl KvCache {
                 self.layers.len()
             )
         }
-        if self.len + t > self.capacity {
-            candle_core::bail!(
-                "KvCache: {} positions are held and {t} more do not fit the capacity of {}; \
-                 start a new cache or shorten the text",
-                self.len,
-                self.capacity
-            )
-        }
-        Ok(())
+        check_fits(self.len, t, self.capacity)
     }
 
     pub(crate) fn layer_mut(&mut self, layer_idx: usize) -> Option<&mut LayerCache> {
@@ -139,17 +131,22 @@ impl LayerCache {
     /// `kv` (B, T, 2, H, D) -> k, v: views (B, H, S, D)
     pub(crate) fn append(&mut self, kv: &Tensor) -> Result<(Tensor, Tensor)> {
         let (capacity, t) = (self.kv.dim(1)?, kv.dim(1)?);
-        if self.len + t > capacity {
-            candle_core::bail!(
-                "KvCache: {} positions are held and {t} more do not fit the capacity of {capacity}; \
-                 start a new cache or shorten the text",
-                self.len
-            )
-        }
+        check_fits(self.len, t, capacity)?;
         self.kv.slice_set(&kv.contiguous()?, 1, self.len)?;
         self.len += t;
         split_kv(&self.kv.narrow(1, 0, self.len)?)
     }
+}
+
+/// Refuses to grow past the memory that is there.
+fn check_fits(held: usize, more: usize, capacity: usize) -> Result<()> {
+    if held + more > capacity {
+        candle_core::bail!(
+            "KvCache: {held} positions are held and {more} more do not fit the capacity of {capacity}; \
+             start a new cache or shorten the text"
+        )
+    }
+    Ok(())
 }
 
 /// k and v of a packed pair, heads in front: (B, S, 2, H, D) -> two views (B, H, S, D).

@@ -1,8 +1,9 @@
 //! `gpt2 attention`: what each token attends to.
 
-use crate::args::{AttentionArgs, select};
+use crate::args::AttentionArgs;
 use crate::output;
 use crate::session::Session;
+use crate::values::select;
 use candle_core::{DType, Tensor};
 use gpt2_model::ForwardArgs;
 use gpt2_view::{AttentionJson, LayerJson, heatmap, overview, summarize, visible_text};

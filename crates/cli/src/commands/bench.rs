@@ -97,7 +97,7 @@ impl<'a> Bench<'a> {
             );
         }
         config.validate()?;
-        let device = args.model.device.open()?;
+        let device = args.model.run.device.open()?;
         Ok(Self {
             args,
             config,
@@ -126,7 +126,7 @@ impl<'a> Bench<'a> {
     fn weights(&self) -> anyhow::Result<VarBuilder<'static>> {
         match &self.checkpoint {
             Some(checkpoint) => Ok(checkpoint.var_builder(self.dtype, &self.device)?),
-            None => Ok(init::seeded(self.args.model.seed, self.dtype, &self.device)),
+            None => Ok(init::seeded(self.args.model.run.seed, self.dtype, &self.device)),
         }
     }
 
@@ -136,7 +136,7 @@ impl<'a> Bench<'a> {
 
     /// Seeded numbers in -1..1 of the shape that is asked for.
     fn random(&self, shape: &[usize]) -> anyhow::Result<Tensor> {
-        let vb = init::seeded(self.args.model.seed, self.dtype, &self.device);
+        let vb = init::seeded(self.args.model.run.seed, self.dtype, &self.device);
         Ok(vb.get_with_hints(shape, "input", candle_nn::Init::Uniform { lo: -1., up: 1. })?)
     }
 
@@ -208,7 +208,7 @@ impl<'a> Bench<'a> {
             bail!("bench train runs on random weights: leave --model out");
         }
         let variables = VarMap::new();
-        let vb = init::seeded_variables(self.args.model.seed, &variables, self.dtype, &self.device);
+        let vb = init::seeded_variables(self.args.model.run.seed, &variables, self.dtype, &self.device);
         let model = Gpt2LMHeadModel::load(vb, &self.config)?;
         let mut optimiser = AdamW::new(variables.all_vars(), ParamsAdamW::default())?;
         let ids = self.ids(self.tokens)?;

@@ -86,7 +86,7 @@ fn sampling(args: &GenerateArgs) -> Sampling {
             ..Sampling::default()
         }
     };
-    Sampling { repetition_penalty: args.repetition_penalty, seed: args.model.seed, ..base }
+    Sampling { repetition_penalty: args.repetition_penalty, seed: args.model.run.seed, ..base }
 }
 
 /// Streams to stdout: the prompt's text and its continuation, or ids where the prompt was ids.

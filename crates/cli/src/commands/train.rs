@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 pub(crate) fn run(args: &TrainArgs) -> anyhow::Result<ExitCode> {
-    let device = args.device.open()?;
+    let device = args.run.device.open()?;
     let text = std::fs::read_to_string(&args.text)
         .with_context(|| format!("cannot read the text from {}", args.text.display()))?;
     let held = ["config.json", "model.safetensors"].into_iter().find(|name| args.out.join(name).exists());
@@ -139,7 +139,7 @@ struct Trainer<'a> {
 impl<'a> Trainer<'a> {
     fn new(args: &'a TrainArgs, config: &Config, device: Device) -> anyhow::Result<Self> {
         let variables = VarMap::new();
-        let vb = init::seeded_variables(args.seed, &variables, DType::F32, &device);
+        let vb = init::seeded_variables(args.run.seed, &variables, DType::F32, &device);
         let model = Gpt2LMHeadModel::load(vb, config)?;
         let (decayed, plain) = decay_groups(&variables)?;
         let params = ParamsAdamW { lr: args.lr, beta2: 0.99, weight_decay: 0.0, ..ParamsAdamW::default() };
@@ -154,7 +154,7 @@ impl<'a> Trainer<'a> {
                 warmup: args.warmup as usize,
                 total: args.steps as usize,
             },
-            rng: ChaCha8Rng::seed_from_u64(args.seed),
+            rng: ChaCha8Rng::seed_from_u64(args.run.seed),
             batch: args.batch.into(),
             steps: args.steps as usize,
             device,

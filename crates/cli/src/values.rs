@@ -1,0 +1,57 @@
+//! Values on the command line that clap does not parse by itself.
+
+fn number(s: &str, fits: impl Fn(f64) -> bool, expected: &str) -> Result<f64, String> {
+    s.parse().ok().filter(|x| fits(*x)).ok_or_else(|| format!("expected {expected}"))
+}
+
+pub(crate) fn at_least_0(s: &str) -> Result<f64, String> {
+    number(s, |x| x >= 0.0 && x.is_finite(), "a finite number of at least 0")
+}
+
+pub(crate) fn above_0(s: &str) -> Result<f64, String> {
+    number(s, |x| x > 0.0 && x.is_finite(), "a finite number above 0")
+}
+
+pub(crate) fn fraction(s: &str) -> Result<f64, String> {
+    number(s, |x| x > 0.0 && x < 1.0, "a number between 0 and 1")
+}
+
+pub(crate) fn part(s: &str) -> Result<f64, String> {
+    number(s, |x| x > 0.0 && x <= 1.0, "a number above 0 and at most 1")
+}
+
+/// `3` or `0-3`, both ends included.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct IndexRange {
+    pub(crate) first: usize,
+    pub(crate) last: usize,
+}
+
+impl std::str::FromStr for IndexRange {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        let number = |s: &str| {
+            s.trim().parse::<usize>().map_err(|_| format!("`{s}` is not a number; expected N or N-M"))
+        };
+        let (first, last) = match s.split_once('-') {
+            Some((first, last)) => (number(first)?, number(last)?),
+            None => (number(s)?, number(s)?),
+        };
+        if first > last {
+            return Err(format!("the range {s} is backwards"));
+        }
+        Ok(Self { first, last })
+    }
+}
+
+/// The indices below `count` that `ranges` name, in order and once each; all of them for no range.
+pub(crate) fn select(what: &str, ranges: &[IndexRange], count: usize) -> anyhow::Result<Vec<usize>> {
+    if ranges.is_empty() {
+        return Ok((0..count).collect());
+    }
+    if let Some(range) = ranges.iter().find(|r| r.last >= count) {
+        anyhow::bail!("there is no {what} {}: this model's {what}s are 0 to {}", range.last, count - 1);
+    }
+    Ok((0..count).filter(|&i| ranges.iter().any(|r| (r.first..=r.last).contains(&i))).collect())
+}
