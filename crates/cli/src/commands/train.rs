@@ -62,6 +62,9 @@ fn config(args: &TrainArgs, tokenizer: &Tokenizer) -> anyhow::Result<Config> {
         n_embd: args.n_embd,
         n_layer: args.n_layer,
         n_head: args.n_head,
+        // A narrow model with GPT-2's 0.02 begins with scores near 0 and takes long to leave uniform
+        // attention: keep the scale that its weights give at GPT-2 small's width.
+        initializer_range: 0.02 * (768.0 / args.n_embd as f64).sqrt(),
         // This trainer applies no dropout.
         resid_pdrop: 0.0,
         embd_pdrop: 0.0,
