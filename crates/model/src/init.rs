@@ -4,6 +4,7 @@
 //! Each tensor has a stream of its own, chosen by its name: neither the order of loading nor another
 //! tensor's size changes it.
 
+use crate::Config;
 use candle_core::{DType, Device, Result, Shape, Tensor, Var};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder, VarMap};
@@ -22,6 +23,26 @@ pub fn seeded(seed: u64, dtype: DType, device: &Device) -> VarBuilder<'static> {
 pub fn seeded_variables(seed: u64, variables: &VarMap, dtype: DType, device: &Device) -> VarBuilder<'static> {
     let backend = Seeded { seed, variables: Some(variables.clone()) };
     VarBuilder::from_backend(Box::new(backend), dtype, device.clone())
+}
+
+/// Position embeddings (N, C) that begin as sinusoids (Vaswani et al. 2017, §3.5) of the deviation
+/// `initializer_range`, in place of GPT-2's random ones.
+///
+/// Neighbours then differ alike everywhere, so a small model on little text finds relative positions
+/// (the previous token, first of all) without learning each of N vectors apart.
+///
+/// # Errors
+/// When the device refuses.
+pub fn sinusoids(config: &Config, dtype: DType, device: &Device) -> Result<Tensor> {
+    let (n, c) = (config.n_positions, config.n_embd);
+    // A sine's mean square is 1/2.
+    let amplitude = config.initializer_range * std::f64::consts::SQRT_2;
+    let value = |position: usize, column: usize| {
+        let angle = position as f64 / 10_000f64.powf((column / 2 * 2) as f64 / c as f64);
+        amplitude * if column.is_multiple_of(2) { angle.sin() } else { angle.cos() }
+    };
+    let values: Vec<f64> = (0..n).flat_map(|i| (0..c).map(move |j| value(i, j))).collect();
+    Tensor::from_vec(values, (n, c), device)?.to_dtype(dtype)
 }
 
 struct Seeded {
