@@ -1,5 +1,6 @@
 //! The command line: what can be asked for. Real objects are built from it elsewhere.
-#![allow(clippy::doc_markdown)] // the comments are the help text, where backticks would be printed
+// The comments are the help text, where backticks and backslashes would be printed.
+#![allow(clippy::doc_markdown, rustdoc::broken_intra_doc_links)]
 
 use crate::device::DeviceArg;
 use crate::values::{IndexRange, above_0, at_least_0, fraction, part};
