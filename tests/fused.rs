@@ -205,3 +205,23 @@ fn what_is_trained_goes_the_way_that_has_a_backward() -> Result {
     assert!(gradient.abs()?.sum_all()?.to_scalar::<f32>()? > 0.0);
     Ok(())
 }
+
+#[test]
+fn dtypes_that_differ_take_the_eager_way() -> Result {
+    let mut case = Case::random((1, 2, 4), (9, 9), 1.0, 2)?;
+    let expected = case.run(Eager)?;
+    case.k = case.k.to_dtype(DType::F64)?;
+    case.v = case.v.to_dtype(DType::F64)?;
+    crate::common::assert_close("f64 keys", &case.run(Fused)?, &expected, 1e-6);
+    Ok(())
+}
+
+#[test]
+fn values_near_the_largest_f32_are_averaged_and_do_not_overflow() -> Result {
+    let mut case = Case::random((1, 1, 4), (60, 60), 1.0, 4)?;
+    case.v = Tensor::full(2e38f32, (1, 1, 60, 4), &Device::Cpu)?;
+    for x in case.run(Fused)?.flatten_all()?.to_vec1::<f32>()? {
+        assert!((x / 2e38 - 1.0).abs() < 1e-5, "{x}");
+    }
+    Ok(())
+}

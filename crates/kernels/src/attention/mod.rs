@@ -112,7 +112,8 @@ impl CausalAttention {
     }
 
     fn weights(&self, q: &Tensor, k: &Tensor, mask: CausalMask) -> Result<Tensor> {
-        if self.implementation == Implementation::Eager || !q.device().is_cpu() || q.dtype() != DType::F32 {
+        let f32s = q.dtype() == DType::F32 && k.dtype() == DType::F32;
+        if self.implementation == Implementation::Eager || !q.device().is_cpu() || !f32s {
             return eager::weights(q, k, self.scale, mask);
         }
         let padding = mask.padding.map(|p| p.flatten_all()?.to_vec1::<u8>()).transpose()?;
@@ -144,8 +145,9 @@ impl CausalAttention {
 /// Whether the fused kernel computes this. It has no backward, so what is trained goes the eager way.
 fn has_fused_kernel(q: &Tensor, k: &Tensor, v: &Tensor) -> bool {
     let tracked = [q, k, v].iter().any(|x| x.track_op());
+    let empty = [q, k, v].iter().any(|x| x.elem_count() == 0);
     let dtype = matches!(q.dtype(), DType::F32 | DType::F16 | DType::BF16);
-    q.device().is_cpu() && dtype && k.dtype() == q.dtype() && v.dtype() == q.dtype() && !tracked
+    q.device().is_cpu() && dtype && k.dtype() == q.dtype() && v.dtype() == q.dtype() && !tracked && !empty
 }
 
 /// Refuses what does not fit, with every shape in the message.

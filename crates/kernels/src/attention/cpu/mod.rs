@@ -183,7 +183,7 @@ impl<E: Element> WithSimd for TileJob<'_, E> {
         let [_, _, t, d] = self.problem.q.dims;
         let (b, h) = self.head;
         let rows = QUERIES.min(t - self.first);
-        if !self.packed.finite {
+        if !self.packed.summable {
             let mut by_row = rows::Rows::new(self.problem, self.head);
             for i in self.first..self.first + rows {
                 by_row.run(simd, i);

@@ -8,8 +8,9 @@ pub(super) struct Packed {
     pub(super) keys: Vec<f32>,
     /// S rows of `width` floats; columns beyond D are 0.
     pub(super) values: Vec<f32>,
-    /// Whether every value is finite. A hidden key has the weight 0, and 0 times infinity is NaN.
-    pub(super) finite: bool,
+    /// Whether every value is small enough for a tile to sum S of them before it divides. Infinity and NaN
+    /// are not: a hidden key has the weight 0, and 0 times infinity is NaN.
+    pub(super) summable: bool,
 }
 
 impl Packed {
@@ -32,12 +33,12 @@ impl Packed {
             }
         }
         let mut values = vec![0.0; s * width];
-        let mut finite = true;
+        let (mut summable, largest) = (true, f32::MAX / (2 * s) as f32);
         for (j, out) in values.chunks_exact_mut(width).enumerate() {
             let row = v.row(b, h, j, &mut scratch);
             out[..d].copy_from_slice(row);
-            finite &= row.iter().all(|x| x.is_finite());
+            summable &= row.iter().all(|x| x.abs() <= largest);
         }
-        Self { keys, values, finite }
+        Self { keys, values, summable }
     }
 }

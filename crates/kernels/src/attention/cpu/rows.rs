@@ -1,6 +1,6 @@
 //! A query at a time, reading k and v where they lie: for decoding, where a key is met once and packing
-//! it would cost as much as using it, and for values that are not finite, of which a hidden one must not
-//! be touched.
+//! it would cost as much as using it, and for values that are not finite or near it, of which a hidden one must
+//! not be touched and a visible one is weighted before it is added.
 
 use super::Problem;
 use super::heads::Element;

@@ -44,7 +44,7 @@ impl Blocks {
     }
 }
 
-/// Memory of a tile, kept by each thread.
+/// Memory of a tile.
 pub(super) struct Scratch {
     /// Scaled queries, depth-major in groups of a block's rows: `queries[group][d][row]`.
     pub(super) queries: Vec<f32>,
