@@ -29,11 +29,11 @@ impl Bytes {
         if meta.len() == 0 {
             return Ok(Self::Embedded(&[])); // an empty file cannot be mapped everywhere
         }
+        #[allow(unsafe_code)]
         // SAFETY: the map is read-only and lives as long as the tensors that read from it; the values are
         // plain numbers, for which any bytes are valid. What another process does to the file shows here:
         // one that writes changes the numbers, one that truncates ends this process (SIGBUS). This crate
         // itself replaces files whole, by renaming.
-        #[allow(unsafe_code)]
         let map = unsafe { memmap2::Mmap::map(&file) }.map_err(LoadError::io(path))?;
         Ok(Self::Mapped(Arc::new(map)))
     }

@@ -226,8 +226,8 @@ impl Config {
     /// Refuses, by its name in `config.json`, what this crate cannot compute.
     ///
     /// # Errors
-    /// For a size that is 0 or beyond reason, an `n_embd` that `n_head` does not divide, a dropout outside 0..1, and each
-    /// unsupported flag.
+    /// For a size that is 0 or beyond reason, an `n_embd` that `n_head` does not divide, a dropout outside
+    /// 0..1, and each unsupported flag.
     pub fn validate(&self) -> Result<()> {
         // The limits are far above any GPT-2 and keep a wrong number from filling the memory: the `bias`
         // triangle alone takes n_positions² bytes.

@@ -40,13 +40,16 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<ExitCode> {
     let start = Instant::now();
     let mut ids = vec![];
     for step in generation {
-        if step.is_err() {
-            if printer.begun {
-                printer.finish()?; // the error gets a line of its own
+        let step = match step {
+            Ok(step) => step,
+            Err(error) => {
+                if printer.begun {
+                    printer.finish()?; // the error gets a line of its own
+                }
+                return Err(error.into());
             }
-            return step.map(|_| ExitCode::SUCCESS).map_err(Into::into);
-        }
-        if let Some(id) = step?.first().copied().flatten() {
+        };
+        if let Some(id) = step.first().copied().flatten() {
             ids.push(id);
             if !config.is_eos(id) {
                 printer.push(id)?;

@@ -141,11 +141,10 @@ struct Trainer<'a> {
 
 impl<'a> Trainer<'a> {
     fn new(args: &'a TrainArgs, config: &Config, device: Device) -> anyhow::Result<Self> {
-        let variables = VarMap::new();
+        let mut variables = VarMap::new();
         let vb = init::seeded_variables(args.run.seed, &variables, DType::F32, &device);
-        let mut held = variables.clone();
         let model = Gpt2LMHeadModel::load(vb, config)?;
-        held.set_one("wpe.weight", init::sinusoids(config, DType::F32, &device)?)?;
+        variables.set_one("wpe.weight", init::sinusoids(config, DType::F32, &device)?)?;
         let (decayed, plain) = decay_groups(&variables)?;
         let params = ParamsAdamW { lr: args.lr, beta2: 0.99, weight_decay: 0.0, ..ParamsAdamW::default() };
         let decaying = ParamsAdamW { weight_decay: args.weight_decay, ..params.clone() };

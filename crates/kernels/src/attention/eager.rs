@@ -8,19 +8,24 @@ use candle_core::{D, DType, Result, Tensor};
 ///
 /// `q` (B, H, T, D), `k` (B, H, S, D) -> (B, H, T, S)
 pub(super) fn weights(q: &Tensor, k: &Tensor, scale: f64, mask: CausalMask) -> Result<Tensor> {
-    let wide = accumulator(q.dtype());
-    let (t, s) = (q.dim(2)?, k.dim(2)?);
-    let q = (q.to_dtype(wide)?.contiguous()? * scale)?;
-    let k = k.to_dtype(wide)?.contiguous()?;
-    let scores = q.matmul(&k.transpose(2, 3)?)?; // (B, H, T, S)
-
-    let visible = visible(mask, t, s)?.broadcast_as(scores.shape())?;
+    let scores = scores(q, k, scale)?;
+    let visible = visible(mask, q.dim(2)?, k.dim(2)?)?.broadcast_as(scores.shape())?;
     // The lowest finite value rather than -inf: a row that sees nothing stays free of NaN, and every
     // hidden key of a row that sees something still gets a weight of exactly 0.
     let scores = visible.where_cond(&scores, &lowest_like(&scores)?)?;
     let weights = candle_nn::ops::softmax(&scores, D::Minus1)?;
     // A row that sees no key, or only scores of -inf, has spread its weight over hidden keys.
     visible.where_cond(&weights, &weights.zeros_like()?)
+}
+
+/// `q·kᵀ·scale`, in f32 at least.
+///
+/// `q` (B, H, T, D), `k` (B, H, S, D) -> (B, H, T, S)
+pub(super) fn scores(q: &Tensor, k: &Tensor, scale: f64) -> Result<Tensor> {
+    let wide = accumulator(q.dtype());
+    let q = (q.to_dtype(wide)?.contiguous()? * scale)?;
+    let k = k.to_dtype(wide)?.contiguous()?;
+    q.matmul(&k.transpose(2, 3)?)
 }
 
 /// `weights·v` with the heads moved behind the positions.

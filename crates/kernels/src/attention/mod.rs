@@ -32,6 +32,13 @@ pub struct CausalMask<'a> {
     pub padding: Option<&'a Tensor>,
 }
 
+impl CausalMask<'_> {
+    /// The padding mask's values, row by row, for kernels on the CPU.
+    fn padding_values(&self) -> Result<Option<Vec<u8>>> {
+        self.padding.map(|p| p.flatten_all()?.to_vec1()).transpose()
+    }
+}
+
 /// GPT-2's `bias` buffer: the u8 lower triangle (1, 1, n, n), 1 = visible.
 ///
 /// # Errors
@@ -105,21 +112,19 @@ impl CausalAttention {
     pub fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor, mask: CausalMask) -> Result<Tensor> {
         check(q, k, v, mask)?;
         if self.implementation == Implementation::Fused && has_fused_kernel(q, k, v) {
-            return q.apply_op3_no_bwd(k, v, &cpu::CpuAttention::new(self.scale, mask.padding)?);
+            return q.apply_op3_no_bwd(k, v, &cpu::CpuAttention::new(self.scale, mask.padding_values()?));
         }
         let weights = self.weights(q, k, mask)?; // (B, H, T, S)
         eager::context(&weights, v, q.dtype())
     }
 
     fn weights(&self, q: &Tensor, k: &Tensor, mask: CausalMask) -> Result<Tensor> {
-        let f32s = q.dtype() == DType::F32 && k.dtype() == DType::F32;
-        if self.implementation == Implementation::Eager || !q.device().is_cpu() || !f32s {
+        let f32s = q.device().is_cpu() && q.dtype() == DType::F32;
+        if self.implementation == Implementation::Eager || !f32s {
             return eager::weights(q, k, self.scale, mask);
         }
-        let padding = mask.padding.map(|p| p.flatten_all()?.to_vec1::<u8>()).transpose()?;
-        let q = (q.contiguous()? * self.scale)?;
-        let scores = q.matmul(&k.contiguous()?.transpose(2, 3)?)?; // (B, H, T, S)
-        scores.apply_op1(softmax::CausalSoftmax { padding })
+        let scores = eager::scores(q, k, self.scale)?; // (B, H, T, S)
+        scores.apply_op1(softmax::CausalSoftmax { padding: mask.padding_values()? })
     }
 
     /// As [`forward`](Self::forward), and the attention weights beside it.
