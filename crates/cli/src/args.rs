@@ -37,7 +37,7 @@ pub(crate) enum Command {
     Inspect(InspectArgs),
     /// Train a small GPT-2 on a text file
     Train(TrainArgs),
-    /// Time attention, a block, the whole model, decoding or a training step
+    /// Time attention, a block, the whole model, decoding or a training step, and measure the machine
     Bench(BenchArgs),
 }
 
@@ -299,6 +299,8 @@ pub(crate) enum BenchTarget {
     Decode,
     /// Forward, backward and AdamW
     Train,
+    /// What the processor and the memory can do at most; needs no model
+    Machine,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -17,11 +17,14 @@
 pub mod attention;
 mod gelu;
 mod layer_norm;
+mod linear;
+pub mod roofline;
 mod vector;
 
 pub use attention::{CausalAttention, CausalMask, Implementation};
 pub use gelu::gelu;
 pub use layer_norm::layer_norm;
+pub use linear::{linear, linear_onto, linear_transposed};
 
 use candle_core::DType;
 

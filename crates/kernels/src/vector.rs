@@ -3,6 +3,7 @@
 use candle_core::{CpuStorage, Layout, Result, Shape};
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
+use std::mem::MaybeUninit;
 
 /// `2^x` for `x <= 0`: relative error below 2e-7, exactly 1 at 0, exactly 0 below -126 and at -inf; NaN
 /// stays NaN.
@@ -79,6 +80,28 @@ pub(crate) fn contiguous<'a>(storage: &'a CpuStorage, layout: &Layout) -> Result
         Some((start, end)) => Ok(&data[start..end]),
         None => candle_core::bail!("a contiguous tensor is needed, got {layout:?}"),
     }
+}
+
+/// Numbers that a thread fills at a time, where filling is all that it does.
+const FILL: usize = 1 << 14;
+
+/// A vector of `len` numbers in chunks of `chunk`, the i-th written by `fill(i, chunk)`, on all threads:
+/// memory is neither zeroed before nor touched first by one thread alone.
+///
+/// # Safety
+/// `fill` writes every number of its chunk.
+#[allow(unsafe_code)]
+pub(crate) unsafe fn chunked(
+    len: usize,
+    chunk: usize,
+    fill: impl Fn(usize, &mut [MaybeUninit<f32>]) + Sync,
+) -> Vec<f32> {
+    let mut out: Vec<f32> = Vec::with_capacity(len);
+    let chunks = out.spare_capacity_mut()[..len].par_chunks_mut(chunk.max(1)).enumerate();
+    chunks.with_min_len(FILL / chunk.max(1)).for_each(|(i, part)| fill(i, part));
+    // SAFETY: the chunks cover `len` numbers, and the caller's `fill` has written them.
+    unsafe { out.set_len(len) };
+    out
 }
 
 struct Map<'a, E> {

@@ -1,42 +1,93 @@
-//! Bytes of a file: mapped, or compiled into the binary.
+//! Bytes of a file: opened, or compiled into the binary.
 
 use crate::LoadError;
+use rayon::prelude::*;
+use std::fs::File;
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-/// The content of a file that is not copied into memory.
+/// The content of a file. What describes it (JSON, a header) is looked at through a map; the tensors'
+/// data, which is most of it, is read straight into their own memory.
 #[derive(Debug, Clone)]
 pub enum Bytes {
-    /// Mapped from disk; pages are read when they are used.
-    Mapped(Arc<memmap2::Mmap>),
+    /// On disk.
+    OnDisk(Arc<OnDisk>),
     /// Part of the binary.
     Embedded(&'static [u8]),
 }
 
+/// An open file and a map of it, whose pages are read when they are used.
+#[derive(Debug)]
+pub struct OnDisk {
+    file: File,
+    map: memmap2::Mmap,
+}
+
 impl Bytes {
-    /// Maps the file at `path`.
+    /// Opens the file at `path`.
     ///
     /// # Errors
     /// When the file cannot be opened or mapped.
-    pub fn map(path: &Path) -> Result<Self, LoadError> {
+    pub fn open(path: &Path) -> Result<Self, LoadError> {
         // Asked before opening: to open a pipe is to wait for its writer.
         let meta = std::fs::metadata(path).map_err(LoadError::io(path))?;
         if !meta.is_file() {
-            let reason = std::io::Error::other("is a folder, a device or a pipe; expected a file");
+            let reason = io::Error::other("is a folder, a device or a pipe; expected a file");
             return Err(LoadError::io(path)(reason));
         }
-        let file = std::fs::File::open(path).map_err(LoadError::io(path))?;
+        let file = File::open(path).map_err(LoadError::io(path))?;
         if meta.len() == 0 {
             return Ok(Self::Embedded(&[])); // an empty file cannot be mapped everywhere
         }
         #[allow(unsafe_code)]
-        // SAFETY: the map is read-only and lives as long as the tensors that read from it; the values are
-        // plain numbers, for which any bytes are valid. What another process does to the file shows here:
-        // one that writes changes the numbers, one that truncates ends this process (SIGBUS). This crate
-        // itself replaces files whole, by renaming.
+        // SAFETY: the map is read-only and lives as long as what reads from it; it is read as plain bytes,
+        // of which any are valid. What another process does to the file shows here: one that writes changes
+        // the bytes, one that truncates ends this process (SIGBUS). This crate itself replaces files whole,
+        // by renaming.
         let map = unsafe { memmap2::Mmap::map(&file) }.map_err(LoadError::io(path))?;
-        Ok(Self::Mapped(Arc::new(map)))
+        Ok(Self::OnDisk(Arc::new(OnDisk { file, map })))
     }
+
+    /// Fills `out` with the bytes from `start` on, on all threads.
+    ///
+    /// A file is read, not copied from its map: pages of a map that were touched count as this process's
+    /// memory, and a checkpoint would be there twice.
+    pub(crate) fn read_at(&self, start: usize, out: &mut [u8]) -> io::Result<()> {
+        const CHUNK: usize = 4 << 20;
+        let end = start.checked_add(out.len()).filter(|&end| end <= self.len());
+        if end.is_none() {
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file ends before the tensor does"));
+        }
+        match self {
+            Self::OnDisk(on_disk) => out
+                .par_chunks_mut(CHUNK)
+                .enumerate()
+                .try_for_each(|(i, chunk)| read_exact_at(&on_disk.file, chunk, (start + i * CHUNK) as u64)),
+            Self::Embedded(bytes) => {
+                out.copy_from_slice(&bytes[start..start + out.len()]);
+                Ok(())
+            }
+        }
+    }
+}
+
+#[cfg(unix)]
+fn read_exact_at(file: &File, out: &mut [u8], offset: u64) -> io::Result<()> {
+    std::os::unix::fs::FileExt::read_exact_at(file, out, offset)
+}
+
+#[cfg(windows)]
+fn read_exact_at(file: &File, mut out: &mut [u8], mut offset: u64) -> io::Result<()> {
+    while !out.is_empty() {
+        let n = std::os::windows::fs::FileExt::seek_read(file, out, offset)?;
+        if n == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        out = &mut out[n..];
+        offset += n as u64;
+    }
+    Ok(())
 }
 
 impl std::ops::Deref for Bytes {
@@ -44,7 +95,7 @@ impl std::ops::Deref for Bytes {
 
     fn deref(&self) -> &[u8] {
         match self {
-            Self::Mapped(map) => map,
+            Self::OnDisk(on_disk) => &on_disk.map,
             Self::Embedded(bytes) => bytes,
         }
     }

@@ -1,10 +1,12 @@
 //! [`Checkpoint`]: a config and the tensors that go with it, by name, not yet read.
 
 use crate::{Audit, Bytes, Files, LoadError, Weights, pickle, safetensors_file};
-use candle_core::{DType, Device, Shape, Tensor};
+use bytemuck::Pod;
+use candle_core::{DType, Device, Shape, Tensor, WithDType};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
 use gpt2_model::{Config, Gpt2LMHeadModel};
+use half::{bf16, f16};
 use safetensors::Dtype;
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
@@ -42,10 +44,24 @@ pub(crate) struct Stored {
 }
 
 impl Stored {
-    /// The data, aligned or not: Candle copies it into memory of its own.
+    /// The data, aligned or not, read straight into the tensor's own memory.
     fn load(&self, device: &Device) -> candle_core::Result<Tensor> {
-        let dtype = DType::try_from(self.info.dtype)?;
-        Tensor::from_raw_buffer(&self.bytes[self.range.clone()], dtype, &self.info.shape, device)
+        match self.info.dtype {
+            Dtype::F32 => self.load_as::<f32>(device),
+            Dtype::F16 => self.load_as::<f16>(device),
+            Dtype::BF16 => self.load_as::<bf16>(device),
+            Dtype::F64 => self.load_as::<f64>(device),
+            _ => {
+                let dtype = DType::try_from(self.info.dtype)?;
+                Tensor::from_raw_buffer(&self.bytes[self.range.clone()], dtype, &self.info.shape, device)
+            }
+        }
+    }
+
+    fn load_as<T: WithDType + Pod>(&self, device: &Device) -> candle_core::Result<Tensor> {
+        let mut values: Vec<T> = bytemuck::zeroed_vec(self.range.len() / size_of::<T>());
+        self.bytes.read_at(self.range.start, bytemuck::cast_slice_mut(&mut values))?;
+        Tensor::from_vec(values, self.info.shape.as_slice(), device)
     }
 }
 

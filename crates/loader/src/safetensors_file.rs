@@ -29,7 +29,7 @@ struct Index {
 /// Every tensor of the shards that the index at `path` names.
 pub(crate) fn read_index(path: &Path) -> Result<Vec<Stored>, LoadError> {
     const FORMAT: &str = "safetensors index";
-    let json = Bytes::map(path)?;
+    let json = Bytes::open(path)?;
     let index: Index = parse_json(path, &json, FORMAT)?;
     let damaged = |reason: String| LoadError::damaged(path, FORMAT, &json, reason);
 
@@ -42,7 +42,7 @@ pub(crate) fn read_index(path: &Path) -> Result<Vec<Stored>, LoadError> {
         if shard_path.symlink_metadata().is_err() {
             return Err(damaged(format!("its shard {} is not there", shard_path.display())));
         }
-        tensors.extend(read(&shard_path, &Bytes::map(&shard_path)?)?);
+        tensors.extend(read(&shard_path, &Bytes::open(&shard_path)?)?);
     }
     let held: BTreeSet<(&str, &Path)> =
         tensors.iter().map(|t| (t.info.name.as_str(), t.info.file.as_path())).collect();

@@ -100,7 +100,7 @@ fn open_directory(dir: &Path) -> Result<Files, LoadError> {
     let find = |name: &str| Some(dir.join(name)).filter(|p| p.symlink_metadata().is_ok());
     let config = find("config.json").ok_or_else(|| LoadError::NoConfig { dir: dir.to_path_buf() })?;
     let weights = if let Some(path) = find("model.safetensors") {
-        Weights::Safetensors(path.clone(), Bytes::map(&path)?)
+        Weights::Safetensors(path.clone(), Bytes::open(&path)?)
     } else if let Some(path) = find("model.safetensors.index.json") {
         Weights::Index(path)
     } else if let Some(path) = find("pytorch_model.bin") {
@@ -109,7 +109,7 @@ fn open_directory(dir: &Path) -> Result<Files, LoadError> {
         return Err(LoadError::NoWeights { dir: dir.to_path_buf() });
     };
     let tokenizer = match (find("tokenizer.json"), find("vocab.json"), find("merges.txt")) {
-        (Some(path), _, _) => TokenizerFiles::Json(path.clone(), Bytes::map(&path)?),
+        (Some(path), _, _) => TokenizerFiles::Json(path.clone(), Bytes::open(&path)?),
         (None, Some(vocab), Some(merges)) => TokenizerFiles::VocabMerges(vocab, merges),
         (None, None, None) => TokenizerFiles::Absent,
         (None, vocab, _) => {
@@ -119,7 +119,7 @@ fn open_directory(dir: &Path) -> Result<Files, LoadError> {
     };
     Ok(Files {
         name: dir.display().to_string(),
-        config: (config.clone(), Bytes::map(&config)?),
+        config: (config.clone(), Bytes::open(&config)?),
         weights,
         tokenizer,
     })

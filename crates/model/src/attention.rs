@@ -10,6 +10,13 @@ use candle_core::{Module, Result, Tensor};
 use candle_nn::VarBuilder;
 use gpt2_kernels::{CausalAttention, CausalMask};
 
+/// The positions that attention is computed for; keys and values come from all of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Queries {
+    All,
+    Last,
+}
+
 /// GPT-2's attention block.
 ///
 /// ```
@@ -82,9 +89,7 @@ impl CausalSelfAttention {
         padding_mask: Option<&Tensor>,
         cache: Option<&mut LayerCache>,
     ) -> Result<Tensor> {
-        let (q, k, v) = self.qkv(x, cache)?;
-        let context = self.attention.forward(&q, &k, &v, self.mask(padding_mask))?;
-        self.merge_and_project(&context)
+        self.c_proj.forward(&self.context(x, padding_mask, cache, Queries::All)?)
     }
 
     /// As [`forward`](Self::forward), and the attention weights beside it.
@@ -100,31 +105,59 @@ impl CausalSelfAttention {
         padding_mask: Option<&Tensor>,
         cache: Option<&mut LayerCache>,
     ) -> Result<(Tensor, Tensor)> {
-        let (q, k, v) = self.qkv(x, cache)?;
-        let (context, weights) = self.attention.forward_with_weights(&q, &k, &v, self.mask(padding_mask))?;
-        Ok((self.merge_and_project(&context)?, weights))
+        let (context, weights) = self.context_with_weights(x, padding_mask, cache)?;
+        Ok((self.c_proj.forward(&context)?, weights))
     }
 
-    /// q of `x`, and k and v of the cache and `x`: strided views (B, H, T, D), (B, H, S, D).
-    fn qkv(&self, x: &Tensor, cache: Option<&mut LayerCache>) -> Result<(Tensor, Tensor, Tensor)> {
+    /// The heads' results side by side, before `c_proj`: (B, T, C), or (B, 1, C) for the last query.
+    pub(crate) fn context(
+        &self,
+        x: &Tensor,
+        padding_mask: Option<&Tensor>,
+        cache: Option<&mut LayerCache>,
+        queries: Queries,
+    ) -> Result<Tensor> {
+        let (q, k, v) = self.qkv(x, cache, queries)?;
+        self.attention.forward(&q, &k, &v, self.mask(padding_mask))?.flatten_from(2)
+    }
+
+    /// As [`context`](Self::context) for all queries, and the weights (B, H, T, S) beside it.
+    pub(crate) fn context_with_weights(
+        &self,
+        x: &Tensor,
+        padding_mask: Option<&Tensor>,
+        cache: Option<&mut LayerCache>,
+    ) -> Result<(Tensor, Tensor)> {
+        let (q, k, v) = self.qkv(x, cache, Queries::All)?;
+        let (context, weights) = self.attention.forward_with_weights(&q, &k, &v, self.mask(padding_mask))?;
+        Ok((context.flatten_from(2)?, weights))
+    }
+
+    /// q of `x`, and k and v of the cache and `x`: strided views (B, H, T, D) or (B, H, 1, D), (B, H, S, D).
+    fn qkv(
+        &self,
+        x: &Tensor,
+        cache: Option<&mut LayerCache>,
+        queries: Queries,
+    ) -> Result<(Tensor, Tensor, Tensor)> {
         let (b, t, c) = x.dims3()?;
         let (h, d) = (self.n_head, c / self.n_head);
-        let qkv = self.c_attn.forward(x)?.reshape((b, t, 3, h, d))?; // (B, T, 3, H, D)
-        let q = qkv.narrow(2, 0, 1)?.squeeze(2)?.transpose(1, 2)?; // (B, H, T, D)
-        let kv = qkv.narrow(2, 1, 2)?; // (B, T, 2, H, D)
+        let (q, kv) = if queries == Queries::Last && t > 1 {
+            let last = x.narrow(1, t - 1, 1)?; // (B, 1, C)
+            let q = self.c_attn.forward_columns(&last, 0, c)?.reshape((b, 1, h, d))?; // (B, 1, H, D)
+            (q, self.c_attn.forward_columns(x, c, 2 * c)?.reshape((b, t, 2, h, d))?)
+        } else {
+            let qkv = self.c_attn.forward(x)?.reshape((b, t, 3, h, d))?; // (B, T, 3, H, D)
+            (qkv.narrow(2, 0, 1)?.squeeze(2)?, qkv.narrow(2, 1, 2)?)
+        }; // (B, T, H, D), (B, T, 2, H, D)
         let (k, v) = match cache {
             Some(cache) => cache.append(&kv)?,
             None => split_kv(&kv)?,
         };
-        Ok((q, k, v))
+        Ok((q.transpose(1, 2)?, k, v))
     }
 
     fn mask<'a>(&'a self, padding: Option<&'a Tensor>) -> CausalMask<'a> {
         CausalMask { tril: &self.bias, padding }
-    }
-
-    /// (B, T, H, D) -> (B, T, C)
-    fn merge_and_project(&self, context: &Tensor) -> Result<Tensor> {
-        self.c_proj.forward(&context.flatten_from(2)?)
     }
 }

@@ -1,5 +1,6 @@
 //! A transformer block: attention, then the MLP, each on a normalised copy of the residual stream.
 
+use crate::attention::Queries;
 use crate::cache::LayerCache;
 use crate::{CausalSelfAttention, Config, LayerNorm, Mlp};
 use candle_core::{Module, Result, Tensor};
@@ -18,13 +19,24 @@ pub struct Block {
     pub mlp: Mlp,
 }
 
+/// Which parts of a block's work are handed back, and for which positions it is done.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct BlockArgs {
+    /// Hand back the attention weights.
+    pub output_attentions: bool,
+    /// Hand back what attention adds to the residual stream.
+    pub output_attention_outputs: bool,
+    /// Compute the last position only, from the keys and values of all; not together with the two above.
+    pub last_position_only: bool,
+}
+
 /// What a block computes, and the parts of it that were asked for.
 #[derive(Debug)]
 pub struct BlockOutput {
-    /// The residual stream after the block, (B, T, C).
+    /// The residual stream after the block, (B, T, C), or (B, 1, C) for the last position only.
     pub hidden_state: Tensor,
-    /// The attention block's output after `c_proj`, (B, T, C).
-    pub attention_output: Tensor,
+    /// The attention block's output after `c_proj`, (B, T, C), where it was asked for.
+    pub attention_output: Option<Tensor>,
     /// The attention weights (B, H, T, S), where they were asked for.
     pub attention_weights: Option<Tensor>,
 }
@@ -56,17 +68,35 @@ impl Block {
         x: &Tensor,
         padding_mask: Option<&Tensor>,
         cache: Option<&mut LayerCache>,
-        output_attentions: bool,
+        args: BlockArgs,
     ) -> Result<BlockOutput> {
-        let normed = self.ln_1.forward(x)?;
-        let (attention_output, attention_weights) = if output_attentions {
-            let (output, weights) = self.attn.forward_with_weights(&normed, padding_mask, cache)?;
-            (output, Some(weights))
+        let normed = self.ln_1.forward(x)?; // (B, T, C)
+        if args.last_position_only {
+            let last = x.narrow(1, x.dim(1)? - 1, 1)?; // (B, 1, C)
+            let context = self.attn.context(&normed, padding_mask, cache, Queries::Last)?;
+            return self.finish(self.attn.c_proj.forward_onto(&last, &context)?, None, None);
+        }
+        let (context, weights) = if args.output_attentions {
+            let (context, weights) = self.attn.context_with_weights(&normed, padding_mask, cache)?;
+            (context, Some(weights))
         } else {
-            (self.attn.forward(&normed, padding_mask, cache)?, None)
+            (self.attn.context(&normed, padding_mask, cache, Queries::All)?, None)
         };
-        let x = (x + &attention_output)?;
-        let hidden_state = (&x + self.mlp.forward(&self.ln_2.forward(&x)?)?)?;
+        if args.output_attention_outputs {
+            let output = self.attn.c_proj.forward(&context)?;
+            return self.finish((x + &output)?, Some(output), weights);
+        }
+        self.finish(self.attn.c_proj.forward_onto(x, &context)?, None, weights)
+    }
+
+    /// The MLP, onto the residual stream `x` after attention.
+    fn finish(
+        &self,
+        x: Tensor,
+        attention_output: Option<Tensor>,
+        attention_weights: Option<Tensor>,
+    ) -> Result<BlockOutput> {
+        let hidden_state = self.mlp.forward_onto(&x, &self.ln_2.forward(&x)?)?;
         Ok(BlockOutput { hidden_state, attention_output, attention_weights })
     }
 }

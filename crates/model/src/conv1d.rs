@@ -3,7 +3,7 @@
 //! The name is the original's (a convolution of width 1); the layout is the transpose of PyTorch's
 //! `Linear`. `c_proj` is square, so a wrong transpose would load without a word.
 
-use candle_core::{D, Module, Result, Tensor};
+use candle_core::{Module, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
 
 /// A linear layer in GPT-2's layout.
@@ -29,23 +29,37 @@ impl Conv1D {
     }
 }
 
+impl Conv1D {
+    /// `residual + x·W + b`.
+    ///
+    /// # Shapes
+    /// `residual` (.., out), `x` (.., in) -> (.., out)
+    ///
+    /// # Errors
+    /// When a shape does not fit.
+    pub fn forward_onto(&self, residual: &Tensor, x: &Tensor) -> Result<Tensor> {
+        gpt2_kernels::linear_onto(residual, x, &self.weight, &self.bias)
+    }
+
+    /// The outputs `start..start + len` alone.
+    ///
+    /// # Shapes
+    /// `x` (.., in) -> (.., `len`)
+    ///
+    /// # Errors
+    /// When a shape does not fit.
+    pub(crate) fn forward_columns(&self, x: &Tensor, start: usize, len: usize) -> Result<Tensor> {
+        gpt2_kernels::linear(x, &self.weight.narrow(1, start, len)?, &self.bias.narrow(0, start, len)?)
+    }
+}
+
 impl Module for Conv1D {
     /// `x·W + b`.
     ///
     /// # Shapes
     /// `x` (.., in) -> (.., out)
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let (n_in, n_out) = self.weight.dims2()?;
-        if x.dim(D::Minus1)? != n_in || n_in == 0 {
-            candle_core::bail!("Conv1D: x {:?} does not end in the {n_in} inputs of the weight", x.dims())
-        }
-        let mut shape = x.dims().to_vec();
-        let rows = x.elem_count() / n_in;
-        *shape.last_mut().unwrap_or(&mut 0) = n_out;
-        x.reshape((rows, n_in))?
-            .matmul(&self.weight)? // (rows, out)
-            .broadcast_add(&self.bias)?
-            .reshape(shape)
+        gpt2_kernels::linear(x, &self.weight, &self.bias)
     }
 }
 

@@ -42,7 +42,7 @@ pub mod parameters;
 pub mod training;
 
 pub use attention::CausalSelfAttention;
-pub use block::Block;
+pub use block::{Block, BlockArgs, BlockOutput};
 pub use cache::{KvCache, LayerCache};
 pub use config::Config;
 pub use conv1d::Conv1D;

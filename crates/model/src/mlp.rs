@@ -30,6 +30,16 @@ impl Mlp {
     }
 }
 
+impl Mlp {
+    /// `residual + c_proj(act(c_fc(x)))`: (B, T, C), (B, T, C) -> (B, T, C)
+    ///
+    /// # Errors
+    /// When a shape does not fit.
+    pub fn forward_onto(&self, residual: &Tensor, x: &Tensor) -> Result<Tensor> {
+        self.c_proj.forward_onto(residual, &self.act.forward(&self.c_fc.forward(x)?)?)
+    }
+}
+
 impl Module for Mlp {
     /// (B, T, C) -> (B, T, C)
     fn forward(&self, x: &Tensor) -> Result<Tensor> {

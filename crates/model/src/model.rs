@@ -4,7 +4,7 @@
 
 use crate::mask::causal_bias;
 use crate::parameters::{LM_HEAD, WTE};
-use crate::{Block, Config, Conv1D, KvCache, LayerNorm};
+use crate::{Block, BlockArgs, Config, Conv1D, KvCache, LayerNorm};
 use candle_core::{DType, Module, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
 
@@ -25,14 +25,15 @@ pub struct ForwardArgs<'a> {
     pub output_attentions: bool,
     /// Hand back what each attention block adds to the residual stream, (B, T, C).
     pub output_attention_outputs: bool,
-    /// Compute the logits of the last position only: (B, 1, V).
+    /// Compute the logits of the last position only, (B, 1, V). Where nothing else is asked for, the last
+    /// block then works for that position alone.
     pub last_logits_only: bool,
 }
 
 /// What the transformer computed. Lists are empty where they were not asked for.
 #[derive(Debug)]
 pub struct ModelOutput {
-    /// After `ln_f`, (B, T, C).
+    /// After `ln_f`, (B, T, C), or (B, 1, C) for the last position only.
     pub last_hidden_state: Tensor,
     /// L + 1 tensors (B, T, C).
     pub hidden_states: Vec<Tensor>,
@@ -129,6 +130,8 @@ impl Gpt2Model {
         }
         let padding = attention_mask.map(|mask| self.padding_mask(mask, b, s)).transpose()?;
 
+        let everything = args.output_hidden_states || args.output_attentions || args.output_attention_outputs;
+        let last_alone = args.last_logits_only && !everything;
         let mut x = self.embed(input_ids, position_ids, past)?; // (B, T, C)
         let mut output = ModelOutput {
             last_hidden_state: x.clone(),
@@ -138,23 +141,29 @@ impl Gpt2Model {
         };
         for (i, block) in self.h.iter().enumerate() {
             let layer_cache = cache.as_deref_mut().and_then(|c| c.layer_mut(i));
-            let done = block.forward(&x, padding.as_ref(), layer_cache, args.output_attentions)?;
+            let parts = BlockArgs {
+                output_attentions: args.output_attentions,
+                output_attention_outputs: args.output_attention_outputs,
+                last_position_only: last_alone && i + 1 == self.h.len(),
+            };
+            let done = block.forward(&x, padding.as_ref(), layer_cache, parts)?;
             let before = std::mem::replace(&mut x, done.hidden_state); // (B, T, C)
             if args.output_hidden_states {
                 output.hidden_states.push(before);
             }
-            if args.output_attention_outputs {
-                output.attention_outputs.push(done.attention_output);
-            }
+            output.attention_outputs.extend(done.attention_output);
             output.attentions.extend(done.attention_weights);
         }
         if let Some(cache) = cache {
             cache.advance(t);
         }
-        output.last_hidden_state = self.ln_f.forward(&x)?;
+        let normed = self.ln_f.forward(&x)?;
         if args.output_hidden_states {
-            output.hidden_states.push(output.last_hidden_state.clone());
+            output.hidden_states.push(normed.clone());
         }
+        let rows = normed.dim(1)?;
+        output.last_hidden_state =
+            if args.last_logits_only { normed.narrow(1, rows - 1, 1)? } else { normed };
         Ok(output)
     }
 
@@ -277,14 +286,8 @@ impl Gpt2LMHeadModel {
     /// # Errors
     /// For an empty prompt, an id of V or above, more than N positions, and shapes that do not fit.
     pub fn forward(&self, input_ids: &Tensor, args: ForwardArgs) -> Result<CausalLMOutput> {
-        let last_only = args.last_logits_only;
         let output = self.transformer.forward(input_ids, args)?;
-        let x = match output.last_hidden_state.dim(1)? {
-            t if last_only => output.last_hidden_state.narrow(1, t - 1, 1)?, // (B, 1, C)
-            _ => output.last_hidden_state,                                   // (B, T, C)
-        };
-        let (b, t, c) = x.dims3()?;
-        let logits = x.reshape((b * t, c))?.matmul(&self.lm_head.t()?)?.reshape((b, t, ()))?; // (B, T, V)
+        let logits = gpt2_kernels::linear_transposed(&output.last_hidden_state, &self.lm_head)?; // (B, T, V)
         Ok(CausalLMOutput {
             logits,
             hidden_states: output.hidden_states,

@@ -6,6 +6,7 @@ use anyhow::bail;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{AdamW, Optimizer, ParamsAdamW, VarBuilder, VarMap};
 use gpt2_kernels::attention::{CausalAttention, CausalMask, causal_bias};
+use gpt2_kernels::roofline::Roofline;
 use gpt2_loader::{Checkpoint, Source};
 use gpt2_model::training::cross_entropy;
 use gpt2_model::{CausalSelfAttention, Config, ForwardArgs, Gpt2LMHeadModel, KvCache, init};
@@ -33,6 +34,13 @@ struct Report {
     tokens_per_s: Option<f64>,
 }
 
+#[derive(Serialize)]
+struct Machine {
+    threads: usize,
+    fma_gflops: f64,
+    read_gb_s: f64,
+}
+
 pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     let bench = Bench::new(args)?;
     let mut times = match args.what {
@@ -41,6 +49,7 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
         BenchTarget::Forward => bench.forward()?,
         BenchTarget::Decode => bench.decode()?,
         BenchTarget::Train => bench.train()?,
+        BenchTarget::Machine => return machine(args.json),
     };
     times.sort_by(f64::total_cmp);
     let median_ms = f64::midpoint(times[(times.len() - 1) / 2], times[times.len() / 2]);
@@ -64,6 +73,21 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
         output::json(&report)?;
     } else {
         print(&report)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The limits that the other targets' times are held against.
+fn machine(json: bool) -> anyhow::Result<ExitCode> {
+    let threads = candle_core::utils::get_num_threads();
+    let Roofline { fma_gflops, read_gb_s } = Roofline::measure();
+    if json {
+        output::json(&Machine { threads, fma_gflops, read_gb_s })?;
+    } else {
+        let mut out = output::stdout();
+        writeln!(out, "{threads} threads")?;
+        writeln!(out, "f32 multiply-adds in registers: {fma_gflops:.0} GFLOP/s")?;
+        writeln!(out, "reading from memory: {read_gb_s:.1} GB/s")?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -25,7 +25,7 @@ const MOST_DIMENSIONS: usize = 8;
 
 /// Every tensor of the state dictionary; only the pickle is read.
 pub(crate) fn read(path: &Path) -> Result<Vec<Stored>, LoadError> {
-    let bytes = Bytes::map(path)?;
+    let bytes = Bytes::open(path)?;
     read_archive(path, &bytes).map_err(|reason| LoadError::damaged(path, FORMAT, &bytes, reason))
 }
 

@@ -1,0 +1,102 @@
+use super::*;
+use candle_core::{Device, Var};
+
+/// Numbers in -1..1 that follow no pattern of the blocks.
+fn numbers(shape: impl Into<Shape>, salt: u32) -> Result<Tensor> {
+    let shape = shape.into();
+    let hash = |i: u32| i.wrapping_mul(2_654_435_761) >> 8; // 24 bits
+    let values: Vec<f32> =
+        (salt..).take(shape.elem_count()).map(|i| hash(i) as f32 / 8_388_608. - 1.).collect();
+    Tensor::from_vec(values, shape, &Device::Cpu)
+}
+
+/// The largest difference, beside the largest value expected.
+fn error(got: &Tensor, expected: &Tensor) -> Result<f64> {
+    assert_eq!(got.dims(), expected.dims());
+    let difference = (got.to_dtype(DType::F64)? - expected)?.abs()?.flatten_all()?.max(0)?;
+    Ok(difference.to_scalar::<f64>()? / expected.abs()?.flatten_all()?.max(0)?.to_scalar::<f64>()?.max(1e-30))
+}
+
+fn wide(x: &Tensor) -> Result<Tensor> {
+    x.to_dtype(DType::F64)
+}
+
+/// Every way that a product can go: few rows and many, lengths that no vector divides, columns of a wider
+/// weight.
+#[test]
+fn products_are_what_f64_gives() -> Result<()> {
+    for (rows, k, n) in
+        [(1, 1, 1), (1, 7, 5), (2, 768, 96), (3, 130, 4099), (8, 65, 33), (9, 65, 33), (70, 300, 100)]
+    {
+        let x = numbers((rows, k), 1)?;
+        let whole = numbers((k, 2 * n + 3), 2)?;
+        let residual = numbers((rows, n), 4)?;
+        for weight in [whole.narrow(1, 0, n)?.contiguous()?, whole.narrow(1, n, n)?] {
+            let bias = numbers(n, 3)?;
+            let expected = wide(&x)?.matmul(&wide(&weight.contiguous()?)?)?.broadcast_add(&wide(&bias)?)?;
+            let case = format!("{rows} rows, {k} x {n}");
+            let got = linear(&x, &weight, &bias)?;
+            assert!(error(&got, &expected)? <= 1e-6, "{case}: {:e}", error(&got, &expected)?);
+            let onto = linear_onto(&residual, &x, &weight, &bias)?;
+            assert!(error(&onto, &(expected + wide(&residual)?)?)? <= 1e-6, "{case}, onto a residual");
+        }
+        let table = numbers((n, k), 5)?;
+        let expected = wide(&x)?.matmul(&wide(&table)?.t()?)?;
+        let got = linear_transposed(&x, &table)?;
+        assert!(error(&got, &expected)? <= 1e-6, "{rows} rows, {k} x {n}, transposed");
+    }
+    Ok(())
+}
+
+#[test]
+fn gradients_are_what_plain_operations_give() -> Result<()> {
+    let (x, w, b, r) = (numbers((2, 5, 6), 1)?, numbers((6, 4), 2)?, numbers(4, 3)?, numbers((2, 5, 4), 4)?);
+    let vars = [Var::from_tensor(&x)?, Var::from_tensor(&w)?, Var::from_tensor(&b)?, Var::from_tensor(&r)?];
+    let [x, w, b, r] = &vars;
+    let plain = (r.as_tensor() + x.reshape((10, 6))?.matmul(w)?.reshape((2, 5, 4))?.broadcast_add(b)?)?;
+    let expected = plain.sqr()?.sum_all()?.backward()?;
+    let got = linear_onto(r, x, w, b)?.sqr()?.sum_all()?.backward()?;
+    for var in &vars {
+        let (got, expected) = (got.get(var).expect("a gradient"), expected.get(var).expect("a gradient"));
+        assert!(error(got, &wide(expected)?)? <= 1e-6);
+    }
+    Ok(())
+}
+
+#[test]
+fn the_bits_do_not_depend_on_the_number_of_threads() -> Result<()> {
+    for rows in [1, 5, 64] {
+        let (x, w, b) = (numbers((rows, 700), 1)?, numbers((700, 900), 2)?, numbers(900, 3)?);
+        let run = |threads: usize| -> Result<Vec<Vec<f32>>> {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
+            pool.map_err(candle_core::Error::wrap)?.install(|| linear(&x, &w, &b))?.to_vec2()
+        };
+        let one = run(1)?;
+        for threads in [2, 7, 16] {
+            assert!(run(threads)? == one, "{rows} rows, {threads} threads");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn nan_and_infinity_come_through() -> Result<()> {
+    let x = Tensor::new(&[[f32::NAN, 1.0], [f32::INFINITY, 1.0], [2.0, 1.0]], &Device::Cpu)?;
+    let w = Tensor::new(&[[1f32], [1.0]], &Device::Cpu)?;
+    let y = linear(&x, &w, &Tensor::new(&[0f32], &Device::Cpu)?)?.to_vec2::<f32>()?;
+    assert!(y[0][0].is_nan() && y[1][0] == f32::INFINITY && y[2][0] == 3.0, "{y:?}");
+    Ok(())
+}
+
+#[test]
+fn shapes_that_do_not_fit_are_named() -> Result<()> {
+    let (x, w) = (numbers((2, 5), 1)?, numbers((6, 4), 2)?);
+    let message = linear(&x, &w, &numbers(4, 3)?).expect_err("5 is not 6").to_string();
+    assert!(message.contains("[2, 5]") && message.contains('6'), "{message}");
+    let message = linear(&numbers((2, 6), 1)?, &w, &numbers(3, 3)?).expect_err("3 is not 4").to_string();
+    assert!(message.contains("[6, 4]") && message.contains("[3]"), "{message}");
+    let message =
+        linear_onto(&numbers((1, 4), 1)?, &numbers((2, 6), 1)?, &w, &numbers(4, 3)?).expect_err("1 is not 2");
+    assert!(message.to_string().contains("[1, 4]"), "{message}");
+    Ok(())
+}

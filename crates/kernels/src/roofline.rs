@@ -1,0 +1,134 @@
+//! What this machine's processor and memory can do: the roof that a kernel's speed is held against
+//! (Williams, Waterman, Patterson 2009).
+
+use pulp::{Arch, Simd, WithSimd};
+use rayon::prelude::*;
+use std::hint::black_box;
+use std::time::Instant;
+
+/// The limits of the machine, with all threads of the current rayon pool at work.
+#[derive(Debug, Clone, Copy)]
+pub struct Roofline {
+    /// f32 operations a second in fused multiply-adds that stay in registers, in units of 10⁹; each
+    /// multiply-add counts as two.
+    pub fma_gflops: f64,
+    /// Bytes read from memory a second, in units of 10⁹.
+    pub read_gb_s: f64,
+}
+
+impl Roofline {
+    /// Measures both; takes about a second and 512 MB of memory.
+    #[must_use]
+    pub fn measure() -> Self {
+        Self { fma_gflops: fma_gflops(), read_gb_s: read_gb_s() }
+    }
+}
+
+/// The best of a few rounds: what another program takes away in between is no limit of the machine.
+const ROUNDS: usize = 7;
+
+fn best_of(work: impl Fn()) -> f64 {
+    let seconds = (0..ROUNDS).map(|_| {
+        let start = Instant::now();
+        work();
+        start.elapsed().as_secs_f64()
+    });
+    seconds.fold(f64::INFINITY, f64::min)
+}
+
+fn fma_gflops() -> f64 {
+    const STEPS: usize = 4_000_000;
+    let threads = rayon::current_num_threads();
+    let arch = Arch::new();
+    let flops = arch.dispatch(Lanes) * ACCUMULATORS * STEPS * 2 * threads;
+    let seconds = best_of(|| {
+        rayon::broadcast(|_| black_box(arch.dispatch(Multiply { steps: STEPS })));
+    });
+    flops as f64 / seconds / 1e9
+}
+
+fn read_gb_s() -> f64 {
+    const FLOATS: usize = 128 << 20; // 512 MB: beyond every cache
+    const CHUNK: usize = 1 << 18;
+    let data = vec![1f32; FLOATS];
+    let arch = Arch::new();
+    let seconds = best_of(|| {
+        black_box(data.par_chunks(CHUNK).map(|data| arch.dispatch(Sum { data })).sum::<f32>());
+    });
+    (FLOATS * size_of::<f32>()) as f64 / seconds / 1e9
+}
+
+/// Chains of multiply-adds at a time: more than latency times throughput, within 16 registers.
+const ACCUMULATORS: usize = 12;
+
+struct Lanes;
+impl WithSimd for Lanes {
+    type Output = usize;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) -> usize {
+        S::F32_LANES
+    }
+}
+
+struct Multiply {
+    steps: usize,
+}
+
+impl WithSimd for Multiply {
+    type Output = f32;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) -> f32 {
+        let mut sums = [simd.splat_f32s(black_box(1.0)); ACCUMULATORS];
+        let (a, b) = (simd.splat_f32s(black_box(0.5)), simd.splat_f32s(black_box(0.25)));
+        for _ in 0..self.steps {
+            for sum in &mut sums {
+                *sum = simd.mul_add_e_f32s(*sum, a, b);
+            }
+        }
+        simd.reduce_sum_f32s(sums.into_iter().fold(b, |x, y| simd.add_f32s(x, y)))
+    }
+}
+
+struct Sum<'a> {
+    data: &'a [f32],
+}
+
+impl WithSimd for Sum<'_> {
+    type Output = f32;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) -> f32 {
+        let mut sums = [simd.splat_f32s(0.0); 8];
+        for vectors in S::as_simd_f32s(self.data).0.as_chunks::<8>().0 {
+            for (sum, x) in sums.iter_mut().zip(vectors) {
+                *sum = simd.add_f32s(*sum, *x);
+            }
+        }
+        simd.reduce_sum_f32s(sums.into_iter().fold(simd.splat_f32s(0.0), |x, y| simd.add_f32s(x, y)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sum_reads_every_number_of_whole_vectors() {
+        let data: Vec<f32> = (0..1024).map(|i| (i % 7) as f32).collect();
+        let sum = Arch::new().dispatch(Sum { data: &data });
+        assert!((sum - data.iter().sum::<f32>()).abs() < 1e-3, "{sum}");
+    }
+
+    #[test]
+    fn the_chains_run_every_step() {
+        // x -> x/2 + 1/4 goes from 1 to its fixed point 1/2 by halves.
+        let (one, four) = (Multiply { steps: 1 }, Multiply { steps: 4 });
+        let arch = Arch::new();
+        let lanes = arch.dispatch(Lanes) as f32;
+        let value = |sum: f32| (sum / lanes - 0.25) / ACCUMULATORS as f32;
+        assert!((value(arch.dispatch(one)) - 0.75).abs() < 1e-5);
+        assert!((value(arch.dispatch(four)) - 0.53125).abs() < 1e-5);
+    }
+}
