@@ -6,6 +6,7 @@ mod checkpoint;
 mod cli;
 mod common;
 mod fused;
+mod fused_backward;
 mod generate;
 mod gradients;
 mod padding;

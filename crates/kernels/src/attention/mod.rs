@@ -14,9 +14,9 @@ use candle_core::{DType, Device, Result, Tensor};
 /// Which code computes attention, by the names that transformers' `attn_implementation` uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Implementation {
-    /// One kernel with no (T, S) tensor, where the device, the dtype and the absence of gradients allow
-    /// it: the CPU, f32, f16 and bf16. Training on the CPU in f32 fuses mask and softmax, with a backward.
-    /// Everything else takes the eager path, with the same result.
+    /// One kernel with no (T, S) tensor, forward and backward, where device and dtype allow it: the CPU in
+    /// f32, f16 and bf16. Where the weights are asked for, too, mask and softmax are one operation (CPU,
+    /// f32). Everything else takes the eager path, with the same result.
     #[default]
     Fused,
     /// Plain differentiable Candle operations with a (T, S) tensor of weights: the definition.
@@ -112,7 +112,7 @@ impl CausalAttention {
     pub fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor, mask: CausalMask) -> Result<Tensor> {
         check(q, k, v, mask)?;
         if self.implementation == Implementation::Fused && has_fused_kernel(q, k, v) {
-            return q.apply_op3_no_bwd(k, v, &cpu::CpuAttention::new(self.scale, mask.padding_values()?));
+            return q.apply_op3(k, v, cpu::CpuAttention::new(self.scale, mask.padding_values()?));
         }
         let weights = self.weights(q, k, mask)?; // (B, H, T, S)
         eager::context(&weights, v, q.dtype())
@@ -147,12 +147,11 @@ impl CausalAttention {
     }
 }
 
-/// Whether the fused kernel computes this. It has no backward, so what is trained goes the eager way.
+/// Whether the fused kernel computes this.
 fn has_fused_kernel(q: &Tensor, k: &Tensor, v: &Tensor) -> bool {
-    let tracked = [q, k, v].iter().any(|x| x.track_op());
     let empty = [q, k, v].iter().any(|x| x.elem_count() == 0);
     let dtype = matches!(q.dtype(), DType::F32 | DType::F16 | DType::BF16);
-    q.device().is_cpu() && dtype && k.dtype() == q.dtype() && v.dtype() == q.dtype() && !tracked && !empty
+    q.device().is_cpu() && dtype && k.dtype() == q.dtype() && v.dtype() == q.dtype() && !empty
 }
 
 /// Refuses what does not fit, with every shape in the message.

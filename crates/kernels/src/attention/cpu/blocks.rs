@@ -59,39 +59,45 @@ pub(super) unsafe fn outer<S: Simd, const M: usize, const N: usize>(
     }
 }
 
-/// `out[r][c] += Σ_j p[r][j] · v[j][c]` for M rows by N vectors.
+/// The strides of [`accumulate`]'s three matrices, in floats.
+#[derive(Clone, Copy)]
+pub(super) struct Strides {
+    /// From a row of p to the next, and from a column to the next: a transposed p has them exchanged.
+    pub(super) p: (usize, usize),
+    pub(super) v: usize,
+    pub(super) out: usize,
+}
+
+/// `out[r][c] += Σ_j p[r][j] · v[j][c]` for M rows by N vectors and `depth` values of j.
 ///
 /// # Safety
-/// `p` holds M rows of `keys` floats, `p_stride` apart; `v` `keys` rows of N vectors, `v_stride` apart;
-/// `out` M rows of N vectors, `out_stride` apart.
-#[allow(clippy::too_many_arguments)] // three matrices and their strides
+/// `p` holds M rows of `depth` floats, `v` `depth` rows of N vectors and `out` M rows of N vectors, by
+/// their `strides`.
 #[inline(always)]
 pub(super) unsafe fn accumulate<S: Simd, const M: usize, const N: usize>(
     simd: S,
-    keys: usize,
+    depth: usize,
     p: *const f32,
-    p_stride: usize,
     v: *const f32,
-    v_stride: usize,
     out: *mut f32,
-    out_stride: usize,
+    strides: Strides,
 ) {
     let mut acc = [[simd.splat_f32s(0.0); N]; M];
     for (m, acc) in acc.iter_mut().enumerate() {
         for (n, x) in acc.iter_mut().enumerate() {
             // SAFETY: m < M and n < N.
-            *x = unsafe { load::<S>(out.add(m * out_stride + n * S::F32_LANES)) };
+            *x = unsafe { load::<S>(out.add(m * strides.out + n * S::F32_LANES)) };
         }
     }
-    for j in 0..keys {
+    for j in 0..depth {
         let mut row = [simd.splat_f32s(0.0); N];
         for (n, x) in row.iter_mut().enumerate() {
-            // SAFETY: j < keys and n < N.
-            *x = unsafe { load::<S>(v.add(j * v_stride + n * S::F32_LANES)) };
+            // SAFETY: j < depth and n < N.
+            *x = unsafe { load::<S>(v.add(j * strides.v + n * S::F32_LANES)) };
         }
         for (m, acc) in acc.iter_mut().enumerate() {
-            // SAFETY: m < M and j < keys.
-            let x = simd.splat_f32s(unsafe { *p.add(m * p_stride + j) });
+            // SAFETY: m < M and j < depth.
+            let x = simd.splat_f32s(unsafe { *p.add(m * strides.p.0 + j * strides.p.1) });
             for (acc, y) in acc.iter_mut().zip(row) {
                 *acc = simd.mul_add_e_f32s(x, y, *acc);
             }
@@ -100,7 +106,7 @@ pub(super) unsafe fn accumulate<S: Simd, const M: usize, const N: usize>(
     for (m, acc) in acc.iter().enumerate() {
         for (n, x) in acc.iter().enumerate() {
             // SAFETY: m < M and n < N.
-            unsafe { store::<S>(out.add(m * out_stride + n * S::F32_LANES), *x) };
+            unsafe { store::<S>(out.add(m * strides.out + n * S::F32_LANES), *x) };
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Fused causal attention on the CPU: no (T, S) tensor, memory linear in S.
+//! Fused causal attention on the CPU: no (T, S) tensor, memory linear in S, forward and [`backward`].
 //!
 //! Keys are packed once a head; then each task takes a tile of queries through the keys that it sees
 //! (see [`tile`]). Few queries in front of many keys (decoding) skip the packing and read k and v where
@@ -7,32 +7,38 @@
 
 #![allow(unsafe_code)] // register blocks and the shared output; each block says why it is sound
 
+mod backward;
 mod blocks;
 mod heads;
 mod pack;
 mod rows;
 mod tile;
 
-use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, WithDType};
+use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Tensor, WithDType};
+use half::{bf16, f16};
 use heads::{Element, Heads};
 use pack::Packed;
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
+use std::sync::OnceLock;
 use tile::{Blocks, QUERIES, Scratch, Tile};
 
 /// Up to this many queries are read row by row: packing the keys would cost more than it saves.
 const FEW_QUERIES: usize = 4;
 
-/// The operation as Candle sees it; it has no backward.
+/// The operation as Candle sees it.
 pub(super) struct CpuAttention {
     scale: f64,
     /// u8 (B, S), 1 = visible.
     padding: Option<Vec<u8>>,
+    /// (B, H, T): the base-2 logarithm of each row's `Σ 2^score`, which the forward pass leaves for the
+    /// backward pass.
+    log_sums: OnceLock<Vec<f32>>,
 }
 
 impl CpuAttention {
     pub(super) fn new(scale: f64, padding: Option<Vec<u8>>) -> Self {
-        Self { scale, padding }
+        Self { scale, padding, log_sums: OnceLock::new() }
     }
 
     fn run<E: Element + WithDType>(
@@ -44,8 +50,11 @@ impl CpuAttention {
         let (q, k, v) = (Heads::new(q, q_layout)?, Heads::new(k, k_layout)?, Heads::new(v, v_layout)?);
         let [b, h, t, d] = q.dims;
         let mut out = vec![E::from_f32(0.0); b * t * h * d];
+        let mut log_sums = vec![0.0; b * h * t];
         let problem = Problem { q, k, v, scale: self.scale, padding: self.padding.as_deref() };
-        Arch::new().dispatch(Run { problem: &problem, out: &mut out });
+        Arch::new().dispatch(Run { problem: &problem, out: &mut out, log_sums: &mut log_sums });
+        // A second forward pass of the same operation would find the same.
+        let _ = self.log_sums.set(log_sums);
         Ok((E::to_cpu_storage_owned(out), Shape::from((b, t, h, d))))
     }
 }
@@ -72,6 +81,26 @@ impl CustomOp3 for CpuAttention {
             _ => candle_core::bail!("causal attention: q, k and v must be all f32, all f16 or all bf16"),
         }
     }
+
+    fn bwd(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        context: &Tensor,
+        grad: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+        let Some(log_sums) = self.log_sums.get() else {
+            candle_core::bail!("causal attention: a backward pass without a forward pass before it")
+        };
+        let given = backward::Given { scale: self.scale, padding: self.padding.as_deref(), log_sums };
+        let [dq, dk, dv] = match q.dtype() {
+            DType::F16 => given.gradients::<f16>([q, k, v, context, grad])?,
+            DType::BF16 => given.gradients::<bf16>([q, k, v, context, grad])?,
+            _ => given.gradients::<f32>([q, k, v, context, grad])?,
+        };
+        Ok((Some(dq), Some(dk), Some(dv)))
+    }
 }
 
 /// q (B, H, T, D) against k and v (B, H, S, D).
@@ -84,6 +113,18 @@ struct Problem<'a, E> {
 }
 
 impl<E> Problem<'_, E> {
+    /// All (b, h).
+    fn heads(&self) -> Vec<(usize, usize)> {
+        let [b, h, ..] = self.q.dims;
+        (0..b).flat_map(|b| (0..h).map(move |h| (b, h))).collect()
+    }
+
+    /// The factor that turns q·k into the exponent of a power of 2.
+    #[allow(clippy::cast_possible_truncation)] // the scale of f32 scores
+    fn base_2_scale(&self) -> f32 {
+        (self.scale * std::f64::consts::LOG2_E) as f32
+    }
+
     /// Which keys of row `b` are visible, where some are not.
     fn visible(&self, b: usize) -> Option<&[u8]> {
         let s = self.k.dims[2];
@@ -91,22 +132,30 @@ impl<E> Problem<'_, E> {
     }
 }
 
-/// The output (B, T, H, D), written by several threads, each its own rows.
-struct Output<E>(*mut E, [usize; 4]);
+/// The output (B, T, H, D) and the logarithms (B, H, T), written by several threads, each its own rows.
+struct Output<E> {
+    context: *mut E,
+    log_sums: *mut f32,
+    dims: [usize; 4],
+}
 
 // SAFETY: `write` is the only access, and its callers write each row once.
 unsafe impl<E: Send> Sync for Output<E> {}
 
 impl<E: Element> Output<E> {
+    /// `row · factor`, and the row's log-sum.
+    ///
     /// # Safety
     /// No two calls name the same row.
-    unsafe fn write(&self, (b, h, i): (usize, usize, usize), row: &[f32], factor: f32) {
-        let [_, heads, t, d] = self.1;
-        debug_assert!(h < heads && i < t);
+    unsafe fn write(&self, (b, h, i): (usize, usize, usize), row: &[f32], factor: f32, log_sum: f32) {
+        let [batch, heads, t, d] = self.dims;
+        assert!(b < batch && h < heads && i < t);
+        // SAFETY: (b, h, i) is inside the logarithms, and this row is the caller's own.
+        unsafe { self.log_sums.add((b * heads + h) * t + i).write(log_sum) };
         let start = ((b * t + i) * heads + h) * d;
         for (c, x) in row[..d].iter().enumerate() {
             // SAFETY: (b, i, h, c) is inside the output, and this row is the caller's own.
-            unsafe { self.0.add(start + c).write(E::from_f32(x * factor)) };
+            unsafe { self.context.add(start + c).write(E::from_f32(x * factor)) };
         }
     }
 }
@@ -114,22 +163,26 @@ impl<E: Element> Output<E> {
 struct Run<'a, E> {
     problem: &'a Problem<'a, E>,
     out: &'a mut [E],
+    log_sums: &'a mut [f32],
 }
 
 impl<E: Element> WithSimd for Run<'_, E> {
     type Output = ();
 
     fn with_simd<S: Simd>(self, simd: S) {
-        let [b, h, t, d] = self.problem.q.dims;
-        let out = Output(self.out.as_mut_ptr(), [b, h, t, d]);
-        let heads: Vec<(usize, usize)> = (0..b).flat_map(|b| (0..h).map(move |h| (b, h))).collect();
+        let dims @ [.., t, d] = self.problem.q.dims;
+        assert!(
+            self.out.len() == dims.iter().product::<usize>() && self.log_sums.len() * d == self.out.len()
+        );
+        let out = Output { context: self.out.as_mut_ptr(), log_sums: self.log_sums.as_mut_ptr(), dims };
+        let heads = self.problem.heads();
         if t <= FEW_QUERIES {
             heads.par_iter().for_each(|&head| {
                 let mut rows = rows::Rows::new(self.problem, head);
                 for i in 0..t {
                     simd.vectorize(rows::OneRow { rows: &mut rows, i });
                     // SAFETY: each (head, i) once.
-                    unsafe { out.write((head.0, head.1, i), &rows.context, 1.0) };
+                    unsafe { out.write((head.0, head.1, i), &rows.context, 1.0, rows.log_sum) };
                 }
             });
             return;
@@ -187,7 +240,7 @@ impl<E: Element> WithSimd for TileJob<'_, E> {
             for i in self.first..self.first + rows {
                 by_row.run(simd, i);
                 // SAFETY: each (head, i) once: tiles do not overlap.
-                unsafe { self.out.write((b, h, i), &by_row.context, 1.0) };
+                unsafe { self.out.write((b, h, i), &by_row.context, 1.0, by_row.log_sum) };
             }
             return;
         }
@@ -205,20 +258,20 @@ impl<E: Element> WithSimd for TileJob<'_, E> {
         for r in 0..rows {
             let sum = self.scratch.sum[r];
             let factor = if sum == 0.0 { 0.0 } else { 1.0 / sum };
+            let log_sum = self.scratch.max[r] + sum.log2();
             let row = &self.scratch.context[r * self.width..(r + 1) * self.width];
             // SAFETY: each (head, i) once: tiles do not overlap.
-            unsafe { self.out.write((b, h, self.first + r), row, factor) };
+            unsafe { self.out.write((b, h, self.first + r), row, factor, log_sum) };
         }
     }
 }
 
 impl<E: Element> TileJob<'_, E> {
     /// Queries times `scale·log2(e)`, depth-major in groups of `group` rows; rows beyond the last are 0.
-    #[allow(clippy::cast_possible_truncation)] // the scale of f32 scores
     #[inline(always)]
     fn load_queries(&mut self, group: usize, rows: usize) {
         let d = self.problem.q.dims[3];
-        let scale = (self.problem.scale * std::f64::consts::LOG2_E) as f32;
+        let scale = self.problem.base_2_scale();
         let mut row = vec![0.0; d];
         self.scratch.queries.fill(0.0);
         for r in 0..rows {
@@ -232,50 +285,4 @@ impl<E: Element> TileJob<'_, E> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Numbers in -1..1 that follow no pattern of the tiles.
-    fn numbers(n: usize, salt: u32) -> Vec<f32> {
-        let hash = |i: u32| i.wrapping_mul(2_654_435_761) >> 8; // 24 bits
-        (salt..).take(n).map(|i| hash(i) as f32 / 8_388_608. - 1.).collect()
-    }
-
-    fn run_on<S: Simd>(problem: &Problem<f32>, simd: S) -> Vec<f32> {
-        let mut out = vec![0.0; problem.q.dims.iter().product()];
-        Run { problem, out: &mut out }.with_simd(simd);
-        out
-    }
-
-    /// Vectors of 1, 4, 8 and 16 numbers cut the same sums into other blocks.
-    #[test]
-    fn portable_vectors_of_any_width_compute_what_this_processors_do() -> Result<()> {
-        for (d, t, s) in [(1, 5, 5), (7, 50, 60), (33, 97, 200), (64, 3, 130)] {
-            let (b, h) = (2, 3);
-            let (q, k, v) = (numbers(b * h * t * d, 1), numbers(b * h * s * d, 2), numbers(b * h * s * d, 3));
-            let (q_layout, k_layout) = (Layout::contiguous((b, h, t, d)), Layout::contiguous((b, h, s, d)));
-            let padding: Vec<u8> = (0..b * s).map(|i| u8::from(i % 3 != 0)).collect();
-            let problem = Problem {
-                q: Heads::new(&q, &q_layout)?,
-                k: Heads::new(&k, &k_layout)?,
-                v: Heads::new(&v, &k_layout)?,
-                scale: 1.5,
-                padding: Some(&padding),
-            };
-            let mut expected = vec![0.0; q.len()];
-            Arch::new().dispatch(Run { problem: &problem, out: &mut expected });
-            assert!(expected.iter().any(|x| *x != 0.0));
-            for got in [
-                run_on(&problem, pulp::Scalar),
-                run_on(&problem, pulp::Scalar128b),
-                run_on(&problem, pulp::Scalar256b),
-                run_on(&problem, pulp::Scalar512b),
-            ] {
-                for (a, b) in got.iter().zip(&expected) {
-                    assert!((a - b).abs() <= 2e-6, "D {d}, T {t}, S {s}: {a} {b}");
-                }
-            }
-        }
-        Ok(())
-    }
-}
+mod tests;

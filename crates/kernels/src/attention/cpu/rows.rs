@@ -14,6 +14,8 @@ pub(super) struct Rows<'a, E> {
     head: (usize, usize),
     /// The last row's context, (D).
     pub(super) context: Vec<f32>,
+    /// The base-2 logarithm of the last row's `Σ 2^score`.
+    pub(super) log_sum: f32,
     query: Vec<f32>,
     weights: Vec<f32>,
     scratch: Vec<f32>,
@@ -26,6 +28,7 @@ impl<'a, E: Element> Rows<'a, E> {
             problem,
             head,
             context: vec![0.0; d],
+            log_sum: f32::NEG_INFINITY,
             query: vec![0.0; d],
             weights: vec![0.0; s.next_multiple_of(64)],
             scratch: vec![0.0; d],
@@ -33,15 +36,14 @@ impl<'a, E: Element> Rows<'a, E> {
     }
 
     /// Leaves the context of query `i` in `self.context`.
-    #[allow(clippy::cast_possible_truncation)] // the scale of f32 scores
     #[inline(always)]
     pub(super) fn run<S: Simd>(&mut self, simd: S, i: usize) {
-        let Problem { q, k, v, scale, .. } = self.problem;
+        let Problem { q, k, v, .. } = self.problem;
         let (b, h) = self.head;
         let seen = k.dims[2] - q.dims[2] + i + 1;
         let visible = self.problem.visible(b);
         let hidden = |j: usize| visible.is_some_and(|v| v[j] == 0);
-        let scale = (scale * std::f64::consts::LOG2_E) as f32;
+        let scale = self.problem.base_2_scale();
         for (x, out) in q.row(b, h, i, &mut self.scratch).iter().zip(&mut self.query) {
             *out = x * scale;
         }
@@ -57,6 +59,7 @@ impl<'a, E: Element> Rows<'a, E> {
         }
         self.context.fill(0.0);
         if max == f32::NEG_INFINITY && !weights[..seen].iter().any(|x| x.is_nan()) {
+            self.log_sum = f32::NEG_INFINITY;
             return;
         }
         let mut sum = simd.splat_f32s(0.0);
@@ -64,7 +67,9 @@ impl<'a, E: Element> Rows<'a, E> {
             *x = exp2(simd, simd.sub_f32s(*x, simd.splat_f32s(max)));
             sum = simd.add_f32s(sum, *x);
         }
-        let factor = 1.0 / simd.reduce_sum_f32s(sum);
+        let sum = simd.reduce_sum_f32s(sum);
+        self.log_sum = max + sum.log2();
+        let factor = 1.0 / sum;
         for (j, weight) in weights.iter().enumerate().take(seen) {
             if !hidden(j) {
                 add_scaled(simd, &mut self.context, weight * factor, v.row(b, h, j, &mut self.scratch));

@@ -1,7 +1,7 @@
 //! One tile of queries against all keys that they see: online softmax as in FlashAttention-2
 //! (Dao 2023, algorithm 1), with scores in base 2.
 
-use super::blocks::{accumulate, load, outer, store};
+use super::blocks::{Strides, accumulate, load, outer, store};
 use super::pack::Packed;
 use crate::vector::exp2;
 use pulp::Simd;
@@ -51,7 +51,7 @@ pub(super) struct Scratch {
     scores: Vec<f32>,
     /// The unnormalised context, `QUERIES` rows of `width`.
     pub(super) context: Vec<f32>,
-    max: [f32; QUERIES],
+    pub(super) max: [f32; QUERIES],
     pub(super) sum: [f32; QUERIES],
 }
 
@@ -218,6 +218,7 @@ impl Tile<'_> {
         assert!(QUERIES.is_multiple_of(M) && self.width.is_multiple_of(lanes));
         assert!(scratch.scores.len() == QUERIES * KEYS && scratch.context.len() == QUERIES * self.width);
         assert!(self.packed.values.len() >= (start + keys) * self.width);
+        let strides = Strides { p: (KEYS, 1), v: self.width, out: self.width };
         for r in (0..self.rows).step_by(M) {
             let seen = self.limit(r + M - 1, start, keys);
             let mut c = 0;
@@ -231,9 +232,9 @@ impl Tile<'_> {
                 // or to c + lanes, which is at most `width`.
                 unsafe {
                     if whole {
-                        accumulate::<S, M, N>(simd, seen, p, KEYS, v, self.width, out, self.width);
+                        accumulate::<S, M, N>(simd, seen, p, v, out, strides);
                     } else {
-                        accumulate::<S, M, 1>(simd, seen, p, KEYS, v, self.width, out, self.width);
+                        accumulate::<S, M, 1>(simd, seen, p, v, out, strides);
                     }
                 }
                 c += if whole { N * lanes } else { lanes };

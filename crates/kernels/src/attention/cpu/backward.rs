@@ -1,0 +1,335 @@
+//! The backward pass of causal attention: FlashAttention-2 (Dao 2023, algorithm 2), memory linear in S.
+//!
+//! With P the weights, recomputed from q, k and the log-sums of the forward pass, O the context and dO its
+//! gradient:
+//!
+//! ```text
+//! dV = Pᵀ·dO        dP = dO·Vᵀ        dS = P ∘ (dP - rowsum(dO ∘ O))
+//! dQ = scale·dS·K   dK = scale·dSᵀ·Q
+//! ```
+//!
+//! A task takes one head, so that every sum has one order whatever the number of threads.
+
+use super::Problem;
+use super::blocks::{Strides, accumulate, outer};
+use super::heads::{Element, Heads};
+use super::pack::{panels, rows};
+use super::tile::{Blocks, KEYS, QUERIES, dot};
+use crate::vector::exp2;
+use candle_core::{Device, Result, Storage, Tensor, WithDType};
+use pulp::{Arch, Simd, WithSimd};
+use rayon::prelude::*;
+
+/// What the forward pass knew, and its log-sums (B, H, T).
+pub(super) struct Given<'a> {
+    pub(super) scale: f64,
+    pub(super) padding: Option<&'a [u8]>,
+    pub(super) log_sums: &'a [f32],
+}
+
+impl Given<'_> {
+    /// The gradients of q, k and v, contiguous, of their shapes and dtype.
+    ///
+    /// q (B, H, T, D), k and v (B, H, S, D); context and its gradient (B, T, H, D)
+    pub(super) fn gradients<E: Element + WithDType>(&self, tensors: [&Tensor; 5]) -> Result<[Tensor; 3]> {
+        let [q, k, v, context, grad] = tensors;
+        let (context, grad) = (context.transpose(1, 2)?, grad.transpose(1, 2)?); // (B, H, T, D)
+        let guards = [q, k, v, &context, &grad].map(|x| x.storage_and_layout());
+        let views = guards.iter().map(|(storage, layout)| match &**storage {
+            Storage::Cpu(storage) => Heads::new(storage.as_slice::<E>()?, layout),
+            _ => candle_core::bail!("causal attention: the CPU's backward pass needs tensors on the CPU"),
+        });
+        let views = views.collect::<Result<Vec<Heads<E>>>>()?;
+        let [q_view, k_view, v_view, context_view, grad_view] = views[..] else {
+            candle_core::bail!("causal attention: five tensors make a backward pass")
+        };
+        let [b, h, t, _] = q_view.dims;
+        if context_view.dims != q_view.dims
+            || grad_view.dims != q_view.dims
+            || self.log_sums.len() != b * h * t
+        {
+            candle_core::bail!("causal attention: a gradient {:?} of queries {:?}", grad.dims(), q.dims())
+        }
+        let problem = Problem { q: q_view, k: k_view, v: v_view, scale: self.scale, padding: self.padding };
+        let heads: Vec<[Vec<E>; 3]> = problem
+            .heads()
+            .into_par_iter()
+            .enumerate()
+            .map(|(i, head)| {
+                let log_sums = &self.log_sums[i * t..(i + 1) * t];
+                let pass = Pass { problem: &problem, context: context_view, grad: grad_view, head, log_sums };
+                Arch::new().dispatch(pass)
+            })
+            .collect();
+        let gather = |part: usize, like: &Tensor| {
+            let all: Vec<E> = heads.iter().flat_map(|head| &head[part]).copied().collect();
+            Tensor::from_vec(all, like.shape(), &Device::Cpu)
+        };
+        Ok([gather(0, q)?, gather(1, k)?, gather(2, v)?])
+    }
+}
+
+/// The backward pass of one head.
+struct Pass<'a, E> {
+    problem: &'a Problem<'a, E>,
+    context: Heads<'a, E>,
+    grad: Heads<'a, E>,
+    head: (usize, usize),
+    /// (T)
+    log_sums: &'a [f32],
+}
+
+impl<E: Element> WithSimd for Pass<'_, E> {
+    /// dq (T, D), dk (S, D), dv (S, D)
+    type Output = [Vec<E>; 3];
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) -> Self::Output {
+        simd.vectorize(Vectorized(self))
+    }
+}
+
+/// [`Pass`] inside the instruction set's own function.
+struct Vectorized<'a, E>(Pass<'a, E>);
+
+impl<E: Element> WithSimd for Vectorized<'_, E> {
+    type Output = [Vec<E>; 3];
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) -> Self::Output {
+        match Blocks::of::<S>() {
+            Blocks::Wide => self.0.run::<S, 8, 3, 6, 4>(simd),
+            Blocks::Narrow => self.0.run::<S, 6, 2, 6, 2>(simd),
+        }
+    }
+}
+
+/// Rows of `width` floats and a tile of weights and of their gradients.
+struct Memory {
+    width: usize,
+    /// Depth-major groups of scaled queries, and of dO.
+    query_groups: Vec<f32>,
+    grad_groups: Vec<f32>,
+    /// Depth-major panels.
+    key_panels: Vec<f32>,
+    value_panels: Vec<f32>,
+    /// Row-major.
+    queries: Vec<f32>,
+    keys: Vec<f32>,
+    grads: Vec<f32>,
+    /// `rowsum(dO ∘ O)`, (T)
+    deltas: Vec<f32>,
+    /// Sums, padded to whole tiles of rows.
+    dq: Vec<f32>,
+    dk: Vec<f32>,
+    dv: Vec<f32>,
+    /// P and dS of a tile, `QUERIES` rows of `KEYS`.
+    weights: Vec<f32>,
+    d_scores: Vec<f32>,
+}
+
+/// A tile: `rows` queries from `first` on against `keys` keys from `start` on.
+#[derive(Clone, Copy)]
+struct Tile {
+    first: usize,
+    rows: usize,
+    start: usize,
+    keys: usize,
+}
+
+impl<E: Element> Pass<'_, E> {
+    /// `M` rows by `N` vectors are a block of scores, `CM` by `CN` a block of sums of rows.
+    #[inline(always)]
+    fn run<S: Simd, const M: usize, const N: usize, const CM: usize, const CN: usize>(
+        &self,
+        simd: S,
+    ) -> [Vec<E>; 3] {
+        let Problem { q, k, v, .. } = self.problem;
+        let [_, _, t, d] = q.dims;
+        let s = k.dims[2];
+        let width = d.next_multiple_of(S::F32_LANES);
+        let (panel, head) = (N * S::F32_LANES, self.head);
+        let context = rows(&self.context, head, width);
+        let grads = rows(&self.grad, head, width);
+        let mut memory = Memory {
+            width,
+            query_groups: panels(q, head, M, self.problem.base_2_scale()),
+            grad_groups: panels(&self.grad, head, M, 1.0),
+            key_panels: panels(k, head, panel, 1.0),
+            value_panels: panels(v, head, panel, 1.0),
+            queries: rows(q, head, width),
+            keys: rows(k, head, width),
+            deltas: grads
+                .chunks_exact(width)
+                .zip(context.chunks_exact(width))
+                .map(|(g, o)| dot(simd, g, o))
+                .collect(),
+            grads,
+            dq: vec![0.0; t.next_multiple_of(QUERIES) * width],
+            dk: vec![0.0; s.next_multiple_of(KEYS) * width],
+            dv: vec![0.0; s.next_multiple_of(KEYS) * width],
+            weights: vec![0.0; QUERIES * KEYS],
+            d_scores: vec![0.0; QUERIES * KEYS],
+        };
+        let past = s - t;
+        for start in (0..s).step_by(KEYS) {
+            // The first query that sees the tile's first key.
+            let seeing = start.saturating_sub(past);
+            for first in (seeing - seeing % QUERIES..t).step_by(QUERIES) {
+                let tile = Tile { first, rows: QUERIES.min(t - first), start, keys: KEYS.min(s - start) };
+                self.products::<S, M, N>(simd, &mut memory, tile);
+                self.weights_and_scores(simd, &mut memory, tile);
+                self.sums::<S, CM, CN>(simd, &mut memory, tile);
+            }
+        }
+        #[allow(clippy::cast_possible_truncation)] // the scale of f32 scores
+        let scale = self.problem.scale as f32;
+        let finished = |sums: &[f32], count: usize, factor: f32| -> Vec<E> {
+            let rows = sums.chunks_exact(width).take(count);
+            rows.flat_map(|row| row[..d].iter().map(|x| E::from_f32(x * factor))).collect()
+        };
+        [finished(&memory.dq, t, scale), finished(&memory.dk, s, scale), finished(&memory.dv, s, 1.0)]
+    }
+
+    /// How many of the tile's keys its row `r` sees.
+    #[inline(always)]
+    fn limit(&self, tile: Tile, r: usize) -> usize {
+        let past = self.problem.k.dims[2] - self.problem.q.dims[2];
+        (past + tile.first + r + 1).saturating_sub(tile.start).min(tile.keys)
+    }
+
+    /// Scores into `weights`, and dO·Vᵀ into `d_scores`.
+    #[inline(always)]
+    fn products<S: Simd, const M: usize, const N: usize>(&self, simd: S, memory: &mut Memory, tile: Tile) {
+        let (panel, d) = (N * S::F32_LANES, self.problem.q.dims[3]);
+        let Tile { first, rows, start, keys } = tile;
+        assert!(KEYS.is_multiple_of(panel) && QUERIES.is_multiple_of(M));
+        let products = [
+            (&memory.query_groups, &memory.key_panels, &mut memory.weights),
+            (&memory.grad_groups, &memory.value_panels, &mut memory.d_scores),
+        ];
+        for (groups, panels, out) in products {
+            assert!(groups.len() >= (first + rows).div_ceil(M) * M * d && out.len() == QUERIES * KEYS);
+            assert!(panels.len() >= (start + keys).div_ceil(panel) * panel * d);
+            for c in (0..keys).step_by(panel) {
+                for r in (0..rows).step_by(M) {
+                    if self.limit(tile, r + M - 1) <= c {
+                        continue;
+                    }
+                    // SAFETY: `first`, `r`, `start` and `c` are multiples of M or of the panel, so that the
+                    // lengths above cover group (first + r) / M and panel (start + c) / panel; the output
+                    // holds M rows of `panel` floats from (r, c) on, since r + M <= QUERIES and
+                    // c + panel <= KEYS.
+                    unsafe {
+                        outer::<S, M, N>(
+                            simd,
+                            d,
+                            groups.as_ptr().add((first + r) * d),
+                            panels.as_ptr().add((start + c) * d),
+                            out.as_mut_ptr().add(r * KEYS + c),
+                            KEYS,
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    /// Scores to weights, dP to dS; both 0 where a key is hidden.
+    #[inline(always)]
+    fn weights_and_scores<S: Simd>(&self, simd: S, memory: &mut Memory, tile: Tile) {
+        let visible = self.problem.visible(self.head.0);
+        for r in 0..QUERIES {
+            let weights = &mut memory.weights[r * KEYS..(r + 1) * KEYS];
+            let d_scores = &mut memory.d_scores[r * KEYS..(r + 1) * KEYS];
+            let limit = if r < tile.rows { self.limit(tile, r) } else { 0 };
+            weights[limit..].fill(f32::NEG_INFINITY);
+            d_scores[limit..].fill(0.0);
+            if limit == 0 {
+                weights.fill(0.0);
+                continue;
+            }
+            if let Some(visible) = visible {
+                for (j, seen) in visible[tile.start..tile.start + limit].iter().enumerate() {
+                    if *seen == 0 {
+                        (weights[j], d_scores[j]) = (f32::NEG_INFINITY, 0.0);
+                    }
+                }
+            }
+            let log_sum = self.log_sums[tile.first + r];
+            if log_sum == f32::NEG_INFINITY {
+                // A query that sees no key: every weight is 0.
+                weights.fill(0.0);
+                d_scores.fill(0.0);
+                continue;
+            }
+            let (minus, delta) = (simd.splat_f32s(-log_sum), simd.splat_f32s(memory.deltas[tile.first + r]));
+            // KEYS is a multiple of every number of lanes.
+            let pairs = S::as_mut_simd_f32s(weights).0.iter_mut().zip(S::as_mut_simd_f32s(d_scores).0);
+            for (w, ds) in pairs {
+                *w = exp2(simd, simd.add_f32s(*w, minus));
+                *ds = simd.mul_f32s(*w, simd.sub_f32s(*ds, delta));
+            }
+        }
+    }
+
+    /// dV += Pᵀ·dO, dK += dSᵀ·Q, dQ += dS·K
+    #[inline(always)]
+    fn sums<S: Simd, const M: usize, const N: usize>(&self, simd: S, memory: &mut Memory, tile: Tile) {
+        let Memory { width, queries, keys, grads, dq, dk, dv, weights, d_scores, .. } = memory;
+        let (width, past) = (*width, self.problem.k.dims[2] - self.problem.q.dims[2]);
+        let Tile { first, rows, start, keys: count } = tile;
+        for c in (0..count).step_by(M) {
+            // Queries before this one see none of the keys from c on.
+            let skipped = (start + c).saturating_sub(past + first);
+            if skipped >= rows {
+                continue;
+            }
+            let strides = Strides { p: (1, KEYS), v: width, out: width };
+            for (p, v, out) in [(&*weights, &*grads, &mut *dv), (&*d_scores, &*queries, &mut *dk)] {
+                let p = &p[skipped * KEYS + c..];
+                let v = &v[(first + skipped) * width..];
+                let out = &mut out[(start + c) * width..];
+                add_rows::<S, M, N>(simd, rows - skipped, (p, v, out), strides);
+            }
+        }
+        for r in (0..rows).step_by(M) {
+            let depth = self.limit(tile, r + M - 1);
+            let strides = Strides { p: (KEYS, 1), v: width, out: width };
+            let out = &mut dq[(first + r) * width..];
+            add_rows::<S, M, N>(simd, depth, (&d_scores[r * KEYS..], &keys[start * width..], out), strides);
+        }
+    }
+}
+
+/// `out[r] += Σ_j p[r][j]·v[j]` for M rows r of `strides.out` floats.
+#[inline(always)]
+fn add_rows<S: Simd, const M: usize, const N: usize>(
+    simd: S,
+    depth: usize,
+    (p, v, out): (&[f32], &[f32], &mut [f32]),
+    strides: Strides,
+) {
+    let (lanes, width) = (S::F32_LANES, strides.out);
+    if depth == 0 {
+        return;
+    }
+    assert!(p.len() > (M - 1) * strides.p.0 + (depth - 1) * strides.p.1);
+    assert!(v.len() >= depth * width && out.len() >= M * width && strides.v == width);
+    assert!(width.is_multiple_of(lanes));
+    let mut c = 0;
+    while c < width {
+        let whole = c + N * lanes <= width;
+        // SAFETY: the lengths above cover M rows of `depth` floats of p, `depth` rows of v and M rows of
+        // `out`, each up to column c + N·lanes, or to c + lanes, which is at most `width`.
+        unsafe {
+            let (p, v, out) = (p.as_ptr(), v.as_ptr().add(c), out.as_mut_ptr().add(c));
+            if whole {
+                accumulate::<S, M, N>(simd, depth, p, v, out, strides);
+            } else {
+                accumulate::<S, M, 1>(simd, depth, p, v, out, strides);
+            }
+        }
+        c += if whole { N * lanes } else { lanes };
+    }
+}

@@ -1,0 +1,46 @@
+use super::*;
+
+/// Numbers in -1..1 that follow no pattern of the tiles.
+fn numbers(n: usize, salt: u32) -> Vec<f32> {
+    let hash = |i: u32| i.wrapping_mul(2_654_435_761) >> 8; // 24 bits
+    (salt..).take(n).map(|i| hash(i) as f32 / 8_388_608. - 1.).collect()
+}
+
+fn run_on<S: Simd>(problem: &Problem<f32>, simd: S) -> Vec<f32> {
+    let mut out = vec![0.0; problem.q.dims.iter().product()];
+    let mut log_sums = vec![0.0; out.len() / problem.q.dims[3]];
+    Run { problem, out: &mut out, log_sums: &mut log_sums }.with_simd(simd);
+    out
+}
+
+/// Vectors of 1, 4, 8 and 16 numbers cut the same sums into other blocks.
+#[test]
+fn portable_vectors_of_any_width_compute_what_this_processors_do() -> Result<()> {
+    for (d, t, s) in [(1, 5, 5), (7, 50, 60), (33, 97, 200), (64, 3, 130)] {
+        let (b, h) = (2, 3);
+        let (q, k, v) = (numbers(b * h * t * d, 1), numbers(b * h * s * d, 2), numbers(b * h * s * d, 3));
+        let (q_layout, k_layout) = (Layout::contiguous((b, h, t, d)), Layout::contiguous((b, h, s, d)));
+        let padding: Vec<u8> = (0..b * s).map(|i| u8::from(i % 3 != 0)).collect();
+        let problem = Problem {
+            q: Heads::new(&q, &q_layout)?,
+            k: Heads::new(&k, &k_layout)?,
+            v: Heads::new(&v, &k_layout)?,
+            scale: 1.5,
+            padding: Some(&padding),
+        };
+        let (mut expected, mut log_sums) = (vec![0.0; q.len()], vec![0.0; b * h * t]);
+        Arch::new().dispatch(Run { problem: &problem, out: &mut expected, log_sums: &mut log_sums });
+        assert!(expected.iter().any(|x| *x != 0.0));
+        for got in [
+            run_on(&problem, pulp::Scalar),
+            run_on(&problem, pulp::Scalar128b),
+            run_on(&problem, pulp::Scalar256b),
+            run_on(&problem, pulp::Scalar512b),
+        ] {
+            for (a, b) in got.iter().zip(&expected) {
+                assert!((a - b).abs() <= 2e-6, "D {d}, T {t}, S {s}: {a} {b}");
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,135 @@
+//! The gradients of fused attention: against those of the definition in f64, against differences of values,
+//! and against themselves on other numbers of threads.
+
+use crate::common::Result;
+use candle_core::{DType, Device, Tensor, Var};
+use gpt2_kernels::Implementation::{self, Eager, Fused};
+use gpt2_kernels::attention::{CausalAttention, CausalMask, causal_bias};
+use proptest::prelude::*;
+
+/// q, k and v as views of one packed variable, the way that `c_attn` leaves them, and the weights of the
+/// sum over the context whose gradient is taken.
+struct Case {
+    packed: Tensor,  // (B, S, 3, H, D)
+    weights: Tensor, // (B, T, H, D)
+    padding: Option<Vec<Vec<u8>>>,
+}
+
+impl Case {
+    fn random((b, h, d): (usize, usize, usize), (t, s): (usize, usize), seed: u64) -> Result<Self> {
+        let vb = gpt2_model::init::seeded(seed, DType::F32, &Device::Cpu);
+        let init = candle_nn::Init::Randn { mean: 0., stdev: 1.2 };
+        let packed = vb.get_with_hints((b, s, 3, h, d), "x", init)?;
+        Ok(Self { packed, weights: vb.get_with_hints((b, t, h, d), "w", init)?, padding: None })
+    }
+
+    fn loss(&self, packed: &Tensor, implementation: Implementation) -> Result<Tensor> {
+        let (_, s, _, _, d) = packed.dims5()?;
+        let t = self.weights.dim(1)?;
+        let part = |i| packed.narrow(2, i, 1)?.squeeze(2)?.transpose(1, 2); // (B, H, S, D), strided
+        let (q, k, v) = (part(0)?.narrow(2, s - t, t)?, part(1)?, part(2)?);
+        let tril = causal_bias(s, &Device::Cpu)?;
+        let padding = self.padding.clone().map(|p| Tensor::new(p, &Device::Cpu)).transpose()?;
+        let mask = CausalMask { tril: &tril, padding: padding.as_ref() };
+        let attention = CausalAttention::new(1. / (d as f64).sqrt()).with_implementation(implementation);
+        let context = attention.forward(&q, &k, &v, mask)?;
+        Ok((context.to_dtype(DType::F64)? * self.weights.to_dtype(DType::F64)?)?.sum_all()?)
+    }
+
+    /// The gradient of the packed projection, (B, S, 3, H, D), flat.
+    fn gradient(&self, dtype: DType, implementation: Implementation) -> Result<Vec<f64>> {
+        let packed = Var::from_tensor(&self.packed.to_dtype(dtype)?)?;
+        let gradients = self.loss(&packed, implementation)?.backward()?;
+        let gradient = gradients.get(&packed).ok_or("no gradient")?;
+        assert_eq!((gradient.dims(), gradient.dtype()), (packed.dims(), dtype));
+        Ok(gradient.to_dtype(DType::F64)?.flatten_all()?.to_vec1()?)
+    }
+}
+
+/// The largest difference beside the largest value.
+fn error(got: &[f64], expected: &[f64]) -> f64 {
+    let largest = expected.iter().fold(1e-30, |a: f64, x| a.max(x.abs()));
+    let worst = got.iter().zip(expected).map(|(a, b)| (a - b).abs());
+    worst.fold(0.0, |a: f64, x| if x.is_nan() { f64::NAN } else { a.max(x) }) / largest
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn any_shape_has_the_definitions_gradient(b in 1usize..3, h in 1usize..4, d in 1usize..131, s in 1usize..220,
+                                              t in 1usize..220, seed in 0u64..100_000, padded: bool) {
+        let check = || -> Result {
+            let mut case = Case::random((b, h, d), (t.min(s), s), seed)?;
+            if padded {
+                // About half of the keys are hidden, all of row 0 in some cases.
+                let all = seed % 4 == 0;
+                let visible = |i: usize, j: usize| u8::from(!(all && i == 0) && (seed >> ((i * 7 + j * 5) % 13)) & 1 == 1);
+                case.padding = Some((0..b).map(|i| (0..s).map(|j| visible(i, j)).collect()).collect());
+            }
+            let expected = case.gradient(DType::F64, Eager)?;
+            let fused = error(&case.gradient(DType::F32, Fused)?, &expected);
+            assert!(fused <= 1e-5, "f32: {fused:e}");
+            for (dtype, rounding) in [(DType::F16, 2f64.powi(-11)), (DType::BF16, 2f64.powi(-8))] {
+                let half = Case {
+                    packed: case.packed.to_dtype(dtype)?.to_dtype(DType::F32)?,
+                    weights: case.weights.clone(),
+                    padding: case.padding.clone(),
+                };
+                let error = error(&half.gradient(dtype, Fused)?, &half.gradient(DType::F64, Eager)?);
+                // The context, its gradient and the result are each rounded.
+                assert!(error <= 4.0 * rounding, "{dtype:?}: {error:e}");
+            }
+            Ok(())
+        };
+        check().map_err(|e| TestCaseError::fail(e.to_string()))?;
+    }
+}
+
+#[test]
+fn the_gradient_is_the_slope_of_the_values() -> Result {
+    let case = Case::random((1, 2, 3), (5, 7), 4)?;
+    let gradient = case.gradient(DType::F32, Fused)?;
+    let values: Vec<f64> = case.packed.to_dtype(DType::F64)?.flatten_all()?.to_vec1()?;
+    let step = 1e-5;
+    for (i, slope) in gradient.iter().enumerate() {
+        let at = |x: f64| -> Result<f64> {
+            let mut moved = values.clone();
+            moved[i] += x;
+            let packed = Tensor::from_vec(moved, case.packed.shape(), &Device::Cpu)?;
+            Ok(case.loss(&packed, Eager)?.to_scalar()?)
+        };
+        let expected = (at(step)? - at(-step)?) / (2. * step);
+        assert!((slope - expected).abs() <= 1e-5, "number {i}: {slope}, not {expected}");
+    }
+    Ok(())
+}
+
+#[test]
+fn the_gradient_does_not_depend_on_the_number_of_threads() -> Result {
+    let case = Case::random((2, 3, 20), (130, 150), 11)?;
+    let bits = |threads: usize| -> Result<Vec<u64>> {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
+        let gradient = pool.install(|| case.gradient(DType::F32, Fused).map_err(|e| e.to_string()))?;
+        Ok(gradient.into_iter().map(f64::to_bits).collect())
+    };
+    let one = bits(1)?;
+    for threads in [2, 7, 64] {
+        assert_eq!(bits(threads)?, one, "{threads} threads");
+    }
+    Ok(())
+}
+
+#[test]
+fn nan_stays_in_its_row_of_the_batch() -> Result {
+    let mut case = Case::random((2, 1, 4), (60, 60), 3)?;
+    // Row 1 of the batch is NaN throughout.
+    let mut values: Vec<f32> = case.packed.flatten_all()?.to_vec1()?;
+    let half = values.len() / 2;
+    values[half..].fill(f32::NAN);
+    case.packed = Tensor::from_vec(values, case.packed.shape(), &Device::Cpu)?;
+    let gradient = case.gradient(DType::F32, Fused)?;
+    assert!(gradient[..half].iter().all(|x| x.is_finite()), "NaN reached another row of the batch");
+    assert!(gradient[half..].iter().any(|x| x.is_nan()), "NaN was hidden");
+    Ok(())
+}
