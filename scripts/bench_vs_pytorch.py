@@ -14,8 +14,8 @@ PyTorch runs transformers' GPT-2 with sdpa attention in torch.inference_mode. Ea
 is not counted, then timed ones; a round's number is their median, and the printed number is the median of
 the rounds. The sides take turns at going first. Whole-model rows run on one checkpoint, GPT-2 small's
 shape with seeded random weights, and nothing is timed unless both sides compute the same logits and the
-same greedy ids from it. Linux only. Another program at work distorts both sides, PyTorch's spinning
-threads most of all: a progress line says so where it is noticed.
+same greedy ids from it. A program at work beside them distorts both sides, PyTorch's spinning threads
+most of all (ten times slower, not two): such rounds are marked and not counted. Linux only.
 """
 
 import argparse
@@ -39,6 +39,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 TOLERANCE = 3e-5
+QUIET_CPUS = 0.15  # a round in which other programs use more is disturbed
 QUIET_S = 0.3  # libgomp's threads spin for about 5 ms after their last work
 GPT2_SMALL = dict(vocab_size=50257, n_positions=1024, n_embd=768, n_layer=12, n_head=12)
 QUICK = GPT2_SMALL | dict(n_embd=96, n_layer=2)
@@ -314,16 +315,10 @@ class TorchWorker:
         return answer["result"]
 
 
-def busy_cpus() -> float:
-    """Wait until both sides' threads sleep, and return how many CPUs somebody uses meanwhile."""
-
-    def ticks() -> tuple[int, int]:
-        fields = [int(n) for n in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-        return sum(fields), fields[3] + fields[4]  # all, and idle or waiting for the disk
-
-    (all_before, idle_before), _, (all_after, idle_after) = ticks(), time.sleep(QUIET_S), ticks()
-    passed = max(1, all_after - all_before)
-    return (os.cpu_count() or 1) * (1 - (idle_after - idle_before) / passed)
+def busy_seconds() -> float:
+    """CPU time that all programs have used since the machine started, and what its host took away."""
+    ticks = [int(n) for n in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")  # without idle and waiting for the disk
 
 
 # --- one measurement --------------------------------------------------------------------------
@@ -371,16 +366,24 @@ class Bench(NamedTuple):
         """Both sides in turn, and their ratio; who goes first alternates from round to round."""
         found = []
         for number in numbers:
-            busy, one = [], {}
+            one, others = {}, []
             for side in SIDES if number % 2 == 0 else SIDES[::-1]:
-                busy.append(busy_cpus())
+                start, before = time.perf_counter(), self.others_seconds()
+                time.sleep(QUIET_S)
                 one[side] = (self.ours if side == "ours" else self.theirs)(row, threads)
-            one |= {"ratio": one["ours"] / one["pytorch"], "busy_cpus": max(busy)}
+                others.append((self.others_seconds() - before) / (time.perf_counter() - start))
+            one |= {"ratio": one["ours"] / one["pytorch"], "others_cpus": max(others)}
             found.append(one)
             shown = f"{amount(one['ours'], row.unit)}, PyTorch {amount(one['pytorch'], row.unit)}"
-            note = f"; others use {max(busy):.1f} CPUs" if max(busy) > 0.15 else ""
+            note = "" if is_quiet(one) else f"  DISTURBED: others used {max(others):.1f} CPUs"
             progress(f"round {number + 1}, {row.title}, {threads} threads: {shown}, {one['ratio']:.3f}{note}")
         return found
+
+    def others_seconds(self) -> float:
+        """CPU time of every program but this script and what it runs."""
+        stat = Path(f"/proc/{self.pytorch.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        pytorch = (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
+        return busy_seconds() - pytorch - sum(os.times()[:4])  # this process and its ended children
 
     def core_memory(self, tokens: int, threads: int) -> dict[str, int]:
         """Peak bytes of a fresh process that does nothing but attention."""
@@ -390,8 +393,15 @@ class Bench(NamedTuple):
         return {"ours": ours.peak_bytes, "pytorch": theirs.peak_bytes}
 
 
+def is_quiet(one: dict) -> bool:
+    return one["others_cpus"] <= QUIET_CPUS
+
+
 def medians(rounds: list[dict]) -> dict:
-    return {key: median(one[key] for one in rounds) for key in (*SIDES, "ratio")} | {"rounds": rounds}
+    """Over the undisturbed rounds, where there are any."""
+    quiet = [one for one in rounds if is_quiet(one)]
+    result = {key: median(one[key] for one in quiet or rounds) for key in (*SIDES, "ratio")}
+    return result | {"disturbed": not quiet, "rounds": rounds}
 
 
 def check_agreement(bench: Bench, threads: int) -> dict:
@@ -423,14 +433,14 @@ def measure_rows(bench: Bench, rows: list[Row], rounds: int, threads: int, peaks
     results = []
     for row, each in found.items():
         result = {"title": row.title, "unit": row.unit} | asdict(row) | medians(each)
-        result["met"] = result["ratio"] >= row.aim if row.group == "decode" else result["ratio"] <= row.aim
+        met = result["ratio"] >= row.aim if row.group == "decode" else result["ratio"] <= row.aim
+        result["met"] = None if result["disturbed"] else met
         if row.peak_aim:
             result["peak"], giga = work(row, bench.shape)
-            known = [(one, peak[result["peak"]]) for one, peak in zip(each, machine_peaks) if peak[result["peak"]]]
+            known = [one[result["peak"]] for one in machine_peaks if one[result["peak"]]]
             for side in SIDES:
-                per_s = [one[side] if row.group == "decode" else 1e3 / one[side] for one, _ in known]
-                parts = [giga * rate / peak for rate, (_, peak) in zip(per_s, known)]
-                result[f"{side}_of_peak"] = median(parts) if parts else None
+                per_s = result[side] if row.group == "decode" else 1e3 / result[side]
+                result[f"{side}_of_peak"] = giga * per_s / max(known) if known else None
         results.append(result)
     return {"rows": results, "peaks": machine_peaks}
 
@@ -499,6 +509,10 @@ def both(one: dict, unit: str) -> list[str]:
     return [amount(one[side], unit) for side in SIDES]
 
 
+def ratio(one: dict, disturbed: bool) -> str:
+    return amount(one["ratio"]) + ("*" if disturbed else "")
+
+
 def table(markdown: bool, head: list[str], lines: Iterable[list[str]]) -> str:
     cells = [head, *lines]
     if markdown:
@@ -511,8 +525,9 @@ def table(markdown: bool, head: list[str], lines: Iterable[list[str]]) -> str:
 
 def row_cells(row: dict) -> list[str]:
     aim = f"{'>=' if row['group'] == 'decode' else '<='} {row['aim']:.2f}"
-    each = " ".join(amount(one["ratio"]) for one in row["rounds"])
-    return [row["title"], *both(row, row["unit"]), amount(row["ratio"]), each, aim, "yes" if row["met"] else "NO"]
+    each = " ".join(ratio(one, not is_quiet(one)) for one in row["rounds"])
+    met = {True: "yes", False: "NO", None: "disturbed"}[row["met"]]
+    return [row["title"], *both(row, row["unit"]), ratio(row, row["disturbed"]), each, aim, met]
 
 
 def peak_line(row: dict) -> str:
@@ -524,7 +539,7 @@ def peak_line(row: dict) -> str:
 
 
 def sweep_cells(one: dict) -> list[str]:
-    times = [*both(one, "ms"), amount(one["ratio"])] if "ratio" in one else ["-"] * 3
+    times = [*both(one, "ms"), ratio(one, one["disturbed"])] if "ratio" in one else ["-"] * 3
     above = one.get("above_t1")
     memory = [[amount(one["peak_bytes"][s] / 1e6, "MB"), amount(above[s] / 1e6, "MB") if above else "-"] for s in SIDES]
     return [str(one["tokens"]), *times, *memory[0], *memory[1]]
@@ -533,7 +548,7 @@ def sweep_cells(one: dict) -> list[str]:
 def thread_cells(one: dict) -> list[str]:
     ours, theirs = both(one, one["unit"])
     speeds = [f"{one[f'{side}_speed']:.2f} x" for side in SIDES]
-    return [one["title"], str(one["threads"]), ours, speeds[0], theirs, speeds[1], amount(one["ratio"])]
+    return [one["title"], str(one["threads"]), ours, speeds[0], theirs, speeds[1], ratio(one, one["disturbed"])]
 
 
 def render(report: dict, markdown: bool) -> str:
@@ -556,7 +571,8 @@ def render(report: dict, markdown: bool) -> str:
     if "threads_sweep" in report:
         head = ["", "threads", "ours", "speed", "PyTorch", "speed", "ratio"]
         parts.append(table(markdown, head, map(thread_cells, report["threads_sweep"])))
-    return "\n\n".join(parts)
+    text = "\n\n".join(parts)
+    return text + ("\n\n* disturbed by another program; counted only where no round was quiet" if "*" in text else "")
 
 
 def draw(report: dict, file: Path) -> None:
@@ -573,7 +589,8 @@ def draw(report: dict, file: Path) -> None:
         left.plot(ts, [one[side] for one in points], "o-", color=colour, label=label)
         above = [max(one["above_t1"][side] / 1e6, 0.1) for one in points]
         right.plot(ts, above, "o-", color=colour, label=f"{label}, above T = 1")
-        right.plot(ts, [one["peak_bytes"][side] / 1e6 for one in points], ":", color=colour, label=f"{label}, whole process")
+        whole = [one["peak_bytes"][side] / 1e6 for one in points]
+        right.plot(ts, whole, ":", color=colour, label=f"{label}, whole process")
     last = points[-1]
     for axis, power, end in ((left, 2, last["ours"]), (right, 1, last["above_t1"]["ours"] / 1e6)):
         label = "proportional to T" + ("²" if power == 2 else "")

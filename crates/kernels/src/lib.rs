@@ -19,6 +19,7 @@ mod gelu;
 mod layer_norm;
 mod linear;
 pub mod roofline;
+mod streams;
 mod vector;
 
 pub use attention::{CausalAttention, CausalMask, Implementation};

@@ -158,6 +158,6 @@ impl CausalSelfAttention {
     }
 
     fn mask<'a>(&'a self, padding: Option<&'a Tensor>) -> CausalMask<'a> {
-        CausalMask { tril: &self.bias, padding }
+        CausalMask { tril: Some(&self.bias), padding }
     }
 }

@@ -5,7 +5,7 @@ use crate::output;
 use anyhow::bail;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{AdamW, Optimizer, ParamsAdamW, VarBuilder, VarMap};
-use gpt2_kernels::attention::{CausalAttention, CausalMask, causal_bias};
+use gpt2_kernels::attention::{CausalAttention, CausalMask};
 use gpt2_kernels::roofline::Roofline;
 use gpt2_loader::{Checkpoint, Source};
 use gpt2_model::training::cross_entropy;
@@ -177,11 +177,10 @@ impl<'a> Bench<'a> {
         let qkv = self.random(&[b, t, 3, h, d])?; // as c_attn leaves them
         let part = |i| qkv.narrow(2, i, 1)?.squeeze(2)?.transpose(1, 2); // (B, H, T, D)
         let (q, k, v) = (part(0)?, part(1)?, part(2)?);
-        let tril = causal_bias(t, &self.device)?;
         let attention = CausalAttention::new(self.config.attention_scale(0))
             .with_implementation(self.config.attn_implementation);
         self.time(|| {
-            attention.forward(&q, &k, &v, CausalMask { tril: &tril, padding: None })?;
+            attention.forward(&q, &k, &v, CausalMask::default())?;
             Ok(())
         })
     }

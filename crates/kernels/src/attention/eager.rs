@@ -1,15 +1,15 @@
 //! The reference: attention in plain differentiable Candle operations, one (T, S) tensor of weights a head.
 
-use super::CausalMask;
+use super::{CausalMask, causal_bias};
 use crate::accumulator;
-use candle_core::{D, DType, Result, Tensor};
+use candle_core::{D, DType, Device, Result, Tensor};
 
 /// `softmax(q·kᵀ·scale)` over the visible keys, in f32 at least; zeros where no key is visible.
 ///
 /// `q` (B, H, T, D), `k` (B, H, S, D) -> (B, H, T, S)
 pub(super) fn weights(q: &Tensor, k: &Tensor, scale: f64, mask: CausalMask) -> Result<Tensor> {
     let scores = scores(q, k, scale)?;
-    let visible = visible(mask, q.dim(2)?, k.dim(2)?)?.broadcast_as(scores.shape())?;
+    let visible = visible(mask, q.dim(2)?, k.dim(2)?, q.device())?.broadcast_as(scores.shape())?;
     // The lowest finite value rather than -inf: a row that sees nothing stays free of NaN, and every
     // hidden key of a row that sees something still gets a weight of exactly 0.
     let scores = visible.where_cond(&scores, &lowest_like(&scores)?)?;
@@ -41,8 +41,11 @@ pub(super) fn context(weights: &Tensor, v: &Tensor, dtype: DType) -> Result<Tens
 }
 
 /// The part of the triangle that T queries see of S keys, without the padding: u8 (1 or B, 1, T, S).
-fn visible(mask: CausalMask, t: usize, s: usize) -> Result<Tensor> {
-    let causal = mask.tril.narrow(2, s - t, t)?.narrow(3, 0, s)?; // (1, 1, T, S)
+fn visible(mask: CausalMask, t: usize, s: usize, device: &Device) -> Result<Tensor> {
+    let causal = match mask.tril {
+        Some(tril) => tril.narrow(2, s - t, t)?.narrow(3, 0, s)?, // (1, 1, T, S)
+        None => causal_bias(s, device)?.narrow(2, s - t, t)?,     // (1, 1, T, S)
+    };
     match mask.padding {
         None => Ok(causal),
         Some(padding) => causal.broadcast_mul(&padding.unsqueeze(1)?.unsqueeze(1)?), // (B, 1, T, S)

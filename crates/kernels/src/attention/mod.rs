@@ -24,10 +24,11 @@ pub enum Implementation {
 }
 
 /// What each query may see. One polarity everywhere: 1 is visible, 0 is hidden.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct CausalMask<'a> {
-    /// The lower triangle, u8 (1, 1, N, N) with N >= S: GPT-2's `bias` buffer, see [`causal_bias`].
-    pub tril: &'a Tensor,
+    /// The lower triangle, u8 (1, 1, N, N) with N >= S: GPT-2's `bias` buffer, see [`causal_bias`]. Only
+    /// the eager path reads it, and makes one of its own where there is none.
+    pub tril: Option<&'a Tensor>,
     /// Keys that are padding, u8 (B, S), or `None` when there are none.
     pub padding: Option<&'a Tensor>,
 }
@@ -55,16 +56,15 @@ pub fn causal_bias(n: usize, device: &Device) -> Result<Tensor> {
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
-/// use gpt2_kernels::attention::{CausalAttention, CausalMask, causal_bias};
+/// use gpt2_kernels::attention::{CausalAttention, CausalMask};
 ///
 /// # fn main() -> candle_core::Result<()> {
 /// let (b, h, t, d) = (2, 3, 5, 4);
 /// let q = Tensor::randn(0f32, 1., (b, h, t, d), &Device::Cpu)?;
 /// let k = Tensor::randn(0f32, 1., (b, h, t, d), &Device::Cpu)?;
 /// let v = Tensor::randn(0f32, 1., (b, h, t, d), &Device::Cpu)?;
-/// let tril = causal_bias(t, &Device::Cpu)?;
-/// let mask = CausalMask { tril: &tril, padding: None };
-/// let context = CausalAttention::new(1. / (d as f64).sqrt()).forward(&q, &k, &v, mask)?;
+/// let attention = CausalAttention::new(1. / (d as f64).sqrt());
+/// let context = attention.forward(&q, &k, &v, CausalMask::default())?;
 /// assert_eq!(context.dims(), [b, t, h, d]);
 /// # Ok(())
 /// # }
@@ -169,12 +169,15 @@ fn check(q: &Tensor, k: &Tensor, v: &Tensor, mask: CausalMask) -> Result<()> {
     if t == 0 {
         candle_core::bail!("causal attention: no query, q is {:?}", q.dims())
     }
-    match mask.tril.dims() {
-        [1, 1, n, m] if n == m && *n >= s && mask.tril.dtype() == DType::U8 => {}
-        dims => candle_core::bail!(
-            "causal attention over {s} keys needs a u8 bias of shape [1, 1, N, N] with N >= {s}, got {:?} {dims:?}",
-            mask.tril.dtype()
-        ),
+    if let Some(tril) = mask.tril {
+        match tril.dims() {
+            [1, 1, n, m] if n == m && *n >= s && tril.dtype() == DType::U8 => {}
+            dims => candle_core::bail!(
+                "causal attention over {s} keys needs a u8 bias of shape [1, 1, N, N] with N >= {s}, got {:?} \
+                 {dims:?}",
+                tril.dtype()
+            ),
+        }
     }
     match mask.padding {
         Some(p) if p.dims() != [b, s] || p.dtype() != DType::U8 => candle_core::bail!(

@@ -2,6 +2,7 @@
 //! its time here, and that time is the memory's.
 
 use super::Weight;
+use crate::streams::{add_scaled, dots};
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 use std::ops::Range;
@@ -76,27 +77,7 @@ fn add_rows<S: Simd, const N: usize>(
     let w: [&[f32]; N] = std::array::from_fn(|i| &weight.row(first + i)[columns.clone()]);
     for (x, sums) in x.chunks_exact(weight.depth).zip(sums.chunks_exact_mut(weight.width)) {
         let factors = std::array::from_fn(|i| x[first + i]);
-        add_streams(simd, &mut sums[columns.clone()], factors, w);
-    }
-}
-
-/// `sums[c] += Σ_i factors[i]·w[i][c]`
-#[inline(always)]
-fn add_streams<S: Simd, const N: usize>(simd: S, sums: &mut [f32], factors: [f32; N], w: [&[f32]; N]) {
-    let splats = factors.map(|f| simd.splat_f32s(f));
-    let (sums, sums_tail) = S::as_mut_simd_f32s(sums);
-    let vectors = w.map(|w| &S::as_simd_f32s(w).0[..sums.len()]);
-    for (c, sum) in sums.iter_mut().enumerate() {
-        let mut total = *sum;
-        for (splat, w) in splats.into_iter().zip(vectors) {
-            total = simd.mul_add_e_f32s(splat, w[c], total);
-        }
-        *sum = total;
-    }
-    for (i, factor) in factors.into_iter().enumerate() {
-        for (sum, w) in sums_tail.iter_mut().zip(S::as_simd_f32s(w[i]).1) {
-            *sum += factor * w;
-        }
+        add_scaled(simd, &mut sums[columns.clone()], factors, w);
     }
 }
 
@@ -146,21 +127,4 @@ impl WithSimd for RowBlock<'_> {
             }
         }
     }
-}
-
-/// `Σ_c x[c]·w[i][c]` for each i.
-#[inline(always)]
-fn dots<S: Simd>(simd: S, x: &[f32], w: [&[f32]; STREAMS]) -> [f32; STREAMS] {
-    let (x, x_tail) = S::as_simd_f32s(x);
-    let vectors = w.map(|w| &S::as_simd_f32s(w).0[..x.len()]);
-    let mut sums = [simd.splat_f32s(0.0); STREAMS];
-    for (c, x) in x.iter().enumerate() {
-        for (sum, w) in sums.iter_mut().zip(vectors) {
-            *sum = simd.mul_add_e_f32s(*x, w[c], *sum);
-        }
-    }
-    std::array::from_fn(|i| {
-        let tail = S::as_simd_f32s(w[i]).1;
-        simd.reduce_sum_f32s(sums[i]) + x_tail.iter().zip(tail).map(|(x, w)| x * w).sum::<f32>()
-    })
 }

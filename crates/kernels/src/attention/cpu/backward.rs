@@ -14,7 +14,8 @@ use super::Problem;
 use super::blocks::{Strides, accumulate, outer};
 use super::heads::{Element, Heads};
 use super::pack::{panels, rows};
-use super::tile::{Blocks, KEYS, QUERIES, dot};
+use super::tile::{Blocks, KEYS, QUERIES};
+use crate::streams::dots;
 use crate::vector::exp2;
 use candle_core::{Device, Result, Storage, Tensor, WithDType};
 use pulp::{Arch, Simd, WithSimd};
@@ -162,7 +163,7 @@ impl<E: Element> Pass<'_, E> {
             deltas: grads
                 .chunks_exact(width)
                 .zip(context.chunks_exact(width))
-                .map(|(g, o)| dot(simd, g, o))
+                .map(|(g, o)| dots(simd, g, [o])[0])
                 .collect(),
             grads,
             dq: vec![0.0; t.next_multiple_of(QUERIES) * width],

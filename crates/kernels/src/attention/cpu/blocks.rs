@@ -7,7 +7,7 @@ use pulp::Simd;
 /// # Safety
 /// `S::F32_LANES` floats are readable at `ptr`.
 #[inline(always)]
-pub(super) unsafe fn load<S: Simd>(ptr: *const f32) -> S::f32s {
+unsafe fn load<S: Simd>(ptr: *const f32) -> S::f32s {
     // SAFETY: the caller's; every bit pattern is a vector of floats.
     unsafe { ptr.cast::<S::f32s>().read_unaligned() }
 }
@@ -17,7 +17,7 @@ pub(super) unsafe fn load<S: Simd>(ptr: *const f32) -> S::f32s {
 /// # Safety
 /// `S::F32_LANES` floats are writable at `ptr`.
 #[inline(always)]
-pub(super) unsafe fn store<S: Simd>(ptr: *mut f32, x: S::f32s) {
+unsafe fn store<S: Simd>(ptr: *mut f32, x: S::f32s) {
     // SAFETY: the caller's.
     unsafe { ptr.cast::<S::f32s>().write_unaligned(x) }
 }

@@ -20,6 +20,7 @@ use heads::{Element, Heads};
 use pack::Packed;
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
+use rows::{Found, Span};
 use std::sync::OnceLock;
 use tile::{Blocks, QUERIES, Scratch, Tile};
 
@@ -177,14 +178,17 @@ impl<E: Element> WithSimd for Run<'_, E> {
         let out = Output { context: self.out.as_mut_ptr(), log_sums: self.log_sums.as_mut_ptr(), dims };
         let heads = self.problem.heads();
         if t <= FEW_QUERIES {
-            heads.par_iter().for_each(|&head| {
-                let mut rows = rows::Rows::new(self.problem, head);
-                for i in 0..t {
-                    simd.vectorize(rows::OneRow { rows: &mut rows, i });
-                    // SAFETY: each (head, i) once.
-                    unsafe { out.write((head.0, head.1, i), &rows.context, 1.0, rows.log_sum) };
-                }
-            });
+            let queries: Vec<_> = heads.iter().flat_map(|&(b, h)| (0..t).map(move |i| (b, h, i))).collect();
+            let spans = Span::count(self.problem);
+            let found: Vec<Found> = (0..queries.len() * spans)
+                .into_par_iter()
+                .map(|task| simd.vectorize(Span::new(self.problem, queries[task / spans], task % spans)))
+                .collect();
+            for (query, spans) in queries.into_iter().zip(found.chunks_exact(spans)) {
+                let row = Found::merge(spans);
+                // SAFETY: each query once.
+                unsafe { out.write(query, &row.context, 1.0, row.log_sum()) };
+            }
             return;
         }
         let width = d.next_multiple_of(S::F32_LANES);
@@ -236,11 +240,12 @@ impl<E: Element> WithSimd for TileJob<'_, E> {
         let (b, h) = self.head;
         let rows = QUERIES.min(t - self.first);
         if !self.packed.summable {
-            let mut by_row = rows::Rows::new(self.problem, self.head);
             for i in self.first..self.first + rows {
-                by_row.run(simd, i);
+                let span = |n| Span::new(self.problem, (b, h, i), n).with_simd(simd);
+                let spans: Vec<Found> = (0..Span::count(self.problem)).map(span).collect();
+                let row = Found::merge(&spans);
                 // SAFETY: each (head, i) once: tiles do not overlap.
-                unsafe { self.out.write((b, h, i), &by_row.context, 1.0, by_row.log_sum) };
+                unsafe { self.out.write((b, h, i), &row.context, 1.0, row.log_sum()) };
             }
             return;
         }

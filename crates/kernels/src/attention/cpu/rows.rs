@@ -1,94 +1,135 @@
 //! A query at a time, reading k and v where they lie: for decoding, where a key is met once and packing
 //! it would cost as much as using it, and for values that are not finite or near it, of which a hidden one must
 //! not be touched and a visible one is weighted before it is added.
+//!
+//! The keys are split into spans of a fixed length, which tasks share and which are merged in order: long
+//! pasts keep all threads at work, and the result does not depend on their number.
 
 use super::Problem;
-use super::heads::Element;
-use super::tile::{add_scaled, dot};
+use super::heads::{Element, Heads};
+use crate::streams::{add_scaled, dots};
 use crate::vector::exp2;
 use pulp::{Simd, WithSimd};
+use std::ops::Range;
 
-/// One head's rows, and the memory of one.
-pub(super) struct Rows<'a, E> {
-    problem: &'a Problem<'a, E>,
-    head: (usize, usize),
-    /// The last row's context, (D).
-    pub(super) context: Vec<f32>,
-    /// The base-2 logarithm of the last row's `Σ 2^score`.
-    pub(super) log_sum: f32,
-    query: Vec<f32>,
-    weights: Vec<f32>,
-    scratch: Vec<f32>,
+/// Keys of a span: enough work to hand to a thread.
+const SPAN: usize = 256;
+/// Keys that are read at a time.
+const STREAMS: usize = 4;
+
+/// What a query (b, h, i) finds among some of the keys.
+pub(super) struct Span<'a, E> {
+    pub(super) problem: &'a Problem<'a, E>,
+    pub(super) query: (usize, usize, usize),
+    keys: Range<usize>,
 }
 
-impl<'a, E: Element> Rows<'a, E> {
-    pub(super) fn new(problem: &'a Problem<'a, E>, head: (usize, usize)) -> Self {
-        let [_, _, s, d] = problem.k.dims;
-        Self {
-            problem,
-            head,
-            context: vec![0.0; d],
-            log_sum: f32::NEG_INFINITY,
-            query: vec![0.0; d],
-            weights: vec![0.0; s.next_multiple_of(64)],
-            scratch: vec![0.0; d],
-        }
+impl<'a, E: Element> Span<'a, E> {
+    /// How many spans each query has.
+    pub(super) fn count(problem: &Problem<E>) -> usize {
+        problem.k.dims[2].div_ceil(SPAN)
     }
 
-    /// Leaves the context of query `i` in `self.context`.
-    #[inline(always)]
-    pub(super) fn run<S: Simd>(&mut self, simd: S, i: usize) {
-        let Problem { q, k, v, .. } = self.problem;
-        let (b, h) = self.head;
-        let seen = k.dims[2] - q.dims[2] + i + 1;
-        let visible = self.problem.visible(b);
-        let hidden = |j: usize| visible.is_some_and(|v| v[j] == 0);
-        let scale = self.problem.base_2_scale();
-        for (x, out) in q.row(b, h, i, &mut self.scratch).iter().zip(&mut self.query) {
-            *out = x * scale;
-        }
+    /// The n-th span of a query; empty where the query sees none of its keys.
+    pub(super) fn new(problem: &'a Problem<'a, E>, query: (usize, usize, usize), n: usize) -> Self {
+        let seen = problem.k.dims[2] - problem.q.dims[2] + query.2 + 1;
+        Self { problem, query, keys: (n * SPAN).min(seen)..((n + 1) * SPAN).min(seen) }
+    }
+}
 
-        let weights = &mut self.weights[..seen.next_multiple_of(S::F32_LANES)];
-        weights.fill(f32::NEG_INFINITY);
-        let mut max = f32::NEG_INFINITY;
-        for (j, weight) in weights.iter_mut().enumerate().take(seen) {
-            if !hidden(j) {
-                *weight = dot(simd, &self.query, k.row(b, h, j, &mut self.scratch));
-                max = max.max(*weight);
+/// The attention of one query over some keys.
+pub(super) struct Found {
+    /// The highest score, in base 2; -inf where no key is visible.
+    max: f32,
+    /// `Σ 2^(score - max)`; 0 where no key is visible.
+    sum: f32,
+    /// `Σ weight·v` with weights that sum to 1, (D).
+    pub(super) context: Vec<f32>,
+}
+
+impl Found {
+    /// The base-2 logarithm of `Σ 2^score`.
+    pub(super) fn log_sum(&self) -> f32 {
+        self.max + self.sum.log2()
+    }
+
+    /// One query's spans together.
+    pub(super) fn merge(spans: &[Self]) -> Self {
+        let max = spans.iter().fold(f32::NEG_INFINITY, |max, span| max.max(span.max));
+        #[allow(clippy::float_cmp)] // a span that saw nothing, and not one that saw NaN
+        let seen = || spans.iter().filter(|span| span.sum != 0.0);
+        let part = |span: &Self| if span.max == max { span.sum } else { span.sum * (span.max - max).exp2() };
+        let sum: f32 = seen().map(part).sum();
+        let mut context = vec![0.0; spans.first().map_or(0, |span| span.context.len())];
+        for span in seen() {
+            let weight = part(span) / sum;
+            for (out, x) in context.iter_mut().zip(&span.context) {
+                *out += weight * x;
             }
         }
-        self.context.fill(0.0);
-        if max == f32::NEG_INFINITY && !weights[..seen].iter().any(|x| x.is_nan()) {
-            self.log_sum = f32::NEG_INFINITY;
-            return;
+        Self { max, sum, context }
+    }
+}
+
+/// Rows of a head.
+fn streams<'a, 'b: 'a, E: Element>(
+    x: &Heads<'b, E>,
+    (b, h): (usize, usize),
+    rows: [usize; STREAMS],
+    scratch: &'a mut [Vec<f32>; STREAMS],
+) -> [&'a [f32]; STREAMS] {
+    let ([i, j, k, l], [p, q, r, s]) = (rows, scratch);
+    [x.row(b, h, i, p), x.row(b, h, j, q), x.row(b, h, k, r), x.row(b, h, l, s)]
+}
+
+impl<E: Element> WithSimd for Span<'_, E> {
+    type Output = Found;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) -> Found {
+        let Problem { q, k, v, .. } = self.problem;
+        let ((b, h, i), d) = (self.query, q.dims[3]);
+        let mut scratch: [Vec<f32>; STREAMS] = std::array::from_fn(|_| vec![0.0; d]);
+        let factor = self.problem.base_2_scale();
+        let query: Vec<f32> = q.row(b, h, i, &mut scratch[0]).iter().map(|x| x * factor).collect();
+        let mut found = Found { max: f32::NEG_INFINITY, sum: 0.0, context: vec![0.0; d] };
+
+        // A hidden key keeps the score -inf; what is beyond the span is hidden.
+        let mut weights = [f32::NEG_INFINITY; SPAN];
+        let visible = self.problem.visible(b).map(|visible| &visible[self.keys.clone()]);
+        let seen: Vec<usize> =
+            (0..self.keys.len()).filter(|&j| visible.is_none_or(|visible| visible[j] != 0)).collect();
+        let (groups, rest) = seen.as_chunks::<STREAMS>();
+        for group in groups {
+            let rows = streams(k, (b, h), group.map(|j| self.keys.start + j), &mut scratch);
+            for (j, score) in group.iter().zip(dots(simd, &query, rows)) {
+                weights[*j] = score;
+            }
         }
+        for j in rest {
+            let row = k.row(b, h, self.keys.start + j, &mut scratch[0]);
+            [weights[*j]] = dots(simd, &query, [row]);
+        }
+        found.max = seen.iter().fold(f32::NEG_INFINITY, |max, &j| max.max(weights[j]));
+        if found.max == f32::NEG_INFINITY && !seen.iter().any(|&j| weights[j].is_nan()) {
+            return found;
+        }
+
         let mut sum = simd.splat_f32s(0.0);
-        for x in S::as_mut_simd_f32s(weights).0 {
-            *x = exp2(simd, simd.sub_f32s(*x, simd.splat_f32s(max)));
+        for x in S::as_mut_simd_f32s(&mut weights).0 {
+            *x = exp2(simd, simd.sub_f32s(*x, simd.splat_f32s(found.max)));
             sum = simd.add_f32s(sum, *x);
         }
-        let sum = simd.reduce_sum_f32s(sum);
-        self.log_sum = max + sum.log2();
-        let factor = 1.0 / sum;
-        for (j, weight) in weights.iter().enumerate().take(seen) {
-            if !hidden(j) {
-                add_scaled(simd, &mut self.context, weight * factor, v.row(b, h, j, &mut self.scratch));
-            }
+        found.sum = simd.reduce_sum_f32s(sum);
+        let share = 1.0 / found.sum;
+        for group in groups {
+            let rows = streams(v, (b, h), group.map(|j| self.keys.start + j), &mut scratch);
+            add_scaled(simd, &mut found.context, group.map(|j| weights[j] * share), rows);
         }
-    }
-}
-
-/// [`Rows::run`] compiled for the instruction set.
-pub(super) struct OneRow<'a, 'b, E> {
-    pub(super) rows: &'a mut Rows<'b, E>,
-    pub(super) i: usize,
-}
-
-impl<E: Element> WithSimd for OneRow<'_, '_, E> {
-    type Output = ();
-
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
-        self.rows.run(simd, self.i);
+        for j in rest {
+            let row = v.row(b, h, self.keys.start + j, &mut scratch[0]);
+            add_scaled(simd, &mut found.context, [weights[*j] * share], [row]);
+        }
+        found
     }
 }

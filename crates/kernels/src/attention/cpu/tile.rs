@@ -1,7 +1,7 @@
 //! One tile of queries against all keys that they see: online softmax as in FlashAttention-2
 //! (Dao 2023, algorithm 1), with scores in base 2.
 
-use super::blocks::{Strides, accumulate, load, outer, store};
+use super::blocks::{Strides, accumulate, outer};
 use super::pack::Packed;
 use crate::vector::exp2;
 use pulp::Simd;
@@ -240,39 +240,5 @@ impl Tile<'_> {
                 c += if whole { N * lanes } else { lanes };
             }
         }
-    }
-}
-
-/// `Σ_c a[c]·b[c]`
-#[inline(always)]
-pub(super) fn dot<S: Simd>(simd: S, a: &[f32], b: &[f32]) -> f32 {
-    let n = a.len().min(b.len());
-    let whole = n - n % S::F32_LANES;
-    let mut acc = simd.splat_f32s(0.0);
-    for c in (0..whole).step_by(S::F32_LANES) {
-        // SAFETY: c + lanes <= whole <= both lengths.
-        let (x, y) = unsafe { (load::<S>(a.as_ptr().add(c)), load::<S>(b.as_ptr().add(c))) };
-        acc = simd.mul_add_e_f32s(x, y, acc);
-    }
-    let tail: f32 = a[whole..n].iter().zip(&b[whole..n]).map(|(x, y)| x * y).sum();
-    simd.reduce_sum_f32s(acc) + tail
-}
-
-/// `out[c] += w·x[c]`
-#[inline(always)]
-pub(super) fn add_scaled<S: Simd>(simd: S, out: &mut [f32], w: f32, x: &[f32]) {
-    let n = out.len().min(x.len());
-    let whole = n - n % S::F32_LANES;
-    let weight = simd.splat_f32s(w);
-    for c in (0..whole).step_by(S::F32_LANES) {
-        // SAFETY: c + lanes <= whole <= both lengths.
-        unsafe {
-            let sum =
-                simd.mul_add_e_f32s(weight, load::<S>(x.as_ptr().add(c)), load::<S>(out.as_ptr().add(c)));
-            store::<S>(out.as_mut_ptr().add(c), sum);
-        }
-    }
-    for (out, x) in out[whole..n].iter_mut().zip(&x[whole..n]) {
-        *out += w * x;
     }
 }
