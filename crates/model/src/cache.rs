@@ -5,9 +5,9 @@ use candle_core::{DType, Device, Result, Tensor};
 
 /// Keys and values of all layers for up to `capacity` positions.
 ///
-/// Each layer holds one tensor (B, capacity, 2, H, D), allocated once and written in place, so that a
-/// decoded token costs its own row and no copy of the past. Writing in place keeps no gradient: a cache
-/// is for inference.
+/// Each layer holds one tensor (B, 2, H, capacity, D), allocated once and written in place, so that a
+/// decoded token costs its own row and no copy of the past, and each head's keys and values are read in the
+/// order of memory. Writing in place keeps no gradient: a cache is for inference.
 #[derive(Debug)]
 pub struct KvCache {
     layers: Vec<LayerCache>,
@@ -18,7 +18,7 @@ pub struct KvCache {
 /// The cache of one layer, for a [`CausalSelfAttention`](crate::CausalSelfAttention) on its own.
 #[derive(Debug)]
 pub struct LayerCache {
-    kv: Tensor, // (B, capacity, 2, H, D)
+    kv: Tensor, // (B, 2, H, capacity, D)
     len: usize,
 }
 
@@ -110,7 +110,7 @@ impl LayerCache {
                 config.n_positions
             )
         }
-        let shape = (batch, capacity, 2, config.n_head, config.head_dim());
+        let shape = (batch, 2, config.n_head, capacity, config.head_dim());
         Ok(Self { kv: Tensor::zeros(shape, dtype, device)?, len: 0 })
     }
 
@@ -130,11 +130,13 @@ impl LayerCache {
     ///
     /// `kv` (B, T, 2, H, D) -> k, v: views (B, H, S, D)
     pub(crate) fn append(&mut self, kv: &Tensor) -> Result<(Tensor, Tensor)> {
-        let (capacity, t) = (self.kv.dim(1)?, kv.dim(1)?);
+        let (capacity, t) = (self.kv.dim(3)?, kv.dim(1)?);
         check_fits(self.len, t, capacity)?;
-        self.kv.slice_set(&kv.contiguous()?, 1, self.len)?;
+        let kv = kv.permute((0, 2, 3, 1, 4))?.contiguous()?; // (B, 2, H, T, D)
+        self.kv.slice_set(&kv, 3, self.len)?;
         self.len += t;
-        split_kv(&self.kv.narrow(1, 0, self.len)?)
+        let held = self.kv.narrow(3, 0, self.len)?; // (B, 2, H, S, D)
+        Ok((held.narrow(1, 0, 1)?.squeeze(1)?, held.narrow(1, 1, 1)?.squeeze(1)?))
     }
 }
 
