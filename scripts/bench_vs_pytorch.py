@@ -368,16 +368,22 @@ class Bench(NamedTuple):
         for number in numbers:
             one, others = {}, []
             for side in SIDES if number % 2 == 0 else SIDES[::-1]:
-                start, before = time.perf_counter(), self.others_seconds()
-                time.sleep(QUIET_S)
-                one[side] = (self.ours if side == "ours" else self.theirs)(row, threads)
-                others.append((self.others_seconds() - before) / (time.perf_counter() - start))
+                measure_side = self.ours if side == "ours" else self.theirs
+                one[side], cpus = self.watch(lambda: measure_side(row, threads))
+                others.append(cpus)
             one |= {"ratio": one["ours"] / one["pytorch"], "others_cpus": max(others)}
             found.append(one)
             shown = f"{amount(one['ours'], row.unit)}, PyTorch {amount(one['pytorch'], row.unit)}"
             note = "" if is_quiet(one) else f"  DISTURBED: others used {max(others):.1f} CPUs"
             progress(f"round {number + 1}, {row.title}, {threads} threads: {shown}, {one['ratio']:.3f}{note}")
         return found
+
+    def watch(self, work: Callable[[], object]) -> tuple:
+        """Wait until both sides' threads sleep, do the work; also how many CPUs others used meanwhile."""
+        start, before = time.perf_counter(), self.others_seconds()
+        time.sleep(QUIET_S)
+        result = work()
+        return result, (self.others_seconds() - before) / (time.perf_counter() - start)
 
     def others_seconds(self) -> float:
         """CPU time of every program but this script and what it runs."""
@@ -437,7 +443,8 @@ def measure_rows(bench: Bench, rows: list[Row], rounds: int, threads: int, peaks
         result["met"] = None if result["disturbed"] else met
         if row.peak_aim:
             result["peak"], giga = work(row, bench.shape)
-            known = [one[result["peak"]] for one in machine_peaks if one[result["peak"]]]
+            known = [one[result["peak"]] for one in machine_peaks if one[result["peak"]] and is_quiet(one)]
+            result["peak_range"] = [min(known), max(known)] if known else None
             for side in SIDES:
                 per_s = result[side] if row.group == "decode" else 1e3 / result[side]
                 result[f"{side}_of_peak"] = giga * per_s / max(known) if known else None
@@ -531,11 +538,16 @@ def row_cells(row: dict) -> list[str]:
 
 
 def peak_line(row: dict) -> str:
-    of = {"fma_gflops": "peak of multiply-adds", "read_gb_s": "memory bandwidth"}[row["peak"]]
-    if row["ours_of_peak"] is None:
-        return f"{row['title']}: part of the {of} not measured"
+    """Parts of the best that the machine showed; where its rounds differ much, so do these parts."""
+    of, unit = {"fma_gflops": ("multiply-adds", "GFLOP/s"), "read_gb_s": ("memory reads", "GB/s")}[row["peak"]]
+    if row["peak_range"] is None:
+        return f"{row['title']}: part of the machine's {of} not measured"
+    low, high = (amount(peak) for peak in row["peak_range"])
     ours, theirs = row["ours_of_peak"], row["pytorch_of_peak"]
-    return f"{row['title']}: {ours:.0%} of the measured {of} (aim {row['peak_aim']:.0%}); PyTorch {theirs:.0%}"
+    return (
+        f"{row['title']}: {ours:.0%} of the machine's {of} (aim {row['peak_aim']:.0%}), PyTorch {theirs:.0%}; "
+        f"rounds measured {low} to {high} {unit}"
+    )
 
 
 def sweep_cells(one: dict) -> list[str]:
@@ -605,6 +617,7 @@ def draw(report: dict, file: Path) -> None:
     right.set(title="peak resident memory of a fresh process", ylabel="MB")
     machine = report["machine"]
     about = f"{machine['cpu']}, {report['threads']} threads, torch {machine['torch']}, {machine['date']}"
+    about += "; DISTURBED by another program" if any(one["disturbed"] for one in points) else ""
     figure.suptitle(about, fontsize=10)
     figure.savefig(file, dpi=130)
 
@@ -669,10 +682,11 @@ def measure(args: argparse.Namespace, bench: Bench) -> dict:
         report["agreement"] = check_agreement(bench, args.threads)
 
     def peaks() -> dict:
-        given = {"fma_gflops": args.peak_gflops, "read_gb_s": args.read_gb_s}
+        given = {"fma_gflops": args.peak_gflops, "read_gb_s": args.read_gb_s, "others_cpus": 0.0}
         if None in given.values() and any(row.peak_aim for row in rows):
             try:
-                measured = json.loads(bench.gpt2("bench machine --json", args.threads).stdout)
+                done, others = bench.watch(lambda: bench.gpt2("bench machine --json", args.threads))
+                measured = json.loads(done.stdout) | {"others_cpus": others}
                 return {key: value or measured[key] for key, value in given.items()}
             except (Failure, KeyError, ValueError) as error:
                 progress(f"peaks not measured, give --peak-gflops and --read-gb-s: {error}")

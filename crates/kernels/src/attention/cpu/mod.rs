@@ -17,11 +17,13 @@ mod tile;
 use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Tensor, WithDType};
 use half::{bf16, f16};
 use heads::{Element, Heads};
-use pack::Packed;
+use pack::{Packed, transpose};
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 use rows::{Found, Span};
+use std::mem::MaybeUninit;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use tile::{Blocks, QUERIES, Scratch, Tile};
 
 /// Up to this many queries are read row by row: packing the keys would cost more than it saves.
@@ -50,10 +52,13 @@ impl CpuAttention {
     ) -> Result<(CpuStorage, Shape)> {
         let (q, k, v) = (Heads::new(q, q_layout)?, Heads::new(k, k_layout)?, Heads::new(v, v_layout)?);
         let [b, h, t, d] = q.dims;
-        let mut out = vec![E::from_f32(0.0); b * t * h * d];
+        let mut out = Vec::with_capacity(b * t * h * d);
         let mut log_sums = vec![0.0; b * h * t];
         let problem = Problem { q, k, v, scale: self.scale, padding: self.padding.as_deref() };
-        Arch::new().dispatch(Run { problem: &problem, out: &mut out, log_sums: &mut log_sums });
+        let uninit = &mut out.spare_capacity_mut()[..b * t * h * d];
+        Arch::new().dispatch(Run { problem: &problem, out: uninit, log_sums: &mut log_sums });
+        // SAFETY: `Run` has written every row.
+        unsafe { out.set_len(b * t * h * d) };
         // A second forward pass of the same operation would find the same.
         let _ = self.log_sums.set(log_sums);
         Ok((E::to_cpu_storage_owned(out), Shape::from((b, t, h, d))))
@@ -163,7 +168,8 @@ impl<E: Element> Output<E> {
 
 struct Run<'a, E> {
     problem: &'a Problem<'a, E>,
-    out: &'a mut [E],
+    /// (B, T, H, D); every number is written.
+    out: &'a mut [MaybeUninit<E>],
     log_sums: &'a mut [f32],
 }
 
@@ -175,7 +181,7 @@ impl<E: Element> WithSimd for Run<'_, E> {
         assert!(
             self.out.len() == dims.iter().product::<usize>() && self.log_sums.len() * d == self.out.len()
         );
-        let out = Output { context: self.out.as_mut_ptr(), log_sums: self.log_sums.as_mut_ptr(), dims };
+        let out = Output { context: self.out.as_mut_ptr().cast(), log_sums: self.log_sums.as_mut_ptr(), dims };
         let heads = self.problem.heads();
         if t <= FEW_QUERIES {
             let queries: Vec<_> = heads.iter().flat_map(|&(b, h)| (0..t).map(move |i| (b, h, i))).collect();
@@ -198,25 +204,30 @@ impl<E: Element> WithSimd for Run<'_, E> {
             .map(|&head| Packed::new(&self.problem.k, &self.problem.v, head, panel, width))
             .collect();
         // The last tiles of a head see the most keys: they come first, so that no thread is left with one
-        // at the end.
+        // at the end. Each worker takes the next tile until none is left, with one scratch for all of them.
         let tiles = t.div_ceil(QUERIES);
-        (0..tiles * heads.len()).into_par_iter().with_max_len(1).for_each_init(
-            || Scratch::new(d, width),
-            |scratch, task| {
-                let first = (tiles - 1 - task / heads.len()) * QUERIES;
+        let (tasks, next) = (tiles * heads.len(), AtomicUsize::new(0));
+        let workers = rayon::current_num_threads().min(tasks);
+        (0..workers).into_par_iter().with_max_len(1).for_each(|_| {
+            let mut scratch = Scratch::new(d, width);
+            loop {
+                let task = next.fetch_add(1, Ordering::Relaxed);
+                if task >= tasks {
+                    return;
+                }
                 let index = task % heads.len();
                 let job = TileJob {
                     problem: self.problem,
                     packed: &packed[index],
                     head: heads[index],
-                    first,
+                    first: (tiles - 1 - task / heads.len()) * QUERIES,
                     width,
-                    scratch,
+                    scratch: &mut scratch,
                     out: &out,
                 };
                 simd.vectorize(job);
-            },
-        );
+            }
+        });
     }
 }
 
@@ -272,19 +283,15 @@ impl<E: Element> WithSimd for TileJob<'_, E> {
 }
 
 impl<E: Element> TileJob<'_, E> {
-    /// Queries times `scale·log2(e)`, depth-major in groups of `group` rows; rows beyond the last are 0.
+    /// Queries times `scale·log2(e)`, depth-major in groups of `group` rows.
     #[inline(always)]
     fn load_queries(&mut self, group: usize, rows: usize) {
-        let d = self.problem.q.dims[3];
-        let scale = self.problem.base_2_scale();
-        let mut row = vec![0.0; d];
-        self.scratch.queries.fill(0.0);
-        for r in 0..rows {
-            let q = self.problem.q.row(self.head.0, self.head.1, self.first + r, &mut row);
-            let block = &mut self.scratch.queries[(r / group) * group * d..];
-            for (x, slot) in q.iter().zip(block[r % group..].iter_mut().step_by(group)) {
-                *slot = x * scale;
-            }
+        let q = &self.problem.q;
+        let d = q.dims[3];
+        for (i, out) in self.scratch.queries.chunks_exact_mut(group * d).enumerate() {
+            let rows = (i * group).min(rows)..((i + 1) * group).min(rows);
+            let rows = self.first + rows.start..self.first + rows.end;
+            transpose(q, self.head, rows, self.problem.base_2_scale(), out, group);
         }
     }
 }

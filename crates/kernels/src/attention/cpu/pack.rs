@@ -1,6 +1,11 @@
 //! Rows of one head, laid out in f32 for the micro-kernels.
 
 use super::heads::{Element, Heads};
+use super::tile::HEADROOM;
+use std::ops::Range;
+
+/// Rows that are transposed at a time: their columns are written as pieces of cache lines.
+const GROUP: usize = 8;
 
 /// Panels of `panel` rows, depth-major and times `factor`: `out[p][d][r]`; rows beyond the last are 0.
 pub(super) fn panels<E: Element>(
@@ -10,17 +15,37 @@ pub(super) fn panels<E: Element>(
     factor: f32,
 ) -> Vec<f32> {
     let [_, _, s, d] = x.dims;
-    let mut scratch = vec![0.0; d];
     let mut out = vec![0.0; s.div_ceil(panel) * d * panel];
     for (p, out) in out.chunks_exact_mut(d * panel).enumerate() {
-        for r in 0..panel.min(s - p * panel) {
-            let row = x.row(b, h, p * panel + r, &mut scratch);
-            for (x, slot) in row.iter().zip(out[r..].iter_mut().step_by(panel)) {
-                *slot = x * factor;
+        let rows = p * panel..s.min((p + 1) * panel);
+        transpose(x, (b, h), rows, factor, out, panel);
+    }
+    out
+}
+
+/// Some rows of a head, depth-major and times `factor`: `out[d·stride + r]`.
+pub(super) fn transpose<E: Element>(
+    x: &Heads<E>,
+    (b, h): (usize, usize),
+    rows: Range<usize>,
+    factor: f32,
+    out: &mut [f32],
+    stride: usize,
+) {
+    let d = x.dims[3];
+    let mut scratch = vec![0.0; GROUP * d];
+    for first in rows.clone().step_by(GROUP) {
+        let count = GROUP.min(rows.end - first);
+        let mut lines = scratch.chunks_exact_mut(d);
+        let group: [&[f32]; GROUP] = std::array::from_fn(|i| {
+            x.row(b, h, first + i.min(count - 1), lines.next().unwrap_or_default())
+        });
+        for (c, out) in out[first - rows.start..].chunks_mut(stride).take(d).enumerate() {
+            for (out, row) in out[..count].iter_mut().zip(group) {
+                *out = row[c] * factor;
             }
         }
     }
-    out
 }
 
 /// Rows of `width` floats; columns beyond D are 0.
@@ -40,7 +65,8 @@ pub(super) struct Packed {
     pub(super) keys: Vec<f32>,
     /// [`rows`] of values.
     pub(super) values: Vec<f32>,
-    /// Whether every value is small enough for a tile to sum S of them before it divides. Infinity and NaN
+    /// Whether every value is small enough for a tile to sum S of them, each with a weight of up to
+    /// `2^HEADROOM`, before it divides. Infinity and NaN
     /// are not: a hidden key has the weight 0, and 0 times infinity is NaN.
     pub(super) summable: bool,
 }
@@ -54,7 +80,7 @@ impl Packed {
         width: usize,
     ) -> Self {
         let values = rows(v, head, width);
-        let largest = f32::MAX / (2 * k.dims[2]) as f32;
+        let largest = f32::MAX / (2 * k.dims[2]) as f32 / HEADROOM.exp2();
         let summable = values.iter().all(|x| x.abs() <= largest);
         Self { keys: panels(k, head, panel, 1.0), values, summable }
     }

@@ -12,6 +12,10 @@ pub(super) const QUERIES: usize = 48;
 /// Keys of a step: a multiple of every panel width below.
 pub(super) const KEYS: usize = 96;
 
+/// A row's sums stay under the maximum that they began with while no score is this far above it: 2^8 is
+/// little beside what an f32 holds, and rescaling becomes rare.
+pub(super) const HEADROOM: f32 = 8.0;
+
 /// Rows and vectors of a block of scores, and of a block of the context: what fills the registers.
 ///
 /// A block of M rows and N vectors needs M·N accumulators, N vectors of the right side and one scalar of
@@ -170,7 +174,8 @@ impl Tile<'_> {
                 highest = simd.max_f32s(highest, *x);
             }
             let before = scratch.max[r];
-            let max = before.max(simd.reduce_max_f32s(highest));
+            let highest = simd.reduce_max_f32s(highest);
+            let max = if highest <= before + HEADROOM { before } else { highest };
             if max == f32::NEG_INFINITY {
                 // Nothing seen yet, or nothing but NaN, which a maximum passes over.
                 if row[..limit].iter().any(|x| x.is_nan()) {
