@@ -2,7 +2,9 @@
 
 use crate::common::{Result, assert_close, load, random_model, reference, some_ids};
 use candle_core::{DType, Device, Tensor};
-use gpt2_model::{ForwardArgs, Gpt2LMHeadModel, KvCache};
+use gpt2_kernels::Implementation;
+use gpt2_model::mask::left_padding;
+use gpt2_model::{Config, ForwardArgs, Gpt2LMHeadModel, KvCache, init};
 
 const TOLERANCE: f64 = 1e-5;
 
@@ -103,5 +105,50 @@ fn truncating_goes_back_in_the_text() -> Result {
     let text = Tensor::cat(&[ids.narrow(1, 0, 3)?, other], 1)?;
     let whole = model.forward(&text, ForwardArgs::default())?.logits;
     assert_close("another ending", &got, &whole.narrow(1, 3, 5)?, TOLERANCE);
+    Ok(())
+}
+
+/// The last block works for the last position alone: prompt by prompt, through a cache, padded, in f64 and
+/// with attention in plain operations, it must find what the whole pass finds there.
+#[test]
+fn the_last_logits_alone_equal_those_of_the_whole_pass() -> Result {
+    for (dtype, implementation) in [
+        (DType::F32, Implementation::Fused),
+        (DType::F32, Implementation::Eager),
+        (DType::F64, Implementation::Eager),
+    ] {
+        let config =
+            Config { attn_implementation: implementation, ..random_model(3, 5, 60)?.config().clone() };
+        let model = Gpt2LMHeadModel::load(init::seeded(7, dtype, &Device::Cpu), &config)?;
+        for t in [1, 2, 5, 60] {
+            let ids = Tensor::cat(&[some_ids(t, 0)?, some_ids(t, 5)?], 0)?; // (2, T)
+            let mask = left_padding(&[t, t.div_ceil(2)], t, &Device::Cpu)?;
+            for attention_mask in [None, Some(&mask)] {
+                let whole = model.forward(&ids, ForwardArgs { attention_mask, ..Default::default() })?.logits;
+                let expected = whole.narrow(1, t - 1, 1)?;
+                let args = ForwardArgs { attention_mask, last_logits_only: true, ..Default::default() };
+                let what = format!("{dtype:?}, {implementation:?}, T {t}");
+                assert_close(&what, &model.forward(&ids, args)?.logits, &expected, TOLERANCE);
+
+                // The cache holds the whole prompt: a token after it sees all of it.
+                if t < 60 && attention_mask.is_none() {
+                    let next = Tensor::new(&[[3u32], [4]], &Device::Cpu)?;
+                    let longer = model.forward(&Tensor::cat(&[&ids, &next], 1)?, ForwardArgs::default())?;
+                    let mut cache = KvCache::new(&config, 2, t + 1, dtype, &Device::Cpu)?;
+                    for part in [&ids, &next] {
+                        let args = ForwardArgs {
+                            cache: Some(&mut cache),
+                            last_logits_only: true,
+                            ..Default::default()
+                        };
+                        let logits = model.forward(part, args)?.logits;
+                        if part.dim(1)? == 1 && cache.len() == t + 1 {
+                            assert_close(&what, &logits, &longer.logits.narrow(1, t, 1)?, TOLERANCE);
+                        }
+                    }
+                }
+            }
+        }
+    }
     Ok(())
 }

@@ -29,6 +29,9 @@ use tile::{Blocks, QUERIES, Scratch, Tile};
 /// Up to this many queries are read row by row: packing the keys would cost more than it saves.
 const FEW_QUERIES: usize = 4;
 
+/// With so many heads for each thread, the last ones to finish are a small part of the whole.
+const HEADS_PER_THREAD: usize = 4;
+
 /// The operation as Candle sees it.
 pub(super) struct CpuAttention {
     scale: f64,
@@ -181,7 +184,8 @@ impl<E: Element> WithSimd for Run<'_, E> {
         assert!(
             self.out.len() == dims.iter().product::<usize>() && self.log_sums.len() * d == self.out.len()
         );
-        let out = Output { context: self.out.as_mut_ptr().cast(), log_sums: self.log_sums.as_mut_ptr(), dims };
+        let out =
+            Output { context: self.out.as_mut_ptr().cast(), log_sums: self.log_sums.as_mut_ptr(), dims };
         let heads = self.problem.heads();
         if t <= FEW_QUERIES {
             let queries: Vec<_> = heads.iter().flat_map(|&(b, h)| (0..t).map(move |i| (b, h, i))).collect();
@@ -199,33 +203,44 @@ impl<E: Element> WithSimd for Run<'_, E> {
         }
         let width = d.next_multiple_of(S::F32_LANES);
         let panel = Blocks::of::<S>().panel::<S>();
-        let packed: Vec<Packed> = heads
-            .par_iter()
-            .map(|&head| Packed::new(&self.problem.k, &self.problem.v, head, panel, width))
-            .collect();
-        // The last tiles of a head see the most keys: they come first, so that no thread is left with one
-        // at the end. Each worker takes the next tile until none is left, with one scratch for all of them.
+        let Problem { k, v, .. } = self.problem;
+        let threads = rayon::current_num_threads();
+        // Where there are heads enough to share out, a task is a head, packed into memory that its worker
+        // keeps. Else it is a tile of a head that was packed before.
+        let whole_heads = heads.len() >= HEADS_PER_THREAD * threads;
+        let packed: Vec<Packed> = if whole_heads {
+            vec![]
+        } else {
+            let pack = |&head| {
+                let mut packed = Packed::default();
+                packed.pack(k, v, head, panel, width);
+                packed
+            };
+            heads.par_iter().map(pack).collect()
+        };
         let tiles = t.div_ceil(QUERIES);
-        let (tasks, next) = (tiles * heads.len(), AtomicUsize::new(0));
-        let workers = rayon::current_num_threads().min(tasks);
-        (0..workers).into_par_iter().with_max_len(1).for_each(|_| {
-            let mut scratch = Scratch::new(d, width);
+        let tasks = if whole_heads { heads.len() } else { tiles * heads.len() };
+        let next = AtomicUsize::new(0);
+        (0..threads.min(tasks)).into_par_iter().with_max_len(1).for_each(|_| {
+            let (mut scratch, mut own) = (Scratch::new(d, width), Packed::default());
+            let mut run = |packed: &Packed, head, tile| {
+                let (problem, first, scratch) = (self.problem, tile * QUERIES, &mut scratch);
+                simd.vectorize(TileJob { problem, packed, head, first, width, scratch, out: &out });
+            };
             loop {
                 let task = next.fetch_add(1, Ordering::Relaxed);
                 if task >= tasks {
                     return;
                 }
                 let index = task % heads.len();
-                let job = TileJob {
-                    problem: self.problem,
-                    packed: &packed[index],
-                    head: heads[index],
-                    first: (tiles - 1 - task / heads.len()) * QUERIES,
-                    width,
-                    scratch: &mut scratch,
-                    out: &out,
-                };
-                simd.vectorize(job);
+                if whole_heads {
+                    own.pack(k, v, heads[index], panel, width);
+                    (0..tiles).for_each(|tile| run(&own, heads[index], tile));
+                } else {
+                    // The last tiles of a head see the most keys: they come first, so that no thread is
+                    // left with one at the end.
+                    run(&packed[index], heads[index], tiles - 1 - task / heads.len());
+                }
             }
         });
     }

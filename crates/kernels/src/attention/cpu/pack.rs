@@ -8,19 +8,26 @@ use std::ops::Range;
 const GROUP: usize = 8;
 
 /// Panels of `panel` rows, depth-major and times `factor`: `out[p][d][r]`; rows beyond the last are 0.
-pub(super) fn panels<E: Element>(
+pub(super) fn panels<E: Element>(x: &Heads<E>, head: (usize, usize), panel: usize, factor: f32) -> Vec<f32> {
+    let mut out = vec![];
+    panels_into(&mut out, x, head, panel, factor);
+    out
+}
+
+fn panels_into<E: Element>(
+    out: &mut Vec<f32>,
     x: &Heads<E>,
-    (b, h): (usize, usize),
+    head: (usize, usize),
     panel: usize,
     factor: f32,
-) -> Vec<f32> {
+) {
     let [_, _, s, d] = x.dims;
-    let mut out = vec![0.0; s.div_ceil(panel) * d * panel];
+    // What lies beyond the last row stays 0, in memory that held another head, too.
+    out.resize(s.div_ceil(panel) * d * panel, 0.0);
     for (p, out) in out.chunks_exact_mut(d * panel).enumerate() {
         let rows = p * panel..s.min((p + 1) * panel);
-        transpose(x, (b, h), rows, factor, out, panel);
+        transpose(x, head, rows, factor, out, panel);
     }
-    out
 }
 
 /// Some rows of a head, depth-major and times `factor`: `out[d·stride + r]`.
@@ -37,9 +44,8 @@ pub(super) fn transpose<E: Element>(
     for first in rows.clone().step_by(GROUP) {
         let count = GROUP.min(rows.end - first);
         let mut lines = scratch.chunks_exact_mut(d);
-        let group: [&[f32]; GROUP] = std::array::from_fn(|i| {
-            x.row(b, h, first + i.min(count - 1), lines.next().unwrap_or_default())
-        });
+        let group: [&[f32]; GROUP] =
+            std::array::from_fn(|i| x.row(b, h, first + i.min(count - 1), lines.next().unwrap_or_default()));
         for (c, out) in out[first - rows.start..].chunks_mut(stride).take(d).enumerate() {
             for (out, row) in out[..count].iter_mut().zip(group) {
                 *out = row[c] * factor;
@@ -49,39 +55,50 @@ pub(super) fn transpose<E: Element>(
 }
 
 /// Rows of `width` floats; columns beyond D are 0.
-pub(super) fn rows<E: Element>(x: &Heads<E>, (b, h): (usize, usize), width: usize) -> Vec<f32> {
-    let [_, _, s, d] = x.dims;
-    let mut scratch = vec![0.0; d];
-    let mut out = vec![0.0; s * width];
-    for (j, out) in out.chunks_exact_mut(width).enumerate() {
-        out[..d].copy_from_slice(x.row(b, h, j, &mut scratch));
-    }
+pub(super) fn rows<E: Element>(x: &Heads<E>, head: (usize, usize), width: usize) -> Vec<f32> {
+    let mut out = vec![];
+    rows_into(&mut out, x, head, width);
     out
 }
 
+fn rows_into<E: Element>(out: &mut Vec<f32>, x: &Heads<E>, (b, h): (usize, usize), width: usize) {
+    let [_, _, s, d] = x.dims;
+    let mut scratch = vec![0.0; d];
+    // What lies beyond column D stays 0, as above.
+    out.resize(s * width, 0.0);
+    for (j, out) in out.chunks_exact_mut(width).enumerate() {
+        out[..d].copy_from_slice(x.row(b, h, j, &mut scratch));
+    }
+}
+
 /// One head's keys and values for the forward pass.
+#[derive(Default)]
 pub(super) struct Packed {
     /// [`panels`] of keys.
     pub(super) keys: Vec<f32>,
     /// [`rows`] of values.
     pub(super) values: Vec<f32>,
     /// Whether every value is small enough for a tile to sum S of them, each with a weight of up to
-    /// `2^HEADROOM`, before it divides. Infinity and NaN
-    /// are not: a hidden key has the weight 0, and 0 times infinity is NaN.
+    /// `2^HEADROOM`, before it divides. Infinity and NaN are not: a hidden key has the weight 0, and 0 times
+    /// infinity is NaN.
     pub(super) summable: bool,
 }
 
 impl Packed {
-    pub(super) fn new<E: Element>(
+    /// Takes the memory of the head that was there before, which is of the same shape.
+    pub(super) fn pack<E: Element>(
+        &mut self,
         k: &Heads<E>,
         v: &Heads<E>,
         head: (usize, usize),
         panel: usize,
         width: usize,
-    ) -> Self {
-        let values = rows(v, head, width);
+    ) {
+        panels_into(&mut self.keys, k, head, panel, 1.0);
+        rows_into(&mut self.values, v, head, width);
         let largest = f32::MAX / (2 * k.dims[2]) as f32 / HEADROOM.exp2();
-        let summable = values.iter().all(|x| x.abs() <= largest);
-        Self { keys: panels(k, head, panel, 1.0), values, summable }
+        // NaN compares as false.
+        let small = |row: &[f32]| row.iter().fold(true, |all, x| all & (x.abs() <= largest));
+        self.summable = self.values.chunks(1024).all(small);
     }
 }

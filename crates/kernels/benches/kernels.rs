@@ -1,0 +1,86 @@
+//! Times of each kernel on its own, at GPT-2 small's sizes: `cargo bench --workspace --bench kernels`.
+
+use candle_core::{DType, Device, Result, Tensor};
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use gpt2_kernels::attention::{CausalAttention, CausalMask, Implementation};
+use gpt2_kernels::{gelu, layer_norm, linear, linear_onto, linear_transposed};
+
+/// GPT-2 small: width, heads, width of a head, vocabulary.
+const C: usize = 768;
+const H: usize = 12;
+const D: usize = C / H;
+const V: usize = 50257;
+
+/// Numbers in -1..1.
+fn numbers(shape: &[usize]) -> Result<Tensor> {
+    let count = shape.iter().product::<usize>();
+    let values: Vec<f32> = (0..count).map(|i| ((i * 7919) % 2003) as f32 / 1001.5 - 1.0).collect();
+    Tensor::from_vec(values, shape, &Device::Cpu)
+}
+
+/// Keeps an error from being timed as if it were a result.
+fn done(result: Result<Tensor>) -> Tensor {
+    result.expect("the shapes of this file fit each other")
+}
+
+fn attention(c: &mut Criterion) {
+    let mut group = c.benchmark_group("attention");
+    for (b, t, s) in [(1, 128, 128), (8, 128, 128), (1, 1024, 1024), (1, 1, 1024)] {
+        // 4·D multiply-adds for each pair of a query and a key that it sees.
+        let pairs = b * H * (0..t).map(|i| s - t + i + 1).sum::<usize>();
+        group.throughput(Throughput::Elements((4 * D * pairs) as u64));
+        for (name, dtype, implementation) in [
+            ("fused f32", DType::F32, Implementation::Fused),
+            ("fused f16", DType::F16, Implementation::Fused),
+            ("eager f32", DType::F32, Implementation::Eager),
+        ] {
+            let packed = done(numbers(&[b, s, 3, H, D]).and_then(|x| x.to_dtype(dtype)));
+            let part = |i| done(packed.narrow(2, i, 1).and_then(|x| x.squeeze(2)?.transpose(1, 2)));
+            let (q, k, v) = (done(part(0).narrow(2, s - t, t)), part(1), part(2));
+            let attention = CausalAttention::new(0.125).with_implementation(implementation);
+            group.bench_function(BenchmarkId::new(name, format!("B{b} T{t} S{s}")), |bench| {
+                bench.iter(|| done(attention.forward(&q, &k, &v, CausalMask::default())));
+            });
+        }
+    }
+    group.finish();
+}
+
+fn products(c: &mut Criterion) {
+    let mut group = c.benchmark_group("linear");
+    for (rows, k, n) in [(1, C, 3 * C), (1, C, 4 * C), (1, 4 * C, C), (128, C, 3 * C), (1024, C, 3 * C)] {
+        let (x, w, b) = (done(numbers(&[rows, k])), done(numbers(&[k, n])), done(numbers(&[n])));
+        group.throughput(Throughput::Elements((2 * rows * k * n) as u64));
+        group.bench_function(format!("{rows} x {k} x {n}"), |bench| {
+            bench.iter(|| done(linear(&x, &w, &b)));
+        });
+        let residual = done(numbers(&[rows, n]));
+        group.bench_function(format!("{rows} x {k} x {n} onto a residual"), |bench| {
+            bench.iter(|| done(linear_onto(&residual, &x, &w, &b)));
+        });
+    }
+    let (x, table) = (done(numbers(&[1, C])), done(numbers(&[V, C])));
+    group.throughput(Throughput::Bytes((4 * V * C) as u64));
+    group.bench_function("1 row onto the vocabulary", |bench| {
+        bench.iter(|| done(linear_transposed(&x, &table)));
+    });
+    group.finish();
+}
+
+fn elementwise(c: &mut Criterion) {
+    let mut group = c.benchmark_group("elementwise");
+    for rows in [1, 128, 1024] {
+        let (x, weight) = (done(numbers(&[rows, C])), done(numbers(&[C])));
+        group.throughput(Throughput::Bytes((2 * 4 * rows * C) as u64));
+        group.bench_function(BenchmarkId::new("layer_norm", rows), |bench| {
+            bench.iter(|| done(layer_norm(&x, &weight, &weight, 1e-5)));
+        });
+        let x = done(numbers(&[rows, 4 * C]));
+        group.throughput(Throughput::Bytes((2 * 4 * rows * 4 * C) as u64));
+        group.bench_function(BenchmarkId::new("gelu", rows), |bench| bench.iter(|| done(gelu(&x))));
+    }
+    group.finish();
+}
+
+criterion_group!(benches, attention, products, elementwise);
+criterion_main!(benches);
