@@ -32,6 +32,12 @@ fn main() -> ExitCode {
 
 fn run(command: &Command) -> anyhow::Result<ExitCode> {
     threads::apply(command)?;
+    // On a thread of the pool that the kernels use: from outside, each of a token's hundreds of products
+    // would wake the pool and sleep until it has finished.
+    rayon::scope(|_| dispatch(command))
+}
+
+fn dispatch(command: &Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Attention(args) => commands::attention::run(args),
         Command::Forward(args) => commands::forward::run(args),

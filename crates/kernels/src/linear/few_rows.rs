@@ -14,7 +14,7 @@ pub(super) const FEW_ROWS: usize = 8;
 /// so the result does not depend on the number of threads.
 const DEPTH: usize = 64;
 /// Rows of the weight that meet a column of sums at a time: so often are the sums spared a reload.
-const STREAMS: usize = 4;
+const STREAMS: usize = 8;
 /// Sums that stay in the first-level cache beside the weights that stream past them.
 const SUMS: usize = 4096;
 
