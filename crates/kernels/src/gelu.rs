@@ -3,8 +3,8 @@
 //! Computed as `x·σ(z)` with `z = 2√(2/π)(x + 0.044715x³)`, the same function without the cancellation of
 //! `1 + tanh` for negative x. Its derivative is `σ + x·σ(1 - σ)·z'`.
 
-use crate::vector::{Element, exp2, parallel_map, parallel_map2};
-use candle_core::{CpuStorage, CustomOp1, CustomOp2, DType, Layout, Result, Shape, Tensor};
+use crate::vector::{Element, exp2, parallel_map, parallel_map_in_place, parallel_map2};
+use candle_core::{CpuStorage, CustomOp1, CustomOp2, DType, InplaceOp1, Layout, Result, Shape, Tensor};
 use pulp::Simd;
 
 #[allow(clippy::cast_possible_truncation)] // the coefficients are f32
@@ -20,6 +20,21 @@ const CUBE: f32 = 0.044_715;
 /// When the device fails.
 pub fn gelu(x: &Tensor) -> Result<Tensor> {
     if x.device().is_cpu() && x.dtype() == DType::F32 { x.contiguous()?.apply_op1(Gelu) } else { x.gelu() }
+}
+
+/// As [`gelu`], written over the memory of `x` where nothing is trained: one allocation less.
+///
+/// # Shapes
+/// `x` of any shape, contiguous, with no other tensor in its memory -> the same shape
+///
+/// # Errors
+/// When the device fails.
+pub fn gelu_in_place(x: Tensor) -> Result<Tensor> {
+    if x.track_op() || !x.is_contiguous() || !x.device().is_cpu() || x.dtype() != DType::F32 {
+        return gelu(&x);
+    }
+    x.inplace_op1(&Gelu)?;
+    Ok(x)
 }
 
 struct Gelu;
@@ -52,6 +67,16 @@ fn backward<S: Simd>(simd: S, x: S::f32s, grad: S::f32s) -> S::f32s {
     let slope = simd.mul_add_e_f32s(x2, simd.splat_f32s(3.0 * CUBE * SLOPE), simd.splat_f32s(SLOPE)); // z'
     let bend = simd.mul_f32s(simd.mul_f32s(x, simd.mul_f32s(s, simd.sub_f32s(one, s))), slope);
     simd.mul_f32s(grad, simd.add_f32s(s, bend))
+}
+
+impl InplaceOp1 for Gelu {
+    fn name(&self) -> &'static str {
+        "gelu"
+    }
+
+    fn cpu_fwd(&self, x: &mut CpuStorage, layout: &Layout) -> Result<()> {
+        parallel_map_in_place::<Forward>(x, layout)
+    }
 }
 
 struct Forward;
@@ -130,6 +155,18 @@ mod tests {
             assert!((f64::from(y) - value).abs() <= 4e-7 * scale, "gelu({x}) = {y}, not {value}");
             assert!((f64::from(g) - slope).abs() <= 2e-6, "gelu'({x}) = {g}, not {slope}");
         }
+        Ok(())
+    }
+
+    #[test]
+    fn in_place_gives_the_same_bits_and_leaves_what_is_trained_alone() -> Result<()> {
+        let x = Tensor::new(inputs(), &Device::Cpu)?;
+        let expected = gelu(&x)?.to_vec1::<f32>()?;
+        assert_eq!(gelu_in_place(x.copy()?)?.to_vec1::<f32>()?, expected);
+        let var = Var::from_tensor(&x)?;
+        let y = gelu_in_place(var.as_tensor().clone())?;
+        assert_eq!(var.to_vec1::<f32>()?, inputs());
+        assert!(y.sum_all()?.backward()?.get(&var).is_some());
         Ok(())
     }
 

@@ -23,7 +23,7 @@ mod streams;
 mod vector;
 
 pub use attention::{CausalAttention, CausalMask, Implementation};
-pub use gelu::gelu;
+pub use gelu::{gelu, gelu_in_place};
 pub use layer_norm::layer_norm;
 pub use linear::{linear, linear_onto, linear_transposed};
 

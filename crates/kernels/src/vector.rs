@@ -70,6 +70,18 @@ pub(crate) fn parallel_map2<E: Element>(
     Ok((CpuStorage::F32(out), a_layout.shape().clone()))
 }
 
+/// `E(x)` in place of x, contiguous and f32; E's second argument is x again.
+pub(crate) fn parallel_map_in_place<E: Element>(x: &mut CpuStorage, layout: &Layout) -> Result<()> {
+    let (CpuStorage::F32(data), Some((start, end))) = (x, layout.contiguous_offsets()) else {
+        candle_core::bail!("a contiguous f32 tensor is needed, got {layout:?}")
+    };
+    let arch = Arch::new();
+    data[start..end].par_chunks_mut(CHUNK).for_each(|x| {
+        arch.dispatch(MapInPlace { x, function: std::marker::PhantomData::<E> });
+    });
+    Ok(())
+}
+
 /// Numbers that a thread takes at a time: enough to outweigh the hand-over, few enough to stay in cache.
 pub(crate) const CHUNK: usize = 1 << 13;
 
@@ -125,6 +137,27 @@ impl<E: Element> WithSimd for Map<'_, E> {
         if !out_tail.is_empty() {
             let last = E::apply(simd, simd.partial_load_f32s(a_tail), simd.partial_load_f32s(b_tail));
             simd.partial_store_f32s(out_tail, last);
+        }
+    }
+}
+
+struct MapInPlace<'a, E> {
+    x: &'a mut [f32],
+    function: std::marker::PhantomData<E>,
+}
+
+impl<E: Element> WithSimd for MapInPlace<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let (vectors, tail) = S::as_mut_simd_f32s(self.x);
+        for x in vectors {
+            *x = E::apply(simd, *x, *x);
+        }
+        if !tail.is_empty() {
+            let last = simd.partial_load_f32s(tail);
+            simd.partial_store_f32s(tail, E::apply(simd, last, last));
         }
     }
 }

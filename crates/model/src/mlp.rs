@@ -36,13 +36,18 @@ impl Mlp {
     /// # Errors
     /// When a shape does not fit.
     pub fn forward_onto(&self, residual: &Tensor, x: &Tensor) -> Result<Tensor> {
-        self.c_proj.forward_onto(residual, &self.act.forward(&self.c_fc.forward(x)?)?)
+        self.c_proj.forward_onto(residual, &self.inner(x)?)
+    }
+
+    /// (B, T, C) -> (B, T, `n_inner`)
+    fn inner(&self, x: &Tensor) -> Result<Tensor> {
+        self.act.forward_in_place(self.c_fc.forward(x)?)
     }
 }
 
 impl Module for Mlp {
     /// (B, T, C) -> (B, T, C)
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.c_proj.forward(&self.act.forward(&self.c_fc.forward(x)?)?)
+        self.c_proj.forward(&self.inner(x)?)
     }
 }

@@ -6,11 +6,11 @@ use super::pack::Packed;
 use crate::vector::exp2;
 use pulp::Simd;
 
-/// Queries of a tile: a multiple of every block height below; 48 rows of 96 scores stay in the first-level
-/// cache beside the panels that they meet.
-pub(super) const QUERIES: usize = 48;
+/// Queries of a tile: a multiple of every block height below; 24 rows of 192 scores stay in the first-level
+/// cache beside the panels that they meet, and a sum of the context is loaded once for 192 keys.
+pub(super) const QUERIES: usize = 24;
 /// Keys of a step: a multiple of every panel width below.
-pub(super) const KEYS: usize = 96;
+pub(super) const KEYS: usize = 192;
 
 /// A row's sums stay under the maximum that they began with while no score is this far above it: 2^8 is
 /// little beside what an f32 holds, and rescaling becomes rare.
