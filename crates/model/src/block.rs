@@ -70,11 +70,24 @@ impl Block {
         cache: Option<&mut LayerCache>,
         args: BlockArgs,
     ) -> Result<BlockOutput> {
+        let (x, attention_output, attention_weights) = self.attend(x, padding_mask, cache, args)?;
+        let hidden_state = self.mlp.forward_onto(&x, &self.ln_2.forward(&x)?)?;
+        Ok(BlockOutput { hidden_state, attention_output, attention_weights })
+    }
+
+    /// `x + attn(ln_1(x))`, and the attention's output and weights where they were asked for.
+    fn attend(
+        &self,
+        x: &Tensor,
+        padding_mask: Option<&Tensor>,
+        cache: Option<&mut LayerCache>,
+        args: BlockArgs,
+    ) -> Result<(Tensor, Option<Tensor>, Option<Tensor>)> {
         let normed = self.ln_1.forward(x)?; // (B, T, C)
         if args.last_position_only {
             let last = x.narrow(1, x.dim(1)? - 1, 1)?; // (B, 1, C)
             let context = self.attn.context(&normed, padding_mask, cache, Queries::Last)?;
-            return self.finish(self.attn.c_proj.forward_onto(&last, &context)?, None, None);
+            return Ok((self.attn.c_proj.forward_onto(&last, &context)?, None, None));
         }
         let (context, weights) = if args.output_attentions {
             let (context, weights) = self.attn.context_with_weights(&normed, padding_mask, cache)?;
@@ -84,19 +97,8 @@ impl Block {
         };
         if args.output_attention_outputs {
             let output = self.attn.c_proj.forward(&context)?;
-            return self.finish((x + &output)?, Some(output), weights);
+            return Ok(((x + &output)?, Some(output), weights));
         }
-        self.finish(self.attn.c_proj.forward_onto(x, &context)?, None, weights)
-    }
-
-    /// The MLP, onto the residual stream `x` after attention.
-    fn finish(
-        &self,
-        x: Tensor,
-        attention_output: Option<Tensor>,
-        attention_weights: Option<Tensor>,
-    ) -> Result<BlockOutput> {
-        let hidden_state = self.mlp.forward_onto(&x, &self.ln_2.forward(&x)?)?;
-        Ok(BlockOutput { hidden_state, attention_output, attention_weights })
+        Ok((self.attn.c_proj.forward_onto(x, &context)?, None, weights))
     }
 }

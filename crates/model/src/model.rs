@@ -133,12 +133,7 @@ impl Gpt2Model {
         let everything = args.output_hidden_states || args.output_attentions || args.output_attention_outputs;
         let last_alone = args.last_logits_only && !everything;
         let mut x = self.embed(input_ids, position_ids, past)?; // (B, T, C)
-        let mut output = ModelOutput {
-            last_hidden_state: x.clone(),
-            hidden_states: vec![],
-            attentions: vec![],
-            attention_outputs: vec![],
-        };
+        let (mut hidden_states, mut attentions, mut attention_outputs) = (vec![], vec![], vec![]);
         for (i, block) in self.h.iter().enumerate() {
             let layer_cache = cache.as_deref_mut().and_then(|c| c.layer_mut(i));
             let parts = BlockArgs {
@@ -149,22 +144,22 @@ impl Gpt2Model {
             let done = block.forward(&x, padding.as_ref(), layer_cache, parts)?;
             let before = std::mem::replace(&mut x, done.hidden_state); // (B, T, C)
             if args.output_hidden_states {
-                output.hidden_states.push(before);
+                hidden_states.push(before);
             }
-            output.attention_outputs.extend(done.attention_output);
-            output.attentions.extend(done.attention_weights);
+            attention_outputs.extend(done.attention_output);
+            attentions.extend(done.attention_weights);
         }
         if let Some(cache) = cache {
             cache.advance(t);
         }
         let normed = self.ln_f.forward(&x)?;
         if args.output_hidden_states {
-            output.hidden_states.push(normed.clone());
+            hidden_states.push(normed.clone());
         }
         let rows = normed.dim(1)?;
-        output.last_hidden_state =
+        let last_hidden_state =
             if args.last_logits_only { normed.narrow(1, rows - 1, 1)? } else { normed };
-        Ok(output)
+        Ok(ModelOutput { last_hidden_state, hidden_states, attentions, attention_outputs })
     }
 
     /// `wte[ids] + wpe[positions]`: (B, T) -> (B, T, C)
