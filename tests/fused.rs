@@ -1,6 +1,6 @@
 //! Attention, eager and fused, against its definition in f64.
 
-use crate::common::Result;
+use crate::common::{Result, cases};
 use candle_core::{DType, Device, Tensor};
 use gpt2_kernels::Implementation::{Eager, Fused};
 use gpt2_kernels::attention::{CausalAttention, CausalMask, causal_bias};
@@ -93,14 +93,17 @@ fn some_padding(b: usize, s: usize, seed: u64) -> Vec<Vec<u8>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(96))]
+    #![proptest_config(ProptestConfig::with_cases(cases(96)))]
 
     /// Measured over thousands of cases: at most 2e-6 in f32, and the halves' own rounding.
     #[test]
-    fn any_shape_equals_the_definition(b in 1usize..4, h in 1usize..4, d in 1usize..131, s in 1usize..220,
-                                       t in 1usize..220, seed in 0u64..100_000, padded: bool) {
+    fn any_shape_equals_the_definition(b in 1usize..5, h in 1usize..6, d in 1usize..131, s in 1usize..301,
+                                       t in 1usize..301, seed in 0u64..100_000, padded: bool) {
         let check = || -> Result {
-            let mut case = Case::random((b, h, d), (t.min(s), s), 1.5, seed)?;
+            let t = t.min(s);
+            // The definition takes its time: of the largest sizes, one row and head.
+            let (b, h) = if b * h * d * t * s > 40_000_000 { (1, 1) } else { (b, h) };
+            let mut case = Case::random((b, h, d), (t, s), 1.5, seed)?;
             if padded {
                 case.padding = Some(some_padding(b, s, seed));
             }
@@ -121,6 +124,54 @@ proptest! {
         };
         check().map_err(|e| TestCaseError::fail(e.to_string()))?;
     }
+
+    /// q, k and v each with strides of their own: any order of the dimensions, every other row, an offset,
+    /// or one row for all heads (stride 0).
+    #[test]
+    fn any_strides_give_what_contiguous_tensors_give(order in 0usize..24, step in 1usize..3, shared: bool,
+                                                     t in 1usize..70, seed in 0u64..1000) {
+        let check = || -> Result {
+            let (b, h, s, d) = (2, 3, 70, 9);
+            let vb = gpt2_model::init::seeded(seed, DType::F32, &Device::Cpu);
+            let strided = |name: &str| -> Result<Tensor> {
+                let sizes = [b + 1, h, s * step, d + 2];
+                let mut order: Vec<usize> = permutation(order);
+                let stored: Vec<usize> = order.iter().map(|&i| sizes[i]).collect();
+                let init = candle_nn::Init::Randn { mean: 0., stdev: 1. };
+                let x = vb.get_with_hints(stored, name, init)?;
+                let mut back = vec![0; 4];
+                order.drain(..).enumerate().for_each(|(at, i)| back[i] = at);
+                let x = x.permute(back)?.narrow(0, 1, b)?.narrow(3, 1, d)?; // (B, H, S·step, D)
+                let x = if step == 1 { x } else { x.narrow(2, s / 2, s)? };
+                Ok(if shared { x.narrow(1, 0, 1)?.broadcast_as((b, h, s, d))? } else { x })
+            };
+            let (q, k, v) = (strided("q")?.narrow(2, s - t, t)?, strided("k")?, strided("v")?);
+            let case = Case { q, k, v, padding: None, scale: 0.4 };
+            let plain = Case {
+                q: case.q.force_contiguous()?, k: case.k.force_contiguous()?, v: case.v.force_contiguous()?,
+                padding: None, scale: 0.4,
+            };
+            let (got, expected) = (case.run(Fused)?, plain.run(Fused)?);
+            let flat = |x: &Tensor| x.flatten_all()?.to_vec1::<f32>();
+            assert_eq!(flat(&got)?, flat(&expected)?);
+            assert!(case.error(Fused)? <= 5e-6);
+            Ok(())
+        };
+        check().map_err(|e| TestCaseError::fail(e.to_string()))?;
+    }
+}
+
+/// The n-th order of 0, 1, 2, 3.
+fn permutation(mut n: usize) -> Vec<usize> {
+    let mut rest = vec![0, 1, 2, 3];
+    (1..=4)
+        .rev()
+        .map(|left| {
+            let i = n % left;
+            n /= left;
+            rest.remove(i)
+        })
+        .collect()
 }
 
 #[test]
@@ -132,6 +183,62 @@ fn extreme_scores_stay_finite_and_tiny_ones_exact() -> Result {
         // A score of 1e6 is known to 1e6 · 2^-24, and so is the logarithm of its weight.
         let tolerance = if spread > 1.0 { 0.1 } else { tolerance };
         assert!(error <= tolerance, "spread {spread}: {error:e}");
+    }
+    Ok(())
+}
+
+/// Scores of ±1e4, known to 1e4 · 2^-24: one key takes nearly all, and the others' weights underflow.
+#[test]
+fn large_scores_keep_what_f32_knows_of_them() -> Result {
+    let mut case = Case::random((1, 2, 8), (90, 90), 1.0, 6)?;
+    case.scale = 1e4 / 8.0;
+    let error = case.error(Fused)?;
+    assert!(error <= 1e-2, "{error:e}");
+    assert!(case.error(Eager)? <= 1e-2);
+    Ok(())
+}
+
+#[test]
+fn equal_keys_share_their_weight_and_denormal_inputs_count_as_they_are() -> Result {
+    let mut case = Case::random((1, 2, 8), (90, 90), 1.0, 6)?;
+    case.k = case.k.narrow(2, 3, 1)?.broadcast_as(case.k.shape())?;
+    assert!(case.error(Fused)? <= 5e-6);
+    for part in [&mut case.q, &mut case.k, &mut case.v] {
+        *part = (&*part * 1e-20)?.affine(1e-20, 0.)?; // 1e-40: below the smallest normal number
+    }
+    assert!(case.v.abs()?.max_all()?.to_scalar::<f32>()? > 0.0, "nothing is left of the inputs");
+    // A denormal holds few digits: the values' own spacing beside their size.
+    let error = case.error(Fused)?;
+    assert!(error <= 2e-5, "{error:e}");
+    Ok(())
+}
+
+/// A key whose score is -inf for every query has no weight, and a query that sees only that one gets zeros.
+#[test]
+fn a_score_of_minus_infinity_has_no_weight() -> Result {
+    for (t, s) in [(80, 80), (2, 80)] {
+        let mut case = Case::random((1, 1, 4), (t, s), 1.0, 8)?;
+        case.q = case.q.abs()?.affine(1.0, 0.1)?; // above 0
+        let mut keys: Vec<f32> = case.k.flatten_all()?.to_vec1()?;
+        keys[..4].fill(f32::NEG_INFINITY);
+        case.k = Tensor::from_vec(keys, case.k.shape(), &Device::Cpu)?;
+        let got: Vec<Vec<f32>> = case.run(Fused)?.to_vec3_of_head(0)?;
+        let mut keys: Vec<f32> = case.k.flatten_all()?.to_vec1()?;
+        keys[..4].fill(0.0);
+        let without = Case {
+            q: case.q.clone(),
+            k: Tensor::from_vec(keys, case.k.shape(), &Device::Cpu)?,
+            v: case.v.clone(),
+            padding: Some(vec![(0..s).map(|j| u8::from(j > 0)).collect()]),
+            scale: case.scale,
+        };
+        let expected = without.run(Fused)?.to_vec3_of_head(0)?;
+        for (got, expected) in got.iter().flatten().zip(expected.iter().flatten()) {
+            assert!((got - expected).abs() <= 1e-6, "T {t}: {got}, not {expected}");
+        }
+        if t == s {
+            assert_eq!(got[0], [0.0; 4], "query 0 sees key 0 alone");
+        }
     }
     Ok(())
 }

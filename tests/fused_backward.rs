@@ -1,7 +1,7 @@
 //! The gradients of fused attention: against those of the definition in f64, against differences of values,
 //! and against themselves on other numbers of threads.
 
-use crate::common::Result;
+use crate::common::{Result, cases};
 use candle_core::{DType, Device, Tensor, Var};
 use gpt2_kernels::Implementation::{self, Eager, Fused};
 use gpt2_kernels::attention::{CausalAttention, CausalMask};
@@ -53,7 +53,7 @@ fn error(got: &[f64], expected: &[f64]) -> f64 {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(ProptestConfig::with_cases(cases(64)))]
 
     #[test]
     fn any_shape_has_the_definitions_gradient(b in 1usize..3, h in 1usize..4, d in 1usize..131, s in 1usize..220,

@@ -11,6 +11,7 @@ mod inspect;
 mod pipes;
 mod prompt;
 mod train;
+mod verify;
 
 use crate::checkpoint::assert_says;
 use crate::common::{Result, data};

@@ -39,6 +39,8 @@ pub(crate) enum Command {
     Train(TrainArgs),
     /// Time attention, a block, the whole model, decoding or a training step, and measure the machine
     Bench(BenchArgs),
+    /// Check every path of this build on this device against plain operations on the CPU
+    Verify(VerifyArgs),
 }
 
 impl Command {
@@ -51,6 +53,7 @@ impl Command {
             Self::Inspect(args) => args.model.run.threads,
             Self::Train(args) => args.run.threads,
             Self::Bench(args) => args.model.run.threads,
+            Self::Verify(args) => args.run.threads,
         }
     }
 }
@@ -285,6 +288,25 @@ pub(crate) struct BenchArgs {
     pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+The exit code is 1 where any path is beyond its tolerance.
+
+Examples:
+  gpt2 verify
+  gpt2 verify --model ./gpt2 --device cuda --json")]
+pub(crate) struct VerifyArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Folder with config.json and weights, as transformers' save_pretrained writes it [default: the
+    /// built-in demo model]
+    #[arg(short, long, value_name = "DIR", help_heading = "Model and device")]
+    pub(crate) model: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) run: RunArgs,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -45,5 +45,6 @@ fn dispatch(command: &Command) -> anyhow::Result<ExitCode> {
         Command::Inspect(args) => commands::inspect::run(args),
         Command::Train(args) => commands::train::run(args),
         Command::Bench(args) => commands::bench::run(args),
+        Command::Verify(args) => commands::verify::run(args),
     }
 }

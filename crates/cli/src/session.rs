@@ -5,6 +5,7 @@ use candle_core::{Device, Tensor};
 use gpt2_loader::{Checkpoint, EmbeddedFiles, Files, LoadError, Source, Tokenizer};
 use gpt2_model::Gpt2LMHeadModel;
 use std::cell::OnceCell;
+use std::path::Path;
 
 /// The demo model of `models/tiny-shakespeare`.
 pub(crate) const DEMO: EmbeddedFiles = EmbeddedFiles {
@@ -23,17 +24,22 @@ pub(crate) struct Session {
     tokenizer: OnceCell<Tokenizer>,
 }
 
+/// The files of the model in `dir`, or of the demo model, with a line that says so.
+pub(crate) fn files(dir: Option<&Path>) -> Result<Files, LoadError> {
+    let Some(dir) = dir else {
+        crate::output::note(
+            "model: tiny-shakespeare, the built-in demo; for GPT-2 small, give --model DIR with its \
+             config.json and model.safetensors (huggingface.co/openai-community/gpt2)",
+        );
+        return Source::Embedded(DEMO).open();
+    };
+    Source::directory(dir).open()
+}
+
 impl ModelArgs {
-    /// The files of the model that was asked for, or of the demo model, with a line that says so.
+    /// [`files`] of `--model`.
     pub(crate) fn files(&self) -> Result<Files, LoadError> {
-        let Some(dir) = &self.model else {
-            crate::output::note(
-                "model: tiny-shakespeare, the built-in demo; for GPT-2 small, give --model DIR with its \
-                 config.json and model.safetensors (huggingface.co/openai-community/gpt2)",
-            );
-            return Source::Embedded(DEMO).open();
-        };
-        Source::directory(dir).open()
+        files(self.model.as_deref())
     }
 
     /// Loads the model onto the device.

@@ -157,8 +157,7 @@ impl Gpt2Model {
             hidden_states.push(normed.clone());
         }
         let rows = normed.dim(1)?;
-        let last_hidden_state =
-            if args.last_logits_only { normed.narrow(1, rows - 1, 1)? } else { normed };
+        let last_hidden_state = if args.last_logits_only { normed.narrow(1, rows - 1, 1)? } else { normed };
         Ok(ModelOutput { last_hidden_state, hidden_states, attentions, attention_outputs })
     }
 

@@ -6,3 +6,4 @@ pub(crate) mod forward;
 pub(crate) mod generate;
 pub(crate) mod inspect;
 pub(crate) mod train;
+pub(crate) mod verify;

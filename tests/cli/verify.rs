@@ -1,0 +1,40 @@
+//! `gpt2 verify`: every path is there, and the exit code follows them.
+
+use super::{case, gpt2, json};
+use crate::common::Result;
+use std::collections::BTreeSet;
+
+#[test]
+fn every_path_is_checked_and_within_its_tolerance() -> Result {
+    let report = json(&["verify", "--model", &case("odd"), "--device", "cpu", "--json"])?;
+    assert_eq!(report["passed"], true, "{report}");
+    let checks = report["checks"].as_array().ok_or("a list of checks")?;
+    let mut seen = BTreeSet::new();
+    for check in checks {
+        let (error, tolerance) = (check["error"].as_f64(), check["tolerance"].as_f64());
+        let (error, tolerance) = error.zip(tolerance).ok_or("two numbers")?;
+        assert_eq!(check["passed"], error <= tolerance, "{check}");
+        // A half that shows no error at all was never rounded: it was computed in f32.
+        let half = check["dtype"] != "f32";
+        assert!(!(half && check["what"] == "prompt" && error < 1e-5), "{check}");
+        seen.insert([&check["what"], &check["impl"], &check["dtype"]].map(ToString::to_string).join(" "));
+    }
+    for what in ["attention", "its gradient", "prompt", "last logits", "chunks", "decode", "padded"] {
+        for (implementation, dtype) in
+            ["fused", "eager"].iter().flat_map(|i| ["f32", "f16", "bf16"].map(|d| (i, d)))
+        {
+            let path = format!("{what:?} {implementation:?} {dtype:?}");
+            assert!(seen.contains(&path), "{path} is missing");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn the_table_ends_with_a_count() -> Result {
+    let run = gpt2(&["verify", "--model", &case("odd"), "--device", "cpu"])?.succeeded();
+    let last = run.stdout.lines().last().ok_or("a table")?;
+    assert!(last.ends_with("paths within their tolerance"), "{last}");
+    assert!(!run.stdout.contains("FAILED"), "{}", run.stdout);
+    Ok(())
+}
