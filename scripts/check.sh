@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The one gate: format, lints, tests, docs, licences. CI runs it, and so does whoever commits.
+# The one gate: format, lints, tests, docs, memory, licences. CI runs it, and so does whoever commits.
 #
 # Everything uses the release profile, so that Candle is compiled once and README's two commands and
 # this script share the result. CARGO may name another cargo.
@@ -13,6 +13,16 @@ step "$cargo" fmt --all --check
 step "$cargo" clippy --release --workspace --all-targets -- -D warnings
 step "$cargo" test --release
 RUSTDOCFLAGS="-D warnings" step "$cargo" doc --release --no-deps --workspace
+
+if command -v valgrind >/dev/null; then
+    step scripts/check_memory.sh
+elif [ -n "${CI:-}" ]; then
+    echo "error: valgrind is not installed; run: apt-get install valgrind" >&2
+    exit 1
+else
+    echo
+    echo "SKIPPED memory checks: valgrind is not installed; run: apt-get install valgrind" >&2
+fi
 
 if "$cargo" deny --version >/dev/null 2>&1; then
     # Advisories are left out: their database is a download of its own.

@@ -68,7 +68,7 @@ pub(crate) fn some_ids(t: usize, salt: usize) -> Result<Tensor> {
     Ok(Tensor::from_vec(ids, (1, t), &Device::Cpu)?)
 }
 
-/// How many cases a property is tried on: `usual`, or PROPTEST_CASES where a slow checker asks for fewer.
+/// How many cases a property is tried on: `usual`, or `PROPTEST_CASES` where a slow checker asks for fewer.
 pub(crate) fn cases(usual: u32) -> u32 {
     std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(usual)
 }

@@ -54,9 +54,9 @@ impl Found {
     }
 
     /// One query's spans together.
+    #[allow(clippy::float_cmp)] // exactly 0 where a span saw nothing; a maximum is one of those it is taken of
     pub(super) fn merge(spans: &[Self]) -> Self {
         let max = spans.iter().fold(f32::NEG_INFINITY, |max, span| max.max(span.max));
-        #[allow(clippy::float_cmp)] // a span that saw nothing, and not one that saw NaN
         let seen = || spans.iter().filter(|span| span.sum != 0.0);
         let part = |span: &Self| if span.max == max { span.sum } else { span.sum * (span.max - max).exp2() };
         let sum: f32 = seen().map(part).sum();

@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# The tests of the kernels that hold `unsafe`, under valgrind: an index outside its buffer, or a number that was
+# never written, ends them with an error. Takes a minute or two.
+#
+# valgrind knows no AVX-512, so this runs the AVX2 and the portable code. With a nightly toolchain the address
+# sanitizer runs what the processor has:
+#   RUSTFLAGS=-Zsanitizer=address CARGO_TARGET_DIR=target/asan ASAN_OPTIONS=detect_leaks=0 PROPTEST_CASES=20 \
+#     cargo +nightly test --release --workspace --target x86_64-unknown-linux-gnu -- fused linear attention
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+binaries=$("${CARGO:-cargo}" test --release --no-run 2>&1 | sed -n 's/.*(\(.*\/\(gpt2_kernels\|integration\)-[0-9a-f]*\))$/\1/p')
+if [ "$(wc -w <<<"$binaries")" != 2 ]; then
+    echo "error: cargo did not name the kernels' tests and the integration tests; found: $binaries" >&2
+    exit 1
+fi
+for binary in $binaries; do
+    filters=()
+    case $binary in *integration*) filters=(fused:: fused_backward::) ;; esac
+    PROPTEST_CASES=3 valgrind -q --error-exitcode=9 "$binary" "${filters[@]}" --test-threads 1
+done
