@@ -9,7 +9,10 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-binaries=$("${CARGO:-cargo}" test --release --no-run 2>&1 | sed -n 's/.*(\(.*\/\(gpt2_kernels\|integration\)-[0-9a-f]*\))$/\1/p')
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+"${CARGO:-cargo}" test --release --no-run 2>"$log" || { cat "$log" >&2; exit 1; }
+binaries=$(sed -n 's/.*(\(.*\/\(gpt2_kernels\|integration\)-[0-9a-f]*\))$/\1/p' "$log")
 if [ "$(wc -w <<<"$binaries")" != 2 ]; then
     echo "error: cargo did not name the kernels' tests and the integration tests; found: $binaries" >&2
     exit 1

@@ -187,6 +187,33 @@ fn extreme_scores_stay_finite_and_tiny_ones_exact() -> Result {
     Ok(())
 }
 
+/// Keys that grow along S: each step of a tile meets a maximum far above the last one's, so that what was summed
+/// under it is rescaled again and again.
+#[test]
+fn a_maximum_that_keeps_rising_rescales_what_was_summed() -> Result {
+    for (t, s) in [(700, 700), (3, 700)] {
+        let mut case = Case::random((1, 2, 16), (t, s), 1.0, 9)?;
+        let ramp: Vec<f32> = (0..s).map(|j| 0.1 + j as f32 * 0.03).collect();
+        case.k = case.k.broadcast_mul(&Tensor::from_vec(ramp, (1, 1, s, 1), &Device::Cpu)?)?;
+        let error = case.error(Fused)?;
+        assert!(error <= 2e-5, "T {t}: {error:e}"); // scores of up to 100, known to 100 · 2^-24
+    }
+    Ok(())
+}
+
+/// Decoding after a past whose beginning is padding, longer than what a task takes at a time.
+#[test]
+fn a_hidden_beginning_changes_nothing() -> Result {
+    for t in [1, 2, 4, 5] {
+        let mut case = Case::random((2, 2, 16), (t, 700), 1.0, 10)?;
+        case.padding = Some(vec![(0..700).map(|j| u8::from(j >= 300)).collect(), vec![0; 700]]);
+        assert!(case.error(Fused)? <= 5e-6, "T {t}");
+        let zeros = case.run(Fused)?.narrow(0, 1, 1)?.abs()?.max_all()?.to_scalar::<f32>()?;
+        assert!(zeros == 0.0, "a row that sees nothing gives {zeros}");
+    }
+    Ok(())
+}
+
 /// Scores of ±1e4, known to 1e4 · 2^-24: one key takes nearly all, and the others' weights underflow.
 #[test]
 fn large_scores_keep_what_f32_knows_of_them() -> Result {

@@ -104,6 +104,22 @@ fn the_gradient_is_the_slope_of_the_values() -> Result {
     Ok(())
 }
 
+/// Few queries, whose log-sums come from the row by row code, and keys that grow along S, whose maximum keeps rising.
+#[test]
+fn few_queries_and_rising_scores_have_the_definitions_gradient() -> Result {
+    for (t, ramp) in [(1, false), (3, false), (4, true), (500, true)] {
+        let mut case = Case::random((2, 2, 16), (t, 500), 12)?;
+        if ramp {
+            let ramp: Vec<f32> = (0..500).map(|j| 0.1 + j as f32 * 0.01).collect();
+            case.packed =
+                case.packed.broadcast_mul(&Tensor::from_vec(ramp, (1, 500, 1, 1, 1), &Device::Cpu)?)?;
+        }
+        let error = error(&case.gradient(DType::F32, Fused)?, &case.gradient(DType::F64, Eager)?);
+        assert!(error <= 5e-5, "T {t}: {error:e}"); // scores of up to 200, known to 200 · 2^-24
+    }
+    Ok(())
+}
+
 #[test]
 fn the_gradient_does_not_depend_on_the_number_of_threads() -> Result {
     let case = Case::random((2, 3, 20), (130, 150), 11)?;

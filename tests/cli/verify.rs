@@ -19,7 +19,9 @@ fn every_path_is_checked_and_within_its_tolerance() -> Result {
         assert!(!(half && check["what"] == "prompt" && error < 1e-5), "{check}");
         seen.insert([&check["what"], &check["impl"], &check["dtype"]].map(ToString::to_string).join(" "));
     }
-    for what in ["attention", "its gradient", "prompt", "last logits", "chunks", "decode", "padded"] {
+    for what in
+        ["attention", "its gradient", "with weights", "prompt", "last logits", "chunks", "decode", "padded"]
+    {
         for (implementation, dtype) in
             ["fused", "eager"].iter().flat_map(|i| ["f32", "f16", "bf16"].map(|d| (i, d)))
         {

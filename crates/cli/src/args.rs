@@ -39,7 +39,7 @@ pub(crate) enum Command {
     Train(TrainArgs),
     /// Time attention, a block, the whole model, decoding or a training step, and measure the machine
     Bench(BenchArgs),
-    /// Check every path of this build on this device against plain operations on the CPU
+    /// Check how this build computes attention and logits on this device against plain operations in f64
     Verify(VerifyArgs),
 }
 

@@ -33,7 +33,9 @@ fn main() -> ExitCode {
 fn run(command: &Command) -> anyhow::Result<ExitCode> {
     threads::apply(command)?;
     // On a thread of the pool that the kernels use: from outside, each of a token's hundreds of products
-    // would wake the pool and sleep until it has finished.
+    // would wake the pool and sleep until it has finished. Its stack is as large as a main thread's usually
+    // is: a graph that is dropped recurses through its layers.
+    rayon::ThreadPoolBuilder::new().stack_size(8 << 20).build_global()?;
     rayon::scope(|_| dispatch(command))
 }
 

@@ -3,7 +3,7 @@
 //! Computed as `x·σ(z)` with `z = 2√(2/π)(x + 0.044715x³)`, the same function without the cancellation of
 //! `1 + tanh` for negative x. Its derivative is `σ + x·σ(1 - σ)·z'`.
 
-use crate::vector::{Element, exp2, parallel_map, parallel_map_in_place, parallel_map2};
+use crate::vector::{Function, exp2, parallel_map, parallel_map_in_place, parallel_map2};
 use candle_core::{CpuStorage, CustomOp1, CustomOp2, DType, InplaceOp1, Layout, Result, Shape, Tensor};
 use pulp::Simd;
 
@@ -65,7 +65,10 @@ fn backward<S: Simd>(simd: S, x: S::f32s, grad: S::f32s) -> S::f32s {
     let s = gate(simd, x);
     let x2 = simd.mul_f32s(x, x);
     let slope = simd.mul_add_e_f32s(x2, simd.splat_f32s(3.0 * CUBE * SLOPE), simd.splat_f32s(SLOPE)); // z'
-    let bend = simd.mul_f32s(simd.mul_f32s(x, simd.mul_f32s(s, simd.sub_f32s(one, s))), slope);
+    let zero = simd.splat_f32s(0.0);
+    let factor = simd.mul_f32s(x, simd.mul_f32s(s, simd.sub_f32s(one, s)));
+    // Far out the slope overflows, where the factor has long been 0.
+    let bend = simd.select_f32s(simd.equal_f32s(factor, zero), zero, simd.mul_f32s(factor, slope));
     simd.mul_f32s(grad, simd.add_f32s(s, bend))
 }
 
@@ -80,7 +83,7 @@ impl InplaceOp1 for Gelu {
 }
 
 struct Forward;
-impl Element for Forward {
+impl Function for Forward {
     #[inline(always)]
     fn apply<S: Simd>(simd: S, x: S::f32s, _: S::f32s) -> S::f32s {
         forward(simd, x)
@@ -88,7 +91,7 @@ impl Element for Forward {
 }
 
 struct Backward;
-impl Element for Backward {
+impl Function for Backward {
     #[inline(always)]
     fn apply<S: Simd>(simd: S, x: S::f32s, grad: S::f32s) -> S::f32s {
         backward(simd, x, grad)
@@ -132,7 +135,7 @@ mod tests {
 
     fn inputs() -> Vec<f32> {
         let spread = (-1200..1200).map(|i| i as f32 / 100.0);
-        spread.chain([0.0, -0.0, 1e-30, -1e-30, 60.0, -60.0, 1e10, -1e10]).collect()
+        spread.chain([0.0, -0.0, 1e-30, -1e-30, 60.0, -60.0, 1e10, -1e10, 1e30, -1e30]).collect()
     }
 
     /// In f64, from the definition; and its derivative.

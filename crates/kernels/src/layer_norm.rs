@@ -92,11 +92,12 @@ impl CustomOp3 for LayerNorm {
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
         let width = weight.elem_count();
         let rows = (x.elem_count() / width, width);
-        let (flat, grad) = (x.reshape(rows)?, grad.reshape(rows)?);
+        // Detached: what a gradient is made of is not kept for a gradient of its own.
+        let (flat, grad) = (x.detach().reshape(rows)?, grad.detach().reshape(rows)?);
         let (centred, deviation) = centre(&flat, self.eps)?; // (rows, C), (rows, 1)
         let unit = centred.broadcast_div(&deviation)?;
         let d_weight = (&grad * &unit)?.sum(0)?;
-        let h = grad.broadcast_mul(weight)?;
+        let h = grad.broadcast_mul(&weight.detach())?;
         let along = unit.broadcast_mul(&(&h * &unit)?.mean_keepdim(D::Minus1)?)?;
         let dx = (h.broadcast_sub(&h.mean_keepdim(D::Minus1)?)? - along)?.broadcast_div(&deviation)?;
         Ok((Some(dx.reshape(x.shape())?), Some(d_weight), Some(grad.sum(0)?)))

@@ -15,6 +15,7 @@
 #![allow(clippy::inline_always)]
 
 pub mod attention;
+mod element;
 mod gelu;
 mod layer_norm;
 mod linear;

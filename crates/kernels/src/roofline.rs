@@ -58,7 +58,7 @@ fn read_gb_s() -> f64 {
     (FLOATS * size_of::<f32>()) as f64 / seconds / 1e9
 }
 
-/// Chains of multiply-adds at a time: more than latency times throughput, within 16 registers.
+/// Chains of multiply-adds at a time, within 16 registers: as many as two units of a latency of 4 to 6 keep busy.
 const ACCUMULATORS: usize = 12;
 
 struct Lanes;

@@ -1,11 +1,11 @@
 //! Elementwise work on vectors, generic over the instruction set and spread over threads.
 
-use candle_core::{CpuStorage, Layout, Result, Shape};
+use candle_core::{CpuStorage, Layout, Result, Shape, WithDType};
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 use std::mem::MaybeUninit;
 
-/// `2^x` for `x <= 0`: relative error below 2e-7, exactly 1 at 0, exactly 0 below -126 and at -inf; NaN
+/// `2^x` for x below 127: relative error below 2e-7, exactly 1 at 0, exactly 0 below -126 and at -inf; NaN
 /// stays NaN.
 ///
 /// `2^x = 2^n · 2^f` with n the nearest integer and f in -1/2..1/2; `2^f` is its Taylor polynomial of
@@ -42,17 +42,17 @@ pub(crate) fn exp2<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
 }
 
 /// A function of one or two numbers, on a vector of each at a time.
-pub(crate) trait Element {
+pub(crate) trait Function {
     fn apply<S: Simd>(simd: S, a: S::f32s, b: S::f32s) -> S::f32s;
 }
 
 /// `E(x)` of a contiguous f32 tensor; E's second argument is x again.
-pub(crate) fn parallel_map<E: Element>(x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+pub(crate) fn parallel_map<E: Function>(x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
     parallel_map2::<E>(x, layout, x, layout)
 }
 
 /// `E(a, b)` of two contiguous f32 tensors of one shape.
-pub(crate) fn parallel_map2<E: Element>(
+pub(crate) fn parallel_map2<E: Function>(
     a: &CpuStorage,
     a_layout: &Layout,
     b: &CpuStorage,
@@ -71,7 +71,7 @@ pub(crate) fn parallel_map2<E: Element>(
 }
 
 /// `E(x)` in place of x, contiguous and f32; E's second argument is x again.
-pub(crate) fn parallel_map_in_place<E: Element>(x: &mut CpuStorage, layout: &Layout) -> Result<()> {
+pub(crate) fn parallel_map_in_place<E: Function>(x: &mut CpuStorage, layout: &Layout) -> Result<()> {
     let (CpuStorage::F32(data), Some((start, end))) = (x, layout.contiguous_offsets()) else {
         candle_core::bail!("a contiguous f32 tensor is needed, got {layout:?}")
     };
@@ -85,12 +85,12 @@ pub(crate) fn parallel_map_in_place<E: Element>(x: &mut CpuStorage, layout: &Lay
 /// Numbers that a thread takes at a time: enough to outweigh the hand-over, few enough to stay in cache.
 pub(crate) const CHUNK: usize = 1 << 13;
 
-/// The numbers of a contiguous f32 tensor.
-pub(crate) fn contiguous<'a>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [f32]> {
-    let data = storage.as_slice::<f32>()?;
+/// The numbers of a contiguous tensor.
+pub(crate) fn contiguous<'a, E: WithDType>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [E]> {
+    let data = storage.as_slice::<E>()?;
     match layout.contiguous_offsets() {
-        Some((start, end)) => Ok(&data[start..end]),
-        None => candle_core::bail!("a contiguous tensor is needed, got {layout:?}"),
+        Some((start, end)) if end <= data.len() => Ok(&data[start..end]),
+        _ => candle_core::bail!("a contiguous tensor is needed, got {layout:?} of {} numbers", data.len()),
     }
 }
 
@@ -123,7 +123,7 @@ struct Map<'a, E> {
     function: std::marker::PhantomData<E>,
 }
 
-impl<E: Element> WithSimd for Map<'_, E> {
+impl<E: Function> WithSimd for Map<'_, E> {
     type Output = ();
 
     #[inline(always)]
@@ -146,7 +146,7 @@ struct MapInPlace<'a, E> {
     function: std::marker::PhantomData<E>,
 }
 
-impl<E: Element> WithSimd for MapInPlace<'_, E> {
+impl<E: Function> WithSimd for MapInPlace<'_, E> {
     type Output = ();
 
     #[inline(always)]

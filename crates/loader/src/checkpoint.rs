@@ -199,7 +199,11 @@ impl SimpleBackend for Backend {
         let Some(stored) = self.tensors.get(name) else {
             candle_core::bail!("{name}: no such tensor in the checkpoint")
         };
-        stored.load(device)?.to_dtype(dtype)
+        let loaded = stored.load(device).and_then(|tensor| tensor.to_dtype(dtype));
+        loaded.map_err(|e| {
+            let file = stored.info.file.display();
+            e.context(format!("cannot read {name} from {file}; was the file changed? fetch it again"))
+        })
     }
 
     fn contains_tensor(&self, name: &str) -> bool {

@@ -83,6 +83,14 @@ impl Block {
         cache: Option<&mut LayerCache>,
         args: BlockArgs,
     ) -> Result<(Tensor, Option<Tensor>, Option<Tensor>)> {
+        if args.last_position_only && (args.output_attentions || args.output_attention_outputs) {
+            candle_core::bail!(
+                "Block: the last position only, or all attention weights and outputs; not both"
+            )
+        }
+        if x.dim(1)? == 0 {
+            candle_core::bail!("Block: no position, x is {:?}", x.dims())
+        }
         let normed = self.ln_1.forward(x)?; // (B, T, C)
         if args.last_position_only {
             let last = x.narrow(1, x.dim(1)? - 1, 1)?; // (B, 1, C)

@@ -42,6 +42,9 @@ struct Machine {
 }
 
 pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
+    if args.what == BenchTarget::Machine {
+        return machine(args);
+    }
     let bench = Bench::new(args)?;
     let mut times = match args.what {
         BenchTarget::Core => bench.core()?,
@@ -49,7 +52,7 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
         BenchTarget::Forward => bench.forward()?,
         BenchTarget::Decode => bench.decode()?,
         BenchTarget::Train => bench.train()?,
-        BenchTarget::Machine => return machine(args.json),
+        BenchTarget::Machine => return machine(args),
     };
     times.sort_by(f64::total_cmp);
     let median_ms = f64::midpoint(times[(times.len() - 1) / 2], times[times.len() / 2]);
@@ -62,7 +65,7 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
         tokens: bench.tokens,
         dtype: bench.dtype.as_str(),
         device: format!("{:?}", bench.device.location()).to_lowercase(),
-        threads: candle_core::utils::get_num_threads(),
+        threads: rayon::current_num_threads(),
         runs: args.runs,
         median_ms,
         min_ms: times[0],
@@ -78,10 +81,16 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// The limits that the other targets' times are held against.
-fn machine(json: bool) -> anyhow::Result<ExitCode> {
-    let threads = candle_core::utils::get_num_threads();
+fn machine(args: &BenchArgs) -> anyhow::Result<ExitCode> {
+    if args.model.model.is_some() {
+        bail!("bench machine needs no model: leave --model out");
+    }
+    if !args.model.run.device.open()?.is_cpu() {
+        bail!("bench machine measures the CPU and its memory: give --device cpu");
+    }
+    let threads = rayon::current_num_threads();
     let Roofline { fma_gflops, read_gb_s } = Roofline::measure();
-    if json {
+    if args.json {
         output::json(&Machine { threads, fma_gflops, read_gb_s })?;
     } else {
         let mut out = output::stdout();

@@ -1,4 +1,5 @@
-//! `gpt2 verify`: every path of this build, on this device, against the definition on the CPU.
+//! `gpt2 verify`: every way in which this build computes attention and logits on this device, against plain
+//! operations on the CPU.
 
 use crate::args::VerifyArgs;
 use crate::output;
@@ -48,7 +49,7 @@ pub(crate) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
     let report = Report {
         model: checkpoint.name().to_string(),
         device: format!("{:?}", verify.device.location()).to_lowercase(),
-        threads: candle_core::utils::get_num_threads(),
+        threads: rayon::current_num_threads(),
         seed: args.run.seed,
         passed: verify.checks.iter().all(|check| check.passed),
         checks: verify.checks,
@@ -61,7 +62,7 @@ pub(crate) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
     Ok(if report.passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The spacing of a dtype's numbers beside their size: what one rounding may change.
+/// What one rounding to the dtype may change of a number, beside its size.
 fn rounding(dtype: DType) -> f64 {
     match dtype {
         DType::F16 => 2f64.powi(-11),
@@ -137,6 +138,13 @@ impl Verify {
                     self.check("attention", &case, (implementation, dtype), (&got, &context), value)?;
                     let gradients = (&got_gradient, &gradient);
                     self.check("its gradient", &case, (implementation, dtype), gradients, slope)?;
+                    let [q, k, v] = parts(&rounded.to_device(&self.device)?, t)?;
+                    let padding = padding.as_ref().map(|p| p.to_device(&self.device)).transpose()?;
+                    let mask = CausalMask { tril: None, padding: padding.as_ref() };
+                    let attention =
+                        CausalAttention::new(1. / (d as f64).sqrt()).with_implementation(implementation);
+                    let (got, _) = attention.forward_with_weights(&q, &k, &v, mask)?;
+                    self.check("with weights", &case, (implementation, dtype), (&got, &context), value)?;
                 }
             }
         }

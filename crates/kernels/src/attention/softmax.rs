@@ -59,7 +59,7 @@ impl CustomOp2 for CausalSoftmaxBackward {
         grad_layout: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
         let (_, _, t, s) = layout.shape().dims4()?;
-        let (weights, grad) = (contiguous(weights, layout)?, contiguous(grad, grad_layout)?);
+        let (weights, grad) = (contiguous::<f32>(weights, layout)?, contiguous::<f32>(grad, grad_layout)?);
         let mut out = vec![0f32; weights.len()];
         let rows = out.par_chunks_mut(s).zip(weights.par_chunks(s).zip(grad.par_chunks(s)));
         rows.enumerate().with_min_len(16).for_each(|(row, (out, (w, g)))| {

@@ -2,6 +2,7 @@
 //! its time here, and that time is the memory's.
 
 use super::Weight;
+use crate::element::Element;
 use crate::streams::{add_scaled, dots};
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
@@ -17,17 +18,21 @@ const DEPTH: usize = 64;
 const STREAMS: usize = 8;
 /// Sums that stay in the first-level cache beside the weights that stream past them.
 const SUMS: usize = 4096;
+/// As many, where the streams are halves, which are widened beside them.
+const WIDENED: usize = 512;
 
 /// `out += x·W`
-pub(super) fn add_product(x: &[f32], weight: Weight, out: &mut [f32]) {
-    let (rows, arch) = (out.len() / weight.width, Arch::new());
+pub(super) fn add_product<E: Element>(x: &[f32], weight: Weight<E>, out: &mut [f32]) {
+    if out.is_empty() {
+        return;
+    }
+    let arch = Arch::new();
     let mut partial = vec![0f32; weight.depth.div_ceil(DEPTH) * out.len()];
     partial.par_chunks_mut(out.len()).enumerate().for_each(|(block, sums)| {
         let first = block * DEPTH;
         let last = (first + DEPTH).min(weight.depth);
         arch.dispatch(Block { x, weight, depths: first..last, sums });
     });
-    debug_assert_eq!(x.len(), rows * weight.depth);
     for sums in partial.chunks_exact(out.len()) {
         for (out, sum) in out.iter_mut().zip(sums) {
             *out += sum;
@@ -36,29 +41,31 @@ pub(super) fn add_product(x: &[f32], weight: Weight, out: &mut [f32]) {
 }
 
 /// `sums += x[:, depths]·W[depths, :]`
-struct Block<'a> {
+struct Block<'a, E> {
     x: &'a [f32],
-    weight: Weight<'a>,
+    weight: Weight<'a, E>,
     depths: Range<usize>,
     sums: &'a mut [f32],
 }
 
-impl WithSimd for Block<'_> {
+impl<E: Element> WithSimd for Block<'_, E> {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let Self { x, weight, depths, sums } = self;
         let rows = sums.len() / weight.width;
-        let strip = (SUMS / rows).next_multiple_of(S::F32_LANES);
+        let widened = E::as_f32s(&[]).is_none();
+        let strip = (if widened { WIDENED } else { SUMS } / rows).next_multiple_of(S::F32_LANES);
+        let mut scratch = vec![0.0; if widened { STREAMS * strip } else { 0 }];
         for start in (0..weight.width).step_by(strip) {
             let columns = start..(start + strip).min(weight.width);
             let whole = depths.end - depths.len() % STREAMS;
             for first in (depths.start..whole).step_by(STREAMS) {
-                add_rows::<S, STREAMS>(simd, x, weight, first, columns.clone(), sums);
+                add_rows::<S, E, STREAMS>(simd, x, weight, first, columns.clone(), (sums, &mut scratch));
             }
             for k in whole..depths.end {
-                add_rows::<S, 1>(simd, x, weight, k, columns.clone(), sums);
+                add_rows::<S, E, 1>(simd, x, weight, k, columns.clone(), (sums, &mut scratch));
             }
         }
     }
@@ -66,26 +73,49 @@ impl WithSimd for Block<'_> {
 
 /// `sums[:, columns] += x[:, first..first + N]·W[first..first + N, columns]`
 #[inline(always)]
-fn add_rows<S: Simd, const N: usize>(
+fn add_rows<S: Simd, E: Element, const N: usize>(
     simd: S,
     x: &[f32],
-    weight: Weight,
+    weight: Weight<E>,
     first: usize,
     columns: Range<usize>,
-    sums: &mut [f32],
+    (sums, scratch): (&mut [f32], &mut [f32]),
 ) {
-    let w: [&[f32]; N] = std::array::from_fn(|i| &weight.row(first + i)[columns.clone()]);
+    let rows: [&[E]; N] = std::array::from_fn(|i| &weight.row(first + i)[columns.clone()]);
+    let w = in_f32(rows, scratch);
     for (x, sums) in x.chunks_exact(weight.depth).zip(sums.chunks_exact_mut(weight.width)) {
         let factors = std::array::from_fn(|i| x[first + i]);
         add_scaled(simd, &mut sums[columns.clone()], factors, w);
     }
 }
 
+/// The rows as f32: where they lie, or widened into `scratch`.
+#[inline(always)]
+fn in_f32<'a, E: Element, const N: usize>(rows: [&'a [E]; N], scratch: &'a mut [f32]) -> [&'a [f32]; N] {
+    let mut wide: [&[f32]; N] = [&[]; N];
+    let mut lines = scratch.chunks_exact_mut(rows[0].len().max(1));
+    // A loop, and no closure: it has to be compiled for the instruction set of its caller.
+    for (wide, row) in wide.iter_mut().zip(rows) {
+        *wide = match (E::as_f32s(row), lines.next()) {
+            (Some(row), _) => row,
+            (None, Some(line)) => {
+                E::widen(row, line);
+                line
+            }
+            (None, None) => &[],
+        };
+    }
+    wide
+}
+
 /// Rows of a table that a task multiplies.
 const TABLE_ROWS: usize = 128;
 
 /// `out[r][j] = x[r]·table[j]` for rows of `x` and of `table` of `depth` numbers.
-pub(super) fn row_products(x: &[f32], table: &[f32], depth: usize, out: &mut [f32]) {
+pub(super) fn row_products<E: Element>(x: &[f32], table: &[E], depth: usize, out: &mut [f32]) {
+    if out.is_empty() {
+        return;
+    }
     let (width, arch) = (table.len() / depth, Arch::new());
     // (width, rows) first, so that each task's results lie together.
     let rows = x.len() / depth;
@@ -101,24 +131,26 @@ pub(super) fn row_products(x: &[f32], table: &[f32], depth: usize, out: &mut [f3
     }
 }
 
-struct RowBlock<'a> {
+struct RowBlock<'a, E> {
     x: &'a [f32],
-    table: &'a [f32],
+    table: &'a [E],
     depth: usize,
     products: &'a mut [f32],
 }
 
-impl WithSimd for RowBlock<'_> {
+impl<E: Element> WithSimd for RowBlock<'_, E> {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let Self { x, table, depth, products } = self;
         let rows = x.len() / depth;
+        let mut scratch = vec![0.0; if E::as_f32s(&[]).is_none() { STREAMS * depth } else { 0 }];
         let groups = table.chunks(STREAMS * depth).zip(products.chunks_mut(STREAMS * rows));
         for (table, products) in groups {
             let last = table.len() / depth - 1;
-            let w: [&[f32]; STREAMS] = std::array::from_fn(|i| &table[i.min(last) * depth..][..depth]);
+            let lines: [&[E]; STREAMS] = std::array::from_fn(|i| &table[i.min(last) * depth..][..depth]);
+            let w = in_f32(lines, &mut scratch);
             for (r, x) in x.chunks_exact(depth).enumerate() {
                 let sums = dots(simd, x, w);
                 for (product, sum) in products[r..].iter_mut().step_by(rows).zip(sums) {

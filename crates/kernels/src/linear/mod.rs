@@ -1,15 +1,21 @@
 //! Linear layers: `x·W + b` with W stored (in, out), as GPT-2 has it, and `x·Wᵀ` with W stored (out, in),
 //! as an output projection that shares the embedding's table has it.
 //!
-//! On the CPU in f32 the bias, and the residual stream where there is one, is what the matrix product
+//! On the CPU the bias, and the residual stream where there is one, is what the matrix product
 //! starts from, so that no second pass adds it. A few rows (decoding) go through [`few_rows`], which reads
-//! each weight once, at the speed of memory. Everything else is Candle's own product.
+//! each weight once, at the speed of memory. f16 and bf16 are widened on the way and summed in f32, and the
+//! result is rounded once. Everything else is Candle's own product.
 
 mod few_rows;
 
-use crate::vector::{chunked, contiguous};
-use candle_core::{CpuStorage, CustomOp2, CustomOp3, D, DType, Layout, Result, Shape, Tensor};
+use crate::element::{Element, Widen};
+use crate::vector::{CHUNK, chunked, contiguous};
+use candle_core::{CpuStorage, CustomOp2, CustomOp3, D, DType, Layout, Result, Shape, Tensor, WithDType};
 use few_rows::FEW_ROWS;
+use half::{bf16, f16};
+use pulp::Arch;
+use rayon::prelude::*;
+use std::borrow::Cow;
 use std::mem::MaybeUninit;
 
 /// `x·W + b`, differentiable.
@@ -21,7 +27,7 @@ use std::mem::MaybeUninit;
 /// When the shapes do not fit each other.
 pub fn linear(x: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor> {
     let (flat, shape) = check(x, weight, bias)?;
-    if !on_cpu_in_f32(&[x, weight, bias]) || !rows_are_contiguous(weight) {
+    if !has_kernel(&[x, weight, bias]) || !rows_are_contiguous(weight) {
         return flat.matmul(&weight.contiguous()?)?.broadcast_add(bias)?.reshape(shape);
     }
     flat.apply_op3(weight, &bias.contiguous()?, Linear)?.reshape(shape)
@@ -40,11 +46,11 @@ pub fn linear_onto(residual: &Tensor, x: &Tensor, weight: &Tensor, bias: &Tensor
         candle_core::bail!("linear: x·W is {shape:?}, which cannot be added to {:?}", residual.dims())
     }
     let all = [residual, x, weight, bias];
-    if !on_cpu_in_f32(&all) || !rows_are_contiguous(weight) || all.iter().any(|t| t.track_op()) {
+    if !has_kernel(&all) || !rows_are_contiguous(weight) || all.iter().any(|t| t.track_op()) {
         return residual + linear(x, weight, bias)?;
     }
     let residual = residual.contiguous()?.reshape((flat.dim(0)?, bias.elem_count()))?;
-    flat.apply_op3_no_bwd(weight, &residual, &LinearOnto { bias: bias.to_vec1()? })?.reshape(shape)
+    flat.apply_op3_no_bwd(weight, &residual, &LinearOnto { bias: bias.clone() })?.reshape(shape)
 }
 
 /// `x·Wᵀ`, differentiable.
@@ -58,7 +64,7 @@ pub fn linear_transposed(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
     let (n_out, n_in) = weight.dims2()?;
     let (flat, shape) = flatten(x, n_in, n_out)?;
     let few = flat.dim(0)? <= FEW_ROWS && !x.track_op() && !weight.track_op();
-    if few && on_cpu_in_f32(&[x, weight]) && weight.is_contiguous() {
+    if few && has_kernel(&[x, weight]) && weight.is_contiguous() {
         return flat.apply_op2_no_bwd(weight, &RowProducts)?.reshape(shape);
     }
     flat.matmul(&weight.t()?)?.reshape(shape)
@@ -85,8 +91,14 @@ fn flatten(x: &Tensor, n_in: usize, n_out: usize) -> Result<(Tensor, Vec<usize>)
     Ok((x.contiguous()?.reshape((x.elem_count() / n_in, n_in))?, shape))
 }
 
-fn on_cpu_in_f32(tensors: &[&Tensor]) -> bool {
-    tensors.iter().all(|t| t.device().is_cpu() && t.dtype() == DType::F32)
+/// Whether all are on the CPU and of one dtype that the kernels read. A build with a vendor's library asked for
+/// that one.
+fn has_kernel(tensors: &[&Tensor]) -> bool {
+    let dtype = tensors[0].dtype();
+    let vendor = candle_core::utils::has_mkl() || candle_core::utils::has_accelerate();
+    !vendor
+        && matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
+        && tensors.iter().all(|t| t.device().is_cpu() && t.dtype() == dtype)
 }
 
 /// Whether each row lies in one piece: the whole matrix, or some of its columns.
@@ -96,17 +108,17 @@ fn rows_are_contiguous(weight: &Tensor) -> bool {
 
 /// Some or all columns of a row-major matrix (K, N).
 #[derive(Clone, Copy)]
-struct Weight<'a> {
-    data: &'a [f32],
+struct Weight<'a, E> {
+    data: &'a [E],
     depth: usize,
     width: usize,
     stride: usize,
 }
 
-impl<'a> Weight<'a> {
+impl<'a, E: Element + WithDType> Weight<'a, E> {
     fn new(storage: &'a CpuStorage, layout: &Layout) -> Result<Self> {
         let (depth, width) = layout.shape().dims2()?;
-        let data = storage.as_slice::<f32>()?.get(layout.start_offset()..).unwrap_or_default();
+        let data = storage.as_slice::<E>()?.get(layout.start_offset()..).unwrap_or_default();
         let stride = layout.stride()[0];
         let end = depth.saturating_sub(1) * stride + width;
         if layout.stride()[1] != 1 || end > data.len() || depth * width == 0 {
@@ -114,24 +126,94 @@ impl<'a> Weight<'a> {
         }
         Ok(Self { data, depth, width, stride })
     }
+}
 
-    fn row(&self, k: usize) -> &'a [f32] {
+impl<'a, E: Element> Weight<'a, E> {
+    fn row(&self, k: usize) -> &'a [E] {
         &self.data[k * self.stride..][..self.width]
+    }
+
+    /// The matrix in f32, row-major, and the stride of its rows: where it lies, or widened.
+    fn in_f32(&self) -> (Cow<'a, [f32]>, usize) {
+        if let Some(data) = E::as_f32s(self.data) {
+            return (Cow::Borrowed(data), self.stride);
+        }
+        let mut wide = vec![0.0; self.depth * self.width];
+        let arch = Arch::new();
+        let rows = wide.par_chunks_mut(self.width).enumerate();
+        rows.for_each(|(k, row)| arch.dispatch(Widen { from: self.row(k), to: row }));
+        (Cow::Owned(wide), self.width)
     }
 }
 
+/// Numbers in f32: where they lie, or widened.
+fn in_f32<E: Element>(x: &[E]) -> Cow<'_, [f32]> {
+    if let Some(x) = E::as_f32s(x) {
+        return Cow::Borrowed(x);
+    }
+    let mut wide = vec![0.0; x.len()];
+    let (arch, pairs) = (Arch::new(), wide.par_chunks_mut(CHUNK).zip(x.par_chunks(CHUNK)));
+    pairs.for_each(|(to, from)| arch.dispatch(Widen { from, to }));
+    Cow::Owned(wide)
+}
+
+/// `start + x·W` for the rows of `x` (rows, K), with `start` (rows, N) or a row (N) of them; both where both
+/// are there.
+fn product<E: Element + WithDType>(
+    x: &[E],
+    weight: Weight<E>,
+    bias: &[E],
+    residual: Option<&[E]>,
+) -> Result<(CpuStorage, Shape)> {
+    let Weight { depth, width, .. } = weight;
+    let rows = x.len() / depth;
+    if bias.len() != width || residual.is_some_and(|r| r.len() != rows * width) || x.len() != rows * depth {
+        candle_core::bail!("linear: bias and residual do not fit {rows} rows of {width} outputs")
+    }
+    let bias = in_f32(bias);
+    let start = |i: usize, row: &mut [MaybeUninit<f32>]| match residual {
+        None => row.iter_mut().zip(&*bias).for_each(|(out, b)| {
+            out.write(*b);
+        }),
+        Some(residual) => {
+            let residual = &residual[i * width..(i + 1) * width];
+            row.iter_mut().zip(residual.iter().zip(&*bias)).for_each(|(out, (r, b))| {
+                out.write(r.to_f32() + b);
+            });
+        }
+    };
+    #[allow(unsafe_code)]
+    // SAFETY: a row is as long as the bias and as its part of the residual, and each number is written.
+    let mut out = unsafe { chunked(rows * width, width, start) };
+    add_product(&in_f32(x), weight, &mut out);
+    Ok((narrowed::<E>(out), Shape::from((rows, width))))
+}
+
+/// The storage of numbers computed in f32.
+fn narrowed<E: Element + WithDType>(wide: Vec<f32>) -> CpuStorage {
+    if E::DTYPE == DType::F32 {
+        return CpuStorage::F32(wide);
+    }
+    let mut out = vec![E::from_f32(0.0); wide.len()];
+    let pairs = out.par_chunks_mut(CHUNK).zip(wide.par_chunks(CHUNK));
+    pairs.for_each(|(out, wide)| E::narrow(wide, out));
+    E::to_cpu_storage_owned(out)
+}
+
 /// `out += x·W` for the rows of `x` (rows, K) and `out` (rows, N).
-fn add_product(x: &[f32], weight: Weight, out: &mut [f32]) {
+fn add_product<E: Element>(x: &[f32], weight: Weight<E>, out: &mut [f32]) {
     let Weight { depth, width, .. } = weight;
     let rows = out.len() / width;
     assert!(x.len() == rows * depth && out.len() == rows * width);
     if rows <= FEW_ROWS {
         return few_rows::add_product(x, weight, out);
     }
+    let (data, weight_stride) = weight.in_f32();
+    assert!(data.len() >= (depth - 1) * weight_stride + width);
     let stride = |n: usize| isize::try_from(n).unwrap_or(isize::MAX);
     #[allow(unsafe_code)]
-    // SAFETY: `out` and `x` hold the rows asserted above, `Weight::new` checked that every (k, n) is inside
-    // its data, and the strides of slices fit an isize. `out` is borrowed mutably, so it overlaps neither.
+    // SAFETY: `out`, `x` and `data` hold the rows asserted above, and the strides of slices fit an isize.
+    // `out` is borrowed mutably, so it overlaps neither.
     unsafe {
         gemm::gemm(
             rows,
@@ -144,9 +226,9 @@ fn add_product(x: &[f32], weight: Weight, out: &mut [f32]) {
             x.as_ptr(),
             1,
             stride(depth),
-            weight.data.as_ptr(),
+            data.as_ptr(),
             1,
-            stride(weight.stride),
+            stride(weight_stride),
             1.0,
             1.0,
             false,
@@ -155,6 +237,26 @@ fn add_product(x: &[f32], weight: Weight, out: &mut [f32]) {
             gemm::Parallelism::Rayon(rayon::current_num_threads()),
         );
     }
+}
+
+/// Runs `$body` with `$E` as the type of a storage's numbers.
+macro_rules! for_dtype {
+    ($storage:expr, $E:ident => $body:expr) => {
+        match $storage {
+            CpuStorage::F16(_) => {
+                type $E = f16;
+                $body
+            }
+            CpuStorage::BF16(_) => {
+                type $E = bf16;
+                $body
+            }
+            _ => {
+                type $E = f32;
+                $body
+            }
+        }
+    };
 }
 
 struct Linear;
@@ -173,22 +275,10 @@ impl CustomOp3 for Linear {
         bias: &CpuStorage,
         bias_layout: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
-        let (x, bias) = (contiguous(x, x_layout)?, contiguous(bias, bias_layout)?);
-        let weight = Weight::new(weight, weight_layout)?;
-        let rows = x.len() / weight.depth;
-        if bias.len() != weight.width {
-            candle_core::bail!("linear: a bias of {} numbers for {} outputs", bias.len(), weight.width)
-        }
-        let bias_onto = |_, row: &mut [MaybeUninit<f32>]| {
-            for (out, b) in row.iter_mut().zip(bias) {
-                out.write(*b);
-            }
-        };
-        #[allow(unsafe_code)]
-        // SAFETY: a row is as long as the bias, and each of its numbers is written.
-        let mut out = unsafe { chunked(rows * weight.width, weight.width, bias_onto) };
-        add_product(x, weight, &mut out);
-        Ok((CpuStorage::F32(out), Shape::from((rows, weight.width))))
+        for_dtype!(x, E => {
+            let weight = Weight::<E>::new(weight, weight_layout)?;
+            product(contiguous(x, x_layout)?, weight, contiguous(bias, bias_layout)?, None)
+        })
     }
 
     fn bwd(
@@ -199,14 +289,15 @@ impl CustomOp3 for Linear {
         _: &Tensor,
         grad: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let grad = grad.contiguous()?; // (rows, out)
+        // Detached: what a gradient is made of is not kept for a gradient of its own.
+        let (x, weight, grad) = (x.detach(), weight.detach().contiguous()?, grad.detach().contiguous()?);
         Ok((Some(grad.matmul(&weight.t()?)?), Some(x.t()?.matmul(&grad)?), Some(grad.sum(0)?)))
     }
 }
 
-/// As [`Linear`] with a third input, the residual; used where nothing is trained.
+/// As [`Linear`] with a fourth input, the bias; used where nothing is trained.
 struct LinearOnto {
-    bias: Vec<f32>,
+    bias: Tensor,
 }
 
 impl CustomOp3 for LinearOnto {
@@ -223,27 +314,11 @@ impl CustomOp3 for LinearOnto {
         residual: &CpuStorage,
         residual_layout: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
-        let (x, residual) = (contiguous(x, x_layout)?, contiguous(residual, residual_layout)?);
-        let weight = Weight::new(weight, weight_layout)?;
-        let rows = x.len() / weight.depth;
-        if self.bias.len() != weight.width || residual.len() != rows * weight.width {
-            candle_core::bail!(
-                "linear: {:?} cannot be added to {rows} rows of {}",
-                residual_layout,
-                weight.width
-            )
-        }
-        let sum = |i, row: &mut [MaybeUninit<f32>]| {
-            let residual = &residual[i * weight.width..(i + 1) * weight.width];
-            for (out, (r, b)) in row.iter_mut().zip(residual.iter().zip(&self.bias)) {
-                out.write(r + b);
-            }
-        };
-        #[allow(unsafe_code)]
-        // SAFETY: a row is as long as the bias and a row of the residual, and each of its numbers is written.
-        let mut out = unsafe { chunked(residual.len(), weight.width, sum) };
-        add_product(x, weight, &mut out);
-        Ok((CpuStorage::F32(out), Shape::from((rows, weight.width))))
+        for_dtype!(x, E => {
+            let weight = Weight::<E>::new(weight, weight_layout)?;
+            let residual = contiguous(residual, residual_layout)?;
+            product(contiguous(x, x_layout)?, weight, &self.bias.to_vec1::<E>()?, Some(residual))
+        })
     }
 }
 
@@ -263,11 +338,13 @@ impl CustomOp2 for RowProducts {
         weight_layout: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
         let (width, depth) = weight_layout.shape().dims2()?;
-        let (x, weight) = (contiguous(x, x_layout)?, contiguous(weight, weight_layout)?);
-        let rows = x.len() / depth;
-        let mut out = vec![0f32; rows * width];
-        few_rows::row_products(x, weight, depth, &mut out);
-        Ok((CpuStorage::F32(out), Shape::from((rows, width))))
+        for_dtype!(x, E => {
+            let x = in_f32::<E>(contiguous(x, x_layout)?);
+            let mut out = vec![0f32; x.len() / depth * width];
+            few_rows::row_products::<E>(&x, contiguous(weight, weight_layout)?, depth, &mut out);
+            let shape = Shape::from((x.len() / depth, width));
+            Ok((narrowed::<E>(out), shape))
+        })
     }
 }
 

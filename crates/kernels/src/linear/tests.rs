@@ -25,9 +25,18 @@ fn wide(x: &Tensor) -> Result<Tensor> {
 /// weight.
 #[test]
 fn products_are_what_f64_gives() -> Result<()> {
-    for (rows, k, n) in
-        [(1, 1, 1), (1, 7, 5), (2, 768, 96), (3, 130, 4099), (8, 65, 33), (9, 65, 33), (70, 300, 100)]
-    {
+    for (rows, k, n) in [
+        (1, 1, 1),
+        (20, 1, 5),
+        (20, 2, 1),
+        (20, 40, 1),
+        (1, 7, 5),
+        (2, 768, 96),
+        (3, 130, 4099),
+        (8, 65, 33),
+        (9, 65, 33),
+        (70, 300, 100),
+    ] {
         let x = numbers((rows, k), 1)?;
         let whole = numbers((k, 2 * n + 3), 2)?;
         let residual = numbers((rows, n), 4)?;
@@ -63,6 +72,19 @@ fn gradients_are_what_plain_operations_give() -> Result<()> {
     Ok(())
 }
 
+/// The columns that the last-position block takes of a wider weight.
+#[test]
+fn columns_of_a_weight_get_their_gradient_and_the_others_none() -> Result<()> {
+    let (x, w) = (numbers((5, 6), 1)?, Var::from_tensor(&numbers((6, 9), 2)?)?);
+    let b = numbers(4, 3)?;
+    let got = linear(&x, &w.narrow(1, 3, 4)?, &b)?.sqr()?.sum_all()?.backward()?;
+    let plain = x.matmul(&w.narrow(1, 3, 4)?.contiguous()?)?.broadcast_add(&b)?;
+    let expected = plain.sqr()?.sum_all()?.backward()?;
+    let (got, expected) = (got.get(&w).expect("a gradient"), expected.get(&w).expect("a gradient"));
+    assert!(error(got, &wide(expected)?)? <= 1e-6);
+    Ok(())
+}
+
 #[test]
 fn the_bits_do_not_depend_on_the_number_of_threads() -> Result<()> {
     for rows in [1, 5, 64] {
@@ -75,6 +97,49 @@ fn the_bits_do_not_depend_on_the_number_of_threads() -> Result<()> {
         for threads in [2, 7, 16] {
             assert!(run(threads)? == one, "{rows} rows, {threads} threads");
         }
+    }
+    Ok(())
+}
+
+/// Halves are summed in f32 and rounded once, however the product goes.
+#[test]
+fn halves_differ_from_f64_by_one_rounding() -> Result<()> {
+    for (dtype, rounding) in [(DType::F16, 2f64.powi(-11)), (DType::BF16, 2f64.powi(-8))] {
+        for (rows, k, n) in [(1, 3072, 70), (3, 100, 1030), (8, 65, 33), (9, 65, 33), (70, 300, 100)] {
+            let half = |shape: &[usize], salt| numbers(shape, salt)?.to_dtype(dtype);
+            let (x, w, b) = (half(&[rows, k], 1)?, half(&[k, n], 2)?, half(&[n], 3)?);
+            let (residual, table) = (half(&[rows, n], 4)?, half(&[n, k], 5)?);
+            let plain = wide(&x)?.matmul(&wide(&w)?)?.broadcast_add(&wide(&b)?)?;
+            let case = format!("{dtype:?}, {rows} rows, {k} x {n}");
+            assert!(error(&linear(&x, &w, &b)?, &plain)? <= 1.01 * rounding, "{case}");
+            let onto = linear_onto(&residual, &x, &w, &b)?;
+            assert!(
+                error(&onto, &(plain + wide(&residual)?)?)? <= 1.01 * rounding,
+                "{case}, onto a residual"
+            );
+            if rows <= FEW_ROWS {
+                let expected = wide(&x)?.matmul(&wide(&table)?.t()?)?;
+                assert!(
+                    error(&linear_transposed(&x, &table)?, &expected)? <= 1.01 * rounding,
+                    "{case}, transposed"
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn no_rows_give_no_rows() -> Result<()> {
+    let (w, b) = (numbers((6, 4), 2)?, numbers(4, 3)?);
+    for shape in [vec![0, 6], vec![2, 0, 6]] {
+        let x = Tensor::zeros(shape.clone(), DType::F32, &Device::Cpu)?;
+        let mut expected = shape;
+        *expected.last_mut().expect("two dimensions") = 4;
+        assert_eq!(linear(&x, &w, &b)?.dims(), expected);
+        let residual = Tensor::zeros(expected.clone(), DType::F32, &Device::Cpu)?;
+        assert_eq!(linear_onto(&residual, &x, &w, &b)?.dims(), expected);
+        assert_eq!(linear_transposed(&x, &w.t()?.contiguous()?)?.dims(), expected);
     }
     Ok(())
 }

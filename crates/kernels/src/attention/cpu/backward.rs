@@ -8,13 +8,16 @@
 //! dQ = scale·dS·K   dK = scale·dSᵀ·Q
 //! ```
 //!
-//! A task takes one head, so that every sum has one order whatever the number of threads.
+//! A task takes one head, so that every sum has one order whatever the number of threads. A hidden key or value
+//! that is not finite makes gradients NaN in rows that do not see it, as it does in plain operations: 0 times
+//! infinity.
 
 use super::Problem;
 use super::blocks::{Strides, accumulate, outer};
-use super::heads::{Element, Heads};
+use super::heads::Heads;
 use super::pack::{panels, rows};
 use super::tile::{Blocks, KEYS, QUERIES};
+use crate::element::Element;
 use crate::streams::dots;
 use crate::vector::exp2;
 use candle_core::{Device, Result, Storage, Tensor, WithDType};
@@ -63,7 +66,7 @@ impl Given<'_> {
             })
             .collect();
         let gather = |part: usize, like: &Tensor| {
-            let all: Vec<E> = heads.iter().flat_map(|head| &head[part]).copied().collect();
+            let all = heads.iter().map(|head| head[part].as_slice()).collect::<Vec<_>>().concat();
             Tensor::from_vec(all, like.shape(), &Device::Cpu)
         };
         Ok([gather(0, q)?, gather(1, k)?, gather(2, v)?])

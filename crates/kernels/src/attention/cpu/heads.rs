@@ -1,45 +1,7 @@
-//! Strided views of q, k and v, and the dtypes that they may have.
+//! Strided views of q, k and v.
 
+use crate::element::Element;
 use candle_core::{Layout, Result};
-use half::{bf16, f16};
-
-/// A dtype that the kernel reads and writes; it computes in f32.
-pub(super) trait Element: Copy + Send + Sync + 'static {
-    fn to_f32(self) -> f32;
-    fn from_f32(x: f32) -> Self;
-    /// The same memory as f32, where it is f32.
-    fn as_f32s(slice: &[Self]) -> Option<&[f32]>;
-}
-
-impl Element for f32 {
-    fn to_f32(self) -> f32 {
-        self
-    }
-    fn from_f32(x: f32) -> Self {
-        x
-    }
-    fn as_f32s(slice: &[Self]) -> Option<&[f32]> {
-        Some(slice)
-    }
-}
-
-macro_rules! half_element {
-    ($half:ty) => {
-        impl Element for $half {
-            fn to_f32(self) -> f32 {
-                self.to_f32()
-            }
-            fn from_f32(x: f32) -> Self {
-                Self::from_f32(x)
-            }
-            fn as_f32s(_: &[Self]) -> Option<&[f32]> {
-                None
-            }
-        }
-    };
-}
-half_element!(f16);
-half_element!(bf16);
 
 /// A tensor (B, H, T, D) of any strides.
 #[derive(Clone, Copy)]
@@ -59,7 +21,9 @@ impl<'a, E: Element> Heads<'a, E> {
         strides.copy_from_slice(layout.stride());
         let data = data.get(layout.start_offset()..).unwrap_or_default();
         let end: usize = dims.iter().zip(&strides).map(|(n, s)| n.saturating_sub(1) * s).sum();
-        if dims.contains(&0) || end >= data.len() {
+        // A dimension of stride 0 can make the count anything.
+        let count = dims.iter().try_fold(1usize, |count, n| count.checked_mul(*n));
+        if dims.contains(&0) || end >= data.len() || count.is_none() {
             candle_core::bail!(
                 "causal attention: a layout of {dims:?} with strides {strides:?} is outside its data"
             )

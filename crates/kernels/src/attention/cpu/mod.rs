@@ -3,7 +3,8 @@
 //! Keys are packed once a head; then each task takes a tile of queries through the keys that it sees
 //! (see [`tile`]). Few queries in front of many keys (decoding) skip the packing and read k and v where
 //! they lie (see [`rows`]). The instruction set is chosen at run time by `pulp`. A result depends on
-//! neither the number of threads nor their order: each row is computed by one task.
+//! neither the number of threads nor their order: a row is computed by one task, or by tasks of a fixed size
+//! whose results are merged in order.
 
 #![allow(unsafe_code)] // register blocks and the shared output; each block says why it is sound
 
@@ -14,9 +15,10 @@ mod pack;
 mod rows;
 mod tile;
 
+use crate::element::Element;
 use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Tensor, WithDType};
 use half::{bf16, f16};
-use heads::{Element, Heads};
+use heads::Heads;
 use pack::{Packed, transpose};
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;

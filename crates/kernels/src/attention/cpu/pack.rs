@@ -1,7 +1,8 @@
 //! Rows of one head, laid out in f32 for the micro-kernels.
 
-use super::heads::{Element, Heads};
+use super::heads::Heads;
 use super::tile::HEADROOM;
+use crate::element::Element;
 use std::ops::Range;
 
 /// Rows that are transposed at a time: their columns are written as pieces of cache lines.

@@ -6,7 +6,8 @@
 //! pasts keep all threads at work, and the result does not depend on their number.
 
 use super::Problem;
-use super::heads::{Element, Heads};
+use super::heads::Heads;
+use crate::element::Element;
 use crate::streams::{add_scaled, dots};
 use crate::vector::exp2;
 use pulp::{Simd, WithSimd};

@@ -1,0 +1,112 @@
+//! The dtypes that the kernels read and write; they compute in f32.
+
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
+use pulp::{Simd, WithSimd};
+
+pub(crate) trait Element: Copy + Send + Sync + 'static {
+    fn to_f32(self) -> f32;
+    fn from_f32(x: f32) -> Self;
+    /// The same memory as f32, where it is f32.
+    fn as_f32s(slice: &[Self]) -> Option<&[f32]>;
+    /// `out[i] = slice[i]`, of equal lengths.
+    fn widen(slice: &[Self], out: &mut [f32]);
+    /// `out[i] = slice[i]`, rounded, of equal lengths.
+    fn narrow(slice: &[f32], out: &mut [Self]);
+}
+
+impl Element for f32 {
+    fn to_f32(self) -> f32 {
+        self
+    }
+    fn from_f32(x: f32) -> Self {
+        x
+    }
+    fn as_f32s(slice: &[Self]) -> Option<&[f32]> {
+        Some(slice)
+    }
+    fn widen(slice: &[Self], out: &mut [f32]) {
+        out.copy_from_slice(slice);
+    }
+    fn narrow(slice: &[f32], out: &mut [Self]) {
+        out.copy_from_slice(slice);
+    }
+}
+
+macro_rules! half_element {
+    ($half:ty, $widen:ident) => {
+        impl Element for $half {
+            #[inline(always)]
+            fn to_f32(self) -> f32 {
+                $widen(self.to_bits())
+            }
+            fn from_f32(x: f32) -> Self {
+                Self::from_f32(x)
+            }
+            fn as_f32s(_: &[Self]) -> Option<&[f32]> {
+                None
+            }
+            #[inline(always)]
+            fn widen(slice: &[Self], out: &mut [f32]) {
+                for (out, x) in out.iter_mut().zip(slice) {
+                    *out = $widen(x.to_bits());
+                }
+            }
+            fn narrow(slice: &[f32], out: &mut [Self]) {
+                out.convert_from_f32_slice(slice);
+            }
+        }
+    };
+}
+half_element!(f16, f16_to_f32);
+half_element!(bf16, bf16_to_f32);
+
+/// A bf16 is the upper half of an f32.
+#[inline(always)]
+fn bf16_to_f32(bits: u16) -> f32 {
+    f32::from_bits(u32::from(bits) << 16)
+}
+
+/// Exponent and mantissa of an f16 in an f32's place are the number times 2^-112, whether it is normal or
+/// not; infinity and NaN need an f32's own exponent. Without a branch, so that a loop of it is vectorised in any
+/// instruction set.
+#[inline(always)]
+fn f16_to_f32(bits: u16) -> f32 {
+    const SCALE: f32 = f32::from_bits((127 + 112) << 23); // 2^112
+    let bits = u32::from(bits);
+    let shifted = (bits & 0x7fff) << 13;
+    let finite = (f32::from_bits(shifted) * SCALE).to_bits();
+    let magnitude = if bits & 0x7c00 == 0x7c00 { shifted | 0x7f80_0000 } else { finite };
+    f32::from_bits(magnitude | (bits & 0x8000) << 16)
+}
+
+/// [`Element::widen`] compiled for the instruction set.
+pub(crate) struct Widen<'a, E> {
+    pub(crate) from: &'a [E],
+    pub(crate) to: &'a mut [f32],
+}
+
+impl<E: Element> WithSimd for Widen<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        E::widen(self.from, self.to);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_half_becomes_its_f32() {
+        for bits in 0..=u16::MAX {
+            let (f, b) = (f16::from_bits(bits), bf16::from_bits(bits));
+            for (got, expected) in [(f16_to_f32(bits), f.to_f32()), (bf16_to_f32(bits), b.to_f32())] {
+                let same = got.to_bits() == expected.to_bits() || got.is_nan() && expected.is_nan();
+                assert!(same, "{bits:#06x}: {got}, not {expected}");
+            }
+        }
+    }
+}
