@@ -219,3 +219,23 @@ fn an_index_of_nothing_misses_everything() -> Result {
     assert_eq!(folder.audit()?.missing.len(), folder.open()?.config().parameters().len());
     Ok(())
 }
+
+/// The headers were read; the data is gone when it is asked for.
+#[test]
+fn a_file_that_shrinks_before_its_data_is_read_is_named_with_the_tensor() -> Result {
+    let folder = Folder::of("odd")?;
+    let checkpoint = folder.open()?;
+    let path = folder.file("model.safetensors");
+    let len = std::fs::metadata(&path)?.len();
+    std::fs::OpenOptions::new().write(true).open(&path)?.set_len(len / 2)?;
+    let Err(error) = checkpoint.load_model(candle_core::DType::F32, &candle_core::Device::Cpu) else {
+        return Err("half a file was taken for a whole one".into());
+    };
+    let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+    assert_says(
+        "a file that shrinks",
+        &format!("{error}: {cause}"),
+        &["model.safetensors", "weight", "fetch it again"],
+    );
+    Ok(())
+}
