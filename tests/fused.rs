@@ -1,6 +1,6 @@
 //! Attention, eager and fused, against its definition in f64.
 
-use crate::common::{Result, cases};
+use crate::common::{Result, cases, some_padding};
 use candle_core::{DType, Device, Tensor};
 use gpt2_kernels::Implementation::{Eager, Fused};
 use gpt2_kernels::attention::{CausalAttention, CausalMask, causal_bias};
@@ -82,14 +82,6 @@ impl Case {
         let worst = got.iter().zip(&expected).map(|(a, b)| (a - b).abs());
         Ok(worst.fold(0.0, |a: f64, x| if x.is_nan() { f64::NAN } else { a.max(x) }) / largest)
     }
-}
-
-/// Which keys are visible: about half of them, none of row 0 in every fourth case.
-fn some_padding(b: usize, s: usize, seed: u64) -> Vec<Vec<u8>> {
-    let bit = |i: usize, j: usize| u8::from((seed >> ((i * 7 + j * 5) % 13)) & 1 == 1);
-    (0..b)
-        .map(|i| (0..s).map(|j| if i == 0 && seed.is_multiple_of(4) { 0 } else { bit(i, j) }).collect())
-        .collect()
 }
 
 proptest! {

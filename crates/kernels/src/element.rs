@@ -4,6 +4,7 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use pulp::{Simd, WithSimd};
 
+/// A dtype that the kernels read and write.
 pub(crate) trait Element: Copy + Send + Sync + 'static {
     fn to_f32(self) -> f32;
     fn from_f32(x: f32) -> Self;

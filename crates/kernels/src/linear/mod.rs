@@ -157,8 +157,7 @@ fn in_f32<E: Element>(x: &[E]) -> Cow<'_, [f32]> {
     Cow::Owned(wide)
 }
 
-/// `start + x·W` for the rows of `x` (rows, K), with `start` (rows, N) or a row (N) of them; both where both
-/// are there.
+/// `residual + x·W + bias`: `x` (rows, K), `bias` (N), `residual` (rows, N) where there is one -> (rows, N)
 fn product<E: Element + WithDType>(
     x: &[E],
     weight: Weight<E>,

@@ -13,7 +13,7 @@
 //! infinity.
 
 use super::Problem;
-use super::blocks::{Strides, accumulate, outer};
+use super::blocks::{Strides, add_rows, outer};
 use super::heads::Heads;
 use super::pack::{panels, rows};
 use super::tile::{Blocks, KEYS, QUERIES};
@@ -303,37 +303,5 @@ impl<E: Element> Pass<'_, E> {
             let out = &mut dq[(first + r) * width..];
             add_rows::<S, M, N>(simd, depth, (&d_scores[r * KEYS..], &keys[start * width..], out), strides);
         }
-    }
-}
-
-/// `out[r] += Σ_j p[r][j]·v[j]` for M rows r of `strides.out` floats.
-#[inline(always)]
-fn add_rows<S: Simd, const M: usize, const N: usize>(
-    simd: S,
-    depth: usize,
-    (p, v, out): (&[f32], &[f32], &mut [f32]),
-    strides: Strides,
-) {
-    let (lanes, width) = (S::F32_LANES, strides.out);
-    if depth == 0 {
-        return;
-    }
-    assert!(p.len() > (M - 1) * strides.p.0 + (depth - 1) * strides.p.1);
-    assert!(v.len() >= depth * width && out.len() >= M * width && strides.v == width);
-    assert!(width.is_multiple_of(lanes));
-    let mut c = 0;
-    while c < width {
-        let whole = c + N * lanes <= width;
-        // SAFETY: the lengths above cover M rows of `depth` floats of p, `depth` rows of v and M rows of
-        // `out`, each up to column c + N·lanes, or to c + lanes, which is at most `width`.
-        unsafe {
-            let (p, v, out) = (p.as_ptr(), v.as_ptr().add(c), out.as_mut_ptr().add(c));
-            if whole {
-                accumulate::<S, M, N>(simd, depth, p, v, out, strides);
-            } else {
-                accumulate::<S, M, 1>(simd, depth, p, v, out, strides);
-            }
-        }
-        c += if whole { N * lanes } else { lanes };
     }
 }

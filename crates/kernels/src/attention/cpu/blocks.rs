@@ -74,7 +74,7 @@ pub(super) struct Strides {
 /// `p` holds M rows of `depth` floats, `v` `depth` rows of N vectors and `out` M rows of N vectors, by
 /// their `strides`.
 #[inline(always)]
-pub(super) unsafe fn accumulate<S: Simd, const M: usize, const N: usize>(
+unsafe fn accumulate<S: Simd, const M: usize, const N: usize>(
     simd: S,
     depth: usize,
     p: *const f32,
@@ -108,5 +108,37 @@ pub(super) unsafe fn accumulate<S: Simd, const M: usize, const N: usize>(
             // SAFETY: m < M and n < N.
             unsafe { store::<S>(out.add(m * strides.out + n * S::F32_LANES), *x) };
         }
+    }
+}
+
+/// `out[r] += Σ_j p[r][j]·v[j]` for M rows r of `strides.out` floats.
+#[inline(always)]
+pub(super) fn add_rows<S: Simd, const M: usize, const N: usize>(
+    simd: S,
+    depth: usize,
+    (p, v, out): (&[f32], &[f32], &mut [f32]),
+    strides: Strides,
+) {
+    let (lanes, width) = (S::F32_LANES, strides.out);
+    if depth == 0 {
+        return;
+    }
+    assert!(p.len() > (M - 1) * strides.p.0 + (depth - 1) * strides.p.1);
+    assert!(v.len() >= depth * width && out.len() >= M * width && strides.v == width);
+    assert!(width.is_multiple_of(lanes));
+    let mut c = 0;
+    while c < width {
+        let whole = c + N * lanes <= width;
+        // SAFETY: the lengths above cover M rows of `depth` floats of p, `depth` rows of v and M rows of
+        // `out`, each up to column c + N·lanes, or to c + lanes, which is at most `width`.
+        unsafe {
+            let (p, v, out) = (p.as_ptr(), v.as_ptr().add(c), out.as_mut_ptr().add(c));
+            if whole {
+                accumulate::<S, M, N>(simd, depth, p, v, out, strides);
+            } else {
+                accumulate::<S, M, 1>(simd, depth, p, v, out, strides);
+            }
+        }
+        c += if whole { N * lanes } else { lanes };
     }
 }

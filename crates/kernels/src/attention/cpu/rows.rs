@@ -20,8 +20,8 @@ const STREAMS: usize = 4;
 
 /// What a query (b, h, i) finds among some of the keys.
 pub(super) struct Span<'a, E> {
-    pub(super) problem: &'a Problem<'a, E>,
-    pub(super) query: (usize, usize, usize),
+    problem: &'a Problem<'a, E>,
+    query: (usize, usize, usize),
     keys: Range<usize>,
 }
 

@@ -1,7 +1,7 @@
 //! One tile of queries against all keys that they see: online softmax as in FlashAttention-2
 //! (Dao 2023, algorithm 1), with scores in base 2.
 
-use super::blocks::{Strides, accumulate, outer};
+use super::blocks::{Strides, add_rows, outer};
 use super::pack::Packed;
 use crate::vector::exp2;
 use pulp::Simd;
@@ -219,31 +219,11 @@ impl Tile<'_> {
         start: usize,
         keys: usize,
     ) {
-        let lanes = S::F32_LANES;
-        assert!(QUERIES.is_multiple_of(M) && self.width.is_multiple_of(lanes));
-        assert!(scratch.scores.len() == QUERIES * KEYS && scratch.context.len() == QUERIES * self.width);
-        assert!(self.packed.values.len() >= (start + keys) * self.width);
         let strides = Strides { p: (KEYS, 1), v: self.width, out: self.width };
         for r in (0..self.rows).step_by(M) {
             let seen = self.limit(r + M - 1, start, keys);
-            let mut c = 0;
-            while c < self.width {
-                let p = scratch.scores[r * KEYS..].as_ptr();
-                let v = self.packed.values[start * self.width + c..].as_ptr();
-                let out = scratch.context[r * self.width + c..].as_mut_ptr();
-                let whole = c + N * lanes <= self.width;
-                // SAFETY: the lengths above cover M rows of `seen <= keys` weights from row r on, `seen`
-                // values from key `start` on, and M rows of the context; both reach to column c + N·lanes,
-                // or to c + lanes, which is at most `width`.
-                unsafe {
-                    if whole {
-                        accumulate::<S, M, N>(simd, seen, p, v, out, strides);
-                    } else {
-                        accumulate::<S, M, 1>(simd, seen, p, v, out, strides);
-                    }
-                }
-                c += if whole { N * lanes } else { lanes };
-            }
+            let (p, v) = (&scratch.scores[r * KEYS..], &self.packed.values[start * self.width..]);
+            add_rows::<S, M, N>(simd, seen, (p, v, &mut scratch.context[r * self.width..]), strides);
         }
     }
 }
