@@ -9,5 +9,6 @@ mod fused;
 mod fused_backward;
 mod generate;
 mod gradients;
+mod hub;
 mod padding;
 mod parity;

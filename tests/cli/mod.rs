@@ -24,16 +24,16 @@ use std::process::{Command, Output, Stdio};
 
 /// What a run left behind.
 #[derive(Debug)]
-struct Run {
-    code: i32,
-    stdout: String,
-    stderr: String,
+pub(crate) struct Run {
+    pub(crate) code: i32,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
 }
 
 impl Run {
     /// Fails for a process that was killed by a signal, and for one that panicked.
     #[track_caller]
-    fn of(output: Output) -> Result<Self> {
+    pub(crate) fn of(output: Output) -> Result<Self> {
         let (stdout, stderr) = (String::from_utf8(output.stdout)?, String::from_utf8(output.stderr)?);
         let code = output.status.code().ok_or_else(|| format!("{}; stderr: {stderr}", output.status))?;
         assert!(!stderr.contains("panicked"), "{stderr}");
@@ -42,14 +42,14 @@ impl Run {
 
     /// Fails unless it succeeded.
     #[track_caller]
-    fn succeeded(self) -> Self {
+    pub(crate) fn succeeded(self) -> Self {
         assert_eq!(self.code, 0, "{}", self.stderr);
         self
     }
 
     /// Fails unless it ended with `code` and a message that holds `parts`, and printed no result.
     #[track_caller]
-    fn refused(&self, code: i32, parts: &[&str]) {
+    pub(crate) fn refused(&self, code: i32, parts: &[&str]) {
         assert_eq!(self.code, code, "{self:?}");
         assert!(self.stderr.contains("error: "), "{}", self.stderr);
         assert_says("stderr", &self.stderr, parts);
@@ -58,11 +58,15 @@ impl Run {
 }
 
 /// The binary with `args`, nothing on its stdin and none of the variables that change what it does.
-fn command(args: &[&str]) -> Command {
+pub(crate) fn command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gpt2"));
     command.args(args).stdin(Stdio::null());
-    for variable in ["RUST_BACKTRACE", "RAYON_NUM_THREADS", "NO_COLOR", "COLORTERM"] {
-        command.env_remove(variable);
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy().to_uppercase();
+        let other = ["RUST_BACKTRACE", "RAYON_NUM_THREADS", "NO_COLOR", "COLORTERM", "TRANSFORMERS_OFFLINE"];
+        if text.starts_with("HF_") || text.ends_with("_PROXY") || other.contains(&text.as_str()) {
+            command.env_remove(name);
+        }
     }
     command
 }

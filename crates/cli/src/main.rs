@@ -3,6 +3,7 @@
 mod args;
 mod commands;
 mod device;
+mod hub;
 mod output;
 mod prompt;
 mod session;
@@ -20,6 +21,9 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
     let args = Args::parse();
+    if args.quiet {
+        output::be_quiet();
+    }
     match run(&args.command) {
         Ok(code) => code,
         Err(error) if output::is_closed_pipe(&error) => ExitCode::SUCCESS,
@@ -48,5 +52,8 @@ fn dispatch(command: &Command) -> anyhow::Result<ExitCode> {
         Command::Train(args) => commands::train::run(args),
         Command::Bench(args) => commands::bench::run(args),
         Command::Verify(args) => commands::verify::run(args),
+        Command::Download(args) => commands::download::run(args),
+        Command::Models(args) => commands::models::run(args),
+        Command::VerifyCache(args) => commands::verify_cache::run(args),
     }
 }

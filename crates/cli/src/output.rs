@@ -3,6 +3,7 @@
 use crate::args::ColorArg;
 use gpt2_view::{Colour, Style, visible_text};
 use std::io::{IsTerminal, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A pipe has no width; a table for one fits what most readers show.
 const PIPE_WIDTH: usize = 120;
@@ -12,9 +13,28 @@ pub(crate) fn stdout() -> std::io::StdoutLock<'static> {
     std::io::stdout().lock()
 }
 
-/// Lines for the person at the terminal. What files and prompts bring along reaches it as text only,
-/// never as a control code; and where nobody listens any more, nothing is said.
+static QUIET: AtomicBool = AtomicBool::new(false);
+
+/// `--quiet`: from here on, [`note`] says nothing.
+pub(crate) fn be_quiet() {
+    QUIET.store(true, Ordering::Relaxed);
+}
+
+/// Whether `--quiet` was given.
+pub(crate) fn is_quiet() -> bool {
+    QUIET.load(Ordering::Relaxed)
+}
+
+/// Lines for the person at the terminal.
 pub(crate) fn note(text: &str) {
+    if !is_quiet() {
+        tell(text);
+    }
+}
+
+/// Writes to stderr. What files and prompts bring along reaches it as text only,
+/// never as a control code; and where nobody listens any more, nothing is said.
+fn tell(text: &str) {
     let lines: String = text.lines().map(|line| visible_text(line) + "\n").collect();
     let _ = std::io::stderr().write_all(lines.as_bytes());
 }
@@ -30,7 +50,7 @@ pub(crate) fn error(error: &anyhow::Error) {
             message += &text;
         }
     }
-    note(&format!("error: {message}"));
+    tell(&format!("error: {message}"));
 }
 
 /// Whether what failed was only that the reader of a pipe went away.

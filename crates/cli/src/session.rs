@@ -1,11 +1,13 @@
 //! A model that is ready to run, from the options that every subcommand has.
 
-use crate::args::ModelArgs;
+use crate::args::{HubArgs, ModelArgs};
+use crate::hub::{self, Model};
+use crate::output::note;
+use anyhow::Context;
 use candle_core::{Device, Tensor};
-use gpt2_loader::{Checkpoint, EmbeddedFiles, Files, LoadError, Source, Tokenizer};
+use gpt2_loader::{Checkpoint, EmbeddedFiles, Files, Hub, LoadError, ModelId, Source, Tokenizer};
 use gpt2_model::Gpt2LMHeadModel;
 use std::cell::OnceCell;
-use std::path::Path;
 
 /// The demo model of `models/tiny-shakespeare`.
 pub(crate) const DEMO: EmbeddedFiles = EmbeddedFiles {
@@ -24,28 +26,38 @@ pub(crate) struct Session {
     tokenizer: OnceCell<Tokenizer>,
 }
 
-/// The files of the model in `dir`, or of the demo model, with a line that says so.
-pub(crate) fn files(dir: Option<&Path>) -> Result<Files, LoadError> {
-    let Some(dir) = dir else {
-        crate::output::note(
-            "model: tiny-shakespeare, the built-in demo; for GPT-2 small, give --model DIR with its \
-             config.json and model.safetensors (huggingface.co/openai-community/gpt2)",
-        );
-        return Source::Embedded(DEMO).open();
+/// The files of a folder, of a model of the Hub, or of the demo model, with a line that says which.
+pub(crate) fn files(model: Option<&str>, args: &HubArgs) -> anyhow::Result<Files> {
+    files_by(model, args, |hub, id, revision| Ok(hub.open(id, revision)?.files))
+}
+
+/// [`files`], those of the Hub by `fetch` from the Hub, the model's id and the revision.
+pub(crate) fn files_by(
+    model: Option<&str>,
+    args: &HubArgs,
+    fetch: impl FnOnce(&Hub, &ModelId, &str) -> Result<Files, LoadError>,
+) -> anyhow::Result<Files> {
+    let Some(model) = model else {
+        hub::no_revision(args, "the built-in demo model")?;
+        note("model: tiny-shakespeare, the built-in demo; for GPT-2 small, give --model gpt2");
+        return Ok(Source::Embedded(DEMO).open()?);
     };
-    Source::directory(dir).open()
+    match hub::resolve(model, args)? {
+        Model::Folder(dir) => Ok(Source::Directory(dir).open()?),
+        Model::Hub(id) => {
+            let files = fetch(&hub::settings(args)?, &id, hub::revision(args));
+            let files = files.with_context(|| hub::not_a_folder(model))?;
+            note(&format!("model: {}", files.name));
+            Ok(files)
+        }
+    }
 }
 
 impl ModelArgs {
-    /// [`files`] of `--model`.
-    pub(crate) fn files(&self) -> Result<Files, LoadError> {
-        files(self.model.as_deref())
-    }
-
     /// Loads the model onto the device.
     pub(crate) fn session(&self) -> anyhow::Result<Session> {
         let device = self.run.device.open()?;
-        let files = self.files()?;
+        let files = files(self.model.as_deref(), &self.hub)?;
         let checkpoint = Checkpoint::open(&files)?;
         let model = checkpoint.load_model(self.dtype.into(), &device)?;
         Ok(Session { name: checkpoint.name().to_string(), model, device, files, tokenizer: OnceCell::new() })

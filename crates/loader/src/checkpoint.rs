@@ -74,7 +74,8 @@ pub struct Checkpoint {
     duplicates: Vec<TensorInfo>,
 }
 
-const PREFIX: &str = "transformer.";
+/// What a saved `GPT2LMHeadModel` has before most names.
+pub(crate) const PREFIX: &str = "transformer.";
 
 impl Checkpoint {
     /// Reads config.json and the headers of the weights' files.
@@ -95,6 +96,10 @@ impl Checkpoint {
             Weights::Safetensors(path, bytes) => safetensors_file::read(path, bytes)?,
             Weights::Index(path) => safetensors_file::read_index(path)?,
             Weights::Pickle(path) => pickle::read(path)?,
+            Weights::Headers(headers) => {
+                let tensors = headers.iter().map(safetensors_file::read_header);
+                tensors.collect::<Result<Vec<_>, _>>()?.concat()
+            }
         };
         let mut tensors = BTreeMap::new();
         let mut duplicates = vec![];

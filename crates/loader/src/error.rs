@@ -17,8 +17,8 @@ pub enum LoadError {
     },
     /// Nothing is there.
     #[error(
-        "{path}: no such directory; expected a folder with config.json and model.safetensors, \
-         as transformers' save_pretrained writes it", path = path.display()
+        "{path}: no such directory, nor the name of a model on the Hub (owner/name, gpt2, gpt2-medium, \
+         gpt2-large, gpt2-xl, distilgpt2); expected a folder with config.json and model.safetensors", path = path.display()
     )]
     NotFound {
         /// What was asked for.
@@ -107,6 +107,271 @@ pub enum LoadError {
         /// What is wrong.
         reason: String,
     },
+    /// A model of the Hub, in a build without it.
+    #[error(
+        "{model}: this build has no Hub; build it with the feature `hub`, or name a folder with the model's files"
+    )]
+    NoHub {
+        /// The model.
+        model: String,
+    },
+    /// An address that cannot be asked.
+    #[error("{endpoint}: not a Hub's address: {reason}; check HF_ENDPOINT or --endpoint")]
+    Endpoint {
+        /// The address.
+        endpoint: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The Hub could not be reached.
+    #[error(
+        "{endpoint} cannot be reached: {reason}; check the network and HTTPS_PROXY, set HF_ENDPOINT to a mirror, \
+         name a folder with the model's files, or leave --model out for the built-in demo model"
+    )]
+    NoNetwork {
+        /// The Hub's address.
+        endpoint: String,
+        /// What the system said.
+        reason: String,
+    },
+    /// A file that is not cached, and may not or cannot be asked for.
+    #[error(
+        "{model} at {revision}: {file} is not in the cache {cache}{why}; run `gpt2 download {model}` where there \
+         is a network, or name a folder with the model's files",
+        cache = cache.display(),
+        why = if *offline { ", and no request is made offline (--offline, HF_HUB_OFFLINE)" } else { "" }
+    )]
+    NotCached {
+        /// The model.
+        model: String,
+        /// The revision.
+        revision: String,
+        /// The file.
+        file: String,
+        /// The cache.
+        cache: PathBuf,
+        /// Whether a request was out of the question.
+        offline: bool,
+    },
+    /// No such model, or none that may be seen.
+    #[error(
+        "{model}: {endpoint} has no such model, or it is private; check the name{hint}",
+        hint = if *has_token { " and whether the token in use may read it" }
+            else { ", or give a token in HF_TOKEN if it is private" }
+    )]
+    ModelNotFound {
+        /// The model.
+        model: String,
+        /// The Hub's address.
+        endpoint: String,
+        /// Whether a token was sent.
+        has_token: bool,
+    },
+    /// A model whose files are given to those who accepted its terms.
+    #[error(
+        "{model} is gated{colon}{message}; accept its terms on the model's page{hint}",
+        colon = if message.is_empty() { "" } else { ": " },
+        hint = if *has_token { " with the account of the token in use" } else { ", then give a token in HF_TOKEN" }
+    )]
+    Gated {
+        /// The model.
+        model: String,
+        /// Whether a token was sent.
+        has_token: bool,
+        /// What the Hub said.
+        message: String,
+    },
+    /// A token that is no good.
+    #[error("{endpoint} does not take the token: {reason}; check HF_TOKEN, or log in again")]
+    TokenRefused {
+        /// The Hub's address.
+        endpoint: String,
+        /// What it said.
+        reason: String,
+    },
+    /// A model without this branch, tag or commit.
+    #[error("{model} has no revision {revision:?}; name a branch, a tag or the 40 digits of a commit")]
+    RevisionNotFound {
+        /// The model.
+        model: String,
+        /// The revision.
+        revision: String,
+    },
+    /// A model without a file that it needs.
+    #[error(
+        "{model} has no {file}; it has: {found}",
+        found = if found.is_empty() { "nothing that the Hub would list" } else { found }
+    )]
+    FileNotFound {
+        /// The model.
+        model: String,
+        /// The file, or those of which one would do.
+        file: String,
+        /// The files that it has.
+        found: String,
+    },
+    /// Too many requests.
+    #[error(
+        "{endpoint} takes no more requests for now{wait}; try again later{hint}",
+        wait = wait_s.map_or_else(String::new, |s| format!(" (for {s} s, it says)")),
+        hint = if *has_token { "" } else { ", or give a token in HF_TOKEN, which is allowed more" }
+    )]
+    RateLimited {
+        /// The Hub's address.
+        endpoint: String,
+        /// How many seconds it asks to wait.
+        wait_s: Option<u64>,
+        /// Whether a token was sent.
+        has_token: bool,
+    },
+    /// The server failed.
+    #[error(
+        "{url}: the server failed: {status}{colon}{message}; try again later",
+        colon = if message.is_empty() { "" } else { ": " }
+    )]
+    Server {
+        /// What was asked for.
+        url: String,
+        /// The HTTP status.
+        status: String,
+        /// What the server said.
+        message: String,
+    },
+    /// The server, or a proxy on the way, refused.
+    #[error(
+        "{url}: refused: {status}{colon}{message}; is a proxy or a firewall on the way?",
+        colon = if message.is_empty() { "" } else { ": " }
+    )]
+    Refused {
+        /// What was asked for.
+        url: String,
+        /// The HTTP status.
+        status: String,
+        /// What the server said.
+        message: String,
+    },
+    /// An answer that is not the Hub's.
+    #[error(
+        "{url}: not an answer of the Hub: {reason}; does the network ask for a login, or HF_ENDPOINT lead elsewhere?"
+    )]
+    Unexpected {
+        /// What was asked for.
+        url: String,
+        /// What is wrong with the answer.
+        reason: String,
+    },
+    /// A connection that ended before the answer did.
+    #[error("{url}: the connection was cut: {reason}; run the command again, it goes on from there")]
+    Interrupted {
+        /// What was asked for.
+        url: String,
+        /// What the system said.
+        reason: String,
+    },
+    /// No byte came for too long.
+    #[error("{url}: no answer for {seconds} s; run the command again, or allow more with --timeout")]
+    Timeout {
+        /// What was asked for.
+        url: String,
+        /// How long was waited.
+        seconds: u64,
+    },
+    /// Content that is not what was announced.
+    #[error(
+        "{file}: expected {expected}, found {found}{start}; nothing of it was kept, something on the way changes it"
+    )]
+    Checksum {
+        /// The model and the file.
+        file: String,
+        /// The announced hash.
+        expected: String,
+        /// The content's hash, or its length where that is wrong already.
+        found: String,
+        /// How a small body begins.
+        start: String,
+    },
+    /// A cached file that is not what was announced, and cannot be fetched anew.
+    #[error("{path}: damaged: its {expected} does not hold; run `gpt2 verify-cache --repair` where there is a network", path = path.display())]
+    BadCache {
+        /// The file.
+        path: PathBuf,
+        /// The hash that it should have.
+        expected: String,
+    },
+    /// A cached file of which the cache does not say what it should be.
+    #[error(
+        "{path}: the cache does not say what its hash should be, and the Hub cannot be asked; to use it as it is, \
+         name its folder", path = path.display()
+    )]
+    Unverified {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The server announces no hash of the content.
+    #[error(
+        "{url}: the server announces no hash of the file (its ETag is {etag:?}), so it cannot be verified; use the Hub itself, or fetch the files yourself and name their folder"
+    )]
+    NoHash {
+        /// What was asked for.
+        url: String,
+        /// What it announces.
+        etag: String,
+    },
+    /// A file that is pinned to another content.
+    #[error("{file}: pinned to {expected}, the Hub announces {found}; do not use it, and tell its owner")]
+    Pin {
+        /// The model and the file.
+        file: String,
+        /// The pinned hash and length.
+        expected: String,
+        /// The announced hash and length.
+        found: String,
+    },
+    /// Weights whose names cannot be read without the whole file.
+    #[error(
+        "{model}: its weights are in {file} only, which cannot be looked into from afar; run `gpt2 download {model}` first"
+    )]
+    NoHeader {
+        /// The model.
+        model: String,
+        /// The file.
+        file: &'static str,
+    },
+    /// No room for a file.
+    #[error(
+        "{path}: {needed} bytes are needed{free}; make room, or set HF_HUB_CACHE to a folder on another disk",
+        path = path.display(), free = free.map_or_else(String::new, |free| format!(", {free} are free"))
+    )]
+    DiskFull {
+        /// Where.
+        path: PathBuf,
+        /// The bytes that are still to come.
+        needed: u64,
+        /// The bytes that are free, where the system says.
+        free: Option<u64>,
+    },
+    /// A cache that may only be read.
+    #[error(
+        "{path}: {source}; the cache cannot be written to and lacks files of this model: set HF_HUB_CACHE to \
+         another folder, or run `gpt2 download` as who may write", path = path.display()
+    )]
+    CacheReadOnly {
+        /// What was to be written.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// Another process writes the same file and makes no headway.
+    #[error(
+        "{path}: another process fetches this file and has made no headway for {seconds} s; stop it, then run \
+         this again", path = path.display()
+    )]
+    Locked {
+        /// The lock.
+        path: PathBuf,
+        /// How long was waited.
+        seconds: u64,
+    },
     /// Candle failed on tensors whose names and shapes were right.
     #[error("{name}: {source}")]
     Tensor {
@@ -118,9 +383,39 @@ pub enum LoadError {
 }
 
 impl LoadError {
-    pub(crate) fn io(path: &Path) -> impl FnOnce(std::io::Error) -> Self {
+    pub(crate) fn io(path: &Path) -> impl FnOnce(std::io::Error) -> Self + use<> {
         let path = path.to_path_buf();
         move |source| Self::Io { path, source }
+    }
+
+    /// A failure to write to the cache.
+    #[cfg(feature = "hub")]
+    pub(crate) fn cache(path: &Path) -> impl FnOnce(std::io::Error) -> Self + use<> {
+        use std::io::ErrorKind;
+        let path = path.to_path_buf();
+        move |source| match source.kind() {
+            ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
+                Self::CacheReadOnly { path, source }
+            }
+            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
+                Self::DiskFull { path, needed: 1, free: None }
+            }
+            _ => Self::Io { path, source },
+        }
+    }
+
+    /// Whether the Hub could not be asked, or did not answer.
+    #[cfg(feature = "hub")]
+    pub(crate) fn is_unreachable(&self) -> bool {
+        matches!(
+            self,
+            Self::NotCached { .. }
+                | Self::NoNetwork { .. }
+                | Self::Timeout { .. }
+                | Self::Interrupted { .. }
+                | Self::Server { .. }
+                | Self::RateLimited { .. }
+        )
     }
 
     pub(crate) fn damaged(path: &Path, format: &'static str, bytes: &[u8], reason: impl ToString) -> Self {

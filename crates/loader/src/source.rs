@@ -1,6 +1,6 @@
 //! Where weights come from, and the files that are found there.
 
-use crate::{Bytes, LoadError};
+use crate::{Bytes, Hub, LoadError, ModelId};
 use std::path::{Path, PathBuf};
 
 /// Where a model is.
@@ -10,6 +10,8 @@ pub enum Source {
     Directory(PathBuf),
     /// A model that is part of the binary.
     Embedded(EmbeddedFiles),
+    /// A model of the Hugging Face Hub at a revision: a branch, a tag or a commit.
+    Hub(Box<Hub>, ModelId, String),
 }
 
 /// The content of a model's files, compiled in.
@@ -47,6 +49,19 @@ pub enum Weights {
     Index(PathBuf),
     /// `pytorch_model.bin`, a zip with a pickle.
     Pickle(PathBuf),
+    /// Headers of safetensors files without their data: enough for an audit, nothing to load.
+    Headers(Vec<Header>),
+}
+
+/// The beginning of a safetensors file that is somewhere else.
+#[derive(Debug, Clone)]
+pub struct Header {
+    /// What messages call the file.
+    pub path: PathBuf,
+    /// The length of the header and the header, and maybe more.
+    pub bytes: Vec<u8>,
+    /// The length of the whole file, where that is known.
+    pub file_len: Option<u64>,
 }
 
 /// The tokenizer's files.
@@ -58,6 +73,8 @@ pub enum TokenizerFiles {
     VocabMerges(PathBuf, PathBuf),
     /// None of them.
     Absent,
+    /// There may be one, and it could not be fetched; why.
+    Unreachable(String),
 }
 
 impl Source {
@@ -70,10 +87,12 @@ impl Source {
     /// as tokenizer.json first, then as vocab.json and merges.txt.
     ///
     /// # Errors
-    /// When the folder, its config or its weights are not there, or only half a tokenizer is.
+    /// When the folder, its config or its weights are not there, or only half a tokenizer is; for a model of
+    /// the Hub, as [`Hub::open`].
     pub fn open(&self) -> Result<Files, LoadError> {
         match self {
             Self::Directory(dir) => open_directory(dir),
+            Self::Hub(hub, model, revision) => Ok(hub.open(model, revision)?.files),
             Self::Embedded(files) => {
                 let path = |file: &str| Path::new(files.name).join(file);
                 Ok(Files {

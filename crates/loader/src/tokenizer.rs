@@ -44,6 +44,9 @@ impl Tokenizer {
         match &files.tokenizer {
             TokenizerFiles::Json(path, bytes) => Self::from_json(path, bytes),
             TokenizerFiles::VocabMerges(vocab, merges) => Self::from_vocab_merges(vocab, merges),
+            TokenizerFiles::Unreachable(reason) => {
+                Err(LoadError::Tokenizer { name: files.name.clone(), reason: reason.clone() })
+            }
             TokenizerFiles::Absent if vocab_size == GPT2_VOCAB_SIZE => Ok(Self::gpt2()),
             TokenizerFiles::Absent => Err(LoadError::NoTokenizer { name: files.name.clone(), vocab_size }),
         }

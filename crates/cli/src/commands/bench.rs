@@ -7,7 +7,7 @@ use candle_core::{DType, Device, Tensor};
 use candle_nn::{AdamW, Optimizer, ParamsAdamW, VarBuilder, VarMap};
 use gpt2_kernels::attention::{CausalAttention, CausalMask};
 use gpt2_kernels::roofline::Roofline;
-use gpt2_loader::{Checkpoint, Source};
+use gpt2_loader::Checkpoint;
 use gpt2_model::training::cross_entropy;
 use gpt2_model::{CausalSelfAttention, Config, ForwardArgs, Gpt2LMHeadModel, KvCache, init};
 use serde::Serialize;
@@ -114,7 +114,7 @@ struct Bench<'a> {
 impl<'a> Bench<'a> {
     fn new(args: &'a BenchArgs) -> anyhow::Result<Self> {
         let checkpoint = match &args.model.model {
-            Some(dir) => Some(Checkpoint::open(&Source::directory(dir).open()?)?),
+            Some(model) => Some(Checkpoint::open(&crate::session::files(Some(model), &args.model.hub)?)?),
             None => None,
         };
         let mut config = checkpoint.as_ref().map_or_else(Config::gpt2, |c| c.config().clone());

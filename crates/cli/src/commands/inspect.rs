@@ -1,8 +1,8 @@
 //! `gpt2 inspect`: a checkpoint's config and tensors, and whether they fit each other.
 
 use crate::args::InspectArgs;
-use crate::output;
-use gpt2_loader::{Audit, Checkpoint, Source};
+use crate::{output, session};
+use gpt2_loader::{Audit, Checkpoint, Files, Finding};
 use gpt2_model::Config;
 use gpt2_view::{Align, Table, visible_text};
 use serde::Serialize;
@@ -16,6 +16,7 @@ struct Report<'a> {
     parameters: u64,
     memory_bytes: Memory,
     audit: Verdict,
+    findings: Vec<Finding>,
     tensors: Vec<TensorRow>,
 }
 
@@ -46,11 +47,7 @@ struct TensorRow {
 }
 
 pub(crate) fn run(args: &InspectArgs) -> anyhow::Result<ExitCode> {
-    let files = match &args.dir {
-        Some(dir) => Source::directory(dir).open()?,
-        None => args.model.files()?,
-    };
-    let checkpoint = Checkpoint::open(&files)?;
+    let checkpoint = Checkpoint::open(&files(args)?)?;
     let audit = checkpoint.audit();
     if args.json {
         output::json(&report(&checkpoint, &audit))?;
@@ -58,6 +55,18 @@ pub(crate) fn run(args: &InspectArgs) -> anyhow::Result<ExitCode> {
         print(&checkpoint, &audit)?;
     }
     Ok(if audit.is_clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The files of a folder; of a model of the Hub, the headers alone, unless all is cached.
+fn files(args: &InspectArgs) -> anyhow::Result<Files> {
+    let name = args.name.as_deref().or(args.model.model.as_deref());
+    session::files_by(name, &args.model.hub, |hub, id, revision| {
+        let headers = hub.headers(id, revision)?;
+        if headers.bytes_read > 0 {
+            output::note(&format!("read {} bytes of the weights: their headers", headers.bytes_read));
+        }
+        Ok(headers.files)
+    })
 }
 
 fn report<'a>(checkpoint: &'a Checkpoint, audit: &Audit) -> Report<'a> {
@@ -75,6 +84,7 @@ fn report<'a>(checkpoint: &'a Checkpoint, audit: &Audit) -> Report<'a> {
             duplicates: names(&audit.duplicates),
             buffers: names(&audit.buffers),
         },
+        findings: checkpoint.findings(),
         tensors: checkpoint
             .tensors()
             .map(|(_, t)| TensorRow {
@@ -119,6 +129,11 @@ fn print(checkpoint: &Checkpoint, audit: &Audit) -> anyhow::Result<()> {
         megabytes(memory.f16),
         audit.buffers.len()
     )?;
+    let mut findings = Table::new(&[("", Align::Left); 3]);
+    for Finding { about, found, remedy } in checkpoint.findings() {
+        findings.row(vec![about.into(), found, remedy]);
+    }
+    writeln!(out, "{}", findings.render())?;
     writeln!(out, "audit: {}", audit.to_string().lines().map(visible_text).collect::<Vec<_>>().join("\n"))?;
     Ok(())
 }

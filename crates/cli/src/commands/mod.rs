@@ -2,8 +2,11 @@
 
 pub(crate) mod attention;
 pub(crate) mod bench;
+pub(crate) mod download;
 pub(crate) mod forward;
 pub(crate) mod generate;
 pub(crate) mod inspect;
+pub(crate) mod models;
 pub(crate) mod train;
 pub(crate) mod verify;
+pub(crate) mod verify_cache;

@@ -2,6 +2,10 @@
 // The comments are the help text, where backticks and backslashes would be printed.
 #![allow(clippy::doc_markdown, rustdoc::broken_intra_doc_links)]
 
+mod hub;
+
+pub(crate) use hub::{DownloadArgs, HubArgs, ModelsArgs, VerifyCacheArgs};
+
 use crate::device::DeviceArg;
 use crate::values::{IndexRange, above_0, at_least_0, fraction, part};
 use clap::{Parser, Subcommand, ValueEnum};
@@ -17,10 +21,13 @@ use std::path::PathBuf;
 Examples:
   gpt2 attention \"O Romeo, Romeo\"                      every head, summed up
   gpt2 attention \"O Romeo, Romeo\" --layer 1 --head 2   one head, token by token
-  gpt2 forward --model ./gpt2 \"The capital of France\"  what comes next, and how surprising the text is
+  gpt2 forward --model gpt2 \"The capital of France\"    GPT-2 small from the Hugging Face Hub
   echo \"To be, or\" | gpt2 generate --greedy            text from a pipe, continued"
 )]
 pub(crate) struct Args {
+    /// Print results and errors only: no notes, no progress
+    #[arg(short, long, global = true)]
+    pub(crate) quiet: bool,
     #[command(subcommand)]
     pub(crate) command: Command,
 }
@@ -33,8 +40,14 @@ pub(crate) enum Command {
     Forward(ForwardArgs),
     /// Continue a text
     Generate(GenerateArgs),
-    /// List a checkpoint's config and tensors and audit them, without reading the weights
+    /// List a checkpoint's config and tensors and audit them, without reading or fetching the weights
     Inspect(InspectArgs),
+    /// Fetch a model from the Hugging Face Hub and verify it
+    Download(DownloadArgs),
+    /// List the models that have a short name, and what is cached
+    Models(ModelsArgs),
+    /// Hash the cached files of a model again
+    VerifyCache(VerifyCacheArgs),
     /// Train a small GPT-2 on a text file
     Train(TrainArgs),
     /// Time attention, a block, the whole model, decoding or a training step, and measure the machine
@@ -54,6 +67,7 @@ impl Command {
             Self::Train(args) => args.run.threads,
             Self::Bench(args) => args.model.run.threads,
             Self::Verify(args) => args.run.threads,
+            Self::Download(_) | Self::Models(_) | Self::VerifyCache(_) => None,
         }
     }
 }
@@ -62,15 +76,17 @@ impl Command {
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Model and device")]
 pub(crate) struct ModelArgs {
-    /// Folder with config.json and weights, as transformers' save_pretrained writes it [default: the
-    /// built-in demo model]
-    #[arg(short, long, value_name = "DIR")]
-    pub(crate) model: Option<PathBuf>,
+    /// Folder with config.json and weights; or a model of the Hugging Face Hub: gpt2, gpt2-medium,
+    /// gpt2-large, gpt2-xl, distilgpt2 or owner/name [default: the built-in demo model]
+    #[arg(short, long, value_name = "DIR|NAME")]
+    pub(crate) model: Option<String>,
     /// Precision of weights and activations; scores and softmax are f32 at least
     #[arg(long, default_value = "f32", value_enum)]
     pub(crate) dtype: DTypeArg,
     #[command(flatten)]
     pub(crate) run: RunArgs,
+    #[command(flatten)]
+    pub(crate) hub: HubArgs,
 }
 
 /// Where a command runs, and from which seed.
@@ -107,7 +123,7 @@ pub(crate) struct PromptArgs {
 Examples:
   gpt2 attention \"O Romeo, Romeo\"
   gpt2 attention --layer 0-1 --head 2 \"O Romeo, Romeo\"
-  gpt2 attention --model ./gpt2 --export weights.safetensors --file prompt.txt")]
+  gpt2 attention --model gpt2 --export weights.safetensors --file prompt.txt")]
 pub(crate) struct AttentionArgs {
     #[command(flatten)]
     pub(crate) prompt: PromptArgs,
@@ -134,7 +150,7 @@ pub(crate) struct AttentionArgs {
 #[command(after_help = "\
 Examples:
   gpt2 forward \"To be, or not to\"
-  gpt2 forward --model ./gpt2 --json --ids 15496,11,314")]
+  gpt2 forward --model gpt2 --json --ids 15496,11,314")]
 pub(crate) struct ForwardArgs {
     #[command(flatten)]
     pub(crate) prompt: PromptArgs,
@@ -155,8 +171,8 @@ pub(crate) struct ForwardArgs {
 #[command(after_help = "\
 Examples:
   gpt2 generate \"ROMEO:\" --max-new-tokens 200
-  gpt2 generate --greedy --model ./gpt2 \"The answer is\"
-  gpt2 generate --ids 15496,11 --model ./gpt2           prints ids")]
+  gpt2 generate --greedy --model gpt2 \"The answer is\"
+  gpt2 generate --ids 15496,11 --model gpt2             prints ids")]
 pub(crate) struct GenerateArgs {
     #[command(flatten)]
     pub(crate) prompt: PromptArgs,
@@ -189,11 +205,12 @@ pub(crate) struct GenerateArgs {
 #[command(after_help = "\
 Examples:
   gpt2 inspect
-  gpt2 inspect ./gpt2 --json")]
+  gpt2 inspect ./gpt2 --json
+  gpt2 inspect gpt2-xl       a model of the Hub: a few kilobytes of its 6 GB")]
 pub(crate) struct InspectArgs {
-    /// The folder, in place of --model
+    /// The folder or name, in place of --model
     #[arg(value_name = "MODEL", conflicts_with = "model")]
-    pub(crate) dir: Option<PathBuf>,
+    pub(crate) name: Option<String>,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -260,7 +277,7 @@ pub(crate) struct TrainArgs {
 Examples:
   gpt2 bench core --tokens 1024
   gpt2 bench decode --tokens 900 --json
-  gpt2 bench forward --last --model ./gpt2")]
+  gpt2 bench forward --last --model gpt2")]
 pub(crate) struct BenchArgs {
     /// What to time
     #[arg(value_enum)]
@@ -296,15 +313,17 @@ The exit code is 1 where any path is beyond its tolerance.
 
 Examples:
   gpt2 verify
-  gpt2 verify --model ./gpt2 --device cuda --json")]
+  gpt2 verify --model gpt2 --device cuda --json")]
 pub(crate) struct VerifyArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
-    /// Folder with config.json and weights, as transformers' save_pretrained writes it [default: the
-    /// built-in demo model]
-    #[arg(short, long, value_name = "DIR", help_heading = "Model and device")]
-    pub(crate) model: Option<PathBuf>,
+    /// Folder with config.json and weights, or a model of the Hugging Face Hub [default: the built-in
+    /// demo model]
+    #[arg(short, long, value_name = "DIR|NAME", help_heading = "Model and device")]
+    pub(crate) model: Option<String>,
+    #[command(flatten)]
+    pub(crate) hub: HubArgs,
     #[command(flatten)]
     pub(crate) run: RunArgs,
 }

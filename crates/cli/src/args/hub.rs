@@ -1,0 +1,79 @@
+//! Options of models from the Hugging Face Hub, and the subcommands that are about them.
+
+use clap::Args;
+use std::path::PathBuf;
+
+/// Where models come from that are named and not a folder.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Hugging Face Hub")]
+pub(crate) struct HubArgs {
+    /// Branch, tag or commit of a model on the Hub [default: main]
+    #[arg(long, value_name = "REV")]
+    pub(crate) revision: Option<String>,
+    /// Make no request, use what is cached [env: HF_HUB_OFFLINE]
+    #[arg(long)]
+    pub(crate) offline: bool,
+    /// Folder of downloaded models, shared with Python [env: HF_HUB_CACHE] [default:
+    /// ~/.cache/huggingface/hub]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) cache_dir: Option<PathBuf>,
+    /// Address of the Hub or of a mirror [env: HF_ENDPOINT] [default: https://huggingface.co]
+    #[arg(long, value_name = "URL")]
+    pub(crate) endpoint: Option<String>,
+    /// Give up a request that brings no byte for this long
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86400))]
+    pub(crate) timeout: u64,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+A model that is cached is used without a request, at the commit that it was fetched at; this command asks the
+Hub for a newer one. What was cut off goes on where it ended. Each file is held against the hash that the Hub
+announces. A token for private and gated models is read from HF_TOKEN, or from where `hf auth login` left it.
+
+Examples:
+  gpt2 download gpt2
+  gpt2 download distilgpt2 --revision 2290a62682d06624634c1f46a6ad5be0f47f38aa")]
+pub(crate) struct DownloadArgs {
+    /// A name (gpt2, gpt2-medium, gpt2-large, gpt2-xl, distilgpt2) or owner/name
+    #[arg(value_name = "MODEL")]
+    pub(crate) model: String,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) hub: HubArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  gpt2 models --json")]
+pub(crate) struct ModelsArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) hub: HubArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The exit code is 1 where a file is bad and was not repaired.
+
+Examples:
+  gpt2 verify-cache gpt2
+  gpt2 verify-cache gpt2 --repair")]
+pub(crate) struct VerifyCacheArgs {
+    /// A name (gpt2, gpt2-medium, gpt2-large, gpt2-xl, distilgpt2) or owner/name
+    #[arg(value_name = "MODEL")]
+    pub(crate) model: String,
+    /// Fetch bad files anew
+    #[arg(long)]
+    pub(crate) repair: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) hub: HubArgs,
+}

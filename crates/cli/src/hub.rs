@@ -1,0 +1,187 @@
+//! The Hub as this machine is set up for it: flags first, then the variables that Python's
+//! `huggingface_hub` reads, in its order.
+
+use crate::args::HubArgs;
+use crate::output::{self, note};
+use anyhow::{Context, bail};
+use gpt2_loader::hub::{ENDPOINT, Event, MAIN, Pin};
+use gpt2_loader::{Hub, ModelId};
+use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// A file from here on gets a bar.
+const LARGE: u64 = 8_000_000;
+
+/// What a `--model` is.
+pub(crate) enum Model {
+    Folder(PathBuf),
+    Hub(ModelId),
+}
+
+/// A folder where there is one of that name, else a model of the Hub.
+pub(crate) fn resolve(text: &str, args: &HubArgs) -> anyhow::Result<Model> {
+    let id = ModelId::parse(text);
+    if Path::new(text).exists() {
+        no_revision(args, &format!("the folder {text}"))?;
+        if let Some(id) = id {
+            note(&format!(
+                "model: the folder {text}; for the Hub's {id}, run this where there is no such folder"
+            ));
+        }
+        return Ok(Model::Folder(text.into()));
+    }
+    Ok(id.map_or_else(|| Model::Folder(text.into()), Model::Hub))
+}
+
+/// Reads the name of a model of the Hub.
+pub(crate) fn model_id(text: &str) -> anyhow::Result<ModelId> {
+    ModelId::parse(text).with_context(|| {
+        let names: Vec<_> = ModelId::aliases().map(|(alias, _)| alias).collect();
+        format!("{text:?} is no model's name; expected owner/name or one of {}", names.join(", "))
+    })
+}
+
+/// What to say first where the Hub has no model of that name: it might have been meant as a folder.
+pub(crate) fn not_a_folder(text: &str) -> String {
+    format!("there is no folder {text}, so it was taken for a model of the Hub")
+}
+
+/// Refuses `--revision` for a model that has none.
+pub(crate) fn no_revision(args: &HubArgs, what: &str) -> anyhow::Result<()> {
+    match &args.revision {
+        Some(_) => bail!("--revision is for models of the Hub; {what} has no revisions"),
+        None => Ok(()),
+    }
+}
+
+/// `--revision`
+pub(crate) fn revision(args: &HubArgs) -> &str {
+    args.revision.as_deref().unwrap_or(MAIN)
+}
+
+/// The files whose content is known beforehand.
+pub(crate) fn pins() -> anyhow::Result<Vec<Pin>> {
+    serde_json::from_str(include_str!("../../../models/hub.json")).context("models/hub.json")
+}
+
+/// The Hub that the flags and the environment ask for.
+pub(crate) fn settings(args: &HubArgs) -> anyhow::Result<Hub> {
+    let home = variable("HF_HOME").map_or_else(default_home, |home| Ok(expand(&home)))?;
+    let cache_dir = match &args.cache_dir {
+        Some(dir) => dir.clone(),
+        None => variable("HF_HUB_CACHE")
+            .or_else(|| variable("HUGGINGFACE_HUB_CACHE"))
+            .map_or_else(|| home.join("hub"), |dir| expand(&dir)),
+    };
+    let endpoint = args.endpoint.clone().or_else(|| variable("HF_ENDPOINT"));
+    let endpoint = endpoint.unwrap_or_else(|| ENDPOINT.into());
+    let offline = variable("HF_HUB_OFFLINE").or_else(|| variable("TRANSFORMERS_OFFLINE"));
+    Ok(Hub {
+        endpoint: endpoint.trim_end_matches('/').into(),
+        token: token(&home),
+        offline: args.offline || offline.is_some_and(|value| is_true(&value)),
+        timeout: Duration::from_secs(args.timeout),
+        pins: pins()?,
+        progress: (!output::is_quiet()).then(progress),
+        ..Hub::new(cache_dir)
+    })
+}
+
+fn default_home() -> anyhow::Result<PathBuf> {
+    let cache = match variable("XDG_CACHE_HOME") {
+        Some(dir) => PathBuf::from(dir),
+        None => std::env::home_dir()
+            .filter(|home| !home.as_os_str().is_empty())
+            .context("there is no home folder to keep models in; set HF_HOME, or give --cache-dir")?
+            .join(".cache"),
+    };
+    Ok(cache.join("huggingface"))
+}
+
+fn token(home: &Path) -> Option<String> {
+    if variable("HF_HUB_DISABLE_IMPLICIT_TOKEN").is_some_and(|value| is_true(&value)) {
+        return None;
+    }
+    let path = variable("HF_TOKEN_PATH").map_or_else(|| home.join("token"), |path| expand(&path));
+    let token = variable("HF_TOKEN")
+        .or_else(|| variable("HUGGING_FACE_HUB_TOKEN"))
+        .or_else(|| std::fs::read_to_string(path).ok())?;
+    Some(token.trim().to_string()).filter(|token| !token.is_empty())
+}
+
+/// A variable that is set, and not to nothing.
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.trim().is_empty())
+}
+
+fn is_true(value: &str) -> bool {
+    ["1", "ON", "YES", "TRUE"].contains(&value.to_uppercase().as_str())
+}
+
+/// `~` and `$NAME`, as Python's expanduser and expandvars read them.
+fn expand(path: &str) -> PathBuf {
+    let home = || Some(std::env::home_dir()?.to_string_lossy().into_owned());
+    PathBuf::from(shellexpand::full_with_context_no_errors(path, home, variable).into_owned())
+}
+
+/// A bar for each large file on a terminal, a line for each file elsewhere.
+fn progress() -> gpt2_loader::hub::Progress {
+    let bar: Mutex<Option<ProgressBar>> = Mutex::new(None);
+    Arc::new(move |event| {
+        let Ok(mut bar) = bar.lock() else { return };
+        let say = |bar: &Option<ProgressBar>, text: String| match bar {
+            Some(bar) => bar.suspend(|| note(&text)),
+            None => note(&text),
+        };
+        let bytes = |n: u64| HumanBytes(n).to_string();
+        match event {
+            Event::Waiting { file } => {
+                say(&bar, format!("{file}: another process fetches it; waiting for that"));
+            }
+            Event::Fetching { file, size, have } => {
+                let large = size.is_none_or(|size| size >= LARGE);
+                if large && std::io::stderr().is_terminal() {
+                    *bar = Some(progress_bar(file, *size, *have));
+                } else {
+                    let of = size.map_or_else(String::new, |size| format!(", {}", bytes(size)));
+                    let from = if *have > 0 { format!(", from {} on", bytes(*have)) } else { String::new() };
+                    say(&bar, format!("fetching {file}{of}{from}"));
+                }
+            }
+            Event::Received { bytes, .. } => {
+                if let Some(bar) = &*bar {
+                    bar.set_position(*bytes);
+                }
+            }
+            Event::Fetched { .. } => {
+                if let Some(bar) = bar.take() {
+                    bar.finish();
+                }
+            }
+            Event::Verifying { file, size } if *size >= LARGE => {
+                say(&bar, format!("verifying {file}, {}", bytes(*size)));
+            }
+            Event::Retrying { error, wait } => {
+                say(&bar.take(), format!("{error}\nnext try in {:.1} s", wait.as_secs_f64()));
+            }
+            _ => {}
+        }
+    })
+}
+
+fn progress_bar(file: &str, size: Option<u64>, have: u64) -> ProgressBar {
+    let (bar, template) = match size {
+        Some(size) => {
+            (ProgressBar::new(size), "{msg} {bar:30} {bytes}/{total_bytes}, {bytes_per_sec}, {eta} left")
+        }
+        None => (ProgressBar::new_spinner(), "{msg} {spinner} {bytes}, {bytes_per_sec}"),
+    };
+    let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+    let bar = bar.with_style(style).with_message(file.to_string()).with_position(have);
+    // The rate is that of this transfer, not of what was there before.
+    bar.reset_eta();
+    bar
+}

@@ -1,0 +1,259 @@
+//! [`Repo`]: one model's part of the cache, laid out as Python's `huggingface_hub` lays it out.
+//!
+//! ```text
+//! models--owner--name/
+//!   refs/main                   the commit that `main` was when it was last asked for
+//!   snapshots/COMMIT/FILE       a link to ../../blobs/HASH
+//!   blobs/HASH                  a file, named by the hash of its content
+//!   blobs/HASH.incomplete       the part of it that has arrived
+//!   .no_exist/COMMIT/FILE       an empty file: the commit has no such file
+//!   .gpt2-verified/COMMIT/FILE  which content was verified, see `is_verified`; only this crate reads it
+//! .locks/models--owner--name/HASH.lock
+//! ```
+
+use super::digest::Digest;
+use super::model_id::ModelId;
+use crate::{LoadError, atomic};
+use std::fs::{File, TryLockError};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, UNIX_EPOCH};
+
+/// How often a process that waits for another looks again.
+const POLL: Duration = Duration::from_millis(100);
+
+/// One model's part of a cache.
+#[derive(Debug, Clone)]
+pub(crate) struct Repo {
+    root: PathBuf,
+    locks: PathBuf,
+}
+
+/// Held while a blob is written; given back when it is dropped, or when its process dies.
+pub(crate) struct Lock {
+    _file: Option<File>,
+}
+
+impl Repo {
+    /// The model's part of `cache`: under its id, or, where there is nothing for `revision`, under the name
+    /// that transformers files it when that name is all it was given (`gpt2`).
+    pub(crate) fn new(cache: &Path, model: &ModelId, revision: &str) -> Self {
+        let of =
+            |folder: String| Self { root: cache.join(&folder), locks: cache.join(".locks").join(folder) };
+        let repo = of(format!("models--{}--{}", model.owner(), model.name()));
+        match model.alias().map(|alias| of(format!("models--{alias}"))) {
+            Some(aliased) if !repo.has(revision) && aliased.has(revision) => aliased,
+            _ => repo,
+        }
+    }
+
+    fn has(&self, revision: &str) -> bool {
+        self.commit(revision).is_some_and(|commit| self.snapshot(&commit).is_dir())
+    }
+
+    /// The commit that `revision` is, as far as the cache knows.
+    pub(crate) fn commit(&self, revision: &str) -> Option<String> {
+        if is_commit(revision) {
+            return Some(revision.to_string());
+        }
+        let commit = std::fs::read_to_string(self.root.join("refs").join(revision)).ok()?;
+        Some(commit.trim().to_string()).filter(|commit| is_commit(commit))
+    }
+
+    /// The folder of a commit's files.
+    pub(crate) fn snapshot(&self, commit: &str) -> PathBuf {
+        self.root.join("snapshots").join(commit)
+    }
+
+    /// Where a commit's file is found.
+    pub(crate) fn pointer(&self, commit: &str, name: &str) -> PathBuf {
+        self.snapshot(commit).join(name)
+    }
+
+    /// Whether there is anything at the place of a commit's file.
+    pub(crate) fn has_file(&self, commit: &str, name: &str) -> bool {
+        self.pointer(commit, name).symlink_metadata().is_ok()
+    }
+
+    /// Where a content lies.
+    pub(crate) fn blob(&self, digest: &Digest) -> PathBuf {
+        self.root.join("blobs").join(digest.as_str())
+    }
+
+    /// Where a content grows while it arrives.
+    pub(crate) fn partial(&self, digest: &Digest) -> PathBuf {
+        self.root.join("blobs").join(format!("{}.incomplete", digest.as_str()))
+    }
+
+    /// What the content of a commit's file must hash to: the name of the blob that it links to. Only the
+    /// first link is followed; the next one leads to a store whose names are other hashes. Where a system
+    /// without links has the file itself there, what it was verified against, if it is still that file.
+    pub(crate) fn digest(&self, commit: &str, name: &str) -> Option<Digest> {
+        if let Ok(target) = std::fs::read_link(self.pointer(commit, name)) {
+            return Digest::parse(target.file_name()?.to_str()?);
+        }
+        let record = std::fs::read_to_string(self.record(commit, name)).ok()?;
+        let digest = Digest::parse(record.split(' ').next()?)?;
+        self.is_verified(commit, name, &digest).then_some(digest)
+    }
+
+    /// Whether the file, as it now is (its size, time of change and inode), was hashed before and found good.
+    pub(crate) fn is_verified(&self, commit: &str, name: &str, digest: &Digest) -> bool {
+        let stamp = stamp(&self.pointer(commit, name), digest);
+        let record = std::fs::read_to_string(self.record(commit, name));
+        matches!((stamp, record), (Ok(stamp), Ok(record)) if stamp == record)
+    }
+
+    /// Remembers that the file as it now is was found good. Where that cannot be written down, the file is
+    /// hashed again the next time.
+    pub(crate) fn set_verified(&self, commit: &str, name: &str, digest: &Digest) {
+        let record = self.record(commit, name);
+        if let (Ok(stamp), Some(dir)) = (stamp(&self.pointer(commit, name), digest), record.parent()) {
+            let _ = std::fs::create_dir_all(dir);
+            let _ = atomic::write_bytes(&record, stamp.as_bytes());
+        }
+    }
+
+    fn record(&self, commit: &str, name: &str) -> PathBuf {
+        self.root.join(".gpt2-verified").join(commit).join(name)
+    }
+
+    /// Has the file hashed again before it is next used.
+    pub(crate) fn forget(&self, commit: &str, name: &str) {
+        let _ = std::fs::remove_file(self.record(commit, name));
+    }
+
+    /// Removes the pointer of a file and the blob that it points to, so that nobody trusts it.
+    pub(crate) fn discard(&self, commit: &str, name: &str, digest: &Digest) -> Result<(), LoadError> {
+        for path in [self.record(commit, name), self.pointer(commit, name), self.blob(digest)] {
+            match std::fs::remove_file(&path) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(LoadError::cache(&path)(e)),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the cache knows that the commit has no such file.
+    pub(crate) fn is_absent(&self, commit: &str, name: &str) -> bool {
+        self.root.join(".no_exist").join(commit).join(name).exists()
+    }
+
+    /// Remembers that the commit has no such file.
+    pub(crate) fn set_absent(&self, commit: &str, name: &str) {
+        let dir = self.root.join(".no_exist").join(commit);
+        let _ = std::fs::create_dir_all(&dir).and_then(|()| File::create(dir.join(name)));
+    }
+
+    /// Remembers the commit that `revision` is.
+    pub(crate) fn set_commit(&self, revision: &str, commit: &str) -> Result<(), LoadError> {
+        if is_commit(revision) || self.commit(revision).is_some_and(|known| known == commit) {
+            return Ok(());
+        }
+        let path = self.root.join("refs").join(revision);
+        make_parent(&path)?;
+        atomic::write_bytes(&path, commit.as_bytes())
+    }
+
+    /// Puts a link to the blob in the place of a commit's file.
+    pub(crate) fn link(&self, commit: &str, name: &str, digest: &Digest) -> Result<(), LoadError> {
+        let pointer = self.pointer(commit, name);
+        make_parent(&pointer)?;
+        // Beside it and then renamed: another process sees the old file or the new one.
+        let temporary = pointer.with_extension(format!("{}.tmp", std::process::id()));
+        let up = "../".repeat(2 + name.matches('/').count());
+        let linked = symlink(&Path::new(&up).join("blobs").join(digest.as_str()), &temporary)
+            // Where there are no links, Python keeps the file itself in the snapshot.
+            .or_else(|_| std::fs::rename(self.blob(digest), &temporary));
+        linked.and_then(|()| std::fs::rename(&temporary, &pointer)).map_err(|e| {
+            let _ = std::fs::remove_file(&temporary);
+            LoadError::cache(&pointer)(e)
+        })
+    }
+
+    /// Waits until no other process writes this blob. `waiting` is told once where there is one.
+    ///
+    /// # Errors
+    /// When the cache cannot be written to, or the other process has made no headway for `patience`.
+    pub(crate) fn lock(
+        &self,
+        digest: &Digest,
+        patience: Duration,
+        waiting: impl FnOnce(),
+    ) -> Result<Lock, LoadError> {
+        make_parent(&self.blob(digest))?;
+        let path = self.locks.join(format!("{}.lock", digest.as_str()));
+        make_parent(&path)?;
+        let file = File::options().create(true).truncate(false).write(true).open(&path);
+        let file = file.map_err(LoadError::cache(&path))?;
+        let mut waiting = Some(waiting);
+        let mut seen = (self.bytes_of(digest), Instant::now());
+        loop {
+            match file.try_lock() {
+                Ok(()) => return Ok(Lock { _file: Some(file) }),
+                // A file system without locks: whoever writes the same blob writes the same bytes to the
+                // same places.
+                Err(TryLockError::Error(_)) => return Ok(Lock { _file: None }),
+                Err(TryLockError::WouldBlock) => {}
+            }
+            if let Some(waiting) = waiting.take() {
+                waiting();
+            }
+            let bytes = self.bytes_of(digest);
+            if bytes != seen.0 {
+                seen = (bytes, Instant::now());
+            } else if seen.1.elapsed() > patience {
+                return Err(LoadError::Locked { path, seconds: patience.as_secs() });
+            }
+            std::thread::sleep(POLL);
+        }
+    }
+
+    /// The bytes on disk of a blob and of its parts, whoever writes them.
+    fn bytes_of(&self, digest: &Digest) -> u64 {
+        let Ok(entries) = std::fs::read_dir(self.root.join("blobs")) else { return 0 };
+        entries
+            .flatten()
+            .filter(|entry| entry.file_name().to_string_lossy().starts_with(digest.as_str()))
+            .filter_map(|entry| Some(entry.metadata().ok()?.len()))
+            .sum()
+    }
+}
+
+/// Whether `revision` is the full hash of a commit.
+pub(crate) fn is_commit(revision: &str) -> bool {
+    revision.len() == 40 && revision.bytes().all(|b| b.is_ascii_hexdigit())
+}
+
+/// Makes the folder that `path` is to be in.
+pub(crate) fn make_parent(path: &Path) -> Result<(), LoadError> {
+    let dir = path.parent().unwrap_or(Path::new("."));
+    std::fs::create_dir_all(dir).map_err(LoadError::cache(dir))
+}
+
+/// What a file was when it was verified: its hash, size, time of change and inode.
+fn stamp(path: &Path, digest: &Digest) -> io::Result<String> {
+    let meta = std::fs::metadata(path)?;
+    let modified = meta.modified()?.duration_since(UNIX_EPOCH).map_or(0, |t| t.as_nanos());
+    Ok(format!("{} {} {modified} {}", digest.as_str(), meta.len(), inode(&meta)))
+}
+
+#[cfg(unix)]
+fn inode(meta: &std::fs::Metadata) -> u64 {
+    std::os::unix::fs::MetadataExt::ino(meta)
+}
+
+#[cfg(not(unix))]
+fn inode(_: &std::fs::Metadata) -> u64 {
+    0
+}
+
+#[cfg(unix)]
+fn symlink(target: &Path, link: &Path) -> io::Result<()> {
+    std::os::unix::fs::symlink(target, link)
+}
+
+#[cfg(windows)]
+fn symlink(target: &Path, link: &Path) -> io::Result<()> {
+    std::os::windows::fs::symlink_file(target, link)
+}

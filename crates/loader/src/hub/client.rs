@@ -1,0 +1,452 @@
+//! [`Client`]: what is asked of the Hub, each request tried again where that may help.
+
+use super::Hub;
+use super::digest::Digest;
+use super::model_id::ModelId;
+use super::{CachedModel, Event, MAIN, cache};
+use crate::LoadError;
+use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
+use hf_hub::{HFClient, HFError};
+use reqwest::header::{ACCEPT_ENCODING, CONTENT_LENGTH, ETAG, LOCATION, RANGE, RETRY_AFTER};
+use reqwest::{Method, Response, StatusCode, Url, redirect};
+use std::error::Error;
+use std::future::Future;
+use std::time::Duration;
+use tokio::runtime::Runtime;
+
+/// How often a request is repeated that got nowhere.
+const RETRIES: usize = 3;
+/// The longest that a server may ask to wait before the next request.
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
+const MOST_REDIRECTS: usize = 5;
+/// Given no token, hf-hub takes one from the environment; one that no header can hold, it does not send.
+const NO_TOKEN: &str = "\n";
+const USER_AGENT: &str = concat!("gpt2-candle/", env!("CARGO_PKG_VERSION"));
+
+/// Speaks with one Hub about one model.
+pub(crate) struct Client<'a> {
+    pub(crate) hub: &'a Hub,
+    pub(crate) model: &'a ModelId,
+    api: HFClient,
+    /// Follows redirects; reqwest leaves the token behind when one leads to another host.
+    following: reqwest::Client,
+    /// Shows redirects: the headers that describe a large file come with the first answer.
+    direct: reqwest::Client,
+    runtime: Option<Runtime>,
+}
+
+/// A commit and the names of its files, where the server gives them.
+pub(crate) struct Commit {
+    pub(crate) sha: String,
+    pub(crate) files: Option<Vec<String>>,
+}
+
+/// What the Hub announces of a file.
+pub(crate) struct Announced {
+    pub(crate) digest: Digest,
+    pub(crate) size: Option<u64>,
+}
+
+/// Why one try failed, and whether another may do better.
+pub(crate) struct Failure {
+    pub(crate) error: Box<LoadError>,
+    /// How long to wait at least before another try; `None` where none would help.
+    pub(crate) retry: Option<Duration>,
+}
+
+impl From<LoadError> for Failure {
+    fn from(error: LoadError) -> Self {
+        Self { error: Box::new(error), retry: None }
+    }
+}
+
+impl Failure {
+    /// A failure that may pass.
+    pub(crate) fn passing(error: LoadError) -> Self {
+        Self { error: Box::new(error), retry: Some(Duration::ZERO) }
+    }
+}
+
+/// What a request was about: a revision of the model, or one of its files.
+#[derive(Clone, Copy)]
+struct About<'a> {
+    revision: &'a str,
+    is_file: bool,
+}
+
+impl<'a> Client<'a> {
+    pub(crate) fn new(hub: &'a Hub, model: &'a ModelId) -> Result<Self, LoadError> {
+        let bad = |reason: String| LoadError::Endpoint { endpoint: hub.endpoint.clone(), reason };
+        let url = Url::parse(&hub.endpoint).map_err(|e| bad(e.to_string()))?;
+        if !matches!(url.scheme(), "http" | "https") || url.cannot_be_a_base() {
+            return Err(bad("expected an address that begins with https:// or http://".into()));
+        }
+        if hub.token.as_ref().is_some_and(|token| !token.bytes().all(|b| b.is_ascii_graphic())) {
+            return Err(LoadError::TokenRefused {
+                endpoint: hub.endpoint.clone(),
+                reason: "it holds characters that no token has".into(),
+            });
+        }
+        let client = |policy| {
+            reqwest::Client::builder()
+                .user_agent(USER_AGENT)
+                .connect_timeout(hub.timeout)
+                .redirect(policy)
+                .build()
+                .map_err(|e| bad(chain(&e)))
+        };
+        let following = client(redirect::Policy::limited(MOST_REDIRECTS))?;
+        let api = HFClient::builder()
+            .endpoint(&hub.endpoint)
+            .token(hub.token.as_deref().unwrap_or(NO_TOKEN))
+            .user_agent(USER_AGENT)
+            .client(following.clone())
+            .cache_dir(&hub.cache_dir)
+            .retry_max_attempts(0)
+            .build()
+            .map_err(|e| bad(e.to_string()))?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = Some(runtime.map_err(|e| bad(e.to_string()))?);
+        Ok(Self { hub, model, api, following, direct: client(redirect::Policy::none())?, runtime })
+    }
+
+    /// Runs a future that must be done within the timeout.
+    pub(crate) fn run<T>(&self, url: &str, future: impl Future<Output = T>) -> Result<T, Failure> {
+        let runtime = self.runtime.as_ref().ok_or_else(|| self.timed_out(url))?;
+        runtime
+            .block_on(async { tokio::time::timeout(self.hub.timeout, future).await })
+            .map_err(|_| self.timed_out(url))
+    }
+
+    fn timed_out(&self, url: &str) -> Failure {
+        Failure::passing(LoadError::Timeout { url: url.into(), seconds: self.hub.timeout.as_secs() })
+    }
+
+    /// The commit that a revision is.
+    pub(crate) fn commit(&self, revision: &str) -> Result<Commit, LoadError> {
+        let url = format!("{}/api/models/{}/revision/{revision}", self.hub.endpoint, self.model);
+        self.retry(|| {
+            let repository = self.api.model(self.model.owner(), self.model.name());
+            let info = repository.info().revision(revision);
+            let info = self.run(&url, info.send())?.map_err(|e| self.api_failure(e, &url, revision))?;
+            let sha = info.sha.filter(|sha| cache::is_commit(sha)).ok_or_else(|| LoadError::Unexpected {
+                url: url.clone(),
+                reason: "it names no commit".into(),
+            })?;
+            Ok(Commit { sha, files: info.siblings.map(|s| s.into_iter().map(|f| f.rfilename).collect()) })
+        })
+    }
+
+    /// What the Hub announces of a commit's file; `None` where the commit has no such file.
+    pub(crate) fn announced(&self, commit: &str, name: &str) -> Result<Option<Announced>, LoadError> {
+        self.retry(|| {
+            let Some(response) = self.head(commit, name)? else { return Ok(None) };
+            let header = |name: &str| response.headers().get(name).and_then(|v| v.to_str().ok());
+            let etag = header("x-linked-etag").or(header(ETAG.as_str())).unwrap_or_default();
+            let etag = etag.strip_prefix("W/").unwrap_or(etag).trim_matches('"');
+            let digest = Digest::parse(etag).ok_or_else(|| LoadError::NoHash {
+                url: response.url().to_string(),
+                etag: etag.to_string(),
+            })?;
+            let size = header("x-linked-size").or(header(CONTENT_LENGTH.as_str()));
+            Ok(Some(Announced { digest, size: size.and_then(|size| size.parse().ok()) }))
+        })
+    }
+
+    /// Asks for a file's description, following redirects inside the Hub only: a renamed model is such a
+    /// one, while a large file's leads to its storage, which does not describe it.
+    fn head(&self, commit: &str, name: &str) -> Result<Option<Response>, Failure> {
+        let mut url = self.url(commit, name)?;
+        for _ in 0..=MOST_REDIRECTS {
+            let request = self.request(&self.direct, Method::HEAD, url.clone());
+            let response = self.run(url.as_str(), request.send())?.map_err(|e| self.failure(&e, &url))?;
+            let location = response.headers().get(LOCATION).and_then(|l| l.to_str().ok());
+            match location.filter(|_| response.status().is_redirection()).map(|l| url.join(l)) {
+                Some(Ok(next)) if next.origin() == url.origin() => url = next,
+                Some(_) => return Ok(Some(response)),
+                None if response.status() == StatusCode::NOT_FOUND && entry_is_missing(&response) => {
+                    return Ok(None);
+                }
+                None if response.status().is_success() => return Ok(Some(response)),
+                None => return Err(self.refused(response, About { revision: commit, is_file: true })),
+            }
+        }
+        let reason = format!("more than {MOST_REDIRECTS} redirects");
+        Err(LoadError::Unexpected { url: url.into(), reason }.into())
+    }
+
+    /// Asks for the bytes of a commit's file from `start` on, up to `end` where there is one.
+    pub(crate) fn get(
+        &self,
+        commit: &str,
+        name: &str,
+        start: u64,
+        end: Option<u64>,
+    ) -> Result<Response, Failure> {
+        let url = self.url(commit, name)?;
+        let mut request = self.request(&self.following, Method::GET, url.clone());
+        if start > 0 || end.is_some() {
+            let last = end.map_or_else(String::new, |end| (end - 1).to_string());
+            request = request.header(RANGE, format!("bytes={start}-{last}"));
+        }
+        let response = self.run(url.as_str(), request.send())?.map_err(|e| self.failure(&e, &url))?;
+        if response.status().is_success() {
+            return Ok(response);
+        }
+        let elsewhere = response.url().origin() != url.origin();
+        let failure = self.refused(response, About { revision: commit, is_file: true });
+        // An address of the storage is good for a while only; asking the Hub again gives another.
+        let retry = failure.retry.or(elsewhere.then_some(Duration::ZERO));
+        Err(Failure { retry, ..failure })
+    }
+
+    /// The bytes of a commit's file from `start` to `end`; fewer where the file ends before.
+    pub(crate) fn range(&self, commit: &str, name: &str, start: u64, end: u64) -> Result<Vec<u8>, LoadError> {
+        self.retry(|| {
+            let mut response = self.get(commit, name, start, Some(end))?;
+            // A server that ignores the range begins at the beginning.
+            let skip = if response.status() == StatusCode::PARTIAL_CONTENT { 0 } else { start };
+            let wanted = usize::try_from(skip + end - start).unwrap_or(usize::MAX);
+            let mut bytes = vec![];
+            while bytes.len() < wanted {
+                let Some(chunk) = self.chunk(&mut response)? else { break };
+                bytes.extend_from_slice(chunk.as_ref());
+            }
+            bytes.truncate(wanted);
+            bytes.drain(..bytes.len().min(usize::try_from(skip).unwrap_or(usize::MAX)));
+            Ok(bytes)
+        })
+    }
+
+    /// The next bytes of a response; `None` at its end.
+    pub(crate) fn chunk(&self, response: &mut Response) -> Result<Option<impl AsRef<[u8]> + use<>>, Failure> {
+        let url = response.url().clone();
+        self.run(url.as_str(), response.chunk())?.map_err(|e| self.failure(&e, &url))
+    }
+
+    fn url(&self, commit: &str, name: &str) -> Result<Url, LoadError> {
+        let text = format!("{}/{}/resolve/{commit}/{name}", self.hub.endpoint, self.model);
+        Url::parse(&text)
+            .map_err(|e| LoadError::Endpoint { endpoint: self.hub.endpoint.clone(), reason: e.to_string() })
+    }
+
+    fn request(&self, client: &reqwest::Client, method: Method, url: Url) -> reqwest::RequestBuilder {
+        let request = client.request(method, url).header(ACCEPT_ENCODING, "identity");
+        match &self.hub.token {
+            Some(token) => request.bearer_auth(token),
+            None => request,
+        }
+    }
+
+    /// Repeats `attempt` while it fails in a way that may pass.
+    fn retry<T>(&self, mut attempt: impl FnMut() -> Result<T, Failure>) -> Result<T, LoadError> {
+        let mut delays = delays();
+        loop {
+            let failure = match attempt() {
+                Ok(value) => return Ok(value),
+                Err(failure) => failure,
+            };
+            self.wait(failure, &mut delays)?;
+        }
+    }
+
+    /// Sleeps before the next try, or gives up with the failure's error.
+    pub(crate) fn wait(&self, failure: Failure, delays: &mut ExponentialBackoff) -> Result<(), LoadError> {
+        let Failure { error, retry } = failure;
+        let Some(delay) = retry.and_then(|asked| Some(delays.next()?.max(asked))) else { return Err(*error) };
+        if delay > LONGEST_WAIT {
+            return Err(*error);
+        }
+        self.hub.tell(&Event::Retrying { error: &error, wait: delay });
+        std::thread::sleep(delay);
+        Ok(())
+    }
+
+    fn refused(&self, response: Response, about: About<'_>) -> Failure {
+        let header = |name: &str| response.headers().get(name)?.to_str().ok().map(str::to_string);
+        let refusal = Refusal {
+            status: response.status(),
+            code: header("x-error-code"),
+            message: header("x-error-message"),
+            wait: header(RETRY_AFTER.as_str()).and_then(|s| s.trim().parse().ok()).map(Duration::from_secs),
+            url: response.url().to_string(),
+        };
+        self.refusal(refusal, about)
+    }
+
+    fn api_failure(&self, error: HFError, url: &str, revision: &str) -> Failure {
+        let (context, wait) = match error {
+            HFError::Http { context }
+            | HFError::AuthRequired { context }
+            | HFError::Forbidden { context }
+            | HFError::Conflict { context }
+            | HFError::RepoNotFound { context: Some(context), .. }
+            | HFError::RevisionNotFound { context: Some(context), .. } => (context, None),
+            HFError::RateLimited { context, retry_after } => (context, retry_after),
+            HFError::Request { source, .. } => {
+                return match Url::parse(url) {
+                    Ok(url) => self.failure(&source, &url),
+                    Err(_) => self.offline(&source),
+                };
+            }
+            other => {
+                let reason = other.to_string();
+                return LoadError::Unexpected { url: url.into(), reason }.into();
+            }
+        };
+        let refusal = Refusal {
+            status: context.status,
+            code: context.error_code,
+            message: context.server_message,
+            wait,
+            url: context.url,
+        };
+        self.refusal(refusal, About { revision, is_file: false })
+    }
+
+    /// The error of an answer that is none of what was asked for.
+    fn refusal(&self, refusal: Refusal, about: About<'_>) -> Failure {
+        let Refusal { status, code, message, wait, url } = refusal;
+        let model = self.model.to_string();
+        let has_token = self.hub.token.is_some();
+        let message = message.unwrap_or_default();
+        let code = code.unwrap_or_default();
+        let error = match (status.as_u16(), code.as_str()) {
+            (_, "GatedRepo") => LoadError::Gated { model, has_token, message },
+            (_, "RevisionNotFound") => LoadError::RevisionNotFound { model, revision: about.revision.into() },
+            (401, _) if has_token => LoadError::TokenRefused {
+                endpoint: self.hub.endpoint.clone(),
+                reason: if message.is_empty() { status.to_string() } else { message },
+            },
+            (401, _) | (_, "RepoNotFound") => {
+                LoadError::ModelNotFound { model, endpoint: self.hub.endpoint.clone(), has_token }
+            }
+            // A server that is not the Hub itself may not say what it is that is not there.
+            (404, _) if !about.is_file && about.revision == MAIN => {
+                LoadError::ModelNotFound { model, endpoint: self.hub.endpoint.clone(), has_token }
+            }
+            (404, _) if !about.is_file => {
+                LoadError::RevisionNotFound { model, revision: about.revision.into() }
+            }
+            (429, _) => {
+                let wait_s = wait.map(|w| w.as_secs());
+                let error = LoadError::RateLimited { endpoint: self.hub.endpoint.clone(), wait_s, has_token };
+                return Failure { error: Box::new(error), retry: Some(wait.unwrap_or_default()) };
+            }
+            (408 | 500..=599, _) => {
+                let error = LoadError::Server { url, status: status.to_string(), message };
+                return Failure { error: Box::new(error), retry: Some(wait.unwrap_or_default()) };
+            }
+            _ => LoadError::Refused { url, status: status.to_string(), message },
+        };
+        error.into()
+    }
+
+    /// The error of a request without a whole answer.
+    fn failure(&self, error: &reqwest::Error, url: &Url) -> Failure {
+        let url = || url.to_string();
+        if error.is_timeout() {
+            self.timed_out(&url())
+        } else if error.is_connect() {
+            self.offline(error)
+        } else if is_not_json(error) {
+            Failure::passing(LoadError::Unexpected { url: url(), reason: chain(error) })
+        } else if error.is_redirect() || error.is_builder() {
+            LoadError::Unexpected { url: url(), reason: chain(error) }.into()
+        } else {
+            Failure::passing(LoadError::Interrupted { url: url(), reason: chain(error) })
+        }
+    }
+
+    fn offline(&self, error: &reqwest::Error) -> Failure {
+        Failure::passing(LoadError::NoNetwork { endpoint: self.hub.endpoint.clone(), reason: chain(error) })
+    }
+}
+
+impl Hub {
+    /// The models that the cache has files of.
+    ///
+    /// # Errors
+    /// When the cache cannot be read.
+    pub fn cached(&self) -> Result<Vec<CachedModel>, LoadError> {
+        let failed = |reason: String| LoadError::io(&self.cache_dir)(std::io::Error::other(reason));
+        let api = HFClient::builder().endpoint(&self.endpoint).token(NO_TOKEN).cache_dir(&self.cache_dir);
+        let api = api.build().map_err(|e| failed(e.to_string()))?;
+        let runtime = tokio::runtime::Builder::new_current_thread().build();
+        let cache = runtime.map_err(|e| failed(e.to_string()))?.block_on(api.scan_cache().send());
+        let repositories = cache.map_err(|e| failed(e.to_string()))?.repos;
+        let models = repositories.into_iter().filter(|repository| repository.repo_type == "model");
+        let mut models: Vec<_> = models
+            .flat_map(|model| {
+                model.revisions.into_iter().filter(|revision| !revision.files.is_empty()).map(
+                    move |revision| CachedModel {
+                        id: model.repo_id.clone(),
+                        commit: revision.commit_hash,
+                        refs: revision.refs,
+                        size: revision.size_on_disk,
+                    },
+                )
+            })
+            .collect();
+        models.sort_by(|a, b| (&a.id, &a.commit).cmp(&(&b.id, &b.commit)));
+        Ok(models)
+    }
+}
+
+impl Drop for Client<'_> {
+    fn drop(&mut self) {
+        // A name that is still being looked up is not waited for.
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+struct Refusal {
+    status: StatusCode,
+    code: Option<String>,
+    message: Option<String>,
+    wait: Option<Duration>,
+    url: String,
+}
+
+/// Half a second, then twice as long each time, each up to twice as long again at random.
+pub(crate) fn delays() -> ExponentialBackoff {
+    ExponentialBuilder::default()
+        .with_min_delay(Duration::from_millis(500))
+        .with_jitter()
+        .with_max_times(RETRIES)
+        .build()
+}
+
+/// Whether a 404 means this file, and not its model or revision. A server that is not the Hub itself may
+/// not say.
+fn entry_is_missing(response: &Response) -> bool {
+    response.headers().get("x-error-code").is_none_or(|code| code == "EntryNotFound")
+}
+
+/// Whether an answer came whole and is not the JSON that it should be.
+fn is_not_json(error: &reqwest::Error) -> bool {
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        if error.is::<serde_json::Error>() {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
+}
+
+/// An error and its causes; reqwest's own text leaves them out.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let more = error.to_string();
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        cause = error.source();
+    }
+    text
+}

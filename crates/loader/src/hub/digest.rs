@@ -1,0 +1,192 @@
+//! [`Digest`]: the hash that the Hub announces of a file, and the file's own.
+
+use sha1::Digest as _;
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+
+/// What a file's content must hash to. It is the file's `ETag` on the Hub and its blob's name in the cache.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Digest {
+    /// SHA-256 of the content, for files in large file storage.
+    Sha256(String),
+    /// Git's id of a blob, SHA-1 of `blob {length}\0` and the content, for all others.
+    GitSha1(String),
+}
+
+impl Digest {
+    /// Reads an `ETag`; `None` where it is not the hash of a content.
+    pub(crate) fn parse(etag: &str) -> Option<Self> {
+        let hex = etag.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
+        match etag.len() {
+            64 if hex => Some(Self::Sha256(etag.into())),
+            40 if hex => Some(Self::GitSha1(etag.into())),
+            _ => None,
+        }
+    }
+
+    /// The hash in hexadecimal.
+    pub(crate) fn as_str(&self) -> &str {
+        match self {
+            Self::Sha256(hex) | Self::GitSha1(hex) => hex,
+        }
+    }
+
+    /// What the file at `path` hashes to, by this hash's kind.
+    pub(crate) fn of_file(&self, path: &Path) -> io::Result<String> {
+        let mut file = File::open(path)?;
+        let mut hasher = Hasher::new(self, file.metadata()?.len());
+        hasher.read(&mut file, u64::MAX)?;
+        Ok(hasher.finish())
+    }
+}
+
+impl fmt::Display for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Sha256(hex) => write!(f, "sha256 {hex}"),
+            Self::GitSha1(hex) => write!(f, "git blob sha1 {hex}"),
+        }
+    }
+}
+
+enum Hasher {
+    Sha256(sha2::Sha256),
+    Sha1(sha1::Sha1),
+}
+
+impl Hasher {
+    fn new(digest: &Digest, len: u64) -> Self {
+        match digest {
+            Digest::Sha256(_) => Self::Sha256(sha2::Sha256::new()),
+            Digest::GitSha1(_) => Self::Sha1(sha1::Sha1::new_with_prefix(format!("blob {len}\0"))),
+        }
+    }
+
+    /// Takes in up to `limit` bytes of `file`; returns how many there were.
+    fn read(&mut self, file: &mut File, limit: u64) -> io::Result<u64> {
+        let mut buffer = vec![0; 1 << 18];
+        let mut total = 0;
+        while total < limit {
+            let room = usize::try_from(limit - total).unwrap_or(usize::MAX).min(buffer.len());
+            let n = match file.read(&mut buffer[..room]) {
+                Ok(0) => break,
+                Ok(n) => n,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+                Err(e) => return Err(e),
+            };
+            match self {
+                Self::Sha256(hasher) => hasher.update(&buffer[..n]),
+                Self::Sha1(hasher) => hasher.update(&buffer[..n]),
+            }
+            total += n as u64;
+        }
+        Ok(total)
+    }
+
+    fn finish(self) -> String {
+        match self {
+            Self::Sha256(hasher) => hex::encode(hasher.finalize()),
+            Self::Sha1(hasher) => hex::encode(hasher.finalize()),
+        }
+    }
+}
+
+/// Hashes a file on a thread of its own while it is being written, by reading what is on disk.
+pub(crate) struct Follower {
+    written: Sender<u64>,
+    thread: JoinHandle<io::Result<String>>,
+}
+
+impl Follower {
+    /// Follows the file at `path`, which will be `len` bytes long.
+    pub(crate) fn start(path: PathBuf, digest: &Digest, len: u64) -> io::Result<Self> {
+        let (written, receiver) = channel();
+        let mut hasher = Hasher::new(digest, len);
+        let thread = std::thread::Builder::new().name("hash".into()).spawn(move || {
+            follow(&mut hasher, &path, &receiver)?;
+            Ok(hasher.finish())
+        })?;
+        Ok(Self { written, thread })
+    }
+
+    /// Says that the first `len` bytes are in the file.
+    pub(crate) fn written(&self, len: u64) {
+        // Where the thread has failed, `finish` tells why.
+        let _ = self.written.send(len);
+    }
+
+    /// Waits for the rest and gives the hash of what was said to be written.
+    pub(crate) fn finish(self) -> io::Result<String> {
+        drop(self.written);
+        self.thread.join().map_err(|_| io::Error::other("the thread that hashes the file panicked"))?
+    }
+}
+
+fn follow(hasher: &mut Hasher, path: &Path, written: &Receiver<u64>) -> io::Result<()> {
+    let mut file = File::open(path)?;
+    let mut done = 0;
+    while let Ok(mut end) = written.recv() {
+        // All that has been written by now, in one go.
+        while let Ok(later) = written.try_recv() {
+            end = later;
+        }
+        done += hasher.read(&mut file, end - done)?;
+        if done < end {
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file was cut while it was hashed"));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Digest, Follower};
+    use std::io::Write;
+
+    // `printf 'hello\n' | git hash-object --stdin` and `printf 'hello\n' | sha256sum`
+    const GIT: &str = "ce013625030ba8dba906f756967f9e9ca394464a";
+    const SHA256: &str = "5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03";
+
+    #[test]
+    fn a_file_hashes_as_git_and_sha256sum_say() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(b"hello\n").unwrap();
+        for hex in [GIT, SHA256] {
+            let digest = Digest::parse(hex).unwrap();
+            assert_eq!(digest.of_file(file.path()).unwrap(), hex);
+        }
+        for etag in
+            ["", "abc", &GIT.to_uppercase(), &"g".repeat(64), "../../../../../../etc/passwd-0000000000"]
+        {
+            assert_eq!(Digest::parse(etag), None, "{etag}");
+        }
+    }
+
+    #[test]
+    fn a_growing_file_hashes_to_the_same() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        for hex in [GIT, SHA256] {
+            file.as_file().set_len(0).unwrap();
+            std::io::Seek::rewind(&mut file).unwrap();
+            let follower =
+                Follower::start(file.path().to_path_buf(), &Digest::parse(hex).unwrap(), 6).unwrap();
+            for (i, byte) in b"hello\n".iter().enumerate() {
+                file.write_all(&[*byte]).unwrap();
+                follower.written(i as u64 + 1);
+            }
+            assert_eq!(follower.finish().unwrap(), hex);
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_cut_is_an_error() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let follower = Follower::start(file.path().to_path_buf(), &Digest::parse(GIT).unwrap(), 6).unwrap();
+        follower.written(6);
+        assert!(follower.finish().is_err());
+    }
+}

@@ -1,0 +1,388 @@
+//! [`Hub`]'s calls: which files of a model are needed, and each of them verified.
+
+use super::cache::{Repo, is_commit};
+use super::client::{Announced, Client};
+use super::digest::Digest;
+use super::transfer::Transfer;
+use super::{Event, FileCheck, FileState, Hub, ModelId, Pin, Snapshot};
+use crate::{Bytes, Files, LoadError, TokenizerFiles, Weights, safetensors_file};
+use std::cell::{OnceCell, RefCell};
+use std::path::{Path, PathBuf};
+
+/// A process that waits for another gives up when that one has made no headway for this many timeouts: the
+/// other may itself have to wait and try again.
+const PATIENCE: u32 = 10;
+
+pub(super) const CONFIG: &str = "config.json";
+pub(super) const SAFETENSORS: &str = "model.safetensors";
+pub(super) const INDEX: &str = "model.safetensors.index.json";
+const WEIGHTS: [&str; 3] = [SAFETENSORS, INDEX, "pytorch_model.bin"];
+const TOKENIZER: &str = "tokenizer.json";
+const VOCAB_MERGES: [&str; 2] = ["vocab.json", "merges.txt"];
+
+impl Hub {
+    /// The files of a model at a revision: a branch, a tag or a commit. What the cache holds is used without
+    /// a request, so that a branch stays at the commit that it was at; [`download`](Self::download) looks
+    /// for a newer one.
+    ///
+    /// # Errors
+    /// When a file is neither cached nor to be had, or its content is not what the Hub announced.
+    pub fn open(&self, model: &ModelId, revision: &str) -> Result<Snapshot, LoadError> {
+        Fetch::new(self, model, revision, Ask::WhereNeeded)?.snapshot()
+    }
+
+    /// As [`open`](Self::open), from the commit that the revision is now.
+    ///
+    /// # Errors
+    /// As `open`, and when the Hub cannot be asked.
+    pub fn download(&self, model: &ModelId, revision: &str) -> Result<Snapshot, LoadError> {
+        Fetch::new(self, model, revision, Ask::First)?.snapshot()
+    }
+
+    /// Hashes every cached file of a model again; with `repair`, fetches those anew that are bad.
+    ///
+    /// # Errors
+    /// When nothing is cached of it, and when a bad file cannot be had.
+    pub fn verify(&self, model: &ModelId, revision: &str, repair: bool) -> Result<Vec<FileCheck>, LoadError> {
+        let fetch = Fetch::new(self, model, revision, Ask::WhereNeeded)?;
+        let commit = fetch.repo.commit(revision).ok_or_else(|| fetch.not_cached(CONFIG))?;
+        let dir = fetch.repo.snapshot(&commit);
+        let mut names = vec![];
+        file_names(&dir, "", &mut names).map_err(|_| fetch.not_cached(CONFIG))?;
+        names.sort();
+        names.into_iter().map(|name| fetch.check(&commit, name, repair)).collect()
+    }
+
+    pub(super) fn tell(&self, event: &Event<'_>) {
+        if let Some(progress) = &self.progress {
+            progress(event);
+        }
+    }
+}
+
+/// When the Hub is asked which commit a revision is.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Ask {
+    First,
+    WhereNeeded,
+}
+
+/// One model's files at one revision.
+pub(super) struct Fetch<'a> {
+    pub(super) hub: &'a Hub,
+    pub(super) model: &'a ModelId,
+    revision: &'a str,
+    ask: Ask,
+    repo: Repo,
+    client: OnceCell<Client<'a>>,
+    /// The files of the commit, once the Hub was asked.
+    listing: RefCell<Option<Vec<String>>>,
+}
+
+impl<'a> Fetch<'a> {
+    pub(super) fn new(
+        hub: &'a Hub,
+        model: &'a ModelId,
+        revision: &'a str,
+        ask: Ask,
+    ) -> Result<Self, LoadError> {
+        // It becomes part of a path and of an address.
+        let is_plain = |part: &str| !part.is_empty() && part != "." && part != "..";
+        let is_printable = |c: char| c.is_ascii_graphic() && !"\\?#%:*\"<>|".contains(c);
+        if !revision.split('/').all(is_plain) || !revision.chars().all(is_printable) {
+            let model = model.to_string();
+            return Err(LoadError::RevisionNotFound { model, revision: revision.into() });
+        }
+        Ok(Self {
+            hub,
+            model,
+            revision,
+            ask,
+            repo: Repo::new(&hub.cache_dir, model, revision),
+            client: OnceCell::new(),
+            listing: RefCell::new(None),
+        })
+    }
+
+    fn snapshot(&self) -> Result<Snapshot, LoadError> {
+        let commit = self.commit()?;
+        let config = self.required(&commit, CONFIG)?;
+        let weights = self.weights(&commit)?;
+        let tokenizer = self.tokenizer(&commit)?;
+        // Only now: until its files are here, the revision stays at the commit whose files are.
+        if self.client.get().is_some() {
+            self.repo.set_commit(self.revision, &commit)?;
+        }
+        let files = Files {
+            name: format!("{}@{}", self.model, &commit[..12]),
+            config: (config.clone(), Bytes::open(&config)?),
+            weights,
+            tokenizer,
+        };
+        Ok(Snapshot { dir: self.repo.snapshot(&commit), commit, files })
+    }
+
+    /// The commit that the revision is: what the cache says, where that will do.
+    pub(super) fn commit(&self) -> Result<String, LoadError> {
+        match self.repo.commit(self.revision) {
+            Some(commit) if self.ask == Ask::WhereNeeded || self.hub.offline || is_commit(self.revision) => {
+                Ok(commit)
+            }
+            _ => self.ask_for_commit(self.revision),
+        }
+    }
+
+    fn ask_for_commit(&self, revision: &str) -> Result<String, LoadError> {
+        let commit = self.client(CONFIG)?.commit(revision)?;
+        *self.listing.borrow_mut() = commit.files;
+        Ok(commit.sha)
+    }
+
+    /// The client, unless nothing may be asked for; `file` is what it would be asked for.
+    pub(super) fn client(&self, file: &str) -> Result<&Client<'a>, LoadError> {
+        if self.hub.offline {
+            return Err(self.not_cached(file));
+        }
+        if let Some(client) = self.client.get() {
+            return Ok(client);
+        }
+        let client = Client::new(self.hub, self.model)?;
+        Ok(self.client.get_or_init(|| client))
+    }
+
+    fn not_cached(&self, file: &str) -> LoadError {
+        LoadError::NotCached {
+            model: self.model.to_string(),
+            revision: self.revision.into(),
+            file: file.into(),
+            cache: self.hub.cache_dir.clone(),
+            offline: self.hub.offline,
+        }
+    }
+
+    /// The weights that are cached, else those that the commit has: safetensors first, then sharded, then
+    /// pickled.
+    pub(super) fn weights(&self, commit: &str) -> Result<Weights, LoadError> {
+        let name = match self.cached_weights(commit) {
+            Some(name) => name,
+            None => self.listed_weights(commit)?,
+        };
+        let path = self.required(commit, name)?;
+        Ok(match name {
+            SAFETENSORS => {
+                let bytes = Bytes::open(&path)?;
+                Weights::Safetensors(path, bytes)
+            }
+            INDEX => {
+                for shard in safetensors_file::shards(&path)? {
+                    self.required(commit, &shard)?;
+                }
+                Weights::Index(path)
+            }
+            _ => Weights::Pickle(path),
+        })
+    }
+
+    /// Which of the weights' files the cache has.
+    pub(super) fn cached_weights(&self, commit: &str) -> Option<&'static str> {
+        WEIGHTS.into_iter().find(|name| self.repo.has_file(commit, name))
+    }
+
+    /// Which of the weights' files the commit has.
+    pub(super) fn listed_weights(&self, commit: &str) -> Result<&'static str, LoadError> {
+        for name in WEIGHTS {
+            if self.is_listed(commit, name)? {
+                return Ok(name);
+            }
+        }
+        Err(self.missing(&WEIGHTS.join(", ")))
+    }
+
+    /// Fetches the tokenizer. Where only that cannot be had, the model still serves for token ids.
+    fn tokenizer(&self, commit: &str) -> Result<TokenizerFiles, LoadError> {
+        match self.tokenizer_files(commit) {
+            Err(error) if error.is_unreachable() => Ok(TokenizerFiles::Unreachable(error.to_string())),
+            files => files,
+        }
+    }
+
+    fn tokenizer_files(&self, commit: &str) -> Result<TokenizerFiles, LoadError> {
+        let [vocab, merges] = VOCAB_MERGES;
+        let cached = |name| self.repo.has_file(commit, name);
+        let has_both = cached(vocab) && cached(merges);
+        if cached(TOKENIZER) || (!has_both && self.is_listed(commit, TOKENIZER)?) {
+            let path = self.required(commit, TOKENIZER)?;
+            let bytes = Bytes::open(&path)?;
+            return Ok(TokenizerFiles::Json(path, bytes));
+        }
+        if has_both || (self.is_listed(commit, vocab)? && self.is_listed(commit, merges)?) {
+            let (vocab, merges) = (self.required(commit, vocab)?, self.required(commit, merges)?);
+            return Ok(TokenizerFiles::VocabMerges(vocab, merges));
+        }
+        Ok(TokenizerFiles::Absent)
+    }
+
+    /// Whether the commit has the file, as far as can be told without asking for the file itself.
+    fn is_listed(&self, commit: &str, name: &str) -> Result<bool, LoadError> {
+        if self.repo.has_file(commit, name) {
+            return Ok(true);
+        }
+        if self.repo.is_absent(commit, name) {
+            return Ok(false);
+        }
+        let client = self.client(name)?;
+        if self.listing.borrow().is_none() {
+            self.ask_for_commit(commit)?;
+        }
+        let listed = match self.listing.borrow().as_deref() {
+            Some(files) => files.iter().any(|file| file == name),
+            // A server that lists nothing tells when it is asked for the file.
+            None => client.announced(commit, name)?.is_some(),
+        };
+        if !listed {
+            self.repo.set_absent(commit, name);
+        }
+        Ok(listed)
+    }
+
+    fn missing(&self, file: &str) -> LoadError {
+        let found = self.listing.borrow().clone().unwrap_or_default();
+        LoadError::FileNotFound { model: self.model.to_string(), file: file.into(), found: found.join(", ") }
+    }
+
+    /// A file that the model cannot do without, verified.
+    pub(super) fn required(&self, commit: &str, name: &str) -> Result<PathBuf, LoadError> {
+        let path = self.repo.pointer(commit, name);
+        if self.is_good(commit, name)? {
+            return Ok(path);
+        }
+        let client = self.client(name).map_err(|offline| self.bad_or(commit, name, offline))?;
+        let Some(announced) = client.announced(commit, name)? else {
+            self.repo.set_absent(commit, name);
+            if self.listing.borrow().is_none() {
+                self.ask_for_commit(commit)?;
+            }
+            return Err(self.missing(name));
+        };
+        self.check_pin(commit, name, &announced)?;
+        self.fetch(client, commit, name, &announced)?;
+        Ok(path)
+    }
+
+    /// Whether the cache has the file and its content is what it should be.
+    fn is_good(&self, commit: &str, name: &str) -> Result<bool, LoadError> {
+        if !self.repo.has_file(commit, name) {
+            return Ok(false);
+        }
+        let Some(digest) = self.repo.digest(commit, name) else { return Ok(false) };
+        if self.repo.is_verified(commit, name, &digest) {
+            return Ok(true);
+        }
+        let good = self.hashes_to(&self.repo.pointer(commit, name), name, &digest)?;
+        if good {
+            let size = std::fs::metadata(self.repo.pointer(commit, name)).map_or(0, |meta| meta.len());
+            self.check_pin(commit, name, &Announced { digest: digest.clone(), size: Some(size) })?;
+            self.repo.set_verified(commit, name, &digest);
+        }
+        Ok(good)
+    }
+
+    /// Whether the file at `path` is there and has this content.
+    fn hashes_to(&self, path: &Path, name: &str, digest: &Digest) -> Result<bool, LoadError> {
+        let Ok(meta) = std::fs::metadata(path) else { return Ok(false) };
+        self.hub.tell(&Event::Verifying { file: name, size: meta.len() });
+        let found = digest.of_file(path).map_err(LoadError::io(path))?;
+        Ok(found == digest.as_str())
+    }
+
+    /// The error of a file that may not be fetched: it is not there, or not what it should be.
+    fn bad_or(&self, commit: &str, name: &str, not_cached: LoadError) -> LoadError {
+        if !self.repo.has_file(commit, name) {
+            return not_cached;
+        }
+        let path = self.repo.pointer(commit, name);
+        match self.repo.digest(commit, name) {
+            Some(digest) => LoadError::BadCache { path, expected: digest.to_string() },
+            None => LoadError::Unverified { path },
+        }
+    }
+
+    fn check_pin(&self, commit: &str, name: &str, announced: &Announced) -> Result<(), LoadError> {
+        let model = self.model.to_string();
+        let is_it = |pin: &&Pin| pin.id == model && pin.revision == commit && pin.file == name;
+        let Some(pin) = self.hub.pins.iter().find(is_it) else { return Ok(()) };
+        let sha256 = pin.sha256.as_deref().unwrap_or(announced.digest.as_str());
+        if sha256 == announced.digest.as_str() && announced.size.is_none_or(|size| size == pin.size) {
+            return Ok(());
+        }
+        let size = announced.size.map_or_else(String::new, |size| format!(", {size} bytes"));
+        Err(LoadError::Pin {
+            file: format!("{model}/{name}"),
+            expected: format!("sha256 {sha256}, {} bytes", pin.size),
+            found: format!("{}{size}", announced.digest),
+        })
+    }
+
+    /// Puts the file into the cache, unless another process does so first.
+    fn fetch(
+        &self,
+        client: &Client<'_>,
+        commit: &str,
+        name: &str,
+        announced: &Announced,
+    ) -> Result<(), LoadError> {
+        let digest = &announced.digest;
+        let waiting = || self.hub.tell(&Event::Waiting { file: name });
+        let _lock = self.repo.lock(digest, self.hub.timeout * PATIENCE, waiting)?;
+        let blob = self.repo.blob(digest);
+        if !self.hashes_to(&blob, name, digest)? {
+            self.repo.discard(commit, name, digest)?;
+            Transfer { client, repo: &self.repo, commit, name, announced }.run()?;
+        }
+        self.repo.link(commit, name, digest)?;
+        self.repo.set_verified(commit, name, digest);
+        self.hub.tell(&Event::Fetched { file: name });
+        Ok(())
+    }
+
+    /// Hashes one file of the cache again.
+    fn check(&self, commit: &str, name: String, repair: bool) -> Result<FileCheck, LoadError> {
+        let path = self.repo.pointer(commit, &name);
+        let size = |path: &Path| std::fs::metadata(path).map_or(0, |meta| meta.len());
+        let Some(digest) = self.repo.digest(commit, &name) else {
+            return Ok(FileCheck { file: name, state: FileState::Unknown, size: size(&path) });
+        };
+        let good = self.hashes_to(&path, &name, &digest)?;
+        let state = match (good, repair) {
+            (true, _) => {
+                self.repo.set_verified(commit, &name, &digest);
+                FileState::Good
+            }
+            (false, false) => {
+                self.repo.forget(commit, &name);
+                FileState::Bad
+            }
+            (false, true) => {
+                self.repo.forget(commit, &name);
+                self.required(commit, &name)?;
+                FileState::Repaired
+            }
+        };
+        Ok(FileCheck { file: name, state, size: size(&path) })
+    }
+}
+
+/// The files below `dir`, by their paths from there.
+fn file_names(dir: &Path, prefix: &str, names: &mut Vec<String>) -> std::io::Result<()> {
+    for entry in std::fs::read_dir(dir)? {
+        let entry = entry?;
+        let Ok(name) = entry.file_name().into_string() else { continue };
+        let name = format!("{prefix}{name}");
+        if entry.file_type()?.is_dir() {
+            file_names(&entry.path(), &format!("{name}/"), names)?;
+        } else {
+            names.push(name);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,72 @@
+//! [`Hub::headers`]: a model's config and the headers of its weights, without the weights.
+
+use super::client::Client;
+use super::fetch::{Ask, CONFIG, Fetch, INDEX, SAFETENSORS};
+use super::{Headers, Hub, ModelId};
+use crate::{Bytes, Files, Header, LoadError, TokenizerFiles, Weights, safetensors_file};
+use std::path::PathBuf;
+
+/// Holds the whole header of GPT-2 small: 8 bytes of length and 14,283 of JSON.
+const FIRST: u64 = 1 << 14;
+/// The longest header that the format allows.
+const LONGEST: u64 = 100_000_000;
+
+impl Hub {
+    /// Reads a model's config, and of its weights the headers alone. What is cached is not asked for.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open), and when the weights are no safetensors files.
+    pub fn headers(&self, model: &ModelId, revision: &str) -> Result<Headers, LoadError> {
+        let fetch = Fetch::new(self, model, revision, Ask::WhereNeeded)?;
+        let commit = fetch.commit()?;
+        let config = fetch.required(&commit, CONFIG)?;
+        let mut bytes_read = 0;
+        let weights = if fetch.cached_weights(&commit).is_some() {
+            fetch.weights(&commit)?
+        } else {
+            let name = fetch.listed_weights(&commit)?;
+            let names = match name {
+                SAFETENSORS => vec![name.to_string()],
+                INDEX => safetensors_file::shards(&fetch.required(&commit, name)?)?,
+                _ => return Err(LoadError::NoHeader { model: model.to_string(), file: name }),
+            };
+            let client = fetch.client(name)?;
+            let headers = names.iter().map(|name| read_header(client, &commit, name, &mut bytes_read));
+            Weights::Headers(headers.collect::<Result<_, _>>()?)
+        };
+        let files = Files {
+            name: format!("{model}@{}", &commit[..12]),
+            config: (config.clone(), Bytes::open(&config)?),
+            weights,
+            tokenizer: TokenizerFiles::Absent,
+        };
+        Ok(Headers { commit, files, bytes_read })
+    }
+}
+
+fn read_header(
+    client: &Client<'_>,
+    commit: &str,
+    name: &str,
+    bytes_read: &mut u64,
+) -> Result<Header, LoadError> {
+    let path = PathBuf::from(format!("{}@{}/{name}", client.model, &commit[..12]));
+    let missing = || LoadError::FileNotFound {
+        model: client.model.to_string(),
+        file: name.into(),
+        found: String::new(),
+    };
+    let announced = client.announced(commit, name)?.ok_or_else(missing)?;
+    let file_len = announced.size.unwrap_or(u64::MAX);
+    let mut bytes = client.range(commit, name, 0, FIRST.min(file_len))?;
+    *bytes_read += bytes.len() as u64;
+    if let Some(len) = bytes.first_chunk().map(|len| u64::from_le_bytes(*len)) {
+        let end = len.saturating_add(8);
+        if end > bytes.len() as u64 && end <= file_len.min(LONGEST) {
+            let rest = client.range(commit, name, bytes.len() as u64, end)?;
+            *bytes_read += rest.len() as u64;
+            bytes.extend(rest);
+        }
+    }
+    Ok(Header { path, bytes, file_len: announced.size })
+}

@@ -1,0 +1,209 @@
+//! [`Hub`]: pretrained weights by name, from the Hugging Face Hub or what is cached of it.
+//!
+//! A file is used only after its content was held against the hash that the Hub announced for it. What is
+//! cached is used without a request; what Python's `huggingface_hub` has cached is, too, and the other way
+//! round. Bytes travel over plain HTTP with ranges, so that a cut download goes on where it ended.
+
+mod model_id;
+
+#[cfg(not(feature = "hub"))]
+mod absent;
+#[cfg(feature = "hub")]
+mod cache;
+#[cfg(feature = "hub")]
+mod client;
+#[cfg(feature = "hub")]
+mod digest;
+#[cfg(feature = "hub")]
+mod fetch;
+#[cfg(feature = "hub")]
+mod headers;
+#[cfg(feature = "hub")]
+mod transfer;
+
+pub use model_id::ModelId;
+
+use crate::{Files, LoadError};
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Which Hub is asked, how, and where its files are kept. This crate reads no setting from the environment;
+/// only the proxy variables (`HTTPS_PROXY`, `NO_PROXY`, ..) are read, by the HTTP client.
+#[derive(Clone)]
+pub struct Hub {
+    /// The Hub's address, without a slash at its end.
+    pub endpoint: String,
+    /// The folder that holds `models--owner--name`: Python's `HF_HUB_CACHE`.
+    pub cache_dir: PathBuf,
+    /// Sent to the Hub, and never to another host.
+    pub token: Option<String>,
+    /// Whether no request is made at all.
+    pub offline: bool,
+    /// How long a request may go without a byte. A whole download may take any time.
+    pub timeout: Duration,
+    /// Files whose content is known beforehand.
+    pub pins: Vec<Pin>,
+    /// Told what goes on.
+    pub progress: Option<Progress>,
+}
+
+/// Told what goes on, from the thread that works.
+pub type Progress = Arc<dyn Fn(&Event<'_>) + Send + Sync>;
+
+/// The Hub that everybody means.
+pub const ENDPOINT: &str = "https://huggingface.co";
+
+/// The branch that is meant where none is named.
+pub const MAIN: &str = "main";
+
+/// A file of a model whose content is known beforehand.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
+pub struct Pin {
+    /// The model, `owner/name`.
+    pub id: String,
+    /// The commit.
+    pub revision: String,
+    /// The file.
+    pub file: String,
+    /// Its length in bytes.
+    pub size: u64,
+    /// The SHA-256 of its content, in hexadecimal; `None` where only the length is known.
+    pub sha256: Option<String>,
+    /// The licence of the model.
+    pub license: String,
+}
+
+/// What goes on.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Event<'a> {
+    /// Another process fetches this file; it is waited for.
+    Waiting {
+        /// The file.
+        file: &'a str,
+    },
+    /// Bytes of a file begin to arrive.
+    Fetching {
+        /// The file.
+        file: &'a str,
+        /// Its length in bytes, where the Hub says.
+        size: Option<u64>,
+        /// The bytes that are here already.
+        have: u64,
+    },
+    /// More bytes of a file are here.
+    Received {
+        /// The file.
+        file: &'a str,
+        /// All that are here.
+        bytes: u64,
+    },
+    /// A file is whole, verified and in the cache.
+    Fetched {
+        /// The file.
+        file: &'a str,
+    },
+    /// A file of the cache is hashed.
+    Verifying {
+        /// The file.
+        file: &'a str,
+        /// Its length in bytes.
+        size: u64,
+    },
+    /// A try failed; there will be another.
+    Retrying {
+        /// Why.
+        error: &'a LoadError,
+        /// How long until then.
+        wait: Duration,
+    },
+}
+
+/// A commit whose files are in the cache, verified.
+#[derive(Debug, Clone)]
+pub struct Snapshot {
+    /// The commit.
+    pub commit: String,
+    /// Its folder.
+    pub dir: PathBuf,
+    /// Its files.
+    pub files: Files,
+}
+
+/// What an audit needs of a model, and nothing more.
+#[derive(Debug, Clone)]
+pub struct Headers {
+    /// The commit.
+    pub commit: String,
+    /// The config and the headers; without a tokenizer, and nothing can be loaded from it.
+    pub files: Files,
+    /// How many bytes of weights' files were read from the Hub. They cannot be verified: the hash that the
+    /// Hub announces is of the whole file.
+    pub bytes_read: u64,
+}
+
+/// A commit of a model of which the cache has files.
+#[derive(Debug, Clone, serde::Serialize)]
+pub struct CachedModel {
+    /// The model, `owner/name`.
+    pub id: String,
+    /// The commit.
+    pub commit: String,
+    /// The branches and tags that are this commit.
+    pub refs: Vec<String>,
+    /// The bytes of its files.
+    pub size: u64,
+}
+
+/// Whether a file of the cache is what the Hub announced.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct FileCheck {
+    /// The file.
+    pub file: String,
+    /// What was found.
+    pub state: FileState,
+    /// Its length in bytes.
+    pub size: u64,
+}
+
+/// What was found of a file of the cache.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FileState {
+    /// Its content is what the Hub announced.
+    Good,
+    /// It was not, and is now.
+    Repaired,
+    /// Its content is something else, or gone.
+    Bad,
+    /// The cache does not say what it should be.
+    Unknown,
+}
+
+impl fmt::Debug for Hub {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Hub")
+            .field("endpoint", &self.endpoint)
+            .field("cache_dir", &self.cache_dir)
+            .field("has_token", &self.token.is_some())
+            .field("offline", &self.offline)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Hub {
+    /// The Hub at [`ENDPOINT`] without a token, with its cache in `cache_dir`.
+    pub fn new(cache_dir: impl Into<PathBuf>) -> Self {
+        Self {
+            endpoint: ENDPOINT.into(),
+            cache_dir: cache_dir.into(),
+            token: None,
+            offline: false,
+            timeout: Duration::from_secs(30),
+            pins: vec![],
+            progress: None,
+        }
+    }
+}

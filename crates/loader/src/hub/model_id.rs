@@ -1,0 +1,99 @@
+//! [`ModelId`]: a model's name on the Hub.
+
+use std::fmt;
+
+/// The names that GPT-2's own models are known by, and their ids.
+const ALIASES: [(&str, &str, &str); 5] = [
+    ("gpt2", "openai-community", "gpt2"),
+    ("gpt2-medium", "openai-community", "gpt2-medium"),
+    ("gpt2-large", "openai-community", "gpt2-large"),
+    ("gpt2-xl", "openai-community", "gpt2-xl"),
+    ("distilgpt2", "distilbert", "distilgpt2"),
+];
+
+/// The longest name that the Hub gives out.
+const LONGEST: usize = 96;
+
+/// `owner/name`, checked against the Hub's rules, so that it can be part of a path and of an address.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct ModelId {
+    owner: String,
+    name: String,
+}
+
+impl ModelId {
+    /// Reads `owner/name`, or one of the names of GPT-2's own models: `gpt2`, `gpt2-medium`, `gpt2-large`,
+    /// `gpt2-xl`, `distilgpt2`. `None` for anything else.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        if let Some((_, owner, name)) = ALIASES.iter().find(|(alias, ..)| *alias == text) {
+            return Some(Self { owner: (*owner).into(), name: (*name).into() });
+        }
+        let (owner, name) = text.split_once('/')?;
+        (is_valid(owner) && is_valid(name) && text.len() <= LONGEST)
+            .then(|| Self { owner: owner.into(), name: name.into() })
+    }
+
+    /// Every name that stands for a model, and that model.
+    pub fn aliases() -> impl Iterator<Item = (&'static str, Self)> {
+        ALIASES
+            .iter()
+            .map(|(alias, owner, name)| (*alias, Self { owner: (*owner).into(), name: (*name).into() }))
+    }
+
+    /// The name that stands for this model, where there is one.
+    #[must_use]
+    pub fn alias(&self) -> Option<&'static str> {
+        ALIASES.iter().find(|(_, owner, name)| *owner == self.owner && *name == self.name).map(|a| a.0)
+    }
+
+    /// The part before the slash.
+    #[must_use]
+    pub fn owner(&self) -> &str {
+        &self.owner
+    }
+
+    /// The part after the slash.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+impl fmt::Display for ModelId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.owner, self.name)
+    }
+}
+
+/// Letters, digits, `-`, `_` and `.`; no `--` or `..`, and neither `-` nor `.` at either end.
+fn is_valid(part: &str) -> bool {
+    !part.is_empty()
+        && part.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+        && !part.contains("--")
+        && !part.contains("..")
+        && !part.starts_with(['-', '.'])
+        && !part.ends_with(['-', '.'])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ModelId;
+
+    #[test]
+    fn names_and_ids_are_read_and_paths_are_not() {
+        for (text, id) in [
+            ("gpt2", "openai-community/gpt2"),
+            ("distilgpt2", "distilbert/distilgpt2"),
+            ("microsoft/DialoGPT-small", "microsoft/DialoGPT-small"),
+            ("a/b_c.d", "a/b_c.d"),
+        ] {
+            assert_eq!(ModelId::parse(text).map(|m| m.to_string()).as_deref(), Some(id), "{text}");
+        }
+        for text in ["", "gpt3", "a/", "/b", "a/b/c", "../b", "a/..", "a/b--c", "a b/c", "./b", "a/é", "~/b"]
+        {
+            assert_eq!(ModelId::parse(text), None, "{text}");
+        }
+        assert_eq!(ModelId::parse(&format!("a/{}", "b".repeat(95))), None);
+    }
+}

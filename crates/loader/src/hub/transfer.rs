@@ -1,0 +1,244 @@
+//! One file's bytes, from the Hub into a blob of the cache: resumed, watched and verified.
+
+use super::Event;
+use super::cache::Repo;
+use super::client::{self, Announced, Client, Failure};
+use super::digest::Follower;
+use crate::LoadError;
+use reqwest::header::{CONTENT_LENGTH, CONTENT_RANGE};
+use reqwest::{Response, StatusCode};
+use std::fs::File;
+use std::io::{ErrorKind, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+/// How often a file is fetched anew whose content is wrong.
+const WRONG_CONTENTS: usize = 2;
+/// A try that brought this much did get somewhere.
+const HEADWAY: u64 = 1 << 20;
+/// A stray answer is shorter than this: an error page, not the start of a file.
+const STRAY: u64 = 1 << 16;
+/// How much of a stray answer an error shows.
+const SHOWN: usize = 200;
+
+/// A file on its way into the cache.
+pub(crate) struct Transfer<'a> {
+    pub(crate) client: &'a Client<'a>,
+    pub(crate) repo: &'a Repo,
+    pub(crate) commit: &'a str,
+    pub(crate) name: &'a str,
+    pub(crate) announced: &'a Announced,
+}
+
+/// The part of a file that has arrived.
+struct Partial {
+    path: PathBuf,
+    file: File,
+    len: u64,
+}
+
+impl Transfer<'_> {
+    /// Fetches what is missing of the file and, once it is verified, gives it its blob's name. The caller
+    /// holds the blob's lock.
+    ///
+    /// What has arrived stays when a try fails, and when this process ends; the next goes on from there.
+    pub(crate) fn run(&self) -> Result<(), LoadError> {
+        let mut delays = client::delays();
+        let mut wrong = 0;
+        loop {
+            let mut partial = self.open()?;
+            let before = partial.len;
+            let failure = match self.attempt(&mut partial) {
+                Ok(()) => return self.keep(&partial),
+                Err(failure) => failure,
+            };
+            if matches!(*failure.error, LoadError::Checksum { .. }) {
+                wrong += 1;
+                if wrong > WRONG_CONTENTS {
+                    return Err(*failure.error);
+                }
+            } else if partial.len >= before + HEADWAY {
+                delays = client::delays();
+            }
+            self.client.wait(failure, &mut delays)?;
+        }
+    }
+
+    fn open(&self) -> Result<Partial, LoadError> {
+        let path = self.repo.partial(&self.announced.digest);
+        let file = File::options().create(true).truncate(false).read(true).write(true).open(&path);
+        let file = file.map_err(LoadError::cache(&path))?;
+        let len = file.metadata().map_err(LoadError::cache(&path))?.len();
+        let mut partial = Partial { path, file, len };
+        if self.announced.size.is_some_and(|size| partial.len > size) {
+            partial.cut(0)?;
+        }
+        Ok(partial)
+    }
+
+    fn keep(&self, partial: &Partial) -> Result<(), LoadError> {
+        let blob = self.repo.blob(&self.announced.digest);
+        // On disk before it bears the blob's name: a power cut must not leave a hole that looks verified.
+        partial.file.sync_all().map_err(LoadError::cache(&partial.path))?;
+        std::fs::rename(&partial.path, &blob).map_err(LoadError::cache(&blob))
+    }
+
+    /// One request for what is missing, and the hash of the whole.
+    fn attempt(&self, partial: &mut Partial) -> Result<(), Failure> {
+        if self.announced.size == Some(partial.len) && partial.len > 0 {
+            return self.check(partial, None, &[]);
+        }
+        self.check_room(partial)?;
+        let response = match self.client.get(self.commit, self.name, partial.len, None) {
+            // Nothing is left to send: what is here is the whole file, or not this file.
+            Err(failure) if partial.len > 0 && is_beyond_the_end(&failure) => {
+                return self.check(partial, None, &[]);
+            }
+            response => response?,
+        };
+        self.receive(response, partial)
+    }
+
+    fn receive(&self, mut response: Response, partial: &mut Partial) -> Result<(), Failure> {
+        let start = if response.status() == StatusCode::PARTIAL_CONTENT { partial.len } else { 0 };
+        let header = |name| response.headers().get(name).and_then(|v| v.to_str().ok());
+        let range = header(CONTENT_RANGE).map(str::to_string);
+        if start > 0 && !range.as_ref().is_some_and(|r| r.starts_with(&format!("bytes {start}-"))) {
+            let reason = format!("asked for bytes from {start} on, got {range:?}");
+            return Err(LoadError::Unexpected { url: response.url().to_string(), reason }.into());
+        }
+        let len: Option<u64> = header(CONTENT_LENGTH).and_then(|len| len.parse().ok());
+        let total = self.announced.size.or(len.map(|len| start + len));
+        if len.is_some() && len.map(|len| start + len) != total {
+            // An error page, most likely: it does not touch what has arrived before.
+            let found = format!("{} bytes", len.unwrap_or_default());
+            return Err(self.wrong(found, &self.beginning(&mut response)));
+        }
+        if start < partial.len {
+            partial.cut(0)?;
+        }
+        partial.file.seek(SeekFrom::Start(start)).map_err(|e| self.write_error(partial, e))?;
+        self.client.hub.tell(&Event::Fetching { file: self.name, size: total, have: start });
+
+        let follower = total
+            .map(|total| Follower::start(partial.path.clone(), &self.announced.digest, total))
+            .transpose()
+            .map_err(LoadError::cache(&partial.path))?;
+        if let Some(follower) = &follower {
+            follower.written(start);
+        }
+        let mut shown = vec![];
+        loop {
+            let chunk = match self.client.chunk(&mut response) {
+                Ok(Some(chunk)) => chunk,
+                Ok(None) => break,
+                Err(failure) => return Err(failure),
+            };
+            let chunk = chunk.as_ref();
+            if total.is_some_and(|total| partial.len + chunk.len() as u64 > total) {
+                let found = format!("more than {} bytes", total.unwrap_or_default());
+                partial.cut(0)?;
+                return Err(self.wrong(found, &shown));
+            }
+            partial.file.write_all(chunk).map_err(|e| self.write_error(partial, e))?;
+            partial.len += chunk.len() as u64;
+            shown.extend(chunk.iter().take(SHOWN - shown.len()));
+            if let Some(follower) = &follower {
+                follower.written(partial.len);
+            }
+            self.client.hub.tell(&Event::Received { file: self.name, bytes: partial.len });
+        }
+        if let Some(total) = total.filter(|&total| partial.len < total) {
+            let found = format!("{} of {total} bytes", partial.len);
+            if partial.len - start >= STRAY {
+                let url = response.url().to_string();
+                return Err(Failure::passing(LoadError::Interrupted {
+                    url,
+                    reason: format!("it ended after {found}"),
+                }));
+            }
+            // A page in the file's place would be its beginning otherwise.
+            partial.cut(start)?;
+            return Err(self.wrong(found, &shown));
+        }
+        self.check(partial, follower, &shown)
+    }
+
+    /// Holds what has arrived against the announced hash; removes it where it is something else.
+    fn check(&self, partial: &mut Partial, follower: Option<Follower>, shown: &[u8]) -> Result<(), Failure> {
+        let found = match follower {
+            Some(follower) => follower.finish(),
+            None => self.announced.digest.of_file(&partial.path),
+        };
+        let found = found.map_err(LoadError::cache(&partial.path))?;
+        if found == self.announced.digest.as_str() {
+            return Ok(());
+        }
+        let small = partial.len < STRAY;
+        partial.cut(0)?;
+        Err(self.wrong(found, if small { shown } else { &[] }))
+    }
+
+    fn wrong(&self, found: String, start: &[u8]) -> Failure {
+        Failure::passing(LoadError::Checksum {
+            file: format!("{}/{}", self.client.model, self.name),
+            expected: self.announced.digest.to_string(),
+            found,
+            start: start_of(start),
+        })
+    }
+
+    /// The first bytes of an answer that will not be used.
+    fn beginning(&self, response: &mut Response) -> Vec<u8> {
+        let mut bytes = vec![];
+        while bytes.len() < SHOWN {
+            match self.client.chunk(response) {
+                Ok(Some(chunk)) => bytes.extend(chunk.as_ref().iter().take(SHOWN - bytes.len())),
+                Ok(None) | Err(_) => break,
+            }
+        }
+        bytes
+    }
+
+    fn check_room(&self, partial: &Partial) -> Result<(), LoadError> {
+        let Some(size) = self.announced.size else { return Ok(()) };
+        let needed = size - partial.len;
+        let dir = partial.path.parent().unwrap_or(Path::new("."));
+        match fs4::available_space(dir) {
+            Ok(free) if free < needed => {
+                Err(LoadError::DiskFull { path: dir.to_path_buf(), needed, free: Some(free) })
+            }
+            // Where a system does not tell, writing does.
+            _ => Ok(()),
+        }
+    }
+
+    fn write_error(&self, partial: &Partial, error: std::io::Error) -> Failure {
+        let needed = self.announced.size.unwrap_or_default().saturating_sub(partial.len);
+        match error.kind() {
+            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
+                LoadError::DiskFull { path: partial.path.clone(), needed, free: None }.into()
+            }
+            _ => LoadError::cache(&partial.path)(error).into(),
+        }
+    }
+}
+
+impl Partial {
+    fn cut(&mut self, len: u64) -> Result<(), LoadError> {
+        self.file.set_len(len).map_err(LoadError::cache(&self.path))?;
+        self.len = len;
+        Ok(())
+    }
+}
+
+/// Whether the server has no bytes there.
+fn is_beyond_the_end(failure: &Failure) -> bool {
+    matches!(&*failure.error, LoadError::Refused { status, .. } if status.starts_with("416"))
+}
+
+/// The beginning of an answer as text, where it is text.
+fn start_of(bytes: &[u8]) -> String {
+    let text = String::from_utf8_lossy(bytes);
+    let is_text = !bytes.is_empty() && !text.contains(['\0', '\u{fffd}']);
+    if is_text { format!("; it begins {:?}", text.trim()) } else { String::new() }
+}

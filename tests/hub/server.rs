@@ -1,0 +1,473 @@
+//! A Hub on the loopback interface: what the Hugging Face Hub answers, and what goes wrong on the way.
+// A server that cannot go on ends its test.
+#![allow(clippy::unwrap_used)]
+
+use http_body_util::combinators::BoxBody;
+use http_body_util::{BodyExt, Full};
+use hyper::body::{Body, Bytes, Frame, Incoming};
+use hyper::header::{
+    ACCEPT_RANGES, AUTHORIZATION, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG, IF_NONE_MATCH, LOCATION,
+    RANGE,
+};
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use sha2::Digest as _;
+use std::collections::{BTreeMap, VecDeque};
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::time::Sleep;
+
+/// The model, its commit and its branch.
+pub(crate) const MODEL: &str = "openai-community/gpt2";
+pub(crate) const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+/// Files from this size on are in large file storage.
+const LARGE: usize = 100_000;
+
+/// Which requests a fault meets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum At {
+    /// The commit of a revision.
+    Api,
+    /// HEAD of a file.
+    Head(&'static str),
+    /// GET of a file at the Hub.
+    Get(&'static str),
+    /// GET of a large file at its storage.
+    Storage,
+}
+
+/// What goes wrong.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Fault {
+    /// This status, with these headers, instead of the answer.
+    Status(u16, Vec<(&'static str, &'static str)>),
+    /// A page with status 200 instead of the answer.
+    Html,
+    /// The connection ends after this many percent of the body.
+    Drop(usize),
+    /// The connection is reset after this many percent of the body.
+    Reset(usize),
+    /// The header promises more bytes than come.
+    LengthTooLarge,
+    /// The header promises fewer bytes than the file has, and no more come.
+    LengthTooSmall,
+    /// Half the body, as if that were all.
+    ShortBody,
+    /// No Content-Length.
+    NoLength,
+    /// One byte is another.
+    Flip,
+    /// Nothing comes after this many percent of the body.
+    StallBody(usize),
+    /// Nothing comes at all.
+    StallHeaders,
+    /// The body comes in this many pieces, with a pause after each.
+    Drip(usize, Duration),
+    /// The range is ignored.
+    NoRanges,
+    /// The `ETag` is not a hash of the content.
+    NoHash,
+}
+
+/// A request as it arrived.
+#[derive(Debug, Clone)]
+pub(crate) struct Seen {
+    pub(crate) path: String,
+    pub(crate) host: String,
+    pub(crate) token: Option<String>,
+    pub(crate) range: Option<String>,
+}
+
+/// A server that ends with the test.
+pub(crate) struct Server {
+    pub(crate) address: SocketAddr,
+    state: Arc<State>,
+}
+
+struct State {
+    address: SocketAddr,
+    files: Mutex<BTreeMap<String, Bytes>>,
+    faults: Mutex<Vec<(At, Fault, Option<usize>)>>,
+    seen: Mutex<Vec<Seen>>,
+    sent: Mutex<u64>,
+    /// The token that may read the model; `None` for a public one.
+    gate: Mutex<Option<&'static str>>,
+    /// Whether the answer on the commit lists the files.
+    lists: Mutex<bool>,
+}
+
+impl Server {
+    /// Serves `files` as the model's.
+    pub(crate) fn start(files: impl IntoIterator<Item = (String, Vec<u8>)>) -> Self {
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let files = files.into_iter().map(|(name, bytes)| (name, Bytes::from(bytes))).collect();
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+                let state = Arc::new(State {
+                    address: listener.local_addr().unwrap(),
+                    files: Mutex::new(files),
+                    faults: Mutex::new(vec![]),
+                    seen: Mutex::new(vec![]),
+                    sent: Mutex::new(0),
+                    gate: Mutex::new(None),
+                    lists: Mutex::new(true),
+                });
+                sender.send(Arc::clone(&state)).unwrap();
+                accept(listener, state).await;
+            });
+        });
+        let state = receiver.recv().unwrap();
+        Self { address: state.address, state }
+    }
+
+    /// The address that a client is given.
+    pub(crate) fn endpoint(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// Has the fault happen `times` times, or always.
+    pub(crate) fn fault(&self, at: At, fault: Fault, times: impl Into<Option<usize>>) {
+        self.state.faults.lock().unwrap().push((at, fault, times.into()));
+    }
+
+    /// Ends all faults.
+    pub(crate) fn heal(&self) {
+        self.state.faults.lock().unwrap().clear();
+    }
+
+    /// The requests so far.
+    pub(crate) fn seen(&self) -> Vec<Seen> {
+        self.state.seen.lock().unwrap().clone()
+    }
+
+    /// The bytes of bodies so far.
+    pub(crate) fn sent(&self) -> u64 {
+        *self.state.sent.lock().unwrap()
+    }
+
+    /// Gives the model to none but who has this token.
+    pub(crate) fn gate(&self, token: &'static str) {
+        *self.state.gate.lock().unwrap() = Some(token);
+    }
+
+    /// Lists no files with the commit, as some mirrors do.
+    pub(crate) fn list_nothing(&self) {
+        *self.state.lists.lock().unwrap() = false;
+    }
+
+    pub(crate) fn remove(&self, file: &str) {
+        self.state.files.lock().unwrap().remove(file);
+    }
+}
+
+async fn accept(listener: TcpListener, state: Arc<State>) {
+    while let Ok((stream, _)) = listener.accept().await {
+        let state = Arc::clone(&state);
+        // Whatever ends a connection that is to be reset ends it at once.
+        if state.faults.lock().unwrap().iter().any(|(_, fault, _)| matches!(fault, Fault::Reset(_))) {
+            stream.set_zero_linger().unwrap();
+        }
+        tokio::spawn(async move {
+            let service = service_fn(|request: Request<Incoming>| {
+                let state = Arc::clone(&state);
+                async move { Ok::<_, Infallible>(answer(&state, &request).await) }
+            });
+            // A body that fails on purpose ends its connection so.
+            let _ = hyper::server::conn::http1::Builder::new()
+                .serve_connection(TokioIo::new(stream), service)
+                .await;
+        });
+    }
+}
+
+type Answer = Response<BoxBody<Bytes, std::io::Error>>;
+
+async fn answer(state: &State, request: &Request<Incoming>) -> Answer {
+    let header = |name| {
+        request.headers().get(name).map(|v: &hyper::header::HeaderValue| v.to_str().unwrap().to_string())
+    };
+    let path = request.uri().path().to_string();
+    let token = header(AUTHORIZATION).map(|value| value.trim_start_matches("Bearer ").to_string());
+    state.seen.lock().unwrap().push(Seen {
+        path: path.clone(),
+        host: header(hyper::header::HOST).unwrap_or_default(),
+        token: token.clone(),
+        range: header(RANGE),
+    });
+    let parts: Vec<&str> = path.split('/').skip(1).collect();
+    let at = match parts.as_slice() {
+        ["api", ..] | [] => At::Api,
+        ["storage", ..] => At::Storage,
+        [.., file] if request.method() == Method::HEAD => At::Head(known(file)),
+        [.., file] => At::Get(known(file)),
+    };
+    let fault = take(state, at);
+    match &fault {
+        Some(Fault::Status(status, headers)) => {
+            let mut answer = refusal(*status, "", "");
+            for (name, value) in headers {
+                answer.headers_mut().insert(*name, value.parse().unwrap());
+            }
+            return answer;
+        }
+        Some(Fault::Html) => {
+            let page = "<!DOCTYPE html><html><title>Log in to the hotel's network</title></html>";
+            return Response::builder().header(CONTENT_TYPE, "text/html").body(whole(page.into())).unwrap();
+        }
+        Some(Fault::StallHeaders) => tokio::time::sleep(Duration::from_secs(3600)).await,
+        _ => {}
+    }
+    if let ["storage", sha256] = parts.as_slice() {
+        let files = state.files.lock().unwrap();
+        let content = files.values().find(|content| sha256_of(content) == *sha256);
+        return match content {
+            // As the real one's: not a hash of the content.
+            Some(content) => file(state, request, content, "\"d41d8cd9\"", fault),
+            None => refusal(403, "", "no such object"),
+        };
+    }
+    let (model, rest) = match parts.as_slice() {
+        ["api", "models", owner, name, rest @ ..] | [owner, name, rest @ ..] => {
+            (format!("{owner}/{name}"), rest)
+        }
+        _ => return refusal(404, "", ""),
+    };
+    let gate = *state.gate.lock().unwrap();
+    if model != MODEL {
+        // The Hub does not tell a stranger what there is.
+        let status = if token.is_some() { 404 } else { 401 };
+        return refusal(status, "RepoNotFound", "Repository not found");
+    }
+    match (gate, token.as_deref()) {
+        (Some(_), None) => return refusal(401, "GatedRepo", "Access to this model is restricted"),
+        (Some(gate), Some(token)) if gate != token => {
+            return refusal(403, "GatedRepo", "You are not in the authorized list");
+        }
+        _ => {}
+    }
+    match rest {
+        ["revision", revision] if at == At::Api => commit(state, revision),
+        ["resolve", revision, _] if !is_known(revision) => refusal(404, "RevisionNotFound", "Invalid rev id"),
+        ["resolve", _, name] => {
+            let files = state.files.lock().unwrap();
+            let Some(content) = files.get(*name) else {
+                return refusal(404, "EntryNotFound", "Entry not found");
+            };
+            resolve(state, request, content, fault)
+        }
+        _ => refusal(404, "EntryNotFound", "Entry not found"),
+    }
+}
+
+fn is_known(revision: &str) -> bool {
+    revision == "main" || revision == COMMIT
+}
+
+fn commit(state: &State, revision: &str) -> Answer {
+    if !is_known(revision) {
+        return refusal(404, "RevisionNotFound", "Invalid rev id");
+    }
+    let files = state.files.lock().unwrap();
+    let siblings: Vec<_> = files.keys().map(|name| serde_json::json!({ "rfilename": name })).collect();
+    let mut info = serde_json::json!({ "id": MODEL, "sha": COMMIT, "private": false, "gated": false });
+    if *state.lists.lock().unwrap() {
+        info["siblings"] = siblings.into();
+    }
+    Response::builder().header(CONTENT_TYPE, "application/json").body(whole(info.to_string().into())).unwrap()
+}
+
+/// The Hub's answer on a file: a small one itself; of a large one, where it is and what it hashes to.
+fn resolve(state: &State, request: &Request<Incoming>, content: &Bytes, fault: Option<Fault>) -> Answer {
+    if content.len() < LARGE {
+        let etag = format!("\"{}\"", git_sha1_of(content));
+        let etag = if fault == Some(Fault::NoHash) { "\"5f3a-abc\"".into() } else { etag };
+        return file(state, request, content, &etag, fault);
+    }
+    let sha256 = sha256_of(content);
+    // Another name for the same machine: another host to a client.
+    let location = format!("http://localhost:{}/storage/{sha256}", state.address.port());
+    Response::builder()
+        .status(StatusCode::FOUND)
+        .header(LOCATION, location)
+        .header("x-repo-commit", COMMIT)
+        .header("x-linked-size", content.len())
+        .header("x-linked-etag", format!("\"{sha256}\""))
+        .body(whole(Bytes::new()))
+        .unwrap()
+}
+
+/// A file's content, or the range of it that was asked for, with what goes wrong.
+fn file(
+    state: &State,
+    request: &Request<Incoming>,
+    content: &Bytes,
+    etag: &str,
+    fault: Option<Fault>,
+) -> Answer {
+    let header = |name| request.headers().get(name).map(|v: &hyper::header::HeaderValue| v.to_str().unwrap());
+    let mut answer = Response::builder().header("x-repo-commit", COMMIT).header(ETAG, etag);
+    if header(IF_NONE_MATCH) == Some(etag) {
+        return answer.status(StatusCode::NOT_MODIFIED).body(whole(Bytes::new())).unwrap();
+    }
+    let range = header(RANGE).filter(|_| fault != Some(Fault::NoRanges));
+    let (start, end) = match range.and_then(|range| range.strip_prefix("bytes=")?.split_once('-')) {
+        Some((start, last)) => {
+            let end = last.parse::<usize>().map_or(content.len(), |last| (last + 1).min(content.len()));
+            (start.parse::<usize>().unwrap(), end)
+        }
+        None => (0, content.len()),
+    };
+    if start >= end && range.is_some() {
+        return answer.status(StatusCode::RANGE_NOT_SATISFIABLE).body(whole(Bytes::new())).unwrap();
+    }
+    if range.is_some() {
+        answer = answer
+            .status(StatusCode::PARTIAL_CONTENT)
+            .header(CONTENT_RANGE, format!("bytes {start}-{}/{}", end - 1, content.len()));
+    }
+    answer = answer.header(ACCEPT_RANGES, "bytes");
+    let mut bytes = content.slice(start..end);
+    let len = bytes.len();
+    let part = |percent: usize| len * percent / 100;
+    let mut promised = Some(len);
+    let mut steps = VecDeque::new();
+    match fault {
+        Some(Fault::Drop(at) | Fault::Reset(at)) => {
+            steps.extend([
+                Step::Send(bytes.slice(..part(at))),
+                Step::Pause(Duration::from_millis(50)),
+                Step::Fail,
+            ]);
+        }
+        Some(Fault::LengthTooLarge) => {
+            promised = Some(len + 1000);
+            steps.extend([Step::Send(bytes), Step::Pause(Duration::from_millis(50)), Step::Fail]);
+        }
+        Some(Fault::LengthTooSmall) => {
+            promised = Some(len - 1000.min(len / 2));
+            steps.push_back(Step::Send(bytes.slice(..promised.unwrap())));
+        }
+        Some(Fault::ShortBody) => {
+            promised = None;
+            steps.push_back(Step::Send(bytes.slice(..len / 2)));
+        }
+        Some(Fault::NoLength) => {
+            promised = None;
+            steps.push_back(Step::Send(bytes));
+        }
+        Some(Fault::Flip) => {
+            let mut wrong = bytes.to_vec();
+            wrong[len / 2] ^= 1;
+            bytes = wrong.into();
+            steps.push_back(Step::Send(bytes));
+        }
+        Some(Fault::StallBody(at)) => {
+            steps.extend([Step::Send(bytes.slice(..part(at))), Step::Pause(Duration::from_secs(3600))]);
+        }
+        Some(Fault::Drip(pieces, pause)) => {
+            for piece in 0..pieces {
+                let piece = bytes.slice(piece * len / pieces..(piece + 1) * len / pieces);
+                steps.extend([Step::Send(piece), Step::Pause(pause)]);
+            }
+        }
+        _ => steps.push_back(Step::Send(bytes)),
+    }
+    if let Some(promised) = promised {
+        answer = answer.header(CONTENT_LENGTH, promised);
+    }
+    if request.method() == Method::HEAD {
+        return answer.body(whole(Bytes::new())).unwrap();
+    }
+    *state.sent.lock().unwrap() += len as u64;
+    answer.body(BoxBody::new(Script { steps, pause: None })).unwrap()
+}
+
+fn refusal(status: u16, code: &str, message: &str) -> Answer {
+    let mut answer = Response::builder().status(status);
+    if !code.is_empty() {
+        answer = answer.header("x-error-code", code).header("x-error-message", message);
+    }
+    answer.body(whole(Bytes::new())).unwrap()
+}
+
+fn whole(bytes: Bytes) -> BoxBody<Bytes, std::io::Error> {
+    BoxBody::new(Full::new(bytes).map_err(|never| match never {}))
+}
+
+/// The fault that meets this request, counted down.
+fn take(state: &State, at: At) -> Option<Fault> {
+    let mut faults = state.faults.lock().unwrap();
+    let (_, fault, left) =
+        faults.iter_mut().find(|(place, _, left)| *place == at && left.is_none_or(|left| left > 0))?;
+    if let Some(left) = left {
+        *left -= 1;
+    }
+    Some(fault.clone())
+}
+
+fn known(file: &str) -> &'static str {
+    [
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "model.safetensors.index.json",
+        "pytorch_model.bin",
+    ]
+    .into_iter()
+    .find(|name| *name == file)
+    .unwrap_or("another")
+}
+
+/// What a body does, one after the other.
+struct Script {
+    steps: VecDeque<Step>,
+    pause: Option<Pin<Box<Sleep>>>,
+}
+
+enum Step {
+    Send(Bytes),
+    Pause(Duration),
+    Fail,
+}
+
+impl Body for Script {
+    type Data = Bytes;
+    type Error = std::io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, std::io::Error>>> {
+        loop {
+            if let Some(pause) = &mut self.pause {
+                if pause.as_mut().poll(context).is_pending() {
+                    return Poll::Pending;
+                }
+                self.pause = None;
+            }
+            match self.steps.pop_front() {
+                Some(Step::Send(bytes)) => return Poll::Ready(Some(Ok(Frame::data(bytes)))),
+                Some(Step::Pause(pause)) => self.pause = Some(Box::pin(tokio::time::sleep(pause))),
+                Some(Step::Fail) => return Poll::Ready(Some(Err(std::io::Error::other("as told")))),
+                None => return Poll::Ready(None),
+            }
+        }
+    }
+}
+
+pub(crate) fn sha256_of(bytes: &[u8]) -> String {
+    hex::encode(sha2::Sha256::digest(bytes))
+}
+
+pub(crate) fn git_sha1_of(bytes: &[u8]) -> String {
+    let hash = sha1::Sha1::new_with_prefix(format!("blob {}\0", bytes.len())).chain_update(bytes);
+    hex::encode(hash.finalize())
+}
