@@ -84,6 +84,19 @@ pub(crate) struct Seen {
     pub(crate) range: Option<String>,
 }
 
+#[derive(Clone)]
+struct Content {
+    bytes: Bytes,
+    sha256: String,
+    git_sha1: String,
+}
+
+impl From<Vec<u8>> for Content {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self { sha256: sha256_of(&bytes), git_sha1: git_sha1_of(&bytes), bytes: bytes.into() }
+    }
+}
+
 /// A server that ends with the test.
 pub(crate) struct Server {
     pub(crate) address: SocketAddr,
@@ -92,7 +105,7 @@ pub(crate) struct Server {
 
 struct State {
     address: SocketAddr,
-    files: Mutex<BTreeMap<String, Bytes>>,
+    files: Mutex<BTreeMap<String, Content>>,
     faults: Mutex<Vec<(At, Fault, Option<usize>)>>,
     seen: Mutex<Vec<Seen>>,
     sent: Mutex<u64>,
@@ -106,7 +119,7 @@ impl Server {
     /// Serves `files` as the model's.
     pub(crate) fn start(files: impl IntoIterator<Item = (String, Vec<u8>)>) -> Self {
         let (sender, receiver) = std::sync::mpsc::channel();
-        let files = files.into_iter().map(|(name, bytes)| (name, Bytes::from(bytes))).collect();
+        let files = files.into_iter().map(|(name, bytes)| (name, Content::from(bytes))).collect();
         std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
@@ -227,10 +240,10 @@ async fn answer(state: &State, request: &Request<Incoming>) -> Answer {
     }
     if let ["storage", sha256] = parts.as_slice() {
         let files = state.files.lock().unwrap();
-        let content = files.values().find(|content| sha256_of(content) == *sha256);
+        let content = files.values().find(|content| content.sha256 == *sha256);
         return match content {
             // As the real one's: not a hash of the content.
-            Some(content) => file(state, request, content, "\"d41d8cd9\"", fault),
+            Some(content) => file(state, request, &content.bytes, "\"d41d8cd9\"", fault),
             None => refusal(403, "", "no such object"),
         };
     }
@@ -285,20 +298,20 @@ fn commit(state: &State, revision: &str) -> Answer {
 }
 
 /// The Hub's answer on a file: a small one itself; of a large one, where it is and what it hashes to.
-fn resolve(state: &State, request: &Request<Incoming>, content: &Bytes, fault: Option<Fault>) -> Answer {
-    if content.len() < LARGE {
-        let etag = format!("\"{}\"", git_sha1_of(content));
+fn resolve(state: &State, request: &Request<Incoming>, content: &Content, fault: Option<Fault>) -> Answer {
+    if content.bytes.len() < LARGE {
+        let etag = format!("\"{}\"", content.git_sha1);
         let etag = if fault == Some(Fault::NoHash) { "\"5f3a-abc\"".into() } else { etag };
-        return file(state, request, content, &etag, fault);
+        return file(state, request, &content.bytes, &etag, fault);
     }
-    let sha256 = sha256_of(content);
+    let sha256 = &content.sha256;
     // Another name for the same machine: another host to a client.
     let location = format!("http://localhost:{}/storage/{sha256}", state.address.port());
     Response::builder()
         .status(StatusCode::FOUND)
         .header(LOCATION, location)
         .header("x-repo-commit", COMMIT)
-        .header("x-linked-size", content.len())
+        .header("x-linked-size", content.bytes.len())
         .header("x-linked-etag", format!("\"{sha256}\""))
         .body(whole(Bytes::new()))
         .unwrap()

@@ -4,9 +4,7 @@ use sha1::Digest as _;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
-use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread::JoinHandle;
+use std::path::Path;
 
 /// What a file's content must hash to. It is the file's `ETag` on the Hub and its blob's name in the cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,13 +51,14 @@ impl fmt::Display for Digest {
     }
 }
 
-enum Hasher {
+/// A hash that is being computed.
+pub(super) enum Hasher {
     Sha256(sha2::Sha256),
     Sha1(sha1::Sha1),
 }
 
 impl Hasher {
-    fn new(digest: &Digest, len: u64) -> Self {
+    pub(super) fn new(digest: &Digest, len: u64) -> Self {
         match digest {
             Digest::Sha256(_) => Self::Sha256(sha2::Sha256::new()),
             Digest::GitSha1(_) => Self::Sha1(sha1::Sha1::new_with_prefix(format!("blob {len}\0"))),
@@ -67,7 +66,7 @@ impl Hasher {
     }
 
     /// Takes in up to `limit` bytes of `file`; returns how many there were.
-    fn read(&mut self, file: &mut File, limit: u64) -> io::Result<u64> {
+    pub(super) fn read(&mut self, file: &mut File, limit: u64) -> io::Result<u64> {
         let mut buffer = vec![0; 1 << 18];
         let mut total = 0;
         while total < limit {
@@ -87,7 +86,7 @@ impl Hasher {
         Ok(total)
     }
 
-    fn finish(self) -> String {
+    pub(super) fn finish(self) -> String {
         match self {
             Self::Sha256(hasher) => hex::encode(hasher.finalize()),
             Self::Sha1(hasher) => hex::encode(hasher.finalize()),
@@ -95,56 +94,9 @@ impl Hasher {
     }
 }
 
-/// Hashes a file on a thread of its own while it is being written, by reading what is on disk.
-pub(crate) struct Follower {
-    written: Sender<u64>,
-    thread: JoinHandle<io::Result<String>>,
-}
-
-impl Follower {
-    /// Follows the file at `path`, which will be `len` bytes long.
-    pub(crate) fn start(path: PathBuf, digest: &Digest, len: u64) -> io::Result<Self> {
-        let (written, receiver) = channel();
-        let mut hasher = Hasher::new(digest, len);
-        let thread = std::thread::Builder::new().name("hash".into()).spawn(move || {
-            follow(&mut hasher, &path, &receiver)?;
-            Ok(hasher.finish())
-        })?;
-        Ok(Self { written, thread })
-    }
-
-    /// Says that the first `len` bytes are in the file.
-    pub(crate) fn written(&self, len: u64) {
-        // Where the thread has failed, `finish` tells why.
-        let _ = self.written.send(len);
-    }
-
-    /// Waits for the rest and gives the hash of what was said to be written.
-    pub(crate) fn finish(self) -> io::Result<String> {
-        drop(self.written);
-        self.thread.join().map_err(|_| io::Error::other("the thread that hashes the file panicked"))?
-    }
-}
-
-fn follow(hasher: &mut Hasher, path: &Path, written: &Receiver<u64>) -> io::Result<()> {
-    let mut file = File::open(path)?;
-    let mut done = 0;
-    while let Ok(mut end) = written.recv() {
-        // All that has been written by now, in one go.
-        while let Ok(later) = written.try_recv() {
-            end = later;
-        }
-        done += hasher.read(&mut file, end - done)?;
-        if done < end {
-            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file was cut while it was hashed"));
-        }
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{Digest, Follower};
+    use super::Digest;
     use std::io::Write;
 
     // `printf 'hello\n' | git hash-object --stdin` and `printf 'hello\n' | sha256sum`
@@ -164,29 +116,5 @@ mod tests {
         {
             assert_eq!(Digest::parse(etag), None, "{etag}");
         }
-    }
-
-    #[test]
-    fn a_growing_file_hashes_to_the_same() {
-        let mut file = tempfile::NamedTempFile::new().unwrap();
-        for hex in [GIT, SHA256] {
-            file.as_file().set_len(0).unwrap();
-            std::io::Seek::rewind(&mut file).unwrap();
-            let follower =
-                Follower::start(file.path().to_path_buf(), &Digest::parse(hex).unwrap(), 6).unwrap();
-            for (i, byte) in b"hello\n".iter().enumerate() {
-                file.write_all(&[*byte]).unwrap();
-                follower.written(i as u64 + 1);
-            }
-            assert_eq!(follower.finish().unwrap(), hex);
-        }
-    }
-
-    #[test]
-    fn a_file_that_is_cut_is_an_error() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        let follower = Follower::start(file.path().to_path_buf(), &Digest::parse(GIT).unwrap(), 6).unwrap();
-        follower.written(6);
-        assert!(follower.finish().is_err());
     }
 }

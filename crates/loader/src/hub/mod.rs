@@ -17,6 +17,8 @@ mod digest;
 #[cfg(feature = "hub")]
 mod fetch;
 #[cfg(feature = "hub")]
+mod follow;
+#[cfg(feature = "hub")]
 mod headers;
 #[cfg(feature = "hub")]
 mod transfer;

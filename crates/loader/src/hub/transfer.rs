@@ -3,7 +3,7 @@
 use super::Event;
 use super::cache::Repo;
 use super::client::{self, Announced, Client, Failure};
-use super::digest::Follower;
+use super::follow::Follower;
 use crate::LoadError;
 use reqwest::header::{CONTENT_LENGTH, CONTENT_RANGE};
 use reqwest::{Response, StatusCode};
@@ -120,7 +120,7 @@ impl Transfer<'_> {
         self.client.hub.tell(&Event::Fetching { file: self.name, size: total, have: start });
 
         let follower = total
-            .map(|total| Follower::start(partial.path.clone(), &self.announced.digest, total))
+            .map(|total| Follower::start(&partial.path, &self.announced.digest, total))
             .transpose()
             .map_err(LoadError::cache(&partial.path))?;
         if let Some(follower) = &follower {
