@@ -2,14 +2,14 @@
 
 use super::Hub;
 use super::digest::Digest;
+use super::failure::{About, Failure, chain};
 use super::model_id::ModelId;
-use super::{CachedModel, Event, MAIN, cache};
+use super::{Event, cache};
 use crate::LoadError;
 use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
-use hf_hub::{HFClient, HFError};
-use reqwest::header::{ACCEPT_ENCODING, CONTENT_LENGTH, ETAG, LOCATION, RANGE, RETRY_AFTER};
+use hf_hub::HFClient;
+use reqwest::header::{ACCEPT_ENCODING, CONTENT_LENGTH, ETAG, LOCATION, RANGE};
 use reqwest::{Method, Response, StatusCode, Url, redirect};
-use std::error::Error;
 use std::future::Future;
 use std::time::Duration;
 use tokio::runtime::Runtime;
@@ -20,7 +20,7 @@ const RETRIES: usize = 3;
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 const MOST_REDIRECTS: usize = 5;
 /// Given no token, hf-hub takes one from the environment; one that no header can hold, it does not send.
-const NO_TOKEN: &str = "\n";
+pub(super) const NO_TOKEN: &str = "\n";
 const USER_AGENT: &str = concat!("gpt2-candle/", env!("CARGO_PKG_VERSION"));
 
 /// Speaks with one Hub about one model.
@@ -45,33 +45,6 @@ pub(crate) struct Commit {
 pub(crate) struct Announced {
     pub(crate) digest: Digest,
     pub(crate) size: Option<u64>,
-}
-
-/// Why one try failed, and whether another may do better.
-pub(crate) struct Failure {
-    pub(crate) error: Box<LoadError>,
-    /// How long to wait at least before another try; `None` where none would help.
-    pub(crate) retry: Option<Duration>,
-}
-
-impl From<LoadError> for Failure {
-    fn from(error: LoadError) -> Self {
-        Self { error: Box::new(error), retry: None }
-    }
-}
-
-impl Failure {
-    /// A failure that may pass.
-    pub(crate) fn passing(error: LoadError) -> Self {
-        Self { error: Box::new(error), retry: Some(Duration::ZERO) }
-    }
-}
-
-/// What a request was about: a revision of the model, or one of its files.
-#[derive(Clone, Copy)]
-struct About<'a> {
-    revision: &'a str,
-    is_file: bool,
 }
 
 impl<'a> Client<'a> {
@@ -118,7 +91,7 @@ impl<'a> Client<'a> {
             .map_err(|_| self.timed_out(url))
     }
 
-    fn timed_out(&self, url: &str) -> Failure {
+    pub(super) fn timed_out(&self, url: &str) -> Failure {
         Failure::passing(LoadError::Timeout { url: url.into(), seconds: self.hub.timeout.as_secs() })
     }
 
@@ -261,136 +234,6 @@ impl<'a> Client<'a> {
         std::thread::sleep(delay);
         Ok(())
     }
-
-    fn refused(&self, response: Response, about: About<'_>) -> Failure {
-        let header = |name: &str| response.headers().get(name)?.to_str().ok().map(str::to_string);
-        let refusal = Refusal {
-            status: response.status(),
-            code: header("x-error-code"),
-            message: header("x-error-message"),
-            wait: header(RETRY_AFTER.as_str()).and_then(|s| s.trim().parse().ok()).map(Duration::from_secs),
-            url: response.url().to_string(),
-        };
-        self.refusal(refusal, about)
-    }
-
-    fn api_failure(&self, error: HFError, url: &str, revision: &str) -> Failure {
-        let (context, wait) = match error {
-            HFError::Http { context }
-            | HFError::AuthRequired { context }
-            | HFError::Forbidden { context }
-            | HFError::Conflict { context }
-            | HFError::RepoNotFound { context: Some(context), .. }
-            | HFError::RevisionNotFound { context: Some(context), .. } => (context, None),
-            HFError::RateLimited { context, retry_after } => (context, retry_after),
-            HFError::Request { source, .. } => {
-                return match Url::parse(url) {
-                    Ok(url) => self.failure(&source, &url),
-                    Err(_) => self.offline(&source),
-                };
-            }
-            other => {
-                let reason = other.to_string();
-                return LoadError::Unexpected { url: url.into(), reason }.into();
-            }
-        };
-        let refusal = Refusal {
-            status: context.status,
-            code: context.error_code,
-            message: context.server_message,
-            wait,
-            url: context.url,
-        };
-        self.refusal(refusal, About { revision, is_file: false })
-    }
-
-    /// The error of an answer that is none of what was asked for.
-    fn refusal(&self, refusal: Refusal, about: About<'_>) -> Failure {
-        let Refusal { status, code, message, wait, url } = refusal;
-        let model = self.model.to_string();
-        let has_token = self.hub.token.is_some();
-        let message = message.unwrap_or_default();
-        let code = code.unwrap_or_default();
-        let error = match (status.as_u16(), code.as_str()) {
-            (_, "GatedRepo") => LoadError::Gated { model, has_token, message },
-            (_, "RevisionNotFound") => LoadError::RevisionNotFound { model, revision: about.revision.into() },
-            (401, _) if has_token => LoadError::TokenRefused {
-                endpoint: self.hub.endpoint.clone(),
-                reason: if message.is_empty() { status.to_string() } else { message },
-            },
-            (401, _) | (_, "RepoNotFound") => {
-                LoadError::ModelNotFound { model, endpoint: self.hub.endpoint.clone(), has_token }
-            }
-            // A server that is not the Hub itself may not say what it is that is not there.
-            (404, _) if !about.is_file && about.revision == MAIN => {
-                LoadError::ModelNotFound { model, endpoint: self.hub.endpoint.clone(), has_token }
-            }
-            (404, _) if !about.is_file => {
-                LoadError::RevisionNotFound { model, revision: about.revision.into() }
-            }
-            (429, _) => {
-                let wait_s = wait.map(|w| w.as_secs());
-                let error = LoadError::RateLimited { endpoint: self.hub.endpoint.clone(), wait_s, has_token };
-                return Failure { error: Box::new(error), retry: Some(wait.unwrap_or_default()) };
-            }
-            (408 | 500..=599, _) => {
-                let error = LoadError::Server { url, status: status.to_string(), message };
-                return Failure { error: Box::new(error), retry: Some(wait.unwrap_or_default()) };
-            }
-            _ => LoadError::Refused { url, status: status.to_string(), message },
-        };
-        error.into()
-    }
-
-    /// The error of a request without a whole answer.
-    fn failure(&self, error: &reqwest::Error, url: &Url) -> Failure {
-        let url = || url.to_string();
-        if error.is_timeout() {
-            self.timed_out(&url())
-        } else if error.is_connect() {
-            self.offline(error)
-        } else if is_not_json(error) {
-            Failure::passing(LoadError::Unexpected { url: url(), reason: chain(error) })
-        } else if error.is_redirect() || error.is_builder() {
-            LoadError::Unexpected { url: url(), reason: chain(error) }.into()
-        } else {
-            Failure::passing(LoadError::Interrupted { url: url(), reason: chain(error) })
-        }
-    }
-
-    fn offline(&self, error: &reqwest::Error) -> Failure {
-        Failure::passing(LoadError::NoNetwork { endpoint: self.hub.endpoint.clone(), reason: chain(error) })
-    }
-}
-
-impl Hub {
-    /// The models that the cache has files of.
-    ///
-    /// # Errors
-    /// When the cache cannot be read.
-    pub fn cached(&self) -> Result<Vec<CachedModel>, LoadError> {
-        let failed = |reason: String| LoadError::io(&self.cache_dir)(std::io::Error::other(reason));
-        let api = HFClient::builder().endpoint(&self.endpoint).token(NO_TOKEN).cache_dir(&self.cache_dir);
-        let api = api.build().map_err(|e| failed(e.to_string()))?;
-        let runtime = tokio::runtime::Builder::new_current_thread().build();
-        let cache = runtime.map_err(|e| failed(e.to_string()))?.block_on(api.scan_cache().send());
-        let repositories = cache.map_err(|e| failed(e.to_string()))?.repos;
-        let models = repositories.into_iter().filter(|repository| repository.repo_type == "model");
-        let mut models: Vec<_> = models
-            .flat_map(|model| {
-                model.revisions.into_iter().filter(|revision| !revision.files.is_empty()).map(
-                    move |revision| CachedModel {
-                        id: model.repo_id.clone(),
-                        commit: revision.commit_hash,
-                        refs: revision.refs,
-                        size: revision.size_on_disk,
-                    },
-                )
-            })
-            .collect();
-        models.sort_by(|a, b| (&a.id, &a.commit).cmp(&(&b.id, &b.commit)));
-        Ok(models)
-    }
 }
 
 impl Drop for Client<'_> {
@@ -400,14 +243,6 @@ impl Drop for Client<'_> {
             runtime.shutdown_background();
         }
     }
-}
-
-struct Refusal {
-    status: StatusCode,
-    code: Option<String>,
-    message: Option<String>,
-    wait: Option<Duration>,
-    url: String,
 }
 
 /// Half a second, then twice as long each time, each up to twice as long again at random.
@@ -423,30 +258,4 @@ pub(crate) fn delays() -> ExponentialBackoff {
 /// not say.
 fn entry_is_missing(response: &Response) -> bool {
     response.headers().get("x-error-code").is_none_or(|code| code == "EntryNotFound")
-}
-
-/// Whether an answer came whole and is not the JSON that it should be.
-fn is_not_json(error: &reqwest::Error) -> bool {
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        if error.is::<serde_json::Error>() {
-            return true;
-        }
-        cause = error.source();
-    }
-    false
-}
-
-/// An error and its causes; reqwest's own text leaves them out.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let more = error.to_string();
-        if !text.contains(&more) {
-            text = format!("{text}: {more}");
-        }
-        cause = error.source();
-    }
-    text
 }

@@ -15,11 +15,15 @@ mod client;
 #[cfg(feature = "hub")]
 mod digest;
 #[cfg(feature = "hub")]
+mod failure;
+#[cfg(feature = "hub")]
 mod fetch;
 #[cfg(feature = "hub")]
 mod follow;
 #[cfg(feature = "hub")]
 mod headers;
+#[cfg(feature = "hub")]
+mod list;
 #[cfg(feature = "hub")]
 mod transfer;
 

@@ -2,7 +2,8 @@
 
 use super::Event;
 use super::cache::Repo;
-use super::client::{self, Announced, Client, Failure};
+use super::client::{self, Announced, Client};
+use super::failure::Failure;
 use super::follow::Follower;
 use crate::LoadError;
 use reqwest::header::{CONTENT_LENGTH, CONTENT_RANGE};

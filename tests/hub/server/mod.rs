@@ -2,26 +2,23 @@
 // A server that cannot go on ends its test.
 #![allow(clippy::unwrap_used)]
 
+mod content;
+
+use content::file;
 use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full};
-use hyper::body::{Body, Bytes, Frame, Incoming};
-use hyper::header::{
-    ACCEPT_RANGES, AUTHORIZATION, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG, IF_NONE_MATCH, LOCATION,
-    RANGE,
-};
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, LOCATION, RANGE};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use sha2::Digest as _;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::net::SocketAddr;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::net::TcpListener;
-use tokio::time::Sleep;
 
 /// The model, its commit and its branch.
 pub(crate) const MODEL: &str = "openai-community/gpt2";
@@ -247,6 +244,12 @@ async fn answer(state: &State, request: &Request<Incoming>) -> Answer {
             None => refusal(403, "", "no such object"),
         };
     }
+    if matches!(parts.as_slice(), ["api", "models", "gpt2", ..] | ["gpt2", ..]) {
+        // A model that has moved: as the real one, by a path without a host.
+        let location = path.replacen("gpt2", MODEL, 1);
+        let answer = Response::builder().status(StatusCode::TEMPORARY_REDIRECT).header(LOCATION, location);
+        return answer.body(whole(Bytes::new())).unwrap();
+    }
     let (model, rest) = match parts.as_slice() {
         ["api", "models", owner, name, rest @ ..] | [owner, name, rest @ ..] => {
             (format!("{owner}/{name}"), rest)
@@ -317,92 +320,6 @@ fn resolve(state: &State, request: &Request<Incoming>, content: &Content, fault:
         .unwrap()
 }
 
-/// A file's content, or the range of it that was asked for, with what goes wrong.
-fn file(
-    state: &State,
-    request: &Request<Incoming>,
-    content: &Bytes,
-    etag: &str,
-    fault: Option<Fault>,
-) -> Answer {
-    let header = |name| request.headers().get(name).map(|v: &hyper::header::HeaderValue| v.to_str().unwrap());
-    let mut answer = Response::builder().header("x-repo-commit", COMMIT).header(ETAG, etag);
-    if header(IF_NONE_MATCH) == Some(etag) {
-        return answer.status(StatusCode::NOT_MODIFIED).body(whole(Bytes::new())).unwrap();
-    }
-    let range = header(RANGE).filter(|_| fault != Some(Fault::NoRanges));
-    let (start, end) = match range.and_then(|range| range.strip_prefix("bytes=")?.split_once('-')) {
-        Some((start, last)) => {
-            let end = last.parse::<usize>().map_or(content.len(), |last| (last + 1).min(content.len()));
-            (start.parse::<usize>().unwrap(), end)
-        }
-        None => (0, content.len()),
-    };
-    if start >= end && range.is_some() {
-        return answer.status(StatusCode::RANGE_NOT_SATISFIABLE).body(whole(Bytes::new())).unwrap();
-    }
-    if range.is_some() {
-        answer = answer
-            .status(StatusCode::PARTIAL_CONTENT)
-            .header(CONTENT_RANGE, format!("bytes {start}-{}/{}", end - 1, content.len()));
-    }
-    answer = answer.header(ACCEPT_RANGES, "bytes");
-    let mut bytes = content.slice(start..end);
-    let len = bytes.len();
-    let part = |percent: usize| len * percent / 100;
-    let mut promised = Some(len);
-    let mut steps = VecDeque::new();
-    match fault {
-        Some(Fault::Drop(at) | Fault::Reset(at)) => {
-            steps.extend([
-                Step::Send(bytes.slice(..part(at))),
-                Step::Pause(Duration::from_millis(50)),
-                Step::Fail,
-            ]);
-        }
-        Some(Fault::LengthTooLarge) => {
-            promised = Some(len + 1000);
-            steps.extend([Step::Send(bytes), Step::Pause(Duration::from_millis(50)), Step::Fail]);
-        }
-        Some(Fault::LengthTooSmall) => {
-            promised = Some(len - 1000.min(len / 2));
-            steps.push_back(Step::Send(bytes.slice(..promised.unwrap())));
-        }
-        Some(Fault::ShortBody) => {
-            promised = None;
-            steps.push_back(Step::Send(bytes.slice(..len / 2)));
-        }
-        Some(Fault::NoLength) => {
-            promised = None;
-            steps.push_back(Step::Send(bytes));
-        }
-        Some(Fault::Flip) => {
-            let mut wrong = bytes.to_vec();
-            wrong[len / 2] ^= 1;
-            bytes = wrong.into();
-            steps.push_back(Step::Send(bytes));
-        }
-        Some(Fault::StallBody(at)) => {
-            steps.extend([Step::Send(bytes.slice(..part(at))), Step::Pause(Duration::from_secs(3600))]);
-        }
-        Some(Fault::Drip(pieces, pause)) => {
-            for piece in 0..pieces {
-                let piece = bytes.slice(piece * len / pieces..(piece + 1) * len / pieces);
-                steps.extend([Step::Send(piece), Step::Pause(pause)]);
-            }
-        }
-        _ => steps.push_back(Step::Send(bytes)),
-    }
-    if let Some(promised) = promised {
-        answer = answer.header(CONTENT_LENGTH, promised);
-    }
-    if request.method() == Method::HEAD {
-        return answer.body(whole(Bytes::new())).unwrap();
-    }
-    *state.sent.lock().unwrap() += len as u64;
-    answer.body(BoxBody::new(Script { steps, pause: None })).unwrap()
-}
-
 fn refusal(status: u16, code: &str, message: &str) -> Answer {
     let mut answer = Response::builder().status(status);
     if !code.is_empty() {
@@ -437,43 +354,6 @@ fn known(file: &str) -> &'static str {
     .into_iter()
     .find(|name| *name == file)
     .unwrap_or("another")
-}
-
-/// What a body does, one after the other.
-struct Script {
-    steps: VecDeque<Step>,
-    pause: Option<Pin<Box<Sleep>>>,
-}
-
-enum Step {
-    Send(Bytes),
-    Pause(Duration),
-    Fail,
-}
-
-impl Body for Script {
-    type Data = Bytes;
-    type Error = std::io::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, std::io::Error>>> {
-        loop {
-            if let Some(pause) = &mut self.pause {
-                if pause.as_mut().poll(context).is_pending() {
-                    return Poll::Pending;
-                }
-                self.pause = None;
-            }
-            match self.steps.pop_front() {
-                Some(Step::Send(bytes)) => return Poll::Ready(Some(Ok(Frame::data(bytes)))),
-                Some(Step::Pause(pause)) => self.pause = Some(Box::pin(tokio::time::sleep(pause))),
-                Some(Step::Fail) => return Poll::Ready(Some(Err(std::io::Error::other("as told")))),
-                None => return Poll::Ready(None),
-            }
-        }
-    }
 }
 
 pub(crate) fn sha256_of(bytes: &[u8]) -> String {
