@@ -156,9 +156,10 @@ fn progress() -> gpt2_loader::hub::Progress {
                     bar.set_position(*bytes);
                 }
             }
-            Event::Fetched { .. } => {
+            Event::Fetched { file } => {
                 if let Some(bar) = bar.take() {
-                    bar.finish();
+                    bar.finish_and_clear();
+                    note(&format!("fetched {file}, {}", bytes(bar.position())));
                 }
             }
             Event::Verifying { file, size } if *size >= LARGE => {

@@ -15,13 +15,10 @@ impl LoadError {
         use std::io::ErrorKind;
         let path = path.to_path_buf();
         move |source| match source.kind() {
-            ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
-                Self::CacheReadOnly { path, source }
-            }
             ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
                 Self::DiskFull { path, needed: 1, free: None }
             }
-            _ => Self::Io { path, source },
+            _ => Self::CacheNotWritable { path, source },
         }
     }
 

@@ -352,12 +352,12 @@ pub enum LoadError {
         /// The bytes that are free, where the system says.
         free: Option<u64>,
     },
-    /// A cache that may only be read.
+    /// A cache that cannot be written to.
     #[error(
         "{path}: {source}; the cache cannot be written to and lacks files of this model: set HF_HUB_CACHE to \
          another folder, or run `gpt2 download` as who may write", path = path.display()
     )]
-    CacheReadOnly {
+    CacheNotWritable {
         /// What was to be written.
         path: PathBuf,
         /// The system's reason.
