@@ -175,8 +175,8 @@ fn the_demo_model_says_that_it_is_one_and_how_to_ask_for_another() -> Result {
         &["inspect"],
     ] {
         let run = gpt2(args)?.succeeded();
-        assert_says("stderr", &run.stderr, &["tiny-shakespeare", "--model DIR"]);
-        assert!(!run.stdout.contains("--model DIR"), "a note among the results: {}", run.stdout);
+        assert_says("stderr", &run.stderr, &["tiny-shakespeare", "--model gpt2"]);
+        assert!(!run.stdout.contains("--model gpt2"), "a note among the results: {}", run.stdout);
     }
     Ok(())
 }
