@@ -15,6 +15,7 @@
 #![allow(clippy::inline_always)]
 
 pub mod attention;
+pub mod dropout;
 mod element;
 mod gelu;
 mod layer_norm;
@@ -24,6 +25,7 @@ mod streams;
 mod vector;
 
 pub use attention::{CausalAttention, CausalMask, Implementation};
+pub use dropout::Dropout;
 pub use gelu::{gelu, gelu_in_place};
 pub use layer_norm::layer_norm;
 pub use linear::{linear, linear_onto, linear_transposed};

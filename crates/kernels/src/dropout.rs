@@ -1,0 +1,200 @@
+//! Dropout (Srivastava et al. 2014) from a counter-based generator: `x·m / (1 - rate)`, m = 1 with
+//! probability `1 - rate`.
+//!
+//! Whether a number stays is a function of the seed, the stream and its place alone: the word of Philox4x32-10
+//! (Salmon et al. 2011) under the key `seed` at the counter (column / 4, row, stream), where a tensor is rows of
+//! its last dimension. So a mask is drawn again where it is needed, in the backward pass or inside a kernel,
+//! and never stored; and it is the same on every device and for any number of threads.
+
+use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Result, Shape, Tensor};
+use rand_philox::philox4x32_10;
+use rayon::prelude::*;
+
+/// Which numbers of a tensor are dropped.
+///
+/// ```
+/// use candle_core::{Device, Tensor};
+/// use gpt2_kernels::Dropout;
+///
+/// # fn main() -> candle_core::Result<()> {
+/// let x = Tensor::ones((100, 100), candle_core::DType::F32, &Device::Cpu)?;
+/// let dropped = Dropout::new(0.25, 42, 0)?.apply(&x)?;
+/// let mean = dropped.mean_all()?.to_scalar::<f32>()?; // what stays is scaled by 1 / (1 - 0.25)
+/// assert!((mean - 1.0).abs() < 0.02);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Dropout {
+    rate: f64,
+    key: [u32; 2],
+    stream: [u32; 2],
+}
+
+impl Dropout {
+    /// Drops each number with probability `rate`; two calls of one `seed` draw the same where their
+    /// `stream` is the same, and independently where it is not.
+    ///
+    /// # Errors
+    /// When `rate` is not at least 0 and below 1.
+    pub fn new(rate: f64, seed: u64, stream: u64) -> Result<Self> {
+        if !(0.0..1.0).contains(&rate) {
+            candle_core::bail!("dropout: the rate is {rate}, expected at least 0 and below 1")
+        }
+        Ok(Self { rate, key: halves(seed), stream: halves(stream) })
+    }
+
+    /// The probability that a number is dropped.
+    #[must_use]
+    pub fn rate(&self) -> f64 {
+        self.rate
+    }
+
+    /// Drops numbers of `x` and scales the others by `1 / (1 - rate)`; differentiable.
+    ///
+    /// # Shapes
+    /// `x` of any shape -> the same shape
+    ///
+    /// # Errors
+    /// When the device fails, or there are 2^32 rows or more.
+    pub fn apply(&self, x: &Tensor) -> Result<Tensor> {
+        if self.rate == 0.0 {
+            return Ok(x.clone());
+        }
+        if x.device().is_cpu() && x.dtype() == DType::F32 {
+            return x.contiguous()?.apply_op1(Op(*self));
+        }
+        x * self.factors_of(x.shape(), x.device())?.to_dtype(x.dtype())?
+    }
+
+    /// What each number of a tensor is multiplied by: 0, or `1 / (1 - rate)`, in f32.
+    fn factors_of(&self, shape: &Shape, device: &Device) -> Result<Tensor> {
+        let mut out = vec![1.0; shape.elem_count()];
+        self.scale(&mut out, columns(shape))?;
+        Tensor::from_vec(out, shape, &Device::Cpu)?.to_device(device)
+    }
+
+    /// Multiplies rows of `columns` numbers by their factors.
+    fn scale(&self, out: &mut [f32], columns: usize) -> Result<()> {
+        if columns == 0 || out.is_empty() {
+            return Ok(());
+        }
+        if u32::try_from(out.len() / columns).is_err() {
+            candle_core::bail!("dropout: {} rows are more than 2^32", out.len() / columns)
+        }
+        let rows = out.par_chunks_mut(columns).enumerate().with_min_len(ROWS_A_TASK);
+        rows.for_each(|(row, x)| self.scale_row(row, 0, x));
+        Ok(())
+    }
+
+    /// Multiplies the numbers of row `row` from column `first`, a multiple of 4, on by their factors.
+    #[allow(clippy::cast_possible_truncation)] // rows and columns are below 2^32
+    pub(crate) fn scale_row(&self, row: usize, first: usize, out: &mut [f32]) {
+        debug_assert!(first.is_multiple_of(4));
+        let (threshold, kept) = ((self.rate * 2f64.powi(32)) as u32, (1.0 / (1.0 - self.rate)) as f32);
+        for (i, group) in out.chunks_mut(4).enumerate() {
+            let counter = [(first / 4 + i) as u32, row as u32, self.stream[0], self.stream[1]];
+            for (x, word) in group.iter_mut().zip(philox4x32_10(counter, self.key)) {
+                *x = if word < threshold { 0.0 } else { *x * kept };
+            }
+        }
+    }
+}
+
+/// Rows that a thread takes at a time.
+const ROWS_A_TASK: usize = 16;
+
+#[allow(clippy::cast_possible_truncation)] // the two halves of the word
+fn halves(word: u64) -> [u32; 2] {
+    [word as u32, (word >> 32) as u32]
+}
+
+fn columns(shape: &Shape) -> usize {
+    shape.dims().last().copied().unwrap_or(1)
+}
+
+/// Dropout of a contiguous f32 tensor. It is linear, so that its backward is itself.
+struct Op(Dropout);
+
+impl CustomOp1 for Op {
+    fn name(&self) -> &'static str {
+        "dropout"
+    }
+
+    fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let mut out = crate::vector::contiguous::<f32>(x, layout)?.to_vec();
+        self.0.scale(&mut out, columns(layout.shape()))?;
+        Ok((CpuStorage::F32(out), layout.shape().clone()))
+    }
+
+    fn bwd(&self, _: &Tensor, _: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
+        Ok(Some(self.0.apply(grad)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use candle_core::Var;
+
+    fn ones(dims: (usize, usize)) -> Tensor {
+        Tensor::ones(dims, DType::F32, &Device::Cpu).unwrap()
+    }
+
+    #[test]
+    fn the_rate_is_kept_and_the_mean_stays() {
+        for rate in [0.1, 0.5, 0.9] {
+            let x = Dropout::new(rate, 7, 3).unwrap().apply(&ones((500, 401))).unwrap();
+            let x: Vec<f32> = x.flatten_all().unwrap().to_vec1().unwrap();
+            let n = x.len() as f64;
+            let dropped = x.iter().filter(|&&x| x == 0.0).count() as f64 / n;
+            let kept = 1.0 / (1.0 - rate);
+            assert!(x.iter().all(|&x| x == 0.0 || (f64::from(x) - kept).abs() < 1e-6));
+            // Four standard deviations of a share of n draws.
+            let deviation = (rate * (1.0 - rate) / n).sqrt();
+            assert!((dropped - rate).abs() < 4.0 * deviation, "{dropped} of {rate}");
+            let mean = x.iter().map(|&x| f64::from(x)).sum::<f64>() / n;
+            assert!((mean - 1.0).abs() < 4.0 * deviation * kept, "{mean}");
+        }
+    }
+
+    #[test]
+    fn a_mask_depends_on_seed_stream_and_place_alone() {
+        let mask = |seed, stream, dims| -> Vec<Vec<f32>> {
+            Dropout::new(0.5, seed, stream).unwrap().apply(&ones(dims)).unwrap().to_vec2().unwrap()
+        };
+        let a = mask(1, 2, (8, 103));
+        assert_eq!(a, mask(1, 2, (8, 103)));
+        assert_ne!(a, mask(2, 2, (8, 103)));
+        assert_ne!(a, mask(1, 3, (8, 103)));
+        assert_ne!(a[0], a[1]);
+        // A part of a row, and rows of another number, draw what they drew in the whole.
+        let mut part = vec![1.0; 50];
+        Dropout::new(0.5, 1, 2).unwrap().scale_row(3, 20, &mut part);
+        assert_eq!(part, a[3][20..70]);
+        assert_eq!(mask(1, 2, (2, 103)), a[..2]);
+    }
+
+    #[test]
+    fn the_gradient_meets_the_same_mask() {
+        let dropout = Dropout::new(0.3, 5, 0).unwrap();
+        for dtype in [DType::F32, DType::F64] {
+            let x = Var::from_tensor(&ones((7, 33)).to_dtype(dtype).unwrap()).unwrap();
+            let y = dropout.apply(&x).unwrap();
+            let gradient = y.sum_all().unwrap().backward().unwrap().get(&x).unwrap().clone();
+            let values = |x: &Tensor| x.to_dtype(DType::F64).unwrap().to_vec2::<f64>().unwrap();
+            assert_eq!(values(&gradient), values(&y), "{dtype:?}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_dropped_at_rate_0_and_other_rates_are_refused() {
+        let x = ones((3, 5));
+        let y = Dropout::new(0.0, 1, 1).unwrap().apply(&x).unwrap();
+        assert_eq!(y.to_vec2::<f32>().unwrap(), x.to_vec2::<f32>().unwrap());
+        for rate in [-0.1, 1.0, f64::NAN] {
+            let error = Dropout::new(rate, 0, 0).unwrap_err().to_string();
+            assert!(error.contains("at least 0 and below 1"), "{error}");
+        }
+    }
+}
