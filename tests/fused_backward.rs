@@ -3,6 +3,7 @@
 
 use crate::common::{Result, cases, some_padding};
 use candle_core::{DType, Device, Tensor, Var};
+use gpt2_kernels::Dropout;
 use gpt2_kernels::Implementation::{self, Eager, Fused};
 use gpt2_kernels::attention::{CausalAttention, CausalMask};
 use proptest::prelude::*;
@@ -13,6 +14,7 @@ struct Case {
     packed: Tensor,  // (B, S, 3, H, D)
     weights: Tensor, // (B, T, H, D)
     padding: Option<Vec<Vec<u8>>>,
+    dropout: Option<Dropout>,
 }
 
 impl Case {
@@ -20,7 +22,12 @@ impl Case {
         let vb = gpt2_model::init::seeded(seed, DType::F32, &Device::Cpu);
         let init = candle_nn::Init::Randn { mean: 0., stdev: 1.2 };
         let packed = vb.get_with_hints((b, s, 3, h, d), "x", init)?;
-        Ok(Self { packed, weights: vb.get_with_hints((b, t, h, d), "w", init)?, padding: None })
+        Ok(Self {
+            packed,
+            weights: vb.get_with_hints((b, t, h, d), "w", init)?,
+            padding: None,
+            dropout: None,
+        })
     }
 
     fn loss(&self, packed: &Tensor, implementation: Implementation) -> Result<Tensor> {
@@ -30,7 +37,9 @@ impl Case {
         let (q, k, v) = (part(0)?.narrow(2, s - t, t)?, part(1)?, part(2)?);
         let padding = self.padding.clone().map(|p| Tensor::new(p, &Device::Cpu)).transpose()?;
         let mask = CausalMask { tril: None, padding: padding.as_ref() };
-        let attention = CausalAttention::new(1. / (d as f64).sqrt()).with_implementation(implementation);
+        let attention = CausalAttention::new(1. / (d as f64).sqrt())
+            .with_implementation(implementation)
+            .with_dropout(self.dropout);
         let context = attention.forward(&q, &k, &v, mask)?;
         Ok((context.to_dtype(DType::F64)? * self.weights.to_dtype(DType::F64)?)?.sum_all()?)
     }
@@ -57,11 +66,14 @@ proptest! {
 
     #[test]
     fn any_shape_has_the_definitions_gradient(b in 1usize..3, h in 1usize..4, d in 1usize..131, s in 1usize..220,
-                                              t in 1usize..220, seed in 0u64..100_000, padded: bool) {
+                                              t in 1usize..220, seed in 0u64..100_000, padded: bool, dropping: bool) {
         let check = || -> Result {
             let mut case = Case::random((b, h, d), (t.min(s), s), seed)?;
             if padded {
                 case.padding = Some(some_padding(b, s, seed));
+            }
+            if dropping {
+                case.dropout = Some(Dropout::new(0.3, seed, 5)?);
             }
             let expected = case.gradient(DType::F64, Eager)?;
             let fused = error(&case.gradient(DType::F32, Fused)?, &expected);
@@ -71,6 +83,7 @@ proptest! {
                     packed: case.packed.to_dtype(dtype)?.to_dtype(DType::F32)?,
                     weights: case.weights.clone(),
                     padding: case.padding.clone(),
+                    dropout: case.dropout,
                 };
                 let error = error(&half.gradient(dtype, Fused)?, &half.gradient(DType::F64, Eager)?);
                 // The context, its gradient and the result are each rounded.

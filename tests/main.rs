@@ -5,6 +5,7 @@ mod causality;
 mod checkpoint;
 mod cli;
 mod common;
+mod dropout;
 mod fused;
 mod fused_backward;
 mod generate;

@@ -2,6 +2,7 @@
 
 use crate::common::{Result, assert_close, load, reference};
 use candle_core::{DType, IndexOp, Module, Tensor};
+use gpt2_model::attention::AttentionArgs;
 use gpt2_model::{BlockArgs, CausalLMOutput, ForwardArgs, Gpt2LMHeadModel};
 use std::collections::HashMap;
 
@@ -79,7 +80,7 @@ fn each_stage_of_a_block_equals_transformers() -> Result {
     let ln_1 = block.ln_1.forward(x)?;
     assert_close("ln_1", &ln_1, stage("h.0.ln_1"), TOLERANCE);
     assert_close("c_attn", &block.attn.c_attn.forward(&ln_1)?, stage("h.0.attn.c_attn"), TOLERANCE);
-    let attn = block.attn.forward(&ln_1, None, None)?;
+    let attn = block.attn.forward(&ln_1, AttentionArgs::default())?;
     assert_close("attn", &attn, stage("h.0.attn.c_proj"), TOLERANCE);
     let context = stage("h.0.attn.context");
     assert_close("c_proj", &block.attn.c_proj.forward(context)?, stage("h.0.attn.c_proj"), TOLERANCE);

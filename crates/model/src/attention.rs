@@ -5,6 +5,7 @@
 
 use crate::cache::{LayerCache, split_kv};
 use crate::mask::causal_bias;
+use crate::training::{Site, Training};
 use crate::{Config, Conv1D};
 use candle_core::{Module, Result, Tensor};
 use candle_nn::VarBuilder;
@@ -22,6 +23,7 @@ pub(crate) enum Queries {
 /// ```
 /// use candle_core::{DType, Device, Tensor};
 /// use candle_nn::{VarBuilder, VarMap};
+/// use gpt2_model::attention::AttentionArgs;
 /// use gpt2_model::{CausalSelfAttention, Config};
 ///
 /// # fn main() -> candle_core::Result<()> {
@@ -31,7 +33,7 @@ pub(crate) enum Queries {
 /// let attn = CausalSelfAttention::load(vb.pp("attn"), &config)?;
 ///
 /// let x = Tensor::randn(0f32, 1., (4, 12, 6), &Device::Cpu)?; // (B, T, C)
-/// assert_eq!(attn.forward(&x, None, None)?.dims(), [4, 12, 6]);
+/// assert_eq!(attn.forward(&x, AttentionArgs::default())?.dims(), [4, 12, 6]);
 /// # Ok(())
 /// # }
 /// ```
@@ -45,6 +47,20 @@ pub struct CausalSelfAttention {
     pub bias: Tensor,
     n_head: usize,
     attention: CausalAttention,
+    layer_idx: usize,
+    attn_pdrop: f64,
+    resid_pdrop: f64,
+}
+
+/// What attention takes beside its input.
+#[derive(Debug, Default)]
+pub struct AttentionArgs<'a> {
+    /// u8 (B, S), 1 = visible, S = the cache's length + T.
+    pub padding_mask: Option<&'a Tensor>,
+    /// What was read before; the new keys and values are added to it.
+    pub cache: Option<&'a mut LayerCache>,
+    /// Dropout on the weights, and on the output, at the config's `attn_pdrop` and `resid_pdrop`.
+    pub training: Option<Training>,
 }
 
 impl CausalSelfAttention {
@@ -73,64 +89,79 @@ impl CausalSelfAttention {
             n_head: config.n_head,
             attention: CausalAttention::new(config.attention_scale(layer_idx))
                 .with_implementation(config.attn_implementation),
+            layer_idx,
+            attn_pdrop: config.attn_pdrop,
+            resid_pdrop: config.resid_pdrop,
         })
     }
 
-    /// Attention over `x` and what `cache` holds before it.
+    /// Attention over `x` and what the cache holds before it.
     ///
     /// # Shapes
-    /// `x` (B, T, C), `padding_mask` u8 (B, S) with 1 = visible, S = the cache's length + T -> (B, T, C)
+    /// `x` (B, T, C) -> (B, T, C)
     ///
     /// # Errors
     /// When a shape does not fit, or S is above N.
-    pub fn forward(
-        &self,
-        x: &Tensor,
-        padding_mask: Option<&Tensor>,
-        cache: Option<&mut LayerCache>,
-    ) -> Result<Tensor> {
-        self.c_proj.forward(&self.context(x, padding_mask, cache, Queries::All)?)
+    pub fn forward(&self, x: &Tensor, args: AttentionArgs) -> Result<Tensor> {
+        let training = args.training;
+        self.project(&self.context(x, args, Queries::All)?, training)
     }
 
-    /// As [`forward`](Self::forward), and the attention weights beside it.
+    /// As [`forward`](Self::forward), and the attention weights beside it, as they meet the values.
     ///
     /// # Shapes
     /// output (B, T, C), weights (B, H, T, S) in f32 at least
     ///
     /// # Errors
     /// When a shape does not fit, or S is above N.
-    pub fn forward_with_weights(
-        &self,
-        x: &Tensor,
-        padding_mask: Option<&Tensor>,
-        cache: Option<&mut LayerCache>,
-    ) -> Result<(Tensor, Tensor)> {
-        let (context, weights) = self.context_with_weights(x, padding_mask, cache)?;
-        Ok((self.c_proj.forward(&context)?, weights))
+    pub fn forward_with_weights(&self, x: &Tensor, args: AttentionArgs) -> Result<(Tensor, Tensor)> {
+        let training = args.training;
+        let (context, weights) = self.context_with_weights(x, args)?;
+        Ok((self.project(&context, training)?, weights))
     }
 
     /// The heads' results side by side, before `c_proj`: (B, T, C), or (B, 1, C) for the last query.
-    pub(crate) fn context(
-        &self,
-        x: &Tensor,
-        padding_mask: Option<&Tensor>,
-        cache: Option<&mut LayerCache>,
-        queries: Queries,
-    ) -> Result<Tensor> {
-        let (q, k, v) = self.qkv(x, cache, queries)?;
-        self.attention.forward(&q, &k, &v, self.mask(padding_mask))?.flatten_from(2)
+    pub(crate) fn context(&self, x: &Tensor, args: AttentionArgs, queries: Queries) -> Result<Tensor> {
+        let (q, k, v) = self.qkv(x, args.cache, queries)?;
+        let attention = self.attention(args.training)?;
+        attention.forward(&q, &k, &v, self.mask(args.padding_mask))?.flatten_from(2)
     }
 
     /// As [`context`](Self::context) for all queries, and the weights (B, H, T, S) beside it.
-    pub(crate) fn context_with_weights(
-        &self,
-        x: &Tensor,
-        padding_mask: Option<&Tensor>,
-        cache: Option<&mut LayerCache>,
-    ) -> Result<(Tensor, Tensor)> {
-        let (q, k, v) = self.qkv(x, cache, Queries::All)?;
-        let (context, weights) = self.attention.forward_with_weights(&q, &k, &v, self.mask(padding_mask))?;
+    pub(crate) fn context_with_weights(&self, x: &Tensor, args: AttentionArgs) -> Result<(Tensor, Tensor)> {
+        let (q, k, v) = self.qkv(x, args.cache, Queries::All)?;
+        let attention = self.attention(args.training)?;
+        let (context, weights) = attention.forward_with_weights(&q, &k, &v, self.mask(args.padding_mask))?;
         Ok((context.flatten_from(2)?, weights))
+    }
+
+    /// `c_proj` and its dropout: (B, T, C) -> (B, T, C)
+    pub(crate) fn project(&self, context: &Tensor, training: Option<Training>) -> Result<Tensor> {
+        let output = self.c_proj.forward(context)?;
+        match training {
+            Some(training) => {
+                training.dropout(self.resid_pdrop, self.layer_idx, Site::Attention)?.apply(&output)
+            }
+            None => Ok(output),
+        }
+    }
+
+    /// `residual + project(context)`: (B, T, C), (B, T, C) -> (B, T, C)
+    pub(crate) fn project_onto(
+        &self,
+        residual: &Tensor,
+        context: &Tensor,
+        training: Option<Training>,
+    ) -> Result<Tensor> {
+        match training {
+            Some(_) => residual + self.project(context, training)?,
+            None => self.c_proj.forward_onto(residual, context),
+        }
+    }
+
+    fn attention(&self, training: Option<Training>) -> Result<CausalAttention> {
+        let drop = |training: Training| training.dropout(self.attn_pdrop, self.layer_idx, Site::Weights);
+        Ok(self.attention.clone().with_dropout(training.map(drop).transpose()?))
     }
 
     /// q of `x`, and k and v of the cache and `x`: strided views (B, H, T, D) or (B, H, 1, D), (B, H, S, D).

@@ -1,7 +1,8 @@
 //! A transformer block: attention, then the MLP, each on a normalised copy of the residual stream.
 
-use crate::attention::Queries;
+use crate::attention::{AttentionArgs, Queries};
 use crate::cache::LayerCache;
+use crate::training::Training;
 use crate::{CausalSelfAttention, Config, LayerNorm, Mlp};
 use candle_core::{Module, Result, Tensor};
 use candle_nn::VarBuilder;
@@ -28,6 +29,8 @@ pub struct BlockArgs {
     pub output_attention_outputs: bool,
     /// Compute the last position only, from the keys and values of all; not together with the two above.
     pub last_position_only: bool,
+    /// Dropout at the config's rates.
+    pub training: Option<Training>,
 }
 
 /// What a block computes, and the parts of it that were asked for.
@@ -52,7 +55,7 @@ impl Block {
             ln_1: norm("ln_1")?,
             attn: CausalSelfAttention::load_layer(vb.pp("attn"), config, layer_idx, bias)?,
             ln_2: norm("ln_2")?,
-            mlp: Mlp::load(vb.pp("mlp"), config)?,
+            mlp: Mlp::load_layer(vb.pp("mlp"), config, layer_idx)?,
         })
     }
 
@@ -71,7 +74,7 @@ impl Block {
         args: BlockArgs,
     ) -> Result<BlockOutput> {
         let (x, attention_output, attention_weights) = self.attend(x, padding_mask, cache, args)?;
-        let hidden_state = self.mlp.forward_onto(&x, &self.ln_2.forward(&x)?)?;
+        let hidden_state = self.mlp.forward_onto(&x, &self.ln_2.forward(&x)?, args.training)?;
         Ok(BlockOutput { hidden_state, attention_output, attention_weights })
     }
 
@@ -91,22 +94,24 @@ impl Block {
         if x.dim(1)? == 0 {
             candle_core::bail!("Block: no position, x is {:?}", x.dims())
         }
+        let training = args.training;
         let normed = self.ln_1.forward(x)?; // (B, T, C)
+        let attention_args = AttentionArgs { padding_mask, cache, training };
         if args.last_position_only {
             let last = x.narrow(1, x.dim(1)? - 1, 1)?; // (B, 1, C)
-            let context = self.attn.context(&normed, padding_mask, cache, Queries::Last)?;
-            return Ok((self.attn.c_proj.forward_onto(&last, &context)?, None, None));
+            let context = self.attn.context(&normed, attention_args, Queries::Last)?;
+            return Ok((self.attn.project_onto(&last, &context, training)?, None, None));
         }
         let (context, weights) = if args.output_attentions {
-            let (context, weights) = self.attn.context_with_weights(&normed, padding_mask, cache)?;
+            let (context, weights) = self.attn.context_with_weights(&normed, attention_args)?;
             (context, Some(weights))
         } else {
-            (self.attn.context(&normed, padding_mask, cache, Queries::All)?, None)
+            (self.attn.context(&normed, attention_args, Queries::All)?, None)
         };
         if args.output_attention_outputs {
-            let output = self.attn.c_proj.forward(&context)?;
+            let output = self.attn.project(&context, training)?;
             return Ok(((x + &output)?, Some(output), weights));
         }
-        Ok((self.attn.c_proj.forward_onto(x, &context)?, None, weights))
+        Ok((self.attn.project_onto(x, &context, training)?, None, weights))
     }
 }

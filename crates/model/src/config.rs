@@ -29,12 +29,12 @@ pub struct Config {
     pub n_inner: Option<usize>,
     /// The MLP's non-linearity.
     pub activation_function: Activation,
-    /// Dropout on what attention and the MLP add to the residual stream, while training. Read and saved;
-    /// this crate does not apply any dropout.
+    /// Dropout on what attention and the MLP add to the residual stream, while training: see
+    /// [`Training`](crate::training::Training).
     pub resid_pdrop: f64,
-    /// Dropout on the embeddings, while training. Read and saved, not applied.
+    /// Dropout on the embeddings, while training.
     pub embd_pdrop: f64,
-    /// Dropout on the attention weights, while training. Read and saved, not applied.
+    /// Dropout on the attention weights, while training.
     pub attn_pdrop: f64,
     /// The constant under the root of every layer norm.
     pub layer_norm_epsilon: f64,

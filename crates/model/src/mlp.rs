@@ -1,6 +1,7 @@
 //! The feed-forward half of a block: `c_proj(act(c_fc(x)))`.
 
 use crate::config::Activation;
+use crate::training::{Site, Training};
 use crate::{Config, Conv1D};
 use candle_core::{Module, Result, Tensor};
 use candle_nn::VarBuilder;
@@ -13,30 +14,44 @@ pub struct Mlp {
     /// `n_inner` -> C
     pub c_proj: Conv1D,
     act: Activation,
+    layer_idx: usize,
+    resid_pdrop: f64,
 }
 
 impl Mlp {
-    /// Loads `c_fc` and `c_proj`.
+    /// Loads `c_fc` and `c_proj` of layer 0.
     ///
     /// # Errors
     /// When a tensor is missing or has another shape.
     pub fn load(vb: VarBuilder, config: &Config) -> Result<Self> {
+        Self::load_layer(vb, config, 0)
+    }
+
+    /// As [`load`](Self::load), of layer `layer_idx`.
+    ///
+    /// # Errors
+    /// When a tensor is missing or has another shape.
+    pub fn load_layer(vb: VarBuilder, config: &Config, layer_idx: usize) -> Result<Self> {
         let (c, inner) = (config.n_embd, config.inner_dim());
         Ok(Self {
             c_fc: Conv1D::load(vb.pp("c_fc"), c, inner, config.initializer_range)?,
             c_proj: Conv1D::load(vb.pp("c_proj"), inner, c, config.residual_stdev())?,
             act: config.activation_function,
+            layer_idx,
+            resid_pdrop: config.resid_pdrop,
         })
     }
 }
 
 impl Mlp {
-    /// `residual + c_proj(act(c_fc(x)))`: (B, T, C), (B, T, C) -> (B, T, C)
+    /// `residual + c_proj(act(c_fc(x)))`, in training with dropout on what is added: (B, T, C), (B, T, C) ->
+    /// (B, T, C)
     ///
     /// # Errors
     /// When a shape does not fit.
-    pub fn forward_onto(&self, residual: &Tensor, x: &Tensor) -> Result<Tensor> {
-        self.c_proj.forward_onto(residual, &self.inner(x)?)
+    pub fn forward_onto(&self, residual: &Tensor, x: &Tensor, training: Option<Training>) -> Result<Tensor> {
+        let Some(training) = training else { return self.c_proj.forward_onto(residual, &self.inner(x)?) };
+        residual + training.dropout(self.resid_pdrop, self.layer_idx, Site::Mlp)?.apply(&self.forward(x)?)?
     }
 
     /// (B, T, C) -> (B, T, `n_inner`)

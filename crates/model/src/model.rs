@@ -4,6 +4,7 @@
 
 use crate::mask::causal_bias;
 use crate::parameters::{LM_HEAD, WTE};
+use crate::training::{Site, Training};
 use crate::{Block, BlockArgs, Config, Conv1D, KvCache, LayerNorm};
 use candle_core::{DType, Module, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
@@ -28,6 +29,8 @@ pub struct ForwardArgs<'a> {
     /// Compute the logits of the last position only, (B, 1, V). Where nothing else is asked for, the last
     /// block then works for that position alone.
     pub last_logits_only: bool,
+    /// Dropout at the config's rates. Without it nothing is dropped, whatever the config says.
+    pub training: Option<Training>,
 }
 
 /// What the transformer computed. Lists are empty where they were not asked for.
@@ -133,6 +136,9 @@ impl Gpt2Model {
         let everything = args.output_hidden_states || args.output_attentions || args.output_attention_outputs;
         let last_alone = args.last_logits_only && !everything;
         let mut x = self.embed(input_ids, position_ids, past)?; // (B, T, C)
+        if let Some(training) = args.training {
+            x = training.dropout(self.config.embd_pdrop, 0, Site::Embeddings)?.apply(&x)?;
+        }
         let (mut hidden_states, mut attentions, mut attention_outputs) = (vec![], vec![], vec![]);
         for (i, block) in self.h.iter().enumerate() {
             let layer_cache = cache.as_deref_mut().and_then(|c| c.layer_mut(i));
@@ -140,6 +146,7 @@ impl Gpt2Model {
                 output_attentions: args.output_attentions,
                 output_attention_outputs: args.output_attention_outputs,
                 last_position_only: last_alone && i + 1 == self.h.len(),
+                training: args.training,
             };
             let done = block.forward(&x, padding.as_ref(), layer_cache, parts)?;
             let before = std::mem::replace(&mut x, done.hidden_state); // (B, T, C)

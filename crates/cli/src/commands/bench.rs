@@ -8,6 +8,7 @@ use candle_nn::{AdamW, Optimizer, ParamsAdamW, VarBuilder, VarMap};
 use gpt2_kernels::attention::{CausalAttention, CausalMask};
 use gpt2_kernels::roofline::Roofline;
 use gpt2_loader::Checkpoint;
+use gpt2_model::attention::AttentionArgs;
 use gpt2_model::training::cross_entropy;
 use gpt2_model::{CausalSelfAttention, Config, ForwardArgs, Gpt2LMHeadModel, KvCache, init};
 use serde::Serialize;
@@ -198,7 +199,7 @@ impl<'a> Bench<'a> {
         let block = CausalSelfAttention::load(self.weights()?.pp("h.0.attn"), &self.config)?;
         let x = self.random(&[self.batch, self.tokens, self.config.n_embd])?;
         self.time(|| {
-            block.forward(&x, None, None)?;
+            block.forward(&x, AttentionArgs::default())?;
             Ok(())
         })
     }

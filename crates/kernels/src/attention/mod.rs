@@ -9,6 +9,7 @@ mod cpu;
 mod eager;
 mod softmax;
 
+use crate::Dropout;
 use candle_core::{DType, Device, Result, Tensor};
 
 /// Which code computes attention, by the names that transformers' `attn_implementation` uses.
@@ -73,19 +74,27 @@ pub fn causal_bias(n: usize, device: &Device) -> Result<Tensor> {
 pub struct CausalAttention {
     scale: f64,
     implementation: Implementation,
+    dropout: Option<Dropout>,
 }
 
 impl CausalAttention {
     /// Attention whose scores are multiplied by `scale` (GPT-2: `1 / sqrt(D)`) before the softmax.
     #[must_use]
     pub fn new(scale: f64) -> Self {
-        Self { scale, implementation: Implementation::default() }
+        Self { scale, implementation: Implementation::default(), dropout: None }
     }
 
     /// The same attention computed by `implementation`.
     #[must_use]
     pub fn with_implementation(self, implementation: Implementation) -> Self {
         Self { implementation, ..self }
+    }
+
+    /// The same attention with dropout on its weights, after the softmax: for training. Row `(b·H + h)·T + i`
+    /// of the mask meets query i of head h of row b. Kernels draw it again where they need it.
+    #[must_use]
+    pub fn with_dropout(self, dropout: Option<Dropout>) -> Self {
+        Self { dropout: dropout.filter(|dropout| dropout.rate() > 0.0), ..self }
     }
 
     /// The factor on the scores.
@@ -112,7 +121,8 @@ impl CausalAttention {
     pub fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor, mask: CausalMask) -> Result<Tensor> {
         check(q, k, v, mask)?;
         if self.implementation == Implementation::Fused && has_fused_kernel(q, k, v) {
-            return q.apply_op3(k, v, cpu::CpuAttention::new(self.scale, mask.padding_values()?));
+            let op = cpu::CpuAttention::new(self.scale, mask.padding_values()?, self.dropout);
+            return q.apply_op3(k, v, op);
         }
         let weights = self.weights(q, k, mask)?; // (B, H, T, S)
         eager::context(&weights, v, q.dtype())
@@ -120,14 +130,16 @@ impl CausalAttention {
 
     fn weights(&self, q: &Tensor, k: &Tensor, mask: CausalMask) -> Result<Tensor> {
         let f32s = q.device().is_cpu() && q.dtype() == DType::F32;
-        if self.implementation == Implementation::Eager || !f32s {
-            return eager::weights(q, k, self.scale, mask);
-        }
-        let scores = eager::scores(q, k, self.scale)?; // (B, H, T, S)
-        scores.apply_op1(softmax::CausalSoftmax { padding: mask.padding_values()? })
+        let weights = if self.implementation == Implementation::Eager || !f32s {
+            eager::weights(q, k, self.scale, mask)?
+        } else {
+            let scores = eager::scores(q, k, self.scale)?; // (B, H, T, S)
+            scores.apply_op1(softmax::CausalSoftmax { padding: mask.padding_values()? })?
+        };
+        self.dropout.map_or(Ok(weights.clone()), |dropout| dropout.apply(&weights))
     }
 
-    /// As [`forward`](Self::forward), and the attention weights beside it.
+    /// As [`forward`](Self::forward), and the attention weights beside it, as they meet v: after dropout.
     ///
     /// # Shapes
     /// context (B, T, H, D), weights (B, H, T, S) in f32, or in f64 for f64 inputs.

@@ -4,9 +4,11 @@
 //! gradient:
 //!
 //! ```text
-//! dV = Pᵀ·dO        dP = dO·Vᵀ        dS = P ∘ (dP - rowsum(dO ∘ O))
-//! dQ = scale·dS·K   dK = scale·dSᵀ·Q
+//! dV = (P ∘ M)ᵀ·dO   dP = (dO·Vᵀ) ∘ M   dS = P ∘ (dP - rowsum(dO ∘ O))
+//! dQ = scale·dS·K    dK = scale·dSᵀ·Q
 //! ```
+//!
+//! M is dropout's mask over `1 - rate`, drawn again as the forward pass drew it, or 1.
 //!
 //! A task takes one head, so that every sum has one order whatever the number of threads. A hidden key or value
 //! that is not finite makes gradients NaN in rows that do not see it, as it does in plain operations: 0 times
@@ -17,6 +19,7 @@ use super::blocks::{Strides, add_rows, outer};
 use super::heads::Heads;
 use super::pack::{panels, rows};
 use super::tile::{Blocks, KEYS, QUERIES};
+use crate::Dropout;
 use crate::element::Element;
 use crate::streams::dots;
 use crate::vector::exp2;
@@ -28,6 +31,7 @@ use rayon::prelude::*;
 pub(super) struct Given<'a> {
     pub(super) scale: f64,
     pub(super) padding: Option<&'a [u8]>,
+    pub(super) dropout: Option<Dropout>,
     pub(super) log_sums: &'a [f32],
 }
 
@@ -54,7 +58,8 @@ impl Given<'_> {
         {
             candle_core::bail!("causal attention: a gradient {:?} of queries {:?}", grad.dims(), q.dims())
         }
-        let problem = Problem { q: q_view, k: k_view, v: v_view, scale: self.scale, padding: self.padding };
+        let &Self { scale, padding, dropout, .. } = self;
+        let problem = Problem { q: q_view, k: k_view, v: v_view, scale, padding, dropout };
         let heads: Vec<[Vec<E>; 3]> = problem
             .heads()
             .into_par_iter()
@@ -130,6 +135,8 @@ struct Memory {
     /// P and dS of a tile, `QUERIES` rows of `KEYS`.
     weights: Vec<f32>,
     d_scores: Vec<f32>,
+    /// What dropout multiplies a row of weights by.
+    factors: Vec<f32>,
 }
 
 /// A tile: `rows` queries from `first` on against `keys` keys from `start` on.
@@ -174,6 +181,7 @@ impl<E: Element> Pass<'_, E> {
             dv: vec![0.0; s.next_multiple_of(KEYS) * width],
             weights: vec![0.0; QUERIES * KEYS],
             d_scores: vec![0.0; QUERIES * KEYS],
+            factors: vec![1.0; KEYS],
         };
         let past = s - t;
         for start in (0..s).step_by(KEYS) {
@@ -239,7 +247,7 @@ impl<E: Element> Pass<'_, E> {
         }
     }
 
-    /// Scores to weights, dP to dS; both 0 where a key is hidden.
+    /// Scores to weights after dropout, dP to dS; both 0 where a key is hidden.
     #[inline(always)]
     fn weights_and_scores<S: Simd>(&self, simd: S, memory: &mut Memory, tile: Tile) {
         let visible = self.problem.visible(self.head.0);
@@ -267,12 +275,18 @@ impl<E: Element> Pass<'_, E> {
                 d_scores.fill(0.0);
                 continue;
             }
+            if self.problem.dropout.is_some() {
+                memory.factors.fill(1.0);
+                let factors = &mut memory.factors[..limit];
+                self.problem.drop_weights(self.head, tile.first + r, tile.start, factors);
+            }
             let (minus, delta) = (simd.splat_f32s(-log_sum), simd.splat_f32s(memory.deltas[tile.first + r]));
             // KEYS is a multiple of every number of lanes.
             let pairs = S::as_mut_simd_f32s(weights).0.iter_mut().zip(S::as_mut_simd_f32s(d_scores).0);
-            for (w, ds) in pairs {
-                *w = exp2(simd, simd.add_f32s(*w, minus));
-                *ds = simd.mul_f32s(*w, simd.sub_f32s(*ds, delta));
+            for ((w, ds), factor) in pairs.zip(S::as_simd_f32s(&memory.factors).0) {
+                let p = exp2(simd, simd.add_f32s(*w, minus));
+                *ds = simd.mul_f32s(p, simd.sub_f32s(simd.mul_f32s(*ds, *factor), delta));
+                *w = simd.mul_f32s(p, *factor);
             }
         }
     }

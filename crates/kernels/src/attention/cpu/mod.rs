@@ -15,6 +15,7 @@ mod pack;
 mod rows;
 mod tile;
 
+use crate::Dropout;
 use crate::element::Element;
 use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Tensor, WithDType};
 use half::{bf16, f16};
@@ -39,14 +40,15 @@ pub(super) struct CpuAttention {
     scale: f64,
     /// u8 (B, S), 1 = visible.
     padding: Option<Vec<u8>>,
+    dropout: Option<Dropout>,
     /// (B, H, T): the base-2 logarithm of each row's `Σ 2^score`, which the forward pass leaves for the
     /// backward pass.
     log_sums: OnceLock<Vec<f32>>,
 }
 
 impl CpuAttention {
-    pub(super) fn new(scale: f64, padding: Option<Vec<u8>>) -> Self {
-        Self { scale, padding, log_sums: OnceLock::new() }
+    pub(super) fn new(scale: f64, padding: Option<Vec<u8>>, dropout: Option<Dropout>) -> Self {
+        Self { scale, padding, dropout, log_sums: OnceLock::new() }
     }
 
     fn run<E: Element + WithDType>(
@@ -59,7 +61,8 @@ impl CpuAttention {
         let [b, h, t, d] = q.dims;
         let mut out = Vec::with_capacity(b * t * h * d);
         let mut log_sums = vec![0.0; b * h * t];
-        let problem = Problem { q, k, v, scale: self.scale, padding: self.padding.as_deref() };
+        let (padding, dropout) = (self.padding.as_deref(), self.dropout);
+        let problem = Problem { q, k, v, scale: self.scale, padding, dropout };
         let uninit = &mut out.spare_capacity_mut()[..b * t * h * d];
         Arch::new().dispatch(Run { problem: &problem, out: uninit, log_sums: &mut log_sums });
         // SAFETY: `Run` has written every row.
@@ -104,7 +107,8 @@ impl CustomOp3 for CpuAttention {
         let Some(log_sums) = self.log_sums.get() else {
             candle_core::bail!("causal attention: a backward pass without a forward pass before it")
         };
-        let given = backward::Given { scale: self.scale, padding: self.padding.as_deref(), log_sums };
+        let (scale, padding, dropout) = (self.scale, self.padding.as_deref(), self.dropout);
+        let given = backward::Given { scale, padding, dropout, log_sums };
         let [dq, dk, dv] = match q.dtype() {
             DType::F16 => given.gradients::<f16>([q, k, v, context, grad])?,
             DType::BF16 => given.gradients::<bf16>([q, k, v, context, grad])?,
@@ -121,6 +125,7 @@ struct Problem<'a, E> {
     v: Heads<'a, E>,
     scale: f64,
     padding: Option<&'a [u8]>,
+    dropout: Option<Dropout>,
 }
 
 impl<E> Problem<'_, E> {
@@ -134,6 +139,15 @@ impl<E> Problem<'_, E> {
     #[allow(clippy::cast_possible_truncation)] // the scale of f32 scores
     fn base_2_scale(&self) -> f32 {
         (self.scale * std::f64::consts::LOG2_E) as f32
+    }
+
+    /// Dropout on the weights of query `i` of a head, from key `first` on.
+    #[inline(always)]
+    fn drop_weights(&self, (b, h): (usize, usize), i: usize, first: usize, weights: &mut [f32]) {
+        if let Some(dropout) = &self.dropout {
+            let [_, heads, t, _] = self.q.dims;
+            dropout.scale_row((b * heads + h) * t + i, first, weights);
+        }
     }
 
     /// Which keys of row `b` are visible, where some are not.
@@ -278,8 +292,10 @@ impl<E: Element> WithSimd for TileJob<'_, E> {
             return;
         }
         self.load_queries(Blocks::of::<S>().rows(), rows);
+        let problem = self.problem;
         let tile = Tile {
             packed: self.packed,
+            drop: |i, start, weights: &mut [f32]| problem.drop_weights((b, h), i, start, weights),
             visible: self.problem.visible(b),
             d,
             width: self.width,

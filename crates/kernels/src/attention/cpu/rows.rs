@@ -122,6 +122,7 @@ impl<E: Element> WithSimd for Span<'_, E> {
             sum = simd.add_f32s(sum, *x);
         }
         found.sum = simd.reduce_sum_f32s(sum);
+        self.problem.drop_weights((b, h), i, self.keys.start, &mut weights[..self.keys.len()]);
         let share = 1.0 / found.sum;
         for group in groups {
             let rows = streams(v, (b, h), group.map(|j| self.keys.start + j), &mut scratch);

@@ -32,6 +32,7 @@ fn other_vectors_compute_what_this_processors_do() -> Result<()> {
             v: Heads::new(&v, &k_layout)?,
             scale: 1.5,
             padding: Some(&padding),
+            dropout: Dropout::new(0.2, 1, 2).ok(),
         };
         let expected = run(&problem, |run| Arch::new().dispatch(run));
         assert!(expected.iter().any(|x| *x != 0.0));
@@ -45,7 +46,8 @@ fn other_vectors_compute_what_this_processors_do() -> Result<()> {
         others.extend(pulp::x86::V3::try_new().map(|avx2| run_on(&problem, avx2)));
         for got in others {
             for (a, b) in got.iter().zip(&expected) {
-                assert!((a - b).abs() <= 2e-6, "D {d}, T {t}, S {s}: {a} {b}");
+                // 3e-6 was seen: dropout makes what it leaves larger.
+                assert!((a - b).abs() <= 4e-6, "D {d}, T {t}, S {s}: {a} {b}");
             }
         }
     }

@@ -72,8 +72,10 @@ impl Scratch {
 }
 
 /// Queries `first..first + rows` of a head, which see the keys up to `past + their index`.
-pub(super) struct Tile<'a> {
+pub(super) struct Tile<'a, F> {
     pub(super) packed: &'a Packed,
+    /// Dropout on the weights of a query from a key on; leaves them alone where there is none.
+    pub(super) drop: F,
     /// Which keys are visible, u8 (S), where some are not.
     pub(super) visible: Option<&'a [u8]>,
     pub(super) d: usize,
@@ -84,7 +86,7 @@ pub(super) struct Tile<'a> {
     pub(super) rows: usize,
 }
 
-impl Tile<'_> {
+impl<F: Fn(usize, usize, &mut [f32])> Tile<'_, F> {
     /// Leaves `Σ 2^(s-max)·v` in `scratch.context` and `Σ 2^(s-max)` in `scratch.sum`; where a query sees
     /// no key both are 0.
     #[inline(always)]
@@ -190,6 +192,8 @@ impl Tile<'_> {
                 *x = exp2(simd, simd.add_f32s(*x, minus));
                 sum = simd.add_f32s(sum, *x);
             }
+            // The sum is that of all weights, and what meets the values is what is left of them.
+            (self.drop)(self.first + r, start, &mut row[..limit]);
             #[allow(clippy::float_cmp)] // exactly 1 where the maximum stays
             let scale = if before == max { 1.0 } else { (before - max).exp2() };
             scratch.max[r] = max;

@@ -1,0 +1,138 @@
+//! Dropout in the model: the same masks in every implementation, in both directions, and only in training.
+
+use crate::common::{Result, relative_error};
+use candle_core::{DType, Device, Tensor};
+use candle_nn::VarMap;
+use gpt2_kernels::attention::{CausalAttention, CausalMask};
+use gpt2_kernels::{Dropout, Implementation};
+use gpt2_model::training::{Training, cross_entropy};
+use gpt2_model::{Config, ForwardArgs, Gpt2LMHeadModel, init};
+
+const TRAINING: Training = Training { seed: 3, step: 17 };
+
+fn config(implementation: Implementation, rate: f64) -> Config {
+    Config {
+        n_layer: 2,
+        n_head: 3,
+        n_embd: 48,
+        n_positions: 77,
+        vocab_size: 101,
+        attn_pdrop: rate,
+        resid_pdrop: rate,
+        embd_pdrop: rate,
+        attn_implementation: implementation,
+        ..Config::gpt2()
+    }
+}
+
+fn model(config: &Config) -> Result<(VarMap, Gpt2LMHeadModel)> {
+    let variables = VarMap::new();
+    let vb = init::seeded_variables(5, &variables, DType::F32, &Device::Cpu);
+    Ok((variables, Gpt2LMHeadModel::load(vb, config)?))
+}
+
+fn ids(b: u32, t: u32) -> Result<Tensor> {
+    Ok(Tensor::from_iter((0..b * t).map(|i| i * 37 % 101), &Device::Cpu)?
+        .reshape((b as usize, t as usize))?)
+}
+
+fn logits(config: &Config, training: Option<Training>) -> Result<Tensor> {
+    let (_, model) = model(config)?;
+    Ok(model.forward(&ids(2, 60)?, ForwardArgs { training, ..Default::default() })?.logits)
+}
+
+fn max_abs_diff(a: &Tensor, b: &Tensor) -> Result<f32> {
+    Ok((a - b)?.abs()?.flatten_all()?.max(0)?.to_scalar()?)
+}
+
+#[test]
+fn eager_and_fused_drop_the_same_numbers() -> Result {
+    let [eager, fused] = [Implementation::Eager, Implementation::Fused].map(|implementation| {
+        let config = config(implementation, 0.2);
+        let (variables, model) = model(&config)?;
+        let args = ForwardArgs { training: Some(TRAINING), ..Default::default() };
+        let loss = cross_entropy(&model.forward(&ids(2, 60)?, args)?.logits, &ids(2, 60)?)?;
+        let gradients = loss.backward()?;
+        let data = variables.data().lock().map_err(|e| e.to_string())?;
+        let mut named: Vec<_> =
+            data.iter().map(|(name, v)| (name.clone(), gradients.get(v).cloned())).collect();
+        named.sort_by(|a, b| a.0.cmp(&b.0));
+        Result::Ok((loss.to_scalar::<f32>()?, named))
+    });
+    let ((eager_loss, eager), (fused_loss, fused)) = (eager?, fused?);
+    assert!((eager_loss - fused_loss).abs() < 1e-5, "{eager_loss} {fused_loss}");
+    for ((name, eager), (_, fused)) in eager.iter().zip(&fused) {
+        let (eager, fused) = (eager.as_ref().ok_or("a gradient")?, fused.as_ref().ok_or("a gradient")?);
+        let error = relative_error(fused, eager)?;
+        assert!(error < 1e-5, "{name}: {error:e}");
+    }
+    Ok(())
+}
+
+#[test]
+fn nothing_is_dropped_but_in_training() -> Result {
+    for implementation in [Implementation::Eager, Implementation::Fused] {
+        let with = logits(&config(implementation, 0.9), None)?;
+        let without = logits(&config(implementation, 0.0), None)?;
+        assert_eq!(with.to_vec3::<f32>()?, without.to_vec3::<f32>()?);
+        let rate_0 = logits(&config(implementation, 0.0), Some(TRAINING))?;
+        assert!(max_abs_diff(&rate_0, &without)? < 1e-5);
+    }
+    Ok(())
+}
+
+#[test]
+fn each_rate_alone_changes_the_result_and_so_does_the_step() -> Result {
+    let none = config(Implementation::Fused, 0.0);
+    let plain = logits(&none, Some(TRAINING))?;
+    for config in [
+        Config { attn_pdrop: 0.3, ..none.clone() },
+        Config { resid_pdrop: 0.3, ..none.clone() },
+        Config { embd_pdrop: 0.3, ..none.clone() },
+    ] {
+        let dropped = logits(&config, Some(TRAINING))?;
+        assert!(max_abs_diff(&dropped, &plain)? > 1e-3);
+        let again = logits(&config, Some(TRAINING))?;
+        assert_eq!(dropped.to_vec3::<f32>()?, again.to_vec3::<f32>()?);
+        for other in [Training { step: 18, ..TRAINING }, Training { seed: 4, ..TRAINING }] {
+            assert!(max_abs_diff(&logits(&config, Some(other))?, &dropped)? > 1e-3);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn the_expectation_of_attention_is_attention() -> Result {
+    let (b, h, t, d) = (1, 2, 30, 8);
+    let vb = init::seeded(1, DType::F32, &Device::Cpu);
+    let normal = candle_nn::Init::Randn { mean: 0., stdev: 1. };
+    let [q, k, v] = ["q", "k", "v"].map(|name| vb.get_with_hints((b, h, t, d), name, normal));
+    let (q, k, v) = (q?, k?, v?);
+    let attention = CausalAttention::new(0.4);
+    let expected = attention.forward(&q, &k, &v, CausalMask::default())?;
+    let n = 4000;
+    let mut sum = expected.zeros_like()?;
+    for stream in 0..n {
+        let dropping = attention.clone().with_dropout(Some(Dropout::new(0.5, 1, stream)?));
+        sum = (sum + dropping.forward(&q, &k, &v, CausalMask::default())?)?;
+    }
+    // A draw's deviation is at most the largest |v|, about 3.5, at rate 0.5; five of the mean's.
+    let error = max_abs_diff(&(sum / n as f64)?, &expected)?;
+    assert!(error < 5.0 * 3.5 / (n as f32).sqrt(), "{error}");
+    Ok(())
+}
+
+#[test]
+fn weights_that_are_handed_back_are_those_that_meet_the_values() -> Result {
+    let config = config(Implementation::Fused, 0.2);
+    let (_, model) = model(&config)?;
+    let args = ForwardArgs { training: Some(TRAINING), output_attentions: true, ..Default::default() };
+    let output = model.forward(&ids(2, 60)?, args)?;
+    let fused = logits(&config, Some(TRAINING))?;
+    assert!(max_abs_diff(&output.logits, &fused)? < 1e-4);
+    let dropped = output.attentions[0].eq(0f32)?.to_dtype(DType::F32)?.sum_all()?.to_scalar::<f32>()?;
+    let seen = (2 * 3 * 60 * 61 / 2) as f32;
+    let hidden = (2 * 3 * 60 * 59 / 2) as f32;
+    assert!(((dropped - hidden) / seen - 0.2).abs() < 0.02, "{}", (dropped - hidden) / seen);
+    Ok(())
+}
