@@ -88,7 +88,7 @@ impl Dropout {
     }
 
     /// Multiplies the numbers of row `row` from column `first`, a multiple of 4, on by their factors.
-    #[allow(clippy::cast_possible_truncation)] // rows and columns are below 2^32
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // rows and columns are below 2^32
     pub(crate) fn scale_row(&self, row: usize, first: usize, out: &mut [f32]) {
         debug_assert!(first.is_multiple_of(4));
         let (threshold, kept) = ((self.rate * 2f64.powi(32)) as u32, (1.0 / (1.0 - self.rate)) as f32);
