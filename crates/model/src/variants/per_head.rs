@@ -124,6 +124,9 @@ impl PerHeadAttention {
 /// `x·W`, for `x` (.., T, in) and W (in, out).
 fn times(x: &Tensor, w: &Tensor, name: &str) -> Result<Tensor> {
     let (n_in, _) = w.dims2()?;
+    if x.elem_count() == 0 {
+        candle_core::bail!("PerHeadAttention: x {:?} holds no word", x.dims())
+    }
     if x.rank() < 2 || x.dim(D::Minus1)? != n_in {
         candle_core::bail!("PerHeadAttention: x {:?} must be (.., T, {n_in}) for {name}", x.dims())
     }

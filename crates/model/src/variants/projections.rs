@@ -27,9 +27,12 @@ pub(super) fn load_linear(vb: VarBuilder, n_in: usize, n_out: usize, bias: bool)
 
 /// `x` (.., T, `d_in`) through the three layers: q, k and v, each (.., T, `d_out`).
 ///
-/// Refuses, in the name of `who`, an `x` without rows or that does not end in the layers' inputs.
+/// Refuses, in the name of `who`, an `x` without words or that does not end in the layers' inputs.
 pub(super) fn project(who: &str, x: &Tensor, layers: [&Linear; 3]) -> Result<[Tensor; 3]> {
     let [query, key, value] = layers;
+    if x.elem_count() == 0 {
+        candle_core::bail!("{who}: x {:?} holds no word", x.dims())
+    }
     if x.rank() < 2 {
         candle_core::bail!("{who}: x is {:?}, but must be (.., T, d_in): at least one row of words", x.dims())
     }

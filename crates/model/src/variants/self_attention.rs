@@ -80,15 +80,18 @@ impl SelfAttention {
     /// each (`d_in`, `d_out`)
     ///
     /// # Errors
-    /// When the matrices do not have one shape.
+    /// When the matrices do not have one shape, or are empty.
     pub fn from_parameters(w_query: &Tensor, w_key: &Tensor, w_value: &Tensor) -> Result<Self> {
-        let shape = w_query.dims2()?;
+        let shape = <[usize; 2]>::from(w_query.dims2()?);
         if w_key.dims() != w_query.dims() || w_value.dims() != w_query.dims() {
             candle_core::bail!(
                 "SelfAttention: W_query is {shape:?}, so W_key and W_value must be, got {:?} and {:?}",
                 w_key.dims(),
                 w_value.dims()
             )
+        }
+        if w_query.elem_count() == 0 {
+            candle_core::bail!("SelfAttention: matrices of {shape:?} hold nothing")
         }
         let [w_query, w_key, w_value] =
             [w_query.t()?, w_key.t()?, w_value.t()?].map(|weight| Linear::new(weight, None));
