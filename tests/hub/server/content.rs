@@ -24,7 +24,8 @@ pub(super) fn file(
     if header(IF_NONE_MATCH) == Some(etag) {
         return answer.status(StatusCode::NOT_MODIFIED).body(whole(Bytes::new())).unwrap();
     }
-    let range = header(RANGE).filter(|_| fault != Some(Fault::NoRanges));
+    let range =
+        header(RANGE).filter(|_| !matches!(fault, Some(Fault::NoRanges | Fault::CutWithoutRanges(_))));
     let (start, end) = match range.and_then(|range| range.strip_prefix("bytes=")?.split_once('-')) {
         Some((start, last)) => {
             let end = last.parse::<usize>().map_or(content.len(), |last| (last + 1).min(content.len()));
@@ -47,7 +48,7 @@ pub(super) fn file(
     let mut promised = Some(len);
     let mut steps = VecDeque::new();
     match fault {
-        Some(Fault::Drop(at) | Fault::Reset(at)) => {
+        Some(Fault::Drop(at) | Fault::Reset(at) | Fault::CutWithoutRanges(at)) => {
             steps.extend([
                 Step::Send(bytes.slice(..part(at))),
                 Step::Pause(Duration::from_millis(50)),
@@ -95,6 +96,11 @@ pub(super) fn file(
     }
     *state.sent.lock().unwrap() += len as u64;
     answer.body(BoxBody::new(Script { steps, pause: None })).unwrap()
+}
+
+/// A body that does not say how long it is.
+pub(super) fn of_unknown_length(bytes: Bytes) -> BoxBody<Bytes, std::io::Error> {
+    BoxBody::new(Script { steps: VecDeque::from([Step::Send(bytes)]), pause: None })
 }
 
 /// What a body does, one after the other.

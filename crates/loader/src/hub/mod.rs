@@ -172,6 +172,8 @@ pub struct FileCheck {
     pub state: FileState,
     /// Its length in bytes.
     pub size: u64,
+    /// Why it could not be read or repaired, where that was so.
+    pub error: Option<String>,
 }
 
 /// What was found of a file of the cache.
