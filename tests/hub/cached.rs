@@ -1,6 +1,6 @@
 //! The cache: what is used, what is trusted, and what is not.
 
-use super::{At, COMMIT, Fault, MODEL, Result, Run, Setup, repository, server, sha256_of, weights};
+use super::{At, COMMIT, Fault, MODEL, Result, Run, Setup, git_sha1_of, repository, sha256_of, weights};
 use crate::checkpoint::assert_says;
 use serde_json::Value;
 use std::io::Write;
@@ -17,7 +17,7 @@ fn as_python(cache: &Path, folder: &str, skip: &[&str]) -> Result<()> {
     for (name, content) in repository().into_iter().filter(|(name, _)| !skip.contains(&name.as_str())) {
         let hash = match name.as_str() {
             "model.safetensors" => sha256_of(&content),
-            _ => server::git_sha1_of(&content),
+            _ => git_sha1_of(&content),
         };
         std::fs::write(repo.join("blobs").join(&hash), content)?;
         symlink(&Path::new("../../blobs").join(&hash), &snapshot.join(name))?;

@@ -5,11 +5,26 @@ use http_body_util::combinators::BoxBody;
 use hyper::body::{Body, Bytes, Frame, Incoming};
 use hyper::header::{ACCEPT_RANGES, CONTENT_LENGTH, CONTENT_RANGE, ETAG, IF_NONE_MATCH, RANGE};
 use hyper::{Method, Request, Response, StatusCode};
+use sha2::Digest as _;
 use std::collections::VecDeque;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::time::Sleep;
+
+/// A file's content and its hashes.
+#[derive(Clone)]
+pub(super) struct Content {
+    pub(super) bytes: Bytes,
+    pub(super) sha256: String,
+    pub(super) git_sha1: String,
+}
+
+impl From<Vec<u8>> for Content {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self { sha256: sha256_of(&bytes), git_sha1: git_sha1_of(&bytes), bytes: bytes.into() }
+    }
+}
 
 /// A file's content, or the range of it that was asked for, with what goes wrong.
 pub(super) fn file(
@@ -138,4 +153,13 @@ impl Body for Script {
             }
         }
     }
+}
+
+pub(crate) fn sha256_of(bytes: &[u8]) -> String {
+    hex::encode(sha2::Sha256::digest(bytes))
+}
+
+pub(crate) fn git_sha1_of(bytes: &[u8]) -> String {
+    let hash = sha1::Sha1::new_with_prefix(format!("blob {}\0", bytes.len())).chain_update(bytes);
+    hex::encode(hash.finalize())
 }

@@ -2,9 +2,9 @@
 // A server that cannot go on ends its test.
 #![allow(clippy::unwrap_used)]
 
-mod content;
+pub(crate) mod content;
 
-use content::file;
+use content::{Content, file};
 use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
@@ -12,7 +12,6 @@ use hyper::header::{AUTHORIZATION, CONTENT_TYPE, LOCATION, RANGE};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
-use sha2::Digest as _;
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -85,19 +84,6 @@ pub(crate) struct Seen {
     pub(crate) host: String,
     pub(crate) token: Option<String>,
     pub(crate) range: Option<String>,
-}
-
-#[derive(Clone)]
-struct Content {
-    bytes: Bytes,
-    sha256: String,
-    git_sha1: String,
-}
-
-impl From<Vec<u8>> for Content {
-    fn from(bytes: Vec<u8>) -> Self {
-        Self { sha256: sha256_of(&bytes), git_sha1: git_sha1_of(&bytes), bytes: bytes.into() }
-    }
 }
 
 /// A server that ends with the test.
@@ -395,13 +381,4 @@ fn known(file: &str) -> &'static str {
     .into_iter()
     .find(|name| *name == file)
     .unwrap_or("another")
-}
-
-pub(crate) fn sha256_of(bytes: &[u8]) -> String {
-    hex::encode(sha2::Sha256::digest(bytes))
-}
-
-pub(crate) fn git_sha1_of(bytes: &[u8]) -> String {
-    let hash = sha1::Sha1::new_with_prefix(format!("blob {}\0", bytes.len())).chain_update(bytes);
-    hex::encode(hash.finalize())
 }

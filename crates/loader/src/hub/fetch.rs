@@ -4,7 +4,7 @@ use super::cache::{Repo, is_commit};
 use super::client::{Announced, Client};
 use super::digest::Digest;
 use super::transfer::Transfer;
-use super::{Event, FileCheck, FileState, Hub, ModelId, Pin, Snapshot};
+use super::{Event, Hub, ModelId, Pin, Snapshot};
 use crate::{Bytes, Files, LoadError, TokenizerFiles, Weights, safetensors_file};
 use std::cell::{Cell, OnceCell, RefCell};
 use std::path::{Path, PathBuf};
@@ -42,20 +42,6 @@ impl Hub {
         Fetch::new(self, model, revision, Ask::First)?.snapshot()
     }
 
-    /// Hashes every cached file of a model again; with `repair`, fetches those anew that are bad.
-    ///
-    /// # Errors
-    /// When nothing is cached of it, as [`open`](Self::open) before that.
-    pub fn verify(&self, model: &ModelId, revision: &str, repair: bool) -> Result<Vec<FileCheck>, LoadError> {
-        let fetch = Fetch::new(self, model, revision, Ask::WhereNeeded)?;
-        let commit = fetch.repo.commit(revision).ok_or_else(|| fetch.not_cached(CONFIG))?;
-        let dir = fetch.repo.snapshot(&commit);
-        let mut names = vec![];
-        file_names(&dir, "", &mut names).map_err(|_| fetch.not_cached(CONFIG))?;
-        names.sort();
-        Ok(names.into_iter().map(|name| fetch.check(&commit, name, repair)).collect())
-    }
-
     pub(super) fn tell(&self, event: &Event<'_>) {
         if let Some(progress) = &self.progress {
             progress(event);
@@ -76,7 +62,7 @@ pub(super) struct Fetch<'a> {
     pub(super) model: &'a ModelId,
     revision: &'a str,
     ask: Ask,
-    repo: Repo,
+    pub(super) repo: Repo,
     client: OnceCell<Client<'a>>,
     /// The files of the commit, once the Hub was asked.
     listing: RefCell<Option<Vec<String>>>,
@@ -164,7 +150,7 @@ impl<'a> Fetch<'a> {
         Ok(self.client.get_or_init(|| client))
     }
 
-    fn not_cached(&self, file: &str) -> LoadError {
+    pub(super) fn not_cached(&self, file: &str) -> LoadError {
         LoadError::NotCached {
             model: self.model.to_string(),
             revision: self.revision.into(),
@@ -309,13 +295,13 @@ impl<'a> Fetch<'a> {
     }
 
     /// Whether a cached file with this hash is what is pinned.
-    fn fits_pin(&self, commit: &str, name: &str, digest: &Digest) -> bool {
+    pub(super) fn fits_pin(&self, commit: &str, name: &str, digest: &Digest) -> bool {
         let size = std::fs::metadata(self.repo.pointer(commit, name)).ok().map(|meta| meta.len());
         self.check_pin(commit, name, &Announced { digest: digest.clone(), size }).is_ok()
     }
 
     /// Whether the file at `path` is there and has this content.
-    fn hashes_to(&self, path: &Path, name: &str, digest: &Digest) -> Result<bool, LoadError> {
+    pub(super) fn hashes_to(&self, path: &Path, name: &str, digest: &Digest) -> Result<bool, LoadError> {
         let Ok(meta) = std::fs::metadata(path) else { return Ok(false) };
         self.hub.tell(&Event::Verifying { file: name, size: meta.len() });
         let found = digest.of_file(path).map_err(LoadError::io(path))?;
@@ -383,53 +369,4 @@ impl<'a> Fetch<'a> {
         self.hub.tell(&Event::Fetched { file: name });
         Ok(())
     }
-
-    /// Hashes one file of the cache again.
-    fn check(&self, commit: &str, file: String, repair: bool) -> FileCheck {
-        let (state, error) = match self.state_of(commit, &file, repair) {
-            Ok(state) => (state, None),
-            Err(error) => (FileState::Bad, Some(error.to_string())),
-        };
-        let size = std::fs::metadata(self.repo.pointer(commit, &file)).map_or(0, |meta| meta.len());
-        FileCheck { file, state, size, error }
-    }
-
-    fn state_of(&self, commit: &str, name: &str, repair: bool) -> Result<FileState, LoadError> {
-        let known = self.repo.digest(commit, name).or_else(|| self.repo.recorded(commit, name));
-        let digest = match known {
-            Some(digest) => digest,
-            None if self.hub.offline => return Ok(FileState::Unknown),
-            None => match self.client(name)?.announced(commit, name)? {
-                Some(announced) => announced.digest,
-                None => return Ok(FileState::Unknown),
-            },
-        };
-        let before = self.repo.stamp(commit, name, &digest);
-        let pointer = self.repo.pointer(commit, name);
-        if self.hashes_to(&pointer, name, &digest)? && self.fits_pin(commit, name, &digest) {
-            self.repo.set_verified(commit, name, &digest, before);
-            return Ok(FileState::Good);
-        }
-        self.repo.forget(commit, name);
-        if !repair {
-            return Ok(FileState::Bad);
-        }
-        self.required(commit, name)?;
-        Ok(FileState::Repaired)
-    }
-}
-
-/// The files below `dir`, by their paths from there.
-fn file_names(dir: &Path, prefix: &str, names: &mut Vec<String>) -> std::io::Result<()> {
-    for entry in std::fs::read_dir(dir)? {
-        let entry = entry?;
-        let Ok(name) = entry.file_name().into_string() else { continue };
-        let name = format!("{prefix}{name}");
-        if entry.file_type()?.is_dir() {
-            file_names(&entry.path(), &format!("{name}/"), names)?;
-        } else {
-            names.push(name);
-        }
-    }
-    Ok(())
 }

@@ -11,6 +11,8 @@ mod absent;
 #[cfg(feature = "hub")]
 mod cache;
 #[cfg(feature = "hub")]
+mod check;
+#[cfg(feature = "hub")]
 mod client;
 #[cfg(feature = "hub")]
 mod digest;
