@@ -41,11 +41,11 @@ impl Metrics {
         };
         let failed = || format!("--metrics {}", path.display());
         let before = if done > 0 { std::fs::read_to_string(path).unwrap_or_default() } else { String::new() };
-        let step = |line: &str| match csv {
-            true => line.split(',').next().and_then(|step| step.parse::<u64>().ok()),
-            false => {
-                serde_json::from_str::<serde_json::Value>(line).ok().and_then(|row| row["step"].as_u64())
+        let step = |line: &str| {
+            if csv {
+                return line.split(',').next()?.parse::<u64>().ok();
             }
+            serde_json::from_str::<serde_json::Value>(line).ok()?["step"].as_u64()
         };
         let mut kept: String = if csv { format!("{HEADER}\n") } else { String::new() };
         for line in before.lines().filter(|line| step(line).is_some_and(|step| step <= done)) {
