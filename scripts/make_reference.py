@@ -301,6 +301,7 @@ last one that of `ln_f`; `attentions.i` is (B, H, T, T) after softmax.
 | `gradients` | dropout 0; `input_ids` (2, 7), `loss` (next-token cross entropy, mean over the 12 positions that have a next token), and `grad.NAME` for every parameter, NAME without `transformer.`; `grad.wte.weight` includes the share of the tied head |
 | `pickle` | the weights of `untied` as `pytorch_model.bin` (zip format), with u8 `attn.bias` and f32 `attn.masked_bias` buffers |
 | `pickle_tied` | the weights of `padded` as `pytorch_model.bin`: `lm_head.weight` and `wte.weight` share one storage, `attn.bias` is bool |
+| `seeds` | no checkpoint: `parameters.safetensors`, the random weights behind the numbers that the seed documents print, in the names of PyTorch state dicts; written by `python scripts/make_seed_constants.py` |
 """
 
 

@@ -13,3 +13,4 @@ mod gradients;
 mod hub;
 mod padding;
 mod parity;
+mod seeds;

@@ -45,8 +45,8 @@ pub struct CausalSelfAttention {
     pub c_proj: Conv1D,
     /// The causal triangle, u8 (1, 1, N, N), 1 = visible. Shared by all layers; not a parameter.
     pub bias: Tensor,
-    n_head: usize,
-    attention: CausalAttention,
+    pub(crate) n_head: usize,
+    pub(crate) attention: CausalAttention,
     layer_idx: usize,
     attn_pdrop: f64,
     resid_pdrop: f64,

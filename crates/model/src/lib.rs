@@ -40,6 +40,7 @@ pub mod mlp;
 pub mod model;
 pub mod parameters;
 pub mod training;
+pub mod variants;
 
 pub use attention::CausalSelfAttention;
 pub use block::{Block, BlockArgs, BlockOutput};

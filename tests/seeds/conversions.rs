@@ -1,0 +1,153 @@
+//! One mechanism in other layouts gives the same numbers: for random shapes, and for the documents' own.
+
+use super::{Printed, batch, checkpoint, normal, printed_001};
+use crate::common::{Result, assert_close, cases};
+use candle_core::{DType, Device, Tensor};
+use candle_nn::VarMap;
+use gpt2_model::attention::AttentionArgs;
+use gpt2_model::variants::{
+    CausalAttention, MultiHeadAttention, MultiHeadAttentionWrapper, PerHeadAttention, PerHeadSizes,
+};
+use gpt2_model::{CausalSelfAttention, Config, Implementation, init};
+use proptest::prelude::*;
+
+/// Two ways of the same sums.
+const SAME: f64 = 1e-5;
+
+fn seeded(seed: u64) -> candle_nn::VarBuilder<'static> {
+    init::seeded(seed, DType::F32, &Device::Cpu)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(cases(24)))]
+
+    #[test]
+    fn a_stack_of_heads_is_one_split_layer(
+        (d_in, width, h, t) in (1usize..9, 1usize..6, 1usize..5, 1usize..9), qkv_bias: bool, seed: u64,
+    ) {
+        let check = || -> Result {
+            let wrapper = MultiHeadAttentionWrapper::load(seeded(seed), d_in, width, t + 2, h, qkv_bias)?;
+            let split = MultiHeadAttention::from_wrapper(&wrapper)?;
+            let x = normal(seed, (2, t, d_in))?;
+            assert_eq!(split.n_head(), h);
+            assert_close("split", &split.forward(&x)?, &wrapper.forward(&x)?, SAME);
+            Ok(())
+        };
+        check().map_err(|e| TestCaseError::fail(e.to_string()))?;
+    }
+
+    #[test]
+    fn split_projections_are_gpt2s_one(
+        (width, h, t) in (1usize..6, 1usize..5, 1usize..9), qkv_bias: bool, seed: u64,
+    ) {
+        let check = || -> Result {
+            let c = width * h;
+            let split = MultiHeadAttention::load(seeded(seed), c, c, t + 2, h, qkv_bias)?;
+            let block = CausalSelfAttention::from_multi_head(&split)?;
+            let back = MultiHeadAttention::from_gpt2(&block)?;
+            let x = normal(seed, (2, t, c))?;
+            let expected = split.forward(&x)?;
+            assert_close("block", &block.forward(&x, AttentionArgs::default())?, &expected, SAME);
+            assert_close("and back", &back.forward(&x)?, &expected, SAME);
+            let (_, weights) = block.forward_with_weights(&x, AttentionArgs::default())?;
+            assert_close("weights", &weights, &split.weights(&x)?, SAME);
+            // There and back moves numbers and computes none.
+            for (a, b) in [(&split.w_key, &back.w_key), (&split.out_proj, &back.out_proj)] {
+                assert_eq!(a.weight().to_vec2::<f32>()?, b.weight().to_vec2::<f32>()?);
+            }
+            Ok(())
+        };
+        check().map_err(|e| TestCaseError::fail(e.to_string()))?;
+    }
+
+    #[test]
+    fn matrices_for_each_head_are_one_split_layer(
+        (width, h, t) in (1usize..6, 1usize..5, 1usize..9), with_w_o: bool, seed: u64,
+    ) {
+        let check = || -> Result {
+            let sizes = PerHeadSizes { d_model: width * h, d_k: width, d_v: width, n_head: h };
+            let mut layer = PerHeadAttention::load(seeded(seed), sizes, true)?;
+            if !with_w_o {
+                layer.w_o = None;
+            }
+            let split = MultiHeadAttention::from_per_head(&layer, t + 2)?;
+            let block = CausalSelfAttention::from_multi_head(&split)?;
+            let x = normal(seed, (2, t, width * h))?;
+            let expected = layer.forward(&x)?;
+            assert_close("split", &split.forward(&x)?, &expected, SAME);
+            assert_close("GPT-2's block", &block.forward(&x, AttentionArgs::default())?, &expected, SAME);
+            Ok(())
+        };
+        check().map_err(|e| TestCaseError::fail(e.to_string()))?;
+    }
+}
+
+/// From a block that GPT-2 initialised, both implementations, to three matrices and back.
+#[test]
+fn gpt2s_block_comes_apart_and_together() -> Result {
+    for attn_implementation in [Implementation::Eager, Implementation::Fused] {
+        let config = Config { n_embd: 48, n_head: 3, n_positions: 77, attn_implementation, ..Config::gpt2() };
+        let config = Config { initializer_range: 0.3, ..config };
+        let block = CausalSelfAttention::load(seeded(1), &config)?;
+        let split = MultiHeadAttention::from_gpt2(&block)?;
+        let again = CausalSelfAttention::from_multi_head(&split)?;
+        let x = normal(1, (3, 77, 48))?;
+        let expected = block.forward(&x, AttentionArgs::default())?;
+        assert_close("split", &split.forward(&x)?, &expected, SAME);
+        assert_close("again", &again.forward(&x, AttentionArgs::default())?, &expected, SAME);
+        assert_eq!(again.c_attn.weight.to_vec2::<f32>()?, block.c_attn.weight.to_vec2::<f32>()?);
+        assert_eq!(again.c_proj.weight.to_vec2::<f32>()?, block.c_proj.weight.to_vec2::<f32>()?);
+        assert_eq!(again.bias.dims(), block.bias.dims());
+    }
+    Ok(())
+}
+
+/// The printed results of the wrapper, from the split layer that it becomes.
+#[test]
+fn the_documents_wrapper_prints_the_same_as_one_layer() -> Result {
+    for (name, d_out) in [("wrapper", 2), ("wrapper_of_1", 1)] {
+        let wrapper = MultiHeadAttentionWrapper::load(checkpoint()?.pp(name), 3, d_out, 6, 2, false)?;
+        let context = MultiHeadAttention::from_wrapper(&wrapper)?.forward(&batch()?)?;
+        match d_out {
+            1 => Printed::new("[52]", &context, &[printed_001::WRAPPER_OF_1; 2].concat())?.check(),
+            _ => Printed::new("[51]", &context, &[printed_001::WRAPPER; 2].concat())?.check(),
+        }
+    }
+    Ok(())
+}
+
+/// Matrices multiply from the right in the papers: head h is columns of the transposed `W_query`.
+#[test]
+fn a_head_of_its_own_is_a_causal_attention() -> Result {
+    let sizes = PerHeadSizes { d_model: 5, d_k: 3, d_v: 4, n_head: 1 };
+    let mut layer = PerHeadAttention::load(seeded(4), sizes, true)?;
+    layer.w_o = None;
+    let linear = |w: &Tensor| Result::Ok(candle_nn::Linear::new(w.t()?.contiguous()?, None));
+    let head = &layer.heads[0];
+    let mut single = CausalAttention::load(seeded(0), 5, 3, 7, false)?;
+    (single.w_query, single.w_key, single.w_value) =
+        (linear(&head.w_q)?, linear(&head.w_k)?, linear(&head.w_v)?);
+    let x = normal(4, (2, 7, 5))?;
+    assert_close("head", &layer.forward(&x)?, &single.forward(&x)?, SAME);
+    Ok(())
+}
+
+/// A converted layer trains the layer that it came from.
+#[test]
+fn gradients_pass_through_every_conversion() -> Result {
+    let variables = VarMap::new();
+    let vb = init::seeded_variables(6, &variables, DType::F32, &Device::Cpu);
+    let wrapper = MultiHeadAttentionWrapper::load(vb.pp("wrapper"), 4, 2, 5, 2, true)?;
+    let sizes = PerHeadSizes { d_model: 4, d_k: 2, d_v: 2, n_head: 2 };
+    let per_head = PerHeadAttention::load(vb.pp("per_head"), sizes, true)?;
+    let x = normal(6, (2, 5, 4))?;
+    let mut x = x.clone();
+    for split in
+        [MultiHeadAttention::from_wrapper(&wrapper)?, MultiHeadAttention::from_per_head(&per_head, 5)?]
+    {
+        let block = CausalSelfAttention::from_multi_head(&split)?;
+        let again = MultiHeadAttention::from_gpt2(&block)?;
+        x = (block.forward(&x, AttentionArgs::default())? + again.forward(&x)?)?;
+    }
+    super::gradients::assert_all_learn(&variables, &x.sqr()?.sum_all()?)
+}
