@@ -1,4 +1,6 @@
 //! Options of `gpt2 train`.
+// The comments are the help text, where backticks and angle brackets would be printed.
+#![allow(clippy::doc_markdown, rustdoc::bare_urls, rustdoc::broken_intra_doc_links)]
 
 use super::{DTypeArg, HubArgs, RunArgs};
 use crate::values::{at_least_0, fraction};
