@@ -1,10 +1,12 @@
 //! What is trainable gets a gradient, and it is PyTorch's.
 
 use crate::common::{Result, assert_close, data, reference};
-use candle_core::{DType, Device, Var};
+use candle_core::backprop::GradStore;
+use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
 use gpt2_loader::{Checkpoint, Source};
-use gpt2_model::training::{cross_entropy, decay_groups};
+use gpt2_model::Implementation;
+use gpt2_model::training::{AdamW, AdamWParams, Training, add_gradients, check_gradients, cross_entropy};
 use gpt2_model::{Config, ForwardArgs, Gpt2LMHeadModel, init};
 
 /// The model of a case with every parameter a variable.
@@ -45,10 +47,96 @@ fn decay_takes_matrices_and_leaves_biases_and_norms() -> Result {
     let variables = VarMap::new();
     let vb = init::seeded_variables(0, &variables, DType::F32, &Device::Cpu);
     Gpt2LMHeadModel::load(vb, &config)?;
-    let (decayed, plain) = decay_groups(&variables)?;
-    // wte, wpe and four Conv1D weights; four Conv1D biases and three layer norms of two.
-    assert_eq!((decayed.len(), plain.len()), (6, 10));
-    assert!(decayed.iter().all(|v| v.rank() == 2) && plain.iter().all(|v| v.rank() == 1));
+    let values = |variables: &VarMap| -> Result<Vec<(usize, String, Vec<f32>)>> {
+        let held = variables.data().lock().map_err(|e| e.to_string())?;
+        let mut list = vec![];
+        for (name, var) in held.iter() {
+            list.push((var.rank(), name.clone(), var.flatten_all()?.to_vec1()?));
+        }
+        list.sort_by(|a, b| a.1.cmp(&b.1));
+        Ok(list)
+    };
+    let before = values(&variables)?;
+    // Gradients of 0, so that nothing but decay moves a parameter.
+    let mut loss = Tensor::zeros((), DType::F32, &Device::Cpu)?;
+    for var in variables.all_vars() {
+        loss = (loss + (var.as_tensor() - var.as_tensor())?.sum_all()?)?;
+    }
+    let params = AdamWParams { weight_decay: 0.1, ..AdamWParams::default() };
+    AdamW::new(&variables, params)?.step(&loss.backward()?, 0.5, 1.0)?;
+    let mut decayed = 0;
+    for ((rank, name, before), (_, _, after)) in before.iter().zip(&values(&variables)?) {
+        let factor = if *rank == 2 { 1.0 - 0.5 * 0.1 } else { 1.0 };
+        decayed += usize::from(*rank == 2);
+        for (a, b) in after.iter().zip(before) {
+            assert!((a - b * factor).abs() <= 1e-6 * b.abs(), "{name}: {b} became {a}");
+        }
+    }
+    assert_eq!((decayed, before.len()), (6, 16)); // wte, wpe and four Conv1D weights
+    Ok(())
+}
+
+#[test]
+fn four_batches_summed_are_one_of_four_rows() -> Result {
+    let (variables, model) = trainable("gradients")?;
+    let ids = Tensor::from_iter((0..4 * 9u32).map(|i| i * 7 % 29), &Device::Cpu)?.reshape((4, 9))?;
+    let gradients = |rows: &Tensor| -> Result<GradStore> {
+        let (inputs, targets) = (rows.narrow(1, 0, 8)?, rows.narrow(1, 1, 8)?.contiguous()?);
+        let logits = model.forward(&inputs, ForwardArgs::default())?.logits;
+        Ok(cross_entropy(&logits, &targets)?.backward()?)
+    };
+    let whole = gradients(&ids)?;
+    let mut sum = gradients(&ids.narrow(0, 0, 1)?)?;
+    for row in 1..4 {
+        add_gradients(&mut sum, gradients(&ids.narrow(0, row, 1)?)?, &variables)?;
+    }
+    for var in variables.all_vars() {
+        let (sum, whole) = (sum.get(&var).ok_or("a gradient")?, whole.get(&var).ok_or("a gradient")?);
+        assert_close("a gradient", &(sum / 4.0)?, whole, 1e-5);
+    }
+    Ok(())
+}
+
+#[test]
+fn the_whole_model_learns_in_training() -> Result {
+    for implementation in [Implementation::Eager, Implementation::Fused] {
+        let config = Config {
+            n_layer: 2,
+            n_head: 3,
+            n_embd: 33,
+            n_positions: 20,
+            vocab_size: 50,
+            attn_implementation: implementation,
+            ..Config::gpt2()
+        };
+        let variables = VarMap::new();
+        let vb = init::seeded_variables(0, &variables, DType::F32, &Device::Cpu);
+        let model = Gpt2LMHeadModel::load(vb, &config)?;
+        let ids = Tensor::from_iter((0..2 * 20u32).map(|i| i * 7 % 50), &Device::Cpu)?.reshape((2, 20))?;
+        let training = Some(Training { seed: 1, step: 2 });
+        let output = model.forward(&ids, ForwardArgs { training, ..Default::default() })?;
+        let check = check_gradients(&variables, &cross_entropy(&output.logits, &ids)?)?;
+        assert!(check.is_clean(), "{implementation:?}: {check:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_variable_that_learns_nothing_is_named() -> Result {
+    let variables = VarMap::new();
+    let normal = candle_nn::Init::Randn { mean: 0., stdev: 1. };
+    for name in ["used", "unused", "zero", "wild"] {
+        variables.get((2, 2), name, normal, DType::F32, &Device::Cpu)?;
+    }
+    let held = variables.data().lock().map_err(|e| e.to_string())?;
+    let wild = (held["wild"].as_tensor() * f64::INFINITY)?;
+    let loss =
+        (held["used"].sqr()? + (held["zero"].as_tensor() - held["zero"].as_tensor())? + wild)?.sum_all()?;
+    drop(held);
+    let check = check_gradients(&variables, &loss)?;
+    assert_eq!(check.missing, ["unused"]);
+    assert_eq!(check.zero, ["zero"]);
+    assert_eq!(check.not_finite, ["wild"]);
     Ok(())
 }
 

@@ -105,8 +105,91 @@ fn ctrl_c_saves_what_there_is() -> Result {
     stderr.read_to_string(&mut line)?;
     let run = Run::of(child.wait_with_output()?)?.succeeded();
     assert_eq!(run.stdout, "");
-    assert_says("stderr", &line, &["stopped by Ctrl-C", "saved in"]);
+    assert_says("stderr", &line, &["stopped by Ctrl-C", "--resume", "saved in"]);
     gpt2(&["inspect", &out])?.succeeded();
+    Ok(())
+}
+
+#[test]
+#[cfg(unix)]
+fn a_run_that_is_stopped_goes_on_as_if_it_had_not_been() -> Result {
+    let folder = Folder::empty()?;
+    let metrics = folder.file("loss.csv").display().to_string();
+    let more =
+        ["--steps", "30", "--threads", "1", "--dropout", "0.1", "--accumulate", "2", "--metrics", &metrics];
+    train(&folder, "whole", &more)?.succeeded();
+    let curve = std::fs::read_to_string(&metrics)?;
+    assert_eq!(curve.lines().count(), 31, "{curve}");
+
+    // Once by Ctrl-C, once by force, wherever that meets it.
+    for signal in ["INT", "KILL"] {
+        let out = folder.file(signal).display().to_string();
+        let text = folder.file("text.txt").display().to_string();
+        let args = [
+            "train",
+            "--text",
+            &text,
+            "--out",
+            &out,
+            "--vocab-size",
+            "300",
+            "--n-layer",
+            "1",
+            "--n-head",
+            "2",
+        ];
+        let sizes =
+            ["--n-embd", "8", "--n-positions", "16", "--batch", "2", "--warmup", "2", "--eval-every", "4"];
+        let args = [&args[..], &sizes, &more].concat();
+        let mut child = command(&args).stderr(Stdio::piped()).spawn()?;
+        let mut stderr = BufReader::new(child.stderr.take().ok_or("a pipe")?);
+        let mut line = String::new();
+        while !line.starts_with("step 8:") {
+            line.clear();
+            assert!(stderr.read_line(&mut line)? > 0, "it ended before the eighth step");
+        }
+        let kill = format!("kill -{signal} {}", child.id());
+        assert!(std::process::Command::new("sh").args(["-c", &kill]).status()?.success());
+        stderr.read_to_string(&mut line)?;
+        child.wait()?;
+        // It may have been done before the signal came.
+        if folder.file(signal).join("training-state.safetensors").exists() {
+            gpt2(&args)?.refused(1, &["already", "--resume", "--overwrite"]);
+            let other = [&args[..], &["--resume", "--lr", "0.5"]].concat();
+            gpt2(&other)?.refused(1, &["--resume", "lr was"]);
+            let run = gpt2(&[&args[..], &["--resume"]].concat())?.succeeded();
+            assert_says("stderr", &run.stderr, &["going on after step"]);
+        }
+        let model = |name: &str| std::fs::read(folder.file(name).join("model.safetensors"));
+        assert!(model(signal)? == model("whole")?, "{signal}: another model");
+        let again = std::fs::read_to_string(&metrics)?;
+        let without_speed = |text: &str| -> Vec<String> {
+            text.lines()
+                .map(|line| line.rsplit_once(',').map_or(line, |(rest, _)| rest).to_string())
+                .collect()
+        };
+        assert_eq!(without_speed(&again), without_speed(&curve));
+        gpt2(&[&args[..], &["--resume"]].concat())?.refused(1, &["--resume", "finished"]);
+    }
+    Ok(())
+}
+
+#[test]
+fn a_model_is_trained_further() -> Result {
+    let folder = Folder::empty()?;
+    train(&folder, "first", &["--steps", "20", "--lr", "0.02"])?.succeeded();
+    let (text, first) =
+        (folder.file("text.txt").display().to_string(), folder.file("first").display().to_string());
+    let out = folder.file("second").display().to_string();
+    let args = ["train", "--text", &text, "--model", &first, "--out", &out, "--steps", "20", "--lr", "0.02"];
+    let more = ["--batch", "2", "--window", "12", "--eval-every", "20", "--warmup", "2"];
+    gpt2(&[&args[..], &more].concat())?.succeeded();
+    let perplexity = |model: &str| -> Result<f64> {
+        let report = json(&["forward", "--model", model, "--json", "Line 7 of a play in"])?;
+        Ok(report["perplexity"].as_f64().ok_or("a number")?)
+    };
+    assert!(perplexity(&out)? < perplexity(&first)?, "{} {}", perplexity(&out)?, perplexity(&first)?);
+    gpt2(&[&args[..], &["--overwrite", "--window", "17"]].concat())?.refused(1, &["--window is 17", "16"]);
     Ok(())
 }
 

@@ -1,6 +1,6 @@
 //! The cache: what is used, what is trusted, and what is not.
 
-use super::{At, COMMIT, Fault, MODEL, Result, Run, Setup, repository, server, sha256_of, weights};
+use super::{At, COMMIT, Fault, MODEL, Result, Run, Setup, git_sha1_of, repository, sha256_of, weights};
 use crate::checkpoint::assert_says;
 use serde_json::Value;
 use std::io::Write;
@@ -17,7 +17,7 @@ fn as_python(cache: &Path, folder: &str, skip: &[&str]) -> Result<()> {
     for (name, content) in repository().into_iter().filter(|(name, _)| !skip.contains(&name.as_str())) {
         let hash = match name.as_str() {
             "model.safetensors" => sha256_of(&content),
-            _ => server::git_sha1_of(&content),
+            _ => git_sha1_of(&content),
         };
         std::fs::write(repo.join("blobs").join(&hash), content)?;
         symlink(&Path::new("../../blobs").join(&hash), &snapshot.join(name))?;
@@ -172,14 +172,81 @@ fn download_asks_for_the_newest_commit_and_prints_where_it_is() -> Result<()> {
 }
 
 #[test]
+#[cfg(unix)]
 fn a_download_that_fails_leaves_the_old_commit_in_place() -> Result<()> {
     let setup = Setup::new()?;
-    setup.works()?;
+    as_python(setup.cache.path(), "models--openai-community--gpt2", &[])?;
+    // What the cache has is of an older commit, with other weights.
+    let old = "f".repeat(40);
     let refs = setup.repo().join("refs/main");
-    setup.server.fault(At::Api, Fault::Status(500, vec![]), None);
+    std::fs::write(&refs, &old)?;
+    let snapshot = setup.repo().join("snapshots").join(&old);
+    std::fs::rename(setup.repo().join("snapshots").join(COMMIT), &snapshot)?;
+    let mut other = weights();
+    other[1_500_000] ^= 1;
+    std::fs::remove_file(setup.blob(&sha256_of(&weights())))?;
+    std::fs::write(setup.blob(&sha256_of(&other)), &other)?;
+    std::fs::remove_file(snapshot.join("model.safetensors"))?;
+    let target = Path::new("../../blobs").join(sha256_of(&other));
+    symlink(&target, &snapshot.join("model.safetensors"))?;
+
+    setup.server.fault(At::Storage, Fault::Status(500, vec![]), None);
     setup.run(&["download", "gpt2"])?.refused(1, &["the server failed"]);
-    assert_eq!(std::fs::read_to_string(refs)?, COMMIT);
+    assert_eq!(std::fs::read_to_string(&refs)?, old);
+    setup.run(&["forward", "--model", "gpt2", "--offline", "O Romeo"])?.succeeded();
+    setup.server.heal();
+    setup.run(&["download", "gpt2"])?.succeeded();
+    assert_eq!(std::fs::read_to_string(&refs)?, COMMIT);
     setup.works_offline()
+}
+
+#[test]
+fn download_fails_without_the_tokenizer() -> Result<()> {
+    let setup = Setup::with(At::Get("tokenizer.json"), Fault::Status(500, vec![]), None)?;
+    setup.run(&["download", "gpt2"])?.refused(1, &["tokenizer.json", "the server failed"]);
+    // For token ids, the rest will do.
+    setup.run(&["forward", "--model", "gpt2", "--ids", "1,2"])?.succeeded();
+    Ok(())
+}
+
+#[test]
+#[cfg(unix)]
+fn a_copy_without_links_is_verified_and_kept() -> Result<()> {
+    use std::os::unix::fs::MetadataExt;
+    let setup = Setup::new()?;
+    for (name, content) in repository() {
+        std::fs::create_dir_all(setup.pointer(""))?;
+        std::fs::write(setup.pointer(&name), content)?;
+    }
+    std::fs::create_dir_all(setup.repo().join("refs"))?;
+    std::fs::write(setup.repo().join("refs/main"), COMMIT)?;
+    let inode = |name| std::fs::symlink_metadata(setup.pointer(name)).map(|meta| meta.ino());
+    let before = inode("model.safetensors")?;
+    let args = ["forward", "--model", "gpt2", "--offline", "O Romeo"];
+    setup.run(&args)?.refused(1, &["does not say what its hash", "name its folder"]);
+    setup.works()?;
+    assert_eq!(inode("model.safetensors")?, before);
+    assert!(setup.fetches().is_empty(), "fetched what was there");
+    setup.works_offline()?;
+    // Changed, it is known to be another.
+    let mut damaged = weights();
+    damaged[1_000_000] ^= 1;
+    std::fs::write(setup.pointer("model.safetensors"), damaged)?;
+    let run = setup.run(&["verify-cache", "gpt2", "--offline"])?;
+    assert_eq!(run.code, 1, "{run:?}");
+    setup.works()?;
+    Ok(())
+}
+
+#[test]
+#[cfg(unix)]
+fn a_cache_that_has_the_files_need_not_keep_the_branch() -> Result<()> {
+    let setup = Setup::new()?;
+    as_python(setup.cache.path(), "models--openai-community--gpt2", &[])?;
+    std::fs::remove_dir_all(setup.repo().join("refs"))?;
+    std::fs::write(setup.repo().join("refs"), "a file where a folder should be: nobody can write there")?;
+    setup.works()?;
+    Ok(())
 }
 
 #[test]
@@ -202,7 +269,7 @@ fn models_lists_names_pins_and_what_is_cached() -> Result<()> {
 
 #[test]
 fn a_pinned_file_is_held_against_its_pin() -> Result<()> {
-    use gpt2_loader::hub::Pin;
+    use gpt2_loader::hub::{FileState, Pin};
     use gpt2_loader::{Hub, ModelId};
     let setup = Setup::new()?;
     let weights = super::weights();
@@ -231,6 +298,13 @@ fn a_pinned_file_is_held_against_its_pin() -> Result<()> {
         assert!(!setup.pointer("model.safetensors").exists());
     }
     assert_eq!(open(&pin)?, COMMIT);
+    // What is cached and verified is held against a pin, too, and a new look at it changes nothing.
+    let wrong = Pin { sha256: Some("0".repeat(64)), ..pin.clone() };
+    let hub = Hub { pins: vec![wrong], offline: true, ..Hub::new(setup.cache.path()) };
+    let checks = hub.verify(&model, "main", false)?;
+    let weights = checks.iter().find(|check| check.file == "model.safetensors").ok_or("a check")?;
+    assert_eq!(weights.state, FileState::Bad);
+    assert!(hub.open(&model, "main").is_err());
     Ok(())
 }
 

@@ -46,8 +46,11 @@ fn shards_are_inspected_by_their_headers() -> Result<()> {
         ("model.safetensors.index.json".into(), index.to_string().into_bytes()),
         files[2].clone(),
     ]);
-    let run = setup.run(&["inspect", "gpt2"])?.succeeded();
-    assert_says("stdout", &run.stdout, &["every tensor that config.json calls for is there"]);
+    for _ in 0..2 {
+        let run = setup.run(&["inspect", "gpt2"])?.succeeded();
+        assert_says("stdout", &run.stdout, &["every tensor that config.json calls for is there"]);
+        assert!(!setup.pointer("model-00001-of-00001.safetensors").exists());
+    }
     setup.works()?;
     setup.works_offline()
 }

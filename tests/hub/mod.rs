@@ -10,7 +10,8 @@ mod server;
 
 use crate::cli::{Run, command};
 use crate::common::Result;
-use server::{At, COMMIT, Fault, MODEL, Seen, Server, sha256_of};
+use server::content::{git_sha1_of, sha256_of};
+use server::{At, COMMIT, Fault, MODEL, Seen, Server};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;

@@ -24,7 +24,8 @@ pub(crate) enum Model {
 /// A folder where there is one of that name, else a model of the Hub.
 pub(crate) fn resolve(text: &str, args: &HubArgs) -> anyhow::Result<Model> {
     let id = ModelId::parse(text);
-    if Path::new(text).exists() {
+    // A file of that name, such as this program itself, is no model.
+    if Path::new(text).is_dir() || (id.is_none() && Path::new(text).exists()) {
         no_revision(args, &format!("the folder {text}"))?;
         if let Some(id) = id {
             note(&format!(

@@ -6,8 +6,8 @@ mod device;
 mod hub;
 mod output;
 mod prompt;
+mod restart;
 mod session;
-mod threads;
 mod values;
 
 use args::{Args, Command};
@@ -35,7 +35,7 @@ fn main() -> ExitCode {
 }
 
 fn run(command: &Command) -> anyhow::Result<ExitCode> {
-    threads::apply(command)?;
+    restart::apply(command)?;
     // On a thread of the pool that the kernels use: from outside, each of a token's hundreds of products
     // would wake the pool and sleep until it has finished. Its stack is as large as a main thread's usually
     // is: a graph that is dropped recurses through its layers.

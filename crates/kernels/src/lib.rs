@@ -14,7 +14,9 @@
 // Vector code is only fast where it is compiled into the function that enables its instructions.
 #![allow(clippy::inline_always)]
 
+pub mod adamw;
 pub mod attention;
+mod cross_entropy;
 pub mod dropout;
 mod element;
 mod gelu;
@@ -25,6 +27,7 @@ mod streams;
 mod vector;
 
 pub use attention::{CausalAttention, CausalMask, Implementation};
+pub use cross_entropy::cross_entropy;
 pub use dropout::Dropout;
 pub use gelu::{gelu, gelu_in_place};
 pub use layer_norm::layer_norm;

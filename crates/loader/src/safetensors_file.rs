@@ -33,7 +33,7 @@ pub(crate) fn read_header(header: &Header) -> Result<Vec<Stored>, LoadError> {
     })?;
     let metadata: Metadata = serde_json::from_slice(json).map_err(|e| damaged(e.to_string()))?;
     let data_end = metadata.tensors().values().map(|info| info.data_offsets.1).max().unwrap_or(0);
-    let expected = (8 + json.len() + data_end) as u64;
+    let expected = (8 + json.len() as u64).saturating_add(data_end as u64);
     if file_len.is_some_and(|len| len != expected) {
         return Err(damaged(format!(
             "its header describes {expected} bytes, the file has {}",
@@ -47,7 +47,7 @@ fn stored(path: &Path, metadata: &Metadata, data_start: usize, bytes: &Bytes) ->
     let tensors = metadata.tensors().into_iter().map(|(name, info)| Stored {
         info: TensorInfo { name, dtype: info.dtype, shape: info.shape.clone(), file: path.to_path_buf() },
         bytes: bytes.clone(),
-        range: data_start + info.data_offsets.0..data_start + info.data_offsets.1,
+        range: data_start.saturating_add(info.data_offsets.0)..data_start.saturating_add(info.data_offsets.1),
     });
     tensors.collect()
 }

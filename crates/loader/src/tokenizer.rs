@@ -58,6 +58,14 @@ impl Tokenizer {
         Self { name: "GPT-2".into(), kind: Kind::Gpt2(tiktoken_rs::r50k_base_singleton()) }
     }
 
+    /// Opens a tokenizer.json.
+    ///
+    /// # Errors
+    /// When it cannot be read or is damaged.
+    pub fn from_file(path: &Path) -> Result<Self, LoadError> {
+        Self::from_json(path, &Bytes::open(path)?)
+    }
+
     fn from_json(path: &Path, bytes: &Bytes) -> Result<Self, LoadError> {
         let name = path.display().to_string();
         let failed = |reason: String| LoadError::Tokenizer { name: name.clone(), reason };

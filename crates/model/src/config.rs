@@ -231,12 +231,21 @@ impl Config {
         self.eos_token_id.as_ref().is_some_and(|ids| ids.as_slice().contains(&id))
     }
 
-    /// Refuses, by its name in `config.json`, what this crate cannot compute.
+    /// Refuses, each by its name in `config.json`, all that this crate cannot compute.
     ///
     /// # Errors
     /// For a size that is 0 or beyond reason, an `n_embd` that `n_head` does not divide, a dropout outside
     /// 0..1, and each unsupported flag.
     pub fn validate(&self) -> Result<()> {
+        let problems = self.problems();
+        if problems.is_empty() {
+            return Ok(());
+        }
+        candle_core::bail!("config: {}", problems.join("; "))
+    }
+
+    fn problems(&self) -> Vec<String> {
+        let mut problems = vec![];
         // The limits are far above any GPT-2 and keep a wrong number from filling the memory: the `bias`
         // triangle alone takes n_positions² bytes.
         for (name, value, limit) in [
@@ -248,15 +257,11 @@ impl Config {
             ("n_inner", self.inner_dim(), 1 << 18),
         ] {
             if !(1..=limit).contains(&value) {
-                candle_core::bail!("config: {name} is {value}, expected 1 to {limit}")
+                problems.push(format!("{name} is {value}, expected 1 to {limit}"));
             }
         }
-        if !self.n_embd.is_multiple_of(self.n_head) {
-            candle_core::bail!(
-                "config: n_embd ({}) must be a multiple of n_head ({})",
-                self.n_embd,
-                self.n_head
-            )
+        if self.n_head > 0 && !self.n_embd.is_multiple_of(self.n_head) {
+            problems.push(format!("n_embd ({}) must be a multiple of n_head ({})", self.n_embd, self.n_head));
         }
         for (name, p) in [
             ("resid_pdrop", self.resid_pdrop),
@@ -264,29 +269,27 @@ impl Config {
             ("attn_pdrop", self.attn_pdrop),
         ] {
             if !(0.0..1.0).contains(&p) {
-                candle_core::bail!("config: {name} is {p}, expected at least 0 and below 1")
+                problems.push(format!("{name} is {p}, expected at least 0 and below 1"));
             }
         }
         for (name, value) in
             [("layer_norm_epsilon", self.layer_norm_epsilon), ("initializer_range", self.initializer_range)]
         {
             if !(value.is_finite() && value >= 0.0) {
-                candle_core::bail!("config: {name} is {value}, expected a finite number of at least 0")
+                problems.push(format!("{name} is {value}, expected a finite number of at least 0"));
             }
         }
         if self.model_type != "gpt2" {
-            candle_core::bail!("config: model_type {:?} is not supported, only \"gpt2\" is", self.model_type)
+            problems.push(format!("model_type {:?} is not supported, only \"gpt2\" is", self.model_type));
         }
         if self.add_cross_attention {
-            candle_core::bail!(
-                "config: add_cross_attention = true is not supported, only decoder-only GPT-2 is"
-            )
+            problems.push("add_cross_attention = true is not supported, only decoder-only GPT-2 is".into());
         }
         if self.quantization_config.is_some() {
-            candle_core::bail!(
-                "config: quantization_config is not supported; use the f32, f16 or bf16 weights of this model"
-            )
+            problems.push(
+                "quantization_config is not supported; use the f32, f16 or bf16 weights of this model".into(),
+            );
         }
-        Ok(())
+        problems
     }
 }

@@ -5,11 +5,26 @@ use http_body_util::combinators::BoxBody;
 use hyper::body::{Body, Bytes, Frame, Incoming};
 use hyper::header::{ACCEPT_RANGES, CONTENT_LENGTH, CONTENT_RANGE, ETAG, IF_NONE_MATCH, RANGE};
 use hyper::{Method, Request, Response, StatusCode};
+use sha2::Digest as _;
 use std::collections::VecDeque;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::time::Sleep;
+
+/// A file's content and its hashes.
+#[derive(Clone)]
+pub(super) struct Content {
+    pub(super) bytes: Bytes,
+    pub(super) sha256: String,
+    pub(super) git_sha1: String,
+}
+
+impl From<Vec<u8>> for Content {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self { sha256: sha256_of(&bytes), git_sha1: git_sha1_of(&bytes), bytes: bytes.into() }
+    }
+}
 
 /// A file's content, or the range of it that was asked for, with what goes wrong.
 pub(super) fn file(
@@ -24,7 +39,8 @@ pub(super) fn file(
     if header(IF_NONE_MATCH) == Some(etag) {
         return answer.status(StatusCode::NOT_MODIFIED).body(whole(Bytes::new())).unwrap();
     }
-    let range = header(RANGE).filter(|_| fault != Some(Fault::NoRanges));
+    let range =
+        header(RANGE).filter(|_| !matches!(fault, Some(Fault::NoRanges | Fault::CutWithoutRanges(_))));
     let (start, end) = match range.and_then(|range| range.strip_prefix("bytes=")?.split_once('-')) {
         Some((start, last)) => {
             let end = last.parse::<usize>().map_or(content.len(), |last| (last + 1).min(content.len()));
@@ -47,7 +63,7 @@ pub(super) fn file(
     let mut promised = Some(len);
     let mut steps = VecDeque::new();
     match fault {
-        Some(Fault::Drop(at) | Fault::Reset(at)) => {
+        Some(Fault::Drop(at) | Fault::Reset(at) | Fault::CutWithoutRanges(at)) => {
             steps.extend([
                 Step::Send(bytes.slice(..part(at))),
                 Step::Pause(Duration::from_millis(50)),
@@ -97,6 +113,11 @@ pub(super) fn file(
     answer.body(BoxBody::new(Script { steps, pause: None })).unwrap()
 }
 
+/// A body that does not say how long it is.
+pub(super) fn of_unknown_length(bytes: Bytes) -> BoxBody<Bytes, std::io::Error> {
+    BoxBody::new(Script { steps: VecDeque::from([Step::Send(bytes)]), pause: None })
+}
+
 /// What a body does, one after the other.
 struct Script {
     steps: VecDeque<Step>,
@@ -132,4 +153,13 @@ impl Body for Script {
             }
         }
     }
+}
+
+pub(crate) fn sha256_of(bytes: &[u8]) -> String {
+    hex::encode(sha2::Sha256::digest(bytes))
+}
+
+pub(crate) fn git_sha1_of(bytes: &[u8]) -> String {
+    let hash = sha1::Sha1::new_with_prefix(format!("blob {}\0", bytes.len())).chain_update(bytes);
+    hex::encode(hash.finalize())
 }

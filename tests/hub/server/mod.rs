@@ -2,9 +2,9 @@
 // A server that cannot go on ends its test.
 #![allow(clippy::unwrap_used)]
 
-mod content;
+pub(crate) mod content;
 
-use content::file;
+use content::{Content, file};
 use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
@@ -12,7 +12,6 @@ use hyper::header::{AUTHORIZATION, CONTENT_TYPE, LOCATION, RANGE};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
-use sha2::Digest as _;
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -46,6 +45,10 @@ pub(crate) enum Fault {
     Status(u16, Vec<(&'static str, &'static str)>),
     /// A page with status 200 instead of the answer.
     Html,
+    /// The same without a Content-Length.
+    HtmlOfUnknownLength,
+    /// A redirect to a page of another host.
+    Elsewhere,
     /// The connection ends after this many percent of the body.
     Drop(usize),
     /// The connection is reset after this many percent of the body.
@@ -68,6 +71,8 @@ pub(crate) enum Fault {
     Drip(usize, Duration),
     /// The range is ignored.
     NoRanges,
+    /// The range is ignored, and the connection ends after this many percent.
+    CutWithoutRanges(usize),
     /// The `ETag` is not a hash of the content.
     NoHash,
 }
@@ -79,19 +84,6 @@ pub(crate) struct Seen {
     pub(crate) host: String,
     pub(crate) token: Option<String>,
     pub(crate) range: Option<String>,
-}
-
-#[derive(Clone)]
-struct Content {
-    bytes: Bytes,
-    sha256: String,
-    git_sha1: String,
-}
-
-impl From<Vec<u8>> for Content {
-    fn from(bytes: Vec<u8>) -> Self {
-        Self { sha256: sha256_of(&bytes), git_sha1: git_sha1_of(&bytes), bytes: bytes.into() }
-    }
 }
 
 /// A server that ends with the test.
@@ -200,6 +192,37 @@ async fn accept(listener: TcpListener, state: Arc<State>) {
 
 type Answer = Response<BoxBody<Bytes, std::io::Error>>;
 
+/// What comes instead of any answer.
+async fn instead(state: &State, fault: &Fault) -> Option<Answer> {
+    Some(match fault {
+        Fault::Status(status, headers) => {
+            let mut answer = refusal(*status, "", "");
+            for (name, value) in headers {
+                answer.headers_mut().insert(*name, value.parse().unwrap());
+            }
+            answer
+        }
+        Fault::Html => {
+            let page = "<!DOCTYPE html><html><title>Log in to the hotel's network</title></html>";
+            Response::builder().header(CONTENT_TYPE, "text/html").body(whole(page.into())).unwrap()
+        }
+        Fault::HtmlOfUnknownLength => {
+            let page = Bytes::from_static(b"<html>Log in to the hotel's network</html>");
+            Response::builder().body(content::of_unknown_length(page)).unwrap()
+        }
+        Fault::Elsewhere => {
+            let page = format!("http://localhost:{}/login", state.address.port());
+            let answer = Response::builder().status(StatusCode::FOUND).header(LOCATION, page);
+            answer.body(whole(Bytes::new())).unwrap()
+        }
+        Fault::StallHeaders => {
+            tokio::time::sleep(Duration::from_secs(3600)).await;
+            return None;
+        }
+        _ => return None,
+    })
+}
+
 async fn answer(state: &State, request: &Request<Incoming>) -> Answer {
     let header = |name| {
         request.headers().get(name).map(|v: &hyper::header::HeaderValue| v.to_str().unwrap().to_string())
@@ -213,27 +236,25 @@ async fn answer(state: &State, request: &Request<Incoming>) -> Answer {
         range: header(RANGE),
     });
     let parts: Vec<&str> = path.split('/').skip(1).collect();
-    let at = match parts.as_slice() {
-        ["api", ..] | [] => At::Api,
-        ["storage", ..] => At::Storage,
-        [.., file] if request.method() == Method::HEAD => At::Head(known(file)),
-        [.., file] => At::Get(known(file)),
+    let is_small =
+        |name: &str| state.files.lock().unwrap().get(name).is_some_and(|content| content.bytes.len() < LARGE);
+    let of_file = |name| match *request.method() {
+        Method::HEAD => At::Head(known(name)),
+        _ => At::Get(known(name)),
     };
-    let fault = take(state, at);
-    match &fault {
-        Some(Fault::Status(status, headers)) => {
-            let mut answer = refusal(*status, "", "");
-            for (name, value) in headers {
-                answer.headers_mut().insert(*name, value.parse().unwrap());
-            }
-            return answer;
-        }
-        Some(Fault::Html) => {
-            let page = "<!DOCTYPE html><html><title>Log in to the hotel's network</title></html>";
-            return Response::builder().header(CONTENT_TYPE, "text/html").body(whole(page.into())).unwrap();
-        }
-        Some(Fault::StallHeaders) => tokio::time::sleep(Duration::from_secs(3600)).await,
-        _ => {}
+    let at = match parts.as_slice() {
+        ["api", "resolve-cache", .., file] => Some(of_file(file)),
+        ["api", ..] | [] => Some(At::Api),
+        ["storage", ..] => Some(At::Storage),
+        // Answered by a redirect to the cache above.
+        [_, _, "resolve", _, file] if is_small(file) => None,
+        [.., file] => Some(of_file(file)),
+    };
+    let fault = at.and_then(|at| take(state, at));
+    if let Some(fault) = &fault
+        && let Some(answer) = instead(state, fault).await
+    {
+        return answer;
     }
     if let ["storage", sha256] = parts.as_slice() {
         let files = state.files.lock().unwrap();
@@ -251,12 +272,13 @@ async fn answer(state: &State, request: &Request<Incoming>) -> Answer {
         return answer.body(whole(Bytes::new())).unwrap();
     }
     let (model, rest) = match parts.as_slice() {
-        ["api", "models", owner, name, rest @ ..] | [owner, name, rest @ ..] => {
-            (format!("{owner}/{name}"), rest)
-        }
+        ["api", "resolve-cache", "models", owner, name, rest @ ..]
+        | ["api", "models", owner, name, rest @ ..]
+        | [owner, name, rest @ ..] => (format!("{owner}/{name}"), rest),
         _ => return refusal(404, "", ""),
     };
-    let gate = *state.gate.lock().unwrap();
+    // The Hub describes a gated model to anyone, and gives its files to some.
+    let gate = state.gate.lock().unwrap().filter(|_| at != Some(At::Api));
     if model != MODEL {
         // The Hub does not tell a stranger what there is.
         let status = if token.is_some() { 404 } else { 401 };
@@ -270,14 +292,24 @@ async fn answer(state: &State, request: &Request<Incoming>) -> Answer {
         _ => {}
     }
     match rest {
-        ["revision", revision] if at == At::Api => commit(state, revision),
+        ["revision", revision] => commit(state, revision),
         ["resolve", revision, _] if !is_known(revision) => refusal(404, "RevisionNotFound", "Invalid rev id"),
-        ["resolve", _, name] => {
+        ["resolve", _, name] if is_small(name) => {
+            let location = format!("/api/resolve-cache/models/{MODEL}/{COMMIT}/{name}");
+            let answer =
+                Response::builder().status(StatusCode::TEMPORARY_REDIRECT).header(LOCATION, location);
+            answer.body(whole(Bytes::new())).unwrap()
+        }
+        ["resolve", _, name] | [_, name] => {
             let files = state.files.lock().unwrap();
             let Some(content) = files.get(*name) else {
                 return refusal(404, "EntryNotFound", "Entry not found");
             };
-            resolve(state, request, content, fault)
+            if content.bytes.len() >= LARGE {
+                return resolve(state, content);
+            }
+            let etag = if fault == Some(Fault::NoHash) { "5f3a-abc" } else { &content.git_sha1 };
+            file(state, request, &content.bytes, &format!("\"{etag}\""), fault)
         }
         _ => refusal(404, "EntryNotFound", "Entry not found"),
     }
@@ -300,13 +332,8 @@ fn commit(state: &State, revision: &str) -> Answer {
     Response::builder().header(CONTENT_TYPE, "application/json").body(whole(info.to_string().into())).unwrap()
 }
 
-/// The Hub's answer on a file: a small one itself; of a large one, where it is and what it hashes to.
-fn resolve(state: &State, request: &Request<Incoming>, content: &Content, fault: Option<Fault>) -> Answer {
-    if content.bytes.len() < LARGE {
-        let etag = format!("\"{}\"", content.git_sha1);
-        let etag = if fault == Some(Fault::NoHash) { "\"5f3a-abc\"".into() } else { etag };
-        return file(state, request, &content.bytes, &etag, fault);
-    }
+/// The Hub's answer on a large file: where it is and what it hashes to.
+fn resolve(state: &State, content: &Content) -> Answer {
     let sha256 = &content.sha256;
     // Another name for the same machine: another host to a client.
     let location = format!("http://localhost:{}/storage/{sha256}", state.address.port());
@@ -354,13 +381,4 @@ fn known(file: &str) -> &'static str {
     .into_iter()
     .find(|name| *name == file)
     .unwrap_or("another")
-}
-
-pub(crate) fn sha256_of(bytes: &[u8]) -> String {
-    hex::encode(sha2::Sha256::digest(bytes))
-}
-
-pub(crate) fn git_sha1_of(bytes: &[u8]) -> String {
-    let hash = sha1::Sha1::new_with_prefix(format!("blob {}\0", bytes.len())).chain_update(bytes);
-    hex::encode(hash.finalize())
 }

@@ -1,4 +1,6 @@
 //! Options of models from the Hugging Face Hub, and the subcommands that are about them.
+// The comments are the help text, where backticks and angle brackets would be printed.
+#![allow(clippy::doc_markdown, rustdoc::bare_urls, rustdoc::broken_intra_doc_links)]
 
 use clap::Args;
 use std::path::PathBuf;

@@ -3,11 +3,13 @@
 #![allow(clippy::doc_markdown, rustdoc::broken_intra_doc_links)]
 
 mod hub;
+mod train;
 
 pub(crate) use hub::{DownloadArgs, HubArgs, ModelsArgs, VerifyCacheArgs};
+pub(crate) use train::TrainArgs;
 
 use crate::device::DeviceArg;
-use crate::values::{IndexRange, above_0, at_least_0, fraction, part};
+use crate::values::{IndexRange, above_0, at_least_0, part};
 use clap::{Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 
@@ -48,7 +50,7 @@ pub(crate) enum Command {
     Models(ModelsArgs),
     /// Hash the cached files of a model again
     VerifyCache(VerifyCacheArgs),
-    /// Train a small GPT-2 on a text file
+    /// Train a GPT-2 on a text file, from scratch or further
     Train(TrainArgs),
     /// Time attention, a block, the whole model, decoding or a training step, and measure the machine
     Bench(BenchArgs),
@@ -216,60 +218,6 @@ pub(crate) struct InspectArgs {
     pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
-}
-
-#[derive(Debug, clap::Args)]
-#[command(after_help = "\
-Example:
-  gpt2 train --text shakespeare.txt --out my-model --steps 2000
-  gpt2 generate --model my-model \"ROMEO:\"")]
-pub(crate) struct TrainArgs {
-    /// The text to learn, UTF-8
-    #[arg(long, value_name = "FILE")]
-    pub(crate) text: PathBuf,
-    /// Folder for config.json, model.safetensors and tokenizer.json
-    #[arg(short, long, value_name = "DIR")]
-    pub(crate) out: PathBuf,
-    /// Tokens of the byte-level BPE that is trained on the text
-    #[arg(long, default_value_t = 1024, value_name = "V", value_parser = clap::value_parser!(u32).range(257..1 << 24))]
-    pub(crate) vocab_size: u32,
-    #[arg(long, default_value_t = 4, help = "Blocks")]
-    pub(crate) n_layer: usize,
-    #[arg(long, default_value_t = 4, help = "Heads a block")]
-    pub(crate) n_head: usize,
-    #[arg(long, default_value_t = 128, help = "Width of the residual stream")]
-    pub(crate) n_embd: usize,
-    #[arg(long, default_value_t = 256, help = "Longest context")]
-    pub(crate) n_positions: usize,
-    /// Optimiser steps
-    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) steps: u32,
-    /// Sequences a step, each of n_positions tokens
-    #[arg(short, long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..))]
-    pub(crate) batch: u16,
-    /// Highest learning rate, after the warm-up; a cosine brings it down to a tenth
-    #[arg(long, default_value_t = 1e-3, value_parser = at_least_0, allow_negative_numbers = true)]
-    pub(crate) lr: f64,
-    /// Steps of linear warm-up
-    #[arg(long, default_value_t = 100)]
-    pub(crate) warmup: u32,
-    /// AdamW's decay, on matrices and embeddings only
-    #[arg(long, default_value_t = 0.1, value_parser = at_least_0, allow_negative_numbers = true)]
-    pub(crate) weight_decay: f64,
-    /// Part of the text, at its end, that is held back for validation
-    #[arg(long, default_value_t = 0.1, value_parser = fraction, allow_negative_numbers = true)]
-    pub(crate) val_fraction: f64,
-    /// Steps between validations; the best weights so far are saved at each
-    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) eval_every: u32,
-    /// Replace the model that --out holds already
-    #[arg(long)]
-    pub(crate) overwrite: bool,
-    /// Precision of the saved weights
-    #[arg(long, default_value = "f32", value_enum)]
-    pub(crate) save_dtype: DTypeArg,
-    #[command(flatten)]
-    pub(crate) run: RunArgs,
 }
 
 #[derive(Debug, clap::Args)]

@@ -4,12 +4,12 @@ use crate::args::{BenchArgs, BenchTarget};
 use crate::output;
 use anyhow::bail;
 use candle_core::{DType, Device, Tensor};
-use candle_nn::{AdamW, Optimizer, ParamsAdamW, VarBuilder, VarMap};
+use candle_nn::{VarBuilder, VarMap};
 use gpt2_kernels::attention::{CausalAttention, CausalMask};
 use gpt2_kernels::roofline::Roofline;
 use gpt2_loader::Checkpoint;
 use gpt2_model::attention::AttentionArgs;
-use gpt2_model::training::cross_entropy;
+use gpt2_model::training::{AdamW, AdamWParams, Training, cross_entropy};
 use gpt2_model::{CausalSelfAttention, Config, ForwardArgs, Gpt2LMHeadModel, KvCache, init};
 use serde::Serialize;
 use std::io::Write;
@@ -243,13 +243,15 @@ impl<'a> Bench<'a> {
         let variables = VarMap::new();
         let vb = init::seeded_variables(self.args.model.run.seed, &variables, self.dtype, &self.device);
         let model = Gpt2LMHeadModel::load(vb, &self.config)?;
-        let mut optimiser = AdamW::new(variables.all_vars(), ParamsAdamW::default())?;
+        let mut optimiser = AdamW::new(&variables, AdamWParams::default())?;
         let ids = self.ids(self.tokens)?;
         let t = self.tokens - 1;
         let (inputs, targets) = (ids.narrow(1, 0, t)?, ids.narrow(1, 1, t)?.contiguous()?);
+        let training = Some(Training { seed: 0, step: 0 });
         self.time(|| {
-            let logits = model.forward(&inputs, ForwardArgs::default())?.logits;
-            optimiser.backward_step(&cross_entropy(&logits, &targets)?)?;
+            let logits = model.forward(&inputs, ForwardArgs { training, ..Default::default() })?.logits;
+            let gradients = cross_entropy(&logits, &targets)?.backward()?;
+            optimiser.step(&gradients, 1e-3, 1.0)?;
             Ok(())
         })
     }

@@ -15,7 +15,8 @@ pub(crate) fn run(args: &VerifyCacheArgs) -> anyhow::Result<ExitCode> {
     } else {
         let mut table = Table::new(&[("file", Align::Left), ("size", Align::Right), ("", Align::Left)]);
         for check in &checks {
-            let state = match check.state {
+            let state = match &check.state {
+                FileState::Bad if check.error.is_some() => check.error.as_deref().unwrap_or_default(),
                 FileState::Good => "good",
                 FileState::Repaired => "was bad, repaired",
                 FileState::Bad => "BAD: its hash does not hold; --repair fetches it anew",

@@ -138,8 +138,8 @@ pub enum LoadError {
     },
     /// A file that is not cached, and may not or cannot be asked for.
     #[error(
-        "{model} at {revision}: {file} is not in the cache {cache}{why}; run `gpt2 download {model}` where there \
-         is a network, or name a folder with the model's files",
+        "{model} at {revision}: {file} is not in the cache {cache}{why}; run `gpt2 download {model} --revision {revision}` \
+         where there is a network, or name a folder with the model's files",
         cache = cache.display(),
         why = if *offline { ", and no request is made offline (--offline, HF_HUB_OFFLINE)" } else { "" }
     )]
@@ -241,7 +241,8 @@ pub enum LoadError {
     },
     /// The server, or a proxy on the way, refused.
     #[error(
-        "{url}: refused: {status}{colon}{message}; is a proxy or a firewall on the way?",
+        "{url}: refused: {status}{colon}{message}; check what the token may read, if one is in use, and whether a \
+         proxy or a firewall is on the way",
         colon = if message.is_empty() { "" } else { ": " }
     )]
     Refused {
@@ -263,7 +264,9 @@ pub enum LoadError {
         reason: String,
     },
     /// A connection that ended before the answer did.
-    #[error("{url}: the connection was cut: {reason}; run the command again, it goes on from there")]
+    #[error(
+        "{url}: the connection was cut: {reason}; run the command again, a download goes on from where it ended"
+    )]
     Interrupted {
         /// What was asked for.
         url: String,
@@ -280,7 +283,7 @@ pub enum LoadError {
     },
     /// Content that is not what was announced.
     #[error(
-        "{file}: expected {expected}, found {found}{start}; nothing of it was kept, something on the way changes it"
+        "{file}: expected {expected}, found {found}{start}; it is not used; is something on the way that changes it?"
     )]
     Checksum {
         /// The model and the file.
@@ -293,12 +296,14 @@ pub enum LoadError {
         start: String,
     },
     /// A cached file that is not what was announced, and cannot be fetched anew.
-    #[error("{path}: damaged: its {expected} does not hold; run `gpt2 verify-cache --repair` where there is a network", path = path.display())]
+    #[error("{path}: damaged: its {expected} does not hold; run `gpt2 verify-cache {model} --repair` where there is a network", path = path.display())]
     BadCache {
         /// The file.
         path: PathBuf,
         /// The hash that it should have.
         expected: String,
+        /// The model.
+        model: String,
     },
     /// A cached file of which the cache does not say what it should be.
     #[error(

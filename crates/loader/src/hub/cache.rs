@@ -12,6 +12,7 @@
 //! ```
 
 use super::digest::Digest;
+use super::fetch::WEIGHTS;
 use super::model_id::ModelId;
 use crate::{LoadError, atomic};
 use std::fs::{File, TryLockError};
@@ -31,7 +32,16 @@ pub(crate) struct Repo {
 
 /// Held while a blob is written; given back when it is dropped, or when its process dies.
 pub(crate) struct Lock {
-    _file: Option<File>,
+    /// `None` on a file system without locks.
+    file: Option<File>,
+}
+
+impl Lock {
+    /// Where the blob grows while it arrives: where no lock keeps other processes away, a file of one's own.
+    pub(crate) fn partial(&self, repo: &Repo, digest: &Digest) -> PathBuf {
+        let own = if self.file.is_some() { String::new() } else { format!(".{}", std::process::id()) };
+        repo.root.join("blobs").join(format!("{}{own}.incomplete", digest.as_str()))
+    }
 }
 
 impl Repo {
@@ -42,13 +52,14 @@ impl Repo {
             |folder: String| Self { root: cache.join(&folder), locks: cache.join(".locks").join(folder) };
         let repo = of(format!("models--{}--{}", model.owner(), model.name()));
         match model.alias().map(|alias| of(format!("models--{alias}"))) {
-            Some(aliased) if !repo.has(revision) && aliased.has(revision) => aliased,
+            Some(aliased) if !repo.has_weights(revision) && aliased.has_weights(revision) => aliased,
             _ => repo,
         }
     }
 
-    fn has(&self, revision: &str) -> bool {
-        self.commit(revision).is_some_and(|commit| self.snapshot(&commit).is_dir())
+    fn has_weights(&self, revision: &str) -> bool {
+        let has = |commit: String| WEIGHTS.iter().any(|name| self.has_file(&commit, name));
+        self.commit(revision).is_some_and(has)
     }
 
     /// The commit that `revision` is, as far as the cache knows.
@@ -80,11 +91,6 @@ impl Repo {
         self.root.join("blobs").join(digest.as_str())
     }
 
-    /// Where a content grows while it arrives.
-    pub(crate) fn partial(&self, digest: &Digest) -> PathBuf {
-        self.root.join("blobs").join(format!("{}.incomplete", digest.as_str()))
-    }
-
     /// What the content of a commit's file must hash to: the name of the blob that it links to. Only the
     /// first link is followed; the next one leads to a store whose names are other hashes. Where a system
     /// without links has the file itself there, what it was verified against, if it is still that file.
@@ -92,9 +98,13 @@ impl Repo {
         if let Ok(target) = std::fs::read_link(self.pointer(commit, name)) {
             return Digest::parse(target.file_name()?.to_str()?);
         }
+        self.recorded(commit, name).filter(|digest| self.is_verified(commit, name, digest))
+    }
+
+    /// What the file was verified against, whatever it is now.
+    pub(crate) fn recorded(&self, commit: &str, name: &str) -> Option<Digest> {
         let record = std::fs::read_to_string(self.record(commit, name)).ok()?;
-        let digest = Digest::parse(record.split(' ').next()?)?;
-        self.is_verified(commit, name, &digest).then_some(digest)
+        Digest::parse(record.split(' ').next()?)
     }
 
     /// Whether the file, as it now is (its size, time of change and inode), was hashed before and found good.
@@ -104,11 +114,17 @@ impl Repo {
         matches!((stamp, record), (Ok(stamp), Ok(record)) if stamp == record)
     }
 
-    /// Remembers that the file as it now is was found good. Where that cannot be written down, the file is
-    /// hashed again the next time.
-    pub(crate) fn set_verified(&self, commit: &str, name: &str, digest: &Digest) {
+    /// What the file is now, for [`set_verified`](Self::set_verified): asked for before it is hashed.
+    pub(crate) fn stamp(&self, commit: &str, name: &str, digest: &Digest) -> Option<String> {
+        stamp(&self.pointer(commit, name), digest).ok()
+    }
+
+    /// Remembers that a file was found good, if it is still what it was before it was hashed. Where that
+    /// cannot be written down, it is hashed again the next time.
+    pub(crate) fn set_verified(&self, commit: &str, name: &str, digest: &Digest, before: Option<String>) {
         let record = self.record(commit, name);
-        if let (Ok(stamp), Some(dir)) = (stamp(&self.pointer(commit, name), digest), record.parent()) {
+        let unchanged = before.filter(|before| self.stamp(commit, name, digest).as_ref() == Some(before));
+        if let (Some(stamp), Some(dir)) = (unchanged, record.parent()) {
             let _ = std::fs::create_dir_all(dir);
             let _ = atomic::write_bytes(&record, stamp.as_bytes());
         }
@@ -152,23 +168,28 @@ impl Repo {
         }
         let path = self.root.join("refs").join(revision);
         make_parent(&path)?;
-        atomic::write_bytes(&path, commit.as_bytes())
+        atomic::write_bytes(&path, commit.as_bytes()).map_err(|error| match error {
+            LoadError::Io { path, source } => LoadError::cache(&path)(source),
+            other => other,
+        })
     }
 
     /// Puts a link to the blob in the place of a commit's file.
     pub(crate) fn link(&self, commit: &str, name: &str, digest: &Digest) -> Result<(), LoadError> {
         let pointer = self.pointer(commit, name);
         make_parent(&pointer)?;
-        // Beside it and then renamed: another process sees the old file or the new one.
-        let temporary = pointer.with_extension(format!("{}.tmp", std::process::id()));
         let up = "../".repeat(2 + name.matches('/').count());
-        let linked = symlink(&Path::new(&up).join("blobs").join(digest.as_str()), &temporary)
+        let target = Path::new(&up).join("blobs").join(digest.as_str());
+        let dir = pointer.parent().unwrap_or(Path::new("."));
+        // Beside it and then renamed: another process sees the old file or the new one.
+        let made = tempfile::Builder::new().prefix(".gpt2-").make_in(dir, |path| symlink(&target, path));
+        let linked = match made {
+            Ok(link) => link.into_temp_path().persist(&pointer).map_err(|e| e.error),
             // Where there are no links, Python keeps the file itself in the snapshot.
-            .or_else(|_| std::fs::rename(self.blob(digest), &temporary));
-        linked.and_then(|()| std::fs::rename(&temporary, &pointer)).map_err(|e| {
-            let _ = std::fs::remove_file(&temporary);
-            LoadError::cache(&pointer)(e)
-        })
+            Err(_) if cfg!(windows) => std::fs::rename(self.blob(digest), &pointer),
+            Err(e) => Err(e),
+        };
+        linked.map_err(LoadError::cache(&pointer))
     }
 
     /// Waits until no other process writes this blob. `waiting` is told once where there is one.
@@ -190,10 +211,8 @@ impl Repo {
         let mut seen = (self.bytes_of(digest), Instant::now());
         loop {
             match file.try_lock() {
-                Ok(()) => return Ok(Lock { _file: Some(file) }),
-                // A file system without locks: whoever writes the same blob writes the same bytes to the
-                // same places.
-                Err(TryLockError::Error(_)) => return Ok(Lock { _file: None }),
+                Ok(()) => return Ok(Lock { file: Some(file) }),
+                Err(TryLockError::Error(_)) => return Ok(Lock { file: None }),
                 Err(TryLockError::WouldBlock) => {}
             }
             if let Some(waiting) = waiting.take() {
@@ -256,4 +275,24 @@ fn symlink(target: &Path, link: &Path) -> io::Result<()> {
 #[cfg(windows)]
 fn symlink(target: &Path, link: &Path) -> io::Result<()> {
     std::os::windows::fs::symlink_file(target, link)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Digest, Repo};
+    use crate::{LoadError, ModelId};
+    use std::time::Duration;
+
+    #[test]
+    fn a_lock_is_waited_for_but_not_for_ever() {
+        let cache = tempfile::tempdir().unwrap();
+        let repo = Repo::new(cache.path(), &ModelId::parse("gpt2").unwrap(), "main");
+        let digest = Digest::parse(&"a".repeat(40)).unwrap();
+        let held = repo.lock(&digest, Duration::ZERO, || panic!("nobody to wait for")).unwrap();
+        let mut waited = false;
+        let error = repo.lock(&digest, Duration::from_millis(300), || waited = true).err().unwrap();
+        assert!(matches!(error, LoadError::Locked { .. }) && waited, "{error}");
+        drop(held);
+        repo.lock(&digest, Duration::ZERO, || panic!("nobody to wait for")).unwrap();
+    }
 }

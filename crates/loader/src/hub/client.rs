@@ -2,7 +2,7 @@
 
 use super::Hub;
 use super::digest::Digest;
-use super::failure::{About, Failure, chain};
+use super::failure::{About, Failure, chain, shown};
 use super::model_id::ModelId;
 use super::{Event, cache};
 use crate::LoadError;
@@ -18,6 +18,8 @@ use tokio::runtime::Runtime;
 const RETRIES: usize = 3;
 /// The longest that a server may ask to wait before the next request.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
+/// The longest that a connection may take; a network that swallows everything is told from a slow answer.
+const LONGEST_CONNECT: Duration = Duration::from_secs(10);
 const MOST_REDIRECTS: usize = 5;
 /// Given no token, hf-hub takes one from the environment; one that no header can hold, it does not send.
 pub(super) const NO_TOKEN: &str = "\n";
@@ -27,6 +29,8 @@ const USER_AGENT: &str = concat!("gpt2-candle/", env!("CARGO_PKG_VERSION"));
 pub(crate) struct Client<'a> {
     pub(crate) hub: &'a Hub,
     pub(crate) model: &'a ModelId,
+    /// As messages show it.
+    pub(super) endpoint: String,
     api: HFClient,
     /// Follows redirects; reqwest leaves the token behind when one leads to another host.
     following: reqwest::Client,
@@ -49,24 +53,26 @@ pub(crate) struct Announced {
 
 impl<'a> Client<'a> {
     pub(crate) fn new(hub: &'a Hub, model: &'a ModelId) -> Result<Self, LoadError> {
-        let bad = |reason: String| LoadError::Endpoint { endpoint: hub.endpoint.clone(), reason };
-        let url = Url::parse(&hub.endpoint).map_err(|e| bad(e.to_string()))?;
+        let url = Url::parse(&hub.endpoint);
+        let endpoint = url.as_ref().map_or_else(|_| hub.endpoint.clone(), shown);
+        let bad = |reason: String| LoadError::Endpoint { endpoint: endpoint.clone(), reason };
+        let url = url.map_err(|e| bad(e.to_string()))?;
         if !matches!(url.scheme(), "http" | "https") || url.cannot_be_a_base() {
             return Err(bad("expected an address that begins with https:// or http://".into()));
         }
         if hub.token.as_ref().is_some_and(|token| !token.bytes().all(|b| b.is_ascii_graphic())) {
             return Err(LoadError::TokenRefused {
-                endpoint: hub.endpoint.clone(),
+                endpoint: endpoint.clone(),
                 reason: "it holds characters that no token has".into(),
             });
         }
         let client = |policy| {
             reqwest::Client::builder()
                 .user_agent(USER_AGENT)
-                .connect_timeout(hub.timeout)
+                .connect_timeout(hub.timeout.min(LONGEST_CONNECT))
                 .redirect(policy)
                 .build()
-                .map_err(|e| bad(chain(&e)))
+                .map_err(|e| bad(chain(e)))
         };
         let following = client(redirect::Policy::limited(MOST_REDIRECTS))?;
         let api = HFClient::builder()
@@ -80,30 +86,32 @@ impl<'a> Client<'a> {
             .map_err(|e| bad(e.to_string()))?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = Some(runtime.map_err(|e| bad(e.to_string()))?);
-        Ok(Self { hub, model, api, following, direct: client(redirect::Policy::none())?, runtime })
+        let direct = client(redirect::Policy::none())?;
+        Ok(Self { hub, model, endpoint, api, following, direct, runtime })
     }
 
     /// Runs a future that must be done within the timeout.
-    pub(crate) fn run<T>(&self, url: &str, future: impl Future<Output = T>) -> Result<T, Failure> {
+    pub(crate) fn run<T>(&self, url: &Url, future: impl Future<Output = T>) -> Result<T, Failure> {
         let runtime = self.runtime.as_ref().ok_or_else(|| self.timed_out(url))?;
         runtime
             .block_on(async { tokio::time::timeout(self.hub.timeout, future).await })
             .map_err(|_| self.timed_out(url))
     }
 
-    pub(super) fn timed_out(&self, url: &str) -> Failure {
-        Failure::passing(LoadError::Timeout { url: url.into(), seconds: self.hub.timeout.as_secs() })
+    pub(super) fn timed_out(&self, url: &Url) -> Failure {
+        Failure::passing(LoadError::Timeout { url: shown(url), seconds: self.hub.timeout.as_secs() })
     }
 
     /// The commit that a revision is.
     pub(crate) fn commit(&self, revision: &str) -> Result<Commit, LoadError> {
-        let url = format!("{}/api/models/{}/revision/{revision}", self.hub.endpoint, self.model);
+        let url =
+            self.parse(format!("{}/api/models/{}/revision/{revision}", self.hub.endpoint, self.model))?;
         self.retry(|| {
             let repository = self.api.model(self.model.owner(), self.model.name());
             let info = repository.info().revision(revision);
             let info = self.run(&url, info.send())?.map_err(|e| self.api_failure(e, &url, revision))?;
             let sha = info.sha.filter(|sha| cache::is_commit(sha)).ok_or_else(|| LoadError::Unexpected {
-                url: url.clone(),
+                url: shown(&url),
                 reason: "it names no commit".into(),
             })?;
             Ok(Commit { sha, files: info.siblings.map(|s| s.into_iter().map(|f| f.rfilename).collect()) })
@@ -115,13 +123,17 @@ impl<'a> Client<'a> {
         self.retry(|| {
             let Some(response) = self.head(commit, name)? else { return Ok(None) };
             let header = |name: &str| response.headers().get(name).and_then(|v| v.to_str().ok());
-            let etag = header("x-linked-etag").or(header(ETAG.as_str())).unwrap_or_default();
+            let url = || shown(response.url());
+            let Some(etag) = header("x-linked-etag").or(header(ETAG.as_str())) else {
+                let reason = format!("it describes no file (status {})", response.status());
+                return Err(Failure::passing(LoadError::Unexpected { url: url(), reason }));
+            };
             let etag = etag.strip_prefix("W/").unwrap_or(etag).trim_matches('"');
-            let digest = Digest::parse(etag).ok_or_else(|| LoadError::NoHash {
-                url: response.url().to_string(),
-                etag: etag.to_string(),
-            })?;
-            let size = header("x-linked-size").or(header(CONTENT_LENGTH.as_str()));
+            let no_hash = || LoadError::NoHash { url: url(), etag: etag.to_string() };
+            let digest = Digest::parse(etag).ok_or_else(no_hash)?;
+            // The length of a redirect is not the file's.
+            let len = header(CONTENT_LENGTH.as_str()).filter(|_| response.status().is_success());
+            let size = header("x-linked-size").or(len);
             Ok(Some(Announced { digest, size: size.and_then(|size| size.parse().ok()) }))
         })
     }
@@ -132,20 +144,21 @@ impl<'a> Client<'a> {
         let mut url = self.url(commit, name)?;
         for _ in 0..=MOST_REDIRECTS {
             let request = self.request(&self.direct, Method::HEAD, url.clone());
-            let response = self.run(url.as_str(), request.send())?.map_err(|e| self.failure(&e, &url))?;
+            let response = self.run(&url, request.send())?.map_err(|e| self.failure(e, &url))?;
             let location = response.headers().get(LOCATION).and_then(|l| l.to_str().ok());
-            match location.filter(|_| response.status().is_redirection()).map(|l| url.join(l)) {
+            let redirected = response.status().is_redirection() && !is_linked(&response);
+            match location.filter(|_| redirected).map(|l| url.join(l)) {
                 Some(Ok(next)) if next.origin() == url.origin() => url = next,
                 Some(_) => return Ok(Some(response)),
                 None if response.status() == StatusCode::NOT_FOUND && entry_is_missing(&response) => {
                     return Ok(None);
                 }
-                None if response.status().is_success() => return Ok(Some(response)),
+                None if response.status().is_success() || is_linked(&response) => return Ok(Some(response)),
                 None => return Err(self.refused(response, About { revision: commit, is_file: true })),
             }
         }
         let reason = format!("more than {MOST_REDIRECTS} redirects");
-        Err(LoadError::Unexpected { url: url.into(), reason }.into())
+        Err(LoadError::Unexpected { url: shown(&url), reason }.into())
     }
 
     /// Asks for the bytes of a commit's file from `start` on, up to `end` where there is one.
@@ -162,7 +175,7 @@ impl<'a> Client<'a> {
             let last = end.map_or_else(String::new, |end| (end - 1).to_string());
             request = request.header(RANGE, format!("bytes={start}-{last}"));
         }
-        let response = self.run(url.as_str(), request.send())?.map_err(|e| self.failure(&e, &url))?;
+        let response = self.run(&url, request.send())?.map_err(|e| self.failure(e, &url))?;
         if response.status().is_success() {
             return Ok(response);
         }
@@ -194,13 +207,16 @@ impl<'a> Client<'a> {
     /// The next bytes of a response; `None` at its end.
     pub(crate) fn chunk(&self, response: &mut Response) -> Result<Option<impl AsRef<[u8]> + use<>>, Failure> {
         let url = response.url().clone();
-        self.run(url.as_str(), response.chunk())?.map_err(|e| self.failure(&e, &url))
+        self.run(&url, response.chunk())?.map_err(|e| self.failure(e, &url))
     }
 
     fn url(&self, commit: &str, name: &str) -> Result<Url, LoadError> {
-        let text = format!("{}/{}/resolve/{commit}/{name}", self.hub.endpoint, self.model);
-        Url::parse(&text)
-            .map_err(|e| LoadError::Endpoint { endpoint: self.hub.endpoint.clone(), reason: e.to_string() })
+        self.parse(format!("{}/{}/resolve/{commit}/{name}", self.hub.endpoint, self.model))
+    }
+
+    fn parse(&self, url: String) -> Result<Url, LoadError> {
+        let failed = |reason: String| LoadError::Endpoint { endpoint: self.endpoint.clone(), reason };
+        Url::parse(&url).map_err(|e| failed(e.to_string()))
     }
 
     fn request(&self, client: &reqwest::Client, method: Method, url: Url) -> reqwest::RequestBuilder {
@@ -254,8 +270,13 @@ pub(crate) fn delays() -> ExponentialBackoff {
         .build()
 }
 
-/// Whether a 404 means this file, and not its model or revision. A server that is not the Hub itself may
-/// not say.
+/// Whether the Hub says that the commit has no such file. A bare 404 says nothing of the kind: a proxy may
+/// have sent it.
 fn entry_is_missing(response: &Response) -> bool {
-    response.headers().get("x-error-code").is_none_or(|code| code == "EntryNotFound")
+    response.headers().get("x-error-code").is_some_and(|code| code == "EntryNotFound")
+}
+
+/// Whether a response describes a large file.
+fn is_linked(response: &Response) -> bool {
+    response.headers().contains_key("x-linked-etag")
 }

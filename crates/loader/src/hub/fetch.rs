@@ -4,19 +4,22 @@ use super::cache::{Repo, is_commit};
 use super::client::{Announced, Client};
 use super::digest::Digest;
 use super::transfer::Transfer;
-use super::{Event, FileCheck, FileState, Hub, ModelId, Pin, Snapshot};
+use super::{Event, Hub, ModelId, Pin, Snapshot};
 use crate::{Bytes, Files, LoadError, TokenizerFiles, Weights, safetensors_file};
-use std::cell::{OnceCell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// A process that waits for another gives up when that one has made no headway for this many timeouts: the
 /// other may itself have to wait and try again.
 const PATIENCE: u32 = 10;
+/// And never before: it may have been asked to wait.
+const SHORTEST_PATIENCE: Duration = Duration::from_secs(300);
 
 pub(super) const CONFIG: &str = "config.json";
 pub(super) const SAFETENSORS: &str = "model.safetensors";
 pub(super) const INDEX: &str = "model.safetensors.index.json";
-const WEIGHTS: [&str; 3] = [SAFETENSORS, INDEX, "pytorch_model.bin"];
+pub(super) const WEIGHTS: [&str; 3] = [SAFETENSORS, INDEX, "pytorch_model.bin"];
 const TOKENIZER: &str = "tokenizer.json";
 const VOCAB_MERGES: [&str; 2] = ["vocab.json", "merges.txt"];
 
@@ -39,20 +42,6 @@ impl Hub {
         Fetch::new(self, model, revision, Ask::First)?.snapshot()
     }
 
-    /// Hashes every cached file of a model again; with `repair`, fetches those anew that are bad.
-    ///
-    /// # Errors
-    /// When nothing is cached of it, and when a bad file cannot be had.
-    pub fn verify(&self, model: &ModelId, revision: &str, repair: bool) -> Result<Vec<FileCheck>, LoadError> {
-        let fetch = Fetch::new(self, model, revision, Ask::WhereNeeded)?;
-        let commit = fetch.repo.commit(revision).ok_or_else(|| fetch.not_cached(CONFIG))?;
-        let dir = fetch.repo.snapshot(&commit);
-        let mut names = vec![];
-        file_names(&dir, "", &mut names).map_err(|_| fetch.not_cached(CONFIG))?;
-        names.sort();
-        names.into_iter().map(|name| fetch.check(&commit, name, repair)).collect()
-    }
-
     pub(super) fn tell(&self, event: &Event<'_>) {
         if let Some(progress) = &self.progress {
             progress(event);
@@ -73,10 +62,14 @@ pub(super) struct Fetch<'a> {
     pub(super) model: &'a ModelId,
     revision: &'a str,
     ask: Ask,
-    repo: Repo,
+    pub(super) repo: Repo,
     client: OnceCell<Client<'a>>,
     /// The files of the commit, once the Hub was asked.
     listing: RefCell<Option<Vec<String>>>,
+    /// Whether any file had to be fetched.
+    fetched: Cell<bool>,
+    /// Whether the Hub was asked for the files of the commit, and maybe did not list them.
+    asked: Cell<bool>,
 }
 
 impl<'a> Fetch<'a> {
@@ -101,6 +94,8 @@ impl<'a> Fetch<'a> {
             repo: Repo::new(&hub.cache_dir, model, revision),
             client: OnceCell::new(),
             listing: RefCell::new(None),
+            fetched: Cell::new(false),
+            asked: Cell::new(false),
         })
     }
 
@@ -111,7 +106,11 @@ impl<'a> Fetch<'a> {
         let tokenizer = self.tokenizer(&commit)?;
         // Only now: until its files are here, the revision stays at the commit whose files are.
         if self.client.get().is_some() {
-            self.repo.set_commit(self.revision, &commit)?;
+            match self.repo.set_commit(self.revision, &commit) {
+                // A cache that may only be read, and has all the files.
+                Err(LoadError::CacheNotWritable { .. }) if !self.fetched.get() => {}
+                done => done?,
+            }
         }
         let files = Files {
             name: format!("{}@{}", self.model, &commit[..12]),
@@ -134,6 +133,7 @@ impl<'a> Fetch<'a> {
 
     fn ask_for_commit(&self, revision: &str) -> Result<String, LoadError> {
         let commit = self.client(CONFIG)?.commit(revision)?;
+        self.asked.set(true);
         *self.listing.borrow_mut() = commit.files;
         Ok(commit.sha)
     }
@@ -150,7 +150,7 @@ impl<'a> Fetch<'a> {
         Ok(self.client.get_or_init(|| client))
     }
 
-    fn not_cached(&self, file: &str) -> LoadError {
+    pub(super) fn not_cached(&self, file: &str) -> LoadError {
         LoadError::NotCached {
             model: self.model.to_string(),
             revision: self.revision.into(),
@@ -201,7 +201,9 @@ impl<'a> Fetch<'a> {
     /// Fetches the tokenizer. Where only that cannot be had, the model still serves for token ids.
     fn tokenizer(&self, commit: &str) -> Result<TokenizerFiles, LoadError> {
         match self.tokenizer_files(commit) {
-            Err(error) if error.is_unreachable() => Ok(TokenizerFiles::Unreachable(error.to_string())),
+            Err(error) if error.is_unreachable() && self.ask == Ask::WhereNeeded => {
+                Ok(TokenizerFiles::Unreachable(error.to_string()))
+            }
             files => files,
         }
     }
@@ -227,17 +229,21 @@ impl<'a> Fetch<'a> {
         if self.repo.has_file(commit, name) {
             return Ok(true);
         }
-        if self.repo.is_absent(commit, name) {
+        if self.ask == Ask::WhereNeeded && self.repo.is_absent(commit, name) {
             return Ok(false);
         }
         let client = self.client(name)?;
-        if self.listing.borrow().is_none() {
+        if !self.asked.replace(true) && self.listing.borrow().is_none() {
             self.ask_for_commit(commit)?;
         }
-        let listed = match self.listing.borrow().as_deref() {
-            Some(files) => files.iter().any(|file| file == name),
+        let listed = self.listing.borrow().as_ref().map(|files| files.iter().any(|file| file == name));
+        let listed = match listed {
+            Some(listed) => listed,
             // A server that lists nothing tells when it is asked for the file.
-            None => client.announced(commit, name)?.is_some(),
+            None => match client.announced(commit, name) {
+                Err(LoadError::Refused { status, .. }) if status.starts_with("404") => return Ok(false),
+                announced => announced?.is_some(),
+            },
         };
         if !listed {
             self.repo.set_absent(commit, name);
@@ -245,7 +251,7 @@ impl<'a> Fetch<'a> {
         Ok(listed)
     }
 
-    fn missing(&self, file: &str) -> LoadError {
+    pub(super) fn missing(&self, file: &str) -> LoadError {
         let found = self.listing.borrow().clone().unwrap_or_default();
         LoadError::FileNotFound { model: self.model.to_string(), file: file.into(), found: found.join(", ") }
     }
@@ -258,8 +264,7 @@ impl<'a> Fetch<'a> {
         }
         let client = self.client(name).map_err(|offline| self.bad_or(commit, name, offline))?;
         let Some(announced) = client.announced(commit, name)? else {
-            self.repo.set_absent(commit, name);
-            if self.listing.borrow().is_none() {
+            if !self.asked.get() {
                 self.ask_for_commit(commit)?;
             }
             return Err(self.missing(name));
@@ -270,25 +275,33 @@ impl<'a> Fetch<'a> {
     }
 
     /// Whether the cache has the file and its content is what it should be.
-    fn is_good(&self, commit: &str, name: &str) -> Result<bool, LoadError> {
+    pub(super) fn is_good(&self, commit: &str, name: &str) -> Result<bool, LoadError> {
         if !self.repo.has_file(commit, name) {
             return Ok(false);
         }
         let Some(digest) = self.repo.digest(commit, name) else { return Ok(false) };
+        if !self.fits_pin(commit, name, &digest) {
+            return Ok(false);
+        }
         if self.repo.is_verified(commit, name, &digest) {
             return Ok(true);
         }
+        let before = self.repo.stamp(commit, name, &digest);
         let good = self.hashes_to(&self.repo.pointer(commit, name), name, &digest)?;
         if good {
-            let size = std::fs::metadata(self.repo.pointer(commit, name)).map_or(0, |meta| meta.len());
-            self.check_pin(commit, name, &Announced { digest: digest.clone(), size: Some(size) })?;
-            self.repo.set_verified(commit, name, &digest);
+            self.repo.set_verified(commit, name, &digest, before);
         }
         Ok(good)
     }
 
+    /// Whether a cached file with this hash is what is pinned.
+    pub(super) fn fits_pin(&self, commit: &str, name: &str, digest: &Digest) -> bool {
+        let size = std::fs::metadata(self.repo.pointer(commit, name)).ok().map(|meta| meta.len());
+        self.check_pin(commit, name, &Announced { digest: digest.clone(), size }).is_ok()
+    }
+
     /// Whether the file at `path` is there and has this content.
-    fn hashes_to(&self, path: &Path, name: &str, digest: &Digest) -> Result<bool, LoadError> {
+    pub(super) fn hashes_to(&self, path: &Path, name: &str, digest: &Digest) -> Result<bool, LoadError> {
         let Ok(meta) = std::fs::metadata(path) else { return Ok(false) };
         self.hub.tell(&Event::Verifying { file: name, size: meta.len() });
         let found = digest.of_file(path).map_err(LoadError::io(path))?;
@@ -302,7 +315,10 @@ impl<'a> Fetch<'a> {
         }
         let path = self.repo.pointer(commit, name);
         match self.repo.digest(commit, name) {
-            Some(digest) => LoadError::BadCache { path, expected: digest.to_string() },
+            Some(digest) => {
+                let model = self.model.to_string();
+                LoadError::BadCache { path, expected: digest.to_string(), model }
+            }
             None => LoadError::Unverified { path },
         }
     }
@@ -333,56 +349,24 @@ impl<'a> Fetch<'a> {
     ) -> Result<(), LoadError> {
         let digest = &announced.digest;
         let waiting = || self.hub.tell(&Event::Waiting { file: name });
-        let _lock = self.repo.lock(digest, self.hub.timeout * PATIENCE, waiting)?;
-        let blob = self.repo.blob(digest);
-        if !self.hashes_to(&blob, name, digest)? {
-            self.repo.discard(commit, name, digest)?;
-            Transfer { client, repo: &self.repo, commit, name, announced }.run()?;
+        let patience = (self.hub.timeout * PATIENCE).max(SHORTEST_PATIENCE);
+        let lock = self.repo.lock(digest, patience, waiting)?;
+        if self.is_good(commit, name)? {
+            return Ok(()); // the other process has fetched it
         }
-        self.repo.link(commit, name, digest)?;
-        self.repo.set_verified(commit, name, digest);
+        let pointer = self.repo.pointer(commit, name);
+        let is_file = pointer.symlink_metadata().is_ok_and(|meta| meta.is_file());
+        // A copy of a cache without its links: the file itself may be what it should be.
+        if !is_file || !self.hashes_to(&pointer, name, digest)? {
+            if !self.hashes_to(&self.repo.blob(digest), name, digest)? {
+                self.repo.discard(commit, name, digest)?;
+                self.fetched.set(true);
+                Transfer { client, repo: &self.repo, commit, name, announced, lock: &lock }.run()?;
+            }
+            self.repo.link(commit, name, digest)?;
+        }
+        self.repo.set_verified(commit, name, digest, self.repo.stamp(commit, name, digest));
         self.hub.tell(&Event::Fetched { file: name });
         Ok(())
     }
-
-    /// Hashes one file of the cache again.
-    fn check(&self, commit: &str, name: String, repair: bool) -> Result<FileCheck, LoadError> {
-        let path = self.repo.pointer(commit, &name);
-        let size = |path: &Path| std::fs::metadata(path).map_or(0, |meta| meta.len());
-        let Some(digest) = self.repo.digest(commit, &name) else {
-            return Ok(FileCheck { file: name, state: FileState::Unknown, size: size(&path) });
-        };
-        let good = self.hashes_to(&path, &name, &digest)?;
-        let state = match (good, repair) {
-            (true, _) => {
-                self.repo.set_verified(commit, &name, &digest);
-                FileState::Good
-            }
-            (false, false) => {
-                self.repo.forget(commit, &name);
-                FileState::Bad
-            }
-            (false, true) => {
-                self.repo.forget(commit, &name);
-                self.required(commit, &name)?;
-                FileState::Repaired
-            }
-        };
-        Ok(FileCheck { file: name, state, size: size(&path) })
-    }
-}
-
-/// The files below `dir`, by their paths from there.
-fn file_names(dir: &Path, prefix: &str, names: &mut Vec<String>) -> std::io::Result<()> {
-    for entry in std::fs::read_dir(dir)? {
-        let entry = entry?;
-        let Ok(name) = entry.file_name().into_string() else { continue };
-        let name = format!("{prefix}{name}");
-        if entry.file_type()?.is_dir() {
-            file_names(&entry.path(), &format!("{name}/"), names)?;
-        } else {
-            names.push(name);
-        }
-    }
-    Ok(())
 }

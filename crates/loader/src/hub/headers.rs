@@ -1,6 +1,5 @@
 //! [`Hub::headers`]: a model's config and the headers of its weights, without the weights.
 
-use super::client::Client;
 use super::fetch::{Ask, CONFIG, Fetch, INDEX, SAFETENSORS};
 use super::{Headers, Hub, ModelId};
 use crate::{Bytes, Files, Header, LoadError, TokenizerFiles, Weights, safetensors_file};
@@ -21,18 +20,22 @@ impl Hub {
         let commit = fetch.commit()?;
         let config = fetch.required(&commit, CONFIG)?;
         let mut bytes_read = 0;
-        let weights = if fetch.cached_weights(&commit).is_some() {
+        let name = match fetch.cached_weights(&commit) {
+            Some(name) => name,
+            None => fetch.listed_weights(&commit)?,
+        };
+        let names = match name {
+            INDEX => safetensors_file::shards(&fetch.required(&commit, name)?)?,
+            _ => vec![name.to_string()],
+        };
+        let cached = names.iter().map(|name| fetch.is_good(&commit, name));
+        let weights = if cached.collect::<Result<Vec<_>, _>>()?.into_iter().all(|good| good) {
             fetch.weights(&commit)?
-        } else {
-            let name = fetch.listed_weights(&commit)?;
-            let names = match name {
-                SAFETENSORS => vec![name.to_string()],
-                INDEX => safetensors_file::shards(&fetch.required(&commit, name)?)?,
-                _ => return Err(LoadError::NoHeader { model: model.to_string(), file: name }),
-            };
-            let client = fetch.client(name)?;
-            let headers = names.iter().map(|name| read_header(client, &commit, name, &mut bytes_read));
+        } else if name == SAFETENSORS || name == INDEX {
+            let headers = names.iter().map(|name| read_header(&fetch, &commit, name, &mut bytes_read));
             Weights::Headers(headers.collect::<Result<_, _>>()?)
+        } else {
+            return Err(LoadError::NoHeader { model: model.to_string(), file: name });
         };
         let files = Files {
             name: format!("{model}@{}", &commit[..12]),
@@ -45,18 +48,17 @@ impl Hub {
 }
 
 fn read_header(
-    client: &Client<'_>,
+    fetch: &Fetch<'_>,
     commit: &str,
     name: &str,
     bytes_read: &mut u64,
 ) -> Result<Header, LoadError> {
-    let path = PathBuf::from(format!("{}@{}/{name}", client.model, &commit[..12]));
-    let missing = || LoadError::FileNotFound {
-        model: client.model.to_string(),
-        file: name.into(),
-        found: String::new(),
-    };
-    let announced = client.announced(commit, name)?.ok_or_else(missing)?;
+    let path = PathBuf::from(format!("{}@{}/{name}", fetch.model, &commit[..12]));
+    let client = fetch.client(name)?;
+    let announced = client.announced(commit, name)?.ok_or_else(|| fetch.missing(name))?;
+    if announced.size == Some(0) {
+        return Ok(Header { path, bytes: vec![], file_len: announced.size });
+    }
     let file_len = announced.size.unwrap_or(u64::MAX);
     let mut bytes = client.range(commit, name, 0, FIRST.min(file_len))?;
     *bytes_read += bytes.len() as u64;

@@ -1,7 +1,7 @@
 //! [`Hub::cached`]: what the cache holds.
 
 use super::client::NO_TOKEN;
-use super::{CachedModel, Hub};
+use super::{CachedModel, ENDPOINT, Hub};
 use crate::LoadError;
 use hf_hub::HFClient;
 
@@ -12,7 +12,7 @@ impl Hub {
     /// When the cache cannot be read.
     pub fn cached(&self) -> Result<Vec<CachedModel>, LoadError> {
         let failed = |reason: String| LoadError::io(&self.cache_dir)(std::io::Error::other(reason));
-        let api = HFClient::builder().endpoint(&self.endpoint).token(NO_TOKEN).cache_dir(&self.cache_dir);
+        let api = HFClient::builder().endpoint(ENDPOINT).token(NO_TOKEN).cache_dir(&self.cache_dir);
         let api = api.build().map_err(|e| failed(e.to_string()))?;
         let runtime = tokio::runtime::Builder::new_current_thread().build();
         let cache = runtime.map_err(|e| failed(e.to_string()))?.block_on(api.scan_cache().send());

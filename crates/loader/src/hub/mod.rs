@@ -11,6 +11,8 @@ mod absent;
 #[cfg(feature = "hub")]
 mod cache;
 #[cfg(feature = "hub")]
+mod check;
+#[cfg(feature = "hub")]
 mod client;
 #[cfg(feature = "hub")]
 mod digest;
@@ -172,6 +174,8 @@ pub struct FileCheck {
     pub state: FileState,
     /// Its length in bytes.
     pub size: u64,
+    /// Why it could not be read or repaired, where that was so.
+    pub error: Option<String>,
 }
 
 /// What was found of a file of the cache.

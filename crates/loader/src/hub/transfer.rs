@@ -1,9 +1,9 @@
 //! One file's bytes, from the Hub into a blob of the cache: resumed, watched and verified.
 
 use super::Event;
-use super::cache::Repo;
+use super::cache::{Lock, Repo};
 use super::client::{self, Announced, Client};
-use super::failure::Failure;
+use super::failure::{Failure, shown as shown_url};
 use super::follow::Follower;
 use crate::LoadError;
 use reqwest::header::{CONTENT_LENGTH, CONTENT_RANGE};
@@ -17,7 +17,7 @@ const WRONG_CONTENTS: usize = 2;
 /// A try that brought this much did get somewhere.
 const HEADWAY: u64 = 1 << 20;
 /// A stray answer is shorter than this: an error page, not the start of a file.
-const STRAY: u64 = 1 << 16;
+const STRAY: usize = 1 << 16;
 /// How much of a stray answer an error shows.
 const SHOWN: usize = 200;
 
@@ -28,6 +28,8 @@ pub(crate) struct Transfer<'a> {
     pub(crate) commit: &'a str,
     pub(crate) name: &'a str,
     pub(crate) announced: &'a Announced,
+    /// The blob's own.
+    pub(crate) lock: &'a Lock,
 }
 
 /// The part of a file that has arrived.
@@ -38,16 +40,15 @@ struct Partial {
 }
 
 impl Transfer<'_> {
-    /// Fetches what is missing of the file and, once it is verified, gives it its blob's name. The caller
-    /// holds the blob's lock.
+    /// Fetches what is missing of the file and, once it is verified, gives it its blob's name.
     ///
     /// What has arrived stays when a try fails, and when this process ends; the next goes on from there.
     pub(crate) fn run(&self) -> Result<(), LoadError> {
         let mut delays = client::delays();
-        let mut wrong = 0;
+        let (mut wrong, mut furthest) = (0, 0);
         loop {
             let mut partial = self.open()?;
-            let before = partial.len;
+            furthest = furthest.max(partial.len);
             let failure = match self.attempt(&mut partial) {
                 Ok(()) => return self.keep(&partial),
                 Err(failure) => failure,
@@ -57,7 +58,7 @@ impl Transfer<'_> {
                 if wrong > WRONG_CONTENTS {
                     return Err(*failure.error);
                 }
-            } else if partial.len >= before + HEADWAY {
+            } else if partial.len >= furthest + HEADWAY {
                 delays = client::delays();
             }
             self.client.wait(failure, &mut delays)?;
@@ -65,7 +66,7 @@ impl Transfer<'_> {
     }
 
     fn open(&self) -> Result<Partial, LoadError> {
-        let path = self.repo.partial(&self.announced.digest);
+        let path = self.lock.partial(self.repo, &self.announced.digest);
         let file = File::options().create(true).truncate(false).read(true).write(true).open(&path);
         let file = file.map_err(LoadError::cache(&path))?;
         let len = file.metadata().map_err(LoadError::cache(&path))?.len();
@@ -105,16 +106,25 @@ impl Transfer<'_> {
         let range = header(CONTENT_RANGE).map(str::to_string);
         if start > 0 && !range.as_ref().is_some_and(|r| r.starts_with(&format!("bytes {start}-"))) {
             let reason = format!("asked for bytes from {start} on, got {range:?}");
-            return Err(LoadError::Unexpected { url: response.url().to_string(), reason }.into());
+            return Err(LoadError::Unexpected { url: shown_url(response.url()), reason }.into());
         }
         let len: Option<u64> = header(CONTENT_LENGTH).and_then(|len| len.parse().ok());
         let total = self.announced.size.or(len.map(|len| start + len));
         if len.is_some() && len.map(|len| start + len) != total {
             // An error page, most likely: it does not touch what has arrived before.
             let found = format!("{} bytes", len.unwrap_or_default());
-            return Err(self.wrong(found, &self.beginning(&mut response)));
+            let shown = self.beginning(&mut response, SHOWN).unwrap_or_default();
+            return Err(self.wrong(found, &shown));
         }
+        let mut first = vec![];
         if start < partial.len {
+            // Without a length, a page in the file's place shows by how soon it ends.
+            if len.is_none() {
+                first = self.beginning(&mut response, STRAY)?;
+                if first.len() < STRAY {
+                    return Err(self.wrong(format!("{} bytes", first.len()), &first));
+                }
+            }
             partial.cut(0)?;
         }
         partial.file.seek(SeekFrom::Start(start)).map_err(|e| self.write_error(partial, e))?;
@@ -129,12 +139,12 @@ impl Transfer<'_> {
         }
         let mut shown = vec![];
         loop {
-            let chunk = match self.client.chunk(&mut response) {
-                Ok(Some(chunk)) => chunk,
-                Ok(None) => break,
-                Err(failure) => return Err(failure),
+            let next = if first.is_empty() { self.client.chunk(&mut response)? } else { None };
+            let chunk = match &next {
+                Some(chunk) => chunk.as_ref(),
+                None if first.is_empty() => break,
+                None => &std::mem::take(&mut first),
             };
-            let chunk = chunk.as_ref();
             if total.is_some_and(|total| partial.len + chunk.len() as u64 > total) {
                 let found = format!("more than {} bytes", total.unwrap_or_default());
                 partial.cut(0)?;
@@ -150,10 +160,9 @@ impl Transfer<'_> {
         }
         if let Some(total) = total.filter(|&total| partial.len < total) {
             let found = format!("{} of {total} bytes", partial.len);
-            if partial.len - start >= STRAY {
-                let url = response.url().to_string();
+            if partial.len - start >= STRAY as u64 {
                 return Err(Failure::passing(LoadError::Interrupted {
-                    url,
+                    url: shown_url(response.url()),
                     reason: format!("it ended after {found}"),
                 }));
             }
@@ -174,7 +183,7 @@ impl Transfer<'_> {
         if found == self.announced.digest.as_str() {
             return Ok(());
         }
-        let small = partial.len < STRAY;
+        let small = partial.len < STRAY as u64;
         partial.cut(0)?;
         Err(self.wrong(found, if small { shown } else { &[] }))
     }
@@ -188,16 +197,14 @@ impl Transfer<'_> {
         })
     }
 
-    /// The first bytes of an answer that will not be used.
-    fn beginning(&self, response: &mut Response) -> Vec<u8> {
+    /// The first bytes of an answer, up to `limit` and the rest of their piece.
+    fn beginning(&self, response: &mut Response, limit: usize) -> Result<Vec<u8>, Failure> {
         let mut bytes = vec![];
-        while bytes.len() < SHOWN {
-            match self.client.chunk(response) {
-                Ok(Some(chunk)) => bytes.extend(chunk.as_ref().iter().take(SHOWN - bytes.len())),
-                Ok(None) | Err(_) => break,
-            }
+        while bytes.len() < limit {
+            let Some(chunk) = self.client.chunk(response)? else { break };
+            bytes.extend_from_slice(chunk.as_ref());
         }
-        bytes
+        Ok(bytes)
     }
 
     fn check_room(&self, partial: &Partial) -> Result<(), LoadError> {
@@ -239,7 +246,7 @@ fn is_beyond_the_end(failure: &Failure) -> bool {
 
 /// The beginning of an answer as text, where it is text.
 fn start_of(bytes: &[u8]) -> String {
-    let text = String::from_utf8_lossy(bytes);
+    let text = String::from_utf8_lossy(&bytes[..bytes.len().min(SHOWN)]);
     let is_text = !bytes.is_empty() && !text.contains(['\0', '\u{fffd}']);
     if is_text { format!("; it begins {:?}", text.trim()) } else { String::new() }
 }

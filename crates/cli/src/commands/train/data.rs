@@ -1,0 +1,63 @@
+//! The text as ids, in two parts.
+
+use anyhow::bail;
+use candle_core::{Device, Tensor};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+/// The text as ids, its end held back.
+pub(super) struct Data {
+    pub(super) train: Vec<u32>,
+    pub(super) val: Vec<u32>,
+}
+
+impl Data {
+    pub(super) fn split(mut ids: Vec<u32>, val_fraction: f64, window: usize) -> anyhow::Result<Self> {
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // a part of a length
+        let train_len = ids.len() - (ids.len() as f64 * val_fraction) as usize;
+        let val = ids.split_off(train_len);
+        if ids.len() <= window || val.len() <= window {
+            bail!(
+                "the text is too short: {} tokens to learn and {} for validation, but each part needs more than \
+                 --n-positions {window}, or --window",
+                ids.len(),
+                val.len()
+            );
+        }
+        Ok(Self { train: ids, val })
+    }
+
+    /// Where the windows of a batch begin: a function of the seed and the batch's number alone, so that a run
+    /// that goes on needs nothing else to go on with the same data.
+    pub(super) fn starts(&self, seed: u64, batch: u64, rows: usize, window: usize) -> Vec<usize> {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        rng.set_stream(batch);
+        (0..rows).map(|_| rng.random_range(0..self.train.len() - window)).collect()
+    }
+
+    /// The validation loss of a model that knows only how often each token occurs in the training part
+    /// (add-one smoothing): what context has to beat.
+    pub(super) fn unigram_loss(&self, vocab_size: usize) -> f64 {
+        let mut counts = vec![1u64; vocab_size];
+        for &id in &self.train {
+            counts[id as usize] += 1;
+        }
+        let total = (self.train.len() + vocab_size) as f64;
+        let nats = |id: &u32| -(counts[*id as usize] as f64 / total).ln();
+        self.val.iter().map(nats).sum::<f64>() / self.val.len() as f64
+    }
+}
+
+/// Inputs and the tokens that follow each, from windows that begin at `starts`: two tensors (B, T).
+pub(super) fn batch(
+    ids: &[u32],
+    starts: &[usize],
+    t: usize,
+    device: &Device,
+) -> candle_core::Result<(Tensor, Tensor)> {
+    let rows = |shift: usize| {
+        let flat: Vec<u32> = starts.iter().flat_map(|s| &ids[s + shift..s + shift + t]).copied().collect();
+        Tensor::from_vec(flat, (starts.len(), t), device)
+    };
+    Ok((rows(0)?, rows(1)?))
+}

@@ -1,0 +1,375 @@
+//! `gpt2 train`: a GPT-2 from scratch, or an existing one trained further, on a text file.
+
+mod data;
+mod metrics;
+mod state;
+
+use crate::args::TrainArgs;
+use crate::output::note;
+use anyhow::{Context, bail};
+use candle_core::{DType, Device, Var};
+use candle_nn::VarMap;
+use data::{Data, batch};
+use gpt2_loader::{Checkpoint, SaveOptions, Tokenizer};
+use gpt2_model::config::TokenIds;
+use gpt2_model::training::{AdamW, AdamWParams, CosineSchedule, Training, add_gradients, cross_entropy};
+use gpt2_model::{Config, ForwardArgs, Gpt2LMHeadModel, init};
+use indicatif::{ProgressBar, ProgressStyle};
+use metrics::{Metrics, Row};
+use serde::Serialize;
+use std::collections::HashMap;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, MutexGuard};
+
+pub(crate) fn run(args: &TrainArgs) -> anyhow::Result<ExitCode> {
+    let device = args.run.device.open()?;
+    let text = std::fs::read_to_string(&args.text)
+        .with_context(|| format!("cannot read the text from {}", args.text.display()))?;
+    check_out(args)?;
+    std::fs::create_dir_all(&args.out).with_context(|| format!("cannot make {}", args.out.display()))?;
+
+    let (config, tokenizer, checkpoint) = begin(args, &text)?;
+    let window = args.window.unwrap_or(config.n_positions);
+    if window == 0 || window > config.n_positions {
+        bail!("--window is {window}, expected 1 to the model's n_positions = {}", config.n_positions);
+    }
+    let data = Data::split(tokenizer.encode(&text)?, args.val_fraction, window)?;
+    note(&format!(
+        "{} tokens to learn, {} for validation, vocabulary {}, {} parameters",
+        data.train.len(),
+        data.val.len(),
+        config.vocab_size,
+        config.parameter_count()
+    ));
+    let mut trainer = Trainer::new(args, &config, window, checkpoint.as_ref(), device)?;
+    let settings = Settings::new(args, &config, window, data.train.len());
+    if args.resume {
+        trainer.best = state::restore(&args.out, &settings, &trainer.variables, &mut trainer.optimiser)?;
+        note(&format!("going on after step {}", trainer.optimiser.steps()));
+    }
+    let save = |model: &Gpt2LMHeadModel| {
+        let options = SaveOptions { dtype: Some(args.save_dtype.into()), buffers: false };
+        Ok(gpt2_loader::save(&args.out, model, Some(&tokenizer), options)?)
+    };
+    let finished = trainer.run(&data, &settings, save)?;
+    let Some(best) = trainer.best else { return Ok(ExitCode::SUCCESS) };
+    note(&format!(
+        "validation loss {:.4} nats a token at step {} (a unigram model: {:.4}); saved in {}",
+        best.loss,
+        best.step,
+        data.unigram_loss(config.vocab_size),
+        args.out.display()
+    ));
+    if finished {
+        // Nothing is left to go on with.
+        let _ = std::fs::remove_file(state::path(&args.out));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Refuses an `--out` that holds a model, or that should hold a run and does not.
+fn check_out(args: &TrainArgs) -> anyhow::Result<()> {
+    let state = state::path(&args.out);
+    if args.resume {
+        if !state.exists() {
+            bail!("--resume: there is no {}; that run has finished, or was none", state.display());
+        }
+        return Ok(());
+    }
+    let names = ["config.json", "model.safetensors", "training-state.safetensors"];
+    if let Some(name) = names.into_iter().find(|name| !args.overwrite && args.out.join(name).exists()) {
+        bail!(
+            "{}: there is a {name} already; choose another --out, go on with --resume where a run was stopped, \
+             or replace it with --overwrite",
+            args.out.display()
+        );
+    }
+    Ok(())
+}
+
+/// The model's config and tokenizer, and the checkpoint that it begins with where there is one.
+fn begin(args: &TrainArgs, text: &str) -> anyhow::Result<(Config, Tokenizer, Option<Checkpoint>)> {
+    if let Some(model) = &args.model {
+        let files = crate::session::files(Some(model), &args.hub)?;
+        let checkpoint = Checkpoint::open(&files)?;
+        let mut config = checkpoint.config().clone();
+        if let Some(rate) = args.dropout {
+            (config.attn_pdrop, config.resid_pdrop, config.embd_pdrop) = (rate, rate, rate);
+        }
+        let tokenizer = Tokenizer::open(&files, config.vocab_size)?;
+        return Ok((config, tokenizer, Some(checkpoint)));
+    }
+    // A run that goes on has its tokenizer beside its model.
+    let saved = args.out.join("tokenizer.json");
+    let tokenizer = if args.resume && saved.exists() {
+        Tokenizer::from_file(&saved)?
+    } else {
+        Tokenizer::train(text, args.vocab_size as usize)?
+    };
+    Ok((config(args, &tokenizer)?, tokenizer, None))
+}
+
+fn config(args: &TrainArgs, tokenizer: &Tokenizer) -> anyhow::Result<Config> {
+    let end = tokenizer.end_of_text();
+    let rate = args.dropout.unwrap_or(0.0);
+    let config = Config {
+        vocab_size: tokenizer.vocab_size(),
+        n_positions: args.n_positions,
+        n_embd: args.n_embd,
+        n_layer: args.n_layer,
+        n_head: args.n_head,
+        // A narrow model with GPT-2's 0.02 begins with scores near 0 and takes long to leave uniform
+        // attention: keep the scale that its weights give at GPT-2 small's width.
+        initializer_range: 0.02 * (768.0 / args.n_embd as f64).sqrt(),
+        resid_pdrop: rate,
+        embd_pdrop: rate,
+        attn_pdrop: rate,
+        bos_token_id: end,
+        eos_token_id: end.map(TokenIds::One),
+        ..Config::gpt2()
+    };
+    config.validate()?;
+    Ok(config)
+}
+
+/// All that a run's numbers depend on, beside the text itself.
+#[derive(Serialize)]
+struct Settings {
+    config: Config,
+    model: Option<String>,
+    train_tokens: usize,
+    window: usize,
+    batch: u16,
+    accumulate: u16,
+    steps: u32,
+    lr: f64,
+    warmup: u32,
+    weight_decay: f64,
+    clip: f64,
+    eval_every: u32,
+    seed: u64,
+}
+
+impl Settings {
+    fn new(args: &TrainArgs, config: &Config, window: usize, train_tokens: usize) -> Self {
+        Self {
+            config: config.clone(),
+            model: args.model.clone(),
+            train_tokens,
+            window,
+            batch: args.batch,
+            accumulate: args.accumulate,
+            steps: args.steps,
+            lr: args.lr,
+            warmup: args.warmup,
+            weight_decay: args.weight_decay,
+            clip: args.clip,
+            eval_every: args.eval_every,
+            seed: args.run.seed,
+        }
+    }
+}
+
+/// The best weights so far.
+#[derive(Clone, Copy)]
+struct Best {
+    loss: f64,
+    step: usize,
+}
+
+/// The variables by their names.
+fn held(variables: &VarMap) -> anyhow::Result<MutexGuard<'_, HashMap<String, Var>>> {
+    variables.data().lock().map_err(|_| anyhow::anyhow!("a thread panicked while it held the variables"))
+}
+
+struct Trainer<'a> {
+    args: &'a TrainArgs,
+    variables: VarMap,
+    model: Gpt2LMHeadModel,
+    optimiser: AdamW,
+    schedule: CosineSchedule,
+    best: Option<Best>,
+    window: usize,
+    device: Device,
+}
+
+impl<'a> Trainer<'a> {
+    fn new(
+        args: &'a TrainArgs,
+        config: &Config,
+        window: usize,
+        checkpoint: Option<&Checkpoint>,
+        device: Device,
+    ) -> anyhow::Result<Self> {
+        let mut variables = VarMap::new();
+        let vb = init::seeded_variables(args.run.seed, &variables, DType::F32, &device);
+        let model = Gpt2LMHeadModel::load(vb, config)?;
+        match checkpoint {
+            Some(checkpoint) => {
+                for (name, tensor) in checkpoint.load_model(DType::F32, &device)?.named_parameters() {
+                    variables.set_one(&name, tensor)?;
+                }
+            }
+            None => variables.set_one("wpe.weight", init::sinusoids(config, DType::F32, &device)?)?,
+        }
+        let params = AdamWParams {
+            beta2: 0.99,
+            weight_decay: args.weight_decay,
+            max_grad_norm: Some(args.clip).filter(|clip| *clip > 0.0),
+            ..AdamWParams::default()
+        };
+        Ok(Self {
+            args,
+            model,
+            optimiser: AdamW::new(&variables, params)?,
+            variables,
+            schedule: CosineSchedule {
+                peak: args.lr,
+                floor: args.lr / 10.0,
+                warmup: args.warmup as usize,
+                total: args.steps as usize,
+            },
+            best: None,
+            window,
+            device,
+        })
+    }
+
+    /// Trains until the last step or Ctrl-C; hands every model that is the best so far to `save`, and keeps
+    /// what a stopped run goes on with. Whether the last step was reached.
+    fn run(
+        &mut self,
+        data: &Data,
+        settings: &Settings,
+        save: impl Fn(&Gpt2LMHeadModel) -> anyhow::Result<()>,
+    ) -> anyhow::Result<bool> {
+        let stop = stop_flag()?;
+        let steps = u64::from(self.args.steps);
+        let bar = progress_bar(steps, self.optimiser.steps())?;
+        let open = |path: &std::path::PathBuf| Metrics::open(path, self.optimiser.steps());
+        let mut metrics = self.args.metrics.as_ref().map(open).transpose()?;
+        let tokens_a_step = usize::from(self.args.batch) * usize::from(self.args.accumulate) * self.window;
+        let mut val_loss = None;
+        while self.optimiser.steps() < steps {
+            let begun = std::time::Instant::now();
+            let (loss, lr, grad_norm) = self.step(data)?;
+            let tokens_per_s = tokens_a_step as f64 / begun.elapsed().as_secs_f64();
+            let done = self.optimiser.steps();
+            bar.set_position(done);
+            let validation = val_loss.map_or_else(String::new, |v: f64| format!(", validation {v:.3}"));
+            bar.set_message(format!("loss {loss:.3}{validation}, {tokens_per_s:.0} tokens/s"));
+            let evaluates = done.is_multiple_of(u64::from(self.args.eval_every)) || done == steps;
+            if evaluates {
+                let measured = self.validate(data)?;
+                val_loss = Some(measured);
+                let verdict = self.keep(measured, &save)?;
+                bar.suspend(|| {
+                    note(&format!(
+                        "step {done}: loss {loss:.4}, validation {measured:.4} ({verdict}), {tokens_per_s:.0} tokens/s"
+                    ));
+                });
+            }
+            if let Some(metrics) = &mut metrics {
+                let val_loss = val_loss.filter(|_| evaluates);
+                metrics.add(Row { step: done, loss, val_loss, lr, grad_norm, tokens_per_s })?;
+            }
+            let stopped = stop.load(Ordering::SeqCst);
+            if (evaluates || stopped) && done < steps {
+                state::save(&self.args.out, settings, &self.variables, &self.optimiser, self.best)?;
+            }
+            if stopped && done < steps {
+                if self.best.is_none() {
+                    save(&self.model)?;
+                }
+                bar.finish_and_clear();
+                note(&format!("stopped by Ctrl-C after step {done}; the same command with --resume goes on"));
+                return Ok(false);
+            }
+        }
+        bar.finish_and_clear();
+        Ok(true)
+    }
+
+    /// Saves the model where it is the best so far; says whether it was.
+    fn keep(
+        &mut self,
+        loss: f64,
+        save: impl Fn(&Gpt2LMHeadModel) -> anyhow::Result<()>,
+    ) -> anyhow::Result<&'static str> {
+        let step = usize::try_from(self.optimiser.steps()).unwrap_or(usize::MAX);
+        if !loss.is_finite() {
+            bail!("the validation loss became {loss} after step {step}: try a lower --lr");
+        }
+        if self.best.is_some_and(|best| loss >= best.loss) {
+            return Ok("not the best, not saved");
+        }
+        save(&self.model)?;
+        self.best = Some(Best { loss, step });
+        Ok("saved")
+    }
+
+    /// One step of the optimiser: its loss, learning rate and norm of gradients.
+    fn step(&mut self, data: &Data) -> anyhow::Result<(f32, f64, f64)> {
+        let (step, batches) = (self.optimiser.steps(), u64::from(self.args.accumulate));
+        let mut mean = 0.0;
+        let mut sum = None;
+        for number in step * batches..(step + 1) * batches {
+            let starts = data.starts(self.args.run.seed, number, self.args.batch.into(), self.window);
+            let (inputs, targets) = batch(&data.train, &starts, self.window, &self.device)?;
+            let training = Some(Training { seed: self.args.run.seed, step: number });
+            let output = self.model.forward(&inputs, ForwardArgs { training, ..Default::default() })?;
+            let loss = cross_entropy(&output.logits, &targets)?;
+            mean += loss.to_scalar::<f32>()? / batches as f32;
+            if !mean.is_finite() {
+                bail!("the loss became {mean} at step {step}: try a lower --lr");
+            }
+            let gradients = loss.backward()?;
+            match &mut sum {
+                None => sum = Some(gradients),
+                Some(sum) => add_gradients(sum, gradients, &self.variables)?,
+            }
+        }
+        let gradients = sum.context("--accumulate: no batch")?;
+        let lr = self.schedule.rate(usize::try_from(step)?);
+        let grad_norm = self.optimiser.step(&gradients, lr, 1.0 / batches as f64)?;
+        Ok((mean, lr, grad_norm))
+    }
+
+    /// The mean loss over the validation part, in windows side by side; what is shorter than one at its
+    /// end is left out.
+    fn validate(&self, data: &Data) -> anyhow::Result<f64> {
+        let t = self.window;
+        let starts: Vec<usize> = (0..data.val.len() - t).step_by(t).collect();
+        let mut sum = 0.0;
+        for rows in starts.chunks(self.args.batch.into()) {
+            let (inputs, targets) = batch(&data.val, rows, t, &self.device)?;
+            // The loss holds the graph back to every variable until it is dropped here.
+            let logits = self.model.forward(&inputs, ForwardArgs::default())?.logits.detach();
+            sum += f64::from(cross_entropy(&logits, &targets)?.to_scalar::<f32>()?) * rows.len() as f64;
+        }
+        Ok(sum / starts.len() as f64)
+    }
+}
+
+/// Set by Ctrl-C; a second one, while the first is being served, ends the process at once.
+fn stop_flag() -> anyhow::Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&stop);
+    ctrlc::set_handler(move || {
+        if flag.swap(true, Ordering::SeqCst) {
+            std::process::exit(130);
+        }
+    })?;
+    Ok(stop)
+}
+
+fn progress_bar(steps: u64, done: u64) -> anyhow::Result<ProgressBar> {
+    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}, {eta} left")?;
+    if crate::output::is_quiet() {
+        return Ok(ProgressBar::hidden());
+    }
+    let bar = ProgressBar::new(steps).with_style(style).with_position(done);
+    bar.reset_eta();
+    Ok(bar)
+}

@@ -1,0 +1,55 @@
+//! What must stand in the environment before the first thread runs: how many CPU threads everything uses, and
+//! that a training run keeps the memory which it will use again.
+
+use crate::args::{BenchTarget, Command};
+use anyhow::Context;
+
+/// The variable that rayon, gemm and Candle's own pool read, each when it first starts.
+const THREADS: &str = "RAYON_NUM_THREADS";
+/// How many milliseconds the allocator keeps pages that are free; -1 is for ever. With its own 10, a third of
+/// a training step is the kernel clearing the same pages again.
+const PURGE_DELAY: &str = "MIMALLOC_PURGE_DELAY";
+
+/// Starts this program again with those variables set, where they are not.
+///
+/// Candle and the allocator have no call for it, and a process may not change its own environment once a thread
+/// runs, so a fresh process takes this one's place. Returns where nothing needs to change.
+pub(crate) fn apply(command: &Command) -> anyhow::Result<()> {
+    let trains = match command {
+        Command::Train(_) => true,
+        Command::Bench(args) => args.what == BenchTarget::Train,
+        _ => false,
+    };
+    let threads =
+        command.threads().map(|n| n.to_string()).filter(|n| std::env::var(THREADS).ok().as_ref() != Some(n));
+    let keep = trains && std::env::var_os(PURGE_DELAY).is_none();
+    if threads.is_none() && !keep {
+        return Ok(());
+    }
+    let program = std::env::current_exe().context("cannot find this program to start it again")?;
+    let mut again = std::process::Command::new(program);
+    again.args(std::env::args_os().skip(1));
+    if let Some(threads) = threads {
+        again.env(THREADS, threads);
+    }
+    if keep {
+        again.env(PURGE_DELAY, "-1");
+    }
+    Err(replace(again)).context("cannot start this program again")
+}
+
+/// Returns only where it fails.
+#[cfg(unix)]
+fn replace(mut command: std::process::Command) -> std::io::Error {
+    use std::os::unix::process::CommandExt;
+    command.exec()
+}
+
+/// Returns only where it fails.
+#[cfg(not(unix))]
+fn replace(mut command: std::process::Command) -> std::io::Error {
+    match command.status() {
+        Ok(status) => std::process::exit(status.code().unwrap_or(1)),
+        Err(error) => error,
+    }
+}

@@ -1,0 +1,228 @@
+//! One step of AdamW (Loshchilov & Hutter 2019, algorithm 2) in place, without a temporary tensor.
+
+use crate::vector::CHUNK;
+use candle_core::{CpuStorage, DType, InplaceOp2, InplaceOp3, Layout, Result, Tensor, Var};
+use rayon::prelude::*;
+
+/// What a step of AdamW multiplies by.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AdamWStep {
+    /// The learning rate.
+    pub lr: f64,
+    /// The decay of the mean of gradients.
+    pub beta1: f64,
+    /// The decay of the mean of their squares.
+    pub beta2: f64,
+    /// Added to the root of that mean.
+    pub eps: f64,
+    /// The decay of the parameter itself, times `lr`.
+    pub weight_decay: f64,
+    /// The step, counted from 1: both means are divided by `1 - beta^step`.
+    pub step: u64,
+    /// What gradients are multiplied by first: clipping.
+    pub gradient_scale: f64,
+}
+
+impl AdamWStep {
+    /// Takes one step of `parameter` along `gradient`, whose first and second moments are `m` and `v`:
+    ///
+    /// ```text
+    /// m = beta1·m + (1 - beta1)·g      v = beta2·v + (1 - beta2)·g²
+    /// p = p - lr·weight_decay·p - lr·(m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps)
+    /// ```
+    ///
+    /// # Shapes
+    /// All four of one shape and dtype.
+    ///
+    /// # Errors
+    /// When the shapes differ.
+    pub fn apply(&self, parameter: &Var, gradient: &Tensor, m: &Var, v: &Var) -> Result<()> {
+        for other in [gradient, m, v] {
+            if other.dims() != parameter.dims() || other.dtype() != parameter.dtype() {
+                candle_core::bail!(
+                    "AdamW: a parameter {:?} {:?} beside {:?} {:?}",
+                    parameter.dtype(),
+                    parameter.dims(),
+                    other.dtype(),
+                    other.dims()
+                )
+            }
+        }
+        let all = [parameter.as_tensor(), m, v];
+        if parameter.dtype() == DType::F32 && all.iter().all(|t| t.device().is_cpu() && t.is_contiguous()) {
+            let gradient = gradient.contiguous()?;
+            m.inplace_op2(&gradient, &First(*self))?;
+            v.inplace_op2(&gradient, &Second(*self))?;
+            return parameter.inplace_op3(m, v, &Update(*self));
+        }
+        let g = (gradient * self.gradient_scale)?;
+        m.set(&((m.as_tensor() * self.beta1)? + (&g * (1.0 - self.beta1))?)?)?;
+        v.set(&((v.as_tensor() * self.beta2)? + (g.sqr()? * (1.0 - self.beta2))?)?)?;
+        let (rate, root) = self.corrections();
+        let direction = (m.as_tensor() * rate)?.div(&((v.as_tensor().sqrt()? * root)? + self.eps)?)?;
+        parameter.set(&((parameter.as_tensor() * (1.0 - self.lr * self.weight_decay))? - direction)?)
+    }
+
+    /// `lr / (1 - beta1^t)` and `1 / sqrt(1 - beta2^t)`
+    fn corrections(&self) -> (f64, f64) {
+        let t = i32::try_from(self.step).unwrap_or(i32::MAX);
+        (self.lr / (1.0 - self.beta1.powi(t)), 1.0 / (1.0 - self.beta2.powi(t)).sqrt())
+    }
+}
+
+/// `Σ x²` of all numbers, in f64; the same for any number of threads.
+///
+/// # Errors
+/// When the device fails.
+pub fn sum_of_squares(x: &Tensor) -> Result<f64> {
+    if x.dtype() != DType::F32 || !x.device().is_cpu() {
+        return x.to_dtype(DType::F64)?.sqr()?.sum_all()?.to_scalar();
+    }
+    let x = x.contiguous()?;
+    let (storage, layout) = x.storage_and_layout();
+    let candle_core::Storage::Cpu(storage) = &*storage else {
+        candle_core::bail!("a tensor on the CPU without its storage there")
+    };
+    let x = crate::vector::contiguous::<f32>(storage, layout)?;
+    let parts: Vec<f64> =
+        x.par_chunks(CHUNK).map(|part| part.iter().map(|x| f64::from(*x) * f64::from(*x)).sum()).collect();
+    Ok(parts.iter().sum())
+}
+
+struct First(AdamWStep);
+struct Second(AdamWStep);
+struct Update(AdamWStep);
+
+fn numbers<'a>(storage: &'a mut CpuStorage, layout: &Layout) -> Result<&'a mut [f32]> {
+    match (storage, layout.contiguous_offsets()) {
+        (CpuStorage::F32(data), Some((start, end))) if end <= data.len() => Ok(&mut data[start..end]),
+        _ => candle_core::bail!("AdamW: a contiguous f32 tensor is needed, got {layout:?}"),
+    }
+}
+
+fn zip(
+    to: (&mut CpuStorage, &Layout),
+    from: (&CpuStorage, &Layout),
+    update: impl Fn(&mut f32, f32) + Sync,
+) -> Result<()> {
+    let from = crate::vector::contiguous::<f32>(from.0, from.1)?;
+    let to = numbers(to.0, to.1)?;
+    to.par_chunks_mut(CHUNK).zip(from.par_chunks(CHUNK)).for_each(|(to, from)| {
+        to.iter_mut().zip(from).for_each(|(to, from)| update(to, *from));
+    });
+    Ok(())
+}
+
+#[allow(clippy::cast_possible_truncation)] // the coefficients of f32 numbers
+impl InplaceOp2 for First {
+    fn name(&self) -> &'static str {
+        "adamw-first-moment"
+    }
+
+    fn cpu_fwd(
+        &self,
+        m: &mut CpuStorage,
+        m_layout: &Layout,
+        g: &CpuStorage,
+        g_layout: &Layout,
+    ) -> Result<()> {
+        let (keep, add) = (self.0.beta1 as f32, ((1.0 - self.0.beta1) * self.0.gradient_scale) as f32);
+        zip((m, m_layout), (g, g_layout), |m, g| *m = keep * *m + add * g)
+    }
+}
+
+#[allow(clippy::cast_possible_truncation)] // as above
+impl InplaceOp2 for Second {
+    fn name(&self) -> &'static str {
+        "adamw-second-moment"
+    }
+
+    fn cpu_fwd(
+        &self,
+        v: &mut CpuStorage,
+        v_layout: &Layout,
+        g: &CpuStorage,
+        g_layout: &Layout,
+    ) -> Result<()> {
+        let (keep, add) = (self.0.beta2 as f32, (1.0 - self.0.beta2) as f32);
+        let scale = self.0.gradient_scale as f32;
+        zip((v, v_layout), (g, g_layout), |v, g| *v = keep * *v + add * (g * scale) * (g * scale))
+    }
+}
+
+impl InplaceOp3 for Update {
+    fn name(&self) -> &'static str {
+        "adamw-update"
+    }
+
+    #[allow(clippy::cast_possible_truncation)] // as above
+    fn cpu_fwd(
+        &self,
+        p: &mut CpuStorage,
+        p_layout: &Layout,
+        m: &CpuStorage,
+        m_layout: &Layout,
+        v: &CpuStorage,
+        v_layout: &Layout,
+    ) -> Result<()> {
+        let (rate, root) = self.0.corrections();
+        let (rate, root, eps) = (rate as f32, root as f32, self.0.eps as f32);
+        let keep = (1.0 - self.0.lr * self.0.weight_decay) as f32;
+        let (m, v) =
+            (crate::vector::contiguous::<f32>(m, m_layout)?, crate::vector::contiguous::<f32>(v, v_layout)?);
+        let moments = m.par_chunks(CHUNK).zip(v.par_chunks(CHUNK));
+        numbers(p, p_layout)?.par_chunks_mut(CHUNK).zip(moments).for_each(|(p, (m, v))| {
+            for (p, (m, v)) in p.iter_mut().zip(m.iter().zip(v)) {
+                *p = keep * *p - rate * m / (v.sqrt() * root + eps);
+            }
+        });
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use candle_core::Device;
+
+    /// Beside the formula in f64, number by number, over some steps.
+    #[test]
+    fn steps_are_the_formulas() -> Result<()> {
+        for dtype in [DType::F32, DType::F64] {
+            let (n, len) = (20_001u32, 20_001);
+            let start: Vec<f64> = (0..n).map(|i| f64::from(i % 97) / 50.0 - 1.0).collect();
+            let var =
+                |x: &[f64]| Var::from_tensor(&Tensor::from_slice(x, len, &Device::Cpu)?.to_dtype(dtype)?);
+            let (p, m, v) = (var(&start)?, var(&vec![0.0; len])?, var(&vec![0.0; len])?);
+            let mut expected: Vec<[f64; 3]> = start.iter().map(|p| [*p, 0.0, 0.0]).collect();
+            for step in 1..=4u32 {
+                let g: Vec<f64> = (0..n).map(|i| f64::from((i * 31 + step) % 89) / 60.0 - 0.7).collect();
+                let (lr, b1, b2, eps, wd, scale) = (0.01, 0.9, 0.99, 1e-8, 0.1, 0.5);
+                let op = AdamWStep {
+                    lr,
+                    beta1: b1,
+                    beta2: b2,
+                    eps,
+                    weight_decay: wd,
+                    step: u64::from(step),
+                    gradient_scale: scale,
+                };
+                op.apply(&p, &Tensor::from_slice(&g, len, &Device::Cpu)?.to_dtype(dtype)?, &m, &v)?;
+                for ([p, m, v], g) in expected.iter_mut().zip(&g) {
+                    let g = g * scale;
+                    *m = b1 * *m + (1.0 - b1) * g;
+                    *v = b2 * *v + (1.0 - b2) * g * g;
+                    let (m_hat, v_hat) =
+                        (*m / (1.0 - b1.powi(step.cast_signed())), *v / (1.0 - b2.powi(step.cast_signed())));
+                    *p -= lr * wd * *p + lr * m_hat / (v_hat.sqrt() + eps);
+                }
+            }
+            let got: Vec<f64> = p.to_dtype(DType::F64)?.to_vec1()?;
+            let tolerance = if dtype == DType::F32 { 2e-6 } else { 1e-12 };
+            for (a, [b, ..]) in got.iter().zip(&expected) {
+                assert!((a - b).abs() <= tolerance, "{dtype:?}: {a} {b}");
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,214 @@
+//! Cross-entropy: the mean over rows of `log Σ exp(logits) - logits[target]`, in one pass over the logits.
+//!
+//! Its gradient is `(softmax(logits) - onehot(target)) / rows`, computed from the logits again: beside the
+//! logits themselves, which for a language model are large, nothing of their size is kept.
+
+use crate::vector::{contiguous, exp2};
+use candle_core::{CpuStorage, CustomOp2, D, DType, Layout, Result, Shape, Tensor};
+use pulp::{Arch, Simd, WithSimd};
+use rayon::prelude::*;
+use std::sync::OnceLock;
+
+/// The mean cross-entropy in nats; differentiable.
+///
+/// # Shapes
+/// `logits` (N, V), f32 or f64; `targets` (N), u32, each below V -> scalar
+///
+/// # Errors
+/// When the shapes do not fit each other, or a target is not below V.
+pub fn cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
+    let (n, v) = logits.dims2()?;
+    if targets.dims() != [n] || n == 0 {
+        candle_core::bail!(
+            "cross-entropy: logits {:?} need [{n}] targets, got {:?}",
+            logits.dims(),
+            targets.dims()
+        )
+    }
+    let targets = targets.to_dtype(DType::U32)?;
+    let highest = targets.max(0)?.to_scalar::<u32>()?;
+    if highest as usize >= v {
+        candle_core::bail!("cross-entropy: target {highest} is not below the {v} columns of the logits")
+    }
+    if logits.device().is_cpu() && logits.dtype() == DType::F32 {
+        return logits.contiguous()?.apply_op2(&targets, CrossEntropy { log_sums: OnceLock::new() });
+    }
+    let log_probs = candle_nn::ops::log_softmax(logits, D::Minus1)?;
+    log_probs.gather(&targets.unsqueeze(1)?, 1)?.mean_all()?.neg()
+}
+
+struct CrossEntropy {
+    /// Of each row, which the forward pass leaves for the backward pass.
+    log_sums: OnceLock<Vec<LogSum>>,
+}
+
+impl CustomOp2 for CrossEntropy {
+    fn name(&self) -> &'static str {
+        "cross-entropy"
+    }
+
+    fn cpu_fwd(
+        &self,
+        logits: &CpuStorage,
+        layout: &Layout,
+        targets: &CpuStorage,
+        targets_layout: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        let (logits, v) = (contiguous::<f32>(logits, layout)?, layout.dims()[1]);
+        let targets = contiguous::<u32>(targets, targets_layout)?;
+        let arch = Arch::new();
+        let log_sums: Vec<LogSum> = logits.par_chunks(v).map(|row| arch.dispatch(Row(row))).collect();
+        let loss = |(i, (row, sum)): (usize, (&[f32], &LogSum))| {
+            let below = f64::from(sum.max) - f64::from(row[targets[i] as usize]);
+            below + f64::from(sum.log2) * std::f64::consts::LN_2
+        };
+        // In order, whatever the number of threads.
+        let sum: f64 = logits.chunks_exact(v).zip(&log_sums).enumerate().map(loss).sum();
+        #[allow(clippy::cast_possible_truncation)] // the loss of f32 logits
+        let mean = (sum / log_sums.len() as f64) as f32;
+        let _ = self.log_sums.set(log_sums);
+        Ok((CpuStorage::F32(vec![mean]), Shape::from(())))
+    }
+
+    fn bwd(
+        &self,
+        logits: &Tensor,
+        targets: &Tensor,
+        _: &Tensor,
+        grad: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        let Some(log_sums) = self.log_sums.get() else {
+            candle_core::bail!("cross-entropy: a backward pass without a forward pass before it")
+        };
+        let factor = grad.to_scalar::<f32>()? / log_sums.len() as f32;
+        let gradient = Gradient { log_sums, factor };
+        Ok((Some(logits.detach().apply_op2_no_bwd(targets, &gradient)?), None))
+    }
+}
+
+struct Gradient<'a> {
+    log_sums: &'a [LogSum],
+    factor: f32,
+}
+
+impl CustomOp2 for Gradient<'_> {
+    fn name(&self) -> &'static str {
+        "cross-entropy-backward"
+    }
+
+    fn cpu_fwd(
+        &self,
+        logits: &CpuStorage,
+        layout: &Layout,
+        targets: &CpuStorage,
+        targets_layout: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        let (logits, v) = (contiguous::<f32>(logits, layout)?, layout.dims()[1]);
+        let targets = contiguous::<u32>(targets, targets_layout)?;
+        let arch = Arch::new();
+        let mut out = vec![0f32; logits.len()];
+        out.par_chunks_mut(v).zip(logits.par_chunks(v)).enumerate().for_each(|(i, (out, row))| {
+            arch.dispatch(Softmax { row, sum: self.log_sums[i], factor: self.factor, out: &mut *out });
+            out[targets[i] as usize] -= self.factor;
+        });
+        Ok((CpuStorage::F32(out), layout.shape().clone()))
+    }
+}
+
+const LOG2_E: f32 = std::f32::consts::LOG2_E;
+
+/// `Σ exp(x)` of a row as `exp(max) · 2^log2`: exact for a large max, where one logarithm would round it off.
+#[derive(Clone, Copy)]
+struct LogSum {
+    max: f32,
+    log2: f32,
+}
+
+struct Row<'a>(&'a [f32]);
+
+impl WithSimd for Row<'_> {
+    type Output = LogSum;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) -> LogSum {
+        let (vectors, tail) = S::as_simd_f32s(self.0);
+        let mut highest = simd.splat_f32s(f32::NEG_INFINITY);
+        for x in vectors {
+            highest = simd.max_f32s(highest, *x);
+        }
+        let max = tail.iter().fold(simd.reduce_max_f32s(highest), |a, x| a.max(*x));
+        let (scale, minus) = (simd.splat_f32s(LOG2_E), simd.splat_f32s(-max));
+        let mut sum = simd.splat_f32s(0.0);
+        for x in vectors {
+            sum = simd.add_f32s(sum, exp2(simd, simd.mul_f32s(simd.add_f32s(*x, minus), scale)));
+        }
+        let rest: f32 = tail.iter().map(|x| ((x - max) * LOG2_E).exp2()).sum();
+        LogSum { max, log2: (simd.reduce_sum_f32s(sum) + rest).log2() }
+    }
+}
+
+/// `out = factor · exp(x) / Σ exp(x)`
+struct Softmax<'a> {
+    row: &'a [f32],
+    sum: LogSum,
+    factor: f32,
+    out: &'a mut [f32],
+}
+
+impl WithSimd for Softmax<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let LogSum { max, log2 } = self.sum;
+        let (vectors, tail) = S::as_simd_f32s(self.row);
+        let (out, out_tail) = S::as_mut_simd_f32s(self.out);
+        let (scale, minus) = (simd.splat_f32s(LOG2_E), simd.splat_f32s(-max));
+        let (minus_log, factor) = (simd.splat_f32s(-log2), simd.splat_f32s(self.factor));
+        for (out, x) in out.iter_mut().zip(vectors) {
+            let power = simd.mul_add_e_f32s(simd.add_f32s(*x, minus), scale, minus_log);
+            *out = simd.mul_f32s(factor, exp2(simd, power));
+        }
+        for (out, x) in out_tail.iter_mut().zip(tail) {
+            *out = self.factor * ((x - max) * LOG2_E - log2).exp2();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use candle_core::{Device, Var};
+
+    #[test]
+    fn loss_and_gradient_are_the_definitions() -> Result<()> {
+        for (n, v) in [(1u32, 1u32), (3, 7), (5, 50), (2, 1003)] {
+            let numbers: Vec<f32> = (0..n * v).map(|i| ((i * 7919) % 1000) as f32 / 40. - 12.).collect();
+            let targets: Vec<u32> = (0..n).map(|i| i * 31 % v).collect();
+            let targets = Tensor::new(targets, &Device::Cpu)?;
+            let run = |dtype| -> Result<(f64, Vec<f64>)> {
+                let logits =
+                    Tensor::from_slice(&numbers, (n as usize, v as usize), &Device::Cpu)?.to_dtype(dtype)?;
+                let logits = Var::from_tensor(&logits)?;
+                let loss = (cross_entropy(&logits, &targets)? * 3.0)?;
+                let gradient = loss.backward()?.get(&logits).unwrap().to_dtype(DType::F64)?;
+                Ok((loss.to_dtype(DType::F64)?.to_scalar()?, gradient.flatten_all()?.to_vec1()?))
+            };
+            let ((loss, gradient), (expected, slopes)) = (run(DType::F32)?, run(DType::F64)?);
+            assert!((loss - expected).abs() <= 1e-6 * expected.abs().max(1.0), "{loss} {expected}");
+            for (a, b) in gradient.iter().zip(&slopes) {
+                assert!((a - b).abs() <= 2e-6, "{a} {b}");
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_target_that_is_no_column_is_refused() -> Result<()> {
+        let logits = Tensor::zeros((2, 5), DType::F32, &Device::Cpu)?;
+        let error = cross_entropy(&logits, &Tensor::new(&[1u32, 5], &Device::Cpu)?).unwrap_err().to_string();
+        assert!(error.contains("target 5 is not below the 5"), "{error}");
+        assert!(cross_entropy(&logits, &Tensor::new(&[1u32], &Device::Cpu)?).is_err());
+        Ok(())
+    }
+}
