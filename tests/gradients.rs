@@ -98,6 +98,31 @@ fn four_batches_summed_are_one_of_four_rows() -> Result {
 }
 
 #[test]
+fn blocks_that_are_run_again_have_the_same_gradients() -> Result {
+    let config =
+        Config { n_layer: 3, n_head: 3, n_embd: 33, n_positions: 20, vocab_size: 50, ..Config::gpt2() };
+    let variables = VarMap::new();
+    let vb = init::seeded_variables(0, &variables, DType::F32, &Device::Cpu);
+    let model = Gpt2LMHeadModel::load(vb, &config)?;
+    let ids = Tensor::from_iter((0..2 * 20u32).map(|i| i * 7 % 50), &Device::Cpu)?.reshape((2, 20))?;
+    let (inputs, targets) = (ids.narrow(1, 0, 19)?, ids.narrow(1, 1, 19)?.contiguous()?);
+    for training in [None, Some(Training { seed: 1, step: 2 })] {
+        let logits = model.forward(&inputs, ForwardArgs { training, ..Default::default() })?.logits;
+        let loss = cross_entropy(&logits, &targets)?;
+        let expected = loss.backward()?;
+        let (again, gradients) = model.recomputed_gradients(&inputs, &targets, training, &variables)?;
+        assert!((again - loss.to_scalar::<f32>()?).abs() < 1e-6, "{again}");
+        let held = variables.data().lock().map_err(|e| e.to_string())?;
+        for (name, var) in held.iter() {
+            let (got, expected) =
+                (gradients.get(var).ok_or("a gradient")?, expected.get(var).ok_or("a gradient")?);
+            assert_close(name, got, expected, 1e-5);
+        }
+    }
+    Ok(())
+}
+
+#[test]
 fn the_whole_model_learns_in_training() -> Result {
     for implementation in [Implementation::Eager, Implementation::Fused] {
         let config = Config {

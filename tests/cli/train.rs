@@ -175,6 +175,28 @@ fn a_run_that_is_stopped_goes_on_as_if_it_had_not_been() -> Result {
 }
 
 #[test]
+fn recomputing_changes_time_and_memory_and_little_else() -> Result {
+    let folder = Folder::empty()?;
+    let losses = |out: &str, more: &[&str]| -> Result<Vec<f64>> {
+        let metrics = folder.file(&format!("{out}.jsonl")).display().to_string();
+        let args = ["--steps", "12", "--dropout", "0.1", "--metrics", &metrics];
+        train(&folder, out, &[&args[..], more].concat())?.succeeded();
+        let rows = std::fs::read_to_string(&metrics)?;
+        let loss = |line: &str| -> Result<f64> {
+            let row: serde_json::Value = serde_json::from_str(line)?;
+            Ok(row["loss"].as_f64().ok_or("a loss")?)
+        };
+        rows.lines().map(loss).collect()
+    };
+    let (kept, again) = (losses("kept", &[])?, losses("again", &["--recompute"])?);
+    assert_eq!(kept.len(), 12);
+    for (a, b) in kept.iter().zip(&again) {
+        assert!((a - b).abs() < 1e-3, "{a} {b}");
+    }
+    Ok(())
+}
+
+#[test]
 fn a_model_is_trained_further() -> Result {
     let folder = Folder::empty()?;
     train(&folder, "first", &["--steps", "20", "--lr", "0.02"])?.succeeded();

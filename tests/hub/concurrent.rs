@@ -51,10 +51,20 @@ fn a_killed_download_goes_on_where_it_ended() -> Result<()> {
 }
 
 #[test]
-#[cfg(unix)]
+#[cfg(target_os = "linux")]
 fn ctrl_c_leaves_a_cache_that_works() -> Result<()> {
     let setup = Setup::with(At::Storage, Fault::Drip(20, Duration::from_millis(200)), 1)?;
-    let child = start(&setup)?;
+    // A shell starts what runs in the background with Ctrl-C ignored, and its children inherit that.
+    let command = setup.command(&FORWARD);
+    let mut interruptible = std::process::Command::new("env");
+    interruptible.arg("--default-signal=INT").arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => interruptible.env(name, value),
+            None => interruptible.env_remove(name),
+        };
+    }
+    let child = interruptible.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
     wait_for_bytes(&setup);
     let kill = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status()?;
     assert!(kill.success());

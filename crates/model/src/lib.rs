@@ -39,6 +39,7 @@ pub mod mask;
 pub mod mlp;
 pub mod model;
 pub mod parameters;
+mod recompute;
 pub mod training;
 pub mod variants;
 

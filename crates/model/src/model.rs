@@ -135,10 +135,7 @@ impl Gpt2Model {
 
         let everything = args.output_hidden_states || args.output_attentions || args.output_attention_outputs;
         let last_alone = args.last_logits_only && !everything;
-        let mut x = self.embed(input_ids, position_ids, past)?; // (B, T, C)
-        if let Some(training) = args.training {
-            x = training.dropout(self.config.embd_pdrop, 0, Site::Embeddings)?.apply(&x)?;
-        }
+        let mut x = self.drop(self.embed(input_ids, position_ids, past)?, args.training)?; // (B, T, C)
         let (mut hidden_states, mut attentions, mut attention_outputs) = (vec![], vec![], vec![]);
         for (i, block) in self.h.iter().enumerate() {
             let layer_cache = cache.as_deref_mut().and_then(|c| c.layer_mut(i));
@@ -166,6 +163,20 @@ impl Gpt2Model {
         let rows = normed.dim(1)?;
         let last_hidden_state = if args.last_logits_only { normed.narrow(1, rows - 1, 1)? } else { normed };
         Ok(ModelOutput { last_hidden_state, hidden_states, attentions, attention_outputs })
+    }
+
+    /// What the first block reads, from position 0 on: (B, T) -> (B, T, C)
+    pub(crate) fn embedded(&self, input_ids: &Tensor, training: Option<Training>) -> Result<Tensor> {
+        let (t, n) = (input_ids.dim(1)?, self.config.n_positions);
+        if t == 0 || t > n {
+            candle_core::bail!("{t} tokens, expected 1 to the model's n_positions = {n}")
+        }
+        self.drop(self.embed(input_ids, None, 0)?, training)
+    }
+
+    fn drop(&self, x: Tensor, training: Option<Training>) -> Result<Tensor> {
+        let Some(training) = training else { return Ok(x) };
+        training.dropout(self.config.embd_pdrop, 0, Site::Embeddings)?.apply(&x)
     }
 
     /// `wte[ids] + wpe[positions]`: (B, T) -> (B, T, C)

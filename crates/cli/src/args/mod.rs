@@ -245,6 +245,9 @@ pub(crate) struct BenchArgs {
     /// forward: logits of the last position only
     #[arg(long)]
     pub(crate) last: bool,
+    /// train: run each block again in the backward pass
+    #[arg(long)]
+    pub(crate) recompute: bool,
     /// decode: greedy steps a run
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) new_tokens: u32,

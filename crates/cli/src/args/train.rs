@@ -46,6 +46,10 @@ pub(crate) struct TrainArgs {
     /// Batches whose gradients are summed to one step
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) accumulate: u16,
+    /// Keep one block's activations at a time and run each block again in the backward pass: less memory,
+    /// more time, the same numbers
+    #[arg(long)]
+    pub(crate) recompute: bool,
     /// Scale all gradients together down to this norm; 0 is off
     #[arg(long, default_value_t = 1.0, value_parser = at_least_0, allow_negative_numbers = true)]
     pub(crate) clip: f64,

@@ -7,7 +7,8 @@ mod state;
 use crate::args::TrainArgs;
 use crate::output::note;
 use anyhow::{Context, bail};
-use candle_core::{DType, Device, Var};
+use candle_core::backprop::GradStore;
+use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::VarMap;
 use data::{Data, batch};
 use gpt2_loader::{Checkpoint, SaveOptions, Tokenizer};
@@ -318,13 +319,11 @@ impl<'a> Trainer<'a> {
             let starts = data.starts(self.args.run.seed, number, self.args.batch.into(), self.window);
             let (inputs, targets) = batch(&data.train, &starts, self.window, &self.device)?;
             let training = Some(Training { seed: self.args.run.seed, step: number });
-            let output = self.model.forward(&inputs, ForwardArgs { training, ..Default::default() })?;
-            let loss = cross_entropy(&output.logits, &targets)?;
-            mean += loss.to_scalar::<f32>()? / batches as f32;
+            let (loss, gradients) = self.gradients(&inputs, &targets, training)?;
+            mean += loss / batches as f32;
             if !mean.is_finite() {
                 bail!("the loss became {mean} at step {step}: try a lower --lr");
             }
-            let gradients = loss.backward()?;
             match &mut sum {
                 None => sum = Some(gradients),
                 Some(sum) => add_gradients(sum, gradients, &self.variables)?,
@@ -334,6 +333,20 @@ impl<'a> Trainer<'a> {
         let lr = self.schedule.rate(usize::try_from(step)?);
         let grad_norm = self.optimiser.step(&gradients, lr, 1.0 / batches as f64)?;
         Ok((mean, lr, grad_norm))
+    }
+
+    fn gradients(
+        &self,
+        inputs: &Tensor,
+        targets: &Tensor,
+        training: Option<Training>,
+    ) -> candle_core::Result<(f32, GradStore)> {
+        if self.args.recompute {
+            return self.model.recomputed_gradients(inputs, targets, training, &self.variables);
+        }
+        let output = self.model.forward(inputs, ForwardArgs { training, ..Default::default() })?;
+        let loss = cross_entropy(&output.logits, targets)?;
+        Ok((loss.to_scalar()?, loss.backward()?))
     }
 
     /// The mean loss over the validation part, in windows side by side; what is shorter than one at its

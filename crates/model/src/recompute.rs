@@ -1,0 +1,66 @@
+//! A training step that keeps one block's activations at a time (gradient checkpointing, Chen et al. 2016).
+//!
+//! The forward pass keeps the input of each block and nothing else; the backward pass runs each block again
+//! before it goes through it. Dropout draws the same masks again. Memory for activations falls from that of L
+//! blocks to that of one and L inputs; the blocks' forward passes are paid for twice.
+
+use crate::training::{Training, add_gradients, cross_entropy};
+use crate::{BlockArgs, Gpt2LMHeadModel};
+use candle_core::backprop::GradStore;
+use candle_core::{Module, Result, Tensor, Var};
+use candle_nn::VarMap;
+
+impl Gpt2LMHeadModel {
+    /// The mean cross-entropy of predicting `targets` and its gradients for `variables`, each block run twice.
+    /// The same numbers as [`cross_entropy`] and `backward` on one forward pass.
+    ///
+    /// # Shapes
+    /// `input_ids` (B, T), `targets` (B, T): the token that follows each
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward), and when the model's weights are not variables.
+    pub fn recomputed_gradients(
+        &self,
+        input_ids: &Tensor,
+        targets: &Tensor,
+        training: Option<Training>,
+        variables: &VarMap,
+    ) -> Result<(f32, GradStore)> {
+        let model = &self.transformer;
+        let args = BlockArgs { training, ..BlockArgs::default() };
+        let embedded = model.embedded(input_ids, training)?; // (B, T, C)
+        let mut x = embedded.detach();
+        let mut inputs = Vec::with_capacity(model.h.len());
+        for block in &model.h {
+            let output = block.forward(&x, None, None, args)?.hidden_state.detach();
+            inputs.push(std::mem::replace(&mut x, output));
+        }
+
+        let last = Var::from_tensor(&x)?;
+        let (loss, mut gradients) = {
+            let normed = model.ln_f.forward(&last)?;
+            let logits = gpt2_kernels::linear_transposed(&normed, &self.lm_head)?; // (B, T, V)
+            let loss = cross_entropy(&logits, targets)?;
+            (loss.to_scalar::<f32>()?, loss.backward()?)
+        };
+        let mut grad = taken(&mut gradients, &last)?;
+        for (block, input) in model.h.iter().zip(inputs).rev() {
+            let input = Var::from_tensor(&input)?;
+            let output = block.forward(&input, None, None, args)?.hidden_state;
+            let mut more = (output * grad.detach())?.sum_all()?.backward()?;
+            grad = taken(&mut more, &input)?;
+            add_gradients(&mut gradients, more, variables)?;
+        }
+        let more = (embedded * grad.detach())?.sum_all()?.backward()?;
+        add_gradients(&mut gradients, more, variables)?;
+        Ok((loss, gradients))
+    }
+}
+
+/// The gradient of what came before.
+fn taken(gradients: &mut GradStore, var: &Var) -> Result<Tensor> {
+    match gradients.remove(var) {
+        Some(gradient) => Ok(gradient),
+        None => candle_core::bail!("no gradient reaches the input of a block: are the weights variables?"),
+    }
+}
