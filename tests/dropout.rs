@@ -136,3 +136,24 @@ fn weights_that_are_handed_back_are_those_that_meet_the_values() -> Result {
     assert!(((dropped - hidden) / seen - 0.2).abs() < 0.02, "{}", (dropped - hidden) / seen);
     Ok(())
 }
+
+#[test]
+fn values_near_the_largest_meet_the_same_masks() -> Result {
+    let (b, h, t, d) = (1, 2, 30, 8);
+    let vb = init::seeded(1, DType::F32, &Device::Cpu);
+    let normal = candle_nn::Init::Randn { mean: 0., stdev: 1. };
+    let [q, k, v] = ["q", "k", "v"].map(|name| vb.get_with_hints((b, h, t, d), name, normal));
+    let (q, k, v) = (q?, k?, v?);
+    let dropout = Some(Dropout::new(0.9, 1, 1)?);
+    for size in [1.0, 1e33, 1e35, 5e36] {
+        let v = (&v * size)?;
+        let run = |implementation| {
+            let attention =
+                CausalAttention::new(0.4).with_implementation(implementation).with_dropout(dropout);
+            attention.forward(&q, &k, &v, CausalMask::default())
+        };
+        let error = relative_error(&run(Implementation::Fused)?, &run(Implementation::Eager)?)?;
+        assert!(error < 1e-5, "{size:e}: {error:e}");
+    }
+    Ok(())
+}

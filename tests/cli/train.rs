@@ -116,10 +116,10 @@ fn a_run_that_is_stopped_goes_on_as_if_it_had_not_been() -> Result {
     let folder = Folder::empty()?;
     let metrics = folder.file("loss.csv").display().to_string();
     let more =
-        ["--steps", "30", "--threads", "1", "--dropout", "0.1", "--accumulate", "2", "--metrics", &metrics];
+        ["--steps", "600", "--threads", "1", "--dropout", "0.1", "--accumulate", "2", "--metrics", &metrics];
     train(&folder, "whole", &more)?.succeeded();
     let curve = std::fs::read_to_string(&metrics)?;
-    assert_eq!(curve.lines().count(), 31, "{curve}");
+    assert_eq!(curve.lines().count(), 601, "{curve}");
 
     // Once by Ctrl-C, once by force, wherever that meets it.
     for signal in ["INT", "KILL"] {
@@ -141,7 +141,8 @@ fn a_run_that_is_stopped_goes_on_as_if_it_had_not_been() -> Result {
         let sizes =
             ["--n-embd", "8", "--n-positions", "16", "--batch", "2", "--warmup", "2", "--eval-every", "4"];
         let args = [&args[..], &sizes, &more].concat();
-        let mut child = command(&args).stderr(Stdio::piped()).spawn()?;
+        let begun = [&args[..], &["--overwrite"]].concat(); // the curve of the run before
+        let mut child = command(&begun).stderr(Stdio::piped()).spawn()?;
         let mut stderr = BufReader::new(child.stderr.take().ok_or("a pipe")?);
         let mut line = String::new();
         while !line.starts_with("step 8:") {
@@ -152,9 +153,14 @@ fn a_run_that_is_stopped_goes_on_as_if_it_had_not_been() -> Result {
         assert!(std::process::Command::new("sh").args(["-c", &kill]).status()?.success());
         stderr.read_to_string(&mut line)?;
         child.wait()?;
-        // It may have been done before the signal came.
-        if folder.file(signal).join("training-state.safetensors").exists() {
+        assert!(
+            folder.file(signal).join("training-state.safetensors").exists(),
+            "done before the signal came"
+        );
+        {
             gpt2(&args)?.refused(1, &["already", "--resume", "--overwrite"]);
+            let other = [&args[..], &["--resume", "--val-fraction", "0.2"]].concat();
+            gpt2(&other)?.refused(1, &["--resume", "data was"]);
             let other = [&args[..], &["--resume", "--lr", "0.5"]].concat();
             gpt2(&other)?.refused(1, &["--resume", "lr was"]);
             let run = gpt2(&[&args[..], &["--resume"]].concat())?.succeeded();

@@ -16,6 +16,10 @@ pub(crate) fn fraction(s: &str) -> Result<f64, String> {
     number(s, |x| x > 0.0 && x < 1.0, "a number between 0 and 1")
 }
 
+pub(crate) fn below_1(s: &str) -> Result<f64, String> {
+    number(s, |x| (0.0..1.0).contains(&x), "a number of at least 0 and below 1")
+}
+
 pub(crate) fn part(s: &str) -> Result<f64, String> {
     number(s, |x| x > 0.0 && x <= 1.0, "a number above 0 and at most 1")
 }

@@ -135,7 +135,7 @@ impl AdamW {
     /// summed); returns the norm of the gradients so scaled, before clipping.
     ///
     /// # Errors
-    /// When a variable has no gradient.
+    /// When a variable has no gradient, or one is not finite: then nothing is changed.
     pub fn step(&mut self, gradients: &GradStore, lr: f64, scale: f64) -> Result<f64> {
         let found: Vec<&Tensor> = self
             .slots
@@ -150,6 +150,9 @@ impl AdamW {
             squares += sum_of_squares(gradient)?;
         }
         let norm = squares.sqrt() * scale;
+        if !norm.is_finite() {
+            candle_core::bail!("AdamW: the norm of the gradients is {norm}; nothing was changed")
+        }
         let clip = self.params.max_grad_norm.filter(|max| norm > *max).map_or(1.0, |max| max / norm);
         self.step += 1;
         let AdamWParams { beta1, beta2, eps, weight_decay, .. } = self.params;

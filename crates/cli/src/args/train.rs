@@ -3,7 +3,7 @@
 #![allow(clippy::doc_markdown, rustdoc::bare_urls, rustdoc::broken_intra_doc_links)]
 
 use super::{DTypeArg, HubArgs, RunArgs};
-use crate::values::{at_least_0, fraction};
+use crate::values::{at_least_0, below_1, fraction};
 use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
@@ -54,7 +54,7 @@ pub(crate) struct TrainArgs {
     #[arg(long, default_value_t = 1.0, value_parser = at_least_0, allow_negative_numbers = true)]
     pub(crate) clip: f64,
     /// Dropout on embeddings, attention weights and residuals [default: 0, or what --model's config says]
-    #[arg(long, value_name = "P", value_parser = fraction, allow_negative_numbers = true)]
+    #[arg(long, value_name = "P", value_parser = below_1, allow_negative_numbers = true)]
     pub(crate) dropout: Option<f64>,
     /// Sequences of a batch
     #[arg(short, long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..))]

@@ -120,6 +120,12 @@ impl CausalAttention {
     /// When the shapes do not fit each other or the mask.
     pub fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor, mask: CausalMask) -> Result<Tensor> {
         check(q, k, v, mask)?;
+        let rows = q.elem_count() / q.dim(3)?.max(1);
+        if self.dropout.is_some() && u32::try_from(rows).is_err() {
+            candle_core::bail!(
+                "causal attention: dropout on {rows} rows of weights, which are more than 2^32"
+            )
+        }
         if self.implementation == Implementation::Fused && has_fused_kernel(q, k, v) {
             let op = cpu::CpuAttention::new(self.scale, mask.padding_values()?, self.dropout);
             return q.apply_op3(k, v, op);

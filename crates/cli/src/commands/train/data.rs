@@ -12,7 +12,17 @@ pub(super) struct Data {
 }
 
 impl Data {
-    pub(super) fn split(mut ids: Vec<u32>, val_fraction: f64, window: usize) -> anyhow::Result<Self> {
+    pub(super) fn split(
+        mut ids: Vec<u32>,
+        val_fraction: f64,
+        window: usize,
+        vocab_size: usize,
+    ) -> anyhow::Result<Self> {
+        if let Some(id) = ids.iter().find(|id| **id as usize >= vocab_size) {
+            bail!(
+                "the tokenizer gives token {id}, and the model has {vocab_size}: the two do not belong together"
+            );
+        }
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // a part of a length
         let train_len = ids.len() - (ids.len() as f64 * val_fraction) as usize;
         let val = ids.split_off(train_len);
@@ -25,6 +35,13 @@ impl Data {
             );
         }
         Ok(Self { train: ids, val })
+    }
+
+    /// A number that tells other data from these: FNV-1a over the ids of both parts and where they part.
+    pub(super) fn fingerprint(&self) -> u64 {
+        let parted = u32::try_from(self.train.len()).unwrap_or(u32::MAX);
+        let ids = self.train.iter().chain(&self.val).chain([&parted]);
+        ids.fold(0xcbf2_9ce4_8422_2325, |hash, id| (hash ^ u64::from(*id)).wrapping_mul(0x0100_0000_01b3))
     }
 
     /// Where the windows of a batch begin: a function of the seed and the batch's number alone, so that a run

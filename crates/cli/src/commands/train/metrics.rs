@@ -32,15 +32,28 @@ pub(super) struct Metrics {
 }
 
 impl Metrics {
+    /// Refuses a name that is not one of a table, and a file that is there and may not be replaced.
+    pub(super) fn check(path: &Path, may_replace: bool) -> anyhow::Result<()> {
+        if !matches!(path.extension().and_then(|e| e.to_str()), Some("csv" | "jsonl")) {
+            bail!("--metrics {}: expected a name that ends in .csv or .jsonl", path.display());
+        }
+        if path.exists() && !may_replace {
+            bail!("--metrics {}: is there already; choose another name, or --overwrite", path.display());
+        }
+        Ok(())
+    }
+
     /// Begins a file, or goes on behind the lines of the steps up to `done`.
     pub(super) fn open(path: &Path, done: u64) -> anyhow::Result<Self> {
-        let csv = match path.extension().and_then(|e| e.to_str()) {
-            Some("csv") => true,
-            Some("jsonl") => false,
-            _ => bail!("--metrics {}: expected a name that ends in .csv or .jsonl", path.display()),
-        };
+        let csv = path.extension().is_some_and(|e| e == "csv");
         let failed = || format!("--metrics {}", path.display());
-        let before = if done > 0 { std::fs::read_to_string(path).unwrap_or_default() } else { String::new() };
+        let before = match std::fs::read_to_string(path) {
+            Ok(before) if done > 0 => before,
+            Err(e) if done > 0 && e.kind() != std::io::ErrorKind::NotFound => {
+                return Err(e).with_context(failed);
+            }
+            _ => String::new(),
+        };
         let step = |line: &str| {
             if csv {
                 return line.split(',').next()?.parse::<u64>().ok();

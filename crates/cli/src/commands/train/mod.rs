@@ -9,7 +9,7 @@ use crate::output::note;
 use anyhow::{Context, bail};
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, Var};
-use candle_nn::VarMap;
+use candle_nn::{VarBuilder, VarMap};
 use data::{Data, batch};
 use gpt2_loader::{Checkpoint, SaveOptions, Tokenizer};
 use gpt2_model::config::TokenIds;
@@ -28,6 +28,9 @@ pub(crate) fn run(args: &TrainArgs) -> anyhow::Result<ExitCode> {
     let text = std::fs::read_to_string(&args.text)
         .with_context(|| format!("cannot read the text from {}", args.text.display()))?;
     check_out(args)?;
+    if let Some(path) = &args.metrics {
+        Metrics::check(path, args.resume || args.overwrite)?;
+    }
     std::fs::create_dir_all(&args.out).with_context(|| format!("cannot make {}", args.out.display()))?;
 
     let (config, tokenizer, checkpoint) = begin(args, &text)?;
@@ -35,7 +38,7 @@ pub(crate) fn run(args: &TrainArgs) -> anyhow::Result<ExitCode> {
     if window == 0 || window > config.n_positions {
         bail!("--window is {window}, expected 1 to the model's n_positions = {}", config.n_positions);
     }
-    let data = Data::split(tokenizer.encode(&text)?, args.val_fraction, window)?;
+    let data = Data::split(tokenizer.encode(&text)?, args.val_fraction, window, config.vocab_size)?;
     note(&format!(
         "{} tokens to learn, {} for validation, vocabulary {}, {} parameters",
         data.train.len(),
@@ -44,10 +47,13 @@ pub(crate) fn run(args: &TrainArgs) -> anyhow::Result<ExitCode> {
         config.parameter_count()
     ));
     let mut trainer = Trainer::new(args, &config, window, checkpoint.as_ref(), device)?;
-    let settings = Settings::new(args, &config, window, data.train.len());
+    let settings = Settings::new(args, &config, window, data.fingerprint());
     if args.resume {
         trainer.best = state::restore(&args.out, &settings, &trainer.variables, &mut trainer.optimiser)?;
         note(&format!("going on after step {}", trainer.optimiser.steps()));
+    } else if state::path(&args.out).exists() {
+        // Of the run that --overwrite replaces.
+        std::fs::remove_file(state::path(&args.out))?;
     }
     let save = |model: &Gpt2LMHeadModel| {
         let options = SaveOptions { dtype: Some(args.save_dtype.into()), buffers: false };
@@ -78,7 +84,7 @@ fn check_out(args: &TrainArgs) -> anyhow::Result<()> {
         }
         return Ok(());
     }
-    let names = ["config.json", "model.safetensors", "training-state.safetensors"];
+    let names = ["config.json", "model.safetensors", "tokenizer.json", "training-state.safetensors"];
     if let Some(name) = names.into_iter().find(|name| !args.overwrite && args.out.join(name).exists()) {
         bail!(
             "{}: there is a {name} already; choose another --out, go on with --resume where a run was stopped, \
@@ -139,7 +145,8 @@ fn config(args: &TrainArgs, tokenizer: &Tokenizer) -> anyhow::Result<Config> {
 struct Settings {
     config: Config,
     model: Option<String>,
-    train_tokens: usize,
+    data: u64,
+    recompute: bool,
     window: usize,
     batch: u16,
     accumulate: u16,
@@ -153,11 +160,12 @@ struct Settings {
 }
 
 impl Settings {
-    fn new(args: &TrainArgs, config: &Config, window: usize, train_tokens: usize) -> Self {
+    fn new(args: &TrainArgs, config: &Config, window: usize, data: u64) -> Self {
         Self {
             config: config.clone(),
             model: args.model.clone(),
-            train_tokens,
+            data,
+            recompute: args.recompute,
             window,
             batch: args.batch,
             accumulate: args.accumulate,
@@ -331,7 +339,8 @@ impl<'a> Trainer<'a> {
         }
         let gradients = sum.context("--accumulate: no batch")?;
         let lr = self.schedule.rate(usize::try_from(step)?);
-        let grad_norm = self.optimiser.step(&gradients, lr, 1.0 / batches as f64)?;
+        let stepped = self.optimiser.step(&gradients, lr, 1.0 / batches as f64);
+        let grad_norm = stepped.with_context(|| format!("step {step} failed: try a lower --lr"))?;
         Ok((mean, lr, grad_norm))
     }
 
@@ -353,12 +362,17 @@ impl<'a> Trainer<'a> {
     /// end is left out.
     fn validate(&self, data: &Data) -> anyhow::Result<f64> {
         let t = self.window;
+        // The same weights as constants: no operation is kept for a backward pass.
+        let held = held(&self.variables)?;
+        let weights = held.iter().map(|(name, var)| (name.clone(), var.as_detached_tensor())).collect();
+        drop(held);
+        let vb = VarBuilder::from_tensors(weights, DType::F32, &self.device);
+        let model = Gpt2LMHeadModel::load(vb, self.model.config())?;
         let starts: Vec<usize> = (0..data.val.len() - t).step_by(t).collect();
         let mut sum = 0.0;
         for rows in starts.chunks(self.args.batch.into()) {
             let (inputs, targets) = batch(&data.val, rows, t, &self.device)?;
-            // The loss holds the graph back to every variable until it is dropped here.
-            let logits = self.model.forward(&inputs, ForwardArgs::default())?.logits.detach();
+            let logits = model.forward(&inputs, ForwardArgs::default())?.logits;
             sum += f64::from(cross_entropy(&logits, &targets)?.to_scalar::<f32>()?) * rows.len() as f64;
         }
         Ok(sum / starts.len() as f64)

@@ -48,7 +48,8 @@ pub(super) fn restore(
     let tensors: BTreeMap<String, Tensor> = tensors.into_iter().collect();
     let part = |name: &str| tensors.get(name).with_context(|| format!("{}: it lacks {name}", path.display()));
     let saved: serde_json::Value = serde_json::from_slice(&part("settings")?.to_vec1::<u8>()?)?;
-    let now = serde_json::to_value(settings)?;
+    // Through the same text as what was saved: a number read back may differ in its last digit.
+    let now: serde_json::Value = serde_json::from_slice(&serde_json::to_vec(settings)?)?;
     if let (Some(saved), Some(now)) = (saved.as_object(), now.as_object()) {
         for (name, value) in now {
             let before = saved.get(name).unwrap_or(&serde_json::Value::Null);

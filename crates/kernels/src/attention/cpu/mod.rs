@@ -220,6 +220,9 @@ impl<E: Element> WithSimd for Run<'_, E> {
         let width = d.next_multiple_of(S::F32_LANES);
         let panel = Blocks::of::<S>().panel::<S>();
         let Problem { k, v, .. } = self.problem;
+        // Dropout makes what it leaves larger.
+        #[allow(clippy::cast_possible_truncation)] // a factor on f32 weights
+        let largest_weight = self.problem.dropout.map_or(1.0, |d| (1.0 / (1.0 - d.rate())) as f32);
         let threads = rayon::current_num_threads();
         // Where there are heads enough to share out, a task is a head, packed into memory that its worker
         // keeps. Else it is a tile of a head that was packed before.
@@ -229,7 +232,7 @@ impl<E: Element> WithSimd for Run<'_, E> {
         } else {
             let pack = |&head| {
                 let mut packed = Packed::default();
-                packed.pack(k, v, head, panel, width);
+                packed.pack(k, v, head, (panel, width), largest_weight);
                 packed
             };
             heads.par_iter().map(pack).collect()
@@ -250,7 +253,7 @@ impl<E: Element> WithSimd for Run<'_, E> {
                 }
                 let index = task % heads.len();
                 if whole_heads {
-                    own.pack(k, v, heads[index], panel, width);
+                    own.pack(k, v, heads[index], (panel, width), largest_weight);
                     (0..tiles).for_each(|tile| run(&own, heads[index], tile));
                 } else {
                     // The last tiles of a head see the most keys: they come first, so that no thread is

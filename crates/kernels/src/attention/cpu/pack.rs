@@ -92,12 +92,12 @@ impl Packed {
         k: &Heads<E>,
         v: &Heads<E>,
         head: (usize, usize),
-        panel: usize,
-        width: usize,
+        (panel, width): (usize, usize),
+        largest_weight: f32,
     ) {
         panels_into(&mut self.keys, k, head, panel, 1.0);
         rows_into(&mut self.values, v, head, width);
-        let largest = f32::MAX / (2 * k.dims[2]) as f32 / HEADROOM.exp2();
+        let largest = f32::MAX / (2 * k.dims[2]) as f32 / HEADROOM.exp2() / largest_weight;
         // NaN compares as false.
         let small = |row: &[f32]| row.iter().fold(true, |all, x| all & (x.abs() <= largest));
         self.summable = self.values.chunks(1024).all(small);
