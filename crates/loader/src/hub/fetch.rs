@@ -112,13 +112,24 @@ impl<'a> Fetch<'a> {
                 done => done?,
             }
         }
-        let files = Files {
-            name: format!("{}@{}", self.model, &commit[..12]),
-            config: (config.clone(), Bytes::open(&config)?),
-            weights,
-            tokenizer,
-        };
+        let files = self.files(&commit, config, weights, tokenizer)?;
         Ok(Snapshot { dir: self.repo.snapshot(&commit), commit, files })
+    }
+
+    pub(super) fn files(
+        &self,
+        commit: &str,
+        config: PathBuf,
+        weights: Weights,
+        tokenizer: TokenizerFiles,
+    ) -> Result<Files, LoadError> {
+        let json = Bytes::open(&config)?;
+        Ok(Files { name: self.label(commit), config: (config, json), weights, tokenizer })
+    }
+
+    /// What messages call the model at a commit.
+    pub(super) fn label(&self, commit: &str) -> String {
+        format!("{}@{}", self.model, &commit[..12])
     }
 
     /// The commit that the revision is: what the cache says, where that will do.

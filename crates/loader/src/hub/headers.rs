@@ -2,7 +2,7 @@
 
 use super::fetch::{Ask, CONFIG, Fetch, INDEX, SAFETENSORS};
 use super::{Headers, Hub, ModelId};
-use crate::{Bytes, Files, Header, LoadError, TokenizerFiles, Weights, safetensors_file};
+use crate::{Header, LoadError, TokenizerFiles, Weights, safetensors_file};
 use std::path::PathBuf;
 
 /// Holds the whole header of GPT-2 small: 8 bytes of length and 14,283 of JSON.
@@ -37,12 +37,7 @@ impl Hub {
         } else {
             return Err(LoadError::NoHeader { model: model.to_string(), file: name });
         };
-        let files = Files {
-            name: format!("{model}@{}", &commit[..12]),
-            config: (config.clone(), Bytes::open(&config)?),
-            weights,
-            tokenizer: TokenizerFiles::Absent,
-        };
+        let files = fetch.files(&commit, config, weights, TokenizerFiles::Absent)?;
         Ok(Headers { commit, files, bytes_read })
     }
 }
@@ -53,7 +48,7 @@ fn read_header(
     name: &str,
     bytes_read: &mut u64,
 ) -> Result<Header, LoadError> {
-    let path = PathBuf::from(format!("{}@{}/{name}", fetch.model, &commit[..12]));
+    let path = PathBuf::from(fetch.label(commit)).join(name);
     let client = fetch.client(name)?;
     let announced = client.announced(commit, name)?.ok_or_else(|| fetch.missing(name))?;
     if announced.size == Some(0) {

@@ -17,7 +17,7 @@ use gpt2_model::training::{AdamW, AdamWParams, CosineSchedule, Training, add_gra
 use gpt2_model::{Config, ForwardArgs, Gpt2LMHeadModel, init};
 use indicatif::{ProgressBar, ProgressStyle};
 use metrics::{Metrics, Row};
-use serde::Serialize;
+use state::Settings;
 use std::collections::HashMap;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -138,46 +138,6 @@ fn config(args: &TrainArgs, tokenizer: &Tokenizer) -> anyhow::Result<Config> {
     };
     config.validate()?;
     Ok(config)
-}
-
-/// All that a run's numbers depend on, beside the text itself.
-#[derive(Serialize)]
-struct Settings {
-    config: Config,
-    model: Option<String>,
-    data: u64,
-    recompute: bool,
-    window: usize,
-    batch: u16,
-    accumulate: u16,
-    steps: u32,
-    lr: f64,
-    warmup: u32,
-    weight_decay: f64,
-    clip: f64,
-    eval_every: u32,
-    seed: u64,
-}
-
-impl Settings {
-    fn new(args: &TrainArgs, config: &Config, window: usize, data: u64) -> Self {
-        Self {
-            config: config.clone(),
-            model: args.model.clone(),
-            data,
-            recompute: args.recompute,
-            window,
-            batch: args.batch,
-            accumulate: args.accumulate,
-            steps: args.steps,
-            lr: args.lr,
-            warmup: args.warmup,
-            weight_decay: args.weight_decay,
-            clip: args.clip,
-            eval_every: args.eval_every,
-            seed: args.run.seed,
-        }
-    }
 }
 
 /// The best weights so far.

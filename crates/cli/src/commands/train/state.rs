@@ -1,13 +1,56 @@
 //! What a run needs to go on as if it had never stopped: weights, the optimiser's moments and the step. Data,
 //! dropout and learning rate are functions of the step and of the settings, which are kept to be compared.
 
-use super::{Best, Settings};
+use super::Best;
+use crate::args::TrainArgs;
 use anyhow::{Context, bail};
 use candle_core::{Device, Tensor};
 use candle_nn::VarMap;
+use gpt2_model::Config;
 use gpt2_model::training::AdamW;
+use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+
+/// All that a run's numbers depend on.
+#[derive(Serialize)]
+pub(super) struct Settings {
+    config: Config,
+    model: Option<String>,
+    data: u64,
+    recompute: bool,
+    window: usize,
+    batch: u16,
+    accumulate: u16,
+    steps: u32,
+    lr: f64,
+    warmup: u32,
+    weight_decay: f64,
+    clip: f64,
+    eval_every: u32,
+    seed: u64,
+}
+
+impl Settings {
+    pub(super) fn new(args: &TrainArgs, config: &Config, window: usize, data: u64) -> Self {
+        Self {
+            config: config.clone(),
+            model: args.model.clone(),
+            data,
+            recompute: args.recompute,
+            window,
+            batch: args.batch,
+            accumulate: args.accumulate,
+            steps: args.steps,
+            lr: args.lr,
+            warmup: args.warmup,
+            weight_decay: args.weight_decay,
+            clip: args.clip,
+            eval_every: args.eval_every,
+            seed: args.run.seed,
+        }
+    }
+}
 
 /// Where a run's state lies, beside the model.
 pub(super) fn path(out: &Path) -> PathBuf {
