@@ -12,7 +12,8 @@
 
 PyTorch runs transformers' GPT-2 with sdpa attention in torch.inference_mode. Each side does one run that
 is not counted, then timed ones; a round's number is their median, and the printed number is the median of
-the rounds. The sides take turns at going first. Whole-model rows run on one checkpoint, GPT-2 small's
+the rounds. The sides take turns at going first. A training step is forward, backward and AdamW with dropout
+0.1, in fresh processes: the time and the peak memory of each. Other whole-model rows run on one checkpoint, GPT-2 small's
 shape with seeded random weights, and nothing is timed unless both sides compute the same logits and the
 same greedy ids from it. A program at work beside them distorts both sides, PyTorch's spinning threads
 most of all (ten times slower, not two): such rounds are marked and not counted. Linux only.
@@ -54,13 +55,14 @@ SIDES = ("ours", "pytorch")
 class Row:
     """One line of the table: what both sides do."""
 
-    group: str  # core, block, forward, decode, start or memory
+    group: str  # core, block, forward, decode, start, memory, train or train-memory
     aim: float = 0.0  # ours / PyTorch
     batch: int = 1
     tokens: int = 1024  # decode: those before the first timed step
     last: bool = False
     runs: int = 3
     new_tokens: int = 32
+    theirs: str = "sdpa"  # PyTorch's attention
     peak_aim: float | None = None  # of the machine's multiply-adds or memory bandwidth
 
     @property
@@ -71,16 +73,18 @@ class Row:
             "decode": f"decode after {t} tokens",
             "start": "process start to first token",
             "memory": f"peak memory, forward, T {t}, {logits}",
+            "train": f"training step, B {b}, T {t}, against {self.theirs}",
+            "train-memory": f"peak memory, training, B {b}, T {t}, against {self.theirs}",
         }
         return titles.get(self.group, f"{self.group}, B {b}, T {t}")
 
     @property
     def unit(self) -> str:
-        return {"decode": "tok/s", "start": "s", "memory": "GB"}.get(self.group, "ms")
+        return {"decode": "tok/s", "start": "s", "memory": "GB", "train-memory": "GB"}.get(self.group, "ms")
 
     @property
     def needs_checkpoint(self) -> bool:
-        return self.group not in ("core", "block")
+        return self.group not in ("core", "block", "train", "train-memory")
 
 
 ROWS = [
@@ -96,6 +100,11 @@ ROWS = [
     Row("decode", 3.0, tokens=900, peak_aim=0.75),
     Row("start", 0.09, tokens=16),
     Row("memory", 0.40, last=True, runs=1),
+    *(
+        Row(group, aim, batch=4, tokens=256, theirs=theirs)
+        for theirs in ("sdpa", "eager")
+        for group, aim in (("train", 0.80), ("train-memory", 0.70))
+    ),
 ]
 GROUPS = list(dict.fromkeys(row.group for row in ROWS))
 THREAD_ROWS = [ROWS[i] for i in (0, 3, 7, 8)]
@@ -134,6 +143,26 @@ q, k, v = (part.transpose(1, 2) for part in (torch.rand(1, t, 3, h, d) * 2 - 1).
 with torch.inference_mode():
     for _ in range(2):
         torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+"""
+
+FRESH_TRAIN = """
+import statistics, sys, time, torch
+from transformers import GPT2Config, GPT2LMHeadModel
+threads, batch, tokens, runs, attention = *(int(arg) for arg in sys.argv[1:5]), sys.argv[5]
+torch.set_num_threads(threads)
+torch.manual_seed(0)
+config = GPT2Config(attn_implementation=attention)
+model = GPT2LMHeadModel(config).train()
+optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4)
+ids = torch.randint(config.vocab_size, (batch, tokens))
+times = []
+for _ in range(1 + runs):
+    start = time.perf_counter()
+    optimiser.zero_grad()
+    model(ids, labels=ids, use_cache=False).loss.backward()
+    optimiser.step()
+    times.append(1e3 * (time.perf_counter() - start))
+print(statistics.median(times[1:]))
 """
 
 
@@ -345,10 +374,12 @@ class Bench(NamedTuple):
         options += ["--last"] if row.last else []
         options += ["--new-tokens", row.new_tokens] if row.group == "decode" else []
         options += ["--model", self.folder] if row.needs_checkpoint else []
-        what = "forward" if row.group == "memory" else row.group
+        what = {"memory": "forward", "train-memory": "train"}.get(row.group, row.group)
         done = self.gpt2(f"bench {what} --json", threads, *options)
         found = json.loads(done.stdout)
-        return {"memory": done.peak_bytes / 1e9, "decode": found.get("tokens_per_s")}.get(row.group, found["median_ms"])
+        if row.unit == "GB":
+            return done.peak_bytes / 1e9
+        return found["tokens_per_s" if row.group == "decode" else "median_ms"]
 
     def theirs(self, row: Row, threads: int) -> float:
         def fresh(code: str) -> Done:
@@ -359,6 +390,9 @@ class Bench(NamedTuple):
             return median([fresh(FRESH_START).seconds for _ in range(1 + row.runs)][1:])
         if row.group == "memory":
             return fresh(FRESH_FORWARD).peak_bytes / 1e9
+        if row.group in ("train", "train-memory"):
+            done = run(sys.executable, "-c", FRESH_TRAIN, threads, row.batch, row.tokens, row.runs, row.theirs)
+            return float(done.stdout) if row.group == "train" else done.peak_bytes / 1e9
         ms = self.pytorch("time", row=asdict(row), threads=threads)
         return 1e3 * row.batch * row.new_tokens / ms if row.group == "decode" else ms
 

@@ -23,6 +23,7 @@
 //! | `terminal` | [`Style`], and the escape sequences that colour a cell |
 //! | `palette` | the colours of weights |
 //! | `triangle` | weights as rows of numbers without the hidden keys |
+//! | `png` | [`loss_curve`]: a training run as a picture |
 //! | `export` | [`write_safetensors`] and [`AttentionJson`] |
 //!
 //! ```
@@ -43,6 +44,7 @@ mod export;
 mod heatmap;
 mod overview;
 mod palette;
+mod png;
 mod summary;
 mod table;
 mod terminal;
@@ -53,6 +55,7 @@ mod window;
 pub use export::{AttentionJson, HeadJson, LayerJson, write_safetensors};
 pub use heatmap::heatmap;
 pub use overview::overview;
+pub use png::loss_curve;
 pub use summary::{FOCUS_THRESHOLD, Focus, HeadSummary, summarize};
 pub use table::Table;
 pub use terminal::{Colour, MIN_WIDTH, Style};

@@ -1,6 +1,7 @@
 //! `gpt2 train`: a GPT-2 from scratch, or an existing one trained further, on a text file.
 
 mod data;
+mod history;
 mod metrics;
 mod state;
 
@@ -15,6 +16,7 @@ use gpt2_loader::{Checkpoint, SaveOptions, Tokenizer};
 use gpt2_model::config::TokenIds;
 use gpt2_model::training::{AdamW, AdamWParams, CosineSchedule, Training, add_gradients, cross_entropy};
 use gpt2_model::{Config, ForwardArgs, Gpt2LMHeadModel, init};
+use history::History;
 use indicatif::{ProgressBar, ProgressStyle};
 use metrics::{Metrics, Row};
 use state::Settings;
@@ -49,7 +51,7 @@ pub(crate) fn run(args: &TrainArgs) -> anyhow::Result<ExitCode> {
     let mut trainer = Trainer::new(args, &config, window, checkpoint.as_ref(), device)?;
     let settings = Settings::new(args, &config, window, data.fingerprint());
     if args.resume {
-        trainer.best = state::restore(&args.out, &settings, &trainer.variables, &mut trainer.optimiser)?;
+        trainer.history = state::restore(&args.out, &settings, &trainer.variables, &mut trainer.optimiser)?;
         note(&format!("going on after step {}", trainer.optimiser.steps()));
     } else if state::path(&args.out).exists() {
         // Of the run that --overwrite replaces.
@@ -60,7 +62,8 @@ pub(crate) fn run(args: &TrainArgs) -> anyhow::Result<ExitCode> {
         Ok(gpt2_loader::save(&args.out, model, Some(&tokenizer), options)?)
     };
     let finished = trainer.run(&data, &settings, save)?;
-    let Some(best) = trainer.best else { return Ok(ExitCode::SUCCESS) };
+    trainer.history.draw(&args.out)?;
+    let Some(best) = trainer.history.best() else { return Ok(ExitCode::SUCCESS) };
     note(&format!(
         "validation loss {:.4} nats a token at step {} (a unigram model: {:.4}); saved in {}",
         best.loss,
@@ -140,13 +143,6 @@ fn config(args: &TrainArgs, tokenizer: &Tokenizer) -> anyhow::Result<Config> {
     Ok(config)
 }
 
-/// The best weights so far.
-#[derive(Clone, Copy)]
-struct Best {
-    loss: f64,
-    step: usize,
-}
-
 /// The variables by their names.
 fn held(variables: &VarMap) -> anyhow::Result<MutexGuard<'_, HashMap<String, Var>>> {
     variables.data().lock().map_err(|_| anyhow::anyhow!("a thread panicked while it held the variables"))
@@ -158,7 +154,7 @@ struct Trainer<'a> {
     model: Gpt2LMHeadModel,
     optimiser: AdamW,
     schedule: CosineSchedule,
-    best: Option<Best>,
+    history: History,
     window: usize,
     device: Device,
 }
@@ -199,7 +195,7 @@ impl<'a> Trainer<'a> {
                 warmup: args.warmup as usize,
                 total: args.steps as usize,
             },
-            best: None,
+            history: History::default(),
             window,
             device,
         })
@@ -224,6 +220,7 @@ impl<'a> Trainer<'a> {
             let begun = std::time::Instant::now();
             let (loss, lr, grad_norm) = self.step(data)?;
             let tokens_per_s = tokens_a_step as f64 / begun.elapsed().as_secs_f64();
+            self.history.add_step(loss);
             let done = self.optimiser.steps();
             bar.set_position(done);
             let validation = val_loss.map_or_else(String::new, |v: f64| format!(", validation {v:.3}"));
@@ -245,10 +242,10 @@ impl<'a> Trainer<'a> {
             }
             let stopped = stop.load(Ordering::SeqCst);
             if (evaluates || stopped) && done < steps {
-                state::save(&self.args.out, settings, &self.variables, &self.optimiser, self.best)?;
+                state::save(&self.args.out, settings, &self.variables, &self.optimiser, &self.history)?;
             }
             if stopped && done < steps {
-                if self.best.is_none() {
+                if self.history.best().is_none() {
                     save(&self.model)?;
                 }
                 bar.finish_and_clear();
@@ -266,15 +263,14 @@ impl<'a> Trainer<'a> {
         loss: f64,
         save: impl Fn(&Gpt2LMHeadModel) -> anyhow::Result<()>,
     ) -> anyhow::Result<&'static str> {
-        let step = usize::try_from(self.optimiser.steps()).unwrap_or(usize::MAX);
+        let step = self.optimiser.steps();
         if !loss.is_finite() {
             bail!("the validation loss became {loss} after step {step}: try a lower --lr");
         }
-        if self.best.is_some_and(|best| loss >= best.loss) {
+        if !self.history.add_validation(step, loss) {
             return Ok("not the best, not saved");
         }
         save(&self.model)?;
-        self.best = Some(Best { loss, step });
         Ok("saved")
     }
 

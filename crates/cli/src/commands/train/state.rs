@@ -1,7 +1,8 @@
-//! What a run needs to go on as if it had never stopped: weights, the optimiser's moments and the step. Data,
+//! What a run needs to go on as if it had never stopped: weights, the optimiser's moments, the step and
+//! the losses. Data,
 //! dropout and learning rate are functions of the step and of the settings, which are kept to be compared.
 
-use super::Best;
+use super::history::History;
 use crate::args::TrainArgs;
 use anyhow::{Context, bail};
 use candle_core::{Device, Tensor};
@@ -63,28 +64,30 @@ pub(super) fn save(
     settings: &Settings,
     variables: &VarMap,
     optimiser: &AdamW,
-    best: Option<Best>,
+    history: &History,
 ) -> anyhow::Result<()> {
     let mut tensors = optimiser.state();
     for (name, var) in super::held(variables)?.iter() {
         tensors.insert(format!("p.{name}"), var.as_tensor().clone());
     }
-    let numbers =
-        [optimiser.steps() as f64, best.map_or(f64::NAN, |b| b.loss), best.map_or(0.0, |b| b.step as f64)];
-    tensors.insert("progress".into(), Tensor::new(&numbers, &Device::Cpu)?);
+    for (name, tensor) in history.tensors()? {
+        tensors.insert(name.into(), tensor);
+    }
+    let steps = u32::try_from(optimiser.steps())?;
+    tensors.insert("steps".into(), Tensor::new(&[steps], &Device::Cpu)?);
     tensors.insert("settings".into(), Tensor::new(serde_json::to_vec(settings)?, &Device::Cpu)?);
     let list: Vec<(&str, &Tensor)> = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
     gpt2_loader::atomic::write(&path(out), |temporary| gpt2_view::write_safetensors(temporary, &list, &[]))?;
     Ok(())
 }
 
-/// Reads the state into the variables and the optimiser, and gives the best validation so far.
+/// Reads the state into the variables and the optimiser, and gives the losses so far.
 pub(super) fn restore(
     out: &Path,
     settings: &Settings,
     variables: &VarMap,
     optimiser: &mut AdamW,
-) -> anyhow::Result<Option<Best>> {
+) -> anyhow::Result<History> {
     let path = path(out);
     let tensors = candle_core::safetensors::load(&path, &Device::Cpu)
         .with_context(|| format!("{}: not a training run's state; train without --resume", path.display()))?;
@@ -106,10 +109,9 @@ pub(super) fn restore(
     for (name, var) in super::held(variables)?.iter() {
         var.set(&part(&format!("p.{name}"))?.to_device(var.device())?)?;
     }
-    let progress: Vec<f64> = part("progress")?.to_vec1()?;
-    let [steps, loss, step] = progress[..] else { bail!("{}: its progress is damaged", path.display()) };
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // counts, written above
-    let (steps, step) = (steps as u64, step as usize);
-    optimiser.restore(&tensors, steps)?;
-    Ok((!loss.is_nan()).then_some(Best { loss, step }))
+    let [steps] = part("steps")?.to_vec1::<u32>()?[..] else {
+        bail!("{}: its number of steps is damaged", path.display())
+    };
+    optimiser.restore(&tensors, steps.into())?;
+    History::from_tensors(&tensors).with_context(|| path.display().to_string())
 }

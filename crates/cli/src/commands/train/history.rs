@@ -1,0 +1,79 @@
+//! The losses of a run so far: which weights are the best, and the picture at its end.
+
+use anyhow::Context;
+use candle_core::{Device, Result, Tensor};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// A run's losses in nats a token.
+#[derive(Default)]
+pub(super) struct History {
+    /// Of each step, from the first on.
+    training: Vec<f32>,
+    /// Step and loss of each validation.
+    validation: Vec<(u64, f64)>,
+}
+
+/// A validation.
+#[derive(Clone, Copy)]
+pub(super) struct Best {
+    pub(super) loss: f64,
+    pub(super) step: u64,
+}
+
+impl History {
+    pub(super) fn add_step(&mut self, loss: f32) {
+        self.training.push(loss);
+    }
+
+    /// Whether this loss is lower than every one before.
+    pub(super) fn add_validation(&mut self, step: u64, loss: f64) -> bool {
+        let lowest = self.best().is_none_or(|best| loss < best.loss);
+        self.validation.push((step, loss));
+        lowest
+    }
+
+    /// The first validation with the lowest loss.
+    pub(super) fn best(&self) -> Option<Best> {
+        let best = self.validation.iter().min_by(|a, b| a.1.total_cmp(&b.1));
+        best.map(|&(step, loss)| Best { loss, step })
+    }
+
+    /// As tensors of a file.
+    pub(super) fn tensors(&self) -> Result<[(&'static str, Tensor); 3]> {
+        let (steps, losses): (Vec<i64>, Vec<f64>) =
+            self.validation.iter().map(|&(step, loss)| (step.cast_signed(), loss)).unzip();
+        Ok([
+            ("history.training", Tensor::new(self.training.as_slice(), &Device::Cpu)?),
+            ("history.validation", Tensor::new(losses, &Device::Cpu)?),
+            ("history.validation_steps", Tensor::new(steps, &Device::Cpu)?),
+        ])
+    }
+
+    /// From the tensors of a file.
+    pub(super) fn from_tensors(tensors: &BTreeMap<String, Tensor>) -> anyhow::Result<Self> {
+        let part = |name: &str| tensors.get(name).with_context(|| format!("it lacks {name}"));
+        let steps = part("history.validation_steps")?.to_vec1::<i64>()?;
+        let losses = part("history.validation")?.to_vec1::<f64>()?;
+        Ok(Self {
+            training: part("history.training")?.to_vec1()?,
+            validation: steps.into_iter().map(i64::cast_unsigned).zip(losses).collect(),
+        })
+    }
+
+    /// Draws `loss.png` into `out`.
+    pub(super) fn draw(&self, out: &Path) -> anyhow::Result<()> {
+        let training: Vec<(u64, f32)> = (1..).zip(self.training.iter().copied()).collect();
+        #[allow(clippy::cast_possible_truncation)] // a picture
+        let validation: Vec<(u64, f32)> =
+            self.validation.iter().map(|&(step, loss)| (step, loss as f32)).collect();
+        let picture = gpt2_view::loss_curve(&title(out), &training, &validation)?;
+        Ok(gpt2_loader::atomic::write_bytes(&out.join("loss.png"), &picture)?)
+    }
+}
+
+/// The folder's own name, as far as it has one.
+fn title(out: &Path) -> String {
+    let path = std::path::absolute(out).unwrap_or_else(|_| out.to_path_buf());
+    path.file_name().map_or_else(String::new, |name| gpt2_view::visible_text(&name.to_string_lossy()))
+}
