@@ -255,18 +255,33 @@ def write_padded(out: Path) -> None:
 
 
 def write_gradients(folder: Path) -> None:
-    no_dropout = dict(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
-    model = build_model(seed=40, **SMALL, **no_dropout)
+    """Gradients of one loss without padding, and of one whose rows are padded on either side."""
+    shape = SMALL | dict(n_positions=17, n_embd=15, n_inner=25, n_head=3)
+    model = build_model(seed=40, **shape, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0).train()
     save_checkpoint(model, folder)
-    ids = random_ids(seed=440, batch=2, length=7, vocab_size=model.config.vocab_size)  # (B, T)
-    logits = model.train()(ids, use_cache=False).logits  # (B, T, V)
-    # Mean over all B·(T-1) positions that have a next token.
-    loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+    vocab_size = model.config.vocab_size
+    ids = random_ids(seed=440, batch=2, length=7, vocab_size=vocab_size)  # (B, T)
+    tensors = {"input_ids": ids} | gradients(model, ids, torch.ones_like(ids))
+
+    ids = random_ids(seed=441, batch=3, length=9, vocab_size=vocab_size)
+    mask = torch.ones_like(ids)
+    mask[1, :4], mask[2, -3:] = 0, 0  # padded on the left, on the right
+    padded = {"input_ids": ids, "attention_mask": mask} | gradients(model, ids, mask)
+    save_reference(tensors | {f"padded.{name}": tensor for name, tensor in padded.items()}, folder)
+
+
+def gradients(model: GPT2LMHeadModel, ids: Tensor, mask: Tensor) -> dict[str, Tensor]:
+    """Of the mean next-token loss over the visible positions that have a visible next token."""
+    model.zero_grad()
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    logits = model(ids, attention_mask=mask, position_ids=positions, use_cache=False).logits  # (B, T, V)
+    targets = ids.where(mask == 1, -100)[:, 1:].where(mask[:, :-1] == 1, -100)
+    loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), targets.flatten(), ignore_index=-100)
     loss.backward()
-    tensors = {"input_ids": ids, "loss": loss}
+    tensors = {"loss": loss}
     for name, parameter in model.named_parameters():  # the tied head's share is in wte's gradient
-        tensors[f"grad.{name.removeprefix('transformer.')}"] = parameter.grad
-    save_reference(tensors, folder)
+        tensors[f"grad.{name.removeprefix('transformer.')}"] = parameter.grad.clone()
+    return tensors
 
 
 README = """\
@@ -298,7 +313,7 @@ last one that of `ln_f`; `attentions.i` is (B, H, T, T) after softmax.
 | `inner` | `n_inner` 20 and `layer_norm_epsilon` 0.1 |
 | `untied` | `tie_word_embeddings` false, `lm_head.weight` differs from `wte.weight` |
 | `padded` | three rows of 9, 6 and 3 visible tokens, padded to 9 on the left and on the right: `left.input_ids`, `left.attention_mask` (1 = visible), `left.position_ids` (cumsum - 1, at least 0), `left.logits`, and `right.` the same. Compare logits at visible positions only: transformers gives a hidden row uniform attention, we give zeros |
-| `gradients` | dropout 0; `input_ids` (2, 7), `loss` (next-token cross entropy, mean over the 12 positions that have a next token), and `grad.NAME` for every parameter, NAME without `transformer.`; `grad.wte.weight` includes the share of the tied head |
+| `gradients` | 3 heads, C 15, `n_inner` 25, N 17, dropout 0; `input_ids` (2, 7), `loss` (next-token cross entropy, mean over the 12 positions that have a next token), and `grad.NAME` for every parameter, NAME without `transformer.`; `grad.wte.weight` includes the share of the tied head. `padded.`: the same of three rows of 9, one whole, one padded by 4 on the left, one by 3 on the right, with `padded.attention_mask`; positions are cumsum - 1, and the mean is over the visible positions that have a visible next token |
 | `pickle` | the weights of `untied` as `pytorch_model.bin` (zip format), with u8 `attn.bias` and f32 `attn.masked_bias` buffers |
 | `pickle_tied` | the weights of `padded` as `pytorch_model.bin`: `lm_head.weight` and `wte.weight` share one storage, `attn.bias` is bool |
 | `seeds` | no checkpoint: `parameters.safetensors`, the random weights behind the numbers that the seed documents print, in the names of PyTorch state dicts; written by `python scripts/make_seed_constants.py` |

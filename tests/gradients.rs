@@ -6,11 +6,12 @@ use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
 use gpt2_loader::{Checkpoint, Source};
 use gpt2_model::Implementation;
+use gpt2_model::mask::position_ids;
 use gpt2_model::training::{AdamW, AdamWParams, Training, add_gradients, check_gradients, cross_entropy};
 use gpt2_model::{Config, ForwardArgs, Gpt2LMHeadModel, init};
 
 /// The model of a case with every parameter a variable.
-fn trainable(case: &str) -> Result<(VarMap, Gpt2LMHeadModel)> {
+fn trainable(case: &str, attn_implementation: Implementation) -> Result<(VarMap, Gpt2LMHeadModel)> {
     let checkpoint = Checkpoint::open(&Source::directory(data(case)).open()?)?;
     let variables = VarMap::new();
     for (name, tensor) in checkpoint.load_model(DType::F32, &Device::Cpu)?.named_parameters() {
@@ -18,25 +19,66 @@ fn trainable(case: &str) -> Result<(VarMap, Gpt2LMHeadModel)> {
         held.insert(name, Var::from_tensor(&tensor)?);
     }
     let vb = VarBuilder::from_varmap(&variables, DType::F32, &Device::Cpu);
-    let model = Gpt2LMHeadModel::load(vb, checkpoint.config())?;
+    let config = Config { attn_implementation, ..checkpoint.config().clone() };
+    let model = Gpt2LMHeadModel::load(vb, &config)?;
     Ok((variables, model))
+}
+
+/// Holds each variable's gradient against the reference's under `prefix`.
+fn assert_gradients(what: &str, variables: &VarMap, gradients: &GradStore, prefix: &str) -> Result {
+    let expected = reference("gradients")?;
+    let held = variables.data().lock().map_err(|e| e.to_string())?;
+    let prefix = format!("{prefix}grad.");
+    assert_eq!(held.len(), expected.keys().filter(|k| k.starts_with(&prefix)).count());
+    for (name, var) in held.iter() {
+        let gradient = gradients.get(var).ok_or_else(|| format!("{what}: {name} has no gradient"))?;
+        assert_close(&format!("{what}, {name}"), gradient, &expected[&format!("{prefix}{name}")], 1e-4);
+    }
+    Ok(())
 }
 
 #[test]
 fn every_parameter_gets_pytorchs_gradient() -> Result {
-    let (variables, model) = trainable("gradients")?;
     let expected = reference("gradients")?;
     let ids = &expected["input_ids"]; // (2, 7)
-    let logits = model.forward(&ids.narrow(1, 0, 6)?, ForwardArgs::default())?.logits;
-    let loss = cross_entropy(&logits, &ids.narrow(1, 1, 6)?.contiguous()?)?;
-    assert_close("loss", &loss, &expected["loss"], 1e-5);
+    let (inputs, targets) = (ids.narrow(1, 0, 6)?, ids.narrow(1, 1, 6)?.contiguous()?);
+    for implementation in [Implementation::Eager, Implementation::Fused] {
+        let (variables, model) = trainable("gradients", implementation)?;
+        let logits = model.forward(&inputs, ForwardArgs::default())?.logits;
+        let ways = [
+            ("loss of the logits", cross_entropy(&logits, &targets)?),
+            ("loss without logits", model.loss(&inputs, &targets, None)?),
+        ];
+        for (way, loss) in ways {
+            let what = format!("{implementation:?}, {way}");
+            assert_close(&what, &loss, &expected["loss"], 1e-5);
+            assert_gradients(&what, &variables, &loss.backward()?, "")?;
+        }
+    }
+    Ok(())
+}
 
-    let gradients = loss.backward()?;
-    let held = variables.data().lock().map_err(|e| e.to_string())?;
-    assert_eq!(held.len(), expected.keys().filter(|k| k.starts_with("grad.")).count());
-    for (name, var) in held.iter() {
-        let gradient = gradients.get(var).ok_or_else(|| format!("{name} has no gradient"))?;
-        assert_close(name, gradient, &expected[&format!("grad.{name}")], 1e-4);
+#[test]
+fn every_parameter_gets_pytorchs_gradient_with_padding_on_either_side() -> Result {
+    let expected = reference("gradients")?;
+    let (ids, mask) = (&expected["padded.input_ids"], &expected["padded.attention_mask"]); // (3, 9)
+    // The rows of the logits whose own token and the next one are visible, and those next tokens.
+    let (flat_ids, seen) = (ids.flatten_all()?.to_vec1::<i64>()?, mask.flatten_all()?.to_vec1::<i64>()?);
+    let rows = (0..3 * 9u32 - 1).filter(|i| i % 9 != 8).map(|i| i as usize);
+    let rows: Vec<usize> = rows.filter(|&i| seen[i] == 1 && seen[i + 1] == 1).collect();
+    assert_eq!(rows.len(), 8 + 4 + 5);
+    let targets = Tensor::from_iter(rows.iter().map(|&i| flat_ids[i + 1]), &Device::Cpu)?;
+    let rows = Tensor::from_iter(rows.iter().map(|&i| i as u32), &Device::Cpu)?;
+    for implementation in [Implementation::Eager, Implementation::Fused] {
+        let (variables, model) = trainable("gradients", implementation)?;
+        let positions = position_ids(mask)?;
+        let args =
+            ForwardArgs { attention_mask: Some(mask), position_ids: Some(&positions), ..Default::default() };
+        let logits = model.forward(ids, args)?.logits.flatten_to(1)?.index_select(&rows, 0)?;
+        let loss = gpt2_kernels::cross_entropy(&logits, &targets)?;
+        let what = format!("{implementation:?}, padded");
+        assert_close(&what, &loss, &expected["padded.loss"], 1e-5);
+        assert_gradients(&what, &variables, &loss.backward()?, "padded.")?;
     }
     Ok(())
 }
@@ -78,7 +120,7 @@ fn decay_takes_matrices_and_leaves_biases_and_norms() -> Result {
 
 #[test]
 fn four_batches_summed_are_one_of_four_rows() -> Result {
-    let (variables, model) = trainable("gradients")?;
+    let (variables, model) = trainable("gradients", Implementation::Fused)?;
     let ids = Tensor::from_iter((0..4 * 9u32).map(|i| i * 7 % 29), &Device::Cpu)?.reshape((4, 9))?;
     let gradients = |rows: &Tensor| -> Result<GradStore> {
         let (inputs, targets) = (rows.narrow(1, 0, 8)?, rows.narrow(1, 1, 8)?.contiguous()?);

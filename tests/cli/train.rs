@@ -36,7 +36,7 @@ fn a_trained_model_is_clean_runs_and_knows_its_text() -> Result {
     let model = folder.file("model");
     let mut names: Vec<_> = std::fs::read_dir(&model)?.filter_map(|e| Some(e.ok()?.file_name())).collect();
     names.sort();
-    assert_eq!(names, ["config.json", "model.safetensors", "tokenizer.json"]);
+    assert_eq!(names, ["config.json", "loss.png", "model.safetensors", "tokenizer.json"]);
 
     let path = model.display().to_string();
     let report = json(&["inspect", &path, "--json"])?;

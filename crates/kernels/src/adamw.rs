@@ -1,7 +1,8 @@
 //! One step of AdamW (Loshchilov & Hutter 2019, algorithm 2) in place, without a temporary tensor.
 
-use crate::vector::CHUNK;
+use crate::vector::{CHUNK, with_slices};
 use candle_core::{CpuStorage, DType, InplaceOp2, InplaceOp3, Layout, Result, Tensor, Var};
+use pulp::Arch;
 use rayon::prelude::*;
 
 /// What a step of AdamW multiplies by.
@@ -78,15 +79,24 @@ pub fn sum_of_squares(x: &Tensor) -> Result<f64> {
     if x.dtype() != DType::F32 || !x.device().is_cpu() {
         return x.to_dtype(DType::F64)?.sqr()?.sum_all()?.to_scalar();
     }
-    let x = x.contiguous()?;
-    let (storage, layout) = x.storage_and_layout();
-    let candle_core::Storage::Cpu(storage) = &*storage else {
-        candle_core::bail!("a tensor on the CPU without its storage there")
-    };
-    let x = crate::vector::contiguous::<f32>(storage, layout)?;
-    let parts: Vec<f64> =
-        x.par_chunks(CHUNK).map(|part| part.iter().map(|x| f64::from(*x) * f64::from(*x)).sum()).collect();
-    Ok(parts.iter().sum())
+    let arch = Arch::new();
+    with_slices([&x.contiguous()?], |[x]| {
+        let parts: Vec<f64> = x.par_chunks(CHUNK).map(|part| arch.dispatch(|| squares(part))).collect();
+        parts.iter().sum()
+    })
+}
+
+/// `Σ x²`, in lanes that become vectors.
+#[inline(always)]
+fn squares(x: &[f32]) -> f64 {
+    let mut sums = [0f64; 16];
+    let (lanes, tail) = x.as_chunks::<16>();
+    for x in lanes {
+        for (sum, x) in sums.iter_mut().zip(x) {
+            *sum += f64::from(*x) * f64::from(*x);
+        }
+    }
+    sums.iter().sum::<f64>() + tail.iter().map(|x| f64::from(*x) * f64::from(*x)).sum::<f64>()
 }
 
 struct First(AdamWStep);

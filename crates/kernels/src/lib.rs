@@ -16,18 +16,20 @@
 
 pub mod adamw;
 pub mod attention;
+mod columns;
 mod cross_entropy;
 pub mod dropout;
 mod element;
 mod gelu;
 mod layer_norm;
 mod linear;
+mod product;
 pub mod roofline;
 mod streams;
 mod vector;
 
 pub use attention::{CausalAttention, CausalMask, Implementation};
-pub use cross_entropy::cross_entropy;
+pub use cross_entropy::{cross_entropy, linear_cross_entropy};
 pub use dropout::Dropout;
 pub use gelu::{gelu, gelu_in_place};
 pub use layer_norm::layer_norm;

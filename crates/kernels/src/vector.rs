@@ -1,6 +1,6 @@
 //! Elementwise work on vectors, generic over the instruction set and spread over threads.
 
-use candle_core::{CpuStorage, Layout, Result, Shape, WithDType};
+use candle_core::{CpuStorage, Layout, Result, Shape, Storage, Tensor, WithDType};
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 use std::mem::MaybeUninit;
@@ -92,6 +92,38 @@ pub(crate) fn contiguous<'a, E: WithDType>(storage: &'a CpuStorage, layout: &Lay
         Some((start, end)) if end <= data.len() => Ok(&data[start..end]),
         _ => candle_core::bail!("a contiguous tensor is needed, got {layout:?} of {} numbers", data.len()),
     }
+}
+
+/// Runs `f` on the numbers of contiguous f32 tensors that lie on the CPU.
+pub(crate) fn with_slices<const N: usize, R>(
+    tensors: [&Tensor; N],
+    f: impl FnOnce([&[f32]; N]) -> R,
+) -> Result<R> {
+    let guards = tensors.map(Tensor::storage_and_layout);
+    let mut slices = [&[][..]; N];
+    for (slice, (storage, layout)) in slices.iter_mut().zip(&guards) {
+        let Storage::Cpu(storage) = &**storage else {
+            candle_core::bail!("a tensor on the CPU is needed, got {layout:?} on another device")
+        };
+        *slice = contiguous(storage, layout)?;
+    }
+    Ok(f(slices))
+}
+
+/// `Σ f(a, b, c)` over slices of one length, in lanes that become vectors.
+#[inline(always)]
+pub(crate) fn sum3(a: &[f32], b: &[f32], c: &[f32], f: impl Fn(f32, f32, f32) -> f32) -> f32 {
+    const LANES: usize = 32;
+    let mut sums = [0f32; LANES];
+    let ((a, a_tail), (b, b_tail), (c, c_tail)) = (a.as_chunks(), b.as_chunks(), c.as_chunks());
+    for (a, (b, c)) in a.iter().zip(b.iter().zip(c)) {
+        let lanes: (&[f32; LANES], &[f32; LANES], &[f32; LANES]) = (a, b, c);
+        for (i, sum) in sums.iter_mut().enumerate() {
+            *sum += f(lanes.0[i], lanes.1[i], lanes.2[i]);
+        }
+    }
+    let tail = a_tail.iter().zip(b_tail.iter().zip(c_tail)).map(|(a, (b, c))| f(*a, *b, *c));
+    sums.iter().sum::<f32>() + tail.sum::<f32>()
 }
 
 /// Numbers that a thread fills at a time, where filling is all that it does.

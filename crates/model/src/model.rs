@@ -308,6 +308,21 @@ impl Gpt2LMHeadModel {
         })
     }
 
+    /// The mean cross-entropy in nats of predicting `targets`; differentiable. As [`cross_entropy`] of the logits,
+    /// which in f32 on the CPU are never held together: they are the largest tensors of a training step.
+    ///
+    /// [`cross_entropy`]: crate::training::cross_entropy
+    ///
+    /// # Shapes
+    /// `input_ids` (B, T), `targets` (B, T): the token that follows each -> scalar
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward), and for targets that do not fit.
+    pub fn loss(&self, input_ids: &Tensor, targets: &Tensor, training: Option<Training>) -> Result<Tensor> {
+        let output = self.transformer.forward(input_ids, ForwardArgs { training, ..Default::default() })?;
+        gpt2_kernels::linear_cross_entropy(&output.last_hidden_state, &self.lm_head, targets)
+    }
+
     /// Every parameter under its name in [`Config::parameters`], in that order: what a checkpoint saves.
     /// The `bias` triangle is a buffer, not a parameter, and is not among them.
     #[must_use]

@@ -4,7 +4,7 @@
 //! before it goes through it. Dropout draws the same masks again. Memory for activations falls from that of L
 //! blocks to that of one and L inputs; the blocks' forward passes are paid for twice.
 
-use crate::training::{Training, add_gradients, cross_entropy};
+use crate::training::{Training, add_gradients};
 use crate::{BlockArgs, Gpt2LMHeadModel};
 use candle_core::backprop::GradStore;
 use candle_core::{Module, Result, Tensor, Var};
@@ -12,7 +12,7 @@ use candle_nn::VarMap;
 
 impl Gpt2LMHeadModel {
     /// The mean cross-entropy of predicting `targets` and its gradients for `variables`, each block run twice.
-    /// The same numbers as [`cross_entropy`] and `backward` on one forward pass.
+    /// The same numbers as [`loss`](Self::loss) and `backward`.
     ///
     /// # Shapes
     /// `input_ids` (B, T), `targets` (B, T): the token that follows each
@@ -39,8 +39,7 @@ impl Gpt2LMHeadModel {
         let last = Var::from_tensor(&x)?;
         let (loss, mut gradients) = {
             let normed = model.ln_f.forward(&last)?;
-            let logits = gpt2_kernels::linear_transposed(&normed, &self.lm_head)?; // (B, T, V)
-            let loss = cross_entropy(&logits, targets)?;
+            let loss = gpt2_kernels::linear_cross_entropy(&normed, &self.lm_head, targets)?;
             (loss.to_scalar::<f32>()?, loss.backward()?)
         };
         let mut grad = taken(&mut gradients, &last)?;

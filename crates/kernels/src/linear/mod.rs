@@ -8,7 +8,9 @@
 
 mod few_rows;
 
+use crate::columns::column_sums;
 use crate::element::{Element, Widen};
+use crate::product::{Matrix, multiply};
 use crate::vector::{CHUNK, chunked, contiguous};
 use candle_core::{CpuStorage, CustomOp2, CustomOp3, D, DType, Layout, Result, Shape, Tensor, WithDType};
 use few_rows::FEW_ROWS;
@@ -207,35 +209,9 @@ fn add_product<E: Element>(x: &[f32], weight: Weight<E>, out: &mut [f32]) {
     if rows <= FEW_ROWS {
         return few_rows::add_product(x, weight, out);
     }
-    let (data, weight_stride) = weight.in_f32();
-    assert!(data.len() >= (depth - 1) * weight_stride + width);
-    let stride = |n: usize| isize::try_from(n).unwrap_or(isize::MAX);
-    #[allow(unsafe_code)]
-    // SAFETY: `out`, `x` and `data` hold the rows asserted above, and the strides of slices fit an isize.
-    // `out` is borrowed mutably, so it overlaps neither.
-    unsafe {
-        gemm::gemm(
-            rows,
-            width,
-            depth,
-            out.as_mut_ptr(),
-            1,
-            stride(width),
-            true,
-            x.as_ptr(),
-            1,
-            stride(depth),
-            data.as_ptr(),
-            1,
-            stride(weight_stride),
-            1.0,
-            1.0,
-            false,
-            false,
-            false,
-            gemm::Parallelism::Rayon(rayon::current_num_threads()),
-        );
-    }
+    let (data, row) = weight.in_f32();
+    let weight = Matrix { data: &data, row, column: 1 };
+    multiply(out, true, (rows, depth, width), Matrix::rows(x, depth), weight);
 }
 
 /// Runs `$body` with `$E` as the type of a storage's numbers.
@@ -290,7 +266,7 @@ impl CustomOp3 for Linear {
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
         // Detached: what a gradient is made of is not kept for a gradient of its own.
         let (x, weight, grad) = (x.detach(), weight.detach().contiguous()?, grad.detach().contiguous()?);
-        Ok((Some(grad.matmul(&weight.t()?)?), Some(x.t()?.matmul(&grad)?), Some(grad.sum(0)?)))
+        Ok((Some(grad.matmul(&weight.t()?)?), Some(x.t()?.matmul(&grad)?), Some(column_sums(&grad)?)))
     }
 }
 

@@ -67,7 +67,8 @@ pub fn loss_curve(title: &str, training: &[(u64, f32)], validation: &[(u64, f32)
             .y_desc("loss, nats a token")
             .draw()?;
 
-        let range = |g: &Group| PathElement::new([(g.step, g.lowest), (g.step, g.highest)], TRAINING.mix(0.25));
+        let range =
+            |g: &Group| PathElement::new([(g.step, g.lowest), (g.step, g.highest)], TRAINING.mix(0.25));
         chart.draw_series(groups.iter().filter(|g| g.lowest < g.highest).map(range))?;
         let swatch = |colour: RGBColor| {
             move |(x, y)| PathElement::new([(x, y), (x + 24, y)], ShapeStyle::from(colour).stroke_width(3))
@@ -116,12 +117,53 @@ struct Group {
 
 impl Group {
     fn of(points: &[(f64, f64)]) -> Self {
-        let mean = |values: &dyn Fn(&(f64, f64)) -> f64| points.iter().map(values).sum::<f64>() / points.len() as f64;
+        let mean = |values: &dyn Fn(&(f64, f64)) -> f64| {
+            points.iter().map(values).sum::<f64>() / points.len() as f64
+        };
         Self {
             step: mean(&|p| p.0),
             mean: mean(&|p| p.1),
             lowest: points.iter().map(|p| p.1).fold(f64::INFINITY, f64::min),
             highest: points.iter().map(|p| p.1).fold(f64::NEG_INFINITY, f64::max),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How many pixels have this colour.
+    fn count(file: &[u8], colour: RGBColor) -> usize {
+        let mut reader = png::Decoder::new(std::io::Cursor::new(file)).read_info().expect("a PNG");
+        let mut pixels = vec![0; reader.output_buffer_size().expect("a size")];
+        let info = reader.next_frame(&mut pixels).expect("its pixels");
+        assert_eq!((info.width, info.height, info.color_type), (SIZE.0, SIZE.1, png::ColorType::Rgb));
+        pixels.chunks_exact(3).filter(|p| *p == [colour.0, colour.1, colour.2]).count()
+    }
+
+    #[test]
+    fn both_losses_are_drawn() -> Result<()> {
+        let training: Vec<(u64, f32)> = (1..=100).map(|i| (i, 5.0 - 0.03 * i as f32)).collect();
+        let validation = [(50, 4.0), (100, f32::NAN)];
+        let file = loss_curve("a run", &training, &validation)?;
+        let (train, val) = (count(&file, TRAINING), count(&file, VALIDATION));
+        assert!(train > 1000 && val > 50 && train > val, "{train} and {val} pixels");
+        // Without the one, its colour is gone.
+        assert_eq!(count(&loss_curve("a run", &training, &[])?, VALIDATION), 0);
+        assert_eq!(count(&loss_curve("a run", &[], &validation)?, TRAINING), 0);
+        assert_eq!(file, loss_curve("a run", &training, &validation)?);
+        Ok(())
+    }
+
+    #[test]
+    fn short_long_and_wild_runs_are_drawn() -> Result<()> {
+        let wild = [(1, f32::INFINITY), (2, f32::NAN), (3, 1e30), (4, 0.0)];
+        let long: Vec<(u64, f32)> = (0..100_000).map(|i| (i, (i % 7) as f32)).collect();
+        for training in [&[(1, 2.5)][..], &wild, &long] {
+            assert!(count(&loss_curve("", training, &[])?, TRAINING) > 20, "{} steps", training.len());
+        }
+        assert!(loss_curve("", &wild[..2], &[]).unwrap_err().to_string().contains("none of the losses"));
+        Ok(())
     }
 }

@@ -14,8 +14,8 @@ use candle_nn::{VarBuilder, VarMap};
 use data::{Data, batch};
 use gpt2_loader::{Checkpoint, SaveOptions, Tokenizer};
 use gpt2_model::config::TokenIds;
-use gpt2_model::training::{AdamW, AdamWParams, CosineSchedule, Training, add_gradients, cross_entropy};
-use gpt2_model::{Config, ForwardArgs, Gpt2LMHeadModel, init};
+use gpt2_model::training::{AdamW, AdamWParams, CosineSchedule, Training, add_gradients};
+use gpt2_model::{Config, Gpt2LMHeadModel, init};
 use history::History;
 use indicatif::{ProgressBar, ProgressStyle};
 use metrics::{Metrics, Row};
@@ -309,8 +309,7 @@ impl<'a> Trainer<'a> {
         if self.args.recompute {
             return self.model.recomputed_gradients(inputs, targets, training, &self.variables);
         }
-        let output = self.model.forward(inputs, ForwardArgs { training, ..Default::default() })?;
-        let loss = cross_entropy(&output.logits, targets)?;
+        let loss = self.model.loss(inputs, targets, training)?;
         Ok((loss.to_scalar()?, loss.backward()?))
     }
 
@@ -328,8 +327,8 @@ impl<'a> Trainer<'a> {
         let mut sum = 0.0;
         for rows in starts.chunks(self.args.batch.into()) {
             let (inputs, targets) = batch(&data.val, rows, t, &self.device)?;
-            let logits = model.forward(&inputs, ForwardArgs::default())?.logits;
-            sum += f64::from(cross_entropy(&logits, &targets)?.to_scalar::<f32>()?) * rows.len() as f64;
+            let loss = model.loss(&inputs, &targets, None)?;
+            sum += f64::from(loss.to_scalar::<f32>()?) * rows.len() as f64;
         }
         Ok(sum / starts.len() as f64)
     }

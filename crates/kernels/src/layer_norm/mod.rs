@@ -2,6 +2,8 @@
 //!
 //! `y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias`, with the biased variance, as PyTorch has it.
 
+mod backward;
+
 use crate::vector::{chunked, contiguous};
 use candle_core::{CpuStorage, CustomOp3, D, DType, Layout, Result, Shape, Tensor};
 use pulp::{Arch, Simd, WithSimd};
@@ -80,8 +82,6 @@ impl CustomOp3 for LayerNorm {
         Ok((CpuStorage::F32(out), x_layout.shape().clone()))
     }
 
-    /// With x̂ the normalised row, σ its deviation and h = g·weight: `dx = (h - mean(h) - x̂·mean(h·x̂)) / σ`,
-    /// and the sums of `g·x̂` and of `g` over the rows for weight and bias.
     fn bwd(
         &self,
         x: &Tensor,
@@ -93,14 +93,9 @@ impl CustomOp3 for LayerNorm {
         let width = weight.elem_count();
         let rows = (x.elem_count() / width, width);
         // Detached: what a gradient is made of is not kept for a gradient of its own.
-        let (flat, grad) = (x.detach().reshape(rows)?, grad.detach().reshape(rows)?);
-        let (centred, deviation) = centre(&flat, self.eps)?; // (rows, C), (rows, 1)
-        let unit = centred.broadcast_div(&deviation)?;
-        let d_weight = (&grad * &unit)?.sum(0)?;
-        let h = grad.broadcast_mul(&weight.detach())?;
-        let along = unit.broadcast_mul(&(&h * &unit)?.mean_keepdim(D::Minus1)?)?;
-        let dx = (h.broadcast_sub(&h.mean_keepdim(D::Minus1)?)? - along)?.broadcast_div(&deviation)?;
-        Ok((Some(dx.reshape(x.shape())?), Some(d_weight), Some(grad.sum(0)?)))
+        let (flat, grad) = (x.detach().reshape(rows)?, grad.detach().contiguous()?.reshape(rows)?);
+        let [dx, d_weight, d_bias] = backward::gradients(&flat, &weight.detach(), &grad, self.eps)?;
+        Ok((Some(dx.reshape(x.shape())?), Some(d_weight), Some(d_bias)))
     }
 }
 

@@ -3,6 +3,10 @@
 //! Its gradient is `(softmax(logits) - onehot(target)) / rows`, computed from the logits again: beside the
 //! logits themselves, which for a language model are large, nothing of their size is kept.
 
+mod linear;
+
+pub use linear::linear_cross_entropy;
+
 use crate::vector::{contiguous, exp2};
 use candle_core::{CpuStorage, CustomOp2, D, DType, Layout, Result, Shape, Tensor};
 use pulp::{Arch, Simd, WithSimd};
@@ -12,29 +16,53 @@ use std::sync::OnceLock;
 /// The mean cross-entropy in nats; differentiable.
 ///
 /// # Shapes
-/// `logits` (N, V), f32 or f64; `targets` (N), u32, each below V -> scalar
+/// `logits` (N, V), f32 or f64; `targets` (N), integers below V -> scalar
 ///
 /// # Errors
 /// When the shapes do not fit each other, or a target is not below V.
 pub fn cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
     let (n, v) = logits.dims2()?;
-    if targets.dims() != [n] || n == 0 {
-        candle_core::bail!(
-            "cross-entropy: logits {:?} need [{n}] targets, got {:?}",
-            logits.dims(),
-            targets.dims()
-        )
-    }
-    let targets = targets.to_dtype(DType::U32)?;
-    let highest = targets.max(0)?.to_scalar::<u32>()?;
-    if highest as usize >= v {
-        candle_core::bail!("cross-entropy: target {highest} is not below the {v} columns of the logits")
-    }
+    let targets = check_targets(targets, n, v)?;
     if logits.device().is_cpu() && logits.dtype() == DType::F32 {
         return logits.contiguous()?.apply_op2(&targets, CrossEntropy { log_sums: OnceLock::new() });
     }
     let log_probs = candle_nn::ops::log_softmax(logits, D::Minus1)?;
     log_probs.gather(&targets.unsqueeze(1)?, 1)?.mean_all()?.neg()
+}
+
+/// The targets of `n` rows of `v` logits as contiguous u32; refuses what is no column.
+fn check_targets(targets: &Tensor, n: usize, v: usize) -> Result<Tensor> {
+    if targets.dims() != [n] || n == 0 || targets.dtype().is_float() {
+        candle_core::bail!(
+            "cross-entropy: {n} rows of logits need [{n}] integers as targets, got {:?} {:?}",
+            targets.dtype(),
+            targets.dims()
+        )
+    }
+    let wide = targets.to_dtype(DType::I64)?.to_vec1::<i64>()?;
+    if let Some(target) = wide.iter().find(|&&target| usize::try_from(target).map_or(true, |t| t >= v)) {
+        candle_core::bail!("cross-entropy: target {target} is not one of the {v} columns of the logits")
+    }
+    targets.to_dtype(DType::U32)?.contiguous()
+}
+
+/// The sum of the rows' losses, in order, whatever the number of threads.
+fn losses(logits: &[f32], targets: &[u32], log_sums: &[LogSum]) -> f64 {
+    let rows = logits.chunks_exact(logits.len() / targets.len()).zip(targets);
+    let loss = |((row, target), sum): ((&[f32], &u32), &LogSum)| {
+        let below = f64::from(sum.max) - f64::from(row[*target as usize]);
+        below + f64::from(sum.log2) * std::f64::consts::LN_2
+    };
+    rows.zip(log_sums).map(loss).sum()
+}
+
+/// `out = factor · (softmax(logits) - onehot(target))` for each row
+fn gradients(logits: &[f32], targets: &[u32], log_sums: &[LogSum], factor: f32, out: &mut [f32]) {
+    let (arch, v) = (Arch::new(), logits.len() / targets.len());
+    out.par_chunks_mut(v).zip(logits.par_chunks(v)).enumerate().for_each(|(i, (out, row))| {
+        arch.dispatch(Softmax { row, sum: log_sums[i], factor, out: &mut *out });
+        out[targets[i] as usize] -= factor;
+    });
 }
 
 struct CrossEntropy {
@@ -58,12 +86,7 @@ impl CustomOp2 for CrossEntropy {
         let targets = contiguous::<u32>(targets, targets_layout)?;
         let arch = Arch::new();
         let log_sums: Vec<LogSum> = logits.par_chunks(v).map(|row| arch.dispatch(Row(row))).collect();
-        let loss = |(i, (row, sum)): (usize, (&[f32], &LogSum))| {
-            let below = f64::from(sum.max) - f64::from(row[targets[i] as usize]);
-            below + f64::from(sum.log2) * std::f64::consts::LN_2
-        };
-        // In order, whatever the number of threads.
-        let sum: f64 = logits.chunks_exact(v).zip(&log_sums).enumerate().map(loss).sum();
+        let sum = losses(logits, targets, &log_sums);
         #[allow(clippy::cast_possible_truncation)] // the loss of f32 logits
         let mean = (sum / log_sums.len() as f64) as f32;
         let _ = self.log_sums.set(log_sums);
@@ -103,14 +126,10 @@ impl CustomOp2 for Gradient<'_> {
         targets: &CpuStorage,
         targets_layout: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
-        let (logits, v) = (contiguous::<f32>(logits, layout)?, layout.dims()[1]);
+        let logits = contiguous::<f32>(logits, layout)?;
         let targets = contiguous::<u32>(targets, targets_layout)?;
-        let arch = Arch::new();
         let mut out = vec![0f32; logits.len()];
-        out.par_chunks_mut(v).zip(logits.par_chunks(v)).enumerate().for_each(|(i, (out, row))| {
-            arch.dispatch(Softmax { row, sum: self.log_sums[i], factor: self.factor, out: &mut *out });
-            out[targets[i] as usize] -= self.factor;
-        });
+        gradients(logits, targets, self.log_sums, self.factor, &mut out);
         Ok((CpuStorage::F32(out), layout.shape().clone()))
     }
 }
@@ -207,7 +226,7 @@ mod tests {
     fn a_target_that_is_no_column_is_refused() -> Result<()> {
         let logits = Tensor::zeros((2, 5), DType::F32, &Device::Cpu)?;
         let error = cross_entropy(&logits, &Tensor::new(&[1u32, 5], &Device::Cpu)?).unwrap_err().to_string();
-        assert!(error.contains("target 5 is not below the 5"), "{error}");
+        assert!(error.contains("target 5 is not one of the 5"), "{error}");
         assert!(cross_entropy(&logits, &Tensor::new(&[1u32], &Device::Cpu)?).is_err());
         Ok(())
     }

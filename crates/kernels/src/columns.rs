@@ -1,0 +1,74 @@
+//! Sums over the rows of a matrix: the gradient of whatever was added to each row.
+
+use crate::vector::contiguous;
+use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor};
+use pulp::Arch;
+use rayon::prelude::*;
+
+/// Rows that are summed one by one, before these sums are: errors grow with the depth of both, not with the
+/// number of rows, and the result is the same for any number of threads.
+pub(crate) const ROWS: usize = 32;
+
+/// (rows, N) -> (N). Candle's own sum walks f32 on the CPU number by number, on one thread.
+pub(crate) fn column_sums(x: &Tensor) -> Result<Tensor> {
+    if x.device().is_cpu() && x.dtype() == DType::F32 && x.elem_count() > 0 {
+        return x.detach().contiguous()?.apply_op1_no_bwd(&ColumnSums);
+    }
+    x.sum(0)
+}
+
+struct ColumnSums;
+
+impl CustomOp1 for ColumnSums {
+    fn name(&self) -> &'static str {
+        "column-sums"
+    }
+
+    fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let (_, width) = layout.shape().dims2()?;
+        let x = contiguous::<f32>(x, layout)?;
+        let arch = Arch::new();
+        let partial = x.par_chunks(ROWS * width).map(|rows| {
+            let mut sums = vec![0f32; width];
+            arch.dispatch(|| rows.chunks_exact(width).for_each(|row| add(&mut sums, row)));
+            sums
+        });
+        Ok((CpuStorage::F32(total(partial.collect(), width)), Shape::from(width)))
+    }
+}
+
+/// `sums += row`
+#[inline(always)]
+pub(crate) fn add(sums: &mut [f32], row: &[f32]) {
+    for (sum, x) in sums.iter_mut().zip(row) {
+        *sum += x;
+    }
+}
+
+/// The sum of vectors of `width` numbers, in order.
+pub(crate) fn total(parts: Vec<Vec<f32>>, width: usize) -> Vec<f32> {
+    let mut sums = vec![0f32; width];
+    parts.iter().for_each(|part| add(&mut sums, part));
+    sums
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use candle_core::Device;
+
+    #[test]
+    fn the_sums_are_those_of_f64() -> Result<()> {
+        for (rows, width) in [(1, 1), (3, 5), (32, 7), (33, 16), (200, 100)] {
+            let x = Tensor::randn(1f32, 1., (rows, width), &Device::Cpu)?;
+            let expected = x.to_dtype(DType::F64)?.sum(0)?.to_vec1::<f64>()?;
+            for (sum, expected) in column_sums(&x)?.to_vec1::<f32>()?.iter().zip(&expected) {
+                assert!((f64::from(*sum) - expected).abs() <= 1e-5 * rows as f64, "{sum}, not {expected}");
+            }
+            let turned = column_sums(&x.t()?)?.to_vec1::<f32>()?;
+            assert_eq!(turned, column_sums(&x.t()?.contiguous()?)?.to_vec1::<f32>()?);
+            assert_eq!(turned.len(), rows);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,57 @@
+//! Matrix products of f32 slices on the CPU, through the `gemm` crate that Candle uses.
+
+/// A matrix in a slice: its rows lie `row` numbers apart, the numbers of a row `column`.
+#[derive(Clone, Copy)]
+pub(crate) struct Matrix<'a> {
+    pub(crate) data: &'a [f32],
+    pub(crate) row: usize,
+    pub(crate) column: usize,
+}
+
+impl<'a> Matrix<'a> {
+    /// Rows of `width` numbers, one after the other.
+    pub(crate) fn rows(data: &'a [f32], width: usize) -> Self {
+        Self { data, row: width, column: 1 }
+    }
+
+    /// The transpose.
+    pub(crate) fn t(self) -> Self {
+        Self { row: self.column, column: self.row, ..self }
+    }
+
+    fn holds(&self, rows: usize, columns: usize) -> bool {
+        rows * columns == 0 || (rows - 1) * self.row + (columns - 1) * self.column < self.data.len()
+    }
+}
+
+/// `out += a·b`, or `out = a·b` where `onto` is false: `out` (m, n) row by row, `a` (m, k), `b` (k, n).
+pub(crate) fn multiply(out: &mut [f32], onto: bool, (m, k, n): (usize, usize, usize), a: Matrix, b: Matrix) {
+    assert!(out.len() == m * n && a.holds(m, k) && b.holds(k, n));
+    let stride = |n: usize| isize::try_from(n).unwrap_or(isize::MAX);
+    #[allow(unsafe_code)]
+    // SAFETY: the slices hold the matrices, as asserted above, and the strides of slices fit an isize. `out` is
+    // borrowed mutably, so it overlaps neither.
+    unsafe {
+        gemm::gemm(
+            m,
+            n,
+            k,
+            out.as_mut_ptr(),
+            1,
+            stride(n),
+            onto,
+            a.data.as_ptr(),
+            stride(a.column),
+            stride(a.row),
+            b.data.as_ptr(),
+            stride(b.column),
+            stride(b.row),
+            1.0,
+            1.0,
+            false,
+            false,
+            false,
+            gemm::Parallelism::Rayon(rayon::current_num_threads()),
+        );
+    }
+}
