@@ -1,7 +1,7 @@
 //! `gpt2 train`: a folder that every other subcommand takes, the same for the same seed.
 
 use super::{Run, command, gpt2, json};
-use crate::checkpoint::{Folder, assert_says, read};
+use crate::checkpoint::{Folder, Raw, assert_says, read, serialized};
 use crate::common::Result;
 use gpt2_loader::{Checkpoint, Source, Tokenizer};
 use safetensors::Dtype;
@@ -218,6 +218,17 @@ fn a_model_is_trained_further() -> Result {
     };
     assert!(perplexity(&out)? < perplexity(&first)?, "{} {}", perplexity(&out)?, perplexity(&first)?);
     gpt2(&[&args[..], &["--overwrite", "--window", "17"]].concat())?.refused(1, &["--window is 17", "16"]);
+
+    // A head of its own is learnt, too, though the config calls the two tied.
+    let weights = folder.file("first").join("model.safetensors");
+    let mut tensors = read(&weights)?;
+    let wte = tensors.keys().find(|name| name.ends_with("wte.weight")).ok_or("an embedding")?;
+    let head = Raw { data: vec![0; tensors[wte].data.len()], ..tensors[wte].clone() };
+    tensors.insert("lm_head.weight".into(), head);
+    std::fs::write(&weights, serialized(&tensors)?)?;
+    gpt2(&[&args[..], &more, &["--overwrite"]].concat())?.succeeded();
+    let trained = read(&folder.file("second").join("model.safetensors"))?;
+    assert!(trained["lm_head.weight"].data.iter().any(|byte| *byte != 0), "the head learnt nothing");
     Ok(())
 }
 

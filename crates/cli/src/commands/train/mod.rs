@@ -167,16 +167,20 @@ impl<'a> Trainer<'a> {
         checkpoint: Option<&Checkpoint>,
         device: Device,
     ) -> anyhow::Result<Self> {
+        let loaded = checkpoint.map(|c| c.load_model(DType::F32, &device)).transpose()?;
+        // A head that differs from the embedding is learnt apart, whatever the checkpoint's config says.
+        let tied = config.tie_word_embeddings && loaded.as_ref().is_none_or(Gpt2LMHeadModel::is_tied);
+        let config = Config { tie_word_embeddings: tied, ..config.clone() };
         let mut variables = VarMap::new();
         let vb = init::seeded_variables(args.run.seed, &variables, DType::F32, &device);
-        let model = Gpt2LMHeadModel::load(vb, config)?;
-        match checkpoint {
-            Some(checkpoint) => {
-                for (name, tensor) in checkpoint.load_model(DType::F32, &device)?.named_parameters() {
+        let model = Gpt2LMHeadModel::load(vb, &config)?;
+        match loaded {
+            Some(loaded) => {
+                for (name, tensor) in loaded.named_parameters() {
                     variables.set_one(&name, tensor)?;
                 }
             }
-            None => variables.set_one("wpe.weight", init::sinusoids(config, DType::F32, &device)?)?,
+            None => variables.set_one("wpe.weight", init::sinusoids(&config, DType::F32, &device)?)?,
         }
         let params = AdamWParams {
             beta2: 0.99,
