@@ -1,5 +1,6 @@
 //! One integration binary over all crates, one module a subject.
 
+mod analysis;
 mod cache;
 mod causality;
 mod checkpoint;

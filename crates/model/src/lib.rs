@@ -27,6 +27,7 @@
 //! | S | key length, cache included | | V | `vocab_size` |
 //! | C | `n_embd` | | L, N | `n_layer`, `n_positions` |
 
+pub mod analysis;
 pub mod attention;
 pub mod block;
 pub mod cache;

@@ -23,7 +23,8 @@
 //! | `terminal` | [`Style`], and the escape sequences that colour a cell |
 //! | `palette` | the colours of weights |
 //! | `triangle` | weights as rows of numbers without the hidden keys |
-//! | `png` | [`loss_curve`]: a training run as a picture |
+//! | `png` | [`head_png`], [`HeadGrid`]: one head or all as a picture; [`loss_curve`]: a training run |
+//! | `lines` | [`write_json_lines`], and [`write_square_json`] for BertViz and CircuitsVis |
 //! | `export` | [`write_safetensors`] and [`AttentionJson`] |
 //!
 //! ```
@@ -42,6 +43,7 @@
 
 mod export;
 mod heatmap;
+mod lines;
 mod overview;
 mod palette;
 mod png;
@@ -54,8 +56,9 @@ mod window;
 
 pub use export::{AttentionJson, HeadJson, LayerJson, write_safetensors};
 pub use heatmap::heatmap;
+pub use lines::{write_json_lines, write_square_json};
 pub use overview::overview;
-pub use png::loss_curve;
+pub use png::{HeadGrid, head_png, loss_curve};
 pub use summary::{FOCUS_THRESHOLD, Focus, HeadSummary, summarize};
 pub use table::Table;
 pub use terminal::{Colour, MIN_WIDTH, Style};

@@ -135,11 +135,10 @@ mod tests {
 
     /// How many pixels have this colour.
     fn count(file: &[u8], colour: RGBColor) -> usize {
-        let mut reader = png::Decoder::new(std::io::Cursor::new(file)).read_info().expect("a PNG");
-        let mut pixels = vec![0; reader.output_buffer_size().expect("a size")];
-        let info = reader.next_frame(&mut pixels).expect("its pixels");
-        assert_eq!((info.width, info.height, info.color_type), (SIZE.0, SIZE.1, png::ColorType::Rgb));
-        pixels.chunks_exact(3).filter(|p| *p == [colour.0, colour.1, colour.2]).count()
+        let picture = crate::png::tests::decode(file);
+        assert_eq!((picture.width, picture.height), (1200, 700));
+        let places = (0..picture.height).flat_map(|y| (0..picture.width).map(move |x| (x, y)));
+        places.filter(|&(x, y)| (picture.pixels)(x, y) == (colour.0, colour.1, colour.2)).count()
     }
 
     #[test]

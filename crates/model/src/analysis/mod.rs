@@ -1,0 +1,15 @@
+//! Known ways to ask what attention does, each with its paper.
+//!
+//! | function | question |
+//! |---|---|
+//! | [`attention_rollout`] | which input tokens reach a position through all layers |
+//! | [`head_scores`] | which heads look at the token before, at a repetition, or behind it |
+//! | [`logit_lens`] | what the model would predict after each block |
+
+mod head_scores;
+mod logit_lens;
+mod rollout;
+
+pub use head_scores::{HeadScores, head_scores};
+pub use logit_lens::logit_lens;
+pub use rollout::attention_rollout;

@@ -1,0 +1,73 @@
+//! Attention rollout (Abnar & Zuidema 2020, "Quantifying Attention Flow in Transformers", §3).
+
+use candle_core::{D, DType, Result, Tensor};
+
+/// How much of each input token is in each position after every layer, if attention were all that moved anything: the
+/// product of the layers' matrices `(A + I) / 2`, where A is the mean over the heads and I stands for the residual
+/// stream.
+///
+/// # Shapes
+/// each of `attentions` (B, H, T, T), as [`ForwardArgs::output_attentions`] gives them -> L tensors (B, T, T): row i of
+/// the l-th is position i after block l, and its numbers sum to 1
+///
+/// [`ForwardArgs::output_attentions`]: crate::ForwardArgs::output_attentions
+///
+/// # Errors
+/// When a layer is not square or of another shape than the first.
+pub fn attention_rollout(attentions: &[Tensor]) -> Result<Vec<Tensor>> {
+    let mut rollout: Vec<Tensor> = vec![];
+    for weights in attentions {
+        let (_, _, t, s) = weights.dims4()?;
+        if t != s {
+            candle_core::bail!(
+                "attention rollout: weights {:?} come from a cache, expected T x T",
+                weights.dims()
+            )
+        }
+        let mean = weights.to_dtype(DType::F32)?.mean(1)?; // (B, T, T)
+        let mixed = ((mean.broadcast_add(&Tensor::eye(t, DType::F32, weights.device())?))? * 0.5)?;
+        // Rows of padding attend to nothing: theirs sum to a half.
+        let mixed = mixed.broadcast_div(&mixed.sum_keepdim(D::Minus1)?)?;
+        let next = match rollout.last() {
+            Some(before) => mixed.matmul(before)?,
+            None => mixed,
+        };
+        rollout.push(next);
+    }
+    Ok(rollout)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use candle_core::Device;
+
+    #[test]
+    fn it_is_the_product_of_the_layers() -> Result<()> {
+        let layer = |w: f32| {
+            Tensor::new(&[[1f32, 0., 0.], [w, 1. - w, 0.], [0.2, 0.3, 0.5]], &Device::Cpu)?
+                .reshape((1, 1, 3, 3))
+        };
+        let other = Tensor::new(&[[1f32, 0., 0.], [1., 0., 0.], [0., 1., 0.]], &Device::Cpu)?
+            .reshape((1, 1, 3, 3))?;
+        let two_heads = Tensor::cat(&[layer(0.5)?, other], 1)?; // (1, 2, 3, 3)
+        let rollout = attention_rollout(&[two_heads, layer(0.25)?])?;
+        // By hand: the first layer's mean and its rows with the residual.
+        let first = [[1.0f32, 0.0, 0.0], [0.375, 0.625, 0.0], [0.05, 0.325, 0.625]];
+        let mixed = [[1.0f32, 0.0, 0.0], [0.125, 0.875, 0.0], [0.1, 0.15, 0.75]];
+        let mut product = [[0.0f32; 3]; 3];
+        for i in 0..3 {
+            for j in 0..3 {
+                product[i][j] = (0..3).map(|k| mixed[i][k] * first[k][j]).sum();
+            }
+        }
+        for (got, expected) in [(&rollout[0], first), (&rollout[1], product)] {
+            let got = got.squeeze(0)?.to_vec2::<f32>()?;
+            for (got, expected) in got.iter().flatten().zip(expected.iter().flatten()) {
+                assert!((got - expected).abs() < 1e-6, "{got}, not {expected}");
+            }
+        }
+        assert!(attention_rollout(&[Tensor::zeros((1, 1, 1, 3), DType::F32, &Device::Cpu)?]).is_err());
+        Ok(())
+    }
+}

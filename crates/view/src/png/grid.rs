@@ -1,0 +1,168 @@
+//! All heads as small heat maps: a layer a row, a head a column.
+
+use super::{FONT, INK, bitmap, checked_size, draw};
+use crate::palette::{level, rgb};
+use crate::text::{fit, visible_text};
+use crate::triangle::lower_triangle;
+use candle_core::{Result, Tensor};
+use plotters::prelude::{IntoFont, Text};
+use plotters::style::TextStyle;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
+
+/// The side of a head's picture, in pixels.
+const SIDE: usize = 120;
+const GAP: usize = 8;
+const LEFT: usize = 90;
+const TOP: usize = 90;
+
+/// All heads of a model as one PNG, taken a layer at a time, so that no more than one layer's weights need to be
+/// there.
+///
+/// Each head is a square from the first query and key at its top left; where a pixel stands for several weights, its
+/// colour is the mean of theirs. Colours as in [`head_png`](super::head_png).
+#[derive(Debug, Default)]
+pub struct HeadGrid {
+    rows: Vec<(usize, Vec<Cell>)>,
+}
+
+#[derive(Debug)]
+struct Cell {
+    head: usize,
+    /// RGB, (SIDE, SIDE)
+    picture: Vec<u8>,
+}
+
+impl HeadGrid {
+    /// Adds a row.
+    ///
+    /// # Shapes
+    /// `weights` (H, T, S), `heads` the indices of these H heads in the model
+    ///
+    /// # Errors
+    /// When `heads` are not as many as `weights` holds, and for weights without a query or with more queries than keys.
+    pub fn add(&mut self, layer: usize, heads: &[usize], weights: &Tensor) -> Result<()> {
+        if weights.dims().first() != Some(&heads.len()) {
+            candle_core::bail!(
+                "head grid: weights of layer {layer} have shape {:?}, with {} heads named",
+                weights.dims(),
+                heads.len()
+            )
+        }
+        let cell = |(i, &head)| Ok(Cell { head, picture: thumbnail(&weights.get(i)?)? });
+        self.rows.push((layer, heads.iter().enumerate().map(cell).collect::<Result<_>>()?));
+        Ok(())
+    }
+
+    /// The picture, as the bytes of a file.
+    ///
+    /// # Errors
+    /// When there is no head, or the picture cannot be drawn.
+    pub fn finish(&self, title: &str) -> Result<Vec<u8>> {
+        let columns = self.rows.iter().map(|(_, cells)| cells.len()).max().unwrap_or(0);
+        if columns == 0 {
+            candle_core::bail!("head grid: there is no head to draw")
+        }
+        let place = |n: usize, from: usize| i32::try_from(from + n * (SIDE + GAP)).unwrap_or(i32::MAX);
+        let size = checked_size(place(columns, LEFT).max(600), place(self.rows.len(), TOP))?;
+        draw(size, |area| {
+            let text = |size: i32| TextStyle::from((FONT, size).into_font()).color(&INK);
+            area.draw(&Text::new(fit(&visible_text(title), 70), (16, 16), text(22)))?;
+            let middle = i32::try_from(SIDE / 2).unwrap_or_default();
+            let side = text(16).pos(Pos::new(HPos::Right, VPos::Center));
+            let top = text(16).pos(Pos::new(HPos::Center, VPos::Bottom));
+            for (row, (layer, cells)) in self.rows.iter().enumerate() {
+                let y = place(row, TOP);
+                let label =
+                    Text::new(format!("layer {layer}"), (place(0, LEFT) - 8, y + middle), side.clone());
+                area.draw(&label)?;
+                for (column, cell) in cells.iter().enumerate() {
+                    let x = place(column, LEFT);
+                    if row == 0 {
+                        let label =
+                            Text::new(format!("head {}", cell.head), (x + middle, y - 6), top.clone());
+                        area.draw(&label)?;
+                    }
+                    bitmap(area, (x, y), (SIDE, SIDE), 1, &cell.picture)?;
+                }
+            }
+            Ok(())
+        })
+    }
+}
+
+/// A head in SIDE by SIDE pixels: each the mean level of the weights that it covers, or part of one's square.
+fn thumbnail(weights: &Tensor) -> Result<Vec<u8>> {
+    let rows = lower_triangle::<f32>(weights, "head grid")?;
+    let (t, s) = weights.dims2()?;
+    let range = |pixel: usize, n: usize| {
+        let start = pixel * n / SIDE;
+        start..((pixel + 1) * n / SIDE).max(start + 1)
+    };
+    let mut picture = Vec::with_capacity(SIDE * SIDE * 3);
+    for y in 0..SIDE {
+        for x in 0..SIDE {
+            let keys = range(x, s);
+            let seen = rows[range(y, t)].iter().flat_map(|row| row.iter().take(keys.end).skip(keys.start));
+            let (mut sum, mut count) = (0.0, 0);
+            for weight in seen {
+                sum += level(*weight).unwrap_or(f32::NAN);
+                count += 1;
+            }
+            let (r, g, b) = match count {
+                0 => (255, 255, 255),
+                _ if sum.is_nan() => (160, 160, 160),
+                _ => rgb(sum / count as f32),
+            };
+            picture.extend([r, g, b]);
+        }
+    }
+    Ok(picture)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::png::tests::decode;
+    use candle_core::Device;
+
+    #[test]
+    fn every_head_is_in_its_place() -> Result<()> {
+        // Head h of layer l puts all on the key 0, 1 or 2 tokens back.
+        let back = |n: usize| {
+            let one = |(i, j): (usize, usize)| if j == i.saturating_sub(n) { 1f32 } else { 0. };
+            Tensor::from_iter((0..16).map(|i| one((i / 4, i % 4))), &Device::Cpu)?.reshape((4, 4))
+        };
+        let mut grid = HeadGrid::default();
+        grid.add(3, &[0, 5], &Tensor::stack(&[back(0)?, back(1)?], 0)?)?;
+        grid.add(4, &[0, 5], &Tensor::stack(&[back(2)?, back(0)?], 0)?)?;
+        let picture = decode(&grid.finish("all heads")?);
+        let cell = |row: usize, column: usize, i: usize, j: usize| {
+            let at = |n: usize, from: usize, k: usize| from + n * (SIDE + GAP) + k * SIDE / 4 + SIDE / 8;
+            (picture.pixels)(at(column, LEFT, j), at(row, TOP, i))
+        };
+        for (row, column, n) in [(0, 0, 0), (0, 1, 1), (1, 0, 2), (1, 1, 0)] {
+            for i in 0..4usize {
+                for j in 0..=i {
+                    let level = if j == i.saturating_sub(n) { 1.0 } else { 0.0 };
+                    assert_eq!(cell(row, column, i, j), rgb(level), "{row} {column} {i} {j}");
+                }
+                assert!((i + 1..4).all(|j| cell(row, column, i, j) == (255, 255, 255)));
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_pixel_of_many_weights_is_their_mean() -> Result<()> {
+        let t = 4 * SIDE;
+        let weights = Tensor::full(0.25f32, (t, t), &Device::Cpu)?;
+        let picture = thumbnail(&weights)?;
+        let pixel = |x: usize, y: usize| &picture[(y * SIDE + x) * 3..][..3];
+        let (r, g, b) = rgb(0.5);
+        assert!(pixel(0, 100) == [r, g, b] && pixel(SIDE - 1, SIDE - 1) == [r, g, b]);
+        assert_eq!(pixel(SIDE - 1, 0), [255; 3]);
+        assert!(HeadGrid::default().finish("").is_err());
+        assert!(HeadGrid::default().add(0, &[1], &Tensor::stack(&[&weights, &weights], 0)?).is_err());
+        Ok(())
+    }
+}
