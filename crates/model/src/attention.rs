@@ -189,6 +189,6 @@ impl CausalSelfAttention {
     }
 
     fn mask<'a>(&'a self, padding: Option<&'a Tensor>) -> CausalMask<'a> {
-        CausalMask { tril: Some(&self.bias), padding }
+        CausalMask { tril: Some(&self.bias), padding, ..CausalMask::default() }
     }
 }

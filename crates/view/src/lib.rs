@@ -53,7 +53,7 @@ mod window;
 pub use export::{AttentionJson, HeadJson, LayerJson, write_safetensors};
 pub use heatmap::heatmap;
 pub use overview::overview;
-pub use summary::{FOCUS_THRESHOLD, Focus, HeadSummary, summarize};
+pub use summary::{FOCUS_THRESHOLD, Focus, HeadSummary, QueryNumbers, summarize};
 pub use table::Table;
 pub use terminal::{Colour, MIN_WIDTH, Style};
 pub use text::{Align, display_width, fit, pad, visible_text, visible_token};
