@@ -10,6 +10,7 @@ mod fused;
 mod fused_backward;
 mod generate;
 mod gradients;
+mod hooks;
 mod hub;
 mod padding;
 mod parity;

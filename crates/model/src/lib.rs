@@ -27,12 +27,14 @@
 //! | S | key length, cache included | | V | `vocab_size` |
 //! | C | `n_embd` | | L, N | `n_layer`, `n_positions` |
 
+pub mod analysis;
 pub mod attention;
 pub mod block;
 pub mod cache;
 pub mod config;
 pub mod conv1d;
 pub mod generation;
+pub mod hooks;
 pub mod init;
 mod layer_norm;
 pub mod mask;
@@ -50,6 +52,7 @@ pub use config::Config;
 pub use conv1d::Conv1D;
 pub use generation::{Generation, Sampling};
 pub use gpt2_kernels::Implementation;
+pub use gpt2_kernels::attention::{Chosen, Summary};
 pub use layer_norm::LayerNorm;
 pub use mlp::Mlp;
-pub use model::{CausalLMOutput, ForwardArgs, Gpt2LMHeadModel, Gpt2Model, ModelOutput};
+pub use model::{CausalLMOutput, ChosenWeights, ForwardArgs, Gpt2LMHeadModel, Gpt2Model, ModelOutput};

@@ -100,8 +100,8 @@ impl Gathered {
     ) {
         if highest > self.best {
             // A whole group is compared without a branch.
-            let holds = |group: &[f32]| group.iter().fold(false, |any, x| any | (*x == highest));
-            let before = scores.chunks(GROUP).take_while(|group| !holds(group)).count() * GROUP;
+            let holders = |group: &[f32]| group.iter().map(|x| u32::from(*x == highest)).sum::<u32>();
+            let before = scores.chunks(GROUP).take_while(|group| holders(group) == 0).count() * GROUP;
             let within = scores[before..].iter().take_while(|x| **x != highest).count();
             (self.best, self.best_key) = (highest, start + before + within);
         }
