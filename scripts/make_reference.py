@@ -213,6 +213,122 @@ def continuation(model: GPT2LMHeadModel, prompt: list[int], repetition_penalty: 
     return {"prompt": prompt, "repetition_penalty": repetition_penalty, "new_ids": new_ids}
 
 
+# --- interventions ------------------------------------------------------------------------
+
+
+def heads_of(context: Tensor, model: GPT2LMHeadModel) -> Tensor:
+    """The input of c_proj, (B, T, C), as z: (B, T, H, D), a view."""
+    return context.view(*context.shape[:2], model.config.n_head, -1)
+
+
+@torch.no_grad()
+def with_z(model: GPT2LMHeadModel, ids: Tensor, change: dict) -> Tensor:
+    """Logits where `change[layer]` has changed that layer's z (B, T, H, D) in place."""
+    handles = []
+    for layer, edit in change.items():
+
+        def pre_hook(_module, inputs, edit=edit):
+            context = inputs[0].clone()
+            edit(heads_of(context, model))
+            return (context,)
+
+        handles.append(model.transformer.h[layer].attn.c_proj.register_forward_pre_hook(pre_hook))
+    logits = model(ids, use_cache=False).logits
+    for handle in handles:
+        handle.remove()
+    return logits
+
+
+@torch.no_grad()
+def z_of(model: GPT2LMHeadModel, ids: Tensor) -> list[Tensor]:
+    """z of every layer, (B, T, H, D)."""
+    found: dict[int, Tensor] = {}
+    edits = {i: (lambda z, i=i: found.__setitem__(i, z.clone())) for i in range(model.config.n_layer)}
+    with_z(model, ids, edits)
+    return [found[i] for i in range(model.config.n_layer)]
+
+
+@torch.no_grad()
+def knocked_out(model: GPT2LMHeadModel, ids: Tensor, pairs: list) -> Tensor:
+    """Logits where each (layer or None, head or None, query, key) has the score -inf."""
+    t, heads = ids.shape[1], model.config.n_head
+    handles = []
+    for layer, block in enumerate(model.transformer.h):
+        mask = torch.full((t, t), -torch.inf).triu(1).expand(1, heads, t, t).clone()  # added to the scores
+        for only_layer, head, query, key in pairs:
+            if only_layer in (None, layer):
+                mask[:, slice(None) if head is None else head, query, key] = -torch.inf
+
+        def pre_hook(_module, inputs, kwargs, mask=mask):
+            assert "attention_mask" in kwargs
+            return inputs, kwargs | {"attention_mask": mask}
+
+        handles.append(block.attn.register_forward_pre_hook(pre_hook, with_kwargs=True))
+    logits = model(ids, use_cache=False).logits
+    for handle in handles:
+        handle.remove()
+    return logits
+
+
+def zero(head: int):
+    return lambda z: z[:, :, head].zero_()
+
+
+def mean(head: int):
+    """The mean over batch and positions."""
+    return lambda z: z[:, :, head].copy_(z[:, :, head].mean((0, 1)).expand_as(z[:, :, head]))
+
+
+@torch.no_grad()
+def direct_logit_attribution(model: GPT2LMHeadModel, ids: Tensor, target: int) -> Tensor:
+    """(L, H): what each head writes into the target's logit at the last position, ln_f's deviation held."""
+    config, ln_f = model.config, model.transformer.ln_f
+    found = []
+    handle = ln_f.register_forward_pre_hook(lambda _module, inputs: found.append(inputs[0]))
+    model(ids, use_cache=False)
+    handle.remove()
+    last = found[0][0, -1]
+    deviation = (last.var(unbiased=False) + config.layer_norm_epsilon).sqrt()
+    shares = []
+    for block, z in zip(model.transformer.h, z_of(model, ids)):
+        w_o = block.attn.c_proj.weight.view(config.n_head, -1, config.n_embd)
+        written = torch.einsum("hd,hdc->hc", z[0, -1], w_o)
+        normed = (written - written.mean(-1, keepdim=True)) / deviation * ln_f.weight
+        shares.append(normed @ model.lm_head.weight[target])
+    return torch.stack(shares)
+
+
+@torch.no_grad()
+def ablation_effects(model: GPT2LMHeadModel, ids: Tensor, target: int, ablation) -> Tensor:
+    """(L, H): the change of the target's log-probability at the end where a head is ablated."""
+    log_prob = lambda logits: logits[0, -1].log_softmax(-1)[target]
+    plain = log_prob(model(ids, use_cache=False).logits)
+    layers, heads = range(model.config.n_layer), range(model.config.n_head)
+    return torch.tensor([[log_prob(with_z(model, ids, {l: ablation(h)})) - plain for h in heads] for l in layers])
+
+
+def write_interventions(folder: Path) -> None:
+    """What changes to heads and attention do to the model of `odd`."""
+    model = GPT2LMHeadModel.from_pretrained(folder, attn_implementation="eager").eval()
+    vocab_size, target = model.config.vocab_size, 17
+    ids, other = (random_ids(seed=500 + i, batch=2, length=9, vocab_size=vocab_size) for i in range(2))
+    other_z = z_of(model, other)
+    tensors = {
+        "input_ids": ids,
+        "other_ids": other,
+        "plain": model(ids, use_cache=False).logits,
+        "zero": with_z(model, ids, {0: zero(1), 1: zero(2)}),
+        "mean": with_z(model, ids, {0: mean(2), 1: mean(0)}),
+        "scale": with_z(model, ids, {0: lambda z: z[:, :, 1].mul_(0.5), 1: lambda z: z[:, :, 0].mul_(-2.0)}),
+        "patch": with_z(model, ids, {0: lambda z: z[:, :, 2].copy_(other_z[0][:, :, 2])}),
+        "knock_out": knocked_out(model, ids, [(None, None, 7, 4), (None, None, 8, 0), (1, 2, 5, 5), (0, None, 3, 1)]),
+        "direct_logit_attribution": direct_logit_attribution(model, ids[:1], target),
+        "zero_effects": ablation_effects(model, ids[:1], target, zero),
+        "mean_effects": ablation_effects(model, ids[:1], target, mean),
+    }
+    save_file({k: v.detach().clone().contiguous() for k, v in tensors.items()}, folder / "interventions.safetensors")
+
+
 # --- the folders --------------------------------------------------------------------------
 
 
@@ -306,6 +422,7 @@ last one that of `ln_f`; `attentions.i` is (B, H, T, T) after softmax.
 |---|---|
 | `odd` | 2 layers, 3 heads, C 48, N 77, V 101. For T in 1, 2, 33, 77: `T33.input_ids` (1, T), `T33.logits`, `T33.hidden_states.i`, `T33.attentions.i` (but no `T77.attentions.1`); for T = 33 also the stages of block 0: `T33.h.0.ln_1`, `.attn.c_attn`, `.attn.context` (input of c_proj), `.attn.c_proj`, `.ln_2`, `.mlp.c_fc`, `.mlp.act`, `.mlp.c_proj`, `T33.h.0` itself, and `T33.ln_f` |
 | `odd/generate.json` | greedy continuations of two prompts, each run alone, 20 new ids, never stopped by an end token; without and with a repetition penalty of 1.3 (which counts the prompt too). Every choice leads by more than 1e-3 |
+| `odd/interventions.safetensors` | `input_ids` and `other_ids` (2, 9); logits (2, 9, V): `plain`; `zero`, heads 0.1 and 1.2 ablated; `mean`, 0.2 and 1.0 replaced by their mean over batch and positions; `scale`, 0.1 by 0.5 and 1.0 by -2; `patch`, 0.2 from the run on `other_ids`; `knock_out`, 7 from 4 and 8 from 0 everywhere, 5 from 5 in head 1.2, 3 from 1 in layer 0. For the first row and token 17 (L, H): `direct_logit_attribution`, `zero_effects`, `mean_effects` |
 | `gelu` `gelu_pytorch_tanh` `relu` `silu` | `activation_function`; these and all below: 2 heads, C 12, `n_inner` 24, N 16, V 31, 2 layers unless said; `input_ids` (2, 9), `logits`, `hidden_states.i`, `attentions.i` |
 | `no_scale` | `scale_attn_weights` false |
 | `inverse_layer` | `scale_attn_by_inverse_layer_idx` true, 3 layers |
@@ -335,6 +452,7 @@ def main() -> None:
     torch.set_num_threads(1)  # the order of a sum must not hang on the machine
     transformers.utils.logging.disable_progress_bar()
     write_odd(out / "odd")
+    write_interventions(out / "odd")
     write_variants(out)
     write_padded(out)
     write_gradients(out / "gradients")

@@ -80,3 +80,11 @@ pub(crate) fn some_padding(b: usize, s: usize, seed: u64) -> Vec<Vec<u8>> {
         .map(|i| (0..s).map(|j| if i == 0 && seed.is_multiple_of(4) { 0 } else { bit(i, j) }).collect())
         .collect()
 }
+
+/// The largest magnitude, NaN where there is one.
+pub(crate) fn max_abs(x: &Tensor) -> Result<f32> {
+    let values: Vec<f32> = x.to_dtype(DType::F32)?.abs()?.flatten_all()?.to_vec1()?;
+    Ok(values
+        .into_iter()
+        .fold(0.0, |most, x| if x.is_nan() || most.is_nan() { f32::NAN } else { x.max(most) }))
+}

@@ -35,7 +35,7 @@ impl Case {
         let s = self.k.dim(2)?;
         let tril = causal_bias(s + 3, &Device::Cpu)?;
         let padding = self.padding.clone().map(|p| Tensor::new(p, &Device::Cpu)).transpose()?;
-        let mask = CausalMask { tril: Some(&tril), padding: padding.as_ref() };
+        let mask = CausalMask { tril: Some(&tril), padding: padding.as_ref(), ..Default::default() };
         let attention = CausalAttention::new(self.scale).with_implementation(implementation);
         Ok(attention.forward(&self.q, &self.k, &self.v, mask)?) // (B, T, H, D)
     }

@@ -36,7 +36,7 @@ impl Case {
         let part = |i| packed.narrow(2, i, 1)?.squeeze(2)?.transpose(1, 2); // (B, H, S, D), strided
         let (q, k, v) = (part(0)?.narrow(2, s - t, t)?, part(1)?, part(2)?);
         let padding = self.padding.clone().map(|p| Tensor::new(p, &Device::Cpu)).transpose()?;
-        let mask = CausalMask { tril: None, padding: padding.as_ref() };
+        let mask = CausalMask { padding: padding.as_ref(), ..Default::default() };
         let attention = CausalAttention::new(1. / (d as f64).sqrt())
             .with_implementation(implementation)
             .with_dropout(self.dropout);

@@ -75,7 +75,7 @@ fn a_query_that_sees_no_key_gives_zeros() -> Result {
     let tril = causal_bias(t, &Device::Cpu)?;
     // Row 0 hides its first two keys, row 1 all of them.
     let padding = Tensor::new(&[[0u8, 0, 1, 1], [0, 0, 0, 0]], &Device::Cpu)?;
-    let mask = CausalMask { tril: Some(&tril), padding: Some(&padding) };
+    let mask = CausalMask { tril: Some(&tril), padding: Some(&padding), ..Default::default() };
     let (context, weights) = CausalAttention::new(1.0).forward_with_weights(&q, &q, &q, mask)?;
     let sums = weights.sum(3)?.to_vec3::<f32>()?; // (B, H, T)
     for (i, sum) in sums[0][0].iter().enumerate() {

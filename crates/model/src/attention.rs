@@ -4,11 +4,13 @@
 //! heads side by side in the last dimension, and a `bias` buffer that is the causal triangle.
 
 use crate::cache::{LayerCache, split_kv};
+use crate::hooks::{Hooks, Point, Run};
 use crate::mask::causal_bias;
 use crate::training::{Site, Training};
 use crate::{Config, Conv1D};
 use candle_core::{Module, Result, Tensor};
 use candle_nn::VarBuilder;
+use gpt2_kernels::attention::{Attended, Chosen, Wanted};
 use gpt2_kernels::{CausalAttention, CausalMask};
 
 /// The positions that attention is computed for; keys and values come from all of them.
@@ -47,7 +49,7 @@ pub struct CausalSelfAttention {
     pub bias: Tensor,
     pub(crate) n_head: usize,
     pub(crate) attention: CausalAttention,
-    layer_idx: usize,
+    pub(crate) layer_idx: usize,
     attn_pdrop: f64,
     resid_pdrop: f64,
 }
@@ -61,6 +63,8 @@ pub struct AttentionArgs<'a> {
     pub cache: Option<&'a mut LayerCache>,
     /// Dropout on the weights, and on the output, at the config's `attn_pdrop` and `resid_pdrop`.
     pub training: Option<Training>,
+    /// What reads and changes q, k, v, the weights and the context of each head.
+    pub hooks: Option<&'a dyn Hooks>,
 }
 
 impl CausalSelfAttention {
@@ -104,7 +108,7 @@ impl CausalSelfAttention {
     /// When a shape does not fit, or S is above N.
     pub fn forward(&self, x: &Tensor, args: AttentionArgs) -> Result<Tensor> {
         let training = args.training;
-        self.project(&self.context(x, args, Queries::All)?, training)
+        self.project(&self.attend(x, args, Queries::All, Wanted::default())?.context, training)
     }
 
     /// As [`forward`](Self::forward), and the attention weights beside it, as they meet the values.
@@ -116,23 +120,38 @@ impl CausalSelfAttention {
     /// When a shape does not fit, or S is above N.
     pub fn forward_with_weights(&self, x: &Tensor, args: AttentionArgs) -> Result<(Tensor, Tensor)> {
         let training = args.training;
-        let (context, weights) = self.context_with_weights(x, args)?;
-        Ok((self.project(&context, training)?, weights))
+        let wanted = Wanted { weights: &[Chosen::default()], summary: false };
+        let mut attended = self.attend(x, args, Queries::All, wanted)?;
+        Ok((self.project(&attended.context, training)?, attended.weights.remove(0)))
     }
 
-    /// The heads' results side by side, before `c_proj`: (B, T, C), or (B, 1, C) for the last query.
-    pub(crate) fn context(&self, x: &Tensor, args: AttentionArgs, queries: Queries) -> Result<Tensor> {
-        let (q, k, v) = self.qkv(x, args.cache, queries)?;
-        let attention = self.attention(args.training)?;
-        attention.forward(&q, &k, &v, self.mask(args.padding_mask))?.flatten_from(2)
-    }
-
-    /// As [`context`](Self::context) for all queries, and the weights (B, H, T, S) beside it.
-    pub(crate) fn context_with_weights(&self, x: &Tensor, args: AttentionArgs) -> Result<(Tensor, Tensor)> {
-        let (q, k, v) = self.qkv(x, args.cache, Queries::All)?;
-        let attention = self.attention(args.training)?;
-        let (context, weights) = attention.forward_with_weights(&q, &k, &v, self.mask(args.padding_mask))?;
-        Ok((context.flatten_from(2)?, weights))
+    /// The heads' results side by side, before `c_proj`: (B, T, C), or (B, 1, C) for the last query; and what is
+    /// wanted beside it.
+    pub(crate) fn attend(
+        &self,
+        x: &Tensor,
+        args: AttentionArgs,
+        queries: Queries,
+        wanted: Wanted,
+    ) -> Result<Attended> {
+        let AttentionArgs { padding_mask: padding, cache, training, hooks } = args;
+        let (past, cached) = cache.as_ref().map_or((0, false), |cache| (cache.len(), true));
+        let run = Run { hooks, past, cached, padding };
+        let (q, k, v) = self.qkv(x, cache, queries, run)?;
+        let attention = self.attention(training)?;
+        let hidden = run.hidden(self.layer_idx, q.dim(2)?)?;
+        let mask = CausalMask { tril: Some(&self.bias), padding, hidden: &hidden };
+        let pattern = Point::Pattern(self.layer_idx);
+        let mut attended = attention.attend(&q, &k, &v, mask, wanted)?;
+        let all = || {
+            let wanted = Wanted { weights: &[Chosen::default()], summary: false };
+            Ok(attention.attend(&q, &k, &v, mask, wanted)?.weights.remove(0)) // (B, H, T, S)
+        };
+        if let Some(weights) = run.read(pattern, all)? {
+            attended.context = CausalAttention::context(&weights, &v)?;
+        }
+        attended.context = run.pass(Point::Z(self.layer_idx), attended.context)?.flatten_from(2)?;
+        Ok(attended)
     }
 
     /// `c_proj` and its dropout: (B, T, C) -> (B, T, C)
@@ -170,6 +189,7 @@ impl CausalSelfAttention {
         x: &Tensor,
         cache: Option<&mut LayerCache>,
         queries: Queries,
+        run: Run,
     ) -> Result<(Tensor, Tensor, Tensor)> {
         let (b, t, c) = x.dims3()?;
         let (h, d) = (self.n_head, c / self.n_head);
@@ -181,6 +201,8 @@ impl CausalSelfAttention {
             let qkv = self.c_attn.forward(x)?.reshape((b, t, 3, h, d))?; // (B, T, 3, H, D)
             (qkv.narrow(2, 0, 1)?.squeeze(2)?, qkv.narrow(2, 1, 2)?)
         }; // (B, T, H, D), (B, T, 2, H, D)
+        let q = run.pass(Point::Q(self.layer_idx), q)?;
+        let kv = self.hooked_kv(kv, run)?;
         let (k, v) = match cache {
             Some(cache) => cache.append(&kv)?,
             None => split_kv(&kv)?,
@@ -188,7 +210,14 @@ impl CausalSelfAttention {
         Ok((q.transpose(1, 2)?, k, v))
     }
 
-    fn mask<'a>(&'a self, padding: Option<&'a Tensor>) -> CausalMask<'a> {
-        CausalMask { tril: Some(&self.bias), padding }
+    /// Keys and values (B, T, 2, H, D) with what hooks put in their place.
+    fn hooked_kv(&self, kv: Tensor, run: Run) -> Result<Tensor> {
+        let part = |i: usize| kv.narrow(2, i, 1)?.squeeze(2); // (B, T, H, D)
+        let k = run.read(Point::K(self.layer_idx), || part(0))?;
+        let v = run.read(Point::V(self.layer_idx), || part(1))?;
+        if k.is_none() && v.is_none() {
+            return Ok(kv);
+        }
+        Tensor::stack(&[k.map_or_else(|| part(0), Ok)?, v.map_or_else(|| part(1), Ok)?], 2)
     }
 }

@@ -2,10 +2,12 @@
 
 use crate::attention::{AttentionArgs, Queries};
 use crate::cache::LayerCache;
+use crate::hooks::{Hooks, Point, Run};
 use crate::training::Training;
 use crate::{CausalSelfAttention, Config, LayerNorm, Mlp};
 use candle_core::{Module, Result, Tensor};
 use candle_nn::VarBuilder;
+use gpt2_kernels::attention::{Chosen, Summary, Wanted};
 
 /// `h.N`: `x + attn(ln_1(x))`, then `x + mlp(ln_2(x))`.
 #[derive(Debug, Clone)]
@@ -22,15 +24,19 @@ pub struct Block {
 
 /// Which parts of a block's work are handed back, and for which positions it is done.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct BlockArgs {
-    /// Hand back the attention weights.
-    pub output_attentions: bool,
+pub struct BlockArgs<'a> {
+    /// Hand back the attention weights of these heads and queries; `Chosen::default()` is all of them.
+    pub weights: &'a [Chosen],
+    /// Hand back a few numbers on each query's weights.
+    pub output_summary: bool,
     /// Hand back what attention adds to the residual stream.
     pub output_attention_outputs: bool,
-    /// Compute the last position only, from the keys and values of all; not together with the two above.
+    /// Compute the last position only, from the keys and values of all; not together with the above and hooks.
     pub last_position_only: bool,
     /// Dropout at the config's rates.
     pub training: Option<Training>,
+    /// What reads and changes values on the way.
+    pub hooks: Option<&'a dyn Hooks>,
 }
 
 /// What a block computes, and the parts of it that were asked for.
@@ -40,8 +46,10 @@ pub struct BlockOutput {
     pub hidden_state: Tensor,
     /// The attention block's output after `c_proj`, (B, T, C), where it was asked for.
     pub attention_output: Option<Tensor>,
-    /// The attention weights (B, H, T, S), where they were asked for.
-    pub attention_weights: Option<Tensor>,
+    /// A tensor (B, heads, queries, S) for each of [`BlockArgs::weights`].
+    pub weights: Vec<Tensor>,
+    /// The summary of the attention weights, where it was asked for.
+    pub summary: Option<Summary>,
 }
 
 impl Block {
@@ -65,7 +73,7 @@ impl Block {
     /// `x` (B, T, C), `padding_mask` u8 (B, S) -> see [`BlockOutput`]
     ///
     /// # Errors
-    /// When a shape does not fit.
+    /// When a shape does not fit, or a hook fails.
     pub fn forward(
         &self,
         x: &Tensor,
@@ -73,45 +81,51 @@ impl Block {
         cache: Option<&mut LayerCache>,
         args: BlockArgs,
     ) -> Result<BlockOutput> {
-        let (x, attention_output, attention_weights) = self.attend(x, padding_mask, cache, args)?;
-        let hidden_state = self.mlp.forward_onto(&x, &self.ln_2.forward(&x)?, args.training)?;
-        Ok(BlockOutput { hidden_state, attention_output, attention_weights })
-    }
-
-    /// `x + attn(ln_1(x))`, and the attention's output and weights where they were asked for.
-    fn attend(
-        &self,
-        x: &Tensor,
-        padding_mask: Option<&Tensor>,
-        cache: Option<&mut LayerCache>,
-        args: BlockArgs,
-    ) -> Result<(Tensor, Option<Tensor>, Option<Tensor>)> {
-        if args.last_position_only && (args.output_attentions || args.output_attention_outputs) {
+        let whole = args.weights.is_empty() && !args.output_summary && !args.output_attention_outputs;
+        if args.last_position_only && !(whole && args.hooks.is_none()) {
             candle_core::bail!(
-                "Block: the last position only, or all attention weights and outputs; not both"
+                "Block: the last position only, or weights, summaries, attention outputs and hooks; not both"
             )
         }
-        if x.dim(1)? == 0 {
+        let t = x.dim(1)?;
+        if t == 0 {
             candle_core::bail!("Block: no position, x is {:?}", x.dims())
         }
-        let training = args.training;
-        let normed = self.ln_1.forward(x)?; // (B, T, C)
-        let attention_args = AttentionArgs { padding_mask, cache, training };
-        if args.last_position_only {
-            let last = x.narrow(1, x.dim(1)? - 1, 1)?; // (B, 1, C)
-            let context = self.attn.context(&normed, attention_args, Queries::Last)?;
-            return Ok((self.attn.project_onto(&last, &context, training)?, None, None));
+        let (layer, training, hooks) = (self.attn.layer_idx, args.training, args.hooks);
+        let (past, cached) = cache.as_ref().map_or((0, false), |cache| (cache.len(), true));
+        let run = Run { hooks, past, cached, padding: padding_mask };
+
+        let x = run.pass(Point::ResidPre(layer), x.clone())?;
+        let normed = self.ln_1.forward(&x)?; // (B, T, C)
+        let queries = if args.last_position_only { Queries::Last } else { Queries::All };
+        let wanted = Wanted { weights: args.weights, summary: args.output_summary };
+        let attention_args = AttentionArgs { padding_mask, cache, training, hooks };
+        let attended = self.attn.attend(&normed, attention_args, queries, wanted)?;
+        let context = &attended.context; // (B, T, C)
+        let x = if args.last_position_only { x.narrow(1, t - 1, 1)? } else { x };
+
+        let mut attention_output =
+            run.read(Point::AttnOut(layer), || self.attn.project(context, training))?;
+        if attention_output.is_none() && args.output_attention_outputs {
+            attention_output = Some(self.attn.project(context, training)?);
         }
-        let (context, weights) = if args.output_attentions {
-            let (context, weights) = self.attn.context_with_weights(&normed, attention_args)?;
-            (context, Some(weights))
-        } else {
-            (self.attn.context(&normed, attention_args, Queries::All)?, None)
+        let x = match &attention_output {
+            Some(output) => (&x + output)?,
+            None => self.attn.project_onto(&x, context, training)?,
         };
-        if args.output_attention_outputs {
-            let output = self.attn.project(&context, training)?;
-            return Ok(((x + &output)?, Some(output), weights));
-        }
-        Ok((self.attn.project_onto(x, &context, training)?, None, weights))
+        let x = run.pass(Point::ResidMid(layer), x)?;
+        let normed = self.ln_2.forward(&x)?; // (B, T, C)
+        let x = match run.read(Point::MlpOut(layer), || self.mlp.output(&normed, training))? {
+            Some(output) => (&x + output)?,
+            None => self.mlp.forward_onto(&x, &normed, training)?,
+        };
+        let hidden_state = run.pass(Point::ResidPost(layer), x)?;
+        let attention_output = attention_output.filter(|_| args.output_attention_outputs);
+        Ok(BlockOutput {
+            hidden_state,
+            attention_output,
+            weights: attended.weights,
+            summary: attended.summary,
+        })
     }
 }

@@ -3,6 +3,7 @@
 //! The order of the steps is that of transformers' `generate`: repetition penalty, temperature, top-k,
 //! top-p, draw.
 
+use crate::hooks::Hooks;
 use crate::mask::{left_padding, position_ids};
 use crate::{ForwardArgs, Gpt2LMHeadModel, KvCache};
 use candle_core::{D, DType, Result, Tensor};
@@ -157,6 +158,7 @@ pub struct Generation<'a> {
     rngs: Vec<ChaCha8Rng>,
     cache: KvCache,
     next_input: Tensor,
+    hooks: Option<&'a dyn Hooks>,
     failed: bool,
 }
 
@@ -204,8 +206,15 @@ impl<'a> Generation<'a> {
             next_input: Tensor::from_vec(padded, (prompts.len(), width), device)?,
             lengths,
             sampling,
+            hooks: None,
             failed: false,
         })
+    }
+
+    /// The same with hooks in every pass: the first over the prompts, then one a new token.
+    #[must_use]
+    pub fn with_hooks(self, hooks: &'a dyn Hooks) -> Self {
+        Self { hooks: Some(hooks), ..self }
     }
 
     /// Each row's text so far, the prompt and what was generated.
@@ -228,6 +237,7 @@ impl<'a> Generation<'a> {
             attention_mask: mask.as_ref(),
             cache: Some(&mut self.cache),
             last_logits_only: true,
+            hooks: self.hooks,
             ..ForwardArgs::default()
         };
         let logits = self.model.forward(&self.next_input, args)?.logits; // (B, 1, V)

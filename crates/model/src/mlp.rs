@@ -50,8 +50,19 @@ impl Mlp {
     /// # Errors
     /// When a shape does not fit.
     pub fn forward_onto(&self, residual: &Tensor, x: &Tensor, training: Option<Training>) -> Result<Tensor> {
-        let Some(training) = training else { return self.c_proj.forward_onto(residual, &self.inner(x)?) };
-        residual + training.dropout(self.resid_pdrop, self.layer_idx, Site::Mlp)?.apply(&self.forward(x)?)?
+        match training {
+            None => self.c_proj.forward_onto(residual, &self.inner(x)?),
+            Some(_) => residual + self.output(x, training)?,
+        }
+    }
+
+    /// What is added to the residual stream, dropout included: (B, T, C) -> (B, T, C)
+    pub(crate) fn output(&self, x: &Tensor, training: Option<Training>) -> Result<Tensor> {
+        let output = self.forward(x)?;
+        match training {
+            None => Ok(output),
+            Some(training) => training.dropout(self.resid_pdrop, self.layer_idx, Site::Mlp)?.apply(&output),
+        }
     }
 
     /// (B, T, C) -> (B, T, `n_inner`)

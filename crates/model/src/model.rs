@@ -2,12 +2,14 @@
 //!
 //! `x = wte[ids] + wpe[positions]`, then L blocks, then `ln_f`; logits are `x · lm_headᵀ`.
 
+use crate::hooks::{Hooks, Point, Run};
 use crate::mask::causal_bias;
 use crate::parameters::{LM_HEAD, WTE};
 use crate::training::{Site, Training};
 use crate::{Block, BlockArgs, Config, Conv1D, KvCache, LayerNorm};
 use candle_core::{DType, Module, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
+use gpt2_kernels::attention::{Chosen, Summary};
 
 /// What a forward pass takes beside the ids, and which parts of it are handed back.
 #[derive(Debug, Default)]
@@ -24,6 +26,10 @@ pub struct ForwardArgs<'a> {
     pub output_hidden_states: bool,
     /// Hand back the attention weights of each layer, (B, H, T, S): memory grows with L·H·T·S.
     pub output_attentions: bool,
+    /// Hand back the exact attention weights of some layers, heads and queries: memory for those alone.
+    pub weights: &'a [ChosenWeights],
+    /// Hand back a few numbers on the attention weights of every layer, head and query.
+    pub output_summaries: bool,
     /// Hand back what each attention block adds to the residual stream, (B, T, C).
     pub output_attention_outputs: bool,
     /// Compute the logits of the last position only, (B, 1, V). Where nothing else is asked for, the last
@@ -31,6 +37,24 @@ pub struct ForwardArgs<'a> {
     pub last_logits_only: bool,
     /// Dropout at the config's rates. Without it nothing is dropped, whatever the config says.
     pub training: Option<Training>,
+    /// What reads and changes values on the way, see [`crate::hooks`].
+    pub hooks: Option<&'a dyn Hooks>,
+}
+
+/// Heads and queries of a layer whose attention weights are wanted.
+///
+/// ```
+/// use gpt2_kernels::attention::Chosen;
+/// use gpt2_model::ChosenWeights;
+///
+/// let head_5_1 = ChosenWeights { layer: 5, of: Chosen { heads: Some(vec![1]), queries: None } };
+/// ```
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ChosenWeights {
+    /// The layer, counted from 0.
+    pub layer: usize,
+    /// Its heads, and which of the T new positions as queries.
+    pub of: Chosen,
 }
 
 /// What the transformer computed. Lists are empty where they were not asked for.
@@ -42,6 +66,10 @@ pub struct ModelOutput {
     pub hidden_states: Vec<Tensor>,
     /// L tensors (B, H, T, S), f32 at least.
     pub attentions: Vec<Tensor>,
+    /// A tensor (B, heads, queries, S) for each of [`ForwardArgs::weights`], in their order, f32 at least.
+    pub weights: Vec<Tensor>,
+    /// L summaries of attention weights.
+    pub summaries: Vec<Summary>,
     /// L tensors (B, T, C), the attention blocks' outputs after `c_proj`.
     pub attention_outputs: Vec<Tensor>,
 }
@@ -55,6 +83,10 @@ pub struct CausalLMOutput {
     pub hidden_states: Vec<Tensor>,
     /// L tensors (B, H, T, S), f32 at least.
     pub attentions: Vec<Tensor>,
+    /// A tensor (B, heads, queries, S) for each of [`ForwardArgs::weights`], in their order, f32 at least.
+    pub weights: Vec<Tensor>,
+    /// L summaries of attention weights.
+    pub summaries: Vec<Summary>,
     /// L tensors (B, T, C), the attention blocks' outputs after `c_proj`.
     pub attention_outputs: Vec<Tensor>,
 }
@@ -115,7 +147,8 @@ impl Gpt2Model {
     /// `input_ids` (B, T), any integer dtype -> see [`ModelOutput`]
     ///
     /// # Errors
-    /// For an empty prompt, an id of V or above, more than N positions, and shapes that do not fit.
+    /// For an empty prompt, an id of V or above, more than N positions, shapes that do not fit, weights of a layer,
+    /// head or query that is not there, and what a hook refuses.
     pub fn forward(&self, input_ids: &Tensor, args: ForwardArgs) -> Result<ModelOutput> {
         let ForwardArgs { position_ids, attention_mask, mut cache, .. } = args;
         let (b, t) = input_ids.dims2()?;
@@ -133,36 +166,63 @@ impl Gpt2Model {
         }
         let padding = attention_mask.map(|mask| self.padding_mask(mask, b, s)).transpose()?;
 
-        let everything = args.output_hidden_states || args.output_attentions || args.output_attention_outputs;
+        let layers = self.h.len();
+        if let Some(beyond) = args.weights.iter().find(|chosen| chosen.layer >= layers) {
+            candle_core::bail!("weights of layer {}: the model has layers 0 to {}", beyond.layer, layers - 1)
+        }
+        let run = Run { hooks: args.hooks, past, cached: cache.is_some(), padding: padding.as_ref() };
+        let everything = args.output_hidden_states
+            || args.output_attentions
+            || args.output_summaries
+            || args.output_attention_outputs
+            || args.weights.iter().any(|chosen| chosen.layer + 1 == layers)
+            || run.touches(layers - 1);
         let last_alone = args.last_logits_only && !everything;
         let mut x = self.drop(self.embed(input_ids, position_ids, past)?, args.training)?; // (B, T, C)
         let (mut hidden_states, mut attentions, mut attention_outputs) = (vec![], vec![], vec![]);
+        let (mut weights, mut summaries) = (vec![None; args.weights.len()], vec![]);
         for (i, block) in self.h.iter().enumerate() {
             let layer_cache = cache.as_deref_mut().and_then(|c| c.layer_mut(i));
+            let places: Vec<usize> = (0..weights.len()).filter(|&n| args.weights[n].layer == i).collect();
+            let mut chosen: Vec<Chosen> = places.iter().map(|&n| args.weights[n].of.clone()).collect();
+            chosen.extend(args.output_attentions.then(Chosen::default));
+            let last_position_only = last_alone && i + 1 == layers;
             let parts = BlockArgs {
-                output_attentions: args.output_attentions,
+                weights: &chosen,
+                output_summary: args.output_summaries,
                 output_attention_outputs: args.output_attention_outputs,
-                last_position_only: last_alone && i + 1 == self.h.len(),
+                last_position_only,
                 training: args.training,
+                hooks: args.hooks.filter(|_| !last_position_only),
             };
-            let done = block.forward(&x, padding.as_ref(), layer_cache, parts)?;
+            let mut done = block.forward(&x, padding.as_ref(), layer_cache, parts)?;
             let before = std::mem::replace(&mut x, done.hidden_state); // (B, T, C)
             if args.output_hidden_states {
                 hidden_states.push(before);
             }
             attention_outputs.extend(done.attention_output);
-            attentions.extend(done.attention_weights);
+            attentions.extend(done.weights.drain(places.len()..));
+            places.into_iter().zip(done.weights).for_each(|(n, found)| weights[n] = Some(found));
+            summaries.extend(done.summary);
         }
+        let normed = run.pass(Point::LnFinal, self.ln_f.forward(&x)?)?;
         if let Some(cache) = cache {
             cache.advance(t);
         }
-        let normed = self.ln_f.forward(&x)?;
         if args.output_hidden_states {
             hidden_states.push(normed.clone());
         }
         let rows = normed.dim(1)?;
         let last_hidden_state = if args.last_logits_only { normed.narrow(1, rows - 1, 1)? } else { normed };
-        Ok(ModelOutput { last_hidden_state, hidden_states, attentions, attention_outputs })
+        let weights = weights.into_iter().flatten().collect();
+        Ok(ModelOutput {
+            last_hidden_state,
+            hidden_states,
+            attentions,
+            weights,
+            summaries,
+            attention_outputs,
+        })
     }
 
     /// What the first block reads, from position 0 on: (B, T) -> (B, T, C)
@@ -296,14 +356,20 @@ impl Gpt2LMHeadModel {
     /// `input_ids` (B, T), any integer dtype -> see [`CausalLMOutput`]
     ///
     /// # Errors
-    /// For an empty prompt, an id of V or above, more than N positions, and shapes that do not fit.
+    /// For an empty prompt, an id of V or above, more than N positions, shapes that do not fit, weights of a layer,
+    /// head or query that is not there, and what a hook refuses.
     pub fn forward(&self, input_ids: &Tensor, args: ForwardArgs) -> Result<CausalLMOutput> {
+        let (hooks, past, cached) =
+            (args.hooks, args.cache.as_ref().map_or(0, |cache| cache.len()), args.cache.is_some());
         let output = self.transformer.forward(input_ids, args)?;
         let logits = gpt2_kernels::linear_transposed(&output.last_hidden_state, &self.lm_head)?; // (B, T, V)
+        let logits = Run { hooks, past, cached, padding: None }.pass(Point::Logits, logits)?;
         Ok(CausalLMOutput {
             logits,
             hidden_states: output.hidden_states,
             attentions: output.attentions,
+            weights: output.weights,
+            summaries: output.summaries,
             attention_outputs: output.attention_outputs,
         })
     }

@@ -59,7 +59,7 @@ pub use heatmap::heatmap;
 pub use lines::{write_json_lines, write_square_json};
 pub use overview::overview;
 pub use png::{HeadGrid, head_png, loss_curve};
-pub use summary::{FOCUS_THRESHOLD, Focus, HeadSummary, summarize};
+pub use summary::{FOCUS_THRESHOLD, Focus, HeadSummary, QueryNumbers, summarize};
 pub use table::Table;
 pub use terminal::{Colour, MIN_WIDTH, Style};
 pub use text::{Align, display_width, fit, pad, visible_text, visible_token};

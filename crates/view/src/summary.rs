@@ -107,39 +107,79 @@ pub fn summarize(weights: &Tensor) -> Result<Vec<HeadSummary>> {
     };
     check(t, s, "summarize")?;
     // Head by head, so that the f64 copy is that of one head.
-    (0..heads).map(|h| Ok(average(&lower_triangle(&weights.get(h)?, "summarize")?))).collect()
+    let head = |h| -> Result<HeadSummary> {
+        let rows = lower_triangle::<f64>(&weights.get(h)?, "summarize")?;
+        Ok(average(s - t, &rows.iter().map(|row| query(row)).collect::<Vec<_>>()))
+    };
+    (0..heads).map(head).collect()
 }
 
-#[allow(clippy::cast_possible_truncation)] // f32 is what is shown
-fn average(rows: &[Vec<f64>]) -> HeadSummary {
-    // Rows grow by a key, so at most the first has only one.
-    let rows = match rows {
-        [alone, rest @ ..] if alone.len() == 1 && !rest.is_empty() => rest,
-        _ => rows,
-    };
-    let (mut entropy, mut distance) = (0.0, 0.0);
-    let (mut itself, mut previous, mut first, mut uniform) = (0.0, 0.0, 0.0, 0.0);
-    for row in rows {
-        for (back, &w) in row.iter().rev().enumerate() {
-            // 0·ln 0 is 0, its limit.
-            if w != 0.0 {
-                entropy -= w * w.ln();
-            }
-            distance += w * back as f64;
+/// What is known of each query of one head, where the weights themselves are not: T numbers each, as
+/// [`HeadSummary`] defines them for one query.
+#[derive(Debug, Clone, Copy)]
+pub struct QueryNumbers<'a> {
+    /// Entropy in nats.
+    pub entropy: &'a [f32],
+    /// Tokens back.
+    pub mean_distance: &'a [f32],
+    /// The weight on the query's own token.
+    pub on_self: &'a [f32],
+    /// The weight on the token before.
+    pub on_previous: &'a [f32],
+    /// The weight on the first token.
+    pub on_first: &'a [f32],
+}
+
+impl HeadSummary {
+    /// The summary that [`summarize`] gives of the weights of these queries, which come after `past` tokens.
+    ///
+    /// # Errors
+    /// When there is no query, or the numbers are not as many of each kind.
+    pub fn of_queries(past: usize, numbers: QueryNumbers) -> Result<Self> {
+        let QueryNumbers { entropy, mean_distance, on_self, on_previous, on_first } = numbers;
+        let all = [entropy, mean_distance, on_self, on_previous, on_first];
+        let t = entropy.len();
+        if t == 0 || all.iter().any(|numbers| numbers.len() != t) {
+            candle_core::bail!(
+                "HeadSummary: {:?} numbers of queries, expected as many of each, and at least one",
+                all.map(<[f32]>::len)
+            )
         }
-        itself += row.last().copied().unwrap_or_default();
-        previous += row.iter().rev().nth(1).copied().unwrap_or_default();
-        first += row.first().copied().unwrap_or_default();
-        uniform += 1.0 / row.len() as f64;
+        let queries: Vec<_> = (0..t).map(|i| all.map(|numbers| f64::from(numbers[i]))).collect();
+        Ok(average(past, &queries))
     }
-    let mean = |sum: f64| (sum / rows.len() as f64) as f32;
+}
+
+/// A query's entropy, distance, and masses on itself, the previous and the first token.
+fn query(row: &[f64]) -> [f64; 5] {
+    let (mut entropy, mut distance) = (0.0, 0.0);
+    for (back, &w) in row.iter().rev().enumerate() {
+        // 0·ln 0 is 0, its limit.
+        if w != 0.0 {
+            entropy -= w * w.ln();
+        }
+        distance += w * back as f64;
+    }
+    let [itself, previous] = [0, 1].map(|back| row.iter().rev().nth(back).copied().unwrap_or_default());
+    [entropy, distance, itself, previous, row.first().copied().unwrap_or_default()]
+}
+
+/// The means of what [`query`] gives, for queries after `past` tokens.
+#[allow(clippy::cast_possible_truncation)] // f32 is what is shown
+fn average(past: usize, queries: &[[f64; 5]]) -> HeadSummary {
+    // Each query sees one key more than the one before, so at most the first sees only one.
+    let alone = usize::from(past == 0 && queries.len() > 1);
+    let queries = &queries[alone..];
+    let mean = |sum: f64| (sum / queries.len() as f64) as f32;
+    let of = |i: usize| mean(queries.iter().map(|query| query[i]).sum());
+    let seen = past + alone + 1..past + alone + 1 + queries.len();
     HeadSummary {
-        entropy: mean(entropy),
-        mean_distance: mean(distance),
-        on_self: mean(itself),
-        on_previous: mean(previous),
-        on_first: mean(first),
-        uniform: mean(uniform),
+        entropy: of(0),
+        mean_distance: of(1),
+        on_self: of(2),
+        on_previous: of(3),
+        on_first: of(4),
+        uniform: mean(seen.map(|keys| 1.0 / keys as f64).sum()),
     }
 }
 
@@ -329,6 +369,14 @@ mod tests {
         assert!((f64::from(summary.uniform) - BASELINE).abs() < 1e-6);
         assert_eq!(summary.focus(), Focus::Spread);
 
+        let numbers = QueryNumbers {
+            entropy: &[0.0],
+            mean_distance: &[],
+            on_self: &[],
+            on_previous: &[],
+            on_first: &[],
+        };
+        assert!(HeadSummary::of_queries(0, numbers).is_err());
         let flat = Tensor::zeros((4, 4), DType::F32, &Device::Cpu)?;
         let err = summarize(&flat).expect_err("rank 2").to_string();
         assert!(err.contains("[4, 4]") && err.contains("(H, T, S)"), "{err}");

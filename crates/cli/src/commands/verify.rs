@@ -114,7 +114,7 @@ impl Verify {
                     let packed = Var::from_tensor(&rounded.to_dtype(dtype)?.to_device(device)?)?;
                     let [q, k, v] = parts(&packed, t)?;
                     let padding = padding.as_ref().map(|p| p.to_device(device)).transpose()?;
-                    let mask = CausalMask { tril: None, padding: padding.as_ref() };
+                    let mask = CausalMask { padding: padding.as_ref(), ..Default::default() };
                     let attention =
                         CausalAttention::new(1. / (d as f64).sqrt()).with_implementation(implementation);
                     let context = attention.forward(&q, &k, &v, mask)?;

@@ -1,15 +1,18 @@
 //! The reference: attention in plain differentiable Candle operations, one (T, S) tensor of weights a head.
 
-use super::{CausalMask, causal_bias};
+use super::mask::{CausalMask, HiddenKeys, causal_bias};
+use super::weights::{Rows, select};
 use crate::accumulator;
 use candle_core::{D, DType, Device, Result, Tensor};
 
 /// `softmax(q·kᵀ·scale)` over the visible keys, in f32 at least; zeros where no key is visible.
 ///
-/// `q` (B, H, T, D), `k` (B, H, S, D) -> (B, H, T, S)
-pub(super) fn weights(q: &Tensor, k: &Tensor, scale: f64, mask: CausalMask) -> Result<Tensor> {
-    let scores = scores(q, k, scale)?;
-    let visible = visible(mask, q.dim(2)?, k.dim(2)?, q.device())?.broadcast_as(scores.shape())?;
+/// `q` (B, H, T, D), `k` (B, H, S, D) -> (B, heads, queries, S) of `rows`
+pub(super) fn weights(q: &Tensor, k: &Tensor, scale: f64, mask: CausalMask, rows: &Rows) -> Result<Tensor> {
+    let (h, s) = (k.dim(1)?, k.dim(2)?);
+    let (q, k) = (select(&select(q, 1, &rows.heads)?, 2, &rows.queries)?, select(k, 1, &rows.heads)?);
+    let scores = scores(&q, &k, scale)?;
+    let visible = visible(mask, rows, (h, s), q.device())?.broadcast_as(scores.shape())?;
     // The lowest finite value rather than -inf: a row that sees nothing stays free of NaN, and every
     // hidden key of a row that sees something still gets a weight of exactly 0.
     let scores = visible.where_cond(&scores, &lowest_like(&scores)?)?;
@@ -21,7 +24,7 @@ pub(super) fn weights(q: &Tensor, k: &Tensor, scale: f64, mask: CausalMask) -> R
 /// `q·kᵀ·scale`, in f32 at least.
 ///
 /// `q` (B, H, T, D), `k` (B, H, S, D) -> (B, H, T, S)
-pub(super) fn scores(q: &Tensor, k: &Tensor, scale: f64) -> Result<Tensor> {
+fn scores(q: &Tensor, k: &Tensor, scale: f64) -> Result<Tensor> {
     let wide = accumulator(q.dtype());
     let q = (q.to_dtype(wide)?.contiguous()? * scale)?;
     let k = k.to_dtype(wide)?.contiguous()?;
@@ -40,16 +43,29 @@ pub(super) fn context(weights: &Tensor, v: &Tensor, dtype: DType) -> Result<Tens
         .contiguous() // (B, T, H, D)
 }
 
-/// The part of the triangle that T queries see of S keys, without the padding: u8 (1 or B, 1, T, S).
-fn visible(mask: CausalMask, t: usize, s: usize, device: &Device) -> Result<Tensor> {
-    let causal = match mask.tril {
-        Some(tril) => tril.narrow(2, s - t, t)?.narrow(3, 0, s)?, // (1, 1, T, S)
-        None => causal_bias(s, device)?.narrow(2, s - t, t)?,     // (1, 1, T, S)
-    };
-    match mask.padding {
-        None => Ok(causal),
-        Some(padding) => causal.broadcast_mul(&padding.unsqueeze(1)?.unsqueeze(1)?), // (B, 1, T, S)
+/// What `rows` see of S keys: u8 (1 or B, 1 or heads, queries, S).
+fn visible(mask: CausalMask, rows: &Rows, (h, s): (usize, usize), device: &Device) -> Result<Tensor> {
+    let tril = mask.tril.map_or_else(|| causal_bias(s, device), |tril| Ok(tril.clone()))?;
+    let positions: Vec<usize> = rows.seen(s).map(|seen| seen - 1).collect();
+    let mut visible = select(&tril.narrow(3, 0, s)?, 2, &positions)?; // (1, 1, queries, S)
+    if !mask.hidden.is_empty() {
+        visible = visible.broadcast_mul(&not_hidden(&HiddenKeys::new(mask.hidden, h), rows, s, device)?)?;
     }
+    match mask.padding {
+        None => Ok(visible),
+        Some(padding) => visible.broadcast_mul(&padding.unsqueeze(1)?.unsqueeze(1)?),
+    }
+}
+
+/// 0 where a key is hidden from a query: u8 (1, heads, queries, S).
+fn not_hidden(hidden: &HiddenKeys, rows: &Rows, s: usize, device: &Device) -> Result<Tensor> {
+    let (heads, queries) = (rows.heads.len(), rows.queries.len());
+    let mut visible = vec![1u8; heads * queries * s];
+    let places = rows.heads.iter().flat_map(|&h| rows.queries.iter().map(move |&i| (h, i)));
+    for ((h, i), row) in places.zip(visible.chunks_exact_mut(s.max(1))) {
+        hidden.of(h, i).iter().for_each(|&(_, _, key)| row[key] = 0);
+    }
+    Tensor::from_vec(visible, (1, heads, queries, s), device)
 }
 
 /// The lowest finite value of the dtype of `scores`, in its shape.

@@ -7,50 +7,48 @@
 
 mod cpu;
 mod eager;
+mod mask;
 mod softmax;
+mod summary;
+mod weights;
+
+pub use mask::{CausalMask, Hidden, causal_bias};
+pub use summary::Summary;
+pub use weights::Chosen;
 
 use crate::Dropout;
-use candle_core::{DType, Device, Result, Tensor};
+use candle_core::{DType, Result, Tensor};
 
 /// Which code computes attention, by the names that transformers' `attn_implementation` uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Implementation {
     /// One kernel with no (T, S) tensor, forward and backward, where device and dtype allow it: the CPU in
-    /// f32, f16 and bf16. Where the weights are asked for, too, mask and softmax are one operation (CPU,
-    /// f32). Everything else takes the eager path, with the same result.
+    /// f32, f16 and bf16; weights and summaries that are asked for come from kernels beside it. Everything
+    /// else takes the eager path, with the same result.
     #[default]
     Fused,
     /// Plain differentiable Candle operations with a (T, S) tensor of weights: the definition.
     Eager,
 }
 
-/// What each query may see. One polarity everywhere: 1 is visible, 0 is hidden.
+/// What is handed back beside the context. Neither part slows down the fused kernel's work on the context.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct CausalMask<'a> {
-    /// The lower triangle, u8 (1, 1, N, N) with N >= S: GPT-2's `bias` buffer, see [`causal_bias`]. Only
-    /// the eager path reads it, and makes one of its own where there is none.
-    pub tril: Option<&'a Tensor>,
-    /// Keys that are padding, u8 (B, S), or `None` when there are none.
-    pub padding: Option<&'a Tensor>,
+pub struct Wanted<'a> {
+    /// The exact weights of these heads and queries.
+    pub weights: &'a [Chosen],
+    /// A few numbers on the weights of every head and query.
+    pub summary: bool,
 }
 
-impl CausalMask<'_> {
-    /// The padding mask's values, row by row, for kernels on the CPU.
-    fn padding_values(&self) -> Result<Option<Vec<u8>>> {
-        self.padding.map(|p| p.flatten_all()?.to_vec1()).transpose()
-    }
-}
-
-/// GPT-2's `bias` buffer: the u8 lower triangle (1, 1, n, n), 1 = visible.
-///
-/// # Errors
-/// When the device cannot hold it.
-pub fn causal_bias(n: usize, device: &Device) -> Result<Tensor> {
-    let mut tril = vec![0u8; n * n];
-    for (i, row) in tril.chunks_exact_mut(n.max(1)).enumerate() {
-        row[..=i].fill(1);
-    }
-    Tensor::from_vec(tril, (1, 1, n, n), device)
+/// What attention computed.
+#[derive(Debug)]
+pub struct Attended {
+    /// `weights·v`, (B, T, H, D).
+    pub context: Tensor,
+    /// A tensor (B, heads, queries, S) for each of [`Wanted::weights`], f32, or f64 for f64 inputs.
+    pub weights: Vec<Tensor>,
+    /// Where it was asked for.
+    pub summary: Option<Summary>,
 }
 
 /// Causal attention with a fixed scale.
@@ -119,33 +117,11 @@ impl CausalAttention {
     /// # Errors
     /// When the shapes do not fit each other or the mask.
     pub fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor, mask: CausalMask) -> Result<Tensor> {
-        check(q, k, v, mask)?;
-        let rows = q.elem_count() / q.dim(3)?.max(1);
-        if self.dropout.is_some() && u32::try_from(rows).is_err() {
-            candle_core::bail!(
-                "causal attention: dropout on {rows} rows of weights, which are more than 2^32"
-            )
-        }
-        if self.implementation == Implementation::Fused && has_fused_kernel(q, k, v) {
-            let op = cpu::CpuAttention::new(self.scale, mask.padding_values()?, self.dropout);
-            return q.apply_op3(k, v, op);
-        }
-        let weights = self.weights(q, k, mask)?; // (B, H, T, S)
-        eager::context(&weights, v, q.dtype())
+        Ok(self.attend(q, k, v, mask, Wanted::default())?.context)
     }
 
-    fn weights(&self, q: &Tensor, k: &Tensor, mask: CausalMask) -> Result<Tensor> {
-        let f32s = q.device().is_cpu() && q.dtype() == DType::F32;
-        let weights = if self.implementation == Implementation::Eager || !f32s {
-            eager::weights(q, k, self.scale, mask)?
-        } else {
-            let scores = eager::scores(q, k, self.scale)?; // (B, H, T, S)
-            scores.apply_op1(softmax::CausalSoftmax { padding: mask.padding_values()? })?
-        };
-        self.dropout.map_or(Ok(weights.clone()), |dropout| dropout.apply(&weights))
-    }
-
-    /// As [`forward`](Self::forward), and the attention weights beside it, as they meet v: after dropout.
+    /// As [`forward`](Self::forward), and the weights of all heads and queries beside it, as they meet v:
+    /// after dropout.
     ///
     /// # Shapes
     /// context (B, T, H, D), weights (B, H, T, S) in f32, or in f64 for f64 inputs.
@@ -159,9 +135,69 @@ impl CausalAttention {
         v: &Tensor,
         mask: CausalMask,
     ) -> Result<(Tensor, Tensor)> {
-        check(q, k, v, mask)?;
-        let weights = self.weights(q, k, mask)?; // (B, H, T, S)
-        Ok((eager::context(&weights, v, q.dtype())?, weights))
+        let wanted = Wanted { weights: &[Chosen::default()], summary: false };
+        let mut attended = self.attend(q, k, v, mask, wanted)?;
+        Ok((attended.context, attended.weights.remove(0)))
+    }
+
+    /// As [`forward`](Self::forward), and what is `wanted` beside the context.
+    ///
+    /// Weights are those that meet v, after dropout, and a gradient passes through them to q and k; a
+    /// [`Summary`] is of the weights before dropout, and has no gradient.
+    ///
+    /// # Shapes
+    /// `q` (B, H, T, D), `k` and `v` (B, H, S, D) -> see [`Attended`]
+    ///
+    /// # Errors
+    /// When the shapes do not fit each other or the mask, or a head or query that was chosen is not there.
+    pub fn attend(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        mask: CausalMask,
+        wanted: Wanted,
+    ) -> Result<Attended> {
+        let (h, t) = check(q, k, v, mask)?;
+        let rows = q.elem_count() / q.dim(3)?.max(1);
+        if self.dropout.is_some() && u32::try_from(rows).is_err() {
+            candle_core::bail!(
+                "causal attention: dropout on {rows} rows of weights, which are more than 2^32"
+            )
+        }
+        let fused = self.implementation == Implementation::Fused && has_fused_kernel(q, k, v);
+        let weights = |chosen: &Chosen| {
+            let rows = chosen.resolve(h, t)?;
+            let weights = weights::weights((q, k), self.scale, mask, rows.clone(), fused)?;
+            match &self.dropout {
+                Some(dropout) => weights::dropped(&weights, dropout, &rows, h),
+                None => Ok(weights),
+            }
+        };
+        let (context, summary) = if fused {
+            let op = cpu::CpuAttention::new(self.scale, mask.on_cpu(h)?, self.dropout, wanted.summary);
+            let rows = op.summaries();
+            let context = q.apply_op3(k, v, op)?;
+            let summary = rows.get().map(|rows| Summary::of_rows(rows, q.dims4()?)).transpose()?;
+            (context, summary)
+        } else {
+            let context = eager::context(&weights(&Chosen::default())?, v, q.dtype())?;
+            let summary = wanted.summary.then(|| Summary::eager((q, k), self.scale, mask)).transpose()?;
+            (context, summary)
+        };
+        let weights = wanted.weights.iter().map(weights).collect::<Result<_>>()?;
+        Ok(Attended { context, weights, summary })
+    }
+
+    /// The context that weights of one's own give, as [`forward`](Self::forward) has it.
+    ///
+    /// # Shapes
+    /// `weights` (B, H, T, S), `v` (B, H, S, D) -> (B, T, H, D) in the dtype of `v`
+    ///
+    /// # Errors
+    /// When the shapes do not fit each other.
+    pub fn context(weights: &Tensor, v: &Tensor) -> Result<Tensor> {
+        eager::context(weights, v, v.dtype())
     }
 }
 
@@ -172,8 +208,8 @@ fn has_fused_kernel(q: &Tensor, k: &Tensor, v: &Tensor) -> bool {
     q.device().is_cpu() && dtype && k.dtype() == q.dtype() && v.dtype() == q.dtype() && !empty
 }
 
-/// Refuses what does not fit, with every shape in the message.
-fn check(q: &Tensor, k: &Tensor, v: &Tensor, mask: CausalMask) -> Result<()> {
+/// H and T; refuses what does not fit, with every shape in the message.
+fn check(q: &Tensor, k: &Tensor, v: &Tensor, mask: CausalMask) -> Result<(usize, usize)> {
     let (b, h, t, d) = q.dims4()?;
     let (kb, kh, s, kd) = k.dims4()?;
     if (kb, kh, kd) != (b, h, d) || s < t || v.dims() != k.dims() {
@@ -187,22 +223,6 @@ fn check(q: &Tensor, k: &Tensor, v: &Tensor, mask: CausalMask) -> Result<()> {
     if t == 0 {
         candle_core::bail!("causal attention: no query, q is {:?}", q.dims())
     }
-    if let Some(tril) = mask.tril {
-        match tril.dims() {
-            [1, 1, n, m] if n == m && *n >= s && tril.dtype() == DType::U8 => {}
-            dims => candle_core::bail!(
-                "causal attention over {s} keys needs a u8 bias of shape [1, 1, N, N] with N >= {s}, got {:?} \
-                 {dims:?}",
-                tril.dtype()
-            ),
-        }
-    }
-    match mask.padding {
-        Some(p) if p.dims() != [b, s] || p.dtype() != DType::U8 => candle_core::bail!(
-            "causal attention: padding mask must be u8 [{b}, {s}] (1 = visible), got {:?} {:?}",
-            p.dtype(),
-            p.dims()
-        ),
-        _ => Ok(()),
-    }
+    mask.check((b, h, t), s)?;
+    Ok((h, t))
 }

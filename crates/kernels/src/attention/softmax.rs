@@ -1,52 +1,17 @@
-//! The softmax of causal attention over rows of scores, with a backward: for training on the CPU.
+//! The softmax of a row of scores on the CPU, and its gradient.
 
 use crate::vector::{contiguous, exp2};
-use candle_core::{CpuStorage, CustomOp1, CustomOp2, Layout, Result, Shape, Tensor};
-use pulp::{Arch, Simd, WithSimd};
+use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape};
+use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
-/// Softmax over the keys that a query sees; 0 for all others, and for a query that sees none.
-///
-/// Scores (B, H, T, S), f32 and contiguous -> weights of the same shape. The gradient of the scores is
-/// `w · (g - Σ w·g)`, which is 0 where the weight is.
-pub(super) struct CausalSoftmax {
-    /// u8 (B, S), 1 = visible.
-    pub(super) padding: Option<Vec<u8>>,
+/// The gradient of the scores from that of their softmax, (.., rows, S) each: `w · (g - Σ w·g)`, which is 0
+/// where the weight is. `seen` holds how many keys each row sees; the others' gradients are not read.
+pub(super) struct SoftmaxBackward {
+    pub(super) seen: Vec<usize>,
 }
 
-struct CausalSoftmaxBackward;
-
-impl CustomOp1 for CausalSoftmax {
-    fn name(&self) -> &'static str {
-        "causal-softmax"
-    }
-
-    fn cpu_fwd(&self, scores: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        let (_, h, t, s) = layout.shape().dims4()?;
-        let mut out = contiguous(scores, layout)?.to_vec();
-        let arch = Arch::new();
-        out.par_chunks_mut(s).enumerate().with_min_len(16).for_each(|(row, weights)| {
-            let (b, i) = (row / (h * t), row % t);
-            let (seen, hidden) = weights.split_at_mut(s - t + i + 1);
-            hidden.fill(0.0);
-            if let Some(padding) = &self.padding {
-                for (x, visible) in seen.iter_mut().zip(&padding[b * s..]) {
-                    if *visible == 0 {
-                        *x = f32::NEG_INFINITY;
-                    }
-                }
-            }
-            arch.dispatch(SoftmaxRow(seen));
-        });
-        Ok((CpuStorage::F32(out), layout.shape().clone()))
-    }
-
-    fn bwd(&self, _: &Tensor, weights: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
-        Ok(Some(weights.apply_op2_no_bwd(&grad.contiguous()?, &CausalSoftmaxBackward)?))
-    }
-}
-
-impl CustomOp2 for CausalSoftmaxBackward {
+impl CustomOp2 for SoftmaxBackward {
     fn name(&self) -> &'static str {
         "causal-softmax-backward"
     }
@@ -58,12 +23,12 @@ impl CustomOp2 for CausalSoftmaxBackward {
         grad: &CpuStorage,
         grad_layout: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
-        let (_, _, t, s) = layout.shape().dims4()?;
+        let (_, _, _, s) = layout.shape().dims4()?;
         let (weights, grad) = (contiguous::<f32>(weights, layout)?, contiguous::<f32>(grad, grad_layout)?);
         let mut out = vec![0f32; weights.len()];
         let rows = out.par_chunks_mut(s).zip(weights.par_chunks(s).zip(grad.par_chunks(s)));
         rows.enumerate().with_min_len(16).for_each(|(row, (out, (w, g)))| {
-            let seen = s - t + row % t + 1;
+            let seen = self.seen[row % self.seen.len()];
             let dot: f32 = w[..seen].iter().zip(g).map(|(w, g)| w * g).sum();
             for (out, (w, g)) in out.iter_mut().zip(w[..seen].iter().zip(g)) {
                 *out = w * (g - dot);
@@ -73,7 +38,8 @@ impl CustomOp2 for CausalSoftmaxBackward {
     }
 }
 
-struct SoftmaxRow<'a>(&'a mut [f32]);
+/// Softmax of a row of scores in place; zeros where every score is -inf.
+pub(super) struct SoftmaxRow<'a>(pub(super) &'a mut [f32]);
 
 impl WithSimd for SoftmaxRow<'_> {
     type Output = ();

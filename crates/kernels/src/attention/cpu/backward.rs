@@ -20,6 +20,7 @@ use super::heads::Heads;
 use super::pack::{panels, rows};
 use super::tile::{Blocks, KEYS, QUERIES};
 use crate::Dropout;
+use crate::attention::mask::CpuMask;
 use crate::element::Element;
 use crate::streams::dots;
 use crate::vector::exp2;
@@ -30,7 +31,7 @@ use rayon::prelude::*;
 /// What the forward pass knew, and its log-sums (B, H, T).
 pub(super) struct Given<'a> {
     pub(super) scale: f64,
-    pub(super) padding: Option<&'a [u8]>,
+    pub(super) mask: &'a CpuMask,
     pub(super) dropout: Option<Dropout>,
     pub(super) log_sums: &'a [f32],
 }
@@ -58,8 +59,8 @@ impl Given<'_> {
         {
             candle_core::bail!("causal attention: a gradient {:?} of queries {:?}", grad.dims(), q.dims())
         }
-        let &Self { scale, padding, dropout, .. } = self;
-        let problem = Problem { q: q_view, k: k_view, v: v_view, scale, padding, dropout };
+        let &Self { scale, mask, dropout, .. } = self;
+        let problem = Problem { q: q_view, k: k_view, v: v_view, scale, mask, dropout };
         let heads: Vec<[Vec<E>; 3]> = problem
             .heads()
             .into_par_iter()
@@ -250,7 +251,7 @@ impl<E: Element> Pass<'_, E> {
     /// Scores to weights after dropout, dP to dS; both 0 where a key is hidden.
     #[inline(always)]
     fn weights_and_scores<S: Simd>(&self, simd: S, memory: &mut Memory, tile: Tile) {
-        let visible = self.problem.visible(self.head.0);
+        let keys = self.problem.k.dims[2];
         for r in 0..QUERIES {
             let weights = &mut memory.weights[r * KEYS..(r + 1) * KEYS];
             let d_scores = &mut memory.d_scores[r * KEYS..(r + 1) * KEYS];
@@ -261,11 +262,12 @@ impl<E: Element> Pass<'_, E> {
                 weights.fill(0.0);
                 continue;
             }
-            if let Some(visible) = visible {
-                for (j, seen) in visible[tile.start..tile.start + limit].iter().enumerate() {
-                    if *seen == 0 {
-                        (weights[j], d_scores[j]) = (f32::NEG_INFINITY, 0.0);
-                    }
+            // A gradient that is not finite must not meet the weight 0 of a hidden key.
+            let query = (self.head.0, self.head.1, tile.first + r);
+            self.problem.mask.hide(query, keys, tile.start, &mut weights[..limit]);
+            for (w, ds) in weights[..limit].iter().zip(d_scores.iter_mut()) {
+                if *w == f32::NEG_INFINITY {
+                    *ds = 0.0;
                 }
             }
             let log_sum = self.log_sums[tile.first + r];

@@ -13,8 +13,14 @@ mod blocks;
 mod heads;
 mod pack;
 mod rows;
+mod summary;
 mod tile;
+mod weights;
 
+pub(super) use summary::{RowSummary, position};
+pub(super) use weights::CpuWeights;
+
+use super::mask::CpuMask;
 use crate::Dropout;
 use crate::element::Element;
 use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Tensor, WithDType};
@@ -25,8 +31,8 @@ use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 use rows::{Found, Span};
 use std::mem::MaybeUninit;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use tile::{Blocks, QUERIES, Scratch, Tile};
 
 /// Up to this many queries are read row by row: packing the keys would cost more than it saves.
@@ -38,17 +44,24 @@ const HEADS_PER_THREAD: usize = 4;
 /// The operation as Candle sees it.
 pub(super) struct CpuAttention {
     scale: f64,
-    /// u8 (B, S), 1 = visible.
-    padding: Option<Vec<u8>>,
+    mask: CpuMask,
     dropout: Option<Dropout>,
     /// (B, H, T): the base-2 logarithm of each row's `Σ 2^score`, which the forward pass leaves for the
     /// backward pass.
     log_sums: OnceLock<Vec<f32>>,
+    summarise: bool,
+    /// (B, H, T), which the forward pass leaves where it is to `summarise`.
+    summaries: Arc<OnceLock<Vec<RowSummary>>>,
 }
 
 impl CpuAttention {
-    pub(super) fn new(scale: f64, padding: Option<Vec<u8>>, dropout: Option<Dropout>) -> Self {
-        Self { scale, padding, dropout, log_sums: OnceLock::new() }
+    pub(super) fn new(scale: f64, mask: CpuMask, dropout: Option<Dropout>, summarise: bool) -> Self {
+        Self { scale, mask, dropout, log_sums: OnceLock::new(), summarise, summaries: Arc::default() }
+    }
+
+    /// Where the forward pass leaves the summary of each row (B, H, T).
+    pub(super) fn summaries(&self) -> Arc<OnceLock<Vec<RowSummary>>> {
+        self.summaries.clone()
     }
 
     fn run<E: Element + WithDType>(
@@ -61,14 +74,18 @@ impl CpuAttention {
         let [b, h, t, d] = q.dims;
         let mut out = Vec::with_capacity(b * t * h * d);
         let mut log_sums = vec![0.0; b * h * t];
-        let (padding, dropout) = (self.padding.as_deref(), self.dropout);
-        let problem = Problem { q, k, v, scale: self.scale, padding, dropout };
+        let mut summaries = vec![RowSummary::default(); if self.summarise { b * h * t } else { 0 }];
+        let problem = Problem { q, k, v, scale: self.scale, mask: &self.mask, dropout: self.dropout };
         let uninit = &mut out.spare_capacity_mut()[..b * t * h * d];
-        Arch::new().dispatch(Run { problem: &problem, out: uninit, log_sums: &mut log_sums });
+        let (log, found) = (&mut log_sums, self.summarise.then_some(summaries.as_mut_slice()));
+        Arch::new().dispatch(Run { problem: &problem, out: uninit, log_sums: log, summaries: found });
         // SAFETY: `Run` has written every row.
         unsafe { out.set_len(b * t * h * d) };
         // A second forward pass of the same operation would find the same.
         let _ = self.log_sums.set(log_sums);
+        if self.summarise {
+            let _ = self.summaries.set(summaries);
+        }
         Ok((E::to_cpu_storage_owned(out), Shape::from((b, t, h, d))))
     }
 }
@@ -107,8 +124,7 @@ impl CustomOp3 for CpuAttention {
         let Some(log_sums) = self.log_sums.get() else {
             candle_core::bail!("causal attention: a backward pass without a forward pass before it")
         };
-        let (scale, padding, dropout) = (self.scale, self.padding.as_deref(), self.dropout);
-        let given = backward::Given { scale, padding, dropout, log_sums };
+        let given = backward::Given { scale: self.scale, mask: &self.mask, dropout: self.dropout, log_sums };
         let [dq, dk, dv] = match q.dtype() {
             DType::F16 => given.gradients::<f16>([q, k, v, context, grad])?,
             DType::BF16 => given.gradients::<bf16>([q, k, v, context, grad])?,
@@ -124,7 +140,7 @@ struct Problem<'a, E> {
     k: Heads<'a, E>,
     v: Heads<'a, E>,
     scale: f64,
-    padding: Option<&'a [u8]>,
+    mask: &'a CpuMask,
     dropout: Option<Dropout>,
 }
 
@@ -149,22 +165,31 @@ impl<E> Problem<'_, E> {
             dropout.scale_row((b * heads + h) * t + i, first, weights);
         }
     }
+}
 
-    /// Which keys of row `b` are visible, where some are not.
-    fn visible(&self, b: usize) -> Option<&[u8]> {
-        let s = self.k.dims[2];
-        self.padding.map(|p| &p[b * s..(b + 1) * s])
+impl<E: Element> Problem<'_, E> {
+    /// The summary of a query (b, h, i) whose weights are held for it.
+    #[inline(always)]
+    fn summary_of_row<S: Simd>(&self, simd: S, query: (usize, usize, usize)) -> RowSummary {
+        let (s, (b, h, i)) = (self.k.dims[2], query);
+        let mut weights = vec![0.0; s - self.q.dims[2] + i + 1];
+        let head = weights::Head { q: self.q, k: self.k, place: (b, h), scale: self.scale, seen: &[] };
+        let hide = |_, scores: &mut [f32]| self.mask.hide(query, s, 0, scores);
+        weights::OneRow { head: &head, i, hide: &hide, out: &mut weights }.with_simd(simd);
+        RowSummary::of(&weights, self.mask.first_key(b, s))
     }
 }
 
-/// The output (B, T, H, D) and the logarithms (B, H, T), written by several threads, each its own rows.
+/// The output (B, T, H, D), the logarithms (B, H, T) and the summaries (B, H, T) where they are wanted, written
+/// by several threads, each its own rows.
 struct Output<E> {
     context: *mut E,
     log_sums: *mut f32,
+    summaries: Option<*mut RowSummary>,
     dims: [usize; 4],
 }
 
-// SAFETY: `write` is the only access, and its callers write each row once.
+// SAFETY: `write` and `write_summary` are the only accesses, and their callers write each row once.
 unsafe impl<E: Send> Sync for Output<E> {}
 
 impl<E: Element> Output<E> {
@@ -183,6 +208,19 @@ impl<E: Element> Output<E> {
             unsafe { self.context.add(start + c).write(E::from_f32(x * factor)) };
         }
     }
+
+    /// The row's summary, where summaries are wanted.
+    ///
+    /// # Safety
+    /// No two calls name the same row.
+    unsafe fn write_summary(&self, (b, h, i): (usize, usize, usize), find: impl FnOnce() -> RowSummary) {
+        let [batch, heads, t, _] = self.dims;
+        assert!(b < batch && h < heads && i < t);
+        if let Some(summaries) = self.summaries {
+            // SAFETY: (b, h, i) is inside the summaries, and this row is the caller's own.
+            unsafe { summaries.add((b * heads + h) * t + i).write(find()) };
+        }
+    }
 }
 
 struct Run<'a, E> {
@@ -190,6 +228,8 @@ struct Run<'a, E> {
     /// (B, T, H, D); every number is written.
     out: &'a mut [MaybeUninit<E>],
     log_sums: &'a mut [f32],
+    /// (B, H, T)
+    summaries: Option<&'a mut [RowSummary]>,
 }
 
 impl<E: Element> WithSimd for Run<'_, E> {
@@ -200,8 +240,13 @@ impl<E: Element> WithSimd for Run<'_, E> {
         assert!(
             self.out.len() == dims.iter().product::<usize>() && self.log_sums.len() * d == self.out.len()
         );
-        let out =
-            Output { context: self.out.as_mut_ptr().cast(), log_sums: self.log_sums.as_mut_ptr(), dims };
+        assert!(self.summaries.as_ref().is_none_or(|all| all.len() == self.log_sums.len()));
+        let out = Output {
+            context: self.out.as_mut_ptr().cast(),
+            log_sums: self.log_sums.as_mut_ptr(),
+            summaries: self.summaries.map(<[RowSummary]>::as_mut_ptr),
+            dims,
+        };
         let heads = self.problem.heads();
         if t <= FEW_QUERIES {
             let queries: Vec<_> = heads.iter().flat_map(|&(b, h)| (0..t).map(move |i| (b, h, i))).collect();
@@ -210,10 +255,16 @@ impl<E: Element> WithSimd for Run<'_, E> {
                 .into_par_iter()
                 .map(|task| simd.vectorize(Span::new(self.problem, queries[task / spans], task % spans)))
                 .collect();
-            for (query, spans) in queries.into_iter().zip(found.chunks_exact(spans)) {
+            for (&query, spans) in queries.iter().zip(found.chunks_exact(spans)) {
                 let row = Found::merge(spans);
                 // SAFETY: each query once.
                 unsafe { out.write(query, &row.context, 1.0, row.log_sum()) };
+            }
+            if out.summaries.is_some() {
+                // SAFETY: each query once.
+                queries.into_par_iter().for_each(|query| unsafe {
+                    out.write_summary(query, || simd.vectorize(SummaryOfRow(self.problem, query)));
+                });
             }
             return;
         }
@@ -265,6 +316,18 @@ impl<E: Element> WithSimd for Run<'_, E> {
     }
 }
 
+/// [`Problem::summary_of_row`] inside the instruction set's own function.
+struct SummaryOfRow<'a, E>(&'a Problem<'a, E>, (usize, usize, usize));
+
+impl<E: Element> WithSimd for SummaryOfRow<'_, E> {
+    type Output = RowSummary;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) -> RowSummary {
+        self.0.summary_of_row(simd, self.1)
+    }
+}
+
 /// One tile of one head, from q to the output.
 struct TileJob<'a, E> {
     problem: &'a Problem<'a, E>,
@@ -290,7 +353,10 @@ impl<E: Element> WithSimd for TileJob<'_, E> {
                 let spans: Vec<Found> = (0..Span::count(self.problem)).map(span).collect();
                 let row = Found::merge(&spans);
                 // SAFETY: each (head, i) once: tiles do not overlap.
-                unsafe { self.out.write((b, h, i), &row.context, 1.0, row.log_sum()) };
+                unsafe {
+                    self.out.write((b, h, i), &row.context, 1.0, row.log_sum());
+                    self.out.write_summary((b, h, i), || self.problem.summary_of_row(simd, (b, h, i)));
+                }
             }
             return;
         }
@@ -299,21 +365,32 @@ impl<E: Element> WithSimd for TileJob<'_, E> {
         let tile = Tile {
             packed: self.packed,
             drop: |i, start, weights: &mut [f32]| problem.drop_weights((b, h), i, start, weights),
-            visible: self.problem.visible(b),
+            mask: self.problem.mask,
+            head: self.head,
             d,
             width: self.width,
+            first_key: self.problem.mask.first_key(b, self.problem.k.dims[2]),
+            keys: self.problem.k.dims[2],
             past: self.problem.k.dims[2] - t,
             first: self.first,
             rows,
         };
-        tile.run(simd, self.scratch);
+        if self.out.summaries.is_some() {
+            tile.run::<S, true>(simd, self.scratch);
+        } else {
+            tile.run::<S, false>(simd, self.scratch);
+        }
         for r in 0..rows {
             let sum = self.scratch.sum[r];
             let factor = if sum == 0.0 { 0.0 } else { 1.0 / sum };
             let log_sum = self.scratch.max[r] + sum.log2();
             let row = &self.scratch.context[r * self.width..(r + 1) * self.width];
             // SAFETY: each (head, i) once: tiles do not overlap.
-            unsafe { self.out.write((b, h, self.first + r), row, factor, log_sum) };
+            unsafe {
+                let query = (b, h, self.first + r);
+                self.out.write(query, row, factor, log_sum);
+                self.out.write_summary(query, || self.scratch.gathered[r].finish(sum, log_sum));
+            }
         }
     }
 }

@@ -97,9 +97,12 @@ impl<E: Element> WithSimd for Span<'_, E> {
 
         // A hidden key keeps the score -inf; what is beyond the span is hidden.
         let mut weights = [f32::NEG_INFINITY; SPAN];
-        let visible = self.problem.visible(b).map(|visible| &visible[self.keys.clone()]);
-        let seen: Vec<usize> =
-            (0..self.keys.len()).filter(|&j| visible.is_none_or(|visible| visible[j] != 0)).collect();
+        let mask = self.problem.mask;
+        let visible = mask.visible(b, k.dims[2]).map(|visible| &visible[self.keys.clone()]);
+        let sees = |&j: &usize| {
+            visible.is_none_or(|visible| visible[j] != 0) && !mask.hidden.hides(h, i, self.keys.start + j)
+        };
+        let seen: Vec<usize> = (0..self.keys.len()).filter(sees).collect();
         let (groups, rest) = seen.as_chunks::<STREAMS>();
         for group in groups {
             let rows = streams(k, (b, h), group.map(|j| self.keys.start + j), &mut scratch);

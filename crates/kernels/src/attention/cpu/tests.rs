@@ -13,7 +13,7 @@ fn run_on<S: Simd>(problem: &Problem<f32>, simd: S) -> Vec<f32> {
 fn run(problem: &Problem<f32>, dispatch: impl Fn(Run<f32>)) -> Vec<f32> {
     let mut out = vec![MaybeUninit::new(f32::NAN); problem.q.dims.iter().product()];
     let mut log_sums = vec![0.0; out.len() / problem.q.dims[3]];
-    dispatch(Run { problem, out: &mut out, log_sums: &mut log_sums });
+    dispatch(Run { problem, out: &mut out, log_sums: &mut log_sums, summaries: None });
     // SAFETY: initialised above, and again by `Run`.
     out.into_iter().map(|x| unsafe { x.assume_init() }).collect()
 }
@@ -25,13 +25,14 @@ fn other_vectors_compute_what_this_processors_do() -> Result<()> {
         let (b, h) = (2, 3);
         let (q, k, v) = (numbers(b * h * t * d, 1), numbers(b * h * s * d, 2), numbers(b * h * s * d, 3));
         let (q_layout, k_layout) = (Layout::contiguous((b, h, t, d)), Layout::contiguous((b, h, s, d)));
-        let padding: Vec<u8> = (0..b * s).map(|i| u8::from(i % 3 != 0)).collect();
+        let padding = Some((0..b * s).map(|i| u8::from(i % 3 != 0)).collect());
+        let mask = CpuMask { padding, ..CpuMask::default() };
         let problem = Problem {
             q: Heads::new(&q, &q_layout)?,
             k: Heads::new(&k, &k_layout)?,
             v: Heads::new(&v, &k_layout)?,
             scale: 1.5,
-            padding: Some(&padding),
+            mask: &mask,
             dropout: Dropout::new(0.2, 1, 2).ok(),
         };
         let expected = run(&problem, |run| Arch::new().dispatch(run));

@@ -3,6 +3,8 @@
 
 use super::blocks::{Strides, add_rows, outer};
 use super::pack::Packed;
+use super::summary::{Gathered, Moments};
+use crate::attention::mask::CpuMask;
 use crate::vector::exp2;
 use pulp::Simd;
 
@@ -57,6 +59,8 @@ pub(super) struct Scratch {
     pub(super) context: Vec<f32>,
     pub(super) max: [f32; QUERIES],
     pub(super) sum: [f32; QUERIES],
+    /// For a summary of the weights.
+    pub(super) gathered: [Gathered; QUERIES],
 }
 
 impl Scratch {
@@ -67,6 +71,7 @@ impl Scratch {
             context: vec![0.0; QUERIES * width],
             max: [0.0; QUERIES],
             sum: [0.0; QUERIES],
+            gathered: [Gathered::NOTHING; QUERIES],
         }
     }
 }
@@ -76,10 +81,15 @@ pub(super) struct Tile<'a, F> {
     pub(super) packed: &'a Packed,
     /// Dropout on the weights of a query from a key on; leaves them alone where there is none.
     pub(super) drop: F,
-    /// Which keys are visible, u8 (S), where some are not.
-    pub(super) visible: Option<&'a [u8]>,
+    pub(super) mask: &'a CpuMask,
+    /// (b, h)
+    pub(super) head: (usize, usize),
     pub(super) d: usize,
     pub(super) width: usize,
+    /// The first key that is no padding.
+    pub(super) first_key: usize,
+    /// S.
+    pub(super) keys: usize,
     /// S - T.
     pub(super) past: usize,
     pub(super) first: usize,
@@ -88,20 +98,22 @@ pub(super) struct Tile<'a, F> {
 
 impl<F: Fn(usize, usize, &mut [f32])> Tile<'_, F> {
     /// Leaves `Σ 2^(s-max)·v` in `scratch.context` and `Σ 2^(s-max)` in `scratch.sum`; where a query sees
-    /// no key both are 0.
+    /// no key both are 0. Where `SUMMARY`, `scratch.gathered` is filled, too.
     #[inline(always)]
-    pub(super) fn run<S: Simd>(&self, simd: S, scratch: &mut Scratch) {
+    pub(super) fn run<S: Simd, const SUMMARY: bool>(&self, simd: S, scratch: &mut Scratch) {
         scratch.context.fill(0.0);
         scratch.max.fill(f32::NEG_INFINITY);
         scratch.sum.fill(0.0);
+        scratch.gathered.fill(Gathered::NOTHING);
+        let visible = self.mask.visible(self.head.0, self.keys);
         let seen = self.past + self.first + self.rows; // keys that the last query sees
         for start in (0..seen).step_by(KEYS) {
             let keys = KEYS.min(seen - start);
-            if self.visible.is_some_and(|v| v[start..start + keys].iter().all(|&x| x == 0)) {
+            if visible.is_some_and(|v| v[start..start + keys].iter().all(|&x| x == 0)) {
                 continue;
             }
             self.scores(simd, scratch, start, keys);
-            self.softmax(simd, scratch, start, keys);
+            self.softmax::<S, SUMMARY>(simd, scratch, start, keys);
             self.context(simd, scratch, start, keys);
         }
     }
@@ -156,27 +168,31 @@ impl<F: Fn(usize, usize, &mut [f32])> Tile<'_, F> {
 
     /// Turns scores into `2^(s - max)` and rescales what was summed under an older maximum.
     #[inline(always)]
-    fn softmax<S: Simd>(&self, simd: S, scratch: &mut Scratch, start: usize, keys: usize) {
+    fn softmax<S: Simd, const SUMMARY: bool>(
+        &self,
+        simd: S,
+        scratch: &mut Scratch,
+        start: usize,
+        keys: usize,
+    ) {
         let lanes = S::F32_LANES;
         let columns = keys.next_multiple_of(lanes); // KEYS is a multiple of the lanes
         for r in 0..self.rows {
             let row = &mut scratch.scores[r * KEYS..(r + 1) * KEYS];
             let limit = self.limit(r, start, keys);
             row[limit..columns].fill(f32::NEG_INFINITY);
-            if let Some(visible) = self.visible {
-                for (x, &v) in row[..limit].iter_mut().zip(&visible[start..]) {
-                    if v == 0 {
-                        *x = f32::NEG_INFINITY;
-                    }
-                }
-            }
-            let (vectors, _) = S::as_mut_simd_f32s(&mut row[..columns]);
+            let position = self.past + self.first + r;
+            self.mask.hide((self.head.0, self.head.1, self.first + r), self.keys, start, &mut row[..limit]);
             let mut highest = simd.splat_f32s(f32::NEG_INFINITY);
-            for x in vectors.iter() {
+            for x in S::as_simd_f32s(&row[..columns]).0 {
                 highest = simd.max_f32s(highest, *x);
             }
             let before = scratch.max[r];
             let highest = simd.reduce_max_f32s(highest);
+            if SUMMARY {
+                let places = (start, position, self.first_key);
+                scratch.gathered[r].look(&row[..columns], places, highest);
+            }
             let max = if highest <= before + HEADROOM { before } else { highest };
             if max == f32::NEG_INFINITY {
                 // Nothing seen yet, or nothing but NaN, which a maximum passes over.
@@ -188,15 +204,23 @@ impl<F: Fn(usize, usize, &mut [f32])> Tile<'_, F> {
             }
             let minus = simd.splat_f32s(-max);
             let mut sum = simd.splat_f32s(0.0);
-            for x in vectors {
-                *x = exp2(simd, simd.add_f32s(*x, minus));
+            let mut moments = Moments::<S>::new(simd, position, start);
+            for x in S::as_mut_simd_f32s(&mut row[..columns]).0 {
+                let exponent = simd.add_f32s(*x, minus);
+                *x = exp2(simd, exponent);
                 sum = simd.add_f32s(sum, *x);
+                if SUMMARY {
+                    moments.add(simd, exponent, *x);
+                }
             }
             // The sum is that of all weights, and what meets the values is what is left of them.
             (self.drop)(self.first + r, start, &mut row[..limit]);
             #[allow(clippy::float_cmp)] // exactly 1 where the maximum stays
             let scale = if before == max { 1.0 } else { (before - max).exp2() };
             scratch.max[r] = max;
+            if SUMMARY {
+                scratch.gathered[r].add(moments.sums(simd), max - before, scale, scratch.sum[r]);
+            }
             scratch.sum[r] = scratch.sum[r] * scale + simd.reduce_sum_f32s(sum);
             #[allow(clippy::float_cmp)] // as above
             if scale != 1.0 {

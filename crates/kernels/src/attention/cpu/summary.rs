@@ -1,0 +1,182 @@
+//! The numbers of a [`Summary`](crate::attention::Summary), gathered while the weights pass by.
+//!
+//! With scores s in base 2, a reference m, `p = 2^(s - m)` and `Z = Σ p`, a weight is `p / Z`, and
+//!
+//! ```text
+//! entropy = ln Z - ln 2 · Σ p·(s - m) / Z        distance = Σ p·(position - key) / Z
+//! ```
+//!
+//! Both sums are rescaled like the context's when m rises to m': `p` by `2^(m - m')`, and each exponent falls by
+//! `m' - m`.
+
+use pulp::Simd;
+use std::f32::consts::LN_2;
+
+/// The numbers of one query.
+#[derive(Debug, Clone, Copy, Default)]
+pub(in crate::attention) struct RowSummary {
+    pub(in crate::attention) entropy: f32,
+    pub(in crate::attention) mean_distance: f32,
+    pub(in crate::attention) on_self: f32,
+    pub(in crate::attention) on_previous: f32,
+    pub(in crate::attention) on_first: f32,
+    pub(in crate::attention) max: f32,
+    pub(in crate::attention) max_position: u32,
+}
+
+impl RowSummary {
+    /// Of the weights on the keys up to the query's own position.
+    pub(super) fn of(weights: &[f32], first_key: usize) -> Self {
+        let mut found = Self::default();
+        let (mut entropy, mut distance) = (0f64, 0f64);
+        for (back, &w) in weights.iter().rev().enumerate() {
+            let wide = f64::from(w);
+            if w != 0.0 {
+                entropy -= wide * wide.ln(); // 0·ln 0 is 0, its limit
+            }
+            distance += wide * back as f64;
+        }
+        for (key, &w) in weights.iter().enumerate() {
+            if w > found.max {
+                (found.max, found.max_position) = (w, position(key));
+            }
+        }
+        #[allow(clippy::cast_possible_truncation)] // f32 is what is handed back
+        {
+            (found.entropy, found.mean_distance) = (entropy as f32, distance as f32);
+        }
+        let at = |key: Option<usize>| key.and_then(|key| weights.get(key)).copied().unwrap_or(0.0);
+        found.on_self = at(weights.len().checked_sub(1));
+        found.on_previous = at(weights.len().checked_sub(2));
+        found.on_first = at(Some(first_key));
+        found
+    }
+}
+
+/// Keys are fewer than 2^32: a tensor of that many has no room for another dimension.
+#[allow(clippy::cast_possible_truncation)]
+pub(in crate::attention) fn position(key: usize) -> u32 {
+    key as u32
+}
+
+/// What a tile knows of a query after some of its keys.
+#[derive(Clone, Copy)]
+pub(super) struct Gathered {
+    /// `Σ p·(s - m)`
+    exponents: f32,
+    /// `Σ p·(position - key)`
+    distances: f32,
+    /// Scores of single keys; -inf where they are hidden or not met yet.
+    own: f32,
+    previous: f32,
+    first: f32,
+    best: f32,
+    best_key: usize,
+}
+
+/// Scores that are searched at a time.
+const GROUP: usize = 16;
+
+impl Gathered {
+    pub(super) const NOTHING: Self = Self {
+        exponents: 0.0,
+        distances: 0.0,
+        own: f32::NEG_INFINITY,
+        previous: f32::NEG_INFINITY,
+        first: f32::NEG_INFINITY,
+        best: f32::NEG_INFINITY,
+        best_key: 0,
+    };
+
+    /// The single scores among those of the keys from `start` on, whose highest is `highest`, for a query at
+    /// `position`; -inf where a key is hidden.
+    #[inline(always)]
+    #[allow(clippy::float_cmp)] // a maximum is one of those it is taken of
+    pub(super) fn look(
+        &mut self,
+        scores: &[f32],
+        (start, position, first_key): (usize, usize, usize),
+        highest: f32,
+    ) {
+        if highest > self.best {
+            // A whole group is compared without a branch.
+            let holders = |group: &[f32]| group.iter().map(|x| u32::from(*x == highest)).sum::<u32>();
+            let before = scores.chunks(GROUP).take_while(|group| holders(group) == 0).count() * GROUP;
+            let within = scores[before..].iter().take_while(|x| **x != highest).count();
+            (self.best, self.best_key) = (highest, start + before + within);
+        }
+        let at = |key: usize, known: f32| {
+            key.checked_sub(start).and_then(|j| scores.get(j)).copied().unwrap_or(known)
+        };
+        self.own = at(position, self.own);
+        self.first = at(first_key, self.first);
+        if position > 0 {
+            self.previous = at(position - 1, self.previous);
+        }
+    }
+
+    /// Adds `more`, whose reference is `rise` above the one before, under which the weights' sum was `sum`.
+    #[inline(always)]
+    pub(super) fn add(&mut self, more: (f32, f32), rise: f32, scale: f32, sum: f32) {
+        // A rise from -inf, before the first key that is seen, or one that leaves nothing of what was there.
+        let kept = scale != 0.0;
+        self.exponents = if kept { scale * (self.exponents - rise * sum) } else { 0.0 };
+        self.distances *= scale;
+        self.exponents += more.0;
+        self.distances += more.1;
+    }
+
+    /// The numbers of a query whose weights sum to `sum` and have the logarithm `log_sum`.
+    pub(super) fn finish(&self, sum: f32, log_sum: f32) -> RowSummary {
+        if sum == 0.0 {
+            return RowSummary::default();
+        }
+        let entropy = sum.ln() - LN_2 * self.exponents / sum;
+        let weight = |score: f32| (score - log_sum).exp2();
+        RowSummary {
+            // Rounding may leave a little less than 0, and NaN stays.
+            entropy: if entropy < 0.0 { 0.0 } else { entropy },
+            mean_distance: self.distances / sum,
+            on_self: weight(self.own),
+            on_previous: weight(self.previous),
+            on_first: weight(self.first),
+            max: weight(self.best),
+            max_position: position(self.best_key),
+        }
+    }
+}
+
+/// The sums of one row of scores as its vectors are turned into weights.
+pub(super) struct Moments<S: Simd> {
+    exponents: S::f32s,
+    distances: S::f32s,
+    distance: S::f32s,
+}
+
+impl<S: Simd> Moments<S> {
+    /// For keys from `start` on, seen from `position`.
+    #[inline(always)]
+    pub(super) fn new(simd: S, position: usize, start: usize) -> Self {
+        /// As many as the widest vector has.
+        const LANES: [f32; 16] = [0., 1., 2., 3., 4., 5., 6., 7., 8., 9., 10., 11., 12., 13., 14., 15.];
+        let first = simd.splat_f32s(position as f32 - start as f32);
+        let zero = simd.splat_f32s(0.0);
+        let lanes = simd.partial_load_f32s(&LANES[..S::F32_LANES]);
+        Self { exponents: zero, distances: zero, distance: simd.sub_f32s(first, lanes) }
+    }
+
+    /// The next vector of weights `p`, `2^exponent`.
+    #[inline(always)]
+    pub(super) fn add(&mut self, simd: S, exponent: S::f32s, p: S::f32s) {
+        // Where the exponent is lower, p is 0, and 0 times infinity would be NaN.
+        let exponent = simd.max_f32s(exponent, simd.splat_f32s(-127.0));
+        self.exponents = simd.mul_add_e_f32s(p, exponent, self.exponents);
+        self.distances = simd.mul_add_e_f32s(p, self.distance, self.distances);
+        self.distance = simd.sub_f32s(self.distance, simd.splat_f32s(S::F32_LANES as f32));
+    }
+
+    #[inline(always)]
+    pub(super) fn sums(self, simd: S) -> (f32, f32) {
+        (simd.reduce_sum_f32s(self.exponents), simd.reduce_sum_f32s(self.distances))
+    }
+}

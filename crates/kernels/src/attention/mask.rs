@@ -1,0 +1,146 @@
+//! What each query may see: the triangle, padding, and single keys that are hidden from single queries.
+
+use candle_core::{DType, Device, Result, Tensor};
+
+/// What each query may see. One polarity everywhere: 1 is visible, 0 is hidden.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct CausalMask<'a> {
+    /// The lower triangle, u8 (1, 1, N, N) with N >= S: GPT-2's `bias` buffer, see [`causal_bias`]. Only
+    /// the eager path reads it, and makes one of its own where there is none.
+    pub tril: Option<&'a Tensor>,
+    /// Keys that are padding, u8 (B, S), or `None` when there are none.
+    pub padding: Option<&'a Tensor>,
+    /// Single keys hidden from single queries, in every row of the batch.
+    pub hidden: &'a [Hidden],
+}
+
+/// A key that a query may not see although it stands before it: its score is -inf. Attention knock-out of
+/// Geva et al. 2023, "Dissecting Recall of Factual Associations".
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Hidden {
+    /// The head, or all heads.
+    pub head: Option<usize>,
+    /// Which of the T queries.
+    pub query: usize,
+    /// Which of the S keys.
+    pub key: usize,
+}
+
+/// GPT-2's `bias` buffer: the u8 lower triangle (1, 1, n, n), 1 = visible.
+///
+/// # Errors
+/// When the device cannot hold it.
+pub fn causal_bias(n: usize, device: &Device) -> Result<Tensor> {
+    let mut tril = vec![0u8; n * n];
+    for (i, row) in tril.chunks_exact_mut(n.max(1)).enumerate() {
+        row[..=i].fill(1);
+    }
+    Tensor::from_vec(tril, (1, 1, n, n), device)
+}
+
+impl CausalMask<'_> {
+    /// The masks beside the triangle as numbers, for `heads` heads.
+    pub(super) fn on_cpu(&self, heads: usize) -> Result<CpuMask> {
+        Ok(CpuMask {
+            padding: self.padding.map(|p| p.flatten_all()?.to_vec1()).transpose()?,
+            hidden: HiddenKeys::new(self.hidden, heads),
+        })
+    }
+
+    /// Refuses what does not fit q (B, H, T, D) against S keys.
+    pub(super) fn check(&self, (b, h, t): (usize, usize, usize), s: usize) -> Result<()> {
+        if let Some(tril) = self.tril {
+            match tril.dims() {
+                [1, 1, n, m] if n == m && *n >= s && tril.dtype() == DType::U8 => {}
+                dims => candle_core::bail!(
+                    "causal attention over {s} keys needs a u8 bias of shape [1, 1, N, N] with N >= {s}, got {:?} \
+                     {dims:?}",
+                    tril.dtype()
+                ),
+            }
+        }
+        if let Some(p) = self.padding
+            && (p.dims() != [b, s] || p.dtype() != DType::U8)
+        {
+            candle_core::bail!(
+                "causal attention: padding mask must be u8 [{b}, {s}] (1 = visible), got {:?} {:?}",
+                p.dtype(),
+                p.dims()
+            )
+        }
+        let outside = |x: &&Hidden| x.head.is_some_and(|head| head >= h) || x.query >= t || x.key >= s;
+        if let Some(x) = self.hidden.iter().find(outside) {
+            candle_core::bail!("causal attention: {x:?} is outside {h} heads, {t} queries and {s} keys")
+        }
+        Ok(())
+    }
+}
+
+/// The masks beside the triangle, for kernels on the CPU.
+#[derive(Debug, Clone, Default)]
+pub(super) struct CpuMask {
+    /// u8 (B, S), 1 = visible.
+    pub(super) padding: Option<Vec<u8>>,
+    pub(super) hidden: HiddenKeys,
+}
+
+impl CpuMask {
+    /// Which of `s` keys row `b` sees, where some are padding.
+    pub(super) fn visible(&self, b: usize, s: usize) -> Option<&[u8]> {
+        self.padding.as_ref().map(|p| &p[b * s..(b + 1) * s])
+    }
+
+    /// The score -inf for what a query (b, h, i) may not see of S keys, among `scores` of keys from `start` on.
+    #[inline(always)]
+    pub(super) fn hide(&self, (b, h, i): (usize, usize, usize), s: usize, start: usize, scores: &mut [f32]) {
+        if let Some(visible) = self.visible(b, s) {
+            for (x, &v) in scores.iter_mut().zip(&visible[start..]) {
+                if v == 0 {
+                    *x = f32::NEG_INFINITY;
+                }
+            }
+        }
+        for &(_, _, key) in self.hidden.of(h, i) {
+            if let Some(x) = key.checked_sub(start).and_then(|j| scores.get_mut(j)) {
+                *x = f32::NEG_INFINITY;
+            }
+        }
+    }
+
+    /// The first of `s` keys that is no padding in row `b`; 0 where all are.
+    pub(super) fn first_key(&self, b: usize, s: usize) -> usize {
+        self.visible(b, s).and_then(|visible| visible.iter().position(|&v| v != 0)).unwrap_or(0)
+    }
+}
+
+/// [`Hidden`] keys by head and query.
+#[derive(Debug, Clone, Default)]
+pub(super) struct HiddenKeys(Vec<(usize, usize, usize)>);
+
+impl HiddenKeys {
+    pub(super) fn new(hidden: &[Hidden], heads: usize) -> Self {
+        let all = hidden.iter().flat_map(|x| {
+            let heads = x.head.map_or(0..heads, |head| head..head + 1);
+            heads.map(|head| (head, x.query, x.key))
+        });
+        let mut keys: Vec<_> = all.collect();
+        keys.sort_unstable();
+        Self(keys)
+    }
+
+    /// The keys hidden from a query of a head.
+    #[inline(always)]
+    pub(super) fn of(&self, head: usize, query: usize) -> &[(usize, usize, usize)] {
+        if self.0.is_empty() {
+            return &[];
+        }
+        let start = self.0.partition_point(|x| (x.0, x.1) < (head, query));
+        let len = self.0[start..].partition_point(|x| (x.0, x.1) == (head, query));
+        &self.0[start..start + len]
+    }
+
+    /// Whether a key is hidden from a query of a head.
+    pub(super) fn hides(&self, head: usize, query: usize, key: usize) -> bool {
+        self.of(head, query).iter().any(|x| x.2 == key)
+    }
+}

@@ -1,0 +1,115 @@
+//! A few numbers on each query's weights, for looking at all heads of a long text at once.
+
+use super::cpu::{self, RowSummary};
+use super::eager;
+use super::mask::CausalMask;
+use super::weights::Chosen;
+use candle_core::{D, DType, Device, Result, Tensor};
+
+/// What the weights of each query are like, for every head: seven tensors (B, H, T) instead of one (B, H, T, S).
+///
+/// The numbers are those of the softmax, before any dropout, and have no gradient. A query that sees no key
+/// has zeros.
+#[derive(Debug, Clone)]
+pub struct Summary {
+    /// Shannon entropy in nats, `-Σ w·ln w`: f32.
+    pub entropy: Tensor,
+    /// How far back the query looks, in tokens, `Σ w·(position - key)`: f32.
+    pub mean_distance: Tensor,
+    /// The weight on the query's own position: f32.
+    pub on_self: Tensor,
+    /// The weight on the key before it, 0 where there is none: f32.
+    pub on_previous: Tensor,
+    /// The weight on the first key that is no padding: f32.
+    pub on_first: Tensor,
+    /// The largest weight: f32.
+    pub max: Tensor,
+    /// The key that has it, the first of several: u32.
+    pub max_position: Tensor,
+}
+
+/// Queries whose weights the eager path holds at a time.
+const CHUNK: usize = 64;
+
+impl Summary {
+    /// The numbers of each row (B, H, T) as tensors.
+    pub(super) fn of_rows(rows: &[RowSummary], (b, h, t, _): (usize, usize, usize, usize)) -> Result<Self> {
+        let tensor = |number: fn(&RowSummary) -> f32| {
+            Tensor::from_vec(rows.iter().map(number).collect::<Vec<_>>(), (b, h, t), &Device::Cpu)
+        };
+        let positions: Vec<u32> = rows.iter().map(|row| row.max_position).collect();
+        Ok(Self {
+            entropy: tensor(|row| row.entropy)?,
+            mean_distance: tensor(|row| row.mean_distance)?,
+            on_self: tensor(|row| row.on_self)?,
+            on_previous: tensor(|row| row.on_previous)?,
+            on_first: tensor(|row| row.on_first)?,
+            max: tensor(|row| row.max)?,
+            max_position: Tensor::from_vec(positions, (b, h, t), &Device::Cpu)?,
+        })
+    }
+
+    /// The definition, in plain operations on the weights of [`CHUNK`] queries at a time.
+    ///
+    /// `q` (B, H, T, D), `k` (B, H, S, D)
+    pub(super) fn eager((q, k): (&Tensor, &Tensor), scale: f64, mask: CausalMask) -> Result<Self> {
+        let (_, h, t, _) = q.dims4()?;
+        let s = k.dim(2)?;
+        let first = first_keys(mask, (q.dim(0)?, s), q.device())?; // (B)
+        let mut chunks: [Vec<Tensor>; 7] = Default::default();
+        for start in (0..t).step_by(CHUNK) {
+            let queries: Vec<usize> = (start..t.min(start + CHUNK)).collect();
+            let rows = Chosen { heads: None, queries: Some(queries) }.resolve(h, t)?;
+            let weights = eager::weights(&q.detach(), &k.detach(), scale, mask, &rows)?; // (B, H, chunk, S)
+            let positions = Tensor::from_iter(rows.seen(s).map(|seen| (seen - 1) as f32), q.device())?;
+            let numbers = of_weights(&weights, &positions, &first)?;
+            chunks.iter_mut().zip(numbers).for_each(|(chunks, number)| chunks.push(number));
+        }
+        let whole = |i: usize| Tensor::cat(&chunks[i], 2);
+        Ok(Self {
+            entropy: whole(0)?,
+            mean_distance: whole(1)?,
+            on_self: whole(2)?,
+            on_previous: whole(3)?,
+            on_first: whole(4)?,
+            max: whole(5)?,
+            max_position: whole(6)?,
+        })
+    }
+}
+
+/// The fields of [`Summary`] in their order, (B, H, queries) each.
+///
+/// `weights` (B, H, queries, S), `positions` (queries) f32, `first` (B) u32
+fn of_weights(weights: &Tensor, positions: &Tensor, first: &Tensor) -> Result<[Tensor; 7]> {
+    let (b, h, t, s) = weights.dims4()?;
+    let weights = weights.to_dtype(DType::F32)?;
+    // 0·ln 0 is 0, its limit.
+    let logs = weights.maximum(f32::MIN_POSITIVE)?.log()?;
+    let keys = Tensor::arange(0u32, u32::try_from(s)?, weights.device())?.to_dtype(DType::F32)?; // (S)
+    let distance = positions.unsqueeze(1)?.broadcast_sub(&keys)?; // (queries, S)
+    let on = |key: &Tensor, there: &Tensor| {
+        let key = key.broadcast_as((b, h, t, 1))?.contiguous()?;
+        weights.gather(&key, D::Minus1)?.squeeze(3)?.broadcast_mul(there)
+    };
+    let ones = positions.ones_like()?;
+    let own = positions.to_dtype(DType::U32)?.reshape((1, 1, t, 1))?;
+    let before = (positions - 1.0)?;
+    let previous = before.relu()?.to_dtype(DType::U32)?.reshape((1, 1, t, 1))?;
+    let first = first.reshape((b, 1, 1, 1))?;
+    Ok([
+        (&weights * logs)?.sum(3)?.neg()?.relu()?,
+        weights.broadcast_mul(&distance)?.sum(3)?,
+        on(&own, &ones)?,
+        on(&previous, &before.ge(0f32)?.to_dtype(DType::F32)?)?,
+        on(&first, &ones)?,
+        weights.max(3)?,
+        weights.argmax(3)?,
+    ])
+}
+
+/// The first key of each of B rows that is no padding: u32 (B).
+fn first_keys(mask: CausalMask, (b, s): (usize, usize), device: &Device) -> Result<Tensor> {
+    let mask = mask.on_cpu(0)?;
+    Tensor::from_iter((0..b).map(|b| cpu::position(mask.first_key(b, s))), device)
+}

@@ -1,0 +1,245 @@
+//! Changes to heads and to attention, as data.
+
+use super::{At, Chain, Hooks, KnockOut, Point, Recorder};
+use crate::{Config, ForwardArgs, Gpt2LMHeadModel};
+use candle_core::{Result, Tensor};
+use std::fmt;
+
+/// A head of a layer, both counted from 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Head {
+    /// The layer.
+    pub layer: usize,
+    /// The head.
+    pub head: usize,
+}
+
+impl fmt::Display for Head {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.layer, self.head)
+    }
+}
+
+/// One change. Those of a head are made to its context z, before `c_proj`, at every position.
+#[derive(Debug, Clone)]
+pub enum Intervention {
+    /// z becomes 0 (Michel et al. 2019, "Are Sixteen Heads Really Better than One?").
+    ZeroAblate(Head),
+    /// z becomes its own mean over the batch and the positions that are no padding in this run, each position the
+    /// same vector: what the head says of this text is taken away, its average stays (mean ablation of Wang et
+    /// al. 2022, "Interpretability in the Wild", whose mean is over other texts: that is [`Self::Replace`]). Not
+    /// with a cache, see [`Interventions::with_means_of`].
+    MeanAblate(Head),
+    /// z becomes this vector (D) at every position.
+    Replace(Head, Tensor),
+    /// z is multiplied by a factor.
+    Scale(Head, f64),
+    /// z becomes that of another run, (B, T, H, D) as [`Point::Z`] has it, of which this head is taken: activation
+    /// patching (Vig et al. 2020; Wang et al. 2022). A batch of 1 serves every row. With a cache, positions from T on
+    /// are left alone; without one both texts are as long.
+    Patch(Head, Tensor),
+    /// Attention is knocked out between two positions, in one layer or all.
+    KnockOut(Option<usize>, KnockOut),
+}
+
+impl Intervention {
+    fn head(&self) -> Option<Head> {
+        match self {
+            Self::ZeroAblate(head)
+            | Self::MeanAblate(head)
+            | Self::Replace(head, _)
+            | Self::Scale(head, _)
+            | Self::Patch(head, _) => Some(*head),
+            Self::KnockOut(..) => None,
+        }
+    }
+
+    /// z (B, T, 1, D) of its head, changed.
+    fn changed(&self, at: At, z: &Tensor) -> Result<Tensor> {
+        match self {
+            Self::ZeroAblate(_) => z.zeros_like(),
+            Self::MeanAblate(head) if at.cached => candle_core::bail!(
+                "mean ablation of head {head}: a pass with a cache does not see the whole text; fix the mean \
+                 beforehand (Interventions::with_means_of)"
+            ),
+            Self::MeanAblate(_) => mean(z, at)?.broadcast_as(z.shape())?.contiguous(),
+            Self::Replace(_, value) => value
+                .to_dtype(z.dtype())?
+                .reshape((1, 1, 1, z.dim(3)?))?
+                .broadcast_as(z.shape())?
+                .contiguous(),
+            Self::Scale(_, factor) => z * *factor,
+            Self::Patch(head, other) => patched(*head, at, z, other),
+            Self::KnockOut(..) => Ok(z.clone()),
+        }
+    }
+}
+
+/// The mean over rows and positions that are no padding: (B, T, 1, D) -> (1, 1, 1, D)
+fn mean(z: &Tensor, at: At) -> Result<Tensor> {
+    let wide = z.to_dtype(gpt2_kernels::accumulator(z.dtype()))?;
+    let sum = |x: &Tensor| x.sum_keepdim((0, 1));
+    let mean = match at.padding {
+        None => wide.mean_keepdim((0, 1))?,
+        Some(padding) => {
+            let visible = padding.unsqueeze(2)?.unsqueeze(3)?.to_dtype(wide.dtype())?; // (B, T, 1, 1)
+            sum(&wide.broadcast_mul(&visible)?)?.broadcast_div(&sum(&visible)?)?
+        }
+    };
+    mean.to_dtype(z.dtype())
+}
+
+fn patched(head: Head, at: At, z: &Tensor, other: &Tensor) -> Result<Tensor> {
+    let ((b, t, _, d), (other_b, other_t, heads, other_d)) = (z.dims4()?, other.dims4()?);
+    let fits = at.cached || at.past + t == other_t;
+    if (other_b != 1 && other_b != b) || other_d != d || head.head >= heads || !fits {
+        candle_core::bail!(
+            "patch of head {head}: the run has z [{b}, {t}, H, {d}], the other run's is {:?}",
+            other.dims()
+        )
+    }
+    let known = other_t.saturating_sub(at.past).min(t);
+    if known == 0 {
+        return Ok(z.clone());
+    }
+    let other = other.narrow(1, at.past, known)?.narrow(2, head.head, 1)?.to_dtype(z.dtype())?;
+    let other = other.broadcast_as((b, known, 1, d))?;
+    Tensor::cat(&[&other, &z.narrow(1, known, t - known)?], 1)
+}
+
+/// Interventions, checked against a model's config: [`Hooks`] for [`ForwardArgs::hooks`].
+///
+/// Those of one head are made in their order.
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use gpt2_model::hooks::{Head, Intervention, Interventions, KnockOut};
+/// use gpt2_model::{Config, ForwardArgs, Gpt2LMHeadModel, init};
+///
+/// # fn main() -> candle_core::Result<()> {
+/// # let config = Config { n_layer: 2, n_head: 2, n_embd: 8, n_positions: 16, vocab_size: 11, ..Config::gpt2() };
+/// # let model = Gpt2LMHeadModel::load(init::seeded(1, DType::F32, &Device::Cpu), &config)?;
+/// # let input_ids = Tensor::new(&[[3u32, 1, 4, 1, 5]], &Device::Cpu)?;
+/// let changes = Interventions::new(
+///     [
+///         Intervention::ZeroAblate(Head { layer: 1, head: 0 }),
+///         Intervention::KnockOut(None, KnockOut { head: None, query: 4, key: 2 }),
+///     ],
+///     model.config(),
+/// )?;
+/// let output = model.forward(&input_ids, ForwardArgs { hooks: Some(&changes), ..Default::default() })?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone, Default)]
+pub struct Interventions {
+    list: Vec<Intervention>,
+}
+
+impl Interventions {
+    /// The interventions of a list.
+    ///
+    /// # Errors
+    /// When a layer, head or position is not the model's, a factor is not finite, a vector is not of D numbers, or a
+    /// key stands after its query, which never sees it.
+    pub fn new(list: impl IntoIterator<Item = Intervention>, config: &Config) -> Result<Self> {
+        let list: Vec<_> = list.into_iter().collect();
+        list.iter().try_for_each(|one| check(one, config))?;
+        Ok(Self { list })
+    }
+
+    /// Whether there is nothing to do.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    /// The same with each mean ablation's mean taken over a run on `input_ids` (B, T) now, and kept: what a cache
+    /// needs.
+    ///
+    /// # Errors
+    /// As the model's forward pass.
+    pub fn with_means_of(mut self, model: &Gpt2LMHeadModel, input_ids: &Tensor) -> Result<Self> {
+        let of_mean = |one: &Intervention| matches!(one, Intervention::MeanAblate(_));
+        if !self.list.iter().any(of_mean) {
+            return Ok(self);
+        }
+        let layers = self.list.iter().filter(|one| of_mean(one)).filter_map(Intervention::head);
+        let recorder = Recorder::new(layers.map(|head| Point::Z(head.layer)));
+        let both = Chain(&[&recorder, &self]);
+        model.transformer.forward(input_ids, ForwardArgs { hooks: Some(&both), ..Default::default() })?;
+        for one in &mut self.list {
+            if let Intervention::MeanAblate(head) = *one {
+                let z = recorder.value(Point::Z(head.layer))?.narrow(2, head.head, 1)?; // (B, T, 1, D)
+                let at = At { point: Point::Z(head.layer), past: 0, cached: false, padding: None };
+                *one = Intervention::Replace(head, mean(&z, at)?.flatten_all()?);
+            }
+        }
+        Ok(self)
+    }
+
+    fn of_layer(&self, layer: usize) -> impl Iterator<Item = (&Intervention, Head)> {
+        let of_head = |one| Intervention::head(one).map(|head| (one, head));
+        self.list.iter().filter_map(of_head).filter(move |(_, head)| head.layer == layer)
+    }
+}
+
+fn check(one: &Intervention, config: &Config) -> Result<()> {
+    let (layers, heads, positions, d) =
+        (config.n_layer, config.n_head, config.n_positions, config.head_dim());
+    let (layer, head) = match one {
+        Intervention::KnockOut(layer, pair) => (*layer, pair.head),
+        _ => (one.head().map(|head| head.layer), one.head().map(|head| head.head)),
+    };
+    if let Some(layer) = layer.filter(|&layer| layer >= layers) {
+        candle_core::bail!("layer {layer}: the model has layers 0 to {}", layers - 1)
+    }
+    if let Some(head) = head.filter(|&head| head >= heads) {
+        let of_layer = layer.map_or_else(String::new, |layer| format!(" of layer {layer}"));
+        candle_core::bail!("head {head}{of_layer}: the model has heads 0 to {}", heads - 1)
+    }
+    match one {
+        Intervention::Replace(head, value) if value.dims() != [d] => {
+            candle_core::bail!("head {head}: a vector of [{d}] is needed, got {:?}", value.dims())
+        }
+        Intervention::Scale(head, factor) if !factor.is_finite() => {
+            candle_core::bail!("head {head}: the factor is {factor}, expected a finite number")
+        }
+        Intervention::KnockOut(_, KnockOut { query, .. }) if *query >= positions => {
+            candle_core::bail!("position {query}: the model has positions 0 to {}", positions - 1)
+        }
+        Intervention::KnockOut(_, KnockOut { query, key, .. }) if key > query => candle_core::bail!(
+            "knock-out from position {query} to {key}: a query sees the positions up to its own, 0 to {query}"
+        ),
+        _ => Ok(()),
+    }
+}
+
+impl Hooks for Interventions {
+    fn wants(&self, point: Point) -> bool {
+        matches!(point, Point::Z(layer) if self.of_layer(layer).next().is_some())
+    }
+
+    fn at(&self, at: At, z: &Tensor) -> Result<Option<Tensor>> {
+        let Point::Z(layer) = at.point else { return Ok(None) };
+        let heads = z.dim(2)?;
+        let mut parts = (0..heads).map(|head| z.narrow(2, head, 1)).collect::<Result<Vec<_>>>()?; // (B, T, 1, D)
+        for (one, Head { head, .. }) in self.of_layer(layer) {
+            match parts.get_mut(head) {
+                Some(part) => *part = one.changed(at, part)?,
+                None => {
+                    candle_core::bail!("head {head} of layer {layer}: the model has heads 0 to {}", heads - 1)
+                }
+            }
+        }
+        Ok(Some(Tensor::cat(&parts, 2)?))
+    }
+
+    fn knocked_out(&self, layer: usize) -> Vec<KnockOut> {
+        let pair = |one: &Intervention| match one {
+            Intervention::KnockOut(only, pair) if only.is_none_or(|only| only == layer) => Some(*pair),
+            _ => None,
+        };
+        self.list.iter().filter_map(pair).collect()
+    }
+}

@@ -1,0 +1,352 @@
+//! Weights on demand and summaries, beside the fused kernel: against the eager definition.
+
+use crate::common::{Result, cases, max_abs, some_padding};
+use candle_core::{D, DType, Device, Tensor, Var};
+use gpt2_kernels::Dropout;
+use gpt2_kernels::Implementation::{self, Eager, Fused};
+use gpt2_kernels::attention::{Attended, CausalAttention, CausalMask, Chosen, Hidden, Summary, Wanted};
+use gpt2_view::{HeadSummary, QueryNumbers, summarize};
+use proptest::prelude::*;
+
+/// q, k and v as views of one packed projection, the way that `c_attn` leaves them.
+struct Case {
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    padding: Option<Tensor>,
+    hidden: Vec<Hidden>,
+    dropout: Option<Dropout>,
+}
+
+impl Case {
+    fn random((b, h, d): (usize, usize, usize), (t, s): (usize, usize), seed: u64) -> Result<Self> {
+        let vb = gpt2_model::init::seeded(seed, DType::F32, &Device::Cpu);
+        let init = candle_nn::Init::Randn { mean: 0., stdev: 1.2 };
+        let packed = vb.get_with_hints((b, s, 3, h, d), "x", init)?;
+        Self::of(&packed, t)
+    }
+
+    /// `packed` (B, S, 3, H, D)
+    fn of(packed: &Tensor, t: usize) -> Result<Self> {
+        let s = packed.dim(1)?;
+        let part = |i| packed.narrow(2, i, 1)?.squeeze(2)?.transpose(1, 2); // (B, H, S, D), strided
+        let q = part(0)?.narrow(2, s - t, t)?;
+        Ok(Self { q, k: part(1)?, v: part(2)?, padding: None, hidden: vec![], dropout: None })
+    }
+
+    fn cast(&self, dtype: DType) -> Result<Self> {
+        let [q, k, v] = [&self.q, &self.k, &self.v].map(|x| x.to_dtype(dtype));
+        let (padding, hidden) = (self.padding.clone(), self.hidden.clone());
+        Ok(Self { q: q?, k: k?, v: v?, padding, hidden, dropout: self.dropout })
+    }
+
+    fn run(&self, implementation: Implementation, wanted: Wanted) -> candle_core::Result<Attended> {
+        let mask = CausalMask { tril: None, padding: self.padding.as_ref(), hidden: &self.hidden };
+        CausalAttention::new(1. / (self.q.dim(3)? as f64).sqrt())
+            .with_implementation(implementation)
+            .with_dropout(self.dropout)
+            .attend(&self.q, &self.k, &self.v, mask, wanted)
+    }
+
+    fn weights(&self, implementation: Implementation, chosen: Chosen) -> candle_core::Result<Tensor> {
+        Ok(self.run(implementation, Wanted { weights: &[chosen], summary: false })?.weights.remove(0))
+    }
+
+    fn summary(&self, implementation: Implementation) -> Result<Summary> {
+        let attended = self.run(implementation, Wanted { weights: &[], summary: true })?;
+        Ok(attended.summary.ok_or("it was asked for")?)
+    }
+
+    /// Hides some keys from some queries, all keys of one query among them.
+    fn hide(&mut self, seed: usize) -> Result {
+        let ((_, h, t, _), s) = (self.q.dims4()?, self.k.dim(2)?);
+        self.hidden = (0..6)
+            .map(|i| Hidden {
+                head: (i % 2 == 0).then_some((seed + i) % h),
+                query: (seed * 5 + i * 31) % t,
+                key: (seed * 3 + i * i * 7) % s,
+            })
+            .chain((0..s).map(|key| Hidden { head: Some(h - 1), query: t / 2, key }))
+            .collect();
+        Ok(())
+    }
+}
+
+/// Some indices below `count` in an order of their own, or all.
+fn some_indices(count: usize, seed: usize) -> Option<Vec<usize>> {
+    (seed % 3 > 0).then(|| (0..1 + seed % 5).map(|i| (seed * 7 + i * (seed % 4 + 1)) % count).collect())
+}
+
+/// Every number of two summaries side by side, with its name.
+fn numbers<'a>(a: &'a Summary, b: &'a Summary) -> [(&'static str, &'a Tensor, &'a Tensor); 6] {
+    [
+        ("entropy", &a.entropy, &b.entropy),
+        ("mean distance", &a.mean_distance, &b.mean_distance),
+        ("on self", &a.on_self, &b.on_self),
+        ("on previous", &a.on_previous, &b.on_previous),
+        ("on first", &a.on_first, &b.on_first),
+        ("max", &a.max, &b.max),
+    ]
+}
+
+/// The weight at `positions`, (B, H, T).
+fn at(weights: &Tensor, positions: &Tensor) -> Result<Tensor> {
+    Ok(weights.contiguous()?.gather(&positions.unsqueeze(3)?.contiguous()?, D::Minus1)?.squeeze(3)?)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(cases(96)))]
+
+    #[test]
+    fn chosen_weights_equal_the_definitions(b in 1usize..4, h in 1usize..6, d in 1usize..70, s in 1usize..301,
+                                            t in 1usize..301, seed in 0usize..100_000, padded: bool,
+                                            hidden: bool) {
+        let check = || -> Result {
+            let t = if seed % 4 == 0 { t.min(s).min(5) } else { t.min(s) };
+            let mut case = Case::random((b, h, d), (t, s), seed as u64)?;
+            if padded {
+                case.padding = Some(Tensor::new(some_padding(b, s, seed as u64), &Device::Cpu)?);
+            }
+            if hidden {
+                case.hide(seed)?;
+            }
+            let chosen = Chosen { heads: some_indices(h, seed), queries: some_indices(t, seed / 3) };
+            let expected = case.cast(DType::F64)?.weights(Eager, Chosen::default())?;
+            let pick = |x: &Tensor, dim, indices: &Option<Vec<usize>>| -> Result<Tensor> {
+                let Some(indices) = indices else { return Ok(x.clone()) };
+                let indices: Vec<u32> = indices.iter().map(|&i| u32::try_from(i)).collect::<std::result::Result<_, _>>()?;
+                Ok(x.contiguous()?.index_select(&Tensor::new(indices, &Device::Cpu)?, dim)?)
+            };
+            let expected = pick(&pick(&expected, 1, &chosen.heads)?, 2, &chosen.queries)?;
+            for implementation in [Fused, Eager] {
+                let got = case.weights(implementation, chosen.clone())?;
+                assert_eq!((got.dims(), got.dtype()), (expected.dims(), DType::F32));
+                let error = max_abs(&(got.to_dtype(DType::F64)? - &expected)?)?;
+                assert!(error <= 1e-6, "{implementation:?}: {error:e}");
+            }
+            for dtype in [DType::F16, DType::BF16] {
+                // The inputs are rounded on both sides.
+                let half = case.cast(dtype)?;
+                let (got, exact) = (half.weights(Fused, chosen.clone())?, half.cast(DType::F64)?);
+                let error = max_abs(&(got.to_dtype(DType::F64)? - exact.weights(Eager, chosen.clone())?)?)?;
+                assert!(got.dtype() == DType::F32 && error <= 1e-6, "{dtype:?}: {error:e}");
+            }
+            Ok(())
+        };
+        check().map_err(|e| TestCaseError::fail(e.to_string()))?;
+    }
+
+    #[test]
+    fn summaries_equal_those_of_the_weights(b in 1usize..4, h in 1usize..5, d in 1usize..70, s in 1usize..301,
+                                            t in 1usize..301, seed in 0usize..100_000, padded: bool,
+                                            hidden: bool, huge: bool) {
+        let check = || -> Result {
+            let t = if seed % 4 == 0 { t.min(s).min(5) } else { t.min(s) };
+            let mut case = Case::random((b, h, d), (t, s), seed as u64)?;
+            if padded {
+                case.padding = Some(Tensor::new(some_padding(b, s, seed as u64), &Device::Cpu)?);
+            }
+            if hidden {
+                case.hide(seed)?;
+            }
+            if huge {
+                case.v = (case.v * 1e38)?; // rows are computed one by one
+            }
+            let weights = case.weights(Eager, Chosen::default())?;
+            let expected = case.summary(Eager)?;
+            for dtype in [DType::F32, DType::F16] {
+                let case = case.cast(dtype)?;
+                if dtype == DType::F16 && huge {
+                    continue;
+                }
+                let (got, expected, weights) = match dtype {
+                    DType::F32 => (case.summary(Fused)?, &expected, weights.clone()),
+                    _ => (case.summary(Fused)?, &case.summary(Eager)?, case.weights(Eager, Chosen::default())?),
+                };
+                for (name, got, expected) in numbers(&got, expected) {
+                    assert_eq!((got.dims(), got.dtype()), (&[b, h, t][..], DType::F32));
+                    let error = max_abs(&(got - expected)?)?;
+                    let tolerance = if name == "mean distance" { 2e-6 * s as f32 } else { 4e-6 };
+                    assert!(error <= tolerance, "{name}: {error:e}");
+                }
+                // Where two weights are nearly alike, either may be the largest.
+                let error = max_abs(&(at(&weights, &got.max_position)? - &expected.max)?)?;
+                assert!(error <= 1e-6, "position of the maximum: {error:e}");
+                if !padded && dtype == DType::F32 {
+                    view_agrees(&got, &weights)?;
+                }
+            }
+            Ok(())
+        };
+        check().map_err(|e| TestCaseError::fail(e.to_string()))?;
+    }
+}
+
+/// `gpt2_view` gives of a summary what it gives of the weights (B, H, T, S).
+fn view_agrees(summary: &Summary, weights: &Tensor) -> Result {
+    let (_, h, t, s) = weights.dims4()?;
+    let column = |x: &Tensor, head: usize| -> Result<Vec<f32>> { Ok(x.get(0)?.get(head)?.to_vec1()?) };
+    for (head, expected) in summarize(&weights.get(0)?)?.into_iter().enumerate().take(h) {
+        let numbers = QueryNumbers {
+            entropy: &column(&summary.entropy, head)?,
+            mean_distance: &column(&summary.mean_distance, head)?,
+            on_self: &column(&summary.on_self, head)?,
+            on_previous: &column(&summary.on_previous, head)?,
+            on_first: &column(&summary.on_first, head)?,
+        };
+        let got = HeadSummary::of_queries(s - t, numbers)?;
+        let fields = |x: HeadSummary| [x.entropy, x.on_self, x.on_previous, x.on_first, x.uniform];
+        for (a, b) in fields(got).into_iter().zip(fields(expected)) {
+            assert!((a - b).abs() <= 4e-6, "{got:?} is not {expected:?}");
+        }
+        assert!((got.mean_distance - expected.mean_distance).abs() <= 2e-6 * s as f32);
+    }
+    Ok(())
+}
+
+/// The row of a left-padded batch is summed up like the text alone: its first token is the first that is there.
+#[test]
+fn a_padded_row_has_the_summary_of_the_row_alone() -> Result {
+    let mut case = Case::random((1, 3, 8), (40, 40), 1)?;
+    let alone = Case::of_last(&case, 30)?.summary(Fused)?;
+    let padding: Vec<u8> = (0..40).map(|j| u8::from(j >= 10)).collect();
+    case.padding = Some(Tensor::from_vec(padding, (1, 40), &Device::Cpu)?);
+    for implementation in [Fused, Eager] {
+        let padded = case.summary(implementation)?;
+        for (name, got, expected) in numbers(&padded, &alone) {
+            let error = max_abs(&(got.narrow(2, 10, 30)? - expected)?)?;
+            assert!(error <= 1e-5, "{implementation:?}, {name}: {error:e}");
+            assert_eq!(max_abs(&got.narrow(2, 0, 10)?)?, 0.0, "{name}: a query that sees nothing");
+        }
+        let shifted = padded.max_position.narrow(2, 10, 30)?.to_dtype(DType::F32)?.affine(1.0, -10.0)?;
+        assert_eq!(max_abs(&(shifted - alone.max_position.to_dtype(DType::F32)?)?)?, 0.0);
+    }
+    Ok(())
+}
+
+impl Case {
+    /// The last `n` positions alone.
+    fn of_last(&self, n: usize) -> Result<Self> {
+        let last = |x: &Tensor| x.narrow(2, x.dim(2)? - n, n);
+        let (q, k, v) = (last(&self.q)?, last(&self.k)?, last(&self.v)?);
+        Ok(Self { q, k, v, padding: None, hidden: vec![], dropout: None })
+    }
+}
+
+/// Scores of 1e4 and a maximum that keeps rising: one key takes all, and no sum loses its way.
+#[test]
+fn summaries_hold_for_extreme_scores() -> Result {
+    let mut case = Case::random((1, 2, 16), (700, 700), 3)?;
+    let ramp: Vec<f32> = (0..700).map(|j| 1.0 + j as f32 * 0.5).collect();
+    case.k = case.k.broadcast_mul(&Tensor::from_vec(ramp, (1, 1, 700, 1), &Device::Cpu)?)?;
+    let (got, weights) = (case.summary(Fused)?, case.weights(Fused, Chosen::default())?);
+    let expected = case.summary(Eager)?;
+    for (name, got, expected) in numbers(&got, &expected) {
+        // Scores are known to 1e3 · 2^-24, and so are the weights, which spread over few keys.
+        let tolerance = if name == "mean distance" { 0.2 } else { 1e-3 };
+        let error = max_abs(&(got - expected)?)?;
+        assert!(error <= tolerance, "{name}: {error:e}");
+    }
+    assert!(max_abs(&(at(&weights, &got.max_position)? - &got.max)?)? <= 1e-3);
+    Ok(())
+}
+
+/// Asking changes nothing: neither the context's bits nor its gradient's.
+#[test]
+fn asking_changes_nothing() -> Result {
+    for t in [2, 90] {
+        let case = Case::random((2, 3, 20), (t, 90), 5)?;
+        let plain = case.run(Fused, Wanted::default())?.context.flatten_all()?.to_vec1::<f32>()?;
+        let wanted = Wanted { weights: &[Chosen::default()], summary: true };
+        assert_eq!(case.run(Fused, wanted)?.context.flatten_all()?.to_vec1::<f32>()?, plain);
+    }
+    Ok(())
+}
+
+/// Keys hidden one by one are hidden by the fused kernel as by the definition, forward and backward.
+#[test]
+fn hidden_keys_are_hidden_forward_and_backward() -> Result {
+    for t in [3, 60] {
+        let mut case = Case::random((2, 3, 9), (t, 60), 8)?;
+        let before = case.run(Fused, Wanted::default())?.context;
+        case.hide(4)?;
+        let expected = case.cast(DType::F64)?.run(Eager, Wanted::default())?.context;
+        let got = case.run(Fused, Wanted::default())?.context.to_dtype(DType::F64)?;
+        assert!(max_abs(&(&got - expected)?)? < 5e-6);
+        assert!(max_abs(&(got - before.to_dtype(DType::F64)?)?)? > 0.1, "nothing was hidden");
+    }
+    let gradient = |implementation, dtype| -> Result<Tensor> {
+        let packed = gpt2_model::init::seeded(2, DType::F32, &Device::Cpu);
+        let init = candle_nn::Init::Randn { mean: 0., stdev: 1.2 };
+        let packed = Var::from_tensor(&packed.get_with_hints((1, 50, 3, 2, 8), "x", init)?.to_dtype(dtype)?)?;
+        let mut case = Case::of(&packed, 50)?;
+        case.hide(4)?;
+        let context = case.run(implementation, Wanted::default())?.context;
+        let gradients = context.sqr()?.sum_all()?.backward()?;
+        Ok(gradients.get(&packed).ok_or("no gradient")?.to_dtype(DType::F64)?)
+    };
+    let (got, expected) = (gradient(Fused, DType::F32)?, gradient(Eager, DType::F64)?);
+    let error = max_abs(&(got - &expected)?)? / max_abs(&expected)?;
+    assert!(error < 5e-6, "{error:e}");
+    Ok(())
+}
+
+/// A gradient passes through chosen weights, with dropout and without, to q and k.
+#[test]
+fn chosen_weights_are_differentiable() -> Result {
+    for (dropout, few) in [(0.0, false), (0.0, true), (0.3, false)] {
+        let queries = if few { vec![7, 3] } else { vec![30, 31, 2, 9, 10, 11, 40] };
+        let gradient = |implementation, dtype| -> Result<Tensor> {
+            let vb = gpt2_model::init::seeded(2, DType::F32, &Device::Cpu);
+            let init = candle_nn::Init::Randn { mean: 0., stdev: 1.2 };
+            let packed = Var::from_tensor(&vb.get_with_hints((2, 50, 3, 3, 8), "x", init)?.to_dtype(dtype)?)?;
+            let mut case = Case::of(&packed, 45)?;
+            case.dropout = (dropout > 0.0).then(|| Dropout::new(dropout, 1, 2)).transpose()?;
+            let chosen = Chosen { heads: Some(vec![2, 0]), queries: Some(queries.clone()) };
+            let weights = case.weights(implementation, chosen)?;
+            let gradients = weights.sqr()?.sum_all()?.backward()?;
+            Ok(gradients.get(&packed).ok_or("no gradient")?.to_dtype(DType::F64)?)
+        };
+        let (got, expected) = (gradient(Fused, DType::F32)?, gradient(Eager, DType::F64)?);
+        let error = max_abs(&(got - &expected)?)? / max_abs(&expected)?;
+        assert!(error < 5e-6, "dropout {dropout}: {error:e}");
+        assert!(max_abs(&expected)? > 0.0);
+    }
+    Ok(())
+}
+
+#[test]
+fn heads_and_queries_that_are_not_there_are_refused_by_name() -> Result {
+    let case = Case::random((1, 3, 4), (5, 9), 1)?;
+    let refused = |chosen: Chosen| case.weights(Fused, chosen).expect_err("not there").to_string();
+    let err = refused(Chosen { heads: Some(vec![0, 3]), queries: None });
+    assert!(err.contains("head 3") && err.contains("0 to 2"), "{err}");
+    let err = refused(Chosen { heads: None, queries: Some(vec![5]) });
+    assert!(err.contains("query 5") && err.contains("0 to 4"), "{err}");
+    let err = refused(Chosen { heads: Some(vec![]), queries: None });
+    assert!(err.contains("no head"), "{err}");
+    let outside = Hidden { head: None, query: 5, key: 0 };
+    let case = Case { hidden: vec![outside], ..case };
+    let err = case.run(Fused, Wanted::default()).expect_err("not there").to_string();
+    assert!(err.contains("query: 5") && err.contains("5 queries"), "{err}");
+    Ok(())
+}
+
+#[test]
+fn weights_and_summaries_do_not_depend_on_the_number_of_threads() -> Result {
+    let case = Case::random((2, 3, 20), (130, 150), 11)?;
+    let bits = |threads: usize| -> Result<Vec<u32>> {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
+        let wanted = Wanted { weights: &[Chosen::default()], summary: true };
+        let found = pool.install(|| case.run(Fused, wanted))?;
+        let summary = found.summary.ok_or("it was asked for")?;
+        let all =
+            [&found.weights[0].flatten_all()?, &summary.entropy.flatten_all()?, &summary.max.flatten_all()?];
+        Ok(Tensor::cat(&all, 0)?.to_vec1::<f32>()?.into_iter().map(f32::to_bits).collect())
+    };
+    let one = bits(1)?;
+    for threads in [2, 7] {
+        assert_eq!(bits(threads)?, one, "{threads} threads");
+    }
+    Ok(())
+}
