@@ -9,12 +9,13 @@ use rayon::prelude::*;
 /// number of rows, and the result is the same for any number of threads.
 pub(crate) const ROWS: usize = 32;
 
-/// (rows, N) -> (N). Candle's own sum walks f32 on the CPU number by number, on one thread.
+/// (rows, N) -> (N), summed in f32 at least. Candle's own sum walks the CPU's numbers one by one, on one thread, and
+/// adds halves up in halves.
 pub(crate) fn column_sums(x: &Tensor) -> Result<Tensor> {
     if x.device().is_cpu() && x.dtype() == DType::F32 && x.elem_count() > 0 {
         return x.detach().contiguous()?.apply_op1_no_bwd(&ColumnSums);
     }
-    x.sum(0)
+    x.to_dtype(crate::accumulator(x.dtype()))?.sum(0)?.to_dtype(x.dtype())
 }
 
 struct ColumnSums;
@@ -65,10 +66,35 @@ mod tests {
             for (sum, expected) in column_sums(&x)?.to_vec1::<f32>()?.iter().zip(&expected) {
                 assert!((f64::from(*sum) - expected).abs() <= 1e-5 * rows as f64, "{sum}, not {expected}");
             }
-            let turned = column_sums(&x.t()?)?.to_vec1::<f32>()?;
-            assert_eq!(turned, column_sums(&x.t()?.contiguous()?)?.to_vec1::<f32>()?);
-            assert_eq!(turned.len(), rows);
+            let expected = x.to_dtype(DType::F64)?.sum(1)?.to_vec1::<f64>()?;
+            for (sum, expected) in column_sums(&x.t()?)?.to_vec1::<f32>()?.iter().zip(&expected) {
+                assert!((f64::from(*sum) - expected).abs() <= 1e-5 * width as f64, "{sum}, not {expected}");
+            }
         }
+        Ok(())
+    }
+
+    #[test]
+    fn halves_are_not_added_up_in_halves() -> Result<()> {
+        for dtype in [DType::F16, DType::BF16] {
+            let sums = column_sums(&Tensor::ones((4096, 2), dtype, &Device::Cpu)?)?;
+            assert_eq!(sums.dtype(), dtype);
+            assert_eq!(sums.to_dtype(DType::F32)?.to_vec1::<f32>()?, [4096.0, 4096.0]);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn the_number_of_threads_changes_no_bit() -> Result<()> {
+        let x = Tensor::randn(0f32, 1., (1000, 37), &Device::Cpu)?;
+        let with = |threads: usize| -> Result<Vec<f32>> {
+            let pool = rayon::ThreadPoolBuilder::new()
+                .num_threads(threads)
+                .build()
+                .map_err(candle_core::Error::wrap)?;
+            pool.install(|| column_sums(&x)?.to_vec1())
+        };
+        assert_eq!(with(1)?, with(3)?);
         Ok(())
     }
 }

@@ -20,13 +20,15 @@ impl<'a> Matrix<'a> {
     }
 
     fn holds(&self, rows: usize, columns: usize) -> bool {
-        rows * columns == 0 || (rows - 1) * self.row + (columns - 1) * self.column < self.data.len()
+        let last = |n: usize, stride: usize| (n - 1).checked_mul(stride);
+        let end = || last(rows, self.row)?.checked_add(last(columns, self.column)?);
+        rows == 0 || columns == 0 || end().is_some_and(|end| end < self.data.len())
     }
 }
 
 /// `out += a·b`, or `out = a·b` where `onto` is false: `out` (m, n) row by row, `a` (m, k), `b` (k, n).
 pub(crate) fn multiply(out: &mut [f32], onto: bool, (m, k, n): (usize, usize, usize), a: Matrix, b: Matrix) {
-    assert!(out.len() == m * n && a.holds(m, k) && b.holds(k, n));
+    assert!(m.checked_mul(n) == Some(out.len()) && a.holds(m, k) && b.holds(k, n));
     let stride = |n: usize| isize::try_from(n).unwrap_or(isize::MAX);
     #[allow(unsafe_code)]
     // SAFETY: the slices hold the matrices, as asserted above, and the strides of slices fit an isize. `out` is

@@ -114,6 +114,7 @@ pub(crate) fn with_slices<const N: usize, R>(
 #[inline(always)]
 pub(crate) fn sum3(a: &[f32], b: &[f32], c: &[f32], f: impl Fn(f32, f32, f32) -> f32) -> f32 {
     const LANES: usize = 32;
+    debug_assert!(a.len() == b.len() && a.len() == c.len());
     let mut sums = [0f32; LANES];
     let ((a, a_tail), (b, b_tail), (c, c_tail)) = (a.as_chunks(), b.as_chunks(), c.as_chunks());
     for (a, (b, c)) in a.iter().zip(b.iter().zip(c)) {

@@ -297,6 +297,18 @@ fn check_below(what: &str, ids: &Tensor, limit: usize, limit_name: &str) -> Resu
     }
 }
 
+/// Refuses targets that are not one for each id.
+pub(crate) fn check_targets(input_ids: &Tensor, targets: &Tensor) -> Result<()> {
+    if input_ids.dims() != targets.dims() {
+        candle_core::bail!(
+            "targets {:?} must be of the shape of input_ids {:?}",
+            targets.dims(),
+            input_ids.dims()
+        )
+    }
+    Ok(())
+}
+
 /// The language model: the transformer and `lm_head`.
 #[derive(Debug, Clone)]
 pub struct Gpt2LMHeadModel {
@@ -375,7 +387,8 @@ impl Gpt2LMHeadModel {
     }
 
     /// The mean cross-entropy in nats of predicting `targets`; differentiable. As [`cross_entropy`] of the logits,
-    /// which in f32 on the CPU are never held together: they are the largest tensors of a training step.
+    /// which in f32 on the CPU are never held together (but in builds with `mkl` or `accelerate`): they are the
+    /// largest tensors of a training step.
     ///
     /// [`cross_entropy`]: crate::training::cross_entropy
     ///
@@ -385,6 +398,7 @@ impl Gpt2LMHeadModel {
     /// # Errors
     /// As [`forward`](Self::forward), and for targets that do not fit.
     pub fn loss(&self, input_ids: &Tensor, targets: &Tensor, training: Option<Training>) -> Result<Tensor> {
+        check_targets(input_ids, targets)?;
         let output = self.transformer.forward(input_ids, ForwardArgs { training, ..Default::default() })?;
         gpt2_kernels::linear_cross_entropy(&output.last_hidden_state, &self.lm_head, targets)
     }

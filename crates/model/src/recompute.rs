@@ -4,6 +4,7 @@
 //! before it goes through it. Dropout draws the same masks again. Memory for activations falls from that of L
 //! blocks to that of one and L inputs; the blocks' forward passes are paid for twice.
 
+use crate::model::check_targets;
 use crate::training::{Training, add_gradients};
 use crate::{BlockArgs, Gpt2LMHeadModel};
 use candle_core::backprop::GradStore;
@@ -26,6 +27,7 @@ impl Gpt2LMHeadModel {
         training: Option<Training>,
         variables: &VarMap,
     ) -> Result<(f32, GradStore)> {
+        check_targets(input_ids, targets)?;
         let model = &self.transformer;
         let args = BlockArgs { training, ..BlockArgs::default() };
         let embedded = model.embedded(input_ids, training)?; // (B, T, C)

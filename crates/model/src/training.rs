@@ -49,6 +49,13 @@ impl Training {
 /// When the shapes do not fit.
 pub fn cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
     let (b, t, v) = logits.dims3()?;
+    if targets.dims() != [b, t] {
+        candle_core::bail!(
+            "cross-entropy: logits {:?} need targets [{b}, {t}], got {:?}",
+            logits.dims(),
+            targets.dims()
+        )
+    }
     let logits = logits.reshape((b * t, v))?.to_dtype(gpt2_kernels::accumulator(logits.dtype()))?;
     gpt2_kernels::cross_entropy(&logits, &targets.reshape(b * t)?)
 }

@@ -1,7 +1,8 @@
 //! Attention tensors and token strings, as tables and heat maps for a terminal, and as files.
 //!
 //! This crate knows tensors, token strings and numbers. It knows no model, reads no environment and
-//! prints nothing: each view is a `String` whose every line ends with a newline.
+//! prints nothing: a view for a terminal is a `String` whose every line ends with a newline, a picture the bytes of a
+//! file.
 //!
 //! | letter | meaning | | letter | meaning |
 //! |---|---|---|---|---|

@@ -19,7 +19,7 @@ pub(crate) struct TrainArgs {
     /// The text to learn, UTF-8
     #[arg(long, value_name = "FILE")]
     pub(crate) text: PathBuf,
-    /// Folder for config.json, model.safetensors and tokenizer.json
+    /// Folder for config.json, model.safetensors, tokenizer.json and loss.png, the losses as a picture
     #[arg(short, long, value_name = "DIR")]
     pub(crate) out: PathBuf,
     /// Train this model further, a folder or a model of the Hub, instead of a new one

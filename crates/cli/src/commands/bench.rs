@@ -246,12 +246,11 @@ impl<'a> Bench<'a> {
         let (inputs, targets) = (ids.narrow(1, 0, t)?, ids.narrow(1, 1, t)?);
         let training = Some(Training { seed: 0, step: 0 });
         self.time(|| {
-            if self.args.recompute {
-                let (_, gradients) = model.recomputed_gradients(&inputs, &targets, training, &variables)?;
-                optimiser.step(&gradients, 1e-3, 1.0)?;
-                return Ok(());
-            }
-            let gradients = model.loss(&inputs, &targets, training)?.backward()?;
+            let gradients = if self.args.recompute {
+                model.recomputed_gradients(&inputs, &targets, training, &variables)?.1
+            } else {
+                model.loss(&inputs, &targets, training)?.backward()?
+            };
             optimiser.step(&gradients, 1e-3, 1.0)?;
             Ok(())
         })

@@ -14,7 +14,8 @@ use rayon::prelude::*;
 const ROWS: usize = 256;
 
 /// `cross_entropy(x·Wᵀ, targets)`: the mean in nats over the rows; differentiable. In f32 on the CPU the logits
-/// (rows, V) are never held together.
+/// (rows, V) are never held together, but in builds with a vendor's matrix product; the gradients of what is
+/// tracked are made in this pass already.
 ///
 /// # Shapes
 /// `x` (.., C), `weight` (V, C), `targets` as many as `x` has rows, integers below V -> scalar, f32 at least
@@ -33,71 +34,62 @@ pub fn linear_cross_entropy(x: &Tensor, weight: &Tensor, targets: &Tensor) -> Re
     if x.dims().last() != Some(&c) {
         candle_core::bail!("cross-entropy: x {:?} does not end in the width of {:?}", x.dims(), weight.dims())
     }
-    let targets = check_targets(&targets.flatten_all()?, rows, v)?.to_vec1::<u32>()?;
+    let targets = check_targets(&targets.flatten_all()?, rows, v)?.to_vec1::<u32>()?; // (rows)
     let (x, weight) = (x.contiguous()?.reshape((rows, c))?, weight.contiguous()?);
-    let wanted = x.track_op() || weight.track_op();
-    let (detached_x, detached_weight) = (x.detach(), weight.detach());
-    let (loss, d_x, d_weight) = with_slices([&detached_x, &detached_weight], |[x, weight]| {
-        let problem = Problem { weight, targets: &targets, v, c };
-        problem.run(x, wanted)
-    })?;
-    let done = if wanted {
-        Some([
-            Tensor::from_vec(d_x, (rows, c), &Device::Cpu)?,
-            Tensor::from_vec(d_weight, (v, c), &Device::Cpu)?,
-        ])
-    } else {
-        None
+    let wanted = [x.track_op(), weight.track_op()];
+    let (loss, gradients) =
+        with_slices([&x, &weight], |[x, weight]| loss_and_gradients(x, weight, &targets, wanted))?;
+    let tensor = |data: Option<Vec<f32>>, like: &Tensor| {
+        data.map(|data| Tensor::from_vec(data, like.shape(), &Device::Cpu)).transpose()
     };
-    x.apply_op2(&weight, Loss { loss, gradients: done })
+    let [d_x, d_weight] = gradients;
+    let gradients = [tensor(d_x, &x)?, tensor(d_weight, &weight)?];
+    x.apply_op2(&weight, Loss { loss, gradients })
 }
 
-struct Problem<'a> {
-    /// (V, C)
-    weight: &'a [f32],
-    targets: &'a [u32],
-    v: usize,
-    c: usize,
-}
-
-impl Problem<'_> {
-    /// The loss of `x` (rows, C), and where they are `wanted` the gradients of x and of the weight.
-    fn run(&self, x: &[f32], wanted: bool) -> (f32, Vec<f32>, Vec<f32>) {
-        let Self { weight, targets, v, c } = *self;
-        let (rows, size) = (targets.len(), |n| if wanted { n } else { 0 });
-        let factor = 1.0 / rows as f32;
-        let (mut d_x, mut d_weight) = (vec![0f32; size(rows * c)], vec![0f32; size(v * c)]);
-        let mut logits = vec![0f32; ROWS.min(rows) * v];
-        let mut d_logits = vec![0f32; size(logits.len())];
-        let mut sum = 0.0;
-        for (i, x) in x.chunks(ROWS * c).enumerate() {
-            let (first, count) = (i * ROWS, x.len() / c);
-            let logits = &mut logits[..count * v];
-            multiply(logits, false, (count, c, v), Matrix::rows(x, c), Matrix::rows(weight, c).t());
-            let targets = &targets[first..first + count];
-            let arch = Arch::new();
-            let log_sums: Vec<LogSum> = logits.par_chunks(v).map(|row| arch.dispatch(Row(row))).collect();
-            sum += super::losses(logits, targets, &log_sums);
-            if !wanted {
-                continue;
-            }
-            let d_logits = &mut d_logits[..count * v];
-            super::gradients(logits, targets, &log_sums, factor, d_logits);
-            let d_rows = Matrix::rows(d_logits, v);
-            let d_x = &mut d_x[first * c..(first + count) * c];
-            multiply(d_x, false, (count, v, c), d_rows, Matrix::rows(weight, c));
-            multiply(&mut d_weight, i > 0, (v, count, c), d_rows.t(), Matrix::rows(x, c));
+/// The loss of `x` (rows, C) under `weight` (V, C), and of each of the two its gradient where that is wanted.
+fn loss_and_gradients(
+    x: &[f32],
+    weight: &[f32],
+    targets: &[u32],
+    wanted: [bool; 2],
+) -> (f32, [Option<Vec<f32>>; 2]) {
+    let rows = targets.len();
+    let c = x.len() / rows;
+    let v = weight.len() / c;
+    let (arch, factor) = (Arch::new(), 1.0 / rows as f32);
+    let mut d_x = wanted[0].then(|| vec![0f32; x.len()]); // (rows, C)
+    let mut d_weight = wanted[1].then(|| vec![0f32; weight.len()]); // (V, C)
+    let mut logits = vec![0f32; ROWS.min(rows) * v]; // (ROWS, V)
+    let mut sum = 0.0;
+    for (i, (x, targets)) in x.chunks(ROWS * c).zip(targets.chunks(ROWS)).enumerate() {
+        let count = targets.len();
+        let logits = &mut logits[..count * v];
+        multiply(logits, false, (count, c, v), Matrix::rows(x, c), Matrix::rows(weight, c).t());
+        let log_sums: Vec<LogSum> = logits.par_chunks(v).map(|row| arch.dispatch(Row(row))).collect();
+        sum += super::losses(logits, targets, &log_sums);
+        if wanted == [false; 2] {
+            continue;
         }
-        #[allow(clippy::cast_possible_truncation)] // the loss of f32 logits
-        let loss = (sum / rows as f64) as f32;
-        (loss, d_x, d_weight)
+        super::to_gradients(logits, targets, &log_sums, factor);
+        let d_logits = Matrix::rows(logits, v);
+        if let Some(d_x) = &mut d_x {
+            let d_x = &mut d_x[i * ROWS * c..][..count * c];
+            multiply(d_x, false, (count, v, c), d_logits, Matrix::rows(weight, c));
+        }
+        if let Some(d_weight) = &mut d_weight {
+            multiply(d_weight, i > 0, (v, count, c), d_logits.t(), Matrix::rows(x, c));
+        }
     }
+    #[allow(clippy::cast_possible_truncation)] // the loss of f32 logits
+    let loss = (sum / rows as f64) as f32;
+    (loss, [d_x, d_weight])
 }
 
-/// A loss that has been computed, with its gradients.
+/// A loss that has been computed, with the gradients of x and weight that are wanted.
 struct Loss {
     loss: f32,
-    gradients: Option<[Tensor; 2]>,
+    gradients: [Option<Tensor>; 2],
 }
 
 impl CustomOp2 for Loss {
@@ -116,12 +108,15 @@ impl CustomOp2 for Loss {
         _: &Tensor,
         grad: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        let Some([x, weight]) = &self.gradients else {
-            candle_core::bail!("linear-cross-entropy: a backward pass of inputs that were not tracked")
-        };
         let factor = f64::from(grad.to_scalar::<f32>()?);
-        let scaled = |t: &Tensor| if factor == 1.0 { Ok(t.clone()) } else { t * factor };
-        Ok((Some(scaled(x)?), Some(scaled(weight)?)))
+        let scaled = |t: &Option<Tensor>| -> Result<_> {
+            match t {
+                Some(t) if factor != 1.0 => Ok(Some((t * factor)?)),
+                t => Ok(t.clone()),
+            }
+        };
+        let [x, weight] = &self.gradients;
+        Ok((scaled(x)?, scaled(weight)?))
     }
 }
 
@@ -150,6 +145,18 @@ mod tests {
                 let scale = expected.abs()?.flatten_all()?.max(0)?.to_scalar::<f64>()?;
                 let error = (got.to_dtype(DType::F64)? - expected)?.abs()?.flatten_all()?.max(0)?;
                 assert!(error.to_scalar::<f64>()? <= 3e-6 * scale, "{rows} {v} {c}: {error} of {scale}");
+            }
+            // Where one of the two is a constant, the other's gradient is the same, and there is no third.
+            let (var, constant) = (Var::from_tensor(&x)?, Var::from_tensor(&weight)?);
+            let of_x = linear_cross_entropy(&var, &weight.t()?.contiguous()?.t()?, &targets(rows, v)?)?
+                .backward()?;
+            let of_weight = linear_cross_entropy(&x, &constant, &targets(rows, v)?)?;
+            let both = linear_cross_entropy(&var, &constant, &targets(rows, v)?)?.backward()?;
+            let values = |t: Option<&Tensor>| t.expect("a gradient").flatten_all()?.to_vec1::<f32>();
+            assert_eq!(values(of_x.get(&var))?, values(both.get(&var))?);
+            assert!(of_x.get(&weight).is_none());
+            for _ in 0..2 {
+                assert_eq!(values(of_weight.backward()?.get(&constant))?, values(both.get(&constant))?);
             }
             // What nobody differentiates is computed without gradients, to the same number.
             let plain = linear_cross_entropy(&x, &weight, &targets(rows, v)?)?.to_scalar::<f32>()?;

@@ -56,12 +56,12 @@ fn losses(logits: &[f32], targets: &[u32], log_sums: &[LogSum]) -> f64 {
     rows.zip(log_sums).map(loss).sum()
 }
 
-/// `out = factor · (softmax(logits) - onehot(target))` for each row
-fn gradients(logits: &[f32], targets: &[u32], log_sums: &[LogSum], factor: f32, out: &mut [f32]) {
+/// Makes of each row of logits its gradient, `factor · (softmax(logits) - onehot(target))`.
+fn to_gradients(logits: &mut [f32], targets: &[u32], log_sums: &[LogSum], factor: f32) {
     let (arch, v) = (Arch::new(), logits.len() / targets.len());
-    out.par_chunks_mut(v).zip(logits.par_chunks(v)).enumerate().for_each(|(i, (out, row))| {
-        arch.dispatch(Softmax { row, sum: log_sums[i], factor, out: &mut *out });
-        out[targets[i] as usize] -= factor;
+    logits.par_chunks_mut(v).enumerate().for_each(|(i, row)| {
+        arch.dispatch(Softmax { row: &mut *row, sum: log_sums[i], factor });
+        row[targets[i] as usize] -= factor;
     });
 }
 
@@ -128,8 +128,8 @@ impl CustomOp2 for Gradient<'_> {
     ) -> Result<(CpuStorage, Shape)> {
         let logits = contiguous::<f32>(logits, layout)?;
         let targets = contiguous::<u32>(targets, targets_layout)?;
-        let mut out = vec![0f32; logits.len()];
-        gradients(logits, targets, self.log_sums, self.factor, &mut out);
+        let mut out = logits.to_vec();
+        to_gradients(&mut out, targets, self.log_sums, self.factor);
         Ok((CpuStorage::F32(out), layout.shape().clone()))
     }
 }
@@ -166,12 +166,11 @@ impl WithSimd for Row<'_> {
     }
 }
 
-/// `out = factor · exp(x) / Σ exp(x)`
+/// `x = factor · exp(x) / Σ exp(x)`
 struct Softmax<'a> {
-    row: &'a [f32],
+    row: &'a mut [f32],
     sum: LogSum,
     factor: f32,
-    out: &'a mut [f32],
 }
 
 impl WithSimd for Softmax<'_> {
@@ -180,16 +179,15 @@ impl WithSimd for Softmax<'_> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let LogSum { max, log2 } = self.sum;
-        let (vectors, tail) = S::as_simd_f32s(self.row);
-        let (out, out_tail) = S::as_mut_simd_f32s(self.out);
+        let (vectors, tail) = S::as_mut_simd_f32s(self.row);
         let (scale, minus) = (simd.splat_f32s(LOG2_E), simd.splat_f32s(-max));
         let (minus_log, factor) = (simd.splat_f32s(-log2), simd.splat_f32s(self.factor));
-        for (out, x) in out.iter_mut().zip(vectors) {
+        for x in vectors {
             let power = simd.mul_add_e_f32s(simd.add_f32s(*x, minus), scale, minus_log);
-            *out = simd.mul_f32s(factor, exp2(simd, power));
+            *x = simd.mul_f32s(factor, exp2(simd, power));
         }
-        for (out, x) in out_tail.iter_mut().zip(tail) {
-            *out = self.factor * ((x - max) * LOG2_E - log2).exp2();
+        for x in tail {
+            *x = self.factor * ((*x - max) * LOG2_E - log2).exp2();
         }
     }
 }

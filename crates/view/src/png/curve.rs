@@ -39,14 +39,16 @@ pub fn loss_curve(title: &str, training: &[(u64, f32)], validation: &[(u64, f32)
     };
     let steps = all().fold(first..first + 1.0, |r, p| r.start.min(p.0)..r.end.max(p.0));
     let losses = all().fold(loss..loss, |r, p| r.start.min(p.1)..r.end.max(p.1));
-    let margin = (0.05 * (losses.end - losses.start)).max(1e-3);
+    let margin = (0.05 * (losses.end - losses.start)).max(1e-3 * losses.end.abs()).max(1e-3);
     let losses = (losses.start - margin).max(0.0)..losses.end + margin;
+
+    let digits = if losses.end - losses.start < 0.1 { 4 } else { 2 };
 
     let groups: Vec<Group> = training.chunks(training.len().div_ceil(POINTS).max(1)).map(Group::of).collect();
     draw(SIZE, |area| {
         let text = |size: i32| TextStyle::from((FONT, size).into_font()).color(&INK);
         let mut chart = ChartBuilder::on(area)
-            .caption(title, text(26))
+            .caption(crate::fit(&crate::visible_text(title), 90), text(26))
             .margin(20)
             .x_label_area_size(50)
             .y_label_area_size(64)
@@ -61,8 +63,8 @@ pub fn loss_curve(title: &str, training: &[(u64, f32)], validation: &[(u64, f32)
             .axis_desc_style(text(20))
             .x_labels(8)
             .y_labels(8)
-            .x_label_formatter(&|step| format!("{step:.0}"))
-            .y_label_formatter(&|loss| format!("{loss:.2}"))
+            .x_label_formatter(&|step| if step.fract() == 0.0 { format!("{step}") } else { String::new() })
+            .y_label_formatter(&|loss| format!("{loss:.digits$}"))
             .x_desc("optimiser steps")
             .y_desc("loss, nats a token")
             .draw()?;

@@ -1,4 +1,4 @@
-//! Pictures as PNG, drawn by plotters with a font that is in the binary.
+//! Pictures as PNG, drawn by plotters with a font that is in the binary (its licence: `licenses/DejaVu.txt`).
 
 mod curve;
 mod grid;
@@ -15,8 +15,9 @@ use plotters::style::register_font;
 use std::error::Error as StdError;
 use std::sync::Once;
 
-/// The family that [`draw`] registers: DejaVu Sans, which has Latin, Greek, Cyrillic and most symbols.
-const FONT: &str = "sans-serif";
+/// The family that [`draw`] registers, of a name that no other user of plotters has: DejaVu Sans Condensed, with
+/// Latin, Greek, Cyrillic and most symbols.
+const FONT: &str = "gpt2-view";
 
 const INK: RGBColor = RGBColor(31, 35, 40);
 const FAINT: RGBColor = RGBColor(208, 215, 222);

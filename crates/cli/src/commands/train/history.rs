@@ -1,12 +1,12 @@
 //! The losses of a run so far: which weights are the best, and the picture at its end.
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use candle_core::{Device, Result, Tensor};
 use std::collections::BTreeMap;
 use std::path::Path;
 
 /// A run's losses in nats a token.
-#[derive(Default)]
+#[derive(Debug, Default, PartialEq)]
 pub(super) struct History {
     /// Of each step, from the first on.
     training: Vec<f32>,
@@ -50,15 +50,16 @@ impl History {
         ])
     }
 
-    /// From the tensors of a file.
-    pub(super) fn from_tensors(tensors: &BTreeMap<String, Tensor>) -> anyhow::Result<Self> {
+    /// From the tensors of a file that was written after `steps_done` steps.
+    pub(super) fn from_tensors(tensors: &BTreeMap<String, Tensor>, steps_done: u64) -> anyhow::Result<Self> {
         let part = |name: &str| tensors.get(name).with_context(|| format!("it lacks {name}"));
         let steps = part("history.validation_steps")?.to_vec1::<i64>()?;
         let losses = part("history.validation")?.to_vec1::<f64>()?;
-        Ok(Self {
-            training: part("history.training")?.to_vec1()?,
-            validation: steps.into_iter().map(i64::cast_unsigned).zip(losses).collect(),
-        })
+        let training: Vec<f32> = part("history.training")?.to_vec1()?;
+        if training.len() as u64 != steps_done || steps.len() != losses.len() {
+            bail!("its losses are damaged: {} of {steps_done} steps", training.len());
+        }
+        Ok(Self { training, validation: steps.into_iter().map(i64::cast_unsigned).zip(losses).collect() })
     }
 
     /// Draws `loss.png` into `out`.
@@ -75,5 +76,30 @@ impl History {
 /// The folder's own name, as far as it has one.
 fn title(out: &Path) -> String {
     let path = std::path::absolute(out).unwrap_or_else(|_| out.to_path_buf());
-    path.file_name().map_or_else(String::new, |name| gpt2_view::visible_text(&name.to_string_lossy()))
+    path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_history_is_read_as_it_was_written() -> anyhow::Result<()> {
+        let mut history = History::default();
+        for (step, validation) in [(1, None), (2, Some(3.0)), (3, Some(2.5)), (4, Some(2.5)), (5, Some(2.75))]
+        {
+            let read = |steps| {
+                let tensors = history.tensors()?.map(|(name, tensor)| (name.to_string(), tensor));
+                History::from_tensors(&tensors.into(), steps)
+            };
+            assert_eq!(read(step - 1)?, history);
+            assert!(read(step).is_err(), "a step that is not there");
+            history.add_step(step as f32);
+            if let Some(loss) = validation {
+                assert_eq!(history.add_validation(step, loss), [3.0, 2.5].contains(&loss) && step < 4);
+            }
+        }
+        assert_eq!(history.best().map(|best| best.step), Some(3), "the first of the lowest");
+        Ok(())
+    }
 }

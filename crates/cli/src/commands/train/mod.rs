@@ -41,28 +41,34 @@ pub(crate) fn run(args: &TrainArgs) -> anyhow::Result<ExitCode> {
         bail!("--window is {window}, expected 1 to the model's n_positions = {}", config.n_positions);
     }
     let data = Data::split(tokenizer.encode(&text)?, args.val_fraction, window, config.vocab_size)?;
+    let mut trainer = Trainer::new(args, &config, window, checkpoint.as_ref(), device)?;
     note(&format!(
         "{} tokens to learn, {} for validation, vocabulary {}, {} parameters",
         data.train.len(),
         data.val.len(),
         config.vocab_size,
-        config.parameter_count()
+        trainer.model.config().parameter_count()
     ));
-    let mut trainer = Trainer::new(args, &config, window, checkpoint.as_ref(), device)?;
     let settings = Settings::new(args, &config, window, data.fingerprint());
     if args.resume {
         trainer.history = state::restore(&args.out, &settings, &trainer.variables, &mut trainer.optimiser)?;
         note(&format!("going on after step {}", trainer.optimiser.steps()));
-    } else if state::path(&args.out).exists() {
+    } else {
         // Of the run that --overwrite replaces.
-        std::fs::remove_file(state::path(&args.out))?;
+        for file in [state::path(&args.out), args.out.join("loss.png")] {
+            if file.exists() {
+                std::fs::remove_file(file)?;
+            }
+        }
     }
     let save = |model: &Gpt2LMHeadModel| {
         let options = SaveOptions { dtype: Some(args.save_dtype.into()), buffers: false };
         Ok(gpt2_loader::save(&args.out, model, Some(&tokenizer), options)?)
     };
     let finished = trainer.run(&data, &settings, save)?;
-    trainer.history.draw(&args.out)?;
+    if let Err(e) = trainer.history.draw(&args.out) {
+        note(&format!("the loss curve could not be drawn: {e:#}"));
+    }
     let Some(best) = trainer.history.best() else { return Ok(ExitCode::SUCCESS) };
     note(&format!(
         "validation loss {:.4} nats a token at step {} (a unigram model: {:.4}); saved in {}",
@@ -87,7 +93,8 @@ fn check_out(args: &TrainArgs) -> anyhow::Result<()> {
         }
         return Ok(());
     }
-    let names = ["config.json", "model.safetensors", "tokenizer.json", "training-state.safetensors"];
+    let names =
+        ["config.json", "model.safetensors", "tokenizer.json", "training-state.safetensors", "loss.png"];
     if let Some(name) = names.into_iter().find(|name| !args.overwrite && args.out.join(name).exists()) {
         bail!(
             "{}: there is a {name} already; choose another --out, go on with --resume where a run was stopped, \

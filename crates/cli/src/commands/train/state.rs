@@ -113,5 +113,5 @@ pub(super) fn restore(
         bail!("{}: its number of steps is damaged", path.display())
     };
     optimiser.restore(&tensors, steps.into())?;
-    History::from_tensors(&tensors).with_context(|| path.display().to_string())
+    History::from_tensors(&tensors, steps.into()).with_context(|| path.display().to_string())
 }
