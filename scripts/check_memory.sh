@@ -19,6 +19,6 @@ if [ "$(wc -w <<<"$binaries")" != 2 ]; then
 fi
 for binary in $binaries; do
     filters=()
-    case $binary in *integration*) filters=(fused:: fused_backward::) ;; esac
+    case $binary in *integration*) filters=(fused:: fused_backward:: weights::) ;; esac
     PROPTEST_CASES=3 valgrind -q --error-exitcode=9 "$binary" "${filters[@]}" --test-threads 1
 done

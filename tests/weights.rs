@@ -350,3 +350,36 @@ fn weights_and_summaries_do_not_depend_on_the_number_of_threads() -> Result {
     }
     Ok(())
 }
+
+/// Asking for some rows and a summary takes no memory for the rest: in a process of its own, whose peak counts.
+#[cfg(target_os = "linux")]
+#[test]
+fn asking_for_rows_takes_memory_for_those_rows() -> Result {
+    let args = ["--exact", "weights::peak_of_asking", "--ignored", "--nocapture", "--test-threads", "1"];
+    let output = std::process::Command::new(std::env::current_exe()?).args(args).output()?;
+    let text = String::from_utf8(output.stdout)?;
+    let line = text.lines().find_map(|line| line.split_once("grew by ")).ok_or(text.clone())?;
+    let grown: usize = line.1.trim_end_matches(" kB").parse()?;
+    assert!(grown < 40_000, "{grown} kB; all weights would be 268,000");
+    Ok(())
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+#[ignore = "run by the test above, in a process of its own"]
+#[allow(clippy::print_stdout)]
+fn peak_of_asking() -> Result {
+    let peak = || -> Result<usize> {
+        let status = std::fs::read_to_string("/proc/self/status")?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).ok_or("no VmHWM")?;
+        Ok(line.trim().trim_end_matches(" kB").parse()?)
+    };
+    let t = 8192;
+    let case = Case::random((1, 1, 8), (t, t), 1)?;
+    case.run(Fused, Wanted::default())?;
+    let before = peak()?;
+    let rows = Chosen { heads: Some(vec![0]), queries: Some((0..100).map(|i| i * 80).collect()) };
+    case.run(Fused, Wanted { weights: &[rows], summary: true })?;
+    println!("grew by {} kB", peak()? - before);
+    Ok(())
+}

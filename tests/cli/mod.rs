@@ -8,6 +8,7 @@ mod generate;
 #[cfg(unix)]
 mod hostile;
 mod inspect;
+mod interventions;
 mod pipes;
 mod prompt;
 mod train;

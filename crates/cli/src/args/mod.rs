@@ -3,9 +3,11 @@
 #![allow(clippy::doc_markdown, rustdoc::broken_intra_doc_links)]
 
 mod hub;
+mod interventions;
 mod train;
 
 pub(crate) use hub::{DownloadArgs, HubArgs, ModelsArgs, VerifyCacheArgs};
+pub(crate) use interventions::InterventionArgs;
 pub(crate) use train::TrainArgs;
 
 use crate::device::DeviceArg;
@@ -145,6 +147,8 @@ pub(crate) struct AttentionArgs {
     #[arg(long, value_enum, default_value = "auto")]
     pub(crate) color: ColorArg,
     #[command(flatten)]
+    pub(crate) interventions: InterventionArgs,
+    #[command(flatten)]
     pub(crate) model: ModelArgs,
 }
 
@@ -152,7 +156,8 @@ pub(crate) struct AttentionArgs {
 #[command(after_help = "\
 Examples:
   gpt2 forward \"To be, or not to\"
-  gpt2 forward --model gpt2 --json --ids 15496,11,314")]
+  gpt2 forward --model gpt2 --json --ids 15496,11,314
+  gpt2 forward --ablate 1.2,1.3 --block 5:2 \"To be, or not to\"   without two heads, and 5 not seeing 2")]
 pub(crate) struct ForwardArgs {
     #[command(flatten)]
     pub(crate) prompt: PromptArgs,
@@ -165,6 +170,8 @@ pub(crate) struct ForwardArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) interventions: InterventionArgs,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
 }
@@ -200,6 +207,8 @@ pub(crate) struct GenerateArgs {
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
+    pub(crate) interventions: InterventionArgs,
+    #[command(flatten)]
     pub(crate) model: ModelArgs,
 }
 
@@ -225,7 +234,8 @@ pub(crate) struct InspectArgs {
 Examples:
   gpt2 bench core --tokens 1024
   gpt2 bench decode --tokens 900 --json
-  gpt2 bench forward --last --model gpt2")]
+  gpt2 bench forward --last --model gpt2
+  gpt2 bench forward --tokens 1024 --summaries       with and without, in turn")]
 pub(crate) struct BenchArgs {
     /// What to time
     #[arg(value_enum)]
@@ -245,6 +255,12 @@ pub(crate) struct BenchArgs {
     /// forward: logits of the last position only
     #[arg(long)]
     pub(crate) last: bool,
+    /// forward: ask for summaries of the attention of all heads; times a pass without in turn
+    #[arg(long)]
+    pub(crate) summaries: bool,
+    /// forward: ask for all attention weights of the first N heads; times a pass without in turn
+    #[arg(long, value_name = "N")]
+    pub(crate) weights_heads: Option<u16>,
     /// train: run each block again in the backward pass
     #[arg(long)]
     pub(crate) recompute: bool,

@@ -6,6 +6,7 @@ use crate::session::Session;
 use crate::values::select;
 use candle_core::{DType, Tensor};
 use gpt2_model::ForwardArgs;
+use gpt2_model::hooks::Interventions;
 use gpt2_view::{AttentionJson, LayerJson, heatmap, overview, summarize, visible_text};
 use std::io::{BufWriter, Write};
 use std::process::ExitCode;
@@ -25,7 +26,8 @@ pub(crate) fn run(args: &AttentionArgs) -> anyhow::Result<ExitCode> {
     let layers = select("layer", &args.layer, config.n_layer)?;
     let heads = select("head", &args.head, config.n_head)?;
     let prompt = args.prompt.encode(text, &session)?;
-    let attention = attend(&session, &prompt.ids, layers, heads)?;
+    let interventions = args.interventions.build(config)?;
+    let attention = attend(&session, &prompt.ids, layers, heads, &interventions)?;
 
     if let Some(path) = &args.export {
         let weights = Tensor::stack(&attention.weights, 0)?; // (layers, heads, T, T)
@@ -58,8 +60,10 @@ fn attend(
     ids: &[u32],
     layers: Vec<usize>,
     heads: Vec<usize>,
+    interventions: &Interventions,
 ) -> anyhow::Result<Attention> {
     let args = ForwardArgs {
+        hooks: Some(interventions),
         output_attentions: true,
         output_attention_outputs: true,
         last_logits_only: true,

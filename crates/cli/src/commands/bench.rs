@@ -10,7 +10,9 @@ use gpt2_kernels::roofline::Roofline;
 use gpt2_loader::Checkpoint;
 use gpt2_model::attention::AttentionArgs;
 use gpt2_model::training::{AdamW, AdamWParams, Training};
-use gpt2_model::{CausalSelfAttention, Config, ForwardArgs, Gpt2LMHeadModel, KvCache, init};
+use gpt2_model::{
+    CausalSelfAttention, Chosen, ChosenWeights, Config, ForwardArgs, Gpt2LMHeadModel, KvCache, init,
+};
 use serde::Serialize;
 use std::io::Write;
 use std::process::ExitCode;
@@ -29,6 +31,12 @@ struct Report {
     runs: u32,
     median_ms: f64,
     min_ms: f64,
+    /// Of the same passes without what `--summaries` and `--weights-heads` ask for, run in turn.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    plain_median_ms: Option<f64>,
+    /// The median of the ratios of neighbours.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ratio_to_plain: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     ms_per_token: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -46,17 +54,23 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     if args.what == BenchTarget::Machine {
         return machine(args);
     }
+    let asking = args.summaries || args.weights_heads.is_some();
+    if asking && args.what != BenchTarget::Forward {
+        bail!("--summaries and --weights-heads belong to bench forward");
+    }
     let bench = Bench::new(args)?;
+    let mut plain = vec![];
     let mut times = match args.what {
         BenchTarget::Core => bench.core()?,
         BenchTarget::Block => bench.block()?,
+        BenchTarget::Forward if asking => bench.asking(&mut plain)?,
         BenchTarget::Forward => bench.forward()?,
         BenchTarget::Decode => bench.decode()?,
         BenchTarget::Train => bench.train()?,
         BenchTarget::Machine => return machine(args),
     };
-    times.sort_by(f64::total_cmp);
-    let median_ms = f64::midpoint(times[(times.len() - 1) / 2], times[times.len() / 2]);
+    let mut ratios: Vec<f64> = times.iter().zip(&plain).map(|(asked, plain)| asked / plain).collect();
+    let median_ms = median(&mut times);
     let decode = args.what == BenchTarget::Decode;
     let ms_per_token = decode.then(|| median_ms / f64::from(args.new_tokens));
     let report = Report {
@@ -70,6 +84,8 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
         runs: args.runs,
         median_ms,
         min_ms: times[0],
+        plain_median_ms: asking.then(|| median(&mut plain)),
+        ratio_to_plain: asking.then(|| median(&mut ratios)),
         ms_per_token,
         tokens_per_s: ms_per_token.map(|ms| 1e3 * bench.batch as f64 / ms),
     };
@@ -79,6 +95,12 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
         print(&report)?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The median; sorts what it is of, which is not empty.
+fn median(numbers: &mut [f64]) -> f64 {
+    numbers.sort_by(f64::total_cmp);
+    f64::midpoint(numbers[(numbers.len() - 1) / 2], numbers[numbers.len() / 2])
 }
 
 /// The limits that the other targets' times are held against.
@@ -213,6 +235,43 @@ impl<'a> Bench<'a> {
         })
     }
 
+    /// [`forward`](Self::forward) with weights and summaries; `plain` gets the times of passes without, in turn.
+    fn asking(&self, plain: &mut Vec<f64>) -> anyhow::Result<Vec<f64>> {
+        let (model, ids) = (self.model()?, self.ids(self.tokens)?);
+        let heads = usize::from(self.args.weights_heads.unwrap_or(0));
+        let all = self.config.n_layer * self.config.n_head;
+        if heads > all {
+            bail!("--weights-heads: the model has {all} heads");
+        }
+        let of_head = |i: usize| ChosenWeights {
+            layer: i / self.config.n_head,
+            of: Chosen { heads: Some(vec![i % self.config.n_head]), queries: None },
+        };
+        let weights: Vec<_> = (0..heads).map(of_head).collect();
+        let pass = |asked: bool| -> anyhow::Result<f64> {
+            let args = ForwardArgs {
+                last_logits_only: self.args.last,
+                output_summaries: asked && self.args.summaries,
+                weights: if asked { &weights } else { &[] },
+                ..Default::default()
+            };
+            let start = Instant::now();
+            let output = model.forward(&ids, args)?;
+            self.device.synchronize()?;
+            drop(output); // handing the memory back is part of the cost
+            Ok(start.elapsed().as_secs_f64() * 1e3)
+        };
+        let mut asked = vec![];
+        for run in 0..=self.args.runs {
+            let (without, with) = (pass(false)?, pass(true)?);
+            if run > 0 {
+                plain.push(without);
+                asked.push(with);
+            }
+        }
+        Ok(asked)
+    }
+
     fn decode(&self) -> anyhow::Result<Vec<f64>> {
         let model = self.model()?;
         let steps = self.args.new_tokens as usize;
@@ -265,6 +324,9 @@ fn print(report: &Report) -> anyhow::Result<()> {
         "{what}, {implementation}, batch {batch}, {tokens} tokens, {dtype}, {device}, {threads} threads"
     )?;
     writeln!(out, "median {:.3} ms, fastest {:.3} ms, of {runs} runs", report.median_ms, report.min_ms)?;
+    if let (Some(plain), Some(ratio)) = (report.plain_median_ms, report.ratio_to_plain) {
+        writeln!(out, "without asking: median {plain:.3} ms; ratio {ratio:.3}, the median of {runs} pairs")?;
+    }
     if let (Some(ms), Some(speed)) = (report.ms_per_token, report.tokens_per_s) {
         writeln!(out, "{ms:.3} ms a token, {speed:.1} tokens/s")?;
     }

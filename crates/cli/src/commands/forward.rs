@@ -39,8 +39,12 @@ pub(crate) fn run(args: &ForwardArgs) -> anyhow::Result<ExitCode> {
     let text = args.prompt.read()?;
     let session = args.model.session()?;
     let prompt = args.prompt.encode(text, &session)?;
-    let forward =
-        gpt2_model::ForwardArgs { output_hidden_states: args.export.is_some(), ..Default::default() };
+    let interventions = args.interventions.build(session.model.config())?;
+    let forward = gpt2_model::ForwardArgs {
+        output_hidden_states: args.export.is_some(),
+        hooks: Some(&interventions),
+        ..Default::default()
+    };
     let output = session.model.forward(&session.input_ids(&prompt.ids)?, forward)?;
     let logits = output.logits.to_dtype(DType::F32)?; // (1, T, V)
 

@@ -35,7 +35,9 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<ExitCode> {
     let max_new_tokens = args.max_new_tokens.unwrap_or(DEFAULT_NEW_TOKENS.min(room));
 
     let prompts = std::slice::from_ref(&prompt.ids);
+    let interventions = args.interventions.for_text_from(&session.model, &prompt.ids)?;
     let generation = Generation::new(&session.model, prompts, sampling(args), max_new_tokens)?;
+    let generation = generation.with_hooks(&interventions);
     let mut printer = Printer::new(&session, prompt.text.as_deref(), args.json)?;
     let start = Instant::now();
     let mut ids = vec![];

@@ -166,7 +166,11 @@ impl Interventions {
         }
         let layers = self.list.iter().filter(|one| of_mean(one)).filter_map(Intervention::head);
         let recorder = Recorder::new(layers.map(|head| Point::Z(head.layer)));
-        let both = Chain(&[&recorder, &self]);
+        // A text that is to grow has not all positions yet.
+        let t = input_ids.dim(1)?;
+        let there = |one: &&Intervention| !matches!(one, Intervention::KnockOut(_, pair) if pair.query >= t);
+        let here = Self { list: self.list.iter().filter(there).cloned().collect() };
+        let both = Chain(&[&recorder, &here]);
         model.transformer.forward(input_ids, ForwardArgs { hooks: Some(&both), ..Default::default() })?;
         for one in &mut self.list {
             if let Intervention::MeanAblate(head) = *one {
