@@ -23,6 +23,7 @@
 //! | `terminal` | [`Style`], and the escape sequences that colour a cell |
 //! | `palette` | the colours of weights |
 //! | `triangle` | weights as rows of numbers without the hidden keys |
+//! | `html` | [`PageWriter`]: every head in one page for a browser, which needs no network |
 //! | `export` | [`write_safetensors`] and [`AttentionJson`] |
 //!
 //! ```
@@ -41,6 +42,7 @@
 
 mod export;
 mod heatmap;
+mod html;
 mod overview;
 mod palette;
 mod summary;
@@ -52,6 +54,7 @@ mod window;
 
 pub use export::{AttentionJson, HeadJson, LayerJson, write_safetensors};
 pub use heatmap::heatmap;
+pub use html::{NextToken, PageHeader, PageWriter};
 pub use overview::overview;
 pub use summary::{FOCUS_THRESHOLD, Focus, HeadSummary, summarize};
 pub use table::Table;
