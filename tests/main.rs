@@ -14,3 +14,4 @@ mod hub;
 mod padding;
 mod parity;
 mod seeds;
+mod view;

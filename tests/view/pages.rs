@@ -57,9 +57,10 @@ pub(crate) fn weights(kinds: &[Kind], t: usize, seed: u64) -> Result<Tensor> {
                     + near;
             }
             let highest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            row.iter_mut().for_each(|w| *w = (*w - highest).exp());
-            let total: f32 = row.iter().sum();
-            row.iter_mut().for_each(|w| *w /= total);
+            let total: f32 = row.iter().map(|w| (w - highest).exp()).sum();
+            for weight in row {
+                *weight = (*weight - highest).exp() / total;
+            }
         }
     }
     Tensor::from_vec(all, (kinds.len(), t, t), &Device::Cpu)

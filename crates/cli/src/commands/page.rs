@@ -69,10 +69,7 @@ fn write(
         heads: layers.len() * heads.len(),
     };
     let mut page = PageWriter::new(BufWriter::new(file), &header)?;
-    let bar = match is_quiet() {
-        true => ProgressBar::hidden(),
-        false => ProgressBar::new(layers.len() as u64),
-    };
+    let bar = if is_quiet() { ProgressBar::hidden() } else { ProgressBar::new(layers.len() as u64) };
     let bar = bar.with_style(ProgressStyle::with_template("{bar:30} {pos}/{len} layers, {eta} left")?);
     for (i, &layer) in layers.iter().enumerate() {
         let weights = weights(i)?;

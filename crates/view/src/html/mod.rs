@@ -91,13 +91,13 @@ struct Header {
 }
 
 #[derive(Serialize)]
-struct Layer<'a> {
+struct LayerEntry<'a> {
     layer: usize,
-    heads: Vec<Head<'a>>,
+    heads: Vec<HeadEntry<'a>>,
 }
 
 #[derive(Serialize)]
-struct Head<'a> {
+struct HeadEntry<'a> {
     head: usize,
     levels: u16,
     summary: &'a HeadSummary,
@@ -155,16 +155,20 @@ impl<W: Write> PageWriter<W> {
         let Some(left) = self.heads.checked_sub(heads.len()) else {
             candle_core::bail!("page: layer {layer} has {} heads, {} were left", heads.len(), self.heads)
         };
-        // What earlier heads left over is for those that come.
-        let share = self.room / self.heads.max(1);
+        // What earlier heads left over is for those that come. Heads differ, so one may take more than its
+        // part: where all do, the later ones have less, and the whole stays within its room.
+        let share = self.room / self.heads.max(1) * 7 / 5;
         let codes: Vec<Codes> = (0..heads.len())
             .into_par_iter()
             .map(|i| encode(&weights.get(i)?, self.levels, share))
             .collect::<Result<_>>()?;
-        let entry =
-            |((&head, summary), codes): ((&usize, _), &Codes)| Head { head, levels: codes.levels, summary };
+        let entry = |((&head, summary), codes): ((&usize, _), &Codes)| HeadEntry {
+            head,
+            levels: codes.levels,
+            summary,
+        };
         let entries = heads.iter().zip(summaries).zip(&codes).map(entry).collect();
-        self.json("class=\"layer\"", &Layer { layer, heads: entries })?;
+        self.json("class=\"layer\"", &LayerEntry { layer, heads: entries })?;
         for Codes { text, .. } in &codes {
             self.room = self.room.saturating_sub(text.len());
             writeln!(self.out, "<script type=\"text/plain\" class=\"weights\">{text}</script>")?;

@@ -24,14 +24,24 @@ function settle() {
   drawMapSoon();
 }
 
-/// Zooms by `factor` around a point of the plot, its middle unless told.
-function zoom(factor, x = plot.width / 2, y = plot.height / 2) {
+/// Zooms by `factor` around a point of the plot.
+function zoom(factor, x, y) {
   const [key, query] = [lens.key + cellsIn(x), lens.query + cellsIn(y)];
   lens.size *= factor;
   settle(); // what a cell may be at most decides where the point comes to lie
   lens.key = key - cellsIn(x);
   lens.query = query - cellsIn(y);
   settle();
+}
+
+/// Zooms around the cell that is told of, else around the middle.
+function zoomHere(factor) {
+  if (state.cell) reveal(state.cell);
+  const middle = (first, at) => (at + 0.5 - first) * lens.size;
+  const [x, y] = state.cell
+    ? [middle(lens.key, state.cell.key), middle(lens.query, state.cell.query)]
+    : [plot.width / 2, plot.height / 2];
+  zoom(factor, x, y);
 }
 
 function showWhole() {
@@ -240,7 +250,7 @@ map.addEventListener(
 const choose = (cell) => update({ cell, pinned: cell, token: cell.query + offset });
 
 map.addEventListener("keydown", (event) => {
-  const keys = { "+": () => zoom(1.5), "=": () => zoom(1.5), "-": () => zoom(1 / 1.5), 0: showWhole };
+  const keys = { "+": () => zoomHere(1.5), "=": () => zoomHere(1.5), "-": () => zoomHere(1 / 1.5), 0: showWhole };
   const [dy, dx] = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key] ?? [];
   if (dy === undefined && !keys[event.key]) return;
   event.preventDefault();
@@ -254,8 +264,8 @@ map.addEventListener("keydown", (event) => {
   reveal({ query, key });
 });
 
-document.getElementById("closer").addEventListener("click", () => zoom(2));
-document.getElementById("farther").addEventListener("click", () => zoom(1 / 2));
+document.getElementById("closer").addEventListener("click", () => zoomHere(2));
+document.getElementById("farther").addEventListener("click", () => zoomHere(1 / 2));
 document.getElementById("whole").addEventListener("click", showWhole);
 
 new ResizeObserver(() => {
