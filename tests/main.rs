@@ -17,4 +17,5 @@ mod padding;
 mod parity;
 mod seeds;
 mod training;
+mod view;
 mod weights;

@@ -24,6 +24,7 @@
 //! | `terminal` | [`Style`], and the escape sequences that colour a cell |
 //! | `palette` | the colours of weights |
 //! | `triangle` | weights as rows of numbers without the hidden keys |
+//! | `html` | [`PageWriter`]: every head in one page for a browser, which needs no network |
 //! | `png` | [`head_png`], [`HeadGrid`]: one head or all as a picture; [`loss_curve`]: a training run |
 //! | `lines` | [`write_json_lines`], and [`write_square_json`] for BertViz and CircuitsVis |
 //! | `export` | [`write_safetensors`] and [`AttentionJson`] |
@@ -44,6 +45,7 @@
 
 mod export;
 mod heatmap;
+mod html;
 mod lines;
 mod overview;
 mod palette;
@@ -57,6 +59,7 @@ mod window;
 
 pub use export::{AttentionJson, HeadJson, LayerJson, write_safetensors};
 pub use heatmap::heatmap;
+pub use html::{NextToken, PageHeader, PageWriter};
 pub use lines::{write_json_lines, write_square_json};
 pub use overview::overview;
 pub use png::{HeadGrid, head_png, loss_curve};

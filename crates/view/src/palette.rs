@@ -7,7 +7,7 @@
 pub(crate) type Rgb = (u8, u8, u8);
 
 /// Viridis at 0, 1/8, .., 1. Lines between these points stay within what an eye can tell.
-const ANCHORS: [Rgb; 9] = [
+pub(crate) const ANCHORS: [Rgb; 9] = [
     (68, 1, 84),
     (71, 44, 122),
     (59, 82, 139),

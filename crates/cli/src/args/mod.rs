@@ -127,6 +127,7 @@ pub(crate) struct PromptArgs {
 Examples:
   gpt2 attention \"O Romeo, Romeo\"
   gpt2 attention --layer 0-1 --head 2 \"O Romeo, Romeo\"
+  gpt2 attention --open \"O Romeo, Romeo\"                       every head in the browser
   gpt2 attention --model gpt2 --export weights.safetensors --file prompt.txt")]
 pub(crate) struct AttentionArgs {
     #[command(flatten)]
@@ -140,6 +141,12 @@ pub(crate) struct AttentionArgs {
     /// Write the weights and the attention blocks' outputs to a safetensors file
     #[arg(long, value_name = "FILE")]
     pub(crate) export: Option<PathBuf>,
+    /// Write a page for a browser: one file, no network; of the chosen layers and heads, or of all
+    #[arg(long, value_name = "FILE")]
+    pub(crate) html: Option<PathBuf>,
+    /// Open that page in the browser; without --html, from a temporary file
+    #[arg(long)]
+    pub(crate) open: bool,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,

@@ -1,5 +1,6 @@
 //! `gpt2 attention`: what each token attends to.
 
+use super::page::{self, Contents};
 use crate::args::AttentionArgs;
 use crate::output;
 use crate::session::Session;
@@ -17,6 +18,7 @@ struct Attention {
     heads: Vec<usize>,
     weights: Vec<Tensor>, // a layer: (heads, T, T) f32
     outputs: Vec<Tensor>, // a layer: (T, C) f32
+    hidden: Tensor,       // after ln_f: (T, C)
 }
 
 pub(crate) fn run(args: &AttentionArgs) -> anyhow::Result<ExitCode> {
@@ -44,6 +46,11 @@ pub(crate) fn run(args: &AttentionArgs) -> anyhow::Result<ExitCode> {
             ],
         )?;
     }
+    if args.html.is_some() || args.open {
+        let (layers, heads, hidden) = (&attention.layers, &attention.heads, &attention.hidden);
+        let contents = Contents { session: &session, prompt: &prompt, layers, heads, hidden };
+        page::show(args.html.as_deref(), args.open, &contents, |i| Ok(attention.weights[i].clone()))?;
+    }
     let chosen = !(args.layer.is_empty() && args.head.is_empty());
     if args.json {
         print_json(&attention, prompt.tokens, chosen)?;
@@ -66,14 +73,14 @@ fn attend(
         hooks: Some(interventions),
         output_attentions: true,
         output_attention_outputs: true,
-        last_logits_only: true,
         ..Default::default()
     };
     // The logits are not shown, so the output projection is left out.
     let output = session.model.transformer.forward(&session.input_ids(ids)?, args)?;
     let index: Vec<u32> = heads.iter().map(|&h| u32::try_from(h)).collect::<Result<_, _>>()?;
     let index = Tensor::new(index, &session.device)?;
-    let mut attention = Attention { layers, heads, weights: vec![], outputs: vec![] };
+    let hidden = output.last_hidden_state.squeeze(0)?; // (T, C)
+    let mut attention = Attention { layers, heads, weights: vec![], outputs: vec![], hidden };
     for &layer in &attention.layers {
         let weights = output.attentions[layer].squeeze(0)?.index_select(&index, 0)?; // (heads, T, T)
         attention.weights.push(weights.to_dtype(DType::F32)?);

@@ -7,6 +7,7 @@ pub(crate) mod forward;
 pub(crate) mod generate;
 pub(crate) mod inspect;
 pub(crate) mod models;
+mod page;
 pub(crate) mod train;
 pub(crate) mod verify;
 pub(crate) mod verify_cache;

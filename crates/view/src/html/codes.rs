@@ -1,0 +1,179 @@
+//! Weights as small whole numbers, compressed, as text: what the page holds of a head.
+//!
+//! A weight `w` becomes the code `c = round(L · w^(2/3))`, and the page reads it as `(c / L)^(3/2)`. The
+//! power spends the codes where they are looked at: an even scale has nothing below 1/510 at 8 bits, where
+//! all of a long text's diffuse heads lie, and a square root has so much there that its noise makes the
+//! page half as large again.
+//!
+//! What is read differs from the weight by half a step of the codes times the slope at its far end:
+//! `|w' - w| <= 1.5 · h · √(w^(2/3) + h)` with `h = 1 / (2L)`.
+
+use base64::{Engine, prelude::BASE64_STANDARD};
+use candle_core::{DType, Device, Error, Result, Tensor};
+use miniz_oxide::DataFormat;
+use miniz_oxide::deflate::core::{
+    CompressionStrategy, CompressorOxide, TDEFLFlush, TDEFLStatus, compress_to_output,
+};
+
+/// The highest level of 16-bit codes; one more code stands for NaN.
+pub(super) const FINE: u16 = u16::MAX - 1;
+/// The highest levels of 8-bit codes, the next one for a head that is too large with the one before.
+pub(super) const COARSE: [u16; 3] = [254, 126, 62];
+
+/// One head, ready to be written.
+pub(super) struct Codes {
+    /// What weight 1 is.
+    pub(super) levels: u16,
+    /// Base64 of deflate, with zlib's header and checksum, of the codes of the rows one after the other:
+    /// one byte each, or all high bytes and then all low ones.
+    pub(super) text: String,
+}
+
+/// The codes of a head with the first of `levels` whose text has at most `room` bytes, else with the last.
+///
+/// # Shapes
+/// `weights` (T, S), T at most S; query i has the keys 0 to S - T + i
+///
+/// # Errors
+/// When a weight is negative or above 1, and so no share of a query's attention. NaN is kept.
+pub(super) fn encode(weights: &Tensor, levels: &[u16], room: usize) -> Result<Codes> {
+    let (t, s) = weights.dims2()?;
+    let weights = weights.to_device(&Device::Cpu)?.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
+    let mut codes = Codes { levels: FINE, text: String::new() };
+    for &levels in levels {
+        codes = Codes { levels, text: BASE64_STANDARD.encode(deflate(&bytes(&weights, t, s, levels)?)?) };
+        if codes.text.len() <= room {
+            break;
+        }
+    }
+    Ok(codes)
+}
+
+fn bytes(weights: &[f32], t: usize, s: usize, levels: u16) -> Result<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(t * s);
+    let mut low = vec![];
+    for (i, row) in weights.chunks_exact(s).enumerate() {
+        for &weight in &row[..=s - t + i] {
+            let [high_byte, low_byte] = code(weight, levels)?.to_be_bytes();
+            if levels == FINE {
+                bytes.push(high_byte);
+                low.push(low_byte);
+            } else {
+                bytes.push(low_byte);
+            }
+        }
+    }
+    bytes.append(&mut low);
+    Ok(bytes)
+}
+
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // not negative, at most `levels`
+fn code(weight: f32, levels: u16) -> Result<u16> {
+    if weight == 0.0 {
+        return Ok(0);
+    }
+    if weight.is_nan() {
+        return Ok(levels + 1);
+    }
+    let code = (f64::from(weight).cbrt().powi(2) * f64::from(levels)).round();
+    // Rounding may have taken a softmax a little above 1.
+    if weight < 0.0 || code > f64::from(levels) {
+        candle_core::bail!("page: {weight} is no attention weight, which lie between 0 and 1")
+    }
+    Ok(code as u16)
+}
+
+/// Of all strategies, run lengths and Huffman codes alone are the quickest here and among the smallest:
+/// beyond runs of nothing, neighbours of a weight say little about it, and what longer matches save costs
+/// more than it brings.
+fn deflate(bytes: &[u8]) -> Result<Vec<u8>> {
+    let mut out = Vec::with_capacity(bytes.len() / 2);
+    let mut compressor = CompressorOxide::with_params(DataFormat::Zlib, 6, CompressionStrategy::RLE, 15);
+    let (status, _) = compress_to_output(&mut compressor, bytes, TDEFLFlush::Finish, |part| {
+        out.extend_from_slice(part);
+        true
+    });
+    match status {
+        TDEFLStatus::Done => Ok(out),
+        status => Err(Error::Msg(format!("page: compressing the weights ended with {status:?}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As in this file's first lines.
+    fn error_bound(weight: f64, levels: u16) -> f64 {
+        let half = 0.5 / f64::from(levels);
+        1.5 * half * (weight.cbrt().powi(2) + half).sqrt()
+    }
+
+    /// What the page's script does.
+    fn decode(codes: &Codes) -> Vec<f64> {
+        let packed = BASE64_STANDARD.decode(&codes.text).expect("base64");
+        let bytes = miniz_oxide::inflate::decompress_to_vec_zlib(&packed).expect("deflate");
+        let whole: Vec<u16> = if codes.levels == FINE {
+            let (high, low) = bytes.split_at(bytes.len() / 2);
+            high.iter().zip(low).map(|(&h, &l)| u16::from_be_bytes([h, l])).collect()
+        } else {
+            bytes.into_iter().map(u16::from).collect()
+        };
+        let weight =
+            |c: u16| if c > codes.levels { f64::NAN } else { f64::from(c) / f64::from(codes.levels) };
+        whole.into_iter().map(|c| weight(c).powf(1.5)).collect()
+    }
+
+    #[test]
+    fn every_weight_comes_back_within_its_bound() -> Result<()> {
+        // Evenly, and by powers of two down to nothing.
+        let mut weights: Vec<f32> = (0..=5000u16).map(|i| f32::from(i) / 5000.0).collect();
+        weights.extend((1..60).map(|i| 0.5f32.powi(i)));
+        let row = Tensor::new(weights.clone(), &Device::Cpu)?.unsqueeze(0)?; // (1, S)
+        for levels in [FINE, 254, 126, 62] {
+            let codes = encode(&row, &[levels], usize::MAX)?;
+            let mut worst = 0f64;
+            for (&weight, got) in weights.iter().zip(decode(&codes)) {
+                let (error, bound) = ((got - f64::from(weight)).abs(), error_bound(weight.into(), levels));
+                assert!(error <= bound * (1.0 + 1e-9), "{levels}: {weight} came back as {got}");
+                worst = worst.max(error / bound);
+            }
+            assert!(worst > 0.9, "{levels}: the bound is too wide to say anything, {worst}");
+        }
+        assert!(error_bound(1.0, 254) < 0.003 && error_bound(0.001, 254) < 0.0004);
+        assert!(error_bound(1.0, FINE) < 1.2e-5 && error_bound(0.001, FINE) < 1.2e-6);
+        Ok(())
+    }
+
+    #[test]
+    fn only_what_a_query_sees_is_kept() -> Result<()> {
+        let weights = Tensor::new(&[[0.25f32, 0.75, 7.], [0.5, f32::NAN, 0.]], &Device::Cpu)?; // (2, 3)
+        for levels in [FINE, 254] {
+            let back = decode(&encode(&weights, &[levels], usize::MAX)?);
+            assert_eq!(back.len(), 5);
+            assert!((back[1] - 0.75).abs() < 0.003 && back[3].is_nan() && back[4] == 0.0, "{back:?}");
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_head_too_large_has_fewer_levels() -> Result<()> {
+        let weights: Vec<f32> = (0..4096u16).map(|i| f32::from(i % 97) / 97.0).collect();
+        let weights = Tensor::new(weights, &Device::Cpu)?.unsqueeze(0)?;
+        let levels = |room| -> Result<u16> { Ok(encode(&weights, &COARSE, room)?.levels) };
+        assert_eq!([levels(usize::MAX)?, levels(0)?], [254, 62]);
+        let full = encode(&weights, &COARSE, usize::MAX)?.text.len();
+        assert_eq!([levels(full)?, levels(full - 1)?], [254, 126]);
+        Ok(())
+    }
+
+    #[test]
+    fn what_is_no_weight_is_refused() {
+        for wrong in [-0.1f32, 1.1, f32::INFINITY] {
+            let weights = Tensor::new(&[[wrong]], &Device::Cpu).expect("a tensor");
+            let err = encode(&weights, &[FINE], usize::MAX).err().expect("refused").to_string();
+            assert!(err.contains("between 0 and 1"), "{err}");
+        }
+        assert_eq!(code(1.0 + f32::EPSILON, FINE).expect("one"), FINE);
+    }
+}

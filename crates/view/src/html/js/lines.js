@@ -1,0 +1,125 @@
+// Lines between tokens, after BertViz' head view (Vig 2019): queries on the left, keys on the right.
+//
+// Drawn by hand and only where one looks, so that a thousand tokens scroll as ten do.
+
+const lines = document.getElementById("lines");
+const scroller = lines.parentElement.parentElement;
+const ROW = 22;
+const FAINTEST = 0.06; // strength below which a line is not drawn
+let hovered = null;
+
+/// The tallest element that browsers lay out is some 10 million pixels; no context comes near.
+lines.parentElement.style.height = `${tokens.length * ROW}px`;
+
+let linesDue = false;
+function drawLinesSoon() {
+  if (linesDue || state.view !== "lines") return;
+  linesDue = true;
+  requestAnimationFrame(() => {
+    linesDue = false;
+    drawLines();
+  });
+}
+
+function drawLines() {
+  const { clientWidth: width, clientHeight: height } = scroller;
+  lines.style.height = `${Math.min(height, tokens.length * ROW)}px`;
+  if (!current || !fitCanvas(lines, width, lines.clientHeight)) return;
+  const context = lines.getContext("2d");
+  const paint = theme();
+  const side = Math.min(180, width * 0.36); // of a column of tokens
+  const y = (position) => (position + 0.5) * ROW - scroller.scrollTop;
+  const from = Math.max(0, Math.floor(scroller.scrollTop / ROW));
+  const to = Math.min(tokens.length, Math.ceil((scroller.scrollTop + height) / ROW));
+  const shown = hovered ?? state.token;
+
+  const line = (query, key, colour) => {
+    const strong = strength(current, query, key);
+    if (strong < FAINTEST) return;
+    context.strokeStyle = colour;
+    context.globalAlpha = strong;
+    context.lineWidth = 0.5 + 2.5 * strong;
+    context.beginPath();
+    context.moveTo(side + 4, y(query + offset));
+    context.lineTo(width - side - 4, y(key));
+    context.stroke();
+  };
+  const keysOf = (query, colour) => {
+    for (let key = 0; key < rowLength(query); key++) line(query, key, colour);
+  };
+  if (shown === null) {
+    for (let query = Math.max(0, from - offset); query < to - offset; query++) keysOf(query, paint.out);
+  } else {
+    for (let query = Math.max(0, shown - offset); query < queries; query++) line(query, shown, paint.in);
+    if (shown >= offset) keysOf(shown - offset, paint.out);
+  }
+  context.globalAlpha = 1;
+
+  context.textBaseline = "middle";
+  const row = Math.min(Math.max(0, (shown ?? 0) - offset), queries - 1);
+  for (let position = from; position < to; position++) {
+    const isShown = position === shown;
+    const word = (end, back, tint) => {
+      const left = end === "right" ? 0 : width - side;
+      if (back > 0) {
+        context.globalAlpha = 0.6 * back;
+        context.fillStyle = tint;
+        context.fillRect(left, y(position) - ROW / 2 + 1, side, ROW - 2);
+        context.globalAlpha = 1;
+      }
+      context.font = `${isShown ? "bold " : ""}12px ui-monospace, monospace`;
+      context.fillStyle = state.found.has(position) ? paint.mark : paint.ink;
+      context.textAlign = end;
+      const text = clip(context, tokens[position], side - 46);
+      context.fillText(text, end === "right" ? side - 4 : width - side + 4, y(position));
+      context.fillStyle = paint.quiet;
+      context.font = "10px ui-monospace, monospace";
+      context.textAlign = end === "right" ? "left" : "right";
+      context.fillText(position, end === "right" ? 4 : width - 4, y(position));
+    };
+    // A column's tint is the weight between its token and the one that is shown.
+    const seesShown = shown !== null && position >= Math.max(shown, offset);
+    if (position >= offset) word("right", seesShown ? strength(current, position - offset, shown) : 0, paint.in);
+    const isSeen = shown !== null && shown >= offset && position <= shown;
+    word("left", isSeen ? strength(current, row, position) : 0, paint.out);
+  }
+}
+
+const positionAt = (event) => {
+  const position = Math.floor((event.offsetY + scroller.scrollTop) / ROW);
+  return position < tokens.length ? position : null;
+};
+lines.addEventListener("pointermove", (event) => {
+  const position = event.pointerType === "mouse" ? positionAt(event) : null;
+  if (position === hovered) return;
+  hovered = position;
+  drawLinesSoon();
+});
+lines.addEventListener("pointerleave", () => {
+  hovered = null;
+  drawLinesSoon();
+});
+lines.addEventListener("click", (event) => {
+  const position = positionAt(event);
+  // A second click lets go, and shows the lines of all tokens.
+  if (position !== null) chooseToken(position === state.token ? null : position);
+});
+scroller.addEventListener("scroll", drawLinesSoon);
+scroller.addEventListener("keydown", (event) => {
+  const steps = { ArrowUp: -1, ArrowDown: 1 }[event.key];
+  if (!steps) return;
+  event.preventDefault();
+  stepToken(steps);
+});
+new ResizeObserver(drawLinesSoon).observe(scroller);
+
+function revealLine() {
+  if (state.token === null) return;
+  const top = state.token * ROW;
+  const { scrollTop, clientHeight } = scroller;
+  if (top < scrollTop || top + ROW > scrollTop + clientHeight) scroller.scrollTop = top - clientHeight / 2;
+}
+
+// After this change has been laid out: a hidden panel does not scroll.
+on("token view", () => state.view === "lines" && requestAnimationFrame(revealLine));
+on("weights token scale first found theme view", drawLinesSoon);

@@ -1,0 +1,140 @@
+// Weights as pixels.
+
+/// Finer than a code of 8 bits, so that a row's own scale has all its shades.
+const SHADES = 1024;
+const NOT_A_NUMBER = SHADES;
+const LEFT_OUT = SHADES + 1;
+
+/// The colour at each shade, as the bytes of a canvas: viridis by the square root of the weight.
+const colours = new Uint32Array(SHADES + 2);
+for (let shade = 0; shade < SHADES; shade++) {
+  colours[shade] = pixel(...mix((shade / (SHADES - 1)) ** 0.75));
+}
+colours[NOT_A_NUMBER] = pixel(255, 0, 144);
+colours[LEFT_OUT] = pixel(128, 128, 128, 70);
+
+function mix(t) {
+  const place = t * (palette.length - 1);
+  const below = Math.min(Math.floor(place), palette.length - 2);
+  return palette[below].map((from, c) => Math.round(from + (palette[below + 1][c] - from) * (place - below)));
+}
+
+function pixel(red, green, blue, alpha = 255) {
+  // Through bytes, since the order of bytes in a word is the machine's.
+  return new Uint32Array(new Uint8Array([red, green, blue, alpha]).buffer)[0];
+}
+
+/// What turns a code of row `i` into a shade, by the chosen scale.
+function gain(weights, i) {
+  if (state.scale === "weight") return (SHADES - 1) / weights.levels;
+  const most = (state.first ? weights.rowMax : weights.rowMaxLater)[i];
+  return (SHADES - 1) / Math.max(most, 1);
+}
+
+/// The shade of one cell.
+function shadeOf(weights, i, j) {
+  if (j === 0 && !state.first) return LEFT_OUT;
+  const code = weights.code(i, j);
+  return code > weights.levels ? NOT_A_NUMBER : Math.min(SHADES - 1, Math.floor(code * gain(weights, i)));
+}
+
+/// How strongly to draw a weight where it is a line or a background: 0 to 1, by the chosen scale.
+function strength(weights, i, j) {
+  const shade = shadeOf(weights, i, j);
+  return shade < SHADES ? (shade / (SHADES - 1)) ** 0.75 : 0;
+}
+
+/// Draws the queries `top` to `bottom` and the keys `left` to `right` of a head into a canvas of its own,
+/// one pixel a cell, or fewer than there are cells: a pixel then shows the largest of its weights, so
+/// that no thin line is lost.
+function raster(weights, { top, bottom, left, right }, width, height) {
+  width = Math.max(1, Math.min(width, right - left));
+  height = Math.max(1, Math.min(height, bottom - top));
+  const column = Uint16Array.from({ length: right - left }, (_, j) => (j * width) / (right - left));
+  const shades = new Uint16Array(width * height); // 0 is no cell, n is shade n - 1
+  const { codes, levels } = weights;
+  for (let i = top; i < bottom; i++) {
+    const line = Math.floor(((i - top) * height) / (bottom - top)) * width;
+    const start = rowStart(i);
+    const factor = gain(weights, i);
+    for (let j = left; j < Math.min(right, rowLength(i)); j++) {
+      const code = codes[start + j];
+      let shade = Math.min(SHADES - 1, (code * factor) | 0);
+      if (code > levels) shade = NOT_A_NUMBER;
+      if (j === 0 && !state.first) shade = LEFT_OUT;
+      const at = line + column[j - left];
+      if (shade >= shades[at]) shades[at] = shade + 1;
+    }
+  }
+  const canvas = new OffscreenCanvas(width, height);
+  const context = canvas.getContext("2d");
+  const image = context.createImageData(width, height);
+  const pixels = new Uint32Array(image.data.buffer);
+  for (let at = 0; at < pixels.length; at++) if (shades[at]) pixels[at] = colours[shades[at] - 1];
+  context.putImageData(image, 0, 0);
+  return canvas;
+}
+
+/// A head at a lower resolution that is attention again: a pixel is the share of its queries' attention
+/// that goes to its keys, so that a thin diagonal stays and what is spread out stays dim.
+function thumbnail(weights, width, height) {
+  width = Math.max(1, Math.min(width, tokens.length));
+  height = Math.max(1, Math.min(height, queries));
+  const { codes, levels } = weights;
+  const weightOf = Float32Array.from({ length: levels + 2 }, (_, c) => (c > levels ? NaN : (c / levels) ** 1.5));
+  const column = Uint16Array.from({ length: tokens.length }, (_, j) => (j * width) / tokens.length);
+  const mass = new Float32Array(width * height);
+  const rows = new Uint16Array(height);
+  for (let i = 0; i < queries; i++) {
+    const y = Math.floor((i * height) / queries);
+    const start = rowStart(i);
+    rows[y] += 1;
+    for (let j = state.first ? 0 : 1; j < rowLength(i); j++) mass[y * width + column[j]] += weightOf[codes[start + j]];
+  }
+  const canvas = new OffscreenCanvas(width, height);
+  const context = canvas.getContext("2d");
+  const image = context.createImageData(width, height);
+  const pixels = new Uint32Array(image.data.buffer);
+  for (let y = 0; y < height; y++) {
+    const line = mass.subarray(y * width, (y + 1) * width);
+    const whole = state.scale === "row" ? Math.max(...line) : rows[y];
+    const last = column[rowLength(Math.ceil(((y + 1) * queries) / height) - 1) - 1];
+    for (let x = 0; x <= last; x++) {
+      const part = whole === 0 ? 0 : line[x] / whole;
+      const shade = Math.min(SHADES - 1, Math.round((SHADES - 1) * part ** (2 / 3)));
+      pixels[y * width + x] = colours[Number.isNaN(part) ? NOT_A_NUMBER : shade];
+    }
+  }
+  context.putImageData(image, 0, 0);
+  return canvas;
+}
+
+/// Gives a canvas the pixels that its place on the screen has; true where it is on the screen at all.
+function fitCanvas(canvas, width, height) {
+  const ratio = devicePixelRatio || 1;
+  canvas.width = Math.round(width * ratio);
+  canvas.height = Math.round(height * ratio);
+  canvas.getContext("2d").setTransform(ratio, 0, 0, ratio, 0, 0);
+  return canvas.width > 0 && canvas.height > 0;
+}
+
+/// The page's colours for canvases: what CSS computed for the theme in force.
+function theme() {
+  const style = getComputedStyle(document.documentElement);
+  const names = ["paper", "ink", "quiet", "line", "out", "in", "mark"];
+  return Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`)]));
+}
+
+/// `text` cut to `width` with an ellipsis, for `context.fillText`.
+function clip(context, text, width) {
+  // A token may be of any length; what lies beyond these characters fits nowhere.
+  let shown = text.length > 80 ? text.slice(0, 80) : text;
+  if (shown === text && context.measureText(text).width <= width) return text;
+  const letters = [...shown];
+  while (letters.length > 0) {
+    shown = letters.join("") + "…";
+    if (context.measureText(shown).width <= width) return shown;
+    letters.pop();
+  }
+  return "";
+}

@@ -1,0 +1,88 @@
+//! What a page holds; what a browser makes of it is in the workspace's tests/view.
+
+use super::*;
+use crate::summary::summarize;
+use candle_core::{DType, Device};
+use serde_json::Value;
+
+fn page(title: &str, tokens: &[&str], predictions: &[NextToken]) -> Result<String> {
+    let tokens: Vec<String> = tokens.iter().map(ToString::to_string).collect();
+    let header = PageHeader { title, tokens: &tokens, queries: tokens.len(), heads: 2 };
+    let weights = Tensor::zeros((1, tokens.len(), tokens.len()), DType::F32, &Device::Cpu)?;
+    let mut page = PageWriter::new(Vec::new(), &header)?;
+    for layer in [0, 3] {
+        page.layer(layer, &[7], &weights, &summarize(&weights)?)?;
+    }
+    String::from_utf8(page.finish(predictions)?).map_err(Error::wrap)
+}
+
+/// The JSON between `start` and the end of its element.
+fn json(page: &str, start: &str) -> Value {
+    let (_, rest) = page.split_once(&format!("<script type=\"application/json\" {start}>")).expect(start);
+    serde_json::from_str(rest.split_once("</script>").expect("an end").0).expect("JSON")
+}
+
+#[test]
+fn the_frame_is_filled() -> Result<()> {
+    let page = page("model", &["a", " b"], &[])?;
+    assert!(page.starts_with("<!doctype html>") && page.ends_with("</html>\n"));
+    assert!(!page.contains("{{"), "a place that nothing fills");
+    assert_eq!(page.matches(SCRIPT).count(), 1);
+    assert!(page.contains(&format!("'sha256-{}'", hash(SCRIPT))) && page.contains(&hash(STYLE)));
+    assert_eq!(json(&page, "id=\"header\"")["tokens"], serde_json::json!(["a", "·b"]));
+    assert_eq!(json(&page, "class=\"layer\"")["heads"][0]["head"], 7);
+    assert_eq!(page.matches("class=\"weights\"").count(), 2);
+    assert_eq!(json(&page, "id=\"predictions\""), serde_json::json!([]));
+    Ok(())
+}
+
+#[test]
+fn no_string_becomes_markup() -> Result<()> {
+    let hostile = "</script><img src=x onerror=alert(1)><!--<script>\u{2028}\u{202e}\0";
+    let next = NextToken { likely: vec![(hostile.to_owned(), 0.5)], actual: Some(0.25) };
+    let clean = page("m", &["a", "b"], &[])?;
+    let dirty = page(hostile, &[hostile, "b"], &[next.clone(), next])?;
+    let tags = |page: &str| (page.matches('<').count(), page.matches("<!--").count());
+    assert_eq!(tags(&dirty), tags(&clean), "text opened an element");
+    assert!(!dirty.contains(['\0', '\u{2028}', '\u{202e}']));
+    let shown = "</script><img·src=x·onerror=alert(1)><!--<script>\\u{2028}\\u{202e}␀";
+    assert_eq!(json(&dirty, "id=\"header\"")["tokens"][0], shown);
+    let predictions = json(&dirty, "id=\"predictions\"");
+    assert_eq!(predictions[0]["likely"][0], serde_json::json!([shown, 0.5]));
+    assert_eq!(predictions[1]["actual"], 0.25);
+    Ok(())
+}
+
+#[test]
+fn what_does_not_fit_together_is_refused() -> Result<()> {
+    let tokens = ["a", "b", "c"].map(String::from);
+    let header = PageHeader { title: "m", tokens: &tokens, queries: 2, heads: 2 };
+    let weights = Tensor::zeros((2, 2, 3), DType::F32, &Device::Cpu)?;
+    let summaries = summarize(&weights)?;
+    let start = || PageWriter::new(Vec::new(), &header);
+    let says = |result: Result<Vec<u8>>, part: &str| {
+        let err = result.expect_err(part).to_string();
+        assert!(err.contains(part), "{err}");
+    };
+    for (header, part) in [
+        (PageHeader { queries: 4, ..header.clone() }, "4 queries"),
+        (PageHeader { queries: 0, ..header.clone() }, "no query"),
+        (PageHeader { heads: 0, ..header.clone() }, "no head"),
+    ] {
+        says(PageWriter::new(Vec::new(), &header).map(|_| vec![]), part);
+    }
+    for (heads, weights, summaries, part) in [
+        (&[0, 1, 2][..], &weights, &summaries[..], "3 heads"),
+        (&[0, 1], &weights.transpose(1, 2)?, &summaries, "[2, 3, 2]"),
+        (&[0, 1], &weights, &summaries[1..], "1 summaries"),
+    ] {
+        says(start()?.layer(5, heads, weights, summaries).map(|()| vec![]), part);
+    }
+    says(start()?.finish(&[]), "2 of the announced heads");
+    let mut page = start()?;
+    page.layer(0, &[0, 1], &weights, &summaries)?;
+    assert!(page.layer(1, &[0, 1], &weights, &summaries).is_err(), "more than announced");
+    let next = NextToken { likely: vec![], actual: None };
+    says(page.finish(&[next]), "1 predictions for 2 queries");
+    Ok(())
+}

@@ -1,0 +1,85 @@
+//! Text that would like to be markup, script or direction: the page shows it.
+
+use super::browser::browse;
+use crate::common::Result;
+use candle_core::{Device, Tensor};
+use gpt2_view::{NextToken, PageHeader, PageWriter, summarize, visible_token};
+use serde_json::json;
+
+#[test]
+fn no_text_becomes_anything_but_text() -> Result {
+    let long = "x".repeat(10_000);
+    let tokens = [
+        "</script><img src=x onerror=alert(1)>",
+        "<!--",
+        "<script>document.title='owned'</script>",
+        "]]>&lt;&#x3c;",
+        "{{script}}{{data}}",
+        "\u{2028}\u{2029}",
+        "\u{202e}desrever\u{2066}",
+        "\u{fffd}\u{fffd}",
+        "\0\x08\x1b[2J\r\n",
+        "👩‍👩‍👧‍👦🇩🇪",
+        "שלום",
+        "${alert(1)}`'\"\\",
+        "",
+        "__proto__",
+        &long,
+    ]
+    .map(str::to_owned);
+    let t = tokens.len();
+    let rows: Vec<f32> =
+        (0..t * t).map(|n| if n % t <= n / t { 1.0 / (n / t + 1) as f32 } else { 0. }).collect();
+    let weights = Tensor::from_vec(rows, (1, t, t), &Device::Cpu)?;
+    let file = tempfile::Builder::new().suffix(".html").tempfile()?;
+    let header = PageHeader { title: &tokens[2], tokens: &tokens, queries: t, heads: 1 };
+    let mut page = PageWriter::new(std::io::BufWriter::new(file.as_file()), &header)?;
+    page.layer(0, &[0], &weights, &summarize(&weights)?)?;
+    let likely = tokens.iter().map(|token| (token.clone(), 0.01)).collect::<Vec<_>>();
+    page.finish(&vec![NextToken { likely, actual: Some(0.5) }; t])?;
+
+    browse(file.path(), async |page| {
+        let shown: Vec<String> = tokens.iter().map(|token| visible_token(token)).collect();
+        assert_eq!(page.texts("#text [role=option]").await?, shown);
+        assert_eq!(page.text("#title").await?, tokens[2]);
+        for position in 0..t {
+            page.get(&format!("document.getElementById('word-{position}').click()")).await?;
+            assert_eq!(page.text("#token-word").await?, shown[position]);
+            assert_eq!(page.texts("#next .word").await?, shown);
+        }
+        page.click("#lines-tab").await?;
+        assert_eq!(page.get("document.querySelectorAll('img, svg, iframe').length").await?, 0);
+        assert_eq!(
+            page.get("document.scripts.length").await?,
+            5,
+            "header, layer, weights, predictions, script"
+        );
+        // However long a token is, the page is no wider than the window.
+        assert_eq!(page.get("document.documentElement.scrollWidth <= innerWidth").await?, true);
+        // What runs in this page is its own script alone, and nothing turns a string into markup.
+        assert_eq!(page.log()?, json!([]));
+        let markup = "document.body.innerHTML = '<b>x</b>'";
+        let tried = format!("(() => {{ try {{ {markup} }} catch {{ return 'refused' }} }})()");
+        assert_eq!(page.get(&tried).await?, "refused");
+        let log = page.log()?;
+        assert!(log[0]["message"].as_str().is_some_and(|m| m.contains("TrustedHTML")), "{log}");
+        Ok(())
+    })
+}
+
+#[test]
+fn weights_that_are_not_numbers_are_said_to_be_none() -> Result {
+    let weights = Tensor::new(&[[[f32::NAN, 0.], [0.5, 0.5]]], &Device::Cpu)?;
+    let tokens = ["a", " b"].map(String::from);
+    let file = tempfile::Builder::new().suffix(".html").tempfile()?;
+    let header = PageHeader { title: "nan", tokens: &tokens, queries: 2, heads: 1 };
+    let mut page = PageWriter::new(std::io::BufWriter::new(file.as_file()), &header)?;
+    page.layer(0, &[0], &weights, &summarize(&weights)?)?;
+    page.finish(&[])?;
+    browse(file.path(), async |page| {
+        page.mouse(page.cell(2, 2, (0, 0)).await?, true).await?;
+        assert_eq!(page.text("#readout .value").await?, "not a number");
+        assert_eq!(page.texts("#outgoing .number").await?, ["NaN"]);
+        Ok(())
+    })
+}

@@ -1,0 +1,111 @@
+//! The numbers that a browser shows are the tensor's, at sizes from a few tokens to GPT-2's context.
+
+use super::browser::{Browser, browse};
+use super::pages::{self, Kind};
+use crate::common::Result;
+use candle_core::{Device, Tensor};
+use gpt2_view::{PageHeader, PageWriter, summarize};
+use std::fs::File;
+use std::io::BufWriter;
+
+/// Hovers over some cells of the head that is shown; `offset` is the position of the first query.
+async fn assert_cells(page: &Browser, weights: &Tensor, offset: usize) -> Result {
+    let (queries, keys) = weights.dims2()?;
+    let rows = weights.to_vec2::<f32>()?;
+    // Where cells are smaller than pixels, those at the edges have neighbours that are none.
+    let edge = if keys > 200 { 8 } else { 0 };
+    for n in 0..12 {
+        let i = edge + (n * (queries - 2 * edge) / 11).min(queries - 2 * edge - 1);
+        let own = offset + i - edge / 2;
+        for j in [edge / 4, own / 3, own.saturating_sub(1), own] {
+            page.mouse(page.cell(queries, keys, (i, j)).await?, false).await?;
+            let (query, key, weight, error) = page.value().await?;
+            // Where a cell is no larger than a pixel, the mouse may be on its neighbour.
+            assert!(query.abs_diff(offset + i) <= 1 && key.abs_diff(j) <= 1, "{query}, {key}: not {i}, {j}");
+            let expected = f64::from(rows[query - offset][key]);
+            assert!((weight - expected).abs() <= error, "{weight} ± {error} at {query}, {key}: {expected}");
+            assert!(error < 0.005 && error <= 0.02f64.max(weight), "{weight} ± {error} says little");
+        }
+    }
+    Ok(())
+}
+
+/// A page of GPT-2 small's shape.
+async fn assert_shows(page: &Browser, t: usize, layers: &[Tensor]) -> Result {
+    assert_eq!(page.text("#about").await?, format!("{t} tokens, 144 heads"));
+    for (layer, head) in [(0, 0), (7, 3), (11, 11)] {
+        page.head(&format!("{layer}.{head}")).await?;
+        let weights = layers[layer].get(head)?;
+        assert_cells(page, &weights, 0).await?;
+        let summary = &summarize(&weights.unsqueeze(0)?)?[0];
+        let shown: f32 = page.text("[data-metric=entropy]").await?.parse()?;
+        assert!((shown - summary.entropy).abs() < 0.006, "{shown}: {summary:?}");
+    }
+    // All small maps are drawn, and the page's own memory stays far below what the weights take.
+    page.until("document.querySelectorAll('[data-drawn]').length === 144").await?;
+    let heap = page.get("performance.memory.usedJSHeapSize").await?.as_f64().ok_or("a number")?;
+    assert!(heap < 150e6, "{heap} bytes");
+    Ok(())
+}
+
+fn random(t: usize) -> Result<(tempfile::NamedTempFile, Vec<Tensor>)> {
+    let layers = (0..12).map(|l| pages::layer(l, t, Kind::mixed)).collect::<candle_core::Result<Vec<_>>>()?;
+    let file = tempfile::Builder::new().suffix(".html").tempfile()?;
+    pages::write(BufWriter::new(file.as_file()), t, &layers)?;
+    Ok((file, layers))
+}
+
+#[test]
+fn gpt2_small_at_256_tokens() -> Result {
+    let (file, layers) = random(256)?;
+    browse(file.path(), async |page| assert_shows(page, 256, &layers).await)
+}
+
+#[test]
+fn gpt2_small_at_1024_tokens_is_small_and_quick() -> Result {
+    let (file, layers) = random(1024)?;
+    let bytes = file.as_file().metadata()?.len();
+    assert!(bytes <= 30_000_000, "{bytes} bytes");
+    browse(file.path(), async |page| {
+        // Some 0.4 s on a quiet machine; tests share theirs.
+        let ready = page.ready_after().await?;
+        assert!(ready < 5000.0, "{ready} ms");
+        assert_shows(page, 1024, &layers).await
+    })
+}
+
+#[test]
+fn the_worst_weights_at_128_and_1024_tokens_fit() -> Result {
+    let noise = |_, _| Kind::NOISE;
+    for (t, most) in [(128, 1_500_000), (1024, 30_000_000)] {
+        let layer = pages::layer(0, t, noise)?;
+        let page = pages::write(Vec::new(), t, &vec![layer; 12])?;
+        assert!(page.len() < most, "{t}: {} bytes", page.len());
+    }
+    Ok(())
+}
+
+#[test]
+fn queries_after_a_cache_are_the_last_of_the_keys() -> Result {
+    let rows = [[0.1f32, 0.2, 0.3, 0.4, 0.], [0.05, 0.15, 0.25, 0.25, 0.3]];
+    let weights = Tensor::new(&[rows], &Device::Cpu)?; // (1, 2, 5)
+    let tokens = ["a", " b", " c", " d", " e"].map(String::from);
+    let file = tempfile::Builder::new().suffix(".html").tempfile()?;
+    let header = PageHeader { title: "cache", tokens: &tokens, queries: 2, heads: 1 };
+    let mut page = PageWriter::new(BufWriter::new(File::create(file.path())?), &header)?;
+    page.layer(4, &[2], &weights, &summarize(&weights)?)?;
+    page.finish(&[])?;
+    browse(file.path(), async |page| {
+        assert_eq!(page.text("#head-title").await?, "Layer 4, head 2");
+        assert_cells(page, &weights.get(0)?, 3).await?;
+        // The last token is chosen: its row, strongest first.
+        assert_eq!(page.texts("#outgoing .position").await?, ["4", "2", "3", "1", "0"]);
+        // Token 1 was there before the first query: it is seen, and does not look.
+        page.click("#word-1").await?;
+        assert_eq!(page.texts("#incoming .position").await?, ["3", "4"]);
+        assert_eq!(page.texts("#outgoing .position").await?, [""; 0]);
+        assert_eq!(page.text("#incoming .number").await?, "0.200");
+        assert_eq!(page.get("document.getElementById('next').parentElement.hidden").await?, true);
+        Ok(())
+    })
+}

@@ -1,0 +1,101 @@
+//! Pages of random weights that look like attention: sinks, neighbours, sharp and diffuse heads.
+
+use candle_core::{Device, Result, Tensor};
+use gpt2_view::{NextToken, PageHeader, PageWriter, summarize};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use std::io::Write;
+
+/// Width of the random queries and keys.
+const D: usize = 16;
+
+/// What a head is like: the deviation of its scores, how they fall with distance, and what the first and
+/// the previous token have in addition.
+#[derive(Clone, Copy)]
+pub(crate) struct Kind {
+    pub(crate) sharpness: f32,
+    pub(crate) decay: f32,
+    pub(crate) first: f32,
+    pub(crate) previous: f32,
+}
+
+impl Kind {
+    /// Twelve kinds of head, turn by turn.
+    pub(crate) fn mixed(layer: usize, head: usize) -> Self {
+        let at = (layer * 5 + head) % 12;
+        let of = |values: [f32; 12]| values[at];
+        Self {
+            sharpness: of([0.5, 1.0, 1.5, 2.0, 3.0, 1.0, 1.5, 2.5, 4.0, 1.0, 2.0, 1.2]),
+            decay: of([0.0, 0.3, 0.1, 0.5, 0.05, 1.0, 0.02, 0.1, 0.0, 0.2, 0.3, 0.05]),
+            first: of([0.0, 2.0, 7.0, 4.0, 10.0, 1.0, 9.0, 12.0, 8.0, 5.0, 6.0, 3.0]),
+            previous: of([0.0, 0.0, 0.0, 6.0, 0.0, 0.0, 2.0, 0.0, 0.0, 9.0, 0.0, 0.0]),
+        }
+    }
+
+    /// The most that a page has to hold: many weights of many sizes in every row.
+    pub(crate) const NOISE: Self = Self { sharpness: 1.0, decay: 0.0, first: 0.0, previous: 0.0 };
+}
+
+/// (H, T, T): each row a softmax over the keys up to its query.
+pub(crate) fn weights(kinds: &[Kind], t: usize, seed: u64) -> Result<Tensor> {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    // A sum of uniform numbers is near enough to normal.
+    let mut normal = || (0..4).map(|_| rng.random::<f32>() - 0.5).sum::<f32>() * 3f32.sqrt();
+    let mut all = vec![0f32; kinds.len() * t * t];
+    for (kind, map) in kinds.iter().zip(all.chunks_exact_mut(t * t)) {
+        let vectors: Vec<f32> = (0..2 * t * D).map(|_| normal()).collect();
+        let (queries, keys) = vectors.split_at(t * D);
+        for i in 0..t {
+            let q = &queries[i * D..][..D];
+            let row = &mut map[i * t..][..=i];
+            for (j, weight) in row.iter_mut().enumerate() {
+                let dot: f32 = q.iter().zip(&keys[j * D..][..D]).map(|(q, k)| q * k).sum();
+                let place = if j == 0 { kind.first } else { 0.0 };
+                let near = if j + 1 == i { kind.previous } else { 0.0 };
+                *weight = dot / (D as f32).sqrt() * kind.sharpness - kind.decay * ((i - j) as f32).sqrt()
+                    + place
+                    + near;
+            }
+            let highest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let total: f32 = row.iter().map(|w| (w - highest).exp()).sum();
+            for weight in row {
+                *weight = (*weight - highest).exp() / total;
+            }
+        }
+    }
+    Tensor::from_vec(all, (kinds.len(), t, t), &Device::Cpu)
+}
+
+/// `t` words of a text that repeats itself.
+pub(crate) fn tokens(t: usize) -> Vec<String> {
+    const TEXT: &str = "Four score and seven years ago our fathers brought forth upon this continent , a new \
+                        nation , conceived in liberty , and dedicated to the proposition that all men are \
+                        created equal . ⏎ Now we are engaged in a great civil war , testing whether that \
+                        nation , or any nation so conceived and so dedicated , can long endure . ⏎";
+    let word = |word: &str| if word == "⏎" { "\n".to_owned() } else { format!(" {word}") };
+    TEXT.split(' ').filter(|w| !w.is_empty()).cycle().take(t).map(word).collect()
+}
+
+/// The 12 heads of one of 12 layers, (12, T, T).
+pub(crate) fn layer(layer: usize, t: usize, kind: impl Fn(usize, usize) -> Kind) -> Result<Tensor> {
+    weights(&(0..12).map(|head| kind(layer, head)).collect::<Vec<_>>(), t, layer as u64)
+}
+
+/// Writes a page of `layers`, each (12, T, T).
+pub(crate) fn write<W: Write>(out: W, t: usize, layers: &[Tensor]) -> Result<W> {
+    let tokens = tokens(t);
+    let heads: Vec<usize> = (0..12).collect();
+    let header =
+        PageHeader { title: "random weights", tokens: &tokens, queries: t, heads: 12 * layers.len() };
+    let mut page = PageWriter::new(out, &header)?;
+    for (i, weights) in layers.iter().enumerate() {
+        page.layer(i, &heads, weights, &summarize(weights)?)?;
+    }
+    let next = |i: usize| NextToken {
+        likely: (1..6u8)
+            .map(|n| (tokens[(i * 7 + usize::from(n)) % t].clone(), 0.5f32.powi(n.into())))
+            .collect(),
+        actual: (i + 1 < t).then_some(0.125),
+    };
+    page.finish(&(0..t).map(next).collect::<Vec<_>>())
+}
