@@ -46,6 +46,8 @@ fn run(command: &Command) -> anyhow::Result<ExitCode> {
 fn dispatch(command: &Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Attention(args) => commands::attention::run(args),
+        Command::Heads(args) => commands::heads::run(args),
+        Command::Lens(args) => commands::lens::run(args),
         Command::Forward(args) => commands::forward::run(args),
         Command::Generate(args) => commands::generate::run(args),
         Command::Inspect(args) => commands::inspect::run(args),

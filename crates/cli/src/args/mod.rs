@@ -2,16 +2,18 @@
 // The comments are the help text, where backticks and backslashes would be printed.
 #![allow(clippy::doc_markdown, rustdoc::broken_intra_doc_links)]
 
+mod attention;
 mod hub;
 mod interventions;
 mod train;
 
+pub(crate) use attention::{AttentionArgs, EffectArg, HeadsArgs, LensArgs};
 pub(crate) use hub::{DownloadArgs, HubArgs, ModelsArgs, VerifyCacheArgs};
 pub(crate) use interventions::InterventionArgs;
 pub(crate) use train::TrainArgs;
 
 use crate::device::DeviceArg;
-use crate::values::{IndexRange, above_0, at_least_0, part};
+use crate::values::{above_0, at_least_0, part};
 use clap::{Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 
@@ -40,6 +42,10 @@ pub(crate) struct Args {
 pub(crate) enum Command {
     /// Show what each token attends to
     Attention(AttentionArgs),
+    /// Score each head on repeated random tokens: previous-token, duplicate-token and induction heads
+    Heads(HeadsArgs),
+    /// Show what the model would predict after each block (the logit lens)
+    Lens(LensArgs),
     /// Show the next token's probabilities and how surprising each token of the prompt is
     Forward(ForwardArgs),
     /// Continue a text
@@ -65,6 +71,8 @@ impl Command {
     pub(crate) fn threads(&self) -> Option<u16> {
         match self {
             Self::Attention(args) => args.model.run.threads,
+            Self::Heads(args) => args.model.run.threads,
+            Self::Lens(args) => args.model.run.threads,
             Self::Forward(args) => args.model.run.threads,
             Self::Generate(args) => args.model.run.threads,
             Self::Inspect(args) => args.model.run.threads,
@@ -120,43 +128,6 @@ pub(crate) struct PromptArgs {
     /// Token ids instead of text
     #[arg(long, value_delimiter = ',', value_name = "1,2,3", num_args = 1..)]
     pub(crate) ids: Option<Vec<u32>>,
-}
-
-#[derive(Debug, clap::Args)]
-#[command(after_help = "\
-Examples:
-  gpt2 attention \"O Romeo, Romeo\"
-  gpt2 attention --layer 0-1 --head 2 \"O Romeo, Romeo\"
-  gpt2 attention --open \"O Romeo, Romeo\"                       every head in the browser
-  gpt2 attention --model gpt2 --export weights.safetensors --file prompt.txt")]
-pub(crate) struct AttentionArgs {
-    #[command(flatten)]
-    pub(crate) prompt: PromptArgs,
-    /// Layers to show token by token: a number or a range such as 0-3 (repeatable, counted from 0)
-    #[arg(short, long, value_name = "L", value_delimiter = ',')]
-    pub(crate) layer: Vec<IndexRange>,
-    /// Heads to show token by token: a number or a range such as 0-3 (repeatable, counted from 0)
-    #[arg(short = 'H', long, value_name = "H", value_delimiter = ',')]
-    pub(crate) head: Vec<IndexRange>,
-    /// Write the weights and the attention blocks' outputs to a safetensors file
-    #[arg(long, value_name = "FILE")]
-    pub(crate) export: Option<PathBuf>,
-    /// Write a page for a browser: one file, no network; of the chosen layers and heads, or of all
-    #[arg(long, value_name = "FILE")]
-    pub(crate) html: Option<PathBuf>,
-    /// Open that page in the browser; without --html, from a temporary file
-    #[arg(long)]
-    pub(crate) open: bool,
-    /// Print JSON
-    #[arg(long)]
-    pub(crate) json: bool,
-    /// When to colour
-    #[arg(long, value_enum, default_value = "auto")]
-    pub(crate) color: ColorArg,
-    #[command(flatten)]
-    pub(crate) interventions: InterventionArgs,
-    #[command(flatten)]
-    pub(crate) model: ModelArgs,
 }
 
 #[derive(Debug, clap::Args)]

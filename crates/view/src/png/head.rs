@@ -2,7 +2,7 @@
 
 use super::{Area, FONT, GREY, INK, Outcome, bitmap, checked_size, draw};
 use crate::palette::{level, rgb};
-use crate::text::{fit, visible_token};
+use crate::text::{display_width, fit, visible_token};
 use crate::triangle::lower_triangle;
 use candle_core::Result;
 use plotters::prelude::{IntoFont, Text};
@@ -17,11 +17,13 @@ const LARGEST: usize = 40;
 const LEGIBLE: usize = 13;
 /// What a label is cut to, in characters.
 const LABEL: usize = 16;
-/// Beside the weights: labels on the left and on top, the colour bar on the right.
-const LEFT: i32 = 150;
-const TOP: i32 = 190;
+/// Beside the weights, apart from the labels on the left and on top: the axes' names, the title, the colour bar.
+const LEFT: i32 = 44;
+const TOP: i32 = 92;
 const RIGHT: i32 = 110;
 const BOTTOM: i32 = 30;
+/// About the width of a letter of a label.
+const LETTER: i32 = 8;
 
 /// The weights of one head as a PNG: queries down the side, keys along the top, each with its position, and a
 /// colour bar. What a query cannot see is white, a NaN grey.
@@ -52,13 +54,15 @@ pub fn head_png(
     let cell = (LONGEST / s).clamp(1, LARGEST);
     let pixels = |n: usize| i32::try_from(n * cell).unwrap_or(i32::MAX);
     let (width, height) = (pixels(s), pixels(t).max(200));
-    let size = checked_size(LEFT + width + RIGHT, TOP + height + BOTTOM)?;
+    let (sides, tops) = (labels(queries, s - t, cell), labels(keys, 0, cell));
+    let (left, upper) = (LEFT + room(&sides), TOP + room(&tops));
+    let size = checked_size((left + width + RIGHT).max(500), upper + height + BOTTOM)?;
     draw(size, |area| {
         let text = |size: i32| TextStyle::from((FONT, size).into_font()).color(&INK);
         area.draw(&Text::new(fit(&crate::visible_text(title), 90), (20, 16), text(24)))?;
-        area.draw(&Text::new("keys: what is attended to", (LEFT, 52), text(16)))?;
+        area.draw(&Text::new("keys: what is attended to", (left, 52), text(16)))?;
         let turned = TextStyle::from((FONT, 16).into_font().transform(FontTransform::Rotate270)).color(&INK);
-        area.draw(&Text::new("queries", (8, TOP + 60), turned))?;
+        area.draw(&Text::new("queries", (10, upper + 60), turned))?;
 
         let mut picture = vec![255; s * t * 3];
         for (row, line) in rows.iter().zip(picture.chunks_exact_mut(s * 3)) {
@@ -67,18 +71,18 @@ pub fn head_png(
                 pixel.copy_from_slice(&[r, g, b]);
             }
         }
-        bitmap(area, (LEFT, TOP), (s, t), cell, &picture)?;
+        bitmap(area, (left, upper), (s, t), cell, &picture)?;
 
         let side = text(14).pos(Pos::new(HPos::Right, VPos::Center));
-        for (i, label) in labels(queries, s - t, cell) {
-            area.draw(&Text::new(label, (LEFT - 6, TOP + pixels(i) + pixels(1) / 2), side.clone()))?;
+        for (i, label) in sides {
+            area.draw(&Text::new(label, (left - 6, upper + pixels(i) + pixels(1) / 2), side.clone()))?;
         }
         let font = (FONT, 14).into_font().transform(FontTransform::Rotate270);
         let top = TextStyle::from(font).color(&INK).pos(Pos::new(HPos::Left, VPos::Center));
-        for (j, label) in labels(keys, 0, cell) {
-            area.draw(&Text::new(label, (LEFT + pixels(j) + pixels(1) / 2, TOP - 6), top.clone()))?;
+        for (j, label) in tops {
+            area.draw(&Text::new(label, (left + pixels(j) + pixels(1) / 2, upper - 6), top.clone()))?;
         }
-        colour_bar(area, (LEFT + width + 30, TOP), height.min(400))
+        colour_bar(area, (left + width + 30, upper), height.min(400))
     })
 }
 
@@ -88,8 +92,14 @@ fn labels(tokens: &[String], first: usize, cell: usize) -> Vec<(usize, String)> 
     let steps = (0u32..).flat_map(|power| [1, 2, 5].map(|n| n * 10usize.pow(power)));
     let step = steps.take(18).find(|step| step * cell >= LEGIBLE).unwrap_or(usize::MAX);
     let place = |i: usize| (first + i).is_multiple_of(step);
-    let label = |i: usize| (i, format!("{} {}", fit(&visible_token(&tokens[i]), LABEL), first + i));
+    let label = |i: usize| (i, format!("{} {}", first + i, fit(&visible_token(&tokens[i]), LABEL)));
     (0..tokens.len()).filter(|&i| place(i)).map(label).collect()
+}
+
+/// The pixels that the longest of these labels takes.
+fn room(labels: &[(usize, String)]) -> i32 {
+    let longest = labels.iter().map(|(_, label)| display_width(label)).max().unwrap_or(0);
+    LETTER * i32::try_from(longest).unwrap_or(i32::MAX / LETTER)
 }
 
 /// The scale, from 1 at the top to 0.
@@ -136,7 +146,8 @@ mod tests {
                 };
                 // The corners and the middle of a cell.
                 for (dx, dy) in [(0, 0), (39, 0), (20, 20), (0, 39), (39, 39)] {
-                    let at = (LEFT as usize + j * 40 + dx, TOP as usize + i * 40 + dy);
+                    let labels = room(&[(0, "0 ·t0⏎".into())]) as usize;
+                    let at = (LEFT as usize + labels + j * 40 + dx, TOP as usize + labels + i * 40 + dy);
                     assert_eq!(pixels(at.0, at.1), expected, "weight {i}, {j}");
                 }
             }

@@ -1,16 +1,15 @@
 //! `gpt2 attention --html` and `--open`: every chosen head in one page, and the browser that shows it.
 
-use crate::output::{is_quiet, note};
-use crate::prompt::Prompt;
-use crate::session::Session;
+use super::Scene;
+use crate::output::note;
 use anyhow::{Context, anyhow};
 use candle_core::{DType, Device, Tensor};
+use gpt2_model::ModelOutput;
 use gpt2_view::{NextToken, PageHeader, PageWriter, summarize};
-use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
+use indicatif::HumanBytes;
 use rayon::prelude::*;
 use std::cmp::Ordering;
-use std::fs::File;
-use std::io::BufWriter;
+use std::io::Write;
 use std::path::Path;
 use std::sync::mpsc;
 use std::time::Duration;
@@ -22,33 +21,42 @@ const CHUNK: usize = 64;
 /// A launcher that has not failed by now runs the browser itself, and ends with it.
 const LAUNCH: Duration = Duration::from_secs(3);
 
-/// What the page is about.
-pub(crate) struct Contents<'a> {
-    pub(crate) session: &'a Session,
-    pub(crate) prompt: &'a Prompt,
-    pub(crate) layers: &'a [usize],
-    pub(crate) heads: &'a [usize],
-    /// What the output projection reads, (T, C).
-    pub(crate) hidden: &'a Tensor,
+/// A page that grows by a layer at a time.
+pub(super) struct Page(PageWriter<Vec<u8>>);
+
+impl Page {
+    pub(super) fn new(scene: &Scene) -> anyhow::Result<Self> {
+        let header = PageHeader {
+            title: &scene.session.name,
+            tokens: &scene.prompt.tokens,
+            queries: scene.prompt.tokens.len(),
+            heads: scene.layers.len() * scene.heads.len(),
+        };
+        Ok(Self(PageWriter::new(vec![], &header)?))
+    }
+
+    /// Adds the chosen heads' weights (heads, T, T).
+    pub(super) fn layer(&mut self, scene: &Scene, layer: usize, weights: &Tensor) -> anyhow::Result<()> {
+        Ok(self.0.layer(layer, &scene.heads, weights, &summarize(weights)?)?)
+    }
+
+    /// The whole file.
+    pub(super) fn finish(self, scene: &Scene, output: &ModelOutput) -> anyhow::Result<Vec<u8>> {
+        Ok(self.0.finish(&predictions(scene, &output.last_hidden_state.squeeze(0)?)?)?)
+    }
 }
 
 /// Writes the page to `path`, or to a temporary file that stays, and opens it where `open` says so.
-/// `weights` gives those of the i-th of the chosen layers, (heads, T, T): one layer at a time.
-pub(crate) fn show(
-    path: Option<&Path>,
-    open: bool,
-    contents: &Contents,
-    weights: impl Fn(usize) -> anyhow::Result<Tensor>,
-) -> anyhow::Result<()> {
+pub(super) fn save(path: Option<&Path>, open: bool, page: &[u8]) -> anyhow::Result<()> {
     let path = if let Some(path) = path {
-        gpt2_loader::atomic::write(path, |temporary| write(&File::create(temporary)?, contents, &weights))?;
+        gpt2_loader::atomic::write_bytes(path, page)?;
         path.to_path_buf()
     } else {
-        let file = tempfile::Builder::new().prefix("gpt2-attention-").suffix(".html").tempfile()?;
-        write(file.as_file(), contents, &weights)?;
+        let mut file = tempfile::Builder::new().prefix("gpt2-attention-").suffix(".html").tempfile()?;
+        file.write_all(page)?;
         file.keep().context("cannot keep the temporary file")?.1
     };
-    note(&format!("wrote {}, {}", path.display(), HumanBytes(std::fs::metadata(&path)?.len())));
+    note(&format!("wrote {}, {}", path.display(), HumanBytes(page.len() as u64)));
     if open {
         let said = || format!("cannot open a browser; open this file in one: {}", path.display());
         launch(&path).with_context(said)?;
@@ -56,34 +64,9 @@ pub(crate) fn show(
     Ok(())
 }
 
-fn write(
-    file: &File,
-    contents: &Contents,
-    weights: impl Fn(usize) -> anyhow::Result<Tensor>,
-) -> anyhow::Result<()> {
-    let Contents { session, prompt, layers, heads, .. } = contents;
-    let header = PageHeader {
-        title: &session.name,
-        tokens: &prompt.tokens,
-        queries: prompt.tokens.len(),
-        heads: layers.len() * heads.len(),
-    };
-    let mut page = PageWriter::new(BufWriter::new(file), &header)?;
-    let bar = if is_quiet() { ProgressBar::hidden() } else { ProgressBar::new(layers.len() as u64) };
-    let bar = bar.with_style(ProgressStyle::with_template("{bar:30} {pos}/{len} layers, {eta} left")?);
-    for (i, &layer) in layers.iter().enumerate() {
-        let weights = weights(i)?;
-        page.layer(layer, heads, &weights, &summarize(&weights)?)?;
-        bar.inc(1);
-    }
-    bar.finish_and_clear();
-    page.finish(&predictions(contents)?)?;
-    Ok(())
-}
-
-/// What the model expects after each position.
-fn predictions(contents: &Contents) -> anyhow::Result<Vec<NextToken>> {
-    let Contents { session, prompt, hidden, .. } = contents;
+/// What the model expects after each position, from what the output projection reads, (T, C).
+fn predictions(scene: &Scene, hidden: &Tensor) -> anyhow::Result<Vec<NextToken>> {
+    let Scene { session, prompt, .. } = scene;
     let t = prompt.ids.len();
     let mut all = Vec::with_capacity(t);
     for from in (0..t).step_by(CHUNK) {

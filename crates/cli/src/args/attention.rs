@@ -1,0 +1,111 @@
+//! Options of the commands that look at attention: `attention`, `heads` and `lens`.
+// The comments are the help text, where backticks and backslashes would be printed.
+#![allow(clippy::doc_markdown, rustdoc::broken_intra_doc_links)]
+
+use super::{ColorArg, InterventionArgs, ModelArgs, PromptArgs};
+use crate::values::IndexRange;
+use clap::ValueEnum;
+use std::path::PathBuf;
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  gpt2 attention \"O Romeo, Romeo\"
+  gpt2 attention --layer 0-1 --head 2 \"O Romeo, Romeo\"
+  gpt2 attention --open \"O Romeo, Romeo\"                       every head in the browser
+  gpt2 attention --effect \"The capital of France is\" --target \" Paris\" --model gpt2
+  gpt2 attention --png heads.png --export weights.npy --file prompt.txt")]
+pub(crate) struct AttentionArgs {
+    #[command(flatten)]
+    pub(crate) prompt: PromptArgs,
+    /// Layers to show token by token: a number or a range such as 0-3 (repeatable, counted from 0)
+    #[arg(short, long, value_name = "L", value_delimiter = ',')]
+    pub(crate) layer: Vec<IndexRange>,
+    /// Heads to show token by token: a number or a range such as 0-3 (repeatable, counted from 0)
+    #[arg(short = 'H', long, value_name = "H", value_delimiter = ',')]
+    pub(crate) head: Vec<IndexRange>,
+    /// Write the weights of the chosen layers and heads, or of all, in the format of the name's end:
+    /// .safetensors (with the attention blocks' outputs), .npy, .jsonl (a line a query), or .json (squares, for
+    /// BertViz and CircuitsVis)
+    #[arg(long, value_name = "FILE")]
+    pub(crate) export: Option<PathBuf>,
+    /// Draw the chosen head, or all chosen ones side by side
+    #[arg(long, value_name = "FILE.png")]
+    pub(crate) png: Option<PathBuf>,
+    /// Write a page for a browser: one file, no network; of the chosen layers and heads, or of all
+    #[arg(long, value_name = "FILE")]
+    pub(crate) html: Option<PathBuf>,
+    /// Open that page in the browser; without --html, from a temporary file
+    #[arg(long)]
+    pub(crate) open: bool,
+    /// Show attention rollout: how much of each token reaches each position through all layers, the residual stream
+    /// included
+    #[arg(long, conflicts_with_all = ["layer", "head", "export", "png", "html", "open"])]
+    pub(crate) rollout: bool,
+    /// Show what ablating each head, to zero or to its mean, does to the log-probability of --target after the prompt
+    #[arg(long, value_name = "HOW", value_enum, num_args = 0..=1, require_equals = true, default_missing_value = "zero",
+          conflicts_with_all = ["layer", "head", "export", "png", "html", "open", "rollout", "InterventionArgs"])]
+    pub(crate) effect: Option<EffectArg>,
+    /// The token that --effect is about, its space included [default: the most probable next one]
+    #[arg(long, value_name = "TOKEN", requires = "effect")]
+    pub(crate) target: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// When to colour
+    #[arg(long, value_enum, default_value = "auto")]
+    pub(crate) color: ColorArg,
+    #[command(flatten)]
+    pub(crate) interventions: InterventionArgs,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum EffectArg {
+    Zero,
+    Mean,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+The scores are mean weights: on the token before; on the first occurrence of a token that repeats; and on the token
+behind that, which is what repeats next.
+
+Examples:
+  gpt2 heads
+  gpt2 heads --model gpt2 --length 100 --batch 8 --json")]
+pub(crate) struct HeadsArgs {
+    /// Random tokens of a row; each row is repeated once
+    #[arg(long, default_value_t = 50, value_name = "N")]
+    pub(crate) length: usize,
+    /// Rows
+    #[arg(short, long, default_value_t = 4, value_name = "N")]
+    pub(crate) batch: usize,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  gpt2 lens \"To be, or not to\"
+  gpt2 lens --model gpt2 --position 3 \"The capital of France is\"")]
+pub(crate) struct LensArgs {
+    #[command(flatten)]
+    pub(crate) prompt: PromptArgs,
+    /// The position whose next token is predicted, counted from 0 [default: the last]
+    #[arg(long, value_name = "I")]
+    pub(crate) position: Option<usize>,
+    /// How many tokens to show for each layer
+    #[arg(short = 'k', long, default_value_t = 3, value_name = "K")]
+    pub(crate) top_k: usize,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+}

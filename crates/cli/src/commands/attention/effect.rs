@@ -1,0 +1,111 @@
+//! `gpt2 attention --effect`: what each head does to the probability of a token.
+
+use super::Scene;
+use crate::args::EffectArg;
+use crate::output::{self, note};
+use crate::session::Session;
+use anyhow::{Context, bail};
+use candle_core::D;
+use gpt2_model::ForwardArgs;
+use gpt2_model::analysis::{Ablation, ablation_effects, direct_logit_attribution};
+use gpt2_view::{Align, Table, visible_token};
+use serde::Serialize;
+use std::io::Write;
+
+/// Heads that are printed, unless as JSON.
+const SHOWN: usize = 20;
+
+#[derive(Serialize)]
+struct Report {
+    target: String,
+    target_id: u32,
+    /// Of the target after the prompt, in nats.
+    log_prob: f32,
+    ablation: &'static str,
+    heads: Vec<HeadEffect>,
+}
+
+#[derive(Serialize)]
+struct HeadEffect {
+    layer: usize,
+    head: usize,
+    /// What ablating the head adds to the log-probability, in nats.
+    change: f32,
+    /// What the head writes into the target's logit directly.
+    direct: f32,
+}
+
+pub(super) fn show(scene: &Scene, how: EffectArg) -> anyhow::Result<()> {
+    let (session, ids) = (scene.session, scene.session.input_ids(&scene.prompt.ids)?);
+    let target_id = match &scene.args.target {
+        Some(text) => target(session, text)?,
+        None => {
+            let args = ForwardArgs { last_logits_only: true, ..Default::default() };
+            let logits = session.model.forward(&ids, args)?.logits;
+            logits.argmax(D::Minus1)?.flatten_all()?.get(0)?.to_scalar()?
+        }
+    };
+    let (ablation, name) = match how {
+        EffectArg::Zero => (Ablation::Zero, "zero"),
+        EffectArg::Mean => (Ablation::Mean, "mean"),
+    };
+    let effects = ablation_effects(&session.model, &ids, target_id, ablation)?;
+    let changes = effects.change.to_vec2::<f32>()?;
+    let direct = direct_logit_attribution(&session.model, &ids, target_id)?.to_vec2::<f32>()?;
+    let of_layer = |(layer, (changes, direct)): (usize, (Vec<f32>, Vec<f32>))| {
+        let heads = changes.into_iter().zip(direct).enumerate();
+        heads.map(move |(head, (change, direct))| HeadEffect { layer, head, change, direct })
+    };
+    let mut heads: Vec<_> = changes.into_iter().zip(direct).enumerate().flat_map(of_layer).collect();
+    heads.sort_by(|a, b| b.change.abs().total_cmp(&a.change.abs()));
+    let target = session.labels(&[target_id]).concat();
+    let report = Report { target, target_id, log_prob: effects.log_prob, ablation: name, heads };
+    if scene.args.json { output::json(&report) } else { print(&report) }
+}
+
+/// The one token that `text` is.
+fn target(session: &Session, text: &str) -> anyhow::Result<u32> {
+    let tokenizer = match session.tokenizer() {
+        Ok(tokenizer) => tokenizer,
+        // Without a tokenizer, prompts are ids, and so are targets.
+        Err(e) => match text.parse() {
+            Ok(id) => return Ok(id),
+            Err(_) => return Err(e).with_context(|| format!("--target {text:?} is no id")),
+        },
+    };
+    let ids = tokenizer.encode(text)?;
+    match ids[..] {
+        [id] => Ok(id),
+        _ => bail!(
+            "--target {text:?} is {} tokens ({}), expected one; a word inside a text begins with its space",
+            ids.len(),
+            session.labels(&ids).iter().map(|t| format!("{t:?}")).collect::<Vec<_>>().join(", ")
+        ),
+    }
+}
+
+fn print(report: &Report) -> anyhow::Result<()> {
+    let mut out = output::stdout();
+    writeln!(
+        out,
+        "{} (id {}) has log-probability {:.3}; with one head ablated to {}, the largest changes first:\n",
+        visible_token(&report.target),
+        report.target_id,
+        report.log_prob,
+        report.ablation
+    )?;
+    let columns = [("head", Align::Right), ("change", Align::Right), ("direct logit", Align::Right)];
+    let mut table = Table::new(&columns);
+    for head in report.heads.iter().take(SHOWN) {
+        table.row(vec![
+            format!("{}.{}", head.layer, head.head),
+            format!("{:+.3}", head.change),
+            format!("{:+.3}", head.direct),
+        ]);
+    }
+    write!(out, "{}", table.render())?;
+    if report.heads.len() > SHOWN {
+        note(&format!("{SHOWN} of {} heads; --json has all", report.heads.len()));
+    }
+    Ok(())
+}

@@ -1,0 +1,125 @@
+//! What is made of the weights, a layer at a time: heat maps and JSON on stdout, files.
+
+use super::Scene;
+use super::export::Export;
+use super::page::{self, Page};
+use crate::output::{self, is_quiet, note};
+use candle_core::{DType, Tensor};
+use gpt2_model::ModelOutput;
+use gpt2_view::{AttentionJson, HeadGrid, LayerJson, head_png, heatmap};
+use indicatif::{ProgressBar, ProgressStyle};
+use std::io::{BufWriter, Write};
+
+/// Whatever was asked for that needs the weights themselves.
+pub(super) struct Views {
+    maps: bool,
+    json: Option<Vec<LayerJson>>,
+    export: Option<Export>,
+    picture: Option<Picture>,
+    page: Option<Page>,
+    bar: ProgressBar,
+}
+
+/// One head in full, or several as a grid.
+enum Picture {
+    Head(Vec<u8>),
+    Grid(HeadGrid),
+}
+
+impl Views {
+    pub(super) fn new(scene: &Scene) -> anyhow::Result<Self> {
+        let args = scene.args;
+        let bar =
+            if is_quiet() { ProgressBar::hidden() } else { ProgressBar::new(scene.layers.len() as u64) };
+        let page = args.html.is_some() || args.open;
+        Ok(Self {
+            maps: scene.is_chosen() && !args.json,
+            json: (scene.is_chosen() && args.json).then(Vec::new),
+            export: args.export.as_deref().map(Export::new).transpose()?,
+            picture: args.png.is_some().then(|| Picture::Grid(HeadGrid::default())),
+            page: page.then(|| Page::new(scene)).transpose()?,
+            bar: bar.with_style(ProgressStyle::with_template("{bar:30} {pos}/{len} layers, {eta} left")?),
+        })
+    }
+
+    pub(super) fn want_weights(&self) -> bool {
+        let files = self.export.is_some() || self.picture.is_some() || self.page.is_some();
+        self.maps || self.json.is_some() || files
+    }
+
+    /// Takes one layer's weights of all heads, (1, H, T, T).
+    pub(super) fn layer(&mut self, scene: &Scene, layer: usize, weights: &Tensor) -> anyhow::Result<()> {
+        let heads = &scene.heads;
+        let index = heads.iter().map(|&h| u32::try_from(h)).collect::<Result<Vec<_>, _>>()?;
+        let index = Tensor::new(index, weights.device())?;
+        let weights = weights.squeeze(0)?.index_select(&index, 0)?.to_dtype(DType::F32)?; // (heads, T, T)
+        if self.maps {
+            self.bar.suspend(|| print_heatmaps(scene, layer, &weights))?;
+        }
+        if let Some(json) = &mut self.json {
+            json.push(LayerJson::new(layer, heads, &weights, true)?);
+        }
+        if let Some(export) = &mut self.export {
+            export.layer(scene, layer, &weights)?;
+        }
+        match &mut self.picture {
+            Some(picture @ Picture::Grid(_)) if heads.len() == 1 && scene.layers.len() == 1 => {
+                let tokens = &scene.prompt.tokens;
+                let title = format!("{}: layer {layer}, head {}", scene.session.name, heads[0]);
+                *picture = Picture::Head(head_png(&title, &weights.get(0)?, tokens, tokens)?);
+            }
+            Some(Picture::Grid(grid)) => grid.add(layer, heads, &weights)?,
+            Some(Picture::Head(_)) | None => {}
+        }
+        if let Some(page) = &mut self.page {
+            page.layer(scene, layer, &weights)?;
+        }
+        self.bar.inc(1);
+        Ok(())
+    }
+
+    /// Writes the files, and prints what is printed at the end.
+    pub(super) fn finish(self, scene: &Scene, output: &ModelOutput) -> anyhow::Result<()> {
+        let args = scene.args;
+        self.bar.finish_and_clear();
+        if let (Some(path), Some(export)) = (&args.export, self.export) {
+            export.finish(scene, output, path)?;
+        }
+        if let (Some(path), Some(picture)) = (&args.png, self.picture) {
+            let bytes = match picture {
+                Picture::Head(bytes) => bytes,
+                Picture::Grid(grid) => {
+                    grid.finish(&format!("{}: {} tokens", scene.session.name, scene.prompt.tokens.len()))?
+                }
+            };
+            gpt2_loader::atomic::write_bytes(path, &bytes)?;
+            note(&format!("wrote {}", path.display()));
+        }
+        if let Some(page) = self.page {
+            page::save(args.html.as_deref(), args.open, &page.finish(scene, output)?)?;
+        }
+        match self.json {
+            Some(layers) => print_json(scene, layers),
+            None => Ok(()),
+        }
+    }
+}
+
+pub(super) fn print_json(scene: &Scene, layers: Vec<LayerJson>) -> anyhow::Result<()> {
+    let mut out = BufWriter::new(output::stdout());
+    AttentionJson { tokens: scene.prompt.tokens.clone(), layers }.write(&mut out)?;
+    out.flush()?;
+    Ok(())
+}
+
+/// `weights` (heads, T, T)
+fn print_heatmaps(scene: &Scene, layer: usize, weights: &Tensor) -> anyhow::Result<()> {
+    let (style, tokens) = (output::style(scene.args.color), &scene.prompt.tokens);
+    let mut out = output::stdout();
+    for (i, head) in scene.heads.iter().enumerate() {
+        let map = heatmap(&weights.get(i)?, tokens, tokens, &style)?;
+        writeln!(out, "layer {layer}, head {head}: a row for each token, what it attends to")?;
+        writeln!(out, "{map}")?;
+    }
+    Ok(())
+}

@@ -1,0 +1,85 @@
+//! `gpt2 lens`: what the model would predict after each block.
+
+use crate::args::LensArgs;
+use crate::output;
+use anyhow::bail;
+use candle_core::{D, DType};
+use candle_nn::ops::log_softmax;
+use gpt2_model::analysis::logit_lens;
+use gpt2_view::{Align, Table, visible_token};
+use serde::Serialize;
+use std::io::Write;
+use std::process::ExitCode;
+
+#[derive(Serialize)]
+struct Report {
+    model: String,
+    position: usize,
+    token: String,
+    /// Before the first block, and after each.
+    layers: Vec<Vec<Candidate>>,
+}
+
+#[derive(Serialize)]
+struct Candidate {
+    id: u32,
+    token: String,
+    probability: f32,
+}
+
+pub(crate) fn run(args: &LensArgs) -> anyhow::Result<ExitCode> {
+    let text = args.prompt.read()?;
+    let session = args.model.session()?;
+    let prompt = args.prompt.encode(text, &session)?;
+    let t = prompt.ids.len();
+    let position = args.position.unwrap_or(t - 1);
+    if position >= t {
+        bail!("--position {position}: the prompt has positions 0 to {}", t - 1);
+    }
+    let logits = logit_lens(&session.model, &session.input_ids(&prompt.ids)?, position)?; // (L + 1, 1, V)
+    let log_probs = log_softmax(&logits.squeeze(1)?.to_dtype(DType::F32)?, D::Minus1)?.to_vec2::<f32>()?;
+    let layer = |log_probs: &Vec<f32>| -> anyhow::Result<Vec<Candidate>> {
+        let mut order: Vec<u32> = (0..u32::try_from(log_probs.len())?).collect();
+        order.sort_by(|&a, &b| log_probs[b as usize].total_cmp(&log_probs[a as usize]));
+        order.truncate(args.top_k);
+        let labels = session.labels(&order);
+        let candidate = |(id, token): (&u32, String)| Candidate {
+            id: *id,
+            token,
+            probability: log_probs[*id as usize].exp(),
+        };
+        Ok(order.iter().zip(labels).map(candidate).collect())
+    };
+    let layers = log_probs.iter().map(layer).collect::<anyhow::Result<_>>()?;
+    let token = prompt.tokens[position].clone();
+    let report = Report { model: session.name.clone(), position, token, layers };
+    if args.json {
+        output::json(&report)?;
+    } else {
+        print(&report)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn print(report: &Report) -> anyhow::Result<()> {
+    let mut out = output::stdout();
+    writeln!(
+        out,
+        "what follows {} (position {}), read off the residual stream after each block\n",
+        visible_token(&report.token),
+        report.position
+    )?;
+    let shown = report.layers.first().map_or(0, Vec::len);
+    let mut columns = vec![("after", Align::Left)];
+    for _ in 0..shown {
+        columns.extend([("token", Align::Left), ("p", Align::Right)]);
+    }
+    let mut table = Table::new(&columns);
+    for (i, layer) in report.layers.iter().enumerate() {
+        let after = if i == 0 { "embeddings".to_owned() } else { format!("block {}", i - 1) };
+        let cells = layer.iter().flat_map(|c| [visible_token(&c.token), format!("{:.3}", c.probability)]);
+        table.row(std::iter::once(after).chain(cells).collect());
+    }
+    write!(out, "{}", table.render())?;
+    Ok(())
+}
