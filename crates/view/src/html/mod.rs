@@ -25,6 +25,7 @@ const SCRIPT: &str = concat!(
     include_str!("js/state.js"),
     include_str!("js/raster.js"),
     include_str!("js/overview.js"),
+    include_str!("js/axes.js"),
     include_str!("js/map.js"),
     include_str!("js/lines.js"),
     include_str!("js/token.js"),

@@ -96,7 +96,7 @@ const KEYS = {
   Escape: () => update({ token: null, cell: null, pinned: null }),
 };
 addEventListener("keydown", (event) => {
-  const typing = event.target.matches("input[type=search], select");
+  const typing = event.target.matches?.("input[type=search], select");
   if (typing && event.key === "Escape") return event.target.blur();
   if (typing || help.open || event.ctrlKey || event.metaKey || event.altKey || !KEYS[event.key]) return;
   event.preventDefault();

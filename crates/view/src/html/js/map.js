@@ -3,7 +3,8 @@
 const map = document.getElementById("map");
 const GUTTER = { left: 104, top: 84, right: 4, bottom: 4 };
 const LARGEST_CELL = 56;
-const LABEL_STEP = 13; // pixels that a line of labels needs
+/// The map is dark in either theme: the dark theme's colours of a token's row and column.
+const [OUT_ON_MAP, IN_ON_MAP] = ["#56b4e9", "#ee9b4c"];
 /// Where the plot looks: the cell at its top left corner (fractions too), and pixels a cell.
 const lens = { key: 0, query: 0, size: 1 };
 /// The plot's width and height in pixels.
@@ -94,14 +95,16 @@ function drawMap() {
   if (lens.size >= 34) drawValues(context, part, x, y);
   const box = (query, key, w, h, colour) => {
     context.strokeStyle = colour;
-    context.strokeRect(x(key) + 0.5, y(query) + 0.5, w * lens.size - 1, h * lens.size - 1);
+    // Around small cells rather than on them, so that they are still seen.
+    const inset = lens.size < 8 ? -0.5 : 0.5;
+    context.strokeRect(x(key) + inset, y(query) + inset, w * lens.size - 2 * inset, h * lens.size - 2 * inset);
   };
   if (state.token !== null && state.token >= offset) {
-    box(state.token - offset, 0, state.token + 1, 1, paint.out); // what it attends to
+    box(state.token - offset, 0, state.token + 1, 1, OUT_ON_MAP); // what it attends to
   }
   if (state.token !== null) {
     const first = Math.max(0, state.token - offset); // the first query that sees it
-    box(first, state.token, 1, queries - first, paint.in);
+    box(first, state.token, 1, queries - first, IN_ON_MAP);
   }
   if (state.cell) {
     context.lineWidth = 2;
@@ -124,64 +127,6 @@ function drawValues(context, part, x, y) {
       const text = rounded(current.value(i, j)).replace(/^0\./, ".");
       if (text.startsWith("<")) continue;
       context.fillText(text, x(j + 0.5), y(i + 0.5));
-    }
-  }
-}
-
-/// Labels on both axes: every token where there is room, else every 2nd, 5th, 10th, ..
-function drawAxes(context, part, x, y, paint) {
-  const every = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000].find((n) => n * lens.size >= LABEL_STEP) ?? 2000;
-  const bottomLeft = (at) => Math.ceil(at / every) * every;
-  context.textBaseline = "middle";
-  const label = (position, room, here) => {
-    const sought = state.found.has(position);
-    const chosen = position === state.token || here;
-    context.font = `${chosen ? "bold " : ""}11px ui-monospace, monospace`;
-    context.fillStyle = sought ? paint.mark : chosen ? paint.ink : paint.quiet;
-    // Positions tell apart what is far away or repeats; a token next to its neighbours needs none.
-    const text = every > 1 || chosen ? `${position} ${tokens[position]}` : tokens[position];
-    context.fillText(clip(context, text, room), 0, 0);
-  };
-  const placed = (axis, position, at) => {
-    context.save();
-    const here = state.cell && (axis === "y" ? state.cell.query + offset : state.cell.key) === position;
-    if (axis === "y") {
-      context.translate(GUTTER.left - 6, at);
-      context.textAlign = "right";
-      label(position, GUTTER.left - 10, here);
-    } else {
-      context.translate(at, GUTTER.top - 6);
-      context.rotate(-Math.PI / 2);
-      context.textAlign = "left";
-      label(position, GUTTER.top - 10, here);
-    }
-    context.restore();
-  };
-  // The token under the pointer and the chosen one always have their labels; others make room.
-  const drawn = (axis, from, to, must, at) => {
-    const kept = [...new Set(must)].filter((p) => p !== null && p >= from && p < to);
-    for (let p = bottomLeft(from); p < to; p += every) {
-      if (kept.every((k) => k === p || Math.abs(at(k) - at(p)) >= LABEL_STEP)) placed(axis, p, at(p));
-    }
-    for (const p of kept) {
-      const first = kept[0];
-      if (p === first || Math.abs(at(p) - at(first)) >= LABEL_STEP) placed(axis, p, at(p));
-    }
-  };
-  const cell = state.cell;
-  drawn("y", part.top + offset, part.bottom + offset, [cell ? cell.query + offset : null, state.token],
-    (p) => Math.min(Math.max(y(p - offset + 0.5), GUTTER.top + 4), GUTTER.top + plot.height - 4));
-  drawn("x", part.left, part.right, [cell ? cell.key : null, state.token],
-    (p) => Math.min(Math.max(x(p + 0.5), GUTTER.left + 4), GUTTER.left + plot.width - 4));
-
-  // What the search found shows on the axes at any zoom.
-  context.fillStyle = paint.mark;
-  for (const position of state.found) {
-    const size = Math.max(lens.size, 2);
-    const [across, down] = [x(position), y(position - offset)];
-    if (across >= GUTTER.left && across < GUTTER.left + plot.width) context.fillRect(across, GUTTER.top - 4, size, 3);
-    if (position >= offset && down >= GUTTER.top && down < GUTTER.top + plot.height) {
-      context.fillRect(GUTTER.left - 4, down, 3, size);
     }
   }
 }

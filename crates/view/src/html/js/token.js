@@ -126,9 +126,9 @@ function markWord() {
   if (!marked) return strip.removeAttribute("aria-activedescendant");
   strip.setAttribute("aria-activedescendant", marked.id);
   // scrollIntoView would scroll the page as well.
-  const [top, bottom] = [marked.offsetTop, marked.offsetTop + marked.offsetHeight];
-  if (top < strip.scrollTop) strip.scrollTop = top - 4;
-  else if (bottom > strip.scrollTop + strip.clientHeight) strip.scrollTop = bottom - strip.clientHeight + 4;
+  const { offsetTop: top, offsetHeight } = marked;
+  const { scrollTop, clientHeight } = strip;
+  if (top < scrollTop || top + offsetHeight > scrollTop + clientHeight) strip.scrollTop = top - clientHeight / 2;
 }
 
 strip.addEventListener("click", (event) => {
@@ -148,7 +148,10 @@ function showValue() {
   const readout = byId("readout");
   readout.classList.toggle("hint", !state.cell);
   if (!state.cell || !current) {
-    readout.textContent = "Point at a cell for its value, click it to choose its token.";
+    readout.textContent =
+      state.view === "map"
+        ? "Point at a cell for its value, click it to choose its token."
+        : "Point at a token for its lines, click it to choose it; again for the lines of all.";
     return;
   }
   const { query, key } = state.cell;
@@ -173,7 +176,7 @@ byId("following").addEventListener("click", () => stepToken(1));
 on("weights token first", showToken);
 on("weights token scale first", tintText);
 on("token", markWord);
-on("weights cell", showValue);
+on("weights cell view", showValue);
 on("found", () => {
   for (const [position, word] of words.entries()) word.classList.toggle("found", state.found.has(position));
 });
