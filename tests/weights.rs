@@ -74,7 +74,8 @@ impl Case {
 
 /// Some indices below `count` in an order of their own, or all.
 fn some_indices(count: usize, seed: usize) -> Option<Vec<usize>> {
-    (seed % 3 > 0).then(|| (0..1 + seed % 5).map(|i| (seed * 7 + i * (seed % 4 + 1)) % count).collect())
+    (!seed.is_multiple_of(3))
+        .then(|| (0..=seed % 5).map(|i| (seed * 7 + i * (seed % 4 + 1)) % count).collect())
 }
 
 /// Every number of two summaries side by side, with its name.
@@ -216,10 +217,10 @@ fn a_padded_row_has_the_summary_of_the_row_alone() -> Result {
         for (name, got, expected) in numbers(&padded, &alone) {
             let error = max_abs(&(got.narrow(2, 10, 30)? - expected)?)?;
             assert!(error <= 1e-5, "{implementation:?}, {name}: {error:e}");
-            assert_eq!(max_abs(&got.narrow(2, 0, 10)?)?, 0.0, "{name}: a query that sees nothing");
+            assert!(max_abs(&got.narrow(2, 0, 10)?)? == 0.0, "{name}: a query that sees nothing");
         }
         let shifted = padded.max_position.narrow(2, 10, 30)?.to_dtype(DType::F32)?.affine(1.0, -10.0)?;
-        assert_eq!(max_abs(&(shifted - alone.max_position.to_dtype(DType::F32)?)?)?, 0.0);
+        assert!(max_abs(&(shifted - alone.max_position.to_dtype(DType::F32)?)?)? == 0.0);
     }
     Ok(())
 }

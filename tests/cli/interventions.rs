@@ -65,7 +65,7 @@ fn generate_keeps_them_and_takes_the_means_of_the_prompt() -> Result {
     let input = Tensor::new(&ids[..], &Device::Cpu)?.unsqueeze(0)?;
     let changes = Interventions::new(list(), model.config())?.with_means_of(&model, &input)?;
     let mut generation =
-        Generation::new(&model, &[ids.clone()], Sampling::greedy(), 15)?.with_hooks(&changes);
+        Generation::new(&model, std::slice::from_ref(&ids), Sampling::greedy(), 15)?.with_hooks(&changes);
     generation.by_ref().collect::<candle_core::Result<Vec<_>>>()?;
     let (name, listed) = (case("odd"), comma_separated(&ids));
     let args = ["generate", "--model", &name, "--json", "--greedy", "-n", "15", "--ids", &listed];

@@ -15,7 +15,7 @@ fn every_point() -> Vec<Point> {
     of_layers.chain([Point::LnFinal, Point::Logits]).collect()
 }
 
-fn hooked<'a>(hooks: &'a dyn Hooks) -> ForwardArgs<'a> {
+fn hooked(hooks: &dyn Hooks) -> ForwardArgs<'_> {
     ForwardArgs { hooks: Some(hooks), ..Default::default() }
 }
 

@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Device, Result, Tensor};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use gpt2_kernels::attention::{CausalAttention, CausalMask, Implementation};
+use gpt2_kernels::attention::{CausalAttention, CausalMask, Chosen, Implementation, Wanted};
 use gpt2_kernels::{gelu, layer_norm, linear, linear_onto, linear_transposed};
 
 /// GPT-2 small: width, heads, width of a head, vocabulary.
@@ -46,6 +46,32 @@ fn attention(c: &mut Criterion) {
     group.finish();
 }
 
+/// What asking costs beside the context alone, which is `fused f32` above.
+fn asking(c: &mut Criterion) {
+    let mut group = c.benchmark_group("attention, asked");
+    let t = 1024;
+    let packed = done(numbers(&[1, t, 3, H, D]));
+    let part = |i| done(packed.narrow(2, i, 1).and_then(|x| x.squeeze(2)?.transpose(1, 2)));
+    let (q, k, v) = (part(0), part(1), part(2));
+    let one_head = [Chosen { heads: Some(vec![0]), queries: None }];
+    let one_query = [Chosen { heads: None, queries: Some(vec![t - 1]) }];
+    for (name, weights, summary) in [
+        ("summary", &[][..], true),
+        ("weights of a head", &one_head, false),
+        ("weights of a query", &one_query, false),
+        ("all weights", &[Chosen::default()], false),
+    ] {
+        let (attention, mask) = (CausalAttention::new(0.125), CausalMask::default());
+        group.bench_function(name, |bench| {
+            bench.iter(|| {
+                let attended = attention.attend(&q, &k, &v, mask, Wanted { weights, summary });
+                attended.expect("the shapes of this file fit each other")
+            });
+        });
+    }
+    group.finish();
+}
+
 fn products(c: &mut Criterion) {
     let mut group = c.benchmark_group("linear");
     for (rows, k, n) in [(1, C, 3 * C), (1, C, 4 * C), (1, 4 * C, C), (128, C, 3 * C), (1024, C, 3 * C)] {
@@ -82,5 +108,5 @@ fn elementwise(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, attention, products, elementwise);
+criterion_group!(benches, attention, asking, products, elementwise);
 criterion_main!(benches);

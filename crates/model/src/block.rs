@@ -31,7 +31,8 @@ pub struct BlockArgs<'a> {
     pub output_summary: bool,
     /// Hand back what attention adds to the residual stream.
     pub output_attention_outputs: bool,
-    /// Compute the last position only, from the keys and values of all; not together with the above and hooks.
+    /// Hand back the last position only, computed from the keys and values of all; weights and summaries are
+    /// those of all queries all the same. Not together with attention outputs and hooks, which are of all positions.
     pub last_position_only: bool,
     /// Dropout at the config's rates.
     pub training: Option<Training>,
@@ -81,14 +82,11 @@ impl Block {
         cache: Option<&mut LayerCache>,
         args: BlockArgs,
     ) -> Result<BlockOutput> {
-        let whole = args.weights.is_empty() && !args.output_summary && !args.output_attention_outputs;
-        if args.last_position_only && !(whole && args.hooks.is_none()) {
-            candle_core::bail!(
-                "Block: the last position only, or weights, summaries, attention outputs and hooks; not both"
-            )
+        let last = args.last_position_only;
+        if last && (args.output_attention_outputs || args.hooks.is_some()) {
+            candle_core::bail!("Block: the last position only, or attention outputs and hooks; not both")
         }
-        let t = x.dim(1)?;
-        if t == 0 {
+        if x.dim(1)? == 0 {
             candle_core::bail!("Block: no position, x is {:?}", x.dims())
         }
         let (layer, training, hooks) = (self.attn.layer_idx, args.training, args.hooks);
@@ -97,12 +95,14 @@ impl Block {
 
         let x = run.pass(Point::ResidPre(layer), x.clone())?;
         let normed = self.ln_1.forward(&x)?; // (B, T, C)
-        let queries = if args.last_position_only { Queries::Last } else { Queries::All };
         let wanted = Wanted { weights: args.weights, summary: args.output_summary };
+        let alone = last && args.weights.is_empty() && !args.output_summary;
+        let queries = if alone { Queries::Last } else { Queries::All };
         let attention_args = AttentionArgs { padding_mask, cache, training, hooks };
         let attended = self.attn.attend(&normed, attention_args, queries, wanted)?;
-        let context = &attended.context; // (B, T, C)
-        let x = if args.last_position_only { x.narrow(1, t - 1, 1)? } else { x };
+        let context = &attended.context; // (B, T, C), or (B, 1, C) for the last query
+        let end = |x: &Tensor| if last { x.narrow(1, x.dim(1)? - 1, 1)?.contiguous() } else { Ok(x.clone()) };
+        let (x, context) = (end(&x)?, &end(context)?);
 
         let mut attention_output =
             run.read(Point::AttnOut(layer), || self.attn.project(context, training))?;

@@ -32,8 +32,9 @@ pub struct ForwardArgs<'a> {
     pub output_summaries: bool,
     /// Hand back what each attention block adds to the residual stream, (B, T, C).
     pub output_attention_outputs: bool,
-    /// Compute the logits of the last position only, (B, 1, V). Where nothing else is asked for, the last
-    /// block then works for that position alone.
+    /// Compute the logits of the last position only, (B, 1, V). The last block then works for that position alone,
+    /// but for attention where weights or summaries are asked for; not where hidden states, attention outputs or a
+    /// hook need the others.
     pub last_logits_only: bool,
     /// Dropout at the config's rates. Without it nothing is dropped, whatever the config says.
     pub training: Option<Training>,
@@ -171,12 +172,8 @@ impl Gpt2Model {
             candle_core::bail!("weights of layer {}: the model has layers 0 to {}", beyond.layer, layers - 1)
         }
         let run = Run { hooks: args.hooks, past, cached: cache.is_some(), padding: padding.as_ref() };
-        let everything = args.output_hidden_states
-            || args.output_attentions
-            || args.output_summaries
-            || args.output_attention_outputs
-            || args.weights.iter().any(|chosen| chosen.layer + 1 == layers)
-            || run.touches(layers - 1);
+        let everything =
+            args.output_hidden_states || args.output_attention_outputs || run.touches(layers - 1);
         let last_alone = args.last_logits_only && !everything;
         let mut x = self.drop(self.embed(input_ids, position_ids, past)?, args.training)?; // (B, T, C)
         let (mut hidden_states, mut attentions, mut attention_outputs) = (vec![], vec![], vec![]);

@@ -53,10 +53,9 @@ impl WithSimd for SoftmaxRow<'_> {
         }
         let (vectors, tail) = S::as_mut_simd_f32s(self.0);
         let (minus, log2_e) = (simd.splat_f32s(-max), simd.splat_f32s(std::f32::consts::LOG2_E));
-        let power = |x| exp2(simd, simd.mul_f32s(simd.add_f32s(x, minus), log2_e));
         let mut sum = simd.splat_f32s(0.0);
         for x in vectors.iter_mut() {
-            *x = power(*x);
+            *x = exp2(simd, simd.mul_f32s(simd.add_f32s(*x, minus), log2_e));
             sum = simd.add_f32s(sum, *x);
         }
         let mut total = simd.reduce_sum_f32s(sum);

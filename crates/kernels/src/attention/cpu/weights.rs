@@ -11,9 +11,11 @@ use crate::attention::softmax::{SoftmaxBackward, SoftmaxRow};
 use crate::attention::weights::Rows;
 use crate::element::Element;
 use crate::streams::dots;
+use crate::vector::chunked;
 use candle_core::{CpuStorage, CustomOp2, DType, Layout, Result, Shape, Tensor};
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
+use std::mem::MaybeUninit;
 
 /// The operation as Candle sees it: q (B, heads, queries, D) and k (B, heads, S, D), both of `rows` alone ->
 /// weights (B, heads, queries, S).
@@ -67,17 +69,16 @@ impl CpuWeights {
         let [b, h, t, _] = q.dims;
         let s = k.dims[2];
         let seen: Vec<usize> = self.rows.seen(s).collect();
-        // Zeroed memory of which hidden keys touch nothing.
-        let mut out = vec![0f32; b * h * t * s];
-        let arch = Arch::new();
-        out.par_chunks_mut(t * s).enumerate().for_each(|(i, out)| {
+        let fill = |i: usize, out: &mut [MaybeUninit<f32>]| {
             let head = Head { q, k, place: (i / h, i % h), scale: self.scale, seen: &seen };
             let hide = |row: usize, scores: &mut [f32]| {
                 let query = (i / h, self.rows.heads[i % h], self.rows.queries[row]);
                 self.mask.hide(query, s, 0, scores);
             };
-            arch.dispatch(AllRows { head: &head, hide: &hide, out });
-        });
+            Arch::new().dispatch(AllRows { head: &head, hide: &hide, out });
+        };
+        // SAFETY: `AllRows` writes every row of a head, and `written` every number of a row.
+        let out = unsafe { chunked(b * h * t * s, t * s, fill) };
         (CpuStorage::F32(out), Shape::from((b, h, t, s)))
     }
 }
@@ -105,7 +106,7 @@ struct AllRows<'a, E, F> {
     head: &'a Head<'a, E>,
     hide: &'a F,
     /// (queries, S)
-    out: &'a mut [f32],
+    out: &'a mut [MaybeUninit<f32>],
 }
 
 impl<E: Element, F: Fn(usize, &mut [f32]) + Sync> WithSimd for AllRows<'_, E, F> {
@@ -116,7 +117,8 @@ impl<E: Element, F: Fn(usize, &mut [f32]) + Sync> WithSimd for AllRows<'_, E, F>
         let [_, _, s, d] = head.k.dims;
         if head.seen.len() <= FEW_QUERIES {
             out.par_chunks_mut(s).enumerate().for_each(|(i, out)| {
-                simd.vectorize(OneRow { head, i, hide, out: &mut out[..head.seen[i]] });
+                let out = written(out, &[], head.seen[i]);
+                simd.vectorize(OneRow { head, i, hide, out });
             });
             return;
         }
@@ -134,6 +136,17 @@ impl<E: Element, F: Fn(usize, &mut [f32]) + Sync> WithSimd for AllRows<'_, E, F>
             simd.vectorize(TileOfRows { head, first, queries: &queries, keys: &keys, hide, out });
         });
     }
+}
+
+/// Writes every number of a row, the first ones from `scores` and the others 0, and hands back the first `seen`.
+fn written<'a>(row: &'a mut [MaybeUninit<f32>], scores: &[f32], seen: usize) -> &'a mut [f32] {
+    let (start, rest) = row.split_at_mut(scores.len());
+    for (x, score) in start.iter_mut().zip(scores) {
+        x.write(*score);
+    }
+    rest.fill(MaybeUninit::new(0.0));
+    // SAFETY: every number of the row is written above, and a MaybeUninit<f32> is laid out as its f32.
+    unsafe { std::slice::from_raw_parts_mut(row[..seen].as_mut_ptr().cast(), seen) }
 }
 
 /// One query's weights, reading the keys where they lie.
@@ -177,7 +190,7 @@ struct TileOfRows<'a, E, F> {
     keys: &'a [f32],
     hide: &'a F,
     /// (rows, S)
-    out: &'a mut [f32],
+    out: &'a mut [MaybeUninit<f32>],
 }
 
 impl<E: Element, F: Fn(usize, &mut [f32])> WithSimd for TileOfRows<'_, E, F> {
@@ -214,8 +227,7 @@ impl<E: Element, F: Fn(usize, &mut [f32])> TileOfRows<'_, E, F> {
             }
             let rows = out.chunks_exact_mut(s).zip(scores.chunks_exact(stride).zip(seen));
             for (r, (out, (scores, &seen))) in rows.enumerate() {
-                let out = &mut out[..seen];
-                out.copy_from_slice(&scores[..seen]);
+                let out = written(out, &scores[..seen], seen);
                 (self.hide)(self.first + g * M + r, out);
                 SoftmaxRow(out).with_simd(simd);
             }
