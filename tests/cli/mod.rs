@@ -1,5 +1,6 @@
 //! The binary as a person runs it.
 
+mod analyses;
 mod attention;
 mod bench;
 mod errors;

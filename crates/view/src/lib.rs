@@ -26,6 +26,7 @@
 //! | `triangle` | weights as rows of numbers without the hidden keys |
 //! | `html` | [`PageWriter`]: every head in one page for a browser, which needs no network |
 //! | `png` | [`head_png`], [`HeadGrid`]: one head or all as a picture; [`loss_curve`]: a training run |
+//! | `largest` | [`keep_largest`]: the largest weights of each row |
 //! | `lines` | [`write_json_lines`], and [`write_square_json`] for BertViz and CircuitsVis |
 //! | `export` | [`write_safetensors`] and [`AttentionJson`] |
 //!
@@ -46,6 +47,7 @@
 mod export;
 mod heatmap;
 mod html;
+mod largest;
 mod lines;
 mod overview;
 mod palette;
@@ -60,6 +62,7 @@ mod window;
 pub use export::{AttentionJson, HeadJson, LayerJson, write_safetensors};
 pub use heatmap::heatmap;
 pub use html::{NextToken, PageHeader, PageWriter};
+pub use largest::keep_largest;
 pub use lines::{write_json_lines, write_square_json};
 pub use overview::overview;
 pub use png::{HeadGrid, head_png, loss_curve};

@@ -8,6 +8,7 @@ use clap::ValueEnum;
 use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
+#[command(group = clap::ArgGroup::new("page").args(["html", "open"]).multiple(true))]
 #[command(after_help = "\
 Examples:
   gpt2 attention \"O Romeo, Romeo\"
@@ -38,6 +39,9 @@ pub(crate) struct AttentionArgs {
     /// Open that page in the browser; without --html, from a temporary file
     #[arg(long)]
     pub(crate) open: bool,
+    /// Keep only the K largest weights of each row in the page: for very long prompts
+    #[arg(long, value_name = "K", requires = "page", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) top: Option<u16>,
     /// Show attention rollout: how much of each token reaches each position through all layers, the residual stream
     /// included
     #[arg(long, conflicts_with_all = ["layer", "head", "export", "png", "html", "open"])]

@@ -5,7 +5,7 @@ use crate::output::note;
 use anyhow::{Context, anyhow};
 use candle_core::{DType, Device, Tensor};
 use gpt2_model::ModelOutput;
-use gpt2_view::{NextToken, PageHeader, PageWriter, summarize};
+use gpt2_view::{NextToken, PageHeader, PageWriter, keep_largest, summarize};
 use indicatif::HumanBytes;
 use rayon::prelude::*;
 use std::cmp::Ordering;
@@ -26,8 +26,13 @@ pub(super) struct Page(PageWriter<Vec<u8>>);
 
 impl Page {
     pub(super) fn new(scene: &Scene) -> anyhow::Result<Self> {
+        let name = &scene.session.name;
+        let title = match scene.args.top {
+            Some(k) => format!("{name}: the {k} largest weights of each row, all others as 0"),
+            None => name.clone(),
+        };
         let header = PageHeader {
-            title: &scene.session.name,
+            title: &title,
             tokens: &scene.prompt.tokens,
             queries: scene.prompt.tokens.len(),
             heads: scene.layers.len() * scene.heads.len(),
@@ -37,7 +42,12 @@ impl Page {
 
     /// Adds the chosen heads' weights (heads, T, T).
     pub(super) fn layer(&mut self, scene: &Scene, layer: usize, weights: &Tensor) -> anyhow::Result<()> {
-        Ok(self.0.layer(layer, &scene.heads, weights, &summarize(weights)?)?)
+        let summaries = summarize(weights)?;
+        match scene.args.top {
+            Some(k) => self.0.layer(layer, &scene.heads, &keep_largest(weights, k.into())?, &summaries)?,
+            None => self.0.layer(layer, &scene.heads, weights, &summaries)?,
+        }
+        Ok(())
     }
 
     /// The whole file.

@@ -1,0 +1,211 @@
+//! `gpt2 attention`'s files and questions, `gpt2 heads` and `gpt2 lens`: the library's numbers, in every form.
+
+use super::{assert_near, case, comma_separated, command, gpt2, json, some_ids};
+use crate::checkpoint::{Folder, assert_says};
+use crate::common::{Result, assert_close, load};
+use candle_core::{DType, Device, Tensor};
+use gpt2_model::analysis::{
+    Ablation, ablation_effects, attention_rollout, direct_logit_attribution, head_scores, logit_lens,
+};
+use gpt2_model::{ForwardArgs, Gpt2LMHeadModel};
+use serde_json::Value;
+
+fn nine_ids() -> Vec<u32> {
+    some_ids()[..9].to_vec()
+}
+
+fn model() -> Result<(Gpt2LMHeadModel, Vec<u32>, Tensor)> {
+    let ids = nine_ids();
+    let input = Tensor::new(ids.as_slice(), &Device::Cpu)?.unsqueeze(0)?;
+    Ok((load("odd", DType::F32)?, ids, input))
+}
+
+/// The weights of `odd`, (L, H, T, T).
+fn weights() -> Result<Tensor> {
+    let (model, _, input) = model()?;
+    let args = ForwardArgs { output_attentions: true, ..Default::default() };
+    Ok(Tensor::cat(&model.transformer.forward(&input, args)?.attentions, 0)?)
+}
+
+#[test]
+fn every_format_holds_the_same_weights() -> Result {
+    let (folder, expected, ids) = (Folder::empty()?, weights()?, comma_separated(&nine_ids()));
+    let export = |name: &str, more: &[&str]| -> Result<std::path::PathBuf> {
+        let path = folder.file(name);
+        let shown = path.display().to_string();
+        let args = ["attention", "--model", &case("odd"), "--ids", &ids, "--export", &shown];
+        let run = gpt2(&[&args[..], more].concat())?.succeeded();
+        assert_says("stderr", &run.stderr, &["wrote", &shown]);
+        Ok(path)
+    };
+    let all = Tensor::read_npy(export("a.npy", &[])?)?;
+    assert_eq!(all.dims(), [2, 3, 9, 9]);
+    assert_close("npy", &all, &expected, 1e-6);
+
+    let square: Value = serde_json::from_slice(&std::fs::read(export("a.json", &["--layer", "1"])?)?)?;
+    let rows: Vec<Vec<Vec<Vec<f32>>>> = serde_json::from_value(square["attention"].clone())?;
+    let flat: Vec<f32> = rows.into_iter().flatten().flatten().flatten().collect();
+    let square_weights = Tensor::from_vec(flat, (1, 3, 9, 9), &Device::Cpu)?;
+    assert_close("square JSON", &square_weights, &expected.narrow(0, 1, 1)?, 1e-6);
+    assert_eq!(square["tokens"].as_array().map(Vec::len), Some(9));
+
+    let lines = std::fs::read_to_string(export("a.jsonl", &["--head", "0,2"])?)?;
+    assert_eq!(lines.lines().count(), 2 * 2 * 9);
+    for line in lines.lines() {
+        let line: Value = serde_json::from_str(line)?;
+        let place = ["layer", "head", "position"].map(|name| line[name].as_u64().unwrap_or(99) as usize);
+        let row: Vec<f32> = serde_json::from_value(line["weights"].clone())?;
+        assert_eq!(row.len(), place[2] + 1);
+        let expected = expected.get(place[0])?.get(place[1])?.get(place[2])?.narrow(0, 0, row.len())?;
+        assert_close("a line", &Tensor::new(row, &Device::Cpu)?, &expected, 1e-6);
+    }
+    Ok(())
+}
+
+#[test]
+fn a_name_without_a_known_format_is_refused_before_a_model_is_loaded() -> Result {
+    for name in ["weights", "weights.txt", "weights.npz"] {
+        gpt2(&["attention", "--model", "no-such-folder", "x", "--export", name])?
+            .refused(1, &[name, ".safetensors, .npy, .jsonl or .json"]);
+    }
+    Ok(())
+}
+
+#[test]
+fn pictures_are_of_one_head_or_of_all() -> Result {
+    let (folder, ids) = (Folder::empty()?, comma_separated(&nine_ids()));
+    let size = |name: &str, more: &[&str]| -> Result<(u32, u32)> {
+        let path = folder.file(name);
+        let shown = path.display().to_string();
+        let args = ["attention", "--model", &case("odd"), "--ids", &ids, "--png", &shown];
+        gpt2(&[&args[..], more].concat())?.succeeded();
+        let bytes = std::fs::read(path)?;
+        assert_eq!(bytes[..8], *b"\x89PNG\r\n\x1a\n");
+        let number = |at: usize| u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        Ok((number(16), number(20)))
+    };
+    let (all, layer, head) =
+        (size("all.png", &[])?, size("layer.png", &["-l", "1"])?, size("head.png", &["-l", "1", "-H", "2"])?);
+    assert!(all.1 > layer.1, "two rows of heads and one: {all:?} {layer:?}");
+    assert!(head.0 > 9 * 40 && head.1 > 9 * 40, "9 cells of 40 pixels: {head:?}");
+    Ok(())
+}
+
+#[test]
+fn effects_are_the_librarys_largest_first() -> Result {
+    let (model, ids, input) = model()?;
+    let ids = comma_separated(&ids);
+    for (flag, ablation) in [("--effect", Ablation::Zero), ("--effect=mean", Ablation::Mean)] {
+        let report =
+            json(&["attention", "--model", &case("odd"), "--ids", &ids, flag, "--target", "17", "--json"])?;
+        let effects = ablation_effects(&model, &input, 17, ablation)?;
+        let (change, direct) = (
+            effects.change.to_vec2::<f32>()?,
+            direct_logit_attribution(&model, &input, 17)?.to_vec2::<f32>()?,
+        );
+        assert_near("log_prob", &report["log_prob"], f64::from(effects.log_prob), 1e-5);
+        let heads = report["heads"].as_array().ok_or("heads")?;
+        assert_eq!(heads.len(), 6);
+        let mut before = f64::INFINITY;
+        for head in heads {
+            let (l, h) = (head["layer"].as_u64().ok_or("layer")?, head["head"].as_u64().ok_or("head")?);
+            assert_near("change", &head["change"], f64::from(change[l as usize][h as usize]), 1e-5);
+            assert_near("direct", &head["direct"], f64::from(direct[l as usize][h as usize]), 1e-5);
+            let size = head["change"].as_f64().ok_or("change")?.abs();
+            assert!(size <= before, "{heads:?}");
+            before = size;
+        }
+    }
+    // Without a target, the most probable next token's.
+    let next = json(&["forward", "--model", &case("odd"), "--ids", &ids, "--json"])?["next"][0].clone();
+    let report = json(&["attention", "--model", &case("odd"), "--ids", &ids, "--effect", "--json"])?;
+    assert_eq!(report["target_id"], next["id"]);
+    let run = gpt2(&["attention", "O Romeo", "--effect", "--target", ","])?.succeeded();
+    assert_says("stdout", &run.stdout, &["log-probability", "change", "direct logit"]);
+    gpt2(&["attention", "O Romeo", "--effect", "--target", "Romeo"])?.refused(1, &["3 tokens", "\"R\""]);
+    gpt2(&["attention", "O Romeo", "--effect", "--ablate", "0.1"])?.refused(2, &["cannot be used with"]);
+    gpt2(&["attention", "O Romeo", "--target", ","])?.refused(2, &["--effect"]);
+    gpt2(&["attention", "--model", &case("odd"), "--ids", "1,2", "--effect", "--target", "101"])?
+        .refused(1, &["target 101", "vocab_size"]);
+    Ok(())
+}
+
+#[test]
+fn rollout_is_the_librarys() -> Result {
+    let (model, ids, input) = model()?;
+    let args = ForwardArgs { output_attentions: true, ..Default::default() };
+    let expected = attention_rollout(&model.transformer.forward(&input, args)?.attentions)?[1].get(0)?;
+    let ids = comma_separated(&ids);
+    let report = json(&["attention", "--model", &case("odd"), "--ids", &ids, "--rollout", "--json"])?;
+    let rows: Vec<Vec<f32>> = serde_json::from_value(report["rollout"].clone())?;
+    for (i, row) in rows.into_iter().enumerate() {
+        assert_eq!(row.len(), i + 1);
+        assert!((row.iter().sum::<f32>() - 1.0).abs() < 1e-5);
+        assert_close("a row", &Tensor::new(row, &Device::Cpu)?, &expected.get(i)?.narrow(0, 0, i + 1)?, 1e-6);
+    }
+    let run = gpt2(&["attention", "O Romeo", "--rollout"])?.succeeded();
+    assert_says("stdout", &run.stdout, &["attention rollout after 4 layers"]);
+    Ok(())
+}
+
+#[test]
+fn head_scores_are_the_librarys_and_follow_the_seed() -> Result {
+    let scores = head_scores(&load("odd", DType::F32)?.transformer, 12, 3, 4)?;
+    let args = ["heads", "--model", &case("odd"), "--length", "12", "--batch", "3"];
+    let report = json(&[&args[..], &["--seed", "4", "--json"]].concat())?;
+    let heads = report["heads"].as_array().ok_or("heads")?;
+    assert_eq!(heads.len(), 6);
+    for (i, head) in heads.iter().enumerate() {
+        let expected = scores[i / 3][i % 3];
+        assert_near("previous", &head["previous_token"], f64::from(expected.previous_token), 1e-6);
+        assert_near("duplicate", &head["duplicate_token"], f64::from(expected.duplicate_token), 1e-6);
+        assert_near("induction", &head["induction"], f64::from(expected.induction), 1e-6);
+    }
+    assert_ne!(json(&[&args[..], &["--seed", "5", "--json"]].concat())?["heads"], report["heads"]);
+    let run = gpt2(&["heads"])?.succeeded();
+    assert_says("stdout", &run.stdout, &["the most previous-token-like head: 0.", "induction"]);
+    gpt2(&["heads", "--length", "129"])?.refused(1, &["129 tokens", "1 to 128 tokens"]);
+    Ok(())
+}
+
+#[test]
+fn the_lens_is_the_librarys_and_ends_with_the_models_own() -> Result {
+    let (model, ids, input) = model()?;
+    let ids = comma_separated(&ids);
+    let args = ["lens", "--model", &case("odd"), "--ids", &ids, "--json"];
+    let report = json(&[&args[..], &["--position", "4", "-k", "2"]].concat())?;
+    let lens = candle_nn::ops::softmax(&logit_lens(&model, &input, 4)?.squeeze(1)?, 1)?.to_vec2::<f32>()?;
+    let layers = report["layers"].as_array().ok_or("layers")?;
+    assert_eq!(layers.len(), 3);
+    for (layer, expected) in layers.iter().zip(&lens) {
+        let first = layer[0]["id"].as_u64().ok_or("id")? as usize;
+        assert_near("p", &layer[0]["probability"], f64::from(expected[first]), 1e-5);
+        assert!(expected.iter().all(|p| *p <= expected[first] * 1.0001), "not the most probable");
+        assert_eq!(layer.as_array().map(Vec::len), Some(2));
+    }
+    let last = &json(&args)?["layers"][2][0];
+    let next = &json(&["forward", "--model", &case("odd"), "--ids", &ids, "--json"])?["next"][0];
+    assert_eq!(last["id"], next["id"]);
+    let run = gpt2(&["lens", "To be, or not to"])?.succeeded();
+    assert_says("stdout", &run.stdout, &["embeddings", "block 3"]);
+    gpt2(&["lens", "To be", "--position", "40"])?.refused(1, &["--position 40", "positions 0 to"]);
+    Ok(())
+}
+
+#[test]
+fn a_page_may_hold_the_largest_weights_alone() -> Result {
+    let folder = Folder::empty()?;
+    let text = "To be, or not to be, that is the question: ".repeat(6);
+    let page = |name: &str, more: &[&str]| -> Result<u64> {
+        let path = folder.file(name);
+        let shown = path.display().to_string();
+        gpt2(&[&["attention", &text, "--html", &shown][..], more].concat())?.succeeded();
+        Ok(std::fs::metadata(path)?.len())
+    };
+    let (whole, few) = (page("whole.html", &[])?, page("few.html", &["--top", "3"])?);
+    assert!(few < whole / 2, "{few} of {whole} bytes");
+    assert_says("the page", &std::fs::read_to_string(folder.file("few.html"))?, &["the 3 largest weights"]);
+    gpt2(&["attention", "x", "--top", "3"])?.refused(2, &["--html", "--open"]);
+    assert_eq!(command(&["attention", "x", "--top", "0", "--open"]).output()?.status.code(), Some(2));
+    Ok(())
+}
