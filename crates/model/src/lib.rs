@@ -33,6 +33,7 @@ pub mod block;
 pub mod cache;
 pub mod config;
 pub mod conv1d;
+mod forward;
 pub mod generation;
 pub mod hooks;
 pub mod init;

@@ -11,6 +11,7 @@
 mod backward;
 mod blocks;
 mod heads;
+mod output;
 mod pack;
 mod rows;
 mod summary;
@@ -26,6 +27,7 @@ use crate::element::Element;
 use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Tensor, WithDType};
 use half::{bf16, f16};
 use heads::Heads;
+use output::Output;
 use pack::{Packed, transpose};
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
@@ -177,49 +179,6 @@ impl<E: Element> Problem<'_, E> {
         let hide = |_, scores: &mut [f32]| self.mask.hide(query, s, 0, scores);
         weights::OneRow { head: &head, i, hide: &hide, out: &mut weights }.with_simd(simd);
         RowSummary::of(&weights, self.mask.first_key(b, s))
-    }
-}
-
-/// The output (B, T, H, D), the logarithms (B, H, T) and the summaries (B, H, T) where they are wanted, written
-/// by several threads, each its own rows.
-struct Output<E> {
-    context: *mut E,
-    log_sums: *mut f32,
-    summaries: Option<*mut RowSummary>,
-    dims: [usize; 4],
-}
-
-// SAFETY: `write` and `write_summary` are the only accesses, and their callers write each row once.
-unsafe impl<E: Send> Sync for Output<E> {}
-
-impl<E: Element> Output<E> {
-    /// `row · factor`, and the row's log-sum.
-    ///
-    /// # Safety
-    /// No two calls name the same row.
-    unsafe fn write(&self, (b, h, i): (usize, usize, usize), row: &[f32], factor: f32, log_sum: f32) {
-        let [batch, heads, t, d] = self.dims;
-        assert!(b < batch && h < heads && i < t);
-        // SAFETY: (b, h, i) is inside the logarithms, and this row is the caller's own.
-        unsafe { self.log_sums.add((b * heads + h) * t + i).write(log_sum) };
-        let start = ((b * t + i) * heads + h) * d;
-        for (c, x) in row[..d].iter().enumerate() {
-            // SAFETY: (b, i, h, c) is inside the output, and this row is the caller's own.
-            unsafe { self.context.add(start + c).write(E::from_f32(x * factor)) };
-        }
-    }
-
-    /// The row's summary, where summaries are wanted.
-    ///
-    /// # Safety
-    /// No two calls name the same row.
-    unsafe fn write_summary(&self, (b, h, i): (usize, usize, usize), find: impl FnOnce() -> RowSummary) {
-        let [batch, heads, t, _] = self.dims;
-        assert!(b < batch && h < heads && i < t);
-        if let Some(summaries) = self.summaries {
-            // SAFETY: (b, h, i) is inside the summaries, and this row is the caller's own.
-            unsafe { summaries.add((b * heads + h) * t + i).write(find()) };
-        }
     }
 }
 

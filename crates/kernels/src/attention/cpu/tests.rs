@@ -6,6 +6,7 @@ fn numbers(n: usize, salt: u32) -> Vec<f32> {
     (salt..).take(n).map(|i| hash(i) as f32 / 8_388_608. - 1.).collect()
 }
 
+/// The context, and the summaries' numbers behind it.
 fn run_on<S: Simd>(problem: &Problem<f32>, simd: S) -> Vec<f32> {
     run(problem, |run| run.with_simd(simd))
 }
@@ -13,9 +14,14 @@ fn run_on<S: Simd>(problem: &Problem<f32>, simd: S) -> Vec<f32> {
 fn run(problem: &Problem<f32>, dispatch: impl Fn(Run<f32>)) -> Vec<f32> {
     let mut out = vec![MaybeUninit::new(f32::NAN); problem.q.dims.iter().product()];
     let mut log_sums = vec![0.0; out.len() / problem.q.dims[3]];
-    dispatch(Run { problem, out: &mut out, log_sums: &mut log_sums, summaries: None });
+    let mut found = vec![RowSummary::default(); log_sums.len()];
+    dispatch(Run { problem, out: &mut out, log_sums: &mut log_sums, summaries: Some(&mut found) });
+    // A distance is a sum of up to 200 tokens.
+    let numbers = found.iter().flat_map(|row| {
+        [row.entropy, row.mean_distance / 200.0, row.on_self, row.on_previous, row.on_first, row.max]
+    });
     // SAFETY: initialised above, and again by `Run`.
-    out.into_iter().map(|x| unsafe { x.assume_init() }).collect()
+    out.into_iter().map(|x| unsafe { x.assume_init() }).chain(numbers).collect()
 }
 
 /// AVX2's vectors, and portable ones of 1, 4, 8 and 16 numbers, cut the same sums into other blocks.
