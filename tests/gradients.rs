@@ -64,11 +64,11 @@ fn every_parameter_gets_pytorchs_gradient_with_padding_on_either_side() -> Resul
     let (ids, mask) = (&expected["padded.input_ids"], &expected["padded.attention_mask"]); // (3, 9)
     // The rows of the logits whose own token and the next one are visible, and those next tokens.
     let (flat_ids, seen) = (ids.flatten_all()?.to_vec1::<i64>()?, mask.flatten_all()?.to_vec1::<i64>()?);
-    let rows = (0..3 * 9u32 - 1).filter(|i| i % 9 != 8).map(|i| i as usize);
-    let rows: Vec<usize> = rows.filter(|&i| seen[i] == 1 && seen[i + 1] == 1).collect();
+    let both = |i: &u32| i % 9 != 8 && (*i..=i + 1).all(|i| seen[i as usize] == 1);
+    let rows: Vec<u32> = (0..3 * 9 - 1).filter(both).collect();
     assert_eq!(rows.len(), 8 + 4 + 5);
-    let targets = Tensor::from_iter(rows.iter().map(|&i| flat_ids[i + 1]), &Device::Cpu)?;
-    let rows = Tensor::from_iter(rows.iter().map(|&i| i as u32), &Device::Cpu)?;
+    let targets = Tensor::from_iter(rows.iter().map(|&i| flat_ids[i as usize + 1]), &Device::Cpu)?;
+    let rows = Tensor::new(rows, &Device::Cpu)?;
     for implementation in [Implementation::Eager, Implementation::Fused] {
         let (variables, model) = trainable("gradients", implementation)?;
         let positions = position_ids(mask)?;

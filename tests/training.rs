@@ -14,7 +14,7 @@ struct Run {
     optimiser: AdamW,
 }
 
-const VOCAB: usize = 5;
+const VOCAB: u32 = 5;
 
 impl Run {
     fn new(implementation: Implementation, dropout: f64) -> Result<Self> {
@@ -23,7 +23,7 @@ impl Run {
             n_head: 3,
             n_embd: 33,
             n_positions: 24,
-            vocab_size: VOCAB,
+            vocab_size: VOCAB as usize,
             attn_implementation: implementation,
             attn_pdrop: dropout,
             resid_pdrop: dropout,
@@ -63,10 +63,11 @@ fn batch(step: u64) -> Result<(Tensor, Tensor)> {
     let t = 20;
     let mut ids = vec![];
     for row in 0..4 {
-        let mut pair = ((step * 4 + row) % VOCAB as u64, (step * 4 + row) / VOCAB as u64 % VOCAB as u64);
+        let number = u32::try_from(step * 4 + row)?;
+        let mut pair = (number % VOCAB, number / VOCAB % VOCAB);
         for _ in 0..=t {
-            ids.push(pair.0 as u32);
-            pair = (pair.1, (pair.0 + pair.1) % VOCAB as u64);
+            ids.push(pair.0);
+            pair = (pair.1, (pair.0 + pair.1) % VOCAB);
         }
     }
     let ids = Tensor::from_vec(ids, (4, t + 1), &Device::Cpu)?;

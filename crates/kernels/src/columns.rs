@@ -49,7 +49,9 @@ pub(crate) fn add(sums: &mut [f32], row: &[f32]) {
 /// The sum of vectors of `width` numbers, in order.
 pub(crate) fn total(parts: Vec<Vec<f32>>, width: usize) -> Vec<f32> {
     let mut sums = vec![0f32; width];
-    parts.iter().for_each(|part| add(&mut sums, part));
+    for part in &parts {
+        add(&mut sums, part);
+    }
     sums
 }
 

@@ -55,8 +55,8 @@ pub fn write_json_lines(
 /// Writes one JSON object with `tokens` and `attention`: the whole squares of weights with their zeros, by layer, head,
 /// query and key. Many small writes: give it a buffered writer.
 ///
-/// With `data` the object in Python, `BertViz`'s `head_view` and `model_view` take
-/// `[torch.tensor([layer]) for layer in data["attention"]]` and `data["tokens"]`, and `CircuitsVis`'
+/// With `data` the object in Python, BertViz's `head_view` and `model_view` take
+/// `[torch.tensor([layer]) for layer in data["attention"]]` and `data["tokens"]`, and CircuitsVis'
 /// `attention_patterns` takes `data["tokens"]` and `numpy.array(data["attention"][layer])`.
 ///
 /// # Shapes

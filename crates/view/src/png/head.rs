@@ -146,7 +146,7 @@ mod tests {
                 };
                 // The corners and the middle of a cell.
                 for (dx, dy) in [(0, 0), (39, 0), (20, 20), (0, 39), (39, 39)] {
-                    let labels = room(&[(0, "0 ·t0⏎".into())]) as usize;
+                    let labels = usize::try_from(room(&[(0, "0 ·t0⏎".into())])).unwrap();
                     let at = (LEFT as usize + labels + j * 40 + dx, TOP as usize + labels + i * 40 + dy);
                     assert_eq!(pixels(at.0, at.1), expected, "weight {i}, {j}");
                 }

@@ -37,13 +37,12 @@ struct HeadEffect {
 
 pub(super) fn show(scene: &Scene, how: EffectArg) -> anyhow::Result<()> {
     let (session, ids) = (scene.session, scene.session.input_ids(&scene.prompt.ids)?);
-    let target_id = match &scene.args.target {
-        Some(text) => target(session, text)?,
-        None => {
-            let args = ForwardArgs { last_logits_only: true, ..Default::default() };
-            let logits = session.model.forward(&ids, args)?.logits;
-            logits.argmax(D::Minus1)?.flatten_all()?.get(0)?.to_scalar()?
-        }
+    let target_id = if let Some(text) = &scene.args.target {
+        target(session, text)?
+    } else {
+        let args = ForwardArgs { last_logits_only: true, ..Default::default() };
+        let logits = session.model.forward(&ids, args)?.logits;
+        logits.argmax(D::Minus1)?.flatten_all()?.get(0)?.to_scalar()?
     };
     let (ablation, name) = match how {
         EffectArg::Zero => (Ablation::Zero, "zero"),
