@@ -252,7 +252,21 @@ fn summaries_hold_for_extreme_scores() -> Result {
     Ok(())
 }
 
-/// Asking changes nothing: neither the context's bits nor its gradient's.
+/// Of equal weights the first key has the largest, on every way to a summary.
+#[test]
+fn the_first_of_equal_weights_is_the_largest() -> Result {
+    for t in [2, 90] {
+        let mut case = Case::random((1, 2, 8), (t, 400), 3)?;
+        case.q = case.q.zeros_like()?;
+        for implementation in [Fused, Eager] {
+            let positions = case.summary(implementation)?.max_position.flatten_all()?.to_vec1::<u32>()?;
+            assert!(positions.iter().all(|&key| key == 0), "{implementation:?}, T {t}: {positions:?}");
+        }
+    }
+    Ok(())
+}
+
+/// Asking changes no bit of the context.
 #[test]
 fn asking_changes_nothing() -> Result {
     for t in [2, 90] {

@@ -104,11 +104,13 @@ fn layers_and_heads_that_are_not_there() -> Result {
 #[test]
 fn exports_that_cannot_be_written() -> Result {
     let folder = Folder::of("odd")?;
-    std::fs::create_dir(folder.file("sub"))?;
+    std::fs::create_dir(folder.file("sub.safetensors"))?;
     let inside_a_file = "config.json/x.safetensors";
-    for (file, reason) in
-        [("nowhere/x.safetensors", "no folder"), ("sub", "name a file"), (inside_a_file, "no folder")]
-    {
+    for (file, reason) in [
+        ("nowhere/x.safetensors", "no folder"),
+        ("sub.safetensors", "name a file"),
+        (inside_a_file, "no folder"),
+    ] {
         let path = folder.file(file).display().to_string();
         for name in ["attention", "forward"] {
             let run = gpt2(&[name, "--model", &case("odd"), "--ids", "1,2", "--export", &path])?;
@@ -116,8 +118,12 @@ fn exports_that_cannot_be_written() -> Result {
             assert_eq!(run.stderr.matches(&path).count(), 1, "said twice: {}", run.stderr);
         }
     }
-    assert_eq!(folder.names()?, ["config.json", "model.safetensors", "sub"], "something was left behind");
-    assert_eq!(std::fs::read_dir(folder.file("sub"))?.count(), 0);
+    assert_eq!(
+        folder.names()?,
+        ["config.json", "model.safetensors", "sub.safetensors"],
+        "something was left behind"
+    );
+    assert_eq!(std::fs::read_dir(folder.file("sub.safetensors"))?.count(), 0);
     Ok(())
 }
 

@@ -20,8 +20,11 @@ fn a_page_of_chosen_heads_holds_those_alone() -> Result {
 #[test]
 fn a_page_that_cannot_be_written_is_an_error_before_the_results() -> Result {
     let path = Path::new("no").join("such").join("folder").join("page.html");
-    Run::of(command(&["attention", "O Romeo", "--html"]).arg(&path).output()?)?
-        .refused(1, &["page.html", "no folder", "make it first"]);
+    for chosen in [&[][..], &["--layer", "1"]] {
+        let args = [&["attention", "O Romeo"][..], chosen, &["--html"]].concat();
+        Run::of(command(&args).arg(&path).output()?)?
+            .refused(1, &["page.html", "no folder", "make it first"]);
+    }
     Ok(())
 }
 

@@ -32,7 +32,7 @@ fn no_text_becomes_anything_but_text() -> Result {
         (0..t * t).map(|n| if n % t <= n / t { 1.0 / (n / t + 1) as f32 } else { 0. }).collect();
     let weights = Tensor::from_vec(rows, (1, t, t), &Device::Cpu)?;
     let file = tempfile::Builder::new().suffix(".html").tempfile()?;
-    let header = PageHeader { title: &tokens[2], tokens: &tokens, queries: t, heads: 1 };
+    let header = PageHeader { title: &tokens[2], tokens: &tokens, queries: t, heads: 1, top: None };
     let mut page = PageWriter::new(std::io::BufWriter::new(file.as_file()), &header)?;
     page.layer(0, &[0], &weights, &summarize(&weights)?)?;
     let likely = tokens.iter().map(|token| (token.clone(), 0.01)).collect::<Vec<_>>();
@@ -72,7 +72,7 @@ fn weights_that_are_not_numbers_are_said_to_be_none() -> Result {
     let weights = Tensor::new(&[[[f32::NAN, 0.], [0.5, 0.5]]], &Device::Cpu)?;
     let tokens = ["a", " b"].map(String::from);
     let file = tempfile::Builder::new().suffix(".html").tempfile()?;
-    let header = PageHeader { title: "nan", tokens: &tokens, queries: 2, heads: 1 };
+    let header = PageHeader { title: "nan", tokens: &tokens, queries: 2, heads: 1, top: None };
     let mut page = PageWriter::new(std::io::BufWriter::new(file.as_file()), &header)?;
     page.layer(0, &[0], &weights, &summarize(&weights)?)?;
     page.finish(&[])?;

@@ -91,7 +91,7 @@ fn queries_after_a_cache_are_the_last_of_the_keys() -> Result {
     let weights = Tensor::new(&[rows], &Device::Cpu)?; // (1, 2, 5)
     let tokens = ["a", " b", " c", " d", " e"].map(String::from);
     let file = tempfile::Builder::new().suffix(".html").tempfile()?;
-    let header = PageHeader { title: "cache", tokens: &tokens, queries: 2, heads: 1 };
+    let header = PageHeader { title: "cache", tokens: &tokens, queries: 2, heads: 1, top: None };
     let mut page = PageWriter::new(BufWriter::new(File::create(file.path())?), &header)?;
     page.layer(4, &[2], &weights, &summarize(&weights)?)?;
     page.finish(&[])?;

@@ -143,10 +143,7 @@ impl CausalSelfAttention {
         let mask = CausalMask { tril: Some(&self.bias), padding, hidden: &hidden };
         let pattern = Point::Pattern(self.layer_idx);
         let mut attended = attention.attend(&q, &k, &v, mask, wanted)?;
-        let all = || {
-            let wanted = Wanted { weights: &[Chosen::default()], summary: false };
-            Ok(attention.attend(&q, &k, &v, mask, wanted)?.weights.remove(0)) // (B, H, T, S)
-        };
+        let all = || attention.weights(&q, &k, mask, &Chosen::default()); // (B, H, T, S)
         if let Some(weights) = run.read(pattern, all)? {
             attended.context = CausalAttention::context(&weights, &v)?;
         }

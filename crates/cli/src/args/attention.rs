@@ -30,8 +30,8 @@ pub(crate) struct AttentionArgs {
     /// BertViz and CircuitsVis)
     #[arg(long, value_name = "FILE")]
     pub(crate) export: Option<PathBuf>,
-    /// Draw the chosen head, or all chosen ones side by side
-    #[arg(long, value_name = "FILE.png")]
+    /// Draw the chosen head, or all chosen ones side by side, as a PNG
+    #[arg(long, value_name = "FILE")]
     pub(crate) png: Option<PathBuf>,
     /// Write a page for a browser: one file, no network; of the chosen layers and heads, or of all
     #[arg(long, value_name = "FILE")]
@@ -44,11 +44,11 @@ pub(crate) struct AttentionArgs {
     pub(crate) top: Option<u16>,
     /// Show attention rollout: how much of each token reaches each position through all layers, the residual stream
     /// included
-    #[arg(long, conflicts_with_all = ["layer", "head", "export", "png", "html", "open"])]
+    #[arg(long, conflicts_with_all = ["layer", "head", "export", "png", "html", "open", "top"])]
     pub(crate) rollout: bool,
     /// Show what ablating each head, to zero or to its mean, does to the log-probability of --target after the prompt
     #[arg(long, value_name = "HOW", value_enum, num_args = 0..=1, require_equals = true, default_missing_value = "zero",
-          conflicts_with_all = ["layer", "head", "export", "png", "html", "open", "rollout", "InterventionArgs"])]
+          conflicts_with_all = ["layer", "head", "export", "png", "html", "open", "top", "rollout", "InterventionArgs"])]
     pub(crate) effect: Option<EffectArg>,
     /// The token that --effect is about, its space included [default: the most probable next one]
     #[arg(long, value_name = "TOKEN", requires = "effect")]
@@ -81,11 +81,11 @@ Examples:
   gpt2 heads --model gpt2 --length 100 --batch 8 --json")]
 pub(crate) struct HeadsArgs {
     /// Random tokens of a row; each row is repeated once
-    #[arg(long, default_value_t = 50, value_name = "N")]
-    pub(crate) length: usize,
+    #[arg(long, default_value_t = 50, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) length: u16,
     /// Rows
-    #[arg(short, long, default_value_t = 4, value_name = "N")]
-    pub(crate) batch: usize,
+    #[arg(short, long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) batch: u16,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -105,8 +105,8 @@ pub(crate) struct LensArgs {
     #[arg(long, value_name = "I")]
     pub(crate) position: Option<usize>,
     /// How many tokens to show for each layer
-    #[arg(short = 'k', long, default_value_t = 3, value_name = "K")]
-    pub(crate) top_k: usize,
+    #[arg(short = 'k', long, default_value_t = 3, value_name = "K", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) top_k: u16,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,

@@ -11,8 +11,8 @@ use std::process::ExitCode;
 #[derive(Serialize)]
 struct Report {
     model: String,
-    length: usize,
-    batch: usize,
+    length: u16,
+    batch: u16,
     seed: u64,
     heads: Vec<Row>,
 }
@@ -29,7 +29,7 @@ struct Row {
 pub(crate) fn run(args: &HeadsArgs) -> anyhow::Result<ExitCode> {
     let session = args.model.session()?;
     let seed = args.model.run.seed;
-    let scores = head_scores(&session.model.transformer, args.length, args.batch, seed)?;
+    let scores = head_scores(&session.model.transformer, args.length.into(), args.batch.into(), seed)?;
     let mut heads = vec![];
     for (layer, scores) in scores.iter().enumerate() {
         for (head, score) in scores.iter().enumerate() {

@@ -41,7 +41,7 @@ pub(crate) fn run(args: &LensArgs) -> anyhow::Result<ExitCode> {
     let layer = |log_probs: &Vec<f32>| -> anyhow::Result<Vec<Candidate>> {
         let mut order: Vec<u32> = (0..u32::try_from(log_probs.len())?).collect();
         order.sort_by(|&a, &b| log_probs[b as usize].total_cmp(&log_probs[a as usize]));
-        order.truncate(args.top_k);
+        order.truncate(args.top_k.into());
         let labels = session.labels(&order);
         let candidate = |(id, token): (&u32, String)| Candidate {
             id: *id,

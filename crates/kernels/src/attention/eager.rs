@@ -1,6 +1,6 @@
 //! The reference: attention in plain differentiable Candle operations, one (T, S) tensor of weights a head.
 
-use super::mask::{CausalMask, HiddenKeys, causal_bias};
+use super::mask::{CausalMask, HiddenKeys};
 use super::weights::{Rows, select};
 use crate::accumulator;
 use candle_core::{D, DType, Device, Result, Tensor};
@@ -45,9 +45,14 @@ pub(super) fn context(weights: &Tensor, v: &Tensor, dtype: DType) -> Result<Tens
 
 /// What `rows` see of S keys: u8 (1 or B, 1 or heads, queries, S).
 fn visible(mask: CausalMask, rows: &Rows, (h, s): (usize, usize), device: &Device) -> Result<Tensor> {
-    let tril = mask.tril.map_or_else(|| causal_bias(s, device), |tril| Ok(tril.clone()))?;
-    let positions: Vec<usize> = rows.seen(s).map(|seen| seen - 1).collect();
-    let mut visible = select(&tril.narrow(3, 0, s)?, 2, &positions)?; // (1, 1, queries, S)
+    let mut visible = if let Some(tril) = mask.tril {
+        let positions: Vec<usize> = rows.seen(s).map(|seen| seen - 1).collect();
+        select(&tril.narrow(3, 0, s)?, 2, &positions)?
+    } else {
+        let visible: Vec<u8> =
+            rows.seen(s).flat_map(|seen| (0..s).map(move |key| u8::from(key < seen))).collect();
+        Tensor::from_vec(visible, (1, 1, rows.queries.len(), s), device)?
+    }; // (1, 1, queries, S)
     if !mask.hidden.is_empty() {
         visible = visible.broadcast_mul(&not_hidden(&HiddenKeys::new(mask.hidden, h), rows, s, device)?)?;
     }

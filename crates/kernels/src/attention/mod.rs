@@ -165,28 +165,46 @@ impl CausalAttention {
                 "causal attention: dropout on {rows} rows of weights, which are more than 2^32"
             )
         }
-        let fused = self.implementation == Implementation::Fused && has_fused_kernel(q, k, v);
-        let weights = |chosen: &Chosen| {
-            let rows = chosen.resolve(h, t)?;
-            let weights = weights::weights((q, k), self.scale, mask, rows.clone(), fused)?;
-            match &self.dropout {
-                Some(dropout) => weights::dropped(&weights, dropout, &rows, h),
-                None => Ok(weights),
-            }
-        };
-        let (context, summary) = if fused {
+        if self.is_fused(q, k, v) {
             let op = cpu::CpuAttention::new(self.scale, mask.on_cpu(h)?, self.dropout, wanted.summary);
             let rows = op.summaries();
             let context = q.apply_op3(k, v, op)?;
             let summary = rows.get().map(|rows| Summary::of_rows(rows, q.dims4()?)).transpose()?;
-            (context, summary)
-        } else {
-            let context = eager::context(&weights(&Chosen::default())?, v, q.dtype())?;
-            let summary = wanted.summary.then(|| Summary::eager((q, k), self.scale, mask)).transpose()?;
-            (context, summary)
+            let weights = wanted.weights.iter().map(|chosen| self.weights(q, k, mask, chosen));
+            return Ok(Attended { context, weights: weights.collect::<Result<_>>()?, summary });
+        }
+        let all = self.weights(q, k, mask, &Chosen::default())?; // (B, H, T, S)
+        let of_all = |chosen: &Chosen| {
+            let rows = chosen.resolve(h, t)?;
+            weights::select(&weights::select(&all, 1, &rows.heads)?, 2, &rows.queries)
         };
-        let weights = wanted.weights.iter().map(weights).collect::<Result<_>>()?;
-        Ok(Attended { context, weights, summary })
+        Ok(Attended {
+            context: eager::context(&all, v, q.dtype())?,
+            weights: wanted.weights.iter().map(of_all).collect::<Result<_>>()?,
+            summary: wanted.summary.then(|| Summary::eager((q, k), self.scale, mask)).transpose()?,
+        })
+    }
+
+    /// The weights of chosen heads and queries alone, as they meet v: after dropout. A gradient passes through them to
+    /// q and k.
+    ///
+    /// # Shapes
+    /// `q` (B, H, T, D), `k` (B, H, S, D) -> (B, heads, queries, S) in f32, or in f64 for f64 inputs
+    ///
+    /// # Errors
+    /// When the shapes do not fit each other or the mask, or a head or query that was chosen is not there.
+    pub fn weights(&self, q: &Tensor, k: &Tensor, mask: CausalMask, chosen: &Chosen) -> Result<Tensor> {
+        let (h, t) = check(q, k, k, mask)?;
+        let rows = chosen.resolve(h, t)?;
+        let weights = weights::weights((q, k), self.scale, mask, rows.clone(), self.is_fused(q, k, k))?;
+        match &self.dropout {
+            Some(dropout) => weights::dropped(&weights, dropout, &rows, h),
+            None => Ok(weights),
+        }
+    }
+
+    fn is_fused(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> bool {
+        self.implementation == Implementation::Fused && has_fused_kernel(q, k, v)
     }
 
     /// The context that weights of one's own give, as [`forward`](Self::forward) has it.

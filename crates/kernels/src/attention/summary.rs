@@ -98,7 +98,7 @@ fn of_weights(weights: &Tensor, positions: &Tensor, first: &Tensor) -> Result<[T
     let previous = before.relu()?.to_dtype(DType::U32)?.reshape((1, 1, t, 1))?;
     let first = first.reshape((b, 1, 1, 1))?;
     Ok([
-        (&weights * logs)?.sum(3)?.neg()?.relu()?,
+        (&weights * logs)?.sum(3)?.neg()?.maximum(0f32)?,
         weights.broadcast_mul(&distance)?.sum(3)?,
         on(&own, &ones)?,
         on(&previous, &before.ge(0f32)?.to_dtype(DType::F32)?)?,

@@ -4,10 +4,12 @@
 //! "A Mathematical Framework for Transformer Circuits"; Olsson et al. 2022, "In-context Learning and Induction Heads";
 //! Wang et al. 2022, "Interpretability in the Wild", for duplicate-token heads).
 
+use crate::hooks::{Point, on};
 use crate::{ForwardArgs, Gpt2Model};
 use candle_core::{DType, Result, Tensor};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use std::cell::RefCell;
 
 /// The mean weight that a head puts where each kind of head looks, 0 to 1.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -34,49 +36,63 @@ pub fn head_scores(
     seed: u64,
 ) -> Result<Vec<Vec<HeadScores>>> {
     let (n, vocab_size) = (model.config().n_positions, model.config().vocab_size);
-    if length == 0 || batch == 0 || 2 * length > n {
+    if length == 0 || batch == 0 || length > n / 2 {
         candle_core::bail!(
             "head scores: {batch} rows of {length} tokens, repeated, expected at least one row and 1 to {} tokens",
             n / 2
         )
     }
-    let ids = repeated(length, batch, vocab_size, seed);
-    let ids = Tensor::from_vec(ids, (batch, 2 * length), model.wte.device())?;
-    let output = model.forward(&ids, ForwardArgs { output_attentions: true, ..Default::default() })?;
-    output.attentions.iter().map(|weights| layer_scores(weights, length)).collect()
-}
-
-/// Rows of random ids, each repeated once.
-fn repeated(length: usize, batch: usize, vocab_size: usize, seed: u64) -> Vec<u32> {
+    let (layers, heads) = (model.config().n_layer, model.config().n_head);
+    let sums = RefCell::new(vec![vec![[0f32; 3]; heads]; layers]);
+    // A layer's weights are there while it runs, a row at a time.
+    let reader = on((0..layers).map(Point::Pattern), |at, weights| {
+        if let Point::Pattern(layer) = at.point {
+            for (sum, score) in sums.borrow_mut()[layer].iter_mut().zip(layer_scores(weights, length)?) {
+                sum.iter_mut().zip(score).for_each(|(sum, score)| *sum += score / batch as f32);
+            }
+        }
+        Ok(None)
+    });
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
-    let mut ids = Vec::with_capacity(2 * length * batch);
     for _ in 0..batch {
-        #[allow(clippy::cast_possible_truncation)] // ids are u32
-        let row: Vec<u32> = (0..length).map(|_| rng.random_range(0..vocab_size) as u32).collect();
-        ids.extend(row.repeat(2));
+        let ids =
+            Tensor::from_vec(repeated(length, vocab_size, &mut rng), (1, 2 * length), model.wte.device())?;
+        model.forward(&ids, ForwardArgs { hooks: Some(&reader), ..Default::default() })?;
     }
-    ids
+    drop(reader);
+    let scores = |[previous_token, duplicate_token, induction]: [f32; 3]| HeadScores {
+        previous_token,
+        duplicate_token,
+        induction,
+    };
+    Ok(sums.into_inner().into_iter().map(|layer| layer.into_iter().map(scores).collect()).collect())
 }
 
-/// The scores of one layer's weights (B, H, 2·length, 2·length).
-fn layer_scores(weights: &Tensor, length: usize) -> Result<Vec<HeadScores>> {
-    let weights = weights.to_dtype(DType::F32)?.mean(0)?.to_vec3::<f32>()?;
+/// Random ids, and the same again.
+fn repeated(length: usize, vocab_size: usize, rng: &mut ChaCha8Rng) -> Vec<u32> {
+    #[allow(clippy::cast_possible_truncation)] // ids are u32
+    let row: Vec<u32> = (0..length).map(|_| rng.random_range(0..vocab_size) as u32).collect();
+    row.repeat(2)
+}
+
+/// Previous-token, duplicate-token and induction score of each head, from one layer's weights (1, H, 2·length,
+/// 2·length).
+fn layer_scores(weights: &Tensor, length: usize) -> Result<Vec<[f32; 3]>> {
+    let weights = weights.get(0)?.to_dtype(DType::F32)?.to_vec3::<f32>()?;
     let mean = |head: &[Vec<f32>], first: usize, back: usize| {
         let rows = head.iter().enumerate().skip(first);
         let count = rows.len().max(1);
         rows.map(|(i, row)| row[i - back]).sum::<f32>() / count as f32
     };
-    let scores = |head: &Vec<Vec<f32>>| HeadScores {
-        previous_token: mean(head, 1, 1),
-        duplicate_token: mean(head, length, length),
-        induction: mean(head, length, length - 1),
-    };
+    let scores =
+        |head: &Vec<Vec<f32>>| [mean(head, 1, 1), mean(head, length, length), mean(head, length, length - 1)];
     Ok(weights.iter().map(scores).collect())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Config;
     use candle_core::Device;
 
     /// Weights that lie on one diagonal, as far as there is one.
@@ -90,9 +106,7 @@ mod tests {
         let length = 5;
         let heads =
             Tensor::cat(&[diagonal(10, 1)?, diagonal(10, 5)?, diagonal(10, 4)?, diagonal(10, 2)?], 1)?;
-        let scores = layer_scores(&heads, length)?;
-        let found: Vec<_> =
-            scores.iter().map(|s| [s.previous_token, s.duplicate_token, s.induction]).collect();
+        let found = layer_scores(&heads, length)?;
         // The second row of those that look further back than the text goes is on the first token, 1 back.
         let early = 1.0 / 9.0;
         assert_eq!(found, [[1., 0., 0.], [early, 1., 0.], [early, 0., 1.], [early, 0., 0.]]);
@@ -100,14 +114,39 @@ mod tests {
     }
 
     #[test]
-    fn the_tokens_repeat_and_follow_the_seed() {
-        let ids = repeated(7, 3, 100, 1);
-        for row in ids.chunks_exact(14) {
-            assert_eq!(row[..7], row[7..]);
+    fn scores_are_those_of_the_weights_on_the_same_tokens() -> Result<()> {
+        let config =
+            Config { n_layer: 2, n_head: 2, n_embd: 8, n_positions: 16, vocab_size: 11, ..Config::gpt2() };
+        let model = Gpt2Model::load(crate::init::seeded(3, DType::F32, &Device::Cpu), &config)?;
+        let (length, batch) = (6, 3);
+        let mut rng = ChaCha8Rng::seed_from_u64(9);
+        let ids: Vec<u32> = (0..batch).flat_map(|_| repeated(length, 11, &mut rng)).collect();
+        assert!(ids.chunks_exact(12).all(|row| row[..6] == row[6..]));
+        assert_ne!(ids[..12], ids[12..24]);
+        let ids = Tensor::from_vec(ids, (batch, 12), &Device::Cpu)?;
+        let args = ForwardArgs { output_attentions: true, ..Default::default() };
+        let attentions = model.forward(&ids, args)?.attentions;
+        for (layer, scores) in head_scores(&model, length, batch, 9)?.iter().enumerate() {
+            for (head, score) in scores.iter().enumerate() {
+                let weight = |b: usize, i: usize, j: usize| -> Result<f32> {
+                    attentions[layer].get(b)?.get(head)?.get(i)?.get(j)?.to_scalar()
+                };
+                let (mut previous, mut duplicate, mut induction) = (0.0, 0.0, 0.0);
+                for b in 0..batch {
+                    for i in 1..12 {
+                        previous += weight(b, i, i - 1)? / 33.0;
+                    }
+                    for i in 6..12 {
+                        duplicate += weight(b, i, i - 6)? / 18.0;
+                        induction += weight(b, i, i - 5)? / 18.0;
+                    }
+                }
+                assert!((score.previous_token - previous).abs() < 1e-6, "{layer}.{head}: {score:?}");
+                assert!((score.duplicate_token - duplicate).abs() < 1e-6, "{layer}.{head}: {score:?}");
+                assert!((score.induction - induction).abs() < 1e-6, "{layer}.{head}: {score:?}");
+            }
         }
-        assert_eq!(ids.len(), 42);
-        assert_ne!(ids[..7], ids[14..21]);
-        assert_eq!(ids, repeated(7, 3, 100, 1));
-        assert_ne!(ids, repeated(7, 3, 100, 2));
+        assert_ne!(head_scores(&model, length, batch, 9)?, head_scores(&model, length, batch, 10)?);
+        Ok(())
     }
 }

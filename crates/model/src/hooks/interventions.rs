@@ -1,8 +1,10 @@
 //! Changes to heads and to attention, as data.
 
-use super::{At, Chain, Hooks, KnockOut, Point, Recorder};
+use super::{At, Hooks, KnockOut, Point};
 use crate::{Config, ForwardArgs, Gpt2LMHeadModel};
 use candle_core::{Result, Tensor};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::fmt;
 
 /// A head of a layer, both counted from 0.
@@ -83,7 +85,8 @@ fn mean(z: &Tensor, at: At) -> Result<Tensor> {
         None => wide.mean_keepdim((0, 1))?,
         Some(padding) => {
             let visible = padding.unsqueeze(2)?.unsqueeze(3)?.to_dtype(wide.dtype())?; // (B, T, 1, 1)
-            sum(&wide.broadcast_mul(&visible)?)?.broadcast_div(&sum(&visible)?)?
+            // Where all is padding, nothing is said of nothing: zeros.
+            sum(&wide.broadcast_mul(&visible)?)?.broadcast_div(&sum(&visible)?.maximum(1.0)?)?
         }
     };
     mean.to_dtype(z.dtype())
@@ -154,37 +157,78 @@ impl Interventions {
         self.list.is_empty()
     }
 
-    /// The same with each mean ablation's mean taken over a run on `input_ids` (B, T) now, and kept: what a cache
-    /// needs.
+    /// The same with each mean ablation's mean taken over a run on `input_ids` (B, T) now, without padding, and kept: what
+    /// a cache needs.
     ///
     /// # Errors
     /// As the model's forward pass.
     pub fn with_means_of(mut self, model: &Gpt2LMHeadModel, input_ids: &Tensor) -> Result<Self> {
-        let of_mean = |one: &Intervention| matches!(one, Intervention::MeanAblate(_));
-        if !self.list.iter().any(of_mean) {
+        if !self.list.iter().any(|one| matches!(one, Intervention::MeanAblate(_))) {
             return Ok(self);
         }
-        let layers = self.list.iter().filter(|one| of_mean(one)).filter_map(Intervention::head);
-        let recorder = Recorder::new(layers.map(|head| Point::Z(head.layer)));
-        // A text that is to grow has not all positions yet.
-        let t = input_ids.dim(1)?;
-        let there = |one: &&Intervention| !matches!(one, Intervention::KnockOut(_, pair) if pair.query >= t);
-        let here = Self { list: self.list.iter().filter(there).cloned().collect() };
-        let both = Chain(&[&recorder, &here]);
-        model.transformer.forward(input_ids, ForwardArgs { hooks: Some(&both), ..Default::default() })?;
-        for one in &mut self.list {
-            if let Intervention::MeanAblate(head) = *one {
-                let z = recorder.value(Point::Z(head.layer))?.narrow(2, head.head, 1)?; // (B, T, 1, D)
-                let at = At { point: Point::Z(head.layer), past: 0, cached: false, padding: None };
-                *one = Intervention::Replace(head, mean(&z, at)?.flatten_all()?);
+        let means = Means { of: &self, t: input_ids.dim(1)?, found: RefCell::default() };
+        model.transformer.forward(input_ids, ForwardArgs { hooks: Some(&means), ..Default::default() })?;
+        for (i, mean) in means.found.into_inner() {
+            if let Some(head) = self.list[i].head() {
+                self.list[i] = Intervention::Replace(head, mean.flatten_all()?);
             }
         }
         Ok(self)
     }
 
-    fn of_layer(&self, layer: usize) -> impl Iterator<Item = (&Intervention, Head)> {
-        let of_head = |one| Intervention::head(one).map(|head| (one, head));
-        self.list.iter().filter_map(of_head).filter(move |(_, head)| head.layer == layer)
+    /// The interventions of a layer's heads, each with its place in the list.
+    fn of_layer(&self, layer: usize) -> impl Iterator<Item = (usize, &Intervention, Head)> {
+        let of_head = |(i, one)| Intervention::head(one).map(|head| (i, one, head));
+        self.list.iter().enumerate().filter_map(of_head).filter(move |(.., head)| head.layer == layer)
+    }
+
+    /// z (B, T, H, D) after the interventions of its layer; `meet` is handed the place of each and the z
+    /// (B, T, 1, D) that it is about to change.
+    fn change(
+        &self,
+        at: At,
+        z: &Tensor,
+        mut meet: impl FnMut(usize, &Tensor) -> Result<()>,
+    ) -> Result<Option<Tensor>> {
+        let Point::Z(layer) = at.point else { return Ok(None) };
+        let heads = z.dim(2)?;
+        let mut parts = (0..heads).map(|head| z.narrow(2, head, 1)).collect::<Result<Vec<_>>>()?; // (B, T, 1, D)
+        for (i, one, Head { head, .. }) in self.of_layer(layer) {
+            let Some(part) = parts.get_mut(head) else {
+                candle_core::bail!("head {head} of layer {layer}: the model has heads 0 to {}", heads - 1)
+            };
+            meet(i, part)?;
+            *part = one.changed(at, part)?;
+        }
+        Ok(Some(Tensor::cat(&parts, 2)?))
+    }
+}
+
+/// A run under interventions that finds the mean of each mean ablation, where its turn comes.
+struct Means<'a> {
+    of: &'a Interventions,
+    /// A text that is to grow has positions 0..t.
+    t: usize,
+    /// By the place in the list: (1, 1, 1, D)
+    found: RefCell<BTreeMap<usize, Tensor>>,
+}
+
+impl Hooks for Means<'_> {
+    fn wants(&self, point: Point) -> bool {
+        self.of.wants(point)
+    }
+
+    fn at(&self, at: At, z: &Tensor) -> Result<Option<Tensor>> {
+        self.of.change(at, z, |i, z| {
+            if matches!(self.of.list[i], Intervention::MeanAblate(_)) {
+                self.found.borrow_mut().insert(i, mean(z, at)?);
+            }
+            Ok(())
+        })
+    }
+
+    fn knocked_out(&self, layer: usize) -> Vec<KnockOut> {
+        self.of.knocked_out(layer).into_iter().filter(|pair| pair.query < self.t).collect()
     }
 }
 
@@ -225,18 +269,7 @@ impl Hooks for Interventions {
     }
 
     fn at(&self, at: At, z: &Tensor) -> Result<Option<Tensor>> {
-        let Point::Z(layer) = at.point else { return Ok(None) };
-        let heads = z.dim(2)?;
-        let mut parts = (0..heads).map(|head| z.narrow(2, head, 1)).collect::<Result<Vec<_>>>()?; // (B, T, 1, D)
-        for (one, Head { head, .. }) in self.of_layer(layer) {
-            match parts.get_mut(head) {
-                Some(part) => *part = one.changed(at, part)?,
-                None => {
-                    candle_core::bail!("head {head} of layer {layer}: the model has heads 0 to {}", heads - 1)
-                }
-            }
-        }
-        Ok(Some(Tensor::cat(&parts, 2)?))
+        self.change(at, z, |_, _| Ok(()))
     }
 
     fn knocked_out(&self, layer: usize) -> Vec<KnockOut> {

@@ -114,7 +114,7 @@ pub struct At<'a> {
     pub past: usize,
     /// Whether the pass has a cache, and so may be one of several over one text.
     pub cached: bool,
-    /// u8 (B, S), 1 = visible, where some positions are padding.
+    /// u8 (B, S), 1 = visible, where some positions are padding; not told at [`Point::Logits`].
     pub padding: Option<&'a Tensor>,
 }
 

@@ -48,6 +48,9 @@ pub struct PageHeader<'a> {
     pub queries: usize,
     /// The heads that will be written, of all layers together.
     pub heads: usize,
+    /// Where the weights hold only the K largest of each row (see [`keep_largest`](crate::keep_largest)): K, and the
+    /// page shows no number for the others.
+    pub top: Option<usize>,
 }
 
 /// What the model expects after a query.
@@ -88,6 +91,7 @@ struct Header {
     title: String,
     tokens: Vec<String>,
     queries: usize,
+    top: Option<usize>,
     palette: [(u8, u8, u8); ANCHORS.len()],
 }
 
@@ -123,7 +127,7 @@ impl<W: Write> PageWriter<W> {
         let values = heads.saturating_mul(queries * (keys - queries) + queries * (queries + 1) / 2);
         let levels: &[u16] = if values <= FEW { &[FINE] } else { &COARSE };
         let mut page = Self { out, queries, keys, heads, room: ROOM, levels };
-        page.json("id=\"header\"", &Header { title, tokens, queries, palette: ANCHORS })?;
+        page.json("id=\"header\"", &Header { title, tokens, queries, top: header.top, palette: ANCHORS })?;
         Ok(page)
     }
 

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 fn page(title: &str, tokens: &[&str], predictions: &[NextToken]) -> Result<String> {
     let tokens: Vec<String> = tokens.iter().map(ToString::to_string).collect();
-    let header = PageHeader { title, tokens: &tokens, queries: tokens.len(), heads: 2 };
+    let header = PageHeader { title, tokens: &tokens, queries: tokens.len(), heads: 2, top: None };
     let weights = Tensor::zeros((1, tokens.len(), tokens.len()), DType::F32, &Device::Cpu)?;
     let mut page = PageWriter::new(Vec::new(), &header)?;
     for layer in [0, 3] {
@@ -56,7 +56,7 @@ fn no_string_becomes_markup() -> Result<()> {
 #[test]
 fn what_does_not_fit_together_is_refused() -> Result<()> {
     let tokens = ["a", "b", "c"].map(String::from);
-    let header = PageHeader { title: "m", tokens: &tokens, queries: 2, heads: 2 };
+    let header = PageHeader { title: "m", tokens: &tokens, queries: 2, heads: 2, top: None };
     let weights = Tensor::zeros((2, 2, 3), DType::F32, &Device::Cpu)?;
     let summaries = summarize(&weights)?;
     let start = || PageWriter::new(Vec::new(), &header);

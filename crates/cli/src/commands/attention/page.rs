@@ -26,16 +26,12 @@ pub(super) struct Page(PageWriter<Vec<u8>>);
 
 impl Page {
     pub(super) fn new(scene: &Scene) -> anyhow::Result<Self> {
-        let name = &scene.session.name;
-        let title = match scene.args.top {
-            Some(k) => format!("{name}: the {k} largest weights of each row, all others as 0"),
-            None => name.clone(),
-        };
         let header = PageHeader {
-            title: &title,
+            title: &scene.session.name,
             tokens: &scene.prompt.tokens,
             queries: scene.prompt.tokens.len(),
             heads: scene.layers.len() * scene.heads.len(),
+            top: scene.args.top.map(usize::from),
         };
         Ok(Self(PageWriter::new(vec![], &header)?))
     }

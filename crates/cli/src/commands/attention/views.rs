@@ -8,11 +8,13 @@ use candle_core::{DType, Tensor};
 use gpt2_model::ModelOutput;
 use gpt2_view::{AttentionJson, HeadGrid, LayerJson, head_png, heatmap};
 use indicatif::{ProgressBar, ProgressStyle};
-use std::io::{BufWriter, Write};
+use std::fmt::Write as _;
+use std::io::{BufWriter, Write as _};
 
 /// Whatever was asked for that needs the weights themselves.
 pub(super) struct Views {
-    maps: bool,
+    /// Heat maps for stdout, which are printed once the files are written.
+    maps: Option<String>,
     json: Option<Vec<LayerJson>>,
     export: Option<Export>,
     picture: Option<Picture>,
@@ -33,7 +35,7 @@ impl Views {
             if is_quiet() { ProgressBar::hidden() } else { ProgressBar::new(scene.layers.len() as u64) };
         let page = args.html.is_some() || args.open;
         Ok(Self {
-            maps: scene.is_chosen() && !args.json,
+            maps: (scene.is_chosen() && !args.json).then(String::new),
             json: (scene.is_chosen() && args.json).then(Vec::new),
             export: args.export.as_deref().map(Export::new).transpose()?,
             picture: args.png.is_some().then(|| Picture::Grid(HeadGrid::default())),
@@ -44,7 +46,7 @@ impl Views {
 
     pub(super) fn want_weights(&self) -> bool {
         let files = self.export.is_some() || self.picture.is_some() || self.page.is_some();
-        self.maps || self.json.is_some() || files
+        self.maps.is_some() || self.json.is_some() || files
     }
 
     /// Takes one layer's weights of all heads, (1, H, T, T).
@@ -53,8 +55,8 @@ impl Views {
         let index = heads.iter().map(|&h| u32::try_from(h)).collect::<Result<Vec<_>, _>>()?;
         let index = Tensor::new(index, weights.device())?;
         let weights = weights.squeeze(0)?.index_select(&index, 0)?.to_dtype(DType::F32)?; // (heads, T, T)
-        if self.maps {
-            self.bar.suspend(|| print_heatmaps(scene, layer, &weights))?;
+        if let Some(maps) = &mut self.maps {
+            *maps += &heatmaps(scene, layer, &weights)?;
         }
         if let Some(json) = &mut self.json {
             json.push(LayerJson::new(layer, heads, &weights, true)?);
@@ -98,10 +100,10 @@ impl Views {
         if let Some(page) = self.page {
             page::save(args.html.as_deref(), args.open, &page.finish(scene, output)?)?;
         }
-        match self.json {
-            Some(layers) => print_json(scene, layers),
-            None => Ok(()),
+        if let Some(maps) = self.maps {
+            output::stdout().write_all(maps.as_bytes())?;
         }
+        self.json.map_or(Ok(()), |layers| print_json(scene, layers))
     }
 }
 
@@ -113,13 +115,13 @@ pub(super) fn print_json(scene: &Scene, layers: Vec<LayerJson>) -> anyhow::Resul
 }
 
 /// `weights` (heads, T, T)
-fn print_heatmaps(scene: &Scene, layer: usize, weights: &Tensor) -> anyhow::Result<()> {
+fn heatmaps(scene: &Scene, layer: usize, weights: &Tensor) -> anyhow::Result<String> {
     let (style, tokens) = (output::style(scene.args.color), &scene.prompt.tokens);
-    let mut out = output::stdout();
+    let mut out = String::new();
     for (i, head) in scene.heads.iter().enumerate() {
         let map = heatmap(&weights.get(i)?, tokens, tokens, &style)?;
         writeln!(out, "layer {layer}, head {head}: a row for each token, what it attends to")?;
         writeln!(out, "{map}")?;
     }
-    Ok(())
+    Ok(out)
 }

@@ -37,7 +37,7 @@ impl RowSummary {
             distance += wide * back as f64;
         }
         for (key, &w) in weights.iter().enumerate() {
-            if w > found.max {
+            if w > found.max || (w.is_nan() && !found.max.is_nan()) {
                 (found.max, found.max_position) = (w, position(key));
             }
         }

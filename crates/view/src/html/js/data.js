@@ -4,7 +4,7 @@
 // A head is decoded when something wants to draw it and forgotten when others come; only its text stays.
 
 const read = (node) => JSON.parse(node.textContent);
-const { title, tokens, queries, palette } = read(document.getElementById("header"));
+const { title, tokens, queries, top: kept, palette } = read(document.getElementById("header"));
 const predictions = read(document.getElementById("predictions"));
 /// The position of the first query: queries are the last of the keys.
 const offset = tokens.length - queries;
@@ -44,11 +44,13 @@ class Weights {
     return this.codes[rowStart(i) + j];
   }
 
-  /// A weight and the most by which it can differ from the tensor's. The writer rounds
+  /// A weight and the most by which it can differ from the tensor's; `dropped` where only the largest of a
+  /// row were kept and this is none of them. The writer rounds
   /// `levels · w^(2/3)`, so the error is half a step times the slope of `s^(3/2)`.
   value(i, j) {
     const code = this.code(i, j);
     if (code > this.levels) return { weight: NaN, error: NaN };
+    if (code === 0 && kept !== null) return { weight: 0, error: 0, dropped: true };
     const s = code / this.levels;
     const half = 0.5 / this.levels;
     return { weight: s * Math.sqrt(s), error: 1.5 * half * Math.sqrt(s + half) };
@@ -93,7 +95,8 @@ function weightsOf(head, keep) {
 
 /// A weight with the digits that its error leaves, three at most: "0.53"; "< 0.0004" where none is left.
 /// The error is less than one of the last digit.
-function rounded({ weight, error }) {
+function rounded({ weight, error, dropped }) {
+  if (dropped) return "–";
   if (Number.isNaN(weight)) return "NaN";
   const certain = Math.floor(-Math.log10(error));
   const places = Math.min(certain, 2 - Math.floor(Math.log10(weight || 1)));
@@ -108,7 +111,8 @@ function roundUp(x) {
 }
 
 /// A weight and its error: "0.530 ± 0.004". The error covers the rounding of the printed number.
-function exact({ weight, error }) {
+function exact({ weight, error, dropped }) {
+  if (dropped) return `not among the ${kept} largest of its row`;
   if (Number.isNaN(weight)) return "not a number";
   const places = Math.ceil(-Math.log10(error));
   const unit = 10 ** -places;

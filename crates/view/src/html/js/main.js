@@ -107,7 +107,7 @@ addEventListener("keydown", (event) => {
 
 const count = (n, what) => `${n} ${what}${n === 1 ? "" : "s"}`;
 document.title = `${title} – attention`;
-byId("title").textContent = title;
+byId("title").textContent = kept === null ? title : `${title}: the ${kept} largest weights of each row`;
 byId("about").textContent = `${count(tokens.length, "token")}, ${count(heads.length, "head")}`;
 
 // For whoever drives this page from outside: which head is on it by now.

@@ -125,7 +125,7 @@ function drawValues(context, part, x, y) {
       context.fillStyle = shade > SHADES * 0.5 ? "#000" : "#fff";
       // ".53": the leading 0 says nothing, and what is next to nothing is left to its colour.
       const text = rounded(current.value(i, j)).replace(/^0\./, ".");
-      if (text.startsWith("<")) continue;
+      if (text.startsWith("<") || text === "–") continue;
       context.fillText(text, x(j + 0.5), y(i + 0.5));
     }
   }

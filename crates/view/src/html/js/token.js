@@ -43,7 +43,8 @@ function strongest(list, count, cellOf, colour, nothing) {
   for (let n = 0; n < count; n++) {
     const { query, key } = cellOf(n);
     if (key === 0 && !state.first) continue;
-    found.push({ query, key, ...current.value(query, key) });
+    const value = current.value(query, key);
+    if (!value.dropped) found.push({ query, key, ...value });
   }
   found.sort((a, b) => b.weight - a.weight);
   const entries = found.slice(0, LISTED).map((value) => {
