@@ -14,6 +14,8 @@ step "$cargo" clippy --release --workspace --all-targets -- -D warnings
 # Without the Hub, nothing of its hundreds of crates is built.
 step "$cargo" clippy --release -p gpt2-cli --no-default-features -- -D warnings
 step "$cargo" test --release
+# A text to read, which no test runs.
+step "$cargo" run --release --quiet --example walkthrough >/dev/null
 RUSTDOCFLAGS="-D warnings" step "$cargo" doc --release --no-deps --workspace
 
 if command -v valgrind >/dev/null; then

@@ -61,6 +61,11 @@ function strongest(list, count, cellOf, colour, nothing) {
   fill(list, entries, nothing);
 }
 
+/// Why a list is empty.
+function noneShown() {
+  return state.first ? `None is among the ${kept} largest of its row.` : "The first token is hidden.";
+}
+
 function fill(list, entries, nothing) {
   const note = document.createElement("li");
   note.className = "nothing";
@@ -76,10 +81,10 @@ function showToken() {
   if (token === null || !current) return;
   const query = token - offset;
   strongest(byId("outgoing"), query < 0 ? 0 : rowLength(query), (key) => ({ query, key }), "out",
-    query < 0 ? "It was seen before the first query." : "The first token is hidden.");
+    query < 0 ? "It was seen before the first query." : noneShown());
   const first = Math.max(0, query);
   strongest(byId("incoming"), queries - first, (n) => ({ query: first + n, key: token }), "in",
-    "The first token is hidden.");
+    noneShown());
   showPredictions(query);
 }
 
