@@ -149,6 +149,20 @@ fn written<'a>(row: &'a mut [MaybeUninit<f32>], scores: &[f32], seen: usize) -> 
     unsafe { std::slice::from_raw_parts_mut(row[..seen].as_mut_ptr().cast(), seen) }
 }
 
+/// The softmax of a row of scores, where hidden keys have exactly 0, even beside a score that is not a number.
+#[inline(always)]
+fn softmax<S: Simd>(simd: S, row: usize, hide: &impl Fn(usize, &mut [f32]), scores: &mut [f32]) {
+    hide(row, scores);
+    SoftmaxRow(scores).with_simd(simd);
+    if scores.first().is_some_and(|x| x.is_nan()) {
+        let mut visible = vec![0.0; scores.len()];
+        hide(row, &mut visible);
+        for (weight, _) in scores.iter_mut().zip(visible).filter(|(_, visible)| *visible < 0.0) {
+            *weight = 0.0;
+        }
+    }
+}
+
 /// One query's weights, reading the keys where they lie.
 pub(super) struct OneRow<'a, E, F> {
     pub(super) head: &'a Head<'a, E>,
@@ -175,8 +189,7 @@ impl<E: Element, F: Fn(usize, &mut [f32])> WithSimd for OneRow<'_, E, F> {
         for x in rest {
             [*x] = dots(simd, &query, [k.row(b, h, last, &mut first)]);
         }
-        (self.hide)(self.i, self.out);
-        SoftmaxRow(self.out).with_simd(simd);
+        softmax(simd, self.i, self.hide, self.out);
     }
 }
 
@@ -228,8 +241,7 @@ impl<E: Element, F: Fn(usize, &mut [f32])> TileOfRows<'_, E, F> {
             let rows = out.chunks_exact_mut(s).zip(scores.chunks_exact(stride).zip(seen));
             for (r, (out, (scores, &seen))) in rows.enumerate() {
                 let out = written(out, &scores[..seen], seen);
-                (self.hide)(self.first + g * M + r, out);
-                SoftmaxRow(out).with_simd(simd);
+                softmax(simd, self.first + g * M + r, self.hide, out);
             }
         }
     }
