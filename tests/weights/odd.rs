@@ -3,7 +3,6 @@
 use super::Case;
 use crate::common::Result;
 use candle_core::{Device, Tensor};
-
 use gpt2_kernels::Implementation::{Eager, Fused};
 use gpt2_kernels::attention::Chosen;
 
