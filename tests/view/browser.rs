@@ -26,18 +26,30 @@ struct Driver {
 }
 
 impl Driver {
+    /// The driver takes a free port of IPv4 and then the same number of IPv6, which a server of another test may
+    /// hold: it then ends, and is started again.
     fn start() -> Result<Self> {
+        for _ in 0..10 {
+            if let Some(driver) = Self::try_start()? {
+                return Ok(driver);
+            }
+        }
+        Err("chromedriver ended ten times before it named its port".into())
+    }
+
+    fn try_start() -> Result<Option<Self>> {
         let mut process = Command::new("chromedriver").arg("--port=0").stdout(Stdio::piped()).spawn()?;
         let mut stdout = BufReader::new(process.stdout.take().ok_or("a pipe")?);
         let mut line = String::new();
         loop {
             line.clear();
             if stdout.read_line(&mut line)? == 0 {
-                return Err("chromedriver ended before it named its port".into());
+                process.wait()?;
+                return Ok(None);
             }
             if let Some((_, port)) = line.rsplit_once("successfully on port ") {
                 let port = port.trim().trim_end_matches('.').parse()?;
-                return Ok(Self { process, port, _stdout: stdout });
+                return Ok(Some(Self { process, port, _stdout: stdout }));
             }
         }
     }
