@@ -1,4 +1,4 @@
-//! Values on the command line that clap does not parse by itself.
+//! Values on the command line that clap does not parse by itself, and ids by their values.
 
 fn number(s: &str, fits: impl Fn(f64) -> bool, expected: &str) -> Result<f64, String> {
     s.parse().ok().filter(|x| fits(*x)).ok_or_else(|| format!("expected {expected}"))
@@ -58,4 +58,18 @@ pub(crate) fn select(what: &str, ranges: &[IndexRange], count: usize) -> anyhow:
         anyhow::bail!("there is no {what} {}: this model's {what}s are 0 to {}", range.last, count - 1);
     }
     Ok((0..count).filter(|&i| ranges.iter().any(|r| (r.first..=r.last).contains(&i))).collect())
+}
+
+/// The ids of the `k` highest of a vocabulary's numbers, highest first; equal ones in the order of their ids.
+#[allow(clippy::cast_possible_truncation)] // ids are u32
+pub(crate) fn highest(numbers: &[f32], k: usize) -> Vec<u32> {
+    let higher =
+        |a: &u32, b: &u32| numbers[*b as usize].total_cmp(&numbers[*a as usize]).then_with(|| a.cmp(b));
+    let mut ids: Vec<u32> = (0..numbers.len() as u32).collect();
+    if ids.len() > k {
+        ids.select_nth_unstable_by(k, higher);
+        ids.truncate(k);
+    }
+    ids.sort_unstable_by(higher);
+    ids
 }

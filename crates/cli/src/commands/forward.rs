@@ -3,6 +3,7 @@
 use crate::args::ForwardArgs;
 use crate::output;
 use crate::prompt::Prompt;
+use crate::values::highest;
 use candle_core::{D, DType, Tensor};
 use candle_nn::ops::log_softmax;
 use gpt2_view::{Align, Table, visible_token};
@@ -93,9 +94,7 @@ fn report(
     let perplexity = (t > 1).then(|| (-sum / (t - 1) as f64).exp());
 
     let last = log_probs.get(t - 1)?.to_vec1::<f32>()?; // (V)
-    let mut order: Vec<u32> = (0..u32::try_from(last.len())?).collect();
-    order.sort_by(|&a, &b| last[b as usize].total_cmp(&last[a as usize]));
-    order.truncate(top_k);
+    let order = highest(&last, top_k);
     let candidate = |(id, token): (&u32, String)| {
         let log_prob = last[*id as usize];
         Candidate { id: *id, token, probability: log_prob.exp(), log_prob }

@@ -2,6 +2,7 @@
 
 use crate::args::LensArgs;
 use crate::output;
+use crate::values::highest;
 use anyhow::bail;
 use candle_core::{D, DType};
 use candle_nn::ops::log_softmax;
@@ -38,19 +39,17 @@ pub(crate) fn run(args: &LensArgs) -> anyhow::Result<ExitCode> {
     }
     let logits = logit_lens(&session.model, &session.input_ids(&prompt.ids)?, position)?; // (L + 1, 1, V)
     let log_probs = log_softmax(&logits.squeeze(1)?.to_dtype(DType::F32)?, D::Minus1)?.to_vec2::<f32>()?;
-    let layer = |log_probs: &Vec<f32>| -> anyhow::Result<Vec<Candidate>> {
-        let mut order: Vec<u32> = (0..u32::try_from(log_probs.len())?).collect();
-        order.sort_by(|&a, &b| log_probs[b as usize].total_cmp(&log_probs[a as usize]));
-        order.truncate(args.top_k.into());
+    let layer = |log_probs: &Vec<f32>| -> Vec<Candidate> {
+        let order = highest(log_probs, args.top_k.into());
         let labels = session.labels(&order);
         let candidate = |(id, token): (&u32, String)| Candidate {
             id: *id,
             token,
             probability: log_probs[*id as usize].exp(),
         };
-        Ok(order.iter().zip(labels).map(candidate).collect())
+        order.iter().zip(labels).map(candidate).collect()
     };
-    let layers = log_probs.iter().map(layer).collect::<anyhow::Result<_>>()?;
+    let layers = log_probs.iter().map(layer).collect();
     let token = prompt.tokens[position].clone();
     let report = Report { model: session.name.clone(), position, token, layers };
     if args.json {

@@ -1,7 +1,8 @@
 //! What heads do to a prediction.
 
 use crate::attention::{AttentionArgs, Queries};
-use crate::{BlockArgs, Gpt2LMHeadModel};
+use crate::hooks::{At, Head, Hooks, Intervention, Interventions, Point, Recorder};
+use crate::{BlockArgs, ForwardArgs, Gpt2LMHeadModel};
 use candle_core::{D, DType, Module, Result, Tensor};
 use candle_nn::ops::log_softmax;
 use gpt2_kernels::attention::Wanted;
@@ -54,16 +55,21 @@ pub fn ablation_effects(
     let at_once = (POSITIONS / t).clamp(1, heads);
     let mut log_probs = vec![];
     for (layer, block) in model.transformer.h.iter().enumerate() {
-        let context =
-            block.attn.attend(&block.ln_1.forward(&x)?, AttentionArgs::default(), Queries::All, WANTED)?;
+        let context = block.attn.attend(
+            &block.ln_1.forward(&x)?,
+            AttentionArgs::default(),
+            Queries::All,
+            Wanted::default(),
+        )?;
         let context = context.context; // (1, T, C)
         let z = context.reshape((1, t, heads, ()))?; // (1, T, H, D)
         // Nothing reads the other positions of the last block.
         let kept = if layer + 1 == layers { 1 } else { t };
         let residual = x.narrow(1, t - kept, kept)?;
         for first in (0..heads).step_by(at_once) {
-            let copies = (first..heads.min(first + at_once))
-                .map(|head| ablated(&z, head, ablation)?.flatten_from(2)?.narrow(1, t - kept, kept));
+            let copies = (first..heads.min(first + at_once)).map(|head| {
+                ablated(model, &z, Head { layer, head }, ablation)?.flatten_from(2)?.narrow(1, t - kept, kept)
+            });
             let copies = Tensor::cat(&copies.collect::<Result<Vec<_>>>()?, 0)?; // (copies, kept, C)
             let residual = residual.broadcast_as(copies.shape())?.contiguous()?;
             let mid = block.attn.project_onto(&residual, &copies.contiguous()?, None)?;
@@ -77,20 +83,15 @@ pub fn ablation_effects(
     Ok(AblationEffects { log_prob, change: Tensor::from_vec(change, (layers, heads), x.device())? })
 }
 
-const WANTED: Wanted = Wanted { weights: &[], summary: false };
-
-/// z (1, T, H, D) with one head ablated.
-fn ablated(z: &Tensor, head: usize, ablation: Ablation) -> Result<Tensor> {
-    let one = z.narrow(2, head, 1)?; // (1, T, 1, D)
-    let new = match ablation {
-        Ablation::Zero => one.zeros_like()?,
-        Ablation::Mean => {
-            let wide = one.to_dtype(gpt2_kernels::accumulator(z.dtype()))?;
-            wide.mean_keepdim(1)?.to_dtype(z.dtype())?.broadcast_as(one.shape())?.contiguous()?
-        }
+/// z (1, T, H, D) of a layer with one head ablated.
+fn ablated(model: &Gpt2LMHeadModel, z: &Tensor, head: Head, ablation: Ablation) -> Result<Tensor> {
+    let change = match ablation {
+        Ablation::Zero => Intervention::ZeroAblate(head),
+        Ablation::Mean => Intervention::MeanAblate(head),
     };
-    let after = z.dim(2)? - head - 1;
-    Tensor::cat(&[&z.narrow(2, 0, head)?, &new, &z.narrow(2, head + 1, after)?], 2)
+    let at = At { point: Point::Z(head.layer), past: 0, cached: false, padding: None };
+    let changed = Interventions::new([change], model.config())?.at(at, z)?;
+    Ok(changed.unwrap_or_else(|| z.clone()))
 }
 
 /// The target's log-probabilities from the residual stream between attention and MLP of `layer` on:
@@ -127,18 +128,17 @@ fn log_prob(model: &Gpt2LMHeadModel, x: &Tensor, target: u32) -> Result<Vec<f32>
 pub fn direct_logit_attribution(model: &Gpt2LMHeadModel, input_ids: &Tensor, target: u32) -> Result<Tensor> {
     check(model, input_ids, target)?;
     let (heads, d) = (model.config().n_head, model.config().head_dim());
-    let mut x = model.transformer.embedded(input_ids, None)?; // (1, T, C)
-    let t = x.dim(1)?;
-    let mut written = vec![];
-    for block in &model.transformer.h {
-        let attended =
-            block.attn.attend(&block.ln_1.forward(&x)?, AttentionArgs::default(), Queries::All, WANTED)?;
-        let z = attended.context.narrow(1, t - 1, 1)?.reshape((heads, 1, d))?; // (H, 1, D)
+    let (blocks, t) = (&model.transformer.h, input_ids.dim(1)?);
+    let end = Point::ResidPost(blocks.len() - 1);
+    let recorder = Recorder::new((0..blocks.len()).map(Point::Z).chain([end]));
+    model.transformer.forward(input_ids, ForwardArgs { hooks: Some(&recorder), ..Default::default() })?;
+    let written = blocks.iter().enumerate().map(|(layer, block)| {
+        let z = recorder.value(Point::Z(layer))?.narrow(1, t - 1, 1)?.reshape((heads, 1, d))?; // (H, 1, D)
         let w_o = block.attn.c_proj.weight.reshape((heads, d, ()))?; // (H, D, C)
-        written.push(z.contiguous()?.matmul(&w_o)?.squeeze(1)?.to_dtype(DType::F32)?); // (H, C)
-        let mid = block.attn.project_onto(&x, &attended.context, None)?;
-        x = block.mlp.forward_onto(&mid, &block.ln_2.forward(&mid)?, None)?;
-    }
+        z.contiguous()?.matmul(&w_o)?.squeeze(1)?.to_dtype(DType::F32) // (H, C)
+    });
+    let written = written.collect::<Result<Vec<_>>>()?;
+    let x = recorder.value(end)?; // (1, T, C)
     let centred = |x: &Tensor| x.broadcast_sub(&x.mean_keepdim(D::Minus1)?);
     let last = centred(&x.narrow(1, t - 1, 1)?.flatten_all()?.to_dtype(DType::F32)?)?; // (C)
     let deviation = (last.sqr()?.mean_all()? + model.config().layer_norm_epsilon)?.sqrt()?;

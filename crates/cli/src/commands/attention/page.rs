@@ -2,13 +2,13 @@
 
 use super::Scene;
 use crate::output::note;
+use crate::values::highest;
 use anyhow::{Context, anyhow};
 use candle_core::{DType, Device, Tensor};
 use gpt2_model::ModelOutput;
 use gpt2_view::{NextToken, PageHeader, PageWriter, keep_largest, summarize};
 use indicatif::HumanBytes;
 use rayon::prelude::*;
-use std::cmp::Ordering;
 use std::io::Write;
 use std::path::Path;
 use std::sync::mpsc;
@@ -93,25 +93,15 @@ fn predictions(scene: &Scene, hidden: &Tensor) -> anyhow::Result<Vec<NextToken>>
 }
 
 /// The most probable ids, and the probability of the one that follows; nothing where logits are not finite.
-#[allow(clippy::cast_possible_truncation)] // f32 is what is shown, and ids are u32
+#[allow(clippy::cast_possible_truncation)] // f32 is what is shown
 fn most_likely(logits: &[f32], actual: Option<u32>) -> (Vec<(u32, f32)>, Option<f32>) {
-    let highest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
-    let total: f64 = logits.iter().map(|&l| (f64::from(l) - highest).exp()).sum();
+    let largest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+    let total: f64 = logits.iter().map(|&l| (f64::from(l) - largest).exp()).sum();
     if !total.is_finite() {
         return (vec![], None);
     }
-    let probability = |id: u32| ((f64::from(logits[id as usize]) - highest).exp() / total) as f32;
-    // Equal ones in the order of their ids.
-    let higher = |a: &u32, b: &u32| -> Ordering {
-        logits[*b as usize].total_cmp(&logits[*a as usize]).then_with(|| a.cmp(b))
-    };
-    let mut ids: Vec<u32> = (0..logits.len() as u32).collect();
-    if ids.len() > LIKELY {
-        ids.select_nth_unstable_by(LIKELY, higher);
-        ids.truncate(LIKELY);
-    }
-    ids.sort_unstable_by(higher);
-    (ids.into_iter().map(|id| (id, probability(id))).collect(), actual.map(probability))
+    let probability = |id: u32| ((f64::from(logits[id as usize]) - largest).exp() / total) as f32;
+    (highest(logits, LIKELY).into_iter().map(|id| (id, probability(id))).collect(), actual.map(probability))
 }
 
 /// Opens `path` with what the system opens pages with.
