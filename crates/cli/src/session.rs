@@ -58,7 +58,7 @@ impl ModelArgs {
     pub(crate) fn session(&self) -> anyhow::Result<Session> {
         let device = self.run.device.open()?;
         let files = files(self.model.as_deref(), &self.hub)?;
-        let checkpoint = Checkpoint::open(&files)?;
+        let checkpoint = Checkpoint::open(&files)?.with_implementation(self.implementation.into());
         let model = checkpoint.load_model(self.dtype.into(), &device)?;
         Ok(Session { name: checkpoint.name().to_string(), model, device, files, tokenizer: OnceCell::new() })
     }

@@ -5,7 +5,7 @@ use bytemuck::Pod;
 use candle_core::{DType, Device, Shape, Tensor, WithDType};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
-use gpt2_model::{Config, Gpt2LMHeadModel};
+use gpt2_model::{Config, Gpt2LMHeadModel, Implementation};
 use half::{bf16, f16};
 use safetensors::Dtype;
 use serde::de::DeserializeOwned;
@@ -148,6 +148,13 @@ impl Checkpoint {
         }
         let backend = Backend { tensors: Arc::clone(&self.tensors) };
         Ok(VarBuilder::from_backend(Box::new(backend), dtype, device.clone()))
+    }
+
+    /// The same checkpoint, whose model computes attention by `implementation`.
+    #[must_use]
+    pub fn with_implementation(mut self, implementation: Implementation) -> Self {
+        self.config.attn_implementation = implementation;
+        self
     }
 
     /// The language model with these weights.

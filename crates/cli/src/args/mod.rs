@@ -95,6 +95,9 @@ pub(crate) struct ModelArgs {
     /// Precision of weights and activations; scores and softmax are f32 at least
     #[arg(long, default_value = "f32", value_enum)]
     pub(crate) dtype: DTypeArg,
+    /// Which code computes attention
+    #[arg(long = "impl", value_enum, default_value = "auto")]
+    pub(crate) implementation: ImplArg,
     #[command(flatten)]
     pub(crate) run: RunArgs,
     #[command(flatten)]
@@ -224,9 +227,6 @@ pub(crate) struct BenchArgs {
     /// T; for decode, the tokens of the prompt
     #[arg(short, long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) tokens: u32,
-    /// Which attention
-    #[arg(long = "impl", value_enum, default_value = "fused")]
-    pub(crate) implementation: ImplArg,
     /// Timed runs, after one that is not counted
     #[arg(short, long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) runs: u32,
@@ -291,6 +291,8 @@ pub(crate) enum BenchTarget {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ImplArg {
+    /// Fused on the CPU; eager on GPUs, where the fused kernels have not been shown right yet
+    Auto,
     /// One kernel without a (T, T) tensor, where there is one
     Fused,
     /// Plain Candle operations
@@ -329,6 +331,7 @@ impl From<DTypeArg> for candle_core::DType {
 impl From<ImplArg> for gpt2_kernels::Implementation {
     fn from(arg: ImplArg) -> Self {
         match arg {
+            ImplArg::Auto => Self::Auto,
             ImplArg::Fused => Self::Fused,
             ImplArg::Eager => Self::Eager,
         }

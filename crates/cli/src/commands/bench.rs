@@ -75,7 +75,7 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     let ms_per_token = decode.then(|| median_ms / f64::from(args.new_tokens));
     let report = Report {
         what: format!("{:?}", args.what).to_lowercase(),
-        implementation: format!("{:?}", args.implementation).to_lowercase(),
+        implementation: format!("{:?}", bench.config.attn_implementation.on(&bench.device)).to_lowercase(),
         batch: bench.batch,
         tokens: bench.tokens,
         dtype: bench.dtype.as_str(),
@@ -141,7 +141,7 @@ impl<'a> Bench<'a> {
             None => None,
         };
         let mut config = checkpoint.as_ref().map_or_else(Config::gpt2, |c| c.config().clone());
-        config.attn_implementation = args.implementation.into();
+        config.attn_implementation = args.model.implementation.into();
         let tokens = args.tokens as usize;
         let needed = tokens + if args.what == BenchTarget::Decode { args.new_tokens as usize } else { 0 };
         if matches!(args.what, BenchTarget::Core | BenchTarget::Block) {

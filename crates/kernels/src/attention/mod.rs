@@ -6,8 +6,12 @@
 //! a chunk of one and a single decoded token.
 
 mod cpu;
+#[cfg(any(feature = "cuda", test))]
+mod cuda;
 mod eager;
 mod mask;
+#[cfg(feature = "metal")]
+mod metal;
 mod softmax;
 mod summary;
 mod weights;
@@ -17,18 +21,35 @@ pub use summary::Summary;
 pub use weights::Chosen;
 
 use crate::Dropout;
-use candle_core::{DType, Result, Tensor};
+use candle_core::{DType, Device, Result, Tensor};
 
-/// Which code computes attention, by the names that transformers' `attn_implementation` uses.
+/// Which code computes attention; `Fused` and `Eager` by the names that transformers' `attn_implementation` uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Implementation {
-    /// One kernel with no (T, S) tensor, forward and backward, where device and dtype allow it: the CPU in
-    /// f32, f16 and bf16; weights and summaries that are asked for come from kernels beside it. Everything
-    /// else takes the eager path, with the same result.
+    /// What has been shown right on the device at hand: fused on the CPU, eager on GPUs, where the fused kernels have not run.
     #[default]
+    Auto,
+    /// One kernel with no (T, S) tensor, where device, dtype and shape allow it; everything else takes the eager
+    /// path, with the same result.
+    ///
+    /// On the CPU f32, f16 and bf16, forward and backward, with kernels beside it for weights and summaries. On CUDA f32, f16 and
+    /// bf16, D 32, 64, 80, 96 or 128, without dropout and hidden keys; its backward pass is the eager one. On
+    /// Metal what Candle's `sdpa` computes, where no gradient is asked for.
     Fused,
     /// Plain differentiable Candle operations with a (T, S) tensor of weights: the definition.
     Eager,
+}
+
+impl Implementation {
+    /// What `Auto` means on a device.
+    #[must_use]
+    pub fn on(self, device: &Device) -> Self {
+        match self {
+            Self::Auto if device.is_cpu() => Self::Fused,
+            Self::Auto => Self::Eager,
+            chosen => chosen,
+        }
+    }
 }
 
 /// What is handed back beside the context. Neither part slows down the fused kernel's work on the context.
@@ -173,6 +194,12 @@ impl CausalAttention {
             let weights = wanted.weights.iter().map(|chosen| self.weights(q, k, mask, chosen));
             return Ok(Attended { context, weights: weights.collect::<Result<_>>()?, summary });
         }
+        if let Some(context) = self.on_gpu([q, k, v], mask)? {
+            let weights = wanted.weights.iter().map(|chosen| self.weights(q, k, mask, chosen));
+            let weights = weights.collect::<Result<_>>()?;
+            let summary = wanted.summary.then(|| Summary::eager((q, k), self.scale, mask)).transpose()?;
+            return Ok(Attended { context, weights, summary });
+        }
         let all = self.weights(q, k, mask, &Chosen::default())?; // (B, H, T, S)
         let of_all = |chosen: &Chosen| {
             let rows = chosen.resolve(h, t)?;
@@ -203,8 +230,31 @@ impl CausalAttention {
         }
     }
 
+    /// Whether the kernels of the CPU compute this.
     fn is_fused(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> bool {
-        self.implementation == Implementation::Fused && has_fused_kernel(q, k, v)
+        self.implementation.on(q.device()) == Implementation::Fused && has_fused_kernel(q, k, v)
+    }
+
+    /// The context from a kernel of a GPU, where it is asked for and there is one.
+    #[allow(clippy::unnecessary_wraps)] // without a GPU's feature
+    fn on_gpu(&self, qkv: [&Tensor; 3], mask: CausalMask) -> Result<Option<Tensor>> {
+        let empty = qkv.iter().any(|x| x.elem_count() == 0);
+        if self.implementation != Implementation::Fused
+            || self.dropout.is_some()
+            || !mask.hidden.is_empty()
+            || empty
+        {
+            return Ok(None);
+        }
+        #[cfg(feature = "cuda")]
+        if qkv[0].device().is_cuda() {
+            return cuda::forward(qkv, self.scale, mask.padding);
+        }
+        #[cfg(feature = "metal")]
+        if qkv[0].device().is_metal() {
+            return metal::forward(qkv, self.scale, mask.padding);
+        }
+        Ok(None)
     }
 
     /// The context that weights of one's own give, as [`forward`](Self::forward) has it.
@@ -219,7 +269,7 @@ impl CausalAttention {
     }
 }
 
-/// Whether the fused kernel computes this.
+/// Whether the kernels of the CPU take tensors such as these.
 fn has_fused_kernel(q: &Tensor, k: &Tensor, v: &Tensor) -> bool {
     let empty = [q, k, v].iter().any(|x| x.elem_count() == 0);
     let dtype = matches!(q.dtype(), DType::F32 | DType::F16 | DType::BF16);

@@ -1,0 +1,82 @@
+//! With the feature `cuda`, compiles `kernels/*.cu`; without it, does nothing.
+//!
+//! `CUDA_COMPUTE_CAP` names the GPU as it does for Candle, else it is asked of the machine's; `GPT2_CUDA_CAPABILITIES`
+//! ("80 90") names several, for a program that is to run on each of them.
+
+fn main() {
+    println!("cargo:rerun-if-changed=build.rs");
+    #[cfg(feature = "cuda")]
+    if let Err(error) = cuda::compile() {
+        println!("cargo::error={error}");
+    }
+}
+
+#[cfg(feature = "cuda")]
+mod cuda {
+    use cudaforge::{CudaToolkit, detect_compute_cap};
+    use std::env;
+    use std::error::Error;
+    use std::path::{Path, PathBuf};
+    use std::process::Command;
+
+    const KERNELS: [&str; 3] = ["attention", "attention_f32", "decode"];
+
+    pub(super) fn compile() -> Result<(), Box<dyn Error>> {
+        println!("cargo:rerun-if-changed=kernels");
+        for variable in ["GPT2_CUDA_CAPABILITIES", "CUDA_COMPUTE_CAP", "CUDA_HOME", "NVCC", "NVCC_CCBIN"] {
+            println!("cargo:rerun-if-env-changed={variable}");
+        }
+        let capabilities = capabilities()?;
+        let nvcc = CudaToolkit::detect()?.nvcc_path;
+        let out = PathBuf::from(env::var("OUT_DIR")?);
+        std::thread::scope(|scope| {
+            let (nvcc, capabilities, out) = (&nvcc, &capabilities, &out);
+            let run =
+                |kernel| move || run(nvcc, kernel, capabilities, out).map_err(|error| error.to_string());
+            let runs = KERNELS.map(|kernel| scope.spawn(run(kernel)));
+            runs.into_iter().try_for_each(|run| run.join().map_err(|_| "a thread of build.rs failed")?)
+        })?;
+        Ok(())
+    }
+
+    /// In ascending order; the kernels need 80 at least, and Candle's tensors on older GPUs take the eager path.
+    fn capabilities() -> Result<Vec<usize>, Box<dyn Error>> {
+        let given = match env::var("GPT2_CUDA_CAPABILITIES") {
+            Ok(list) => {
+                let numbers = list.split([' ', ',']).filter(|x| !x.is_empty()).map(str::parse);
+                numbers.collect::<Result<Vec<usize>, _>>().map_err(|_| {
+                    format!("GPT2_CUDA_CAPABILITIES: `{list}` is no list of compute capabilities such as \"80 90\"")
+                })?
+            }
+            Err(_) => vec![detect_compute_cap()?.base()],
+        };
+        let mut all: Vec<usize> = given.into_iter().map(|capability| capability.max(80)).collect();
+        all.sort_unstable();
+        all.dedup();
+        if all.is_empty() {
+            return Err("GPT2_CUDA_CAPABILITIES is empty".into());
+        }
+        Ok(all)
+    }
+
+    /// Machine code for each capability, and PTX for the lowest one, which later GPUs compile when it is loaded.
+    fn run(nvcc: &Path, kernel: &str, capabilities: &[usize], out: &Path) -> Result<(), Box<dyn Error>> {
+        let code = capabilities.iter().map(|c| format!("-gencode=arch=compute_{c},code=sm_{c}"));
+        let ptx = format!("-gencode=arch=compute_{0},code=compute_{0}", capabilities[0]);
+        let mut command = Command::new(nvcc);
+        command.args(["-std=c++17", "-O3", "--fatbin", "-Werror=all-warnings"]).args(code).arg(ptx);
+        if let Ok(ccbin) = env::var("NVCC_CCBIN") {
+            command.args(["-ccbin", &ccbin]);
+        }
+        let source = format!("kernels/{kernel}.cu");
+        command.arg(&source).arg("-o").arg(out.join(kernel).with_extension("fatbin"));
+        let done = command.output().map_err(|error| format!("{} does not start: {error}", nvcc.display()))?;
+        if !done.status.success() {
+            let said = [done.stdout, done.stderr].concat();
+            return Err(
+                format!("nvcc on {source}: {}", String::from_utf8_lossy(&said).replace('\n', "; ")).into()
+            );
+        }
+        Ok(())
+    }
+}

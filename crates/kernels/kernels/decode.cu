@@ -1,0 +1,136 @@
+// Causal attention of one query a head (decoding): it sees all keys. The keys of a head are split over blocks (Dao et al. 2023,
+// "Flash-Decoding"), as one query gives too few blocks to read k and v at the speed of the memory; a second
+// kernel merges what they found.
+#include "device.cuh"
+
+constexpr int THREADS = 128;
+
+/// What a block found of its keys, before division: [largest score, sum of weights, context (D)].
+constexpr int FOUND_BEFORE_CONTEXT = 2;
+
+/// Merges `count` findings, `length` floats apart, in thread d: element d of the context of all of them.
+template <int D> DEVICE void merge(const float *found, int count, int length, float &largest, float &sum, float &context) {
+    largest = -INFINITE, sum = 0, context = 0;
+    for (int i = 0; i < count; i++) largest = fmaxf(largest, found[i * length]);
+    const float base = largest == -INFINITE ? 0 : largest;
+    for (int i = 0; i < count; i++) {
+        const float fade = exp2_fast(found[i * length] - base);
+        sum += found[i * length + 1] * fade;
+        context += found[i * length + FOUND_BEFORE_CONTEXT + threadIdx.x] * fade;
+    }
+}
+
+/// `D * sizeof(E) / 16` lanes read a key, 16 bytes each; as many keys at once as there are such groups of lanes, `KEYS` times.
+template <typename E, int D>
+DEVICE void decode(const E *q, const E *k, const E *v, const uint8_t *padding, E *out, float *found, const Shape &shape) {
+    constexpr int UNIT = 16 / sizeof(E), UNITS = D / UNIT, KEYS = 4;
+    constexpr int LANES = UNITS <= 4 ? 4 : UNITS <= 8 ? 8 : UNITS <= 16 ? 16 : 32;
+    constexpr int GROUPS = THREADS / LANES, LENGTH = FOUND_BEFORE_CONTEXT + D;
+    const int lane = threadIdx.x % LANES, group = threadIdx.x / LANES;
+    const int head = blockIdx.x / shape.splits, split = blockIdx.x % shape.splits;
+    const int b = head / shape.heads, h = head % shape.heads;
+    const bool reads = lane < UNITS;
+    const int offset = reads ? lane * UNIT : 0;
+    q += b * shape.q.batch + h * shape.q.head + offset;
+    k += b * shape.k.batch + h * shape.k.head + offset;
+    v += b * shape.v.batch + h * shape.v.head + offset;
+    const uint8_t *visible = padding ? padding + static_cast<long long>(b) * shape.keys : nullptr;
+
+    struct alignas(16) Unit {
+        E of[UNIT];
+    };
+    const auto read = [&](const E *from) { return *reinterpret_cast<const Unit *>(from); };
+    float query[UNIT], context[UNIT] = {}, largest = -INFINITE, sum = 0;
+    const Unit packed = read(q);
+#pragma unroll
+    for (int i = 0; i < UNIT; i++) query[i] = reads ? to_float(packed.of[i]) * shape.scale : 0;
+
+    const int end = min(shape.keys, (split + 1) * shape.split_keys);
+    // All lanes stay together, as they exchange numbers: keys past the end are read from the first one, and hidden.
+    for (int start = split * shape.split_keys; start < end; start += GROUPS * KEYS) {
+        Unit keys[KEYS], values[KEYS];
+        float scores[KEYS];
+#pragma unroll
+        for (int i = 0; i < KEYS; i++) {
+            const int key = start + i * GROUPS + group;
+            const long long at = key < end ? key : 0;
+            keys[i] = read(k + at * shape.k.position);
+            values[i] = read(v + at * shape.v.position);
+        }
+        float now = largest;
+#pragma unroll
+        for (int i = 0; i < KEYS; i++) {
+            const int key = start + i * GROUPS + group;
+            scores[i] = 0;
+#pragma unroll
+            for (int j = 0; j < UNIT; j++) scores[i] = fmaf(query[j], to_float(keys[i].of[j]), scores[i]);
+            if (!reads) scores[i] = 0; // its key is another lane's
+#pragma unroll
+            for (int other = 1; other < LANES; other *= 2) scores[i] += shuffle_xor(scores[i], other);
+            if (key >= end || (visible && !visible[key])) scores[i] = -INFINITE;
+            now = fmaxf(now, scores[i]);
+        }
+        const float base = now == -INFINITE ? 0 : now;
+        const float fade = exp2_fast(largest - base);
+        largest = now;
+        sum *= fade;
+#pragma unroll
+        for (int j = 0; j < UNIT; j++) context[j] *= fade;
+#pragma unroll
+        for (int i = 0; i < KEYS; i++) {
+            const float weight = exp2_fast(scores[i] - base);
+            sum += weight;
+#pragma unroll
+            for (int j = 0; j < UNIT; j++) context[j] = fmaf(weight, to_float(values[i].of[j]), context[j]);
+        }
+    }
+
+    float *const shared = static_cast<float *>(shared_memory()); // (GROUPS, LENGTH)
+    float *const own = shared + group * LENGTH;
+    if (lane == 0) {
+        own[0] = largest;
+        own[1] = sum;
+    }
+    if (reads) {
+#pragma unroll
+        for (int j = 0; j < UNIT; j++) own[FOUND_BEFORE_CONTEXT + offset + j] = context[j];
+    }
+    sync_block();
+    if (threadIdx.x >= D) return;
+    float all, total, merged;
+    merge<D>(shared, GROUPS, LENGTH, all, total, merged);
+    if (shape.splits == 1) {
+        out[static_cast<long long>(head) * D + threadIdx.x] = from_float<E>(total == 0 ? 0 : merged / total);
+        return;
+    }
+    found += static_cast<long long>(blockIdx.x) * LENGTH;
+    if (threadIdx.x == 0) {
+        found[0] = all;
+        found[1] = total;
+    }
+    found[FOUND_BEFORE_CONTEXT + threadIdx.x] = merged;
+}
+
+/// `found` (B, H, splits, 2 + D) -> `out` (B, 1, H, D), a block a head.
+template <typename E, int D> DEVICE void merge_splits(const float *found, E *out, const Shape &shape) {
+    constexpr int LENGTH = FOUND_BEFORE_CONTEXT + D;
+    float largest, sum, context;
+    merge<D>(found + static_cast<long long>(blockIdx.x) * shape.splits * LENGTH, shape.splits, LENGTH, largest, sum, context);
+    out[static_cast<long long>(blockIdx.x) * D + threadIdx.x] = from_float<E>(sum == 0 ? 0 : context / sum);
+}
+
+#define DECODE(NAME, E, D)                                                                                             \
+    KERNEL(THREADS)                                                                                                    \
+    decode_##NAME##_d##D(const E *q, const E *k, const E *v, const uint8_t *padding, E *out, float *found, Shape shape) { \
+        decode<E, D>(q, k, v, padding, out, found, shape);                                                             \
+    }                                                                                                                  \
+    KERNEL(D) merge_##NAME##_d##D(const float *found, E *out, Shape shape) { merge_splits<E, D>(found, out, shape); }
+#define ALL_WIDTHS(NAME, E)                                                                                            \
+    DECODE(NAME, E, 32)                                                                                                \
+    DECODE(NAME, E, 64)                                                                                                \
+    DECODE(NAME, E, 80)                                                                                                \
+    DECODE(NAME, E, 96)                                                                                                \
+    DECODE(NAME, E, 128)
+ALL_WIDTHS(f16, f16)
+ALL_WIDTHS(bf16, bf16)
+ALL_WIDTHS(f32, float)

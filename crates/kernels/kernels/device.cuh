@@ -1,0 +1,129 @@
+// What the kernels ask of a GPU, a function an instruction. Without nvcc, the same names come from an emulation on
+// the CPU, with which the tests run these kernels where there is no GPU.
+#pragma once
+#include <stdint.h>
+
+/// Elements of tensors, as bits: arithmetic is in f32.
+struct f16 {
+    uint16_t bits;
+};
+struct bf16 {
+    uint16_t bits;
+};
+
+/// Elements between neighbours along each axis of (B, H, positions, D); those of D lie side by side.
+struct Strides {
+    long long batch, head, position;
+};
+
+/// q (B, H, T, D) against k and v (B, H, S, D). The Rust side has the same struct.
+struct Shape {
+    Strides q, k, v;
+    int heads, queries, keys;
+    /// Decoding: keys of one block, and blocks of one head.
+    int split_keys, splits;
+    /// Of the scores, times log2(e): the softmax is taken in powers of 2.
+    float scale;
+};
+
+constexpr float INFINITE = __builtin_huge_valf();
+
+#ifdef __CUDACC__
+
+#define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
+#define DEVICE __device__ __forceinline__
+
+/// The block's memory, of the size that it was launched with.
+DEVICE void *shared_memory() {
+    extern __shared__ uint4 memory[];
+    return memory;
+}
+
+DEVICE uint32_t shared_address(const void *shared) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+}
+
+DEVICE void sync_block() { __syncthreads(); }
+DEVICE void sync_warp() { __syncwarp(); }
+DEVICE float shuffle_xor(float x, int lanes) { return __shfl_xor_sync(0xffffffff, x, lanes); }
+
+/// 2^x, to about 2 units in the last place; 2^-inf is 0.
+DEVICE float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+DEVICE float to_float(float x) { return x; }
+DEVICE float to_float(f16 x) {
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+    return y;
+}
+DEVICE float to_float(bf16 x) { return __uint_as_float(static_cast<uint32_t>(x.bits) << 16); }
+
+template <typename E> DEVICE E from_float(float x);
+template <> DEVICE float from_float(float x) { return x; }
+template <> DEVICE f16 from_float(float x) {
+    f16 y;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+    return y;
+}
+template <> DEVICE bf16 from_float(float x) {
+    bf16 y;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+    return y;
+}
+
+/// Two numbers rounded into one register, `low` in its lower half.
+template <typename E> DEVICE uint32_t pack(float low, float high);
+template <> DEVICE uint32_t pack<f16>(float low, float high) {
+    uint32_t y;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+    return y;
+}
+template <> DEVICE uint32_t pack<bf16>(float low, float high) {
+    uint32_t y;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+    return y;
+}
+
+/// c (16, 8) += a (16, 16) · b (16, 8) on the tensor cores, by a warp: PTX's mma.m16n8k16.
+template <typename E> DEVICE void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+template <> DEVICE void mma<f16>(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+template <> DEVICE void mma<bf16>(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/// Four matrices (8, 8) of halves from shared memory, by a warp: lane i gives the address of row i % 8 of matrix i / 8.
+DEVICE void load_matrices(uint32_t (&r)[4], const void *row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+/// The same, each of them transposed.
+DEVICE void load_matrices_transposed(uint32_t (&r)[4], const void *row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+
+/// 16 bytes into shared memory, which are there after `copies_arrived`; zeros where there is nothing to copy.
+DEVICE void copy_16_bytes(void *shared, const void *global, bool there) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(there ? 16 : 0)
+                 : "memory");
+}
+/// Waits for this thread's copies. Those of others are only seen behind a `sync_block`.
+DEVICE void copies_arrived() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+#else
+#include "emulation.hpp"
+#endif

@@ -1,0 +1,133 @@
+// What device.cuh asks of a GPU, on the CPU: slow, one block at a time, and strict where a GPU is lenient.
+//
+// Each thread of a block is a coroutine; they take turns in a random order, and wait for each other where a GPU's would.
+// Copies into shared memory leave rubbish there until they are waited for.
+#pragma once
+#include <cmath>
+#include <cstring>
+
+using std::fmaf;
+
+struct Index {
+    unsigned x;
+};
+struct alignas(8) float2 {
+    float x, y;
+};
+struct alignas(16) float4 {
+    float x, y, z, w;
+};
+struct alignas(16) uint4 {
+    unsigned x, y, z, w;
+};
+
+namespace emulation {
+/// Operands that the lanes of a warp show each other.
+struct Shown {
+    uint64_t of[6];
+};
+Index thread();
+void *shared();
+/// Waits until all threads of the block, or of the warp, are here.
+void meet_block();
+void meet_warp();
+/// Shows `own` to the other lanes, and returns what all 32 show.
+const Shown *show(const Shown &own);
+void copy_later(void *shared, const void *global, bool there);
+void copy_now();
+/// Ends the program where `size` bytes at `address` do not lie in the block's shared memory, or not aligned to them.
+void check_shared(const void *address, unsigned size);
+} // namespace emulation
+
+extern Index blockIdx, gridDim;
+#define threadIdx emulation::thread()
+#define KERNEL(threads) extern "C" void
+#define DEVICE inline
+
+inline int min(int a, int b) { return a < b ? a : b; }
+
+DEVICE void *shared_memory() { return emulation::shared(); }
+DEVICE void sync_block() { emulation::meet_block(); }
+DEVICE void sync_warp() { emulation::meet_warp(); }
+
+DEVICE uint64_t bits_of(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    return bits;
+}
+DEVICE float float_of(uint64_t bits) {
+    const uint32_t low = static_cast<uint32_t>(bits);
+    float x;
+    memcpy(&x, &low, 4);
+    return x;
+}
+
+DEVICE float shuffle_xor(float x, int lanes) {
+    const int lane = threadIdx.x % 32;
+    return float_of(emulation::show({{bits_of(x)}})[lane ^ lanes].of[0]);
+}
+
+DEVICE float exp2_fast(float x) { return exp2f(x); }
+
+DEVICE float to_float(float x) { return x; }
+DEVICE float to_float(f16 x) {
+    _Float16 y;
+    memcpy(&y, &x.bits, 2);
+    return static_cast<float>(y);
+}
+DEVICE float to_float(bf16 x) { return float_of(static_cast<uint32_t>(x.bits) << 16); }
+
+template <typename E> E from_float(float x);
+template <> DEVICE float from_float(float x) { return x; }
+template <> DEVICE f16 from_float(float x) {
+    const _Float16 y = static_cast<_Float16>(x);
+    f16 z;
+    memcpy(&z.bits, &y, 2);
+    return z;
+}
+template <> DEVICE bf16 from_float(float x) {
+    const uint32_t bits = static_cast<uint32_t>(bits_of(x));
+    if (x != x) return {0x7fff};
+    return {static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16)}; // to nearest, ties to even
+}
+
+template <typename E> DEVICE uint32_t pack(float low, float high) {
+    return from_float<E>(low).bits | static_cast<uint32_t>(from_float<E>(high).bits) << 16;
+}
+
+/// PTX ISA, "Matrix fragments for mma.m16n8k16 with floating point type".
+template <typename E> DEVICE void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    const emulation::Shown *all = emulation::show({{a[0], a[1], a[2], a[3], b0, b1}});
+    const auto half = [](uint64_t word, int k) { return to_float(E{static_cast<uint16_t>(word >> k % 2 * 16)}); };
+    const int lane = threadIdx.x % 32;
+    for (int e = 0; e < 4; e++) {
+        const int row = lane / 4 + e / 2 * 8, column = lane % 4 * 2 + e % 2;
+        float sum = 0;
+        for (int k = 0; k < 16; k++) {
+            const uint64_t of_a = all[row % 8 * 4 + k % 8 / 2].of[row / 8 + k / 8 * 2];
+            const uint64_t of_b = all[column * 4 + k % 8 / 2].of[4 + k / 8];
+            sum += half(of_a, k) * half(of_b, k);
+        }
+        c[e] += sum;
+    }
+}
+
+/// PTX ISA, "Warp-level matrix load instruction: ldmatrix".
+DEVICE void load_matrices(uint32_t (&r)[4], const void *row) {
+    emulation::check_shared(row, 16);
+    const emulation::Shown *rows = emulation::show({{reinterpret_cast<uint64_t>(row)}});
+    const int lane = threadIdx.x % 32;
+    for (int i = 0; i < 4; i++) memcpy(&r[i], reinterpret_cast<const uint32_t *>(rows[i * 8 + lane / 4].of[0]) + lane % 4, 4);
+}
+DEVICE void load_matrices_transposed(uint32_t (&r)[4], const void *row) {
+    emulation::check_shared(row, 16);
+    const emulation::Shown *rows = emulation::show({{reinterpret_cast<uint64_t>(row)}});
+    const int lane = threadIdx.x % 32;
+    const auto half = [&](int matrix, int row) -> uint32_t {
+        return reinterpret_cast<const uint16_t *>(rows[matrix * 8 + row].of[0])[lane / 4];
+    };
+    for (int i = 0; i < 4; i++) r[i] = half(i, lane % 4 * 2) | half(i, lane % 4 * 2 + 1) << 16;
+}
+
+DEVICE void copy_16_bytes(void *shared, const void *global, bool there) { emulation::copy_later(shared, global, there); }
+DEVICE void copies_arrived() { emulation::copy_now(); }

@@ -1,0 +1,196 @@
+//! From Candle's tensors to launched kernels.
+
+#![allow(unsafe_code)] // kernels take pointers; each block says why they are sound
+
+use super::plan::{Plan, Shape, Task};
+use crate::attention::{CausalAttention, CausalMask, Implementation};
+use candle_core::backend::BackendStorage;
+use candle_core::cuda_backend::cudarc::driver::sys::{CUdevice_attribute, CUfunction_attribute};
+use candle_core::cuda_backend::cudarc::driver::{
+    CudaFunction, CudaStream, DeviceRepr, LaunchConfig, PushKernelArg,
+};
+use candle_core::cuda_backend::cudarc::nvrtc::Ptx;
+use candle_core::cuda_backend::{CudaDType, WrapErr};
+use candle_core::{CpuStorage, CudaStorage, CustomOp3, DType, Device, Layout, Result, Storage, Tensor, Var};
+use half::{bf16, f16};
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+
+/// What build.rs made of `kernels/*.cu`: for each, machine code and PTX in one file.
+const BINARIES: [&[u8]; 3] = [
+    include_bytes!(concat!(env!("OUT_DIR"), "/attention.fatbin")),
+    include_bytes!(concat!(env!("OUT_DIR"), "/attention_f32.fatbin")),
+    include_bytes!(concat!(env!("OUT_DIR"), "/decode.fatbin")),
+];
+
+/// The context (B, T, H, D) of q (B, H, T, D) and k, v (B, H, S, D), or `None` where there is no kernel for them.
+pub(in crate::attention) fn forward(
+    [q, k, v]: [&Tensor; 3],
+    scale: f64,
+    padding: Option<&Tensor>,
+) -> Result<Option<Tensor>> {
+    let Device::Cuda(device) = q.device() else { return Ok(None) };
+    if k.dtype() != q.dtype() || v.dtype() != q.dtype() {
+        return Ok(None);
+    }
+    let stream = device.cuda_stream();
+    let attribute = |which| stream.context().attribute(which).w();
+    // mma.m16n8k16, bf16 and cp.async come with 8.0.
+    if attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? < 8 {
+        return Ok(None);
+    }
+    let multiprocessors = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+    let multiprocessors = multiprocessors.try_into().unwrap_or(1);
+    let Some(plan) = Plan::new(q.dtype(), [q.layout(), k.layout(), v.layout()], scale, multiprocessors)
+    else {
+        return Ok(None);
+    };
+    let padding = padding.map(Tensor::contiguous).transpose()?;
+    q.apply_op3(k, v, CudaAttention { plan, scale, padding }).map(Some)
+}
+
+/// The operation as Candle sees it, for one plan.
+struct CudaAttention {
+    plan: Plan,
+    scale: f64,
+    /// u8 (B, S), contiguous
+    padding: Option<Tensor>,
+}
+
+// SAFETY: i64s, i32s and an f32 in C's order, without gaps before the last one; `device.cuh` has the same struct.
+unsafe impl DeviceRepr for Shape {}
+
+impl CudaAttention {
+    fn run<E: CudaDType + DeviceRepr>(
+        &self,
+        qkv: [(&CudaStorage, &Layout); 3],
+    ) -> Result<(CudaStorage, candle_core::Shape)> {
+        let [(q, q_layout), _, _] = qkv;
+        let device = q.device();
+        let stream = device.cuda_stream();
+        let (b, h, t, d) = q_layout.shape().dims4()?;
+        let mut views = vec![];
+        for (storage, layout) in qkv {
+            views.push(storage.as_cuda_slice::<E>()?.slice(layout.start_offset()..));
+        }
+        // SAFETY: of memory that is not written before: the launches below write all of `out`, and read of `found` what one of
+        // them has written before.
+        let (mut out, mut found) =
+            unsafe { (device.alloc::<E>(b * t * h * d)?, device.alloc::<f32>(self.plan.found.max(1))?) };
+        let padding = self.padding.as_ref().map(Tensor::storage_and_layout);
+        let padding = match &padding {
+            None => None,
+            Some((storage, layout)) => match &**storage {
+                Storage::Cuda(storage) => Some(storage.as_cuda_slice::<u8>()?.slice(layout.start_offset()..)),
+                _ => candle_core::bail!("causal attention: the padding mask is not on the device of q"),
+            },
+        };
+        let nothing = 0u64; // a null pointer
+        for launch in &self.plan.launches {
+            let function = function(&stream, &launch.kernel, launch.shared)?;
+            let mut kernel = stream.launch_builder(&function);
+            if launch.task != Task::Merge {
+                for view in &views {
+                    kernel.arg(view);
+                }
+                match &padding {
+                    Some(padding) => kernel.arg(padding),
+                    None => kernel.arg(&nothing),
+                };
+            }
+            match launch.task {
+                Task::Attention => kernel.arg(&mut out),
+                Task::Decode => kernel.arg(&mut out).arg(&mut found),
+                Task::Merge => kernel.arg(&found).arg(&mut out),
+            };
+            kernel.arg(&self.plan.shape);
+            let config = LaunchConfig {
+                grid_dim: (launch.blocks, 1, 1),
+                block_dim: (launch.threads, 1, 1),
+                shared_mem_bytes: launch.shared,
+            };
+            // SAFETY: the arguments are those of `Task`, and the plan is one for their layouts: what the kernels read
+            // and write by it lies inside of them. The tests run the same plans over memory with guards.
+            unsafe { kernel.launch(config) }.w()?;
+        }
+        Ok((CudaStorage::wrap_cuda_slice(out, device.clone()), candle_core::Shape::from((b, t, h, d))))
+    }
+}
+
+impl CustomOp3 for CudaAttention {
+    fn name(&self) -> &'static str {
+        "causal-attention"
+    }
+
+    fn cpu_fwd(
+        &self,
+        _: &CpuStorage,
+        _: &Layout,
+        _: &CpuStorage,
+        _: &Layout,
+        _: &CpuStorage,
+        _: &Layout,
+    ) -> Result<(CpuStorage, candle_core::Shape)> {
+        candle_core::bail!("causal attention: a plan for CUDA, but q is on the CPU")
+    }
+
+    fn cuda_fwd(
+        &self,
+        q: &CudaStorage,
+        q_layout: &Layout,
+        k: &CudaStorage,
+        k_layout: &Layout,
+        v: &CudaStorage,
+        v_layout: &Layout,
+    ) -> Result<(CudaStorage, candle_core::Shape)> {
+        let qkv = [(q, q_layout), (k, k_layout), (v, v_layout)];
+        match q.dtype() {
+            DType::F16 => self.run::<f16>(qkv),
+            DType::BF16 => self.run::<bf16>(qkv),
+            _ => self.run::<f32>(qkv),
+        }
+    }
+
+    /// Through the eager path, which holds (T, S) scores for as long as this takes.
+    fn bwd(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        _context: &Tensor,
+        grad: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+        let (q, k, v) = (Var::from_tensor(q)?, Var::from_tensor(k)?, Var::from_tensor(v)?);
+        let mask = CausalMask { padding: self.padding.as_ref(), ..Default::default() };
+        let eager = CausalAttention::new(self.scale).with_implementation(Implementation::Eager);
+        let context = eager.forward(&q, &k, &v, mask)?;
+        let mut gradients = (context * grad)?.sum_all()?.backward()?;
+        Ok((gradients.remove(&q), gradients.remove(&k), gradients.remove(&v)))
+    }
+}
+
+/// Kernels by the context of a device and their name.
+type Functions = HashMap<(usize, String), CudaFunction>;
+
+/// The kernel of this name, loaded once for each device.
+fn function(stream: &Arc<CudaStream>, name: &str, shared: u32) -> Result<CudaFunction> {
+    static FUNCTIONS: LazyLock<Mutex<Functions>> = LazyLock::new(Mutex::default);
+    let context = stream.context();
+    let key = (context.cu_ctx() as usize, name.to_string());
+    let mut functions = FUNCTIONS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(function) = functions.get(&key) {
+        return Ok(function.clone());
+    }
+    let binary = match name {
+        _ if name.starts_with("attention_f32") => BINARIES[1],
+        _ if name.starts_with("attention") => BINARIES[0],
+        _ => BINARIES[2],
+    };
+    let module = context.load_module(Ptx::from_binary(binary.to_vec())).w()?;
+    let function = module.load_function(name).w()?;
+    // More than 48 KiB must be asked for.
+    let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+    function.set_attribute(attribute, shared.try_into().unwrap_or(i32::MAX)).w()?;
+    functions.insert(key, function.clone());
+    Ok(function)
+}

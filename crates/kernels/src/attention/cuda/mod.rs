@@ -1,0 +1,14 @@
+//! Fused causal attention on CUDA, forward: `kernels/attention.cu`, `attention_f32.cu` and `decode.cu` beside `build.rs`.
+//!
+//! q, k and v are read where they lie, as views of the packed `c_attn` output or of a cache. The backward pass takes the
+//! eager path.
+
+#[cfg(feature = "cuda")]
+mod launch;
+mod plan;
+
+#[cfg(feature = "cuda")]
+pub(super) use launch::forward;
+
+#[cfg(test)]
+mod tests;

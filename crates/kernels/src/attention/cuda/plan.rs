@@ -1,0 +1,148 @@
+//! Which kernels compute an attention, over how many blocks, with how much shared memory: numbers only, so that
+//! the tests can run the same plan without a GPU.
+
+use candle_core::{DType, Layout};
+
+/// Strides of a tensor (B, H, positions, D), in elements. D lies side by side. `device.cuh` has the same struct.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Strides {
+    pub(super) batch: i64,
+    pub(super) head: i64,
+    pub(super) position: i64,
+}
+
+/// What a kernel is told of q (B, H, T, D) and of k and v (B, H, S, D). `device.cuh` has the same struct.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Shape {
+    pub(super) q: Strides,
+    pub(super) k: Strides,
+    pub(super) v: Strides,
+    pub(super) heads: i32,
+    pub(super) queries: i32,
+    pub(super) keys: i32,
+    /// Decoding: keys of one block, and blocks of one head.
+    pub(super) split_keys: i32,
+    pub(super) splits: i32,
+    /// Of the scores, times log2(e).
+    pub(super) scale: f32,
+}
+
+/// Which arguments a kernel takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Task {
+    /// q, k, v, padding, out, shape
+    Attention,
+    /// q, k, v, padding, out, found, shape
+    Decode,
+    /// found, out, shape
+    Merge,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Launch {
+    pub(super) task: Task,
+    pub(super) kernel: String,
+    pub(super) blocks: u32,
+    pub(super) threads: u32,
+    /// Bytes for each block.
+    pub(super) shared: u32,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Plan {
+    pub(super) shape: Shape,
+    pub(super) launches: Vec<Launch>,
+    /// f32s that the launches hand on to each other.
+    pub(super) found: usize,
+}
+
+/// The widths of heads that have kernels.
+const WIDTHS: [usize; 5] = [32, 64, 80, 96, 128];
+/// Threads of a block of `attention*.cu` and `decode.cu`.
+const THREADS: u32 = 128;
+/// Keys of a block that decodes: fewer would spend their time on being merged.
+const MIN_SPLIT_KEYS: usize = 64;
+
+impl Plan {
+    /// The kernels for q (B, H, T, D) against k and v (B, H, S, D), or `None` where there are none: another width or dtype,
+    /// rows that do not start at 16 bytes, a scale that is not positive (the kernels scale largest scores).
+    pub(super) fn new(
+        dtype: DType,
+        [q, k, v]: [&Layout; 3],
+        scale: f64,
+        multiprocessors: usize,
+    ) -> Option<Self> {
+        let (&[b, h, t, d], &[_, _, s, _]) = (q.dims(), k.dims()) else { return None };
+        let name = match dtype {
+            DType::F32 => "f32",
+            DType::F16 => "f16",
+            DType::BF16 => "bf16",
+            _ => return None,
+        };
+        #[allow(clippy::cast_possible_truncation)] // the scale of f32 scores
+        let base_2_scale = (scale * std::f64::consts::LOG2_E) as f32;
+        if !WIDTHS.contains(&d) || base_2_scale <= 0.0 || !base_2_scale.is_finite() {
+            return None;
+        }
+        let size = dtype.size_in_bytes();
+        let strides = |layout| strides(layout, 16 / size);
+        let shape = |split_keys: usize, splits: usize| {
+            Some(Shape {
+                q: strides(q)?,
+                k: strides(k)?,
+                v: strides(v)?,
+                heads: h.try_into().ok()?,
+                queries: t.try_into().ok()?,
+                keys: s.try_into().ok()?,
+                split_keys: split_keys.try_into().ok()?,
+                splits: splits.try_into().ok()?,
+                scale: base_2_scale,
+            })
+        };
+        let launch = |task, kernel: String, blocks: usize, threads, shared: usize| {
+            // Blocks are numbered in i32 on the other side.
+            let blocks = i32::try_from(blocks).ok()?.try_into().ok()?;
+            Some(Launch { task, kernel, blocks, threads, shared: shared.try_into().ok()? })
+        };
+
+        if t == 1 {
+            // About two blocks for each multiprocessor.
+            let wanted = (2 * multiprocessors).div_ceil(b * h).clamp(1, s.div_ceil(MIN_SPLIT_KEYS));
+            let split_keys = s.div_ceil(wanted);
+            let splits = s.div_ceil(split_keys);
+            let lanes = (d * size / 16).next_power_of_two();
+            let shared = THREADS as usize / lanes * (2 + d) * 4; // a finding for each group of lanes
+            let decode = format!("decode_{name}_d{d}");
+            let mut launches = vec![launch(Task::Decode, decode, b * h * splits, THREADS, shared)?];
+            if splits > 1 {
+                let threads = d.try_into().ok()?;
+                launches.push(launch(Task::Merge, format!("merge_{name}_d{d}"), b * h, threads, 0)?);
+            }
+            let found = if splits > 1 { b * h * splits * (2 + d) } else { 0 };
+            return Some(Self { shape: shape(split_keys, splits)?, launches, found });
+        }
+
+        let (queries, shared) = if dtype == DType::F32 {
+            (64, (64 * (d + 4) + 2 * 32 * (d + 4) + 64 * (32 + 4)) * size) // q, k and v, weights
+        } else {
+            let enough = b * h * t.div_ceil(128) >= multiprocessors;
+            let queries = if enough && d < 128 { 128 } else { 64 };
+            let keys = if d <= 64 { 64 } else { 32 };
+            (queries, (queries + 4 * keys) * (d + 8) * size) // q, and twice k and v
+        };
+        let kernel = format!("attention_{name}_d{d}_q{queries}");
+        let launch = launch(Task::Attention, kernel, b * h * t.div_ceil(queries), THREADS, shared)?;
+        Some(Self { shape: shape(s, 1)?, launches: vec![launch], found: 0 })
+    }
+}
+
+/// Where the D of a position lie side by side and start at `unit` elements.
+fn strides(layout: &Layout, unit: usize) -> Option<Strides> {
+    let &[batch, head, position, 1] = layout.stride() else { return None };
+    let aligned = [batch, head, position, layout.start_offset()].iter().all(|x| x % unit == 0);
+    let stride = |x: usize| x.try_into().ok();
+    aligned.then_some(())?;
+    Some(Strides { batch: stride(batch)?, head: stride(head)?, position: stride(position)? })
+}

@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# A stripped `gpt2` with CUDA, on a machine without a GPU:
+#
+#   scripts/cuda/toolkit.sh && scripts/cuda/build.sh [CAPABILITIES]
+#
+# CAPABILITIES are the GPUs it must serve, as numbers: 80 is an A100, 90 an H100 or H200 (default: "80 90").
+# Candle's kernels are held once, as PTX for the lowest of them, which the driver compiles for the GPU it finds; for each
+# of the others, ptxas shows here that it can. CUDA_HOME may name another toolkit than toolkit.sh's.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+export CUDA_HOME=${CUDA_HOME:-$PWD/target/cuda/toolkit}
+read -ra capabilities <<<"${*:-80 90}"
+for capability in "${capabilities[@]}"; do
+    [[ $capability =~ ^[0-9]{2,3}$ ]] || { echo "error: \`$capability\` is not a compute capability such as 80" >&2; exit 2; }
+done
+lowest=$(printf '%s\n' "${capabilities[@]}" | sort -n | head -1)
+CUDA_HOME=$(realpath -m "$CUDA_HOME")
+[ -x "$CUDA_HOME/bin/nvcc" ] || { echo "error: no nvcc in $CUDA_HOME; run scripts/cuda/toolkit.sh first" >&2; exit 1; }
+
+stubs=$CUDA_HOME/lib/stubs # one of the places where cudarc looks for libraries
+scripts/cuda/link-stubs.sh "$stubs"
+
+# A target directory of its own for each capability: a plain `cargo build --features cuda` would take the left-out kernels
+# for finished ones.
+target=target/cuda/sm_$lowest
+export CUDA_COMPUTE_CAP=$lowest REAL_NVCC=$CUDA_HOME/bin/nvcc NVCC=$PWD/scripts/cuda/nvcc-float PATH=$CUDA_HOME/bin:$PATH
+SECONDS=0
+"${CARGO:-cargo}" build --release --locked --workspace --features cuda --target-dir "$target"
+took=$SECONDS
+
+program=target/cuda/gpt2
+strip -o "$program" "$target/release/gpt2"
+echo
+echo "$program: $(stat -c %s "$program") bytes, built in $took s"
+
+# What is inside: PTX is text in the program, and a fat binary would be a section of its own.
+echo "kernels: $(grep -aoE '^\.target sm_[0-9]+[af]?' "$program" | sort | uniq -c | awk '{print $1 " modules of PTX for " $3}' | paste -sd,)"
+if readelf -SW "$program" | grep -q nv_fatbin; then echo "and a section with compiled kernels, which is not looked into"; fi
+for ptx in "$target"/release/build/candle-kernels-*/out/*.ptx; do
+    for capability in "${capabilities[@]}"; do
+        "$CUDA_HOME/bin/ptxas" -arch="sm_$capability" -O0 -o /dev/null "$ptx" ||
+            { echo "error: ptxas cannot compile $(basename "$ptx") for sm_$capability" >&2; exit 1; }
+    done
+done
+echo "ptxas compiles each of them for: ${capabilities[*]/#/sm_}"
+
+# What it needs from outside: the C library's symbols carry a version, all others must be CUDA's.
+echo "libraries: $(readelf -dW "$program" | grep -oP 'NEEDED.*\[\K[^]]+' | paste -sd' ')"
+echo "C library: $(readelf -VW "$program" | grep -oE 'GLIBC_[0-9.]+' | sort -Vu | tail -1) or later"
+foreign=$(comm -23 <(nm -D --undefined-only "$program" | awk '$1 == "U" && $2 !~ /@(GLIBC|GCC)_/ {sub(/@.*/, "", $2); print $2}' | sort -u) \
+    <(nm -D --defined-only "$stubs"/lib*.so "$CUDA_HOME/lib/libcudart.so" | awk 'NF == 3 {sub(/@.*/, "", $3); print $3}' | sort -u))
+if [ -n "$foreign" ]; then
+    echo "error: symbols that neither the driver nor CUDA's libraries have:" >&2
+    echo "$foreign" >&2
+    exit 1
+fi
+echo "undefined symbols: the driver's, CUDA's libraries' and the C library's, no others"
