@@ -13,6 +13,20 @@ step "$cargo" fmt --all --check
 step "$cargo" clippy --release --workspace --all-targets -- -D warnings
 # Without the Hub, nothing of its hundreds of crates is built.
 step "$cargo" clippy --release -p gpt2-cli --no-default-features -- -D warnings
+# GPUs that are not here: our Rust code against Candle's sides for them, and our own kernels.
+step scripts/cuda/check.sh types
+if [ -n "${CI:-}" ] || [ -x target/cuda/toolkit/bin/nvcc ]; then
+    step scripts/cuda/check.sh kernels
+else
+    printf '\nSKIPPED nvcc on our kernels: no toolkit; run: scripts/cuda/toolkit.sh\n' >&2
+fi
+if [ -d "$(rustc --print target-libdir --target aarch64-apple-darwin)" ]; then
+    # Without the command, which needs a C compiler for macOS and has no code of its own for Metal.
+    step "$cargo" clippy --release --workspace --exclude gpt2-cli --no-default-features --features metal \
+        --target aarch64-apple-darwin --target-dir target/metal-check -- -D warnings
+else
+    printf '\nSKIPPED Metal: no standard library for it; run: rustup target add aarch64-apple-darwin\n' >&2
+fi
 step "$cargo" test --release
 # A text to read, which no test runs.
 step "$cargo" run --release --quiet --example walkthrough >/dev/null

@@ -3,9 +3,9 @@
 #
 #   scripts/cuda/toolkit.sh && scripts/cuda/build.sh [CAPABILITIES]
 #
-# CAPABILITIES are the GPUs it must serve, as numbers: 80 is an A100, 90 an H100 or H200 (default: "80 90").
-# Candle's kernels are held once, as PTX for the lowest of them, which the driver compiles for the GPU it finds; for each
-# of the others, ptxas shows here that it can. CUDA_HOME may name another toolkit than toolkit.sh's.
+# CAPABILITIES are the GPUs it must serve, as numbers: 80 is an A100, 90 an H100 or H200 (default: "80 90"). Our own kernels
+# are held as machine code for each. Candle's are held once, as PTX for the lowest, which the driver compiles for the GPU
+# it finds; for each capability, ptxas shows here that it can. CUDA_HOME may name another toolkit than toolkit.sh's.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 export CUDA_HOME=${CUDA_HOME:-$PWD/target/cuda/toolkit}
@@ -23,7 +23,7 @@ scripts/cuda/link-stubs.sh "$stubs"
 # A target directory of its own for each capability: a plain `cargo build --features cuda` would take the left-out kernels
 # for finished ones.
 target=target/cuda/sm_$lowest
-export CUDA_COMPUTE_CAP=$lowest REAL_NVCC=$CUDA_HOME/bin/nvcc NVCC=$PWD/scripts/cuda/nvcc-float PATH=$CUDA_HOME/bin:$PATH
+export CUDA_COMPUTE_CAP=$lowest GPT2_CUDA_CAPABILITIES="${capabilities[*]}" REAL_NVCC=$CUDA_HOME/bin/nvcc NVCC=$PWD/scripts/cuda/nvcc-float PATH=$CUDA_HOME/bin:$PATH
 SECONDS=0
 "${CARGO:-cargo}" build --release --locked --workspace --features cuda --target-dir "$target"
 took=$SECONDS
@@ -33,9 +33,10 @@ strip -o "$program" "$target/release/gpt2"
 echo
 echo "$program: $(stat -c %s "$program") bytes, built in $took s"
 
-# What is inside: PTX is text in the program, and a fat binary would be a section of its own.
-echo "kernels: $(grep -aoE '^\.target sm_[0-9]+[af]?' "$program" | sort | uniq -c | awk '{print $1 " modules of PTX for " $3}' | paste -sd,)"
-if readelf -SW "$program" | grep -q nv_fatbin; then echo "and a section with compiled kernels, which is not looked into"; fi
+# What is inside: Candle's PTX is text in the program, and our kernels are there as build.rs left them.
+echo "Candle's kernels: $(grep -aoE '^\.target sm_[0-9]+[af]?' "$program" | sort | uniq -c | awk '{print $1 " modules of PTX for " $3}' | paste -sd,)"
+newest=$(ls -td "$target"/release/build/gpt2-kernels-*/out | head -1)
+echo "our kernels: $(cd "$newest" && stat -c '%n (%s bytes)' ./*.fatbin | sed 's|^\./||' | paste -sd' '), machine code for ${capabilities[*]}, PTX for $lowest"
 for ptx in "$target"/release/build/candle-kernels-*/out/*.ptx; do
     for capability in "${capabilities[@]}"; do
         "$CUDA_HOME/bin/ptxas" -arch="sm_$capability" -O0 -o /dev/null "$ptx" ||

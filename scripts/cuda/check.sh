@@ -7,7 +7,6 @@
 #   scripts/cuda/check.sh            both
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-export CUDA_HOME=${CUDA_HOME:-$PWD/target/cuda/toolkit}
 
 # A target directory of its own, because Candle's build script would take the empty kernels of the stand-in for finished ones
 # in a real build later on. Without the Hub and the tests, half as much is built.
@@ -19,7 +18,10 @@ types() {
 }
 
 kernels() {
-    scripts/cuda/toolkit.sh
+    if [ -z "${CUDA_HOME:-}" ]; then
+        scripts/cuda/toolkit.sh
+        CUDA_HOME=target/cuda/toolkit
+    fi
     local folder
     folder=$(mktemp -d)
     trap "rm -rf '$folder'" EXIT
@@ -35,6 +37,15 @@ kernels() {
                 /Used [0-9]+ registers/ { match($0, /Used [0-9]+/); printf "sm_%s %-28s %3d registers, %d bytes spilled\n",
                     capability, name[2], substr($0, RSTART + 5, RLENGTH - 5), spills; if (spills > 0) failed = 1 }
                 END { exit failed }' "$folder/log" || { echo "error: $kernel.cu spills registers on sm_$capability" >&2; exit 1; }
+            local products local_memory
+            "$CUDA_HOME/bin/nvdisasm" "$folder/$kernel.cubin" >"$folder/code"
+            products=$(grep -cE '\bHMMA\.' "$folder/code" || true)
+            local_memory=$(grep -cE '\b(LDL|STL)\b' "$folder/code" || true)
+            echo "sm_$capability $kernel.cu: $products tensor-core instructions, $local_memory accesses to local memory"
+            if [ "$local_memory" != 0 ] || { [ "$kernel" = attention ] && [ "$products" = 0 ]; }; then
+                echo "error: $kernel.cu on sm_$capability must have no local memory, and attention.cu tensor-core instructions" >&2
+                exit 1
+            fi
         done
     done
     echo "kernels compile: $SECONDS s"

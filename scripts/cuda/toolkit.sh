@@ -16,6 +16,7 @@ wheels=(
     nvidia-cuda-crt==13.0.88     # headers that nvcc includes by itself
     nvidia-cuda-runtime==13.0.96 # libcudart and cuda_fp16.h and its like
     nvidia-cuda-cccl==13.0.85    # libcu++'s headers
+    nvidia-cuda-nvdisasm==13.2.51 # machine code as text; there is no 13.0
 )
 
 pins=$(printf '%s\n' "${wheels[@]}")

@@ -39,8 +39,9 @@ impl DeviceArg {
                 "--device cuda: this gpt2 was built without CUDA; build it with \
                  `cargo build --release --features cuda` on a machine with the CUDA toolkit"
             ),
-            Self::Cuda(n) => Device::new_cuda(n)
-                .with_context(|| format!("--device cuda:{n}: no such GPU answers; is the driver loaded?")),
+            Self::Cuda(n) => Device::new_cuda(n).with_context(|| {
+                format!("--device cuda:{n}: no such GPU answers; `nvidia-smi` shows which do")
+            }),
             Self::Metal(_) if !metal_is_available() => bail!(
                 "--device metal: this gpt2 was built without Metal; build it with \
                  `cargo build --release --features metal` on macOS"

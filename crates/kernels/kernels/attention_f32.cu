@@ -120,7 +120,6 @@ DEVICE void attend(const float *q, const float *k, const float *v, const uint8_t
                     }
                 }
         }
-        sync_warp(); // and the weights have been read
     }
 
 #pragma unroll

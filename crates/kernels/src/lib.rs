@@ -25,6 +25,7 @@ mod layer_norm;
 mod linear;
 mod product;
 pub mod roofline;
+pub mod stopwatch;
 mod streams;
 mod vector;
 

@@ -7,6 +7,7 @@ use candle_core::{DType, Device, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use gpt2_kernels::attention::{CausalAttention, CausalMask};
 use gpt2_kernels::roofline::Roofline;
+use gpt2_kernels::stopwatch::Stopwatch;
 use gpt2_loader::Checkpoint;
 use gpt2_model::attention::AttentionArgs;
 use gpt2_model::training::{AdamW, AdamWParams, Training};
@@ -16,7 +17,6 @@ use gpt2_model::{
 use serde::Serialize;
 use std::io::Write;
 use std::process::ExitCode;
-use std::time::Instant;
 
 #[derive(Serialize)]
 struct Report {
@@ -28,6 +28,8 @@ struct Report {
     dtype: &'static str,
     device: String,
     threads: usize,
+    /// What took the times: the device's own events, or a clock.
+    timer: &'static str,
     runs: u32,
     median_ms: f64,
     min_ms: f64,
@@ -81,6 +83,7 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
         dtype: bench.dtype.as_str(),
         device: format!("{:?}", bench.device.location()).to_lowercase(),
         threads: rayon::current_num_threads(),
+        timer: Stopwatch::kind(&bench.device),
         runs: args.runs,
         median_ms,
         min_ms: times[0],
@@ -169,11 +172,11 @@ impl<'a> Bench<'a> {
     fn time(&self, mut work: impl FnMut() -> anyhow::Result<()>) -> anyhow::Result<Vec<f64>> {
         let mut times = vec![];
         for run in 0..=self.args.runs {
-            let start = Instant::now();
+            let watch = Stopwatch::start(&self.device)?;
             work()?;
-            self.device.synchronize()?;
+            let time = watch.stop()?;
             if run > 0 {
-                times.push(start.elapsed().as_secs_f64() * 1e3);
+                times.push(time);
             }
         }
         Ok(times)
@@ -255,11 +258,9 @@ impl<'a> Bench<'a> {
                 weights: if asked { &weights } else { &[] },
                 ..Default::default()
             };
-            let start = Instant::now();
-            let output = model.forward(&ids, args)?;
-            self.device.synchronize()?;
-            drop(output); // handing the memory back is part of the cost
-            Ok(start.elapsed().as_secs_f64() * 1e3)
+            let watch = Stopwatch::start(&self.device)?;
+            drop(model.forward(&ids, args)?); // handing the memory back is part of the cost
+            Ok(watch.stop()?)
         };
         let mut asked = vec![];
         for run in 0..=self.args.runs {

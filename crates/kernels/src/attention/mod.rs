@@ -9,6 +9,7 @@ mod cpu;
 #[cfg(any(feature = "cuda", test))]
 mod cuda;
 mod eager;
+mod gpu;
 mod mask;
 #[cfg(feature = "metal")]
 mod metal;
@@ -194,7 +195,8 @@ impl CausalAttention {
             let weights = wanted.weights.iter().map(|chosen| self.weights(q, k, mask, chosen));
             return Ok(Attended { context, weights: weights.collect::<Result<_>>()?, summary });
         }
-        if let Some(context) = self.on_gpu([q, k, v], mask)? {
+        if let Some(kernel) = self.gpu_kernel([q, k, v], mask)? {
+            let context = kernel.forward([q, k, v])?;
             let weights = wanted.weights.iter().map(|chosen| self.weights(q, k, mask, chosen));
             let weights = weights.collect::<Result<_>>()?;
             let summary = wanted.summary.then(|| Summary::eager((q, k), self.scale, mask)).transpose()?;
@@ -230,31 +232,28 @@ impl CausalAttention {
         }
     }
 
+    /// Which code [`forward`](Self::forward) runs for these tensors: `Fused` where there is a kernel for them.
+    ///
+    /// # Errors
+    /// When the device does not answer.
+    pub fn runs(&self, q: &Tensor, k: &Tensor, v: &Tensor, mask: CausalMask) -> Result<Implementation> {
+        let fused = self.is_fused(q, k, v) || self.gpu_kernel([q, k, v], mask)?.is_some();
+        Ok(if fused { Implementation::Fused } else { Implementation::Eager })
+    }
+
     /// Whether the kernels of the CPU compute this.
     fn is_fused(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> bool {
         self.implementation.on(q.device()) == Implementation::Fused && has_fused_kernel(q, k, v)
     }
 
-    /// The context from a kernel of a GPU, where it is asked for and there is one.
-    #[allow(clippy::unnecessary_wraps)] // without a GPU's feature
-    fn on_gpu(&self, qkv: [&Tensor; 3], mask: CausalMask) -> Result<Option<Tensor>> {
+    /// The kernel of a GPU that computes this, where one is asked for and there is one.
+    fn gpu_kernel(&self, qkv: [&Tensor; 3], mask: CausalMask) -> Result<Option<Box<dyn gpu::Kernel>>> {
         let empty = qkv.iter().any(|x| x.elem_count() == 0);
-        if self.implementation != Implementation::Fused
-            || self.dropout.is_some()
-            || !mask.hidden.is_empty()
-            || empty
-        {
+        let plain = self.dropout.is_none() && mask.hidden.is_empty();
+        if self.implementation != Implementation::Fused || !plain || empty {
             return Ok(None);
         }
-        #[cfg(feature = "cuda")]
-        if qkv[0].device().is_cuda() {
-            return cuda::forward(qkv, self.scale, mask.padding);
-        }
-        #[cfg(feature = "metal")]
-        if qkv[0].device().is_metal() {
-            return metal::forward(qkv, self.scale, mask.padding);
-        }
-        Ok(None)
+        gpu::kernel(qkv, self.scale, mask.padding)
     }
 
     /// The context that weights of one's own give, as [`forward`](Self::forward) has it.

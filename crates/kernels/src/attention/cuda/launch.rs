@@ -3,6 +3,7 @@
 #![allow(unsafe_code)] // kernels take pointers; each block says why they are sound
 
 use super::plan::{Plan, Shape, Task};
+use crate::attention::gpu::Kernel;
 use crate::attention::{CausalAttention, CausalMask, Implementation};
 use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::cudarc::driver::sys::{CUdevice_attribute, CUfunction_attribute};
@@ -11,7 +12,9 @@ use candle_core::cuda_backend::cudarc::driver::{
 };
 use candle_core::cuda_backend::cudarc::nvrtc::Ptx;
 use candle_core::cuda_backend::{CudaDType, WrapErr};
-use candle_core::{CpuStorage, CudaStorage, CustomOp3, DType, Device, Layout, Result, Storage, Tensor, Var};
+use candle_core::{
+    CpuStorage, CudaDevice, CudaStorage, CustomOp3, DType, Layout, Result, Storage, Tensor, Var,
+};
 use half::{bf16, f16};
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
@@ -23,13 +26,13 @@ const BINARIES: [&[u8]; 3] = [
     include_bytes!(concat!(env!("OUT_DIR"), "/decode.fatbin")),
 ];
 
-/// The context (B, T, H, D) of q (B, H, T, D) and k, v (B, H, S, D), or `None` where there is no kernel for them.
-pub(in crate::attention) fn forward(
+/// The kernels for q (B, H, T, D) and k, v (B, H, S, D), or `None` where there are none.
+pub(in crate::attention) fn kernel(
+    device: &CudaDevice,
     [q, k, v]: [&Tensor; 3],
     scale: f64,
     padding: Option<&Tensor>,
-) -> Result<Option<Tensor>> {
-    let Device::Cuda(device) = q.device() else { return Ok(None) };
+) -> Result<Option<Box<dyn Kernel>>> {
     if k.dtype() != q.dtype() || v.dtype() != q.dtype() {
         return Ok(None);
     }
@@ -41,12 +44,10 @@ pub(in crate::attention) fn forward(
     }
     let multiprocessors = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
     let multiprocessors = multiprocessors.try_into().unwrap_or(1);
-    let Some(plan) = Plan::new(q.dtype(), [q.layout(), k.layout(), v.layout()], scale, multiprocessors)
-    else {
-        return Ok(None);
-    };
+    let layouts = [q.layout(), k.layout(), v.layout()];
+    let Some(plan) = Plan::new(q.dtype(), layouts, scale, multiprocessors) else { return Ok(None) };
     let padding = padding.map(Tensor::contiguous).transpose()?;
-    q.apply_op3(k, v, CudaAttention { plan, scale, padding }).map(Some)
+    Ok(Some(Box::new(CudaAttention { plan, scale, padding })))
 }
 
 /// The operation as Candle sees it, for one plan.
@@ -55,6 +56,12 @@ struct CudaAttention {
     scale: f64,
     /// u8 (B, S), contiguous
     padding: Option<Tensor>,
+}
+
+impl Kernel for CudaAttention {
+    fn forward(self: Box<Self>, [q, k, v]: [&Tensor; 3]) -> Result<Tensor> {
+        q.apply_op3(k, v, *self)
+    }
 }
 
 // SAFETY: i64s, i32s and an f32 in C's order, without gaps before the last one; `device.cuh` has the same struct.

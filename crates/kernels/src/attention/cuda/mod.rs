@@ -8,7 +8,7 @@ mod launch;
 mod plan;
 
 #[cfg(feature = "cuda")]
-pub(super) use launch::forward;
+pub(super) use launch::kernel;
 
 #[cfg(test)]
 mod tests;
