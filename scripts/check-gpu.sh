@@ -43,7 +43,7 @@ export PATH=$PATH:/usr/local/nvidia/bin:/usr/lib/wsl/lib # where containers and 
 command -v nvidia-smi >/dev/null || fail 3 "no NVIDIA driver: nvidia-smi is not there" \
     "Install the driver (https://www.nvidia.com/drivers; CUDA 13 needs 580 or later); in a container, start it with" \
     "\`docker run --gpus all\` and NVIDIA_DRIVER_CAPABILITIES=compute,utility."
-gpus=$(nvidia-smi --query-gpu=name,driver_version,compute_cap --format=csv,noheader 2>&1) && [ -n "$gpus" ] ||
+gpus=$(nvidia-smi --query-gpu=name,driver_version,compute_cap --format=csv,noheader 2>&1) && [[ $gpus == *,* ]] ||
     fail 3 "the NVIDIA driver does not answer: $gpus" \
         "\`nvidia-smi\` has to list a GPU; is the kernel's module loaded (\`lsmod | grep nvidia\`)?"
 echo "$gpus"
@@ -152,6 +152,5 @@ echo
 timed=0
 "$python" "$root/scripts/check_gpu.py" --binary "$binary" --device cuda "${quick[@]}" --library-path "$libraries" \
     --verify "$out/verify.json" --memcheck "$memcheck" --json "$out/gpu.json" --markdown "$out/gpu.md" || timed=$?
-[ "$timed" = 0 ] || [ "$status" != 0 ] || status=$timed
-[ "$timed" != 0 ] || echo "wrote $out/gpu.json and $out/gpu.md"
+[ "$status" != 0 ] || status=$timed
 exit "$status"

@@ -19,7 +19,7 @@ mod cuda {
     use std::path::{Path, PathBuf};
     use std::process::Command;
 
-    const KERNELS: [&str; 3] = ["attention", "attention_f32", "decode"];
+    const KERNELS: [&str; 4] = ["attention", "attention_f32", "decode", "layers"];
 
     pub(super) fn compile() -> Result<(), Box<dyn Error>> {
         println!("cargo:rerun-if-changed=kernels");

@@ -26,7 +26,7 @@ kernels() {
     folder=$(mktemp -d)
     trap "rm -rf '$folder'" EXIT
     for capability in 80 90; do
-        for kernel in attention attention_f32 decode; do
+        for kernel in attention attention_f32 decode layers; do
             "$CUDA_HOME/bin/nvcc" -std=c++17 -O3 --cubin -arch="sm_$capability" -Werror all-warnings -Xptxas -v \
                 "crates/kernels/kernels/$kernel.cu" -o "$folder/$kernel.cubin" 2>"$folder/log" ||
                 { cat "$folder/log" >&2; exit 1; }

@@ -11,8 +11,19 @@ fn number(report: &Value, field: &str) -> Result<f64> {
 
 #[test]
 fn json_has_the_documented_fields() -> Result {
-    let common =
-        ["batch", "device", "dtype", "impl", "median_ms", "min_ms", "runs", "threads", "tokens", "what"];
+    let common = [
+        "batch",
+        "device",
+        "dtype",
+        "impl",
+        "median_ms",
+        "min_ms",
+        "runs",
+        "threads",
+        "timer",
+        "tokens",
+        "what",
+    ];
     for what in ["core", "block", "forward", "decode"] {
         let args = ["bench", what, "--model", &case("odd"), "--json", "--batch", "2", "--tokens", "16"];
         let more = [

@@ -78,11 +78,11 @@ fn products(c: &mut Criterion) {
         let (x, w, b) = (done(numbers(&[rows, k])), done(numbers(&[k, n])), done(numbers(&[n])));
         group.throughput(Throughput::Elements((2 * rows * k * n) as u64));
         group.bench_function(format!("{rows} x {k} x {n}"), |bench| {
-            bench.iter(|| done(linear(&x, &w, &b)));
+            bench.iter(|| done(linear(&x, &w, &b, Implementation::Auto)));
         });
         let residual = done(numbers(&[rows, n]));
         group.bench_function(format!("{rows} x {k} x {n} onto a residual"), |bench| {
-            bench.iter(|| done(linear_onto(&residual, &x, &w, &b)));
+            bench.iter(|| done(linear_onto(&residual, &x, &w, &b, Implementation::Auto)));
         });
     }
     let (x, table) = (done(numbers(&[1, C])), done(numbers(&[V, C])));
@@ -99,7 +99,7 @@ fn elementwise(c: &mut Criterion) {
         let (x, weight) = (done(numbers(&[rows, C])), done(numbers(&[C])));
         group.throughput(Throughput::Bytes((2 * 4 * rows * C) as u64));
         group.bench_function(BenchmarkId::new("layer_norm", rows), |bench| {
-            bench.iter(|| done(layer_norm(&x, &weight, &weight, 1e-5)));
+            bench.iter(|| done(layer_norm(&x, &weight, &weight, 1e-5, Implementation::Auto)));
         });
         let x = done(numbers(&[rows, 4 * C]));
         group.throughput(Throughput::Bytes((2 * 4 * rows * 4 * C) as u64));

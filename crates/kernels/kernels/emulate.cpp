@@ -1,13 +1,17 @@
-// Runs kernels on the CPU, as emulation.hpp has it:
+// Runs kernels on the CPU, as emulation.hpp has it, by commands in the order of the arguments:
 //
-//   emulate SIZES SHAPE {KERNEL GRID THREADS SHARED}...
+//   put NAME BYTES       memory that holds the next bytes of standard input
+//   allocate NAME BYTES  memory that holds rubbish
+//   set NAME NUMBER      a number, or a field of `struct Shape`
+//   launch KERNEL BLOCKS THREADS SHARED
+//   get NAME             the memory, to standard output
 //
-// SIZES are the bytes of q, k, v, padding, out and found; SHAPE the numbers of `struct Shape`. q, k, v and padding come from
-// standard input; out goes to standard output. A kernel that touches what is not its own ends the program.
+// Parameters of kernels are found by their names. A kernel that touches what is not its own ends the program.
 #include "device.cuh"
 #include <cstdio>
 #include <cstdlib>
 #include <dlfcn.h>
+#include <map>
 #include <random>
 #include <string>
 #include <sys/mman.h>
@@ -116,18 +120,63 @@ void *guarded(size_t size) {
     return start + whole - size;
 }
 
-// Of the launch that runs.
-void *q, *k, *v, *padding, *out, *found;
-Shape shape;
+struct Memory {
+    void *at;
+    size_t size;
+};
+std::map<std::string, Memory> memories;
+std::map<std::string, double> numbers;
 void *function;
 
+/// Null where there is none: the kernels take that for parts that may be missing.
+template <typename T = void> T *memory_of(const char *name) {
+    const auto found = memories.find(name);
+    return found == memories.end() ? nullptr : static_cast<T *>(found->second.at);
+}
+
+double number(const std::string &name) {
+    const auto found = numbers.find(name);
+    if (found == numbers.end()) fail("no number ", name.c_str());
+    return found->second;
+}
+
+Shape shape() {
+    const auto whole = [](const std::string &name) { return static_cast<int>(number(name)); };
+    const auto strides = [&](const std::string &of) {
+        return Strides{whole(of + ".batch"), whole(of + ".head"), whole(of + ".position")};
+    };
+    return {strides("q"),     strides("k"),        strides("v"),    whole("heads"),
+            whole("queries"), whole("keys"),       whole("split_keys"), whole("splits"),
+            static_cast<float>(number("scale"))};
+}
+
+/// Calls the function with arguments of these types.
+template <typename... A> void call(A... arguments) { reinterpret_cast<void (*)(A...)>(function)(arguments...); }
+
 void run_attention() {
-    reinterpret_cast<void (*)(void *, void *, void *, void *, void *, Shape)>(function)(q, k, v, padding, out, shape);
+    call(memory_of("q"), memory_of("k"), memory_of("v"), memory_of("padding"), memory_of("out"), shape());
 }
 void run_decode() {
-    reinterpret_cast<void (*)(void *, void *, void *, void *, void *, void *, Shape)>(function)(q, k, v, padding, out, found, shape);
+    call(memory_of("q"), memory_of("k"), memory_of("v"), memory_of("padding"), memory_of("out"), memory_of("found"), shape());
 }
-void run_merge() { reinterpret_cast<void (*)(void *, void *, Shape)>(function)(found, out, shape); }
+void run_merge() { call(memory_of("found"), memory_of("out"), shape()); }
+void run_layer_norm() {
+    call(memory_of("x"), memory_of("weight"), memory_of("bias"), memory_of("out"), static_cast<long long>(number("rows")),
+         static_cast<int>(number("width")), static_cast<float>(number("eps")));
+}
+void run_finish() {
+    call(memory_of("x"), memory_of("bias"), memory_of("residual"), static_cast<long long>(number("units")),
+         static_cast<int>(number("width")));
+}
+
+constexpr struct {
+    const char *beginning;
+    void (*run)();
+} KINDS[] = {{"attention_", run_attention},
+             {"decode_", run_decode},
+             {"merge_", run_merge},
+             {"layer_norm_", run_layer_norm},
+             {"finish_", run_finish}};
 
 } // namespace
 
@@ -163,38 +212,40 @@ void copy_now() {
 }
 } // namespace emulation
 
-int main(int count, char **values) {
-    constexpr int FIXED = 1 + 6 + 15;
-    if (count <= FIXED || (count - FIXED) % 4 != 0) fail("wrong arguments; see emulate.cpp");
-    const auto number = [&](int i) { return atoll(values[i]); };
-    void **const buffers[] = {&q, &k, &v, &padding, &out, &found};
-    for (int i = 0; i < 6; i++) {
-        const size_t size = number(1 + i);
-        *buffers[i] = size == 0 ? nullptr : guarded(size);
-        if (i < 4 && fread(*buffers[i], 1, size, stdin) != size) fail("standard input is too short");
-        if (i >= 4 && size > 0) memset(*buffers[i], 0xff, size);
-    }
-    Strides *const strides[] = {&shape.q, &shape.k, &shape.v};
-    for (int i = 0; i < 3; i++) *strides[i] = {number(7 + 3 * i), number(8 + 3 * i), number(9 + 3 * i)};
-    int *const sizes[] = {&shape.heads, &shape.queries, &shape.keys, &shape.split_keys, &shape.splits};
-    for (int i = 0; i < 5; i++) *sizes[i] = static_cast<int>(number(16 + i));
-    shape.scale = strtof(values[21], nullptr);
-
+int main(int count, char **words) {
     std::minstd_rand random(1);
-    for (int i = FIXED; i < count; i += 4) {
-        const std::string name = values[i];
-        function = dlsym(RTLD_DEFAULT, values[i]);
-        if (!function) fail("no such kernel: ", values[i]);
-        entry = name.rfind("merge", 0) == 0 ? run_merge : name.rfind("decode", 0) == 0 ? run_decode : run_attention;
-        gridDim = {static_cast<unsigned>(number(i + 1))};
-        threads.resize(number(i + 2));
-        warps.resize((threads.size() + 31) / 32);
-        memory_size = number(i + 3);
-        memory = static_cast<uint4 *>(guarded(memory_size));
-        for (unsigned b = 0; b < gridDim.x; b++) {
-            blockIdx = {b};
-            run_block(random);
+    for (int i = 1; i < count;) {
+        const auto next = [&] { return i < count ? std::string(words[i++]) : (fail("an argument is missing"), std::string()); };
+        const auto next_size = [&] { return strtoull(next().c_str(), nullptr, 10); };
+        const std::string command = next(), name = next();
+        if (command == "put" || command == "allocate") {
+            const size_t size = next_size();
+            const Memory made = {guarded(size), size};
+            memset(made.at, 0xff, size);
+            if (command == "put" && fread(made.at, 1, size, stdin) != size) fail("standard input is too short");
+            memories[name] = made;
+        } else if (command == "set") {
+            numbers[name] = strtod(next().c_str(), nullptr);
+        } else if (command == "launch") {
+            function = dlsym(RTLD_DEFAULT, name.c_str());
+            entry = nullptr;
+            for (const auto &kind : KINDS)
+                if (name.rfind(kind.beginning, 0) == 0) entry = kind.run;
+            if (!function || !entry) fail("no such kernel: ", name.c_str());
+            gridDim = {static_cast<unsigned>(next_size())};
+            threads.resize(next_size());
+            warps.resize((threads.size() + 31) / 32);
+            memory_size = next_size();
+            memory = static_cast<uint4 *>(guarded(memory_size));
+            for (unsigned b = 0; b < gridDim.x; b++) {
+                blockIdx = {b};
+                run_block(random);
+            }
+        } else if (command == "get") {
+            const Memory &of = memories.at(name);
+            fwrite(of.at, 1, of.size, stdout);
+        } else {
+            fail("no such command: ", command.c_str());
         }
     }
-    fwrite(out, 1, number(5), stdout);
 }

@@ -29,7 +29,7 @@ pub fn gelu(x: &Tensor) -> Result<Tensor> {
 ///
 /// # Errors
 /// When the device fails.
-pub fn gelu_in_place(x: Tensor) -> Result<Tensor> {
+pub(crate) fn gelu_in_place(x: Tensor) -> Result<Tensor> {
     if x.track_op() || !x.is_contiguous() || !x.device().is_cpu() || x.dtype() != DType::F32 {
         return gelu(&x);
     }

@@ -18,9 +18,12 @@ pub mod adamw;
 pub mod attention;
 mod columns;
 mod cross_entropy;
+#[cfg(any(feature = "cuda", test))]
+mod cuda;
 pub mod dropout;
 mod element;
 mod gelu;
+mod gpu;
 mod layer_norm;
 mod linear;
 mod product;
@@ -32,9 +35,9 @@ mod vector;
 pub use attention::{CausalAttention, CausalMask, Implementation};
 pub use cross_entropy::{cross_entropy, linear_cross_entropy};
 pub use dropout::Dropout;
-pub use gelu::{gelu, gelu_in_place};
+pub use gelu::gelu;
 pub use layer_norm::layer_norm;
-pub use linear::{linear, linear_onto, linear_transposed};
+pub use linear::{linear, linear_gelu, linear_onto, linear_transposed};
 
 use candle_core::DType;
 

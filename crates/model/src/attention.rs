@@ -87,8 +87,10 @@ impl CausalSelfAttention {
         let c = config.n_embd;
         let stdev = config.initializer_range;
         Ok(Self {
-            c_attn: Conv1D::load(vb.pp("c_attn"), c, 3 * c, stdev)?,
-            c_proj: Conv1D::load(vb.pp("c_proj"), c, c, config.residual_stdev())?,
+            c_attn: Conv1D::load(vb.pp("c_attn"), c, 3 * c, stdev)?
+                .with_implementation(config.attn_implementation),
+            c_proj: Conv1D::load(vb.pp("c_proj"), c, c, config.residual_stdev())?
+                .with_implementation(config.attn_implementation),
             bias: bias.clone(),
             n_head: config.n_head,
             attention: CausalAttention::new(config.attention_scale(layer_idx))

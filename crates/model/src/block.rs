@@ -59,7 +59,10 @@ impl Block {
     /// # Errors
     /// When a tensor is missing or has another shape.
     pub fn load(vb: VarBuilder, config: &Config, layer_idx: usize, bias: &Tensor) -> Result<Self> {
-        let norm = |name: &str| LayerNorm::load(vb.pp(name), config.n_embd, config.layer_norm_epsilon);
+        let norm = |name: &str| -> Result<LayerNorm> {
+            let norm = LayerNorm::load(vb.pp(name), config.n_embd, config.layer_norm_epsilon)?;
+            Ok(norm.with_implementation(config.attn_implementation))
+        };
         Ok(Self {
             ln_1: norm("ln_1")?,
             attn: CausalSelfAttention::load_layer(vb.pp("attn"), config, layer_idx, bias)?,

@@ -117,14 +117,6 @@ impl Activation {
             Self::Silu => x.silu(),
         }
     }
-
-    /// As [`forward`](Self::forward), over the memory of `x`, which no other tensor may read.
-    pub(crate) fn forward_in_place(self, x: Tensor) -> Result<Tensor> {
-        match self {
-            Self::GeluNew | Self::GeluPytorchTanh => gpt2_kernels::gelu_in_place(x),
-            _ => self.forward(&x),
-        }
-    }
 }
 
 impl Default for Config {

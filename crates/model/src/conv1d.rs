@@ -5,6 +5,7 @@
 
 use candle_core::{Module, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
+use gpt2_kernels::Implementation;
 
 /// A linear layer in GPT-2's layout.
 #[derive(Debug, Clone)]
@@ -13,6 +14,8 @@ pub struct Conv1D {
     pub weight: Tensor,
     /// (out)
     pub bias: Tensor,
+    /// What may run on a GPU, see [`gpt2_kernels::linear`].
+    pub implementation: Implementation,
 }
 
 impl Conv1D {
@@ -25,7 +28,14 @@ impl Conv1D {
         Ok(Self {
             weight: vb.get_with_hints((n_in, n_out), "weight", Init::Randn { mean: 0., stdev })?,
             bias: vb.get_with_hints(n_out, "bias", Init::Const(0.))?,
+            implementation: Implementation::default(),
         })
+    }
+
+    /// The same layer, computed on a GPU by `implementation`.
+    #[must_use]
+    pub fn with_implementation(self, implementation: Implementation) -> Self {
+        Self { implementation, ..self }
     }
 }
 
@@ -38,7 +48,18 @@ impl Conv1D {
     /// # Errors
     /// When a shape does not fit.
     pub fn forward_onto(&self, residual: &Tensor, x: &Tensor) -> Result<Tensor> {
-        gpt2_kernels::linear_onto(residual, x, &self.weight, &self.bias)
+        gpt2_kernels::linear_onto(residual, x, &self.weight, &self.bias, self.implementation)
+    }
+
+    /// GELU (tanh form) of `x·W + b`.
+    ///
+    /// # Shapes
+    /// `x` (.., in) -> (.., out)
+    ///
+    /// # Errors
+    /// When a shape does not fit.
+    pub fn forward_gelu(&self, x: &Tensor) -> Result<Tensor> {
+        gpt2_kernels::linear_gelu(x, &self.weight, &self.bias, self.implementation)
     }
 
     /// The outputs `start..start + len` alone.
@@ -49,7 +70,8 @@ impl Conv1D {
     /// # Errors
     /// When a shape does not fit.
     pub(crate) fn forward_columns(&self, x: &Tensor, start: usize, len: usize) -> Result<Tensor> {
-        gpt2_kernels::linear(x, &self.weight.narrow(1, start, len)?, &self.bias.narrow(0, start, len)?)
+        let (weight, bias) = (self.weight.narrow(1, start, len)?, self.bias.narrow(0, start, len)?);
+        gpt2_kernels::linear(x, &weight, &bias, self.implementation)
     }
 }
 
@@ -59,7 +81,7 @@ impl Module for Conv1D {
     /// # Shapes
     /// `x` (.., in) -> (.., out)
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        gpt2_kernels::linear(x, &self.weight, &self.bias)
+        gpt2_kernels::linear(x, &self.weight, &self.bias, self.implementation)
     }
 }
 
@@ -74,6 +96,7 @@ mod tests {
         let layer = Conv1D {
             weight: Tensor::new(&[[1f32, 2.], [3., 4.]], &Device::Cpu)?,
             bias: Tensor::new(&[10f32, 20.], &Device::Cpu)?,
+            implementation: Implementation::default(),
         };
         let x = Tensor::new(&[[[1f32, 0.], [0., 1.]]], &Device::Cpu)?;
         assert_eq!(layer.forward(&x)?.to_vec3::<f32>()?, [[[11., 22.], [13., 24.]]]);

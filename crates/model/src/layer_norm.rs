@@ -2,6 +2,7 @@
 
 use candle_core::{Module, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
+use gpt2_kernels::Implementation;
 
 /// Layer normalisation over C, see [`gpt2_kernels::layer_norm`].
 #[derive(Debug, Clone)]
@@ -11,6 +12,7 @@ pub struct LayerNorm {
     /// (C)
     pub bias: Tensor,
     eps: f64,
+    implementation: Implementation,
 }
 
 impl LayerNorm {
@@ -23,12 +25,19 @@ impl LayerNorm {
             weight: vb.get_with_hints(width, "weight", Init::Const(1.))?,
             bias: vb.get_with_hints(width, "bias", Init::Const(0.))?,
             eps,
+            implementation: Implementation::default(),
         })
+    }
+
+    /// The same layer, computed on a GPU by `implementation`.
+    #[must_use]
+    pub fn with_implementation(self, implementation: Implementation) -> Self {
+        Self { implementation, ..self }
     }
 }
 
 impl Module for LayerNorm {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        gpt2_kernels::layer_norm(x, &self.weight, &self.bias, self.eps)
+        gpt2_kernels::layer_norm(x, &self.weight, &self.bias, self.eps, self.implementation)
     }
 }

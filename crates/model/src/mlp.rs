@@ -34,8 +34,10 @@ impl Mlp {
     pub fn load_layer(vb: VarBuilder, config: &Config, layer_idx: usize) -> Result<Self> {
         let (c, inner) = (config.n_embd, config.inner_dim());
         Ok(Self {
-            c_fc: Conv1D::load(vb.pp("c_fc"), c, inner, config.initializer_range)?,
-            c_proj: Conv1D::load(vb.pp("c_proj"), inner, c, config.residual_stdev())?,
+            c_fc: Conv1D::load(vb.pp("c_fc"), c, inner, config.initializer_range)?
+                .with_implementation(config.attn_implementation),
+            c_proj: Conv1D::load(vb.pp("c_proj"), inner, c, config.residual_stdev())?
+                .with_implementation(config.attn_implementation),
             act: config.activation_function,
             layer_idx,
             resid_pdrop: config.resid_pdrop,
@@ -67,7 +69,10 @@ impl Mlp {
 
     /// (B, T, C) -> (B, T, `n_inner`)
     fn inner(&self, x: &Tensor) -> Result<Tensor> {
-        self.act.forward_in_place(self.c_fc.forward(x)?)
+        match self.act {
+            Activation::GeluNew | Activation::GeluPytorchTanh => self.c_fc.forward_gelu(x),
+            act => act.forward(&self.c_fc.forward(x)?),
+        }
     }
 }
 

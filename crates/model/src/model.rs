@@ -45,7 +45,8 @@ impl Gpt2Model {
             h: (0..config.n_layer)
                 .map(|i| Block::load(vb.pp("h").pp(i), config, i, &bias))
                 .collect::<Result<_>>()?,
-            ln_f: LayerNorm::load(vb.pp("ln_f"), config.n_embd, config.layer_norm_epsilon)?,
+            ln_f: LayerNorm::load(vb.pp("ln_f"), config.n_embd, config.layer_norm_epsilon)?
+                .with_implementation(config.attn_implementation),
             config: config.clone(),
         })
     }

@@ -5,6 +5,7 @@
 mod backward;
 
 use crate::vector::{chunked, contiguous};
+use crate::{Implementation, gpu};
 use candle_core::{CpuStorage, CustomOp3, D, DType, Layout, Result, Shape, Tensor};
 use pulp::{Arch, Simd, WithSimd};
 use std::mem::MaybeUninit;
@@ -15,12 +16,21 @@ use std::mem::MaybeUninit;
 /// the residual stream of a trained GPT-2, whose mean is large beside its spread. Candle's own
 /// `ops::layer_norm` computes that shorter form and has no backward, so it is not used here.
 ///
+/// On a GPU, `on_gpu` says whether our kernel runs where nothing is trained, or Candle's operations; on the CPU ours
+/// always runs in f32.
+///
 /// # Shapes
 /// `x` (.., C), `weight` (C), `bias` (C) -> (.., C)
 ///
 /// # Errors
 /// When the last dimension of `x` is not that of `weight` and `bias`.
-pub fn layer_norm(x: &Tensor, weight: &Tensor, bias: &Tensor, eps: f64) -> Result<Tensor> {
+pub fn layer_norm(
+    x: &Tensor,
+    weight: &Tensor,
+    bias: &Tensor,
+    eps: f64,
+    on_gpu: Implementation,
+) -> Result<Tensor> {
     let width = x.dim(D::Minus1)?;
     if weight.dims() != [width] || bias.dims() != [width] {
         candle_core::bail!(
@@ -33,6 +43,9 @@ pub fn layer_norm(x: &Tensor, weight: &Tensor, bias: &Tensor, eps: f64) -> Resul
     if x.elem_count() > 0 && [x, weight, bias].iter().all(|t| t.device().is_cpu() && t.dtype() == DType::F32)
     {
         return x.contiguous()?.apply_op3(&weight.contiguous()?, &bias.contiguous()?, LayerNorm { eps });
+    }
+    if let Some(y) = gpu::layer_norm(on_gpu, x, weight, bias, eps)? {
+        return Ok(y);
     }
     let wide = crate::accumulator(x.dtype());
     let (centred, deviation) = centre(&x.to_dtype(wide)?, eps)?;
@@ -158,7 +171,7 @@ mod tests {
         // Spread 1 around a mean of 4096: in f32 the one-pass variance is off by whole units.
         let x = Tensor::new(&[[4095f32, 4097., 4095., 4097.]], &Device::Cpu)?;
         let one = Tensor::new(&[1f32, 1., 1., 1.], &Device::Cpu)?;
-        let y = layer_norm(&x, &one, &one.zeros_like()?, 0.)?.to_vec2::<f32>()?;
+        let y = layer_norm(&x, &one, &one.zeros_like()?, 0., Implementation::Auto)?.to_vec2::<f32>()?;
         assert_eq!(y, [[-1., 1., -1., 1.]]);
         Ok(())
     }
@@ -179,7 +192,7 @@ mod tests {
                 };
                 let x = var(6 * width, 1, vec![2, 3, width])?;
                 let (w, b) = (var(width, 2, vec![width])?, var(width, 3, vec![width])?);
-                let y = layer_norm(&x, &w, &b, 1e-5)?;
+                let y = layer_norm(&x, &w, &b, 1e-5, Implementation::Auto)?;
                 let weighted = (&y
                     * Tensor::arange(0f64, 6. * width as f64, &Device::Cpu)?
                         .sin()?
@@ -208,7 +221,7 @@ mod tests {
     fn nan_stays_in_its_row() -> Result<()> {
         let x = Tensor::new(&[[f32::NAN, 1., 2.], [1., 2., 3.]], &Device::Cpu)?;
         let one = Tensor::ones(3, DType::F32, &Device::Cpu)?;
-        let y = layer_norm(&x, &one, &one, 1e-5)?.to_vec2::<f32>()?;
+        let y = layer_norm(&x, &one, &one, 1e-5, Implementation::Auto)?.to_vec2::<f32>()?;
         assert!(y[0].iter().all(|x| x.is_nan()) && y[1].iter().all(|x| x.is_finite()), "{y:?}");
         Ok(())
     }
@@ -217,7 +230,7 @@ mod tests {
     fn refuses_a_weight_of_another_width() -> Result<()> {
         let x = Tensor::zeros((2, 4), DType::F32, &Device::Cpu)?;
         let w = Tensor::zeros(3, DType::F32, &Device::Cpu)?;
-        let err = layer_norm(&x, &w, &w, 1e-5).expect_err("3 is not 4").to_string();
+        let err = layer_norm(&x, &w, &w, 1e-5, Implementation::Auto).expect_err("3 is not 4").to_string();
         assert!(err.contains("[2, 4]") && err.contains("[3]"), "{err}");
         Ok(())
     }

@@ -8,8 +8,11 @@
 
 mod few_rows;
 
+use crate::attention::Implementation;
 use crate::columns::column_sums;
 use crate::element::{Element, Widen};
+use crate::gelu::gelu_in_place;
+use crate::gpu::{self, Tail};
 use crate::product::{Matrix, multiply};
 use crate::vector::{CHUNK, chunked, contiguous};
 use candle_core::{CpuStorage, CustomOp2, CustomOp3, D, DType, Layout, Result, Shape, Tensor, WithDType};
@@ -20,36 +23,66 @@ use rayon::prelude::*;
 use std::borrow::Cow;
 use std::mem::MaybeUninit;
 
-/// `x·W + b`, differentiable.
+/// `x·W + b`, differentiable. On a GPU, `on_gpu` says whether our kernels follow Candle's product where nothing is trained;
+/// on the CPU they always run.
 ///
 /// # Shapes
 /// `x` (.., in), `weight` (in, out), `bias` (out) -> (.., out)
 ///
 /// # Errors
 /// When the shapes do not fit each other.
-pub fn linear(x: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor> {
+pub fn linear(x: &Tensor, weight: &Tensor, bias: &Tensor, on_gpu: Implementation) -> Result<Tensor> {
     let (flat, shape) = check(x, weight, bias)?;
+    if let Some(y) = gpu::linear(on_gpu, &flat, weight, bias, Tail::default())? {
+        return y.reshape(shape);
+    }
     if !has_kernel(&[x, weight, bias]) || !rows_are_contiguous(weight) {
         return flat.matmul(&weight.contiguous()?)?.broadcast_add(bias)?.reshape(shape);
     }
     flat.apply_op3(weight, &bias.contiguous()?, Linear)?.reshape(shape)
 }
 
-/// `residual + x·W + b`, differentiable.
+/// GELU (tanh form) of `x·W + b`, differentiable; `on_gpu` as for [`linear`].
+///
+/// # Shapes
+/// `x` (.., in), `weight` (in, out), `bias` (out) -> (.., out)
+///
+/// # Errors
+/// When the shapes do not fit each other.
+pub fn linear_gelu(x: &Tensor, weight: &Tensor, bias: &Tensor, on_gpu: Implementation) -> Result<Tensor> {
+    let (flat, shape) = check(x, weight, bias)?;
+    match gpu::linear(on_gpu, &flat, weight, bias, Tail { gelu: true, ..Tail::default() })? {
+        Some(y) => y.reshape(shape),
+        None => gelu_in_place(linear(x, weight, bias, Implementation::Auto)?),
+    }
+}
+
+/// `residual + x·W + b`, differentiable; `on_gpu` as for [`linear`].
 ///
 /// # Shapes
 /// `residual` (.., out), `x` (.., in), `weight` (in, out), `bias` (out) -> (.., out)
 ///
 /// # Errors
 /// When the shapes do not fit each other.
-pub fn linear_onto(residual: &Tensor, x: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor> {
+pub fn linear_onto(
+    residual: &Tensor,
+    x: &Tensor,
+    weight: &Tensor,
+    bias: &Tensor,
+    on_gpu: Implementation,
+) -> Result<Tensor> {
     let (flat, shape) = check(x, weight, bias)?;
     if residual.dims() != shape {
         candle_core::bail!("linear: x·W is {shape:?}, which cannot be added to {:?}", residual.dims())
     }
+    if let Some(y) =
+        gpu::linear(on_gpu, &flat, weight, bias, Tail { residual: Some(residual), ..Tail::default() })?
+    {
+        return y.reshape(shape);
+    }
     let all = [residual, x, weight, bias];
     if !has_kernel(&all) || !rows_are_contiguous(weight) || all.iter().any(|t| t.track_op()) {
-        return residual + linear(x, weight, bias)?;
+        return residual + linear(x, weight, bias, Implementation::Auto)?;
     }
     let residual = residual.contiguous()?.reshape((flat.dim(0)?, bias.elem_count()))?;
     flat.apply_op3_no_bwd(weight, &residual, &LinearOnto { bias: bias.clone() })?.reshape(shape)

@@ -5,26 +5,15 @@
 use super::plan::{Plan, Shape, Task};
 use crate::attention::gpu::Kernel;
 use crate::attention::{CausalAttention, CausalMask, Implementation};
+use crate::cuda::function;
 use candle_core::backend::BackendStorage;
-use candle_core::cuda_backend::cudarc::driver::sys::{CUdevice_attribute, CUfunction_attribute};
-use candle_core::cuda_backend::cudarc::driver::{
-    CudaFunction, CudaStream, DeviceRepr, LaunchConfig, PushKernelArg,
-};
-use candle_core::cuda_backend::cudarc::nvrtc::Ptx;
+use candle_core::cuda_backend::cudarc::driver::sys::CUdevice_attribute;
+use candle_core::cuda_backend::cudarc::driver::{DeviceRepr, PushKernelArg};
 use candle_core::cuda_backend::{CudaDType, WrapErr};
 use candle_core::{
     CpuStorage, CudaDevice, CudaStorage, CustomOp3, DType, Layout, Result, Storage, Tensor, Var,
 };
 use half::{bf16, f16};
-use std::collections::HashMap;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
-
-/// What build.rs made of `kernels/*.cu`: for each, machine code and PTX in one file.
-const BINARIES: [&[u8]; 3] = [
-    include_bytes!(concat!(env!("OUT_DIR"), "/attention.fatbin")),
-    include_bytes!(concat!(env!("OUT_DIR"), "/attention_f32.fatbin")),
-    include_bytes!(concat!(env!("OUT_DIR"), "/decode.fatbin")),
-];
 
 /// The kernels for q (B, H, T, D) and k, v (B, H, S, D), or `None` where there are none.
 pub(in crate::attention) fn kernel(
@@ -93,32 +82,27 @@ impl CudaAttention {
             },
         };
         let nothing = 0u64; // a null pointer
-        for launch in &self.plan.launches {
-            let function = function(&stream, &launch.kernel, launch.shared)?;
-            let mut kernel = stream.launch_builder(&function);
-            if launch.task != Task::Merge {
+        for (task, launch) in &self.plan.launches {
+            let function = function(&stream, launch)?;
+            let mut args = stream.launch_builder(&function);
+            if *task != Task::Merge {
                 for view in &views {
-                    kernel.arg(view);
+                    args.arg(view);
                 }
                 match &padding {
-                    Some(padding) => kernel.arg(padding),
-                    None => kernel.arg(&nothing),
+                    Some(padding) => args.arg(padding),
+                    None => args.arg(&nothing),
                 };
             }
-            match launch.task {
-                Task::Attention => kernel.arg(&mut out),
-                Task::Decode => kernel.arg(&mut out).arg(&mut found),
-                Task::Merge => kernel.arg(&found).arg(&mut out),
+            match task {
+                Task::Attention => args.arg(&mut out),
+                Task::Decode => args.arg(&mut out).arg(&mut found),
+                Task::Merge => args.arg(&found).arg(&mut out),
             };
-            kernel.arg(&self.plan.shape);
-            let config = LaunchConfig {
-                grid_dim: (launch.blocks, 1, 1),
-                block_dim: (launch.threads, 1, 1),
-                shared_mem_bytes: launch.shared,
-            };
-            // SAFETY: the arguments are those of `Task`, and the plan is one for their layouts: what the kernels read
+            args.arg(&self.plan.shape);
+            // SAFETY: the arguments are those of the task, and the plan is one for their layouts: what the kernels read
             // and write by it lies inside of them. The tests run the same plans over memory with guards.
-            unsafe { kernel.launch(config) }.w()?;
+            unsafe { crate::cuda::launch(args, launch)? };
         }
         Ok((CudaStorage::wrap_cuda_slice(out, device.clone()), candle_core::Shape::from((b, t, h, d))))
     }
@@ -174,30 +158,4 @@ impl CustomOp3 for CudaAttention {
         let mut gradients = (context * grad)?.sum_all()?.backward()?;
         Ok((gradients.remove(&q), gradients.remove(&k), gradients.remove(&v)))
     }
-}
-
-/// Kernels by the context of a device and their name.
-type Functions = HashMap<(usize, String), CudaFunction>;
-
-/// The kernel of this name, loaded once for each device.
-fn function(stream: &Arc<CudaStream>, name: &str, shared: u32) -> Result<CudaFunction> {
-    static FUNCTIONS: LazyLock<Mutex<Functions>> = LazyLock::new(Mutex::default);
-    let context = stream.context();
-    let key = (context.cu_ctx() as usize, name.to_string());
-    let mut functions = FUNCTIONS.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(function) = functions.get(&key) {
-        return Ok(function.clone());
-    }
-    let binary = match name {
-        _ if name.starts_with("attention_f32") => BINARIES[1],
-        _ if name.starts_with("attention") => BINARIES[0],
-        _ => BINARIES[2],
-    };
-    let module = context.load_module(Ptx::from_binary(binary.to_vec())).w()?;
-    let function = module.load_function(name).w()?;
-    // More than 48 KiB must be asked for.
-    let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-    function.set_attribute(attribute, shared.try_into().unwrap_or(i32::MAX)).w()?;
-    functions.insert(key, function.clone());
-    Ok(function)
 }

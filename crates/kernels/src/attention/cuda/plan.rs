@@ -1,6 +1,7 @@
 //! Which kernels compute an attention, over how many blocks, with how much shared memory: numbers only, so that
 //! the tests can run the same plan without a GPU.
 
+use crate::cuda::{Launch, dtype_name};
 use candle_core::{DType, Layout};
 
 /// Strides of a tensor (B, H, positions, D), in elements. D lies side by side. `device.cuh` has the same struct.
@@ -40,20 +41,10 @@ pub(super) enum Task {
     Merge,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Launch {
-    pub(super) task: Task,
-    pub(super) kernel: String,
-    pub(super) blocks: u32,
-    pub(super) threads: u32,
-    /// Bytes for each block.
-    pub(super) shared: u32,
-}
-
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Plan {
     pub(super) shape: Shape,
-    pub(super) launches: Vec<Launch>,
+    pub(super) launches: Vec<(Task, Launch)>,
     /// f32s that the launches hand on to each other.
     pub(super) found: usize,
 }
@@ -75,12 +66,7 @@ impl Plan {
         multiprocessors: usize,
     ) -> Option<Self> {
         let (&[b, h, t, d], &[_, _, s, _]) = (q.dims(), k.dims()) else { return None };
-        let name = match dtype {
-            DType::F32 => "f32",
-            DType::F16 => "f16",
-            DType::BF16 => "bf16",
-            _ => return None,
-        };
+        let name = dtype_name(dtype)?;
         #[allow(clippy::cast_possible_truncation)] // the scale of f32 scores
         let base_2_scale = (scale * std::f64::consts::LOG2_E) as f32;
         if !WIDTHS.contains(&d) || base_2_scale <= 0.0 || !base_2_scale.is_finite() {
@@ -101,12 +87,6 @@ impl Plan {
                 scale: base_2_scale,
             })
         };
-        let launch = |task, kernel: String, blocks: usize, threads, shared: usize| {
-            // Blocks are numbered in i32 on the other side.
-            let blocks = i32::try_from(blocks).ok()?.try_into().ok()?;
-            Some(Launch { task, kernel, blocks, threads, shared: shared.try_into().ok()? })
-        };
-
         if t == 1 {
             // About two blocks for each multiprocessor.
             let wanted = (2 * multiprocessors).div_ceil(b * h).clamp(1, s.div_ceil(MIN_SPLIT_KEYS));
@@ -114,11 +94,12 @@ impl Plan {
             let splits = s.div_ceil(split_keys);
             let lanes = (d * size / 16).next_power_of_two();
             let shared = THREADS as usize / lanes * (2 + d) * 4; // a finding for each group of lanes
-            let decode = format!("decode_{name}_d{d}");
-            let mut launches = vec![launch(Task::Decode, decode, b * h * splits, THREADS, shared)?];
+            let decode = Launch::new(format!("decode_{name}_d{d}"), b * h * splits, THREADS, shared)?;
+            let mut launches = vec![(Task::Decode, decode)];
             if splits > 1 {
                 let threads = d.try_into().ok()?;
-                launches.push(launch(Task::Merge, format!("merge_{name}_d{d}"), b * h, threads, 0)?);
+                let merge = Launch::new(format!("merge_{name}_d{d}"), b * h, threads, 0)?;
+                launches.push((Task::Merge, merge));
             }
             let found = if splits > 1 { b * h * splits * (2 + d) } else { 0 };
             return Some(Self { shape: shape(split_keys, splits)?, launches, found });
@@ -133,8 +114,8 @@ impl Plan {
             (queries, (queries + 4 * keys) * (d + 8) * size) // q, and twice k and v
         };
         let kernel = format!("attention_{name}_d{d}_q{queries}");
-        let launch = launch(Task::Attention, kernel, b * h * t.div_ceil(queries), THREADS, shared)?;
-        Some(Self { shape: shape(s, 1)?, launches: vec![launch], found: 0 })
+        let launch = Launch::new(kernel, b * h * t.div_ceil(queries), THREADS, shared)?;
+        Some(Self { shape: shape(s, 1)?, launches: vec![(Task::Attention, launch)], found: 0 })
     }
 }
 

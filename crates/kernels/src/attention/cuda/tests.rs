@@ -1,33 +1,9 @@
-//! The kernels' own source, compiled for the CPU and run thread by thread (`kernels/emulation.hpp`), against the eager path:
-//! what can be shown of them where there is no GPU.
+//! The kernels, emulated, against the eager path.
 
 use super::plan::{Plan, Strides};
 use crate::attention::{CausalAttention, CausalMask, Implementation};
+use crate::cuda::emulator::{Emulator, bytes, tensor};
 use candle_core::{DType, Device, Result, Tensor};
-use half::{bf16, f16};
-use std::io::Write;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::sync::OnceLock;
-
-/// The emulator with all kernels, compiled once.
-fn emulator() -> &'static Path {
-    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    PROGRAM.get_or_init(|| {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
-        let program = Path::new(env!("OUT_DIR")).join("emulate-cuda");
-        let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
-        let done = Command::new(&compiler)
-            .current_dir(folder)
-            .args("-std=c++17 -O1 -rdynamic -Wall -Wno-unknown-pragmas -x c++".split(' '))
-            .args(["attention.cu", "attention_f32.cu", "decode.cu", "emulate.cpp", "-ldl", "-o"])
-            .arg(&program)
-            .status();
-        let remedy = "install a C++ compiler (apt-get install g++) or name one in CXX";
-        assert!(done.is_ok_and(|status| status.success()), "`{compiler}` compiles no kernels: {remedy}");
-        program
-    })
-}
 
 struct Case {
     dtype: DType,
@@ -71,12 +47,9 @@ impl Case {
         let bytes = bytes(&packed)?;
         let from = |x: &Tensor| &bytes[x.layout().start_offset() * dtype.size_in_bytes()..];
         let padding = if self.padded { padding.flatten_all()?.to_vec1()? } else { vec![] };
-        let out = run(
-            &plan,
-            [from(&q), from(&k), from(&v), &padding],
-            expected.elem_count() * dtype.size_in_bytes(),
-        )?;
-        let got = from_bytes(&out, dtype)?.reshape(expected.dims())?.to_dtype(DType::F64)?;
+        let out = expected.elem_count() * dtype.size_in_bytes();
+        let out = run(&plan, [from(&q), from(&k), from(&v), &padding], out);
+        let got = tensor(&out, dtype)?.reshape(expected.dims())?.to_dtype(DType::F64)?;
         let largest = |x: &Tensor| x.abs()?.max_all()?.to_scalar::<f64>();
         Ok(largest(&(got - &expected)?)? / largest(&expected)?)
     }
@@ -92,44 +65,32 @@ impl Case {
 }
 
 /// What the plan's launches leave in `out`.
-fn run(plan: &Plan, [q, k, v, padding]: [&[u8]; 4], out: usize) -> Result<Vec<u8>> {
+fn run(plan: &Plan, [q, k, v, padding]: [&[u8]; 4], out: usize) -> Vec<u8> {
     let Plan { shape, launches, found } = plan;
-    let strides = |s: &Strides| [s.batch, s.head, s.position];
-    let sizes = [q.len(), k.len(), v.len(), padding.len(), out, found * 4].map(|x| x.to_string());
-    let strides = [&shape.q, &shape.k, &shape.v].map(strides).concat();
-    let numbers = [shape.heads, shape.queries, shape.keys, shape.split_keys, shape.splits];
-    let mut emulator = Command::new(emulator())
-        .args(sizes)
-        .args(strides.iter().map(ToString::to_string))
-        .args(numbers.map(|x| x.to_string()))
-        .arg(shape.scale.to_string())
-        .args(launches.iter().flat_map(|launch| {
-            let numbers = [launch.blocks, launch.threads, launch.shared].map(|x| x.to_string());
-            std::iter::once(launch.kernel.clone()).chain(numbers)
-        }))
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()?;
-    let mut input = emulator.stdin.take().ok_or_else(|| candle_core::Error::msg("a pipe"))?;
-    // One that ends early says why by itself.
-    let _ = [q, k, v, padding].iter().try_for_each(|part| input.write_all(part));
-    drop(input);
-    let output = emulator.wait_with_output()?;
-    assert!(output.status.success(), "{launches:?}: {}", output.status);
-    Ok(output.stdout)
-}
-
-fn bytes(x: &Tensor) -> Result<Vec<u8>> {
-    let x = x.flatten_all()?;
-    Ok(match x.dtype() {
-        DType::F16 => x.to_vec1::<f16>()?.iter().flat_map(|x| x.to_ne_bytes()).collect(),
-        DType::BF16 => x.to_vec1::<bf16>()?.iter().flat_map(|x| x.to_ne_bytes()).collect(),
-        _ => x.to_vec1::<f32>()?.iter().flat_map(|x| x.to_ne_bytes()).collect(),
-    })
-}
-
-fn from_bytes(bytes: &[u8], dtype: DType) -> Result<Tensor> {
-    Tensor::from_raw_buffer(bytes, dtype, &[bytes.len() / dtype.size_in_bytes()], &Device::Cpu)
+    let mut emulator = Emulator::default();
+    for (name, bytes, Strides { batch, head, position }) in
+        [("q", q, shape.q), ("k", k, shape.k), ("v", v, shape.v)]
+    {
+        emulator.put(name, bytes);
+        emulator.set(&format!("{name}.batch"), batch);
+        emulator.set(&format!("{name}.head"), head);
+        emulator.set(&format!("{name}.position"), position);
+    }
+    if !padding.is_empty() {
+        emulator.put("padding", padding);
+    }
+    emulator.allocate("out", out);
+    emulator.allocate("found", found * 4);
+    emulator.set("heads", shape.heads);
+    emulator.set("queries", shape.queries);
+    emulator.set("keys", shape.keys);
+    emulator.set("split_keys", shape.split_keys);
+    emulator.set("splits", shape.splits);
+    emulator.set("scale", shape.scale);
+    for (_, launch) in launches {
+        emulator.launch(launch);
+    }
+    emulator.get("out")
 }
 
 /// Every kernel, for prompts and chunks that end within tiles, with one batch row, several, and padded ones.

@@ -1,0 +1,95 @@
+// What surrounds the matrix products of a block, each in one pass over memory: layer norm, and the bias, GELU and residual
+// that follow a product.
+#include "device.cuh"
+
+constexpr int THREADS = 128, WARPS = THREADS / 32;
+
+/// 16 bytes of a row: a lane's part of a load.
+template <typename E> struct alignas(16) Unit {
+    static constexpr int COUNT = 16 / sizeof(E);
+    E of[COUNT];
+};
+
+DEVICE float warp_sum(float x) {
+#pragma unroll
+    for (int other = 16; other > 0; other /= 2) x += shuffle_xor(x, other);
+    return x;
+}
+
+/// (x - mean) / sqrt(variance + eps) * weight + bias of each row of x (rows, width), a warp a row. The variance is that of the
+/// centred values: E[x²] - E[x]² loses its digits where the mean is large beside the spread.
+template <typename E>
+DEVICE void layer_norm(const E *x, const E *weight, const E *bias, E *out, long long rows, int width, float eps) {
+    constexpr int COUNT = Unit<E>::COUNT;
+    const int lane = threadIdx.x % 32, units = width / COUNT;
+    const long long row = static_cast<long long>(blockIdx.x) * WARPS + threadIdx.x / 32;
+    if (row >= rows) return; // a whole warp
+    const auto *from = reinterpret_cast<const Unit<E> *>(x + row * width);
+    float sum = 0;
+    for (int i = lane; i < units; i += 32) {
+        const Unit<E> unit = from[i];
+#pragma unroll
+        for (int j = 0; j < COUNT; j++) sum += to_float(unit.of[j]);
+    }
+    const float mean = warp_sum(sum) / width;
+    float squares = 0;
+    for (int i = lane; i < units; i += 32) {
+        const Unit<E> unit = from[i];
+#pragma unroll
+        for (int j = 0; j < COUNT; j++) {
+            const float centred = to_float(unit.of[j]) - mean;
+            squares = fmaf(centred, centred, squares);
+        }
+    }
+    const float factor = 1 / sqrtf(warp_sum(squares) / width + eps);
+    for (int i = lane; i < units; i += 32) {
+        Unit<E> unit = from[i];
+        const Unit<E> scale = reinterpret_cast<const Unit<E> *>(weight)[i], shift = reinterpret_cast<const Unit<E> *>(bias)[i];
+#pragma unroll
+        for (int j = 0; j < COUNT; j++)
+            unit.of[j] = from_float<E>(fmaf((to_float(unit.of[j]) - mean) * factor, to_float(scale.of[j]), to_float(shift.of[j])));
+        reinterpret_cast<Unit<E> *>(out + row * width)[i] = unit;
+    }
+}
+
+/// GELU in its tanh form as x·σ(z), z = 2·sqrt(2/π)·(x + 0.044715·x³): no digits are lost for negative x.
+DEVICE float gelu(float x) {
+    constexpr float SLOPE = 1.5957691216057308f * 1.4426950408889634f; // of z, times log2(e)
+    const float z = fmaf(x * x * x, 0.044715f, x) * SLOPE;
+    return x / (1 + exp2_fast(-z));
+}
+
+/// What a product x (rows, width) becomes, where it lies: x + bias, GELU of it, or residual + x + bias.
+template <typename E, bool Gelu>
+DEVICE void finish(E *x, const E *bias, const E *residual, long long units, int width) {
+    constexpr int COUNT = Unit<E>::COUNT;
+    const long long i = static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x;
+    if (i >= units) return;
+    Unit<E> unit = reinterpret_cast<Unit<E> *>(x)[i];
+    const Unit<E> shift = reinterpret_cast<const Unit<E> *>(bias)[i % (width / COUNT)];
+    Unit<E> before;
+    if (residual) before = reinterpret_cast<const Unit<E> *>(residual)[i];
+#pragma unroll
+    for (int j = 0; j < COUNT; j++) {
+        float y = to_float(unit.of[j]) + to_float(shift.of[j]);
+        if (Gelu) y = gelu(y);
+        if (residual) y += to_float(before.of[j]);
+        unit.of[j] = from_float<E>(y);
+    }
+    reinterpret_cast<Unit<E> *>(x)[i] = unit;
+}
+
+#define LAYERS(NAME, E)                                                                                                    \
+    KERNEL(THREADS)                                                                                                        \
+    layer_norm_##NAME(const E *x, const E *weight, const E *bias, E *out, long long rows, int width, float eps) {          \
+        layer_norm<E>(x, weight, bias, out, rows, width, eps);                                                             \
+    }                                                                                                                      \
+    KERNEL(THREADS) finish_##NAME(E *x, const E *bias, const E *residual, long long units, int width) {                    \
+        finish<E, false>(x, bias, residual, units, width);                                                                 \
+    }                                                                                                                      \
+    KERNEL(THREADS) finish_gelu_##NAME(E *x, const E *bias, const E *residual, long long units, int width) {               \
+        finish<E, true>(x, bias, residual, units, width);                                                                  \
+    }
+LAYERS(f16, f16)
+LAYERS(bf16, bf16)
+LAYERS(f32, float)

@@ -1,0 +1,367 @@
+//! Layer norm, and the bias, GELU and residual after a matrix product, in one pass each: `kernels/layers.cu`.
+
+use super::{Launch, dtype_name};
+use candle_core::DType;
+
+/// Threads of a block of `layers.cu`; a warp of 32 has a row of a layer norm.
+const THREADS: u32 = 128;
+const ROWS: usize = THREADS as usize / 32;
+
+/// Elements of 16 bytes, where rows of `width` are made of such.
+fn unit(dtype: DType, width: usize) -> Option<usize> {
+    let unit = 16 / dtype.size_in_bytes();
+    (width > 0 && width.is_multiple_of(unit) && i32::try_from(width).is_ok()).then_some(unit)
+}
+
+/// The layer norm of (rows, width), where there is a kernel for it.
+pub(crate) fn layer_norm_launch(dtype: DType, rows: usize, width: usize) -> Option<Launch> {
+    let name = dtype_name(dtype)?;
+    unit(dtype, width)?;
+    Launch::new(format!("layer_norm_{name}"), rows.div_ceil(ROWS), THREADS, 0)
+}
+
+/// What follows a product (rows, width), where there is a kernel for it; and its 16-byte units.
+pub(crate) fn finish_launch(dtype: DType, rows: usize, width: usize, gelu: bool) -> Option<(Launch, usize)> {
+    let name = dtype_name(dtype)?;
+    let units = rows * width / unit(dtype, width)?;
+    let kernel = format!("finish_{}{name}", if gelu { "gelu_" } else { "" });
+    Some((Launch::new(kernel, units.div_ceil(THREADS as usize), THREADS, 0)?, units))
+}
+
+#[cfg(feature = "cuda")]
+pub(crate) use ops::{layer_norm, linear};
+
+#[cfg(feature = "cuda")]
+mod ops {
+    #![allow(unsafe_code)] // kernels take pointers; each block says why they are sound
+
+    use super::{Launch, finish_launch, layer_norm_launch};
+    use crate::Implementation;
+    use crate::cuda::{function, launch};
+    use crate::gpu::Tail;
+    use candle_core::backend::BackendStorage;
+    use candle_core::cuda_backend::CudaDType;
+    use candle_core::cuda_backend::cudarc::driver::{CudaView, DeviceRepr, PushKernelArg};
+    use candle_core::{
+        CpuStorage, CudaStorage, CustomOp3, D, DType, InplaceOp2, InplaceOp3, Layout, Result, Shape, Tensor,
+    };
+    use half::{bf16, f16};
+
+    /// Whether kernels are asked for, and all are of one dtype on CUDA, without a gradient that is asked for: the kernels have none.
+    fn fits(on_gpu: Implementation, tensors: &[&Tensor]) -> bool {
+        let one = tensors[0].dtype();
+        on_gpu == Implementation::Fused
+            && tensors.iter().all(|t| t.device().is_cuda() && t.dtype() == one && !t.track_op())
+    }
+
+    /// [`crate::layer_norm`], or `None` where there is no kernel for it.
+    pub(crate) fn layer_norm(
+        on_gpu: Implementation,
+        x: &Tensor,
+        weight: &Tensor,
+        bias: &Tensor,
+        eps: f64,
+    ) -> Result<Option<Tensor>> {
+        let width = x.dim(D::Minus1)?;
+        let rows = x.elem_count() / width.max(1);
+        if !fits(on_gpu, &[x, weight, bias]) || rows == 0 {
+            return Ok(None);
+        }
+        let Some(launch) = layer_norm_launch(x.dtype(), rows, width) else { return Ok(None) };
+        #[allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap)]
+        // checked by `layer_norm_launch`
+        let op = LayerNorm { launch, rows: rows as i64, width: width as i32, eps: eps as f32 };
+        aligned(x)?.apply_op3_no_bwd(&aligned(weight)?, &aligned(bias)?, &op).map(Some)
+    }
+
+    /// Candle's product of `x` (rows, in) and `weight` (in, out), and one pass over it for all that follows; or `None` where
+    /// there is no kernel for that.
+    pub(crate) fn linear(
+        on_gpu: Implementation,
+        x: &Tensor,
+        weight: &Tensor,
+        bias: &Tensor,
+        tail: Tail,
+    ) -> Result<Option<Tensor>> {
+        let all: Vec<_> = [x, weight, bias].into_iter().chain(tail.residual).collect();
+        let (rows, width) = (x.dim(0)?, bias.elem_count());
+        if !fits(on_gpu, &all) || rows == 0 {
+            return Ok(None);
+        }
+        let Some((launch, units)) = finish_launch(x.dtype(), rows, width, tail.gelu) else { return Ok(None) };
+        #[allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap)] // checked by `finish_launch`
+        let op = Finish { launch, units: units as i64, width: width as i32 };
+        let product = x.matmul(&weight.contiguous()?)?; // (rows, out), the only tensor in its memory
+        match tail.residual {
+            None => product.inplace_op2(&aligned(bias)?, &op)?,
+            Some(residual) => product.inplace_op3(&aligned(bias)?, &aligned(residual)?, &op)?,
+        }
+        Ok(Some(product))
+    }
+
+    /// Contiguous, from a place that 16-byte loads may start at.
+    fn aligned(x: &Tensor) -> Result<Tensor> {
+        let offset = x.layout().start_offset() * x.dtype().size_in_bytes();
+        if offset.is_multiple_of(16) { x.contiguous() } else { x.force_contiguous() }
+    }
+
+    struct LayerNorm {
+        launch: Launch,
+        rows: i64,
+        width: i32,
+        eps: f32,
+    }
+
+    impl LayerNorm {
+        fn run<E: CudaDType + DeviceRepr>(
+            &self,
+            x: (&CudaStorage, &Layout),
+            weight: (&CudaStorage, &Layout),
+            bias: (&CudaStorage, &Layout),
+        ) -> Result<(CudaStorage, Shape)> {
+            let device = x.0.device();
+            let stream = device.cuda_stream();
+            let shape = x.1.shape().clone();
+            let (x, weight, bias) = (view::<E>(x)?, view::<E>(weight)?, view::<E>(bias)?);
+            // SAFETY: the kernel writes every number of it.
+            let mut out = unsafe { device.alloc::<E>(shape.elem_count())? };
+            let function = function(&stream, &self.launch)?;
+            let mut args = stream.launch_builder(&function);
+            args.arg(&x).arg(&weight).arg(&bias).arg(&mut out);
+            args.arg(&self.rows).arg(&self.width).arg(&self.eps);
+            // SAFETY: x and out are (rows, width), weight and bias (width), contiguous and aligned.
+            unsafe { launch(args, &self.launch)? };
+            Ok((CudaStorage::wrap_cuda_slice(out, device.clone()), shape))
+        }
+    }
+
+    impl CustomOp3 for LayerNorm {
+        fn name(&self) -> &'static str {
+            "layer-norm"
+        }
+
+        fn cpu_fwd(
+            &self,
+            _: &CpuStorage,
+            _: &Layout,
+            _: &CpuStorage,
+            _: &Layout,
+            _: &CpuStorage,
+            _: &Layout,
+        ) -> Result<(CpuStorage, Shape)> {
+            candle_core::bail!("layer norm: a kernel for CUDA, but x is on the CPU")
+        }
+
+        fn cuda_fwd(
+            &self,
+            x: &CudaStorage,
+            x_layout: &Layout,
+            weight: &CudaStorage,
+            weight_layout: &Layout,
+            bias: &CudaStorage,
+            bias_layout: &Layout,
+        ) -> Result<(CudaStorage, Shape)> {
+            let (x, weight, bias) = ((x, x_layout), (weight, weight_layout), (bias, bias_layout));
+            match x.0.dtype() {
+                DType::F16 => self.run::<f16>(x, weight, bias),
+                DType::BF16 => self.run::<bf16>(x, weight, bias),
+                _ => self.run::<f32>(x, weight, bias),
+            }
+        }
+    }
+
+    struct Finish {
+        launch: Launch,
+        units: i64,
+        width: i32,
+    }
+
+    impl Finish {
+        fn run(
+            &self,
+            x: &mut CudaStorage,
+            bias: (&CudaStorage, &Layout),
+            residual: Option<(&CudaStorage, &Layout)>,
+        ) -> Result<()> {
+            match x.dtype() {
+                DType::F16 => self.run_in::<f16>(x, bias, residual),
+                DType::BF16 => self.run_in::<bf16>(x, bias, residual),
+                _ => self.run_in::<f32>(x, bias, residual),
+            }
+        }
+
+        fn run_in<E: CudaDType + DeviceRepr>(
+            &self,
+            x: &mut CudaStorage,
+            bias: (&CudaStorage, &Layout),
+            residual: Option<(&CudaStorage, &Layout)>,
+        ) -> Result<()> {
+            let stream = x.device().cuda_stream();
+            let function = function(&stream, &self.launch)?;
+            let (bias, residual) = (view::<E>(bias)?, residual.map(view::<E>).transpose()?);
+            let x = x.as_cuda_slice_mut::<E>()?;
+            let nothing = 0u64; // a null pointer
+            let mut args = stream.launch_builder(&function);
+            args.arg(x).arg(&bias);
+            match &residual {
+                Some(residual) => args.arg(residual),
+                None => args.arg(&nothing),
+            };
+            args.arg(&self.units).arg(&self.width);
+            // SAFETY: x and residual are (rows, width) from the start of their memory, bias (width), contiguous and aligned.
+            unsafe { launch(args, &self.launch) }
+        }
+    }
+
+    impl InplaceOp2 for Finish {
+        fn name(&self) -> &'static str {
+            "finish-product"
+        }
+
+        fn cpu_fwd(&self, _: &mut CpuStorage, _: &Layout, _: &CpuStorage, _: &Layout) -> Result<()> {
+            candle_core::bail!("linear: a kernel for CUDA, but x is on the CPU")
+        }
+
+        fn cuda_fwd(
+            &self,
+            x: &mut CudaStorage,
+            _: &Layout,
+            bias: &CudaStorage,
+            layout: &Layout,
+        ) -> Result<()> {
+            self.run(x, (bias, layout), None)
+        }
+    }
+
+    impl InplaceOp3 for Finish {
+        fn name(&self) -> &'static str {
+            "finish-product"
+        }
+
+        fn cpu_fwd(
+            &self,
+            _: &mut CpuStorage,
+            _: &Layout,
+            _: &CpuStorage,
+            _: &Layout,
+            _: &CpuStorage,
+            _: &Layout,
+        ) -> Result<()> {
+            candle_core::bail!("linear: a kernel for CUDA, but x is on the CPU")
+        }
+
+        fn cuda_fwd(
+            &self,
+            x: &mut CudaStorage,
+            _: &Layout,
+            bias: &CudaStorage,
+            bias_layout: &Layout,
+            residual: &CudaStorage,
+            residual_layout: &Layout,
+        ) -> Result<()> {
+            self.run(x, (bias, bias_layout), Some((residual, residual_layout)))
+        }
+    }
+
+    fn view<'a, E: CudaDType>((storage, layout): (&'a CudaStorage, &Layout)) -> Result<CudaView<'a, E>> {
+        Ok(storage.as_cuda_slice::<E>()?.slice(layout.start_offset()..))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::emulator::{Emulator, bytes, tensor};
+    use crate::{Implementation, gelu, layer_norm};
+    use candle_core::{Device, Result, Tensor};
+
+    const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+
+    /// f32 sums; a half is rounded once.
+    fn tolerance(dtype: DType) -> f64 {
+        match dtype {
+            DType::F16 => 2f64.powi(-11),
+            DType::BF16 => 2f64.powi(-8),
+            _ => 1e-6,
+        }
+    }
+
+    fn random(shape: (usize, usize), mean: f32, dtype: DType) -> Result<Tensor> {
+        Tensor::randn(mean, 1.5, shape, &Device::Cpu)?.to_dtype(dtype)
+    }
+
+    fn assert_close(got: &[u8], expected: &Tensor, dtype: DType, what: &str) -> Result<()> {
+        let got = tensor(got, dtype)?.reshape(expected.shape())?.to_dtype(DType::F64)?;
+        let largest = |x: &Tensor| x.abs()?.max_all()?.to_scalar::<f64>();
+        let error = largest(&(got - expected)?)? / largest(expected)?;
+        assert!(error <= tolerance(dtype), "{what}, {dtype:?}: {error}");
+        Ok(())
+    }
+
+    #[test]
+    fn layer_norm_emulated() -> Result<()> {
+        // Rows that fill no block, no warp, and a mean that is large beside the spread.
+        for (dtype, rows, width, mean) in DTYPES
+            .into_iter()
+            .flat_map(|d| [(d, 1, 768, 0.), (d, 5, 32, 30.), (d, 9, 264, -3.), (d, 4, 8, 1.)])
+        {
+            let x = random((rows, width), mean, dtype)?;
+            let (weight, bias) = (random((1, width), 1., dtype)?, random((1, width), 0., dtype)?);
+            let wide = |x: &Tensor| x.to_dtype(DType::F64);
+            let (w, b) = (wide(&weight)?.squeeze(0)?, wide(&bias)?.squeeze(0)?);
+            let expected = layer_norm(&wide(&x)?, &w, &b, 1e-5, Implementation::Eager)?;
+            let Some(launch) = layer_norm_launch(dtype, rows, width) else { candle_core::bail!("no kernel") };
+            let mut emulator = Emulator::default();
+            emulator.put("x", &bytes(&x)?);
+            emulator.put("weight", &bytes(&weight)?);
+            emulator.put("bias", &bytes(&bias)?);
+            emulator.allocate("out", rows * width * dtype.size_in_bytes());
+            emulator.set("rows", rows);
+            emulator.set("width", width);
+            emulator.set("eps", 1e-5);
+            emulator.launch(&launch);
+            assert_close(&emulator.get("out"), &expected, dtype, &format!("{rows} rows of {width}"))?;
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn bias_gelu_and_residual_emulated() -> Result<()> {
+        for (dtype, rows, width) in DTYPES.into_iter().flat_map(|d| [(d, 1, 8), (d, 7, 40), (d, 3, 768)]) {
+            for (gelu_too, onto) in [(false, false), (true, false), (false, true)] {
+                let (x, residual) = (random((rows, width), 0., dtype)?, random((rows, width), 0., dtype)?);
+                let bias = random((1, width), 0., dtype)?;
+                let wide = |x: &Tensor| x.to_dtype(DType::F64);
+                let mut expected = wide(&x)?.broadcast_add(&wide(&bias)?)?;
+                if gelu_too {
+                    expected = gelu(&expected)?;
+                }
+                if onto {
+                    expected = (expected + wide(&residual)?)?;
+                }
+                let Some((launch, units)) = finish_launch(dtype, rows, width, gelu_too) else {
+                    candle_core::bail!("no kernel")
+                };
+                let mut emulator = Emulator::default();
+                emulator.put("x", &bytes(&x)?);
+                emulator.put("bias", &bytes(&bias)?);
+                if onto {
+                    emulator.put("residual", &bytes(&residual)?);
+                }
+                emulator.set("units", units);
+                emulator.set("width", width);
+                emulator.launch(&launch);
+                let what = format!("{rows} rows of {width}, gelu {gelu_too}, residual {onto}");
+                assert_close(&emulator.get("x"), &expected, dtype, &what)?;
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn rows_of_parts_of_16_bytes_have_no_kernel() {
+        assert_eq!(layer_norm_launch(DType::F16, 3, 12), None);
+        assert_eq!(finish_launch(DType::F32, 3, 6, false), None);
+        assert_eq!(layer_norm_launch(DType::F64, 3, 16), None);
+    }
+}
