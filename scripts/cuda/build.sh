@@ -5,16 +5,16 @@
 #
 # CAPABILITIES are the GPUs it must serve, as numbers: 80 is an A100, 90 an H100 or H200 (default: "80 90"). Our own kernels
 # are held as machine code for each. Candle's are held once, as PTX for the lowest, which the driver compiles for the GPU
-# it finds; for each capability, ptxas shows here that it can. CUDA_HOME may name another toolkit than toolkit.sh's.
+# it finds; for each capability, ptxas shows here that it can.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-export CUDA_HOME=${CUDA_HOME:-$PWD/target/cuda/toolkit}
+# Always the toolkit of toolkit.sh: the stand-ins are made for its libraries, and must not lie in an installed one.
+export CUDA_HOME=$PWD/target/cuda/toolkit
 read -ra capabilities <<<"${*:-80 90}"
 for capability in "${capabilities[@]}"; do
     [[ $capability =~ ^[0-9]{2,3}$ ]] || { echo "error: \`$capability\` is not a compute capability such as 80" >&2; exit 2; }
 done
 lowest=$(printf '%s\n' "${capabilities[@]}" | sort -n | head -1)
-CUDA_HOME=$(realpath -m "$CUDA_HOME")
 [ -x "$CUDA_HOME/bin/nvcc" ] || { echo "error: no nvcc in $CUDA_HOME; run scripts/cuda/toolkit.sh first" >&2; exit 1; }
 
 stubs=$CUDA_HOME/lib/stubs # one of the places where cudarc looks for libraries

@@ -39,9 +39,12 @@ impl DeviceArg {
                 "--device cuda: this gpt2 was built without CUDA; build it with \
                  `cargo build --release --features cuda` on a machine with the CUDA toolkit"
             ),
-            Self::Cuda(n) => Device::new_cuda(n).with_context(|| {
-                format!("--device cuda:{n}: no such GPU answers; `nvidia-smi` shows which do")
-            }),
+            Self::Cuda(n) => {
+                let none = || format!("--device cuda:{n}: no such GPU answers; `nvidia-smi` shows which do");
+                let device = Device::new_cuda(n).with_context(none)?;
+                gpt2_kernels::keep_freed_memory(&device)?;
+                Ok(device)
+            }
             Self::Metal(_) if !metal_is_available() => bail!(
                 "--device metal: this gpt2 was built without Metal; build it with \
                  `cargo build --release --features metal` on macOS"

@@ -26,10 +26,7 @@ DEVICE void attend(const float *q, const float *k, const float *v, const uint8_t
     constexpr int ROW = ROW_LENGTH<D>, PAIRS = D / 2 / ACROSS;
     const int across = threadIdx.x % ACROSS, down = threadIdx.x / ACROSS * OWN;
 
-    // The last tiles of a head see the most keys: they come first, so that none is left alone at the end.
-    const int heads = gridDim.x / ((shape.queries + QUERIES - 1) / QUERIES);
-    const int tile = (gridDim.x - 1 - blockIdx.x) / heads;
-    const int b = blockIdx.x % heads / shape.heads, h = blockIdx.x % heads % shape.heads;
+    const auto [tile, b, h] = place_of(blockIdx.x, gridDim.x, QUERIES, shape);
     q += b * shape.q.batch + h * shape.q.head;
     k += b * shape.k.batch + h * shape.k.head;
     v += b * shape.v.batch + h * shape.v.head;

@@ -9,7 +9,7 @@ constexpr int THREADS = 128;
 constexpr int FOUND_BEFORE_CONTEXT = 2;
 
 /// Merges `count` findings, `length` floats apart, in thread d: element d of the context of all of them.
-template <int D> DEVICE void merge(const float *found, int count, int length, float &largest, float &sum, float &context) {
+DEVICE void merge(const float *found, int count, int length, float &largest, float &sum, float &context) {
     largest = -INFINITE, sum = 0, context = 0;
     for (int i = 0; i < count; i++) largest = fmaxf(largest, found[i * length]);
     const float base = largest == -INFINITE ? 0 : largest;
@@ -23,7 +23,7 @@ template <int D> DEVICE void merge(const float *found, int count, int length, fl
 /// `D * sizeof(E) / 16` lanes read a key, 16 bytes each; as many keys at once as there are such groups of lanes, `KEYS` times.
 template <typename E, int D>
 DEVICE void decode(const E *q, const E *k, const E *v, const uint8_t *padding, E *out, float *found, const Shape &shape) {
-    constexpr int UNIT = 16 / sizeof(E), UNITS = D / UNIT, KEYS = 4;
+    constexpr int UNIT = Unit<E>::COUNT, UNITS = D / UNIT, KEYS = 4;
     constexpr int LANES = UNITS <= 4 ? 4 : UNITS <= 8 ? 8 : UNITS <= 16 ? 16 : 32;
     constexpr int GROUPS = THREADS / LANES, LENGTH = FOUND_BEFORE_CONTEXT + D;
     const int lane = threadIdx.x % LANES, group = threadIdx.x / LANES;
@@ -36,19 +36,16 @@ DEVICE void decode(const E *q, const E *k, const E *v, const uint8_t *padding, E
     v += b * shape.v.batch + h * shape.v.head + offset;
     const uint8_t *visible = padding ? padding + static_cast<long long>(b) * shape.keys : nullptr;
 
-    struct alignas(16) Unit {
-        E of[UNIT];
-    };
-    const auto read = [&](const E *from) { return *reinterpret_cast<const Unit *>(from); };
+    const auto read = [&](const E *from) { return *reinterpret_cast<const Unit<E> *>(from); };
     float query[UNIT], context[UNIT] = {}, largest = -INFINITE, sum = 0;
-    const Unit packed = read(q);
+    const Unit<E> packed = read(q);
 #pragma unroll
     for (int i = 0; i < UNIT; i++) query[i] = reads ? to_float(packed.of[i]) * shape.scale : 0;
 
     const int end = min(shape.keys, (split + 1) * shape.split_keys);
     // All lanes stay together, as they exchange numbers: keys past the end are read from the first one, and hidden.
     for (int start = split * shape.split_keys; start < end; start += GROUPS * KEYS) {
-        Unit keys[KEYS], values[KEYS];
+        Unit<E> keys[KEYS], values[KEYS];
         float scores[KEYS];
 #pragma unroll
         for (int i = 0; i < KEYS; i++) {
@@ -98,7 +95,7 @@ DEVICE void decode(const E *q, const E *k, const E *v, const uint8_t *padding, E
     sync_block();
     if (threadIdx.x >= D) return;
     float all, total, merged;
-    merge<D>(shared, GROUPS, LENGTH, all, total, merged);
+    merge(shared, GROUPS, LENGTH, all, total, merged);
     if (shape.splits == 1) {
         out[static_cast<long long>(head) * D + threadIdx.x] = from_float<E>(total == 0 ? 0 : merged / total);
         return;
@@ -115,7 +112,7 @@ DEVICE void decode(const E *q, const E *k, const E *v, const uint8_t *padding, E
 template <typename E, int D> DEVICE void merge_splits(const float *found, E *out, const Shape &shape) {
     constexpr int LENGTH = FOUND_BEFORE_CONTEXT + D;
     float largest, sum, context;
-    merge<D>(found + static_cast<long long>(blockIdx.x) * shape.splits * LENGTH, shape.splits, LENGTH, largest, sum, context);
+    merge(found + static_cast<long long>(blockIdx.x) * shape.splits * LENGTH, shape.splits, LENGTH, largest, sum, context);
     out[static_cast<long long>(blockIdx.x) * D + threadIdx.x] = from_float<E>(sum == 0 ? 0 : context / sum);
 }
 

@@ -26,7 +26,15 @@ struct Shape {
     float scale;
 };
 
+static_assert(sizeof(Shape) == 96 && __builtin_offsetof(Shape, heads) == 72, "as src/attention/cuda/plan.rs has it");
+
 constexpr float INFINITE = __builtin_huge_valf();
+
+/// 16 bytes: what a thread reads or writes at once.
+template <typename E> struct alignas(16) Unit {
+    static constexpr int COUNT = 16 / sizeof(E);
+    E of[COUNT];
+};
 
 #ifdef __CUDACC__
 
@@ -127,3 +135,13 @@ DEVICE void copies_arrived() { asm volatile("cp.async.wait_all;" ::: "memory"); 
 #else
 #include "emulation.hpp"
 #endif
+
+/// The tile of queries and the head (b, h) of a block among `blocks` that take `queries` each. The last tiles of a head see the
+/// most keys: they come first, so that none is left alone at the end.
+struct Place {
+    int tile, b, h;
+};
+DEVICE Place place_of(unsigned block, unsigned blocks, int queries, const Shape &shape) {
+    const unsigned heads = blocks / ((shape.queries + queries - 1) / queries), head = block % heads;
+    return {static_cast<int>((blocks - 1 - block) / heads), static_cast<int>(head / shape.heads), static_cast<int>(head % shape.heads)};
+}

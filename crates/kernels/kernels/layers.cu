@@ -4,12 +4,6 @@
 
 constexpr int THREADS = 128, WARPS = THREADS / 32;
 
-/// 16 bytes of a row: a lane's part of a load.
-template <typename E> struct alignas(16) Unit {
-    static constexpr int COUNT = 16 / sizeof(E);
-    E of[COUNT];
-};
-
 DEVICE float warp_sum(float x) {
 #pragma unroll
     for (int other = 16; other > 0; other /= 2) x += shuffle_xor(x, other);

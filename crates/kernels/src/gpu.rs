@@ -5,7 +5,20 @@ pub(crate) use crate::cuda::layers::{layer_norm, linear};
 #[cfg(not(feature = "cuda"))]
 pub(crate) use none::{layer_norm, linear};
 
-use candle_core::Tensor;
+use candle_core::{Device, Result, Tensor};
+
+/// Has a device keep freed memory for the next tensor, where it would hand it back: for a process that has the device to itself.
+///
+/// # Errors
+/// When the device does not answer.
+pub fn keep_freed_memory(device: &Device) -> Result<()> {
+    #[cfg(feature = "cuda")]
+    if let Device::Cuda(device) = device {
+        return crate::cuda::keep_freed_memory(device);
+    }
+    let _ = device;
+    Ok(())
+}
 
 /// What follows a matrix product and its bias.
 #[derive(Clone, Copy, Default)]

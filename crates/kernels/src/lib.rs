@@ -18,7 +18,8 @@ pub mod adamw;
 pub mod attention;
 mod columns;
 mod cross_entropy;
-#[cfg(any(feature = "cuda", test))]
+// The emulation is for Linux.
+#[cfg(any(feature = "cuda", all(test, target_os = "linux")))]
 mod cuda;
 pub mod dropout;
 mod element;
@@ -36,6 +37,7 @@ pub use attention::{CausalAttention, CausalMask, Implementation};
 pub use cross_entropy::{cross_entropy, linear_cross_entropy};
 pub use dropout::Dropout;
 pub use gelu::gelu;
+pub use gpu::keep_freed_memory;
 pub use layer_norm::layer_norm;
 pub use linear::{linear, linear_gelu, linear_onto, linear_transposed};
 

@@ -150,7 +150,7 @@ impl Checkpoint {
         Ok(VarBuilder::from_backend(Box::new(backend), dtype, device.clone()))
     }
 
-    /// The same checkpoint, whose model computes attention by `implementation`.
+    /// The same checkpoint, whose model is computed by `implementation`, see [`Config::attn_implementation`].
     #[must_use]
     pub fn with_implementation(mut self, implementation: Implementation) -> Self {
         self.config.attn_implementation = implementation;

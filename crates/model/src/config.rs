@@ -57,7 +57,7 @@ pub struct Config {
     pub eos_token_id: Option<TokenIds>,
     /// `"gpt2"`, where the file says; anything else is refused.
     pub model_type: String,
-    /// Which code computes attention; not part of the file.
+    /// Which code computes attention and, on GPUs, the layers around it; not part of the file.
     #[serde(skip)]
     pub attn_implementation: Implementation,
     /// What a quantised checkpoint says of itself. Not supported: refused where it is present.

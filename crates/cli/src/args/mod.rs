@@ -95,7 +95,7 @@ pub(crate) struct ModelArgs {
     /// Precision of weights and activations; scores and softmax are f32 at least
     #[arg(long, default_value = "f32", value_enum)]
     pub(crate) dtype: DTypeArg,
-    /// Which code computes attention
+    /// Which code computes attention and, on GPUs, the layers around it
     #[arg(long = "impl", value_enum, default_value = "auto")]
     pub(crate) implementation: ImplArg,
     #[command(flatten)]

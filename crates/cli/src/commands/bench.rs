@@ -12,7 +12,8 @@ use gpt2_loader::Checkpoint;
 use gpt2_model::attention::AttentionArgs;
 use gpt2_model::training::{AdamW, AdamWParams, Training};
 use gpt2_model::{
-    CausalSelfAttention, Chosen, ChosenWeights, Config, ForwardArgs, Gpt2LMHeadModel, KvCache, init,
+    CausalSelfAttention, Chosen, ChosenWeights, Config, ForwardArgs, Gpt2LMHeadModel, Implementation,
+    KvCache, init,
 };
 use serde::Serialize;
 use std::io::Write;
@@ -77,7 +78,7 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     let ms_per_token = decode.then(|| median_ms / f64::from(args.new_tokens));
     let report = Report {
         what: format!("{:?}", args.what).to_lowercase(),
-        implementation: format!("{:?}", bench.config.attn_implementation.on(&bench.device)).to_lowercase(),
+        implementation: format!("{:?}", bench.implementation()?).to_lowercase(),
         batch: bench.batch,
         tokens: bench.tokens,
         dtype: bench.dtype.as_str(),
@@ -127,6 +128,23 @@ fn machine(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Which attention a model of this config runs for prompts of `t` tokens.
+pub(super) fn implementation_of(
+    config: &Config,
+    t: usize,
+    dtype: DType,
+    device: &Device,
+) -> candle_core::Result<Implementation> {
+    let qkv = Tensor::zeros((1, t, 3, config.n_head, config.head_dim()), dtype, device)?;
+    let part = |i| qkv.narrow(2, i, 1)?.squeeze(2)?.transpose(1, 2); // (1, H, T, D)
+    CausalAttention::new(config.attention_scale(0)).with_implementation(config.attn_implementation).runs(
+        &part(0)?,
+        &part(1)?,
+        &part(2)?,
+        CausalMask::default(),
+    )
+}
+
 struct Bench<'a> {
     args: &'a BenchArgs,
     config: Config,
@@ -166,6 +184,12 @@ impl<'a> Bench<'a> {
             batch: args.batch.into(),
             tokens,
         })
+    }
+
+    /// Which attention runs: `--impl` where there is a kernel for it.
+    fn implementation(&self) -> anyhow::Result<Implementation> {
+        let t = if self.args.what == BenchTarget::Decode { 1 } else { self.tokens.min(2) };
+        Ok(implementation_of(&self.config, t, self.dtype, &self.device)?)
     }
 
     /// Milliseconds of each run of `work`, after one that is not counted.

@@ -1,12 +1,14 @@
 //! `gpt2 verify`: every way in which this build computes attention and logits on this device, against plain
 //! operations on the CPU.
 
+use super::bench::implementation_of;
 use crate::args::VerifyArgs;
 use crate::output;
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::Init;
 use gpt2_kernels::Implementation::{self, Eager, Fused};
 use gpt2_kernels::attention::{CausalAttention, CausalMask};
+use gpt2_kernels::{layer_norm, linear, linear_gelu, linear_onto};
 use gpt2_loader::Checkpoint;
 use gpt2_model::mask::{left_padding, position_ids};
 use gpt2_model::{Config, ForwardArgs, Gpt2LMHeadModel, KvCache, init};
@@ -44,6 +46,7 @@ pub(crate) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
     let checkpoint = Checkpoint::open(&files)?;
     let mut verify = Verify { device, seed: args.run.seed, checks: vec![] };
     verify.attention()?;
+    verify.layers()?;
     verify.model(&checkpoint)?;
 
     let report = Report {
@@ -78,7 +81,7 @@ struct Verify {
 }
 
 /// What is checked of attention: T queries at the end of S keys, B rows, D, and whether keys are hidden.
-const ATTENTION: [(usize, usize, usize, usize, bool); 9] = [
+const ATTENTION: [(usize, usize, usize, usize, bool); 14] = [
     (1, 1, 1, 64, false),
     (1, 1, 1000, 64, false),
     (2, 3, 300, 80, false),
@@ -88,6 +91,12 @@ const ATTENTION: [(usize, usize, usize, usize, bool); 9] = [
     (1, 500, 500, 128, false),
     (1, 1024, 1024, 64, false),
     (2, 1, 400, 64, true),
+    (2, 200, 200, 64, true),
+    // As many tiles as the largest GPU has multiprocessors: other kernels than those of a few tiles.
+    (32, 129, 129, 32, false),
+    (32, 129, 129, 64, false),
+    (32, 129, 129, 80, false),
+    (32, 129, 129, 96, false),
 ];
 const HEADS: usize = 3;
 
@@ -112,20 +121,24 @@ impl Verify {
                 let rounded = packed.to_dtype(dtype)?;
                 let run = |dtype, device: &Device, implementation: Implementation| {
                     let packed = Var::from_tensor(&rounded.to_dtype(dtype)?.to_device(device)?)?;
-                    let [q, k, v] = parts(&packed, t)?;
                     let padding = padding.as_ref().map(|p| p.to_device(device)).transpose()?;
                     let mask = CausalMask { padding: padding.as_ref(), ..Default::default() };
                     let attention =
                         CausalAttention::new(1. / (d as f64).sqrt()).with_implementation(implementation);
+                    // Some kernels compute what is not trained alone.
+                    let [q, k, v] = parts(&packed.as_detached_tensor(), t)?;
+                    let ran = attention.runs(&q, &k, &v, mask)?;
                     let context = attention.forward(&q, &k, &v, mask)?;
                     let (weighted, _) = attention.forward_with_weights(&q, &k, &v, mask)?;
-                    let ran = attention.runs(&q, &k, &v, mask)?;
-                    let wide = context.to_device(&Device::Cpu)?.to_dtype(DType::F64)?;
-                    let gradients = (&wide * &grad)?.sum_all()?.backward()?;
+
+                    let [q, k, v] = parts(&packed, t)?;
+                    let trained = attention.forward(&q, &k, &v, mask)?;
+                    let wide = trained.to_device(&Device::Cpu)?.to_dtype(DType::F64)?;
+                    let gradients = (wide * &grad)?.sum_all()?.backward()?;
                     let Some(gradient) = gradients.get(&packed) else {
                         anyhow::bail!("attention has no gradient on this path")
                     };
-                    Ok((wide.detach(), gradient.clone(), weighted.detach(), ran))
+                    Ok((context, gradient.clone(), weighted, ran))
                 };
                 let (context, gradient, ..) = run(DType::F64, &Device::Cpu, Eager)?;
                 // f32 sums of up to 1024 numbers; a half's result is rounded once, its gradient three times.
@@ -151,6 +164,50 @@ impl Verify {
         Ok(())
     }
 
+    /// Layer norm and linear layers, which on the CPU have no other implementation than ours.
+    fn layers(&mut self) -> anyhow::Result<()> {
+        let (rows, n_in, n_out) = (37, 256, 768);
+        let vb = init::seeded(self.seed, DType::F32, &Device::Cpu);
+        let normal = |shape: &[usize], name: &str, mean, stdev| {
+            vb.get_with_hints(shape, name, Init::Randn { mean, stdev })
+        };
+        let x = normal(&[rows, n_in], "x", 0.5, 1.)?;
+        let weight = normal(&[n_in, n_out], "weight", 0., 0.06)?;
+        let bias = normal(&[n_out], "bias", 0., 1.)?;
+        let residual = normal(&[rows, n_out], "residual", 0., 1.)?;
+        let scale = normal(&[n_in], "scale", 1., 0.5)?;
+        let shift = normal(&[n_in], "shift", 0., 0.5)?;
+        let case = format!("{rows} rows, {n_in} to {n_out}");
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            let run =
+                |wide, device: &Device, implementation: Implementation| -> anyhow::Result<[Tensor; 4]> {
+                    let to = |x: &Tensor| x.to_dtype(dtype)?.to_dtype(wide)?.to_device(device);
+                    let (x, weight, bias, residual) = (to(&x)?, to(&weight)?, to(&bias)?, to(&residual)?);
+                    Ok([
+                        layer_norm(&x, &to(&scale)?, &to(&shift)?, 1e-5, implementation)?,
+                        linear(&x, &weight, &bias, implementation)?,
+                        linear_gelu(&x, &weight, &bias, implementation)?,
+                        linear_onto(&residual, &x, &weight, &bias, implementation)?,
+                    ])
+                };
+            let expected = run(DType::F64, &Device::Cpu, Eager)?;
+            let device = self.device.clone();
+            let all: &[Implementation] = if device.is_cpu() { &[Fused] } else { &[Fused, Eager] };
+            for &implementation in all {
+                let got = run(dtype, &device, implementation)?;
+                // A half's product is rounded, and what follows it once or twice more.
+                let tolerance = if dtype == DType::F32 { 1e-5 } else { 3. * rounding(dtype) };
+                for (i, what) in
+                    ["layer norm", "linear", "linear, gelu", "linear, onto"].into_iter().enumerate()
+                {
+                    let pair = (&got[i], &expected[i]);
+                    self.check(what, &case, (implementation, dtype), pair, tolerance)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Logits of the checkpoint's model, each path against one pass in eager f64 on the CPU: there, every
     /// operation is Candle's own.
     fn model(&mut self, checkpoint: &Checkpoint) -> anyhow::Result<()> {
@@ -170,6 +227,10 @@ impl Verify {
         let device = self.device.clone();
         for dtype in [DType::F32, DType::F16, DType::BF16] {
             for implementation in [Fused, Eager] {
+                let config = Config { attn_implementation: implementation, ..checkpoint.config().clone() };
+                if implementation_of(&config, 2, dtype, &device)? != implementation {
+                    continue; // no kernel for this: it would be the eager path once more
+                }
                 let model = load(dtype, &device, implementation)?;
                 let ids = ids.to_device(&device)?;
                 // Rounding the weights and every activation of each block adds up in a half.

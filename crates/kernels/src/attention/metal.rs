@@ -3,21 +3,25 @@
 use super::gpu::Kernel;
 use candle_core::{DType, Result, Tensor};
 
-/// The widths of heads that `sdpa` has; the last one not in f32.
-const WIDTHS: [usize; 8] = [32, 64, 72, 80, 96, 128, 256, 512];
+/// The widths of heads of the kernel for one query.
+const WIDTHS_ONE: [usize; 5] = [32, 64, 96, 128, 256];
+/// Those of the kernel for many, as far as it takes 32 keys at once.
+const WIDTHS_MANY: [usize; 5] = [32, 64, 72, 80, 96];
 
-/// `sdpa` for q (B, H, T, D) and k, v (B, H, S, D), or `None` where it does not compute them: it knows no padding, and a
-/// gradient that is asked for would be lost in it.
+/// `sdpa` for q (B, H, T, D) and k, v (B, H, S, D), or `None` where it does not compute them. It knows no padding, and a
+/// gradient that is asked for would be lost in it. With a cache before several queries, its causal mask leaves out
+/// a block of keys for some S, so only T = 1 and T = S are taken.
 pub(super) fn kernel(
     qkv: [&Tensor; 3],
     scale: f64,
     padding: Option<&Tensor>,
 ) -> Result<Option<Box<dyn Kernel>>> {
-    let (dtype, d) = (qkv[0].dtype(), qkv[0].dim(3)?);
-    let halves = matches!(dtype, DType::F16 | DType::BF16);
-    let width = WIDTHS.contains(&d) && (halves || (dtype == DType::F32 && d < 512));
-    let fits = qkv.iter().all(|x| x.dtype() == dtype && !x.track_op());
-    if !width || !fits || padding.is_some() {
+    let [q, k, _] = qkv;
+    let (_, _, t, d) = q.dims4()?;
+    let width = if t == 1 { WIDTHS_ONE.contains(&d) } else { WIDTHS_MANY.contains(&d) && k.dim(2)? == t };
+    let dtype = matches!(q.dtype(), DType::F32 | DType::F16 | DType::BF16);
+    let fits = qkv.iter().all(|x| x.dtype() == q.dtype() && !x.track_op());
+    if !width || !dtype || !fits || padding.is_some() {
         return Ok(None);
     }
     #[allow(clippy::cast_possible_truncation)] // the scale of f32 scores
@@ -30,16 +34,27 @@ struct Sdpa {
 
 impl Kernel for Sdpa {
     fn forward(self: Box<Self>, [q, k, v]: [&Tensor; 3]) -> Result<Tensor> {
-        let (_, _, t, d) = q.dims4()?;
-        // A single query takes a kernel that steps from head to head by one stride, and from key to key by D.
-        let dense = |x: &Tensor| match *x.stride() {
-            [batch, head, position, 1] if t > 1 || (position == d && batch == head * x.dims()[1]) => {
+        let t = q.dim(2)?;
+        // The kernel for one query reads q contiguous, and steps from head to head of k and v by one stride, from key
+        // to key by D.
+        let dense = |x: &Tensor| match (x.dims(), x.stride()) {
+            (&[b, h, _, d], &[batch, head, position, 1])
+                if position == d && (b == 1 || batch == head * h) =>
+            {
                 Ok(x.clone())
             }
             _ => x.contiguous(),
         };
-        let (q, k, v) = (dense(q)?, dense(k)?, dense(v)?);
+        let (q, k, v) = match t {
+            1 => (q.contiguous()?, dense(k)?, dense(v)?),
+            _ => (rows(q)?, rows(k)?, rows(v)?),
+        };
         let context = candle_nn::ops::sdpa(&q, &k, &v, None, t > 1, self.scale, 1.0)?; // (B, H, T, D)
         context.transpose(1, 2)?.contiguous() // (B, T, H, D)
     }
+}
+
+/// With the D of a position side by side.
+fn rows(x: &Tensor) -> Result<Tensor> {
+    if x.stride()[3] == 1 { Ok(x.clone()) } else { x.contiguous() }
 }

@@ -6,7 +6,7 @@
 //! a chunk of one and a single decoded token.
 
 mod cpu;
-#[cfg(any(feature = "cuda", test))]
+#[cfg(any(feature = "cuda", all(test, target_os = "linux")))]
 mod cuda;
 mod eager;
 mod gpu;
@@ -24,7 +24,7 @@ pub use weights::Chosen;
 use crate::Dropout;
 use candle_core::{DType, Device, Result, Tensor};
 
-/// Which code computes attention; `Fused` and `Eager` by the names that transformers' `attn_implementation` uses.
+/// Which code computes attention and, on GPUs, the layers around it; `Fused` and `Eager` by the names that transformers' `attn_implementation` uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Implementation {
     /// What has been shown right on the device at hand: fused on the CPU, eager on GPUs, where the fused kernels have not run.

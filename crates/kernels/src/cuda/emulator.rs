@@ -13,12 +13,15 @@ fn program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
+        let files = std::fs::read_dir(&folder).expect("the kernels").map(|file| file.expect("a file").path());
+        let sources = files.filter(|file| file.extension().is_some_and(|extension| extension == "cu"));
         let program = Path::new(env!("OUT_DIR")).join("emulate-cuda");
         let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
         let done = Command::new(&compiler)
             .current_dir(folder)
             .args("-std=c++17 -O1 -rdynamic -Wall -Wno-unknown-pragmas -x c++".split(' '))
-            .args(["attention.cu", "attention_f32.cu", "decode.cu", "layers.cu", "emulate.cpp", "-ldl", "-o"])
+            .args(sources)
+            .args(["emulate.cpp", "-ldl", "-o"])
             .arg(&program)
             .status();
         let remedy = "install a C++ compiler (apt-get install g++) or name one in CXX";

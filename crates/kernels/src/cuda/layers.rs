@@ -268,7 +268,7 @@ mod ops {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, target_os = "linux"))]
 mod tests {
     use super::*;
     use crate::cuda::emulator::{Emulator, bytes, tensor};

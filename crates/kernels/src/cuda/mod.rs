@@ -1,13 +1,17 @@
 //! What the kernels in `kernels/*.cu` have in common: how they are launched, loaded, and run in tests where there is no GPU.
 
-#[cfg(test)]
+#[cfg(all(test, target_os = "linux"))]
 pub(crate) mod emulator;
 pub(crate) mod layers;
 #[cfg(feature = "cuda")]
 mod module;
+#[cfg(feature = "cuda")]
+mod pool;
 
 #[cfg(feature = "cuda")]
 pub(crate) use module::{function, launch};
+#[cfg(feature = "cuda")]
+pub(crate) use pool::keep_freed_memory;
 
 use candle_core::DType;
 

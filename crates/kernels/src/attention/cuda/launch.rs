@@ -35,6 +35,13 @@ pub(in crate::attention) fn kernel(
     let multiprocessors = multiprocessors.try_into().unwrap_or(1);
     let layouts = [q.layout(), k.layout(), v.layout()];
     let Some(plan) = Plan::new(q.dtype(), layouts, scale, multiprocessors) else { return Ok(None) };
+    if let Some(padding) = padding.filter(|padding| !padding.device().same_device(q.device())) {
+        candle_core::bail!(
+            "causal attention: the padding mask is on {:?}, q on {:?}",
+            padding.device().location(),
+            q.device().location()
+        )
+    }
     let padding = padding.map(Tensor::contiguous).transpose()?;
     Ok(Some(Box::new(CudaAttention { plan, scale, padding })))
 }
@@ -71,8 +78,12 @@ impl CudaAttention {
         }
         // SAFETY: of memory that is not written before: the launches below write all of `out`, and read of `found` what one of
         // them has written before.
-        let (mut out, mut found) =
-            unsafe { (device.alloc::<E>(b * t * h * d)?, device.alloc::<f32>(self.plan.found.max(1))?) };
+        let mut out = unsafe { device.alloc::<E>(b * t * h * d)? };
+        let mut found = match self.plan.found {
+            0 => None,
+            // SAFETY: as above.
+            count => Some(unsafe { device.alloc::<f32>(count)? }),
+        };
         let padding = self.padding.as_ref().map(Tensor::storage_and_layout);
         let padding = match &padding {
             None => None,
@@ -94,10 +105,12 @@ impl CudaAttention {
                     None => args.arg(&nothing),
                 };
             }
-            match task {
-                Task::Attention => args.arg(&mut out),
-                Task::Decode => args.arg(&mut out).arg(&mut found),
-                Task::Merge => args.arg(&found).arg(&mut out),
+            match (task, &mut found) {
+                (Task::Attention, _) => args.arg(&mut out),
+                (Task::Decode, Some(found)) => args.arg(&mut out).arg(found),
+                (Task::Decode, None) => args.arg(&mut out).arg(&nothing),
+                (Task::Merge, Some(found)) => args.arg(&*found).arg(&mut out),
+                (Task::Merge, None) => candle_core::bail!("causal attention: a plan that merges nothing"),
             };
             args.arg(&self.plan.shape);
             // SAFETY: the arguments are those of the task, and the plan is one for their layouts: what the kernels read

@@ -10,5 +10,5 @@ mod plan;
 #[cfg(feature = "cuda")]
 pub(super) use launch::kernel;
 
-#[cfg(test)]
+#[cfg(all(test, target_os = "linux"))]
 mod tests;

@@ -30,6 +30,8 @@ pub(super) struct Shape {
     pub(super) scale: f32,
 }
 
+const _: () = assert!(size_of::<Shape>() == 96 && std::mem::offset_of!(Shape, heads) == 72);
+
 /// Which arguments a kernel takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Task {

@@ -118,16 +118,16 @@ fn check(dtype: DType) -> Result<()> {
 }
 
 #[test]
-fn f16_on_tensor_cores() -> Result<()> {
+fn f16_attention_emulated() -> Result<()> {
     check(DType::F16)
 }
 
 #[test]
-fn bf16_on_tensor_cores() -> Result<()> {
+fn bf16_attention_emulated() -> Result<()> {
     check(DType::BF16)
 }
 
 #[test]
-fn f32_on_multiply_adds() -> Result<()> {
+fn f32_attention_emulated() -> Result<()> {
     check(DType::F32)
 }
