@@ -115,7 +115,7 @@ if [ "$verified" != 0 ]; then
 fi
 
 echo
-memcheck='not there, not run'
+sanitized='not there, not run'
 sanitizer=''
 for found in "$(command -v compute-sanitizer || true)" {"$site"/nvidia/*,/usr/local/cuda}/bin/compute-sanitizer; do
     if [ -x "$found" ]; then
@@ -124,33 +124,38 @@ for found in "$(command -v compute-sanitizer || true)" {"$site"/nvidia/*,/usr/lo
     fi
 done
 if [ -n "$sanitizer" ]; then
-    limit=900 checked=0
+    # Addresses, and the order of accesses to shared memory.
+    limit=900 sanitized=''
     [ ${#quick[@]} = 0 ] || limit=300
-    echo "$sanitizer --tool memcheck: at most $limit s"
-    # timeout ends the program under the sanitizer, too: a group of its own, which Ctrl-C does not reach.
-    LD_LIBRARY_PATH=$libraries timeout -k 10 "$limit" "$sanitizer" --tool memcheck --error-exitcode 9 \
-        "$binary" verify --device cuda --json >"$out/memcheck.log" 2>&1 &
-    job=$!
-    wait "$job" || checked=$?
-    job=''
-    case $checked in
-        0) memcheck='memcheck found nothing' ;;
-        9) memcheck='memcheck FOUND ERRORS'; status=1 ;;
-        124) memcheck="memcheck was not done after $limit s" ;;
-        *) memcheck="memcheck came to no result, status $checked" ;;
-    esac
-    if [ "$checked" != 0 ]; then
-        grep -m 20 '^=========' "$out/memcheck.log" || true
-        echo "all of it: $out/memcheck.log"
-    fi
+    for tool in memcheck racecheck; do
+        echo "$sanitizer --tool $tool: at most $limit s"
+        checked=0
+        # timeout ends the program under the sanitizer, too: a group of its own, which Ctrl-C does not reach.
+        LD_LIBRARY_PATH=$libraries timeout -k 10 "$limit" "$sanitizer" --tool "$tool" --error-exitcode 9 \
+            "$binary" verify --device cuda --json >"$out/$tool.log" 2>&1 &
+        job=$!
+        wait "$job" || checked=$?
+        job=''
+        case $checked in
+            0) found='found nothing' ;;
+            9) found='FOUND ERRORS'; status=1 ;;
+            124) found="was not done after $limit s" ;;
+            *) found="came to no result, status $checked" ;;
+        esac
+        sanitized+="${sanitized:+, }$tool $found"
+        if [ "$checked" != 0 ]; then
+            grep -m 20 '^=========' "$out/$tool.log" || true
+            echo "all of it: $out/$tool.log"
+        fi
+    done
 fi
-echo "compute-sanitizer: $memcheck"
+echo "compute-sanitizer: $sanitized"
 
 # --- fast? ----------------------------------------------------------------------------------
 
 echo
 timed=0
 "$python" "$root/scripts/check_gpu.py" --binary "$binary" --device cuda "${quick[@]}" --library-path "$libraries" \
-    --verify "$out/verify.json" --memcheck "$memcheck" --json "$out/gpu.json" --markdown "$out/gpu.md" || timed=$?
+    --verify "$out/verify.json" --sanitizer "$sanitized" --json "$out/gpu.json" --markdown "$out/gpu.md" || timed=$?
 [ "$status" != 0 ] || status=$timed
 exit "$status"

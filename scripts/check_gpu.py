@@ -351,7 +351,7 @@ def markdown(report: dict) -> str:
     notes = [f"Forward and decode: {'; '.join(f'{column} is {model}' for column, model in about['models'].items())}."]
     if verify:
         found = f"{verify['checks'] - len(verify['failed'])} of {verify['checks']} paths within their tolerance"
-        notes.append(f"`gpt2 verify`: {verify['error'] or found}. compute-sanitizer: {report['memcheck']}.")
+        notes.append(f"`gpt2 verify`: {verify['error'] or found}. compute-sanitizer: {report['sanitizer']}.")
     cells = [(row["group"], *item) for row in report["rows"] for item in row["cells"].items()]
     notes += [f"Our times are from: {cell['timer']}." for _, _, cell in cells if "timer" in cell]
     notes += [f"Not run, {column}, {group}: {cell['not_run']}" for group, column, cell in cells if "not_run" in cell]
@@ -380,7 +380,7 @@ def parse() -> argparse.Namespace:
     add("--json", type=Path, metavar="FILE", help="write everything that was found")
     add("--markdown", type=Path, metavar="FILE", help="write the table for the README")
     add("--verify", type=Path, metavar="FILE", help="what `gpt2 verify --json` wrote, to be summed up beside the rows")
-    add("--memcheck", metavar="TEXT", default="not run", help="what compute-sanitizer found, likewise")
+    add("--sanitizer", metavar="TEXT", default="not run", help="what compute-sanitizer found, likewise")
     add("--library-path", metavar="DIRS", help="LD_LIBRARY_PATH of the binary; PyTorch keeps to its own libraries")
     args = parser.parse_args()
     args.binary, args.tiny = args.binary.resolve(), args.quick and args.device == "cpu"
@@ -397,7 +397,7 @@ def main() -> int:
     pytorch, rows = PyTorch(args.device, {key: config[key] for key in GPT2_SMALL}), []
     try:
         report = {"about": describe(args), "shape": pytorch.shape, "rounds": args.rounds, "quick": args.quick}
-        report |= {"verify": args.verify and verified(args.verify), "memcheck": args.memcheck, "rows": rows}
+        report |= {"verify": args.verify and verified(args.verify), "sanitizer": args.sanitizer, "rows": rows}
         with torch.inference_mode():
             for row in rows_of(args):
                 rows.append(measure(args, row, pytorch))

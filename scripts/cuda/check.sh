@@ -22,9 +22,8 @@ kernels() {
         scripts/cuda/toolkit.sh
         CUDA_HOME=target/cuda/toolkit
     fi
-    local folder
-    folder=$(mktemp -d)
-    trap "rm -rf '$folder'" EXIT
+    folder=$(mktemp -d) # not local: it is there when the trap is
+    trap 'rm -rf "$folder"' EXIT
     for capability in 80 90; do
         for source in crates/kernels/kernels/*.cu; do
             local kernel
