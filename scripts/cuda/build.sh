@@ -12,7 +12,8 @@ cd "$(dirname "$0")/../.."
 export CUDA_HOME=$PWD/target/cuda/toolkit
 read -ra capabilities <<<"${*:-80 90}"
 for capability in "${capabilities[@]}"; do
-    [[ $capability =~ ^[0-9]{2,3}$ ]] || { echo "error: \`$capability\` is not a compute capability such as 80" >&2; exit 2; }
+    [[ $capability =~ ^[0-9]{2,3}$ ]] && [ "$capability" -ge 80 ] ||
+        { echo "error: \`$capability\` is not a compute capability from 80 on, such as 90" >&2; exit 2; }
 done
 lowest=$(printf '%s\n' "${capabilities[@]}" | sort -n | head -1)
 [ -x "$CUDA_HOME/bin/nvcc" ] || { echo "error: no nvcc in $CUDA_HOME; run scripts/cuda/toolkit.sh first" >&2; exit 1; }

@@ -4,15 +4,12 @@
 
 use super::plan::{Plan, Shape, Task};
 use crate::attention::gpu::Kernel;
-use crate::attention::{CausalAttention, CausalMask, Implementation};
 use crate::cuda::function;
 use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::cudarc::driver::sys::CUdevice_attribute;
 use candle_core::cuda_backend::cudarc::driver::{DeviceRepr, PushKernelArg};
 use candle_core::cuda_backend::{CudaDType, WrapErr};
-use candle_core::{
-    CpuStorage, CudaDevice, CudaStorage, CustomOp3, DType, Layout, Result, Storage, Tensor, Var,
-};
+use candle_core::{CpuStorage, CudaDevice, CudaStorage, CustomOp3, DType, Layout, Result, Storage, Tensor};
 use half::{bf16, f16};
 
 /// The kernels for q (B, H, T, D) and k, v (B, H, S, D), or `None` where there are none.
@@ -155,7 +152,6 @@ impl CustomOp3 for CudaAttention {
         }
     }
 
-    /// Through the eager path, which holds (T, S) scores for as long as this takes.
     fn bwd(
         &self,
         q: &Tensor,
@@ -164,11 +160,7 @@ impl CustomOp3 for CudaAttention {
         _context: &Tensor,
         grad: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let (q, k, v) = (Var::from_tensor(q)?, Var::from_tensor(k)?, Var::from_tensor(v)?);
-        let mask = CausalMask { padding: self.padding.as_ref(), ..Default::default() };
-        let eager = CausalAttention::new(self.scale).with_implementation(Implementation::Eager);
-        let context = eager.forward(&q, &k, &v, mask)?;
-        let mut gradients = (context * grad)?.sum_all()?.backward()?;
-        Ok((gradients.remove(&q), gradients.remove(&k), gradients.remove(&v)))
+        let [dq, dk, dv] = super::gradients([q, k, v], grad, self.scale, self.padding.as_ref())?;
+        Ok((dq, dk, dv))
     }
 }

@@ -1,9 +1,10 @@
 //! The kernels, emulated, against the eager path.
 
+use super::gradients;
 use super::plan::{Plan, Strides};
 use crate::attention::{CausalAttention, CausalMask, Implementation};
 use crate::cuda::emulator::{Emulator, bytes, tensor};
-use candle_core::{DType, Device, Result, Tensor};
+use candle_core::{DType, Device, Result, Tensor, Var};
 
 struct Case {
     dtype: DType,
@@ -130,4 +131,44 @@ fn bf16_attention_emulated() -> Result<()> {
 #[test]
 fn f32_attention_emulated() -> Result<()> {
     check(DType::F32)
+}
+
+#[test]
+fn what_has_no_kernel_has_no_plan() -> Result<()> {
+    let plan = |x: &Tensor, scale| Plan::new(x.dtype(), [x.layout(); 3], scale, 100);
+    let zeros = |dtype, d| Tensor::zeros((1, 2, 5, d), dtype, &Device::Cpu);
+    let fits = zeros(DType::F16, 64)?;
+    assert!(plan(&fits, 0.125).is_some());
+    for (x, scale) in [
+        (zeros(DType::F64, 64)?, 0.125),
+        (zeros(DType::F16, 48)?, 0.125),
+        (fits.clone(), -0.125),
+        (fits.clone(), 0.),
+        (fits.clone(), f64::NAN),
+        (zeros(DType::F16, 65)?.narrow(3, 0, 64)?, 0.125), // rows of 130 bytes
+        (zeros(DType::F16, 128)?.narrow(3, 4, 64)?, 0.125), // which begin at the eighth byte
+        (Tensor::zeros((1, 2, 64, 5), DType::F16, &Device::Cpu)?.transpose(2, 3)?, 0.125),
+    ] {
+        assert_eq!(plan(&x, scale), None, "{:?} {:?} {scale}", x.dtype(), x.layout());
+    }
+    Ok(())
+}
+
+#[test]
+fn gradients_are_those_of_the_fused_kernel_on_the_cpu() -> Result<()> {
+    let random = |shape: (usize, usize, usize, usize)| Tensor::randn(0f32, 1., shape, &Device::Cpu);
+    let (q, k, v) = (random((2, 3, 4, 8))?, random((2, 3, 6, 8))?, random((2, 3, 6, 8))?);
+    let grad = random((2, 4, 3, 8))?;
+    let padding = Tensor::new(&[[0u8, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]], &Device::Cpu)?;
+    let got = gradients([&q, &k, &v], &grad, 0.4, Some(&padding))?;
+    let (q, k, v) = (Var::from_tensor(&q)?, Var::from_tensor(&k)?, Var::from_tensor(&v)?);
+    let mask = CausalMask { padding: Some(&padding), ..Default::default() };
+    let context = CausalAttention::new(0.4).forward(&q, &k, &v, mask)?;
+    let expected = (context * grad)?.sum_all()?.backward()?;
+    for (got, of) in got.into_iter().zip([&q, &k, &v]) {
+        let (Some(got), Some(expected)) = (got, expected.get(of)) else { candle_core::bail!("no gradient") };
+        let error = (got - expected)?.abs()?.max_all()?.to_scalar::<f32>()?;
+        assert!(error < 1e-5, "{error}");
+    }
+    Ok(())
 }
