@@ -64,6 +64,15 @@ pub(crate) fn is_closed_pipe(error: &anyhow::Error) -> bool {
     })
 }
 
+/// Prints what a command found: as JSON where `--json` asks for it, else by `print`.
+pub(crate) fn report<R: serde::Serialize>(
+    as_json: bool,
+    report: &R,
+    print: impl FnOnce(&R) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    if as_json { json(report) } else { print(report) }
+}
+
 /// Prints `value` as indented JSON.
 pub(crate) fn json(value: &impl serde::Serialize) -> anyhow::Result<()> {
     let mut out = stdout();

@@ -93,11 +93,7 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
         ms_per_token,
         tokens_per_s: ms_per_token.map(|ms| 1e3 * bench.batch as f64 / ms),
     };
-    if args.json {
-        output::json(&report)?;
-    } else {
-        print(&report)?;
-    }
+    output::report(args.json, &report, print)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -62,11 +62,7 @@ pub(crate) fn run(args: &ForwardArgs) -> anyhow::Result<ExitCode> {
         )?;
     }
     let report = report(&session, prompt, &logits.squeeze(0)?, args.top_k)?;
-    if args.json {
-        output::json(&report)?;
-    } else {
-        print(&report)?;
-    }
+    output::report(args.json, &report, print)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -38,11 +38,7 @@ pub(crate) fn run(args: &HeadsArgs) -> anyhow::Result<ExitCode> {
         }
     }
     let report = Report { model: session.name, length: args.length, batch: args.batch, seed, heads };
-    if args.json {
-        output::json(&report)?;
-    } else {
-        print(&report)?;
-    }
+    output::report(args.json, &report, print)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -52,11 +52,7 @@ pub(crate) fn run(args: &LensArgs) -> anyhow::Result<ExitCode> {
     let layers = log_probs.iter().map(layer).collect();
     let token = prompt.tokens[position].clone();
     let report = Report { model: session.name.clone(), position, token, layers };
-    if args.json {
-        output::json(&report)?;
-    } else {
-        print(&report)?;
-    }
+    output::report(args.json, &report, print)?;
     Ok(ExitCode::SUCCESS)
 }
 

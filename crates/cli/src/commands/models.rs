@@ -33,11 +33,7 @@ pub(crate) fn run(args: &ModelsArgs) -> anyhow::Result<ExitCode> {
         cache: &hub.cache_dir,
         cached: hub.cached()?,
     };
-    if args.json {
-        output::json(&report)?;
-    } else {
-        print(&report)?;
-    }
+    output::report(args.json, &report, print)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -57,11 +57,7 @@ pub(crate) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
         passed: verify.checks.iter().all(|check| check.passed),
         checks: verify.checks,
     };
-    if args.json {
-        output::json(&report)?;
-    } else {
-        print(&report)?;
-    }
+    output::report(args.json, &report, print)?;
     Ok(if report.passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
