@@ -8,7 +8,7 @@
 GPT-2 small. Both sides leave warm-up runs out, put CUDA events around each run and wait for its end before the next; a
 round's number is the median of its runs, the printed one the median of the rounds. What a machine cannot run becomes
 "not run" with the reason. That our numbers are right is `gpt2 verify`'s to say; of PyTorch's, each attention backend is
-held against plain f32, and the GPT-2 written here against transformers', before they are timed.
+held against plain f32, and the GPT-2 of pytorch_gpt2.py against transformers', before they are timed.
 """
 
 import argparse
@@ -35,11 +35,13 @@ except ImportError as missing:
     sys.exit(3)
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import gelu, linear, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
+
+from pytorch_gpt2 import GPT2, CausalSelfAttention
 
 try:
     import transformers
-except Exception:  # not there, or not made for this PyTorch: the GPT-2 below stands in
+except Exception:  # not there, or not made for this PyTorch: pytorch_gpt2.py stands in
     transformers = None
 
 GPT2_SMALL = dict(vocab_size=50257, n_positions=1024, n_embd=768, n_layer=12, n_head=12)
@@ -73,45 +75,6 @@ class Row(NamedTuple):
 
 class NotRun(Exception):
     """Why a cell of the table stays empty."""
-
-
-class CausalSelfAttention(nn.Module):
-    """In PyTorch; this and GPT2 bear the checkpoint's names."""
-
-    def __init__(self, c: int, n_head: int) -> None:
-        super().__init__()
-        self.c_attn, self.c_proj, self.n_head = nn.Linear(c, 3 * c), nn.Linear(c, c), n_head
-
-    def forward(self, x: Tensor, past: list[Tensor] | None = None) -> Tensor:
-        """`past` is empty, or holds the keys and values before x; then x is one token."""
-        b, t, c = x.shape
-        packed = self.c_attn(x).view(b, t, 3, self.n_head, c // self.n_head)
-        q, k, v = (part.transpose(1, 2) for part in packed.unbind(2))  # (B, H, T, D)
-        if past is not None:
-            k, v = (torch.cat(pair, 2) for pair in zip(past, (k, v))) if past else (k, v)  # (B, H, S, D)
-            past[:] = k, v
-        y = scaled_dot_product_attention(q, k, v, is_causal=t > 1)
-        return self.c_proj(y.transpose(1, 2).reshape(b, t, c))
-
-
-class GPT2(nn.Module):
-    def __init__(self, vocab_size: int, n_positions: int, n_embd: int, n_layer: int, n_head: int) -> None:
-        super().__init__()
-        c, norm = n_embd, partial(nn.LayerNorm, n_embd)
-        self.wte, self.wpe, self.ln_f = nn.Embedding(vocab_size, c), nn.Embedding(n_positions, c), norm()
-        self.h = nn.ModuleList()
-        for _ in range(n_layer):
-            mlp = nn.ModuleDict({"c_fc": nn.Linear(c, 4 * c), "c_proj": nn.Linear(4 * c, c)})
-            self.h.append(nn.ModuleDict(dict(ln_1=norm(), attn=CausalSelfAttention(c, n_head), ln_2=norm(), mlp=mlp)))
-
-    def forward(self, ids: Tensor, pasts: list[list[Tensor]] | None = None) -> Tensor:
-        """Logits of the last position, (B, 1, V)."""
-        start = pasts[0][0].shape[2] if pasts and pasts[0] else 0
-        x = self.wte(ids) + self.wpe(torch.arange(start, start + ids.shape[1], device=ids.device))  # (B, T, C)
-        for block, past in zip(self.h, pasts or [None] * len(self.h)):
-            x = x + block["attn"](block["ln_1"](x), past)
-            x = x + block["mlp"]["c_proj"](gelu(block["mlp"]["c_fc"](block["ln_2"](x)), approximate="tanh"))
-        return linear(self.ln_f(x[:, -1:]), self.wte.weight)
 
 
 class PyTorch:
@@ -204,7 +167,7 @@ class PyTorch:
         return ids.view(row.batch, row.tokens)
 
     def both(self, dtype: str) -> tuple[GPT2, nn.Module | None]:
-        """The GPT-2 above and, where it is installed, transformers', with the same weights."""
+        """Our own GPT-2 in PyTorch and, where it is installed, transformers', with the same weights."""
         if dtype in self.models:
             return self.models[dtype]
         own, theirs = GPT2(**self.shape).to(self.device, DTYPES[dtype]), None
@@ -217,7 +180,7 @@ class PyTorch:
             own.load_state_dict({k: w.T if k.endswith(turned) else w for k, w in weights.items()})
             ids = torch.arange(16, device=self.device)[None]
             expected = theirs(ids, use_cache=False, logits_to_keep=1).logits
-            hold("the GPT-2 of check_gpu.py differs from transformers'", own(ids), expected, dtype, roundings=16)
+            hold("the GPT-2 of pytorch_gpt2.py differs from transformers'", own(ids), expected, dtype, roundings=16)
         self.models[dtype] = own, theirs
         return own, theirs
 
@@ -310,7 +273,7 @@ def rows_of(args: argparse.Namespace) -> list[Row]:
 
 
 def describe(args: argparse.Namespace) -> dict:
-    own = "check_gpu.py's own GPT-2"
+    own = "pytorch_gpt2.py"
     about = {
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "machine": f"{platform.platform()}, {os.cpu_count()} CPUs",

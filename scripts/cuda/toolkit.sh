@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A CUDA home without an installer: NVIDIA's own wheels from PyPI, about 105 MB, laid out as nvcc and cudarc
+# A CUDA home without an installer: NVIDIA's own wheels from PyPI, about 110 MB, laid out as nvcc and cudarc
 # expect one. No driver, no cuBLAS: with link-stubs.sh enough to build, not to compute.
 #
 #   scripts/cuda/toolkit.sh [DIR]      (target/cuda/toolkit unless named)

@@ -42,7 +42,9 @@ impl DeviceArg {
             Self::Cuda(n) => {
                 let none = || format!("--device cuda:{n}: no such GPU answers; `nvidia-smi` shows which do");
                 let device = Device::new_cuda(n).with_context(none)?;
-                gpt2_kernels::keep_freed_memory(&device)?;
+                gpt2_kernels::keep_freed_memory(&device).with_context(|| {
+                    format!("--device cuda:{n}: the driver's memory pool does not answer")
+                })?;
                 Ok(device)
             }
             Self::Metal(_) if !metal_is_available() => bail!(

@@ -5,21 +5,6 @@
 
 constexpr int THREADS = 128, WARPS = THREADS / 32;
 
-/// Halves between rows in shared memory. D is a multiple of 16, so this is an odd number of 16-byte units, and the eight rows
-/// that one `ldmatrix` phase reads lie in different banks.
-template <int D> static constexpr int ROW_LENGTH = D + 8;
-
-/// Copies `Rows` rows of D from row `first` on; zeros from row `end` on.
-template <typename E, int Rows, int D>
-DEVICE void copy_rows(E *to, const E *from, long long stride, int first, int end) {
-    constexpr int UNITS = D / 8;
-    for (int i = threadIdx.x; i < Rows * UNITS; i += THREADS) {
-        const int row = i / UNITS, unit = i % UNITS;
-        const bool there = first + row < end;
-        copy_16_bytes(to + row * ROW_LENGTH<D> + unit * 8, from + (there ? first + row : 0) * stride + unit * 8, there);
-    }
-}
-
 /// One tile of `WARPS * 16 * Rows16` queries of one head, `Keys` keys at a time. A warp has `16 * Rows16` queries, and reads
 /// each fragment of k and v once for all of them.
 ///
@@ -27,7 +12,7 @@ DEVICE void copy_rows(E *to, const E *from, long long stride, int first, int end
 /// and of row i / 4 + 8 ([2], [3]).
 template <typename E, int D, int Rows16, int Keys>
 DEVICE void attend(const E *q, const E *k, const E *v, const uint8_t *padding, E *out, const Shape &shape) {
-    constexpr int ROWS = 16 * Rows16, QUERIES = WARPS * ROWS, ROW = ROW_LENGTH<D>;
+    constexpr int ROWS = 16 * Rows16, QUERIES = WARPS * ROWS, ROW = ROW_LENGTH<E, D>;
     // Wider heads have no registers left to hold q.
     constexpr bool HOLD_Q = D <= 64;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -47,10 +32,10 @@ DEVICE void attend(const E *q, const E *k, const E *v, const uint8_t *padding, E
     E *const v_rows = k_rows + 2 * Keys * ROW;           // 2 x (Keys, ROW)
     const auto copy_keys = [&](int step) {
         const int to = step % 2 * Keys * ROW;
-        copy_rows<E, Keys, D>(k_rows + to, k, shape.k.position, step * Keys, shape.keys);
-        copy_rows<E, Keys, D>(v_rows + to, v, shape.v.position, step * Keys, shape.keys);
+        copy_rows<E, Keys, D, THREADS>(k_rows + to, k, shape.k.position, step * Keys, shape.keys);
+        copy_rows<E, Keys, D, THREADS>(v_rows + to, v, shape.v.position, step * Keys, shape.keys);
     };
-    copy_rows<E, QUERIES, D>(q_rows, q, shape.q.position, first, shape.queries);
+    copy_rows<E, QUERIES, D, THREADS>(q_rows, q, shape.q.position, first, shape.queries);
     copy_keys(0);
 
     const int top = first + warp * ROWS; // the warp's first query

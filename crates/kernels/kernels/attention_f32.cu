@@ -1,29 +1,18 @@
-// Causal attention in f32 with plain multiply-adds: the tensor cores would round to 10 bits. The schedule is that of attention.cu.
+// Causal attention in f32 with plain multiply-adds: the tensor cores would round to 10 bits. Tiles of queries as in attention.cu,
+// one tile of keys at a time.
 #include "device.cuh"
 
 constexpr int THREADS = 128, QUERIES = 64, KEYS = 32;
 /// A thread has 4 queries; 8 threads share them, and have every eighth key or pair of columns each.
 constexpr int ACROSS = 8, OWN = QUERIES / (THREADS / ACROSS);
-/// Floats between rows in shared memory: the rows that neighbours read four floats of lie in different banks.
-template <int D> static constexpr int ROW_LENGTH = D + 4;
 constexpr int WEIGHT_ROW = KEYS + 4;
-
-/// Copies `Rows` rows of D from row `first` on; zeros from row `end` on.
-template <int Rows, int D> DEVICE void copy_rows(float *to, const float *from, long long stride, int first, int end) {
-    constexpr int UNITS = D / 4;
-    for (int i = threadIdx.x; i < Rows * UNITS; i += THREADS) {
-        const int row = i / UNITS, unit = i % UNITS;
-        const bool there = first + row < end;
-        copy_16_bytes(to + row * ROW_LENGTH<D> + unit * 4, from + (there ? first + row : 0) * stride + unit * 4, there);
-    }
-}
 
 DEVICE float4 four(const float *from) { return *reinterpret_cast<const float4 *>(from); }
 DEVICE float dot(float4 a, float4 b, float c) { return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, c)))); }
 
 template <int D>
 DEVICE void attend(const float *q, const float *k, const float *v, const uint8_t *padding, float *out, const Shape &shape) {
-    constexpr int ROW = ROW_LENGTH<D>, PAIRS = D / 2 / ACROSS;
+    constexpr int ROW = ROW_LENGTH<float, D>, PAIRS = D / 2 / ACROSS;
     const int across = threadIdx.x % ACROSS, down = threadIdx.x / ACROSS * OWN;
 
     const auto [tile, b, h] = place_of(blockIdx.x, gridDim.x, QUERIES, shape);
@@ -39,7 +28,7 @@ DEVICE void attend(const float *q, const float *k, const float *v, const uint8_t
     float *const k_rows = q_rows + QUERIES * ROW;                // (KEYS, ROW)
     float *const v_rows = k_rows + KEYS * ROW;                   // (KEYS, ROW)
     float *const weights = v_rows + KEYS * ROW;                  // (QUERIES, WEIGHT_ROW)
-    copy_rows<QUERIES, D>(q_rows, q, shape.q.position, first, shape.queries);
+    copy_rows<float, QUERIES, D, THREADS>(q_rows, q, shape.q.position, first, shape.queries);
 
     float context[OWN][PAIRS][2] = {}, largest[OWN], sum[OWN] = {};
 #pragma unroll
@@ -47,8 +36,8 @@ DEVICE void attend(const float *q, const float *k, const float *v, const uint8_t
 
     for (int start = 0; start < seen; start += KEYS) {
         sync_block(); // nobody reads the keys before these any more
-        copy_rows<KEYS, D>(k_rows, k, shape.k.position, start, shape.keys);
-        copy_rows<KEYS, D>(v_rows, v, shape.v.position, start, shape.keys);
+        copy_rows<float, KEYS, D, THREADS>(k_rows, k, shape.k.position, start, shape.keys);
+        copy_rows<float, KEYS, D, THREADS>(v_rows, v, shape.v.position, start, shape.keys);
         copies_arrived();
         sync_block();
 

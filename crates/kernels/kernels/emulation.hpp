@@ -71,19 +71,27 @@ DEVICE float exp2_fast(float x) { return exp2f(x); }
 
 DEVICE float to_float(float x) { return x; }
 DEVICE float to_float(f16 x) {
-    _Float16 y;
-    memcpy(&y, &x.bits, 2);
-    return static_cast<float>(y);
+    const int exponent = x.bits >> 10 & 31, fraction = x.bits & 1023;
+    const float size = exponent == 31 ? (fraction ? NAN : INFINITY)
+                       : exponent == 0 ? ldexpf(fraction, -24)
+                                       : ldexpf(1024 + fraction, exponent - 25);
+    return x.bits >> 15 ? -size : size;
 }
 DEVICE float to_float(bf16 x) { return float_of(static_cast<uint32_t>(x.bits) << 16); }
 
 template <typename E> E from_float(float x);
 template <> DEVICE float from_float(float x) { return x; }
 template <> DEVICE f16 from_float(float x) {
-    const _Float16 y = static_cast<_Float16>(x);
-    f16 z;
-    memcpy(&z.bits, &y, 2);
-    return z;
+    const uint16_t sign = std::signbit(x) ? 0x8000 : 0;
+    if (x != x) return {0x7fff};
+    // In units of the last place: 2^-24 below the normal numbers; nearbyint rounds to nearest, ties to even.
+    int exponent;
+    frexpf(x, &exponent);
+    const int place = fabsf(x) < 0x1p-14f ? -24 : exponent - 11;
+    const int units = static_cast<int>(std::fmin(nearbyintf(ldexpf(fabsf(x), -place)), 4096));
+    if (std::isinf(x) || ldexpf(units, place) > 65504) return {static_cast<uint16_t>(sign | 0x7c00)};
+    // A carry out of the fraction becomes the next exponent by itself.
+    return {static_cast<uint16_t>(sign | (place == -24 ? units : (place + 24) * 1024 + units))};
 }
 template <> DEVICE bf16 from_float(float x) {
     const uint32_t bits = static_cast<uint32_t>(bits_of(x));

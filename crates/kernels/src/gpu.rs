@@ -1,4 +1,4 @@
-//! Layers that a GPU's own kernels compute, among those that this build has: none, or CUDA's.
+//! What a GPU does in its own way, where this build has it: the layers' kernels of CUDA, and its memory.
 
 #[cfg(feature = "cuda")]
 pub(crate) use crate::cuda::layers::{layer_norm, linear};

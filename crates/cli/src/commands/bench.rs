@@ -124,20 +124,22 @@ fn machine(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Which attention a model of this config runs for prompts of `t` tokens.
+/// Which attention a model of this config runs for T queries at the end of S keys, of which some are padding or none.
 pub(super) fn implementation_of(
     config: &Config,
-    t: usize,
+    (t, s, padded): (usize, usize, bool),
     dtype: DType,
     device: &Device,
 ) -> candle_core::Result<Implementation> {
-    let qkv = Tensor::zeros((1, t, 3, config.n_head, config.head_dim()), dtype, device)?;
-    let part = |i| qkv.narrow(2, i, 1)?.squeeze(2)?.transpose(1, 2); // (1, H, T, D)
+    let qkv = Tensor::zeros((1, s, 3, config.n_head, config.head_dim()), dtype, device)?;
+    let part = |i| qkv.narrow(2, i, 1)?.squeeze(2)?.transpose(1, 2); // (1, H, S, D)
+    let padding = padded.then(|| Tensor::ones((1, s), DType::U8, device)).transpose()?;
+    let mask = CausalMask { padding: padding.as_ref(), ..Default::default() };
     CausalAttention::new(config.attention_scale(0)).with_implementation(config.attn_implementation).runs(
-        &part(0)?,
+        &part(0)?.narrow(2, s - t, t)?,
         &part(1)?,
         &part(2)?,
-        CausalMask::default(),
+        mask,
     )
 }
 
@@ -184,8 +186,12 @@ impl<'a> Bench<'a> {
 
     /// Which attention runs: `--impl` where there is a kernel for it.
     fn implementation(&self) -> anyhow::Result<Implementation> {
-        let t = if self.args.what == BenchTarget::Decode { 1 } else { self.tokens.min(2) };
-        Ok(implementation_of(&self.config, t, self.dtype, &self.device)?)
+        let t = match self.args.what {
+            BenchTarget::Train if !self.device.is_cpu() => return Ok(Implementation::Eager), // with dropout
+            BenchTarget::Decode => 1,
+            _ => self.tokens,
+        };
+        Ok(implementation_of(&self.config, (t, self.tokens, false), self.dtype, &self.device)?)
     }
 
     /// Milliseconds of each run of `work`, after one that is not counted.

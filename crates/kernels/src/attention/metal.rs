@@ -43,7 +43,7 @@ impl Kernel for Sdpa {
             {
                 Ok(x.clone())
             }
-            _ => x.contiguous(),
+            _ => x.force_contiguous(), // which takes no stride for granted
         };
         let (q, k, v) = match t {
             1 => (q.contiguous()?, dense(k)?, dense(v)?),

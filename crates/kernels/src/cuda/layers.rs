@@ -37,21 +37,25 @@ mod ops {
 
     use super::{Launch, finish_launch, layer_norm_launch};
     use crate::Implementation;
-    use crate::cuda::{function, launch};
+    use crate::cuda::{function, has_kernels, launch, view};
     use crate::gpu::Tail;
     use candle_core::backend::BackendStorage;
     use candle_core::cuda_backend::CudaDType;
-    use candle_core::cuda_backend::cudarc::driver::{CudaView, DeviceRepr, PushKernelArg};
+    use candle_core::cuda_backend::cudarc::driver::{DeviceRepr, PushKernelArg};
     use candle_core::{
-        CpuStorage, CudaStorage, CustomOp3, D, DType, InplaceOp2, InplaceOp3, Layout, Result, Shape, Tensor,
+        CpuStorage, CudaStorage, CustomOp3, D, DType, Device, InplaceOp2, InplaceOp3, Layout, Result, Shape,
+        Tensor,
     };
     use half::{bf16, f16};
 
     /// Whether kernels are asked for, and all are of one dtype on CUDA, without a gradient that is asked for: the kernels have none.
-    fn fits(on_gpu: Implementation, tensors: &[&Tensor]) -> bool {
+    fn fits(on_gpu: Implementation, tensors: &[&Tensor]) -> Result<bool> {
+        let (Implementation::Fused, Device::Cuda(device)) = (on_gpu, tensors[0].device()) else {
+            return Ok(false);
+        };
         let one = tensors[0].dtype();
-        on_gpu == Implementation::Fused
-            && tensors.iter().all(|t| t.device().is_cuda() && t.dtype() == one && !t.track_op())
+        let all = tensors.iter().all(|t| t.device().is_cuda() && t.dtype() == one && !t.track_op());
+        Ok(all && has_kernels(device)?)
     }
 
     /// [`crate::layer_norm`], or `None` where there is no kernel for it.
@@ -64,7 +68,7 @@ mod ops {
     ) -> Result<Option<Tensor>> {
         let width = x.dim(D::Minus1)?;
         let rows = x.elem_count() / width.max(1);
-        if !fits(on_gpu, &[x, weight, bias]) || rows == 0 {
+        if !fits(on_gpu, &[x, weight, bias])? || rows == 0 {
             return Ok(None);
         }
         let Some(launch) = layer_norm_launch(x.dtype(), rows, width) else { return Ok(None) };
@@ -85,7 +89,7 @@ mod ops {
     ) -> Result<Option<Tensor>> {
         let all: Vec<_> = [x, weight, bias].into_iter().chain(tail.residual).collect();
         let (rows, width) = (x.dim(0)?, bias.elem_count());
-        if !fits(on_gpu, &all) || rows == 0 {
+        if !fits(on_gpu, &all)? || rows == 0 {
             return Ok(None);
         }
         let Some((launch, units)) = finish_launch(x.dtype(), rows, width, tail.gelu) else { return Ok(None) };
@@ -261,10 +265,6 @@ mod ops {
         ) -> Result<()> {
             self.run(x, (bias, bias_layout), Some((residual, residual_layout)))
         }
-    }
-
-    fn view<'a, E: CudaDType>((storage, layout): (&'a CudaStorage, &Layout)) -> Result<CudaView<'a, E>> {
-        Ok(storage.as_cuda_slice::<E>()?.slice(layout.start_offset()..))
     }
 }
 

@@ -3,13 +3,13 @@
 #![allow(unsafe_code)] // launching is
 
 use super::Launch;
-use candle_core::Result;
-use candle_core::cuda_backend::WrapErr;
-use candle_core::cuda_backend::cudarc::driver::sys::CUfunction_attribute;
+use candle_core::cuda_backend::cudarc::driver::sys::{CUdevice_attribute, CUfunction_attribute};
 use candle_core::cuda_backend::cudarc::driver::{
-    CudaFunction, CudaModule, CudaStream, LaunchArgs, LaunchConfig,
+    CudaFunction, CudaModule, CudaStream, CudaView, LaunchArgs, LaunchConfig,
 };
 use candle_core::cuda_backend::cudarc::nvrtc::Ptx;
+use candle_core::cuda_backend::{CudaDType, CudaDevice, CudaStorage, WrapErr};
+use candle_core::{Layout, Result};
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
@@ -44,7 +44,14 @@ pub(crate) fn function(stream: &Arc<CudaStream>, launch: &Launch) -> Result<Cuda
     let module = if let Some(module) = loaded.modules.get(&(device, binary)) {
         module.clone()
     } else {
-        let module = stream.context().load_module(Ptx::from_binary(BINARIES[binary].1.to_vec())).w()?;
+        let module = stream.context().load_module(Ptx::from_binary(BINARIES[binary].1.to_vec()));
+        let module = module.map_err(|error| {
+            candle_core::Error::msg(format!(
+                "{} cannot be loaded on this GPU ({error:?}): build for its compute capability, \
+                 GPT2_CUDA_CAPABILITIES, or take --impl eager",
+                launch.kernel
+            ))
+        })?;
         loaded.modules.insert((device, binary), module.clone());
         module
     };
@@ -54,6 +61,19 @@ pub(crate) fn function(stream: &Arc<CudaStream>, launch: &Launch) -> Result<Cuda
     function.set_attribute(attribute, launch.shared.try_into().unwrap_or(i32::MAX)).w()?;
     loaded.functions.insert(key, function.clone());
     Ok(function)
+}
+
+/// Whether our kernels run on a device: mma.m16n8k16, bf16 and cp.async come with compute capability 8.0.
+pub(crate) fn has_kernels(device: &CudaDevice) -> Result<bool> {
+    let major = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
+    Ok(device.cuda_stream().context().attribute(major).w()? >= 8)
+}
+
+/// The numbers of a tensor from where its layout begins.
+pub(crate) fn view<'a, E: CudaDType>(
+    (storage, layout): (&'a CudaStorage, &Layout),
+) -> Result<CudaView<'a, E>> {
+    Ok(storage.as_cuda_slice::<E>()?.slice(layout.start_offset()..))
 }
 
 /// Launches the kernel on the stream of `args`.

@@ -16,8 +16,8 @@ use std::mem::MaybeUninit;
 /// the residual stream of a trained GPT-2, whose mean is large beside its spread. Candle's own
 /// `ops::layer_norm` computes that shorter form and has no backward, so it is not used here.
 ///
-/// On a GPU, `on_gpu` says whether our kernel runs where nothing is trained, or Candle's operations; on the CPU ours
-/// always runs in f32.
+/// On a GPU, `on_gpu` says whether our kernel runs where nothing is trained, or Candle's operations; on the CPU it
+/// changes nothing.
 ///
 /// # Shapes
 /// `x` (.., C), `weight` (C), `bias` (C) -> (.., C)

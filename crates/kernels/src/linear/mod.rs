@@ -24,7 +24,7 @@ use std::borrow::Cow;
 use std::mem::MaybeUninit;
 
 /// `x·W + b`, differentiable. On a GPU, `on_gpu` says whether our kernels follow Candle's product where nothing is trained;
-/// on the CPU they always run.
+/// on the CPU it changes nothing.
 ///
 /// # Shapes
 /// `x` (.., in), `weight` (in, out), `bias` (out) -> (.., out)

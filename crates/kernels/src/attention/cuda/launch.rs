@@ -4,7 +4,7 @@
 
 use super::plan::{Plan, Shape, Task};
 use crate::attention::gpu::Kernel;
-use crate::cuda::function;
+use crate::cuda::{function, has_kernels, view};
 use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::cudarc::driver::sys::CUdevice_attribute;
 use candle_core::cuda_backend::cudarc::driver::{DeviceRepr, PushKernelArg};
@@ -19,16 +19,12 @@ pub(in crate::attention) fn kernel(
     scale: f64,
     padding: Option<&Tensor>,
 ) -> Result<Option<Box<dyn Kernel>>> {
-    if k.dtype() != q.dtype() || v.dtype() != q.dtype() {
+    if k.dtype() != q.dtype() || v.dtype() != q.dtype() || !has_kernels(device)? {
         return Ok(None);
     }
     let stream = device.cuda_stream();
-    let attribute = |which| stream.context().attribute(which).w();
-    // mma.m16n8k16, bf16 and cp.async come with 8.0.
-    if attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? < 8 {
-        return Ok(None);
-    }
-    let multiprocessors = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+    let which = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+    let multiprocessors = stream.context().attribute(which).w()?;
     let multiprocessors = multiprocessors.try_into().unwrap_or(1);
     let layouts = [q.layout(), k.layout(), v.layout()];
     let Some(plan) = Plan::new(q.dtype(), layouts, scale, multiprocessors) else { return Ok(None) };
@@ -69,10 +65,7 @@ impl CudaAttention {
         let device = q.device();
         let stream = device.cuda_stream();
         let (b, h, t, d) = q_layout.shape().dims4()?;
-        let mut views = vec![];
-        for (storage, layout) in qkv {
-            views.push(storage.as_cuda_slice::<E>()?.slice(layout.start_offset()..));
-        }
+        let views = [view::<E>(qkv[0])?, view::<E>(qkv[1])?, view::<E>(qkv[2])?];
         // SAFETY: of memory that is not written before: the launches below write all of `out`, and read of `found` what one of
         // them has written before.
         let mut out = unsafe { device.alloc::<E>(b * t * h * d)? };
@@ -85,7 +78,7 @@ impl CudaAttention {
         let padding = match &padding {
             None => None,
             Some((storage, layout)) => match &**storage {
-                Storage::Cuda(storage) => Some(storage.as_cuda_slice::<u8>()?.slice(layout.start_offset()..)),
+                Storage::Cuda(storage) => Some(view::<u8>((storage, layout))?),
                 _ => candle_core::bail!("causal attention: the padding mask is not on the device of q"),
             },
         };

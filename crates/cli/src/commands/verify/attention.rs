@@ -1,0 +1,104 @@
+//! Attention against plain operations.
+
+use super::{Verify, rounding};
+use candle_core::{DType, Device, Tensor, Var};
+use candle_nn::Init;
+use gpt2_kernels::Implementation::{self, Eager, Fused};
+use gpt2_kernels::attention::{CausalAttention, CausalMask};
+use gpt2_model::init;
+use gpt2_model::mask::left_padding;
+
+/// What is checked of attention: T queries at the end of S keys, B rows, D, and whether keys are hidden.
+const ATTENTION: [(usize, usize, usize, usize, bool); 18] = [
+    (1, 1, 1, 64, false),
+    (1, 1, 1000, 64, false),
+    (2, 3, 300, 80, false),
+    (1, 128, 128, 64, false),
+    (2, 200, 200, 33, true),
+    (1, 300, 1000, 64, false),
+    (1, 500, 500, 128, false),
+    (1, 1024, 1024, 64, false),
+    (2, 1, 400, 64, true),
+    (1, 1, 300, 80, false),
+    (1, 1, 300, 96, false),
+    (1, 1, 300, 128, false),
+    (1, 200, 200, 96, false),
+    (2, 200, 200, 64, true),
+    // As many tiles as the largest GPU has multiprocessors: other kernels than those of a few tiles.
+    (32, 129, 129, 32, false),
+    (32, 129, 129, 64, false),
+    (32, 129, 129, 80, false),
+    (32, 129, 129, 96, false),
+];
+const HEADS: usize = 3;
+
+/// q, k, v (B, H, S, D) as views of one packed tensor, q cut to the last T.
+fn parts(packed: &Tensor, t: usize) -> candle_core::Result<[Tensor; 3]> {
+    let part = |i| packed.narrow(2, i, 1)?.squeeze(2)?.transpose(1, 2);
+    let s = packed.dim(1)?;
+    Ok([part(0)?.narrow(2, s - t, t)?, part(1)?, part(2)?])
+}
+
+impl Verify {
+    /// Attention alone: its context, its gradient, and the context beside weights that are asked for.
+    pub(super) fn attention(&mut self) -> anyhow::Result<()> {
+        for (b, t, s, d, padded) in ATTENTION {
+            let vb = init::seeded(self.seed, DType::F32, &Device::Cpu);
+            let normal = Init::Randn { mean: 0., stdev: 1.3 };
+            let packed = vb.get_with_hints((b, s, 3, HEADS, d), "qkv", normal)?;
+            let grad = vb.get_with_hints((b, t, HEADS, d), "grad", normal)?.to_dtype(DType::F64)?;
+            let lengths: Vec<usize> = (0..b).map(|i| s - i * s / 3).collect();
+            let padding = padded.then(|| left_padding(&lengths, s, &Device::Cpu)).transpose()?;
+            let case = format!("B {b}, T {t}, S {s}, D {d}{}", if padded { ", padded" } else { "" });
+            for dtype in [DType::F32, DType::F16, DType::BF16] {
+                let rounded = packed.to_dtype(dtype)?;
+                let run = |dtype, device: &Device, implementation: Implementation| {
+                    let packed = Var::from_tensor(&rounded.to_dtype(dtype)?.to_device(device)?)?;
+                    let padding = padding.as_ref().map(|p| p.to_device(device)).transpose()?;
+                    let mask = CausalMask { padding: padding.as_ref(), ..Default::default() };
+                    let attention =
+                        CausalAttention::new(1. / (d as f64).sqrt()).with_implementation(implementation);
+                    // Some kernels run only where no gradient is asked for.
+                    let [q, k, v] = parts(&packed.as_detached_tensor(), t)?;
+                    let ran = attention.runs(&q, &k, &v, mask)?;
+                    let context = attention.forward(&q, &k, &v, mask)?;
+                    let (weighted, _) = attention.forward_with_weights(&q, &k, &v, mask)?;
+
+                    let [q, k, v] = parts(&packed, t)?;
+                    let trained_by = attention.runs(&q, &k, &v, mask)?;
+                    let trained = attention.forward(&q, &k, &v, mask)?;
+                    let wide = trained.to_device(&Device::Cpu)?.to_dtype(DType::F64)?;
+                    let gradients = (wide * &grad)?.sum_all()?.backward()?;
+                    let Some(gradient) = gradients.get(&packed) else {
+                        anyhow::bail!("attention has no gradient on this path")
+                    };
+                    Ok(([context, weighted], ran, gradient.clone(), trained_by))
+                };
+                let ([context, _], _, gradient, _) = run(DType::F64, &Device::Cpu, Eager)?;
+                // f32 sums of up to 1024 numbers; a half's result is rounded once, its gradient three times.
+                let (value, slope) = if dtype == DType::F32 {
+                    (1e-5, 1e-5)
+                } else {
+                    (1.1 * rounding(dtype), 4. * rounding(dtype))
+                };
+                for implementation in [Fused, Eager] {
+                    let (got, ran, got_gradient, trained_by) =
+                        run(dtype, &self.device.clone(), implementation)?;
+                    // Without a kernel for this, it would be the eager path once more.
+                    if ran == implementation {
+                        // Candle's kernel on Metal rounds the scale, and q times the scale.
+                        let metal = self.device.is_metal() && ran == Fused && dtype != DType::F32;
+                        let value = if metal { 4. * rounding(dtype) } else { value };
+                        self.check("attention", &case, (ran, dtype), (&got[0], &context), value)?;
+                        self.check("with weights", &case, (ran, dtype), (&got[1], &context), value)?;
+                    }
+                    if trained_by == implementation {
+                        let gradients = (&got_gradient, &gradient);
+                        self.check("its gradient", &case, (trained_by, dtype), gradients, slope)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,54 @@
+//! The layers around attention against plain operations.
+
+use super::{Verify, rounding};
+use candle_core::{DType, Device, Tensor};
+use candle_nn::Init;
+use gpt2_kernels::Implementation::{self, Auto, Eager, Fused};
+use gpt2_kernels::{layer_norm, linear, linear_gelu, linear_onto};
+use gpt2_model::init;
+
+impl Verify {
+    /// Layer norm and linear layers, by each implementation that the device has.
+    pub(super) fn layers(&mut self) -> anyhow::Result<()> {
+        let (rows, n_in, n_out) = (37, 256, 768);
+        let vb = init::seeded(self.seed, DType::F32, &Device::Cpu);
+        let normal = |shape: &[usize], name: &str, mean, stdev| {
+            vb.get_with_hints(shape, name, Init::Randn { mean, stdev })
+        };
+        let x = normal(&[rows, n_in], "x", 0.5, 1.)?;
+        let weight = normal(&[n_in, n_out], "weight", 0., 0.06)?;
+        let bias = normal(&[n_out], "bias", 0., 1.)?;
+        let residual = normal(&[rows, n_out], "residual", 0., 1.)?;
+        let scale = normal(&[n_in], "scale", 1., 0.5)?;
+        let shift = normal(&[n_in], "shift", 0., 0.5)?;
+        let case = format!("{rows} rows, {n_in} to {n_out}");
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            let run =
+                |wide, device: &Device, implementation: Implementation| -> anyhow::Result<[Tensor; 4]> {
+                    let to = |x: &Tensor| x.to_dtype(dtype)?.to_dtype(wide)?.to_device(device);
+                    let (x, weight, bias, residual) = (to(&x)?, to(&weight)?, to(&bias)?, to(&residual)?);
+                    Ok([
+                        layer_norm(&x, &to(&scale)?, &to(&shift)?, 1e-5, implementation)?,
+                        linear(&x, &weight, &bias, implementation)?,
+                        linear_gelu(&x, &weight, &bias, implementation)?,
+                        linear_onto(&residual, &x, &weight, &bias, implementation)?,
+                    ])
+                };
+            let expected = run(DType::F64, &Device::Cpu, Eager)?;
+            let device = self.device.clone();
+            let all: &[Implementation] = if device.is_cuda() { &[Fused, Eager] } else { &[Auto] };
+            for &implementation in all {
+                let got = run(dtype, &device, implementation)?;
+                // A half's product is rounded, and what follows it once or twice more.
+                let tolerance = if dtype == DType::F32 { 1e-5 } else { 3. * rounding(dtype) };
+                for (i, what) in
+                    ["layer norm", "linear", "linear, gelu", "linear, onto"].into_iter().enumerate()
+                {
+                    let pair = (&got[i], &expected[i]);
+                    self.check(what, &case, (implementation, dtype), pair, tolerance)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}

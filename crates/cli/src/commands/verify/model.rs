@@ -1,0 +1,86 @@
+//! A checkpoint's logits against plain operations.
+
+use super::{Verify, rounding};
+use crate::commands::bench::implementation_of;
+use candle_core::{DType, Device, Tensor};
+use gpt2_kernels::Implementation::{Eager, Fused};
+use gpt2_loader::Checkpoint;
+use gpt2_model::mask::{left_padding, position_ids};
+use gpt2_model::{Config, ForwardArgs, Gpt2LMHeadModel, KvCache};
+
+impl Verify {
+    /// Logits of the checkpoint's model, each path against one pass in eager f64 on the CPU: there, every
+    /// operation is Candle's own.
+    pub(super) fn model(&mut self, checkpoint: &Checkpoint) -> anyhow::Result<()> {
+        let load = |dtype, device: &Device, implementation| -> anyhow::Result<Gpt2LMHeadModel> {
+            let config = Config { attn_implementation: implementation, ..checkpoint.config().clone() };
+            Ok(Gpt2LMHeadModel::load(checkpoint.var_builder(dtype, device)?, &config)?)
+        };
+        let config = checkpoint.config();
+        let t = config.n_positions.min(256);
+        let count = u32::try_from(config.vocab_size)?;
+        let ids: Vec<u32> = (0..u32::try_from(t)?).map(|i| i.wrapping_mul(7919) % count).collect();
+        let ids = Tensor::new(ids, &Device::Cpu)?.unsqueeze(0)?; // (1, T)
+        let reference = load(DType::F64, &Device::Cpu, Eager)?;
+        let expected = reference.forward(&ids, ForwardArgs::default())?.logits;
+        drop(reference);
+
+        let device = self.device.clone();
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            for implementation in [Fused, Eager] {
+                let model = load(dtype, &device, implementation)?;
+                let ids = ids.to_device(&device)?;
+                // Rounding the weights and every activation of each block adds up in a half.
+                let tolerance = if dtype == DType::F32 { 3e-5 } else { 16. * rounding(dtype) };
+                let mut check = |what, case: String, (t, s, padded), logits: Tensor, expected: &Tensor| {
+                    // Without a kernel for this, it would be the eager path once more.
+                    let ran = implementation_of(model.config(), (t, s, padded), dtype, &device)?;
+                    if ran != implementation {
+                        return Ok(());
+                    }
+                    self.check(what, &case, (ran, dtype), (&logits, expected), tolerance)
+                };
+                let prompt = model.forward(&ids, ForwardArgs::default())?.logits;
+                check("prompt", format!("T {t}"), (t, t, false), prompt, &expected)?;
+                let last = ForwardArgs { last_logits_only: true, ..Default::default() };
+                let last = model.forward(&ids, last)?.logits;
+                let of_last = expected.narrow(1, t - 1, 1)?;
+                check("last logits", format!("T {t}"), (t, t, false), last, &of_last)?;
+                for (what, size) in [("chunks", 7), ("decode", 1)] {
+                    let logits = in_chunks(&model, &ids, size)?;
+                    let case = format!("{t} tokens, {size} at a time");
+                    check(what, case, (size.min(t), t, false), logits, &expected)?;
+                }
+                let logits = padded(&model, &ids)?;
+                let half = expected.narrow(1, 0, t.div_ceil(2))?;
+                check("padded", format!("half of T {t}, beside it"), (t, t, true), logits, &half)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The logits of all positions, read `size` at a time through a cache.
+fn in_chunks(model: &Gpt2LMHeadModel, ids: &Tensor, size: usize) -> anyhow::Result<Tensor> {
+    let t = ids.dim(1)?;
+    let mut cache = KvCache::new(model.config(), 1, t, model.transformer.dtype(), ids.device())?;
+    let mut logits = vec![];
+    for start in (0..t).step_by(size) {
+        let args = ForwardArgs { cache: Some(&mut cache), ..Default::default() };
+        logits.push(model.forward(&ids.narrow(1, start, size.min(t - start))?, args)?.logits);
+    }
+    Ok(Tensor::cat(&logits, 1)?)
+}
+
+/// The logits of the first half of the tokens, padded on the left beside a row of all of them.
+fn padded(model: &Gpt2LMHeadModel, ids: &Tensor) -> anyhow::Result<Tensor> {
+    let t = ids.dim(1)?;
+    let half = t.div_ceil(2);
+    let short = Tensor::cat(&[&ids.narrow(1, 0, t - half)?, &ids.narrow(1, 0, half)?], 1)?;
+    let mask = left_padding(&[t, half], t, ids.device())?;
+    let positions = position_ids(&mask)?;
+    let args =
+        ForwardArgs { attention_mask: Some(&mask), position_ids: Some(&positions), ..Default::default() };
+    let logits = model.forward(&Tensor::cat(&[ids, &short], 0)?, args)?.logits;
+    Ok(logits.narrow(0, 1, 1)?.narrow(1, t - half, half)?)
+}
