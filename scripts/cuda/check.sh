@@ -22,6 +22,10 @@ kernels() {
         scripts/cuda/toolkit.sh
         CUDA_HOME=target/cuda/toolkit
     fi
+    for tool in nvcc nvdisasm; do
+        [ -x "$CUDA_HOME/bin/$tool" ] ||
+            { echo "error: no $tool in $CUDA_HOME/bin; unset CUDA_HOME, and toolkit.sh fetches one" >&2; exit 1; }
+    done
     folder=$(mktemp -d) # not local: it is there when the trap is
     trap 'rm -rf "$folder"' EXIT
     for capability in 80 90; do

@@ -143,10 +143,12 @@ struct Place {
 };
 DEVICE Place place_of(unsigned block, unsigned blocks, int queries, const Shape &shape) {
     const unsigned heads = blocks / ((shape.queries + queries - 1) / queries), head = block % heads;
-    return {static_cast<int>((blocks - 1 - block) / heads), static_cast<int>(head / shape.heads), static_cast<int>(head % shape.heads)};
+    const unsigned tile = (blocks - 1 - block) / heads, b = head / shape.heads, h = head % shape.heads;
+    return {static_cast<int>(tile), static_cast<int>(b), static_cast<int>(h)};
 }
 
-/// Elements between rows of D in shared memory, with 16 bytes to spare: the rows that one instruction reads lie in different banks.
+/// Elements between rows of D in shared memory, with 16 bytes to spare: the rows that one instruction reads lie in
+/// different banks.
 template <typename E, int D> static constexpr int ROW_LENGTH = D + Unit<E>::COUNT;
 
 /// Starts copying `Rows` rows of D from row `first` on, zeros from row `end` on, by all `Threads` threads of a block.
@@ -156,6 +158,7 @@ DEVICE void copy_rows(E *to, const E *from, long long stride, int first, int end
     for (int i = threadIdx.x; i < Rows * UNITS; i += Threads) {
         const int row = i / UNITS, unit = i % UNITS;
         const bool there = first + row < end;
-        copy_16_bytes(to + row * ROW_LENGTH<E, D> + unit * COUNT, from + (there ? first + row : 0) * stride + unit * COUNT, there);
+        const E *const at = from + (there ? first + row : 0) * stride;
+        copy_16_bytes(to + row * ROW_LENGTH<E, D> + unit * COUNT, at + unit * COUNT, there);
     }
 }

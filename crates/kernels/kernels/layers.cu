@@ -40,8 +40,10 @@ DEVICE void layer_norm(const E *x, const E *weight, const E *bias, E *out, long 
         Unit<E> unit = from[i];
         const Unit<E> scale = reinterpret_cast<const Unit<E> *>(weight)[i], shift = reinterpret_cast<const Unit<E> *>(bias)[i];
 #pragma unroll
-        for (int j = 0; j < COUNT; j++)
-            unit.of[j] = from_float<E>(fmaf((to_float(unit.of[j]) - mean) * factor, to_float(scale.of[j]), to_float(shift.of[j])));
+        for (int j = 0; j < COUNT; j++) {
+            const float normed = (to_float(unit.of[j]) - mean) * factor;
+            unit.of[j] = from_float<E>(fmaf(normed, to_float(scale.of[j]), to_float(shift.of[j])));
+        }
         reinterpret_cast<Unit<E> *>(out + row * width)[i] = unit;
     }
 }

@@ -1,4 +1,5 @@
-//! Runs the kernels' own source on the CPU, thread by thread (`kernels/emulate.cpp`): what can be shown of them where there is no GPU.
+//! Runs the kernels' own source on the CPU, thread by thread (`kernels/emulate.cpp`): what can be shown of them where
+//! there is no GPU.
 
 use super::Launch;
 use candle_core::{DType, Device, Result, Tensor};

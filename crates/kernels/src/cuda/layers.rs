@@ -48,7 +48,8 @@ mod ops {
     };
     use half::{bf16, f16};
 
-    /// Whether kernels are asked for, and all are of one dtype on CUDA, without a gradient that is asked for: the kernels have none.
+    /// Whether kernels are asked for, and all are of one dtype on CUDA, without a gradient that is asked for: the kernels
+    /// have none.
     fn fits(on_gpu: Implementation, tensors: &[&Tensor]) -> Result<bool> {
         let (Implementation::Fused, Device::Cuda(device)) = (on_gpu, tensors[0].device()) else {
             return Ok(false);
