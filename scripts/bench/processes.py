@@ -1,0 +1,84 @@
+"""The processes of both sides."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from .rows import INSTALL, QUIET_CPUS, ROOT
+
+
+class Failure(Exception):
+    """What went wrong and what to do about it."""
+
+
+class Done(NamedTuple):
+    stdout: str
+    seconds: float
+    peak_bytes: int
+
+
+# Python may keep its bytecode, or PyTorch's start would be one long compilation; no network is needed.
+ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"} | {"HF_HUB_OFFLINE": "1"}
+
+
+def run(*command: object) -> Done:
+    """A fresh process, start to end: its output, wall-clock time and peak resident memory."""
+    words = [str(word) for word in command]
+    pipes = dict(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=ENVIRONMENT)
+    with tempfile.TemporaryFile("w+") as stderr:
+        start = time.perf_counter()
+        # preexec_fn makes it a fork: the peak of a vforked child would begin at this process's own.
+        child = subprocess.Popen(words, stderr=stderr, preexec_fn=lambda: None, **pipes)
+        try:
+            with child.stdout:
+                stdout = child.stdout.read()
+            _, status, usage = os.wait4(child.pid, 0)
+            seconds = time.perf_counter() - start
+            child.returncode = os.waitstatus_to_exitcode(status)
+        finally:
+            if child.returncode is None:
+                child.kill()
+                child.wait()
+        if child.returncode != 0:
+            stderr.seek(0)
+            last = (stderr.read().strip().splitlines() or ["no message"])[-1]
+            shown = " ".join(word if len(word) < 80 else "..." for word in words)
+            raise Failure(f"`{shown}` ended with status {child.returncode}: {last}")
+    return Done(stdout, seconds, 1024 * usage.ru_maxrss)
+
+
+class TorchWorker:
+    """The PyTorch process that stays alive between rounds; a call runs a method of TorchSide in it."""
+
+    def __init__(self) -> None:
+        pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
+        self.process = subprocess.Popen([sys.executable, "-B", str(ROOT / "scripts/bench_vs_pytorch.py"), "--worker"], **pipes)
+
+    def __call__(self, call: str, **arguments: object):
+        try:
+            print(json.dumps({"call": call, "arguments": arguments}), file=self.process.stdin, flush=True)
+            line = self.process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            raise Failure(f"the PyTorch process ended during {call}, with status {self.process.wait()}")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise Failure(f"PyTorch, {call}: {answer['error']}\nversions that work: {INSTALL}")
+        return answer["result"]
+
+
+def busy_seconds() -> float:
+    """CPU time that all programs have used since the machine started, and what its host took away."""
+    ticks = [int(n) for n in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")  # without idle and waiting for the disk
+
+
+def is_quiet(one: dict) -> bool:
+    """Whether other programs left a round alone."""
+    return one["others_cpus"] <= QUIET_CPUS
