@@ -37,6 +37,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from bench.report import table
+from bench.rows import GPT2_SMALL
 from pytorch_gpt2 import GPT2, CausalSelfAttention
 
 try:
@@ -44,7 +46,6 @@ try:
 except Exception:  # not there, or not made for this PyTorch: pytorch_gpt2.py stands in
     transformers = None
 
-GPT2_SMALL = dict(vocab_size=50257, n_positions=1024, n_embd=768, n_layer=12, n_head=12)
 TINY = Path(__file__).resolve().parent.parent / "tests/data/odd"  # for --device cpu --quick
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16}
 SIZES = [(1, 128), (1, 1024), (8, 1024), (32, 1024)]  # B, T
@@ -308,9 +309,9 @@ def line(row: dict) -> list[str]:
 
 def markdown(report: dict) -> str:
     about, verify = report["about"], report["verify"]
-    table = [["", *COLUMNS, "ratio", "aim", "met"], ["---"] * (len(COLUMNS) + 4), *map(line, report["rows"])]
+    rows = table(True, ["", *COLUMNS, "ratio", "aim", "met"], map(line, report["rows"]))
     head = f"{about['gpu']}, driver {about['driver']}, torch {about['torch']}, {about['binary']}, {about['date']}"
-    lines = [head + (", QUICK" if report["quick"] else ""), "", *(f"| {' | '.join(cells)} |" for cells in table)]
+    lines = [head + (", QUICK" if report["quick"] else ""), "", rows]
     notes = [f"Forward and decode: {'; '.join(f'{column} is {model}' for column, model in about['models'].items())}."]
     if verify:
         found = f"{verify['checks'] - len(verify['failed'])} of {verify['checks']} paths within their tolerance"

@@ -26,11 +26,11 @@ import transformers
 from torch import Tensor
 from transformers import GPT2LMHeadModel
 
+from bench.rows import GPT2_SMALL
 from make_reference import ODD, ODD_LENGTHS, build_model, mask_buffers, random_ids, save_checkpoint, save_pickle
 
 ROOT = Path(__file__).resolve().parent.parent
 TOLERANCE = 3e-5
-GPT2_SMALL = dict(vocab_size=50257, n_positions=1024, n_embd=768, n_layer=12, n_head=12)
 EXPORTS = {"forward": ("logits", "hidden_states"), "attention": ("attentions", "attention_outputs")}
 COLUMNS = [name for names in EXPORTS.values() for name in names]
 

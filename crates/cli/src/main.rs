@@ -6,6 +6,7 @@ mod device;
 mod hub;
 mod output;
 mod prompt;
+mod qkv;
 mod restart;
 mod session;
 mod values;

@@ -2,6 +2,7 @@
 
 use crate::args::{BenchArgs, BenchTarget};
 use crate::output;
+use crate::qkv;
 use anyhow::bail;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{VarBuilder, VarMap};
@@ -23,7 +24,7 @@ use std::process::ExitCode;
 struct Report {
     what: String,
     #[serde(rename = "impl")]
-    implementation: String,
+    implementation: &'static str,
     batch: usize,
     tokens: usize,
     dtype: &'static str,
@@ -78,7 +79,7 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     let ms_per_token = decode.then(|| median_ms / f64::from(args.new_tokens));
     let report = Report {
         what: format!("{:?}", args.what).to_lowercase(),
-        implementation: format!("{:?}", bench.implementation()?).to_lowercase(),
+        implementation: bench.implementation()?.as_str(),
         batch: bench.batch,
         tokens: bench.tokens,
         dtype: bench.dtype.as_str(),
@@ -122,25 +123,6 @@ fn machine(args: &BenchArgs) -> anyhow::Result<ExitCode> {
         writeln!(out, "reading from memory: {read_gb_s:.1} GB/s")?;
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// Which attention a model of this config runs for T queries at the end of S keys, of which some are padding or none.
-pub(super) fn implementation_of(
-    config: &Config,
-    (t, s, padded): (usize, usize, bool),
-    dtype: DType,
-    device: &Device,
-) -> candle_core::Result<Implementation> {
-    let qkv = Tensor::zeros((1, s, 3, config.n_head, config.head_dim()), dtype, device)?;
-    let part = |i| qkv.narrow(2, i, 1)?.squeeze(2)?.transpose(1, 2); // (1, H, S, D)
-    let padding = padded.then(|| Tensor::ones((1, s), DType::U8, device)).transpose()?;
-    let mask = CausalMask { padding: padding.as_ref(), ..Default::default() };
-    CausalAttention::new(config.attention_scale(0)).with_implementation(config.attn_implementation).runs(
-        &part(0)?.narrow(2, s - t, t)?,
-        &part(1)?,
-        &part(2)?,
-        mask,
-    )
 }
 
 struct Bench<'a> {
@@ -191,7 +173,7 @@ impl<'a> Bench<'a> {
             BenchTarget::Decode => 1,
             _ => self.tokens,
         };
-        Ok(implementation_of(&self.config, (t, self.tokens, false), self.dtype, &self.device)?)
+        Ok(qkv::implementation_of(&self.config, (t, self.tokens, false), self.dtype, &self.device)?)
     }
 
     /// Milliseconds of each run of `work`, after one that is not counted.
@@ -235,9 +217,8 @@ impl<'a> Bench<'a> {
 
     fn core(&self) -> anyhow::Result<Vec<f64>> {
         let (b, t, h, d) = (self.batch, self.tokens, self.config.n_head, self.config.head_dim());
-        let qkv = self.random(&[b, t, 3, h, d])?; // as c_attn leaves them
-        let part = |i| qkv.narrow(2, i, 1)?.squeeze(2)?.transpose(1, 2); // (B, H, T, D)
-        let (q, k, v) = (part(0)?, part(1)?, part(2)?);
+        let packed = self.random(&[b, t, 3, h, d])?; // as c_attn leaves them
+        let [q, k, v] = qkv::views(&packed, t)?;
         let attention = CausalAttention::new(self.config.attention_scale(0))
             .with_implementation(self.config.attn_implementation);
         self.time(|| {

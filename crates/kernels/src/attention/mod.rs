@@ -42,6 +42,16 @@ pub enum Implementation {
 }
 
 impl Implementation {
+    /// The name in lower case, as the command line has it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Fused => "fused",
+            Self::Eager => "eager",
+        }
+    }
+
     /// What `Auto` means on a device.
     #[must_use]
     pub fn on(self, device: &Device) -> Self {

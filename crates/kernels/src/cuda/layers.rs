@@ -37,25 +37,25 @@ mod ops {
 
     use super::{Launch, finish_launch, layer_norm_launch};
     use crate::Implementation;
-    use crate::cuda::{function, has_kernels, launch, view};
+    use crate::cuda::{function, has_kernels, launch, view, view_of};
     use crate::gpu::Tail;
     use candle_core::backend::BackendStorage;
     use candle_core::cuda_backend::CudaDType;
     use candle_core::cuda_backend::cudarc::driver::{DeviceRepr, PushKernelArg};
     use candle_core::{
-        CpuStorage, CudaStorage, CustomOp3, D, DType, Device, InplaceOp2, InplaceOp3, Layout, Result, Shape,
-        Tensor,
+        CpuStorage, CudaStorage, CustomOp3, D, DType, Device, InplaceOp1, Layout, Result, Shape, Tensor,
     };
     use half::{bf16, f16};
 
-    /// Whether kernels are asked for, and all are of one dtype on CUDA, without a gradient that is asked for: the kernels
+    /// Whether kernels are asked for, and all are of one dtype on one GPU, without a gradient that is asked for: the kernels
     /// have none.
     fn fits(on_gpu: Implementation, tensors: &[&Tensor]) -> Result<bool> {
         let (Implementation::Fused, Device::Cuda(device)) = (on_gpu, tensors[0].device()) else {
             return Ok(false);
         };
-        let one = tensors[0].dtype();
-        let all = tensors.iter().all(|t| t.device().is_cuda() && t.dtype() == one && !t.track_op());
+        let one = tensors[0];
+        let beside = |t: &Tensor| t.device().same_device(one.device()) && t.dtype() == one.dtype();
+        let all = tensors.iter().all(|t| beside(t) && !t.track_op());
         Ok(all && has_kernels(device)?)
     }
 
@@ -95,12 +95,10 @@ mod ops {
         }
         let Some((launch, units)) = finish_launch(x.dtype(), rows, width, tail.gelu) else { return Ok(None) };
         #[allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap)] // checked by `finish_launch`
-        let op = Finish { launch, units: units as i64, width: width as i32 };
+        let (units, width) = (units as i64, width as i32);
+        let (bias, residual) = (aligned(bias)?, tail.residual.map(aligned).transpose()?);
         let product = x.matmul(&weight.contiguous()?)?; // (rows, out), the only tensor in its memory
-        match tail.residual {
-            None => product.inplace_op2(&aligned(bias)?, &op)?,
-            Some(residual) => product.inplace_op3(&aligned(bias)?, &aligned(residual)?, &op)?,
-        }
+        product.inplace_op1(&Finish { launch, units, width, bias, residual })?;
         Ok(Some(product))
     }
 
@@ -175,35 +173,26 @@ mod ops {
         }
     }
 
+    /// What follows a product, over its memory.
     struct Finish {
         launch: Launch,
         units: i64,
         width: i32,
+        /// (out)
+        bias: Tensor,
+        /// (rows, out)
+        residual: Option<Tensor>,
     }
 
     impl Finish {
-        fn run(
-            &self,
-            x: &mut CudaStorage,
-            bias: (&CudaStorage, &Layout),
-            residual: Option<(&CudaStorage, &Layout)>,
-        ) -> Result<()> {
-            match x.dtype() {
-                DType::F16 => self.run_in::<f16>(x, bias, residual),
-                DType::BF16 => self.run_in::<bf16>(x, bias, residual),
-                _ => self.run_in::<f32>(x, bias, residual),
-            }
-        }
-
-        fn run_in<E: CudaDType + DeviceRepr>(
-            &self,
-            x: &mut CudaStorage,
-            bias: (&CudaStorage, &Layout),
-            residual: Option<(&CudaStorage, &Layout)>,
-        ) -> Result<()> {
+        fn run<E: CudaDType + DeviceRepr>(&self, x: &mut CudaStorage) -> Result<()> {
             let stream = x.device().cuda_stream();
             let function = function(&stream, &self.launch)?;
-            let (bias, residual) = (view::<E>(bias)?, residual.map(view::<E>).transpose()?);
+            let (bias, bias_layout) = self.bias.storage_and_layout();
+            let bias = view_of::<E>(&bias, bias_layout)?;
+            let residual = self.residual.as_ref().map(Tensor::storage_and_layout);
+            let residual =
+                residual.as_ref().map(|(storage, layout)| view_of::<E>(storage, layout)).transpose()?;
             let x = x.as_cuda_slice_mut::<E>()?;
             let nothing = 0u64; // a null pointer
             let mut args = stream.launch_builder(&function);
@@ -218,53 +207,21 @@ mod ops {
         }
     }
 
-    impl InplaceOp2 for Finish {
+    impl InplaceOp1 for Finish {
         fn name(&self) -> &'static str {
             "finish-product"
         }
 
-        fn cpu_fwd(&self, _: &mut CpuStorage, _: &Layout, _: &CpuStorage, _: &Layout) -> Result<()> {
+        fn cpu_fwd(&self, _: &mut CpuStorage, _: &Layout) -> Result<()> {
             candle_core::bail!("linear: a kernel for CUDA, but x is on the CPU")
         }
 
-        fn cuda_fwd(
-            &self,
-            x: &mut CudaStorage,
-            _: &Layout,
-            bias: &CudaStorage,
-            layout: &Layout,
-        ) -> Result<()> {
-            self.run(x, (bias, layout), None)
-        }
-    }
-
-    impl InplaceOp3 for Finish {
-        fn name(&self) -> &'static str {
-            "finish-product"
-        }
-
-        fn cpu_fwd(
-            &self,
-            _: &mut CpuStorage,
-            _: &Layout,
-            _: &CpuStorage,
-            _: &Layout,
-            _: &CpuStorage,
-            _: &Layout,
-        ) -> Result<()> {
-            candle_core::bail!("linear: a kernel for CUDA, but x is on the CPU")
-        }
-
-        fn cuda_fwd(
-            &self,
-            x: &mut CudaStorage,
-            _: &Layout,
-            bias: &CudaStorage,
-            bias_layout: &Layout,
-            residual: &CudaStorage,
-            residual_layout: &Layout,
-        ) -> Result<()> {
-            self.run(x, (bias, bias_layout), Some((residual, residual_layout)))
+        fn cuda_fwd(&self, x: &mut CudaStorage, _: &Layout) -> Result<()> {
+            match x.dtype() {
+                DType::F16 => self.run::<f16>(x),
+                DType::BF16 => self.run::<bf16>(x),
+                _ => self.run::<f32>(x),
+            }
         }
     }
 }

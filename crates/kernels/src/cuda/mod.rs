@@ -9,7 +9,7 @@ mod module;
 mod pool;
 
 #[cfg(feature = "cuda")]
-pub(crate) use module::{function, has_kernels, launch, view};
+pub(crate) use module::{function, has_kernels, launch, view, view_of};
 #[cfg(feature = "cuda")]
 pub(crate) use pool::keep_freed_memory;
 

@@ -9,7 +9,7 @@ use candle_core::cuda_backend::cudarc::driver::{
 };
 use candle_core::cuda_backend::cudarc::nvrtc::Ptx;
 use candle_core::cuda_backend::{CudaDType, CudaDevice, CudaStorage, WrapErr};
-use candle_core::{Layout, Result};
+use candle_core::{Layout, Result, Storage};
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
@@ -74,6 +74,14 @@ pub(crate) fn view<'a, E: CudaDType>(
     (storage, layout): (&'a CudaStorage, &Layout),
 ) -> Result<CudaView<'a, E>> {
     Ok(storage.as_cuda_slice::<E>()?.slice(layout.start_offset()..))
+}
+
+/// [`view`] of the storage that a tensor gives of itself.
+pub(crate) fn view_of<'a, E: CudaDType>(storage: &'a Storage, layout: &Layout) -> Result<CudaView<'a, E>> {
+    match storage {
+        Storage::Cuda(storage) => view((storage, layout)),
+        _ => candle_core::bail!("a tensor beside others on CUDA is elsewhere"),
+    }
 }
 
 /// Launches the kernel on the stream of `args`.

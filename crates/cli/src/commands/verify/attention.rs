@@ -1,7 +1,8 @@
 //! Attention against plain operations.
 
 use super::{Verify, rounding};
-use candle_core::{DType, Device, Tensor, Var};
+use crate::qkv;
+use candle_core::{DType, Device, Var};
 use candle_nn::Init;
 use gpt2_kernels::Implementation::{self, Eager, Fused};
 use gpt2_kernels::attention::{CausalAttention, CausalMask};
@@ -32,13 +33,6 @@ const ATTENTION: [(usize, usize, usize, usize, bool); 18] = [
 ];
 const HEADS: usize = 3;
 
-/// q, k, v (B, H, S, D) as views of one packed tensor, q cut to the last T.
-fn parts(packed: &Tensor, t: usize) -> candle_core::Result<[Tensor; 3]> {
-    let part = |i| packed.narrow(2, i, 1)?.squeeze(2)?.transpose(1, 2);
-    let s = packed.dim(1)?;
-    Ok([part(0)?.narrow(2, s - t, t)?, part(1)?, part(2)?])
-}
-
 impl Verify {
     /// Attention alone: its context, its gradient, and the context beside weights that are asked for.
     pub(super) fn attention(&mut self) -> anyhow::Result<()> {
@@ -59,12 +53,12 @@ impl Verify {
                     let attention =
                         CausalAttention::new(1. / (d as f64).sqrt()).with_implementation(implementation);
                     // Some kernels run only where no gradient is asked for.
-                    let [q, k, v] = parts(&packed.as_detached_tensor(), t)?;
+                    let [q, k, v] = qkv::views(&packed.as_detached_tensor(), t)?;
                     let ran = attention.runs(&q, &k, &v, mask)?;
                     let context = attention.forward(&q, &k, &v, mask)?;
                     let (weighted, _) = attention.forward_with_weights(&q, &k, &v, mask)?;
 
-                    let [q, k, v] = parts(&packed, t)?;
+                    let [q, k, v] = qkv::views(&packed, t)?;
                     let trained_by = attention.runs(&q, &k, &v, mask)?;
                     let trained = attention.forward(&q, &k, &v, mask)?;
                     let wide = trained.to_device(&Device::Cpu)?.to_dtype(DType::F64)?;

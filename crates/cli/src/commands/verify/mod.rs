@@ -88,11 +88,7 @@ impl Verify {
         self.checks.push(Check {
             what,
             case: case.to_string(),
-            implementation: match implementation {
-                Implementation::Auto => "auto",
-                Implementation::Fused => "fused",
-                Implementation::Eager => "eager",
-            },
+            implementation: implementation.as_str(),
             dtype: dtype.as_str(),
             error,
             tolerance,

@@ -1,20 +1,22 @@
 //! A checkpoint's logits against plain operations.
 
 use super::{Verify, rounding};
-use crate::commands::bench::implementation_of;
+use crate::qkv;
 use candle_core::{DType, Device, Tensor};
 use gpt2_kernels::Implementation::{Eager, Fused};
 use gpt2_loader::Checkpoint;
 use gpt2_model::mask::{left_padding, position_ids};
-use gpt2_model::{Config, ForwardArgs, Gpt2LMHeadModel, KvCache};
+use gpt2_model::{ForwardArgs, Gpt2LMHeadModel, KvCache};
+
+/// What gives the logits of one path.
+type Path<'a> = &'a dyn Fn() -> anyhow::Result<Tensor>;
 
 impl Verify {
     /// Logits of the checkpoint's model, each path against one pass in eager f64 on the CPU: there, every
     /// operation is Candle's own.
     pub(super) fn model(&mut self, checkpoint: &Checkpoint) -> anyhow::Result<()> {
-        let load = |dtype, device: &Device, implementation| -> anyhow::Result<Gpt2LMHeadModel> {
-            let config = Config { attn_implementation: implementation, ..checkpoint.config().clone() };
-            Ok(Gpt2LMHeadModel::load(checkpoint.var_builder(dtype, device)?, &config)?)
+        let load = |dtype, device: &Device, implementation| {
+            checkpoint.clone().with_implementation(implementation).load_model(dtype, device)
         };
         let config = checkpoint.config();
         let t = config.n_positions.min(256);
@@ -32,28 +34,28 @@ impl Verify {
                 let ids = ids.to_device(&device)?;
                 // Rounding the weights and every activation of each block adds up in a half.
                 let tolerance = if dtype == DType::F32 { 3e-5 } else { 16. * rounding(dtype) };
-                let mut check = |what, case: String, (t, s, padded), logits: Tensor, expected: &Tensor| {
+                let mut check = |what, case: String, shape, path: Path, expected: &Tensor| {
                     // Without a kernel for this, it would be the eager path once more.
-                    let ran = implementation_of(model.config(), (t, s, padded), dtype, &device)?;
+                    let ran = qkv::implementation_of(model.config(), shape, dtype, &device)?;
                     if ran != implementation {
                         return Ok(());
                     }
-                    self.check(what, &case, (ran, dtype), (&logits, expected), tolerance)
+                    self.check(what, &case, (ran, dtype), (&path()?, expected), tolerance)
                 };
-                let prompt = model.forward(&ids, ForwardArgs::default())?.logits;
-                check("prompt", format!("T {t}"), (t, t, false), prompt, &expected)?;
-                let last = ForwardArgs { last_logits_only: true, ..Default::default() };
-                let last = model.forward(&ids, last)?.logits;
+                let forward = |last_logits_only| {
+                    let args = ForwardArgs { last_logits_only, ..Default::default() };
+                    Ok(model.forward(&ids, args)?.logits)
+                };
+                check("prompt", format!("T {t}"), (t, t, false), &|| forward(false), &expected)?;
                 let of_last = expected.narrow(1, t - 1, 1)?;
-                check("last logits", format!("T {t}"), (t, t, false), last, &of_last)?;
+                check("last logits", format!("T {t}"), (t, t, false), &|| forward(true), &of_last)?;
                 for (what, size) in [("chunks", 7), ("decode", 1)] {
-                    let logits = in_chunks(&model, &ids, size)?;
-                    let case = format!("{t} tokens, {size} at a time");
-                    check(what, case, (size.min(t), t, false), logits, &expected)?;
+                    let (case, shape) = (format!("{t} tokens, {size} at a time"), (size.min(t), t, false));
+                    check(what, case, shape, &|| in_chunks(&model, &ids, size), &expected)?;
                 }
-                let logits = padded(&model, &ids)?;
-                let half = expected.narrow(1, 0, t.div_ceil(2))?;
-                check("padded", format!("half of T {t}, beside it"), (t, t, true), logits, &half)?;
+                let (case, half) =
+                    (format!("half of T {t}, beside it"), expected.narrow(1, 0, t.div_ceil(2))?);
+                check("padded", case, (t, t, true), &|| padded(&model, &ids), &half)?;
             }
         }
         Ok(())

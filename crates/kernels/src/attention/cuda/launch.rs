@@ -4,12 +4,12 @@
 
 use super::plan::{Plan, Shape, Task};
 use crate::attention::gpu::Kernel;
-use crate::cuda::{function, has_kernels, view};
+use crate::cuda::{function, has_kernels, view, view_of};
 use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::cudarc::driver::sys::CUdevice_attribute;
 use candle_core::cuda_backend::cudarc::driver::{DeviceRepr, PushKernelArg};
 use candle_core::cuda_backend::{CudaDType, WrapErr};
-use candle_core::{CpuStorage, CudaDevice, CudaStorage, CustomOp3, DType, Layout, Result, Storage, Tensor};
+use candle_core::{CpuStorage, CudaDevice, CudaStorage, CustomOp3, DType, Layout, Result, Tensor};
 use half::{bf16, f16};
 
 /// The kernels for q (B, H, T, D) and k, v (B, H, S, D), or `None` where there are none.
@@ -75,13 +75,7 @@ impl CudaAttention {
             count => Some(unsafe { device.alloc::<f32>(count)? }),
         };
         let padding = self.padding.as_ref().map(Tensor::storage_and_layout);
-        let padding = match &padding {
-            None => None,
-            Some((storage, layout)) => match &**storage {
-                Storage::Cuda(storage) => Some(view::<u8>((storage, layout))?),
-                _ => candle_core::bail!("causal attention: the padding mask is not on the device of q"),
-            },
-        };
+        let padding = padding.as_ref().map(|(storage, layout)| view_of::<u8>(storage, layout)).transpose()?;
         let nothing = 0u64; // a null pointer
         for (task, launch) in &self.plan.launches {
             let function = function(&stream, launch)?;
