@@ -127,3 +127,12 @@ fn values_without_a_meaning_are_refused_by_name() -> Result {
     }
     Ok(())
 }
+
+#[test]
+fn of_tokens_that_are_as_probable_greedy_takes_the_first() -> Result {
+    let model = random_model(2, 4, 8)?;
+    // Every logit is 0.
+    let model = Gpt2LMHeadModel { lm_head: model.lm_head.zeros_like()?, ..model };
+    assert_eq!(generate(&model, &[vec![3, 1]], &Sampling::greedy(), 2)?, [[0, 0]]);
+    Ok(())
+}

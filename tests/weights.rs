@@ -169,7 +169,12 @@ proptest! {
                 for (name, got, expected) in numbers(&got, expected) {
                     assert_eq!((got.dims(), got.dtype()), (&[b, h, t][..], DType::F32));
                     let error = max_abs(&(got - expected)?)?;
-                    let tolerance = if name == "mean distance" { 2e-6 * s as f32 } else { 4e-6 };
+                    let tolerance = match name {
+                        "mean distance" => 2e-6 * s as f32,
+                        // Up to 5.7 nats; 4.6e-6 was measured over some thousand cases.
+                        "entropy" => 8e-6,
+                        _ => 4e-6,
+                    };
                     assert!(error <= tolerance, "{name}: {error:e}");
                 }
                 // Where two weights are nearly alike, either may be the largest.

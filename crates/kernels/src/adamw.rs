@@ -195,6 +195,37 @@ mod tests {
     use super::*;
     use candle_core::Device;
 
+    #[test]
+    fn a_gradient_or_moment_of_another_shape_or_dtype_is_refused() -> Result<()> {
+        let var = |len: usize, dtype| Var::zeros(len, dtype, &Device::Cpu);
+        let p = var(3, DType::F32)?;
+        let step = AdamWStep {
+            lr: 0.1,
+            beta1: 0.9,
+            beta2: 0.99,
+            eps: 1e-8,
+            weight_decay: 0.0,
+            step: 1,
+            gradient_scale: 1.0,
+        };
+        let good = || var(3, DType::F32);
+        step.apply(&p, &good()?.as_detached_tensor(), &good()?, &good()?)?;
+        for bad in [var(4, DType::F32)?, var(3, DType::F64)?] {
+            for (g, m, v) in [
+                (bad.clone(), good()?, good()?),
+                (good()?, bad.clone(), good()?),
+                (good()?, good()?, bad.clone()),
+            ] {
+                let error = step
+                    .apply(&p, &g.as_detached_tensor(), &m, &v)
+                    .expect_err("another shape or dtype")
+                    .to_string();
+                assert!(error.contains("AdamW") && error.contains("[3]"), "{error}");
+            }
+        }
+        Ok(())
+    }
+
     /// Beside the formula in f64, number by number, over some steps.
     #[test]
     fn steps_are_the_formulas() -> Result<()> {

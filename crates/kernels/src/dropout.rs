@@ -135,6 +135,8 @@ impl CustomOp1 for Op {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Implementation;
+    use crate::attention::{CausalAttention, CausalMask};
     use candle_core::Var;
 
     fn ones(dims: (usize, usize)) -> Tensor {
@@ -195,6 +197,53 @@ mod tests {
         for rate in [-0.1, 1.0, f64::NAN] {
             let error = Dropout::new(rate, 0, 0).unwrap_err().to_string();
             assert!(error.contains("at least 0 and below 1"), "{error}");
+        }
+    }
+
+    /// Which numbers are not 0.
+    fn kept(x: &Tensor) -> Vec<bool> {
+        let x = x.to_dtype(DType::F32).unwrap().flatten_all().unwrap();
+        x.to_vec1::<f32>().unwrap().into_iter().map(|x| x != 0.0).collect()
+    }
+
+    #[test]
+    fn every_dtype_meets_the_same_mask() {
+        let dropout = Dropout::new(0.4, 5, 9).unwrap();
+        let expected = kept(&dropout.apply(&ones((9, 33))).unwrap());
+        for dtype in [DType::F16, DType::BF16, DType::F64] {
+            let dropped = dropout.apply(&ones((9, 33)).to_dtype(dtype).unwrap()).unwrap();
+            assert_eq!(dropped.dtype(), dtype);
+            assert_eq!(kept(&dropped), expected, "{dtype:?}");
+        }
+    }
+
+    /// Queries and keys of 0 spread their weight evenly, and values that are the identity hand it out: the context
+    /// of query i is row i of the weights, and so is the gradient of value i where only feature i of query i counts.
+    #[test]
+    fn attention_meets_the_same_mask_in_every_dtype_forward_and_backward() {
+        let (h, t) = (3, 19);
+        let eye = Tensor::eye(t, DType::F32, &Device::Cpu).unwrap();
+        let run = |implementation, dtype| -> Result<[Vec<bool>; 2]> {
+            let zeros = Tensor::zeros((1, h, t, t), dtype, &Device::Cpu)?;
+            let v = Var::from_tensor(&eye.to_dtype(dtype)?.broadcast_as((1, h, t, t))?.contiguous()?)?;
+            let attention = CausalAttention::new(1.0).with_implementation(implementation);
+            let attention = attention.with_dropout(Some(Dropout::new(0.5, 1, 2)?));
+            let context = attention.forward(&zeros, &zeros, &v, CausalMask::default())?; // (1, T, H, T)
+            let chosen = context.broadcast_mul(&eye.to_dtype(dtype)?.unsqueeze(1)?)?;
+            let gradients = chosen.sum_all()?.backward()?;
+            let gradient = gradients.get(&v).expect("a gradient").transpose(2, 3)?; // (1, H, T, T)
+            Ok([kept(&context.transpose(1, 2)?), kept(&gradient)])
+        };
+        let [expected, _] = run(Implementation::Eager, DType::F32).unwrap();
+        let seen = h * t * (t + 1) / 2;
+        let share = expected.iter().filter(|&&kept| kept).count() as f64 / seen as f64;
+        assert!((0.4..0.6).contains(&share), "{share}");
+        for implementation in [Implementation::Eager, Implementation::Fused] {
+            for dtype in [DType::F32, DType::F16, DType::BF16, DType::F64] {
+                let [forward, backward] = run(implementation, dtype).unwrap();
+                assert_eq!(forward, expected, "{implementation:?}, {dtype:?}");
+                assert_eq!(backward, expected, "backward, {implementation:?}, {dtype:?}");
+            }
         }
     }
 }

@@ -108,3 +108,25 @@ fn fnv1a(name: &str) -> u64 {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Vaswani et al. 2017, §3.5, by hand: `sin` and `cos` of `p / 10000^(2i / C)`.
+    #[test]
+    fn positions_begin_as_sinusoids() -> Result<()> {
+        let config =
+            Config { n_positions: 600, n_embd: 4, n_head: 1, initializer_range: 0.5, ..Config::gpt2() };
+        let rows = sinusoids(&config, DType::F64, &Device::Cpu)?.to_vec2::<f64>()?;
+        let amplitude = 0.5 * 2f64.sqrt();
+        for p in [0, 1, 599] {
+            let (fast, slow) = (p as f64, p as f64 / 100.0);
+            let expected = [fast.sin(), fast.cos(), slow.sin(), slow.cos()].map(|x| x * amplitude);
+            for (got, expected) in rows[p].iter().zip(expected) {
+                assert!((got - expected).abs() < 1e-12, "position {p}: {got}, not {expected}");
+            }
+        }
+        Ok(())
+    }
+}

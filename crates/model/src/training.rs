@@ -293,6 +293,7 @@ fn named(variables: &VarMap) -> Result<Vec<(String, Var)>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use candle_core::{DType, Device};
 
     #[test]
     fn the_rate_rises_then_falls_to_the_floor() {
@@ -302,5 +303,29 @@ mod tests {
         assert!((schedule.rate(60) - 0.55).abs() < 1e-12, "half way down");
         assert!((schedule.rate(110) - 0.1).abs() < 1e-12);
         assert!((schedule.rate(10_000) - 0.1).abs() < 1e-12);
+    }
+
+    #[test]
+    fn the_norm_that_is_clipped_is_that_of_the_scaled_gradients() -> Result<()> {
+        let device = &Device::Cpu;
+        // Two batches whose gradients sum to (6, 8): their mean is (3, 4), of norm 5.
+        let moments = |max_grad_norm| -> Result<(f64, Vec<f32>)> {
+            let variables = VarMap::new();
+            let x = variables.get(2, "x", candle_nn::Init::Const(1.0), DType::F32, device)?;
+            let gradients = (x * Tensor::new(&[6f32, 8.], device)?)?.sum_all()?.backward()?;
+            let params = AdamWParams { beta1: 0.5, max_grad_norm: Some(max_grad_norm), ..Default::default() };
+            let mut optimiser = AdamW::new(&variables, params)?;
+            let norm = optimiser.step(&gradients, 0.1, 0.5)?;
+            let doubled = (&optimiser.state()["m.x"] * 2.0)?; // the first moment is half the gradient
+            Ok((norm, doubled.to_vec1()?))
+        };
+        for (max_grad_norm, expected) in [(6.0, [3f32, 4.]), (2.5, [1.5, 2.])] {
+            let (norm, gradient) = moments(max_grad_norm)?;
+            assert!((norm - 5.0).abs() < 1e-9, "{norm}");
+            for (got, expected) in gradient.iter().zip(expected) {
+                assert!((got - expected).abs() < 1e-6, "clipped to {max_grad_norm}: {gradient:?}");
+            }
+        }
+        Ok(())
     }
 }

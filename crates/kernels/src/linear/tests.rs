@@ -171,3 +171,18 @@ fn shapes_that_do_not_fit_are_named() -> Result<()> {
     assert!(message.to_string().contains("[1, 4]"), "{message}");
     Ok(())
 }
+
+/// The kernel for few rows has no backward, and steps aside where any operand learns.
+#[test]
+fn few_rows_pass_gradients_to_whichever_operand_learns() -> Result<()> {
+    let (x, weight) = (numbers((2, 5), 1)?, numbers((4, 5), 9)?);
+    let learns = Var::from_tensor(&x)?;
+    let gradients = linear_transposed(&learns, &weight)?.sum_all()?.backward()?;
+    let of_x = gradients.get(&learns).expect("a gradient of x");
+    assert!(error(of_x, &wide(&weight.sum_keepdim(0)?.broadcast_as((2, 5))?)?)? < 1e-6);
+    let learns = Var::from_tensor(&weight)?;
+    let gradients = linear_transposed(&x, &learns)?.sum_all()?.backward()?;
+    let of_weight = gradients.get(&learns).expect("a gradient of the weight");
+    assert!(error(of_weight, &wide(&x.sum_keepdim(0)?.broadcast_as((4, 5))?)?)? < 1e-6);
+    Ok(())
+}

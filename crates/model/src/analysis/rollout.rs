@@ -70,4 +70,18 @@ mod tests {
         assert!(attention_rollout(&[Tensor::zeros((1, 1, 1, 3), DType::F32, &Device::Cpu)?]).is_err());
         Ok(())
     }
+
+    #[test]
+    fn a_row_of_padding_holds_its_own_token_and_every_row_sums_to_1() -> Result<()> {
+        // The first token is padding: it attends to nothing, and nothing attends to it.
+        let layer = Tensor::new(&[[0f32, 0., 0.], [0., 1., 0.], [0., 0.5, 0.5]], &Device::Cpu)?;
+        let layer = layer.reshape((1, 1, 3, 3))?;
+        let rollout = attention_rollout(&[layer.clone(), layer])?;
+        let first = [[1f32, 0., 0.], [0., 1., 0.], [0., 0.25, 0.75]];
+        let second = [[1f32, 0., 0.], [0., 1., 0.], [0., 0.4375, 0.5625]];
+        for (got, expected) in rollout.iter().zip([first, second]) {
+            assert_eq!(got.squeeze(0)?.to_vec2::<f32>()?, expected);
+        }
+        Ok(())
+    }
 }
