@@ -3,7 +3,7 @@
 use crate::common::{Result, assert_close, load, random_model, reference, some_ids};
 use candle_core::{DType, Device, Tensor};
 use gpt2_kernels::Implementation;
-use gpt2_model::mask::left_padding;
+use gpt2_model::mask::{left_padding, position_ids};
 use gpt2_model::{Config, ForwardArgs, Gpt2LMHeadModel, KvCache, init};
 
 const TOLERANCE: f64 = 1e-5;
@@ -123,10 +123,12 @@ fn the_last_logits_alone_equal_those_of_the_whole_pass() -> Result {
         for t in [1, 2, 5, 60] {
             let ids = Tensor::cat(&[some_ids(t, 0)?, some_ids(t, 5)?], 0)?; // (2, T)
             let mask = left_padding(&[t, t.div_ceil(2)], t, &Device::Cpu)?;
+            let positions = position_ids(&mask)?;
             for attention_mask in [None, Some(&mask)] {
-                let whole = model.forward(&ids, ForwardArgs { attention_mask, ..Default::default() })?.logits;
-                let expected = whole.narrow(1, t - 1, 1)?;
-                let args = ForwardArgs { attention_mask, last_logits_only: true, ..Default::default() };
+                let position_ids = attention_mask.map(|_| &positions);
+                let args = || ForwardArgs { attention_mask, position_ids, ..Default::default() };
+                let expected = model.forward(&ids, args())?.logits.narrow(1, t - 1, 1)?;
+                let args = ForwardArgs { last_logits_only: true, ..args() };
                 let what = format!("{dtype:?}, {implementation:?}, T {t}");
                 assert_close(&what, &model.forward(&ids, args)?.logits, &expected, TOLERANCE);
 

@@ -113,3 +113,39 @@ fn positions_count_visible_tokens() -> Result {
     assert_eq!(position_ids(&mask)?.to_vec2::<u32>()?, [[0, 1, 2], [0, 0, 0], [0, 0, 0]]);
     Ok(())
 }
+
+/// transformers' `forward` takes columns for positions there, and gives other numbers than for the row alone.
+#[test]
+fn padding_before_a_token_without_position_ids_is_refused_by_name() -> Result {
+    let model = random_model(2, 4, 16)?;
+    let (_, ids, mask) = batch(true)?;
+    let refused = |ids: &Tensor, mask: &Tensor, cache: Option<&mut KvCache>| {
+        let args = ForwardArgs { attention_mask: Some(mask), cache, ..Default::default() };
+        let err = model.forward(ids, args).expect_err("no positions").to_string();
+        assert!(
+            err.contains("row 1 has padding before a visible token") && err.contains("mask::position_ids"),
+            "{err}"
+        );
+    };
+    refused(&ids, &mask, None);
+    // A mask over what a cache holds, too, and of any integer dtype.
+    let mut cache = KvCache::new(model.config(), 3, 9, DType::F32, &Device::Cpu)?;
+    let (first, positions) = (mask.narrow(1, 0, 8)?, position_ids(&mask)?.narrow(1, 0, 8)?);
+    let args = ForwardArgs {
+        attention_mask: Some(&first),
+        position_ids: Some(&positions),
+        cache: Some(&mut cache),
+        ..Default::default()
+    };
+    model.forward(&ids.narrow(1, 0, 8)?, args)?;
+    refused(&ids.narrow(1, 8, 1)?, &mask.to_dtype(DType::I64)?, Some(&mut cache));
+    // Between tokens, as where prompts padded on the right are continued.
+    let between = mask.ones_like()?.slice_assign(&[1..2, 4..6], &mask.narrow(0, 1, 1)?.narrow(1, 0, 2)?)?;
+    refused(&ids, &between, None);
+    // On the right, columns are positions; a row of padding alone has none.
+    let (_, ids, mask) = batch(false)?;
+    model.forward(&ids, ForwardArgs { attention_mask: Some(&mask), ..Default::default() })?;
+    let empty = Tensor::zeros((3, 9), DType::U8, &Device::Cpu)?;
+    model.forward(&ids, ForwardArgs { attention_mask: Some(&empty), ..Default::default() })?;
+    Ok(())
+}

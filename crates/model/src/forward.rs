@@ -9,8 +9,9 @@ use gpt2_kernels::attention::{Chosen, Summary};
 /// What a forward pass takes beside the ids, and which parts of it are handed back.
 #[derive(Debug, Default)]
 pub struct ForwardArgs<'a> {
-    /// Positions (B, T) or (1, T), each below N. Default: `len..len + T` after the cache's `len`, as
-    /// transformers' `forward` has it, whatever the mask; see [`crate::mask::position_ids`].
+    /// Positions (B, T) or (1, T), each below N. Default: `len..len + T` after the cache's `len`, as transformers'
+    /// `forward` has it. With padding before a token that default would be wrong, and they must be given: see
+    /// [`crate::mask::position_ids`].
     pub position_ids: Option<&'a Tensor>,
     /// Padding mask (B, S) over the cache and the new tokens: 1 = visible, 0 = padding. Any integer dtype.
     pub attention_mask: Option<&'a Tensor>,

@@ -69,8 +69,8 @@ impl Gpt2Model {
     /// `input_ids` (B, T), any integer dtype -> see [`ModelOutput`]
     ///
     /// # Errors
-    /// For an empty prompt, an id of V or above, more than N positions, shapes that do not fit, weights of a layer,
-    /// head or query that is not there, and what a hook refuses.
+    /// For an empty prompt, an id of V or above, more than N positions, shapes that do not fit, padding before a token
+    /// without position ids, weights of a layer, head or query that is not there, and what a hook refuses.
     pub fn forward(&self, input_ids: &Tensor, args: ForwardArgs) -> Result<ModelOutput> {
         let ForwardArgs { position_ids, attention_mask, mut cache, .. } = args;
         let (b, t) = input_ids.dims2()?;
@@ -87,6 +87,9 @@ impl Gpt2Model {
             candle_core::bail!("{s} tokens are more than the model's n_positions = {n}; shorten the prompt")
         }
         let padding = attention_mask.map(|mask| self.padding_mask(mask, b, s)).transpose()?;
+        if let (Some(padding), None) = (&padding, position_ids) {
+            refuse_padding_before_a_token(padding)?;
+        }
 
         let layers = self.h.len();
         if let Some(beyond) = args.weights.iter().find(|chosen| chosen.layer >= layers) {
@@ -215,6 +218,21 @@ fn check_below(what: &str, ids: &Tensor, limit: usize, limit_name: &str) -> Resu
     }
 }
 
+/// Refuses a mask (B, S) with padding before a visible token: default positions count columns, so that the row would
+/// not give what it gives alone.
+fn refuse_padding_before_a_token(mask: &Tensor) -> Result<()> {
+    for (i, row) in mask.to_vec2::<u8>()?.iter().enumerate() {
+        let visible = row.iter().rposition(|&visible| visible != 0).map_or(0, |last| last + 1);
+        if row[..visible].contains(&0) {
+            candle_core::bail!(
+                "attention_mask: row {i} has padding before a visible token, and there are no position_ids; give \
+                 gpt2_model::mask::position_ids(mask), of which the last T columns belong to T new tokens"
+            )
+        }
+    }
+    Ok(())
+}
+
 /// Refuses targets that are not one for each id.
 pub(crate) fn check_targets(input_ids: &Tensor, targets: &Tensor) -> Result<()> {
     if input_ids.dims() != targets.dims() {
@@ -286,8 +304,8 @@ impl Gpt2LMHeadModel {
     /// `input_ids` (B, T), any integer dtype -> see [`CausalLMOutput`]
     ///
     /// # Errors
-    /// For an empty prompt, an id of V or above, more than N positions, shapes that do not fit, weights of a layer,
-    /// head or query that is not there, and what a hook refuses.
+    /// For an empty prompt, an id of V or above, more than N positions, shapes that do not fit, padding before a token
+    /// without position ids, weights of a layer, head or query that is not there, and what a hook refuses.
     pub fn forward(&self, input_ids: &Tensor, args: ForwardArgs) -> Result<CausalLMOutput> {
         let (hooks, past, cached) =
             (args.hooks, args.cache.as_ref().map_or(0, |cache| cache.len()), args.cache.is_some());
