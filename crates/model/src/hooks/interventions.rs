@@ -5,7 +5,6 @@ use crate::{Config, ForwardArgs, Gpt2LMHeadModel};
 use candle_core::{Result, Tensor};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::fmt;
 
 /// A head of a layer, both counted from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -14,12 +13,6 @@ pub struct Head {
     pub layer: usize,
     /// The head.
     pub head: usize,
-}
-
-impl fmt::Display for Head {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.layer, self.head)
-    }
 }
 
 /// One change. Those of a head are made to its context z, before `c_proj`, at every position.
@@ -149,6 +142,11 @@ impl Interventions {
         let list: Vec<_> = list.into_iter().collect();
         list.iter().try_for_each(|one| check(one, config))?;
         Ok(Self { list })
+    }
+
+    /// What was asked for, in its order.
+    pub fn iter(&self) -> impl Iterator<Item = &Intervention> {
+        self.list.iter()
     }
 
     /// Whether there is nothing to do.

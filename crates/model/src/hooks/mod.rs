@@ -27,9 +27,11 @@
 
 mod interventions;
 mod run;
+mod text;
 
 pub use interventions::{Head, Intervention, Interventions};
 pub(crate) use run::Run;
+pub use text::ParseError;
 
 use candle_core::{Result, Tensor};
 use std::cell::RefCell;
