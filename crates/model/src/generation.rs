@@ -69,11 +69,8 @@ impl Sampling {
     /// The next token after `text`, given the logits at its end.
     fn choose(&self, logits: &mut [f32], text: &[u32], rng: &mut ChaCha8Rng) -> Result<u32> {
         self.penalise(logits, text);
-        if let Some(i) = logits.iter().position(|l| l.is_nan() || *l == f32::INFINITY) {
-            candle_core::bail!(
-                "the logit of token {i} is {}: the weights are damaged, or overflow in this dtype; try f32",
-                logits[i]
-            )
+        if let Some(i) = logits.iter().position(|l| !l.is_finite()) {
+            candle_core::bail!("the logit of token {i} is {}, which is no number to choose by", logits[i])
         }
         if self.temperature == 0.0 {
             let best =
@@ -277,6 +274,9 @@ impl Iterator for Generation<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Config;
+    use crate::init::seeded;
+    use candle_core::Device;
 
     fn rng() -> ChaCha8Rng {
         ChaCha8Rng::seed_from_u64(1)
@@ -317,11 +317,55 @@ mod tests {
 
     #[test]
     fn what_is_not_finite_is_an_error_and_not_a_token() {
-        for bad in [f32::NAN, f32::INFINITY] {
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             for sampling in [Sampling::greedy(), Sampling::default()] {
                 assert!(sampling.choose(&mut [0.0, bad], &[], &mut rng()).is_err());
             }
         }
         assert!(Sampling { repetition_penalty: 1e-50, ..Sampling::default() }.validate().is_err());
+        let least = Sampling { repetition_penalty: f32::MIN_POSITIVE.into(), ..Sampling::default() };
+        assert!(least.validate().is_ok());
+    }
+
+    #[test]
+    fn top_p_is_a_part_of_what_temperature_and_top_k_leave() {
+        let logits = [3f32, 2., 1., 0.]; // 0.644, 0.237, 0.087, 0.032
+        let kept = |s: Sampling| s.keep(&logits).len();
+        // The two most probable are 0.731 and 0.269 of the two.
+        assert_eq!(kept(Sampling { top_k: Some(2), top_p: Some(0.7), ..Sampling::default() }), 1);
+        assert_eq!(kept(Sampling { top_k: Some(2), top_p: Some(0.75), ..Sampling::default() }), 2);
+        // At temperature 0.5 the first is 0.865 of all.
+        assert_eq!(kept(Sampling { temperature: 0.5, top_p: Some(0.8), ..Sampling::default() }), 1);
+        assert_eq!(kept(Sampling { top_p: Some(0.8), ..Sampling::default() }), 2);
+    }
+
+    #[test]
+    fn a_penalty_falls_on_the_prompt_and_on_what_was_generated() -> Result<()> {
+        let config = Config {
+            vocab_size: 11,
+            n_positions: 8,
+            n_embd: 8,
+            n_layer: 1,
+            n_head: 2,
+            initializer_range: 0.3,
+            eos_token_id: None,
+            ..Config::gpt2()
+        };
+        let model = Gpt2LMHeadModel::load(seeded(7, DType::F32, &Device::Cpu), &config)?;
+        let text = |repetition_penalty, prompt: u32| -> Result<Vec<u32>> {
+            let sampling = Sampling { repetition_penalty, ..Sampling::greedy() };
+            let mut generation = Generation::new(&model, &[vec![prompt]], sampling, 4)?;
+            generation.by_ref().try_for_each(|step| step.map(drop))?;
+            Ok(generation.texts()[0].clone())
+        };
+        let repeats = |text: &[u32]| (1..text.len()).any(|i| text[..i].contains(&text[i]));
+        let mut echoes = 0;
+        for prompt in 0..11 {
+            echoes += usize::from(text(1.0, prompt)?[1] == prompt);
+            let text = text(1e9, prompt)?;
+            assert!(!repeats(&text), "{text:?}");
+        }
+        assert!(echoes > 0, "without a penalty no prompt is repeated: this shows nothing");
+        Ok(())
     }
 }

@@ -33,6 +33,7 @@ pub mod block;
 pub mod cache;
 pub mod config;
 pub mod conv1d;
+pub mod finite;
 mod forward;
 pub mod generation;
 pub mod hooks;

@@ -53,10 +53,8 @@ pub fn head_scores(
         }
         Ok(None)
     });
-    let mut rng = ChaCha8Rng::seed_from_u64(seed);
-    for _ in 0..batch {
-        let ids =
-            Tensor::from_vec(repeated(length, vocab_size, &mut rng), (1, 2 * length), model.wte.device())?;
+    for row in repeated_rows(length, batch, vocab_size, seed) {
+        let ids = Tensor::from_vec(row, (1, 2 * length), model.wte.device())?;
         model.forward(&ids, ForwardArgs { hooks: Some(&reader), ..Default::default() })?;
     }
     drop(reader);
@@ -68,10 +66,17 @@ pub fn head_scores(
     Ok(sums.into_inner().into_iter().map(|layer| layer.into_iter().map(scores).collect()).collect())
 }
 
+/// The ids that [`head_scores`] reads: `batch` rows of `length` random ids below `vocab_size`, each repeated once.
+#[must_use]
+pub fn repeated_rows(length: usize, batch: usize, vocab_size: usize, seed: u64) -> Vec<Vec<u32>> {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    (0..batch).map(|_| repeated(length, vocab_size, &mut rng)).collect()
+}
+
 /// Random ids, and the same again.
 fn repeated(length: usize, vocab_size: usize, rng: &mut ChaCha8Rng) -> Vec<u32> {
     #[allow(clippy::cast_possible_truncation)] // ids are u32
-    let row: Vec<u32> = (0..length).map(|_| rng.random_range(0..vocab_size) as u32).collect();
+    let row: Vec<u32> = (0..length).map(|_| rng.random_range(0..vocab_size.max(1)) as u32).collect();
     row.repeat(2)
 }
 
@@ -119,8 +124,7 @@ mod tests {
             Config { n_layer: 2, n_head: 2, n_embd: 8, n_positions: 16, vocab_size: 11, ..Config::gpt2() };
         let model = Gpt2Model::load(crate::init::seeded(3, DType::F32, &Device::Cpu), &config)?;
         let (length, batch) = (6, 3);
-        let mut rng = ChaCha8Rng::seed_from_u64(9);
-        let ids: Vec<u32> = (0..batch).flat_map(|_| repeated(length, 11, &mut rng)).collect();
+        let ids = repeated_rows(length, batch, 11, 9).concat();
         assert!(ids.chunks_exact(12).all(|row| row[..6] == row[6..]));
         assert_ne!(ids[..12], ids[12..24]);
         let ids = Tensor::from_vec(ids, (batch, 12), &Device::Cpu)?;

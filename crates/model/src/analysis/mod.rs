@@ -14,6 +14,6 @@ mod logit_lens;
 mod rollout;
 
 pub use effects::{Ablation, AblationEffects, ablation_effects, direct_logit_attribution};
-pub use head_scores::{HeadScores, head_scores};
+pub use head_scores::{HeadScores, head_scores, repeated_rows};
 pub use logit_lens::logit_lens;
 pub use rollout::attention_rollout;

@@ -1,0 +1,229 @@
+//! Numbers that are not finite: whether there are any, and where in a run they begin.
+
+use crate::hooks::{At, Chain, Hooks, Point};
+use crate::{ForwardArgs, Gpt2LMHeadModel};
+use candle_core::{DType, Device, Result, Tensor};
+use std::cell::RefCell;
+use std::fmt;
+
+/// Whether every number of `x` is finite, on any device and in any float dtype.
+///
+/// # Errors
+/// When the device fails.
+pub fn all_finite(x: &Tensor) -> Result<bool> {
+    // 0 times a NaN or an infinity is NaN, and so is every sum with it.
+    let zeros = x.to_dtype(gpt2_kernels::accumulator(x.dtype()))?.affine(0.0, 0.0)?;
+    // Not every device has f64.
+    let sum = zeros.sum_all()?.to_device(&Device::Cpu)?;
+    Ok(sum.to_dtype(DType::F64)?.to_scalar::<f64>()? == 0.0)
+}
+
+/// Where a run first holds a number that is not finite.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct NotFinite {
+    /// The first place in the model, in the order of the forward pass.
+    pub point: Point,
+    /// The parameter just before that place which holds such a number itself; `None` where all parameters there are
+    /// finite, and their results overflow.
+    pub parameter: Option<String>,
+    /// The dtype that the model computes in.
+    pub dtype: DType,
+}
+
+impl fmt::Display for NotFinite {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(layer) = self.point.layer() {
+            write!(f, "layer {layer}: ")?;
+        }
+        match &self.parameter {
+            Some(name) => write!(f, "{name} holds NaN or infinity, seen first at {}", self.point),
+            None => write!(
+                f,
+                "{} overflows in {}, although the weights that lead to it are finite",
+                self.point,
+                self.dtype.as_str()
+            ),
+        }
+    }
+}
+
+impl Gpt2LMHeadModel {
+    /// Runs the model over `input_ids` under `hooks` and looks at every [`Point`], in order, for the first whose value is
+    /// not finite; `None` where all are. As slow as a run that hands out all attention weights.
+    ///
+    /// # Shapes
+    /// `input_ids` (B, T)
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn first_not_finite(
+        &self,
+        input_ids: &Tensor,
+        hooks: Option<&dyn Hooks>,
+    ) -> Result<Option<NotFinite>> {
+        let watch = Watch::default();
+        let all: Vec<&dyn Hooks> = hooks.into_iter().chain([&watch as &dyn Hooks]).collect();
+        self.forward(input_ids, ForwardArgs { hooks: Some(&Chain(&all)), ..Default::default() })?;
+        let Some(point) = watch.first.into_inner() else { return Ok(None) };
+        let mut damaged = None;
+        let before = point.parameters();
+        for (name, tensor) in self.named_parameters() {
+            // A tied head is listed as the embedding alone.
+            let is_before =
+                before.contains(&name) || (self.is_tied() && point == Point::Logits && name == "wte.weight");
+            if is_before && !all_finite(&tensor)? {
+                damaged = Some(name);
+                break;
+            }
+        }
+        Ok(Some(NotFinite { point, parameter: damaged, dtype: self.transformer.dtype() }))
+    }
+}
+
+/// Looks at every point until it finds one that is not finite.
+#[derive(Default)]
+struct Watch {
+    first: RefCell<Option<Point>>,
+}
+
+impl Hooks for Watch {
+    fn wants(&self, _: Point) -> bool {
+        self.first.borrow().is_none()
+    }
+
+    fn at(&self, at: At, value: &Tensor) -> Result<Option<Tensor>> {
+        if !all_finite(value)? {
+            *self.first.borrow_mut() = Some(at.point);
+        }
+        Ok(None)
+    }
+}
+
+impl Point {
+    /// The layer of a point inside a block, counted from 0.
+    #[must_use]
+    pub fn layer(&self) -> Option<usize> {
+        match *self {
+            Self::ResidPre(layer)
+            | Self::Q(layer)
+            | Self::K(layer)
+            | Self::V(layer)
+            | Self::Pattern(layer)
+            | Self::Z(layer)
+            | Self::AttnOut(layer)
+            | Self::ResidMid(layer)
+            | Self::MlpOut(layer)
+            | Self::ResidPost(layer) => Some(layer),
+            Self::LnFinal | Self::Logits => None,
+        }
+    }
+
+    /// The parameters between the point before this one and this one, by their names in a checkpoint.
+    fn parameters(&self) -> Vec<String> {
+        let names: &[&str] = match self {
+            Self::ResidPre(0) => &["wte", "wpe"],
+            Self::Q(_) | Self::K(_) | Self::V(_) => &["ln_1", "attn.c_attn"],
+            Self::AttnOut(_) => &["attn.c_proj"],
+            Self::MlpOut(_) => &["ln_2", "mlp.c_fc", "mlp.c_proj"],
+            Self::LnFinal => &["ln_f"],
+            Self::Logits => &["lm_head"],
+            Self::ResidPre(_) | Self::Pattern(_) | Self::Z(_) | Self::ResidMid(_) | Self::ResidPost(_) => &[],
+        };
+        let prefix = match self {
+            Self::ResidPre(_) => String::new(),
+            point => point.layer().map_or_else(String::new, |layer| format!("h.{layer}.")),
+        };
+        names
+            .iter()
+            .flat_map(|name| [format!("{prefix}{name}.weight"), format!("{prefix}{name}.bias")])
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Config, init};
+    use candle_nn::VarMap;
+
+    /// A small model whose variables can be changed.
+    fn model(dtype: DType) -> Result<(VarMap, Gpt2LMHeadModel)> {
+        let config =
+            Config { n_layer: 2, n_head: 2, n_embd: 8, n_positions: 16, vocab_size: 11, ..Config::gpt2() };
+        let variables = VarMap::new();
+        let vb = init::seeded_variables(5, &variables, dtype, &Device::Cpu);
+        let model = Gpt2LMHeadModel::load(vb, &config)?;
+        Ok((variables, model))
+    }
+
+    fn ids() -> Result<Tensor> {
+        Tensor::new(&[[3u32, 1, 4, 1, 5]], &Device::Cpu)
+    }
+
+    /// `name` with its first number replaced.
+    fn with(name: &str, value: f32, dtype: DType) -> Result<Gpt2LMHeadModel> {
+        let (mut variables, model) = model(dtype)?;
+        let (_, tensor) = model.named_parameters().into_iter().find(|(n, _)| n == name).expect("a parameter");
+        let shape = tensor.shape().clone();
+        let mut numbers: Vec<f32> = tensor.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?;
+        numbers[0] = value;
+        let tensor = Tensor::from_vec(numbers, shape, &Device::Cpu)?.to_dtype(dtype)?;
+        variables.set_one(name, tensor)?;
+        Ok(model)
+    }
+
+    #[test]
+    fn one_number_among_many_is_found_in_every_dtype() -> Result<()> {
+        for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64] {
+            let finite = Tensor::new(&[1f32, -60000., 0.], &Device::Cpu)?.to_dtype(dtype)?;
+            assert!(all_finite(&finite)?);
+            for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                let bad = Tensor::new(&[1f32, bad, 0.], &Device::Cpu)?.to_dtype(dtype)?;
+                assert!(!all_finite(&bad)?, "{dtype:?}");
+            }
+        }
+        // The sum of what is finite may overflow; that makes it no less finite.
+        assert!(all_finite(&Tensor::new(&[f32::MAX, f32::MAX], &Device::Cpu)?)?);
+        Ok(())
+    }
+
+    #[test]
+    fn a_sound_model_has_none() -> Result<()> {
+        assert_eq!(model(DType::F32)?.1.first_not_finite(&ids()?, None)?, None);
+        Ok(())
+    }
+
+    #[test]
+    fn a_damaged_parameter_is_named_with_its_layer() -> Result<()> {
+        for (name, point) in [
+            ("h.1.mlp.c_fc.weight", Point::MlpOut(1)),
+            ("h.0.attn.c_attn.weight", Point::Q(0)),
+            ("h.1.attn.c_proj.bias", Point::AttnOut(1)),
+            ("ln_f.bias", Point::LnFinal),
+            ("wpe.weight", Point::ResidPre(0)),
+            // No token of the text, and so first seen where every row is an output.
+            ("wte.weight", Point::Logits),
+        ] {
+            let found = with(name, f32::NAN, DType::F32)?.first_not_finite(&ids()?, None)?.expect("a NaN");
+            assert_eq!((found.point, found.parameter.as_deref()), (point, Some(name)));
+            let text = found.to_string();
+            assert!(text.contains(name), "{text}");
+            if let Some(layer) = name.strip_prefix("h.") {
+                assert!(text.starts_with(&format!("layer {}: ", &layer[..1])), "{text}");
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn an_overflow_names_the_place_and_no_parameter() -> Result<()> {
+        let model = with("h.1.mlp.c_proj.bias", 60000., DType::F16)?;
+        let double = crate::hooks::on([Point::MlpOut(1)], |_, x| Ok(Some((x * 2.0)?)));
+        let found = model.first_not_finite(&ids()?, Some(&double))?.expect("an overflow");
+        assert_eq!((found.point, found.parameter.as_deref()), (Point::MlpOut(1), None));
+        assert!(found.to_string().contains("f16"), "{found}");
+        assert_eq!(model.first_not_finite(&ids()?, None)?, None);
+        Ok(())
+    }
+}
