@@ -1,5 +1,5 @@
-//! The documents of shared/seeds: every number that they print, what they say without printing it, and
-//! the variants that they build.
+//! Five texts on attention, which are not part of this repository: every number that they print, what they say without
+//! printing it, and the variants that they build.
 
 mod conversions;
 mod document_000;

@@ -17,8 +17,8 @@
 //! (`W_query.weight`, `out_proj.bias`), with weights (out, in); d, `d_in`, `d_out` are widths, other letters
 //! are [the crate's](crate). Dropout is in `forward_with` alone, never in `forward`.
 //!
-//! The road is that of five documents (shared/seeds). What they print is printed here from the same inputs, to
-//! the last of their four decimals:
+//! The road is that of five texts on attention, which are not part of this repository: the documents that its tests are
+//! named after. What they print is printed here from the same inputs, to the last of their four decimals:
 //!
 //! | document | mechanism | type | printed numbers reproduced |
 //! |---|---|---|---|
