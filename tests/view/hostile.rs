@@ -3,7 +3,7 @@
 use super::browser::browse;
 use crate::common::Result;
 use candle_core::{Device, Tensor};
-use gpt2_view::{NextToken, PageHeader, PageWriter, summarize, visible_token};
+use gpt2_view::{NextToken, PageHeader, PageWriter, Provenance, summarize, visible_text, visible_token};
 use serde_json::json;
 
 #[test]
@@ -32,7 +32,12 @@ fn no_text_becomes_anything_but_text() -> Result {
         (0..t * t).map(|n| if n % t <= n / t { 1.0 / (n / t + 1) as f32 } else { 0. }).collect();
     let weights = Tensor::from_vec(rows, (1, t, t), &Device::Cpu)?;
     let file = tempfile::Builder::new().suffix(".html").tempfile()?;
-    let header = PageHeader { title: &tokens[2], tokens: &tokens, queries: t, heads: 1, top: None };
+    let provenance = &Provenance {
+        caption: tokens.concat(),
+        facts: json!({ "model": tokens[0], "prompt": tokens.concat(), &tokens[1]: tokens }),
+    };
+    let header =
+        PageHeader { title: &tokens[2], tokens: &tokens, queries: t, heads: 1, top: None, provenance };
     let mut page = PageWriter::new(std::io::BufWriter::new(file.as_file()), &header)?;
     page.layer(0, &[0], &weights, &summarize(&weights)?)?;
     let likely = tokens.iter().map(|token| (token.clone(), 0.01)).collect::<Vec<_>>();
@@ -42,6 +47,9 @@ fn no_text_becomes_anything_but_text() -> Result {
         let shown: Vec<String> = tokens.iter().map(|token| visible_token(token)).collect();
         assert_eq!(page.texts("#text [role=option]").await?, shown);
         assert_eq!(page.text("#title").await?, tokens[2]);
+        assert_eq!(page.text("#caption").await?, visible_text(&provenance.caption));
+        let facts = "JSON.parse(document.getElementById('header').textContent).provenance";
+        assert_eq!(page.get(facts).await?, provenance.facts);
         for position in 0..t {
             page.get(&format!("document.getElementById('word-{position}').click()")).await?;
             assert_eq!(page.text("#token-word").await?, shown[position]);
@@ -72,7 +80,14 @@ fn weights_that_are_not_numbers_are_said_to_be_none() -> Result {
     let weights = Tensor::new(&[[[f32::NAN, 0.], [0.5, 0.5]]], &Device::Cpu)?;
     let tokens = ["a", " b"].map(String::from);
     let file = tempfile::Builder::new().suffix(".html").tempfile()?;
-    let header = PageHeader { title: "nan", tokens: &tokens, queries: 2, heads: 1, top: None };
+    let header = PageHeader {
+        title: "nan",
+        tokens: &tokens,
+        queries: 2,
+        heads: 1,
+        top: None,
+        provenance: &Provenance::default(),
+    };
     let mut page = PageWriter::new(std::io::BufWriter::new(file.as_file()), &header)?;
     page.layer(0, &[0], &weights, &summarize(&weights)?)?;
     page.finish(&[])?;

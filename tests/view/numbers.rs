@@ -4,7 +4,7 @@ use super::browser::{Browser, browse};
 use super::pages::{self, Kind};
 use crate::common::Result;
 use candle_core::{Device, Tensor};
-use gpt2_view::{PageHeader, PageWriter, summarize};
+use gpt2_view::{PageHeader, PageWriter, Provenance, summarize};
 use std::fs::File;
 use std::io::BufWriter;
 
@@ -91,7 +91,14 @@ fn queries_after_a_cache_are_the_last_of_the_keys() -> Result {
     let weights = Tensor::new(&[rows], &Device::Cpu)?; // (1, 2, 5)
     let tokens = ["a", " b", " c", " d", " e"].map(String::from);
     let file = tempfile::Builder::new().suffix(".html").tempfile()?;
-    let header = PageHeader { title: "cache", tokens: &tokens, queries: 2, heads: 1, top: None };
+    let header = PageHeader {
+        title: "cache",
+        tokens: &tokens,
+        queries: 2,
+        heads: 1,
+        top: None,
+        provenance: &Provenance::default(),
+    };
     let mut page = PageWriter::new(BufWriter::new(File::create(file.path())?), &header)?;
     page.layer(4, &[2], &weights, &summarize(&weights)?)?;
     page.finish(&[])?;

@@ -1,7 +1,7 @@
 //! Pages of random weights that look like attention: sinks, neighbours, sharp and diffuse heads.
 
 use candle_core::{Device, Result, Tensor};
-use gpt2_view::{NextToken, PageHeader, PageWriter, summarize};
+use gpt2_view::{NextToken, PageHeader, PageWriter, Provenance, summarize};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::io::Write;
@@ -91,6 +91,7 @@ pub(crate) fn write<W: Write>(out: W, t: usize, layers: &[Tensor]) -> Result<W> 
         queries: t,
         heads: 12 * layers.len(),
         top: None,
+        provenance: &Provenance::default(),
     };
     let mut page = PageWriter::new(out, &header)?;
     for (i, weights) in layers.iter().enumerate() {

@@ -1,63 +1,18 @@
-//! Attention as files: safetensors for programs that compute, JSON for programs that draw.
+//! The attention of a text as JSON, for programs that draw.
 
 use crate::summary::{HeadSummary, summarize};
 use crate::triangle::lower_triangle;
-use candle_core::{DType, Device, Error, Result, Tensor};
+use candle_core::{Result, Tensor};
 use serde::Serialize;
-use std::collections::{BTreeSet, HashMap};
+use serde_json::Value;
 use std::io;
-use std::path::Path;
-
-/// Writes named tensors and text metadata to a safetensors file at `path`, which the caller may rename
-/// once it is whole.
-///
-/// The tensors keep their dtype and may lie on any device, with any strides.
-///
-/// # Shapes
-/// each tensor of any shape, stored as it is
-///
-/// # Errors
-/// When two tensors or two metadata entries bear one name, a tensor has a dtype that Candle cannot copy
-/// out, or `path` cannot be written (with its path).
-pub fn write_safetensors(
-    path: &Path,
-    tensors: &[(&str, &Tensor)],
-    metadata: &[(&str, String)],
-) -> Result<()> {
-    refuse_twice("tensor", tensors.iter().map(|(name, _)| *name))?;
-    refuse_twice("metadata entry", metadata.iter().map(|(key, _)| *key))?;
-    // Candle's copy to bytes panics where it fails, so what can fail comes before it.
-    let tensors: Vec<(&str, Tensor)> =
-        tensors.iter().map(|(name, tensor)| Ok((*name, on_cpu(name, tensor)?))).collect::<Result<_>>()?;
-    let metadata: HashMap<String, String> =
-        metadata.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect();
-    safetensors::serialize_to_file(tensors, Some(metadata), path).map_err(|e| Error::from(e).with_path(path))
-}
-
-fn refuse_twice<'a>(what: &str, names: impl Iterator<Item = &'a str>) -> Result<()> {
-    let mut seen = BTreeSet::new();
-    for name in names {
-        if !seen.insert(name) {
-            candle_core::bail!("write_safetensors: two {what}s are called {name:?}")
-        }
-    }
-    Ok(())
-}
-
-fn on_cpu(name: &str, tensor: &Tensor) -> Result<Tensor> {
-    match tensor.dtype() {
-        dtype @ (DType::F6E2M3 | DType::F6E3M2 | DType::F4 | DType::F8E8M0) => {
-            candle_core::bail!(
-                "write_safetensors: tensor {name:?} has dtype {dtype:?}, which Candle cannot copy out"
-            )
-        }
-        _ => tensor.to_device(&Device::Cpu)?.contiguous(),
-    }
-}
 
 /// The attention of a text, for JSON.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct AttentionJson {
+    /// What made it: the facts of a [`Provenance`](crate::Provenance). The field is left out where it is null.
+    #[serde(skip_serializing_if = "Value::is_null")]
+    pub provenance: Value,
     /// The tokens that can be looked at, S of them, as they are in the text.
     pub tokens: Vec<String>,
     /// The chosen layers.
@@ -128,68 +83,8 @@ impl AttentionJson {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::{Value, json};
-    use std::fs;
-    use std::path::PathBuf;
-
-    /// A folder of this test's own, removed at the end.
-    struct Folder(PathBuf);
-
-    impl Folder {
-        fn new(name: &str) -> Result<Self> {
-            let path = std::env::temp_dir().join(format!("gpt2-view-{name}-{}", std::process::id()));
-            fs::create_dir_all(&path)?;
-            Ok(Self(path))
-        }
-    }
-
-    impl Drop for Folder {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
-    }
-
-    #[test]
-    fn safetensors_come_back_with_their_metadata() -> Result<()> {
-        let folder = Folder::new("round-trip")?;
-        let path = folder.0.join("attention.safetensors");
-        let f32s = Tensor::new(&[[1f32, 2., 3.], [4., 5., 6.]], &Device::Cpu)?;
-        let (strided, halves) = (f32s.t()?, f32s.to_dtype(DType::F16)?);
-        let metadata = [("prompt", "a \"b\"\n".to_owned()), ("model", "gpt2".to_owned())];
-        // The second time writes over the first.
-        for _ in 0..2 {
-            let tensors = [("h.0.attn", &f32s), ("strided", &strided), ("halves", &halves)];
-            write_safetensors(&path, &tensors, &metadata)?;
-        }
-        let back = candle_core::safetensors::load(&path, &Device::Cpu)?;
-        assert_eq!(back.len(), 3);
-        assert_eq!(back["h.0.attn"].to_vec2::<f32>()?, f32s.to_vec2::<f32>()?);
-        assert_eq!(back["strided"].to_vec2::<f32>()?, [[1., 4.], [2., 5.], [3., 6.]]);
-        assert_eq!(back["halves"].dtype(), DType::F16);
-
-        let (_, header) = safetensors::SafeTensors::read_metadata(&fs::read(&path)?)?;
-        let found = header.metadata().clone().unwrap_or_default();
-        assert_eq!(found, metadata.map(|(k, v)| (k.to_owned(), v)).into());
-        Ok(())
-    }
-
-    #[test]
-    fn safetensors_refuse_two_of_a_name_and_name_the_path() -> Result<()> {
-        let folder = Folder::new("refusals")?;
-        let x = Tensor::zeros(1, DType::F32, &Device::Cpu)?;
-        let path = folder.0.join("x.safetensors");
-        let err = write_safetensors(&path, &[("x", &x), ("x", &x)], &[]).expect_err("twice").to_string();
-        assert!(err.contains("two tensors") && err.contains("\"x\""), "{err}");
-        assert!(write_safetensors(&path, &[], &[("k", String::new()), ("k", String::new())]).is_err());
-        assert!(!path.exists());
-
-        let missing = folder.0.join("missing").join("x.safetensors");
-        let err = write_safetensors(&missing, &[("x", &x)], &[]).expect_err("no folder").to_string();
-        assert!(err.contains("missing"), "{err}");
-        let err = write_safetensors(&folder.0, &[("x", &x)], &[]).expect_err("a folder").to_string();
-        assert!(err.contains("refusals"), "{err}");
-        Ok(())
-    }
+    use candle_core::{DType, Device, Error};
+    use serde_json::json;
 
     #[test]
     fn json_holds_the_lower_triangle() -> Result<()> {
@@ -197,7 +92,12 @@ mod tests {
         let layer = LayerJson::new(3, &[7], &weights, true)?;
         let tokens = vec!["a".to_owned(), " b".to_owned(), "\n".to_owned()];
         let mut text = Vec::new();
-        AttentionJson { tokens, layers: vec![layer] }.write(&mut text)?;
+        AttentionJson { provenance: json!({ "model": "m" }), tokens, layers: vec![layer] }
+            .write(&mut text)?;
+        assert!(
+            text.starts_with(b"{\"provenance\":{\"model\":\"m\"},\"tokens\":"),
+            "what made it comes first"
+        );
         assert_eq!(text.last(), Some(&b'\n'));
         let value: Value = serde_json::from_slice(&text).map_err(Error::wrap)?;
         assert_eq!(value["tokens"], json!(["a", " b", "\n"]));
@@ -224,6 +124,12 @@ mod tests {
         assert_eq!(layer["heads"][1].get("weights"), None);
         let err = LayerJson::new(0, &[0], &weights, false).expect_err("one name for two").to_string();
         assert!(err.contains("[2, 1, 1]") && err.contains("1 heads"), "{err}");
+
+        let unknown = AttentionJson { provenance: Value::Null, tokens: vec![], layers: vec![] };
+        assert_eq!(
+            serde_json::to_value(unknown).map_err(Error::wrap)?,
+            json!({ "tokens": [], "layers": [] })
+        );
         Ok(())
     }
 }

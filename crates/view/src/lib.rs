@@ -26,9 +26,12 @@
 //! | `triangle` | weights as rows of numbers without the hidden keys |
 //! | `html` | [`PageWriter`]: every head in one page for a browser, which needs no network |
 //! | `png` | [`head_png`], [`HeadGrid`]: one head or all as a picture; [`loss_curve`]: a training run |
+//! | `provenance` | [`Provenance`]: what made a file, which every file says |
+//! | `recognise` | [`is_ours`]: whether a file is one that this crate wrote |
 //! | `largest` | [`keep_largest`]: the largest weights of each row |
 //! | `lines` | [`write_json_lines`], and [`write_square_json`] for BertViz and CircuitsVis |
-//! | `export` | [`write_safetensors`] and [`AttentionJson`] |
+//! | `export` | [`AttentionJson`] |
+//! | `tensors` | [`write_safetensors`] |
 //!
 //! ```
 //! use candle_core::{Device, Tensor};
@@ -52,21 +55,27 @@ mod lines;
 mod overview;
 mod palette;
 mod png;
+mod provenance;
+mod recognise;
 mod summary;
 mod table;
+mod tensors;
 mod terminal;
 mod text;
 mod triangle;
 mod window;
 
-pub use export::{AttentionJson, HeadJson, LayerJson, write_safetensors};
+pub use export::{AttentionJson, HeadJson, LayerJson};
 pub use heatmap::heatmap;
 pub use html::{NextToken, PageHeader, PageWriter};
 pub use largest::keep_largest;
-pub use lines::{write_json_lines, write_square_json};
+pub use lines::{write_json_lines, write_provenance_line, write_square_json};
 pub use overview::overview;
 pub use png::{HeadGrid, head_png, loss_curve};
+pub use provenance::Provenance;
+pub use recognise::{FileKind, is_ours};
 pub use summary::{FOCUS_THRESHOLD, Focus, HeadSummary, QueryNumbers, summarize};
 pub use table::Table;
+pub use tensors::write_safetensors;
 pub use terminal::{Colour, MIN_WIDTH, Style};
 pub use text::{Align, display_width, fit, pad, visible_text, visible_token};

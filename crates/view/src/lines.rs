@@ -1,8 +1,10 @@
 //! Weights as JSON for other programs: a line a query, or the squares that visualisers in Python take.
 
+use crate::provenance::Provenance;
 use crate::triangle::lower_triangle;
 use candle_core::{DType, Device, Result, Tensor};
 use serde::Serialize;
+use serde_json::{Value, json};
 use std::io::Write;
 
 /// A line of [`write_json_lines`].
@@ -52,38 +54,64 @@ pub fn write_json_lines(
     Ok(())
 }
 
-/// Writes one JSON object with `tokens` and `attention`: the whole squares of weights with their zeros, by layer, head,
-/// query and key. Many small writes: give it a buffered writer.
+/// Writes `{"provenance": …}` with the facts and a newline: the first line of a file of JSON lines, which a reader
+/// tells from those of [`write_json_lines`] by its one key.
+///
+/// # Errors
+/// When `out` cannot be written.
+pub fn write_provenance_line(out: &mut impl Write, provenance: &Provenance) -> Result<()> {
+    writeln!(out, "{}", json!({ "provenance": provenance.facts }))?;
+    Ok(())
+}
+
+/// Writes one JSON object: `provenance`, the facts about what made it, left out where they are null; `tokens`; the
+/// indices of the `layers` and `heads` in the model; and `attention`, the whole squares of weights with their zeros, by
+/// layer, head, query and key. Many small writes: give it a buffered writer.
 ///
 /// With `data` the object in Python, BertViz's `head_view` and `model_view` take
 /// `[torch.tensor([layer]) for layer in data["attention"]]` and `data["tokens"]`, and CircuitsVis'
-/// `attention_patterns` takes `data["tokens"]` and `numpy.array(data["attention"][layer])`.
+/// `attention_patterns` takes `data["tokens"]` and `numpy.array(data["attention"][i])`. Both count layers and heads
+/// from 0: theirs at `i` is `data["layers"][i]` or `data["heads"][i]` of the model.
 ///
 /// # Shapes
-/// each of `layers` (H, T, T), for the same T `tokens`
+/// `weights` one tensor (H, T, T) for each of `layers`, for the same H `heads` and T `tokens`
 ///
 /// # Errors
-/// When a layer is of another shape, and when `out` cannot be written.
+/// When there are more or fewer tensors than `layers`, when one is of another shape, and when `out` cannot be written.
 pub fn write_square_json(
     out: &mut impl Write,
     tokens: &[String],
-    layers: impl IntoIterator<Item = Result<Tensor>>,
+    layers: &[usize],
+    heads: &[usize],
+    weights: impl IntoIterator<Item = Result<Tensor>>,
+    provenance: &Provenance,
 ) -> Result<()> {
-    let json = |e: serde_json::Error| std::io::Error::from(e);
-    out.write_all(b"{\"tokens\":")?;
-    serde_json::to_writer(&mut *out, tokens).map_err(json)?;
-    out.write_all(b",\"attention\":[")?;
-    for (i, weights) in layers.into_iter().enumerate() {
+    out.write_all(b"{")?;
+    if provenance.facts != Value::Null {
+        write!(out, "\"provenance\":{},", provenance.facts)?;
+    }
+    write!(out, "\"tokens\":{},\"layers\":{},\"heads\":{},", json!(tokens), json!(layers), json!(heads))?;
+    out.write_all(b"\"attention\":[")?;
+    let mut count = 0;
+    for weights in weights {
         let weights = weights?;
-        let (_, t, s) = weights.dims3()?;
-        if (t, s) != (tokens.len(), tokens.len()) {
-            candle_core::bail!("square JSON: weights {:?} for {} tokens", weights.dims(), tokens.len())
+        if weights.dims() != [heads.len(), tokens.len(), tokens.len()] {
+            candle_core::bail!(
+                "square JSON: weights {:?} for {} heads and {} tokens",
+                weights.dims(),
+                heads.len(),
+                tokens.len()
+            )
         }
-        if i > 0 {
+        if count > 0 {
             out.write_all(b",")?;
         }
+        count += 1;
         let rows = weights.to_device(&Device::Cpu)?.to_dtype(DType::F32)?.to_vec3::<f32>()?;
-        serde_json::to_writer(&mut *out, &rows).map_err(json)?;
+        serde_json::to_writer(&mut *out, &rows).map_err(std::io::Error::from)?;
+    }
+    if count != layers.len() {
+        candle_core::bail!("square JSON: weights of {count} layers, with {} layers named", layers.len())
     }
     out.write_all(b"]}\n")?;
     Ok(())
@@ -92,7 +120,6 @@ pub fn write_square_json(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::{Value, json};
 
     fn weights() -> Result<Tensor> {
         Tensor::new(&[[[1f32, 0.], [0.25, 0.75]], [[1., 0.], [0.5, 0.5]]], &Device::Cpu)
@@ -129,13 +156,51 @@ mod tests {
     }
 
     #[test]
-    fn squares_are_whole() -> Result<()> {
+    fn a_file_of_lines_begins_with_what_made_it() -> Result<()> {
+        let facts = json!({ "model": "a\nb", "ids": [1, 2] });
         let mut out = vec![];
-        write_square_json(&mut out, &tokens(), [weights(), weights()])?;
-        let value: Value = serde_json::from_slice(&out).unwrap();
-        let layer = json!([[[1.0, 0.0], [0.25, 0.75]], [[1.0, 0.0], [0.5, 0.5]]]);
-        assert_eq!(value, json!({ "tokens": tokens(), "attention": [layer, layer] }));
-        assert!(write_square_json(&mut out, &tokens()[..1], [weights()]).is_err());
+        write_provenance_line(&mut out, &Provenance { caption: "for people".into(), facts: facts.clone() })?;
+        assert_eq!(out.iter().position(|b| *b == b'\n'), Some(out.len() - 1), "one line");
+        assert_eq!(serde_json::from_slice::<Value>(&out).unwrap(), json!({ "provenance": facts }));
         Ok(())
+    }
+
+    #[test]
+    fn squares_are_whole_and_named() -> Result<()> {
+        let squares = |provenance: &Provenance| {
+            let mut out = vec![];
+            write_square_json(&mut out, &tokens(), &[1, 4], &[0, 7], [weights(), weights()], provenance)?;
+            Ok::<_, candle_core::Error>(String::from_utf8(out).unwrap())
+        };
+        let layer = json!([[[1.0, 0.0], [0.25, 0.75]], [[1.0, 0.0], [0.5, 0.5]]]);
+        let object =
+            json!({ "tokens": tokens(), "layers": [1, 4], "heads": [0, 7], "attention": [layer, layer] });
+        let text = squares(&Provenance::default())?;
+        assert!(text.starts_with("{\"tokens\":[") && text.ends_with("]}\n"), "{text}");
+        assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), object);
+
+        let facts = json!({ "model": "m" });
+        let text = squares(&Provenance { facts: facts.clone(), ..Provenance::default() })?;
+        assert!(text.starts_with("{\"provenance\":{\"model\":\"m\"},\"tokens\":["), "{text}");
+        let mut value: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(value.as_object_mut().and_then(|map| map.remove("provenance")), Some(facts));
+        assert_eq!(value, object);
+        Ok(())
+    }
+
+    #[test]
+    fn squares_that_do_not_fit_their_names_are_refused() {
+        let (one, two) = (vec![weights()], vec![weights(), weights()]);
+        for (tokens, layers, heads, weights, said) in [
+            (&tokens()[..1], &[0][..], &[0, 1][..], one, "1 tokens"),
+            (&tokens(), &[0], &[0], vec![weights()], "1 heads"),
+            (&tokens(), &[0], &[0, 1], two, "weights of 2 layers, with 1 layers"),
+            (&tokens(), &[0, 1], &[0, 1], vec![weights()], "weights of 1 layers, with 2 layers"),
+        ] {
+            let written =
+                write_square_json(&mut vec![], tokens, layers, heads, weights, &Provenance::default());
+            let error = written.expect_err(said).to_string();
+            assert!(error.contains(said), "{error}");
+        }
     }
 }

@@ -58,7 +58,7 @@ fn visible(text: &str, space: char) -> String {
 }
 
 /// Whether a character beyond ASCII shows up as itself.
-fn has_shape(c: char) -> bool {
+pub(crate) fn has_shape(c: char) -> bool {
     // Unicode's `Default_Ignorable_Code_Point`: drawn as nothing, or changing how the neighbours are.
     let ignorable = matches!(c,
         '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}'..='\u{1160}' | '\u{17b4}'..='\u{17b5}'

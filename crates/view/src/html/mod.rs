@@ -7,14 +7,16 @@
 mod codes;
 
 use crate::palette::ANCHORS;
+use crate::provenance::Provenance;
 use crate::summary::HeadSummary;
-use crate::text::{visible_text, visible_token};
+use crate::text::{has_shape, visible_text, visible_token};
 use crate::triangle::check;
 use base64::{Engine, prelude::BASE64_STANDARD};
 use candle_core::{Error, Result, Tensor};
 use codes::{COARSE, Codes, FINE, encode};
 use rayon::prelude::*;
 use serde::Serialize;
+use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::io::Write;
 
@@ -51,6 +53,8 @@ pub struct PageHeader<'a> {
     /// Where the weights hold only the K largest of each row (see [`keep_largest`](crate::keep_largest)): K, and the
     /// page shows no number for the others.
     pub top: Option<usize>,
+    /// What made it: the caption stands below the title, the facts are `provenance` in the header's JSON.
+    pub provenance: &'a Provenance,
 }
 
 /// What the model expects after a query.
@@ -87,12 +91,14 @@ pub struct PageWriter<W> {
 }
 
 #[derive(Serialize)]
-struct Header {
+struct Header<'a> {
     title: String,
+    caption: String,
     tokens: Vec<String>,
     queries: usize,
     top: Option<usize>,
     palette: [(u8, u8, u8); ANCHORS.len()],
+    provenance: &'a Value,
 }
 
 #[derive(Serialize)]
@@ -127,7 +133,10 @@ impl<W: Write> PageWriter<W> {
         let values = heads.saturating_mul(queries * (keys - queries) + queries * (queries + 1) / 2);
         let levels: &[u16] = if values <= FEW { &[FINE] } else { &COARSE };
         let mut page = Self { out, queries, keys, heads, room: ROOM, levels };
-        page.json("id=\"header\"", &Header { title, tokens, queries, top: header.top, palette: ANCHORS })?;
+        let (caption, provenance) = (header.provenance.shown(), &header.provenance.facts);
+        let header =
+            Header { title, caption, tokens, queries, top: header.top, palette: ANCHORS, provenance };
+        page.json("id=\"header\"", &header)?;
         Ok(page)
     }
 
@@ -204,9 +213,18 @@ impl<W: Write> PageWriter<W> {
         Ok(self.out)
     }
 
-    /// A script element that is data. No string can end it: `<` is written as an escape.
+    /// A script element that is data. No string can end it, nor reorder what an editor shows of it: `<` and whatever
+    /// has no shape of its own are written as escapes.
     fn json(&mut self, attribute: &str, value: &impl Serialize) -> Result<()> {
-        let text = serde_json::to_string(value).map_err(Error::wrap)?.replace('<', "\\u003c");
+        let json = serde_json::to_string(value).map_err(Error::wrap)?;
+        let mut text = String::with_capacity(json.len());
+        for c in json.chars() {
+            if c == '<' || c == '\x7f' || !c.is_ascii() && !has_shape(c) {
+                text.extend(c.encode_utf16(&mut [0; 2]).iter().map(|unit| format!("\\u{unit:04x}")));
+            } else {
+                text.push(c);
+            }
+        }
         writeln!(self.out, "<script type=\"application/json\" {attribute}>{text}</script>")?;
         Ok(())
     }

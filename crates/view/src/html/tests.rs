@@ -3,11 +3,21 @@
 use super::*;
 use crate::summary::summarize;
 use candle_core::{DType, Device};
-use serde_json::Value;
+use serde_json::json;
 
 fn page(title: &str, tokens: &[&str], predictions: &[NextToken]) -> Result<String> {
+    page_by(title, tokens, predictions, &Provenance::default())
+}
+
+fn page_by(
+    title: &str,
+    tokens: &[&str],
+    predictions: &[NextToken],
+    provenance: &Provenance,
+) -> Result<String> {
     let tokens: Vec<String> = tokens.iter().map(ToString::to_string).collect();
-    let header = PageHeader { title, tokens: &tokens, queries: tokens.len(), heads: 2, top: None };
+    let header =
+        PageHeader { title, tokens: &tokens, queries: tokens.len(), heads: 2, top: None, provenance };
     let weights = Tensor::zeros((1, tokens.len(), tokens.len()), DType::F32, &Device::Cpu)?;
     let mut page = PageWriter::new(Vec::new(), &header)?;
     for layer in [0, 3] {
@@ -17,7 +27,7 @@ fn page(title: &str, tokens: &[&str], predictions: &[NextToken]) -> Result<Strin
 }
 
 /// The JSON between `start` and the end of its element.
-fn json(page: &str, start: &str) -> Value {
+fn data(page: &str, start: &str) -> Value {
     let (_, rest) = page.split_once(&format!("<script type=\"application/json\" {start}>")).expect(start);
     serde_json::from_str(rest.split_once("</script>").expect("an end").0).expect("JSON")
 }
@@ -29,10 +39,25 @@ fn the_frame_is_filled() -> Result<()> {
     assert!(!page.contains("{{"), "a place that nothing fills");
     assert_eq!(page.matches(SCRIPT).count(), 1);
     assert!(page.contains(&format!("'sha256-{}'", hash(SCRIPT))) && page.contains(&hash(STYLE)));
-    assert_eq!(json(&page, "id=\"header\"")["tokens"], serde_json::json!(["a", "·b"]));
-    assert_eq!(json(&page, "class=\"layer\"")["heads"][0]["head"], 7);
+    assert_eq!(data(&page, "id=\"header\"")["tokens"], json!(["a", "·b"]));
+    assert_eq!(data(&page, "class=\"layer\"")["heads"][0]["head"], 7);
     assert_eq!(page.matches("class=\"weights\"").count(), 2);
-    assert_eq!(json(&page, "id=\"predictions\""), serde_json::json!([]));
+    assert_eq!(data(&page, "id=\"predictions\""), json!([]));
+    Ok(())
+}
+
+#[test]
+fn a_page_says_what_made_it() -> Result<()> {
+    let facts =
+        json!({ "model": "gpt2", "ids": [1, 2], "ablate": ["0.1"], "seed": null, "emoji": "👍\u{feff}" });
+    let made = Provenance { caption: "f32 on cpu; ablate 0.1".to_owned(), facts: facts.clone() };
+    let page = page_by("model", &["a", " b"], &[], &made)?;
+    let header = data(&page, "id=\"header\"");
+    assert_eq!((&header["caption"], &header["provenance"]), (&json!("f32 on cpu; ablate 0.1"), &facts));
+    assert!(page.contains("<p id=\"caption\" hidden>") && !page.contains('\u{feff}'));
+    let unknown = data(&super::tests::page("model", &["a", " b"], &[])?, "id=\"header\"");
+    assert_eq!((&unknown["caption"], &unknown["provenance"]), (&json!(""), &Value::Null));
+    assert_eq!(page_by("model", &["a", " b"], &[], &made)?, page, "the same bytes");
     Ok(())
 }
 
@@ -41,14 +66,18 @@ fn no_string_becomes_markup() -> Result<()> {
     let hostile = "</script><img src=x onerror=alert(1)><!--<script>\u{2028}\u{202e}\0";
     let next = NextToken { likely: vec![(hostile.to_owned(), 0.5)], actual: Some(0.25) };
     let clean = page("m", &["a", "b"], &[])?;
-    let dirty = page(hostile, &[hostile, "b"], &[next.clone(), next])?;
+    let made = Provenance { caption: hostile.to_owned(), facts: json!({ hostile: [hostile] }) };
+    let dirty = page_by(hostile, &[hostile, "b"], &[next.clone(), next], &made)?;
     let tags = |page: &str| (page.matches('<').count(), page.matches("<!--").count());
     assert_eq!(tags(&dirty), tags(&clean), "text opened an element");
     assert!(!dirty.contains(['\0', '\u{2028}', '\u{202e}']));
     let shown = "</script><img·src=x·onerror=alert(1)><!--<script>\\u{2028}\\u{202e}␀";
-    assert_eq!(json(&dirty, "id=\"header\"")["tokens"][0], shown);
-    let predictions = json(&dirty, "id=\"predictions\"");
-    assert_eq!(predictions[0]["likely"][0], serde_json::json!([shown, 0.5]));
+    let header = data(&dirty, "id=\"header\"");
+    assert_eq!(header["tokens"][0], shown);
+    assert_eq!(header["caption"], visible_text(hostile));
+    assert_eq!(header["provenance"], made.facts, "a script reads the facts as they were given");
+    let predictions = data(&dirty, "id=\"predictions\"");
+    assert_eq!(predictions[0]["likely"][0], json!([shown, 0.5]));
     assert_eq!(predictions[1]["actual"], 0.25);
     Ok(())
 }
@@ -56,7 +85,8 @@ fn no_string_becomes_markup() -> Result<()> {
 #[test]
 fn what_does_not_fit_together_is_refused() -> Result<()> {
     let tokens = ["a", "b", "c"].map(String::from);
-    let header = PageHeader { title: "m", tokens: &tokens, queries: 2, heads: 2, top: None };
+    let provenance = &Provenance::default();
+    let header = PageHeader { title: "m", tokens: &tokens, queries: 2, heads: 2, top: None, provenance };
     let weights = Tensor::zeros((2, 2, 3), DType::F32, &Device::Cpu)?;
     let summaries = summarize(&weights)?;
     let start = || PageWriter::new(Vec::new(), &header);

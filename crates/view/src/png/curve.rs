@@ -1,6 +1,8 @@
 //! The loss of a training run over its steps.
 
+use super::caption::Caption;
 use super::{FAINT, FONT, GREY, INK, draw};
+use crate::provenance::Provenance;
 use candle_core::Result;
 use plotters::prelude::{
     ChartBuilder, Circle, Color, IntoFont, LineSeries, PathElement, RGBColor, SeriesLabelPosition, Text,
@@ -20,14 +22,19 @@ const VALIDATION: RGBColor = RGBColor(213, 94, 0);
 ///
 /// Where there are more steps than the picture has room for, the line is that of means over as many
 /// neighbours as make one point, above the range between the lowest and the highest of them. Losses that
-/// are not finite are left out.
+/// are not finite are left out. The caption of `provenance` stands below the title, and its facts in a text chunk.
 ///
 /// # Shapes
 /// `training` (step, nats a token), `validation` the same, both by rising step -> the bytes of a file
 ///
 /// # Errors
 /// When there is no finite loss, or the picture cannot be drawn.
-pub fn loss_curve(title: &str, training: &[(u64, f32)], validation: &[(u64, f32)]) -> Result<Vec<u8>> {
+pub fn loss_curve(
+    title: &str,
+    training: &[(u64, f32)],
+    validation: &[(u64, f32)],
+    provenance: &Provenance,
+) -> Result<Vec<u8>> {
     let finite = |points: &[(u64, f32)]| -> Vec<(f64, f64)> {
         let points = points.iter().filter(|(_, loss)| loss.is_finite());
         points.map(|&(step, loss)| (step as f64, f64::from(loss))).collect()
@@ -45,11 +52,12 @@ pub fn loss_curve(title: &str, training: &[(u64, f32)], validation: &[(u64, f32)
     let digits = if losses.end - losses.start < 0.1 { 4 } else { 2 };
 
     let groups: Vec<Group> = training.chunks(training.len().div_ceil(POINTS).max(1)).map(Group::of).collect();
-    draw(SIZE, |area| {
+    draw(SIZE, provenance, |area| {
         let text = |size: i32| TextStyle::from((FONT, size).into_font()).color(&INK);
-        let mut chart = ChartBuilder::on(area)
-            .caption(crate::fit(&crate::visible_text(title), 90), text(26))
-            .margin(20)
+        let below =
+            area.margin(20, 20, 20, 20).titled(&crate::fit(&crate::visible_text(title), 90), text(26))?;
+        let below = Caption::of(provenance).draw_centred(below)?;
+        let mut chart = ChartBuilder::on(&below)
             .x_label_area_size(50)
             .y_label_area_size(64)
             .build_cartesian_2d(steps, losses)?;
@@ -134,6 +142,12 @@ impl Group {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::png::tests::provenance;
+    use serde_json::Value;
+
+    fn curve(title: &str, training: &[(u64, f32)], validation: &[(u64, f32)]) -> Result<Vec<u8>> {
+        loss_curve(title, training, validation, &Provenance::default())
+    }
 
     /// How many pixels have this colour.
     fn count(file: &[u8], colour: RGBColor) -> usize {
@@ -147,13 +161,19 @@ mod tests {
     fn both_losses_are_drawn() -> Result<()> {
         let training: Vec<(u64, f32)> = (1..=100).map(|i| (i, 5.0 - 0.03 * i as f32)).collect();
         let validation = [(50, 4.0), (100, f32::NAN)];
-        let file = loss_curve("a run", &training, &validation)?;
+        let file = curve("a run", &training, &validation)?;
         let (train, val) = (count(&file, TRAINING), count(&file, VALIDATION));
         assert!(train > 1000 && val > 50 && train > val, "{train} and {val} pixels");
         // Without the one, its colour is gone.
-        assert_eq!(count(&loss_curve("a run", &training, &[])?, VALIDATION), 0);
-        assert_eq!(count(&loss_curve("a run", &[], &validation)?, TRAINING), 0);
-        assert_eq!(file, loss_curve("a run", &training, &validation)?);
+        assert_eq!(count(&curve("a run", &training, &[])?, VALIDATION), 0);
+        assert_eq!(count(&curve("a run", &[], &validation)?, TRAINING), 0);
+        assert_eq!(file, curve("a run", &training, &validation)?);
+        // A caption is drawn, and takes no more than a line from the chart.
+        let made_by =
+            |caption: &str| loss_curve("a run", &training, &validation, &provenance(caption, Value::Null));
+        let (single, half) = (made_by("f32 on cpu")?, made_by("f16 on cpu")?);
+        assert!(single != file && single != half, "the caption is not in the picture");
+        assert!(count(&single, TRAINING) > train / 2, "the chart is still there");
         Ok(())
     }
 
@@ -162,9 +182,9 @@ mod tests {
         let wild = [(1, f32::INFINITY), (2, f32::NAN), (3, 1e30), (4, 0.0)];
         let long: Vec<(u64, f32)> = (0..100_000).map(|i| (i, (i % 7) as f32)).collect();
         for training in [&[(1, 2.5)][..], &wild, &long] {
-            assert!(count(&loss_curve("", training, &[])?, TRAINING) > 20, "{} steps", training.len());
+            assert!(count(&curve("", training, &[])?, TRAINING) > 20, "{} steps", training.len());
         }
-        assert!(loss_curve("", &wild[..2], &[]).unwrap_err().to_string().contains("none of the losses"));
+        assert!(curve("", &wild[..2], &[]).unwrap_err().to_string().contains("none of the losses"));
         Ok(())
     }
 }

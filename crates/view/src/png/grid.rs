@@ -1,7 +1,9 @@
 //! All heads as small heat maps: a layer a row, a head a column.
 
+use super::caption::Caption;
 use super::{FONT, INK, bitmap, checked_size, draw};
 use crate::palette::{level, rgb};
+use crate::provenance::Provenance;
 use crate::text::{fit, visible_text};
 use crate::triangle::lower_triangle;
 use candle_core::{Result, Tensor};
@@ -18,8 +20,11 @@ const TOP: usize = 90;
 /// All heads of a model as one PNG, taken a layer at a time, so that no more than one layer's weights need to be
 /// there.
 ///
-/// Each head is a square from the first query and key at its top left; where a pixel stands for several weights, its
-/// colour is the mean of theirs. Colours as in [`head_png`](super::head_png).
+/// Each head is a square from the first query and key at its top left, with colours as in
+/// [`head_png`](super::head_png). Where a pixel stands for several weights, its place on the scale is the mean of the
+/// places of those that their queries see: the mean of the weights' square roots, not the root of their mean, so that
+/// one large weight among zeros does not look like many small ones. It is grey where one of them is NaN, and white
+/// where none is seen.
 #[derive(Debug, Default)]
 pub struct HeadGrid {
     rows: Vec<(usize, Vec<Cell>)>,
@@ -53,25 +58,29 @@ impl HeadGrid {
         Ok(())
     }
 
-    /// The picture, as the bytes of a file.
+    /// The picture, as the bytes of a file, with the caption of `provenance` below the title and its facts in a text
+    /// chunk.
     ///
     /// # Errors
     /// When there is no head, or the picture cannot be drawn.
-    pub fn finish(&self, title: &str) -> Result<Vec<u8>> {
+    pub fn finish(&self, title: &str, provenance: &Provenance) -> Result<Vec<u8>> {
         let columns = self.rows.iter().map(|(_, cells)| cells.len()).max().unwrap_or(0);
         if columns == 0 {
             candle_core::bail!("head grid: there is no head to draw")
         }
         let place = |n: usize, from: usize| i32::try_from(from + n * (SIDE + GAP)).unwrap_or(i32::MAX);
-        let size = checked_size(place(columns, LEFT).max(600), place(self.rows.len(), TOP))?;
-        draw(size, |area| {
+        let caption = Caption::of(provenance);
+        let top = TOP + caption.height();
+        let size = checked_size(place(columns, LEFT).max(600), place(self.rows.len(), top))?;
+        draw(size, provenance, |area| {
             let text = |size: i32| TextStyle::from((FONT, size).into_font()).color(&INK);
             area.draw(&Text::new(fit(&visible_text(title), 70), (16, 16), text(22)))?;
+            caption.draw(area, (16, 46))?;
             let middle = i32::try_from(SIDE / 2).unwrap_or_default();
             let side = text(16).pos(Pos::new(HPos::Right, VPos::Center));
-            let top = text(16).pos(Pos::new(HPos::Center, VPos::Bottom));
+            let above = text(16).pos(Pos::new(HPos::Center, VPos::Bottom));
             for (row, (layer, cells)) in self.rows.iter().enumerate() {
-                let y = place(row, TOP);
+                let y = place(row, top);
                 let label =
                     Text::new(format!("layer {layer}"), (place(0, LEFT) - 8, y + middle), side.clone());
                 area.draw(&label)?;
@@ -79,7 +88,7 @@ impl HeadGrid {
                     let x = place(column, LEFT);
                     if row == 0 {
                         let label =
-                            Text::new(format!("head {}", cell.head), (x + middle, y - 6), top.clone());
+                            Text::new(format!("head {}", cell.head), (x + middle, y - 6), above.clone());
                         area.draw(&label)?;
                     }
                     bitmap(area, (x, y), (SIDE, SIDE), 1, &cell.picture)?;
@@ -90,7 +99,7 @@ impl HeadGrid {
     }
 }
 
-/// A head in SIDE by SIDE pixels: each the mean level of the weights that it covers, or part of one's square.
+/// A head in SIDE by SIDE pixels: each of the mean level of the weights that it covers, or part of one's square.
 fn thumbnail(weights: &Tensor) -> Result<Vec<u8>> {
     let rows = lower_triangle::<f32>(weights, "head grid")?;
     let (t, s) = weights.dims2()?;
@@ -122,8 +131,9 @@ fn thumbnail(weights: &Tensor) -> Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::png::tests::decode;
+    use crate::png::tests::{decode, provenance};
     use candle_core::Device;
+    use serde_json::Value;
 
     #[test]
     fn every_head_is_in_its_place() -> Result<()> {
@@ -135,34 +145,68 @@ mod tests {
         let mut grid = HeadGrid::default();
         grid.add(3, &[0, 5], &Tensor::stack(&[back(0)?, back(1)?], 0)?)?;
         grid.add(4, &[0, 5], &Tensor::stack(&[back(2)?, back(0)?], 0)?)?;
-        let picture = decode(&grid.finish("all heads")?);
-        let cell = |row: usize, column: usize, i: usize, j: usize| {
-            let at = |n: usize, from: usize, k: usize| from + n * (SIDE + GAP) + k * SIDE / 4 + SIDE / 8;
-            (picture.pixels)(at(column, LEFT, j), at(row, TOP, i))
-        };
-        for (row, column, n) in [(0, 0, 0), (0, 1, 1), (1, 0, 2), (1, 1, 0)] {
-            for i in 0..4usize {
-                for j in 0..=i {
-                    let level = if j == i.saturating_sub(n) { 1.0 } else { 0.0 };
-                    assert_eq!(cell(row, column, i, j), rgb(level), "{row} {column} {i} {j}");
+        for (caption, down) in [("", 0), ("what made it", super::super::caption::HEIGHT)] {
+            let picture = decode(&grid.finish("all heads", &provenance(caption, Value::Null))?);
+            assert_eq!(picture.height, TOP + down + 2 * (SIDE + GAP));
+            let cell = |row: usize, column: usize, i: usize, j: usize| {
+                let at = |n: usize, from: usize, k: usize| from + n * (SIDE + GAP) + k * SIDE / 4 + SIDE / 8;
+                (picture.pixels)(at(column, LEFT, j), at(row, TOP + down, i))
+            };
+            for (row, column, n) in [(0, 0, 0), (0, 1, 1), (1, 0, 2), (1, 1, 0)] {
+                for i in 0..4usize {
+                    for j in 0..=i {
+                        let level = if j == i.saturating_sub(n) { 1.0 } else { 0.0 };
+                        assert_eq!(cell(row, column, i, j), rgb(level), "{row} {column} {i} {j}");
+                    }
+                    assert!((i + 1..4).all(|j| cell(row, column, i, j) == (255, 255, 255)));
                 }
-                assert!((i + 1..4).all(|j| cell(row, column, i, j) == (255, 255, 255)));
             }
         }
         Ok(())
     }
 
+    /// The colour at x, y of a head with these weights.
+    fn pixel(picture: &[u8], x: usize, y: usize) -> (u8, u8, u8) {
+        let pixel = &picture[(y * SIDE + x) * 3..];
+        (pixel[0], pixel[1], pixel[2])
+    }
+
     #[test]
-    fn a_pixel_of_many_weights_is_their_mean() -> Result<()> {
+    fn a_pixel_of_many_weights_has_the_mean_of_their_levels() -> Result<()> {
+        // Four by four weights a pixel; every fourth is 1, all others are 0.
         let t = 4 * SIDE;
-        let weights = Tensor::full(0.25f32, (t, t), &Device::Cpu)?;
-        let picture = thumbnail(&weights)?;
-        let pixel = |x: usize, y: usize| &picture[(y * SIDE + x) * 3..][..3];
-        let (r, g, b) = rgb(0.5);
-        assert!(pixel(0, 100) == [r, g, b] && pixel(SIDE - 1, SIDE - 1) == [r, g, b]);
-        assert_eq!(pixel(SIDE - 1, 0), [255; 3]);
-        assert!(HeadGrid::default().finish("").is_err());
-        assert!(HeadGrid::default().add(0, &[1], &Tensor::stack(&[&weights, &weights], 0)?).is_err());
+        let weights =
+            Tensor::from_iter((0..t * t).map(|n| if n % 4 == 0 { 1f32 } else { 0. }), &Device::Cpu)?;
+        let picture = thumbnail(&weights.reshape((t, t))?)?;
+        let mean_of_levels = rgb(0.25);
+        let level_of_mean = rgb(level(0.25).unwrap());
+        assert_ne!(mean_of_levels, level_of_mean, "the two rules are told apart");
+        for (x, y) in [(0, 1), (0, SIDE - 1), (50, 70), (SIDE - 2, SIDE - 1)] {
+            assert_eq!(pixel(&picture, x, y), mean_of_levels, "{x}, {y}");
+        }
+        // On the diagonal the four queries see 1 + 2 + 3 + 4 keys, and the first of each four is the 1.
+        assert_eq!(pixel(&picture, 9, 9), rgb(0.4));
+        assert_eq!(pixel(&picture, SIDE - 1, 0), (255, 255, 255));
+        Ok(())
+    }
+
+    #[test]
+    fn one_weight_that_is_not_a_number_makes_its_pixel_grey() -> Result<()> {
+        let t = 2 * SIDE;
+        let weights = (0..t * t).map(|n| if n == 100 * t + 21 { f32::NAN } else { 0.25 });
+        let picture = thumbnail(&Tensor::from_iter(weights, &Device::Cpu)?.reshape((t, t))?)?;
+        assert_eq!(pixel(&picture, 10, 50), (160, 160, 160));
+        assert!(
+            [(9, 50), (11, 50), (10, 49), (10, 51)].iter().all(|&(x, y)| pixel(&picture, x, y) == rgb(0.5))
+        );
+        Ok(())
+    }
+
+    #[test]
+    fn no_heads_and_heads_without_a_name_are_refused() -> Result<()> {
+        let weights = Tensor::full(0.25f32, (2, 3, 3), &Device::Cpu)?;
+        assert!(HeadGrid::default().finish("", &Provenance::default()).is_err());
+        assert!(HeadGrid::default().add(0, &[1], &weights).is_err());
         Ok(())
     }
 }

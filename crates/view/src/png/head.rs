@@ -1,7 +1,9 @@
 //! One head's weights: a token a row and a column, with a colour bar.
 
+use super::caption::Caption;
 use super::{Area, FONT, GREY, INK, Outcome, bitmap, checked_size, draw};
 use crate::palette::{level, rgb};
+use crate::provenance::Provenance;
 use crate::text::{display_width, fit, visible_token};
 use crate::triangle::lower_triangle;
 use candle_core::Result;
@@ -29,7 +31,9 @@ const LETTER: i32 = 8;
 /// colour bar. What a query cannot see is white, a NaN grey.
 ///
 /// Colours go from dark purple (0) to bright yellow (1) in viridis, by the square root of the weight. A text too
-/// long for a label a token has every tenth, hundredth or so.
+/// long for a label a token has every tenth, hundredth or so. No pixel stands for more than one weight.
+///
+/// The caption of `provenance` stands below the title, and its facts in a text chunk.
 ///
 /// # Shapes
 /// `weights` (T, S), `queries` T tokens, `keys` S tokens -> the bytes of a file
@@ -42,6 +46,7 @@ pub fn head_png(
     weights: &candle_core::Tensor,
     queries: &[String],
     keys: &[String],
+    provenance: &Provenance,
 ) -> Result<Vec<u8>> {
     let rows = lower_triangle::<f32>(weights, "head_png")?;
     let (t, s) = (queries.len(), keys.len());
@@ -55,12 +60,15 @@ pub fn head_png(
     let pixels = |n: usize| i32::try_from(n * cell).unwrap_or(i32::MAX);
     let (width, height) = (pixels(s), pixels(t).max(200));
     let (sides, tops) = (labels(queries, s - t, cell), labels(keys, 0, cell));
-    let (left, upper) = (LEFT + room(&sides), TOP + room(&tops));
+    let caption = Caption::of(provenance);
+    let down = i32::try_from(caption.height()).unwrap_or_default();
+    let (left, upper) = (LEFT + room(&sides), TOP + down + room(&tops));
     let size = checked_size((left + width + RIGHT).max(500), upper + height + BOTTOM)?;
-    draw(size, |area| {
+    draw(size, provenance, |area| {
         let text = |size: i32| TextStyle::from((FONT, size).into_font()).color(&INK);
         area.draw(&Text::new(fit(&crate::visible_text(title), 90), (20, 16), text(24)))?;
-        area.draw(&Text::new("keys: what is attended to", (left, 52), text(16)))?;
+        caption.draw(area, (20, 46))?;
+        area.draw(&Text::new("keys: what is attended to", (left, 52 + down), text(16)))?;
         let turned = TextStyle::from((FONT, 16).into_font().transform(FontTransform::Rotate270)).color(&INK);
         area.draw(&Text::new("queries", (10, upper + 60), turned))?;
 
@@ -125,8 +133,9 @@ fn colour_bar(area: &Area, (x, y): (i32, i32), height: i32) -> Outcome {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::png::tests::{Picture, decode};
+    use crate::png::tests::{Picture, decode, provenance};
     use candle_core::{DType, Device, Tensor};
+    use serde_json::Value;
 
     fn tokens(n: usize) -> Vec<String> {
         (0..n).map(|i| format!(" t{i}\n")).collect()
@@ -135,20 +144,25 @@ mod tests {
     #[test]
     fn each_cell_has_its_weights_colour() -> Result<()> {
         let values = [[1f32, 9., 9.], [0.25, 0.75, 9.], [0., 0.01, f32::NAN]];
-        let file = head_png("a head", &Tensor::new(&values, &Device::Cpu)?, &tokens(3), &tokens(3))?;
-        let Picture { pixels, .. } = decode(&file);
-        for (i, row) in values.iter().enumerate() {
-            for (j, weight) in row.iter().enumerate() {
-                let expected = match level(*weight) {
-                    _ if j > i => (255, 255, 255),
-                    Some(level) => rgb(level),
-                    None => (160, 160, 160),
-                };
-                // The corners and the middle of a cell.
-                for (dx, dy) in [(0, 0), (39, 0), (20, 20), (0, 39), (39, 39)] {
-                    let labels = usize::try_from(room(&[(0, "0 ·t0⏎".into())])).unwrap();
-                    let at = (LEFT as usize + labels + j * 40 + dx, TOP as usize + labels + i * 40 + dy);
-                    assert_eq!(pixels(at.0, at.1), expected, "weight {i}, {j}");
+        let weights = Tensor::new(&values, &Device::Cpu)?;
+        for (caption, down) in [("", 0), ("what made it", super::super::caption::HEIGHT)] {
+            let provenance = provenance(caption, Value::Null);
+            let file = head_png("a head", &weights, &tokens(3), &tokens(3), &provenance)?;
+            let Picture { pixels, .. } = decode(&file);
+            for (i, row) in values.iter().enumerate() {
+                for (j, weight) in row.iter().enumerate() {
+                    let expected = match level(*weight) {
+                        _ if j > i => (255, 255, 255),
+                        Some(level) => rgb(level),
+                        None => (160, 160, 160),
+                    };
+                    // The corners and the middle of a cell.
+                    for (dx, dy) in [(0, 0), (39, 0), (20, 20), (0, 39), (39, 39)] {
+                        let labels = usize::try_from(room(&[(0, "0 ·t0⏎".into())])).unwrap();
+                        let upper = TOP as usize + down + labels;
+                        let at = (LEFT as usize + labels + j * 40 + dx, upper + i * 40 + dy);
+                        assert_eq!(pixels(at.0, at.1), expected, "weight {i}, {j}");
+                    }
                 }
             }
         }
@@ -163,12 +177,14 @@ mod tests {
         assert_eq!(labels(&tokens(1024), 0, 1).len(), 1024usize.div_ceil(20));
         for (t, s) in [(1, 1), (2, 7), (1, 1500), (1100, 1100)] {
             let weights = Tensor::full(0.25f32, (t, s), &Device::Cpu)?;
-            let Picture { width, height, .. } = decode(&head_png("", &weights, &tokens(t), &tokens(s))?);
+            let file = head_png("", &weights, &tokens(t), &tokens(s), &Provenance::default())?;
+            let Picture { width, height, .. } = decode(&file);
             assert!(width >= s && height >= t, "{t} x {s} in {width} x {height}");
         }
         let nasty: Vec<String> = ["\u{202e}x", "🙂🙂", "\0", &"y".repeat(10_000)].map(String::from).into();
         let weights = Tensor::full(0.25f32, (4, 4), &Device::Cpu)?;
-        decode(&head_png(&"z".repeat(10_000), &weights, &nasty, &nasty)?);
+        let provenance = provenance(&nasty.concat(), Value::Null);
+        decode(&head_png(&"z".repeat(10_000), &weights, &nasty, &nasty, &provenance)?);
         Ok(())
     }
 
@@ -178,8 +194,9 @@ mod tests {
         for (t, s, queries, keys, said) in
             [(2, 3, 1, 3, "[2, 3]"), (3, 2, 3, 2, "3 queries"), (1, 20_000, 1, 20_000, "too large")]
         {
-            let error =
-                head_png("", &weights(t, s)?, &tokens(queries), &tokens(keys)).unwrap_err().to_string();
+            let (queries, keys) = (tokens(queries), tokens(keys));
+            let drawn = head_png("", &weights(t, s)?, &queries, &keys, &Provenance::default());
+            let error = drawn.unwrap_err().to_string();
             assert!(error.contains(said), "{error}");
         }
         Ok(())

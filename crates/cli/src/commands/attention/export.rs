@@ -5,7 +5,7 @@ use crate::output::{self, note};
 use anyhow::bail;
 use candle_core::{DType, Tensor};
 use gpt2_model::ModelOutput;
-use gpt2_view::{write_json_lines, write_square_json};
+use gpt2_view::{Provenance, write_json_lines, write_square_json};
 use std::path::Path;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,7 +66,9 @@ impl Export {
             Format::JsonLines => gpt2_loader::atomic::write_bytes(path, &lines)?,
             Format::SquareJson => gpt2_loader::atomic::write(path, |temporary| {
                 let mut out = std::io::BufWriter::new(std::fs::File::create(temporary)?);
-                write_square_json(&mut out, &scene.prompt.tokens, layers.into_iter().map(Ok))?;
+                let (tokens, made) = (&scene.prompt.tokens, Provenance::default());
+                let weights = layers.into_iter().map(Ok);
+                write_square_json(&mut out, tokens, &scene.layers, &scene.heads, weights, &made)?;
                 std::io::Write::flush(&mut out).map_err(candle_core::Error::from)
             })?,
         }

@@ -6,7 +6,7 @@ use crate::values::highest;
 use anyhow::{Context, anyhow};
 use candle_core::{DType, Device, Tensor};
 use gpt2_model::ModelOutput;
-use gpt2_view::{NextToken, PageHeader, PageWriter, keep_largest, summarize};
+use gpt2_view::{NextToken, PageHeader, PageWriter, Provenance, keep_largest, summarize};
 use indicatif::HumanBytes;
 use rayon::prelude::*;
 use std::io::Write;
@@ -32,6 +32,7 @@ impl Page {
             queries: scene.prompt.tokens.len(),
             heads: scene.layers.len() * scene.heads.len(),
             top: scene.args.top.map(usize::from),
+            provenance: &Provenance::default(),
         };
         Ok(Self(PageWriter::new(vec![], &header)?))
     }

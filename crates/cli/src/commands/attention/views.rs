@@ -6,7 +6,7 @@ use super::page::{self, Page};
 use crate::output::{self, is_quiet, note};
 use candle_core::{DType, Tensor};
 use gpt2_model::ModelOutput;
-use gpt2_view::{AttentionJson, HeadGrid, LayerJson, head_png, heatmap};
+use gpt2_view::{AttentionJson, HeadGrid, LayerJson, Provenance, head_png, heatmap};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::fmt::Write as _;
 use std::io::{BufWriter, Write as _};
@@ -68,7 +68,13 @@ impl Views {
             Some(picture @ Picture::Grid(_)) if heads.len() == 1 && scene.layers.len() == 1 => {
                 let tokens = &scene.prompt.tokens;
                 let title = format!("{}: layer {layer}, head {}", scene.session.name, heads[0]);
-                *picture = Picture::Head(head_png(&title, &weights.get(0)?, tokens, tokens)?);
+                *picture = Picture::Head(head_png(
+                    &title,
+                    &weights.get(0)?,
+                    tokens,
+                    tokens,
+                    &Provenance::default(),
+                )?);
             }
             Some(Picture::Grid(grid)) => grid.add(layer, heads, &weights)?,
             Some(Picture::Head(_)) | None => {}
@@ -91,7 +97,8 @@ impl Views {
             let bytes = match picture {
                 Picture::Head(bytes) => bytes,
                 Picture::Grid(grid) => {
-                    grid.finish(&format!("{}: {} tokens", scene.session.name, scene.prompt.tokens.len()))?
+                    let title = format!("{}: {} tokens", scene.session.name, scene.prompt.tokens.len());
+                    grid.finish(&title, &Provenance::default())?
                 }
             };
             gpt2_loader::atomic::write_bytes(path, &bytes)?;
@@ -109,7 +116,8 @@ impl Views {
 
 pub(super) fn print_json(scene: &Scene, layers: Vec<LayerJson>) -> anyhow::Result<()> {
     let mut out = BufWriter::new(output::stdout());
-    AttentionJson { tokens: scene.prompt.tokens.clone(), layers }.write(&mut out)?;
+    let provenance = Provenance::default().facts;
+    AttentionJson { provenance, tokens: scene.prompt.tokens.clone(), layers }.write(&mut out)?;
     out.flush()?;
     Ok(())
 }

@@ -2,6 +2,7 @@
 
 use anyhow::{Context, bail};
 use candle_core::{Device, Result, Tensor};
+use gpt2_view::Provenance;
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -68,7 +69,7 @@ impl History {
         #[allow(clippy::cast_possible_truncation)] // a picture
         let validation: Vec<(u64, f32)> =
             self.validation.iter().map(|&(step, loss)| (step, loss as f32)).collect();
-        let picture = gpt2_view::loss_curve(&title(out), &training, &validation)?;
+        let picture = gpt2_view::loss_curve(&title(out), &training, &validation, &Provenance::default())?;
         Ok(gpt2_loader::atomic::write_bytes(&out.join("loss.png"), &picture)?)
     }
 }

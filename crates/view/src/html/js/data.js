@@ -4,7 +4,7 @@
 // A head is decoded when something wants to draw it and forgotten when others come; only its text stays.
 
 const read = (node) => JSON.parse(node.textContent);
-const { title, tokens, queries, top: kept, palette } = read(document.getElementById("header"));
+const { title, caption, tokens, queries, top: kept, palette } = read(document.getElementById("header"));
 const predictions = read(document.getElementById("predictions"));
 /// The position of the first query: queries are the last of the keys.
 const offset = tokens.length - queries;

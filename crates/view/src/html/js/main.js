@@ -109,6 +109,8 @@ const count = (n, what) => `${n} ${what}${n === 1 ? "" : "s"}`;
 document.title = `${title} – attention`;
 byId("title").textContent = kept === null ? title : `${title}: the ${kept} largest weights of each row`;
 byId("about").textContent = `${count(tokens.length, "token")}, ${count(heads.length, "head")}`;
+byId("caption").textContent = caption;
+byId("caption").hidden = caption === "";
 
 // For whoever drives this page from outside: which head is on it by now.
 on("weights", () => (root.dataset.shown = heads[state.head].name));

@@ -1,0 +1,235 @@
+//! Tensors as a safetensors file, whose bytes depend on nothing but what is written.
+//!
+//! The file is laid out as the safetensors crate does: eight bytes with the header's length, the header as JSON, the
+//! tensors without a gap, those of the widest dtype first and then by name. That crate takes the metadata as a
+//! `HashMap`, whose order changes from run to run; here it is sorted by key.
+
+use candle_core::{DType, Device, Error, Result, Tensor};
+use safetensors::tensor::{Dtype, Metadata, TensorInfo};
+use serde::Serialize;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
+
+/// Where the metadata stands in the header, which no tensor may be called.
+const METADATA: &str = "__metadata__";
+/// Readers refuse a longer header.
+const LONGEST_HEADER: usize = 100_000_000;
+
+/// Writes named tensors and text metadata to a safetensors file at `path`, which the caller may rename
+/// once it is whole. The same tensors and metadata give the same bytes, in whatever order they come.
+///
+/// The tensors keep their dtype and may lie on any device, with any strides. They are copied one at a time.
+///
+/// # Shapes
+/// each tensor of any shape, stored as it is
+///
+/// # Errors
+/// When two tensors or two metadata entries bear one name, a tensor is called `__metadata__` or has a dtype that
+/// Candle cannot copy out, all of which leaves `path` alone; when `path` cannot be written (with its path), which may
+/// leave a part of the file.
+pub fn write_safetensors(
+    path: &Path,
+    tensors: &[(&str, &Tensor)],
+    metadata: &[(&str, String)],
+) -> Result<()> {
+    refuse_twice("tensor", tensors.iter().map(|(name, _)| *name))?;
+    refuse_twice("metadata entry", metadata.iter().map(|(key, _)| *key))?;
+    let mut tensors = tensors.to_vec();
+    // Wide dtypes first: each tensor then starts at a multiple of its dtype's size.
+    tensors.sort_by_key(|(name, tensor)| (Reverse(Dtype::from(tensor.dtype())), *name));
+    let header = header(&tensors, metadata)?;
+
+    let failed = |e: io::Error| Error::from(e).with_path(path);
+    let mut out = BufWriter::new(File::create(path).map_err(failed)?);
+    out.write_all(&(header.len() as u64).to_le_bytes()).map_err(failed)?;
+    out.write_all(&header).map_err(failed)?;
+    for (_, tensor) in &tensors {
+        // Candle's copy to bytes panics where it fails, so what can fail comes before it.
+        let tensor = tensor.to_device(&Device::Cpu)?.contiguous()?;
+        out.write_all(&safetensors::View::data(&tensor)).map_err(failed)?;
+    }
+    out.flush().map_err(failed)
+}
+
+fn refuse_twice<'a>(what: &str, names: impl Iterator<Item = &'a str>) -> Result<()> {
+    let mut seen = BTreeSet::new();
+    for name in names {
+        if !seen.insert(name) {
+            candle_core::bail!("write_safetensors: two {what}s are called {name:?}")
+        }
+    }
+    Ok(())
+}
+
+#[derive(Serialize)]
+struct Header<'a> {
+    #[serde(rename = "__metadata__")]
+    metadata: BTreeMap<&'a str, &'a str>,
+    #[serde(flatten)]
+    tensors: Metadata,
+}
+
+/// The JSON of the header for `tensors` in this order, with spaces up to a multiple of 8 bytes.
+fn header(tensors: &[(&str, &Tensor)], metadata: &[(&str, String)]) -> Result<Vec<u8>> {
+    let mut end = 0;
+    let mut infos = Vec::with_capacity(tensors.len());
+    for (name, tensor) in tensors {
+        if *name == METADATA {
+            candle_core::bail!(
+                "write_safetensors: no tensor can be called {METADATA:?}, which is where the metadata stands"
+            )
+        }
+        let dtype = tensor.dtype();
+        if matches!(dtype, DType::F6E2M3 | DType::F6E3M2 | DType::F4 | DType::F8E8M0) {
+            candle_core::bail!(
+                "write_safetensors: tensor {name:?} has dtype {dtype:?}, which Candle cannot copy out"
+            )
+        }
+        let start = end;
+        end += tensor.elem_count() * dtype.size_in_bytes();
+        let shape = tensor.dims().to_vec();
+        infos.push((
+            (*name).to_owned(),
+            TensorInfo { dtype: dtype.into(), shape, data_offsets: (start, end) },
+        ));
+    }
+    let metadata = metadata.iter().map(|(key, value)| (*key, value.as_str())).collect();
+    let header = Header { metadata, tensors: Metadata::new(None, infos)? };
+    let mut header = serde_json::to_vec(&header).map_err(Error::wrap)?;
+    header.resize(header.len().next_multiple_of(8), b' ');
+    if header.len() > LONGEST_HEADER {
+        candle_core::bail!(
+            "write_safetensors: a header of {} bytes, where readers take {LONGEST_HEADER}: write fewer tensors or less metadata",
+            header.len()
+        )
+    }
+    Ok(header)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use safetensors::SafeTensors;
+    use std::collections::HashMap;
+    use std::fs;
+    use std::path::PathBuf;
+
+    /// A folder of one test's own, removed at the end.
+    pub(crate) struct Folder(pub(crate) PathBuf);
+
+    impl Folder {
+        pub(crate) fn new(name: &str) -> io::Result<Self> {
+            let path = std::env::temp_dir().join(format!("gpt2-view-{name}-{}", std::process::id()));
+            fs::create_dir_all(&path)?;
+            Ok(Self(path))
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn tensors_come_back_with_their_metadata() -> Result<()> {
+        let folder = Folder::new("round-trip")?;
+        let path = folder.0.join("attention.safetensors");
+        let f32s = Tensor::new(&[[1f32, 2., 3.], [4., 5., 6.]], &Device::Cpu)?;
+        let (strided, halves) = (f32s.t()?, f32s.to_dtype(DType::F16)?);
+        // One row of three bytes: what follows a u8 tensor would start at an odd place.
+        let bytes = Tensor::new(&[7u8, 8, 9], &Device::Cpu)?;
+        let (none, one) =
+            (Tensor::zeros((0, 2), DType::F64, &Device::Cpu)?, Tensor::new(5i64, &Device::Cpu)?);
+        let metadata = [("prompt", "a \"b\"\n".to_owned()), ("model", "gpt2".to_owned())];
+        // The second time writes over the first.
+        for _ in 0..2 {
+            let tensors = [
+                ("a.bytes", &bytes),
+                ("h.0.attn", &f32s),
+                ("strided", &strided),
+                ("halves", &halves),
+                ("narrow", &f32s.narrow(0, 1, 1)?),
+                ("none", &none),
+                ("one", &one),
+            ];
+            write_safetensors(&path, &tensors, &metadata)?;
+        }
+        let back = candle_core::safetensors::load(&path, &Device::Cpu)?;
+        assert_eq!(back.len(), 7);
+        assert_eq!(back["h.0.attn"].to_vec2::<f32>()?, f32s.to_vec2::<f32>()?);
+        assert_eq!(back["strided"].to_vec2::<f32>()?, [[1., 4.], [2., 5.], [3., 6.]]);
+        assert_eq!(back["narrow"].to_vec2::<f32>()?, [[4., 5., 6.]]);
+        assert_eq!(back["halves"].dtype(), DType::F16);
+        assert_eq!(back["halves"].to_dtype(DType::F32)?.to_vec2::<f32>()?, f32s.to_vec2::<f32>()?);
+        assert_eq!(back["a.bytes"].to_vec1::<u8>()?, [7, 8, 9]);
+        assert_eq!((back["none"].dims(), back["one"].to_scalar::<i64>()?), (&[0, 2][..], 5));
+
+        let (_, header) = SafeTensors::read_metadata(&fs::read(&path)?)?;
+        let found = header.metadata().clone().unwrap_or_default();
+        assert_eq!(found, metadata.map(|(k, v)| (k.to_owned(), v)).into());
+        Ok(())
+    }
+
+    #[test]
+    fn the_bytes_depend_on_nothing_but_names_and_values() -> Result<()> {
+        let folder = Folder::new("same-bytes")?;
+        let x = Tensor::new(&[1f32, 2.], &Device::Cpu)?;
+        let (y, z) = (x.to_dtype(DType::U8)?, x.to_dtype(DType::F16)?);
+        let mut tensors = [("y", &y), ("b", &x), ("z", &z), ("a", &x)];
+        let mut metadata =
+            ["tokens", "model", "ids", "heads", "gpt2", "layers"].map(|k| (k, format!("of {k}")));
+        let mut files = vec![];
+        for name in ["one", "two"] {
+            let path = folder.0.join(name);
+            write_safetensors(&path, &tensors, &metadata)?;
+            files.push(fs::read(&path)?);
+            tensors.reverse();
+            metadata.reverse();
+        }
+        assert_eq!(files[0], files[1]);
+        let text = String::from_utf8_lossy(&files[0]);
+        let names = ["__metadata__", "gpt2", "heads", "ids", "layers", "model", "tokens", "a", "b", "z", "y"];
+        let places: Vec<_> = names.iter().map(|name| text.find(&format!("\"{name}\":"))).collect();
+        assert!(places.iter().all(Option::is_some) && places.is_sorted(), "{places:?}: {text}");
+
+        // With a single entry, whose order cannot change, the safetensors crate writes the same.
+        for entries in [0, 1] {
+            let path = folder.0.join("like theirs");
+            write_safetensors(&path, &tensors, &metadata[..entries])?;
+            let map: HashMap<_, _> =
+                metadata[..entries].iter().map(|(k, v)| ((*k).to_owned(), v.clone())).collect();
+            assert_eq!(fs::read(&path)?, safetensors::serialize(tensors, Some(map))?, "{entries} entries");
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn names_that_cannot_be_told_apart_are_refused_before_a_file_is_there() -> Result<()> {
+        let folder = Folder::new("refusals")?;
+        let x = Tensor::zeros(1, DType::F32, &Device::Cpu)?;
+        let path = folder.0.join("x.safetensors");
+        let err = write_safetensors(&path, &[("x", &x), ("x", &x)], &[]).expect_err("twice").to_string();
+        assert!(err.contains("two tensors") && err.contains("\"x\""), "{err}");
+        let err = write_safetensors(&path, &[(METADATA, &x)], &[]).expect_err("taken").to_string();
+        assert!(err.contains(METADATA), "{err}");
+        assert!(write_safetensors(&path, &[], &[("k", String::new()), ("k", String::new())]).is_err());
+        assert!(!path.exists());
+        Ok(())
+    }
+
+    #[test]
+    fn a_path_that_cannot_be_written_is_named() -> Result<()> {
+        let folder = Folder::new("paths")?;
+        let x = Tensor::zeros(1, DType::F32, &Device::Cpu)?;
+        let missing = folder.0.join("missing").join("x.safetensors");
+        let err = write_safetensors(&missing, &[("x", &x)], &[]).expect_err("no folder").to_string();
+        assert!(err.contains("missing"), "{err}");
+        let err = write_safetensors(&folder.0, &[("x", &x)], &[]).expect_err("a folder").to_string();
+        assert!(err.contains("gpt2-view-paths"), "{err}");
+        Ok(())
+    }
+}
