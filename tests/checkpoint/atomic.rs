@@ -2,7 +2,7 @@
 
 use super::Folder;
 use crate::common::Result;
-use gpt2_loader::atomic::{write, write_bytes};
+use gpt2_loader::atomic::{stage_bytes, write, write_bytes};
 use std::io::Error;
 
 #[test]
@@ -139,4 +139,51 @@ mod unix {
         assert!(folder.file("link").is_symlink(), "the link was replaced by a file");
         Ok(())
     }
+
+    #[test]
+    fn a_link_to_itself_fails_with_the_systems_reason_and_stays() -> Result {
+        let folder = Folder::empty()?;
+        symlink("b", folder.file("a"))?;
+        symlink("a", folder.file("b"))?;
+        let system = std::fs::metadata(folder.file("a")).expect_err("a loop").to_string();
+        let error = write_bytes(&folder.file("a"), b"x").expect_err("a loop").to_string();
+        assert!(error.contains(&system), "{error}");
+        assert!(folder.file("a").is_symlink() && folder.file("b").is_symlink());
+        assert_eq!(folder.names()?, ["a", "b"]);
+        Ok(())
+    }
+}
+
+/// What a killed process left is removed, what a living one writes is not, nor what only looks alike.
+#[test]
+fn abandoned_temporary_files_are_removed_by_the_next_write_into_the_folder() -> Result {
+    let folder = Folder::empty()?;
+    let names =
+        [".gpt2-Ab0xYz.tmp", ".gpt2-living.tmp", ".gpt2-notes.tmp", ".gpt2-Ab0xYz", "gpt2-Ab0xYz.tmp"];
+    for name in names {
+        folder.write(name, "half")?;
+    }
+    let living = std::fs::File::open(folder.file(".gpt2-living.tmp"))?;
+    living.lock()?;
+    write(&folder.file("x"), |_| Err(Error::other("fails"))).expect_err("fails");
+    let mut left = names[1..].to_vec();
+    left.sort_unstable();
+    assert_eq!(folder.names()?, left);
+    drop(living);
+    write_bytes(&folder.file("x"), b"x")?;
+    assert!(!folder.file(".gpt2-living.tmp").exists());
+    Ok(())
+}
+
+#[test]
+fn a_staged_file_takes_its_place_when_it_is_committed_and_not_before() -> Result {
+    let folder = Folder::empty()?;
+    folder.write("x", "old")?;
+    let staged = stage_bytes(&folder.file("x"), b"new")?;
+    assert_eq!(std::fs::read(folder.file("x"))?, b"old");
+    drop(staged);
+    assert_eq!((folder.names()?, std::fs::read(folder.file("x"))?), (vec!["x".into()], b"old".to_vec()));
+    stage_bytes(&folder.file("x"), b"new")?.commit()?;
+    assert_eq!((folder.names()?, std::fs::read(folder.file("x"))?), (vec!["x".into()], b"new".to_vec()));
+    Ok(())
 }

@@ -7,6 +7,8 @@ mod kinds;
 pub(crate) mod pickle;
 mod round_trip;
 mod tokenizer;
+mod tokenizer_shape;
+mod tokenizer_text;
 mod weights;
 
 use crate::common::{Result, data};

@@ -216,3 +216,27 @@ fn an_integer_of_many_bytes_is_an_error_or_a_success() -> Result {
     assert!(loaded.is_ok_and(|l| l.is_err()), "it must be an error, not a panic");
     Ok(())
 }
+
+/// The archive's own checksum is held against what its storages hold, though nothing else would notice.
+#[test]
+fn a_flipped_bit_in_any_storage_is_an_error_that_names_it() -> Result {
+    let entries = entries("pickle")?;
+    let whole = zip(&entries)?;
+    let folder = Folder::of("pickle")?;
+    let mut storages = 0;
+    for (name, content) in
+        entries.iter().filter(|(name, content)| name.contains("/data/") && !content.is_empty())
+    {
+        let local = whole.windows(name.len()).position(|w| w == name.as_bytes()).ok_or("its local header")?;
+        let data = whole[local..].windows(content.len()).position(|w| w == &content[..]).ok_or("its data")?;
+        let mut bytes = whole.clone();
+        bytes[local + data + content.len() / 2] ^= 1;
+        folder.write(BIN, bytes)?;
+        assert_damaged(name, &folder, &[name, "CRC-32"]);
+        storages += 1;
+    }
+    assert!(storages > 10, "{storages} storages");
+    folder.write(BIN, whole)?;
+    folder.load()?;
+    Ok(())
+}

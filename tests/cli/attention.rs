@@ -163,8 +163,8 @@ fn the_overview_has_a_row_for_every_head_of_the_demo_model() -> Result {
 fn a_heat_map_has_the_tokens_on_both_axes_and_the_weights() -> Result {
     let text = "O Romeo, Romeo!";
     let run = gpt2(&["attention", "--layer", "1", "--head", "2", text])?.succeeded();
-    assert!(run.stdout.starts_with("layer 1, head 2: "), "{}", run.stdout);
-    assert_eq!(run.stdout.matches("layer ").count(), 1);
+    assert_says("heat map", &run.stdout, &["\n\nlayer 1, head 2: "]);
+    assert_eq!(run.stdout.matches("\nlayer ").count(), 1);
     let tokens = demo_tokenizer()?.tokens(&demo_tokenizer()?.encode(text)?);
     let rows: Vec<&str> = run.stdout.lines().collect();
     for (i, token) in tokens.iter().enumerate() {

@@ -132,10 +132,11 @@ fn a_failed_export_leaves_what_was_there() -> Result {
     let folder = Folder::empty()?;
     folder.write("x.safetensors", "precious")?;
     let path = folder.file("x.safetensors").display().to_string();
-    gpt2(&["forward", "--model", &case("odd"), "--ids", "500", "--export", &path])?
+    let replace = ["--export", &path, "--overwrite"];
+    gpt2(&[&["forward", "--model", &case("odd"), "--ids", "500"], &replace[..]].concat())?
         .refused(1, &["token id 500"]);
     assert_eq!(std::fs::read(folder.file("x.safetensors"))?, b"precious");
-    gpt2(&["forward", "--model", &case("odd"), "--ids", "50", "--export", &path])?.succeeded();
+    gpt2(&[&["forward", "--model", &case("odd"), "--ids", "50"], &replace[..]].concat())?.succeeded();
     assert_eq!(candle_core::safetensors::load(&path, &candle_core::Device::Cpu)?.len(), 2);
     Ok(())
 }

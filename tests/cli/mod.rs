@@ -4,14 +4,17 @@ mod analyses;
 mod attention;
 mod bench;
 mod errors;
+mod files;
 mod forward;
 mod generate;
 #[cfg(unix)]
 mod hostile;
 mod inspect;
 mod interventions;
+mod nonfinite;
 mod pipes;
 mod prompt;
+mod provenance;
 mod train;
 mod verify;
 

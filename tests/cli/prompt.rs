@@ -83,6 +83,49 @@ fn text_for_a_model_without_a_tokenizer_is_refused_with_the_way_out() -> Result 
     Ok(())
 }
 
+/// The demo model with a vocabulary that lacks the tokens in `without`.
+fn demo_without(without: &[&str]) -> Result<Folder> {
+    let demo = data("../../models/tiny-shakespeare");
+    let folder = Folder::empty()?;
+    for name in ["config.json", "model.safetensors"] {
+        std::fs::copy(demo.join(name), folder.file(name))?;
+    }
+    let mut file: serde_json::Value = serde_json::from_slice(&std::fs::read(demo.join("tokenizer.json"))?)?;
+    let lacks = |token: &serde_json::Value| without.iter().any(|w| token.as_str() == Some(w));
+    let merges = file["model"]["merges"].as_array_mut().ok_or("merges")?;
+    merges.retain(|pair| !lacks(&pair[0]) && !lacks(&pair[1]));
+    let vocab = file["model"]["vocab"].as_object_mut().ok_or("vocab")?;
+    vocab.retain(|token, _| !without.contains(&token.as_str()));
+    folder.write("tokenizer.json", file.to_string())?;
+    Ok(folder)
+}
+
+#[test]
+fn characters_that_the_vocabulary_cannot_spell_are_told_and_nothing_left_is_refused() -> Result {
+    let folder = demo_without(&["¤", "Z"])?; // the letter of a byte of ä, and one of its own
+    let model = folder.path().display().to_string();
+    let run = gpt2(&["forward", "--model", &model, "Fäll Z ä"])?.succeeded();
+    assert_says("left out", &run.stderr, &["cannot spell 3 characters of the prompt", "'ä' (2), 'Z'"]);
+    let run = gpt2(&["forward", "--model", &model, "--quiet", "Fäll Z ä"])?.succeeded();
+    assert!(!run.stderr.contains("spell"), "{}", run.stderr);
+    let run = gpt2(&["forward", "--model", &model, "Fall"])?.succeeded();
+    assert!(!run.stderr.contains("spell"), "{}", run.stderr);
+    let nothing = &["tokenizer.json", "no tokens", "'Z' (3)"];
+    gpt2(&["forward", "--model", &model, "ZZZ"])?.refused(1, nothing);
+    Ok(())
+}
+
+#[test]
+fn a_prompt_far_longer_than_the_model_reads_is_refused_before_it_is_tokenised() -> Result {
+    let folder = Folder::empty()?;
+    folder.write("long.txt", "a ".repeat(5_000_000))?;
+    let file = folder.file("long.txt").display().to_string();
+    let start = std::time::Instant::now();
+    gpt2(&["forward", "--file", &file])?.refused(1, &["10000000 bytes", "n_positions", "shorten"]);
+    assert!(start.elapsed() < std::time::Duration::from_secs(3), "{:?}", start.elapsed());
+    Ok(())
+}
+
 const ESCAPES: &str = "\x1b[31mred\x1b]0;title\x07 \u{9b}2J\r\x08\u{202e}";
 
 /// Fails where a control character is left: in JSON one of ASCII's, elsewhere any.

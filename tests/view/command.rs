@@ -10,7 +10,7 @@ fn a_page_of_chosen_heads_holds_those_alone() -> Result {
     let path = folder.path().join("page.html");
     let args = ["attention", "O Romeo", "--layer", "1-2", "--head", "3", "--html"];
     let run = Run::of(command(&args).arg(&path).output()?)?.succeeded();
-    assert!(run.stdout.starts_with("layer 1, head 3: "), "the heat maps are printed as ever");
+    assert!(run.stdout.contains("\n\nlayer 1, head 3: "), "the heat maps are printed as ever");
     let page = std::fs::read_to_string(&path)?;
     assert_eq!(page.matches("class=\"weights\"").count(), 2);
     assert!(page.contains("{\"layer\":1,\"heads\":[{\"head\":3,") && page.contains("{\"layer\":2,"));

@@ -2,16 +2,19 @@
 //! `huggingface_hub` reads, in its order.
 
 use crate::args::HubArgs;
+use crate::inputs::Inputs;
 use crate::output::{self, note};
 use anyhow::{Context, bail};
 use gpt2_loader::hub::{ENDPOINT, Event, MAIN, Pin};
-use gpt2_loader::{Hub, ModelId};
+use gpt2_loader::{Hub, ModelId, read_text};
 use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+/// The largest token file that is read; a token has some forty characters.
+const LONGEST_TOKEN: u64 = 4096;
 /// A file from here on gets a bar.
 const LARGE: u64 = 8_000_000;
 
@@ -70,25 +73,48 @@ pub(crate) fn pins() -> anyhow::Result<Vec<Pin>> {
 
 /// The Hub that the flags and the environment ask for.
 pub(crate) fn settings(args: &HubArgs) -> anyhow::Result<Hub> {
-    let home = variable("HF_HOME").map_or_else(default_home, |home| Ok(expand(&home)))?;
-    let cache_dir = match &args.cache_dir {
-        Some(dir) => dir.clone(),
-        None => variable("HF_HUB_CACHE")
-            .or_else(|| variable("HUGGINGFACE_HUB_CACHE"))
-            .map_or_else(|| home.join("hub"), |dir| expand(&dir)),
-    };
+    let cache_dir = cache_dir(args)?;
     let endpoint = args.endpoint.clone().or_else(|| variable("HF_ENDPOINT"));
     let endpoint = endpoint.unwrap_or_else(|| ENDPOINT.into());
     let offline = variable("HF_HUB_OFFLINE").or_else(|| variable("TRANSFORMERS_OFFLINE"));
     Ok(Hub {
         endpoint: endpoint.trim_end_matches('/').into(),
-        token: token(&home),
+        token: token(&home()?),
         offline: args.offline || offline.is_some_and(|value| is_true(&value)),
         timeout: Duration::from_secs(args.timeout),
         pins: pins()?,
         progress: (!output::is_quiet()).then(progress),
         ..Hub::new(cache_dir)
     })
+}
+
+/// The folder of downloaded models.
+pub(crate) fn cache_dir(args: &HubArgs) -> anyhow::Result<PathBuf> {
+    if let Some(dir) = &args.cache_dir {
+        return Ok(dir.clone());
+    }
+    match variable("HF_HUB_CACHE").or_else(|| variable("HUGGINGFACE_HUB_CACHE")) {
+        Some(dir) => Ok(expand(&dir)),
+        None => Ok(home()?.join("hub")),
+    }
+}
+
+/// Adds what is read for the Hub: its cache, and the token. Without a home folder there is neither.
+pub(crate) fn inputs(args: &HubArgs, inputs: &mut Inputs) {
+    if let Ok(dir) = cache_dir(args) {
+        inputs.cache(dir);
+    }
+    if let Ok(home) = home() {
+        inputs.file("the Hub's token", token_path(&home));
+    }
+}
+
+fn token_path(home: &Path) -> PathBuf {
+    variable("HF_TOKEN_PATH").map_or_else(|| home.join("token"), |path| expand(&path))
+}
+
+fn home() -> anyhow::Result<PathBuf> {
+    variable("HF_HOME").map_or_else(default_home, |home| Ok(expand(&home)))
 }
 
 fn default_home() -> anyhow::Result<PathBuf> {
@@ -106,10 +132,9 @@ fn token(home: &Path) -> Option<String> {
     if variable("HF_HUB_DISABLE_IMPLICIT_TOKEN").is_some_and(|value| is_true(&value)) {
         return None;
     }
-    let path = variable("HF_TOKEN_PATH").map_or_else(|| home.join("token"), |path| expand(&path));
     let token = variable("HF_TOKEN")
         .or_else(|| variable("HUGGING_FACE_HUB_TOKEN"))
-        .or_else(|| std::fs::read_to_string(path).ok())?;
+        .or_else(|| read_text(&token_path(home), LONGEST_TOKEN).ok())?;
     Some(token.trim().to_string()).filter(|token| !token.is_empty())
 }
 

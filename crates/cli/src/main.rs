@@ -3,9 +3,14 @@
 mod args;
 mod commands;
 mod device;
+mod finite;
 mod hub;
+mod inputs;
+mod new_folder;
 mod output;
+mod outputs;
 mod prompt;
+mod provenance;
 mod qkv;
 mod restart;
 mod session;
@@ -25,7 +30,11 @@ fn main() -> ExitCode {
     if args.quiet {
         output::be_quiet();
     }
-    match run(&args.command) {
+    let ran = run(&args.command).and_then(|code| match output::flush() {
+        Err(error) if !output::is_closed_pipe(&error) => Err(error),
+        _ => Ok(code),
+    });
+    match ran {
         Ok(code) => code,
         Err(error) if output::is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {

@@ -2,15 +2,44 @@
 
 use crate::args::ColorArg;
 use gpt2_view::{Colour, Style, visible_text};
-use std::io::{IsTerminal, Write};
+use std::ffi::OsString;
+use std::io::{ErrorKind, IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A pipe has no width; a table for one fits what most readers show.
 const PIPE_WIDTH: usize = 120;
 
 /// Where results go. A closed pipe is an error here, and [`is_closed_pipe`] tells it apart.
-pub(crate) fn stdout() -> std::io::StdoutLock<'static> {
-    std::io::stdout().lock()
+pub(crate) struct Stdout(std::io::StdoutLock<'static>);
+
+impl Write for Stdout {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.write(bytes).map_err(unprinted)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.0.flush().map_err(unprinted)
+    }
+}
+
+/// A failure to print, with what to do; a closed pipe and an interruption stay what they are.
+fn unprinted(error: std::io::Error) -> std::io::Error {
+    match error.kind() {
+        ErrorKind::BrokenPipe | ErrorKind::Interrupted => error,
+        kind => std::io::Error::new(
+            kind,
+            format!("cannot write to standard output: {error}; make room, or send the result elsewhere"),
+        ),
+    }
+}
+
+pub(crate) fn stdout() -> Stdout {
+    Stdout(std::io::stdout().lock())
+}
+
+/// Brings out what was printed; fails where it cannot be.
+pub(crate) fn flush() -> anyhow::Result<()> {
+    Ok(stdout().flush()?)
 }
 
 static QUIET: AtomicBool = AtomicBool::new(false);
@@ -84,34 +113,58 @@ pub(crate) fn json(value: &impl serde::Serialize) -> anyhow::Result<()> {
 /// The style of tables and heat maps on stdout.
 pub(crate) fn style(color: ColorArg) -> Style {
     let terminal = std::io::stdout().is_terminal();
-    let env = |name: &str| std::env::var(name).unwrap_or_default();
-    let depth = || match (env("COLORTERM").as_str(), env("TERM").as_str()) {
+    let colour = colour(color, terminal, |name| std::env::var_os(name));
+    let width = terminal_size::terminal_size().map(|(w, _)| usize::from(w.0)).filter(|_| terminal);
+    Style { colour, width: width.unwrap_or(PIPE_WIDTH), max_rows: 48 }
+}
+
+/// The colours of stdout, where `env` looks up a variable.
+fn colour(color: ColorArg, terminal: bool, env: impl Fn(&str) -> Option<OsString>) -> Colour {
+    let text = |name| env(name).and_then(|value| value.into_string().ok()).unwrap_or_default();
+    let depth = || match (text("COLORTERM").as_str(), text("TERM").as_str()) {
         ("truecolor" | "24bit", _) => Colour::TrueColour,
         (_, "dumb") => Colour::Plain,
         _ => Colour::Ansi256,
     };
-    let colour = match color {
+    match color {
         ColorArg::Never => Colour::Plain,
         ColorArg::Always => match depth() {
             Colour::Plain => Colour::Ansi256,
             depth => depth,
         },
-        ColorArg::Auto if !terminal || std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty()) => {
-            Colour::Plain
-        }
+        ColorArg::Auto if !terminal || env("NO_COLOR").is_some_and(|v| !v.is_empty()) => Colour::Plain,
         ColorArg::Auto => depth(),
-    };
-    let width = terminal_size::terminal_size().map(|(w, _)| usize::from(w.0)).filter(|_| terminal);
-    Style { colour, width: width.unwrap_or(PIPE_WIDTH), max_rows: 48 }
+    }
 }
 
-/// Writes an export beside its final name, then renames it.
-pub(crate) fn export(
-    path: &std::path::Path,
-    tensors: &[(&str, &candle_core::Tensor)],
-    metadata: &[(&str, String)],
-) -> anyhow::Result<()> {
-    gpt2_loader::atomic::write(path, |temporary| gpt2_view::write_safetensors(temporary, tensors, metadata))?;
-    note(&format!("wrote {}", path.display()));
-    Ok(())
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn colours_follow_the_option_then_the_terminal_then_the_environment() {
+        use ColorArg::{Always, Auto, Never};
+        use Colour::{Ansi256, Plain, TrueColour};
+        for (choice, terminal, variables, expected) in [
+            (Auto, true, &[][..], Ansi256),
+            (Auto, true, &[("COLORTERM", "truecolor")], TrueColour),
+            (Auto, true, &[("COLORTERM", "24bit"), ("TERM", "dumb")], TrueColour),
+            (Auto, true, &[("TERM", "dumb")], Plain),
+            (Auto, true, &[("NO_COLOR", "1")], Plain),
+            (Auto, true, &[("NO_COLOR", "0"), ("COLORTERM", "truecolor")], Plain),
+            (Auto, true, &[("NO_COLOR", "")], Ansi256), // no-color.org: where it is not empty
+            (Auto, false, &[], Plain),
+            (Auto, false, &[("COLORTERM", "truecolor")], Plain),
+            (Always, false, &[("NO_COLOR", "1")], Ansi256),
+            (Always, false, &[("TERM", "dumb")], Ansi256),
+            (Always, true, &[("COLORTERM", "truecolor")], TrueColour),
+            (Never, true, &[("COLORTERM", "truecolor")], Plain),
+        ] {
+            let env = |name: &str| {
+                let found = variables.iter().find(|(variable, _)| *variable == name);
+                found.map(|(_, value)| value.into())
+            };
+            assert_eq!(colour(choice, terminal, env), expected, "{choice:?}, {terminal}, {variables:?}");
+        }
+    }
 }

@@ -1,9 +1,12 @@
 //! The prompt: an argument, a file, a pipe or ids.
 
 use crate::args::{Args, PromptArgs};
+use crate::inputs::Inputs;
+use crate::output::note;
 use crate::session::Session;
 use anyhow::{Context, bail};
 use clap::{CommandFactory, error::ErrorKind};
+use gpt2_loader::{LoadError, Tokenizer};
 use std::io::{IsTerminal, Read};
 
 /// Far more text than any context holds, and little enough to be read in full.
@@ -18,11 +21,19 @@ pub(crate) struct Prompt {
     pub(crate) text: Option<String>,
 }
 
-fn read_limited(reader: impl Read, text: &mut String) -> std::io::Result<()> {
-    if reader.take(LONGEST_PROMPT + 1).read_to_string(text)? as u64 > LONGEST_PROMPT {
-        return Err(std::io::Error::other(format!("it is longer than {LONGEST_PROMPT} bytes")));
+/// All of a text of `limit` bytes at most. It may come from a pipe.
+pub(crate) fn read_limited(reader: impl Read, limit: u64) -> std::io::Result<String> {
+    let mut bytes = vec![];
+    if reader.take(limit.saturating_add(1)).read_to_end(&mut bytes)? as u64 > limit {
+        return Err(std::io::Error::other(format!("it is longer than {limit} bytes; shorten it")));
     }
-    Ok(())
+    String::from_utf8(bytes).map_err(|e| {
+        let at = e.utf8_error().valid_up_to();
+        std::io::Error::other(format!(
+            "it is not UTF-8: byte {at} is {:#04x}; convert it, as `iconv -f latin1 -t utf-8` does",
+            e.as_bytes()[at]
+        ))
+    })
 }
 
 impl PromptArgs {
@@ -34,11 +45,9 @@ impl PromptArgs {
         if let Some(text) = &self.prompt {
             return Ok(Some(text.clone()));
         }
-        let mut text = String::new();
-        if let Some(path) = &self.file {
-            let file = std::fs::File::open(path);
-            file.and_then(|f| read_limited(f, &mut text))
-                .with_context(|| format!("cannot read the prompt from {}", path.display()))?;
+        let mut text = if let Some(path) = &self.file {
+            let text = std::fs::File::open(path).and_then(|file| read_limited(file, LONGEST_PROMPT));
+            text.with_context(|| format!("cannot read the prompt from {}", path.display()))?
         } else if std::io::stdin().is_terminal() {
             Args::command()
                 .error(
@@ -47,28 +56,55 @@ impl PromptArgs {
                 )
                 .exit()
         } else {
-            read_limited(std::io::stdin(), &mut text)
-                .context("cannot read the prompt from standard input")?;
-        }
+            read_limited(std::io::stdin(), LONGEST_PROMPT)
+                .context("cannot read the prompt from standard input")?
+        };
         if text.ends_with('\n') {
             text.pop();
         }
         Ok(Some(text))
     }
 
+    /// The file that the prompt is read from, where it is one.
+    pub(crate) fn inputs(&self) -> Inputs {
+        let mut inputs = Inputs::default();
+        if let Some(path) = &self.file {
+            inputs.file("the prompt", path);
+        } else if self.prompt.is_none() && self.ids.is_none() && cfg!(unix) {
+            inputs.file("the prompt", "/dev/stdin");
+        }
+        inputs
+    }
+
     /// The prompt as ids and labels.
     pub(crate) fn encode(&self, text: Option<String>, session: &Session) -> anyhow::Result<Prompt> {
+        let n = session.model.config().n_positions;
         let ids = match (&text, &self.ids) {
-            (Some(text), _) => session.tokenizer()?.encode(text)?,
+            (Some(text), _) => {
+                let tokenizer = session.tokenizer()?;
+                tokenizer.check_length(text, n)?;
+                encode(tokenizer, text, "the prompt")?
+            }
             (None, ids) => ids.clone().unwrap_or_default(),
         };
         if ids.is_empty() {
             bail!("the prompt is empty: give at least one token of text");
         }
-        let n = session.model.config().n_positions;
         if ids.len() > n {
             bail!("the prompt has {} tokens, but the model has n_positions = {n}: shorten it", ids.len());
         }
         Ok(Prompt { tokens: session.labels(&ids), ids, text })
     }
+}
+
+/// The ids of `text`, with a note of the characters that the vocabulary leaves out; `what` is the text's name
+/// there.
+pub(crate) fn encode(tokenizer: &Tokenizer, text: &str, what: &str) -> Result<Vec<u32>, LoadError> {
+    let ids = tokenizer.encode(text)?;
+    let left_out = tokenizer.unspellable(text)?;
+    if !left_out.is_empty() {
+        let (total, s) = (left_out.total(), if left_out.total() == 1 { "" } else { "s" });
+        note(&format!("the vocabulary cannot spell {total} character{s} of {what}, left out: {left_out}"));
+    }
+    Ok(ids)
 }

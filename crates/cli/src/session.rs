@@ -2,7 +2,9 @@
 
 use crate::args::{HubArgs, ModelArgs};
 use crate::hub::{self, Model};
+use crate::inputs::Inputs;
 use crate::output::note;
+use crate::outputs::Outputs;
 use anyhow::Context;
 use candle_core::{Device, Tensor};
 use gpt2_loader::{Checkpoint, EmbeddedFiles, Files, Hub, LoadError, ModelId, Source, Tokenizer};
@@ -14,6 +16,7 @@ pub(crate) const DEMO: EmbeddedFiles = EmbeddedFiles {
     name: "tiny-shakespeare (built in)",
     config: include_bytes!("../../../models/tiny-shakespeare/config.json"),
     weights: include_bytes!("../../../models/tiny-shakespeare/model.safetensors"),
+    weights_sha256: "73b5a98025adff12b46c63f7bfffd0bc878980dfb776fd1f9190aa145c0ffb24",
     tokenizer: include_bytes!("../../../models/tiny-shakespeare/tokenizer.json"),
 };
 
@@ -22,7 +25,7 @@ pub(crate) struct Session {
     pub(crate) name: String,
     pub(crate) model: Gpt2LMHeadModel,
     pub(crate) device: Device,
-    files: Files,
+    pub(crate) files: Files,
     tokenizer: OnceCell<Tokenizer>,
 }
 
@@ -56,8 +59,18 @@ pub(crate) fn files_by(
 impl ModelArgs {
     /// Loads the model onto the device.
     pub(crate) fn session(&self) -> anyhow::Result<Session> {
+        self.session_for(Inputs::default(), &Outputs::new(false))
+    }
+
+    /// Loads the model onto the device, once it is clear that `outputs` do no harm to it, the Hub's cache and `inputs`.
+    pub(crate) fn session_for(&self, mut inputs: Inputs, outputs: &Outputs) -> anyhow::Result<Session> {
+        hub::inputs(&self.hub, &mut inputs);
+        // Twice: what can be refused before a model is fetched costs no wait.
+        outputs.check(&inputs)?;
         let device = self.run.device.open()?;
         let files = files(self.model.as_deref(), &self.hub)?;
+        inputs.model(&files)?;
+        outputs.check(&inputs)?;
         let checkpoint = Checkpoint::open(&files)?.with_implementation(self.implementation.into());
         let model = checkpoint.load_model(self.dtype.into(), &device)?;
         Ok(Session { name: checkpoint.name().to_string(), model, device, files, tokenizer: OnceCell::new() })

@@ -1,64 +1,25 @@
 //! Files that are either whole or not there.
 
 use crate::LoadError;
-use std::io::Write;
+use std::fs::{File, TryLockError};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use tempfile::NamedTempFile;
 
-/// Lets `write` fill a temporary file beside `path`, then renames it to `path`. After a failure, or a
-/// process that dies in between, `path` is what it was before. A link is followed; the permissions are
-/// those of the file that was there, else those of any new file.
+/// Temporary files are called `.gpt2-XXXXXX.tmp`. On Unix the process that writes one holds its lock, which every other
+/// process on this machine sees; locks elsewhere are mandatory, and would keep out the writer itself.
+const PREFIX: &str = ".gpt2-";
+const SUFFIX: &str = ".tmp";
+
+/// Lets `write` fill a temporary file beside `path`, then renames it to `path`: [`stage`] and [`Staged::commit`].
 ///
 /// # Errors
-/// When the folder cannot be written to, `path` is a folder, a device or a pipe, or `write` fails.
+/// As `stage` and `commit`.
 pub fn write<E>(path: &Path, write: impl FnOnce(&Path) -> Result<(), E>) -> Result<(), LoadError>
 where
     E: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    let refused = |reason: &str| LoadError::io(path)(std::io::Error::other(reason));
-    let target = follow_links(path);
-    let before = std::fs::metadata(&target).ok();
-    if before.as_ref().is_some_and(|m| !m.is_file()) {
-        return Err(refused("is a folder, a device or a pipe; name a file"));
-    }
-    if before.as_ref().is_some_and(|m| m.permissions().readonly()) {
-        return Err(refused("is read-only; allow writing to it, or choose another name"));
-    }
-    let dir = match target.parent() {
-        Some(dir) if !dir.as_os_str().is_empty() => dir,
-        _ => Path::new("."),
-    };
-    if !dir.is_dir() {
-        return Err(refused(&format!("there is no folder {}; make it first", dir.display())));
-    }
-    let file = tempfile::Builder::new()
-        .prefix(".gpt2-")
-        .permissions_like_any_new_file()
-        .tempfile_in(dir)
-        .map_err(LoadError::io(path))?;
-    let permissions = match before {
-        Some(before) => before.permissions(),
-        None => file.as_file().metadata().map_err(LoadError::io(path))?.permissions(),
-    };
-    write(file.path()).map_err(|e| LoadError::io(path)(std::io::Error::other(e)))?;
-    // `write` may have put another file, with other permissions, in the temporary one's place.
-    std::fs::set_permissions(file.path(), permissions).map_err(LoadError::io(path))?;
-    // On disk before it takes the old file's place: `write` may have replaced what `file` has open.
-    std::fs::File::open(file.path()).and_then(|f| f.sync_all()).map_err(LoadError::io(path))?;
-    file.persist(&target).map_err(|e| LoadError::io(path)(e.error))?;
-    Ok(())
-}
-
-/// The file that `path` leads to, there or not yet.
-fn follow_links(path: &Path) -> PathBuf {
-    // Linux gives up after 40 links; so does this, and writing then fails with the system's reason.
-    let mut target = path.to_path_buf();
-    for _ in 0..40 {
-        match std::fs::read_link(&target) {
-            Ok(next) => target = target.parent().unwrap_or(Path::new("")).join(next),
-            Err(_) => break,
-        }
-    }
-    target
+    stage(path, write)?.commit()
 }
 
 /// [`fn@write`] for content that is in memory.
@@ -66,7 +27,172 @@ fn follow_links(path: &Path) -> PathBuf {
 /// # Errors
 /// When the folder cannot be written to.
 pub fn write_bytes(path: &Path, content: &[u8]) -> Result<(), LoadError> {
-    write(path, |temporary| std::fs::File::create(temporary)?.write_all(content))
+    stage_bytes(path, content)?.commit()
+}
+
+/// Lets `write` fill a temporary file beside `path`, on disk, which [`Staged::commit`] puts in its place. After a
+/// failure, or where a process dies in between, `path` is what it was before, and the next file that is written into
+/// that folder removes what was left there. A link is followed; the permissions are those of the file that was there,
+/// else those of any new file.
+///
+/// # Errors
+/// When the folder cannot be written to, `path` is a folder, a device, a pipe or a link that leads to itself, or
+/// `write` fails.
+pub fn stage<E>(path: &Path, write: impl FnOnce(&Path) -> Result<(), E>) -> Result<Staged, LoadError>
+where
+    E: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let failed = |e: io::Error| LoadError::io(path)(e);
+    let (target, before) = target(path)?;
+    let dir = folder_of(path, &target)?;
+    remove_abandoned(dir);
+    let file = temporary(dir).map_err(failed)?;
+    let permissions = match before {
+        Some(before) => before.permissions(),
+        None => file.as_file().metadata().map_err(failed)?.permissions(),
+    };
+    write(file.path()).map_err(|e| failed(io::Error::other(e)))?;
+    // `write` may have put another file in the temporary one's place, with other permissions and without a lock.
+    let written = File::options().write(true).open(file.path()).map_err(failed)?;
+    if cfg!(unix) {
+        let _ = written.try_lock();
+    }
+    std::fs::set_permissions(file.path(), permissions).map_err(failed)?;
+    // On disk before it takes the old file's place.
+    written.sync_all().map_err(failed)?;
+    Ok(Staged { path: path.to_path_buf(), target, file, _written: written })
+}
+
+/// [`stage`] for content that is in memory.
+///
+/// # Errors
+/// When the folder cannot be written to.
+pub fn stage_bytes(path: &Path, content: &[u8]) -> Result<Staged, LoadError> {
+    stage(path, |temporary| File::create(temporary)?.write_all(content))
+}
+
+/// The file that [`stage`] would write for `path`, links followed. Tries whether its folder can be written to.
+///
+/// # Errors
+/// As `stage`.
+pub fn check(path: &Path) -> Result<PathBuf, LoadError> {
+    let (target, _) = target(path)?;
+    temporary(folder_of(path, &target)?).map_err(LoadError::io(path))?;
+    Ok(target)
+}
+
+/// A whole file under a temporary name; removed where it is dropped.
+#[derive(Debug)]
+pub struct Staged {
+    /// What was asked for.
+    path: PathBuf,
+    /// Where that leads.
+    target: PathBuf,
+    file: NamedTempFile,
+    /// Holds the lock of what was written.
+    _written: File,
+}
+
+impl Staged {
+    /// Puts the file in its place.
+    ///
+    /// # Errors
+    /// When the system refuses to rename it.
+    pub fn commit(self) -> Result<(), LoadError> {
+        let failed = LoadError::io(&self.path);
+        match self.file.persist(&self.target) {
+            Ok(_) => Ok(()),
+            Err(e) => Err(failed(e.error)),
+        }
+    }
+}
+
+/// Follows links: the final path and, where a file is there, its metadata.
+fn target(path: &Path) -> Result<(PathBuf, Option<std::fs::Metadata>), LoadError> {
+    let refused = |reason: &str| LoadError::io(path)(io::Error::other(reason));
+    // Asked of the path itself, too: some links, such as /dev/stdout, do not lead where they say.
+    let before = std::fs::metadata(path).ok();
+    if before.as_ref().is_some_and(|m| !m.is_file()) {
+        return Err(refused("is a folder, a device or a pipe; name a file"));
+    }
+    let target = follow_links(path).map_err(LoadError::io(path))?;
+    if before.as_ref().is_some_and(|m| m.permissions().readonly()) {
+        return Err(refused("is read-only; allow writing to it, or choose another name"));
+    }
+    Ok((target, before))
+}
+
+/// The folder that `target` is to be in, for an error that names `path`.
+fn folder_of<'a>(path: &Path, target: &'a Path) -> Result<&'a Path, LoadError> {
+    let dir = match target.parent() {
+        Some(dir) if !dir.as_os_str().is_empty() => dir,
+        _ => Path::new("."),
+    };
+    if dir.is_dir() {
+        return Ok(dir);
+    }
+    let reason = format!("there is no folder {}; make it first", dir.display());
+    Err(LoadError::io(path)(io::Error::other(reason)))
+}
+
+/// The file that `path` leads to, there or not yet. A link that leads to itself fails with the system's reason.
+fn follow_links(path: &Path) -> io::Result<PathBuf> {
+    let mut target = path.to_path_buf();
+    // As many as Linux follows.
+    for _ in 0..40 {
+        match std::fs::read_link(&target) {
+            Ok(next) => target = target.parent().unwrap_or(Path::new("")).join(next),
+            Err(_) => return Ok(target),
+        }
+    }
+    match std::fs::metadata(path) {
+        Err(e) => Err(e),
+        Ok(_) => Err(io::Error::other("too many links lead from one to the next; name the file itself")),
+    }
+}
+
+/// A new temporary file in `dir` whose lock this process holds.
+fn temporary(dir: &Path) -> io::Result<NamedTempFile> {
+    for _ in 0..100 {
+        let file = tempfile::Builder::new()
+            .prefix(PREFIX)
+            .suffix(SUFFIX)
+            .permissions_like_any_new_file()
+            .tempfile_in(dir)?;
+        if !cfg!(unix) {
+            return Ok(file);
+        }
+        // Another process may have taken it for abandoned before it was locked: then it is gone, or about to be.
+        match file.as_file().try_lock() {
+            // A file system without locks.
+            Err(TryLockError::Error(_)) => return Ok(file),
+            Ok(()) if file.path().exists() => return Ok(file),
+            Err(TryLockError::WouldBlock) | Ok(()) => {}
+        }
+    }
+    Err(io::Error::other("its temporary file is removed again and again by another process"))
+}
+
+/// Removes the temporary files in `dir` whose process died: their lock is free.
+fn remove_abandoned(dir: &Path) {
+    let Ok(entries) = std::fs::read_dir(dir) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let is_ours = |name: &str| {
+            let random = name.strip_prefix(PREFIX).and_then(|name| name.strip_suffix(SUFFIX));
+            random
+                .is_some_and(|random| random.len() == 6 && random.bytes().all(|b| b.is_ascii_alphanumeric()))
+        };
+        let is_file = entry.file_type().is_ok_and(|kind| kind.is_file());
+        if cfg!(unix)
+            && is_file
+            && name.to_str().is_some_and(is_ours)
+            && let Ok(file) = File::open(entry.path())
+            && file.try_lock().is_ok()
+        {
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
 }
 
 /// `tempfile` makes files that only their owner can read; what is kept gets the mode of any new file.

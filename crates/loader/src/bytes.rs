@@ -1,6 +1,7 @@
 //! Bytes of a file: opened, or compiled into the binary.
 
 use crate::LoadError;
+use crate::regular::open_regular;
 use rayon::prelude::*;
 use std::fs::File;
 use std::io;
@@ -30,14 +31,8 @@ impl Bytes {
     /// # Errors
     /// When the file cannot be opened or mapped.
     pub fn open(path: &Path) -> Result<Self, LoadError> {
-        // Asked before opening: to open a pipe is to wait for its writer.
-        let meta = std::fs::metadata(path).map_err(LoadError::io(path))?;
-        if !meta.is_file() {
-            let reason = io::Error::other("is a folder, a device or a pipe; expected a file");
-            return Err(LoadError::io(path)(reason));
-        }
-        let file = File::open(path).map_err(LoadError::io(path))?;
-        if meta.len() == 0 {
+        let file = open_regular(path).map_err(LoadError::io(path))?;
+        if file.metadata().map_err(LoadError::io(path))?.len() == 0 {
             return Ok(Self::Embedded(&[])); // an empty file cannot be mapped everywhere
         }
         #[allow(unsafe_code)]

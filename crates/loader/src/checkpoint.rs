@@ -1,5 +1,6 @@
 //! [`Checkpoint`]: a config and the tensors that go with it, by name, not yet read.
 
+use crate::pickle::ZipEntry;
 use crate::{Audit, Bytes, Files, LoadError, Weights, pickle, safetensors_file};
 use bytemuck::Pod;
 use candle_core::{DType, Device, Shape, Tensor, WithDType};
@@ -9,7 +10,7 @@ use gpt2_model::{Config, Gpt2LMHeadModel, Implementation};
 use half::{bf16, f16};
 use safetensors::Dtype;
 use serde::de::DeserializeOwned;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -41,6 +42,8 @@ pub(crate) struct Stored {
     pub(crate) info: TensorInfo,
     pub(crate) bytes: Bytes,
     pub(crate) range: Range<usize>,
+    /// The entry of a zip archive that the data is part of.
+    pub(crate) entry: Option<Arc<ZipEntry>>,
 }
 
 impl Stored {
@@ -140,14 +143,29 @@ impl Checkpoint {
     /// as they are asked for.
     ///
     /// # Errors
-    /// When the audit finds anything.
+    /// When the audit finds anything, or the checksum of a zip archive's entry does not hold.
     pub fn var_builder(&self, dtype: DType, device: &Device) -> Result<VarBuilder<'static>, LoadError> {
         let audit = self.audit();
         if !audit.is_clean() {
             return Err(LoadError::Audit(Box::new(audit)));
         }
+        self.check_archives()?;
         let backend = Backend { tensors: Arc::clone(&self.tensors) };
         Ok(VarBuilder::from_backend(Box::new(backend), dtype, device.clone()))
+    }
+
+    /// Reads the entries of zip archives that hold tensors, each once, and holds them against their checksums.
+    fn check_archives(&self) -> Result<(), LoadError> {
+        let mut checked = BTreeSet::new();
+        for tensor in self.tensors.values() {
+            let Some(entry) = tensor.entry.as_ref().filter(|entry| checked.insert(&entry.name)) else {
+                continue;
+            };
+            entry.check(&tensor.bytes).map_err(|reason| {
+                LoadError::damaged(&tensor.info.file, pickle::FORMAT, &tensor.bytes, reason)
+            })?;
+        }
+        Ok(())
     }
 
     /// The same checkpoint, whose model is computed by `implementation`, see [`Config::attn_implementation`].

@@ -112,3 +112,25 @@ fn bytes(info: &TensorInfo) -> f64 {
     let numbers: f64 = info.shape.iter().map(|&n| n as f64).product();
     numbers * info.dtype.bitsize() as f64 / 8.0
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use safetensors::Dtype;
+
+    #[test]
+    fn mask_buffers_are_not_counted_among_the_dtypes() {
+        let info =
+            |name: &str, dtype| TensorInfo { name: name.into(), dtype, shape: vec![2], file: "a".into() };
+        let weights = [info("h.0.ln_1.weight", Dtype::F16), info("h.0.ln_1.bias", Dtype::F16)];
+        let buffers = [info("h.0.attn.bias", Dtype::U8), info("h.0.attn.masked_bias", Dtype::F32)];
+        let all: Vec<_> = weights.iter().chain(&buffers).map(|info| (info.name.as_str(), info)).collect();
+        let Finding { found, remedy, .. } = dtypes(&all, &buffers);
+        assert_eq!((&*found, &*remedy), ("2 in F16", "converted to --dtype as they are read"));
+        assert_eq!(mask_buffers(&buffers).found, "2 in F32, U8, 0.0 MB");
+
+        let Finding { found, remedy, .. } = dtypes(&all, &[]);
+        assert_eq!(found, "2 in F16, 1 in F32, 1 in U8");
+        assert!(remedy.starts_with("mixed"), "{remedy}");
+    }
+}

@@ -48,6 +48,7 @@ fn stored(path: &Path, metadata: &Metadata, data_start: usize, bytes: &Bytes) ->
         info: TensorInfo { name, dtype: info.dtype, shape: info.shape.clone(), file: path.to_path_buf() },
         bytes: bytes.clone(),
         range: data_start.saturating_add(info.data_offsets.0)..data_start.saturating_add(info.data_offsets.1),
+        entry: None,
     });
     tensors.collect()
 }
@@ -58,7 +59,6 @@ struct Index {
 }
 
 /// The shards that the index at `path` names, each a file name.
-#[cfg(feature = "hub")]
 pub(crate) fn shards(path: &Path) -> Result<Vec<String>, LoadError> {
     let (_, index) = parse_index(path)?;
     Ok(index.weight_map.into_values().collect::<BTreeSet<_>>().into_iter().collect())

@@ -1,6 +1,7 @@
 //! Where weights come from, and the files that are found there.
 
-use crate::{Bytes, Hub, LoadError, ModelId};
+use crate::{Bytes, Hub, LoadError, ModelId, safetensors_file};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// Where a model is.
@@ -23,6 +24,8 @@ pub struct EmbeddedFiles {
     pub config: &'static [u8],
     /// model.safetensors
     pub weights: &'static [u8],
+    /// The SHA-256 of that, in hexadecimal.
+    pub weights_sha256: &'static str,
     /// tokenizer.json
     pub tokenizer: &'static [u8],
 }
@@ -38,7 +41,53 @@ pub struct Files {
     pub weights: Weights,
     /// The tokenizer.
     pub tokenizer: TokenizerFiles,
+    /// The commit on the Hub that the files are of, where they are from there.
+    pub commit: Option<String>,
+    /// The hash of each of the weights' files that was verified, in hexadecimal, by the file's name: SHA-256, or Git's
+    /// SHA-1 of a blob for files outside large file storage.
+    pub verified: BTreeMap<String, String>,
 }
+
+impl Files {
+    /// Files of which nothing is known but what they hold.
+    #[must_use]
+    pub fn new(name: String, config: (PathBuf, Bytes), weights: Weights, tokenizer: TokenizerFiles) -> Self {
+        Self { name, config, weights, tokenizer, commit: None, verified: BTreeMap::new() }
+    }
+
+    /// Every file on disk that the model is read from, shards included.
+    ///
+    /// # Errors
+    /// When an index of shards is damaged.
+    pub fn paths(&self) -> Result<Vec<PathBuf>, LoadError> {
+        let mut paths = vec![self.config.0.clone()];
+        match &self.weights {
+            Weights::Safetensors(path, _) | Weights::Pickle(path) => paths.push(path.clone()),
+            Weights::Index(path) => {
+                paths.push(path.clone());
+                paths.extend(safetensors_file::shards(path)?.iter().map(|shard| path.with_file_name(shard)));
+            }
+            Weights::Headers(_) => {}
+        }
+        match &self.tokenizer {
+            TokenizerFiles::Json(path, _) => paths.push(path.clone()),
+            TokenizerFiles::VocabMerges(vocab, merges) => paths.extend([vocab.clone(), merges.clone()]),
+            TokenizerFiles::Absent | TokenizerFiles::Unreachable(_) => {}
+        }
+        Ok(paths)
+    }
+}
+
+/// The names under which [`Source::directory`] looks for a model's files.
+pub const FILE_NAMES: [&str; 7] = [
+    "config.json",
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "tokenizer.json",
+    "vocab.json",
+    "merges.txt",
+];
 
 /// The weights' files.
 #[derive(Debug, Clone)]
@@ -100,6 +149,8 @@ impl Source {
                     config: (path("config.json"), Bytes::Embedded(files.config)),
                     weights: Weights::Safetensors(path("model.safetensors"), Bytes::Embedded(files.weights)),
                     tokenizer: TokenizerFiles::Json(path("tokenizer.json"), Bytes::Embedded(files.tokenizer)),
+                    commit: None,
+                    verified: BTreeMap::from([("model.safetensors".into(), files.weights_sha256.into())]),
                 })
             }
         }
@@ -136,10 +187,6 @@ fn open_directory(dir: &Path) -> Result<Files, LoadError> {
             return Err(LoadError::HalfTokenizer { dir: dir.to_path_buf(), missing });
         }
     };
-    Ok(Files {
-        name: dir.display().to_string(),
-        config: (config.clone(), Bytes::open(&config)?),
-        weights,
-        tokenizer,
-    })
+    let json = Bytes::open(&config)?;
+    Ok(Files::new(dir.display().to_string(), (config, json), weights, tokenizer))
 }

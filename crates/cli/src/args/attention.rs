@@ -3,12 +3,14 @@
 #![allow(clippy::doc_markdown, rustdoc::broken_intra_doc_links)]
 
 use super::{ColorArg, InterventionArgs, ModelArgs, PromptArgs};
+use crate::finite::FiniteArgs;
 use crate::values::IndexRange;
 use clap::ValueEnum;
 use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("page").args(["html", "open"]).multiple(true))]
+#[command(group = clap::ArgGroup::new("files").args(["export", "png", "html"]).multiple(true))]
 #[command(after_help = "\
 Examples:
   gpt2 attention \"O Romeo, Romeo\"
@@ -30,6 +32,10 @@ pub(crate) struct AttentionArgs {
     /// BertViz and CircuitsVis)
     #[arg(long, value_name = "FILE")]
     pub(crate) export: Option<PathBuf>,
+    /// With an .npy export, also write FILE.npy.json: the model, prompt and interventions behind it. The other formats
+    /// hold this themselves
+    #[arg(long, requires = "export")]
+    pub(crate) provenance: bool,
     /// Draw the chosen head, or all chosen ones side by side, as a PNG
     #[arg(long, value_name = "FILE")]
     pub(crate) png: Option<PathBuf>,
@@ -39,6 +45,9 @@ pub(crate) struct AttentionArgs {
     /// Open that page in the browser; without --html, from a temporary file
     #[arg(long)]
     pub(crate) open: bool,
+    /// Let --export, --provenance, --png and --html replace files that gpt2 did not write
+    #[arg(long, requires = "files")]
+    pub(crate) overwrite: bool,
     /// Keep only the K largest weights of each row in the page: for very long prompts
     #[arg(long, value_name = "K", requires = "page", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) top: Option<u16>,
@@ -61,6 +70,8 @@ pub(crate) struct AttentionArgs {
     pub(crate) color: ColorArg,
     #[command(flatten)]
     pub(crate) interventions: InterventionArgs,
+    #[command(flatten)]
+    pub(crate) finite: FiniteArgs,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
 }
@@ -90,6 +101,8 @@ pub(crate) struct HeadsArgs {
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
+    pub(crate) finite: FiniteArgs,
+    #[command(flatten)]
     pub(crate) model: ModelArgs,
 }
 
@@ -110,6 +123,8 @@ pub(crate) struct LensArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) finite: FiniteArgs,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
 }

@@ -13,6 +13,7 @@ pub(crate) use interventions::InterventionArgs;
 pub(crate) use train::TrainArgs;
 
 use crate::device::DeviceArg;
+use crate::finite::FiniteArgs;
 use crate::values::{above_0, at_least_0, part};
 use clap::{Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
@@ -148,11 +149,16 @@ pub(crate) struct ForwardArgs {
     /// Write logits and hidden states to a safetensors file
     #[arg(long, value_name = "FILE")]
     pub(crate) export: Option<PathBuf>,
+    /// Let --export replace a file that gpt2 did not write
+    #[arg(long, requires = "export")]
+    pub(crate) overwrite: bool,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) interventions: InterventionArgs,
+    #[command(flatten)]
+    pub(crate) finite: FiniteArgs,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
 }

@@ -2,17 +2,20 @@
 
 use crate::args::ForwardArgs;
 use crate::output;
+use crate::outputs::Outputs;
 use crate::prompt::Prompt;
+use crate::provenance::Provenance;
 use crate::values::highest;
 use candle_core::{D, DType, Tensor};
 use candle_nn::ops::log_softmax;
-use gpt2_view::{Align, Table, visible_token};
+use gpt2_view::{Align, FileKind, Table, visible_token, write_safetensors};
 use serde::Serialize;
 use std::io::Write;
 use std::process::ExitCode;
 
 #[derive(Serialize)]
 struct Report {
+    provenance: Provenance,
     model: String,
     tokens: Vec<Scored>,
     /// exp of the mean negative log-probability of all tokens but the first; none for a single token.
@@ -38,48 +41,52 @@ struct Candidate {
 
 pub(crate) fn run(args: &ForwardArgs) -> anyhow::Result<ExitCode> {
     let text = args.prompt.read()?;
-    let session = args.model.session()?;
+    let mut outputs = Outputs::new(args.overwrite);
+    if let Some(path) = &args.export {
+        outputs.add("--export", path, FileKind::Safetensors);
+    }
+    let session = args.model.session_for(args.prompt.inputs(), &outputs)?;
     let prompt = args.prompt.encode(text, &session)?;
     let interventions = args.interventions.build(session.model.config())?;
+    let made_by = Provenance::new(&session, &prompt.ids)?.under(&interventions);
     let forward = gpt2_model::ForwardArgs {
         output_hidden_states: args.export.is_some(),
         hooks: Some(&interventions),
         ..Default::default()
     };
-    let output = session.model.forward(&session.input_ids(&prompt.ids)?, forward)?;
+    let ids = session.input_ids(&prompt.ids)?; // (1, T)
+    let output = session.model.forward(&ids, forward)?;
     let logits = output.logits.to_dtype(DType::F32)?; // (1, T, V)
+    args.finite.check(&session, &ids, Some(&interventions), [&logits])?;
 
     if let Some(path) = &args.export {
         let hidden_states = Tensor::cat(&output.hidden_states, 0)?.to_dtype(DType::F32)?; // (L + 1, T, C)
-        output::export(
-            path,
-            &[("logits", &logits), ("hidden_states", &hidden_states)],
-            &[
-                ("model", session.name.clone()),
-                ("ids", serde_json::to_string(&prompt.ids)?),
-                ("tokens", serde_json::to_string(&prompt.tokens)?),
-            ],
-        )?;
+        args.finite.check(&session, &ids, Some(&interventions), [&hidden_states])?;
+        let mut metadata = made_by.metadata()?;
+        metadata.extend([
+            ("model", session.name.clone()),
+            ("ids", serde_json::to_string(&prompt.ids)?),
+            ("tokens", serde_json::to_string(&prompt.tokens)?),
+        ]);
+        let tensors = [("logits", &logits), ("hidden_states", &hidden_states)];
+        outputs.stage(path, |temporary| write_safetensors(temporary, &tensors, &metadata))?;
     }
-    let report = report(&session, prompt, &logits.squeeze(0)?, args.top_k)?;
-    output::report(args.json, &report, print)?;
+    let shown = (args.top_k, args.finite.allow_nonfinite);
+    let report = report(&session, made_by, prompt, &logits.squeeze(0)?, shown)?;
+    outputs.commit_after(|| output::report(args.json, &report, print))?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// `logits` (T, V)
 fn report(
     session: &crate::session::Session,
+    provenance: Provenance,
     prompt: Prompt,
     logits: &Tensor,
-    top_k: usize,
+    (top_k, allow_nonfinite): (usize, bool),
 ) -> anyhow::Result<Report> {
     let t = prompt.ids.len();
     let log_probs = log_softmax(logits, D::Minus1)?; // (T, V)
-    if log_probs.sum_all()?.to_scalar::<f32>()?.is_nan() {
-        anyhow::bail!(
-            "the logits are not finite: the weights are damaged, or overflow in this dtype; try f32"
-        );
-    }
     let mut given = vec![None];
     if t > 1 {
         let next = Tensor::new(&prompt.ids[1..], logits.device())?.unsqueeze(1)?; // (T - 1, 1)
@@ -88,6 +95,13 @@ fn report(
     }
     let sum: f64 = given.iter().flatten().map(|&l| f64::from(l)).sum();
     let perplexity = (t > 1).then(|| (-sum / (t - 1) as f64).exp());
+    if perplexity.is_some_and(f64::is_infinite) && !allow_nonfinite {
+        anyhow::bail!(
+            "the perplexity is not finite: the prompt's tokens are all but impossible to this model, with a mean \
+             log-probability of {:.0} nats; are the weights damaged? --allow-nonfinite shows the result all the same",
+            sum / (t - 1) as f64
+        )
+    }
 
     let last = log_probs.get(t - 1)?.to_vec1::<f32>()?; // (V)
     let order = highest(&last, top_k);
@@ -103,11 +117,12 @@ fn report(
         .zip(given)
         .map(|((id, token), log_prob)| Scored { id, token, log_prob })
         .collect();
-    Ok(Report { model: session.name.clone(), tokens, perplexity, next })
+    Ok(Report { provenance, model: session.name.clone(), tokens, perplexity, next })
 }
 
 fn print(report: &Report) -> anyhow::Result<()> {
     let mut out = output::stdout();
+    writeln!(out, "{}\n", report.provenance.first_line())?;
     let mut prompt = Table::new(&[
         ("position", Align::Right),
         ("id", Align::Right),

@@ -1,7 +1,9 @@
 //! `gpt2 generate`: a prompt, continued token by token.
 
 use crate::args::GenerateArgs;
+use crate::finite;
 use crate::output;
+use crate::provenance::Provenance;
 use crate::session::Session;
 use gpt2_loader::TextStream;
 use gpt2_model::{Generation, Sampling};
@@ -15,6 +17,8 @@ const DEFAULT_NEW_TOKENS: usize = 100;
 
 #[derive(Serialize)]
 struct Report {
+    provenance: Provenance,
+    sampling: Draw,
     model: String,
     prompt_ids: Vec<u32>,
     /// What was generated, the end token included.
@@ -36,8 +40,12 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<ExitCode> {
 
     let prompts = std::slice::from_ref(&prompt.ids);
     let interventions = args.interventions.for_text_from(&session.model, &prompt.ids)?;
+    let changes = args.interventions.build(config)?;
+    let made_by = Provenance::new(&session, &prompt.ids)?.under(&changes);
     let generation = Generation::new(&session.model, prompts, sampling(args), max_new_tokens)?;
     let generation = generation.with_hooks(&interventions);
+    // The text alone goes to stdout.
+    output::note(&made_by.first_line());
     let mut printer = Printer::new(&session, prompt.text.as_deref(), args.json)?;
     let start = Instant::now();
     let mut ids = vec![];
@@ -48,7 +56,11 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<ExitCode> {
                 if printer.begun {
                     printer.finish()?; // the error gets a line of its own
                 }
-                return Err(error.into());
+                let text = session.input_ids(&[&prompt.ids[..], &ids].concat())?; // (1, T)
+                return Err(match session.model.first_not_finite(&text, Some(&changes)) {
+                    Ok(Some(_)) => anyhow::anyhow!(finite::explain(&session.model, &text, Some(&changes))),
+                    _ => error.into(),
+                });
             }
         };
         if let Some(id) = step.first().copied().flatten() {
@@ -66,6 +78,8 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<ExitCode> {
         let shown = &ids[..ids.len() - usize::from(stopped_at_eos)];
         let text = prompt.text.is_some().then(|| session.tokenizer().map(|t| t.decode(shown))).transpose()?;
         output::json(&Report {
+            provenance: made_by,
+            sampling: Draw::of(&sampling(args), max_new_tokens),
             model: session.name.clone(),
             prompt_ids: prompt.ids,
             ids,
@@ -78,6 +92,24 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<ExitCode> {
         output::note(&format!("{} tokens in {seconds:.2} s, {tokens_per_second:.1} tokens/s", ids.len()));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What else the text depends on.
+#[derive(Serialize)]
+struct Draw {
+    temperature: f64,
+    top_k: Option<usize>,
+    top_p: Option<f64>,
+    repetition_penalty: f64,
+    seed: u64,
+    max_new_tokens: usize,
+}
+
+impl Draw {
+    fn of(sampling: &Sampling, max_new_tokens: usize) -> Self {
+        let Sampling { temperature, top_k, top_p, repetition_penalty, seed } = *sampling;
+        Self { temperature, top_k, top_p, repetition_penalty, seed, max_new_tokens }
+    }
 }
 
 fn sampling(args: &GenerateArgs) -> Sampling {
@@ -96,7 +128,7 @@ fn sampling(args: &GenerateArgs) -> Sampling {
 
 /// Streams to stdout: the prompt's text and its continuation, or ids where the prompt was ids.
 struct Printer<'a> {
-    out: std::io::StdoutLock<'static>,
+    out: output::Stdout,
     mode: Mode<'a>,
     /// Whether the line that is being written holds anything.
     begun: bool,

@@ -2,7 +2,9 @@
 
 use crate::args::HeadsArgs;
 use crate::output;
-use gpt2_model::analysis::head_scores;
+use crate::provenance::{Provenance, count};
+use candle_core::{Device, Tensor};
+use gpt2_model::analysis::{head_scores, repeated_rows};
 use gpt2_view::{Align, Table, visible_text};
 use serde::Serialize;
 use std::io::Write;
@@ -10,10 +12,13 @@ use std::process::ExitCode;
 
 #[derive(Serialize)]
 struct Report {
+    provenance: Provenance,
     model: String,
     length: u16,
     batch: u16,
     seed: u64,
+    /// The random tokens, a row each.
+    ids: Vec<Vec<u32>>,
     heads: Vec<Row>,
 }
 
@@ -28,8 +33,9 @@ struct Row {
 
 pub(crate) fn run(args: &HeadsArgs) -> anyhow::Result<ExitCode> {
     let session = args.model.session()?;
-    let seed = args.model.run.seed;
-    let scores = head_scores(&session.model.transformer, args.length.into(), args.batch.into(), seed)?;
+    let (length, batch, seed) = (args.length.into(), args.batch.into(), args.model.run.seed);
+    let scores = head_scores(&session.model.transformer, length, batch, seed)?;
+    let ids = repeated_rows(length, batch, session.model.config().vocab_size, seed);
     let mut heads = vec![];
     for (layer, scores) in scores.iter().enumerate() {
         for (head, score) in scores.iter().enumerate() {
@@ -37,7 +43,19 @@ pub(crate) fn run(args: &HeadsArgs) -> anyhow::Result<ExitCode> {
             heads.push(Row { layer, head, previous_token, duplicate_token, induction: score.induction });
         }
     }
-    let report = Report { model: session.name, length: args.length, batch: args.batch, seed, heads };
+    let numbers: Vec<f32> =
+        heads.iter().flat_map(|row| [row.previous_token, row.duplicate_token, row.induction]).collect();
+    let read = Tensor::from_vec(ids.concat(), (batch, 2 * length), &session.device)?;
+    args.finite.check(&session, &read, None, [&Tensor::new(numbers, &Device::Cpu)?])?;
+    let report = Report {
+        provenance: Provenance::of_tokens(&session, 2 * length)?,
+        model: session.name,
+        length: args.length,
+        batch: args.batch,
+        seed,
+        ids,
+        heads,
+    };
     output::report(args.json, &report, print)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -46,10 +64,11 @@ fn print(report: &Report) -> anyhow::Result<()> {
     let mut out = output::stdout();
     writeln!(
         out,
-        "{}: {} rows of {} random tokens, each repeated once",
+        "{}: {} of {}, each repeated once; {}",
         visible_text(&report.model),
-        report.batch,
-        report.length
+        count(report.batch.into(), "row"),
+        count(report.length.into(), "random token"),
+        report.provenance.caption()
     )?;
     writeln!(
         out,

@@ -2,6 +2,7 @@
 
 use crate::args::LensArgs;
 use crate::output;
+use crate::provenance::Provenance;
 use crate::values::highest;
 use anyhow::bail;
 use candle_core::{D, DType};
@@ -14,6 +15,7 @@ use std::process::ExitCode;
 
 #[derive(Serialize)]
 struct Report {
+    provenance: Provenance,
     model: String,
     position: usize,
     token: String,
@@ -37,8 +39,11 @@ pub(crate) fn run(args: &LensArgs) -> anyhow::Result<ExitCode> {
     if position >= t {
         bail!("--position {position}: the prompt has positions 0 to {}", t - 1);
     }
-    let logits = logit_lens(&session.model, &session.input_ids(&prompt.ids)?, position)?; // (L + 1, 1, V)
-    let log_probs = log_softmax(&logits.squeeze(1)?.to_dtype(DType::F32)?, D::Minus1)?.to_vec2::<f32>()?;
+    let ids = session.input_ids(&prompt.ids)?; // (1, T)
+    let logits = logit_lens(&session.model, &ids, position)?; // (L + 1, 1, V)
+    let logits = logits.squeeze(1)?.to_dtype(DType::F32)?; // (L + 1, V)
+    args.finite.check(&session, &ids, None, [&logits])?;
+    let log_probs = log_softmax(&logits, D::Minus1)?.to_vec2::<f32>()?;
     let layer = |log_probs: &Vec<f32>| -> Vec<Candidate> {
         let order = highest(log_probs, args.top_k.into());
         let labels = session.labels(&order);
@@ -51,13 +56,15 @@ pub(crate) fn run(args: &LensArgs) -> anyhow::Result<ExitCode> {
     };
     let layers = log_probs.iter().map(layer).collect();
     let token = prompt.tokens[position].clone();
-    let report = Report { model: session.name.clone(), position, token, layers };
+    let provenance = Provenance::new(&session, &prompt.ids)?;
+    let report = Report { provenance, model: session.name.clone(), position, token, layers };
     output::report(args.json, &report, print)?;
     Ok(ExitCode::SUCCESS)
 }
 
 fn print(report: &Report) -> anyhow::Result<()> {
     let mut out = output::stdout();
+    writeln!(out, "{}", report.provenance.first_line())?;
     writeln!(
         out,
         "what follows {} (position {}), read off the residual stream after each block\n",

@@ -109,6 +109,31 @@ pub enum LoadError {
         /// What is wrong.
         reason: String,
     },
+    /// A text of which the vocabulary can spell nothing.
+    #[error(
+        "{name}: the text gives no tokens{why}; give other text, or token ids",
+        why = if characters.is_empty() { String::new() } else {
+            format!(": the vocabulary has none of its characters: {characters}")
+        }
+    )]
+    NothingLeft {
+        /// The tokenizer's file.
+        name: String,
+        /// What cannot be spelt; empty where the tokenizer takes the rest for space between words.
+        characters: crate::Unspellable,
+    },
+    /// A prompt that cannot fit, whatever its tokens are.
+    #[error(
+        "the prompt has {bytes} bytes; for a model of n_positions = {n_positions} tokens at most {most} are read: shorten it"
+    )]
+    PromptTooLong {
+        /// The text's length.
+        bytes: usize,
+        /// The most that can be read.
+        most: usize,
+        /// The positions of the model.
+        n_positions: usize,
+    },
     /// A model of the Hub, in a build without it.
     #[error(
         "{model}: this build has no Hub; build it with the feature `hub`, or name a folder with the model's files"

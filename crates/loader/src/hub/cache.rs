@@ -14,6 +14,7 @@
 use super::digest::Digest;
 use super::fetch::WEIGHTS;
 use super::model_id::ModelId;
+use crate::regular::read_text;
 use crate::{LoadError, atomic};
 use std::fs::{File, TryLockError};
 use std::io;
@@ -22,6 +23,9 @@ use std::time::{Duration, Instant, UNIX_EPOCH};
 
 /// How often a process that waits for another looks again.
 const POLL: Duration = Duration::from_millis(100);
+
+/// A ref holds a commit, a record a hash and three numbers.
+pub(super) const LONGEST_RECORD: u64 = 4096;
 
 /// One model's part of a cache.
 #[derive(Debug, Clone)]
@@ -67,7 +71,7 @@ impl Repo {
         if is_commit(revision) {
             return Some(revision.to_string());
         }
-        let commit = std::fs::read_to_string(self.root.join("refs").join(revision)).ok()?;
+        let commit = read_text(&self.root.join("refs").join(revision), LONGEST_RECORD).ok()?;
         Some(commit.trim().to_string()).filter(|commit| is_commit(commit))
     }
 
@@ -103,14 +107,14 @@ impl Repo {
 
     /// What the file was verified against, whatever it is now.
     pub(crate) fn recorded(&self, commit: &str, name: &str) -> Option<Digest> {
-        let record = std::fs::read_to_string(self.record(commit, name)).ok()?;
+        let record = read_text(&self.record(commit, name), LONGEST_RECORD).ok()?;
         Digest::parse(record.split(' ').next()?)
     }
 
     /// Whether the file, as it now is (its size, time of change and inode), was hashed before and found good.
     pub(crate) fn is_verified(&self, commit: &str, name: &str, digest: &Digest) -> bool {
         let stamp = stamp(&self.pointer(commit, name), digest);
-        let record = std::fs::read_to_string(self.record(commit, name));
+        let record = read_text(&self.record(commit, name), LONGEST_RECORD);
         matches!((stamp, record), (Ok(stamp), Ok(record)) if stamp == record)
     }
 
@@ -205,6 +209,10 @@ impl Repo {
         make_parent(&self.blob(digest))?;
         let path = self.locks.join(format!("{}.lock", digest.as_str()));
         make_parent(&path)?;
+        if std::fs::metadata(&path).is_ok_and(|meta| !meta.is_file()) {
+            let reason = io::Error::other("is a folder, a device or a pipe; remove it, and run this again");
+            return Err(LoadError::io(&path)(reason));
+        }
         let file = File::options().create(true).truncate(false).write(true).open(&path);
         let file = file.map_err(LoadError::cache(&path))?;
         let mut waiting = Some(waiting);
@@ -281,7 +289,9 @@ fn symlink(target: &Path, link: &Path) -> io::Result<()> {
 mod tests {
     use super::{Digest, Repo};
     use crate::{LoadError, ModelId};
-    use std::time::Duration;
+    use std::fs::File;
+    use std::io::Write;
+    use std::time::{Duration, Instant};
 
     #[test]
     fn a_lock_is_waited_for_but_not_for_ever() {
@@ -294,5 +304,27 @@ mod tests {
         assert!(matches!(error, LoadError::Locked { .. }) && waited, "{error}");
         drop(held);
         repo.lock(&digest, Duration::ZERO, || panic!("nobody to wait for")).unwrap();
+    }
+
+    #[test]
+    fn whoever_waits_is_patient_while_the_blob_grows() {
+        let cache = tempfile::tempdir().unwrap();
+        let repo = Repo::new(cache.path(), &ModelId::parse("gpt2").unwrap(), "main");
+        let digest = Digest::parse(&"a".repeat(40)).unwrap();
+        let held = repo.lock(&digest, Duration::ZERO, || panic!("nobody to wait for")).unwrap();
+        let mut partial = File::create(held.partial(&repo, &digest)).unwrap();
+        let (patience, begun) = (Duration::from_millis(400), Instant::now());
+        let download = std::thread::spawn(move || {
+            while begun.elapsed() < Duration::from_millis(500) {
+                partial.write_all(b"a byte more").unwrap();
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            // A pause of less than the patience, in which whoever waits looks again and finds nothing new.
+            std::thread::sleep(Duration::from_millis(220));
+            drop(held);
+        });
+        let lock = repo.lock(&digest, patience, || {});
+        download.join().unwrap();
+        assert!(lock.is_ok() && begun.elapsed() > patience, "{:?}", lock.err());
     }
 }

@@ -1,5 +1,6 @@
 //! [`Digest`]: the hash that the Hub announces of a file, and the file's own.
 
+use crate::regular::open_regular;
 use sha1::Digest as _;
 use std::fmt;
 use std::fs::File;
@@ -35,7 +36,7 @@ impl Digest {
 
     /// What the file at `path` hashes to, by this hash's kind.
     pub(crate) fn of_file(&self, path: &Path) -> io::Result<String> {
-        let mut file = File::open(path)?;
+        let mut file = open_regular(path)?;
         let mut hasher = Hasher::new(self, file.metadata()?.len());
         hasher.read(&mut file, u64::MAX)?;
         Ok(hasher.finish())

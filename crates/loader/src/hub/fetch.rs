@@ -19,7 +19,8 @@ const SHORTEST_PATIENCE: Duration = Duration::from_secs(300);
 pub(super) const CONFIG: &str = "config.json";
 pub(super) const SAFETENSORS: &str = "model.safetensors";
 pub(super) const INDEX: &str = "model.safetensors.index.json";
-pub(super) const WEIGHTS: [&str; 3] = [SAFETENSORS, INDEX, "pytorch_model.bin"];
+const PICKLE: &str = "pytorch_model.bin";
+pub(super) const WEIGHTS: [&str; 3] = [SAFETENSORS, INDEX, PICKLE];
 const TOKENIZER: &str = "tokenizer.json";
 const VOCAB_MERGES: [&str; 2] = ["vocab.json", "merges.txt"];
 
@@ -124,7 +125,24 @@ impl<'a> Fetch<'a> {
         tokenizer: TokenizerFiles,
     ) -> Result<Files, LoadError> {
         let json = Bytes::open(&config)?;
-        Ok(Files { name: self.label(commit), config: (config, json), weights, tokenizer })
+        let names = match &weights {
+            Weights::Safetensors(..) => vec![SAFETENSORS.to_string()],
+            Weights::Pickle(_) => vec![PICKLE.to_string()],
+            Weights::Index(path) => safetensors_file::shards(path)?,
+            Weights::Headers(_) => vec![],
+        };
+        let hash = |name: String| {
+            let digest = self.repo.digest(commit, &name)?;
+            Some((name, digest.as_str().to_string()))
+        };
+        Ok(Files {
+            name: self.label(commit),
+            config: (config, json),
+            weights,
+            tokenizer,
+            commit: Some(commit.to_string()),
+            verified: names.into_iter().filter_map(hash).collect(),
+        })
     }
 
     /// What messages call the model at a commit.

@@ -69,7 +69,12 @@ impl Transfer<'_> {
         let path = self.lock.partial(self.repo, &self.announced.digest);
         let file = File::options().create(true).truncate(false).read(true).write(true).open(&path);
         let file = file.map_err(LoadError::cache(&path))?;
-        let len = file.metadata().map_err(LoadError::cache(&path))?.len();
+        let meta = file.metadata().map_err(LoadError::cache(&path))?;
+        if !meta.is_file() {
+            let reason = std::io::Error::other("is a device or a pipe; remove it, and run this again");
+            return Err(LoadError::io(&path)(reason));
+        }
+        let len = meta.len();
         let mut partial = Partial { path, file, len };
         if self.announced.size.is_some_and(|size| partial.len > size) {
             partial.cut(0)?;

@@ -7,17 +7,21 @@ mod input;
 mod machine;
 mod object;
 mod op;
+mod zip_entry;
+
+pub(crate) use zip_entry::ZipEntry;
 
 use crate::checkpoint::Stored;
 use crate::{Bytes, LoadError, TensorInfo};
 use object::{Object, Tuple};
 use safetensors::Dtype;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Cursor, Read};
 use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
 
-const FORMAT: &str = "PyTorch zip";
+pub(crate) const FORMAT: &str = "PyTorch zip";
 /// A tensor takes about 150 bytes of pickle, so that this is tens of thousands of them.
 const LONGEST_PICKLE: u64 = 4 << 20;
 /// GPT-2's buffers have four dimensions.
@@ -52,23 +56,28 @@ fn read_archive(path: &Path, bytes: &Bytes) -> Result<Vec<Stored>, String> {
     if pickle.len() as u64 > LONGEST_PICKLE {
         return Err(format!("{pickle_name} has more than {LONGEST_PICKLE} bytes, too many for GPT-2"));
     }
-    let Object::Dict(entries) = machine::read(&pickle)? else {
+    let Object::Dict(state) = machine::read(&pickle)? else {
         return Err("the pickle holds no state dictionary".into());
     };
 
-    let (mut tensors, mut names) = (Vec::new(), BTreeSet::new());
-    for (key, value) in entries.borrow().iter() {
+    let (mut tensors, mut names, mut entries) = (Vec::new(), BTreeSet::new(), BTreeMap::new());
+    for (key, value) in state.borrow().iter() {
         let &Object::Text(name) = key else { continue };
         let Some(view) = tensor_view(value).map_err(|e| format!("tensor {name}: {e}"))? else { continue };
         if !names.insert(name) {
             return Err(format!("tensor {name} is there twice"));
         }
-        let range = storage(&mut zip, bytes.len(), &format!("{folder}/{}", view.storage))
-            .and_then(|file| view.range(&file))
-            .map_err(|e| format!("tensor {name}: {e}"))?;
+        let failed = |e: String| format!("tensor {name}: {e}");
+        if !entries.contains_key(view.storage) {
+            let entry =
+                storage(&mut zip, bytes.len(), &format!("{folder}/{}", view.storage)).map_err(failed)?;
+            entries.insert(view.storage, Arc::new(entry));
+        }
+        let entry = Arc::clone(&entries[view.storage]);
+        let range = view.range(&entry.range).map_err(failed)?;
         let info =
             TensorInfo { name: name.into(), dtype: view.dtype, shape: view.shape, file: path.to_path_buf() };
-        tensors.push(Stored { info, bytes: bytes.clone(), range });
+        tensors.push(Stored { info, bytes: bytes.clone(), range, entry: Some(entry) });
     }
     Ok(tensors)
 }
@@ -78,7 +87,7 @@ fn storage<R: Read + std::io::Seek>(
     zip: &mut zip::ZipArchive<R>,
     len: usize,
     name: &str,
-) -> Result<Range<usize>, String> {
+) -> Result<ZipEntry, String> {
     let entry = zip.by_name(name).map_err(|e| format!("storage {name}: {e}"))?;
     if entry.compression() != zip::CompressionMethod::Stored {
         return Err(format!("storage {name} is compressed; PyTorch stores its tensors plain"));
@@ -89,7 +98,7 @@ fn storage<R: Read + std::io::Seek>(
     if end > len {
         return Err(format!("storage {name} ends at byte {end} of a file of {len} bytes"));
     }
-    Ok(start..end)
+    Ok(ZipEntry { name: name.into(), range: start..end, crc32: entry.crc32() })
 }
 
 /// A tensor as a view of a storage, from `_rebuild_tensor_v2(storage, offset, size, stride, ..)`.
@@ -157,7 +166,11 @@ fn contiguous(size: &Object, stride: &Object) -> Result<Vec<usize>, String> {
     }
     let mut expected = 1usize;
     for (&d, &s) in shape.iter().zip(&stride).rev() {
-        if d != 1 && s != expected {
+        // The stride of a dimension of 1 is never used.
+        if d == 1 {
+            continue;
+        }
+        if s != expected {
             return Err(format!("shape {shape:?} with strides {stride:?} is not contiguous; save it again"));
         }
         expected = s.saturating_mul(d);
@@ -177,4 +190,42 @@ fn numbers(object: &Object) -> Result<Vec<usize>, String> {
 fn number(object: &Object) -> Result<usize, String> {
     let &Object::Int(n) = object else { return Err("expected a size".into()) };
     usize::try_from(n).map_err(|_| format!("expected a size, got {n}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_tensor_in_one_piece_is_contiguous() -> Result<(), String> {
+        let tuple = |sizes: &[i64]| -> Result<Object<'static>, String> {
+            Ok(Object::Tuple(Tuple::new(sizes.iter().map(|&n| Object::Int(n)).collect())?))
+        };
+        for (shape, strides) in [
+            (&[2, 3][..], &[3, 1][..]),
+            (&[2, 3, 4], &[12, 4, 1]),
+            // The stride of a dimension of one is never used.
+            (&[1, 3], &[99, 1]),
+            (&[1], &[99]),
+            (&[], &[]),
+        ] {
+            let read = contiguous(&tuple(shape)?, &tuple(strides)?)?;
+            assert_eq!(read.len(), shape.len());
+        }
+        for (shape, strides) in [
+            (&[2, 3][..], &[4, 1][..]), // rows with a gap between them
+            (&[2, 3], &[2, 1]),         // rows over one another
+            (&[2, 3], &[1, 2]),         // transposed
+            (&[2, 3], &[0, 1]),         // one row twice
+            (&[2, 3], &[6, 2]),         // every other number
+            (&[2], &[2]),
+            (&[2, 3, 4], &[13, 4, 1]),
+            (&[2, 3, 4], &[15, 5, 1]),
+        ] {
+            let refused = contiguous(&tuple(shape)?, &tuple(strides)?).expect_err("it has gaps");
+            assert!(refused.contains("is not contiguous; save it again"), "{shape:?} {strides:?}: {refused}");
+        }
+        assert!(contiguous(&tuple(&[2, 3])?, &tuple(&[1])?).is_err());
+        Ok(())
+    }
 }

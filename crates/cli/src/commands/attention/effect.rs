@@ -3,9 +3,11 @@
 use super::Scene;
 use crate::args::EffectArg;
 use crate::output::{self, note};
+use crate::prompt::encode;
+use crate::provenance::Provenance;
 use crate::session::Session;
 use anyhow::{Context, bail};
-use candle_core::D;
+use candle_core::{D, Device, Tensor};
 use gpt2_model::ForwardArgs;
 use gpt2_model::analysis::{Ablation, ablation_effects, direct_logit_attribution};
 use gpt2_view::{Align, Table, visible_token};
@@ -17,6 +19,7 @@ const SHOWN: usize = 20;
 
 #[derive(Serialize)]
 struct Report {
+    provenance: Provenance,
     target: String,
     target_id: u32,
     /// Of the target after the prompt, in nats.
@@ -49,8 +52,10 @@ pub(super) fn show(scene: &Scene, how: EffectArg) -> anyhow::Result<()> {
         EffectArg::Mean => (Ablation::Mean, "mean"),
     };
     let effects = ablation_effects(&session.model, &ids, target_id, ablation)?;
-    let changes = effects.change.to_vec2::<f32>()?;
-    let direct = direct_logit_attribution(&session.model, &ids, target_id)?.to_vec2::<f32>()?;
+    let direct = direct_logit_attribution(&session.model, &ids, target_id)?;
+    let log_prob = Tensor::new(effects.log_prob, &Device::Cpu)?;
+    scene.check_finite([&log_prob, &effects.change, &direct])?;
+    let (changes, direct) = (effects.change.to_vec2::<f32>()?, direct.to_vec2::<f32>()?);
     let of_layer = |(layer, (changes, direct)): (usize, (Vec<f32>, Vec<f32>))| {
         let heads = changes.into_iter().zip(direct).enumerate();
         heads.map(move |(head, (change, direct))| HeadEffect { layer, head, change, direct })
@@ -58,7 +63,8 @@ pub(super) fn show(scene: &Scene, how: EffectArg) -> anyhow::Result<()> {
     let mut heads: Vec<_> = changes.into_iter().zip(direct).enumerate().flat_map(of_layer).collect();
     heads.sort_by(|a, b| b.change.abs().total_cmp(&a.change.abs()));
     let target = session.labels(&[target_id]).concat();
-    let report = Report { target, target_id, log_prob: effects.log_prob, ablation: name, heads };
+    let provenance = scene.made_by.clone();
+    let report = Report { provenance, target, target_id, log_prob: effects.log_prob, ablation: name, heads };
     if scene.args.json { output::json(&report) } else { print(&report) }
 }
 
@@ -72,7 +78,7 @@ fn target(session: &Session, text: &str) -> anyhow::Result<u32> {
             Err(_) => return Err(e).with_context(|| format!("--target {text:?} is no id")),
         },
     };
-    let ids = tokenizer.encode(text)?;
+    let ids = encode(tokenizer, text, "--target")?;
     match ids[..] {
         [id] => Ok(id),
         _ => bail!(
@@ -85,6 +91,7 @@ fn target(session: &Session, text: &str) -> anyhow::Result<u32> {
 
 fn print(report: &Report) -> anyhow::Result<()> {
     let mut out = output::stdout();
+    writeln!(out, "{}\n", report.provenance.first_line())?;
     writeln!(
         out,
         "{} (id {}) has log-probability {:.3}; with one head ablated to {}, the largest changes first:\n",

@@ -1,12 +1,12 @@
 //! `gpt2 attention --export`: the weights as a file, in the format of its name.
 
 use super::Scene;
-use crate::output::{self, note};
+use crate::outputs::Outputs;
 use anyhow::bail;
 use candle_core::{DType, Tensor};
 use gpt2_model::ModelOutput;
-use gpt2_view::{Provenance, write_json_lines, write_square_json};
-use std::path::Path;
+use gpt2_view::{FileKind, write_json_lines, write_provenance_line, write_safetensors, write_square_json};
+use std::path::{Path, PathBuf};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Format {
@@ -17,6 +17,15 @@ pub(super) enum Format {
 }
 
 impl Format {
+    pub(super) fn kind(self) -> FileKind {
+        match self {
+            Self::Safetensors => FileKind::Safetensors,
+            Self::Npy => FileKind::Npy,
+            Self::JsonLines => FileKind::JsonLines,
+            Self::SquareJson => FileKind::SquareJson,
+        }
+    }
+
     /// The format of a file's name.
     pub(super) fn of(path: &Path) -> anyhow::Result<Self> {
         match path.extension().and_then(|e| e.to_str()) {
@@ -40,8 +49,12 @@ pub(super) struct Export {
 }
 
 impl Export {
-    pub(super) fn new(path: &Path) -> anyhow::Result<Self> {
-        Ok(Self { format: Format::of(path)?, layers: vec![], lines: vec![] })
+    pub(super) fn new(scene: &Scene, path: &Path) -> anyhow::Result<Self> {
+        let (format, mut lines) = (Format::of(path)?, vec![]);
+        if format == Format::JsonLines {
+            write_provenance_line(&mut lines, &scene.made_by.for_files()?)?;
+        }
+        Ok(Self { format, layers: vec![], lines })
     }
 
     /// Takes one layer's weights (heads, T, T).
@@ -54,41 +67,65 @@ impl Export {
         Ok(())
     }
 
-    pub(super) fn finish(self, scene: &Scene, output: &ModelOutput, path: &Path) -> anyhow::Result<()> {
+    pub(super) fn finish(
+        self,
+        scene: &Scene,
+        output: &ModelOutput,
+        path: &Path,
+        outputs: &mut Outputs,
+    ) -> anyhow::Result<()> {
         let Self { format, layers, lines } = self;
         let stacked = || Tensor::stack(&layers, 0); // (layers, heads, T, T)
         match format {
-            Format::Safetensors => return safetensors(scene, output, &stacked()?, path),
+            Format::Safetensors => safetensors(scene, output, &stacked()?, path, outputs),
             Format::Npy => {
                 let weights = stacked()?;
-                gpt2_loader::atomic::write(path, |temporary| weights.write_npy(temporary))?;
+                outputs.stage(path, |temporary| weights.write_npy(temporary))?;
+                if scene.args.provenance {
+                    let json = serde_json::to_string_pretty(&scene.made_by)? + "\n";
+                    outputs.stage_bytes(&beside(path), json.as_bytes())?;
+                }
+                Ok(())
             }
-            Format::JsonLines => gpt2_loader::atomic::write_bytes(path, &lines)?,
-            Format::SquareJson => gpt2_loader::atomic::write(path, |temporary| {
-                let mut out = std::io::BufWriter::new(std::fs::File::create(temporary)?);
-                let (tokens, made) = (&scene.prompt.tokens, Provenance::default());
-                let weights = layers.into_iter().map(Ok);
-                write_square_json(&mut out, tokens, &scene.layers, &scene.heads, weights, &made)?;
-                std::io::Write::flush(&mut out).map_err(candle_core::Error::from)
-            })?,
+            Format::JsonLines => outputs.stage_bytes(path, &lines),
+            Format::SquareJson => {
+                let (tokens, made_by) = (&scene.prompt.tokens, scene.made_by.for_files()?);
+                outputs.stage(path, |temporary| {
+                    let mut out = std::io::BufWriter::new(std::fs::File::create(temporary)?);
+                    let weights = layers.into_iter().map(Ok);
+                    write_square_json(&mut out, tokens, &scene.layers, &scene.heads, weights, &made_by)?;
+                    std::io::Write::flush(&mut out).map_err(candle_core::Error::from)
+                })
+            }
         }
-        note(&format!("wrote {}", path.display()));
-        Ok(())
     }
 }
 
-fn safetensors(scene: &Scene, output: &ModelOutput, weights: &Tensor, path: &Path) -> anyhow::Result<()> {
-    let outputs = scene.layers.iter().map(|&layer| output.attention_outputs[layer].squeeze(0));
-    let outputs = Tensor::stack(&outputs.collect::<Result<Vec<_>, _>>()?, 0)?.to_dtype(DType::F32)?; // (layers, T, C)
-    output::export(
-        path,
-        &[("attentions", weights), ("attention_outputs", &outputs)],
-        &[
-            ("model", scene.session.name.clone()),
-            ("ids", serde_json::to_string(&scene.prompt.ids)?),
-            ("tokens", serde_json::to_string(&scene.prompt.tokens)?),
-            ("layers", serde_json::to_string(&scene.layers)?),
-            ("heads", serde_json::to_string(&scene.heads)?),
-        ],
-    )
+/// Where `--provenance` says what made an .npy file: FILE.json.
+pub(super) fn beside(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_os_string();
+    name.push(".json");
+    name.into()
+}
+
+fn safetensors(
+    scene: &Scene,
+    output: &ModelOutput,
+    weights: &Tensor,
+    path: &Path,
+    outputs: &mut Outputs,
+) -> anyhow::Result<()> {
+    let of_layers = scene.layers.iter().map(|&layer| output.attention_outputs[layer].squeeze(0));
+    let of_layers = Tensor::stack(&of_layers.collect::<Result<Vec<_>, _>>()?, 0)?.to_dtype(DType::F32)?; // (layers, T, C)
+    scene.check_finite([&of_layers])?;
+    let tensors = [("attentions", weights), ("attention_outputs", &of_layers)];
+    let mut metadata = scene.made_by.metadata()?;
+    metadata.extend([
+        ("model", scene.session.name.clone()),
+        ("ids", serde_json::to_string(&scene.prompt.ids)?),
+        ("tokens", serde_json::to_string(&scene.prompt.tokens)?),
+        ("layers", serde_json::to_string(&scene.layers)?),
+        ("heads", serde_json::to_string(&scene.heads)?),
+    ]);
+    outputs.stage(path, |temporary| write_safetensors(temporary, &tensors, &metadata))
 }

@@ -8,17 +8,20 @@ mod views;
 
 use crate::args::AttentionArgs;
 use crate::output;
+use crate::outputs::Outputs;
 use crate::prompt::Prompt;
+use crate::provenance::Provenance;
 use crate::session::Session;
 use crate::values::select;
+use anyhow::bail;
 use candle_core::Tensor;
 use gpt2_model::hooks::{Chain, Hooks, Interventions, Point, on};
 use gpt2_model::{ForwardArgs, ModelOutput, Summary};
-use gpt2_view::{HeadJson, HeadSummary, LayerJson, QueryNumbers, overview, visible_text};
+use gpt2_view::{FileKind, HeadJson, HeadSummary, LayerJson, QueryNumbers, overview};
 use std::cell::RefCell;
 use std::io::Write;
 use std::process::ExitCode;
-use views::Views;
+use views::{Finished, Views};
 
 /// What is looked at.
 struct Scene<'a> {
@@ -29,28 +32,50 @@ struct Scene<'a> {
     layers: Vec<usize>,
     heads: Vec<usize>,
     interventions: Interventions,
+    made_by: Provenance,
 }
 
 pub(crate) fn run(args: &AttentionArgs) -> anyhow::Result<ExitCode> {
     let text = args.prompt.read()?;
-    if let Some(path) = &args.export {
-        export::Format::of(path)?;
-    }
-    let session = args.model.session()?;
+    let outputs = outputs(args)?;
+    let session = args.model.session_for(args.prompt.inputs(), &outputs)?;
     let config = session.model.config();
     let (layers, heads) =
         (select("layer", &args.layer, config.n_layer)?, select("head", &args.head, config.n_head)?);
     let prompt = args.prompt.encode(text, &session)?;
     let interventions = args.interventions.build(config)?;
-    let scene = Scene { args, session: &session, prompt: &prompt, layers, heads, interventions };
+    let made_by = Provenance::new(&session, &prompt.ids)?.of(&layers, &heads).under(&interventions);
+    let scene = Scene { args, session: &session, prompt: &prompt, layers, heads, interventions, made_by };
     if let Some(ablation) = args.effect {
         effect::show(&scene, ablation)?;
     } else if args.rollout {
         rollout::show(&scene)?;
     } else {
-        show(&scene)?;
+        show(&scene, outputs)?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The files that are asked for.
+fn outputs(args: &AttentionArgs) -> anyhow::Result<Outputs> {
+    let mut outputs = Outputs::new(args.overwrite);
+    if let Some(path) = &args.export {
+        let format = export::Format::of(path)?;
+        outputs.add("--export", path, format.kind());
+        if args.provenance && format != export::Format::Npy {
+            bail!("--provenance: is for .npy files; {} says itself what made it", path.display())
+        }
+        if args.provenance {
+            outputs.add("--provenance", &export::beside(path), FileKind::Provenance);
+        }
+    }
+    if let Some(path) = &args.png {
+        outputs.add("--png", path, FileKind::Png);
+    }
+    if let Some(path) = &args.html {
+        outputs.add("--html", path, FileKind::Page);
+    }
+    Ok(outputs)
 }
 
 impl Scene<'_> {
@@ -71,7 +96,7 @@ impl Scene<'_> {
         let reader = on(layers.iter().map(|&layer| Point::Pattern(layer)), |at, weights| {
             let Point::Pattern(layer) = at.point else { return Ok(None) };
             let (each, failed) = &mut *state.borrow_mut();
-            each(layer, weights).map_err(|e| {
+            self.check_finite([weights]).and_then(|()| each(layer, weights)).map_err(|e| {
                 let error = candle_core::Error::msg(format!("{e:#}"));
                 *failed = Some(e);
                 error
@@ -82,14 +107,24 @@ impl Scene<'_> {
         let args = ForwardArgs { hooks: Some(&Chain(&hooks)), ..args };
         let output = self.session.model.transformer.forward(&self.session.input_ids(&self.prompt.ids)?, args);
         drop(reader);
-        match state.into_inner().1 {
-            Some(error) => Err(error),
-            None => Ok(output?),
+        if let Some(error) = state.into_inner().1 {
+            return Err(error);
         }
+        let output = output?;
+        let summaries = output.summaries.iter().flat_map(|of| [&of.entropy, &of.mean_distance, &of.on_first]);
+        let others = output.attention_outputs.iter().chain([&output.last_hidden_state]);
+        self.check_finite(summaries.chain(others))?;
+        Ok(output)
+    }
+
+    /// Refuses numbers that are not finite, unless they are allowed.
+    fn check_finite<'t>(&self, results: impl IntoIterator<Item = &'t Tensor>) -> anyhow::Result<()> {
+        let ids = self.session.input_ids(&self.prompt.ids)?; // (1, T)
+        self.args.finite.check(self.session, &ids, Some(&self.interventions), results)
     }
 }
 
-fn show(scene: &Scene) -> anyhow::Result<()> {
+fn show(scene: &Scene, mut outputs: Outputs) -> anyhow::Result<()> {
     let args = scene.args;
     let mut views = Views::new(scene)?;
     let forward = ForwardArgs {
@@ -99,16 +134,19 @@ fn show(scene: &Scene) -> anyhow::Result<()> {
     };
     let wanted: &[usize] = if views.want_weights() { &scene.layers } else { &[] };
     let output = scene.run(forward, wanted, |layer, weights| views.layer(scene, layer, weights))?;
-    views.finish(scene, &output)?;
-    if !scene.is_chosen() {
-        let layers = summaries(scene, &output.summaries)?;
-        if args.json {
-            views::print_json(scene, layers)?;
-        } else {
-            print_overview(scene, &layers)?;
+    let Finished { maps, json, page } = views.finish(scene, &output, &mut outputs)?;
+    let print = || match (maps, json) {
+        (Some(maps), _) => Ok(output::stdout().write_all(maps.as_bytes())?),
+        (None, Some(layers)) => views::print_json(scene, layers),
+        (None, None) => {
+            let layers = summaries(scene, &output.summaries)?;
+            if args.json { views::print_json(scene, layers) } else { print_overview(scene, &layers) }
         }
-    }
-    Ok(())
+    };
+    let Some(page) = page else { return outputs.commit_after(print) };
+    outputs.commit()?;
+    page::open(args.html.as_deref(), &page)?;
+    print()
 }
 
 /// The summaries of the chosen layers and heads, from those of all, each (1, H, T).
@@ -137,14 +175,7 @@ fn print_overview(scene: &Scene, layers: &[LayerJson]) -> anyhow::Result<()> {
         .map(|layer| (layer.layer, layer.heads.iter().map(|head| (head.head, head.summary)).collect()))
         .collect();
     let mut out = output::stdout();
-    writeln!(
-        out,
-        "{}: {} tokens, {} layers of {} heads",
-        visible_text(&scene.session.name),
-        scene.prompt.tokens.len(),
-        scene.layers.len(),
-        scene.heads.len()
-    )?;
+    writeln!(out, "{}", scene.made_by.first_line())?;
     writeln!(out, "means over the tokens; for one head token by token: --layer L --head H\n")?;
     write!(out, "{}", overview(&rows, &output::style(scene.args.color)))?;
     Ok(())

@@ -6,8 +6,7 @@ use crate::values::highest;
 use anyhow::{Context, anyhow};
 use candle_core::{DType, Device, Tensor};
 use gpt2_model::ModelOutput;
-use gpt2_view::{NextToken, PageHeader, PageWriter, Provenance, keep_largest, summarize};
-use indicatif::HumanBytes;
+use gpt2_view::{NextToken, PageHeader, PageWriter, keep_largest, summarize};
 use rayon::prelude::*;
 use std::io::Write;
 use std::path::Path;
@@ -26,13 +25,14 @@ pub(super) struct Page(PageWriter<Vec<u8>>);
 
 impl Page {
     pub(super) fn new(scene: &Scene) -> anyhow::Result<Self> {
+        let provenance = scene.made_by.for_files()?;
         let header = PageHeader {
             title: &scene.session.name,
             tokens: &scene.prompt.tokens,
             queries: scene.prompt.tokens.len(),
             heads: scene.layers.len() * scene.heads.len(),
             top: scene.args.top.map(usize::from),
-            provenance: &Provenance::default(),
+            provenance: &provenance,
         };
         Ok(Self(PageWriter::new(vec![], &header)?))
     }
@@ -53,22 +53,18 @@ impl Page {
     }
 }
 
-/// Writes the page to `path`, or to a temporary file that stays, and opens it where `open` says so.
-pub(super) fn save(path: Option<&Path>, open: bool, page: &[u8]) -> anyhow::Result<()> {
+/// Opens the page in a browser: the file at `path`, or a temporary one that stays.
+pub(super) fn open(path: Option<&Path>, page: &[u8]) -> anyhow::Result<()> {
     let path = if let Some(path) = path {
-        gpt2_loader::atomic::write_bytes(path, page)?;
         path.to_path_buf()
     } else {
         let mut file = tempfile::Builder::new().prefix("gpt2-attention-").suffix(".html").tempfile()?;
         file.write_all(page)?;
-        file.keep().context("cannot keep the temporary file")?.1
+        let path = file.keep().context("cannot keep the temporary file")?.1;
+        note(&format!("wrote {}", path.display()));
+        path
     };
-    note(&format!("wrote {}, {}", path.display(), HumanBytes(page.len() as u64)));
-    if open {
-        let said = || format!("cannot open a browser; open this file in one: {}", path.display());
-        launch(&path).with_context(said)?;
-    }
-    Ok(())
+    launch(&path).with_context(|| format!("cannot open a browser; open this file in one: {}", path.display()))
 }
 
 /// What the model expects after each position, from what the output projection reads, (T, C).
@@ -79,7 +75,9 @@ fn predictions(scene: &Scene, hidden: &Tensor) -> anyhow::Result<Vec<NextToken>>
     for from in (0..t).step_by(CHUNK) {
         let rows = hidden.narrow(0, from, CHUNK.min(t - from))?; // (rows, C)
         let logits = gpt2_kernels::linear_transposed(&rows, &session.model.lm_head)?; // (rows, V)
-        let logits = logits.to_dtype(DType::F32)?.to_device(&Device::Cpu)?.to_vec2::<f32>()?;
+        let logits = logits.to_dtype(DType::F32)?.to_device(&Device::Cpu)?;
+        scene.check_finite([&logits])?;
+        let logits = logits.to_vec2::<f32>()?;
         let likely: Vec<_> = logits
             .par_iter()
             .enumerate()

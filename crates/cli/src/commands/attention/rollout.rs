@@ -2,6 +2,7 @@
 
 use super::Scene;
 use crate::output;
+use crate::provenance::Provenance;
 use anyhow::Context;
 use gpt2_model::ForwardArgs;
 use gpt2_model::analysis::attention_rollout;
@@ -11,6 +12,7 @@ use std::io::Write;
 
 #[derive(Serialize)]
 struct Report<'a> {
+    provenance: &'a Provenance,
     tokens: &'a [String],
     /// Row i: what position i holds of each token up to itself, after the last block.
     rollout: Vec<Vec<f32>>,
@@ -23,14 +25,16 @@ pub(super) fn show(scene: &Scene) -> anyhow::Result<()> {
         Ok(())
     })?;
     let rollout = attention_rollout(&means)?.pop().context("a model without layers")?.squeeze(0)?; // (T, T)
+    scene.check_finite([&rollout])?;
     let tokens = &scene.prompt.tokens;
     if scene.args.json {
         let mut rows = rollout.to_vec2::<f32>()?;
         rows.iter_mut().enumerate().for_each(|(i, row)| row.truncate(i + 1));
-        return output::json(&Report { tokens, rollout: rows });
+        return output::json(&Report { provenance: &scene.made_by, tokens, rollout: rows });
     }
     let map = heatmap(&rollout, tokens, tokens, &output::style(scene.args.color))?;
     let mut out = output::stdout();
+    writeln!(out, "{}\n", scene.made_by.first_line())?;
     writeln!(out, "attention rollout after {} layers: a row for each token, what reaches it", means.len())?;
     write!(out, "{map}")?;
     Ok(())

@@ -2,11 +2,12 @@
 
 use super::Scene;
 use super::export::Export;
-use super::page::{self, Page};
-use crate::output::{self, is_quiet, note};
+use super::page::Page;
+use crate::output::{self, is_quiet};
+use crate::outputs::Outputs;
 use candle_core::{DType, Tensor};
 use gpt2_model::ModelOutput;
-use gpt2_view::{AttentionJson, HeadGrid, LayerJson, Provenance, head_png, heatmap};
+use gpt2_view::{AttentionJson, HeadGrid, LayerJson, head_png, heatmap};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::fmt::Write as _;
 use std::io::{BufWriter, Write as _};
@@ -35,9 +36,9 @@ impl Views {
             if is_quiet() { ProgressBar::hidden() } else { ProgressBar::new(scene.layers.len() as u64) };
         let page = args.html.is_some() || args.open;
         Ok(Self {
-            maps: (scene.is_chosen() && !args.json).then(String::new),
+            maps: (scene.is_chosen() && !args.json).then(|| format!("{}\n\n", scene.made_by.first_line())),
             json: (scene.is_chosen() && args.json).then(Vec::new),
-            export: args.export.as_deref().map(Export::new).transpose()?,
+            export: args.export.as_deref().map(|path| Export::new(scene, path)).transpose()?,
             picture: args.png.is_some().then(|| Picture::Grid(HeadGrid::default())),
             page: page.then(|| Page::new(scene)).transpose()?,
             bar: bar.with_style(ProgressStyle::with_template("{bar:30} {pos}/{len} layers, {eta} left")?),
@@ -68,13 +69,8 @@ impl Views {
             Some(picture @ Picture::Grid(_)) if heads.len() == 1 && scene.layers.len() == 1 => {
                 let tokens = &scene.prompt.tokens;
                 let title = format!("{}: layer {layer}, head {}", scene.session.name, heads[0]);
-                *picture = Picture::Head(head_png(
-                    &title,
-                    &weights.get(0)?,
-                    tokens,
-                    tokens,
-                    &Provenance::default(),
-                )?);
+                let png = head_png(&title, &weights.get(0)?, tokens, tokens, &scene.made_by.for_files()?)?;
+                *picture = Picture::Head(png);
             }
             Some(Picture::Grid(grid)) => grid.add(layer, heads, &weights)?,
             Some(Picture::Head(_)) | None => {}
@@ -86,37 +82,46 @@ impl Views {
         Ok(())
     }
 
-    /// Writes the files, and prints what is printed at the end.
-    pub(super) fn finish(self, scene: &Scene, output: &ModelOutput) -> anyhow::Result<()> {
+    /// Writes the files under temporary names; hands back what is to be printed, and the page where it is to be opened.
+    pub(super) fn finish(
+        self,
+        scene: &Scene,
+        output: &ModelOutput,
+        outputs: &mut Outputs,
+    ) -> anyhow::Result<Finished> {
         let args = scene.args;
         self.bar.finish_and_clear();
         if let (Some(path), Some(export)) = (&args.export, self.export) {
-            export.finish(scene, output, path)?;
+            export.finish(scene, output, path, outputs)?;
         }
         if let (Some(path), Some(picture)) = (&args.png, self.picture) {
             let bytes = match picture {
                 Picture::Head(bytes) => bytes,
                 Picture::Grid(grid) => {
                     let title = format!("{}: {} tokens", scene.session.name, scene.prompt.tokens.len());
-                    grid.finish(&title, &Provenance::default())?
+                    grid.finish(&title, &scene.made_by.for_files()?)?
                 }
             };
-            gpt2_loader::atomic::write_bytes(path, &bytes)?;
-            note(&format!("wrote {}", path.display()));
+            outputs.stage_bytes(path, &bytes)?;
         }
-        if let Some(page) = self.page {
-            page::save(args.html.as_deref(), args.open, &page.finish(scene, output)?)?;
+        let page = self.page.map(|page| page.finish(scene, output)).transpose()?;
+        if let (Some(path), Some(page)) = (&args.html, &page) {
+            outputs.stage_bytes(path, page)?;
         }
-        if let Some(maps) = self.maps {
-            output::stdout().write_all(maps.as_bytes())?;
-        }
-        self.json.map_or(Ok(()), |layers| print_json(scene, layers))
+        Ok(Finished { maps: self.maps, json: self.json, page: page.filter(|_| args.open) })
     }
+}
+
+/// What to print, and the page to open.
+pub(super) struct Finished {
+    pub(super) maps: Option<String>,
+    pub(super) json: Option<Vec<LayerJson>>,
+    pub(super) page: Option<Vec<u8>>,
 }
 
 pub(super) fn print_json(scene: &Scene, layers: Vec<LayerJson>) -> anyhow::Result<()> {
     let mut out = BufWriter::new(output::stdout());
-    let provenance = Provenance::default().facts;
+    let provenance = scene.made_by.for_files()?.facts;
     AttentionJson { provenance, tokens: scene.prompt.tokens.clone(), layers }.write(&mut out)?;
     out.flush()?;
     Ok(())

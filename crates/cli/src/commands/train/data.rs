@@ -78,3 +78,17 @@ pub(super) fn batch(
     };
     Ok((rows(0)?, rows(1)?))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_unigram_loss_is_that_of_counts_with_one_more_of_each_token() {
+        // Counts 2, 1, 0, 0 and one more of each: 3, 2, 1 and 1 of 7.
+        let data = Data { train: vec![0, 1, 0], val: vec![0, 1, 1, 3] };
+        let expected = -(3.0 / 7.0f64 * (2.0 / 7.0) * (2.0 / 7.0) * (1.0 / 7.0)).ln() / 4.0;
+        let loss = data.unigram_loss(4);
+        assert!((loss - expected).abs() < 1e-12, "{loss}, not {expected}");
+    }
+}

@@ -64,12 +64,12 @@ impl History {
     }
 
     /// Draws `loss.png` into `out`.
-    pub(super) fn draw(&self, out: &Path) -> anyhow::Result<()> {
+    pub(super) fn draw(&self, out: &Path, made_by: &Provenance) -> anyhow::Result<()> {
         let training: Vec<(u64, f32)> = (1..).zip(self.training.iter().copied()).collect();
         #[allow(clippy::cast_possible_truncation)] // a picture
         let validation: Vec<(u64, f32)> =
             self.validation.iter().map(|&(step, loss)| (step, loss as f32)).collect();
-        let picture = gpt2_view::loss_curve(&title(out), &training, &validation, &Provenance::default())?;
+        let picture = gpt2_view::loss_curve(&title(out), &training, &validation, made_by)?;
         Ok(gpt2_loader::atomic::write_bytes(&out.join("loss.png"), &picture)?)
     }
 }

@@ -1,10 +1,11 @@
 //! `--metrics`: a line for each step and each validation, as CSV or JSON lines.
 
 use anyhow::{Context, bail};
+use gpt2_view::FileKind;
 use serde::Serialize;
 use std::fs::File;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// One line.
 #[derive(Debug, Clone, Copy, Serialize)]
@@ -23,34 +24,36 @@ pub(super) struct Row {
     pub(super) tokens_per_s: f64,
 }
 
+/// The largest table that --resume reads.
+const LONGEST: u64 = 1 << 30;
 const HEADER: &str = "step,loss,val_loss,lr,grad_norm,tokens_per_s";
 
-/// The file that lines are added to.
+/// The file that lines are added to, made with the first.
 pub(super) struct Metrics {
-    file: File,
+    path: PathBuf,
+    /// What the file holds before that line: its head, and the lines of the steps that are done.
+    kept: String,
+    file: Option<File>,
     csv: bool,
 }
 
-impl Metrics {
-    /// Refuses a name that is not one of a table, and a file that is there and may not be replaced.
-    pub(super) fn check(path: &Path, may_replace: bool) -> anyhow::Result<()> {
-        if !matches!(path.extension().and_then(|e| e.to_str()), Some("csv" | "jsonl")) {
-            bail!("--metrics {}: expected a name that ends in .csv or .jsonl", path.display());
-        }
-        if path.exists() && !may_replace {
-            bail!("--metrics {}: is there already; choose another name, or --overwrite", path.display());
-        }
-        Ok(())
+/// The kind of table that a name stands for.
+pub(super) fn kind(path: &Path) -> anyhow::Result<FileKind> {
+    match path.extension().and_then(|e| e.to_str()) {
+        Some("csv") => Ok(FileKind::MetricsCsv),
+        Some("jsonl") => Ok(FileKind::MetricsJsonLines),
+        _ => bail!("--metrics {}: expected a name that ends in .csv or .jsonl", path.display()),
     }
+}
 
+impl Metrics {
     /// Begins a file, or goes on behind the lines of the steps up to `done`.
     pub(super) fn open(path: &Path, done: u64) -> anyhow::Result<Self> {
         let csv = path.extension().is_some_and(|e| e == "csv");
-        let failed = || format!("--metrics {}", path.display());
-        let before = match std::fs::read_to_string(path) {
+        let before = match gpt2_loader::read_text(path, LONGEST) {
             Ok(before) if done > 0 => before,
             Err(e) if done > 0 && e.kind() != std::io::ErrorKind::NotFound => {
-                return Err(e).with_context(failed);
+                return Err(e).with_context(|| format!("--metrics {}", path.display()));
             }
             _ => String::new(),
         };
@@ -65,18 +68,29 @@ impl Metrics {
             kept += line;
             kept += "\n";
         }
-        gpt2_loader::atomic::write_bytes(path, kept.as_bytes()).with_context(failed)?;
-        Ok(Self { file: File::options().append(true).open(path).with_context(failed)?, csv })
+        Ok(Self { path: path.to_path_buf(), kept, file: None, csv })
+    }
+
+    /// The file, which is made where it is not open yet.
+    fn file(&mut self) -> anyhow::Result<&mut File> {
+        let file = if let Some(file) = self.file.take() {
+            file
+        } else {
+            gpt2_loader::atomic::write_bytes(&self.path, self.kept.as_bytes())?;
+            File::options().append(true).open(&self.path)?
+        };
+        Ok(self.file.insert(file))
     }
 
     pub(super) fn add(&mut self, row: Row) -> anyhow::Result<()> {
-        if self.csv {
+        let line = if self.csv {
             let Row { step, loss, val_loss, lr, grad_norm, tokens_per_s } = row;
             let val_loss = val_loss.map_or_else(String::new, |loss| loss.to_string());
-            writeln!(self.file, "{step},{loss},{val_loss},{lr},{grad_norm},{tokens_per_s:.0}")?;
+            format!("{step},{loss},{val_loss},{lr},{grad_norm},{tokens_per_s:.0}")
         } else {
-            writeln!(self.file, "{}", serde_json::to_string(&row)?)?;
-        }
-        Ok(())
+            serde_json::to_string(&row)?
+        };
+        let failed = format!("--metrics {}", self.path.display());
+        self.file().and_then(|file| Ok(writeln!(file, "{line}")?)).context(failed)
     }
 }

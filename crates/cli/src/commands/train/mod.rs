@@ -4,43 +4,70 @@ mod data;
 mod history;
 mod metrics;
 mod state;
+#[cfg(test)]
+mod tests;
 
 use crate::args::TrainArgs;
+use crate::finite;
+use crate::hub;
+use crate::inputs::Inputs;
+use crate::new_folder::NewFolder;
 use crate::output::note;
+use crate::outputs::Outputs;
+use crate::prompt::{encode, read_limited};
+use crate::session;
 use anyhow::{Context, bail};
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
 use data::{Data, batch};
-use gpt2_loader::{Checkpoint, SaveOptions, Tokenizer};
+use gpt2_loader::{Checkpoint, Files, SaveOptions, Tokenizer};
 use gpt2_model::config::TokenIds;
 use gpt2_model::training::{AdamW, AdamWParams, CosineSchedule, Training, add_gradients};
 use gpt2_model::{Config, Gpt2LMHeadModel, init};
+use gpt2_view::{FileKind, is_ours};
 use history::History;
 use indicatif::{ProgressBar, ProgressStyle};
 use metrics::{Metrics, Row};
 use state::Settings;
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, MutexGuard};
 
+/// A text of this many bytes is some 300 million tokens.
+const LONGEST_TEXT: u64 = 1 << 30;
+/// What a run leaves in its folder.
+const FILES: [(&str, FileKind); 5] = [
+    ("config.json", FileKind::Provenance),
+    ("model.safetensors", FileKind::Safetensors),
+    ("tokenizer.json", FileKind::Provenance),
+    ("training-state.safetensors", FileKind::Safetensors),
+    ("loss.png", FileKind::Png),
+];
+
 pub(crate) fn run(args: &TrainArgs) -> anyhow::Result<ExitCode> {
     let device = args.run.device.open()?;
-    let text = std::fs::read_to_string(&args.text)
-        .with_context(|| format!("cannot read the text from {}", args.text.display()))?;
+    let text = std::fs::File::open(&args.text).and_then(|file| read_limited(file, LONGEST_TEXT));
+    let text = text.with_context(|| format!("cannot read the text from {}", args.text.display()))?;
     check_out(args)?;
-    if let Some(path) = &args.metrics {
-        Metrics::check(path, args.resume || args.overwrite)?;
-    }
-    std::fs::create_dir_all(&args.out).with_context(|| format!("cannot make {}", args.out.display()))?;
+    let _folder = NewFolder::make(&args.out)?;
+    check_files(args, None)?;
+    let files = args.model.as_ref().map(|model| session::files(Some(model), &args.hub)).transpose()?;
+    check_files(args, files.as_ref())?;
 
-    let (config, tokenizer, checkpoint) = begin(args, &text)?;
+    let (config, tokenizer, checkpoint) = begin(args, &text, files.as_ref())?;
     let window = args.window.unwrap_or(config.n_positions);
     if window == 0 || window > config.n_positions {
         bail!("--window is {window}, expected 1 to the model's n_positions = {}", config.n_positions);
     }
-    let data = Data::split(tokenizer.encode(&text)?, args.val_fraction, window, config.vocab_size)?;
+    let data = Data::split(
+        encode(&tokenizer, &text, "the training text")?,
+        args.val_fraction,
+        window,
+        config.vocab_size,
+    )?;
     let mut trainer = Trainer::new(args, &config, window, checkpoint.as_ref(), device)?;
     note(&format!(
         "{} tokens to learn, {} for validation, vocabulary {}, {} parameters",
@@ -53,20 +80,22 @@ pub(crate) fn run(args: &TrainArgs) -> anyhow::Result<ExitCode> {
     if args.resume {
         trainer.history = state::restore(&args.out, &settings, &trainer.variables, &mut trainer.optimiser)?;
         note(&format!("going on after step {}", trainer.optimiser.steps()));
-    } else {
-        // Of the run that --overwrite replaces.
-        for file in [state::path(&args.out), args.out.join("loss.png")] {
-            if file.exists() {
-                std::fs::remove_file(file)?;
+    }
+    let replaces = Cell::new(!args.resume);
+    let save = |model: &Gpt2LMHeadModel| {
+        // Of the run that --overwrite replaces: they are kept until this one has something to show.
+        if replaces.take() {
+            for file in [state::path(&args.out), args.out.join("loss.png")] {
+                if file.exists() {
+                    std::fs::remove_file(file)?;
+                }
             }
         }
-    }
-    let save = |model: &Gpt2LMHeadModel| {
         let options = SaveOptions { dtype: Some(args.save_dtype.into()), buffers: false };
         Ok(gpt2_loader::save(&args.out, model, Some(&tokenizer), options)?)
     };
     let finished = trainer.run(&data, &settings, save)?;
-    if let Err(e) = trainer.history.draw(&args.out) {
+    if let Err(e) = trainer.history.draw(&args.out, &settings.made_by(&trainer.device)) {
         note(&format!("the loss curve could not be drawn: {e:#}"));
     }
     let Some(best) = trainer.history.best() else { return Ok(ExitCode::SUCCESS) };
@@ -93,9 +122,9 @@ fn check_out(args: &TrainArgs) -> anyhow::Result<()> {
         }
         return Ok(());
     }
-    let names =
-        ["config.json", "model.safetensors", "tokenizer.json", "training-state.safetensors", "loss.png"];
-    if let Some(name) = names.into_iter().find(|name| !args.overwrite && args.out.join(name).exists()) {
+    // A link that leads nowhere is there, too.
+    let is_there = |name: &str| args.out.join(name).symlink_metadata().is_ok();
+    if let Some((name, _)) = FILES.into_iter().find(|(name, _)| !args.overwrite && is_there(name)) {
         bail!(
             "{}: there is a {name} already; choose another --out, go on with --resume where a run was stopped, \
              or replace it with --overwrite",
@@ -105,16 +134,47 @@ fn check_out(args: &TrainArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Refuses files of a run that cannot be written, or that would harm the text, the model that it begins with, the Hub's
+/// cache or another file.
+fn check_files(args: &TrainArgs, files: Option<&Files>) -> anyhow::Result<()> {
+    let mut inputs = Inputs::default();
+    inputs.file("the text", &args.text);
+    hub::inputs(&args.hub, &mut inputs);
+    if let Some(files) = files {
+        inputs.model(files)?;
+    }
+    let named = format!("--out {}", args.out.display());
+    inputs.spare_folder(&named, &args.out)?;
+    let mut outputs = Outputs::new(true); // check_out has asked for --overwrite
+    for (name, kind) in FILES {
+        outputs.add("--out", &args.out.join(name), kind);
+    }
+    outputs.check(&inputs)?;
+    let Some(path) = &args.metrics else { return Ok(()) };
+    let (named, kind) = (format!("--metrics {}", path.display()), metrics::kind(path)?);
+    if path.exists() && args.resume && !is_ours(kind, path).with_context(|| named.clone())? {
+        bail!("{named}: is no {kind} that `gpt2` wrote; choose another name");
+    }
+    if path.exists() && !args.resume && !args.overwrite {
+        bail!("{named}: is there already; choose another name, or --overwrite");
+    }
+    outputs.add("--metrics", path, kind);
+    outputs.check(&inputs)
+}
+
 /// The model's config and tokenizer, and the checkpoint that it begins with where there is one.
-fn begin(args: &TrainArgs, text: &str) -> anyhow::Result<(Config, Tokenizer, Option<Checkpoint>)> {
-    if let Some(model) = &args.model {
-        let files = crate::session::files(Some(model), &args.hub)?;
-        let checkpoint = Checkpoint::open(&files)?;
+fn begin(
+    args: &TrainArgs,
+    text: &str,
+    files: Option<&Files>,
+) -> anyhow::Result<(Config, Tokenizer, Option<Checkpoint>)> {
+    if let Some(files) = files {
+        let checkpoint = Checkpoint::open(files)?;
         let mut config = checkpoint.config().clone();
         if let Some(rate) = args.dropout {
             (config.attn_pdrop, config.resid_pdrop, config.embd_pdrop) = (rate, rate, rate);
         }
-        let tokenizer = Tokenizer::open(&files, config.vocab_size)?;
+        let tokenizer = Tokenizer::open(files, config.vocab_size)?;
         return Ok((config, tokenizer, Some(checkpoint)));
     }
     // A run that goes on has its tokenizer beside its model.
@@ -296,6 +356,9 @@ impl<'a> Trainer<'a> {
             let training = Some(Training { seed: self.args.run.seed, step: number });
             let (loss, gradients) = self.gradients(&inputs, &targets, training)?;
             mean += loss / batches as f32;
+            if !mean.is_finite() && step == 0 && self.args.model.is_some() {
+                bail!("{}", finite::explain(&self.model, &inputs, None));
+            }
             if !mean.is_finite() {
                 bail!("the loss became {mean} at step {step}: try a lower --lr");
             }

@@ -4,12 +4,15 @@
 
 use super::history::History;
 use crate::args::TrainArgs;
+use crate::provenance::device_name;
 use anyhow::{Context, bail};
 use candle_core::{Device, Tensor};
 use candle_nn::VarMap;
 use gpt2_model::Config;
 use gpt2_model::training::AdamW;
+use gpt2_view::{Provenance, write_safetensors};
 use serde::Serialize;
+use serde_json::json;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -53,6 +56,19 @@ impl Settings {
     }
 }
 
+impl Settings {
+    /// What made the run's picture.
+    pub(super) fn made_by(&self, device: &Device) -> Provenance {
+        let (version, device) = (env!("CARGO_PKG_VERSION"), device_name(device));
+        let Self { steps, batch, accumulate, window, seed, .. } = self;
+        let batches = usize::from(*batch) * usize::from(*accumulate);
+        Provenance {
+            caption: format!("f32 on {device}; {steps} steps of {batches} x {window} tokens; seed {seed}"),
+            facts: json!({ "gpt2": version, "dtype": "f32", "device": device, "training": self }),
+        }
+    }
+}
+
 /// Where a run's state lies, beside the model.
 pub(super) fn path(out: &Path) -> PathBuf {
     out.join("training-state.safetensors")
@@ -76,8 +92,9 @@ pub(super) fn save(
     let steps = u32::try_from(optimiser.steps())?;
     tensors.insert("steps".into(), Tensor::new(&[steps], &Device::Cpu)?);
     tensors.insert("settings".into(), Tensor::new(serde_json::to_vec(settings)?, &Device::Cpu)?);
+    let metadata = [("gpt2", env!("CARGO_PKG_VERSION").to_owned())];
     let list: Vec<(&str, &Tensor)> = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
-    gpt2_loader::atomic::write(&path(out), |temporary| gpt2_view::write_safetensors(temporary, &list, &[]))?;
+    gpt2_loader::atomic::write(&path(out), |temporary| write_safetensors(temporary, &list, &metadata))?;
     Ok(())
 }
 
@@ -89,6 +106,7 @@ pub(super) fn restore(
     optimiser: &mut AdamW,
 ) -> anyhow::Result<History> {
     let path = path(out);
+    gpt2_loader::open_regular(&path).with_context(|| path.display().to_string())?;
     let tensors = candle_core::safetensors::load(&path, &Device::Cpu)
         .with_context(|| format!("{}: not a training run's state; train without --resume", path.display()))?;
     let tensors: BTreeMap<String, Tensor> = tensors.into_iter().collect();
@@ -114,4 +132,50 @@ pub(super) fn restore(
     };
     optimiser.restore(&tensors, steps.into())?;
     History::from_tensors(&tensors, steps.into()).with_context(|| path.display().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::commands::train::tests::train_args;
+
+    #[test]
+    fn every_setting_that_changed_is_refused_by_its_name() -> anyhow::Result<()> {
+        let out = tempfile::tempdir()?;
+        let (config, variables) = (Config::gpt2(), VarMap::new());
+        let mut optimiser = AdamW::new(&variables, gpt2_model::training::AdamWParams::default())?;
+        let settings = |options: &[&str]| -> anyhow::Result<Settings> {
+            Ok(Settings::new(&train_args(options)?, &config, 16, 1))
+        };
+        let history = History::default();
+        save(out.path(), &settings(&[])?, &variables, &optimiser, &history)?;
+        restore(out.path(), &settings(&[])?, &variables, &mut optimiser)?;
+        let mut others = vec![
+            ("config", Settings::new(&train_args(&[])?, &Config { n_embd: 780, ..config.clone() }, 16, 1)),
+            ("window", Settings::new(&train_args(&[])?, &config, 17, 1)),
+            ("data", Settings::new(&train_args(&[])?, &config, 16, 2)),
+        ];
+        for (name, options) in [
+            ("model", &["--model", "gpt2"][..]),
+            ("recompute", &["--recompute"]),
+            ("batch", &["--batch", "3"]),
+            ("accumulate", &["--accumulate", "3"]),
+            ("steps", &["--steps", "3"]),
+            ("lr", &["--lr", "0.3"]),
+            ("warmup", &["--warmup", "3"]),
+            ("weight_decay", &["--weight-decay", "0.3"]),
+            ("clip", &["--clip", "0.3"]),
+            ("eval_every", &["--eval-every", "3"]),
+            ("seed", &["--seed", "3"]),
+        ] {
+            others.push((name, settings(options)?));
+        }
+        others.retain(|(name, other)| {
+            let refused = restore(out.path(), other, &variables, &mut optimiser).err();
+            !refused.is_some_and(|e| e.to_string().starts_with(&format!("--resume: {name} was ")))
+        });
+        let accepted: Vec<_> = others.into_iter().map(|(name, _)| name).collect();
+        assert!(accepted.is_empty(), "not refused by their names: {accepted:?}");
+        Ok(())
+    }
 }

@@ -1,0 +1,65 @@
+//! Results that are not finite: an error that says where in the model they begin.
+
+use crate::session::Session;
+use anyhow::bail;
+use candle_core::{DType, Tensor};
+use gpt2_model::Gpt2LMHeadModel;
+use gpt2_model::finite::{NotFinite, all_finite};
+use gpt2_model::hooks::Hooks;
+
+/// Whether numbers that are not finite may be shown.
+#[derive(Debug, clap::Args)]
+pub(crate) struct FiniteArgs {
+    /// Show NaN and infinity instead of refusing them: for looking at broken models
+    #[arg(long)]
+    pub(crate) allow_nonfinite: bool,
+}
+
+impl FiniteArgs {
+    /// Refuses `results` of a run over `ids` (B, T) where any number is not finite, unless that is allowed.
+    pub(crate) fn check<'a>(
+        &self,
+        session: &Session,
+        ids: &Tensor,
+        hooks: Option<&dyn Hooks>,
+        results: impl IntoIterator<Item = &'a Tensor>,
+    ) -> anyhow::Result<()> {
+        if self.allow_nonfinite {
+            return Ok(());
+        }
+        for result in results {
+            if !all_finite(result)? {
+                bail!(
+                    "{}; --allow-nonfinite shows the result all the same",
+                    explain(&session.model, ids, hooks)
+                )
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Where a run over `ids` (B, T) first holds a number that is not finite, and what helps.
+pub(crate) fn explain(model: &Gpt2LMHeadModel, ids: &Tensor, hooks: Option<&dyn Hooks>) -> String {
+    let found = match model.first_not_finite(ids, hooks) {
+        Ok(Some(found)) => found,
+        Ok(None) => {
+            return "the result is not finite, though every value inside the model is: it is beyond f32, in which \
+                    results are given"
+                .into();
+        }
+        Err(error) => {
+            return format!("the result is not finite, and where it begins cannot be told: {error}");
+        }
+    };
+    let remedy = match &found {
+        NotFinite { parameter: Some(_), .. } => "the weights are damaged: fetch them again",
+        // Without hooks all is well: it is they that ask for too much.
+        _ if hooks.is_some() && matches!(model.first_not_finite(ids, None), Ok(None)) => {
+            "the model alone stays finite: weaken or remove the interventions"
+        }
+        NotFinite { dtype: DType::F16 | DType::BF16, .. } => "give --dtype f32, which holds larger numbers",
+        _ => "the weights are far larger than a GPT-2's: were they damaged, or converted wrongly?",
+    };
+    format!("the result is not finite: {found}; {remedy}")
+}

@@ -1,0 +1,116 @@
+//! What a run reads, so that nothing is written over it.
+
+use anyhow::bail;
+use gpt2_loader::{FILE_NAMES, Files};
+use std::path::{Path, PathBuf};
+
+/// The files and folders that a run reads.
+#[derive(Debug, Default)]
+pub(crate) struct Inputs {
+    /// What each file is, and where.
+    files: Vec<(&'static str, PathBuf)>,
+    /// Folders of models: a file of a model's name that is put there becomes part of the model.
+    models: Vec<PathBuf>,
+    /// The Hub's cache.
+    cache: Option<PathBuf>,
+}
+
+impl Inputs {
+    /// Adds a file, such as "the prompt".
+    pub(crate) fn file(&mut self, what: &'static str, path: impl Into<PathBuf>) {
+        self.files.push((what, path.into()));
+    }
+
+    /// Adds the files of a model.
+    pub(crate) fn model(&mut self, files: &Files) -> anyhow::Result<()> {
+        for path in files.paths()? {
+            self.models.extend(path.parent().map(Path::to_path_buf));
+            self.file("a file of the model", path);
+        }
+        Ok(())
+    }
+
+    /// Adds the Hub's cache, whose files are Python's, too.
+    pub(crate) fn cache(&mut self, dir: PathBuf) {
+        self.cache = Some(dir);
+    }
+
+    /// Refuses a file that is to be written where it would harm what is read. `named` is how the user named it, `target`
+    /// the file itself.
+    pub(crate) fn spare(&self, named: &str, target: &Path) -> anyhow::Result<()> {
+        let id = Identity::of(target);
+        if id.is_some()
+            && let Some((what, path)) = self.files.iter().find(|(_, path)| Identity::of(path) == id)
+        {
+            let path = path.display();
+            bail!("{named}: is {what}, {path}, which this run reads; choose another name")
+        }
+        let Some(folder) = target.parent().and_then(canonical) else { return Ok(()) };
+        self.spare_cache(named, &folder)?;
+        let is_name = |name: &std::ffi::OsStr| FILE_NAMES.iter().any(|of| name.eq_ignore_ascii_case(of));
+        let is_of_a_model = target.file_name().is_some_and(is_name);
+        if is_of_a_model && self.models.iter().any(|model| canonical(model).as_ref() == Some(&folder)) {
+            bail!(
+                "{named}: would become part of the model in {}, which this run reads; choose another name",
+                folder.display()
+            )
+        }
+        Ok(())
+    }
+
+    /// Refuses a folder that is to be filled where it is the model's folder, or lies in the Hub's cache.
+    pub(crate) fn spare_folder(&self, named: &str, dir: &Path) -> anyhow::Result<()> {
+        // What does not exist yet is where the first folder above it is that does.
+        let Some(found) = dir.ancestors().find_map(canonical) else { return Ok(()) };
+        self.spare_cache(named, &found)?;
+        let is_there = canonical(dir).is_some();
+        if is_there && self.models.iter().any(|model| canonical(model).as_ref() == Some(&found)) {
+            bail!("{named}: is the folder of the model, which this run reads; choose another")
+        }
+        Ok(())
+    }
+
+    /// Refuses a folder of the Hub's cache.
+    fn spare_cache(&self, named: &str, folder: &Path) -> anyhow::Result<()> {
+        let Some(cache) = self.cache.as_deref().and_then(canonical) else { return Ok(()) };
+        let first = folder.strip_prefix(&cache).ok().and_then(|inside| inside.components().next());
+        if first.is_some_and(|first| is_of_the_cache(&first.as_os_str().to_string_lossy())) {
+            bail!(
+                "{named}: lies in the cache of the Hub's models, {}; choose another folder",
+                cache.display()
+            )
+        }
+        Ok(())
+    }
+}
+
+/// The folders of the Hub's cache: one a repository, their locks, and a store that Python shares between them.
+fn is_of_the_cache(name: &str) -> bool {
+    ["models--", "datasets--", "spaces--"].iter().any(|kind| name.starts_with(kind))
+        || [".locks", "blobs"].contains(&name)
+}
+
+/// The folder's one name; the working directory for no name at all.
+fn canonical(dir: impl AsRef<Path>) -> Option<PathBuf> {
+    let dir = dir.as_ref();
+    std::fs::canonicalize(if dir.as_os_str().is_empty() { Path::new(".") } else { dir }).ok()
+}
+
+/// What tells a file from every other, whatever it is called.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Identity(#[cfg(unix)] (u64, u64), #[cfg(not(unix))] PathBuf);
+
+impl Identity {
+    /// Of the file that `path` leads to; `None` where there is none. The file is not opened: it may be a pipe.
+    #[cfg(unix)]
+    pub(crate) fn of(path: &Path) -> Option<Self> {
+        use std::os::unix::fs::MetadataExt;
+        std::fs::metadata(path).ok().map(|meta| Self((meta.dev(), meta.ino())))
+    }
+
+    /// Of the file that `path` leads to; `None` where there is none.
+    #[cfg(not(unix))]
+    pub(crate) fn of(path: &Path) -> Option<Self> {
+        std::fs::canonicalize(path).ok().map(Self)
+    }
+}

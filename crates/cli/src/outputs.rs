@@ -1,0 +1,121 @@
+//! Files that a run writes: refused before the work begins where they would do harm, and put in their places together at
+//! its end.
+
+use crate::inputs::{Identity, Inputs};
+use crate::output::{is_closed_pipe, note};
+use anyhow::{Context, bail};
+use gpt2_loader::atomic::{self, Staged};
+use gpt2_view::{FileKind, is_ours};
+use std::path::{Path, PathBuf};
+
+/// The files that a run was asked to write.
+#[derive(Debug)]
+pub(crate) struct Outputs {
+    list: Vec<Output>,
+    overwrite: bool,
+    staged: Vec<(PathBuf, Staged)>,
+}
+
+#[derive(Debug)]
+struct Output {
+    /// The option and its value.
+    named: String,
+    path: PathBuf,
+    kind: FileKind,
+}
+
+impl Outputs {
+    /// None yet; `overwrite` allows to replace files that this program did not write.
+    pub(crate) fn new(overwrite: bool) -> Self {
+        Self { list: vec![], overwrite, staged: vec![] }
+    }
+
+    /// Adds the file of the option `flag`.
+    pub(crate) fn add(&mut self, flag: &str, path: &Path, kind: FileKind) {
+        let named = format!("{flag} {}", path.display());
+        self.list.push(Output { named, path: path.to_path_buf(), kind });
+    }
+
+    /// Refuses an output that cannot be written, that the run reads, that two options name, that is where the result is
+    /// printed, or that another program wrote.
+    pub(crate) fn check(&self, inputs: &Inputs) -> anyhow::Result<()> {
+        let mut before: Vec<(&str, PathBuf)> = vec![];
+        for Output { named, path, kind } in &self.list {
+            let flag = named.split(' ').next().unwrap_or_default();
+            let target = atomic::check(path).with_context(|| flag.to_owned())?;
+            inputs.spare(named, &target)?;
+            if let Some((other, _)) = before.iter().find(|(_, other)| are_one(other, &target)) {
+                bail!("{named}: is the same file as {other}; give each its own name")
+            }
+            let foreign = target.exists()
+                && !self.overwrite
+                && !is_ours(*kind, &target).with_context(|| named.clone())?;
+            if foreign {
+                bail!(
+                    "{named}: there is a file that `gpt2` did not write as {kind}; choose another name, or replace it \
+                     with --overwrite"
+                )
+            }
+            before.push((named, target));
+        }
+        Ok(())
+    }
+
+    /// Lets `write` fill the file at `path` under a temporary name.
+    pub(crate) fn stage<E>(
+        &mut self,
+        path: &Path,
+        write: impl FnOnce(&Path) -> Result<(), E>,
+    ) -> anyhow::Result<()>
+    where
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        self.staged.push((path.to_path_buf(), atomic::stage(path, write)?));
+        Ok(())
+    }
+
+    /// [`stage`](Self::stage) for content that is in memory.
+    pub(crate) fn stage_bytes(&mut self, path: &Path, content: &[u8]) -> anyhow::Result<()> {
+        self.staged.push((path.to_path_buf(), atomic::stage_bytes(path, content)?));
+        Ok(())
+    }
+
+    /// Prints by `print` and puts the files in their places; where results cannot be printed, no file is written. A reader
+    /// of a pipe that went away had what it wanted.
+    pub(crate) fn commit_after(self, print: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
+        let printed = print().and_then(|()| crate::output::flush());
+        if let Err(error) = &printed
+            && !is_closed_pipe(error)
+        {
+            return printed;
+        }
+        self.commit()?;
+        printed
+    }
+
+    /// Puts the files in their places. Where one cannot be put there, those before it that are new are removed.
+    pub(crate) fn commit(self) -> anyhow::Result<()> {
+        let mut new = vec![];
+        for (path, staged) in self.staged {
+            let is_new = !path.exists();
+            if let Err(error) = staged.commit() {
+                for path in new {
+                    let _ = std::fs::remove_file(path);
+                }
+                return Err(error.into());
+            }
+            note(&format!("wrote {}", path.display()));
+            new.extend(is_new.then_some(path));
+        }
+        Ok(())
+    }
+}
+
+/// Whether two names, of files or of what is not there yet, are one file's.
+fn are_one(a: &Path, b: &Path) -> bool {
+    let place = |path: &Path| {
+        let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        (Identity::of(dir), path.file_name().map(std::ffi::OsStr::to_os_string))
+    };
+    place(a) == place(b) || (a.exists() && Identity::of(a) == Identity::of(b))
+}

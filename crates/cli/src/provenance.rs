@@ -1,0 +1,128 @@
+//! What made an output: the same facts in the terminal's first line, in JSON and in every file.
+
+use crate::session::Session;
+use candle_core::{DType, Device, DeviceLocation};
+use gpt2_model::Implementation;
+use gpt2_model::hooks::{Intervention, Interventions};
+use gpt2_view::visible_text;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// What made an output.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Provenance {
+    /// This program's version.
+    gpt2: &'static str,
+    /// The folder as it was named, the name with its commit, or the built-in model's name.
+    model: String,
+    /// The folder, from the root on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    folder: Option<PathBuf>,
+    /// The commit on the Hub.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    commit: Option<String>,
+    /// The hash of each of the weights' files, where it is known without reading them.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    weights: BTreeMap<String, String>,
+    dtype: &'static str,
+    device: String,
+    /// Which attention ran.
+    implementation: &'static str,
+    /// The prompt's tokens.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    ids: Vec<u32>,
+    /// The chosen layers and heads, where the output is about some.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    layers: Option<Vec<usize>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    heads: Option<Vec<usize>>,
+    /// What was done to the model, as on the command line; empty where nothing was.
+    interventions: Vec<String>,
+}
+
+impl Provenance {
+    /// Of a run of the session's model over a prompt.
+    pub(crate) fn new(session: &Session, ids: &[u32]) -> anyhow::Result<Self> {
+        Ok(Self { ids: ids.to_vec(), ..Self::of_tokens(session, ids.len())? })
+    }
+
+    /// Of runs of the session's model over `t` tokens each.
+    pub(crate) fn of_tokens(session: &Session, t: usize) -> anyhow::Result<Self> {
+        let (config, dtype) = (session.model.config(), session.model.transformer.dtype());
+        let implementation =
+            crate::qkv::implementation_of(config, (t, t, false), dtype, &session.device)?.as_str();
+        Ok(Self {
+            gpt2: env!("CARGO_PKG_VERSION"),
+            model: session.name.clone(),
+            folder: std::path::absolute(&session.name).ok().filter(|dir| dir.is_dir()),
+            commit: session.files.commit.clone(),
+            weights: session.files.verified.clone(),
+            dtype: DType::as_str(&dtype),
+            device: device_name(&session.device),
+            implementation,
+            ids: vec![],
+            layers: None,
+            heads: None,
+            interventions: vec![],
+        })
+    }
+
+    /// The same, of these layers and heads alone.
+    pub(crate) fn of(self, layers: &[usize], heads: &[usize]) -> Self {
+        Self { layers: Some(layers.to_vec()), heads: Some(heads.to_vec()), ..self }
+    }
+
+    /// The same, under interventions.
+    pub(crate) fn under(self, interventions: &Interventions) -> Self {
+        // On GPUs, keys that are knocked out are left to plain operations.
+        let hides = interventions.iter().any(|one| matches!(one, Intervention::KnockOut(..)));
+        let implementation =
+            if hides && self.device != "cpu" { Implementation::Eager.as_str() } else { self.implementation };
+        let interventions = interventions.iter().map(Intervention::to_string).collect();
+        Self { implementation, interventions, ..self }
+    }
+
+    /// One line: dtype, device, attention and interventions.
+    pub(crate) fn caption(&self) -> String {
+        let Self { dtype, device, implementation, interventions, .. } = self;
+        let ran = format!("{dtype} on {device}, {implementation} attention");
+        if interventions.is_empty() { ran } else { format!("{ran}; {}", interventions.join(", ")) }
+    }
+
+    /// What stands above results in a terminal: the model, how much of it is shown for how many tokens, and the caption.
+    pub(crate) fn first_line(&self) -> String {
+        let tokens = count(self.ids.len(), "token");
+        let chosen = match (&self.layers, &self.heads) {
+            (Some(layers), Some(heads)) => {
+                format!(", {} of {}", count(layers.len(), "layer"), count(heads.len(), "head"))
+            }
+            _ => String::new(),
+        };
+        visible_text(&format!("{}: {tokens}{chosen}; {}", self.model, self.caption()))
+    }
+
+    /// For the files that the crate view writes.
+    pub(crate) fn for_files(&self) -> anyhow::Result<gpt2_view::Provenance> {
+        Ok(gpt2_view::Provenance { caption: self.caption(), facts: serde_json::to_value(self)? })
+    }
+
+    /// What a safetensors file says of itself.
+    pub(crate) fn metadata(&self) -> anyhow::Result<Vec<(&'static str, String)>> {
+        Ok(vec![("gpt2", self.gpt2.to_owned()), ("provenance", serde_json::to_string(self)?)])
+    }
+}
+
+/// `1 token`, `2 tokens`
+pub(crate) fn count(n: usize, what: &str) -> String {
+    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
+}
+
+/// `cpu`, `cuda:0` or `metal:0`, as `--device` takes it.
+pub(crate) fn device_name(device: &Device) -> String {
+    match device.location() {
+        DeviceLocation::Cpu => "cpu".to_owned(),
+        DeviceLocation::Cuda { gpu_id } => format!("cuda:{gpu_id}"),
+        DeviceLocation::Metal { gpu_id } => format!("metal:{gpu_id}"),
+    }
+}

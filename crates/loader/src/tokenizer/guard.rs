@@ -1,0 +1,77 @@
+//! Calls into the crates tokenizers and tiktoken: a panic there is an error here.
+
+use crate::LoadError;
+use std::cell::Cell;
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::Once;
+
+thread_local! {
+    /// Whether this thread is inside [`guarded`], where a panic is caught and told by its caller.
+    static GUARDED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs `call`. What it reports, and what it panics with, becomes an error that names `name`.
+///
+/// What reaches those crates is checked first; this is for what the checks overlook. Nothing is printed for
+/// a panic that is caught here, and everything as before for any other.
+pub(super) fn guarded<T>(name: &str, call: impl FnOnce() -> Result<T, String>) -> Result<T, LoadError> {
+    silence_caught_panics();
+    let outside = GUARDED.replace(true);
+    let result = panic::catch_unwind(AssertUnwindSafe(call));
+    GUARDED.set(outside);
+    let failed = |reason| LoadError::Tokenizer { name: name.to_string(), reason };
+    match result {
+        Ok(result) => result.map_err(failed),
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().map(String::as_str);
+            let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no reason given");
+            Err(failed(format!("the tokenizer broke off: {text}")))
+        }
+    }
+}
+
+/// Puts a hook before the one that prints panics, once.
+fn silence_caught_panics() {
+    static ONCE: Once = Once::new();
+    // The hook cannot be changed by a thread that panics.
+    if std::thread::panicking() {
+        return;
+    }
+    ONCE.call_once(|| {
+        let print = panic::take_hook();
+        panic::set_hook(Box::new(move |info| {
+            if !GUARDED.try_with(Cell::get).unwrap_or(false) {
+                print(info);
+            }
+        }));
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_is_an_error_with_the_files_name_and_the_panics_text() {
+        let refused =
+            |call: fn() -> Result<(), String>| guarded("some.json", call).expect_err("refused").to_string();
+        for message in
+            [refused(|| panic!("at {}", 7)), refused(|| panic!("at 7")), refused(|| Err("at 7".into()))]
+        {
+            assert!(message.starts_with("some.json: ") && message.contains("at 7"), "{message}");
+        }
+        assert!(!GUARDED.get(), "the thread's own panics are printed again");
+        assert!(guarded("some.json", || Ok(1)).is_ok_and(|one| one == 1));
+    }
+
+    /// Runs the test above in a process of its own and looks at what that printed.
+    #[test]
+    fn a_caught_panic_prints_nothing() {
+        let name = "tokenizer::guard::tests::a_panic_is_an_error_with_the_files_name_and_the_panics_text";
+        let this = std::env::current_exe().expect("this test");
+        let mut child = std::process::Command::new(this);
+        let output = child.args(["--exact", name, "--nocapture"]).output().expect("it runs");
+        let printed = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        assert!(printed.contains("1 passed") && !printed.contains("panicked"), "{printed}");
+    }
+}

@@ -1,0 +1,314 @@
+//! The parts around the BPE that this project runs: all that byte-level models of GPT-2's family use.
+//!
+//! Each is read into a type of its own and written anew from there for the crate tokenizers, which never
+//! sees anything else of a file.
+
+use super::vocab::{check_id, check_token};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use std::collections::BTreeMap;
+
+/// Parts of a sequence.
+const MOST_PARTS: usize = 8;
+/// Pieces of a template.
+const MOST_PIECES: usize = 16;
+/// Bytes of a literal that splits text.
+const LONGEST_LITERAL: usize = 64;
+
+/// The patterns that split text in models of the family: GPT-2's, and those of later byte-level models. Any
+/// other may take time without end, or memory, for a text that its author thought of.
+const PATTERNS: [&str; 4] = [
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    r"\p{N}{1,3}",
+];
+
+/// The part as the crate tokenizers holds it.
+pub(super) fn handed_on<W: DeserializeOwned>(part: &impl Serialize) -> Result<W, String> {
+    serde_json::to_value(part).and_then(serde_json::from_value).map_err(|e| e.to_string())
+}
+
+fn check_flat(what: &str, parts: usize, nested: bool) -> Result<(), String> {
+    if nested {
+        return Err(format!("{what}: a Sequence in a Sequence; expected its parts in one"));
+    }
+    if parts > MOST_PARTS {
+        return Err(format!("{what}: {parts} parts; expected at most {MOST_PARTS}"));
+    }
+    Ok(())
+}
+
+/// What is done to the text before it is split.
+#[derive(Serialize, Deserialize)]
+#[serde(tag = "type")]
+#[allow(clippy::upper_case_acronyms)]
+pub(super) enum Normalizer {
+    NFC,
+    NFD,
+    NFKC,
+    NFKD,
+    Lowercase,
+    StripAccents,
+    Sequence { normalizers: Vec<Normalizer> },
+}
+
+impl Normalizer {
+    fn parts(&self) -> &[Self] {
+        match self {
+            Self::Sequence { normalizers } => normalizers,
+            part => std::slice::from_ref(part),
+        }
+    }
+
+    pub(super) fn check(&self) -> Result<(), String> {
+        let parts = self.parts();
+        check_flat("normalizer", parts.len(), parts.iter().any(|part| matches!(part, Self::Sequence { .. })))
+    }
+
+    /// How many times as many bytes it may make of a text (U+FDFA has 3, and 33 in NFKD).
+    pub(super) fn growth(&self) -> usize {
+        let form = |part: &Self| match part {
+            Self::NFKC | Self::NFKD => 12,
+            Self::NFC | Self::NFD => 3,
+            _ => 1,
+        };
+        let lowercase = self.parts().iter().any(|part| matches!(part, Self::Lowercase));
+        self.parts().iter().map(form).max().unwrap_or(1) * if lowercase { 2 } else { 1 }
+    }
+}
+
+/// What becomes of the text between the matches.
+#[derive(Default, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub(super) enum Behavior {
+    Removed,
+    #[default]
+    Isolated,
+    MergedWithPrevious,
+    MergedWithNext,
+    Contiguous,
+}
+
+/// Where the text is split.
+#[derive(Serialize, Deserialize)]
+pub(super) enum Pattern {
+    String(String),
+    Regex(String),
+}
+
+/// The bytes as letters.
+#[derive(Serialize, Deserialize)]
+pub(super) struct ByteLevel {
+    add_prefix_space: bool,
+    trim_offsets: bool,
+    #[serde(default = "yes")]
+    use_regex: bool,
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// What splits the text into words.
+#[derive(Serialize, Deserialize)]
+#[serde(tag = "type")]
+pub(super) enum PreTokenizer {
+    ByteLevel(ByteLevel),
+    Whitespace,
+    WhitespaceSplit,
+    Digits {
+        individual_digits: bool,
+    },
+    Punctuation {
+        #[serde(default)]
+        behavior: Behavior,
+    },
+    Split {
+        pattern: Pattern,
+        behavior: Behavior,
+        invert: bool,
+    },
+    Sequence {
+        pretokenizers: Vec<PreTokenizer>,
+    },
+}
+
+impl PreTokenizer {
+    fn parts(&self) -> &[Self] {
+        match self {
+            Self::Sequence { pretokenizers } => pretokenizers,
+            part => std::slice::from_ref(part),
+        }
+    }
+
+    pub(super) fn check(&self) -> Result<(), String> {
+        let parts = self.parts();
+        check_flat(
+            "pre_tokenizer",
+            parts.len(),
+            parts.iter().any(|part| matches!(part, Self::Sequence { .. })),
+        )?;
+        // Each makes letters of the letters' bytes once more.
+        if parts.iter().filter(|part| matches!(part, Self::ByteLevel(_))).count() > 1 {
+            return Err("pre_tokenizer: more than one ByteLevel; expected one".into());
+        }
+        for part in parts {
+            match part {
+                Self::Split { pattern: Pattern::String(literal), .. }
+                    if literal.is_empty() || literal.len() > LONGEST_LITERAL =>
+                {
+                    return Err(format!(
+                        "pre_tokenizer: Split at a text of {} bytes; expected 1 to {LONGEST_LITERAL}",
+                        literal.len()
+                    ));
+                }
+                Self::Split { pattern: Pattern::Regex(regex), .. } if !PATTERNS.contains(&regex.as_str()) => {
+                    let start: String = regex.chars().take(60).collect();
+                    return Err(format!(
+                        "pre_tokenizer: Split at the pattern {start:?}, which is not supported; expected GPT-2's \
+                         pattern or that of another byte-level model that is known here"
+                    ));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the words are bytes as letters.
+    pub(super) fn is_byte_level(&self) -> bool {
+        self.parts().iter().any(|part| matches!(part, Self::ByteLevel(_)))
+    }
+
+    /// Whether parts of the text are left out.
+    pub(super) fn removes(&self) -> bool {
+        self.parts().iter().any(|part| match part {
+            Self::Whitespace | Self::WhitespaceSplit => true,
+            Self::Punctuation { behavior } | Self::Split { behavior, .. } => *behavior == Behavior::Removed,
+            Self::ByteLevel(_) | Self::Digits { .. } | Self::Sequence { .. } => false,
+        })
+    }
+}
+
+/// A place in a template.
+#[derive(Serialize, Deserialize)]
+pub(super) enum Piece {
+    Sequence { id: SequenceId, type_id: u32 },
+    SpecialToken { id: String, type_id: u32 },
+}
+
+/// Which text.
+#[derive(PartialEq, Serialize, Deserialize)]
+pub(super) enum SequenceId {
+    A,
+    B,
+}
+
+/// What a template calls a special token.
+#[derive(Serialize, Deserialize)]
+pub(super) struct SpecialToken {
+    id: String,
+    ids: Vec<u32>,
+    tokens: Vec<String>,
+}
+
+/// What is put around the ids.
+#[derive(Serialize, Deserialize)]
+#[serde(tag = "type")]
+pub(super) enum PostProcessor {
+    ByteLevel(ByteLevel),
+    TemplateProcessing {
+        single: Vec<Piece>,
+        pair: Vec<Piece>,
+        special_tokens: BTreeMap<String, SpecialToken>,
+    },
+    Sequence {
+        processors: Vec<PostProcessor>,
+    },
+}
+
+impl PostProcessor {
+    pub(super) fn check(&self) -> Result<(), String> {
+        let parts = match self {
+            Self::Sequence { processors } => processors.as_slice(),
+            part => std::slice::from_ref(part),
+        };
+        check_flat(
+            "post_processor",
+            parts.len(),
+            parts.iter().any(|part| matches!(part, Self::Sequence { .. })),
+        )?;
+        // A template after another sees several texts, and has no place for them.
+        if parts.iter().filter(|part| matches!(part, Self::TemplateProcessing { .. })).count() > 1 {
+            return Err("post_processor: more than one TemplateProcessing; expected one".into());
+        }
+        for part in parts {
+            if let Self::TemplateProcessing { single, pair, special_tokens } = part {
+                check_template(single, pair, special_tokens)
+                    .map_err(|reason| format!("post_processor: TemplateProcessing: {reason}"))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn check_template(
+    single: &[Piece],
+    pair: &[Piece],
+    special_tokens: &BTreeMap<String, SpecialToken>,
+) -> Result<(), String> {
+    let texts: Vec<&SequenceId> = single
+        .iter()
+        .filter_map(|piece| match piece {
+            Piece::Sequence { id, .. } => Some(id),
+            Piece::SpecialToken { .. } => None,
+        })
+        .collect();
+    if texts != [&SequenceId::A] {
+        return Err("single: expected the text A once and no other".into());
+    }
+    if single.len().max(pair.len()) > MOST_PIECES {
+        return Err(format!("more than {MOST_PIECES} pieces"));
+    }
+    for piece in single.iter().chain(pair) {
+        if let Piece::SpecialToken { id, .. } = piece
+            && !special_tokens.contains_key(id)
+        {
+            return Err(format!("{id:?} is not among its special_tokens"));
+        }
+    }
+    for (name, token) in special_tokens {
+        if token.ids.is_empty() || token.ids.len() > MOST_PIECES || token.ids.len() != token.tokens.len() {
+            return Err(format!(
+                "special token {name:?} has {} ids and {} tokens; expected as many ids as tokens, 1 to {MOST_PIECES}",
+                token.ids.len(),
+                token.tokens.len()
+            ));
+        }
+        token.ids.iter().try_for_each(|&id| check_id(id))?;
+        token.tokens.iter().try_for_each(|token| check_token(token))?;
+    }
+    Ok(())
+}
+
+/// What makes text of tokens.
+#[derive(Serialize, Deserialize)]
+#[serde(tag = "type")]
+pub(super) enum Decoder {
+    ByteLevel(ByteLevel),
+    ByteFallback,
+    Fuse,
+    Sequence { decoders: Vec<Decoder> },
+}
+
+impl Decoder {
+    pub(super) fn check(&self) -> Result<(), String> {
+        match self {
+            Self::Sequence { decoders } => check_flat(
+                "decoder",
+                decoders.len(),
+                decoders.iter().any(|part| matches!(part, Self::Sequence { .. })),
+            ),
+            _ => Ok(()),
+        }
+    }
+}

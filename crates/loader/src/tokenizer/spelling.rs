@@ -1,0 +1,231 @@
+//! What a vocabulary can spell, and how much text a token stands for.
+
+use super::parts::{Normalizer, PreTokenizer};
+use super::shape::Shape;
+use std::collections::HashMap;
+use std::fmt;
+use tokenizers::models::bpe::BPE;
+use tokenizers::{Model, ModelWrapper, OffsetReferential, OffsetType, PreTokenizer as _};
+
+/// Bytes that are tokenised for a prompt, whatever the model: a byte takes up to 450 bytes of memory and two
+/// microseconds.
+const MOST_BYTES: usize = 1 << 20;
+/// How many characters a message shows.
+const SHOWN: usize = 10;
+
+/// Characters that a vocabulary cannot spell, in the order in which they come in a text, and how often.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Unspellable(Vec<(char, usize)>);
+
+impl Unspellable {
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Each character and how often it comes.
+    #[must_use]
+    pub fn characters(&self) -> &[(char, usize)] {
+        &self.0
+    }
+
+    /// How many characters of the text these are.
+    #[must_use]
+    pub fn total(&self) -> usize {
+        self.0.iter().map(|(_, count)| count).sum()
+    }
+}
+
+/// `'ä' (3), U+200B, …`: the first ten.
+impl fmt::Display for Unspellable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, &(character, count)) in self.0.iter().take(SHOWN).enumerate() {
+            f.write_str(if i == 0 { "" } else { ", " })?;
+            // Debug writes what does not show as an escape.
+            if character.escape_debug().len() > 1 || character.is_whitespace() {
+                write!(f, "U+{:04X}", u32::from(character))?;
+            } else {
+                write!(f, "'{character}'")?;
+            }
+            if count > 1 {
+                write!(f, " ({count})")?;
+            }
+        }
+        f.write_str(if self.0.len() > SHOWN { ", …" } else { "" })
+    }
+}
+
+/// What the vocabulary spells a text with.
+#[derive(Debug, Clone)]
+pub(super) struct Spelling {
+    /// Whether no character is ever dropped.
+    whole: bool,
+    byte_level: bool,
+    byte_fallback: bool,
+    ignore_merges: bool,
+    /// The most bytes of text that one token stands for; `None` where there is no such number.
+    longest: Option<usize>,
+    /// The most by which the normalizer multiplies a text's length in bytes.
+    growth: usize,
+}
+
+impl Spelling {
+    /// Of a byte-level vocabulary that has all bytes, and no token for more than `longest` of them.
+    pub(super) fn of_bytes(longest: usize) -> Self {
+        Self {
+            whole: true,
+            byte_level: true,
+            byte_fallback: false,
+            ignore_merges: false,
+            longest: Some(longest),
+            growth: 1,
+        }
+    }
+
+    /// Of the tokens of a byte-level BPE with nothing around it.
+    pub(super) fn of_byte_level<'a>(tokens: impl Iterator<Item = &'a String> + Clone) -> Self {
+        let letters = tokens.clone().filter(|token| is_letter(token)).count();
+        let longest = tokens.map(|token| token.chars().count()).max().unwrap_or(0);
+        let whole = letters == 256;
+        Self { whole, longest: Some(longest).filter(|_| whole), ..Self::of_bytes(longest) }
+    }
+
+    /// The same with one more token, which stands for its own text.
+    pub(super) fn with_token(self, token: &str) -> Self {
+        Self { longest: self.longest.map(|longest| longest.max(token.len())), ..self }
+    }
+
+    /// Whether no character is ever dropped.
+    pub(super) fn is_whole(&self) -> bool {
+        self.whole
+    }
+
+    /// Of a tokenizer.json.
+    pub(super) fn of_shape(shape: &Shape) -> Self {
+        let model = &shape.model;
+        let pre_tokenizer = shape.pre_tokenizer.as_ref();
+        let byte_level = pre_tokenizer.is_some_and(PreTokenizer::is_byte_level);
+        let byte_fallback = model.byte_fallback.unwrap_or(false);
+        let letters = Self::of_byte_level(model.vocab.0.keys());
+        let fallback = || (0..=u8::MAX).all(|byte| model.vocab.0.contains_key(&fallback_token(byte)));
+        // Text that is removed, dropped or joined before it becomes tokens is text of any length.
+        let keeps_length = byte_level
+            && letters.whole
+            && shape.normalizer.is_none()
+            && !pre_tokenizer.is_some_and(PreTokenizer::removes)
+            && !shape.added_tokens.iter().any(|token| token.lstrip || token.rstrip);
+        let added = shape.added_tokens.iter().map(|token| token.content.len()).max().unwrap_or(0);
+        Self {
+            whole: model.unk_token.is_some() || byte_level && letters.whole || byte_fallback && fallback(),
+            byte_level,
+            byte_fallback,
+            ignore_merges: model.ignore_merges.unwrap_or(false),
+            longest: letters.longest.map(|longest| longest.max(added)).filter(|_| keeps_length),
+            growth: shape.normalizer.as_ref().map_or(1, Normalizer::growth),
+        }
+    }
+
+    /// The most bytes of text that one token stands for; `None` where there is no such number.
+    pub(super) fn longest(&self) -> Option<usize> {
+        self.longest
+    }
+
+    /// The most bytes that are tokenised for `positions` tokens.
+    pub(super) fn most_bytes(&self, positions: usize) -> usize {
+        let spelt = self.longest.map_or(usize::MAX, |longest| longest.saturating_mul(positions));
+        spelt.min(MOST_BYTES / self.growth)
+    }
+
+    /// The characters of `text` that `tokenizer`, whose spelling this is, drops.
+    pub(super) fn unspellable(
+        &self,
+        tokenizer: &tokenizers::Tokenizer,
+        text: &str,
+    ) -> Result<Unspellable, String> {
+        let mut found = Unspellable::default();
+        let ModelWrapper::BPE(bpe) = tokenizer.get_model() else { return Ok(found) };
+        if self.whole {
+            return Ok(found);
+        }
+        let mut places = HashMap::new();
+        let mut count = |character| {
+            let place = *places.entry(character).or_insert_with(|| {
+                found.0.push((character, 0));
+                found.0.len() - 1
+            });
+            found.0[place].1 += 1;
+        };
+        let bytes: HashMap<char, u8> =
+            (0..=u8::MAX).zip(letters()).map(|(byte, letter)| (letter, byte)).collect();
+        let letters: Vec<char> = letters().collect();
+        // The words, as the model is given them; those with tokens are added tokens.
+        let added = tokenizer.get_added_vocabulary();
+        let mut words = added.extract_and_normalize(tokenizer.get_normalizer(), text);
+        if let Some(part) = tokenizer.get_pre_tokenizer() {
+            part.pre_tokenize(&mut words).map_err(|e| e.to_string())?;
+        }
+        for (word, _, tokens) in words.get_splits(OffsetReferential::Normalized, OffsetType::Byte) {
+            if tokens.is_some() || self.ignore_merges && bpe.token_to_id(word).is_some() {
+                continue;
+            }
+            if self.byte_level {
+                let word: Vec<u8> = word.chars().filter_map(|letter| bytes.get(&letter).copied()).collect();
+                let is_spelt = |byte| has(bpe, letters[usize::from(byte)]);
+                String::from_utf8_lossy(&word)
+                    .chars()
+                    .filter(|c| !c.encode_utf8(&mut [0; 4]).bytes().all(is_spelt))
+                    .for_each(&mut count);
+            } else {
+                word.chars().filter(|&c| !has(bpe, c) && !self.falls_back(bpe, c)).for_each(&mut count);
+            }
+        }
+        Ok(found)
+    }
+
+    /// Whether `character` is spelt byte by byte.
+    fn falls_back(&self, bpe: &BPE, character: char) -> bool {
+        let has = |byte| bpe.token_to_id(&fallback_token(byte)).is_some();
+        self.byte_fallback && character.encode_utf8(&mut [0; 4]).bytes().all(has)
+    }
+}
+
+fn has(bpe: &BPE, character: char) -> bool {
+    bpe.token_to_id(character.encode_utf8(&mut [0; 4])).is_some()
+}
+
+/// The token of a byte, where a character that the vocabulary lacks is spelt in bytes.
+fn fallback_token(byte: u8) -> String {
+    format!("<{byte:#04X}>")
+}
+
+/// The letter of each byte in a byte-level vocabulary: itself where it prints, else one from U+0100 on.
+fn letters() -> impl Iterator<Item = char> {
+    let mut next = (0x100..).filter_map(char::from_u32);
+    (0..=u8::MAX).map(move |byte| match byte {
+        b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff => char::from(byte),
+        _ => next.next().unwrap_or(char::REPLACEMENT_CHARACTER),
+    })
+}
+
+fn is_letter(token: &str) -> bool {
+    let mut characters = token.chars();
+    let printing = |c| matches!(c, '!'..='~' | '\u{a1}'..='\u{ac}' | '\u{ae}'..='\u{143}');
+    characters.next().is_some_and(printing) && characters.next().is_none()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+
+    #[test]
+    fn the_letters_are_those_of_the_byte_level_alphabet() {
+        let alphabet = ByteLevel::alphabet();
+        let ours: Vec<char> = letters().collect();
+        assert_eq!((ours[0], ours[usize::from(b' ')], ours[usize::from(b'a')]), ('\u{100}', '\u{120}', 'a'));
+        assert!(ours.iter().all(|letter| alphabet.contains(letter)) && ours.len() == alphabet.len());
+        let single = (0..0x300).filter_map(char::from_u32).filter(|c| is_letter(&c.to_string()));
+        assert_eq!(single.count(), 256);
+    }
+}

@@ -1,0 +1,37 @@
+//! [`TextStream`]: text from ids that arrive one by one.
+
+use super::Tokenizer;
+
+/// Text from ids that arrive one by one: a character whose bytes are spread over several tokens comes out
+/// whole, with the last of them.
+#[derive(Debug)]
+pub struct TextStream<'a> {
+    pub(super) tokenizer: &'a Tokenizer,
+    /// The ids since the last whole character.
+    pub(super) pending: Vec<u32>,
+    /// How many bytes of their text are out already.
+    pub(super) written: usize,
+}
+
+impl TextStream<'_> {
+    /// The text that `id` completes; empty while a character is unfinished.
+    pub fn push(&mut self, id: u32) -> String {
+        self.pending.push(id);
+        let text = self.tokenizer.decode(&self.pending);
+        // The bytes of an unfinished character decode to one replacement character at the end.
+        let whole = text.strip_suffix(char::REPLACEMENT_CHARACTER);
+        let out = whole.unwrap_or(&text).get(self.written..).unwrap_or_default().to_string();
+        self.written += out.len();
+        if whole.is_none() {
+            self.pending.clear();
+            self.written = 0;
+        }
+        out
+    }
+
+    /// What is left when no more ids come.
+    #[must_use]
+    pub fn finish(self) -> String {
+        self.tokenizer.decode(&self.pending).get(self.written..).unwrap_or_default().to_string()
+    }
+}

@@ -1,0 +1,170 @@
+//! The vocabulary and the merges of a BPE, in whichever file they stand.
+//!
+//! What comes through is what the crate tokenizers computes with safely: ids that are distinct and small,
+//! tokens of a bounded length, merges whose three tokens are all there.
+
+use super::shape::parse;
+use serde::Deserialize;
+use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use std::collections::HashSet;
+use std::fmt;
+use tokenizers::models::bpe;
+
+/// One more than the largest id; the largest vocabularies in use have a 64th of it.
+const MOST_IDS: u32 = 1 << 24;
+/// GPT-2's own longest token has 256 bytes as letters.
+const LONGEST_TOKEN: usize = 4096;
+
+/// Tokens and their ids.
+#[derive(Default)]
+pub(super) struct Vocab(pub(super) bpe::Vocab);
+
+/// Pairs of tokens that become one, the most urgent first.
+#[derive(Default)]
+pub(super) struct Merges(pub(super) bpe::Merges);
+
+/// Whether `id` is small enough for a vocabulary.
+pub(super) fn check_id(id: u32) -> Result<(), String> {
+    if id < MOST_IDS { Ok(()) } else { Err(format!("id {id} is too large; expected less than {MOST_IDS}")) }
+}
+
+/// Whether `token` is short enough for a vocabulary.
+pub(super) fn check_token(token: &str) -> Result<(), String> {
+    if token.len() <= LONGEST_TOKEN {
+        return Ok(());
+    }
+    let start: String = token.chars().take(20).collect();
+    Err(format!("the token {start:?}… has {} bytes; expected at most {LONGEST_TOKEN}", token.len()))
+}
+
+impl Vocab {
+    /// vocab.json
+    pub(super) fn from_json(bytes: &[u8]) -> Result<Self, String> {
+        parse(bytes)
+    }
+
+    /// Whether the three tokens of every merge are in the vocabulary.
+    pub(super) fn check(&self, merges: &Merges) -> Result<(), String> {
+        let mut merged = String::new();
+        for (i, (a, b)) in merges.0.iter().enumerate() {
+            merged.clear();
+            merged.push_str(a);
+            merged.push_str(b);
+            if let Some(missing) = [a, b, &merged].into_iter().find(|token| !self.0.contains_key(*token)) {
+                return Err(format!("merge {} ({a:?} {b:?}): {missing:?} is not in the vocabulary", i + 1));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<'de> Deserialize<'de> for Vocab {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Entries;
+        impl<'de> Visitor<'de> for Entries {
+            type Value = Vocab;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of tokens and their ids")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Vocab, A::Error> {
+                let mut vocab = bpe::Vocab::default();
+                let mut ids = HashSet::new();
+                while let Some((token, id)) = map.next_entry::<String, u32>()? {
+                    check_id(id).and_then(|()| check_token(&token)).map_err(A::Error::custom)?;
+                    if !ids.insert(id) {
+                        return Err(A::Error::custom(format!(
+                            "id {id} is given to two tokens; one is {token:?}"
+                        )));
+                    }
+                    if let Some(first) = vocab.insert(token.clone(), id) {
+                        return Err(A::Error::custom(format!(
+                            "token {token:?} has two ids, {first} and {id}"
+                        )));
+                    }
+                }
+                Ok(Vocab(vocab))
+            }
+        }
+        deserializer.deserialize_map(Entries)
+    }
+}
+
+impl Merges {
+    /// merges.txt: a line that tells the version, then a pair a line.
+    pub(super) fn from_text(bytes: &[u8]) -> Result<Self, String> {
+        let text = std::str::from_utf8(bytes).map_err(|e| format!("not UTF-8: {e}"))?;
+        let lines = text.trim_end_matches(['\r', '\n']).lines().enumerate();
+        let pairs = lines.filter(|(i, line)| *i > 0 || !(line.is_empty() || line.starts_with("#version")));
+        let pairs = pairs.map(|(i, line)| pair(line).map_err(|reason| format!("line {}: {reason}", i + 1)));
+        pairs.collect::<Result<_, _>>().map(Self)
+    }
+}
+
+/// The two tokens of a line.
+fn pair(line: &str) -> Result<(String, String), String> {
+    match line.split_once(' ') {
+        Some((a, b)) if !a.is_empty() && !b.is_empty() && !b.contains(' ') => Ok((a.into(), b.into())),
+        _ => {
+            let start: String = line.chars().take(40).collect();
+            Err(format!("{start:?} is no merge; expected two tokens with a space between them"))
+        }
+    }
+}
+
+/// A merge of tokenizer.json: `"a b"` or `["a", "b"]`.
+struct Merge(String, String);
+
+impl<'de> Deserialize<'de> for Merge {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Pair;
+        impl<'de> Visitor<'de> for Pair {
+            type Value = Merge;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a merge, \"a b\" or [\"a\", \"b\"]")
+            }
+
+            fn visit_str<E: Error>(self, line: &str) -> Result<Merge, E> {
+                pair(line).map(|(a, b)| Merge(a, b)).map_err(E::custom)
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Merge, A::Error> {
+                let missing = |n| A::Error::invalid_length(n, &Pair);
+                let a: String = seq.next_element()?.ok_or_else(|| missing(0))?;
+                let b: String = seq.next_element()?.ok_or_else(|| missing(1))?;
+                if a.is_empty() || b.is_empty() {
+                    return Err(A::Error::custom("a merge with an empty token"));
+                }
+                match seq.next_element::<serde::de::IgnoredAny>()? {
+                    None => Ok(Merge(a, b)),
+                    Some(_) => Err(missing(3)),
+                }
+            }
+        }
+        deserializer.deserialize_any(Pair)
+    }
+}
+
+impl<'de> Deserialize<'de> for Merges {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct All;
+        impl<'de> Visitor<'de> for All {
+            type Value = Merges;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list of merges")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Merges, A::Error> {
+                let mut merges = vec![];
+                while let Some(Merge(a, b)) = seq.next_element()? {
+                    merges.push((a, b));
+                }
+                Ok(Merges(merges))
+            }
+        }
+        deserializer.deserialize_seq(All)
+    }
+}

@@ -1,0 +1,233 @@
+//! No file of the user's is lost: outputs spare what the run reads and what others wrote, and come whole or not at all.
+
+use super::{Run, case, command, gpt2};
+use crate::checkpoint::{Folder, assert_says};
+use crate::common::Result;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+const IDS: [&str; 4] = ["--ids", "1,2,3", "--device", "cpu"];
+
+fn text(path: &Path) -> String {
+    path.display().to_string()
+}
+
+/// `name` in the folder under its own name, through `..`, and as a link and a second name of the file in `elsewhere`.
+fn names_of(folder: &Folder, name: &str, elsewhere: &Folder) -> Result<Vec<PathBuf>> {
+    let path = folder.file(name);
+    let own = folder.path().file_name().ok_or("a name")?;
+    let (link, second) = (elsewhere.file(&format!("link-{name}")), elsewhere.file(name));
+    std::fs::hard_link(&path, &second)?;
+    #[cfg(unix)]
+    std::os::unix::fs::symlink(&path, &link)?;
+    #[cfg(not(unix))]
+    std::fs::hard_link(&path, &link)?;
+    Ok(vec![path.clone(), folder.path().join("..").join(own).join(name), link, second])
+}
+
+#[test]
+fn no_output_replaces_a_file_of_the_model_by_any_name() -> Result {
+    for (from, files) in [
+        ("odd", &["config.json", "model.safetensors"][..]),
+        ("pickle", &["config.json", "pytorch_model.bin"]),
+    ] {
+        let (folder, elsewhere) = (Folder::of(from)?, Folder::empty()?);
+        let model = text(folder.path());
+        for name in files {
+            let before = std::fs::read(folder.file(name))?;
+            for path in names_of(&folder, name, &elsewhere)? {
+                let path = text(&path);
+                for option in
+                    [&["attention", "--png"][..], &["attention", "--html"], &["forward", "--export"]]
+                {
+                    let run = gpt2(&[option, &[&path, "--overwrite", "--model", &model], &IDS].concat())?;
+                    run.refused(1, &[option[1], &path, "a file of the model", "which this run reads"]);
+                    assert_eq!(std::fs::read(folder.file(name))?, before, "{path}");
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn no_output_replaces_the_prompt_the_text_or_the_model_that_is_trained_further() -> Result {
+    let folder = Folder::empty()?;
+    folder.write("page.html", "1, 2 and 3")?;
+    let page = text(&folder.file("page.html"));
+    gpt2(&["attention", "--file", &page, "--html", &page, "--overwrite"])?
+        .refused(1, &["--html", "is the prompt"]);
+    #[cfg(unix)]
+    {
+        let prompt = std::fs::File::open(folder.file("page.html"))?;
+        let run = command(&["attention", "--html", &page, "--overwrite"]).stdin(prompt).output()?;
+        Run::of(run)?.refused(1, &["--html", "is the prompt"]);
+    }
+    folder.write("text.csv", "To be, or not to be. ".repeat(50))?;
+    let (out, metrics) = (text(&folder.file("out")), text(&folder.file("text.csv")));
+    let train = ["train", "--text", &metrics, "--steps", "1", "--n-positions", "8", "--overwrite"];
+    gpt2(&[&train[..], &["--out", &out, "--metrics", &metrics]].concat())?
+        .refused(1, &["--metrics", "is the text"]);
+    let model = Folder::of("odd")?;
+    let base = text(model.path());
+    gpt2(&["train", "--text", &metrics, "--steps", "1", "--overwrite", "--out", &base, "--model", &base])?
+        .refused(1, &["--out", "is the folder of the model"]);
+    assert_eq!(folder.names()?, ["page.html", "text.csv"]);
+    assert_eq!(std::fs::read_to_string(folder.file("page.html"))?, "1, 2 and 3");
+    Ok(())
+}
+
+#[test]
+fn nothing_is_put_into_the_hubs_cache_or_among_the_models_files() -> Result {
+    let (folder, cache) = (Folder::of("odd")?, Folder::empty()?);
+    let (model, dir) = (text(folder.path()), text(cache.path()));
+    std::fs::create_dir(cache.file("blobs"))?;
+    // A folder that only holds a cache is no part of it.
+    let beside =
+        ["attention", "--model", &model, "--cache-dir", &dir, "--export", &text(&cache.file("w.npy"))];
+    gpt2(&[&beside[..], &IDS].concat())?.succeeded();
+    let inside = text(&cache.file("blobs/w.npy"));
+    let args = ["attention", "--model", &model, "--cache-dir", &dir, "--export", &inside];
+    gpt2(&[&args[..], &IDS].concat())?.refused(1, &["--export", "cache of the Hub's models"]);
+    let tokenizer = text(&folder.file("tokenizer.json"));
+    let args = ["attention", "--model", &model, "--export", &tokenizer];
+    gpt2(&[&args[..], &IDS].concat())?.refused(1, &["--export", "would become part of the model"]);
+    assert!(!folder.file("tokenizer.json").exists());
+    assert_eq!(std::fs::read_dir(cache.file("blobs"))?.count(), 0);
+    Ok(())
+}
+
+/// Each option that writes a file, with a name that it takes.
+const OUTPUTS: [(&str, &str, &str); 7] = [
+    ("attention", "--export", "w.safetensors"),
+    ("attention", "--export", "w.npy"),
+    ("attention", "--export", "w.jsonl"),
+    ("attention", "--export", "w.json"),
+    ("attention", "--png", "w.png"),
+    ("attention", "--html", "w.html"),
+    ("forward", "--export", "logits.safetensors"),
+];
+
+#[test]
+fn the_files_of_others_are_replaced_with_overwrite_alone_and_our_own_always() -> Result {
+    let model = case("odd");
+    for (what, option, name) in OUTPUTS {
+        let folder = Folder::empty()?;
+        let path = text(&folder.file(name));
+        let args = [&[what, option, &path, "--model", &model][..], &IDS].concat();
+        folder.write(name, "{\"somebody\": \"else's\"}\n")?;
+        gpt2(&args)?.refused(1, &[option, name, "did not write", "--overwrite"]);
+        assert_eq!(std::fs::read_to_string(folder.file(name))?, "{\"somebody\": \"else's\"}\n");
+        gpt2(&[&args[..], &["--overwrite"]].concat())?.succeeded();
+        let ours = std::fs::read(folder.file(name))?;
+        gpt2(&args)?.succeeded();
+        assert_eq!(std::fs::read(folder.file(name))?, ours, "{name}: the same command gave other bytes");
+        assert_eq!(folder.names()?, [name]);
+    }
+    Ok(())
+}
+
+#[test]
+fn two_outputs_with_one_name_are_refused() -> Result {
+    let folder = Folder::empty()?;
+    let (plain, dotted) = (text(&folder.file("x")), text(&folder.path().join(".").join("x")));
+    let args = ["attention", "--png", &plain, "--html", &dotted, "--model", &case("odd")];
+    gpt2(&[&args[..], &IDS].concat())?.refused(1, &["--html", "the same file as --png"]);
+    assert!(folder.names()?.is_empty());
+    Ok(())
+}
+
+#[test]
+fn an_output_that_cannot_be_written_is_refused_before_any_other_is() -> Result {
+    let folder = Folder::empty()?;
+    let (good, bad) = (text(&folder.file("w.npy")), text(&folder.file("nowhere/w.png")));
+    let args = ["attention", "--export", &good, "--png", &bad, "--model", &case("odd")];
+    gpt2(&[&args[..], &IDS].concat())?.refused(1, &["nowhere", "make it first"]);
+    assert!(folder.names()?.is_empty());
+    Ok(())
+}
+
+#[test]
+fn a_failed_training_run_leaves_no_folder_and_no_metrics() -> Result {
+    let folder = Folder::empty()?;
+    folder.write("text.txt", "too short")?;
+    let (input, out) = (text(&folder.file("text.txt")), text(&folder.file("a/b/c")));
+    let metrics = text(&folder.file("loss.csv"));
+    gpt2(&["train", "--text", &input, "--out", &out, "--metrics", &metrics])?.refused(1, &["too short"]);
+    assert_eq!(folder.names()?, ["text.txt"]);
+    Ok(())
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn where_the_result_cannot_be_printed_no_file_is_written() -> Result {
+    let folder = Folder::empty()?;
+    let path = text(&folder.file("w.npy"));
+    let args = ["attention", "--json", "--export", &path, "O Romeo"];
+    let full = std::fs::File::options().write(true).open("/dev/full")?;
+    let run = Run::of(command(&args).stdout(full).stderr(Stdio::piped()).spawn()?.wait_with_output()?)?;
+    run.refused(1, &["standard output", "No space left", "make room"]);
+    assert!(folder.names()?.is_empty());
+    // A reader that has seen enough is no failure.
+    let (reader, writer) = std::io::pipe()?;
+    drop(reader);
+    let run = Run::of(command(&args).stdout(writer).stderr(Stdio::piped()).spawn()?.wait_with_output()?)?;
+    assert_eq!((run.code, folder.names()?), (0, vec!["w.npy".to_string()]));
+    Ok(())
+}
+
+#[test]
+fn a_text_that_is_not_utf_8_is_refused_with_the_byte_and_the_remedy() -> Result {
+    let folder = Folder::empty()?;
+    folder.write("latin1.txt", b"caf\xe9")?;
+    let path = text(&folder.file("latin1.txt"));
+    gpt2(&["forward", "--file", &path])?.refused(1, &["latin1.txt", "byte 3 is 0xe9", "iconv"]);
+    let stdin = std::fs::File::open(folder.file("latin1.txt"))?;
+    let run = Run::of(command(&["forward"]).stdin(stdin).output()?)?;
+    run.refused(1, &["standard input", "byte 3 is 0xe9", "iconv"]);
+    let run = gpt2(&["train", "--text", &path, "--out", &text(&folder.file("out"))])?;
+    assert_says("stderr", &run.stderr, &["byte 3 is 0xe9"]);
+    assert_eq!(folder.names()?, ["latin1.txt"]);
+    Ok(())
+}
+
+/// The place where one looks for them first.
+#[test]
+fn metrics_may_lie_in_the_new_folder_of_the_model() -> Result {
+    let folder = Folder::empty()?;
+    folder.write("text.txt", "To be, or not to be. ".repeat(60))?;
+    let (input, out) = (text(&folder.file("text.txt")), text(&folder.file("out")));
+    let metrics = text(&folder.file("out/loss.csv"));
+    let size =
+        ["--n-layer", "1", "--n-head", "1", "--n-embd", "8", "--n-positions", "8", "--vocab-size", "260"];
+    let args = ["train", "--text", &input, "--out", &out, "--metrics", &metrics, "--steps", "2"];
+    gpt2(&[&args[..], &size].concat())?.succeeded();
+    assert_eq!(std::fs::read_to_string(folder.file("out/loss.csv"))?.lines().count(), 3);
+    // A table of somebody else's is not continued.
+    folder.write("theirs.csv", "step,price\n1,2\n")?;
+    let theirs = text(&folder.file("theirs.csv"));
+    folder.write("out/training-state.safetensors", "a state")?;
+    let args = ["train", "--text", &input, "--out", &out, "--metrics", &theirs, "--resume"];
+    let run = gpt2(&[&args[..], &size].concat())?;
+    run.refused(1, &["theirs.csv", "no table of metrics"]);
+    assert!(!run.stderr.contains("--overwrite"), "which does not go with --resume: {}", run.stderr);
+    assert_eq!(std::fs::read_to_string(folder.file("theirs.csv"))?, "step,price\n1,2\n");
+    Ok(())
+}
+
+#[test]
+#[cfg(unix)]
+fn training_writes_through_no_link_into_the_hubs_cache() -> Result {
+    let (folder, cache) = (Folder::empty()?, Folder::empty()?);
+    folder.write("text.txt", "To be, or not to be. ".repeat(60))?;
+    std::fs::create_dir_all(cache.file("models--gpt2/blobs"))?;
+    std::fs::create_dir(folder.file("out"))?;
+    let blob = cache.file("models--gpt2/blobs/abc");
+    std::os::unix::fs::symlink(&blob, folder.file("out/model.safetensors"))?;
+    let (input, out, dir) = (text(&folder.file("text.txt")), text(&folder.file("out")), text(cache.path()));
+    let args = ["train", "--text", &input, "--out", &out, "--cache-dir", &dir, "--steps", "1"];
+    gpt2(&args)?.refused(1, &["model.safetensors", "already"]);
+    gpt2(&[&args[..], &["--overwrite"]].concat())?.refused(1, &["--out", "cache of the Hub's models"]);
+    assert!(!blob.exists());
+    Ok(())
+}
