@@ -10,6 +10,7 @@ cargo=${CARGO:-cargo}
 step() { printf '\n== %s\n' "$*"; "$@"; }
 
 step "$cargo" fmt --all --check
+step "$cargo" fmt --manifest-path fuzz/Cargo.toml --check
 step "$cargo" clippy --release --workspace --all-targets -- -D warnings
 # Without the Hub, nothing of its hundreds of crates is built.
 step "$cargo" clippy --release -p gpt2-cli --no-default-features -- -D warnings

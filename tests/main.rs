@@ -9,6 +9,7 @@ mod common;
 mod dropout;
 mod fused;
 mod fused_backward;
+mod fuzz_corpus;
 mod generate;
 mod gradients;
 mod hooks;

@@ -1,0 +1,29 @@
+//! Interventions as text: `ablate L.H`, `mean-ablate L.H`, `scale L.H=F`, `block [L[.H]/]Q:K`, one a line.
+
+use gpt2_model::Config;
+use gpt2_model::hooks::{Intervention, Interventions};
+
+pub(crate) fn texts(data: &[u8]) {
+    let config =
+        Config { n_layer: 2, n_head: 2, n_embd: 8, n_positions: 16, vocab_size: 11, ..Config::gpt2() };
+    let text = String::from_utf8_lossy(data);
+    let mut list = vec![];
+    for line in text.lines() {
+        match line.parse::<Intervention>() {
+            Err(error) => assert!(!error.to_string().is_empty()),
+            Ok(one) => {
+                let shown = one.to_string();
+                let again: Intervention =
+                    shown.parse().expect("what it displays as is one of its text forms");
+                assert_eq!(again.to_string(), shown);
+                // Alone, and below with the others.
+                if let Err(error) = Interventions::new([one.clone()], &config) {
+                    assert!(!error.to_string().is_empty());
+                } else {
+                    list.push(one);
+                }
+            }
+        }
+    }
+    Interventions::new(list, &config).expect("interventions that fit one by one fit together");
+}

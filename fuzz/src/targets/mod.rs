@@ -1,0 +1,50 @@
+//! What is done with each input. A target panics only where the loader breaks a promise: bad input is refused
+//! with an error that names the file, and what is accepted works.
+
+mod archive;
+mod checkpoint;
+mod folder;
+mod interventions;
+mod tokenizer;
+
+/// Does with an input what a target is about.
+pub(crate) type Target = fn(&[u8]);
+
+/// Every target, by the name of its folder in `corpus/`.
+pub(crate) const TARGETS: [(&str, Target); 9] = [
+    ("config", checkpoint::config),
+    ("safetensors", checkpoint::safetensors),
+    ("index", checkpoint::index),
+    ("pickle", checkpoint::pickle),
+    ("pickle_zip", checkpoint::pickle_zip),
+    ("tokenizer_json", tokenizer::json),
+    ("vocab_merges", tokenizer::vocab_merges),
+    ("prompts", tokenizer::prompts),
+    ("interventions", interventions::texts),
+];
+
+/// The first parts of an input, each after its length in two bytes, and what follows them. A length beyond the
+/// end means all that is there.
+fn parts<const N: usize>(mut data: &[u8]) -> ([&[u8]; N], &[u8]) {
+    let parts = std::array::from_fn(|_| {
+        let (len, rest) =
+            data.split_first_chunk().map_or((0, data), |(len, rest)| (u16::from_le_bytes(*len), rest));
+        let (part, rest) = rest.split_at(usize::from(len).min(rest.len()));
+        data = rest;
+        part
+    });
+    (parts, data)
+}
+
+/// An error is said in words, and names `file`.
+#[track_caller]
+fn assert_names(error: &gpt2_loader::LoadError, file: &str) {
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(inner) = cause {
+        text = format!("{text}: {inner}");
+        cause = inner.source();
+    }
+    assert!(text.contains(file), "an error that does not name {file}: {text}");
+    assert!(!text.contains("the tokenizer broke off"), "a panic that the checks let through: {text}");
+}
