@@ -200,3 +200,21 @@ fn several_interventions_on_one_head_are_made_in_their_order_with_and_without_a_
     }
     Ok(())
 }
+
+/// A patch from a text leaves alone what is read after it; from the same text, it changes nothing.
+#[test]
+fn a_patch_ends_where_the_other_text_does() -> Result {
+    let (model, ids) = (random_model(2, 4, 12)?, some_ids(8, 1)?);
+    let expected = model.forward(&ids, ForwardArgs::default())?.logits;
+    let recorder = Recorder::new([Point::Z(1)]);
+    model.forward(&ids.narrow(1, 0, 5)?, hooked(&recorder))?;
+    let patch = Intervention::Patch(head(1, 0), recorder.value(Point::Z(1))?);
+    let patch = Interventions::new([patch], model.config())?;
+    let mut cache = KvCache::new(model.config(), 1, 8, DType::F32, &Device::Cpu)?;
+    for (start, len) in [(0, 3), (3, 4), (7, 1)] {
+        let args = ForwardArgs { cache: Some(&mut cache), ..hooked(&patch) };
+        let got = model.forward(&ids.narrow(1, start, len)?, args)?.logits;
+        assert_close(&format!("{start}"), &got, &expected.narrow(1, start, len)?, 1e-5);
+    }
+    Ok(())
+}

@@ -59,8 +59,10 @@ fn a_model_a_revision_or_a_file_that_is_not_there_is_named() -> Result<()> {
     run(&["--model", "gpt2", "--revision", "v9"])?.refused(1, &[MODEL, "no revision \"v9\""]);
     let commit = "f".repeat(40);
     run(&["--model", "gpt2", "--revision", &commit])?.refused(1, &["no revision", &commit]);
-    for revision in ["../../etc", "a//b", "", "a b", "/"] {
+    let asked = setup.server.seen().len();
+    for revision in ["../../etc", "a//b", "", "a b", "/", "main?x"] {
         run(&["--model", "gpt2", "--revision", revision])?.refused(1, &["no revision"]);
+        assert_eq!(setup.server.seen().len(), asked, "{revision:?} became part of an address");
     }
 
     setup.server.remove("model.safetensors");
