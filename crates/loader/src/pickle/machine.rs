@@ -187,6 +187,18 @@ mod tests {
         Ok(())
     }
 
+    #[test]
+    fn integers_are_in_twos_complement() -> Result<(), String> {
+        for (bytes, expected) in
+            [(&[0x7f][..], 127), (&[0x80], -128), (&[0x80, 0], 128), (&[0, 0x80], -32768), (&[0xff], -1)]
+        {
+            let pickle =
+                [&[op::LONG1, u8::try_from(bytes.len()).expect("short")], bytes, &[op::STOP]].concat();
+            assert!(matches!(read(&pickle)?, Object::Int(n) if n == expected), "{bytes:?}");
+        }
+        Ok(())
+    }
+
     #[track_caller]
     fn assert_refused(pickle: &[u8], part: &str) {
         let message = read(pickle).err().unwrap_or_else(|| format!("{pickle:?} is read"));
