@@ -231,3 +231,22 @@ fn training_writes_through_no_link_into_the_hubs_cache() -> Result {
     assert!(!blob.exists());
     Ok(())
 }
+
+#[test]
+fn two_files_of_ours_are_replaced_together_and_one_with_two_names_is_refused() -> Result {
+    let folder = Folder::empty()?;
+    let (png, html) = (text(&folder.file("w.png")), text(&folder.file("w.html")));
+    let model = case("odd");
+    let args = ["attention", "--png", &png, "--html", &html, "--model", &model];
+    for _ in 0..2 {
+        gpt2(&[&args[..], &IDS].concat())?.succeeded();
+    }
+    std::fs::remove_file(folder.file("w.html"))?;
+    std::fs::hard_link(folder.file("w.png"), folder.file("w.html"))?;
+    let run = gpt2(&[&args[..], &IDS, &["--overwrite"]].concat())?;
+    #[cfg(unix)]
+    run.refused(1, &["--html", "the same file as --png"]);
+    #[cfg(not(unix))]
+    drop(run);
+    Ok(())
+}
