@@ -116,7 +116,7 @@ fn the_files_of_others_are_replaced_with_overwrite_alone_and_our_own_always() ->
         let path = text(&folder.file(name));
         let args = [&[what, option, &path, "--model", &model][..], &IDS].concat();
         folder.write(name, "{\"somebody\": \"else's\"}\n")?;
-        gpt2(&args)?.refused(1, &[option, name, "did not write", "--overwrite"]);
+        gpt2(&args)?.refused(1, &[option, name, "already exists", "that `gpt2` wrote", "--overwrite"]);
         assert_eq!(std::fs::read_to_string(folder.file(name))?, "{\"somebody\": \"else's\"}\n");
         gpt2(&[&args[..], &["--overwrite"]].concat())?.succeeded();
         let ours = std::fs::read(folder.file(name))?;
@@ -248,5 +248,19 @@ fn two_files_of_ours_are_replaced_together_and_one_with_two_names_is_refused() -
     run.refused(1, &["--html", "the same file as --png"]);
     #[cfg(not(unix))]
     drop(run);
+    Ok(())
+}
+
+#[test]
+#[cfg(unix)]
+fn the_file_that_the_result_is_printed_to_is_no_output() -> Result {
+    let folder = Folder::empty()?;
+    let path = text(&folder.file("w.json"));
+    let model = case("odd");
+    let args = [&["attention", "--json", "--export", &path, "--model", &model][..], &IDS].concat();
+    let printed = std::fs::File::create(folder.file("w.json"))?;
+    let run = Run::of(command(&args).stdout(printed).stderr(Stdio::piped()).spawn()?.wait_with_output()?)?;
+    assert_eq!(run.code, 1, "{run:?}");
+    assert_says("stderr", &run.stderr, &["--export", "the result is printed to"]);
     Ok(())
 }

@@ -47,12 +47,17 @@ impl Outputs {
             if let Some((other, _)) = before.iter().find(|(_, other)| are_one(other, &target)) {
                 bail!("{named}: is the same file as {other}; give each its own name")
             }
+            // What is printed there would be lost. On Unix alone is there a name for it.
+            let printed = Path::new("/dev/stdout");
+            if cfg!(unix) && target.exists() && Identity::of(&target) == Identity::of(printed) {
+                bail!("{named}: is the file that the result is printed to; choose another name")
+            }
             let foreign = target.exists()
                 && !self.overwrite
                 && !is_ours(*kind, &target).with_context(|| named.clone())?;
             if foreign {
                 bail!(
-                    "{named}: there is a file that `gpt2` did not write as {kind}; choose another name, or replace it \
+                    "{named}: already exists, and is no {kind} that `gpt2` wrote; choose another name, or replace it \
                      with --overwrite"
                 )
             }
