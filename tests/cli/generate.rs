@@ -168,3 +168,11 @@ fn values_without_a_meaning_are_refused_by_name() -> Result {
     }
     Ok(())
 }
+
+#[test]
+fn a_top_p_of_all_is_no_limit() -> Result {
+    let args = ["generate", "--ids", "1,2", "-n4", "--seed", "3", "--top-k", "0", "--model"];
+    let run = |more: &[&str]| gpt2(&[&args[..], &[&case("odd")], more].concat());
+    assert_eq!(run(&["--top-p", "1"])?.succeeded().stdout, run(&[])?.succeeded().stdout);
+    Ok(())
+}

@@ -83,6 +83,15 @@ pub(super) fn batch(
 mod tests {
     use super::*;
 
+    /// A window is followed by the token that its last one predicts.
+    #[test]
+    fn each_part_needs_a_token_more_than_a_window() {
+        let split = |tokens: usize| Data::split(vec![0; tokens], 0.5, 4, 1);
+        assert!(split(10).is_ok_and(|data| data.train.len() == 5 && data.val.len() == 5));
+        assert!(split(9).is_err(), "5 and 4");
+        assert!(split(8).is_err(), "4 and 4");
+    }
+
     #[test]
     fn the_unigram_loss_is_that_of_counts_with_one_more_of_each_token() {
         // Counts 2, 1, 0, 0 and one more of each: 3, 2, 1 and 1 of 7.
