@@ -294,6 +294,16 @@ mod tests {
     use std::time::{Duration, Instant};
 
     #[test]
+    fn a_commit_is_forty_hexadecimal_digits() {
+        assert!(super::is_commit(&"0a".repeat(20)));
+        for other in
+            ["0a".repeat(19), "0a".repeat(21), format!("a{}", "g".repeat(39)), format!("{}/", "a".repeat(39))]
+        {
+            assert!(!super::is_commit(&other), "{other}");
+        }
+    }
+
+    #[test]
     fn a_lock_is_waited_for_but_not_for_ever() {
         let cache = tempfile::tempdir().unwrap();
         let repo = Repo::new(cache.path(), &ModelId::parse("gpt2").unwrap(), "main");
