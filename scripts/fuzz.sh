@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fuzzes what reads other people's files: config.json, safetensors, indexes, pickles, tokenizers, prompts.
+# Fuzzes what reads other people's input: config.json, safetensors, indexes, pickles, tokenizers, prompts, interventions.
 #
 #   scripts/fuzz.sh [MINUTES [TARGET...]]
 #

@@ -6,14 +6,14 @@ use std::panic::{self, AssertUnwindSafe};
 use std::sync::Once;
 
 thread_local! {
-    /// Whether this thread is inside [`guarded`], where a panic is caught and told by its caller.
+    /// Whether this thread is inside [`guarded`], where a panic is caught and reported as an error.
     static GUARDED: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Runs `call`. What it reports, and what it panics with, becomes an error that names `name`.
 ///
-/// What reaches those crates is checked first; this is for what the checks overlook. Nothing is printed for
-/// a panic that is caught here, and everything as before for any other.
+/// What reaches those crates is checked first; this catches what the checks miss. A panic that is caught here
+/// prints nothing; any other prints as usual.
 pub(super) fn guarded<T>(name: &str, call: impl FnOnce() -> Result<T, String>) -> Result<T, LoadError> {
     silence_caught_panics();
     let outside = GUARDED.replace(true);

@@ -65,7 +65,7 @@ impl Normalizer {
         check_flat("normalizer", parts.len(), parts.iter().any(|part| matches!(part, Self::Sequence { .. })))
     }
 
-    /// How many times as many bytes it may make of a text (U+FDFA has 3, and 33 in NFKD).
+    /// The most by which it multiplies a text's length in bytes (U+FDFA has 3 bytes, and 33 in NFKD).
     pub(super) fn growth(&self) -> usize {
         let form = |part: &Self| match part {
             Self::NFKC | Self::NFKD => 12,
