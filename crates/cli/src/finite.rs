@@ -41,20 +41,27 @@ impl FiniteArgs {
 
 /// Where a run over `ids` (B, T) first holds a number that is not finite, and what helps.
 pub(crate) fn explain(model: &Gpt2LMHeadModel, ids: &Tensor, hooks: Option<&dyn Hooks>) -> String {
-    let found = match model.first_not_finite(ids, hooks) {
-        Ok(Some(found)) => found,
+    match model.first_not_finite(ids, hooks) {
+        Ok(Some(found)) => describe(&found, model, ids, hooks),
         Ok(None) => {
-            return "the result is not finite, though every value inside the model is: it is beyond f32, in which \
-                    results are given"
-                .into();
+            "the result is not finite, though every value inside the model is: it is beyond f32, in which \
+                     results are given"
+                .into()
         }
-        Err(error) => {
-            return format!("the result is not finite, and where it begins cannot be told: {error}");
-        }
-    };
-    let remedy = match &found {
+        Err(error) => format!("the result is not finite, and where it begins cannot be told: {error}"),
+    }
+}
+
+/// What was `found` in a run over `ids` (B, T), and what helps.
+pub(crate) fn describe(
+    found: &NotFinite,
+    model: &Gpt2LMHeadModel,
+    ids: &Tensor,
+    hooks: Option<&dyn Hooks>,
+) -> String {
+    let remedy = match found {
         NotFinite { parameter: Some(_), .. } => "the weights are damaged: fetch them again",
-        // Without hooks all is well: it is they that ask for too much.
+        // All is well without the hooks, so they are the cause.
         _ if hooks.is_some() && matches!(model.first_not_finite(ids, None), Ok(None)) => {
             "the model alone stays finite: weaken or remove the interventions"
         }

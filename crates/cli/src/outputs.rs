@@ -21,7 +21,8 @@ struct Output {
     /// The option and its value.
     named: String,
     path: PathBuf,
-    kind: FileKind,
+    /// What a file that is replaced must be; anything for `None`.
+    kind: Option<FileKind>,
 }
 
 impl Outputs {
@@ -31,9 +32,9 @@ impl Outputs {
     }
 
     /// Adds the file of the option `flag`.
-    pub(crate) fn add(&mut self, flag: &str, path: &Path, kind: FileKind) {
+    pub(crate) fn add(&mut self, flag: &str, path: &Path, kind: impl Into<Option<FileKind>>) {
         let named = format!("{flag} {}", path.display());
-        self.list.push(Output { named, path: path.to_path_buf(), kind });
+        self.list.push(Output { named, path: path.to_path_buf(), kind: kind.into() });
     }
 
     /// Refuses an output that cannot be written, that the run reads, that two options name, that is where the result is
@@ -52,10 +53,9 @@ impl Outputs {
             if cfg!(unix) && target.exists() && Identity::of(&target) == Identity::of(printed) {
                 bail!("{named}: is the file that the result is printed to; choose another name")
             }
-            let foreign = target.exists()
-                && !self.overwrite
-                && !is_ours(*kind, &target).with_context(|| named.clone())?;
-            if foreign {
+            if let Some(kind) = kind.filter(|_| !self.overwrite && target.exists())
+                && !is_ours(kind, &target).with_context(|| named.clone())?
+            {
                 bail!(
                     "{named}: already exists, and is no {kind} that `gpt2` wrote; choose another name, or replace it \
                      with --overwrite"

@@ -1,7 +1,7 @@
 //! Changes to heads and attention on the command line.
 
+use gpt2_model::Config;
 use gpt2_model::hooks::{Intervention, Interventions, ParseError};
-use gpt2_model::{Config, Gpt2LMHeadModel};
 
 /// Options that change heads and attention while the model runs.
 #[derive(Debug, clap::Args)]
@@ -27,16 +27,6 @@ impl InterventionArgs {
     pub(crate) fn build(&self, config: &Config) -> anyhow::Result<Interventions> {
         let all = [&self.ablate, &self.mean_ablate, &self.scale, &self.block];
         Ok(Interventions::new(all.into_iter().flatten().cloned(), config)?)
-    }
-
-    /// [`build`](Self::build) for a text that grows from the prompt `ids`: their means are kept.
-    pub(crate) fn for_text_from(
-        &self,
-        model: &Gpt2LMHeadModel,
-        ids: &[u32],
-    ) -> anyhow::Result<Interventions> {
-        let ids = candle_core::Tensor::new(ids, model.transformer.wte.device())?.unsqueeze(0)?; // (1, T)
-        Ok(self.build(model.config())?.with_means_of(model, &ids)?)
     }
 }
 

@@ -39,8 +39,9 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<ExitCode> {
     let max_new_tokens = args.max_new_tokens.unwrap_or(DEFAULT_NEW_TOKENS.min(room));
 
     let prompts = std::slice::from_ref(&prompt.ids);
-    let interventions = args.interventions.for_text_from(&session.model, &prompt.ids)?;
     let changes = args.interventions.build(config)?;
+    // The text grows: a mean stays that of the prompt.
+    let interventions = changes.clone().with_means_of(&session.model, &session.input_ids(&prompt.ids)?)?;
     let made_by = Provenance::new(&session, &prompt.ids)?.under(&changes);
     let generation = Generation::new(&session.model, prompts, sampling(args), max_new_tokens)?;
     let generation = generation.with_hooks(&interventions);
@@ -58,7 +59,9 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<ExitCode> {
                 }
                 let text = session.input_ids(&[&prompt.ids[..], &ids].concat())?; // (1, T)
                 return Err(match session.model.first_not_finite(&text, Some(&changes)) {
-                    Ok(Some(_)) => anyhow::anyhow!(finite::explain(&session.model, &text, Some(&changes))),
+                    Ok(Some(found)) => {
+                        anyhow::anyhow!(finite::describe(&found, &session.model, &text, Some(&changes)))
+                    }
                     _ => error.into(),
                 });
             }

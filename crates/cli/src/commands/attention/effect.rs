@@ -39,20 +39,20 @@ struct HeadEffect {
 }
 
 pub(super) fn show(scene: &Scene, how: EffectArg) -> anyhow::Result<()> {
-    let (session, ids) = (scene.session, scene.session.input_ids(&scene.prompt.ids)?);
+    let (session, ids) = (scene.session, &scene.ids);
     let target_id = if let Some(text) = &scene.args.target {
         target(session, text)?
     } else {
         let args = ForwardArgs { last_logits_only: true, ..Default::default() };
-        let logits = session.model.forward(&ids, args)?.logits;
+        let logits = session.model.forward(ids, args)?.logits;
         logits.argmax(D::Minus1)?.flatten_all()?.get(0)?.to_scalar()?
     };
     let (ablation, name) = match how {
         EffectArg::Zero => (Ablation::Zero, "zero"),
         EffectArg::Mean => (Ablation::Mean, "mean"),
     };
-    let effects = ablation_effects(&session.model, &ids, target_id, ablation)?;
-    let direct = direct_logit_attribution(&session.model, &ids, target_id)?;
+    let effects = ablation_effects(&session.model, ids, target_id, ablation)?;
+    let direct = direct_logit_attribution(&session.model, ids, target_id)?;
     let log_prob = Tensor::new(effects.log_prob, &Device::Cpu)?;
     scene.check_finite([&log_prob, &effects.change, &direct])?;
     let (changes, direct) = (effects.change.to_vec2::<f32>()?, direct.to_vec2::<f32>()?);

@@ -28,6 +28,8 @@ struct Scene<'a> {
     args: &'a AttentionArgs,
     session: &'a Session,
     prompt: &'a Prompt,
+    /// The prompt's ids, (1, T).
+    ids: Tensor,
     /// The chosen layers, and the chosen heads of each.
     layers: Vec<usize>,
     heads: Vec<usize>,
@@ -45,7 +47,9 @@ pub(crate) fn run(args: &AttentionArgs) -> anyhow::Result<ExitCode> {
     let prompt = args.prompt.encode(text, &session)?;
     let interventions = args.interventions.build(config)?;
     let made_by = Provenance::new(&session, &prompt.ids)?.of(&layers, &heads).under(&interventions);
-    let scene = Scene { args, session: &session, prompt: &prompt, layers, heads, interventions, made_by };
+    let ids = session.input_ids(&prompt.ids)?;
+    let scene =
+        Scene { args, session: &session, prompt: &prompt, ids, layers, heads, interventions, made_by };
     if let Some(ablation) = args.effect {
         effect::show(&scene, ablation)?;
     } else if args.rollout {
@@ -105,7 +109,7 @@ impl Scene<'_> {
         });
         let hooks: [&dyn Hooks; 2] = [&self.interventions, &reader];
         let args = ForwardArgs { hooks: Some(&Chain(&hooks)), ..args };
-        let output = self.session.model.transformer.forward(&self.session.input_ids(&self.prompt.ids)?, args);
+        let output = self.session.model.transformer.forward(&self.ids, args);
         drop(reader);
         if let Some(error) = state.into_inner().1 {
             return Err(error);
@@ -119,8 +123,7 @@ impl Scene<'_> {
 
     /// Refuses numbers that are not finite, unless they are allowed.
     fn check_finite<'t>(&self, results: impl IntoIterator<Item = &'t Tensor>) -> anyhow::Result<()> {
-        let ids = self.session.input_ids(&self.prompt.ids)?; // (1, T)
-        self.args.finite.check(self.session, &ids, Some(&self.interventions), results)
+        self.args.finite.check(self.session, &self.ids, Some(&self.interventions), results)
     }
 }
 

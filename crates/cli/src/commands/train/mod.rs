@@ -1,6 +1,7 @@
 //! `gpt2 train`: a GPT-2 from scratch, or an existing one trained further, on a text file.
 
 mod data;
+mod files;
 mod history;
 mod metrics;
 mod state;
@@ -9,11 +10,8 @@ mod tests;
 
 use crate::args::TrainArgs;
 use crate::finite;
-use crate::hub;
-use crate::inputs::Inputs;
 use crate::new_folder::NewFolder;
 use crate::output::note;
-use crate::outputs::Outputs;
 use crate::prompt::{encode, read_limited};
 use crate::session;
 use anyhow::{Context, bail};
@@ -25,7 +23,6 @@ use gpt2_loader::{Checkpoint, Files, SaveOptions, Tokenizer};
 use gpt2_model::config::TokenIds;
 use gpt2_model::training::{AdamW, AdamWParams, CosineSchedule, Training, add_gradients};
 use gpt2_model::{Config, Gpt2LMHeadModel, init};
-use gpt2_view::{FileKind, is_ours};
 use history::History;
 use indicatif::{ProgressBar, ProgressStyle};
 use metrics::{Metrics, Row};
@@ -38,26 +35,18 @@ use std::sync::{Arc, MutexGuard};
 
 /// A text of this many bytes is some 300 million tokens.
 const LONGEST_TEXT: u64 = 1 << 30;
-/// What a run leaves in its folder.
-const FILES: [(&str, FileKind); 5] = [
-    ("config.json", FileKind::Provenance),
-    ("model.safetensors", FileKind::Safetensors),
-    ("tokenizer.json", FileKind::Provenance),
-    ("training-state.safetensors", FileKind::Safetensors),
-    ("loss.png", FileKind::Png),
-];
 
 pub(crate) fn run(args: &TrainArgs) -> anyhow::Result<ExitCode> {
     let device = args.run.device.open()?;
     let text = std::fs::File::open(&args.text).and_then(|file| read_limited(file, LONGEST_TEXT));
     let text = text.with_context(|| format!("cannot read the text from {}", args.text.display()))?;
-    check_out(args)?;
+    files::check_out(args)?;
     let _folder = NewFolder::make(&args.out)?;
-    check_files(args, None)?;
-    let files = args.model.as_ref().map(|model| session::files(Some(model), &args.hub)).transpose()?;
-    check_files(args, files.as_ref())?;
+    files::check(args, None)?;
+    let model = args.model.as_ref().map(|model| session::files(Some(model), &args.hub)).transpose()?;
+    files::check(args, model.as_ref())?;
 
-    let (config, tokenizer, checkpoint) = begin(args, &text, files.as_ref())?;
+    let (config, tokenizer, checkpoint) = begin(args, &text, model.as_ref())?;
     let window = args.window.unwrap_or(config.n_positions);
     if window == 0 || window > config.n_positions {
         bail!("--window is {window}, expected 1 to the model's n_positions = {}", config.n_positions);
@@ -111,55 +100,6 @@ pub(crate) fn run(args: &TrainArgs) -> anyhow::Result<ExitCode> {
         let _ = std::fs::remove_file(state::path(&args.out));
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// Refuses an `--out` that holds a model, or that should hold a run and does not.
-fn check_out(args: &TrainArgs) -> anyhow::Result<()> {
-    let state = state::path(&args.out);
-    if args.resume {
-        if !state.exists() {
-            bail!("--resume: there is no {}; that run has finished, or was none", state.display());
-        }
-        return Ok(());
-    }
-    // A link that leads nowhere is there, too.
-    let is_there = |name: &str| args.out.join(name).symlink_metadata().is_ok();
-    if let Some((name, _)) = FILES.into_iter().find(|(name, _)| !args.overwrite && is_there(name)) {
-        bail!(
-            "{}: there is a {name} already; choose another --out, go on with --resume where a run was stopped, \
-             or replace it with --overwrite",
-            args.out.display()
-        );
-    }
-    Ok(())
-}
-
-/// Refuses files of a run that cannot be written, or that would harm the text, the model that it begins with, the Hub's
-/// cache or another file.
-fn check_files(args: &TrainArgs, files: Option<&Files>) -> anyhow::Result<()> {
-    let mut inputs = Inputs::default();
-    inputs.file("the text", &args.text);
-    hub::inputs(&args.hub, &mut inputs);
-    if let Some(files) = files {
-        inputs.model(files)?;
-    }
-    let named = format!("--out {}", args.out.display());
-    inputs.spare_folder(&named, &args.out)?;
-    let mut outputs = Outputs::new(true); // check_out has asked for --overwrite
-    for (name, kind) in FILES {
-        outputs.add("--out", &args.out.join(name), kind);
-    }
-    outputs.check(&inputs)?;
-    let Some(path) = &args.metrics else { return Ok(()) };
-    let (named, kind) = (format!("--metrics {}", path.display()), metrics::kind(path)?);
-    if path.exists() && args.resume && !is_ours(kind, path).with_context(|| named.clone())? {
-        bail!("{named}: is no {kind} that `gpt2` wrote; choose another name");
-    }
-    if path.exists() && !args.resume && !args.overwrite {
-        bail!("{named}: is there already; choose another name, or --overwrite");
-    }
-    outputs.add("--metrics", path, kind);
-    outputs.check(&inputs)
 }
 
 /// The model's config and tokenizer, and the checkpoint that it begins with where there is one.

@@ -1,0 +1,63 @@
+//! The files that a training run writes: refused before it begins where they would do harm.
+
+use super::{metrics, state};
+use crate::args::TrainArgs;
+use crate::hub;
+use crate::inputs::Inputs;
+use crate::outputs::Outputs;
+use anyhow::{Context, bail};
+use gpt2_loader::Files;
+use gpt2_view::is_ours;
+
+/// What a run leaves in its folder.
+const FILES: [&str; 5] =
+    ["config.json", "model.safetensors", "tokenizer.json", "training-state.safetensors", "loss.png"];
+
+/// Refuses an `--out` that holds a model, or that should hold a run and does not.
+pub(super) fn check_out(args: &TrainArgs) -> anyhow::Result<()> {
+    let state = state::path(&args.out);
+    if args.resume {
+        if !state.exists() {
+            bail!("--resume: there is no {}; that run has finished, or was none", state.display());
+        }
+        return Ok(());
+    }
+    // A link that leads nowhere is there, too.
+    let is_there = |name: &str| args.out.join(name).symlink_metadata().is_ok();
+    if let Some(name) = FILES.into_iter().find(|name| !args.overwrite && is_there(name)) {
+        bail!(
+            "{}: there is a {name} already; choose another --out, go on with --resume where a run was stopped, \
+             or replace it with --overwrite",
+            args.out.display()
+        );
+    }
+    Ok(())
+}
+
+/// Refuses files of a run that cannot be written, or that would harm the text, the model that it begins with, the Hub's
+/// cache or another file.
+pub(super) fn check(args: &TrainArgs, files: Option<&Files>) -> anyhow::Result<()> {
+    let mut inputs = Inputs::default();
+    inputs.file("the text", &args.text);
+    hub::inputs(&args.hub, &mut inputs);
+    if let Some(files) = files {
+        inputs.model(files)?;
+    }
+    let named = format!("--out {}", args.out.display());
+    inputs.spare_folder(&named, &args.out)?;
+    // What may be replaced is asked here, of all files of the run together.
+    let mut outputs = Outputs::new(true);
+    for name in FILES {
+        outputs.add("--out", &args.out.join(name), None);
+    }
+    let Some(path) = &args.metrics else { return outputs.check(&inputs) };
+    let (named, kind) = (format!("--metrics {}", path.display()), metrics::kind(path)?);
+    if path.exists() && args.resume && !is_ours(kind, path).with_context(|| named.clone())? {
+        bail!("{named}: is no {kind} that `gpt2` wrote; choose another name");
+    }
+    if path.exists() && !args.resume && !args.overwrite {
+        bail!("{named}: is there already; choose another name, or --overwrite");
+    }
+    outputs.add("--metrics", path, kind);
+    outputs.check(&inputs)
+}
