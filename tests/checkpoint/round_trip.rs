@@ -64,7 +64,7 @@ fn a_saved_buffer_is_the_lower_triangle_and_no_parameter() -> Result {
     }
     let audit = folder.audit()?;
     assert!(audit.is_clean(), "{audit}");
-    assert_eq!((audit.buffers.len(), audit.parameter_count), (2, model.config().parameter_count()));
+    assert_eq!((audit.buffers.len(), audit.parameter_count), (2, model.config().parameter_count()?));
     Ok(())
 }
 

@@ -15,7 +15,7 @@ use super::{Printed, batch, checkpoint, words};
 use crate::common::{Result, assert_close};
 use candle_core::{D, DType, Device, Tensor};
 use gpt2_kernels::Dropout;
-use gpt2_model::attention::AttentionArgs;
+use gpt2_model::Pass;
 use gpt2_model::init;
 use gpt2_model::variants::causal_mask::{causal_mask, masked_scores, masked_weights, renormalised_weights};
 use gpt2_model::variants::self_attention::{scale, scores};
@@ -266,6 +266,6 @@ fn gpt2s_shape_runs_and_its_fused_form_agrees() -> Result {
     let context = attn.forward(&x)?;
     assert_eq!(context.dims(), [2, 1024, 768]);
     let fused = gpt2_model::CausalSelfAttention::from_multi_head(&attn)?;
-    assert_close("fused", &fused.forward(&x, AttentionArgs::default())?, &context, 1e-5);
+    assert_close("fused", &fused.forward(&x, Pass::default())?, &context, 1e-5);
     Ok(())
 }

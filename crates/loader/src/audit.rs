@@ -46,10 +46,10 @@ impl Audit {
             && self.duplicates.is_empty()
     }
 
-    /// Holds `tensors`, under their names without prefix, against `config`.
+    /// Holds `tensors`, under their names without prefix, against the `parameters` that `config` calls for.
     pub(crate) fn of(
         name: &str,
-        config: &Config,
+        (config, parameters): (&Config, &[Parameter]),
         tensors: &BTreeMap<String, &TensorInfo>,
         duplicates: Vec<TensorInfo>,
     ) -> Self {
@@ -62,26 +62,25 @@ impl Audit {
             buffers: vec![],
             parameter_count: 0,
         };
-        let mut expected = config.parameters();
         // A tied model's file may hold the one table under either name, or under both.
         let (has_wte, has_head) = (tensors.contains_key(WTE), tensors.contains_key(LM_HEAD));
-        if config.tie_word_embeddings && has_head {
-            expected.retain(|p| p.name != WTE || has_wte);
-            expected.push(Parameter { name: LM_HEAD.into(), shape: vec![config.vocab_size, config.n_embd] });
-        }
+        let is_expected = |parameter: &&Parameter| match parameter.name.as_str() {
+            WTE => has_wte || !has_head || !config.tie_word_embeddings,
+            _ => has_head || parameter.tied_to.is_none(),
+        };
 
         let mut rest = tensors.clone();
-        for parameter in expected {
+        for parameter in parameters.iter().filter(is_expected) {
             let Some(found) = rest.remove(&parameter.name) else {
-                audit.missing.push(parameter);
+                audit.missing.push(parameter.clone());
                 continue;
             };
             let float = matches!(found.dtype, Dtype::F16 | Dtype::BF16 | Dtype::F32 | Dtype::F64);
             if !float || found.shape != parameter.shape {
-                audit.mismatched.push(Mismatch { found: found.clone(), expected: parameter.shape });
+                audit.mismatched.push(Mismatch { found: found.clone(), expected: parameter.shape.clone() });
                 continue;
             }
-            let unused_head = parameter.name == LM_HEAD && has_wte && config.tie_word_embeddings;
+            let unused_head = parameter.tied_to.is_some() && has_wte;
             if !unused_head {
                 audit.parameter_count += found.shape.iter().map(|&n| n as u64).product::<u64>();
             }

@@ -6,6 +6,7 @@ use bytemuck::Pod;
 use candle_core::{DType, Device, Shape, Tensor, WithDType};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
+use gpt2_model::parameters::{PREFIX, Parameter};
 use gpt2_model::{Config, Gpt2LMHeadModel, Implementation};
 use half::{bf16, f16};
 use safetensors::Dtype;
@@ -73,12 +74,11 @@ impl Stored {
 pub struct Checkpoint {
     name: String,
     config: Config,
+    /// What the config calls for.
+    parameters: Vec<Parameter>,
     tensors: Arc<BTreeMap<String, Stored>>,
     duplicates: Vec<TensorInfo>,
 }
-
-/// What a saved `GPT2LMHeadModel` has before most names.
-pub(crate) const PREFIX: &str = "transformer.";
 
 impl Checkpoint {
     /// Reads config.json and the headers of the weights' files.
@@ -93,7 +93,9 @@ impl Checkpoint {
             return Err(LoadError::Config { path: path.clone(), reason });
         }
         let config: Config = parse_json(path, json, "GPT-2 config")?;
-        config.validate().map_err(|reason| LoadError::Config { path: path.clone(), reason })?;
+        let parameters = config
+            .parameters_and_ties()
+            .map_err(|reason| LoadError::Config { path: path.clone(), reason })?;
 
         let stored = match &files.weights {
             Weights::Safetensors(path, bytes) => safetensors_file::read(path, bytes)?,
@@ -112,7 +114,7 @@ impl Checkpoint {
                 duplicates.push(twin.info);
             }
         }
-        Ok(Self { name: files.name.clone(), config, tensors: Arc::new(tensors), duplicates })
+        Ok(Self { name: files.name.clone(), config, parameters, tensors: Arc::new(tensors), duplicates })
     }
 
     /// What messages call the checkpoint: its folder, or its embedded name.
@@ -136,7 +138,7 @@ impl Checkpoint {
     #[must_use]
     pub fn audit(&self) -> Audit {
         let infos = self.tensors.iter().map(|(name, t)| (name.clone(), &t.info)).collect();
-        Audit::of(&self.name, &self.config, &infos, self.duplicates.clone())
+        Audit::of(&self.name, (&self.config, &self.parameters), &infos, self.duplicates.clone())
     }
 
     /// A builder over the audited tensors, under their names without `transformer.`, converted to `dtype`

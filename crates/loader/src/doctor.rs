@@ -1,8 +1,7 @@
 //! [`Checkpoint::findings`]: what is particular about a checkpoint that fits its config.
 
-use crate::checkpoint::PREFIX;
 use crate::{Checkpoint, TensorInfo};
-use gpt2_model::parameters::{LM_HEAD, WTE};
+use gpt2_model::parameters::{LM_HEAD, PREFIX, WTE};
 use serde::Serialize;
 use std::collections::BTreeMap;
 

@@ -2,7 +2,7 @@
 
 use crate::{LoadError, Tokenizer, atomic};
 use candle_core::{DType, Device, Tensor};
-use gpt2_model::parameters::LM_HEAD;
+use gpt2_model::parameters::{LM_HEAD, PREFIX};
 use gpt2_model::{Config, Gpt2LMHeadModel};
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
@@ -53,12 +53,12 @@ fn tensors(model: &Gpt2LMHeadModel, options: SaveOptions) -> candle_core::Result
     let mut tensors = vec![];
     for (name, tensor) in model.named_parameters() {
         let tensor = tensor.to_dtype(options.dtype.unwrap_or(tensor.dtype()))?.contiguous()?;
-        let name = if name == LM_HEAD { name } else { format!("transformer.{name}") };
+        let name = if name == LM_HEAD { name } else { format!("{PREFIX}{name}") };
         tensors.push((name, tensor));
     }
     if options.buffers {
         for (i, block) in model.transformer.h.iter().enumerate() {
-            tensors.push((format!("transformer.h.{i}.attn.bias"), block.attn.bias.clone()));
+            tensors.push((format!("{PREFIX}h.{i}.attn.bias"), block.attn.bias.tensor()?));
         }
     }
     Ok(tensors)

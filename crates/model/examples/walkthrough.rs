@@ -7,12 +7,11 @@
 use candle_core::{D, DType, Device, IndexOp, Module, Result, Shape, Tensor};
 use candle_nn::Init;
 use gpt2_kernels::Dropout;
-use gpt2_model::attention::AttentionArgs;
 use gpt2_model::variants::causal_mask::{causal_mask, masked_scores, masked_weights, renormalised_weights};
 use gpt2_model::variants::self_attention::{scale, scores};
 use gpt2_model::variants::simple::{self, softmax};
 use gpt2_model::variants::{MultiHeadAttention, MultiHeadAttentionWrapper, SelfAttention};
-use gpt2_model::{Block, BlockArgs, Config, init, mask::causal_bias};
+use gpt2_model::{Block, Config, Pass, init};
 
 const CPU: Device = Device::Cpu;
 const WORDS: [&str; 6] = ["Your", "journey", "starts", "with", "one", "step"];
@@ -83,9 +82,8 @@ fn main() -> Result<()> {
 fn gpt2() -> Result<()> {
     println!("\n5. GPT-2: W_query, W_key and W_value side by side in one matrix, c_attn");
     let config = Config { n_embd: 6, n_head: 3, n_positions: 12, initializer_range: 0.5, ..Config::gpt2() };
-    let bias = causal_bias(12, &CPU)?;
-    let block = Block::load(init::seeded(5, DType::F32, &CPU).pp("h.0"), &config, 0, &bias)?;
-    let forward = |x: &Tensor| block.attn.forward(x, AttentionArgs::default());
+    let block = Block::load(init::seeded(5, DType::F32, &CPU).pp("h.0"), &config, 0)?;
+    let forward = |x: &Tensor| block.attn.forward(x, Pass::default());
     let x = normal(6, (4, 12, 6))?;
     let qkv = block.attn.c_attn.forward(&x)?;
     let heads = |i: usize| qkv.narrow(2, 6 * i, 6)?.reshape((4, 12, 3, 2))?.transpose(1, 2)?.contiguous();
@@ -118,7 +116,7 @@ fn gpt2() -> Result<()> {
     let moved = (forward(&changed)? - expected)?.abs()?.max(D::Minus1)?.narrow(0, 0, 1)?; // (1, 12)
     rows(&[""], &moved)?;
 
-    let y = block.forward(&x, None, None, BlockArgs::default())?.hidden_state;
+    let y = block.forward(&x, Pass::default())?.hidden_state;
     println!("\n  Around it, the block: x + attn(ln_1(x)), then x + mlp(ln_2(x))");
     shape("block(x)", &y);
     Ok(())

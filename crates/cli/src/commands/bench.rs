@@ -6,15 +6,15 @@ use crate::qkv;
 use anyhow::bail;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{VarBuilder, VarMap};
+use gpt2_kernels::Dispatch;
 use gpt2_kernels::attention::{CausalAttention, CausalMask};
 use gpt2_kernels::roofline::Roofline;
 use gpt2_kernels::stopwatch::Stopwatch;
 use gpt2_loader::Checkpoint;
-use gpt2_model::attention::AttentionArgs;
 use gpt2_model::training::{AdamW, AdamWParams, Training};
 use gpt2_model::{
     CausalSelfAttention, Chosen, ChosenWeights, Config, ForwardArgs, Gpt2LMHeadModel, Implementation,
-    KvCache, init,
+    KvCache, Pass, init,
 };
 use serde::Serialize;
 use std::io::Write;
@@ -219,8 +219,8 @@ impl<'a> Bench<'a> {
         let (b, t, h, d) = (self.batch, self.tokens, self.config.n_head, self.config.head_dim());
         let packed = self.random(&[b, t, 3, h, d])?; // as c_attn leaves them
         let [q, k, v] = qkv::views(&packed, t)?;
-        let attention = CausalAttention::new(self.config.attention_scale(0))
-            .with_implementation(self.config.attn_implementation);
+        let dispatch = Dispatch::of(self.config.attn_implementation, &q);
+        let attention = CausalAttention::new(self.config.attention_scale(0), dispatch);
         self.time(|| {
             attention.forward(&q, &k, &v, CausalMask::default())?;
             Ok(())
@@ -231,7 +231,7 @@ impl<'a> Bench<'a> {
         let block = CausalSelfAttention::load(self.weights()?.pp("h.0.attn"), &self.config)?;
         let x = self.random(&[self.batch, self.tokens, self.config.n_embd])?;
         self.time(|| {
-            block.forward(&x, AttentionArgs::default())?;
+            block.forward(&x, Pass::default())?;
             Ok(())
         })
     }

@@ -11,7 +11,7 @@
 
 use super::causal_mask::causal_mask;
 use super::{CausalAttention, Head, MultiHeadAttention, MultiHeadAttentionWrapper, PerHeadAttention};
-use crate::{CausalSelfAttention, Config};
+use crate::{CausalSelfAttention, Config, Conv1D};
 use candle_core::{Result, Tensor};
 use candle_nn::{Linear, VarBuilder};
 use std::collections::HashMap;
@@ -67,19 +67,19 @@ impl MultiHeadAttention {
     /// When the block does not scale by `1/√D` (`scale_attn_weights` false, or a layer above the first under
     /// `scale_attn_by_inverse_layer_idx`).
     pub fn from_gpt2(block: &CausalSelfAttention) -> Result<Self> {
-        let (c, _) = block.c_attn.weight.dims2()?;
-        let (n_head, scale) = (block.n_head, block.attention.scale());
+        let ((c, _), n_head, scale) = (block.c_attn.shape(), block.heads().heads, block.scale());
+        let (weight, bias) = (block.c_attn.weight()?, bias_of(&block.c_attn)?);
         let expected = 1. / ((c / n_head) as f64).sqrt();
         if (scale - expected).abs() > 1e-9 * expected {
             candle_core::bail!("MultiHeadAttention scales scores by {expected}; this block scales by {scale}")
         }
         let part = |i: usize| -> Result<Linear> {
-            let weight = block.c_attn.weight.narrow(1, i * c, c)?.t()?.contiguous()?; // (out, in)
-            Ok(Linear::new(weight, Some(block.c_attn.bias.narrow(0, i * c, c)?)))
+            let part = weight.narrow(1, i * c, c)?.t()?.contiguous()?; // (out, in)
+            Ok(Linear::new(part, Some(bias.narrow(0, i * c, c)?)))
         };
         let qkv = [part(0)?, part(1)?, part(2)?];
-        let out_proj = Linear::new(block.c_proj.weight.t()?.contiguous()?, Some(block.c_proj.bias.clone()));
-        let mask = block.bias.squeeze(0)?.squeeze(0)?; // (N, N)
+        let out_proj = Linear::new(block.c_proj.weight()?.t()?.contiguous()?, Some(bias_of(&block.c_proj)?));
+        let mask = block.bias.tensor()?.squeeze(0)?.squeeze(0)?; // (N, N)
         Self::from_layers(qkv, out_proj, mask, n_head)
     }
 }
@@ -118,6 +118,11 @@ impl CausalSelfAttention {
         };
         Self::load(VarBuilder::from_tensors(tensors, dtype, device), &config)
     }
+}
+
+/// The bias of a projection; zeros where it has none.
+fn bias_of(layer: &Conv1D) -> Result<Tensor> {
+    layer.bias().map_or_else(|| zeros(layer.shape().1, &layer.weight()?), |bias| Ok(bias.clone()))
 }
 
 /// The first head, where all heads have its shape.

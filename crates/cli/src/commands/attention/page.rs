@@ -4,7 +4,7 @@ use super::Scene;
 use crate::output::note;
 use crate::values::highest;
 use anyhow::{Context, anyhow};
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Device, Module, Tensor};
 use gpt2_model::ModelOutput;
 use gpt2_view::{NextToken, PageHeader, PageWriter, keep_largest, summarize};
 use rayon::prelude::*;
@@ -74,7 +74,7 @@ fn predictions(scene: &Scene, hidden: &Tensor) -> anyhow::Result<Vec<NextToken>>
     let mut all = Vec::with_capacity(t);
     for from in (0..t).step_by(CHUNK) {
         let rows = hidden.narrow(0, from, CHUNK.min(t - from))?; // (rows, C)
-        let logits = gpt2_kernels::linear_transposed(&rows, &session.model.lm_head)?; // (rows, V)
+        let logits = session.model.lm_head.forward(&rows)?; // (rows, V)
         let logits = logits.to_dtype(DType::F32)?.to_device(&Device::Cpu)?;
         scene.check_finite([&logits])?;
         let logits = logits.to_vec2::<f32>()?;

@@ -21,6 +21,7 @@ use candle_nn::{VarBuilder, VarMap};
 use data::{Data, batch};
 use gpt2_loader::{Checkpoint, Files, SaveOptions, Tokenizer};
 use gpt2_model::config::TokenIds;
+use gpt2_model::parameters::WPE;
 use gpt2_model::training::{AdamW, AdamWParams, CosineSchedule, Training, add_gradients};
 use gpt2_model::{Config, Gpt2LMHeadModel, init};
 use history::History;
@@ -63,7 +64,7 @@ pub(crate) fn run(args: &TrainArgs) -> anyhow::Result<ExitCode> {
         data.train.len(),
         data.val.len(),
         config.vocab_size,
-        trainer.model.config().parameter_count()
+        trainer.model.config().parameter_count()?
     ));
     let settings = Settings::new(args, &config, window, data.fingerprint());
     if args.resume {
@@ -187,7 +188,7 @@ impl<'a> Trainer<'a> {
                     variables.set_one(&name, tensor)?;
                 }
             }
-            None => variables.set_one("wpe.weight", init::sinusoids(&config, DType::F32, &device)?)?,
+            None => variables.set_one(WPE, init::sinusoids(&config, DType::F32, &device)?)?,
         }
         let params = AdamWParams {
             beta2: 0.99,

@@ -6,14 +6,14 @@ use gpt2_kernels::attention::Hidden;
 
 /// The hooks of a pass, and what they are told of it. Without hooks nothing here does anything.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Run<'a> {
+pub(crate) struct PassHooks<'a> {
     pub(crate) hooks: Option<&'a dyn Hooks>,
     pub(crate) past: usize,
     pub(crate) cached: bool,
     pub(crate) padding: Option<&'a Tensor>,
 }
 
-impl Run<'_> {
+impl PassHooks<'_> {
     /// Whether a layer's values are read or changed, or its attention.
     pub(crate) fn touches(&self, layer: usize) -> bool {
         let touches = |hooks: &dyn Hooks| {
