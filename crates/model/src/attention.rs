@@ -219,4 +219,16 @@ impl CausalSelfAttention {
         }
         Tensor::stack(&[k.map_or_else(|| part(0), Ok)?, v.map_or_else(|| part(1), Ok)?], 2)
     }
+
+    /// H, the number of heads.
+    #[must_use]
+    pub fn n_head(&self) -> usize {
+        self.n_head
+    }
+
+    /// What `q·kᵀ` is multiplied by.
+    #[must_use]
+    pub fn scale(&self) -> f64 {
+        self.attention.scale()
+    }
 }

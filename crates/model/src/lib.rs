@@ -45,7 +45,6 @@ pub mod model;
 pub mod parameters;
 mod recompute;
 pub mod training;
-pub mod variants;
 
 pub use attention::CausalSelfAttention;
 pub use block::{Block, BlockArgs, BlockOutput};
