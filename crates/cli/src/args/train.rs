@@ -2,7 +2,9 @@
 // The comments are the help text, where backticks and angle brackets would be printed.
 #![allow(clippy::doc_markdown, rustdoc::bare_urls, rustdoc::broken_intra_doc_links)]
 
-use super::{DTypeArg, HubArgs, RunArgs};
+use super::choices::DTypeArg;
+use super::hub::HubArgs;
+use super::model::RunArgs;
 use crate::values::{at_least_0, below_1, fraction};
 use std::path::PathBuf;
 

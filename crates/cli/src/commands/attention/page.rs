@@ -1,6 +1,6 @@
 //! `gpt2 attention --html` and `--open`: every chosen head in one page, and the browser that shows it.
 
-use super::Scene;
+use super::scene::Scene;
 use crate::output::note;
 use crate::values::highest;
 use anyhow::{Context, anyhow};

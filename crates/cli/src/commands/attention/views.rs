@@ -1,8 +1,8 @@
 //! What is made of the weights, a layer at a time: heat maps and JSON on stdout, files.
 
-use super::Scene;
 use super::export::Export;
 use super::page::Page;
+use super::scene::Scene;
 use crate::output::{self, is_quiet};
 use crate::outputs::Outputs;
 use candle_core::{DType, Tensor};
