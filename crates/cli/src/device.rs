@@ -1,4 +1,4 @@
-//! `--device`: an explicit choice never falls back, `auto` says what it chose.
+//! `--device`, opened: an explicit choice never falls back, `auto` says what it chose.
 
 use crate::args::DeviceArg;
 use crate::output::note;

@@ -79,7 +79,7 @@ pub(crate) struct TrainArgs {
     /// Write loss, learning rate and norm of gradients of each step to a .csv or .jsonl file
     #[arg(long, value_name = "FILE")]
     pub(crate) metrics: Option<PathBuf>,
-    /// Go on with the run in --out where it was stopped, as if it had not been
+    /// Resume the run in --out where it was stopped; the result is that of a run that was not
     #[arg(long, conflicts_with = "overwrite")]
     pub(crate) resume: bool,
     /// Replace the model that --out holds already

@@ -99,7 +99,7 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The median; sorts what it is of, which is not empty.
+/// The median of some numbers, at least one, which it sorts.
 fn median(numbers: &mut [f64]) -> f64 {
     numbers.sort_by(f64::total_cmp);
     f64::midpoint(numbers[(numbers.len() - 1) / 2], numbers[numbers.len() / 2])

@@ -108,7 +108,7 @@ fn launch(path: &Path) -> anyhow::Result<()> {
     let path = std::path::absolute(path)?;
     let (send, receive) = mpsc::channel();
     std::thread::spawn(move || {
-        // Nobody listens once the time is over.
+        // The receiver is gone once the time is over.
         let _ = send.send(open::that(path));
     });
     match receive.recv_timeout(LAUNCH) {

@@ -52,7 +52,7 @@ pub(super) fn check_out(args: &TrainArgs) -> anyhow::Result<()> {
         }
         return Ok(());
     }
-    // A link that leads nowhere is there, too.
+    // A link that leads nowhere counts as well.
     let is_there = |name: &str| args.out.join(name).symlink_metadata().is_ok();
     if let Some(name) = FILES.into_iter().find(|name| !args.overwrite && is_there(name)) {
         bail!(
@@ -75,7 +75,7 @@ pub(super) fn check(args: &TrainArgs, files: Option<&Files>) -> anyhow::Result<(
     }
     let named = format!("--out {}", args.out.display());
     inputs.spare_folder(&named, &args.out)?;
-    // What may be replaced is asked here, of all files of the run together.
+    // Whether a file may be replaced is decided here, for all files of the run together.
     let mut outputs = Outputs::new(true);
     for name in FILES {
         outputs.add("--out", &args.out.join(name), None);

@@ -31,7 +31,7 @@ fn made_by(args: &TrainArgs, trainer: &Trainer, device: &Device) -> Provenance {
     }
 }
 
-/// The folder's own name, as far as it has one.
+/// The folder's own name; empty for one without a name, such as the root.
 fn title(out: &Path) -> String {
     let path = std::path::absolute(out).unwrap_or_else(|_| out.to_path_buf());
     path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned())

@@ -1,4 +1,4 @@
-//! What a person sees of a run, and what the run leaves on the way: the bar, the notes, the best model, the state.
+//! What a run shows and saves while it trains: the bar, the notes, the best model, the state, the metrics.
 
 use super::files;
 use super::wording::worded;
@@ -12,7 +12,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Hears of each step.
+/// The callback of the trainer.
 pub(super) struct Progress<'a> {
     args: &'a TrainArgs,
     tokenizer: &'a Tokenizer,
@@ -38,7 +38,7 @@ impl<'a> Progress<'a> {
         Ok(Self { args, tokenizer, bar, metrics, stop, val_loss: None, replaces: !args.resume })
     }
 
-    /// Shows what happened and keeps what is to be kept; breaks off after Ctrl-C.
+    /// Shows what happened, saves the best model and the state; stops the run after Ctrl-C.
     pub(super) fn hear(&mut self, trainer: &Trainer, event: Event) -> anyhow::Result<ControlFlow<()>> {
         match event {
             Event::Stepped(step) => {
