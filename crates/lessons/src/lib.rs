@@ -41,6 +41,7 @@ pub mod self_attention;
 pub mod simple;
 pub mod wrapper;
 
+pub use candle_core;
 pub use causal_attention::CausalAttention;
 pub use multi_head::MultiHeadAttention;
 pub use per_head::{PerHeadAttention, PerHeadProjections, PerHeadSizes};

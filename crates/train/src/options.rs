@@ -60,7 +60,7 @@ impl TrainOptions {
     ///
     /// # Errors
     /// When it is 0 or longer than the context.
-    pub fn window(&self, n_positions: usize) -> Result<usize> {
+    pub fn window_for(&self, n_positions: usize) -> Result<usize> {
         let window = self.window.unwrap_or(n_positions);
         if window == 0 || window > n_positions {
             return Err(TrainError::Window { window, n_positions });

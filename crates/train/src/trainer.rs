@@ -75,7 +75,7 @@ impl Trainer {
         if let Some(rate) = options.dropout {
             (config.attn_pdrop, config.resid_pdrop, config.embd_pdrop) = (rate, rate, rate);
         }
-        let window = options.window(config.n_positions)?;
+        let window = options.window_for(config.n_positions)?;
         data.check(window, config.vocab_size)?;
         let settings = Settings::new(&options, &config, window, data.fingerprint());
         let variables = VarMap::new();

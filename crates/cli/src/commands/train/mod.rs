@@ -38,7 +38,7 @@ pub(crate) fn run(args: &TrainArgs) -> anyhow::Result<ExitCode> {
 
     let (config, tokenizer, checkpoint) = begin(args, &text, model.as_ref())?;
     let options = options(args);
-    let window = options.window(config.n_positions).map_err(worded)?;
+    let window = options.window_for(config.n_positions).map_err(worded)?;
     let ids = encode(&tokenizer, &text, "the training text")?;
     let data = Dataset::split(ids, args.val_fraction).map_err(worded)?;
     data.check(window, config.vocab_size).map_err(worded)?;
