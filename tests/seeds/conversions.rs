@@ -4,11 +4,10 @@ use super::{Printed, batch, checkpoint, normal, printed_001};
 use crate::common::{Result, assert_close, cases};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarMap;
-use gpt2_model::Pass;
-use gpt2_model::variants::{
+use gpt2_lessons::{
     CausalAttention, MultiHeadAttention, MultiHeadAttentionWrapper, PerHeadAttention, PerHeadSizes,
 };
-use gpt2_model::{CausalSelfAttention, Config, Implementation, init};
+use gpt2_model::{CausalSelfAttention, Config, Implementation, Pass, init};
 use proptest::prelude::*;
 
 /// Two ways of the same sums, relative to the largest output. Of the four texts below, one at least has outputs
@@ -44,7 +43,7 @@ proptest! {
         let check = || -> Result {
             let c = width * h;
             let split = MultiHeadAttention::load(seeded(seed), c, c, t + 2, h, qkv_bias)?;
-            let block = CausalSelfAttention::from_multi_head(&split)?;
+            let block = split.to_gpt2()?;
             let back = MultiHeadAttention::from_gpt2(&block)?;
             let x = normal(seed, (4, t, c))?;
             let expected = split.forward(&x)?;
@@ -72,7 +71,7 @@ proptest! {
                 layer.w_o = None;
             }
             let split = MultiHeadAttention::from_per_head(&layer, t + 2)?;
-            let block = CausalSelfAttention::from_multi_head(&split)?;
+            let block = split.to_gpt2()?;
             let x = normal(seed, (4, t, width * h))?;
             let expected = layer.forward(&x)?;
             assert_close("split", &split.forward(&x)?, &expected, SAME);
@@ -91,7 +90,7 @@ fn gpt2s_block_comes_apart_and_together() -> Result {
         let config = Config { initializer_range: 0.3, ..config };
         let block = CausalSelfAttention::load(seeded(1), &config)?;
         let split = MultiHeadAttention::from_gpt2(&block)?;
-        let again = CausalSelfAttention::from_multi_head(&split)?;
+        let again = split.to_gpt2()?;
         let x = normal(1, (3, 77, 48))?;
         let expected = block.forward(&x, Pass::default())?;
         assert_close("split", &split.forward(&x)?, &expected, SAME);
@@ -146,7 +145,7 @@ fn gradients_pass_through_every_conversion() -> Result {
     for split in
         [MultiHeadAttention::from_wrapper(&wrapper)?, MultiHeadAttention::from_per_head(&per_head, 5)?]
     {
-        let block = CausalSelfAttention::from_multi_head(&split)?;
+        let block = split.to_gpt2()?;
         let again = MultiHeadAttention::from_gpt2(&block)?;
         x = (block.forward(&x, Pass::default())? + again.forward(&x)?)?;
     }

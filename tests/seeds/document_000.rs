@@ -4,9 +4,9 @@ use super::{Printed, stored};
 use crate::common::{Result, assert_close};
 use candle_core::{D, DType, Device, Module, Tensor};
 use candle_nn::VarBuilder;
+use gpt2_lessons::MultiHeadAttention;
+use gpt2_lessons::self_attention::scores;
 use gpt2_model::Pass;
-use gpt2_model::variants::MultiHeadAttention;
-use gpt2_model::variants::self_attention::scores;
 use gpt2_model::{CausalSelfAttention, Config};
 
 /// Its block with PyTorch's weights: a `Linear` there (out, in), a `Conv1D` here (in, out).

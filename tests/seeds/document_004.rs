@@ -11,8 +11,8 @@ use super::{Printed, checkpoint, stored, words};
 use crate::common::{Result, assert_close};
 use candle_core::{DType, Device, Tensor};
 use gpt2_kernels::Dropout;
+use gpt2_lessons::{CausalAttention, MultiHeadAttention, SelfAttention, simple};
 use gpt2_model::Config;
-use gpt2_model::variants::{CausalAttention, MultiHeadAttention, SelfAttention, simple};
 
 #[test]
 fn its_classes_give_pytorchs_results() -> Result {

@@ -22,7 +22,7 @@ impl Write for Stdout {
     }
 }
 
-/// A failure to print, with what to do; a closed pipe and an interruption stay what they are.
+/// A failure to print, with what to do about it; a closed pipe and an interruption stay as they are.
 fn unprinted(error: std::io::Error) -> std::io::Error {
     match error.kind() {
         ErrorKind::BrokenPipe | ErrorKind::Interrupted => error,
@@ -37,7 +37,7 @@ pub(crate) fn stdout() -> Stdout {
     Stdout(std::io::stdout().lock())
 }
 
-/// Brings out what was printed; fails where it cannot be.
+/// Flushes what was printed; fails where it cannot be written.
 pub(crate) fn flush() -> anyhow::Result<()> {
     Ok(stdout().flush()?)
 }
@@ -62,7 +62,7 @@ pub(crate) fn note(text: &str) {
 }
 
 /// Writes to stderr. What files and prompts bring along reaches it as text only,
-/// never as a control code; and where nobody listens any more, nothing is said.
+/// never as a control code. A terminal that is gone is no error.
 fn tell(text: &str) {
     let lines: String = text.lines().map(|line| visible_text(line) + "\n").collect();
     let _ = std::io::stderr().write_all(lines.as_bytes());

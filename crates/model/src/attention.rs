@@ -86,6 +86,12 @@ impl CausalSelfAttention {
         self.heads
     }
 
+    /// H, the number of heads.
+    #[must_use]
+    pub fn n_head(&self) -> usize {
+        self.heads.heads
+    }
+
     /// The factor on the scores: `1 / sqrt(D)`, unless the config says otherwise.
     #[must_use]
     pub fn scale(&self) -> f64 {

@@ -52,7 +52,6 @@ pub mod parameters;
 mod pass;
 mod recompute;
 pub mod training;
-pub mod variants;
 
 pub use attention::CausalSelfAttention;
 pub use block::{Block, BlockOutput};

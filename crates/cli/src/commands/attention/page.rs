@@ -1,6 +1,6 @@
 //! `gpt2 attention --html` and `--open`: every chosen head in one page, and the browser that shows it.
 
-use super::Scene;
+use super::scene::Scene;
 use crate::output::note;
 use crate::values::highest;
 use anyhow::{Context, anyhow};
@@ -108,7 +108,7 @@ fn launch(path: &Path) -> anyhow::Result<()> {
     let path = std::path::absolute(path)?;
     let (send, receive) = mpsc::channel();
     std::thread::spawn(move || {
-        // Nobody listens once the time is over.
+        // The receiver is gone once the time is over.
         let _ = send.send(open::that(path));
     });
     match receive.recv_timeout(LAUNCH) {

@@ -10,7 +10,7 @@ use gpt2_kernels::attention::{CausalAttention, CausalMask};
 use gpt2_model::init;
 use gpt2_model::mask::left_padding;
 
-/// What is checked of attention: T queries at the end of S keys, B rows, D, and whether keys are hidden.
+/// A case of attention to check: T queries at the end of S keys, B rows, D, and whether keys are hidden.
 const ATTENTION: [(usize, usize, usize, usize, bool); 18] = [
     (1, 1, 1, 64, false),
     (1, 1, 1000, 64, false),

@@ -1,14 +1,14 @@
 //! Several heads in one: project once, split the result into heads, attend, merge, project again.
 //!
 //! `softmax(mask(q·kᵀ)/√D)·v` for H heads of width `D = d_out / H` at a time, then `out_proj`. It is the
-//! [stack of heads](super::MultiHeadAttentionWrapper) with their matrices side by side in one, as
+//! [stack of heads](crate::MultiHeadAttentionWrapper) with their matrices side by side in one, as
 //! `001_3b936f420483d060` and `004_a3b10401148b1338` build it. GPT-2's block is the same once more, with
 //! `W_query`, `W_key` and `W_value` side by side in `c_attn`.
 
-use super::causal_mask::{causal_mask, masked_weights};
-use super::projections::{load_linear, load_qkv, project};
-use super::self_attention::{scale, scores};
-use super::simple::context;
+use crate::causal_mask::{causal_mask, masked_weights};
+use crate::projections::{load_linear, load_qkv, project};
+use crate::self_attention::{scale, scores};
+use crate::simple::context;
 use candle_core::{D, Module, Result, Tensor};
 use candle_nn::{Linear, VarBuilder};
 use gpt2_kernels::dropout::Dropout;
@@ -17,7 +17,8 @@ use gpt2_kernels::dropout::Dropout;
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
-/// use gpt2_model::{init, variants::MultiHeadAttention};
+/// use gpt2_lessons::MultiHeadAttention;
+/// use gpt2_model::init;
 ///
 /// # fn main() -> candle_core::Result<()> {
 /// let vb = init::seeded(123, DType::F32, &Device::Cpu);
@@ -64,7 +65,7 @@ impl MultiHeadAttention {
     }
 
     /// From layers that exist: the conversions' way in.
-    pub(super) fn from_layers(
+    pub(crate) fn from_layers(
         qkv: [Linear; 3],
         out_proj: Linear,
         mask: Tensor,

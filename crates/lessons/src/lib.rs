@@ -1,4 +1,4 @@
-//! The road to [`CausalSelfAttention`](crate::CausalSelfAttention), one type a step.
+//! The road to [`CausalSelfAttention`](gpt2_model::CausalSelfAttention), one type a step.
 //!
 //! | step | formula | in |
 //! |---|---|---|
@@ -15,14 +15,14 @@
 //! gradient, and holds every (T, T) tensor in memory. What they compute, `CausalSelfAttention` computes
 //! without; [`convert`] leads there and back. Layers are named as PyTorch's state dicts name them
 //! (`W_query.weight`, `out_proj.bias`), with weights (out, in); d, `d_in`, `d_out` are widths, other letters
-//! are [the crate's](crate). Dropout is in `forward_with` alone, never in `forward`.
+//! are those of [`gpt2_model`]. Dropout is in `forward_with` alone, never in `forward`.
 //!
 //! The road is that of five texts on attention, which are not part of this repository: the documents that its tests are
 //! named after. What they print is printed here from the same inputs, to the last of their four decimals:
 //!
 //! | document | mechanism | type | printed numbers reproduced |
 //! |---|---|---|---|
-//! | `000_4b640e2881ba5b39` | GPT-2's block | [`CausalSelfAttention`](crate::CausalSelfAttention) | 11 of 11 shapes; it prints no result, PyTorch's stands in |
+//! | `000_4b640e2881ba5b39` | GPT-2's block | [`CausalSelfAttention`](gpt2_model::CausalSelfAttention) | 11 of 11 shapes; it prints no result, PyTorch's stands in |
 //! | `001_3b936f420483d060` | without weights | [`simple`] | 201 of 205; 4 weights in the text are not those of its own cells |
 //! | `001_3b936f420483d060` | one head | [`SelfAttention`] | 64 of 64 |
 //! | `001_3b936f420483d060` | causal masks, dropout | [`causal_mask`], [`CausalAttention`] | 327 of 367; 36 are a random mask, 4 an error message |
@@ -41,8 +41,9 @@ pub mod self_attention;
 pub mod simple;
 pub mod wrapper;
 
+pub use candle_core;
 pub use causal_attention::CausalAttention;
 pub use multi_head::MultiHeadAttention;
-pub use per_head::{Head, PerHeadAttention, PerHeadSizes};
+pub use per_head::{PerHeadAttention, PerHeadProjections, PerHeadSizes};
 pub use self_attention::SelfAttention;
 pub use wrapper::MultiHeadAttentionWrapper;

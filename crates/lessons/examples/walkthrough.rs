@@ -7,10 +7,10 @@
 use candle_core::{D, DType, Device, IndexOp, Module, Result, Shape, Tensor};
 use candle_nn::Init;
 use gpt2_kernels::Dropout;
-use gpt2_model::variants::causal_mask::{causal_mask, masked_scores, masked_weights, renormalised_weights};
-use gpt2_model::variants::self_attention::{scale, scores};
-use gpt2_model::variants::simple::{self, softmax};
-use gpt2_model::variants::{MultiHeadAttention, MultiHeadAttentionWrapper, SelfAttention};
+use gpt2_lessons::causal_mask::{causal_mask, masked_scores, masked_weights, renormalised_weights};
+use gpt2_lessons::self_attention::{scale, scores};
+use gpt2_lessons::simple::{self, softmax};
+use gpt2_lessons::{MultiHeadAttention, MultiHeadAttentionWrapper, SelfAttention};
 use gpt2_model::{Block, Config, Pass, init};
 
 const CPU: Device = Device::Cpu;

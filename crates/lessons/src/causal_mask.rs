@@ -8,11 +8,11 @@
 //!
 //! They are equal on paper. In f32 the first computes every hidden share before it throws them away: where
 //! a hidden score is some 100 above all visible ones, those round to 0 and the row is 0 over 0, NaN. The
-//! second has no such case, and is what [`CausalAttention`](super::CausalAttention) and all after it use.
+//! second has no such case, and is what [`CausalAttention`](crate::CausalAttention) and all after it use.
 
-use super::simple::{normalise_by_sum, softmax};
-use crate::mask::causal_bias;
+use crate::simple::{normalise_by_sum, softmax};
 use candle_core::{D, Device, Result, Tensor};
+use gpt2_model::mask::causal_bias;
 
 /// The lower triangle, 1 = visible: row i sees the words 0 to i.
 ///

@@ -4,7 +4,7 @@ use candle_core::{D, Module, Result, Tensor};
 use candle_nn::{Init, Linear, VarBuilder};
 
 /// `W_query`, `W_key` and `W_value` below `vb`, each `d_in -> d_out`.
-pub(super) fn load_qkv(vb: &VarBuilder, d_in: usize, d_out: usize, bias: bool) -> Result<[Linear; 3]> {
+pub(crate) fn load_qkv(vb: &VarBuilder, d_in: usize, d_out: usize, bias: bool) -> Result<[Linear; 3]> {
     Ok([
         load_linear(vb.pp("W_query"), d_in, d_out, bias)?,
         load_linear(vb.pp("W_key"), d_in, d_out, bias)?,
@@ -14,7 +14,7 @@ pub(super) fn load_qkv(vb: &VarBuilder, d_in: usize, d_out: usize, bias: bool) -
 
 /// A linear layer `x·Wᵀ + b` in the layout of PyTorch's `nn.Linear`, W (out, in); where `vb` creates
 /// variables, they are drawn from that layer's own distribution, `U(-1/√in, 1/√in)`.
-pub(super) fn load_linear(vb: VarBuilder, n_in: usize, n_out: usize, bias: bool) -> Result<Linear> {
+pub(crate) fn load_linear(vb: VarBuilder, n_in: usize, n_out: usize, bias: bool) -> Result<Linear> {
     if n_in == 0 || n_out == 0 {
         candle_core::bail!("{}: a layer of {n_in} inputs and {n_out} outputs is empty", vb.prefix())
     }
@@ -28,7 +28,7 @@ pub(super) fn load_linear(vb: VarBuilder, n_in: usize, n_out: usize, bias: bool)
 /// `x` (.., T, `d_in`) through the three layers: q, k and v, each (.., T, `d_out`).
 ///
 /// Refuses, in the name of `who`, an `x` without words or that does not end in the layers' inputs.
-pub(super) fn project(who: &str, x: &Tensor, layers: [&Linear; 3]) -> Result<[Tensor; 3]> {
+pub(crate) fn project(who: &str, x: &Tensor, layers: [&Linear; 3]) -> Result<[Tensor; 3]> {
     let [query, key, value] = layers;
     if x.elem_count() == 0 {
         candle_core::bail!("{who}: x {:?} holds no word", x.dims())

@@ -5,15 +5,15 @@
 //! `003_fa08c9926b7972e4` with a mask and without `W_O`. Matrices multiply from the right and have no bias;
 //! `d_k` and `d_v` need not be equal.
 
-use super::causal_mask::{causal_mask, masked_weights};
-use super::self_attention::{scale, scores};
-use super::simple::{context, softmax};
+use crate::causal_mask::{causal_mask, masked_weights};
+use crate::self_attention::{scale, scores};
+use crate::simple::{context, softmax};
 use candle_core::{D, Module, Result, Tensor};
 use candle_nn::{Init, Linear, VarBuilder};
 
 /// The three matrices of one head.
 #[derive(Debug, Clone)]
-pub struct Head {
+pub struct PerHeadProjections {
     /// `W_h^Q` (`d_model`, `d_k`)
     pub w_q: Tensor,
     /// `W_h^K` (`d_model`, `d_k`)
@@ -40,7 +40,7 @@ pub struct PerHeadSizes {
 /// ```
 /// use candle_core::{DType, Device, Tensor};
 /// use gpt2_model::init;
-/// use gpt2_model::variants::{MultiHeadAttention, PerHeadAttention, PerHeadSizes};
+/// use gpt2_lessons::{MultiHeadAttention, PerHeadAttention, PerHeadSizes};
 ///
 /// # fn main() -> candle_core::Result<()> {
 /// let sizes = PerHeadSizes { d_model: 6, d_k: 2, d_v: 2, n_head: 3 };
@@ -55,7 +55,7 @@ pub struct PerHeadSizes {
 #[derive(Debug, Clone)]
 pub struct PerHeadAttention {
     /// The heads, in the order of their results.
-    pub heads: Vec<Head>,
+    pub heads: Vec<PerHeadProjections>,
     /// `W_O` (H·`d_v`, `d_model`); without it the heads are returned side by side.
     pub w_o: Option<Tensor>,
     /// Whether a word sees only itself and those before it.
@@ -78,7 +78,7 @@ impl PerHeadAttention {
         };
         let load = |h: usize| {
             let vb = vb.pp(format!("heads.{h}"));
-            Result::Ok(Head {
+            Result::Ok(PerHeadProjections {
                 w_q: get(&vb, "W_Q", d_model, d_k)?,
                 w_k: get(&vb, "W_K", d_model, d_k)?,
                 w_v: get(&vb, "W_V", d_model, d_v)?,
@@ -108,7 +108,7 @@ impl PerHeadAttention {
     }
 
     /// `softmax(mask(Q_h·K_hᵀ)/√d_k)·V_h`: (.., T, `d_v`).
-    fn head(&self, head: &Head, x: &Tensor) -> Result<Tensor> {
+    fn head(&self, head: &PerHeadProjections, x: &Tensor) -> Result<Tensor> {
         let [q, k] = [times(x, &head.w_q, "W_Q")?, times(x, &head.w_k, "W_K")?]; // (.., T, d_k)
         let v = times(x, &head.w_v, "W_V")?; // (.., T, d_v)
         let scores = scale(&scores(&q, &k)?, k.dim(D::Minus1)?)?; // (.., T, T)

@@ -3,8 +3,8 @@
 //! `Concat(head_1, .., head_H)`, as `001_3b936f420483d060` stacks them. What one head computes for `d_out`
 //! numbers, H heads compute for `H·d_out`; with `d_out` 1 each head says a single number (its exercise).
 
-use super::CausalAttention;
-use super::causal_mask::causal_mask;
+use crate::CausalAttention;
+use crate::causal_mask::causal_mask;
 use candle_core::{D, Result, Tensor};
 use candle_nn::VarBuilder;
 use gpt2_kernels::dropout::Dropout;

@@ -5,8 +5,8 @@
 //! (in, out) first, its v1, and as linear layers (out, in) then, its v2; `004_a3b10401148b1338` has v2 with
 //! a bias; `002_4cdd2acc7d76054e` defines the function of q, k and v alone.
 
-use super::projections::{load_qkv, project};
-use super::simple::{context, softmax};
+use crate::projections::{load_qkv, project};
+use crate::simple::{context, softmax};
 use candle_core::{D, Result, Tensor};
 use candle_nn::{Init, Linear, VarBuilder};
 
@@ -52,7 +52,8 @@ pub fn scaled_dot_product_attention(q: &Tensor, k: &Tensor, v: &Tensor) -> Resul
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
-/// use gpt2_model::{init, variants::SelfAttention};
+/// use gpt2_lessons::SelfAttention;
+/// use gpt2_model::init;
 ///
 /// # fn main() -> candle_core::Result<()> {
 /// let attn = SelfAttention::load(init::seeded(789, DType::F32, &Device::Cpu), 3, 2, false)?;

@@ -82,7 +82,7 @@ pub fn context(weights: &Tensor, x: &Tensor) -> Result<Tensor> {
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
-/// use gpt2_model::variants::simple;
+/// use gpt2_lessons::simple;
 ///
 /// # fn main() -> candle_core::Result<()> {
 /// let words = Tensor::new(&[[1f32, 0.], [0., 1.], [1., 1.]], &Device::Cpu)?; // (T, d)

@@ -3,10 +3,10 @@
 //! `001_3b936f420483d060` and `004_a3b10401148b1338`: the triangle is made once for the longest text, and a
 //! shorter one takes its corner.
 
-use super::causal_mask::{causal_mask, masked_weights};
-use super::projections::{load_qkv, project};
-use super::self_attention::{scale, scores};
-use super::simple::context;
+use crate::causal_mask::{causal_mask, masked_weights};
+use crate::projections::{load_qkv, project};
+use crate::self_attention::{scale, scores};
+use crate::simple::context;
 use candle_core::{D, Result, Tensor};
 use candle_nn::{Linear, VarBuilder};
 use gpt2_kernels::dropout::Dropout;
@@ -15,7 +15,8 @@ use gpt2_kernels::dropout::Dropout;
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
-/// use gpt2_model::{init, variants::CausalAttention};
+/// use gpt2_lessons::CausalAttention;
+/// use gpt2_model::init;
 ///
 /// # fn main() -> candle_core::Result<()> {
 /// let vb = init::seeded(123, DType::F32, &Device::Cpu);
@@ -55,7 +56,7 @@ impl CausalAttention {
     }
 
     /// As [`load`](Self::load), with the mask of other heads.
-    pub(super) fn load_head(
+    pub(crate) fn load_head(
         vb: VarBuilder,
         d_in: usize,
         d_out: usize,

@@ -9,11 +9,13 @@
 //!
 //! All are made of differentiable operations: a gradient reaches the layer that was converted.
 
-use super::causal_mask::causal_mask;
-use super::{CausalAttention, Head, MultiHeadAttention, MultiHeadAttentionWrapper, PerHeadAttention};
-use crate::{CausalSelfAttention, Config, Conv1D};
+use crate::causal_mask::causal_mask;
+use crate::{
+    CausalAttention, MultiHeadAttention, MultiHeadAttentionWrapper, PerHeadAttention, PerHeadProjections,
+};
 use candle_core::{Result, Tensor};
 use candle_nn::{Linear, VarBuilder};
+use gpt2_model::{CausalSelfAttention, Config, Conv1D};
 use std::collections::HashMap;
 
 impl MultiHeadAttention {
@@ -47,7 +49,7 @@ impl MultiHeadAttention {
         if !layer.causal {
             candle_core::bail!("MultiHeadAttention is causal; this PerHeadAttention sees every word")
         }
-        let matrices = |h: &Head| [&h.w_q, &h.w_k, &h.w_v].map(Tensor::clone);
+        let matrices = |h: &PerHeadProjections| [&h.w_q, &h.w_k, &h.w_v].map(Tensor::clone);
         let first = same_shapes(&layer.heads, |h| matrices(h).map(|w| w.dims().to_vec()))?;
         let below = |i: usize| -> Result<Linear> {
             let transposed = layer.heads.iter().map(|h| Ok(Linear::new(matrices(h)[i].t()?, None)));
@@ -67,7 +69,7 @@ impl MultiHeadAttention {
     /// When the block does not scale by `1/√D` (`scale_attn_weights` false, or a layer above the first under
     /// `scale_attn_by_inverse_layer_idx`).
     pub fn from_gpt2(block: &CausalSelfAttention) -> Result<Self> {
-        let ((c, _), n_head, scale) = (block.c_attn.shape(), block.heads().heads, block.scale());
+        let ((c, _), n_head, scale) = (block.c_attn.shape(), block.n_head(), block.scale());
         let (weight, bias) = (block.c_attn.weight()?, bias_of(&block.c_attn)?);
         let expected = 1. / ((c / n_head) as f64).sqrt();
         if (scale - expected).abs() > 1e-9 * expected {
@@ -82,16 +84,14 @@ impl MultiHeadAttention {
         let mask = block.bias.tensor()?.squeeze(0)?.squeeze(0)?; // (N, N)
         Self::from_layers(qkv, out_proj, mask, n_head)
     }
-}
 
-impl CausalSelfAttention {
-    /// The separate projections as GPT-2's one `c_attn`; biases that are not there become zeros.
+    /// The separate projections as GPT-2's one `c_attn`; a missing bias becomes zeros.
     ///
     /// # Errors
     /// When `d_in` is not `d_out`: GPT-2 has one width.
-    pub fn from_multi_head(layer: &MultiHeadAttention) -> Result<Self> {
-        let qkv = [&layer.w_query, &layer.w_key, &layer.w_value];
-        let (d_out, d_in) = layer.w_query.weight().dims2()?;
+    pub fn to_gpt2(&self) -> Result<CausalSelfAttention> {
+        let qkv = [&self.w_query, &self.w_key, &self.w_value];
+        let (d_out, d_in) = self.w_query.weight().dims2()?;
         let or_zeros = |l: &Linear| l.bias().map_or_else(|| zeros(d_out, l.weight()), |b| Ok(b.clone()));
         if d_in != d_out {
             candle_core::bail!(
@@ -99,7 +99,7 @@ impl CausalSelfAttention {
             )
         }
         let biases = qkv.iter().map(|l| or_zeros(l)).collect::<Result<Vec<_>>>()?;
-        let out = &layer.out_proj;
+        let out = &self.out_proj;
         let tensors = [
             ("c_attn.weight", Tensor::cat(&qkv.map(Linear::weight), 0)?.t()?.contiguous()?), // (C, 3C)
             ("c_attn.bias", Tensor::cat(&biases, 0)?),
@@ -110,13 +110,13 @@ impl CausalSelfAttention {
         let (dtype, device) = (out.weight().dtype(), out.weight().device());
         let config = Config {
             n_embd: d_out,
-            n_head: layer.n_head(),
-            n_positions: layer.mask.dim(0)?,
+            n_head: self.n_head(),
+            n_positions: self.mask.dim(0)?,
             attn_pdrop: 0.,
             resid_pdrop: 0.,
             ..Config::gpt2()
         };
-        Self::load(VarBuilder::from_tensors(tensors, dtype, device), &config)
+        CausalSelfAttention::load(VarBuilder::from_tensors(tensors, dtype, device), &config)
     }
 }
 
