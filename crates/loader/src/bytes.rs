@@ -1,7 +1,7 @@
 //! Bytes of a file: opened, or compiled into the binary.
 
 use crate::LoadError;
-use crate::regular::open_regular;
+use gpt2_files::open_regular;
 use rayon::prelude::*;
 use std::fs::File;
 use std::io;

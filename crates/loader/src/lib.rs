@@ -17,7 +17,6 @@
 //! # }
 //! ```
 
-pub mod atomic;
 mod audit;
 mod bytes;
 mod checkpoint;
@@ -25,7 +24,6 @@ mod doctor;
 mod error;
 pub mod hub;
 mod pickle;
-mod regular;
 mod safetensors_file;
 mod save;
 mod source;
@@ -37,7 +35,6 @@ pub use checkpoint::{Checkpoint, TensorInfo};
 pub use doctor::Finding;
 pub use error::LoadError;
 pub use hub::{Hub, ModelId};
-pub use regular::{open_regular, read_text};
 pub use save::{SaveOptions, save};
 pub use source::{EmbeddedFiles, FILE_NAMES, Files, Header, Source, TokenizerFiles, Weights};
 pub use tokenizer::{TextStream, Tokenizer, Unspellable};

@@ -1,7 +1,8 @@
 //! Saving a model so that transformers loads it, and so does this crate.
 
-use crate::{LoadError, Tokenizer, atomic};
+use crate::{LoadError, Tokenizer};
 use candle_core::{DType, Device, Tensor};
+use gpt2_files::atomic;
 use gpt2_model::parameters::LM_HEAD;
 use gpt2_model::{Config, Gpt2LMHeadModel};
 use safetensors::Dtype;
@@ -46,7 +47,7 @@ pub fn save(
     if let Some(json) = tokenizer {
         atomic::write_bytes(&dir.join("tokenizer.json"), json.as_bytes())?;
     }
-    atomic::write_bytes(&dir.join("config.json"), config.as_bytes())
+    Ok(atomic::write_bytes(&dir.join("config.json"), config.as_bytes())?)
 }
 
 fn tensors(model: &Gpt2LMHeadModel, options: SaveOptions) -> candle_core::Result<Vec<(String, Tensor)>> {

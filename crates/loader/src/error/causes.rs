@@ -3,6 +3,12 @@
 use super::LoadError;
 use std::path::Path;
 
+impl From<gpt2_files::Error> for LoadError {
+    fn from(error: gpt2_files::Error) -> Self {
+        Self::Io { path: error.path, source: error.source }
+    }
+}
+
 impl LoadError {
     pub(crate) fn io(path: &Path) -> impl FnOnce(std::io::Error) -> Self + use<> {
         let path = path.to_path_buf();

@@ -14,8 +14,9 @@
 use super::digest::Digest;
 use super::fetch::WEIGHTS;
 use super::model_id::ModelId;
-use crate::regular::read_text;
-use crate::{LoadError, atomic};
+use crate::LoadError;
+use gpt2_files::atomic;
+use gpt2_files::read_text;
 use std::fs::{File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -172,10 +173,8 @@ impl Repo {
         }
         let path = self.root.join("refs").join(revision);
         make_parent(&path)?;
-        atomic::write_bytes(&path, commit.as_bytes()).map_err(|error| match error {
-            LoadError::Io { path, source } => LoadError::cache(&path)(source),
-            other => other,
-        })
+        atomic::write_bytes(&path, commit.as_bytes())
+            .map_err(|error| LoadError::cache(&error.path)(error.source))
     }
 
     /// Puts a link to the blob in the place of a commit's file.

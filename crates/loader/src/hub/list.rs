@@ -5,7 +5,7 @@
 use super::cache::{LONGEST_RECORD, is_commit};
 use super::{CachedModel, Hub};
 use crate::LoadError;
-use crate::regular::read_text;
+use gpt2_files::read_text;
 use std::io;
 use std::path::{Path, PathBuf};
 

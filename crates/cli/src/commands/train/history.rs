@@ -70,7 +70,7 @@ impl History {
         let validation: Vec<(u64, f32)> =
             self.validation.iter().map(|&(step, loss)| (step, loss as f32)).collect();
         let picture = gpt2_view::loss_curve(&title(out), &training, &validation, made_by)?;
-        Ok(gpt2_loader::atomic::write_bytes(&out.join("loss.png"), &picture)?)
+        Ok(gpt2_files::atomic::write_bytes(&out.join("loss.png"), &picture)?)
     }
 }
 

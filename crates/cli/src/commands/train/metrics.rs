@@ -50,7 +50,7 @@ impl Metrics {
     /// Begins a file, or goes on behind the lines of the steps up to `done`.
     pub(super) fn open(path: &Path, done: u64) -> anyhow::Result<Self> {
         let csv = path.extension().is_some_and(|e| e == "csv");
-        let before = match gpt2_loader::read_text(path, LONGEST) {
+        let before = match gpt2_files::read_text(path, LONGEST) {
             Ok(before) if done > 0 => before,
             Err(e) if done > 0 && e.kind() != std::io::ErrorKind::NotFound => {
                 return Err(e).with_context(|| format!("--metrics {}", path.display()));
@@ -76,7 +76,7 @@ impl Metrics {
         let file = if let Some(file) = self.file.take() {
             file
         } else {
-            gpt2_loader::atomic::write_bytes(&self.path, self.kept.as_bytes())?;
+            gpt2_files::atomic::write_bytes(&self.path, self.kept.as_bytes())?;
             File::options().append(true).open(&self.path)?
         };
         Ok(self.file.insert(file))

@@ -94,7 +94,7 @@ pub(super) fn save(
     tensors.insert("settings".into(), Tensor::new(serde_json::to_vec(settings)?, &Device::Cpu)?);
     let metadata = [("gpt2", env!("CARGO_PKG_VERSION").to_owned())];
     let list: Vec<(&str, &Tensor)> = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
-    gpt2_loader::atomic::write(&path(out), |temporary| write_safetensors(temporary, &list, &metadata))?;
+    gpt2_files::atomic::write(&path(out), |temporary| write_safetensors(temporary, &list, &metadata))?;
     Ok(())
 }
 
@@ -106,7 +106,7 @@ pub(super) fn restore(
     optimiser: &mut AdamW,
 ) -> anyhow::Result<History> {
     let path = path(out);
-    gpt2_loader::open_regular(&path).with_context(|| path.display().to_string())?;
+    gpt2_files::open_regular(&path).with_context(|| path.display().to_string())?;
     let tensors = candle_core::safetensors::load(&path, &Device::Cpu)
         .with_context(|| format!("{}: not a training run's state; train without --resume", path.display()))?;
     let tensors: BTreeMap<String, Tensor> = tensors.into_iter().collect();

@@ -1,6 +1,6 @@
 //! Files that are either whole or not there.
 
-use crate::LoadError;
+use crate::error::Error;
 use std::fs::{File, TryLockError};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ const SUFFIX: &str = ".tmp";
 ///
 /// # Errors
 /// As `stage` and `commit`.
-pub fn write<E>(path: &Path, write: impl FnOnce(&Path) -> Result<(), E>) -> Result<(), LoadError>
+pub fn write<E>(path: &Path, write: impl FnOnce(&Path) -> Result<(), E>) -> Result<(), Error>
 where
     E: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
@@ -26,7 +26,7 @@ where
 ///
 /// # Errors
 /// When the folder cannot be written to.
-pub fn write_bytes(path: &Path, content: &[u8]) -> Result<(), LoadError> {
+pub fn write_bytes(path: &Path, content: &[u8]) -> Result<(), Error> {
     stage_bytes(path, content)?.commit()
 }
 
@@ -38,11 +38,11 @@ pub fn write_bytes(path: &Path, content: &[u8]) -> Result<(), LoadError> {
 /// # Errors
 /// When the folder cannot be written to, `path` is a folder, a device, a pipe or a link that leads to itself, or
 /// `write` fails.
-pub fn stage<E>(path: &Path, write: impl FnOnce(&Path) -> Result<(), E>) -> Result<Staged, LoadError>
+pub fn stage<E>(path: &Path, write: impl FnOnce(&Path) -> Result<(), E>) -> Result<Staged, Error>
 where
     E: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    let failed = |e: io::Error| LoadError::io(path)(e);
+    let failed = |e: io::Error| Error::at(path)(e);
     let (target, before) = target(path)?;
     let dir = folder_of(path, &target)?;
     remove_abandoned(dir);
@@ -67,7 +67,7 @@ where
 ///
 /// # Errors
 /// When the folder cannot be written to.
-pub fn stage_bytes(path: &Path, content: &[u8]) -> Result<Staged, LoadError> {
+pub fn stage_bytes(path: &Path, content: &[u8]) -> Result<Staged, Error> {
     stage(path, |temporary| File::create(temporary)?.write_all(content))
 }
 
@@ -75,9 +75,9 @@ pub fn stage_bytes(path: &Path, content: &[u8]) -> Result<Staged, LoadError> {
 ///
 /// # Errors
 /// As `stage`.
-pub fn check(path: &Path) -> Result<PathBuf, LoadError> {
+pub fn check(path: &Path) -> Result<PathBuf, Error> {
     let (target, _) = target(path)?;
-    temporary(folder_of(path, &target)?).map_err(LoadError::io(path))?;
+    temporary(folder_of(path, &target)?).map_err(Error::at(path))?;
     Ok(target)
 }
 
@@ -98,8 +98,8 @@ impl Staged {
     ///
     /// # Errors
     /// When the system refuses to rename it.
-    pub fn commit(self) -> Result<(), LoadError> {
-        let failed = LoadError::io(&self.path);
+    pub fn commit(self) -> Result<(), Error> {
+        let failed = Error::at(&self.path);
         match self.file.persist(&self.target) {
             Ok(_) => Ok(()),
             Err(e) => Err(failed(e.error)),
@@ -108,14 +108,14 @@ impl Staged {
 }
 
 /// Follows links: the final path and, where a file is there, its metadata.
-fn target(path: &Path) -> Result<(PathBuf, Option<std::fs::Metadata>), LoadError> {
-    let refused = |reason: &str| LoadError::io(path)(io::Error::other(reason));
+fn target(path: &Path) -> Result<(PathBuf, Option<std::fs::Metadata>), Error> {
+    let refused = |reason: &str| Error::at(path)(io::Error::other(reason));
     // Asked of the path itself, too: some links, such as /dev/stdout, do not lead where they say.
     let before = std::fs::metadata(path).ok();
     if before.as_ref().is_some_and(|m| !m.is_file()) {
         return Err(refused("is a folder, a device or a pipe; name a file"));
     }
-    let target = follow_links(path).map_err(LoadError::io(path))?;
+    let target = follow_links(path).map_err(Error::at(path))?;
     if before.as_ref().is_some_and(|m| m.permissions().readonly()) {
         return Err(refused("is read-only; allow writing to it, or choose another name"));
     }
@@ -123,7 +123,7 @@ fn target(path: &Path) -> Result<(PathBuf, Option<std::fs::Metadata>), LoadError
 }
 
 /// The folder that `target` is to be in, for an error that names `path`.
-fn folder_of<'a>(path: &Path, target: &'a Path) -> Result<&'a Path, LoadError> {
+fn folder_of<'a>(path: &Path, target: &'a Path) -> Result<&'a Path, Error> {
     let dir = match target.parent() {
         Some(dir) if !dir.as_os_str().is_empty() => dir,
         _ => Path::new("."),
@@ -132,7 +132,7 @@ fn folder_of<'a>(path: &Path, target: &'a Path) -> Result<&'a Path, LoadError> {
         return Ok(dir);
     }
     let reason = format!("there is no folder {}; make it first", dir.display());
-    Err(LoadError::io(path)(io::Error::other(reason)))
+    Err(Error::at(path)(io::Error::other(reason)))
 }
 
 /// The file that `path` leads to, there or not yet. A link that leads to itself fails with the system's reason.
