@@ -1,14 +1,15 @@
 //! The audit: what a checkpoint holds against what its config calls for, before anything is built.
 
-use crate::TensorInfo;
+use crate::names::{PREFIX, is_mask_buffer};
+use crate::tensor_info::TensorInfo;
 use gpt2_model::Config;
 use gpt2_model::parameters::{LM_HEAD, Parameter, WTE};
-use safetensors::Dtype;
 use std::collections::BTreeMap;
 use std::fmt;
 
 /// What a checkpoint holds against what its config calls for.
 #[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
 pub struct Audit {
     /// The checkpoint: its folder, or its embedded name.
     pub name: String,
@@ -29,6 +30,7 @@ pub struct Audit {
 
 /// A parameter that does not fit.
 #[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
 pub struct Mismatch {
     /// What the file holds.
     pub found: TensorInfo,
@@ -76,8 +78,7 @@ impl Audit {
                 audit.missing.push(parameter);
                 continue;
             };
-            let float = matches!(found.dtype, Dtype::F16 | Dtype::BF16 | Dtype::F32 | Dtype::F64);
-            if !float || found.shape != parameter.shape {
+            if !found.dtype.is_float() || found.shape != parameter.shape {
                 audit.mismatched.push(Mismatch { found: found.clone(), expected: parameter.shape });
                 continue;
             }
@@ -87,7 +88,7 @@ impl Audit {
             }
         }
         for (name, info) in rest {
-            if is_buffer(&name, info, config.n_layer) {
+            if is_mask_buffer(&name, &info.shape, config.n_layer) {
                 audit.buffers.push(info.clone());
             } else {
                 audit.unexpected.push(info.clone());
@@ -95,17 +96,6 @@ impl Audit {
         }
         audit
     }
-}
-
-/// `h.N.attn.bias`, the triangle (1, 1, n, n), or `h.N.attn.masked_bias`, a scalar, for N < L.
-fn is_buffer(name: &str, info: &TensorInfo, n_layer: usize) -> bool {
-    let Some((layer, rest)) = name.strip_prefix("h.").and_then(|n| n.split_once('.')) else { return false };
-    let known = match rest {
-        "attn.bias" => matches!(info.shape.as_slice(), [1, 1, n, m] if n == m),
-        "attn.masked_bias" => info.shape.iter().product::<usize>() == 1,
-        _ => false,
-    };
-    known && layer.parse::<usize>().is_ok_and(|n| n < n_layer)
 }
 
 impl fmt::Display for Audit {
@@ -130,7 +120,7 @@ impl fmt::Display for Audit {
             write!(f, ", expected a float dtype and {:?}", m.expected)?;
         }
         for t in &self.duplicates {
-            write!(f, "\n  twice       {} in {}, with and without `transformer.`", t.name, t.file_name())?;
+            write!(f, "\n  twice       {} in {}, with and without `{PREFIX}`", t.name, t.file_name())?;
         }
         write!(f, "\ncheck that config.json and the weights belong together and that this is a GPT-2")
     }

@@ -1,6 +1,6 @@
 //! Bytes of a file: opened, or compiled into the binary.
 
-use crate::LoadError;
+use crate::error::LoadError;
 use gpt2_files::open_regular;
 use rayon::prelude::*;
 use std::fs::File;
@@ -11,6 +11,7 @@ use std::sync::Arc;
 /// The content of a file. What describes it (JSON, a header) is looked at through a map; the tensors'
 /// data, which is most of it, is read straight into their own memory.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub enum Bytes {
     /// On disk.
     OnDisk(Arc<OnDisk>),

@@ -1,72 +1,17 @@
 //! [`Checkpoint`]: a config and the tensors that go with it, by name, not yet read.
 
-use crate::pickle::ZipEntry;
-use crate::{Audit, Bytes, Files, LoadError, Weights, pickle, safetensors_file};
-use bytemuck::Pod;
-use candle_core::{DType, Device, Shape, Tensor, WithDType};
+use crate::audit::Audit;
+use crate::error::LoadError;
+use crate::files::{Files, WeightFiles};
+use crate::stored::Stored;
+use crate::tensor_info::TensorInfo;
+use crate::{json, names, pickle, safetensors_file};
+use candle_core::{DType, Device, Shape, Tensor};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
 use gpt2_model::{Config, Gpt2LMHeadModel, Implementation};
-use half::{bf16, f16};
-use safetensors::Dtype;
-use serde::de::DeserializeOwned;
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Range;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
-
-/// What a file says of one of its tensors.
-#[derive(Debug, Clone, PartialEq)]
-pub struct TensorInfo {
-    /// The name in the file.
-    pub name: String,
-    /// The dtype in the file.
-    pub dtype: Dtype,
-    /// The shape in the file.
-    pub shape: Vec<usize>,
-    /// The file.
-    pub file: PathBuf,
-}
-
-impl TensorInfo {
-    /// The file's name without its folder.
-    #[must_use]
-    pub fn file_name(&self) -> String {
-        self.file.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned())
-    }
-}
-
-/// A tensor in a file: its description and where its data lies.
-#[derive(Debug, Clone)]
-pub(crate) struct Stored {
-    pub(crate) info: TensorInfo,
-    pub(crate) bytes: Bytes,
-    pub(crate) range: Range<usize>,
-    /// The entry of a zip archive that the data is part of.
-    pub(crate) entry: Option<Arc<ZipEntry>>,
-}
-
-impl Stored {
-    /// The data, aligned or not, read straight into the tensor's own memory.
-    fn load(&self, device: &Device) -> candle_core::Result<Tensor> {
-        match self.info.dtype {
-            Dtype::F32 => self.load_as::<f32>(device),
-            Dtype::F16 => self.load_as::<f16>(device),
-            Dtype::BF16 => self.load_as::<bf16>(device),
-            Dtype::F64 => self.load_as::<f64>(device),
-            _ => {
-                let dtype = DType::try_from(self.info.dtype)?;
-                Tensor::from_raw_buffer(&self.bytes[self.range.clone()], dtype, &self.info.shape, device)
-            }
-        }
-    }
-
-    fn load_as<T: WithDType + Pod>(&self, device: &Device) -> candle_core::Result<Tensor> {
-        let mut values: Vec<T> = bytemuck::zeroed_vec(self.range.len() / size_of::<T>());
-        self.bytes.read_at(self.range.start, bytemuck::cast_slice_mut(&mut values))?;
-        Tensor::from_vec(values, self.info.shape.as_slice(), device)
-    }
-}
 
 /// A GPT-2 checkpoint: its config and its tensors' headers. The data is read when a model is built.
 #[derive(Debug, Clone)]
@@ -76,9 +21,6 @@ pub struct Checkpoint {
     tensors: Arc<BTreeMap<String, Stored>>,
     duplicates: Vec<TensorInfo>,
 }
-
-/// What a saved `GPT2LMHeadModel` has before most names.
-pub(crate) const PREFIX: &str = "transformer.";
 
 impl Checkpoint {
     /// Reads config.json and the headers of the weights' files.
@@ -92,14 +34,14 @@ impl Checkpoint {
             let reason = candle_core::Error::msg("a list; expected a GPT-2 config, a JSON object");
             return Err(LoadError::Config { path: path.clone(), reason });
         }
-        let config: Config = parse_json(path, json, "GPT-2 config")?;
+        let config: Config = json::parse(json).map_err(LoadError::json(path, "GPT-2 config"))?;
         config.validate().map_err(|reason| LoadError::Config { path: path.clone(), reason })?;
 
-        let stored = match &files.weights {
-            Weights::Safetensors(path, bytes) => safetensors_file::read(path, bytes)?,
-            Weights::Index(path) => safetensors_file::read_index(path)?,
-            Weights::Pickle(path) => pickle::read(path)?,
-            Weights::Headers(headers) => {
+        let stored = match &files.weight_files {
+            WeightFiles::Safetensors(path, bytes) => safetensors_file::read(path, bytes)?,
+            WeightFiles::Index(path) => safetensors_file::read_index(path)?,
+            WeightFiles::Pickle(path) => pickle::read(path)?,
+            WeightFiles::Headers(headers) => {
                 let tensors = headers.iter().map(safetensors_file::read_header);
                 tensors.collect::<Result<Vec<_>, _>>()?.concat()
             }
@@ -107,7 +49,7 @@ impl Checkpoint {
         let mut tensors = BTreeMap::new();
         let mut duplicates = vec![];
         for tensor in stored {
-            let name = tensor.info.name.strip_prefix(PREFIX).unwrap_or(&tensor.info.name).to_string();
+            let name = names::without_prefix(&tensor.info.name).to_string();
             if let Some(twin) = tensors.insert(name, tensor) {
                 duplicates.push(twin.info);
             }
@@ -183,26 +125,6 @@ impl Checkpoint {
         Gpt2LMHeadModel::load(self.var_builder(dtype, device)?, &self.config)
             .map_err(|source| LoadError::Tensor { name: self.name.clone(), source })
     }
-}
-
-/// Parses JSON; an error names the field.
-pub(crate) fn parse_json<T: DeserializeOwned>(
-    path: &Path,
-    json: &[u8],
-    expected: &'static str,
-) -> Result<T, LoadError> {
-    let failed =
-        |field: String, source| LoadError::Json { path: path.to_path_buf(), expected, field, source };
-    let mut deserializer = serde_json::Deserializer::from_slice(json);
-    let value = serde_path_to_error::deserialize(&mut deserializer).map_err(|e| {
-        let field = match e.path().to_string().as_str() {
-            "." => String::new(),
-            field => format!("{field}: "),
-        };
-        failed(field, e.into_inner())
-    })?;
-    deserializer.end().map_err(|source| failed(String::new(), source))?;
-    Ok(value)
 }
 
 struct Backend {

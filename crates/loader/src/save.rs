@@ -1,9 +1,11 @@
 //! Saving a model so that transformers loads it, and so does this crate.
 
-use crate::{LoadError, Tokenizer};
+use crate::error::LoadError;
+use crate::file_names::{CONFIG, SAFETENSORS, TOKENIZER};
+use crate::names;
+use crate::tokenizer::Tokenizer;
 use candle_core::{DType, Device, Tensor};
 use gpt2_files::atomic;
-use gpt2_model::parameters::LM_HEAD;
 use gpt2_model::{Config, Gpt2LMHeadModel};
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
@@ -14,12 +16,27 @@ use std::path::Path;
 
 /// What is saved, and how.
 #[derive(Debug, Clone, Copy, Default)]
+#[non_exhaustive]
 pub struct SaveOptions {
     /// The dtype in the file; the model's own where it is `None`.
     pub dtype: Option<DType>,
     /// Save the causal triangle of each layer, too, as `attn.bias`, u8 (1, 1, N, N), for readers that
     /// want GPT-2's first layout. transformers reads past it.
     pub buffers: bool,
+}
+
+impl SaveOptions {
+    /// The same with this dtype in the file.
+    #[must_use]
+    pub fn dtype(self, dtype: impl Into<Option<DType>>) -> Self {
+        Self { dtype: dtype.into(), ..self }
+    }
+
+    /// The same with the causal triangles, or without them.
+    #[must_use]
+    pub fn buffers(self, buffers: bool) -> Self {
+        Self { buffers, ..self }
+    }
 }
 
 /// Writes `model.safetensors`, `config.json` and, where it is given, `tokenizer.json` into `dir`, which is
@@ -43,23 +60,22 @@ pub fn save(
     let tensors = tensors(model, options).map_err(failed)?;
 
     std::fs::create_dir_all(dir).map_err(LoadError::io(dir))?;
-    atomic::write(&dir.join("model.safetensors"), |temporary| write_tensors(temporary, tensors))?;
+    atomic::write(&dir.join(SAFETENSORS), |temporary| write_tensors(temporary, tensors))?;
     if let Some(json) = tokenizer {
-        atomic::write_bytes(&dir.join("tokenizer.json"), json.as_bytes())?;
+        atomic::write_bytes(&dir.join(TOKENIZER), json.as_bytes())?;
     }
-    Ok(atomic::write_bytes(&dir.join("config.json"), config.as_bytes())?)
+    Ok(atomic::write_bytes(&dir.join(CONFIG), config.as_bytes())?)
 }
 
 fn tensors(model: &Gpt2LMHeadModel, options: SaveOptions) -> candle_core::Result<Vec<(String, Tensor)>> {
     let mut tensors = vec![];
     for (name, tensor) in model.named_parameters() {
         let tensor = tensor.to_dtype(options.dtype.unwrap_or(tensor.dtype()))?.contiguous()?;
-        let name = if name == LM_HEAD { name } else { format!("transformer.{name}") };
-        tensors.push((name, tensor));
+        tensors.push((names::saved(&name), tensor));
     }
     if options.buffers {
         for (i, block) in model.transformer.h.iter().enumerate() {
-            tensors.push((format!("transformer.h.{i}.attn.bias"), block.attn.bias.clone()));
+            tensors.push((names::saved_triangle(i), block.attn.bias.clone()));
         }
     }
     Ok(tensors)

@@ -1,6 +1,7 @@
 //! From what went wrong to the [`LoadError`] that says so.
 
-use super::LoadError;
+use super::load_error::LoadError;
+use crate::json::Misfit;
 use std::path::Path;
 
 impl From<gpt2_files::Error> for LoadError {
@@ -40,6 +41,12 @@ impl LoadError {
                 | Self::Server { .. }
                 | Self::RateLimited { .. }
         )
+    }
+
+    /// JSON that does not fit what the file should hold.
+    pub(crate) fn json(path: &Path, expected: &'static str) -> impl FnOnce(Misfit) -> Self + use<> {
+        let path = path.to_path_buf();
+        move |misfit| Self::Json { path, expected, reason: misfit.to_string() }
     }
 
     pub(crate) fn damaged(path: &Path, format: &'static str, bytes: &[u8], reason: impl ToString) -> Self {

@@ -11,10 +11,11 @@
 //! .locks/models--owner--name/HASH.lock
 //! ```
 
+use super::commit::is_commit;
 use super::digest::Digest;
-use super::fetch::WEIGHTS;
 use super::model_id::ModelId;
-use crate::LoadError;
+use crate::error::LoadError;
+use crate::file_names::WEIGHTS;
 use gpt2_files::atomic;
 use gpt2_files::read_text;
 use std::fs::{File, TryLockError};
@@ -246,11 +247,6 @@ impl Repo {
     }
 }
 
-/// Whether `revision` is the full hash of a commit.
-pub(crate) fn is_commit(revision: &str) -> bool {
-    revision.len() == 40 && revision.bytes().all(|b| b.is_ascii_hexdigit())
-}
-
 /// Makes the folder that `path` is to be in.
 pub(crate) fn make_parent(path: &Path) -> Result<(), LoadError> {
     let dir = path.parent().unwrap_or(Path::new("."));
@@ -287,20 +283,11 @@ fn symlink(target: &Path, link: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::{Digest, Repo};
-    use crate::{LoadError, ModelId};
+    use crate::error::LoadError;
+    use crate::hub::ModelId;
     use std::fs::File;
     use std::io::Write;
     use std::time::{Duration, Instant};
-
-    #[test]
-    fn a_commit_is_forty_hexadecimal_digits() {
-        assert!(super::is_commit(&"0a".repeat(20)));
-        for other in
-            ["0a".repeat(19), "0a".repeat(21), format!("a{}", "g".repeat(39)), format!("{}/", "a".repeat(39))]
-        {
-            assert!(!super::is_commit(&other), "{other}");
-        }
-    }
 
     #[test]
     fn a_lock_is_waited_for_but_not_for_ever() {

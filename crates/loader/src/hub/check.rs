@@ -1,9 +1,11 @@
 //! [`Hub::verify`]: the cached files of a model, hashed again.
 
-use super::fetch::{Ask, CONFIG, Fetch};
+use super::fetch::{Ask, Fetch};
 use super::{FileCheck, FileState, Hub, ModelId};
-use crate::LoadError;
+use crate::error::LoadError;
+use crate::file_names::CONFIG;
 use std::path::Path;
+use std::sync::Arc;
 
 impl Hub {
     /// Hashes every cached file of a model again; with `repair`, fetches those anew that are bad.
@@ -26,7 +28,7 @@ impl Fetch<'_> {
     fn check(&self, commit: &str, file: String, repair: bool) -> FileCheck {
         let (state, error) = match self.state_of(commit, &file, repair) {
             Ok(state) => (state, None),
-            Err(error) => (FileState::Bad, Some(error.to_string())),
+            Err(error) => (FileState::Bad, Some(Arc::new(error))),
         };
         let size = std::fs::metadata(self.repo.pointer(commit, &file)).map_or(0, |meta| meta.len());
         FileCheck { file, state, size, error }

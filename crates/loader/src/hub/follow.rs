@@ -13,8 +13,8 @@ const FLUSH: u64 = 32 << 20;
 /// Two threads behind the one that writes. What is hashed is read back from the file, so that it is what
 /// the file holds.
 pub(crate) struct Follower {
-    hash: Behind<String>,
-    flush: Behind<()>,
+    hash: Worker<String>,
+    flush: Worker<()>,
 }
 
 impl Follower {
@@ -22,7 +22,7 @@ impl Follower {
     pub(crate) fn start(path: &Path, digest: &Digest, len: u64) -> io::Result<Self> {
         let mut hasher = Hasher::new(digest, len);
         let mut file = File::open(path)?;
-        let hash = Behind::start("hash", move |written| {
+        let hash = Worker::start("hash", move |written| {
             let mut done = 0;
             while let Some(end) = latest(written) {
                 done += hasher.read(&mut file, end - done)?;
@@ -34,7 +34,7 @@ impl Follower {
             Ok(hasher.finish())
         })?;
         let file = File::options().write(true).open(path)?;
-        let flush = Behind::start("flush", move |written| {
+        let flush = Worker::start("flush", move |written| {
             let mut done = 0;
             while let Some(end) = latest(written) {
                 if end - done >= FLUSH {
@@ -65,12 +65,12 @@ impl Follower {
 }
 
 /// A thread and the way to tell it how far the writer is.
-struct Behind<T> {
+struct Worker<T> {
     written: Sender<u64>,
     thread: JoinHandle<io::Result<T>>,
 }
 
-impl<T: Send + 'static> Behind<T> {
+impl<T: Send + 'static> Worker<T> {
     fn start(
         name: &str,
         work: impl FnOnce(&Receiver<u64>) -> io::Result<T> + Send + 'static,

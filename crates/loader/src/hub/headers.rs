@@ -1,8 +1,11 @@
 //! [`Hub::headers`]: a model's config and the headers of its weights, without the weights.
 
-use super::fetch::{Ask, CONFIG, Fetch, INDEX, SAFETENSORS};
+use super::fetch::{Ask, Fetch};
 use super::{Headers, Hub, ModelId};
-use crate::{Header, LoadError, TokenizerFiles, Weights, safetensors_file};
+use crate::error::LoadError;
+use crate::file_names::{CONFIG, INDEX, SAFETENSORS};
+use crate::files::{Header, TokenizerFiles, WeightFiles};
+use crate::shards::Index;
 use std::path::PathBuf;
 
 /// Holds the whole header of GPT-2 small: 8 bytes of length and 14,283 of JSON.
@@ -25,7 +28,10 @@ impl Hub {
             None => fetch.listed_weights(&commit)?,
         };
         let names = match name {
-            INDEX => safetensors_file::shards(&fetch.required(&commit, name)?)?,
+            INDEX => {
+                let index = Index::open(&fetch.required(&commit, name)?)?;
+                index.shards().map(str::to_string).collect()
+            }
             _ => vec![name.to_string()],
         };
         let cached = names.iter().map(|name| fetch.is_good(&commit, name));
@@ -33,7 +39,7 @@ impl Hub {
             fetch.weights(&commit)?
         } else if name == SAFETENSORS || name == INDEX {
             let headers = names.iter().map(|name| read_header(&fetch, &commit, name, &mut bytes_read));
-            Weights::Headers(headers.collect::<Result<_, _>>()?)
+            WeightFiles::Headers(headers.collect::<Result<_, _>>()?)
         } else {
             return Err(LoadError::NoHeader { model: model.to_string(), file: name });
         };

@@ -2,9 +2,10 @@
 //!
 //! A walk of our own: hf-hub's reads a ref whatever it is, and so waits for ever on a pipe.
 
-use super::cache::{LONGEST_RECORD, is_commit};
+use super::cache::LONGEST_RECORD;
+use super::commit::is_commit;
 use super::{CachedModel, Hub};
-use crate::LoadError;
+use crate::error::LoadError;
 use gpt2_files::read_text;
 use std::io;
 use std::path::{Path, PathBuf};

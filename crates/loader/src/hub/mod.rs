@@ -9,11 +9,15 @@ mod model_id;
 #[cfg(not(feature = "hub"))]
 mod absent;
 #[cfg(feature = "hub")]
+mod asked;
+#[cfg(feature = "hub")]
 mod cache;
 #[cfg(feature = "hub")]
 mod check;
 #[cfg(feature = "hub")]
 mod client;
+#[cfg(feature = "hub")]
+mod commit;
 #[cfg(feature = "hub")]
 mod digest;
 #[cfg(feature = "hub")]
@@ -27,11 +31,18 @@ mod headers;
 #[cfg(feature = "hub")]
 mod list;
 #[cfg(feature = "hub")]
+mod open;
+#[cfg(feature = "hub")]
+mod pin;
+#[cfg(feature = "hub")]
+mod shown;
+#[cfg(feature = "hub")]
 mod transfer;
 
 pub use model_id::ModelId;
 
-use crate::{Files, LoadError};
+use crate::error::LoadError;
+use crate::files::Files;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -40,6 +51,7 @@ use std::time::Duration;
 /// Which Hub is asked, how, and where its files are kept. This crate reads no setting from the environment;
 /// only the proxy variables (`HTTPS_PROXY`, `NO_PROXY`, ..) are read, by the HTTP client.
 #[derive(Clone)]
+#[non_exhaustive]
 pub struct Hub {
     /// The Hub's address, without a slash at its end.
     pub endpoint: String,
@@ -131,6 +143,7 @@ pub enum Event<'a> {
 
 /// A commit whose files are in the cache, verified.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct Snapshot {
     /// The commit.
     pub commit: String,
@@ -142,6 +155,7 @@ pub struct Snapshot {
 
 /// What an audit needs of a model, and nothing more.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct Headers {
     /// The commit.
     pub commit: String,
@@ -154,6 +168,7 @@ pub struct Headers {
 
 /// A commit of a model of which the cache has files.
 #[derive(Debug, Clone, serde::Serialize)]
+#[non_exhaustive]
 pub struct CachedModel {
     /// The model, `owner/name`.
     pub id: String,
@@ -166,7 +181,8 @@ pub struct CachedModel {
 }
 
 /// Whether a file of the cache is what the Hub announced.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct FileCheck {
     /// The file.
     pub file: String,
@@ -175,7 +191,7 @@ pub struct FileCheck {
     /// Its length in bytes.
     pub size: u64,
     /// Why it could not be read or repaired, where that was so.
-    pub error: Option<String>,
+    pub error: Option<Arc<LoadError>>,
 }
 
 /// What was found of a file of the cache.
@@ -214,6 +230,13 @@ impl Hub {
             timeout: Duration::from_secs(30),
             pins: vec![],
             progress: None,
+        }
+    }
+
+    #[cfg(feature = "hub")]
+    fn tell(&self, event: &Event<'_>) {
+        if let Some(progress) = &self.progress {
+            progress(event);
         }
     }
 }

@@ -3,9 +3,10 @@
 use super::Event;
 use super::cache::{Lock, Repo};
 use super::client::{self, Announced, Client};
-use super::failure::{Failure, shown as shown_url};
+use super::failure::Failure;
 use super::follow::Follower;
-use crate::LoadError;
+use super::shown::shown as shown_url;
+use crate::error::LoadError;
 use reqwest::header::{CONTENT_LENGTH, CONTENT_RANGE};
 use reqwest::{Response, StatusCode};
 use std::fs::File;
@@ -195,7 +196,7 @@ impl Transfer<'_> {
 
     fn wrong(&self, found: String, start: &[u8]) -> Failure {
         Failure::passing(LoadError::Checksum {
-            file: format!("{}/{}", self.client.model, self.name),
+            file: format!("{}/{}", self.client.asked.model, self.name),
             expected: self.announced.digest.to_string(),
             found,
             start: start_of(start),
@@ -246,7 +247,7 @@ impl Partial {
 
 /// Whether the server has no bytes there.
 fn is_beyond_the_end(failure: &Failure) -> bool {
-    matches!(&*failure.error, LoadError::Refused { status, .. } if status.starts_with("416"))
+    matches!(&*failure.error, LoadError::Refused { status, .. } if *status == StatusCode::RANGE_NOT_SATISFIABLE)
 }
 
 /// The beginning of an answer as text, where it is text.

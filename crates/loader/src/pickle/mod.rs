@@ -7,12 +7,12 @@ mod input;
 mod machine;
 mod object;
 mod op;
-mod zip_entry;
 
-pub(crate) use zip_entry::ZipEntry;
-
-use crate::checkpoint::Stored;
-use crate::{Bytes, LoadError, TensorInfo};
+use crate::bytes::Bytes;
+use crate::error::LoadError;
+use crate::stored::Stored;
+use crate::tensor_info::{Encoding, TensorInfo};
+use crate::zip_entry::ZipEntry;
 use object::{Object, Tuple};
 use safetensors::Dtype;
 use std::collections::{BTreeMap, BTreeSet};
@@ -75,8 +75,8 @@ fn read_archive(path: &Path, bytes: &Bytes) -> Result<Vec<Stored>, String> {
         }
         let entry = Arc::clone(&entries[view.storage]);
         let range = view.range(&entry.range).map_err(failed)?;
-        let info =
-            TensorInfo { name: name.into(), dtype: view.dtype, shape: view.shape, file: path.to_path_buf() };
+        let (dtype, file) = (Encoding(view.dtype), path.to_path_buf());
+        let info = TensorInfo { name: name.into(), dtype, shape: view.shape, file };
         tensors.push(Stored { info, bytes: bytes.clone(), range, entry: Some(entry) });
     }
     Ok(tensors)

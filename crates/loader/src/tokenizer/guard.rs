@@ -1,6 +1,6 @@
 //! Calls into the crates tokenizers and tiktoken: a panic there is an error here.
 
-use crate::LoadError;
+use crate::error::LoadError;
 use std::cell::Cell;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Once;

@@ -5,6 +5,7 @@
 //! file: a file is read into a [`Shape`], which holds only what GPT-2's family uses, each part checked, and a
 //! tokenizer is built of that. A part that a shape has no place for is refused by name.
 
+use super::file::{check_len, read_json};
 use super::parts::{Decoder, Normalizer, PostProcessor, PreTokenizer, handed_on};
 use super::vocab::{Merges, Vocab, check_id, check_token};
 use serde::Deserialize;
@@ -14,8 +15,6 @@ use tokenizers::{
     PreTokenizerWrapper, TokenizerBuilder,
 };
 
-/// Bytes of a file; the largest vocabularies in use have a fifth of it.
-const LARGEST_FILE: usize = 64 << 20;
 /// Tokens beside the vocabulary, and the bytes of all of them.
 const MOST_ADDED: usize = 1 << 16;
 const MOST_ADDED_BYTES: usize = 1 << 20;
@@ -77,34 +76,17 @@ pub(super) struct Model {
     merges: Merges,
 }
 
-/// JSON into a value; the error names the field.
-pub(super) fn parse<'de, T: Deserialize<'de>>(bytes: &'de [u8]) -> Result<T, String> {
-    if bytes.len() > LARGEST_FILE {
-        return Err(format!("{} bytes; expected at most {LARGEST_FILE}", bytes.len()));
-    }
-    let mut json = serde_json::Deserializer::from_slice(bytes);
-    let value =
-        serde_path_to_error::deserialize(&mut json).map_err(|e| match e.path().to_string().as_str() {
-            "." => e.inner().to_string(),
-            field => format!("{field}: {}", e.inner()),
-        })?;
-    json.end().map_err(|e| e.to_string())?;
-    Ok(value)
-}
-
 impl Shape {
     /// tokenizer.json
     pub(super) fn from_json(bytes: &[u8]) -> Result<Self, String> {
-        let shape: Self = parse(bytes)?;
+        let shape: Self = read_json(bytes)?;
         shape.check()?;
         Ok(shape)
     }
 
     /// The merges of a merges.txt of bounded length.
     pub(super) fn merges(bytes: &[u8]) -> Result<Merges, String> {
-        if bytes.len() > LARGEST_FILE {
-            return Err(format!("{} bytes; expected at most {LARGEST_FILE}", bytes.len()));
-        }
+        check_len(bytes)?;
         Merges::from_text(bytes)
     }
 

@@ -3,7 +3,7 @@
 //! What comes through is what the crate tokenizers computes with safely: ids that are distinct and small,
 //! tokens of a bounded length, merges whose three tokens are all there.
 
-use super::shape::parse;
+use super::file::read_json;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use std::collections::HashSet;
@@ -40,7 +40,7 @@ pub(super) fn check_token(token: &str) -> Result<(), String> {
 impl Vocab {
     /// vocab.json
     pub(super) fn from_json(bytes: &[u8]) -> Result<Self, String> {
-        parse(bytes)
+        read_json(bytes)
     }
 
     /// Whether the three tokens of every merge are in the vocabulary.

@@ -80,7 +80,7 @@ pub(crate) fn run(args: &TrainArgs) -> anyhow::Result<ExitCode> {
                 }
             }
         }
-        let options = SaveOptions { dtype: Some(args.save_dtype.into()), buffers: false };
+        let options = SaveOptions::default().dtype(DType::from(args.save_dtype));
         Ok(gpt2_loader::save(&args.out, model, Some(&tokenizer), options)?)
     };
     let finished = trainer.run(&data, &settings, save)?;

@@ -1,6 +1,6 @@
 //! [`ZipEntry`]: an uncompressed entry of a zip archive, and its checksum.
 
-use crate::Bytes;
+use crate::bytes::Bytes;
 use std::ops::Range;
 
 /// How much of an entry is in memory at a time while it is checked.
