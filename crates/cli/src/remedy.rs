@@ -57,7 +57,8 @@ fn words(remedy: &Remedy) -> String {
         }
         Remedy::MakeRoom => "; make room, or set HF_HUB_CACHE to a folder on another disk".into(),
         Remedy::MoveCache => {
-            ": set HF_HUB_CACHE to another folder, or run `gpt2 download` as who may write".into()
+            ": set HF_HUB_CACHE to another folder, or run `gpt2 download` as a user who can write to it"
+                .into()
         }
         other => format!("; {other}"),
     }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 #[error("{path}: {source}", path = path.display())]
 #[non_exhaustive]
 pub struct Error {
-    /// The file, by the name that it was asked for.
+    /// The file, as the caller named it.
     pub path: PathBuf,
     /// The reason: the system's, or what to name instead.
     pub source: io::Error,

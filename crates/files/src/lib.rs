@@ -1,4 +1,4 @@
-//! Files, written whole or not at all, and read only where reading comes to an end.
+//! Writes files whole or not at all, and reads only those that come to an end.
 //!
 //! [`atomic`] fills a temporary file and renames it: a reader sees the old file or the new one, never half of
 //! one. [`open_regular`] and [`read_text`] refuse pipes and devices, which may never end.

@@ -1,4 +1,4 @@
-//! The audit: what a checkpoint holds against what its config calls for, before anything is built.
+//! [`Audit`]: compares a checkpoint with its config before a model is built.
 
 use crate::names::{PREFIX, is_mask_buffer};
 use crate::tensor_info::TensorInfo;
@@ -7,7 +7,7 @@ use gpt2_model::parameters::{LM_HEAD, Parameter, WTE};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// What a checkpoint holds against what its config calls for.
+/// How a checkpoint differs from what its config calls for.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Audit {
@@ -23,8 +23,8 @@ pub struct Audit {
     pub duplicates: Vec<TensorInfo>,
     /// The `attn.bias` and `attn.masked_bias` buffers: recognised, never loaded or counted.
     pub buffers: Vec<TensorInfo>,
-    /// The numbers held by the parameters that are there. The table of a tied model counts once, also
-    /// where the file holds it under both names: whether the two differ only the data tells.
+    /// How many numbers the parameters in the files hold. The table of a tied model counts once, even where the
+    /// file holds it under both names.
     pub parameter_count: u64,
 }
 
@@ -48,7 +48,7 @@ impl Audit {
             && self.duplicates.is_empty()
     }
 
-    /// Holds `tensors`, under their names without prefix, against `config`.
+    /// Compares `tensors`, by their names without prefix, with `config`.
     pub(crate) fn of(
         name: &str,
         config: &Config,

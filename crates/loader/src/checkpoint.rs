@@ -1,4 +1,4 @@
-//! [`Checkpoint`]: a config and the tensors that go with it, by name, not yet read.
+//! [`Checkpoint`]: a config and the names and places of its tensors, whose data is not yet read.
 
 use crate::audit::Audit;
 use crate::error::LoadError;
@@ -23,13 +23,13 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Reads config.json and the headers of the weights' files.
+    /// Reads config.json and the headers of the weight files.
     ///
     /// # Errors
-    /// When the config does not parse or asks for what is not supported, and when a file is damaged.
+    /// When the config does not parse or asks for something unsupported, and when a file is damaged.
     pub fn open(files: &Files) -> Result<Self, LoadError> {
         let (path, json) = &files.config;
-        // A list would be taken for the fields in their order.
+        // serde would read a list as the fields in their order.
         if json.trim_ascii_start().starts_with(b"[") {
             let reason = candle_core::Error::msg("a list; expected a GPT-2 config, a JSON object");
             return Err(LoadError::Config { path: path.clone(), reason });
@@ -74,7 +74,7 @@ impl Checkpoint {
         self.tensors.iter().map(|(name, t)| (name.as_str(), &t.info))
     }
 
-    /// Holds names, shapes and dtypes against the config.
+    /// Compares names, shapes and dtypes with the config.
     #[must_use]
     pub fn audit(&self) -> Audit {
         let infos = self.tensors.iter().map(|(name, t)| (name.clone(), &t.info)).collect();
@@ -85,7 +85,7 @@ impl Checkpoint {
     /// as they are asked for.
     ///
     /// # Errors
-    /// When the audit finds anything, or the checksum of a zip archive's entry does not hold.
+    /// When the audit finds anything, or the checksum of a zip archive's entry does not match.
     pub fn var_builder(&self, dtype: DType, device: &Device) -> Result<VarBuilder<'static>, LoadError> {
         let audit = self.audit();
         if !audit.is_clean() {
@@ -96,7 +96,7 @@ impl Checkpoint {
         Ok(VarBuilder::from_backend(Box::new(backend), dtype, device.clone()))
     }
 
-    /// Reads the entries of zip archives that hold tensors, each once, and holds them against their checksums.
+    /// Reads each entry of a zip archive that holds tensors once, and compares its checksum.
     fn check_archives(&self) -> Result<(), LoadError> {
         let mut checked = BTreeSet::new();
         for tensor in self.tensors.values() {
@@ -110,14 +110,15 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// The same checkpoint, whose model is computed by `implementation`, see [`Config::attn_implementation`].
+    /// The same checkpoint; its model will run attention by `implementation`, see
+    /// [`Config::attn_implementation`].
     #[must_use]
     pub fn with_implementation(mut self, implementation: Implementation) -> Self {
         self.config.attn_implementation = implementation;
         self
     }
 
-    /// The language model with these weights.
+    /// Builds the language model.
     ///
     /// # Errors
     /// When the audit finds anything, or the device cannot hold the weights.

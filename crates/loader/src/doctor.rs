@@ -1,4 +1,4 @@
-//! [`Checkpoint::findings`]: what is particular about a checkpoint that fits its config.
+//! [`Checkpoint::findings`]: what is unusual about a checkpoint that fits its config.
 
 use crate::checkpoint::Checkpoint;
 use crate::names::PREFIX;
@@ -23,7 +23,7 @@ pub struct Finding {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Advice {
-    /// Nothing need be done.
+    /// There is nothing to do.
     Nothing,
     /// Names are read without their prefix.
     ReadWithoutPrefix,
@@ -61,7 +61,7 @@ impl fmt::Display for Advice {
 }
 
 impl Checkpoint {
-    /// What is particular about these files: names, tying, buffers, dtypes, scale. Needs their headers only.
+    /// What is unusual about these files: names, tying, buffers, dtypes, scale. Needs only their headers.
     #[must_use]
     pub fn findings(&self) -> Vec<Finding> {
         let tensors: Vec<(&str, &TensorInfo)> = self.tensors().collect();

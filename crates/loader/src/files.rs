@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The files of one model, named one by one; nothing but their presence has been looked at.
+/// The files of one model. They exist; nothing else about them has been checked.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Files {
@@ -20,15 +20,15 @@ pub struct Files {
     pub weight_files: WeightFiles,
     /// The tokenizer.
     pub tokenizer: TokenizerFiles,
-    /// The commit on the Hub that the files are of, where they are from there.
+    /// The commit, for files from the Hub.
     pub commit: Option<String>,
-    /// The hash of each weight file that was verified, in hexadecimal, by the file's name: SHA-256, or Git's SHA-1 of
-    /// a blob for files outside large file storage.
+    /// The hash of each verified weight file, in hexadecimal, by the file's name: SHA-256, or Git's SHA-1 of a blob
+    /// for files outside large file storage.
     pub verified: BTreeMap<String, String>,
 }
 
 impl Files {
-    /// Files of which nothing is known but what they hold.
+    /// Files without a commit and without known hashes.
     #[must_use]
     pub fn new(
         name: String,
@@ -73,7 +73,7 @@ pub enum WeightFiles {
     Index(PathBuf),
     /// `pytorch_model.bin`, a zip with a pickle.
     Pickle(PathBuf),
-    /// Headers of safetensors files without their data: enough for an audit, nothing to load.
+    /// Headers of safetensors files without their data: enough for an audit, not enough for a model.
     Headers(Vec<Header>),
 }
 
@@ -92,12 +92,12 @@ impl WeightFiles {
     }
 }
 
-/// The beginning of a safetensors file that is somewhere else.
+/// The beginning of a safetensors file that was not downloaded.
 #[derive(Debug, Clone)]
 pub struct Header {
     /// What messages call the file.
     pub path: PathBuf,
-    /// The length of the header and the header, and maybe more.
+    /// The length of the header, the header, and possibly more.
     pub bytes: Vec<u8>,
     /// The length of the whole file, where that is known.
     pub file_len: Option<u64>,
@@ -113,7 +113,7 @@ pub enum TokenizerFiles {
     VocabMerges(PathBuf, PathBuf),
     /// None of them.
     Absent,
-    /// There may be one, and it could not be fetched; why.
+    /// The Hub may have one, but it could not be fetched; why.
     Unreachable(Arc<LoadError>),
 }
 

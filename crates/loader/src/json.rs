@@ -5,7 +5,7 @@ use std::fmt;
 
 /// Why JSON does not fit: where, and what is wrong there.
 pub(crate) struct Misfit {
-    /// The field; empty where it is the whole.
+    /// The field; empty if it is the whole value.
     field: String,
     source: serde_json::Error,
 }

@@ -1,4 +1,4 @@
-//! GPT-2 weights, from where they lie to a model that runs.
+//! Loads pretrained GPT-2 models, and saves them.
 //!
 //! `source -> files -> audited checkpoint -> model + tokenizer`. This crate reads no environment and
 //! prints nothing; every failure is a [`LoadError`] that names the file, what was expected, what was

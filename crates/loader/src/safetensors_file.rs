@@ -21,7 +21,7 @@ pub(crate) fn read(path: &Path, bytes: &Bytes) -> Result<Vec<Stored>, LoadError>
     Ok(stored(path, &metadata, 8 + header_len, bytes))
 }
 
-/// Every tensor that a header names; there is no data to load.
+/// Every tensor that a header names, without data to load.
 pub(crate) fn read_header(header: &Header) -> Result<Vec<Stored>, LoadError> {
     let Header { path, bytes, file_len } = header;
     let damaged = |reason: String| LoadError::damaged(path, FORMAT, bytes, reason);

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 const FORMAT: &str = "safetensors index";
 
-/// `model.safetensors.index.json`. Every shard that it names is a file name, and so lies beside it.
+/// `model.safetensors.index.json`. Each shard that it names is a plain file name, and so lies beside the index.
 pub(crate) struct Index {
     path: PathBuf,
     json: Bytes,
@@ -50,7 +50,7 @@ impl Index {
         self.path.with_file_name(shard)
     }
 
-    /// The error of an index that says what is not so.
+    /// The error for an index whose content is wrong.
     pub(crate) fn damaged(&self, reason: String) -> LoadError {
         LoadError::damaged(&self.path, FORMAT, &self.json, reason)
     }

@@ -92,7 +92,7 @@ fn open_directory(dir: &Path) -> Result<Files, LoadError> {
         Ok(meta) if !meta.is_dir() => return Err(LoadError::NotADirectory { path: dir.to_path_buf() }),
         Ok(_) => {}
     }
-    // A link that leads nowhere is "there": opening it then fails with its name.
+    // A broken link counts as there: opening it then fails with an error that names it.
     let find = |name: &str| Some(dir.join(name)).filter(|p| p.symlink_metadata().is_ok());
     let config = find(CONFIG).ok_or_else(|| LoadError::NoConfig { dir: dir.to_path_buf() })?;
     let weights = WEIGHTS.into_iter().find_map(find);

@@ -36,7 +36,7 @@ pub(crate) fn run(args: &VerifyCacheArgs) -> anyhow::Result<ExitCode> {
                 (FileState::Bad, Some(error)) => error,
                 (FileState::Good, _) => "good",
                 (FileState::Repaired, _) => "was bad, repaired",
-                (FileState::Bad, None) => "BAD: its hash does not hold; --repair fetches it anew",
+                (FileState::Bad, None) => "BAD: its hash does not match; --repair fetches it again",
                 (FileState::Unknown, _) => "unknown: the cache does not say its hash",
             };
             table.row(vec![(*file).into(), HumanBytes(*size).to_string(), state.into()]);

@@ -1,4 +1,4 @@
-//! From what went wrong to the [`LoadError`] that says so.
+//! Makes a [`LoadError`] of what went wrong.
 
 use super::load_error::LoadError;
 use crate::json::Misfit;
@@ -54,7 +54,7 @@ impl LoadError {
     }
 }
 
-/// What the beginning of a wrong file says about how it came to be there.
+/// What to do about a damaged file, judged by its first bytes.
 fn remedy(bytes: &[u8]) -> &'static str {
     let start = bytes.trim_ascii_start();
     if bytes.is_empty() {

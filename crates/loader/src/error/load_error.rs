@@ -1,4 +1,4 @@
-//! [`LoadError`]: one variant a cause.
+//! [`LoadError`]: one variant for each cause.
 
 use crate::audit::Audit;
 use crate::tokenizer::unspellable::Unspellable;
@@ -67,7 +67,7 @@ pub enum LoadError {
         /// The field, its value and what is expected.
         reason: candle_core::Error,
     },
-    /// A weights file that is not whole, or not what its name says.
+    /// A weight file that is cut short, or not what its name says.
     Damaged {
         /// The file.
         path: PathBuf,
@@ -94,14 +94,14 @@ pub enum LoadError {
         /// What went wrong when it was asked for.
         reason: Arc<LoadError>,
     },
-    /// A text of which the vocabulary can spell nothing.
+    /// A text that gives no tokens.
     NothingLeft {
         /// The tokenizer's file.
         name: String,
-        /// What cannot be spelt; empty where the tokenizer takes the rest for space between words.
+        /// What the vocabulary cannot spell; empty if the text is only what separates words.
         characters: Unspellable,
     },
-    /// A prompt that cannot fit, whatever its tokens are.
+    /// A prompt that is too long for any tokenisation to fit.
     PromptTooLong {
         /// The text's length.
         bytes: usize,
@@ -142,7 +142,7 @@ pub enum LoadError {
         /// Whether the Hub is set offline, so that it was not asked.
         offline: bool,
     },
-    /// No such model, or none that may be seen.
+    /// No such model, or a private one.
     ModelNotFound {
         /// The model.
         model: String,
@@ -178,7 +178,7 @@ pub enum LoadError {
     FileNotFound {
         /// The model.
         model: String,
-        /// The file, or those of which one would do.
+        /// The file, or several of which one is enough.
         file: String,
         /// The files that it has.
         found: String,
@@ -241,12 +241,12 @@ pub enum LoadError {
         file: String,
         /// The announced hash.
         expected: String,
-        /// The content's hash, or its length where that is wrong already.
+        /// The content's hash, or its length if that is already wrong.
         found: String,
         /// How a small body begins.
         start: String,
     },
-    /// A cached file that is not what was announced, and cannot be fetched anew.
+    /// A cached file that is not what was announced, and cannot be fetched again.
     BadCache {
         /// The file.
         path: PathBuf,
@@ -255,12 +255,12 @@ pub enum LoadError {
         /// The model.
         model: String,
     },
-    /// A cached file of which the cache does not say what it should be.
+    /// A cached file whose hash the cache does not know.
     Unverified {
         /// The file.
         path: PathBuf,
     },
-    /// The server announces no hash of the content.
+    /// The server announces no hash of the file.
     NoHash {
         /// What was asked for.
         url: String,
@@ -276,7 +276,7 @@ pub enum LoadError {
         /// The announced hash and length.
         found: String,
     },
-    /// Weights whose names cannot be read without the whole file.
+    /// A weight file whose tensors cannot be listed without the whole file.
     NoHeader {
         /// The model.
         model: String,
@@ -289,7 +289,7 @@ pub enum LoadError {
         path: PathBuf,
         /// The bytes that are still to come.
         needed: u64,
-        /// The bytes that are free, where the system says.
+        /// The bytes that are free, if the system says.
         free: Option<u64>,
     },
     /// A cache that cannot be written to.

@@ -4,7 +4,7 @@ use super::load_error::LoadError;
 use super::remedy::Remedy;
 use std::fmt::{self, Display, Formatter};
 
-/// What serves where a tokenizer does not.
+/// What to do without a tokenizer.
 const INSTEAD: &str = "fetch its files again, or give token ids instead of text";
 
 impl LoadError {
@@ -158,7 +158,7 @@ impl Display for Problem<'_> {
                  that changes it?"
             ),
             E::BadCache { path, expected, .. } => {
-                write!(f, "{}: damaged: its {expected} does not hold", path.display())
+                write!(f, "{}: damaged: its {expected} does not match", path.display())
             }
             E::Unverified { path } => write!(
                 f,
@@ -176,7 +176,10 @@ impl Display for Problem<'_> {
                 "{file}: pinned to {expected}, the Hub announces {found}; do not use it, and tell its owner"
             ),
             E::NoHeader { model, file } => {
-                write!(f, "{model}: its weights are in {file} only, which cannot be looked into from afar")
+                write!(
+                    f,
+                    "{model}: its weights are only in {file}, whose tensors cannot be listed without all of it"
+                )
             }
             E::DiskFull { path, needed, free } => {
                 write!(f, "{}: {needed} bytes are needed", path.display())?;
@@ -197,7 +200,7 @@ impl Display for Problem<'_> {
     }
 }
 
-/// What a server said, where it said something.
+/// What a server said, if it said anything.
 fn after_colon(message: &str) -> String {
     if message.is_empty() { String::new() } else { format!(": {message}") }
 }

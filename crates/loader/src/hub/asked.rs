@@ -1,4 +1,4 @@
-//! [`Asked`]: what it means when the Hub refuses or does not answer, and whether to ask again.
+//! [`Asked`]: turns a refusal or a missing answer into an error, and says whether to ask again.
 
 use super::MAIN;
 use super::failure::Failure;
@@ -30,7 +30,7 @@ struct Refusal {
     url: String,
 }
 
-/// Which Hub is asked about which model: what the errors name.
+/// Which Hub is asked about which model; errors name both.
 pub(super) struct Asked<'a> {
     /// The Hub's address, as messages show it.
     pub(super) endpoint: String,
@@ -101,7 +101,7 @@ impl Asked<'_> {
             (401, _) | (_, "RepoNotFound") => {
                 LoadError::ModelNotFound { model, endpoint: self.endpoint.clone(), has_token }
             }
-            // A server that is not the Hub itself may not say what it is that is not there.
+            // A server other than the Hub may not say what is missing.
             (404, _) if !about.is_file && about.revision == MAIN => {
                 LoadError::ModelNotFound { model, endpoint: self.endpoint.clone(), has_token }
             }
@@ -117,7 +117,7 @@ impl Asked<'_> {
                 let error = LoadError::Server { url, status: number, phrase, message };
                 return Failure { error: Box::new(error), retry: Some(wait.unwrap_or_default()) };
             }
-            // A bare 404 for a file may be a proxy's.
+            // A 404 for a file without the Hub's error code may come from a proxy.
             (404, _) => {
                 return Failure::passing(LoadError::Refused { url, status: number, phrase, message });
             }
@@ -149,8 +149,8 @@ impl Asked<'_> {
     }
 }
 
-/// How long until a limit that is used up is renewed, from the header `ratelimit: "name";r=0;t=55`: r
-/// requests are left for t seconds.
+/// How long until an exhausted limit is renewed, from the header `ratelimit: "name";r=0;t=55`: r requests are
+/// left for the next t seconds.
 fn used_up(limits: &str) -> Option<Duration> {
     let number = |limit: &str, key: &str| -> Option<u64> {
         limit.split(';').find_map(|part| part.trim().strip_prefix(key))?.parse().ok()
@@ -159,7 +159,7 @@ fn used_up(limits: &str) -> Option<Duration> {
     waits.filter_map(|limit| number(limit, "t=")).max().map(Duration::from_secs)
 }
 
-/// Whether an answer came whole and is not the JSON that it should be.
+/// Whether an answer arrived in full but is not the JSON that it should be.
 fn is_not_json(error: &reqwest::Error) -> bool {
     let mut cause = error.source();
     while let Some(error) = cause {

@@ -1,4 +1,4 @@
-//! [`Client`]: what is asked of the Hub, each request tried again where that may help.
+//! [`Client`]: requests to the Hub, each tried again if that may help.
 
 use super::asked::{About, Asked};
 use super::commit::is_commit;
@@ -16,25 +16,25 @@ use std::future::Future;
 use std::time::Duration;
 use tokio::runtime::Runtime;
 
-/// How often a request is repeated that got nowhere.
+/// How often a failed request is repeated.
 const RETRIES: usize = 3;
 /// The longest that a server may ask to wait before the next request.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
-/// The longest that a connection may take; a network that swallows everything is told from a slow answer.
+/// The longest that connecting may take: a network that drops packets is noticed sooner than a slow answer.
 const LONGEST_CONNECT: Duration = Duration::from_secs(10);
 const MOST_REDIRECTS: usize = 5;
-/// Given no token, hf-hub takes one from the environment; one that no header can hold, it does not send.
+/// Without a token, hf-hub reads one from the environment; a token that no header can hold is never sent.
 pub(super) const NO_TOKEN: &str = "\n";
 const USER_AGENT: &str = concat!("gpt2-candle/", env!("CARGO_PKG_VERSION"));
 
-/// Speaks with one Hub about one model.
+/// Talks to one Hub about one model.
 pub(crate) struct Client<'a> {
     pub(crate) hub: &'a Hub,
     pub(crate) asked: Asked<'a>,
     api: HFClient,
-    /// Follows redirects; reqwest leaves the token behind when one leads to another host.
+    /// Follows redirects; reqwest drops the token when one leads to another host.
     following: reqwest::Client,
-    /// Shows redirects: the headers that describe a large file come with the first answer.
+    /// Follows no redirects: the headers that describe a large file come with the first answer.
     direct: reqwest::Client,
     runtime: Option<Runtime>,
 }
@@ -135,8 +135,8 @@ impl<'a> Client<'a> {
         })
     }
 
-    /// Asks for a file's description, following redirects inside the Hub only: a renamed model is such a
-    /// one, while a large file's leads to its storage, which does not describe it.
+    /// Asks for a file's description. Follows redirects within the Hub only: a renamed model gives one, while that
+    /// of a large file leads to its storage, which does not describe it.
     fn head(&self, commit: &str, name: &str) -> Result<Option<Response>, Failure> {
         let mut url = self.url(commit, name)?;
         for _ in 0..=MOST_REDIRECTS {
@@ -158,7 +158,7 @@ impl<'a> Client<'a> {
         Err(LoadError::Unexpected { url: shown(&url), reason }.into())
     }
 
-    /// Asks for the bytes of a commit's file from `start` on, up to `end` where there is one.
+    /// Asks for the bytes of a commit's file from `start` on, up to `end` if there is one.
     pub(crate) fn get(
         &self,
         commit: &str,
@@ -178,16 +178,16 @@ impl<'a> Client<'a> {
         }
         let elsewhere = response.url().origin() != url.origin();
         let failure = self.asked.refused(response, About { revision: commit, is_file: true });
-        // An address of the storage is good for a while only; asking the Hub again gives another.
+        // An address of the storage expires; the Hub gives a new one.
         let retry = failure.retry.or(elsewhere.then_some(Duration::ZERO));
         Err(Failure { retry, ..failure })
     }
 
-    /// The bytes of a commit's file from `start` to `end`; fewer where the file ends before.
+    /// The bytes of a commit's file from `start` to `end`, or to the end of the file.
     pub(crate) fn range(&self, commit: &str, name: &str, start: u64, end: u64) -> Result<Vec<u8>, LoadError> {
         self.retry(|| {
             let mut response = self.get(commit, name, start, Some(end))?;
-            // A server that ignores the range begins at the beginning.
+            // A server that ignores the range sends the file from its start.
             let skip = if response.status() == StatusCode::PARTIAL_CONTENT { 0 } else { start };
             let wanted = usize::try_from(skip + end - start).unwrap_or(usize::MAX);
             let mut bytes = vec![];
@@ -224,7 +224,7 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// Repeats `attempt` while it fails in a way that may pass.
+    /// Repeats `attempt` while it fails for a reason that may pass.
     fn retry<T>(&self, mut attempt: impl FnMut() -> Result<T, Failure>) -> Result<T, LoadError> {
         let mut delays = delays();
         loop {
@@ -267,8 +267,8 @@ pub(crate) fn delays() -> ExponentialBackoff {
         .build()
 }
 
-/// Whether the Hub says that the commit has no such file. A bare 404 says nothing of the kind: a proxy may
-/// have sent it.
+/// Whether the Hub says that the commit has no such file. A 404 without that code does not: a proxy may have sent
+/// it.
 fn entry_is_missing(response: &Response) -> bool {
     response.headers().get("x-error-code").is_some_and(|code| code == "EntryNotFound")
 }

@@ -1,4 +1,4 @@
-//! [`Digest`]: the hash that the Hub announces of a file, and the file's own.
+//! [`Digest`]: the hash that the Hub announces for a file, and the file's own.
 
 use gpt2_files::open_regular;
 use sha1::Digest as _;

@@ -3,10 +3,10 @@
 use crate::error::LoadError;
 use std::time::Duration;
 
-/// Why one try failed, and whether another may do better.
+/// Why one try failed, and whether another may succeed.
 pub(super) struct Failure {
     pub(super) error: Box<LoadError>,
-    /// How long to wait at least before another try; `None` where none would help.
+    /// The shortest wait before another try; `None` if another would not help.
     pub(super) retry: Option<Duration>,
 }
 

@@ -12,10 +12,10 @@ use std::cell::{Cell, OnceCell, RefCell};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// A process that waits for another gives up when that one has made no headway for this many timeouts: the
-/// other may itself have to wait and try again.
+/// A process that waits for another gives up after this many timeouts without progress: the other may itself have
+/// to wait and try again.
 const PATIENCE: u32 = 10;
-/// And never before: it may have been asked to wait.
+/// It never gives up before: the server may have asked the other process to wait.
 const SHORTEST_PATIENCE: Duration = Duration::from_secs(300);
 
 /// When the Hub is asked which commit a revision is.
@@ -37,7 +37,7 @@ pub(super) struct Fetch<'a> {
     listing: RefCell<Option<Vec<String>>>,
     /// Whether any file had to be fetched.
     fetched: Cell<bool>,
-    /// Whether the Hub was asked for the files of the commit, and maybe did not list them.
+    /// Whether the Hub was asked for the files of the commit; it may not have listed them.
     asked: Cell<bool>,
 }
 
@@ -48,7 +48,7 @@ impl<'a> Fetch<'a> {
         revision: &'a str,
         ask: Ask,
     ) -> Result<Self, LoadError> {
-        // It becomes part of a path and of an address.
+        // The revision becomes part of a path and of an address.
         let is_plain = |part: &str| !part.is_empty() && part != "." && part != "..";
         let is_printable = |c: char| c.is_ascii_graphic() && !"\\?#%:*\"<>|".contains(c);
         if !revision.split('/').all(is_plain) || !revision.chars().all(is_printable) {
@@ -85,7 +85,7 @@ impl<'a> Fetch<'a> {
         format!("{}@{}", self.model, &commit[..12])
     }
 
-    /// The commit that the revision is: what the cache says, where that will do.
+    /// The commit that the revision is, from the cache if that will do.
     pub(super) fn commit(&self) -> Result<String, LoadError> {
         match self.repo.commit(self.revision) {
             Some(commit) if self.ask == Ask::WhereNeeded || self.hub.offline || is_commit(self.revision) => {
@@ -102,7 +102,7 @@ impl<'a> Fetch<'a> {
         Ok(commit.sha)
     }
 
-    /// The client, unless nothing may be asked for; `file` is what it would be asked for.
+    /// The client, unless the Hub is set offline; an error names `file`, which it would be asked for.
     pub(super) fn client(&self, file: &str) -> Result<&Client<'a>, LoadError> {
         if self.hub.offline {
             return Err(self.not_cached(file));
@@ -124,7 +124,7 @@ impl<'a> Fetch<'a> {
         }
     }
 
-    /// Whether the commit has the file, as far as can be told without asking for the file itself.
+    /// Whether the commit has the file, by what is cached or listed.
     pub(super) fn is_listed(&self, commit: &str, name: &str) -> Result<bool, LoadError> {
         if self.repo.has_file(commit, name) {
             return Ok(true);
@@ -139,7 +139,7 @@ impl<'a> Fetch<'a> {
         let listed = self.listing.borrow().as_ref().map(|files| files.iter().any(|file| file == name));
         let listed = match listed {
             Some(listed) => listed,
-            // A server that lists nothing tells when it is asked for the file.
+            // A server that lists no files says so when it is asked for one.
             None => match client.announced(commit, name) {
                 Err(LoadError::Refused { status: 404, .. }) => return Ok(false),
                 announced => announced?.is_some(),
@@ -156,7 +156,7 @@ impl<'a> Fetch<'a> {
         LoadError::FileNotFound { model: self.model.to_string(), file: file.into(), found: found.join(", ") }
     }
 
-    /// A file that the model cannot do without, verified.
+    /// The verified path of a file that the model needs.
     pub(super) fn required(&self, commit: &str, name: &str) -> Result<PathBuf, LoadError> {
         let path = self.repo.pointer(commit, name);
         if self.is_good(commit, name)? {
@@ -209,7 +209,7 @@ impl<'a> Fetch<'a> {
         Ok(found == digest.as_str())
     }
 
-    /// The error of a file that may not be fetched: it is not there, or not what it should be.
+    /// The error for a file that cannot be fetched: it is missing, or not what it should be.
     fn bad_or(&self, commit: &str, name: &str, not_cached: LoadError) -> LoadError {
         if !self.repo.has_file(commit, name) {
             return not_cached;
@@ -237,11 +237,11 @@ impl<'a> Fetch<'a> {
         let patience = (self.hub.timeout * PATIENCE).max(SHORTEST_PATIENCE);
         let lock = self.repo.lock(digest, patience, waiting)?;
         if self.is_good(commit, name)? {
-            return Ok(()); // the other process has fetched it
+            return Ok(()); // another process has fetched it
         }
         let pointer = self.repo.pointer(commit, name);
         let is_file = pointer.symlink_metadata().is_ok_and(|meta| meta.is_file());
-        // A copy of a cache without its links: the file itself may be what it should be.
+        // A cache may have been copied without its links: the file itself may be good.
         if !is_file || !self.hashes_to(&pointer, name, digest)? {
             if !self.hashes_to(&self.repo.blob(digest), name, digest)? {
                 self.repo.discard(commit, name, digest)?;

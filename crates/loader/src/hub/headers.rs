@@ -8,16 +8,16 @@ use crate::files::{Header, TokenizerFiles, WeightFiles};
 use crate::shards::Index;
 use std::path::PathBuf;
 
-/// Holds the whole header of GPT-2 small: 8 bytes of length and 14,283 of JSON.
+/// The first request: enough for the header of GPT-2 small, 8 bytes of length and 14,283 of JSON.
 const FIRST: u64 = 1 << 14;
 /// The longest header that the format allows.
 const LONGEST: u64 = 100_000_000;
 
 impl Hub {
-    /// Reads a model's config, and of its weights the headers alone. What is cached is not asked for.
+    /// Reads a model's config and the headers of its weight files. Asks the Hub for nothing that is cached.
     ///
     /// # Errors
-    /// As [`open`](Self::open), and when the weights are no safetensors files.
+    /// As [`open`](Self::open), and when the weight files are not safetensors.
     pub fn headers(&self, model: &ModelId, revision: &str) -> Result<Headers, LoadError> {
         let fetch = Fetch::new(self, model, revision, Ask::WhereNeeded)?;
         let commit = fetch.commit()?;

@@ -1,8 +1,8 @@
 //! [`Hub`]: pretrained weights by name, from the Hugging Face Hub or what is cached of it.
 //!
-//! A file is used only after its content was held against the hash that the Hub announced for it. What is
-//! cached is used without a request; what Python's `huggingface_hub` has cached is, too, and the other way
-//! round. Bytes travel over plain HTTP with ranges, so that a cut download goes on where it ended.
+//! A file is used only after its content was compared with the hash that the Hub announced for it. Cached files
+//! are used without a request. The cache is shared with Python's `huggingface_hub`: each uses what the other has
+//! downloaded. Downloads are HTTP requests with ranges, so that one that was cut off resumes where it stopped.
 
 mod model_id;
 
@@ -48,8 +48,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Which Hub is asked, how, and where its files are kept. This crate reads no setting from the environment;
-/// only the proxy variables (`HTTPS_PROXY`, `NO_PROXY`, ..) are read, by the HTTP client.
+/// Which Hub is asked, how, and where its files are kept. This crate reads no settings from the environment, but
+/// the HTTP client reads the proxy variables (`HTTPS_PROXY`, `NO_PROXY`, ..).
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct Hub {
@@ -61,21 +61,21 @@ pub struct Hub {
     pub token: Option<String>,
     /// Whether no request is made at all.
     pub offline: bool,
-    /// How long a request may go without a byte. A whole download may take any time.
+    /// How long a request may go without receiving a byte. A whole download may take any time.
     pub timeout: Duration,
     /// Files whose content is known beforehand.
     pub pins: Vec<Pin>,
-    /// Told what goes on.
+    /// Called for each [`Event`].
     pub progress: Option<Progress>,
 }
 
-/// Told what goes on, from the thread that works.
+/// Called for each [`Event`], on the thread that does the work.
 pub type Progress = Arc<dyn Fn(&Event<'_>) + Send + Sync>;
 
-/// The Hub that everybody means.
+/// The address of the Hugging Face Hub.
 pub const ENDPOINT: &str = "https://huggingface.co";
 
-/// The branch that is meant where none is named.
+/// The branch that is used unless another is named.
 pub const MAIN: &str = "main";
 
 /// A file of a model whose content is known beforehand.
@@ -95,11 +95,11 @@ pub struct Pin {
     pub license: String,
 }
 
-/// What goes on.
+/// What is happening to a file.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Event<'a> {
-    /// Another process fetches this file; it is waited for.
+    /// Another process is fetching this file, and this one waits for it.
     Waiting {
         /// The file.
         file: &'a str,
@@ -108,16 +108,16 @@ pub enum Event<'a> {
     Fetching {
         /// The file.
         file: &'a str,
-        /// Its length in bytes, where the Hub says.
+        /// Its length in bytes, if the Hub says.
         size: Option<u64>,
-        /// The bytes that are here already.
+        /// How many bytes had arrived before.
         have: u64,
     },
-    /// More bytes of a file are here.
+    /// More bytes of a file have arrived.
     Received {
         /// The file.
         file: &'a str,
-        /// All that are here.
+        /// How many have arrived in all.
         bytes: u64,
     },
     /// A file is whole, verified and in the cache.
@@ -125,7 +125,7 @@ pub enum Event<'a> {
         /// The file.
         file: &'a str,
     },
-    /// A file of the cache is hashed.
+    /// A file of the cache is being hashed.
     Verifying {
         /// The file.
         file: &'a str,
@@ -136,7 +136,7 @@ pub enum Event<'a> {
     Retrying {
         /// Why.
         error: &'a LoadError,
-        /// How long until then.
+        /// How long until the next try.
         wait: Duration,
     },
 }
@@ -159,14 +159,14 @@ pub struct Snapshot {
 pub struct Headers {
     /// The commit.
     pub commit: String,
-    /// The config and the headers; without a tokenizer, and nothing can be loaded from it.
+    /// The config and the headers: no tokenizer, and no data to load.
     pub files: Files,
-    /// How many bytes of weights' files were read from the Hub. They cannot be verified: the hash that the
-    /// Hub announces is of the whole file.
+    /// How many bytes of weight files were read from the Hub. They cannot be verified: the hash that the Hub
+    /// announces covers the whole file.
     pub bytes_read: u64,
 }
 
-/// A commit of a model of which the cache has files.
+/// A commit of a model that the cache has files of.
 #[derive(Debug, Clone, serde::Serialize)]
 #[non_exhaustive]
 pub struct CachedModel {
@@ -190,7 +190,7 @@ pub struct FileCheck {
     pub state: FileState,
     /// Its length in bytes.
     pub size: u64,
-    /// Why it could not be read or repaired, where that was so.
+    /// Why it could not be read or repaired, if that failed.
     pub error: Option<Arc<LoadError>>,
 }
 
@@ -200,9 +200,9 @@ pub struct FileCheck {
 pub enum FileState {
     /// Its content is what the Hub announced.
     Good,
-    /// It was not, and is now.
+    /// Its content was something else, and was fetched again.
     Repaired,
-    /// Its content is something else, or gone.
+    /// Its content is something else, or missing.
     Bad,
     /// The cache does not say what it should be.
     Unknown,

@@ -11,17 +11,16 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 impl Hub {
-    /// The files of a model at a revision: a branch, a tag or a commit. What the cache holds is used without
-    /// a request, so that a branch stays at the commit that it was at; [`download`](Self::download) looks
-    /// for a newer one.
+    /// The files of a model at a revision: a branch, a tag or a commit. What is cached is used without a request,
+    /// so that a branch stays at the commit that was cached; [`download`](Self::download) looks for a newer one.
     ///
     /// # Errors
-    /// When a file is neither cached nor to be had, or its content is not what the Hub announced.
+    /// When a file is neither cached nor available, or its content is not what the Hub announced.
     pub fn open(&self, model: &ModelId, revision: &str) -> Result<Snapshot, LoadError> {
         Fetch::new(self, model, revision, Ask::WhereNeeded)?.snapshot()
     }
 
-    /// As [`open`](Self::open), from the commit that the revision is now.
+    /// As [`open`](Self::open), but at the commit that the revision is now.
     ///
     /// # Errors
     /// As `open`, and when the Hub cannot be asked.
@@ -36,7 +35,7 @@ impl Fetch<'_> {
         let config = self.required(&commit, CONFIG)?;
         let weights = self.weights(&commit)?;
         let tokenizer = self.tokenizer(&commit)?;
-        // Only now: until its files are here, the revision stays at the commit whose files are.
+        // Last, so that the revision never names a commit whose files are not all cached.
         self.keep_commit(&commit)?;
         let files = self.files(&commit, config, weights, tokenizer)?;
         Ok(Snapshot { dir: self.repo.snapshot(&commit), commit, files })
@@ -67,8 +66,7 @@ impl Fetch<'_> {
         })
     }
 
-    /// The weights that are cached, else those that the commit has: safetensors first, then sharded, then
-    /// pickled.
+    /// The weight files that are cached, else those that the commit has.
     pub(super) fn weights(&self, commit: &str) -> Result<WeightFiles, LoadError> {
         let name = match self.cached_weights(commit) {
             Some(name) => name,
@@ -83,12 +81,12 @@ impl Fetch<'_> {
         WeightFiles::open(path)
     }
 
-    /// Which of the weights' files the cache has.
+    /// The name of the weight file that the cache has.
     pub(super) fn cached_weights(&self, commit: &str) -> Option<&'static str> {
         WEIGHTS.into_iter().find(|name| self.repo.has_file(commit, name))
     }
 
-    /// Which of the weights' files the commit has.
+    /// The name of the weight file that the commit has.
     pub(super) fn listed_weights(&self, commit: &str) -> Result<&'static str, LoadError> {
         for name in WEIGHTS {
             if self.is_listed(commit, name)? {
@@ -98,7 +96,7 @@ impl Fetch<'_> {
         Err(self.missing(&WEIGHTS.join(", ")))
     }
 
-    /// Fetches the tokenizer. Where only that cannot be had, the model still serves for token ids.
+    /// Fetches the tokenizer. If only that is unavailable, the model can still be used with token ids.
     fn tokenizer(&self, commit: &str) -> Result<TokenizerFiles, LoadError> {
         match self.tokenizer_files(commit) {
             Err(error) if error.is_unreachable() && self.ask == Ask::WhereNeeded => {

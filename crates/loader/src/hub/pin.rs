@@ -1,4 +1,4 @@
-//! Holds what the Hub announces against what is pinned.
+//! Compares what the Hub announces with what is pinned.
 
 use super::client::Announced;
 use super::{ModelId, Pin};

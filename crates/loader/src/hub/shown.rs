@@ -1,18 +1,18 @@
-//! What messages show of addresses and of errors on the way to them.
+//! Addresses and network errors as messages show them, without secrets.
 
 use reqwest::Url;
 use std::error::Error;
 
-/// An address without what is secret in it: a password, or the signature of a storage's address.
+/// An address without its secrets: a password, or the signature of a storage's address.
 pub(super) fn shown(url: &Url) -> String {
     let mut url = url.clone();
-    // An address without a host has neither.
+    // An address without a host has no user and no password.
     let _ = url.set_username("").and_then(|()| url.set_password(None));
     url.set_query(None);
     url.as_str().trim_end_matches('/').to_string()
 }
 
-/// An error and its causes; reqwest's own text leaves them out.
+/// An error and its causes, which reqwest's own text leaves out.
 pub(super) fn chain(error: reqwest::Error) -> String {
     let error = error.without_url();
     let mut text = error.to_string();

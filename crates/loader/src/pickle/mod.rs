@@ -1,7 +1,12 @@
 //! Tensors of a `pytorch_model.bin`: a zip of uncompressed storages and a pickle that names them.
 //!
 //! `archive -> data.pkl -> objects -> views of storages -> ranges of the file`. Nothing in the file is run,
-//! and nothing that it says of sizes is believed.
+//! and no size is trusted before it is checked.
+//!
+//! Candle has such a reader, too, `candle_core::pickle`, for files that one trusts: it allocates what a length
+//! claims before it reads, copies objects that are shared, leaves out tensors that it cannot read, and opens the
+//! archive again for each tensor. This one reads files that anybody may have uploaded: the file's length bounds time
+//! and memory, an error names the tensor, checksums are compared, and data goes straight into a tensor's own memory.
 
 mod input;
 mod machine;

@@ -23,8 +23,8 @@ const GPT2_LONGEST: usize = 128;
 
 /// A byte-level BPE tokenizer.
 ///
-/// `<|endoftext|>` in a text is the special token, as in transformers' GPT-2 tokenizer: what follows it
-/// is another text to the model.
+/// `<|endoftext|>` in a text becomes the special token, as in transformers' GPT-2 tokenizer: to the model, another
+/// text begins there.
 #[derive(Clone)]
 pub struct Tokenizer {
     name: String,
@@ -50,8 +50,8 @@ impl Tokenizer {
     /// own vocabulary.
     ///
     /// # Errors
-    /// When a file is damaged or holds a part that GPT-2's family has not, or there is none and the vocabulary
-    /// is not GPT-2's.
+    /// When a file is damaged or has a part that GPT-2's family does not use, or there is no file and the
+    /// vocabulary is not GPT-2's.
     pub fn open(files: &Files, vocab_size: usize) -> Result<Self, LoadError> {
         match &files.tokenizer {
             TokenizerFiles::Json(path, bytes) => Self::from_json(path, bytes),
@@ -74,7 +74,7 @@ impl Tokenizer {
     /// Opens a tokenizer.json.
     ///
     /// # Errors
-    /// When it cannot be read, is damaged, or holds a part that GPT-2's family has not.
+    /// When it cannot be read, is damaged, or has a part that GPT-2's family does not use.
     pub fn from_file(path: &Path) -> Result<Self, LoadError> {
         Self::from_json(path, &Bytes::open(path)?)
     }
@@ -187,7 +187,7 @@ impl Tokenizer {
 
     /// The characters of `text` that the vocabulary cannot spell, which [`Tokenizer::encode`] leaves out.
     ///
-    /// There are none where the vocabulary has all bytes, as GPT-2's has, or a token for the unknown.
+    /// There are none if the vocabulary has all bytes, as GPT-2's has, or a token for unknown text.
     ///
     /// # Errors
     /// When the tokenizer fails on the text.
@@ -198,15 +198,15 @@ impl Tokenizer {
         }
     }
 
-    /// The most bytes of text that one token stands for; `None` where there is no such number, because
-    /// characters are left out, joined or removed before the text becomes tokens.
+    /// The most bytes of text that one token can stand for; `None` if there is no limit, because characters are
+    /// dropped, joined or removed before the text becomes tokens.
     #[must_use]
     pub fn longest_token(&self) -> Option<usize> {
         self.spelling.longest()
     }
 
-    /// Refuses a prompt that cannot fit in `n_positions` tokens, by its length alone: to tokenise it would
-    /// take time and memory for nothing. What passes may still give more tokens than that.
+    /// Refuses a prompt that is too long to fit in `n_positions` tokens, without spending time and memory on
+    /// tokenising it. A text that passes may still give more tokens than that.
     ///
     /// # Errors
     /// When the text is too long.
@@ -218,8 +218,8 @@ impl Tokenizer {
         Ok(())
     }
 
-    /// The text of `ids`. Bytes that are not UTF-8 become `U+FFFD`; an id without a token gives nothing. Where the
-    /// tokenizer fails, the ids themselves, in brackets.
+    /// The text of `ids`. Bytes that are not UTF-8 become `U+FFFD`; an id without a token gives nothing. If the
+    /// tokenizer fails, the text is the ids themselves, in brackets.
     #[must_use]
     pub fn decode(&self, ids: &[u32]) -> String {
         let text = guarded(&self.name, || match &self.kind {

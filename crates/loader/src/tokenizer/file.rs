@@ -3,7 +3,7 @@
 use crate::json;
 use serde::Deserialize;
 
-/// Bytes of a file; the largest vocabularies in use have a fifth of it.
+/// The most bytes of a file; the largest vocabularies in use take a fifth of that.
 const LARGEST_FILE: usize = 64 << 20;
 
 /// Refuses a file that is larger than any tokenizer's.

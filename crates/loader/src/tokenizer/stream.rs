@@ -2,14 +2,14 @@
 
 use super::bpe::Tokenizer;
 
-/// Text from ids that arrive one by one: a character whose bytes are spread over several tokens comes out
-/// whole, with the last of them.
+/// Text from ids that arrive one by one. A character whose bytes are spread over several tokens comes out whole,
+/// with the last of them.
 #[derive(Debug)]
 pub struct TextStream<'a> {
     tokenizer: &'a Tokenizer,
     /// The ids since the last whole character.
     pending: Vec<u32>,
-    /// How many bytes of their text are out already.
+    /// How many bytes of their text have been returned.
     written: usize,
 }
 
@@ -37,7 +37,7 @@ impl TextStream<'_> {
         out
     }
 
-    /// What is left when no more ids come.
+    /// The rest of the text, when no more ids come.
     #[must_use]
     pub fn finish(self) -> String {
         self.tokenizer.decode(&self.pending).get(self.written..).unwrap_or_default().to_string()
