@@ -5,7 +5,7 @@ use super::remedy::Remedy;
 use std::fmt::{self, Display, Formatter};
 
 /// What to do without a tokenizer.
-const INSTEAD: &str = "fetch its files again, or give token ids instead of text";
+const WITHOUT_TOKENIZER: &str = "fetch its files again, or give token ids instead of text";
 
 impl LoadError {
     /// What is wrong, without the [`remedy`](Self::remedy).
@@ -98,8 +98,10 @@ impl Display for Problem<'_> {
                 write!(f, "{}: damaged or not a {format} file: {reason}; {remedy}", path.display())
             }
             E::Audit(audit) => audit.fmt(f),
-            E::Tokenizer { name, reason } => write!(f, "{name}: tokenizer: {reason}; {INSTEAD}"),
-            E::TokenizerUnreachable { name, reason } => write!(f, "{name}: tokenizer: {reason}; {INSTEAD}"),
+            E::Tokenizer { name, reason } => write!(f, "{name}: tokenizer: {reason}; {WITHOUT_TOKENIZER}"),
+            E::TokenizerUnreachable { name, reason } => {
+                write!(f, "{name}: tokenizer: {reason}; {WITHOUT_TOKENIZER}")
+            }
             E::NothingLeft { name, characters } => {
                 write!(f, "{name}: the text gives no tokens")?;
                 if !characters.is_empty() {

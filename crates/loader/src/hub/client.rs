@@ -1,10 +1,10 @@
 //! [`Client`]: requests to the Hub, each tried again if that may help.
 
-use super::asked::{About, Asked};
 use super::commit::is_commit;
 use super::digest::Digest;
 use super::failure::Failure;
 use super::model_id::ModelId;
+use super::refusal::{About, RequestContext};
 use super::shown::{chain, shown};
 use super::{Event, Hub};
 use crate::error::LoadError;
@@ -30,7 +30,7 @@ const USER_AGENT: &str = concat!("gpt2-candle/", env!("CARGO_PKG_VERSION"));
 /// Talks to one Hub about one model.
 pub(crate) struct Client<'a> {
     pub(crate) hub: &'a Hub,
-    pub(crate) asked: Asked<'a>,
+    pub(crate) context: RequestContext<'a>,
     api: HFClient,
     /// Follows redirects; reqwest drops the token when one leads to another host.
     following: reqwest::Client,
@@ -87,26 +87,28 @@ impl<'a> Client<'a> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = Some(runtime.map_err(|e| bad(e.to_string()))?);
         let direct = client(redirect::Policy::none())?;
-        let asked = Asked { endpoint, model, has_token: hub.token.is_some(), timeout: hub.timeout };
-        Ok(Self { hub, asked, api, following, direct, runtime })
+        let context =
+            RequestContext { endpoint, model, has_token: hub.token.is_some(), timeout: hub.timeout };
+        Ok(Self { hub, context, api, following, direct, runtime })
     }
 
     /// Runs a future that must be done within the timeout.
     pub(crate) fn run<T>(&self, url: &Url, future: impl Future<Output = T>) -> Result<T, Failure> {
-        let runtime = self.runtime.as_ref().ok_or_else(|| self.asked.timed_out(url))?;
+        let runtime = self.runtime.as_ref().ok_or_else(|| self.context.timed_out(url))?;
         runtime
             .block_on(async { tokio::time::timeout(self.hub.timeout, future).await })
-            .map_err(|_| self.asked.timed_out(url))
+            .map_err(|_| self.context.timed_out(url))
     }
 
     /// The commit that a revision is.
     pub(crate) fn commit(&self, revision: &str) -> Result<Commit, LoadError> {
-        let url =
-            self.parse(format!("{}/api/models/{}/revision/{revision}", self.hub.endpoint, self.asked.model))?;
+        let url = self
+            .parse(format!("{}/api/models/{}/revision/{revision}", self.hub.endpoint, self.context.model))?;
         self.retry(|| {
-            let repository = self.api.model(self.asked.model.owner(), self.asked.model.name());
+            let repository = self.api.model(self.context.model.owner(), self.context.model.name());
             let info = repository.info().revision(revision);
-            let info = self.run(&url, info.send())?.map_err(|e| self.asked.api_failure(e, &url, revision))?;
+            let info =
+                self.run(&url, info.send())?.map_err(|e| self.context.api_failure(e, &url, revision))?;
             let sha = info.sha.filter(|sha| is_commit(sha)).ok_or_else(|| LoadError::Unexpected {
                 url: shown(&url),
                 reason: "it names no commit".into(),
@@ -141,7 +143,7 @@ impl<'a> Client<'a> {
         let mut url = self.url(commit, name)?;
         for _ in 0..=MOST_REDIRECTS {
             let request = self.request(&self.direct, Method::HEAD, url.clone());
-            let response = self.run(&url, request.send())?.map_err(|e| self.asked.failure(e, &url))?;
+            let response = self.run(&url, request.send())?.map_err(|e| self.context.failure(e, &url))?;
             let location = response.headers().get(LOCATION).and_then(|l| l.to_str().ok());
             let redirected = response.status().is_redirection() && !is_linked(&response);
             match location.filter(|_| redirected).map(|l| url.join(l)) {
@@ -151,7 +153,9 @@ impl<'a> Client<'a> {
                     return Ok(None);
                 }
                 None if response.status().is_success() || is_linked(&response) => return Ok(Some(response)),
-                None => return Err(self.asked.refused(response, About { revision: commit, is_file: true })),
+                None => {
+                    return Err(self.context.refused(response, About { revision: commit, is_file: true }));
+                }
             }
         }
         let reason = format!("more than {MOST_REDIRECTS} redirects");
@@ -172,12 +176,12 @@ impl<'a> Client<'a> {
             let last = end.map_or_else(String::new, |end| (end - 1).to_string());
             request = request.header(RANGE, format!("bytes={start}-{last}"));
         }
-        let response = self.run(&url, request.send())?.map_err(|e| self.asked.failure(e, &url))?;
+        let response = self.run(&url, request.send())?.map_err(|e| self.context.failure(e, &url))?;
         if response.status().is_success() {
             return Ok(response);
         }
         let elsewhere = response.url().origin() != url.origin();
-        let failure = self.asked.refused(response, About { revision: commit, is_file: true });
+        let failure = self.context.refused(response, About { revision: commit, is_file: true });
         // An address of the storage expires; the Hub gives a new one.
         let retry = failure.retry.or(elsewhere.then_some(Duration::ZERO));
         Err(Failure { retry, ..failure })
@@ -204,15 +208,15 @@ impl<'a> Client<'a> {
     /// The next bytes of a response; `None` at its end.
     pub(crate) fn chunk(&self, response: &mut Response) -> Result<Option<impl AsRef<[u8]> + use<>>, Failure> {
         let url = response.url().clone();
-        self.run(&url, response.chunk())?.map_err(|e| self.asked.failure(e, &url))
+        self.run(&url, response.chunk())?.map_err(|e| self.context.failure(e, &url))
     }
 
     fn url(&self, commit: &str, name: &str) -> Result<Url, LoadError> {
-        self.parse(format!("{}/{}/resolve/{commit}/{name}", self.hub.endpoint, self.asked.model))
+        self.parse(format!("{}/{}/resolve/{commit}/{name}", self.hub.endpoint, self.context.model))
     }
 
     fn parse(&self, url: String) -> Result<Url, LoadError> {
-        let failed = |reason: String| LoadError::Endpoint { endpoint: self.asked.endpoint.clone(), reason };
+        let failed = |reason: String| LoadError::Endpoint { endpoint: self.context.endpoint.clone(), reason };
         Url::parse(&url).map_err(|e| failed(e.to_string()))
     }
 

@@ -9,8 +9,6 @@ mod model_id;
 #[cfg(not(feature = "hub"))]
 mod absent;
 #[cfg(feature = "hub")]
-mod asked;
-#[cfg(feature = "hub")]
 mod cache;
 #[cfg(feature = "hub")]
 mod check;
@@ -34,6 +32,8 @@ mod list;
 mod open;
 #[cfg(feature = "hub")]
 mod pin;
+#[cfg(feature = "hub")]
+mod refusal;
 #[cfg(feature = "hub")]
 mod shown;
 #[cfg(feature = "hub")]

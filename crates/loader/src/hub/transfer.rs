@@ -196,7 +196,7 @@ impl Transfer<'_> {
 
     fn wrong(&self, found: String, start: &[u8]) -> Failure {
         Failure::passing(LoadError::Checksum {
-            file: format!("{}/{}", self.client.asked.model, self.name),
+            file: format!("{}/{}", self.client.context.model, self.name),
             expected: self.announced.digest.to_string(),
             found,
             start: start_of(start),

@@ -1,4 +1,4 @@
-//! [`Asked`]: turns a refusal or a missing answer into an error, and says whether to ask again.
+//! [`RequestContext`]: turns a refusal or a missing answer into an error, and says whether to ask again.
 
 use super::MAIN;
 use super::failure::Failure;
@@ -30,8 +30,8 @@ struct Refusal {
     url: String,
 }
 
-/// Which Hub is asked about which model; errors name both.
-pub(super) struct Asked<'a> {
+/// Which Hub is asked about which model, and how: what errors name.
+pub(super) struct RequestContext<'a> {
     /// The Hub's address, as messages show it.
     pub(super) endpoint: String,
     pub(super) model: &'a ModelId,
@@ -41,7 +41,7 @@ pub(super) struct Asked<'a> {
     pub(super) timeout: Duration,
 }
 
-impl Asked<'_> {
+impl RequestContext<'_> {
     /// Why the Hub did not give what was asked for.
     pub(super) fn refused(&self, response: Response, about: About<'_>) -> Failure {
         let header = |name: &str| response.headers().get(name)?.to_str().ok().map(str::to_string);
