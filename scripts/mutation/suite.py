@@ -20,13 +20,14 @@ RELATED = {
     "kernels": ["fused", "fused_backward", "weights", "dropout", "gradients", "parity", "cache", "causality", "padding"],
     "model": ["parity", "cache", "causality", "padding", "hooks", "generate", "analysis", "training", "gradients", "seeds"],
     "loader": ["checkpoint", "fuzz_corpus", "hub"],
+    "files": ["checkpoint", "hub", "cli"],
     "view": ["view"],
     "cli": ["cli"],
 }
 SLOW = 5.0
 # Slow tests, and the files that they can say anything about.
 NEEDED = {
-    "hub": r"crates/(loader|cli)/",
+    "hub": r"crates/(files|loader|cli)/",
     "hub::faults": r"hub|download|atomic|error|main\.rs|args/mod\.rs",
     "view::browser": r"crates/(view|cli)/",
 }

@@ -2,7 +2,7 @@
 
 use super::Folder;
 use crate::common::Result;
-use gpt2_loader::atomic::{stage_bytes, write, write_bytes};
+use gpt2_files::atomic::{stage_bytes, write, write_bytes};
 use std::io::Error;
 
 #[test]

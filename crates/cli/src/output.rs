@@ -1,6 +1,7 @@
 //! Everything that is printed: results on stdout, the rest on stderr.
 
 use crate::args::ColorArg;
+use crate::remedy;
 use gpt2_view::{Colour, Style, visible_text};
 use std::ffi::OsString;
 use std::io::{ErrorKind, IsTerminal, Write};
@@ -72,7 +73,7 @@ fn tell(text: &str) {
 pub(crate) fn error(error: &anyhow::Error) {
     let mut message = String::new();
     for cause in error.chain() {
-        let text = cause.to_string();
+        let text = remedy::text(cause);
         // Some errors already hold their cause's text.
         if !message.contains(&text) {
             message += if message.is_empty() { "" } else { ": " };

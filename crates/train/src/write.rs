@@ -2,11 +2,11 @@
 
 use crate::error::{Result, TrainError};
 use candle_core::{Device, Tensor};
-use gpt2_loader::atomic;
+use gpt2_files::atomic;
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
-pub(crate) use gpt2_loader::{open_regular, read_text};
+pub(crate) use gpt2_files::{open_regular, read_text};
 
 /// Puts `content` at `path`.
 pub(crate) fn bytes(path: &Path, content: &[u8]) -> Result<()> {

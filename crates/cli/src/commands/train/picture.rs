@@ -18,7 +18,7 @@ pub(super) fn draw(args: &TrainArgs, trainer: &Trainer, device: &Device) -> anyh
         history.validation().iter().map(|&(step, loss)| (step, loss as f32)).collect();
     let made_by = made_by(args, trainer, device);
     let picture = gpt2_view::loss_curve(&title(&args.out), &training, &validation, &made_by)?;
-    Ok(gpt2_loader::atomic::write_bytes(&files::picture(&args.out), &picture)?)
+    Ok(gpt2_files::atomic::write_bytes(&files::picture(&args.out), &picture)?)
 }
 
 fn made_by(args: &TrainArgs, trainer: &Trainer, device: &Device) -> Provenance {

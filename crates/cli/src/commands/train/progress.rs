@@ -4,6 +4,7 @@ use super::files;
 use super::wording::worded;
 use crate::args::TrainArgs;
 use crate::output::{is_quiet, note};
+use candle_core::DType;
 use gpt2_loader::{SaveOptions, Tokenizer};
 use gpt2_model::Gpt2LMHeadModel;
 use gpt2_train::{Event, Metrics, Row, StepReport, Trainer, Validation};
@@ -116,7 +117,7 @@ impl<'a> Progress<'a> {
                 }
             }
         }
-        let options = SaveOptions { dtype: Some(self.args.save_dtype.into()), buffers: false };
+        let options = SaveOptions::default().dtype(DType::from(self.args.save_dtype));
         Ok(gpt2_loader::save(out, model, Some(self.tokenizer), options)?)
     }
 

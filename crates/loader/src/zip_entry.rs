@@ -1,9 +1,9 @@
 //! [`ZipEntry`]: an uncompressed entry of a zip archive, and its checksum.
 
-use crate::Bytes;
+use crate::bytes::Bytes;
 use std::ops::Range;
 
-/// How much of an entry is in memory at a time while it is checked.
+/// How many bytes of an entry are in memory at a time while it is checked.
 const CHUNK: usize = 1 << 20;
 
 /// Where an entry's bytes lie in the archive, and what the archive says their CRC-32 is.

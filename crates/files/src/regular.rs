@@ -9,7 +9,7 @@ use std::path::Path;
 /// # Errors
 /// When it is a folder, a device or a pipe, and when it cannot be opened.
 pub fn open_regular(path: &Path) -> io::Result<File> {
-    // Asked before opening, which waits for a pipe's writer.
+    // Checked before opening, which would wait for a pipe's writer.
     if !std::fs::metadata(path)?.is_file() {
         return Err(io::Error::other("is a folder, a device or a pipe; expected a file"));
     }
