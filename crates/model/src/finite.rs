@@ -101,24 +101,6 @@ impl Hooks for Watch {
 }
 
 impl Point {
-    /// The layer of a point inside a block, counted from 0.
-    #[must_use]
-    pub fn layer(&self) -> Option<usize> {
-        match *self {
-            Self::ResidPre(layer)
-            | Self::Q(layer)
-            | Self::K(layer)
-            | Self::V(layer)
-            | Self::Pattern(layer)
-            | Self::Z(layer)
-            | Self::AttnOut(layer)
-            | Self::ResidMid(layer)
-            | Self::MlpOut(layer)
-            | Self::ResidPost(layer) => Some(layer),
-            Self::LnFinal | Self::Logits => None,
-        }
-    }
-
     /// The parameters between the point before this one and this one, by their names in a checkpoint.
     fn parameters(&self) -> Vec<String> {
         let names: &[&str] = match self {

@@ -48,6 +48,7 @@ pub mod mask;
 mod mean_ablation;
 pub mod mlp;
 pub mod model;
+mod parameter_list;
 pub mod parameters;
 mod pass;
 mod recompute;

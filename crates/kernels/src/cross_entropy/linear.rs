@@ -3,7 +3,8 @@
 //! The idea of Liger Kernel's fused linear cross-entropy (Hsu et al. 2024): while a chunk's logits are there,
 //! their gradient is made, and what it gives to x and W. Of the logits' size, nothing outlives its chunk.
 
-use super::{LogSum, Row, check_targets, cross_entropy};
+use super::logits::cross_entropy;
+use super::rows::{LogSum, Row, check_targets, losses, to_gradients};
 use crate::dispatch::{Dispatch, Implementation, cpu_f32};
 use crate::product::{Matrix, multiply};
 use crate::vector::with_slices;
@@ -67,11 +68,11 @@ fn loss_and_gradients(
         let logits = &mut logits[..count * v];
         multiply(logits, false, (count, c, v), Matrix::rows(x, c), Matrix::rows(weight, c).t());
         let log_sums: Vec<LogSum> = logits.par_chunks(v).map(|row| arch.dispatch(Row(row))).collect();
-        sum += super::losses(logits, targets, &log_sums);
+        sum += losses(logits, targets, &log_sums);
         if wanted == [false; 2] {
             continue;
         }
-        super::to_gradients(logits, targets, &log_sums, factor);
+        to_gradients(logits, targets, &log_sums, factor);
         let d_logits = Matrix::rows(logits, v);
         if let Some(d_x) = &mut d_x {
             let d_x = &mut d_x[i * ROWS * c..][..count * c];

@@ -1,7 +1,7 @@
 //! Runs the kernels' own source on the CPU, thread by thread (`cuda/emulate.cpp`): what can be shown of them where
 //! there is no GPU.
 
-use super::Launch;
+use super::launch::Launch;
 use candle_core::{DType, Device, Result, Tensor};
 use half::{bf16, f16};
 use std::io::Write;

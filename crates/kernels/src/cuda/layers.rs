@@ -1,6 +1,6 @@
 //! Layer norm, and the bias, GELU and residual after a matrix product, in one pass each: `cuda/layers.cu`.
 
-use super::{Launch, dtype_name};
+use super::launch::{Launch, dtype_name};
 use candle_core::DType;
 
 /// Threads of a block of `layers.cu`; a warp of 32 has a row of a layer norm.

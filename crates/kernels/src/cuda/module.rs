@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code)] // launching is
 
-use super::Launch;
+use super::launch::Launch;
 use candle_core::cuda_backend::cudarc::driver::sys::{CUdevice_attribute, CUfunction_attribute};
 use candle_core::cuda_backend::cudarc::driver::{
     CudaFunction, CudaModule, CudaStream, CudaView, LaunchArgs, LaunchConfig,

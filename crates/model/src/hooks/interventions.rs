@@ -1,6 +1,7 @@
 //! Changes to heads and to attention, as data.
 
-use super::{At, Hooks, KnockOut, Point};
+use super::hook::{At, Hooks, KnockOut};
+use super::point::Point;
 use crate::Config;
 use candle_core::{Result, Tensor};
 

@@ -1,6 +1,7 @@
 //! A forward pass's side of its hooks.
 
-use super::{At, Hooks, Point};
+use super::hook::{At, Hooks};
+use super::point::Point;
 use candle_core::{Result, Tensor};
 use gpt2_kernels::attention::Hidden;
 

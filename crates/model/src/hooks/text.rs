@@ -1,6 +1,7 @@
 //! Heads and interventions as text, read and written in one form: `5.1`, `scale 3.2=0.5`, `block 3.2/7:4`.
 
-use super::{Head, Intervention, KnockOut};
+use super::hook::KnockOut;
+use super::interventions::{Head, Intervention};
 use std::fmt;
 use std::str::FromStr;
 

@@ -1,9 +1,9 @@
 //! A weight (in, out) and a bias, as `Conv1D` of a float checkpoint has them.
 
-use super::{Epilogue, LinearLayer};
+use super::layer::LinearLayer;
 use crate::parameters::{Role, Visitor};
 use candle_core::{Result, Tensor};
-use gpt2_kernels::Dispatch;
+use gpt2_kernels::{Dispatch, Epilogue};
 use std::ops::Range;
 
 #[derive(Debug)]

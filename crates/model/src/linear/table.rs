@@ -1,8 +1,9 @@
 //! `x·Wᵀ` with W (out, in) and no bias: an output projection stored as the embedding's table is.
 
-use super::{Epilogue, LinearLayer};
+use super::layer::LinearLayer;
 use crate::parameters::{Role, Visitor};
 use candle_core::{Result, Tensor};
+use gpt2_kernels::Epilogue;
 
 #[derive(Debug)]
 pub(crate) struct Table {

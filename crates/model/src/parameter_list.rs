@@ -1,0 +1,147 @@
+//! The list of a model's parameters, which is the model's own structure; a config's is that of a model whose tensors take no
+//! memory.
+
+use crate::parameters::{Parameter, Visitor};
+use crate::{Config, Gpt2LMHeadModel};
+use candle_core::{DType, Device, Result, Shape, Tensor, Var};
+use candle_nn::var_builder::SimpleBackend;
+use candle_nn::{Init, VarBuilder};
+
+impl Gpt2LMHeadModel {
+    /// Every parameter under its name in a checkpoint, in the model's order: what is saved. A head that is tied to `wte` is
+    /// not among them, nor is the `bias` triangle, a buffer.
+    #[must_use]
+    pub fn named_parameters(&self) -> Vec<(String, Tensor)> {
+        let mut list = vec![];
+        self.visit(&mut Visitor::new(&mut |parameter, tensor| {
+            if parameter.tied_to.is_none() {
+                list.push((parameter.name, tensor.clone()));
+            }
+        }));
+        list
+    }
+
+    /// The parameters that are variables, by name: what an optimiser takes.
+    ///
+    /// # Errors
+    /// When a variable cannot be held.
+    pub fn named_variables(&self) -> Result<Vec<(String, Var)>> {
+        let mut list = vec![];
+        self.visit(&mut Visitor::new(&mut |parameter, tensor| {
+            if parameter.tied_to.is_none() && parameter.trainable {
+                list.push((parameter.name, tensor.clone()));
+            }
+        }));
+        list.into_iter().map(|(name, tensor)| Ok((name, Var::from_tensor(&tensor)?))).collect()
+    }
+}
+
+impl Config {
+    /// Every parameter that a checkpoint with this config holds, in the model's order; `lm_head.weight` stands last and only
+    /// where it is not tied to `wte.weight`.
+    ///
+    /// # Errors
+    /// When the config is not valid.
+    pub fn parameters(&self) -> Result<Vec<Parameter>> {
+        Ok(self.parameters_and_ties()?.into_iter().filter(|p| p.tied_to.is_none()).collect())
+    }
+
+    /// As [`parameters`](Self::parameters), and those that are tied to another, each of which says so.
+    ///
+    /// # Errors
+    /// When the config is not valid.
+    pub fn parameters_and_ties(&self) -> Result<Vec<Parameter>> {
+        let vb = VarBuilder::from_backend(Box::new(Blank), DType::F32, Device::Cpu);
+        let mut list = vec![];
+        Gpt2LMHeadModel::load(vb, self)?.visit(&mut Visitor::new(&mut |parameter, _| list.push(parameter)));
+        Ok(list)
+    }
+
+    /// The number of parameters; a tied table counts once.
+    ///
+    /// # Errors
+    /// When the config is not valid.
+    pub fn parameter_count(&self) -> Result<u64> {
+        Ok(self.parameters()?.iter().map(Parameter::count).sum())
+    }
+
+    /// The deviation of the projections that add to the residual stream, `initializer_range / sqrt(2L)`:
+    /// Radford et al. 2019, §2.3, with one addition for each of the 2L sublayers.
+    #[must_use]
+    pub fn residual_stdev(&self) -> f64 {
+        self.initializer_range / (2.0 * self.n_layer as f64).sqrt()
+    }
+}
+
+/// Tensors of any shape that take no memory: one zero, repeated.
+struct Blank;
+
+impl SimpleBackend for Blank {
+    fn get(&self, shape: Shape, _: &str, _: Init, dtype: DType, device: &Device) -> Result<Tensor> {
+        Tensor::zeros((), dtype, device)?.broadcast_as(shape)
+    }
+
+    fn get_unchecked(&self, name: &str, _: DType, _: &Device) -> Result<Tensor> {
+        candle_core::bail!("{name}: a blank model needs a shape, use `get`")
+    }
+
+    fn contains_tensor(&self, _: &str) -> bool {
+        false // as for random weights, every tensor is made when it is asked for
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::init;
+    use crate::parameters::{LM_HEAD, WTE};
+    use candle_nn::VarMap;
+
+    #[test]
+    fn the_presets_have_their_published_sizes() {
+        for (name, count) in [
+            ("distilgpt2", 81_912_576),
+            ("gpt2", 124_439_808),
+            ("gpt2-medium", 354_823_168),
+            ("gpt2-large", 774_030_080),
+            ("gpt2-xl", 1_557_611_200),
+        ] {
+            let config = Config::preset(name).expect("a preset");
+            config.validate().expect("valid");
+            assert_eq!(config.parameter_count().expect("valid"), count, "{name}");
+        }
+    }
+
+    /// What a model asks its `VarBuilder` for is what it names, under the same names.
+    #[test]
+    fn what_is_loaded_is_what_is_visited() -> Result<()> {
+        let tied =
+            Config { n_layer: 3, n_head: 2, n_embd: 8, n_positions: 16, vocab_size: 11, ..Config::gpt2() };
+        for config in [Config { tie_word_embeddings: false, n_inner: Some(20), ..tied.clone() }, tied] {
+            let variables = VarMap::new();
+            let vb = init::seeded_variables(5, &variables, DType::F32, &Device::Cpu);
+            let model = Gpt2LMHeadModel::load(vb, &config)?;
+            let mut loaded: Vec<(String, Vec<usize>)> = variables
+                .data()
+                .lock()
+                .expect("not poisoned")
+                .iter()
+                .map(|(name, var)| (name.clone(), var.dims().to_vec()))
+                .collect();
+            let mut visited: Vec<_> = config.parameters()?.into_iter().map(|p| (p.name, p.shape)).collect();
+            loaded.sort();
+            visited.sort();
+            assert_eq!(loaded, visited);
+            assert_eq!(model.named_variables()?.len(), loaded.len());
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_tied_head_is_named_and_says_so() -> Result<()> {
+        let config = Config { n_layer: 1, ..Config::gpt2() };
+        let last = config.parameters_and_ties()?.pop().expect("parameters");
+        assert_eq!((last.name.as_str(), last.tied_to.as_deref()), (LM_HEAD, Some(WTE)));
+        Ok(())
+    }
+}
