@@ -21,6 +21,8 @@ mod packed;
 mod request;
 mod softmax;
 mod summary;
+#[cfg(test)]
+mod tests;
 mod weights;
 
 pub use bias::{CausalBias, causal_bias};

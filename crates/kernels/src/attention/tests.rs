@@ -1,0 +1,48 @@
+use super::{CausalAttention, CausalMask, Chosen, HeadLayout};
+use crate::{Dispatch, Dropout, Implementation};
+use candle_core::{Device, Result, Tensor};
+
+/// Numbers between -1 and 1 without a pattern: (2, heads, 9, 8).
+fn numbers(heads: usize, salt: u32) -> Result<Tensor> {
+    let hash = |i: u32| i.wrapping_mul(2_654_435_761) >> 8; // 24 bits
+    let values = (salt..).take(2 * heads * 9 * 8).map(|i| hash(i) as f32 / 8_388_608. - 1.);
+    Tensor::from_iter(values, &Device::Cpu)?.reshape((2, heads, 9, 8))
+}
+
+/// Two heads of four on one machine, two on another.
+#[test]
+fn heads_that_are_computed_apart_drop_what_they_drop_together() -> Result<()> {
+    let (q, k, v) = (numbers(4, 1)?, numbers(4, 1000)?, numbers(4, 2000)?);
+    for implementation in [Implementation::Fused, Implementation::Eager] {
+        let run = |first: usize, heads: usize| {
+            let [q, k, v] = [&q, &k, &v].map(|x| x.narrow(1, first, heads));
+            let (q, k, v, mask) = (q?, k?, v?, CausalMask::default());
+            let attention = CausalAttention::new(0.4, Dispatch::of(implementation, &q))
+                .with_heads(HeadLayout { heads, first, of: 4, dim: 8 })
+                .with_dropout(Some(Dropout::new(0.5, 7, 3)?));
+            let context = attention.forward(&q, &k, &v, mask)?; // (B, T, heads, D)
+            let weights = attention.weights(&q, &k, mask, &Chosen::default())?; // (B, heads, T, S)
+            Result::Ok((context.transpose(1, 2)?, weights))
+        };
+        let (context, weights) = run(0, 4)?;
+        for first in [0, 2] {
+            let (part, part_weights) = run(first, 2)?;
+            for (part, whole) in [(part, &context), (part_weights, &weights)] {
+                let whole = whole.narrow(1, first, 2)?;
+                let difference = (part - whole)?.abs()?.max_all()?.to_scalar::<f32>()?;
+                assert!(difference < 1e-6, "{implementation:?}, heads from {first} on: {difference}");
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn heads_of_another_layout_are_refused() -> Result<()> {
+    let q = numbers(4, 1)?;
+    let attention = CausalAttention::new(0.4, Dispatch::of(Implementation::Auto, &q));
+    let attention = attention.with_heads(HeadLayout::all(3, 8));
+    let message = attention.forward(&q, &q, &q, CausalMask::default()).expect_err("4 are not 3").to_string();
+    assert!(message.contains("3 heads of width 8") && message.contains("[2, 4, 9, 8]"), "{message}");
+    Ok(())
+}
