@@ -13,7 +13,7 @@ step "$cargo" fmt --all --check
 step "$cargo" fmt --manifest-path fuzz/Cargo.toml --check
 step "$cargo" clippy --release --workspace --all-targets -- -D warnings
 # Without the Hub, nothing of its hundreds of crates is built.
-step "$cargo" clippy --release -p gpt2-cli --no-default-features -- -D warnings
+step "$cargo" clippy --release -p gpt2-cli --no-default-features --features x86-v4 -- -D warnings
 # GPUs that are not here: our Rust code against Candle's sides for them, and our own kernels.
 step scripts/cuda/check.sh types
 if [ -n "${CI:-}" ] || [ -x target/cuda/toolkit/bin/nvcc ]; then
