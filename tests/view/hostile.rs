@@ -1,6 +1,6 @@
 //! Text that would like to be markup, script or direction: the page shows it.
 
-use super::browser::browse;
+use crate::browser::browse;
 use crate::common::Result;
 use candle_core::{Device, Tensor};
 use gpt2_view::{NextToken, PageHeader, PageWriter, Provenance, summarize, visible_text, visible_token};

@@ -1,7 +1,7 @@
 //! The numbers that a browser shows are the tensor's, at sizes from a few tokens to GPT-2's context.
 
-use super::browser::{Browser, browse};
 use super::pages::{self, Kind};
+use crate::browser::{Browser, browse};
 use crate::common::Result;
 use candle_core::{Device, Tensor};
 use gpt2_view::{PageHeader, PageWriter, Provenance, summarize};
