@@ -65,6 +65,7 @@ mod text;
 mod triangle;
 mod window;
 
+pub use candle_core;
 pub use export::{AttentionJson, HeadJson, LayerJson};
 pub use heatmap::heatmap;
 pub use html::{NextToken, PageHeader, PageWriter};
