@@ -29,6 +29,12 @@ mkdir -p "$work/new" "$work/packages"
 for package in target/package/*.crate; do
     tar -xzmf "$package" -C "$work/new" # -m: cargo goes by the times of files
 done
+for folder in "$work"/new/*; do
+    for file in README.md LICENSE-MIT LICENSE-APACHE; do
+        [ -s "$folder/$file" ] ||
+            { echo "error: the package $(basename "$folder") has no $file; put one beside its Cargo.toml, the licences as links" >&2; exit 1; }
+    done
+done
 cp -r scripts/outside "$work/new/outside"
 
 # A package that did not change keeps its files, so that cargo need not compile it again.
