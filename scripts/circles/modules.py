@@ -78,7 +78,8 @@ class Module:
     @staticmethod
     def end_of_item(tokens, i):
         first = next((t for t in tokens[i:] if t in KINDS | {"use", "impl", "mod", "macro_rules"}), "")
-        value = first in {"const", "static", "type", "use"} and tokens[i + 1] not in {"fn", "unsafe"}
+        # These end at a semicolon, whatever braces are in them; `const fn` and macros do not.
+        value = first in {"const", "static", "type", "use"} and tokens[i + 1] not in {"fn", "unsafe", "!"}
         while i < len(tokens):
             if tokens[i] == ";":
                 return i + 1
@@ -99,9 +100,10 @@ class Module:
             self.child(tokens[1], file if file.exists() else folder / tokens[1] / "mod.rs", None)
         elif tokens[0] == "mod":
             self.child(tokens[1], self.file, tokens[3:-1])
-        elif tokens[0] == "macro_rules":
-            self.defined.add(tokens[2])
-            self.body += tokens[3:]
+        elif tokens[1] == "!":
+            if tokens[0] == "macro_rules":
+                self.defined.add(tokens[2])
+            self.body += tokens
         else:
             kind = next((i for i, t in enumerate(tokens) if t in KINDS | {"impl"}), None)
             if kind is not None and tokens[kind] == "const" and tokens[kind + 1] in KINDS | {"unsafe"}:
@@ -123,7 +125,7 @@ class Module:
             yield from child.all()
 
     def start(self, path):
-        """Where a path begins, and the names that are left."""
+        """The module where a path begins, and the names after it."""
         module, i = self, 0
         if path[0] == "crate":
             while module.parent:
@@ -131,11 +133,11 @@ class Module:
             i = 1
         while i < len(path) and path[i] in ("self", "super"):
             module, i = (module.parent or module) if path[i] == "super" else module, i + 1
-        return module, path[i:], i > 0
+        return module, path[i:]
 
     def find(self, path, seen=frozenset()):
         """The module or the (file, name) that a path names from here; None for what is of another crate."""
-        module, left, _ = self.start(path)
+        module, left = self.start(path)
         if not left:
             return module
         name, rest, key = left[0], left[1:], (module.path, left)
@@ -160,6 +162,7 @@ class Module:
             if known == "*":
                 inner = self.find(path[:-1])
                 yield from (inner.find(("self", n)) for n in self.bare() if isinstance(inner, Module))
+            # The root of a crate, or a file that defines nothing, only hands names on.
             elif not public or known in self.bare() or (self.parent and self.defined):
                 yield self.find(path)
         i = 0
