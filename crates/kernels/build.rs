@@ -1,4 +1,4 @@
-//! With the feature `cuda`, compiles `kernels/*.cu`; without it, does nothing.
+//! With the feature `cuda`, compiles `cuda/*.cu`; without it, does nothing.
 //!
 //! `CUDA_COMPUTE_CAP` names the GPU as it does for Candle, else it is asked of the machine's; `GPT2_CUDA_CAPABILITIES`
 //! ("80 90") names several, for a program that is to run on each of them.
@@ -20,14 +20,14 @@ mod cuda {
     use std::process::Command;
 
     pub(super) fn compile() -> Result<(), Box<dyn Error>> {
-        println!("cargo:rerun-if-changed=kernels");
+        println!("cargo:rerun-if-changed=cuda");
         for variable in ["GPT2_CUDA_CAPABILITIES", "CUDA_COMPUTE_CAP", "CUDA_HOME", "NVCC", "NVCC_CCBIN"] {
             println!("cargo:rerun-if-env-changed={variable}");
         }
         let capabilities = capabilities()?;
         let nvcc = CudaToolkit::detect()?.nvcc_path;
         let out = PathBuf::from(env::var("OUT_DIR")?);
-        let files = std::fs::read_dir("kernels")?.map(|file| Ok(file?.path()));
+        let files = std::fs::read_dir("cuda")?.map(|file| Ok(file?.path()));
         let mut sources = files.collect::<std::io::Result<Vec<_>>>()?;
         sources.retain(|file| file.extension().is_some_and(|extension| extension == "cu"));
         std::thread::scope(|scope| {

@@ -29,7 +29,7 @@ kernels() {
     folder=$(mktemp -d) # not local: it is there when the trap is
     trap 'rm -rf "$folder"' EXIT
     for capability in 80 90; do
-        for source in crates/kernels/kernels/*.cu; do
+        for source in crates/kernels/cuda/*.cu; do
             local kernel
             kernel=$(basename "$source" .cu)
             "$CUDA_HOME/bin/nvcc" -std=c++17 -O3 --cubin -arch="sm_$capability" -Werror all-warnings -Xptxas -v \

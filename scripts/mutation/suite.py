@@ -16,11 +16,11 @@ from pathlib import Path
 MEMORY = 10 << 30
 LARGEST_FILE = 4 << 30
 # Whose integration tests meet a crate's code, besides its own; the others follow, the quickest first.
-RELATED = {"kernels": ["model"], "loader": ["cli"], "view": ["cli"]}
+RELATED = {"kernels": ["model"], "files": ["loader", "cli"], "train": ["cli"], "loader": ["cli"], "view": ["cli"]}
 SLOW = 5.0
 # Slow tests, and the files that they can say anything about.
 NEEDED = {
-    "hub": r"crates/(loader|cli)/",
+    "hub": r"crates/(files|loader|cli)/",
     "hub::faults": r"hub|download|atomic|error|main\.rs|args/mod\.rs",
     "numbers": r"crates/(view|cli)/",
     "page::demo": r"crates/(view|cli)/",

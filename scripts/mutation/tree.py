@@ -9,7 +9,7 @@ from pathlib import Path
 
 ERRORS_SHOWN = 5
 # What a build folder has of this workspace: libraries, the command, and the tests, named after their folders.
-OURS = re.compile(r"(lib)?gpt2|(cli|kernels|lessons|loader|model|train|view)-[0-9a-f]{16}")
+OURS = re.compile(r"(lib)?gpt2|(cli|files|kernels|lessons|loader|model|train|view)-[0-9a-f]{16}")
 # At the end of each crate's root. The load is one instruction, and inlined into kernels as well.
 SWITCH = """
 #[allow(dead_code)]

@@ -141,7 +141,7 @@ fn the_export_holds_logits_and_hidden_states() -> Result {
     let forward = ForwardArgs { output_hidden_states: true, ..ForwardArgs::default() };
     let output = load("odd", DType::F32)?.forward(&input, forward)?;
     for (name, expected) in
-        [("logits", output.logits), ("hidden_states", Tensor::cat(&output.hidden_states, 0)?)]
+        [("logits", output.logits), ("hidden_states", Tensor::cat(&output.transformer.hidden_states, 0)?)]
     {
         assert_eq!(tensors[name].dtype(), DType::F32);
         assert_close(name, &tensors[name], &expected, 1e-5);

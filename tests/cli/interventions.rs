@@ -37,7 +37,7 @@ fn changed(model: &Gpt2LMHeadModel, ids: &[u32]) -> Result<(Vec<f64>, Tensor)> {
     let args = ForwardArgs { hooks: Some(&changes), output_attentions: true, ..Default::default() };
     let output = model.forward(&Tensor::new(ids, &Device::Cpu)?.unsqueeze(0)?, args)?;
     let last = output.logits.squeeze(0)?.get(ids.len() - 1)?.to_dtype(DType::F64)?.to_vec1()?;
-    Ok((log_softmax(&last), output.attentions[1].clone()))
+    Ok((log_softmax(&last), output.transformer.attentions[1].clone()))
 }
 
 #[test]

@@ -3,9 +3,9 @@
 
 use crate::common::{Result, cases, some_padding};
 use candle_core::{DType, Device, Tensor, Var};
-use gpt2_kernels::Dropout;
 use gpt2_kernels::Implementation::{self, Eager, Fused};
 use gpt2_kernels::attention::{CausalAttention, CausalMask};
+use gpt2_kernels::{Dispatch, Dropout};
 use proptest::prelude::*;
 
 /// q, k and v as views of one packed variable, the way that `c_attn` leaves them, and the weights of the
@@ -37,9 +37,8 @@ impl Case {
         let (q, k, v) = (part(0)?.narrow(2, s - t, t)?, part(1)?, part(2)?);
         let padding = self.padding.clone().map(|p| Tensor::new(p, &Device::Cpu)).transpose()?;
         let mask = CausalMask { padding: padding.as_ref(), ..Default::default() };
-        let attention = CausalAttention::new(1. / (d as f64).sqrt())
-            .with_implementation(implementation)
-            .with_dropout(self.dropout);
+        let dispatch = Dispatch::of(implementation, &q);
+        let attention = CausalAttention::new(1. / (d as f64).sqrt(), dispatch).with_dropout(self.dropout);
         let context = attention.forward(&q, &k, &v, mask)?;
         Ok((context.to_dtype(DType::F64)? * self.weights.to_dtype(DType::F64)?)?.sum_all()?)
     }

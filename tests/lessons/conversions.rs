@@ -4,11 +4,10 @@ use super::{Printed, batch, checkpoint, normal, printed_001};
 use crate::common::{Result, assert_close, cases};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarMap;
-use gpt2_model::attention::AttentionArgs;
-use gpt2_model::variants::{
+use gpt2_lessons::{
     CausalAttention, MultiHeadAttention, MultiHeadAttentionWrapper, PerHeadAttention, PerHeadSizes,
 };
-use gpt2_model::{CausalSelfAttention, Config, Implementation, init};
+use gpt2_model::{CausalSelfAttention, Config, Implementation, Pass, init};
 use proptest::prelude::*;
 
 /// Two ways of the same sums, relative to the largest output. Of the four texts below, one at least has outputs
@@ -44,13 +43,13 @@ proptest! {
         let check = || -> Result {
             let c = width * h;
             let split = MultiHeadAttention::load(seeded(seed), c, c, t + 2, h, qkv_bias)?;
-            let block = CausalSelfAttention::from_multi_head(&split)?;
+            let block = split.to_gpt2()?;
             let back = MultiHeadAttention::from_gpt2(&block)?;
             let x = normal(seed, (4, t, c))?;
             let expected = split.forward(&x)?;
-            assert_close("block", &block.forward(&x, AttentionArgs::default())?, &expected, SAME);
+            assert_close("block", &block.forward(&x, Pass::default())?, &expected, SAME);
             assert_close("and back", &back.forward(&x)?, &expected, SAME);
-            let (_, weights) = block.forward_with_weights(&x, AttentionArgs::default())?;
+            let (_, weights) = block.forward_with_weights(&x, Pass::default())?;
             assert_close("weights", &weights, &split.weights(&x)?, SAME);
             // There and back moves numbers and computes none.
             for (a, b) in [(&split.w_key, &back.w_key), (&split.out_proj, &back.out_proj)] {
@@ -72,11 +71,11 @@ proptest! {
                 layer.w_o = None;
             }
             let split = MultiHeadAttention::from_per_head(&layer, t + 2)?;
-            let block = CausalSelfAttention::from_multi_head(&split)?;
+            let block = split.to_gpt2()?;
             let x = normal(seed, (4, t, width * h))?;
             let expected = layer.forward(&x)?;
             assert_close("split", &split.forward(&x)?, &expected, SAME);
-            assert_close("GPT-2's block", &block.forward(&x, AttentionArgs::default())?, &expected, SAME);
+            assert_close("GPT-2's block", &block.forward(&x, Pass::default())?, &expected, SAME);
             Ok(())
         };
         check().map_err(|e| TestCaseError::fail(e.to_string()))?;
@@ -91,14 +90,14 @@ fn gpt2s_block_comes_apart_and_together() -> Result {
         let config = Config { initializer_range: 0.3, ..config };
         let block = CausalSelfAttention::load(seeded(1), &config)?;
         let split = MultiHeadAttention::from_gpt2(&block)?;
-        let again = CausalSelfAttention::from_multi_head(&split)?;
+        let again = split.to_gpt2()?;
         let x = normal(1, (3, 77, 48))?;
-        let expected = block.forward(&x, AttentionArgs::default())?;
+        let expected = block.forward(&x, Pass::default())?;
         assert_close("split", &split.forward(&x)?, &expected, SAME);
-        assert_close("again", &again.forward(&x, AttentionArgs::default())?, &expected, SAME);
-        assert_eq!(again.c_attn.weight.to_vec2::<f32>()?, block.c_attn.weight.to_vec2::<f32>()?);
-        assert_eq!(again.c_proj.weight.to_vec2::<f32>()?, block.c_proj.weight.to_vec2::<f32>()?);
-        assert_eq!(again.bias.dims(), block.bias.dims());
+        assert_close("again", &again.forward(&x, Pass::default())?, &expected, SAME);
+        assert_eq!(again.c_attn.weight()?.to_vec2::<f32>()?, block.c_attn.weight()?.to_vec2::<f32>()?);
+        assert_eq!(again.c_proj.weight()?.to_vec2::<f32>()?, block.c_proj.weight()?.to_vec2::<f32>()?);
+        assert_eq!(again.bias.tensor()?.dims(), block.bias.tensor()?.dims());
     }
     Ok(())
 }
@@ -146,9 +145,9 @@ fn gradients_pass_through_every_conversion() -> Result {
     for split in
         [MultiHeadAttention::from_wrapper(&wrapper)?, MultiHeadAttention::from_per_head(&per_head, 5)?]
     {
-        let block = CausalSelfAttention::from_multi_head(&split)?;
+        let block = split.to_gpt2()?;
         let again = MultiHeadAttention::from_gpt2(&block)?;
-        x = (block.forward(&x, AttentionArgs::default())? + again.forward(&x)?)?;
+        x = (block.forward(&x, Pass::default())? + again.forward(&x)?)?;
     }
     super::gradients::assert_all_learn(&variables, &x.sqr()?.sum_all()?)
 }

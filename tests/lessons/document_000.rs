@@ -4,9 +4,9 @@ use super::{Printed, stored};
 use crate::common::{Result, assert_close};
 use candle_core::{D, DType, Device, Module, Tensor};
 use candle_nn::VarBuilder;
-use gpt2_model::attention::AttentionArgs;
-use gpt2_model::variants::MultiHeadAttention;
-use gpt2_model::variants::self_attention::scores;
+use gpt2_lessons::MultiHeadAttention;
+use gpt2_lessons::self_attention::scores;
+use gpt2_model::Pass;
 use gpt2_model::{CausalSelfAttention, Config};
 
 /// Its block with PyTorch's weights: a `Linear` there (out, in), a `Conv1D` here (in, out).
@@ -43,7 +43,7 @@ fn shapes() -> Result<Vec<Printed>> {
         Printed::shape("q of one head", &one_q, &[12, 2]),
         Printed::shape("scores of one head", &scores(&one_q, &one_k)?, &[12, 12]),
         Printed::shape("weights", &split.weights(&x)?, &[4, 3, 12, 12]),
-        Printed::shape("output", &block.forward(&x, AttentionArgs::default())?, &[4, 12, 6]),
+        Printed::shape("output", &block.forward(&x, Pass::default())?, &[4, 12, 6]),
     ])
 }
 
@@ -62,7 +62,7 @@ fn every_shape_of_the_text_is_met() -> Result {
 #[test]
 fn its_block_gives_pytorchs_weights_and_output() -> Result {
     let (block, stored) = (block()?, stored()?);
-    let (output, weights) = block.forward_with_weights(&stored["fused.x"], AttentionArgs::default())?;
+    let (output, weights) = block.forward_with_weights(&stored["fused.x"], Pass::default())?;
     assert_close("weights", &weights, &stored["fused.expected.weights"], 1e-6);
     assert_close("output", &output, &stored["fused.expected.output"], 1e-6);
     let split = MultiHeadAttention::from_gpt2(&block)?;
@@ -74,7 +74,7 @@ fn its_block_gives_pytorchs_weights_and_output() -> Result {
 #[test]
 fn its_bias_is_the_lower_triangle() -> Result {
     let ones = Tensor::tril2(12, DType::U8, &Device::Cpu)?.reshape((1, 1, 12, 12))?;
-    let bias = block()?.bias;
+    let bias = block()?.bias.tensor()?;
     assert_eq!(bias.dims(), ones.dims());
     assert_eq!(bias.flatten_all()?.to_vec1::<u8>()?, ones.flatten_all()?.to_vec1::<u8>()?);
     Ok(())

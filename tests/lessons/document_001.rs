@@ -15,13 +15,11 @@ use super::{Printed, batch, checkpoint, words};
 use crate::common::{Result, assert_close};
 use candle_core::{D, DType, Device, Tensor};
 use gpt2_kernels::Dropout;
-use gpt2_model::attention::AttentionArgs;
+use gpt2_lessons::causal_mask::{causal_mask, masked_scores, masked_weights, renormalised_weights};
+use gpt2_lessons::self_attention::{scale, scores};
+use gpt2_lessons::{CausalAttention, MultiHeadAttention, MultiHeadAttentionWrapper, SelfAttention, simple};
+use gpt2_model::Pass;
 use gpt2_model::init;
-use gpt2_model::variants::causal_mask::{causal_mask, masked_scores, masked_weights, renormalised_weights};
-use gpt2_model::variants::self_attention::{scale, scores};
-use gpt2_model::variants::{
-    CausalAttention, MultiHeadAttention, MultiHeadAttentionWrapper, SelfAttention, simple,
-};
 
 /// 3.3: no weights to train.
 fn simple_self_attention() -> Result<Vec<Printed>> {
@@ -265,7 +263,7 @@ fn gpt2s_shape_runs_and_its_fused_form_agrees() -> Result {
     let x = super::normal(1024, (2, 1024, 768))?;
     let context = attn.forward(&x)?;
     assert_eq!(context.dims(), [2, 1024, 768]);
-    let fused = gpt2_model::CausalSelfAttention::from_multi_head(&attn)?;
-    assert_close("fused", &fused.forward(&x, AttentionArgs::default())?, &context, 1e-5);
+    let fused = attn.to_gpt2()?;
+    assert_close("fused", &fused.forward(&x, Pass::default())?, &context, 1e-5);
     Ok(())
 }

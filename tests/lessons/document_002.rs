@@ -8,11 +8,11 @@
 use super::{Printed, normal};
 use crate::common::{Result, assert_close};
 use candle_core::{DType, Device, Tensor};
+use gpt2_lessons::self_attention::{scale, scaled_dot_product_attention, scores};
+use gpt2_lessons::simple::softmax;
+use gpt2_lessons::{PerHeadAttention, PerHeadSizes};
 use gpt2_loader::Tokenizer;
 use gpt2_model::init;
-use gpt2_model::variants::self_attention::{scale, scaled_dot_product_attention, scores};
-use gpt2_model::variants::simple::softmax;
-use gpt2_model::variants::{PerHeadAttention, PerHeadSizes};
 
 const EXAMPLES: usize = 39;
 

@@ -6,10 +6,10 @@
 use super::normal;
 use crate::common::{Result, assert_close};
 use candle_core::{D, DType, Device, Tensor};
+use gpt2_lessons::causal_mask::{causal_mask, masked_weights};
+use gpt2_lessons::self_attention::{scale, scores};
+use gpt2_lessons::{PerHeadAttention, PerHeadSizes, simple};
 use gpt2_model::init;
-use gpt2_model::variants::causal_mask::{causal_mask, masked_weights};
-use gpt2_model::variants::self_attention::{scale, scores};
-use gpt2_model::variants::{PerHeadAttention, PerHeadSizes, simple};
 
 #[test]
 fn the_variance_of_a_score_is_d_and_scaled_it_is_1() -> Result {

@@ -11,8 +11,8 @@ use super::{Printed, checkpoint, stored, words};
 use crate::common::{Result, assert_close};
 use candle_core::{DType, Device, Tensor};
 use gpt2_kernels::Dropout;
+use gpt2_lessons::{CausalAttention, MultiHeadAttention, SelfAttention, simple};
 use gpt2_model::Config;
-use gpt2_model::variants::{CausalAttention, MultiHeadAttention, SelfAttention, simple};
 
 #[test]
 fn its_classes_give_pytorchs_results() -> Result {
@@ -73,7 +73,7 @@ fn gpt2s_sizes() -> Result {
     let xl = Config::preset("gpt2-xl").ok_or("a preset")?;
     assert_eq!((small.n_head, small.n_embd, small.n_positions), (12, 768, 1024));
     assert_eq!((xl.n_head, xl.n_embd), (25, 1600));
-    assert_eq!(small.parameter_count() / 1_000_000, 124);
-    assert_eq!(xl.parameter_count() / 100_000_000, 15);
+    assert_eq!(small.parameter_count()? / 1_000_000, 124);
+    assert_eq!(xl.parameter_count()? / 100_000_000, 15);
     Ok(())
 }

@@ -5,8 +5,8 @@ use crate::common::Result;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use gpt2_kernels::Dropout;
-use gpt2_model::variants::causal_mask::{causal_mask, masked_weights, renormalised_weights};
-use gpt2_model::variants::{
+use gpt2_lessons::causal_mask::{causal_mask, masked_weights, renormalised_weights};
+use gpt2_lessons::{
     CausalAttention, MultiHeadAttention, MultiHeadAttentionWrapper, PerHeadAttention, PerHeadSizes,
     SelfAttention, simple,
 };
@@ -141,10 +141,7 @@ fn layers_that_no_conversion_can_keep() -> Result {
     refuses(per_head(1, 1, true), "W_query gives 2, so out_proj (out, in) must be [2, 2], got [4, 2]");
 
     let narrow = MultiHeadAttention::load(seeded(), 3, 4, 6, 2, false)?;
-    refuses(
-        CausalSelfAttention::from_multi_head(&narrow),
-        "one width n_embd; this layer takes 3 and gives 4",
-    );
+    refuses(narrow.to_gpt2(), "one width n_embd; this layer takes 3 and gives 4");
     let config = Config { n_embd: 8, n_head: 2, n_positions: 6, scale_attn_weights: false, ..Config::gpt2() };
     let unscaled = CausalSelfAttention::load(seeded(), &config)?;
     refuses(MultiHeadAttention::from_gpt2(&unscaled), "scales scores by 0.5; this block scales by 1");

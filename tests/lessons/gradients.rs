@@ -5,12 +5,12 @@ use crate::common::{Result, assert_close};
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
 use gpt2_kernels::Dropout;
-use gpt2_model::init;
-use gpt2_model::variants::causal_mask::{causal_mask, masked_weights, renormalised_weights};
-use gpt2_model::variants::{
+use gpt2_lessons::causal_mask::{causal_mask, masked_weights, renormalised_weights};
+use gpt2_lessons::{
     CausalAttention, MultiHeadAttention, MultiHeadAttentionWrapper, PerHeadAttention, PerHeadSizes,
     SelfAttention, simple,
 };
+use gpt2_model::init;
 
 /// Fails unless `loss` gives each variable a gradient that is not 0.
 ///

@@ -88,10 +88,10 @@ fn normal(seed: u64, shape: impl Into<candle_core::Shape>) -> Result<Tensor> {
     Ok(gpt2_model::init::seeded(seed, DType::F32, &Device::Cpu).get_with_hints(shape.into(), "x", init)?)
 }
 
-/// The docs of `gpt2_model::variants` say how many numbers of each document are reproduced; so do the tests.
+/// The docs of `gpt2_lessons` say how many numbers of each document are reproduced; so do the tests.
 #[test]
 fn the_docs_count_as_the_tests_do() -> Result {
-    let docs = include_str!("../../crates/model/src/variants/mod.rs");
+    let docs = include_str!("../../crates/lessons/src/lib.rs");
     let mut rows = vec![("000_4b640e2881ba5b39", "GPT-2's block", document_000::count()?)];
     rows.extend(document_001::counts()?.map(|(what, count)| ("001_3b936f420483d060", what, count)));
     rows.push(("002_4cdd2acc7d76054e", "matrices for each head", document_002::count()?));

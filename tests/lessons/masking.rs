@@ -3,8 +3,8 @@
 use super::normal;
 use crate::common::{Result, assert_close, cases};
 use candle_core::{D, DType, Device, Tensor};
-use gpt2_model::variants::causal_mask::{causal_mask, masked_weights, renormalised_weights};
-use gpt2_model::variants::simple::{softmax, softmax_naive};
+use gpt2_lessons::causal_mask::{causal_mask, masked_weights, renormalised_weights};
+use gpt2_lessons::simple::{softmax, softmax_naive};
 use proptest::prelude::*;
 
 proptest! {

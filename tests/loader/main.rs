@@ -1,6 +1,5 @@
 //! Checkpoints: what is saved loads again, every kind that exists loads, and each damage has a message.
 
-mod atomic;
 mod audit;
 #[path = "../common/mod.rs"]
 mod common;

@@ -4,7 +4,7 @@ use crate::common::{Result, assert_close, reference};
 use crate::models::load;
 use candle_core::{DType, Device, Tensor};
 use gpt2_model::analysis::{attention_rollout, head_scores, logit_lens};
-use gpt2_model::{ForwardArgs, Gpt2LMHeadModel, Implementation};
+use gpt2_model::{Conv1D, ForwardArgs, Gpt2LMHeadModel, Implementation};
 
 fn model() -> Result<(Gpt2LMHeadModel, Tensor)> {
     Ok((load("odd", DType::F32)?, reference("odd")?["T33.input_ids"].clone()))
@@ -27,7 +27,7 @@ fn the_logit_lens_reads_every_layers_residual_and_ends_with_the_model() -> Resul
         let ln_f = &model.transformer.ln_f;
         let normed = ((centred.broadcast_div(&deviation)? * f64s(&ln_f.weight)?)? + f64s(&ln_f.bias)?)?
             .unsqueeze(1)?;
-        let logits = f64s(&model.lm_head)?.matmul(&normed)?.squeeze(1)?; // (V)
+        let logits = f64s(&model.lm_head.weight()?)?.matmul(&normed)?.squeeze(1)?; // (V)
         assert_close("a layer's", &lens.get(layer)?.get(0)?, &logits.to_dtype(DType::F32)?, 3e-5);
     }
     let error = logit_lens(&model, &ids, 33).unwrap_err().to_string();
@@ -38,8 +38,10 @@ fn the_logit_lens_reads_every_layers_residual_and_ends_with_the_model() -> Resul
 #[test]
 fn rollout_follows_every_path_through_the_layers() -> Result {
     let (model, ids) = model()?;
-    let attentions =
-        model.forward(&ids, ForwardArgs { output_attentions: true, ..Default::default() })?.attentions;
+    let attentions = model
+        .forward(&ids, ForwardArgs { output_attentions: true, ..Default::default() })?
+        .transformer
+        .attentions;
     let rollout = attention_rollout(&attentions)?;
     // Path by path: position i takes half of itself, and half of each head's mean.
     let mean = |layer: usize| attentions[layer].get(0)?.mean(0)?.to_vec2::<f32>();
@@ -67,8 +69,8 @@ fn head_scores_are_those_of_the_weights() -> Result {
     }
     // With a score of 0 for every key, attention is uniform, and each score the mean of 1 / (keys seen).
     for block in &mut model.transformer.h {
-        block.attn.c_attn.weight = block.attn.c_attn.weight.zeros_like()?;
-        block.attn.c_attn.bias = block.attn.c_attn.bias.zeros_like()?;
+        let (weight, bias) = (block.attn.c_attn.weight()?, block.attn.c_attn.bias().ok_or("a bias")?.clone());
+        block.attn.c_attn = Conv1D::new(weight.zeros_like()?, bias.zeros_like()?)?;
     }
     let mean = |from: usize| (from..24).map(|i| 1.0 / (i + 1) as f32).sum::<f32>() / (24 - from) as f32;
     for score in head_scores(&model.transformer, 12, 2, 5)?.iter().flatten() {

@@ -4,7 +4,7 @@ use crate::common::{Result, relative_error};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarMap;
 use gpt2_kernels::attention::{CausalAttention, CausalMask};
-use gpt2_kernels::{Dropout, Implementation};
+use gpt2_kernels::{Dispatch, Dropout, Implementation};
 use gpt2_model::training::{Training, cross_entropy};
 use gpt2_model::{Config, ForwardArgs, Gpt2LMHeadModel, init};
 
@@ -108,7 +108,7 @@ fn the_expectation_of_attention_is_attention() -> Result {
     let normal = candle_nn::Init::Randn { mean: 0., stdev: 1. };
     let [q, k, v] = ["q", "k", "v"].map(|name| vb.get_with_hints((b, h, t, d), name, normal));
     let (q, k, v) = (q?, k?, v?);
-    let attention = CausalAttention::new(0.4);
+    let attention = CausalAttention::new(0.4, Dispatch::of(Implementation::Auto, &q));
     let expected = attention.forward(&q, &k, &v, CausalMask::default())?;
     let n = 4000;
     let mut sum = expected.zeros_like()?;
@@ -130,7 +130,8 @@ fn weights_that_are_handed_back_are_those_that_meet_the_values() -> Result {
     let output = model.forward(&ids(2, 60)?, args)?;
     let fused = logits(&config, Some(TRAINING))?;
     assert!(max_abs_diff(&output.logits, &fused)? < 1e-4);
-    let dropped = output.attentions[0].eq(0f32)?.to_dtype(DType::F32)?.sum_all()?.to_scalar::<f32>()?;
+    let dropped =
+        output.transformer.attentions[0].eq(0f32)?.to_dtype(DType::F32)?.sum_all()?.to_scalar::<f32>()?;
     let seen = (2 * 3 * 60 * 61 / 2) as f32;
     let hidden = (2 * 3 * 60 * 59 / 2) as f32;
     assert!(((dropped - hidden) / seen - 0.2).abs() < 0.02, "{}", (dropped - hidden) / seen);
@@ -148,8 +149,7 @@ fn values_near_the_largest_meet_the_same_masks() -> Result {
     for size in [1.0, 1e33, 1e35, 5e36] {
         let v = (&v * size)?;
         let run = |implementation| {
-            let attention =
-                CausalAttention::new(0.4).with_implementation(implementation).with_dropout(dropout);
+            let attention = CausalAttention::new(0.4, Dispatch::of(implementation, &q)).with_dropout(dropout);
             attention.forward(&q, &k, &v, CausalMask::default())
         };
         let error = relative_error(&run(Implementation::Fused)?, &run(Implementation::Eager)?)?;

@@ -4,7 +4,7 @@ use crate::common::{Result, data};
 use crate::models::{load, random_model};
 use candle_core::DType;
 use gpt2_model::config::TokenIds;
-use gpt2_model::{Config, Generation, Gpt2LMHeadModel, Sampling};
+use gpt2_model::{Config, Generation, Gpt2LMHeadModel, LmHead, Sampling};
 
 fn generate(
     model: &Gpt2LMHeadModel,
@@ -133,7 +133,7 @@ fn values_without_a_meaning_are_refused_by_name() -> Result {
 fn of_tokens_that_are_as_probable_greedy_takes_the_first() -> Result {
     let model = random_model(2, 4, 8)?;
     // Every logit is 0.
-    let model = Gpt2LMHeadModel { lm_head: model.lm_head.zeros_like()?, ..model };
+    let model = Gpt2LMHeadModel { lm_head: LmHead::new(model.lm_head.weight()?.zeros_like()?)?, ..model };
     assert_eq!(generate(&model, &[vec![3, 1]], &Sampling::greedy(), 2)?, [[0, 0]]);
     Ok(())
 }

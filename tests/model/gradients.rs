@@ -7,8 +7,9 @@ use candle_nn::{VarBuilder, VarMap};
 use gpt2_loader::{Checkpoint, Source};
 use gpt2_model::Implementation;
 use gpt2_model::mask::position_ids;
-use gpt2_model::training::{AdamW, AdamWParams, Training, add_gradients, check_gradients, cross_entropy};
+use gpt2_model::training::{Training, add_gradients, check_gradients, cross_entropy, named_variables};
 use gpt2_model::{Config, ForwardArgs, Gpt2LMHeadModel, init};
+use gpt2_train::{AdamW, AdamWParams};
 
 /// The model of a case with every parameter a variable.
 fn trainable(case: &str, attn_implementation: Implementation) -> Result<(VarMap, Gpt2LMHeadModel)> {
@@ -105,7 +106,7 @@ fn decay_takes_matrices_and_leaves_biases_and_norms() -> Result {
         loss = (loss + (var.as_tensor() - var.as_tensor())?.sum_all()?)?;
     }
     let params = AdamWParams { weight_decay: 0.1, ..AdamWParams::default() };
-    AdamW::new(&variables, params)?.step(&loss.backward()?, 0.5, 1.0)?;
+    AdamW::new(named_variables(&variables)?, params)?.step(&loss.backward()?, 0.5, 1.0)?;
     let mut decayed = 0;
     for ((rank, name, before), (_, _, after)) in before.iter().zip(&values(&variables)?) {
         let factor = if *rank == 2 { 1.0 - 0.5 * 0.1 } else { 1.0 };
@@ -220,17 +221,18 @@ fn initial_weights_have_gpt2s_deviations_and_follow_the_seed() -> Result {
     let block = &a.transformer.h[3];
     for (name, tensor, expected) in [
         ("wte", &a.transformer.wte, 0.02),
-        ("c_attn", &block.attn.c_attn.weight, 0.02),
-        ("c_proj", &block.attn.c_proj.weight, 0.02 / 4.0), // sqrt(2 * 8 layers) = 4
-        ("mlp.c_proj", &block.mlp.c_proj.weight, 0.02 / 4.0),
+        ("c_attn", &block.attn.c_attn.weight()?, 0.02),
+        ("c_proj", &block.attn.c_proj.weight()?, 0.02 / 4.0), // sqrt(2 * 8 layers) = 4
+        ("mlp.c_proj", &block.mlp.c_proj.weight()?, 0.02 / 4.0),
     ] {
         let found = deviation(tensor)?;
         // Four standard errors of a deviation from 16384 draws or more.
         assert!((found / expected - 1.0).abs() < 4.0 / (2.0 * 16384f64).sqrt(), "{name}: {found}");
     }
-    let values = |m: &Gpt2LMHeadModel| m.transformer.h[3].attn.c_attn.weight.flatten_all()?.to_vec1::<f32>();
+    let values =
+        |m: &Gpt2LMHeadModel| m.transformer.h[3].attn.c_attn.weight()?.flatten_all()?.to_vec1::<f32>();
     assert_eq!(values(&a)?, values(&model(1)?)?);
     assert_ne!(values(&a)?, values(&model(2)?)?);
-    assert_ne!(values(&a)?, a.transformer.h[4].attn.c_attn.weight.flatten_all()?.to_vec1::<f32>()?);
+    assert_ne!(values(&a)?, a.transformer.h[4].attn.c_attn.weight()?.flatten_all()?.to_vec1::<f32>()?);
     Ok(())
 }

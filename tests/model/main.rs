@@ -13,4 +13,3 @@ mod hooks;
 mod models;
 mod padding;
 mod parity;
-mod training;

@@ -1,34 +1,10 @@
-//! `--device`: an explicit choice never falls back, `auto` says what it chose.
+//! `--device`, opened: an explicit choice never falls back, `auto` says what it chose.
 
+use crate::args::DeviceArg;
+use crate::output::note;
 use anyhow::{Context, bail};
 use candle_core::Device;
 use candle_core::utils::{cuda_is_available, metal_is_available};
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum DeviceArg {
-    Auto,
-    Cpu,
-    Cuda(usize),
-    Metal(usize),
-}
-
-impl std::str::FromStr for DeviceArg {
-    type Err = String;
-
-    fn from_str(s: &str) -> Result<Self, String> {
-        let (name, ordinal) = match s.split_once(':') {
-            None => (s, 0),
-            Some((name, n)) => (name, n.parse().map_err(|_| format!("`{n}` is not a device number"))?),
-        };
-        match (name, s.contains(':')) {
-            ("auto", false) => Ok(Self::Auto),
-            ("cpu", false) => Ok(Self::Cpu),
-            ("cuda", _) => Ok(Self::Cuda(ordinal)),
-            ("metal", _) => Ok(Self::Metal(ordinal)),
-            _ => Err("expected auto, cpu, cuda, cuda:N, metal or metal:N".into()),
-        }
-    }
-}
 
 impl DeviceArg {
     /// Opens the device.
@@ -66,13 +42,13 @@ impl DeviceArg {
         for (_, arg, name) in built_in.into_iter().filter(|(is_built_in, ..)| *is_built_in) {
             match arg.open() {
                 Ok(device) => {
-                    crate::output::note(&format!("device: {name}"));
+                    note(&format!("device: {name}"));
                     return device;
                 }
-                Err(error) => crate::output::note(&format!("{error:#}; trying the next device")),
+                Err(error) => note(&format!("{error:#}; trying the next device")),
             }
         }
-        crate::output::note("device: cpu");
+        note("device: cpu");
         Device::Cpu
     }
 }

@@ -1,19 +1,12 @@
 //! Results that are not finite: an error that says where in the model they begin.
 
+use crate::args::FiniteArgs;
 use crate::session::Session;
 use anyhow::bail;
 use candle_core::{DType, Tensor};
 use gpt2_model::Gpt2LMHeadModel;
 use gpt2_model::finite::{NotFinite, all_finite};
 use gpt2_model::hooks::Hooks;
-
-/// Whether numbers that are not finite may be shown.
-#[derive(Debug, clap::Args)]
-pub(crate) struct FiniteArgs {
-    /// Show NaN and infinity instead of refusing them: for looking at broken models
-    #[arg(long)]
-    pub(crate) allow_nonfinite: bool,
-}
 
 impl FiniteArgs {
     /// Refuses `results` of a run over `ids` (B, T) where any number is not finite, unless that is allowed.

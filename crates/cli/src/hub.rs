@@ -4,9 +4,11 @@
 use crate::args::HubArgs;
 use crate::inputs::Inputs;
 use crate::output::{self, note};
+use crate::remedy;
 use anyhow::{Context, bail};
+use gpt2_files::read_text;
 use gpt2_loader::hub::{ENDPOINT, Event, MAIN, Pin};
-use gpt2_loader::{Hub, ModelId, read_text};
+use gpt2_loader::{Hub, ModelId};
 use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
@@ -77,15 +79,14 @@ pub(crate) fn settings(args: &HubArgs) -> anyhow::Result<Hub> {
     let endpoint = args.endpoint.clone().or_else(|| variable("HF_ENDPOINT"));
     let endpoint = endpoint.unwrap_or_else(|| ENDPOINT.into());
     let offline = variable("HF_HUB_OFFLINE").or_else(|| variable("TRANSFORMERS_OFFLINE"));
-    Ok(Hub {
-        endpoint: endpoint.trim_end_matches('/').into(),
-        token: token(&home()?),
-        offline: args.offline || offline.is_some_and(|value| is_true(&value)),
-        timeout: Duration::from_secs(args.timeout),
-        pins: pins()?,
-        progress: (!output::is_quiet()).then(progress),
-        ..Hub::new(cache_dir)
-    })
+    let mut hub = Hub::new(cache_dir);
+    hub.endpoint = endpoint.trim_end_matches('/').into();
+    hub.token = token(&home()?);
+    hub.offline = args.offline || offline.is_some_and(|value| is_true(&value));
+    hub.timeout = Duration::from_secs(args.timeout);
+    hub.pins = pins()?;
+    hub.progress = (!output::is_quiet()).then(progress);
+    Ok(hub)
 }
 
 /// The folder of downloaded models.
@@ -192,7 +193,10 @@ fn progress() -> gpt2_loader::hub::Progress {
                 say(&bar, format!("verifying {file}, {}", bytes(*size)));
             }
             Event::Retrying { error, wait } => {
-                say(&bar.take(), format!("{error}\nnext try in {:.1} s", wait.as_secs_f64()));
+                say(
+                    &bar.take(),
+                    format!("{}\nnext try in {:.1} s", remedy::of_the_loader(error), wait.as_secs_f64()),
+                );
             }
             _ => {}
         }

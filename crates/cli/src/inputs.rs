@@ -60,7 +60,7 @@ impl Inputs {
 
     /// Refuses a folder that is to be filled where it is the model's folder, or lies in the Hub's cache.
     pub(crate) fn spare_folder(&self, named: &str, dir: &Path) -> anyhow::Result<()> {
-        // What does not exist yet is where the first folder above it is that does.
+        // A folder that does not exist yet will lie in the first one above it that does.
         let Some(found) = dir.ancestors().find_map(canonical) else { return Ok(()) };
         self.spare_cache(named, &found)?;
         let is_there = canonical(dir).is_some();

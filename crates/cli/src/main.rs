@@ -12,6 +12,7 @@ mod outputs;
 mod prompt;
 mod provenance;
 mod qkv;
+mod remedy;
 mod restart;
 mod session;
 mod values;

@@ -1,4 +1,4 @@
-//! A folder that a run fills: gone again where the run leaves nothing in it.
+//! A folder that a run fills, removed again where the run leaves nothing in it.
 
 use anyhow::Context;
 use std::path::{Path, PathBuf};

@@ -1,6 +1,7 @@
 //! Everything that is printed: results on stdout, the rest on stderr.
 
 use crate::args::ColorArg;
+use crate::remedy;
 use gpt2_view::{Colour, Style, visible_text};
 use std::ffi::OsString;
 use std::io::{ErrorKind, IsTerminal, Write};
@@ -22,7 +23,7 @@ impl Write for Stdout {
     }
 }
 
-/// A failure to print, with what to do; a closed pipe and an interruption stay what they are.
+/// A failure to print, with what to do about it; a closed pipe and an interruption stay as they are.
 fn unprinted(error: std::io::Error) -> std::io::Error {
     match error.kind() {
         ErrorKind::BrokenPipe | ErrorKind::Interrupted => error,
@@ -37,7 +38,7 @@ pub(crate) fn stdout() -> Stdout {
     Stdout(std::io::stdout().lock())
 }
 
-/// Brings out what was printed; fails where it cannot be.
+/// Flushes what was printed; fails where it cannot be written.
 pub(crate) fn flush() -> anyhow::Result<()> {
     Ok(stdout().flush()?)
 }
@@ -62,7 +63,7 @@ pub(crate) fn note(text: &str) {
 }
 
 /// Writes to stderr. What files and prompts bring along reaches it as text only,
-/// never as a control code; and where nobody listens any more, nothing is said.
+/// never as a control code. A terminal that is gone is no error.
 fn tell(text: &str) {
     let lines: String = text.lines().map(|line| visible_text(line) + "\n").collect();
     let _ = std::io::stderr().write_all(lines.as_bytes());
@@ -72,7 +73,7 @@ fn tell(text: &str) {
 pub(crate) fn error(error: &anyhow::Error) {
     let mut message = String::new();
     for cause in error.chain() {
-        let text = cause.to_string();
+        let text = remedy::text(cause);
         // Some errors already hold their cause's text.
         if !message.contains(&text) {
             message += if message.is_empty() { "" } else { ": " };

@@ -4,7 +4,7 @@
 use crate::inputs::{Identity, Inputs};
 use crate::output::{is_closed_pipe, note};
 use anyhow::{Context, bail};
-use gpt2_loader::atomic::{self, Staged};
+use gpt2_files::atomic::{self, Staged};
 use gpt2_view::{FileKind, is_ours};
 use std::path::{Path, PathBuf};
 

@@ -1,14 +1,14 @@
 //! q, k and v as `c_attn` leaves them, and which attention runs for them.
 
 use candle_core::{DType, Device, Result, Tensor};
-use gpt2_kernels::attention::{CausalAttention, CausalMask};
+use gpt2_kernels::Dispatch;
+use gpt2_kernels::attention::{CausalAttention, CausalMask, packed_part};
 use gpt2_model::{Config, Implementation};
 
 /// q (B, H, T, D) and k, v (B, H, S, D) as views of one packed tensor (B, S, 3, H, D), q cut to the last T.
 pub(crate) fn views(packed: &Tensor, t: usize) -> Result<[Tensor; 3]> {
-    let part = |i| packed.narrow(2, i, 1)?.squeeze(2)?.transpose(1, 2);
-    let s = packed.dim(1)?;
-    Ok([part(0)?.narrow(2, s - t, t)?, part(1)?, part(2)?])
+    let q = packed_part(packed, 0)?.narrow(2, packed.dim(1)? - t, t)?;
+    Ok([q, packed_part(packed, 1)?, packed_part(packed, 2)?])
 }
 
 /// Which attention a model of this config runs for T queries at the end of S keys, of which some are padding or none.
@@ -22,6 +22,6 @@ pub(crate) fn implementation_of(
     let [q, k, v] = views(&packed, t)?;
     let padding = padded.then(|| Tensor::ones((1, s), DType::U8, device)).transpose()?;
     let mask = CausalMask { padding: padding.as_ref(), ..Default::default() };
-    let attention = CausalAttention::new(config.attention_scale(0));
-    attention.with_implementation(config.attn_implementation).runs(&q, &k, &v, mask)
+    let dispatch = Dispatch::new(config.attn_implementation, device, dtype);
+    CausalAttention::new(config.attention_scale(0), dispatch).runs(&q, &k, &v, mask)
 }

@@ -12,8 +12,8 @@ const PURGE_DELAY: &str = "MIMALLOC_PURGE_DELAY";
 
 /// Starts this program again with those variables set, where they are not.
 ///
-/// Candle and the allocator have no call for it, and a process may not change its own environment once a thread
-/// runs, so a fresh process takes this one's place. Returns where nothing needs to change.
+/// Candle and the allocator have no call for it, and a process must not change its own environment once a
+/// second thread runs, so a fresh process takes this one's place. Returns where nothing needs to change.
 pub(crate) fn apply(command: &Command) -> anyhow::Result<()> {
     let trains = match command {
         Command::Train(_) => true,

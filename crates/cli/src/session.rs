@@ -31,14 +31,14 @@ pub(crate) struct Session {
 
 /// The files of a folder, of a model of the Hub, or of the demo model, with a line that says which.
 pub(crate) fn files(model: Option<&str>, args: &HubArgs) -> anyhow::Result<Files> {
-    files_by(model, args, |hub, id, revision| Ok(hub.open(id, revision)?.files))
+    files_by(model, args, |hub, id, revision| Source::hub(hub, id, revision).open())
 }
 
 /// [`files`], those of the Hub by `fetch` from the Hub, the model's id and the revision.
 pub(crate) fn files_by(
     model: Option<&str>,
     args: &HubArgs,
-    fetch: impl FnOnce(&Hub, &ModelId, &str) -> Result<Files, LoadError>,
+    fetch: impl FnOnce(Hub, ModelId, &str) -> Result<Files, LoadError>,
 ) -> anyhow::Result<Files> {
     let Some(model) = model else {
         hub::no_revision(args, "the built-in demo model")?;
@@ -48,7 +48,7 @@ pub(crate) fn files_by(
     match hub::resolve(model, args)? {
         Model::Folder(dir) => Ok(Source::Directory(dir).open()?),
         Model::Hub(id) => {
-            let files = fetch(&hub::settings(args)?, &id, hub::revision(args));
+            let files = fetch(hub::settings(args)?, id, hub::revision(args));
             let files = files.with_context(|| hub::not_a_folder(model))?;
             note(&format!("model: {}", files.name));
             Ok(files)

@@ -2,8 +2,8 @@
 
 use candle_core::{DType, Device, Result, Tensor};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use gpt2_kernels::attention::{CausalAttention, CausalMask, Chosen, Implementation, Wanted};
-use gpt2_kernels::{gelu, layer_norm, linear, linear_onto, linear_transposed};
+use gpt2_kernels::attention::{CausalAttention, CausalMask, Chosen, Wanted, packed_part};
+use gpt2_kernels::{Dispatch, Epilogue, Implementation, gelu, layer_norm, linear, linear_transposed};
 
 /// GPT-2 small: width, heads, width of a head, vocabulary.
 const C: usize = 768;
@@ -35,9 +35,9 @@ fn attention(c: &mut Criterion) {
             ("eager f32", DType::F32, Implementation::Eager),
         ] {
             let packed = done(numbers(&[b, s, 3, H, D]).and_then(|x| x.to_dtype(dtype)));
-            let part = |i| done(packed.narrow(2, i, 1).and_then(|x| x.squeeze(2)?.transpose(1, 2)));
+            let part = |i| done(packed_part(&packed, i));
             let (q, k, v) = (done(part(0).narrow(2, s - t, t)), part(1), part(2));
-            let attention = CausalAttention::new(0.125).with_implementation(implementation);
+            let attention = CausalAttention::new(0.125, Dispatch::of(implementation, &q));
             group.bench_function(BenchmarkId::new(name, format!("B{b} T{t} S{s}")), |bench| {
                 bench.iter(|| done(attention.forward(&q, &k, &v, CausalMask::default())));
             });
@@ -51,7 +51,7 @@ fn asking(c: &mut Criterion) {
     let mut group = c.benchmark_group("attention, asked");
     let t = 1024;
     let packed = done(numbers(&[1, t, 3, H, D]));
-    let part = |i| done(packed.narrow(2, i, 1).and_then(|x| x.squeeze(2)?.transpose(1, 2)));
+    let part = |i| done(packed_part(&packed, i));
     let (q, k, v) = (part(0), part(1), part(2));
     let one_head = [Chosen { heads: Some(vec![0]), queries: None }];
     let one_query = [Chosen { heads: None, queries: Some(vec![t - 1]) }];
@@ -61,7 +61,8 @@ fn asking(c: &mut Criterion) {
         ("weights of a query", &one_query, false),
         ("all weights", &[Chosen::default()], false),
     ] {
-        let (attention, mask) = (CausalAttention::new(0.125), CausalMask::default());
+        let dispatch = Dispatch::of(Implementation::Auto, &q);
+        let (attention, mask) = (CausalAttention::new(0.125, dispatch), CausalMask::default());
         group.bench_function(name, |bench| {
             bench.iter(|| {
                 let attended = attention.attend(&q, &k, &v, mask, Wanted { weights, summary });
@@ -78,11 +79,19 @@ fn products(c: &mut Criterion) {
         let (x, w, b) = (done(numbers(&[rows, k])), done(numbers(&[k, n])), done(numbers(&[n])));
         group.throughput(Throughput::Elements((2 * rows * k * n) as u64));
         group.bench_function(format!("{rows} x {k} x {n}"), |bench| {
-            bench.iter(|| done(linear(&x, &w, &b, Implementation::Auto)));
+            bench.iter(|| done(linear(&x, &w, &b, Epilogue::None, Dispatch::of(Implementation::Auto, &x))));
         });
         let residual = done(numbers(&[rows, n]));
         group.bench_function(format!("{rows} x {k} x {n} onto a residual"), |bench| {
-            bench.iter(|| done(linear_onto(&residual, &x, &w, &b, Implementation::Auto)));
+            bench.iter(|| {
+                done(linear(
+                    &x,
+                    &w,
+                    &b,
+                    Epilogue::Residual(&residual),
+                    Dispatch::of(Implementation::Auto, &x),
+                ))
+            });
         });
     }
     let (x, table) = (done(numbers(&[1, C])), done(numbers(&[V, C])));
@@ -99,7 +108,9 @@ fn elementwise(c: &mut Criterion) {
         let (x, weight) = (done(numbers(&[rows, C])), done(numbers(&[C])));
         group.throughput(Throughput::Bytes((2 * 4 * rows * C) as u64));
         group.bench_function(BenchmarkId::new("layer_norm", rows), |bench| {
-            bench.iter(|| done(layer_norm(&x, &weight, &weight, 1e-5, Implementation::Auto)));
+            bench.iter(|| {
+                done(layer_norm(&x, &weight, &weight, 1e-5, Dispatch::of(Implementation::Auto, &x)))
+            });
         });
         let x = done(numbers(&[rows, 4 * C]));
         group.throughput(Throughput::Bytes((2 * 4 * rows * 4 * C) as u64));

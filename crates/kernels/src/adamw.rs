@@ -1,5 +1,6 @@
 //! One step of AdamW (Loshchilov & Hutter 2019, algorithm 2) in place, without a temporary tensor.
 
+use crate::dispatch::cpu_f32;
 use crate::vector::{CHUNK, with_slices};
 use candle_core::{CpuStorage, DType, InplaceOp2, InplaceOp3, Layout, Result, Tensor, Var};
 use pulp::Arch;
@@ -50,7 +51,7 @@ impl AdamWStep {
             }
         }
         let all = [parameter.as_tensor(), m, v];
-        if parameter.dtype() == DType::F32 && all.iter().all(|t| t.device().is_cpu() && t.is_contiguous()) {
+        if cpu_f32(&all) && all.iter().all(|t| t.is_contiguous()) {
             let gradient = gradient.contiguous()?;
             m.inplace_op2(&gradient, &First(*self))?;
             v.inplace_op2(&gradient, &Second(*self))?;
@@ -76,7 +77,7 @@ impl AdamWStep {
 /// # Errors
 /// When the device fails.
 pub fn sum_of_squares(x: &Tensor) -> Result<f64> {
-    if x.dtype() != DType::F32 || !x.device().is_cpu() {
+    if !cpu_f32(&[x]) {
         return x.to_dtype(DType::F64)?.sqr()?.sum_all()?.to_scalar();
     }
     let arch = Arch::new();

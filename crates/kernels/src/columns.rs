@@ -1,7 +1,8 @@
 //! Sums over the rows of a matrix: the gradient of whatever was added to each row.
 
+use crate::dispatch::cpu_f32;
 use crate::vector::contiguous;
-use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor};
+use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
 use pulp::Arch;
 use rayon::prelude::*;
 
@@ -12,7 +13,7 @@ pub(crate) const ROWS: usize = 32;
 /// (rows, N) -> (N), summed in f32 at least. Candle's own sum walks the CPU's numbers one by one, on one thread, and
 /// adds halves up in halves.
 pub(crate) fn column_sums(x: &Tensor) -> Result<Tensor> {
-    if x.device().is_cpu() && x.dtype() == DType::F32 && x.elem_count() > 0 {
+    if cpu_f32(&[x]) && x.elem_count() > 0 {
         return x.detach().contiguous()?.apply_op1_no_bwd(&ColumnSums);
     }
     x.to_dtype(crate::accumulator(x.dtype()))?.sum(0)?.to_dtype(x.dtype())
@@ -58,7 +59,7 @@ pub(crate) fn total(parts: Vec<Vec<f32>>, width: usize) -> Vec<f32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use candle_core::Device;
+    use candle_core::{DType, Device};
 
     #[test]
     fn the_sums_are_those_of_f64() -> Result<()> {

@@ -6,7 +6,8 @@
 //! its last dimension. So a mask is drawn again where it is needed, in the backward pass or inside a kernel,
 //! and never stored; and it is the same on every device and for any number of threads.
 
-use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Result, Shape, Tensor};
+use crate::dispatch::cpu_f32;
+use candle_core::{CpuStorage, CustomOp1, Device, Layout, Result, Shape, Tensor};
 use rand_philox::philox4x32_10;
 use rayon::prelude::*;
 
@@ -61,7 +62,7 @@ impl Dropout {
         if self.rate == 0.0 {
             return Ok(x.clone());
         }
-        if x.device().is_cpu() && x.dtype() == DType::F32 {
+        if cpu_f32(&[x]) {
             return x.contiguous()?.apply_op1(Op(*self));
         }
         x * self.factors_of(x.shape(), x.device())?.to_dtype(x.dtype())?
@@ -135,9 +136,9 @@ impl CustomOp1 for Op {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Implementation;
     use crate::attention::{CausalAttention, CausalMask};
-    use candle_core::Var;
+    use crate::{Dispatch, Implementation};
+    use candle_core::{DType, Var};
 
     fn ones(dims: (usize, usize)) -> Tensor {
         Tensor::ones(dims, DType::F32, &Device::Cpu).unwrap()
@@ -226,7 +227,7 @@ mod tests {
         let run = |implementation, dtype| -> Result<[Vec<bool>; 2]> {
             let zeros = Tensor::zeros((1, h, t, t), dtype, &Device::Cpu)?;
             let v = Var::from_tensor(&eye.to_dtype(dtype)?.broadcast_as((1, h, t, t))?.contiguous()?)?;
-            let attention = CausalAttention::new(1.0).with_implementation(implementation);
+            let attention = CausalAttention::new(1.0, Dispatch::of(implementation, &v));
             let attention = attention.with_dropout(Some(Dropout::new(0.5, 1, 2)?));
             let context = attention.forward(&zeros, &zeros, &v, CausalMask::default())?; // (1, T, H, T)
             let chosen = context.broadcast_mul(&eye.to_dtype(dtype)?.unsqueeze(1)?)?;

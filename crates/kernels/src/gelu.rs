@@ -3,8 +3,9 @@
 //! Computed as `x·σ(z)` with `z = 2√(2/π)(x + 0.044715x³)`, the same function without the cancellation of
 //! `1 + tanh` for negative x. Its derivative is `σ + x·σ(1 - σ)·z'`.
 
+use crate::dispatch::cpu_f32;
 use crate::vector::{Function, exp2, parallel_map, parallel_map_in_place, parallel_map2};
-use candle_core::{CpuStorage, CustomOp1, CustomOp2, DType, InplaceOp1, Layout, Result, Shape, Tensor};
+use candle_core::{CpuStorage, CustomOp1, CustomOp2, InplaceOp1, Layout, Result, Shape, Tensor};
 use pulp::Simd;
 
 #[allow(clippy::cast_possible_truncation)] // the coefficients are f32
@@ -19,7 +20,7 @@ const CUBE: f32 = 0.044_715;
 /// # Errors
 /// When the device fails.
 pub fn gelu(x: &Tensor) -> Result<Tensor> {
-    if x.device().is_cpu() && x.dtype() == DType::F32 { x.contiguous()?.apply_op1(Gelu) } else { x.gelu() }
+    if cpu_f32(&[x]) { x.contiguous()?.apply_op1(Gelu) } else { x.gelu() }
 }
 
 /// As [`gelu`], written over the memory of `x` where nothing is trained: one allocation less.
@@ -30,7 +31,7 @@ pub fn gelu(x: &Tensor) -> Result<Tensor> {
 /// # Errors
 /// When the device fails.
 pub(crate) fn gelu_in_place(x: Tensor) -> Result<Tensor> {
-    if x.track_op() || !x.is_contiguous() || !x.device().is_cpu() || x.dtype() != DType::F32 {
+    if x.track_op() || !x.is_contiguous() || !cpu_f32(&[&x]) {
         return gelu(&x);
     }
     x.inplace_op1(&Gelu)?;
@@ -131,7 +132,7 @@ impl CustomOp2 for GeluBackward {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use candle_core::{Device, Var};
+    use candle_core::{DType, Device, Var};
 
     fn inputs() -> Vec<f32> {
         let spread = (-1200..1200).map(|i| i as f32 / 100.0);

@@ -5,7 +5,7 @@ pub(crate) use crate::cuda::layers::{layer_norm, linear};
 #[cfg(not(feature = "cuda"))]
 pub(crate) use none::{layer_norm, linear};
 
-use candle_core::{Device, Result, Tensor};
+use candle_core::{Device, Result};
 
 /// Has a device keep freed memory for the next tensor, where it would hand it back: for a process that has the device to itself.
 ///
@@ -20,24 +20,15 @@ pub fn keep_freed_memory(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// What follows a matrix product and its bias.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Tail<'a> {
-    /// GELU in its tanh form.
-    pub(crate) gelu: bool,
-    /// What all of it is added to.
-    pub(crate) residual: Option<&'a Tensor>,
-}
-
 #[cfg(not(feature = "cuda"))]
 #[allow(clippy::unnecessary_wraps)] // as the others
 mod none {
-    use super::Tail;
-    use crate::Implementation;
+    use crate::dispatch::Dispatch;
+    use crate::epilogue::Epilogue;
     use candle_core::{Result, Tensor};
 
     pub(crate) fn layer_norm(
-        _: Implementation,
+        _: Dispatch,
         _: &Tensor,
         _: &Tensor,
         _: &Tensor,
@@ -47,13 +38,12 @@ mod none {
     }
 
     pub(crate) fn linear(
-        _: Implementation,
+        _: Dispatch,
         _: &Tensor,
         _: &Tensor,
         _: &Tensor,
-        tail: Tail,
+        _: Epilogue,
     ) -> Result<Option<Tensor>> {
-        let _ = (tail.gelu, tail.residual);
         Ok(None)
     }
 }

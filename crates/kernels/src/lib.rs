@@ -21,8 +21,10 @@ mod cross_entropy;
 // The emulation is for Linux.
 #[cfg(any(feature = "cuda", all(test, target_os = "linux")))]
 mod cuda;
+mod dispatch;
 pub mod dropout;
 mod element;
+mod epilogue;
 mod gelu;
 mod gpu;
 mod layer_norm;
@@ -33,13 +35,16 @@ pub mod stopwatch;
 mod streams;
 mod vector;
 
-pub use attention::{CausalAttention, CausalMask, Implementation};
+pub use attention::{CausalAttention, CausalBias, CausalMask};
+pub use candle_core;
 pub use cross_entropy::{cross_entropy, linear_cross_entropy};
+pub use dispatch::{Dispatch, Implementation};
 pub use dropout::Dropout;
+pub use epilogue::Epilogue;
 pub use gelu::gelu;
 pub use gpu::keep_freed_memory;
 pub use layer_norm::layer_norm;
-pub use linear::{linear, linear_gelu, linear_onto, linear_transposed};
+pub use linear::{linear, linear_transposed};
 
 use candle_core::DType;
 

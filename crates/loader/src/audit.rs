@@ -1,14 +1,15 @@
-//! The audit: what a checkpoint holds against what its config calls for, before anything is built.
+//! [`Audit`]: compares a checkpoint with its config before a model is built.
 
-use crate::TensorInfo;
+use crate::names::is_mask_buffer;
+use crate::tensor_info::TensorInfo;
 use gpt2_model::Config;
-use gpt2_model::parameters::{LM_HEAD, Parameter, WTE};
-use safetensors::Dtype;
+use gpt2_model::parameters::{LM_HEAD, PREFIX, Parameter, WTE};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// What a checkpoint holds against what its config calls for.
+/// How a checkpoint differs from what its config calls for.
 #[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
 pub struct Audit {
     /// The checkpoint: its folder, or its embedded name.
     pub name: String,
@@ -22,13 +23,14 @@ pub struct Audit {
     pub duplicates: Vec<TensorInfo>,
     /// The `attn.bias` and `attn.masked_bias` buffers: recognised, never loaded or counted.
     pub buffers: Vec<TensorInfo>,
-    /// The numbers held by the parameters that are there. The table of a tied model counts once, also
-    /// where the file holds it under both names: whether the two differ only the data tells.
+    /// How many numbers the parameters in the files hold. The table of a tied model counts once, even where the
+    /// file holds it under both names.
     pub parameter_count: u64,
 }
 
 /// A parameter that does not fit.
 #[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
 pub struct Mismatch {
     /// What the file holds.
     pub found: TensorInfo,
@@ -46,10 +48,10 @@ impl Audit {
             && self.duplicates.is_empty()
     }
 
-    /// Holds `tensors`, under their names without prefix, against `config`.
+    /// Compares `tensors`, by their names without prefix, with the `parameters` that `config` calls for.
     pub(crate) fn of(
         name: &str,
-        config: &Config,
+        (config, parameters): (&Config, &[Parameter]),
         tensors: &BTreeMap<String, &TensorInfo>,
         duplicates: Vec<TensorInfo>,
     ) -> Self {
@@ -62,32 +64,30 @@ impl Audit {
             buffers: vec![],
             parameter_count: 0,
         };
-        let mut expected = config.parameters();
         // A tied model's file may hold the one table under either name, or under both.
         let (has_wte, has_head) = (tensors.contains_key(WTE), tensors.contains_key(LM_HEAD));
-        if config.tie_word_embeddings && has_head {
-            expected.retain(|p| p.name != WTE || has_wte);
-            expected.push(Parameter { name: LM_HEAD.into(), shape: vec![config.vocab_size, config.n_embd] });
-        }
+        let is_expected = |parameter: &&Parameter| match parameter.name.as_str() {
+            WTE => has_wte || !has_head || !config.tie_word_embeddings,
+            _ => has_head || parameter.tied_to.is_none(),
+        };
 
         let mut rest = tensors.clone();
-        for parameter in expected {
+        for parameter in parameters.iter().filter(is_expected) {
             let Some(found) = rest.remove(&parameter.name) else {
-                audit.missing.push(parameter);
+                audit.missing.push(parameter.clone());
                 continue;
             };
-            let float = matches!(found.dtype, Dtype::F16 | Dtype::BF16 | Dtype::F32 | Dtype::F64);
-            if !float || found.shape != parameter.shape {
-                audit.mismatched.push(Mismatch { found: found.clone(), expected: parameter.shape });
+            if !found.dtype.is_float() || found.shape != parameter.shape {
+                audit.mismatched.push(Mismatch { found: found.clone(), expected: parameter.shape.clone() });
                 continue;
             }
-            let unused_head = parameter.name == LM_HEAD && has_wte && config.tie_word_embeddings;
+            let unused_head = parameter.tied_to.is_some() && has_wte;
             if !unused_head {
                 audit.parameter_count += found.shape.iter().map(|&n| n as u64).product::<u64>();
             }
         }
         for (name, info) in rest {
-            if is_buffer(&name, info, config.n_layer) {
+            if is_mask_buffer(&name, &info.shape, config.n_layer) {
                 audit.buffers.push(info.clone());
             } else {
                 audit.unexpected.push(info.clone());
@@ -95,17 +95,6 @@ impl Audit {
         }
         audit
     }
-}
-
-/// `h.N.attn.bias`, the triangle (1, 1, n, n), or `h.N.attn.masked_bias`, a scalar, for N < L.
-fn is_buffer(name: &str, info: &TensorInfo, n_layer: usize) -> bool {
-    let Some((layer, rest)) = name.strip_prefix("h.").and_then(|n| n.split_once('.')) else { return false };
-    let known = match rest {
-        "attn.bias" => matches!(info.shape.as_slice(), [1, 1, n, m] if n == m),
-        "attn.masked_bias" => info.shape.iter().product::<usize>() == 1,
-        _ => false,
-    };
-    known && layer.parse::<usize>().is_ok_and(|n| n < n_layer)
 }
 
 impl fmt::Display for Audit {
@@ -130,7 +119,7 @@ impl fmt::Display for Audit {
             write!(f, ", expected a float dtype and {:?}", m.expected)?;
         }
         for t in &self.duplicates {
-            write!(f, "\n  twice       {} in {}, with and without `transformer.`", t.name, t.file_name())?;
+            write!(f, "\n  twice       {} in {}, with and without `{PREFIX}`", t.name, t.file_name())?;
         }
         write!(f, "\ncheck that config.json and the weights belong together and that this is a GPT-2")
     }

@@ -1,16 +1,17 @@
 //! Bytes of a file: opened, or compiled into the binary.
 
-use crate::LoadError;
-use crate::regular::open_regular;
+use crate::error::LoadError;
+use gpt2_files::open_regular;
 use rayon::prelude::*;
 use std::fs::File;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-/// The content of a file. What describes it (JSON, a header) is looked at through a map; the tensors'
-/// data, which is most of it, is read straight into their own memory.
+/// The content of a file. JSON and headers are read through a memory map; the tensors' data, which is most of
+/// the file, is read straight into their own memory.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub enum Bytes {
     /// On disk.
     OnDisk(Arc<OnDisk>),
@@ -18,7 +19,7 @@ pub enum Bytes {
     Embedded(&'static [u8]),
 }
 
-/// An open file and a map of it, whose pages are read when they are used.
+/// An open file and a memory map of it, whose pages are read when they are used.
 #[derive(Debug)]
 pub struct OnDisk {
     file: File,
@@ -37,17 +38,17 @@ impl Bytes {
         }
         #[allow(unsafe_code)]
         // SAFETY: the map is read-only and lives as long as what reads from it; it is read as plain bytes,
-        // of which any are valid. What another process does to the file shows here: one that writes changes
-        // the bytes, one that truncates ends this process (SIGBUS). This crate itself replaces files whole,
-        // by renaming.
+        // of which any are valid. Another process that writes to the file changes the bytes that are read here,
+        // and one that truncates it ends this process (SIGBUS). This crate itself never changes a file in place:
+        // it renames a new one over it.
         let map = unsafe { memmap2::Mmap::map(&file) }.map_err(LoadError::io(path))?;
         Ok(Self::OnDisk(Arc::new(OnDisk { file, map })))
     }
 
     /// Fills `out` with the bytes from `start` on, on all threads.
     ///
-    /// A file is read, not copied from its map: pages of a map that were touched count as this process's
-    /// memory, and a checkpoint would be there twice.
+    /// Reads the file instead of copying from its map: touched pages of a map count as this process's memory, so
+    /// the checkpoint would take up twice its size.
     pub(crate) fn read_at(&self, start: usize, out: &mut [u8]) -> io::Result<()> {
         const CHUNK: usize = 4 << 20;
         let end = start.checked_add(out.len()).filter(|&end| end <= self.len());

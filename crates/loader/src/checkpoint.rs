@@ -1,105 +1,52 @@
-//! [`Checkpoint`]: a config and the tensors that go with it, by name, not yet read.
+//! [`Checkpoint`]: a config and the names and places of its tensors, whose data is not yet read.
 
-use crate::pickle::ZipEntry;
-use crate::{Audit, Bytes, Files, LoadError, Weights, pickle, safetensors_file};
-use bytemuck::Pod;
-use candle_core::{DType, Device, Shape, Tensor, WithDType};
+use crate::audit::Audit;
+use crate::error::LoadError;
+use crate::files::{Files, WeightFiles};
+use crate::stored::Stored;
+use crate::tensor_info::TensorInfo;
+use crate::{json, names, pickle, safetensors_file};
+use candle_core::{DType, Device, Shape, Tensor};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
+use gpt2_model::parameters::Parameter;
 use gpt2_model::{Config, Gpt2LMHeadModel, Implementation};
-use half::{bf16, f16};
-use safetensors::Dtype;
-use serde::de::DeserializeOwned;
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Range;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
-
-/// What a file says of one of its tensors.
-#[derive(Debug, Clone, PartialEq)]
-pub struct TensorInfo {
-    /// The name in the file.
-    pub name: String,
-    /// The dtype in the file.
-    pub dtype: Dtype,
-    /// The shape in the file.
-    pub shape: Vec<usize>,
-    /// The file.
-    pub file: PathBuf,
-}
-
-impl TensorInfo {
-    /// The file's name without its folder.
-    #[must_use]
-    pub fn file_name(&self) -> String {
-        self.file.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned())
-    }
-}
-
-/// A tensor in a file: its description and where its data lies.
-#[derive(Debug, Clone)]
-pub(crate) struct Stored {
-    pub(crate) info: TensorInfo,
-    pub(crate) bytes: Bytes,
-    pub(crate) range: Range<usize>,
-    /// The entry of a zip archive that the data is part of.
-    pub(crate) entry: Option<Arc<ZipEntry>>,
-}
-
-impl Stored {
-    /// The data, aligned or not, read straight into the tensor's own memory.
-    fn load(&self, device: &Device) -> candle_core::Result<Tensor> {
-        match self.info.dtype {
-            Dtype::F32 => self.load_as::<f32>(device),
-            Dtype::F16 => self.load_as::<f16>(device),
-            Dtype::BF16 => self.load_as::<bf16>(device),
-            Dtype::F64 => self.load_as::<f64>(device),
-            _ => {
-                let dtype = DType::try_from(self.info.dtype)?;
-                Tensor::from_raw_buffer(&self.bytes[self.range.clone()], dtype, &self.info.shape, device)
-            }
-        }
-    }
-
-    fn load_as<T: WithDType + Pod>(&self, device: &Device) -> candle_core::Result<Tensor> {
-        let mut values: Vec<T> = bytemuck::zeroed_vec(self.range.len() / size_of::<T>());
-        self.bytes.read_at(self.range.start, bytemuck::cast_slice_mut(&mut values))?;
-        Tensor::from_vec(values, self.info.shape.as_slice(), device)
-    }
-}
 
 /// A GPT-2 checkpoint: its config and its tensors' headers. The data is read when a model is built.
 #[derive(Debug, Clone)]
 pub struct Checkpoint {
     name: String,
     config: Config,
+    /// What the config calls for.
+    parameters: Vec<Parameter>,
     tensors: Arc<BTreeMap<String, Stored>>,
     duplicates: Vec<TensorInfo>,
 }
 
-/// What a saved `GPT2LMHeadModel` has before most names.
-pub(crate) const PREFIX: &str = "transformer.";
-
 impl Checkpoint {
-    /// Reads config.json and the headers of the weights' files.
+    /// Reads config.json and the headers of the weight files.
     ///
     /// # Errors
-    /// When the config does not parse or asks for what is not supported, and when a file is damaged.
+    /// When the config does not parse or asks for something unsupported, and when a file is damaged.
     pub fn open(files: &Files) -> Result<Self, LoadError> {
         let (path, json) = &files.config;
-        // A list would be taken for the fields in their order.
+        // serde would read a list as the fields in their order.
         if json.trim_ascii_start().starts_with(b"[") {
             let reason = candle_core::Error::msg("a list; expected a GPT-2 config, a JSON object");
             return Err(LoadError::Config { path: path.clone(), reason });
         }
-        let config: Config = parse_json(path, json, "GPT-2 config")?;
-        config.validate().map_err(|reason| LoadError::Config { path: path.clone(), reason })?;
+        let config: Config = json::parse(json).map_err(LoadError::json(path, "GPT-2 config"))?;
+        let parameters = config
+            .parameters_and_ties()
+            .map_err(|reason| LoadError::Config { path: path.clone(), reason })?;
 
-        let stored = match &files.weights {
-            Weights::Safetensors(path, bytes) => safetensors_file::read(path, bytes)?,
-            Weights::Index(path) => safetensors_file::read_index(path)?,
-            Weights::Pickle(path) => pickle::read(path)?,
-            Weights::Headers(headers) => {
+        let stored = match &files.weight_files {
+            WeightFiles::Safetensors(path, bytes) => safetensors_file::read(path, bytes)?,
+            WeightFiles::Index(path) => safetensors_file::read_index(path)?,
+            WeightFiles::Pickle(path) => pickle::read(path)?,
+            WeightFiles::Headers(headers) => {
                 let tensors = headers.iter().map(safetensors_file::read_header);
                 tensors.collect::<Result<Vec<_>, _>>()?.concat()
             }
@@ -107,12 +54,12 @@ impl Checkpoint {
         let mut tensors = BTreeMap::new();
         let mut duplicates = vec![];
         for tensor in stored {
-            let name = tensor.info.name.strip_prefix(PREFIX).unwrap_or(&tensor.info.name).to_string();
+            let name = names::without_prefix(&tensor.info.name).to_string();
             if let Some(twin) = tensors.insert(name, tensor) {
                 duplicates.push(twin.info);
             }
         }
-        Ok(Self { name: files.name.clone(), config, tensors: Arc::new(tensors), duplicates })
+        Ok(Self { name: files.name.clone(), config, parameters, tensors: Arc::new(tensors), duplicates })
     }
 
     /// What messages call the checkpoint: its folder, or its embedded name.
@@ -132,18 +79,18 @@ impl Checkpoint {
         self.tensors.iter().map(|(name, t)| (name.as_str(), &t.info))
     }
 
-    /// Holds names, shapes and dtypes against the config.
+    /// Compares names, shapes and dtypes with the config.
     #[must_use]
     pub fn audit(&self) -> Audit {
         let infos = self.tensors.iter().map(|(name, t)| (name.clone(), &t.info)).collect();
-        Audit::of(&self.name, &self.config, &infos, self.duplicates.clone())
+        Audit::of(&self.name, (&self.config, &self.parameters), &infos, self.duplicates.clone())
     }
 
     /// A builder over the audited tensors, under their names without `transformer.`, converted to `dtype`
     /// as they are asked for.
     ///
     /// # Errors
-    /// When the audit finds anything, or the checksum of a zip archive's entry does not hold.
+    /// When the audit finds anything, or the checksum of a zip archive's entry does not match.
     pub fn var_builder(&self, dtype: DType, device: &Device) -> Result<VarBuilder<'static>, LoadError> {
         let audit = self.audit();
         if !audit.is_clean() {
@@ -154,7 +101,7 @@ impl Checkpoint {
         Ok(VarBuilder::from_backend(Box::new(backend), dtype, device.clone()))
     }
 
-    /// Reads the entries of zip archives that hold tensors, each once, and holds them against their checksums.
+    /// Reads each entry of a zip archive that holds tensors once, and compares its checksum.
     fn check_archives(&self) -> Result<(), LoadError> {
         let mut checked = BTreeSet::new();
         for tensor in self.tensors.values() {
@@ -168,14 +115,15 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// The same checkpoint, whose model is computed by `implementation`, see [`Config::attn_implementation`].
+    /// The same checkpoint; its model will run attention by `implementation`, see
+    /// [`Config::attn_implementation`].
     #[must_use]
     pub fn with_implementation(mut self, implementation: Implementation) -> Self {
         self.config.attn_implementation = implementation;
         self
     }
 
-    /// The language model with these weights.
+    /// Builds the language model.
     ///
     /// # Errors
     /// When the audit finds anything, or the device cannot hold the weights.
@@ -183,26 +131,6 @@ impl Checkpoint {
         Gpt2LMHeadModel::load(self.var_builder(dtype, device)?, &self.config)
             .map_err(|source| LoadError::Tensor { name: self.name.clone(), source })
     }
-}
-
-/// Parses JSON; an error names the field.
-pub(crate) fn parse_json<T: DeserializeOwned>(
-    path: &Path,
-    json: &[u8],
-    expected: &'static str,
-) -> Result<T, LoadError> {
-    let failed =
-        |field: String, source| LoadError::Json { path: path.to_path_buf(), expected, field, source };
-    let mut deserializer = serde_json::Deserializer::from_slice(json);
-    let value = serde_path_to_error::deserialize(&mut deserializer).map_err(|e| {
-        let field = match e.path().to_string().as_str() {
-            "." => String::new(),
-            field => format!("{field}: "),
-        };
-        failed(field, e.into_inner())
-    })?;
-    deserializer.end().map_err(|source| failed(String::new(), source))?;
-    Ok(value)
 }
 
 struct Backend {

@@ -1,24 +1,66 @@
-//! [`Checkpoint::findings`]: what is particular about a checkpoint that fits its config.
+//! [`Checkpoint::findings`]: what is unusual about a checkpoint that fits its config.
 
-use crate::checkpoint::PREFIX;
-use crate::{Checkpoint, TensorInfo};
-use gpt2_model::parameters::{LM_HEAD, WTE};
-use serde::Serialize;
+use crate::checkpoint::Checkpoint;
+use crate::tensor_info::TensorInfo;
+use gpt2_model::parameters::{LM_HEAD, PREFIX, WTE};
 use std::collections::BTreeMap;
+use std::fmt;
 
 /// One thing about a checkpoint, and what to do about it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Finding {
     /// `"prefix"`, `"tying"`, `"mask buffers"`, `"dtypes"` or `"scale"`.
     pub about: &'static str,
     /// What the files hold.
     pub found: String,
     /// What that means, and what can be done.
-    pub remedy: String,
+    pub advice: Advice,
+}
+
+/// What a [`Finding`] means, and what can be done. Displays in a library's words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Advice {
+    /// There is nothing to do.
+    Nothing,
+    /// Names are read without their prefix.
+    ReadWithoutPrefix,
+    /// The two tables of a tied model are used as they are saved.
+    UsedAsSaved,
+    /// The embedding is filled from the output projection.
+    FilledFromHead,
+    /// The config should say that the model is tied, if it is meant to be.
+    TieInConfig,
+    /// Scores are computed as the config asks.
+    ComputedSo,
+    /// Buffers are never loaded, nor saved again.
+    NeverLoaded,
+    /// Numbers are converted to the dtype that the model is loaded in.
+    Converted {
+        /// Whether the files hold several dtypes.
+        mixed: bool,
+    },
+}
+
+impl fmt::Display for Advice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Nothing => "nothing to do",
+            Self::ReadWithoutPrefix => "read without it; nothing to do",
+            Self::UsedAsSaved => "each is used as saved, as transformers does",
+            Self::FilledFromHead => "wte is filled from it",
+            Self::TieInConfig => "set tie_word_embeddings to true in config.json if it is meant to be wte",
+            Self::ComputedSo => "computed so; nothing to do",
+            Self::NeverLoaded => "never loaded; gone from what gpt2_loader::save writes (example `resave`)",
+            Self::Converted { mixed: false } => "converted to the model's dtype as they are read",
+            Self::Converted { mixed: true } => "mixed; each is converted to the model's dtype as it is read",
+        })
+    }
 }
 
 impl Checkpoint {
-    /// What is particular about these files: names, tying, buffers, dtypes, scale. Needs their headers only.
+    /// What is unusual about these files: names, tying, buffers, dtypes, scale. Needs only their headers.
     #[must_use]
     pub fn findings(&self) -> Vec<Finding> {
         let tensors: Vec<(&str, &TensorInfo)> = self.tensors().collect();
@@ -37,19 +79,14 @@ impl Checkpoint {
 
     fn tying(&self, tensors: &[(&str, &TensorInfo)]) -> Finding {
         let has = |name| tensors.iter().any(|(n, _)| *n == name);
-        let (found, remedy) = match (self.config().tie_word_embeddings, has(WTE), has(LM_HEAD)) {
-            (true, _, false) => ("lm_head is wte (tie_word_embeddings)", "nothing to do"),
-            (true, true, true) => {
-                ("tied, and both wte and lm_head are saved", "each is used as saved, as transformers does")
-            }
-            (true, false, true) => ("tied, and saved as lm_head only", "wte is filled from it"),
-            (false, _, true) => ("lm_head is a table of its own", "nothing to do"),
-            (false, _, false) => (
-                "not tied, and there is no lm_head",
-                "set tie_word_embeddings to true in config.json if it is meant to be wte",
-            ),
+        let (found, advice) = match (self.config().tie_word_embeddings, has(WTE), has(LM_HEAD)) {
+            (true, _, false) => ("lm_head is wte (tie_word_embeddings)", Advice::Nothing),
+            (true, true, true) => ("tied, and both wte and lm_head are saved", Advice::UsedAsSaved),
+            (true, false, true) => ("tied, and saved as lm_head only", Advice::FilledFromHead),
+            (false, _, true) => ("lm_head is a table of its own", Advice::Nothing),
+            (false, _, false) => ("not tied, and there is no lm_head", Advice::TieInConfig),
         };
-        Finding { about: "tying", found: found.into(), remedy: remedy.into() }
+        Finding { about: "tying", found: found.into(), advice }
     }
 
     fn scale(&self) -> Option<Finding> {
@@ -65,34 +102,31 @@ impl Checkpoint {
             flags.push("reorder_and_upcast_attn: scores are in f32 here anyway");
         }
         let found = (!flags.is_empty()).then(|| flags.join("; "))?;
-        Some(Finding { about: "scale", found, remedy: "computed so; nothing to do".into() })
+        Some(Finding { about: "scale", found, advice: Advice::ComputedSo })
     }
 }
 
 fn prefix(tensors: &[(&str, &TensorInfo)]) -> Finding {
     let with = tensors.iter().filter(|(_, info)| info.name.starts_with(PREFIX)).count();
-    let (found, remedy) = match with {
-        0 => ("no `transformer.` before any name".to_string(), "nothing to do"),
-        n => (
-            format!("`transformer.` before {n} of {} names", tensors.len()),
-            "read without it; nothing to do",
-        ),
+    let (found, advice) = match with {
+        0 => (format!("no `{PREFIX}` before any name"), Advice::Nothing),
+        n => (format!("`{PREFIX}` before {n} of {} names", tensors.len()), Advice::ReadWithoutPrefix),
     };
-    Finding { about: "prefix", found, remedy: remedy.into() }
+    Finding { about: "prefix", found, advice }
 }
 
 fn mask_buffers(buffers: &[TensorInfo]) -> Finding {
-    let (found, remedy) = if buffers.is_empty() {
-        ("none saved".into(), "nothing to do")
+    let (found, advice) = if buffers.is_empty() {
+        ("none saved".into(), Advice::Nothing)
     } else {
         let bytes: f64 = buffers.iter().map(bytes).sum();
         let mut dtypes: Vec<String> = buffers.iter().map(|t| t.dtype.to_string()).collect();
         dtypes.sort();
         dtypes.dedup();
         let found = format!("{} in {}, {:.1} MB", buffers.len(), dtypes.join(", "), bytes / 1e6);
-        (found, "never loaded; gone from what gpt2_loader::save writes (example `resave`)")
+        (found, Advice::NeverLoaded)
     };
-    Finding { about: "mask buffers", found, remedy: remedy.into() }
+    Finding { about: "mask buffers", found, advice }
 }
 
 fn dtypes(tensors: &[(&str, &TensorInfo)], buffers: &[TensorInfo]) -> Finding {
@@ -101,36 +135,38 @@ fn dtypes(tensors: &[(&str, &TensorInfo)], buffers: &[TensorInfo]) -> Finding {
         *counts.entry(info.dtype.to_string()).or_default() += 1;
     }
     let found: Vec<String> = counts.iter().map(|(dtype, n)| format!("{n} in {dtype}")).collect();
-    let remedy = match counts.len() {
-        0 | 1 => "converted to --dtype as they are read",
-        _ => "mixed; each is converted to --dtype as it is read",
-    };
-    Finding { about: "dtypes", found: found.join(", "), remedy: remedy.into() }
+    let advice = Advice::Converted { mixed: counts.len() > 1 };
+    Finding { about: "dtypes", found: found.join(", "), advice }
 }
 
 fn bytes(info: &TensorInfo) -> f64 {
     let numbers: f64 = info.shape.iter().map(|&n| n as f64).product();
-    numbers * info.dtype.bitsize() as f64 / 8.0
+    numbers * info.dtype.bits() as f64 / 8.0
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tensor_info::Encoding;
     use safetensors::Dtype;
 
     #[test]
     fn mask_buffers_are_not_counted_among_the_dtypes() {
-        let info =
-            |name: &str, dtype| TensorInfo { name: name.into(), dtype, shape: vec![2], file: "a".into() };
+        let info = |name: &str, dtype| TensorInfo {
+            name: name.into(),
+            dtype: Encoding(dtype),
+            shape: vec![2],
+            file: "a".into(),
+        };
         let weights = [info("h.0.ln_1.weight", Dtype::F16), info("h.0.ln_1.bias", Dtype::F16)];
         let buffers = [info("h.0.attn.bias", Dtype::U8), info("h.0.attn.masked_bias", Dtype::F32)];
         let all: Vec<_> = weights.iter().chain(&buffers).map(|info| (info.name.as_str(), info)).collect();
-        let Finding { found, remedy, .. } = dtypes(&all, &buffers);
-        assert_eq!((&*found, &*remedy), ("2 in F16", "converted to --dtype as they are read"));
+        let Finding { found, advice, .. } = dtypes(&all, &buffers);
+        assert_eq!((&*found, advice), ("2 in F16", Advice::Converted { mixed: false }));
         assert_eq!(mask_buffers(&buffers).found, "2 in F32, U8, 0.0 MB");
 
-        let Finding { found, remedy, .. } = dtypes(&all, &[]);
+        let Finding { found, advice, .. } = dtypes(&all, &[]);
         assert_eq!(found, "2 in F16, 1 in F32, 1 in U8");
-        assert!(remedy.starts_with("mixed"), "{remedy}");
+        assert!(advice.to_string().starts_with("mixed"), "{advice}");
     }
 }

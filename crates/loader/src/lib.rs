@@ -1,4 +1,4 @@
-//! GPT-2 weights, from where they lie to a model that runs.
+//! Loads pretrained GPT-2 models, and saves them.
 //!
 //! `source -> files -> audited checkpoint -> model + tokenizer`. This crate reads no environment and
 //! prints nothing; every failure is a [`LoadError`] that names the file, what was expected, what was
@@ -17,27 +17,37 @@
 //! # }
 //! ```
 
-pub mod atomic;
 mod audit;
 mod bytes;
 mod checkpoint;
 mod doctor;
 mod error;
+mod file_names;
+mod files;
 pub mod hub;
+mod json;
+mod names;
 mod pickle;
-mod regular;
 mod safetensors_file;
 mod save;
+mod shards;
 mod source;
+mod stored;
+mod tensor_info;
 mod tokenizer;
+mod zip_entry;
 
 pub use audit::{Audit, Mismatch};
 pub use bytes::Bytes;
-pub use checkpoint::{Checkpoint, TensorInfo};
-pub use doctor::Finding;
-pub use error::LoadError;
+pub use candle_core;
+pub use candle_nn;
+pub use checkpoint::Checkpoint;
+pub use doctor::{Advice, Finding};
+pub use error::{LoadError, Remedy};
+pub use file_names::FILE_NAMES;
+pub use files::{Files, Header, TokenizerFiles, WeightFiles};
 pub use hub::{Hub, ModelId};
-pub use regular::{open_regular, read_text};
 pub use save::{SaveOptions, save};
-pub use source::{EmbeddedFiles, FILE_NAMES, Files, Header, Source, TokenizerFiles, Weights};
+pub use source::{EmbeddedFiles, Source};
+pub use tensor_info::{Encoding, TensorInfo};
 pub use tokenizer::{TextStream, Tokenizer, Unspellable};

@@ -4,29 +4,22 @@
 //! heads side by side in the last dimension, and a `bias` buffer that is the causal triangle.
 
 use crate::cache::{LayerCache, split_kv};
-use crate::hooks::{Hooks, Point, Run};
-use crate::mask::causal_bias;
+use crate::hooks::{PassHooks, Point};
+use crate::loading::Loading;
+use crate::parameters::Visitor;
 use crate::training::{Site, Training};
-use crate::{Config, Conv1D};
+use crate::{Config, Conv1D, Pass};
 use candle_core::{Module, Result, Tensor};
 use candle_nn::VarBuilder;
-use gpt2_kernels::attention::{Attended, Chosen, Wanted};
-use gpt2_kernels::{CausalAttention, CausalMask};
-
-/// The positions that attention is computed for; keys and values come from all of them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Queries {
-    All,
-    Last,
-}
+use gpt2_kernels::attention::{Attended, CausalAttention, CausalMask, Wanted};
+pub use gpt2_kernels::attention::{CausalBias, Chosen, HeadLayout};
 
 /// GPT-2's attention block.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
 /// use candle_nn::{VarBuilder, VarMap};
-/// use gpt2_model::attention::AttentionArgs;
-/// use gpt2_model::{CausalSelfAttention, Config};
+/// use gpt2_model::{CausalSelfAttention, Config, Pass};
 ///
 /// # fn main() -> candle_core::Result<()> {
 /// let config = Config { n_embd: 6, n_head: 3, n_positions: 12, ..Config::gpt2() };
@@ -35,7 +28,7 @@ pub(crate) enum Queries {
 /// let attn = CausalSelfAttention::load(vb.pp("attn"), &config)?;
 ///
 /// let x = Tensor::randn(0f32, 1., (4, 12, 6), &Device::Cpu)?; // (B, T, C)
-/// assert_eq!(attn.forward(&x, AttentionArgs::default())?.dims(), [4, 12, 6]);
+/// assert_eq!(attn.forward(&x, Pass::default())?.dims(), [4, 12, 6]);
 /// # Ok(())
 /// # }
 /// ```
@@ -46,71 +39,82 @@ pub struct CausalSelfAttention {
     /// C -> C, on the merged heads.
     pub c_proj: Conv1D,
     /// The causal triangle, u8 (1, 1, N, N), 1 = visible. Shared by all layers; not a parameter.
-    pub bias: Tensor,
-    pub(crate) n_head: usize,
-    pub(crate) attention: CausalAttention,
-    pub(crate) layer_idx: usize,
+    pub bias: CausalBias,
+    heads: HeadLayout,
+    attention: CausalAttention,
+    layer_idx: usize,
     attn_pdrop: f64,
     resid_pdrop: f64,
 }
 
-/// What attention takes beside its input.
-#[derive(Debug, Default)]
-pub struct AttentionArgs<'a> {
-    /// u8 (B, S), 1 = visible, S = the cache's length + T.
-    pub padding_mask: Option<&'a Tensor>,
-    /// What was read before; the new keys and values are added to it.
-    pub cache: Option<&'a mut LayerCache>,
-    /// Dropout on the weights, and on the output, at the config's `attn_pdrop` and `resid_pdrop`.
-    pub training: Option<Training>,
-    /// What reads and changes q, k, v, the weights and the context of each head.
-    pub hooks: Option<&'a dyn Hooks>,
-}
-
 impl CausalSelfAttention {
-    /// Loads a block on its own, with a `bias` of its own, as layer 0.
+    /// Loads a block on its own, as layer 0.
     ///
     /// # Errors
     /// When the config is not valid, or a tensor is missing or has another shape.
     pub fn load(vb: VarBuilder, config: &Config) -> Result<Self> {
-        config.validate()?; // before the triangle is made
-        let bias = causal_bias(config.n_positions, vb.device())?;
-        Self::load_layer(vb, config, 0, &bias)
+        Self::load_layer(vb, config, 0)
     }
 
-    /// Loads the block of layer `layer_idx`, sharing `bias` (1, 1, N, N) with the others.
+    /// Loads the block of layer `layer_idx` on its own.
     ///
     /// # Errors
     /// When the config is not valid, or a tensor is missing or has another shape.
-    pub fn load_layer(vb: VarBuilder, config: &Config, layer_idx: usize, bias: &Tensor) -> Result<Self> {
+    pub fn load_layer(vb: VarBuilder, config: &Config, layer_idx: usize) -> Result<Self> {
         config.validate()?;
-        let c = config.n_embd;
-        let stdev = config.initializer_range;
+        Self::load_at(&Loading::new(vb, config, layer_idx))
+    }
+
+    pub(crate) fn load_at(place: &Loading) -> Result<Self> {
+        let (config, c) = (place.config, place.config.n_embd);
+        let (heads, scale) = (config.heads(), config.attention_scale(place.layer_idx));
         Ok(Self {
-            c_attn: Conv1D::load(vb.pp("c_attn"), c, 3 * c, stdev)?
-                .with_implementation(config.attn_implementation),
-            c_proj: Conv1D::load(vb.pp("c_proj"), c, c, config.residual_stdev())?
-                .with_implementation(config.attn_implementation),
-            bias: bias.clone(),
-            n_head: config.n_head,
-            attention: CausalAttention::new(config.attention_scale(layer_idx))
-                .with_implementation(config.attn_implementation),
-            layer_idx,
+            c_attn: place.conv1d("c_attn", (c, 3 * c), config.initializer_range)?,
+            c_proj: place.conv1d("c_proj", (c, c), config.residual_stdev())?,
+            bias: place.bias.clone(),
+            heads,
+            attention: CausalAttention::new(scale, place.dispatch).with_bias(&place.bias).with_heads(heads),
+            layer_idx: place.layer_idx,
             attn_pdrop: config.attn_pdrop,
             resid_pdrop: config.resid_pdrop,
         })
     }
 
-    /// Attention over `x` and what the cache holds before it.
+    /// How the heads lie in the channels.
+    #[must_use]
+    pub fn heads(&self) -> HeadLayout {
+        self.heads
+    }
+
+    /// H, the number of heads.
+    #[must_use]
+    pub fn n_head(&self) -> usize {
+        self.heads.heads
+    }
+
+    /// The factor on the scores: `1 / sqrt(D)`, unless the config says otherwise.
+    #[must_use]
+    pub fn scale(&self) -> f64 {
+        self.attention.scale()
+    }
+
+    /// The layer, counted from 0.
+    #[must_use]
+    pub fn layer_idx(&self) -> usize {
+        self.layer_idx
+    }
+
+    /// Attention over `x` and what the cache holds before it. Of `pass`, what is handed back beside the output is
+    /// [`Block::forward`](crate::Block::forward)'s and is left out here.
     ///
     /// # Shapes
-    /// `x` (B, T, C) -> (B, T, C)
+    /// `x` (B, T, C) -> (B, T, C), or (B, 1, C) for the last position only
     ///
     /// # Errors
     /// When a shape does not fit, or S is above N.
-    pub fn forward(&self, x: &Tensor, args: AttentionArgs) -> Result<Tensor> {
-        let training = args.training;
-        self.project(&self.attend(x, args, Queries::All, Wanted::default())?.context, training)
+    pub fn forward(&self, x: &Tensor, pass: Pass) -> Result<Tensor> {
+        let training = pass.training;
+        self.project(&self.attend(x, pass, Wanted::default())?.context, training)
     }
 
     /// As [`forward`](Self::forward), and the attention weights beside it, as they meet the values.
@@ -120,36 +124,37 @@ impl CausalSelfAttention {
     ///
     /// # Errors
     /// When a shape does not fit, or S is above N.
-    pub fn forward_with_weights(&self, x: &Tensor, args: AttentionArgs) -> Result<(Tensor, Tensor)> {
-        let training = args.training;
+    pub fn forward_with_weights(&self, x: &Tensor, pass: Pass) -> Result<(Tensor, Tensor)> {
+        let training = pass.training;
         let wanted = Wanted { weights: &[Chosen::default()], summary: false };
-        let mut attended = self.attend(x, args, Queries::All, wanted)?;
+        let mut attended = self.attend(x, pass, wanted)?;
         Ok((self.project(&attended.context, training)?, attended.weights.remove(0)))
     }
 
-    /// The heads' results side by side, before `c_proj`: (B, T, C), or (B, 1, C) for the last query; and what is
-    /// wanted beside it.
-    pub(crate) fn attend(
-        &self,
-        x: &Tensor,
-        args: AttentionArgs,
-        queries: Queries,
-        wanted: Wanted,
-    ) -> Result<Attended> {
-        let AttentionArgs { padding_mask: padding, cache, training, hooks } = args;
-        let (past, cached) = cache.as_ref().map_or((0, false), |cache| (cache.len(), true));
-        let run = Run { hooks, past, cached, padding };
-        let (q, k, v) = self.qkv(x, cache, queries, run)?;
-        let attention = self.attention(training)?;
-        let hidden = run.hidden(self.layer_idx, q.dim(2)?)?;
-        let mask = CausalMask { tril: Some(&self.bias), padding, hidden: &hidden };
-        let pattern = Point::Pattern(self.layer_idx);
+    /// Names the parameters of `c_attn` and `c_proj`.
+    pub fn visit(&self, visitor: &mut Visitor) {
+        self.c_attn.visit(&mut visitor.pp("c_attn"));
+        self.c_proj.visit(&mut visitor.pp("c_proj"));
+    }
+
+    /// The heads' results side by side, before `c_proj`: (B, T, C), or (B, 1, C) for the last position only; and what
+    /// is wanted beside it.
+    pub(crate) fn attend(&self, x: &Tensor, pass: Pass, wanted: Wanted) -> Result<Attended> {
+        pass.check()?;
+        let (hooks, padding, last) = (pass.hooks(), pass.padding_mask, pass.last_position_only);
+        // Weights and summaries are of all queries.
+        let one_query = last && wanted.weights.is_empty() && !wanted.summary;
+        let (q, k, v) = self.qkv(x, pass.cache, one_query, hooks)?;
+        let attention = self.attention(pass.training)?;
+        let hidden = hooks.hidden(self.layer_idx, q.dim(2)?)?;
+        let mask = CausalMask { padding, hidden: &hidden };
         let mut attended = attention.attend(&q, &k, &v, mask, wanted)?;
         let all = || attention.weights(&q, &k, mask, &Chosen::default()); // (B, H, T, S)
-        if let Some(weights) = run.read(pattern, all)? {
+        if let Some(weights) = hooks.read(Point::Pattern(self.layer_idx), all)? {
             attended.context = CausalAttention::context(&weights, &v)?;
         }
-        attended.context = run.pass(Point::Z(self.layer_idx), attended.context)?.flatten_from(2)?;
+        let context = hooks.pass(Point::Z(self.layer_idx), attended.context)?.flatten_from(2)?;
+        attended.context = if last { last_position(&context)? } else { context };
         Ok(attended)
     }
 
@@ -182,41 +187,58 @@ impl CausalSelfAttention {
         Ok(self.attention.clone().with_dropout(training.map(drop).transpose()?))
     }
 
-    /// q of `x`, and k and v of the cache and `x`: strided views (B, H, T, D) or (B, H, 1, D), (B, H, S, D).
+    /// q of `x`, or of its last position, and k and v of the cache and `x`: strided views (B, H, T, D) or (B, H, 1, D),
+    /// (B, H, S, D).
     fn qkv(
         &self,
         x: &Tensor,
         cache: Option<&mut LayerCache>,
-        queries: Queries,
-        run: Run,
+        one_query: bool,
+        hooks: PassHooks,
     ) -> Result<(Tensor, Tensor, Tensor)> {
-        let (b, t, c) = x.dims3()?;
-        let (h, d) = (self.n_head, c / self.n_head);
-        let (q, kv) = if queries == Queries::Last && t > 1 {
-            let last = x.narrow(1, t - 1, 1)?; // (B, 1, C)
-            let q = self.c_attn.forward_columns(&last, 0, c)?.reshape((b, 1, h, d))?; // (B, 1, H, D)
-            (q, self.c_attn.forward_columns(x, c, 2 * c)?.reshape((b, t, 2, h, d))?)
+        let (b, t, _) = x.dims3()?;
+        let d = self.heads.dim;
+        let c = self.c_attn.shape().1 / 3;
+        let h = c / d;
+        let (q, kv) = if one_query && t > 1 {
+            let q = self.c_attn.forward_columns(&last_position(x)?, 0..c)?.reshape((b, 1, h, d))?; // (B, 1, H, D)
+            (q, self.c_attn.forward_columns(x, c..3 * c)?.reshape((b, t, 2, h, d))?)
         } else {
             let qkv = self.c_attn.forward(x)?.reshape((b, t, 3, h, d))?; // (B, T, 3, H, D)
             (qkv.narrow(2, 0, 1)?.squeeze(2)?, qkv.narrow(2, 1, 2)?)
         }; // (B, T, H, D), (B, T, 2, H, D)
-        let q = run.pass(Point::Q(self.layer_idx), q)?;
-        let kv = self.hooked_kv(kv, run)?;
+        let q = hooks.pass(Point::Q(self.layer_idx), q)?;
+        let kv = self.hooked_kv(kv, hooks)?;
         let (k, v) = match cache {
-            Some(cache) => cache.append(&kv)?,
+            Some(cache) => cache.append_packed(&kv)?,
             None => split_kv(&kv)?,
         };
         Ok((q.transpose(1, 2)?, k, v))
     }
 
     /// Keys and values (B, T, 2, H, D) with what hooks put in their place.
-    fn hooked_kv(&self, kv: Tensor, run: Run) -> Result<Tensor> {
+    fn hooked_kv(&self, kv: Tensor, hooks: PassHooks) -> Result<Tensor> {
         let part = |i: usize| kv.narrow(2, i, 1)?.squeeze(2); // (B, T, H, D)
-        let k = run.read(Point::K(self.layer_idx), || part(0))?;
-        let v = run.read(Point::V(self.layer_idx), || part(1))?;
+        let k = hooks.read(Point::K(self.layer_idx), || part(0))?;
+        let v = hooks.read(Point::V(self.layer_idx), || part(1))?;
         if k.is_none() && v.is_none() {
             return Ok(kv);
         }
         Tensor::stack(&[k.map_or_else(|| part(0), Ok)?, v.map_or_else(|| part(1), Ok)?], 2)
     }
+}
+
+impl Module for CausalSelfAttention {
+    /// A whole sequence without padding, cache, dropout and hooks.
+    ///
+    /// # Shapes
+    /// `x` (B, T, C) -> (B, T, C)
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.forward(x, Pass::default())
+    }
+}
+
+/// (B, T, C) -> (B, 1, C)
+pub(crate) fn last_position(x: &Tensor) -> Result<Tensor> {
+    x.narrow(1, x.dim(1)? - 1, 1)?.contiguous()
 }

@@ -2,6 +2,7 @@
 
 use crate::Config;
 use candle_core::{DType, Device, Result, Tensor};
+use gpt2_kernels::attention::{HeadLayout, packed_part};
 
 /// Keys and values of all layers for up to `capacity` positions.
 ///
@@ -63,6 +64,17 @@ impl KvCache {
         self.truncate(0);
     }
 
+    /// [`clear`](Self::clear), by the name in `candle_nn`.
+    pub fn reset(&mut self) {
+        self.clear();
+    }
+
+    /// [`len`](Self::len), by the name in `candle_nn`.
+    #[must_use]
+    pub fn current_seq_len(&self) -> usize {
+        self.len()
+    }
+
     /// Forgets all but the first `len` positions.
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
@@ -110,7 +122,21 @@ impl LayerCache {
                 config.n_positions
             )
         }
-        let shape = (batch, 2, config.n_head, capacity, config.head_dim());
+        Self::with_heads(config.heads(), batch, capacity, dtype, device)
+    }
+
+    /// As [`new`](Self::new), for heads such as these.
+    ///
+    /// # Errors
+    /// When the device refuses.
+    pub fn with_heads(
+        heads: HeadLayout,
+        batch: usize,
+        capacity: usize,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Self> {
+        let shape = (batch, 2, heads.heads, capacity, heads.dim);
         Ok(Self { kv: Tensor::zeros(shape, dtype, device)?, len: 0 })
     }
 
@@ -126,13 +152,40 @@ impl LayerCache {
         self.len == 0
     }
 
+    /// Forgets everything and keeps the memory.
+    pub fn reset(&mut self) {
+        self.len = 0;
+    }
+
+    /// [`len`](Self::len), by the name in `candle_nn`.
+    #[must_use]
+    pub fn current_seq_len(&self) -> usize {
+        self.len()
+    }
+
     /// Writes the keys and values of T new positions and returns those of all S held.
     ///
+    /// # Shapes
+    /// `k`, `v` (B, H, T, D) -> views (B, H, S, D)
+    ///
+    /// # Errors
+    /// When there is no room for T more, or a shape does not fit.
+    pub fn append(&mut self, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
+        self.write(&Tensor::stack(&[k, v], 1)?)
+    }
+
+    /// As [`append`](Self::append), of keys and values side by side.
+    ///
     /// `kv` (B, T, 2, H, D) -> k, v: views (B, H, S, D)
-    pub(crate) fn append(&mut self, kv: &Tensor) -> Result<(Tensor, Tensor)> {
-        let (capacity, t) = (self.kv.dim(3)?, kv.dim(1)?);
+    pub(crate) fn append_packed(&mut self, kv: &Tensor) -> Result<(Tensor, Tensor)> {
+        self.write(&kv.permute((0, 2, 3, 1, 4))?) // (B, 2, H, T, D)
+    }
+
+    /// `kv` (B, 2, H, T, D) -> k, v: views (B, H, S, D)
+    fn write(&mut self, kv: &Tensor) -> Result<(Tensor, Tensor)> {
+        let (capacity, t) = (self.kv.dim(3)?, kv.dim(3)?);
         check_fits(self.len, t, capacity)?;
-        let kv = kv.permute((0, 2, 3, 1, 4))?.contiguous()?; // (B, 2, H, T, D)
+        let kv = kv.contiguous()?;
         self.kv.slice_set(&kv, 3, self.len)?;
         self.len += t;
         let held = self.kv.narrow(3, 0, self.len)?; // (B, 2, H, S, D)
@@ -153,7 +206,5 @@ fn check_fits(held: usize, more: usize, capacity: usize) -> Result<()> {
 
 /// k and v of a packed pair, heads in front: (B, S, 2, H, D) -> two views (B, H, S, D).
 pub(crate) fn split_kv(kv: &Tensor) -> Result<(Tensor, Tensor)> {
-    let k = kv.narrow(2, 0, 1)?.squeeze(2)?.transpose(1, 2)?; // (B, H, S, D)
-    let v = kv.narrow(2, 1, 1)?.squeeze(2)?.transpose(1, 2)?; // (B, H, S, D)
-    Ok((k, v))
+    Ok((packed_part(kv, 0)?, packed_part(kv, 1)?))
 }

@@ -2,6 +2,7 @@
 
 use candle_core::{Result, Tensor};
 use gpt2_kernels::Implementation;
+use gpt2_kernels::attention::HeadLayout;
 use serde::{Deserialize, Serialize};
 
 /// GPT-2's configuration, field by field as `config.json` names it.
@@ -196,6 +197,12 @@ impl Config {
     #[must_use]
     pub fn head_dim(&self) -> usize {
         self.n_embd / self.n_head.max(1)
+    }
+
+    /// How the heads lie in the channels.
+    #[must_use]
+    pub fn heads(&self) -> HeadLayout {
+        HeadLayout::all(self.n_head, self.head_dim())
     }
 
     /// The width inside the MLP, `n_inner` or `4 * n_embd`.

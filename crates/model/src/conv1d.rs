@@ -3,19 +3,18 @@
 //! The name is the original's (a convolution of width 1); the layout is the transpose of PyTorch's
 //! `Linear`. `c_proj` is square, so a wrong transpose would load without a word.
 
+use crate::linear::{Dense, Epilogue, LinearLayer};
+use crate::parameters::Visitor;
 use candle_core::{Module, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
-use gpt2_kernels::Implementation;
+use gpt2_kernels::{Dispatch, Implementation};
+use std::ops::Range;
+use std::sync::Arc;
 
-/// A linear layer in GPT-2's layout.
+/// A linear layer in GPT-2's layout. Clones share the weight.
 #[derive(Debug, Clone)]
 pub struct Conv1D {
-    /// (in, out)
-    pub weight: Tensor,
-    /// (out)
-    pub bias: Tensor,
-    /// What may run on a GPU, see [`gpt2_kernels::linear`].
-    pub implementation: Implementation,
+    layer: Arc<dyn LinearLayer>,
 }
 
 impl Conv1D {
@@ -25,21 +24,69 @@ impl Conv1D {
     /// # Errors
     /// When a tensor is missing or has another shape.
     pub fn load(vb: VarBuilder, n_in: usize, n_out: usize, stdev: f64) -> Result<Self> {
-        Ok(Self {
-            weight: vb.get_with_hints((n_in, n_out), "weight", Init::Randn { mean: 0., stdev })?,
-            bias: vb.get_with_hints(n_out, "bias", Init::Const(0.))?,
-            implementation: Implementation::default(),
-        })
+        let dispatch = Dispatch::new(Implementation::Auto, vb.device(), vb.dtype());
+        Self::load_for(vb, n_in, n_out, stdev, dispatch)
     }
 
-    /// The same layer, computed on a GPU by `implementation`.
+    pub(crate) fn load_for(
+        vb: VarBuilder,
+        n_in: usize,
+        n_out: usize,
+        stdev: f64,
+        dispatch: Dispatch,
+    ) -> Result<Self> {
+        let weight = vb.get_with_hints((n_in, n_out), "weight", Init::Randn { mean: 0., stdev })?;
+        let bias = vb.get_with_hints(n_out, "bias", Init::Const(0.))?;
+        Ok(Self { layer: Arc::new(Dense::new(weight, bias, dispatch)?) })
+    }
+
+    /// A dense layer.
+    ///
+    /// # Shapes
+    /// `weight` (in, out), `bias` (out)
+    ///
+    /// # Errors
+    /// When the two do not fit each other.
+    pub fn new(weight: Tensor, bias: Tensor) -> Result<Self> {
+        let dispatch = Dispatch::of(Implementation::Auto, &weight);
+        Ok(Self { layer: Arc::new(Dense::new(weight, bias, dispatch)?) })
+    }
+
+    /// The same place with `layer` in it, see [`crate::linear`].
+    ///
+    /// # Errors
+    /// When `layer` is of another shape.
+    pub fn with_layer(&self, layer: impl LinearLayer + 'static) -> Result<Self> {
+        if layer.shape() != self.shape() {
+            candle_core::bail!(
+                "Conv1D: the layer must be {:?} (in, out), got {:?}",
+                self.shape(),
+                layer.shape()
+            )
+        }
+        Ok(Self { layer: Arc::new(layer) })
+    }
+
+    /// (in, out)
     #[must_use]
-    pub fn with_implementation(self, implementation: Implementation) -> Self {
-        Self { implementation, ..self }
+    pub fn shape(&self) -> (usize, usize) {
+        self.layer.shape()
     }
-}
 
-impl Conv1D {
+    /// W, (in, out).
+    ///
+    /// # Errors
+    /// When the layer cannot make a dense one.
+    pub fn weight(&self) -> Result<Tensor> {
+        self.layer.weight()
+    }
+
+    /// b, (out), where the layer has one: those of GPT-2's checkpoints do.
+    #[must_use]
+    pub fn bias(&self) -> Option<&Tensor> {
+        self.layer.bias()
+    }
+
     /// `residual + x·W + b`.
     ///
     /// # Shapes
@@ -48,7 +95,7 @@ impl Conv1D {
     /// # Errors
     /// When a shape does not fit.
     pub fn forward_onto(&self, residual: &Tensor, x: &Tensor) -> Result<Tensor> {
-        gpt2_kernels::linear_onto(residual, x, &self.weight, &self.bias, self.implementation)
+        self.layer.forward(x, Epilogue::Residual(residual))
     }
 
     /// GELU (tanh form) of `x·W + b`.
@@ -59,19 +106,17 @@ impl Conv1D {
     /// # Errors
     /// When a shape does not fit.
     pub fn forward_gelu(&self, x: &Tensor) -> Result<Tensor> {
-        gpt2_kernels::linear_gelu(x, &self.weight, &self.bias, self.implementation)
+        self.layer.forward(x, Epilogue::Gelu)
     }
 
-    /// The outputs `start..start + len` alone.
-    ///
-    /// # Shapes
-    /// `x` (.., in) -> (.., `len`)
-    ///
-    /// # Errors
-    /// When a shape does not fit.
-    pub(crate) fn forward_columns(&self, x: &Tensor, start: usize, len: usize) -> Result<Tensor> {
-        let (weight, bias) = (self.weight.narrow(1, start, len)?, self.bias.narrow(0, start, len)?);
-        gpt2_kernels::linear(x, &weight, &bias, self.implementation)
+    /// Some of the outputs alone: (.., in) -> (.., `columns.len()`)
+    pub(crate) fn forward_columns(&self, x: &Tensor, columns: Range<usize>) -> Result<Tensor> {
+        self.layer.forward_columns(x, columns)
+    }
+
+    /// Names the layer's parameters.
+    pub fn visit(&self, visitor: &mut Visitor) {
+        self.layer.visit(visitor);
     }
 }
 
@@ -81,7 +126,7 @@ impl Module for Conv1D {
     /// # Shapes
     /// `x` (.., in) -> (.., out)
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        gpt2_kernels::linear(x, &self.weight, &self.bias, self.implementation)
+        self.layer.forward(x, Epilogue::None)
     }
 }
 
@@ -93,13 +138,58 @@ mod tests {
     #[test]
     fn multiplies_from_the_left_without_a_transpose() -> Result<()> {
         // A square weight, so that x·Wᵀ would have the right shape and the wrong values.
-        let layer = Conv1D {
-            weight: Tensor::new(&[[1f32, 2.], [3., 4.]], &Device::Cpu)?,
-            bias: Tensor::new(&[10f32, 20.], &Device::Cpu)?,
-            implementation: Implementation::default(),
-        };
+        let layer = Conv1D::new(
+            Tensor::new(&[[1f32, 2.], [3., 4.]], &Device::Cpu)?,
+            Tensor::new(&[10f32, 20.], &Device::Cpu)?,
+        )?;
         let x = Tensor::new(&[[[1f32, 0.], [0., 1.]]], &Device::Cpu)?;
         assert_eq!(layer.forward(&x)?.to_vec3::<f32>()?, [[[11., 22.], [13., 24.]]]);
+        Ok(())
+    }
+
+    /// A layer that computes all of its outputs, as one of a user's own may.
+    #[derive(Debug)]
+    struct Doubled(Tensor, Tensor);
+
+    impl LinearLayer for Doubled {
+        fn shape(&self) -> (usize, usize) {
+            self.0.dims2().expect("a matrix")
+        }
+        fn forward(&self, x: &Tensor, epilogue: Epilogue) -> Result<Tensor> {
+            epilogue.apply((x.broadcast_matmul(&self.weight()?)?.broadcast_add(&self.1))?)
+        }
+        fn weight(&self) -> Result<Tensor> {
+            &self.0 * 2.0
+        }
+        fn bias(&self) -> Option<&Tensor> {
+            Some(&self.1)
+        }
+        fn visit(&self, _: &mut Visitor) {}
+    }
+
+    #[test]
+    fn a_layer_of_ones_own_serves_every_epilogue_and_some_columns() -> Result<()> {
+        let numbers = |shape: (usize, usize), step: f32| {
+            let values = (0..shape.0 * shape.1).map(|i| ((i * 7 % 11) as f32 - 5.0) * step);
+            Tensor::from_iter(values, &Device::Cpu)?.reshape(shape)
+        };
+        let (w, b) = (numbers((3, 4), 0.1)?, numbers((1, 4), 0.3)?.squeeze(0)?);
+        let dense = Conv1D::new((&w * 2.0)?, b.clone())?;
+        let own = Conv1D::new(w.zeros_like()?, b.zeros_like()?)?.with_layer(Doubled(w, b))?;
+        let (x, residual) = (numbers((5, 3), 0.2)?, numbers((5, 4), 0.5)?);
+        for (got, expected) in [
+            (own.forward(&x)?, dense.forward(&x)?),
+            (own.forward_gelu(&x)?, dense.forward_gelu(&x)?),
+            (own.forward_onto(&residual, &x)?, dense.forward_onto(&residual, &x)?),
+            (own.forward_columns(&x, 1..3)?, dense.forward_columns(&x, 1..3)?),
+        ] {
+            assert_eq!(got.dims(), expected.dims());
+            assert!((got - expected)?.abs()?.max_all()?.to_scalar::<f32>()? < 1e-6);
+        }
+        let narrow = Conv1D::new(numbers((3, 3), 1.0)?, numbers((1, 3), 1.0)?.squeeze(0)?)?;
+        let wide = Doubled(numbers((3, 4), 1.0)?, numbers((1, 4), 1.0)?.squeeze(0)?);
+        let message = narrow.with_layer(wide).expect_err("(3, 4) is not (3, 3)").to_string();
+        assert!(message.contains("(3, 3)") && message.contains("(3, 4)"), "{message}");
         Ok(())
     }
 }

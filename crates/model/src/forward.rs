@@ -56,6 +56,7 @@ pub struct ChosenWeights {
 
 /// What the transformer computed. Lists are empty where they were not asked for.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct ModelOutput {
     /// After `ln_f`, (B, T, C), or (B, 1, C) for the last position only.
     pub last_hidden_state: Tensor,
@@ -71,19 +72,12 @@ pub struct ModelOutput {
     pub attention_outputs: Vec<Tensor>,
 }
 
-/// What the language model computed. Lists are empty where they were not asked for.
+/// What the language model computed.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct CausalLMOutput {
     /// (B, T, V), or (B, 1, V) for the last position only.
     pub logits: Tensor,
-    /// L + 1 tensors (B, T, C).
-    pub hidden_states: Vec<Tensor>,
-    /// L tensors (B, H, T, S), f32 at least.
-    pub attentions: Vec<Tensor>,
-    /// A tensor (B, heads, queries, S) for each of [`ForwardArgs::weights`], in their order, f32 at least.
-    pub weights: Vec<Tensor>,
-    /// L summaries of attention weights.
-    pub summaries: Vec<Summary>,
-    /// L tensors (B, T, C), the attention blocks' outputs after `c_proj`.
-    pub attention_outputs: Vec<Tensor>,
+    /// What the transformer below computed.
+    pub transformer: ModelOutput,
 }

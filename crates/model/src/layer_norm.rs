@@ -1,8 +1,9 @@
 //! `ln_1`, `ln_2`, `ln_f`: layer norm with GPT-2's names.
 
+use crate::parameters::{Role, Visitor};
 use candle_core::{Module, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
-use gpt2_kernels::Implementation;
+use gpt2_kernels::{Dispatch, Implementation};
 
 /// Layer normalisation over C, see [`gpt2_kernels::layer_norm`].
 #[derive(Debug, Clone)]
@@ -12,7 +13,7 @@ pub struct LayerNorm {
     /// (C)
     pub bias: Tensor,
     eps: f64,
-    implementation: Implementation,
+    dispatch: Dispatch,
 }
 
 impl LayerNorm {
@@ -21,23 +22,28 @@ impl LayerNorm {
     /// # Errors
     /// When a tensor is missing or has another shape.
     pub fn load(vb: VarBuilder, width: usize, eps: f64) -> Result<Self> {
+        let dispatch = Dispatch::new(Implementation::Auto, vb.device(), vb.dtype());
+        Self::load_for(vb, width, eps, dispatch)
+    }
+
+    pub(crate) fn load_for(vb: VarBuilder, width: usize, eps: f64, dispatch: Dispatch) -> Result<Self> {
         Ok(Self {
             weight: vb.get_with_hints(width, "weight", Init::Const(1.))?,
             bias: vb.get_with_hints(width, "bias", Init::Const(0.))?,
             eps,
-            implementation: Implementation::default(),
+            dispatch,
         })
     }
 
-    /// The same layer, computed on a GPU by `implementation`.
-    #[must_use]
-    pub fn with_implementation(self, implementation: Implementation) -> Self {
-        Self { implementation, ..self }
+    /// Names `weight` and `bias`.
+    pub fn visit(&self, visitor: &mut Visitor) {
+        visitor.parameter("weight", Role::NormWeight, &self.weight);
+        visitor.parameter("bias", Role::NormBias, &self.bias);
     }
 }
 
 impl Module for LayerNorm {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        gpt2_kernels::layer_norm(x, &self.weight, &self.bias, self.eps, self.implementation)
+        gpt2_kernels::layer_norm(x, &self.weight, &self.bias, self.eps, self.dispatch)
     }
 }

@@ -1,6 +1,8 @@
 //! The feed-forward half of a block: `c_proj(act(c_fc(x)))`.
 
 use crate::config::Activation;
+use crate::loading::Loading;
+use crate::parameters::Visitor;
 use crate::training::{Site, Training};
 use crate::{Config, Conv1D};
 use candle_core::{Module, Result, Tensor};
@@ -22,26 +24,28 @@ impl Mlp {
     /// Loads `c_fc` and `c_proj` of layer 0.
     ///
     /// # Errors
-    /// When a tensor is missing or has another shape.
+    /// When the config is not valid, or a tensor is missing or has another shape.
     pub fn load(vb: VarBuilder, config: &Config) -> Result<Self> {
-        Self::load_layer(vb, config, 0)
+        config.validate()?;
+        Self::load_at(&Loading::new(vb, config, 0))
     }
 
-    /// As [`load`](Self::load), of layer `layer_idx`.
-    ///
-    /// # Errors
-    /// When a tensor is missing or has another shape.
-    pub fn load_layer(vb: VarBuilder, config: &Config, layer_idx: usize) -> Result<Self> {
+    pub(crate) fn load_at(place: &Loading) -> Result<Self> {
+        let config = place.config;
         let (c, inner) = (config.n_embd, config.inner_dim());
         Ok(Self {
-            c_fc: Conv1D::load(vb.pp("c_fc"), c, inner, config.initializer_range)?
-                .with_implementation(config.attn_implementation),
-            c_proj: Conv1D::load(vb.pp("c_proj"), inner, c, config.residual_stdev())?
-                .with_implementation(config.attn_implementation),
+            c_fc: place.conv1d("c_fc", (c, inner), config.initializer_range)?,
+            c_proj: place.conv1d("c_proj", (inner, c), config.residual_stdev())?,
             act: config.activation_function,
-            layer_idx,
+            layer_idx: place.layer_idx,
             resid_pdrop: config.resid_pdrop,
         })
+    }
+
+    /// Names the parameters of `c_fc` and `c_proj`.
+    pub fn visit(&self, visitor: &mut Visitor) {
+        self.c_fc.visit(&mut visitor.pp("c_fc"));
+        self.c_proj.visit(&mut visitor.pp("c_proj"));
     }
 }
 

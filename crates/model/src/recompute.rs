@@ -4,9 +4,9 @@
 //! before it goes through it. Dropout draws the same masks again. Memory for activations falls from that of L
 //! blocks to that of one and L inputs; the blocks' forward passes are paid for twice.
 
-use crate::model::check_targets;
+use crate::inputs::check_targets;
 use crate::training::{Training, add_gradients};
-use crate::{BlockArgs, Gpt2LMHeadModel};
+use crate::{Gpt2LMHeadModel, Pass};
 use candle_core::backprop::GradStore;
 use candle_core::{Module, Result, Tensor, Var};
 use candle_nn::VarMap;
@@ -29,25 +29,25 @@ impl Gpt2LMHeadModel {
     ) -> Result<(f32, GradStore)> {
         check_targets(input_ids, targets)?;
         let model = &self.transformer;
-        let args = BlockArgs { training, ..BlockArgs::default() };
+        let pass = || Pass { training, ..Pass::default() };
         let embedded = model.embedded(input_ids, training)?; // (B, T, C)
         let mut x = embedded.detach();
         let mut inputs = Vec::with_capacity(model.h.len());
         for block in &model.h {
-            let output = block.forward(&x, None, None, args)?.hidden_state.detach();
+            let output = block.forward(&x, pass())?.hidden_state.detach();
             inputs.push(std::mem::replace(&mut x, output));
         }
 
         let last = Var::from_tensor(&x)?;
         let (loss, mut gradients) = {
             let normed = model.ln_f.forward(&last)?;
-            let loss = gpt2_kernels::linear_cross_entropy(&normed, &self.lm_head, targets)?;
+            let loss = self.lm_head.cross_entropy(&normed, targets)?;
             (loss.to_scalar::<f32>()?, loss.backward()?)
         };
         let mut grad = taken(&mut gradients, &last)?;
         for (block, input) in model.h.iter().zip(inputs).rev() {
             let input = Var::from_tensor(&input)?;
-            let output = block.forward(&input, None, None, args)?.hidden_state;
+            let output = block.forward(&input, pass())?.hidden_state;
             let mut more = (output * grad.detach())?.sum_all()?.backward()?;
             grad = taken(&mut more, &input)?;
             add_gradients(&mut gradients, more, variables)?;

@@ -3,7 +3,7 @@
 use super::folder::Folder;
 use super::{archive, assert_names, parts};
 use candle_core::{DType, Device, Tensor};
-use gpt2_loader::{Bytes, Checkpoint, Files, Header, LoadError, Source, TokenizerFiles, Weights};
+use gpt2_loader::{Bytes, Checkpoint, Files, Header, LoadError, Source, TokenizerFiles, WeightFiles};
 use gpt2_model::{Config, ForwardArgs};
 
 /// The config of the corpus's models, 300 numbers each, with and without a table of `lm_head`'s own.
@@ -29,7 +29,7 @@ pub(super) fn config(data: &[u8]) {
         Checkpoint::open(&Files::new(
             "fuzz".into(),
             (path.clone(), Bytes::open(&path)?),
-            Weights::Headers(vec![]),
+            WeightFiles::Headers(vec![]),
             TokenizerFiles::Absent,
         ))
     };
@@ -68,7 +68,7 @@ pub(super) fn safetensors(data: &[u8]) {
             Checkpoint::open(&Files::new(
                 "fuzz".into(),
                 (config, bytes),
-                Weights::Headers(vec![header]),
+                WeightFiles::Headers(vec![header]),
                 TokenizerFiles::Absent,
             ))
         });

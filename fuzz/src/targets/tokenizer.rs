@@ -2,7 +2,7 @@
 
 use super::folder::Folder;
 use super::{assert_names, parts};
-use gpt2_loader::{Bytes, Files, LoadError, Tokenizer, TokenizerFiles, Weights};
+use gpt2_loader::{Bytes, Files, LoadError, Tokenizer, TokenizerFiles, WeightFiles};
 use std::sync::OnceLock;
 
 const TEXTS: [&str; 7] = [
@@ -78,7 +78,7 @@ pub(super) fn prompts(data: &[u8]) {
 
 fn open(tokenizer: TokenizerFiles) -> Result<Tokenizer, LoadError> {
     let config = ("config.json".into(), Bytes::Embedded(b"{}"));
-    let files = Files::new("fuzz".into(), config, Weights::Headers(vec![]), tokenizer);
+    let files = Files::new("fuzz".into(), config, WeightFiles::Headers(vec![]), tokenizer);
     Tokenizer::open(&files, 5)
 }
 

@@ -283,11 +283,9 @@ fn a_pinned_file_is_held_against_its_pin() -> Result<()> {
     };
     let model = ModelId::parse(MODEL).ok_or("an id")?;
     let open = |pin: &Pin| {
-        let hub = Hub {
-            endpoint: setup.server.endpoint(),
-            pins: vec![pin.clone()],
-            ..Hub::new(setup.cache.path())
-        };
+        let mut hub = Hub::new(setup.cache.path());
+        hub.endpoint = setup.server.endpoint();
+        hub.pins = vec![pin.clone()];
         hub.open(&model, "main").map(|snapshot| snapshot.commit)
     };
     for wrong in
@@ -300,7 +298,8 @@ fn a_pinned_file_is_held_against_its_pin() -> Result<()> {
     assert_eq!(open(&pin)?, COMMIT);
     // What is cached and verified is held against a pin, too, and a new look at it changes nothing.
     let wrong = Pin { sha256: Some("0".repeat(64)), ..pin.clone() };
-    let hub = Hub { pins: vec![wrong], offline: true, ..Hub::new(setup.cache.path()) };
+    let mut hub = Hub::new(setup.cache.path());
+    (hub.pins, hub.offline) = (vec![wrong], true);
     let checks = hub.verify(&model, "main", false)?;
     let weights = checks.iter().find(|check| check.file == "model.safetensors").ok_or("a check")?;
     assert_eq!(weights.state, FileState::Bad);

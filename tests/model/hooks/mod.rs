@@ -156,7 +156,7 @@ fn a_value_of_another_shape_is_refused_with_the_point() -> Result {
 
 fn attentions(model: &Gpt2LMHeadModel, ids: &Tensor) -> Result<Vec<Tensor>> {
     let args = ForwardArgs { output_attentions: true, ..Default::default() };
-    Ok(model.forward(ids, args)?.attentions)
+    Ok(model.forward(ids, args)?.transformer.attentions)
 }
 
 /// What was asked for comes in the order of the requests, and the logits are those of a run without.
@@ -185,17 +185,17 @@ fn weights_and_summaries_are_asked_for_as_data() -> Result {
         let output = model.forward(&ids, args)?;
         let expected = if last_logits_only { plain.narrow(1, 32, 1)? } else { plain.clone() };
         assert_close("logits", &output.logits, &expected, 1e-6);
-        assert_eq!(output.attentions.len(), if last_logits_only { 0 } else { LAYERS });
-        let dims: Vec<_> = output.weights.iter().map(|w| w.dims().to_vec()).collect();
+        assert_eq!(output.transformer.attentions.len(), if last_logits_only { 0 } else { LAYERS });
+        let dims: Vec<_> = output.transformer.weights.iter().map(|w| w.dims().to_vec()).collect();
         assert_eq!(dims, [[2, 1, 2, 33], [2, 2, 1, 33], [2, 3, 33, 33]]);
         let row = |w: &Tensor, head, query| w.narrow(1, head, 1)?.narrow(2, query, 1);
-        assert!(max_abs(&(row(&output.weights[0], 0, 0)? - row(&all[1], 2, 32)?)?)? < 1e-6);
-        assert!(max_abs(&(row(&output.weights[1], 1, 0)? - row(&all[0], 1, 5)?)?)? < 1e-6);
-        assert!(max_abs(&(&output.weights[2] - &all[1])?)? < 1e-6);
-        for (summary, weights) in output.summaries.iter().zip(&all) {
+        assert!(max_abs(&(row(&output.transformer.weights[0], 0, 0)? - row(&all[1], 2, 32)?)?)? < 1e-6);
+        assert!(max_abs(&(row(&output.transformer.weights[1], 1, 0)? - row(&all[0], 1, 5)?)?)? < 1e-6);
+        assert!(max_abs(&(&output.transformer.weights[2] - &all[1])?)? < 1e-6);
+        for (summary, weights) in output.transformer.summaries.iter().zip(&all) {
             assert!(max_abs(&(&summary.max - weights.max(3)?)?)? < 1e-6);
         }
-        assert_eq!(output.summaries.len(), LAYERS);
+        assert_eq!(output.transformer.summaries.len(), LAYERS);
     }
     let beyond = [ChosenWeights { layer: 2, of: Chosen::default() }];
     let args = ForwardArgs { weights: &beyond, ..Default::default() };

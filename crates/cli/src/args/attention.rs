@@ -2,8 +2,11 @@
 // The comments are the help text, where backticks and backslashes would be printed.
 #![allow(clippy::doc_markdown, rustdoc::broken_intra_doc_links)]
 
-use super::{ColorArg, InterventionArgs, ModelArgs, PromptArgs};
-use crate::finite::FiniteArgs;
+use super::choices::ColorArg;
+use super::finite::FiniteArgs;
+use super::interventions::InterventionArgs;
+use super::model::ModelArgs;
+use super::prompt::PromptArgs;
 use crate::values::IndexRange;
 use clap::ValueEnum;
 use std::path::PathBuf;

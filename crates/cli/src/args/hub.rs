@@ -30,8 +30,9 @@ pub(crate) struct HubArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 A model that is cached is used without a request, at the commit that it was fetched at; this command asks the
-Hub for a newer one. What was cut off goes on where it ended. Each file is held against the hash that the Hub
-announces. A token for private and gated models is read from HF_TOKEN, or from where `hf auth login` left it.
+Hub for a newer one. An interrupted download resumes where it stopped. Each file is held against the hash that
+the Hub announces. A token for private and gated models is read from HF_TOKEN, or from where `hf auth login`
+left it.
 
 Examples:
   gpt2 download gpt2

@@ -16,7 +16,7 @@ pub(crate) struct InterventionArgs {
     /// Heads whose output is multiplied by a factor (repeatable)
     #[arg(long, value_name = "L.H=FACTOR", value_delimiter = ',', value_parser = scale)]
     scale: Vec<Intervention>,
-    /// Positions QUERY that may not attend to KEY, counted from 0: in all layers, or in a layer or head alone, as
+    /// Positions QUERY that must not attend to KEY, counted from 0: in all layers, or in a layer or head alone, as
     /// in 3/7:4 and 3.2/7:4 (repeatable)
     #[arg(long, value_name = "[L[.H]/]QUERY:KEY", value_delimiter = ',', value_parser = block)]
     block: Vec<Intervention>,

@@ -3,19 +3,27 @@
 #![allow(clippy::doc_markdown, rustdoc::broken_intra_doc_links)]
 
 mod attention;
+mod choices;
+mod device;
+mod finite;
 mod hub;
 mod interventions;
+mod model;
+mod prompt;
 mod train;
 
 pub(crate) use attention::{AttentionArgs, EffectArg, HeadsArgs, LensArgs};
+pub(crate) use choices::{BenchTarget, ColorArg};
+pub(crate) use device::DeviceArg;
+pub(crate) use finite::FiniteArgs;
 pub(crate) use hub::{DownloadArgs, HubArgs, ModelsArgs, VerifyCacheArgs};
 pub(crate) use interventions::InterventionArgs;
+pub(crate) use model::{ModelArgs, RunArgs};
+pub(crate) use prompt::PromptArgs;
 pub(crate) use train::TrainArgs;
 
-use crate::device::DeviceArg;
-use crate::finite::FiniteArgs;
 use crate::values::{above_0, at_least_0, part};
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{Parser, Subcommand};
 use std::path::PathBuf;
 
 /// Runs GPT-2 and shows its attention, on CPU, CUDA or Metal.
@@ -83,55 +91,6 @@ impl Command {
             Self::Download(_) | Self::Models(_) | Self::VerifyCache(_) => None,
         }
     }
-}
-
-/// Options that every subcommand has.
-#[derive(Debug, clap::Args)]
-#[command(next_help_heading = "Model and device")]
-pub(crate) struct ModelArgs {
-    /// Folder with config.json and weights; or a model of the Hugging Face Hub: gpt2, gpt2-medium,
-    /// gpt2-large, gpt2-xl, distilgpt2 or owner/name [default: the built-in demo model]
-    #[arg(short, long, value_name = "DIR|NAME")]
-    pub(crate) model: Option<String>,
-    /// Precision of weights and activations; scores and softmax are f32 at least
-    #[arg(long, default_value = "f32", value_enum)]
-    pub(crate) dtype: DTypeArg,
-    /// Which code computes attention and, on GPUs, the layers around it
-    #[arg(long = "impl", value_enum, default_value = "auto")]
-    pub(crate) implementation: ImplArg,
-    #[command(flatten)]
-    pub(crate) run: RunArgs,
-    #[command(flatten)]
-    pub(crate) hub: HubArgs,
-}
-
-/// Where a command runs, and from which seed.
-#[derive(Debug, clap::Args)]
-#[command(next_help_heading = "Model and device")]
-pub(crate) struct RunArgs {
-    /// Where to run: auto, cpu, cuda[:N] or metal[:N]; only auto ever falls back
-    #[arg(long, default_value = "auto", value_name = "DEVICE")]
-    pub(crate) device: DeviceArg,
-    /// CPU threads [default: all cores]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
-    pub(crate) threads: Option<u16>,
-    /// Seed of everything random: the same command with the same seed gives the same result
-    #[arg(long, default_value_t = 0)]
-    pub(crate) seed: u64,
-}
-
-/// The prompt: one of an argument, a file, a pipe or ids.
-#[derive(Debug, clap::Args)]
-pub(crate) struct PromptArgs {
-    /// The prompt [default: standard input, where it is a pipe]
-    #[arg(conflicts_with_all = ["file", "ids"])]
-    pub(crate) prompt: Option<String>,
-    /// Read the prompt from a file (one newline at its end is left out)
-    #[arg(short, long, value_name = "FILE", conflicts_with = "ids")]
-    pub(crate) file: Option<PathBuf>,
-    /// Token ids instead of text
-    #[arg(long, value_delimiter = ',', value_name = "1,2,3", num_args = 1..)]
-    pub(crate) ids: Option<Vec<u32>>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -277,69 +236,4 @@ pub(crate) struct VerifyArgs {
     pub(crate) hub: HubArgs,
     #[command(flatten)]
     pub(crate) run: RunArgs,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum BenchTarget {
-    /// Attention alone, on q, k and v as c_attn leaves them
-    Core,
-    /// CausalSelfAttention, from c_attn to c_proj
-    Block,
-    /// The whole model
-    Forward,
-    /// Greedy steps with the cache, after a prompt
-    Decode,
-    /// Forward, backward and AdamW
-    Train,
-    /// What the processor and the memory can do at most; needs no model
-    Machine,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum ImplArg {
-    /// Fused on the CPU; eager on GPUs, where the fused kernels have not been shown right yet
-    Auto,
-    /// One kernel without a (T, T) tensor, where there is one
-    Fused,
-    /// Plain Candle operations
-    Eager,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum ColorArg {
-    /// On a terminal
-    Auto,
-    /// Always
-    Always,
-    /// Never
-    Never,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum DTypeArg {
-    F32,
-    F16,
-    Bf16,
-    F64,
-}
-
-impl From<DTypeArg> for candle_core::DType {
-    fn from(arg: DTypeArg) -> Self {
-        match arg {
-            DTypeArg::F32 => Self::F32,
-            DTypeArg::F16 => Self::F16,
-            DTypeArg::Bf16 => Self::BF16,
-            DTypeArg::F64 => Self::F64,
-        }
-    }
-}
-
-impl From<ImplArg> for gpt2_kernels::Implementation {
-    fn from(arg: ImplArg) -> Self {
-        match arg {
-            ImplArg::Auto => Self::Auto,
-            ImplArg::Fused => Self::Fused,
-            ImplArg::Eager => Self::Eager,
-        }
-    }
 }

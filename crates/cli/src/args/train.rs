@@ -2,7 +2,9 @@
 // The comments are the help text, where backticks and angle brackets would be printed.
 #![allow(clippy::doc_markdown, rustdoc::bare_urls, rustdoc::broken_intra_doc_links)]
 
-use super::{DTypeArg, HubArgs, RunArgs};
+use super::choices::DTypeArg;
+use super::hub::HubArgs;
+use super::model::RunArgs;
 use crate::values::{at_least_0, below_1, fraction};
 use std::path::PathBuf;
 
@@ -77,7 +79,7 @@ pub(crate) struct TrainArgs {
     /// Write loss, learning rate and norm of gradients of each step to a .csv or .jsonl file
     #[arg(long, value_name = "FILE")]
     pub(crate) metrics: Option<PathBuf>,
-    /// Go on with the run in --out where it was stopped, as if it had not been
+    /// Resume the run in --out where it was stopped; the result is that of a run that was not
     #[arg(long, conflicts_with = "overwrite")]
     pub(crate) resume: bool,
     /// Replace the model that --out holds already

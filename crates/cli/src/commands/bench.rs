@@ -6,16 +6,17 @@ use crate::qkv;
 use anyhow::bail;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{VarBuilder, VarMap};
+use gpt2_kernels::Dispatch;
 use gpt2_kernels::attention::{CausalAttention, CausalMask};
 use gpt2_kernels::roofline::Roofline;
 use gpt2_kernels::stopwatch::Stopwatch;
 use gpt2_loader::Checkpoint;
-use gpt2_model::attention::AttentionArgs;
-use gpt2_model::training::{AdamW, AdamWParams, Training};
+use gpt2_model::training::{Training, named_variables};
 use gpt2_model::{
     CausalSelfAttention, Chosen, ChosenWeights, Config, ForwardArgs, Gpt2LMHeadModel, Implementation,
-    KvCache, init,
+    KvCache, Pass, init,
 };
+use gpt2_train::{AdamW, AdamWParams};
 use serde::Serialize;
 use std::io::Write;
 use std::process::ExitCode;
@@ -98,7 +99,7 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The median; sorts what it is of, which is not empty.
+/// The median of some numbers, at least one, which it sorts.
 fn median(numbers: &mut [f64]) -> f64 {
     numbers.sort_by(f64::total_cmp);
     f64::midpoint(numbers[(numbers.len() - 1) / 2], numbers[numbers.len() / 2])
@@ -219,8 +220,8 @@ impl<'a> Bench<'a> {
         let (b, t, h, d) = (self.batch, self.tokens, self.config.n_head, self.config.head_dim());
         let packed = self.random(&[b, t, 3, h, d])?; // as c_attn leaves them
         let [q, k, v] = qkv::views(&packed, t)?;
-        let attention = CausalAttention::new(self.config.attention_scale(0))
-            .with_implementation(self.config.attn_implementation);
+        let dispatch = Dispatch::of(self.config.attn_implementation, &q);
+        let attention = CausalAttention::new(self.config.attention_scale(0), dispatch);
         self.time(|| {
             attention.forward(&q, &k, &v, CausalMask::default())?;
             Ok(())
@@ -231,7 +232,7 @@ impl<'a> Bench<'a> {
         let block = CausalSelfAttention::load(self.weights()?.pp("h.0.attn"), &self.config)?;
         let x = self.random(&[self.batch, self.tokens, self.config.n_embd])?;
         self.time(|| {
-            block.forward(&x, AttentionArgs::default())?;
+            block.forward(&x, Pass::default())?;
             Ok(())
         })
     }
@@ -307,7 +308,7 @@ impl<'a> Bench<'a> {
         let variables = VarMap::new();
         let vb = init::seeded_variables(self.args.model.run.seed, &variables, self.dtype, &self.device);
         let model = Gpt2LMHeadModel::load(vb, &self.config)?;
-        let mut optimiser = AdamW::new(&variables, AdamWParams::default())?;
+        let mut optimiser = AdamW::new(named_variables(&variables)?, AdamWParams::default())?;
         let t = self.tokens;
         let ids = self.ids(t + 1)?;
         let (inputs, targets) = (ids.narrow(1, 0, t)?, ids.narrow(1, 1, t)?);

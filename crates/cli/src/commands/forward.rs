@@ -60,7 +60,7 @@ pub(crate) fn run(args: &ForwardArgs) -> anyhow::Result<ExitCode> {
     args.finite.check(&session, &ids, Some(&interventions), [&logits])?;
 
     if let Some(path) = &args.export {
-        let hidden_states = Tensor::cat(&output.hidden_states, 0)?.to_dtype(DType::F32)?; // (L + 1, T, C)
+        let hidden_states = Tensor::cat(&output.transformer.hidden_states, 0)?.to_dtype(DType::F32)?; // (L + 1, T, C)
         args.finite.check(&session, &ids, Some(&interventions), [&hidden_states])?;
         let mut metadata = made_by.metadata()?;
         metadata.extend([

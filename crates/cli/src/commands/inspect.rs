@@ -1,7 +1,7 @@
 //! `gpt2 inspect`: a checkpoint's config and tensors, and whether they fit each other.
 
 use crate::args::InspectArgs;
-use crate::{output, session};
+use crate::{output, remedy, session};
 use gpt2_loader::{Audit, Checkpoint, Files, Finding};
 use gpt2_model::Config;
 use gpt2_view::{Align, Table, visible_text};
@@ -16,7 +16,7 @@ struct Report<'a> {
     parameters: u64,
     memory_bytes: Memory,
     audit: Verdict,
-    findings: Vec<Finding>,
+    findings: Vec<FindingRow>,
     tensors: Vec<TensorRow>,
 }
 
@@ -36,6 +36,19 @@ struct Verdict {
     mismatched: Vec<String>,
     duplicates: Vec<String>,
     buffers: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct FindingRow {
+    about: &'static str,
+    found: String,
+    remedy: String,
+}
+
+impl From<Finding> for FindingRow {
+    fn from(Finding { about, found, advice, .. }: Finding) -> Self {
+        Self { about, found, remedy: remedy::advice(advice) }
+    }
 }
 
 #[derive(Serialize)]
@@ -61,7 +74,7 @@ pub(crate) fn run(args: &InspectArgs) -> anyhow::Result<ExitCode> {
 fn files(args: &InspectArgs) -> anyhow::Result<Files> {
     let name = args.name.as_deref().or(args.model.model.as_deref());
     session::files_by(name, &args.model.hub, |hub, id, revision| {
-        let headers = hub.headers(id, revision)?;
+        let headers = hub.headers(&id, revision)?;
         if headers.bytes_read > 0 {
             output::note(&format!("read {} bytes of the weights: their headers", headers.bytes_read));
         }
@@ -84,7 +97,7 @@ fn report<'a>(checkpoint: &'a Checkpoint, audit: &Audit) -> Report<'a> {
             duplicates: names(&audit.duplicates),
             buffers: names(&audit.buffers),
         },
-        findings: checkpoint.findings(),
+        findings: checkpoint.findings().into_iter().map(FindingRow::from).collect(),
         tensors: checkpoint
             .tensors()
             .map(|(_, t)| TensorRow {
@@ -130,7 +143,7 @@ fn print(checkpoint: &Checkpoint, audit: &Audit) -> anyhow::Result<()> {
         audit.buffers.len()
     )?;
     let mut findings = Table::new(&[("", Align::Left); 3]);
-    for Finding { about, found, remedy } in checkpoint.findings() {
+    for FindingRow { about, found, remedy } in checkpoint.findings().into_iter().map(FindingRow::from) {
         findings.row(vec![about.into(), found, remedy]);
     }
     writeln!(out, "{}", findings.render())?;

@@ -1,16 +1,23 @@
 //! The reference: attention in plain differentiable Candle operations, one (T, S) tensor of weights a head.
 
+use super::bias::CausalBias;
 use super::mask::{CausalMask, HiddenKeys};
-use super::weights::{Rows, select};
+use super::request::{Rows, select};
 use crate::accumulator;
 use candle_core::{D, DType, Device, Result, Tensor};
 
 /// `softmax(q·kᵀ·scale)` over the visible keys, in f32 at least; zeros where no key is visible.
 ///
 /// `q` (B, H, T, D), `k` (B, H, S, D) -> (B, heads, queries, S) of `rows`
-pub(super) fn weights(q: &Tensor, k: &Tensor, scale: f64, mask: CausalMask, rows: &Rows) -> Result<Tensor> {
+pub(super) fn weights(
+    q: &Tensor,
+    k: &Tensor,
+    scale: f64,
+    mask: (CausalMask, Option<&CausalBias>),
+    rows: &Rows,
+) -> Result<Tensor> {
     let (h, s) = (k.dim(1)?, k.dim(2)?);
-    let (q, k) = (select(&select(q, 1, &rows.heads)?, 2, &rows.queries)?, select(k, 1, &rows.heads)?);
+    let (q, k) = (rows.of_queries(q)?, rows.of_keys(k)?);
     let scores = scores(&q, &k, scale)?;
     let visible = visible(mask, rows, (h, s), q.device())?.broadcast_as(scores.shape())?;
     // The lowest finite value rather than -inf: a row that sees nothing stays free of NaN, and every
@@ -43,11 +50,17 @@ pub(super) fn context(weights: &Tensor, v: &Tensor, dtype: DType) -> Result<Tens
         .contiguous() // (B, T, H, D)
 }
 
-/// What `rows` see of S keys: u8 (1 or B, 1 or heads, queries, S).
-fn visible(mask: CausalMask, rows: &Rows, (h, s): (usize, usize), device: &Device) -> Result<Tensor> {
-    let mut visible = if let Some(tril) = mask.tril {
+/// What `rows` see of S keys, by the causal rule, from `bias` where there is one, and the mask: u8 (1 or B, 1 or heads,
+/// queries, S).
+fn visible(
+    (mask, bias): (CausalMask, Option<&CausalBias>),
+    rows: &Rows,
+    (h, s): (usize, usize),
+    device: &Device,
+) -> Result<Tensor> {
+    let mut visible = if let Some(bias) = bias {
         let positions: Vec<usize> = rows.seen(s).map(|seen| seen - 1).collect();
-        select(&tril.narrow(3, 0, s)?, 2, &positions)?
+        select(&bias.tensor()?.narrow(3, 0, s)?, 2, &positions)?
     } else {
         let visible: Vec<u8> =
             rows.seen(s).flat_map(|seen| (0..s).map(move |key| u8::from(key < seen))).collect();

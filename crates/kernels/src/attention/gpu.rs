@@ -1,12 +1,7 @@
 //! Which kernel of a GPU computes an attention, among those that this build has: none, CUDA's or Metal's.
 
+use super::gpu_kernel::GpuKernel;
 use candle_core::{Device, Result, Tensor};
-
-/// A kernel for certain q (B, H, T, D), k and v (B, H, S, D).
-pub(super) trait Kernel {
-    /// The context (B, T, H, D) of the tensors that the kernel was made for.
-    fn forward(self: Box<Self>, qkv: [&Tensor; 3]) -> Result<Tensor>;
-}
 
 /// The kernel for these tensors, or `None` where there is none.
 #[cfg_attr(not(any(feature = "cuda", feature = "metal")), allow(unused_variables, clippy::unnecessary_wraps))]
@@ -14,7 +9,7 @@ pub(super) fn kernel(
     qkv: [&Tensor; 3],
     scale: f64,
     padding: Option<&Tensor>,
-) -> Result<Option<Box<dyn Kernel>>> {
+) -> Result<Option<Box<dyn GpuKernel>>> {
     match qkv[0].device() {
         #[cfg(feature = "cuda")]
         Device::Cuda(device) => super::cuda::kernel(device, qkv, scale, padding),

@@ -1,13 +1,10 @@
-//! What each query may see: the triangle, padding, and single keys that are hidden from single queries.
+//! What a query may not see although it stands before it: padding, and single keys hidden from single queries.
 
-use candle_core::{DType, Device, Result, Tensor};
+use candle_core::{DType, Result, Tensor};
 
-/// What each query may see. One polarity everywhere: 1 is visible, 0 is hidden.
+/// What each query may see beside the causal rule. One polarity everywhere: 1 is visible, 0 is hidden.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct CausalMask<'a> {
-    /// The lower triangle, u8 (1, 1, N, N) with N >= S: GPT-2's `bias` buffer, see [`causal_bias`]. Only
-    /// the eager path reads it, and makes one of its own where there is none.
-    pub tril: Option<&'a Tensor>,
     /// Keys that are padding, u8 (B, S), or `None` when there are none.
     pub padding: Option<&'a Tensor>,
     /// Single keys hidden from single queries, in every row of the batch.
@@ -26,20 +23,8 @@ pub struct Hidden {
     pub key: usize,
 }
 
-/// GPT-2's `bias` buffer: the u8 lower triangle (1, 1, n, n), 1 = visible.
-///
-/// # Errors
-/// When the device cannot hold it.
-pub fn causal_bias(n: usize, device: &Device) -> Result<Tensor> {
-    let mut tril = vec![0u8; n * n];
-    for (i, row) in tril.chunks_exact_mut(n.max(1)).enumerate() {
-        row[..=i].fill(1);
-    }
-    Tensor::from_vec(tril, (1, 1, n, n), device)
-}
-
 impl CausalMask<'_> {
-    /// The masks beside the triangle as numbers, for `heads` heads.
+    /// The masks as numbers, for `heads` heads.
     pub(super) fn on_cpu(&self, heads: usize) -> Result<CpuMask> {
         Ok(CpuMask {
             padding: self.padding.map(|p| p.flatten_all()?.to_vec1()).transpose()?,
@@ -49,16 +34,6 @@ impl CausalMask<'_> {
 
     /// Refuses what does not fit q (B, H, T, D) against S keys.
     pub(super) fn check(&self, (b, h, t): (usize, usize, usize), s: usize) -> Result<()> {
-        if let Some(tril) = self.tril {
-            match tril.dims() {
-                [1, 1, n, m] if n == m && *n >= s && tril.dtype() == DType::U8 => {}
-                dims => candle_core::bail!(
-                    "causal attention over {s} keys needs a u8 bias of shape [1, 1, N, N] with N >= {s}, got {:?} \
-                     {dims:?}",
-                    tril.dtype()
-                ),
-            }
-        }
         if let Some(p) = self.padding
             && (p.dims() != [b, s] || p.dtype() != DType::U8)
         {
@@ -76,7 +51,7 @@ impl CausalMask<'_> {
     }
 }
 
-/// The masks beside the triangle, for kernels on the CPU.
+/// The masks, for kernels on the CPU.
 #[derive(Debug, Clone, Default)]
 pub(super) struct CpuMask {
     /// u8 (B, S), 1 = visible.

@@ -1,6 +1,6 @@
 //! Causal attention on Metal through Candle's own `sdpa`.
 
-use super::gpu::Kernel;
+use super::gpu_kernel::GpuKernel;
 use candle_core::{DType, Result, Tensor};
 
 /// The widths of heads of the kernel for one query.
@@ -15,7 +15,7 @@ pub(super) fn kernel(
     qkv: [&Tensor; 3],
     scale: f64,
     padding: Option<&Tensor>,
-) -> Result<Option<Box<dyn Kernel>>> {
+) -> Result<Option<Box<dyn GpuKernel>>> {
     let [q, k, _] = qkv;
     let (_, _, t, d) = q.dims4()?;
     let width = if t == 1 { WIDTHS_ONE.contains(&d) } else { WIDTHS_MANY.contains(&d) && k.dim(2)? == t };
@@ -32,7 +32,7 @@ struct Sdpa {
     scale: f32,
 }
 
-impl Kernel for Sdpa {
+impl GpuKernel for Sdpa {
     fn forward(self: Box<Self>, [q, k, v]: [&Tensor; 3]) -> Result<Tensor> {
         let t = q.dim(2)?;
         // The kernel for one query reads q contiguous, and steps from head to head of k and v by one stride, from key

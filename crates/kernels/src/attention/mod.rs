@@ -5,72 +5,39 @@
 //! `S - T + i`: the mask is aligned at its bottom right corner, and the same rule serves a whole prompt,
 //! a chunk of one and a single decoded token.
 
+mod bias;
 mod cpu;
 #[cfg(any(feature = "cuda", all(test, target_os = "linux")))]
 mod cuda;
+mod drop_weights;
 mod eager;
 mod gpu;
+mod gpu_kernel;
+mod heads;
 mod mask;
 #[cfg(feature = "metal")]
 mod metal;
+mod packed;
+mod request;
 mod softmax;
 mod summary;
 mod weights;
 
-pub use mask::{CausalMask, Hidden, causal_bias};
+pub use bias::{CausalBias, causal_bias};
+pub use heads::HeadLayout;
+pub use mask::{CausalMask, Hidden};
+pub use packed::packed_part;
+pub use request::{Chosen, Wanted};
 pub use summary::Summary;
-pub use weights::Chosen;
 
-use crate::Dropout;
-use candle_core::{DType, Device, Result, Tensor};
-
-/// Which code computes attention and, on GPUs, the layers around it; `Fused` and `Eager` by the names that transformers' `attn_implementation` uses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Implementation {
-    /// What has been shown right on the device at hand: fused on the CPU, eager on GPUs, where the fused kernels have not run.
-    #[default]
-    Auto,
-    /// One kernel with no (T, S) tensor, where device, dtype and shape allow it; everything else takes the eager
-    /// path, with the same result.
-    ///
-    /// On the CPU f32, f16 and bf16, forward and backward, with kernels beside it for weights and summaries. On CUDA f32, f16 and
-    /// bf16, D 32, 64, 80, 96 or 128, without dropout and hidden keys; its backward pass is the eager one. On
-    /// Metal what Candle's `sdpa` computes, where no gradient is asked for.
-    Fused,
-    /// Plain differentiable Candle operations with a (T, S) tensor of weights: the definition.
-    Eager,
-}
-
-impl Implementation {
-    /// The name in lower case, as the command line has it.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Auto => "auto",
-            Self::Fused => "fused",
-            Self::Eager => "eager",
-        }
-    }
-
-    /// What `Auto` means on a device.
-    #[must_use]
-    pub fn on(self, device: &Device) -> Self {
-        match self {
-            Self::Auto if device.is_cpu() => Self::Fused,
-            Self::Auto => Self::Eager,
-            chosen => chosen,
-        }
-    }
-}
-
-/// What is handed back beside the context. Neither part slows down the fused kernel's work on the context.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Wanted<'a> {
-    /// The exact weights of these heads and queries.
-    pub weights: &'a [Chosen],
-    /// A few numbers on the weights of every head and query.
-    pub summary: bool,
-}
+use crate::dispatch::{Dispatch, Implementation};
+use crate::dropout::Dropout;
+use candle_core::{Result, Tensor};
+use cpu::CpuAttention;
+use drop_weights::WeightDropout;
+use gpu_kernel::GpuKernel;
+use request::select;
+use weights::{Code, dropped, weights};
 
 /// What attention computed.
 #[derive(Debug)]
@@ -88,13 +55,14 @@ pub struct Attended {
 /// ```
 /// use candle_core::{Device, Tensor};
 /// use gpt2_kernels::attention::{CausalAttention, CausalMask};
+/// use gpt2_kernels::{Dispatch, Implementation};
 ///
 /// # fn main() -> candle_core::Result<()> {
 /// let (b, h, t, d) = (2, 3, 5, 4);
 /// let q = Tensor::randn(0f32, 1., (b, h, t, d), &Device::Cpu)?;
 /// let k = Tensor::randn(0f32, 1., (b, h, t, d), &Device::Cpu)?;
 /// let v = Tensor::randn(0f32, 1., (b, h, t, d), &Device::Cpu)?;
-/// let attention = CausalAttention::new(1. / (d as f64).sqrt());
+/// let attention = CausalAttention::new(1. / (d as f64).sqrt(), Dispatch::of(Implementation::Auto, &q));
 /// let context = attention.forward(&q, &k, &v, CausalMask::default())?;
 /// assert_eq!(context.dims(), [b, t, h, d]);
 /// # Ok(())
@@ -103,21 +71,31 @@ pub struct Attended {
 #[derive(Debug, Clone)]
 pub struct CausalAttention {
     scale: f64,
-    implementation: Implementation,
+    dispatch: Dispatch,
+    bias: Option<CausalBias>,
+    heads: Option<HeadLayout>,
     dropout: Option<Dropout>,
 }
 
 impl CausalAttention {
-    /// Attention whose scores are multiplied by `scale` (GPT-2: `1 / sqrt(D)`) before the softmax.
+    /// Attention whose scores are multiplied by `scale` (GPT-2: `1 / sqrt(D)`) before the softmax, by the code that
+    /// `dispatch` names.
     #[must_use]
-    pub fn new(scale: f64) -> Self {
-        Self { scale, implementation: Implementation::default(), dropout: None }
+    pub fn new(scale: f64, dispatch: Dispatch) -> Self {
+        Self { scale, dispatch, bias: None, heads: None, dropout: None }
     }
 
-    /// The same attention computed by `implementation`.
+    /// The same attention, whose eager path reads the causal triangle from `bias` instead of making one at each call.
+    /// S may then be up to the triangle's N.
     #[must_use]
-    pub fn with_implementation(self, implementation: Implementation) -> Self {
-        Self { implementation, ..self }
+    pub fn with_bias(self, bias: &CausalBias) -> Self {
+        Self { bias: Some(bias.clone()), ..self }
+    }
+
+    /// The same attention for heads that are some of a layer's: dropout then meets them as it meets the whole layer.
+    #[must_use]
+    pub fn with_heads(self, heads: HeadLayout) -> Self {
+        Self { heads: Some(heads), ..self }
     }
 
     /// The same attention with dropout on its weights, after the softmax: for training. Row `(b·H + h)·T + i`
@@ -131,12 +109,6 @@ impl CausalAttention {
     #[must_use]
     pub fn scale(&self) -> f64 {
         self.scale
-    }
-
-    /// The code that [`forward`](Self::forward) runs.
-    #[must_use]
-    pub fn implementation(&self) -> Implementation {
-        self.implementation
     }
 
     /// The context of each query, `weights·v`. Scores, softmax and sums are f32 or wider; the result
@@ -190,15 +162,15 @@ impl CausalAttention {
         mask: CausalMask,
         wanted: Wanted,
     ) -> Result<Attended> {
-        let (h, t) = check(q, k, v, mask)?;
-        let rows = q.elem_count() / q.dim(3)?.max(1);
+        let (h, t) = self.check(q, k, v, mask)?;
+        let rows = q.dim(0)? * self.heads.map_or(h, |heads| heads.of) * t;
         if self.dropout.is_some() && u32::try_from(rows).is_err() {
             candle_core::bail!(
                 "causal attention: dropout on {rows} rows of weights, which are more than 2^32"
             )
         }
-        if self.is_fused(q, k, v) {
-            let op = cpu::CpuAttention::new(self.scale, mask.on_cpu(h)?, self.dropout, wanted.summary);
+        if self.has_cpu_kernel(&[q, k, v]) {
+            let op = CpuAttention::new(self.scale, mask.on_cpu(h)?, self.weight_dropout(q)?, wanted.summary);
             let rows = op.summaries();
             let context = q.apply_op3(k, v, op)?;
             let summary = rows.get().map(|rows| Summary::of_rows(rows, q.dims4()?)).transpose()?;
@@ -209,18 +181,24 @@ impl CausalAttention {
             let context = kernel.forward([q, k, v])?;
             let weights = wanted.weights.iter().map(|chosen| self.weights(q, k, mask, chosen));
             let weights = weights.collect::<Result<_>>()?;
-            let summary = wanted.summary.then(|| Summary::eager((q, k), self.scale, mask)).transpose()?;
+            let summary = wanted
+                .summary
+                .then(|| Summary::eager((q, k), self.scale, (mask, self.bias.as_ref())))
+                .transpose()?;
             return Ok(Attended { context, weights, summary });
         }
         let all = self.weights(q, k, mask, &Chosen::default())?; // (B, H, T, S)
         let of_all = |chosen: &Chosen| {
             let rows = chosen.resolve(h, t)?;
-            weights::select(&weights::select(&all, 1, &rows.heads)?, 2, &rows.queries)
+            select(&select(&all, 1, &rows.heads)?, 2, &rows.queries)
         };
         Ok(Attended {
             context: eager::context(&all, v, q.dtype())?,
             weights: wanted.weights.iter().map(of_all).collect::<Result<_>>()?,
-            summary: wanted.summary.then(|| Summary::eager((q, k), self.scale, mask)).transpose()?,
+            summary: wanted
+                .summary
+                .then(|| Summary::eager((q, k), self.scale, (mask, self.bias.as_ref())))
+                .transpose()?,
         })
     }
 
@@ -233,11 +211,13 @@ impl CausalAttention {
     /// # Errors
     /// When the shapes do not fit each other or the mask, or a head or query that was chosen is not there.
     pub fn weights(&self, q: &Tensor, k: &Tensor, mask: CausalMask, chosen: &Chosen) -> Result<Tensor> {
-        let (h, t) = check(q, k, k, mask)?;
+        let (h, t) = self.check(q, k, k, mask)?;
         let rows = chosen.resolve(h, t)?;
-        let weights = weights::weights((q, k), self.scale, mask, rows.clone(), self.is_fused(q, k, k))?;
-        match &self.dropout {
-            Some(dropout) => weights::dropped(&weights, dropout, &rows, h),
+        let code =
+            if self.has_cpu_kernel(&[q, k]) { Code::CpuKernel } else { Code::Eager(self.bias.as_ref()) };
+        let weights = weights((q, k), self.scale, mask, rows.clone(), code)?;
+        match &self.weight_dropout(q)? {
+            Some(dropout) => dropped(&weights, dropout, &rows),
             None => Ok(weights),
         }
     }
@@ -247,23 +227,62 @@ impl CausalAttention {
     /// # Errors
     /// When the device does not answer.
     pub fn runs(&self, q: &Tensor, k: &Tensor, v: &Tensor, mask: CausalMask) -> Result<Implementation> {
-        let fused = self.is_fused(q, k, v) || self.gpu_kernel([q, k, v], mask)?.is_some();
+        let fused = self.has_cpu_kernel(&[q, k, v]) || self.gpu_kernel([q, k, v], mask)?.is_some();
         Ok(if fused { Implementation::Fused } else { Implementation::Eager })
     }
 
+    /// Dropout for the queries `q` (B, H, T, D).
+    fn weight_dropout(&self, q: &Tensor) -> Result<Option<WeightDropout>> {
+        let (_, h, t, d) = q.dims4()?;
+        let heads = self.heads.unwrap_or(HeadLayout::all(h, d));
+        Ok(self.dropout.map(|dropout| WeightDropout::new(dropout, heads, t)))
+    }
+
     /// Whether the kernels of the CPU compute this.
-    fn is_fused(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> bool {
-        self.implementation.on(q.device()) == Implementation::Fused && has_fused_kernel(q, k, v)
+    fn has_cpu_kernel(&self, qkv: &[&Tensor]) -> bool {
+        self.dispatch.cpu_attention(qkv) && !is_empty(qkv)
     }
 
     /// The kernel of a GPU that computes this, where one is asked for and there is one.
-    fn gpu_kernel(&self, qkv: [&Tensor; 3], mask: CausalMask) -> Result<Option<Box<dyn gpu::Kernel>>> {
-        let empty = qkv.iter().any(|x| x.elem_count() == 0);
+    fn gpu_kernel(&self, qkv: [&Tensor; 3], mask: CausalMask) -> Result<Option<Box<dyn GpuKernel>>> {
         let plain = self.dropout.is_none() && mask.hidden.is_empty();
-        if self.implementation != Implementation::Fused || !plain || empty {
+        if !self.dispatch.gpu_kernels() || !plain || is_empty(&qkv) {
             return Ok(None);
         }
         gpu::kernel(qkv, self.scale, mask.padding)
+    }
+
+    /// H and T; refuses what does not fit, with every shape in the message.
+    fn check(&self, q: &Tensor, k: &Tensor, v: &Tensor, mask: CausalMask) -> Result<(usize, usize)> {
+        let (b, h, t, d) = q.dims4()?;
+        let (kb, kh, s, kd) = k.dims4()?;
+        if (kb, kh, kd) != (b, h, d) || s < t || v.dims() != k.dims() {
+            candle_core::bail!(
+                "causal attention: q {:?} needs k and v of shape [{b}, {h}, S, {d}] with S >= {t}, got k {:?}, v {:?}",
+                q.dims(),
+                k.dims(),
+                v.dims()
+            )
+        }
+        if let Some(heads) = self.heads.filter(|heads| (heads.heads, heads.dim) != (h, d)) {
+            candle_core::bail!(
+                "causal attention: q {:?} does not have {} heads of width {}",
+                q.dims(),
+                heads.heads,
+                heads.dim
+            )
+        }
+        if t == 0 {
+            candle_core::bail!("causal attention: no query, q is {:?}", q.dims())
+        }
+        if let Some(bias) = self.bias.as_ref().filter(|bias| bias.positions() < s) {
+            candle_core::bail!(
+                "causal attention over {s} keys needs a bias of at least {s} positions, got {}",
+                bias.positions()
+            )
+        }
+        mask.check((b, h, t), s)?;
+        Ok((h, t))
     }
 
     /// The context that weights of one's own give, as [`forward`](Self::forward) has it.
@@ -278,28 +297,6 @@ impl CausalAttention {
     }
 }
 
-/// Whether the kernels of the CPU take tensors such as these.
-fn has_fused_kernel(q: &Tensor, k: &Tensor, v: &Tensor) -> bool {
-    let empty = [q, k, v].iter().any(|x| x.elem_count() == 0);
-    let dtype = matches!(q.dtype(), DType::F32 | DType::F16 | DType::BF16);
-    q.device().is_cpu() && dtype && k.dtype() == q.dtype() && v.dtype() == q.dtype() && !empty
-}
-
-/// H and T; refuses what does not fit, with every shape in the message.
-fn check(q: &Tensor, k: &Tensor, v: &Tensor, mask: CausalMask) -> Result<(usize, usize)> {
-    let (b, h, t, d) = q.dims4()?;
-    let (kb, kh, s, kd) = k.dims4()?;
-    if (kb, kh, kd) != (b, h, d) || s < t || v.dims() != k.dims() {
-        candle_core::bail!(
-            "causal attention: q {:?} needs k and v of shape [{b}, {h}, S, {d}] with S >= {t}, got k {:?}, v {:?}",
-            q.dims(),
-            k.dims(),
-            v.dims()
-        )
-    }
-    if t == 0 {
-        candle_core::bail!("causal attention: no query, q is {:?}", q.dims())
-    }
-    mask.check((b, h, t), s)?;
-    Ok((h, t))
+fn is_empty(tensors: &[&Tensor]) -> bool {
+    tensors.iter().any(|x| x.elem_count() == 0)
 }

@@ -1,9 +1,10 @@
 //! A few numbers on each query's weights, for looking at all heads of a long text at once.
 
-use super::cpu::{self, RowSummary};
+use super::bias::CausalBias;
+use super::cpu::{RowSummary, position};
 use super::eager;
 use super::mask::CausalMask;
-use super::weights::Chosen;
+use super::request::Chosen;
 use candle_core::{D, DType, Device, Result, Tensor};
 
 /// What the weights of each query are like, for every head: seven tensors (B, H, T) instead of one (B, H, T, S).
@@ -52,7 +53,11 @@ impl Summary {
     /// The definition, in plain operations on the weights of [`CHUNK`] queries at a time.
     ///
     /// `q` (B, H, T, D), `k` (B, H, S, D)
-    pub(super) fn eager((q, k): (&Tensor, &Tensor), scale: f64, mask: CausalMask) -> Result<Self> {
+    pub(super) fn eager(
+        (q, k): (&Tensor, &Tensor),
+        scale: f64,
+        (mask, bias): (CausalMask, Option<&CausalBias>),
+    ) -> Result<Self> {
         let (_, h, t, _) = q.dims4()?;
         let s = k.dim(2)?;
         let first = first_keys(mask, (q.dim(0)?, s), q.device())?; // (B)
@@ -60,20 +65,21 @@ impl Summary {
         for start in (0..t).step_by(CHUNK) {
             let queries: Vec<usize> = (start..t.min(start + CHUNK)).collect();
             let rows = Chosen { heads: None, queries: Some(queries) }.resolve(h, t)?;
-            let weights = eager::weights(&q.detach(), &k.detach(), scale, mask, &rows)?; // (B, H, chunk, S)
+            let weights = eager::weights(&q.detach(), &k.detach(), scale, (mask, bias), &rows)?; // (B, H, chunk, S)
             let positions = Tensor::from_iter(rows.seen(s).map(|seen| (seen - 1) as f32), q.device())?;
             let numbers = of_weights(&weights, &positions, &first)?;
             chunks.iter_mut().zip(numbers).for_each(|(chunks, number)| chunks.push(number));
         }
-        let whole = |i: usize| Tensor::cat(&chunks[i], 2);
+        let [entropy, mean_distance, on_self, on_previous, on_first, max, max_position] =
+            chunks.map(|chunks| Tensor::cat(&chunks, 2));
         Ok(Self {
-            entropy: whole(0)?,
-            mean_distance: whole(1)?,
-            on_self: whole(2)?,
-            on_previous: whole(3)?,
-            on_first: whole(4)?,
-            max: whole(5)?,
-            max_position: whole(6)?,
+            entropy: entropy?,
+            mean_distance: mean_distance?,
+            on_self: on_self?,
+            on_previous: on_previous?,
+            on_first: on_first?,
+            max: max?,
+            max_position: max_position?,
         })
     }
 }
@@ -111,5 +117,5 @@ fn of_weights(weights: &Tensor, positions: &Tensor, first: &Tensor) -> Result<[T
 /// The first key of each of B rows that is no padding: u32 (B).
 fn first_keys(mask: CausalMask, (b, s): (usize, usize), device: &Device) -> Result<Tensor> {
     let mask = mask.on_cpu(0)?;
-    Tensor::from_iter((0..b).map(|b| cpu::position(mask.first_key(b, s))), device)
+    Tensor::from_iter((0..b).map(|b| position(mask.first_key(b, s))), device)
 }

@@ -4,9 +4,10 @@
 //! their gradient is made, and what it gives to x and W. Of the logits' size, nothing outlives its chunk.
 
 use super::{LogSum, Row, check_targets, cross_entropy};
+use crate::dispatch::{Dispatch, Implementation, cpu_f32};
 use crate::product::{Matrix, multiply};
 use crate::vector::with_slices;
-use candle_core::{CpuStorage, CustomOp2, DType, Device, Layout, Result, Shape, Tensor};
+use candle_core::{CpuStorage, CustomOp2, Device, Layout, Result, Shape, Tensor};
 use pulp::Arch;
 use rayon::prelude::*;
 
@@ -25,9 +26,8 @@ const ROWS: usize = 256;
 pub fn linear_cross_entropy(x: &Tensor, weight: &Tensor, targets: &Tensor) -> Result<Tensor> {
     let (v, c) = weight.dims2()?;
     let rows = x.elem_count() / c.max(1);
-    let kernel = [x, weight].iter().all(|t| t.device().is_cpu() && t.dtype() == DType::F32);
-    let vendor = candle_core::utils::has_mkl() || candle_core::utils::has_accelerate();
-    if !kernel || vendor || rows == 0 {
+    let product = Dispatch::of(Implementation::Auto, x).cpu_product(&[x, weight]);
+    if !cpu_f32(&[x, weight]) || !product || rows == 0 {
         let logits = crate::linear_transposed(x, weight)?.reshape((rows, v))?;
         return cross_entropy(&logits.to_dtype(crate::accumulator(logits.dtype()))?, &targets.flatten_all()?);
     }
@@ -125,7 +125,7 @@ impl CustomOp2 for Loss {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use candle_core::Var;
+    use candle_core::{DType, Var};
 
     #[test]
     #[allow(clippy::cast_possible_truncation)] // 256

@@ -7,6 +7,7 @@ mod linear;
 
 pub use linear::linear_cross_entropy;
 
+use crate::dispatch::cpu_f32;
 use crate::vector::{contiguous, exp2};
 use candle_core::{CpuStorage, CustomOp2, D, DType, Layout, Result, Shape, Tensor};
 use pulp::{Arch, Simd, WithSimd};
@@ -23,7 +24,7 @@ use std::sync::OnceLock;
 pub fn cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
     let (n, v) = logits.dims2()?;
     let targets = check_targets(targets, n, v)?;
-    if logits.device().is_cpu() && logits.dtype() == DType::F32 {
+    if cpu_f32(&[logits]) {
         return logits.contiguous()?.apply_op2(&targets, CrossEntropy { log_sums: OnceLock::new() });
     }
     let log_probs = candle_nn::ops::log_softmax(logits, D::Minus1)?;

@@ -1,4 +1,4 @@
-//! Runs the kernels' own source on the CPU, thread by thread (`kernels/emulate.cpp`): what can be shown of them where
+//! Runs the kernels' own source on the CPU, thread by thread (`cuda/emulate.cpp`): what can be shown of them where
 //! there is no GPU.
 
 use super::Launch;
@@ -13,7 +13,7 @@ use std::sync::OnceLock;
 fn program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda");
         let files = std::fs::read_dir(&folder).expect("the kernels").map(|file| file.expect("a file").path());
         let sources = files.filter(|file| file.extension().is_some_and(|extension| extension == "cu"));
         let program = Path::new(env!("OUT_DIR")).join("emulate-cuda");

@@ -1,4 +1,4 @@
-//! Layer norm, and the bias, GELU and residual after a matrix product, in one pass each: `kernels/layers.cu`.
+//! Layer norm, and the bias, GELU and residual after a matrix product, in one pass each: `cuda/layers.cu`.
 
 use super::{Launch, dtype_name};
 use candle_core::DType;
@@ -36,9 +36,9 @@ mod ops {
     #![allow(unsafe_code)] // kernels take pointers; each block says why they are sound
 
     use super::{Launch, finish_launch, layer_norm_launch};
-    use crate::Implementation;
     use crate::cuda::{function, has_kernels, launch, view, view_of};
-    use crate::gpu::Tail;
+    use crate::dispatch::Dispatch;
+    use crate::epilogue::Epilogue;
     use candle_core::backend::BackendStorage;
     use candle_core::cuda_backend::CudaDType;
     use candle_core::cuda_backend::cudarc::driver::{DeviceRepr, PushKernelArg};
@@ -49,8 +49,8 @@ mod ops {
 
     /// Whether kernels are asked for, and all are of one dtype on one GPU, without a gradient that is asked for: the kernels
     /// have none.
-    fn fits(on_gpu: Implementation, tensors: &[&Tensor]) -> Result<bool> {
-        let (Implementation::Fused, Device::Cuda(device)) = (on_gpu, tensors[0].device()) else {
+    fn fits(dispatch: Dispatch, tensors: &[&Tensor]) -> Result<bool> {
+        let (true, Device::Cuda(device)) = (dispatch.gpu_kernels(), tensors[0].device()) else {
             return Ok(false);
         };
         let one = tensors[0];
@@ -61,7 +61,7 @@ mod ops {
 
     /// [`crate::layer_norm`], or `None` where there is no kernel for it.
     pub(crate) fn layer_norm(
-        on_gpu: Implementation,
+        dispatch: Dispatch,
         x: &Tensor,
         weight: &Tensor,
         bias: &Tensor,
@@ -69,7 +69,7 @@ mod ops {
     ) -> Result<Option<Tensor>> {
         let width = x.dim(D::Minus1)?;
         let rows = x.elem_count() / width.max(1);
-        if !fits(on_gpu, &[x, weight, bias])? || rows == 0 {
+        if !fits(dispatch, &[x, weight, bias])? || rows == 0 {
             return Ok(None);
         }
         let Some(launch) = layer_norm_launch(x.dtype(), rows, width) else { return Ok(None) };
@@ -82,21 +82,26 @@ mod ops {
     /// Candle's product of `x` (rows, in) and `weight` (in, out), and one pass over it for all that follows; or `None` where
     /// there is no kernel for that.
     pub(crate) fn linear(
-        on_gpu: Implementation,
+        dispatch: Dispatch,
         x: &Tensor,
         weight: &Tensor,
         bias: &Tensor,
-        tail: Tail,
+        epilogue: Epilogue,
     ) -> Result<Option<Tensor>> {
-        let all: Vec<_> = [x, weight, bias].into_iter().chain(tail.residual).collect();
+        let (gelu, residual) = match epilogue {
+            Epilogue::None => (false, None),
+            Epilogue::Gelu => (true, None),
+            Epilogue::Residual(residual) => (false, Some(residual)),
+        };
+        let all: Vec<_> = [x, weight, bias].into_iter().chain(residual).collect();
         let (rows, width) = (x.dim(0)?, bias.elem_count());
-        if !fits(on_gpu, &all)? || rows == 0 {
+        if !fits(dispatch, &all)? || rows == 0 {
             return Ok(None);
         }
-        let Some((launch, units)) = finish_launch(x.dtype(), rows, width, tail.gelu) else { return Ok(None) };
+        let Some((launch, units)) = finish_launch(x.dtype(), rows, width, gelu) else { return Ok(None) };
         #[allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap)] // checked by `finish_launch`
         let (units, width) = (units as i64, width as i32);
-        let (bias, residual) = (aligned(bias)?, tail.residual.map(aligned).transpose()?);
+        let (bias, residual) = (aligned(bias)?, residual.map(aligned).transpose()?);
         let product = x.matmul(&weight.contiguous()?)?; // (rows, out), the only tensor in its memory
         product.inplace_op1(&Finish { launch, units, width, bias, residual })?;
         Ok(Some(product))
@@ -230,7 +235,7 @@ mod ops {
 mod tests {
     use super::*;
     use crate::cuda::emulator::{Emulator, bytes, tensor};
-    use crate::{Implementation, gelu, layer_norm};
+    use crate::{Dispatch, Implementation, gelu, layer_norm};
     use candle_core::{Device, Result, Tensor};
 
     const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
@@ -267,7 +272,8 @@ mod tests {
             let (weight, bias) = (random((1, width), 1., dtype)?, random((1, width), 0., dtype)?);
             let wide = |x: &Tensor| x.to_dtype(DType::F64);
             let (w, b) = (wide(&weight)?.squeeze(0)?, wide(&bias)?.squeeze(0)?);
-            let expected = layer_norm(&wide(&x)?, &w, &b, 1e-5, Implementation::Eager)?;
+            let expected =
+                layer_norm(&wide(&x)?, &w, &b, 1e-5, Dispatch::of(Implementation::Eager, &wide(&x)?))?;
             let Some(launch) = layer_norm_launch(dtype, rows, width) else { candle_core::bail!("no kernel") };
             let mut emulator = Emulator::default();
             emulator.put("x", &bytes(&x)?);

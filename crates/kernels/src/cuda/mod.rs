@@ -1,4 +1,4 @@
-//! What the kernels in `kernels/*.cu` have in common: how they are launched, loaded, and run in tests where there is no GPU.
+//! What the kernels in `cuda/*.cu` have in common: how they are launched, loaded, and run in tests where there is no GPU.
 
 #[cfg(all(test, target_os = "linux"))]
 pub(crate) mod emulator;

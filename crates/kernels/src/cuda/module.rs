@@ -13,7 +13,7 @@ use candle_core::{Layout, Result, Storage};
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
-/// What build.rs made of `kernels/*.cu`, machine code and PTX, and how the names of its kernels begin.
+/// What build.rs made of `cuda/*.cu`, machine code and PTX, and how the names of its kernels begin.
 const BINARIES: [(&[&str], &[u8]); 4] = [
     (&["attention_f32"], include_bytes!(concat!(env!("OUT_DIR"), "/attention_f32.fatbin"))),
     (&["attention_"], include_bytes!(concat!(env!("OUT_DIR"), "/attention.fatbin"))),
@@ -48,7 +48,7 @@ pub(crate) fn function(stream: &Arc<CudaStream>, launch: &Launch) -> Result<Cuda
         let module = module.map_err(|error| {
             candle_core::Error::msg(format!(
                 "{} cannot be loaded on this GPU ({error:?}): build for its compute capability, \
-                 GPT2_CUDA_CAPABILITIES, or take --impl eager",
+                 GPT2_CUDA_CAPABILITIES, or choose Implementation::Eager",
                 launch.kernel
             ))
         })?;

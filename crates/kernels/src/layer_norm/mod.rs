@@ -4,9 +4,10 @@
 
 mod backward;
 
+use crate::dispatch::{Dispatch, cpu_f32};
+use crate::gpu;
 use crate::vector::{chunked, contiguous};
-use crate::{Implementation, gpu};
-use candle_core::{CpuStorage, CustomOp3, D, DType, Layout, Result, Shape, Tensor};
+use candle_core::{CpuStorage, CustomOp3, D, Layout, Result, Shape, Tensor};
 use pulp::{Arch, Simd, WithSimd};
 use std::mem::MaybeUninit;
 
@@ -16,8 +17,7 @@ use std::mem::MaybeUninit;
 /// the residual stream of a trained GPT-2, whose mean is large beside its spread. Candle's own
 /// `ops::layer_norm` computes that shorter form and has no backward, so it is not used here.
 ///
-/// On a GPU, `on_gpu` says whether our kernel runs where nothing is trained, or Candle's operations; on the CPU it
-/// changes nothing.
+/// On a GPU, `dispatch` says whether our kernel runs where nothing is trained, or Candle's operations.
 ///
 /// # Shapes
 /// `x` (.., C), `weight` (C), `bias` (C) -> (.., C)
@@ -29,7 +29,7 @@ pub fn layer_norm(
     weight: &Tensor,
     bias: &Tensor,
     eps: f64,
-    on_gpu: Implementation,
+    dispatch: Dispatch,
 ) -> Result<Tensor> {
     let width = x.dim(D::Minus1)?;
     if weight.dims() != [width] || bias.dims() != [width] {
@@ -40,11 +40,10 @@ pub fn layer_norm(
             bias.dims()
         )
     }
-    if x.elem_count() > 0 && [x, weight, bias].iter().all(|t| t.device().is_cpu() && t.dtype() == DType::F32)
-    {
+    if x.elem_count() > 0 && cpu_f32(&[x, weight, bias]) {
         return x.contiguous()?.apply_op3(&weight.contiguous()?, &bias.contiguous()?, LayerNorm { eps });
     }
-    if let Some(y) = gpu::layer_norm(on_gpu, x, weight, bias, eps)? {
+    if let Some(y) = gpu::layer_norm(dispatch, x, weight, bias, eps)? {
         return Ok(y);
     }
     let wide = crate::accumulator(x.dtype());
@@ -164,14 +163,16 @@ fn sum<S: Simd>(simd: S, vectors: &[S::f32s], f: impl Fn(S::f32s) -> S::f32s) ->
 #[cfg(test)]
 mod tests {
     use super::*;
-    use candle_core::{Device, Var};
+    use crate::dispatch::Implementation;
+    use candle_core::{DType, Device, Var};
 
     #[test]
     fn keeps_its_digits_when_the_mean_is_large() -> Result<()> {
         // Spread 1 around a mean of 4096: in f32 the one-pass variance is off by whole units.
         let x = Tensor::new(&[[4095f32, 4097., 4095., 4097.]], &Device::Cpu)?;
         let one = Tensor::new(&[1f32, 1., 1., 1.], &Device::Cpu)?;
-        let y = layer_norm(&x, &one, &one.zeros_like()?, 0., Implementation::Auto)?.to_vec2::<f32>()?;
+        let y = layer_norm(&x, &one, &one.zeros_like()?, 0., Dispatch::of(Implementation::Auto, &x))?
+            .to_vec2::<f32>()?;
         assert_eq!(y, [[-1., 1., -1., 1.]]);
         Ok(())
     }
@@ -194,7 +195,7 @@ mod tests {
                 };
                 let x = var(6 * width, 1, vec![2, 3, width])?;
                 let (w, b) = (var(width, 2, vec![width])?, var(width, 3, vec![width])?);
-                let y = layer_norm(&x, &w, &b, eps, Implementation::Auto)?;
+                let y = layer_norm(&x, &w, &b, eps, Dispatch::of(Implementation::Auto, &x))?;
                 let weighted = (&y
                     * Tensor::arange(0f64, 6. * width as f64, &Device::Cpu)?
                         .sin()?
@@ -226,7 +227,7 @@ mod tests {
     fn nan_stays_in_its_row() -> Result<()> {
         let x = Tensor::new(&[[f32::NAN, 1., 2.], [1., 2., 3.]], &Device::Cpu)?;
         let one = Tensor::ones(3, DType::F32, &Device::Cpu)?;
-        let y = layer_norm(&x, &one, &one, 1e-5, Implementation::Auto)?.to_vec2::<f32>()?;
+        let y = layer_norm(&x, &one, &one, 1e-5, Dispatch::of(Implementation::Auto, &x))?.to_vec2::<f32>()?;
         assert!(y[0].iter().all(|x| x.is_nan()) && y[1].iter().all(|x| x.is_finite()), "{y:?}");
         Ok(())
     }
@@ -235,7 +236,9 @@ mod tests {
     fn refuses_a_weight_of_another_width() -> Result<()> {
         let x = Tensor::zeros((2, 4), DType::F32, &Device::Cpu)?;
         let w = Tensor::zeros(3, DType::F32, &Device::Cpu)?;
-        let err = layer_norm(&x, &w, &w, 1e-5, Implementation::Auto).expect_err("3 is not 4").to_string();
+        let err = layer_norm(&x, &w, &w, 1e-5, Dispatch::of(Implementation::Auto, &x))
+            .expect_err("3 is not 4")
+            .to_string();
         assert!(err.contains("[2, 4]") && err.contains("[3]"), "{err}");
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! Products of a few rows with a large matrix, which is read once, in the order of memory: decoding spends
 //! its time here, and that time is the memory's.
 
-use super::Weight;
+use super::weight::Weight;
 use crate::element::Element;
 use crate::streams::{add_scaled, dots};
 use pulp::{Arch, Simd, WithSimd};
@@ -14,7 +14,7 @@ pub(super) const FEW_ROWS: usize = 8;
 /// Rows of the weight that a task multiplies. Each task sums on its own and the sums are added in order,
 /// so the result does not depend on the number of threads.
 const DEPTH: usize = 64;
-/// Rows of the weight that meet a column of sums at a time: so often are the sums spared a reload.
+/// Rows of the weight that meet a column of sums at a time: a sum is loaded once for all of them.
 const STREAMS: usize = 8;
 /// Sums that stay in the first-level cache beside the weights that stream past them.
 const SUMS: usize = 4096;

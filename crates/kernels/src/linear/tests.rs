@@ -1,5 +1,16 @@
-use super::*;
-use candle_core::{Device, Var};
+use super::few_rows::FEW_ROWS;
+use crate::dispatch::{Dispatch, Implementation};
+use crate::epilogue::Epilogue;
+use crate::linear_transposed;
+use candle_core::{DType, Device, Result, Shape, Tensor, Var};
+
+fn linear(x: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor> {
+    super::linear(x, weight, bias, Epilogue::None, Dispatch::of(Implementation::Auto, x))
+}
+
+fn linear_onto(residual: &Tensor, x: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor> {
+    super::linear(x, weight, bias, Epilogue::Residual(residual), Dispatch::of(Implementation::Auto, x))
+}
 
 /// Numbers in -1..1 that follow no pattern of the blocks.
 fn numbers(shape: impl Into<Shape>, salt: u32) -> Result<Tensor> {
@@ -44,9 +55,9 @@ fn products_are_what_f64_gives() -> Result<()> {
             let bias = numbers(n, 3)?;
             let expected = wide(&x)?.matmul(&wide(&weight.contiguous()?)?)?.broadcast_add(&wide(&bias)?)?;
             let case = format!("{rows} rows, {k} x {n}");
-            let got = linear(&x, &weight, &bias, Implementation::Auto)?;
+            let got = linear(&x, &weight, &bias)?;
             assert!(error(&got, &expected)? <= 1e-6, "{case}: {:e}", error(&got, &expected)?);
-            let onto = linear_onto(&residual, &x, &weight, &bias, Implementation::Auto)?;
+            let onto = linear_onto(&residual, &x, &weight, &bias)?;
             assert!(error(&onto, &(expected + wide(&residual)?)?)? <= 1e-6, "{case}, onto a residual");
         }
         let table = numbers((n, k), 5)?;
@@ -64,7 +75,7 @@ fn gradients_are_what_plain_operations_give() -> Result<()> {
     let [x, w, b, r] = &vars;
     let plain = (r.as_tensor() + x.reshape((10, 6))?.matmul(w)?.reshape((2, 5, 4))?.broadcast_add(b)?)?;
     let expected = plain.sqr()?.sum_all()?.backward()?;
-    let got = linear_onto(r, x, w, b, Implementation::Auto)?.sqr()?.sum_all()?.backward()?;
+    let got = linear_onto(r, x, w, b)?.sqr()?.sum_all()?.backward()?;
     for var in &vars {
         let (got, expected) = (got.get(var).expect("a gradient"), expected.get(var).expect("a gradient"));
         assert!(error(got, &wide(expected)?)? <= 1e-6);
@@ -77,7 +88,7 @@ fn gradients_are_what_plain_operations_give() -> Result<()> {
 fn columns_of_a_weight_get_their_gradient_and_the_others_none() -> Result<()> {
     let (x, w) = (numbers((5, 6), 1)?, Var::from_tensor(&numbers((6, 9), 2)?)?);
     let b = numbers(4, 3)?;
-    let got = linear(&x, &w.narrow(1, 3, 4)?, &b, Implementation::Auto)?.sqr()?.sum_all()?.backward()?;
+    let got = linear(&x, &w.narrow(1, 3, 4)?, &b)?.sqr()?.sum_all()?.backward()?;
     let plain = x.matmul(&w.narrow(1, 3, 4)?.contiguous()?)?.broadcast_add(&b)?;
     let expected = plain.sqr()?.sum_all()?.backward()?;
     let (got, expected) = (got.get(&w).expect("a gradient"), expected.get(&w).expect("a gradient"));
@@ -91,9 +102,7 @@ fn the_bits_do_not_depend_on_the_number_of_threads() -> Result<()> {
         let (x, w, b) = (numbers((rows, 700), 1)?, numbers((700, 900), 2)?, numbers(900, 3)?);
         let run = |threads: usize| -> Result<Vec<Vec<f32>>> {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
-            pool.map_err(candle_core::Error::wrap)?
-                .install(|| linear(&x, &w, &b, Implementation::Auto))?
-                .to_vec2()
+            pool.map_err(candle_core::Error::wrap)?.install(|| linear(&x, &w, &b))?.to_vec2()
         };
         let one = run(1)?;
         for threads in [2, 7, 16] {
@@ -113,8 +122,8 @@ fn halves_differ_from_f64_by_one_rounding() -> Result<()> {
             let (residual, table) = (half(&[rows, n], 4)?, half(&[n, k], 5)?);
             let plain = wide(&x)?.matmul(&wide(&w)?)?.broadcast_add(&wide(&b)?)?;
             let case = format!("{dtype:?}, {rows} rows, {k} x {n}");
-            assert!(error(&linear(&x, &w, &b, Implementation::Auto)?, &plain)? <= 1.01 * rounding, "{case}");
-            let onto = linear_onto(&residual, &x, &w, &b, Implementation::Auto)?;
+            assert!(error(&linear(&x, &w, &b)?, &plain)? <= 1.01 * rounding, "{case}");
+            let onto = linear_onto(&residual, &x, &w, &b)?;
             assert!(
                 error(&onto, &(plain + wide(&residual)?)?)? <= 1.01 * rounding,
                 "{case}, onto a residual"
@@ -138,9 +147,9 @@ fn no_rows_give_no_rows() -> Result<()> {
         let x = Tensor::zeros(shape.clone(), DType::F32, &Device::Cpu)?;
         let mut expected = shape;
         *expected.last_mut().expect("two dimensions") = 4;
-        assert_eq!(linear(&x, &w, &b, Implementation::Auto)?.dims(), expected);
+        assert_eq!(linear(&x, &w, &b)?.dims(), expected);
         let residual = Tensor::zeros(expected.clone(), DType::F32, &Device::Cpu)?;
-        assert_eq!(linear_onto(&residual, &x, &w, &b, Implementation::Auto)?.dims(), expected);
+        assert_eq!(linear_onto(&residual, &x, &w, &b)?.dims(), expected);
         assert_eq!(linear_transposed(&x, &w.t()?.contiguous()?)?.dims(), expected);
     }
     Ok(())
@@ -150,7 +159,7 @@ fn no_rows_give_no_rows() -> Result<()> {
 fn nan_and_infinity_come_through() -> Result<()> {
     let x = Tensor::new(&[[f32::NAN, 1.0], [f32::INFINITY, 1.0], [2.0, 1.0]], &Device::Cpu)?;
     let w = Tensor::new(&[[1f32], [1.0]], &Device::Cpu)?;
-    let y = linear(&x, &w, &Tensor::new(&[0f32], &Device::Cpu)?, Implementation::Auto)?.to_vec2::<f32>()?;
+    let y = linear(&x, &w, &Tensor::new(&[0f32], &Device::Cpu)?)?.to_vec2::<f32>()?;
     assert!(y[0][0].is_nan() && y[1][0] == f32::INFINITY, "{y:?}");
     assert!((y[2][0] - 3.0).abs() < 1e-6, "{y:?}");
     Ok(())
@@ -159,15 +168,12 @@ fn nan_and_infinity_come_through() -> Result<()> {
 #[test]
 fn shapes_that_do_not_fit_are_named() -> Result<()> {
     let (x, w) = (numbers((2, 5), 1)?, numbers((6, 4), 2)?);
-    let message = linear(&x, &w, &numbers(4, 3)?, Implementation::Auto).expect_err("5 is not 6").to_string();
+    let message = linear(&x, &w, &numbers(4, 3)?).expect_err("5 is not 6").to_string();
     assert!(message.contains("[2, 5]") && message.contains('6'), "{message}");
-    let message = linear(&numbers((2, 6), 1)?, &w, &numbers(3, 3)?, Implementation::Auto)
-        .expect_err("3 is not 4")
-        .to_string();
+    let message = linear(&numbers((2, 6), 1)?, &w, &numbers(3, 3)?).expect_err("3 is not 4").to_string();
     assert!(message.contains("[6, 4]") && message.contains("[3]"), "{message}");
     let message =
-        linear_onto(&numbers((1, 4), 1)?, &numbers((2, 6), 1)?, &w, &numbers(4, 3)?, Implementation::Auto)
-            .expect_err("1 is not 2");
+        linear_onto(&numbers((1, 4), 1)?, &numbers((2, 6), 1)?, &w, &numbers(4, 3)?).expect_err("1 is not 2");
     assert!(message.to_string().contains("[1, 4]"), "{message}");
     Ok(())
 }

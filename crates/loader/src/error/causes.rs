@@ -1,7 +1,14 @@
-//! From what went wrong to the [`LoadError`] that says so.
+//! Makes a [`LoadError`] of what went wrong.
 
-use super::LoadError;
+use super::load_error::LoadError;
+use crate::json::Misfit;
 use std::path::Path;
+
+impl From<gpt2_files::Error> for LoadError {
+    fn from(error: gpt2_files::Error) -> Self {
+        Self::Io { path: error.path, source: error.source }
+    }
+}
 
 impl LoadError {
     pub(crate) fn io(path: &Path) -> impl FnOnce(std::io::Error) -> Self + use<> {
@@ -36,12 +43,18 @@ impl LoadError {
         )
     }
 
+    /// JSON that does not fit what the file should hold.
+    pub(crate) fn json(path: &Path, expected: &'static str) -> impl FnOnce(Misfit) -> Self + use<> {
+        let path = path.to_path_buf();
+        move |misfit| Self::Json { path, expected, reason: misfit.to_string() }
+    }
+
     pub(crate) fn damaged(path: &Path, format: &'static str, bytes: &[u8], reason: impl ToString) -> Self {
         Self::Damaged { path: path.to_path_buf(), format, reason: reason.to_string(), remedy: remedy(bytes) }
     }
 }
 
-/// What the beginning of a wrong file says about how it came to be there.
+/// What to do about a damaged file, judged by its first bytes.
 fn remedy(bytes: &[u8]) -> &'static str {
     let start = bytes.trim_ascii_start();
     if bytes.is_empty() {

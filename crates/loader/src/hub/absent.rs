@@ -1,50 +1,33 @@
-//! [`Hub`]'s calls in a build without the feature `hub`: each says so.
+//! [`Hub`]'s calls in a build without the feature `hub`: each refuses.
 
 use super::{CachedModel, FileCheck, Headers, Hub, ModelId, Snapshot};
-use crate::LoadError;
+use crate::error::LoadError;
+use std::fmt::Display;
 
+/// Refuses every call: this build has no Hub.
+#[allow(missing_docs, clippy::missing_errors_doc)] // documented where they do something
 impl Hub {
-    /// Refuses.
-    ///
-    /// # Errors
-    /// Always.
     pub fn open(&self, model: &ModelId, _: &str) -> Result<Snapshot, LoadError> {
-        Err(no_hub(model))
+        no_hub(model)
     }
 
-    /// Refuses.
-    ///
-    /// # Errors
-    /// Always.
     pub fn download(&self, model: &ModelId, _: &str) -> Result<Snapshot, LoadError> {
-        Err(no_hub(model))
+        no_hub(model)
     }
 
-    /// Refuses.
-    ///
-    /// # Errors
-    /// Always.
     pub fn headers(&self, model: &ModelId, _: &str) -> Result<Headers, LoadError> {
-        Err(no_hub(model))
+        no_hub(model)
     }
 
-    /// Refuses.
-    ///
-    /// # Errors
-    /// Always.
     pub fn verify(&self, model: &ModelId, _: &str, _: bool) -> Result<Vec<FileCheck>, LoadError> {
-        Err(no_hub(model))
+        no_hub(model)
     }
 
-    /// Refuses.
-    ///
-    /// # Errors
-    /// Always.
     pub fn cached(&self) -> Result<Vec<CachedModel>, LoadError> {
-        Err(LoadError::NoHub { model: "the cache".into() })
+        no_hub("the cache")
     }
 }
 
-fn no_hub(model: &ModelId) -> LoadError {
-    LoadError::NoHub { model: model.to_string() }
+fn no_hub<T>(model: impl Display) -> Result<T, LoadError> {
+    Err(LoadError::NoHub { model: model.to_string() })
 }

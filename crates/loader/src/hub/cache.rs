@@ -11,20 +11,22 @@
 //! .locks/models--owner--name/HASH.lock
 //! ```
 
+use super::commit::is_commit;
 use super::digest::Digest;
-use super::fetch::WEIGHTS;
 use super::model_id::ModelId;
-use crate::regular::read_text;
-use crate::{LoadError, atomic};
+use crate::error::LoadError;
+use crate::file_names::WEIGHTS;
+use gpt2_files::atomic;
+use gpt2_files::read_text;
 use std::fs::{File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
-/// How often a process that waits for another looks again.
+/// How long a waiting process sleeps before it looks again.
 const POLL: Duration = Duration::from_millis(100);
 
-/// A ref holds a commit, a record a hash and three numbers.
+/// Bytes of a ref, which holds a commit, or of a record, which holds a hash and three numbers.
 pub(super) const LONGEST_RECORD: u64 = 4096;
 
 /// One model's part of a cache.
@@ -34,14 +36,14 @@ pub(crate) struct Repo {
     locks: PathBuf,
 }
 
-/// Held while a blob is written; given back when it is dropped, or when its process dies.
+/// Held while a blob is written; released when it is dropped, or when its process dies.
 pub(crate) struct Lock {
     /// `None` on a file system without locks.
     file: Option<File>,
 }
 
 impl Lock {
-    /// Where the blob grows while it arrives: where no lock keeps other processes away, a file of one's own.
+    /// The file that a blob arrives in. Where no lock keeps other processes away, each process has its own.
     pub(crate) fn partial(&self, repo: &Repo, digest: &Digest) -> PathBuf {
         let own = if self.file.is_some() { String::new() } else { format!(".{}", std::process::id()) };
         repo.root.join("blobs").join(format!("{}{own}.incomplete", digest.as_str()))
@@ -49,8 +51,8 @@ impl Lock {
 }
 
 impl Repo {
-    /// The model's part of `cache`: under its id, or, where there is nothing for `revision`, under the name
-    /// that transformers files it when that name is all it was given (`gpt2`).
+    /// The model's part of `cache`: under its id, or, if that has nothing for `revision`, under the short name
+    /// (`gpt2`), where transformers keeps it when it is given only that name.
     pub(crate) fn new(cache: &Path, model: &ModelId, revision: &str) -> Self {
         let of =
             |folder: String| Self { root: cache.join(&folder), locks: cache.join(".locks").join(folder) };
@@ -80,24 +82,24 @@ impl Repo {
         self.root.join("snapshots").join(commit)
     }
 
-    /// Where a commit's file is found.
+    /// The path of a commit's file.
     pub(crate) fn pointer(&self, commit: &str, name: &str) -> PathBuf {
         self.snapshot(commit).join(name)
     }
 
-    /// Whether there is anything at the place of a commit's file.
+    /// Whether anything is at the path of a commit's file, even a broken link.
     pub(crate) fn has_file(&self, commit: &str, name: &str) -> bool {
         self.pointer(commit, name).symlink_metadata().is_ok()
     }
 
-    /// Where a content lies.
+    /// The path of the blob with this hash.
     pub(crate) fn blob(&self, digest: &Digest) -> PathBuf {
         self.root.join("blobs").join(digest.as_str())
     }
 
-    /// What the content of a commit's file must hash to: the name of the blob that it links to. Only the
-    /// first link is followed; the next one leads to a store whose names are other hashes. Where a system
-    /// without links has the file itself there, what it was verified against, if it is still that file.
+    /// What the content of a commit's file must hash to: the name of the blob that it links to. Only the first
+    /// link is followed; a further one leads to a store with other names. On a system without links, where the
+    /// file itself is there, it is the hash that the file was verified against, if the file has not changed since.
     pub(crate) fn digest(&self, commit: &str, name: &str) -> Option<Digest> {
         if let Ok(target) = std::fs::read_link(self.pointer(commit, name)) {
             return Digest::parse(target.file_name()?.to_str()?);
@@ -105,26 +107,26 @@ impl Repo {
         self.recorded(commit, name).filter(|digest| self.is_verified(commit, name, digest))
     }
 
-    /// What the file was verified against, whatever it is now.
+    /// The hash that the file was last verified against, even if the file has changed since.
     pub(crate) fn recorded(&self, commit: &str, name: &str) -> Option<Digest> {
         let record = read_text(&self.record(commit, name), LONGEST_RECORD).ok()?;
         Digest::parse(record.split(' ').next()?)
     }
 
-    /// Whether the file, as it now is (its size, time of change and inode), was hashed before and found good.
+    /// Whether the file was verified and has not changed since, by its size, time of change and inode.
     pub(crate) fn is_verified(&self, commit: &str, name: &str, digest: &Digest) -> bool {
         let stamp = stamp(&self.pointer(commit, name), digest);
         let record = read_text(&self.record(commit, name), LONGEST_RECORD);
         matches!((stamp, record), (Ok(stamp), Ok(record)) if stamp == record)
     }
 
-    /// What the file is now, for [`set_verified`](Self::set_verified): asked for before it is hashed.
+    /// The file's state, taken before it is hashed, for [`set_verified`](Self::set_verified).
     pub(crate) fn stamp(&self, commit: &str, name: &str, digest: &Digest) -> Option<String> {
         stamp(&self.pointer(commit, name), digest).ok()
     }
 
-    /// Remembers that a file was found good, if it is still what it was before it was hashed. Where that
-    /// cannot be written down, it is hashed again the next time.
+    /// Remembers that a file is good, unless it changed while it was hashed. If the record cannot be written, the
+    /// file is hashed again next time.
     pub(crate) fn set_verified(&self, commit: &str, name: &str, digest: &Digest, before: Option<String>) {
         let record = self.record(commit, name);
         let unchanged = before.filter(|before| self.stamp(commit, name, digest).as_ref() == Some(before));
@@ -138,7 +140,7 @@ impl Repo {
         self.root.join(".gpt2-verified").join(commit).join(name)
     }
 
-    /// Has the file hashed again before it is next used.
+    /// Forgets that the file was verified: it is hashed again before it is next used.
     pub(crate) fn forget(&self, commit: &str, name: &str) {
         let _ = std::fs::remove_file(self.record(commit, name));
     }
@@ -172,10 +174,8 @@ impl Repo {
         }
         let path = self.root.join("refs").join(revision);
         make_parent(&path)?;
-        atomic::write_bytes(&path, commit.as_bytes()).map_err(|error| match error {
-            LoadError::Io { path, source } => LoadError::cache(&path)(source),
-            other => other,
-        })
+        atomic::write_bytes(&path, commit.as_bytes())
+            .map_err(|error| LoadError::cache(&error.path)(error.source))
     }
 
     /// Puts a link to the blob in the place of a commit's file.
@@ -185,18 +185,18 @@ impl Repo {
         let up = "../".repeat(2 + name.matches('/').count());
         let target = Path::new(&up).join("blobs").join(digest.as_str());
         let dir = pointer.parent().unwrap_or(Path::new("."));
-        // Beside it and then renamed: another process sees the old file or the new one.
+        // Made beside it, then renamed: another process sees the old file or the new one.
         let made = tempfile::Builder::new().prefix(".gpt2-").make_in(dir, |path| symlink(&target, path));
         let linked = match made {
             Ok(link) => link.into_temp_path().persist(&pointer).map_err(|e| e.error),
-            // Where there are no links, Python keeps the file itself in the snapshot.
+            // Without links, Python keeps the file itself in the snapshot.
             Err(_) if cfg!(windows) => std::fs::rename(self.blob(digest), &pointer),
             Err(e) => Err(e),
         };
         linked.map_err(LoadError::cache(&pointer))
     }
 
-    /// Waits until no other process writes this blob. `waiting` is told once where there is one.
+    /// Waits until no other process writes this blob. Calls `waiting` once if it has to wait.
     ///
     /// # Errors
     /// When the cache cannot be written to, or the other process has made no headway for `patience`.
@@ -247,11 +247,6 @@ impl Repo {
     }
 }
 
-/// Whether `revision` is the full hash of a commit.
-pub(crate) fn is_commit(revision: &str) -> bool {
-    revision.len() == 40 && revision.bytes().all(|b| b.is_ascii_hexdigit())
-}
-
 /// Makes the folder that `path` is to be in.
 pub(crate) fn make_parent(path: &Path) -> Result<(), LoadError> {
     let dir = path.parent().unwrap_or(Path::new("."));
@@ -288,20 +283,11 @@ fn symlink(target: &Path, link: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::{Digest, Repo};
-    use crate::{LoadError, ModelId};
+    use crate::error::LoadError;
+    use crate::hub::ModelId;
     use std::fs::File;
     use std::io::Write;
     use std::time::{Duration, Instant};
-
-    #[test]
-    fn a_commit_is_forty_hexadecimal_digits() {
-        assert!(super::is_commit(&"0a".repeat(20)));
-        for other in
-            ["0a".repeat(19), "0a".repeat(21), format!("a{}", "g".repeat(39)), format!("{}/", "a".repeat(39))]
-        {
-            assert!(!super::is_commit(&other), "{other}");
-        }
-    }
 
     #[test]
     fn a_lock_is_waited_for_but_not_for_ever() {
@@ -329,7 +315,7 @@ mod tests {
                 partial.write_all(b"a byte more").unwrap();
                 std::thread::sleep(Duration::from_millis(10));
             }
-            // A pause of less than the patience, in which whoever waits looks again and finds nothing new.
+            // A pause shorter than the patience: the waiting process looks again and sees no progress.
             std::thread::sleep(Duration::from_millis(220));
             drop(held);
         });

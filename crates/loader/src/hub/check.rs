@@ -1,15 +1,17 @@
 //! [`Hub::verify`]: the cached files of a model, hashed again.
 
-use super::fetch::{Ask, CONFIG, Fetch};
+use super::fetch::{Ask, Fetch};
 use super::{FileCheck, FileState, Hub, ModelId};
-use crate::LoadError;
+use crate::error::LoadError;
+use crate::file_names::CONFIG;
 use std::path::Path;
+use std::sync::Arc;
 
 impl Hub {
-    /// Hashes every cached file of a model again; with `repair`, fetches those anew that are bad.
+    /// Hashes every cached file of a model again; with `repair`, downloads the bad ones again.
     ///
     /// # Errors
-    /// When nothing is cached of it, as [`open`](Self::open) before that.
+    /// When nothing of the model is cached, and for a bad revision, as [`open`](Self::open).
     pub fn verify(&self, model: &ModelId, revision: &str, repair: bool) -> Result<Vec<FileCheck>, LoadError> {
         let fetch = Fetch::new(self, model, revision, Ask::WhereNeeded)?;
         let commit = fetch.repo.commit(revision).ok_or_else(|| fetch.not_cached(CONFIG))?;
@@ -26,7 +28,7 @@ impl Fetch<'_> {
     fn check(&self, commit: &str, file: String, repair: bool) -> FileCheck {
         let (state, error) = match self.state_of(commit, &file, repair) {
             Ok(state) => (state, None),
-            Err(error) => (FileState::Bad, Some(error.to_string())),
+            Err(error) => (FileState::Bad, Some(Arc::new(error))),
         };
         let size = std::fs::metadata(self.repo.pointer(commit, &file)).map_or(0, |meta| meta.len());
         FileCheck { file, state, size, error }
@@ -57,7 +59,7 @@ impl Fetch<'_> {
     }
 }
 
-/// The files below `dir`, by their paths from there.
+/// The files below `dir`, by their paths relative to it.
 fn file_names(dir: &Path, prefix: &str, names: &mut Vec<String>) -> std::io::Result<()> {
     for entry in std::fs::read_dir(dir)? {
         let entry = entry?;

@@ -1,11 +1,13 @@
-//! [`Client`]: what is asked of the Hub, each request tried again where that may help.
+//! [`Client`]: requests to the Hub, each tried again if that may help.
 
-use super::Hub;
+use super::commit::is_commit;
 use super::digest::Digest;
-use super::failure::{About, Failure, chain, shown};
+use super::failure::Failure;
 use super::model_id::ModelId;
-use super::{Event, cache};
-use crate::LoadError;
+use super::refusal::{About, RequestContext};
+use super::shown::{chain, shown};
+use super::{Event, Hub};
+use crate::error::LoadError;
 use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
 use hf_hub::HFClient;
 use reqwest::header::{ACCEPT_ENCODING, CONTENT_LENGTH, ETAG, LOCATION, RANGE};
@@ -14,27 +16,25 @@ use std::future::Future;
 use std::time::Duration;
 use tokio::runtime::Runtime;
 
-/// How often a request is repeated that got nowhere.
+/// How often a failed request is repeated.
 const RETRIES: usize = 3;
 /// The longest that a server may ask to wait before the next request.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
-/// The longest that a connection may take; a network that swallows everything is told from a slow answer.
+/// The longest that connecting may take: a network that drops packets is noticed sooner than a slow answer.
 const LONGEST_CONNECT: Duration = Duration::from_secs(10);
 const MOST_REDIRECTS: usize = 5;
-/// Given no token, hf-hub takes one from the environment; one that no header can hold, it does not send.
+/// Without a token, hf-hub reads one from the environment; a token that no header can hold is never sent.
 pub(super) const NO_TOKEN: &str = "\n";
 const USER_AGENT: &str = concat!("gpt2-candle/", env!("CARGO_PKG_VERSION"));
 
-/// Speaks with one Hub about one model.
+/// Talks to one Hub about one model.
 pub(crate) struct Client<'a> {
     pub(crate) hub: &'a Hub,
-    pub(crate) model: &'a ModelId,
-    /// As messages show it.
-    pub(super) endpoint: String,
+    pub(crate) context: RequestContext<'a>,
     api: HFClient,
-    /// Follows redirects; reqwest leaves the token behind when one leads to another host.
+    /// Follows redirects; reqwest drops the token when one leads to another host.
     following: reqwest::Client,
-    /// Shows redirects: the headers that describe a large file come with the first answer.
+    /// Follows no redirects: the headers that describe a large file come with the first answer.
     direct: reqwest::Client,
     runtime: Option<Runtime>,
 }
@@ -87,30 +87,29 @@ impl<'a> Client<'a> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = Some(runtime.map_err(|e| bad(e.to_string()))?);
         let direct = client(redirect::Policy::none())?;
-        Ok(Self { hub, model, endpoint, api, following, direct, runtime })
+        let context =
+            RequestContext { endpoint, model, has_token: hub.token.is_some(), timeout: hub.timeout };
+        Ok(Self { hub, context, api, following, direct, runtime })
     }
 
     /// Runs a future that must be done within the timeout.
     pub(crate) fn run<T>(&self, url: &Url, future: impl Future<Output = T>) -> Result<T, Failure> {
-        let runtime = self.runtime.as_ref().ok_or_else(|| self.timed_out(url))?;
+        let runtime = self.runtime.as_ref().ok_or_else(|| self.context.timed_out(url))?;
         runtime
             .block_on(async { tokio::time::timeout(self.hub.timeout, future).await })
-            .map_err(|_| self.timed_out(url))
-    }
-
-    pub(super) fn timed_out(&self, url: &Url) -> Failure {
-        Failure::passing(LoadError::Timeout { url: shown(url), seconds: self.hub.timeout.as_secs() })
+            .map_err(|_| self.context.timed_out(url))
     }
 
     /// The commit that a revision is.
     pub(crate) fn commit(&self, revision: &str) -> Result<Commit, LoadError> {
-        let url =
-            self.parse(format!("{}/api/models/{}/revision/{revision}", self.hub.endpoint, self.model))?;
+        let url = self
+            .parse(format!("{}/api/models/{}/revision/{revision}", self.hub.endpoint, self.context.model))?;
         self.retry(|| {
-            let repository = self.api.model(self.model.owner(), self.model.name());
+            let repository = self.api.model(self.context.model.owner(), self.context.model.name());
             let info = repository.info().revision(revision);
-            let info = self.run(&url, info.send())?.map_err(|e| self.api_failure(e, &url, revision))?;
-            let sha = info.sha.filter(|sha| cache::is_commit(sha)).ok_or_else(|| LoadError::Unexpected {
+            let info =
+                self.run(&url, info.send())?.map_err(|e| self.context.api_failure(e, &url, revision))?;
+            let sha = info.sha.filter(|sha| is_commit(sha)).ok_or_else(|| LoadError::Unexpected {
                 url: shown(&url),
                 reason: "it names no commit".into(),
             })?;
@@ -138,13 +137,13 @@ impl<'a> Client<'a> {
         })
     }
 
-    /// Asks for a file's description, following redirects inside the Hub only: a renamed model is such a
-    /// one, while a large file's leads to its storage, which does not describe it.
+    /// Asks for a file's description. Follows redirects within the Hub only: a renamed model gives one, while that
+    /// of a large file leads to its storage, which does not describe it.
     fn head(&self, commit: &str, name: &str) -> Result<Option<Response>, Failure> {
         let mut url = self.url(commit, name)?;
         for _ in 0..=MOST_REDIRECTS {
             let request = self.request(&self.direct, Method::HEAD, url.clone());
-            let response = self.run(&url, request.send())?.map_err(|e| self.failure(e, &url))?;
+            let response = self.run(&url, request.send())?.map_err(|e| self.context.failure(e, &url))?;
             let location = response.headers().get(LOCATION).and_then(|l| l.to_str().ok());
             let redirected = response.status().is_redirection() && !is_linked(&response);
             match location.filter(|_| redirected).map(|l| url.join(l)) {
@@ -154,14 +153,16 @@ impl<'a> Client<'a> {
                     return Ok(None);
                 }
                 None if response.status().is_success() || is_linked(&response) => return Ok(Some(response)),
-                None => return Err(self.refused(response, About { revision: commit, is_file: true })),
+                None => {
+                    return Err(self.context.refused(response, About { revision: commit, is_file: true }));
+                }
             }
         }
         let reason = format!("more than {MOST_REDIRECTS} redirects");
         Err(LoadError::Unexpected { url: shown(&url), reason }.into())
     }
 
-    /// Asks for the bytes of a commit's file from `start` on, up to `end` where there is one.
+    /// Asks for the bytes of a commit's file from `start` on, up to `end` if there is one.
     pub(crate) fn get(
         &self,
         commit: &str,
@@ -175,22 +176,22 @@ impl<'a> Client<'a> {
             let last = end.map_or_else(String::new, |end| (end - 1).to_string());
             request = request.header(RANGE, format!("bytes={start}-{last}"));
         }
-        let response = self.run(&url, request.send())?.map_err(|e| self.failure(e, &url))?;
+        let response = self.run(&url, request.send())?.map_err(|e| self.context.failure(e, &url))?;
         if response.status().is_success() {
             return Ok(response);
         }
         let elsewhere = response.url().origin() != url.origin();
-        let failure = self.refused(response, About { revision: commit, is_file: true });
-        // An address of the storage is good for a while only; asking the Hub again gives another.
+        let failure = self.context.refused(response, About { revision: commit, is_file: true });
+        // An address of the storage expires; the Hub gives a new one.
         let retry = failure.retry.or(elsewhere.then_some(Duration::ZERO));
         Err(Failure { retry, ..failure })
     }
 
-    /// The bytes of a commit's file from `start` to `end`; fewer where the file ends before.
+    /// The bytes of a commit's file from `start` to `end`, or to the end of the file.
     pub(crate) fn range(&self, commit: &str, name: &str, start: u64, end: u64) -> Result<Vec<u8>, LoadError> {
         self.retry(|| {
             let mut response = self.get(commit, name, start, Some(end))?;
-            // A server that ignores the range begins at the beginning.
+            // A server that ignores the range sends the file from its start.
             let skip = if response.status() == StatusCode::PARTIAL_CONTENT { 0 } else { start };
             let wanted = usize::try_from(skip + end - start).unwrap_or(usize::MAX);
             let mut bytes = vec![];
@@ -207,15 +208,15 @@ impl<'a> Client<'a> {
     /// The next bytes of a response; `None` at its end.
     pub(crate) fn chunk(&self, response: &mut Response) -> Result<Option<impl AsRef<[u8]> + use<>>, Failure> {
         let url = response.url().clone();
-        self.run(&url, response.chunk())?.map_err(|e| self.failure(e, &url))
+        self.run(&url, response.chunk())?.map_err(|e| self.context.failure(e, &url))
     }
 
     fn url(&self, commit: &str, name: &str) -> Result<Url, LoadError> {
-        self.parse(format!("{}/{}/resolve/{commit}/{name}", self.hub.endpoint, self.model))
+        self.parse(format!("{}/{}/resolve/{commit}/{name}", self.hub.endpoint, self.context.model))
     }
 
     fn parse(&self, url: String) -> Result<Url, LoadError> {
-        let failed = |reason: String| LoadError::Endpoint { endpoint: self.endpoint.clone(), reason };
+        let failed = |reason: String| LoadError::Endpoint { endpoint: self.context.endpoint.clone(), reason };
         Url::parse(&url).map_err(|e| failed(e.to_string()))
     }
 
@@ -227,7 +228,7 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// Repeats `attempt` while it fails in a way that may pass.
+    /// Repeats `attempt` while it fails for a reason that may pass.
     fn retry<T>(&self, mut attempt: impl FnMut() -> Result<T, Failure>) -> Result<T, LoadError> {
         let mut delays = delays();
         loop {
@@ -254,7 +255,7 @@ impl<'a> Client<'a> {
 
 impl Drop for Client<'_> {
     fn drop(&mut self) {
-        // A name that is still being looked up is not waited for.
+        // Does not wait for a name that is still being looked up.
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
@@ -270,8 +271,8 @@ pub(crate) fn delays() -> ExponentialBackoff {
         .build()
 }
 
-/// Whether the Hub says that the commit has no such file. A bare 404 says nothing of the kind: a proxy may
-/// have sent it.
+/// Whether the Hub says that the commit has no such file. A 404 without that code does not: a proxy may have sent
+/// it.
 fn entry_is_missing(response: &Response) -> bool {
     response.headers().get("x-error-code").is_some_and(|code| code == "EntryNotFound")
 }

@@ -1,6 +1,6 @@
-//! [`Digest`]: the hash that the Hub announces of a file, and the file's own.
+//! [`Digest`]: the hash that the Hub announces for a file, and the file's own.
 
-use crate::regular::open_regular;
+use gpt2_files::open_regular;
 use sha1::Digest as _;
 use std::fmt;
 use std::fs::File;

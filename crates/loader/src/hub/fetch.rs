@@ -1,54 +1,22 @@
-//! [`Hub`]'s calls: which files of a model are needed, and each of them verified.
+//! [`Fetch`]: a file of a model, from the cache or from the Hub, verified.
 
-use super::cache::{Repo, is_commit};
+use super::cache::Repo;
 use super::client::{Announced, Client};
+use super::commit::is_commit;
 use super::digest::Digest;
 use super::transfer::Transfer;
-use super::{Event, Hub, ModelId, Pin, Snapshot};
-use crate::{Bytes, Files, LoadError, TokenizerFiles, Weights, safetensors_file};
+use super::{Event, Hub, ModelId, pin};
+use crate::error::LoadError;
+use crate::file_names::CONFIG;
 use std::cell::{Cell, OnceCell, RefCell};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// A process that waits for another gives up when that one has made no headway for this many timeouts: the
-/// other may itself have to wait and try again.
+/// A process that waits for another gives up after this many timeouts without progress: the other may itself have
+/// to wait and try again.
 const PATIENCE: u32 = 10;
-/// And never before: it may have been asked to wait.
+/// It never gives up before: the server may have asked the other process to wait.
 const SHORTEST_PATIENCE: Duration = Duration::from_secs(300);
-
-pub(super) const CONFIG: &str = "config.json";
-pub(super) const SAFETENSORS: &str = "model.safetensors";
-pub(super) const INDEX: &str = "model.safetensors.index.json";
-const PICKLE: &str = "pytorch_model.bin";
-pub(super) const WEIGHTS: [&str; 3] = [SAFETENSORS, INDEX, PICKLE];
-const TOKENIZER: &str = "tokenizer.json";
-const VOCAB_MERGES: [&str; 2] = ["vocab.json", "merges.txt"];
-
-impl Hub {
-    /// The files of a model at a revision: a branch, a tag or a commit. What the cache holds is used without
-    /// a request, so that a branch stays at the commit that it was at; [`download`](Self::download) looks
-    /// for a newer one.
-    ///
-    /// # Errors
-    /// When a file is neither cached nor to be had, or its content is not what the Hub announced.
-    pub fn open(&self, model: &ModelId, revision: &str) -> Result<Snapshot, LoadError> {
-        Fetch::new(self, model, revision, Ask::WhereNeeded)?.snapshot()
-    }
-
-    /// As [`open`](Self::open), from the commit that the revision is now.
-    ///
-    /// # Errors
-    /// As `open`, and when the Hub cannot be asked.
-    pub fn download(&self, model: &ModelId, revision: &str) -> Result<Snapshot, LoadError> {
-        Fetch::new(self, model, revision, Ask::First)?.snapshot()
-    }
-
-    pub(super) fn tell(&self, event: &Event<'_>) {
-        if let Some(progress) = &self.progress {
-            progress(event);
-        }
-    }
-}
 
 /// When the Hub is asked which commit a revision is.
 #[derive(Clone, Copy, PartialEq)]
@@ -62,14 +30,14 @@ pub(super) struct Fetch<'a> {
     pub(super) hub: &'a Hub,
     pub(super) model: &'a ModelId,
     revision: &'a str,
-    ask: Ask,
+    pub(super) ask: Ask,
     pub(super) repo: Repo,
     client: OnceCell<Client<'a>>,
     /// The files of the commit, once the Hub was asked.
     listing: RefCell<Option<Vec<String>>>,
     /// Whether any file had to be fetched.
     fetched: Cell<bool>,
-    /// Whether the Hub was asked for the files of the commit, and maybe did not list them.
+    /// Whether the Hub was asked for the files of the commit; it may not have listed them.
     asked: Cell<bool>,
 }
 
@@ -80,7 +48,7 @@ impl<'a> Fetch<'a> {
         revision: &'a str,
         ask: Ask,
     ) -> Result<Self, LoadError> {
-        // It becomes part of a path and of an address.
+        // The revision becomes part of a path and of an address.
         let is_plain = |part: &str| !part.is_empty() && part != "." && part != "..";
         let is_printable = |c: char| c.is_ascii_graphic() && !"\\?#%:*\"<>|".contains(c);
         if !revision.split('/').all(is_plain) || !revision.chars().all(is_printable) {
@@ -100,49 +68,16 @@ impl<'a> Fetch<'a> {
         })
     }
 
-    fn snapshot(&self) -> Result<Snapshot, LoadError> {
-        let commit = self.commit()?;
-        let config = self.required(&commit, CONFIG)?;
-        let weights = self.weights(&commit)?;
-        let tokenizer = self.tokenizer(&commit)?;
-        // Only now: until its files are here, the revision stays at the commit whose files are.
-        if self.client.get().is_some() {
-            match self.repo.set_commit(self.revision, &commit) {
-                // A cache that may only be read, and has all the files.
-                Err(LoadError::CacheNotWritable { .. }) if !self.fetched.get() => {}
-                done => done?,
-            }
+    /// Remembers the commit that the revision is, if the Hub was asked.
+    pub(super) fn keep_commit(&self, commit: &str) -> Result<(), LoadError> {
+        if self.client.get().is_none() {
+            return Ok(());
         }
-        let files = self.files(&commit, config, weights, tokenizer)?;
-        Ok(Snapshot { dir: self.repo.snapshot(&commit), commit, files })
-    }
-
-    pub(super) fn files(
-        &self,
-        commit: &str,
-        config: PathBuf,
-        weights: Weights,
-        tokenizer: TokenizerFiles,
-    ) -> Result<Files, LoadError> {
-        let json = Bytes::open(&config)?;
-        let names = match &weights {
-            Weights::Safetensors(..) => vec![SAFETENSORS.to_string()],
-            Weights::Pickle(_) => vec![PICKLE.to_string()],
-            Weights::Index(path) => safetensors_file::shards(path)?,
-            Weights::Headers(_) => vec![],
-        };
-        let hash = |name: String| {
-            let digest = self.repo.digest(commit, &name)?;
-            Some((name, digest.as_str().to_string()))
-        };
-        Ok(Files {
-            name: self.label(commit),
-            config: (config, json),
-            weights,
-            tokenizer,
-            commit: Some(commit.to_string()),
-            verified: names.into_iter().filter_map(hash).collect(),
-        })
+        match self.repo.set_commit(self.revision, commit) {
+            // A cache that may only be read, and has all the files.
+            Err(LoadError::CacheNotWritable { .. }) if !self.fetched.get() => Ok(()),
+            done => done,
+        }
     }
 
     /// What messages call the model at a commit.
@@ -150,7 +85,7 @@ impl<'a> Fetch<'a> {
         format!("{}@{}", self.model, &commit[..12])
     }
 
-    /// The commit that the revision is: what the cache says, where that will do.
+    /// The commit that the revision is, from the cache if that will do.
     pub(super) fn commit(&self) -> Result<String, LoadError> {
         match self.repo.commit(self.revision) {
             Some(commit) if self.ask == Ask::WhereNeeded || self.hub.offline || is_commit(self.revision) => {
@@ -167,7 +102,7 @@ impl<'a> Fetch<'a> {
         Ok(commit.sha)
     }
 
-    /// The client, unless nothing may be asked for; `file` is what it would be asked for.
+    /// The client, unless the Hub is set offline; an error names `file`, which it would be asked for.
     pub(super) fn client(&self, file: &str) -> Result<&Client<'a>, LoadError> {
         if self.hub.offline {
             return Err(self.not_cached(file));
@@ -189,72 +124,8 @@ impl<'a> Fetch<'a> {
         }
     }
 
-    /// The weights that are cached, else those that the commit has: safetensors first, then sharded, then
-    /// pickled.
-    pub(super) fn weights(&self, commit: &str) -> Result<Weights, LoadError> {
-        let name = match self.cached_weights(commit) {
-            Some(name) => name,
-            None => self.listed_weights(commit)?,
-        };
-        let path = self.required(commit, name)?;
-        Ok(match name {
-            SAFETENSORS => {
-                let bytes = Bytes::open(&path)?;
-                Weights::Safetensors(path, bytes)
-            }
-            INDEX => {
-                for shard in safetensors_file::shards(&path)? {
-                    self.required(commit, &shard)?;
-                }
-                Weights::Index(path)
-            }
-            _ => Weights::Pickle(path),
-        })
-    }
-
-    /// Which of the weights' files the cache has.
-    pub(super) fn cached_weights(&self, commit: &str) -> Option<&'static str> {
-        WEIGHTS.into_iter().find(|name| self.repo.has_file(commit, name))
-    }
-
-    /// Which of the weights' files the commit has.
-    pub(super) fn listed_weights(&self, commit: &str) -> Result<&'static str, LoadError> {
-        for name in WEIGHTS {
-            if self.is_listed(commit, name)? {
-                return Ok(name);
-            }
-        }
-        Err(self.missing(&WEIGHTS.join(", ")))
-    }
-
-    /// Fetches the tokenizer. Where only that cannot be had, the model still serves for token ids.
-    fn tokenizer(&self, commit: &str) -> Result<TokenizerFiles, LoadError> {
-        match self.tokenizer_files(commit) {
-            Err(error) if error.is_unreachable() && self.ask == Ask::WhereNeeded => {
-                Ok(TokenizerFiles::Unreachable(error.to_string()))
-            }
-            files => files,
-        }
-    }
-
-    fn tokenizer_files(&self, commit: &str) -> Result<TokenizerFiles, LoadError> {
-        let [vocab, merges] = VOCAB_MERGES;
-        let cached = |name| self.repo.has_file(commit, name);
-        let has_both = cached(vocab) && cached(merges);
-        if cached(TOKENIZER) || (!has_both && self.is_listed(commit, TOKENIZER)?) {
-            let path = self.required(commit, TOKENIZER)?;
-            let bytes = Bytes::open(&path)?;
-            return Ok(TokenizerFiles::Json(path, bytes));
-        }
-        if has_both || (self.is_listed(commit, vocab)? && self.is_listed(commit, merges)?) {
-            let (vocab, merges) = (self.required(commit, vocab)?, self.required(commit, merges)?);
-            return Ok(TokenizerFiles::VocabMerges(vocab, merges));
-        }
-        Ok(TokenizerFiles::Absent)
-    }
-
-    /// Whether the commit has the file, as far as can be told without asking for the file itself.
-    fn is_listed(&self, commit: &str, name: &str) -> Result<bool, LoadError> {
+    /// Whether the commit has the file, by what is cached or listed.
+    pub(super) fn is_listed(&self, commit: &str, name: &str) -> Result<bool, LoadError> {
         if self.repo.has_file(commit, name) {
             return Ok(true);
         }
@@ -268,9 +139,9 @@ impl<'a> Fetch<'a> {
         let listed = self.listing.borrow().as_ref().map(|files| files.iter().any(|file| file == name));
         let listed = match listed {
             Some(listed) => listed,
-            // A server that lists nothing tells when it is asked for the file.
+            // A server that lists no files says so when it is asked for one.
             None => match client.announced(commit, name) {
-                Err(LoadError::Refused { status, .. }) if status.starts_with("404") => return Ok(false),
+                Err(LoadError::Refused { status: 404, .. }) => return Ok(false),
                 announced => announced?.is_some(),
             },
         };
@@ -285,7 +156,7 @@ impl<'a> Fetch<'a> {
         LoadError::FileNotFound { model: self.model.to_string(), file: file.into(), found: found.join(", ") }
     }
 
-    /// A file that the model cannot do without, verified.
+    /// The verified path of a file that the model needs.
     pub(super) fn required(&self, commit: &str, name: &str) -> Result<PathBuf, LoadError> {
         let path = self.repo.pointer(commit, name);
         if self.is_good(commit, name)? {
@@ -298,7 +169,7 @@ impl<'a> Fetch<'a> {
             }
             return Err(self.missing(name));
         };
-        self.check_pin(commit, name, &announced)?;
+        pin::check(&self.hub.pins, self.model, commit, name, &announced)?;
         self.fetch(client, commit, name, &announced)?;
         Ok(path)
     }
@@ -326,7 +197,8 @@ impl<'a> Fetch<'a> {
     /// Whether a cached file with this hash is what is pinned.
     pub(super) fn fits_pin(&self, commit: &str, name: &str, digest: &Digest) -> bool {
         let size = std::fs::metadata(self.repo.pointer(commit, name)).ok().map(|meta| meta.len());
-        self.check_pin(commit, name, &Announced { digest: digest.clone(), size }).is_ok()
+        let announced = Announced { digest: digest.clone(), size };
+        pin::check(&self.hub.pins, self.model, commit, name, &announced).is_ok()
     }
 
     /// Whether the file at `path` is there and has this content.
@@ -337,7 +209,7 @@ impl<'a> Fetch<'a> {
         Ok(found == digest.as_str())
     }
 
-    /// The error of a file that may not be fetched: it is not there, or not what it should be.
+    /// The error for a file that cannot be fetched: it is missing, or not what it should be.
     fn bad_or(&self, commit: &str, name: &str, not_cached: LoadError) -> LoadError {
         if !self.repo.has_file(commit, name) {
             return not_cached;
@@ -350,22 +222,6 @@ impl<'a> Fetch<'a> {
             }
             None => LoadError::Unverified { path },
         }
-    }
-
-    fn check_pin(&self, commit: &str, name: &str, announced: &Announced) -> Result<(), LoadError> {
-        let model = self.model.to_string();
-        let is_it = |pin: &&Pin| pin.id == model && pin.revision == commit && pin.file == name;
-        let Some(pin) = self.hub.pins.iter().find(is_it) else { return Ok(()) };
-        let sha256 = pin.sha256.as_deref().unwrap_or(announced.digest.as_str());
-        if sha256 == announced.digest.as_str() && announced.size.is_none_or(|size| size == pin.size) {
-            return Ok(());
-        }
-        let size = announced.size.map_or_else(String::new, |size| format!(", {size} bytes"));
-        Err(LoadError::Pin {
-            file: format!("{model}/{name}"),
-            expected: format!("sha256 {sha256}, {} bytes", pin.size),
-            found: format!("{}{size}", announced.digest),
-        })
     }
 
     /// Puts the file into the cache, unless another process does so first.
@@ -381,11 +237,11 @@ impl<'a> Fetch<'a> {
         let patience = (self.hub.timeout * PATIENCE).max(SHORTEST_PATIENCE);
         let lock = self.repo.lock(digest, patience, waiting)?;
         if self.is_good(commit, name)? {
-            return Ok(()); // the other process has fetched it
+            return Ok(()); // another process has fetched it
         }
         let pointer = self.repo.pointer(commit, name);
         let is_file = pointer.symlink_metadata().is_ok_and(|meta| meta.is_file());
-        // A copy of a cache without its links: the file itself may be what it should be.
+        // A cache may have been copied without its links: the file itself may be good.
         if !is_file || !self.hashes_to(&pointer, name, digest)? {
             if !self.hashes_to(&self.repo.blob(digest), name, digest)? {
                 self.repo.discard(commit, name, digest)?;

@@ -1,4 +1,4 @@
-//! [`Follower`]: hashes a file and brings it to the disk while it is being written.
+//! [`Follower`]: hashes a file and flushes it to disk while it is being written.
 
 use super::digest::{Digest, Hasher};
 use std::fs::File;
@@ -7,14 +7,14 @@ use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
-/// How much is written before the disk is asked to have it.
+/// How many bytes are written between two flushes.
 const FLUSH: u64 = 32 << 20;
 
-/// Two threads behind the one that writes. What is hashed is read back from the file, so that it is what
-/// the file holds.
+/// Two threads that follow the one that writes. The hash is computed from what is read back from the file, so it
+/// covers what the file holds.
 pub(crate) struct Follower {
-    hash: Behind<String>,
-    flush: Behind<()>,
+    hash: Worker<String>,
+    flush: Worker<()>,
 }
 
 impl Follower {
@@ -22,7 +22,7 @@ impl Follower {
     pub(crate) fn start(path: &Path, digest: &Digest, len: u64) -> io::Result<Self> {
         let mut hasher = Hasher::new(digest, len);
         let mut file = File::open(path)?;
-        let hash = Behind::start("hash", move |written| {
+        let hash = Worker::start("hash", move |written| {
             let mut done = 0;
             while let Some(end) = latest(written) {
                 done += hasher.read(&mut file, end - done)?;
@@ -34,7 +34,7 @@ impl Follower {
             Ok(hasher.finish())
         })?;
         let file = File::options().write(true).open(path)?;
-        let flush = Behind::start("flush", move |written| {
+        let flush = Worker::start("flush", move |written| {
             let mut done = 0;
             while let Some(end) = latest(written) {
                 if end - done >= FLUSH {
@@ -47,14 +47,14 @@ impl Follower {
         Ok(Self { hash, flush })
     }
 
-    /// Says that the first `len` bytes are in the file.
+    /// Tells the threads that the first `len` bytes are in the file.
     pub(crate) fn written(&self, len: u64) {
-        // Where a thread has failed, `finish` tells why.
+        // If a thread has failed, `finish` says why.
         let _ = self.hash.written.send(len);
         let _ = self.flush.written.send(len);
     }
 
-    /// Waits until all is on disk, and gives the hash of what was said to be written.
+    /// Waits until everything is on disk, and returns the hash of the bytes that were announced.
     pub(crate) fn finish(self) -> io::Result<String> {
         let Self { hash, flush } = self;
         drop((hash.written, flush.written));
@@ -64,13 +64,13 @@ impl Follower {
     }
 }
 
-/// A thread and the way to tell it how far the writer is.
-struct Behind<T> {
+/// A thread, and the channel that tells it how far the writer is.
+struct Worker<T> {
     written: Sender<u64>,
     thread: JoinHandle<io::Result<T>>,
 }
 
-impl<T: Send + 'static> Behind<T> {
+impl<T: Send + 'static> Worker<T> {
     fn start(
         name: &str,
         work: impl FnOnce(&Receiver<u64>) -> io::Result<T> + Send + 'static,
@@ -81,7 +81,7 @@ impl<T: Send + 'static> Behind<T> {
     }
 }
 
-/// How far the writer is by now; `None` once it has ended.
+/// How far the writer is by now; `None` once it is done.
 fn latest(written: &Receiver<u64>) -> Option<u64> {
     let first = written.recv().ok()?;
     Some(written.try_iter().last().unwrap_or(first))

@@ -1,20 +1,23 @@
 //! [`Hub::headers`]: a model's config and the headers of its weights, without the weights.
 
-use super::fetch::{Ask, CONFIG, Fetch, INDEX, SAFETENSORS};
+use super::fetch::{Ask, Fetch};
 use super::{Headers, Hub, ModelId};
-use crate::{Header, LoadError, TokenizerFiles, Weights, safetensors_file};
+use crate::error::LoadError;
+use crate::file_names::{CONFIG, INDEX, SAFETENSORS};
+use crate::files::{Header, TokenizerFiles, WeightFiles};
+use crate::shards::Index;
 use std::path::PathBuf;
 
-/// Holds the whole header of GPT-2 small: 8 bytes of length and 14,283 of JSON.
+/// The first request: enough for the header of GPT-2 small, 8 bytes of length and 14,283 of JSON.
 const FIRST: u64 = 1 << 14;
 /// The longest header that the format allows.
 const LONGEST: u64 = 100_000_000;
 
 impl Hub {
-    /// Reads a model's config, and of its weights the headers alone. What is cached is not asked for.
+    /// Reads a model's config and the headers of its weight files. Asks the Hub for nothing that is cached.
     ///
     /// # Errors
-    /// As [`open`](Self::open), and when the weights are no safetensors files.
+    /// As [`open`](Self::open), and when the weight files are not safetensors.
     pub fn headers(&self, model: &ModelId, revision: &str) -> Result<Headers, LoadError> {
         let fetch = Fetch::new(self, model, revision, Ask::WhereNeeded)?;
         let commit = fetch.commit()?;
@@ -25,7 +28,10 @@ impl Hub {
             None => fetch.listed_weights(&commit)?,
         };
         let names = match name {
-            INDEX => safetensors_file::shards(&fetch.required(&commit, name)?)?,
+            INDEX => {
+                let index = Index::open(&fetch.required(&commit, name)?)?;
+                index.shards().map(str::to_string).collect()
+            }
             _ => vec![name.to_string()],
         };
         let cached = names.iter().map(|name| fetch.is_good(&commit, name));
@@ -33,7 +39,7 @@ impl Hub {
             fetch.weights(&commit)?
         } else if name == SAFETENSORS || name == INDEX {
             let headers = names.iter().map(|name| read_header(&fetch, &commit, name, &mut bytes_read));
-            Weights::Headers(headers.collect::<Result<_, _>>()?)
+            WeightFiles::Headers(headers.collect::<Result<_, _>>()?)
         } else {
             return Err(LoadError::NoHeader { model: model.to_string(), file: name });
         };

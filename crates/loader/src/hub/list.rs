@@ -1,11 +1,12 @@
 //! [`Hub::cached`]: what the cache holds.
 //!
-//! A walk of our own: hf-hub's reads a ref whatever it is, and so waits for ever on a pipe.
+//! Walks the cache itself: hf-hub's walk opens refs of any file type, and so hangs on a pipe.
 
-use super::cache::{LONGEST_RECORD, is_commit};
+use super::cache::LONGEST_RECORD;
+use super::commit::is_commit;
 use super::{CachedModel, Hub};
-use crate::LoadError;
-use crate::regular::read_text;
+use crate::error::LoadError;
+use gpt2_files::read_text;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -40,7 +41,7 @@ impl Hub {
     }
 }
 
-/// The folders in `dir` with their names; none where it cannot be read.
+/// The folders in `dir` with their names; none if it cannot be read.
 fn folders_in(dir: &Path) -> Vec<(String, PathBuf)> {
     let Ok(entries) = std::fs::read_dir(dir) else { return vec![] };
     let folders = entries.flatten().filter(|entry| entry.path().is_dir());
@@ -61,7 +62,7 @@ fn named_commits(dir: &Path, prefix: &str, found: &mut Vec<(String, String)>) {
     }
 }
 
-/// The bytes of all files below `dir`, those that links lead to; `None` where there is no file.
+/// The bytes of all files below `dir`, links followed; `None` if there are no files.
 fn files_below(dir: &Path) -> Option<u64> {
     let mut total = None;
     for entry in std::fs::read_dir(dir).ok()?.flatten() {

@@ -1,8 +1,8 @@
 //! [`Hub`]: pretrained weights by name, from the Hugging Face Hub or what is cached of it.
 //!
-//! A file is used only after its content was held against the hash that the Hub announced for it. What is
-//! cached is used without a request; what Python's `huggingface_hub` has cached is, too, and the other way
-//! round. Bytes travel over plain HTTP with ranges, so that a cut download goes on where it ended.
+//! A file is used only after its content was compared with the hash that the Hub announced for it. Cached files
+//! are used without a request. The cache is shared with Python's `huggingface_hub`: each uses what the other has
+//! downloaded. Downloads are HTTP requests with ranges, so that one that was cut off resumes where it stopped.
 
 mod model_id;
 
@@ -14,6 +14,8 @@ mod cache;
 mod check;
 #[cfg(feature = "hub")]
 mod client;
+#[cfg(feature = "hub")]
+mod commit;
 #[cfg(feature = "hub")]
 mod digest;
 #[cfg(feature = "hub")]
@@ -27,19 +29,29 @@ mod headers;
 #[cfg(feature = "hub")]
 mod list;
 #[cfg(feature = "hub")]
+mod open;
+#[cfg(feature = "hub")]
+mod pin;
+#[cfg(feature = "hub")]
+mod refusal;
+#[cfg(feature = "hub")]
+mod shown;
+#[cfg(feature = "hub")]
 mod transfer;
 
 pub use model_id::ModelId;
 
-use crate::{Files, LoadError};
+use crate::error::LoadError;
+use crate::files::Files;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Which Hub is asked, how, and where its files are kept. This crate reads no setting from the environment;
-/// only the proxy variables (`HTTPS_PROXY`, `NO_PROXY`, ..) are read, by the HTTP client.
+/// Which Hub is asked, how, and where its files are kept. This crate reads no settings from the environment, but
+/// the HTTP client reads the proxy variables (`HTTPS_PROXY`, `NO_PROXY`, ..).
 #[derive(Clone)]
+#[non_exhaustive]
 pub struct Hub {
     /// The Hub's address, without a slash at its end.
     pub endpoint: String,
@@ -49,21 +61,21 @@ pub struct Hub {
     pub token: Option<String>,
     /// Whether no request is made at all.
     pub offline: bool,
-    /// How long a request may go without a byte. A whole download may take any time.
+    /// How long a request may go without receiving a byte. A whole download may take any time.
     pub timeout: Duration,
     /// Files whose content is known beforehand.
     pub pins: Vec<Pin>,
-    /// Told what goes on.
+    /// Called for each [`Event`].
     pub progress: Option<Progress>,
 }
 
-/// Told what goes on, from the thread that works.
+/// Called for each [`Event`], on the thread that does the work.
 pub type Progress = Arc<dyn Fn(&Event<'_>) + Send + Sync>;
 
-/// The Hub that everybody means.
+/// The address of the Hugging Face Hub.
 pub const ENDPOINT: &str = "https://huggingface.co";
 
-/// The branch that is meant where none is named.
+/// The branch that is used unless another is named.
 pub const MAIN: &str = "main";
 
 /// A file of a model whose content is known beforehand.
@@ -83,11 +95,11 @@ pub struct Pin {
     pub license: String,
 }
 
-/// What goes on.
+/// What is happening to a file.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Event<'a> {
-    /// Another process fetches this file; it is waited for.
+    /// Another process is fetching this file, and this one waits for it.
     Waiting {
         /// The file.
         file: &'a str,
@@ -96,16 +108,16 @@ pub enum Event<'a> {
     Fetching {
         /// The file.
         file: &'a str,
-        /// Its length in bytes, where the Hub says.
+        /// Its length in bytes, if the Hub says.
         size: Option<u64>,
-        /// The bytes that are here already.
+        /// How many bytes had arrived before.
         have: u64,
     },
-    /// More bytes of a file are here.
+    /// More bytes of a file have arrived.
     Received {
         /// The file.
         file: &'a str,
-        /// All that are here.
+        /// How many have arrived in all.
         bytes: u64,
     },
     /// A file is whole, verified and in the cache.
@@ -113,7 +125,7 @@ pub enum Event<'a> {
         /// The file.
         file: &'a str,
     },
-    /// A file of the cache is hashed.
+    /// A file of the cache is being hashed.
     Verifying {
         /// The file.
         file: &'a str,
@@ -124,13 +136,14 @@ pub enum Event<'a> {
     Retrying {
         /// Why.
         error: &'a LoadError,
-        /// How long until then.
+        /// How long until the next try.
         wait: Duration,
     },
 }
 
 /// A commit whose files are in the cache, verified.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct Snapshot {
     /// The commit.
     pub commit: String,
@@ -142,18 +155,20 @@ pub struct Snapshot {
 
 /// What an audit needs of a model, and nothing more.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct Headers {
     /// The commit.
     pub commit: String,
-    /// The config and the headers; without a tokenizer, and nothing can be loaded from it.
+    /// The config and the headers: no tokenizer, and no data to load.
     pub files: Files,
-    /// How many bytes of weights' files were read from the Hub. They cannot be verified: the hash that the
-    /// Hub announces is of the whole file.
+    /// How many bytes of weight files were read from the Hub. They cannot be verified: the hash that the Hub
+    /// announces covers the whole file.
     pub bytes_read: u64,
 }
 
-/// A commit of a model of which the cache has files.
+/// A commit of a model that the cache has files of.
 #[derive(Debug, Clone, serde::Serialize)]
+#[non_exhaustive]
 pub struct CachedModel {
     /// The model, `owner/name`.
     pub id: String,
@@ -166,7 +181,8 @@ pub struct CachedModel {
 }
 
 /// Whether a file of the cache is what the Hub announced.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct FileCheck {
     /// The file.
     pub file: String,
@@ -174,8 +190,8 @@ pub struct FileCheck {
     pub state: FileState,
     /// Its length in bytes.
     pub size: u64,
-    /// Why it could not be read or repaired, where that was so.
-    pub error: Option<String>,
+    /// Why it could not be read or repaired, if that failed.
+    pub error: Option<Arc<LoadError>>,
 }
 
 /// What was found of a file of the cache.
@@ -184,9 +200,9 @@ pub struct FileCheck {
 pub enum FileState {
     /// Its content is what the Hub announced.
     Good,
-    /// It was not, and is now.
+    /// Its content was something else, and was fetched again.
     Repaired,
-    /// Its content is something else, or gone.
+    /// Its content is something else, or missing.
     Bad,
     /// The cache does not say what it should be.
     Unknown,
@@ -214,6 +230,13 @@ impl Hub {
             timeout: Duration::from_secs(30),
             pins: vec![],
             progress: None,
+        }
+    }
+
+    #[cfg(feature = "hub")]
+    fn tell(&self, event: &Event<'_>) {
+        if let Some(progress) = &self.progress {
+            progress(event);
         }
     }
 }

@@ -3,22 +3,23 @@
 use super::Event;
 use super::cache::{Lock, Repo};
 use super::client::{self, Announced, Client};
-use super::failure::{Failure, shown as shown_url};
+use super::failure::Failure;
 use super::follow::Follower;
-use crate::LoadError;
+use super::shown::shown as shown_url;
+use crate::error::LoadError;
 use reqwest::header::{CONTENT_LENGTH, CONTENT_RANGE};
 use reqwest::{Response, StatusCode};
 use std::fs::File;
 use std::io::{ErrorKind, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-/// How often a file is fetched anew whose content is wrong.
+/// How often a file with wrong content is fetched again.
 const WRONG_CONTENTS: usize = 2;
-/// A try that brought this much did get somewhere.
+/// A try that brought this many bytes made progress.
 const HEADWAY: u64 = 1 << 20;
-/// A stray answer is shorter than this: an error page, not the start of a file.
+/// A shorter answer may be an error page instead of a file's start.
 const STRAY: usize = 1 << 16;
-/// How much of a stray answer an error shows.
+/// How many bytes of such an answer an error shows.
 const SHOWN: usize = 200;
 
 /// A file on its way into the cache.
@@ -28,7 +29,7 @@ pub(crate) struct Transfer<'a> {
     pub(crate) commit: &'a str,
     pub(crate) name: &'a str,
     pub(crate) announced: &'a Announced,
-    /// The blob's own.
+    /// The blob's lock.
     pub(crate) lock: &'a Lock,
 }
 
@@ -40,9 +41,9 @@ struct Partial {
 }
 
 impl Transfer<'_> {
-    /// Fetches what is missing of the file and, once it is verified, gives it its blob's name.
+    /// Fetches the missing bytes of the file and, once the whole is verified, renames it to its blob's name.
     ///
-    /// What has arrived stays when a try fails, and when this process ends; the next goes on from there.
+    /// What has arrived is kept when a try fails and when this process ends; the next try resumes there.
     pub(crate) fn run(&self) -> Result<(), LoadError> {
         let mut delays = client::delays();
         let (mut wrong, mut furthest) = (0, 0);
@@ -84,19 +85,19 @@ impl Transfer<'_> {
 
     fn keep(&self, partial: &Partial) -> Result<(), LoadError> {
         let blob = self.repo.blob(&self.announced.digest);
-        // On disk before it bears the blob's name: a power cut must not leave a hole that looks verified.
+        // On disk before the rename: a power cut must not leave a hole in a file that looks verified.
         partial.file.sync_all().map_err(LoadError::cache(&partial.path))?;
         std::fs::rename(&partial.path, &blob).map_err(LoadError::cache(&blob))
     }
 
-    /// One request for what is missing, and the hash of the whole.
+    /// Requests the missing bytes once, and verifies the whole.
     fn attempt(&self, partial: &mut Partial) -> Result<(), Failure> {
         if self.announced.size == Some(partial.len) && partial.len > 0 {
             return self.check(partial, None, &[]);
         }
         self.check_room(partial)?;
         let response = match self.client.get(self.commit, self.name, partial.len, None) {
-            // Nothing is left to send: what is here is the whole file, or not this file.
+            // Nothing is left to send: what has arrived is the whole file, or another file.
             Err(failure) if partial.len > 0 && is_beyond_the_end(&failure) => {
                 return self.check(partial, None, &[]);
             }
@@ -116,14 +117,14 @@ impl Transfer<'_> {
         let len: Option<u64> = header(CONTENT_LENGTH).and_then(|len| len.parse().ok());
         let total = self.announced.size.or(len.map(|len| start + len));
         if len.is_some() && len.map(|len| start + len) != total {
-            // An error page, most likely: it does not touch what has arrived before.
+            // Most likely an error page: what arrived before is kept.
             let found = format!("{} bytes", len.unwrap_or_default());
             let shown = self.beginning(&mut response, SHOWN).unwrap_or_default();
             return Err(self.wrong(found, &shown));
         }
         let mut first = vec![];
         if start < partial.len {
-            // Without a length, a page in the file's place shows by how soon it ends.
+            // Without a length, only its early end shows that this is an error page.
             if len.is_none() {
                 first = self.beginning(&mut response, STRAY)?;
                 if first.len() < STRAY {
@@ -171,14 +172,14 @@ impl Transfer<'_> {
                     reason: format!("it ended after {found}"),
                 }));
             }
-            // A page in the file's place would be its beginning otherwise.
+            // Otherwise an error page would stay as part of the file.
             partial.cut(start)?;
             return Err(self.wrong(found, &shown));
         }
         self.check(partial, follower, &shown)
     }
 
-    /// Holds what has arrived against the announced hash; removes it where it is something else.
+    /// Compares what has arrived with the announced hash, and removes it if it differs.
     fn check(&self, partial: &mut Partial, follower: Option<Follower>, shown: &[u8]) -> Result<(), Failure> {
         let found = match follower {
             Some(follower) => follower.finish(),
@@ -195,14 +196,14 @@ impl Transfer<'_> {
 
     fn wrong(&self, found: String, start: &[u8]) -> Failure {
         Failure::passing(LoadError::Checksum {
-            file: format!("{}/{}", self.client.model, self.name),
+            file: format!("{}/{}", self.client.context.model, self.name),
             expected: self.announced.digest.to_string(),
             found,
             start: start_of(start),
         })
     }
 
-    /// The first bytes of an answer, up to `limit` and the rest of their piece.
+    /// The first chunks of an answer, until there are `limit` bytes.
     fn beginning(&self, response: &mut Response, limit: usize) -> Result<Vec<u8>, Failure> {
         let mut bytes = vec![];
         while bytes.len() < limit {
@@ -220,7 +221,7 @@ impl Transfer<'_> {
             Ok(free) if free < needed => {
                 Err(LoadError::DiskFull { path: dir.to_path_buf(), needed, free: Some(free) })
             }
-            // Where a system does not tell, writing does.
+            // If the system does not say, writing fails when the disk is full.
             _ => Ok(()),
         }
     }
@@ -244,12 +245,12 @@ impl Partial {
     }
 }
 
-/// Whether the server has no bytes there.
+/// Whether the file ends before the requested bytes.
 fn is_beyond_the_end(failure: &Failure) -> bool {
-    matches!(&*failure.error, LoadError::Refused { status, .. } if status.starts_with("416"))
+    matches!(&*failure.error, LoadError::Refused { status, .. } if *status == StatusCode::RANGE_NOT_SATISFIABLE)
 }
 
-/// The beginning of an answer as text, where it is text.
+/// The beginning of an answer, if it is text.
 fn start_of(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(&bytes[..bytes.len().min(SHOWN)]);
     let is_text = !bytes.is_empty() && !text.contains(['\0', '\u{fffd}']);

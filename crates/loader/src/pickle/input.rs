@@ -1,4 +1,4 @@
-//! [`Input`]: the bytes of a pickle that are not yet read. No length is believed before as many are there.
+//! [`Input`]: the bytes of a pickle that are not yet read. A length is used only once that many bytes are there.
 
 pub(super) struct Input<'a>(pub(super) &'a [u8]);
 

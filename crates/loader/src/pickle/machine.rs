@@ -1,7 +1,7 @@
 //! Reads the pickle that `torch.save` writes for a state dictionary: the part of protocol 2 that describes
-//! tensors. It runs nothing: a global is a name, and a call is only written down.
+//! tensors. It runs nothing: a global is a name, and a call is only recorded.
 //!
-//! Time and memory are those of one pass over the input, whatever it says.
+//! Any input takes one pass, with the time and memory for that.
 
 use super::input::Input;
 use super::object::{Global, Object, Tuple};

@@ -1,18 +1,23 @@
 //! Tensors of a `pytorch_model.bin`: a zip of uncompressed storages and a pickle that names them.
 //!
 //! `archive -> data.pkl -> objects -> views of storages -> ranges of the file`. Nothing in the file is run,
-//! and nothing that it says of sizes is believed.
+//! and no size is trusted before it is checked.
+//!
+//! Candle has such a reader, too, `candle_core::pickle`, for files that one trusts: it allocates what a length
+//! claims before it reads, copies objects that are shared, leaves out tensors that it cannot read, and opens the
+//! archive again for each tensor. This one reads files that anybody may have uploaded: the file's length bounds time
+//! and memory, an error names the tensor, checksums are compared, and data goes straight into a tensor's own memory.
 
 mod input;
 mod machine;
 mod object;
 mod op;
-mod zip_entry;
 
-pub(crate) use zip_entry::ZipEntry;
-
-use crate::checkpoint::Stored;
-use crate::{Bytes, LoadError, TensorInfo};
+use crate::bytes::Bytes;
+use crate::error::LoadError;
+use crate::stored::Stored;
+use crate::tensor_info::{Encoding, TensorInfo};
+use crate::zip_entry::ZipEntry;
 use object::{Object, Tuple};
 use safetensors::Dtype;
 use std::collections::{BTreeMap, BTreeSet};
@@ -75,8 +80,8 @@ fn read_archive(path: &Path, bytes: &Bytes) -> Result<Vec<Stored>, String> {
         }
         let entry = Arc::clone(&entries[view.storage]);
         let range = view.range(&entry.range).map_err(failed)?;
-        let info =
-            TensorInfo { name: name.into(), dtype: view.dtype, shape: view.shape, file: path.to_path_buf() };
+        let (dtype, file) = (Encoding(view.dtype), path.to_path_buf());
+        let info = TensorInfo { name: name.into(), dtype, shape: view.shape, file };
         tensors.push(Stored { info, bytes: bytes.clone(), range, entry: Some(entry) });
     }
     Ok(tensors)

@@ -1,10 +1,10 @@
-//! [`Object`]: what a pickle describes. What is shared stays shared, so that a copy costs a pointer.
+//! [`Object`]: what a pickle describes. Shared objects stay shared, so that a copy costs one pointer.
 
 use std::cell::RefCell;
 use std::fmt;
 use std::rc::Rc;
 
-/// Tuples inside one another. A tensor needs four; an object is dropped by a recursion of this depth.
+/// How deep tuples may nest. A tensor needs four; dropping an object recurses this deep.
 const DEEPEST: usize = 64;
 
 #[derive(Clone)]
@@ -29,8 +29,8 @@ pub(super) enum Object<'a> {
 pub(super) type Entries<'a> = Vec<(Object<'a>, Object<'a>)>;
 
 impl Object<'_> {
-    /// What another object keeps of this one. A dictionary may be changed after it was put somewhere, even
-    /// put into itself; tuples never change, and without dictionaries only they nest.
+    /// What another object keeps of this one. A dictionary can change after it was put somewhere, and can even be
+    /// put into itself, so it is not kept. Tuples never change, and without dictionaries only they nest.
     pub(super) fn inside(self) -> Self {
         if let Self::Dict(_) = self { Self::Other } else { self }
     }

@@ -1,6 +1,6 @@
-//! Calls into the crates tokenizers and tiktoken: a panic there is an error here.
+//! Calls into the crates tokenizers and tiktoken, and makes an error of a panic there.
 
-use crate::LoadError;
+use crate::error::LoadError;
 use std::cell::Cell;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Once;
@@ -10,10 +10,10 @@ thread_local! {
     static GUARDED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs `call`. What it reports, and what it panics with, becomes an error that names `name`.
+/// Runs `call`. Its errors and panics become an error that names `name`.
 ///
-/// What reaches those crates is checked first; this catches what the checks miss. A panic that is caught here
-/// prints nothing; any other prints as usual.
+/// Everything is checked before it reaches those crates; this catches what the checks miss. A panic that is caught
+/// here prints nothing; any other prints as usual.
 pub(super) fn guarded<T>(name: &str, call: impl FnOnce() -> Result<T, String>) -> Result<T, LoadError> {
     silence_caught_panics();
     let outside = GUARDED.replace(true);
@@ -30,10 +30,10 @@ pub(super) fn guarded<T>(name: &str, call: impl FnOnce() -> Result<T, String>) -
     }
 }
 
-/// Puts a hook before the one that prints panics, once.
+/// Installs, once, a panic hook that stays silent inside [`guarded`].
 fn silence_caught_panics() {
     static ONCE: Once = Once::new();
-    // The hook cannot be changed by a thread that panics.
+    // A panicking thread cannot change the hook.
     if std::thread::panicking() {
         return;
     }

@@ -1,7 +1,7 @@
-//! The parts around the BPE that this project runs: all that byte-level models of GPT-2's family use.
+//! The supported parts around the BPE: all that byte-level models of GPT-2's family use.
 //!
-//! Each is read into a type of its own and written anew from there for the crate tokenizers, which never
-//! sees anything else of a file.
+//! Each is read into a type of its own, checked, and handed to the crate tokenizers from there; nothing else of a
+//! file reaches that crate.
 
 use super::vocab::{check_id, check_token};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -14,8 +14,8 @@ const MOST_PIECES: usize = 16;
 /// Bytes of a literal that splits text.
 const LONGEST_LITERAL: usize = 64;
 
-/// The patterns that split text in models of the family: GPT-2's, and those of later byte-level models. Any
-/// other may take time without end, or memory, for a text that its author thought of.
+/// The patterns that split text in models of the family: GPT-2's, and those of later byte-level models. With any
+/// other, some text may take endless time or memory.
 const PATTERNS: [&str; 4] = [
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
@@ -23,7 +23,7 @@ const PATTERNS: [&str; 4] = [
     r"\p{N}{1,3}",
 ];
 
-/// The part as the crate tokenizers holds it.
+/// The part as the crate tokenizers' own type.
 pub(super) fn handed_on<W: DeserializeOwned>(part: &impl Serialize) -> Result<W, String> {
     serde_json::to_value(part).and_then(serde_json::from_value).map_err(|e| e.to_string())
 }
@@ -65,7 +65,7 @@ impl Normalizer {
         check_flat("normalizer", parts.len(), parts.iter().any(|part| matches!(part, Self::Sequence { .. })))
     }
 
-    /// The most by which it multiplies a text's length in bytes (U+FDFA has 3 bytes, and 33 in NFKD).
+    /// How many times longer it can make a text, in bytes (U+FDFA has 3 bytes, and 33 in NFKD).
     pub(super) fn growth(&self) -> usize {
         let form = |part: &Self| match part {
             Self::NFKC | Self::NFKD => 12,
@@ -147,7 +147,7 @@ impl PreTokenizer {
             parts.len(),
             parts.iter().any(|part| matches!(part, Self::Sequence { .. })),
         )?;
-        // Each makes letters of the letters' bytes once more.
+        // A second one would turn the bytes of the first one's letters into letters.
         if parts.iter().filter(|part| matches!(part, Self::ByteLevel(_))).count() > 1 {
             return Err("pre_tokenizer: more than one ByteLevel; expected one".into());
         }
@@ -237,7 +237,7 @@ impl PostProcessor {
             parts.len(),
             parts.iter().any(|part| matches!(part, Self::Sequence { .. })),
         )?;
-        // A template after another sees several texts, and has no place for them.
+        // A second template would get several texts, and has no place for them.
         if parts.iter().filter(|part| matches!(part, Self::TemplateProcessing { .. })).count() > 1 {
             return Err("post_processor: more than one TemplateProcessing; expected one".into());
         }

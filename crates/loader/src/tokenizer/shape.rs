@@ -1,10 +1,10 @@
-//! The shape of a tokenizer that this project runs, read from tokenizer.json, or from vocab.json and
-//! merges.txt.
+//! [`Shape`]: a supported tokenizer, read from tokenizer.json, or from vocab.json and merges.txt.
 //!
-//! The crate tokenizers panics, fills memory or never ends for many files that it opens. So it is shown no
-//! file: a file is read into a [`Shape`], which holds only what GPT-2's family uses, each part checked, and a
-//! tokenizer is built of that. A part that a shape has no place for is refused by name.
+//! Given a damaged or hostile file, the crate tokenizers may panic, fill memory or never return. So it never sees a
+//! file: a file is read into a [`Shape`], which has room only for what GPT-2's family uses, every part is checked,
+//! and the tokenizer is built from that. Any other part is refused by name.
 
+use super::file::{check_len, read_json};
 use super::parts::{Decoder, Normalizer, PostProcessor, PreTokenizer, handed_on};
 use super::vocab::{Merges, Vocab, check_id, check_token};
 use serde::Deserialize;
@@ -14,12 +14,10 @@ use tokenizers::{
     PreTokenizerWrapper, TokenizerBuilder,
 };
 
-/// Bytes of a file; the largest vocabularies in use have a fifth of it.
-const LARGEST_FILE: usize = 64 << 20;
 /// Tokens beside the vocabulary, and the bytes of all of them.
 const MOST_ADDED: usize = 1 << 16;
 const MOST_ADDED_BYTES: usize = 1 << 20;
-/// Bytes of the token for what the vocabulary lacks: one stands for each such character of a text.
+/// The most bytes of the token for unknown characters; each such character becomes one.
 const LONGEST_UNK: usize = 64;
 
 /// A tokenizer of GPT-2's family.
@@ -38,8 +36,7 @@ pub(super) struct Shape {
     #[serde(default)]
     decoder: Option<Decoder>,
     pub(super) model: Model,
-    // Truncation and padding are settings of the batches that the file was last used with; transformers
-    // sets them aside, too.
+    // Truncation and padding are left over from the last use of the tokenizer; transformers ignores them, too.
 }
 
 /// A token that is found in the text before anything else is done to it.
@@ -77,34 +74,17 @@ pub(super) struct Model {
     merges: Merges,
 }
 
-/// JSON into a value; the error names the field.
-pub(super) fn parse<'de, T: Deserialize<'de>>(bytes: &'de [u8]) -> Result<T, String> {
-    if bytes.len() > LARGEST_FILE {
-        return Err(format!("{} bytes; expected at most {LARGEST_FILE}", bytes.len()));
-    }
-    let mut json = serde_json::Deserializer::from_slice(bytes);
-    let value =
-        serde_path_to_error::deserialize(&mut json).map_err(|e| match e.path().to_string().as_str() {
-            "." => e.inner().to_string(),
-            field => format!("{field}: {}", e.inner()),
-        })?;
-    json.end().map_err(|e| e.to_string())?;
-    Ok(value)
-}
-
 impl Shape {
     /// tokenizer.json
     pub(super) fn from_json(bytes: &[u8]) -> Result<Self, String> {
-        let shape: Self = parse(bytes)?;
+        let shape: Self = read_json(bytes)?;
         shape.check()?;
         Ok(shape)
     }
 
     /// The merges of a merges.txt of bounded length.
     pub(super) fn merges(bytes: &[u8]) -> Result<Merges, String> {
-        if bytes.len() > LARGEST_FILE {
-            return Err(format!("{} bytes; expected at most {LARGEST_FILE}", bytes.len()));
-        }
+        check_len(bytes)?;
         Merges::from_text(bytes)
     }
 
@@ -199,7 +179,7 @@ impl Model {
         if let Some(unk) = self.unk_token {
             builder = builder.unk_token(unk);
         }
-        // Empty ones do nothing, and come back when the tokenizer is saved.
+        // Empty ones do nothing; they are kept so that a saved tokenizer has them, too.
         if let Some(prefix) = self.continuing_subword_prefix {
             builder = builder.continuing_subword_prefix(prefix);
         }
@@ -228,7 +208,7 @@ fn check_added(added: &[Added]) -> Result<(), String> {
     Ok(())
 }
 
-/// The same for what the normalizer makes of a token, which is what is looked for in a normalized text.
+/// The same for a token after normalisation: that is the form that is searched for in a normalised text.
 fn check_normalized(added: &[Added], normalizer: &NormalizerWrapper) -> Result<(), String> {
     let strips = strips(added);
     for token in added.iter().filter(|token| token.normalized) {

@@ -2,60 +2,14 @@
 
 use super::parts::{Normalizer, PreTokenizer};
 use super::shape::Shape;
+use super::unspellable::Unspellable;
 use std::collections::HashMap;
-use std::fmt;
 use tokenizers::models::bpe::BPE;
 use tokenizers::{Model, ModelWrapper, OffsetReferential, OffsetType, PreTokenizer as _};
 
-/// Bytes that are tokenised for a prompt, whatever the model: a byte takes up to 450 bytes of memory and two
+/// The most bytes of a prompt that are tokenised, whatever the model: each takes up to 450 bytes of memory and two
 /// microseconds.
 const MOST_BYTES: usize = 1 << 20;
-/// How many characters a message shows.
-const SHOWN: usize = 10;
-
-/// Characters that a vocabulary cannot spell, in the order in which they come in a text, and how often.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Unspellable(Vec<(char, usize)>);
-
-impl Unspellable {
-    /// Whether there are none.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// Each character and how often it comes.
-    #[must_use]
-    pub fn characters(&self) -> &[(char, usize)] {
-        &self.0
-    }
-
-    /// How many characters of the text these are.
-    #[must_use]
-    pub fn total(&self) -> usize {
-        self.0.iter().map(|(_, count)| count).sum()
-    }
-}
-
-/// `'ä' (3), U+200B, …`: the first ten.
-impl fmt::Display for Unspellable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (i, &(character, count)) in self.0.iter().take(SHOWN).enumerate() {
-            f.write_str(if i == 0 { "" } else { ", " })?;
-            // Debug writes what does not show as an escape.
-            if character.escape_debug().len() > 1 || character.is_whitespace() {
-                write!(f, "U+{:04X}", u32::from(character))?;
-            } else {
-                write!(f, "'{character}'")?;
-            }
-            if count > 1 {
-                write!(f, " ({count})")?;
-            }
-        }
-        f.write_str(if self.0.len() > SHOWN { ", …" } else { "" })
-    }
-}
-
 /// What the vocabulary spells a text with.
 #[derive(Debug, Clone)]
 pub(super) struct Spelling {
@@ -64,9 +18,9 @@ pub(super) struct Spelling {
     byte_level: bool,
     byte_fallback: bool,
     ignore_merges: bool,
-    /// The most bytes of text that one token stands for; `None` where there is no such number.
+    /// The most bytes of text that one token can stand for; `None` if there is no limit.
     longest: Option<usize>,
-    /// The most by which the normalizer multiplies a text's length in bytes.
+    /// How many times longer the normalizer can make a text, in bytes.
     growth: usize,
 }
 
@@ -109,7 +63,7 @@ impl Spelling {
         let byte_fallback = model.byte_fallback.unwrap_or(false);
         let letters = Self::of_byte_level(model.vocab.0.keys());
         let fallback = || (0..=u8::MAX).all(|byte| model.vocab.0.contains_key(&fallback_token(byte)));
-        // Text that is removed, dropped or joined before it becomes tokens is text of any length.
+        // If text is removed, dropped or joined first, a token may stand for text of any length.
         let keeps_length = byte_level
             && letters.whole
             && shape.normalizer.is_none()
@@ -126,18 +80,18 @@ impl Spelling {
         }
     }
 
-    /// The most bytes of text that one token stands for; `None` where there is no such number.
+    /// The most bytes of text that one token can stand for; `None` if there is no limit.
     pub(super) fn longest(&self) -> Option<usize> {
         self.longest
     }
 
-    /// The most bytes that are tokenised for `positions` tokens.
+    /// The most bytes of text that can fit in `positions` tokens.
     pub(super) fn most_bytes(&self, positions: usize) -> usize {
         let spelt = self.longest.map_or(usize::MAX, |longest| longest.saturating_mul(positions));
         spelt.min(MOST_BYTES / self.growth)
     }
 
-    /// The characters of `text` that `tokenizer`, whose spelling this is, drops.
+    /// The characters of `text` that `tokenizer` drops; `self` is its spelling.
     pub(super) fn unspellable(
         &self,
         tokenizer: &tokenizers::Tokenizer,
@@ -159,7 +113,7 @@ impl Spelling {
         let bytes: HashMap<char, u8> =
             (0..=u8::MAX).zip(letters()).map(|(byte, letter)| (letter, byte)).collect();
         let letters: Vec<char> = letters().collect();
-        // The words, as the model is given them; those with tokens are added tokens.
+        // The words as the model gets them; words that already have tokens are added tokens.
         let added = tokenizer.get_added_vocabulary();
         let mut words = added.extract_and_normalize(tokenizer.get_normalizer(), text);
         if let Some(part) = tokenizer.get_pre_tokenizer() {
@@ -194,12 +148,12 @@ fn has(bpe: &BPE, character: char) -> bool {
     bpe.token_to_id(character.encode_utf8(&mut [0; 4])).is_some()
 }
 
-/// The token of a byte, where a character that the vocabulary lacks is spelt in bytes.
+/// The token of a byte, for characters that are spelt byte by byte.
 fn fallback_token(byte: u8) -> String {
     format!("<{byte:#04X}>")
 }
 
-/// The letter of each byte in a byte-level vocabulary: itself where it prints, else one from U+0100 on.
+/// The letter of each byte in a byte-level vocabulary: itself if it is printable, else one from U+0100 on.
 fn letters() -> impl Iterator<Item = char> {
     let mut next = (0x100..).filter_map(char::from_u32);
     (0..=u8::MAX).map(move |byte| match byte {

@@ -1,16 +1,24 @@
 //! [`TextStream`]: text from ids that arrive one by one.
 
-use super::Tokenizer;
+use super::bpe::Tokenizer;
 
-/// Text from ids that arrive one by one: a character whose bytes are spread over several tokens comes out
-/// whole, with the last of them.
+/// Text from ids that arrive one by one. A character whose bytes are spread over several tokens comes out whole,
+/// with the last of them.
 #[derive(Debug)]
 pub struct TextStream<'a> {
-    pub(super) tokenizer: &'a Tokenizer,
+    tokenizer: &'a Tokenizer,
     /// The ids since the last whole character.
-    pub(super) pending: Vec<u32>,
-    /// How many bytes of their text are out already.
-    pub(super) written: usize,
+    pending: Vec<u32>,
+    /// How many bytes of their text have been returned.
+    written: usize,
+}
+
+impl Tokenizer {
+    /// A decoder that takes ids one by one.
+    #[must_use]
+    pub fn stream(&self) -> TextStream<'_> {
+        TextStream { tokenizer: self, pending: vec![], written: 0 }
+    }
 }
 
 impl TextStream<'_> {
@@ -29,7 +37,7 @@ impl TextStream<'_> {
         out
     }
 
-    /// What is left when no more ids come.
+    /// The rest of the text, when no more ids come.
     #[must_use]
     pub fn finish(self) -> String {
         self.tokenizer.decode(&self.pending).get(self.written..).unwrap_or_default().to_string()

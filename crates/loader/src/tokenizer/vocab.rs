@@ -1,16 +1,16 @@
-//! The vocabulary and the merges of a BPE, in whichever file they stand.
+//! The vocabulary and the merges of a BPE, from any of their files.
 //!
-//! What comes through is what the crate tokenizers computes with safely: ids that are distinct and small,
-//! tokens of a bounded length, merges whose three tokens are all there.
+//! Only what the crate tokenizers handles safely gets through: ids that are distinct and small, tokens of bounded
+//! length, merges whose three tokens all exist.
 
-use super::shape::parse;
+use super::file::read_json;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use std::collections::HashSet;
 use std::fmt;
 use tokenizers::models::bpe;
 
-/// One more than the largest id; the largest vocabularies in use have a 64th of it.
+/// One more than the largest id; the largest vocabularies in use need a 64th of that.
 const MOST_IDS: u32 = 1 << 24;
 /// GPT-2's own longest token has 256 bytes as letters.
 const LONGEST_TOKEN: usize = 4096;
@@ -19,7 +19,7 @@ const LONGEST_TOKEN: usize = 4096;
 #[derive(Default)]
 pub(super) struct Vocab(pub(super) bpe::Vocab);
 
-/// Pairs of tokens that become one, the most urgent first.
+/// Pairs of tokens that are merged into one, in order of priority.
 #[derive(Default)]
 pub(super) struct Merges(pub(super) bpe::Merges);
 
@@ -40,7 +40,7 @@ pub(super) fn check_token(token: &str) -> Result<(), String> {
 impl Vocab {
     /// vocab.json
     pub(super) fn from_json(bytes: &[u8]) -> Result<Self, String> {
-        parse(bytes)
+        read_json(bytes)
     }
 
     /// Whether the three tokens of every merge are in the vocabulary.
@@ -92,7 +92,7 @@ impl<'de> Deserialize<'de> for Vocab {
 }
 
 impl Merges {
-    /// merges.txt: a line that tells the version, then a pair a line.
+    /// merges.txt: a line with the version, then one pair on each line.
     pub(super) fn from_text(bytes: &[u8]) -> Result<Self, String> {
         let text = std::str::from_utf8(bytes).map_err(|e| format!("not UTF-8: {e}"))?;
         let lines = text.trim_end_matches(['\r', '\n']).lines().enumerate();

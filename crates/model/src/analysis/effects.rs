@@ -1,8 +1,7 @@
 //! What heads do to a prediction.
 
-use crate::attention::{AttentionArgs, Queries};
 use crate::hooks::{At, Head, Hooks, Intervention, Interventions, Point, Recorder};
-use crate::{BlockArgs, ForwardArgs, Gpt2LMHeadModel};
+use crate::{ForwardArgs, Gpt2LMHeadModel, Pass};
 use candle_core::{D, DType, Module, Result, Tensor};
 use candle_nn::ops::log_softmax;
 use gpt2_kernels::attention::Wanted;
@@ -55,13 +54,8 @@ pub fn ablation_effects(
     let at_once = (POSITIONS / t).clamp(1, heads);
     let mut log_probs = vec![];
     for (layer, block) in model.transformer.h.iter().enumerate() {
-        let context = block.attn.attend(
-            &block.ln_1.forward(&x)?,
-            AttentionArgs::default(),
-            Queries::All,
-            Wanted::default(),
-        )?;
-        let context = context.context; // (1, T, C)
+        let attended = block.attn.attend(&block.ln_1.forward(&x)?, Pass::default(), Wanted::default())?;
+        let context = attended.context; // (1, T, C)
         let z = context.reshape((1, t, heads, ()))?; // (1, T, H, D)
         // Nothing reads the other positions of the last block.
         let kept = if layer + 1 == layers { 1 } else { t };
@@ -100,8 +94,8 @@ fn finish(model: &Gpt2LMHeadModel, layer: usize, mid: &Tensor, target: u32) -> R
     let blocks = &model.transformer.h;
     let mut x = blocks[layer].mlp.forward_onto(mid, &blocks[layer].ln_2.forward(mid)?, None)?;
     for (i, block) in blocks.iter().enumerate().skip(layer + 1) {
-        let args = BlockArgs { last_position_only: i + 1 == blocks.len(), ..BlockArgs::default() };
-        x = block.forward(&x, None, None, args)?.hidden_state;
+        let pass = Pass { last_position_only: i + 1 == blocks.len(), ..Pass::default() };
+        x = block.forward(&x, pass)?.hidden_state;
     }
     log_prob(model, &x, target)
 }
@@ -109,7 +103,7 @@ fn finish(model: &Gpt2LMHeadModel, layer: usize, mid: &Tensor, target: u32) -> R
 /// The target's log-probability after the last block: (copies, 1, C) -> copies
 fn log_prob(model: &Gpt2LMHeadModel, x: &Tensor, target: u32) -> Result<Vec<f32>> {
     let normed = model.transformer.ln_f.forward(x)?;
-    let logits = gpt2_kernels::linear_transposed(&normed, &model.lm_head)?.to_dtype(DType::F32)?;
+    let logits = model.lm_head.forward(&normed)?.to_dtype(DType::F32)?;
     log_softmax(&logits, D::Minus1)?.narrow(2, target as usize, 1)?.flatten_all()?.to_vec1()
 }
 
@@ -134,7 +128,7 @@ pub fn direct_logit_attribution(model: &Gpt2LMHeadModel, input_ids: &Tensor, tar
     model.transformer.forward(input_ids, ForwardArgs { hooks: Some(&recorder), ..Default::default() })?;
     let written = blocks.iter().enumerate().map(|(layer, block)| {
         let z = recorder.value(Point::Z(layer))?.narrow(1, t - 1, 1)?.reshape((heads, 1, d))?; // (H, 1, D)
-        let w_o = block.attn.c_proj.weight.reshape((heads, d, ()))?; // (H, D, C)
+        let w_o = block.attn.c_proj.weight()?.reshape((heads, d, ()))?; // (H, D, C)
         z.contiguous()?.matmul(&w_o)?.squeeze(1)?.to_dtype(DType::F32) // (H, C)
     });
     let written = written.collect::<Result<Vec<_>>>()?;
@@ -143,7 +137,7 @@ pub fn direct_logit_attribution(model: &Gpt2LMHeadModel, input_ids: &Tensor, tar
     let last = centred(&x.narrow(1, t - 1, 1)?.flatten_all()?.to_dtype(DType::F32)?)?; // (C)
     let deviation = (last.sqr()?.mean_all()? + model.config().layer_norm_epsilon)?.sqrt()?;
     let gamma = model.transformer.ln_f.weight.to_dtype(DType::F32)?;
-    let direction = (gamma * model.lm_head.get(target as usize)?.to_dtype(DType::F32)?)?; // (C)
+    let direction = (gamma * model.lm_head.weight()?.get(target as usize)?.to_dtype(DType::F32)?)?; // (C)
     let shares = centred(&Tensor::stack(&written, 0)?)?.broadcast_mul(&direction)?.sum(2)?; // (L, H)
     shares.broadcast_div(&deviation)
 }

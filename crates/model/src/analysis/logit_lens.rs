@@ -26,5 +26,5 @@ pub fn logit_lens(model: &Gpt2LMHeadModel, input_ids: &Tensor, position: usize) 
         if i + 1 == states.len() { Ok(row) } else { model.transformer.ln_f.forward(&row) }
     });
     let rows = Tensor::stack(&rows.collect::<Result<Vec<_>>>()?, 0)?; // (L + 1, B, C)
-    gpt2_kernels::linear_transposed(&rows, &model.lm_head)
+    model.lm_head.forward(&rows)
 }

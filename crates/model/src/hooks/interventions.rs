@@ -1,10 +1,8 @@
 //! Changes to heads and to attention, as data.
 
 use super::{At, Hooks, KnockOut, Point};
-use crate::{Config, ForwardArgs, Gpt2LMHeadModel};
+use crate::Config;
 use candle_core::{Result, Tensor};
-use std::cell::RefCell;
-use std::collections::BTreeMap;
 
 /// A head of a layer, both counted from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -38,7 +36,7 @@ pub enum Intervention {
 }
 
 impl Intervention {
-    fn head(&self) -> Option<Head> {
+    pub(crate) fn head(&self) -> Option<Head> {
         match self {
             Self::ZeroAblate(head)
             | Self::MeanAblate(head)
@@ -71,14 +69,14 @@ impl Intervention {
 }
 
 /// The mean over rows and positions that are no padding: (B, T, 1, D) -> (1, 1, 1, D)
-fn mean(z: &Tensor, at: At) -> Result<Tensor> {
+pub(crate) fn mean(z: &Tensor, at: At) -> Result<Tensor> {
     let wide = z.to_dtype(gpt2_kernels::accumulator(z.dtype()))?;
     let sum = |x: &Tensor| x.sum_keepdim((0, 1));
     let mean = match at.padding {
         None => wide.mean_keepdim((0, 1))?,
         Some(padding) => {
             let visible = padding.unsqueeze(2)?.unsqueeze(3)?.to_dtype(wide.dtype())?; // (B, T, 1, 1)
-            // Where all is padding, nothing is said of nothing: zeros.
+            // Where all positions are padding, the mean is 0.
             sum(&wide.broadcast_mul(&visible)?)?.broadcast_div(&sum(&visible)?.maximum(1.0)?)?
         }
     };
@@ -103,7 +101,7 @@ fn patched(head: Head, at: At, z: &Tensor, other: &Tensor) -> Result<Tensor> {
     Tensor::cat(&[&other, &z.narrow(1, known, t - known)?], 1)
 }
 
-/// Interventions, checked against a model's config: [`Hooks`] for [`ForwardArgs::hooks`].
+/// Interventions, checked against a model's config: [`Hooks`] for [`ForwardArgs::hooks`](crate::ForwardArgs::hooks).
 ///
 /// Those of one head are made in their order.
 ///
@@ -129,7 +127,7 @@ fn patched(head: Head, at: At, z: &Tensor, other: &Tensor) -> Result<Tensor> {
 /// ```
 #[derive(Debug, Clone, Default)]
 pub struct Interventions {
-    list: Vec<Intervention>,
+    pub(crate) list: Vec<Intervention>,
 }
 
 impl Interventions {
@@ -155,25 +153,6 @@ impl Interventions {
         self.list.is_empty()
     }
 
-    /// The same with each mean ablation's mean taken over a run on `input_ids` (B, T) now, without padding, and kept: what
-    /// a cache needs.
-    ///
-    /// # Errors
-    /// As the model's forward pass.
-    pub fn with_means_of(mut self, model: &Gpt2LMHeadModel, input_ids: &Tensor) -> Result<Self> {
-        if !self.list.iter().any(|one| matches!(one, Intervention::MeanAblate(_))) {
-            return Ok(self);
-        }
-        let means = Means { of: &self, t: input_ids.dim(1)?, found: RefCell::default() };
-        model.transformer.forward(input_ids, ForwardArgs { hooks: Some(&means), ..Default::default() })?;
-        for (i, mean) in means.found.into_inner() {
-            if let Some(head) = self.list[i].head() {
-                self.list[i] = Intervention::Replace(head, mean.flatten_all()?);
-            }
-        }
-        Ok(self)
-    }
-
     /// The interventions of a layer's heads, each with its place in the list.
     fn of_layer(&self, layer: usize) -> impl Iterator<Item = (usize, &Intervention, Head)> {
         let of_head = |(i, one)| Intervention::head(one).map(|head| (i, one, head));
@@ -182,7 +161,7 @@ impl Interventions {
 
     /// z (B, T, H, D) after the interventions of its layer; `meet` is handed the place of each and the z
     /// (B, T, 1, D) that it is about to change.
-    fn change(
+    pub(crate) fn change(
         &self,
         at: At,
         z: &Tensor,
@@ -199,34 +178,6 @@ impl Interventions {
             *part = one.changed(at, part)?;
         }
         Ok(Some(Tensor::cat(&parts, 2)?))
-    }
-}
-
-/// A run under interventions that finds the mean of each mean ablation, where its turn comes.
-struct Means<'a> {
-    of: &'a Interventions,
-    /// A text that is to grow has positions 0..t.
-    t: usize,
-    /// By the place in the list: (1, 1, 1, D)
-    found: RefCell<BTreeMap<usize, Tensor>>,
-}
-
-impl Hooks for Means<'_> {
-    fn wants(&self, point: Point) -> bool {
-        self.of.wants(point)
-    }
-
-    fn at(&self, at: At, z: &Tensor) -> Result<Option<Tensor>> {
-        self.of.change(at, z, |i, z| {
-            if matches!(self.of.list[i], Intervention::MeanAblate(_)) {
-                self.found.borrow_mut().insert(i, mean(z, at)?);
-            }
-            Ok(())
-        })
-    }
-
-    fn knocked_out(&self, layer: usize) -> Vec<KnockOut> {
-        self.of.knocked_out(layer).into_iter().filter(|pair| pair.query < self.t).collect()
     }
 }
 

@@ -26,11 +26,12 @@
 //! result is the same.
 
 mod interventions;
-mod run;
+mod pass;
 mod text;
 
+pub(crate) use interventions::mean;
 pub use interventions::{Head, Intervention, Interventions};
-pub(crate) use run::Run;
+pub(crate) use pass::PassHooks;
 pub use text::ParseError;
 
 use candle_core::{Result, Tensor};

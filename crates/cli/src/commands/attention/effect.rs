@@ -1,6 +1,6 @@
 //! `gpt2 attention --effect`: what each head does to the probability of a token.
 
-use super::Scene;
+use super::scene::Scene;
 use crate::args::EffectArg;
 use crate::output::{self, note};
 use crate::prompt::encode;

@@ -1,6 +1,6 @@
 //! `gpt2 attention --export`: the weights as a file, in the format of its name.
 
-use super::Scene;
+use super::scene::Scene;
 use crate::outputs::Outputs;
 use anyhow::bail;
 use candle_core::{DType, Tensor};

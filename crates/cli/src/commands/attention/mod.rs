@@ -4,38 +4,22 @@ mod effect;
 mod export;
 mod page;
 mod rollout;
+mod scene;
 mod views;
 
 use crate::args::AttentionArgs;
 use crate::output;
 use crate::outputs::Outputs;
-use crate::prompt::Prompt;
 use crate::provenance::Provenance;
-use crate::session::Session;
 use crate::values::select;
 use anyhow::bail;
 use candle_core::Tensor;
-use gpt2_model::hooks::{Chain, Hooks, Interventions, Point, on};
-use gpt2_model::{ForwardArgs, ModelOutput, Summary};
+use gpt2_model::{ForwardArgs, Summary};
 use gpt2_view::{FileKind, HeadJson, HeadSummary, LayerJson, QueryNumbers, overview};
-use std::cell::RefCell;
+use scene::Scene;
 use std::io::Write;
 use std::process::ExitCode;
 use views::{Finished, Views};
-
-/// What is looked at.
-struct Scene<'a> {
-    args: &'a AttentionArgs,
-    session: &'a Session,
-    prompt: &'a Prompt,
-    /// The prompt's ids, (1, T).
-    ids: Tensor,
-    /// The chosen layers, and the chosen heads of each.
-    layers: Vec<usize>,
-    heads: Vec<usize>,
-    interventions: Interventions,
-    made_by: Provenance,
-}
 
 pub(crate) fn run(args: &AttentionArgs) -> anyhow::Result<ExitCode> {
     let text = args.prompt.read()?;
@@ -80,51 +64,6 @@ fn outputs(args: &AttentionArgs) -> anyhow::Result<Outputs> {
         outputs.add("--html", path, FileKind::Page);
     }
     Ok(outputs)
-}
-
-impl Scene<'_> {
-    /// Whether some layers or heads were named.
-    fn is_chosen(&self) -> bool {
-        !(self.args.layer.is_empty() && self.args.head.is_empty())
-    }
-
-    /// Runs the transformer; `each` is handed the layers that it names with their weights (1, H, T, T), one at a
-    /// time, while the model runs. The logits are not shown, so the output projection is left out.
-    fn run(
-        &self,
-        args: ForwardArgs,
-        layers: &[usize],
-        each: impl FnMut(usize, &Tensor) -> anyhow::Result<()>,
-    ) -> anyhow::Result<ModelOutput> {
-        let state = RefCell::new((each, None));
-        let reader = on(layers.iter().map(|&layer| Point::Pattern(layer)), |at, weights| {
-            let Point::Pattern(layer) = at.point else { return Ok(None) };
-            let (each, failed) = &mut *state.borrow_mut();
-            self.check_finite([weights]).and_then(|()| each(layer, weights)).map_err(|e| {
-                let error = candle_core::Error::msg(format!("{e:#}"));
-                *failed = Some(e);
-                error
-            })?;
-            Ok(None)
-        });
-        let hooks: [&dyn Hooks; 2] = [&self.interventions, &reader];
-        let args = ForwardArgs { hooks: Some(&Chain(&hooks)), ..args };
-        let output = self.session.model.transformer.forward(&self.ids, args);
-        drop(reader);
-        if let Some(error) = state.into_inner().1 {
-            return Err(error);
-        }
-        let output = output?;
-        let summaries = output.summaries.iter().flat_map(|of| [&of.entropy, &of.mean_distance, &of.on_first]);
-        let others = output.attention_outputs.iter().chain([&output.last_hidden_state]);
-        self.check_finite(summaries.chain(others))?;
-        Ok(output)
-    }
-
-    /// Refuses numbers that are not finite, unless they are allowed.
-    fn check_finite<'t>(&self, results: impl IntoIterator<Item = &'t Tensor>) -> anyhow::Result<()> {
-        self.args.finite.check(self.session, &self.ids, Some(&self.interventions), results)
-    }
 }
 
 fn show(scene: &Scene, mut outputs: Outputs) -> anyhow::Result<()> {

@@ -1,10 +1,10 @@
 //! `gpt2 attention --html` and `--open`: every chosen head in one page, and the browser that shows it.
 
-use super::Scene;
+use super::scene::Scene;
 use crate::output::note;
 use crate::values::highest;
 use anyhow::{Context, anyhow};
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Device, Module, Tensor};
 use gpt2_model::ModelOutput;
 use gpt2_view::{NextToken, PageHeader, PageWriter, keep_largest, summarize};
 use rayon::prelude::*;
@@ -69,7 +69,7 @@ fn predictions(scene: &Scene, hidden: &Tensor) -> anyhow::Result<Vec<NextToken>>
     let mut all = Vec::with_capacity(t);
     for from in (0..t).step_by(CHUNK) {
         let rows = hidden.narrow(0, from, CHUNK.min(t - from))?; // (rows, C)
-        let logits = gpt2_kernels::linear_transposed(&rows, &session.model.lm_head)?; // (rows, V)
+        let logits = session.model.lm_head.forward(&rows)?; // (rows, V)
         let logits = logits.to_dtype(DType::F32)?.to_device(&Device::Cpu)?;
         scene.check_finite([&logits])?;
         let logits = logits.to_vec2::<f32>()?;
@@ -103,7 +103,7 @@ fn launch(path: &Path) -> anyhow::Result<()> {
     let path = std::path::absolute(path)?;
     let (send, receive) = mpsc::channel();
     std::thread::spawn(move || {
-        // Nobody listens once the time is over.
+        // The receiver is gone once the time is over.
         let _ = send.send(open::that(path));
     });
     match receive.recv_timeout(LAUNCH) {

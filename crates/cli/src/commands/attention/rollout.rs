@@ -1,6 +1,6 @@
 //! `gpt2 attention --rollout`: how much of each token reaches each position.
 
-use super::Scene;
+use super::scene::Scene;
 use crate::output;
 use crate::provenance::Provenance;
 use anyhow::Context;

@@ -1,8 +1,8 @@
-//! What is made of the weights, a layer at a time: heat maps and JSON on stdout, files.
+//! The outputs made from the weights, a layer at a time: heat maps and JSON on stdout, files.
 
-use super::Scene;
 use super::export::Export;
 use super::page::Page;
+use super::scene::Scene;
 use crate::output::{self, is_quiet};
 use crate::outputs::Outputs;
 use candle_core::{DType, Tensor};
@@ -12,7 +12,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use std::fmt::Write as _;
 use std::io::{BufWriter, Write as _};
 
-/// Whatever was asked for that needs the weights themselves.
+/// Every output that needs the weights themselves.
 pub(super) struct Views {
     /// Heat maps for stdout, which are printed once the files are written.
     maps: Option<String>,

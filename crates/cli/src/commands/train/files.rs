@@ -1,28 +1,58 @@
 //! The files that a training run writes: refused before it begins where they would do harm.
 
-use super::{metrics, state};
 use crate::args::TrainArgs;
 use crate::hub;
 use crate::inputs::Inputs;
 use crate::outputs::Outputs;
 use anyhow::{Context, bail};
 use gpt2_loader::Files;
-use gpt2_view::is_ours;
+use gpt2_train::MetricsFormat;
+use gpt2_view::{FileKind, is_ours};
+use std::path::{Path, PathBuf};
 
+const STATE: &str = "training-state.safetensors";
+const PICTURE: &str = "loss.png";
 /// What a run leaves in its folder.
-const FILES: [&str; 5] =
-    ["config.json", "model.safetensors", "tokenizer.json", "training-state.safetensors", "loss.png"];
+const FILES: [&str; 5] = ["config.json", "model.safetensors", "tokenizer.json", STATE, PICTURE];
+
+/// Where a run's state lies, beside the model.
+pub(super) fn state(out: &Path) -> PathBuf {
+    out.join(STATE)
+}
+
+/// The picture of the losses.
+pub(super) fn picture(out: &Path) -> PathBuf {
+    out.join(PICTURE)
+}
+
+/// The format of `--metrics`.
+pub(super) fn metrics_format(path: &Path) -> anyhow::Result<MetricsFormat> {
+    MetricsFormat::of(path).with_context(|| unknown_metrics(path))
+}
+
+/// The kind of file that `--metrics` names.
+fn metrics_kind(path: &Path) -> anyhow::Result<FileKind> {
+    match metrics_format(path)? {
+        MetricsFormat::Csv => Ok(FileKind::MetricsCsv),
+        MetricsFormat::JsonLines => Ok(FileKind::MetricsJsonLines),
+        _ => bail!(unknown_metrics(path)),
+    }
+}
+
+fn unknown_metrics(path: &Path) -> String {
+    format!("--metrics {}: expected a name that ends in .csv or .jsonl", path.display())
+}
 
 /// Refuses an `--out` that holds a model, or that should hold a run and does not.
 pub(super) fn check_out(args: &TrainArgs) -> anyhow::Result<()> {
-    let state = state::path(&args.out);
+    let state = state(&args.out);
     if args.resume {
         if !state.exists() {
             bail!("--resume: there is no {}; that run has finished, or was none", state.display());
         }
         return Ok(());
     }
-    // A link that leads nowhere is there, too.
+    // A link that leads nowhere counts as well.
     let is_there = |name: &str| args.out.join(name).symlink_metadata().is_ok();
     if let Some(name) = FILES.into_iter().find(|name| !args.overwrite && is_there(name)) {
         bail!(
@@ -45,13 +75,13 @@ pub(super) fn check(args: &TrainArgs, files: Option<&Files>) -> anyhow::Result<(
     }
     let named = format!("--out {}", args.out.display());
     inputs.spare_folder(&named, &args.out)?;
-    // What may be replaced is asked here, of all files of the run together.
+    // Whether a file may be replaced is decided here, for all files of the run together.
     let mut outputs = Outputs::new(true);
     for name in FILES {
         outputs.add("--out", &args.out.join(name), None);
     }
     let Some(path) = &args.metrics else { return outputs.check(&inputs) };
-    let (named, kind) = (format!("--metrics {}", path.display()), metrics::kind(path)?);
+    let (named, kind) = (format!("--metrics {}", path.display()), metrics_kind(path)?);
     if path.exists() && args.resume && !is_ours(kind, path).with_context(|| named.clone())? {
         bail!("{named}: is no {kind} that `gpt2` wrote; choose another name");
     }

@@ -1,11 +1,13 @@
-//! The trainer on a tiny model: which masks a step draws, and what a validation measures.
+//! A run is resumed with the settings that it had.
 
 use super::*;
 use crate::args::{Args, Command};
+use anyhow::bail;
+use candle_core::Device;
 use clap::Parser;
 
 /// What `gpt2 train` with `options` asks for.
-pub(super) fn train_args(options: &[&str]) -> anyhow::Result<TrainArgs> {
+fn train_args(options: &[&str]) -> anyhow::Result<TrainArgs> {
     let args = [&["gpt2", "train", "--text", "text", "--out", "out"], options].concat();
     match Args::try_parse_from(args)?.command {
         Command::Train(args) => Ok(args),
@@ -13,84 +15,41 @@ pub(super) fn train_args(options: &[&str]) -> anyhow::Result<TrainArgs> {
     }
 }
 
-const WINDOW: usize = 4;
-
-fn trainer(args: &TrainArgs, dropout: f64) -> anyhow::Result<Trainer<'_>> {
-    let config = Config {
-        vocab_size: 7,
-        n_positions: WINDOW,
-        n_embd: 8,
-        n_layer: 1,
-        n_head: 2,
-        // Large, so that the windows' losses differ.
-        initializer_range: 0.5,
-        attn_pdrop: dropout,
-        resid_pdrop: dropout,
-        embd_pdrop: dropout,
-        ..Config::gpt2()
-    };
-    Trainer::new(args, &config, WINDOW, None, Device::Cpu)
-}
-
-/// Five windows for validation, and a rest that is shorter than one.
-fn data() -> Data {
-    let val = (0..23).map(|i| (i * i * 5 + i) % 7).collect();
-    Data { train: vec![3; 20], val }
-}
-
-impl Trainer<'_> {
-    fn loss_of(&self, ids: &[u32], training: Option<Training>) -> anyhow::Result<f64> {
-        let (inputs, targets) = batch(ids, &[0], WINDOW, &self.device)?;
-        Ok(self.model.loss(&inputs, &targets, training)?.to_scalar::<f32>()?.into())
-    }
-}
-
-#[track_caller]
-fn assert_close(got: f64, expected: f64) {
-    assert!((got - expected).abs() < 1e-5, "{got}, not {expected}");
+/// A run of a tiny model over a text of `tokens` tokens.
+fn trainer(flags: &[&str], n_embd: usize, tokens: usize) -> anyhow::Result<Trainer> {
+    let config = Config { vocab_size: 1, n_positions: 16, n_embd, n_layer: 1, n_head: 1, ..Config::gpt2() };
+    let data = Dataset::split(vec![0; tokens], 0.5)?;
+    Ok(Trainer::new(&config, data, options(&train_args(flags)?), &Device::Cpu)?)
 }
 
 #[test]
-fn every_validation_window_weighs_the_same_in_batches_of_any_size() -> anyhow::Result<()> {
-    let data = data();
-    for size in ["1", "2", "3", "4", "5", "8"] {
-        let args = train_args(&["--batch", size])?;
-        let trainer = trainer(&args, 0.0)?;
-        let window = |i: usize| trainer.loss_of(&data.val[i * WINDOW..=(i + 1) * WINDOW], None);
-        let windows = (0..5).map(window).collect::<anyhow::Result<Vec<_>>>()?;
-        let mean = windows.iter().sum::<f64>() / 5.0;
-        assert!((windows[4] - mean).abs() > 0.1, "the last window weighs nothing: {windows:?}");
-        assert_close(trainer.validate(&data)?, mean);
+fn every_setting_that_changed_is_refused_by_its_name() -> anyhow::Result<()> {
+    let out = tempfile::tempdir()?;
+    let state = files::state(out.path());
+    trainer(&[], 4, 40)?.save_state(&state)?;
+    trainer(&[], 4, 40)?.resume(&state)?;
+    let mut others = vec![("config", trainer(&[], 6, 40)?), ("data", trainer(&[], 4, 44)?)];
+    for (name, flags) in [
+        ("window", &["--window", "15"][..]),
+        ("model", &["--model", "gpt2"]),
+        ("recompute", &["--recompute"]),
+        ("batch", &["--batch", "3"]),
+        ("accumulate", &["--accumulate", "3"]),
+        ("steps", &["--steps", "3"]),
+        ("lr", &["--lr", "0.3"]),
+        ("warmup", &["--warmup", "3"]),
+        ("weight_decay", &["--weight-decay", "0.3"]),
+        ("clip", &["--clip", "0.3"]),
+        ("eval_every", &["--eval-every", "3"]),
+        ("seed", &["--seed", "3"]),
+    ] {
+        others.push((name, trainer(flags, 4, 40)?));
     }
-    Ok(())
-}
-
-#[test]
-fn nothing_is_dropped_in_validation() -> anyhow::Result<()> {
-    let (args, data) = (train_args(&["--batch", "2"])?, data());
-    let (with, without) = (trainer(&args, 0.5)?, trainer(&args, 0.0)?);
-    let training = Some(Training { seed: 0, step: 0 });
-    let (dropped, plain) = (with.loss_of(&data.val, training)?, without.loss_of(&data.val, training)?);
-    assert!((dropped - plain).abs() > 1e-3, "dropout changes nothing: {dropped} {plain}");
-    assert_close(with.validate(&data)?, without.validate(&data)?);
-    Ok(())
-}
-
-/// All windows of the training part are the same, so that only dropout tells batches apart.
-#[test]
-fn every_batch_of_a_step_drops_other_numbers() -> anyhow::Result<()> {
-    let data = data();
-    for more in [&[][..], &["--recompute"]] {
-        let options = ["--batch", "1", "--accumulate", "2", "--seed", "5"];
-        let args = train_args(&[&options[..], more].concat())?;
-        let mut trainer = trainer(&args, 0.5)?;
-        for step in 0..2 {
-            let loss = |number| trainer.loss_of(&data.train, Some(Training { seed: 5, step: number }));
-            let (first, second) = (loss(2 * step)?, loss(2 * step + 1)?);
-            assert!((first - second).abs() > 1e-3, "{first} {second}");
-            let (mean, _, _) = trainer.step(&data)?;
-            assert_close(mean.into(), f64::midpoint(first, second));
-        }
-    }
+    others.retain_mut(|(name, other)| {
+        let refused = other.resume(&state).err().map(worded);
+        !refused.is_some_and(|e| e.to_string().starts_with(&format!("--resume: {name} was ")))
+    });
+    let accepted: Vec<_> = others.into_iter().map(|(name, _)| name).collect();
+    assert!(accepted.is_empty(), "not refused by their names: {accepted:?}");
     Ok(())
 }

@@ -4,12 +4,13 @@ use super::{Verify, rounding};
 use crate::qkv;
 use candle_core::{DType, Device, Var};
 use candle_nn::Init;
+use gpt2_kernels::Dispatch;
 use gpt2_kernels::Implementation::{self, Eager, Fused};
 use gpt2_kernels::attention::{CausalAttention, CausalMask};
 use gpt2_model::init;
 use gpt2_model::mask::left_padding;
 
-/// What is checked of attention: T queries at the end of S keys, B rows, D, and whether keys are hidden.
+/// A case of attention to check: T queries at the end of S keys, B rows, D, and whether keys are hidden.
 const ATTENTION: [(usize, usize, usize, usize, bool); 18] = [
     (1, 1, 1, 64, false),
     (1, 1, 1000, 64, false),
@@ -50,8 +51,8 @@ impl Verify {
                     let packed = Var::from_tensor(&rounded.to_dtype(dtype)?.to_device(device)?)?;
                     let padding = padding.as_ref().map(|p| p.to_device(device)).transpose()?;
                     let mask = CausalMask { padding: padding.as_ref(), ..Default::default() };
-                    let attention =
-                        CausalAttention::new(1. / (d as f64).sqrt()).with_implementation(implementation);
+                    let dispatch = Dispatch::new(implementation, device, dtype);
+                    let attention = CausalAttention::new(1. / (d as f64).sqrt(), dispatch);
                     // Some kernels run only where no gradient is asked for.
                     let [q, k, v] = qkv::views(&packed.as_detached_tensor(), t)?;
                     let ran = attention.runs(&q, &k, &v, mask)?;

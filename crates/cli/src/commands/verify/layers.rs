@@ -4,7 +4,7 @@ use super::{Verify, rounding};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::Init;
 use gpt2_kernels::Implementation::{self, Auto, Eager, Fused};
-use gpt2_kernels::{layer_norm, linear, linear_gelu, linear_onto};
+use gpt2_kernels::{Dispatch, Epilogue, layer_norm, linear};
 use gpt2_model::init;
 
 impl Verify {
@@ -27,11 +27,12 @@ impl Verify {
                 |wide, device: &Device, implementation: Implementation| -> anyhow::Result<[Tensor; 4]> {
                     let to = |x: &Tensor| x.to_dtype(dtype)?.to_dtype(wide)?.to_device(device);
                     let (x, weight, bias, residual) = (to(&x)?, to(&weight)?, to(&bias)?, to(&residual)?);
+                    let dispatch = Dispatch::of(implementation, &x);
                     Ok([
-                        layer_norm(&x, &to(&scale)?, &to(&shift)?, 1e-5, implementation)?,
-                        linear(&x, &weight, &bias, implementation)?,
-                        linear_gelu(&x, &weight, &bias, implementation)?,
-                        linear_onto(&residual, &x, &weight, &bias, implementation)?,
+                        layer_norm(&x, &to(&scale)?, &to(&shift)?, 1e-5, dispatch)?,
+                        linear(&x, &weight, &bias, Epilogue::None, dispatch)?,
+                        linear(&x, &weight, &bias, Epilogue::Gelu, dispatch)?,
+                        linear(&x, &weight, &bias, Epilogue::Residual(&residual), dispatch)?,
                     ])
                 };
             let expected = run(DType::F64, &Device::Cpu, Eager)?;

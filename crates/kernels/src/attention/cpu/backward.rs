@@ -14,12 +14,12 @@
 //! that is not finite makes gradients NaN in rows that do not see it, as it does in plain operations: 0 times
 //! infinity.
 
-use super::Problem;
 use super::blocks::{Strides, add_rows, outer};
 use super::heads::Heads;
 use super::pack::{panels, rows};
-use super::tile::{Blocks, KEYS, QUERIES};
-use crate::Dropout;
+use super::problem::Problem;
+use super::sizes::{Blocks, KEYS, NARROW_SCORES, NARROW_SUMS, QUERIES, WIDE_SCORES, WIDE_SUMS};
+use crate::attention::drop_weights::WeightDropout;
 use crate::attention::mask::CpuMask;
 use crate::element::Element;
 use crate::streams::dots;
@@ -28,15 +28,16 @@ use candle_core::{Device, Result, Storage, Tensor, WithDType};
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 
-/// What the forward pass knew, and its log-sums (B, H, T).
-pub(super) struct Given<'a> {
+/// What the forward pass saved for the backward pass.
+pub(super) struct Saved<'a> {
     pub(super) scale: f64,
     pub(super) mask: &'a CpuMask,
-    pub(super) dropout: Option<Dropout>,
+    pub(super) dropout: Option<WeightDropout>,
+    /// (B, H, T)
     pub(super) log_sums: &'a [f32],
 }
 
-impl Given<'_> {
+impl Saved<'_> {
     /// The gradients of q, k and v, contiguous, of their shapes and dtype.
     ///
     /// q (B, H, T, D), k and v (B, H, S, D); context and its gradient (B, T, H, D)
@@ -67,8 +68,14 @@ impl Given<'_> {
             .enumerate()
             .map(|(i, head)| {
                 let log_sums = &self.log_sums[i * t..(i + 1) * t];
-                let pass = Pass { problem: &problem, context: context_view, grad: grad_view, head, log_sums };
-                Arch::new().dispatch(pass)
+                let one = HeadBackward {
+                    problem: &problem,
+                    context: context_view,
+                    grad: grad_view,
+                    head,
+                    log_sums,
+                };
+                Arch::new().dispatch(one)
             })
             .collect();
         let gather = |part: usize, like: &Tensor| {
@@ -80,7 +87,7 @@ impl Given<'_> {
 }
 
 /// The backward pass of one head.
-struct Pass<'a, E> {
+struct HeadBackward<'a, E> {
     problem: &'a Problem<'a, E>,
     context: Heads<'a, E>,
     grad: Heads<'a, E>,
@@ -89,7 +96,7 @@ struct Pass<'a, E> {
     log_sums: &'a [f32],
 }
 
-impl<E: Element> WithSimd for Pass<'_, E> {
+impl<E: Element> WithSimd for HeadBackward<'_, E> {
     /// dq (T, D), dk (S, D), dv (S, D)
     type Output = [Vec<E>; 3];
 
@@ -99,8 +106,8 @@ impl<E: Element> WithSimd for Pass<'_, E> {
     }
 }
 
-/// [`Pass`] inside the instruction set's own function.
-struct Vectorized<'a, E>(Pass<'a, E>);
+/// [`HeadBackward`] inside the instruction set's own function.
+struct Vectorized<'a, E>(HeadBackward<'a, E>);
 
 impl<E: Element> WithSimd for Vectorized<'_, E> {
     type Output = [Vec<E>; 3];
@@ -108,8 +115,20 @@ impl<E: Element> WithSimd for Vectorized<'_, E> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) -> Self::Output {
         match Blocks::of::<S>() {
-            Blocks::Wide => self.0.run::<S, 8, 3, 6, 4>(simd),
-            Blocks::Narrow => self.0.run::<S, 6, 2, 6, 2>(simd),
+            Blocks::Wide => self.0.run::<
+                S,
+                { WIDE_SCORES.rows },
+                { WIDE_SCORES.vectors },
+                { WIDE_SUMS.rows },
+                { WIDE_SUMS.vectors },
+            >(simd),
+            Blocks::Narrow => self.0.run::<
+                S,
+                { NARROW_SCORES.rows },
+                { NARROW_SCORES.vectors },
+                { NARROW_SUMS.rows },
+                { NARROW_SUMS.vectors },
+            >(simd),
         }
     }
 }
@@ -142,14 +161,14 @@ struct Memory {
 
 /// A tile: `rows` queries from `first` on against `keys` keys from `start` on.
 #[derive(Clone, Copy)]
-struct Tile {
+struct TileRange {
     first: usize,
     rows: usize,
     start: usize,
     keys: usize,
 }
 
-impl<E: Element> Pass<'_, E> {
+impl<E: Element> HeadBackward<'_, E> {
     /// `M` rows by `N` vectors are a block of scores, `CM` by `CN` a block of sums of rows.
     #[inline(always)]
     fn run<S: Simd, const M: usize, const N: usize, const CM: usize, const CN: usize>(
@@ -189,7 +208,8 @@ impl<E: Element> Pass<'_, E> {
             // The first query that sees the tile's first key.
             let seeing = start.saturating_sub(past);
             for first in (seeing - seeing % QUERIES..t).step_by(QUERIES) {
-                let tile = Tile { first, rows: QUERIES.min(t - first), start, keys: KEYS.min(s - start) };
+                let tile =
+                    TileRange { first, rows: QUERIES.min(t - first), start, keys: KEYS.min(s - start) };
                 self.products::<S, M, N>(simd, &mut memory, tile);
                 self.weights_and_scores(simd, &mut memory, tile);
                 self.sums::<S, CM, CN>(simd, &mut memory, tile);
@@ -206,16 +226,21 @@ impl<E: Element> Pass<'_, E> {
 
     /// How many of the tile's keys its row `r` sees.
     #[inline(always)]
-    fn limit(&self, tile: Tile, r: usize) -> usize {
+    fn limit(&self, tile: TileRange, r: usize) -> usize {
         let past = self.problem.k.dims[2] - self.problem.q.dims[2];
         (past + tile.first + r + 1).saturating_sub(tile.start).min(tile.keys)
     }
 
     /// Scores into `weights`, and dO·Vᵀ into `d_scores`.
     #[inline(always)]
-    fn products<S: Simd, const M: usize, const N: usize>(&self, simd: S, memory: &mut Memory, tile: Tile) {
+    fn products<S: Simd, const M: usize, const N: usize>(
+        &self,
+        simd: S,
+        memory: &mut Memory,
+        tile: TileRange,
+    ) {
         let (panel, d) = (N * S::F32_LANES, self.problem.q.dims[3]);
-        let Tile { first, rows, start, keys } = tile;
+        let TileRange { first, rows, start, keys } = tile;
         assert!(KEYS.is_multiple_of(panel) && QUERIES.is_multiple_of(M));
         let products = [
             (&memory.query_groups, &memory.key_panels, &mut memory.weights),
@@ -250,7 +275,7 @@ impl<E: Element> Pass<'_, E> {
 
     /// Scores to weights after dropout, dP to dS; both 0 where a key is hidden.
     #[inline(always)]
-    fn weights_and_scores<S: Simd>(&self, simd: S, memory: &mut Memory, tile: Tile) {
+    fn weights_and_scores<S: Simd>(&self, simd: S, memory: &mut Memory, tile: TileRange) {
         let keys = self.problem.k.dims[2];
         for r in 0..QUERIES {
             let weights = &mut memory.weights[r * KEYS..(r + 1) * KEYS];
@@ -295,10 +320,10 @@ impl<E: Element> Pass<'_, E> {
 
     /// dV += Pᵀ·dO, dK += dSᵀ·Q, dQ += dS·K
     #[inline(always)]
-    fn sums<S: Simd, const M: usize, const N: usize>(&self, simd: S, memory: &mut Memory, tile: Tile) {
+    fn sums<S: Simd, const M: usize, const N: usize>(&self, simd: S, memory: &mut Memory, tile: TileRange) {
         let Memory { width, queries, keys, grads, dq, dk, dv, weights, d_scores, .. } = memory;
         let (width, past) = (*width, self.problem.k.dims[2] - self.problem.q.dims[2]);
-        let Tile { first, rows, start, keys: count } = tile;
+        let TileRange { first, rows, start, keys: count } = tile;
         for c in (0..count).step_by(M) {
             // Queries before this one see none of the keys from c on.
             let skipped = (start + c).saturating_sub(past + first);

@@ -1,7 +1,7 @@
 //! Rows of one head, laid out in f32 for the micro-kernels.
 
 use super::heads::Heads;
-use super::tile::HEADROOM;
+use super::sizes::HEADROOM;
 use crate::element::Element;
 use std::ops::Range;
 

@@ -5,8 +5,8 @@
 //! The keys are split into spans of a fixed length, which tasks share and which are merged in order: long
 //! pasts keep all threads at work, and the result does not depend on their number.
 
-use super::Problem;
 use super::heads::Heads;
+use super::problem::Problem;
 use crate::element::Element;
 use crate::streams::{add_scaled, dots};
 use crate::vector::exp2;
@@ -18,7 +18,7 @@ const SPAN: usize = 256;
 /// Keys that are read at a time.
 const STREAMS: usize = 4;
 
-/// What a query (b, h, i) finds among some of the keys.
+/// A query (b, h, i) and some of the keys: the work of one task.
 pub(super) struct Span<'a, E> {
     problem: &'a Problem<'a, E>,
     query: (usize, usize, usize),
@@ -38,8 +38,8 @@ impl<'a, E: Element> Span<'a, E> {
     }
 }
 
-/// The attention of one query over some keys.
-pub(super) struct Found {
+/// The attention of one query over some keys, before it is merged with that over the others.
+pub(super) struct Partial {
     /// The highest score, in base 2; -inf where no key is visible.
     max: f32,
     /// `Σ 2^(score - max)`; 0 where no key is visible.
@@ -48,7 +48,7 @@ pub(super) struct Found {
     pub(super) context: Vec<f32>,
 }
 
-impl Found {
+impl Partial {
     /// The base-2 logarithm of `Σ 2^score`.
     pub(super) fn log_sum(&self) -> f32 {
         self.max + self.sum.log2()
@@ -84,16 +84,16 @@ fn streams<'a, 'b: 'a, E: Element>(
 }
 
 impl<E: Element> WithSimd for Span<'_, E> {
-    type Output = Found;
+    type Output = Partial;
 
     #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) -> Found {
+    fn with_simd<S: Simd>(self, simd: S) -> Partial {
         let Problem { q, k, v, .. } = self.problem;
         let ((b, h, i), d) = (self.query, q.dims[3]);
         let mut scratch: [Vec<f32>; STREAMS] = std::array::from_fn(|_| vec![0.0; d]);
         let factor = self.problem.base_2_scale();
         let query: Vec<f32> = q.row(b, h, i, &mut scratch[0]).iter().map(|x| x * factor).collect();
-        let mut found = Found { max: f32::NEG_INFINITY, sum: 0.0, context: vec![0.0; d] };
+        let mut partial = Partial { max: f32::NEG_INFINITY, sum: 0.0, context: vec![0.0; d] };
 
         // A hidden key keeps the score -inf; what is beyond the span is hidden.
         let mut weights = [f32::NEG_INFINITY; SPAN];
@@ -114,27 +114,27 @@ impl<E: Element> WithSimd for Span<'_, E> {
             let row = k.row(b, h, self.keys.start + j, &mut scratch[0]);
             [weights[*j]] = dots(simd, &query, [row]);
         }
-        found.max = seen.iter().fold(f32::NEG_INFINITY, |max, &j| max.max(weights[j]));
-        if found.max == f32::NEG_INFINITY && !seen.iter().any(|&j| weights[j].is_nan()) {
-            return found;
+        partial.max = seen.iter().fold(f32::NEG_INFINITY, |max, &j| max.max(weights[j]));
+        if partial.max == f32::NEG_INFINITY && !seen.iter().any(|&j| weights[j].is_nan()) {
+            return partial;
         }
 
         let mut sum = simd.splat_f32s(0.0);
         for x in S::as_mut_simd_f32s(&mut weights).0 {
-            *x = exp2(simd, simd.sub_f32s(*x, simd.splat_f32s(found.max)));
+            *x = exp2(simd, simd.sub_f32s(*x, simd.splat_f32s(partial.max)));
             sum = simd.add_f32s(sum, *x);
         }
-        found.sum = simd.reduce_sum_f32s(sum);
+        partial.sum = simd.reduce_sum_f32s(sum);
         self.problem.drop_weights((b, h), i, self.keys.start, &mut weights[..self.keys.len()]);
-        let share = 1.0 / found.sum;
+        let share = 1.0 / partial.sum;
         for group in groups {
             let rows = streams(v, (b, h), group.map(|j| self.keys.start + j), &mut scratch);
-            add_scaled(simd, &mut found.context, group.map(|j| weights[j] * share), rows);
+            add_scaled(simd, &mut partial.context, group.map(|j| weights[j] * share), rows);
         }
         for j in rest {
             let row = v.row(b, h, self.keys.start + j, &mut scratch[0]);
-            add_scaled(simd, &mut found.context, [weights[*j] * share], [row]);
+            add_scaled(simd, &mut partial.context, [weights[*j] * share], [row]);
         }
-        found
+        partial
     }
 }

@@ -61,7 +61,7 @@ pub(in crate::attention) fn position(key: usize) -> u32 {
 
 /// What a tile knows of a query after some of its keys.
 #[derive(Clone, Copy)]
-pub(super) struct Gathered {
+pub(super) struct RunningSummary {
     /// `Σ p·(s - m)`
     exponents: f32,
     /// `Σ p·(position - key)`
@@ -77,7 +77,7 @@ pub(super) struct Gathered {
 /// Scores that are searched at a time.
 const GROUP: usize = 16;
 
-impl Gathered {
+impl RunningSummary {
     pub(super) const NOTHING: Self = Self {
         exponents: 0.0,
         distances: 0.0,

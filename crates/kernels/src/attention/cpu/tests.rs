@@ -1,4 +1,14 @@
-use super::*;
+use super::forward::Forward;
+use super::heads::Heads;
+use super::problem::Problem;
+use super::summary::RowSummary;
+use crate::Dropout;
+use crate::attention::drop_weights::WeightDropout;
+use crate::attention::heads::HeadLayout;
+use crate::attention::mask::CpuMask;
+use candle_core::{Layout, Result};
+use pulp::{Arch, Simd, WithSimd};
+use std::mem::MaybeUninit;
 
 /// Numbers in -1..1 that follow no pattern of the tiles.
 fn numbers(n: usize, salt: u32) -> Vec<f32> {
@@ -11,16 +21,16 @@ fn run_on<S: Simd>(problem: &Problem<f32>, simd: S) -> Vec<f32> {
     run(problem, |run| run.with_simd(simd))
 }
 
-fn run(problem: &Problem<f32>, dispatch: impl Fn(Run<f32>)) -> Vec<f32> {
+fn run(problem: &Problem<f32>, dispatch: impl Fn(Forward<f32>)) -> Vec<f32> {
     let mut out = vec![MaybeUninit::new(f32::NAN); problem.q.dims.iter().product()];
     let mut log_sums = vec![0.0; out.len() / problem.q.dims[3]];
     let mut found = vec![RowSummary::default(); log_sums.len()];
-    dispatch(Run { problem, out: &mut out, log_sums: &mut log_sums, summaries: Some(&mut found) });
+    dispatch(Forward { problem, out: &mut out, log_sums: &mut log_sums, summaries: Some(&mut found) });
     // A distance is a sum of up to 200 tokens.
     let numbers = found.iter().flat_map(|row| {
         [row.entropy, row.mean_distance / 200.0, row.on_self, row.on_previous, row.on_first, row.max]
     });
-    // SAFETY: initialised above, and again by `Run`.
+    // SAFETY: initialised above, and again by `Forward`.
     out.into_iter().map(|x| unsafe { x.assume_init() }).chain(numbers).collect()
 }
 
@@ -39,7 +49,7 @@ fn other_vectors_compute_what_this_processors_do() -> Result<()> {
             v: Heads::new(&v, &k_layout)?,
             scale: 1.5,
             mask: &mask,
-            dropout: Dropout::new(0.2, 1, 2).ok(),
+            dropout: Some(WeightDropout::new(Dropout::new(0.2, 1, 2)?, HeadLayout::all(h, d), t)),
         };
         let expected = run(&problem, |run| Arch::new().dispatch(run));
         assert!(expected.iter().any(|x| *x != 0.0));

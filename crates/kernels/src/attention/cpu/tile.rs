@@ -3,52 +3,11 @@
 
 use super::blocks::{Strides, add_rows, outer};
 use super::pack::Packed;
-use super::summary::{Gathered, Moments};
+use super::sizes::{Blocks, HEADROOM, KEYS, NARROW_SCORES, NARROW_SUMS, QUERIES, WIDE_SCORES, WIDE_SUMS};
+use super::summary::{Moments, RunningSummary};
 use crate::attention::mask::CpuMask;
 use crate::vector::exp2;
 use pulp::Simd;
-
-/// Queries of a tile: a multiple of every block height below; 24 rows of 192 scores stay in the first-level
-/// cache beside the panels that they meet, and a sum of the context is loaded once for 192 keys.
-pub(super) const QUERIES: usize = 24;
-/// Keys of a step: a multiple of every panel width below.
-pub(super) const KEYS: usize = 192;
-
-/// A row's sums stay under the maximum that they began with while no score is this far above it: 2^8 is
-/// little beside what an f32 holds, and rescaling becomes rare.
-pub(super) const HEADROOM: f32 = 8.0;
-
-/// Rows and vectors of a block of scores, and of a block of the context: what fills the registers.
-///
-/// A block of M rows and N vectors needs M·N accumulators, N vectors of the right side and one scalar of
-/// the left: 8·3 + 4 of 32 registers, 6·2 + 3 of 16.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Blocks {
-    Wide,
-    Narrow,
-}
-
-impl Blocks {
-    pub(super) fn of<S: Simd>() -> Self {
-        if S::REGISTER_COUNT >= 32 { Self::Wide } else { Self::Narrow }
-    }
-
-    /// Rows of a block of scores.
-    pub(super) fn rows(self) -> usize {
-        match self {
-            Self::Wide => 8,
-            Self::Narrow => 6,
-        }
-    }
-
-    /// Keys of a packed panel.
-    pub(super) fn panel<S: Simd>(self) -> usize {
-        match self {
-            Self::Wide => 3 * S::F32_LANES,
-            Self::Narrow => 2 * S::F32_LANES,
-        }
-    }
-}
 
 /// Memory of a tile.
 pub(super) struct Scratch {
@@ -60,7 +19,7 @@ pub(super) struct Scratch {
     pub(super) max: [f32; QUERIES],
     pub(super) sum: [f32; QUERIES],
     /// For a summary of the weights.
-    pub(super) gathered: [Gathered; QUERIES],
+    pub(super) summaries: [RunningSummary; QUERIES],
 }
 
 impl Scratch {
@@ -71,7 +30,7 @@ impl Scratch {
             context: vec![0.0; QUERIES * width],
             max: [0.0; QUERIES],
             sum: [0.0; QUERIES],
-            gathered: [Gathered::NOTHING; QUERIES],
+            summaries: [RunningSummary::NOTHING; QUERIES],
         }
     }
 }
@@ -98,13 +57,13 @@ pub(super) struct Tile<'a, F> {
 
 impl<F: Fn(usize, usize, &mut [f32])> Tile<'_, F> {
     /// Leaves `Σ 2^(s-max)·v` in `scratch.context` and `Σ 2^(s-max)` in `scratch.sum`; where a query sees
-    /// no key both are 0. Where `SUMMARY`, `scratch.gathered` is filled, too.
+    /// no key both are 0. Where `SUMMARY`, `scratch.summaries` is filled, too.
     #[inline(always)]
     pub(super) fn run<S: Simd, const SUMMARY: bool>(&self, simd: S, scratch: &mut Scratch) {
         scratch.context.fill(0.0);
         scratch.max.fill(f32::NEG_INFINITY);
         scratch.sum.fill(0.0);
-        scratch.gathered.fill(Gathered::NOTHING);
+        scratch.summaries.fill(RunningSummary::NOTHING);
         let visible = self.mask.visible(self.head.0, self.keys);
         let seen = self.past + self.first + self.rows; // keys that the last query sees
         for start in (0..seen).step_by(KEYS) {
@@ -127,8 +86,14 @@ impl<F: Fn(usize, usize, &mut [f32])> Tile<'_, F> {
     #[inline(always)]
     fn scores<S: Simd>(&self, simd: S, scratch: &mut Scratch, start: usize, keys: usize) {
         match Blocks::of::<S>() {
-            Blocks::Wide => self.scores_in::<S, 8, 3>(simd, scratch, start, keys),
-            Blocks::Narrow => self.scores_in::<S, 6, 2>(simd, scratch, start, keys),
+            Blocks::Wide => {
+                self.scores_in::<S, { WIDE_SCORES.rows }, { WIDE_SCORES.vectors }>(
+                    simd, scratch, start, keys,
+                );
+            }
+            Blocks::Narrow => self.scores_in::<S, { NARROW_SCORES.rows }, { NARROW_SCORES.vectors }>(
+                simd, scratch, start, keys,
+            ),
         }
     }
 
@@ -191,7 +156,7 @@ impl<F: Fn(usize, usize, &mut [f32])> Tile<'_, F> {
             let highest = simd.reduce_max_f32s(highest);
             if SUMMARY {
                 let places = (start, position, self.first_key);
-                scratch.gathered[r].look(&row[..columns], places, highest);
+                scratch.summaries[r].look(&row[..columns], places, highest);
             }
             let max = if highest <= before + HEADROOM { before } else { highest };
             if max == f32::NEG_INFINITY {
@@ -219,7 +184,7 @@ impl<F: Fn(usize, usize, &mut [f32])> Tile<'_, F> {
             let scale = if before == max { 1.0 } else { (before - max).exp2() };
             scratch.max[r] = max;
             if SUMMARY {
-                scratch.gathered[r].add(moments.sums(simd), max - before, scale, scratch.sum[r]);
+                scratch.summaries[r].add(moments.sums(simd), max - before, scale, scratch.sum[r]);
             }
             scratch.sum[r] = scratch.sum[r] * scale + simd.reduce_sum_f32s(sum);
             #[allow(clippy::float_cmp)] // as above
@@ -234,8 +199,11 @@ impl<F: Fn(usize, usize, &mut [f32])> Tile<'_, F> {
     #[inline(always)]
     fn context<S: Simd>(&self, simd: S, scratch: &mut Scratch, start: usize, keys: usize) {
         match Blocks::of::<S>() {
-            Blocks::Wide => self.context_in::<S, 6, 4>(simd, scratch, start, keys),
-            Blocks::Narrow => self.context_in::<S, 6, 2>(simd, scratch, start, keys),
+            Blocks::Wide => {
+                self.context_in::<S, { WIDE_SUMS.rows }, { WIDE_SUMS.vectors }>(simd, scratch, start, keys);
+            }
+            Blocks::Narrow => self
+                .context_in::<S, { NARROW_SUMS.rows }, { NARROW_SUMS.vectors }>(simd, scratch, start, keys),
         }
     }
 

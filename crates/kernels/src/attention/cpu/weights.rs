@@ -1,14 +1,13 @@
 //! The weights of chosen queries on the CPU: scores by the forward pass's micro-kernel, a tile of queries at a
 //! time, and a softmax on each row where it stays.
 
-use super::FEW_QUERIES;
 use super::blocks::outer;
 use super::heads::Heads;
 use super::pack::{panels, transpose};
-use super::tile::{Blocks, QUERIES};
+use super::sizes::{Blocks, FEW_QUERIES, NARROW_SCORES, QUERIES, WIDE_SCORES};
 use crate::attention::mask::CpuMask;
+use crate::attention::request::Rows;
 use crate::attention::softmax::{SoftmaxBackward, SoftmaxRow};
-use crate::attention::weights::Rows;
 use crate::element::Element;
 use crate::streams::dots;
 use crate::vector::chunked;
@@ -70,7 +69,7 @@ impl CpuWeights {
         let s = k.dims[2];
         let seen: Vec<usize> = self.rows.seen(s).collect();
         let fill = |i: usize, out: &mut [MaybeUninit<f32>]| {
-            let head = Head { q, k, place: (i / h, i % h), scale: self.scale, seen: &seen };
+            let head = HeadInputs { q, k, place: (i / h, i % h), scale: self.scale, seen: &seen };
             let hide = |row: usize, scores: &mut [f32]| {
                 let query = (i / h, self.rows.heads[i % h], self.rows.queries[row]);
                 self.mask.hide(query, s, 0, scores);
@@ -84,7 +83,7 @@ impl CpuWeights {
 }
 
 /// One head's queries and keys.
-pub(super) struct Head<'a, E> {
+pub(super) struct HeadInputs<'a, E> {
     pub(super) q: Heads<'a, E>,
     pub(super) k: Heads<'a, E>,
     /// (b, h)
@@ -94,7 +93,7 @@ pub(super) struct Head<'a, E> {
     pub(super) seen: &'a [usize],
 }
 
-impl<E> Head<'_, E> {
+impl<E> HeadInputs<'_, E> {
     #[allow(clippy::cast_possible_truncation)] // the scale of f32 scores
     fn scale(&self) -> f32 {
         self.scale as f32
@@ -103,7 +102,7 @@ impl<E> Head<'_, E> {
 
 /// All weights of a head; `hide` sets scores of a row to -inf.
 struct AllRows<'a, E, F> {
-    head: &'a Head<'a, E>,
+    head: &'a HeadInputs<'a, E>,
     hide: &'a F,
     /// (queries, S)
     out: &'a mut [MaybeUninit<f32>],
@@ -165,7 +164,7 @@ fn softmax<S: Simd>(simd: S, row: usize, hide: &impl Fn(usize, &mut [f32]), scor
 
 /// One query's weights, reading the keys where they lie.
 pub(super) struct OneRow<'a, E, F> {
-    pub(super) head: &'a Head<'a, E>,
+    pub(super) head: &'a HeadInputs<'a, E>,
     pub(super) i: usize,
     pub(super) hide: &'a F,
     /// (seen)
@@ -177,7 +176,7 @@ impl<E: Element, F: Fn(usize, &mut [f32])> WithSimd for OneRow<'_, E, F> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let (&Head { q, k, place: (b, h), .. }, scale) = (self.head, self.head.scale());
+        let (&HeadInputs { q, k, place: (b, h), .. }, scale) = (self.head, self.head.scale());
         let (mut first, mut second) = (vec![0.0; q.dims[3]], vec![0.0; q.dims[3]]);
         let query: Vec<f32> = q.row(b, h, self.i, &mut first).iter().map(|x| x * scale).collect();
         let (pairs, rest) = self.out.as_chunks_mut::<2>();
@@ -195,7 +194,7 @@ impl<E: Element, F: Fn(usize, &mut [f32])> WithSimd for OneRow<'_, E, F> {
 
 /// The weights of up to [`QUERIES`] queries from `first` on.
 struct TileOfRows<'a, E, F> {
-    head: &'a Head<'a, E>,
+    head: &'a HeadInputs<'a, E>,
     first: usize,
     /// Scaled, depth-major in groups of a block's rows.
     queries: &'a [f32],
@@ -212,8 +211,8 @@ impl<E: Element, F: Fn(usize, &mut [f32])> WithSimd for TileOfRows<'_, E, F> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         match Blocks::of::<S>() {
-            Blocks::Wide => self.run::<S, 8, 3>(simd),
-            Blocks::Narrow => self.run::<S, 6, 2>(simd),
+            Blocks::Wide => self.run::<S, { WIDE_SCORES.rows }, { WIDE_SCORES.vectors }>(simd),
+            Blocks::Narrow => self.run::<S, { NARROW_SCORES.rows }, { NARROW_SCORES.vectors }>(simd),
         }
     }
 }

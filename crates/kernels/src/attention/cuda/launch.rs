@@ -2,8 +2,9 @@
 
 #![allow(unsafe_code)] // kernels take pointers; each block says why they are sound
 
+use super::gradients::gradients;
 use super::plan::{Plan, Shape, Task};
-use crate::attention::gpu::Kernel;
+use crate::attention::gpu_kernel::GpuKernel;
 use crate::cuda::{function, has_kernels, view, view_of};
 use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::cudarc::driver::sys::CUdevice_attribute;
@@ -18,7 +19,7 @@ pub(in crate::attention) fn kernel(
     [q, k, v]: [&Tensor; 3],
     scale: f64,
     padding: Option<&Tensor>,
-) -> Result<Option<Box<dyn Kernel>>> {
+) -> Result<Option<Box<dyn GpuKernel>>> {
     if k.dtype() != q.dtype() || v.dtype() != q.dtype() || !has_kernels(device)? {
         return Ok(None);
     }
@@ -47,7 +48,7 @@ struct CudaAttention {
     padding: Option<Tensor>,
 }
 
-impl Kernel for CudaAttention {
+impl GpuKernel for CudaAttention {
     fn forward(self: Box<Self>, [q, k, v]: [&Tensor; 3]) -> Result<Tensor> {
         q.apply_op3(k, v, *self)
     }
@@ -66,10 +67,10 @@ impl CudaAttention {
         let stream = device.cuda_stream();
         let (b, h, t, d) = q_layout.shape().dims4()?;
         let views = [view::<E>(qkv[0])?, view::<E>(qkv[1])?, view::<E>(qkv[2])?];
-        // SAFETY: of memory that is not written before: the launches below write all of `out`, and read of `found` what one of
+        // SAFETY: of memory that is not written before: the launches below write all of `out`, and read of `partials` what one of
         // them has written before.
         let mut out = unsafe { device.alloc::<E>(b * t * h * d)? };
-        let mut found = match self.plan.found {
+        let mut partials = match self.plan.partials {
             0 => None,
             // SAFETY: as above.
             count => Some(unsafe { device.alloc::<f32>(count)? }),
@@ -89,11 +90,11 @@ impl CudaAttention {
                     None => args.arg(&nothing),
                 };
             }
-            match (task, &mut found) {
+            match (task, &mut partials) {
                 (Task::Attention, _) => args.arg(&mut out),
-                (Task::Decode, Some(found)) => args.arg(&mut out).arg(found),
+                (Task::Decode, Some(partials)) => args.arg(&mut out).arg(partials),
                 (Task::Decode, None) => args.arg(&mut out).arg(&nothing),
-                (Task::Merge, Some(found)) => args.arg(&*found).arg(&mut out),
+                (Task::Merge, Some(partials)) => args.arg(&*partials).arg(&mut out),
                 (Task::Merge, None) => candle_core::bail!("causal attention: a plan that merges nothing"),
             };
             args.arg(&self.plan.shape);
@@ -147,7 +148,7 @@ impl CustomOp3 for CudaAttention {
         _context: &Tensor,
         grad: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let [dq, dk, dv] = super::gradients([q, k, v], grad, self.scale, self.padding.as_ref())?;
+        let [dq, dk, dv] = gradients([q, k, v], grad, self.scale, self.padding.as_ref())?;
         Ok((dq, dk, dv))
     }
 }

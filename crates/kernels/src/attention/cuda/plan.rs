@@ -37,9 +37,9 @@ const _: () = assert!(size_of::<Shape>() == 96 && std::mem::offset_of!(Shape, he
 pub(super) enum Task {
     /// q, k, v, padding, out, shape
     Attention,
-    /// q, k, v, padding, out, found, shape
+    /// q, k, v, padding, out, partials, shape
     Decode,
-    /// found, out, shape
+    /// partials, out, shape
     Merge,
 }
 
@@ -48,14 +48,14 @@ pub(super) struct Plan {
     pub(super) shape: Shape,
     pub(super) launches: Vec<(Task, Launch)>,
     /// f32s that the launches hand on to each other.
-    pub(super) found: usize,
+    pub(super) partials: usize,
 }
 
 /// The widths of heads that have kernels.
 const WIDTHS: [usize; 5] = [32, 64, 80, 96, 128];
 /// Threads of a block of `attention*.cu` and `decode.cu`.
 const THREADS: u32 = 128;
-/// Keys of a block that decodes: fewer would spend their time on being merged.
+/// Keys of a block that decodes: with fewer, merging takes longer than decoding.
 const MIN_SPLIT_KEYS: usize = 64;
 
 impl Plan {
@@ -95,7 +95,7 @@ impl Plan {
             let split_keys = s.div_ceil(wanted);
             let splits = s.div_ceil(split_keys);
             let lanes = (d * size / 16).next_power_of_two();
-            let shared = THREADS as usize / lanes * (2 + d) * 4; // a finding for each group of lanes
+            let shared = THREADS as usize / lanes * (2 + d) * 4; // a partial result for each group of lanes
             let decode = Launch::new(format!("decode_{name}_d{d}"), b * h * splits, THREADS, shared)?;
             let mut launches = vec![(Task::Decode, decode)];
             if splits > 1 {
@@ -103,8 +103,8 @@ impl Plan {
                 let merge = Launch::new(format!("merge_{name}_d{d}"), b * h, threads, 0)?;
                 launches.push((Task::Merge, merge));
             }
-            let found = if splits > 1 { b * h * splits * (2 + d) } else { 0 };
-            return Some(Self { shape: shape(split_keys, splits)?, launches, found });
+            let partials = if splits > 1 { b * h * splits * (2 + d) } else { 0 };
+            return Some(Self { shape: shape(split_keys, splits)?, launches, partials });
         }
 
         let (queries, shared) = if dtype == DType::F32 {
@@ -117,7 +117,7 @@ impl Plan {
         };
         let kernel = format!("attention_{name}_d{d}_q{queries}");
         let launch = Launch::new(kernel, b * h * t.div_ceil(queries), THREADS, shared)?;
-        Some(Self { shape: shape(s, 1)?, launches: vec![(Task::Attention, launch)], found: 0 })
+        Some(Self { shape: shape(s, 1)?, launches: vec![(Task::Attention, launch)], partials: 0 })
     }
 }
 

@@ -1,9 +1,10 @@
 //! The kernels, emulated, against the eager path.
 
-use super::gradients;
+use super::gradients::gradients;
 use super::plan::{Plan, Strides};
-use crate::attention::{CausalAttention, CausalMask, Implementation};
+use crate::attention::{CausalAttention, CausalMask};
 use crate::cuda::emulator::{Emulator, bytes, tensor};
+use crate::dispatch::{Dispatch, Implementation};
 use candle_core::{DType, Device, Result, Tensor, Var};
 
 struct Case {
@@ -38,7 +39,7 @@ impl Case {
         let scale = 1. / (d as f64).sqrt();
 
         let wide = |x: &Tensor| x.to_dtype(DType::F64);
-        let eager = CausalAttention::new(scale).with_implementation(Implementation::Eager);
+        let eager = CausalAttention::new(scale, Dispatch::of(Implementation::Eager, &q));
         let expected = eager.forward(&wide(&q)?, &wide(&k)?, &wide(&v)?, mask)?;
 
         let Some(plan) = Plan::new(dtype, [q.layout(), k.layout(), v.layout()], scale, self.multiprocessors)
@@ -67,7 +68,7 @@ impl Case {
 
 /// What the plan's launches leave in `out`.
 fn run(plan: &Plan, [q, k, v, padding]: [&[u8]; 4], out: usize) -> Vec<u8> {
-    let Plan { shape, launches, found } = plan;
+    let Plan { shape, launches, partials } = plan;
     let mut emulator = Emulator::default();
     for (name, bytes, Strides { batch, head, position }) in
         [("q", q, shape.q), ("k", k, shape.k), ("v", v, shape.v)]
@@ -81,7 +82,7 @@ fn run(plan: &Plan, [q, k, v, padding]: [&[u8]; 4], out: usize) -> Vec<u8> {
         emulator.put("padding", padding);
     }
     emulator.allocate("out", out);
-    emulator.allocate("found", found * 4);
+    emulator.allocate("found", partials * 4);
     emulator.set("heads", shape.heads);
     emulator.set("queries", shape.queries);
     emulator.set("keys", shape.keys);
@@ -163,7 +164,8 @@ fn gradients_are_those_of_the_fused_kernel_on_the_cpu() -> Result<()> {
     let got = gradients([&q, &k, &v], &grad, 0.4, Some(&padding))?;
     let (q, k, v) = (Var::from_tensor(&q)?, Var::from_tensor(&k)?, Var::from_tensor(&v)?);
     let mask = CausalMask { padding: Some(&padding), ..Default::default() };
-    let context = CausalAttention::new(0.4).forward(&q, &k, &v, mask)?;
+    let context =
+        CausalAttention::new(0.4, Dispatch::of(Implementation::Fused, &q)).forward(&q, &k, &v, mask)?;
     let expected = (context * grad)?.sum_all()?.backward()?;
     for (got, of) in got.into_iter().zip([&q, &k, &v]) {
         let (Some(got), Some(expected)) = (got, expected.get(of)) else { candle_core::bail!("no gradient") };

@@ -1,0 +1,150 @@
+//! What a run shows and saves while it trains: the bar, the notes, the best model, the state, the metrics.
+
+use super::files;
+use super::wording::worded;
+use crate::args::TrainArgs;
+use crate::output::{is_quiet, note};
+use candle_core::DType;
+use gpt2_loader::{SaveOptions, Tokenizer};
+use gpt2_model::Gpt2LMHeadModel;
+use gpt2_train::{Event, Metrics, Row, StepReport, Trainer, Validation};
+use indicatif::{ProgressBar, ProgressStyle};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// The callback of the trainer.
+pub(super) struct Progress<'a> {
+    args: &'a TrainArgs,
+    tokenizer: &'a Tokenizer,
+    bar: ProgressBar,
+    metrics: Option<Metrics>,
+    /// Set by Ctrl-C.
+    stop: Arc<AtomicBool>,
+    /// The last validation's loss.
+    val_loss: Option<f64>,
+    /// Whether the files of another run are still there, which --overwrite replaces.
+    replaces: bool,
+}
+
+impl<'a> Progress<'a> {
+    /// Of a run that has done `done` steps.
+    pub(super) fn new(args: &'a TrainArgs, tokenizer: &'a Tokenizer, done: u64) -> anyhow::Result<Self> {
+        let stop = stop_flag()?;
+        let bar = progress_bar(args.steps.into(), done)?;
+        let metrics = match &args.metrics {
+            Some(path) => Some(Metrics::open(path, files::metrics_format(path)?, done).map_err(worded)?),
+            None => None,
+        };
+        Ok(Self { args, tokenizer, bar, metrics, stop, val_loss: None, replaces: !args.resume })
+    }
+
+    /// Shows what happened, saves the best model and the state; stops the run after Ctrl-C.
+    pub(super) fn hear(&mut self, trainer: &Trainer, event: Event) -> anyhow::Result<ControlFlow<()>> {
+        match event {
+            Event::Stepped(step) => {
+                let StepReport { step: done, loss, tokens_per_s, .. } = step;
+                self.bar.set_position(done);
+                let validation = self.val_loss.map_or_else(String::new, |v| format!(", validation {v:.3}"));
+                self.bar.set_message(format!("loss {loss:.3}{validation}, {tokens_per_s:.0} tokens/s"));
+                if step.validates { Ok(ControlFlow::Continue(())) } else { self.end(trainer, step, None) }
+            }
+            Event::Validated(step, validation) => {
+                self.validated(trainer, step, validation)?;
+                self.end(trainer, step, Some(validation))
+            }
+            _ => Ok(ControlFlow::Continue(())),
+        }
+    }
+
+    fn validated(
+        &mut self,
+        trainer: &Trainer,
+        step: StepReport,
+        validation: Validation,
+    ) -> anyhow::Result<()> {
+        self.val_loss = Some(validation.loss);
+        let verdict = if validation.is_best {
+            self.save(trainer.model())?;
+            "saved"
+        } else {
+            "not the best, not saved"
+        };
+        let StepReport { step: done, loss, tokens_per_s, .. } = step;
+        let measured = validation.loss;
+        self.bar.suspend(|| {
+            note(&format!(
+                "step {done}: loss {loss:.4}, validation {measured:.4} ({verdict}), {tokens_per_s:.0} tokens/s"
+            ));
+        });
+        Ok(())
+    }
+
+    /// The end of a step.
+    fn end(
+        &mut self,
+        trainer: &Trainer,
+        step: StepReport,
+        validation: Option<Validation>,
+    ) -> anyhow::Result<ControlFlow<()>> {
+        if let Some(metrics) = &mut self.metrics {
+            metrics.add(Row::new(step, validation)).map_err(worded)?;
+        }
+        let stopped = self.stop.load(Ordering::SeqCst);
+        let is_last = step.step == u64::from(self.args.steps);
+        if (validation.is_some() || stopped) && !is_last {
+            trainer.save_state(&files::state(&self.args.out)).map_err(worded)?;
+        }
+        if !stopped || is_last {
+            return Ok(ControlFlow::Continue(()));
+        }
+        if trainer.history().best().is_none() {
+            self.save(trainer.model())?;
+        }
+        self.bar.finish_and_clear();
+        let done = step.step;
+        note(&format!("stopped by Ctrl-C after step {done}; the same command with --resume goes on"));
+        Ok(ControlFlow::Break(()))
+    }
+
+    fn save(&mut self, model: &Gpt2LMHeadModel) -> anyhow::Result<()> {
+        let out = &self.args.out;
+        // The files of the run that --overwrite replaces are kept until this one has something to show.
+        if std::mem::take(&mut self.replaces) {
+            for file in [files::state(out), files::picture(out)] {
+                if file.exists() {
+                    std::fs::remove_file(file)?;
+                }
+            }
+        }
+        let options = SaveOptions::default().dtype(DType::from(self.args.save_dtype));
+        Ok(gpt2_loader::save(out, model, Some(self.tokenizer), options)?)
+    }
+
+    /// Removes the bar.
+    pub(super) fn finish(self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+/// Set by Ctrl-C; a second one, while the first is being served, ends the process at once.
+fn stop_flag() -> anyhow::Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&stop);
+    ctrlc::set_handler(move || {
+        if flag.swap(true, Ordering::SeqCst) {
+            std::process::exit(130);
+        }
+    })?;
+    Ok(stop)
+}
+
+fn progress_bar(steps: u64, done: u64) -> anyhow::Result<ProgressBar> {
+    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}, {eta} left")?;
+    if is_quiet() {
+        return Ok(ProgressBar::hidden());
+    }
+    let bar = ProgressBar::new(steps).with_style(style).with_position(done);
+    bar.reset_eta();
+    Ok(bar)
+}

@@ -1,0 +1,127 @@
+//! What to do about the loader's errors and findings, in the command's words: a library knows no options.
+
+use gpt2_loader::{Advice, LoadError, Remedy};
+use std::error::Error;
+
+/// The text of an error, without its causes.
+pub(crate) fn text(error: &(dyn Error + 'static)) -> String {
+    error.downcast_ref().map_or_else(|| error.to_string(), of_the_loader)
+}
+
+/// What is wrong, and what to do.
+pub(crate) fn of_the_loader(error: &LoadError) -> String {
+    // Its reason has a remedy of its own.
+    if let LoadError::TokenizerUnreachable { name, reason } = error {
+        let reason = of_the_loader(reason);
+        return format!(
+            "{name}: tokenizer: {reason}; fetch its files again, or give token ids instead of text"
+        );
+    }
+    error
+        .remedy()
+        .map_or_else(|| error.to_string(), |remedy| format!("{}{}", error.problem(), words(&remedy)))
+}
+
+/// What follows what is wrong.
+fn words(remedy: &Remedy) -> String {
+    match remedy {
+        Remedy::CheckEndpoint => "; check HF_ENDPOINT or --endpoint".into(),
+        Remedy::CheckNetwork => {
+            "; check the network and HTTPS_PROXY, set HF_ENDPOINT to a mirror, name a folder with \
+                                 the model's files, or leave --model out for the built-in demo model"
+                .into()
+        }
+        Remedy::CheckAnswer => "; does the network ask for a login, or HF_ENDPOINT lead elsewhere?".into(),
+        Remedy::Download { model, revision, offline } => {
+            let offline = if *offline { " (--offline, HF_HUB_OFFLINE)" } else { "" };
+            format!(
+                "{offline}; run `gpt2 download {model} --revision {revision}` where there is a network, or name a \
+                 folder with the model's files"
+            )
+        }
+        Remedy::DownloadFirst { model } => format!("; run `gpt2 download {model}` first"),
+        Remedy::CheckName { has_token: false } => {
+            "; check the name, or give a token in HF_TOKEN if it is private".into()
+        }
+        Remedy::AcceptTerms { has_token: false } => {
+            "; accept its terms on the model's page, then give a token in HF_TOKEN".into()
+        }
+        Remedy::RenewToken => "; check HF_TOKEN, or log in again".into(),
+        Remedy::TryLater { token_helps: true } => {
+            "; try again later, or give a token in HF_TOKEN, which is allowed more".into()
+        }
+        Remedy::RunAgain => "; run the command again, a download goes on from where it ended".into(),
+        Remedy::RaiseTimeout => "; run the command again, or allow more with --timeout".into(),
+        Remedy::RepairCache { model } => {
+            format!("; run `gpt2 verify-cache {model} --repair` where there is a network")
+        }
+        Remedy::MakeRoom => "; make room, or set HF_HUB_CACHE to a folder on another disk".into(),
+        Remedy::MoveCache => {
+            ": set HF_HUB_CACHE to another folder, or run `gpt2 download` as a user who can write to it"
+                .into()
+        }
+        other => format!("; {other}"),
+    }
+}
+
+/// What a finding about a checkpoint means here.
+pub(crate) fn advice(advice: Advice) -> String {
+    match advice {
+        Advice::Converted { mixed: false } => "converted to --dtype as they are read".into(),
+        Advice::Converted { mixed: true } => "mixed; each is converted to --dtype as it is read".into(),
+        other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    #[test]
+    fn remedies_name_options_and_variables() {
+        let timeout = || LoadError::Timeout { url: "http://hub/x".into(), seconds: 30 };
+        let words = "http://hub/x: no answer for 30 s; run the command again, or allow more with --timeout";
+        assert_eq!(of_the_loader(&timeout()), words);
+        assert_eq!(timeout().to_string(), "http://hub/x: no answer for 30 s; try again, or allow more time");
+
+        let tokenizer = LoadError::TokenizerUnreachable { name: "a/b".into(), reason: Arc::new(timeout()) };
+        let expected =
+            format!("a/b: tokenizer: {words}; fetch its files again, or give token ids instead of text");
+        assert_eq!(of_the_loader(&tokenizer), expected);
+
+        let not_cached = |offline| LoadError::NotCached {
+            model: "a/b".into(),
+            revision: "main".into(),
+            file: "config.json".into(),
+            cache: "/cache".into(),
+            offline,
+        };
+        let download = "run `gpt2 download a/b --revision main` where there is a network, or name a folder with \
+                        the model's files";
+        let missing = "a/b at main: config.json is not in the cache /cache";
+        assert_eq!(of_the_loader(&not_cached(false)), format!("{missing}; {download}"));
+        assert_eq!(
+            of_the_loader(&not_cached(true)),
+            format!("{missing}, and no request is made offline (--offline, HF_HUB_OFFLINE); {download}")
+        );
+    }
+
+    #[test]
+    fn a_cause_is_worded_too() {
+        let error = anyhow::Error::from(LoadError::TokenRefused {
+            endpoint: "http://hub".into(),
+            reason: "it is old".into(),
+        });
+        let error = error.context("there is no folder");
+        let texts: Vec<String> = error.chain().map(text).collect();
+        let token = "http://hub does not take the token: it is old; check HF_TOKEN, or log in again";
+        assert_eq!(texts, ["there is no folder", token]);
+    }
+
+    #[test]
+    fn dtypes_are_converted_to_the_option() {
+        assert_eq!(advice(Advice::Converted { mixed: false }), "converted to --dtype as they are read");
+        assert!(advice(Advice::Converted { mixed: true }).starts_with("mixed"));
+    }
+}

@@ -1,0 +1,215 @@
+//! Files that are either whole or not there.
+
+use crate::error::Error;
+use std::fs::{File, TryLockError};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use tempfile::NamedTempFile;
+
+/// Temporary files are called `.gpt2-XXXXXX.tmp`. On Unix, the process that writes one holds a lock on it, which tells
+/// the other processes on this machine that it is alive. Locks on other systems are mandatory: they would keep out the
+/// writer itself.
+const PREFIX: &str = ".gpt2-";
+const SUFFIX: &str = ".tmp";
+
+/// Lets `write` fill a temporary file beside `path`, then renames it to `path`: [`stage`] and [`Staged::commit`].
+///
+/// # Errors
+/// As `stage` and `commit`.
+pub fn write<E>(path: &Path, write: impl FnOnce(&Path) -> Result<(), E>) -> Result<(), Error>
+where
+    E: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    stage(path, write)?.commit()
+}
+
+/// [`fn@write`] for content that is in memory.
+///
+/// # Errors
+/// When the folder cannot be written to.
+pub fn write_bytes(path: &Path, content: &[u8]) -> Result<(), Error> {
+    stage_bytes(path, content)?.commit()
+}
+
+/// Lets `write` fill a temporary file beside `path`, and flushes it to disk; [`Staged::commit`] renames it to `path`.
+/// If anything fails or the process dies before that, `path` stays as it was, and the next write into that folder
+/// removes the temporary file. Links are followed. The new file keeps the permissions of the old one; without an old
+/// one, it has those of any new file.
+///
+/// # Errors
+/// When the folder cannot be written to, `path` is a folder, a device, a pipe or a link that leads to itself, or
+/// `write` fails.
+pub fn stage<E>(path: &Path, write: impl FnOnce(&Path) -> Result<(), E>) -> Result<Staged, Error>
+where
+    E: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let failed = |e: io::Error| Error::at(path)(e);
+    let (target, before) = target(path)?;
+    let dir = folder_of(path, &target)?;
+    remove_abandoned(dir);
+    let file = temporary(dir).map_err(failed)?;
+    let permissions = match before {
+        Some(before) => before.permissions(),
+        None => file.as_file().metadata().map_err(failed)?.permissions(),
+    };
+    write(file.path()).map_err(|e| failed(io::Error::other(e)))?;
+    // `write` may have replaced the temporary file by another, with other permissions and without a lock.
+    let written = File::options().write(true).open(file.path()).map_err(failed)?;
+    if cfg!(unix) {
+        let _ = written.try_lock();
+    }
+    std::fs::set_permissions(file.path(), permissions).map_err(failed)?;
+    // On disk before it replaces the old file.
+    written.sync_all().map_err(failed)?;
+    Ok(Staged { path: path.to_path_buf(), target, file, _written: written })
+}
+
+/// [`stage`] for content that is in memory.
+///
+/// # Errors
+/// When the folder cannot be written to.
+pub fn stage_bytes(path: &Path, content: &[u8]) -> Result<Staged, Error> {
+    stage(path, |temporary| File::create(temporary)?.write_all(content))
+}
+
+/// The file that [`stage`] would write for `path`, links followed. Checks that its folder can be written to.
+///
+/// # Errors
+/// As `stage`.
+pub fn check(path: &Path) -> Result<PathBuf, Error> {
+    let (target, _) = target(path)?;
+    temporary(folder_of(path, &target)?).map_err(Error::at(path))?;
+    Ok(target)
+}
+
+/// A complete file under a temporary name; removed if it is dropped before it is committed.
+#[derive(Debug)]
+pub struct Staged {
+    /// What was asked for.
+    path: PathBuf,
+    /// The file that this leads to.
+    target: PathBuf,
+    file: NamedTempFile,
+    /// Holds the lock of the temporary file.
+    _written: File,
+}
+
+impl Staged {
+    /// Puts the file in its place.
+    ///
+    /// # Errors
+    /// When the system refuses to rename it.
+    pub fn commit(self) -> Result<(), Error> {
+        let failed = Error::at(&self.path);
+        match self.file.persist(&self.target) {
+            Ok(_) => Ok(()),
+            Err(e) => Err(failed(e.error)),
+        }
+    }
+}
+
+/// Follows links: the final path and, where a file is there, its metadata.
+fn target(path: &Path) -> Result<(PathBuf, Option<std::fs::Metadata>), Error> {
+    let refused = |reason: &str| Error::at(path)(io::Error::other(reason));
+    // The path itself is checked, too: some links, such as /dev/stdout, do not lead where they say.
+    let before = std::fs::metadata(path).ok();
+    if before.as_ref().is_some_and(|m| !m.is_file()) {
+        return Err(refused("is a folder, a device or a pipe; name a file"));
+    }
+    let target = follow_links(path).map_err(Error::at(path))?;
+    if before.as_ref().is_some_and(|m| m.permissions().readonly()) {
+        return Err(refused("is read-only; allow writing to it, or choose another name"));
+    }
+    Ok((target, before))
+}
+
+/// The folder of `target`; an error names `path`.
+fn folder_of<'a>(path: &Path, target: &'a Path) -> Result<&'a Path, Error> {
+    let dir = match target.parent() {
+        Some(dir) if !dir.as_os_str().is_empty() => dir,
+        _ => Path::new("."),
+    };
+    if dir.is_dir() {
+        return Ok(dir);
+    }
+    let reason = format!("there is no folder {}; make it first", dir.display());
+    Err(Error::at(path)(io::Error::other(reason)))
+}
+
+/// The file that `path` leads to, which need not exist. A link that leads to itself fails with the system's reason.
+fn follow_links(path: &Path) -> io::Result<PathBuf> {
+    let mut target = path.to_path_buf();
+    // As many as Linux follows.
+    for _ in 0..40 {
+        match std::fs::read_link(&target) {
+            Ok(next) => target = target.parent().unwrap_or(Path::new("")).join(next),
+            Err(_) => return Ok(target),
+        }
+    }
+    match std::fs::metadata(path) {
+        Err(e) => Err(e),
+        Ok(_) => Err(io::Error::other("too many links lead from one to the next; name the file itself")),
+    }
+}
+
+/// A new temporary file in `dir` whose lock this process holds.
+fn temporary(dir: &Path) -> io::Result<NamedTempFile> {
+    for _ in 0..100 {
+        let file = tempfile::Builder::new()
+            .prefix(PREFIX)
+            .suffix(SUFFIX)
+            .permissions_like_any_new_file()
+            .tempfile_in(dir)?;
+        if !cfg!(unix) {
+            return Ok(file);
+        }
+        // Before it was locked, another process may have thought it abandoned: then it is gone, or about to be.
+        match file.as_file().try_lock() {
+            // A file system without locks.
+            Err(TryLockError::Error(_)) => return Ok(file),
+            Ok(()) if file.path().exists() => return Ok(file),
+            Err(TryLockError::WouldBlock) | Ok(()) => {}
+        }
+    }
+    Err(io::Error::other("its temporary file is removed again and again by another process"))
+}
+
+/// Removes the temporary files in `dir` that nobody holds a lock on: their process died.
+fn remove_abandoned(dir: &Path) {
+    let Ok(entries) = std::fs::read_dir(dir) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let is_ours = |name: &str| {
+            let random = name.strip_prefix(PREFIX).and_then(|name| name.strip_suffix(SUFFIX));
+            random
+                .is_some_and(|random| random.len() == 6 && random.bytes().all(|b| b.is_ascii_alphanumeric()))
+        };
+        let is_file = entry.file_type().is_ok_and(|kind| kind.is_file());
+        if cfg!(unix)
+            && is_file
+            && name.to_str().is_some_and(is_ours)
+            && let Ok(file) = File::open(entry.path())
+            && file.try_lock().is_ok()
+        {
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
+}
+
+/// `tempfile` makes files that only their owner can read; a file that is kept should have the mode of any new file.
+trait Permissions {
+    fn permissions_like_any_new_file(&mut self) -> &mut Self;
+}
+
+impl Permissions for tempfile::Builder<'_, '_> {
+    #[cfg(unix)]
+    fn permissions_like_any_new_file(&mut self) -> &mut Self {
+        use std::os::unix::fs::PermissionsExt;
+        self.permissions(std::fs::Permissions::from_mode(0o666)) // less what the umask takes away
+    }
+
+    #[cfg(not(unix))]
+    fn permissions_like_any_new_file(&mut self) -> &mut Self {
+        self
+    }
+}

@@ -1,0 +1,64 @@
+//! GPT-2's `bias` buffer: the causal triangle.
+
+use candle_core::{Device, Result, Tensor};
+use std::sync::{Arc, OnceLock};
+
+/// The u8 lower triangle (1, 1, n, n), 1 = visible.
+///
+/// # Errors
+/// When the device cannot hold it.
+pub fn causal_bias(n: usize, device: &Device) -> Result<Tensor> {
+    let mut tril = vec![0u8; n * n];
+    for (i, row) in tril.chunks_exact_mut(n.max(1)).enumerate() {
+        row[..=i].fill(1);
+    }
+    Tensor::from_vec(tril, (1, 1, n, n), device)
+}
+
+/// The triangle of up to N positions, made when it is first asked for. Clones share it.
+///
+/// Only the eager path reads it: a model that never takes that path never holds N² bytes for it.
+///
+/// ```
+/// use candle_core::Device;
+/// use gpt2_kernels::attention::CausalBias;
+///
+/// # fn main() -> candle_core::Result<()> {
+/// let bias = CausalBias::new(3, &Device::Cpu);
+/// assert_eq!(bias.tensor()?.dims(), [1, 1, 3, 3]);
+/// assert_eq!(bias.tensor()?.flatten_all()?.to_vec1::<u8>()?, [1, 0, 0, 1, 1, 0, 1, 1, 1]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+pub struct CausalBias {
+    n: usize,
+    device: Device,
+    made: Arc<OnceLock<Tensor>>,
+}
+
+impl CausalBias {
+    /// The triangle of `n` positions on `device`.
+    #[must_use]
+    pub fn new(n: usize, device: &Device) -> Self {
+        Self { n, device: device.clone(), made: Arc::default() }
+    }
+
+    /// N, the positions on each side.
+    #[must_use]
+    pub fn positions(&self) -> usize {
+        self.n
+    }
+
+    /// u8 (1, 1, N, N), 1 = visible.
+    ///
+    /// # Errors
+    /// When the device cannot hold it.
+    pub fn tensor(&self) -> Result<Tensor> {
+        if let Some(tensor) = self.made.get() {
+            return Ok(tensor.clone());
+        }
+        let tensor = causal_bias(self.n, &self.device)?;
+        Ok(self.made.get_or_init(|| tensor).clone())
+    }
+}

@@ -1,0 +1,113 @@
+//! The forward pass: which thread computes which queries, in what order.
+
+use super::output::Output;
+use super::pack::Packed;
+use super::problem::Problem;
+use super::row_summary::SummaryOfRow;
+use super::rows::{Partial, Span};
+use super::sizes::{Blocks, FEW_QUERIES, QUERIES};
+use super::summary::RowSummary;
+use super::tile::Scratch;
+use super::tile_task::TileTask;
+use crate::element::Element;
+use pulp::{Simd, WithSimd};
+use rayon::prelude::*;
+use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// With so many heads for each thread, the last ones to finish are a small part of the whole.
+const HEADS_PER_THREAD: usize = 4;
+
+/// A forward pass over all queries: [`CpuAttention`](super::operation::CpuAttention)'s work.
+pub(super) struct Forward<'a, E> {
+    pub(super) problem: &'a Problem<'a, E>,
+    /// (B, T, H, D); every number is written.
+    pub(super) out: &'a mut [MaybeUninit<E>],
+    pub(super) log_sums: &'a mut [f32],
+    /// (B, H, T)
+    pub(super) summaries: Option<&'a mut [RowSummary]>,
+}
+
+impl<E: Element> WithSimd for Forward<'_, E> {
+    type Output = ();
+
+    fn with_simd<S: Simd>(self, simd: S) {
+        let dims @ [.., t, d] = self.problem.q.dims;
+        assert!(
+            self.out.len() == dims.iter().product::<usize>() && self.log_sums.len() * d == self.out.len()
+        );
+        assert!(self.summaries.as_ref().is_none_or(|all| all.len() == self.log_sums.len()));
+        let out = Output {
+            context: self.out.as_mut_ptr().cast(),
+            log_sums: self.log_sums.as_mut_ptr(),
+            summaries: self.summaries.map(<[RowSummary]>::as_mut_ptr),
+            dims,
+        };
+        let heads = self.problem.heads();
+        if t <= FEW_QUERIES {
+            let queries: Vec<_> = heads.iter().flat_map(|&(b, h)| (0..t).map(move |i| (b, h, i))).collect();
+            let spans = Span::count(self.problem);
+            let partials: Vec<Partial> = (0..queries.len() * spans)
+                .into_par_iter()
+                .map(|task| simd.vectorize(Span::new(self.problem, queries[task / spans], task % spans)))
+                .collect();
+            for (&query, spans) in queries.iter().zip(partials.chunks_exact(spans)) {
+                let row = Partial::merge(spans);
+                // SAFETY: each query once.
+                unsafe { out.write(query, &row.context, 1.0, row.log_sum()) };
+            }
+            if out.summaries.is_some() {
+                // SAFETY: each query once.
+                queries.into_par_iter().for_each(|query| unsafe {
+                    out.write_summary(query, || simd.vectorize(SummaryOfRow(self.problem, query)));
+                });
+            }
+            return;
+        }
+        let width = d.next_multiple_of(S::F32_LANES);
+        let panel = Blocks::of::<S>().panel::<S>();
+        let Problem { k, v, .. } = self.problem;
+        // Dropout makes what it leaves larger.
+        #[allow(clippy::cast_possible_truncation)] // a factor on f32 weights
+        let largest_weight = self.problem.dropout.map_or(1.0, |dropout| dropout.kept() as f32);
+        let threads = rayon::current_num_threads();
+        // Where there are heads enough to share out, a task is a head, packed into memory that its worker
+        // keeps. Else it is a tile of a head that was packed before.
+        let whole_heads = heads.len() >= HEADS_PER_THREAD * threads;
+        let packed: Vec<Packed> = if whole_heads {
+            vec![]
+        } else {
+            let pack = |&head| {
+                let mut packed = Packed::default();
+                packed.pack(k, v, head, (panel, width), largest_weight);
+                packed
+            };
+            heads.par_iter().map(pack).collect()
+        };
+        let tiles = t.div_ceil(QUERIES);
+        let tasks = if whole_heads { heads.len() } else { tiles * heads.len() };
+        let next = AtomicUsize::new(0);
+        (0..threads.min(tasks)).into_par_iter().with_max_len(1).for_each(|_| {
+            let (mut scratch, mut own) = (Scratch::new(d, width), Packed::default());
+            let mut run = |packed: &Packed, head, tile| {
+                let (problem, first, scratch) = (self.problem, tile * QUERIES, &mut scratch);
+                simd.vectorize(TileTask { problem, packed, head, first, width, scratch, out: &out });
+            };
+            loop {
+                let task = next.fetch_add(1, Ordering::Relaxed);
+                if task >= tasks {
+                    return;
+                }
+                let index = task % heads.len();
+                if whole_heads {
+                    own.pack(k, v, heads[index], (panel, width), largest_weight);
+                    (0..tiles).for_each(|tile| run(&own, heads[index], tile));
+                } else {
+                    // The last tiles of a head see the most keys: they come first, so that no thread is
+                    // left with one at the end.
+                    run(&packed[index], heads[index], tiles - 1 - task / heads.len());
+                }
+            }
+        });
+    }
+}

@@ -1,0 +1,113 @@
+//! Causal attention as an operation of Candle, with its gradient.
+
+use super::backward::Saved;
+use super::forward::Forward;
+use super::heads::Heads;
+use super::problem::Problem;
+use super::summary::RowSummary;
+use crate::attention::drop_weights::WeightDropout;
+use crate::attention::mask::CpuMask;
+use crate::element::Element;
+use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Tensor, WithDType};
+use half::{bf16, f16};
+use pulp::Arch;
+use std::sync::{Arc, OnceLock};
+
+/// The operation as Candle sees it.
+pub(in crate::attention) struct CpuAttention {
+    scale: f64,
+    mask: CpuMask,
+    dropout: Option<WeightDropout>,
+    /// (B, H, T): the base-2 logarithm of each row's `Σ 2^score`, which the forward pass leaves for the
+    /// backward pass.
+    log_sums: OnceLock<Vec<f32>>,
+    summarise: bool,
+    /// (B, H, T), which the forward pass leaves where it is to `summarise`.
+    summaries: Arc<OnceLock<Vec<RowSummary>>>,
+}
+
+impl CpuAttention {
+    pub(in crate::attention) fn new(
+        scale: f64,
+        mask: CpuMask,
+        dropout: Option<WeightDropout>,
+        summarise: bool,
+    ) -> Self {
+        Self { scale, mask, dropout, log_sums: OnceLock::new(), summarise, summaries: Arc::default() }
+    }
+
+    /// Where the forward pass leaves the summary of each row (B, H, T).
+    pub(in crate::attention) fn summaries(&self) -> Arc<OnceLock<Vec<RowSummary>>> {
+        self.summaries.clone()
+    }
+
+    fn run<E: Element + WithDType>(
+        &self,
+        (q, q_layout): (&[E], &Layout),
+        (k, k_layout): (&[E], &Layout),
+        (v, v_layout): (&[E], &Layout),
+    ) -> Result<(CpuStorage, Shape)> {
+        let (q, k, v) = (Heads::new(q, q_layout)?, Heads::new(k, k_layout)?, Heads::new(v, v_layout)?);
+        let [b, h, t, d] = q.dims;
+        let mut out = Vec::with_capacity(b * t * h * d);
+        let mut log_sums = vec![0.0; b * h * t];
+        let mut summaries = vec![RowSummary::default(); if self.summarise { b * h * t } else { 0 }];
+        let problem = Problem { q, k, v, scale: self.scale, mask: &self.mask, dropout: self.dropout };
+        let uninit = &mut out.spare_capacity_mut()[..b * t * h * d];
+        let wanted = self.summarise.then_some(summaries.as_mut_slice());
+        let log = &mut log_sums;
+        Arch::new().dispatch(Forward { problem: &problem, out: uninit, log_sums: log, summaries: wanted });
+        // SAFETY: `Forward` has written every row.
+        unsafe { out.set_len(b * t * h * d) };
+        // A second forward pass of the same operation would find the same.
+        let _ = self.log_sums.set(log_sums);
+        if self.summarise {
+            let _ = self.summaries.set(summaries);
+        }
+        Ok((E::to_cpu_storage_owned(out), Shape::from((b, t, h, d))))
+    }
+}
+
+impl CustomOp3 for CpuAttention {
+    fn name(&self) -> &'static str {
+        "causal-attention"
+    }
+
+    fn cpu_fwd(
+        &self,
+        q: &CpuStorage,
+        q_layout: &Layout,
+        k: &CpuStorage,
+        k_layout: &Layout,
+        v: &CpuStorage,
+        v_layout: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        use CpuStorage as C;
+        match (q, k, v) {
+            (C::F32(q), C::F32(k), C::F32(v)) => self.run((q, q_layout), (k, k_layout), (v, v_layout)),
+            (C::F16(q), C::F16(k), C::F16(v)) => self.run((q, q_layout), (k, k_layout), (v, v_layout)),
+            (C::BF16(q), C::BF16(k), C::BF16(v)) => self.run((q, q_layout), (k, k_layout), (v, v_layout)),
+            _ => candle_core::bail!("causal attention: q, k and v must be all f32, all f16 or all bf16"),
+        }
+    }
+
+    fn bwd(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        context: &Tensor,
+        grad: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+        let Some(log_sums) = self.log_sums.get() else {
+            candle_core::bail!("causal attention: a backward pass without a forward pass before it")
+        };
+        let saved = Saved { scale: self.scale, mask: &self.mask, dropout: self.dropout, log_sums };
+        let [dq, dk, dv] = match q.dtype() {
+            DType::F16 => saved.gradients::<f16>([q, k, v, context, grad])?,
+            DType::BF16 => saved.gradients::<bf16>([q, k, v, context, grad])?,
+            _ => saved.gradients::<f32>([q, k, v, context, grad])?,
+        };
+        Ok((Some(dq), Some(dk), Some(dv)))
+    }
+}

@@ -1,0 +1,32 @@
+//! Dropout on attention weights, row by row.
+
+use super::heads::HeadLayout;
+use crate::dropout::Dropout;
+
+/// Which weights are dropped: row `(b·H + h)·T + i` of the mask meets query i of head h of row b, with H and h counted over
+/// the whole layer. So heads that are computed apart drop what they drop together.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct WeightDropout {
+    dropout: Dropout,
+    heads: HeadLayout,
+    /// T
+    queries: usize,
+}
+
+impl WeightDropout {
+    pub(super) fn new(dropout: Dropout, heads: HeadLayout, queries: usize) -> Self {
+        Self { dropout, heads, queries }
+    }
+
+    /// The factor on what is kept.
+    pub(super) fn kept(&self) -> f64 {
+        1.0 / (1.0 - self.dropout.rate())
+    }
+
+    /// Multiplies the weights of query `i` of a head, from key `first` on, by their factors.
+    #[inline(always)]
+    pub(super) fn scale_row(&self, (b, h, i): (usize, usize, usize), first: usize, weights: &mut [f32]) {
+        let head = b * self.heads.of + self.heads.first + h;
+        self.dropout.scale_row(head * self.queries + i, first, weights);
+    }
+}

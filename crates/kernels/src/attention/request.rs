@@ -1,0 +1,89 @@
+//! What may be asked of attention beside the context: the weights of chosen heads and queries, and summaries.
+
+use candle_core::{Result, Tensor};
+
+/// The heads and queries whose weights are wanted.
+///
+/// ```
+/// use gpt2_kernels::attention::Chosen;
+///
+/// let last_query_of_two_heads = Chosen { heads: Some(vec![0, 5]), queries: Some(vec![41]) };
+/// let everything = Chosen::default();
+/// ```
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Chosen {
+    /// Heads in the order of the result, or all.
+    pub heads: Option<Vec<usize>>,
+    /// Queries 0..T in the order of the result, or all.
+    pub queries: Option<Vec<usize>>,
+}
+
+/// What is handed back beside the context. Neither part slows down the fused kernel's work on the context.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Wanted<'a> {
+    /// The exact weights of these heads and queries.
+    pub weights: &'a [Chosen],
+    /// A few numbers on the weights of every head and query.
+    pub summary: bool,
+}
+
+impl Chosen {
+    /// Every index, or an error that names the valid ones.
+    pub(super) fn resolve(&self, heads: usize, queries: usize) -> Result<Rows> {
+        Ok(Rows {
+            heads: indices("head", self.heads.as_deref(), heads)?,
+            queries: indices("query", self.queries.as_deref(), queries)?,
+            all_queries: queries,
+        })
+    }
+}
+
+fn indices(what: &str, chosen: Option<&[usize]>, count: usize) -> Result<Vec<usize>> {
+    let Some(chosen) = chosen else { return Ok((0..count).collect()) };
+    if chosen.is_empty() {
+        candle_core::bail!("attention weights: no {what} is chosen")
+    }
+    match chosen.iter().find(|&&i| i >= count) {
+        Some(i) => candle_core::bail!("attention weights: {what} {i} is not among 0 to {}", count - 1),
+        None => Ok(chosen.to_vec()),
+    }
+}
+
+/// [`Chosen`] heads and queries of T.
+#[derive(Debug, Clone)]
+pub(super) struct Rows {
+    pub(super) heads: Vec<usize>,
+    pub(super) queries: Vec<usize>,
+    /// T
+    pub(super) all_queries: usize,
+}
+
+impl Rows {
+    /// How many of S keys each of the chosen queries sees.
+    pub(super) fn seen(&self, s: usize) -> impl Iterator<Item = usize> {
+        self.queries.iter().map(move |i| s - self.all_queries + i + 1)
+    }
+
+    /// These heads and queries of `x` (B, H, T, D): (B, heads, queries, D)
+    pub(super) fn of_queries(&self, x: &Tensor) -> Result<Tensor> {
+        select(&select(x, 1, &self.heads)?, 2, &self.queries)
+    }
+
+    /// These heads of `x` (B, H, S, D): (B, heads, S, D)
+    pub(super) fn of_keys(&self, x: &Tensor) -> Result<Tensor> {
+        select(x, 1, &self.heads)
+    }
+}
+
+/// Some places of a dimension, in their order: a view where they follow each other, else a copy.
+pub(super) fn select(x: &Tensor, dim: usize, places: &[usize]) -> Result<Tensor> {
+    let mut runs = vec![];
+    let mut start = 0;
+    for end in 1..=places.len() {
+        if end == places.len() || places[end] != places[end - 1] + 1 {
+            runs.push(x.narrow(dim, places[start], end - start)?);
+            start = end;
+        }
+    }
+    Tensor::cat(&runs, dim)
+}

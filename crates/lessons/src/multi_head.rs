@@ -1,0 +1,170 @@
+//! Several heads in one: project once, split the result into heads, attend, merge, project again.
+//!
+//! `softmax(mask(q·kᵀ)/√D)·v` for H heads of width `D = d_out / H` at a time, then `out_proj`. It is the
+//! [stack of heads](crate::MultiHeadAttentionWrapper) with their matrices side by side in one, as
+//! `001_3b936f420483d060` and `004_a3b10401148b1338` build it. GPT-2's block is the same once more, with
+//! `W_query`, `W_key` and `W_value` side by side in `c_attn`.
+
+use crate::causal_mask::{causal_mask, masked_weights};
+use crate::projections::{load_linear, load_qkv, project};
+use crate::self_attention::{scale, scores};
+use crate::simple::context;
+use candle_core::{D, Module, Result, Tensor};
+use candle_nn::{Linear, VarBuilder};
+use gpt2_kernels::dropout::Dropout;
+
+/// Causal attention with H heads, split from one projection.
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use gpt2_lessons::MultiHeadAttention;
+/// use gpt2_model::init;
+///
+/// # fn main() -> candle_core::Result<()> {
+/// let vb = init::seeded(123, DType::F32, &Device::Cpu);
+/// let attn = MultiHeadAttention::load(vb, 6, 6, 12, 3, false)?; // 3 heads of width 2
+/// let x = Tensor::randn(0f32, 1., (4, 12, 6), &Device::Cpu)?; // (B, T, d_in)
+/// assert_eq!(attn.weights(&x)?.dims(), [4, 3, 12, 12]);
+/// assert_eq!(attn.forward(&x)?.dims(), [4, 12, 6]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+pub struct MultiHeadAttention {
+    /// `d_in -> d_out`: what a word asks for, head by head.
+    pub w_query: Linear,
+    /// `d_in -> d_out`: what a word is found by.
+    pub w_key: Linear,
+    /// `d_in -> d_out`: what a word says.
+    pub w_value: Linear,
+    /// `d_out -> d_out`, on the merged heads.
+    pub out_proj: Linear,
+    /// The lower triangle, u8 (N, N), 1 = visible; N is the longest text. Not a parameter.
+    pub mask: Tensor,
+    n_head: usize,
+}
+
+impl MultiHeadAttention {
+    /// Loads `W_query`, `W_key`, `W_value` and `out_proj`, weights (out, in), for texts of up to
+    /// `context_length` words. `out_proj` always has a bias, the others where `qkv_bias` says so.
+    ///
+    /// # Errors
+    /// When `d_out` is not divisible by `n_head`, or a tensor is missing or has another shape.
+    pub fn load(
+        vb: VarBuilder,
+        d_in: usize,
+        d_out: usize,
+        context_length: usize,
+        n_head: usize,
+        qkv_bias: bool,
+    ) -> Result<Self> {
+        check_heads(d_out, n_head)?; // before anything is made
+        let qkv = load_qkv(&vb, d_in, d_out, qkv_bias)?;
+        let out_proj = load_linear(vb.pp("out_proj"), d_out, d_out, true)?;
+        Self::from_layers(qkv, out_proj, causal_mask(context_length, vb.device())?, n_head)
+    }
+
+    /// From layers that exist: the conversions' way in.
+    pub(crate) fn from_layers(
+        qkv: [Linear; 3],
+        out_proj: Linear,
+        mask: Tensor,
+        n_head: usize,
+    ) -> Result<Self> {
+        let (d_out, d_in) = qkv[0].weight().dims2()?;
+        check_heads(d_out, n_head)?;
+        for (name, layer, shape) in [
+            ("W_key", &qkv[1], [d_out, d_in]),
+            ("W_value", &qkv[2], [d_out, d_in]),
+            ("out_proj", &out_proj, [d_out, d_out]),
+        ] {
+            if layer.weight().dims() != shape {
+                candle_core::bail!(
+                    "MultiHeadAttention: W_query gives {d_out}, so {name} (out, in) must be {shape:?}, got {:?}",
+                    layer.weight().dims()
+                )
+            }
+        }
+        let [w_query, w_key, w_value] = qkv;
+        Ok(Self { w_query, w_key, w_value, out_proj, mask, n_head })
+    }
+
+    /// H, the number of heads.
+    #[must_use]
+    pub fn n_head(&self) -> usize {
+        self.n_head
+    }
+
+    /// The attention weights, `softmax(mask(q·kᵀ)/√D)`.
+    ///
+    /// # Shapes
+    /// `x` (B, T, `d_in`) -> (B, H, T, T)
+    ///
+    /// # Errors
+    /// When `x` does not fit the layers, or T is above the mask's N.
+    pub fn weights(&self, x: &Tensor) -> Result<Tensor> {
+        let [q, k, _] = self.qkv(x)?;
+        self.attend(&q, &k)
+    }
+
+    /// `out_proj(merge(softmax(mask(q·kᵀ)/√D)·v))`.
+    ///
+    /// # Shapes
+    /// `x` (B, T, `d_in`) -> (B, T, `d_out`)
+    ///
+    /// # Errors
+    /// When `x` does not fit the layers, or T is above the mask's N.
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.forward_with(x, None)
+    }
+
+    /// As [`forward`](Self::forward), with dropout on the weights: for training.
+    ///
+    /// # Shapes
+    /// `x` (B, T, `d_in`) -> (B, T, `d_out`)
+    ///
+    /// # Errors
+    /// When `x` does not fit the layers, or T is above the mask's N.
+    pub fn forward_with(&self, x: &Tensor, dropout: Option<&Dropout>) -> Result<Tensor> {
+        let [q, k, v] = self.qkv(x)?; // (B, H, T, D)
+        let weights = self.attend(&q, &k)?; // (B, H, T, T)
+        let weights = match dropout {
+            Some(dropout) => dropout.apply(&weights)?,
+            None => weights,
+        };
+        let heads = context(&weights, &v)?; // (B, H, T, D)
+        let merged = heads.transpose(1, 2)?.flatten_from(2)?; // (B, T, H·D)
+        self.out_proj.forward(&merged)
+    }
+
+    /// Queries, keys and values, each split into heads.
+    ///
+    /// # Shapes
+    /// `x` (B, T, `d_in`) -> each (B, H, T, D), contiguous
+    ///
+    /// # Errors
+    /// When `x` does not fit the layers.
+    pub fn qkv(&self, x: &Tensor) -> Result<[Tensor; 3]> {
+        let Ok((b, t, _)) = x.dims3() else {
+            candle_core::bail!("MultiHeadAttention: x must be (B, T, d_in), got {:?}", x.dims())
+        };
+        let [q, k, v] = project("MultiHeadAttention", x, [&self.w_query, &self.w_key, &self.w_value])?;
+        let split = |x: Tensor| {
+            x.reshape((b, t, self.n_head, ()))? // (B, T, H, D)
+                .transpose(1, 2)? // (B, H, T, D)
+                .contiguous()
+        };
+        Ok([split(q)?, split(k)?, split(v)?])
+    }
+
+    fn attend(&self, q: &Tensor, k: &Tensor) -> Result<Tensor> {
+        masked_weights(&scale(&scores(q, k)?, k.dim(D::Minus1)?)?, &self.mask)
+    }
+}
+
+fn check_heads(d_out: usize, n_head: usize) -> Result<()> {
+    if n_head == 0 || !d_out.is_multiple_of(n_head) {
+        candle_core::bail!("MultiHeadAttention: d_out {d_out} is not divisible by n_head {n_head}")
+    }
+    Ok(())
+}

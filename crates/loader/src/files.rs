@@ -1,0 +1,125 @@
+//! [`Files`]: the files of one model, by what each is for.
+
+use crate::bytes::Bytes;
+use crate::error::LoadError;
+use crate::file_names::{INDEX, SAFETENSORS};
+use crate::shards::Index;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The files of one model. They exist; nothing else about them has been checked.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Files {
+    /// What messages call the model: its folder, or its embedded name.
+    pub name: String,
+    /// config.json: where it is and what it holds.
+    pub config: (PathBuf, Bytes),
+    /// The files that hold the model's parameters.
+    pub weight_files: WeightFiles,
+    /// The tokenizer.
+    pub tokenizer: TokenizerFiles,
+    /// The commit, for files from the Hub.
+    pub commit: Option<String>,
+    /// The hash of each verified weight file, in hexadecimal, by the file's name: SHA-256, or Git's SHA-1 of a blob
+    /// for files outside large file storage.
+    pub verified: BTreeMap<String, String>,
+}
+
+impl Files {
+    /// Files without a commit and without known hashes.
+    #[must_use]
+    pub fn new(
+        name: String,
+        config: (PathBuf, Bytes),
+        weight_files: WeightFiles,
+        tokenizer: TokenizerFiles,
+    ) -> Self {
+        Self { name, config, weight_files, tokenizer, commit: None, verified: BTreeMap::new() }
+    }
+
+    /// Every file on disk that the model is read from, shards included.
+    ///
+    /// # Errors
+    /// When an index of shards is damaged.
+    pub fn paths(&self) -> Result<Vec<PathBuf>, LoadError> {
+        let mut paths = vec![self.config.0.clone()];
+        match &self.weight_files {
+            WeightFiles::Safetensors(path, _) | WeightFiles::Pickle(path) => paths.push(path.clone()),
+            WeightFiles::Index(path) => {
+                paths.push(path.clone());
+                let index = Index::open(path)?;
+                paths.extend(index.shards().map(|shard| index.path_of(shard)));
+            }
+            WeightFiles::Headers(_) => {}
+        }
+        match &self.tokenizer {
+            TokenizerFiles::Json(path, _) => paths.push(path.clone()),
+            TokenizerFiles::VocabMerges(vocab, merges) => paths.extend([vocab.clone(), merges.clone()]),
+            TokenizerFiles::Absent | TokenizerFiles::Unreachable(_) => {}
+        }
+        Ok(paths)
+    }
+}
+
+/// The files that hold the parameters.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum WeightFiles {
+    /// One safetensors file.
+    Safetensors(PathBuf, Bytes),
+    /// `model.safetensors.index.json`, which names the shards beside it.
+    Index(PathBuf),
+    /// `pytorch_model.bin`, a zip with a pickle.
+    Pickle(PathBuf),
+    /// Headers of safetensors files without their data: enough for an audit, not enough for a model.
+    Headers(Vec<Header>),
+}
+
+impl WeightFiles {
+    /// The file at `path`, which bears one of the names in [`WEIGHTS`](crate::file_names::WEIGHTS).
+    pub(crate) fn open(path: PathBuf) -> Result<Self, LoadError> {
+        let is = |name: &str| path.file_name() == Some(name.as_ref());
+        if is(SAFETENSORS) {
+            let bytes = Bytes::open(&path)?;
+            Ok(Self::Safetensors(path, bytes))
+        } else if is(INDEX) {
+            Ok(Self::Index(path))
+        } else {
+            Ok(Self::Pickle(path))
+        }
+    }
+}
+
+/// The beginning of a safetensors file that was not downloaded.
+#[derive(Debug, Clone)]
+pub struct Header {
+    /// What messages call the file.
+    pub path: PathBuf,
+    /// The length of the header, the header, and possibly more.
+    pub bytes: Vec<u8>,
+    /// The length of the whole file, where that is known.
+    pub file_len: Option<u64>,
+}
+
+/// The tokenizer's files.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum TokenizerFiles {
+    /// tokenizer.json
+    Json(PathBuf, Bytes),
+    /// vocab.json and merges.txt
+    VocabMerges(PathBuf, PathBuf),
+    /// None of them.
+    Absent,
+    /// The Hub may have one, but it could not be fetched; why.
+    Unreachable(Arc<LoadError>),
+}
+
+impl TokenizerFiles {
+    /// The tokenizer.json at `path`.
+    pub(crate) fn open_json(path: &Path) -> Result<Self, LoadError> {
+        Ok(Self::Json(path.to_path_buf(), Bytes::open(path)?))
+    }
+}

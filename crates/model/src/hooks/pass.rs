@@ -1,0 +1,74 @@
+//! A forward pass's side of its hooks.
+
+use super::{At, Hooks, Point};
+use candle_core::{Result, Tensor};
+use gpt2_kernels::attention::Hidden;
+
+/// The hooks of a pass, and what they are told of it. Without hooks nothing here does anything.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct PassHooks<'a> {
+    pub(crate) hooks: Option<&'a dyn Hooks>,
+    pub(crate) past: usize,
+    pub(crate) cached: bool,
+    pub(crate) padding: Option<&'a Tensor>,
+}
+
+impl PassHooks<'_> {
+    /// Whether a layer's values are read or changed, or its attention.
+    pub(crate) fn touches(&self, layer: usize) -> bool {
+        let touches = |hooks: &dyn Hooks| {
+            Point::of_layer(layer).iter().any(|point| hooks.wants(*point))
+                || !hooks.knocked_out(layer).is_empty()
+        };
+        self.hooks.is_some_and(touches)
+    }
+
+    /// Shows `value` to a hook that wants it and hands back what is to take its place, if anything.
+    pub(crate) fn read(
+        &self,
+        point: Point,
+        value: impl FnOnce() -> Result<Tensor>,
+    ) -> Result<Option<Tensor>> {
+        let Some(hooks) = self.hooks.filter(|hooks| hooks.wants(point)) else { return Ok(None) };
+        let value = value()?;
+        let at = At { point, past: self.past, cached: self.cached, padding: self.padding };
+        let replaced = hooks.at(at, &value)?;
+        if let Some(new) = &replaced
+            && (new.dims() != value.dims() || new.dtype() != value.dtype())
+        {
+            candle_core::bail!(
+                "hook at {point}: the value is {:?} {:?}, what should take its place {:?} {:?}",
+                value.dtype(),
+                value.dims(),
+                new.dtype(),
+                new.dims()
+            )
+        }
+        Ok(replaced)
+    }
+
+    /// `value`, or what takes its place.
+    pub(crate) fn pass(&self, point: Point, value: Tensor) -> Result<Tensor> {
+        Ok(self.read(point, || Ok(value.clone()))?.unwrap_or(value))
+    }
+
+    /// The knock-outs of a layer among `t` new positions.
+    pub(crate) fn hidden(&self, layer: usize, t: usize) -> Result<Vec<Hidden>> {
+        let Some(hooks) = self.hooks else { return Ok(vec![]) };
+        let mut hidden = vec![];
+        for x in hooks.knocked_out(layer) {
+            if x.query >= self.past + t && !self.cached {
+                candle_core::bail!(
+                    "knock-out from position {} to {}: the text has positions 0 to {}",
+                    x.query,
+                    x.key,
+                    t - 1
+                )
+            }
+            if (self.past..self.past + t).contains(&x.query) {
+                hidden.push(Hidden { head: x.head, query: x.query - self.past, key: x.key });
+            }
+        }
+        Ok(hidden)
+    }
+}

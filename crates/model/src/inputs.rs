@@ -1,0 +1,44 @@
+//! What a forward pass refuses of its inputs.
+
+use candle_core::{DType, Result, Tensor};
+
+/// The ids as a flat u32 tensor, which every device can gather by; refuses the first that is not in
+/// `0..limit`.
+pub(crate) fn check_below(what: &str, ids: &Tensor, limit: usize, limit_name: &str) -> Result<Tensor> {
+    if ids.dtype().is_float() {
+        candle_core::bail!("{what}s must be integers, got {:?}", ids.dtype())
+    }
+    let flat = ids.flatten_all()?;
+    let wide = flat.to_dtype(DType::I64)?.to_vec1::<i64>()?;
+    match wide.iter().find(|&&id| usize::try_from(id).map_or(true, |id| id >= limit)) {
+        Some(id) => candle_core::bail!("{what} {id} is not in 0..{limit} ({limit_name})"),
+        None => flat.to_dtype(DType::U32),
+    }
+}
+
+/// Refuses a mask (B, S) with padding before a visible token: default positions count columns, so that the row would
+/// not give what it gives alone.
+pub(crate) fn refuse_padding_before_a_token(mask: &Tensor) -> Result<()> {
+    for (i, row) in mask.to_vec2::<u8>()?.iter().enumerate() {
+        let visible = row.iter().rposition(|&visible| visible != 0).map_or(0, |last| last + 1);
+        if row[..visible].contains(&0) {
+            candle_core::bail!(
+                "attention_mask: row {i} has padding before a visible token, and there are no position_ids; give \
+                 gpt2_model::mask::position_ids(mask), of which the last T columns belong to T new tokens"
+            )
+        }
+    }
+    Ok(())
+}
+
+/// Refuses targets that are not one for each id.
+pub(crate) fn check_targets(input_ids: &Tensor, targets: &Tensor) -> Result<()> {
+    if input_ids.dims() != targets.dims() {
+        candle_core::bail!(
+            "targets {:?} must be of the shape of input_ids {:?}",
+            targets.dims(),
+            input_ids.dims()
+        )
+    }
+    Ok(())
+}

@@ -1,0 +1,98 @@
+//! A linear layer, whatever its weight is made of: dense here; quantised, low-rank or sharded in code to come, or in yours.
+//!
+//! [`Conv1D`](crate::Conv1D) and [`LmHead`](crate::LmHead) each hold one. What a layer must be able to do is
+//! [`LinearLayer`].
+//!
+//! ```
+//! use candle_core::{DType, Device, Module, Result, Tensor};
+//! use gpt2_model::linear::{Epilogue, LinearLayer};
+//! use gpt2_model::parameters::{Role, Visitor};
+//! use gpt2_model::{CausalSelfAttention, Config, Conv1D, init};
+//!
+//! /// `x·diag(d) + b`: a square layer of C numbers instead of C².
+//! #[derive(Debug)]
+//! struct Diagonal {
+//!     d: Tensor,
+//!     bias: Tensor,
+//! }
+//!
+//! impl LinearLayer for Diagonal {
+//!     fn shape(&self) -> (usize, usize) {
+//!         (self.d.elem_count(), self.d.elem_count())
+//!     }
+//!     fn forward(&self, x: &Tensor, epilogue: Epilogue) -> Result<Tensor> {
+//!         epilogue.apply(x.broadcast_mul(&self.d)?.broadcast_add(&self.bias)?)
+//!     }
+//!     fn weight(&self) -> Result<Tensor> {
+//!         Tensor::eye(self.d.elem_count(), self.d.dtype(), self.d.device())?.broadcast_mul(&self.d)
+//!     }
+//!     fn bias(&self) -> Option<&Tensor> {
+//!         Some(&self.bias)
+//!     }
+//!     fn visit(&self, visitor: &mut Visitor) {
+//!         visitor.parameter("d", Role::LinearWeight, &self.d);
+//!         visitor.parameter("bias", Role::LinearBias, &self.bias);
+//!     }
+//! }
+//!
+//! # fn main() -> Result<()> {
+//! let config = Config { n_embd: 6, n_head: 3, n_positions: 12, ..Config::gpt2() };
+//! let vb = init::seeded(1, DType::F32, &Device::Cpu);
+//! let mut attn = CausalSelfAttention::load(vb, &config)?;
+//! let (d, bias) = (Tensor::ones(6, DType::F32, &Device::Cpu)?, Tensor::zeros(6, DType::F32, &Device::Cpu)?);
+//! attn.c_proj = attn.c_proj.with_layer(Diagonal { d, bias })?; // of the same shape, or an error
+//! let x = Tensor::randn(0f32, 1., (4, 12, 6), &Device::Cpu)?;
+//! assert_eq!(Module::forward(&attn, &x)?.dims(), [4, 12, 6]);
+//! # Ok(())
+//! # }
+//! ```
+
+mod dense;
+mod table;
+
+pub(crate) use dense::Dense;
+pub use gpt2_kernels::Epilogue;
+pub(crate) use table::Table;
+
+use crate::parameters::Visitor;
+use candle_core::{D, Result, Tensor};
+use std::fmt::Debug;
+use std::ops::Range;
+
+/// `y = x·W + b` and what follows it in the same pass.
+pub trait LinearLayer: Debug + Send + Sync {
+    /// (in, out)
+    fn shape(&self) -> (usize, usize);
+
+    /// `x·W + b`, then `epilogue`; [`Epilogue::apply`] does that where no fused code does.
+    ///
+    /// # Shapes
+    /// `x` (.., in) -> (.., out)
+    ///
+    /// # Errors
+    /// When a shape does not fit.
+    fn forward(&self, x: &Tensor, epilogue: Epilogue) -> Result<Tensor>;
+
+    /// Some of the outputs, for layers that can compute them alone. The default computes all.
+    ///
+    /// # Shapes
+    /// `x` (.., in) -> (.., `columns.len()`)
+    ///
+    /// # Errors
+    /// When a shape does not fit.
+    fn forward_columns(&self, x: &Tensor, columns: Range<usize>) -> Result<Tensor> {
+        self.forward(x, Epilogue::None)?.narrow(D::Minus1, columns.start, columns.len())
+    }
+
+    /// W as a dense tensor (in, out), for analyses and conversions.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    fn weight(&self) -> Result<Tensor>;
+
+    /// b (out), where there is one.
+    fn bias(&self) -> Option<&Tensor>;
+
+    /// Names each parameter, such as `weight` and `bias`.
+    fn visit(&self, visitor: &mut Visitor);
+}

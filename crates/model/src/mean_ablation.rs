@@ -1,0 +1,56 @@
+//! Mean ablation over a text that a cache splits: the means are taken beforehand.
+
+use crate::hooks::{At, Hooks, Intervention, Interventions, KnockOut, Point, mean};
+use crate::{ForwardArgs, Gpt2LMHeadModel};
+use candle_core::{Result, Tensor};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+
+impl Interventions {
+    /// The same with each mean ablation's mean taken over a run on `input_ids` (B, T) now, without padding, and kept: what
+    /// a cache needs.
+    ///
+    /// # Errors
+    /// As the model's forward pass.
+    pub fn with_means_of(mut self, model: &Gpt2LMHeadModel, input_ids: &Tensor) -> Result<Self> {
+        if !self.list.iter().any(|one| matches!(one, Intervention::MeanAblate(_))) {
+            return Ok(self);
+        }
+        let means = Means { of: &self, t: input_ids.dim(1)?, found: RefCell::default() };
+        model.transformer.forward(input_ids, ForwardArgs { hooks: Some(&means), ..Default::default() })?;
+        for (i, mean) in means.found.into_inner() {
+            if let Some(head) = self.list[i].head() {
+                self.list[i] = Intervention::Replace(head, mean.flatten_all()?);
+            }
+        }
+        Ok(self)
+    }
+}
+
+/// A run under interventions that finds the mean of each mean ablation, where its turn comes.
+struct Means<'a> {
+    of: &'a Interventions,
+    /// A text that is to grow has positions 0..t.
+    t: usize,
+    /// By the place in the list: (1, 1, 1, D)
+    found: RefCell<BTreeMap<usize, Tensor>>,
+}
+
+impl Hooks for Means<'_> {
+    fn wants(&self, point: Point) -> bool {
+        self.of.wants(point)
+    }
+
+    fn at(&self, at: At, z: &Tensor) -> Result<Option<Tensor>> {
+        self.of.change(at, z, |i, z| {
+            if matches!(self.of.list[i], Intervention::MeanAblate(_)) {
+                self.found.borrow_mut().insert(i, mean(z, at)?);
+            }
+            Ok(())
+        })
+    }
+
+    fn knocked_out(&self, layer: usize) -> Vec<KnockOut> {
+        self.of.knocked_out(layer).into_iter().filter(|pair| pair.query < self.t).collect()
+    }
+}

@@ -1,0 +1,67 @@
+//! What travels with the activations through a block and its attention.
+
+use crate::cache::LayerCache;
+use crate::hooks::{Hooks, PassHooks};
+use crate::training::Training;
+use candle_core::{Result, Tensor};
+use gpt2_kernels::attention::{Chosen, Wanted};
+
+/// What a block and its attention take beside their input. The model makes one for each of its blocks from
+/// [`ForwardArgs`](crate::ForwardArgs).
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use gpt2_model::{Block, Config, Pass, init};
+/// use gpt2_model::attention::Chosen;
+///
+/// # fn main() -> candle_core::Result<()> {
+/// let config = Config { n_embd: 8, n_head: 2, n_layer: 1, n_positions: 16, ..Config::gpt2() };
+/// let block = Block::load(init::seeded(1, DType::F32, &Device::Cpu), &config, 0)?;
+/// let x = Tensor::randn(0f32, 1., (1, 5, 8), &Device::Cpu)?; // (B, T, C)
+/// let last_query = [Chosen { heads: None, queries: Some(vec![4]) }];
+/// let output = block.forward(&x, Pass { weights: &last_query, ..Pass::default() })?;
+/// assert_eq!(output.weights[0].dims(), [1, 2, 1, 5]); // (B, heads, queries, S)
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Default)]
+pub struct Pass<'a> {
+    /// u8 (B, S), 1 = visible, S = the cache's length + T.
+    pub padding_mask: Option<&'a Tensor>,
+    /// What was read before; the new keys and values are added to it.
+    pub cache: Option<&'a mut LayerCache>,
+    /// Dropout at the config's rates.
+    pub training: Option<Training>,
+    /// What reads and changes values on the way.
+    pub hooks: Option<&'a dyn Hooks>,
+    /// A block hands back the attention weights of these heads and queries; `Chosen::default()` is all of them.
+    pub weights: &'a [Chosen],
+    /// A block hands back a few numbers on each query's weights.
+    pub output_summary: bool,
+    /// A block hands back what attention adds to the residual stream.
+    pub output_attention_outputs: bool,
+    /// Compute the last position only, from the keys and values of all; weights and summaries are
+    /// those of all queries all the same. Not together with attention outputs and hooks, which are of all positions.
+    pub last_position_only: bool,
+}
+
+impl<'a> Pass<'a> {
+    /// Refuses what cannot go together.
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.last_position_only && (self.output_attention_outputs || self.hooks.is_some()) {
+            candle_core::bail!("Block: the last position only, or attention outputs and hooks; not both")
+        }
+        Ok(())
+    }
+
+    /// What the kernels hand back beside the context.
+    pub(crate) fn wanted(&self) -> Wanted<'a> {
+        Wanted { weights: self.weights, summary: self.output_summary }
+    }
+
+    /// The hooks, and what they are told: the positions held before this pass, so ask before the cache grows.
+    pub(crate) fn hooks(&self) -> PassHooks<'a> {
+        let (past, cached) = self.cache.as_ref().map_or((0, false), |cache| (cache.len(), true));
+        PassHooks { hooks: self.hooks, past, cached, padding: self.padding_mask }
+    }
+}

@@ -1,0 +1,128 @@
+//! The text as ids, in two parts.
+
+use crate::error::{Result, TrainError};
+use candle_core::{Device, Tensor};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+/// A text as token ids, its end held back for validation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Dataset {
+    pub(crate) train: Vec<u32>,
+    pub(crate) val: Vec<u32>,
+}
+
+impl Dataset {
+    /// Holds back the part `val_fraction` of the ids, at their end.
+    ///
+    /// # Errors
+    /// When `val_fraction` is not between 0 and 1.
+    pub fn split(mut ids: Vec<u32>, val_fraction: f64) -> Result<Self> {
+        if !(0.0..=1.0).contains(&val_fraction) {
+            let (option, value) = ("val_fraction", val_fraction.to_string());
+            return Err(TrainError::Option { option, value, expected: "a number between 0 and 1" });
+        }
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // a part of a length
+        let train_len = ids.len() - (ids.len() as f64 * val_fraction) as usize;
+        let val = ids.split_off(train_len);
+        Ok(Self { train: ids, val })
+    }
+
+    /// Refuses data that a model of `vocab_size` tokens cannot learn in windows of `window` tokens.
+    ///
+    /// # Errors
+    /// When a token is not one of the model's, or a part holds no window and the token after it.
+    pub fn check(&self, window: usize, vocab_size: usize) -> Result<()> {
+        if let Some(&id) = self.train.iter().chain(&self.val).find(|id| **id as usize >= vocab_size) {
+            return Err(TrainError::Vocabulary { id, vocab_size });
+        }
+        let (train, validation) = (self.train.len(), self.val.len());
+        if train <= window || validation <= window {
+            return Err(TrainError::TooShort { train, validation, window });
+        }
+        Ok(())
+    }
+
+    /// The ids to learn.
+    #[must_use]
+    pub fn train(&self) -> &[u32] {
+        &self.train
+    }
+
+    /// The ids that are held back.
+    #[must_use]
+    pub fn validation(&self) -> &[u32] {
+        &self.val
+    }
+
+    /// A number that differs for other data: FNV-1a over the ids of both parts and where they part.
+    pub(crate) fn fingerprint(&self) -> u64 {
+        let parted = u32::try_from(self.train.len()).unwrap_or(u32::MAX);
+        let ids = self.train.iter().chain(&self.val).chain([&parted]);
+        ids.fold(0xcbf2_9ce4_8422_2325, |hash, id| (hash ^ u64::from(*id)).wrapping_mul(0x0100_0000_01b3))
+    }
+
+    /// Where the windows of a batch begin: a function of the seed and the batch's number alone, so that a run
+    /// that is resumed sees the same data without having saved anything of them.
+    pub(crate) fn starts(&self, seed: u64, batch: u64, rows: usize, window: usize) -> Vec<usize> {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        rng.set_stream(batch);
+        (0..rows).map(|_| rng.random_range(0..self.train.len() - window)).collect()
+    }
+
+    /// The validation loss of a model that knows only how often each token occurs in the training part
+    /// (add-one smoothing): what context has to beat.
+    ///
+    /// # Panics
+    /// When a token is not below `vocab_size`, which [`check`](Self::check) refuses.
+    #[must_use]
+    pub fn unigram_loss(&self, vocab_size: usize) -> f64 {
+        let mut counts = vec![1u64; vocab_size];
+        for &id in &self.train {
+            counts[id as usize] += 1;
+        }
+        let total = (self.train.len() + vocab_size) as f64;
+        let nats = |id: &u32| -(counts[*id as usize] as f64 / total).ln();
+        self.val.iter().map(nats).sum::<f64>() / self.val.len() as f64
+    }
+}
+
+/// Inputs and the tokens that follow each, from windows that begin at `starts`: two tensors (B, T).
+pub(crate) fn batch(
+    ids: &[u32],
+    starts: &[usize],
+    t: usize,
+    device: &Device,
+) -> candle_core::Result<(Tensor, Tensor)> {
+    let rows = |shift: usize| {
+        let flat: Vec<u32> = starts.iter().flat_map(|s| &ids[s + shift..s + shift + t]).copied().collect();
+        Tensor::from_vec(flat, (starts.len(), t), device)
+    };
+    Ok((rows(0)?, rows(1)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A window is followed by the token that its last one predicts.
+    #[test]
+    fn each_part_needs_a_token_more_than_a_window() {
+        let split = |tokens: usize| {
+            let data = Dataset::split(vec![0; tokens], 0.5)?;
+            data.check(4, 1).map(|()| data)
+        };
+        assert!(split(10).is_ok_and(|data| data.train.len() == 5 && data.val.len() == 5));
+        assert!(split(9).is_err(), "5 and 4");
+        assert!(split(8).is_err(), "4 and 4");
+    }
+
+    #[test]
+    fn the_unigram_loss_is_that_of_counts_with_one_more_of_each_token() {
+        // Counts 2, 1, 0, 0 and one more of each: 3, 2, 1 and 1 of 7.
+        let data = Dataset { train: vec![0, 1, 0], val: vec![0, 1, 1, 3] };
+        let expected = -(3.0 / 7.0f64 * (2.0 / 7.0) * (2.0 / 7.0) * (1.0 / 7.0)).ln() / 4.0;
+        let loss = data.unigram_loss(4);
+        assert!((loss - expected).abs() < 1e-12, "{loss}, not {expected}");
+    }
+}

@@ -1,0 +1,145 @@
+//! What can go wrong while training, as data: a program words it for its users.
+
+use candle_core::Tensor;
+use std::path::PathBuf;
+
+/// An error of any kind, such as a callback's.
+pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// The result of this crate's functions.
+pub type Result<T> = std::result::Result<T, TrainError>;
+
+/// Why a model cannot be trained, or cannot be trained further.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TrainError {
+    /// An option has a value that no run can have.
+    #[error("{option} is {value}, expected {expected}")]
+    Option {
+        /// The field of [`TrainOptions`](crate::TrainOptions).
+        option: &'static str,
+        /// Its value.
+        value: String,
+        /// What it may be.
+        expected: &'static str,
+    },
+    /// A window is empty, or longer than the model's context.
+    #[error("the window is {window} tokens, expected 1 to the model's n_positions = {n_positions}")]
+    Window {
+        /// Tokens of a sequence.
+        window: usize,
+        /// The model's longest context.
+        n_positions: usize,
+    },
+    /// The data hold a token that the model does not know.
+    #[error("the tokenizer gives token {id}, and the model has {vocab_size}: the two do not belong together")]
+    Vocabulary {
+        /// The first such token.
+        id: u32,
+        /// How many the model has.
+        vocab_size: usize,
+    },
+    /// A part of the data holds no window and the token after it.
+    #[error(
+        "the text is too short: {train} tokens to learn and {validation} for validation, but each part needs more \
+         than the window of {window}; take a longer text or a shorter window"
+    )]
+    TooShort {
+        /// Tokens to learn.
+        train: usize,
+        /// Tokens held back.
+        validation: usize,
+        /// Tokens of a sequence.
+        window: usize,
+    },
+    /// The training loss is NaN or infinite.
+    #[error("the loss became {loss} at step {step}: try a lower learning rate")]
+    Loss {
+        /// Steps taken before.
+        step: u64,
+        /// The loss.
+        loss: f32,
+        /// The batch (B, T) that gave it, for
+        /// [`first_not_finite`](gpt2_model::Gpt2LMHeadModel::first_not_finite).
+        inputs: Tensor,
+    },
+    /// The validation loss is NaN or infinite.
+    #[error("the validation loss became {loss} after step {step}: try a lower learning rate")]
+    ValidationLoss {
+        /// Steps taken.
+        step: u64,
+        /// The loss.
+        loss: f64,
+    },
+    /// The optimiser refused a step.
+    #[error("step {step} failed: try a lower learning rate")]
+    Step {
+        /// Steps taken before.
+        step: u64,
+        /// Why.
+        source: candle_core::Error,
+    },
+    /// A setting differs from that of the run that is resumed.
+    #[error("{name} was {before} and is {now}; a run resumes with the settings that it had")]
+    Setting {
+        /// The setting.
+        name: String,
+        /// Its value when the state was saved.
+        before: serde_json::Value,
+        /// Its value now.
+        now: serde_json::Value,
+    },
+    /// A file is not the state of a training run.
+    #[error("{}: not a training run's state", path.display())]
+    NotAState {
+        /// The file.
+        path: PathBuf,
+        /// Why it cannot be read as one.
+        source: candle_core::Error,
+    },
+    /// The state of a run lacks a part, or holds one that does not fit the others.
+    #[error("{}: {source}", path.display())]
+    DamagedState {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        source: BoxError,
+    },
+    /// A file of metrics cannot be read or written.
+    #[error("cannot read or write the metrics in {}", path.display())]
+    Metrics {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: BoxError,
+    },
+    /// The file system refused.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A file could not be written.
+    #[error(transparent)]
+    Write(BoxError),
+    /// Candle refused.
+    #[error(transparent)]
+    Candle(#[from] candle_core::Error),
+    /// A callback failed: [`TrainError::other`].
+    #[error(transparent)]
+    Other(BoxError),
+}
+
+impl TrainError {
+    /// An error of the caller's own, to return from a callback.
+    pub fn other(error: impl Into<BoxError>) -> Self {
+        Self::Other(error.into())
+    }
+
+    /// A state that is damaged in this way.
+    pub(crate) fn damaged(path: &std::path::Path, source: impl Into<BoxError>) -> Self {
+        Self::DamagedState { path: path.to_path_buf(), source: source.into() }
+    }
+}

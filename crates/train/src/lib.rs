@@ -1,0 +1,62 @@
+//! Trains GPT-2 on [Candle](https://github.com/huggingface/candle), from scratch or further: data, learning rate, AdamW
+//! and a [`Trainer`] that can be stopped and resumed with the same bytes in the end. The crate prints nothing: a
+//! callback hears of every step and every validation, and may stop the run.
+//!
+//! ```
+//! use candle_core::{DType, Device};
+//! use gpt2_model::{Config, Gpt2LMHeadModel, init};
+//! use gpt2_train::{Dataset, Event, TrainOptions, Trainer};
+//! use std::ops::ControlFlow;
+//!
+//! # fn main() -> gpt2_train::Result<()> {
+//! let text = "To be, or not to be, that is the question. ".repeat(20);
+//! let ids = text.bytes().map(u32::from).collect(); // or those of a tokenizer
+//! let config = Config { vocab_size: 128, n_positions: 16, n_embd: 16, n_layer: 1, n_head: 2, ..Config::gpt2() };
+//! // Or a pretrained one, loaded by gpt2-loader.
+//! let model = Gpt2LMHeadModel::load(init::seeded(1, DType::F32, &Device::Cpu), &config)?;
+//!
+//! let mut options = TrainOptions::new(60); // steps
+//! (options.lr, options.warmup, options.eval_every) = (1e-2, 5, 20);
+//! let mut trainer = Trainer::from_model(&model, Dataset::split(ids, 0.1)?, options)?;
+//! let mut losses = vec![];
+//! trainer.run(|_, event| {
+//!     if let Event::Validated(_, validation) = event {
+//!         losses.push(validation.loss); // nats a token
+//!     }
+//!     Ok(ControlFlow::Continue(()))
+//! })?;
+//! assert!(losses.len() == 3 && losses[2] < losses[0], "{losses:?}");
+//! let trained: &Gpt2LMHeadModel = trainer.model(); // to run, or for gpt2_loader::save
+//! # assert_eq!(trained.config(), &config);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! [`Trainer::save_state`] writes what a stopped run needs, [`Trainer::resume`] reads it, [`Metrics`] writes a line a step.
+//! For a loop of your own there are [`AdamW`], [`CosineSchedule`] and [`gpt2_model::training`].
+
+mod data;
+mod error;
+mod event;
+mod history;
+mod metrics;
+mod optimiser;
+mod options;
+mod schedule;
+mod settings;
+mod state;
+mod trainer;
+mod write;
+
+pub use candle_core;
+pub use data::Dataset;
+pub use error::{BoxError, Result, TrainError};
+pub use event::{Event, StepReport, Validation};
+pub use gpt2_model::training::named_variables;
+pub use history::{Best, History};
+pub use metrics::{Metrics, MetricsFormat, Row};
+pub use optimiser::{AdamW, AdamWParams};
+pub use options::TrainOptions;
+pub use schedule::CosineSchedule;
+pub use settings::Settings;
+pub use trainer::Trainer;

@@ -1,0 +1,128 @@
+//! A line for each step and each validation, as CSV or JSON lines.
+
+use crate::error::{BoxError, Result, TrainError};
+use crate::event::{StepReport, Validation};
+use crate::write;
+use serde::Serialize;
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// One line.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Row {
+    /// Steps done.
+    pub step: u64,
+    /// Mean loss of the step's batches, in nats a token.
+    pub loss: f32,
+    /// Loss on the part that is held back, where it was just measured.
+    pub val_loss: Option<f64>,
+    /// Learning rate.
+    pub lr: f64,
+    /// Norm of all gradients together, before clipping.
+    pub grad_norm: f64,
+    /// Tokens learnt from in a second.
+    pub tokens_per_s: f64,
+}
+
+impl Row {
+    /// Of a step, and of the validation after it where there was one.
+    #[must_use]
+    pub fn new(step: StepReport, validation: Option<Validation>) -> Self {
+        let StepReport { step, loss, lr, grad_norm, tokens_per_s, .. } = step;
+        Self { step, loss, val_loss: validation.map(|v| v.loss), lr, grad_norm, tokens_per_s }
+    }
+}
+
+/// How lines are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum MetricsFormat {
+    /// Numbers between commas, below a header.
+    Csv,
+    /// A JSON object a line.
+    JsonLines,
+}
+
+impl MetricsFormat {
+    /// The format that a name ends in: `.csv` or `.jsonl`.
+    #[must_use]
+    pub fn of(path: &Path) -> Option<Self> {
+        match path.extension()?.to_str()? {
+            "csv" => Some(Self::Csv),
+            "jsonl" => Some(Self::JsonLines),
+            _ => None,
+        }
+    }
+}
+
+/// The largest file that a resumed run reads.
+const LONGEST: u64 = 1 << 30;
+const HEADER: &str = "step,loss,val_loss,lr,grad_norm,tokens_per_s";
+
+/// The file that lines are added to, made with the first.
+#[derive(Debug)]
+pub struct Metrics {
+    path: PathBuf,
+    /// What the file holds before that line: its header, and the lines of the steps that are done.
+    kept: String,
+    file: Option<File>,
+    format: MetricsFormat,
+}
+
+impl Metrics {
+    /// Begins a file at `path` or, after `done` steps, continues the one that is there behind the lines of these steps.
+    ///
+    /// # Errors
+    /// When the file of a run that is resumed cannot be read.
+    pub fn open(path: &Path, format: MetricsFormat, done: u64) -> Result<Self> {
+        let csv = format == MetricsFormat::Csv;
+        let before = match write::read_text(path, LONGEST) {
+            Ok(before) if done > 0 => before,
+            Err(e) if done > 0 && e.kind() != std::io::ErrorKind::NotFound => {
+                return Err(TrainError::Metrics { path: path.to_path_buf(), source: e.into() });
+            }
+            _ => String::new(),
+        };
+        let step = |line: &str| {
+            if csv {
+                return line.split(',').next()?.parse::<u64>().ok();
+            }
+            serde_json::from_str::<serde_json::Value>(line).ok()?["step"].as_u64()
+        };
+        let mut kept: String = if csv { format!("{HEADER}\n") } else { String::new() };
+        for line in before.lines().filter(|line| step(line).is_some_and(|step| step <= done)) {
+            kept += line;
+            kept += "\n";
+        }
+        Ok(Self { path: path.to_path_buf(), kept, file: None, format })
+    }
+
+    /// Adds a line.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn add(&mut self, row: Row) -> Result<()> {
+        let line = match self.format {
+            MetricsFormat::Csv => {
+                let Row { step, loss, val_loss, lr, grad_norm, tokens_per_s } = row;
+                let val_loss = val_loss.map_or_else(String::new, |loss| loss.to_string());
+                Ok(format!("{step},{loss},{val_loss},{lr},{grad_norm},{tokens_per_s:.0}"))
+            }
+            MetricsFormat::JsonLines => serde_json::to_string(&row).map_err(BoxError::from),
+        };
+        line.and_then(|line| Ok(writeln!(self.file()?, "{line}")?))
+            .map_err(|source| TrainError::Metrics { path: self.path.clone(), source })
+    }
+
+    /// The file, which is made where it is not open yet.
+    fn file(&mut self) -> std::result::Result<&mut File, BoxError> {
+        let file = if let Some(file) = self.file.take() {
+            file
+        } else {
+            write::bytes(&self.path, self.kept.as_bytes())?;
+            File::options().append(true).open(&self.path)?
+        };
+        Ok(self.file.insert(file))
+    }
+}

@@ -1,0 +1,165 @@
+//! AdamW with a state that can be saved.
+
+use candle_core::backprop::GradStore;
+use candle_core::{Result, Tensor, Var};
+use gpt2_kernels::adamw::{AdamWStep, sum_of_squares};
+use std::collections::BTreeMap;
+
+/// The settings of [`AdamW`]; their names are PyTorch's.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AdamWParams {
+    /// The decay of the mean of gradients.
+    pub beta1: f64,
+    /// The decay of the mean of their squares.
+    pub beta2: f64,
+    /// Added to the root of that mean.
+    pub eps: f64,
+    /// The decay of matrices and embeddings, times the learning rate; biases and layer norms do not decay.
+    pub weight_decay: f64,
+    /// Gradients are scaled down to this norm, all of them together, where theirs is larger.
+    pub max_grad_norm: Option<f64>,
+}
+
+impl Default for AdamWParams {
+    fn default() -> Self {
+        Self { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01, max_grad_norm: None }
+    }
+}
+
+/// AdamW (Loshchilov & Hutter 2019) with a state that can be saved: candle-nn's keeps its moments private.
+#[derive(Debug)]
+pub struct AdamW {
+    params: AdamWParams,
+    step: u64,
+    slots: Vec<Slot>,
+}
+
+#[derive(Debug)]
+struct Slot {
+    name: String,
+    var: Var,
+    m: Var,
+    v: Var,
+}
+
+impl AdamW {
+    /// An optimiser of these variables, such as those that
+    /// [`named_variables`](gpt2_model::training::named_variables) lists. It sorts them by name: the norm of all
+    /// gradients is a sum over variables, and its last bits depend on their order.
+    ///
+    /// # Errors
+    /// When two variables have one name, or the device cannot hold two more numbers for each.
+    pub fn new(variables: impl IntoIterator<Item = (String, Var)>, params: AdamWParams) -> Result<Self> {
+        let mut variables: Vec<_> = variables.into_iter().collect();
+        variables.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+        if let Some(pair) = variables.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+            candle_core::bail!("AdamW: two variables are called {}; give each a name of its own", pair[0].0)
+        }
+        let zero = |var: &Var| Var::zeros(var.shape(), var.dtype(), var.device());
+        let slots = variables.into_iter().map(|(name, var)| {
+            let (m, v) = (zero(&var)?, zero(&var)?);
+            Ok(Slot { name, var, m, v })
+        });
+        Ok(Self { params, step: 0, slots: slots.collect::<Result<_>>()? })
+    }
+
+    /// Takes one step at learning rate `lr`, along `gradients` times `scale` (1 over the batches that were
+    /// summed); returns the norm of the gradients so scaled, before clipping.
+    ///
+    /// # Errors
+    /// When a variable has no gradient, or one is not finite: then nothing is changed.
+    pub fn step(&mut self, gradients: &GradStore, lr: f64, scale: f64) -> Result<f64> {
+        let found: Vec<&Tensor> = self
+            .slots
+            .iter()
+            .map(|slot| match gradients.get(&slot.var) {
+                Some(gradient) => Ok(gradient),
+                None => candle_core::bail!("AdamW: {} has no gradient", slot.name),
+            })
+            .collect::<Result<_>>()?;
+        let mut squares = 0.0;
+        for gradient in &found {
+            squares += sum_of_squares(gradient)?;
+        }
+        let norm = squares.sqrt() * scale;
+        if !norm.is_finite() {
+            candle_core::bail!("AdamW: the norm of the gradients is {norm}; nothing was changed")
+        }
+        let clip = self.params.max_grad_norm.filter(|max| norm > *max).map_or(1.0, |max| max / norm);
+        self.step += 1;
+        let AdamWParams { beta1, beta2, eps, weight_decay, .. } = self.params;
+        for (slot, gradient) in self.slots.iter().zip(found) {
+            let weight_decay = if slot.var.rank() >= 2 { weight_decay } else { 0.0 };
+            let gradient_scale = scale * clip;
+            AdamWStep { lr, beta1, beta2, eps, weight_decay, step: self.step, gradient_scale }
+                .apply(&slot.var, gradient, &slot.m, &slot.v)?;
+        }
+        Ok(norm)
+    }
+
+    /// How many steps were taken.
+    #[must_use]
+    pub fn steps(&self) -> u64 {
+        self.step
+    }
+
+    /// Both moments of each variable, as `m.NAME` and `v.NAME`.
+    #[must_use]
+    pub fn state(&self) -> BTreeMap<String, Tensor> {
+        let moments = |slot: &Slot| {
+            [(format!("m.{}", slot.name), &slot.m), (format!("v.{}", slot.name), &slot.v)]
+                .map(|(name, var)| (name, var.as_tensor().clone()))
+        };
+        self.slots.iter().flat_map(moments).collect()
+    }
+
+    /// Resumes from a [`state`](Self::state) that was saved after `steps` steps.
+    ///
+    /// # Errors
+    /// When a moment is missing or has another shape.
+    pub fn restore(&mut self, state: &BTreeMap<String, Tensor>, steps: u64) -> Result<()> {
+        for slot in &self.slots {
+            for (moment, var) in [("m", &slot.m), ("v", &slot.v)] {
+                let name = format!("{moment}.{}", slot.name);
+                match state.get(&name) {
+                    Some(saved) => var.set(&saved.to_dtype(var.dtype())?.to_device(var.device())?)?,
+                    None => candle_core::bail!("the optimiser's state lacks {name}"),
+                }
+            }
+        }
+        self.step = steps;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use candle_core::{DType, Device};
+    use candle_nn::VarMap;
+    use gpt2_model::training::named_variables;
+
+    #[test]
+    fn the_norm_that_is_clipped_is_that_of_the_scaled_gradients() -> Result<()> {
+        let device = &Device::Cpu;
+        // Two batches whose gradients sum to (6, 8): their mean is (3, 4), of norm 5.
+        let moments = |max_grad_norm| -> Result<(f64, Vec<f32>)> {
+            let variables = VarMap::new();
+            let x = variables.get(2, "x", candle_nn::Init::Const(1.0), DType::F32, device)?;
+            let gradients = (x * Tensor::new(&[6f32, 8.], device)?)?.sum_all()?.backward()?;
+            let params = AdamWParams { beta1: 0.5, max_grad_norm: Some(max_grad_norm), ..Default::default() };
+            let mut optimiser = AdamW::new(named_variables(&variables)?, params)?;
+            let norm = optimiser.step(&gradients, 0.1, 0.5)?;
+            let doubled = (&optimiser.state()["m.x"] * 2.0)?; // the first moment is half the gradient
+            Ok((norm, doubled.to_vec1()?))
+        };
+        for (max_grad_norm, expected) in [(6.0, [3f32, 4.]), (2.5, [1.5, 2.])] {
+            let (norm, gradient) = moments(max_grad_norm)?;
+            assert!((norm - 5.0).abs() < 1e-9, "{norm}");
+            for (got, expected) in gradient.iter().zip(expected) {
+                assert!((got - expected).abs() < 1e-6, "clipped to {max_grad_norm}: {gradient:?}");
+            }
+        }
+        Ok(())
+    }
+}

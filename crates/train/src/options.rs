@@ -1,0 +1,128 @@
+//! What a run may choose.
+
+use crate::error::{Result, TrainError};
+
+/// The choices of a training run. [`new`](Self::new) sets the defaults; every field may be changed.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct TrainOptions {
+    /// Steps of the optimiser.
+    pub steps: u32,
+    /// Sequences of a batch: 8.
+    pub batch: u16,
+    /// Batches whose gradients are summed to one step: 1.
+    pub accumulate: u16,
+    /// Tokens of a sequence: `None` for the model's `n_positions`.
+    pub window: Option<usize>,
+    /// Highest learning rate, after the warm-up; a cosine brings it down to a tenth: 1e-3.
+    pub lr: f64,
+    /// Steps of linear warm-up: 100.
+    pub warmup: u32,
+    /// `AdamW`'s decay, on matrices and embeddings only: 0.1.
+    pub weight_decay: f64,
+    /// Gradients are scaled down to this norm, all of them together: 1; 0 is off.
+    pub clip: f64,
+    /// Dropout on embeddings, attention weights and residuals: `None` for what the config says.
+    pub dropout: Option<f64>,
+    /// Whether to keep one block's activations at a time and run each block again in the backward pass: less memory,
+    /// more time, the same numbers. `false`.
+    pub recompute: bool,
+    /// Steps between validations: 100. The last step is always followed by one.
+    pub eval_every: u32,
+    /// Seed of the first weights, the order of the data and dropout: 0.
+    pub seed: u64,
+    /// The name of the model that is trained further. A run is resumed only under the same name.
+    pub model: Option<String>,
+}
+
+impl TrainOptions {
+    /// The defaults, for this many steps.
+    #[must_use]
+    pub fn new(steps: u32) -> Self {
+        Self {
+            steps,
+            batch: 8,
+            accumulate: 1,
+            window: None,
+            lr: 1e-3,
+            warmup: 100,
+            weight_decay: 0.1,
+            clip: 1.0,
+            dropout: None,
+            recompute: false,
+            eval_every: 100,
+            seed: 0,
+            model: None,
+        }
+    }
+
+    /// Tokens of a sequence for a model of this context.
+    ///
+    /// # Errors
+    /// When it is 0 or longer than the context.
+    pub fn window_for(&self, n_positions: usize) -> Result<usize> {
+        let window = self.window.unwrap_or(n_positions);
+        if window == 0 || window > n_positions {
+            return Err(TrainError::Window { window, n_positions });
+        }
+        Ok(window)
+    }
+
+    /// Refuses values that no run can have.
+    pub(crate) fn check(&self) -> Result<()> {
+        for (option, value) in [
+            ("steps", self.steps),
+            ("batch", self.batch.into()),
+            ("accumulate", self.accumulate.into()),
+            ("eval_every", self.eval_every),
+        ] {
+            if value == 0 {
+                return Err(TrainError::Option { option, value: "0".into(), expected: "at least 1" });
+            }
+        }
+        for (option, value) in [("lr", self.lr), ("weight_decay", self.weight_decay), ("clip", self.clip)] {
+            if !(value >= 0.0 && value.is_finite()) {
+                let expected = "a finite number of at least 0";
+                return Err(TrainError::Option { option, value: value.to_string(), expected });
+            }
+        }
+        match self.dropout {
+            Some(rate) if !(0.0..1.0).contains(&rate) => {
+                let expected = "a number of at least 0 and below 1";
+                Err(TrainError::Option { option: "dropout", value: rate.to_string(), expected })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_that_no_run_can_have_is_refused_by_its_name() {
+        type Change = fn(&mut TrainOptions);
+        let changes: [(&str, Change); 9] = [
+            ("steps", |o| o.steps = 0),
+            ("batch", |o| o.batch = 0),
+            ("accumulate", |o| o.accumulate = 0),
+            ("eval_every", |o| o.eval_every = 0),
+            ("lr", |o| o.lr = f64::NAN),
+            ("weight_decay", |o| o.weight_decay = -0.1),
+            ("clip", |o| o.clip = f64::INFINITY),
+            ("dropout", |o| o.dropout = Some(1.0)),
+            ("dropout", |o| o.dropout = Some(f64::NAN)),
+        ];
+        assert!(TrainOptions::new(1).check().is_ok());
+        for (name, change) in changes {
+            let mut options = TrainOptions::new(1);
+            change(&mut options);
+            let refused = options.check().map_err(|e| e.to_string());
+            assert!(
+                refused.as_ref().is_err_and(|e| e.starts_with(&format!("{name} is "))),
+                "{name}: {refused:?}"
+            );
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! All that a run's numbers depend on: saved with its state, compared when it is resumed.
+
+use crate::options::TrainOptions;
+use gpt2_model::Config;
+use serde::Serialize;
+
+/// The settings of a run, as they are saved.
+#[derive(Debug, Clone, Serialize)]
+pub struct Settings {
+    config: Config,
+    model: Option<String>,
+    data: u64,
+    recompute: bool,
+    window: usize,
+    batch: u16,
+    accumulate: u16,
+    steps: u32,
+    lr: f64,
+    warmup: u32,
+    weight_decay: f64,
+    clip: f64,
+    eval_every: u32,
+    seed: u64,
+}
+
+impl Settings {
+    /// Of a run with these options, over windows of data with this fingerprint.
+    pub(crate) fn new(options: &TrainOptions, config: &Config, window: usize, data: u64) -> Self {
+        Self {
+            config: config.clone(),
+            model: options.model.clone(),
+            data,
+            recompute: options.recompute,
+            window,
+            batch: options.batch,
+            accumulate: options.accumulate,
+            steps: options.steps,
+            lr: options.lr,
+            warmup: options.warmup,
+            weight_decay: options.weight_decay,
+            clip: options.clip,
+            eval_every: options.eval_every,
+            seed: options.seed,
+        }
+    }
+}

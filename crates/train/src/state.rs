@@ -1,0 +1,76 @@
+//! What a run needs to resume as if it had never stopped: weights, the optimiser's moments, the step and the losses.
+//! Data, dropout and learning rate are functions of the step and of the settings, which are kept to be compared.
+
+use crate::error::{Result, TrainError};
+use crate::history::History;
+use crate::optimiser::AdamW;
+use crate::settings::Settings;
+use crate::write;
+use candle_core::{Device, Tensor, Var};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// Writes the state under a temporary name, then renames it.
+pub(crate) fn save(
+    path: &Path,
+    settings: &Settings,
+    variables: &[(String, Var)],
+    optimiser: &AdamW,
+    history: &History,
+) -> Result<()> {
+    let mut tensors = optimiser.state();
+    for (name, var) in variables {
+        tensors.insert(format!("p.{name}"), var.as_tensor().clone());
+    }
+    for (name, tensor) in history.tensors()? {
+        tensors.insert(name.into(), tensor);
+    }
+    let too_many = |e: std::num::TryFromIntError| TrainError::other(e);
+    let steps = u32::try_from(optimiser.steps()).map_err(too_many)?;
+    let settings = serde_json::to_vec(settings).map_err(TrainError::other)?;
+    tensors.insert("steps".into(), Tensor::new(&[steps], &Device::Cpu)?);
+    tensors.insert("settings".into(), Tensor::new(settings, &Device::Cpu)?);
+    write::tensors(path, &tensors, ("gpt2", env!("CARGO_PKG_VERSION")))
+}
+
+/// Reads the state into the variables and the optimiser, and gives the losses so far.
+pub(crate) fn restore(
+    path: &Path,
+    settings: &Settings,
+    variables: &[(String, Var)],
+    optimiser: &mut AdamW,
+) -> Result<History> {
+    write::open_regular(path).map_err(|source| TrainError::Io { path: path.to_path_buf(), source })?;
+    let tensors = candle_core::safetensors::load(path, &Device::Cpu)
+        .map_err(|source| TrainError::NotAState { path: path.to_path_buf(), source })?;
+    let tensors: BTreeMap<String, Tensor> = tensors.into_iter().collect();
+    let part =
+        |name: &str| tensors.get(name).ok_or_else(|| TrainError::damaged(path, format!("it lacks {name}")));
+    compare(path, &part("settings")?.to_vec1::<u8>()?, settings)?;
+    for (name, var) in variables {
+        var.set(&part(&format!("p.{name}"))?.to_device(var.device())?)?;
+    }
+    let [steps] = part("steps")?.to_vec1::<u32>()?[..] else {
+        return Err(TrainError::damaged(path, "its number of steps is damaged"));
+    };
+    optimiser.restore(&tensors, steps.into())?;
+    History::from_tensors(&tensors, steps.into()).map_err(|source| TrainError::damaged(path, source))
+}
+
+/// Refuses settings other than those that were saved, by the name of the first.
+fn compare(path: &Path, saved: &[u8], settings: &Settings) -> Result<()> {
+    let saved: serde_json::Value =
+        serde_json::from_slice(saved).map_err(|source| TrainError::damaged(path, source))?;
+    // Through the same text as what was saved: a number read back may differ in its last digit.
+    let now = serde_json::to_vec(settings).and_then(|text| serde_json::from_slice(&text));
+    let now: serde_json::Value = now.map_err(TrainError::other)?;
+    let (Some(saved), Some(now)) = (saved.as_object(), now.as_object()) else { return Ok(()) };
+    for (name, value) in now {
+        let before = saved.get(name).unwrap_or(&serde_json::Value::Null);
+        if before != value {
+            let (name, before, now) = (name.clone(), before.clone(), value.clone());
+            return Err(TrainError::Setting { name, before, now });
+        }
+    }
+    Ok(())
+}

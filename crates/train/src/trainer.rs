@@ -1,0 +1,281 @@
+//! The training loop: batches, gradients, steps, validations.
+
+use crate::data::{Dataset, batch};
+use crate::error::{Result, TrainError};
+use crate::event::{Event, StepReport, Validation};
+use crate::history::History;
+use crate::optimiser::{AdamW, AdamWParams};
+use crate::options::TrainOptions;
+use crate::schedule::CosineSchedule;
+use crate::settings::Settings;
+use crate::state;
+use candle_core::backprop::GradStore;
+use candle_core::{DType, Device, Tensor};
+use candle_nn::{VarBuilder, VarMap};
+use gpt2_model::training::{Training, add_gradients, named_variables};
+use gpt2_model::{Config, Gpt2LMHeadModel, init};
+use std::ops::ControlFlow;
+use std::path::Path;
+
+/// The name of the position embeddings.
+const WPE: &str = "wpe.weight";
+
+/// A model in training, and all that a step needs. What a step computes is a function of the settings and of the
+/// number of steps done.
+pub struct Trainer {
+    options: TrainOptions,
+    data: Dataset,
+    settings: Settings,
+    window: usize,
+    variables: VarMap,
+    model: Gpt2LMHeadModel,
+    optimiser: AdamW,
+    schedule: CosineSchedule,
+    history: History,
+    device: Device,
+}
+
+impl Trainer {
+    /// Begins with a new model: GPT-2's random weights from the seed, and position embeddings that are sinusoids.
+    ///
+    /// # Errors
+    /// When the config or an option is not valid, or the data do not fit the model.
+    pub fn new(config: &Config, data: Dataset, options: TrainOptions, device: &Device) -> Result<Self> {
+        let tied = config.tie_word_embeddings;
+        let mut trainer = Self::build(config.clone(), tied, data, options, device)?;
+        trainer.variables.set_one(WPE, init::sinusoids(trainer.model.config(), DType::F32, device)?)?;
+        Ok(trainer)
+    }
+
+    /// Begins with the weights of `model`, on its device; `model` itself does not change.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn from_model(model: &Gpt2LMHeadModel, data: Dataset, options: TrainOptions) -> Result<Self> {
+        let config = model.config();
+        // A head that differs from the embedding is learnt apart, whatever the config says.
+        let tied = config.tie_word_embeddings && model.is_tied();
+        let parameters = model.named_parameters();
+        let device = parameters.first().map_or(&Device::Cpu, |(_, tensor)| tensor.device());
+        let mut trainer = Self::build(config.clone(), tied, data, options, device)?;
+        for (name, tensor) in &parameters {
+            trainer.variables.set_one(name, tensor.to_dtype(DType::F32)?)?;
+        }
+        Ok(trainer)
+    }
+
+    fn build(
+        mut config: Config,
+        tied: bool,
+        data: Dataset,
+        options: TrainOptions,
+        device: &Device,
+    ) -> Result<Self> {
+        options.check()?;
+        if let Some(rate) = options.dropout {
+            (config.attn_pdrop, config.resid_pdrop, config.embd_pdrop) = (rate, rate, rate);
+        }
+        let window = options.window_for(config.n_positions)?;
+        data.check(window, config.vocab_size)?;
+        let settings = Settings::new(&options, &config, window, data.fingerprint());
+        let variables = VarMap::new();
+        let vb = init::seeded_variables(options.seed, &variables, DType::F32, device);
+        let model = Gpt2LMHeadModel::load(vb, &Config { tie_word_embeddings: tied, ..config })?;
+        let params = AdamWParams {
+            beta2: 0.99,
+            weight_decay: options.weight_decay,
+            max_grad_norm: Some(options.clip).filter(|clip| *clip > 0.0),
+            ..AdamWParams::default()
+        };
+        Ok(Self {
+            optimiser: AdamW::new(named_variables(&variables)?, params)?,
+            schedule: CosineSchedule {
+                peak: options.lr,
+                floor: options.lr / 10.0,
+                warmup: options.warmup as usize,
+                total: options.steps as usize,
+            },
+            history: History::default(),
+            device: device.clone(),
+            options,
+            data,
+            settings,
+            window,
+            variables,
+            model,
+        })
+    }
+
+    /// Trains until the last step, or until `progress` breaks off; whether the last step was reached. What `progress`
+    /// gets of the trainer, such as the model, is as it is after the step.
+    ///
+    /// # Errors
+    /// When a loss is not finite, the device fails, or `progress` fails.
+    pub fn run(&mut self, mut progress: impl FnMut(&Self, Event) -> Result<ControlFlow<()>>) -> Result<bool> {
+        let steps = u64::from(self.options.steps);
+        while self.steps() < steps {
+            let stepped = self.step()?;
+            let mut flow = progress(self, Event::Stepped(stepped))?;
+            if stepped.validates && flow.is_continue() {
+                let validation = self.validate()?;
+                flow = progress(self, Event::Validated(stepped, validation))?;
+            }
+            if flow.is_break() {
+                break;
+            }
+        }
+        Ok(self.steps() == steps)
+    }
+
+    /// Takes one step of the optimiser.
+    fn step(&mut self) -> Result<StepReport> {
+        let begun = std::time::Instant::now();
+        let before = self.steps();
+        let batches = u64::from(self.options.accumulate);
+        let (loss, gradients) = self.summed_gradients(before)?;
+        let lr = self.schedule.rate(usize::try_from(before).map_err(TrainError::other)?);
+        let stepped = self.optimiser.step(&gradients, lr, 1.0 / batches as f64);
+        let grad_norm = stepped.map_err(|source| TrainError::Step { step: before, source })?;
+        let tokens = usize::from(self.options.batch) * usize::from(self.options.accumulate) * self.window;
+        let tokens_per_s = tokens as f64 / begun.elapsed().as_secs_f64();
+        self.history.add_step(loss);
+        let step = self.steps();
+        let is_last = step == u64::from(self.options.steps);
+        let validates = step.is_multiple_of(u64::from(self.options.eval_every)) || is_last;
+        Ok(StepReport { step, loss, lr, grad_norm, tokens_per_s, validates })
+    }
+
+    /// The mean loss of the batches of a step, and the sum of their gradients.
+    fn summed_gradients(&self, step: u64) -> Result<(f32, GradStore)> {
+        let batches = u64::from(self.options.accumulate);
+        let mut mean = 0.0;
+        let mut sum: Option<GradStore> = None;
+        for number in step * batches..(step + 1) * batches {
+            let seed = self.options.seed;
+            let starts = self.data.starts(seed, number, self.options.batch.into(), self.window);
+            let (inputs, targets) = batch(&self.data.train, &starts, self.window, &self.device)?;
+            let training = Some(Training { seed, step: number });
+            let (loss, gradients) = self.gradients(&inputs, &targets, training)?;
+            mean += loss / batches as f32;
+            if !mean.is_finite() {
+                return Err(TrainError::Loss { step, loss: mean, inputs });
+            }
+            match &mut sum {
+                None => sum = Some(gradients),
+                Some(sum) => add_gradients(sum, gradients, &self.variables)?,
+            }
+        }
+        let (value, expected) = ("0".into(), "at least 1");
+        let sum = sum.ok_or(TrainError::Option { option: "accumulate", value, expected })?;
+        Ok((mean, sum))
+    }
+
+    fn gradients(
+        &self,
+        inputs: &Tensor,
+        targets: &Tensor,
+        training: Option<Training>,
+    ) -> candle_core::Result<(f32, GradStore)> {
+        if self.options.recompute {
+            return self.model.recomputed_gradients(inputs, targets, training, &self.variables);
+        }
+        let loss = self.model.loss(inputs, targets, training)?;
+        Ok((loss.to_scalar()?, loss.backward()?))
+    }
+
+    /// Measures the model on the part that is held back.
+    fn validate(&mut self) -> Result<Validation> {
+        let (step, loss) = (self.steps(), self.validation_loss()?);
+        if !loss.is_finite() {
+            return Err(TrainError::ValidationLoss { step, loss });
+        }
+        Ok(Validation { loss, is_best: self.history.add_validation(step, loss) })
+    }
+
+    /// The mean loss over the validation part, in windows side by side; a rest at its end that is shorter than a window
+    /// is left out.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn validation_loss(&self) -> Result<f64> {
+        let t = self.window;
+        // The same weights as constants: no operation is kept for a backward pass.
+        let constants = named_variables(&self.variables)?;
+        let constants = constants.into_iter().map(|(name, var)| (name, var.as_detached_tensor())).collect();
+        let vb = VarBuilder::from_tensors(constants, DType::F32, &self.device);
+        let model = Gpt2LMHeadModel::load(vb, self.model.config())?;
+        let starts: Vec<usize> = (0..self.data.val.len() - t).step_by(t).collect();
+        let mut sum = 0.0;
+        for rows in starts.chunks(self.options.batch.into()) {
+            let (inputs, targets) = batch(&self.data.val, rows, t, &self.device)?;
+            let loss = model.loss(&inputs, &targets, None)?;
+            sum += f64::from(loss.to_scalar::<f32>()?) * rows.len() as f64;
+        }
+        Ok(sum / starts.len() as f64)
+    }
+
+    /// Writes what a run needs to resume to a file, whole or not at all.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn save_state(&self, path: &Path) -> Result<()> {
+        let variables = named_variables(&self.variables)?;
+        state::save(path, &self.settings, &variables, &self.optimiser, &self.history)
+    }
+
+    /// Resumes from the state in a file: what follows is what would have followed had the run not stopped.
+    ///
+    /// # Errors
+    /// When the file is not the state of a run with these settings.
+    pub fn resume(&mut self, path: &Path) -> Result<()> {
+        let variables = named_variables(&self.variables)?;
+        self.history = state::restore(path, &self.settings, &variables, &mut self.optimiser)?;
+        Ok(())
+    }
+
+    /// The model as it is now.
+    #[must_use]
+    pub fn model(&self) -> &Gpt2LMHeadModel {
+        &self.model
+    }
+
+    /// The data.
+    #[must_use]
+    pub fn data(&self) -> &Dataset {
+        &self.data
+    }
+
+    /// Tokens of a sequence.
+    #[must_use]
+    pub fn window(&self) -> usize {
+        self.window
+    }
+
+    /// The losses so far.
+    #[must_use]
+    pub fn history(&self) -> &History {
+        &self.history
+    }
+
+    /// All that the run's numbers depend on.
+    #[must_use]
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// Steps done.
+    #[must_use]
+    pub fn steps(&self) -> u64 {
+        self.optimiser.steps()
+    }
+}
+
+impl std::fmt::Debug for Trainer {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        let mut trainer = f.debug_struct("Trainer");
+        trainer.field("settings", &self.settings).field("steps", &self.steps()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;
