@@ -80,3 +80,8 @@ pub use table::Table;
 pub use tensors::write_safetensors;
 pub use terminal::{Colour, MIN_WIDTH, Style};
 pub use text::{Align, display_width, fit, pad, visible_text, visible_token};
+
+// The example of the README is a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}

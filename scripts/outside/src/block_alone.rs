@@ -3,7 +3,6 @@
 use crate::Result;
 use candle_core::{D, DType, Device, Tensor};
 use candle_nn::{Embedding, Linear, Module, VarBuilder, VarMap, embedding, linear, loss};
-use gpt2_model::attention::AttentionArgs;
 use gpt2_model::{CausalSelfAttention, Config};
 
 const VOCABULARY: usize = 7;
@@ -28,7 +27,7 @@ impl Model {
 
     fn forward(&self, ids: &Tensor) -> candle_core::Result<Tensor> {
         let x = self.tokens.forward(ids)?; // (B, T, C)
-        let x = (&x + self.attn.forward(&x, AttentionArgs::default())?)?;
+        let x = (&x + Module::forward(&self.attn, &x)?)?;
         self.head.forward(&x) // (B, T, V)
     }
 }
