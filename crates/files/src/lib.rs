@@ -1,7 +1,8 @@
 //! Writes files whole or not at all, and reads only those that come to an end.
 //!
 //! [`atomic`] fills a temporary file and renames it: a reader sees the old file or the new one, never half of
-//! one. [`open_regular`] and [`read_text`] refuse pipes and devices, which may never end.
+//! one. [`write_safetensors`] writes the same bytes for the same tensors. [`open_regular`] and [`read_text`] refuse pipes and
+//! devices, which may never end.
 //!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -16,6 +17,9 @@
 pub mod atomic;
 mod error;
 mod regular;
+mod safetensors;
 
+pub use candle_core;
 pub use error::Error;
 pub use regular::{open_regular, read_text};
+pub use safetensors::write_safetensors;

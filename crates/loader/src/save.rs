@@ -4,14 +4,9 @@ use crate::error::LoadError;
 use crate::file_names::{CONFIG, SAFETENSORS, TOKENIZER};
 use crate::names;
 use crate::tokenizer::Tokenizer;
-use candle_core::{DType, Device, Tensor};
-use gpt2_files::atomic;
+use candle_core::{DType, Tensor};
+use gpt2_files::{atomic, write_safetensors};
 use gpt2_model::{Config, Gpt2LMHeadModel};
-use safetensors::Dtype;
-use safetensors::tensor::{Metadata, TensorInfo};
-use std::collections::HashMap;
-use std::fs::File;
-use std::io::{BufWriter, Write};
 use std::path::Path;
 
 /// What is saved, and how.
@@ -60,7 +55,7 @@ pub fn save(
     let tensors = tensors(model, options).map_err(failed)?;
 
     std::fs::create_dir_all(dir).map_err(LoadError::io(dir))?;
-    atomic::write(&dir.join(SAFETENSORS), |temporary| write_tensors(temporary, tensors))?;
+    atomic::write(&dir.join(SAFETENSORS), |temporary| write_tensors(temporary, &tensors))?;
     if let Some(json) = tokenizer {
         atomic::write_bytes(&dir.join(TOKENIZER), json.as_bytes())?;
     }
@@ -81,32 +76,12 @@ fn tensors(model: &Gpt2LMHeadModel, options: SaveOptions) -> candle_core::Result
     Ok(tensors)
 }
 
-/// Writes tensors into the file at `path`. The safetensors crate's own function would replace that file by another,
-/// whose lock nobody holds, see [`atomic::stage`].
-fn write_tensors(path: &Path, mut tensors: Vec<(String, Tensor)>) -> candle_core::Result<()> {
-    // Wide dtypes first: each tensor then starts at a multiple of its dtype's size.
-    tensors.sort_by(|(a, x), (b, y)| Dtype::from(y.dtype()).cmp(&x.dtype().into()).then_with(|| a.cmp(b)));
-    let mut end = 0;
-    let info = |(name, tensor): &(String, Tensor)| {
-        let start = end;
-        end += tensor.elem_count() * tensor.dtype().size_in_bytes();
-        let shape = tensor.dims().to_vec();
-        (name.clone(), TensorInfo { dtype: tensor.dtype().into(), shape, data_offsets: (start, end) })
-    };
-    let infos = tensors.iter().map(info).collect();
+/// Writes tensors into the file at `path`.
+fn write_tensors(path: &Path, tensors: &[(String, Tensor)]) -> candle_core::Result<()> {
+    let tensors: Vec<(&str, &Tensor)> =
+        tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
     // transformers refuses a file that does not say which framework's layout it holds.
-    let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
-    let mut header =
-        serde_json::to_vec(&Metadata::new(Some(metadata), infos)?).map_err(candle_core::Error::wrap)?;
-    header.resize(header.len().next_multiple_of(8), b' ');
-
-    let mut out = BufWriter::new(File::create(path)?);
-    out.write_all(&(header.len() as u64).to_le_bytes())?;
-    out.write_all(&header)?;
-    for (_, tensor) in tensors {
-        out.write_all(&safetensors::View::data(&tensor.to_device(&Device::Cpu)?))?;
-    }
-    Ok(out.flush()?)
+    write_safetensors(path, &tensors, &[("format", "pt".to_string())])
 }
 
 fn config_json(model: &Gpt2LMHeadModel) -> serde_json::Result<String> {

@@ -245,11 +245,10 @@ impl Config {
 
     fn problems(&self) -> Vec<String> {
         let mut problems = vec![];
-        // The limits are far above any GPT-2 and keep a wrong number from filling the memory: the `bias`
-        // triangle alone takes n_positions² bytes.
+        // The limits are far above any GPT-2; a wrong number beyond them cannot be meant.
         for (name, value, limit) in [
             ("vocab_size", self.vocab_size, 1 << 24),
-            ("n_positions", self.n_positions, 1 << 14),
+            ("n_positions", self.n_positions, 1 << 24),
             ("n_embd", self.n_embd, 1 << 16),
             ("n_layer", self.n_layer, 1 << 10),
             ("n_head", self.n_head, 1 << 16),

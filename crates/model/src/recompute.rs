@@ -9,10 +9,9 @@ use crate::training::{Training, add_gradients};
 use crate::{Gpt2LMHeadModel, Pass};
 use candle_core::backprop::GradStore;
 use candle_core::{Module, Result, Tensor, Var};
-use candle_nn::VarMap;
 
 impl Gpt2LMHeadModel {
-    /// The mean cross-entropy of predicting `targets` and its gradients for `variables`, each block run twice.
+    /// The mean cross-entropy of predicting `targets` and the gradients of all variables, each block run twice.
     /// The same numbers as [`loss`](Self::loss) and `backward`.
     ///
     /// # Shapes
@@ -25,9 +24,9 @@ impl Gpt2LMHeadModel {
         input_ids: &Tensor,
         targets: &Tensor,
         training: Option<Training>,
-        variables: &VarMap,
     ) -> Result<(f32, GradStore)> {
         check_targets(input_ids, targets)?;
+        let variables = &self.named_variables()?;
         let model = &self.transformer;
         let pass = || Pass { training, ..Pass::default() };
         let embedded = model.embedded(input_ids, training)?; // (B, T, C)

@@ -10,15 +10,13 @@ use crate::schedule::CosineSchedule;
 use crate::settings::Settings;
 use crate::state;
 use candle_core::backprop::GradStore;
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
-use gpt2_model::training::{Training, add_gradients, named_variables};
+use gpt2_model::parameters::WPE;
+use gpt2_model::training::{Training, add_gradients};
 use gpt2_model::{Config, Gpt2LMHeadModel, init};
 use std::ops::ControlFlow;
 use std::path::Path;
-
-/// The name of the position embeddings.
-const WPE: &str = "wpe.weight";
 
 /// A model in training, and all that a step needs. What a step computes is a function of the settings and of the
 /// number of steps done.
@@ -27,7 +25,7 @@ pub struct Trainer {
     data: Dataset,
     settings: Settings,
     window: usize,
-    variables: VarMap,
+    variables: Vec<(String, Var)>,
     model: Gpt2LMHeadModel,
     optimiser: AdamW,
     schedule: CosineSchedule,
@@ -42,8 +40,8 @@ impl Trainer {
     /// When the config or an option is not valid, or the data do not fit the model.
     pub fn new(config: &Config, data: Dataset, options: TrainOptions, device: &Device) -> Result<Self> {
         let tied = config.tie_word_embeddings;
-        let mut trainer = Self::build(config.clone(), tied, data, options, device)?;
-        trainer.variables.set_one(WPE, init::sinusoids(trainer.model.config(), DType::F32, device)?)?;
+        let trainer = Self::build(config.clone(), tied, data, options, device)?;
+        trainer.set(WPE, &init::sinusoids(trainer.model.config(), DType::F32, device)?)?;
         Ok(trainer)
     }
 
@@ -57,11 +55,19 @@ impl Trainer {
         let tied = config.tie_word_embeddings && model.is_tied();
         let parameters = model.named_parameters();
         let device = parameters.first().map_or(&Device::Cpu, |(_, tensor)| tensor.device());
-        let mut trainer = Self::build(config.clone(), tied, data, options, device)?;
+        let trainer = Self::build(config.clone(), tied, data, options, device)?;
         for (name, tensor) in &parameters {
-            trainer.variables.set_one(name, tensor.to_dtype(DType::F32)?)?;
+            trainer.set(name, &tensor.to_dtype(DType::F32)?)?;
         }
         Ok(trainer)
+    }
+
+    /// Gives a variable its first value.
+    fn set(&self, name: &str, value: &Tensor) -> Result<()> {
+        match self.variables.iter().find(|(held, _)| held == name) {
+            Some((_, var)) => Ok(var.set(value)?),
+            None => Err(candle_core::Error::msg(format!("the model has no variable {name}")).into()),
+        }
     }
 
     fn build(
@@ -78,9 +84,9 @@ impl Trainer {
         let window = options.window_for(config.n_positions)?;
         data.check(window, config.vocab_size)?;
         let settings = Settings::new(&options, &config, window, data.fingerprint());
-        let variables = VarMap::new();
-        let vb = init::seeded_variables(options.seed, &variables, DType::F32, device);
+        let vb = init::seeded_variables(options.seed, &VarMap::new(), DType::F32, device);
         let model = Gpt2LMHeadModel::load(vb, &Config { tie_word_embeddings: tied, ..config })?;
+        let variables = model.named_variables()?;
         let params = AdamWParams {
             beta2: 0.99,
             weight_decay: options.weight_decay,
@@ -88,7 +94,7 @@ impl Trainer {
             ..AdamWParams::default()
         };
         Ok(Self {
-            optimiser: AdamW::new(named_variables(&variables)?, params)?,
+            optimiser: AdamW::new(variables.clone(), params)?,
             schedule: CosineSchedule {
                 peak: options.lr,
                 floor: options.lr / 10.0,
@@ -177,7 +183,7 @@ impl Trainer {
         training: Option<Training>,
     ) -> candle_core::Result<(f32, GradStore)> {
         if self.options.recompute {
-            return self.model.recomputed_gradients(inputs, targets, training, &self.variables);
+            return self.model.recomputed_gradients(inputs, targets, training);
         }
         let loss = self.model.loss(inputs, targets, training)?;
         Ok((loss.to_scalar()?, loss.backward()?))
@@ -200,8 +206,8 @@ impl Trainer {
     pub fn validation_loss(&self) -> Result<f64> {
         let t = self.window;
         // The same weights as constants: no operation is kept for a backward pass.
-        let constants = named_variables(&self.variables)?;
-        let constants = constants.into_iter().map(|(name, var)| (name, var.as_detached_tensor())).collect();
+        let constant = |(name, var): &(String, Var)| (name.clone(), var.as_detached_tensor());
+        let constants = self.variables.iter().map(constant).collect();
         let vb = VarBuilder::from_tensors(constants, DType::F32, &self.device);
         let model = Gpt2LMHeadModel::load(vb, self.model.config())?;
         let starts: Vec<usize> = (0..self.data.val.len() - t).step_by(t).collect();
@@ -219,8 +225,7 @@ impl Trainer {
     /// # Errors
     /// When the file cannot be written.
     pub fn save_state(&self, path: &Path) -> Result<()> {
-        let variables = named_variables(&self.variables)?;
-        state::save(path, &self.settings, &variables, &self.optimiser, &self.history)
+        state::save(path, &self.settings, &self.variables, &self.optimiser, &self.history)
     }
 
     /// Resumes from the state in a file: what follows is what would have followed had the run not stopped.
@@ -228,8 +233,7 @@ impl Trainer {
     /// # Errors
     /// When the file is not the state of a run with these settings.
     pub fn resume(&mut self, path: &Path) -> Result<()> {
-        let variables = named_variables(&self.variables)?;
-        self.history = state::restore(path, &self.settings, &variables, &mut self.optimiser)?;
+        self.history = state::restore(path, &self.settings, &self.variables, &mut self.optimiser)?;
         Ok(())
     }
 

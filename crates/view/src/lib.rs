@@ -59,7 +59,6 @@ mod provenance;
 mod recognise;
 mod summary;
 mod table;
-mod tensors;
 mod terminal;
 mod text;
 mod triangle;
@@ -67,6 +66,7 @@ mod window;
 
 pub use candle_core;
 pub use export::{AttentionJson, HeadJson, LayerJson};
+pub use gpt2_files::write_safetensors;
 pub use heatmap::heatmap;
 pub use html::{NextToken, PageHeader, PageWriter};
 pub use largest::keep_largest;
@@ -77,7 +77,6 @@ pub use provenance::Provenance;
 pub use recognise::{FileKind, is_ours};
 pub use summary::{FOCUS_THRESHOLD, Focus, HeadSummary, QueryNumbers, summarize};
 pub use table::Table;
-pub use tensors::write_safetensors;
 pub use terminal::{Colour, MIN_WIDTH, Style};
 pub use text::{Align, display_width, fit, pad, visible_text, visible_token};
 

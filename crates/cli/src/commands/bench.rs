@@ -11,10 +11,9 @@ use gpt2_kernels::attention::{CausalAttention, CausalMask};
 use gpt2_kernels::roofline::Roofline;
 use gpt2_kernels::stopwatch::Stopwatch;
 use gpt2_loader::Checkpoint;
-use gpt2_model::training::{Training, named_variables};
 use gpt2_model::{
     CausalSelfAttention, Chosen, ChosenWeights, Config, ForwardArgs, Gpt2LMHeadModel, Implementation,
-    KvCache, Pass, init,
+    KvCache, Pass, Training, init,
 };
 use gpt2_train::{AdamW, AdamWParams};
 use serde::Serialize;
@@ -308,14 +307,14 @@ impl<'a> Bench<'a> {
         let variables = VarMap::new();
         let vb = init::seeded_variables(self.args.model.run.seed, &variables, self.dtype, &self.device);
         let model = Gpt2LMHeadModel::load(vb, &self.config)?;
-        let mut optimiser = AdamW::new(named_variables(&variables)?, AdamWParams::default())?;
+        let mut optimiser = AdamW::new(model.named_variables()?, AdamWParams::default())?;
         let t = self.tokens;
         let ids = self.ids(t + 1)?;
         let (inputs, targets) = (ids.narrow(1, 0, t)?, ids.narrow(1, 1, t)?);
         let training = Some(Training { seed: 0, step: 0 });
         self.time(|| {
             let gradients = if self.args.recompute {
-                model.recomputed_gradients(&inputs, &targets, training, &variables)?.1
+                model.recomputed_gradients(&inputs, &targets, training)?.1
             } else {
                 model.loss(&inputs, &targets, training)?.backward()?
             };

@@ -3,11 +3,21 @@
 use candle_core::{Device, Result, Tensor};
 use std::sync::{Arc, OnceLock};
 
+/// The longest side of a triangle that the eager path keeps, 256 MiB; of a longer one it makes the rows that it reads.
+const KEPT: usize = 1 << 14;
+/// The longest side of a triangle: 4 GiB.
+const LONGEST: usize = 1 << 16;
+
 /// The u8 lower triangle (1, 1, n, n), 1 = visible.
 ///
 /// # Errors
-/// When the device cannot hold it.
+/// When n is above 65536, or the device cannot hold it.
 pub fn causal_bias(n: usize, device: &Device) -> Result<Tensor> {
+    if n > LONGEST {
+        candle_core::bail!(
+            "a causal triangle of {n} positions takes {n}² bytes, expected at most {LONGEST} positions"
+        )
+    }
     let mut tril = vec![0u8; n * n];
     for (i, row) in tril.chunks_exact_mut(n.max(1)).enumerate() {
         row[..=i].fill(1);
@@ -50,10 +60,15 @@ impl CausalBias {
         self.n
     }
 
+    /// Whether it is small enough to keep for whoever takes a few of its rows.
+    pub(super) fn is_worth_keeping(&self) -> bool {
+        self.n <= KEPT
+    }
+
     /// u8 (1, 1, N, N), 1 = visible.
     ///
     /// # Errors
-    /// When the device cannot hold it.
+    /// When N is above 65536, or the device cannot hold it.
     pub fn tensor(&self) -> Result<Tensor> {
         if let Some(tensor) = self.made.get() {
             return Ok(tensor.clone());

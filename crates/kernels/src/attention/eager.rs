@@ -58,7 +58,7 @@ fn visible(
     (h, s): (usize, usize),
     device: &Device,
 ) -> Result<Tensor> {
-    let mut visible = if let Some(bias) = bias {
+    let mut visible = if let Some(bias) = bias.filter(|bias| bias.is_worth_keeping()) {
         let positions: Vec<usize> = rows.seen(s).map(|seen| seen - 1).collect();
         select(&bias.tensor()?.narrow(3, 0, s)?, 2, &positions)?
     } else {

@@ -5,7 +5,8 @@ use candle_core::{Result, Tensor, Var};
 use candle_nn::VarMap;
 use gpt2_kernels::adamw::sum_of_squares;
 
-/// All variables with their names, in the order of their names.
+/// All variables of a map with their names, in the order of their names; those of a model are
+/// [`Gpt2LMHeadModel::named_variables`](crate::Gpt2LMHeadModel::named_variables).
 ///
 /// # Errors
 /// When a thread panicked while it held the variables.
@@ -22,14 +23,14 @@ pub fn named_variables(variables: &VarMap) -> Result<Vec<(String, Var)>> {
 ///
 /// # Errors
 /// When two gradients of one variable have different shapes.
-pub fn add_gradients(sum: &mut GradStore, mut more: GradStore, variables: &VarMap) -> Result<()> {
-    for (_, var) in named_variables(variables)? {
-        let Some(gradient) = more.remove(&var) else { continue };
-        let total = match sum.remove(&var) {
+pub fn add_gradients(sum: &mut GradStore, mut more: GradStore, variables: &[(String, Var)]) -> Result<()> {
+    for (_, var) in variables {
+        let Some(gradient) = more.remove(var) else { continue };
+        let total = match sum.remove(var) {
             Some(before) => (before + gradient)?,
             None => gradient,
         };
-        sum.insert(&var, total);
+        sum.insert(var, total);
     }
     Ok(())
 }

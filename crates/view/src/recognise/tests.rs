@@ -1,12 +1,29 @@
 //! Each kind against a file that this crate writes and files of others that bear the same name.
 
 use super::*;
-use crate::tensors::tests::Folder;
 use crate::{HeadGrid, PageHeader, PageWriter, Provenance, head_png, loss_curve, summarize};
 use crate::{write_json_lines, write_provenance_line, write_safetensors, write_square_json};
 use candle_core::{DType, Device, Result, Tensor};
 use serde_json::json;
-use std::fs;
+use std::path::PathBuf;
+use std::{fs, io};
+
+/// A folder of one test's own, removed at the end.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> io::Result<Self> {
+        let path = std::env::temp_dir().join(format!("gpt2-view-{name}-{}", std::process::id()));
+        fs::create_dir_all(&path)?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
 
 fn provenance() -> Provenance {
     Provenance {

@@ -1,11 +1,12 @@
 //! Tensors as a safetensors file, whose bytes depend on nothing but what is written.
 //!
-//! The file is laid out as the safetensors crate does: eight bytes with the header's length, the header as JSON, the
+//! The file is laid out as the safetensors crate lays it out: eight bytes with the header's length, the header as JSON, the
 //! tensors without a gap, those of the widest dtype first and then by name. That crate takes the metadata as a
-//! `HashMap`, whose order changes from run to run; here it is sorted by key.
+//! `HashMap`, whose order changes from run to run; here it is sorted by key. That crate's own function also
+//! puts another file in the place of the one at `path`, whose lock nobody would hold, see [`atomic::stage`](crate::atomic::stage).
 
+use ::safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use candle_core::{DType, Device, Error, Result, Tensor};
-use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use serde::Serialize;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -49,7 +50,7 @@ pub fn write_safetensors(
     for (_, tensor) in &tensors {
         // Candle's copy to bytes panics where it fails, so what can fail comes before it.
         let tensor = tensor.to_device(&Device::Cpu)?.contiguous()?;
-        out.write_all(&safetensors::View::data(&tensor)).map_err(failed)?;
+        out.write_all(&::safetensors::View::data(&tensor)).map_err(failed)?;
     }
     out.flush().map_err(failed)
 }
@@ -110,19 +111,19 @@ fn header(tensors: &[(&str, &Tensor)], metadata: &[(&str, String)]) -> Result<Ve
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use super::*;
-    use safetensors::SafeTensors;
+    use ::safetensors::SafeTensors;
     use std::collections::HashMap;
     use std::fs;
     use std::path::PathBuf;
 
     /// A folder of one test's own, removed at the end.
-    pub(crate) struct Folder(pub(crate) PathBuf);
+    struct Folder(PathBuf);
 
     impl Folder {
-        pub(crate) fn new(name: &str) -> io::Result<Self> {
-            let path = std::env::temp_dir().join(format!("gpt2-view-{name}-{}", std::process::id()));
+        fn new(name: &str) -> io::Result<Self> {
+            let path = std::env::temp_dir().join(format!("gpt2-files-{name}-{}", std::process::id()));
             fs::create_dir_all(&path)?;
             Ok(Self(path))
         }
@@ -202,7 +203,7 @@ pub(crate) mod tests {
             write_safetensors(&path, &tensors, &metadata[..entries])?;
             let map: HashMap<_, _> =
                 metadata[..entries].iter().map(|(k, v)| ((*k).to_owned(), v.clone())).collect();
-            assert_eq!(fs::read(&path)?, safetensors::serialize(tensors, Some(map))?, "{entries} entries");
+            assert_eq!(fs::read(&path)?, ::safetensors::serialize(tensors, Some(map))?, "{entries} entries");
         }
         Ok(())
     }
@@ -229,7 +230,7 @@ pub(crate) mod tests {
         let err = write_safetensors(&missing, &[("x", &x)], &[]).expect_err("no folder").to_string();
         assert!(err.contains("missing"), "{err}");
         let err = write_safetensors(&folder.0, &[("x", &x)], &[]).expect_err("a folder").to_string();
-        assert!(err.contains("gpt2-view-paths"), "{err}");
+        assert!(err.contains("gpt2-files-paths"), "{err}");
         Ok(())
     }
 }
