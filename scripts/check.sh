@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The one gate: format, lints, tests, docs, memory, licences. CI runs it, and so does whoever commits.
+# The one gate: format, circles, lints, tests, docs, packages, memory, licences. CI runs it, and so does whoever commits.
 #
 # Everything uses the release profile, so that Candle is compiled once and README's two commands and
 # this script share the result. CARGO may name another cargo.
@@ -11,9 +11,12 @@ step() { printf '\n== %s\n' "$*"; "$@"; }
 
 step "$cargo" fmt --all --check
 step "$cargo" fmt --manifest-path fuzz/Cargo.toml --check
+step "$cargo" fmt --manifest-path scripts/outside/Cargo.toml --check
+step scripts/check_circles.py --self-test
+step scripts/check_circles.py
 step "$cargo" clippy --release --workspace --all-targets -- -D warnings
 # Without the Hub, nothing of its hundreds of crates is built.
-step "$cargo" clippy --release -p gpt2-cli --no-default-features -- -D warnings
+step "$cargo" clippy --release -p gpt2-cli --no-default-features --features x86-v4 -- -D warnings
 # GPUs that are not here: our Rust code against Candle's sides for them, and our own kernels.
 step scripts/cuda/check.sh types
 if [ -n "${CI:-}" ] || [ -x target/cuda/toolkit/bin/nvcc ]; then
@@ -32,6 +35,8 @@ step "$cargo" test --release
 # A text to read, which no test runs.
 step "$cargo" run --release --quiet --example walkthrough >/dev/null
 RUSTDOCFLAGS="-D warnings" step "$cargo" doc --release --no-deps --workspace
+# The libraries without optimisation, since a small program is all that they run: three minutes once, then seconds.
+step scripts/check_packages.sh
 
 if command -v valgrind >/dev/null; then
     step scripts/check_memory.sh

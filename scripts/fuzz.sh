@@ -11,7 +11,7 @@
 # fuzz/work/      what runs have found so far to cover new code; not in git, the next run begins with it
 # fuzz/artifacts/ reproducers; not in git
 #
-# The gate runs fuzz/corpus and fuzz/found as an ordinary test (tests/fuzz_corpus.rs). A new target is a function
+# The gate runs fuzz/corpus and fuzz/found as an ordinary test (tests/loader/fuzz_corpus.rs). A new target is a function
 # in fuzz/src/targets, its name in TARGETS there, a file in fuzz/fuzz_targets, a [[bin]] in fuzz/Cargo.toml, and
 # seeds.
 #

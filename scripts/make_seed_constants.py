@@ -4,7 +4,7 @@
     pip install -r scripts/requirements.txt
     python scripts/make_seed_constants.py
 
-The documents are not part of this repository; tests/seeds holds their numbers. They print results of
+The documents are not part of this repository; tests/lessons holds their numbers. They print results of
 layers that PyTorch's generator filled. This script draws the same numbers and stores them under the names that a PyTorch state dict has: a layer of
 `gpt2_lessons` loads them as it would load any checkpoint. What a document builds without printing
 a result comes with PyTorch's own result, and gradients, under `NAME.expected.*`.

@@ -12,7 +12,7 @@ cd "$(dirname "$0")/../.."
 # in a real build later on. Without the Hub and the tests, half as much is built.
 types() {
     NVCC=$PWD/scripts/cuda/nvcc-typecheck CUDARC_CUDA_VERSION=13000 CUDA_COMPUTE_CAP=90 \
-        "${CARGO:-cargo}" clippy --release --workspace --no-default-features --features cuda \
+        "${CARGO:-cargo}" clippy --release --workspace --no-default-features --features cuda,x86-v4 \
         --target-dir target/cuda/check -- -D warnings
     echo "feature cuda type-checks: $SECONDS s"
 }

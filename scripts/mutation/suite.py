@@ -15,21 +15,15 @@ from pathlib import Path
 
 MEMORY = 10 << 30
 LARGEST_FILE = 4 << 30
-# Which integration tests meet a crate's code most directly; the others follow, the quickest first.
-RELATED = {
-    "kernels": ["fused", "fused_backward", "weights", "dropout", "gradients", "parity", "cache", "causality", "padding"],
-    "model": ["parity", "cache", "causality", "padding", "hooks", "generate", "analysis", "training", "gradients", "seeds"],
-    "loader": ["checkpoint", "fuzz_corpus", "hub"],
-    "files": ["checkpoint", "hub", "cli"],
-    "view": ["view"],
-    "cli": ["cli"],
-}
+# Whose integration tests meet a crate's code, besides its own; the others follow, the quickest first.
+RELATED = {"kernels": ["model"], "files": ["loader", "cli"], "train": ["cli"], "loader": ["cli"], "view": ["cli"]}
 SLOW = 5.0
 # Slow tests, and the files that they can say anything about.
 NEEDED = {
     "hub": r"crates/(files|loader|cli)/",
     "hub::faults": r"hub|download|atomic|error|main\.rs|args/mod\.rs",
-    "view::browser": r"crates/(view|cli)/",
+    "numbers": r"crates/(view|cli)/",
+    "page::demo": r"crates/(view|cli)/",
 }
 # These compile one program at one place, and run it: two at a time disturb each other.
 ALONE = "cuda"
@@ -53,7 +47,7 @@ class Slice:
 
     @property
     def name(self):
-        return f"{'integration' if self.integration else self.crate + ' unit'} {self.module}"
+        return f"{self.crate} {'integration' if self.integration else 'unit'} {self.module}"
 
 
 @dataclass
@@ -93,9 +87,8 @@ def ordered(all_slices, crate, file):
     words = set(re.split(r"\W+|_", file.split("/src/")[1])) - {"rs", "mod", "tests", "lib", "main", ""}
 
     def rank(one):
-        top = one.module.split("::")[0]
         if one.integration:
-            tier = 1 if top in RELATED.get(crate, []) else 3
+            tier = 1 if one.crate in [crate, *RELATED.get(crate, [])] else 3
         else:
             tier = 0 if one.crate == crate else 2
         return one.seconds > SLOW, tier, -len(words & set(re.split(r"\W+|_", one.module))), one.seconds

@@ -2,11 +2,14 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
 ERRORS_SHOWN = 5
+# What a build folder has of this workspace: libraries, the command, and the tests, named after their folders.
+OURS = re.compile(r"(lib)?gpt2|(cli|files|kernels|lessons|loader|model|train|view)-[0-9a-f]{16}")
 # At the end of each crate's root. The load is one instruction, and inlined into kernels as well.
 SWITCH = """
 #[allow(dead_code)]
@@ -57,7 +60,7 @@ def seed_target(theirs, target):
             destination = target / profile / folder
             if destination.exists() or not source.is_dir():
                 continue
-            ours = lambda _, names: [n for n in names if n.removeprefix("lib").startswith(("gpt2", "integration"))]  # noqa: E731
+            ours = lambda _, names: [n for n in names if OURS.match(n)]  # noqa: E731
             shutil.copytree(source, destination, symlinks=True, ignore=ours)
 
 

@@ -1,8 +1,9 @@
 //! `gpt2 attention`'s files and questions, `gpt2 heads` and `gpt2 lens`: the library's numbers, in every form.
 
 use super::{assert_near, case, comma_separated, command, gpt2, json, some_ids};
-use crate::checkpoint::{Folder, assert_says};
-use crate::common::{Result, assert_close, load};
+use crate::common::{Result, assert_close};
+use crate::folder::{Folder, assert_says};
+use crate::models::load;
 use candle_core::{DType, Device, Tensor};
 use gpt2_model::analysis::{
     Ablation, ablation_effects, attention_rollout, direct_logit_attribution, head_scores, logit_lens,

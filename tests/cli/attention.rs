@@ -1,8 +1,9 @@
 //! `gpt2 attention`: its weights are the library's.
 
 use super::{assert_near, case, comma_separated, demo, demo_tokenizer, gpt2, json, metadata, some_ids};
-use crate::checkpoint::{Folder, assert_says};
-use crate::common::{Result, assert_close, load};
+use crate::common::{Result, assert_close};
+use crate::folder::{Folder, assert_says};
+use crate::models::load;
 use candle_core::{DType, Device, Tensor};
 use gpt2_loader::Checkpoint;
 use gpt2_model::{ForwardArgs, ModelOutput};

@@ -1,8 +1,8 @@
 //! `gpt2 bench`: the documented fields, with numbers that fit each other.
 
 use super::{case, gpt2, json};
-use crate::checkpoint::assert_says;
 use crate::common::Result;
+use crate::folder::assert_says;
 use serde_json::Value;
 
 fn number(report: &Value, field: &str) -> Result<f64> {

@@ -1,8 +1,8 @@
 //! What goes wrong has a message that names it and says what to do: exit code 1, or 2 for the arguments.
 
 use super::{case, comma_separated, gpt2, json};
-use crate::checkpoint::{Folder, read, zeros};
 use crate::common::{Result, data};
+use crate::folder::{Folder, read, zeros};
 use safetensors::Dtype;
 
 #[test]

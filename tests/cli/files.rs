@@ -1,8 +1,8 @@
 //! No file of the user's is lost: outputs spare what the run reads and what others wrote, and come whole or not at all.
 
 use super::{Run, case, command, gpt2};
-use crate::checkpoint::{Folder, assert_says};
 use crate::common::Result;
+use crate::folder::{Folder, assert_says};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 

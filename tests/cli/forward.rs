@@ -4,8 +4,9 @@ use super::{
     assert_near, case, comma_separated, demo, demo_tokenizer, gpt2, json, log_softmax, logits, metadata,
     some_ids,
 };
-use crate::checkpoint::{Folder, assert_says};
-use crate::common::{Result, assert_close, load};
+use crate::common::{Result, assert_close};
+use crate::folder::{Folder, assert_says};
+use crate::models::load;
 use candle_core::{DType, Device, Tensor};
 use gpt2_loader::Checkpoint;
 use gpt2_model::{ForwardArgs, Gpt2LMHeadModel};

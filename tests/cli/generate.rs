@@ -1,8 +1,8 @@
 //! `gpt2 generate`: greedy, seeded, streamed, and ended where the model says so.
 
 use super::{case, comma_separated, demo, demo_tokenizer, gpt2, json};
-use crate::checkpoint::{Folder, assert_says};
 use crate::common::{Result, data};
+use crate::folder::{Folder, assert_says};
 use candle_core::{DType, Device};
 use gpt2_loader::Checkpoint;
 use gpt2_model::{Generation, Sampling};

@@ -1,9 +1,9 @@
 //! Files made to do harm: refused within bounds of memory and time, never by a crash.
 
 use super::{Run, command};
-use crate::checkpoint::Folder;
-use crate::checkpoint::pickle::{Entries, entries, with_pickle, zip};
 use crate::common::Result;
+use crate::folder::Folder;
+use crate::pickles::{Entries, entries, with_pickle, zip};
 use std::process::Command;
 
 /// Runs within 2 GiB of address space and 10 seconds of computing.

@@ -1,8 +1,9 @@
 //! `gpt2 inspect`: what is in a folder, without reading the weights.
 
 use super::{case, gpt2, json};
-use crate::checkpoint::{Folder, assert_says, read, zeros};
-use crate::common::{Result, data, load};
+use crate::common::{Result, data};
+use crate::folder::{Folder, assert_says, read, zeros};
+use crate::models::load;
 use candle_core::DType;
 use gpt2_loader::{Checkpoint, SaveOptions, Source, save};
 use safetensors::Dtype;

@@ -1,7 +1,8 @@
 //! `--ablate`, `--mean-ablate`, `--scale` and `--block`: what the library does with the same list.
 
 use super::{assert_near, case, comma_separated, gpt2, json, log_softmax, some_ids};
-use crate::common::{Result, load};
+use crate::common::Result;
+use crate::models::load;
 use candle_core::{DType, Device, Tensor};
 use gpt2_model::hooks::{Head, Intervention, Interventions, KnockOut};
 use gpt2_model::{ForwardArgs, Generation, Gpt2LMHeadModel, Sampling};

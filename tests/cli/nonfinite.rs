@@ -1,8 +1,8 @@
 //! What is not finite is an error that names where it begins, unless it is asked for.
 
 use super::{case, gpt2};
-use crate::checkpoint::{Folder, Tensors, read};
 use crate::common::{Result, data};
+use crate::folder::{Folder, Tensors, read};
 use serde_json::Value;
 
 /// `odd` with the first number of some tensors replaced.

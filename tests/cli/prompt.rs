@@ -1,8 +1,8 @@
 //! The prompt: an argument, a file, a pipe or ids, and what a terminal must never see of it.
 
 use super::{case, demo_tokenizer, gpt2, gpt2_with_pipe};
-use crate::checkpoint::{Folder, Tensors, assert_says, read, zeros};
 use crate::common::{Result, data};
+use crate::folder::{Folder, Tensors, assert_says, read, zeros};
 use safetensors::Dtype;
 
 #[test]

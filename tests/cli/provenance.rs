@@ -1,8 +1,8 @@
 //! Every output says what made it: model, dtype, device, attention, tokens, layers and heads, interventions, version.
 
 use super::{case, gpt2, json, metadata};
-use crate::checkpoint::{Folder, assert_says};
 use crate::common::Result;
+use crate::folder::{Folder, assert_says};
 use serde_json::{Value, json};
 
 const CHANGES: [&str; 4] = ["--ablate", "0.1", "--scale", "1.2=0.5"];

@@ -1,8 +1,8 @@
 //! `gpt2 train`: a folder that every other subcommand takes, the same for the same seed.
 
 use super::{Run, command, gpt2, json};
-use crate::checkpoint::{Folder, Raw, assert_says, read, serialized};
 use crate::common::Result;
+use crate::folder::{Folder, Raw, assert_says, read, serialized};
 use gpt2_loader::{Checkpoint, Source, Tokenizer};
 use safetensors::Dtype;
 use std::io::{BufRead, BufReader, Read};

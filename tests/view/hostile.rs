@@ -1,6 +1,6 @@
 //! Text that would like to be markup, script or direction: the page shows it.
 
-use super::browser::browse;
+use crate::browser::browse;
 use crate::common::Result;
 use candle_core::{Device, Tensor};
 use gpt2_view::{NextToken, PageHeader, PageWriter, Provenance, summarize, visible_text, visible_token};
@@ -36,8 +36,7 @@ fn no_text_becomes_anything_but_text() -> Result {
         caption: tokens.concat(),
         facts: json!({ "model": tokens[0], "prompt": tokens.concat(), &tokens[1]: tokens }),
     };
-    let header =
-        PageHeader { title: &tokens[2], tokens: &tokens, queries: t, heads: 1, top: None, provenance };
+    let header = PageHeader::new(&tokens[2], &tokens, 1, provenance);
     let mut page = PageWriter::new(std::io::BufWriter::new(file.as_file()), &header)?;
     page.layer(0, &[0], &weights, &summarize(&weights)?)?;
     let likely = tokens.iter().map(|token| (token.clone(), 0.01)).collect::<Vec<_>>();
@@ -80,14 +79,8 @@ fn weights_that_are_not_numbers_are_said_to_be_none() -> Result {
     let weights = Tensor::new(&[[[f32::NAN, 0.], [0.5, 0.5]]], &Device::Cpu)?;
     let tokens = ["a", " b"].map(String::from);
     let file = tempfile::Builder::new().suffix(".html").tempfile()?;
-    let header = PageHeader {
-        title: "nan",
-        tokens: &tokens,
-        queries: 2,
-        heads: 1,
-        top: None,
-        provenance: &Provenance::default(),
-    };
+    let provenance = Provenance::default();
+    let header = PageHeader::new("nan", &tokens, 1, &provenance);
     let mut page = PageWriter::new(std::io::BufWriter::new(file.as_file()), &header)?;
     page.layer(0, &[0], &weights, &summarize(&weights)?)?;
     page.finish(&[])?;

@@ -1,7 +1,7 @@
 //! The numbers that a browser shows are the tensor's, at sizes from a few tokens to GPT-2's context.
 
-use super::browser::{Browser, browse};
 use super::pages::{self, Kind};
+use crate::browser::{Browser, browse};
 use crate::common::Result;
 use candle_core::{Device, Tensor};
 use gpt2_view::{PageHeader, PageWriter, Provenance, summarize};
@@ -91,14 +91,9 @@ fn queries_after_a_cache_are_the_last_of_the_keys() -> Result {
     let weights = Tensor::new(&[rows], &Device::Cpu)?; // (1, 2, 5)
     let tokens = ["a", " b", " c", " d", " e"].map(String::from);
     let file = tempfile::Builder::new().suffix(".html").tempfile()?;
-    let header = PageHeader {
-        title: "cache",
-        tokens: &tokens,
-        queries: 2,
-        heads: 1,
-        top: None,
-        provenance: &Provenance::default(),
-    };
+    let provenance = Provenance::default();
+    let mut header = PageHeader::new("cache", &tokens, 1, &provenance);
+    header.queries = 2;
     let mut page = PageWriter::new(BufWriter::new(File::create(file.path())?), &header)?;
     page.layer(4, &[2], &weights, &summarize(&weights)?)?;
     page.finish(&[])?;

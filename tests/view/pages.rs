@@ -85,14 +85,8 @@ pub(crate) fn layer(layer: usize, t: usize, kind: impl Fn(usize, usize) -> Kind)
 pub(crate) fn write<W: Write>(out: W, t: usize, layers: &[Tensor]) -> Result<W> {
     let tokens = tokens(t);
     let heads: Vec<usize> = (0..12).collect();
-    let header = PageHeader {
-        title: "random weights",
-        tokens: &tokens,
-        queries: t,
-        heads: 12 * layers.len(),
-        top: None,
-        provenance: &Provenance::default(),
-    };
+    let provenance = Provenance::default();
+    let header = PageHeader::new("random weights", &tokens, 12 * layers.len(), &provenance);
     let mut page = PageWriter::new(out, &header)?;
     for (i, weights) in layers.iter().enumerate() {
         page.layer(i, &heads, weights, &summarize(weights)?)?;

@@ -70,7 +70,7 @@ pub(crate) fn revision(args: &HubArgs) -> &str {
 
 /// The files whose content is known beforehand.
 pub(crate) fn pins() -> anyhow::Result<Vec<Pin>> {
-    serde_json::from_str(include_str!("../../../models/hub.json")).context("models/hub.json")
+    serde_json::from_str(gpt2_demo::HUB_MODELS).context("models/hub.json")
 }
 
 /// The Hub that the flags and the environment ask for.

@@ -116,7 +116,7 @@ pub(crate) fn style(color: ColorArg) -> Style {
     let terminal = std::io::stdout().is_terminal();
     let colour = colour(color, terminal, |name| std::env::var_os(name));
     let width = terminal_size::terminal_size().map(|(w, _)| usize::from(w.0)).filter(|_| terminal);
-    Style { colour, width: width.unwrap_or(PIPE_WIDTH), max_rows: 48 }
+    Style::default().with_colour(colour).with_width(width.unwrap_or(PIPE_WIDTH)).with_max_rows(48)
 }
 
 /// The colours of stdout, where `env` looks up a variable.

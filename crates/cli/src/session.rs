@@ -11,13 +11,13 @@ use gpt2_loader::{Checkpoint, EmbeddedFiles, Files, Hub, LoadError, ModelId, Sou
 use gpt2_model::Gpt2LMHeadModel;
 use std::cell::OnceCell;
 
-/// The demo model of `models/tiny-shakespeare`.
+/// The demo model.
 pub(crate) const DEMO: EmbeddedFiles = EmbeddedFiles {
     name: "tiny-shakespeare (built in)",
-    config: include_bytes!("../../../models/tiny-shakespeare/config.json"),
-    weights: include_bytes!("../../../models/tiny-shakespeare/model.safetensors"),
-    weights_sha256: "73b5a98025adff12b46c63f7bfffd0bc878980dfb776fd1f9190aa145c0ffb24",
-    tokenizer: include_bytes!("../../../models/tiny-shakespeare/tokenizer.json"),
+    config: gpt2_demo::CONFIG,
+    weights: gpt2_demo::WEIGHTS,
+    weights_sha256: gpt2_demo::WEIGHTS_SHA256,
+    tokenizer: gpt2_demo::TOKENIZER,
 };
 
 /// A loaded model and what belongs to it.

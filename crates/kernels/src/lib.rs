@@ -56,3 +56,8 @@ pub fn accumulator(dtype: DType) -> DType {
         wide => wide,
     }
 }
+
+// The example of the README is a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}

@@ -1,6 +1,6 @@
 //! From six words to GPT-2's block, every matrix printed: `cargo run --release --example walkthrough`.
 //!
-//! The words, and the matrices of step 2, are those of the text that tests/seeds calls `document_001`.
+//! The words, and the matrices of step 2, are those of the text that tests/lessons calls `document_001`.
 
 #![allow(clippy::print_stdout)] // a text to read
 

@@ -51,3 +51,8 @@ pub use save::{SaveOptions, save};
 pub use source::{EmbeddedFiles, Source};
 pub use tensor_info::{Encoding, TensorInfo};
 pub use tokenizer::{TextStream, Tokenizer, Unspellable};
+
+// The example of the README is a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}

@@ -71,3 +71,8 @@ pub use mlp::Mlp;
 pub use model::Gpt2Model;
 pub use pass::Pass;
 pub use training::Training;
+
+// The example of the README is a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}

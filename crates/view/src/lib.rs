@@ -64,6 +64,7 @@ mod text;
 mod triangle;
 mod window;
 
+pub use candle_core;
 pub use export::{AttentionJson, HeadJson, LayerJson};
 pub use gpt2_files::write_safetensors;
 pub use heatmap::heatmap;
@@ -78,3 +79,8 @@ pub use summary::{FOCUS_THRESHOLD, Focus, HeadSummary, QueryNumbers, summarize};
 pub use table::Table;
 pub use terminal::{Colour, MIN_WIDTH, Style};
 pub use text::{Align, display_width, fit, pad, visible_text, visible_token};
+
+// The example of the README is a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}

@@ -22,6 +22,7 @@ pub const FOCUS_THRESHOLD: f32 = 0.3;
 ///
 /// A NaN among the weights makes the numbers that it enters NaN (`null` in JSON).
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct HeadSummary {
     /// Shannon entropy of a query's weights in nats: 0 for one token, `ln n` for n alike.
     pub entropy: f32,
@@ -40,6 +41,7 @@ pub struct HeadSummary {
 /// Where a head looks most.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum Focus {
     /// The query's own token.
     Itself,

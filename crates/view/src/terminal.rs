@@ -8,6 +8,7 @@ pub const MIN_WIDTH: usize = 40;
 
 /// The colours of a terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
 pub enum Colour {
     /// Text alone, without any escape sequence: for pipes, files and `NO_COLOR`.
     #[default]
@@ -18,8 +19,16 @@ pub enum Colour {
     TrueColour,
 }
 
-/// The room and the colours that a view may use.
+/// The room and the colours that a view may use: [`Style::default`], with what differs from it.
+///
+/// ```
+/// use gpt2_view::{Colour, Style};
+///
+/// let style = Style::default().with_colour(Colour::Ansi256).with_width(120);
+/// assert_eq!((style.width, style.max_rows), (120, 40));
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Style {
     /// The colours.
     pub colour: Colour,
@@ -37,6 +46,24 @@ impl Default for Style {
 }
 
 impl Style {
+    /// The same with other colours.
+    #[must_use]
+    pub fn with_colour(self, colour: Colour) -> Self {
+        Self { colour, ..self }
+    }
+
+    /// The same for a terminal of `width` columns.
+    #[must_use]
+    pub fn with_width(self, width: usize) -> Self {
+        Self { width, ..self }
+    }
+
+    /// The same with at most `max_rows` rows of tokens in a heat map.
+    #[must_use]
+    pub fn with_max_rows(self, max_rows: usize) -> Self {
+        Self { max_rows, ..self }
+    }
+
     /// The columns there are to use.
     pub(crate) fn columns(&self) -> usize {
         self.width.max(MIN_WIDTH)

@@ -39,8 +39,9 @@ const FEW: usize = 525_000;
 /// The text of all heads together, beyond which heads have fewer levels.
 const ROOM: usize = 28_000_000;
 
-/// What a page is about.
+/// What a page is about: [`PageHeader::new`], and the fields that differ from it.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct PageHeader<'a> {
     /// Stands at the top: the model's name.
     pub title: &'a str,
@@ -55,6 +56,14 @@ pub struct PageHeader<'a> {
     pub top: Option<usize>,
     /// What made it: the caption stands below the title, the facts are `provenance` in the header's JSON.
     pub provenance: &'a Provenance,
+}
+
+impl<'a> PageHeader<'a> {
+    /// A page of `heads` heads with whole weights, where each token is a query.
+    #[must_use]
+    pub fn new(title: &'a str, tokens: &'a [String], heads: usize, provenance: &'a Provenance) -> Self {
+        Self { title, tokens, queries: tokens.len(), heads, top: None, provenance }
+    }
 }
 
 /// What the model expects after a query.

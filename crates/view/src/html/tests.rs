@@ -1,4 +1,4 @@
-//! What a page holds; what a browser makes of it is in the workspace's tests/view.
+//! What a page holds; what a browser makes of it is in the workspace's tests/view and tests/cli/page.
 
 use super::*;
 use crate::summary::summarize;

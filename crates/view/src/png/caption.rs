@@ -1,6 +1,6 @@
 //! The line below a picture's title that says what made it.
 
-use super::{Area, FONT, GREY, Outcome};
+use super::canvas::{Area, FONT, GREY, Outcome};
 use crate::provenance::Provenance;
 use plotters::prelude::{FontDesc, IntoFont, Text};
 use plotters::style::TextStyle;
@@ -70,8 +70,8 @@ fn cut(text: &str, font: &FontDesc, pixels: u32) -> Result<String, Box<dyn StdEr
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::png::draw;
-    use crate::png::tests::{decode, provenance};
+    use crate::png::canvas::draw;
+    use crate::png::canvas::tests::{decode, provenance};
     use serde_json::Value;
 
     /// The first and the last column that have ink, where some have.

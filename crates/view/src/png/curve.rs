@@ -1,7 +1,7 @@
 //! The loss of a training run over its steps.
 
+use super::canvas::{FAINT, FONT, GREY, INK, draw};
 use super::caption::Caption;
-use super::{FAINT, FONT, GREY, INK, draw};
 use crate::provenance::Provenance;
 use candle_core::Result;
 use plotters::prelude::{
@@ -142,7 +142,7 @@ impl Group {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::png::tests::provenance;
+    use crate::png::canvas::tests::provenance;
     use serde_json::Value;
 
     fn curve(title: &str, training: &[(u64, f32)], validation: &[(u64, f32)]) -> Result<Vec<u8>> {
@@ -151,7 +151,7 @@ mod tests {
 
     /// How many pixels have this colour.
     fn count(file: &[u8], colour: RGBColor) -> usize {
-        let picture = crate::png::tests::decode(file);
+        let picture = crate::png::canvas::tests::decode(file);
         assert_eq!((picture.width, picture.height), (1200, 700));
         let places = (0..picture.height).flat_map(|y| (0..picture.width).map(move |x| (x, y)));
         places.filter(|&(x, y)| (picture.pixels)(x, y) == (colour.0, colour.1, colour.2)).count()

@@ -1,7 +1,7 @@
 //! All heads as small heat maps: a layer a row, a head a column.
 
+use super::canvas::{FONT, INK, bitmap, checked_size, draw};
 use super::caption::Caption;
-use super::{FONT, INK, bitmap, checked_size, draw};
 use crate::palette::{level, rgb};
 use crate::provenance::Provenance;
 use crate::text::{fit, visible_text};
@@ -131,7 +131,7 @@ fn thumbnail(weights: &Tensor) -> Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::png::tests::{decode, provenance};
+    use crate::png::canvas::tests::{decode, provenance};
     use candle_core::Device;
     use serde_json::Value;
 

@@ -1,7 +1,7 @@
 //! One head's weights: a token a row and a column, with a colour bar.
 
+use super::canvas::{Area, FONT, GREY, INK, Outcome, bitmap, checked_size, draw};
 use super::caption::Caption;
-use super::{Area, FONT, GREY, INK, Outcome, bitmap, checked_size, draw};
 use crate::palette::{level, rgb};
 use crate::provenance::Provenance;
 use crate::text::{display_width, fit, visible_token};
@@ -133,7 +133,7 @@ fn colour_bar(area: &Area, (x, y): (i32, i32), height: i32) -> Outcome {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::png::tests::{Picture, decode, provenance};
+    use crate::png::canvas::tests::{Picture, decode, provenance};
     use candle_core::{DType, Device, Tensor};
     use serde_json::Value;
 

@@ -22,6 +22,7 @@ const METRICS: &[u8] = b"step,loss,val_loss,lr,grad_norm,tokens_per_s";
 
 /// The kinds of files that [`is_ours`] tells from those of others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum FileKind {
     /// Of [`write_safetensors`](crate::write_safetensors), where the caller gave a metadata entry `gpt2`.
     Safetensors,

@@ -26,14 +26,9 @@ pub(super) struct Page(PageWriter<Vec<u8>>);
 impl Page {
     pub(super) fn new(scene: &Scene) -> anyhow::Result<Self> {
         let provenance = scene.made_by.for_files()?;
-        let header = PageHeader {
-            title: &scene.session.name,
-            tokens: &scene.prompt.tokens,
-            queries: scene.prompt.tokens.len(),
-            heads: scene.layers.len() * scene.heads.len(),
-            top: scene.args.top.map(usize::from),
-            provenance: &provenance,
-        };
+        let heads = scene.layers.len() * scene.heads.len();
+        let mut header = PageHeader::new(&scene.session.name, &scene.prompt.tokens, heads, &provenance);
+        header.top = scene.args.top.map(usize::from);
         Ok(Self(PageWriter::new(vec![], &header)?))
     }
 

@@ -1,0 +1,27 @@
+//! The demo model of the command `gpt2`, as files in memory, and what is known beforehand of models of the
+//! Hugging Face Hub. This crate holds bytes and reads none of them.
+//!
+//! ```
+//! let config = std::str::from_utf8(gpt2_demo::CONFIG)?;
+//! assert!(config.contains("\"n_embd\": 128"));
+//! # Ok::<(), std::str::Utf8Error>(())
+//! ```
+
+/// The name of the demo model: the folder that its files come from.
+pub const NAME: &str = "tiny-shakespeare";
+
+/// Its `config.json`.
+pub const CONFIG: &[u8] = include_bytes!("../tiny-shakespeare/config.json");
+
+/// Its `model.safetensors`: 957,184 parameters in f16.
+pub const WEIGHTS: &[u8] = include_bytes!("../tiny-shakespeare/model.safetensors");
+
+/// The SHA-256 of [`WEIGHTS`], in hexadecimal.
+pub const WEIGHTS_SHA256: &str = "73b5a98025adff12b46c63f7bfffd0bc878980dfb776fd1f9190aa145c0ffb24";
+
+/// Its `tokenizer.json`: a byte-level BPE of 1024 tokens.
+pub const TOKENIZER: &[u8] = include_bytes!("../tiny-shakespeare/tokenizer.json");
+
+/// Models of the Hub, as JSON: a list of objects that each name a file of a model at a commit (`id`,
+/// `revision`, `file`), with its `size`, its `sha256` where that is known, and the model's `license`.
+pub const HUB_MODELS: &str = include_str!("../hub.json");

@@ -1,0 +1,102 @@
+#!/usr/bin/env python3
+"""Fails where a source file imports itself through others.
+
+    scripts/check_circles.py [FOLDER...]     src folders of crates; those of the whole workspace where none is named
+    scripts/check_circles.py --self-test
+
+A file imports the file that defines what it names, in `use crate::..`, `use super::..` and `use child::..`, and in paths
+such as `crate::a::b()`. Re-exports are followed to the definition. `mod x;` imports nothing, nor does `pub use x::Y` in
+the root of a crate or in a file that defines nothing itself, unless the same file uses the Y that it hands on. What is
+compiled for tests alone does not count.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+
+from circles.modules import Module, lex
+
+WORKSPACE = Path(__file__).resolve().parent.parent
+
+
+def imports(source):
+    """Of each file of a crate, the files that it imports: {file: {file: names}}."""
+    ties = {}
+    for root in filter(Path.exists, [source / "lib.rs", source / "main.rs"]):
+        crate = Module((), root, None)
+        crate.parse(lex(root))
+        for module in crate.all():
+            for found in module.imports():
+                if isinstance(found, tuple) and found[0] != module.file:
+                    ties.setdefault(module.file, {}).setdefault(found[0], set()).add(found[1])
+    return ties
+
+
+def circles(ties):
+    """The largest sets of files of which each reaches each."""
+
+    def reached(file):
+        seen, todo = set(), [file]
+        while todo:
+            new = set(ties.get(todo.pop(), ())) - seen
+            seen |= new
+            todo += new
+        return seen
+
+    below = {file: reached(file) for file in ties}
+    rings = {frozenset(b for b in below[a] if a in below.get(b, ())) for a in below if a in below[a]}
+    return sorted(sorted(ring) for ring in rings)
+
+
+def check(sources):
+    found = 0
+    for source in sources:
+        ties = imports(source)
+        for ring in circles(ties):
+            found += 1
+            print(f"circle {found}, in {source}:")
+            for a in ring:
+                for b in (b for b in ring if b in ties[a]):
+                    names = ", ".join(sorted(ties[a][b]))
+                    print(f"  {a.relative_to(source)} -> {b.relative_to(source)}: {names}")
+    if found:
+        print("error: files import themselves through others; move what both need to a file below them", file=sys.stderr)
+        return 1
+    print(f"no circle among the files of {len(sources)} crates")
+    return 0
+
+
+# What each made-up crate shows, whether it has a circle, and its files.
+CASES = [
+    ("a line", False, {"lib.rs": "mod a; mod b;", "a.rs": "use crate::b::B;", "b.rs": "pub struct B;"}),
+    ("two files", True, {"lib.rs": "mod a; mod b;", "a.rs": "use crate::b::B; pub struct A;", "b.rs": "pub struct B(crate::a::A);"}),
+    ("tests, comments and strings", False, {
+        "lib.rs": "mod a; mod b;", "a.rs": "use crate::b::B; pub struct A;",
+        "b.rs": "// crate::a::A\npub struct B; const S: &str = \"crate::a::A\"; #[cfg(test)] mod t { use crate::a::A; }"}),
+    ("a face", False, {"lib.rs": "mod a;", "a/mod.rs": "mod b; mod c; pub use b::B;", "a/b.rs": "use super::c::C; pub struct B;", "a/c.rs": "pub struct C;"}),
+    ("a parent that uses its child", True, {"lib.rs": "mod a;", "a/mod.rs": "mod b; pub use b::B; pub struct A(B);", "a/b.rs": "use super::A; pub struct B;"}),
+    ("through a re-export", True, {"lib.rs": "mod a; mod b; pub use a::A;", "a.rs": "use crate::b::run; pub struct A;", "b.rs": "use crate::A; pub fn run() {}"}),
+    ("through a module's name", True, {"lib.rs": "mod a; mod b;", "a.rs": "use crate::b; pub fn f() { b::g() }", "b.rs": "use super::a; pub fn g() { a::f() }"}),
+]  # fmt: skip
+
+
+def self_test():
+    for what, expected, files in CASES:
+        with tempfile.TemporaryDirectory() as folder:
+            for name, text in files.items():
+                path = Path(folder, name)
+                path.parent.mkdir(exist_ok=True)
+                path.write_text(text)
+            found = circles(imports(Path(folder)))
+        if bool(found) != expected:
+            print(f"error: {what}: found {found}, expected {'a' if expected else 'no'} circle", file=sys.stderr)
+            return 1
+    print(f"{len(CASES)} made-up crates: right")
+    return 0
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--self-test"]:
+        sys.exit(self_test())
+    everywhere = sorted(manifest.parent / "src" for folder in ("crates/*", "models") for manifest in WORKSPACE.glob(f"{folder}/Cargo.toml"))
+    sys.exit(check([Path(folder) for folder in sys.argv[1:]] or everywhere))

@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# Can someone else build on these packages? Packages every crate of the workspace, unpacks them, builds them all, and
+# runs scripts/outside, a crate that uses them as a stranger would. Nothing comes from this repository but what is in
+# the packages, and the lock file, so that the versions are those of the gate. No network is used.
+#
+# What is built stays in target/outside: a second run compiles only what changed. CARGO may name another cargo.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+root=$PWD
+cargo=${CARGO:-cargo}
+work=target/outside
+
+# The oldest Rust that the packages promise to work with.
+oldest=$(sed -n 's/^rust-version = "\(.*\)"$/\1/p' Cargo.toml)
+toolchain=''
+if command -v rustup >/dev/null; then
+    toolchain=$(rustup toolchain list | sed -n "s/^\($oldest\(\.[0-9]*\)\?-[^ ]*\).*/\1/p" | head -n 1)
+fi
+if [ -n "$toolchain" ]; then
+    echo "with Rust $oldest, the oldest that is promised"
+    cargo="rustup run $toolchain cargo"
+else
+    echo "with $(rustc --version); for the oldest that is promised, run: rustup toolchain install $oldest --profile minimal" >&2
+fi
+
+rm -rf target/package "$work/new"
+"${CARGO:-cargo}" package --workspace --no-verify --allow-dirty --offline --quiet --target-dir target
+mkdir -p "$work/new" "$work/packages"
+for package in target/package/*.crate; do
+    tar -xzmf "$package" -C "$work/new" # -m: cargo goes by the times of files
+done
+for folder in "$work"/new/*; do
+    for file in README.md LICENSE-MIT LICENSE-APACHE; do
+        [ -s "$folder/$file" ] ||
+            { echo "error: the package $(basename "$folder") has no $file; put one beside its Cargo.toml, the licences as links" >&2; exit 1; }
+    done
+done
+cp -r scripts/outside "$work/new/outside"
+
+# A package that did not change keeps its files, so that cargo need not compile it again.
+for folder in "$work"/packages/*; do
+    [ -d "$work/new/$(basename "$folder")" ] || rm -rf "$folder"
+done
+for folder in "$work"/new/*; do
+    old=$work/packages/$(basename "$folder")
+    if ! diff -rq -x .cargo_vcs_info.json "$folder" "$old" >/dev/null 2>&1; then
+        rm -rf "$old"
+        mv "$folder" "$old"
+    fi
+done
+rm -rf "$work/new"
+
+{
+    printf '[workspace]\nresolver = "3"\nmembers = ["*"]\n\n[profile.dev]\ndebug = false\nincremental = false\n\n[patch.crates-io]\n'
+    for folder in "$work"/packages/gpt2-*; do
+        name=$(basename "$folder")
+        printf '%s = { path = "%s" }\n' "${name%-*}" "$name"
+    done
+} >"$work/manifest"
+cmp -s "$work/manifest" "$work/packages/Cargo.toml" || cp "$work/manifest" "$work/packages/Cargo.toml"
+cp Cargo.lock "$work/packages/Cargo.lock"
+
+cd "$work/packages"
+# All in one build, with the features that a user of the libraries has: `x86-v4` is off.
+$cargo build --offline --quiet --workspace --no-default-features --features gpt2-cli/hub --target-dir "$root/$work/target"
+"$root/$work/target/debug/outside"

@@ -1,0 +1,386 @@
+//! The cache: what is used, what is trusted, and what is not.
+
+use super::{At, COMMIT, Fault, MODEL, Result, Run, Setup, git_sha1_of, repository, sha256_of, weights};
+use crate::folder::assert_says;
+use serde_json::Value;
+use std::io::Write;
+use std::path::Path;
+
+/// Lays the repository out as Python's `huggingface_hub` does, under `folder`.
+fn as_python(cache: &Path, folder: &str, skip: &[&str]) -> Result<()> {
+    let repo = cache.join(folder);
+    let snapshot = repo.join("snapshots").join(COMMIT);
+    for dir in [snapshot.clone(), repo.join("blobs"), repo.join("refs")] {
+        std::fs::create_dir_all(dir)?;
+    }
+    std::fs::write(repo.join("refs/main"), COMMIT)?;
+    for (name, content) in repository().into_iter().filter(|(name, _)| !skip.contains(&name.as_str())) {
+        let hash = match name.as_str() {
+            "model.safetensors" => sha256_of(&content),
+            _ => git_sha1_of(&content),
+        };
+        std::fs::write(repo.join("blobs").join(&hash), content)?;
+        symlink(&Path::new("../../blobs").join(&hash), &snapshot.join(name))?;
+    }
+    Ok(())
+}
+
+#[cfg(unix)]
+fn symlink(target: &Path, link: &Path) -> Result<()> {
+    Ok(std::os::unix::fs::symlink(target, link)?)
+}
+
+#[test]
+#[cfg(unix)]
+fn what_python_cached_is_used_without_a_request() -> Result<()> {
+    // transformers files a model under the name that it was given.
+    for folder in ["models--openai-community--gpt2", "models--gpt2"] {
+        let setup = Setup::new()?;
+        as_python(setup.cache.path(), folder, &[])?;
+        setup.works_offline()?;
+        setup.works()?;
+        assert!(setup.server.seen().is_empty(), "{folder}: {:?}", setup.server.seen());
+    }
+    Ok(())
+}
+
+#[test]
+#[cfg(unix)]
+fn a_blob_in_pythons_shared_store_is_used() -> Result<()> {
+    let setup = Setup::new()?;
+    as_python(setup.cache.path(), "models--openai-community--gpt2", &[])?;
+    let blob = setup.blob(&sha256_of(&weights()));
+    // Newer versions keep the content once for all models, under a name that is not its sha256.
+    let store = setup.cache.path().join("blobs/ab");
+    std::fs::create_dir_all(&store)?;
+    let name = format!("ab{}", "0".repeat(62));
+    std::fs::rename(&blob, store.join(&name))?;
+    symlink(&Path::new("../../blobs/ab").join(&name), &blob)?;
+    setup.works_offline()?;
+
+    // Damage is noticed through both links, and the store is left alone.
+    let mut damaged = weights();
+    damaged[1_000_000] ^= 1;
+    std::fs::write(store.join(&name), &damaged)?;
+    setup.works()?;
+    assert_eq!(std::fs::read(store.join(&name))?, damaged);
+    assert!(blob.symlink_metadata()?.is_file());
+    Ok(())
+}
+
+#[test]
+#[cfg(unix)]
+fn what_python_did_not_cache_is_fetched_at_its_commit() -> Result<()> {
+    let setup = Setup::new()?;
+    as_python(setup.cache.path(), "models--openai-community--gpt2", &["model.safetensors"])?;
+    let args = ["forward", "--model", "gpt2", "--offline", "O Romeo"];
+    setup.run(&args)?.refused(1, &["model.safetensors is not in the cache", "offline", "gpt2 download"]);
+    setup.works()?;
+    setup.works_offline()
+}
+
+#[test]
+#[cfg(unix)]
+fn without_its_tokenizer_a_model_serves_for_ids() -> Result<()> {
+    let setup = Setup::new()?;
+    as_python(setup.cache.path(), "models--openai-community--gpt2", &["tokenizer.json"])?;
+    setup.run(&["forward", "--model", "gpt2", "--offline", "--ids", "1,2"])?.succeeded();
+    let run = setup.run(&["forward", "--model", "gpt2", "--offline", "O Romeo"])?;
+    run.refused(1, &["tokenizer", "not in the cache", "token ids"]);
+    setup.works()?;
+    Ok(())
+}
+
+#[test]
+fn a_cold_cache_offline_says_what_to_do() -> Result<()> {
+    let setup = Setup::new()?;
+    let args = ["forward", "--model", "gpt2", "--offline", "O Romeo"];
+    setup.run(&args)?.refused(1, &["config.json is not in the cache", "gpt2 download", "--offline"]);
+    assert!(setup.server.seen().is_empty());
+    Ok(())
+}
+
+#[test]
+fn a_server_that_is_down_matters_to_a_cold_cache_only() -> Result<()> {
+    let setup = Setup::new()?;
+    let down = ["forward", "--model", "gpt2", "--endpoint", "http://127.0.0.1:1", "O Romeo"];
+    setup.run(&down)?.refused(1, &["http://127.0.0.1:1 cannot be reached"]);
+    setup.works()?;
+    setup.run(&down)?.succeeded();
+    Ok(())
+}
+
+#[test]
+fn damage_is_noticed_and_mended() -> Result<()> {
+    let setup = Setup::new()?;
+    setup.works()?;
+    let blob = setup.blob(&sha256_of(&weights()));
+    let mut damaged = weights();
+    damaged[1_000_000] ^= 1;
+    std::fs::write(&blob, &damaged)?;
+
+    let args = ["forward", "--model", "gpt2", "--offline", "O Romeo"];
+    setup.run(&args)?.refused(1, &["model.safetensors: damaged", "sha256", "verify-cache"]);
+    let run = setup.run(&["verify-cache", "gpt2"])?;
+    assert_eq!(run.code, 1, "{run:?}");
+    assert_says("stdout", &run.stdout, &["config.json", "good", "model.safetensors", "BAD"]);
+    let run = setup.run(&["verify-cache", "gpt2", "--repair", "--json"])?.succeeded();
+    let checks: Value = serde_json::from_str(&run.stdout)?;
+    let states: Vec<_> = checks.as_array().ok_or("a list")?.iter().map(|c| &c["state"]).collect();
+    assert_eq!(states, ["good", "repaired", "good"]);
+    setup.works_offline()?;
+
+    // Without being asked, too; and a blob that is gone is no different.
+    std::fs::write(&blob, &damaged)?;
+    setup.works()?;
+    std::fs::remove_file(&blob)?;
+    setup.works()?;
+    setup.works_offline()
+}
+
+#[test]
+fn a_damaged_part_is_not_built_upon_for_ever() -> Result<()> {
+    let setup = Setup::new()?;
+    let weights = super::weights();
+    let partial = setup.blob(&format!("{}.incomplete", sha256_of(&weights)));
+    std::fs::create_dir_all(partial.parent().ok_or("a folder")?)?;
+    for content in [vec![0; 1_000_000], vec![0; weights.len()], vec![0; weights.len() + 5], weights.clone()] {
+        std::fs::write(&partial, content)?;
+        setup.works()?;
+        assert!(!partial.exists());
+        std::fs::remove_dir_all(setup.repo().join("snapshots"))?;
+        std::fs::remove_file(setup.blob(&sha256_of(&weights)))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn download_asks_for_the_newest_commit_and_prints_where_it_is() -> Result<()> {
+    let setup = Setup::new()?;
+    let old = "f".repeat(40);
+    std::fs::create_dir_all(setup.repo().join("refs"))?;
+    std::fs::write(setup.repo().join("refs/main"), &old)?;
+    let run = setup.run(&["download", "gpt2"])?.succeeded();
+    let dir = setup.pointer("").display().to_string();
+    assert_eq!(run.stdout, format!("{}\n{COMMIT}\n", dir.trim_end_matches('/')));
+    assert_eq!(std::fs::read_to_string(setup.repo().join("refs/main"))?, COMMIT);
+    let run = setup.run(&["download", "gpt2", "--json", "--quiet"])?.succeeded();
+    let report: Value = serde_json::from_str(&run.stdout)?;
+    assert_eq!((report["model"].as_str(), report["commit"].as_str()), (Some(MODEL), Some(COMMIT)));
+    assert_eq!(run.stderr, "");
+    setup.works_offline()
+}
+
+#[test]
+#[cfg(unix)]
+fn a_download_that_fails_leaves_the_old_commit_in_place() -> Result<()> {
+    let setup = Setup::new()?;
+    as_python(setup.cache.path(), "models--openai-community--gpt2", &[])?;
+    // What the cache has is of an older commit, with other weights.
+    let old = "f".repeat(40);
+    let refs = setup.repo().join("refs/main");
+    std::fs::write(&refs, &old)?;
+    let snapshot = setup.repo().join("snapshots").join(&old);
+    std::fs::rename(setup.repo().join("snapshots").join(COMMIT), &snapshot)?;
+    let mut other = weights();
+    other[1_500_000] ^= 1;
+    std::fs::remove_file(setup.blob(&sha256_of(&weights())))?;
+    std::fs::write(setup.blob(&sha256_of(&other)), &other)?;
+    std::fs::remove_file(snapshot.join("model.safetensors"))?;
+    let target = Path::new("../../blobs").join(sha256_of(&other));
+    symlink(&target, &snapshot.join("model.safetensors"))?;
+
+    setup.server.fault(At::Storage, Fault::Status(500, vec![]), None);
+    setup.run(&["download", "gpt2"])?.refused(1, &["the server failed"]);
+    assert_eq!(std::fs::read_to_string(&refs)?, old);
+    setup.run(&["forward", "--model", "gpt2", "--offline", "O Romeo"])?.succeeded();
+    setup.server.heal();
+    setup.run(&["download", "gpt2"])?.succeeded();
+    assert_eq!(std::fs::read_to_string(&refs)?, COMMIT);
+    setup.works_offline()
+}
+
+#[test]
+fn download_fails_without_the_tokenizer() -> Result<()> {
+    let setup = Setup::with(At::Get("tokenizer.json"), Fault::Status(500, vec![]), None)?;
+    setup.run(&["download", "gpt2"])?.refused(1, &["tokenizer.json", "the server failed"]);
+    // For token ids, the rest will do.
+    setup.run(&["forward", "--model", "gpt2", "--ids", "1,2"])?.succeeded();
+    Ok(())
+}
+
+#[test]
+#[cfg(unix)]
+fn a_copy_without_links_is_verified_and_kept() -> Result<()> {
+    use std::os::unix::fs::MetadataExt;
+    let setup = Setup::new()?;
+    for (name, content) in repository() {
+        std::fs::create_dir_all(setup.pointer(""))?;
+        std::fs::write(setup.pointer(&name), content)?;
+    }
+    std::fs::create_dir_all(setup.repo().join("refs"))?;
+    std::fs::write(setup.repo().join("refs/main"), COMMIT)?;
+    let inode = |name| std::fs::symlink_metadata(setup.pointer(name)).map(|meta| meta.ino());
+    let before = inode("model.safetensors")?;
+    let args = ["forward", "--model", "gpt2", "--offline", "O Romeo"];
+    setup.run(&args)?.refused(1, &["does not say what its hash", "name its folder"]);
+    setup.works()?;
+    assert_eq!(inode("model.safetensors")?, before);
+    assert!(setup.fetches().is_empty(), "fetched what was there");
+    setup.works_offline()?;
+    // Changed, it is known to be another.
+    let mut damaged = weights();
+    damaged[1_000_000] ^= 1;
+    std::fs::write(setup.pointer("model.safetensors"), damaged)?;
+    let run = setup.run(&["verify-cache", "gpt2", "--offline"])?;
+    assert_eq!(run.code, 1, "{run:?}");
+    setup.works()?;
+    Ok(())
+}
+
+#[test]
+#[cfg(unix)]
+fn a_cache_that_has_the_files_need_not_keep_the_branch() -> Result<()> {
+    let setup = Setup::new()?;
+    as_python(setup.cache.path(), "models--openai-community--gpt2", &[])?;
+    std::fs::remove_dir_all(setup.repo().join("refs"))?;
+    std::fs::write(setup.repo().join("refs"), "a file where a folder should be: nobody can write there")?;
+    setup.works()?;
+    Ok(())
+}
+
+#[test]
+fn models_lists_names_pins_and_what_is_cached() -> Result<()> {
+    let setup = Setup::new()?;
+    let run = setup.run(&["models"])?.succeeded();
+    assert_says(
+        "stdout",
+        &run.stdout,
+        &["gpt2-xl", "distilbert/distilgpt2", "607a30d783df", "MIT", "no models in"],
+    );
+    setup.works()?;
+    let run = setup.run(&["models"])?.succeeded();
+    assert_says("stdout", &run.stdout, &[MODEL, COMMIT, "main"]);
+    let report: Value = serde_json::from_str(&setup.run(&["models", "--json"])?.succeeded().stdout)?;
+    assert_eq!(report["cached"][0]["id"], MODEL);
+    assert_eq!(report["pins"][0]["size"], 548_105_171);
+    Ok(())
+}
+
+#[test]
+fn a_pinned_file_is_held_against_its_pin() -> Result<()> {
+    use gpt2_loader::hub::{FileState, Pin};
+    use gpt2_loader::{Hub, ModelId};
+    let setup = Setup::new()?;
+    let weights = super::weights();
+    let pin = Pin {
+        id: MODEL.into(),
+        revision: COMMIT.into(),
+        file: "model.safetensors".into(),
+        size: weights.len() as u64,
+        sha256: Some(sha256_of(&weights)),
+        license: "MIT".into(),
+    };
+    let model = ModelId::parse(MODEL).ok_or("an id")?;
+    let open = |pin: &Pin| {
+        let mut hub = Hub::new(setup.cache.path());
+        hub.endpoint = setup.server.endpoint();
+        hub.pins = vec![pin.clone()];
+        hub.open(&model, "main").map(|snapshot| snapshot.commit)
+    };
+    for wrong in
+        [Pin { size: 5, sha256: None, ..pin.clone() }, Pin { sha256: Some("0".repeat(64)), ..pin.clone() }]
+    {
+        let error = open(&wrong).expect_err("another content").to_string();
+        assert_says("error", &error, &["model.safetensors: pinned to", "the Hub announces"]);
+        assert!(!setup.pointer("model.safetensors").exists());
+    }
+    assert_eq!(open(&pin)?, COMMIT);
+    // What is cached and verified is held against a pin, too, and a new look at it changes nothing.
+    let wrong = Pin { sha256: Some("0".repeat(64)), ..pin.clone() };
+    let mut hub = Hub::new(setup.cache.path());
+    (hub.pins, hub.offline) = (vec![wrong], true);
+    let checks = hub.verify(&model, "main", false)?;
+    let weights = checks.iter().find(|check| check.file == "model.safetensors").ok_or("a check")?;
+    assert_eq!(weights.state, FileState::Bad);
+    assert!(hub.open(&model, "main").is_err());
+    Ok(())
+}
+
+/// A user who may read a folder and not write to it; root may do anything.
+#[cfg(unix)]
+fn as_reader(command: &mut std::process::Command) -> Result<()> {
+    use std::os::unix::fs::MetadataExt;
+    use std::os::unix::process::CommandExt;
+    if std::fs::metadata("/proc/self")?.uid() == 0 {
+        command.uid(65534);
+    }
+    Ok(())
+}
+
+#[cfg(unix)]
+fn chmod(dir: &Path, mode: u32) -> Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(dir, std::fs::Permissions::from_mode(mode))?;
+    for entry in std::fs::read_dir(dir)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            chmod(&entry.path(), mode)?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+#[cfg(unix)]
+fn a_cache_that_may_only_be_read_works_where_it_has_the_files() -> Result<()> {
+    let setup = Setup::new()?;
+    as_python(setup.cache.path(), "models--openai-community--gpt2", &[])?;
+    chmod(setup.cache.path(), 0o555)?;
+    // The binary where another user finds it.
+    let bin = tempfile::tempdir()?;
+    let program = bin.path().join("gpt2");
+    std::fs::copy(env!("CARGO_BIN_EXE_gpt2"), &program)?;
+    chmod(bin.path(), 0o755)?;
+    let run = |model: &str| {
+        let mut command = std::process::Command::new(&program);
+        command.args(["forward", "--model", model, "--json", "O Romeo"]);
+        command.env_clear().env("HOME", "/nonexistent");
+        command.env("HF_ENDPOINT", setup.server.endpoint()).env("HF_HUB_CACHE", setup.cache.path());
+        as_reader(&mut command)?;
+        Run::of(command.output()?)
+    };
+    super::assert_is_expected(&run("gpt2")?.succeeded().stdout)?;
+    chmod(setup.cache.path(), 0o755)?;
+    std::fs::remove_dir_all(setup.repo())?;
+    chmod(setup.cache.path(), 0o555)?;
+    let cache = setup.cache.path().display().to_string();
+    run("gpt2")?.refused(1, &[&cache, "cannot be written to", "HF_HUB_CACHE"]);
+    chmod(setup.cache.path(), 0o755)?;
+    Ok(())
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_full_disk_is_noticed_beforehand() -> Result<()> {
+    let setup = Setup::new()?;
+    let disk = tempfile::tempdir()?;
+    let mount = |args: &[&str]| {
+        std::process::Command::new("mount")
+            .args(args)
+            .arg(disk.path())
+            .output()
+            .is_ok_and(|o| o.status.success())
+    };
+    if !mount(&["-t", "tmpfs", "-o", "size=1m", "tmpfs"]) {
+        writeln!(std::io::stderr(), "SKIPPED a full disk: mounting a small tmpfs needs root")?;
+        return Ok(());
+    }
+    let cache = disk.path().to_str().ok_or("a path")?;
+    let args = ["forward", "--model", "gpt2", "--cache-dir", cache, "O Romeo"];
+    let full = setup.run(&args);
+    let umount = std::process::Command::new("umount").arg(disk.path()).output()?;
+    assert!(umount.status.success());
+    full?.refused(1, &["bytes are needed", "are free", "make room", "HF_HUB_CACHE"]);
+    Ok(())
+}

@@ -1,0 +1,123 @@
+//! Models by name: the binary against a Hub on the loopback interface, with everything that goes wrong.
+
+mod cached;
+mod concurrent;
+mod faults;
+mod inspect;
+mod names;
+mod refusals;
+mod server;
+
+use crate::common::Result;
+use crate::{Run, command};
+use server::content::{git_sha1_of, sha256_of};
+use server::{At, COMMIT, Fault, MODEL, Seen, Server};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+/// The built-in demo model's files, as a repository of the Hub has them.
+fn repository() -> Vec<(String, Vec<u8>)> {
+    const FILES: &str = "the demo model's files";
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny-shakespeare");
+    let names = ["config.json", "model.safetensors", "tokenizer.json", "README.md"];
+    names.map(|name| (name.to_string(), std::fs::read(dir.join(name)).expect(FILES))).into()
+}
+
+fn weights() -> Vec<u8> {
+    repository().swap_remove(1).1
+}
+
+/// A Hub with the demo model under GPT-2's name, and an empty cache.
+struct Setup {
+    server: Server,
+    cache: tempfile::TempDir,
+}
+
+impl Setup {
+    fn new() -> Result<Self> {
+        Ok(Self { server: Server::start(repository()), cache: tempfile::tempdir()? })
+    }
+
+    /// With a fault that happens `times` times, or always.
+    fn with(at: At, fault: Fault, times: impl Into<Option<usize>>) -> Result<Self> {
+        let setup = Self::new()?;
+        setup.server.fault(at, fault, times);
+        Ok(setup)
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = command(args);
+        command.env("HF_ENDPOINT", self.server.endpoint()).env("HF_HUB_CACHE", self.cache.path());
+        command
+    }
+
+    #[track_caller]
+    fn run(&self, args: &[&str]) -> Result<Run> {
+        Run::of(self.command(args).output()?)
+    }
+
+    /// Runs the model, which comes from the Hub or the cache.
+    #[track_caller]
+    fn forward(&self) -> Result<Run> {
+        self.run(&["forward", "--model", "gpt2", "--timeout", "2", "--json", "O Romeo"])
+    }
+
+    /// Fails unless the model runs and gives what the built-in one gives.
+    #[track_caller]
+    fn works(&self) -> Result<Run> {
+        let run = self.forward()?.succeeded();
+        assert_is_expected(&run.stdout)?;
+        Ok(run)
+    }
+
+    /// Fails unless the model runs without any request.
+    #[track_caller]
+    fn works_offline(&self) -> Result<()> {
+        let before = self.server.seen().len();
+        let mut command = self.command(&["forward", "--model", "gpt2", "--json", "O Romeo"]);
+        let run = Run::of(command.env("HF_HUB_OFFLINE", "1").output()?)?.succeeded();
+        assert_is_expected(&run.stdout)?;
+        assert_eq!(self.server.seen().len(), before, "a request");
+        Ok(())
+    }
+
+    fn repo(&self) -> PathBuf {
+        self.cache.path().join("models--openai-community--gpt2")
+    }
+
+    fn pointer(&self, name: &str) -> PathBuf {
+        self.repo().join("snapshots").join(COMMIT).join(name)
+    }
+
+    fn blob(&self, hash: &str) -> PathBuf {
+        self.repo().join("blobs").join(hash)
+    }
+
+    /// The requests for the content of large files.
+    fn fetches(&self) -> Vec<Seen> {
+        self.server.seen().into_iter().filter(|seen| seen.path.starts_with("/storage/")).collect()
+    }
+}
+
+/// Fails unless the numbers are those of the built-in model for the same prompt, and the commit is told.
+#[track_caller]
+fn assert_is_expected(json: &str) -> Result<()> {
+    let mut got: serde_json::Value = serde_json::from_str(json)?;
+    assert_eq!(got["provenance"]["commit"], COMMIT);
+    let hashes = got["provenance"]["weights"].as_object().ok_or("the weights' hashes")?;
+    assert!(hashes.values().all(|hash| *hash == *sha256_of(&weights())) && hashes.len() == 1, "{hashes:?}");
+    let mut demo: serde_json::Value = serde_json::from_str(&expected()?)?;
+    // The shards of a repository have hashes of their own.
+    for report in [&mut got, &mut demo] {
+        report["provenance"] = serde_json::Value::Null;
+    }
+    assert_eq!(got, demo, "other weights");
+    Ok(())
+}
+
+/// What the built-in model prints for the same prompt, under the name of the Hub's.
+fn expected() -> Result<String> {
+    let demo = Run::of(command(&["forward", "--json", "O Romeo"]).output()?)?.succeeded().stdout;
+    Ok(demo.replace("tiny-shakespeare (built in)", &format!("{MODEL}@{}", &COMMIT[..12])))
+}

@@ -1,0 +1,258 @@
+//! A headless Chromium and a page in it.
+
+#![allow(dead_code)] // each package uses a part of it
+
+use crate::common::Result;
+use fantoccini::actions::{
+    InputSource, KeyAction, KeyActions, MOUSE_BUTTON_LEFT, MouseActions, PointerAction,
+};
+use fantoccini::{Client, ClientBuilder, Locator};
+use hyper_util::client::legacy::connect::HttpConnector;
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// One browser at a time: two at once would make each test's waiting the other's doing.
+static TURN: Mutex<()> = Mutex::new(());
+
+/// chromedriver, on a port of its own choice.
+struct Driver {
+    process: Child,
+    port: u16,
+    /// Read from until the port is known, and open as long as the driver may write to it.
+    _stdout: BufReader<ChildStdout>,
+}
+
+impl Driver {
+    /// The driver takes a free port of IPv4 and then the same number of IPv6, which a server of another test may
+    /// hold: it then ends, and is started again.
+    fn start() -> Result<Self> {
+        for _ in 0..10 {
+            if let Some(driver) = Self::try_start()? {
+                return Ok(driver);
+            }
+        }
+        Err("chromedriver ended ten times before it named its port".into())
+    }
+
+    fn try_start() -> Result<Option<Self>> {
+        let mut process = Command::new("chromedriver").arg("--port=0").stdout(Stdio::piped()).spawn()?;
+        let mut stdout = BufReader::new(process.stdout.take().ok_or("a pipe")?);
+        let mut line = String::new();
+        loop {
+            line.clear();
+            if stdout.read_line(&mut line)? == 0 {
+                process.wait()?;
+                return Ok(None);
+            }
+            if let Some((_, port)) = line.rsplit_once("successfully on port ") {
+                let port = port.trim().trim_end_matches('.').parse()?;
+                return Ok(Some(Self { process, port, _stdout: stdout }));
+            }
+        }
+    }
+
+    /// A request beside those of the standard.
+    fn request(&self, method: &str, path: &str, body: &Value) -> Result<Value> {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
+        let (body, port) = (body.to_string(), self.port);
+        write!(
+            stream,
+            "{method} {path} HTTP/1.1\r\nHost: localhost:{port}\r\nConnection: close\r\n\
+             Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+            body.len()
+        )?;
+        stream.set_read_timeout(Some(Duration::from_secs(20)))?;
+        // The driver keeps the connection open whatever it is asked, so the length says where to stop.
+        let mut reader = BufReader::new(stream);
+        let mut length = 0;
+        loop {
+            let mut line = String::new();
+            reader.read_line(&mut line)?;
+            if let Some(value) = line.to_ascii_lowercase().strip_prefix("content-length:") {
+                length = value.trim().parse()?;
+            }
+            if line.trim().is_empty() {
+                break;
+            }
+        }
+        let mut content = vec![0; length];
+        reader.read_exact(&mut content)?;
+        Ok(serde_json::from_slice::<Value>(&content)?["value"].take())
+    }
+}
+
+impl Drop for Driver {
+    /// Also after a failed assertion: its browser must not outlive the test.
+    fn drop(&mut self) {
+        let _ = self.request("GET", "/shutdown", &json!({}));
+        let end = Instant::now() + Duration::from_secs(5);
+        while Instant::now() < end && matches!(self.process.try_wait(), Ok(None)) {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// A page that is open.
+pub(crate) struct Browser {
+    client: Client,
+    driver: Driver,
+    session: String,
+}
+
+/// Opens `page` in a window of 1400 x 900 and runs `test` on it. Afterwards the page must have logged
+/// nothing and fetched nothing.
+///
+/// Where there is no Chromium, this fails under CI, and elsewhere says that it was skipped.
+pub(crate) fn browse(page: &Path, test: impl AsyncFnOnce(&Browser) -> Result) -> Result {
+    let there = |name| Command::new(name).arg("--version").output().is_ok_and(|o| o.status.success());
+    if !there("chromium") || !there("chromedriver") {
+        let remedy = "chromium and chromedriver are needed; run: apt-get install chromium chromium-driver";
+        if std::env::var_os("CI").is_some() {
+            return Err(remedy.into());
+        }
+        // Past the capture of output: a test that did not run must not look like one that did.
+        writeln!(std::io::stderr(), "SKIPPED a page in Chromium: {remedy}")?;
+        return Ok(());
+    }
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let browser = Browser::open(page).await?;
+        test(&browser).await?;
+        assert_eq!(browser.get("performance.getEntriesByType('resource').length").await?, 0, "a request");
+        assert_eq!(browser.log()?, json!([]), "the console");
+        Ok(())
+    })
+}
+
+impl Browser {
+    async fn open(page: &Path) -> Result<Self> {
+        let driver = Driver::start()?;
+        // Without a sandbox, since CI's containers run as root.
+        let args = ["--headless=new", "--no-sandbox", "--window-size=1400,900", "--hide-scrollbars"];
+        let capabilities = json!({
+            "goog:chromeOptions": { "args": args },
+            "goog:loggingPrefs": { "browser": "ALL" },
+        });
+        let client = ClientBuilder::new(HttpConnector::new())
+            .capabilities(serde_json::from_value(capabilities)?)
+            .connect(&format!("http://127.0.0.1:{}", driver.port))
+            .await?;
+        let session = client.session_id().await?.ok_or("a session")?;
+        let browser = Self { client, driver, session };
+        browser.client.goto(&format!("file://{}", page.display())).await?;
+        browser.until("performance.getEntriesByName('ready').length > 0").await?;
+        Ok(browser)
+    }
+
+    /// Milliseconds from the start of navigation to a page that answers.
+    pub(crate) async fn ready_after(&self) -> Result<f64> {
+        let ready = self.get("performance.getEntriesByName('ready')[0].startTime").await?;
+        Ok(ready.as_f64().ok_or("a time")?)
+    }
+
+    /// One of Chromium's own requests: `/se/log`, `/goog/cdp/execute`.
+    fn extension(&self, path: &str, body: &Value) -> Result<Value> {
+        self.driver.request("POST", &format!("/session/{}{path}", self.session), body)
+    }
+
+    /// What the console said since this was last asked.
+    pub(crate) fn log(&self) -> Result<Value> {
+        self.extension("/se/log", &json!({ "type": "browser" }))
+    }
+
+    /// A command of the `DevTools` protocol.
+    pub(crate) fn devtools(&self, command: &str, params: &Value) -> Result<Value> {
+        self.extension("/goog/cdp/execute", &json!({ "cmd": command, "params": params }))
+    }
+
+    /// The value of an expression.
+    pub(crate) async fn get(&self, expression: &str) -> Result<Value> {
+        Ok(self.client.execute(&format!("return {expression}"), vec![]).await?)
+    }
+
+    /// The text of the first element that `css` selects.
+    pub(crate) async fn text(&self, css: &str) -> Result<String> {
+        let text = self.get(&format!("document.querySelector({css:?}).textContent")).await?;
+        Ok(text.as_str().unwrap_or_default().to_owned())
+    }
+
+    /// The texts of all elements that `css` selects.
+    pub(crate) async fn texts(&self, css: &str) -> Result<Vec<String>> {
+        let texts = format!("[...document.querySelectorAll({css:?})].map((e) => e.textContent)");
+        Ok(serde_json::from_value(self.get(&texts).await?)?)
+    }
+
+    /// Waits until an expression is true.
+    pub(crate) async fn until(&self, expression: &str) -> Result {
+        let end = Instant::now() + Duration::from_secs(20);
+        while self.get(expression).await? != true {
+            if Instant::now() > end {
+                return Err(format!("still not true after 20 s: {expression}").into());
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        Ok(())
+    }
+
+    /// A real click in the middle of an element.
+    pub(crate) async fn click(&self, css: &str) -> Result {
+        Ok(self.client.find(Locator::Css(css)).await?.click().await?)
+    }
+
+    /// Real keys, where the focus is. `\u{e000}` and what follows are the standard's names of special ones.
+    pub(crate) async fn keys(&self, keys: &str) -> Result {
+        let mut actions = KeyActions::new("keys".into());
+        for value in keys.chars() {
+            actions = actions.then(KeyAction::Down { value }).then(KeyAction::Up { value });
+        }
+        Ok(self.client.perform_actions(actions).await?)
+    }
+
+    /// Moves the mouse to a place of the window, and clicks there where `click` says so.
+    pub(crate) async fn mouse(&self, (x, y): (f64, f64), click: bool) -> Result {
+        #[allow(clippy::cast_possible_truncation)] // pixels of a window
+        let (x, y) = (x.round() as i64, y.round() as i64);
+        let mut actions =
+            MouseActions::new("mouse".into()).then(PointerAction::MoveTo { duration: None, x, y });
+        if click {
+            let button = MOUSE_BUTTON_LEFT;
+            actions = actions.then(PointerAction::Down { button }).then(PointerAction::Up { button });
+        }
+        Ok(self.client.perform_actions(actions).await?)
+    }
+
+    /// Opens a head and waits for its weights.
+    pub(crate) async fn head(&self, name: &str) -> Result {
+        let (layer, head) = name.split_once('.').ok_or("layer.head")?;
+        self.get(&format!("document.querySelector('[aria-label^=\"Layer {layer}, head {head}:\"]').click()"))
+            .await?;
+        self.until(&format!("document.documentElement.dataset.shown === {name:?}")).await
+    }
+
+    /// Where the middle of a cell is in the window, while the whole map is shown: the geometry of map.js.
+    pub(crate) async fn cell(&self, queries: usize, keys: usize, at: (usize, usize)) -> Result<(f64, f64)> {
+        let rect = self.get("document.getElementById('map').getBoundingClientRect().toJSON()").await?;
+        let of = |name: &str| rect[name].as_f64().ok_or("a number");
+        let (left, top) = (104.0, 84.0);
+        let width = (of("width")?.round() - left - 4.0) / keys as f64;
+        let size = width.min((of("height")?.round() - top - 4.0) / queries as f64);
+        Ok((of("x")? + left + (at.1 as f64 + 0.5) * size, of("y")? + top + (at.0 as f64 + 0.5) * size))
+    }
+
+    /// What the page says of a cell when the mouse is on it: query, key, weight and error.
+    pub(crate) async fn value(&self) -> Result<(usize, usize, f64, f64)> {
+        let positions = self.texts("#readout .position").await?;
+        let [query, key] = &positions[..] else { return Err(format!("positions {positions:?}").into()) };
+        let value = self.text("#readout .value").await?;
+        let (weight, error) = value.split_once(" ± ").ok_or_else(|| format!("{value:?} has no error"))?;
+        Ok((query.parse()?, key.parse()?, weight.parse()?, error.parse()?))
+    }
+}

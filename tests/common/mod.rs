@@ -1,0 +1,70 @@
+//! What the tests of several packages need: the reference data, and one measure of error.
+
+#![allow(dead_code)] // each package uses a part of it
+
+use candle_core::{DType, Device, Tensor};
+use std::collections::HashMap;
+use std::path::PathBuf;
+
+pub(crate) type Result<T = ()> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+/// `tests/data/<case>`
+pub(crate) fn data(case: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/data").join(case)
+}
+
+/// What transformers computed for a case.
+pub(crate) fn reference(case: &str) -> Result<HashMap<String, Tensor>> {
+    Ok(candle_core::safetensors::load(data(case).join("reference.safetensors"), &Device::Cpu)?)
+}
+
+/// `max |got - expected| / max |expected|`, in f64.
+pub(crate) fn relative_error(got: &Tensor, expected: &Tensor) -> Result<f64> {
+    if got.dims() != expected.dims() {
+        return Err(format!("shape {:?}, expected {:?}", got.dims(), expected.dims()).into());
+    }
+    let (got, expected) = (got.to_dtype(DType::F64)?, expected.to_dtype(DType::F64)?);
+    let largest = |x: &Tensor| x.abs()?.flatten_all()?.max(0)?.to_scalar::<f64>();
+    let difference = (got - &expected)?;
+    // `max` passes over a NaN; a sum does not.
+    if difference.sum_all()?.to_scalar::<f64>()?.is_nan() {
+        return Ok(f64::NAN);
+    }
+    Ok(largest(&difference)? / largest(&expected)?)
+}
+
+/// Fails, with the numbers, unless `got` is within `tolerance` of `expected`.
+#[track_caller]
+pub(crate) fn assert_close(what: &str, got: &Tensor, expected: &Tensor, tolerance: f64) {
+    let error = relative_error(got, expected).unwrap_or_else(|e| panic!("{what}: {e}"));
+    assert!(error <= tolerance, "{what}: relative error {error:e} is above {tolerance:e}");
+}
+
+/// `t` ids below the random models' vocabulary, different for each `salt`: (1, T).
+pub(crate) fn some_ids(t: usize, salt: usize) -> Result<Tensor> {
+    let ids: Vec<u32> = (0..t)
+        .map(|i| u32::try_from((i * 7 + i * i * 3 + salt * 11) % 37))
+        .collect::<std::result::Result<_, _>>()?;
+    Ok(Tensor::from_vec(ids, (1, t), &Device::Cpu)?)
+}
+
+/// How many cases a property is tried on: `usual`, or `PROPTEST_CASES` where a slow checker asks for fewer.
+pub(crate) fn cases(usual: u32) -> u32 {
+    std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(usual)
+}
+
+/// Which keys are visible: about half of them, none of row 0 in every fourth case.
+pub(crate) fn some_padding(b: usize, s: usize, seed: u64) -> Vec<Vec<u8>> {
+    let bit = |i: usize, j: usize| u8::from((seed >> ((i * 7 + j * 5) % 13)) & 1 == 1);
+    (0..b)
+        .map(|i| (0..s).map(|j| if i == 0 && seed.is_multiple_of(4) { 0 } else { bit(i, j) }).collect())
+        .collect()
+}
+
+/// The largest magnitude, NaN where there is one.
+pub(crate) fn max_abs(x: &Tensor) -> Result<f32> {
+    let values: Vec<f32> = x.to_dtype(DType::F32)?.abs()?.flatten_all()?.to_vec1()?;
+    Ok(values
+        .into_iter()
+        .fold(0.0, |most, x| if x.is_nan() || most.is_nan() { f32::NAN } else { x.max(most) }))
+}

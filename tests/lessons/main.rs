@@ -1,0 +1,104 @@
+//! Five texts on attention, which are not part of this repository: every number that they print, what they say without
+//! printing it, and the variants that they build.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod conversions;
+mod document_000;
+mod document_001;
+mod document_002;
+mod document_003;
+mod document_004;
+mod errors;
+mod gradients;
+mod masking;
+mod printed_001;
+
+use crate::common::{Result, data};
+use candle_core::{DType, Device, Tensor};
+use candle_nn::VarBuilder;
+use std::collections::HashMap;
+
+/// Four printed decimals stand for half of the last one either way. The rest is f32's: another order of
+/// summing moves values below 3 by some 1e-7.
+const TOLERANCE: f64 = 5e-5 + 1e-6;
+
+/// What a cell prints, and what our types make of the same input.
+struct Printed {
+    cell: &'static str,
+    numbers: Vec<f64>,
+    got: Vec<f64>,
+}
+
+impl Printed {
+    fn new<const N: usize>(cell: &'static str, got: &Tensor, rows: &[[f64; N]]) -> Result<Self> {
+        let got = got.to_dtype(DType::F64)?.flatten_all()?.to_vec1()?;
+        Ok(Self { cell, numbers: rows.as_flattened().to_vec(), got })
+    }
+
+    fn shape(cell: &'static str, got: &Tensor, shape: &[u32]) -> Self {
+        let got = got.dims().iter().map(|&n| n as f64).collect();
+        Self { cell, numbers: shape.iter().copied().map(f64::from).collect(), got }
+    }
+
+    /// How many numbers are ours too.
+    fn reproduced(&self) -> usize {
+        // -inf is itself, and at no distance from anything else.
+        let equal = |(a, b): (&f64, &f64)| a.total_cmp(b).is_eq() || (a - b).abs() <= TOLERANCE;
+        self.numbers.iter().zip(&self.got).filter(|&pair| equal(pair)).count()
+    }
+
+    #[track_caller]
+    fn check(&self) {
+        assert_eq!(self.numbers.len(), self.got.len(), "{}: how many numbers", self.cell);
+        assert_eq!(
+            self.reproduced(),
+            self.numbers.len(),
+            "{}: printed {:?}, got {:?}",
+            self.cell,
+            self.numbers,
+            self.got
+        );
+    }
+}
+
+/// What `scripts/make_seed_constants.py` stored.
+fn stored() -> Result<HashMap<String, Tensor>> {
+    Ok(candle_core::safetensors::load(data("seeds").join("parameters.safetensors"), &Device::Cpu)?)
+}
+
+/// The same as a checkpoint.
+fn checkpoint() -> Result<VarBuilder<'static>> {
+    Ok(VarBuilder::from_tensors(stored()?, DType::F32, &Device::Cpu))
+}
+
+/// "Your journey starts with one step": (6, 3).
+fn words() -> Result<Tensor> {
+    Ok(Tensor::new(&printed_001::WORDS, &Device::Cpu)?)
+}
+
+/// The six words twice: (2, 6, 3).
+fn batch() -> Result<Tensor> {
+    Ok(Tensor::stack(&[words()?, words()?], 0)?)
+}
+
+/// Normal numbers of a seed.
+fn normal(seed: u64, shape: impl Into<candle_core::Shape>) -> Result<Tensor> {
+    let init = candle_nn::Init::Randn { mean: 0., stdev: 1. };
+    Ok(gpt2_model::init::seeded(seed, DType::F32, &Device::Cpu).get_with_hints(shape.into(), "x", init)?)
+}
+
+/// The docs of `gpt2_lessons` say how many numbers of each document are reproduced; so do the tests.
+#[test]
+fn the_docs_count_as_the_tests_do() -> Result {
+    let docs = include_str!("../../crates/lessons/src/lib.rs");
+    let mut rows = vec![("000_4b640e2881ba5b39", "GPT-2's block", document_000::count()?)];
+    rows.extend(document_001::counts()?.map(|(what, count)| ("001_3b936f420483d060", what, count)));
+    rows.push(("002_4cdd2acc7d76054e", "matrices for each head", document_002::count()?));
+    for (file, mechanism, count) in rows {
+        let start = format!("//! | `{file}` | {mechanism} |");
+        let row = docs.lines().find(|line| line.starts_with(&start)).ok_or_else(|| format!("no {start}"))?;
+        assert!(row.contains(&format!("| {count}")), "{row}\nshould say {count}");
+    }
+    Ok(())
+}

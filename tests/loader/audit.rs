@@ -1,0 +1,155 @@
+//! The audit: one error lists everything that does not fit, and buffers are no part of it.
+
+use crate::common::{Result, data};
+use crate::folder::{Folder, Raw, Tensors, assert_says, read, zeros};
+use candle_core::{DType, Device};
+use gpt2_loader::LoadError;
+use safetensors::Dtype;
+
+fn odd() -> Result<Tensors> {
+    read(&data("odd").join("model.safetensors"))
+}
+
+fn u8_triangle(n: usize) -> Raw {
+    zeros(Dtype::U8, &[1, 1, n, n])
+}
+
+#[test]
+fn one_error_lists_everything_that_does_not_fit() -> Result {
+    let mut tensors = odd()?;
+    tensors.remove("transformer.wpe.weight");
+    tensors.remove("transformer.h.0.mlp.c_proj.bias");
+    tensors.insert("transformer.h.1.crossattention.c_attn.weight".into(), zeros(Dtype::F32, &[48, 96]));
+    if let Some(c_fc) = tensors.get_mut("transformer.h.1.mlp.c_fc.weight") {
+        assert_eq!(c_fc.shape, [48, 192]);
+        c_fc.shape.reverse();
+    }
+    tensors.insert("transformer.ln_f.weight".into(), zeros(Dtype::I64, &[48]));
+    tensors.insert("transformer.h.0.attn.bias".into(), u8_triangle(77));
+    let folder = Folder::with_tensors("odd", &tensors)?;
+
+    let audit = folder.audit()?;
+    let missing: Vec<_> = audit.missing.iter().map(|p| (p.name.as_str(), p.shape.as_slice())).collect();
+    assert_eq!(missing, [("wpe.weight", &[77, 48][..]), ("h.0.mlp.c_proj.bias", &[48])]);
+    let unexpected: Vec<_> = audit.unexpected.iter().map(|t| t.name.as_str()).collect();
+    assert_eq!(unexpected, ["transformer.h.1.crossattention.c_attn.weight"]);
+    let mismatched: Vec<_> = audit
+        .mismatched
+        .iter()
+        .map(|m| (m.found.name.as_str(), m.found.shape.as_slice(), m.expected.as_slice()))
+        .collect();
+    assert_eq!(
+        mismatched,
+        [
+            ("transformer.h.1.mlp.c_fc.weight", &[192, 48][..], &[48, 192][..]),
+            ("transformer.ln_f.weight", &[48], &[48])
+        ]
+    );
+    assert_eq!(audit.buffers.len(), 1);
+
+    for error in [
+        folder.load().expect_err("load_model"),
+        folder.open()?.var_builder(DType::F32, &Device::Cpu).map(|_| ()).expect_err("var_builder"),
+    ] {
+        assert!(matches!(error, LoadError::Audit(_)), "{error:?}");
+        let message = error.to_string();
+        let path = folder.path().display().to_string();
+        let parts = [
+            path.as_str(),
+            "missing     wpe.weight [77, 48]",
+            "missing     h.0.mlp.c_proj.bias [48]",
+            "unexpected  transformer.h.1.crossattention.c_attn.weight F32 [48, 96] in model.safetensors",
+            "mis-shaped  transformer.h.1.mlp.c_fc.weight F32 [192, 48] in model.safetensors",
+            "[48, 192]",
+            "mis-shaped  transformer.ln_f.weight I64 [48] in model.safetensors, expected a float",
+            "check that config.json and the weights belong together",
+        ];
+        assert_says("audit", &message, &parts);
+        assert!(!message.contains("attn.bias"), "the buffer is fine: {message}");
+    }
+    Ok(())
+}
+
+#[test]
+fn the_bias_of_c_attn_is_never_taken_for_a_buffer() -> Result {
+    let mut tensors = odd()?;
+    let bias = tensors.remove("transformer.h.1.attn.c_attn.bias").ok_or("there")?;
+    tensors.insert("transformer.h.1.attn.bias".into(), u8_triangle(77));
+    let audit = Folder::with_tensors("odd", &tensors)?.audit()?;
+    assert_eq!(audit.missing.iter().map(|p| p.name.as_str()).collect::<Vec<_>>(), ["h.1.attn.c_attn.bias"]);
+    assert_eq!(audit.buffers.len(), 1);
+
+    // Nor is a vector under the buffer's name a buffer, or c_attn's bias.
+    tensors.insert("transformer.h.1.attn.bias".into(), bias);
+    let audit = Folder::with_tensors("odd", &tensors)?.audit()?;
+    assert_eq!(audit.missing.len(), 1);
+    assert_eq!(
+        audit.unexpected.iter().map(|t| t.name.as_str()).collect::<Vec<_>>(),
+        ["transformer.h.1.attn.bias"]
+    );
+    assert!(audit.buffers.is_empty());
+    Ok(())
+}
+
+#[test]
+fn buffers_are_never_unexpected_and_never_counted() -> Result {
+    let clean = Folder::of("odd")?.audit()?;
+    for dtype in [Dtype::F32, Dtype::F16, Dtype::U8, Dtype::BOOL] {
+        let mut tensors = odd()?;
+        for layer in 0..2 {
+            tensors.insert(format!("transformer.h.{layer}.attn.bias"), zeros(dtype, &[1, 1, 77, 77]));
+            tensors.insert(format!("transformer.h.{layer}.attn.masked_bias"), zeros(Dtype::F32, &[]));
+        }
+        let audit = Folder::with_tensors("odd", &tensors)?.audit()?;
+        assert!(audit.is_clean(), "{dtype:?}: {audit}");
+        assert_eq!((audit.buffers.len(), audit.parameter_count), (4, clean.parameter_count));
+    }
+    Ok(())
+}
+
+#[test]
+fn a_buffer_of_a_layer_that_is_not_there_is_unexpected() -> Result {
+    let mut tensors = odd()?;
+    tensors.insert("transformer.h.2.attn.bias".into(), u8_triangle(77));
+    let audit = Folder::with_tensors("odd", &tensors)?.audit()?;
+    assert_eq!(
+        audit.unexpected.iter().map(|t| t.name.as_str()).collect::<Vec<_>>(),
+        ["transformer.h.2.attn.bias"]
+    );
+    Ok(())
+}
+
+#[test]
+fn a_name_saved_twice_is_reported() -> Result {
+    let mut tensors = odd()?;
+    tensors.insert("ln_f.bias".into(), zeros(Dtype::F32, &[48]));
+    let folder = Folder::with_tensors("odd", &tensors)?;
+    let audit = folder.audit()?;
+    assert!(!audit.is_clean());
+    assert_eq!(audit.duplicates.len(), 1);
+    assert_says(
+        "twice",
+        &folder.refusal("twice"),
+        &["twice", "ln_f.bias", "model.safetensors", "`transformer.`"],
+    );
+    Ok(())
+}
+
+#[test]
+fn another_models_config_is_refused() -> Result {
+    let folder = Folder::of("odd")?;
+    for (field, value, part) in [
+        ("n_layer", 3, "missing     h.2.ln_1.weight"),
+        ("n_layer", 1, "unexpected  transformer.h.1.ln_1.weight"),
+        ("n_positions", 78, "expected a float dtype and [78, 48]"),
+        ("vocab_size", 100, "expected a float dtype and [100, 48]"),
+        ("n_embd", 96, "expected a float dtype and [96, 288]"),
+        ("n_inner", 100, "expected a float dtype and [48, 100]"),
+    ] {
+        let folder = Folder::of("odd")?;
+        folder.set_config(field, value.into())?;
+        assert_says(field, &folder.refusal(field), &[part, "do not fit config.json"]);
+    }
+    assert!(folder.load().is_ok());
+    Ok(())
+}

@@ -1,0 +1,155 @@
+//! Folders that are none, and damage to config.json: each has its own message.
+
+use crate::common::Result;
+use crate::folder::{Folder, assert_says};
+use gpt2_loader::{LoadError, Source};
+use serde_json::{Value, json};
+
+#[test]
+fn a_folder_that_is_not_there() -> Result {
+    let folder = Folder::empty()?;
+    let path = folder.file("nowhere");
+    let error = Source::directory(&path).open().expect_err("nowhere");
+    assert!(matches!(error, LoadError::NotFound { .. }), "{error:?}");
+    assert_says(
+        "nowhere",
+        &error.to_string(),
+        &[&path.display().to_string(), "no such directory", "config.json"],
+    );
+    Ok(())
+}
+
+#[test]
+fn a_file_where_a_folder_is_needed() -> Result {
+    let folder = Folder::of("odd")?;
+    let path = folder.file("model.safetensors");
+    let error = Source::directory(&path).open().expect_err("a file");
+    assert!(matches!(error, LoadError::NotADirectory { .. }), "{error:?}");
+    assert_says("a file", &error.to_string(), &[&path.display().to_string(), "is a file", "name the folder"]);
+    Ok(())
+}
+
+#[test]
+fn a_folder_without_a_config() -> Result {
+    let folder = Folder::of("odd")?;
+    std::fs::remove_file(folder.file("config.json"))?;
+    let error = folder.load().expect_err("no config");
+    assert!(matches!(error, LoadError::NoConfig { .. }), "{error:?}");
+    let path = folder.path().display().to_string();
+    assert_says("no config", &error.to_string(), &[&path, "no config.json", "save_pretrained"]);
+    Ok(())
+}
+
+#[test]
+fn a_folder_without_weights() -> Result {
+    let folder = Folder::of("odd")?;
+    std::fs::remove_file(folder.file("model.safetensors"))?;
+    let error = folder.load().expect_err("no weights");
+    assert!(matches!(error, LoadError::NoWeights { .. }), "{error:?}");
+    let path = folder.path().display().to_string();
+    assert_says("no weights", &error.to_string(), &[&path, "model.safetensors", "pytorch_model.bin"]);
+    Ok(())
+}
+
+#[test]
+#[cfg(unix)]
+fn a_link_that_leads_nowhere_is_named() -> Result {
+    for name in ["config.json", "model.safetensors"] {
+        let folder = Folder::of("odd")?;
+        std::fs::remove_file(folder.file(name))?;
+        std::os::unix::fs::symlink(folder.file("gone"), folder.file(name))?;
+        assert_says(name, &folder.refusal(name), &[&folder.file(name).display().to_string(), "No such file"]);
+    }
+    Ok(())
+}
+
+#[test]
+fn a_config_that_is_no_json_or_no_config() -> Result {
+    let whole = std::fs::read(crate::common::data("odd").join("config.json"))?;
+    for (what, content) in [
+        ("empty", &b""[..]),
+        ("truncated", &whole[..whole.len() / 2]),
+        ("one byte short", &whole[..whole.len() - 3]),
+        ("a web page", b"<!DOCTYPE html><html></html>"),
+        ("binary", b"\x80\x02\xff\xfe\0\0"),
+        ("a number", b"7"),
+        ("text behind it", b"{} {}"),
+    ] {
+        let folder = Folder::of("odd")?;
+        folder.write("config.json", content)?;
+        let error = folder.load().expect_err(what);
+        assert!(matches!(error, LoadError::Json { .. }), "{what}: {error:?}");
+        let path = folder.file("config.json").display().to_string();
+        assert_says(what, &error.to_string(), &[&path, "at line", "expected a GPT-2 config"]);
+    }
+    Ok(())
+}
+
+#[test]
+fn a_list_is_no_config() -> Result {
+    for content in ["[]", "[101, 77, 48, 2, 3]"] {
+        let folder = Folder::of("odd")?;
+        folder.write("config.json", content)?;
+        assert_says(content, &folder.refusal(content), &["config.json", "expected a GPT-2 config"]);
+    }
+    Ok(())
+}
+
+#[test]
+fn every_unsupported_or_impossible_value_is_refused_by_name() -> Result {
+    let cases: [(&str, Value, &[&str]); 18] = [
+        ("n_head", json!(5), &["n_embd (48)", "n_head (5)"]),
+        ("n_head", json!(0), &["n_head is 0", "expected 1 to"]),
+        ("n_layer", json!(0), &["n_layer is 0"]),
+        ("n_embd", json!(0), &["n_embd is 0"]),
+        ("n_positions", json!(0), &["n_positions is 0"]),
+        ("vocab_size", json!(0), &["vocab_size is 0"]),
+        ("n_inner", json!(0), &["n_inner is 0"]),
+        ("n_embd", json!(u64::MAX), &["n_embd is", "expected 1 to"]),
+        ("n_positions", json!(u64::MAX), &["n_positions is", "expected 1 to"]),
+        ("vocab_size", json!(u64::MAX), &["vocab_size is"]),
+        ("n_layer", json!(u64::MAX), &["n_layer is"]),
+        ("attn_pdrop", json!(1.5), &["attn_pdrop is 1.5", "below 1"]),
+        ("layer_norm_epsilon", json!(-1.0), &["layer_norm_epsilon is -1"]),
+        ("add_cross_attention", json!(true), &["add_cross_attention", "not supported", "decoder-only"]),
+        ("model_type", json!("bert"), &["model_type", "\"bert\"", "only \"gpt2\""]),
+        ("quantization_config", json!({"bits": 4}), &["quantization_config", "not supported", "f16"]),
+        ("n_layer", json!(-3), &["-3", "n_layer"]),
+        ("activation_function", json!("mish"), &["activation_function", "mish", "gelu_new"]),
+    ];
+    let mut failures = vec![];
+    for (field, value, parts) in cases {
+        let folder = Folder::of("odd")?;
+        folder.set_config(field, value.clone())?;
+        let message = folder.refusal(field);
+        let path = folder.file("config.json").display().to_string();
+        for part in parts.iter().chain(&[path.as_str()]).filter(|part| !message.contains(**part)) {
+            failures.push(format!("{field} = {value}: {part:?} is not in: {message}"));
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+    Ok(())
+}
+
+#[test]
+fn sizes_beyond_reason_are_refused_by_name_and_others_by_the_file() -> Result {
+    // In a process that may fail, within bounds of memory: cli::hostile.
+    for (field, beyond, other) in [
+        ("n_positions", 900_000_003, 16_000),
+        ("vocab_size", 4_000_000_000u64, 16_000_000),
+        ("n_embd", 900_000_003, 60_000),
+        ("n_inner", 900_000_003, 200_000),
+        ("n_layer", 4_000_000_000, 1000),
+    ] {
+        let folder = Folder::of("odd")?;
+        folder.set_config(field, json!(beyond))?;
+        assert_says(
+            field,
+            &folder.refusal(field),
+            &["config.json", &format!("{field} is {beyond}"), "expected 1 to"],
+        );
+        folder.set_config(field, json!(other))?;
+        assert_says(field, &folder.refusal(field), &["do not fit config.json"]);
+    }
+    Ok(())
+}

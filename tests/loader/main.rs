@@ -1,0 +1,43 @@
+//! Checkpoints: what is saved loads again, every kind that exists loads, and each damage has a message.
+
+mod audit;
+#[path = "../common/mod.rs"]
+mod common;
+mod config;
+#[path = "../common/folder.rs"]
+mod folder;
+mod fuzz_corpus;
+mod kinds;
+#[path = "../common/models.rs"]
+mod models;
+mod pickle;
+#[path = "../common/pickles.rs"]
+mod pickles;
+mod round_trip;
+mod tokenizer;
+mod tokenizer_shape;
+mod tokenizer_text;
+mod weights;
+
+use crate::common::Result;
+use candle_core::{Device, Tensor};
+use gpt2_model::{ForwardArgs, Gpt2LMHeadModel};
+
+/// Each f32 as its bits.
+fn bits(tensor: &Tensor) -> Result<Vec<u32>> {
+    Ok(tensor.flatten_all()?.to_vec1::<f32>()?.into_iter().map(f32::to_bits).collect())
+}
+
+/// Every parameter by name, as bits.
+fn parameter_bits(model: &Gpt2LMHeadModel) -> Result<Vec<(String, Vec<u32>)>> {
+    model.named_parameters().into_iter().map(|(name, t)| Ok((name, bits(&t)?))).collect()
+}
+
+/// The logits' bits over a whole context of different ids.
+fn logit_bits(model: &Gpt2LMHeadModel) -> Result<Vec<u32>> {
+    let (n, v) = (model.config().n_positions, model.config().vocab_size);
+    let ids: Vec<u32> =
+        (0..n).map(|i| u32::try_from((i * 7 + 3) % v)).collect::<std::result::Result<_, _>>()?;
+    let ids = Tensor::from_vec(ids, (1, n), &Device::Cpu)?;
+    bits(&model.forward(&ids, ForwardArgs::default())?.logits)
+}

@@ -1,0 +1,186 @@
+//! Damage to `pytorch_model.bin`: an error or a success, never a panic.
+
+use super::parameter_bits;
+use super::weights::wrong_files;
+use crate::common::{Result, data};
+use crate::folder::{Folder, assert_says};
+use crate::models::load;
+use crate::pickles::{BIN, entries, with_pickle, zip};
+use candle_core::DType;
+use gpt2_loader::LoadError;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+#[track_caller]
+fn assert_damaged(what: &str, folder: &Folder, parts: &[&str]) {
+    let error = folder.load().expect_err(what);
+    assert!(matches!(error, LoadError::Damaged { .. }), "{what}: {error:?}");
+    let path = folder.file(BIN).display().to_string();
+    assert_says(what, &error.to_string(), &[&path, "damaged or not a PyTorch zip file", "fetch"]);
+    assert_says(what, &error.to_string(), parts);
+}
+
+#[test]
+fn an_archive_written_by_these_tests_is_read() -> Result {
+    let entries = entries("pickle")?;
+    assert_eq!((entries.len(), entries[0].0.as_str()), (39, "pytorch_model/data.pkl"));
+    let folder = with_pickle(&entries[0].1)?;
+    assert_eq!(parameter_bits(&folder.load()?)?, parameter_bits(&load("untied", DType::F32)?)?);
+    Ok(())
+}
+
+#[test]
+fn a_file_that_is_not_whole_or_no_archive() -> Result {
+    let whole = std::fs::read(data("pickle").join(BIN))?;
+    for (what, file, remedy) in wrong_files(&whole) {
+        let folder = Folder::of("pickle")?;
+        folder.write(BIN, file)?;
+        let error = folder.load().expect_err(what);
+        assert!(matches!(error, LoadError::Damaged { .. }), "{what}: {error:?}");
+        assert_says(what, &error.to_string(), &[&folder.file(BIN).display().to_string(), remedy]);
+    }
+    let folder = Folder::of("pickle")?;
+    folder.write(BIN, b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.")?;
+    assert_damaged("before 1.6", &folder, &["before PyTorch 1.6", "save it again"]);
+    Ok(())
+}
+
+#[test]
+fn an_archive_without_what_the_pickle_names() -> Result {
+    let folder = Folder::of("pickle")?;
+    let mut some = entries("pickle")?;
+    some.retain(|(name, _)| name != "pytorch_model/data/7");
+    folder.write(BIN, zip(&some)?)?;
+    assert_damaged("no storage 7", &folder, &["pytorch_model/data/7"]);
+
+    let mut short = entries("pickle")?;
+    if let Some((_, data)) = short.iter_mut().find(|(name, _)| name == "pytorch_model/data/0") {
+        data.pop();
+    }
+    folder.write(BIN, zip(&short)?)?;
+    assert_damaged("a short storage", &folder, &["transformer.wte.weight", "outside its storage"]);
+
+    some.remove(0);
+    folder.write(BIN, zip(&some)?)?;
+    assert_damaged("no pickle", &folder, &["no data.pkl"]);
+    Ok(())
+}
+
+#[test]
+fn a_pickle_cut_at_any_place_is_an_error() -> Result {
+    let whole = entries("pickle")?.swap_remove(0).1;
+    for len in (0..whole.len()).step_by(97).chain([whole.len() - 1]) {
+        assert_damaged(&format!("{len} bytes"), &with_pickle(&whole[..len])?, &[]);
+    }
+    Ok(())
+}
+
+#[test]
+fn any_flipped_byte_of_the_pickle_is_an_error_or_a_success() -> Result {
+    let whole = entries("pickle")?.swap_remove(0).1;
+    let mut rng = ChaCha8Rng::seed_from_u64(3);
+    let (mut loaded, mut refused) = (0, 0);
+    for _ in 0..600 {
+        let (at, to) = (rng.random_range(0..whole.len()), rng.random::<u8>());
+        let mut pickle = whole.clone();
+        pickle[at] = to;
+        let folder = with_pickle(&pickle)?;
+        let result = catch_unwind(AssertUnwindSafe(|| folder.load().is_ok()));
+        assert!(result.is_ok(), "byte {at} of data.pkl as {to:#04x} panics");
+        *if result.is_ok_and(|ok| ok) { &mut loaded } else { &mut refused } += 1;
+    }
+    // The flips reach the pickle: past the checksum, and into bytes that matter.
+    assert!(loaded > 0 && refused > 100, "{loaded} loaded, {refused} refused");
+    Ok(())
+}
+
+#[test]
+fn any_flipped_byte_of_the_archive_is_an_error_or_a_success() -> Result {
+    let whole = zip(&entries("pickle")?)?;
+    let mut rng = ChaCha8Rng::seed_from_u64(4);
+    let folder = Folder::of("pickle")?;
+    for _ in 0..600 {
+        let (at, to) = (rng.random_range(0..whole.len()), rng.random::<u8>());
+        let mut bytes = whole.clone();
+        bytes[at] = to;
+        folder.write(BIN, bytes)?;
+        let loaded = catch_unwind(AssertUnwindSafe(|| folder.load().map(|_| ())));
+        assert!(loaded.is_ok(), "byte {at} of the archive as {to:#04x} panics");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_storage_beyond_the_end_of_the_file_is_an_error() -> Result {
+    let entries = entries("pickle")?;
+    let mut bytes = zip(&entries)?;
+    // The local header of the last weights says that 65535 bytes of extra fields stand before them.
+    let name = b"pytorch_model/data/28";
+    let local = bytes.windows(name.len()).position(|w| w == name).ok_or("there")? - 30;
+    bytes[local + 28..local + 30].copy_from_slice(&u16::MAX.to_le_bytes());
+    assert!(bytes.len() < 65_535);
+    let folder = Folder::of("pickle")?;
+    folder.write(BIN, bytes)?;
+    let loaded = catch_unwind(AssertUnwindSafe(|| folder.load().map(|_| ())));
+    assert!(loaded.is_ok_and(|l| l.is_err()), "it must be an error, not a panic");
+    Ok(())
+}
+
+#[test]
+fn pickles_that_hold_no_weights_are_errors() -> Result {
+    // Protocol 2, then what each name says, then the end.
+    for (what, pickle) in [
+        ("nothing on the stack", &b"\x80\x02."[..]),
+        ("a list", b"\x80\x02]."),
+        ("an unknown operation", b"\x80\x02\xff."),
+        ("a call of os.system", b"\x80\x02cposix\nsystem\nX\x02\0\0\0ls\x85R."),
+        (
+            "a tensor that is a call of os.system",
+            b"\x80\x02}X\x01\0\0\0ucposix\nsystem\nX\x02\0\0\0ls\x85Rs.",
+        ),
+        ("a memo that was never put", b"\x80\x02h\x07."),
+        ("no mark", b"\x80\x02t."),
+        ("a tensor without arguments", b"\x80\x02}X\x01\0\0\0uctorch._utils\n_rebuild_tensor_v2\n)Rs."),
+        ("a parameter without a tensor", b"\x80\x02}X\x01\0\0\0uctorch._utils\n_rebuild_parameter\n)Rs."),
+    ] {
+        assert_damaged(what, &with_pickle(pickle)?, &[]);
+    }
+    Ok(())
+}
+
+#[test]
+fn an_integer_of_many_bytes_is_an_error_or_a_success() -> Result {
+    // LONG1 of 255 bytes: shifting it into 64 bits overflows, which panics where overflow is checked.
+    let mut pickle = b"\x80\x02}X\x01\0\0\0u\x8a\xff".to_vec();
+    pickle.extend([1; 255]);
+    pickle.extend(b"s.");
+    let folder = with_pickle(&pickle)?;
+    let loaded = catch_unwind(AssertUnwindSafe(|| folder.load().map(|_| ())));
+    assert!(loaded.is_ok_and(|l| l.is_err()), "it must be an error, not a panic");
+    Ok(())
+}
+
+/// The archive's own checksum is held against what its storages hold, though nothing else would notice.
+#[test]
+fn a_flipped_bit_in_any_storage_is_an_error_that_names_it() -> Result {
+    let entries = entries("pickle")?;
+    let whole = zip(&entries)?;
+    let folder = Folder::of("pickle")?;
+    let mut storages = 0;
+    for (name, content) in
+        entries.iter().filter(|(name, content)| name.contains("/data/") && !content.is_empty())
+    {
+        let local = whole.windows(name.len()).position(|w| w == name.as_bytes()).ok_or("its local header")?;
+        let data = whole[local..].windows(content.len()).position(|w| w == &content[..]).ok_or("its data")?;
+        let mut bytes = whole.clone();
+        bytes[local + data + content.len() / 2] ^= 1;
+        folder.write(BIN, bytes)?;
+        assert_damaged(name, &folder, &[name, "CRC-32"]);
+        storages += 1;
+    }
+    assert!(storages > 10, "{storages} storages");
+    folder.write(BIN, whole)?;
+    folder.load()?;
+    Ok(())
+}

@@ -1,0 +1,164 @@
+//! What `save` writes loads again, bit for bit, under the names that transformers uses.
+
+use super::{logit_bits, parameter_bits};
+use crate::common::{Result, data};
+use crate::folder::{Folder, read};
+use crate::models::load;
+use candle_core::{DType, Device};
+use gpt2_loader::{Checkpoint, SaveOptions, Source, Tokenizer, save};
+use safetensors::{Dtype, SafeTensors};
+use std::collections::BTreeSet;
+
+#[test]
+fn a_saved_model_loads_again_bit_for_bit() -> Result {
+    for (case, tied) in [("odd", true), ("untied", false)] {
+        let model = load(case, DType::F32)?;
+        for (dtype, buffers) in [(None, false), (None, true), (Some(DType::F32), true)] {
+            let folder = Folder::empty()?;
+            save(folder.path(), &model, None, SaveOptions::default().dtype(dtype).buffers(buffers))?;
+            assert_eq!(folder.names()?, ["config.json", "model.safetensors"]);
+            let again = folder.load()?;
+            assert_eq!(again.config(), model.config(), "{case}");
+            assert_eq!((again.is_tied(), model.is_tied()), (tied, tied), "{case}");
+            assert_eq!(parameter_bits(&again)?, parameter_bits(&model)?, "{case}");
+            assert_eq!(logit_bits(&again)?, logit_bits(&model)?, "{case}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_saved_file_has_transformers_names_and_format() -> Result {
+    for (case, tied) in [("odd", true), ("untied", false)] {
+        for buffers in [false, true] {
+            let folder = Folder::empty()?;
+            save(folder.path(), &load(case, DType::F32)?, None, SaveOptions::default().buffers(buffers))?;
+            let path = folder.file("model.safetensors");
+            // transformers wrote the case: its names are the names.
+            let mut expected: BTreeSet<String> =
+                read(&data(case).join("model.safetensors"))?.into_keys().collect();
+            assert_eq!(expected.contains("lm_head.weight"), !tied, "{case}");
+            if buffers {
+                expected.extend([0, 1].map(|i| format!("transformer.h.{i}.attn.bias")));
+            }
+            assert_eq!(read(&path)?.into_keys().collect::<BTreeSet<_>>(), expected, "{case}");
+
+            let bytes = std::fs::read(&path)?;
+            let (_, header) = SafeTensors::read_metadata(&bytes)?;
+            let metadata = header.metadata().clone().unwrap_or_default();
+            assert_eq!(metadata, [("format".to_string(), "pt".to_string())].into());
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_saved_buffer_is_the_lower_triangle_and_no_parameter() -> Result {
+    let model = load("odd", DType::F32)?;
+    let folder = Folder::empty()?;
+    save(folder.path(), &model, None, SaveOptions::default().dtype(DType::F16).buffers(true))?;
+    let tensors = read(&folder.file("model.safetensors"))?;
+    let triangle: Vec<u8> = (0..77 * 77).map(|i| u8::from(i % 77 <= i / 77)).collect();
+    for layer in 0..2 {
+        let buffer = &tensors[&format!("transformer.h.{layer}.attn.bias")];
+        assert_eq!((buffer.dtype, buffer.shape.as_slice()), (Dtype::U8, &[1, 1, 77, 77][..]));
+        assert_eq!(buffer.data, triangle);
+    }
+    let audit = folder.audit()?;
+    assert!(audit.is_clean(), "{audit}");
+    assert_eq!((audit.buffers.len(), audit.parameter_count), (2, model.config().parameter_count()?));
+    Ok(())
+}
+
+#[test]
+fn a_model_saved_in_halves_is_off_by_their_rounding_only() -> Result {
+    let model = load("untied", DType::F32)?;
+    for dtype in [DType::F16, DType::BF16] {
+        let folder = Folder::empty()?;
+        save(folder.path(), &model, None, SaveOptions::default().dtype(dtype))?;
+        let again = folder.load()?;
+        for ((name, got), (_, exact)) in again.named_parameters().iter().zip(model.named_parameters()) {
+            let rounded = exact.to_dtype(dtype)?.to_dtype(DType::F32)?;
+            assert_eq!(super::bits(got)?, super::bits(&rounded)?, "{name} in {dtype:?}");
+        }
+        assert_ne!(parameter_bits(&again)?, parameter_bits(&model)?, "the halves were not used");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_model_in_halves_is_saved_in_halves_unless_told_otherwise() -> Result {
+    let model = load("odd", DType::F16)?;
+    for (dtype, expected) in [(None, Dtype::F16), (Some(DType::F32), Dtype::F32)] {
+        let folder = Folder::empty()?;
+        save(folder.path(), &model, None, SaveOptions::default().dtype(dtype))?;
+        let tensors = read(&folder.file("model.safetensors"))?;
+        assert!(tensors.values().all(|t| t.dtype == expected), "{expected:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn saving_over_a_checkpoint_replaces_it_while_it_is_in_use() -> Result {
+    let folder = Folder::of("odd")?;
+    let open = folder.open()?; // its file is mapped
+    let other = load("untied", DType::F32)?;
+    save(folder.path(), &other, None, SaveOptions::default())?;
+    assert_eq!(logit_bits(&folder.load()?)?, logit_bits(&other)?);
+    let before = open.load_model(DType::F32, &Device::Cpu)?;
+    assert_eq!(logit_bits(&before)?, logit_bits(&load("odd", DType::F32)?)?);
+    Ok(())
+}
+
+#[test]
+fn the_tokenizer_is_saved_beside_the_weights() -> Result {
+    let text = "To be, or not to be: that is the question.\nWhether 'tis nobler in the mind\n".repeat(8);
+    let tokenizer = Tokenizer::train(&text, 300)?;
+    let folder = Folder::empty()?;
+    save(folder.path(), &load("odd", DType::F32)?, Some(&tokenizer), SaveOptions::default())?;
+    assert_eq!(folder.names()?, ["config.json", "model.safetensors", "tokenizer.json"]);
+    let again = Tokenizer::open(&Source::directory(folder.path()).open()?, 101)?;
+    assert_eq!(again.encode(&text)?, tokenizer.encode(&text)?);
+    assert_eq!(again.decode(&again.encode(&text)?), text);
+    assert_eq!((again.vocab_size(), again.end_of_text()), (tokenizer.vocab_size(), tokenizer.end_of_text()));
+    Ok(())
+}
+
+#[test]
+fn a_refused_save_leaves_the_folder_as_it_was() -> Result {
+    let folder = Folder::of("odd")?;
+    let before = std::fs::read(folder.file("model.safetensors"))?;
+    // GPT-2's built-in vocabulary has no file to be saved: known before anything is written.
+    let other = load("untied", DType::F32)?;
+    let err = save(folder.path(), &other, Some(&Tokenizer::gpt2()), SaveOptions::default())
+        .expect_err("no tokenizer.json")
+        .to_string();
+    assert!(err.contains("GPT-2"), "{err}");
+    assert!(std::fs::read(folder.file("model.safetensors"))? == before, "the weights were replaced");
+    assert!(folder.load().is_ok(), "weights and config no longer belong together");
+    Ok(())
+}
+
+#[test]
+fn a_folder_that_cannot_be_made_is_named() -> Result {
+    let folder = Folder::of("odd")?;
+    let inside_a_file = folder.file("config.json").join("model");
+    let err = save(&inside_a_file, &load("odd", DType::F32)?, None, SaveOptions::default())
+        .expect_err("a file is no folder")
+        .to_string();
+    assert!(err.contains("config.json/model"), "{err}");
+    Ok(())
+}
+
+#[test]
+fn a_saved_config_is_one_that_transformers_recognises() -> Result {
+    let folder = Folder::empty()?;
+    save(folder.path(), &load("inner", DType::F32)?, None, SaveOptions::default())?;
+    let config: serde_json::Value = serde_json::from_slice(&std::fs::read(folder.file("config.json"))?)?;
+    assert_eq!(config["model_type"], "gpt2");
+    assert_eq!(config["architectures"], serde_json::json!(["GPT2LMHeadModel"]));
+    assert_eq!((&config["n_inner"], &config["layer_norm_epsilon"]), (&20.into(), &0.1.into()));
+    let checkpoint = Checkpoint::open(&Source::directory(folder.path()).open()?)?;
+    assert_eq!(checkpoint.config(), load("inner", DType::F32)?.config());
+    Ok(())
+}

@@ -1,0 +1,157 @@
+//! A prompt in chunks and cached steps equals one pass.
+
+use crate::common::{Result, assert_close, reference, some_ids};
+use crate::models::{load, random_model};
+use candle_core::{DType, Device, Tensor};
+use gpt2_kernels::Implementation;
+use gpt2_model::mask::{left_padding, position_ids};
+use gpt2_model::{Config, ForwardArgs, Gpt2LMHeadModel, KvCache, init};
+
+const TOLERANCE: f64 = 1e-5;
+
+fn in_chunks(model: &Gpt2LMHeadModel, ids: &Tensor, chunks: &[usize]) -> Result<Tensor> {
+    let (b, t) = ids.dims2()?;
+    let mut cache = KvCache::new(model.config(), b, t, DType::F32, &Device::Cpu)?;
+    let mut logits = vec![];
+    let mut start = 0;
+    for &len in chunks {
+        let args = ForwardArgs { cache: Some(&mut cache), ..Default::default() };
+        logits.push(model.forward(&ids.narrow(1, start, len)?, args)?.logits);
+        start += len;
+    }
+    assert_eq!((start, cache.len()), (t, t));
+    Ok(Tensor::cat(&logits, 1)?)
+}
+
+#[test]
+fn chunks_of_any_size_equal_one_pass() -> Result {
+    let model = random_model(3, 5, 24)?;
+    let ids = Tensor::cat(&[some_ids(24, 0)?, some_ids(24, 5)?], 0)?; // (2, 24)
+    let whole = model.forward(&ids, ForwardArgs::default())?.logits;
+    for size in 1..=24 {
+        let mut chunks = vec![size; 24 / size];
+        if 24 % size > 0 {
+            chunks.push(24 % size);
+        }
+        assert_close(&format!("chunks of {size}"), &in_chunks(&model, &ids, &chunks)?, &whole, TOLERANCE);
+    }
+    assert_close("uneven chunks", &in_chunks(&model, &ids, &[7, 1, 1, 10, 5])?, &whole, TOLERANCE);
+    Ok(())
+}
+
+#[test]
+fn cached_steps_equal_transformers_single_pass() -> Result {
+    let (model, expected) = (load("odd", DType::F32)?, reference("odd")?);
+    let chunks: Vec<usize> = [20].into_iter().chain([1; 57]).collect();
+    let logits = in_chunks(&model, &expected["T77.input_ids"], &chunks)?;
+    assert_close("T77", &logits, &expected["T77.logits"], TOLERANCE);
+    Ok(())
+}
+
+#[test]
+fn a_full_cache_is_an_error_that_says_so_and_keeps_what_it_holds() -> Result {
+    let model = random_model(2, 4, 8)?;
+    let config = model.config();
+    let err = KvCache::new(config, 1, 9, DType::F32, &Device::Cpu).expect_err("9 is above N").to_string();
+    assert!(err.contains('9') && err.contains("n_positions = 8"), "{err}");
+
+    let mut cache = KvCache::new(config, 1, 8, DType::F32, &Device::Cpu)?;
+    let run = |ids: &Tensor, cache: &mut KvCache| {
+        model.forward(ids, ForwardArgs { cache: Some(cache), ..Default::default() })
+    };
+    run(&some_ids(6, 0)?, &mut cache)?;
+    let err = run(&some_ids(3, 0)?, &mut cache).expect_err("6 + 3 are above 8").to_string();
+    assert!(err.contains("6 positions are held") && err.contains("capacity of 8"), "{err}");
+    assert_eq!(cache.len(), 6);
+
+    // What was held still serves: the next two tokens are those of one pass over eight.
+    let ids = some_ids(8, 0)?;
+    let rest = run(&ids.narrow(1, 6, 2)?, &mut cache)?.logits;
+    let whole = model.forward(&ids, ForwardArgs::default())?.logits;
+    assert_close("after the error", &rest, &whole.narrow(1, 6, 2)?, TOLERANCE);
+    Ok(())
+}
+
+#[test]
+fn a_failed_pass_leaves_no_trace_in_the_cache() -> Result {
+    let model = random_model(2, 4, 8)?;
+    let mut cache = KvCache::new(model.config(), 1, 8, DType::F32, &Device::Cpu)?;
+    let ids = some_ids(8, 2)?;
+    let mut run = |ids: &Tensor| {
+        model.forward(ids, ForwardArgs { cache: Some(&mut cache), ..Default::default() }).map(|o| o.logits)
+    };
+    run(&ids.narrow(1, 0, 4)?)?;
+    let beyond = Tensor::new(&[[1u32, 999]], &Device::Cpu)?;
+    let err = run(&beyond).expect_err("no such id").to_string();
+    assert!(err.contains("999") && err.contains("0..37"), "{err}");
+    let rest = run(&ids.narrow(1, 4, 4)?)?;
+    let whole = model.forward(&ids, ForwardArgs::default())?.logits;
+    assert_close("after the error", &rest, &whole.narrow(1, 4, 4)?, TOLERANCE);
+    Ok(())
+}
+
+#[test]
+fn truncating_goes_back_in_the_text() -> Result {
+    let model = random_model(2, 4, 8)?;
+    let mut cache = KvCache::new(model.config(), 1, 8, DType::F32, &Device::Cpu)?;
+    let (ids, other) = (some_ids(8, 0)?, some_ids(5, 9)?);
+    let mut run = |ids: &Tensor, keep: Option<usize>| {
+        if let Some(len) = keep {
+            cache.truncate(len);
+        }
+        model.forward(ids, ForwardArgs { cache: Some(&mut cache), ..Default::default() }).map(|o| o.logits)
+    };
+    run(&ids, None)?;
+    let got = run(&other, Some(3))?;
+    let text = Tensor::cat(&[ids.narrow(1, 0, 3)?, other], 1)?;
+    let whole = model.forward(&text, ForwardArgs::default())?.logits;
+    assert_close("another ending", &got, &whole.narrow(1, 3, 5)?, TOLERANCE);
+    Ok(())
+}
+
+/// The last block works for the last position alone: prompt by prompt, through a cache, padded, in f64 and
+/// with attention in plain operations, it must find what the whole pass finds there.
+#[test]
+fn the_last_logits_alone_equal_those_of_the_whole_pass() -> Result {
+    for (dtype, implementation) in [
+        (DType::F32, Implementation::Fused),
+        (DType::F32, Implementation::Eager),
+        (DType::F64, Implementation::Eager),
+    ] {
+        let config =
+            Config { attn_implementation: implementation, ..random_model(3, 5, 60)?.config().clone() };
+        let model = Gpt2LMHeadModel::load(init::seeded(7, dtype, &Device::Cpu), &config)?;
+        for t in [1, 2, 5, 60] {
+            let ids = Tensor::cat(&[some_ids(t, 0)?, some_ids(t, 5)?], 0)?; // (2, T)
+            let mask = left_padding(&[t, t.div_ceil(2)], t, &Device::Cpu)?;
+            let positions = position_ids(&mask)?;
+            for attention_mask in [None, Some(&mask)] {
+                let position_ids = attention_mask.map(|_| &positions);
+                let args = || ForwardArgs { attention_mask, position_ids, ..Default::default() };
+                let expected = model.forward(&ids, args())?.logits.narrow(1, t - 1, 1)?;
+                let args = ForwardArgs { last_logits_only: true, ..args() };
+                let what = format!("{dtype:?}, {implementation:?}, T {t}");
+                assert_close(&what, &model.forward(&ids, args)?.logits, &expected, TOLERANCE);
+
+                // The cache holds the whole prompt: a token after it sees all of it.
+                if t < 60 && attention_mask.is_none() {
+                    let next = Tensor::new(&[[3u32], [4]], &Device::Cpu)?;
+                    let longer = model.forward(&Tensor::cat(&[&ids, &next], 1)?, ForwardArgs::default())?;
+                    let mut cache = KvCache::new(&config, 2, t + 1, dtype, &Device::Cpu)?;
+                    for part in [&ids, &next] {
+                        let args = ForwardArgs {
+                            cache: Some(&mut cache),
+                            last_logits_only: true,
+                            ..Default::default()
+                        };
+                        let logits = model.forward(part, args)?.logits;
+                        if part.dim(1)? == 1 && cache.len() == t + 1 {
+                            assert_close(&what, &logits, &longer.logits.narrow(1, t, 1)?, TOLERANCE);
+                        }
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}

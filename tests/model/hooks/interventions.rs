@@ -1,0 +1,221 @@
+//! Interventions: against transformers with forward hooks (tests/data/odd/interventions.safetensors).
+
+use super::{bits, hooked};
+use crate::common::{Result, assert_close, data, some_ids};
+use crate::models::{load, random_model};
+use candle_core::{DType, Device, Tensor};
+use gpt2_model::hooks::{Head, Intervention, Interventions, KnockOut, Point, Recorder};
+use gpt2_model::{ForwardArgs, Generation, Gpt2LMHeadModel, KvCache, Sampling};
+use std::collections::HashMap;
+
+/// As in `parity`.
+const TOLERANCE: f64 = 3e-5;
+
+pub(super) fn expected() -> Result<HashMap<String, Tensor>> {
+    Ok(candle_core::safetensors::load(data("odd").join("interventions.safetensors"), &Device::Cpu)?)
+}
+
+fn head(layer: usize, head: usize) -> Head {
+    Head { layer, head }
+}
+
+fn knock_out(layer: Option<usize>, head: Option<usize>, query: usize, key: usize) -> Intervention {
+    Intervention::KnockOut(layer, KnockOut { head, query, key })
+}
+
+/// The lists that the reference holds logits of.
+fn lists(model: &Gpt2LMHeadModel, other: &Tensor) -> Result<Vec<(&'static str, Vec<Intervention>)>> {
+    use Intervention::{MeanAblate, Patch, Scale, ZeroAblate};
+    let recorder = Recorder::new([Point::Z(0)]);
+    model.forward(other, hooked(&recorder))?;
+    Ok(vec![
+        ("plain", vec![]),
+        ("zero", vec![ZeroAblate(head(0, 1)), ZeroAblate(head(1, 2))]),
+        ("mean", vec![MeanAblate(head(0, 2)), MeanAblate(head(1, 0))]),
+        ("scale", vec![Scale(head(0, 1), 0.5), Scale(head(1, 0), -2.0)]),
+        ("patch", vec![Patch(head(0, 2), recorder.value(Point::Z(0))?)]),
+        (
+            "knock_out",
+            vec![
+                knock_out(None, None, 7, 4),
+                knock_out(None, None, 8, 0),
+                knock_out(Some(1), Some(2), 5, 5),
+                knock_out(Some(0), None, 3, 1),
+            ],
+        ),
+    ])
+}
+
+#[test]
+fn interventions_give_what_transformers_with_forward_hooks_gives() -> Result {
+    let (model, expected) = (load("odd", DType::F32)?, expected()?);
+    let ids = &expected["input_ids"];
+    for (name, list) in lists(&model, &expected["other_ids"])? {
+        let changes = Interventions::new(list, model.config())?;
+        let logits = model.forward(ids, hooked(&changes))?.logits;
+        assert_close(name, &logits, &expected[name], TOLERANCE);
+        let last = ForwardArgs { last_logits_only: true, ..hooked(&changes) };
+        assert_close(name, &model.forward(ids, last)?.logits, &expected[name].narrow(1, 8, 1)?, TOLERANCE);
+        if name != "plain" {
+            let moved = crate::common::relative_error(&expected[name], &expected["plain"])?;
+            assert!(moved > 1e-2, "{name} changes nothing");
+        }
+    }
+    Ok(())
+}
+
+/// Positions are columns of the text, whatever the cache held; a mean is fixed beforehand.
+#[test]
+fn interventions_in_chunks_of_a_cache_are_those_of_one_pass() -> Result {
+    let (model, expected) = (load("odd", DType::F32)?, expected()?);
+    let ids = &expected["input_ids"];
+    for (name, list) in lists(&model, &expected["other_ids"])? {
+        let changes = Interventions::new(list, model.config())?;
+        let chunked = |changes: &Interventions| -> Result {
+            let mut cache = KvCache::new(model.config(), 2, 9, DType::F32, &Device::Cpu)?;
+            for (start, len) in [(0, 6), (6, 1), (7, 2)] {
+                let args = ForwardArgs { cache: Some(&mut cache), ..hooked(changes) };
+                let got = model.forward(&ids.narrow(1, start, len)?, args)?.logits;
+                assert_close(name, &got, &expected[name].narrow(1, start, len)?, TOLERANCE);
+            }
+            Ok(())
+        };
+        if name == "mean" {
+            let err = chunked(&changes).err().ok_or("a mean of chunks was taken")?.to_string();
+            assert!(err.contains("0.2") && err.contains("with_means_of"), "{err}");
+        }
+        chunked(&changes.with_means_of(&model, ids)?)?;
+    }
+    Ok(())
+}
+
+/// The mean leaves padding out, so that a padded row alone gives what the row gives.
+#[test]
+fn a_mean_leaves_padding_out() -> Result {
+    let (model, ids) = (random_model(2, 4, 20)?, some_ids(6, 1)?);
+    let changes = Interventions::new([Intervention::MeanAblate(head(0, 1))], model.config())?;
+    let alone = model.forward(&ids, hooked(&changes))?.logits;
+    let mask: Vec<u8> = (0..9).map(|j| u8::from(j < 6)).collect();
+    let mask = Tensor::from_vec(mask, (1, 9), &Device::Cpu)?;
+    let args = ForwardArgs { attention_mask: Some(&mask), ..hooked(&changes) };
+    let padded = model.forward(&ids.pad_with_zeros(1, 0, 3)?, args)?.logits;
+    assert_close("padded", &padded.narrow(1, 0, 6)?, &alone, 1e-5);
+    Ok(())
+}
+
+/// A token that no later token sees anywhere might as well be another.
+#[test]
+fn a_token_that_is_knocked_out_everywhere_has_no_effect() -> Result {
+    let model = random_model(3, 8, 40)?;
+    let ids: Vec<u32> = some_ids(30, 1)?.flatten_all()?.to_vec1()?;
+    let blocked = (5..30).map(|query| knock_out(None, None, query, 4));
+    let changes = Interventions::new(blocked, model.config())?;
+    let logits = |token: u32| -> Result<Tensor> {
+        let mut ids = ids.clone();
+        ids[4] = token;
+        Ok(model.forward(&Tensor::new(ids, &Device::Cpu)?.unsqueeze(0)?, hooked(&changes))?.logits)
+    };
+    let (one, other) = (logits(1)?.narrow(1, 5, 25)?, logits(2)?.narrow(1, 5, 25)?);
+    assert_eq!(bits(&one)?, bits(&other)?);
+    Ok(())
+}
+
+/// Generated text is what greedy choice by whole passes gives.
+#[test]
+fn generation_keeps_the_interventions() -> Result {
+    let model = random_model(2, 8, 32)?;
+    let prompt = some_ids(7, 3)?;
+    let changes = Interventions::new(
+        [
+            Intervention::ZeroAblate(head(1, 0)),
+            Intervention::MeanAblate(head(0, 1)),
+            knock_out(None, None, 6, 2),
+            knock_out(Some(1), None, 9, 3),
+        ],
+        model.config(),
+    )?
+    .with_means_of(&model, &prompt)?;
+    let mut text: Vec<u32> = prompt.flatten_all()?.to_vec1()?;
+    let mut generation =
+        Generation::new(&model, &[text.clone()], Sampling::greedy(), 10)?.with_hooks(&changes);
+    generation.by_ref().collect::<candle_core::Result<Vec<_>>>()?;
+    // A pass over a text that has no position 9 yet refuses a knock-out there.
+    let shorter = Interventions::new([knock_out(Some(1), None, 9, 3)], model.config())?;
+    let err = model.forward(&prompt, hooked(&shorter)).expect_err("it is not there").to_string();
+    assert!(err.contains("position 9") && err.contains("0 to 6"), "{err}");
+    for _ in 0..10 {
+        let ids = Tensor::new(text.clone(), &Device::Cpu)?.unsqueeze(0)?;
+        let mut cache = KvCache::new(model.config(), 1, 32, DType::F32, &Device::Cpu)?;
+        let args = ForwardArgs { cache: Some(&mut cache), last_logits_only: true, ..hooked(&changes) };
+        let logits = model.forward(&ids, args)?.logits.flatten_all()?;
+        text.push(logits.argmax(0)?.to_scalar::<u32>()?);
+    }
+    assert_eq!(generation.texts()[0], text);
+    Ok(())
+}
+
+#[test]
+fn what_the_model_has_not_is_refused_with_what_it_has() -> Result {
+    let model = random_model(3, 8, 40)?;
+    let refused = |one: Intervention| {
+        Interventions::new([one], model.config()).expect_err("it is not there").to_string()
+    };
+    let vector = Tensor::zeros(7, DType::F32, &Device::Cpu)?;
+    for (one, said) in [
+        (Intervention::ZeroAblate(head(0, 3)), "head 3 of layer 0: the model has heads 0 to 2"),
+        (Intervention::Scale(head(2, 0), 1.0), "layer 2: the model has layers 0 to 1"),
+        (Intervention::Scale(head(1, 0), f64::NAN), "finite"),
+        (Intervention::Replace(head(1, 0), vector), "[8]"),
+        (knock_out(Some(5), None, 3, 1), "layer 5"),
+        (knock_out(None, Some(4), 3, 1), "head 4: the model has heads 0 to 2"),
+        (knock_out(None, None, 3, 4), "0 to 3"),
+        (knock_out(None, None, 40, 4), "positions 0 to 39"),
+    ] {
+        let err = refused(one);
+        assert!(err.contains(said), "{err} does not say {said}");
+    }
+    let z = Tensor::zeros((1, 5, 3, 8), DType::F32, &Device::Cpu)?;
+    let patch = Interventions::new([Intervention::Patch(head(0, 1), z)], model.config())?;
+    let err = model.forward(&some_ids(6, 0)?, hooked(&patch)).expect_err("shorter").to_string();
+    assert!(err.contains("0.1") && err.contains("[1, 5, 3, 8]"), "{err}");
+    Ok(())
+}
+
+/// A mean that is fixed beforehand is that of what the interventions before it left.
+#[test]
+fn several_interventions_on_one_head_are_made_in_their_order_with_and_without_a_cache() -> Result {
+    let model = load("odd", DType::F32)?;
+    let ids = some_ids(9, 1)?;
+    let head = Head { layer: 0, head: 1 };
+    for list in [
+        vec![Intervention::ZeroAblate(head), Intervention::MeanAblate(head)],
+        vec![Intervention::Scale(head, 3.0), Intervention::MeanAblate(head)],
+        vec![Intervention::MeanAblate(head), Intervention::Scale(head, 3.0)],
+    ] {
+        let changes = Interventions::new(list, model.config())?;
+        let args = ForwardArgs { hooks: Some(&changes), ..Default::default() };
+        let expected = model.forward(&ids, args)?.logits;
+        let fixed = changes.clone().with_means_of(&model, &ids)?;
+        let args = ForwardArgs { hooks: Some(&fixed), ..Default::default() };
+        assert_close("fixed means", &model.forward(&ids, args)?.logits, &expected, 1e-5);
+    }
+    Ok(())
+}
+
+/// A patch from a text leaves alone what is read after it; from the same text, it changes nothing.
+#[test]
+fn a_patch_ends_where_the_other_text_does() -> Result {
+    let (model, ids) = (random_model(2, 4, 12)?, some_ids(8, 1)?);
+    let expected = model.forward(&ids, ForwardArgs::default())?.logits;
+    let recorder = Recorder::new([Point::Z(1)]);
+    model.forward(&ids.narrow(1, 0, 5)?, hooked(&recorder))?;
+    let patch = Intervention::Patch(head(1, 0), recorder.value(Point::Z(1))?);
+    let patch = Interventions::new([patch], model.config())?;
+    let mut cache = KvCache::new(model.config(), 1, 8, DType::F32, &Device::Cpu)?;
+    for (start, len) in [(0, 3), (3, 4), (7, 1)] {
+        let args = ForwardArgs { cache: Some(&mut cache), ..hooked(&patch) };
+        let got = model.forward(&ids.narrow(1, start, len)?, args)?.logits;
+        assert_close(&format!("{start}"), &got, &expected.narrow(1, start, len)?, 1e-5);
+    }
+    Ok(())
+}

@@ -1,0 +1,15 @@
+//! GPT-2 and its block: against transformers and PyTorch, and against itself.
+
+mod analysis;
+mod cache;
+mod causality;
+#[path = "../common/mod.rs"]
+mod common;
+mod dropout;
+mod generate;
+mod gradients;
+mod hooks;
+#[path = "../common/models.rs"]
+mod models;
+mod padding;
+mod parity;
