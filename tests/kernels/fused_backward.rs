@@ -4,7 +4,7 @@
 use crate::common::{Result, cases, some_padding};
 use candle_core::{DType, Device, Tensor, Var};
 use gpt2_kernels::Implementation::{self, Eager, Fused};
-use gpt2_kernels::attention::{CausalAttention, CausalMask};
+use gpt2_kernels::attention::{CausalMask, CausalSdpa};
 use gpt2_kernels::{Dispatch, Dropout};
 use proptest::prelude::*;
 
@@ -38,7 +38,7 @@ impl Case {
         let padding = self.padding.clone().map(|p| Tensor::new(p, &Device::Cpu)).transpose()?;
         let mask = CausalMask { padding: padding.as_ref(), ..Default::default() };
         let dispatch = Dispatch::of(implementation, &q);
-        let attention = CausalAttention::new(1. / (d as f64).sqrt(), dispatch).with_dropout(self.dropout);
+        let attention = CausalSdpa::new(1. / (d as f64).sqrt(), dispatch).with_dropout(self.dropout);
         let context = attention.forward(&q, &k, &v, mask)?;
         Ok((context.to_dtype(DType::F64)? * self.weights.to_dtype(DType::F64)?)?.sum_all()?)
     }

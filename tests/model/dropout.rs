@@ -3,7 +3,7 @@
 use crate::common::{Result, relative_error};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarMap;
-use gpt2_kernels::attention::{CausalAttention, CausalMask};
+use gpt2_kernels::attention::{CausalMask, CausalSdpa};
 use gpt2_kernels::{Dispatch, Dropout, Implementation};
 use gpt2_model::training::{Training, cross_entropy};
 use gpt2_model::{Config, ForwardArgs, Gpt2LMHeadModel, init};
@@ -108,7 +108,7 @@ fn the_expectation_of_attention_is_attention() -> Result {
     let normal = candle_nn::Init::Randn { mean: 0., stdev: 1. };
     let [q, k, v] = ["q", "k", "v"].map(|name| vb.get_with_hints((b, h, t, d), name, normal));
     let (q, k, v) = (q?, k?, v?);
-    let attention = CausalAttention::new(0.4, Dispatch::of(Implementation::Auto, &q));
+    let attention = CausalSdpa::new(0.4, Dispatch::of(Implementation::Auto, &q));
     let expected = attention.forward(&q, &k, &v, CausalMask::default())?;
     let n = 4000;
     let mut sum = expected.zeros_like()?;
@@ -149,7 +149,7 @@ fn values_near_the_largest_meet_the_same_masks() -> Result {
     for size in [1.0, 1e33, 1e35, 5e36] {
         let v = (&v * size)?;
         let run = |implementation| {
-            let attention = CausalAttention::new(0.4, Dispatch::of(implementation, &q)).with_dropout(dropout);
+            let attention = CausalSdpa::new(0.4, Dispatch::of(implementation, &q)).with_dropout(dropout);
             attention.forward(&q, &k, &v, CausalMask::default())
         };
         let error = relative_error(&run(Implementation::Fused)?, &run(Implementation::Eager)?)?;

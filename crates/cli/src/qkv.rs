@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Device, Result, Tensor};
 use gpt2_kernels::Dispatch;
-use gpt2_kernels::attention::{CausalAttention, CausalMask, packed_part};
+use gpt2_kernels::attention::{CausalMask, CausalSdpa, packed_part};
 use gpt2_model::{Config, Implementation};
 
 /// q (B, H, T, D) and k, v (B, H, S, D) as views of one packed tensor (B, S, 3, H, D), q cut to the last T.
@@ -23,5 +23,5 @@ pub(crate) fn implementation_of(
     let padding = padded.then(|| Tensor::ones((1, s), DType::U8, device)).transpose()?;
     let mask = CausalMask { padding: padding.as_ref(), ..Default::default() };
     let dispatch = Dispatch::new(config.attn_implementation, device, dtype);
-    CausalAttention::new(config.attention_scale(0), dispatch).runs(&q, &k, &v, mask)
+    CausalSdpa::new(config.attention_scale(0), dispatch).runs(&q, &k, &v, mask)
 }

@@ -136,7 +136,7 @@ impl CustomOp1 for Op {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attention::{CausalAttention, CausalMask};
+    use crate::attention::{CausalMask, CausalSdpa};
     use crate::{Dispatch, Implementation};
     use candle_core::{DType, Var};
 
@@ -227,7 +227,7 @@ mod tests {
         let run = |implementation, dtype| -> Result<[Vec<bool>; 2]> {
             let zeros = Tensor::zeros((1, h, t, t), dtype, &Device::Cpu)?;
             let v = Var::from_tensor(&eye.to_dtype(dtype)?.broadcast_as((1, h, t, t))?.contiguous()?)?;
-            let attention = CausalAttention::new(1.0, Dispatch::of(implementation, &v));
+            let attention = CausalSdpa::new(1.0, Dispatch::of(implementation, &v));
             let attention = attention.with_dropout(Some(Dropout::new(0.5, 1, 2)?));
             let context = attention.forward(&zeros, &zeros, &v, CausalMask::default())?; // (1, T, H, T)
             let chosen = context.broadcast_mul(&eye.to_dtype(dtype)?.unsqueeze(1)?)?;

@@ -35,7 +35,7 @@ pub mod stopwatch;
 mod streams;
 mod vector;
 
-pub use attention::{CausalAttention, CausalBias, CausalMask};
+pub use attention::{CausalBias, CausalMask, CausalSdpa};
 pub use candle_core;
 pub use cross_entropy::{cross_entropy, linear_cross_entropy};
 pub use dispatch::{Dispatch, Implementation};

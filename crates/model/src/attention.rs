@@ -11,7 +11,7 @@ use crate::training::{Site, Training};
 use crate::{Config, Conv1D, Pass};
 use candle_core::{Module, Result, Tensor};
 use candle_nn::VarBuilder;
-use gpt2_kernels::attention::{Attended, CausalAttention, CausalMask, Wanted};
+use gpt2_kernels::attention::{Attended, CausalMask, CausalSdpa, Wanted};
 pub use gpt2_kernels::attention::{CausalBias, Chosen, HeadLayout};
 
 /// GPT-2's attention block.
@@ -41,7 +41,7 @@ pub struct CausalSelfAttention {
     /// The causal triangle, u8 (1, 1, N, N), 1 = visible. Shared by all layers; not a parameter.
     pub bias: CausalBias,
     heads: HeadLayout,
-    attention: CausalAttention,
+    attention: CausalSdpa,
     layer_idx: usize,
     attn_pdrop: f64,
     resid_pdrop: f64,
@@ -73,7 +73,7 @@ impl CausalSelfAttention {
             c_proj: place.conv1d("c_proj", (c, c), config.residual_stdev())?,
             bias: place.bias.clone(),
             heads,
-            attention: CausalAttention::new(scale, place.dispatch).with_bias(&place.bias).with_heads(heads),
+            attention: CausalSdpa::new(scale, place.dispatch).with_bias(&place.bias).with_heads(heads),
             layer_idx: place.layer_idx,
             attn_pdrop: config.attn_pdrop,
             resid_pdrop: config.resid_pdrop,
@@ -151,7 +151,7 @@ impl CausalSelfAttention {
         let mut attended = attention.attend(&q, &k, &v, mask, wanted)?;
         let all = || attention.weights(&q, &k, mask, &Chosen::default()); // (B, H, T, S)
         if let Some(weights) = hooks.read(Point::Pattern(self.layer_idx), all)? {
-            attended.context = CausalAttention::context(&weights, &v)?;
+            attended.context = CausalSdpa::context(&weights, &v)?;
         }
         let context = hooks.pass(Point::Z(self.layer_idx), attended.context)?.flatten_from(2)?;
         attended.context = if last { last_position(&context)? } else { context };
@@ -182,7 +182,7 @@ impl CausalSelfAttention {
         }
     }
 
-    fn attention(&self, training: Option<Training>) -> Result<CausalAttention> {
+    fn attention(&self, training: Option<Training>) -> Result<CausalSdpa> {
         let drop = |training: Training| training.dropout(self.attn_pdrop, self.layer_idx, Site::Weights);
         Ok(self.attention.clone().with_dropout(training.map(drop).transpose()?))
     }

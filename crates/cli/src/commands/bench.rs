@@ -7,7 +7,7 @@ use anyhow::bail;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use gpt2_kernels::Dispatch;
-use gpt2_kernels::attention::{CausalAttention, CausalMask};
+use gpt2_kernels::attention::{CausalMask, CausalSdpa};
 use gpt2_kernels::roofline::Roofline;
 use gpt2_kernels::stopwatch::Stopwatch;
 use gpt2_loader::Checkpoint;
@@ -220,7 +220,7 @@ impl<'a> Bench<'a> {
         let packed = self.random(&[b, t, 3, h, d])?; // as c_attn leaves them
         let [q, k, v] = qkv::views(&packed, t)?;
         let dispatch = Dispatch::of(self.config.attn_implementation, &q);
-        let attention = CausalAttention::new(self.config.attention_scale(0), dispatch);
+        let attention = CausalSdpa::new(self.config.attention_scale(0), dispatch);
         self.time(|| {
             attention.forward(&q, &k, &v, CausalMask::default())?;
             Ok(())

@@ -52,11 +52,11 @@ pub struct Attended {
     pub summary: Option<Summary>,
 }
 
-/// Causal attention with a fixed scale.
+/// Causal scaled dot-product attention (SDPA) with a fixed scale.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
-/// use gpt2_kernels::attention::{CausalAttention, CausalMask};
+/// use gpt2_kernels::attention::{CausalSdpa, CausalMask};
 /// use gpt2_kernels::{Dispatch, Implementation};
 ///
 /// # fn main() -> candle_core::Result<()> {
@@ -64,14 +64,14 @@ pub struct Attended {
 /// let q = Tensor::randn(0f32, 1., (b, h, t, d), &Device::Cpu)?;
 /// let k = Tensor::randn(0f32, 1., (b, h, t, d), &Device::Cpu)?;
 /// let v = Tensor::randn(0f32, 1., (b, h, t, d), &Device::Cpu)?;
-/// let attention = CausalAttention::new(1. / (d as f64).sqrt(), Dispatch::of(Implementation::Auto, &q));
+/// let attention = CausalSdpa::new(1. / (d as f64).sqrt(), Dispatch::of(Implementation::Auto, &q));
 /// let context = attention.forward(&q, &k, &v, CausalMask::default())?;
 /// assert_eq!(context.dims(), [b, t, h, d]);
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Debug, Clone)]
-pub struct CausalAttention {
+pub struct CausalSdpa {
     scale: f64,
     dispatch: Dispatch,
     bias: Option<CausalBias>,
@@ -79,7 +79,7 @@ pub struct CausalAttention {
     dropout: Option<Dropout>,
 }
 
-impl CausalAttention {
+impl CausalSdpa {
     /// Attention whose scores are multiplied by `scale` (GPT-2: `1 / sqrt(D)`) before the softmax, by the code that
     /// `dispatch` names.
     #[must_use]

@@ -1,4 +1,4 @@
-use super::{CausalAttention, CausalMask, Chosen, HeadLayout};
+use super::{CausalMask, CausalSdpa, Chosen, HeadLayout};
 use crate::{Dispatch, Dropout, Implementation};
 use candle_core::{Device, Result, Tensor};
 
@@ -17,7 +17,7 @@ fn heads_that_are_computed_apart_drop_what_they_drop_together() -> Result<()> {
         let run = |first: usize, heads: usize| {
             let [q, k, v] = [&q, &k, &v].map(|x| x.narrow(1, first, heads));
             let (q, k, v, mask) = (q?, k?, v?, CausalMask::default());
-            let attention = CausalAttention::new(0.4, Dispatch::of(implementation, &q))
+            let attention = CausalSdpa::new(0.4, Dispatch::of(implementation, &q))
                 .with_heads(HeadLayout { heads, first, of: 4, dim: 8 })
                 .with_dropout(Some(Dropout::new(0.5, 7, 3)?));
             let context = attention.forward(&q, &k, &v, mask)?; // (B, T, heads, D)
@@ -40,7 +40,7 @@ fn heads_that_are_computed_apart_drop_what_they_drop_together() -> Result<()> {
 #[test]
 fn heads_of_another_layout_are_refused() -> Result<()> {
     let q = numbers(4, 1)?;
-    let attention = CausalAttention::new(0.4, Dispatch::of(Implementation::Auto, &q));
+    let attention = CausalSdpa::new(0.4, Dispatch::of(Implementation::Auto, &q));
     let attention = attention.with_heads(HeadLayout::all(3, 8));
     let message = attention.forward(&q, &q, &q, CausalMask::default()).expect_err("4 are not 3").to_string();
     assert!(message.contains("3 heads of width 8") && message.contains("[2, 4, 9, 8]"), "{message}");

@@ -6,7 +6,7 @@ use candle_core::{DType, Device, Var};
 use candle_nn::Init;
 use gpt2_kernels::Dispatch;
 use gpt2_kernels::Implementation::{self, Eager, Fused};
-use gpt2_kernels::attention::{CausalAttention, CausalMask};
+use gpt2_kernels::attention::{CausalMask, CausalSdpa};
 use gpt2_model::init;
 use gpt2_model::mask::left_padding;
 
@@ -52,7 +52,7 @@ impl Verify {
                     let padding = padding.as_ref().map(|p| p.to_device(device)).transpose()?;
                     let mask = CausalMask { padding: padding.as_ref(), ..Default::default() };
                     let dispatch = Dispatch::new(implementation, device, dtype);
-                    let attention = CausalAttention::new(1. / (d as f64).sqrt(), dispatch);
+                    let attention = CausalSdpa::new(1. / (d as f64).sqrt(), dispatch);
                     // Some kernels run only where no gradient is asked for.
                     let [q, k, v] = qkv::views(&packed.as_detached_tensor(), t)?;
                     let ran = attention.runs(&q, &k, &v, mask)?;

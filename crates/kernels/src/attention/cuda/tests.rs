@@ -2,7 +2,7 @@
 
 use super::gradients::gradients;
 use super::plan::{Plan, Strides};
-use crate::attention::{CausalAttention, CausalMask};
+use crate::attention::{CausalMask, CausalSdpa};
 use crate::cuda::emulator::{Emulator, bytes, tensor};
 use crate::dispatch::{Dispatch, Implementation};
 use candle_core::{DType, Device, Result, Tensor, Var};
@@ -39,7 +39,7 @@ impl Case {
         let scale = 1. / (d as f64).sqrt();
 
         let wide = |x: &Tensor| x.to_dtype(DType::F64);
-        let eager = CausalAttention::new(scale, Dispatch::of(Implementation::Eager, &q));
+        let eager = CausalSdpa::new(scale, Dispatch::of(Implementation::Eager, &q));
         let expected = eager.forward(&wide(&q)?, &wide(&k)?, &wide(&v)?, mask)?;
 
         let Some(plan) = Plan::new(dtype, [q.layout(), k.layout(), v.layout()], scale, self.multiprocessors)
@@ -164,8 +164,7 @@ fn gradients_are_those_of_the_fused_kernel_on_the_cpu() -> Result<()> {
     let got = gradients([&q, &k, &v], &grad, 0.4, Some(&padding))?;
     let (q, k, v) = (Var::from_tensor(&q)?, Var::from_tensor(&k)?, Var::from_tensor(&v)?);
     let mask = CausalMask { padding: Some(&padding), ..Default::default() };
-    let context =
-        CausalAttention::new(0.4, Dispatch::of(Implementation::Fused, &q)).forward(&q, &k, &v, mask)?;
+    let context = CausalSdpa::new(0.4, Dispatch::of(Implementation::Fused, &q)).forward(&q, &k, &v, mask)?;
     let expected = (context * grad)?.sum_all()?.backward()?;
     for (got, of) in got.into_iter().zip([&q, &k, &v]) {
         let (Some(got), Some(expected)) = (got, expected.get(of)) else { candle_core::bail!("no gradient") };
