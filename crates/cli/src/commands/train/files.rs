@@ -83,7 +83,7 @@ pub(super) fn check(args: &TrainArgs, files: Option<&Files>) -> anyhow::Result<(
     let Some(path) = &args.metrics else { return outputs.check(&inputs) };
     let (named, kind) = (format!("--metrics {}", path.display()), metrics_kind(path)?);
     if path.exists() && args.resume && !is_ours(kind, path).with_context(|| named.clone())? {
-        bail!("{named}: is not a {kind} that `gpt2` wrote; choose another name");
+        bail!("{named}: is no {kind} that `gpt2` wrote; choose another name");
     }
     if path.exists() && !args.resume && !args.overwrite {
         bail!("{named}: already exists; choose another name, or give --overwrite");
