@@ -21,7 +21,7 @@ const VALIDATION: RGBColor = RGBColor(213, 94, 0);
 /// a label on the lowest one.
 ///
 /// If there are more steps than the picture has room for, each point of the line is the mean over several
-/// neighbours, and a band behind it spans their lowest to their highest loss. Losses that are not finite are
+/// neighbours, above a faint vertical line from the lowest to the highest of them. Losses that are not finite are
 /// left out. The caption of `provenance` goes below the title, and its facts into a text chunk.
 ///
 /// # Shapes
@@ -74,7 +74,7 @@ pub fn loss_curve(
             .x_label_formatter(&|step| if step.fract() == 0.0 { format!("{step}") } else { String::new() })
             .y_label_formatter(&|loss| format!("{loss:.digits$}"))
             .x_desc("optimiser steps")
-            .y_desc("loss, nats a token")
+            .y_desc("loss, nats per token")
             .draw()?;
 
         let range =
