@@ -23,12 +23,12 @@ pub struct Audit {
     pub duplicates: Vec<TensorInfo>,
     /// The `attn.bias` and `attn.masked_bias` buffers: recognised, never loaded or counted.
     pub buffers: Vec<TensorInfo>,
-    /// How many numbers the parameters in the files hold. The table of a tied model counts once, even where the
+    /// How many numbers the parameters in the files hold. The table of a tied model counts once, even if the
     /// file holds it under both names.
     pub parameter_count: u64,
 }
 
-/// A parameter that does not fit.
+/// A parameter of the wrong shape or dtype.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Mismatch {

@@ -32,7 +32,7 @@ impl Checkpoint {
     /// When the config does not parse or asks for something unsupported, and when a file is damaged.
     pub fn open(files: &Files) -> Result<Self, LoadError> {
         let (path, json) = &files.config;
-        // serde would read a list as the fields in their order.
+        // From a JSON list, serde would fill the fields in order.
         if json.trim_ascii_start().starts_with(b"[") {
             let reason = candle_core::Error::msg("a list; expected a GPT-2 config, a JSON object");
             return Err(LoadError::Config { path: path.clone(), reason });
@@ -62,7 +62,7 @@ impl Checkpoint {
         Ok(Self { name: files.name.clone(), config, parameters, tensors: Arc::new(tensors), duplicates })
     }
 
-    /// What messages call the checkpoint: its folder, or its embedded name.
+    /// The checkpoint's name in messages: its folder, or its embedded name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -74,7 +74,7 @@ impl Checkpoint {
         &self.config
     }
 
-    /// Every tensor of the files, by its name without `transformer.`.
+    /// All tensors in the files, by their names without `transformer.`.
     pub fn tensors(&self) -> impl Iterator<Item = (&str, &TensorInfo)> {
         self.tensors.iter().map(|(name, t)| (name.as_str(), &t.info))
     }

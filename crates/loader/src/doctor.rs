@@ -6,7 +6,7 @@ use gpt2_model::parameters::{LM_HEAD, PREFIX, WTE};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// One thing about a checkpoint, and what to do about it.
+/// Something unusual about a checkpoint, and what to do about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Finding {
@@ -30,11 +30,11 @@ pub enum Advice {
     UsedAsSaved,
     /// The embedding is filled from the output projection.
     FilledFromHead,
-    /// The config should say that the model is tied, if it is meant to be.
+    /// If the model is meant to be tied, the config should say so.
     TieInConfig,
     /// Scores are computed as the config asks.
     ComputedSo,
-    /// Buffers are never loaded, nor saved again.
+    /// Buffers are neither loaded nor saved.
     NeverLoaded,
     /// Numbers are converted to the dtype that the model is loaded in.
     Converted {

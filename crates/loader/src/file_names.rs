@@ -1,4 +1,4 @@
-//! The names of a model's files, and which comes first where there are several.
+//! The names of a model's files, and which of them takes precedence if there are several.
 
 pub(crate) const CONFIG: &str = "config.json";
 pub(crate) const SAFETENSORS: &str = "model.safetensors";
@@ -8,7 +8,7 @@ pub(crate) const TOKENIZER: &str = "tokenizer.json";
 pub(crate) const VOCAB: &str = "vocab.json";
 pub(crate) const MERGES: &str = "merges.txt";
 
-/// The files that hold the parameters, or say which files do; the first that is there is used.
+/// The files that hold the parameters, or say which files do; the first that exists is used.
 pub(crate) const WEIGHTS: [&str; 3] = [SAFETENSORS, INDEX, PICKLE];
 
 /// The names under which [`Source::directory`](crate::Source::directory) looks for a model's files.

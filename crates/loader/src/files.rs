@@ -1,4 +1,4 @@
-//! [`Files`]: the files of one model, by what each is for.
+//! [`Files`]: the files of one model, by their purpose.
 
 use crate::bytes::Bytes;
 use crate::error::LoadError;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Files {
-    /// What messages call the model: its folder, or its embedded name.
+    /// The model's name in messages: its folder, or its embedded name.
     pub name: String,
     /// config.json: where it is and what it holds.
     pub config: (PathBuf, Bytes),
@@ -78,7 +78,7 @@ pub enum WeightFiles {
 }
 
 impl WeightFiles {
-    /// The file at `path`, which bears one of the names in [`WEIGHTS`](crate::file_names::WEIGHTS).
+    /// The file at `path`, which has one of the names in [`WEIGHTS`](crate::file_names::WEIGHTS).
     pub(crate) fn open(path: PathBuf) -> Result<Self, LoadError> {
         let is = |name: &str| path.file_name() == Some(name.as_ref());
         if is(SAFETENSORS) {
@@ -95,11 +95,11 @@ impl WeightFiles {
 /// The beginning of a safetensors file that was not downloaded.
 #[derive(Debug, Clone)]
 pub struct Header {
-    /// What messages call the file.
+    /// The file's name in messages.
     pub path: PathBuf,
     /// The length of the header, the header, and possibly more.
     pub bytes: Vec<u8>,
-    /// The length of the whole file, where that is known.
+    /// The length of the whole file, if known.
     pub file_len: Option<u64>,
 }
 
@@ -113,7 +113,7 @@ pub enum TokenizerFiles {
     VocabMerges(PathBuf, PathBuf),
     /// None of them.
     Absent,
-    /// The Hub may have one, but it could not be fetched; why.
+    /// The Hub may have one, but fetching it failed for this reason.
     Unreachable(Arc<LoadError>),
 }
 

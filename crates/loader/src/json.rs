@@ -1,4 +1,4 @@
-//! JSON into values; an error names the field that does not fit.
+//! Reads JSON into values; an error names the field that does not fit.
 
 use serde::Deserialize;
 use std::fmt;

@@ -1,7 +1,7 @@
 //! Loads pretrained GPT-2 models, and saves them.
 //!
-//! `source -> files -> audited checkpoint -> model + tokenizer`. This crate reads no environment and
-//! prints nothing; every failure is a [`LoadError`] that names the file, what was expected, what was
+//! `source -> files -> audited checkpoint -> model + tokenizer`. This crate reads no environment variables
+//! and prints nothing; every failure is a [`LoadError`] that names the file, what was expected, what was
 //! found and what to do.
 //!
 //! ```no_run

@@ -1,4 +1,4 @@
-//! Names of a saved `GPT2LMHeadModel`, and how they relate to the model's own.
+//! The names in a saved `GPT2LMHeadModel`, and how they relate to the model's own names.
 
 use gpt2_model::parameters::{LM_HEAD, PREFIX};
 
@@ -7,12 +7,12 @@ const TRIANGLE: &str = "attn.bias";
 /// The score of a hidden key, a buffer of each layer in older checkpoints.
 const HIDDEN_SCORE: &str = "attn.masked_bias";
 
-/// The model's name for what is saved as `saved`.
+/// The model's name for the tensor saved as `saved`.
 pub(crate) fn without_prefix(saved: &str) -> &str {
     saved.strip_prefix(PREFIX).unwrap_or(saved)
 }
 
-/// The name under which transformers saves a parameter: only the output projection stands beside the transformer.
+/// The name under which transformers saves a parameter: only the output projection is outside the transformer.
 pub(crate) fn saved(name: &str) -> String {
     if name == LM_HEAD { name.into() } else { format!("{PREFIX}{name}") }
 }

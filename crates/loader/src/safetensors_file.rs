@@ -13,7 +13,7 @@ use std::path::Path;
 
 const FORMAT: &str = "safetensors";
 
-/// Every tensor of one file; only the header is read.
+/// Every tensor of one file; reads only the header.
 pub(crate) fn read(path: &Path, bytes: &Bytes) -> Result<Vec<Stored>, LoadError> {
     let (header_len, metadata) =
         SafeTensors::read_metadata(bytes).map_err(|e| LoadError::damaged(path, FORMAT, bytes, e))?;

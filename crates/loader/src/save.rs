@@ -1,4 +1,4 @@
-//! Saving a model in a form that transformers loads, and this crate.
+//! Saves a model in a form that transformers and this crate can load.
 
 use crate::error::LoadError;
 use crate::file_names::{CONFIG, SAFETENSORS, TOKENIZER};
@@ -9,11 +9,11 @@ use gpt2_files::{atomic, write_safetensors};
 use gpt2_model::{Config, Gpt2LMHeadModel};
 use std::path::Path;
 
-/// What is saved, and how.
+/// What to save, and how.
 #[derive(Debug, Clone, Copy, Default)]
 #[non_exhaustive]
 pub struct SaveOptions {
-    /// The dtype in the file; the model's own where it is `None`.
+    /// The dtype in the file; `None` for the model's own.
     pub dtype: Option<DType>,
     /// Save the causal triangle of each layer, too, as `attn.bias`, u8 (1, 1, N, N), for readers that expect
     /// GPT-2's original layout. transformers ignores it.
@@ -48,7 +48,7 @@ pub fn save(
     tokenizer: Option<&Tokenizer>,
     options: SaveOptions,
 ) -> Result<(), LoadError> {
-    // Whatever can fail without writing fails before the first file is replaced.
+    // Do everything that can fail without writing before replacing the first file.
     let tokenizer = tokenizer.map(Tokenizer::to_json).transpose()?;
     let failed = |source| LoadError::Tensor { name: dir.display().to_string(), source };
     let config = config_json(model).map_err(candle_core::Error::wrap).map_err(failed)?;

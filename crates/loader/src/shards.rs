@@ -45,7 +45,7 @@ impl Index {
         self.weight_map.values().map(String::as_str).collect::<BTreeSet<_>>().into_iter()
     }
 
-    /// Where a shard lies.
+    /// The path of a shard.
     pub(crate) fn path_of(&self, shard: &str) -> PathBuf {
         self.path.with_file_name(shard)
     }

@@ -16,7 +16,7 @@ pub enum Source {
     Directory(PathBuf),
     /// A model that is part of the binary.
     Embedded(EmbeddedFiles),
-    /// A model of the Hugging Face Hub.
+    /// A model on the Hugging Face Hub.
     Hub {
         /// The Hub, and where its files are kept.
         hub: Box<Hub>,
@@ -27,10 +27,10 @@ pub enum Source {
     },
 }
 
-/// The content of a model's files, compiled in.
+/// The content of a model's files, compiled into the binary.
 #[derive(Debug, Clone, Copy)]
 pub struct EmbeddedFiles {
-    /// What messages call it.
+    /// The model's name in messages.
     pub name: &'static str,
     /// config.json
     pub config: &'static [u8],
@@ -48,7 +48,7 @@ impl Source {
         Self::Directory(path.into())
     }
 
-    /// A model of the Hub at a revision: a branch, a tag or a commit.
+    /// A model on the Hub at a revision: a branch, a tag or a commit.
     pub fn hub(hub: Hub, model: ModelId, revision: impl Into<String>) -> Self {
         Self::Hub { hub: Box::new(hub), model, revision: revision.into() }
     }
@@ -92,7 +92,7 @@ fn open_directory(dir: &Path) -> Result<Files, LoadError> {
         Ok(meta) if !meta.is_dir() => return Err(LoadError::NotADirectory { path: dir.to_path_buf() }),
         Ok(_) => {}
     }
-    // A broken link counts as there: opening it then fails with an error that names it.
+    // A broken link counts as existing: opening it then fails with an error that names it.
     let find = |name: &str| Some(dir.join(name)).filter(|p| p.symlink_metadata().is_ok());
     let config = find(CONFIG).ok_or_else(|| LoadError::NoConfig { dir: dir.to_path_buf() })?;
     let weights = WEIGHTS.into_iter().find_map(find);

@@ -1,4 +1,4 @@
-//! [`Stored`]: a tensor that lies in a file and is not yet read.
+//! [`Stored`]: a tensor in a file that has not been read yet.
 
 use crate::bytes::Bytes;
 use crate::tensor_info::TensorInfo;
@@ -10,7 +10,7 @@ use safetensors::Dtype;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A tensor in a file: its description and where its data lies.
+/// A tensor in a file: its description and the place of its data.
 #[derive(Debug, Clone)]
 pub(crate) struct Stored {
     pub(crate) info: TensorInfo,

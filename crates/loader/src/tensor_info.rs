@@ -1,10 +1,10 @@
-//! [`TensorInfo`]: what a file says of one of its tensors.
+//! [`TensorInfo`]: a file's description of one of its tensors.
 
 use safetensors::Dtype;
 use std::fmt;
 use std::path::PathBuf;
 
-/// What a file says of one of its tensors.
+/// A file's description of one of its tensors.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct TensorInfo {
@@ -31,7 +31,7 @@ impl TensorInfo {
 pub struct Encoding(pub(crate) Dtype);
 
 impl Encoding {
-    /// Whether the numbers are floats that a model can be built of: `F16`, `BF16`, `F32` or `F64`.
+    /// Whether the numbers are floats that a model can use: `F16`, `BF16`, `F32` or `F64`.
     #[must_use]
     pub fn is_float(self) -> bool {
         matches!(self.0, Dtype::F16 | Dtype::BF16 | Dtype::F32 | Dtype::F64)

@@ -3,10 +3,10 @@
 use crate::bytes::Bytes;
 use std::ops::Range;
 
-/// How many bytes of an entry are in memory at a time while it is checked.
+/// How many bytes of an entry to hold in memory at a time while checking it.
 const CHUNK: usize = 1 << 20;
 
-/// Where an entry's bytes lie in the archive, and what the archive says their CRC-32 is.
+/// The place of an entry's bytes in the archive, and the CRC-32 that the archive gives for them.
 #[derive(Debug)]
 pub(crate) struct ZipEntry {
     pub(crate) name: String,

@@ -1,4 +1,4 @@
-//! Makes a [`LoadError`] of what went wrong.
+//! Turns failures into [`LoadError`]s.
 
 use super::load_error::LoadError;
 use crate::json::Misfit;
@@ -43,7 +43,7 @@ impl LoadError {
         )
     }
 
-    /// JSON that does not fit what the file should hold.
+    /// JSON that does not match the content that the file should have.
     pub(crate) fn json(path: &Path, expected: &'static str) -> impl FnOnce(Misfit) -> Self + use<> {
         let path = path.to_path_buf();
         move |misfit| Self::Json { path, expected, reason: misfit.to_string() }

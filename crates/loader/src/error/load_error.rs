@@ -10,7 +10,7 @@ use std::sync::Arc;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
-    /// The file system refused.
+    /// A file system operation failed.
     Io {
         /// What was read or written.
         path: PathBuf,
@@ -51,23 +51,23 @@ pub enum LoadError {
         /// The file that is not there.
         missing: &'static str,
     },
-    /// JSON that does not parse, or not into what it should hold.
+    /// JSON that does not parse, or has the wrong structure.
     Json {
         /// The file.
         path: PathBuf,
-        /// What the file should hold.
+        /// What the file should contain.
         expected: &'static str,
-        /// The field that does not fit, where the file is JSON, and why.
+        /// Why it does not fit, and in which field if the file is JSON.
         reason: String,
     },
-    /// A config that this project does not compute.
+    /// A config that this project does not support.
     Config {
         /// The file.
         path: PathBuf,
         /// The field, its value and what is expected.
         reason: candle_core::Error,
     },
-    /// A weight file that is cut short, or not what its name says.
+    /// A weight file that is truncated, or not of the format that its name says.
     Damaged {
         /// The file.
         path: PathBuf,
@@ -91,7 +91,7 @@ pub enum LoadError {
     TokenizerUnreachable {
         /// The source.
         name: String,
-        /// What went wrong when it was asked for.
+        /// What went wrong when it was requested.
         reason: Arc<LoadError>,
     },
     /// A text that gives no tokens.
@@ -110,12 +110,12 @@ pub enum LoadError {
         /// The positions of the model.
         n_positions: usize,
     },
-    /// A model of the Hub, in a build without the feature `hub`.
+    /// A model on the Hub, in a build without the feature `hub`.
     NoHub {
         /// The model.
         model: String,
     },
-    /// An endpoint that is no address of a Hub.
+    /// An endpoint that is not the address of a Hub.
     Endpoint {
         /// The address.
         endpoint: String,
@@ -129,7 +129,7 @@ pub enum LoadError {
         /// What the system said.
         reason: String,
     },
-    /// A file that is not cached, and that the Hub cannot be asked for.
+    /// A file that is not in the cache and cannot be requested from the Hub.
     NotCached {
         /// The model.
         model: String,
@@ -151,7 +151,7 @@ pub enum LoadError {
         /// Whether a token was sent.
         has_token: bool,
     },
-    /// A model whose files only those may read who accepted its terms.
+    /// A model whose files are only available to users who accepted its terms.
     Gated {
         /// The model.
         model: String,
@@ -235,7 +235,7 @@ pub enum LoadError {
         /// How long this process waited.
         seconds: u64,
     },
-    /// Content that is not what was announced.
+    /// Content that differs from what the server announced.
     Checksum {
         /// The model and the file.
         file: String,
@@ -246,7 +246,7 @@ pub enum LoadError {
         /// How a small body begins.
         start: String,
     },
-    /// A cached file that is not what was announced, and cannot be fetched again.
+    /// A cached file whose content is wrong, and which cannot be fetched again.
     BadCache {
         /// The file.
         path: PathBuf,
@@ -260,14 +260,14 @@ pub enum LoadError {
         /// The file.
         path: PathBuf,
     },
-    /// The server announces no hash of the file.
+    /// The server announces no hash for the file.
     NoHash {
         /// What was asked for.
         url: String,
         /// What it announces.
         etag: String,
     },
-    /// A file that is pinned to another content.
+    /// A file that is pinned to different content.
     Pin {
         /// The model and the file.
         file: String,
@@ -287,7 +287,7 @@ pub enum LoadError {
     DiskFull {
         /// Where.
         path: PathBuf,
-        /// The bytes that are still to come.
+        /// The bytes that are still missing.
         needed: u64,
         /// The bytes that are free, if the system says.
         free: Option<u64>,
@@ -299,7 +299,7 @@ pub enum LoadError {
         /// The system's reason.
         source: std::io::Error,
     },
-    /// Another process writes the same file and makes no headway.
+    /// Another process is writing the same file and makes no progress.
     Locked {
         /// The lock.
         path: PathBuf,

@@ -1,4 +1,4 @@
-//! What may go wrong between a source and a model, in words and as data.
+//! Everything that can go wrong between a source and a model, in words and as data.
 
 mod causes;
 mod load_error;

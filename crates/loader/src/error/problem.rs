@@ -14,7 +14,7 @@ impl LoadError {
         Problem(self)
     }
 
-    /// What to do, where a program may have its own words for it. Other errors say it themselves.
+    /// What to do, for errors where a program may have its own words for it. Other errors say it themselves.
     #[must_use]
     pub fn remedy(&self) -> Option<Remedy> {
         Some(match self {

@@ -9,11 +9,11 @@ use std::fmt;
 pub enum Remedy {
     /// Correct the Hub's address.
     CheckEndpoint,
-    /// See to the network, or do without it.
+    /// Check the network, or work without it.
     CheckNetwork,
-    /// See what answers in the Hub's place.
+    /// Find out what answers instead of the Hub.
     CheckAnswer,
-    /// Download the model where there is a network.
+    /// Download the model on a machine with a network.
     Download {
         /// The model.
         model: String,
@@ -22,12 +22,12 @@ pub enum Remedy {
         /// Whether the Hub was not asked because it is set offline.
         offline: bool,
     },
-    /// Download the whole model before its headers are looked at.
+    /// Download the whole model before reading its headers.
     DownloadFirst {
         /// The model.
         model: String,
     },
-    /// Correct the model's name, or see to the token.
+    /// Correct the model's name, or check the token.
     CheckName {
         /// Whether a token was sent.
         has_token: bool,
@@ -43,21 +43,21 @@ pub enum Remedy {
     ChooseRevision,
     /// Wait and try again.
     TryLater {
-        /// Whether a token would be allowed more requests.
+        /// Whether a token would allow more requests.
         token_helps: bool,
     },
     /// Try again: what has arrived is kept.
     RunAgain,
     /// Try again with a longer timeout.
     RaiseTimeout,
-    /// Fetch the cached files anew that are bad.
+    /// Fetch bad cached files again.
     RepairCache {
         /// The model.
         model: String,
     },
-    /// Make room on the disk, or keep the cache on another.
+    /// Free some disk space, or move the cache to another disk.
     MakeRoom,
-    /// Keep the cache where it can be written to.
+    /// Move the cache to a folder that is writable.
     MoveCache,
 }
 

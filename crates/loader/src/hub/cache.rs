@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! models--owner--name/
-//!   refs/main                   the commit that `main` was when it was last asked for
+//!   refs/main                   the commit of `main` when it was last asked for
 //!   snapshots/COMMIT/FILE       a link to ../../blobs/HASH
 //!   blobs/HASH                  a file, named by the hash of its content
 //!   blobs/HASH.incomplete       the part of it that has arrived
@@ -68,7 +68,7 @@ impl Repo {
         self.commit(revision).is_some_and(has)
     }
 
-    /// The commit that `revision` is, as far as the cache knows.
+    /// The commit of `revision`, if the cache knows it.
     pub(crate) fn commit(&self, revision: &str) -> Option<String> {
         if is_commit(revision) {
             return Some(revision.to_string());
@@ -167,7 +167,7 @@ impl Repo {
         let _ = std::fs::create_dir_all(&dir).and_then(|()| File::create(dir.join(name)));
     }
 
-    /// Remembers the commit that `revision` is.
+    /// Remembers the commit of `revision`.
     pub(crate) fn set_commit(&self, revision: &str, commit: &str) -> Result<(), LoadError> {
         if is_commit(revision) || self.commit(revision).is_some_and(|known| known == commit) {
             return Ok(());
@@ -185,7 +185,7 @@ impl Repo {
         let up = "../".repeat(2 + name.matches('/').count());
         let target = Path::new(&up).join("blobs").join(digest.as_str());
         let dir = pointer.parent().unwrap_or(Path::new("."));
-        // Made beside it, then renamed: another process sees the old file or the new one.
+        // Create it beside the file, then rename it: another process sees the old file or the new one.
         let made = tempfile::Builder::new().prefix(".gpt2-").make_in(dir, |path| symlink(&target, path));
         let linked = match made {
             Ok(link) => link.into_temp_path().persist(&pointer).map_err(|e| e.error),
@@ -247,13 +247,13 @@ impl Repo {
     }
 }
 
-/// Makes the folder that `path` is to be in.
+/// Creates the folder for `path`.
 pub(crate) fn make_parent(path: &Path) -> Result<(), LoadError> {
     let dir = path.parent().unwrap_or(Path::new("."));
     std::fs::create_dir_all(dir).map_err(LoadError::cache(dir))
 }
 
-/// What a file was when it was verified: its hash, size, time of change and inode.
+/// The state of a file when it was verified: its hash, size, time of change and inode.
 fn stamp(path: &Path, digest: &Digest) -> io::Result<String> {
     let meta = std::fs::metadata(path)?;
     let modified = meta.modified()?.duration_since(UNIX_EPOCH).map_or(0, |t| t.as_nanos());

@@ -11,7 +11,7 @@ impl Hub {
     /// Hashes every cached file of a model again; with `repair`, downloads the bad ones again.
     ///
     /// # Errors
-    /// When nothing of the model is cached, and for a bad revision, as [`open`](Self::open).
+    /// When nothing of the model is cached, or the revision is invalid, as for [`open`](Self::open).
     pub fn verify(&self, model: &ModelId, revision: &str, repair: bool) -> Result<Vec<FileCheck>, LoadError> {
         let fetch = Fetch::new(self, model, revision, Ask::WhereNeeded)?;
         let commit = fetch.repo.commit(revision).ok_or_else(|| fetch.not_cached(CONFIG))?;

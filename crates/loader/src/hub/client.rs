@@ -20,7 +20,7 @@ use tokio::runtime::Runtime;
 const RETRIES: usize = 3;
 /// The longest that a server may ask to wait before the next request.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
-/// The longest that connecting may take: a network that drops packets is noticed sooner than a slow answer.
+/// The longest that connecting may take: a network that drops packets shows sooner than a slow answer.
 const LONGEST_CONNECT: Duration = Duration::from_secs(10);
 const MOST_REDIRECTS: usize = 5;
 /// Without a token, hf-hub reads one from the environment; a token that no header can hold is never sent.
@@ -39,13 +39,13 @@ pub(crate) struct Client<'a> {
     runtime: Option<Runtime>,
 }
 
-/// A commit and the names of its files, where the server gives them.
+/// A commit and the names of its files, if the server lists them.
 pub(crate) struct Commit {
     pub(crate) sha: String,
     pub(crate) files: Option<Vec<String>>,
 }
 
-/// What the Hub announces of a file.
+/// The Hub's description of a file.
 pub(crate) struct Announced {
     pub(crate) digest: Digest,
     pub(crate) size: Option<u64>,
@@ -92,7 +92,7 @@ impl<'a> Client<'a> {
         Ok(Self { hub, context, api, following, direct, runtime })
     }
 
-    /// Runs a future that must be done within the timeout.
+    /// Runs a future that must finish within the timeout.
     pub(crate) fn run<T>(&self, url: &Url, future: impl Future<Output = T>) -> Result<T, Failure> {
         let runtime = self.runtime.as_ref().ok_or_else(|| self.context.timed_out(url))?;
         runtime
@@ -100,7 +100,7 @@ impl<'a> Client<'a> {
             .map_err(|_| self.context.timed_out(url))
     }
 
-    /// The commit that a revision is.
+    /// The commit of a revision.
     pub(crate) fn commit(&self, revision: &str) -> Result<Commit, LoadError> {
         let url = self
             .parse(format!("{}/api/models/{}/revision/{revision}", self.hub.endpoint, self.context.model))?;
@@ -117,7 +117,7 @@ impl<'a> Client<'a> {
         })
     }
 
-    /// What the Hub announces of a commit's file; `None` where the commit has no such file.
+    /// The Hub's description of a commit's file; `None` if the commit has no such file.
     pub(crate) fn announced(&self, commit: &str, name: &str) -> Result<Option<Announced>, LoadError> {
         self.retry(|| {
             let Some(response) = self.head(commit, name)? else { return Ok(None) };

@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
-/// What a file's content must hash to. It is the file's `ETag` on the Hub and its blob's name in the cache.
+/// The hash that a file's content must have. It is the file's `ETag` on the Hub and its blob's name in the cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Digest {
     /// SHA-256 of the content, for files in large file storage.
@@ -17,7 +17,7 @@ pub(crate) enum Digest {
 }
 
 impl Digest {
-    /// Reads an `ETag`; `None` where it is not the hash of a content.
+    /// Reads an `ETag`; `None` if it is not a hash of content.
     pub(crate) fn parse(etag: &str) -> Option<Self> {
         let hex = etag.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
         match etag.len() {
@@ -34,7 +34,7 @@ impl Digest {
         }
     }
 
-    /// What the file at `path` hashes to, by this hash's kind.
+    /// The hash of the file at `path`, of the same kind as this one.
     pub(crate) fn of_file(&self, path: &Path) -> io::Result<String> {
         let mut file = open_regular(path)?;
         let mut hasher = Hasher::new(self, file.metadata()?.len());

@@ -15,10 +15,10 @@ use std::time::Duration;
 /// A process that waits for another gives up after this many timeouts without progress: the other may itself have
 /// to wait and try again.
 const PATIENCE: u32 = 10;
-/// It never gives up before: the server may have asked the other process to wait.
+/// It never gives up before this: the server may have asked the other process to wait.
 const SHORTEST_PATIENCE: Duration = Duration::from_secs(300);
 
-/// When the Hub is asked which commit a revision is.
+/// When to ask the Hub for a revision's commit.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Ask {
     First,
@@ -68,24 +68,24 @@ impl<'a> Fetch<'a> {
         })
     }
 
-    /// Remembers the commit that the revision is, if the Hub was asked.
+    /// Remembers the revision's commit, if the Hub was asked.
     pub(super) fn keep_commit(&self, commit: &str) -> Result<(), LoadError> {
         if self.client.get().is_none() {
             return Ok(());
         }
         match self.repo.set_commit(self.revision, commit) {
-            // A cache that may only be read, and has all the files.
+            // A read-only cache that has all the files.
             Err(LoadError::CacheNotWritable { .. }) if !self.fetched.get() => Ok(()),
             done => done,
         }
     }
 
-    /// What messages call the model at a commit.
+    /// The name in messages for the model at a commit.
     pub(super) fn label(&self, commit: &str) -> String {
         format!("{}@{}", self.model, &commit[..12])
     }
 
-    /// The commit that the revision is, from the cache if that will do.
+    /// The revision's commit, from the cache if that is enough.
     pub(super) fn commit(&self) -> Result<String, LoadError> {
         match self.repo.commit(self.revision) {
             Some(commit) if self.ask == Ask::WhereNeeded || self.hub.offline || is_commit(self.revision) => {
@@ -102,7 +102,7 @@ impl<'a> Fetch<'a> {
         Ok(commit.sha)
     }
 
-    /// The client, unless the Hub is set offline; an error names `file`, which it would be asked for.
+    /// The client, unless the Hub is set offline; the error then names `file`, which the Hub would have been asked for.
     pub(super) fn client(&self, file: &str) -> Result<&Client<'a>, LoadError> {
         if self.hub.offline {
             return Err(self.not_cached(file));
@@ -124,7 +124,7 @@ impl<'a> Fetch<'a> {
         }
     }
 
-    /// Whether the commit has the file, by what is cached or listed.
+    /// Whether the commit has the file, according to the cache or the Hub's list.
     pub(super) fn is_listed(&self, commit: &str, name: &str) -> Result<bool, LoadError> {
         if self.repo.has_file(commit, name) {
             return Ok(true);
@@ -139,7 +139,7 @@ impl<'a> Fetch<'a> {
         let listed = self.listing.borrow().as_ref().map(|files| files.iter().any(|file| file == name));
         let listed = match listed {
             Some(listed) => listed,
-            // A server that lists no files says so when it is asked for one.
+            // If the server lists no files, its answer to the request for the file will tell.
             None => match client.announced(commit, name) {
                 Err(LoadError::Refused { status: 404, .. }) => return Ok(false),
                 announced => announced?.is_some(),
@@ -174,7 +174,7 @@ impl<'a> Fetch<'a> {
         Ok(path)
     }
 
-    /// Whether the cache has the file and its content is what it should be.
+    /// Whether the cache has the file with the right content.
     pub(super) fn is_good(&self, commit: &str, name: &str) -> Result<bool, LoadError> {
         if !self.repo.has_file(commit, name) {
             return Ok(false);
@@ -194,14 +194,14 @@ impl<'a> Fetch<'a> {
         Ok(good)
     }
 
-    /// Whether a cached file with this hash is what is pinned.
+    /// Whether a cached file with this hash matches the pin.
     pub(super) fn fits_pin(&self, commit: &str, name: &str, digest: &Digest) -> bool {
         let size = std::fs::metadata(self.repo.pointer(commit, name)).ok().map(|meta| meta.len());
         let announced = Announced { digest: digest.clone(), size };
         pin::check(&self.hub.pins, self.model, commit, name, &announced).is_ok()
     }
 
-    /// Whether the file at `path` is there and has this content.
+    /// Whether the file at `path` exists and has this content.
     pub(super) fn hashes_to(&self, path: &Path, name: &str, digest: &Digest) -> Result<bool, LoadError> {
         let Ok(meta) = std::fs::metadata(path) else { return Ok(false) };
         self.hub.tell(&Event::Verifying { file: name, size: meta.len() });
@@ -209,7 +209,7 @@ impl<'a> Fetch<'a> {
         Ok(found == digest.as_str())
     }
 
-    /// The error for a file that cannot be fetched: it is missing, or not what it should be.
+    /// The error for a file that cannot be fetched: it is missing or has the wrong content.
     fn bad_or(&self, commit: &str, name: &str, not_cached: LoadError) -> LoadError {
         if !self.repo.has_file(commit, name) {
             return not_cached;

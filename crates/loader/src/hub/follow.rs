@@ -10,8 +10,8 @@ use std::thread::JoinHandle;
 /// How many bytes are written between two flushes.
 const FLUSH: u64 = 32 << 20;
 
-/// Two threads that follow the one that writes. The hash is computed from what is read back from the file, so it
-/// covers what the file holds.
+/// Two threads that follow the writing thread. They compute the hash from bytes read back from the file, so it
+/// covers the file's real content.
 pub(crate) struct Follower {
     hash: Worker<String>,
     flush: Worker<()>,
@@ -54,7 +54,7 @@ impl Follower {
         let _ = self.flush.written.send(len);
     }
 
-    /// Waits until everything is on disk, and returns the hash of the bytes that were announced.
+    /// Waits until everything is on disk, and returns the hash of the announced bytes.
     pub(crate) fn finish(self) -> io::Result<String> {
         let Self { hash, flush } = self;
         drop((hash.written, flush.written));
@@ -81,7 +81,7 @@ impl<T: Send + 'static> Worker<T> {
     }
 }
 
-/// How far the writer is by now; `None` once it is done.
+/// The writer's present position; `None` once it is done.
 fn latest(written: &Receiver<u64>) -> Option<u64> {
     let first = written.recv().ok()?;
     Some(written.try_iter().last().unwrap_or(first))

@@ -17,7 +17,7 @@ impl Hub {
     /// Reads a model's config and the headers of its weight files. Asks the Hub for nothing that is cached.
     ///
     /// # Errors
-    /// As [`open`](Self::open), and when the weight files are not safetensors.
+    /// When [`open`](Self::open) would fail, and when the weight files are not safetensors.
     pub fn headers(&self, model: &ModelId, revision: &str) -> Result<Headers, LoadError> {
         let fetch = Fetch::new(self, model, revision, Ask::WhereNeeded)?;
         let commit = fetch.commit()?;

@@ -48,7 +48,7 @@ fn folders_in(dir: &Path) -> Vec<(String, PathBuf)> {
     folders.filter_map(|entry| Some((entry.file_name().into_string().ok()?, entry.path()))).collect()
 }
 
-/// Each branch and tag below `dir` and the commit that it is.
+/// Each branch and tag below `dir`, and its commit.
 fn named_commits(dir: &Path, prefix: &str, found: &mut Vec<(String, String)>) {
     let Ok(entries) = std::fs::read_dir(dir) else { return };
     for entry in entries.flatten() {
@@ -62,7 +62,7 @@ fn named_commits(dir: &Path, prefix: &str, found: &mut Vec<(String, String)>) {
     }
 }
 
-/// The bytes of all files below `dir`, links followed; `None` if there are no files.
+/// The bytes of all files below `dir`, following links; `None` if there are no files.
 fn files_below(dir: &Path) -> Option<u64> {
     let mut total = None;
     for entry in std::fs::read_dir(dir).ok()?.flatten() {

@@ -1,8 +1,8 @@
-//! [`Hub`]: pretrained weights by name, from the Hugging Face Hub or what is cached of it.
+//! [`Hub`]: pretrained weights by name, from the Hugging Face Hub or its cache.
 //!
-//! A file is used only after its content was compared with the hash that the Hub announced for it. Cached files
-//! are used without a request. The cache is shared with Python's `huggingface_hub`: each uses what the other has
-//! downloaded. Downloads are HTTP requests with ranges, so that one that was cut off resumes where it stopped.
+//! It uses a file only after comparing its content with the hash that the Hub announced for it, and cached files
+//! without a request. The cache is shared with Python's `huggingface_hub`: each uses the files that the other has
+//! downloaded. Downloads are HTTP requests with ranges, so that an interrupted one resumes where it stopped.
 
 mod model_id;
 
@@ -48,7 +48,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Which Hub is asked, how, and where its files are kept. This crate reads no settings from the environment, but
+/// Which Hub to ask, how, and where to keep its files. This crate reads no settings from the environment, but
 /// the HTTP client reads the proxy variables (`HTTPS_PROXY`, `NO_PROXY`, ..).
 #[derive(Clone)]
 #[non_exhaustive]
@@ -59,11 +59,11 @@ pub struct Hub {
     pub cache_dir: PathBuf,
     /// Sent to the Hub, and never to another host.
     pub token: Option<String>,
-    /// Whether no request is made at all.
+    /// Whether to make no requests at all.
     pub offline: bool,
     /// How long a request may go without receiving a byte. A whole download may take any time.
     pub timeout: Duration,
-    /// Files whose content is known beforehand.
+    /// Files whose content is known in advance.
     pub pins: Vec<Pin>,
     /// Called for each [`Event`].
     pub progress: Option<Progress>,
@@ -75,10 +75,10 @@ pub type Progress = Arc<dyn Fn(&Event<'_>) + Send + Sync>;
 /// The address of the Hugging Face Hub.
 pub const ENDPOINT: &str = "https://huggingface.co";
 
-/// The branch that is used unless another is named.
+/// The default branch.
 pub const MAIN: &str = "main";
 
-/// A file of a model whose content is known beforehand.
+/// A file of a model whose content is known in advance.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
 pub struct Pin {
     /// The model, `owner/name`.
@@ -89,7 +89,7 @@ pub struct Pin {
     pub file: String,
     /// Its length in bytes.
     pub size: u64,
-    /// The SHA-256 of its content, in hexadecimal; `None` where only the length is known.
+    /// The SHA-256 of its content, in hexadecimal; `None` if only the length is known.
     pub sha256: Option<String>,
     /// The licence of the model.
     pub license: String,
@@ -99,7 +99,7 @@ pub struct Pin {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Event<'a> {
-    /// Another process is fetching this file, and this one waits for it.
+    /// Another process is fetching this file, and this process waits for it.
     Waiting {
         /// The file.
         file: &'a str,
@@ -117,10 +117,10 @@ pub enum Event<'a> {
     Received {
         /// The file.
         file: &'a str,
-        /// How many have arrived in all.
+        /// How many have arrived so far.
         bytes: u64,
     },
-    /// A file is whole, verified and in the cache.
+    /// A file is complete, verified and in the cache.
     Fetched {
         /// The file.
         file: &'a str,
@@ -132,7 +132,7 @@ pub enum Event<'a> {
         /// Its length in bytes.
         size: u64,
     },
-    /// A try failed; there will be another.
+    /// A try failed, and another will follow.
     Retrying {
         /// Why.
         error: &'a LoadError,
@@ -153,7 +153,7 @@ pub struct Snapshot {
     pub files: Files,
 }
 
-/// What an audit needs of a model, and nothing more.
+/// The parts of a model that an audit needs, and nothing more.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Headers {
@@ -174,13 +174,13 @@ pub struct CachedModel {
     pub id: String,
     /// The commit.
     pub commit: String,
-    /// The branches and tags that are this commit.
+    /// The branches and tags that point to this commit.
     pub refs: Vec<String>,
     /// The bytes of its files.
     pub size: u64,
 }
 
-/// Whether a file of the cache is what the Hub announced.
+/// Whether a cached file matches the Hub's announcement.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct FileCheck {
@@ -194,15 +194,15 @@ pub struct FileCheck {
     pub error: Option<Arc<LoadError>>,
 }
 
-/// What was found of a file of the cache.
+/// The result of checking a cached file.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FileState {
-    /// Its content is what the Hub announced.
+    /// Its content matches the Hub's announcement.
     Good,
-    /// Its content was something else, and was fetched again.
+    /// Its content was wrong, and was fetched again.
     Repaired,
-    /// Its content is something else, or missing.
+    /// Its content is wrong or missing.
     Bad,
     /// The cache does not say what it should be.
     Unknown,

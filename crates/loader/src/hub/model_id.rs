@@ -11,7 +11,7 @@ const ALIASES: [(&str, &str, &str); 5] = [
     ("distilgpt2", "distilbert", "distilgpt2"),
 ];
 
-/// The longest name that the Hub gives out.
+/// The longest name that the Hub allows.
 const LONGEST: usize = 96;
 
 /// `owner/name`, checked against the Hub's rules, so that it can be part of a path and of an address.
@@ -41,7 +41,7 @@ impl ModelId {
             .map(|(alias, owner, name)| (*alias, Self { owner: (*owner).into(), name: (*name).into() }))
     }
 
-    /// The name that stands for this model, where there is one.
+    /// The short name of this model, if it has one.
     #[must_use]
     pub fn alias(&self) -> Option<&'static str> {
         ALIASES.iter().find(|(_, owner, name)| *owner == self.owner && *name == self.name).map(|a| a.0)

@@ -1,4 +1,4 @@
-//! [`Hub::open`]: which files of a model are needed, and where each lies once it is verified.
+//! [`Hub::open`]: finds the files that a model needs, and verifies them.
 
 use super::fetch::{Ask, Fetch};
 use super::{Hub, ModelId, Snapshot};
@@ -15,15 +15,15 @@ impl Hub {
     /// so that a branch stays at the commit that was cached; [`download`](Self::download) looks for a newer one.
     ///
     /// # Errors
-    /// When a file is neither cached nor available, or its content is not what the Hub announced.
+    /// When a file is neither cached nor available, or its content differs from what the Hub announced.
     pub fn open(&self, model: &ModelId, revision: &str) -> Result<Snapshot, LoadError> {
         Fetch::new(self, model, revision, Ask::WhereNeeded)?.snapshot()
     }
 
-    /// As [`open`](Self::open), but at the commit that the revision is now.
+    /// Like [`open`](Self::open), but at the revision's present commit.
     ///
     /// # Errors
-    /// As `open`, and when the Hub cannot be asked.
+    /// When `open` would fail, or the Hub cannot be asked.
     pub fn download(&self, model: &ModelId, revision: &str) -> Result<Snapshot, LoadError> {
         Fetch::new(self, model, revision, Ask::First)?.snapshot()
     }
@@ -66,7 +66,7 @@ impl Fetch<'_> {
         })
     }
 
-    /// The weight files that are cached, else those that the commit has.
+    /// The cached weight files, or else those that the commit has.
     pub(super) fn weights(&self, commit: &str) -> Result<WeightFiles, LoadError> {
         let name = match self.cached_weights(commit) {
             Some(name) => name,

@@ -1,10 +1,10 @@
-//! Compares what the Hub announces with what is pinned.
+//! Compares the Hub's announcements with the pinned files.
 
 use super::client::Announced;
 use super::{ModelId, Pin};
 use crate::error::LoadError;
 
-/// Refuses a commit's file that is pinned to another content.
+/// Refuses a commit's file that is pinned to different content.
 pub(super) fn check(
     pins: &[Pin],
     model: &ModelId,

@@ -11,7 +11,7 @@ use reqwest::{Response, StatusCode, Url};
 use std::error::Error;
 use std::time::Duration;
 
-/// What messages call a status that has no name.
+/// The name in messages for a status without a name.
 const UNKNOWN: &str = "<unknown status code>";
 
 /// What a request was about: a revision of the model, or one of its files.
@@ -21,7 +21,7 @@ pub(super) struct About<'a> {
     pub(super) is_file: bool,
 }
 
-/// An answer that is not what was asked for.
+/// An answer to something other than the request.
 struct Refusal {
     status: StatusCode,
     code: Option<String>,
@@ -30,19 +30,19 @@ struct Refusal {
     url: String,
 }
 
-/// Which Hub is asked about which model, and how: what errors name.
+/// The Hub and the model that a request is about, and how it is made, for use in errors.
 pub(super) struct RequestContext<'a> {
     /// The Hub's address, as messages show it.
     pub(super) endpoint: String,
     pub(super) model: &'a ModelId,
-    /// Whether a token is sent.
+    /// Whether requests send a token.
     pub(super) has_token: bool,
     /// How long a request may go without a byte.
     pub(super) timeout: Duration,
 }
 
 impl RequestContext<'_> {
-    /// Why the Hub did not give what was asked for.
+    /// Why the Hub did not answer the request.
     pub(super) fn refused(&self, response: Response, about: About<'_>) -> Failure {
         let header = |name: &str| response.headers().get(name)?.to_str().ok().map(str::to_string);
         let refusal = Refusal {
@@ -83,7 +83,7 @@ impl RequestContext<'_> {
         self.refusal(refusal, About { revision, is_file: false })
     }
 
-    /// Why the Hub answered so.
+    /// Why the Hub answered in this way.
     fn refusal(&self, refusal: Refusal, about: About<'_>) -> Failure {
         let Refusal { status, code, message, wait, url } = refusal;
         let model = self.model.to_string();
@@ -126,7 +126,7 @@ impl RequestContext<'_> {
         error.into()
     }
 
-    /// Why no whole answer came.
+    /// Why no complete answer arrived.
     pub(super) fn failure(&self, error: reqwest::Error, url: &Url) -> Failure {
         let unexpected = |reason| LoadError::Unexpected { url: shown(url), reason };
         if error.is_connect() {
@@ -143,13 +143,13 @@ impl RequestContext<'_> {
         }
     }
 
-    /// No byte came for as long as a request may go without one.
+    /// No byte arrived within the timeout.
     pub(super) fn timed_out(&self, url: &Url) -> Failure {
         Failure::passing(LoadError::Timeout { url: shown(url), seconds: self.timeout.as_secs() })
     }
 }
 
-/// How long until an exhausted limit is renewed, from the header `ratelimit: "name";r=0;t=55`: r requests are
+/// How long until an exhausted limit resets, from the header `ratelimit: "name";r=0;t=55`: r requests are
 /// left for the next t seconds.
 fn used_up(limits: &str) -> Option<Duration> {
     let number = |limit: &str, key: &str| -> Option<u64> {

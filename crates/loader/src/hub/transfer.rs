@@ -43,7 +43,7 @@ struct Partial {
 impl Transfer<'_> {
     /// Fetches the missing bytes of the file and, once the whole is verified, renames it to its blob's name.
     ///
-    /// What has arrived is kept when a try fails and when this process ends; the next try resumes there.
+    /// The part that has arrived stays when a try fails or this process ends; the next try resumes there.
     pub(crate) fn run(&self) -> Result<(), LoadError> {
         let mut delays = client::delays();
         let (mut wrong, mut furthest) = (0, 0);
@@ -85,19 +85,19 @@ impl Transfer<'_> {
 
     fn keep(&self, partial: &Partial) -> Result<(), LoadError> {
         let blob = self.repo.blob(&self.announced.digest);
-        // On disk before the rename: a power cut must not leave a hole in a file that looks verified.
+        // It must be on disk before the rename: a power cut must not leave a hole in a file that looks verified.
         partial.file.sync_all().map_err(LoadError::cache(&partial.path))?;
         std::fs::rename(&partial.path, &blob).map_err(LoadError::cache(&blob))
     }
 
-    /// Requests the missing bytes once, and verifies the whole.
+    /// Requests the missing bytes once, and verifies the whole file.
     fn attempt(&self, partial: &mut Partial) -> Result<(), Failure> {
         if self.announced.size == Some(partial.len) && partial.len > 0 {
             return self.check(partial, None, &[]);
         }
         self.check_room(partial)?;
         let response = match self.client.get(self.commit, self.name, partial.len, None) {
-            // Nothing is left to send: what has arrived is the whole file, or another file.
+            // Nothing is left to send: the arrived part is the whole file, or a wrong one.
             Err(failure) if partial.len > 0 && is_beyond_the_end(&failure) => {
                 return self.check(partial, None, &[]);
             }
@@ -117,7 +117,7 @@ impl Transfer<'_> {
         let len: Option<u64> = header(CONTENT_LENGTH).and_then(|len| len.parse().ok());
         let total = self.announced.size.or(len.map(|len| start + len));
         if len.is_some() && len.map(|len| start + len) != total {
-            // Most likely an error page: what arrived before is kept.
+            // Most likely this is an error page, so keep the part that arrived before.
             let found = format!("{} bytes", len.unwrap_or_default());
             let shown = self.beginning(&mut response, SHOWN).unwrap_or_default();
             return Err(self.wrong(found, &shown));
@@ -179,7 +179,7 @@ impl Transfer<'_> {
         self.check(partial, follower, &shown)
     }
 
-    /// Compares what has arrived with the announced hash, and removes it if it differs.
+    /// Compares the arrived file with the announced hash, and removes it if it differs.
     fn check(&self, partial: &mut Partial, follower: Option<Follower>, shown: &[u8]) -> Result<(), Failure> {
         let found = match follower {
             Some(follower) => follower.finish(),

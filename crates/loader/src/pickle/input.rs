@@ -1,4 +1,4 @@
-//! [`Input`]: the bytes of a pickle that are not yet read. A length is used only once that many bytes are there.
+//! [`Input`]: the unread bytes of a pickle. It uses a length only after checking that so many bytes exist.
 
 pub(super) struct Input<'a>(pub(super) &'a [u8]);
 

@@ -1,7 +1,7 @@
 //! Reads the pickle that `torch.save` writes for a state dictionary: the part of protocol 2 that describes
 //! tensors. It runs nothing: a global is a name, and a call is only recorded.
 //!
-//! Any input takes one pass, with the time and memory for that.
+//! Any input takes one pass, with time and memory in proportion.
 
 use super::input::Input;
 use super::object::{Global, Object, Tuple};
@@ -85,7 +85,7 @@ impl<'a> Machine<'a> {
         Ok(None)
     }
 
-    /// Where in the memo.
+    /// The index into the memo.
     fn index(&mut self, long: bool) -> Result<u32, String> {
         if long { self.input.array().map(u32::from_le_bytes) } else { self.input.array().map(|[i]| i.into()) }
     }

@@ -1,12 +1,12 @@
 //! Tensors of a `pytorch_model.bin`: a zip of uncompressed storages and a pickle that names them.
 //!
-//! `archive -> data.pkl -> objects -> views of storages -> ranges of the file`. Nothing in the file is run,
-//! and no size is trusted before it is checked.
+//! `archive -> data.pkl -> objects -> views of storages -> ranges of the file`. This reader runs nothing in the
+//! file, and trusts no size before checking it.
 //!
-//! Candle has such a reader, too, `candle_core::pickle`, for files that one trusts: it allocates what a length
-//! claims before it reads, copies objects that are shared, leaves out tensors that it cannot read, and opens the
-//! archive again for each tensor. This one reads files that anybody may have uploaded: the file's length bounds time
-//! and memory, an error names the tensor, checksums are compared, and data goes straight into a tensor's own memory.
+//! Candle has such a reader, too, `candle_core::pickle`, for trusted files: it allocates as much as a length claims
+//! before reading, copies shared objects, leaves out tensors that it cannot read, and opens the archive again for
+//! each tensor. This one reads files that anybody may have uploaded: the file's length limits time and memory, an
+//! error names the tensor, it compares checksums, and data goes straight into a tensor's own memory.
 
 mod input;
 mod machine;
@@ -27,12 +27,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 pub(crate) const FORMAT: &str = "PyTorch zip";
-/// A tensor takes about 150 bytes of pickle, so that this is tens of thousands of them.
+/// A tensor takes about 150 bytes of pickle, so this is enough for tens of thousands of them.
 const LONGEST_PICKLE: u64 = 4 << 20;
 /// GPT-2's buffers have four dimensions.
 const MOST_DIMENSIONS: usize = 8;
 
-/// Every tensor of the state dictionary; only the pickle is read.
+/// Every tensor of the state dictionary; reads only the pickle.
 pub(crate) fn read(path: &Path) -> Result<Vec<Stored>, LoadError> {
     let bytes = Bytes::open(path)?;
     read_archive(path, &bytes).map_err(|reason| LoadError::damaged(path, FORMAT, &bytes, reason))

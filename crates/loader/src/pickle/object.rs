@@ -9,12 +9,12 @@ const DEEPEST: usize = 64;
 
 #[derive(Clone)]
 pub(super) enum Object<'a> {
-    /// `None`, a bool, a float, or a dictionary inside another object: no tensor is made of them.
+    /// `None`, a bool, a float, or a dictionary inside another object: tensors do not need them.
     Other,
     Int(i64),
     Text(&'a str),
     Global(Global<'a>),
-    /// A list without its items: no tensor is made of them.
+    /// A list without its items, which tensors do not need.
     List,
     Tuple(Rc<Tuple<'a>>),
     /// The memo has it, too, while it is filled.

@@ -18,7 +18,7 @@ use tokenizers::{AddedToken, TokenizerBuilder};
 
 const END_OF_TEXT: &str = "<|endoftext|>";
 const GPT2_VOCAB_SIZE: usize = 50257;
-/// Bytes of the longest token of GPT-2's vocabulary.
+/// The length in bytes of the longest token in GPT-2's vocabulary.
 const GPT2_LONGEST: usize = 128;
 
 /// A byte-level BPE tokenizer.
@@ -131,7 +131,7 @@ impl Tokenizer {
         Ok(Self { name, kind: Kind::HuggingFace(Box::new(tokenizer)), spelling })
     }
 
-    /// The number of tokens, special ones included.
+    /// The number of tokens, including special ones.
     #[must_use]
     pub fn vocab_size(&self) -> usize {
         match &self.kind {
@@ -140,7 +140,7 @@ impl Tokenizer {
         }
     }
 
-    /// The id of `<|endoftext|>`, where the vocabulary has it.
+    /// The id of `<|endoftext|>`, if the vocabulary has it.
     #[must_use]
     pub fn end_of_text(&self) -> Option<u32> {
         match &self.kind {
@@ -151,7 +151,7 @@ impl Tokenizer {
 
     /// The ids of `text`; none for an empty text.
     ///
-    /// Characters that the vocabulary cannot spell are left out; [`Tokenizer::unspellable`] tells which.
+    /// It leaves out characters that the vocabulary cannot spell; [`Tokenizer::unspellable`] lists them.
     ///
     /// # Errors
     /// When nothing is left of the text.

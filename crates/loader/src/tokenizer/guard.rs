@@ -1,4 +1,4 @@
-//! Calls into the crates tokenizers and tiktoken, and makes an error of a panic there.
+//! Calls into the crates tokenizers and tiktoken, and turns a panic there into an error.
 
 use crate::error::LoadError;
 use std::cell::Cell;
@@ -12,8 +12,8 @@ thread_local! {
 
 /// Runs `call`. Its errors and panics become an error that names `name`.
 ///
-/// Everything is checked before it reaches those crates; this catches what the checks miss. A panic that is caught
-/// here prints nothing; any other prints as usual.
+/// The loader checks everything before it reaches those crates; this catches whatever the checks miss. A panic caught
+/// here prints nothing; any other panic prints as usual.
 pub(super) fn guarded<T>(name: &str, call: impl FnOnce() -> Result<T, String>) -> Result<T, LoadError> {
     silence_caught_panics();
     let outside = GUARDED.replace(true);
@@ -64,7 +64,7 @@ mod tests {
         assert!(guarded("some.json", || Ok(1)).is_ok_and(|one| one == 1));
     }
 
-    /// Runs the test above in a process of its own and looks at what that printed.
+    /// Runs the test above in a separate process and looks at its output.
     #[test]
     fn a_caught_panic_prints_nothing() {
         let name = "tokenizer::guard::tests::a_panic_is_an_error_with_the_files_name_and_the_panics_text";

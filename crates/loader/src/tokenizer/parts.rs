@@ -1,6 +1,6 @@
 //! The supported parts around the BPE: all that byte-level models of GPT-2's family use.
 //!
-//! Each is read into a type of its own, checked, and handed to the crate tokenizers from there; nothing else of a
+//! Each is read into its own type, checked, and then passed to the crate tokenizers; nothing else in a
 //! file reaches that crate.
 
 use super::vocab::{check_id, check_token};
@@ -38,7 +38,7 @@ fn check_flat(what: &str, parts: usize, nested: bool) -> Result<(), String> {
     Ok(())
 }
 
-/// What is done to the text before it is split.
+/// Changes to the text before it is split.
 #[derive(Serialize, Deserialize)]
 #[serde(tag = "type")]
 #[allow(clippy::upper_case_acronyms)]
@@ -65,7 +65,7 @@ impl Normalizer {
         check_flat("normalizer", parts.len(), parts.iter().any(|part| matches!(part, Self::Sequence { .. })))
     }
 
-    /// How many times longer it can make a text, in bytes (U+FDFA has 3 bytes, and 33 in NFKD).
+    /// By what factor it can lengthen a text, in bytes (U+FDFA has 3 bytes, and 33 in NFKD).
     pub(super) fn growth(&self) -> usize {
         let form = |part: &Self| match part {
             Self::NFKC | Self::NFKD => 12,
@@ -77,7 +77,7 @@ impl Normalizer {
     }
 }
 
-/// What becomes of the text between the matches.
+/// What to do with the text between the matches.
 #[derive(Default, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(super) enum Behavior {
     Removed,
@@ -147,7 +147,7 @@ impl PreTokenizer {
             parts.len(),
             parts.iter().any(|part| matches!(part, Self::Sequence { .. })),
         )?;
-        // A second one would turn the bytes of the first one's letters into letters.
+        // A second one would encode the letters of the first one again.
         if parts.iter().filter(|part| matches!(part, Self::ByteLevel(_))).count() > 1 {
             return Err("pre_tokenizer: more than one ByteLevel; expected one".into());
         }
@@ -203,7 +203,7 @@ pub(super) enum SequenceId {
     B,
 }
 
-/// What a template calls a special token.
+/// A template's name for a special token.
 #[derive(Serialize, Deserialize)]
 pub(super) struct SpecialToken {
     id: String,
@@ -211,7 +211,7 @@ pub(super) struct SpecialToken {
     tokens: Vec<String>,
 }
 
-/// What is put around the ids.
+/// Tokens to put around the ids.
 #[derive(Serialize, Deserialize)]
 #[serde(tag = "type")]
 pub(super) enum PostProcessor {
@@ -237,7 +237,7 @@ impl PostProcessor {
             parts.len(),
             parts.iter().any(|part| matches!(part, Self::Sequence { .. })),
         )?;
-        // A second template would get several texts, and has no place for them.
+        // A second template would receive several texts, for which it has no place.
         if parts.iter().filter(|part| matches!(part, Self::TemplateProcessing { .. })).count() > 1 {
             return Err("post_processor: more than one TemplateProcessing; expected one".into());
         }
@@ -290,7 +290,7 @@ fn check_template(
     Ok(())
 }
 
-/// What makes text of tokens.
+/// The decoder that turns tokens into text.
 #[derive(Serialize, Deserialize)]
 #[serde(tag = "type")]
 pub(super) enum Decoder {

@@ -36,10 +36,10 @@ pub(super) struct Shape {
     #[serde(default)]
     decoder: Option<Decoder>,
     pub(super) model: Model,
-    // Truncation and padding are left over from the last use of the tokenizer; transformers ignores them, too.
+    // Truncation and padding are remains of the tokenizer's last use; transformers ignores them, too.
 }
 
-/// A token that is found in the text before anything else is done to it.
+/// A token that is searched for in the text before any other step.
 #[derive(Deserialize)]
 pub(super) struct Added {
     id: u32,
@@ -208,7 +208,7 @@ fn check_added(added: &[Added]) -> Result<(), String> {
     Ok(())
 }
 
-/// The same for a token after normalisation: that is the form that is searched for in a normalised text.
+/// The same for a token after normalisation, the form to search for in a normalised text.
 fn check_normalized(added: &[Added], normalizer: &NormalizerWrapper) -> Result<(), String> {
     let strips = strips(added);
     for token in added.iter().filter(|token| token.normalized) {

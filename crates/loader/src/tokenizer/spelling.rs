@@ -1,4 +1,4 @@
-//! What a vocabulary can spell, and how much text a token stands for.
+//! Which characters a vocabulary can spell, and how much text a token stands for.
 
 use super::parts::{Normalizer, PreTokenizer};
 use super::shape::Shape;
@@ -7,10 +7,10 @@ use std::collections::HashMap;
 use tokenizers::models::bpe::BPE;
 use tokenizers::{Model, ModelWrapper, OffsetReferential, OffsetType, PreTokenizer as _};
 
-/// The most bytes of a prompt that are tokenised, whatever the model: each takes up to 450 bytes of memory and two
+/// The longest prompt in bytes that is tokenised for any model: each byte takes up to 450 bytes of memory and two
 /// microseconds.
 const MOST_BYTES: usize = 1 << 20;
-/// What the vocabulary spells a text with.
+/// How the vocabulary spells a text.
 #[derive(Debug, Clone)]
 pub(super) struct Spelling {
     /// Whether no character is ever dropped.
@@ -20,12 +20,12 @@ pub(super) struct Spelling {
     ignore_merges: bool,
     /// The most bytes of text that one token can stand for; `None` if there is no limit.
     longest: Option<usize>,
-    /// How many times longer the normalizer can make a text, in bytes.
+    /// By what factor the normalizer can lengthen a text, in bytes.
     growth: usize,
 }
 
 impl Spelling {
-    /// Of a byte-level vocabulary that has all bytes, and no token for more than `longest` of them.
+    /// The spelling of a byte-level vocabulary that has all bytes, and no token for more than `longest` of them.
     pub(super) fn of_bytes(longest: usize) -> Self {
         Self {
             whole: true,
@@ -37,7 +37,7 @@ impl Spelling {
         }
     }
 
-    /// Of the tokens of a byte-level BPE with nothing around it.
+    /// The spelling of a plain byte-level BPE with these tokens.
     pub(super) fn of_byte_level<'a>(tokens: impl Iterator<Item = &'a String> + Clone) -> Self {
         let letters = tokens.clone().filter(|token| is_letter(token)).count();
         let longest = tokens.map(|token| token.chars().count()).max().unwrap_or(0);
@@ -55,7 +55,7 @@ impl Spelling {
         self.whole
     }
 
-    /// Of a tokenizer.json.
+    /// The spelling of a tokenizer.json.
     pub(super) fn of_shape(shape: &Shape) -> Self {
         let model = &shape.model;
         let pre_tokenizer = shape.pre_tokenizer.as_ref();
@@ -153,7 +153,7 @@ fn fallback_token(byte: u8) -> String {
     format!("<{byte:#04X}>")
 }
 
-/// The letter of each byte in a byte-level vocabulary: itself if it is printable, else one from U+0100 on.
+/// The letter of each byte in a byte-level vocabulary: itself if it is printable, otherwise one from U+0100 on.
 fn letters() -> impl Iterator<Item = char> {
     let mut next = (0x100..).filter_map(char::from_u32);
     (0..=u8::MAX).map(move |byte| match byte {

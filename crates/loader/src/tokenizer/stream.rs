@@ -2,7 +2,7 @@
 
 use super::bpe::Tokenizer;
 
-/// Text from ids that arrive one by one. A character whose bytes are spread over several tokens comes out whole,
+/// Text from ids that arrive one by one. A character whose bytes are spread over several tokens comes out complete
 /// with the last of them.
 #[derive(Debug)]
 pub struct TextStream<'a> {
@@ -37,7 +37,7 @@ impl TextStream<'_> {
         out
     }
 
-    /// The rest of the text, when no more ids come.
+    /// The rest of the text, after the last id.
     #[must_use]
     pub fn finish(self) -> String {
         self.tokenizer.decode(&self.pending).get(self.written..).unwrap_or_default().to_string()

@@ -22,7 +22,7 @@ impl Unspellable {
         &self.0
     }
 
-    /// How many characters of the text these are in all.
+    /// How many characters of the text these are in total.
     #[must_use]
     pub fn total(&self) -> usize {
         self.0.iter().map(|(_, count)| count).sum()

@@ -10,7 +10,7 @@ use std::collections::HashSet;
 use std::fmt;
 use tokenizers::models::bpe;
 
-/// One more than the largest id; the largest vocabularies in use need a 64th of that.
+/// All ids are below this; the largest vocabularies in use need a 64th of it.
 const MOST_IDS: u32 = 1 << 24;
 /// GPT-2's own longest token has 256 bytes as letters.
 const LONGEST_TOKEN: usize = 4096;
