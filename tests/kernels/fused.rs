@@ -7,7 +7,7 @@ use gpt2_kernels::Implementation::{Eager, Fused};
 use gpt2_kernels::attention::{CausalBias, CausalMask, CausalSdpa};
 use proptest::prelude::*;
 
-/// q, k and v as views of one packed projection, the way that `c_attn` leaves them, and a padding mask.
+/// q, k and v as views of one packed projection, as `c_attn` returns them, and a padding mask.
 struct Case {
     q: Tensor,
     k: Tensor,
@@ -17,7 +17,7 @@ struct Case {
 }
 
 impl Case {
-    /// Normal numbers of deviation `spread`; T queries at the end of S keys.
+    /// Normally distributed numbers of deviation `spread`; T queries at the end of S keys.
     fn random(
         (b, h, d): (usize, usize, usize),
         (t, s): (usize, usize),
@@ -41,7 +41,7 @@ impl Case {
         Ok(attention.forward(&self.q, &self.k, &self.v, mask)?) // (B, T, H, D)
     }
 
-    /// The definition, one number at a time: query i of T sees keys 0..=S-T+i that are no padding.
+    /// The definition, one number at a time: query i of T sees the keys 0..=S-T+i that are not padding.
     fn by_definition(&self) -> Result<Vec<f64>> {
         let (b, h, t, d) = self.q.dims4()?;
         let s = self.k.dim(2)?;
@@ -71,7 +71,7 @@ impl Case {
         Ok(out)
     }
 
-    /// The largest error of `implementation` beside the largest value.
+    /// The largest error of `implementation`, relative to the largest value.
     fn error(&self, implementation: gpt2_kernels::Implementation) -> Result<f64> {
         let expected = self.by_definition()?;
         let got = self.run(implementation)?;
@@ -94,7 +94,7 @@ proptest! {
                                        t in 1usize..301, seed in 0u64..100_000, padded: bool) {
         let check = || -> Result {
             let t = t.min(s);
-            // The definition takes its time: of the largest sizes, one row and head.
+            // The definition is slow, so use only one row and head of the largest sizes.
             let (b, h) = if b * h * d * t * s > 40_000_000 { (1, 1) } else { (b, h) };
             let mut case = Case::random((b, h, d), (t, s), 1.5, seed)?;
             if padded {
@@ -118,7 +118,7 @@ proptest! {
         check().map_err(|e| TestCaseError::fail(e.to_string()))?;
     }
 
-    /// q, k and v each with strides of their own: any order of the dimensions, every other row, an offset,
+    /// q, k and v with different strides each: any order of the dimensions, every other row, an offset,
     /// or one row for all heads (stride 0).
     #[test]
     fn any_strides_give_what_contiguous_tensors_give(order in 0usize..24, step in 1usize..3, shared: bool,
@@ -180,8 +180,8 @@ fn extreme_scores_stay_finite_and_tiny_ones_exact() -> Result {
     Ok(())
 }
 
-/// Keys that grow along S: each step of a tile meets a maximum far above the last one's, so that what was summed
-/// under it is rescaled again and again.
+/// Keys that grow along S: each step of a tile meets a maximum far above the last one, so the kernel has to rescale
+/// its sums again and again.
 #[test]
 fn a_maximum_that_keeps_rising_rescales_what_was_summed() -> Result {
     for (t, s) in [(700, 700), (3, 700)] {
@@ -194,7 +194,7 @@ fn a_maximum_that_keeps_rising_rescales_what_was_summed() -> Result {
     Ok(())
 }
 
-/// Decoding after a past whose beginning is padding, longer than what a task takes at a time.
+/// Decoding after a past that begins with padding, longer than a task processes at a time.
 #[test]
 fn a_hidden_beginning_changes_nothing() -> Result {
     for t in [1, 2, 4, 5] {
@@ -227,7 +227,7 @@ fn equal_keys_share_their_weight_and_denormal_inputs_count_as_they_are() -> Resu
         *part = (&*part * 1e-20)?.affine(1e-20, 0.)?; // 1e-40: below the smallest normal number
     }
     assert!(case.v.abs()?.max_all()?.to_scalar::<f32>()? > 0.0, "nothing is left of the inputs");
-    // A denormal holds few digits: the values' own spacing beside their size.
+    // A denormal has few digits, so allow for the spacing of the values relative to their size.
     let error = case.error(Fused)?;
     assert!(error <= 2e-5, "{error:e}");
     Ok(())

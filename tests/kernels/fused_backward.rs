@@ -1,5 +1,5 @@
-//! The gradients of fused attention: against those of the definition in f64, against differences of values,
-//! and against themselves on other numbers of threads.
+//! The gradients of fused attention, compared with those of the definition in f64, with finite differences,
+//! and with themselves on other numbers of threads.
 
 use crate::common::{Result, cases, some_padding};
 use candle_core::{DType, Device, Tensor, Var};
@@ -8,8 +8,8 @@ use gpt2_kernels::attention::{CausalMask, CausalSdpa};
 use gpt2_kernels::{Dispatch, Dropout};
 use proptest::prelude::*;
 
-/// q, k and v as views of one packed variable, the way that `c_attn` leaves them, and the weights of the
-/// sum over the context whose gradient is taken.
+/// q, k and v as views of one packed variable, as `c_attn` returns them, and the weights of the sum over the
+/// context whose gradient the tests take.
 struct Case {
     packed: Tensor,  // (B, S, 3, H, D)
     weights: Tensor, // (B, T, H, D)
@@ -53,7 +53,7 @@ impl Case {
     }
 }
 
-/// The largest difference beside the largest value.
+/// The largest difference, relative to the largest value.
 fn error(got: &[f64], expected: &[f64]) -> f64 {
     let largest = expected.iter().fold(1e-30, |a: f64, x| a.max(x.abs()));
     let worst = got.iter().zip(expected).map(|(a, b)| (a - b).abs());
@@ -85,7 +85,7 @@ proptest! {
                     dropout: case.dropout,
                 };
                 let error = error(&half.gradient(dtype, Fused)?, &half.gradient(DType::F64, Eager)?);
-                // The context, its gradient and the result are each rounded.
+                // Each of the context, its gradient and the result is rounded.
                 assert!(error <= 4.0 * rounding, "{dtype:?}: {error:e}");
             }
             Ok(())
@@ -113,7 +113,7 @@ fn the_gradient_is_the_slope_of_the_values() -> Result {
     Ok(())
 }
 
-/// Few queries, whose log-sums come from the row by row code, and keys that grow along S, whose maximum keeps rising.
+/// Few queries, whose log-sums come from the row-by-row code, and keys that grow along S, so that the maximum keeps rising.
 #[test]
 fn few_queries_and_rising_scores_have_the_definitions_gradient() -> Result {
     for (t, ramp) in [(1, false), (3, false), (4, true), (500, true)] {

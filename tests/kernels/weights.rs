@@ -1,4 +1,4 @@
-//! Weights on demand and summaries, beside the fused kernel: against the eager definition.
+//! Weights on demand and summaries from the fused kernel, compared with the eager definition.
 
 mod odd;
 
@@ -10,7 +10,7 @@ use gpt2_kernels::{Dispatch, Dropout};
 use gpt2_view::{HeadSummary, QueryNumbers, summarize};
 use proptest::prelude::*;
 
-/// q, k and v as views of one packed projection, the way that `c_attn` leaves them.
+/// q, k and v as views of one packed projection, as `c_attn` returns them.
 struct Case {
     q: Tensor,
     k: Tensor,
@@ -59,7 +59,7 @@ impl Case {
         Ok(attended.summary.ok_or("it was asked for")?)
     }
 
-    /// Hides some keys from some queries, all keys of one query among them.
+    /// Hides some keys from some queries, including all keys of one query.
     fn hide(&mut self, seed: usize) -> Result {
         let ((_, h, t, _), s) = (self.q.dims4()?, self.k.dim(2)?);
         self.hidden = (0..6)
@@ -74,7 +74,7 @@ impl Case {
     }
 }
 
-/// Some indices below `count` in an order of their own, or all.
+/// Some indices below `count` in random order, or all.
 fn some_indices(count: usize, seed: usize) -> Option<Vec<usize>> {
     (!seed.is_multiple_of(3))
         .then(|| (0..=seed % 5).map(|i| (seed * 7 + i * (seed % 4 + 1)) % count).collect())
@@ -128,7 +128,7 @@ proptest! {
                 assert!(error <= 1e-6, "{implementation:?}: {error:e}");
             }
             for dtype in [DType::F16, DType::BF16] {
-                // The inputs are rounded on both sides.
+                // Both sides round the inputs.
                 let half = case.cast(dtype)?;
                 let (got, exact) = (half.weights(Fused, chosen.clone())?, half.cast(DType::F64)?);
                 let error = max_abs(&(got.to_dtype(DType::F64)? - exact.weights(Eager, chosen.clone())?)?)?;
@@ -177,7 +177,7 @@ proptest! {
                     };
                     assert!(error <= tolerance, "{name}: {error:e}");
                 }
-                // Where two weights are nearly alike, either may be the largest.
+                // If two weights are nearly equal, either may be the largest.
                 let error = max_abs(&(at(&weights, &got.max_position)? - &expected.max)?)?;
                 assert!(error <= 1e-6, "position of the maximum: {error:e}");
                 if !padded && dtype == DType::F32 {
@@ -190,7 +190,7 @@ proptest! {
     }
 }
 
-/// `gpt2_view` gives of a summary what it gives of the weights (B, H, T, S).
+/// From a summary, `gpt2_view` computes the same as from the weights (B, H, T, S).
 fn view_agrees(summary: &Summary, weights: &Tensor) -> Result {
     let (_, h, t, s) = weights.dims4()?;
     let column = |x: &Tensor, head: usize| -> Result<Vec<f32>> { Ok(x.get(0)?.get(head)?.to_vec1()?) };
@@ -212,7 +212,7 @@ fn view_agrees(summary: &Summary, weights: &Tensor) -> Result {
     Ok(())
 }
 
-/// The row of a left-padded batch is summed up like the text alone: its first token is the first that is there.
+/// A row of a left-padded batch has the same summary as the text alone: its first token is the first visible one.
 #[test]
 fn a_padded_row_has_the_summary_of_the_row_alone() -> Result {
     let mut case = Case::random((1, 3, 8), (40, 40), 1)?;
@@ -233,7 +233,7 @@ fn a_padded_row_has_the_summary_of_the_row_alone() -> Result {
 }
 
 impl Case {
-    /// The last `n` positions alone.
+    /// Only the last `n` positions.
     fn of_last(&self, n: usize) -> Result<Self> {
         let last = |x: &Tensor| x.narrow(2, x.dim(2)? - n, n);
         let (q, k, v) = (last(&self.q)?, last(&self.k)?, last(&self.v)?);
@@ -241,7 +241,7 @@ impl Case {
     }
 }
 
-/// Scores of 1e4 and a maximum that keeps rising: one key takes all, and no sum loses its way.
+/// Scores of 1e4 and a maximum that keeps rising: one key takes all, and every sum stays correct.
 #[test]
 fn summaries_hold_for_extreme_scores() -> Result {
     let mut case = Case::random((1, 2, 16), (700, 700), 3)?;
@@ -259,7 +259,7 @@ fn summaries_hold_for_extreme_scores() -> Result {
     Ok(())
 }
 
-/// Asking changes no bit of the context.
+/// Asking for weights changes no bit of the context.
 #[test]
 fn asking_changes_nothing() -> Result {
     for t in [2, 90] {
@@ -271,7 +271,7 @@ fn asking_changes_nothing() -> Result {
     Ok(())
 }
 
-/// Keys hidden one by one are hidden by the fused kernel as by the definition, forward and backward.
+/// Knocked-out keys are hidden in the fused kernel as in the definition, forward and backward.
 #[test]
 fn hidden_keys_are_hidden_forward_and_backward() -> Result {
     for t in [3, 60] {
@@ -299,7 +299,7 @@ fn hidden_keys_are_hidden_forward_and_backward() -> Result {
     Ok(())
 }
 
-/// A gradient passes through chosen weights, with dropout and without, to q and k.
+/// A gradient flows through chosen weights, with and without dropout, to q and k.
 #[test]
 fn chosen_weights_are_differentiable() -> Result {
     for (dropout, few) in [(0.0, false), (0.0, true), (0.3, false)] {
@@ -359,7 +359,7 @@ fn weights_and_summaries_do_not_depend_on_the_number_of_threads() -> Result {
     Ok(())
 }
 
-/// Asking for some rows and a summary takes no memory for the rest: in a process of its own, whose peak counts.
+/// Asking for some rows and a summary takes no memory for the rest: a separate process runs this, and its peak counts.
 #[cfg(target_os = "linux")]
 #[test]
 fn asking_for_rows_takes_memory_for_those_rows() -> Result {

@@ -1,4 +1,4 @@
-//! One mechanism in other layouts gives the same numbers: for random shapes, and for the documents' own.
+//! One mechanism in several layouts gives the same numbers, for random shapes and for the documents' shapes.
 
 use super::{Printed, batch, checkpoint, normal, printed_001};
 use crate::common::{Result, assert_close, cases};
@@ -10,8 +10,8 @@ use gpt2_lessons::{
 use gpt2_model::{CausalSelfAttention, Config, Implementation, Pass, init};
 use proptest::prelude::*;
 
-/// Two ways of the same sums, relative to the largest output. Of the four texts below, one at least has outputs
-/// that do not cancel out.
+/// The tolerance between two ways to compute the same sums, relative to the largest output. At least one of the four
+/// texts below has outputs that do not cancel out.
 const SAME: f64 = 1e-5;
 
 fn seeded(seed: u64) -> candle_nn::VarBuilder<'static> {
@@ -51,7 +51,7 @@ proptest! {
             assert_close("and back", &back.forward(&x)?, &expected, SAME);
             let (_, weights) = block.forward_with_weights(&x, Pass::default())?;
             assert_close("weights", &weights, &split.weights(&x)?, SAME);
-            // There and back moves numbers and computes none.
+            // A round trip moves numbers without computing anything.
             for (a, b) in [(&split.w_key, &back.w_key), (&split.out_proj, &back.out_proj)] {
                 assert_eq!(a.weight().to_vec2::<f32>()?, b.weight().to_vec2::<f32>()?);
             }
@@ -82,7 +82,7 @@ proptest! {
     }
 }
 
-/// From a block that GPT-2 initialised, both implementations, to three matrices and back.
+/// From a block with GPT-2's initial weights, in both implementations, to three matrices and back.
 #[test]
 fn gpt2s_block_comes_apart_and_together() -> Result {
     for attn_implementation in [Implementation::Eager, Implementation::Fused] {
@@ -102,7 +102,7 @@ fn gpt2s_block_comes_apart_and_together() -> Result {
     Ok(())
 }
 
-/// The printed results of the wrapper, from the split layer that it becomes.
+/// The converted layer reproduces the wrapper's printed results.
 #[test]
 fn the_documents_wrapper_prints_the_same_as_one_layer() -> Result {
     for (name, d_out) in [("wrapper", 2), ("wrapper_of_1", 1)] {
@@ -116,7 +116,7 @@ fn the_documents_wrapper_prints_the_same_as_one_layer() -> Result {
     Ok(())
 }
 
-/// Matrices multiply from the right in the papers: head h is columns of the transposed `W_query`.
+/// In the papers, matrices multiply from the right: head h consists of columns of the transposed `W_query`.
 #[test]
 fn a_head_of_its_own_is_a_causal_attention() -> Result {
     let sizes = PerHeadSizes { d_model: 5, d_k: 3, d_v: 4, n_head: 1 };
@@ -132,7 +132,7 @@ fn a_head_of_its_own_is_a_causal_attention() -> Result {
     Ok(())
 }
 
-/// A converted layer trains the layer that it came from.
+/// Training a converted layer trains the original one.
 #[test]
 fn gradients_pass_through_every_conversion() -> Result {
     let variables = VarMap::new();

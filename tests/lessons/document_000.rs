@@ -1,4 +1,4 @@
-//! `000_4b640e2881ba5b39`: GPT-2's block on [4, 12, 6] with 3 heads, told by its shapes.
+//! `000_4b640e2881ba5b39`: GPT-2's block on [4, 12, 6] with 3 heads, described by its shapes.
 
 use super::{Printed, stored};
 use crate::common::{Result, assert_close};
@@ -22,7 +22,7 @@ fn block() -> Result<CausalSelfAttention> {
     Ok(CausalSelfAttention::load(vb.pp("fused"), &config)?)
 }
 
-/// Every shape of its text and comments, in the order of its forward pass.
+/// Every shape in its text and comments, in the order of its forward pass.
 fn shapes() -> Result<Vec<Printed>> {
     let (block, x) = (block()?, stored()?["fused.x"].clone());
     let qkv = block.c_attn.forward(&x)?;

@@ -3,11 +3,11 @@
 //! Three things that it prints are not results of its code on these inputs:
 //!
 //! - the text after [7] gives weights for the scores of [2] that differ from [5], [6] and [7] by up to
-//!   9e-5. Its steps are pictures, which the text does not hold; they seem to be worked out by hand;
-//! - [31] is a dropout mask of PyTorch's generator, and the document says that another system draws another
-//!   one (PyTorch 2.11 does). It is the input of [32] here, and what it shows (0 or 2, at rate 0.5) is tested;
-//! - [49] prints an error, `12x3` by `768x768`, where the text goes on as if it had succeeded: the cell ran
-//!   after [53]'s exercise had set `d_in` and `d_out` to 768. What it would have printed stands in [51],
+//!   9e-5. It explains the steps in pictures, which the text does not include; they seem to be calculated by hand;
+//! - [31] is a dropout mask from PyTorch's generator, and the document says that other systems draw other
+//!   masks (PyTorch 2.11 does). Here it is the input of [32], and a test checks its pattern (0 or 2, at rate 0.5);
+//! - [49] prints an error, `12x3` by `768x768`, but the text continues as if it had succeeded: the cell ran
+//!   after [53]'s exercise had set `d_in` and `d_out` to 768. The output that it should have printed is in [51],
 //!   whose first head has the same seed.
 
 use super::printed_001 as printed;
@@ -86,7 +86,7 @@ fn self_attention() -> Result<Vec<Printed>> {
     ])
 }
 
-/// 3.5: the future hidden, both ways; dropout.
+/// 3.5: hiding the future in both ways; dropout.
 fn causal_attention() -> Result<Vec<Printed>> {
     let [q, k, _] = SelfAttention::load(checkpoint()?.pp("v2"), 3, 2, false)?.qkv(&words()?)?;
     let plain = scores(&q, &k)?; // (6, 6)
@@ -142,7 +142,7 @@ fn multi_head_attention() -> Result<Vec<Printed>> {
     Ok(all)
 }
 
-/// Reproduced of printed, by mechanism.
+/// How many of the printed numbers are reproduced, by mechanism.
 pub(super) fn counts() -> Result<[(&'static str, String); 4]> {
     let count = |all: Vec<Printed>, not: usize| {
         let reproduced: usize = all.iter().map(Printed::reproduced).sum();
@@ -185,8 +185,8 @@ fn multi_head_attention_prints_the_same() -> Result {
     Ok(())
 }
 
-/// [7] prints its weights as Python floats: all that an f32 holds. Two roundings of it, in `exp` and in the
-/// division, are the difference that is left.
+/// [7] prints its weights as Python floats, with all digits of an f32. The remaining difference is two roundings, in
+/// `exp` and in the division.
 #[test]
 fn the_weights_in_full_agree_to_the_last_bits() -> Result {
     let weights = simple::softmax(&simple::scores(&words()?)?.get(1)?)?;
@@ -200,7 +200,7 @@ fn text_after_7() -> Result<Printed> {
     Printed::new("the text after [7], weights", &weights, &printed::WEIGHTS_2_IN_TEXT)
 }
 
-/// Of the six weights that the text gives after [7], two are those of the cells around it.
+/// Of the six weights that the text gives after [7], two agree with the cells around it.
 #[test]
 fn the_weights_in_the_text_are_not_those_of_its_cells() -> Result {
     let text = text_after_7()?;
@@ -210,7 +210,7 @@ fn the_weights_in_the_text_are_not_those_of_its_cells() -> Result {
     Ok(())
 }
 
-/// [49] as it was meant: `CausalAttention` on the batch is the first head of [51].
+/// [49] as intended: `CausalAttention` on the batch is the first head of [51].
 #[test]
 fn the_cell_that_failed_gives_the_first_head_of_the_wrapper() -> Result {
     let attn = CausalAttention::load(checkpoint()?.pp("wrapper.heads.0"), 3, 2, 6, false)?;
@@ -221,7 +221,7 @@ fn the_cell_that_failed_gives_the_first_head_of_the_wrapper() -> Result {
     Ok(())
 }
 
-/// [49] as it ran: a layer of 768 inputs refuses words of 3, and says both numbers.
+/// [49] as it ran: a layer with 768 inputs refuses words of width 3, and the error gives both numbers.
 #[test]
 fn the_cell_that_failed_fails_here_with_both_shapes() -> Result {
     let attn = CausalAttention::load(init::seeded(0, DType::F32, &Device::Cpu), 768, 768, 6, false)?;
@@ -230,8 +230,8 @@ fn the_cell_that_failed_fails_here_with_both_shapes() -> Result {
     Ok(())
 }
 
-/// [31] and [32] for our generator: at rate 0.5 a weight is dropped or doubled, about half of them each.
-/// Words that are the unit vectors, and values that are the words, make the context the weights.
+/// [31] and [32] with our generator: at rate 0.5 a weight is dropped or doubled, about half of them each.
+/// If the words are the unit vectors, and the values are the words, then the context equals the weights.
 #[test]
 fn dropout_drops_or_doubles_each_weight() -> Result {
     let n = 64;

@@ -1,8 +1,8 @@
-//! `002_4cdd2acc7d76054e`: `softmax(Q·Kᵀ/√d_k)·V`, then heads with matrices of their own and `W_O`.
+//! `002_4cdd2acc7d76054e`: `softmax(Q·Kᵀ/√d_k)·V`, then heads with separate matrices and `W_O`.
 //!
-//! Its vectors (39 numbers) are examples of what an embedding might hold, with no embedding given, and do
-//! not fit each other: the text says that row 2 of its matrix M is the second token's vector, whose first
-//! number it prints as 0.110 there and as -0.133 in M. Two numbers can be checked: 7 tokens and `d_k` = 64.
+//! Its vectors (39 numbers) are examples of an embedding that the text does not give, and they contradict each
+//! other: the text says that row 2 of its matrix M is the second token's vector, whose first number it prints
+//! as 0.110 there and as -0.133 in M. Two numbers can be checked: 7 tokens and `d_k` = 64.
 //! Its Python passes an int to `torch.sqrt`, which PyTorch refuses.
 
 use super::{Printed, normal};
@@ -36,7 +36,7 @@ pub(super) fn count() -> Result<String> {
     Ok(format!("{reproduced} of {}", numbers.len() + EXAMPLES))
 }
 
-/// The document cuts with `cl100k_base`; GPT-2's own vocabulary cuts this sentence at the same places.
+/// The document tokenises with `cl100k_base`; GPT-2's own vocabulary splits this sentence at the same places.
 #[test]
 fn its_sentence_is_seven_tokens_and_its_heads_are_64_wide() -> Result {
     numbers()?.iter().for_each(Printed::check);
@@ -64,8 +64,8 @@ fn heads_are_n_by_d_v_side_by_side_and_w_o_brings_them_back() -> Result {
     Ok(())
 }
 
-/// The document calls the attention matrix symmetric where Q = K. The scores are; the softmax divides each row
-/// by a sum of its own, so the weights are not. Its rows sum to 1, as it says; the output's do not.
+/// The document calls the attention matrix symmetric if Q = K. The scores are, but the softmax divides each row
+/// by a different sum, so the weights are not. The rows of the weights sum to 1, as it says; those of the output do not.
 #[test]
 fn scores_are_symmetric_and_weights_are_not() -> Result {
     let m = normal(2, (7, 16))?;

@@ -1,7 +1,7 @@
 //! `003_fa08c9926b7972e4`: causal self-attention by its formulas, and why scores are divided by `√d`.
 //!
 //! It prints no number. Its claims: `E[q·k]` = 0 and `Var(q·k)` = d for independent entries of variance 1,
-//! `Var(q·k/√d)` = 1, rows of the weights are distributions that see no later word, and heads side by side.
+//! `Var(q·k/√d)` = 1, the rows of the weights are distributions over no later words, and heads go side by side.
 
 use super::normal;
 use crate::common::{Result, assert_close};
@@ -22,8 +22,8 @@ fn the_variance_of_a_score_is_d_and_scaled_it_is_1() -> Result {
             Result::Ok(x.sqr()?.mean_all()?.to_scalar::<f64>()? - x.mean_all()?.to_scalar::<f64>()?.powi(2))
         };
         let (plain, scaled) = (variance(&dots)?, variance(&scale(&dots, d)?)?);
-        // Five standard errors. A score is a sum of d products of kurtosis 9, so its own is 3 + 6/d, and the
-        // variance of a variance is (kurtosis - 1)/n of its square.
+        // Five standard errors. A score is a sum of d products of kurtosis 9, so its own kurtosis is 3 + 6/d, and
+        // the variance of a variance is (kurtosis - 1)/n of its square.
         let error = 5. * ((2. + 6. / d as f64) / n as f64).sqrt();
         assert!((plain / d as f64 - 1.).abs() < error, "Var(q·k) at d = {d}: {plain}");
         assert!((scaled - 1.).abs() < error, "Var(q·k/√d) at d = {d}: {scaled}");
@@ -32,7 +32,7 @@ fn the_variance_of_a_score_is_d_and_scaled_it_is_1() -> Result {
     Ok(())
 }
 
-/// What the scale is for: the gradient that a score gets through the softmax.
+/// The purpose of the scale: the gradient that a score gets through the softmax.
 #[test]
 fn without_the_scale_wide_keys_leave_the_softmax_no_gradient() -> Result {
     let (q, k, v) = (normal(3, (64, 1024))?, normal(4, (64, 1024))?, normal(5, (64, 8))?);

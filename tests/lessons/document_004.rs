@@ -1,11 +1,11 @@
-//! `004_a3b10401148b1338`: the same road with biases, against PyTorch's results; it prints none of its own.
+//! `004_a3b10401148b1338`: the same steps with biases, compared with PyTorch's results; it prints none of its own.
 //!
-//! Three places where its text is not its mechanism:
+//! In three places its text disagrees with its mechanism:
 //!
-//! - step by step it divides the scores by `√d` and, after masking, divides them again; its classes divide
+//! - the step-by-step code divides the scores by `√d` and, after masking, divides them again; its classes divide
 //!   once, and so does everything here;
-//! - dropout at rate 0.1 is said to raise what it keeps by 10%; the factor is 1/0.9, 11.1%;
-//! - GPT-2's smallest model is said to have 117 million parameters; the released one has 124 million.
+//! - it says that dropout at rate 0.1 raises what it keeps by 10%; the factor is 1/0.9, 11.1%;
+//! - it says that GPT-2's smallest model has 117 million parameters; the released one has 124 million.
 
 use super::{Printed, checkpoint, stored, words};
 use crate::common::{Result, assert_close};
@@ -27,7 +27,7 @@ fn its_classes_give_pytorchs_results() -> Result {
     Ok(())
 }
 
-/// It starts from the words of `001_3b936f420483d060`, so its first results are that document's.
+/// It starts from the words of `001_3b936f420483d060`, so its first results are the same as there.
 #[test]
 fn its_first_steps_are_those_of_document_001() -> Result {
     let context = simple::self_attention(&words()?)?;
@@ -66,7 +66,7 @@ fn dropout_at_a_tenth_raises_the_rest_by_a_ninth() -> Result {
     Ok(())
 }
 
-/// Heads and widths of the smallest and the largest GPT-2 are as the text says; the smallest one's size is not.
+/// The text is right about heads and widths of the smallest and the largest GPT-2, but not about the smallest one's size.
 #[test]
 fn gpt2s_sizes() -> Result {
     let small = Config::preset("gpt2").ok_or("a preset")?;

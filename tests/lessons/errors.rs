@@ -1,4 +1,4 @@
-//! What does not fit is refused by name, with the shapes.
+//! Wrong shapes are refused with an error that names the tensor and the shapes.
 
 use super::{normal, stored};
 use crate::common::Result;

@@ -1,4 +1,4 @@
-//! Every parameter of every variant learns, and dropout is nowhere but where it is asked for.
+//! Every parameter of every variant gets a gradient, and dropout only acts where it is asked for.
 
 use super::{normal, stored};
 use crate::common::{Result, assert_close};
@@ -14,8 +14,8 @@ use gpt2_model::init;
 
 /// Fails unless `loss` gives each variable a gradient that is not 0.
 ///
-/// A bias on the keys is the exception that proves the softmax: it adds `q·b` to every score of a row, which
-/// the softmax takes out again. Its gradient is 0 but for rounding, and PyTorch's is, too.
+/// A bias on the keys is an exception: it adds `q·b` to every score of a row, which the softmax cancels. Apart from
+/// rounding, its gradient is 0, and so is PyTorch's.
 pub(super) fn assert_all_learn(variables: &VarMap, loss: &Tensor) -> Result {
     let gradients = loss.backward()?;
     let held = variables.data().lock().map_err(|e| e.to_string())?;
@@ -32,7 +32,7 @@ pub(super) fn assert_all_learn(variables: &VarMap, loss: &Tensor) -> Result {
     Ok(())
 }
 
-/// A layer from fresh variables, and whether each of them learns from the sum of squares of its output.
+/// Makes a layer from new variables, and checks that each gets a gradient from the sum of squares of its output.
 fn learns(forward: impl Fn(VarBuilder<'static>) -> candle_core::Result<Tensor>) -> Result {
     let variables = VarMap::new();
     let output = forward(init::seeded_variables(9, &variables, DType::F32, &Device::Cpu))?;
@@ -56,7 +56,7 @@ fn every_parameter_of_every_variant_gets_a_gradient() -> Result {
     learns(|vb| PerHeadAttention::load(vb, sizes, false)?.forward(&x))
 }
 
-/// Both maskings and simple self-attention have the gradient of their input: hidden scores get exactly 0.
+/// Both ways of masking and simple self-attention pass a gradient to their input: hidden scores get exactly 0.
 #[test]
 fn hidden_scores_get_no_gradient_and_visible_ones_do() -> Result {
     let (mask, target) = (causal_mask(5, &Device::Cpu)?, normal(2, (5, 5))?);
@@ -70,7 +70,7 @@ fn hidden_scores_get_no_gradient_and_visible_ones_do() -> Result {
     assert_close("both maskings", &after, &before, 1e-5);
     for (i, row) in before.to_vec2::<f32>()?.iter().enumerate() {
         assert!(row[i + 1..].iter().all(|g| *g == 0.), "row {i}: {row:?}");
-        // The first row sees one word, whose weight is 1 whatever its score.
+        // The first row sees one word, whose weight is 1 for any score.
         assert!(row[..=i].iter().all(|g| (g.abs() > 1e-4) == (i > 0)), "row {i}: {row:?}");
     }
     let x = Var::from_tensor(&normal(3, (5, 4))?)?;
@@ -99,7 +99,7 @@ fn the_split_layers_gradients_are_pytorchs() -> Result {
     for (name, expected) in expected {
         let got = gradients.get(&held[name]).ok_or_else(|| format!("{name} has no gradient"))?;
         if name == "W_key.bias" {
-            // 0 on paper: rounding in both.
+            // 0 on paper, so both are rounding errors.
             assert!((got - expected)?.abs()?.max_all()?.to_scalar::<f32>()? < 1e-6);
         } else {
             assert_close(name, got, expected, 1e-5);
@@ -141,7 +141,7 @@ fn forward_never_drops_and_forward_with_does() -> Result {
     Ok(())
 }
 
-/// What is kept is raised so that the expectation stays: the mean over many masks is the output without.
+/// Dropout scales up what it keeps to preserve the expectation: the mean over many masks is the output without dropout.
 #[test]
 fn dropout_keeps_the_expectation() -> Result {
     let layer = MultiHeadAttention::load(init::seeded(8, DType::F32, &Device::Cpu), 6, 4, 8, 2, false)?;

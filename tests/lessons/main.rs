@@ -1,5 +1,5 @@
-//! Five texts on attention, which are not part of this repository: every number that they print, what they say without
-//! printing it, and the variants that they build.
+//! Five texts on attention, which are not part of this repository: every number that they print, their other claims,
+//! and the variants that they build.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -19,11 +19,11 @@ use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use std::collections::HashMap;
 
-/// Four printed decimals stand for half of the last one either way. The rest is f32's: another order of
-/// summing moves values below 3 by some 1e-7.
+/// Four printed decimals allow half of the last one either way. The rest is for f32: another order of
+/// summing changes values below 3 by some 1e-7.
 const TOLERANCE: f64 = 5e-5 + 1e-6;
 
-/// What a cell prints, and what our types make of the same input.
+/// The numbers that a cell prints, and those of our types from the same input.
 struct Printed {
     cell: &'static str,
     numbers: Vec<f64>,
@@ -41,9 +41,9 @@ impl Printed {
         Self { cell, numbers: shape.iter().copied().map(f64::from).collect(), got }
     }
 
-    /// How many numbers are ours too.
+    /// How many numbers agree with ours.
     fn reproduced(&self) -> usize {
-        // -inf is itself, and at no distance from anything else.
+        // -inf equals itself, but has no distance from other numbers.
         let equal = |(a, b): (&f64, &f64)| a.total_cmp(b).is_eq() || (a - b).abs() <= TOLERANCE;
         self.numbers.iter().zip(&self.got).filter(|&pair| equal(pair)).count()
     }
@@ -62,7 +62,7 @@ impl Printed {
     }
 }
 
-/// What `scripts/make_seed_constants.py` stored.
+/// The parameters that `scripts/make_seed_constants.py` stored.
 fn stored() -> Result<HashMap<String, Tensor>> {
     Ok(candle_core::safetensors::load(data("seeds").join("parameters.safetensors"), &Device::Cpu)?)
 }
@@ -82,13 +82,13 @@ fn batch() -> Result<Tensor> {
     Ok(Tensor::stack(&[words()?, words()?], 0)?)
 }
 
-/// Normal numbers of a seed.
+/// Normally distributed numbers from a seed.
 fn normal(seed: u64, shape: impl Into<candle_core::Shape>) -> Result<Tensor> {
     let init = candle_nn::Init::Randn { mean: 0., stdev: 1. };
     Ok(gpt2_model::init::seeded(seed, DType::F32, &Device::Cpu).get_with_hints(shape.into(), "x", init)?)
 }
 
-/// The docs of `gpt2_lessons` say how many numbers of each document are reproduced; so do the tests.
+/// The docs of `gpt2_lessons` say how many numbers of each document the types reproduce; this checks them.
 #[test]
 fn the_docs_count_as_the_tests_do() -> Result {
     let docs = include_str!("../../crates/lessons/src/lib.rs");

@@ -1,4 +1,4 @@
-//! Both ways to hide the future: equal, but for scores that f32 cannot hold apart.
+//! Both ways to hide the future: equal, except for scores that are too far apart for f32.
 
 use super::normal;
 use crate::common::{Result, assert_close, cases};
@@ -10,14 +10,14 @@ use proptest::prelude::*;
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(cases(64)))]
 
-    /// Of any shape and spread, and with a mask of any length.
+    /// For any shape and spread, and with a mask of any length.
     #[test]
     fn both_ways_are_equal(b in 1usize..4, t in 1usize..24, longer in 0usize..9, seed: u64, spread in 0.1f64..8.) {
         let check = || -> Result {
             let scores = (normal(seed, (b, t, t))? * spread)?;
             let mask = causal_mask(t + longer, &Device::Cpu)?;
             let (after, before) = (renormalised_weights(&scores, &mask)?, masked_weights(&scores, &mask)?);
-            // At a spread of 8 hidden scores lie up to some 60 above visible ones: exp(-60) still is an f32.
+            // With a spread of 8, hidden scores are up to some 60 above visible ones, and f32 can still hold exp(-60).
             assert_close("weights", &after, &before, 1e-5);
             let ones = Tensor::ones((b, t), DType::F32, &Device::Cpu)?;
             assert_close("row sums", &before.sum(D::Minus1)?, &ones, 1e-6);
@@ -27,8 +27,8 @@ proptest! {
     }
 }
 
-/// A hidden score 200 above the visible one: its share is 1, all others round to 0, and 0/0 is what the first
-/// way makes of the visible rest.
+/// A hidden score 200 above the visible one: its share is 1, all others round to 0, and for the visible rest the first
+/// way computes 0/0.
 #[test]
 fn only_masking_before_the_softmax_survives_a_loud_future() -> Result {
     let scores = Tensor::new(&[[0f32, 200.], [0., 200.]], &Device::Cpu)?;
@@ -38,7 +38,7 @@ fn only_masking_before_the_softmax_survives_a_loud_future() -> Result {
     Ok(())
 }
 
-/// The stable softmax where `exp` alone holds and where it does not.
+/// The stable softmax, with scores for which plain `exp` works and for which it does not.
 #[test]
 fn the_naive_softmax_has_limits_that_the_stable_one_has_not() -> Result {
     let tensor = |scores: [f32; 2]| Tensor::new(&scores, &Device::Cpu);

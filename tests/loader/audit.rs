@@ -1,4 +1,4 @@
-//! The audit: one error lists everything that does not fit, and buffers are no part of it.
+//! The audit: one error lists everything that does not fit, and buffers do not count.
 
 use crate::common::{Result, data};
 use crate::folder::{Folder, Raw, Tensors, assert_says, read, zeros};
@@ -79,7 +79,7 @@ fn the_bias_of_c_attn_is_never_taken_for_a_buffer() -> Result {
     assert_eq!(audit.missing.iter().map(|p| p.name.as_str()).collect::<Vec<_>>(), ["h.1.attn.c_attn.bias"]);
     assert_eq!(audit.buffers.len(), 1);
 
-    // Nor is a vector under the buffer's name a buffer, or c_attn's bias.
+    // A vector under the buffer's name is not a buffer either, nor is c_attn's bias.
     tensors.insert("transformer.h.1.attn.bias".into(), bias);
     let audit = Folder::with_tensors("odd", &tensors)?.audit()?;
     assert_eq!(audit.missing.len(), 1);

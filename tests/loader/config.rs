@@ -1,4 +1,4 @@
-//! Folders that are none, and damage to config.json: each has its own message.
+//! Paths that are not folders, and damage to config.json: each has its own message.
 
 use crate::common::Result;
 use crate::folder::{Folder, assert_says};

@@ -1,4 +1,4 @@
-//! The fuzzer's seeds, and what it once found, as ordinary tests: see `scripts/fuzz.sh`.
+//! Runs the fuzzer's seeds, and the inputs that it once found, as ordinary tests: see `scripts/fuzz.sh`.
 
 #[path = "../../fuzz/src/targets/mod.rs"]
 mod targets;
@@ -7,7 +7,7 @@ use crate::common::Result;
 use std::panic::catch_unwind;
 use std::path::{Path, PathBuf};
 
-/// The files of `fuzz/<folder>/<target>`; none where there is no such folder.
+/// The files in `fuzz/<folder>/<target>`; none if there is no such folder.
 fn inputs(folder: &str, target: &str) -> Result<Vec<PathBuf>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz").join(folder).join(target);
     if !folder.exists() {

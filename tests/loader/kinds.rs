@@ -1,4 +1,4 @@
-//! Every kind of checkpoint that holds the same numbers gives the same logits, bit for bit.
+//! Every kind of checkpoint with the same numbers gives the same logits, bit for bit.
 
 use super::{logit_bits, parameter_bits};
 use crate::common::{Result, data};
@@ -18,7 +18,7 @@ fn without_prefix(tensors: Tensors) -> Tensors {
     tensors.into_iter().map(|(n, t)| (n.strip_prefix(PREFIX).unwrap_or(&n).to_string(), t)).collect()
 }
 
-/// The triangle of `odd`, one byte or one f32 an element.
+/// The triangle of `odd`, with one byte or one f32 per element.
 fn triangle(dtype: Dtype) -> Raw {
     let visible = (0..77 * 77).map(|i| i % 77 <= i / 77);
     let data = match dtype {
@@ -169,7 +169,7 @@ fn safetensors_come_before_shards_and_shards_before_a_pickle() -> Result {
 #[test]
 fn a_config_with_nothing_but_sizes() -> Result {
     let folder = Folder::of("odd")?;
-    // The reference has GPT-2's values wherever a file may be silent.
+    // The reference uses GPT-2's values wherever a file may leave them out.
     let sizes = json!({"n_layer": 2, "n_head": 3, "n_embd": 48, "n_positions": 77, "vocab_size": 101});
     folder.write("config.json", sizes.to_string())?;
     assert_same("sizes only", &folder, "odd", 0)

@@ -1,4 +1,4 @@
-//! Checkpoints: what is saved loads again, every kind that exists loads, and each damage has a message.
+//! Checkpoints: a saved one loads again, every existing kind loads, and each kind of damage has a message.
 
 mod audit;
 #[path = "../common/mod.rs"]

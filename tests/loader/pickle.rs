@@ -90,7 +90,7 @@ fn any_flipped_byte_of_the_pickle_is_an_error_or_a_success() -> Result {
         assert!(result.is_ok(), "byte {at} of data.pkl as {to:#04x} panics");
         *if result.is_ok_and(|ok| ok) { &mut loaded } else { &mut refused } += 1;
     }
-    // The flips reach the pickle: past the checksum, and into bytes that matter.
+    // The flips do reach the pickle: they get past the checksum and change bytes that matter.
     assert!(loaded > 0 && refused > 100, "{loaded} loaded, {refused} refused");
     Ok(())
 }
@@ -115,7 +115,7 @@ fn any_flipped_byte_of_the_archive_is_an_error_or_a_success() -> Result {
 fn a_storage_beyond_the_end_of_the_file_is_an_error() -> Result {
     let entries = entries("pickle")?;
     let mut bytes = zip(&entries)?;
-    // The local header of the last weights says that 65535 bytes of extra fields stand before them.
+    // The local header of the last weights says that 65535 bytes of extra fields come before them.
     let name = b"pytorch_model/data/28";
     let local = bytes.windows(name.len()).position(|w| w == name).ok_or("there")? - 30;
     bytes[local + 28..local + 30].copy_from_slice(&u16::MAX.to_le_bytes());
@@ -129,7 +129,7 @@ fn a_storage_beyond_the_end_of_the_file_is_an_error() -> Result {
 
 #[test]
 fn pickles_that_hold_no_weights_are_errors() -> Result {
-    // Protocol 2, then what each name says, then the end.
+    // Protocol 2, then the operations that each name describes, then the end.
     for (what, pickle) in [
         ("nothing on the stack", &b"\x80\x02."[..]),
         ("a list", b"\x80\x02]."),
@@ -151,7 +151,7 @@ fn pickles_that_hold_no_weights_are_errors() -> Result {
 
 #[test]
 fn an_integer_of_many_bytes_is_an_error_or_a_success() -> Result {
-    // LONG1 of 255 bytes: shifting it into 64 bits overflows, which panics where overflow is checked.
+    // LONG1 of 255 bytes: shifting it into 64 bits overflows, which panics if overflow checks are on.
     let mut pickle = b"\x80\x02}X\x01\0\0\0u\x8a\xff".to_vec();
     pickle.extend([1; 255]);
     pickle.extend(b"s.");
@@ -161,7 +161,7 @@ fn an_integer_of_many_bytes_is_an_error_or_a_success() -> Result {
     Ok(())
 }
 
-/// The archive's own checksum is held against what its storages hold, though nothing else would notice.
+/// The loader compares the archive's checksum with its storages; nothing else would notice this damage.
 #[test]
 fn a_flipped_bit_in_any_storage_is_an_error_that_names_it() -> Result {
     let entries = entries("pickle")?;

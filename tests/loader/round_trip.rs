@@ -1,4 +1,4 @@
-//! What `save` writes loads again, bit for bit, under the names that transformers uses.
+//! A checkpoint from `save` loads again, bit for bit, under the names that transformers uses.
 
 use super::{logit_bits, parameter_bits};
 use crate::common::{Result, data};
@@ -34,7 +34,7 @@ fn a_saved_file_has_transformers_names_and_format() -> Result {
             let folder = Folder::empty()?;
             save(folder.path(), &load(case, DType::F32)?, None, SaveOptions::default().buffers(buffers))?;
             let path = folder.file("model.safetensors");
-            // transformers wrote the case: its names are the names.
+            // transformers wrote the case, so its names are the right ones.
             let mut expected: BTreeSet<String> =
                 read(&data(case).join("model.safetensors"))?.into_keys().collect();
             assert_eq!(expected.contains("lm_head.weight"), !tied, "{case}");
@@ -128,7 +128,7 @@ fn the_tokenizer_is_saved_beside_the_weights() -> Result {
 fn a_refused_save_leaves_the_folder_as_it_was() -> Result {
     let folder = Folder::of("odd")?;
     let before = std::fs::read(folder.file("model.safetensors"))?;
-    // GPT-2's built-in vocabulary has no file to be saved: known before anything is written.
+    // GPT-2's built-in vocabulary has no file to save; `save` must notice before it writes anything.
     let other = load("untied", DType::F32)?;
     let err = save(folder.path(), &other, Some(&Tokenizer::gpt2()), SaveOptions::default())
         .expect_err("no tokenizer.json")

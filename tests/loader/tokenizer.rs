@@ -1,4 +1,4 @@
-//! Tokenizers from each kind of file, their damage, and text that comes token by token.
+//! Tokenizers from each kind of file, damaged files, and text that arrives token by token.
 
 use crate::common::Result;
 use crate::folder::{Folder, assert_says};
@@ -10,7 +10,7 @@ fn open(folder: &Folder, vocab_size: usize) -> std::result::Result<Tokenizer, Lo
     Tokenizer::open(&Source::directory(folder.path()).open()?, vocab_size)
 }
 
-/// A tokenizer over bytes, with few merges and none for what is not ASCII.
+/// A tokenizer over bytes, with few merges and none beyond ASCII.
 fn bytes_mostly() -> std::result::Result<Tokenizer, LoadError> {
     Tokenizer::train(&"the cat sat on the mat\n".repeat(20), 270)
 }
@@ -204,7 +204,7 @@ proptest! {
         }
     }
 
-    /// A model may generate any ids, half characters among them.
+    /// A model may generate any ids, including half characters.
     #[test]
     fn any_ids_give_the_text_that_decode_gives(
         parts in prop::collection::vec(prop_oneof![
@@ -213,15 +213,14 @@ proptest! {
         ], 0..6)
     ) {
         let tokenizer = Tokenizer::gpt2();
-        // The bytes' tokens come first in GPT-2's vocabulary, though not in the bytes' order.
+        // The tokens of single bytes come first in GPT-2's vocabulary, but not in the order of the bytes.
         let by_byte: Vec<u32> = byte_tokens();
         let ids: Vec<u32> = parts.concat().iter().map(|&b| by_byte[b as usize]).collect();
         prop_assert_eq!(streamed(&tokenizer, &ids), tokenizer.decode(&ids));
     }
 }
 
-/// The id of each byte's own token in GPT-2's vocabulary: first the bytes that print, in their order, then
-/// the others.
+/// The id of each byte's token in GPT-2's vocabulary: first the printable bytes in order, then the others.
 fn byte_tokens() -> Vec<u32> {
     let prints = |b: &u8| matches!(b, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     let order: Vec<u8> = (0..=255).filter(prints).chain((0..=255).filter(|b| !prints(b))).collect();

@@ -1,4 +1,4 @@
-//! Files on which the crate tokenizers panics, fills memory or never ends: refused by name, quickly.
+//! Files on which the crate tokenizers panics, fills memory or never ends: the loader refuses them quickly and by name.
 
 use crate::common::Result;
 use crate::folder::{Folder, assert_says};
@@ -15,7 +15,7 @@ fn open(folder: &Folder) -> std::result::Result<Tokenizer, LoadError> {
     Tokenizer::open(&Source::directory(folder.path()).open()?, 31)
 }
 
-/// Opens `file`, which is to be refused in no time; the message.
+/// Opens `file`, which must be refused quickly; returns the message.
 fn refusal(what: &str, file: &Value) -> Result<String> {
     let folder = Folder::of("gelu")?;
     folder.write("tokenizer.json", file.to_string())?;

@@ -48,7 +48,7 @@ fn a_text_of_which_nothing_is_left_is_an_error_that_shows_its_characters() -> Re
         &["tokenizer.json", "none of its characters", "'x' (2)", "'ä'", "U+000A", ", …", "token ids"],
     );
     assert!(tokenizer.encode("")?.is_empty());
-    // Tokens that a template puts around the text are none of it.
+    // Tokens that a template puts around the text are not part of it.
     let mut around = ab()?;
     around["post_processor"] = json!({"type": "TemplateProcessing", "pair": [],
         "single": [{"SpecialToken": {"id": "<ä>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
@@ -96,7 +96,7 @@ fn a_text_longer_than_any_prompt_is_refused_before_it_is_tokenised() -> Result {
         "{error:?}"
     );
     assert_says("long", &error.to_string(), &["209", "208", "n_positions = 16", "shorten"]);
-    // Where a token may stand for any length, there is still an end.
+    // There is a limit even if a token may stand for text of any length.
     let mut composed = file;
     composed["normalizer"] = json!({"type": "NFC"});
     let long = "a".repeat(10_000_000);
@@ -112,7 +112,7 @@ fn a_text_longer_than_any_prompt_is_refused_before_it_is_tokenised() -> Result {
 #[test]
 fn the_longest_token_of_the_built_in_vocabulary_is_what_its_tokens_say() {
     let tokenizer = Tokenizer::gpt2();
-    // Decoded, bytes that are no text of their own become three bytes each: look at those that are.
+    // Bytes that are not valid text on their own decode to three bytes each, so look only at the others.
     let lengths = (0..50257).map(|id| tokenizer.decode(&[id])).filter(|text| !text.contains('\u{fffd}'));
     assert_eq!(lengths.map(|text| text.len()).max(), tokenizer.longest_token());
 }

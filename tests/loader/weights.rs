@@ -9,7 +9,7 @@ use safetensors::Dtype;
 use serde_json::json;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// What stands in a file's place when something went wrong, and a part of the remedy.
+/// Content that can end up in a file when something went wrong, and a part of the remedy.
 pub(super) fn wrong_files(whole: &[u8]) -> Vec<(&'static str, Vec<u8>, &'static str)> {
     let lfs = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 548105171\n";
     let garbage: Vec<u8> = ChaCha8Rng::seed_from_u64(1).random_iter().take(5000).collect();
@@ -26,7 +26,7 @@ pub(super) fn wrong_files(whole: &[u8]) -> Vec<(&'static str, Vec<u8>, &'static 
     ]
 }
 
-/// A safetensors file with this header and `data` zeros behind it.
+/// A safetensors file with this header and `data` zeros after it.
 fn with_header(header: &str, data: usize) -> Vec<u8> {
     let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
     bytes.extend(header.as_bytes());
@@ -220,7 +220,7 @@ fn an_index_of_nothing_misses_everything() -> Result {
     Ok(())
 }
 
-/// The headers were read; the data is gone when it is asked for.
+/// The file disappears after its headers were read and before its data is.
 #[test]
 fn a_file_that_shrinks_before_its_data_is_read_is_named_with_the_tensor() -> Result {
     let folder = Folder::of("odd")?;

@@ -1,4 +1,4 @@
-//! Analyses against slow, plain computations.
+//! Analyses, compared with slow, simple computations.
 
 use crate::common::{Result, assert_close, reference};
 use crate::models::load;
@@ -20,7 +20,7 @@ fn the_logit_lens_reads_every_layers_residual_and_ends_with_the_model() -> Resul
     assert_close("the last layer's", &lens.get(2)?, &own, 3e-5);
     let f64s = |t: &Tensor| t.to_dtype(DType::F64);
     for layer in 0..2 {
-        // ln_f and lm_head by their formulas, in f64, on what transformers' blocks gave.
+        // ln_f and lm_head by their formulas, in f64, on the output of transformers' blocks.
         let x = f64s(&expected[&format!("T33.hidden_states.{layer}")])?.get(0)?.get(20)?; // (C)
         let centred = x.broadcast_sub(&x.mean_all()?)?;
         let deviation = (centred.sqr()?.mean_all()? + model.config().layer_norm_epsilon)?.sqrt()?;
@@ -67,7 +67,7 @@ fn head_scores_are_those_of_the_weights() -> Result {
             assert!((0.0..=1.0).contains(&part), "{score:?}");
         }
     }
-    // With a score of 0 for every key, attention is uniform, and each score the mean of 1 / (keys seen).
+    // With a score of 0 for every key, attention is uniform, and each head score is the mean of 1 / (visible keys).
     for block in &mut model.transformer.h {
         let (weight, bias) = (block.attn.c_attn.weight()?, block.attn.c_attn.bias().ok_or("a bias")?.clone());
         block.attn.c_attn = Conv1D::new(weight.zeros_like()?, bias.zeros_like()?)?;

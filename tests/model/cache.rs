@@ -1,4 +1,4 @@
-//! A prompt in chunks and cached steps equals one pass.
+//! A prompt in chunks and cached steps gives the same as one pass.
 
 use crate::common::{Result, assert_close, reference, some_ids};
 use crate::models::{load, random_model};
@@ -64,7 +64,7 @@ fn a_full_cache_is_an_error_that_says_so_and_keeps_what_it_holds() -> Result {
     assert!(err.contains("6 positions are held") && err.contains("capacity of 8"), "{err}");
     assert_eq!(cache.len(), 6);
 
-    // What was held still serves: the next two tokens are those of one pass over eight.
+    // The cached keys are still good: the next two tokens are those of one pass over eight.
     let ids = some_ids(8, 0)?;
     let rest = run(&ids.narrow(1, 6, 2)?, &mut cache)?.logits;
     let whole = model.forward(&ids, ForwardArgs::default())?.logits;
@@ -109,8 +109,8 @@ fn truncating_goes_back_in_the_text() -> Result {
     Ok(())
 }
 
-/// The last block works for the last position alone: prompt by prompt, through a cache, padded, in f64 and
-/// with attention in plain operations, it must find what the whole pass finds there.
+/// If the last block only computes the last position, its result must equal the whole pass at that position: for
+/// several prompts, with a cache, with padding, in f64 and with attention in plain operations.
 #[test]
 fn the_last_logits_alone_equal_those_of_the_whole_pass() -> Result {
     for (dtype, implementation) in [

@@ -26,7 +26,7 @@ fn a_token_reaches_no_position_before_it() -> Result {
     Ok(())
 }
 
-/// A block that is loaded by itself is held to the config as a whole model is.
+/// A block that is loaded by itself is checked against the config, as a whole model is.
 #[test]
 fn a_block_whose_heads_do_not_divide_its_width_is_refused() {
     let config = Config { n_embd: 6, n_head: 4, n_positions: 8, ..Config::gpt2() };

@@ -116,7 +116,7 @@ fn the_expectation_of_attention_is_attention() -> Result {
         let dropping = attention.clone().with_dropout(Some(Dropout::new(0.5, 1, stream)?));
         sum = (sum + dropping.forward(&q, &k, &v, CausalMask::default())?)?;
     }
-    // A draw's deviation is at most the largest |v|, about 3.5, at rate 0.5; five of the mean's.
+    // At rate 0.5, a draw's deviation is at most the largest |v|, about 3.5; allow five deviations of the mean.
     let error = max_abs_diff(&(sum / n as f64)?, &expected)?;
     assert!(error < 5.0 * 3.5 / (n as f32).sqrt(), "{error}");
     Ok(())

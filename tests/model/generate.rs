@@ -27,7 +27,7 @@ struct Expected {
     new_ids: Vec<u32>,
 }
 
-/// The reference ran past the end token; so does this model, which has none.
+/// The reference ignored the end token; this model has none, so it does the same.
 fn endless() -> Result<Gpt2LMHeadModel> {
     let files = gpt2_loader::Source::directory(data("odd")).open()?;
     let checkpoint = gpt2_loader::Checkpoint::open(&files)?;
@@ -101,7 +101,7 @@ fn a_row_ends_at_its_end_token_and_the_others_go_on() -> Result {
 fn the_whole_context_can_be_used_and_not_more() -> Result {
     let model = random_model(2, 4, 8)?;
     let prompt = vec![1, 2, 3];
-    // Eight positions are read; the ninth token is generated from the eighth and never read.
+    // The model reads eight positions; it generates the ninth token from the eighth and never reads it.
     assert_eq!(generate(&model, std::slice::from_ref(&prompt), &Sampling::greedy(), 6)?[0].len(), 6);
     let err =
         Generation::new(&model, &[prompt], Sampling::greedy(), 7).expect_err("7 do not fit").to_string();

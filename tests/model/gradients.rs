@@ -1,4 +1,4 @@
-//! What is trainable gets a gradient, and it is PyTorch's.
+//! Every trainable parameter gets a gradient, which equals PyTorch's.
 
 use crate::common::{Result, assert_close, data, reference};
 use candle_core::backprop::GradStore;
@@ -25,7 +25,7 @@ fn trainable(case: &str, attn_implementation: Implementation) -> Result<(VarMap,
     Ok((variables, model))
 }
 
-/// Holds each variable's gradient against the reference's under `prefix`.
+/// Compares each variable's gradient with the reference's under `prefix`.
 fn assert_gradients(what: &str, variables: &VarMap, gradients: &GradStore, prefix: &str) -> Result {
     let expected = reference("gradients")?;
     let held = variables.data().lock().map_err(|e| e.to_string())?;
@@ -63,7 +63,7 @@ fn every_parameter_gets_pytorchs_gradient() -> Result {
 fn every_parameter_gets_pytorchs_gradient_with_padding_on_either_side() -> Result {
     let expected = reference("gradients")?;
     let (ids, mask) = (&expected["padded.input_ids"], &expected["padded.attention_mask"]); // (3, 9)
-    // The rows of the logits whose own token and the next one are visible, and those next tokens.
+    // The rows of the logits whose token and next token are both visible, and those next tokens.
     let (flat_ids, seen) = (ids.flatten_all()?.to_vec1::<i64>()?, mask.flatten_all()?.to_vec1::<i64>()?);
     let both = |i: &u32| i % 9 != 8 && (*i..=i + 1).all(|i| seen[i as usize] == 1);
     let rows: Vec<u32> = (0..3 * 9 - 1).filter(both).collect();
@@ -100,7 +100,7 @@ fn decay_takes_matrices_and_leaves_biases_and_norms() -> Result {
         Ok(list)
     };
     let before = values(&variables)?;
-    // Gradients of 0, so that nothing but decay moves a parameter.
+    // Gradients of 0, so that only decay changes a parameter.
     let mut loss = Tensor::zeros((), DType::F32, &Device::Cpu)?;
     for var in variables.all_vars() {
         loss = (loss + (var.as_tensor() - var.as_tensor())?.sum_all()?)?;

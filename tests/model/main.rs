@@ -1,4 +1,4 @@
-//! GPT-2 and its block: against transformers and PyTorch, and against itself.
+//! GPT-2 and its block, compared with transformers and PyTorch, and with themselves.
 
 mod analysis;
 mod cache;

@@ -1,4 +1,4 @@
-//! Each row of a padded batch equals the row alone; a row that sees nothing gives no NaN.
+//! Each row of a padded batch equals the row alone; a row with no visible key gives no NaN.
 
 use crate::common::{Result, assert_close, some_ids};
 use crate::models::random_model;
@@ -116,7 +116,7 @@ fn positions_count_visible_tokens() -> Result {
     Ok(())
 }
 
-/// transformers' `forward` takes columns for positions there, and gives other numbers than for the row alone.
+/// There, transformers' `forward` takes columns for positions and gives other numbers than for the row alone.
 #[test]
 fn padding_before_a_token_without_position_ids_is_refused_by_name() -> Result {
     let model = random_model(2, 4, 16)?;
@@ -130,7 +130,7 @@ fn padding_before_a_token_without_position_ids_is_refused_by_name() -> Result {
         );
     };
     refused(&ids, &mask, None);
-    // A mask over what a cache holds, too, and of any integer dtype.
+    // A mask that covers the cache, too, and has any integer dtype.
     let mut cache = KvCache::new(model.config(), 3, 9, DType::F32, &Device::Cpu)?;
     let (first, positions) = (mask.narrow(1, 0, 8)?, position_ids(&mask)?.narrow(1, 0, 8)?);
     let args = ForwardArgs {
@@ -141,10 +141,10 @@ fn padding_before_a_token_without_position_ids_is_refused_by_name() -> Result {
     };
     model.forward(&ids.narrow(1, 0, 8)?, args)?;
     refused(&ids.narrow(1, 8, 1)?, &mask.to_dtype(DType::I64)?, Some(&mut cache));
-    // Between tokens, as where prompts padded on the right are continued.
+    // Padding between tokens, as when continuing prompts that are padded on the right.
     let between = mask.ones_like()?.slice_assign(&[1..2, 4..6], &mask.narrow(0, 1, 1)?.narrow(1, 0, 2)?)?;
     refused(&ids, &between, None);
-    // On the right, columns are positions; a row of padding alone has none.
+    // With padding on the right, columns are positions; a row of only padding has none.
     let (_, ids, mask) = batch(false)?;
     model.forward(&ids, ForwardArgs { attention_mask: Some(&mask), ..Default::default() })?;
     let empty = Tensor::zeros((3, 9), DType::U8, &Device::Cpu)?;

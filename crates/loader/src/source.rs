@@ -57,8 +57,8 @@ impl Source {
     /// as tokenizer.json first, then as vocab.json and merges.txt.
     ///
     /// # Errors
-    /// When the folder, its config or its weights are not there, or only half a tokenizer is; for a model of
-    /// the Hub, as [`Hub::open`].
+    /// When the folder, its config or its weights are missing, or half a tokenizer is; for a model on the Hub,
+    /// when [`Hub::open`] fails.
     pub fn open(&self) -> Result<Files, LoadError> {
         match self {
             Self::Directory(dir) => open_directory(dir),

@@ -1,4 +1,4 @@
-//! Weights that are not numbers, and weights that are alike.
+//! Weights that are NaN, and weights that are equal.
 
 use super::Case;
 use crate::common::Result;
@@ -6,7 +6,7 @@ use candle_core::{Device, Tensor};
 use gpt2_kernels::Implementation::{Eager, Fused};
 use gpt2_kernels::attention::Chosen;
 
-/// A score that is no number spoils its row, but for what the row cannot see; on every way to the weights.
+/// A NaN score turns its row into NaN, except for keys that the row cannot see; on every path to the weights.
 #[test]
 fn hidden_keys_have_no_weight_beside_one_that_is_not_a_number() -> Result {
     for t in [2, 50] {
@@ -31,7 +31,7 @@ fn hidden_keys_have_no_weight_beside_one_that_is_not_a_number() -> Result {
     Ok(())
 }
 
-/// Of equal weights the first key has the largest, on every way to a summary.
+/// Among equal weights, the first key counts as the largest, on every path to a summary.
 #[test]
 fn the_first_of_equal_weights_is_the_largest() -> Result {
     for t in [2, 90] {

@@ -1,4 +1,4 @@
-//! What heads do to a prediction: against transformers, and against a pass a head.
+//! The effect of heads on a prediction, compared with transformers, and with one pass per head.
 
 use super::hooked;
 use super::interventions::expected;
@@ -35,7 +35,7 @@ fn log_prob(model: &Gpt2LMHeadModel, ids: &Tensor, changes: &Interventions) -> R
     Ok(log_softmax(&logits, D::Minus1)?.i((0, 0, TARGET as usize))?.to_scalar()?)
 }
 
-/// More heads than are run at once, and texts of one token and of many.
+/// More heads than run at once, and texts of one token and of many.
 #[test]
 fn effects_are_those_of_a_pass_a_head() -> Result {
     let model = random_model(5, 4, 600)?;

@@ -1,4 +1,4 @@
-//! Interventions: against transformers with forward hooks (tests/data/odd/interventions.safetensors).
+//! Interventions, compared with transformers with forward hooks (tests/data/odd/interventions.safetensors).
 
 use super::{bits, hooked};
 use crate::common::{Result, assert_close, data, some_ids};
@@ -8,7 +8,7 @@ use gpt2_model::hooks::{Head, Intervention, Interventions, KnockOut, Point, Reco
 use gpt2_model::{ForwardArgs, Generation, Gpt2LMHeadModel, KvCache, Sampling};
 use std::collections::HashMap;
 
-/// As in `parity`.
+/// The same as in `parity`.
 const TOLERANCE: f64 = 3e-5;
 
 pub(super) fn expected() -> Result<HashMap<String, Tensor>> {
@@ -23,7 +23,7 @@ fn knock_out(layer: Option<usize>, head: Option<usize>, query: usize, key: usize
     Intervention::KnockOut(layer, KnockOut { head, query, key })
 }
 
-/// The lists that the reference holds logits of.
+/// The lists for which the reference holds logits.
 fn lists(model: &Gpt2LMHeadModel, other: &Tensor) -> Result<Vec<(&'static str, Vec<Intervention>)>> {
     use Intervention::{MeanAblate, Patch, Scale, ZeroAblate};
     let recorder = Recorder::new([Point::Z(0)]);
@@ -64,7 +64,7 @@ fn interventions_give_what_transformers_with_forward_hooks_gives() -> Result {
     Ok(())
 }
 
-/// Positions are columns of the text, whatever the cache held; a mean is fixed beforehand.
+/// Positions count from the start of the text, regardless of the cache; a mean is computed in advance.
 #[test]
 fn interventions_in_chunks_of_a_cache_are_those_of_one_pass() -> Result {
     let (model, expected) = (load("odd", DType::F32)?, expected()?);
@@ -89,7 +89,7 @@ fn interventions_in_chunks_of_a_cache_are_those_of_one_pass() -> Result {
     Ok(())
 }
 
-/// The mean leaves padding out, so that a padded row alone gives what the row gives.
+/// The mean leaves padding out, so that a padded row gives the same as the row without padding.
 #[test]
 fn a_mean_leaves_padding_out() -> Result {
     let (model, ids) = (random_model(2, 4, 20)?, some_ids(6, 1)?);
@@ -103,7 +103,7 @@ fn a_mean_leaves_padding_out() -> Result {
     Ok(())
 }
 
-/// A token that no later token sees anywhere might as well be another.
+/// A token that no later token can see anywhere may be replaced without effect.
 #[test]
 fn a_token_that_is_knocked_out_everywhere_has_no_effect() -> Result {
     let model = random_model(3, 8, 40)?;
@@ -120,7 +120,7 @@ fn a_token_that_is_knocked_out_everywhere_has_no_effect() -> Result {
     Ok(())
 }
 
-/// Generated text is what greedy choice by whole passes gives.
+/// Generated text equals greedy choices from whole passes.
 #[test]
 fn generation_keeps_the_interventions() -> Result {
     let model = random_model(2, 8, 32)?;
@@ -181,7 +181,7 @@ fn what_the_model_has_not_is_refused_with_what_it_has() -> Result {
     Ok(())
 }
 
-/// A mean that is fixed beforehand is that of what the interventions before it left.
+/// A mean that is computed in advance includes the interventions before it.
 #[test]
 fn several_interventions_on_one_head_are_made_in_their_order_with_and_without_a_cache() -> Result {
     let model = load("odd", DType::F32)?;
@@ -202,7 +202,7 @@ fn several_interventions_on_one_head_are_made_in_their_order_with_and_without_a_
     Ok(())
 }
 
-/// A patch from a text leaves alone what is read after it; from the same text, it changes nothing.
+/// A patch from a text does not affect the tokens after that text; a patch from the same text changes nothing.
 #[test]
 fn a_patch_ends_where_the_other_text_does() -> Result {
     let (model, ids) = (random_model(2, 4, 12)?, some_ids(8, 1)?);

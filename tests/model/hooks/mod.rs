@@ -1,4 +1,4 @@
-//! Reading and changing what the model computes, and asking for weights and summaries while it runs.
+//! Reading and changing the model's values, and asking for weights and summaries while it runs.
 
 mod analysis;
 mod interventions;
@@ -55,7 +55,7 @@ fn reading_every_point_changes_no_bit() -> Result {
     Ok(())
 }
 
-/// A value of another run at a point makes everything after it that of the other run.
+/// Patching in another run's value at a point makes everything after it the same as in that run.
 #[test]
 fn replacing_the_residual_stream_continues_the_other_run() -> Result {
     let (model, ids, other) = (random_model(3, 8, 40)?, some_ids(20, 1)?, some_ids(20, 5)?);
@@ -82,7 +82,7 @@ fn replacing_the_residual_stream_continues_the_other_run() -> Result {
     Ok(())
 }
 
-/// q, k, v and the weights of another run give its z; z and what comes after are then alike, too.
+/// Patching in q, k, v and the weights of another run gives its z; z and everything after it are then the same, too.
 #[test]
 fn replacing_inside_attention_gives_the_other_runs_context() -> Result {
     let (model, ids, other) = (random_model(3, 8, 40)?, some_ids(20, 1)?, some_ids(20, 5)?);
@@ -104,7 +104,7 @@ fn replacing_inside_attention_gives_the_other_runs_context() -> Result {
     Ok(())
 }
 
-/// Prompt and steps through a cache, with hooks that act on each position alone, give what one pass gives.
+/// With hooks that act on each position separately, a prompt and steps through a cache give the same as one pass.
 #[test]
 fn hooks_with_a_cache_see_each_position_once() -> Result {
     let (model, ids) = (random_model(2, 8, 40)?, some_ids(12, 3)?);
@@ -159,7 +159,7 @@ fn attentions(model: &Gpt2LMHeadModel, ids: &Tensor) -> Result<Vec<Tensor>> {
     Ok(model.forward(ids, args)?.transformer.attentions)
 }
 
-/// What was asked for comes in the order of the requests, and the logits are those of a run without.
+/// The results come in the order of the requests, and the logits are the same as without requests.
 #[test]
 fn weights_and_summaries_are_asked_for_as_data() -> Result {
     let (model, ids) = (random_model(3, 8, 40)?, batch(33)?);

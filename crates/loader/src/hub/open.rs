@@ -11,8 +11,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 impl Hub {
-    /// The files of a model at a revision: a branch, a tag or a commit. What is cached is used without a request,
-    /// so that a branch stays at the commit that was cached; [`download`](Self::download) looks for a newer one.
+    /// The files of a model at a revision: a branch, a tag or a commit. It uses cached files without a request,
+    /// so that a branch stays at the cached commit; [`download`](Self::download) looks for a newer one.
     ///
     /// # Errors
     /// When a file is neither cached nor available, or its content differs from what the Hub announced.

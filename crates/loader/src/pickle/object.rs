@@ -29,8 +29,8 @@ pub(super) enum Object<'a> {
 pub(super) type Entries<'a> = Vec<(Object<'a>, Object<'a>)>;
 
 impl Object<'_> {
-    /// What another object keeps of this one. A dictionary can change after it was put somewhere, and can even be
-    /// put into itself, so it is not kept. Tuples never change, and without dictionaries only they nest.
+    /// The form of this object inside another one. A dictionary can change after it was put somewhere, and can even
+    /// contain itself, so it is dropped. Tuples never change, and without dictionaries only tuples nest.
     pub(super) fn inside(self) -> Self {
         if let Self::Dict(_) = self { Self::Other } else { self }
     }

@@ -46,11 +46,11 @@ impl std::fmt::Debug for Tokenizer {
 }
 
 impl Tokenizer {
-    /// Opens tokenizer.json, else vocab.json with merges.txt, else, for a model of 50257 tokens, GPT-2's
+    /// Opens tokenizer.json, or else vocab.json with merges.txt, or else, for a model of 50257 tokens, GPT-2's
     /// own vocabulary.
     ///
     /// # Errors
-    /// When a file is damaged or has a part that GPT-2's family does not use, or there is no file and the
+    /// When a file is damaged or has a part that GPT-2's family does not use, or when there is no file and the
     /// vocabulary is not GPT-2's.
     pub fn open(files: &Files, vocab_size: usize) -> Result<Self, LoadError> {
         match &files.tokenizer {
