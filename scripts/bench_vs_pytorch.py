@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Time the `gpt2` binary and PyTorch in turn, on this machine, and print the ratios beside the aims.
+"""Time the `gpt2` binary and PyTorch alternately on this machine, and print the ratios beside the aims.
 
     cargo build --release --workspace
     pip install -r scripts/requirements.txt
@@ -10,13 +10,14 @@
     python scripts/bench_vs_pytorch.py --json > bench.json
     python scripts/bench_vs_pytorch.py --quick                      tiny sizes: does it run?
 
-PyTorch runs transformers' GPT-2 with sdpa attention in torch.inference_mode. Each side does one run that
-is not counted, then timed ones; a round's number is their median, and the printed number is the median of
-the rounds. The sides take turns at going first. A training step is forward, backward and fused AdamW with
-dropout 0.1, which PyTorch's sdpa on the CPU computes in plain operations, in fresh processes: time and peak memory. Other whole-model rows run on one checkpoint, GPT-2 small's
-shape with seeded random weights, and nothing is timed unless both sides compute the same logits and the
-same greedy ids from it. A program at work beside them distorts both sides, PyTorch's spinning threads
-most of all (ten times slower, not two): such rounds are marked and not counted. Linux only.
+PyTorch runs transformers' GPT-2 with sdpa attention in torch.inference_mode. Each side does one untimed run,
+then timed ones; a round's number is their median, and the printed number is the median of the rounds. The
+sides take turns at going first. A training step is forward, backward and fused AdamW with dropout 0.1, which
+PyTorch's sdpa on the CPU computes in plain operations; fresh processes measure its time and peak memory. The
+other whole-model rows run on one checkpoint, GPT-2 small's shape with seeded random weights, and the script
+times nothing unless both sides compute the same logits and the same greedy ids from it. Another busy program
+distorts both sides, PyTorch's spinning threads most of all (ten times slower, not two): the script marks such
+rounds and does not count them. Linux only.
 """
 
 import argparse
@@ -36,23 +37,23 @@ from bench.report import draw, progress, render
 from bench.rows import GPT2_SMALL, GROUPS, INSTALL, LENGTHS, QUICK, ROOT, ROWS, Row, THREAD_ROWS
 from bench.torch_side import worker
 
-# This process imports neither torch nor matplotlib while it measures: a child's peak memory, as Linux
-# counts it, is never less than what its parent held when it forked.
+# This process imports neither torch nor matplotlib while it measures: as Linux counts it, a child's peak memory
+# is never less than its parent's memory at the fork.
 
 
 def parse() -> argparse.Namespace:
     epilog = "With a sweep, the table runs only where --rows asks for it."
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], epilog=epilog)
     add = parser.add_argument
-    add("--rows", metavar="A,B", help=f"which rows: {','.join(GROUPS)} (default: all)")
-    add("--sweep", action="store_true", help="core over T: time, and peak memory of a fresh process each")
+    add("--rows", metavar="A,B", help=f"rows to run: {','.join(GROUPS)} (default: all)")
+    add("--sweep", action="store_true", help="core over T: time, and the peak memory of a fresh process for each T")
     add("--plot", type=Path, metavar="FILE", help="with --sweep: write a PNG")
     add("--threads-sweep", action="store_true", help="1, 2, 4 and 8 threads")
     add("--rounds", type=int, metavar="N", help="default: 3, with --quick 1")
     add("--threads", type=int, metavar="N", default=len(os.sched_getaffinity(0)), help="default: all cores")
     add("--quick", action="store_true", help="tiny sizes: the numbers mean nothing")
     add("--misaligned", action="store_true", help="a checkpoint whose data begins at byte 4n + 3, as in GPT-2's own")
-    add("--peak-gflops", type=float, metavar="X", help="multiply-adds (default: what `gpt2 bench machine` measures)")
+    add("--peak-gflops", type=float, metavar="X", help="multiply-adds (default: as `gpt2 bench machine` measures)")
     add("--read-gb-s", type=float, metavar="X", help="memory bandwidth (default: the same)")
     add("--binary", type=Path, default=ROOT / "target/release/gpt2", metavar="PATH", help="the gpt2 to time")
     form = parser.add_mutually_exclusive_group()
@@ -71,9 +72,9 @@ def parse() -> argparse.Namespace:
         parser.error("--plot draws what --sweep measures")
     needed = ["torch", "transformers", "safetensors"] + (["matplotlib"] if args.plot else [])
     if missing := [name for name in needed if find_spec(name) is None]:
-        parser.error(f"{sys.executable} has no {', '.join(missing)}; `{INSTALL}` installs what is missing")
+        parser.error(f"{sys.executable} has no {', '.join(missing)}; `{INSTALL}` installs the missing packages")
     if not args.binary.is_file():
-        parser.error(f"{args.binary} does not exist; `cargo build --release --workspace` makes it")
+        parser.error(f"{args.binary} does not exist; `cargo build --release --workspace` builds it")
     return args
 
 
@@ -83,11 +84,11 @@ def shrink(row: Row) -> Row:
 
 
 def measure(args: argparse.Namespace, bench: Bench) -> dict:
-    """Everything that was asked for, as the document that --json prints."""
+    """Runs everything that the options ask for; returns the document that --json prints."""
     rows = [row for row in ROWS if row.group in args.rows]
     thread_rows = THREAD_ROWS if args.threads_sweep else []
     if args.quick:
-        # A training step is that of the whole model at any number of tokens.
+        # A training step always runs the whole model, for any number of tokens.
         rows, thread_rows = [shrink(row) for row in rows if row.group[:5] != "train"], [shrink(row) for row in thread_rows]
     report: dict = {"machine": describe_machine() | bench.pytorch("versions")}
     report |= {name: getattr(args, name) for name in ("threads", "rounds", "quick", "misaligned")}

@@ -3,11 +3,11 @@
 #
 #   scripts/check-gpu.sh [BINARY] [--out DIR] [--quick]
 #
-# BINARY is target/cuda/gpt2, which scripts/cuda/build.sh makes where no GPU is needed, else target/release/gpt2. The
-# machine needs NVIDIA's driver and a Python 3 with PyTorch; PYTHON may name it. DIR (target/gpu-check unless named) gets
-# verify.json, gpu.json with all that was found, and gpu.md, a table for the README.
+# The default BINARY is target/cuda/gpt2, which scripts/cuda/build.sh builds without a GPU, or else target/release/gpt2.
+# The machine needs NVIDIA's driver and a Python 3 with PyTorch; PYTHON may name it. DIR (default: target/gpu-check) gets
+# verify.json, gpu.json with all results, and gpu.md, a table for the README.
 #
-# Exits 1 where a result is wrong or our timings did not run, 2 for wrong arguments, 3 where something is not installed.
+# Exits 1 if a result is wrong or our timings did not run, 2 for wrong arguments, 3 if something is not installed.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 
@@ -52,7 +52,7 @@ echo "$gpus"
 
 python=${PYTHON:-python3}
 command -v "$python" >/dev/null || fail 3 "no $python; install Python 3 with PyTorch, or set PYTHON"
-# Not imported: that takes seconds. A Python without PyTorch may still hold the libraries.
+# Do not import PyTorch: that takes seconds. A Python without PyTorch may still have the libraries.
 site=$("$python" -c 'import importlib.util as u, pathlib, sysconfig
 torch = u.find_spec("torch")
 print(pathlib.Path(torch.origin).parent.parent if torch else sysconfig.get_path("purelib"))')
@@ -60,7 +60,7 @@ print(pathlib.Path(torch.origin).parent.parent if torch else sysconfig.get_path(
 libraries=${LD_LIBRARY_PATH:-}
 loaded() { LD_LIBRARY_PATH=$libraries ldd "$binary" 2>&1 || true; } # fails for a program that loads nothing
 unfound() { loaded | awk '/=> not found/ {print $1}'; }
-# Only a folder that has what is missing, so that nothing else comes from a place of its own.
+# Add only folders with missing libraries, so that everything else still comes from its usual place.
 for folder in "$site"/nvidia/{cu13,*}/lib /usr/local/{cuda,nvidia}/lib64 /usr/lib/wsl/lib; do
     for library in $(unfound); do
         if [ -e "$folder/$library" ]; then
@@ -130,7 +130,7 @@ if [ -n "$sanitizer" ]; then
     for tool in memcheck racecheck; do
         echo "$sanitizer --tool $tool: at most $limit s"
         checked=0
-        # timeout ends the program under the sanitizer, too: a group of its own, which Ctrl-C does not reach.
+        # timeout also ends the program under the sanitizer, which is in a separate group that Ctrl-C does not reach.
         LD_LIBRARY_PATH=$libraries timeout -k 10 "$limit" "$sanitizer" --tool "$tool" --error-exitcode 9 \
             "$binary" verify --device cuda --json >"$out/$tool.log" 2>&1 &
         job=$!

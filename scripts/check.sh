@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# The one gate: format, circles, lints, tests, docs, packages, memory, licences. CI runs it, and so does whoever commits.
+# The one gate: format, circles, lints, tests, docs, packages, memory, licences. CI runs it; run it before you commit.
 #
-# Everything uses the release profile, so that Candle is compiled once and README's two commands and
-# this script share the result. CARGO may name another cargo.
+# Everything uses the release profile, so that Candle compiles only once and the README's two commands
+# and this script share the result. CARGO may name another cargo.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
@@ -15,9 +15,9 @@ step "$cargo" fmt --manifest-path scripts/outside/Cargo.toml --check
 step scripts/check_circles.py --self-test
 step scripts/check_circles.py
 step "$cargo" clippy --release --workspace --all-targets -- -D warnings
-# Without the Hub, nothing of its hundreds of crates is built.
+# Without the Hub, none of its hundreds of crates must be built.
 step "$cargo" clippy --release -p gpt2-cli --no-default-features --features x86-v4 -- -D warnings
-# GPUs that are not here: our Rust code against Candle's sides for them, and our own kernels.
+# GPUs that this machine does not have: check our Rust code against Candle's GPU side, and compile our own kernels.
 step scripts/cuda/check.sh types
 if [ -n "${CI:-}" ] || [ -x target/cuda/toolkit/bin/nvcc ]; then
     step scripts/cuda/check.sh kernels
@@ -25,17 +25,17 @@ else
     printf '\nSKIPPED nvcc on our kernels: no toolkit; run: scripts/cuda/toolkit.sh\n' >&2
 fi
 if [ -d "$(rustc --print target-libdir --target aarch64-apple-darwin)" ]; then
-    # Without the command, which needs a C compiler for macOS and has no code of its own for Metal.
+    # Leave out the command, which needs a C compiler for macOS and has no Metal code of its own.
     step "$cargo" clippy --release --workspace --exclude gpt2-cli --no-default-features --features metal \
         --target aarch64-apple-darwin --target-dir target/metal-check -- -D warnings
 else
     printf '\nSKIPPED Metal: no standard library for it; run: rustup target add aarch64-apple-darwin\n' >&2
 fi
 step "$cargo" test --release
-# A text to read, which no test runs.
+# The walkthrough is for reading, and no test runs it.
 step "$cargo" run --release --quiet --example walkthrough >/dev/null
 RUSTDOCFLAGS="-D warnings" step "$cargo" doc --release --no-deps --workspace
-# The libraries without optimisation, since a small program is all that they run: three minutes once, then seconds.
+# Build the libraries without optimisation, since they only run a small program: three minutes once, then seconds.
 step scripts/check_packages.sh
 
 if command -v valgrind >/dev/null; then
@@ -49,7 +49,7 @@ else
 fi
 
 if "$cargo" deny --version >/dev/null 2>&1; then
-    # Advisories are left out: their database is a download of its own.
+    # This leaves out advisories, because their database is a separate download.
     step "$cargo" deny --locked check licenses bans sources
 elif [ -n "${CI:-}" ]; then
     echo "error: cargo-deny is not installed; run: cargo install --locked cargo-deny" >&2

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Fails where a source file imports itself through others.
 
-    scripts/check_circles.py [FOLDER...]     src folders of crates; those of the whole workspace where none is named
+    scripts/check_circles.py [FOLDER...]     src folders of crates (default: those of the whole workspace)
     scripts/check_circles.py --self-test
 
 A file imports the file that defines what it names, in `use crate::..`, `use super::..` and `use child::..`, and in paths
-such as `crate::a::b()`. Re-exports are followed to the definition. `mod x;` imports nothing, nor does `pub use x::Y` in
-the root of a crate or in a file that defines nothing itself, unless the same file uses the Y that it hands on. What is
-compiled for tests alone does not count.
+such as `crate::a::b()`. The script follows re-exports to the definition. `mod x;` imports nothing, nor does `pub use
+x::Y` in the root of a crate or in a file that defines nothing itself, unless the same file also uses the Y that it re-exports.
+Code that is only compiled for tests does not count.
 """
 
 import sys
@@ -20,7 +20,7 @@ WORKSPACE = Path(__file__).resolve().parent.parent
 
 
 def imports(source):
-    """Of each file of a crate, the files that it imports: {file: {file: names}}."""
+    """The files that each file of a crate imports: {file: {file: names}}."""
     ties = {}
     for root in filter(Path.exists, [source / "lib.rs", source / "main.rs"]):
         crate = Module((), root, None)
@@ -33,7 +33,7 @@ def imports(source):
 
 
 def circles(ties):
-    """The largest sets of files of which each reaches each."""
+    """The largest sets of files in which each file reaches every other."""
 
     def reached(file):
         seen, todo = set(), [file]
@@ -66,7 +66,7 @@ def check(sources):
     return 0
 
 
-# What each made-up crate shows, whether it has a circle, and its files.
+# For each made-up crate: what it tests, whether it has a circle, and its files.
 CASES = [
     ("a line", False, {"lib.rs": "mod a; mod b;", "a.rs": "use crate::b::B;", "b.rs": "pub struct B;"}),
     ("two files", True, {"lib.rs": "mod a; mod b;", "a.rs": "use crate::b::B; pub struct A;", "b.rs": "pub struct B(crate::a::A);"}),

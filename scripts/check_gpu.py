@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Time the `gpt2` binary and PyTorch in turn on a GPU, and print the ratios beside the aims.
+"""Time the `gpt2` binary and PyTorch alternately on a GPU, and print the ratios beside the aims.
 
     scripts/check-gpu.sh                                                          everything, with `gpt2 verify` first
     python scripts/check_gpu.py --binary target/cuda/gpt2 --markdown gpu.md       the timings alone
     python scripts/check_gpu.py --binary target/release/gpt2 --device cpu --quick no GPU: does this script run?
 
-GPT-2 small. Both sides leave warm-up runs out, put CUDA events around each run and wait for its end before the next; a
-round's number is the median of its runs, the printed one the median of the rounds. What a machine cannot run becomes
-"not run" with the reason. That our numbers are right is `gpt2 verify`'s to say; of PyTorch's, each attention backend is
-held against plain f32, and the GPT-2 of pytorch_gpt2.py against transformers', before they are timed.
+GPT-2 small. Both sides leave out warm-up runs, put CUDA events around each run and wait for its end before the next; a
+round's number is the median of its runs, and the printed one is the median of the rounds. If a machine cannot run
+something, the table says "not run" with the reason. `gpt2 verify` checks that our numbers are right. On PyTorch's side,
+before timing, it compares each attention backend with plain f32, and pytorch_gpt2.py's GPT-2 with transformers'.
 """
 
 import argparse
@@ -79,7 +79,7 @@ class NotRun(Exception):
 
 
 class PyTorch:
-    """A method a group: it prepares a cell and returns what measures it, in milliseconds."""
+    """One method per group: it prepares a cell and returns a function that measures it, in milliseconds."""
 
     def __init__(self, device: str, shape: dict) -> None:
         self.device, self.shape, self.models = device, shape, {}
@@ -168,7 +168,7 @@ class PyTorch:
         return ids.view(row.batch, row.tokens)
 
     def both(self, dtype: str) -> tuple[GPT2, nn.Module | None]:
-        """Our own GPT-2 in PyTorch and, where it is installed, transformers', with the same weights."""
+        """Our own GPT-2 in PyTorch and, if installed, transformers', with the same weights."""
         if dtype in self.models:
             return self.models[dtype]
         own, theirs = GPT2(**self.shape).to(self.device, DTYPES[dtype]), None
@@ -187,7 +187,7 @@ class PyTorch:
 
 
 def compiled(module: nn.Module) -> Callable:
-    """The module compiled afresh: a second shape of the same code would become a dynamic one, and slower."""
+    """A newly compiled module: a second shape of the same code would become a dynamic one, and slower."""
     torch._dynamo.reset()
     return torch.compile(module)
 
@@ -200,7 +200,7 @@ def hold(what: str, got: Tensor, expected: Tensor, dtype: str, roundings: int) -
 
 
 def gpt2(args: argparse.Namespace, *arguments: object) -> str:
-    """What our binary prints."""
+    """The output of our binary."""
     command = [str(args.binary), *map(str, arguments)]
     environment = os.environ | ({"LD_LIBRARY_PATH": args.library_path} if args.library_path else {})
     try:
@@ -224,7 +224,7 @@ def ours(args: argparse.Namespace, row: Row, implementation: str) -> dict:
 
 
 def measure(args: argparse.Namespace, row: Row, pytorch: PyTorch) -> dict:
-    """The row with its cells: our binary, then PyTorch, in each round. A cell that fails is not tried again."""
+    """Measures the cells of a row: our binary, then PyTorch, in each round. Does not try a failed cell again."""
     prepared: dict[str, Callable[[], float]] = {}
 
     def theirs(column: str) -> dict:
@@ -261,7 +261,7 @@ def measure(args: argparse.Namespace, row: Row, pytorch: PyTorch) -> dict:
 
 def rows_of(args: argparse.Namespace) -> list[Row]:
     def row(group: str, dtype: str, b: int, t: int) -> Row:
-        # More runs of what is short: a GPU takes a while to leave its idle clock.
+        # Run short work more often: a GPU takes a while to leave its idle clock.
         many = {"core": 2**23, "block": 2**21, "forward": 2**18, "decode": 0}[group] // (b * t)
         runs = 3 if args.device == "cpu" else 20 if args.quick else min(max(many, 20), 500)
         new_tokens = 0 if group != "decode" else 4 if args.tiny else 64
@@ -323,7 +323,7 @@ def markdown(report: dict) -> str:
 
 
 def verified(file: Path) -> dict:
-    """What `gpt2 verify --json` wrote, in short."""
+    """A summary of the file that `gpt2 verify --json` wrote."""
     try:
         report = json.loads(file.read_text())
     except (OSError, ValueError) as error:
@@ -340,12 +340,12 @@ def parse() -> argparse.Namespace:
     add("--rows", nargs="+", choices=THEIRS, default=list(THEIRS), help="default: all")
     add("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES), help="default: both")
     add("--rounds", type=int, metavar="N", help="default: 3, with --quick 1")
-    add("--quick", action="store_true", help="B 1, T 128 alone, few runs; on the CPU a tiny model")
-    add("--json", type=Path, metavar="FILE", help="write everything that was found")
+    add("--quick", action="store_true", help="only B 1, T 128, and few runs; on the CPU a tiny model")
+    add("--json", type=Path, metavar="FILE", help="write all results")
     add("--markdown", type=Path, metavar="FILE", help="write the table for the README")
-    add("--verify", type=Path, metavar="FILE", help="what `gpt2 verify --json` wrote, to be summed up beside the rows")
-    add("--sanitizer", metavar="TEXT", default="not run", help="what compute-sanitizer found, likewise")
-    add("--library-path", metavar="DIRS", help="LD_LIBRARY_PATH of the binary; PyTorch keeps to its own libraries")
+    add("--verify", type=Path, metavar="FILE", help="the output of `gpt2 verify --json`, to summarise below the rows")
+    add("--sanitizer", metavar="TEXT", default="not run", help="the findings of compute-sanitizer, likewise")
+    add("--library-path", metavar="DIRS", help="LD_LIBRARY_PATH for the binary; PyTorch uses its own libraries")
     args = parser.parse_args()
     args.binary, args.tiny = args.binary.resolve(), args.quick and args.device == "cpu"
     args.rounds = args.rounds or (1 if args.quick else 3)

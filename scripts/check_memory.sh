@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# The tests of the kernels that hold `unsafe`, under valgrind: an index outside its buffer, or a number that was
+# Runs the tests of the kernels with `unsafe` under valgrind: an index outside its buffer, or a number that was
 # never written, ends them with an error. Takes a minute or two.
 #
-# valgrind knows no AVX-512, so this runs the AVX2 and the portable code. With a nightly toolchain the address
-# sanitizer runs what the processor has:
+# valgrind does not know AVX-512, so this runs the AVX2 and the portable code. With a nightly toolchain, the address
+# sanitizer can run whatever the processor has:
 #   RUSTFLAGS=-Zsanitizer=address CARGO_TARGET_DIR=target/asan ASAN_OPTIONS=detect_leaks=0 PROPTEST_CASES=20 \
 #     cargo +nightly test --release --workspace --target x86_64-unknown-linux-gnu -- fused linear attention
 set -euo pipefail

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Can someone else build on these packages? Packages every crate of the workspace, unpacks them, builds them all, and
-# runs scripts/outside, a crate that uses them as a stranger would. Nothing comes from this repository but what is in
-# the packages, and the lock file, so that the versions are those of the gate. No network is used.
+# runs scripts/outside, a crate that uses them as a stranger would. The build takes nothing from this repository except
+# the packages and the lock file, so that the versions are those of the gate. It needs no network.
 #
-# What is built stays in target/outside: a second run compiles only what changed. CARGO may name another cargo.
+# The build stays in target/outside: a second run compiles only what changed. CARGO may name another cargo.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD
@@ -37,7 +37,7 @@ for folder in "$work"/new/*; do
 done
 cp -r scripts/outside "$work/new/outside"
 
-# A package that did not change keeps its files, so that cargo need not compile it again.
+# An unchanged package keeps its files, so that cargo need not compile it again.
 for folder in "$work"/packages/*; do
     [ -d "$work/new/$(basename "$folder")" ] || rm -rf "$folder"
 done
@@ -61,6 +61,6 @@ cmp -s "$work/manifest" "$work/packages/Cargo.toml" || cp "$work/manifest" "$wor
 cp Cargo.lock "$work/packages/Cargo.lock"
 
 cd "$work/packages"
-# All in one build, with the features that a user of the libraries has: `x86-v4` is off.
+# Build everything at once, with a library user's features: `x86-v4` is off.
 $cargo build --offline --quiet --workspace --no-default-features --features gpt2-cli/hub --target-dir "$root/$work/target"
 "$root/$work/target/debug/outside"

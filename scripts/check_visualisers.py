@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Show that BertViz and CircuitsVis take what `gpt2 attention --export FILE.json` writes.
+"""Show that BertViz and CircuitsVis accept the files that `gpt2 attention --export FILE.json` writes.
 
     cargo build --release --workspace
     pip install -r scripts/requirements.txt bertviz==1.4.1 circuitsvis==1.43.3
     python scripts/check_visualisers.py
 
-Exports the demo model's attention, holds it against the safetensors export, and hands it to each visualiser's
-function. A weight of the export has to stand in each page. The pages that they return are written to --out.
+Exports the demo model's attention, compares it with the safetensors export, and passes it to each visualiser's
+function. Each page must contain a weight of the export. The script writes the returned pages to --out.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def main() -> int:
         "circuitsvis-patterns": str(circuitsvis.attention.attention_patterns(tokens, attention[0])),
         "circuitsvis-heads": str(circuitsvis.attention.attention_heads(attention[0], tokens)),
     }
-    # BertViz writes the numbers of a layer as Python's json has its f32 values, CircuitsVis those of the array.
+    # BertViz writes a layer's f32 values as Python's json does; CircuitsVis writes the numbers of the array.
     weight = str(float(attention[0, 0, 5, 2]))[:8]
     for name, page in pages.items():
         print(f"{name}: {len(page):,} characters of HTML")

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Hold the `gpt2` binary against transformers, end to end, on every kind of checkpoint.
+"""Compare the `gpt2` binary with transformers, end to end, on every kind of checkpoint.
 
     cargo build --release && cargo build --release -p gpt2-loader --example resave
     python scripts/compare_with_transformers.py [--quick]
 
-Random checkpoints are written to a temporary folder; `gpt2 forward` and `gpt2 attention` run on each,
-and what they export must agree with transformers (eager, f32) within 3e-5. Then a checkpoint that our
-own `save` wrote must load in transformers with no key missing or left over, and give the same bits.
-Exits 1 if anything disagrees.
+Writes random checkpoints to a temporary folder and runs `gpt2 forward` and `gpt2 attention` on each;
+their exports must agree with transformers (eager, f32) within 3e-5. Then a checkpoint from our own
+`save` must load in transformers with no missing or unexpected key, and give the same bits. Exits 1 if
+anything disagrees.
 """
 
 import argparse
@@ -61,7 +61,7 @@ def misalign(file: Path) -> None:
 
 
 def write_kinds(root: Path) -> Iterator[tuple[str, Path]]:
-    """One folder for each way in which GPT-2's weights come: (what it is, where)."""
+    """One folder for each form that GPT-2's weights come in: (its name, its path)."""
     model = build_model(seed=1, **ODD)
     config = model.config
     tensors = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
@@ -143,7 +143,7 @@ def transformers_result(model: GPT2LMHeadModel, ids: Tensor) -> dict[str, Tensor
 
 
 def run(*command: object) -> None:
-    """Run from the repository root; a failure carries the last line of stderr."""
+    """Runs from the repository root; a failure includes the last line of stderr."""
     done = subprocess.run([str(part) for part in command], cwd=ROOT, capture_output=True, text=True)
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines() or ["no message"]
@@ -196,7 +196,7 @@ def compare(gpt2: Path, name: str, folder: Path, length: int) -> bool:
 
 
 def round_trip(resave: list[object], name: str, source: Path, scratch: Path, buffers: bool) -> bool:
-    """Load and save a checkpoint with our code; transformers must find the same model in both."""
+    """Loads and saves a checkpoint with our code; transformers must find the same model in both."""
     label = f"{name}, {'with' if buffers else 'without'} buffers"
     target = scratch / label.replace(", ", "-").replace(" ", "-")
     try:
@@ -225,7 +225,7 @@ def main() -> int:
         "--resave",
         type=Path,
         default=ROOT / "target/release/examples/resave",
-        help="the built example `resave`; where there is none, cargo builds and runs it",
+        help="the built example `resave` (default: cargo builds and runs it)",
     )
     parser.add_argument("--quick", action="store_true", help="leave out the checkpoint of GPT-2 small's size")
     args = parser.parse_args()

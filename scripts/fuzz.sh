@@ -1,22 +1,23 @@
 #!/usr/bin/env bash
-# Fuzzes what reads other people's input: config.json, safetensors, indexes, pickles, tokenizers, prompts, interventions.
+# Fuzzes the code that reads other people's input: config.json, safetensors, indexes, pickles, tokenizers, prompts,
+# interventions.
 #
 #   scripts/fuzz.sh [MINUTES [TARGET...]]
 #
-# MINUTES (80) are shared out evenly over the targets, of which JOBS (2) run at a time. At the end comes a line
-# per target; the exit status is 1 if any input broke a promise (a panic, more than 10 seconds, more than 1 GiB).
+# The targets share MINUTES (80) evenly; JOBS (2) of them run at a time. At the end, the script prints a line per
+# target; the exit status is 1 if any input broke a promise (a panic, more than 10 seconds, more than 1 GiB).
 #
 # fuzz/corpus/    the seeds; fuzz/make_corpus.py writes them, and the dictionaries
-# fuzz/found/     inputs that once broke a promise: move a reproducer here once it is mended
-# fuzz/work/      what runs have found so far to cover new code; not in git, the next run begins with it
+# fuzz/found/     inputs that once broke a promise: move a reproducer here once the bug is fixed
+# fuzz/work/      inputs from earlier runs that cover new code; not in git, the next run starts with them
 # fuzz/artifacts/ reproducers; not in git
 #
 # The gate runs fuzz/corpus and fuzz/found as an ordinary test (tests/loader/fuzz_corpus.rs). A new target is a function
 # in fuzz/src/targets, its name in TARGETS there, a file in fuzz/fuzz_targets, a [[bin]] in fuzz/Cargo.toml, and
 # seeds.
 #
-# Needs cargo-fuzz, a C++ compiler and a nightly toolchain (FUZZ_TOOLCHAIN names another than the pinned one).
-# There is no sanitizer: the code is safe Rust, which runs several times as fast without.
+# Needs cargo-fuzz, a C++ compiler and a nightly toolchain (FUZZ_TOOLCHAIN overrides the pinned one).
+# It uses no sanitizer: the code is safe Rust, and runs several times as fast without.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -49,7 +50,7 @@ if [ -z "$toolchain" ]; then
     fi
 fi
 
-# A target folder of its own: everything is compiled with coverage counters.
+# Use a separate target folder, because everything is compiled with coverage counters.
 for target in "${targets[@]}"; do
     env -u CARGO_TARGET_DIR RUSTFLAGS=-Cdebuginfo=0 cargo "+$toolchain" fuzz build --sanitizer none "$target"
 done
@@ -70,7 +71,7 @@ fuzz() {
     for folder in "fuzz/corpus/$target" "fuzz/found/$target"; do
         [ ! -d "$folder" ] || seeds+=("$folder")
     done
-    # The limit on addresses is far above the limit on memory; it catches a length from a file that is believed.
+    # The limit on addresses is far above the limit on memory; it catches code that trusts a length in a file.
     (
         ulimit -v 4194304
         TMPDIR=$scratch/$target RAYON_NUM_THREADS=1 exec "$binaries/$target" "fuzz/work/$target" "${seeds[@]}" \

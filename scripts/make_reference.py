@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Write small GPT-2 checkpoints, and what transformers computes with them, to tests/data.
+"""Write small GPT-2 checkpoints, and the values that transformers computes with them, to tests/data.
 
     pip install -r scripts/requirements.txt
     python scripts/make_reference.py
 
 Everything is seeded and runs on one thread, so a second run writes the same bytes.
-tests/data/README.md, which this script writes too, says what each folder holds.
+tests/data/README.md, which this script also writes, describes each folder.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from reference_interventions import write_interventions
 
 DATA = Path(__file__).resolve().parent.parent / "tests" / "data"
 
-# Shapes with nothing round about them: 3 heads of 16, 77 positions, 101 tokens.
+# Shapes without round numbers: 3 heads of 16, 77 positions, 101 tokens.
 ODD = dict(vocab_size=101, n_positions=77, n_embd=48, n_layer=2, n_head=3)
 ODD_LENGTHS = (1, 2, 33, 77)
 
@@ -34,7 +34,7 @@ ODD_LENGTHS = (1, 2, 33, 77)
 SMALL = dict(vocab_size=31, n_positions=16, n_embd=12, n_inner=24, n_layer=2, n_head=2)
 SMALL_BATCH, SMALL_LENGTH = 2, 9
 
-# Each folder of this table is the small model with this change in config.json.
+# Each folder in this table holds the small model with this change in config.json.
 VARIANTS: dict[str, dict] = {
     "gelu": dict(activation_function="gelu"),
     "gelu_pytorch_tanh": dict(activation_function="gelu_pytorch_tanh"),
@@ -55,7 +55,7 @@ NEW_TOKENS = 20
 
 
 def build_model(seed: int, **config: object) -> GPT2LMHeadModel:
-    """A GPT-2 in eval mode whose every parameter is random and matters to the result."""
+    """A GPT-2 in eval mode in which every parameter is random and affects the result."""
     last = int(config["vocab_size"]) - 1  # GPT-2's own bos and eos are its last token
     model = GPT2LMHeadModel(
         GPT2Config(bos_token_id=last, eos_token_id=last, attn_implementation="eager", **config)
@@ -78,7 +78,7 @@ def randomise(model: GPT2LMHeadModel, seed: int) -> None:
             is_layer_norm_weight = name.endswith(".weight")
             parameter.copy_(0.3 * noise + (1.0 if is_layer_norm_weight else 0.0))
         else:
-            # Conv1D is (in, out); wte, wpe and lm_head are (rows, C), and C is what is summed.
+            # Conv1D is (in, out); wte, wpe and lm_head are (rows, C), and the sum runs over C.
             is_conv1d = ".h." in name
             fan_in = parameter.shape[0] if is_conv1d else parameter.shape[1]
             parameter.copy_(noise * (1.4 / math.sqrt(fan_in)))
@@ -91,7 +91,7 @@ def save_checkpoint(model: GPT2LMHeadModel, folder: Path) -> None:
 
 
 def save_pickle(model: GPT2LMHeadModel, folder: Path, mask_dtype: torch.dtype) -> None:
-    """config.json and pytorch_model.bin with the mask buffers that old checkpoints carry.
+    """config.json and pytorch_model.bin with the mask buffers of old checkpoints.
 
     In `state_dict`, a tied lm_head.weight and wte.weight are two views of one storage, and
     torch.save keeps it so.
@@ -143,7 +143,7 @@ def activations(model: GPT2LMHeadModel, ids: Tensor) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def stages(model: GPT2LMHeadModel, ids: Tensor) -> dict[str, Tensor]:
-    """What each module of block 0 hands on, and ln_f, caught by forward hooks."""
+    """The output of each module of block 0, and of ln_f, from forward hooks."""
     caught: dict[str, Tensor] = {}
     block = model.transformer.h[0]
     outputs = {
@@ -162,7 +162,7 @@ def stages(model: GPT2LMHeadModel, ids: Tensor) -> dict[str, Tensor]:
         return lambda _module, _inputs, output: caught.__setitem__(name, output)
 
     hooks = [module.register_forward_hook(keep_output(name)) for name, module in outputs.items()]
-    # The context has no module of its own: it is what goes into c_proj.
+    # No module returns the context: it is the input of c_proj.
     hooks.append(
         block.attn.c_proj.register_forward_pre_hook(
             lambda _module, inputs: caught.__setitem__("h.0.attn.context", inputs[0])
@@ -208,7 +208,7 @@ def continuation(model: GPT2LMHeadModel, prompt: list[int], repetition_penalty: 
     )
     new_ids = output.sequences[0, len(prompt) :].tolist()
     assert len(new_ids) == NEW_TOKENS
-    # No choice may hang on rounding: the best score leads the second by far more than 1e-5.
+    # No choice must depend on rounding: the best score leads the second by far more than 1e-5.
     for scores in output.scores:
         best, second = scores[0].topk(2).values
         assert best - second > 1e-3, f"prompt {prompt}: {best} against {second} is too close"
@@ -273,7 +273,7 @@ def write_gradients(folder: Path) -> None:
 
 
 def gradients(model: GPT2LMHeadModel, ids: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    """Of the mean next-token loss over the visible positions that have a visible next token."""
+    """The gradients of the mean next-token loss over the visible positions that have a visible next token."""
     model.zero_grad()
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
     logits = model(ids, attention_mask=mask, position_ids=positions, use_cache=False).logits  # (B, T, V)
@@ -289,8 +289,8 @@ def gradients(model: GPT2LMHeadModel, ids: Tensor, mask: Tensor) -> dict[str, Te
 README = """\
 # Reference data
 
-GPT-2 checkpoints with random weights, and what transformers computes with them: f32, CPU, one thread,
-`attn_implementation="eager"`, eval mode. No test needs Python; this folder is its memory. Written by
+GPT-2 checkpoints with random weights, and the values that transformers computes with them: f32, CPU, one thread,
+`attn_implementation="eager"`, eval mode. Thanks to this folder, no test needs Python. Written by
 
     pip install -r scripts/requirements.txt
     python scripts/make_reference.py

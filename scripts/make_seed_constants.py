@@ -5,9 +5,9 @@
     python scripts/make_seed_constants.py
 
 The documents are not part of this repository; tests/lessons holds their numbers. They print results of
-layers that PyTorch's generator filled. This script draws the same numbers and stores them under the names that a PyTorch state dict has: a layer of
-`gpt2_lessons` loads them as it would load any checkpoint. What a document builds without printing
-a result comes with PyTorch's own result, and gradients, under `NAME.expected.*`.
+layers that PyTorch's generator filled. This script draws the same numbers and stores them under the names of
+a PyTorch state dict, so that a layer of `gpt2_lessons` loads them like any checkpoint. If a document builds
+something without printing a result, PyTorch's own result and gradients are stored under `NAME.expected.*`.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def printed_results() -> dict[str, Tensor]:
 
 
 def document_004() -> dict[str, Tensor]:
-    """Projections with a bias, as its classes have them by default, and what each class gives."""
+    """Projections with a bias, as the document's classes have by default, and each class's result."""
     torch.manual_seed(4)
     layers = linear_layers(3, 4, bias=True)
     layers["out_proj"] = nn.Linear(4, 4)

@@ -3,21 +3,21 @@
 
     scripts/mutants.py --scratch /tmp/gpt2-mutants --dependencies-from target
 
-A mutant is one change to one expression or statement: a comparison, an operator, a number, a condition turned
-round, a call left out. The sample is drawn with a seed, from each crate in proportion to its lines. All of it is
-compiled into one copy of the repository, behind a switch: the variable GPT2_MUTANT picks the mutant that acts, so
-that one build serves all. Mutants that do not compile are replaced by others.
+A mutant is one change to one expression or statement: a comparison, an operator, a number, an inverted condition, an
+omitted call. The script draws a seeded sample, from each crate in proportion to its lines, and compiles all of it into
+one copy of the repository, behind a switch: the variable GPT2_MUTANT selects the active mutant, so that one build serves
+all. Other mutants replace those that do not compile.
 
-Each mutant then meets the unit tests of its crate, the integration tests closest to it, and the rest, until a test
-fails (twice, and passes without the mutant), the process dies, or the time is up: then it is noticed. The others
-survive: each is either equivalent to the original or shows a test that is missing.
+The script then runs each mutant with the unit tests of its crate, the integration tests closest to it, and the rest. The
+tests notice the mutant if a test fails (twice, and passes without the mutant), the process dies, or the time is up. The
+others survive: each is either equivalent to the original or shows that a test is missing.
 
-In the scratch folder, which holds all that this writes:
+The scratch folder holds everything that this script writes:
   plan.json       the sample
-  mutants.jsonl   a line for each mutant that is done; an interrupted run goes on after them
+  mutants.jsonl   a line for each finished mutant; an interrupted run continues after them
   tree, target    the copy and its build
-The table at the end has a line a crate, then the survivors. `--again` runs the survivors once more, against the
-integration tests as they are now.
+The table at the end has one line per crate, followed by the survivors. `--again` runs the survivors once more, with the
+present integration tests.
 
 Needs Linux, Python 3.11 and: pip install tree-sitter tree-sitter-rust
 """
@@ -43,16 +43,16 @@ ROUNDS = 12
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--seed", type=int, default=1, help="of the sample (default 1)")
-    add("--count", type=int, default=160, help="of mutants (default 160)")
+    add("--seed", type=int, default=1, help="seed of the sample (default 1)")
+    add("--count", type=int, default=160, help="number of mutants (default 160)")
     add("--crates", default="kernels,model,files,loader,view,cli", help="folders of crates/, separated by commas")
     add("--scratch", type=Path, default=Path("/tmp/gpt2-mutants"), help="a folder outside the repository")
-    add("--dependencies-from", type=Path, help="a target folder whose built dependencies are copied: saves minutes")
+    add("--dependencies-from", type=Path, help="copy built dependencies from this target folder, which saves minutes")
     add("--jobs", type=int, default=2, help="mutants at a time (default 2)")
     add("--skip", action="append", default=[], metavar="TEST", help="a test that fails here anyway (repeatable)")
     add("--limit", type=float, default=60.0, help="seconds on top of five times what a test takes (default 60)")
     add("--only", type=lambda s: [int(n) for n in s.split(",")], help="numbers of mutants, separated by commas")
-    add("--again", action="store_true", help="run the survivors again, against today's integration tests")
+    add("--again", action="store_true", help="run the survivors again, with the present integration tests")
     add("--plan", action="store_true", help="print the sample and stop")
     given = parser.parse_args()
     given.scratch = given.scratch.resolve()
@@ -92,7 +92,7 @@ class Sample:
 
 
 def build(given, target):
-    """The plan of the scratch folder, made and built where there is none yet: (mutants, slices)."""
+    """The plan in the scratch folder; makes and builds it if there is none yet: (mutants, slices)."""
     plan, root = given.scratch / "plan.json", given.scratch / "tree"
     wanted = {"seed": given.seed, "count": given.count, "crates": given.crates}
     if plan.exists():
@@ -133,7 +133,7 @@ def build(given, target):
 
 
 def baseline(given, slices):
-    """How long each slice takes without a mutant, from an earlier run where one was complete; all must pass."""
+    """How long each slice takes without a mutant, from an earlier complete run if there is one; all must pass."""
     path, threads = given.scratch / "seconds.json", max(1, (os.cpu_count() or 1) // given.jobs)
     known = json.loads(path.read_text()) if path.exists() and not given.again else {}
     if any(one.name not in known for one in slices):
@@ -154,7 +154,7 @@ def results(path):
 
 
 def hunt_all(given, mutants, slices, done, log):
-    """Runs what is not done yet, some at a time, and writes each result as it comes."""
+    """Runs the remaining mutants, some at a time, and writes each result as it arrives."""
     todo = [n for n in sorted(mutants) if n not in done and (not given.only or n in given.only)]
     threads = max(1, (os.cpu_count() or 1) // given.jobs)
     lock, idle = threading.Lock(), list(range(given.jobs))

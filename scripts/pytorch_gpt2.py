@@ -1,4 +1,4 @@
-"""GPT-2 in PyTorch, with the names of its checkpoints: what check_gpu.py times beside ours."""
+"""GPT-2 in PyTorch, with the names of its checkpoints, which check_gpu.py times beside ours."""
 
 from functools import partial
 
@@ -13,7 +13,7 @@ class CausalSelfAttention(nn.Module):
         self.c_attn, self.c_proj, self.n_head = nn.Linear(c, 3 * c), nn.Linear(c, c), n_head
 
     def forward(self, x: Tensor, past: list[Tensor] | None = None) -> Tensor:
-        """`past` is empty, or holds the keys and values before x; then x is one token."""
+        """`past` is empty, or holds the keys and values before x, and then x is one token."""
         b, t, c = x.shape
         packed = self.c_attn(x).view(b, t, 3, self.n_head, c // self.n_head)
         q, k, v = (part.transpose(1, 2) for part in packed.unbind(2))  # (B, H, T, D)

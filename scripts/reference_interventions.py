@@ -1,4 +1,4 @@
-"""What transformers computes where heads and attention are changed: a part of make_reference.py."""
+"""The values that transformers computes when heads and attention are changed: a part of make_reference.py."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ def heads_of(context: Tensor, model: GPT2LMHeadModel) -> Tensor:
 
 @torch.no_grad()
 def with_z(model: GPT2LMHeadModel, ids: Tensor, change: dict) -> Tensor:
-    """Logits where `change[layer]` has changed that layer's z (B, T, H, D) in place."""
+    """Logits after `change[layer]` has changed that layer's z (B, T, H, D) in place."""
     handles = []
     for layer, edit in change.items():
 
@@ -42,7 +42,7 @@ def z_of(model: GPT2LMHeadModel, ids: Tensor) -> list[Tensor]:
 
 @torch.no_grad()
 def knocked_out(model: GPT2LMHeadModel, ids: Tensor, pairs: list) -> Tensor:
-    """Logits where each (layer or None, head or None, query, key) has the score -inf."""
+    """Logits if each (layer or None, head or None, query, key) has the score -inf."""
     t, heads = ids.shape[1], model.config.n_head
     handles = []
     for layer, block in enumerate(model.transformer.h):
@@ -73,7 +73,7 @@ def mean(head: int):
 
 @torch.no_grad()
 def direct_logit_attribution(model: GPT2LMHeadModel, ids: Tensor, target: int) -> Tensor:
-    """(L, H): what each head writes into the target's logit at the last position, ln_f's deviation held."""
+    """(L, H): what each head adds to the target's logit at the last position, with ln_f's deviation held fixed."""
     config, ln_f = model.config, model.transformer.ln_f
     found = []
     handle = ln_f.register_forward_pre_hook(lambda _module, inputs: found.append(inputs[0]))
@@ -92,7 +92,7 @@ def direct_logit_attribution(model: GPT2LMHeadModel, ids: Tensor, target: int) -
 
 @torch.no_grad()
 def ablation_effects(model: GPT2LMHeadModel, ids: Tensor, target: int, ablation) -> Tensor:
-    """(L, H): the change of the target's log-probability at the end where a head is ablated."""
+    """(L, H): the change of the target's log-probability at the end if a head is ablated."""
     log_prob = lambda logits: logits[0, -1].log_softmax(-1)[target]
     plain = log_prob(model(ids, use_cache=False).logits)
     layers, heads = range(model.config.n_layer), range(model.config.n_head)
@@ -100,7 +100,7 @@ def ablation_effects(model: GPT2LMHeadModel, ids: Tensor, target: int, ablation)
 
 
 def write_interventions(folder: Path, ids: Tensor, other: Tensor) -> None:
-    """What changes to heads and attention do to the folder's model on `ids`; z of `other` is patched in."""
+    """The effects of changing heads and attention of the folder's model on `ids`; patches use z from `other`."""
     model = GPT2LMHeadModel.from_pretrained(folder, attn_implementation="eager").eval()
     target = 17
     other_z = z_of(model, other)

@@ -1,4 +1,4 @@
-"""Both sides in turn, and what is made of their times."""
+"""Runs both sides alternately, and evaluates their times."""
 
 import json
 import os
@@ -62,7 +62,7 @@ class Bench(NamedTuple):
         return 1e3 * row.batch * row.new_tokens / ms if row.group == "decode" else ms
 
     def rounds(self, row: Row, threads: int, numbers: Iterable[int]) -> list[dict]:
-        """Both sides in turn, and their ratio; who goes first alternates from round to round."""
+        """Runs both sides and computes their ratio; who goes first alternates from round to round."""
         found = []
         for number in numbers:
             one, others = {}, []
@@ -78,20 +78,20 @@ class Bench(NamedTuple):
         return found
 
     def watch(self, work: Callable[[], object]) -> tuple:
-        """Wait until both sides' threads sleep, do the work; also how many CPUs others used meanwhile."""
+        """Waits until both sides' threads sleep, does the work, and returns also how many CPUs others used."""
         start, before = time.perf_counter(), self.others_seconds()
         time.sleep(QUIET_S)
         result = work()
         return result, (self.others_seconds() - before) / (time.perf_counter() - start)
 
     def others_seconds(self) -> float:
-        """CPU time of every program but this script and what it runs."""
+        """CPU time of every program except this script and its children."""
         stat = Path(f"/proc/{self.pytorch.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
         pytorch = (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
         return busy_seconds() - pytorch - sum(os.times()[:4])  # this process and its ended children
 
     def core_memory(self, tokens: int, threads: int) -> dict[str, int]:
-        """Peak bytes of a fresh process that does nothing but attention."""
+        """Peak bytes of a fresh process that only runs attention."""
         h, c = GPT2_SMALL["n_head"], GPT2_SMALL["n_embd"]
         ours = self.gpt2("bench core --runs 1", threads, "--tokens", tokens)
         theirs = run(sys.executable, "-c", FRESH_CORE, threads, tokens, h, c // h)
@@ -99,14 +99,14 @@ class Bench(NamedTuple):
 
 
 def medians(rounds: list[dict]) -> dict:
-    """Over the undisturbed rounds, where there are any."""
+    """The result over the undisturbed rounds, if there are any."""
     quiet = [one for one in rounds if is_quiet(one)]
     result = {key: median(one[key] for one in quiet or rounds) for key in (*SIDES, "ratio")}
     return result | {"disturbed": not quiet, "rounds": rounds}
 
 
 def check_agreement(bench: Bench, threads: int) -> dict:
-    """Both sides' logits and greedy ids on the checkpoint; refuses to go on where they differ."""
+    """Compares both sides' logits and greedy ids on the checkpoint; refuses to continue if they differ."""
     ids = prompt(20, bench.shape["vocab_size"])
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "export.safetensors"
@@ -155,7 +155,7 @@ def work(row: Row, shape: dict) -> tuple[str, float]:
 
 
 def measure_sweep(bench: Bench, lengths: list[int], rounds: int, threads: int) -> list[dict]:
-    """Core over T; T = 1 shows what a process holds before it computes anything."""
+    """Core over T; T = 1 shows how much memory a process takes before it computes anything."""
     base = bench.core_memory(1, threads)
     sweep = [{"tokens": 1, "peak_bytes": base}]
     for t in lengths:

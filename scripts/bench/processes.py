@@ -22,17 +22,17 @@ class Done(NamedTuple):
     peak_bytes: int
 
 
-# Python may keep its bytecode, or PyTorch's start would be one long compilation; no network is needed.
+# Let Python keep its bytecode, or PyTorch's start would be one long compilation; no network is needed.
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"} | {"HF_HUB_OFFLINE": "1"}
 
 
 def run(*command: object) -> Done:
-    """A fresh process, start to end: its output, wall-clock time and peak resident memory."""
+    """Runs a fresh process to its end: its output, wall-clock time and peak resident memory."""
     words = [str(word) for word in command]
     pipes = dict(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=ENVIRONMENT)
     with tempfile.TemporaryFile("w+") as stderr:
         start = time.perf_counter()
-        # preexec_fn makes it a fork: the peak of a vforked child would begin at this process's own.
+        # preexec_fn forces a fork: the peak of a vforked child would start at this process's own.
         child = subprocess.Popen(words, stderr=stderr, preexec_fn=lambda: None, **pipes)
         try:
             with child.stdout:
@@ -53,7 +53,7 @@ def run(*command: object) -> Done:
 
 
 class TorchWorker:
-    """The PyTorch process that stays alive between rounds; a call runs a method of TorchSide in it."""
+    """The PyTorch process, which stays alive between rounds; a call runs a method of TorchSide in it."""
 
     def __init__(self) -> None:
         pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
@@ -74,7 +74,7 @@ class TorchWorker:
 
 
 def busy_seconds() -> float:
-    """CPU time that all programs have used since the machine started, and what its host took away."""
+    """CPU time that all programs have used since the machine started, and the time that its host took away."""
     ticks = [int(n) for n in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")  # without idle and waiting for the disk
 

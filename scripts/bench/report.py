@@ -1,4 +1,4 @@
-"""Tables and pictures of what was measured."""
+"""Tables and pictures of the measurements."""
 
 import sys
 from collections.abc import Iterable
@@ -43,7 +43,7 @@ def row_cells(row: dict) -> list[str]:
 
 
 def peak_line(row: dict) -> str:
-    """Parts of the best that the machine showed; where its rounds differ much, so do these parts."""
+    """Speeds as parts of the machine's best; if its rounds differ much, so do these parts."""
     of, unit = {"fma_gflops": ("multiply-adds", "GFLOP/s"), "read_gb_s": ("memory reads", "GB/s")}[row["peak"]]
     if row["peak_range"] is None:
         return f"{row['title']}: part of the machine's {of} not measured"

@@ -1,4 +1,4 @@
-"""What is compared: the rows of the table, with their aims."""
+"""The rows of the table of comparisons, with their aims."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ SIDES = ("ours", "pytorch")
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: what both sides do."""
+    """One line of the table: the work of both sides."""
 
     group: str  # core, block, forward, decode, start, memory, train or train-memory
     aim: float = 0.0  # ours / PyTorch

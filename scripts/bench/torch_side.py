@@ -59,7 +59,7 @@ print(statistics.median(times[1:]))
 
 
 class TorchSide:
-    """What the worker process can be asked for: each public method is one request."""
+    """The requests that the worker process answers: one for each public method."""
 
     def __init__(self) -> None:
         import torch
@@ -101,7 +101,7 @@ class TorchSide:
         return {"logits": error, "new_ids": [token.item() for token in found]}
 
     def time(self, row: dict, threads: int) -> float:
-        """Median milliseconds of a run."""
+        """Median time of a run in milliseconds."""
         spec = Row(**row)
         self.torch.set_num_threads(threads)
         self.torch.manual_seed(0)
@@ -157,7 +157,7 @@ class TorchSide:
 
 
 def worker() -> None:
-    """Answer requests, a JSON line each, until stdin ends."""
+    """Answers requests, one JSON line each, until stdin ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when this ends
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a library prints is no answer

@@ -3,12 +3,12 @@
 #
 #   scripts/cuda/toolkit.sh && scripts/cuda/build.sh [CAPABILITIES]
 #
-# CAPABILITIES are the GPUs it must serve, as numbers: 80 is an A100, 90 an H100 or H200 (default: "80 90"). Our own kernels
-# are held as machine code for each. Candle's are held once, as PTX for the lowest, which the driver compiles for the GPU
-# it finds; for each capability, ptxas shows here that it can.
+# CAPABILITIES are the GPUs to support, as numbers: 80 is an A100, 90 an H100 or H200 (default: "80 90"). The program
+# contains our own kernels as machine code for each. It contains Candle's once, as PTX for the lowest, which the driver
+# compiles for the GPU it finds; this script checks with ptxas that this works for each capability.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-# Always the toolkit of toolkit.sh: the stand-ins are made for its libraries, and must not lie in an installed one.
+# Always use the toolkit from toolkit.sh: the stand-ins match its libraries, and must not go into an installed one.
 export CUDA_HOME=$PWD/target/cuda/toolkit
 read -ra capabilities <<<"${*:-80 90}"
 for capability in "${capabilities[@]}"; do
@@ -21,8 +21,8 @@ lowest=$(printf '%s\n' "${capabilities[@]}" | sort -n | head -1)
 stubs=$CUDA_HOME/lib/stubs # one of the places where cudarc looks for libraries
 scripts/cuda/link-stubs.sh "$stubs"
 
-# A target directory of its own for each capability: a plain `cargo build --features cuda` would take the left-out kernels
-# for finished ones.
+# Use a separate target directory for each capability: a plain `cargo build --features cuda` would mistake the left-out
+# kernels for finished ones.
 target=target/cuda/sm_$lowest
 export CUDA_COMPUTE_CAP=$lowest GPT2_CUDA_CAPABILITIES="${capabilities[*]}" REAL_NVCC=$CUDA_HOME/bin/nvcc NVCC=$PWD/scripts/cuda/nvcc-float PATH=$CUDA_HOME/bin:$PATH
 SECONDS=0
@@ -34,7 +34,7 @@ strip -o "$program" "$target/release/gpt2"
 echo
 echo "$program: $(stat -c %s "$program") bytes, built in $took s"
 
-# What is inside: Candle's PTX is text in the program, and our kernels are there as build.rs left them.
+# List the contents: Candle's PTX is text in the program, and our kernels are there as build.rs compiled them.
 echo "Candle's kernels: $(grep -aoE '^\.target sm_[0-9]+[af]?' "$program" | sort | uniq -c | awk '{print $1 " modules of PTX for " $3}' | paste -sd,)"
 newest=$(ls -td "$target"/release/build/gpt2-kernels-*/out | head -1)
 echo "our kernels: $(cd "$newest" && stat -c '%n (%s bytes)' ./*.fatbin | sed 's|^\./||' | paste -sd' '), machine code for ${capabilities[*]}, PTX for $lowest"
@@ -46,7 +46,7 @@ for ptx in "$target"/release/build/candle-kernels-*/out/*.ptx; do
 done
 echo "ptxas compiles each of them for: ${capabilities[*]/#/sm_}"
 
-# What it needs from outside: the C library's symbols carry a version, all others must be CUDA's.
+# List the libraries it needs: the C library's symbols have a version, and all others must be CUDA's.
 echo "libraries: $(readelf -dW "$program" | grep -oP 'NEEDED.*\[\K[^]]+' | paste -sd' ')"
 echo "C library: $(readelf -VW "$program" | grep -oE 'GLIBC_[0-9.]+' | sort -Vu | tail -1) or later"
 foreign=$(comm -23 <(nm -D --undefined-only "$program" | awk '$1 == "U" && $2 !~ /@(GLIBC|GCC)_/ {sub(/@.*/, "", $2); print $2}' | sort -u) \

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Two looks at the feature `cuda` on any machine: no GPU, no driver, and nothing that is installed as root.
+# Two checks of the feature `cuda` on any machine, without a GPU, a driver or anything installed as root.
 #
-#   scripts/cuda/check.sh types      clippy over our Rust code against Candle's CUDA side, with a stand-in for nvcc
-#   scripts/cuda/check.sh kernels    a real nvcc over our kernels: for each capability no warning, no spilled register,
-#                                    and tensor-core instructions where there must be some
+#   scripts/cuda/check.sh types      clippy on our Rust code with Candle's CUDA side, with a stand-in for nvcc
+#   scripts/cuda/check.sh kernels    a real nvcc on our kernels: for each capability no warning, no spilled register,
+#                                    and tensor-core instructions where they belong
 #   scripts/cuda/check.sh            both
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-# A target directory of its own, because Candle's build script would take the empty kernels of the stand-in for finished ones
-# in a real build later on. Without the Hub and the tests, half as much is built.
+# Use a separate target directory, because in a later real build Candle's build script would mistake the stand-in's empty
+# kernels for finished ones. Without the Hub and the tests, there is only half as much to build.
 types() {
     NVCC=$PWD/scripts/cuda/nvcc-typecheck CUDARC_CUDA_VERSION=13000 CUDA_COMPUTE_CAP=90 \
         "${CARGO:-cargo}" clippy --release --workspace --no-default-features --features cuda,x86-v4 \
@@ -35,7 +35,7 @@ kernels() {
             "$CUDA_HOME/bin/nvcc" -std=c++17 -O3 --cubin -arch="sm_$capability" -Werror all-warnings -Xptxas -v \
                 "$source" -o "$folder/$kernel.cubin" 2>"$folder/log" ||
                 { cat "$folder/log" >&2; exit 1; }
-            # The tables that go into the log of CI: registers and spills of each kernel.
+            # The tables for CI's log: registers and spills of each kernel.
             awk -v capability="$capability" '
                 /Compiling entry function/ { split($0, name, "\x27") }
                 /bytes spill stores/ { spills = $5 + $9 }

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Empty stand-ins for the driver and CUDA's libraries, so that a program with the feature `cuda` links, and
-# starts, where there are none. Each has the real library's SONAME: on a GPU machine the loader finds the real one.
+# Makes empty stand-ins for the driver and CUDA's libraries, so that a program with the feature `cuda` links and
+# starts without the real ones. Each has the real library's SONAME: on a GPU machine the loader finds the real one.
 #
 #   scripts/cuda/link-stubs.sh DIR
 #
-# The names come from cudarc's own bindings, in the version that Cargo.lock has. Every function answers 34, which
-# in the driver is CUDA_ERROR_STUB_LIBRARY: a program that calls one gets an error, never a wrong result.
+# The names come from cudarc's own bindings, in the version in Cargo.lock. Every function returns 34, which
+# is CUDA_ERROR_STUB_LIBRARY in the driver: a program that calls one gets an error, never a wrong result.
 set -euo pipefail
 out=${1:?usage: link-stubs.sh DIR}
 cd "$(dirname "$0")/../.."

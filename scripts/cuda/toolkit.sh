@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# A CUDA home without an installer: NVIDIA's own wheels from PyPI, about 110 MB, laid out as nvcc and cudarc
-# expect one. No driver, no cuBLAS: with link-stubs.sh enough to build, not to compute.
+# Makes a CUDA home without an installer, from NVIDIA's own wheels on PyPI, about 110 MB, in the layout that nvcc and
+# cudarc expect. It has no driver and no cuBLAS: together with link-stubs.sh it is enough to build, but not to compute.
 #
-#   scripts/cuda/toolkit.sh [DIR]      (target/cuda/toolkit unless named)
+#   scripts/cuda/toolkit.sh [DIR]      (default: target/cuda/toolkit)
 #
 # A second run with the same pins does nothing.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 dir=${1:-$root/target/cuda/toolkit}
 
-# 13.0 writes PTX 9.0, which drivers from 580 on read; a later toolkit would ask for a later driver.
+# 13.0 writes PTX 9.0, which drivers from 580 on can read; a later toolkit would need a later driver.
 wheels=(
     nvidia-cuda-nvcc==13.0.88    # the driver program, cudafe++, ptxas
     nvidia-nvvm==13.0.88         # the compiler proper and libdevice
@@ -35,7 +35,7 @@ if ! "$python" -m pip --version >/dev/null 2>&1; then
     exit 1
 fi
 
-# All happens beside the final place, which either has a whole toolkit or nothing.
+# Work beside the final folder, so that it holds either a complete toolkit or nothing.
 mkdir -p "$(dirname "$dir")"
 partial=$(mktemp -d "$dir.partial.XXXXXX")
 trap 'rm -rf "$partial"' EXIT

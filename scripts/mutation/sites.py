@@ -1,4 +1,4 @@
-"""Where Rust code can be changed so that it still compiles and a test ought to notice."""
+"""Finds places where a change to Rust code still compiles and a test ought to notice it."""
 
 import random
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ METHODS = {
     "starts_with": "ends_with", "floor": "ceil", "saturating_sub": "saturating_add",
 }  # fmt: skip
 METHODS |= {b: a for a, b in METHODS.items()}
-# How often an operator is drawn: literals and statements are by far the most frequent in the text.
+# How often to draw an operator: literals and statements are by far the most frequent in the text.
 WEIGHTS = {"comparison": 4, "arithmetic": 4, "logic": 3, "condition": 3, "literal": 3, "method": 3, "statement": 3}
 
-# Code that runs on machines that are not here, code that is no product, and code of the tests.
+# Code for other machines, code that is not part of the product, and code of the tests.
 SKIPPED_FILES = ["/cuda/", "/metal", "/gpu.rs", "/tests.rs", "/tests/", "emulat", "/build.rs"]
-# No expression inside these is computed at run time.
+# No expression inside these runs at run time.
 SKIPPED_NODES = {
     "attribute_item", "inner_attribute_item", "macro_definition", "macro_invocation", "const_item", "static_item",
     "use_declaration", "parameters", "closure_parameters", "enum_item", "struct_item", "type_item", "array_type",
@@ -45,7 +45,7 @@ class Site:
     mutated: str
 
     def text(self, number):
-        """What replaces the bytes: both, and the switch between them."""
+        """The replacement: both versions, and the switch between them."""
         if self.operator == "statement":
             return f"if !crate::mutant_is({number}) {{ {self.original} }}"
         return f"(if crate::mutant_is({number}) {{ {self.mutated} }} else {{ {self.original} }})"
@@ -58,7 +58,7 @@ def sources(root, crate):
 
 
 def is_off(attribute):
-    """Whether an attribute leaves the item out of the tests' build, or in the tests alone."""
+    """Whether an attribute excludes the item from the tests' build, or from everything but the tests."""
     text = attribute.text.decode().replace(" ", "")
     if text == "#[test]":
         return True
@@ -103,7 +103,7 @@ def is_const(function):
 
 
 def changes(node):
-    """(operator, mutated text) of this node alone."""
+    """(operator, mutated text) of this node only, without its children."""
     text = node.text.decode()
     if node.type in ("binary_expression", "compound_assignment_expr"):
         operator = named(node, "operator")
@@ -161,7 +161,7 @@ def site(crate, file, node, operator, mutated):
 
 
 def lines_of_code(root, crate):
-    """Lines that are neither empty, nor comments, nor in a `mod tests` at a file's end."""
+    """Lines that are not empty, not comments, and not in a `mod tests` at a file's end."""
     count = 0
     for file in sources(root, crate):
         text = (Path(root) / file).read_text().split("#[cfg(test)]\nmod tests {")[0]
@@ -182,7 +182,7 @@ class Pool:
             sites.sort(key=lambda s: (s.file, s.start, s.end, s.mutated))
 
     def draw(self, taken):
-        """A site that overlaps none of `taken`; it is not drawn again. `None` when there is none left."""
+        """A site that overlaps none of `taken`, and is never drawn again. `None` if none is left."""
         while True:
             operators = [o for o in WEIGHTS if self.sites[o]]
             if not operators:

@@ -1,4 +1,4 @@
-"""Runs the built tests against one mutant at a time, the likeliest to notice first."""
+"""Runs the built tests with one mutant at a time, starting with the tests most likely to notice it."""
 
 import os
 import re
@@ -15,17 +15,17 @@ from pathlib import Path
 
 MEMORY = 10 << 30
 LARGEST_FILE = 4 << 30
-# Whose integration tests meet a crate's code, besides its own; the others follow, the quickest first.
+# The crates whose integration tests run a crate's code, besides its own; the others follow, fastest first.
 RELATED = {"kernels": ["model"], "files": ["loader", "cli"], "train": ["cli"], "loader": ["cli"], "view": ["cli"]}
 SLOW = 5.0
-# Slow tests, and the files that they can say anything about.
+# Slow tests, and the files that they can test.
 NEEDED = {
     "hub": r"crates/(files|loader|cli)/",
     "hub::faults": r"hub|download|atomic|error|main\.rs|args/mod\.rs",
     "numbers": r"crates/(view|cli)/",
     "page::demo": r"crates/(view|cli)/",
 }
-# These compile one program at one place, and run it: two at a time disturb each other.
+# These compile and run one program in one place, so two at a time would disturb each other.
 ALONE = "cuda"
 DONE = re.compile(r"test (\S+)(?: - should panic)? \.\.\. (ok|FAILED|ignored)")
 LOCK = threading.Lock()
@@ -79,7 +79,7 @@ def slices(messages, skipped):
 
 
 def ordered(all_slices, crate, file):
-    """The slices that meet `file` of `crate`, the likeliest to notice first.
+    """The slices that run `file` of `crate`, starting with those most likely to notice a mutant.
 
     The quick ones first. Among them its own unit tests, the related integration tests, the rest; inside each, those
     that share words with the file's path, then the quickest.
@@ -101,7 +101,7 @@ def ordered(all_slices, crate, file):
 
 
 class Runner:
-    """Runs slices; `place` names a folder for temporary files that is emptied afterwards."""
+    """Runs slices; `place` is a folder for temporary files, emptied afterwards."""
 
     def __init__(self, place, threads):
         self.place, self.threads = place, threads
@@ -158,7 +158,7 @@ class Runner:
         return outcome
 
     def baseline(self, all_slices, limit):
-        """Runs everything without a mutant; what fails, by the slice."""
+        """Runs everything without a mutant; returns the failures by slice."""
         failures = []
         for one in all_slices:
             for _ in range(3):  # some tests fail now and then on a busy machine
@@ -172,14 +172,14 @@ class Runner:
         return failures
 
     def hunt(self, all_slices, mutant, site, spare):
-        """(where, what noticed): empty strings for a mutant that survives everything."""
+        """(where, which test noticed): empty strings for a mutant that survives everything."""
         for one in ordered(all_slices, site.crate, site.file):
             limit, tests = spare + 5 * one.seconds, one.tests
             while tests:
                 outcome = self.run(one, mutant, limit, tests)
                 if not outcome.failed:
                     break
-                # A test that fails now and then notices nothing: it has to fail again, and to pass without the mutant.
+                # A flaky failure does not count: the test has to fail again, and to pass without the mutant.
                 only = [outcome.exact]
                 if not outcome.exact or (
                     self.run(one, mutant, limit, only).failed and not self.run(one, 0, limit, only).failed
@@ -198,7 +198,7 @@ def kill(group):
 
 
 def end_all(number, _frame):
-    """A signal that ends this script ends the tests that it runs, too."""
+    """Makes a signal that ends this script end its tests, too."""
     for group in list(RUNNING):
         kill(group)
     os._exit(128 + number)

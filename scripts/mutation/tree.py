@@ -1,4 +1,4 @@
-"""A copy of the repository in which every mutant is compiled in behind one switch."""
+"""A copy of the repository with every mutant compiled in behind one switch."""
 
 import json
 import os
@@ -8,9 +8,9 @@ import subprocess
 from pathlib import Path
 
 ERRORS_SHOWN = 5
-# What a build folder has of this workspace: libraries, the command, and the tests, named after their folders.
+# This workspace's files in a build folder: libraries, the command, and the tests, named after their folders.
 OURS = re.compile(r"(lib)?gpt2|(cli|files|kernels|lessons|loader|model|train|view)-[0-9a-f]{16}")
-# At the end of each crate's root. The load is one instruction, and inlined into kernels as well.
+# Goes to the end of each crate's root. The load is one instruction, and is inlined into kernels as well.
 SWITCH = """
 #[allow(dead_code)]
 #[inline(always)]
@@ -34,7 +34,7 @@ class BuildFailed(Exception):
 
 
 def copy(repository, tree):
-    """The files that git tracks or would track, as they are now."""
+    """The files that git tracks or would track, in their present state."""
     listing = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=repository, check=True, capture_output=True,
@@ -47,13 +47,13 @@ def copy(repository, tree):
 
 
 def refresh_tests(repository, tree):
-    """Takes over the integration tests as they are now; unit tests inside sources stay as they were."""
+    """Copies the present integration tests; unit tests inside sources stay as they were."""
     shutil.rmtree(tree / "tests")
     shutil.copytree(repository / "tests", tree / "tests")
 
 
 def seed_target(theirs, target):
-    """Dependencies that another target folder has already built; nothing of this workspace."""
+    """Copies dependencies that another target folder has already built, but nothing of this workspace."""
     for profile in ["release"]:
         for folder in [".fingerprint", "build", "deps"]:
             source = Path(theirs) / profile / folder
@@ -71,7 +71,7 @@ class Tree:
         self.ranges = {}
 
     def write(self, mutants):
-        """Writes the sources with `mutants` (number -> site) in them; files that stay the same are not touched."""
+        """Writes the sources with `mutants` (number -> site) in them; does not touch unchanged files."""
         by_file, files = {}, set(self.ranges)
         for number, site in mutants.items():
             by_file.setdefault(site.file, []).append((site, number))
@@ -101,7 +101,7 @@ class Tree:
             path.write_bytes(data)
 
     def cargo(self, *args):
-        """Messages of cargo; the numbers of the mutants that do not compile."""
+        """The numbers of the mutants that do not compile, from cargo's messages."""
         environment = {**os.environ, "CARGO_TARGET_DIR": str(self.target)}
         command = ["cargo", *args, "--release", "--workspace", "--keep-going", "--message-format=json"]
         if args[0] == "test":
@@ -119,7 +119,7 @@ class Tree:
         return messages, broken
 
     def of_error(self, error):
-        """The mutants at which an error points; all of its file where it points at none."""
+        """The mutants that an error points at; if it points at none, all in its file."""
         spans, files = list(error["spans"]), set()
         for child in error["children"]:
             spans += child["spans"]

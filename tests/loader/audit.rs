@@ -79,7 +79,7 @@ fn the_bias_of_c_attn_is_never_taken_for_a_buffer() -> Result {
     assert_eq!(audit.missing.iter().map(|p| p.name.as_str()).collect::<Vec<_>>(), ["h.1.attn.c_attn.bias"]);
     assert_eq!(audit.buffers.len(), 1);
 
-    // A vector under the buffer's name is not a buffer either, nor is c_attn's bias.
+    // A vector under the buffer's name is neither a buffer nor c_attn's bias.
     tensors.insert("transformer.h.1.attn.bias".into(), bias);
     let audit = Folder::with_tensors("odd", &tensors)?.audit()?;
     assert_eq!(audit.missing.len(), 1);
