@@ -33,11 +33,9 @@ impl FiniteArgs {
 pub(crate) fn explain(model: &Gpt2LMHeadModel, ids: &Tensor, hooks: Option<&dyn Hooks>) -> String {
     match model.first_not_finite(ids, hooks) {
         Ok(Some(found)) => describe(&found, model, ids, hooks),
-        Ok(None) => {
-            "the result is not finite, though every value inside the model is: it is beyond f32, in which \
-                     results are given"
-                .into()
-        }
+        Ok(None) => "the result is not finite, though every value inside the model is: it exceeds f32, the \
+                     dtype of results"
+            .into(),
         Err(error) => format!("the result is not finite, and looking for the cause failed: {error}"),
     }
 }
@@ -55,7 +53,7 @@ pub(crate) fn describe(
         _ if hooks.is_some() && matches!(model.first_not_finite(ids, None), Ok(None)) => {
             "the model alone stays finite: weaken or remove the interventions"
         }
-        NotFinite { dtype: DType::F16 | DType::BF16, .. } => "give --dtype f32, which holds larger numbers",
+        NotFinite { dtype: DType::F16 | DType::BF16, .. } => "use --dtype f32, which holds larger numbers",
         _ => "the weights are far larger than a GPT-2's: were they damaged, or converted wrongly?",
     };
     format!("the result is not finite: {found}; {remedy}")

@@ -34,7 +34,7 @@ pub(crate) fn resolve(text: &str, args: &HubArgs) -> anyhow::Result<Model> {
         no_revision(args, &format!("the folder {text}"))?;
         if let Some(id) = id {
             note(&format!(
-                "model: the folder {text}; for the Hub's {id}, run this where there is no such folder"
+                "model: the folder {text}; for {id} from the Hub, run this where no such folder exists"
             ));
         }
         return Ok(Model::Folder(text.into()));

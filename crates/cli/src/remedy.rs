@@ -48,7 +48,7 @@ fn words(remedy: &Remedy) -> String {
         }
         Remedy::RenewToken => "; check HF_TOKEN, or log in again".into(),
         Remedy::TryLater { token_helps: true } => {
-            "; try again later, or give a token in HF_TOKEN, which is allowed more".into()
+            "; try again later, or give a token in HF_TOKEN, which allows more requests".into()
         }
         Remedy::RunAgain => "; run the command again, a download goes on from where it ended".into(),
         Remedy::RaiseTimeout => "; run the command again, or allow more with --timeout".into(),

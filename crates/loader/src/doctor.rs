@@ -32,7 +32,7 @@ pub enum Advice {
     FilledFromHead,
     /// If the model is meant to be tied, the config should say so.
     TieInConfig,
-    /// Scores are computed as the config asks.
+    /// Scores are computed as the config says.
     ComputedSo,
     /// Buffers are neither loaded nor saved.
     NeverLoaded,
@@ -51,8 +51,8 @@ impl fmt::Display for Advice {
             Self::UsedAsSaved => "each is used as saved, as transformers does",
             Self::FilledFromHead => "wte is filled from it",
             Self::TieInConfig => "set tie_word_embeddings to true in config.json if it is meant to be wte",
-            Self::ComputedSo => "computed so; nothing to do",
-            Self::NeverLoaded => "never loaded; gone from what gpt2_loader::save writes (example `resave`)",
+            Self::ComputedSo => "supported; nothing to do",
+            Self::NeverLoaded => "never loaded; gpt2_loader::save leaves them out (example `resave`)",
             Self::Converted { mixed: false } => "converted to the model's dtype as they are read",
             Self::Converted { mixed: true } => "mixed; each is converted to the model's dtype as it is read",
         })
@@ -83,7 +83,7 @@ impl Checkpoint {
             (true, _, false) => ("lm_head is wte (tie_word_embeddings)", Advice::Nothing),
             (true, true, true) => ("tied, and both wte and lm_head are saved", Advice::UsedAsSaved),
             (true, false, true) => ("tied, and saved as lm_head only", Advice::FilledFromHead),
-            (false, _, true) => ("lm_head is a table of its own", Advice::Nothing),
+            (false, _, true) => ("lm_head is a separate table", Advice::Nothing),
             (false, _, false) => ("not tied, and there is no lm_head", Advice::TieInConfig),
         };
         Finding { about: "tying", found: found.into(), advice }

@@ -111,8 +111,8 @@ impl Display for Problem<'_> {
             }
             E::PromptTooLong { bytes, most, n_positions } => write!(
                 f,
-                "the prompt has {bytes} bytes; for a model of n_positions = {n_positions} tokens at most {most} \
-                 are read: shorten it"
+                "the prompt has {bytes} bytes; a model with n_positions = {n_positions} tokens reads at most {most}: \
+                 shorten it"
             ),
             E::Tensor { name, source } => write!(f, "{name}: {source}"),
             E::NoHub { model } => write!(
@@ -156,8 +156,8 @@ impl Display for Problem<'_> {
             E::Timeout { url, seconds } => write!(f, "{url}: no answer for {seconds} s"),
             E::Checksum { file, expected, found, start } => write!(
                 f,
-                "{file}: expected {expected}, found {found}{start}; it is not used; is something on the way \
-                 that changes it?"
+                "{file}: expected {expected}, found {found}{start}; it is not used; does something on \
+                 the way change it?"
             ),
             E::BadCache { path, expected, .. } => {
                 write!(f, "{}: damaged: its {expected} does not match", path.display())

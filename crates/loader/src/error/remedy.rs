@@ -85,7 +85,7 @@ impl fmt::Display for Remedy {
             Self::ChooseRevision => "name a branch, a tag or the 40 digits of a commit",
             Self::TryLater { token_helps: false } => "try again later",
             Self::TryLater { token_helps: true } => {
-                "try again later, or give a token, which is allowed more"
+                "try again later, or give a token, which allows more requests"
             }
             Self::RunAgain => "try again: a download resumes where it stopped",
             Self::RaiseTimeout => "try again, or allow more time",

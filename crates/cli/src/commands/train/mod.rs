@@ -73,7 +73,7 @@ pub(crate) fn run(args: &TrainArgs) -> anyhow::Result<ExitCode> {
     }
     let Some(best) = trainer.history().best() else { return Ok(ExitCode::SUCCESS) };
     note(&format!(
-        "validation loss {:.4} nats a token at step {} (a unigram model: {:.4}); saved in {}",
+        "validation loss {:.4} nats per token at step {} (a unigram model: {:.4}); saved in {}",
         best.loss,
         best.step,
         trainer.data().unigram_loss(config.vocab_size),
