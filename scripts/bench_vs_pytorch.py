@@ -120,7 +120,7 @@ def measure(args: argparse.Namespace, bench: Bench) -> dict:
 
 def main() -> int:
     args = parse()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds: no process and no folder stays
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds, so that no process or folder stays behind
     try:
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench_vs_pytorch-")))

@@ -43,7 +43,7 @@ from pytorch_gpt2 import GPT2, CausalSelfAttention
 
 try:
     import transformers
-except Exception:  # not there, or not made for this PyTorch: pytorch_gpt2.py stands in
+except Exception:  # missing, or not made for this PyTorch: use pytorch_gpt2.py instead
     transformers = None
 
 TINY = Path(__file__).resolve().parent.parent / "tests/data/odd"  # for --device cpu --quick
@@ -242,11 +242,11 @@ def measure(args: argparse.Namespace, row: Row, pytorch: PyTorch) -> dict:
                 one = work[column]()
                 cells[column]["rounds"].append(one.pop("value"))
                 cells[column] |= one
-            except Exception as error:  # a backend, a compiler, the GPU's memory, our binary: other cells go on
+            except Exception as error:  # a backend, a compiler, the GPU's memory, our binary: continue with other cells
                 kind = "" if isinstance(error, NotRun) else f"{type(error).__name__}: "
                 cells[column]["not_run"] = kind + first_line(error)
             if args.device == "cuda":
-                torch.cuda.empty_cache()  # our binary is a process of its own and needs the memory
+                torch.cuda.empty_cache()  # our binary is a separate process and needs the memory
     for cell in cells.values():
         cell["median"] = None if "not_run" in cell else median(cell["rounds"])
     known = {column: cells[column]["median"] for column in THEIRS[row.group] if column != COMPILE}
@@ -356,7 +356,7 @@ def parse() -> argparse.Namespace:
 
 def main() -> int:
     args = parse()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds: our binary is ended, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds, which ends our binary, too
     config = json.loads((TINY / "config.json").read_text()) if args.tiny else GPT2_SMALL
     pytorch, rows = PyTorch(args.device, {key: config[key] for key in GPT2_SMALL}), []
     try:
@@ -370,7 +370,7 @@ def main() -> int:
             if file:
                 scratch = file.with_name(f"{file.name}.part")
                 scratch.write_text(text)
-                scratch.replace(file)  # the whole file or none of it
+                scratch.replace(file)  # write the whole file or nothing
                 print(f"wrote {file}", file=sys.stderr)
         print(markdown(report), end="")
     except (NotRun, OSError, subprocess.SubprocessError) as error:

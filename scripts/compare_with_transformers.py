@@ -116,7 +116,7 @@ def load(folder: Path, ignore: str | None = None) -> GPT2LMHeadModel:
     problems = {"missing": info["missing_keys"], "mismatched": info["mismatched_keys"], "unexpected": unexpected}
     for problem, keys in problems.items():
         assert not keys, f"{folder.name}: {problem} keys {sorted(keys)}"
-    for parameter in model.parameters():  # out of the memory map: its alignment can change the last bit
+    for parameter in model.parameters():  # copy out of the memory map, whose alignment can change the last bit
         parameter.data = parameter.data.clone()
     return model.eval()
 

@@ -72,7 +72,7 @@ def randomise(model: GPT2LMHeadModel, seed: int) -> None:
     q·k / sqrt(D) then has deviation 1.4² = 2. Biases and layer norms are non-trivial as well.
     """
     generator = torch.Generator().manual_seed(seed)
-    for name, parameter in model.named_parameters():  # a tied lm_head comes once, as wte
+    for name, parameter in model.named_parameters():  # a tied lm_head occurs once, as wte
         noise = torch.randn(parameter.shape, generator=generator)
         if parameter.ndim == 1:
             is_layer_norm_weight = name.endswith(".weight")
@@ -98,7 +98,7 @@ def save_pickle(model: GPT2LMHeadModel, folder: Path, mask_dtype: torch.dtype) -
     """
     folder.mkdir(parents=True, exist_ok=True)
     model.config.save_pretrained(folder)
-    state = model.state_dict()  # an OrderedDict with `_metadata`, as in checkpoints of old
+    state = model.state_dict()  # an OrderedDict with `_metadata`, as in old checkpoints
     state.update(mask_buffers(model.config, mask_dtype))
     torch.save(state, folder / "pytorch_model.bin")
 
@@ -335,7 +335,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=DATA, help="folder to write to (default: tests/data)")
     out = parser.parse_args().out
 
-    torch.set_num_threads(1)  # the order of a sum must not hang on the machine
+    torch.set_num_threads(1)  # the order of a sum must not depend on the machine
     transformers.utils.logging.disable_progress_bar()
     write_odd(out / "odd")
     two = [random_ids(seed=500 + i, batch=2, length=9, vocab_size=ODD["vocab_size"]) for i in range(2)]

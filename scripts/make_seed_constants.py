@@ -90,7 +90,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=DATA, help="folder to write to (default: tests/data/seeds)")
     out = parser.parse_args().out
 
-    torch.set_num_threads(1)  # the order of a sum must not hang on the machine
+    torch.set_num_threads(1)  # the order of a sum must not depend on the machine
     tensors = printed_results() | document_004() | document_000()
     out.mkdir(parents=True, exist_ok=True)
     file = out / "parameters.safetensors"

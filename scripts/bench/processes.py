@@ -76,9 +76,9 @@ class TorchWorker:
 def busy_seconds() -> float:
     """CPU time that all programs have used since the machine started, and the time that its host took away."""
     ticks = [int(n) for n in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-    return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")  # without idle and waiting for the disk
+    return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")  # without idling and waiting for the disk
 
 
 def is_quiet(one: dict) -> bool:
-    """Whether other programs left a round alone."""
+    """Whether no other program disturbed a round."""
     return one["others_cpus"] <= QUIET_CPUS

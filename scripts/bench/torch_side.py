@@ -116,7 +116,7 @@ class TorchSide:
 
     def _core(self, row: Row) -> Callable[[], object]:
         h, c = GPT2_SMALL["n_head"], GPT2_SMALL["n_embd"]
-        qkv = self.torch.rand(row.batch, row.tokens, 3, h, c // h) * 2 - 1  # as c_attn leaves them
+        qkv = self.torch.rand(row.batch, row.tokens, 3, h, c // h) * 2 - 1  # as c_attn returns them
         q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))  # (B, H, T, D)
         attention = self.torch.nn.functional.scaled_dot_product_attention
         return lambda: attention(q, k, v, is_causal=True)
@@ -160,13 +160,13 @@ def worker() -> None:
     """Answers requests, one JSON line each, until stdin ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when this ends
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a library prints is no answer
+    os.dup2(2, 1)  # a library's output is not an answer
     side = None
     for line in sys.stdin:
         request = json.loads(line)
         try:
             side = side or TorchSide()
             answer = {"result": getattr(side, request["call"])(**request["arguments"])}
-        except Exception as error:  # whatever it is, the parent reports it
+        except Exception as error:  # the parent reports any error
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), file=answers, flush=True)

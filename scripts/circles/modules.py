@@ -1,4 +1,4 @@
-"""The modules of a crate: what each defines, and what it takes from which file.
+"""The modules of a crate: what each defines, and what it imports from which file.
 
 Read from the text alone, without the compiler: enough for `use` lines, paths and re-exports. Macros are not expanded,
 and methods are not looked for.
@@ -26,7 +26,7 @@ def end_of_group(tokens, i):
 
 
 def use_tree(tokens, prefix=()):
-    """The paths of `a::{b, c as d, e::*}`, each with the name that it is known by."""
+    """The paths in `a::{b, c as d, e::*}`, each with its local name."""
     if "{" in tokens:
         i = tokens.index("{")
         head, parts, start, depth = prefix + tuple(t for t in tokens[:i] if t != "::"), [], i + 1, 0
@@ -52,7 +52,7 @@ def lex(file):
 
 
 class Module:
-    """A module: what it defines, what it uses under which name, and the tokens of its code."""
+    """A module: its definitions, its imports with their names, and the tokens of its code."""
 
     def __init__(self, path, file, parent):
         self.path, self.file, self.parent = path, file, parent
@@ -78,7 +78,7 @@ class Module:
     @staticmethod
     def end_of_item(tokens, i):
         first = next((t for t in tokens[i:] if t in KINDS | {"use", "impl", "mod", "macro_rules"}), "")
-        # These end at a semicolon, whatever braces are in them; `const fn` and macros do not.
+        # These end at a semicolon, even if they contain braces; `const fn` and macros do not.
         value = first in {"const", "static", "type", "use"} and tokens[i + 1] not in {"fn", "unsafe", "!"}
         while i < len(tokens):
             if tokens[i] == ";":
@@ -125,7 +125,7 @@ class Module:
             yield from child.all()
 
     def start(self, path):
-        """The module where a path begins, and the names after it."""
+        """The module in which a path starts, and the names after it."""
         module, i = self, 0
         if path[0] == "crate":
             while module.parent:
@@ -136,7 +136,7 @@ class Module:
         return module, path[i:]
 
     def find(self, path, seen=frozenset()):
-        """The module or the (file, name) that a path names from here; None for what is of another crate."""
+        """The module or the (file, name) that a path names from here; None for items of other crates."""
         module, left = self.start(path)
         if not left:
             return module
@@ -157,7 +157,7 @@ class Module:
         return module.children.get(name)
 
     def imports(self):
-        """Each (file, name) that this module takes from elsewhere."""
+        """Each (file, name) that this module imports."""
         for path, known, public in self.uses:
             if known == "*":
                 inner = self.find(path[:-1])

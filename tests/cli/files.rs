@@ -1,5 +1,5 @@
-//! The user loses no file: outputs never replace the run's inputs or other programs' files, and are written whole or not
-//! at all.
+//! The user loses no file: outputs never replace the run's inputs or other programs' files, and are written whole or
+//! not at all.
 
 use super::{Run, case, command, gpt2};
 use crate::common::Result;

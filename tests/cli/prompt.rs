@@ -102,7 +102,7 @@ fn demo_without(without: &[&str]) -> Result<Folder> {
 
 #[test]
 fn characters_that_the_vocabulary_cannot_spell_are_told_and_nothing_left_is_refused() -> Result {
-    let folder = demo_without(&["¤", "Z"])?; // the letter of a byte of ä, and one of its own
+    let folder = demo_without(&["¤", "Z"])?; // the letter that stands for a byte of ä, and a plain letter
     let model = folder.path().display().to_string();
     let run = gpt2(&["forward", "--model", &model, "Fäll Z ä"])?.succeeded();
     assert_says("left out", &run.stderr, &["cannot spell 3 characters of the prompt", "'ä' (2), 'Z'"]);

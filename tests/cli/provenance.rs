@@ -1,4 +1,5 @@
-//! Every output says how it was made: model, dtype, device, attention, tokens, layers and heads, interventions, version.
+//! Every output says how it was made: model, dtype, device, attention, tokens, layers and heads, interventions,
+//! version.
 
 use super::{case, gpt2, json, metadata};
 use crate::common::Result;

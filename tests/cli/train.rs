@@ -141,7 +141,7 @@ fn a_run_that_is_stopped_goes_on_as_if_it_had_not_been() -> Result {
         let sizes =
             ["--n-embd", "8", "--n-positions", "16", "--batch", "2", "--warmup", "2", "--eval-every", "4"];
         let args = [&args[..], &sizes, &more].concat();
-        let begun = [&args[..], &["--overwrite"]].concat(); // the curve of the run before
+        let begun = [&args[..], &["--overwrite"]].concat(); // the curve of the earlier run
         let mut child = command(&begun).stderr(Stdio::piped()).spawn()?;
         let mut stderr = BufReader::new(child.stderr.take().ok_or("a pipe")?);
         let mut line = String::new();

@@ -28,8 +28,8 @@ struct Driver {
 }
 
 impl Driver {
-    /// The driver takes a free IPv4 port and then the same port number on IPv6. If another test's server holds that, the
-    /// driver ends, and this starts it again.
+    /// The driver takes a free IPv4 port and then the same port number on IPv6. If another test's server holds that,
+    /// the driver ends, and this starts it again.
     fn start() -> Result<Self> {
         for _ in 0..10 {
             if let Some(driver) = Self::try_start()? {

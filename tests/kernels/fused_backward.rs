@@ -113,7 +113,8 @@ fn the_gradient_is_the_slope_of_the_values() -> Result {
     Ok(())
 }
 
-/// Few queries, whose log-sums come from the row-by-row code, and keys that grow along S, so that the maximum keeps rising.
+/// Few queries, whose log-sums come from the row-by-row code, and keys that grow along S, so that the maximum keeps
+/// rising.
 #[test]
 fn few_queries_and_rising_scores_have_the_definitions_gradient() -> Result {
     for (t, ramp) in [(1, false), (3, false), (4, true), (500, true)] {

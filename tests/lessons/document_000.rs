@@ -58,7 +58,7 @@ fn every_shape_of_the_text_is_met() -> Result {
     Ok(())
 }
 
-/// The document prints no result, so PyTorch's own stands in for it.
+/// The document prints no result, so this uses PyTorch's.
 #[test]
 fn its_block_gives_pytorchs_weights_and_output() -> Result {
     let (block, stored) = (block()?, stored()?);

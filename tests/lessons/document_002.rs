@@ -64,8 +64,8 @@ fn heads_are_n_by_d_v_side_by_side_and_w_o_brings_them_back() -> Result {
     Ok(())
 }
 
-/// The document calls the attention matrix symmetric if Q = K. The scores are, but the softmax divides each row
-/// by a different sum, so the weights are not. The rows of the weights sum to 1, as it says; those of the output do not.
+/// The document calls the attention matrix symmetric if Q = K. The scores are, but the softmax divides each row by a
+/// different sum, so the weights are not. The rows of the weights sum to 1, as it says; those of the output do not.
 #[test]
 fn scores_are_symmetric_and_weights_are_not() -> Result {
     let m = normal(2, (7, 16))?;

@@ -66,7 +66,8 @@ fn dropout_at_a_tenth_raises_the_rest_by_a_ninth() -> Result {
     Ok(())
 }
 
-/// The text is right about heads and widths of the smallest and the largest GPT-2, but not about the smallest one's size.
+/// The text is right about heads and widths of the smallest and the largest GPT-2, but not about the smallest one's
+/// size.
 #[test]
 fn gpt2s_sizes() -> Result {
     let small = Config::preset("gpt2").ok_or("a preset")?;

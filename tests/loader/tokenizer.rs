@@ -208,7 +208,7 @@ proptest! {
     #[test]
     fn any_ids_give_the_text_that_decode_gives(
         parts in prop::collection::vec(prop_oneof![
-            prop::collection::vec(128u32..256, 1..3), // a few bytes that are no character of their own
+            prop::collection::vec(128u32..256, 1..3), // a few bytes that are not a character by themselves
             prop_oneof![Just("🦀"), Just("é"), Just("x"), Just("漢字")].prop_map(|s| s.bytes().map(u32::from).collect()),
         ], 0..6)
     ) {

@@ -75,8 +75,8 @@ fn batch(step: u64) -> Result<(Tensor, Tensor)> {
     Ok((ids.narrow(1, 0, t)?, ids.narrow(1, 1, t)?))
 }
 
-/// Each pair of tokens is equally frequent, so that without attention the loss stays at ln 5 = 1.61 nats at every position.
-/// The token after the first of a window is unpredictable: 1.61 nats at 1 of 20 positions, 0.08 on average.
+/// Each pair of tokens is equally frequent, so that without attention the loss stays at ln 5 = 1.61 nats at every
+/// position. The token after the first of a window is unpredictable: 1.61 nats at 1 of 20 positions, 0.08 on average.
 #[test]
 fn the_loss_falls_to_what_cannot_be_known() -> Result {
     for implementation in [Implementation::Eager, Implementation::Fused] {

@@ -37,8 +37,8 @@ impl Outputs {
         self.list.push(Output { named, path: path.to_path_buf(), kind: kind.into() });
     }
 
-    /// Refuses an output that cannot be written, that the run reads, that two options name, that stdout goes to, or that
-    /// another program wrote.
+    /// Refuses an output that cannot be written, that the run reads, that two options name, that stdout goes to, or
+    /// that another program wrote.
     pub(crate) fn check(&self, inputs: &Inputs) -> anyhow::Result<()> {
         let mut before: Vec<(&str, PathBuf)> = vec![];
         for Output { named, path, kind } in &self.list {
@@ -85,8 +85,8 @@ impl Outputs {
         Ok(())
     }
 
-    /// Prints with `print` and moves the files to their final names. If printing fails, it writes no file, unless a pipe's
-    /// reader has just gone away: that reader has all it wanted.
+    /// Prints with `print` and moves the files to their final names. If printing fails, it writes no file, unless a
+    /// pipe's reader has just gone away: that reader has all it wanted.
     pub(crate) fn commit_after(self, print: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
         let printed = print().and_then(|()| crate::output::flush());
         if let Err(error) = &printed

@@ -34,8 +34,8 @@ pub fn write_bytes(path: &Path, content: &[u8]) -> Result<(), Error> {
 
 /// Lets `write` fill a temporary file beside `path`, and flushes it to disk; [`Staged::commit`] renames it to `path`.
 /// If anything fails or the process dies before that, `path` stays as it was, and the next write into that folder
-/// removes the temporary file. It follows links. The new file keeps the permissions of the old one; if there was none, it
-/// gets those of any new file.
+/// removes the temporary file. It follows links. The new file keeps the permissions of the old one; if there was
+/// none, it gets those of any new file.
 ///
 /// # Errors
 /// When the folder cannot be written to, `path` is a folder, a device, a pipe or a link that leads to itself, or
@@ -206,7 +206,7 @@ impl Permissions for tempfile::Builder<'_, '_> {
     #[cfg(unix)]
     fn permissions_like_any_new_file(&mut self) -> &mut Self {
         use std::os::unix::fs::PermissionsExt;
-        self.permissions(std::fs::Permissions::from_mode(0o666)) // less what the umask takes away
+        self.permissions(std::fs::Permissions::from_mode(0o666)) // minus the umask
     }
 
     #[cfg(not(unix))]

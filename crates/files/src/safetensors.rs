@@ -1,9 +1,9 @@
 //! Writes tensors to a safetensors file whose bytes depend only on the tensors and metadata.
 //!
-//! The file has the same layout as the safetensors crate's: eight bytes with the header's length, the header as JSON, then
-//! the tensors without gaps, widest dtype first, then by name. That crate takes the metadata as a `HashMap`, whose order
-//! changes from run to run; here it is sorted by key. That crate's own function would also replace the file at `path` with
-//! a new one on which nobody holds the lock; see [`atomic::stage`](crate::atomic::stage).
+//! The file has the same layout as the safetensors crate's: eight bytes with the header's length, the header as JSON,
+//! then the tensors without gaps, widest dtype first, then by name. That crate takes the metadata as a `HashMap`,
+//! whose order changes from run to run; here it is sorted by key. That crate's own function would also replace the
+//! file at `path` with a new one on which nobody holds the lock; see [`atomic::stage`](crate::atomic::stage).
 
 use ::safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use candle_core::{DType, Device, Error, Result, Tensor};
@@ -28,9 +28,9 @@ const LONGEST_HEADER: usize = 100_000_000;
 /// each tensor of any shape, stored as it is
 ///
 /// # Errors
-/// When two tensors or two metadata entries have the same name, or a tensor is called `__metadata__` or has a dtype that
-/// Candle cannot copy out; these errors leave `path` untouched. Also when `path` cannot be written (the error names it),
-/// which may leave part of a file behind.
+/// When two tensors or two metadata entries have the same name, or a tensor is called `__metadata__` or has a dtype
+/// that Candle cannot copy out; these errors leave `path` untouched. Also when `path` cannot be written (the error
+/// names it), which may leave part of a file behind.
 pub fn write_safetensors(
     path: &Path,
     tensors: &[(&str, &Tensor)],

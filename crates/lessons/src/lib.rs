@@ -22,14 +22,14 @@
 //!
 //! | document | mechanism | type | printed numbers reproduced |
 //! |---|---|---|---|
-//! | `000_4b640e2881ba5b39` | GPT-2's block | [`CausalSelfAttention`](gpt2_model::CausalSelfAttention) | 11 of 11 shapes; it prints no result, PyTorch's stands in |
-//! | `001_3b936f420483d060` | without weights | [`simple`] | 201 of 205; 4 weights in the text are not those of its own cells |
+//! | `000_4b640e2881ba5b39` | GPT-2's block | [`CausalSelfAttention`](gpt2_model::CausalSelfAttention) | 11 of 11 shapes; it prints no result, so PyTorch's replaces it |
+//! | `001_3b936f420483d060` | without weights | [`simple`] | 201 of 205; 4 weights in the text differ from its own cells |
 //! | `001_3b936f420483d060` | one head | [`SelfAttention`] | 64 of 64 |
 //! | `001_3b936f420483d060` | causal masks, dropout | [`causal_mask`], [`CausalAttention`] | 327 of 367; 36 are a random mask, 4 an error message |
 //! | `001_3b936f420483d060` | several heads | [`MultiHeadAttentionWrapper`], [`MultiHeadAttention`] | 150 of 150 |
 //! | `002_4cdd2acc7d76054e` | matrices for each head | [`PerHeadAttention`] | 2 of 41; 39 are vectors of an embedding that is not given |
 //! | `003_fa08c9926b7972e4` | the same, causal; the scale | [`PerHeadAttention`], [`self_attention::scale`] | none printed; its claims are tested |
-//! | `004_a3b10401148b1338` | all but the stack, with biases | all but the wrapper | none printed; PyTorch's results stand in |
+//! | `004_a3b10401148b1338` | all but the stack, with biases | all but the wrapper | none printed; PyTorch's results replace them |
 
 pub mod causal_attention;
 pub mod causal_mask;

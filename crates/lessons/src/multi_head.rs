@@ -58,7 +58,7 @@ impl MultiHeadAttention {
         n_head: usize,
         qkv_bias: bool,
     ) -> Result<Self> {
-        check_heads(d_out, n_head)?; // before anything is made
+        check_heads(d_out, n_head)?; // before creating anything
         let qkv = load_qkv(&vb, d_in, d_out, qkv_bias)?;
         let out_proj = load_linear(vb.pp("out_proj"), d_out, d_out, true)?;
         Self::from_layers(qkv, out_proj, causal_mask(context_length, vb.device())?, n_head)

@@ -1,6 +1,6 @@
-//! Trains GPT-2 on [Candle](https://github.com/huggingface/candle), from scratch or from an existing model: data, learning
-//! rate, AdamW and a [`Trainer`]. Stop and resume it, and the run still ends with the same bytes. The crate prints nothing:
-//! it reports every step and every validation to a callback, which may stop the run.
+//! Trains GPT-2 on [Candle](https://github.com/huggingface/candle), from scratch or from an existing model: data,
+//! learning rate, AdamW and a [`Trainer`]. Stop and resume it, and the run still ends with the same bytes. The crate
+//! prints nothing: it reports every step and every validation to a callback, which may stop the run.
 //!
 //! ```
 //! use candle_core::{DType, Device};
@@ -21,7 +21,7 @@
 //! let mut losses = vec![];
 //! trainer.run(|_, event| {
 //!     if let Event::Validated(_, validation) = event {
-//!         losses.push(validation.loss); // nats a token
+//!         losses.push(validation.loss); // nats per token
 //!     }
 //!     Ok(ControlFlow::Continue(()))
 //! })?;
@@ -32,8 +32,8 @@
 //! # }
 //! ```
 //!
-//! [`Trainer::save_state`] writes everything needed to resume a run, [`Trainer::resume`] reads it, and [`Metrics`] writes a
-//! line per step. For a loop of your own, use [`AdamW`], [`CosineSchedule`] and [`gpt2_model::training`].
+//! [`Trainer::save_state`] writes everything needed to resume a run, [`Trainer::resume`] reads it, and [`Metrics`]
+//! writes a line per step. For a loop of your own, use [`AdamW`], [`CosineSchedule`] and [`gpt2_model::training`].
 
 mod data;
 mod error;

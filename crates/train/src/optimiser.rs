@@ -14,7 +14,8 @@ pub struct AdamWParams {
     pub beta2: f64,
     /// Added to the square root of that second mean.
     pub eps: f64,
-    /// The weight decay of matrices and embeddings, multiplied by the learning rate; biases and layer norms do not decay.
+    /// The weight decay of matrices and embeddings, multiplied by the learning rate; biases and layer norms do not
+    /// decay.
     pub weight_decay: f64,
     /// The largest norm of all gradients together; if theirs is larger, they are all scaled down to it.
     pub max_grad_norm: Option<f64>,

@@ -24,8 +24,8 @@ pub struct TrainOptions {
     pub clip: f64,
     /// Dropout on embeddings, attention weights and residuals: `None` for the config's rates.
     pub dropout: Option<f64>,
-    /// Whether to keep only one block's activations at a time and run each block again in the backward pass: less memory,
-    /// more time, the same numbers. `false`.
+    /// Whether to keep only one block's activations at a time and run each block again in the backward pass: less
+    /// memory, more time, the same numbers. `false`.
     pub recompute: bool,
     /// Steps between validations: 100. The last step is always validated.
     pub eval_every: u32,

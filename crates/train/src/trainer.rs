@@ -112,8 +112,8 @@ impl Trainer {
         })
     }
 
-    /// Trains until the last step, or until `progress` stops the run; returns whether it reached the last step. The trainer
-    /// that `progress` receives, and with it the model, is in its state after the step.
+    /// Trains until the last step, or until `progress` stops the run; returns whether it reached the last step. The
+    /// trainer that `progress` receives, and with it the model, is in its state after the step.
     ///
     /// # Errors
     /// When a loss is not finite, the device fails, or `progress` fails.

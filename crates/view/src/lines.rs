@@ -64,9 +64,9 @@ pub fn write_provenance_line(out: &mut impl Write, provenance: &Provenance) -> R
     Ok(())
 }
 
-/// Writes one JSON object: `provenance`, the facts about how it was made, unless they are null; `tokens`; the indices of
-/// the `layers` and `heads` in the model; and `attention`, the full square matrices of weights with their zeros, by
-/// layer, head, query and key. It makes many small writes, so give it a buffered writer.
+/// Writes one JSON object: `provenance`, the facts about how it was made, unless they are null; `tokens`; the indices
+/// of the `layers` and `heads` in the model; and `attention`, the full square matrices of weights with their zeros,
+/// by layer, head, query and key. It makes many small writes, so give it a buffered writer.
 ///
 /// If `data` is the object in Python, BertViz's `head_view` and `model_view` take
 /// `[torch.tensor([layer]) for layer in data["attention"]]` and `data["tokens"]`, and CircuitsVis'

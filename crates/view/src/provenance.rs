@@ -3,7 +3,8 @@
 use crate::text::visible_text;
 use serde_json::Value;
 
-/// How the numbers in a file were made. This crate knows no model: it only copies what the caller gives it into each file.
+/// How the numbers in a file were made. This crate knows no model: it only copies what the caller gives it into each
+/// file.
 ///
 /// It trusts neither part: the caption is always shown as [`visible_text`], and the facts are always
 /// data, never markup.

@@ -191,7 +191,7 @@ pub(crate) mod tests {
         assert_eq!(fit("attention", 8), "attenti…");
         assert_eq!(fit("漢字かな", 8), "漢字かな");
         assert_eq!(fit("漢字かな", 7), "漢字か…");
-        assert_eq!(fit("漢字かな", 6), "漢字…"); // one short: か would be halved
+        assert_eq!(fit("漢字かな", 6), "漢字…"); // one column short: か does not fit
         assert_eq!(fit("e\u{301}e\u{301}e\u{301}", 2), "e\u{301}…");
         assert_eq!((fit("ab", 1), fit("ab", 0), fit("", 0)), ("…".into(), String::new(), String::new()));
         for text in NASTY.map(visible_token) {

@@ -1,4 +1,4 @@
-//! `CausalSelfAttention` alone, in a model of one's own.
+//! `CausalSelfAttention` alone, in your own model.
 
 use crate::Result;
 use candle_core::{D, DType, Device, Tensor};
@@ -39,7 +39,7 @@ pub fn run() -> Result {
     let logits = model.forward(&ids)?;
     assert_eq!(logits.dims(), [1, 5, VOCABULARY]);
 
-    // Another last token changes nothing before it.
+    // Changing the last token changes nothing before it.
     let other = model.forward(&Tensor::new(&[[3u32, 1, 4, 1, 6]], &Device::Cpu)?)?;
     let moved = (&logits - other)?.abs()?.max(D::Minus1)?.squeeze(0)?.to_vec1::<f32>()?;
     assert!(moved[..4].iter().all(|&x| x == 0.) && moved[4] > 0., "{moved:?}");

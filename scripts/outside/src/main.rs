@@ -1,4 +1,4 @@
-//! What a crate outside this workspace does with the packages: each function is one use of them.
+//! How a crate outside this workspace uses the packages: each function is one example.
 
 mod block_alone;
 

@@ -126,7 +126,7 @@ fn a_server_that_fails_once_is_asked_again() -> Result<()> {
     for at in [At::Api, At::Head("config.json"), At::Head("model.safetensors"), At::Storage] {
         once(at, Fault::Status(500, vec![]))?;
     }
-    once(At::Storage, Fault::Status(403, vec![]))?; // an address that has run out
+    once(At::Storage, Fault::Status(403, vec![]))?; // an expired address
     Ok(())
 }
 

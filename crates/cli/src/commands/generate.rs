@@ -55,7 +55,7 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<ExitCode> {
             Ok(step) => step,
             Err(error) => {
                 if printer.begun {
-                    printer.finish()?; // the error gets a line of its own
+                    printer.finish()?; // the error starts on a new line
                 }
                 let text = session.input_ids(&[&prompt.ids[..], &ids].concat())?; // (1, T)
                 return Err(match session.model.first_not_finite(&text, Some(&changes)) {

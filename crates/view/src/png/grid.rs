@@ -21,10 +21,10 @@ const TOP: usize = 90;
 /// weights.
 ///
 /// Each head is a square with the first query and key at its top left and colours as in
-/// [`head_png`](super::head_png). If a pixel stands for several weights, its level on the scale is the mean of the levels
-/// of the visible ones: the mean of the weights' square roots, not the root of their mean, so that
-/// one large weight among zeros does not look like many small ones. It is grey if one of them is NaN, and white
-/// if none is visible.
+/// [`head_png`](super::head_png). If a pixel stands for several weights, its level on the scale is the mean of the
+/// levels of the visible ones: the mean of the weights' square roots, not the root of their mean, so that one large
+/// weight among zeros does not look like many small ones. It is grey if one of them is NaN, and white if none is
+/// visible.
 #[derive(Debug, Default)]
 pub struct HeadGrid {
     rows: Vec<(usize, Vec<Cell>)>,

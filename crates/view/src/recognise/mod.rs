@@ -28,8 +28,8 @@ pub enum FileKind {
     Safetensors,
     /// Attention as Candle's `write_npy` writes it: f32, (layers, heads, T, T).
     Npy,
-    /// From [`write_json_lines`](crate::write_json_lines) after a [`write_provenance_line`](crate::write_provenance_line)
-    /// whose facts name `gpt2`.
+    /// From [`write_json_lines`](crate::write_json_lines) after a
+    /// [`write_provenance_line`](crate::write_provenance_line) whose facts name `gpt2`.
     JsonLines,
     /// From [`write_square_json`](crate::write_square_json) with facts that name `gpt2`.
     SquareJson,
@@ -61,8 +61,8 @@ impl fmt::Display for FileKind {
     }
 }
 
-/// Whether this program wrote the file at `path`, as a file of that kind. An empty file counts, since it holds nothing to
-/// lose.
+/// Whether this program wrote the file at `path`, as a file of that kind. An empty file counts, since it holds
+/// nothing to lose.
 ///
 /// Reads no more than the first 64 KiB, or the header of a safetensors file up to 16 MiB. Call it only for regular
 /// files: it would consume data from a pipe.
@@ -108,8 +108,8 @@ fn is_provenance(start: &[u8]) -> bool {
     start.starts_with(b"{\n  \"gpt2\": \"") && contains(start, b"\n  \"model\": \"")
 }
 
-/// An object whose first entry is `provenance`, which is itself an object with that key near its beginning. No string can
-/// imitate this: in a JSON string, every quote has a backslash.
+/// An object whose first entry is `provenance`, which is itself an object with that key near its beginning. No string
+/// can imitate this: in a JSON string, every quote has a backslash.
 fn begins_with_facts(start: &[u8], key: &[u8]) -> bool {
     start.starts_with(b"{\"provenance\":{") && contains(&start[..start.len().min(FACTS)], key)
 }

@@ -29,8 +29,8 @@ impl Scene<'_> {
         !(self.args.layer.is_empty() && self.args.head.is_empty())
     }
 
-    /// Runs the transformer and calls `each` with every layer that it names and the layer's weights (1, H, T, T), one at a
-    /// time, while the model runs. It leaves out the output projection, since it does not show the logits.
+    /// Runs the transformer and calls `each` with every layer that it names and the layer's weights (1, H, T, T), one
+    /// at a time, while the model runs. It leaves out the output projection, since it does not show the logits.
     pub(super) fn run(
         &self,
         args: ForwardArgs,

@@ -76,7 +76,7 @@ async function decode({ block, levels }) {
   return new Weights(codes, levels);
 }
 
-const KEPT = 8; // heads: going back and forth between a few is instant, and memory stays small
+const KEPT = 8; // heads: switching between a few is instant, and memory use stays small
 const cache = new Map();
 
 /// The weights of a head, from the cache or decoded; `keep` is for the head on the screen.

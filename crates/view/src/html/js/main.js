@@ -1,7 +1,7 @@
 // Search, theme, keys, and the start.
 
 const search = byId("search");
-let places = []; // what was found, in order
+let places = []; // the matches, in order
 
 search.addEventListener("input", () => {
   // Tokens are shown with visible spaces, so search for those.

@@ -29,7 +29,7 @@ function settle() {
 function zoom(factor, x, y) {
   const [key, query] = [lens.key + cellsIn(x), lens.query + cellsIn(y)];
   lens.size *= factor;
-  settle(); // what a cell may be at most decides where the point comes to lie
+  settle(); // the limit on the cell size decides where the point ends up
   lens.key = key - cellsIn(x);
   lens.query = query - cellsIn(y);
   settle();
@@ -156,7 +156,7 @@ map.addEventListener("pointermove", (event) => {
   const before = fingers.get(event.pointerId);
   if (!before) return showCell(cellAt(...now));
   const [dx, dy] = [now[0] - before[0], now[1] - before[1]];
-  if (!moved && Math.hypot(dx, dy) < 4) return; // a click that trembles
+  if (!moved && Math.hypot(dx, dy) < 4) return; // a click with a shaky hand
   moved = true;
   fingers.set(event.pointerId, now);
   const other = [...fingers].find(([id]) => id !== event.pointerId)?.[1];

@@ -41,7 +41,7 @@ function arrange() {
     const node = document.createElement("span");
     node.className = `label ${place}`;
     node.textContent = text;
-    node.setAttribute("aria-hidden", "true"); // each option says its layer and head itself
+    node.setAttribute("aria-hidden", "true"); // each option names its layer and head itself
     return node;
   };
   order = heads.map(({ index }) => index);
@@ -77,7 +77,7 @@ function markHead() {
   for (const option of options) {
     const chosen = +option.dataset.head === state.head;
     option.setAttribute("aria-selected", chosen);
-    option.tabIndex = chosen ? 0 : -1; // one stop for Tab; arrows go on from there
+    option.tabIndex = chosen ? 0 : -1; // Tab stops once; arrows move from there
   }
 }
 
