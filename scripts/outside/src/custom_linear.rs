@@ -48,7 +48,15 @@ impl LinearLayer for LowRank {
 }
 
 pub fn run() -> Result {
-    let config = Config { n_layer: 2, n_head: 2, n_embd: 8, n_positions: 16, vocab_size: 11, initializer_range: 0.3, ..Config::gpt2() };
+    let config = Config {
+        n_layer: 2,
+        n_head: 2,
+        n_embd: 8,
+        n_positions: 16,
+        vocab_size: 11,
+        initializer_range: 0.3,
+        ..Config::gpt2()
+    };
     let mut model = Gpt2LMHeadModel::load(init::seeded(1, DType::F32, &Device::Cpu), &config)?;
     let ids = Tensor::new(&[[3u32, 1, 4, 1, 5]], &Device::Cpu)?;
     let targets = Tensor::new(&[[1u32, 4, 1, 5, 9]], &Device::Cpu)?;
