@@ -33,7 +33,7 @@ impl Case {
     /// `packed` (B, S, 3, H, D)
     fn of(packed: &Tensor, t: usize) -> Result<Self> {
         let s = packed.dim(1)?;
-        let part = |i| packed_part(&packed, i); // (B, H, S, D), strided
+        let part = |i| packed_part(packed, i); // (B, H, S, D), strided
         let q = part(0)?.narrow(2, s - t, t)?;
         Ok(Self { q, k: part(1)?, v: part(2)?, padding: None, hidden: vec![], dropout: None })
     }

@@ -48,7 +48,7 @@ pub(crate) fn function(stream: &Arc<CudaStream>, launch: &Launch) -> Result<Cuda
         let module = module.map_err(|error| {
             candle_core::Error::msg(format!(
                 "{} cannot be loaded on this GPU ({error:?}): build for its compute capability, \
-                 GPT2_CUDA_CAPABILITIES, or choose Implementation::Eager",
+                 GPT2_CUDA_CAPABILITIES, or choose the eager implementation",
                 launch.kernel
             ))
         })?;
