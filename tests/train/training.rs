@@ -3,7 +3,7 @@
 use crate::common::Result;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarMap;
-use gpt2_model::training::{Training, named_variables};
+use gpt2_model::training::{Training, variables_of};
 use gpt2_model::{Config, Gpt2LMHeadModel, Implementation, init};
 use gpt2_train::{AdamW, AdamWParams};
 use std::collections::BTreeMap;
@@ -34,7 +34,7 @@ impl Run {
         let variables = VarMap::new();
         let vb = init::seeded_variables(7, &variables, DType::F32, &Device::Cpu);
         let model = Gpt2LMHeadModel::load(vb, &config)?;
-        let optimiser = AdamW::new(named_variables(&variables)?, AdamWParams::default())?;
+        let optimiser = AdamW::new(variables_of(&variables)?, AdamWParams::default())?;
         Ok(Self { variables, model, optimiser })
     }
 

@@ -43,16 +43,17 @@ impl Implementation {
     }
 }
 
-/// Which code runs for tensors of one dtype on one device. A model makes one and hands it to its layers.
+/// Which code runs on a device. A model makes one and hands it to its layers; which kernels take which dtype is decided at
+/// each call, from the tensors.
 ///
-/// Tensors of another dtype or elsewhere get the same result from Candle's plain operations. On the CPU the choice between
-/// fused and eager is one of attention alone: the layers around it have one implementation there.
+/// On the CPU the choice between fused and eager is one of attention alone: the layers around it have one implementation
+/// there.
 ///
 /// ```
-/// use candle_core::{DType, Device};
+/// use candle_core::Device;
 /// use gpt2_kernels::{Dispatch, Implementation};
 ///
-/// let dispatch = Dispatch::new(Implementation::Auto, &Device::Cpu, DType::F32);
+/// let dispatch = Dispatch::new(Implementation::Auto, &Device::Cpu);
 /// assert_eq!(dispatch.implementation(), Implementation::Fused);
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,27 +61,19 @@ pub struct Dispatch {
     /// `Fused` or `Eager`.
     implementation: Implementation,
     cpu: bool,
-    dtype: DType,
-    /// Whether the build asked for a vendor's matrix product, MKL's or Accelerate's.
-    vendor: bool,
 }
 
 impl Dispatch {
-    /// What `implementation` means for tensors of `dtype` on `device`.
+    /// What `implementation` means on `device`.
     #[must_use]
-    pub fn new(implementation: Implementation, device: &Device, dtype: DType) -> Self {
-        Self {
-            implementation: implementation.on(device),
-            cpu: device.is_cpu(),
-            dtype,
-            vendor: candle_core::utils::has_mkl() || candle_core::utils::has_accelerate(),
-        }
+    pub fn new(implementation: Implementation, device: &Device) -> Self {
+        Self { implementation: implementation.on(device), cpu: device.is_cpu() }
     }
 
-    /// What `implementation` means for tensors such as `x`.
+    /// What `implementation` means where `x` is.
     #[must_use]
     pub fn of(implementation: Implementation, x: &Tensor) -> Self {
-        Self::new(implementation, x.device(), x.dtype())
+        Self::new(implementation, x.device())
     }
 
     /// `Fused` or `Eager`: what the caller chose, or what `Auto` means on this device.
@@ -96,23 +89,25 @@ impl Dispatch {
 
     /// Whether the CPU's attention kernels compute these tensors.
     pub(crate) fn cpu_attention(self, tensors: &[&Tensor]) -> bool {
-        self.implementation == Implementation::Fused && self.cpu_floats(tensors)
+        self.implementation == Implementation::Fused && cpu_floats(tensors)
     }
+}
 
-    /// Whether the CPU's matrix products of this crate compute these tensors. A build that asked for a vendor's product gets
-    /// that one.
-    pub(crate) fn cpu_product(self, tensors: &[&Tensor]) -> bool {
-        !self.vendor && self.cpu_floats(tensors)
-    }
-
-    /// Whether all are on the CPU, in the dtype at hand, and that is one of the three that kernels read.
-    fn cpu_floats(self, tensors: &[&Tensor]) -> bool {
-        let read = matches!(self.dtype, DType::F32 | DType::F16 | DType::BF16);
-        read && self.cpu && tensors.iter().all(|x| x.device().is_cpu() && x.dtype() == self.dtype)
-    }
+/// Whether the CPU's matrix products of this crate compute these tensors. A build that asked for a vendor's product, MKL's
+/// or Accelerate's, gets that one.
+pub(crate) fn cpu_product(tensors: &[&Tensor]) -> bool {
+    let vendor = candle_core::utils::has_mkl() || candle_core::utils::has_accelerate();
+    !vendor && cpu_floats(tensors)
 }
 
 /// Whether all are f32 on the CPU, which is what most kernels beside attention and products compute.
 pub(crate) fn cpu_f32(tensors: &[&Tensor]) -> bool {
     tensors.iter().all(|x| x.device().is_cpu() && x.dtype() == DType::F32)
+}
+
+/// Whether all are on the CPU, in one dtype of the three that kernels read.
+fn cpu_floats(tensors: &[&Tensor]) -> bool {
+    let dtype = tensors.first().map(|x| x.dtype());
+    matches!(dtype, Some(DType::F32 | DType::F16 | DType::BF16))
+        && tensors.iter().all(|x| x.device().is_cpu() && Some(x.dtype()) == dtype)
 }

@@ -38,7 +38,8 @@ pub struct CausalSelfAttention {
     pub c_attn: Conv1D,
     /// C -> C, on the merged heads.
     pub c_proj: Conv1D,
-    /// The causal triangle, u8 (1, 1, N, N), 1 = visible. Shared by all layers; not a parameter.
+    /// The causal triangle, u8 (1, 1, N, N), 1 = visible. Shared by all layers; not a parameter. The eager path reads it;
+    /// the fused kernels know the rule.
     pub bias: CausalBias,
     heads: HeadLayout,
     attention: CausalSdpa,
@@ -73,7 +74,7 @@ impl CausalSelfAttention {
             c_proj: place.conv1d("c_proj", (c, c), config.residual_stdev())?,
             bias: place.bias.clone(),
             heads,
-            attention: CausalSdpa::new(scale, place.dispatch).with_bias(&place.bias).with_heads(heads),
+            attention: CausalSdpa::new(scale, place.dispatch).with_heads(heads),
             layer_idx: place.layer_idx,
             attn_pdrop: config.attn_pdrop,
             resid_pdrop: config.resid_pdrop,
@@ -184,7 +185,7 @@ impl CausalSelfAttention {
 
     fn attention(&self, training: Option<Training>) -> Result<CausalSdpa> {
         let drop = |training: Training| training.dropout(self.attn_pdrop, self.layer_idx, Site::Weights);
-        Ok(self.attention.clone().with_dropout(training.map(drop).transpose()?))
+        Ok(self.attention.clone().with_bias(&self.bias).with_dropout(training.map(drop).transpose()?))
     }
 
     /// q of `x`, or of its last position, and k and v of the cache and `x`: strided views (B, H, T, D) or (B, H, 1, D),
@@ -197,9 +198,8 @@ impl CausalSelfAttention {
         hooks: PassHooks,
     ) -> Result<(Tensor, Tensor, Tensor)> {
         let (b, t, _) = x.dims3()?;
-        let d = self.heads.dim;
-        let c = self.c_attn.shape().1 / 3;
-        let h = c / d;
+        let HeadLayout { heads: h, dim: d, .. } = self.heads;
+        let c = h * d;
         let (q, kv) = if one_query && t > 1 {
             let q = self.c_attn.forward_columns(&last_position(x)?, 0..c)?.reshape((b, 1, h, d))?; // (B, 1, H, D)
             (q, self.c_attn.forward_columns(x, c..3 * c)?.reshape((b, t, 2, h, d))?)

@@ -225,6 +225,13 @@ impl Config {
         scale
     }
 
+    /// The deviation of the projections that add to the residual stream, `initializer_range / sqrt(2L)`:
+    /// Radford et al. 2019, §2.3, with one addition for each of the 2L sublayers.
+    #[must_use]
+    pub fn residual_stdev(&self) -> f64 {
+        self.initializer_range / (2.0 * self.n_layer as f64).sqrt()
+    }
+
     /// Whether `id` ends a text.
     #[must_use]
     pub fn is_eos(&self, id: u32) -> bool {

@@ -24,11 +24,15 @@ impl Conv1D {
     /// # Errors
     /// When a tensor is missing or has another shape.
     pub fn load(vb: VarBuilder, n_in: usize, n_out: usize, stdev: f64) -> Result<Self> {
-        let dispatch = Dispatch::new(Implementation::Auto, vb.device(), vb.dtype());
+        let dispatch = Dispatch::new(Implementation::Auto, vb.device());
         Self::load_for(vb, n_in, n_out, stdev, dispatch)
     }
 
-    pub(crate) fn load_for(
+    /// As [`load`](Self::load), for the code that `dispatch` names.
+    ///
+    /// # Errors
+    /// When a tensor is missing or has another shape.
+    pub fn load_for(
         vb: VarBuilder,
         n_in: usize,
         n_out: usize,
@@ -38,6 +42,12 @@ impl Conv1D {
         let weight = vb.get_with_hints((n_in, n_out), "weight", Init::Randn { mean: 0., stdev })?;
         let bias = vb.get_with_hints(n_out, "bias", Init::Const(0.))?;
         Ok(Self { layer: Arc::new(Dense::new(weight, bias, dispatch)?) })
+    }
+
+    /// A layer of any kind, see [`crate::linear`].
+    #[must_use]
+    pub fn from_layer(layer: Arc<dyn LinearLayer>) -> Self {
+        Self { layer }
     }
 
     /// A dense layer.
@@ -175,7 +185,7 @@ mod tests {
         };
         let (w, b) = (numbers((3, 4), 0.1)?, numbers((1, 4), 0.3)?.squeeze(0)?);
         let dense = Conv1D::new((&w * 2.0)?, b.clone())?;
-        let own = Conv1D::new(w.zeros_like()?, b.zeros_like()?)?.with_layer(Doubled(w, b))?;
+        let own = Conv1D::from_layer(Arc::new(Doubled(w, b)));
         let (x, residual) = (numbers((5, 3), 0.2)?, numbers((5, 4), 0.5)?);
         for (got, expected) in [
             (own.forward(&x)?, dense.forward(&x)?),

@@ -106,6 +106,6 @@ impl Gpt2LMHeadModel {
     /// Names every parameter, those of the transformer first.
     pub fn visit(&self, visitor: &mut Visitor) {
         self.transformer.visit(visitor);
-        self.lm_head.visit(&mut visitor.pp("lm_head"), (WTE, &self.transformer.wte));
+        self.lm_head.visit(&mut visitor.pp("lm_head"));
     }
 }

@@ -21,7 +21,7 @@ pub(crate) struct Loading<'a> {
 
 impl<'a> Loading<'a> {
     pub(crate) fn new(vb: VarBuilder<'a>, config: &'a Config, layer_idx: usize) -> Self {
-        let dispatch = Dispatch::new(config.attn_implementation, vb.device(), vb.dtype());
+        let dispatch = Dispatch::new(config.attn_implementation, vb.device());
         let bias = CausalBias::new(config.n_positions, vb.device());
         Self { vb, config, layer_idx, dispatch, bias }
     }

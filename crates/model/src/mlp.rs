@@ -26,8 +26,16 @@ impl Mlp {
     /// # Errors
     /// When the config is not valid, or a tensor is missing or has another shape.
     pub fn load(vb: VarBuilder, config: &Config) -> Result<Self> {
+        Self::load_layer(vb, config, 0)
+    }
+
+    /// As [`load`](Self::load), of layer `layer_idx`, which has dropout of its own.
+    ///
+    /// # Errors
+    /// When the config is not valid, or a tensor is missing or has another shape.
+    pub fn load_layer(vb: VarBuilder, config: &Config, layer_idx: usize) -> Result<Self> {
         config.validate()?;
-        Self::load_at(&Loading::new(vb, config, 0))
+        Self::load_at(&Loading::new(vb, config, layer_idx))
     }
 
     pub(crate) fn load_at(place: &Loading) -> Result<Self> {

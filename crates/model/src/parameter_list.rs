@@ -64,13 +64,6 @@ impl Config {
     pub fn parameter_count(&self) -> Result<u64> {
         Ok(self.parameters()?.iter().map(Parameter::count).sum())
     }
-
-    /// The deviation of the projections that add to the residual stream, `initializer_range / sqrt(2L)`:
-    /// Radford et al. 2019, §2.3, with one addition for each of the 2L sublayers.
-    #[must_use]
-    pub fn residual_stdev(&self) -> f64 {
-        self.initializer_range / (2.0 * self.n_layer as f64).sqrt()
-    }
 }
 
 /// Tensors of any shape that take no memory: one zero, repeated.

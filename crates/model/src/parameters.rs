@@ -3,8 +3,11 @@
 //! Each module names its parameters in its `visit`, beside the `load` that reads them: one list, for loading, auditing,
 //! counting, training and saving. [`Config::parameters`](crate::Config::parameters) is that list without a model.
 
-use candle_core::Tensor;
+use candle_core::{Tensor, TensorId};
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::fmt::Display;
+use std::rc::Rc;
 
 /// The name of the output projection, the one parameter beside the transformer.
 pub const LM_HEAD: &str = "lm_head.weight";
@@ -62,35 +65,32 @@ impl Parameter {
     }
 }
 
-/// What is shown each parameter, at a place in the model.
+/// What is shown each parameter, at a place in the model. A tensor that is shown a second time is tied to the first.
 pub struct Visitor<'a> {
     path: String,
+    /// The names of the tensors that were shown.
+    seen: Rc<RefCell<HashMap<TensorId, String>>>,
     visit: &'a mut dyn FnMut(Parameter, &Tensor),
 }
 
 impl<'a> Visitor<'a> {
     /// A visitor at the root that calls `visit`.
     pub fn new(visit: &'a mut dyn FnMut(Parameter, &Tensor)) -> Self {
-        Self { path: String::new(), visit }
+        Self { path: String::new(), seen: Rc::default(), visit }
     }
 
     /// The place `name` below this one, as `VarBuilder::pp`.
     pub fn pp(&mut self, name: impl Display) -> Visitor<'_> {
-        Visitor { path: self.name(name), visit: &mut *self.visit }
+        Visitor { path: self.name(name), seen: self.seen.clone(), visit: &mut *self.visit }
     }
 
     /// A parameter of this place.
     pub fn parameter(&mut self, name: &str, role: Role, tensor: &Tensor) {
-        self.show(name, role, tensor, None);
-    }
-
-    /// A parameter that is another one, `to`, by its name in a checkpoint.
-    pub fn tied(&mut self, name: &str, role: Role, tensor: &Tensor, to: &str) {
-        self.show(name, role, tensor, Some(to.to_string()));
-    }
-
-    fn show(&mut self, name: &str, role: Role, tensor: &Tensor, tied_to: Option<String>) {
         let (name, shape, trainable) = (self.name(name), tensor.dims().to_vec(), tensor.is_variable());
+        let tied_to = self.seen.borrow().get(&tensor.id()).cloned();
+        if tied_to.is_none() {
+            self.seen.borrow_mut().insert(tensor.id(), name.clone());
+        }
         (self.visit)(Parameter { name, shape, role, trainable, tied_to }, tensor);
     }
 

@@ -49,7 +49,7 @@ impl<'a> Pass<'a> {
     /// Refuses what cannot go together.
     pub(crate) fn check(&self) -> Result<()> {
         if self.last_position_only && (self.output_attention_outputs || self.hooks.is_some()) {
-            candle_core::bail!("Block: the last position only, or attention outputs and hooks; not both")
+            candle_core::bail!("the last position only, or attention outputs and hooks; not both")
         }
         Ok(())
     }

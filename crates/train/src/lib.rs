@@ -52,7 +52,7 @@ pub use candle_core;
 pub use data::Dataset;
 pub use error::{BoxError, Result, TrainError};
 pub use event::{Event, StepReport, Validation};
-pub use gpt2_model::training::named_variables;
+pub use gpt2_model::training::variables_of;
 pub use history::{Best, History};
 pub use metrics::{Metrics, MetricsFormat, Row};
 pub use optimiser::{AdamW, AdamWParams};

@@ -1,7 +1,7 @@
 //! GPT-2's `bias` buffer: the causal triangle.
 
 use candle_core::{Device, Result, Tensor};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// The longest side of a triangle that the eager path keeps, 256 MiB; of a longer one it makes the rows that it reads.
 const KEPT: usize = 1 << 14;
@@ -44,7 +44,7 @@ pub fn causal_bias(n: usize, device: &Device) -> Result<Tensor> {
 pub struct CausalBias {
     n: usize,
     device: Device,
-    made: Arc<OnceLock<Tensor>>,
+    made: Arc<Mutex<Option<Tensor>>>,
 }
 
 impl CausalBias {
@@ -70,10 +70,13 @@ impl CausalBias {
     /// # Errors
     /// When N is above 65536, or the device cannot hold it.
     pub fn tensor(&self) -> Result<Tensor> {
-        if let Some(tensor) = self.made.get() {
+        // Under the lock, so that no second thread makes another.
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(tensor) = &*made {
             return Ok(tensor.clone());
         }
         let tensor = causal_bias(self.n, &self.device)?;
-        Ok(self.made.get_or_init(|| tensor).clone())
+        *made = Some(tensor.clone());
+        Ok(tensor)
     }
 }

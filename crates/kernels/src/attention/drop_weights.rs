@@ -26,7 +26,7 @@ impl WeightDropout {
     /// Multiplies the weights of query `i` of a head, from key `first` on, by their factors.
     #[inline(always)]
     pub(super) fn scale_row(&self, (b, h, i): (usize, usize, usize), first: usize, weights: &mut [f32]) {
-        let head = b * self.heads.of + self.heads.first + h;
+        let head = b * self.heads.total + self.heads.first + h;
         self.dropout.scale_row(head * self.queries + i, first, weights);
     }
 }

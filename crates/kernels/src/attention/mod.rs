@@ -165,7 +165,7 @@ impl CausalSdpa {
         wanted: Wanted,
     ) -> Result<Attended> {
         let (h, t) = self.check(q, k, v, mask)?;
-        let rows = q.dim(0)? * self.heads.map_or(h, |heads| heads.of) * t;
+        let rows = q.dim(0)? * self.heads.map_or(h, |heads| heads.total) * t;
         if self.dropout.is_some() && u32::try_from(rows).is_err() {
             candle_core::bail!(
                 "causal attention: dropout on {rows} rows of weights, which are more than 2^32"
@@ -183,11 +183,7 @@ impl CausalSdpa {
             let context = kernel.forward([q, k, v])?;
             let weights = wanted.weights.iter().map(|chosen| self.weights(q, k, mask, chosen));
             let weights = weights.collect::<Result<_>>()?;
-            let summary = wanted
-                .summary
-                .then(|| Summary::eager((q, k), self.scale, (mask, self.bias.as_ref())))
-                .transpose()?;
-            return Ok(Attended { context, weights, summary });
+            return Ok(Attended { context, weights, summary: self.eager_summary((q, k), mask, wanted)? });
         }
         let all = self.weights(q, k, mask, &Chosen::default())?; // (B, H, T, S)
         let of_all = |chosen: &Chosen| {
@@ -197,11 +193,19 @@ impl CausalSdpa {
         Ok(Attended {
             context: eager::context(&all, v, q.dtype())?,
             weights: wanted.weights.iter().map(of_all).collect::<Result<_>>()?,
-            summary: wanted
-                .summary
-                .then(|| Summary::eager((q, k), self.scale, (mask, self.bias.as_ref())))
-                .transpose()?,
+            summary: self.eager_summary((q, k), mask, wanted)?,
         })
+    }
+
+    /// The summary by the eager path, where one is wanted.
+    fn eager_summary(
+        &self,
+        qk: (&Tensor, &Tensor),
+        mask: CausalMask,
+        wanted: Wanted,
+    ) -> Result<Option<Summary>> {
+        let summary = || Summary::eager(qk, self.scale, (mask, self.bias.as_ref()));
+        wanted.summary.then(summary).transpose()
     }
 
     /// The weights of chosen heads and queries alone, as they meet v: after dropout. A gradient passes through them to

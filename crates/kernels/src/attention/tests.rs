@@ -18,7 +18,7 @@ fn heads_that_are_computed_apart_drop_what_they_drop_together() -> Result<()> {
             let [q, k, v] = [&q, &k, &v].map(|x| x.narrow(1, first, heads));
             let (q, k, v, mask) = (q?, k?, v?, CausalMask::default());
             let attention = CausalSdpa::new(0.4, Dispatch::of(implementation, &q))
-                .with_heads(HeadLayout { heads, first, of: 4, dim: 8 })
+                .with_heads(HeadLayout::all(4, 8).part(first, heads)?)
                 .with_dropout(Some(Dropout::new(0.5, 7, 3)?));
             let context = attention.forward(&q, &k, &v, mask)?; // (B, T, heads, D)
             let weights = attention.weights(&q, &k, mask, &Chosen::default())?; // (B, heads, T, S)

@@ -5,7 +5,7 @@
 
 use super::logits::cross_entropy;
 use super::rows::{LogSum, Row, check_targets, losses, to_gradients};
-use crate::dispatch::{Dispatch, Implementation, cpu_f32};
+use crate::dispatch::{cpu_f32, cpu_product};
 use crate::product::{Matrix, multiply};
 use crate::vector::with_slices;
 use candle_core::{CpuStorage, CustomOp2, Device, Layout, Result, Shape, Tensor};
@@ -27,8 +27,7 @@ const ROWS: usize = 256;
 pub fn linear_cross_entropy(x: &Tensor, weight: &Tensor, targets: &Tensor) -> Result<Tensor> {
     let (v, c) = weight.dims2()?;
     let rows = x.elem_count() / c.max(1);
-    let product = Dispatch::of(Implementation::Auto, x).cpu_product(&[x, weight]);
-    if !cpu_f32(&[x, weight]) || !product || rows == 0 {
+    if !cpu_f32(&[x, weight]) || !cpu_product(&[x, weight]) || rows == 0 {
         let logits = crate::linear_transposed(x, weight)?.reshape((rows, v))?;
         return cross_entropy(&logits.to_dtype(crate::accumulator(logits.dtype()))?, &targets.flatten_all()?);
     }

@@ -12,7 +12,7 @@ mod operations;
 mod tests;
 mod weight;
 
-use crate::dispatch::{Dispatch, Implementation};
+use crate::dispatch::{Dispatch, cpu_product};
 use crate::epilogue::Epilogue;
 use crate::gelu::gelu_in_place;
 use crate::gpu;
@@ -58,10 +58,10 @@ pub fn linear(
     if let Some(y) = gpu::linear(dispatch, &flat, weight, bias, epilogue)? {
         return y.reshape(shape);
     }
-    let has_kernel = dispatch.cpu_product(&[x, weight, bias]) && rows_are_contiguous(weight);
+    let has_kernel = cpu_product(&[x, weight, bias]) && rows_are_contiguous(weight);
     if let Epilogue::Residual(residual) = epilogue
         && has_kernel
-        && dispatch.cpu_product(&[residual])
+        && cpu_product(&[residual, x])
         && [residual, x, weight, bias].iter().all(|t| !t.track_op())
     {
         let residual = residual.contiguous()?.reshape((flat.dim(0)?, bias.elem_count()))?;
@@ -89,8 +89,7 @@ pub fn linear_transposed(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
     let (n_out, n_in) = weight.dims2()?;
     let (flat, shape) = flatten(x, n_in, n_out)?;
     let few = flat.dim(0)? <= FEW_ROWS && !x.track_op() && !weight.track_op();
-    let kernel = Dispatch::of(Implementation::Auto, x).cpu_product(&[x, weight]);
-    if few && kernel && weight.is_contiguous() {
+    if few && cpu_product(&[x, weight]) && weight.is_contiguous() {
         return flat.apply_op2_no_bwd(weight, &RowProducts)?.reshape(shape);
     }
     flat.matmul(&weight.t()?)?.reshape(shape)

@@ -40,6 +40,6 @@ pub trait LinearLayer: Debug + Send + Sync {
     /// b (out), where there is one.
     fn bias(&self) -> Option<&Tensor>;
 
-    /// Names each parameter, such as `weight` and `bias`.
+    /// Names each parameter, such as `weight` and `bias`. What is not named here is neither counted, saved nor trained.
     fn visit(&self, visitor: &mut Visitor);
 }

@@ -49,9 +49,7 @@
 
 mod dense;
 mod layer;
-mod table;
 
 pub(crate) use dense::Dense;
 pub use gpt2_kernels::Epilogue;
 pub use layer::LinearLayer;
-pub(crate) use table::Table;

@@ -10,7 +10,7 @@ use gpt2_kernels::adamw::sum_of_squares;
 ///
 /// # Errors
 /// When a thread panicked while it held the variables.
-pub fn named_variables(variables: &VarMap) -> Result<Vec<(String, Var)>> {
+pub fn variables_of(variables: &VarMap) -> Result<Vec<(String, Var)>> {
     let Ok(held) = variables.data().lock() else {
         candle_core::bail!("the variables' lock is poisoned: a thread panicked while it held them")
     };
@@ -60,31 +60,31 @@ impl GradientCheck {
 /// ```
 /// use candle_core::{D, DType, Device};
 /// use candle_nn::{Init, VarMap, init};
-/// use gpt2_model::training::check_gradients;
+/// use gpt2_model::training::{check_gradients, variables_of};
 ///
 /// # fn main() -> candle_core::Result<()> {
 /// let variables = VarMap::new();
 /// let x = variables.get((2, 3), "x", Init::Randn { mean: 0., stdev: 1. }, DType::F32, &Device::Cpu)?;
 /// let fine = candle_nn::ops::softmax(&x, D::Minus1)?.sqr()?.sum_all()?;
-/// assert!(check_gradients(&variables, &fine)?.is_clean());
+/// assert!(check_gradients(&variables_of(&variables)?, &fine)?.is_clean());
 /// let cut = candle_nn::ops::softmax_last_dim(&x)?.sqr()?.sum_all()?; // has no backward
-/// assert_eq!(check_gradients(&variables, &cut)?.missing, ["x"]);
+/// assert_eq!(check_gradients(&variables_of(&variables)?, &cut)?.missing, ["x"]);
 /// # Ok(())
 /// # }
 /// ```
 ///
 /// # Errors
 /// When the backward pass fails.
-pub fn check_gradients(variables: &VarMap, loss: &Tensor) -> Result<GradientCheck> {
+pub fn check_gradients(variables: &[(String, Var)], loss: &Tensor) -> Result<GradientCheck> {
     let mut check = GradientCheck::default();
     // An operation without a backward fails where nothing else leads to a variable.
     let gradients = loss.backward().ok();
-    for (name, var) in named_variables(variables)? {
-        match gradients.as_ref().and_then(|gradients| gradients.get(&var)) {
-            None => check.missing.push(name),
+    for (name, var) in variables {
+        match gradients.as_ref().and_then(|gradients| gradients.get(var)) {
+            None => check.missing.push(name.clone()),
             Some(gradient) => match sum_of_squares(gradient)? {
-                squares if !squares.is_finite() => check.not_finite.push(name),
-                0.0 => check.zero.push(name),
+                squares if !squares.is_finite() => check.not_finite.push(name.clone()),
+                0.0 => check.zero.push(name.clone()),
                 _ => {}
             },
         }

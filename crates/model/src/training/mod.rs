@@ -7,5 +7,5 @@ mod loss;
 
 pub(crate) use dropout::Site;
 pub use dropout::Training;
-pub use gradients::{GradientCheck, add_gradients, check_gradients, named_variables};
+pub use gradients::{GradientCheck, add_gradients, check_gradients, variables_of};
 pub use loss::cross_entropy;
