@@ -1,13 +1,13 @@
-//! Where the heads at hand stand among those of their layer.
+//! The place of a tensor's heads among the heads of their layer.
 
-/// The heads of a tensor, among all heads of the layer that it belongs to.
+/// Which of a layer's heads a tensor holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HeadLayout {
     /// How many heads the tensor has: H.
     pub heads: usize,
-    /// The layer's number of its first head: 0, unless a layer's heads are shared out.
+    /// The index of its first head in the layer: 0, unless the layer's heads are split across tensors.
     pub first: usize,
-    /// How many heads the layer has; `heads`, unless they are shared out.
+    /// How many heads the layer has: `heads`, unless they are split.
     pub of: usize,
     /// D, the width of a head.
     pub dim: usize,

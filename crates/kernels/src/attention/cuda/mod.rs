@@ -1,7 +1,7 @@
 //! Fused causal attention on CUDA, forward: `cuda/attention.cu`, `attention_f32.cu` and `decode.cu` beside `build.rs`.
 //!
-//! q, k and v are read where they lie, as views of the packed `c_attn` output or of a cache. The backward pass takes the
-//! eager path.
+//! The kernels read q, k and v in place, as views of the packed `c_attn` output or of a cache. The backward pass takes
+//! the eager path.
 
 mod gradients;
 #[cfg(feature = "cuda")]
