@@ -6,8 +6,8 @@ use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
 use pulp::Arch;
 use rayon::prelude::*;
 
-/// Rows per partial sum. Summing this many rows at a time and then the partial sums keeps the error from
-/// growing with the number of rows, and gives the same result for any number of threads.
+/// Rows per partial sum. Errors grow with the length of the partial sums and of their total, not with
+/// the number of rows, and the result is the same for any number of threads.
 pub(crate) const ROWS: usize = 32;
 
 /// (rows, N) -> (N), summed in f32 or wider. On the CPU Candle's own sum adds the numbers one by one on a single

@@ -15,7 +15,7 @@ pub(super) fn kernel(
         Device::Cuda(device) => super::cuda::kernel(device, qkv, scale, padding),
         #[cfg(feature = "metal")]
         Device::Metal(_) => super::metal::kernel(qkv, scale, padding),
-        #[allow(unreachable_patterns)] // unless a feature above is off
+        #[allow(unreachable_patterns)] // unreachable if a feature above is on
         Device::Cpu | Device::Cuda(_) | Device::Metal(_) => Ok(None),
     }
 }
