@@ -1,8 +1,10 @@
 // Runs kernels on the CPU through emulation.hpp. The arguments are commands, run in order:
 //
-// put NAME BYTES       allocate memory and fill it from standard input allocate NAME BYTES allocate
-// memory and fill it with garbage set NAME NUMBER      set a number, or a field of `struct Shape`
-// launch KERNEL BLOCKS THREADS SHARED get NAME             write the memory to standard output
+//   put NAME BYTES       allocate memory and fill it from standard input
+//   allocate NAME BYTES  allocate memory and fill it with garbage
+//   set NAME NUMBER      set a number, or a field of `struct Shape`
+//   launch KERNEL BLOCKS THREADS SHARED
+//   get NAME             write the memory to standard output
 //
 // Kernels get their parameters by name. A kernel that touches memory outside its own ends the program.
 #include "device.cuh"

@@ -37,7 +37,7 @@ impl AdamWStep {
     /// All four have the same shape and dtype.
     ///
     /// # Errors
-    /// If the shapes or dtypes differ.
+    /// When the shapes or dtypes differ.
     pub fn apply(&self, parameter: &Var, gradient: &Tensor, m: &Var, v: &Var) -> Result<()> {
         for other in [gradient, m, v] {
             if other.dims() != parameter.dims() || other.dtype() != parameter.dtype() {
@@ -75,7 +75,7 @@ impl AdamWStep {
 /// `Σ x²` over all elements, in f64. The result does not depend on the number of threads.
 ///
 /// # Errors
-/// If the device fails.
+/// When the device fails.
 pub fn sum_of_squares(x: &Tensor) -> Result<f64> {
     if !cpu_f32(&[x]) {
         return x.to_dtype(DType::F64)?.sqr()?.sum_all()?.to_scalar();

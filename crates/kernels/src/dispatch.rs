@@ -3,13 +3,12 @@
 
 use candle_core::{DType, Device, Tensor};
 
-/// The implementation that a caller asks for. `Fused` and `Eager` correspond to values of transformers'
-/// `attn_implementation`.
+/// The implementation that a caller asks for, like transformers' `attn_implementation`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Implementation {
-    /// The code that is tested on the device: fused on the CPU, eager on GPUs, because the fused kernels have not run
-    /// on one.
+    /// The code known to be right on the device: fused on the CPU; eager on GPUs, where the fused kernels have not
+    /// run.
     #[default]
     Auto,
     /// One kernel without a (T, S) tensor, if device, dtype and shape allow it; everything else takes the eager

@@ -37,7 +37,7 @@ impl Dropout {
     /// mask if their `stream` is the same, and independent masks if it is not.
     ///
     /// # Errors
-    /// When `rate` is below 0, or 1 or more.
+    /// When `rate` is below 0 or at least 1.
     pub fn new(rate: f64, seed: u64, stream: u64) -> Result<Self> {
         if !(0.0..1.0).contains(&rate) {
             candle_core::bail!("dropout: the rate is {rate}, expected at least 0 and below 1")
@@ -81,7 +81,7 @@ impl Dropout {
             return Ok(());
         }
         if u32::try_from(out.len() / columns).is_err() {
-            candle_core::bail!("dropout: {} rows are too many, the limit is 2^32", out.len() / columns)
+            candle_core::bail!("dropout: {} rows, expected fewer than 2^32", out.len() / columns)
         }
         let rows = out.par_chunks_mut(columns).enumerate().with_min_len(ROWS_A_TASK);
         rows.for_each(|(row, x)| self.scale_row(row, 0, x));

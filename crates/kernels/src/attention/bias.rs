@@ -11,7 +11,7 @@ const LONGEST: usize = 1 << 16;
 /// The u8 lower triangle (1, 1, n, n), 1 = visible.
 ///
 /// # Errors
-/// If n is above 65536, or the device cannot hold the triangle.
+/// When n is above 65536, or the device cannot hold the triangle.
 pub fn causal_bias(n: usize, device: &Device) -> Result<Tensor> {
     if n > LONGEST {
         candle_core::bail!(
@@ -68,7 +68,7 @@ impl CausalBias {
     /// u8 (1, 1, N, N), 1 = visible.
     ///
     /// # Errors
-    /// If N is above 65536, or the device cannot hold the triangle.
+    /// When N is above 65536, or the device cannot hold the triangle.
     pub fn tensor(&self) -> Result<Tensor> {
         if let Some(tensor) = self.made.get() {
             return Ok(tensor.clone());

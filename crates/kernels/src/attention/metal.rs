@@ -43,7 +43,7 @@ impl GpuKernel for Sdpa {
             {
                 Ok(x.clone())
             }
-            _ => x.force_contiguous(), // copies whatever the strides
+            _ => x.force_contiguous(), // always copies, whatever the strides
         };
         let (q, k, v) = match t {
             1 => (q.contiguous()?, dense(k)?, dense(v)?),

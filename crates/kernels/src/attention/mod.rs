@@ -168,7 +168,7 @@ impl CausalSdpa {
         let rows = q.dim(0)? * self.heads.map_or(h, |heads| heads.of) * t;
         if self.dropout.is_some() && u32::try_from(rows).is_err() {
             candle_core::bail!(
-                "causal attention: dropout cannot mask {rows} rows of weights, more than 2^32"
+                "causal attention: dropout on {rows} rows of weights, expected fewer than 2^32"
             )
         }
         if self.has_cpu_kernel(&[q, k, v]) {

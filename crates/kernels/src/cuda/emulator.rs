@@ -25,7 +25,10 @@ fn program() -> &'static Path {
             .arg(&program)
             .status();
         let remedy = "install a C++ compiler (apt-get install g++) or name one in CXX";
-        assert!(done.is_ok_and(|status| status.success()), "`{compiler}` could not compile the kernels: {remedy}");
+        assert!(
+            done.is_ok_and(|status| status.success()),
+            "`{compiler}` could not compile the kernels: {remedy}"
+        );
         program
     })
 }

@@ -48,8 +48,8 @@ pub(crate) fn function(stream: &Arc<CudaStream>, launch: &Launch) -> Result<Cuda
         let module = stream.context().load_module(Ptx::from_binary(BINARIES[binary].1.to_vec()));
         let module = module.map_err(|error| {
             candle_core::Error::msg(format!(
-                "{} cannot be loaded on this GPU ({error:?}): build for its compute capability, \
-                 GPT2_CUDA_CAPABILITIES, or choose Implementation::Eager",
+                "{} cannot be loaded on this GPU ({error:?}): set GPT2_CUDA_CAPABILITIES to its \
+                 compute capability and rebuild, or choose Implementation::Eager",
                 launch.kernel
             ))
         })?;

@@ -58,7 +58,11 @@ impl Saved<'_> {
             || grad_view.dims != q_view.dims
             || self.log_sums.len() != b * h * t
         {
-            candle_core::bail!("causal attention: the gradient {:?} does not fit queries {:?}", grad.dims(), q.dims())
+            candle_core::bail!(
+                "causal attention: the gradient {:?} does not fit queries {:?}",
+                grad.dims(),
+                q.dims()
+            )
         }
         let &Self { scale, mask, dropout, .. } = self;
         let problem = Problem { q: q_view, k: k_view, v: v_view, scale, mask, dropout };
@@ -287,7 +291,7 @@ impl<E: Element> HeadBackward<'_, E> {
                 weights.fill(0.0);
                 continue;
             }
-            // A gradient that is not finite must not meet the weight 0 of a hidden key.
+            // A hidden key's weight of 0 must not be multiplied by a gradient that is not finite.
             let query = (self.head.0, self.head.1, tile.first + r);
             self.problem.mask.hide(query, keys, tile.start, &mut weights[..limit]);
             for (w, ds) in weights[..limit].iter().zip(d_scores.iter_mut()) {

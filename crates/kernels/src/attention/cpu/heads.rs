@@ -13,7 +13,7 @@ pub(super) struct Heads<'a, E> {
 
 impl<'a, E: Element> Heads<'a, E> {
     /// # Errors
-    /// If the layout is not of rank 4 or reaches beyond `data`.
+    /// When the layout is not of rank 4 or reaches beyond `data`.
     pub(super) fn new(data: &'a [E], layout: &Layout) -> Result<Self> {
         let (b, h, t, d) = layout.shape().dims4()?;
         let dims = [b, h, t, d];

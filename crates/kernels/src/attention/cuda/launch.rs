@@ -95,7 +95,9 @@ impl CudaAttention {
                 (Task::Decode, Some(partials)) => args.arg(&mut out).arg(partials),
                 (Task::Decode, None) => args.arg(&mut out).arg(&nothing),
                 (Task::Merge, Some(partials)) => args.arg(&*partials).arg(&mut out),
-                (Task::Merge, None) => candle_core::bail!("causal attention: the plan has a merge, but no partial results"),
+                (Task::Merge, None) => {
+                    candle_core::bail!("causal attention: the plan has a merge, but no partial results")
+                }
             };
             args.arg(&self.plan.shape);
             // SAFETY: the arguments are those of the task, and the plan was made for their layouts, so the kernels read

@@ -1,4 +1,5 @@
-//! Fused causal attention on CUDA, forward: `cuda/attention.cu`, `attention_f32.cu` and `decode.cu` beside `build.rs`.
+//! The forward pass of fused causal attention on CUDA. The kernels are in `cuda/attention.cu`, `cuda/attention_f32.cu`
+//! and `cuda/decode.cu`.
 //!
 //! The kernels read q, k and v in place, as views of the packed `c_attn` output or of a cache. The backward pass takes
 //! the eager path.
