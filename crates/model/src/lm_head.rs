@@ -1,4 +1,4 @@
-//! `lm_head`: from the last hidden state to logits, `x·Wᵀ` with W (V, C).
+//! `lm_head`, which turns the last hidden state into logits: `x·Wᵀ` with W (V, C).
 
 use crate::linear::{Epilogue, LinearLayer, Table};
 use crate::parameters::{Role, Visitor};
@@ -9,26 +9,26 @@ use std::sync::Arc;
 #[derive(Debug, Clone)]
 pub struct LmHead {
     layer: Arc<dyn LinearLayer>,
-    /// W (V, C), where the layer is a dense table.
+    /// W (V, C), if the layer is a dense table.
     table: Option<Tensor>,
 }
 
 impl LmHead {
-    /// A dense projection with this table; tied where it is `wte` itself.
+    /// A dense projection with this table; it is tied if the table is `wte` itself.
     ///
     /// # Shapes
     /// `weight` (V, C)
     ///
     /// # Errors
-    /// When `weight` is not of rank 2.
+    /// When `weight` does not have rank 2.
     pub fn new(weight: Tensor) -> Result<Self> {
         Ok(Self { table: Some(weight.clone()), layer: Arc::new(Table::new(weight)?) })
     }
 
-    /// The same place with `layer` in it, see [`crate::linear`].
+    /// The same projection, computed by `layer`; see [`crate::linear`].
     ///
     /// # Errors
-    /// When `layer` is not from C to V.
+    /// When `layer` does not map C to V.
     pub fn with_layer(&self, layer: impl LinearLayer + 'static) -> Result<Self> {
         if layer.shape() != self.layer.shape() {
             candle_core::bail!(
@@ -43,7 +43,7 @@ impl LmHead {
     /// W, (V, C).
     ///
     /// # Errors
-    /// When the layer cannot make a dense one.
+    /// When the layer cannot produce a dense weight.
     pub fn weight(&self) -> Result<Tensor> {
         match &self.table {
             Some(table) => Ok(table.clone()),
@@ -51,13 +51,13 @@ impl LmHead {
         }
     }
 
-    /// Whether the table is this tensor.
+    /// Whether the table is this very tensor.
     pub(crate) fn shares(&self, wte: &Tensor) -> bool {
         self.table.as_ref().is_some_and(|table| table.id() == wte.id())
     }
 
-    /// The mean cross-entropy in nats of predicting `targets` from `x`. A dense table's logits are never all in memory, see
-    /// [`gpt2_kernels::linear_cross_entropy`].
+    /// The mean cross-entropy in nats of predicting `targets` from `x`. With a dense table, the logits are never all in
+    /// memory at once; see [`gpt2_kernels::linear_cross_entropy`].
     ///
     /// # Shapes
     /// `x` (B, T, C), `targets` (B, T) -> scalar
@@ -71,7 +71,7 @@ impl LmHead {
         }
     }
 
-    /// Names the parameters; a table that is `wte` is named as tied to it.
+    /// Visits the parameters. A table that is `wte` itself is reported as tied to it.
     pub(crate) fn visit(&self, visitor: &mut Visitor, wte: (&str, &Tensor)) {
         match &self.table {
             Some(table) if self.shares(wte.1) => {

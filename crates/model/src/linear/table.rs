@@ -1,4 +1,4 @@
-//! `x·Wᵀ` with W (out, in) and no bias: an output projection stored as the embedding's table is.
+//! `x·Wᵀ` with W (out, in) and no bias: an output projection stored like the embedding table.
 
 use super::layer::LinearLayer;
 use crate::parameters::{Role, Visitor};
