@@ -131,7 +131,7 @@ impl CausalSelfAttention {
         Ok((self.project(&attended.context, training)?, attended.weights.remove(0)))
     }
 
-    /// Names the parameters of `c_attn` and `c_proj`.
+    /// Visits the parameters of `c_attn` and `c_proj`.
     pub fn visit(&self, visitor: &mut Visitor) {
         self.c_attn.visit(&mut visitor.pp("c_attn"));
         self.c_proj.visit(&mut visitor.pp("c_proj"));

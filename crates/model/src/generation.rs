@@ -333,10 +333,10 @@ mod tests {
     fn top_p_is_a_part_of_what_temperature_and_top_k_leave() {
         let logits = [3f32, 2., 1., 0.]; // 0.644, 0.237, 0.087, 0.032
         let kept = |s: Sampling| s.keep(&logits).len();
-        // The two most probable are 0.731 and 0.269 of the two.
+        // Of the two most probable tokens, the first has 0.731 and the second 0.269.
         assert_eq!(kept(Sampling { top_k: Some(2), top_p: Some(0.7), ..Sampling::default() }), 1);
         assert_eq!(kept(Sampling { top_k: Some(2), top_p: Some(0.75), ..Sampling::default() }), 2);
-        // At temperature 0.5 the first is 0.865 of all.
+        // At temperature 0.5 the first token alone has 0.865.
         assert_eq!(kept(Sampling { temperature: 0.5, top_p: Some(0.8), ..Sampling::default() }), 1);
         assert_eq!(kept(Sampling { top_p: Some(0.8), ..Sampling::default() }), 2);
     }

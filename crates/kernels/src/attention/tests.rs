@@ -9,7 +9,7 @@ fn numbers(heads: usize, salt: u32) -> Result<Tensor> {
     Tensor::from_iter(values, &Device::Cpu)?.reshape((2, heads, 9, 8))
 }
 
-/// Two heads of four on one machine, two on another.
+/// Four heads split over two machines, two on each.
 #[test]
 fn heads_that_are_computed_apart_drop_what_they_drop_together() -> Result<()> {
     let (q, k, v) = (numbers(4, 1)?, numbers(4, 1000)?, numbers(4, 2000)?);

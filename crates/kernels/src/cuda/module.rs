@@ -49,7 +49,7 @@ pub(crate) fn function(stream: &Arc<CudaStream>, launch: &Launch) -> Result<Cuda
         let module = module.map_err(|error| {
             candle_core::Error::msg(format!(
                 "{} cannot be loaded on this GPU ({error:?}): set GPT2_CUDA_CAPABILITIES to its \
-                 compute capability and rebuild, or choose Implementation::Eager",
+                 compute capability and rebuild, or choose the eager implementation",
                 launch.kernel
             ))
         })?;

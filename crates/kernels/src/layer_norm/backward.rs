@@ -39,7 +39,7 @@ pub(super) fn gradients(x: &Tensor, weight: &Tensor, grad: &Tensor, eps: f64) ->
 }
 
 /// Processes one row: writes `dx` and adds to `d_weight`.
-#[allow(clippy::cast_possible_truncation)] // sums over a row end in f32
+#[allow(clippy::cast_possible_truncation)] // row sums are converted to f32 at the end
 #[inline(always)]
 fn row(x: &[f32], weight: &[f32], grad: &[f32], eps: f64, dx: &mut [f32], d_weight: &mut [f32]) {
     let count = x.len() as f32;

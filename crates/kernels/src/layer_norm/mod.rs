@@ -123,7 +123,7 @@ struct Row<'a> {
 impl WithSimd for Row<'_> {
     type Output = ();
 
-    #[allow(clippy::cast_possible_truncation)] // sums over a row end in f32
+    #[allow(clippy::cast_possible_truncation)] // row sums are converted to f32 at the end
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let Self { x, weight, bias, eps, out } = self;

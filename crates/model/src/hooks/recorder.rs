@@ -13,7 +13,7 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// A recorder of `points`.
+    /// A recorder for `points`.
     #[must_use]
     pub fn new(points: impl IntoIterator<Item = Point>) -> Self {
         Self { points: points.into_iter().collect(), found: RefCell::default() }
