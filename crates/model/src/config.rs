@@ -90,6 +90,7 @@ impl TokenIds {
 /// The activation functions that GPT-2 checkpoints use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum Activation {
     /// GELU in its tanh form, `0.5x(1 + tanh(√(2/π)(x + 0.044715x³)))`, as in the original GPT-2.
     #[default]

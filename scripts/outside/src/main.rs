@@ -1,10 +1,13 @@
 //! What a crate outside this workspace does with the packages: each function is one use of them.
 
 mod block_alone;
+mod custom_linear;
+mod fine_tune;
 
 type Result<T = ()> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 fn main() -> Result {
     block_alone::run()?;
-    Ok(())
+    custom_linear::run()?;
+    fine_tune::run()
 }

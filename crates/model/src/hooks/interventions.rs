@@ -16,6 +16,7 @@ pub struct Head {
 
 /// A change to one head or to attention. Changes to a head apply to its context z, before `c_proj`, at every position.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub enum Intervention {
     /// z becomes 0 (Michel et al. 2019, "Are Sixteen Heads Really Better than One?").
     ZeroAblate(Head),

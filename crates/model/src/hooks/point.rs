@@ -4,6 +4,7 @@ use std::fmt;
 
 /// A place in the model. Points inside a block hold the layer, counted from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
 pub enum Point {
     /// The residual stream before a block, (B, T, C); before block 0, the sum of the embeddings.
     ResidPre(usize),
