@@ -39,7 +39,7 @@ impl LayerNorm {
         })
     }
 
-    /// Names `weight` and `bias`.
+    /// Visits `weight` and `bias`.
     pub fn visit(&self, visitor: &mut Visitor) {
         visitor.parameter("weight", Role::NormWeight, &self.weight);
         visitor.parameter("bias", Role::NormBias, &self.bias);

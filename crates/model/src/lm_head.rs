@@ -1,4 +1,4 @@
-//! `lm_head`: from the last hidden state to logits, `x·Wᵀ` with W (V, C).
+//! `lm_head`, which turns the last hidden state into logits: `x·Wᵀ` with W (V, C).
 
 use crate::linear::{Epilogue, LinearLayer};
 use crate::parameters::{Role, Visitor};
@@ -17,13 +17,13 @@ enum Kind {
 }
 
 impl LmHead {
-    /// A dense projection with this table; tied where it is `wte` itself.
+    /// A dense projection with this table; it is tied if the table is `wte` itself.
     ///
     /// # Shapes
     /// `weight` (V, C)
     ///
     /// # Errors
-    /// When `weight` is not of rank 2.
+    /// When `weight` does not have rank 2.
     pub fn new(weight: Tensor) -> Result<Self> {
         weight.dims2()?;
         Ok(Self(Kind::Table(weight)))
@@ -47,7 +47,7 @@ impl LmHead {
     /// W, (V, C).
     ///
     /// # Errors
-    /// When the layer cannot make a dense one.
+    /// When the layer cannot produce a dense weight.
     pub fn weight(&self) -> Result<Tensor> {
         match &self.0 {
             Kind::Table(table) => Ok(table.clone()),
@@ -55,13 +55,13 @@ impl LmHead {
         }
     }
 
-    /// Whether the table is this tensor.
+    /// Whether the table is this very tensor.
     pub(crate) fn shares(&self, wte: &Tensor) -> bool {
         matches!(&self.0, Kind::Table(table) if table.id() == wte.id())
     }
 
-    /// The mean cross-entropy in nats of predicting `targets` from `x`. A dense table's logits are never all in memory, see
-    /// [`gpt2_kernels::linear_cross_entropy`].
+    /// The mean cross-entropy in nats of predicting `targets` from `x`. With a dense table, the logits are never all in
+    /// memory at once; see [`gpt2_kernels::linear_cross_entropy`].
     ///
     /// # Shapes
     /// `x` (B, T, C), `targets` (B, T) -> scalar

@@ -1,16 +1,16 @@
-//! Which heads of a layer a tensor holds.
+//! The place of a tensor's heads among the heads of their layer.
 
 use candle_core::Result;
 
-/// The heads of a tensor, among all heads of the layer that it belongs to.
+/// Which of a layer's heads a tensor holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HeadLayout {
     /// H, the heads that the tensor has.
     pub heads: usize,
-    /// The layer's number of its first head: 0, unless a layer's heads are shared out.
+    /// The index of its first head in the layer: 0, unless the layer's heads are split across tensors.
     pub first: usize,
-    /// The heads that the layer has: `heads`, unless they are shared out.
+    /// How many heads the layer has: `heads`, unless they are split.
     pub total: usize,
     /// D, the width of a head.
     pub dim: usize,

@@ -2,14 +2,14 @@ use super::{CausalMask, CausalSdpa, Chosen, HeadLayout};
 use crate::{Dispatch, Dropout, Implementation};
 use candle_core::{Device, Result, Tensor};
 
-/// Numbers between -1 and 1 without a pattern: (2, heads, 9, 8).
+/// Numbers between -1 and 1 without a visible pattern: (2, heads, 9, 8).
 fn numbers(heads: usize, salt: u32) -> Result<Tensor> {
     let hash = |i: u32| i.wrapping_mul(2_654_435_761) >> 8; // 24 bits
     let values = (salt..).take(2 * heads * 9 * 8).map(|i| hash(i) as f32 / 8_388_608. - 1.);
     Tensor::from_iter(values, &Device::Cpu)?.reshape((2, heads, 9, 8))
 }
 
-/// Two heads of four on one machine, two on another.
+/// Four heads split over two machines, two on each.
 #[test]
 fn heads_that_are_computed_apart_drop_what_they_drop_together() -> Result<()> {
     let (q, k, v) = (numbers(4, 1)?, numbers(4, 1000)?, numbers(4, 2000)?);

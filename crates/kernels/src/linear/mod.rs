@@ -1,8 +1,8 @@
-//! Linear layers: `x·W + b` with W stored (in, out), as GPT-2 has it, and `x·Wᵀ` with W stored (out, in),
-//! as an output projection that shares the embedding's table has it.
+//! Linear layers: `x·W + b` with W stored as (in, out), as in GPT-2, and `x·Wᵀ` with W stored as (out,
+//! in), as in an output projection that shares the embedding table.
 //!
-//! On the CPU a few rows (decoding) go through [`few_rows`], which reads each weight once, at the speed of memory; the others
-//! through [`dense`]. f16 and bf16 are widened on the way and summed in f32, and the result is rounded once. Everything else is
+//! On the CPU a few rows (decoding) go through [`few_rows`], which reads each weight once, at the speed of memory; more
+//! rows go through [`dense`]. Both widen f16 and bf16, sum in f32 and round the result once. Everything else is
 //! Candle's own product.
 
 mod dense;
@@ -20,7 +20,7 @@ use candle_core::{D, Result, Tensor};
 use few_rows::FEW_ROWS;
 use operations::{Linear, LinearOnto, RowProducts};
 
-/// `x·W + b` and what `epilogue` adds to it, differentiable.
+/// `x·W + b`, then `epilogue`; differentiable.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -73,7 +73,7 @@ pub fn linear(
         flat.matmul(&weight.contiguous()?)?.broadcast_add(bias)?.reshape(shape)?
     };
     match epilogue {
-        Epilogue::Gelu => gelu_in_place(y), // no other tensor is in its memory
+        Epilogue::Gelu => gelu_in_place(y), // no other tensor shares its memory
         Epilogue::None | Epilogue::Residual(_) => epilogue.apply(y),
     }
 }
@@ -95,7 +95,7 @@ pub fn linear_transposed(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
     flat.matmul(&weight.t()?)?.reshape(shape)
 }
 
-/// Refuses what does not fit; returns `x` as (rows, in), contiguous, and the shape of the result.
+/// Checks the shapes; returns `x` as a contiguous (rows, in), and the shape of the result.
 fn check(x: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<(Tensor, Vec<usize>)> {
     let (n_in, n_out) = weight.dims2()?;
     if bias.dims() != [n_out] {
@@ -116,7 +116,7 @@ fn flatten(x: &Tensor, n_in: usize, n_out: usize) -> Result<(Tensor, Vec<usize>)
     Ok((x.contiguous()?.reshape((x.elem_count() / n_in, n_in))?, shape))
 }
 
-/// Whether each row lies in one piece: the whole matrix, or some of its columns.
+/// Whether each row is contiguous: true of a whole matrix, or of some of its columns.
 fn rows_are_contiguous(weight: &Tensor) -> bool {
     weight.stride()[1] == 1
 }

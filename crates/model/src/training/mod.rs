@@ -1,5 +1,5 @@
-//! What a training step asks of a model: dropout, the loss, and gradients by the names of their variables. The loop
-//! around it (data, schedule, optimiser) is the crate `gpt2-train`.
+//! What a training step needs from a model: dropout, the loss, and gradients by variable name. The training loop
+//! (data, schedule, optimiser) is in the crate `gpt2-train`.
 
 mod dropout;
 mod gradients;
