@@ -4,6 +4,7 @@ use super::{logit_bits, parameter_bits};
 use crate::common::{Result, data};
 use crate::folder::{Folder, read};
 use crate::models::load;
+use crate::other_layer::other_layer;
 use candle_core::{DType, Device};
 use gpt2_loader::{Checkpoint, SaveOptions, Source, Tokenizer, save};
 use safetensors::{Dtype, SafeTensors};
@@ -160,5 +161,25 @@ fn a_saved_config_is_one_that_transformers_recognises() -> Result {
     assert_eq!((&config["n_inner"], &config["layer_norm_epsilon"]), (&20.into(), &0.1.into()));
     let checkpoint = Checkpoint::open(&Source::directory(folder.path()).open()?)?;
     assert_eq!(checkpoint.config(), load("inner", DType::F32)?.config());
+    Ok(())
+}
+
+/// What no reader of the file would know how to use.
+#[test]
+fn a_model_with_a_layer_of_another_kind_is_not_saved() -> Result {
+    for (name, expected) in [
+        (Some("lora_a"), "h.0.mlp.c_fc.lora_a is not a parameter of GPT-2"),
+        (None, "the model has no h.0.mlp.c_fc.weight"),
+    ] {
+        let mut model = load("odd", DType::F32)?;
+        let mlp = &mut model.transformer.h[0].mlp;
+        mlp.c_fc = other_layer(&mlp.c_fc, name);
+        let folder = Folder::empty()?;
+        let error = save(folder.path(), &model, None, SaveOptions::default()).expect_err("another layer");
+        let causes = std::iter::successors(Some(&error as &dyn std::error::Error), |error| error.source());
+        let text = causes.map(ToString::to_string).collect::<Vec<_>>().join(": ");
+        assert!(text.contains(expected) && text.contains("dense"), "{text}");
+        assert!(folder.names()?.is_empty(), "nothing is left behind");
+    }
     Ok(())
 }

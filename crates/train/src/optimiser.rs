@@ -116,16 +116,27 @@ impl AdamW {
     /// Resumes from a [`state`](Self::state) that was saved after `steps` steps.
     ///
     /// # Errors
-    /// When a moment is missing or has another shape.
+    /// When a moment is missing or has another shape; nothing has changed then.
     pub fn restore(&mut self, state: &BTreeMap<String, Tensor>, steps: u64) -> Result<()> {
+        let mut values = vec![];
         for slot in &self.slots {
             for (moment, var) in [("m", &slot.m), ("v", &slot.v)] {
                 let name = format!("{moment}.{}", slot.name);
-                match state.get(&name) {
-                    Some(saved) => var.set(&saved.to_dtype(var.dtype())?.to_device(var.device())?)?,
-                    None => candle_core::bail!("the optimiser's state lacks {name}"),
+                let Some(saved) = state.get(&name) else {
+                    candle_core::bail!("the optimiser's state lacks {name}")
+                };
+                if saved.dims() != var.dims() {
+                    candle_core::bail!(
+                        "{name} is {:?} in the optimiser's state, expected {:?}",
+                        saved.dims(),
+                        var.dims()
+                    )
                 }
+                values.push((var, saved.to_dtype(var.dtype())?.to_device(var.device())?));
             }
+        }
+        for (var, value) in values {
+            var.set(&value)?;
         }
         self.step = steps;
         Ok(())

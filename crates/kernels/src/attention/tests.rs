@@ -1,4 +1,4 @@
-use super::{CausalMask, CausalSdpa, Chosen, HeadLayout};
+use super::{CausalBias, CausalMask, CausalSdpa, Chosen, HeadLayout};
 use crate::{Dispatch, Dropout, Implementation};
 use candle_core::{Device, Result, Tensor};
 
@@ -44,5 +44,31 @@ fn heads_of_another_layout_are_refused() -> Result<()> {
     let attention = attention.with_heads(HeadLayout::all(3, 8));
     let message = attention.forward(&q, &q, &q, CausalMask::default()).expect_err("4 are not 3").to_string();
     assert!(message.contains("3 heads of width 8") && message.contains("[2, 4, 9, 8]"), "{message}");
+    Ok(())
+}
+
+#[test]
+fn heads_that_a_layer_does_not_have_are_refused() {
+    let layer = HeadLayout::all(4, 8);
+    assert!(layer.part(2, 2).is_ok());
+    for (first, heads) in [(3, 2), (5, 0), (usize::MAX, 1)] {
+        assert!(layer.part(first, heads).is_err(), "{first}, {heads}");
+    }
+}
+
+/// Of a long triangle the eager path makes the rows that it reads.
+#[test]
+fn a_long_triangle_gives_what_a_short_one_gives_and_is_never_made() -> Result<()> {
+    let (q, k) = (numbers(2, 1)?.narrow(2, 6, 3)?, numbers(2, 50)?);
+    let run = |n: usize| {
+        let bias = CausalBias::new(n, &Device::Cpu);
+        let attention = CausalSdpa::new(0.4, Dispatch::of(Implementation::Eager, &q)).with_bias(&bias);
+        attention.forward(&q, &k, &k, CausalMask::default())?.flatten_all()?.to_vec1::<f32>()
+    };
+    assert_eq!(run(9)?, run(1 << 24)?);
+    let message = run(8).expect_err("9 keys").to_string();
+    assert!(message.contains("9 keys") && message.contains("at least 9"), "{message}");
+    let message = CausalBias::new(1 << 24, &Device::Cpu).tensor().expect_err("2^48 bytes").to_string();
+    assert!(message.contains("16777216"), "{message}");
     Ok(())
 }
