@@ -1,5 +1,5 @@
-//! The demo model of the command `gpt2`, as files in memory, and what is known beforehand of models of the
-//! Hugging Face Hub. This crate holds bytes and reads none of them.
+//! The demo model of the command `gpt2`, as files in memory, and a list of known model files on the
+//! Hugging Face Hub. This crate only holds their bytes and does not interpret them.
 //!
 //! ```
 //! let config = std::str::from_utf8(gpt2_demo::CONFIG)?;
@@ -22,6 +22,6 @@ pub const WEIGHTS_SHA256: &str = "73b5a98025adff12b46c63f7bfffd0bc878980dfb776fd
 /// Its `tokenizer.json`: a byte-level BPE of 1024 tokens.
 pub const TOKENIZER: &[u8] = include_bytes!("../tiny-shakespeare/tokenizer.json");
 
-/// Models of the Hub, as JSON: a list of objects that each name a file of a model at a commit (`id`,
-/// `revision`, `file`), with its `size`, its `sha256` where that is known, and the model's `license`.
+/// Models on the Hub, as JSON: a list of objects that each name a file of a model at a commit (`id`,
+/// `revision`, `file`), with its `size`, its `sha256` if known, and the model's `license`.
 pub const HUB_MODELS: &str = include_str!("../hub.json");

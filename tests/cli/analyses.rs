@@ -1,4 +1,4 @@
-//! `gpt2 attention`'s files and questions, `gpt2 heads` and `gpt2 lens`: the library's numbers, in every form.
+//! `gpt2 attention`'s files and analyses, `gpt2 heads` and `gpt2 lens`: the library's numbers, in every form.
 
 use super::{assert_near, case, comma_separated, command, gpt2, json, some_ids};
 use crate::common::{Result, assert_close};
@@ -11,7 +11,7 @@ use gpt2_model::analysis::{
 use gpt2_model::{ForwardArgs, Gpt2LMHeadModel};
 use serde_json::Value;
 
-/// A number of a report; what is none is no index of anything here.
+/// A number in a report; anything else becomes a number that is no valid index here.
 fn index(value: &Value) -> usize {
     value.as_u64().and_then(|n| usize::try_from(n).ok()).unwrap_or(usize::MAX)
 }
@@ -57,7 +57,7 @@ fn every_format_holds_the_same_weights() -> Result {
 
     let lines = std::fs::read_to_string(export("a.jsonl", &["--head", "0,2"])?)?;
     assert_eq!(lines.lines().count(), 1 + 2 * 2 * 9);
-    // The first says what made the others.
+    // The first line says how the others were made.
     for line in lines.lines().skip(1) {
         let line: Value = serde_json::from_str(line)?;
         let place = ["layer", "head", "position"].map(|name| index(&line[name]));
@@ -123,7 +123,7 @@ fn effects_are_the_librarys_largest_first() -> Result {
             before = size;
         }
     }
-    // Without a target, the most probable next token's.
+    // Without a target, it takes the most probable next token.
     let next = json(&["forward", "--model", &case("odd"), "--ids", &ids, "--json"])?["next"][0].clone();
     let report = json(&["attention", "--model", &case("odd"), "--ids", &ids, "--effect", "--json"])?;
     assert_eq!(report["target_id"], next["id"]);

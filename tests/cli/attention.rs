@@ -1,4 +1,4 @@
-//! `gpt2 attention`: its weights are the library's.
+//! `gpt2 attention`: it shows the library's weights.
 
 use super::{assert_near, case, comma_separated, demo, demo_tokenizer, gpt2, json, metadata, some_ids};
 use crate::common::{Result, assert_close};
@@ -17,7 +17,7 @@ fn expected(ids: &[u32]) -> Result<ModelOutput> {
     Ok(load("odd", DType::F32)?.transformer.forward(&input, args)?)
 }
 
-/// The numbers of a head, from its full rows: means over the queries that see two keys at least.
+/// The numbers of a head, from its full rows: means over the queries that see at least two keys.
 fn summary(rows: &[Vec<f32>]) -> [(&'static str, f64); 6] {
     let t = (rows.len() - 1) as f64;
     let (mut entropy, mut distance, mut own, mut previous, mut first) = (0., 0., 0., 0., 0.);
@@ -174,7 +174,7 @@ fn a_heat_map_has_the_tokens_on_both_axes_and_the_weights() -> Result {
             .iter()
             .find(|l| l.trim_start().starts_with(&format!("{i} {shown}")))
             .ok_or(format!("no row {i} {shown}"))?;
-        // The index and the token, then a weight for each key that is seen.
+        // The index and the token, then a weight for each visible key.
         assert_eq!(row.split_whitespace().count(), 2 + i + 1, "{row}");
     }
     assert!(!run.stdout.contains('\x1b'), "colour in a pipe");

@@ -1,4 +1,4 @@
-//! `gpt2 bench`: the documented fields, with numbers that fit each other.
+//! `gpt2 bench`: the documented fields, with consistent numbers.
 
 use super::{case, gpt2, json};
 use crate::common::Result;

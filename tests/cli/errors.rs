@@ -1,4 +1,4 @@
-//! What goes wrong has a message that names it and says what to do: exit code 1, or 2 for the arguments.
+//! Every error has a message that names it and says what to do: exit code 1, or 2 for wrong arguments.
 
 use super::{case, comma_separated, gpt2, json};
 use crate::common::{Result, data};
@@ -166,7 +166,7 @@ fn a_read_only_folder_is_named() -> Result {
     let sub = folder.file("sub");
     std::fs::create_dir(&sub)?;
     std::fs::set_permissions(&sub, std::fs::Permissions::from_mode(0o555))?;
-    // The system's superuser may write there; a folder that nobody may write to takes its place.
+    // The superuser may write there, so use a folder instead that nobody may write to.
     let sub = if std::fs::write(sub.join("probe"), "").is_ok() { "/proc".into() } else { sub };
     let path = sub.join("x.safetensors").display().to_string();
     let run = gpt2(&["forward", "--model", &case("odd"), "--ids", "1", "--export", &path])?;

@@ -1,4 +1,5 @@
-//! No file of the user's is lost: outputs spare what the run reads and what others wrote, and come whole or not at all.
+//! The user loses no file: outputs never replace the run's inputs or other programs' files, and are written whole or not
+//! at all.
 
 use super::{Run, case, command, gpt2};
 use crate::common::Result;
@@ -12,7 +13,7 @@ fn text(path: &Path) -> String {
     path.display().to_string()
 }
 
-/// `name` in the folder under its own name, through `..`, and as a link and a second name of the file in `elsewhere`.
+/// Paths to `name` in the folder: its own name, one through `..`, and a link and a hard link to it in `elsewhere`.
 fn names_of(folder: &Folder, name: &str, elsewhere: &Folder) -> Result<Vec<PathBuf>> {
     let path = folder.file(name);
     let own = folder.path().file_name().ok_or("a name")?;
@@ -82,7 +83,7 @@ fn nothing_is_put_into_the_hubs_cache_or_among_the_models_files() -> Result {
     let (folder, cache) = (Folder::of("odd")?, Folder::empty()?);
     let (model, dir) = (text(folder.path()), text(cache.path()));
     std::fs::create_dir(cache.file("blobs"))?;
-    // A folder that only holds a cache is no part of it.
+    // A folder that contains a cache does not belong to it.
     let beside =
         ["attention", "--model", &model, "--cache-dir", &dir, "--export", &text(&cache.file("w.npy"))];
     gpt2(&[&beside[..], &IDS].concat())?.succeeded();
@@ -97,7 +98,7 @@ fn nothing_is_put_into_the_hubs_cache_or_among_the_models_files() -> Result {
     Ok(())
 }
 
-/// Each option that writes a file, with a name that it takes.
+/// Each option that writes a file, with a name that it accepts.
 const OUTPUTS: [(&str, &str, &str); 7] = [
     ("attention", "--export", "w.safetensors"),
     ("attention", "--export", "w.npy"),
@@ -168,7 +169,7 @@ fn where_the_result_cannot_be_printed_no_file_is_written() -> Result {
     let run = Run::of(command(&args).stdout(full).stderr(Stdio::piped()).spawn()?.wait_with_output()?)?;
     run.refused(1, &["standard output", "No space left", "make room"]);
     assert!(folder.names()?.is_empty());
-    // A reader that has seen enough is no failure.
+    // It is not a failure if a reader has seen enough.
     let (reader, writer) = std::io::pipe()?;
     drop(reader);
     let run = Run::of(command(&args).stdout(writer).stderr(Stdio::piped()).spawn()?.wait_with_output()?)?;
@@ -191,7 +192,7 @@ fn a_text_that_is_not_utf_8_is_refused_with_the_byte_and_the_remedy() -> Result 
     Ok(())
 }
 
-/// The place where one looks for them first.
+/// The first place to look for them.
 #[test]
 fn metrics_may_lie_in_the_new_folder_of_the_model() -> Result {
     let folder = Folder::empty()?;
@@ -203,7 +204,7 @@ fn metrics_may_lie_in_the_new_folder_of_the_model() -> Result {
     let args = ["train", "--text", &input, "--out", &out, "--metrics", &metrics, "--steps", "2"];
     gpt2(&[&args[..], &size].concat())?.succeeded();
     assert_eq!(std::fs::read_to_string(folder.file("out/loss.csv"))?.lines().count(), 3);
-    // A table of somebody else's is not continued.
+    // It does not append to somebody else's table.
     folder.write("theirs.csv", "step,price\n1,2\n")?;
     let theirs = text(&folder.file("theirs.csv"));
     folder.write("out/training-state.safetensors", "a state")?;

@@ -1,4 +1,4 @@
-//! `gpt2 forward`: its numbers are the library's.
+//! `gpt2 forward`: it prints the library's numbers.
 
 use super::{
     assert_near, case, comma_separated, demo, demo_tokenizer, gpt2, json, log_softmax, logits, metadata,
@@ -12,7 +12,7 @@ use gpt2_loader::Checkpoint;
 use gpt2_model::{ForwardArgs, Gpt2LMHeadModel};
 use serde_json::Value;
 
-/// Holds a report against logits that the library computed.
+/// Compares a report with logits that the library computed.
 #[track_caller]
 fn assert_agrees(
     report: &Value,
@@ -61,7 +61,7 @@ fn json_agrees_with_the_library() -> Result {
         let report = json(&["forward", "--model", &case("odd"), "--json", "--ids", &comma_separated(ids)])?;
         assert_eq!(report["model"], case("odd"));
         assert_agrees(&report, &model, ids, 10, 1e-5)?;
-        // Without a tokenizer a token is shown by its number.
+        // Without a tokenizer, a token appears as its number.
         assert_eq!(report["tokens"][0]["token"], ids[0].to_string());
         assert_eq!(report["next"][0]["token"], report["next"][0]["id"].to_string());
     }

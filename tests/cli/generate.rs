@@ -1,4 +1,4 @@
-//! `gpt2 generate`: greedy, seeded, streamed, and ended where the model says so.
+//! `gpt2 generate`: greedy, seeded and streamed, ending when the model says so.
 
 use super::{case, comma_separated, demo, demo_tokenizer, gpt2, json};
 use crate::common::{Result, data};
@@ -59,7 +59,7 @@ fn text_is_the_prompt_and_its_continuation() -> Result {
     assert_eq!(text, demo_tokenizer()?.decode(&ids(&report["ids"])?));
     assert_eq!(run.stdout, gpt2(&args)?.succeeded().stdout, "greedy is not random");
 
-    // The library, given the same, generates the same.
+    // The library generates the same from the same input.
     let model = Checkpoint::open(&demo().open()?)?.load_model(DType::F32, &Device::Cpu)?;
     let prompt_ids = demo_tokenizer()?.encode(prompt)?;
     let mut generation = Generation::new(&model, std::slice::from_ref(&prompt_ids), Sampling::greedy(), 30)?;
@@ -100,7 +100,7 @@ fn narrow_sampling_is_greedy() -> Result {
 
 #[test]
 fn the_end_token_ends_the_text_and_is_not_printed() -> Result {
-    // `odd` goes on with 61, 50, 41 after this prompt.
+    // `odd` continues this prompt with 61, 50, 41.
     let folder = Folder::of("odd")?;
     folder.set_config("eos_token_id", serde_json::json!([7, 50]))?;
     let model = folder.path().display().to_string();
@@ -113,7 +113,7 @@ fn the_end_token_ends_the_text_and_is_not_printed() -> Result {
 
 #[test]
 fn the_end_token_is_no_part_of_the_text_in_json_either() -> Result {
-    // The demo model with the token that it would generate third as its end.
+    // The demo model, with the third token that it would generate as its end token.
     let folder = Folder::empty()?;
     for name in ["config.json", "model.safetensors", "tokenizer.json"] {
         std::fs::copy(data("../../models/tiny-shakespeare").join(name), folder.file(name))?;
@@ -134,7 +134,7 @@ fn the_context_is_used_to_its_end_and_not_beyond() -> Result {
     let folder = Folder::of("odd")?;
     folder.set_config("eos_token_id", Value::Null)?;
     let (model, full) = (folder.path().display().to_string(), comma_separated(&[3; 77]));
-    // 77 positions are read and the 78th token is generated from the last.
+    // The model reads 77 positions and generates the 78th token from the last.
     let run = gpt2(&["generate", "--model", &model, "--ids", &full])?.succeeded();
     assert_eq!(run.stdout.trim_end().split(',').count(), 1, "{}", run.stdout);
     let run = gpt2(&["generate", "--model", &model, "--ids", "1,2"])?.succeeded();

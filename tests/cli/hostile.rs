@@ -1,4 +1,4 @@
-//! Files made to do harm: refused within bounds of memory and time, never by a crash.
+//! Files made to do harm: the program refuses them within limits of memory and time, and never crashes.
 
 use super::{Run, command};
 use crate::common::Result;
@@ -6,7 +6,7 @@ use crate::folder::Folder;
 use crate::pickles::{Entries, entries, with_pickle, zip};
 use std::process::Command;
 
-/// Runs within 2 GiB of address space and 10 seconds of computing.
+/// Runs the program with limits of 2 GiB of address space and 10 seconds of CPU time.
 #[track_caller]
 fn bounded(args: &[&str]) -> Result<Run> {
     let gpt2 = command(args);
@@ -16,7 +16,7 @@ fn bounded(args: &[&str]) -> Result<Run> {
     Run::of(shell.env_remove("RUST_BACKTRACE").env("RAYON_NUM_THREADS", "1").output()?)
 }
 
-/// Fails unless the folder is refused with exit code 1, by a message that names it or a file in it.
+/// Fails unless the program refuses the folder with exit code 1 and a message that names it or a file in it.
 #[track_caller]
 fn assert_refused(folder: &Folder) -> Result {
     let model = folder.path().display().to_string();
@@ -25,7 +25,7 @@ fn assert_refused(folder: &Folder) -> Result {
     Ok(())
 }
 
-/// A state dictionary with one entry `u` whose value `operations` leave on the stack.
+/// A state dictionary with one entry `u`, whose value is what `operations` leave on the stack.
 fn dictionary(operations: &[u8]) -> Vec<u8> {
     [b"\x80\x02}X\x01\0\0\0u", operations, b"s."].concat()
 }
@@ -60,7 +60,7 @@ fn a_pickled_string_of_four_gigabytes() -> Result {
 
 #[test]
 fn a_pickle_that_doubles_itself() -> Result {
-    // Put into the memo, get twice, make a pair of it: 2^40 objects from a few hundred bytes.
+    // Put an object into the memo, get it twice and make a pair: 2^40 objects from a few hundred bytes.
     let mut operations = b")q\x00".to_vec();
     for i in 0..40 {
         operations.extend([b'h', i, b'h', i, 0x86, b'q', i + 1]);

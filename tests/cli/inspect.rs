@@ -1,4 +1,4 @@
-//! `gpt2 inspect`: what is in a folder, without reading the weights.
+//! `gpt2 inspect`: the contents of a folder, without reading the weights.
 
 use super::{case, gpt2, json};
 use crate::common::{Result, data};
@@ -112,7 +112,7 @@ fn buffers_are_listed_and_not_counted() -> Result {
 
 #[test]
 fn the_weights_are_not_read() -> Result {
-    // A file of 3 GB that takes no room on disk: its data is a hole.
+    // A sparse file of 3 GB, which takes no room on disk.
     let folder = Folder::of("odd")?;
     folder.set_config("vocab_size", 16_000_000.into())?;
     let mut header = serde_json::Map::new();

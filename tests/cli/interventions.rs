@@ -1,4 +1,4 @@
-//! `--ablate`, `--mean-ablate`, `--scale` and `--block`: what the library does with the same list.
+//! `--ablate`, `--mean-ablate`, `--scale` and `--block`: the same results as the library's for the same list.
 
 use super::{assert_near, case, comma_separated, gpt2, json, log_softmax, some_ids};
 use crate::common::Result;

@@ -1,4 +1,4 @@
-//! The binary as a person runs it.
+//! The binary, run as a person would run it.
 
 mod analyses;
 mod attention;
@@ -40,7 +40,7 @@ use serde_json::Value;
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
 
-/// What a run left behind.
+/// The result of a run.
 #[derive(Debug)]
 pub(crate) struct Run {
     pub(crate) code: i32,
@@ -49,7 +49,7 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// Fails for a process that was killed by a signal, and for one that panicked.
+    /// Fails if the process was killed by a signal or panicked.
     #[track_caller]
     pub(crate) fn of(output: Output) -> Result<Self> {
         let (stdout, stderr) = (String::from_utf8(output.stdout)?, String::from_utf8(output.stderr)?);
@@ -65,7 +65,7 @@ impl Run {
         self
     }
 
-    /// Fails unless it ended with `code` and a message that holds `parts`, and printed no result.
+    /// Fails unless it ended with `code` and a message that contains `parts`, and printed no result.
     #[track_caller]
     pub(crate) fn refused(&self, code: i32, parts: &[&str]) {
         assert_eq!(self.code, code, "{self:?}");
@@ -75,7 +75,7 @@ impl Run {
     }
 }
 
-/// The binary with `args`, nothing on its stdin and none of the variables that change what it does.
+/// The binary with `args`, nothing on its stdin and none of the variables that change its behaviour.
 pub(crate) fn command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gpt2"));
     command.args(args).stdin(Stdio::null());
@@ -94,7 +94,7 @@ fn gpt2(args: &[&str]) -> Result<Run> {
     Run::of(command(args).output()?)
 }
 
-/// The binary with `text` coming through a pipe.
+/// The binary with `args`, reading `text` through a pipe.
 #[track_caller]
 fn gpt2_with_pipe(args: &[&str], text: &str) -> Result<Run> {
     let mut child =
@@ -103,7 +103,7 @@ fn gpt2_with_pipe(args: &[&str], text: &str) -> Result<Run> {
     Run::of(child.wait_with_output()?)
 }
 
-/// The result of a run that must succeed, as JSON.
+/// The JSON result of a run that must succeed.
 #[track_caller]
 fn json(args: &[&str]) -> Result<Value> {
     let run = gpt2(args)?.succeeded();
@@ -116,7 +116,7 @@ fn case(name: &str) -> String {
     data(name).display().to_string()
 }
 
-/// The demo model's files, as they were built in.
+/// The demo model's files, as built into the binary.
 fn demo() -> Source {
     Source::directory(data("../../models/tiny-shakespeare"))
 }

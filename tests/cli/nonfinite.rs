@@ -1,4 +1,4 @@
-//! What is not finite is an error that names where it begins, unless it is asked for.
+//! A result that is not finite is an error that says where the cause is, unless the user allows it.
 
 use super::{case, gpt2};
 use crate::common::{Result, data};
@@ -17,7 +17,7 @@ fn with(changes: &[(&str, f32)]) -> Result<Folder> {
 
 const IDS: [&str; 2] = ["--ids", "1,2,3"];
 
-/// Every command that shows numbers of a run, and the file that it would write.
+/// Every command that shows a run's numbers, and the file that it would write.
 fn commands(file: &str) -> Vec<Vec<&str>> {
     let prompt = |args: &[&'static str]| [args, &IDS].concat();
     let export = |option| [&["attention", option, file][..], &IDS].concat();
@@ -59,7 +59,7 @@ fn damaged_weights_are_named_with_their_layer_and_leave_no_file() -> Result {
 
 #[test]
 fn what_overflows_in_a_half_is_sent_to_f32_where_it_does_not() -> Result {
-    // f16 ends at 65504, and both are added to the residual stream.
+    // The largest f16 is 65504, and both go into the residual stream.
     let folder = with(&[("h.0.mlp.c_proj.bias", 60000.0), ("h.1.mlp.c_proj.bias", 60000.0)])?;
     let model = folder.path().display().to_string();
     let run = gpt2(&["forward", "--ids", "1,2,3", "--model", &model, "--dtype", "f16"])?;
@@ -96,7 +96,7 @@ fn broken_models_can_be_looked_at_on_purpose() -> Result {
     Ok(())
 }
 
-/// What is shown is checked, and not what comes of it: the broken head's output is put away here.
+/// The check covers the weights that are shown, not only the final result, which no longer contains the broken head.
 #[test]
 fn a_broken_head_that_is_ablated_is_not_shown_as_numbers() -> Result {
     // A weight of the queries of layer 0's head 0, which the intervention then ablates.

@@ -1,10 +1,10 @@
-//! A reader that goes away (`| head`) is no error.
+//! It is no error if a reader goes away (`| head`).
 
 use super::{Run, case, command};
 use crate::common::Result;
 use std::process::Stdio;
 
-/// Runs with a stdout whose reader is gone before the start.
+/// Runs with a stdout whose reader has gone away before the start.
 #[track_caller]
 fn into_nothing(args: &[&str]) -> Result<Run> {
     let (reader, writer) = std::io::pipe()?;

@@ -1,4 +1,4 @@
-//! The prompt: an argument, a file, a pipe or ids, and what a terminal must never see of it.
+//! The prompt: an argument, a file, a pipe or ids; and the parts of it that must never reach a terminal.
 
 use super::{case, demo_tokenizer, gpt2, gpt2_with_pipe};
 use crate::common::{Result, data};
@@ -22,7 +22,7 @@ fn every_way_of_giving_it_is_the_same_prompt() -> Result {
     ] {
         assert_eq!(run.succeeded().stdout, expected, "{what}");
     }
-    // An argument is taken as it is, and only one newline is left out.
+    // An argument counts as it is; a file loses only one newline.
     let run = gpt2_with_pipe(&["forward", "--json"], &format!("{text}\n\n"))?.succeeded();
     assert_eq!(gpt2(&["forward", "--json", &format!("{text}\n")])?.succeeded().stdout, run.stdout);
     assert_ne!(run.stdout, expected);
@@ -128,7 +128,7 @@ fn a_prompt_far_longer_than_the_model_reads_is_refused_before_it_is_tokenised() 
 
 const ESCAPES: &str = "\x1b[31mred\x1b]0;title\x07 \u{9b}2J\r\x08\u{202e}";
 
-/// Fails where a control character is left: in JSON one of ASCII's, elsewhere any.
+/// Fails if any control character is left; in JSON, only ASCII's count.
 #[track_caller]
 fn assert_harmless(args: &[&str], text: &str) {
     let json = args.contains(&"--json");

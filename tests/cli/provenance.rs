@@ -1,4 +1,4 @@
-//! Every output says what made it: model, dtype, device, attention, tokens, layers and heads, interventions, version.
+//! Every output says how it was made: model, dtype, device, attention, tokens, layers and heads, interventions, version.
 
 use super::{case, gpt2, json, metadata};
 use crate::common::Result;
@@ -12,7 +12,7 @@ fn changed<'a>(model: &'a str, args: &[&'a str]) -> Vec<&'a str> {
     [args, &["--ids", "1,2,3", "--device", "cpu", "--model", model], &CHANGES].concat()
 }
 
-/// Fails unless the facts are those of such a run.
+/// Fails unless the facts describe such a run.
 #[track_caller]
 fn assert_facts(what: &str, facts: &Value, model: &str) {
     let expected = json!({
@@ -59,7 +59,7 @@ fn every_file_that_attention_writes_says_what_made_it() -> Result {
                 assert_eq!((&square["layers"], &square["heads"]), (&json!([1]), &json!([0, 2])));
                 square["provenance"].clone()
             }
-            // As text that is not compressed, in a chunk of a picture or as data of a page.
+            // As uncompressed text, in a chunk of a picture or in the data of a page.
             _ => {
                 let start = content.find("{\"device\":").ok_or("facts")?;
                 let mut facts = serde_json::Deserializer::from_str(&content[start..]).into_iter::<Value>();
@@ -88,7 +88,7 @@ fn json_and_the_terminals_first_line_say_what_made_them() -> Result {
         let facts = json(&[&changed(&model, args)[..], &["--json"]].concat())?;
         assert_facts(args[0], &facts["provenance"], &model);
         let run = gpt2(&changed(&model, args))?.succeeded();
-        // Generated text stands alone.
+        // Generated text has no header.
         let out = if args[0] == "generate" { &run.stderr } else { &run.stdout };
         let first = out.lines().next().unwrap_or_default();
         assert_says(args[0], first, &[&model, "3 tokens", "f32 on cpu", "ablate 0.1, scale 1.2=0.5"]);

@@ -1,4 +1,4 @@
-//! `gpt2 train`: a folder that every other subcommand takes, the same for the same seed.
+//! `gpt2 train`: writes a folder that every other subcommand accepts, the same for the same seed.
 
 use super::{Run, command, gpt2, json};
 use crate::common::Result;
@@ -8,7 +8,7 @@ use safetensors::Dtype;
 use std::io::{BufRead, BufReader, Read};
 use std::process::Stdio;
 
-/// Verses enough for both parts of the data.
+/// Enough verses for both parts of the data.
 fn text() -> String {
     let line = |i: usize| {
         format!("Line {i} of a play in which the {} king speaks.\n", ["old", "young", "mad"][i % 3])
@@ -49,7 +49,7 @@ fn a_trained_model_is_clean_runs_and_knows_its_text() -> Result {
     let end = Tokenizer::open(&Source::directory(&model).open()?, 300)?.end_of_text();
     assert_eq!(report["config"]["eos_token_id"], serde_json::json!(end));
 
-    // A model that learnt nothing would give each of 300 tokens alike.
+    // A model that learnt nothing would give each of the 300 tokens the same probability.
     let report = json(&["forward", "--model", &path, "--json", "Line 7 of a play in"])?;
     assert!(report["perplexity"].as_f64() < Some(200.0), "{}", report["perplexity"]);
     let run = gpt2(&["generate", "--model", &path, "--greedy", "-n4", "Line"])?.succeeded();
@@ -121,7 +121,7 @@ fn a_run_that_is_stopped_goes_on_as_if_it_had_not_been() -> Result {
     let curve = std::fs::read_to_string(&metrics)?;
     assert_eq!(curve.lines().count(), 601, "{curve}");
 
-    // Once by Ctrl-C, once by force, wherever that meets it.
+    // Stop it once with Ctrl-C and once by force, at an arbitrary moment.
     for signal in ["INT", "KILL"] {
         let out = folder.file(signal).display().to_string();
         let text = folder.file("text.txt").display().to_string();
@@ -219,7 +219,7 @@ fn a_model_is_trained_further() -> Result {
     assert!(perplexity(&out)? < perplexity(&first)?, "{} {}", perplexity(&out)?, perplexity(&first)?);
     gpt2(&[&args[..], &["--overwrite", "--window", "17"]].concat())?.refused(1, &["--window is 17", "16"]);
 
-    // A head of its own is learnt, too, though the config calls the two tied.
+    // A separate head is trained, too, although the config says that the two are tied.
     let weights = folder.file("first").join("model.safetensors");
     let mut tensors = read(&weights)?;
     let wte = tensors.keys().find(|name| name.ends_with("wte.weight")).ok_or("an embedding")?;
@@ -265,7 +265,7 @@ fn what_cannot_be_trained_is_refused_with_the_reason() -> Result {
         (&["--lr", "1e30", "--steps", "20"], 1, &["the loss became", "--lr"]),
         (&["--lr", "1e30", "--steps", "1"], 1, &["the validation loss became", "--lr"]),
     ] {
-        // A later option takes an earlier one's place only where clap is told so: these come once.
+        // A later option only replaces an earlier one if clap is told so; here each occurs once.
         folder.write("text.txt", text())?;
         let (text, out) =
             (folder.file("text.txt").display().to_string(), folder.file("model").display().to_string());

@@ -1,4 +1,4 @@
-//! `gpt2 verify`: every path is there, and the exit code follows them.
+//! `gpt2 verify`: it covers every path, and the exit code reflects the results.
 
 use super::{case, gpt2, json};
 use crate::common::Result;
@@ -14,7 +14,7 @@ fn every_path_is_checked_and_within_its_tolerance() -> Result {
         let (error, tolerance) = (check["error"].as_f64(), check["tolerance"].as_f64());
         let (error, tolerance) = error.zip(tolerance).ok_or("two numbers")?;
         assert_eq!(check["passed"], error <= tolerance, "{check}");
-        // A half that shows no error at all was never rounded: it was computed in f32.
+        // A half without any error was never rounded: the computation ran in f32.
         let half = check["dtype"] != "f32";
         assert!(!(half && check["what"] == "prompt" && error < 1e-5), "{check}");
         seen.insert([&check["what"], &check["impl"], &check["dtype"]].map(ToString::to_string).join(" "));

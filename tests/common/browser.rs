@@ -16,20 +16,20 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// One browser at a time: two at once would make each test's waiting the other's doing.
+/// Runs one browser at a time: with two at once, each test would wait because of the other.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// chromedriver, on a port of its own choice.
+/// chromedriver, on a port that it chooses.
 struct Driver {
     process: Child,
     port: u16,
-    /// Read from until the port is known, and open as long as the driver may write to it.
+    /// Read until the port is known; stays open as long as the driver may write to it.
     _stdout: BufReader<ChildStdout>,
 }
 
 impl Driver {
-    /// The driver takes a free port of IPv4 and then the same number of IPv6, which a server of another test may
-    /// hold: it then ends, and is started again.
+    /// The driver takes a free IPv4 port and then the same port number on IPv6. If another test's server holds that, the
+    /// driver ends, and this starts it again.
     fn start() -> Result<Self> {
         for _ in 0..10 {
             if let Some(driver) = Self::try_start()? {
@@ -56,7 +56,7 @@ impl Driver {
         }
     }
 
-    /// A request beside those of the standard.
+    /// A request that is not in the standard.
     fn request(&self, method: &str, path: &str, body: &Value) -> Result<Value> {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
         let (body, port) = (body.to_string(), self.port);
@@ -67,7 +67,7 @@ impl Driver {
             body.len()
         )?;
         stream.set_read_timeout(Some(Duration::from_secs(20)))?;
-        // The driver keeps the connection open whatever it is asked, so the length says where to stop.
+        // The driver always keeps the connection open, so the length tells where to stop.
         let mut reader = BufReader::new(stream);
         let mut length = 0;
         loop {
@@ -87,7 +87,7 @@ impl Driver {
 }
 
 impl Drop for Driver {
-    /// Also after a failed assertion: its browser must not outlive the test.
+    /// Ends the browser, also after a failed assertion: it must not outlive the test.
     fn drop(&mut self) {
         let _ = self.request("GET", "/shutdown", &json!({}));
         let end = Instant::now() + Duration::from_secs(5);
@@ -99,17 +99,16 @@ impl Drop for Driver {
     }
 }
 
-/// A page that is open.
+/// An open page.
 pub(crate) struct Browser {
     client: Client,
     driver: Driver,
     session: String,
 }
 
-/// Opens `page` in a window of 1400 x 900 and runs `test` on it. Afterwards the page must have logged
-/// nothing and fetched nothing.
+/// Opens `page` in a window of 1400 x 900 and runs `test` on it. The page must not log or fetch anything.
 ///
-/// Where there is no Chromium, this fails under CI, and elsewhere says that it was skipped.
+/// Without Chromium, this fails under CI, and elsewhere says that it was skipped.
 pub(crate) fn browse(page: &Path, test: impl AsyncFnOnce(&Browser) -> Result) -> Result {
     let there = |name| Command::new(name).arg("--version").output().is_ok_and(|o| o.status.success());
     if !there("chromium") || !there("chromedriver") {
@@ -117,7 +116,7 @@ pub(crate) fn browse(page: &Path, test: impl AsyncFnOnce(&Browser) -> Result) ->
         if std::env::var_os("CI").is_some() {
             return Err(remedy.into());
         }
-        // Past the capture of output: a test that did not run must not look like one that did.
+        // Bypass the capture of output: a test that did not run must not look like one that did.
         writeln!(std::io::stderr(), "SKIPPED a page in Chromium: {remedy}")?;
         return Ok(());
     }
@@ -135,7 +134,7 @@ pub(crate) fn browse(page: &Path, test: impl AsyncFnOnce(&Browser) -> Result) ->
 impl Browser {
     async fn open(page: &Path) -> Result<Self> {
         let driver = Driver::start()?;
-        // Without a sandbox, since CI's containers run as root.
+        // No sandbox, since CI's containers run as root.
         let args = ["--headless=new", "--no-sandbox", "--window-size=1400,900", "--hide-scrollbars"];
         let capabilities = json!({
             "goog:chromeOptions": { "args": args },
@@ -152,18 +151,18 @@ impl Browser {
         Ok(browser)
     }
 
-    /// Milliseconds from the start of navigation to a page that answers.
+    /// Milliseconds from the start of navigation until the page responds.
     pub(crate) async fn ready_after(&self) -> Result<f64> {
         let ready = self.get("performance.getEntriesByName('ready')[0].startTime").await?;
         Ok(ready.as_f64().ok_or("a time")?)
     }
 
-    /// One of Chromium's own requests: `/se/log`, `/goog/cdp/execute`.
+    /// One of Chromium's own requests, such as `/se/log` and `/goog/cdp/execute`.
     fn extension(&self, path: &str, body: &Value) -> Result<Value> {
         self.driver.request("POST", &format!("/session/{}{path}", self.session), body)
     }
 
-    /// What the console said since this was last asked.
+    /// The console's messages since the last call.
     pub(crate) fn log(&self) -> Result<Value> {
         self.extension("/se/log", &json!({ "type": "browser" }))
     }
@@ -207,7 +206,7 @@ impl Browser {
         Ok(self.client.find(Locator::Css(css)).await?.click().await?)
     }
 
-    /// Real keys, where the focus is. `\u{e000}` and what follows are the standard's names of special ones.
+    /// Presses real keys, which go to the focus. From `\u{e000}` on, the standard defines special keys.
     pub(crate) async fn keys(&self, keys: &str) -> Result {
         let mut actions = KeyActions::new("keys".into());
         for value in keys.chars() {
@@ -237,7 +236,7 @@ impl Browser {
         self.until(&format!("document.documentElement.dataset.shown === {name:?}")).await
     }
 
-    /// Where the middle of a cell is in the window, while the whole map is shown: the geometry of map.js.
+    /// The position of a cell's middle in the window while the whole map is visible: the geometry of map.js.
     pub(crate) async fn cell(&self, queries: usize, keys: usize, at: (usize, usize)) -> Result<(f64, f64)> {
         let rect = self.get("document.getElementById('map').getBoundingClientRect().toJSON()").await?;
         let of = |name: &str| rect[name].as_f64().ok_or("a number");

@@ -1,4 +1,4 @@
-//! A checkpoint's folder that a test may change, and the tensors in it as a file holds them.
+//! A checkpoint's folder that a test may change, and the tensors in its files.
 
 #![allow(dead_code)] // each package uses a part of it
 
@@ -12,7 +12,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// A tensor as a file holds it, of any dtype.
+/// A tensor as stored in a file, of any dtype.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Raw {
     pub(crate) dtype: Dtype,
@@ -62,7 +62,7 @@ pub(crate) fn zeros(dtype: Dtype, shape: &[usize]) -> Raw {
     Raw { dtype, shape: shape.to_vec(), data: vec![0; bytes] }
 }
 
-/// A checkpoint's folder that a test may damage; it is gone at the test's end.
+/// A checkpoint's folder that a test may damage; removed at the test's end.
 pub(crate) struct Folder(tempfile::TempDir);
 
 impl Folder {
@@ -141,7 +141,7 @@ impl Folder {
     }
 }
 
-/// Fails unless `message` holds every one of `parts`.
+/// Fails unless `message` contains all of `parts`.
 #[track_caller]
 pub(crate) fn assert_says(what: &str, message: &str, parts: &[&str]) {
     for part in parts {

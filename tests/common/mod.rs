@@ -1,4 +1,4 @@
-//! What the tests of several packages need: the reference data, and one measure of error.
+//! Shared by the tests of several packages: the reference data, and one measure of error.
 
 #![allow(dead_code)] // each package uses a part of it
 
@@ -13,7 +13,7 @@ pub(crate) fn data(case: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/data").join(case)
 }
 
-/// What transformers computed for a case.
+/// The values that transformers computed for a case.
 pub(crate) fn reference(case: &str) -> Result<HashMap<String, Tensor>> {
     Ok(candle_core::safetensors::load(data(case).join("reference.safetensors"), &Device::Cpu)?)
 }
@@ -26,7 +26,7 @@ pub(crate) fn relative_error(got: &Tensor, expected: &Tensor) -> Result<f64> {
     let (got, expected) = (got.to_dtype(DType::F64)?, expected.to_dtype(DType::F64)?);
     let largest = |x: &Tensor| x.abs()?.flatten_all()?.max(0)?.to_scalar::<f64>();
     let difference = (got - &expected)?;
-    // `max` passes over a NaN; a sum does not.
+    // `max` ignores NaN; a sum does not.
     if difference.sum_all()?.to_scalar::<f64>()?.is_nan() {
         return Ok(f64::NAN);
     }
@@ -48,12 +48,12 @@ pub(crate) fn some_ids(t: usize, salt: usize) -> Result<Tensor> {
     Ok(Tensor::from_vec(ids, (1, t), &Device::Cpu)?)
 }
 
-/// How many cases a property is tried on: `usual`, or `PROPTEST_CASES` where a slow checker asks for fewer.
+/// How many cases to try a property on: `usual`, or `PROPTEST_CASES` if a slow checker asks for fewer.
 pub(crate) fn cases(usual: u32) -> u32 {
     std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(usual)
 }
 
-/// Which keys are visible: about half of them, none of row 0 in every fourth case.
+/// Which keys are visible: about half of them; in every fourth case, none in row 0.
 pub(crate) fn some_padding(b: usize, s: usize, seed: u64) -> Vec<Vec<u8>> {
     let bit = |i: usize, j: usize| u8::from((seed >> ((i * 7 + j * 5) % 13)) & 1 == 1);
     (0..b)
@@ -61,7 +61,7 @@ pub(crate) fn some_padding(b: usize, s: usize, seed: u64) -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// The largest magnitude, NaN where there is one.
+/// The largest magnitude; NaN if there is a NaN.
 pub(crate) fn max_abs(x: &Tensor) -> Result<f32> {
     let values: Vec<f32> = x.to_dtype(DType::F32)?.abs()?.flatten_all()?.to_vec1()?;
     Ok(values

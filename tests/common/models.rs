@@ -13,7 +13,7 @@ pub(crate) fn load(case: &str, dtype: DType) -> Result<Gpt2LMHeadModel> {
     Ok(checkpoint.load_model(dtype, &Device::Cpu)?)
 }
 
-/// A model with random weights, large enough in its deviations that attention is not uniform.
+/// A model with random weights whose deviations are large enough that attention is not uniform.
 pub(crate) fn random_model(n_head: usize, head_dim: usize, n_positions: usize) -> Result<Gpt2LMHeadModel> {
     let config = Config {
         vocab_size: 37,

@@ -1,18 +1,18 @@
-//! `pytorch_model.bin`, taken apart and put together again with something wrong in it.
+//! Takes `pytorch_model.bin` apart and puts it together again with something wrong in it.
 
 use crate::common::{Result, data};
 use crate::folder::Folder;
 
 pub(crate) const BIN: &str = "pytorch_model.bin";
 
-/// The entries of a zip that is not compressed, by name and in order.
+/// The entries of an uncompressed zip, by name and in order.
 pub(crate) type Entries = Vec<(String, Vec<u8>)>;
 
 fn number(bytes: &[u8], at: usize, width: usize) -> usize {
     bytes[at..at + width].iter().rev().fold(0, |n, &b| n << 8 | usize::from(b))
 }
 
-/// The entries of a case's archive, found through its central directory.
+/// The entries of a case's archive, read through its central directory.
 pub(crate) fn entries(case: &str) -> Result<Entries> {
     let zip = std::fs::read(data(case).join(BIN))?;
     let central = zip.windows(4).enumerate().filter(|(_, w)| w == b"PK\x01\x02");
@@ -30,7 +30,7 @@ fn crc32(data: &[u8]) -> u32 {
     !data.iter().fold(!0, |crc, &byte| (0..8).fold(crc ^ u32::from(byte), shift))
 }
 
-/// A zip of these entries, not compressed, with right checksums: what is wrong in it is wrong inside.
+/// An uncompressed zip of these entries with correct checksums, so that any damage is in the entries themselves.
 pub(crate) fn zip(entries: &Entries) -> Result<Vec<u8>> {
     let (mut file, mut central) = (vec![], vec![]);
     for (name, data) in entries {
@@ -53,7 +53,7 @@ pub(crate) fn zip(entries: &Entries) -> Result<Vec<u8>> {
     Ok(file)
 }
 
-/// `pickle`'s folder with another pickle in its archive.
+/// The folder of the case `pickle`, with another pickle in its archive.
 pub(crate) fn with_pickle(pickle: &[u8]) -> Result<Folder> {
     let mut entries = entries("pickle")?;
     entries[0].1 = pickle.to_vec();

@@ -1,4 +1,4 @@
-//! Files are whole or not there.
+//! Files are written whole or not at all.
 
 use crate::common::Result;
 use crate::folder::Folder;
@@ -83,7 +83,7 @@ mod unix {
         let folder = Folder::empty()?;
         folder.write("plain", "x")?;
         write_bytes(&folder.file("ours"), b"x")?;
-        // A writer may put a file of its own in place, as safetensors' does, with 0600.
+        // A writer may replace the file with a new one with mode 0600, as the safetensors crate's does.
         write(&folder.file("replaced"), |temporary| {
             tempfile::NamedTempFile::new_in(folder.path())?.persist(temporary)?;
             Ok::<(), Error>(())
@@ -109,7 +109,7 @@ mod unix {
     fn a_device_is_refused_through_a_link_too() -> Result {
         let folder = Folder::empty()?;
         symlink("/dev/null", folder.file("link"))?;
-        // The device itself is never named here: a defect would replace it for the whole machine.
+        // Never name the device itself here: with a bug, the test would replace it for the whole machine.
         let error = write_bytes(&folder.file("link"), b"x").expect_err("a device").to_string();
         assert!(error.contains("link") && error.contains("a device"), "{error}");
         assert_eq!(std::fs::read_link(folder.file("link"))?.as_os_str(), "/dev/null");
@@ -154,7 +154,7 @@ mod unix {
     }
 }
 
-/// What a killed process left is removed, what a living one writes is not, nor what only looks alike.
+/// Files that a killed process left are removed, but not those of a running one, nor files with similar names.
 #[test]
 fn abandoned_temporary_files_are_removed_by_the_next_write_into_the_folder() -> Result {
     let folder = Folder::empty()?;

@@ -1,4 +1,4 @@
-//! Files are whole or not there, whatever happens while they are written.
+//! Files are written whole or not at all, whatever happens during the write.
 
 mod atomic;
 #[path = "../common/mod.rs"]

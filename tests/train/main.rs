@@ -1,4 +1,4 @@
-//! Training on small models whose best loss is known.
+//! Training small models whose best possible loss is known.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -1,4 +1,4 @@
-//! Training through the library: a model learns, the same way for the same seed, stopped in between or not.
+//! Training with the library: a model learns, in the same way for the same seed, even if it stops and resumes.
 
 use crate::common::Result;
 use crate::other_layer::other_layer;
@@ -9,7 +9,7 @@ use gpt2_model::{Config, Gpt2LMHeadModel, Implementation, init};
 use gpt2_train::{AdamW, AdamWParams, Dataset, TrainOptions, Trainer};
 use std::collections::BTreeMap;
 
-/// A tiny model, and what it is trained with.
+/// A tiny model with its optimiser and data.
 struct Run {
     variables: VarMap,
     model: Gpt2LMHeadModel,
@@ -39,7 +39,7 @@ impl Run {
         Ok(Self { variables, model, optimiser })
     }
 
-    /// Runs `steps` more; the last one's loss.
+    /// Runs `steps` more steps; returns the last one's loss.
     fn train(&mut self, steps: u64) -> Result<f32> {
         let mut last = f32::NAN;
         for _ in 0..steps {
@@ -60,7 +60,7 @@ impl Run {
     }
 }
 
-/// Four windows of a corpus in which a token and the one before it say what follows: x[i] = x[i-1] + x[i-2].
+/// Four windows of a corpus in which the two previous tokens determine the next: x[i] = x[i-1] + x[i-2].
 fn batch(step: u64) -> Result<(Tensor, Tensor)> {
     let t = 20;
     let mut ids = vec![];
@@ -76,8 +76,8 @@ fn batch(step: u64) -> Result<(Tensor, Tensor)> {
     Ok((ids.narrow(1, 0, t)?, ids.narrow(1, 1, t)?))
 }
 
-/// Each pair of tokens occurs alike, so that without attention ln 5 = 1.61 nats stay at every position. What
-/// follows the first token of a window cannot be known: 1.61 nats at 1 of 20 positions, 0.08 on average.
+/// Each pair of tokens is equally frequent, so that without attention the loss stays at ln 5 = 1.61 nats at every position.
+/// The token after the first of a window is unpredictable: 1.61 nats at 1 of 20 positions, 0.08 on average.
 #[test]
 fn the_loss_falls_to_what_cannot_be_known() -> Result {
     for implementation in [Implementation::Eager, Implementation::Fused] {
@@ -99,7 +99,7 @@ fn a_run_is_the_same_again_and_stopped_in_between() -> Result {
     };
     let mut first = Run::new(Implementation::Fused, 0.2)?;
     first.train(5)?;
-    // What a file would hold: copies of the weights and the optimiser's state.
+    // The contents of a file: copies of the weights and the optimiser's state.
     let mut state = first.optimiser.state();
     for tensor in state.values_mut() {
         *tensor = tensor.copy()?;

@@ -1,4 +1,4 @@
-//! Text that would like to be markup, script or direction: the page shows it.
+//! Text that tries to act as markup, script or text direction: the page only shows it.
 
 use crate::browser::browse;
 use crate::common::Result;
@@ -61,9 +61,9 @@ fn no_text_becomes_anything_but_text() -> Result {
             5,
             "header, layer, weights, predictions, script"
         );
-        // However long a token is, the page is no wider than the window.
+        // Even with a very long token, the page is no wider than the window.
         assert_eq!(page.get("document.documentElement.scrollWidth <= innerWidth").await?, true);
-        // What runs in this page is its own script alone, and nothing turns a string into markup.
+        // The page runs only its own script, and nothing turns a string into markup.
         assert_eq!(page.log()?, json!([]));
         let markup = "document.body.innerHTML = '<b>x</b>'";
         let tried = format!("(() => {{ try {{ {markup} }} catch {{ return 'refused' }} }})()");

@@ -1,4 +1,4 @@
-//! The numbers that a browser shows are the tensor's, at sizes from a few tokens to GPT-2's context.
+//! A browser shows the tensor's numbers, at sizes from a few tokens to GPT-2's context.
 
 use super::pages::{self, Kind};
 use crate::browser::{Browser, browse};
@@ -8,11 +8,11 @@ use gpt2_view::{PageHeader, PageWriter, Provenance, summarize};
 use std::fs::File;
 use std::io::BufWriter;
 
-/// Hovers over some cells of the head that is shown; `offset` is the position of the first query.
+/// Hovers over some cells of the displayed head; `offset` is the position of the first query.
 async fn assert_cells(page: &Browser, weights: &Tensor, offset: usize) -> Result {
     let (queries, keys) = weights.dims2()?;
     let rows = weights.to_vec2::<f32>()?;
-    // Where cells are smaller than pixels, those at the edges have neighbours that are none.
+    // If cells are smaller than pixels, the mouse may miss those at the edges.
     let edge = if keys > 200 { 8 } else { 0 };
     for n in 0..12 {
         let i = edge + (n * (queries - 2 * edge) / 11).min(queries - 2 * edge - 1);
@@ -20,7 +20,7 @@ async fn assert_cells(page: &Browser, weights: &Tensor, offset: usize) -> Result
         for j in [edge / 4, own / 3, own.saturating_sub(1), own] {
             page.mouse(page.cell(queries, keys, (i, j)).await?, false).await?;
             let (query, key, weight, error) = page.value().await?;
-            // Where a cell is no larger than a pixel, the mouse may be on its neighbour.
+            // If a cell is no larger than a pixel, the mouse may be on its neighbour.
             assert!(query.abs_diff(offset + i) <= 1 && key.abs_diff(j) <= 1, "{query}, {key}: not {i}, {j}");
             let expected = f64::from(rows[query - offset][key]);
             assert!((weight - expected).abs() <= error, "{weight} ± {error} at {query}, {key}: {expected}");
@@ -41,7 +41,7 @@ async fn assert_shows(page: &Browser, t: usize, layers: &[Tensor]) -> Result {
         let shown: f32 = page.text("[data-metric=entropy]").await?.parse()?;
         assert!((shown - summary.entropy).abs() < 0.006, "{shown}: {summary:?}");
     }
-    // All small maps are drawn, and the page's own memory stays far below what the weights take.
+    // The page draws all small maps, and its own memory stays far below the size of the weights.
     page.until("document.querySelectorAll('[data-drawn]').length === 144").await?;
     let heap = page.get("performance.memory.usedJSHeapSize").await?.as_f64().ok_or("a number")?;
     assert!(heap < 150e6, "{heap} bytes");
@@ -67,7 +67,7 @@ fn gpt2_small_at_1024_tokens_is_small_and_quick() -> Result {
     let bytes = file.as_file().metadata()?.len();
     assert!(bytes <= 30_000_000, "{bytes} bytes");
     browse(file.path(), async |page| {
-        // Some 0.4 s on a quiet machine; tests share theirs.
+        // Some 0.4 s on a quiet machine, but the tests share one.
         let ready = page.ready_after().await?;
         assert!(ready < 5000.0, "{ready} ms");
         assert_shows(page, 1024, &layers).await
@@ -102,7 +102,7 @@ fn queries_after_a_cache_are_the_last_of_the_keys() -> Result {
         assert_cells(page, &weights.get(0)?, 3).await?;
         // The last token is chosen: its row, strongest first.
         assert_eq!(page.texts("#outgoing .position").await?, ["4", "2", "3", "1", "0"]);
-        // Token 1 was there before the first query: it is seen, and does not look.
+        // Token 1 comes before the first query: queries attend to it, but it has no query.
         page.click("#word-1").await?;
         assert_eq!(page.texts("#incoming .position").await?, ["3", "4"]);
         assert_eq!(page.texts("#outgoing .position").await?, [""; 0]);

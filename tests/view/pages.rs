@@ -9,8 +9,8 @@ use std::io::Write;
 /// Width of the random queries and keys.
 const D: usize = 16;
 
-/// What a head is like: the deviation of its scores, how they fall with distance, and what the first and
-/// the previous token have in addition.
+/// The character of a head: the deviation of its scores, how they fall with distance, and the bonus of the first
+/// and the previous token.
 #[derive(Clone, Copy)]
 pub(crate) struct Kind {
     pub(crate) sharpness: f32,
@@ -20,7 +20,7 @@ pub(crate) struct Kind {
 }
 
 impl Kind {
-    /// Twelve kinds of head, turn by turn.
+    /// Twelve kinds of head, in turn.
     pub(crate) fn mixed(layer: usize, head: usize) -> Self {
         let at = (layer * 5 + head) % 12;
         let of = |values: [f32; 12]| values[at];
@@ -32,14 +32,14 @@ impl Kind {
         }
     }
 
-    /// The most that a page has to hold: many weights of many sizes in every row.
+    /// The heaviest load for a page: many weights of many sizes in every row.
     pub(crate) const NOISE: Self = Self { sharpness: 1.0, decay: 0.0, first: 0.0, previous: 0.0 };
 }
 
 /// (H, T, T): each row a softmax over the keys up to its query.
 pub(crate) fn weights(kinds: &[Kind], t: usize, seed: u64) -> Result<Tensor> {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
-    // A sum of uniform numbers is near enough to normal.
+    // A sum of uniform numbers is close enough to normal.
     let mut normal = || (0..4).map(|_| rng.random::<f32>() - 0.5).sum::<f32>() * 3f32.sqrt();
     let mut all = vec![0f32; kinds.len() * t * t];
     for (kind, map) in kinds.iter().zip(all.chunks_exact_mut(t * t)) {
@@ -66,7 +66,7 @@ pub(crate) fn weights(kinds: &[Kind], t: usize, seed: u64) -> Result<Tensor> {
     Tensor::from_vec(all, (kinds.len(), t, t), &Device::Cpu)
 }
 
-/// `t` words of a text that repeats itself.
+/// `t` words of a repetitive text.
 pub(crate) fn tokens(t: usize) -> Vec<String> {
     const TEXT: &str = "Four score and seven years ago our fathers brought forth upon this continent , a new \
                         nation , conceived in liberty , and dedicated to the proposition that all men are \

@@ -1,4 +1,4 @@
-//! `--device`, opened: an explicit choice never falls back, `auto` says what it chose.
+//! Opens `--device`: an explicit choice never falls back, and `auto` says what it chose.
 
 use crate::args::DeviceArg;
 use crate::output::note;
@@ -16,10 +16,14 @@ impl DeviceArg {
                  `cargo build --release --features cuda` on a machine with the CUDA toolkit"
             ),
             Self::Cuda(n) => {
-                let none = || format!("--device cuda:{n}: no such GPU answers; `nvidia-smi` shows which do");
+                let none = || {
+                    format!(
+                        "--device cuda:{n}: this GPU does not respond; `nvidia-smi` shows which GPUs there are"
+                    )
+                };
                 let device = Device::new_cuda(n).with_context(none)?;
                 gpt2_kernels::keep_freed_memory(&device).with_context(|| {
-                    format!("--device cuda:{n}: the driver's memory pool does not answer")
+                    format!("--device cuda:{n}: the driver's memory pool does not respond")
                 })?;
                 Ok(device)
             }
@@ -28,7 +32,7 @@ impl DeviceArg {
                  `cargo build --release --features metal` on macOS"
             ),
             Self::Metal(n) => {
-                Device::new_metal(n).with_context(|| format!("--device metal:{n}: no such GPU answers"))
+                Device::new_metal(n).with_context(|| format!("--device metal:{n}: this GPU does not respond"))
             }
             Self::Auto => Ok(Self::first_that_answers()),
         }

@@ -1,4 +1,4 @@
-//! Results that are not finite: an error that says where in the model they begin.
+//! Turns results that are not finite into an error that says where in the model they first appear.
 
 use crate::args::FiniteArgs;
 use crate::session::Session;
@@ -9,7 +9,7 @@ use gpt2_model::finite::{NotFinite, all_finite};
 use gpt2_model::hooks::Hooks;
 
 impl FiniteArgs {
-    /// Refuses `results` of a run over `ids` (B, T) where any number is not finite, unless that is allowed.
+    /// Refuses `results` of a run over `ids` (B, T) if any number is not finite, unless the user allows it.
     pub(crate) fn check<'a>(
         &self,
         session: &Session,
@@ -22,17 +22,14 @@ impl FiniteArgs {
         }
         for result in results {
             if !all_finite(result)? {
-                bail!(
-                    "{}; --allow-nonfinite shows the result all the same",
-                    explain(&session.model, ids, hooks)
-                )
+                bail!("{}; --allow-nonfinite shows the result anyway", explain(&session.model, ids, hooks))
             }
         }
         Ok(())
     }
 }
 
-/// Where a run over `ids` (B, T) first holds a number that is not finite, and what helps.
+/// Where a number that is not finite first appears in a run over `ids` (B, T), and what to do about it.
 pub(crate) fn explain(model: &Gpt2LMHeadModel, ids: &Tensor, hooks: Option<&dyn Hooks>) -> String {
     match model.first_not_finite(ids, hooks) {
         Ok(Some(found)) => describe(&found, model, ids, hooks),
@@ -41,11 +38,11 @@ pub(crate) fn explain(model: &Gpt2LMHeadModel, ids: &Tensor, hooks: Option<&dyn 
                      results are given"
                 .into()
         }
-        Err(error) => format!("the result is not finite, and where it begins cannot be told: {error}"),
+        Err(error) => format!("the result is not finite, and looking for the cause failed: {error}"),
     }
 }
 
-/// What was `found` in a run over `ids` (B, T), and what helps.
+/// Describes what was `found` in a run over `ids` (B, T), and what to do about it.
 pub(crate) fn describe(
     found: &NotFinite,
     model: &Gpt2LMHeadModel,
@@ -54,7 +51,7 @@ pub(crate) fn describe(
 ) -> String {
     let remedy = match found {
         NotFinite { parameter: Some(_), .. } => "the weights are damaged: fetch them again",
-        // All is well without the hooks, so they are the cause.
+        // Without the hooks every value is finite, so they are the cause.
         _ if hooks.is_some() && matches!(model.first_not_finite(ids, None), Ok(None)) => {
             "the model alone stays finite: weaken or remove the interventions"
         }

@@ -1,4 +1,4 @@
-//! The Hub as this machine is set up for it: flags first, then the variables that Python's
+//! How this machine accesses the Hub: flags come first, then the variables that Python's
 //! `huggingface_hub` reads, in its order.
 
 use crate::args::HubArgs;
@@ -15,21 +15,21 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// The largest token file that is read; a token has some forty characters.
+/// The largest token file to read; a token has some forty characters.
 const LONGEST_TOKEN: u64 = 4096;
-/// A file from here on gets a bar.
+/// Files of at least this size get a progress bar.
 const LARGE: u64 = 8_000_000;
 
-/// What a `--model` is.
+/// What `--model` names.
 pub(crate) enum Model {
     Folder(PathBuf),
     Hub(ModelId),
 }
 
-/// A folder where there is one of that name, else a model of the Hub.
+/// A folder if one of that name exists, otherwise a model on the Hub.
 pub(crate) fn resolve(text: &str, args: &HubArgs) -> anyhow::Result<Model> {
     let id = ModelId::parse(text);
-    // A file of that name, such as this program itself, is no model.
+    // A file of that name, such as this program itself, is not a model.
     if Path::new(text).is_dir() || (id.is_none() && Path::new(text).exists()) {
         no_revision(args, &format!("the folder {text}"))?;
         if let Some(id) = id {
@@ -42,20 +42,20 @@ pub(crate) fn resolve(text: &str, args: &HubArgs) -> anyhow::Result<Model> {
     Ok(id.map_or_else(|| Model::Folder(text.into()), Model::Hub))
 }
 
-/// Reads the name of a model of the Hub.
+/// Parses the name of a model on the Hub.
 pub(crate) fn model_id(text: &str) -> anyhow::Result<ModelId> {
     ModelId::parse(text).with_context(|| {
         let names: Vec<_> = ModelId::aliases().map(|(alias, _)| alias).collect();
-        format!("{text:?} is no model's name; expected owner/name or one of {}", names.join(", "))
+        format!("{text:?} is not the name of a model; expected owner/name or one of {}", names.join(", "))
     })
 }
 
-/// What to say first where the Hub has no model of that name: it might have been meant as a folder.
+/// The first thing to say if the Hub has no model of that name: the user may have meant a folder.
 pub(crate) fn not_a_folder(text: &str) -> String {
     format!("there is no folder {text}, so it was taken for a model of the Hub")
 }
 
-/// Refuses `--revision` for a model that has none.
+/// Refuses `--revision` for a model that has no revisions.
 pub(crate) fn no_revision(args: &HubArgs, what: &str) -> anyhow::Result<()> {
     match &args.revision {
         Some(_) => bail!("--revision is for models of the Hub; {what} has no revisions"),
@@ -68,12 +68,12 @@ pub(crate) fn revision(args: &HubArgs) -> &str {
     args.revision.as_deref().unwrap_or(MAIN)
 }
 
-/// The files whose content is known beforehand.
+/// The files whose content is known in advance.
 pub(crate) fn pins() -> anyhow::Result<Vec<Pin>> {
     serde_json::from_str(gpt2_demo::HUB_MODELS).context("models/hub.json")
 }
 
-/// The Hub that the flags and the environment ask for.
+/// The Hub, as the flags and the environment configure it.
 pub(crate) fn settings(args: &HubArgs) -> anyhow::Result<Hub> {
     let cache_dir = cache_dir(args)?;
     let endpoint = args.endpoint.clone().or_else(|| variable("HF_ENDPOINT"));
@@ -89,7 +89,7 @@ pub(crate) fn settings(args: &HubArgs) -> anyhow::Result<Hub> {
     Ok(hub)
 }
 
-/// The folder of downloaded models.
+/// The folder for downloaded models.
 pub(crate) fn cache_dir(args: &HubArgs) -> anyhow::Result<PathBuf> {
     if let Some(dir) = &args.cache_dir {
         return Ok(dir.clone());
@@ -100,7 +100,7 @@ pub(crate) fn cache_dir(args: &HubArgs) -> anyhow::Result<PathBuf> {
     }
 }
 
-/// Adds what is read for the Hub: its cache, and the token. Without a home folder there is neither.
+/// Adds what this program reads to use the Hub: the cache and the token. Without a home folder there is neither.
 pub(crate) fn inputs(args: &HubArgs, inputs: &mut Inputs) {
     if let Ok(dir) = cache_dir(args) {
         inputs.cache(dir);
@@ -139,7 +139,7 @@ fn token(home: &Path) -> Option<String> {
     Some(token.trim().to_string()).filter(|token| !token.is_empty())
 }
 
-/// A variable that is set, and not to nothing.
+/// The value of a variable, if it is set and not empty.
 fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.trim().is_empty())
 }
@@ -212,7 +212,7 @@ fn progress_bar(file: &str, size: Option<u64>, have: u64) -> ProgressBar {
     };
     let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
     let bar = bar.with_style(style).with_message(file.to_string()).with_position(have);
-    // The rate is that of this transfer, not of what was there before.
+    // The rate counts only this transfer, not the part that was already there.
     bar.reset_eta();
     bar
 }

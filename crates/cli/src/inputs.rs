@@ -1,4 +1,4 @@
-//! What a run reads, so that nothing is written over it.
+//! Everything that a run reads, so that it does not overwrite any of it.
 
 use anyhow::bail;
 use gpt2_loader::{FILE_NAMES, Files};
@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 /// The files and folders that a run reads.
 #[derive(Debug, Default)]
 pub(crate) struct Inputs {
-    /// What each file is, and where.
+    /// What each file is, and its path.
     files: Vec<(&'static str, PathBuf)>,
-    /// Folders of models: a file of a model's name that is put there becomes part of the model.
+    /// Folders of models: a new file there becomes part of the model if it has the name of a model's file.
     models: Vec<PathBuf>,
     /// The Hub's cache.
     cache: Option<PathBuf>,
@@ -30,13 +30,12 @@ impl Inputs {
         Ok(())
     }
 
-    /// Adds the Hub's cache, whose files are Python's, too.
+    /// Adds the Hub's cache, which Python uses, too.
     pub(crate) fn cache(&mut self, dir: PathBuf) {
         self.cache = Some(dir);
     }
 
-    /// Refuses a file that is to be written where it would harm what is read. `named` is how the user named it, `target`
-    /// the file itself.
+    /// Refuses an output file that would harm an input. `named` is how the user named it, `target` the file itself.
     pub(crate) fn spare(&self, named: &str, target: &Path) -> anyhow::Result<()> {
         let id = Identity::of(target);
         if id.is_some()
@@ -58,9 +57,9 @@ impl Inputs {
         Ok(())
     }
 
-    /// Refuses a folder that is to be filled where it is the model's folder, or lies in the Hub's cache.
+    /// Refuses an output folder if it is the model's folder or lies in the Hub's cache.
     pub(crate) fn spare_folder(&self, named: &str, dir: &Path) -> anyhow::Result<()> {
-        // A folder that does not exist yet will lie in the first one above it that does.
+        // A folder that does not exist yet will lie in its nearest existing parent.
         let Some(found) = dir.ancestors().find_map(canonical) else { return Ok(()) };
         self.spare_cache(named, &found)?;
         let is_there = canonical(dir).is_some();
@@ -70,7 +69,7 @@ impl Inputs {
         Ok(())
     }
 
-    /// Refuses a folder of the Hub's cache.
+    /// Refuses a folder in the Hub's cache.
     fn spare_cache(&self, named: &str, folder: &Path) -> anyhow::Result<()> {
         let Some(cache) = self.cache.as_deref().and_then(canonical) else { return Ok(()) };
         let first = folder.strip_prefix(&cache).ok().and_then(|inside| inside.components().next());
@@ -84,31 +83,31 @@ impl Inputs {
     }
 }
 
-/// The folders of the Hub's cache: one a repository, their locks, and a store that Python shares between them.
+/// The folders of the Hub's cache: one per repository, their locks, and a store that Python shares between them.
 fn is_of_the_cache(name: &str) -> bool {
     ["models--", "datasets--", "spaces--"].iter().any(|kind| name.starts_with(kind))
         || [".locks", "blobs"].contains(&name)
 }
 
-/// The folder's one name; the working directory for no name at all.
+/// The folder's canonical path; an empty path is the working directory.
 fn canonical(dir: impl AsRef<Path>) -> Option<PathBuf> {
     let dir = dir.as_ref();
     std::fs::canonicalize(if dir.as_os_str().is_empty() { Path::new(".") } else { dir }).ok()
 }
 
-/// What tells a file from every other, whatever it is called.
+/// Identifies a file, regardless of its name.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Identity(#[cfg(unix)] (u64, u64), #[cfg(not(unix))] PathBuf);
 
 impl Identity {
-    /// Of the file that `path` leads to; `None` where there is none. The file is not opened: it may be a pipe.
+    /// The identity of the file that `path` leads to; `None` if it does not exist. Does not open it: it may be a pipe.
     #[cfg(unix)]
     pub(crate) fn of(path: &Path) -> Option<Self> {
         use std::os::unix::fs::MetadataExt;
         std::fs::metadata(path).ok().map(|meta| Self((meta.dev(), meta.ino())))
     }
 
-    /// Of the file that `path` leads to; `None` where there is none.
+    /// The identity of the file that `path` leads to; `None` if it does not exist.
     #[cfg(not(unix))]
     pub(crate) fn of(path: &Path) -> Option<Self> {
         std::fs::canonicalize(path).ok().map(Self)

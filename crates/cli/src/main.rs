@@ -21,7 +21,7 @@ use args::{Args, Command};
 use clap::Parser;
 use std::process::ExitCode;
 
-/// Candle allocates every activation anew; with glibc's allocator a training step spends a third of its
+/// Candle allocates memory for every activation; with glibc's allocator, a training step spends a third of its
 /// time in page faults.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -47,9 +47,9 @@ fn main() -> ExitCode {
 
 fn run(command: &Command) -> anyhow::Result<ExitCode> {
     restart::apply(command)?;
-    // On a thread of the pool that the kernels use: from outside, each of a token's hundreds of products
-    // would wake the pool and sleep until it has finished. Its stack is as large as a main thread's usually
-    // is: a graph that is dropped recurses through its layers.
+    // Run on a thread of the pool that the kernels use. From outside, each of the hundreds of products for a token
+    // would wake the pool and sleep until it has finished. The thread's stack is as large as a main thread's usually
+    // is, because dropping a graph recurses through its layers.
     rayon::ThreadPoolBuilder::new().stack_size(8 << 20).build_global()?;
     rayon::scope(|_| dispatch(command))
 }

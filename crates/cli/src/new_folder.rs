@@ -1,14 +1,14 @@
-//! A folder that a run fills, removed again where the run leaves nothing in it.
+//! A folder for a run's output. If the run leaves nothing in it, the folder is removed again.
 
 use anyhow::Context;
 use std::path::{Path, PathBuf};
 
-/// The folders that were made, the innermost first. Dropped, it removes those that are empty.
+/// The folders that this run created, innermost first. Dropping it removes those that are empty.
 #[derive(Debug)]
 pub(crate) struct NewFolder(Vec<PathBuf>);
 
 impl NewFolder {
-    /// Makes `dir` and whatever folder above it is missing.
+    /// Creates `dir` and any missing parents.
     pub(crate) fn make(dir: &Path) -> anyhow::Result<Self> {
         let missing = dir.ancestors().take_while(|dir| !dir.as_os_str().is_empty() && !dir.exists());
         let made = Self(missing.map(Path::to_path_buf).collect());
@@ -19,7 +19,7 @@ impl NewFolder {
 
 impl Drop for NewFolder {
     fn drop(&mut self) {
-        // A folder that holds anything cannot be removed so, and stays.
+        // This only removes empty folders.
         for dir in &self.0 {
             let _ = std::fs::remove_dir(dir);
         }

@@ -1,4 +1,4 @@
-//! Everything that is printed: results on stdout, the rest on stderr.
+//! Printing: results go to stdout, everything else to stderr.
 
 use crate::args::ColorArg;
 use crate::remedy;
@@ -7,10 +7,10 @@ use std::ffi::OsString;
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A pipe has no width; a table for one fits what most readers show.
+/// The width of a table for a pipe, which has no width of its own; most readers can show it.
 const PIPE_WIDTH: usize = 120;
 
-/// Where results go. A closed pipe is an error here, and [`is_closed_pipe`] tells it apart.
+/// Where results go. A closed pipe is an error here; [`is_closed_pipe`] recognises it.
 pub(crate) struct Stdout(std::io::StdoutLock<'static>);
 
 impl Write for Stdout {
@@ -23,7 +23,7 @@ impl Write for Stdout {
     }
 }
 
-/// A failure to print, with what to do about it; a closed pipe and an interruption stay as they are.
+/// Adds what to do to a failure to print; leaves a closed pipe and an interruption as they are.
 fn unprinted(error: std::io::Error) -> std::io::Error {
     match error.kind() {
         ErrorKind::BrokenPipe | ErrorKind::Interrupted => error,
@@ -38,43 +38,43 @@ pub(crate) fn stdout() -> Stdout {
     Stdout(std::io::stdout().lock())
 }
 
-/// Flushes what was printed; fails where it cannot be written.
+/// Flushes stdout; fails if that cannot be written.
 pub(crate) fn flush() -> anyhow::Result<()> {
     Ok(stdout().flush()?)
 }
 
 static QUIET: AtomicBool = AtomicBool::new(false);
 
-/// `--quiet`: from here on, [`note`] says nothing.
+/// `--quiet`: from now on, [`note`] prints nothing.
 pub(crate) fn be_quiet() {
     QUIET.store(true, Ordering::Relaxed);
 }
 
-/// Whether `--quiet` was given.
+/// Whether the user gave `--quiet`.
 pub(crate) fn is_quiet() -> bool {
     QUIET.load(Ordering::Relaxed)
 }
 
-/// Lines for the person at the terminal.
+/// Prints a note for the person at the terminal.
 pub(crate) fn note(text: &str) {
     if !is_quiet() {
         tell(text);
     }
 }
 
-/// Writes to stderr. What files and prompts bring along reaches it as text only,
-/// never as a control code. A terminal that is gone is no error.
+/// Writes to stderr. Text from files and prompts never gets through as control codes. It is not an error if the
+/// terminal has gone away.
 fn tell(text: &str) {
     let lines: String = text.lines().map(|line| visible_text(line) + "\n").collect();
     let _ = std::io::stderr().write_all(lines.as_bytes());
 }
 
-/// An error and its causes.
+/// Prints an error and its causes.
 pub(crate) fn error(error: &anyhow::Error) {
     let mut message = String::new();
     for cause in error.chain() {
         let text = remedy::text(cause);
-        // Some errors already hold their cause's text.
+        // Some errors already include their cause's text.
         if !message.contains(&text) {
             message += if message.is_empty() { "" } else { ": " };
             message += &text;
@@ -83,7 +83,7 @@ pub(crate) fn error(error: &anyhow::Error) {
     tell(&format!("error: {message}"));
 }
 
-/// Whether what failed was only that the reader of a pipe went away.
+/// Whether the only failure was that a pipe's reader went away.
 pub(crate) fn is_closed_pipe(error: &anyhow::Error) -> bool {
     let is = |e: &std::io::Error| e.kind() == std::io::ErrorKind::BrokenPipe;
     error.chain().any(|cause| {
@@ -94,7 +94,7 @@ pub(crate) fn is_closed_pipe(error: &anyhow::Error) -> bool {
     })
 }
 
-/// Prints what a command found: as JSON where `--json` asks for it, else by `print`.
+/// Prints a command's result: as JSON with `--json`, otherwise by calling `print`.
 pub(crate) fn report<R: serde::Serialize>(
     as_json: bool,
     report: &R,
@@ -153,7 +153,7 @@ mod tests {
             (Auto, true, &[("TERM", "dumb")], Plain),
             (Auto, true, &[("NO_COLOR", "1")], Plain),
             (Auto, true, &[("NO_COLOR", "0"), ("COLORTERM", "truecolor")], Plain),
-            (Auto, true, &[("NO_COLOR", "")], Ansi256), // no-color.org: where it is not empty
+            (Auto, true, &[("NO_COLOR", "")], Ansi256), // no-color.org: counts if not empty
             (Auto, false, &[], Plain),
             (Auto, false, &[("COLORTERM", "truecolor")], Plain),
             (Always, false, &[("NO_COLOR", "1")], Ansi256),

@@ -1,5 +1,5 @@
-//! Files that a run writes: refused before the work begins where they would do harm, and put in their places together at
-//! its end.
+//! The files that a run writes. Refuses them before the work starts if they would do harm, and moves them all to their
+//! final names at the end.
 
 use crate::inputs::{Identity, Inputs};
 use crate::output::{is_closed_pipe, note};
@@ -8,7 +8,7 @@ use gpt2_files::atomic::{self, Staged};
 use gpt2_view::{FileKind, is_ours};
 use std::path::{Path, PathBuf};
 
-/// The files that a run was asked to write.
+/// The files that the user asked a run to write.
 #[derive(Debug)]
 pub(crate) struct Outputs {
     list: Vec<Output>,
@@ -21,24 +21,24 @@ struct Output {
     /// The option and its value.
     named: String,
     path: PathBuf,
-    /// What a file that is replaced must be; anything for `None`.
+    /// The kind of file that this output may replace; any kind for `None`.
     kind: Option<FileKind>,
 }
 
 impl Outputs {
-    /// None yet; `overwrite` allows to replace files that this program did not write.
+    /// Starts without files; `overwrite` allows replacing files that this program did not write.
     pub(crate) fn new(overwrite: bool) -> Self {
         Self { list: vec![], overwrite, staged: vec![] }
     }
 
-    /// Adds the file of the option `flag`.
+    /// Adds the file that the option `flag` names.
     pub(crate) fn add(&mut self, flag: &str, path: &Path, kind: impl Into<Option<FileKind>>) {
         let named = format!("{flag} {}", path.display());
         self.list.push(Output { named, path: path.to_path_buf(), kind: kind.into() });
     }
 
-    /// Refuses an output that cannot be written, that the run reads, that two options name, that is where the result is
-    /// printed, or that another program wrote.
+    /// Refuses an output that cannot be written, that the run reads, that two options name, that stdout goes to, or that
+    /// another program wrote.
     pub(crate) fn check(&self, inputs: &Inputs) -> anyhow::Result<()> {
         let mut before: Vec<(&str, PathBuf)> = vec![];
         for Output { named, path, kind } in &self.list {
@@ -48,7 +48,7 @@ impl Outputs {
             if let Some((other, _)) = before.iter().find(|(_, other)| are_one(other, &target)) {
                 bail!("{named}: is the same file as {other}; give each its own name")
             }
-            // What is printed there would be lost. On Unix alone is there a name for it.
+            // The printed result would be lost. Only Unix has a name for that file.
             let printed = Path::new("/dev/stdout");
             if cfg!(unix) && target.exists() && Identity::of(&target) == Identity::of(printed) {
                 bail!("{named}: is the file that the result is printed to; choose another name")
@@ -57,7 +57,7 @@ impl Outputs {
                 && !is_ours(kind, &target).with_context(|| named.clone())?
             {
                 bail!(
-                    "{named}: already exists, and is no {kind} that `gpt2` wrote; choose another name, or replace it \
+                    "{named}: already exists, and is not a {kind} that `gpt2` wrote; choose another name, or replace it \
                      with --overwrite"
                 )
             }
@@ -79,14 +79,14 @@ impl Outputs {
         Ok(())
     }
 
-    /// [`stage`](Self::stage) for content that is in memory.
+    /// Like [`stage`](Self::stage), for content in memory.
     pub(crate) fn stage_bytes(&mut self, path: &Path, content: &[u8]) -> anyhow::Result<()> {
         self.staged.push((path.to_path_buf(), atomic::stage_bytes(path, content)?));
         Ok(())
     }
 
-    /// Prints by `print` and puts the files in their places; where results cannot be printed, no file is written. A reader
-    /// of a pipe that went away had what it wanted.
+    /// Prints with `print` and moves the files to their final names. If printing fails, it writes no file, unless a pipe's
+    /// reader has just gone away: that reader has all it wanted.
     pub(crate) fn commit_after(self, print: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
         let printed = print().and_then(|()| crate::output::flush());
         if let Err(error) = &printed
@@ -98,7 +98,7 @@ impl Outputs {
         printed
     }
 
-    /// Puts the files in their places. Where one cannot be put there, those before it that are new are removed.
+    /// Moves the files to their final names. If one of them fails, removes the new ones before it.
     pub(crate) fn commit(self) -> anyhow::Result<()> {
         let mut new = vec![];
         for (path, staged) in self.staged {
@@ -116,7 +116,7 @@ impl Outputs {
     }
 }
 
-/// Whether two names, of files or of what is not there yet, are one file's.
+/// Whether two paths, of existing files or of files yet to be written, mean the same file.
 fn are_one(a: &Path, b: &Path) -> bool {
     let place = |path: &Path| {
         let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));

@@ -9,7 +9,7 @@ use clap::{CommandFactory, error::ErrorKind};
 use gpt2_loader::{LoadError, Tokenizer};
 use std::io::{IsTerminal, Read};
 
-/// Far more text than any context holds, and little enough to be read in full.
+/// Far more text than any context holds, but little enough to read in full.
 const LONGEST_PROMPT: u64 = 1 << 24;
 
 /// Token ids, and the text of each.
@@ -17,11 +17,11 @@ const LONGEST_PROMPT: u64 = 1 << 24;
 pub(crate) struct Prompt {
     pub(crate) ids: Vec<u32>,
     pub(crate) tokens: Vec<String>,
-    /// The text that was given; `None` for ids.
+    /// The given text; `None` for ids.
     pub(crate) text: Option<String>,
 }
 
-/// All of a text of `limit` bytes at most. It may come from a pipe.
+/// Reads a whole text of at most `limit` bytes. It may come from a pipe.
 pub(crate) fn read_limited(reader: impl Read, limit: u64) -> std::io::Result<String> {
     let mut bytes = vec![];
     if reader.take(limit.saturating_add(1)).read_to_end(&mut bytes)? as u64 > limit {
@@ -37,7 +37,7 @@ pub(crate) fn read_limited(reader: impl Read, limit: u64) -> std::io::Result<Str
 }
 
 impl PromptArgs {
-    /// Reads the text, where there is one: before a model is loaded, so that a mistake costs no wait.
+    /// Reads the text, if there is one. Call this before loading a model, so that a mistake shows at once.
     pub(crate) fn read(&self) -> anyhow::Result<Option<String>> {
         if self.ids.is_some() {
             return Ok(None);
@@ -65,7 +65,7 @@ impl PromptArgs {
         Ok(Some(text))
     }
 
-    /// The file that the prompt is read from, where it is one.
+    /// The file that the prompt comes from, if it comes from one.
     pub(crate) fn inputs(&self) -> Inputs {
         let mut inputs = Inputs::default();
         if let Some(path) = &self.file {
@@ -97,8 +97,8 @@ impl PromptArgs {
     }
 }
 
-/// The ids of `text`, with a note of the characters that the vocabulary leaves out; `what` is the text's name
-/// there.
+/// The ids of `text`, with a note about the characters that the vocabulary cannot spell; the note calls the text
+/// `what`.
 pub(crate) fn encode(tokenizer: &Tokenizer, text: &str, what: &str) -> Result<Vec<u32>, LoadError> {
     let ids = tokenizer.encode(text)?;
     let left_out = tokenizer.unspellable(text)?;

@@ -1,4 +1,4 @@
-//! What made an output: the same facts in the terminal's first line, in JSON and in every file.
+//! How an output was made: the same facts in the terminal's first line, in JSON and in every file.
 
 use crate::session::Session;
 use candle_core::{DType, Device, DeviceLocation};
@@ -9,20 +9,20 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// What made an output.
+/// How an output was made.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Provenance {
     /// This program's version.
     gpt2: &'static str,
-    /// The folder as it was named, the name with its commit, or the built-in model's name.
+    /// The folder as the user gave it, the name with its commit, or the built-in model's name.
     model: String,
-    /// The folder, from the root on.
+    /// The folder's absolute path.
     #[serde(skip_serializing_if = "Option::is_none")]
     folder: Option<PathBuf>,
     /// The commit on the Hub.
     #[serde(skip_serializing_if = "Option::is_none")]
     commit: Option<String>,
-    /// The hash of each of the weights' files, where it is known without reading them.
+    /// The hash of each file of weights, if known without reading it.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     weights: BTreeMap<String, String>,
     dtype: &'static str,
@@ -32,22 +32,22 @@ pub(crate) struct Provenance {
     /// The prompt's tokens.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     ids: Vec<u32>,
-    /// The chosen layers and heads, where the output is about some.
+    /// The chosen layers and heads, if the output is about particular ones.
     #[serde(skip_serializing_if = "Option::is_none")]
     layers: Option<Vec<usize>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     heads: Option<Vec<usize>>,
-    /// What was done to the model, as on the command line; empty where nothing was.
+    /// The interventions, as on the command line; empty if there are none.
     interventions: Vec<String>,
 }
 
 impl Provenance {
-    /// Of a run of the session's model over a prompt.
+    /// The provenance of a run of the session's model over a prompt.
     pub(crate) fn new(session: &Session, ids: &[u32]) -> anyhow::Result<Self> {
         Ok(Self { ids: ids.to_vec(), ..Self::of_tokens(session, ids.len())? })
     }
 
-    /// Of runs of the session's model over `t` tokens each.
+    /// The provenance of runs of the session's model over `t` tokens each.
     pub(crate) fn of_tokens(session: &Session, t: usize) -> anyhow::Result<Self> {
         let (config, dtype) = (session.model.config(), session.model.transformer.dtype());
         let implementation =
@@ -68,14 +68,14 @@ impl Provenance {
         })
     }
 
-    /// The same, of these layers and heads alone.
+    /// The same, for these layers and heads only.
     pub(crate) fn of(self, layers: &[usize], heads: &[usize]) -> Self {
         Self { layers: Some(layers.to_vec()), heads: Some(heads.to_vec()), ..self }
     }
 
-    /// The same, under interventions.
+    /// The same, with interventions.
     pub(crate) fn under(self, interventions: &Interventions) -> Self {
-        // On GPUs, keys that are knocked out are left to plain operations.
+        // On GPUs, plain operations handle knocked-out keys.
         let hides = interventions.iter().any(|one| matches!(one, Intervention::KnockOut(..)));
         let implementation =
             if hides && self.device != "cpu" { Implementation::Eager.as_str() } else { self.implementation };
@@ -90,7 +90,7 @@ impl Provenance {
         if interventions.is_empty() { ran } else { format!("{ran}; {}", interventions.join(", ")) }
     }
 
-    /// What stands above results in a terminal: the model, how much of it is shown for how many tokens, and the caption.
+    /// The line above results in a terminal: the model, how much of it is shown for how many tokens, and the caption.
     pub(crate) fn first_line(&self) -> String {
         let tokens = count(self.ids.len(), "token");
         let chosen = match (&self.layers, &self.heads) {
@@ -102,12 +102,12 @@ impl Provenance {
         visible_text(&format!("{}: {tokens}{chosen}; {}", self.model, self.caption()))
     }
 
-    /// For the files that the crate view writes.
+    /// The form for the files that `gpt2-view` writes.
     pub(crate) fn for_files(&self) -> anyhow::Result<gpt2_view::Provenance> {
         Ok(gpt2_view::Provenance { caption: self.caption(), facts: serde_json::to_value(self)? })
     }
 
-    /// What a safetensors file says of itself.
+    /// The metadata of a safetensors file.
     pub(crate) fn metadata(&self) -> anyhow::Result<Vec<(&'static str, String)>> {
         Ok(vec![("gpt2", self.gpt2.to_owned()), ("provenance", serde_json::to_string(self)?)])
     }

@@ -1,4 +1,4 @@
-//! q, k and v as `c_attn` leaves them, and which attention runs for them.
+//! q, k and v as `c_attn` returns them, and which attention runs for them.
 
 use candle_core::{DType, Device, Result, Tensor};
 use gpt2_kernels::Dispatch;
@@ -11,7 +11,7 @@ pub(crate) fn views(packed: &Tensor, t: usize) -> Result<[Tensor; 3]> {
     Ok([q, packed_part(packed, 1)?, packed_part(packed, 2)?])
 }
 
-/// Which attention a model of this config runs for T queries at the end of S keys, of which some are padding or none.
+/// Which attention a model of this config runs for T queries at the end of S keys, some of which may be padding.
 pub(crate) fn implementation_of(
     config: &Config,
     (t, s, padded): (usize, usize, bool),

@@ -1,4 +1,4 @@
-//! What to do about the loader's errors and findings, in the command's words: a library knows no options.
+//! What to do about the loader's errors and findings, in the command's words: the library does not know the options.
 
 use gpt2_loader::{Advice, LoadError, Remedy};
 use std::error::Error;
@@ -10,7 +10,7 @@ pub(crate) fn text(error: &(dyn Error + 'static)) -> String {
 
 /// What is wrong, and what to do.
 pub(crate) fn of_the_loader(error: &LoadError) -> String {
-    // Its reason has a remedy of its own.
+    // Its reason has its own remedy.
     if let LoadError::TokenizerUnreachable { name, reason } = error {
         let reason = of_the_loader(reason);
         return format!(
@@ -22,7 +22,7 @@ pub(crate) fn of_the_loader(error: &LoadError) -> String {
         .map_or_else(|| error.to_string(), |remedy| format!("{}{}", error.problem(), words(&remedy)))
 }
 
-/// What follows what is wrong.
+/// The words for a remedy, to append to the problem.
 fn words(remedy: &Remedy) -> String {
     match remedy {
         Remedy::CheckEndpoint => "; check HF_ENDPOINT or --endpoint".into(),
@@ -64,7 +64,7 @@ fn words(remedy: &Remedy) -> String {
     }
 }
 
-/// What a finding about a checkpoint means here.
+/// The command's words for a finding about a checkpoint.
 pub(crate) fn advice(advice: Advice) -> String {
     match advice {
         Advice::Converted { mixed: false } => "converted to --dtype as they are read".into(),

@@ -1,19 +1,19 @@
-//! What must stand in the environment before the first thread runs: how many CPU threads everything uses, and
-//! that a training run keeps the memory which it will use again.
+//! Sets the environment variables that must be there before the first thread runs: the number of CPU threads, and
+//! whether a training run keeps memory that it will use again.
 
 use crate::args::{BenchTarget, Command};
 use anyhow::Context;
 
-/// The variable that rayon, gemm and Candle's own pool read, each when it first starts.
+/// The variable that rayon, gemm and Candle's own pool read when they first start.
 const THREADS: &str = "RAYON_NUM_THREADS";
-/// How many milliseconds the allocator keeps pages that are free; -1 is for ever. With its own 10, a third of
-/// a training step is the kernel clearing the same pages again.
+/// How many milliseconds the allocator keeps free pages; -1 is forever. With its default of 10, the kernel spends a
+/// third of a training step clearing the same pages again.
 const PURGE_DELAY: &str = "MIMALLOC_PURGE_DELAY";
 
-/// Starts this program again with those variables set, where they are not.
+/// Starts this program again with those variables set, unless they already are.
 ///
-/// Candle and the allocator have no call for it, and a process must not change its own environment once a
-/// second thread runs, so a fresh process takes this one's place. Returns where nothing needs to change.
+/// Candle and the allocator have no function to set them, and a process must not change its own environment once a
+/// second thread runs, so a new process replaces this one. Returns if nothing needs to change.
 pub(crate) fn apply(command: &Command) -> anyhow::Result<()> {
     let trains = match command {
         Command::Train(_) => true,

@@ -1,4 +1,4 @@
-//! A model that is ready to run, from the options that every subcommand has.
+//! A model that is ready to run, built from the options that every subcommand has.
 
 use crate::args::{HubArgs, ModelArgs};
 use crate::hub::{self, Model};
@@ -20,7 +20,7 @@ pub(crate) const DEMO: EmbeddedFiles = EmbeddedFiles {
     tokenizer: gpt2_demo::TOKENIZER,
 };
 
-/// A loaded model and what belongs to it.
+/// A loaded model with its tokenizer and files.
 pub(crate) struct Session {
     pub(crate) name: String,
     pub(crate) model: Gpt2LMHeadModel,
@@ -29,12 +29,12 @@ pub(crate) struct Session {
     tokenizer: OnceCell<Tokenizer>,
 }
 
-/// The files of a folder, of a model of the Hub, or of the demo model, with a line that says which.
+/// The files of a folder, of a model on the Hub, or of the demo model; prints a line that says which.
 pub(crate) fn files(model: Option<&str>, args: &HubArgs) -> anyhow::Result<Files> {
     files_by(model, args, |hub, id, revision| Source::hub(hub, id, revision).open())
 }
 
-/// [`files`], those of the Hub by `fetch` from the Hub, the model's id and the revision.
+/// Like [`files`]; for a model on the Hub, calls `fetch` with the Hub, the model's id and the revision.
 pub(crate) fn files_by(
     model: Option<&str>,
     args: &HubArgs,
@@ -62,10 +62,10 @@ impl ModelArgs {
         self.session_for(Inputs::default(), &Outputs::new(false))
     }
 
-    /// Loads the model onto the device, once it is clear that `outputs` do no harm to it, the Hub's cache and `inputs`.
+    /// Loads the model onto the device, after checking that `outputs` do no harm to it, the Hub's cache and `inputs`.
     pub(crate) fn session_for(&self, mut inputs: Inputs, outputs: &Outputs) -> anyhow::Result<Session> {
         hub::inputs(&self.hub, &mut inputs);
-        // Twice: what can be refused before a model is fetched costs no wait.
+        // Check twice, so that whatever can be refused before the model is fetched is refused at once.
         outputs.check(&inputs)?;
         let device = self.run.device.open()?;
         let files = files(self.model.as_deref(), &self.hub)?;
@@ -78,7 +78,7 @@ impl ModelArgs {
 }
 
 impl Session {
-    /// The tokenizer, opened when it is first needed: ids need none.
+    /// The tokenizer, opened on first use: a prompt of ids needs none.
     pub(crate) fn tokenizer(&self) -> Result<&Tokenizer, LoadError> {
         if let Some(tokenizer) = self.tokenizer.get() {
             return Ok(tokenizer);
@@ -87,7 +87,7 @@ impl Session {
         Ok(self.tokenizer.get_or_init(|| tokenizer))
     }
 
-    /// A label for each id: its text, or its number where there is no tokenizer.
+    /// A label for each id: its text, or its number if there is no tokenizer.
     pub(crate) fn labels(&self, ids: &[u32]) -> Vec<String> {
         match self.tokenizer() {
             Ok(tokenizer) => tokenizer.tokens(ids),

@@ -1,4 +1,4 @@
-//! Values on the command line that clap does not parse by itself, and ids by their values.
+//! Values on the command line that clap cannot parse by itself, and the ids with the highest values.
 
 fn number(s: &str, fits: impl Fn(f64) -> bool, expected: &str) -> Result<f64, String> {
     s.parse().ok().filter(|x| fits(*x)).ok_or_else(|| format!("expected {expected}"))
@@ -24,7 +24,7 @@ pub(crate) fn part(s: &str) -> Result<f64, String> {
     number(s, |x| x > 0.0 && x <= 1.0, "a number above 0 and at most 1")
 }
 
-/// `3` or `0-3`, both ends included.
+/// `3` or `0-3`, including both ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct IndexRange {
     pub(crate) first: usize,
@@ -49,7 +49,7 @@ impl std::str::FromStr for IndexRange {
     }
 }
 
-/// The indices below `count` that `ranges` name, in order and once each; all of them for no range.
+/// The indices below `count` that `ranges` name, in order and once each; all of them if there is no range.
 pub(crate) fn select(what: &str, ranges: &[IndexRange], count: usize) -> anyhow::Result<Vec<usize>> {
     if ranges.is_empty() {
         return Ok((0..count).collect());
@@ -60,7 +60,7 @@ pub(crate) fn select(what: &str, ranges: &[IndexRange], count: usize) -> anyhow:
     Ok((0..count).filter(|&i| ranges.iter().any(|r| (r.first..=r.last).contains(&i))).collect())
 }
 
-/// The ids of the `k` highest of a vocabulary's numbers, highest first; equal ones in the order of their ids.
+/// The ids of a vocabulary's `k` highest numbers, highest first; equal numbers are in the order of their ids.
 #[allow(clippy::cast_possible_truncation)] // ids are u32
 pub(crate) fn highest(numbers: &[f32], k: usize) -> Vec<u32> {
     let higher =

@@ -1,4 +1,4 @@
-//! Files that are either whole or not there.
+//! Writes files whole or not at all.
 
 use crate::error::Error;
 use std::fs::{File, TryLockError};
@@ -12,10 +12,11 @@ use tempfile::NamedTempFile;
 const PREFIX: &str = ".gpt2-";
 const SUFFIX: &str = ".tmp";
 
-/// Lets `write` fill a temporary file beside `path`, then renames it to `path`: [`stage`] and [`Staged::commit`].
+/// Lets `write` fill a temporary file beside `path`, then renames it to `path`: [`stage`] followed by
+/// [`Staged::commit`].
 ///
 /// # Errors
-/// As `stage` and `commit`.
+/// When `stage` or `commit` fails.
 pub fn write<E>(path: &Path, write: impl FnOnce(&Path) -> Result<(), E>) -> Result<(), Error>
 where
     E: Into<Box<dyn std::error::Error + Send + Sync>>,
@@ -23,7 +24,7 @@ where
     stage(path, write)?.commit()
 }
 
-/// [`fn@write`] for content that is in memory.
+/// Like [`fn@write`], for content in memory.
 ///
 /// # Errors
 /// When the folder cannot be written to.
@@ -33,8 +34,8 @@ pub fn write_bytes(path: &Path, content: &[u8]) -> Result<(), Error> {
 
 /// Lets `write` fill a temporary file beside `path`, and flushes it to disk; [`Staged::commit`] renames it to `path`.
 /// If anything fails or the process dies before that, `path` stays as it was, and the next write into that folder
-/// removes the temporary file. Links are followed. The new file keeps the permissions of the old one; without an old
-/// one, it has those of any new file.
+/// removes the temporary file. It follows links. The new file keeps the permissions of the old one; if there was none, it
+/// gets those of any new file.
 ///
 /// # Errors
 /// When the folder cannot be written to, `path` is a folder, a device, a pipe or a link that leads to itself, or
@@ -59,12 +60,12 @@ where
         let _ = written.try_lock();
     }
     std::fs::set_permissions(file.path(), permissions).map_err(failed)?;
-    // On disk before it replaces the old file.
+    // The data must be on disk before the file replaces the old one.
     written.sync_all().map_err(failed)?;
     Ok(Staged { path: path.to_path_buf(), target, file, _written: written })
 }
 
-/// [`stage`] for content that is in memory.
+/// Like [`stage`], for content in memory.
 ///
 /// # Errors
 /// When the folder cannot be written to.
@@ -72,22 +73,22 @@ pub fn stage_bytes(path: &Path, content: &[u8]) -> Result<Staged, Error> {
     stage(path, |temporary| File::create(temporary)?.write_all(content))
 }
 
-/// The file that [`stage`] would write for `path`, links followed. Checks that its folder can be written to.
+/// The file that [`stage`] would write for `path`, after following links. Checks that its folder is writable.
 ///
 /// # Errors
-/// As `stage`.
+/// When `path` or its folder is one that `stage` refuses.
 pub fn check(path: &Path) -> Result<PathBuf, Error> {
     let (target, _) = target(path)?;
     temporary(folder_of(path, &target)?).map_err(Error::at(path))?;
     Ok(target)
 }
 
-/// A complete file under a temporary name; removed if it is dropped before it is committed.
+/// A complete file under a temporary name. Dropping it without committing removes the file.
 #[derive(Debug)]
 pub struct Staged {
-    /// What was asked for.
+    /// The path as the caller gave it.
     path: PathBuf,
-    /// The file that this leads to.
+    /// The file that `path` leads to.
     target: PathBuf,
     file: NamedTempFile,
     /// Holds the lock of the temporary file.
@@ -108,10 +109,10 @@ impl Staged {
     }
 }
 
-/// Follows links: the final path and, where a file is there, its metadata.
+/// Follows links: returns the final path and the file's metadata, if it exists.
 fn target(path: &Path) -> Result<(PathBuf, Option<std::fs::Metadata>), Error> {
     let refused = |reason: &str| Error::at(path)(io::Error::other(reason));
-    // The path itself is checked, too: some links, such as /dev/stdout, do not lead where they say.
+    // Check the path itself, too: some links, such as /dev/stdout, do not lead where they say.
     let before = std::fs::metadata(path).ok();
     if before.as_ref().is_some_and(|m| !m.is_file()) {
         return Err(refused("is a folder, a device or a pipe; name a file"));
@@ -139,7 +140,7 @@ fn folder_of<'a>(path: &Path, target: &'a Path) -> Result<&'a Path, Error> {
 /// The file that `path` leads to, which need not exist. A link that leads to itself fails with the system's reason.
 fn follow_links(path: &Path) -> io::Result<PathBuf> {
     let mut target = path.to_path_buf();
-    // As many as Linux follows.
+    // Linux follows as many.
     for _ in 0..40 {
         match std::fs::read_link(&target) {
             Ok(next) => target = target.parent().unwrap_or(Path::new("")).join(next),
@@ -163,9 +164,9 @@ fn temporary(dir: &Path) -> io::Result<NamedTempFile> {
         if !cfg!(unix) {
             return Ok(file);
         }
-        // Before it was locked, another process may have thought it abandoned: then it is gone, or about to be.
+        // Before we locked it, another process may have taken it for abandoned and removed it, or be about to.
         match file.as_file().try_lock() {
-            // A file system without locks.
+            // The file system has no locks.
             Err(TryLockError::Error(_)) => return Ok(file),
             Ok(()) if file.path().exists() => return Ok(file),
             Err(TryLockError::WouldBlock) | Ok(()) => {}
@@ -174,7 +175,7 @@ fn temporary(dir: &Path) -> io::Result<NamedTempFile> {
     Err(io::Error::other("its temporary file is removed again and again by another process"))
 }
 
-/// Removes the temporary files in `dir` that nobody holds a lock on: their process died.
+/// Removes the temporary files in `dir` that nobody has locked: the processes that wrote them have died.
 fn remove_abandoned(dir: &Path) {
     let Ok(entries) = std::fs::read_dir(dir) else { return };
     for entry in entries.flatten() {
@@ -196,7 +197,7 @@ fn remove_abandoned(dir: &Path) {
     }
 }
 
-/// `tempfile` makes files that only their owner can read; a file that is kept should have the mode of any new file.
+/// Gives a file the mode of any new file: `tempfile` makes files that only their owner can read.
 trait Permissions {
     fn permissions_like_any_new_file(&mut self) -> &mut Self;
 }

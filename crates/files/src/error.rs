@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 pub struct Error {
     /// The file, as the caller named it.
     pub path: PathBuf,
-    /// The reason: the system's, or what to name instead.
+    /// The system's reason, or advice on what path to give instead.
     pub source: io::Error,
 }
 

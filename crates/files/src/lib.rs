@@ -1,4 +1,4 @@
-//! Writes files whole or not at all, and reads only those that come to an end.
+//! Writes files whole or not at all, and reads only regular files.
 //!
 //! [`atomic`] fills a temporary file and renames it: a reader sees the old file or the new one, never half of
 //! one. [`write_safetensors`] writes the same bytes for the same tensors. [`open_regular`] and [`read_text`] refuse pipes and

@@ -9,17 +9,17 @@ use std::path::Path;
 /// # Errors
 /// When it is a folder, a device or a pipe, and when it cannot be opened.
 pub fn open_regular(path: &Path) -> io::Result<File> {
-    // Checked before opening, which would wait for a pipe's writer.
+    // Check before opening: opening a pipe would wait for its writer.
     if !std::fs::metadata(path)?.is_file() {
         return Err(io::Error::other("is a folder, a device or a pipe; expected a file"));
     }
     File::open(path)
 }
 
-/// The text of the file at `path`, which may have `limit` bytes at most.
+/// The text of the file at `path`, of at most `limit` bytes.
 ///
 /// # Errors
-/// As [`open_regular`], and when it is longer, or is not UTF-8.
+/// When [`open_regular`] fails, or the file is longer or not UTF-8.
 pub fn read_text(path: &Path, limit: u64) -> io::Result<String> {
     let mut text = String::new();
     let read = open_regular(path)?.take(limit.saturating_add(1)).read_to_string(&mut text)?;

@@ -1,9 +1,9 @@
-//! Tensors as a safetensors file, whose bytes depend on nothing but what is written.
+//! Writes tensors to a safetensors file whose bytes depend only on the tensors and metadata.
 //!
-//! The file is laid out as the safetensors crate lays it out: eight bytes with the header's length, the header as JSON, the
-//! tensors without a gap, those of the widest dtype first and then by name. That crate takes the metadata as a
-//! `HashMap`, whose order changes from run to run; here it is sorted by key. That crate's own function also
-//! puts another file in the place of the one at `path`, whose lock nobody would hold, see [`atomic::stage`](crate::atomic::stage).
+//! The file has the same layout as the safetensors crate's: eight bytes with the header's length, the header as JSON, then
+//! the tensors without gaps, widest dtype first, then by name. That crate takes the metadata as a `HashMap`, whose order
+//! changes from run to run; here it is sorted by key. That crate's own function would also replace the file at `path` with
+//! a new one on which nobody holds the lock; see [`atomic::stage`](crate::atomic::stage).
 
 use ::safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use candle_core::{DType, Device, Error, Result, Tensor};
@@ -14,13 +14,13 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
-/// Where the metadata stands in the header, which no tensor may be called.
+/// The header's key for the metadata; no tensor may have this name.
 const METADATA: &str = "__metadata__";
-/// Readers refuse a longer header.
+/// The longest header that readers accept.
 const LONGEST_HEADER: usize = 100_000_000;
 
 /// Writes named tensors and text metadata to a safetensors file at `path`, which the caller may rename
-/// once it is whole. The same tensors and metadata give the same bytes, in whatever order they come.
+/// once it is complete. The same tensors and metadata give the same bytes, in any order.
 ///
 /// The tensors keep their dtype and may lie on any device, with any strides. They are copied one at a time.
 ///
@@ -28,9 +28,9 @@ const LONGEST_HEADER: usize = 100_000_000;
 /// each tensor of any shape, stored as it is
 ///
 /// # Errors
-/// When two tensors or two metadata entries bear one name, a tensor is called `__metadata__` or has a dtype that
-/// Candle cannot copy out, all of which leaves `path` alone; when `path` cannot be written (with its path), which may
-/// leave a part of the file.
+/// When two tensors or two metadata entries have the same name, or a tensor is called `__metadata__` or has a dtype that
+/// Candle cannot copy out; these errors leave `path` untouched. Also when `path` cannot be written (the error names it),
+/// which may leave part of a file behind.
 pub fn write_safetensors(
     path: &Path,
     tensors: &[(&str, &Tensor)],
@@ -48,7 +48,7 @@ pub fn write_safetensors(
     out.write_all(&(header.len() as u64).to_le_bytes()).map_err(failed)?;
     out.write_all(&header).map_err(failed)?;
     for (_, tensor) in &tensors {
-        // Candle's copy to bytes panics where it fails, so what can fail comes before it.
+        // Candle's copy to bytes panics on failure, so the steps that can fail come first.
         let tensor = tensor.to_device(&Device::Cpu)?.contiguous()?;
         out.write_all(&::safetensors::View::data(&tensor)).map_err(failed)?;
     }
@@ -73,7 +73,7 @@ struct Header<'a> {
     tensors: Metadata,
 }
 
-/// The JSON of the header for `tensors` in this order, with spaces up to a multiple of 8 bytes.
+/// The header's JSON for `tensors` in this order, padded with spaces to a multiple of 8 bytes.
 fn header(tensors: &[(&str, &Tensor)], metadata: &[(&str, String)]) -> Result<Vec<u8>> {
     let mut end = 0;
     let mut infos = Vec::with_capacity(tensors.len());
@@ -118,7 +118,7 @@ mod tests {
     use std::fs;
     use std::path::PathBuf;
 
-    /// A folder of one test's own, removed at the end.
+    /// A temporary folder for one test, removed at its end.
     struct Folder(PathBuf);
 
     impl Folder {
@@ -141,12 +141,12 @@ mod tests {
         let path = folder.0.join("attention.safetensors");
         let f32s = Tensor::new(&[[1f32, 2., 3.], [4., 5., 6.]], &Device::Cpu)?;
         let (strided, halves) = (f32s.t()?, f32s.to_dtype(DType::F16)?);
-        // One row of three bytes: what follows a u8 tensor would start at an odd place.
+        // One row of three bytes: a tensor after this u8 tensor would start at an odd offset.
         let bytes = Tensor::new(&[7u8, 8, 9], &Device::Cpu)?;
         let (none, one) =
             (Tensor::zeros((0, 2), DType::F64, &Device::Cpu)?, Tensor::new(5i64, &Device::Cpu)?);
         let metadata = [("prompt", "a \"b\"\n".to_owned()), ("model", "gpt2".to_owned())];
-        // The second time writes over the first.
+        // The second write overwrites the first.
         for _ in 0..2 {
             let tensors = [
                 ("a.bytes", &bytes),
@@ -197,7 +197,7 @@ mod tests {
         let places: Vec<_> = names.iter().map(|name| text.find(&format!("\"{name}\":"))).collect();
         assert!(places.iter().all(Option::is_some) && places.is_sorted(), "{places:?}: {text}");
 
-        // With a single entry, whose order cannot change, the safetensors crate writes the same.
+        // With a single entry there is only one order, and the safetensors crate writes the same bytes.
         for entries in [0, 1] {
             let path = folder.0.join("like theirs");
             write_safetensors(&path, &tensors, &metadata[..entries])?;

@@ -1,6 +1,6 @@
-//! From six words to GPT-2's block, every matrix printed: `cargo run --release --example walkthrough`.
+//! From six words to GPT-2's block, printing every matrix: `cargo run --release --example walkthrough`.
 //!
-//! The words, and the matrices of step 2, are those of the text that tests/lessons calls `document_001`.
+//! The words, and the matrices of step 2, come from the text that tests/lessons calls `document_001`.
 
 #![allow(clippy::print_stdout)] // a text to read
 
@@ -78,7 +78,7 @@ fn main() -> Result<()> {
     the_scale()
 }
 
-/// The [4, 12, 6] example with 3 heads, stage by stage, and what holds for it.
+/// The [4, 12, 6] example with 3 heads, stage by stage, and its properties.
 fn gpt2() -> Result<()> {
     println!("\n5. GPT-2: W_query, W_key and W_value side by side in one matrix, c_attn");
     let config = Config { n_embd: 6, n_head: 3, n_positions: 12, initializer_range: 0.5, ..Config::gpt2() };
@@ -122,7 +122,7 @@ fn gpt2() -> Result<()> {
     Ok(())
 }
 
-/// Var(q·k) over 16384 pairs of normal vectors, and the best of the shares that a softmax makes of 8 such scores.
+/// Var(q·k) over 16384 pairs of normal vectors, and the largest share that a softmax gives to one of 8 such scores.
 fn the_scale() -> Result<()> {
     println!(
         "\n6. WHY √d: scores grow with the width of the keys, until a softmax of them picks one and learns no more"
@@ -139,7 +139,7 @@ fn the_scale() -> Result<()> {
     Ok(())
 }
 
-/// Normal numbers, the same in every run.
+/// Normally distributed numbers, the same in every run.
 fn normal(seed: u64, shape: impl Into<Shape>) -> Result<Tensor> {
     let hint = Init::Randn { mean: 0., stdev: 1. };
     init::seeded(seed, DType::F32, &CPU).get_with_hints(shape, "x", hint)

@@ -1,7 +1,7 @@
-//! One head that sees no future: `dropout(softmax(mask(q·kᵀ)/√d))·v`, for batches.
+//! One head that cannot see the future: `dropout(softmax(mask(q·kᵀ)/√d))·v`, for batches.
 //!
-//! `001_3b936f420483d060` and `004_a3b10401148b1338`: the triangle is made once for the longest text, and a
-//! shorter one takes its corner.
+//! From `001_3b936f420483d060` and `004_a3b10401148b1338`: it makes the triangle once, for the longest text, and a
+//! shorter text uses its corner.
 
 use crate::causal_mask::{causal_mask, masked_weights};
 use crate::projections::{load_qkv, project};
@@ -28,9 +28,9 @@ use gpt2_kernels::dropout::Dropout;
 /// ```
 #[derive(Debug, Clone)]
 pub struct CausalAttention {
-    /// `d_in -> d_out`: what a word asks for.
+    /// `d_in -> d_out`: what a word looks for.
     pub w_query: Linear,
-    /// `d_in -> d_out`: what a word is found by.
+    /// `d_in -> d_out`: what other words find it by.
     pub w_key: Linear,
     /// `d_in -> d_out`: what a word says.
     pub w_value: Linear,
@@ -55,7 +55,7 @@ impl CausalAttention {
         Self::load_head(vb, d_in, d_out, &mask, qkv_bias)
     }
 
-    /// As [`load`](Self::load), with the mask of other heads.
+    /// Like [`load`](Self::load), sharing the mask of other heads.
     pub(crate) fn load_head(
         vb: VarBuilder,
         d_in: usize,
@@ -90,7 +90,7 @@ impl CausalAttention {
         self.forward_with(x, None)
     }
 
-    /// As [`forward`](Self::forward), with dropout on the weights: for training.
+    /// Like [`forward`](Self::forward), with dropout on the weights, for training.
     ///
     /// # Shapes
     /// `x` (B, T, `d_in`) -> (B, T, `d_out`)

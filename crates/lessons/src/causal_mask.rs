@@ -1,14 +1,14 @@
-//! Two ways to hide the future, and why they are one: `softmax ⊙ mask`, renormalised, or -inf before the
+//! Two ways to hide the future, and why they are the same: `softmax ⊙ mask`, renormalised, or -inf before the
 //! softmax.
 //!
 //! Renormalising divides `exp(x_j)/Σ exp(x)` by the sum of the visible shares; the sum over all words
-//! cancels, and what is left is the softmax of the visible scores alone. Setting hidden scores to -inf
-//! says the same before it starts, since `exp(-inf) = 0`. Both are in `001_3b936f420483d060`, the second in
-//! `000_4b640e2881ba5b39`, `003_fa08c9926b7972e4` and `004_a3b10401148b1338`, too.
+//! cancels, and the softmax of the visible scores alone is left. Setting hidden scores to -inf gives this
+//! directly, since `exp(-inf) = 0`. Both are in `001_3b936f420483d060`, the second also in
+//! `000_4b640e2881ba5b39`, `003_fa08c9926b7972e4` and `004_a3b10401148b1338`.
 //!
-//! They are equal on paper. In f32 the first computes every hidden share before it throws them away: where
-//! a hidden score is some 100 above all visible ones, those round to 0 and the row is 0 over 0, NaN. The
-//! second has no such case, and is what [`CausalAttention`](crate::CausalAttention) and all after it use.
+//! On paper they are equal. In f32 the first computes every hidden share before throwing it away: if a hidden
+//! score is some 100 above all visible ones, the visible shares round to 0 and the row becomes 0 over 0, NaN. This
+//! cannot happen with the second, which [`CausalAttention`](crate::CausalAttention) and all later steps use.
 
 use crate::simple::{normalise_by_sum, softmax};
 use candle_core::{D, Device, Result, Tensor};
@@ -16,7 +16,7 @@ use gpt2_model::mask::causal_bias;
 
 /// The lower triangle, 1 = visible: row i sees the words 0 to i.
 ///
-/// The documents' buffer named `mask` is its opposite, an upper triangle of what is hidden.
+/// The documents' buffer named `mask` is the opposite, an upper triangle that marks what is hidden.
 ///
 /// # Shapes
 /// -> u8 (N, N)
@@ -33,19 +33,19 @@ pub fn causal_mask(n: usize, device: &Device) -> Result<Tensor> {
 /// `scores` (.., T, T), `mask` u8 (N, N) with N >= T -> (.., T, T)
 ///
 /// # Errors
-/// When the shapes do not fit, T above N among them.
+/// When the shapes do not match, or T is above N.
 pub fn renormalised_weights(scores: &Tensor, mask: &Tensor) -> Result<Tensor> {
     let visible = corner(scores, mask)?.to_dtype(scores.dtype())?; // (T, T)
     normalise_by_sum(&softmax(scores)?.broadcast_mul(&visible)?)
 }
 
-/// Second way: softmax over scores of which the hidden ones are -inf.
+/// Second way: softmax over scores with the hidden ones set to -inf.
 ///
 /// # Shapes
 /// `scores` (.., T, T), `mask` u8 (N, N) with N >= T -> (.., T, T)
 ///
 /// # Errors
-/// When the shapes do not fit, T above N among them.
+/// When the shapes do not match, or T is above N.
 pub fn masked_weights(scores: &Tensor, mask: &Tensor) -> Result<Tensor> {
     softmax(&masked_scores(scores, mask)?)
 }
@@ -56,14 +56,14 @@ pub fn masked_weights(scores: &Tensor, mask: &Tensor) -> Result<Tensor> {
 /// `scores` (.., T, T), `mask` u8 (N, N) with N >= T -> (.., T, T)
 ///
 /// # Errors
-/// When the shapes do not fit, T above N among them.
+/// When the shapes do not match, or T is above N.
 pub fn masked_scores(scores: &Tensor, mask: &Tensor) -> Result<Tensor> {
     let visible = corner(scores, mask)?.broadcast_as(scores.shape())?;
     let hidden = Tensor::new(f32::NEG_INFINITY, scores.device())?.to_dtype(scores.dtype())?;
     visible.where_cond(scores, &hidden.broadcast_as(scores.shape())?)
 }
 
-/// The part of the mask that T words need, from its top left corner: (T, T).
+/// The top left corner of the mask that T words need: (T, T).
 fn corner(scores: &Tensor, mask: &Tensor) -> Result<Tensor> {
     let (n, m) = mask.dims2()?;
     if scores.rank() < 2 || scores.dim(D::Minus1)? != scores.dim(D::Minus2)? {

@@ -1,13 +1,13 @@
-//! One mechanism in other layouts: each conversion gives a layer with the same outputs.
+//! One mechanism in several layouts: each conversion gives a layer with the same outputs.
 //!
 //! | from | to | how |
 //! |---|---|---|
-//! | [`MultiHeadAttentionWrapper`] | [`MultiHeadAttention`] | the heads' matrices below each other, `out_proj` the identity |
+//! | [`MultiHeadAttentionWrapper`] | [`MultiHeadAttention`] | the heads' matrices one below the other, `out_proj` the identity |
 //! | [`PerHeadAttention`] | [`MultiHeadAttention`] | each `W_h` transposed, then the same; `out_proj` is `W_Oᵀ` |
-//! | [`MultiHeadAttention`] | [`CausalSelfAttention`] | three matrices below each other, transposed: `c_attn` (C, 3C) |
+//! | [`MultiHeadAttention`] | [`CausalSelfAttention`] | three matrices one below the other, transposed: `c_attn` (C, 3C) |
 //! | [`CausalSelfAttention`] | [`MultiHeadAttention`] | and back |
 //!
-//! All are made of differentiable operations: a gradient reaches the layer that was converted.
+//! All conversions use differentiable operations, so gradients reach the original layer.
 
 use crate::causal_mask::causal_mask;
 use crate::{
@@ -19,10 +19,10 @@ use gpt2_model::{CausalSelfAttention, Config, Conv1D};
 use std::collections::HashMap;
 
 impl MultiHeadAttention {
-    /// The stack of heads as one layer; `out_proj` is the identity, for the stack has none.
+    /// The stack of heads as one layer; `out_proj` is the identity, because the stack has none.
     ///
     /// # Errors
-    /// When there is no head, or the heads differ in a shape or in having a bias.
+    /// When there is no head, the heads' shapes differ, or only some have a bias.
     pub fn from_wrapper(wrapper: &MultiHeadAttentionWrapper) -> Result<Self> {
         let layers = |h: &CausalAttention| [&h.w_query, &h.w_key, &h.w_value].map(Linear::clone);
         let shape = |h: &CausalAttention| {
@@ -43,8 +43,8 @@ impl MultiHeadAttention {
     /// `out_proj` is the identity.
     ///
     /// # Errors
-    /// When the layer is not causal or has no head, or its shapes cannot be those of one layer: heads that
-    /// differ, `d_k` that is not `d_v`, or a `W_O` that is not square.
+    /// When the layer is not causal or has no head, or its shapes do not fit into one layer: the heads differ,
+    /// `d_k` is not `d_v`, or `W_O` is not square.
     pub fn from_per_head(layer: &PerHeadAttention, context_length: usize) -> Result<Self> {
         if !layer.causal {
             candle_core::bail!("MultiHeadAttention is causal; this PerHeadAttention sees every word")
@@ -63,7 +63,7 @@ impl MultiHeadAttention {
         Self::from_layers([below(0)?, below(1)?, below(2)?], out_proj, mask, layer.heads.len())
     }
 
-    /// GPT-2's block with its one projection taken apart into three.
+    /// GPT-2's block with its single projection split into three.
     ///
     /// # Errors
     /// When the block does not scale by `1/√D` (`scale_attn_weights` false, or a layer above the first under
@@ -85,10 +85,10 @@ impl MultiHeadAttention {
         Self::from_layers(qkv, out_proj, mask, n_head)
     }
 
-    /// The separate projections as GPT-2's one `c_attn`; a missing bias becomes zeros.
+    /// The separate projections as GPT-2's single `c_attn`; a missing bias becomes zeros.
     ///
     /// # Errors
-    /// When `d_in` is not `d_out`: GPT-2 has one width.
+    /// When `d_in` is not `d_out`: GPT-2 has only one width.
     pub fn to_gpt2(&self) -> Result<CausalSelfAttention> {
         let qkv = [&self.w_query, &self.w_key, &self.w_value];
         let (d_out, d_in) = self.w_query.weight().dims2()?;
@@ -120,12 +120,12 @@ impl MultiHeadAttention {
     }
 }
 
-/// The bias of a projection; zeros where it has none.
+/// The bias of a projection; zeros if it has none.
 fn bias_of(layer: &Conv1D) -> Result<Tensor> {
     layer.bias().map_or_else(|| zeros(layer.shape().1, &layer.weight()?), |bias| Ok(bias.clone()))
 }
 
-/// The first head, where all heads have its shape.
+/// The first head, after checking that all heads have its shape.
 fn same_shapes<H, S: PartialEq + std::fmt::Debug>(heads: &[H], shape: impl Fn(&H) -> S) -> Result<&H> {
     let Some(first) = heads.first() else {
         candle_core::bail!("MultiHeadAttention: a layer without heads has no shape")
@@ -140,7 +140,7 @@ fn same_shapes<H, S: PartialEq + std::fmt::Debug>(heads: &[H], shape: impl Fn(&H
     Ok(first)
 }
 
-/// One layer with the outputs of all, in order.
+/// One layer with the outputs of all these layers, in order.
 fn below(layers: impl Iterator<Item = Linear>) -> Result<Linear> {
     let layers: Vec<_> = layers.collect();
     let weights: Vec<_> = layers.iter().map(Linear::weight).collect();

@@ -1,4 +1,4 @@
-//! The road to [`CausalSelfAttention`](gpt2_model::CausalSelfAttention), one type a step.
+//! The way to [`CausalSelfAttention`](gpt2_model::CausalSelfAttention), one type per step.
 //!
 //! | step | formula | in |
 //! |---|---|---|
@@ -11,14 +11,14 @@
 //! | as papers write it | `Concat(head_1, .., head_H)·W_O` | [`PerHeadAttention`] |
 //! | GPT-2 | `W_query`, `W_key`, `W_value` side by side in `c_attn` | [`convert`] |
 //!
-//! These are for reading: each `forward` is its formula in plain Candle operations, all of which have a
-//! gradient, and holds every (T, T) tensor in memory. What they compute, `CausalSelfAttention` computes
-//! without; [`convert`] leads there and back. Layers are named as PyTorch's state dicts name them
-//! (`W_query.weight`, `out_proj.bias`), with weights (out, in); d, `d_in`, `d_out` are widths, other letters
-//! are those of [`gpt2_model`]. Dropout is in `forward_with` alone, never in `forward`.
+//! These types are for reading: each `forward` is its formula in plain Candle operations, all of which have a
+//! gradient, and holds every (T, T) tensor in memory. `CausalSelfAttention` computes the same without these tensors;
+//! [`convert`] converts to it and back. Layers have the names of PyTorch's state dicts
+//! (`W_query.weight`, `out_proj.bias`), with weights (out, in); d, `d_in`, `d_out` are widths, and other letters
+//! mean the same as in [`gpt2_model`]. Only `forward_with` has dropout, never `forward`.
 //!
-//! The road is that of five texts on attention, which are not part of this repository: the documents that its tests are
-//! named after. What they print is printed here from the same inputs, to the last of their four decimals:
+//! The steps follow five texts on attention, which are not part of this repository; its tests are named after these
+//! documents. From the same inputs, the types here reproduce the printed numbers to the last of their four decimals:
 //!
 //! | document | mechanism | type | printed numbers reproduced |
 //! |---|---|---|---|

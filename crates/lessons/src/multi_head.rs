@@ -1,8 +1,8 @@
 //! Several heads in one: project once, split the result into heads, attend, merge, project again.
 //!
 //! `softmax(mask(q·kᵀ)/√D)·v` for H heads of width `D = d_out / H` at a time, then `out_proj`. It is the
-//! [stack of heads](crate::MultiHeadAttentionWrapper) with their matrices side by side in one, as
-//! `001_3b936f420483d060` and `004_a3b10401148b1338` build it. GPT-2's block is the same once more, with
+//! [stack of heads](crate::MultiHeadAttentionWrapper) with the heads' matrices side by side in one, as in
+//! `001_3b936f420483d060` and `004_a3b10401148b1338`. GPT-2's block takes the same step again and puts
 //! `W_query`, `W_key` and `W_value` side by side in `c_attn`.
 
 use crate::causal_mask::{causal_mask, masked_weights};
@@ -31,9 +31,9 @@ use gpt2_kernels::dropout::Dropout;
 /// ```
 #[derive(Debug, Clone)]
 pub struct MultiHeadAttention {
-    /// `d_in -> d_out`: what a word asks for, head by head.
+    /// `d_in -> d_out`: what a word looks for, head by head.
     pub w_query: Linear,
-    /// `d_in -> d_out`: what a word is found by.
+    /// `d_in -> d_out`: what other words find it by.
     pub w_key: Linear,
     /// `d_in -> d_out`: what a word says.
     pub w_value: Linear,
@@ -46,7 +46,7 @@ pub struct MultiHeadAttention {
 
 impl MultiHeadAttention {
     /// Loads `W_query`, `W_key`, `W_value` and `out_proj`, weights (out, in), for texts of up to
-    /// `context_length` words. `out_proj` always has a bias, the others where `qkv_bias` says so.
+    /// `context_length` words. `out_proj` always has a bias, the others only if `qkv_bias` is true.
     ///
     /// # Errors
     /// When `d_out` is not divisible by `n_head`, or a tensor is missing or has another shape.
@@ -64,7 +64,7 @@ impl MultiHeadAttention {
         Self::from_layers(qkv, out_proj, causal_mask(context_length, vb.device())?, n_head)
     }
 
-    /// From layers that exist: the conversions' way in.
+    /// Builds the layer from existing layers, for the conversions.
     pub(crate) fn from_layers(
         qkv: [Linear; 3],
         out_proj: Linear,
@@ -118,7 +118,7 @@ impl MultiHeadAttention {
         self.forward_with(x, None)
     }
 
-    /// As [`forward`](Self::forward), with dropout on the weights: for training.
+    /// Like [`forward`](Self::forward), with dropout on the weights, for training.
     ///
     /// # Shapes
     /// `x` (B, T, `d_in`) -> (B, T, `d_out`)

@@ -1,4 +1,4 @@
-//! Several heads as the papers write them: `Concat(head_1, .., head_H)·W_O` with
+//! Several heads in the papers' notation: `Concat(head_1, .., head_H)·W_O` with
 //! `head_h = softmax(mask(Q_h·K_hᵀ)/√d_k)·V_h` and `Q_h, K_h, V_h = x·W_h^Q, x·W_h^K, x·W_h^V`.
 //!
 //! Vaswani et al. 2017, §3.2.2. `002_4cdd2acc7d76054e` has it without a mask and with `W_O`,
@@ -58,7 +58,7 @@ pub struct PerHeadAttention {
     pub heads: Vec<PerHeadProjections>,
     /// `W_O` (H·`d_v`, `d_model`); without it the heads are returned side by side.
     pub w_o: Option<Tensor>,
-    /// Whether a word sees only itself and those before it.
+    /// Whether a word sees only itself and the words before it.
     pub causal: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What every step with weights has: three linear layers that make queries, keys and values of `x`.
+//! The three linear layers of every step with weights, which turn `x` into queries, keys and values.
 
 use candle_core::{D, Module, Result, Tensor};
 use candle_nn::{Init, Linear, VarBuilder};
@@ -12,8 +12,8 @@ pub(crate) fn load_qkv(vb: &VarBuilder, d_in: usize, d_out: usize, bias: bool) -
     ])
 }
 
-/// A linear layer `x·Wᵀ + b` in the layout of PyTorch's `nn.Linear`, W (out, in); where `vb` creates
-/// variables, they are drawn from that layer's own distribution, `U(-1/√in, 1/√in)`.
+/// A linear layer `x·Wᵀ + b` in the layout of PyTorch's `nn.Linear`, W (out, in). If `vb` creates
+/// variables, it draws them from that layer's own distribution, `U(-1/√in, 1/√in)`.
 pub(crate) fn load_linear(vb: VarBuilder, n_in: usize, n_out: usize, bias: bool) -> Result<Linear> {
     if n_in == 0 || n_out == 0 {
         candle_core::bail!("{}: a layer of {n_in} inputs and {n_out} outputs is empty", vb.prefix())
@@ -27,7 +27,7 @@ pub(crate) fn load_linear(vb: VarBuilder, n_in: usize, n_out: usize, bias: bool)
 
 /// `x` (.., T, `d_in`) through the three layers: q, k and v, each (.., T, `d_out`).
 ///
-/// Refuses, in the name of `who`, an `x` without words or that does not end in the layers' inputs.
+/// Refuses an `x` without words, or one whose last dimension is not the layers' input width; the error names `who`.
 pub(crate) fn project(who: &str, x: &Tensor, layers: [&Linear; 3]) -> Result<[Tensor; 3]> {
     let [query, key, value] = layers;
     if x.elem_count() == 0 {

@@ -1,16 +1,16 @@
 //! Self-attention with weights to train: `softmax(q·kᵀ/√d)·v` with `q, k, v = x·W_query, x·W_key, x·W_value`.
 //!
-//! What a word asks for, what it offers and what it says are three different things, so `x` is projected
-//! three times (Vaswani et al. 2017, §3.2.1). `001_3b936f420483d060` writes the matrices as parameters
-//! (in, out) first, its v1, and as linear layers (out, in) then, its v2; `004_a3b10401148b1338` has v2 with
-//! a bias; `002_4cdd2acc7d76054e` defines the function of q, k and v alone.
+//! What a word looks for, what it offers and what it says are three different things, so `x` is projected
+//! three times (Vaswani et al. 2017, §3.2.1). `001_3b936f420483d060` first writes the matrices as parameters
+//! (in, out), its v1, and then as linear layers (out, in), its v2; `004_a3b10401148b1338` has v2 with
+//! a bias; `002_4cdd2acc7d76054e` only defines the function of q, k and v.
 
 use crate::projections::{load_qkv, project};
 use crate::simple::{context, softmax};
 use candle_core::{D, Result, Tensor};
 use candle_nn::{Init, Linear, VarBuilder};
 
-/// How well each query fits each key, `q·kᵀ`, not yet scaled.
+/// How well each query matches each key, `q·kᵀ`, not yet scaled.
 ///
 /// # Shapes
 /// `q` (.., T, d), `k` (.., S, d) -> (.., T, S)
@@ -24,8 +24,8 @@ pub fn scores(q: &Tensor, k: &Tensor) -> Result<Tensor> {
 /// The scores divided by `√d`, d the width of a key.
 ///
 /// A sum of d products of independent numbers of variance 1 has variance d; divided by `√d` it has variance
-/// 1 again (`003_fa08c9926b7972e4`). Without it the softmax of wide keys is all but one-hot, and its
-/// gradient all but 0.
+/// 1 again (`003_fa08c9926b7972e4`). Without the scale, the softmax of wide keys is almost one-hot, and its
+/// gradient almost 0.
 ///
 /// # Shapes
 /// `scores` (.., T, S) -> (.., T, S)
@@ -64,24 +64,24 @@ pub fn scaled_dot_product_attention(q: &Tensor, k: &Tensor, v: &Tensor) -> Resul
 /// ```
 #[derive(Debug, Clone)]
 pub struct SelfAttention {
-    /// `d_in -> d_out`: what a word asks for.
+    /// `d_in -> d_out`: what a word looks for.
     pub w_query: Linear,
-    /// `d_in -> d_out`: what a word is found by.
+    /// `d_in -> d_out`: what other words find it by.
     pub w_key: Linear,
     /// `d_in -> d_out`: what a word says.
     pub w_value: Linear,
 }
 
 impl SelfAttention {
-    /// v1: the layer of three matrices that multiply from the right, `x·W`.
+    /// v1: the layer with three matrices that multiply from the right, `x·W`.
     ///
-    /// A linear layer multiplies by its transpose, so it holds `Wᵀ`; that is all there is between v1 and v2.
+    /// A linear layer multiplies by its transpose, so it holds `Wᵀ`; this is the only difference between v1 and v2.
     ///
     /// # Shapes
     /// each (`d_in`, `d_out`)
     ///
     /// # Errors
-    /// When the matrices do not have one shape, or are empty.
+    /// When the matrices differ in shape, or are empty.
     pub fn from_parameters(w_query: &Tensor, w_key: &Tensor, w_value: &Tensor) -> Result<Self> {
         let shape = <[usize; 2]>::from(w_query.dims2()?);
         if w_key.dims() != w_query.dims() || w_value.dims() != w_query.dims() {
@@ -99,8 +99,8 @@ impl SelfAttention {
         Ok(Self { w_query, w_key, w_value })
     }
 
-    /// v1 from `W_query`, `W_key` and `W_value` (`d_in`, `d_out`) below `vb`; where it creates variables,
-    /// they are drawn from `U(0, 1)`.
+    /// v1 from `W_query`, `W_key` and `W_value` (`d_in`, `d_out`) below `vb`; if `vb` creates variables,
+    /// it draws them from `U(0, 1)`.
     ///
     /// # Errors
     /// When a matrix is missing or has another shape.

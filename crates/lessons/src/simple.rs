@@ -1,13 +1,13 @@
-//! Simple self-attention, without a weight to train: `softmax(x·xᵀ)·x`.
+//! Simple self-attention, with no weights to train: `softmax(x·xᵀ)·x`.
 //!
-//! Each word asks how much it is like each other word (a dot product, the score), turns the answers into
-//! shares of 1 (the weights), and becomes the sum of all words, each by its share (the context). The
-//! words of `001_3b936f420483d060` and `004_a3b10401148b1338` take this road first.
+//! Each word asks how similar it is to each other word (a dot product, the score), turns the answers into
+//! shares of 1 (the weights), and becomes the sum of all words, each times its share (the context).
+//! `001_3b936f420483d060` and `004_a3b10401148b1338` start with this step.
 
 use candle_core::{D, Result, Tensor};
 
-/// The likeness of each pair of rows, `x·xᵀ`: the dot product of every query with every key, where both
-/// are the rows themselves.
+/// The similarity of each pair of rows, `x·xᵀ`: the dot product of every query with every key, where the rows
+/// themselves are both.
 ///
 /// # Shapes
 /// `x` (.., T, d) -> (.., T, T), symmetric
@@ -18,10 +18,10 @@ pub fn scores(x: &Tensor) -> Result<Tensor> {
     x.matmul(&x.transpose(D::Minus2, D::Minus1)?)
 }
 
-/// Each row divided by its sum, `x_j / Σ x`: the plainest way to make shares of scores.
+/// Each row divided by its sum, `x_j / Σ x`: the simplest way to turn scores into shares.
 ///
-/// A negative score gives a negative share, and a sum near 0 gives shares without bound, which is why
-/// attention does not stop here.
+/// A negative score gives a negative share, and a sum near 0 gives unbounded shares, so attention needs
+/// something better.
 ///
 /// # Shapes
 /// `scores` (.., S) -> (.., S)
@@ -34,8 +34,8 @@ pub fn normalise_by_sum(scores: &Tensor) -> Result<Tensor> {
 
 /// Softmax by its formula, `exp(x_j) / Σ exp(x)`.
 ///
-/// All shares are positive and sum to 1. In f32 it holds only while every `exp` does: a score above 88.7
-/// is infinity over infinity, NaN, and a row of scores below -104 is 0 over 0, NaN as well. [`softmax`]
+/// All shares are positive and sum to 1. In f32 this only works while every `exp` is in range: a score above 88.7
+/// gives infinity over infinity, NaN, and a row of scores below -104 gives 0 over 0, also NaN. [`softmax`]
 /// is the same function without these limits.
 ///
 /// # Shapes
@@ -47,10 +47,10 @@ pub fn softmax_naive(scores: &Tensor) -> Result<Tensor> {
     normalise_by_sum(&scores.exp()?)
 }
 
-/// Softmax as it is computed, `exp(x_j - max) / Σ exp(x - max)`.
+/// Softmax as it is computed in practice, `exp(x_j - max) / Σ exp(x - max)`.
 ///
-/// A factor `exp(-max)` above and below the bar changes nothing, so this equals [`softmax_naive`]; but the
-/// largest exponent is now 0, no `exp` overflows and the sum is at least 1. A score of -inf gets a share of
+/// A factor `exp(-max)` in both numerator and denominator changes nothing, so this equals [`softmax_naive`]; but
+/// the largest exponent is now 0, so no `exp` overflows and the sum is at least 1. A score of -inf gets a share of
 /// exactly 0.
 ///
 /// # Shapes
@@ -62,7 +62,7 @@ pub fn softmax(scores: &Tensor) -> Result<Tensor> {
     if scores.elem_count() == 0 {
         candle_core::bail!("softmax: no score, the shape is {:?}", scores.dims())
     }
-    // The result does not depend on what is subtracted, so no gradient need flow through it.
+    // The result does not depend on the number that is subtracted, so no gradient need flow through it.
     let max = scores.max_keepdim(D::Minus1)?.detach(); // (.., 1)
     softmax_naive(&scores.broadcast_sub(&max)?)
 }

@@ -1,4 +1,5 @@
-//! Several heads, the plain way: each a [`CausalAttention`] of its own, run in turn, results side by side.
+//! Several heads, the simple way: each is a separate [`CausalAttention`]; they run in turn, with their results side by
+//! side.
 //!
 //! `Concat(head_1, .., head_H)`, as `001_3b936f420483d060` stacks them. What one head computes for `d_out`
 //! numbers, H heads compute for `H·d_out`; with `d_out` 1 each head says a single number (its exercise).
@@ -17,7 +18,7 @@ pub struct MultiHeadAttentionWrapper {
 }
 
 impl MultiHeadAttentionWrapper {
-    /// Loads `n_head` heads, `heads.0`, `heads.1`, .., each `d_in -> d_out`, that share one mask.
+    /// Loads `n_head` heads, `heads.0`, `heads.1`, .., each `d_in -> d_out`; they share one mask.
     ///
     /// # Errors
     /// When there is no head, or a tensor is missing or has another shape.
@@ -48,7 +49,7 @@ impl MultiHeadAttentionWrapper {
         self.concat(|_, head| head.forward(x))
     }
 
-    /// As [`forward`](Self::forward), with dropout on the weights, head `i` by `dropouts[i]`: for training.
+    /// Like [`forward`](Self::forward), with dropout on the weights, for training: head `i` uses `dropouts[i]`.
     ///
     /// # Shapes
     /// `x` (B, T, `d_in`) -> (B, T, H·`d_out`)

@@ -1,11 +1,11 @@
-//! The text as ids, in two parts.
+//! The text as token ids, in two parts: training and validation.
 
 use crate::error::{Result, TrainError};
 use candle_core::{Device, Tensor};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-/// A text as token ids, its end held back for validation.
+/// A text as token ids, the last part held back for validation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Dataset {
     pub(crate) train: Vec<u32>,
@@ -13,7 +13,7 @@ pub struct Dataset {
 }
 
 impl Dataset {
-    /// Holds back the part `val_fraction` of the ids, at their end.
+    /// Holds back the last `val_fraction` of the ids.
     ///
     /// # Errors
     /// When `val_fraction` is not between 0 and 1.
@@ -28,10 +28,10 @@ impl Dataset {
         Ok(Self { train: ids, val })
     }
 
-    /// Refuses data that a model of `vocab_size` tokens cannot learn in windows of `window` tokens.
+    /// Refuses data that a model with `vocab_size` tokens cannot learn in windows of `window` tokens.
     ///
     /// # Errors
-    /// When a token is not one of the model's, or a part holds no window and the token after it.
+    /// When a token is not in the model's vocabulary, or a part is too short for one window and the token after it.
     pub fn check(&self, window: usize, vocab_size: usize) -> Result<()> {
         if let Some(&id) = self.train.iter().chain(&self.val).find(|id| **id as usize >= vocab_size) {
             return Err(TrainError::Vocabulary { id, vocab_size });
@@ -43,27 +43,27 @@ impl Dataset {
         Ok(())
     }
 
-    /// The ids to learn.
+    /// The training ids.
     #[must_use]
     pub fn train(&self) -> &[u32] {
         &self.train
     }
 
-    /// The ids that are held back.
+    /// The ids held back for validation.
     #[must_use]
     pub fn validation(&self) -> &[u32] {
         &self.val
     }
 
-    /// A number that differs for other data: FNV-1a over the ids of both parts and where they part.
+    /// A fingerprint of the data: FNV-1a over the ids of both parts and the position of the split.
     pub(crate) fn fingerprint(&self) -> u64 {
         let parted = u32::try_from(self.train.len()).unwrap_or(u32::MAX);
         let ids = self.train.iter().chain(&self.val).chain([&parted]);
         ids.fold(0xcbf2_9ce4_8422_2325, |hash, id| (hash ^ u64::from(*id)).wrapping_mul(0x0100_0000_01b3))
     }
 
-    /// Where the windows of a batch begin: a function of the seed and the batch's number alone, so that a run
-    /// that is resumed sees the same data without having saved anything of them.
+    /// Where the windows of a batch begin. This depends only on the seed and the batch's number, so that a resumed run
+    /// sees the same data without saving any state for it.
     pub(crate) fn starts(&self, seed: u64, batch: u64, rows: usize, window: usize) -> Vec<usize> {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         rng.set_stream(batch);
@@ -71,10 +71,10 @@ impl Dataset {
     }
 
     /// The validation loss of a model that knows only how often each token occurs in the training part
-    /// (add-one smoothing): what context has to beat.
+    /// (add-one smoothing): a model that uses context has to beat this.
     ///
     /// # Panics
-    /// When a token is not below `vocab_size`, which [`check`](Self::check) refuses.
+    /// When a token is not below `vocab_size`; [`check`](Self::check) refuses such data.
     #[must_use]
     pub fn unigram_loss(&self, vocab_size: usize) -> f64 {
         let mut counts = vec![1u64; vocab_size];
@@ -87,7 +87,7 @@ impl Dataset {
     }
 }
 
-/// Inputs and the tokens that follow each, from windows that begin at `starts`: two tensors (B, T).
+/// Input tokens, and the token that follows each, from windows that begin at `starts`: two tensors (B, T).
 pub(crate) fn batch(
     ids: &[u32],
     starts: &[usize],
@@ -105,7 +105,7 @@ pub(crate) fn batch(
 mod tests {
     use super::*;
 
-    /// A window is followed by the token that its last one predicts.
+    /// Each window is followed by the token that its last position predicts.
     #[test]
     fn each_part_needs_a_token_more_than_a_window() {
         let split = |tokens: usize| {

@@ -1,4 +1,4 @@
-//! What can go wrong while training, as data: a program words it for its users.
+//! Training errors, as data: each program puts them into words for its users.
 
 use candle_core::Tensor;
 use std::path::PathBuf;
@@ -13,46 +13,46 @@ pub type Result<T> = std::result::Result<T, TrainError>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TrainError {
-    /// An option has a value that no run can have.
+    /// An option has an invalid value.
     #[error("{option} is {value}, expected {expected}")]
     Option {
         /// The field of [`TrainOptions`](crate::TrainOptions).
         option: &'static str,
         /// Its value.
         value: String,
-        /// What it may be.
+        /// The values that are allowed.
         expected: &'static str,
     },
     /// A window is empty, or longer than the model's context.
     #[error("the window is {window} tokens, expected 1 to the model's n_positions = {n_positions}")]
     Window {
-        /// Tokens of a sequence.
+        /// Tokens per sequence.
         window: usize,
-        /// The model's longest context.
+        /// The length of the model's context.
         n_positions: usize,
     },
-    /// The data hold a token that the model does not know.
+    /// The data hold a token that is not in the model's vocabulary.
     #[error("the tokenizer gives token {id}, and the model has {vocab_size}: the two do not belong together")]
     Vocabulary {
         /// The first such token.
         id: u32,
-        /// How many the model has.
+        /// How many tokens the model has.
         vocab_size: usize,
     },
-    /// A part of the data holds no window and the token after it.
+    /// A part of the data is too short for one window and the token after it.
     #[error(
         "the text is too short: {train} tokens to learn and {validation} for validation, but each part needs more \
          than the window of {window}; take a longer text or a shorter window"
     )]
     TooShort {
-        /// Tokens to learn.
+        /// Training tokens.
         train: usize,
-        /// Tokens held back.
+        /// Tokens held back for validation.
         validation: usize,
-        /// Tokens of a sequence.
+        /// Tokens per sequence.
         window: usize,
     },
-    /// The training loss is NaN or infinite.
+    /// The training loss became NaN or infinite.
     #[error("the loss became {loss} at step {step}: try a lower learning rate")]
     Loss {
         /// Steps taken before.
@@ -63,7 +63,7 @@ pub enum TrainError {
         /// [`first_not_finite`](gpt2_model::Gpt2LMHeadModel::first_not_finite).
         inputs: Tensor,
     },
-    /// The validation loss is NaN or infinite.
+    /// The validation loss became NaN or infinite.
     #[error("the validation loss became {loss} after step {step}: try a lower learning rate")]
     ValidationLoss {
         /// Steps taken.
@@ -79,7 +79,7 @@ pub enum TrainError {
         /// Why.
         source: candle_core::Error,
     },
-    /// A setting differs from that of the run that is resumed.
+    /// A setting differs from that of the run to resume.
     #[error("{name} was {before} and is {now}; a run resumes with the settings that it had")]
     Setting {
         /// The setting.
@@ -94,10 +94,10 @@ pub enum TrainError {
     NotAState {
         /// The file.
         path: PathBuf,
-        /// Why it cannot be read as one.
+        /// Why it is not one.
         source: candle_core::Error,
     },
-    /// The state of a run lacks a part, or holds one that does not fit the others.
+    /// The state of a run lacks a part, or has one that does not match the others.
     #[error("{}: {reason}", path.display())]
     DamagedState {
         /// The file.
@@ -113,7 +113,7 @@ pub enum TrainError {
         /// Why.
         source: BoxError,
     },
-    /// The file system refused.
+    /// A file system operation failed.
     #[error("{}: {reason}", path.display())]
     Io {
         /// The file.
@@ -124,7 +124,7 @@ pub enum TrainError {
     /// A file could not be written.
     #[error(transparent)]
     Write(#[from] gpt2_files::Error),
-    /// Candle refused.
+    /// Candle returned an error.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
     /// A callback failed: [`TrainError::other`].
@@ -133,12 +133,12 @@ pub enum TrainError {
 }
 
 impl TrainError {
-    /// An error of the caller's own, to return from a callback.
+    /// Wraps the caller's own error, to return it from a callback.
     pub fn other(error: impl Into<BoxError>) -> Self {
         Self::Other(error.into())
     }
 
-    /// A state that is damaged in this way.
+    /// The error for a state that is damaged in this way.
     pub(crate) fn damaged(path: &std::path::Path, reason: impl Into<BoxError>) -> Self {
         Self::DamagedState { path: path.to_path_buf(), reason: reason.into() }
     }

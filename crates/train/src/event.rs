@@ -1,12 +1,12 @@
-//! What a callback hears of a run.
+//! The events that a run reports to its callback.
 
 /// Something that happened.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub enum Event {
-    /// A step was taken. Where [`validates`](StepReport::validates) says so, [`Validated`](Self::Validated) follows.
+    /// A step is done. If its [`validates`](StepReport::validates) is true, [`Validated`](Self::Validated) follows.
     Stepped(StepReport),
-    /// The model was measured after that step.
+    /// The model was validated after that step.
     Validated(StepReport, Validation),
 }
 
@@ -22,18 +22,18 @@ pub struct StepReport {
     pub lr: f64,
     /// Norm of all gradients together, before clipping.
     pub grad_norm: f64,
-    /// Tokens learnt from in a second.
+    /// Training tokens per second.
     pub tokens_per_s: f64,
-    /// Whether a validation follows.
+    /// Whether a validation comes next.
     pub validates: bool,
 }
 
-/// A measurement on the part of the data that is held back.
+/// A measurement on the data held back for validation.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct Validation {
     /// Mean loss in nats a token.
     pub loss: f64,
-    /// Whether it is lower than every one before.
+    /// Whether this loss is lower than all before it.
     pub is_best: bool,
 }

@@ -1,4 +1,4 @@
-//! The losses of a run so far, and which of its models is the best.
+//! The losses of a run so far, and its best validation.
 
 use crate::error::BoxError;
 use candle_core::{Device, Result, Tensor};
@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 /// A run's losses in nats a token.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct History {
-    /// Of each step, from the first on.
+    /// The loss of each step, starting with the first.
     training: Vec<f32>,
     /// Step and loss of each validation.
     validation: Vec<(u64, f64)>,
@@ -27,7 +27,7 @@ impl History {
         self.training.push(loss);
     }
 
-    /// Whether this loss is lower than every one before.
+    /// Whether this loss is lower than all before it.
     pub(crate) fn add_validation(&mut self, step: u64, loss: f64) -> bool {
         let lowest = self.best().is_none_or(|best| loss < best.loss);
         self.validation.push((step, loss));
@@ -53,7 +53,7 @@ impl History {
         best.map(|&(step, loss)| Best { loss, step })
     }
 
-    /// As tensors of a file.
+    /// The tensors to save in a file.
     pub(crate) fn tensors(&self) -> Result<[(&'static str, Tensor); 3]> {
         let (steps, losses): (Vec<i64>, Vec<f64>) =
             self.validation.iter().map(|&(step, loss)| (step.cast_signed(), loss)).unzip();
@@ -64,7 +64,7 @@ impl History {
         ])
     }
 
-    /// From the tensors of a file that was written after `steps_done` steps.
+    /// Rebuilds the history from the tensors of a file saved after `steps_done` steps.
     pub(crate) fn from_tensors(
         tensors: &BTreeMap<String, Tensor>,
         steps_done: u64,

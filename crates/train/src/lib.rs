@@ -1,6 +1,6 @@
-//! Trains GPT-2 on [Candle](https://github.com/huggingface/candle), from scratch or further: data, learning rate, AdamW
-//! and a [`Trainer`] that can be stopped and resumed with the same bytes in the end. The crate prints nothing: a
-//! callback hears of every step and every validation, and may stop the run.
+//! Trains GPT-2 on [Candle](https://github.com/huggingface/candle), from scratch or from an existing model: data, learning
+//! rate, AdamW and a [`Trainer`]. Stop and resume it, and the run still ends with the same bytes. The crate prints nothing:
+//! it reports every step and every validation to a callback, which may stop the run.
 //!
 //! ```
 //! use candle_core::{DType, Device};
@@ -10,7 +10,7 @@
 //!
 //! # fn main() -> gpt2_train::Result<()> {
 //! let text = "To be, or not to be, that is the question. ".repeat(20);
-//! let ids = text.bytes().map(u32::from).collect(); // or those of a tokenizer
+//! let ids = text.bytes().map(u32::from).collect(); // or a tokenizer's ids
 //! let config = Config { vocab_size: 128, n_positions: 16, n_embd: 16, n_layer: 1, n_head: 2, ..Config::gpt2() };
 //! // Or a pretrained one, loaded by gpt2-loader.
 //! let model = Gpt2LMHeadModel::load(init::seeded(1, DType::F32, &Device::Cpu), &config)?;
@@ -32,8 +32,8 @@
 //! # }
 //! ```
 //!
-//! [`Trainer::save_state`] writes what a stopped run needs, [`Trainer::resume`] reads it, [`Metrics`] writes a line a step.
-//! For a loop of your own there are [`AdamW`], [`CosineSchedule`] and [`gpt2_model::training`].
+//! [`Trainer::save_state`] writes everything needed to resume a run, [`Trainer::resume`] reads it, and [`Metrics`] writes a
+//! line per step. For a loop of your own, use [`AdamW`], [`CosineSchedule`] and [`gpt2_model::training`].
 
 mod data;
 mod error;

@@ -16,18 +16,18 @@ pub struct MetricsRow {
     pub step: u64,
     /// Mean loss of the step's batches, in nats a token.
     pub loss: f32,
-    /// Loss on the part that is held back, where it was just measured.
+    /// Validation loss, if it was just measured.
     pub val_loss: Option<f64>,
     /// Learning rate.
     pub lr: f64,
     /// Norm of all gradients together, before clipping.
     pub grad_norm: f64,
-    /// Tokens learnt from in a second.
+    /// Training tokens per second.
     pub tokens_per_s: f64,
 }
 
 impl MetricsRow {
-    /// Of a step, and of the validation after it where there was one.
+    /// The line for a step and for the validation after it, if there was one.
     #[must_use]
     pub fn new(step: StepReport, validation: Option<Validation>) -> Self {
         let StepReport { step, loss, lr, grad_norm, tokens_per_s, .. } = step;
@@ -39,14 +39,14 @@ impl MetricsRow {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MetricsFormat {
-    /// Numbers between commas, below a header.
+    /// Comma-separated numbers below a header.
     Csv,
-    /// A JSON object a line.
+    /// One JSON object per line.
     JsonLines,
 }
 
 impl MetricsFormat {
-    /// The format that a name ends in: `.csv` or `.jsonl`.
+    /// The format given by a file name's extension: `.csv` or `.jsonl`.
     #[must_use]
     pub fn of(path: &Path) -> Option<Self> {
         match path.extension()?.to_str()? {
@@ -61,21 +61,21 @@ impl MetricsFormat {
 const LONGEST: u64 = 1 << 30;
 const HEADER: &str = "step,loss,val_loss,lr,grad_norm,tokens_per_s";
 
-/// The file that lines are added to, made with the first.
+/// Appends lines to a file, which the first line creates.
 #[derive(Debug)]
 pub struct Metrics {
     path: PathBuf,
-    /// What the file holds before that line: its header, and the lines of the steps that are done.
+    /// What to write before the first new line: the header, and the lines of the steps already done.
     kept: String,
     file: Option<File>,
     format: MetricsFormat,
 }
 
 impl Metrics {
-    /// Begins a file at `path` or, after `done` steps, continues the one that is there behind the lines of these steps.
+    /// Starts a new file at `path` or, after `done` steps, continues the existing one after the lines of these steps.
     ///
     /// # Errors
-    /// When the file of a run that is resumed cannot be read.
+    /// When the existing file of a resumed run cannot be read.
     pub fn open(path: &Path, format: MetricsFormat, done: u64) -> Result<Self> {
         let csv = format == MetricsFormat::Csv;
         let before = match write::read_text(path, LONGEST) {
@@ -99,7 +99,7 @@ impl Metrics {
         Ok(Self { path: path.to_path_buf(), kept, file: None, format })
     }
 
-    /// Adds a line.
+    /// Appends a line.
     ///
     /// # Errors
     /// When the file cannot be written.
@@ -116,7 +116,7 @@ impl Metrics {
             .map_err(|source| TrainError::Metrics { path: self.path.clone(), source })
     }
 
-    /// The file, which is made where it is not open yet.
+    /// The open file; creates it first if necessary.
     fn file(&mut self) -> std::result::Result<&mut File, BoxError> {
         let file = if let Some(file) = self.file.take() {
             file

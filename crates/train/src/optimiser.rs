@@ -8,15 +8,15 @@ use std::collections::BTreeMap;
 /// The settings of [`AdamW`]; their names are PyTorch's.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdamWParams {
-    /// The decay of the mean of gradients.
+    /// The decay of the running mean of gradients.
     pub beta1: f64,
-    /// The decay of the mean of their squares.
+    /// The decay of the running mean of their squares.
     pub beta2: f64,
-    /// Added to the root of that mean.
+    /// Added to the square root of that second mean.
     pub eps: f64,
-    /// The decay of matrices and embeddings, times the learning rate; biases and layer norms do not decay.
+    /// The weight decay of matrices and embeddings, multiplied by the learning rate; biases and layer norms do not decay.
     pub weight_decay: f64,
-    /// Gradients are scaled down to this norm, all of them together, where theirs is larger.
+    /// The largest norm of all gradients together; if theirs is larger, they are all scaled down to it.
     pub max_grad_norm: Option<f64>,
 }
 
@@ -26,7 +26,7 @@ impl Default for AdamWParams {
     }
 }
 
-/// AdamW (Loshchilov & Hutter 2019) with a state that can be saved: candle-nn's keeps its moments private.
+/// AdamW (Loshchilov & Hutter 2019) with a state that can be saved; candle-nn's AdamW keeps its moments private.
 #[derive(Debug)]
 pub struct AdamW {
     params: AdamWParams,
@@ -48,7 +48,7 @@ impl AdamW {
     /// gradients is a sum over variables, and its last bits depend on their order.
     ///
     /// # Errors
-    /// When two variables have one name, or the device cannot hold two more numbers for each.
+    /// When two variables have the same name, or the device has no room for two moments of each.
     pub fn new(variables: impl IntoIterator<Item = (String, Var)>, params: AdamWParams) -> Result<Self> {
         let mut variables: Vec<_> = variables.into_iter().collect();
         variables.sort_unstable_by(|a, b| a.0.cmp(&b.0));
@@ -63,11 +63,11 @@ impl AdamW {
         Ok(Self { params, step: 0, slots: slots.collect::<Result<_>>()? })
     }
 
-    /// Takes one step at learning rate `lr`, along `gradients` times `scale` (1 over the batches that were
-    /// summed); returns the norm of the gradients so scaled, before clipping.
+    /// Takes one step at learning rate `lr`, with `gradients` times `scale` (1 / the number of summed batches);
+    /// returns the norm of the scaled gradients before clipping.
     ///
     /// # Errors
-    /// When a variable has no gradient, or one is not finite: then nothing is changed.
+    /// When a variable has no gradient, or one is not finite; then nothing changes.
     pub fn step(&mut self, gradients: &GradStore, lr: f64, scale: f64) -> Result<f64> {
         let found: Vec<&Tensor> = self
             .slots
@@ -97,7 +97,7 @@ impl AdamW {
         Ok(norm)
     }
 
-    /// How many steps were taken.
+    /// The number of steps taken.
     #[must_use]
     pub fn steps(&self) -> u64 {
         self.step
@@ -113,7 +113,7 @@ impl AdamW {
         self.slots.iter().flat_map(moments).collect()
     }
 
-    /// Resumes from a [`state`](Self::state) that was saved after `steps` steps.
+    /// Resumes from a [`state`](Self::state) saved after `steps` steps.
     ///
     /// # Errors
     /// When a moment is missing or has another shape; nothing has changed then.

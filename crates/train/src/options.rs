@@ -1,37 +1,37 @@
-//! What a run may choose.
+//! The options of a training run.
 
 use crate::error::{Result, TrainError};
 
-/// The choices of a training run. [`new`](Self::new) sets the defaults; every field may be changed.
+/// The options of a training run. [`new`](Self::new) sets the defaults; you may change every field.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct TrainOptions {
     /// Steps of the optimiser.
     pub steps: u32,
-    /// Sequences of a batch: 8.
+    /// Sequences per batch: 8.
     pub batch: u16,
-    /// Batches whose gradients are summed to one step: 1.
+    /// Batches whose gradients are summed for one step: 1.
     pub accumulate: u16,
-    /// Tokens of a sequence: `None` for the model's `n_positions`.
+    /// Tokens per sequence: `None` for the model's `n_positions`.
     pub window: Option<usize>,
-    /// Highest learning rate, after the warm-up; a cosine brings it down to a tenth: 1e-3.
+    /// Highest learning rate, reached after the warm-up; a cosine then brings it down to a tenth: 1e-3.
     pub lr: f64,
     /// Steps of linear warm-up: 100.
     pub warmup: u32,
-    /// `AdamW`'s decay, on matrices and embeddings only: 0.1.
+    /// `AdamW`'s weight decay, on matrices and embeddings only: 0.1.
     pub weight_decay: f64,
-    /// Gradients are scaled down to this norm, all of them together: 1; 0 is off.
+    /// The largest norm of all gradients together; larger ones are scaled down: 1; 0 is off.
     pub clip: f64,
-    /// Dropout on embeddings, attention weights and residuals: `None` for what the config says.
+    /// Dropout on embeddings, attention weights and residuals: `None` for the config's rates.
     pub dropout: Option<f64>,
-    /// Whether to keep one block's activations at a time and run each block again in the backward pass: less memory,
+    /// Whether to keep only one block's activations at a time and run each block again in the backward pass: less memory,
     /// more time, the same numbers. `false`.
     pub recompute: bool,
-    /// Steps between validations: 100. The last step is always followed by one.
+    /// Steps between validations: 100. The last step is always validated.
     pub eval_every: u32,
-    /// Seed of the first weights, the order of the data and dropout: 0.
+    /// Seed of the initial weights, the order of the data and dropout: 0.
     pub seed: u64,
-    /// The name of the model that is trained further. A run is resumed only under the same name.
+    /// The name of the model to fine-tune. A run only resumes with the same name.
     pub model: Option<String>,
 }
 
@@ -56,10 +56,10 @@ impl TrainOptions {
         }
     }
 
-    /// Tokens of a sequence for a model of this context.
+    /// Tokens per sequence, for a model with this context length.
     ///
     /// # Errors
-    /// When it is 0 or longer than the context.
+    /// When the number is 0 or larger than the context.
     pub fn window_for(&self, n_positions: usize) -> Result<usize> {
         let window = self.window.unwrap_or(n_positions);
         if window == 0 || window > n_positions {
@@ -68,7 +68,7 @@ impl TrainOptions {
         Ok(window)
     }
 
-    /// Refuses values that no run can have.
+    /// Refuses invalid values.
     pub(crate) fn check(&self) -> Result<()> {
         for (option, value) in [
             ("steps", self.steps),

@@ -8,9 +8,9 @@ pub struct CosineSchedule {
     pub peak: f64,
     /// The rate at the end.
     pub floor: f64,
-    /// Steps of linear rise.
+    /// Steps over which the rate rises linearly.
     pub warmup: usize,
-    /// All steps.
+    /// The number of all steps.
     pub total: usize,
 }
 

@@ -1,10 +1,10 @@
-//! All that a run's numbers depend on: saved with its state, compared when it is resumed.
+//! The settings that a run's numbers depend on: saved with its state, and compared when it resumes.
 
 use crate::options::TrainOptions;
 use gpt2_model::Config;
 use serde::Serialize;
 
-/// The settings of a run, as they are saved.
+/// The settings of a run, in the form in which they are saved.
 #[derive(Debug, Clone, Serialize)]
 pub struct Settings {
     config: Config,
@@ -24,7 +24,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Of a run with these options, over windows of data with this fingerprint.
+    /// The settings of a run with these options, over windows of data with this fingerprint.
     pub(crate) fn new(options: &TrainOptions, config: &Config, window: usize, data: u64) -> Self {
         Self {
             config: config.clone(),

@@ -1,5 +1,5 @@
-//! What a run needs to resume as if it had never stopped: weights, the optimiser's moments, the step and the losses.
-//! Data, dropout and learning rate are functions of the step and of the settings, which are kept to be compared.
+//! Everything a run needs to resume as if it had never stopped: weights, the optimiser's moments, the step and the losses.
+//! Data, dropout and learning rate follow from the step and the settings; the settings are saved so that they can be compared.
 
 use crate::error::{Result, TrainError};
 use crate::history::History;
@@ -33,7 +33,7 @@ pub(crate) fn save(
     write::tensors(path, &tensors, ("gpt2", env!("CARGO_PKG_VERSION")))
 }
 
-/// Reads the state into the variables and the optimiser, and gives the losses so far.
+/// Reads the state into the variables and the optimiser, and returns the losses so far.
 pub(crate) fn restore(
     path: &Path,
     settings: &Settings,
@@ -71,11 +71,11 @@ pub(crate) fn restore(
     Ok(history)
 }
 
-/// Refuses settings other than those that were saved, by the name of the first.
+/// Refuses settings that differ from the saved ones, and names the first that differs.
 fn compare(path: &Path, saved: &[u8], settings: &Settings) -> Result<()> {
     let saved: serde_json::Value =
         serde_json::from_slice(saved).map_err(|source| TrainError::damaged(path, source))?;
-    // Through the same text as what was saved: a number read back may differ in its last digit.
+    // Convert to text and back, as the saved settings were: a number that is read back may differ in its last digit.
     let now = serde_json::to_vec(settings).and_then(|text| serde_json::from_slice(&text));
     let now: serde_json::Value = now.map_err(TrainError::other)?;
     let (Some(saved), Some(now)) = (saved.as_object(), now.as_object()) else { return Ok(()) };

@@ -18,7 +18,7 @@ use gpt2_model::{Config, Gpt2LMHeadModel, init};
 use std::ops::ControlFlow;
 use std::path::Path;
 
-/// A model in training, and all that a step needs. What a step computes is a function of the settings and of the
+/// A model in training, and everything that a step needs. The result of a step depends only on the settings and on the
 /// number of steps done.
 pub struct Trainer {
     options: TrainOptions,
@@ -34,10 +34,10 @@ pub struct Trainer {
 }
 
 impl Trainer {
-    /// Begins with a new model: GPT-2's random weights from the seed, and position embeddings that are sinusoids.
+    /// Starts with a new model: GPT-2's random weights from the seed, and sinusoidal position embeddings.
     ///
     /// # Errors
-    /// When the config or an option is not valid, or the data do not fit the model.
+    /// When the config or an option is invalid, or the data do not fit the model.
     pub fn new(config: &Config, data: Dataset, options: TrainOptions, device: &Device) -> Result<Self> {
         let tied = config.tie_word_embeddings;
         let trainer = Self::build(config.clone(), tied, data, options, device)?;
@@ -45,13 +45,13 @@ impl Trainer {
         Ok(trainer)
     }
 
-    /// Begins with the weights of `model`, on its device; `model` itself does not change.
+    /// Starts with the weights of `model`, on its device; `model` itself does not change.
     ///
     /// # Errors
-    /// As [`new`](Self::new).
+    /// Same as [`new`](Self::new).
     pub fn from_model(model: &Gpt2LMHeadModel, data: Dataset, options: TrainOptions) -> Result<Self> {
         let config = model.config();
-        // A head that differs from the embedding is learnt apart, whatever the config says.
+        // An `lm_head` that differs from the embedding is trained separately, whatever the config says.
         let tied = config.tie_word_embeddings && model.is_tied();
         let parameters = model.named_parameters();
         let device = parameters.first().map_or(&Device::Cpu, |(_, tensor)| tensor.device());
@@ -69,7 +69,7 @@ impl Trainer {
         Ok(trainer)
     }
 
-    /// Gives a variable its first value.
+    /// Sets a variable's initial value.
     fn set(&self, name: &str, value: &Tensor) -> Result<()> {
         match self.variables.iter().find(|(held, _)| held == name) {
             Some((_, var)) => Ok(var.set(value)?),
@@ -122,8 +122,8 @@ impl Trainer {
         })
     }
 
-    /// Trains until the last step, or until `progress` breaks off; whether the last step was reached. What `progress`
-    /// gets of the trainer, such as the model, is as it is after the step.
+    /// Trains until the last step, or until `progress` stops the run; returns whether it reached the last step. The trainer
+    /// that `progress` receives, and with it the model, is in its state after the step.
     ///
     /// # Errors
     /// When a loss is not finite, the device fails, or `progress` fails.
@@ -199,7 +199,7 @@ impl Trainer {
         Ok((loss.to_scalar()?, loss.backward()?))
     }
 
-    /// Measures the model on the part that is held back.
+    /// Measures the model on the validation part.
     fn validate(&mut self) -> Result<Validation> {
         let (step, loss) = (self.steps(), self.validation_loss()?);
         if !loss.is_finite() {
@@ -208,14 +208,14 @@ impl Trainer {
         Ok(Validation { loss, is_best: self.history.add_validation(step, loss) })
     }
 
-    /// The mean loss over the validation part, in windows side by side; a rest at its end that is shorter than a window
-    /// is left out.
+    /// The mean loss over the validation part, in consecutive windows; tokens at the end that do not fill a window
+    /// are left out.
     ///
     /// # Errors
     /// When the device fails.
     pub fn validation_loss(&self) -> Result<f64> {
         let t = self.window;
-        // The same weights as constants: no operation is kept for a backward pass.
+        // The same weights as constants, so that Candle keeps no operations for a backward pass.
         let constant = |(name, var): &(String, Var)| (name.clone(), var.as_detached_tensor());
         let constants = self.variables.iter().map(constant).collect();
         let vb = VarBuilder::from_tensors(constants, DType::F32, &self.device);
@@ -230,7 +230,7 @@ impl Trainer {
         Ok(sum / starts.len() as f64)
     }
 
-    /// Writes what a run needs to resume to a file, whole or not at all.
+    /// Writes everything that a run needs to resume to a file, whole or not at all.
     ///
     /// # Errors
     /// When the file cannot be written.
@@ -238,7 +238,7 @@ impl Trainer {
         state::save(path, &self.settings, &self.variables, &self.optimiser, &self.history)
     }
 
-    /// Resumes from the state in a file: what follows is what would have followed had the run not stopped.
+    /// Resumes from the state in a file: the run continues exactly as if it had not stopped.
     ///
     /// # Errors
     /// When the file is not the state of a run with these settings.
@@ -247,7 +247,7 @@ impl Trainer {
         Ok(())
     }
 
-    /// The model as it is now.
+    /// The model in its present state.
     #[must_use]
     pub fn model(&self) -> &Gpt2LMHeadModel {
         &self.model
@@ -259,7 +259,7 @@ impl Trainer {
         &self.data
     }
 
-    /// Tokens of a sequence.
+    /// Tokens per sequence.
     #[must_use]
     pub fn window(&self) -> usize {
         self.window
@@ -271,7 +271,7 @@ impl Trainer {
         &self.history
     }
 
-    /// All that the run's numbers depend on.
+    /// The settings that the run's numbers depend on.
     #[must_use]
     pub fn settings(&self) -> &Settings {
         &self.settings

@@ -1,4 +1,4 @@
-//! The way to files: whole or not there, and read only where they are files.
+//! File access: files are written whole or not at all, and only regular files are read.
 
 use crate::error::Result;
 use candle_core::Tensor;
@@ -8,12 +8,12 @@ use std::path::Path;
 
 pub(crate) use gpt2_files::{open_regular, read_text};
 
-/// Puts `content` at `path`.
+/// Writes `content` to `path`.
 pub(crate) fn bytes(path: &Path, content: &[u8]) -> Result<()> {
     Ok(atomic::write_bytes(path, content)?)
 }
 
-/// Puts a safetensors file of these tensors at `path`, with one entry of metadata.
+/// Writes these tensors to a safetensors file at `path`, with one metadata entry.
 pub(crate) fn tensors(path: &Path, tensors: &BTreeMap<String, Tensor>, metadata: (&str, &str)) -> Result<()> {
     let tensors: Vec<(&str, &Tensor)> =
         tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();

@@ -1,4 +1,4 @@
-//! The attention of a text as JSON, for programs that draw.
+//! The attention of a text as JSON, for programs that draw it.
 
 use crate::summary::{HeadSummary, summarize};
 use crate::triangle::lower_triangle;
@@ -10,10 +10,10 @@ use std::io;
 /// The attention of a text, for JSON.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct AttentionJson {
-    /// What made it: the facts of a [`Provenance`](crate::Provenance). The field is left out where it is null.
+    /// How it was made: the facts of a [`Provenance`](crate::Provenance). A null value leaves the field out.
     #[serde(skip_serializing_if = "Value::is_null")]
     pub provenance: Value,
-    /// The tokens that can be looked at, S of them, as they are in the text.
+    /// The S tokens that queries can attend to, as they are in the text.
     pub tokens: Vec<String>,
     /// The chosen layers.
     pub layers: Vec<LayerJson>,
@@ -33,24 +33,24 @@ pub struct LayerJson {
 pub struct HeadJson {
     /// The index of the head, from 0.
     pub head: usize,
-    /// The head in five numbers, and `uniform`: what `on_self`, `on_previous` and `on_first` would each be
-    /// if attention were uniform. All are means over the queries that see at least two keys, or over the
-    /// only token of a text.
+    /// The head in five numbers, and `uniform`: the value that `on_self`, `on_previous` and `on_first` would
+    /// each have if attention were uniform. All are means over the queries that see at least two keys, or
+    /// over the only token of a text.
     pub summary: HeadSummary,
-    /// A row a query, without the keys that it cannot see: row i holds `S - T + i + 1` weights. A NaN
-    /// becomes `null`. The field is left out where the weights are not asked for.
+    /// One row per query, without the keys that it cannot see: row i holds `S - T + i + 1` weights. A NaN
+    /// becomes `null`. The field is left out if nobody asks for the weights.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weights: Option<Vec<Vec<f32>>>,
 }
 
 impl LayerJson {
-    /// The summaries of a layer's heads and, where `with_weights`, the weights themselves.
+    /// The summaries of a layer's heads and, if `with_weights`, the weights themselves.
     ///
     /// # Shapes
     /// `weights` (H, T, S), `heads` the indices of these H heads in the model
     ///
     /// # Errors
-    /// When `heads` are not as many as `weights` holds, and as for [`summarize`].
+    /// When the number of `heads` differs from that in `weights`, and when [`summarize`] fails.
     pub fn new(layer: usize, heads: &[usize], weights: &Tensor, with_weights: bool) -> Result<Self> {
         let summaries = summarize(weights)?;
         if summaries.len() != heads.len() {
@@ -70,7 +70,7 @@ impl LayerJson {
 }
 
 impl AttentionJson {
-    /// Writes compact JSON and a newline. Many small writes: give it a buffered writer.
+    /// Writes compact JSON and a newline. It makes many small writes, so give it a buffered writer.
     ///
     /// # Errors
     /// When `out` cannot be written to.
@@ -104,7 +104,7 @@ mod tests {
         let head = &value["layers"][0]["heads"][0];
         assert_eq!((&value["layers"][0]["layer"], &head["head"]), (&json!(3), &json!(7)));
         assert_eq!(head["weights"], json!([[0.5, 0.5], [0.25, null, 0.5]]));
-        // Both queries have a token before: (0.5 + NaN) / 2 is no number, (0.5 + 0.25) / 2 is.
+        // Both queries have a previous token: (0.5 + NaN) / 2 is NaN, (0.5 + 0.25) / 2 is not.
         assert_eq!(
             (&head["summary"]["on_previous"], &head["summary"]["on_first"]),
             (&json!(null), &json!(0.375))

@@ -6,32 +6,32 @@ use crate::triangle::lower_triangle;
 use crate::window::Window;
 use candle_core::{Result, Tensor};
 
-/// A weight takes three columns, and so does any key's label.
+/// A weight takes three columns, and so does the label of a key at least.
 const NARROWEST: usize = 3;
-/// A label is cut to this width before a key is left out: five letters still tell tokens apart.
+/// Labels shrink to this width before keys are left out: five letters still tell tokens apart.
 const NARROW: usize = 5;
-/// The widest that a column grows for its label.
+/// The widest that a column may grow for its label.
 const WIDEST: usize = 10;
-/// The columns of ` …`, where keys are left out.
+/// The width of ` …`, which stands for omitted keys.
 const GAP: usize = 2;
 
-/// A table of attention weights with a row a query and a column a key, for a terminal.
+/// A table of attention weights for a terminal, with one row per query and one column per key.
 ///
-/// Tokens bear their position and are shown as by [`visible_token`], cut to their column. Keys that a
-/// query cannot see are blank. A weight reads `.53`, `1.0`, or `0` where it is exactly nothing; with
+/// Tokens have their position in front, are shown as by [`visible_token`] and cut to their column. Keys that a
+/// query cannot see are blank. A weight reads `.53`, `1.0`, or `0` if it is exactly 0; with
 /// colour, its background goes from dark purple (0) to bright yellow (1) in viridis, by the square root
 /// of the weight, and a last line shows the scale.
 ///
-/// Where the keys do not fit `style.width`, or the queries `style.max_rows`, the first few and the last
-/// are shown with `…` between them, and a line says how many of how many. No line is wider than the
+/// If the keys do not fit `style.width`, or the queries `style.max_rows`, the table shows the first few and
+/// the last with `…` between them, and a line says how many of how many. No line is wider than the
 /// terminal.
 ///
 /// # Shapes
 /// `weights` (T, S), `queries` T tokens, `keys` S tokens
 ///
 /// # Errors
-/// When `weights` is not of rank 2, has no query or more queries than keys, or when the tokens are not
-/// as many as its rows and columns.
+/// When `weights` is not of rank 2, has no query or more queries than keys, or when the numbers of tokens
+/// differ from its rows and columns.
 pub fn heatmap(weights: &Tensor, queries: &[String], keys: &[String], style: &Style) -> Result<String> {
     let rows = lower_triangle::<f32>(weights, "heatmap")?;
     if weights.dims() != [queries.len(), keys.len()] {
@@ -54,13 +54,13 @@ pub fn heatmap(weights: &Tensor, queries: &[String], keys: &[String], style: &St
     Ok(lines.iter().fold(String::new(), |out, line| out + line.trim_end() + "\n"))
 }
 
-/// Where everything goes.
+/// The table's layout.
 struct Layout {
     queries: Window,
     keys: Window,
     /// Width of the labels at the side.
     side: usize,
-    /// Width of a column, to which one space in front is added.
+    /// Width of a column, without the space in front of it.
     column: usize,
     /// Digits of the last position.
     digits: usize,
@@ -102,12 +102,12 @@ impl Layout {
         let label = format!("{:>1$} {2}", self.offset + i, self.digits, visible_token(token));
         let label = pad(&fit(&label, self.side), self.side, Align::Left);
         self.keys.slots.iter().enumerate().fold(label, |line, (n, slot)| match slot {
-            // The space in front is painted as well: cells that touch make a picture.
+            // Paint the space in front, too, so that the cells touch and make a picture.
             Some(j) => match weights.get(*j) {
                 Some(&w) => line + &paint(&format!(" {}", self.cell(&compact(w))), w, style.colour),
                 None => line + " " + &self.cell(""),
             },
-            // The keys left out start at index n: this query sees some of them.
+            // The omitted keys start at index n: this query sees some of them.
             None if weights.len() > n => line + &pad("…", GAP, Align::Right),
             None => line + &" ".repeat(GAP),
         })
@@ -150,7 +150,7 @@ mod tests {
         ];
         let map = heatmap(&weights, &text, &text, &Style::default())?;
         assert_eq!(map, expected.join("\n") + "\n");
-        // Colour adds the legend, and nothing that takes room.
+        // Apart from the legend, colour adds nothing that takes space.
         for colour in [Colour::Ansi256, Colour::TrueColour] {
             let map = heatmap(&weights, &text, &text, &Style { colour, ..Style::default() })?;
             assert!(map.contains("m  .53\x1b[0m"), "{map:?}");

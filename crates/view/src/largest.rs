@@ -1,9 +1,9 @@
-//! The largest weights of each row, for texts so long that the rest is noise and weight.
+//! The largest weights of each row, for texts so long that the rest is only noise and bulk.
 
 use candle_core::{DType, Device, Result, Tensor};
 use rayon::prelude::*;
 
-/// The weights with all but the `k` largest of each row set to 0; of equal ones, those of earlier keys stay.
+/// The weights with all but the `k` largest of each row set to 0; among equal ones, earlier keys stay.
 ///
 /// # Shapes
 /// `weights` (.., S) of any float dtype, on any device -> f32 of the same shape on the CPU

@@ -1,37 +1,37 @@
 //! Attention tensors and token strings, as tables and heat maps for a terminal, and as files.
 //!
-//! This crate knows tensors, token strings and numbers. It knows no model, reads no environment and
-//! prints nothing: a view for a terminal is a `String` whose every line ends with a newline, a picture the bytes of a
-//! file.
+//! This crate knows tensors, token strings and numbers. It knows no model, reads no environment variables and prints
+//! nothing: a view for a terminal is a `String` in which every line ends with a newline, and a picture is the bytes of
+//! a file.
 //!
 //! | letter | meaning | | letter | meaning |
 //! |---|---|---|---|---|
 //! | H | heads | | T | query length |
 //! | | | | S | key length, `S >= T` |
 //!
-//! Query i of T against S keys sits at position `S - T + i` and sees the keys up to there.
+//! With T queries and S keys, query i sits at position `S - T + i` and sees the keys up to there.
 //!
 //! # Code map
 //!
-//! | file | what is in it |
+//! | file | content |
 //! |---|---|
 //! | `summary` | [`summarize`]: a head's weights as a few numbers, and where it looks ([`Focus`]) |
-//! | `heatmap` | [`heatmap`]: the weights of one head, a token a row and a column |
+//! | `heatmap` | [`heatmap`]: the weights of one head, with a row and a column for each token |
 //! | `window` | which rows and columns of a heat map fit |
-//! | `overview` | [`overview`]: a row a head |
+//! | `overview` | [`overview`]: one row per head |
 //! | `table` | [`Table`]: columns aligned by display width |
-//! | `text` | [`visible_token`] and the like: token strings that cannot reach the terminal's controls |
+//! | `text` | [`visible_token`] and the like: token strings without control codes for the terminal |
 //! | `terminal` | [`Style`], and the escape sequences that colour a cell |
 //! | `palette` | the colours of weights |
 //! | `triangle` | weights as rows of numbers without the hidden keys |
 //! | `html` | [`PageWriter`]: every head in one page for a browser, which needs no network |
 //! | `png` | [`head_png`], [`HeadGrid`]: one head or all as a picture; [`loss_curve`]: a training run |
-//! | `provenance` | [`Provenance`]: what made a file, which every file says |
-//! | `recognise` | [`is_ours`]: whether a file is one that this crate wrote |
+//! | `provenance` | [`Provenance`]: how a file was made, recorded in every file |
+//! | `recognise` | [`is_ours`]: whether this crate wrote a file |
 //! | `largest` | [`keep_largest`]: the largest weights of each row |
 //! | `lines` | [`write_json_lines`], and [`write_square_json`] for BertViz and CircuitsVis |
 //! | `export` | [`AttentionJson`] |
-//! | `tensors` | [`write_safetensors`] |
+//! | crate `gpt2-files` | [`write_safetensors`] |
 //!
 //! ```
 //! use candle_core::{Device, Tensor};

@@ -1,4 +1,4 @@
-//! Weights as JSON for other programs: a line a query, or the squares that visualisers in Python take.
+//! Weights as JSON for other programs: one line per query, or the square matrices that Python visualisers take.
 
 use crate::provenance::Provenance;
 use crate::triangle::lower_triangle;
@@ -15,18 +15,18 @@ struct Line<'a> {
     /// The position of the query among the keys.
     position: usize,
     token: &'a str,
-    /// Of the keys 0 to `position`; `null` for a NaN.
+    /// The weights of the keys 0 to `position`; `null` for a NaN.
     weights: &'a [f32],
 }
 
 /// Writes a layer as JSON lines, one for each head and query: `layer`, `head`, `position`, `token` and the `weights`
-/// of the keys 0 to that position. Many small writes: give it a buffered writer.
+/// of the keys 0 to that position. It makes many small writes, so give it a buffered writer.
 ///
 /// # Shapes
 /// `weights` (H, T, S), `heads` the indices of these H heads in the model, `tokens` the S keys
 ///
 /// # Errors
-/// When `heads` or `tokens` are not as many as `weights` holds, or `out` cannot be written.
+/// When the number of `heads` or `tokens` differs from that in `weights`, or `out` cannot be written.
 pub fn write_json_lines(
     out: &mut impl Write,
     tokens: &[String],
@@ -54,8 +54,8 @@ pub fn write_json_lines(
     Ok(())
 }
 
-/// Writes `{"provenance": …}` with the facts and a newline: the first line of a file of JSON lines, which a reader
-/// tells from those of [`write_json_lines`] by its one key.
+/// Writes `{"provenance": …}` with the facts and a newline: the first line of a file of JSON lines. Its single key
+/// distinguishes it from the lines of [`write_json_lines`].
 ///
 /// # Errors
 /// When `out` cannot be written.
@@ -64,20 +64,20 @@ pub fn write_provenance_line(out: &mut impl Write, provenance: &Provenance) -> R
     Ok(())
 }
 
-/// Writes one JSON object: `provenance`, the facts about what made it, left out where they are null; `tokens`; the
-/// indices of the `layers` and `heads` in the model; and `attention`, the whole squares of weights with their zeros, by
-/// layer, head, query and key. Many small writes: give it a buffered writer.
+/// Writes one JSON object: `provenance`, the facts about how it was made, unless they are null; `tokens`; the indices of
+/// the `layers` and `heads` in the model; and `attention`, the full square matrices of weights with their zeros, by
+/// layer, head, query and key. It makes many small writes, so give it a buffered writer.
 ///
-/// With `data` the object in Python, BertViz's `head_view` and `model_view` take
+/// If `data` is the object in Python, BertViz's `head_view` and `model_view` take
 /// `[torch.tensor([layer]) for layer in data["attention"]]` and `data["tokens"]`, and CircuitsVis'
 /// `attention_patterns` takes `data["tokens"]` and `numpy.array(data["attention"][i])`. Both count layers and heads
-/// from 0: theirs at `i` is `data["layers"][i]` or `data["heads"][i]` of the model.
+/// from 0: their index `i` is `data["layers"][i]` or `data["heads"][i]` in the model.
 ///
 /// # Shapes
 /// `weights` one tensor (H, T, T) for each of `layers`, for the same H `heads` and T `tokens`
 ///
 /// # Errors
-/// When there are more or fewer tensors than `layers`, when one is of another shape, and when `out` cannot be written.
+/// When there are more or fewer tensors than `layers`, when one has the wrong shape, and when `out` cannot be written.
 pub fn write_square_json(
     out: &mut impl Write,
     tokens: &[String],
@@ -144,7 +144,7 @@ mod tests {
             lines[3],
             json!({ "layer": 3, "head": 7, "position": 1, "token": " b", "weights": [0.5, 0.5] })
         );
-        // The last query alone keeps its position.
+        // Only the last query keeps its position.
         out.clear();
         write_json_lines(&mut out, &tokens(), 3, &[0, 7], &weights()?.narrow(1, 1, 1)?)?;
         let first: Value =

@@ -1,19 +1,19 @@
-//! All heads on one page, a row a head.
+//! All heads on one page, one row per head.
 
 use crate::table::{Cell, Table};
 use crate::text::Align;
 use crate::{HeadSummary, Style};
 
-/// The width of the full table with layers and heads below 100.
+/// The width of the full table if layers and heads are below 100.
 const FULL: usize = 60;
 
-/// A table with a row a head: `layer.head`, its summary, and where it looks.
+/// A table with one row per head: `layer.head`, its summary, and where it looks.
 ///
-/// `layers` holds the index of each layer, and of each of its heads the index and the summary. Below the
-/// titles stand the units; self, previous and first are mean weights from 0 to 1, tinted where there is
+/// `layers` holds the index of each layer, and the index and the summary of each of its heads. The units are
+/// below the titles; self, previous and first are mean weights from 0 to 1, tinted if the style has
 /// colour. Focus is where they exceed uniform attention most ([`HeadSummary::focus`]), so on a short text
-/// a large weight can be spread. Terminals of fewer than 60 columns get shorter titles and no focus.
-/// `style.max_rows` does not apply: a table of heads has no middle that says less than its ends.
+/// a head with a large weight can still count as spread. Terminals of fewer than 60 columns get shorter titles
+/// and no focus. `style.max_rows` does not apply: in a table of heads, the middle says as much as the ends.
 #[must_use]
 pub fn overview(layers: &[(usize, Vec<(usize, HeadSummary)>)], style: &Style) -> String {
     let (titles, units): (&[&str], _) = if style.columns() < FULL {

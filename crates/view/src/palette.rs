@@ -1,12 +1,12 @@
 //! The colours of weights: viridis (Smith and van der Walt 2015).
 //!
-//! Viridis grows evenly in lightness from dark purple to bright yellow, so that it reads the same to
-//! colour-blind people and in a grey print.
+//! Viridis rises evenly in lightness from dark purple to bright yellow, so it also works for colour-blind
+//! people and in greyscale print.
 
 /// Red, green and blue, 0 to 255.
 pub(crate) type Rgb = (u8, u8, u8);
 
-/// Viridis at 0, 1/8, .., 1. Lines between these points stay within what an eye can tell.
+/// Viridis at 0, 1/8, .., 1. The eye cannot tell straight lines between these points from the real curve.
 pub(crate) const ANCHORS: [Rgb; 9] = [
     (68, 1, 84),
     (71, 44, 122),
@@ -19,14 +19,14 @@ pub(crate) const ANCHORS: [Rgb; 9] = [
     (253, 231, 37),
 ];
 
-/// Viridis in the 6 x 6 x 6 cube of 256-colour terminals: picked by hand, since the nearest cube colours
-/// of an even scale are not even, and repeat.
+/// Viridis in the 6 x 6 x 6 cube of 256-colour terminals, picked by hand: the nearest cube colours of an even
+/// scale are uneven and repeat.
 const CUBE: [u8; 8] = [53, 54, 24, 30, 36, 77, 148, 226];
 
-/// Where a weight lies on the scale of colours, 0 to 1; none for what is not a number.
+/// Where a weight lies on the colour scale, 0 to 1; `None` for NaN.
 ///
-/// The square root, because most weights of a long text are far below a tenth: on an even scale they
-/// would all be one dark purple.
+/// This is the square root, because most weights of a long text are far below a tenth: on an even scale they
+/// would all have the same dark purple.
 pub(crate) fn level(weight: f32) -> Option<f32> {
     (!weight.is_nan()).then(|| weight.clamp(0.0, 1.0).sqrt())
 }
@@ -86,7 +86,7 @@ mod tests {
         let levels = || (0..=256u16).map(|i| f32::from(i) / 256.0);
         for colours in [levels().map(rgb).collect::<Vec<_>>(), levels().map(|l| cube(l).1).collect()] {
             let light: Vec<f32> = colours.into_iter().map(luminance).collect();
-            // Rounding to whole shades may take back a thousandth.
+            // Rounding to whole shades may cost a thousandth.
             assert!(light.windows(2).all(|pair| pair[1] > pair[0] - 1e-3), "{light:?}");
         }
     }

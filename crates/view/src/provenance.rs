@@ -1,11 +1,11 @@
-//! What made a file: a line for people, facts for programs.
+//! How a file was made: a line for people, facts for programs.
 
 use crate::text::visible_text;
 use serde_json::Value;
 
-/// What made the numbers of a file. This crate knows no model: it carries what it is given into each file it writes.
+/// How the numbers in a file were made. This crate knows no model: it only copies what the caller gives it into each file.
 ///
-/// Neither part is trusted: where the caption is shown, it is shown as [`visible_text`], and the facts are always
+/// It trusts neither part: the caption is always shown as [`visible_text`], and the facts are always
 /// data, never markup.
 ///
 /// ```
@@ -19,7 +19,7 @@ use serde_json::Value;
 /// ```
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Provenance {
-    /// One line for people; pictures and pages show it below their title. Empty: there is no such line.
+    /// One line for people; pictures and pages show it below their title. If it is empty, they have no such line.
     pub caption: String,
     /// An object for programs: model, dtype, device, prompt, interventions, version. `Value::Null` when unknown.
     pub facts: Value,

@@ -1,40 +1,40 @@
-//! What a head does, in five numbers and the baseline of three of them.
+//! Sums up a head in five numbers and the baseline of three of them.
 
 use crate::triangle::{check, lower_triangle};
 use candle_core::{Result, Tensor};
 use serde::Serialize;
 use std::fmt;
 
-/// The least excess over uniform attention that makes a head one that looks at itself, the previous or
+/// The least excess over uniform attention with which a head counts as looking at itself, the previous or
 /// the first token: see [`HeadSummary::focus`].
 ///
-/// Below one half, because the first token soaks up part of every head's weight.
+/// It is below one half, because the first token soaks up part of every head's weight.
 pub const FOCUS_THRESHOLD: f32 = 0.3;
 
 /// The weights of one head, averaged over the queries that see at least two keys.
 ///
-/// The query at position 0 is left out: it sees one key, so whatever the head does, its weight is on
-/// itself and on the first token. A text of that one token is averaged over it all the same.
+/// The query at position 0 does not count: it sees only one key, so its weight is always on itself, which is also the
+/// first token. For a text of one token, though, the averages are over that token.
 ///
 /// The masses on the previous and on the first token overlap: at position 1 the previous token is the
 /// first, and that query counts in both, so the three masses of a short text can sum to more than 1. A
 /// query whose row is all zeros counts as 0.
 ///
-/// A NaN among the weights makes the numbers that it enters NaN (`null` in JSON).
+/// A NaN among the weights turns all numbers that depend on it into NaN (`null` in JSON).
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct HeadSummary {
-    /// Shannon entropy of a query's weights in nats: 0 for one token, `ln n` for n alike.
+    /// Shannon entropy of a query's weights in nats: 0 for one token, `ln n` for n equal weights.
     pub entropy: f32,
     /// How far back a query looks, in tokens: the sum over keys of weight times distance.
     pub mean_distance: f32,
     /// The weight on the query's own token.
     pub on_self: f32,
-    /// The weight on the token before; 0 in a text of one token.
+    /// The weight on the previous token; 0 in a text of one token.
     pub on_previous: f32,
     /// The weight on the first token of the text.
     pub on_first: f32,
-    /// What each of the three masses would be if attention were uniform: the mean of 1 / (keys seen).
+    /// The value of each of the three masses if attention were uniform: the mean of 1 / (visible keys).
     pub uniform: f32,
 }
 
@@ -65,15 +65,15 @@ impl fmt::Display for Focus {
 }
 
 impl HeadSummary {
-    /// Where the excess over uniform attention is largest if it is at least [`FOCUS_THRESHOLD`], else
+    /// Where the excess over uniform attention is largest, if it is at least [`FOCUS_THRESHOLD`]; otherwise
     /// [`Focus::Spread`].
     ///
-    /// The excess of a mass is `(mass - uniform) / (1 - uniform)`: 0 is no more than uniform attention
-    /// gives, 1 is everything, and a mixture of the two has the share of the second. Of equal ones the
-    /// earlier in the order of [`Focus`] wins; a NaN never does. A text of one token is spread.
+    /// The excess of a mass is `(mass - uniform) / (1 - uniform)`: uniform attention gives 0, all weight on
+    /// that token gives 1, and a mixture of the two gives the share of the latter. Among equal ones, the
+    /// first in the order of [`Focus`] wins; a NaN never does. A text of one token counts as spread.
     #[must_use]
     pub fn focus(&self) -> Focus {
-        // Without a second key nothing exceeds uniform attention, and the excess divides by 0.
+        // Without a second key nothing exceeds uniform attention, and the excess would divide by 0.
         if self.uniform >= 1.0 {
             return Focus::Spread;
         }
@@ -95,8 +95,7 @@ impl HeadSummary {
 
 /// The summary of each head.
 ///
-/// Only the keys up to a query's position count: what stands above the diagonal is not read. Sums are
-/// taken in f64.
+/// Only the keys up to a query's position count: it ignores weights above the diagonal. It sums in f64.
 ///
 /// # Shapes
 /// `weights` (H, T, S), of any float dtype and on any device -> H summaries
@@ -108,7 +107,7 @@ pub fn summarize(weights: &Tensor) -> Result<Vec<HeadSummary>> {
         candle_core::bail!("summarize: weights have shape {:?}, expected (H, T, S)", weights.dims())
     };
     check(t, s, "summarize")?;
-    // Head by head, so that the f64 copy is that of one head.
+    // Head by head, so that only one head is copied to f64 at a time.
     let head = |h| -> Result<HeadSummary> {
         let rows = lower_triangle::<f64>(&weights.get(h)?, "summarize")?;
         Ok(average(s - t, &rows.iter().map(|row| query(row)).collect::<Vec<_>>()))
@@ -116,7 +115,7 @@ pub fn summarize(weights: &Tensor) -> Result<Vec<HeadSummary>> {
     (0..heads).map(head).collect()
 }
 
-/// What is known of each query of one head, where the weights themselves are not: T numbers each, as
+/// Numbers about each query of one head, for when the weights themselves are unknown: T of each kind, as
 /// [`HeadSummary`] defines them for one query.
 #[derive(Debug, Clone, Copy)]
 pub struct QueryNumbers<'a> {
@@ -133,10 +132,10 @@ pub struct QueryNumbers<'a> {
 }
 
 impl HeadSummary {
-    /// The summary that [`summarize`] gives of the weights of these queries, which come after `past` tokens.
+    /// The summary that [`summarize`] would compute from the weights of these queries, which come after `past` tokens.
     ///
     /// # Errors
-    /// When there is no query, or the numbers are not as many of each kind.
+    /// When there is no query, or the kinds differ in length.
     pub fn of_queries(past: usize, numbers: QueryNumbers) -> Result<Self> {
         let QueryNumbers { entropy, mean_distance, on_self, on_previous, on_first } = numbers;
         let all = [entropy, mean_distance, on_self, on_previous, on_first];
@@ -166,7 +165,7 @@ fn query(row: &[f64]) -> [f64; 5] {
     [entropy, distance, itself, previous, row.first().copied().unwrap_or_default()]
 }
 
-/// The means of what [`query`] gives, for queries after `past` tokens.
+/// The means of the numbers from [`query`], for queries after `past` tokens.
 #[allow(clippy::cast_possible_truncation)] // f32 is what is shown
 fn average(past: usize, queries: &[[f64; 5]]) -> HeadSummary {
     // Each query sees one key more than the one before, so at most the first sees only one.
@@ -254,7 +253,7 @@ mod tests {
             assert_eq!(pure.focus(), focus, "{pure:?}");
             // (1/2 + 1/3 + .. + 1/8) / 7
             assert!((f64::from(pure.uniform) - 481.0 / 1960.0).abs() < 1e-6, "{pure:?}");
-            // A share of a purpose is its excess, so the threshold lies between these two.
+            // The excess equals the share on the target, so the threshold lies between these two.
             assert_eq!(head(0, 8, FOCUS_THRESHOLD + 0.01, target)?.focus(), focus);
             assert_eq!(head(0, 8, FOCUS_THRESHOLD - 0.01, target)?.focus(), Focus::Spread);
         }
@@ -364,7 +363,7 @@ mod tests {
         let summary = one(&rows)?;
         assert!(summary.entropy.is_nan() && summary.mean_distance.is_nan());
         assert!((summary.on_self - 13.0 / 36.0).abs() < 1e-6);
-        // NaN in what is averaged leaves the baseline alone, and never wins.
+        // A NaN among the averaged numbers does not affect the baseline, and never wins.
         rows[3] = [f32::NAN; 4];
         let summary = one(&rows)?;
         assert!(summary.on_self.is_nan() && summary.on_previous.is_nan() && summary.on_first.is_nan());

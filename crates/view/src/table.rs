@@ -3,12 +3,12 @@
 use crate::terminal::{Colour, paint};
 use crate::text::{Align, display_width, pad, visible_text};
 
-/// Stands between two columns.
+/// The gap between two columns.
 const GAP: &str = "  ";
 
 /// A table for a terminal: a header, rows, two spaces between columns.
 ///
-/// Cells pass through [`visible_text`], so a line end or an escape sequence within one cannot break the
+/// All cells go through [`visible_text`], so a line end or an escape sequence in one cannot break the
 /// table. No line ends with spaces.
 ///
 /// ```
@@ -41,14 +41,14 @@ impl Cell {
         Self { text: visible_text(text), paint: None }
     }
 
-    /// A cell on the colour of `weight`.
+    /// A cell whose background has the colour of `weight`.
     pub(crate) fn painted(text: &str, weight: f32, colour: Colour) -> Self {
         Self { text: visible_text(text), paint: Some((weight, colour)) }
     }
 }
 
 impl Table {
-    /// A table without rows. Where all titles are empty, no header is shown.
+    /// A table without rows. If all titles are empty, it has no header.
     #[must_use]
     pub fn new(columns: &[(&str, Align)]) -> Self {
         Self {

@@ -1,16 +1,16 @@
-//! What a terminal can show, and the escape sequences that colour a cell.
+//! The abilities of a terminal, and the escape sequences that colour a cell.
 
 use crate::palette::{Rgb, cube, level, rgb, wants_black};
 use std::fmt::Write;
 
-/// The narrowest terminal that views are made for, in columns.
+/// The narrowest terminal that the views support, in columns.
 pub const MIN_WIDTH: usize = 40;
 
 /// The colours of a terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum Colour {
-    /// Text alone, without any escape sequence: for pipes, files and `NO_COLOR`.
+    /// Only text, without escape sequences: for pipes, files and `NO_COLOR`.
     #[default]
     Plain,
     /// The 256 colours that nearly every terminal has (`TERM=*-256color`).
@@ -19,7 +19,7 @@ pub enum Colour {
     TrueColour,
 }
 
-/// The room and the colours that a view may use: [`Style::default`], with what differs from it.
+/// The room and the colours that a view may use: start with [`Style::default`] and change what differs.
 ///
 /// ```
 /// use gpt2_view::{Colour, Style};
@@ -64,20 +64,20 @@ impl Style {
         Self { max_rows, ..self }
     }
 
-    /// The columns there are to use.
+    /// The number of usable columns.
     pub(crate) fn columns(&self) -> usize {
         self.width.max(MIN_WIDTH)
     }
 }
 
-/// `text` on the colour of `weight`, or as it is where there is no colour or the weight is not a number.
+/// `text` on the colour of `weight`, or unchanged if the style has no colour or the weight is NaN.
 pub(crate) fn paint(text: &str, weight: f32, colour: Colour) -> String {
     let Some(level) = level(weight) else { return text.to_owned() };
     match colour {
         Colour::Plain => text.to_owned(),
         Colour::Ansi256 => {
             let (index, looks) = cube(level);
-            // 16 and 231 are the cube's black and white: the first sixteen colours are the theme's own.
+            // 16 and 231 are the cube's black and white; the first sixteen colours depend on the theme.
             let ink = if wants_black(looks) { 16 } else { 231 };
             format!("\x1b[38;5;{ink};48;5;{index}m{text}\x1b[0m")
         }
@@ -93,7 +93,7 @@ fn code((red, green, blue): Rgb) -> String {
     format!("{red};{green};{blue}")
 }
 
-/// A line that shows which colour stands for which weight; nothing where there is no colour.
+/// A line that shows which colour stands for which weight; empty if the style has no colour.
 pub(crate) fn legend(colour: Colour) -> Option<String> {
     if colour == Colour::Plain {
         return None;
@@ -105,9 +105,9 @@ pub(crate) fn legend(colour: Colour) -> Option<String> {
     Some(line)
 }
 
-/// A weight in three columns: `.53`, `1.0`, `0` for exactly nothing, `.00` for next to nothing.
+/// A weight in three columns: `.53`, `1.0`, `0` for exactly 0, `.00` for almost 0.
 ///
-/// Anything else is no weight, and may take more: `nan`, `inf`, `-.20`, `12.5`.
+/// Other numbers are not weights and may take more columns: `nan`, `inf`, `-.20`, `12.5`.
 pub(crate) fn compact(weight: f32) -> String {
     if weight == 0.0 {
         return "0".to_owned();

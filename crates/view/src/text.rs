@@ -1,11 +1,11 @@
-//! Text from a prompt, made safe and measurable for a terminal.
+//! Makes text from a prompt safe and measurable for a terminal.
 //!
-//! A token may hold anything: line ends, escape sequences that repaint the screen, marks that reorder a
-//! line, characters two columns wide or none. Here each becomes something a person sees, of a known width.
+//! A token may contain anything: line ends, escape sequences that repaint the screen, marks that reorder a
+//! line, characters that take two columns or none. This module turns each into something visible of known width.
 
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-/// The side of a column on which the text stands.
+/// The side of its column to which text is aligned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Align {
     /// Spaces follow the text.
@@ -15,21 +15,21 @@ pub enum Align {
     Right,
 }
 
-/// A token as a person can see it: each space as `·`, and all else as in [`visible_text`].
+/// A token in visible form: each space as `·`, and all else as in [`visible_text`].
 ///
-/// The picture is for reading and does not lead back: a token that is itself `·` looks like a space.
+/// This is for reading and cannot be reversed: a token that is itself `·` looks like a space.
 #[must_use]
 pub fn visible_token(token: &str) -> String {
     visible(token, '·')
 }
 
-/// Text without anything that a terminal acts upon. Spaces stay.
+/// Text without anything that a terminal would act on. Spaces stay.
 ///
-/// A line feed becomes `⏎`, a tab `⇥`, another ASCII control its picture (`␛` for escape), and every
-/// other character that has no shape of its own (C1 controls, joiners, direction marks, variation
+/// A line feed becomes `⏎`, a tab `⇥`, any other ASCII control its picture (`␛` for escape), and every
+/// other character without a visible shape (C1 controls, joiners, direction marks, variation
 /// selectors, unusual spaces, unassigned and private code points) `\u{…}`. A combining mark stays on
-/// its letter, and stands on `◌` where it has none. The result holds no control character, and going
-/// through again changes nothing.
+/// its letter; without a letter, it goes on `◌`. The result contains no control character, and applying
+/// this function again changes nothing.
 #[must_use]
 pub fn visible_text(text: &str) -> String {
     visible(text, ' ')
@@ -59,15 +59,15 @@ fn visible(text: &str, space: char) -> String {
 
 /// Whether a character beyond ASCII shows up as itself.
 pub(crate) fn has_shape(c: char) -> bool {
-    // Unicode's `Default_Ignorable_Code_Point`: drawn as nothing, or changing how the neighbours are.
+    // Unicode's `Default_Ignorable_Code_Point`: invisible, or only changes how its neighbours look.
     let ignorable = matches!(c,
         '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}'..='\u{1160}' | '\u{17b4}'..='\u{17b5}'
         | '\u{180b}'..='\u{180f}' | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}'
         | '\u{2060}'..='\u{206f}' | '\u{3164}' | '\u{fe00}'..='\u{fe0f}' | '\u{feff}' | '\u{ffa0}'
         | '\u{fff0}'..='\u{fff8}' | '\u{1bca0}'..='\u{1bca3}' | '\u{1d173}'..='\u{1d17a}'
         | '\u{e0000}'..='\u{e0fff}');
-    // The standard library's own table of what `{:?}` prints. The letter in front keeps it from escaping
-    // combining marks, which it does only at the start of a string.
+    // The standard library's own table decides what `{:?}` escapes. The letter in front keeps it from escaping
+    // combining marks, which it only does at the start of a string.
     !ignorable && String::from_iter(['a', c]).escape_debug().count() == 2
 }
 
@@ -77,9 +77,9 @@ pub fn display_width(text: &str) -> usize {
     text.width()
 }
 
-/// `text` cut to at most `columns`, with `…` at the end where something is missing.
+/// `text` cut to at most `columns`, with `…` at the end if something is missing.
 ///
-/// A character two columns wide is never halved, so the result may be one column short.
+/// It never halves a character that is two columns wide, so the result may be one column short.
 #[must_use]
 pub fn fit(text: &str, columns: usize) -> String {
     if text.width() <= columns {
@@ -97,7 +97,7 @@ pub fn fit(text: &str, columns: usize) -> String {
     format!("{}…", &text[..end])
 }
 
-/// `text` with spaces up to `columns`; longer text stays as it is (see [`fit`]).
+/// `text` padded with spaces to `columns`; longer text stays as it is (see [`fit`]).
 #[must_use]
 pub fn pad(text: &str, columns: usize, align: Align) -> String {
     let spaces = " ".repeat(columns.saturating_sub(text.width()));
@@ -180,7 +180,7 @@ pub(crate) mod tests {
             assert!(shown.chars().all(|s| !s.is_control() && s != '\u{2028}' && s != '\u{2029}'), "{c:?}");
             assert_eq!(visible_text(&shown), shown, "{c:?}");
             assert!(display_width(&shown) > 1, "{c:?} is seen");
-            // A table adds up the widths of its cells: a neighbour beyond a space must not change them.
+            // A table adds up the widths of its cells, so a neighbour after a space must not change them.
             assert_eq!(display_width(&format!("{shown} {shown}")), 2 * display_width(&shown) + 1, "{c:?}");
         }
     }

@@ -4,7 +4,7 @@ use candle_core::{Device, Result, Tensor, WithDType};
 
 /// The visible part of causal weights: row i holds the keys 0 to `S - T + i`, so no row is empty.
 ///
-/// `op` names the caller in an error. The values come to the CPU before they are converted, since not
+/// `op` names the caller in an error. The values go to the CPU before they are converted, since not
 /// every device has every dtype.
 ///
 /// # Shapes
@@ -24,7 +24,7 @@ pub(crate) fn lower_triangle<N: WithDType>(weights: &Tensor, op: &str) -> Result
     Ok(rows)
 }
 
-/// Refuses sizes that leave a query without a position, or nothing to look at.
+/// Refuses sizes without a query, or with a query that has no position.
 pub(crate) fn check(queries: usize, keys: usize, op: &str) -> Result<()> {
     if queries == 0 {
         candle_core::bail!("{op}: the weights hold no query")
@@ -44,7 +44,7 @@ mod tests {
     fn rows_end_at_the_query() -> Result<()> {
         let weights = Tensor::new(&[[1f32, 2., 3., 4.], [5., 6., 7., 8.]], &Device::Cpu)?;
         assert_eq!(lower_triangle::<f32>(&weights, "x")?, [vec![1., 2., 3.], vec![5., 6., 7., 8.]]);
-        // A transposed view has the strides of another shape, and a half is exact here.
+        // A transposed view has the strides of another shape, and these numbers are exact in a half.
         let weights = weights.narrow(1, 0, 2)?.t()?.to_dtype(DType::F16)?;
         assert_eq!(lower_triangle::<f64>(&weights, "x")?, [vec![1.], vec![2., 6.]]);
         Ok(())

@@ -1,6 +1,6 @@
-//! Which rows or columns are shown where not all of them fit.
+//! Selects the rows or columns to show if not all of them fit.
 
-/// The shown indices in order, with one `None` where some are left out.
+/// The shown indices in order, with one `None` in place of the omitted ones.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Window {
     pub(crate) slots: Vec<Option<usize>>,
@@ -8,10 +8,10 @@ pub(crate) struct Window {
 }
 
 impl Window {
-    /// All of `total` where `room` holds them; else the first few and the last, `cut_room` together.
+    /// All of `total` if they fit in `room`; otherwise the first few and the last, `cut_room` together.
     ///
-    /// The first are kept because the first token draws much of every head's weight, the last because
-    /// that is where the text goes on.
+    /// It keeps the first because the first token attracts much of every head's weight, and the last because
+    /// the text continues there.
     pub(crate) fn new(total: usize, room: usize, cut_room: usize) -> Self {
         if total <= room {
             return Self { slots: (0..total).map(Some).collect(), total };
@@ -28,7 +28,7 @@ impl Window {
         self.slots.iter().flatten().copied()
     }
 
-    /// A line for the reader, `showing 12 of 300 keys`; none where everything is shown.
+    /// A line for the reader, `showing 12 of 300 keys`; `None` if everything is shown.
     pub(crate) fn note(&self, what: &str) -> Option<String> {
         let shown = self.shown().count();
         (shown < self.total).then(|| format!("showing {shown} of {} {what}", self.total))

@@ -1,4 +1,4 @@
-//! The cache: what is used, what is trusted, and what is not.
+//! The cache: which files the program uses, and which it trusts.
 
 use super::{At, COMMIT, Fault, MODEL, Result, Run, Setup, git_sha1_of, repository, sha256_of, weights};
 use crate::folder::assert_says;
@@ -6,7 +6,7 @@ use serde_json::Value;
 use std::io::Write;
 use std::path::Path;
 
-/// Lays the repository out as Python's `huggingface_hub` does, under `folder`.
+/// Writes the repository under `folder` in the layout of Python's `huggingface_hub`.
 fn as_python(cache: &Path, folder: &str, skip: &[&str]) -> Result<()> {
     let repo = cache.join(folder);
     let snapshot = repo.join("snapshots").join(COMMIT);
@@ -33,7 +33,7 @@ fn symlink(target: &Path, link: &Path) -> Result<()> {
 #[test]
 #[cfg(unix)]
 fn what_python_cached_is_used_without_a_request() -> Result<()> {
-    // transformers files a model under the name that it was given.
+    // transformers stores a model under the name that the user gave.
     for folder in ["models--openai-community--gpt2", "models--gpt2"] {
         let setup = Setup::new()?;
         as_python(setup.cache.path(), folder, &[])?;
@@ -50,7 +50,7 @@ fn a_blob_in_pythons_shared_store_is_used() -> Result<()> {
     let setup = Setup::new()?;
     as_python(setup.cache.path(), "models--openai-community--gpt2", &[])?;
     let blob = setup.blob(&sha256_of(&weights()));
-    // Newer versions keep the content once for all models, under a name that is not its sha256.
+    // Newer versions store content once for all models, under a name that is not its sha256.
     let store = setup.cache.path().join("blobs/ab");
     std::fs::create_dir_all(&store)?;
     let name = format!("ab{}", "0".repeat(62));
@@ -58,7 +58,7 @@ fn a_blob_in_pythons_shared_store_is_used() -> Result<()> {
     symlink(&Path::new("../../blobs/ab").join(&name), &blob)?;
     setup.works_offline()?;
 
-    // Damage is noticed through both links, and the store is left alone.
+    // The program notices damage through both links, and leaves the store alone.
     let mut damaged = weights();
     damaged[1_000_000] ^= 1;
     std::fs::write(store.join(&name), &damaged)?;
@@ -130,7 +130,7 @@ fn damage_is_noticed_and_mended() -> Result<()> {
     assert_eq!(states, ["good", "repaired", "good"]);
     setup.works_offline()?;
 
-    // Without being asked, too; and a blob that is gone is no different.
+    // It also repairs without being asked; and a missing blob is no different.
     std::fs::write(&blob, &damaged)?;
     setup.works()?;
     std::fs::remove_file(&blob)?;
@@ -176,7 +176,7 @@ fn download_asks_for_the_newest_commit_and_prints_where_it_is() -> Result<()> {
 fn a_download_that_fails_leaves_the_old_commit_in_place() -> Result<()> {
     let setup = Setup::new()?;
     as_python(setup.cache.path(), "models--openai-community--gpt2", &[])?;
-    // What the cache has is of an older commit, with other weights.
+    // The cache holds an older commit, with other weights.
     let old = "f".repeat(40);
     let refs = setup.repo().join("refs/main");
     std::fs::write(&refs, &old)?;
@@ -204,7 +204,7 @@ fn a_download_that_fails_leaves_the_old_commit_in_place() -> Result<()> {
 fn download_fails_without_the_tokenizer() -> Result<()> {
     let setup = Setup::with(At::Get("tokenizer.json"), Fault::Status(500, vec![]), None)?;
     setup.run(&["download", "gpt2"])?.refused(1, &["tokenizer.json", "the server failed"]);
-    // For token ids, the rest will do.
+    // For token ids, the other files are enough.
     setup.run(&["forward", "--model", "gpt2", "--ids", "1,2"])?.succeeded();
     Ok(())
 }
@@ -228,7 +228,7 @@ fn a_copy_without_links_is_verified_and_kept() -> Result<()> {
     assert_eq!(inode("model.safetensors")?, before);
     assert!(setup.fetches().is_empty(), "fetched what was there");
     setup.works_offline()?;
-    // Changed, it is known to be another.
+    // The program notices that the file has changed.
     let mut damaged = weights();
     damaged[1_000_000] ^= 1;
     std::fs::write(setup.pointer("model.safetensors"), damaged)?;
@@ -296,7 +296,7 @@ fn a_pinned_file_is_held_against_its_pin() -> Result<()> {
         assert!(!setup.pointer("model.safetensors").exists());
     }
     assert_eq!(open(&pin)?, COMMIT);
-    // What is cached and verified is held against a pin, too, and a new look at it changes nothing.
+    // A cached and verified file is checked against a pin, too, and checking again changes nothing.
     let wrong = Pin { sha256: Some("0".repeat(64)), ..pin.clone() };
     let mut hub = Hub::new(setup.cache.path());
     (hub.pins, hub.offline) = (vec![wrong], true);
@@ -307,7 +307,7 @@ fn a_pinned_file_is_held_against_its_pin() -> Result<()> {
     Ok(())
 }
 
-/// A user who may read a folder and not write to it; root may do anything.
+/// A user who may read a folder but not write to it; root may do anything.
 #[cfg(unix)]
 fn as_reader(command: &mut std::process::Command) -> Result<()> {
     use std::os::unix::fs::MetadataExt;
@@ -337,7 +337,7 @@ fn a_cache_that_may_only_be_read_works_where_it_has_the_files() -> Result<()> {
     let setup = Setup::new()?;
     as_python(setup.cache.path(), "models--openai-community--gpt2", &[])?;
     chmod(setup.cache.path(), 0o555)?;
-    // The binary where another user finds it.
+    // A copy of the binary where another user can run it.
     let bin = tempfile::tempdir()?;
     let program = bin.path().join("gpt2");
     std::fs::copy(env!("CARGO_BIN_EXE_gpt2"), &program)?;

@@ -1,4 +1,4 @@
-//! Several processes on one cache, and one that is killed.
+//! Several processes that share one cache, and one that is killed.
 
 use super::{At, Duration, Fault, Result, Run, Setup, assert_is_expected, sha256_of, weights};
 use std::process::{Child, Stdio};
@@ -54,7 +54,7 @@ fn a_killed_download_goes_on_where_it_ended() -> Result<()> {
 #[cfg(target_os = "linux")]
 fn ctrl_c_leaves_a_cache_that_works() -> Result<()> {
     let setup = Setup::with(At::Storage, Fault::Drip(20, Duration::from_millis(200)), 1)?;
-    // A shell starts what runs in the background with Ctrl-C ignored, and its children inherit that.
+    // A shell starts background jobs with Ctrl-C ignored, and their children inherit that.
     let command = setup.command(&FORWARD);
     let mut interruptible = std::process::Command::new("env");
     interruptible.arg("--default-signal=INT").arg(command.get_program()).args(command.get_args());

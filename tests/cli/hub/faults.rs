@@ -1,10 +1,10 @@
-//! Each thing that can go wrong on the way ends in the right weights or in an error that says what to do,
-//! and once it is over, the next run works by itself.
+//! Each fault during a download ends in the right weights or in an error that says what to do, and once the
+//! fault is over, the next run works by itself.
 
 use super::{At, Duration, Fault, Result, Server, Setup, repository};
 use crate::folder::assert_says;
 
-/// The fault happens once: the run recovers.
+/// The fault happens once, and the run recovers.
 #[track_caller]
 fn once(at: At, fault: Fault) -> Result<Setup> {
     let setup = Setup::with(at, fault, 1)?;
@@ -14,7 +14,7 @@ fn once(at: At, fault: Fault) -> Result<Setup> {
     Ok(setup)
 }
 
-/// The fault stays: the run fails with `parts`, leaves nothing that is trusted, and works once it is gone.
+/// The fault stays: the run fails with `parts`, leaves no trusted file behind, and works once the fault is gone.
 #[track_caller]
 fn always(at: At, fault: Fault, parts: &[&str]) -> Result<Setup> {
     let setup = Setup::with(at, fault, None)?;
@@ -63,7 +63,7 @@ fn a_connection_that_is_always_cut_gets_through_piece_by_piece_or_says_so() -> R
     always(At::Storage, Fault::Reset(0), &["cut", "goes on from where it ended"])?;
     always(At::Storage, Fault::StallBody(0), &["no answer for 2 s", "--timeout"])?;
 
-    // Half of what is left each time: headway, until too little is left.
+    // Each try brings half of the rest: progress, until too little is left.
     let mut files = repository();
     files[1].1 = (0..40_000_000u32).map(|i| (i >> 8).to_le_bytes()[0]).collect();
     let big = files[1].1.clone();
@@ -79,7 +79,7 @@ fn a_connection_that_is_always_cut_gets_through_piece_by_piece_or_says_so() -> R
 
 #[test]
 fn a_server_that_goes_in_circles_is_given_up() -> Result<()> {
-    // It ignores ranges and is cut: what one try brings, the next takes away.
+    // The server ignores ranges and cuts the connection, so each try loses what the one before brought.
     let mut files = repository();
     files[1].1 = vec![5; 9_000_000];
     let setup = Setup { server: Server::start(files), ..Setup::new()? };
@@ -142,7 +142,7 @@ fn a_server_that_asks_to_wait_is_given_the_time() -> Result<()> {
     let start = std::time::Instant::now();
     setup.works()?;
     assert!(start.elapsed() >= Duration::from_secs(2), "{:?}", start.elapsed());
-    // Nobody waits an hour in silence.
+    // Nobody should have to wait an hour without a message.
     let at = At::Api;
     always(
         at,

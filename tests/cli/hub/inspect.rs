@@ -1,4 +1,4 @@
-//! `gpt2 inspect` of a model that is not here.
+//! `gpt2 inspect` of a model that is not on this machine.
 
 use super::{At, Fault, MODEL, Result, Setup, repository};
 use crate::folder::assert_says;
@@ -18,7 +18,7 @@ fn a_model_of_the_hub_is_inspected_by_its_header_alone() -> Result<()> {
     assert!(setup.server.sent() < 20_000, "{} bytes", setup.server.sent());
     assert!(!setup.pointer("model.safetensors").exists());
 
-    // What is cached is not asked for.
+    // It makes no requests for cached files.
     setup.works()?;
     let requests = setup.server.seen().len();
     setup.run(&["inspect", "--model", "gpt2"])?.succeeded();

@@ -1,4 +1,4 @@
-//! Serves a folder as `openai-community/gpt2` on the loopback interface, for trying things by hand:
+//! Serves a folder as `openai-community/gpt2` on the loopback interface, to try things by hand:
 //!
 //! ```text
 //! cargo run --release --example loopback_hub -- FOLDER

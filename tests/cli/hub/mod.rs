@@ -1,4 +1,4 @@
-//! Models by name: the binary against a Hub on the loopback interface, with everything that goes wrong.
+//! Models by name: the binary against a Hub on the loopback interface, with everything that can go wrong.
 
 mod cached;
 mod concurrent;
@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// The built-in demo model's files, as a repository of the Hub has them.
+/// The built-in demo model's files, as a repository on the Hub.
 fn repository() -> Vec<(String, Vec<u8>)> {
     const FILES: &str = "the demo model's files";
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny-shakespeare");
@@ -63,7 +63,7 @@ impl Setup {
         self.run(&["forward", "--model", "gpt2", "--timeout", "2", "--json", "O Romeo"])
     }
 
-    /// Fails unless the model runs and gives what the built-in one gives.
+    /// Fails unless the model runs and gives the same result as the built-in one.
     #[track_caller]
     fn works(&self) -> Result<Run> {
         let run = self.forward()?.succeeded();
@@ -100,7 +100,7 @@ impl Setup {
     }
 }
 
-/// Fails unless the numbers are those of the built-in model for the same prompt, and the commit is told.
+/// Fails unless the numbers equal the built-in model's for the same prompt, and the output names the commit.
 #[track_caller]
 fn assert_is_expected(json: &str) -> Result<()> {
     let mut got: serde_json::Value = serde_json::from_str(json)?;
@@ -108,7 +108,7 @@ fn assert_is_expected(json: &str) -> Result<()> {
     let hashes = got["provenance"]["weights"].as_object().ok_or("the weights' hashes")?;
     assert!(hashes.values().all(|hash| *hash == *sha256_of(&weights())) && hashes.len() == 1, "{hashes:?}");
     let mut demo: serde_json::Value = serde_json::from_str(&expected()?)?;
-    // The shards of a repository have hashes of their own.
+    // Each shard of a repository has its own hash.
     for report in [&mut got, &mut demo] {
         report["provenance"] = serde_json::Value::Null;
     }
@@ -116,7 +116,7 @@ fn assert_is_expected(json: &str) -> Result<()> {
     Ok(())
 }
 
-/// What the built-in model prints for the same prompt, under the name of the Hub's.
+/// The built-in model's output for the same prompt, under the name of the model on the Hub.
 fn expected() -> Result<String> {
     let demo = Run::of(command(&["forward", "--json", "O Romeo"]).output()?)?.succeeded().stdout;
     Ok(demo.replace("tiny-shakespeare (built in)", &format!("{MODEL}@{}", &COMMIT[..12])))

@@ -17,7 +17,7 @@ fn an_existing_folder_wins_over_a_name() -> Result<()> {
     assert_says("stderr", &run.stderr, &["the folder gpt2", "openai-community/gpt2"]);
     assert!(setup.server.seen().is_empty());
 
-    // A file of that name, such as the program itself, is no model.
+    // A file of that name, such as the program itself, is not a model.
     std::fs::write(here.path().join("distilgpt2"), "")?;
     let mut command = setup.command(&["inspect", "distilgpt2", "--offline"]);
     let run = Run::of(command.current_dir(here.path()).output()?)?;

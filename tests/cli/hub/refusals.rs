@@ -1,4 +1,4 @@
-//! What the Hub will not give, and what the user may do.
+//! Files that the Hub refuses to give, and what the user can do about it.
 
 use super::{At, COMMIT, Fault, MODEL, Result, Run, Setup};
 

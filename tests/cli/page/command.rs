@@ -1,4 +1,4 @@
-//! `--html` and `--open` as a person runs them, without a browser.
+//! `--html` and `--open`, run as a person would run them, without a browser.
 
 use crate::common::Result;
 use crate::{Run, command};

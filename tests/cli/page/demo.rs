@@ -1,4 +1,4 @@
-//! The demo model's page, as a person uses it.
+//! The demo model's page, used as a person would use it.
 
 use crate::browser::{Browser, browse};
 use crate::common::Result;
@@ -43,14 +43,14 @@ fn numbers_of_the_page_are_those_of_the_other_outputs() -> Result {
             assert!((weight - expected).abs() <= error && error < 1e-4, "{weight} ± {error}: {expected}");
             assert_eq!(chosen(page).await?, format!("Token {i}"), "a click chooses the query");
         }
-        // The last position's predictions, as `gpt2 forward` has them.
+        // The last position's predictions are those of `gpt2 forward`.
         let next = page.texts("#next .word").await?;
         let expected: Vec<_> = forward["next"].as_array().ok_or("next")?.iter().collect();
         assert_eq!(next.len(), 5);
         for (shown, expected) in next.iter().zip(expected) {
             assert_eq!(*shown, gpt2_view::visible_token(expected["token"].as_str().ok_or("a token")?));
         }
-        // And what the token before it expected of it.
+        // The token before it gave it this probability.
         page.keys("k").await?;
         let log_prob = forward["tokens"][tokens - 1]["log_prob"].as_f64().ok_or("a number")?;
         let follows = page.text("#follows").await?;
@@ -65,7 +65,7 @@ fn numbers_of_the_page_are_those_of_the_other_outputs() -> Result {
 fn keys_search_sort_and_views() -> Result {
     demo(async |page| {
         let last = chosen(page).await?;
-        // The search takes the keys, marks what it finds, and Enter goes from one to the next.
+        // The search takes the keyboard input and marks its matches, and Enter goes from one to the next.
         page.keys("/").await?;
         assert_eq!(focus(page).await?, "search");
         page.keys("ROME").await?;
@@ -83,7 +83,7 @@ fn keys_search_sort_and_views() -> Result {
         page.keys("j").await?;
         assert_ne!(chosen(page).await?, first);
 
-        // The heads: one stop for Tab, arrows within.
+        // The heads: Tab stops once, arrows move within.
         assert_eq!(page.get("document.querySelectorAll('#overview [tabindex=\"0\"]').length").await?, 1);
         page.get("document.querySelector('#overview [tabindex=\"0\"]').focus()").await?;
         page.keys("\u{e014}\u{e015}").await?; // right, down
@@ -99,13 +99,13 @@ fn keys_search_sort_and_views() -> Result {
         let numbers: Vec<f64> = shown.iter().filter_map(|s| s.split(' ').nth(1)?.parse().ok()).collect();
         assert!(numbers.len() == 16 && numbers.is_sorted_by(|a, b| a >= b), "{shown:?}");
 
-        // The map by keys: the cell left of the diagonal, its value told by the live region.
+        // The map with the keyboard: the cell left of the diagonal; the live region tells its value.
         page.get("document.getElementById('map').focus()").await?;
         page.keys("\u{e012}\u{e013}").await?; // left, up
         let (query, key, ..) = page.value().await?;
         assert!(key <= query && chosen(page).await? == format!("Token {query}"));
         assert_eq!(page.get("document.getElementById('readout').tagName").await?, "OUTPUT");
-        // Zooming keeps the cell under the mouse where it is, and brings others elsewhere.
+        // Zooming keeps the cell under the mouse in place, and moves others.
         let (here, there) = (page.cell(26, 26, (20, 3)).await?, page.cell(26, 26, (22, 9)).await?);
         page.mouse(there, false).await?;
         let other = page.text("#readout").await?;
@@ -118,7 +118,7 @@ fn keys_search_sort_and_views() -> Result {
         assert_eq!(page.text("#readout").await?, same);
         page.keys("0").await?;
 
-        // Lines: a click on a token chooses it, a second one lets go.
+        // Lines: a click on a token chooses it, and a second click clears the choice.
         page.keys("l").await?;
         assert_eq!(page.get("document.getElementById('map-panel').hidden").await?, true);
         let rect = page.get("document.getElementById('lines').getBoundingClientRect().toJSON()").await?;
@@ -129,7 +129,7 @@ fn keys_search_sort_and_views() -> Result {
         page.mouse(at, true).await?;
         assert_eq!(chosen(page).await?, "No token chosen");
 
-        // The address leads back to what is chosen.
+        // The address restores the choices.
         page.until("location.hash.includes('view=lines') && location.hash.includes('head=1.2')").await?;
         page.get("location.reload()").await?;
         page.until("document.documentElement.dataset.shown === '1.2'").await?;

@@ -1,5 +1,5 @@
 //! Options of the commands that look at attention: `attention`, `heads` and `lens`.
-// The comments are the help text, where backticks and backslashes would be printed.
+// These comments are the help text, which would print backticks and backslashes.
 #![allow(clippy::doc_markdown, rustdoc::broken_intra_doc_links)]
 
 use super::choices::ColorArg;
@@ -30,45 +30,45 @@ pub(crate) struct AttentionArgs {
     /// Heads to show token by token: a number or a range such as 0-3 (repeatable, counted from 0)
     #[arg(short = 'H', long, value_name = "H", value_delimiter = ',')]
     pub(crate) head: Vec<IndexRange>,
-    /// Write the weights of the chosen layers and heads, or of all, in the format of the name's end:
-    /// .safetensors (with the attention blocks' outputs), .npy, .jsonl (a line a query), or .json (squares, for
-    /// BertViz and CircuitsVis)
+    /// Write the weights of the chosen layers and heads, or of all. The extension selects the format:
+    /// .safetensors (with the attention blocks' outputs), .npy, .jsonl (one line per query), or .json (square
+    /// matrices, for BertViz and CircuitsVis)
     #[arg(long, value_name = "FILE")]
     pub(crate) export: Option<PathBuf>,
-    /// With an .npy export, also write FILE.npy.json: the model, prompt and interventions behind it. The other formats
-    /// hold this themselves
+    /// With an .npy export, also write FILE.npy.json, which records the model, prompt and interventions. The other
+    /// formats contain this themselves
     #[arg(long, requires = "export")]
     pub(crate) provenance: bool,
     /// Draw the chosen head, or all chosen ones side by side, as a PNG
     #[arg(long, value_name = "FILE")]
     pub(crate) png: Option<PathBuf>,
-    /// Write a page for a browser: one file, no network; of the chosen layers and heads, or of all
+    /// Write a page for a browser, one file that needs no network, with the chosen layers and heads or with all
     #[arg(long, value_name = "FILE")]
     pub(crate) html: Option<PathBuf>,
-    /// Open that page in the browser; without --html, from a temporary file
+    /// Open that page in the browser; without --html, the page is a temporary file
     #[arg(long)]
     pub(crate) open: bool,
     /// Let --export, --provenance, --png and --html replace files that gpt2 did not write
     #[arg(long, requires = "files")]
     pub(crate) overwrite: bool,
-    /// Keep only the K largest weights of each row in the page: for very long prompts
+    /// Keep only the K largest weights of each row in the page, for very long prompts
     #[arg(long, value_name = "K", requires = "page", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) top: Option<u16>,
-    /// Show attention rollout: how much of each token reaches each position through all layers, the residual stream
-    /// included
+    /// Show attention rollout: how much of each token reaches each position through all layers, including the
+    /// residual stream
     #[arg(long, conflicts_with_all = ["layer", "head", "export", "png", "html", "open", "top"])]
     pub(crate) rollout: bool,
     /// Show what ablating each head, to zero or to its mean, does to the log-probability of --target after the prompt
     #[arg(long, value_name = "HOW", value_enum, num_args = 0..=1, require_equals = true, default_missing_value = "zero",
           conflicts_with_all = ["layer", "head", "export", "png", "html", "open", "top", "rollout", "InterventionArgs"])]
     pub(crate) effect: Option<EffectArg>,
-    /// The token that --effect is about, its space included [default: the most probable next one]
+    /// The target token of --effect, including its leading space [default: the most probable next token]
     #[arg(long, value_name = "TOKEN", requires = "effect")]
     pub(crate) target: Option<String>,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
-    /// When to colour
+    /// When to use colours
     #[arg(long, value_enum, default_value = "auto")]
     pub(crate) color: ColorArg,
     #[command(flatten)]
@@ -94,7 +94,7 @@ Examples:
   gpt2 heads
   gpt2 heads --model gpt2 --length 100 --batch 8 --json")]
 pub(crate) struct HeadsArgs {
-    /// Random tokens of a row; each row is repeated once
+    /// Random tokens per row; each row is repeated once
     #[arg(long, default_value_t = 50, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) length: u16,
     /// Rows

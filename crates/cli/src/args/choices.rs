@@ -1,12 +1,12 @@
-//! Values that are one of a few.
-// The comments are the help text, where backticks and backslashes would be printed.
+//! Options with a fixed set of values.
+// These comments are the help text, which would print backticks and backslashes.
 #![allow(clippy::doc_markdown, rustdoc::broken_intra_doc_links)]
 
 use clap::ValueEnum;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum BenchTarget {
-    /// Attention alone, on q, k and v as c_attn leaves them
+    /// Only attention, on q, k and v as c_attn returns them
     Core,
     /// CausalSelfAttention, from c_attn to c_proj
     Block,
@@ -16,15 +16,15 @@ pub(crate) enum BenchTarget {
     Decode,
     /// Forward, backward and AdamW
     Train,
-    /// What the processor and the memory can do at most; needs no model
+    /// The most that the processor and the memory can do; needs no model
     Machine,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ImplArg {
-    /// Fused on the CPU; eager on GPUs, where the fused kernels have not been shown right yet
+    /// Fused on the CPU; eager on GPUs, where nobody has verified the fused kernels yet
     Auto,
-    /// One kernel without a (T, T) tensor, where there is one
+    /// One kernel without a (T, T) tensor, where such a kernel exists
     Fused,
     /// Plain Candle operations
     Eager,

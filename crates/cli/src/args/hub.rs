@@ -1,28 +1,28 @@
-//! Options of models from the Hugging Face Hub, and the subcommands that are about them.
-// The comments are the help text, where backticks and angle brackets would be printed.
+//! Options for models from the Hugging Face Hub, and the subcommands for them.
+// These comments are the help text, which would print backticks and angle brackets.
 #![allow(clippy::doc_markdown, rustdoc::bare_urls, rustdoc::broken_intra_doc_links)]
 
 use clap::Args;
 use std::path::PathBuf;
 
-/// Where models come from that are named and not a folder.
+/// Where to find models that are given by name rather than as a folder.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Hugging Face Hub")]
 pub(crate) struct HubArgs {
     /// Branch, tag or commit of a model on the Hub [default: main]
     #[arg(long, value_name = "REV")]
     pub(crate) revision: Option<String>,
-    /// Make no request, use what is cached [env: HF_HUB_OFFLINE]
+    /// Make no request and use only the cache [env: HF_HUB_OFFLINE]
     #[arg(long)]
     pub(crate) offline: bool,
-    /// Folder of downloaded models, shared with Python [env: HF_HUB_CACHE] [default:
+    /// Folder for downloaded models, shared with Python [env: HF_HUB_CACHE] [default:
     /// ~/.cache/huggingface/hub]
     #[arg(long, value_name = "DIR")]
     pub(crate) cache_dir: Option<PathBuf>,
     /// Address of the Hub or of a mirror [env: HF_ENDPOINT] [default: https://huggingface.co]
     #[arg(long, value_name = "URL")]
     pub(crate) endpoint: Option<String>,
-    /// Give up a request that brings no byte for this long
+    /// Give up on a request that brings no data for this long
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86400))]
     pub(crate) timeout: u64,
 }
@@ -62,7 +62,7 @@ pub(crate) struct ModelsArgs {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The exit code is 1 where a file is bad and was not repaired.
+The exit code is 1 if a file is bad and was not repaired.
 
 Examples:
   gpt2 verify-cache gpt2
@@ -71,7 +71,7 @@ pub(crate) struct VerifyCacheArgs {
     /// A name (gpt2, gpt2-medium, gpt2-large, gpt2-xl, distilgpt2) or owner/name
     #[arg(value_name = "MODEL")]
     pub(crate) model: String,
-    /// Fetch bad files anew
+    /// Fetch bad files again
     #[arg(long)]
     pub(crate) repair: bool,
     /// Print JSON

@@ -7,7 +7,7 @@ use gpt2_model::hooks::{Intervention, Interventions, ParseError};
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Interventions")]
 pub(crate) struct InterventionArgs {
-    /// Heads whose output is left out: LAYER.HEAD, counted from 0 (repeatable)
+    /// Heads whose output becomes 0: LAYER.HEAD, counted from 0 (repeatable)
     #[arg(long, value_name = "L.H", value_delimiter = ',', value_parser = ablate)]
     ablate: Vec<Intervention>,
     /// Heads whose output becomes its mean over the prompt (repeatable)
@@ -16,14 +16,14 @@ pub(crate) struct InterventionArgs {
     /// Heads whose output is multiplied by a factor (repeatable)
     #[arg(long, value_name = "L.H=FACTOR", value_delimiter = ',', value_parser = scale)]
     scale: Vec<Intervention>,
-    /// Positions QUERY that must not attend to KEY, counted from 0: in all layers, or in a layer or head alone, as
-    /// in 3/7:4 and 3.2/7:4 (repeatable)
+    /// Stop position QUERY from attending to KEY, both counted from 0: in all layers, or in one layer or head only,
+    /// as in 3/7:4 and 3.2/7:4 (repeatable)
     #[arg(long, value_name = "[L[.H]/]QUERY:KEY", value_delimiter = ',', value_parser = block)]
     block: Vec<Intervention>,
 }
 
 impl InterventionArgs {
-    /// The interventions, checked against the model; a mean is that of the prompt.
+    /// The interventions, checked against the model; a mean is taken over the prompt.
     pub(crate) fn build(&self, config: &Config) -> anyhow::Result<Interventions> {
         let all = [&self.ablate, &self.mean_ablate, &self.scale, &self.block];
         Ok(Interventions::new(all.into_iter().flatten().cloned(), config)?)

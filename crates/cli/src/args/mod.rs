@@ -1,5 +1,5 @@
-//! The command line: what can be asked for. Real objects are built from it elsewhere.
-// The comments are the help text, where backticks and backslashes would be printed.
+//! The command line's options. Other modules build the real objects from them.
+// These comments are the help text, which would print backticks and backslashes.
 #![allow(clippy::doc_markdown, rustdoc::broken_intra_doc_links)]
 
 mod attention;
@@ -34,13 +34,13 @@ use std::path::PathBuf;
     propagate_version = true,
     after_help = "\
 Examples:
-  gpt2 attention \"O Romeo, Romeo\"                      every head, summed up
+  gpt2 attention \"O Romeo, Romeo\"                      a summary of every head
   gpt2 attention \"O Romeo, Romeo\" --layer 1 --head 2   one head, token by token
   gpt2 forward --model gpt2 \"The capital of France\"    GPT-2 small from the Hugging Face Hub
-  echo \"To be, or\" | gpt2 generate --greedy            text from a pipe, continued"
+  echo \"To be, or\" | gpt2 generate --greedy            continue text from a pipe"
 )]
 pub(crate) struct Args {
-    /// Print results and errors only: no notes, no progress
+    /// Print only results and errors: no notes, no progress
     #[arg(short, long, global = true)]
     pub(crate) quiet: bool,
     #[command(subcommand)]
@@ -63,11 +63,11 @@ pub(crate) enum Command {
     Inspect(InspectArgs),
     /// Fetch a model from the Hugging Face Hub and verify it
     Download(DownloadArgs),
-    /// List the models that have a short name, and what is cached
+    /// List the models that have a short name, and the models in the cache
     Models(ModelsArgs),
     /// Hash the cached files of a model again
     VerifyCache(VerifyCacheArgs),
-    /// Train a GPT-2 on a text file, from scratch or further
+    /// Train a new GPT-2 on a text file, or fine-tune an existing one
     Train(TrainArgs),
     /// Time attention, a block, the whole model, decoding or a training step, and measure the machine
     Bench(BenchArgs),
@@ -98,7 +98,7 @@ impl Command {
 Examples:
   gpt2 forward \"To be, or not to\"
   gpt2 forward --model gpt2 --json --ids 15496,11,314
-  gpt2 forward --ablate 1.2,1.3 --block 5:2 \"To be, or not to\"   without two heads, and 5 not seeing 2")]
+  gpt2 forward --ablate 1.2,1.3 --block 5:2 \"To be, or not to\"   ablate two heads; hide token 2 from token 5")]
 pub(crate) struct ForwardArgs {
     #[command(flatten)]
     pub(crate) prompt: PromptArgs,
@@ -131,10 +131,10 @@ Examples:
 pub(crate) struct GenerateArgs {
     #[command(flatten)]
     pub(crate) prompt: PromptArgs,
-    /// Tokens to generate [default: 100, or what the context has room for]
+    /// Tokens to generate [default: 100, or fewer if the context has less room]
     #[arg(short = 'n', long, value_name = "N")]
     pub(crate) max_new_tokens: Option<usize>,
-    /// Below 1 prefers probable tokens, above 1 flattens; 0 is greedy
+    /// Below 1 prefers probable tokens, above 1 flattens the distribution; 0 is greedy
     #[arg(short, long, default_value_t = 1.0, value_parser = at_least_0, allow_negative_numbers = true)]
     pub(crate) temperature: f64,
     /// Draw from the k most probable tokens; 0 is all
@@ -143,7 +143,7 @@ pub(crate) struct GenerateArgs {
     /// Draw from the fewest tokens whose probabilities sum to P
     #[arg(short = 'p', long, value_name = "P", value_parser = part, allow_negative_numbers = true)]
     pub(crate) top_p: Option<f64>,
-    /// Above 1, tokens that the text holds already become less probable
+    /// Above 1, tokens that already occur in the text become less probable
     #[arg(long, default_value_t = 1.0, value_name = "R", value_parser = above_0, allow_negative_numbers = true)]
     pub(crate) repetition_penalty: f64,
     /// Always take the most probable token
@@ -163,9 +163,9 @@ pub(crate) struct GenerateArgs {
 Examples:
   gpt2 inspect
   gpt2 inspect ./gpt2 --json
-  gpt2 inspect gpt2-xl       a model of the Hub: a few kilobytes of its 6 GB")]
+  gpt2 inspect gpt2-xl       a model on the Hub: reads a few kilobytes of its 6 GB")]
 pub(crate) struct InspectArgs {
-    /// The folder or name, in place of --model
+    /// The folder or name, instead of --model
     #[arg(value_name = "MODEL", conflicts_with = "model")]
     pub(crate) name: Option<String>,
     /// Print JSON
@@ -181,7 +181,7 @@ Examples:
   gpt2 bench core --tokens 1024
   gpt2 bench decode --tokens 900 --json
   gpt2 bench forward --last --model gpt2
-  gpt2 bench forward --tokens 1024 --summaries       with and without, in turn")]
+  gpt2 bench forward --tokens 1024 --summaries       with and without, alternately")]
 pub(crate) struct BenchArgs {
     /// What to time
     #[arg(value_enum)]
@@ -192,22 +192,22 @@ pub(crate) struct BenchArgs {
     /// T; for decode, the tokens of the prompt
     #[arg(short, long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) tokens: u32,
-    /// Timed runs, after one that is not counted
+    /// Timed runs, after an untimed one
     #[arg(short, long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) runs: u32,
     /// forward: logits of the last position only
     #[arg(long)]
     pub(crate) last: bool,
-    /// forward: ask for summaries of the attention of all heads; times a pass without in turn
+    /// forward: compute summaries of the attention of all heads; alternates with timed passes that do not
     #[arg(long)]
     pub(crate) summaries: bool,
-    /// forward: ask for all attention weights of the first N heads; times a pass without in turn
+    /// forward: compute all attention weights of the first N heads; alternates with timed passes that do not
     #[arg(long, value_name = "N")]
     pub(crate) weights_heads: Option<u16>,
     /// train: run each block again in the backward pass
     #[arg(long)]
     pub(crate) recompute: bool,
-    /// decode: greedy steps a run
+    /// decode: greedy steps per run
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) new_tokens: u32,
     /// Print JSON
@@ -219,7 +219,7 @@ pub(crate) struct BenchArgs {
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The exit code is 1 where any path is beyond its tolerance.
+The exit code is 1 if any path exceeds its tolerance.
 
 Examples:
   gpt2 verify
@@ -228,7 +228,7 @@ pub(crate) struct VerifyArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
-    /// Folder with config.json and weights, or a model of the Hugging Face Hub [default: the built-in
+    /// Folder with config.json and weights, or a model on the Hugging Face Hub [default: the built-in
     /// demo model]
     #[arg(short, long, value_name = "DIR|NAME", help_heading = "Model and device")]
     pub(crate) model: Option<String>,

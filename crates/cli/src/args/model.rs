@@ -1,5 +1,5 @@
-//! Options of whatever runs a model.
-// The comments are the help text, where backticks and backslashes would be printed.
+//! Options of every command that runs a model.
+// These comments are the help text, which would print backticks and backslashes.
 #![allow(clippy::doc_markdown, rustdoc::broken_intra_doc_links)]
 
 use super::choices::{DTypeArg, ImplArg};
@@ -10,7 +10,7 @@ use super::hub::HubArgs;
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Model and device")]
 pub(crate) struct ModelArgs {
-    /// Folder with config.json and weights; or a model of the Hugging Face Hub: gpt2, gpt2-medium,
+    /// Folder with config.json and weights; or a model on the Hugging Face Hub: gpt2, gpt2-medium,
     /// gpt2-large, gpt2-xl, distilgpt2 or owner/name [default: the built-in demo model]
     #[arg(short, long, value_name = "DIR|NAME")]
     pub(crate) model: Option<String>,
@@ -26,7 +26,7 @@ pub(crate) struct ModelArgs {
     pub(crate) hub: HubArgs,
 }
 
-/// Where a command runs, and from which seed.
+/// Where a command runs, and with which seed.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Model and device")]
 pub(crate) struct RunArgs {
@@ -36,7 +36,7 @@ pub(crate) struct RunArgs {
     /// CPU threads [default: all cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) threads: Option<u16>,
-    /// Seed of everything random: the same command with the same seed gives the same result
+    /// Seed for everything random: the same command with the same seed gives the same result
     #[arg(long, default_value_t = 0)]
     pub(crate) seed: u64,
 }

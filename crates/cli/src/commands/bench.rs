@@ -1,4 +1,4 @@
-//! `gpt2 bench`: times on random weights of GPT-2 small's shape, or on `--model`.
+//! `gpt2 bench`: times random weights of GPT-2 small's shape, or `--model`.
 
 use crate::args::{BenchArgs, BenchTarget};
 use crate::output;
@@ -30,15 +30,15 @@ struct Report {
     dtype: &'static str,
     device: String,
     threads: usize,
-    /// What took the times: the device's own events, or a clock.
+    /// How the times were measured: by the device's own events, or by a clock.
     timer: &'static str,
     runs: u32,
     median_ms: f64,
     min_ms: f64,
-    /// Of the same passes without what `--summaries` and `--weights-heads` ask for, run in turn.
+    /// The median of the alternate passes, which run without `--summaries` and `--weights-heads`.
     #[serde(skip_serializing_if = "Option::is_none")]
     plain_median_ms: Option<f64>,
-    /// The median of the ratios of neighbours.
+    /// The median ratio of neighbouring passes.
     #[serde(skip_serializing_if = "Option::is_none")]
     ratio_to_plain: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -60,7 +60,7 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     }
     let asking = args.summaries || args.weights_heads.is_some();
     if asking && args.what != BenchTarget::Forward {
-        bail!("--summaries and --weights-heads belong to bench forward");
+        bail!("--summaries and --weights-heads are only for bench forward");
     }
     let bench = Bench::new(args)?;
     let mut plain = vec![];
@@ -98,13 +98,13 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The median of some numbers, at least one, which it sorts.
+/// The median of one or more numbers. Sorts them.
 fn median(numbers: &mut [f64]) -> f64 {
     numbers.sort_by(f64::total_cmp);
     f64::midpoint(numbers[(numbers.len() - 1) / 2], numbers[numbers.len() / 2])
 }
 
-/// The limits that the other targets' times are held against.
+/// The machine's limits, to compare with the other targets' times.
 fn machine(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     if args.model.model.is_some() {
         bail!("bench machine needs no model: leave --model out");
@@ -149,7 +149,7 @@ impl<'a> Bench<'a> {
             config.n_positions = config.n_positions.max(needed); // neither reads a position
         } else if needed > config.n_positions {
             bail!(
-                "--tokens: {needed} positions are needed, but the model has n_positions = {}",
+                "--tokens: this needs {needed} positions, but the model has n_positions = {}",
                 config.n_positions
             );
         }
@@ -166,7 +166,7 @@ impl<'a> Bench<'a> {
         })
     }
 
-    /// Which attention runs: `--impl` where there is a kernel for it.
+    /// Which attention runs: `--impl` if a kernel for it exists.
     fn implementation(&self) -> anyhow::Result<Implementation> {
         let t = match self.args.what {
             BenchTarget::Train if !self.device.is_cpu() => return Ok(Implementation::Eager), // with dropout
@@ -176,7 +176,7 @@ impl<'a> Bench<'a> {
         Ok(qkv::implementation_of(&self.config, (t, self.tokens, false), self.dtype, &self.device)?)
     }
 
-    /// Milliseconds of each run of `work`, after one that is not counted.
+    /// The time of each run of `work` in milliseconds, after an untimed one.
     fn time(&self, mut work: impl FnMut() -> anyhow::Result<()>) -> anyhow::Result<Vec<f64>> {
         let mut times = vec![];
         for run in 0..=self.args.runs {
@@ -201,7 +201,7 @@ impl<'a> Bench<'a> {
         Ok(Gpt2LMHeadModel::load(self.weights()?, &self.config)?)
     }
 
-    /// Seeded numbers in -1..1 of the shape that is asked for.
+    /// Seeded random numbers in -1..1 of the given shape.
     fn random(&self, shape: &[usize]) -> anyhow::Result<Tensor> {
         let vb = init::seeded(self.args.model.run.seed, self.dtype, &self.device);
         Ok(vb.get_with_hints(shape, "input", candle_nn::Init::Uniform { lo: -1., up: 1. })?)
@@ -217,7 +217,7 @@ impl<'a> Bench<'a> {
 
     fn core(&self) -> anyhow::Result<Vec<f64>> {
         let (b, t, h, d) = (self.batch, self.tokens, self.config.n_head, self.config.head_dim());
-        let packed = self.random(&[b, t, 3, h, d])?; // as c_attn leaves them
+        let packed = self.random(&[b, t, 3, h, d])?; // as c_attn returns them
         let [q, k, v] = qkv::views(&packed, t)?;
         let dispatch = Dispatch::of(self.config.attn_implementation, &q);
         let attention = CausalSdpa::new(self.config.attention_scale(0), dispatch);
@@ -245,7 +245,7 @@ impl<'a> Bench<'a> {
         })
     }
 
-    /// [`forward`](Self::forward) with weights and summaries; `plain` gets the times of passes without, in turn.
+    /// [`forward`](Self::forward) with weights and summaries; `plain` gets the times of alternate passes without them.
     fn asking(&self, plain: &mut Vec<f64>) -> anyhow::Result<Vec<f64>> {
         let (model, ids) = (self.model()?, self.ids(self.tokens)?);
         let heads = usize::from(self.args.weights_heads.unwrap_or(0));
@@ -266,7 +266,7 @@ impl<'a> Bench<'a> {
                 ..Default::default()
             };
             let watch = Stopwatch::start(&self.device)?;
-            drop(model.forward(&ids, args)?); // handing the memory back is part of the cost
+            drop(model.forward(&ids, args)?); // freeing the memory is part of the cost
             Ok(watch.stop()?)
         };
         let mut asked = vec![];
@@ -333,10 +333,10 @@ fn print(report: &Report) -> anyhow::Result<()> {
     )?;
     writeln!(out, "median {:.3} ms, fastest {:.3} ms, of {runs} runs", report.median_ms, report.min_ms)?;
     if let (Some(plain), Some(ratio)) = (report.plain_median_ms, report.ratio_to_plain) {
-        writeln!(out, "without asking: median {plain:.3} ms; ratio {ratio:.3}, the median of {runs} pairs")?;
+        writeln!(out, "without them: median {plain:.3} ms; ratio {ratio:.3}, the median of {runs} pairs")?;
     }
     if let (Some(ms), Some(speed)) = (report.ms_per_token, report.tokens_per_s) {
-        writeln!(out, "{ms:.3} ms a token, {speed:.1} tokens/s")?;
+        writeln!(out, "{ms:.3} ms per token, {speed:.1} tokens/s")?;
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! `gpt2 download`: a model's files, fetched and verified.
+//! `gpt2 download`: fetches and verifies a model's files.
 
 use crate::args::DownloadArgs;
 use crate::{hub, output};

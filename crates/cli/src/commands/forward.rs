@@ -18,7 +18,7 @@ struct Report {
     provenance: Provenance,
     model: String,
     tokens: Vec<Scored>,
-    /// exp of the mean negative log-probability of all tokens but the first; none for a single token.
+    /// exp of the mean negative log-probability of all tokens but the first; `None` for a single token.
     perplexity: Option<f64>,
     next: Vec<Candidate>,
 }
@@ -27,7 +27,7 @@ struct Report {
 struct Scored {
     id: u32,
     token: String,
-    /// In nats, given the tokens before it; the first has none.
+    /// In nats, given the tokens before it; `None` for the first token.
     log_prob: Option<f32>,
 }
 
@@ -97,8 +97,8 @@ fn report(
     let perplexity = (t > 1).then(|| (-sum / (t - 1) as f64).exp());
     if perplexity.is_some_and(f64::is_infinite) && !allow_nonfinite {
         anyhow::bail!(
-            "the perplexity is not finite: the prompt's tokens are all but impossible to this model, with a mean \
-             log-probability of {:.0} nats; are the weights damaged? --allow-nonfinite shows the result all the same",
+            "the perplexity is not finite: the prompt's tokens are all but impossible under this model, with a mean \
+             log-probability of {:.0} nats; are the weights damaged? --allow-nonfinite shows the result anyway",
             sum / (t - 1) as f64
         )
     }

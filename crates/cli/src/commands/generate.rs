@@ -1,4 +1,4 @@
-//! `gpt2 generate`: a prompt, continued token by token.
+//! `gpt2 generate`: continues a prompt, token by token.
 
 use crate::args::GenerateArgs;
 use crate::finite;
@@ -12,7 +12,7 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::time::Instant;
 
-/// What `--max-new-tokens` is where it is not given and the context has room.
+/// The default of `--max-new-tokens` if the context has room.
 const DEFAULT_NEW_TOKENS: usize = 100;
 
 #[derive(Serialize)]
@@ -21,9 +21,9 @@ struct Report {
     sampling: Draw,
     model: String,
     prompt_ids: Vec<u32>,
-    /// What was generated, the end token included.
+    /// The generated ids, including the end token.
     ids: Vec<u32>,
-    /// Its text without the end token; none for a prompt of ids.
+    /// Their text without the end token; `None` for a prompt of ids.
     text: Option<String>,
     stopped_at_eos: bool,
     seconds: f64,
@@ -40,12 +40,12 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<ExitCode> {
 
     let prompts = std::slice::from_ref(&prompt.ids);
     let changes = args.interventions.build(config)?;
-    // The text grows: a mean stays that of the prompt.
+    // The text grows, but means are still taken over the prompt.
     let interventions = changes.clone().with_means_of(&session.model, &session.input_ids(&prompt.ids)?)?;
     let made_by = Provenance::new(&session, &prompt.ids)?.under(&changes);
     let generation = Generation::new(&session.model, prompts, sampling(args), max_new_tokens)?;
     let generation = generation.with_hooks(&interventions);
-    // The text alone goes to stdout.
+    // Only the text goes to stdout.
     output::note(&made_by.first_line());
     let mut printer = Printer::new(&session, prompt.text.as_deref(), args.json)?;
     let start = Instant::now();
@@ -97,7 +97,7 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What else the text depends on.
+/// The other settings that the text depends on.
 #[derive(Serialize)]
 struct Draw {
     temperature: f64,
@@ -129,11 +129,11 @@ fn sampling(args: &GenerateArgs) -> Sampling {
     Sampling { repetition_penalty: args.repetition_penalty, seed: args.model.run.seed, ..base }
 }
 
-/// Streams to stdout: the prompt's text and its continuation, or ids where the prompt was ids.
+/// Streams to stdout: the prompt's text and its continuation, or ids if the prompt was ids.
 struct Printer<'a> {
     out: output::Stdout,
     mode: Mode<'a>,
-    /// Whether the line that is being written holds anything.
+    /// Whether the current line holds anything.
     begun: bool,
 }
 

@@ -17,7 +17,7 @@ struct Report {
     length: u16,
     batch: u16,
     seed: u64,
-    /// The random tokens, a row each.
+    /// The random tokens, one row each.
     ids: Vec<Vec<u32>>,
     heads: Vec<Row>,
 }

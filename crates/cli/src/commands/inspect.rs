@@ -1,4 +1,4 @@
-//! `gpt2 inspect`: a checkpoint's config and tensors, and whether they fit each other.
+//! `gpt2 inspect`: a checkpoint's config and tensors, and whether they match.
 
 use crate::args::InspectArgs;
 use crate::{output, remedy, session};
@@ -70,13 +70,13 @@ pub(crate) fn run(args: &InspectArgs) -> anyhow::Result<ExitCode> {
     Ok(if audit.is_clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The files of a folder; of a model of the Hub, the headers alone, unless all is cached.
+/// The files of a folder; for a model on the Hub, only the headers, unless everything is cached.
 fn files(args: &InspectArgs) -> anyhow::Result<Files> {
     let name = args.name.as_deref().or(args.model.model.as_deref());
     session::files_by(name, &args.model.hub, |hub, id, revision| {
         let headers = hub.headers(&id, revision)?;
         if headers.bytes_read > 0 {
-            output::note(&format!("read {} bytes of the weights: their headers", headers.bytes_read));
+            output::note(&format!("read only the weights' headers, {} bytes", headers.bytes_read));
         }
         Ok(headers.files)
     })

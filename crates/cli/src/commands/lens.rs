@@ -19,7 +19,7 @@ struct Report {
     model: String,
     position: usize,
     token: String,
-    /// Before the first block, and after each.
+    /// The predictions before the first block and after each.
     layers: Vec<Vec<Candidate>>,
 }
 

@@ -1,4 +1,4 @@
-//! `gpt2 models`: the models that have a short name, and what the cache holds.
+//! `gpt2 models`: the models that have a short name, and the models in the cache.
 
 use crate::args::ModelsArgs;
 use crate::{hub, output};

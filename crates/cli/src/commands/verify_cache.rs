@@ -1,4 +1,4 @@
-//! `gpt2 verify-cache`: every cached file of a model, hashed again.
+//! `gpt2 verify-cache`: hashes every cached file of a model again.
 
 use crate::args::VerifyCacheArgs;
 use crate::{hub, output, remedy};

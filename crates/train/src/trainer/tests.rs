@@ -1,4 +1,4 @@
-//! The trainer on a tiny model: which masks a step draws, and what a validation measures.
+//! The trainer on a tiny model: which dropout masks a step draws, and what a validation measures.
 
 use super::*;
 
@@ -25,7 +25,7 @@ fn trainer(options: TrainOptions, dropout: f64) -> Result<Trainer> {
     Trainer::new(&config, data(), options, &Device::Cpu)
 }
 
-/// Five windows for validation, and a rest that is shorter than one.
+/// Five windows for validation, and a few more tokens that do not fill one.
 fn data() -> Dataset {
     let val = (0..23).map(|i| (i * i * 5 + i) % 7).collect();
     Dataset { train: vec![3; 20], val }
@@ -68,7 +68,7 @@ fn nothing_is_dropped_in_validation() -> Result<()> {
     Ok(())
 }
 
-/// All windows of the training part are the same, so that only dropout tells batches apart.
+/// All windows of the training part are the same, so that batches differ only in their dropout.
 #[test]
 fn every_batch_of_a_step_drops_other_numbers() -> Result<()> {
     let data = data();

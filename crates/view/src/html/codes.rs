@@ -1,11 +1,11 @@
-//! Weights as small whole numbers, compressed, as text: what the page holds of a head.
+//! Weights as small whole numbers, compressed, as text: the page's form of a head.
 //!
 //! A weight `w` becomes the code `c = round(L · w^(2/3))`, and the page reads it as `(c / L)^(3/2)`. The
-//! power spends the codes where they are looked at: an even scale has nothing below 1/510 at 8 bits, where
-//! all of a long text's diffuse heads lie, and a square root has so much there that its noise makes the
-//! page half as large again.
+//! power spends the codes where people look: at 8 bits, an even scale rounds everything below 1/510 to 0, and
+//! that is where all of a long text's diffuse heads lie; a square root spends so many codes there that their
+//! noise makes the page half as large again.
 //!
-//! What is read differs from the weight by half a step of the codes times the slope at its far end:
+//! The page's value differs from the weight by at most half a step of the codes times the slope at the step's end:
 //! `|w' - w| <= 1.5 · h · √(w^(2/3) + h)` with `h = 1 / (2L)`.
 
 use base64::{Engine, prelude::BASE64_STANDARD};
@@ -17,25 +17,25 @@ use miniz_oxide::deflate::core::{
 
 /// The highest level of 16-bit codes; one more code stands for NaN.
 pub(super) const FINE: u16 = u16::MAX - 1;
-/// The highest levels of 8-bit codes, the next one for a head that is too large with the one before.
+/// The highest levels of 8-bit codes. A head that is too large with one takes the next.
 pub(super) const COARSE: [u16; 3] = [254, 126, 62];
 
-/// One head, ready to be written.
+/// One head, ready to write.
 pub(super) struct Codes {
-    /// What weight 1 is.
+    /// The code of weight 1.
     pub(super) levels: u16,
-    /// Base64 of deflate, with zlib's header and checksum, of the codes of the rows one after the other:
+    /// Base64 of deflate, with zlib's header and checksum, of the codes, row after row:
     /// one byte each, or all high bytes and then all low ones.
     pub(super) text: String,
 }
 
-/// The codes of a head with the first of `levels` whose text has at most `room` bytes, else with the last.
+/// The codes of a head, with the first of `levels` whose text has at most `room` bytes, otherwise with the last.
 ///
 /// # Shapes
 /// `weights` (T, S), T at most S; query i has the keys 0 to S - T + i
 ///
 /// # Errors
-/// When a weight is negative or above 1, and so no share of a query's attention. NaN is kept.
+/// When a weight is negative or above 1, so that it is no share of a query's attention. NaN is allowed.
 pub(super) fn encode(weights: &Tensor, levels: &[u16], room: usize) -> Result<Codes> {
     let (t, s) = weights.dims2()?;
     let weights = weights.to_device(&Device::Cpu)?.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
@@ -76,16 +76,15 @@ fn code(weight: f32, levels: u16) -> Result<u16> {
         return Ok(levels + 1);
     }
     let code = (f64::from(weight).cbrt().powi(2) * f64::from(levels)).round();
-    // Rounding may have taken a softmax a little above 1.
+    // Rounding may lift a softmax a little above 1.
     if weight < 0.0 || code > f64::from(levels) {
         candle_core::bail!("page: {weight} is no attention weight, which lie between 0 and 1")
     }
     Ok(code as u16)
 }
 
-/// Of all strategies, run lengths and Huffman codes alone are the quickest here and among the smallest:
-/// beyond runs of nothing, neighbours of a weight say little about it, and what longer matches save costs
-/// more than it brings.
+/// Run lengths and Huffman codes alone are the fastest strategy here and among the smallest: apart from runs
+/// of zeros, a weight's neighbours say little about it, and longer matches cost more than they save.
 fn deflate(bytes: &[u8]) -> Result<Vec<u8>> {
     let mut out = Vec::with_capacity(bytes.len() / 2);
     let mut compressor = CompressorOxide::with_params(DataFormat::Zlib, 6, CompressionStrategy::RLE, 15);
@@ -103,13 +102,13 @@ fn deflate(bytes: &[u8]) -> Result<Vec<u8>> {
 mod tests {
     use super::*;
 
-    /// As in this file's first lines.
+    /// The bound in this file's first lines.
     fn error_bound(weight: f64, levels: u16) -> f64 {
         let half = 0.5 / f64::from(levels);
         1.5 * half * (weight.cbrt().powi(2) + half).sqrt()
     }
 
-    /// What the page's script does.
+    /// Decodes as the page's script does.
     fn decode(codes: &Codes) -> Vec<f64> {
         let packed = BASE64_STANDARD.decode(&codes.text).expect("base64");
         let bytes = miniz_oxide::inflate::decompress_to_vec_zlib(&packed).expect("deflate");
@@ -126,7 +125,7 @@ mod tests {
 
     #[test]
     fn every_weight_comes_back_within_its_bound() -> Result<()> {
-        // Evenly, and by powers of two down to nothing.
+        // Evenly spaced weights, and powers of two down to 0.
         let mut weights: Vec<f32> = (0..=5000u16).map(|i| f32::from(i) / 5000.0).collect();
         weights.extend((1..60).map(|i| 0.5f32.powi(i)));
         let row = Tensor::new(weights.clone(), &Device::Cpu)?.unsqueeze(0)?; // (1, S)

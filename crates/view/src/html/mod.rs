@@ -1,8 +1,8 @@
-//! Attention as a page for a browser: one file that needs no network and nothing beside it.
+//! Attention as a page for a browser: one file that needs no network and no other files.
 //!
-//! `page.html` is the frame, `style.css` its looks, `js/` its script, in files that share one scope and are
-//! joined in the order below. All three are written into the page as they are; tokens, numbers and weights
-//! follow as data that the script reads, so nothing of a prompt is ever markup.
+//! `page.html` is the frame, `style.css` its style, and `js/` its script, in files that share one scope and are
+//! joined in the order below. All three go into the page unchanged; tokens, numbers and weights follow as data
+//! that the script reads, so no part of a prompt ever becomes markup.
 
 mod codes;
 
@@ -34,45 +34,45 @@ const SCRIPT: &str = concat!(
     include_str!("js/main.js"),
 );
 
-/// As many weights have 16 bits each; a page with more has 8. Its data takes 1.4 MB at most.
+/// Pages of up to this many weights give each 16 bits, larger ones 8. The data of the former takes 1.4 MB at most.
 const FEW: usize = 525_000;
-/// The text of all heads together, beyond which heads have fewer levels.
+/// The size of all heads' text together, above which heads get fewer levels.
 const ROOM: usize = 28_000_000;
 
-/// What a page is about: [`PageHeader::new`], and the fields that differ from it.
+/// What a page is about: start with [`PageHeader::new`] and change the fields that differ.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct PageHeader<'a> {
-    /// Stands at the top: the model's name.
+    /// The title at the top: the model's name.
     pub title: &'a str,
-    /// The tokens that can be looked at, S of them, as they are in the text.
+    /// The S tokens that queries can attend to, as they are in the text.
     pub tokens: &'a [String],
-    /// T, the queries: the last of the tokens.
+    /// T, the number of queries: they are the last tokens.
     pub queries: usize,
-    /// The heads that will be written, of all layers together.
+    /// How many heads will be written, in all layers together.
     pub heads: usize,
-    /// Where the weights hold only the K largest of each row (see [`keep_largest`](crate::keep_largest)): K, and the
-    /// page shows no number for the others.
+    /// K, if the weights hold only the K largest of each row (see [`keep_largest`](crate::keep_largest)); the page
+    /// then shows no number for the others.
     pub top: Option<usize>,
-    /// What made it: the caption stands below the title, the facts are `provenance` in the header's JSON.
+    /// How it was made: the caption goes below the title, the facts into `provenance` in the header's JSON.
     pub provenance: &'a Provenance,
 }
 
 impl<'a> PageHeader<'a> {
-    /// A page of `heads` heads with whole weights, where each token is a query.
+    /// A page of `heads` heads with all their weights, where each token is a query.
     #[must_use]
     pub fn new(title: &'a str, tokens: &'a [String], heads: usize, provenance: &'a Provenance) -> Self {
         Self { title, tokens, queries: tokens.len(), heads, top: None, provenance }
     }
 }
 
-/// What the model expects after a query.
+/// The model's prediction after a query.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct NextToken {
     /// The most probable tokens and their probabilities, most probable first.
     #[serde(serialize_with = "visible")]
     pub likely: Vec<(String, f32)>,
-    /// The probability of the token that does follow; `None` after the last.
+    /// The probability of the token that really follows; `None` after the last.
     pub actual: Option<f32>,
 }
 
@@ -80,20 +80,20 @@ fn visible<S: serde::Serializer>(likely: &[(String, f32)], to: S) -> std::result
     to.collect_seq(likely.iter().map(|(token, p)| (visible_token(token), p)))
 }
 
-/// Writes a page, a layer at a time: no more than one layer's weights need to be there at once.
+/// Writes a page one layer at a time, so that memory never has to hold more than one layer's weights.
 ///
-/// A page of up to 525,000 weights shows them within 1.2e-5; beyond, 8 bits a weight are kept, and a
-/// weight `w` is shown within `0.003 · ∛w` or a little more near nothing (0.0029 at 1, 0.0003 at 0.001). A
-/// page beyond some 28 MB keeps fewer bits of the heads that take most. Beside each value, the page says
-/// within how much it is.
+/// A page of up to 525,000 weights shows them within 1.2e-5. A larger page keeps 8 bits per weight and shows a
+/// weight `w` within `0.003 · ∛w`, or a little more near 0 (0.0029 at 1, 0.0003 at 0.001). A
+/// page beyond some 28 MB keeps fewer bits of the largest heads. The page shows the error bound beside each
+/// value.
 ///
-/// A file that was not finished holds no script and shows nothing.
+/// An unfinished file holds no script and shows nothing.
 #[derive(Debug)]
 pub struct PageWriter<W> {
     out: W,
     queries: usize,
     keys: usize,
-    /// What is still to be written, and the room that is left for it.
+    /// The number of heads still to write, and the room left for them.
     heads: usize,
     room: usize,
     levels: &'static [u16],
@@ -124,7 +124,7 @@ struct HeadEntry<'a> {
 }
 
 impl<W: Write> PageWriter<W> {
-    /// Starts a page. Many small writes: give it a buffered writer.
+    /// Starts a page. It makes many small writes, so give it a buffered writer.
     ///
     /// # Errors
     /// When there is no query, more queries than tokens, no head, or `out` cannot be written to.
@@ -149,14 +149,14 @@ impl<W: Write> PageWriter<W> {
         Ok(page)
     }
 
-    /// Writes heads of one layer. Layers and heads appear as they are written, once each.
+    /// Writes heads of one layer. Layers and heads appear in the order of writing; write each once.
     ///
     /// # Shapes
     /// `weights` (H, T, S) on any device and of any float dtype; `heads` the indices of these H heads in
     /// the model, `summaries` theirs, as from [`summarize`](crate::summarize)
     ///
     /// # Errors
-    /// When the shapes are others than announced, a weight is neither NaN nor between 0 and 1, or the page
+    /// When the shapes differ from the header, a weight is neither NaN nor between 0 and 1, or the page
     /// cannot be written to.
     pub fn layer(
         &mut self,
@@ -178,8 +178,8 @@ impl<W: Write> PageWriter<W> {
         let Some(left) = self.heads.checked_sub(heads.len()) else {
             candle_core::bail!("page: layer {layer} has {} heads, {} were left", heads.len(), self.heads)
         };
-        // What earlier heads left over is for those that come. Heads differ, so one may take more than its
-        // part: where all do, the later ones have less, and the whole stays within its room.
+        // Later heads may use the room that earlier ones left over. Heads differ, so one may take more than its
+        // share; if all do, the later ones get less, and the total stays within its room.
         let share = self.room / self.heads.max(1) * 7 / 5;
         let codes: Vec<Codes> = (0..heads.len())
             .into_par_iter()
@@ -200,13 +200,13 @@ impl<W: Write> PageWriter<W> {
         Ok(())
     }
 
-    /// Ends the page and gives back what it was written to.
+    /// Ends the page and returns its writer.
     ///
     /// # Shapes
-    /// `predictions` T, one a query, or none where the page is to show none
+    /// `predictions` T, one per query, or none if the page should not show any
     ///
     /// # Errors
-    /// When there are other numbers of predictions or heads, or the page cannot be written to.
+    /// When the number of predictions or heads is wrong, or the page cannot be written to.
     pub fn finish(mut self, predictions: &[NextToken]) -> Result<W> {
         if self.heads > 0 {
             candle_core::bail!("page: {} of the announced heads are missing", self.heads)
@@ -222,8 +222,8 @@ impl<W: Write> PageWriter<W> {
         Ok(self.out)
     }
 
-    /// A script element that is data. No string can end it, nor reorder what an editor shows of it: `<` and whatever
-    /// has no shape of its own are written as escapes.
+    /// A script element that holds data. No string can end it, or change the order in which an editor shows it: `<` and
+    /// all characters without a visible shape are written as escapes.
     fn json(&mut self, attribute: &str, value: &impl Serialize) -> Result<()> {
         let json = serde_json::to_string(value).map_err(Error::wrap)?;
         let mut text = String::with_capacity(json.len());
@@ -239,13 +239,13 @@ impl<W: Write> PageWriter<W> {
     }
 }
 
-/// The part of the frame between two places; an empty one is its start or its end.
+/// The part of the frame between two placeholders; an empty one stands for its start or its end.
 fn between(from: &str, to: &str) -> &'static str {
     let rest = FRAME.split_once(from).filter(|_| !from.is_empty()).map_or(FRAME, |(_, rest)| rest);
     rest.split_once(to).filter(|_| !to.is_empty()).map_or(rest, |(part, _)| part)
 }
 
-/// As a content security policy names a script or a style.
+/// The hash by which a content security policy names a script or a style.
 fn hash(text: &str) -> String {
     BASE64_STANDARD.encode(Sha256::digest(text))
 }

@@ -1,4 +1,4 @@
-//! What a page holds; what a browser makes of it is in the workspace's tests/view and tests/cli/page.
+//! The content of a page. The workspace's tests/view and tests/cli/page test how a browser shows it.
 
 use super::*;
 use crate::summary::summarize;

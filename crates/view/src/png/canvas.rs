@@ -1,4 +1,4 @@
-//! An empty picture to draw on, and the file that it becomes.
+//! An empty picture to draw on, and its conversion to a file.
 
 use crate::provenance::Provenance;
 use candle_core::{Error, Result};
@@ -9,11 +9,11 @@ use serde_json::Value;
 use std::error::Error as StdError;
 use std::sync::Once;
 
-/// The family that [`draw`] registers, of a name that no other user of plotters has: DejaVu Sans Condensed, with
-/// Latin, Greek, Cyrillic and most symbols.
+/// The font family that [`draw`] registers, under a name that no other user of plotters has: DejaVu Sans Condensed,
+/// with Latin, Greek, Cyrillic and most symbols.
 pub(super) const FONT: &str = "gpt2-view";
 
-/// What a picture names as its program.
+/// The program name in a picture's metadata.
 const SOFTWARE: &str = concat!("gpt2 ", env!("CARGO_PKG_VERSION"));
 
 pub(super) const INK: RGBColor = RGBColor(31, 35, 40);
@@ -23,7 +23,7 @@ pub(super) const GREY: RGBColor = RGBColor(101, 109, 118);
 pub(super) type Area<'a> = DrawingArea<BitMapBackend<'a>, Shift>;
 pub(super) type Outcome = std::result::Result<(), Box<dyn StdError>>;
 
-/// Refuses a picture that no viewer opens; the width and the height.
+/// Refuses a picture that no viewer can open; returns the width and the height.
 pub(super) fn checked_size(width: i32, height: i32) -> Result<(u32, u32)> {
     const LARGEST: i32 = 1 << 14;
     match (u32::try_from(width), u32::try_from(height)) {
@@ -52,8 +52,8 @@ pub(super) fn bitmap(
     Ok(area.draw(&element)?)
 }
 
-/// A white picture of `width` by `height` pixels with what `paint` draws on it, as the bytes of a PNG that also says in
-/// words what made it: `Software` is this program and `Comment` the facts as JSON, where there are any.
+/// A white picture of `width` by `height` pixels on which `paint` draws, as the bytes of a PNG. Text chunks record how
+/// it was made: `Software` is this program and `Comment` the facts as JSON, if there are any.
 pub(super) fn draw(
     (width, height): (u32, u32),
     provenance: &Provenance,
@@ -61,7 +61,7 @@ pub(super) fn draw(
 ) -> Result<Vec<u8>> {
     static REGISTERED: Once = Once::new();
     REGISTERED.call_once(|| {
-        // plotters keeps it for the process; a family that fails to register is an error of each drawing.
+        // plotters keeps the font for the whole process; if it fails to register, every drawing reports an error.
         let _ = register_font(FONT, FontStyle::Normal, dejavu::sans_condensed::regular());
     });
     let mut pixels = vec![255; width as usize * height as usize * 3];
@@ -83,9 +83,9 @@ pub(super) fn draw(
     Ok(file)
 }
 
-/// As the chunk that more programs read, `tEXt`, where that has all the characters, else as `iTXt`.
+/// Adds text as a `tEXt` chunk, which more programs read, if it can hold all the characters; otherwise as `iTXt`.
 fn add_text(encoder: &mut png::Encoder<&mut Vec<u8>>, keyword: &str, text: String) -> Result<()> {
-    // PNG discourages the control characters of Latin-1, of which JSON leaves 0x7f to 0x9f as they are.
+    // PNG discourages the control characters of Latin-1, and JSON does not escape 0x7f to 0x9f.
     let latin = text.chars().all(|c| matches!(c, ' '..='~' | '\u{a0}'..='\u{ff}'));
     let keyword = keyword.to_owned();
     if latin { encoder.add_text_chunk(keyword, text) } else { encoder.add_itxt_chunk(keyword, text) }

@@ -1,4 +1,4 @@
-//! The line below a picture's title that says what made it.
+//! The line below a picture's title that says how it was made.
 
 use super::canvas::{Area, FONT, GREY, Outcome};
 use crate::provenance::Provenance;
@@ -6,9 +6,9 @@ use plotters::prelude::{FontDesc, IntoFont, Text};
 use plotters::style::TextStyle;
 use std::error::Error as StdError;
 
-/// What the line takes of the picture's height where there is one, in pixels.
+/// The height of the line in pixels, if there is one.
 pub(super) const HEIGHT: usize = 24;
-/// Between the end of the line and the picture's edge.
+/// The margin between the end of the line and the picture's edge.
 const MARGIN: i32 = 16;
 
 /// A line of grey text, or none.
@@ -33,7 +33,7 @@ impl Caption {
         Ok(area.draw(&Text::new(text, place, TextStyle::from(font()).color(&GREY)))?)
     }
 
-    /// Draws it in the middle at the top of `area`; what is left of that.
+    /// Draws it centred at the top of `area`; returns the rest of the area.
     pub(super) fn draw_centred<'a>(&self, area: Area<'a>) -> Result<Area<'a>, Box<dyn StdError>> {
         if self.0.is_empty() {
             return Ok(area);
@@ -47,14 +47,14 @@ fn font() -> FontDesc<'static> {
     (FONT, 15).into_font()
 }
 
-/// `text` cut to at most `pixels`, with `…` at the end where something is missing.
+/// `text` cut to at most `pixels`, with `…` at the end if something is missing.
 fn cut(text: &str, font: &FontDesc, pixels: u32) -> Result<String, Box<dyn StdError>> {
     if font.box_size(text)?.0 <= pixels {
         return Ok(text.to_owned());
     }
     let ends: Vec<usize> = text.char_indices().map(|(at, _)| at).collect();
     let shortened = |n: usize| format!("{}…", &text[..ends[n]]);
-    // Of the first n letters, n from 0 to `ends.len() - 1`, the most that fit; a longer text is never narrower.
+    // Find the most letters that fit, from 0 to `ends.len() - 1`; a longer text is never narrower.
     let (mut fits, mut wide) = (0, ends.len());
     while wide - fits > 1 {
         let middle = usize::midpoint(fits, wide);
@@ -74,7 +74,7 @@ mod tests {
     use crate::png::canvas::tests::{decode, provenance};
     use serde_json::Value;
 
-    /// The first and the last column that have ink, where some have.
+    /// The first and the last column that have ink, if any have.
     fn inked(caption: &str, width: u32) -> Option<(usize, usize)> {
         let provenance = provenance(caption, Value::Null);
         let file = draw((width, 40), &provenance, |area| Caption::of(&provenance).draw(area, (20, 10)));
@@ -93,7 +93,7 @@ mod tests {
             ["ablate 0.1, ".repeat(1000), "i".repeat(10_000), "漢".repeat(300), "e\u{301}".repeat(5000)]
         {
             let (_, last) = inked(&long, 300).expect("text");
-            // Within a letter of the room that there is, and never beyond.
+            // It fills the room to within a letter, and never exceeds it.
             assert!((250..300 - 16 + 2).contains(&last), "{last}: {}", &long[..12]);
         }
     }

@@ -11,21 +11,21 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 use plotters::style::{ShapeStyle, TextStyle};
 
 const SIZE: (u32, u32) = (1200, 700);
-/// At most so many points make the line of the steps: more than one in two pixels is no line.
+/// The most points in the line of the steps: with more than one in two pixels, it would not look like a line.
 const POINTS: usize = 500;
-/// Blue and vermilion of Okabe and Ito 2008, which colour-blind people tell apart.
+/// Okabe and Ito's blue and vermilion (2008), which colour-blind people can tell apart.
 const TRAINING: RGBColor = RGBColor(0, 114, 178);
 const VALIDATION: RGBColor = RGBColor(213, 94, 0);
 
 /// The losses of a training run as a PNG: a line of the steps' losses, and a point for each validation, with
-/// the lowest one named.
+/// a label on the lowest one.
 ///
-/// Where there are more steps than the picture has room for, the line is that of means over as many
-/// neighbours as make one point, above the range between the lowest and the highest of them. Losses that
-/// are not finite are left out. The caption of `provenance` stands below the title, and its facts in a text chunk.
+/// If there are more steps than the picture has room for, each point of the line is the mean over several
+/// neighbours, above a faint vertical line from the lowest to the highest of them. Losses that are not finite are
+/// left out. The caption of `provenance` goes below the title, and its facts into a text chunk.
 ///
 /// # Shapes
-/// `training` (step, nats a token), `validation` the same, both by rising step -> the bytes of a file
+/// `training` (step, nats per token), `validation` the same, both by rising step -> the bytes of a file
 ///
 /// # Errors
 /// When there is no finite loss, or the picture cannot be drawn.
@@ -74,7 +74,7 @@ pub fn loss_curve(
             .x_label_formatter(&|step| if step.fract() == 0.0 { format!("{step}") } else { String::new() })
             .y_label_formatter(&|loss| format!("{loss:.digits$}"))
             .x_desc("optimiser steps")
-            .y_desc("loss, nats a token")
+            .y_desc("loss, nats per token")
             .draw()?;
 
         let range =
@@ -164,11 +164,11 @@ mod tests {
         let file = curve("a run", &training, &validation)?;
         let (train, val) = (count(&file, TRAINING), count(&file, VALIDATION));
         assert!(train > 1000 && val > 50 && train > val, "{train} and {val} pixels");
-        // Without the one, its colour is gone.
+        // Without one of them, its colour is gone.
         assert_eq!(count(&curve("a run", &training, &[])?, VALIDATION), 0);
         assert_eq!(count(&curve("a run", &[], &validation)?, TRAINING), 0);
         assert_eq!(file, curve("a run", &training, &validation)?);
-        // A caption is drawn, and takes no more than a line from the chart.
+        // The caption is drawn, and takes no more than one line from the chart.
         let made_by =
             |caption: &str| loss_curve("a run", &training, &validation, &provenance(caption, Value::Null));
         let (single, half) = (made_by("f32 on cpu")?, made_by("f16 on cpu")?);

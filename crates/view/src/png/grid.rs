@@ -1,4 +1,4 @@
-//! All heads as small heat maps: a layer a row, a head a column.
+//! All heads as small heat maps: one row per layer, one column per head.
 
 use super::canvas::{FONT, INK, bitmap, checked_size, draw};
 use super::caption::Caption;
@@ -17,14 +17,14 @@ const GAP: usize = 8;
 const LEFT: usize = 90;
 const TOP: usize = 90;
 
-/// All heads of a model as one PNG, taken a layer at a time, so that no more than one layer's weights need to be
-/// there.
+/// All heads of a model as one PNG. Add one layer at a time, so that memory never has to hold more than one layer's
+/// weights.
 ///
-/// Each head is a square from the first query and key at its top left, with colours as in
-/// [`head_png`](super::head_png). Where a pixel stands for several weights, its place on the scale is the mean of the
-/// places of those that their queries see: the mean of the weights' square roots, not the root of their mean, so that
-/// one large weight among zeros does not look like many small ones. It is grey where one of them is NaN, and white
-/// where none is seen.
+/// Each head is a square with the first query and key at its top left and colours as in
+/// [`head_png`](super::head_png). If a pixel stands for several weights, its level on the scale is the mean of the levels
+/// of the visible ones: the mean of the weights' square roots, not the root of their mean, so that
+/// one large weight among zeros does not look like many small ones. It is grey if one of them is NaN, and white
+/// if none is visible.
 #[derive(Debug, Default)]
 pub struct HeadGrid {
     rows: Vec<(usize, Vec<Cell>)>,
@@ -44,7 +44,7 @@ impl HeadGrid {
     /// `weights` (H, T, S), `heads` the indices of these H heads in the model
     ///
     /// # Errors
-    /// When `heads` are not as many as `weights` holds, and for weights without a query or with more queries than keys.
+    /// When the number of `heads` differs from that in `weights`, or `weights` has no query or more queries than keys.
     pub fn add(&mut self, layer: usize, heads: &[usize], weights: &Tensor) -> Result<()> {
         if weights.dims().first() != Some(&heads.len()) {
             candle_core::bail!(
@@ -58,7 +58,7 @@ impl HeadGrid {
         Ok(())
     }
 
-    /// The picture, as the bytes of a file, with the caption of `provenance` below the title and its facts in a text
+    /// The picture as the bytes of a file, with the caption of `provenance` below the title and its facts in a text
     /// chunk.
     ///
     /// # Errors
@@ -99,7 +99,8 @@ impl HeadGrid {
     }
 }
 
-/// A head in SIDE by SIDE pixels: each of the mean level of the weights that it covers, or part of one's square.
+/// A head in SIDE by SIDE pixels. Each pixel shows the mean level of the weights that it covers, or is part of the
+/// square of a single one.
 fn thumbnail(weights: &Tensor) -> Result<Vec<u8>> {
     let rows = lower_triangle::<f32>(weights, "head grid")?;
     let (t, s) = weights.dims2()?;
@@ -137,7 +138,7 @@ mod tests {
 
     #[test]
     fn every_head_is_in_its_place() -> Result<()> {
-        // Head h of layer l puts all on the key 0, 1 or 2 tokens back.
+        // Head h of layer l puts all weight on the key 0, 1 or 2 tokens back.
         let back = |n: usize| {
             let one = |(i, j): (usize, usize)| if j == i.saturating_sub(n) { 1f32 } else { 0. };
             Tensor::from_iter((0..16).map(|i| one((i / 4, i % 4))), &Device::Cpu)?.reshape((4, 4))
@@ -173,7 +174,7 @@ mod tests {
 
     #[test]
     fn a_pixel_of_many_weights_has_the_mean_of_their_levels() -> Result<()> {
-        // Four by four weights a pixel; every fourth is 1, all others are 0.
+        // Four by four weights per pixel; every fourth is 1, all others are 0.
         let t = 4 * SIDE;
         let weights =
             Tensor::from_iter((0..t * t).map(|n| if n % 4 == 0 { 1f32 } else { 0. }), &Device::Cpu)?;

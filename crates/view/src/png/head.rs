@@ -1,4 +1,4 @@
-//! One head's weights: a token a row and a column, with a colour bar.
+//! One head's weights: a row and a column for each token, and a colour bar.
 
 use super::canvas::{Area, FONT, GREY, INK, Outcome, bitmap, checked_size, draw};
 use super::caption::Caption;
@@ -11,35 +11,35 @@ use plotters::prelude::{IntoFont, Text};
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 use plotters::style::{FontTransform, TextStyle};
 
-/// The longest side that the weights take, in pixels, unless a pixel a weight needs more.
+/// The longest side of the weights in pixels, unless one pixel per weight needs more.
 const LONGEST: usize = 1000;
 /// The largest cell.
 const LARGEST: usize = 40;
 /// A cell of this side has room for a line of text.
 const LEGIBLE: usize = 13;
-/// What a label is cut to, in characters.
+/// The longest label, in characters.
 const LABEL: usize = 16;
-/// Beside the weights, apart from the labels on the left and on top: the axes' names, the title, the colour bar.
+/// The margins around the weights, without the labels on the left and on top: axis names, title, colour bar.
 const LEFT: i32 = 44;
 const TOP: i32 = 92;
 const RIGHT: i32 = 110;
 const BOTTOM: i32 = 30;
-/// About the width of a letter of a label.
+/// About the width of a letter in a label.
 const LETTER: i32 = 8;
 
 /// The weights of one head as a PNG: queries down the side, keys along the top, each with its position, and a
-/// colour bar. What a query cannot see is white, a NaN grey.
+/// colour bar. Keys that a query cannot see are white, a NaN is grey.
 ///
-/// Colours go from dark purple (0) to bright yellow (1) in viridis, by the square root of the weight. A text too
-/// long for a label a token has every tenth, hundredth or so. No pixel stands for more than one weight.
+/// Colours go from dark purple (0) to bright yellow (1) in viridis, by the square root of the weight. If a text is too
+/// long to label every token, every tenth, hundredth or so has a label. No pixel stands for more than one weight.
 ///
-/// The caption of `provenance` stands below the title, and its facts in a text chunk.
+/// The caption of `provenance` goes below the title, and its facts into a text chunk.
 ///
 /// # Shapes
 /// `weights` (T, S), `queries` T tokens, `keys` S tokens -> the bytes of a file
 ///
 /// # Errors
-/// When `weights` is not of rank 2, has no query or more queries than keys, the tokens are not as many as its rows
+/// When `weights` is not of rank 2, has no query or more queries than keys, the numbers of tokens differ from its rows
 /// and columns, or the picture cannot be drawn.
 pub fn head_png(
     title: &str,
@@ -104,7 +104,7 @@ fn labels(tokens: &[String], first: usize, cell: usize) -> Vec<(usize, String)> 
     (0..tokens.len()).filter(|&i| place(i)).map(label).collect()
 }
 
-/// The pixels that the longest of these labels takes.
+/// The width of the longest of these labels, in pixels.
 fn room(labels: &[(usize, String)]) -> i32 {
     let longest = labels.iter().map(|(_, label)| display_width(label)).max().unwrap_or(0);
     LETTER * i32::try_from(longest).unwrap_or(i32::MAX / LETTER)

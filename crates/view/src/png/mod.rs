@@ -1,4 +1,4 @@
-//! Pictures as PNG, drawn by plotters with a font that is in the binary (its licence: `licenses/DejaVu.txt`).
+//! Pictures as PNG, drawn by plotters with a font that is part of the binary (its licence: `licenses/DejaVu.txt`).
 
 mod canvas;
 mod caption;

@@ -1,6 +1,6 @@
-//! Whether a file is one that this crate wrote, so that a new one may take its place without harm.
+//! Recognises files that this crate wrote, which a new one may replace without harm.
 //!
-//! A file is judged by how it begins; its name says nothing. In doubt it is a stranger's.
+//! Only the beginning of a file counts, not its name. In case of doubt, the file belongs to someone else.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -10,43 +10,43 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
-/// What is read of a file, apart from the header of a safetensors file.
+/// How much of a file to read, apart from the header of a safetensors file.
 const WINDOW: u64 = 64 << 10;
-/// Where the facts of a JSON file that name this program begin.
+/// How the facts of a JSON file that name this program begin.
 const FACTS: usize = 1 << 10;
-/// The longest header of a safetensors file that is read.
+/// The longest header of a safetensors file to read.
 const LONGEST_HEADER: u64 = 16 << 20;
 /// The metadata entry of a safetensors file that names this program.
 const KEY: &str = "gpt2";
 const METRICS: &[u8] = b"step,loss,val_loss,lr,grad_norm,tokens_per_s";
 
-/// The kinds of files that [`is_ours`] tells from those of others.
+/// The kinds of files that [`is_ours`] recognises.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FileKind {
-    /// Of [`write_safetensors`](crate::write_safetensors), where the caller gave a metadata entry `gpt2`.
+    /// From [`write_safetensors`](crate::write_safetensors), if the caller gave a metadata entry `gpt2`.
     Safetensors,
-    /// Attention as Candle's `write_npy` has it: f32, (layers, heads, T, T).
+    /// Attention as Candle's `write_npy` writes it: f32, (layers, heads, T, T).
     Npy,
-    /// Of [`write_json_lines`](crate::write_json_lines) after a [`write_provenance_line`](crate::write_provenance_line)
+    /// From [`write_json_lines`](crate::write_json_lines) after a [`write_provenance_line`](crate::write_provenance_line)
     /// whose facts name `gpt2`.
     JsonLines,
-    /// Of [`write_square_json`](crate::write_square_json) with facts that name `gpt2`.
+    /// From [`write_square_json`](crate::write_square_json) with facts that name `gpt2`.
     SquareJson,
-    /// Of [`head_png`](crate::head_png), [`HeadGrid`](crate::HeadGrid) or [`loss_curve`](crate::loss_curve).
+    /// From [`head_png`](crate::head_png), [`HeadGrid`](crate::HeadGrid) or [`loss_curve`](crate::loss_curve).
     Png,
-    /// Of [`PageWriter`](crate::PageWriter).
+    /// From [`PageWriter`](crate::PageWriter).
     Page,
     /// A training run's table: `step,loss,val_loss,lr,grad_norm,tokens_per_s`.
     MetricsCsv,
     /// The same as JSON lines.
     MetricsJsonLines,
-    /// What made another file: a JSON object that names this program's version and the model.
+    /// A record of how another file was made: a JSON object that names this program's version and the model.
     Provenance,
 }
 
 impl fmt::Display for FileKind {
-    /// What a message calls such a file.
+    /// The name of such a file in messages.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Safetensors => ".safetensors export",
@@ -61,10 +61,11 @@ impl fmt::Display for FileKind {
     }
 }
 
-/// Whether the file at `path` is one of this program's of that kind. An empty one is, since nothing is lost with it.
+/// Whether this program wrote the file at `path`, as a file of that kind. An empty file counts, since it holds nothing to
+/// lose.
 ///
-/// No more than the first 64 KiB are read, or the header of a safetensors file up to 16 MiB. Call it for regular
-/// files: a pipe would be read from.
+/// Reads no more than the first 64 KiB, or the header of a safetensors file up to 16 MiB. Call it only for regular
+/// files: it would consume data from a pipe.
 ///
 /// # Errors
 /// When the file cannot be read.
@@ -91,7 +92,7 @@ pub fn is_ours(kind: FileKind, path: &Path) -> io::Result<bool> {
     })
 }
 
-/// The first line without its end, where it is whole.
+/// The first line without its end, if the line is complete.
 fn first_line(start: &[u8]) -> Option<&[u8]> {
     let end = start.iter().position(|byte| *byte == b'\n')?;
     Some(start[..end].strip_suffix(b"\r").unwrap_or(&start[..end]))
@@ -107,8 +108,8 @@ fn is_provenance(start: &[u8]) -> bool {
     start.starts_with(b"{\n  \"gpt2\": \"") && contains(start, b"\n  \"model\": \"")
 }
 
-/// An object whose first entry is `provenance`, an object with that key near its beginning: within a string of JSON, a
-/// quote is never without its backslash.
+/// An object whose first entry is `provenance`, which is itself an object with that key near its beginning. No string can
+/// imitate this: in a JSON string, every quote has a backslash.
 fn begins_with_facts(start: &[u8], key: &[u8]) -> bool {
     start.starts_with(b"{\"provenance\":{") && contains(&start[..start.len().min(FACTS)], key)
 }
@@ -134,7 +135,7 @@ fn is_tensors(start: Vec<u8>, rest: File) -> io::Result<bool> {
     Ok(header.is_ok_and(|header| header.metadata.contains_key(KEY)))
 }
 
-/// Candle writes `(1,2,3,3,)`, where `numpy.save` has `(1, 2, 3, 3)`: what that saved is a stranger's.
+/// Candle writes `(1,2,3,3,)` and `numpy.save` writes `(1, 2, 3, 3)`, so files from NumPy are not ours.
 fn is_npy(start: &[u8]) -> bool {
     let shape = || {
         let header = start.strip_prefix(b"\x93NUMPY\x01\x00")?.get(2..)?;

@@ -1,4 +1,4 @@
-//! Each kind against a file that this crate writes and files of others that bear the same name.
+//! Checks each kind with a file that this crate writes and with other files of the same name.
 
 use super::*;
 use crate::{HeadGrid, PageHeader, PageWriter, Provenance, head_png, loss_curve, summarize};
@@ -8,7 +8,7 @@ use serde_json::json;
 use std::path::PathBuf;
 use std::{fs, io};
 
-/// A folder of one test's own, removed at the end.
+/// A temporary folder for one test, removed at its end.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -41,7 +41,7 @@ fn weights() -> Result<Tensor> {
     Tensor::new(&[[[1f32, 0.], [0.25, 0.75]]], &Device::Cpu)
 }
 
-/// Asserts of files of these bytes that they are of that kind, or that none is.
+/// Asserts that files with these bytes are of that kind, or that none of them is.
 fn assert_kind<const N: usize>(kind: FileKind, ours: bool, files: [&[u8]; N]) -> Result<()> {
     let folder = Folder::new(&format!("recognise-{kind:?}-{ours}"))?;
     for (i, bytes) in files.into_iter().enumerate() {
@@ -53,7 +53,7 @@ fn assert_kind<const N: usize>(kind: FileKind, ours: bool, files: [&[u8]; N]) ->
     Ok(())
 }
 
-/// The bytes that `write` leaves at the path it is given.
+/// The bytes that `write` writes to the path it gets.
 fn written(name: &str, write: impl FnOnce(&Path) -> Result<()>) -> Result<Vec<u8>> {
     let folder = Folder::new(&format!("written-{name}"))?;
     let path = folder.0.join("file");
@@ -142,7 +142,7 @@ fn squares_are_told_by_their_keys() -> Result<()> {
     };
     assert_kind(FileKind::SquareJson, true, [&squares(&provenance())?])?;
     assert_kind(FileKind::SquareJson, false, [&squares(&Provenance::default())?])?;
-    // However long its tokens are.
+    // Its tokens may have any length.
     let long = [" ".repeat(70_000), " b".to_owned()];
     let mut out = vec![];
     write_square_json(&mut out, &long, &[0], &[3], [weights()], &provenance())?;
@@ -179,7 +179,7 @@ fn pictures_are_told_by_their_software() -> Result<()> {
         file
     };
     let (none, theirs, alike) = (png(None), png(Some("GIMP")), png(Some("gpt2plot 1")));
-    // A length that leads beyond the file.
+    // A length that reaches beyond the file.
     let broken = [&head[..8], &[0xff; 8], &head[8..]].concat();
     assert_kind(FileKind::Png, false, [&none, &theirs, &alike, &broken, &head[..20], &head[1..]])
 }

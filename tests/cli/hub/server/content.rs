@@ -1,4 +1,4 @@
-//! A file's content as it goes over the wire, with what goes wrong on the way.
+//! A file's content as it goes over the wire, including faults.
 
 use super::{Answer, COMMIT, Fault, State, whole};
 use http_body_util::combinators::BoxBody;
@@ -26,7 +26,7 @@ impl From<Vec<u8>> for Content {
     }
 }
 
-/// A file's content, or the range of it that was asked for, with what goes wrong.
+/// A file's content, or the requested range of it, including faults.
 pub(super) fn file(
     state: &State,
     request: &Request<Incoming>,
@@ -113,12 +113,12 @@ pub(super) fn file(
     answer.body(BoxBody::new(Script { steps, pause: None })).unwrap()
 }
 
-/// A body that does not say how long it is.
+/// A body that does not announce its length.
 pub(super) fn of_unknown_length(bytes: Bytes) -> BoxBody<Bytes, std::io::Error> {
     BoxBody::new(Script { steps: VecDeque::from([Step::Send(bytes)]), pause: None })
 }
 
-/// What a body does, one after the other.
+/// The steps that a body takes, in order.
 struct Script {
     steps: VecDeque<Step>,
     pause: Option<Pin<Box<Sleep>>>,

@@ -1,5 +1,5 @@
-//! A Hub on the loopback interface: what the Hugging Face Hub answers, and what goes wrong on the way.
-// A server that cannot go on ends its test.
+//! A Hub on the loopback interface that answers like the Hugging Face Hub, and can produce faults.
+// A server that fails ends its test.
 #![allow(clippy::unwrap_used)]
 
 pub(crate) mod content;
@@ -22,19 +22,19 @@ use tokio::net::TcpListener;
 /// The model, its commit and its branch.
 pub(crate) const MODEL: &str = "openai-community/gpt2";
 pub(crate) const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
-/// Files from this size on are in large file storage.
+/// Files of at least this size are in large file storage.
 const LARGE: usize = 100_000;
 
-/// Which requests a fault meets.
+/// The requests that a fault affects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum At {
-    /// The commit of a revision.
+    /// Requests for the commit of a revision.
     Api,
     /// HEAD of a file.
     Head(&'static str),
-    /// GET of a file at the Hub.
+    /// GET of a file from the Hub.
     Get(&'static str),
-    /// GET of a large file at its storage.
+    /// GET of a large file from its storage.
     Storage,
 }
 
@@ -47,31 +47,31 @@ pub(crate) enum Fault {
     Html,
     /// The same without a Content-Length.
     HtmlOfUnknownLength,
-    /// A redirect to a page of another host.
+    /// A redirect to a page on another host.
     Elsewhere,
     /// The connection ends after this many percent of the body.
     Drop(usize),
     /// The connection is reset after this many percent of the body.
     Reset(usize),
-    /// The header promises more bytes than come.
+    /// The header promises more bytes than arrive.
     LengthTooLarge,
-    /// The header promises fewer bytes than the file has, and no more come.
+    /// The header promises fewer bytes than the file has, and no more arrive.
     LengthTooSmall,
-    /// Half the body, as if that were all.
+    /// Half the body, as if it were complete.
     ShortBody,
     /// No Content-Length.
     NoLength,
-    /// One byte is another.
+    /// One byte is wrong.
     Flip,
-    /// Nothing comes after this many percent of the body.
+    /// The server falls silent after this many percent of the body.
     StallBody(usize),
-    /// Nothing comes at all.
+    /// The server does not answer at all.
     StallHeaders,
-    /// The body comes in this many pieces, with a pause after each.
+    /// The body arrives in this many pieces, with a pause after each.
     Drip(usize, Duration),
-    /// The range is ignored.
+    /// The server ignores the range.
     NoRanges,
-    /// The range is ignored, and the connection ends after this many percent.
+    /// The server ignores the range, and the connection ends after this many percent.
     CutWithoutRanges(usize),
     /// The `ETag` is not a hash of the content.
     NoHash,
@@ -98,14 +98,14 @@ struct State {
     faults: Mutex<Vec<(At, Fault, Option<usize>)>>,
     seen: Mutex<Vec<Seen>>,
     sent: Mutex<u64>,
-    /// The token that may read the model; `None` for a public one.
+    /// The token that may read the model; `None` for a public model.
     gate: Mutex<Option<&'static str>>,
-    /// Whether the answer on the commit lists the files.
+    /// Whether the answer about the commit lists the files.
     lists: Mutex<bool>,
 }
 
 impl Server {
-    /// Serves `files` as the model's.
+    /// Serves `files` as the model's files.
     pub(crate) fn start(files: impl IntoIterator<Item = (String, Vec<u8>)>) -> Self {
         let (sender, receiver) = std::sync::mpsc::channel();
         let files = files.into_iter().map(|(name, bytes)| (name, Content::from(bytes))).collect();
@@ -130,12 +130,12 @@ impl Server {
         Self { address: state.address, state }
     }
 
-    /// The address that a client is given.
+    /// The address to give to a client.
     pub(crate) fn endpoint(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// Has the fault happen `times` times, or always.
+    /// Makes the fault happen `times` times, or always.
     pub(crate) fn fault(&self, at: At, fault: Fault, times: impl Into<Option<usize>>) {
         self.state.faults.lock().unwrap().push((at, fault, times.into()));
     }
@@ -155,7 +155,7 @@ impl Server {
         *self.state.sent.lock().unwrap()
     }
 
-    /// Gives the model to none but who has this token.
+    /// Serves the model only to clients with this token.
     pub(crate) fn gate(&self, token: &'static str) {
         *self.state.gate.lock().unwrap() = Some(token);
     }
@@ -173,7 +173,7 @@ impl Server {
 async fn accept(listener: TcpListener, state: Arc<State>) {
     while let Ok((stream, _)) = listener.accept().await {
         let state = Arc::clone(&state);
-        // Whatever ends a connection that is to be reset ends it at once.
+        // If a connection is to be reset, closing it resets it at once.
         if state.faults.lock().unwrap().iter().any(|(_, fault, _)| matches!(fault, Fault::Reset(_))) {
             stream.set_zero_linger().unwrap();
         }
@@ -182,7 +182,7 @@ async fn accept(listener: TcpListener, state: Arc<State>) {
                 let state = Arc::clone(&state);
                 async move { Ok::<_, Infallible>(answer(&state, &request).await) }
             });
-            // A body that fails on purpose ends its connection so.
+            // This is how a body that fails on purpose ends its connection.
             let _ = hyper::server::conn::http1::Builder::new()
                 .serve_connection(TokioIo::new(stream), service)
                 .await;
@@ -192,7 +192,7 @@ async fn accept(listener: TcpListener, state: Arc<State>) {
 
 type Answer = Response<BoxBody<Bytes, std::io::Error>>;
 
-/// What comes instead of any answer.
+/// The fault that replaces the answer, whatever the request.
 async fn instead(state: &State, fault: &Fault) -> Option<Answer> {
     Some(match fault {
         Fault::Status(status, headers) => {
@@ -246,7 +246,7 @@ async fn answer(state: &State, request: &Request<Incoming>) -> Answer {
         ["api", "resolve-cache", .., file] => Some(of_file(file)),
         ["api", ..] | [] => Some(At::Api),
         ["storage", ..] => Some(At::Storage),
-        // Answered by a redirect to the cache above.
+        // The answer is a redirect to the cache above.
         [_, _, "resolve", _, file] if is_small(file) => None,
         [.., file] => Some(of_file(file)),
     };
@@ -260,13 +260,13 @@ async fn answer(state: &State, request: &Request<Incoming>) -> Answer {
         let files = state.files.lock().unwrap();
         let content = files.values().find(|content| content.sha256 == *sha256);
         return match content {
-            // As the real one's: not a hash of the content.
+            // Like the real Hub's: not a hash of the content.
             Some(content) => file(state, request, &content.bytes, "\"d41d8cd9\"", fault),
             None => refusal(403, "", "no such object"),
         };
     }
     if matches!(parts.as_slice(), ["api", "models", "gpt2", ..] | ["gpt2", ..]) {
-        // A model that has moved: as the real one, by a path without a host.
+        // A model that has moved: like the real Hub, redirect to a path without a host.
         let location = path.replacen("gpt2", MODEL, 1);
         let answer = Response::builder().status(StatusCode::TEMPORARY_REDIRECT).header(LOCATION, location);
         return answer.body(whole(Bytes::new())).unwrap();
@@ -277,10 +277,10 @@ async fn answer(state: &State, request: &Request<Incoming>) -> Answer {
         | [owner, name, rest @ ..] => (format!("{owner}/{name}"), rest),
         _ => return refusal(404, "", ""),
     };
-    // The Hub describes a gated model to anyone, and gives its files to some.
+    // The Hub describes a gated model to everyone, but gives its files only to some.
     let gate = state.gate.lock().unwrap().filter(|_| at != Some(At::Api));
     if model != MODEL {
-        // The Hub does not tell a stranger what there is.
+        // The Hub does not tell strangers which models exist.
         let status = if token.is_some() { 404 } else { 401 };
         return refusal(status, "RepoNotFound", "Repository not found");
     }
@@ -332,10 +332,10 @@ fn commit(state: &State, revision: &str) -> Answer {
     Response::builder().header(CONTENT_TYPE, "application/json").body(whole(info.to_string().into())).unwrap()
 }
 
-/// The Hub's answer on a large file: where it is and what it hashes to.
+/// The Hub's answer about a large file: its address and its hash.
 fn resolve(state: &State, content: &Content) -> Answer {
     let sha256 = &content.sha256;
-    // Another name for the same machine: another host to a client.
+    // Another name for the same machine, which a client takes for another host.
     let location = format!("http://localhost:{}/storage/{sha256}", state.address.port());
     Response::builder()
         .status(StatusCode::FOUND)
@@ -359,7 +359,7 @@ fn whole(bytes: Bytes) -> BoxBody<Bytes, std::io::Error> {
     BoxBody::new(Full::new(bytes).map_err(|never| match never {}))
 }
 
-/// The fault that meets this request, counted down.
+/// The fault for this request, if any; counts it down.
 fn take(state: &State, at: At) -> Option<Fault> {
     let mut faults = state.faults.lock().unwrap();
     let (_, fault, left) =

@@ -1,4 +1,4 @@
-//! `gpt2 attention --effect`: what each head does to the probability of a token.
+//! `gpt2 attention --effect`: how each head changes the probability of a token.
 
 use super::scene::Scene;
 use crate::args::EffectArg;
@@ -14,7 +14,7 @@ use gpt2_view::{Align, Table, visible_token};
 use serde::Serialize;
 use std::io::Write;
 
-/// Heads that are printed, unless as JSON.
+/// How many heads to print; JSON has all.
 const SHOWN: usize = 20;
 
 #[derive(Serialize)]
@@ -22,7 +22,7 @@ struct Report {
     provenance: Provenance,
     target: String,
     target_id: u32,
-    /// Of the target after the prompt, in nats.
+    /// The target's log-probability after the prompt, in nats.
     log_prob: f32,
     ablation: &'static str,
     heads: Vec<HeadEffect>,
@@ -32,9 +32,9 @@ struct Report {
 struct HeadEffect {
     layer: usize,
     head: usize,
-    /// What ablating the head adds to the log-probability, in nats.
+    /// How much ablating the head adds to the log-probability, in nats.
     change: f32,
-    /// What the head writes into the target's logit directly.
+    /// The head's direct contribution to the target's logit.
     direct: f32,
 }
 
@@ -68,14 +68,14 @@ pub(super) fn show(scene: &Scene, how: EffectArg) -> anyhow::Result<()> {
     if scene.args.json { output::json(&report) } else { print(&report) }
 }
 
-/// The one token that `text` is.
+/// The single token that spells `text`.
 fn target(session: &Session, text: &str) -> anyhow::Result<u32> {
     let tokenizer = match session.tokenizer() {
         Ok(tokenizer) => tokenizer,
         // Without a tokenizer, prompts are ids, and so are targets.
         Err(e) => match text.parse() {
             Ok(id) => return Ok(id),
-            Err(_) => return Err(e).with_context(|| format!("--target {text:?} is no id")),
+            Err(_) => return Err(e).with_context(|| format!("--target {text:?} is not an id")),
         },
     };
     let ids = encode(tokenizer, text, "--target")?;

@@ -1,4 +1,4 @@
-//! `gpt2 attention --export`: the weights as a file, in the format of its name.
+//! `gpt2 attention --export`: writes the weights to a file, whose extension selects the format.
 
 use super::scene::Scene;
 use crate::outputs::Outputs;
@@ -26,7 +26,7 @@ impl Format {
         }
     }
 
-    /// The format of a file's name.
+    /// The format given by a file's extension.
     pub(super) fn of(path: &Path) -> anyhow::Result<Self> {
         match path.extension().and_then(|e| e.to_str()) {
             Some("safetensors") => Ok(Self::Safetensors),
@@ -43,7 +43,7 @@ impl Format {
 
 pub(super) struct Export {
     format: Format,
-    /// A layer: (heads, T, T) f32.
+    /// A layer's weights: (heads, T, T) f32.
     layers: Vec<Tensor>,
     lines: Vec<u8>,
 }
@@ -101,7 +101,7 @@ impl Export {
     }
 }
 
-/// Where `--provenance` says what made an .npy file: FILE.json.
+/// The file in which `--provenance` records what made an .npy file: FILE.json.
 pub(super) fn beside(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_os_string();
     name.push(".json");

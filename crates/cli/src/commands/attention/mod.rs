@@ -44,14 +44,14 @@ pub(crate) fn run(args: &AttentionArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The files that are asked for.
+/// The files that the options ask for.
 fn outputs(args: &AttentionArgs) -> anyhow::Result<Outputs> {
     let mut outputs = Outputs::new(args.overwrite);
     if let Some(path) = &args.export {
         let format = export::Format::of(path)?;
         outputs.add("--export", path, format.kind());
         if args.provenance && format != export::Format::Npy {
-            bail!("--provenance: is for .npy files; {} says itself what made it", path.display())
+            bail!("--provenance: only for .npy files; {} itself records what made it", path.display())
         }
         if args.provenance {
             outputs.add("--provenance", &export::beside(path), FileKind::Provenance);
@@ -91,7 +91,7 @@ fn show(scene: &Scene, mut outputs: Outputs) -> anyhow::Result<()> {
     print()
 }
 
-/// The summaries of the chosen layers and heads, from those of all, each (1, H, T).
+/// Picks the summaries of the chosen layers and heads from those of all, each (1, H, T).
 fn summaries(scene: &Scene, all: &[Summary]) -> anyhow::Result<Vec<LayerJson>> {
     let numbers = |tensor: &Tensor, head: usize| tensor.get(0)?.get(head)?.to_vec1::<f32>();
     let head = |of: &Summary, head: usize| -> anyhow::Result<HeadJson> {
@@ -118,7 +118,7 @@ fn print_overview(scene: &Scene, layers: &[LayerJson]) -> anyhow::Result<()> {
         .collect();
     let mut out = output::stdout();
     writeln!(out, "{}", scene.made_by.first_line())?;
-    writeln!(out, "means over the tokens; for one head token by token: --layer L --head H\n")?;
+    writeln!(out, "means over the tokens; to see one head token by token: --layer L --head H\n")?;
     write!(out, "{}", overview(&rows, &output::style(scene.args.color)))?;
     Ok(())
 }

@@ -15,12 +15,12 @@ use std::time::Duration;
 
 /// How many next tokens the page shows for each position.
 const LIKELY: usize = 5;
-/// Positions whose logits are there at the same time.
+/// How many positions' logits to hold at a time.
 const CHUNK: usize = 64;
-/// A launcher that has not failed by now runs the browser itself, and ends with it.
+/// How long to wait for a launcher to fail. One that is still running by then is the browser's own process.
 const LAUNCH: Duration = Duration::from_secs(3);
 
-/// A page that grows by a layer at a time.
+/// A page that is built one layer at a time.
 pub(super) struct Page(PageWriter<Vec<u8>>);
 
 impl Page {
@@ -48,7 +48,7 @@ impl Page {
     }
 }
 
-/// Opens the page in a browser: the file at `path`, or a temporary one that stays.
+/// Opens the page in a browser: the file at `path`, or a temporary one that is kept.
 pub(super) fn open(path: Option<&Path>, page: &[u8]) -> anyhow::Result<()> {
     let path = if let Some(path) = path {
         path.to_path_buf()
@@ -62,7 +62,7 @@ pub(super) fn open(path: Option<&Path>, page: &[u8]) -> anyhow::Result<()> {
     launch(&path).with_context(|| format!("cannot open a browser; open this file in one: {}", path.display()))
 }
 
-/// What the model expects after each position, from what the output projection reads, (T, C).
+/// The model's predictions after each position, from the input of the output projection, (T, C).
 fn predictions(scene: &Scene, hidden: &Tensor) -> anyhow::Result<Vec<NextToken>> {
     let Scene { session, prompt, .. } = scene;
     let t = prompt.ids.len();
@@ -86,7 +86,7 @@ fn predictions(scene: &Scene, hidden: &Tensor) -> anyhow::Result<Vec<NextToken>>
     Ok(all)
 }
 
-/// The most probable ids, and the probability of the one that follows; nothing where logits are not finite.
+/// The most probable ids, and the probability of the token that really follows; empty if the logits are not finite.
 #[allow(clippy::cast_possible_truncation)] // f32 is what is shown
 fn most_likely(logits: &[f32], actual: Option<u32>) -> (Vec<(u32, f32)>, Option<f32>) {
     let largest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
@@ -98,12 +98,12 @@ fn most_likely(logits: &[f32], actual: Option<u32>) -> (Vec<(u32, f32)>, Option<
     (highest(logits, LIKELY).into_iter().map(|id| (id, probability(id))).collect(), actual.map(probability))
 }
 
-/// Opens `path` with what the system opens pages with.
+/// Opens `path` with the system's program for opening pages.
 fn launch(path: &Path) -> anyhow::Result<()> {
     let path = std::path::absolute(path)?;
     let (send, receive) = mpsc::channel();
     std::thread::spawn(move || {
-        // The receiver is gone once the time is over.
+        // Once the time is up, nobody receives this.
         let _ = send.send(open::that(path));
     });
     match receive.recv_timeout(LAUNCH) {

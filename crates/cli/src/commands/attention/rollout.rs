@@ -14,7 +14,7 @@ use std::io::Write;
 struct Report<'a> {
     provenance: &'a Provenance,
     tokens: &'a [String],
-    /// Row i: what position i holds of each token up to itself, after the last block.
+    /// Row i: how much of each token up to itself position i holds after the last block.
     rollout: Vec<Vec<f32>>,
 }
 
@@ -35,7 +35,7 @@ pub(super) fn show(scene: &Scene) -> anyhow::Result<()> {
     let map = heatmap(&rollout, tokens, tokens, &output::style(scene.args.color))?;
     let mut out = output::stdout();
     writeln!(out, "{}\n", scene.made_by.first_line())?;
-    writeln!(out, "attention rollout after {} layers: a row for each token, what reaches it", means.len())?;
+    writeln!(out, "attention rollout after {} layers: each row shows what reaches a token", means.len())?;
     write!(out, "{map}")?;
     Ok(())
 }

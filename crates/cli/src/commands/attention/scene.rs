@@ -1,4 +1,4 @@
-//! A run of `gpt2 attention`: the model, the prompt, and what was chosen of them.
+//! A run of `gpt2 attention`: the model, the prompt, and the chosen layers and heads.
 
 use crate::args::AttentionArgs;
 use crate::prompt::Prompt;
@@ -9,7 +9,7 @@ use gpt2_model::hooks::{Chain, Hooks, Interventions, Point, on};
 use gpt2_model::{ForwardArgs, ModelOutput};
 use std::cell::RefCell;
 
-/// What is looked at.
+/// The model and the prompt to look at.
 pub(super) struct Scene<'a> {
     pub(super) args: &'a AttentionArgs,
     pub(super) session: &'a Session,
@@ -24,13 +24,13 @@ pub(super) struct Scene<'a> {
 }
 
 impl Scene<'_> {
-    /// Whether some layers or heads were named.
+    /// Whether the user named any layers or heads.
     pub(super) fn is_chosen(&self) -> bool {
         !(self.args.layer.is_empty() && self.args.head.is_empty())
     }
 
-    /// Runs the transformer; `each` is handed the layers that it names with their weights (1, H, T, T), one at a
-    /// time, while the model runs. The logits are not shown, so the output projection is left out.
+    /// Runs the transformer and calls `each` with every layer that it names and the layer's weights (1, H, T, T), one at a
+    /// time, while the model runs. It leaves out the output projection, since it does not show the logits.
     pub(super) fn run(
         &self,
         args: ForwardArgs,
@@ -62,7 +62,7 @@ impl Scene<'_> {
         Ok(output)
     }
 
-    /// Refuses numbers that are not finite, unless they are allowed.
+    /// Refuses numbers that are not finite, unless the user allows them.
     pub(super) fn check_finite<'t>(
         &self,
         results: impl IntoIterator<Item = &'t Tensor>,

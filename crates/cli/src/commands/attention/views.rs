@@ -1,4 +1,4 @@
-//! The outputs made from the weights, a layer at a time: heat maps and JSON on stdout, files.
+//! The outputs made from the weights, one layer at a time: heat maps and JSON on stdout, and files.
 
 use super::export::Export;
 use super::page::Page;
@@ -14,7 +14,7 @@ use std::io::{BufWriter, Write as _};
 
 /// Every output that needs the weights themselves.
 pub(super) struct Views {
-    /// Heat maps for stdout, which are printed once the files are written.
+    /// Heat maps for stdout, printed after the files are written.
     maps: Option<String>,
     json: Option<Vec<LayerJson>>,
     export: Option<Export>,
@@ -82,7 +82,7 @@ impl Views {
         Ok(())
     }
 
-    /// Writes the files under temporary names; hands back what is to be printed, and the page where it is to be opened.
+    /// Writes the files under temporary names; returns what to print, and the page if it is to be opened.
     pub(super) fn finish(
         self,
         scene: &Scene,
@@ -133,7 +133,7 @@ fn heatmaps(scene: &Scene, layer: usize, weights: &Tensor) -> anyhow::Result<Str
     let mut out = String::new();
     for (i, head) in scene.heads.iter().enumerate() {
         let map = heatmap(&weights.get(i)?, tokens, tokens, &style)?;
-        writeln!(out, "layer {layer}, head {head}: a row for each token, what it attends to")?;
+        writeln!(out, "layer {layer}, head {head}: each row shows what a token attends to")?;
         writeln!(out, "{map}")?;
     }
     Ok(out)

@@ -1,4 +1,4 @@
-//! The files that a training run writes: refused before it begins where they would do harm.
+//! The files that a training run writes. Refuses them before the run starts if they would do harm.
 
 use crate::args::TrainArgs;
 use crate::hub;
@@ -12,10 +12,10 @@ use std::path::{Path, PathBuf};
 
 const STATE: &str = "training-state.safetensors";
 const PICTURE: &str = "loss.png";
-/// What a run leaves in its folder.
+/// The files that a run leaves in its folder.
 const FILES: [&str; 5] = ["config.json", "model.safetensors", "tokenizer.json", STATE, PICTURE];
 
-/// Where a run's state lies, beside the model.
+/// The file with a run's state, beside the model.
 pub(super) fn state(out: &Path) -> PathBuf {
     out.join(STATE)
 }
@@ -43,20 +43,20 @@ fn unknown_metrics(path: &Path) -> String {
     format!("--metrics {}: expected a name that ends in .csv or .jsonl", path.display())
 }
 
-/// Refuses an `--out` that holds a model, or that should hold a run and does not.
+/// Refuses an `--out` that holds a model, or, with `--resume`, one that holds no run.
 pub(super) fn check_out(args: &TrainArgs) -> anyhow::Result<()> {
     let state = state(&args.out);
     if args.resume {
         if !state.exists() {
-            bail!("--resume: there is no {}; that run has finished, or was none", state.display());
+            bail!("--resume: there is no {}; the run has finished, or never started", state.display());
         }
         return Ok(());
     }
-    // A link that leads nowhere counts as well.
+    // A dangling link counts, too.
     let is_there = |name: &str| args.out.join(name).symlink_metadata().is_ok();
     if let Some(name) = FILES.into_iter().find(|name| !args.overwrite && is_there(name)) {
         bail!(
-            "{}: there is a {name} already; choose another --out, go on with --resume where a run was stopped, \
+            "{}: there is a {name} already; choose another --out, continue a stopped run with --resume, \
              or replace it with --overwrite",
             args.out.display()
         );
@@ -64,8 +64,8 @@ pub(super) fn check_out(args: &TrainArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Refuses files of a run that cannot be written, or that would harm the text, the model that it begins with, the Hub's
-/// cache or another file.
+/// Refuses files of a run that cannot be written, or that would harm the text, the model that the run starts from, the
+/// Hub's cache or another file.
 pub(super) fn check(args: &TrainArgs, files: Option<&Files>) -> anyhow::Result<()> {
     let mut inputs = Inputs::default();
     inputs.file("the text", &args.text);
@@ -75,7 +75,7 @@ pub(super) fn check(args: &TrainArgs, files: Option<&Files>) -> anyhow::Result<(
     }
     let named = format!("--out {}", args.out.display());
     inputs.spare_folder(&named, &args.out)?;
-    // Whether a file may be replaced is decided here, for all files of the run together.
+    // This decides for all files of the run together whether they may be replaced.
     let mut outputs = Outputs::new(true);
     for name in FILES {
         outputs.add("--out", &args.out.join(name), None);
@@ -86,7 +86,7 @@ pub(super) fn check(args: &TrainArgs, files: Option<&Files>) -> anyhow::Result<(
         bail!("{named}: is no {kind} that `gpt2` wrote; choose another name");
     }
     if path.exists() && !args.resume && !args.overwrite {
-        bail!("{named}: is there already; choose another name, or --overwrite");
+        bail!("{named}: already exists; choose another name, or give --overwrite");
     }
     outputs.add("--metrics", path, kind);
     outputs.check(&inputs)

@@ -1,4 +1,4 @@
-//! `gpt2 train`: a GPT-2 from scratch, or an existing one trained further, on a text file.
+//! `gpt2 train`: trains a new GPT-2 on a text file, or fine-tunes an existing one.
 
 mod files;
 mod picture;
@@ -23,7 +23,7 @@ use progress::Progress;
 use std::process::ExitCode;
 use wording::worded;
 
-/// A text of this many bytes is some 300 million tokens.
+/// The longest text in bytes, some 300 million tokens.
 const LONGEST_TEXT: u64 = 1 << 30;
 
 pub(crate) fn run(args: &TrainArgs) -> anyhow::Result<ExitCode> {
@@ -61,7 +61,7 @@ pub(crate) fn run(args: &TrainArgs) -> anyhow::Result<ExitCode> {
     let mut progress = Progress::new(args, &tokenizer, trainer.steps())?;
     let ran = trainer.run(|trainer, event| progress.hear(trainer, event).map_err(TrainError::other));
     let finished = ran.map_err(|error| match &error {
-        // What is wrong with a model that is trained further shows in its first pass.
+        // If the model to fine-tune is broken, its first pass shows it.
         TrainError::Loss { step: 0, inputs, .. } if args.model.is_some() => {
             anyhow!("{}", finite::explain(trainer.model(), inputs, None))
         }
@@ -80,13 +80,13 @@ pub(crate) fn run(args: &TrainArgs) -> anyhow::Result<ExitCode> {
         args.out.display()
     ));
     if finished {
-        // A finished run has nothing to resume.
+        // A finished run cannot resume, so it needs no state.
         let _ = std::fs::remove_file(files::state(&args.out));
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// What the options ask of the trainer.
+/// The trainer's options, from the command line.
 fn options(args: &TrainArgs) -> TrainOptions {
     let mut options = TrainOptions::new(args.steps);
     options.batch = args.batch;
@@ -104,7 +104,7 @@ fn options(args: &TrainArgs) -> TrainOptions {
     options
 }
 
-/// The model's config and tokenizer, and the checkpoint that it begins with where there is one.
+/// The model's config and tokenizer, and the checkpoint that the run starts from, if any.
 fn begin(
     args: &TrainArgs,
     text: &str,
@@ -116,7 +116,7 @@ fn begin(
         let tokenizer = Tokenizer::open(files, config.vocab_size)?;
         return Ok((config, tokenizer, Some(checkpoint)));
     }
-    // A run that is resumed has its tokenizer beside its model.
+    // A resumed run has its tokenizer beside its model.
     let saved = args.out.join("tokenizer.json");
     let tokenizer = if args.resume && saved.exists() {
         Tokenizer::from_file(&saved)?
@@ -134,8 +134,8 @@ fn config(args: &TrainArgs, tokenizer: &Tokenizer) -> anyhow::Result<Config> {
         n_embd: args.n_embd,
         n_layer: args.n_layer,
         n_head: args.n_head,
-        // A narrow model with GPT-2's 0.02 begins with scores near 0 and takes long to leave uniform
-        // attention: keep the scale that its weights give at GPT-2 small's width.
+        // With GPT-2's 0.02, a narrow model starts with scores near 0 and takes long to leave uniform
+        // attention, so keep the scale that 0.02 gives at GPT-2 small's width.
         initializer_range: 0.02 * (768.0 / args.n_embd as f64).sqrt(),
         // Unless --dropout sets them.
         resid_pdrop: 0.0,

@@ -1,4 +1,4 @@
-//! `loss.png`: the losses of a run as a picture that says what made it.
+//! `loss.png`: a plot of a run's losses that records how it was made.
 
 use super::files;
 use crate::args::TrainArgs;
@@ -31,7 +31,7 @@ fn made_by(args: &TrainArgs, trainer: &Trainer, device: &Device) -> Provenance {
     }
 }
 
-/// The folder's own name; empty for one without a name, such as the root.
+/// The folder's own name; empty for a folder without one, such as the root.
 fn title(out: &Path) -> String {
     let path = std::path::absolute(out).unwrap_or_else(|_| out.to_path_buf());
     path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned())

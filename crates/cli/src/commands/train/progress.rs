@@ -1,4 +1,4 @@
-//! What a run shows and saves while it trains: the bar, the notes, the best model, the state, the metrics.
+//! Everything that a run shows and saves while it trains: the bar, the notes, the best model, the state, the metrics.
 
 use super::files;
 use super::wording::worded;
@@ -13,7 +13,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The callback of the trainer.
+/// The trainer's callback.
 pub(super) struct Progress<'a> {
     args: &'a TrainArgs,
     tokenizer: &'a Tokenizer,
@@ -23,12 +23,12 @@ pub(super) struct Progress<'a> {
     stop: Arc<AtomicBool>,
     /// The last validation's loss.
     val_loss: Option<f64>,
-    /// Whether the files of another run are still there, which --overwrite replaces.
+    /// Whether the files of the earlier run that --overwrite replaces are still there.
     replaces: bool,
 }
 
 impl<'a> Progress<'a> {
-    /// Of a run that has done `done` steps.
+    /// The callback for a run that has done `done` steps.
     pub(super) fn new(args: &'a TrainArgs, tokenizer: &'a Tokenizer, done: u64) -> anyhow::Result<Self> {
         let stop = stop_flag()?;
         let bar = progress_bar(args.steps.into(), done)?;
@@ -39,7 +39,7 @@ impl<'a> Progress<'a> {
         Ok(Self { args, tokenizer, bar, metrics, stop, val_loss: None, replaces: !args.resume })
     }
 
-    /// Shows what happened, saves the best model and the state; stops the run after Ctrl-C.
+    /// Shows the event, saves the best model and the state, and stops the run after Ctrl-C.
     pub(super) fn hear(&mut self, trainer: &Trainer, event: Event) -> anyhow::Result<ControlFlow<()>> {
         match event {
             Event::Stepped(step) => {
@@ -80,7 +80,7 @@ impl<'a> Progress<'a> {
         Ok(())
     }
 
-    /// The end of a step.
+    /// Handles the end of a step.
     fn end(
         &mut self,
         trainer: &Trainer,
@@ -103,13 +103,13 @@ impl<'a> Progress<'a> {
         }
         self.bar.finish_and_clear();
         let done = step.step;
-        note(&format!("stopped by Ctrl-C after step {done}; the same command with --resume goes on"));
+        note(&format!("stopped by Ctrl-C after step {done}; run the same command with --resume to continue"));
         Ok(ControlFlow::Break(()))
     }
 
     fn save(&mut self, model: &Gpt2LMHeadModel) -> anyhow::Result<()> {
         let out = &self.args.out;
-        // The files of the run that --overwrite replaces are kept until this one has something to show.
+        // Keep the files of the earlier run that --overwrite replaces until this run has something to show.
         if std::mem::take(&mut self.replaces) {
             for file in [files::state(out), files::picture(out)] {
                 if file.exists() {
@@ -127,7 +127,7 @@ impl<'a> Progress<'a> {
     }
 }
 
-/// Set by Ctrl-C; a second one, while the first is being served, ends the process at once.
+/// Set by Ctrl-C. A second Ctrl-C, before the run has stopped, ends the process at once.
 fn stop_flag() -> anyhow::Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&stop);

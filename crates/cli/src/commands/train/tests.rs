@@ -1,4 +1,4 @@
-//! A run is resumed with the settings that it had.
+//! A run only resumes with the settings that it had.
 
 use super::*;
 use crate::args::{Args, Command};
@@ -6,7 +6,7 @@ use anyhow::bail;
 use candle_core::Device;
 use clap::Parser;
 
-/// What `gpt2 train` with `options` asks for.
+/// The parsed arguments of `gpt2 train` with `options`.
 fn train_args(options: &[&str]) -> anyhow::Result<TrainArgs> {
     let args = [&["gpt2", "train", "--text", "text", "--out", "out"], options].concat();
     match Args::try_parse_from(args)?.command {

@@ -1,8 +1,8 @@
-//! What can go wrong while training, in words that name the options of `gpt2 train`.
+//! Training errors, in words that name the options of `gpt2 train`.
 
 use gpt2_train::TrainError;
 
-/// The error as this command says it.
+/// The error in this command's words.
 pub(super) fn worded(error: TrainError) -> anyhow::Error {
     match error {
         TrainError::Window { window, n_positions } => {
@@ -24,7 +24,7 @@ pub(super) fn worded(error: TrainError) -> anyhow::Error {
         TrainError::NotAState { path, source } => anyhow::Error::new(source)
             .context(format!("{}: not a training run's state; train without --resume", path.display())),
         TrainError::Setting { name, before, now } => anyhow::anyhow!(
-            "--resume: {name} was {before} and is {now}; a run goes on with the settings that it had"
+            "--resume: {name} was {before} and is {now}; a run only resumes with the settings that it had"
         ),
         TrainError::Metrics { path, source } => {
             anyhow::Error::from_boxed(source).context(format!("--metrics {}", path.display()))

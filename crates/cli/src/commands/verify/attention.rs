@@ -10,7 +10,7 @@ use gpt2_kernels::attention::{CausalMask, CausalSdpa};
 use gpt2_model::init;
 use gpt2_model::mask::left_padding;
 
-/// A case of attention to check: T queries at the end of S keys, B rows, D, and whether keys are hidden.
+/// An attention case to check: T queries at the end of S keys, B rows, D, and whether padding hides keys.
 const ATTENTION: [(usize, usize, usize, usize, bool); 18] = [
     (1, 1, 1, 64, false),
     (1, 1, 1000, 64, false),
@@ -26,7 +26,7 @@ const ATTENTION: [(usize, usize, usize, usize, bool); 18] = [
     (1, 1, 300, 128, false),
     (1, 200, 200, 96, false),
     (2, 200, 200, 64, true),
-    // As many tiles as the largest GPU has multiprocessors: other kernels than those of a few tiles.
+    // As many tiles as the largest GPU has multiprocessors, which takes other kernels than a few tiles do.
     (32, 129, 129, 32, false),
     (32, 129, 129, 64, false),
     (32, 129, 129, 80, false),
@@ -35,7 +35,7 @@ const ATTENTION: [(usize, usize, usize, usize, bool); 18] = [
 const HEADS: usize = 3;
 
 impl Verify {
-    /// Attention alone: its context, its gradient, and the context beside weights that are asked for.
+    /// Attention alone: its context, its gradient, and its context when weights are computed, too.
     pub(super) fn attention(&mut self) -> anyhow::Result<()> {
         for (b, t, s, d, padded) in ATTENTION {
             let vb = init::seeded(self.seed, DType::F32, &Device::Cpu);
@@ -53,7 +53,7 @@ impl Verify {
                     let mask = CausalMask { padding: padding.as_ref(), ..Default::default() };
                     let dispatch = Dispatch::new(implementation, device);
                     let attention = CausalSdpa::new(1. / (d as f64).sqrt(), dispatch);
-                    // Some kernels run only where no gradient is asked for.
+                    // Some kernels only run if no gradient is needed.
                     let [q, k, v] = qkv::views(&packed.as_detached_tensor(), t)?;
                     let ran = attention.runs(&q, &k, &v, mask)?;
                     let context = attention.forward(&q, &k, &v, mask)?;
@@ -81,7 +81,7 @@ impl Verify {
                         run(dtype, &self.device.clone(), implementation)?;
                     // Without a kernel for this, it would be the eager path once more.
                     if ran == implementation {
-                        // Candle's kernel on Metal rounds the scale, and q times the scale.
+                        // Candle's kernel on Metal rounds the scale, and then q times the scale.
                         let metal = self.device.is_metal() && ran == Fused && dtype != DType::F32;
                         let value = if metal { 4. * rounding(dtype) } else { value };
                         self.check("attention", &case, (ran, dtype), (&got[0], &context), value)?;

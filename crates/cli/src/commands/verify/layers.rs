@@ -8,7 +8,7 @@ use gpt2_kernels::{Dispatch, Epilogue, layer_norm, linear};
 use gpt2_model::init;
 
 impl Verify {
-    /// Layer norm and linear layers, by each implementation that the device has.
+    /// Layer norm and linear layers, with each implementation that the device has.
     pub(super) fn layers(&mut self) -> anyhow::Result<()> {
         let (rows, n_in, n_out) = (37, 256, 768);
         let vb = init::seeded(self.seed, DType::F32, &Device::Cpu);
@@ -40,7 +40,7 @@ impl Verify {
             let all: &[Implementation] = if device.is_cuda() { &[Fused, Eager] } else { &[Auto] };
             for &implementation in all {
                 let got = run(dtype, &device, implementation)?;
-                // A half's product is rounded, and what follows it once or twice more.
+                // In a half, the product is rounded, and the operations after it round once or twice more.
                 let tolerance = if dtype == DType::F32 { 1e-5 } else { 3. * rounding(dtype) };
                 for (i, what) in
                     ["layer norm", "linear", "linear, gelu", "linear, onto"].into_iter().enumerate()

@@ -1,4 +1,4 @@
-//! `gpt2 verify`: every way in which this build computes attention and logits on this device, against plain
+//! `gpt2 verify`: compares every way in which this build computes attention and logits on this device with plain
 //! operations on the CPU.
 
 mod attention;
@@ -25,7 +25,7 @@ struct Report {
     checks: Vec<Check>,
 }
 
-/// One path, and which implementation ran it. The error is the largest difference beside the largest value.
+/// One path, and which implementation ran it. The error is the largest difference relative to the largest value.
 #[derive(Serialize)]
 struct Check {
     what: &'static str,
@@ -59,7 +59,7 @@ pub(crate) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
     Ok(if report.passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// What one rounding to the dtype may change of a number, beside its size.
+/// How much one rounding to the dtype can change a number, relative to its size.
 fn rounding(dtype: DType) -> f64 {
     match dtype {
         DType::F16 => 2f64.powi(-11),
@@ -75,7 +75,7 @@ struct Verify {
 }
 
 impl Verify {
-    /// Adds what came out of a path beside what is expected.
+    /// Compares the output of a path with the expected one and records the result.
     fn check(
         &mut self,
         what: &'static str,
@@ -98,13 +98,13 @@ impl Verify {
     }
 }
 
-/// `max |got - expected| / max |expected|`; NaN where either holds one.
+/// `max |got - expected| / max |expected|`; NaN if either holds NaN.
 fn relative_error(got: &Tensor, expected: &Tensor) -> anyhow::Result<f64> {
     let flat = |x: &Tensor| -> anyhow::Result<Vec<f64>> {
         Ok(x.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.flatten_all()?.to_vec1()?)
     };
     if got.dims() != expected.dims() {
-        anyhow::bail!("a path gives {:?} in place of {:?}", got.dims(), expected.dims())
+        anyhow::bail!("a path gives {:?} instead of {:?}", got.dims(), expected.dims())
     }
     let (got, expected) = (flat(got)?, flat(expected)?);
     let largest = |values: &mut dyn Iterator<Item = f64>| {

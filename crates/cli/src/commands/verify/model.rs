@@ -8,11 +8,11 @@ use gpt2_loader::Checkpoint;
 use gpt2_model::mask::{left_padding, position_ids};
 use gpt2_model::{ForwardArgs, Gpt2LMHeadModel, KvCache};
 
-/// What gives the logits of one path.
+/// Computes the logits of one path.
 type Path<'a> = &'a dyn Fn() -> anyhow::Result<Tensor>;
 
 impl Verify {
-    /// Logits of the checkpoint's model, each path against one pass in eager f64 on the CPU: there, every
+    /// Compares the logits of each path of the checkpoint's model with one pass in eager f64 on the CPU, where every
     /// operation is Candle's own.
     pub(super) fn model(&mut self, checkpoint: &Checkpoint) -> anyhow::Result<()> {
         let load = |dtype, device: &Device, implementation| {
@@ -74,7 +74,7 @@ fn in_chunks(model: &Gpt2LMHeadModel, ids: &Tensor, size: usize) -> anyhow::Resu
     Ok(Tensor::cat(&logits, 1)?)
 }
 
-/// The logits of the first half of the tokens, padded on the left beside a row of all of them.
+/// The logits of the first half of the tokens, padded on the left, in a batch with a row of all of them.
 fn padded(model: &Gpt2LMHeadModel, ids: &Tensor) -> anyhow::Result<Tensor> {
     let t = ids.dim(1)?;
     let half = t.div_ceil(2);

@@ -2,7 +2,7 @@
 
 const LABEL_STEP = 13; // pixels that a line of labels needs
 
-/// Labels on both axes: every token where there is room, else every 2nd, 5th, 10th, ..
+/// Labels on both axes: every token if there is room, otherwise every 2nd, 5th, 10th, ..
 function drawAxes(context, part, x, y, paint) {
   const every = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000].find((n) => n * lens.size >= LABEL_STEP) ?? 2000;
   context.textBaseline = "middle";
@@ -11,7 +11,7 @@ function drawAxes(context, part, x, y, paint) {
     const chosen = position === state.token || here;
     context.font = `${chosen ? "bold " : ""}11px ui-monospace, monospace`;
     context.fillStyle = sought ? paint.mark : chosen ? paint.ink : paint.quiet;
-    // Positions tell apart what is far away or repeats; a token next to its neighbours needs none.
+    // Positions tell apart tokens that are far away or repeat; next to its neighbours a token needs none.
     const text = every > 1 || chosen ? `${position} ${tokens[position]}` : tokens[position];
     context.fillText(clip(context, text, room), 0, 0);
   };
@@ -30,7 +30,7 @@ function drawAxes(context, part, x, y, paint) {
     }
     context.restore();
   };
-  // The token under the pointer and the chosen one always have their labels; others make room.
+  // The token under the pointer and the chosen one always have labels; the others make room.
   const drawn = (axis, from, to, must, at) => {
     const kept = [...new Set(must)].filter((p) => p !== null && p >= from && p < to);
     for (let p = Math.ceil(from / every) * every; p < to; p += every) {
@@ -47,7 +47,7 @@ function drawAxes(context, part, x, y, paint) {
   drawn("x", part.left, part.right, [cell ? cell.key : null, state.token],
     (p) => Math.min(Math.max(x(p + 0.5), GUTTER.left + 4), GUTTER.left + plot.width - 4));
 
-  // What the search found shows on the axes at any zoom.
+  // The axes mark the tokens that the search found at any zoom.
   context.fillStyle = paint.mark;
   for (const position of state.found) {
     const size = Math.max(lens.size, 2);

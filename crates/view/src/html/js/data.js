@@ -1,12 +1,12 @@
-// What the file holds: tokens, heads with their summaries, predictions, and the weights of each head.
+// The file's data: tokens, heads with their summaries, predictions, and the weights of each head.
 //
-// Weights lie in script elements that the browser does not run, one a head: base64 of deflate of codes.
-// A head is decoded when something wants to draw it and forgotten when others come; only its text stays.
+// Weights are in script elements that the browser does not run, one per head: base64 of deflate of codes.
+// The page decodes a head when it has to draw it and forgets it when others come; only its text stays.
 
 const read = (node) => JSON.parse(node.textContent);
 const { title, caption, tokens, queries, top: kept, palette } = read(document.getElementById("header"));
 const predictions = read(document.getElementById("predictions"));
-/// The position of the first query: queries are the last of the keys.
+/// The position of the first query: the queries are the last keys.
 const offset = tokens.length - queries;
 
 const blocks = document.querySelectorAll("script.weights");
@@ -22,11 +22,11 @@ const rowStart = (i) => i * (offset + 1) + (i * (i - 1)) / 2;
 /// How many keys query `i` sees.
 const rowLength = (i) => offset + i + 1;
 
-/// One head's weights as codes 0 to `levels`; `levels + 1` stands for what is not a number.
+/// One head's weights as codes 0 to `levels`; `levels + 1` stands for NaN.
 class Weights {
   constructor(codes, levels) {
     Object.assign(this, { codes, levels });
-    // The largest code of each row, with the first key and without: what a row's colours may end at.
+    // The largest code of each row, with and without the first key: one of them ends the row's colours.
     this.rowMax = new Uint16Array(queries);
     this.rowMaxLater = new Uint16Array(queries);
     for (let i = 0; i < queries; i++) {
@@ -44,8 +44,8 @@ class Weights {
     return this.codes[rowStart(i) + j];
   }
 
-  /// A weight and the most by which it can differ from the tensor's; `dropped` where only the largest of a
-  /// row were kept and this is none of them. The writer rounds
+  /// A weight and the most by which it can differ from the tensor's; `dropped` if the file keeps only the
+  /// largest of a row and this is not one of them. The writer rounds
   /// `levels · w^(2/3)`, so the error is half a step times the slope of `s^(3/2)`.
   value(i, j) {
     const code = this.code(i, j);
@@ -70,7 +70,7 @@ async function decode({ block, levels }) {
   const stream = packed.stream().pipeThrough(new DecompressionStream("deflate"));
   const bytes = new Uint8Array(await new Response(stream).arrayBuffer());
   if (levels < 256) return new Weights(bytes, levels);
-  // Two bytes a code: all high bytes, then all low ones.
+  // Two bytes per code: all high bytes, then all low ones.
   const codes = new Uint16Array(bytes.length / 2);
   for (let i = 0; i < codes.length; i++) codes[i] = (bytes[i] << 8) | bytes[codes.length + i];
   return new Weights(codes, levels);
@@ -79,7 +79,7 @@ async function decode({ block, levels }) {
 const KEPT = 8; // heads: going back and forth between a few is instant, and memory stays small
 const cache = new Map();
 
-/// The weights of a head, from the cache or decoded; `keep` is for a head that someone looks at.
+/// The weights of a head, from the cache or decoded; `keep` is for the head on the screen.
 function weightsOf(head, keep) {
   const found = cache.get(head.index);
   if (found) return found;
@@ -93,8 +93,8 @@ function weightsOf(head, keep) {
 
 // --- numbers ---------------------------------------------------------------------------------------
 
-/// A weight with the digits that its error leaves, three at most: "0.53"; "< 0.0004" where none is left.
-/// The error is less than one of the last digit.
+/// A weight with the digits that its error allows, at most three: "0.53"; "< 0.0004" if it allows none.
+/// The error is less than 1 in the last digit.
 function rounded({ weight, error, dropped }) {
   if (dropped) return "–";
   if (Number.isNaN(weight)) return "NaN";
@@ -104,7 +104,7 @@ function rounded({ weight, error, dropped }) {
   return +text > 0 ? text : `< ${roundUp(weight + error)}`;
 }
 
-/// The next number above with one digit that is not 0.
+/// Rounds up to a number with one digit that is not 0.
 function roundUp(x) {
   const places = Math.ceil(-Math.log10(x));
   return (Math.ceil(x * 10 ** places) / 10 ** places).toFixed(places);

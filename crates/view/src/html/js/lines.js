@@ -1,6 +1,6 @@
 // Lines between tokens, after BertViz' head view (Vig 2019): queries on the left, keys on the right.
 //
-// Drawn by hand and only where one looks, so that a thousand tokens scroll as ten do.
+// Draws only the lines on the screen, so that a thousand tokens scroll as smoothly as ten.
 
 const lines = document.getElementById("lines");
 const scroller = lines.parentElement.parentElement;
@@ -8,7 +8,7 @@ const ROW = 22;
 const FAINTEST = 0.06; // strength below which a line is not drawn
 let hovered = null;
 
-/// The tallest element that browsers lay out is some 10 million pixels; no context comes near.
+/// Browsers lay out elements of up to some 10 million pixels; no context comes near that.
 lines.parentElement.style.height = `${tokens.length * ROW}px`;
 
 let linesDue = false;
@@ -77,7 +77,7 @@ function drawLines() {
       context.textAlign = end === "right" ? "left" : "right";
       context.fillText(position, end === "right" ? 4 : width - 4, y(position));
     };
-    // A column's tint is the weight between its token and the one that is shown.
+    // A token's tint is the weight between it and the shown token.
     const seesShown = shown !== null && position >= Math.max(shown, offset);
     if (position >= offset) word("right", seesShown ? strength(current, position - offset, shown) : 0, paint.in);
     const isSeen = shown !== null && shown >= offset && position <= shown;
@@ -101,7 +101,7 @@ lines.addEventListener("pointerleave", () => {
 });
 lines.addEventListener("click", (event) => {
   const position = positionAt(event);
-  // A second click lets go, and shows the lines of all tokens.
+  // A second click clears the choice and shows the lines of all tokens.
   if (position !== null) chooseToken(position === state.token ? null : position);
 });
 scroller.addEventListener("scroll", drawLinesSoon);
@@ -120,6 +120,6 @@ function revealLine() {
   if (top < scrollTop || top + ROW > scrollTop + clientHeight) scroller.scrollTop = top - clientHeight / 2;
 }
 
-// After this change has been laid out: a hidden panel does not scroll.
+// Wait for the layout after this change: a hidden panel does not scroll.
 on("token view", () => state.view === "lines" && requestAnimationFrame(revealLine));
 on("weights token scale first found theme view", drawLinesSoon);

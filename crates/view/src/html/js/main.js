@@ -4,7 +4,7 @@ const search = byId("search");
 let places = []; // what was found, in order
 
 search.addEventListener("input", () => {
-  // Tokens are shown with their spaces visible, and so they are sought.
+  // Tokens are shown with visible spaces, so search for those.
   const sought = search.value.replaceAll(" ", "·").toLowerCase();
   const position = /^#(\d+)$/.exec(sought)?.[1];
   const matches = (text, at) => (position ? at === +position : text.toLowerCase().includes(sought));
@@ -112,12 +112,12 @@ byId("about").textContent = `${count(tokens.length, "token")}, ${count(heads.len
 byId("caption").textContent = caption;
 byId("caption").hidden = caption === "";
 
-// For whoever drives this page from outside: which head is on it by now.
+// For programs that drive this page: the head that it shows now.
 on("weights", () => (root.dataset.shown = heads[state.head].name));
 addEventListener("hashchange", () => update(remembered(ALLOWED)));
 const ALLOWED = { view: VIEWS, scale: ["row", "weight"], sort: [...sortMenu.options].map(({ value }) => value) };
 Object.assign(state, remembered(ALLOWED));
-// The first drawing is the change of everything.
+// For the first drawing, everything has changed.
 changed(Object.keys(state));
 showTheme();
 loadHead().then(() => performance.mark("ready"));

@@ -5,7 +5,7 @@ const GUTTER = { left: 104, top: 84, right: 4, bottom: 4 };
 const LARGEST_CELL = 56;
 /// The map is dark in either theme: the dark theme's colours of a token's row and column.
 const [OUT_ON_MAP, IN_ON_MAP] = ["#56b4e9", "#ee9b4c"];
-/// Where the plot looks: the cell at its top left corner (fractions too), and pixels a cell.
+/// The visible part: the cell at the top left corner (with fractions), and pixels per cell.
 const lens = { key: 0, query: 0, size: 1 };
 /// The plot's width and height in pixels.
 let plot = { width: 0, height: 0 };
@@ -14,13 +14,13 @@ const wholeSize = () => Math.min(plot.width / tokens.length, plot.height / queri
 const isWhole = () => lens.size <= wholeSize() * 1.001;
 const cellsIn = (pixels) => pixels / lens.size;
 
-/// Keeps the lens on the map, and its size between the whole map and a large cell.
+/// Keeps the lens on the map, and the zoom between the whole map and a large cell.
 function settle() {
   const largest = Math.max(LARGEST_CELL, wholeSize());
   lens.size = Math.min(Math.max(lens.size, wholeSize()), largest);
   lens.key = Math.min(Math.max(lens.key, 0), Math.max(0, tokens.length - cellsIn(plot.width)));
   lens.query = Math.min(Math.max(lens.query, 0), Math.max(0, queries - cellsIn(plot.height)));
-  // A map that is all there scrolls the page under a finger; a part of one moves with it.
+  // A finger on the whole map scrolls the page; on a zoomed map, it moves the map.
   map.style.touchAction = isWhole() ? "pan-y" : "none";
   drawMapSoon();
 }
@@ -35,7 +35,7 @@ function zoom(factor, x, y) {
   settle();
 }
 
-/// Zooms around the cell that is told of, else around the middle.
+/// Zooms around the cell in the readout, otherwise around the middle.
 function zoomHere(factor) {
   if (state.cell) reveal(state.cell);
   const middle = (first, at) => (at + 0.5 - first) * lens.size;
@@ -50,7 +50,7 @@ function showWhole() {
   settle();
 }
 
-/// Moves the lens so that a cell is in it.
+/// Moves the lens so that it shows a cell.
 function reveal({ query, key }) {
   const [wide, high] = [cellsIn(plot.width), cellsIn(plot.height)];
   if (key < lens.key || key + 1 > lens.key + wide) lens.key = key + 0.5 - wide / 2;
@@ -95,7 +95,7 @@ function drawMap() {
   if (lens.size >= 34) drawValues(context, part, x, y);
   const box = (query, key, w, h, colour) => {
     context.strokeStyle = colour;
-    // Around small cells rather than on them, so that they are still seen.
+    // Draw around small cells rather than on them, so that they stay visible.
     const inset = lens.size < 8 ? -0.5 : 0.5;
     context.strokeRect(x(key) + inset, y(query) + inset, w * lens.size - 2 * inset, h * lens.size - 2 * inset);
   };
@@ -123,7 +123,7 @@ function drawValues(context, part, x, y) {
       const shade = shadeOf(current, i, j);
       if (shade === LEFT_OUT) continue;
       context.fillStyle = shade > SHADES * 0.5 ? "#000" : "#fff";
-      // ".53": the leading 0 says nothing, and what is next to nothing is left to its colour.
+      // ".53": the leading 0 says nothing; for tiny weights, the colour is enough.
       const text = rounded(current.value(i, j)).replace(/^0\./, ".");
       if (text.startsWith("<") || text === "–") continue;
       context.fillText(text, x(j + 0.5), y(i + 0.5));
@@ -133,7 +133,7 @@ function drawValues(context, part, x, y) {
 
 // --- pointer and keys ------------------------------------------------------------------------------
 
-/// The cell at a place of the canvas; null beside the map and where a query cannot see.
+/// The cell at a point of the canvas; null off the map and where a query cannot see the key.
 function cellAt(x, y) {
   const key = Math.floor(lens.key + cellsIn(x - GUTTER.left));
   const query = Math.floor(lens.query + cellsIn(y - GUTTER.top));
@@ -191,7 +191,7 @@ map.addEventListener(
   { passive: false },
 );
 
-/// Keeps a cell, and chooses its query as the token that the other views show.
+/// Pins a cell, and chooses its query as the token that the other views show.
 const choose = (cell) => update({ cell, pinned: cell, token: cell.query + offset });
 
 map.addEventListener("keydown", (event) => {

@@ -6,9 +6,9 @@ const METRICS = {
   on_self: ["on itself", "Mean weight on the query's own token"],
   on_previous: ["on previous", "Mean weight on the token before"],
   on_first: ["on first", "Mean weight on the first token"],
-  uniform: ["if uniform", "What the three weights above would each be if attention were uniform"],
+  uniform: ["if uniform", "The value that each of the three weights above would have if attention were uniform"],
 };
-/// The numbers that this file's summaries hold, with those that this script has no words for.
+/// The numbers in this file's summaries, including those that this script has no words for.
 const metrics = Object.keys(heads[0].summary)
   .filter((key) => typeof (heads[0].summary[key] ?? 0) === "number")
   .map((key) => [key, ...(METRICS[key] ?? [key.replaceAll("_", " "), ""])]);
@@ -87,7 +87,7 @@ function stepHead(steps) {
   if (at >= 0 && at < order.length) update({ head: order[at] });
 }
 
-/// How many options stand in a row, as the browser laid them out.
+/// How many options the browser has laid out in a row.
 function perRow() {
   const line = (index) => options[index].offsetTop;
   const first = line(order[0]);
@@ -109,7 +109,7 @@ overview.addEventListener("keydown", (event) => {
   options[state.head].focus();
 });
 
-// --- drawn when they are seen ----------------------------------------------------------------------
+// --- drawing heads as they come into view ----------------------------------------------------------
 
 const waiting = new Set();
 let drawing = false;
@@ -125,14 +125,14 @@ const seen = new IntersectionObserver(
 );
 
 function redrawThumbnails() {
-  // Observing anew reports what is on the screen, and only that.
+  // Observing again reports only what is on the screen.
   for (const option of options) {
     seen.unobserve(option);
     seen.observe(option);
   }
 }
 
-/// A few at a time, since decoding happens beside the script, and the page answers in between.
+/// Draws a few at a time: decoding runs beside the script, and the page stays responsive in between.
 async function drawThumbnails() {
   if (drawing) return;
   drawing = true;

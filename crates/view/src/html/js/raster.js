@@ -1,11 +1,11 @@
 // Weights as pixels.
 
-/// Finer than a code of 8 bits, so that a row's own scale has all its shades.
+/// Finer than a code of 8 bits, so that a row with its own scale has all its shades.
 const SHADES = 1024;
 const NOT_A_NUMBER = SHADES;
 const LEFT_OUT = SHADES + 1;
 
-/// The colour at each shade, as the bytes of a canvas: viridis by the square root of the weight.
+/// The colour of each shade, as a canvas's bytes: viridis by the square root of the weight.
 const colours = new Uint32Array(SHADES + 2);
 for (let shade = 0; shade < SHADES; shade++) {
   colours[shade] = pixel(...mix((shade / (SHADES - 1)) ** 0.75));
@@ -20,11 +20,11 @@ function mix(t) {
 }
 
 function pixel(red, green, blue, alpha = 255) {
-  // Through bytes, since the order of bytes in a word is the machine's.
+  // Build it from bytes, since the byte order of a word depends on the machine.
   return new Uint32Array(new Uint8Array([red, green, blue, alpha]).buffer)[0];
 }
 
-/// What turns a code of row `i` into a shade, by the chosen scale.
+/// The factor that turns a code of row `i` into a shade, by the chosen scale.
 function gain(weights, i) {
   if (state.scale === "weight") return (SHADES - 1) / weights.levels;
   const most = (state.first ? weights.rowMax : weights.rowMaxLater)[i];
@@ -38,14 +38,14 @@ function shadeOf(weights, i, j) {
   return code > weights.levels ? NOT_A_NUMBER : Math.min(SHADES - 1, Math.floor(code * gain(weights, i)));
 }
 
-/// How strongly to draw a weight where it is a line or a background: 0 to 1, by the chosen scale.
+/// How strongly to draw a weight as a line or a background: 0 to 1, by the chosen scale.
 function strength(weights, i, j) {
   const shade = shadeOf(weights, i, j);
   return shade < SHADES ? (shade / (SHADES - 1)) ** 0.75 : 0;
 }
 
-/// Draws the queries `top` to `bottom` and the keys `left` to `right` of a head into a canvas of its own,
-/// one pixel a cell, or fewer than there are cells: a pixel then shows the largest of its weights, so
+/// Draws the queries `top` to `bottom` and the keys `left` to `right` of a head into a separate canvas, one
+/// pixel per cell. If there are fewer pixels than cells, a pixel shows the largest of its weights, so
 /// that no thin line is lost.
 function raster(weights, { top, bottom, left, right }, width, height) {
   width = Math.max(1, Math.min(width, right - left));
@@ -75,8 +75,8 @@ function raster(weights, { top, bottom, left, right }, width, height) {
   return canvas;
 }
 
-/// A head at a lower resolution that is attention again: a pixel is the share of its queries' attention
-/// that goes to its keys, so that a thin diagonal stays and what is spread out stays dim.
+/// A head at a lower resolution, still as attention: a pixel is the share of its queries' attention
+/// that goes to its keys, so that a thin diagonal stays visible and diffuse attention stays dim.
 function thumbnail(weights, width, height) {
   width = Math.max(1, Math.min(width, tokens.length));
   height = Math.max(1, Math.min(height, queries));
@@ -109,7 +109,7 @@ function thumbnail(weights, width, height) {
   return canvas;
 }
 
-/// Gives a canvas the pixels that its place on the screen has; true where it is on the screen at all.
+/// Gives a canvas as many pixels as it takes on the screen; returns whether it is on the screen at all.
 function fitCanvas(canvas, width, height) {
   const ratio = devicePixelRatio || 1;
   canvas.width = Math.round(width * ratio);
@@ -118,7 +118,7 @@ function fitCanvas(canvas, width, height) {
   return canvas.width > 0 && canvas.height > 0;
 }
 
-/// The page's colours for canvases: what CSS computed for the theme in force.
+/// The page's colours for canvases, as CSS computes them for the current theme.
 function theme() {
   const style = getComputedStyle(document.documentElement);
   const names = ["paper", "ink", "quiet", "line", "out", "in", "mark"];
@@ -127,7 +127,7 @@ function theme() {
 
 /// `text` cut to `width` with an ellipsis, for `context.fillText`.
 function clip(context, text, width) {
-  // A token may be of any length; what lies beyond these characters fits nowhere.
+  // A token may have any length; characters beyond these never fit.
   let shown = text.length > 80 ? text.slice(0, 80) : text;
   if (shown === text && context.measureText(text).width <= width) return text;
   const letters = [...shown];

@@ -1,4 +1,4 @@
-// What a person has chosen, in one place: views read it, and are told when it changes.
+// The user's choices, in one place: views read them, and hear when they change.
 
 const state = {
   head: 0, // index into `heads`
@@ -11,11 +11,11 @@ const state = {
   sort: "layer",
   found: new Set(), // positions that match the search
 };
-/// The decoded weights of `state.head`; null until they are there.
+/// The decoded weights of `state.head`; null until they are ready.
 let current = null;
 
 const listeners = [];
-/// Calls `run` after a change of any of `keys`; "weights" is the arrival of another head's weights.
+/// Calls `run` after any of `keys` changes; "weights" changes when another head's weights arrive.
 const on = (keys, run) => listeners.push({ keys: keys.split(" "), run });
 
 function changed(keys) {
@@ -34,13 +34,13 @@ function update(change) {
 async function loadHead() {
   const index = state.head;
   const weights = await weightsOf(heads[index], true);
-  // Another head may have been chosen in the meantime.
+  // The user may have chosen another head in the meantime.
   if (index !== state.head) return;
   current = weights;
   changed(["weights"]);
 }
 
-// --- the choice in the address, so that a link or a reload leads back to it ------------------------
+// --- the choices in the address, so that a link or a reload restores them --------------------------
 
 const REMEMBERED = ["view", "scale", "sort"];
 let timer = 0;
@@ -57,7 +57,7 @@ function rememberSoon() {
   }, 400);
 }
 
-/// The part of the address that makes sense for this page. Addresses come from anywhere.
+/// The part of the address that is valid for this page. Addresses can come from anywhere.
 function remembered(allowed) {
   const choice = new URLSearchParams(location.hash.slice(1));
   const change = {};

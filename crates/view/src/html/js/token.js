@@ -1,4 +1,4 @@
-// The chosen token: what it attends to, what attends to it, what the model expects next, and the text.
+// The chosen token: what it attends to, what attends to it, the model's predictions after it, and the text.
 
 const LISTED = 10;
 const byId = (id) => document.getElementById(id);
@@ -11,7 +11,7 @@ function stepToken(steps) {
   chooseToken(Math.min(Math.max(from + steps, 0), tokens.length - 1));
 }
 
-/// A line of a list: a bar, a token and a number. With a position it is a button that chooses it.
+/// A line of a list: a bar, a token and a number. With a position, it is a button that chooses that token.
 function entry({ text, position, number, exactly, share, colour }) {
   const item = document.createElement("li");
   const body = document.createElement(position === undefined ? "div" : "button");
@@ -37,7 +37,7 @@ function entry({ text, position, number, exactly, share, colour }) {
   return item;
 }
 
-/// The strongest of `count` weights, `weightAt(n)` each, as entries; where nothing is seen, a line says so.
+/// The strongest of `count` weights, `weightAt(n)` each, as entries; if there are none, a line says why.
 function strongest(list, count, cellOf, colour, nothing) {
   const found = [];
   for (let n = 0; n < count; n++) {
@@ -81,7 +81,7 @@ function showToken() {
   if (token === null || !current) return;
   const query = token - offset;
   strongest(byId("outgoing"), query < 0 ? 0 : rowLength(query), (key) => ({ query, key }), "out",
-    query < 0 ? "It was seen before the first query." : noneShown());
+    query < 0 ? "This token comes before the first query." : noneShown());
   const first = Math.max(0, query);
   strongest(byId("incoming"), queries - first, (n) => ({ query: first + n, key: token }), "in",
     noneShown());
@@ -94,7 +94,7 @@ function showPredictions(query) {
   if (section.hidden) return;
   const { likely, actual } = predictions[query] ?? { likely: [], actual: null };
   const entries = likely.map(([text, p]) => entry({ text, number: percent(p), share: p, colour: "next-bar" }));
-  fill(byId("next"), entries, "Nothing was predicted here.");
+  fill(byId("next"), entries, "There is no prediction here.");
   const follows = byId("follows");
   follows.hidden = actual === null;
   if (actual !== null) follows.textContent = `then came ${tokens[query + offset + 1]} (${percent(actual)})`;
@@ -110,7 +110,7 @@ const words = tokens.map((text, position) => {
   word.setAttribute("role", "option");
   return word;
 });
-// A line feed of the prompt ends a line here, too.
+// A line feed in the prompt ends a line here, too.
 for (const [position, word] of words.entries()) {
   strip.append(word, ...(tokens[position].endsWith("⏎") ? [document.createElement("br")] : []));
 }
@@ -156,8 +156,8 @@ function showValue() {
   if (!state.cell || !current) {
     readout.textContent =
       state.view === "map"
-        ? "Point at a cell for its value, click it to choose its token."
-        : "Point at a token for its lines, click it to choose it; again for the lines of all.";
+        ? "Point at a cell to see its value; click it to choose its token."
+        : "Point at a token to see its lines; click it to choose it, and again to see all lines.";
     return;
   }
   const { query, key } = state.cell;
