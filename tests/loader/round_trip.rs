@@ -16,7 +16,12 @@ fn a_saved_model_loads_again_bit_for_bit() -> Result {
         let model = load(case, DType::F32)?;
         for (dtype, buffers) in [(None, false), (None, true), (Some(DType::F32), true)] {
             let folder = Folder::empty()?;
-            save(folder.path(), &model, None, SaveOptions::default().dtype(dtype).buffers(buffers))?;
+            save(
+                folder.path(),
+                &model,
+                None,
+                SaveOptions::default().with_dtype(dtype).with_buffers(buffers),
+            )?;
             assert_eq!(folder.names()?, ["config.json", "model.safetensors"]);
             let again = folder.load()?;
             assert_eq!(again.config(), model.config(), "{case}");
@@ -33,7 +38,12 @@ fn a_saved_file_has_transformers_names_and_format() -> Result {
     for (case, tied) in [("odd", true), ("untied", false)] {
         for buffers in [false, true] {
             let folder = Folder::empty()?;
-            save(folder.path(), &load(case, DType::F32)?, None, SaveOptions::default().buffers(buffers))?;
+            save(
+                folder.path(),
+                &load(case, DType::F32)?,
+                None,
+                SaveOptions::default().with_buffers(buffers),
+            )?;
             let path = folder.file("model.safetensors");
             // transformers wrote the case: its names are the names.
             let mut expected: BTreeSet<String> =
@@ -57,7 +67,7 @@ fn a_saved_file_has_transformers_names_and_format() -> Result {
 fn a_saved_buffer_is_the_lower_triangle_and_no_parameter() -> Result {
     let model = load("odd", DType::F32)?;
     let folder = Folder::empty()?;
-    save(folder.path(), &model, None, SaveOptions::default().dtype(DType::F16).buffers(true))?;
+    save(folder.path(), &model, None, SaveOptions::default().with_dtype(DType::F16).with_buffers(true))?;
     let tensors = read(&folder.file("model.safetensors"))?;
     let triangle: Vec<u8> = (0..77 * 77).map(|i| u8::from(i % 77 <= i / 77)).collect();
     for layer in 0..2 {
@@ -76,7 +86,7 @@ fn a_model_saved_in_halves_is_off_by_their_rounding_only() -> Result {
     let model = load("untied", DType::F32)?;
     for dtype in [DType::F16, DType::BF16] {
         let folder = Folder::empty()?;
-        save(folder.path(), &model, None, SaveOptions::default().dtype(dtype))?;
+        save(folder.path(), &model, None, SaveOptions::default().with_dtype(dtype))?;
         let again = folder.load()?;
         for ((name, got), (_, exact)) in again.named_parameters().iter().zip(model.named_parameters()) {
             let rounded = exact.to_dtype(dtype)?.to_dtype(DType::F32)?;
@@ -92,7 +102,7 @@ fn a_model_in_halves_is_saved_in_halves_unless_told_otherwise() -> Result {
     let model = load("odd", DType::F16)?;
     for (dtype, expected) in [(None, Dtype::F16), (Some(DType::F32), Dtype::F32)] {
         let folder = Folder::empty()?;
-        save(folder.path(), &model, None, SaveOptions::default().dtype(dtype))?;
+        save(folder.path(), &model, None, SaveOptions::default().with_dtype(dtype))?;
         let tensors = read(&folder.file("model.safetensors"))?;
         assert!(tensors.values().all(|t| t.dtype == expected), "{expected:?}");
     }

@@ -23,13 +23,13 @@ pub struct SaveOptions {
 impl SaveOptions {
     /// The same with this dtype in the file.
     #[must_use]
-    pub fn dtype(self, dtype: impl Into<Option<DType>>) -> Self {
+    pub fn with_dtype(self, dtype: impl Into<Option<DType>>) -> Self {
         Self { dtype: dtype.into(), ..self }
     }
 
     /// The same with the causal triangles, or without them.
     #[must_use]
-    pub fn buffers(self, buffers: bool) -> Self {
+    pub fn with_buffers(self, buffers: bool) -> Self {
         Self { buffers, ..self }
     }
 }

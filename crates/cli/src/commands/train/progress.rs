@@ -117,7 +117,7 @@ impl<'a> Progress<'a> {
                 }
             }
         }
-        let options = SaveOptions::default().dtype(DType::from(self.args.save_dtype));
+        let options = SaveOptions::default().with_dtype(DType::from(self.args.save_dtype));
         Ok(gpt2_loader::save(out, model, Some(self.tokenizer), options)?)
     }
 
