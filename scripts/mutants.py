@@ -45,7 +45,7 @@ def arguments():
     add = parser.add_argument
     add("--seed", type=int, default=1, help="seed of the sample (default 1)")
     add("--count", type=int, default=160, help="number of mutants (default 160)")
-    add("--crates", default="kernels,model,files,loader,view,cli", help="folders of crates/, separated by commas")
+    add("--crates", default="kernels,model,files,loader,train,lessons,view,cli", help="folders of crates/, separated by commas")
     add("--scratch", type=Path, default=Path("/tmp/gpt2-mutants"), help="a folder outside the repository")
     add("--dependencies-from", type=Path, help="copy built dependencies from this target folder, which saves minutes")
     add("--jobs", type=int, default=2, help="mutants at a time (default 2)")

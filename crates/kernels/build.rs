@@ -1,7 +1,7 @@
-//! With the feature `cuda`, compiles `cuda/*.cu`; without it, does nothing.
+//! With the `cuda` feature, compiles `cuda/*.cu`; without it, does nothing.
 //!
-//! `CUDA_COMPUTE_CAP` names the GPU as it does for Candle, else it is asked of the machine's; `GPT2_CUDA_CAPABILITIES`
-//! ("80 90") names several, for a program that is to run on each of them.
+//! `CUDA_COMPUTE_CAP` sets the GPU's compute capability, as it does for Candle; if it is unset, the build asks the
+//! machine's GPU. `GPT2_CUDA_CAPABILITIES` ("80 90") lists several, for a program that must run on all of them.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
@@ -40,13 +40,14 @@ mod cuda {
         Ok(())
     }
 
-    /// In ascending order; the kernels need 80 at least, and Candle's tensors on older GPUs take the eager path.
+    /// The compute capabilities in ascending order. The kernels need at least 80; on older GPUs tensors take the
+    /// eager path.
     fn capabilities() -> Result<Vec<usize>, Box<dyn Error>> {
         let given = match env::var("GPT2_CUDA_CAPABILITIES") {
             Ok(list) => {
                 let numbers = list.split([' ', ',']).filter(|x| !x.is_empty()).map(str::parse);
                 numbers.collect::<Result<Vec<usize>, _>>().map_err(|_| {
-                    format!("GPT2_CUDA_CAPABILITIES: `{list}` is no list of compute capabilities such as \"80 90\"")
+                    format!("GPT2_CUDA_CAPABILITIES: `{list}` is not a list of compute capabilities such as \"80 90\"")
                 })?
             }
             Err(_) => vec![detect_compute_cap()?.base()],
@@ -60,7 +61,7 @@ mod cuda {
         Ok(all)
     }
 
-    /// Machine code for each capability, and PTX for the lowest one, which later GPUs compile when it is loaded.
+    /// Compiles machine code for each capability and PTX for the lowest; newer GPUs compile that PTX when they load it.
     fn run(nvcc: &Path, source: &Path, capabilities: &[usize], out: &Path) -> Result<(), Box<dyn Error>> {
         let code = capabilities.iter().map(|c| format!("-gencode=arch=compute_{c},code=sm_{c}"));
         let ptx = format!("-gencode=arch=compute_{0},code=compute_{0}", capabilities[0]);
@@ -69,9 +70,9 @@ mod cuda {
         if let Ok(ccbin) = env::var("NVCC_CCBIN") {
             command.args(["-ccbin", &ccbin]);
         }
-        let name = source.file_stem().ok_or("a kernel without a name")?;
+        let name = source.file_stem().ok_or("a kernel's source file has no name")?;
         command.arg(source).arg("-o").arg(out.join(name).with_extension("fatbin"));
-        let done = command.output().map_err(|error| format!("{} does not start: {error}", nvcc.display()))?;
+        let done = command.output().map_err(|error| format!("cannot run {}: {error}", nvcc.display()))?;
         if !done.status.success() {
             let said = [done.stdout, done.stderr].concat();
             let said = String::from_utf8_lossy(&said).replace('\n', "; ");

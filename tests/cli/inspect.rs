@@ -100,7 +100,7 @@ fn what_does_not_fit_is_a_result_and_exit_code_1() -> Result {
 fn buffers_are_listed_and_not_counted() -> Result {
     let folder = Folder::empty()?;
     let model = load("odd", DType::F32)?;
-    save(folder.path(), &model, None, SaveOptions::default().dtype(DType::F16).buffers(true))?;
+    save(folder.path(), &model, None, SaveOptions::default().with_dtype(DType::F16).with_buffers(true))?;
     let report = json(&["inspect", "--json", &folder.path().display().to_string()])?;
     assert_eq!(report["audit"]["buffers"], json!(["transformer.h.0.attn.bias", "transformer.h.1.attn.bias"]));
     assert_eq!(report["parameters"], model.config().parameter_count()?);

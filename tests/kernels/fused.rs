@@ -4,7 +4,7 @@ use crate::common::{Result, cases, some_padding};
 use candle_core::{DType, Device, Tensor};
 use gpt2_kernels::Dispatch;
 use gpt2_kernels::Implementation::{Eager, Fused};
-use gpt2_kernels::attention::{CausalBias, CausalMask, CausalSdpa};
+use gpt2_kernels::attention::{CausalBias, CausalMask, CausalSdpa, packed_part};
 use proptest::prelude::*;
 
 /// q, k and v as views of one packed projection, as `c_attn` returns them, and a padding mask.
@@ -27,7 +27,7 @@ impl Case {
         let vb = gpt2_model::init::seeded(seed, DType::F32, &Device::Cpu);
         let init = candle_nn::Init::Randn { mean: 0., stdev: spread };
         let packed = vb.get_with_hints((b, s, 3, h, d), "x", init)?;
-        let part = |i| packed.narrow(2, i, 1)?.squeeze(2)?.transpose(1, 2); // (B, H, S, D), strided
+        let part = |i| packed_part(&packed, i); // (B, H, S, D), strided
         let q = part(0)?.narrow(2, s - t, t)?;
         Ok(Self { q, k: part(1)?, v: part(2)?, padding: None, scale: 1. / (d as f64).sqrt() })
     }

@@ -4,7 +4,7 @@
 use crate::common::{Result, cases, some_padding};
 use candle_core::{DType, Device, Tensor, Var};
 use gpt2_kernels::Implementation::{self, Eager, Fused};
-use gpt2_kernels::attention::{CausalMask, CausalSdpa};
+use gpt2_kernels::attention::{CausalMask, CausalSdpa, packed_part};
 use gpt2_kernels::{Dispatch, Dropout};
 use proptest::prelude::*;
 
@@ -33,7 +33,7 @@ impl Case {
     fn loss(&self, packed: &Tensor, implementation: Implementation) -> Result<Tensor> {
         let (_, s, _, _, d) = packed.dims5()?;
         let t = self.weights.dim(1)?;
-        let part = |i| packed.narrow(2, i, 1)?.squeeze(2)?.transpose(1, 2); // (B, H, S, D), strided
+        let part = |i| packed_part(packed, i); // (B, H, S, D), strided
         let (q, k, v) = (part(0)?.narrow(2, s - t, t)?, part(1)?, part(2)?);
         let padding = self.padding.clone().map(|p| Tensor::new(p, &Device::Cpu)).transpose()?;
         let mask = CausalMask { padding: padding.as_ref(), ..Default::default() };

@@ -5,7 +5,9 @@ mod odd;
 use crate::common::{Result, cases, max_abs, some_padding};
 use candle_core::{D, DType, Device, Tensor, Var};
 use gpt2_kernels::Implementation::{self, Eager, Fused};
-use gpt2_kernels::attention::{Attended, CausalMask, CausalSdpa, Chosen, Hidden, Summary, Wanted};
+use gpt2_kernels::attention::{
+    Attended, CausalMask, CausalSdpa, Chosen, Hidden, Summary, Wanted, packed_part,
+};
 use gpt2_kernels::{Dispatch, Dropout};
 use gpt2_view::{HeadSummary, QueryNumbers, summarize};
 use proptest::prelude::*;
@@ -31,7 +33,7 @@ impl Case {
     /// `packed` (B, S, 3, H, D)
     fn of(packed: &Tensor, t: usize) -> Result<Self> {
         let s = packed.dim(1)?;
-        let part = |i| packed.narrow(2, i, 1)?.squeeze(2)?.transpose(1, 2); // (B, H, S, D), strided
+        let part = |i| packed_part(packed, i); // (B, H, S, D), strided
         let q = part(0)?.narrow(2, s - t, t)?;
         Ok(Self { q, k: part(1)?, v: part(2)?, padding: None, hidden: vec![], dropout: None })
     }

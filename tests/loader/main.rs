@@ -10,6 +10,8 @@ mod fuzz_corpus;
 mod kinds;
 #[path = "../common/models.rs"]
 mod models;
+#[path = "../common/other_layer.rs"]
+mod other_layer;
 mod pickle;
 #[path = "../common/pickles.rs"]
 mod pickles;

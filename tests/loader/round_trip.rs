@@ -4,6 +4,7 @@ use super::{logit_bits, parameter_bits};
 use crate::common::{Result, data};
 use crate::folder::{Folder, read};
 use crate::models::load;
+use crate::other_layer::other_layer;
 use candle_core::{DType, Device};
 use gpt2_loader::{Checkpoint, SaveOptions, Source, Tokenizer, save};
 use safetensors::{Dtype, SafeTensors};
@@ -15,7 +16,12 @@ fn a_saved_model_loads_again_bit_for_bit() -> Result {
         let model = load(case, DType::F32)?;
         for (dtype, buffers) in [(None, false), (None, true), (Some(DType::F32), true)] {
             let folder = Folder::empty()?;
-            save(folder.path(), &model, None, SaveOptions::default().dtype(dtype).buffers(buffers))?;
+            save(
+                folder.path(),
+                &model,
+                None,
+                SaveOptions::default().with_dtype(dtype).with_buffers(buffers),
+            )?;
             assert_eq!(folder.names()?, ["config.json", "model.safetensors"]);
             let again = folder.load()?;
             assert_eq!(again.config(), model.config(), "{case}");
@@ -32,7 +38,12 @@ fn a_saved_file_has_transformers_names_and_format() -> Result {
     for (case, tied) in [("odd", true), ("untied", false)] {
         for buffers in [false, true] {
             let folder = Folder::empty()?;
-            save(folder.path(), &load(case, DType::F32)?, None, SaveOptions::default().buffers(buffers))?;
+            save(
+                folder.path(),
+                &load(case, DType::F32)?,
+                None,
+                SaveOptions::default().with_buffers(buffers),
+            )?;
             let path = folder.file("model.safetensors");
             // transformers wrote the case, so its names are the right ones.
             let mut expected: BTreeSet<String> =
@@ -56,7 +67,7 @@ fn a_saved_file_has_transformers_names_and_format() -> Result {
 fn a_saved_buffer_is_the_lower_triangle_and_no_parameter() -> Result {
     let model = load("odd", DType::F32)?;
     let folder = Folder::empty()?;
-    save(folder.path(), &model, None, SaveOptions::default().dtype(DType::F16).buffers(true))?;
+    save(folder.path(), &model, None, SaveOptions::default().with_dtype(DType::F16).with_buffers(true))?;
     let tensors = read(&folder.file("model.safetensors"))?;
     let triangle: Vec<u8> = (0..77 * 77).map(|i| u8::from(i % 77 <= i / 77)).collect();
     for layer in 0..2 {
@@ -75,7 +86,7 @@ fn a_model_saved_in_halves_is_off_by_their_rounding_only() -> Result {
     let model = load("untied", DType::F32)?;
     for dtype in [DType::F16, DType::BF16] {
         let folder = Folder::empty()?;
-        save(folder.path(), &model, None, SaveOptions::default().dtype(dtype))?;
+        save(folder.path(), &model, None, SaveOptions::default().with_dtype(dtype))?;
         let again = folder.load()?;
         for ((name, got), (_, exact)) in again.named_parameters().iter().zip(model.named_parameters()) {
             let rounded = exact.to_dtype(dtype)?.to_dtype(DType::F32)?;
@@ -91,7 +102,7 @@ fn a_model_in_halves_is_saved_in_halves_unless_told_otherwise() -> Result {
     let model = load("odd", DType::F16)?;
     for (dtype, expected) in [(None, Dtype::F16), (Some(DType::F32), Dtype::F32)] {
         let folder = Folder::empty()?;
-        save(folder.path(), &model, None, SaveOptions::default().dtype(dtype))?;
+        save(folder.path(), &model, None, SaveOptions::default().with_dtype(dtype))?;
         let tensors = read(&folder.file("model.safetensors"))?;
         assert!(tensors.values().all(|t| t.dtype == expected), "{expected:?}");
     }
@@ -160,5 +171,25 @@ fn a_saved_config_is_one_that_transformers_recognises() -> Result {
     assert_eq!((&config["n_inner"], &config["layer_norm_epsilon"]), (&20.into(), &0.1.into()));
     let checkpoint = Checkpoint::open(&Source::directory(folder.path()).open()?)?;
     assert_eq!(checkpoint.config(), load("inner", DType::F32)?.config());
+    Ok(())
+}
+
+/// What no reader of the file would know how to use.
+#[test]
+fn a_model_with_a_layer_of_another_kind_is_not_saved() -> Result {
+    for (name, expected) in [
+        (Some("lora_a"), "h.0.mlp.c_fc.lora_a is not a parameter of GPT-2"),
+        (None, "the model has no h.0.mlp.c_fc.weight"),
+    ] {
+        let mut model = load("odd", DType::F32)?;
+        let mlp = &mut model.transformer.h[0].mlp;
+        mlp.c_fc = other_layer(&mlp.c_fc, name);
+        let folder = Folder::empty()?;
+        let error = save(folder.path(), &model, None, SaveOptions::default()).expect_err("another layer");
+        let causes = std::iter::successors(Some(&error as &dyn std::error::Error), |error| error.source());
+        let text = causes.map(ToString::to_string).collect::<Vec<_>>().join(": ");
+        assert!(text.contains(expected) && text.contains("dense"), "{text}");
+        assert!(folder.names()?.is_empty(), "nothing is left behind");
+    }
     Ok(())
 }

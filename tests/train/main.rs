@@ -2,4 +2,6 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "../common/other_layer.rs"]
+mod other_layer;
 mod training;

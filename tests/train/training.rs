@@ -1,11 +1,12 @@
 //! Training with the library: a model learns, in the same way for the same seed, even if it stops and resumes.
 
 use crate::common::Result;
+use crate::other_layer::other_layer;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarMap;
-use gpt2_model::training::{Training, named_variables};
+use gpt2_model::training::{Training, variables_of};
 use gpt2_model::{Config, Gpt2LMHeadModel, Implementation, init};
-use gpt2_train::{AdamW, AdamWParams};
+use gpt2_train::{AdamW, AdamWParams, Dataset, TrainOptions, Trainer};
 use std::collections::BTreeMap;
 
 /// A tiny model with its optimiser and data.
@@ -34,7 +35,7 @@ impl Run {
         let variables = VarMap::new();
         let vb = init::seeded_variables(7, &variables, DType::F32, &Device::Cpu);
         let model = Gpt2LMHeadModel::load(vb, &config)?;
-        let optimiser = AdamW::new(named_variables(&variables)?, AdamWParams::default())?;
+        let optimiser = AdamW::new(variables_of(&variables)?, AdamWParams::default())?;
         Ok(Self { variables, model, optimiser })
     }
 
@@ -113,5 +114,40 @@ fn a_run_is_the_same_again_and_stopped_in_between() -> Result {
     second.optimiser.restore(&state, 5)?;
     second.train(7)?;
     assert!(second.weights()? == whole, "the resumed run ends elsewhere");
+    Ok(())
+}
+
+/// Its weights would be random in the copy that learns.
+#[test]
+fn a_model_with_a_layer_of_another_kind_is_not_trained_further() -> Result {
+    for name in [Some("lora_a"), None] {
+        let mut model = Run::new(Implementation::Fused, 0.0)?.model;
+        let attn = &mut model.transformer.h[1].attn;
+        attn.c_proj = other_layer(&attn.c_proj, name);
+        let data = Dataset::split((0..200).map(|i| i % VOCAB).collect(), 0.2)?;
+        let error =
+            Trainer::from_model(&model, data, TrainOptions::new(1)).err().ok_or("a layer was lost")?;
+        assert!(error.to_string().contains("h.1.attn.c_proj.weight"), "{error}");
+    }
+    Ok(())
+}
+
+/// A library's caller may go on with the trainer that refused a state.
+#[test]
+fn a_state_that_does_not_fit_changes_nothing() -> Result {
+    let mut run = Run::new(Implementation::Fused, 0.0)?;
+    run.train(2)?;
+    let copy = |(name, tensor): (String, Tensor)| Ok((name, tensor.copy()?));
+    let before = run.optimiser.state().into_iter().map(copy).collect::<Result<BTreeMap<_, _>>>()?;
+    let mut state: BTreeMap<String, Tensor> =
+        before.iter().map(|(name, tensor)| Ok((name.clone(), (tensor + 1.0)?))).collect::<Result<_>>()?;
+    state.insert("v.wte.weight".into(), Tensor::zeros(3, DType::F32, &Device::Cpu)?);
+    let error = run.optimiser.restore(&state, 9).expect_err("a shape").to_string();
+    assert!(error.contains("v.wte.weight") && error.contains("[3]"), "{error}");
+    assert_eq!(run.optimiser.steps(), 2);
+    for (name, tensor) in run.optimiser.state() {
+        let numbers = |x: &Tensor| x.flatten_all()?.to_vec1::<f32>();
+        assert_eq!(numbers(&tensor)?, numbers(&before[&name])?, "{name}");
+    }
     Ok(())
 }

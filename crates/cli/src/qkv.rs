@@ -22,6 +22,6 @@ pub(crate) fn implementation_of(
     let [q, k, v] = views(&packed, t)?;
     let padding = padded.then(|| Tensor::ones((1, s), DType::U8, device)).transpose()?;
     let mask = CausalMask { padding: padding.as_ref(), ..Default::default() };
-    let dispatch = Dispatch::new(config.attn_implementation, device, dtype);
+    let dispatch = Dispatch::new(config.attn_implementation, device);
     CausalSdpa::new(config.attention_scale(0), dispatch).runs(&q, &k, &v, mask)
 }

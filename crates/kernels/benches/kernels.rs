@@ -1,24 +1,24 @@
-//! Times of each kernel on its own, at GPT-2 small's sizes: `cargo bench --workspace --bench kernels`.
+//! Times each kernel on its own, at GPT-2 small's sizes: `cargo bench --workspace --bench kernels`.
 
 use candle_core::{DType, Device, Result, Tensor};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use gpt2_kernels::attention::{CausalMask, CausalSdpa, Chosen, Wanted, packed_part};
 use gpt2_kernels::{Dispatch, Epilogue, Implementation, gelu, layer_norm, linear, linear_transposed};
 
-/// GPT-2 small: width, heads, width of a head, vocabulary.
+/// GPT-2 small: embedding width, number of heads, width of a head, vocabulary size.
 const C: usize = 768;
 const H: usize = 12;
 const D: usize = C / H;
 const V: usize = 50257;
 
-/// Numbers in -1..1.
+/// Numbers between -1 and 1.
 fn numbers(shape: &[usize]) -> Result<Tensor> {
     let count = shape.iter().product::<usize>();
     let values: Vec<f32> = (0..count).map(|i| ((i * 7919) % 2003) as f32 / 1001.5 - 1.0).collect();
     Tensor::from_vec(values, shape, &Device::Cpu)
 }
 
-/// Keeps an error from being timed as if it were a result.
+/// Panics on an error, so that a failure is never timed as a result.
 fn done(result: Result<Tensor>) -> Tensor {
     result.expect("the shapes of this file fit each other")
 }
@@ -26,7 +26,7 @@ fn done(result: Result<Tensor>) -> Tensor {
 fn attention(c: &mut Criterion) {
     let mut group = c.benchmark_group("attention");
     for (b, t, s) in [(1, 128, 128), (8, 128, 128), (1, 1024, 1024), (1, 1, 1024)] {
-        // 4·D multiply-adds for each pair of a query and a key that it sees.
+        // 4·D multiply-adds for each query and each key that it sees.
         let pairs = b * H * (0..t).map(|i| s - t + i + 1).sum::<usize>();
         group.throughput(Throughput::Elements((4 * D * pairs) as u64));
         for (name, dtype, implementation) in [
@@ -46,7 +46,7 @@ fn attention(c: &mut Criterion) {
     group.finish();
 }
 
-/// What asking costs beside the context alone, which is `fused f32` above.
+/// The cost of asking for weights or a summary; compare with `fused f32` above, which computes the context alone.
 fn asking(c: &mut Criterion) {
     let mut group = c.benchmark_group("attention, asked");
     let t = 1024;

@@ -1,19 +1,20 @@
-// Causal attention of halves on tensor cores, in the manner of FlashAttention-2 (Dao 2023, "FlashAttention-2: Faster
-// Attention with Better Parallelism and Work Partitioning", algorithm 1): a block takes a tile of queries through the keys that
-// it sees, with an online softmax (Milakov and Gimelshein 2018), and nothing of size (T, S) is ever held.
+// Causal attention in f16 and bf16 on tensor cores, in the manner of FlashAttention-2 (Dao 2023, "FlashAttention-2:
+// Faster Attention with Better Parallelism and Work Partitioning", algorithm 1): a block walks a tile of queries
+// through the keys that it sees, with an online softmax (Milakov and Gimelshein 2018), and never holds anything of
+// size (T, S).
 #include "device.cuh"
 
 constexpr int THREADS = 128, WARPS = THREADS / 32;
 
-/// One tile of `WARPS * 16 * Rows16` queries of one head, `Keys` keys at a time. A warp has `16 * Rows16` queries, and reads
-/// each fragment of k and v once for all of them.
+/// One tile of `WARPS * 16 * Rows16` queries of one head, `Keys` keys at a time. A warp owns `16 * Rows16` queries and
+/// reads each fragment of k and v once for all of them.
 ///
-/// Fragments are those of mma.m16n8k16: of a (16, 8) result, lane i holds columns i % 4 * 2 and the next of row i / 4 ([0], [1])
-/// and of row i / 4 + 8 ([2], [3]).
+/// Fragments are laid out as for mma.m16n8k16: of a (16, 8) result, lane i holds columns i % 4 * 2 and i % 4 * 2 + 1 of
+/// row i / 4 ([0], [1]) and of row i / 4 + 8 ([2], [3]).
 template <typename E, int D, int Rows16, int Keys>
 DEVICE void attend(const E *q, const E *k, const E *v, const uint8_t *padding, E *out, const Shape &shape) {
     constexpr int ROWS = 16 * Rows16, QUERIES = WARPS * ROWS, ROW = ROW_LENGTH<E, D>;
-    // Wider heads have no registers left to hold q.
+    // With wider heads no registers are left to hold q.
     constexpr bool HOLD_Q = D <= 64;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
@@ -52,7 +53,7 @@ DEVICE void attend(const E *q, const E *k, const E *v, const uint8_t *padding, E
 
     for (int step = 0; step < steps; step++) {
         copies_arrived();
-        sync_block(); // and nobody reads the other half of the memory any more
+        sync_block(); // also: no thread still reads the other half of the memory
         if (step + 1 < steps) copy_keys(step + 1);
         if (HOLD_Q && step == 0) {
 #pragma unroll
@@ -61,7 +62,7 @@ DEVICE void attend(const E *q, const E *k, const E *v, const uint8_t *padding, E
                 for (int d = 0; d < D / 16; d++) load_q(r, d);
         }
         const int start = step * Keys;
-        // The tile's last query sees these keys; those of this warp may not.
+        // The tile's last query sees these keys, but this warp's queries might not.
         if (top >= shape.queries || start >= past + top + ROWS) continue;
         const E *const k_tile = k_rows + step % 2 * Keys * ROW, *const v_tile = v_rows + step % 2 * Keys * ROW;
 
@@ -106,7 +107,7 @@ DEVICE void attend(const E *q, const E *k, const E *v, const uint8_t *padding, E
                 for (int j = 0; j < Keys / 8; j++) now = fmaxf(now, fmaxf(scores[r][j][2 * half], scores[r][j][2 * half + 1]));
                 now = fmaxf(now, shuffle_xor(now, 1));
                 now = fmaxf(now, shuffle_xor(now, 2));
-                // A row that has seen no key: every weight becomes 2^-inf.
+                // If the row has seen no key yet, every weight becomes 2^-inf.
                 const float base = now == -INFINITE ? 0 : now * shape.scale;
                 const float fade = exp2_fast(largest[r][half] * shape.scale - base);
                 largest[r][half] = now;
@@ -148,7 +149,7 @@ DEVICE void attend(const E *q, const E *k, const E *v, const uint8_t *padding, E
         }
     }
 
-    // Through the warp's own rows of shared memory, so that whole rows go out.
+    // Writes go through the warp's own rows of shared memory, so that whole rows go out.
     sync_warp();
 #pragma unroll
     for (int r = 0; r < Rows16; r++)
@@ -178,8 +179,8 @@ DEVICE void attend(const E *q, const E *k, const E *v, const uint8_t *padding, E
     attention_##E##_d##D##_q##QUERIES(const E *q, const E *k, const E *v, const uint8_t *padding, E *out, Shape shape) {      \
         attend<E, D, QUERIES / 16 / WARPS, KEYS>(q, k, v, padding, out, shape);                                               \
     }
-// Tiles of 128 queries use each fragment of k and v twice, where registers hold two; those of 64 give a small problem
-// more blocks.
+// Tiles of 128 queries use each fragment of k and v twice, if the registers can hold two sets of rows; tiles of 64
+// give a small problem more blocks.
 #define ALL_WIDTHS(E)                                                                                                         \
     ATTENTION(E, 32, 128, 64)                                                                                                 \
     ATTENTION(E, 32, 64, 64)                                                                                                  \

@@ -1,9 +1,9 @@
-// Causal attention in f32 with plain multiply-adds: the tensor cores would round to 10 bits. Tiles of queries as in attention.cu,
-// one tile of keys at a time.
+// Causal attention in f32 with plain multiply-adds: the tensor cores would round to 10 bits. The tiles of queries are
+// as in attention.cu, with one tile of keys at a time.
 #include "device.cuh"
 
 constexpr int THREADS = 128, QUERIES = 64, KEYS = 32;
-/// A thread has 4 queries; 8 threads share them, and have every eighth key or pair of columns each.
+/// A thread works on 4 queries. 8 threads share them, and each takes every eighth key or pair of columns.
 constexpr int ACROSS = 8, OWN = QUERIES / (THREADS / ACROSS);
 constexpr int WEIGHT_ROW = KEYS + 4;
 
@@ -35,7 +35,7 @@ DEVICE void attend(const float *q, const float *k, const float *v, const uint8_t
     for (int i = 0; i < OWN; i++) largest[i] = -INFINITE;
 
     for (int start = 0; start < seen; start += KEYS) {
-        sync_block(); // nobody reads the keys before these any more
+        sync_block(); // no thread still reads the previous keys
         copy_rows<float, KEYS, D, THREADS>(k_rows, k, shape.k.position, start, shape.keys);
         copy_rows<float, KEYS, D, THREADS>(v_rows, v, shape.v.position, start, shape.keys);
         copies_arrived();
@@ -67,7 +67,7 @@ DEVICE void attend(const float *q, const float *k, const float *v, const uint8_t
             }
 #pragma unroll
             for (int other = 1; other < ACROSS; other *= 2) now = fmaxf(now, shuffle_xor(now, other));
-            // A row that has seen no key: every weight becomes 2^-inf.
+            // If the row has seen no key yet, every weight becomes 2^-inf.
             const float base = now == -INFINITE ? 0 : now;
             const float fade = exp2_fast(largest[i] - base);
             largest[i] = now;
@@ -84,7 +84,7 @@ DEVICE void attend(const float *q, const float *k, const float *v, const uint8_t
                 context[i][p][1] *= fade;
             }
         }
-        sync_warp(); // the 8 threads that share queries are of one warp
+        sync_warp(); // the 8 threads that share queries are in one warp
 
 #pragma unroll 1
         for (int key = 0; key < KEYS; key += 4) {

@@ -1,14 +1,14 @@
-// Causal attention of one query a head (decoding): it sees all keys. The keys of a head are split over blocks (Dao et al. 2023,
-// "Flash-Decoding"), as one query gives too few blocks to read k and v at the speed of the memory; a second
-// kernel merges what they found.
+// Causal attention for decoding: one query per head, which sees all keys. The keys of a head are split over blocks (Dao
+// et al. 2023, "Flash-Decoding"), because one query alone gives too few blocks to read k and v at the full speed of the
+// memory. A second kernel merges their partial results.
 #include "device.cuh"
 
 constexpr int THREADS = 128;
 
-/// What a block found of its keys, before division: [largest score, sum of weights, context (D)].
+/// A block's partial result over its keys, before division: [largest score, sum of weights, context (D)].
 constexpr int FOUND_BEFORE_CONTEXT = 2;
 
-/// Merges `count` findings, `length` floats apart, in thread d: element d of the context of all of them.
+/// Merges `count` partial results, `length` floats apart. Thread d computes element d of the merged context.
 DEVICE void merge(const float *found, int count, int length, float &largest, float &sum, float &context) {
     largest = -INFINITE, sum = 0, context = 0;
     for (int i = 0; i < count; i++) largest = fmaxf(largest, found[i * length]);
@@ -20,7 +20,8 @@ DEVICE void merge(const float *found, int count, int length, float &largest, flo
     }
 }
 
-/// `D * sizeof(E) / 16` lanes read a key, 16 bytes each; as many keys at once as there are such groups of lanes, `KEYS` times.
+/// In each group of lanes, `D * sizeof(E) / 16` lanes read a key, 16 bytes each. A group reads `KEYS` keys at a
+/// time.
 template <typename E, int D>
 DEVICE void decode(const E *q, const E *k, const E *v, const uint8_t *padding, E *out, float *found, const Shape &shape) {
     constexpr int UNIT = Unit<E>::COUNT, UNITS = D / UNIT, KEYS = 4;
@@ -43,7 +44,8 @@ DEVICE void decode(const E *q, const E *k, const E *v, const uint8_t *padding, E
     for (int i = 0; i < UNIT; i++) query[i] = reads ? to_float(packed.of[i]) * shape.scale : 0;
 
     const int end = min(shape.keys, (split + 1) * shape.split_keys);
-    // All lanes stay together, as they exchange numbers: keys past the end are read from the first one, and hidden.
+    // All lanes stay together, because they exchange numbers: in place of a key past the end they read the first
+    // key, and hide it.
     for (int start = split * shape.split_keys; start < end; start += GROUPS * KEYS) {
         Unit<E> keys[KEYS], values[KEYS];
         float scores[KEYS];
@@ -61,7 +63,7 @@ DEVICE void decode(const E *q, const E *k, const E *v, const uint8_t *padding, E
             scores[i] = 0;
 #pragma unroll
             for (int j = 0; j < UNIT; j++) scores[i] = fmaf(query[j], to_float(keys[i].of[j]), scores[i]);
-            if (!reads) scores[i] = 0; // its key is another lane's
+            if (!reads) scores[i] = 0; // another lane has this key
 #pragma unroll
             for (int other = 1; other < LANES; other *= 2) scores[i] += shuffle_xor(scores[i], other);
             if (key >= end || (visible && !visible[key])) scores[i] = -INFINITE;
@@ -108,7 +110,7 @@ DEVICE void decode(const E *q, const E *k, const E *v, const uint8_t *padding, E
     found[FOUND_BEFORE_CONTEXT + threadIdx.x] = merged;
 }
 
-/// `found` (B, H, splits, 2 + D) -> `out` (B, 1, H, D), a block a head.
+/// `found` (B, H, splits, 2 + D) -> `out` (B, 1, H, D), one block per head.
 template <typename E, int D> DEVICE void merge_splits(const float *found, E *out, const Shape &shape) {
     constexpr int LENGTH = FOUND_BEFORE_CONTEXT + D;
     float largest, sum, context;

@@ -1,9 +1,9 @@
-// What the kernels ask of a GPU, a function an instruction. Without nvcc, the same names come from an emulation on
-// the CPU, with which the tests run these kernels where there is no GPU.
+// The GPU instructions that the kernels use, one function each. Without nvcc, an emulation on the CPU provides the
+// same names, so that the tests can run these kernels without a GPU.
 #pragma once
 #include <stdint.h>
 
-/// Elements of tensors, as bits: arithmetic is in f32.
+/// Tensor elements, as bits; arithmetic is in f32.
 struct f16 {
     uint16_t bits;
 };
@@ -11,7 +11,7 @@ struct bf16 {
     uint16_t bits;
 };
 
-/// Elements between neighbours along each axis of (B, H, positions, D); those of D lie side by side.
+/// The distance in elements between neighbours along each axis of (B, H, positions, D); D is contiguous.
 struct Strides {
     long long batch, head, position;
 };
@@ -20,17 +20,17 @@ struct Strides {
 struct Shape {
     Strides q, k, v;
     int heads, queries, keys;
-    /// Decoding: keys of one block, and blocks of one head.
+    /// For decoding: keys per block, and blocks per head.
     int split_keys, splits;
-    /// Of the scores, times log2(e): the softmax is taken in powers of 2.
+    /// The scale of the scores, times log2(e): the softmax uses powers of 2.
     float scale;
 };
 
-static_assert(sizeof(Shape) == 96 && __builtin_offsetof(Shape, heads) == 72, "as src/attention/cuda/plan.rs has it");
+static_assert(sizeof(Shape) == 96 && __builtin_offsetof(Shape, heads) == 72, "must match src/attention/cuda/plan.rs");
 
 constexpr float INFINITE = __builtin_huge_valf();
 
-/// 16 bytes: what a thread reads or writes at once.
+/// 16 bytes, which a thread reads or writes at once.
 template <typename E> struct alignas(16) Unit {
     static constexpr int COUNT = 16 / sizeof(E);
     E of[COUNT];
@@ -41,7 +41,7 @@ template <typename E> struct alignas(16) Unit {
 #define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
 #define DEVICE __device__ __forceinline__
 
-/// The block's memory, of the size that it was launched with.
+/// The block's shared memory, of the size given at launch.
 DEVICE void *shared_memory() {
     extern __shared__ uint4 memory[];
     return memory;
@@ -83,7 +83,7 @@ template <> DEVICE bf16 from_float(float x) {
     return y;
 }
 
-/// Two numbers rounded into one register, `low` in its lower half.
+/// Rounds two numbers into one register, `low` in its lower half.
 template <typename E> DEVICE uint32_t pack(float low, float high);
 template <> DEVICE uint32_t pack<f16>(float low, float high) {
     uint32_t y;
@@ -96,7 +96,7 @@ template <> DEVICE uint32_t pack<bf16>(float low, float high) {
     return y;
 }
 
-/// c (16, 8) += a (16, 16) · b (16, 8) on the tensor cores, by a warp: PTX's mma.m16n8k16.
+/// c (16, 8) += a (16, 16) · b (16, 8) on the tensor cores, by a whole warp: PTX's mma.m16n8k16.
 template <typename E> DEVICE void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 template <> DEVICE void mma<f16>(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -109,14 +109,15 @@ template <> DEVICE void mma<bf16>(float (&c)[4], const uint32_t (&a)[4], uint32_
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/// Four matrices (8, 8) of halves from shared memory, by a warp: lane i gives the address of row i % 8 of matrix i / 8.
+/// Loads four (8, 8) matrices of 16-bit numbers from shared memory, by a whole warp: lane i gives the address of row i
+/// % 8 of matrix i / 8.
 DEVICE void load_matrices(uint32_t (&r)[4], const void *row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                  : "r"(shared_address(row))
                  : "memory");
 }
-/// The same, each of them transposed.
+/// The same, with each matrix transposed.
 DEVICE void load_matrices_transposed(uint32_t (&r)[4], const void *row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -124,20 +125,20 @@ DEVICE void load_matrices_transposed(uint32_t (&r)[4], const void *row) {
                  : "memory");
 }
 
-/// 16 bytes into shared memory, which are there after `copies_arrived`; zeros where there is nothing to copy.
+/// Copies 16 bytes into shared memory, or zeros if `there` is false. They have arrived after `copies_arrived`.
 DEVICE void copy_16_bytes(void *shared, const void *global, bool there) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(there ? 16 : 0)
                  : "memory");
 }
-/// Waits for this thread's copies. Those of others are only seen behind a `sync_block`.
+/// Waits for this thread's copies. Other threads' copies are visible only after a `sync_block`.
 DEVICE void copies_arrived() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 #else
 #include "emulation.hpp"
 #endif
 
-/// The tile of queries and the head (b, h) of a block among `blocks` that take `queries` each. The last tiles of a head see the
-/// most keys: they come first, so that none is left alone at the end.
+/// A block's tile of queries and its head (b, h), among `blocks` blocks that take `queries` each. The last tiles of a
+/// head see the most keys, so they run first: none is left to run alone at the end.
 struct Place {
     int tile, b, h;
 };
@@ -147,11 +148,12 @@ DEVICE Place place_of(unsigned block, unsigned blocks, int queries, const Shape 
     return {static_cast<int>(tile), static_cast<int>(b), static_cast<int>(h)};
 }
 
-/// Elements between rows of D in shared memory, with 16 bytes to spare: the rows that one instruction reads lie in
-/// different banks.
+/// The distance in elements between rows of D in shared memory. 16 bytes of padding put the rows that one
+/// instruction reads into different banks.
 template <typename E, int D> static constexpr int ROW_LENGTH = D + Unit<E>::COUNT;
 
-/// Starts copying `Rows` rows of D from row `first` on, zeros from row `end` on, by all `Threads` threads of a block.
+/// Starts copying `Rows` rows of D from row `first` on, by all `Threads` threads of a block; from row `end` on it
+/// writes zeros.
 template <typename E, int Rows, int D, int Threads>
 DEVICE void copy_rows(E *to, const E *from, long long stride, int first, int end) {
     constexpr int COUNT = Unit<E>::COUNT, UNITS = D / COUNT;

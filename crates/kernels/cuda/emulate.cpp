@@ -1,12 +1,12 @@
-// Runs kernels on the CPU, as emulation.hpp has it, by commands in the order of the arguments:
+// Runs kernels on the CPU through emulation.hpp. The arguments are commands, run in order:
 //
-//   put NAME BYTES       memory that holds the next bytes of standard input
-//   allocate NAME BYTES  memory that holds rubbish
-//   set NAME NUMBER      a number, or a field of `struct Shape`
+//   put NAME BYTES       allocate memory and fill it from standard input
+//   allocate NAME BYTES  allocate memory and fill it with garbage
+//   set NAME NUMBER      set a number, or a field of `struct Shape`
 //   launch KERNEL BLOCKS THREADS SHARED
-//   get NAME             the memory, to standard output
+//   get NAME             write the memory to standard output
 //
-// Parameters of kernels are found by their names. A kernel that touches what is not its own ends the program.
+// Kernels get their parameters by name. A kernel that touches memory outside its own ends the program.
 #include "device.cuh"
 #include <cstdio>
 #include <cstdlib>
@@ -27,7 +27,7 @@ namespace {
     exit(1);
 }
 
-/// Where threads wait for each other.
+/// A barrier, where threads wait for each other.
 struct Meeting {
     unsigned expected, here = 0, held = 0;
 };
@@ -42,13 +42,13 @@ struct Thread {
     ucontext_t context;
     std::vector<char> stack = std::vector<char>(256 << 10);
     bool ended;
-    unsigned shows; // so far, which tells the two boards apart
+    unsigned shows; // the number of calls to `show` so far; its parity picks the board
     std::vector<Copy> copies;
 };
 
 struct Warp {
     Meeting meeting;
-    /// A lane that shows the next operands may be one ahead of those that read these.
+    /// Two boards: a lane may already show its next operands while others still read these.
     emulation::Shown boards[2][32];
 };
 
@@ -57,7 +57,7 @@ std::vector<Thread> threads;
 std::vector<Warp> warps;
 Meeting block;
 unsigned current;
-bool moved; // something has happened since all threads had a turn
+bool moved; // some thread has made progress in this round
 uint4 *memory;
 size_t memory_size;
 void (*entry)();
@@ -103,7 +103,7 @@ void run_block(std::minstd_rand &random) {
             current = turn;
             swapcontext(&scheduler, &threads[turn].context);
         }
-        if (!moved) fail("all threads wait, and not at the same place");
+        if (!moved) fail("deadlock: all threads wait, but not at the same barrier");
         std::vector<unsigned> left;
         for (unsigned turn : turns)
             if (!threads[turn].ended) left.push_back(turn);
@@ -111,7 +111,7 @@ void run_block(std::minstd_rand &random) {
     }
 }
 
-/// Bytes that end where memory does that nobody may touch.
+/// Allocates `size` bytes that end right before a page that faults on access.
 void *guarded(size_t size) {
     constexpr size_t PAGE = 1 << 16;
     const size_t whole = (size + PAGE - 1) / PAGE * PAGE;
@@ -128,7 +128,7 @@ std::map<std::string, Memory> memories;
 std::map<std::string, double> numbers;
 void *function;
 
-/// Null where there is none: the kernels take that for parts that may be missing.
+/// Null if there is none: kernels accept null for optional parts.
 template <typename T = void> T *memory_of(const char *name) {
     const auto found = memories.find(name);
     return found == memories.end() ? nullptr : static_cast<T *>(found->second.at);
@@ -150,7 +150,7 @@ Shape shape() {
             static_cast<float>(number("scale"))};
 }
 
-/// Calls the function with arguments of these types.
+/// Calls the kernel with arguments of these types.
 template <typename... A> void call(A... arguments) { reinterpret_cast<void (*)(A...)>(function)(arguments...); }
 
 void run_attention() {

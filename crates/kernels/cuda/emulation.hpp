@@ -1,7 +1,7 @@
-// What device.cuh asks of a GPU, on the CPU: slow, one block at a time, and strict where a GPU is lenient.
+// The GPU instructions of device.cuh on the CPU: slow, one block at a time, and strict where a GPU is lenient.
 //
-// Each thread of a block is a coroutine; they take turns in a random order, and wait for each other where a GPU's would.
-// Copies into shared memory leave rubbish there until they are waited for.
+// Each thread of a block is a coroutine. The threads take turns in a random order and wait for each other wherever a
+// GPU's threads would. The target of a copy into shared memory holds garbage until the thread waits for its copies.
 #pragma once
 #include <cmath>
 #include <cstring>
@@ -22,20 +22,20 @@ struct alignas(16) uint4 {
 };
 
 namespace emulation {
-/// Operands that the lanes of a warp show each other.
+/// Operands that the lanes of a warp show to each other.
 struct Shown {
     uint64_t of[6];
 };
 Index thread();
 void *shared();
-/// Waits until all threads of the block, or of the warp, are here.
+/// Waits until all threads of the block, or of the warp, get here.
 void meet_block();
 void meet_warp();
-/// Shows `own` to the other lanes, and returns what all 32 show.
+/// Shows `own` to the other lanes, and returns the operands of all 32.
 const Shown *show(const Shown &own);
 void copy_later(void *shared, const void *global, bool there);
 void copy_now();
-/// Ends the program where `size` bytes at `address` do not lie in the block's shared memory, or not aligned to them.
+/// Ends the program unless the `size` bytes at `address` lie in the block's shared memory and are aligned to `size`.
 void check_shared(const void *address, unsigned size);
 } // namespace emulation
 
@@ -90,7 +90,7 @@ template <> DEVICE f16 from_float(float x) {
     const int place = fabsf(x) < 0x1p-14f ? -24 : exponent - 11;
     const int units = static_cast<int>(std::fmin(nearbyintf(ldexpf(fabsf(x), -place)), 4096));
     if (std::isinf(x) || ldexpf(units, place) > 65504) return {static_cast<uint16_t>(sign | 0x7c00)};
-    // A carry out of the fraction becomes the next exponent by itself.
+    // A carry out of the fraction automatically becomes the next exponent.
     return {static_cast<uint16_t>(sign | (place == -24 ? units : (place + 24) * 1024 + units))};
 }
 template <> DEVICE bf16 from_float(float x) {

@@ -1,5 +1,5 @@
-// What surrounds the matrix products of a block, each in one pass over memory: layer norm, and the bias, GELU and residual
-// that follow a product.
+// The operations around a block's matrix products, each in one pass over memory: layer norm, and the bias, GELU and
+// residual that follow a product.
 #include "device.cuh"
 
 constexpr int THREADS = 128, WARPS = THREADS / 32;
@@ -10,14 +10,14 @@ DEVICE float warp_sum(float x) {
     return x;
 }
 
-/// (x - mean) / sqrt(variance + eps) * weight + bias of each row of x (rows, width), a warp a row. The variance is that of the
-/// centred values: E[x²] - E[x]² loses its digits where the mean is large beside the spread.
+/// (x - mean) / sqrt(variance + eps) * weight + bias for each row of x (rows, width), one warp per row. The variance is
+/// computed from the centred values: E[x²] - E[x]² loses its digits if the mean is large compared with the spread.
 template <typename E>
 DEVICE void layer_norm(const E *x, const E *weight, const E *bias, E *out, long long rows, int width, float eps) {
     constexpr int COUNT = Unit<E>::COUNT;
     const int lane = threadIdx.x % 32, units = width / COUNT;
     const long long row = static_cast<long long>(blockIdx.x) * WARPS + threadIdx.x / 32;
-    if (row >= rows) return; // a whole warp
+    if (row >= rows) return; // the whole warp returns
     const auto *from = reinterpret_cast<const Unit<E> *>(x + row * width);
     float sum = 0;
     for (int i = lane; i < units; i += 32) {
@@ -48,14 +48,14 @@ DEVICE void layer_norm(const E *x, const E *weight, const E *bias, E *out, long 
     }
 }
 
-/// GELU in its tanh form as x·σ(z), z = 2·sqrt(2/π)·(x + 0.044715·x³): no digits are lost for negative x.
+/// GELU in its tanh form as x·σ(z), z = 2·sqrt(2/π)·(x + 0.044715·x³): this form loses no digits for negative x.
 DEVICE float gelu(float x) {
-    constexpr float SLOPE = 1.5957691216057308f * 1.4426950408889634f; // of z, times log2(e)
+    constexpr float SLOPE = 1.5957691216057308f * 1.4426950408889634f; // the slope of z, times log2(e)
     const float z = fmaf(x * x * x, 0.044715f, x) * SLOPE;
     return x / (1 + exp2_fast(-z));
 }
 
-/// What a product x (rows, width) becomes, where it lies: x + bias, GELU of it, or residual + x + bias.
+/// Finishes a product x (rows, width) in place: x + bias, the GELU of that, or residual + x + bias.
 template <typename E, bool Gelu>
 DEVICE void finish(E *x, const E *bias, const E *residual, long long units, int width) {
     constexpr int COUNT = Unit<E>::COUNT;

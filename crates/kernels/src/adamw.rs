@@ -6,22 +6,22 @@ use candle_core::{CpuStorage, DType, InplaceOp2, InplaceOp3, Layout, Result, Ten
 use pulp::Arch;
 use rayon::prelude::*;
 
-/// What a step of AdamW multiplies by.
+/// The coefficients of a step of AdamW.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdamWStep {
     /// The learning rate.
     pub lr: f64,
-    /// The decay of the mean of gradients.
+    /// The decay of the running mean of the gradients.
     pub beta1: f64,
-    /// The decay of the mean of their squares.
+    /// The decay of the running mean of their squares.
     pub beta2: f64,
-    /// Added to the root of that mean.
+    /// Added to the square root of the mean of squares.
     pub eps: f64,
     /// The decay of the parameter itself, times `lr`.
     pub weight_decay: f64,
-    /// The step, counted from 1: both means are divided by `1 - beta^step`.
+    /// The step, counted from 1: bias correction divides each mean by `1 - beta^step`.
     pub step: u64,
-    /// What gradients are multiplied by first: clipping.
+    /// Gradients are multiplied by this factor first, which is how they are clipped.
     pub gradient_scale: f64,
 }
 
@@ -34,15 +34,15 @@ impl AdamWStep {
     /// ```
     ///
     /// # Shapes
-    /// All four of one shape and dtype.
+    /// All four have the same shape and dtype.
     ///
     /// # Errors
-    /// When the shapes differ.
+    /// When the shapes or dtypes differ.
     pub fn apply(&self, parameter: &Var, gradient: &Tensor, m: &Var, v: &Var) -> Result<()> {
         for other in [gradient, m, v] {
             if other.dims() != parameter.dims() || other.dtype() != parameter.dtype() {
                 candle_core::bail!(
-                    "AdamW: a parameter {:?} {:?} beside {:?} {:?}",
+                    "AdamW: the parameter is {:?} {:?}, but its gradient or moment is {:?} {:?}",
                     parameter.dtype(),
                     parameter.dims(),
                     other.dtype(),
@@ -72,7 +72,7 @@ impl AdamWStep {
     }
 }
 
-/// `Σ x²` of all numbers, in f64; the same for any number of threads.
+/// `Σ x²` over all elements, in f64. The result does not depend on the number of threads.
 ///
 /// # Errors
 /// When the device fails.
@@ -87,7 +87,7 @@ pub fn sum_of_squares(x: &Tensor) -> Result<f64> {
     })
 }
 
-/// `Σ x²`, in lanes that become vectors.
+/// `Σ x²`, in lanes that the compiler turns into vectors.
 #[inline(always)]
 fn squares(x: &[f32]) -> f64 {
     let mut sums = [0f64; 16];
@@ -107,7 +107,7 @@ struct Update(AdamWStep);
 fn numbers<'a>(storage: &'a mut CpuStorage, layout: &Layout) -> Result<&'a mut [f32]> {
     match (storage, layout.contiguous_offsets()) {
         (CpuStorage::F32(data), Some((start, end))) if end <= data.len() => Ok(&mut data[start..end]),
-        _ => candle_core::bail!("AdamW: a contiguous f32 tensor is needed, got {layout:?}"),
+        _ => candle_core::bail!("AdamW: expected a contiguous f32 tensor, got {layout:?}"),
     }
 }
 
@@ -227,7 +227,7 @@ mod tests {
         Ok(())
     }
 
-    /// Beside the formula in f64, number by number, over some steps.
+    /// Compares each number with the formula in f64, over several steps.
     #[test]
     fn steps_are_the_formulas() -> Result<()> {
         for dtype in [DType::F32, DType::F64] {

@@ -1,4 +1,4 @@
-//! Sums over the rows of a matrix: the gradient of whatever was added to each row.
+//! Sums over the rows of a matrix: the gradient of anything that was added to each row.
 
 use crate::dispatch::cpu_f32;
 use crate::vector::contiguous;
@@ -6,12 +6,12 @@ use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
 use pulp::Arch;
 use rayon::prelude::*;
 
-/// Rows that are summed one by one, before these sums are: errors grow with the depth of both, not with the
-/// number of rows, and the result is the same for any number of threads.
+/// Rows per partial sum. Errors grow with the length of the partial sums and of their total, not with
+/// the number of rows, and the result is the same for any number of threads.
 pub(crate) const ROWS: usize = 32;
 
-/// (rows, N) -> (N), summed in f32 at least. Candle's own sum walks the CPU's numbers one by one, on one thread, and
-/// adds halves up in halves.
+/// (rows, N) -> (N), summed in f32 or wider. On the CPU Candle's own sum adds the numbers one by one on a single
+/// thread, and sums f16 and bf16 in their own dtype.
 pub(crate) fn column_sums(x: &Tensor) -> Result<Tensor> {
     if cpu_f32(&[x]) && x.elem_count() > 0 {
         return x.detach().contiguous()?.apply_op1_no_bwd(&ColumnSums);

@@ -1,21 +1,22 @@
-//! Which code computes an operation: decided here, from what the caller chose, the device, the dtype and the features of
-//! this build.
+//! Decides which code computes an operation, from the caller's choice, the device, the dtype and the features of this
+//! build.
 
 use candle_core::{DType, Device, Tensor};
 
-/// What a caller asks for; `Fused` and `Eager` by the names that transformers' `attn_implementation` uses.
+/// The implementation that a caller asks for, like transformers' `attn_implementation`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Implementation {
-    /// What has been shown right on the device at hand: fused on the CPU, eager on GPUs, where the fused kernels have not run.
+    /// The code known to be right on the device: fused on the CPU; eager on GPUs, where the fused kernels have not
+    /// run.
     #[default]
     Auto,
-    /// One kernel with no (T, S) tensor, where device, dtype and shape allow it; everything else takes the eager
+    /// One kernel without a (T, S) tensor, if device, dtype and shape allow it; everything else takes the eager
     /// path, with the same result.
     ///
-    /// On the CPU f32, f16 and bf16, forward and backward, with kernels beside it for weights and summaries. On CUDA f32, f16 and
-    /// bf16, D 32, 64, 80, 96 or 128, without dropout and hidden keys; its backward pass is the eager one. On
-    /// Metal what Candle's `sdpa` computes, where no gradient is asked for.
+    /// On the CPU it covers f32, f16 and bf16, forward and backward, with further kernels for weights and summaries. On
+    /// CUDA it covers f32, f16 and bf16 and D 32, 64, 80, 96 or 128, without dropout and hidden keys; the backward pass
+    /// is the eager one. On Metal it covers what Candle's `sdpa` computes, if no gradient is needed.
     Fused,
     /// Plain differentiable Candle operations with a (T, S) tensor of weights: the definition.
     Eager,
@@ -32,7 +33,7 @@ impl Implementation {
         }
     }
 
-    /// What `Auto` means on a device.
+    /// Resolves `Auto` for a device.
     #[must_use]
     pub fn on(self, device: &Device) -> Self {
         match self {
@@ -43,16 +44,17 @@ impl Implementation {
     }
 }
 
-/// Which code runs for tensors of one dtype on one device. A model makes one and hands it to its layers.
+/// Which code runs on a device. A model makes one `Dispatch` and passes it to its layers; each call then looks at its
+/// tensors for which kernels can read their dtype.
 ///
-/// Tensors of another dtype or elsewhere get the same result from Candle's plain operations. On the CPU the choice between
-/// fused and eager is one of attention alone: the layers around it have one implementation there.
+/// On the CPU the choice between fused and eager affects attention alone: the layers around it have only one
+/// implementation there.
 ///
 /// ```
-/// use candle_core::{DType, Device};
+/// use candle_core::Device;
 /// use gpt2_kernels::{Dispatch, Implementation};
 ///
-/// let dispatch = Dispatch::new(Implementation::Auto, &Device::Cpu, DType::F32);
+/// let dispatch = Dispatch::new(Implementation::Auto, &Device::Cpu);
 /// assert_eq!(dispatch.implementation(), Implementation::Fused);
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,27 +62,19 @@ pub struct Dispatch {
     /// `Fused` or `Eager`.
     implementation: Implementation,
     cpu: bool,
-    dtype: DType,
-    /// Whether the build asked for a vendor's matrix product, MKL's or Accelerate's.
-    vendor: bool,
 }
 
 impl Dispatch {
-    /// What `implementation` means for tensors of `dtype` on `device`.
+    /// What `implementation` means on `device`.
     #[must_use]
-    pub fn new(implementation: Implementation, device: &Device, dtype: DType) -> Self {
-        Self {
-            implementation: implementation.on(device),
-            cpu: device.is_cpu(),
-            dtype,
-            vendor: candle_core::utils::has_mkl() || candle_core::utils::has_accelerate(),
-        }
+    pub fn new(implementation: Implementation, device: &Device) -> Self {
+        Self { implementation: implementation.on(device), cpu: device.is_cpu() }
     }
 
-    /// What `implementation` means for tensors such as `x`.
+    /// What `implementation` means where `x` is.
     #[must_use]
     pub fn of(implementation: Implementation, x: &Tensor) -> Self {
-        Self::new(implementation, x.device(), x.dtype())
+        Self::new(implementation, x.device())
     }
 
     /// `Fused` or `Eager`: what the caller chose, or what `Auto` means on this device.
@@ -89,30 +83,32 @@ impl Dispatch {
         self.implementation
     }
 
-    /// Whether kernels of a GPU may run: they do where the caller chose `Fused`.
+    /// Whether GPU kernels may run: only if the caller chose `Fused`.
     pub(crate) fn gpu_kernels(self) -> bool {
         !self.cpu && self.implementation == Implementation::Fused
     }
 
-    /// Whether the CPU's attention kernels compute these tensors.
+    /// Whether the CPU attention kernels can compute these tensors.
     pub(crate) fn cpu_attention(self, tensors: &[&Tensor]) -> bool {
-        self.implementation == Implementation::Fused && self.cpu_floats(tensors)
-    }
-
-    /// Whether the CPU's matrix products of this crate compute these tensors. A build that asked for a vendor's product gets
-    /// that one.
-    pub(crate) fn cpu_product(self, tensors: &[&Tensor]) -> bool {
-        !self.vendor && self.cpu_floats(tensors)
-    }
-
-    /// Whether all are on the CPU, in the dtype at hand, and that is one of the three that kernels read.
-    fn cpu_floats(self, tensors: &[&Tensor]) -> bool {
-        let read = matches!(self.dtype, DType::F32 | DType::F16 | DType::BF16);
-        read && self.cpu && tensors.iter().all(|x| x.device().is_cpu() && x.dtype() == self.dtype)
+        self.implementation == Implementation::Fused && cpu_floats(tensors)
     }
 }
 
-/// Whether all are f32 on the CPU, which is what most kernels beside attention and products compute.
+/// Whether this crate's CPU matrix products compute these tensors. A build that asked for a vendor's product, MKL's or
+/// Accelerate's, uses that instead.
+pub(crate) fn cpu_product(tensors: &[&Tensor]) -> bool {
+    let vendor = candle_core::utils::has_mkl() || candle_core::utils::has_accelerate();
+    !vendor && cpu_floats(tensors)
+}
+
+/// Whether all tensors are f32 on the CPU. Apart from attention and products, most kernels compute only those.
 pub(crate) fn cpu_f32(tensors: &[&Tensor]) -> bool {
     tensors.iter().all(|x| x.device().is_cpu() && x.dtype() == DType::F32)
+}
+
+/// Whether all are on the CPU, in one dtype of the three that kernels read.
+fn cpu_floats(tensors: &[&Tensor]) -> bool {
+    let dtype = tensors.first().map(|x| x.dtype());
+    matches!(dtype, Some(DType::F32 | DType::F16 | DType::BF16))
+        && tensors.iter().all(|x| x.device().is_cpu() && Some(x.dtype()) == dtype)
 }

@@ -1,17 +1,17 @@
 //! Dropout (Srivastava et al. 2014) from a counter-based generator: `x·m / (1 - rate)`, m = 1 with
 //! probability `1 - rate`.
 //!
-//! Whether a number stays is a function of the seed, the stream and its place alone: the word of Philox4x32-10
-//! (Salmon et al. 2011) under the key `seed` at the counter (column / 4, row, stream), where a tensor is rows of
-//! its last dimension. So a mask is drawn again where it is needed, in the backward pass or inside a kernel,
-//! and never stored; and it is the same on every device and for any number of threads.
+//! Whether an element stays depends only on the seed, the stream and its position: it is decided by the word of
+//! Philox4x32-10 (Salmon et al. 2011) under the key `seed` at the counter (column / 4, row, stream), with the
+//! tensor viewed as rows of its last dimension. A mask is therefore never stored but drawn again when needed, in
+//! the backward pass or inside a kernel, and it is the same on every device and for any number of threads.
 
 use crate::dispatch::cpu_f32;
 use candle_core::{CpuStorage, CustomOp1, Device, Layout, Result, Shape, Tensor};
 use rand_philox::philox4x32_10;
 use rayon::prelude::*;
 
-/// Which numbers of a tensor are dropped.
+/// Dropout of a tensor's elements: decides which ones to drop.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -20,7 +20,7 @@ use rayon::prelude::*;
 /// # fn main() -> candle_core::Result<()> {
 /// let x = Tensor::ones((100, 100), candle_core::DType::F32, &Device::Cpu)?;
 /// let dropped = Dropout::new(0.25, 42, 0)?.apply(&x)?;
-/// let mean = dropped.mean_all()?.to_scalar::<f32>()?; // what stays is scaled by 1 / (1 - 0.25)
+/// let mean = dropped.mean_all()?.to_scalar::<f32>()?; // elements that stay are scaled by 1 / (1 - 0.25)
 /// assert!((mean - 1.0).abs() < 0.02);
 /// # Ok(())
 /// # }
@@ -33,11 +33,11 @@ pub struct Dropout {
 }
 
 impl Dropout {
-    /// Drops each number with probability `rate`; two calls of one `seed` draw the same where their
-    /// `stream` is the same, and independently where it is not.
+    /// Drops each element with probability `rate`. Two calls with the same `seed` draw the same
+    /// mask if their `stream` is the same, and independent masks if it is not.
     ///
     /// # Errors
-    /// When `rate` is not at least 0 and below 1.
+    /// When `rate` is below 0 or at least 1.
     pub fn new(rate: f64, seed: u64, stream: u64) -> Result<Self> {
         if !(0.0..1.0).contains(&rate) {
             candle_core::bail!("dropout: the rate is {rate}, expected at least 0 and below 1")
@@ -45,13 +45,13 @@ impl Dropout {
         Ok(Self { rate, key: halves(seed), stream: halves(stream) })
     }
 
-    /// The probability that a number is dropped.
+    /// The probability of dropping an element.
     #[must_use]
     pub fn rate(&self) -> f64 {
         self.rate
     }
 
-    /// Drops numbers of `x` and scales the others by `1 / (1 - rate)`; differentiable.
+    /// Drops elements of `x` and scales the others by `1 / (1 - rate)`; differentiable.
     ///
     /// # Shapes
     /// `x` of any shape -> the same shape
@@ -68,27 +68,27 @@ impl Dropout {
         x * self.factors_of(x.shape(), x.device())?.to_dtype(x.dtype())?
     }
 
-    /// What each number of a tensor is multiplied by: 0, or `1 / (1 - rate)`, in f32.
+    /// The factor for each element of a tensor: 0, or `1 / (1 - rate)`, in f32.
     fn factors_of(&self, shape: &Shape, device: &Device) -> Result<Tensor> {
         let mut out = vec![1.0; shape.elem_count()];
         self.scale(&mut out, columns(shape))?;
         Tensor::from_vec(out, shape, &Device::Cpu)?.to_device(device)
     }
 
-    /// Multiplies rows of `columns` numbers by their factors.
+    /// Multiplies rows of `columns` elements by their factors.
     fn scale(&self, out: &mut [f32], columns: usize) -> Result<()> {
         if columns == 0 || out.is_empty() {
             return Ok(());
         }
         if u32::try_from(out.len() / columns).is_err() {
-            candle_core::bail!("dropout: {} rows are more than 2^32", out.len() / columns)
+            candle_core::bail!("dropout: {} rows, expected fewer than 2^32", out.len() / columns)
         }
         let rows = out.par_chunks_mut(columns).enumerate().with_min_len(ROWS_A_TASK);
         rows.for_each(|(row, x)| self.scale_row(row, 0, x));
         Ok(())
     }
 
-    /// Multiplies the numbers of row `row` from column `first`, a multiple of 4, on by their factors.
+    /// Multiplies the elements of row `row`, starting at column `first` (a multiple of 4), by their factors.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // rows and columns are below 2^32
     pub(crate) fn scale_row(&self, row: usize, first: usize, out: &mut [f32]) {
         debug_assert!(first.is_multiple_of(4));
@@ -102,7 +102,7 @@ impl Dropout {
     }
 }
 
-/// Rows that a thread takes at a time.
+/// The number of rows that a thread takes at a time.
 const ROWS_A_TASK: usize = 16;
 
 #[allow(clippy::cast_possible_truncation)] // the two halves of the word
@@ -114,7 +114,7 @@ fn columns(shape: &Shape) -> usize {
     shape.dims().last().copied().unwrap_or(1)
 }
 
-/// Dropout of a contiguous f32 tensor. It is linear, so that its backward is itself.
+/// Dropout of a contiguous f32 tensor. It is linear, so its backward pass is the same operation.
 struct Op(Dropout);
 
 impl CustomOp1 for Op {
@@ -153,7 +153,7 @@ mod tests {
             let dropped = x.iter().filter(|&&x| x == 0.0).count() as f64 / n;
             let kept = 1.0 / (1.0 - rate);
             assert!(x.iter().all(|&x| x == 0.0 || (f64::from(x) - kept).abs() < 1e-6));
-            // Four standard deviations of a share of n draws.
+            // Four standard deviations of the share in n draws.
             let deviation = (rate * (1.0 - rate) / n).sqrt();
             assert!((dropped - rate).abs() < 4.0 * deviation, "{dropped} of {rate}");
             let mean = x.iter().map(|&x| f64::from(x)).sum::<f64>() / n;
@@ -171,7 +171,7 @@ mod tests {
         assert_ne!(a, mask(2, 2, (8, 103)));
         assert_ne!(a, mask(1, 3, (8, 103)));
         assert_ne!(a[0], a[1]);
-        // A part of a row, and rows of another number, draw what they drew in the whole.
+        // Part of a row, or fewer rows, draw the same mask as within the whole tensor.
         let mut part = vec![1.0; 50];
         Dropout::new(0.5, 1, 2).unwrap().scale_row(3, 20, &mut part);
         assert_eq!(part, a[3][20..70]);
@@ -201,7 +201,7 @@ mod tests {
         }
     }
 
-    /// Which numbers are not 0.
+    /// Which elements are not 0.
     fn kept(x: &Tensor) -> Vec<bool> {
         let x = x.to_dtype(DType::F32).unwrap().flatten_all().unwrap();
         x.to_vec1::<f32>().unwrap().into_iter().map(|x| x != 0.0).collect()
@@ -218,8 +218,8 @@ mod tests {
         }
     }
 
-    /// Queries and keys of 0 spread their weight evenly, and values that are the identity hand it out: the context
-    /// of query i is row i of the weights, and so is the gradient of value i where only feature i of query i counts.
+    /// With all queries and keys 0 the weights are even, and with the identity as values the context of query i is
+    /// row i of the weights. So is the gradient of value i, if only feature i of query i counts.
     #[test]
     fn attention_meets_the_same_mask_in_every_dtype_forward_and_backward() {
         let (h, t) = (3, 19);

@@ -8,11 +8,11 @@ use pulp::{Simd, WithSimd};
 pub(crate) trait Element: Copy + Send + Sync + 'static {
     fn to_f32(self) -> f32;
     fn from_f32(x: f32) -> Self;
-    /// The same memory as f32, where it is f32.
+    /// The same memory as f32, if it holds f32.
     fn as_f32s(slice: &[Self]) -> Option<&[f32]>;
-    /// `out[i] = slice[i]`, of equal lengths.
+    /// `out[i] = slice[i]`; both have the same length.
     fn widen(slice: &[Self], out: &mut [f32]);
-    /// `out[i] = slice[i]`, rounded, of equal lengths.
+    /// `out[i] = slice[i]`, rounded; both have the same length.
     fn narrow(slice: &[f32], out: &mut [Self]);
 }
 
@@ -68,9 +68,9 @@ fn bf16_to_f32(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
 
-/// Exponent and mantissa of an f16 in an f32's place are the number times 2^-112, whether it is normal or
-/// not; infinity and NaN need an f32's own exponent. Without a branch, so that a loop of it is vectorised in any
-/// instruction set.
+/// Moved to their place in an f32, an f16's exponent and mantissa give the number times 2^-112, whether it is
+/// normal or subnormal; infinity and NaN need an f32's own exponent. There is no branch, so a loop over this
+/// vectorises in any instruction set.
 #[inline(always)]
 fn f16_to_f32(bits: u16) -> f32 {
     const SCALE: f32 = f32::from_bits((127 + 112) << 23); // 2^112

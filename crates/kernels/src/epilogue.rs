@@ -1,9 +1,9 @@
-//! What follows a matrix product and its bias in the same pass.
+//! Operations that follow a matrix product and its bias in the same pass.
 
 use crate::gelu::gelu;
 use candle_core::{Result, Tensor};
 
-/// What follows `x·W + b`.
+/// The operation that follows `x·W + b`.
 #[derive(Debug, Clone, Copy, Default)]
 #[non_exhaustive]
 pub enum Epilogue<'a> {
@@ -12,15 +12,15 @@ pub enum Epilogue<'a> {
     None,
     /// GELU in its tanh form, see [`gelu`](crate::gelu()).
     Gelu,
-    /// The sum with this residual stream, of the result's shape.
+    /// Adds this residual stream, which has the result's shape.
     Residual(&'a Tensor),
 }
 
 impl Epilogue<'_> {
-    /// Applies it to `y`, which is `x·W + b`, in a pass of its own: for layers without a kernel that does so on the way.
+    /// Applies it to `y`, which is `x·W + b`, in a separate pass: for layers without a kernel that fuses it.
     ///
     /// # Errors
-    /// When a residual is of another shape.
+    /// When a residual has another shape.
     pub fn apply(self, y: Tensor) -> Result<Tensor> {
         match self {
             Self::None => Ok(y),

@@ -12,7 +12,7 @@ use pulp::Simd;
 const SLOPE: f32 = (2.0 * 0.797_884_560_802_865_4) as f32; // 2√(2/π)
 const CUBE: f32 = 0.044_715;
 
-/// GELU (tanh form) of each element, in f32 for the halves; differentiable.
+/// GELU (tanh form) of each element, computed in f32 for f16 and bf16; differentiable.
 ///
 /// # Shapes
 /// `x` of any shape -> the same shape
@@ -23,10 +23,10 @@ pub fn gelu(x: &Tensor) -> Result<Tensor> {
     if cpu_f32(&[x]) { x.contiguous()?.apply_op1(Gelu) } else { x.gelu() }
 }
 
-/// As [`gelu`], written over the memory of `x` where nothing is trained: one allocation less.
+/// Like [`gelu`], but overwrites `x` if nothing tracks a gradient, which saves an allocation.
 ///
 /// # Shapes
-/// `x` of any shape, contiguous, with no other tensor in its memory -> the same shape
+/// `x` of any shape, contiguous; no other tensor shares its memory -> the same shape
 ///
 /// # Errors
 /// When the device fails.
@@ -68,7 +68,7 @@ fn backward<S: Simd>(simd: S, x: S::f32s, grad: S::f32s) -> S::f32s {
     let slope = simd.mul_add_e_f32s(x2, simd.splat_f32s(3.0 * CUBE * SLOPE), simd.splat_f32s(SLOPE)); // z'
     let zero = simd.splat_f32s(0.0);
     let factor = simd.mul_f32s(x, simd.mul_f32s(s, simd.sub_f32s(one, s)));
-    // Far out the slope overflows, where the factor has long been 0.
+    // Far from 0 the slope overflows, but the factor is already 0 there.
     let bend = simd.select_f32s(simd.equal_f32s(factor, zero), zero, simd.mul_f32s(factor, slope));
     simd.mul_f32s(grad, simd.add_f32s(s, bend))
 }
@@ -139,7 +139,7 @@ mod tests {
         spread.chain([0.0, -0.0, 1e-30, -1e-30, 60.0, -60.0, 1e10, -1e10, 1e30, -1e30]).collect()
     }
 
-    /// In f64, from the definition; and its derivative.
+    /// GELU and its derivative in f64, from the definition.
     fn definition(x: f64) -> (f64, f64) {
         let c = (2.0 / std::f64::consts::PI).sqrt();
         let th = (c * (x + 0.044_715 * x.powi(3))).tanh();

@@ -1,4 +1,4 @@
-//! What a GPU does in its own way, where this build has it: the layers' kernels of CUDA, and its memory.
+//! GPU-specific code, if the build includes it: CUDA's layer kernels and its memory pool.
 
 #[cfg(feature = "cuda")]
 pub(crate) use crate::cuda::layers::{layer_norm, linear};
@@ -7,7 +7,8 @@ pub(crate) use none::{layer_norm, linear};
 
 use candle_core::{Device, Result};
 
-/// Has a device keep freed memory for the next tensor, where it would hand it back: for a process that has the device to itself.
+/// Makes a device keep freed memory for the next tensor instead of releasing it. Use it if the process has the device
+/// to itself.
 ///
 /// # Errors
 /// When the device does not answer.
@@ -21,7 +22,7 @@ pub fn keep_freed_memory(device: &Device) -> Result<()> {
 }
 
 #[cfg(not(feature = "cuda"))]
-#[allow(clippy::unnecessary_wraps)] // as the others
+#[allow(clippy::unnecessary_wraps)] // same signatures as the CUDA versions
 mod none {
     use crate::dispatch::Dispatch;
     use crate::epilogue::Epilogue;

@@ -1,6 +1,6 @@
-//! Tensor operations that GPT-2 is made of, for [Candle](https://github.com/huggingface/candle).
+//! The tensor operations that make up GPT-2, for [Candle](https://github.com/huggingface/candle).
 //!
-//! This crate knows shapes, not models: nothing here reads a config, a name or a file.
+//! This crate knows shapes, not models: it reads no config, no parameter names and no files.
 //!
 //! | letter | meaning | | letter | meaning |
 //! |---|---|---|---|---|
@@ -8,17 +8,17 @@
 //! | T | query length | | H | heads |
 //! | S | key length, `S >= T` | | D | width of a head |
 //!
-//! The plain ("eager") operations are built from differentiable Candle operations only, so a gradient
-//! reaches every input. They are the definition that any faster path is held against.
+//! The plain ("eager") operations use only differentiable Candle operations, so a gradient reaches
+//! every input. They are the reference for every faster path.
 
-// Vector code is only fast where it is compiled into the function that enables its instructions.
+// Vector code is only fast if it is inlined into the function that enables its instructions.
 #![allow(clippy::inline_always)]
 
 pub mod adamw;
 pub mod attention;
 mod columns;
 mod cross_entropy;
-// The emulation is for Linux.
+// The emulator needs Linux.
 #[cfg(any(feature = "cuda", all(test, target_os = "linux")))]
 mod cuda;
 mod dispatch;
@@ -48,7 +48,7 @@ pub use linear::{linear, linear_transposed};
 
 use candle_core::DType;
 
-/// The dtype in which sums over `dtype` values are taken: f32 for the halves, the dtype itself otherwise.
+/// The dtype for sums over `dtype` values: f32 for f16 and bf16, otherwise the dtype itself.
 #[must_use]
 pub fn accumulator(dtype: DType) -> DType {
     match dtype {
@@ -57,7 +57,7 @@ pub fn accumulator(dtype: DType) -> DType {
     }
 }
 
-// The example of the README is a test.
+// Runs the README's example as a test.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 mod readme {}

@@ -1,6 +1,6 @@
-//! Matrix products of f32 slices on the CPU, through the `gemm` crate that Candle uses.
+//! Matrix products of f32 slices on the CPU, through `gemm`, the crate that Candle uses.
 
-/// A matrix in a slice: its rows lie `row` numbers apart, the numbers of a row `column`.
+/// A matrix in a slice: its rows are `row` numbers apart, and the numbers within a row `column` apart.
 #[derive(Clone, Copy)]
 pub(crate) struct Matrix<'a> {
     pub(crate) data: &'a [f32],
@@ -26,7 +26,7 @@ impl<'a> Matrix<'a> {
     }
 }
 
-/// `out += a·b`, or `out = a·b` where `onto` is false: `out` (m, n) row by row, `a` (m, k), `b` (k, n).
+/// `out += a·b`, or `out = a·b` if `onto` is false: `out` (m, n) is row-major, `a` is (m, k) and `b` is (k, n).
 pub(crate) fn multiply(out: &mut [f32], onto: bool, (m, k, n): (usize, usize, usize), a: Matrix, b: Matrix) {
     assert!(m.checked_mul(n) == Some(out.len()) && a.holds(m, k) && b.holds(k, n));
     let stride = |n: usize| isize::try_from(n).unwrap_or(isize::MAX);

@@ -1,18 +1,18 @@
-//! What this machine's processor and memory can do: the roof that a kernel's speed is held against
-//! (Williams, Waterman, Patterson 2009).
+//! Measures what this machine's processor and memory can do: the roofline to compare a kernel's
+//! speed with (Williams, Waterman, Patterson 2009).
 
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 use std::hint::black_box;
 use std::time::Instant;
 
-/// The limits of the machine, with all threads of the current rayon pool at work.
+/// The limits of the machine, with all threads of the current rayon pool busy.
 #[derive(Debug, Clone, Copy)]
 pub struct Roofline {
-    /// f32 operations a second in fused multiply-adds that stay in registers, in units of 10⁹; each
-    /// multiply-add counts as two.
+    /// f32 operations per second, in units of 10⁹, for fused multiply-adds that stay in registers.
+    /// Each multiply-add counts as two.
     pub fma_gflops: f64,
-    /// Bytes read from memory a second, in units of 10⁹.
+    /// Bytes read from memory per second, in units of 10⁹.
     pub read_gb_s: f64,
 }
 
@@ -24,7 +24,7 @@ impl Roofline {
     }
 }
 
-/// The best of a few rounds: what another program takes away in between is no limit of the machine.
+/// The best of this many rounds counts, because other programs can slow down some of them.
 const ROUNDS: usize = 7;
 
 fn best_of(work: impl Fn()) -> f64 {
@@ -58,7 +58,8 @@ fn read_gb_s() -> f64 {
     (FLOATS * size_of::<f32>()) as f64 / seconds / 1e9
 }
 
-/// Chains of multiply-adds at a time, within 16 registers: as many as two units of a latency of 4 to 6 keep busy.
+/// The number of independent chains of multiply-adds: enough to keep two units with a latency of 4 to 6 busy, and
+/// few enough for 16 registers.
 const ACCUMULATORS: usize = 12;
 
 struct Lanes;
@@ -123,7 +124,7 @@ mod tests {
 
     #[test]
     fn the_chains_run_every_step() {
-        // x -> x/2 + 1/4 goes from 1 to its fixed point 1/2 by halves.
+        // x -> x/2 + 1/4 starts at 1 and halves the distance to its fixed point 1/2 in each step.
         let (one, four) = (Multiply { steps: 1 }, Multiply { steps: 4 });
         let arch = Arch::new();
         let lanes = arch.dispatch(Lanes) as f32;

@@ -1,4 +1,4 @@
-//! How long a device works: by its own events where it has them.
+//! Measures how long a device works, with the device's own events if it has them.
 
 use candle_core::{Device, Result};
 use std::time::Instant;
@@ -9,7 +9,7 @@ use candle_core::cuda_backend::{
     cudarc::driver::{CudaEvent, CudaStream, sys::CUevent_flags},
 };
 
-/// A time that is being taken.
+/// A running measurement.
 #[derive(Debug)]
 pub struct Stopwatch {
     device: Device,
@@ -19,7 +19,7 @@ pub struct Stopwatch {
 }
 
 impl Stopwatch {
-    /// Waits for what the device has been asked for, and starts.
+    /// Waits until the device has finished its pending work, then starts.
     ///
     /// # Errors
     /// When the device does not answer.
@@ -33,7 +33,7 @@ impl Stopwatch {
         })
     }
 
-    /// Waits until the device has done what it was asked for since the start, and gives the milliseconds.
+    /// Waits until the device has finished all work submitted since the start, and returns the milliseconds.
     ///
     /// # Errors
     /// When the device does not answer.
@@ -47,14 +47,14 @@ impl Stopwatch {
         Ok(self.start.elapsed().as_secs_f64() * 1e3)
     }
 
-    /// What takes the time of a device: "events" of its own, or a "clock" on the wall.
+    /// How the time is measured on a device: by its own "events", or by the wall "clock".
     #[must_use]
     pub fn kind(device: &Device) -> &'static str {
         if device.is_cuda() { "events" } else { "clock" }
     }
 }
 
-/// An event that notes when the device comes to it.
+/// An event that records when the device reaches it.
 #[cfg(feature = "cuda")]
 fn event(device: &Device) -> Result<Option<(std::sync::Arc<CudaStream>, CudaEvent)>> {
     let Device::Cuda(device) = device else { return Ok(None) };

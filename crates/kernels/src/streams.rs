@@ -1,4 +1,4 @@
-//! One vector against several at a time, each read once: what products of a few rows are made of.
+//! One vector against several at a time, each read once: the building blocks of products with a few rows.
 
 use pulp::Simd;
 

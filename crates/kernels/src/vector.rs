@@ -34,19 +34,19 @@ pub(crate) fn exp2<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
     }
     let n = simd.wrapping_dyn_shl_u32s(simd.transmute_u32s_f32s(shifted), simd.splat_u32s(23));
     let scaled = simd.transmute_f32s_u32s(simd.add_u32s(simd.transmute_u32s_f32s(p), n));
-    // Below 2^-126 the exponent would wrap; such a weight is 0 beside the row's largest, which is 1.
+    // Below 2^-126 the exponent would wrap. Such a weight counts as 0, because the row's largest is 1.
     let zero = simd.splat_f32s(0.0);
     let tiny = simd.less_than_f32s(x, simd.splat_f32s(-126.0));
     let value = simd.select_f32s(tiny, zero, scaled);
     simd.select_f32s(simd.equal_f32s(x, x), value, x)
 }
 
-/// A function of one or two numbers, on a vector of each at a time.
+/// A function of one or two numbers, applied to whole vectors.
 pub(crate) trait Function {
     fn apply<S: Simd>(simd: S, a: S::f32s, b: S::f32s) -> S::f32s;
 }
 
-/// `E(x)` of a contiguous f32 tensor; E's second argument is x again.
+/// `E(x)` of a contiguous f32 tensor; E gets x as its second argument, too.
 pub(crate) fn parallel_map<E: Function>(x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
     parallel_map2::<E>(x, layout, x, layout)
 }
@@ -70,10 +70,10 @@ pub(crate) fn parallel_map2<E: Function>(
     Ok((CpuStorage::F32(out), a_layout.shape().clone()))
 }
 
-/// `E(x)` in place of x, contiguous and f32; E's second argument is x again.
+/// `E(x)` in place of x, contiguous and f32; E gets x as its second argument, too.
 pub(crate) fn parallel_map_in_place<E: Function>(x: &mut CpuStorage, layout: &Layout) -> Result<()> {
     let (CpuStorage::F32(data), Some((start, end))) = (x, layout.contiguous_offsets()) else {
-        candle_core::bail!("a contiguous f32 tensor is needed, got {layout:?}")
+        candle_core::bail!("expected a contiguous f32 tensor, got {layout:?}")
     };
     let arch = Arch::new();
     data[start..end].par_chunks_mut(CHUNK).for_each(|x| {
@@ -82,19 +82,19 @@ pub(crate) fn parallel_map_in_place<E: Function>(x: &mut CpuStorage, layout: &La
     Ok(())
 }
 
-/// Numbers that a thread takes at a time: enough to outweigh the hand-over, few enough to stay in cache.
+/// How many numbers a thread takes at a time: enough to outweigh the cost of scheduling, few enough to stay in cache.
 pub(crate) const CHUNK: usize = 1 << 13;
 
-/// The numbers of a contiguous tensor.
+/// The elements of a contiguous tensor.
 pub(crate) fn contiguous<'a, E: WithDType>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [E]> {
     let data = storage.as_slice::<E>()?;
     match layout.contiguous_offsets() {
         Some((start, end)) if end <= data.len() => Ok(&data[start..end]),
-        _ => candle_core::bail!("a contiguous tensor is needed, got {layout:?} of {} numbers", data.len()),
+        _ => candle_core::bail!("expected a contiguous tensor, got {layout:?} of {} numbers", data.len()),
     }
 }
 
-/// Runs `f` on the numbers of contiguous f32 tensors that lie on the CPU.
+/// Runs `f` on the elements of contiguous f32 tensors on the CPU.
 pub(crate) fn with_slices<const N: usize, R>(
     tensors: [&Tensor; N],
     f: impl FnOnce([&[f32]; N]) -> R,
@@ -103,14 +103,14 @@ pub(crate) fn with_slices<const N: usize, R>(
     let mut slices = [&[][..]; N];
     for (slice, (storage, layout)) in slices.iter_mut().zip(&guards) {
         let Storage::Cpu(storage) = &**storage else {
-            candle_core::bail!("a tensor on the CPU is needed, got {layout:?} on another device")
+            candle_core::bail!("expected a tensor on the CPU, got {layout:?} on another device")
         };
         *slice = contiguous(storage, layout)?;
     }
     Ok(f(slices))
 }
 
-/// `Σ f(a, b, c)` over slices of one length, in lanes that become vectors.
+/// `Σ f(a, b, c)` over slices of equal length, in lanes that the compiler turns into vectors.
 #[inline(always)]
 pub(crate) fn sum3(a: &[f32], b: &[f32], c: &[f32], f: impl Fn(f32, f32, f32) -> f32) -> f32 {
     const LANES: usize = 32;
@@ -127,11 +127,11 @@ pub(crate) fn sum3(a: &[f32], b: &[f32], c: &[f32], f: impl Fn(f32, f32, f32) ->
     sums.iter().sum::<f32>() + tail.sum::<f32>()
 }
 
-/// Numbers that a thread fills at a time, where filling is all that it does.
+/// How many numbers a thread fills at a time, if filling is all it does.
 const FILL: usize = 1 << 14;
 
-/// A vector of `len` numbers in chunks of `chunk`, the i-th written by `fill(i, chunk)`, on all threads:
-/// memory is neither zeroed before nor touched first by one thread alone.
+/// A vector of `len` numbers in chunks of `chunk`. `fill(i, chunk)` writes the i-th chunk, on all
+/// threads: the memory is not zeroed beforehand, and no single thread touches all of it first.
 ///
 /// # Safety
 /// `fill` writes every number of its chunk.

@@ -14,6 +14,6 @@ fn main() -> anyhow::Result<()> {
     };
     let checkpoint = Checkpoint::open(&Source::directory(input).open()?)?;
     let model = checkpoint.load_model(DType::F32, &Device::Cpu)?;
-    save(Path::new(output), &model, None, SaveOptions::default().buffers(buffers))
+    save(Path::new(output), &model, None, SaveOptions::default().with_buffers(buffers))
         .with_context(|| format!("saving to {output}"))
 }

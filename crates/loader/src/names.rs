@@ -1,6 +1,9 @@
 //! The names in a saved `GPT2LMHeadModel`, and how they relate to the model's own names.
 
-use gpt2_model::parameters::{LM_HEAD, PREFIX};
+use gpt2_model::parameters::PREFIX;
+
+/// The prefix of the output projection, which is outside the transformer.
+const HEAD: &str = "lm_head.";
 
 /// GPT-2's causal triangle, a buffer of each layer.
 const TRIANGLE: &str = "attn.bias";
@@ -14,7 +17,7 @@ pub(crate) fn without_prefix(saved: &str) -> &str {
 
 /// The name under which transformers saves a parameter: only the output projection is outside the transformer.
 pub(crate) fn saved(name: &str) -> String {
-    if name == LM_HEAD { name.into() } else { format!("{PREFIX}{name}") }
+    if name.starts_with(HEAD) { name.into() } else { format!("{PREFIX}{name}") }
 }
 
 /// The name under which transformers saves the causal triangle of a layer.

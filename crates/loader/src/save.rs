@@ -23,13 +23,13 @@ pub struct SaveOptions {
 impl SaveOptions {
     /// The same with this dtype in the file.
     #[must_use]
-    pub fn dtype(self, dtype: impl Into<Option<DType>>) -> Self {
+    pub fn with_dtype(self, dtype: impl Into<Option<DType>>) -> Self {
         Self { dtype: dtype.into(), ..self }
     }
 
     /// The same with the causal triangles, or without them.
     #[must_use]
-    pub fn buffers(self, buffers: bool) -> Self {
+    pub fn with_buffers(self, buffers: bool) -> Self {
         Self { buffers, ..self }
     }
 }
@@ -64,7 +64,9 @@ pub fn save(
 
 fn tensors(model: &Gpt2LMHeadModel, options: SaveOptions) -> candle_core::Result<Vec<(String, Tensor)>> {
     let mut tensors = vec![];
-    for (name, tensor) in model.named_parameters() {
+    let named = model.named_parameters();
+    refuse_other_layers(model, &named)?;
+    for (name, tensor) in named {
         let tensor = tensor.to_dtype(options.dtype.unwrap_or(tensor.dtype()))?.contiguous()?;
         tensors.push((names::saved(&name), tensor));
     }
@@ -76,6 +78,28 @@ fn tensors(model: &Gpt2LMHeadModel, options: SaveOptions) -> candle_core::Result
     Ok(tensors)
 }
 
+/// Refuses a model with parameters that readers of a GPT-2 checkpoint do not know, or without those that they expect.
+fn refuse_other_layers(model: &Gpt2LMHeadModel, named: &[(String, Tensor)]) -> candle_core::Result<()> {
+    let known = config_of(model).parameters()?;
+    let other = named.iter().find(|(name, _)| !known.iter().any(|parameter| parameter.name == *name));
+    if let Some((name, _)) = other {
+        candle_core::bail!("{name} is not a parameter of GPT-2; put a dense layer in its place before saving")
+    }
+    let lacks = known.iter().find(|parameter| !named.iter().any(|(name, _)| *name == parameter.name));
+    if let Some(parameter) = lacks {
+        candle_core::bail!(
+            "the model has no {}; put a dense layer in its place before saving",
+            parameter.name
+        )
+    }
+    Ok(())
+}
+
+/// The config of the saved model.
+fn config_of(model: &Gpt2LMHeadModel) -> Config {
+    Config { tie_word_embeddings: model.is_tied(), ..model.config().clone() }
+}
+
 /// Writes tensors into the file at `path`.
 fn write_tensors(path: &Path, tensors: &[(String, Tensor)]) -> candle_core::Result<()> {
     let tensors: Vec<(&str, &Tensor)> =
@@ -85,8 +109,7 @@ fn write_tensors(path: &Path, tensors: &[(String, Tensor)]) -> candle_core::Resu
 }
 
 fn config_json(model: &Gpt2LMHeadModel) -> serde_json::Result<String> {
-    let config = Config { tie_word_embeddings: model.is_tied(), ..model.config().clone() };
-    let mut json = serde_json::to_value(&config)?;
+    let mut json = serde_json::to_value(config_of(model))?;
     json["architectures"] = serde_json::json!(["GPT2LMHeadModel"]);
     serde_json::to_string_pretty(&json).map(|text| text + "\n")
 }

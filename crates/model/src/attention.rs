@@ -38,7 +38,8 @@ pub struct CausalSelfAttention {
     pub c_attn: Conv1D,
     /// C -> C, on the merged heads.
     pub c_proj: Conv1D,
-    /// The causal triangle, u8 (1, 1, N, N), 1 = visible. Shared by all layers; not a parameter.
+    /// The causal triangle, u8 (1, 1, N, N), 1 = visible. All layers share it; it is not a parameter. The eager path reads
+    /// it; the fused kernels need none.
     pub bias: CausalBias,
     heads: HeadLayout,
     attention: CausalSdpa,
@@ -48,7 +49,7 @@ pub struct CausalSelfAttention {
 }
 
 impl CausalSelfAttention {
-    /// Loads a block on its own, as layer 0.
+    /// Loads a single attention block, as layer 0.
     ///
     /// # Errors
     /// When the config is not valid, or a tensor is missing or has another shape.
@@ -56,7 +57,7 @@ impl CausalSelfAttention {
         Self::load_layer(vb, config, 0)
     }
 
-    /// Loads the block of layer `layer_idx` on its own.
+    /// Loads the attention block of layer `layer_idx` alone.
     ///
     /// # Errors
     /// When the config is not valid, or a tensor is missing or has another shape.
@@ -73,14 +74,14 @@ impl CausalSelfAttention {
             c_proj: place.conv1d("c_proj", (c, c), config.residual_stdev())?,
             bias: place.bias.clone(),
             heads,
-            attention: CausalSdpa::new(scale, place.dispatch).with_bias(&place.bias).with_heads(heads),
+            attention: CausalSdpa::new(scale, place.dispatch).with_heads(heads),
             layer_idx: place.layer_idx,
             attn_pdrop: config.attn_pdrop,
             resid_pdrop: config.resid_pdrop,
         })
     }
 
-    /// How the heads lie in the channels.
+    /// How the heads are laid out in the channels.
     #[must_use]
     pub fn heads(&self) -> HeadLayout {
         self.heads
@@ -104,8 +105,8 @@ impl CausalSelfAttention {
         self.layer_idx
     }
 
-    /// Attention over `x` and what the cache holds before it. Of `pass`, what is handed back beside the output is
-    /// [`Block::forward`](crate::Block::forward)'s and is left out here.
+    /// Attention over `x` and the cached positions before it. Ignores the fields of `pass` that ask for further
+    /// outputs, which only [`Block::forward`](crate::Block::forward) returns.
     ///
     /// # Shapes
     /// `x` (B, T, C) -> (B, T, C), or (B, 1, C) for the last position only
@@ -117,10 +118,10 @@ impl CausalSelfAttention {
         self.project(&self.attend(x, pass, Wanted::default())?.context, training)
     }
 
-    /// As [`forward`](Self::forward), and the attention weights beside it, as they meet the values.
+    /// Like [`forward`](Self::forward), but also returns the attention weights, as they multiply the values.
     ///
     /// # Shapes
-    /// output (B, T, C), weights (B, H, T, S) in f32 at least
+    /// output (B, T, C), weights (B, H, T, S) in f32 or wider
     ///
     /// # Errors
     /// When a shape does not fit, or S is above N.
@@ -131,18 +132,18 @@ impl CausalSelfAttention {
         Ok((self.project(&attended.context, training)?, attended.weights.remove(0)))
     }
 
-    /// Names the parameters of `c_attn` and `c_proj`.
+    /// Visits the parameters of `c_attn` and `c_proj`.
     pub fn visit(&self, visitor: &mut Visitor) {
         self.c_attn.visit(&mut visitor.pp("c_attn"));
         self.c_proj.visit(&mut visitor.pp("c_proj"));
     }
 
-    /// The heads' results side by side, before `c_proj`: (B, T, C), or (B, 1, C) for the last position only; and what
-    /// is wanted beside it.
+    /// The heads' contexts side by side, before `c_proj`: (B, T, C), or (B, 1, C) for the last position only; and
+    /// everything else that is `wanted`.
     pub(crate) fn attend(&self, x: &Tensor, pass: Pass, wanted: Wanted) -> Result<Attended> {
         pass.check()?;
         let (hooks, padding, last) = (pass.hooks(), pass.padding_mask, pass.last_position_only);
-        // Weights and summaries are of all queries.
+        // Weights and summaries cover all queries.
         let one_query = last && wanted.weights.is_empty() && !wanted.summary;
         let (q, k, v) = self.qkv(x, pass.cache, one_query, hooks)?;
         let attention = self.attention(pass.training)?;
@@ -184,11 +185,11 @@ impl CausalSelfAttention {
 
     fn attention(&self, training: Option<Training>) -> Result<CausalSdpa> {
         let drop = |training: Training| training.dropout(self.attn_pdrop, self.layer_idx, Site::Weights);
-        Ok(self.attention.clone().with_dropout(training.map(drop).transpose()?))
+        Ok(self.attention.clone().with_bias(&self.bias).with_dropout(training.map(drop).transpose()?))
     }
 
-    /// q of `x`, or of its last position, and k and v of the cache and `x`: strided views (B, H, T, D) or (B, H, 1, D),
-    /// (B, H, S, D).
+    /// q from `x`, or from its last position, and k and v from the cache and `x`: strided views (B, H, T, D) or (B, H,
+    /// 1, D), and (B, H, S, D).
     fn qkv(
         &self,
         x: &Tensor,
@@ -197,9 +198,8 @@ impl CausalSelfAttention {
         hooks: PassHooks,
     ) -> Result<(Tensor, Tensor, Tensor)> {
         let (b, t, _) = x.dims3()?;
-        let d = self.heads.dim;
-        let c = self.c_attn.shape().1 / 3;
-        let h = c / d;
+        let HeadLayout { heads: h, dim: d, .. } = self.heads;
+        let c = h * d;
         let (q, kv) = if one_query && t > 1 {
             let q = self.c_attn.forward_columns(&last_position(x)?, 0..c)?.reshape((b, 1, h, d))?; // (B, 1, H, D)
             (q, self.c_attn.forward_columns(x, c..3 * c)?.reshape((b, t, 2, h, d))?)
@@ -216,7 +216,7 @@ impl CausalSelfAttention {
         Ok((q.transpose(1, 2)?, k, v))
     }
 
-    /// Keys and values (B, T, 2, H, D) with what hooks put in their place.
+    /// Keys and values (B, T, 2, H, D), after any replacement by hooks.
     fn hooked_kv(&self, kv: Tensor, hooks: PassHooks) -> Result<Tensor> {
         let part = |i: usize| kv.narrow(2, i, 1)?.squeeze(2); // (B, T, H, D)
         let k = hooks.read(Point::K(self.layer_idx), || part(0))?;
@@ -229,7 +229,7 @@ impl CausalSelfAttention {
 }
 
 impl Module for CausalSelfAttention {
-    /// A whole sequence without padding, cache, dropout and hooks.
+    /// Runs a whole sequence without padding, cache, dropout or hooks.
     ///
     /// # Shapes
     /// `x` (B, T, C) -> (B, T, C)

@@ -22,22 +22,22 @@ pub struct Block {
     pub mlp: Mlp,
 }
 
-/// What a block computes, and the parts of it that were asked for.
+/// The output of a block, with any intermediate results that were asked for.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct BlockOutput {
     /// The residual stream after the block, (B, T, C), or (B, 1, C) for the last position only.
     pub hidden_state: Tensor,
-    /// The attention block's output after `c_proj`, (B, T, C), where it was asked for.
+    /// The attention block's output after `c_proj`, (B, T, C), if it was asked for.
     pub attention_output: Option<Tensor>,
-    /// A tensor (B, heads, queries, S) for each of [`Pass::weights`].
+    /// A tensor (B, heads, queries, S) for each entry of [`Pass::weights`].
     pub weights: Vec<Tensor>,
-    /// The summary of the attention weights, where it was asked for.
+    /// The summary of the attention weights, if it was asked for.
     pub summary: Option<Summary>,
 }
 
 impl Block {
-    /// Loads the block of layer `layer_idx` on its own.
+    /// Loads the block of layer `layer_idx` alone.
     ///
     /// # Errors
     /// When the config is not valid, or a tensor is missing or has another shape.
@@ -65,7 +65,7 @@ impl Block {
     pub fn forward(&self, x: &Tensor, pass: Pass) -> Result<BlockOutput> {
         pass.check()?;
         if x.dim(1)? == 0 {
-            candle_core::bail!("Block: no position, x is {:?}", x.dims())
+            candle_core::bail!("Block: x has no positions, its shape is {:?}", x.dims())
         }
         let (layer, training, hooks) = (self.attn.layer_idx(), pass.training, pass.hooks());
         let (last, output_attention, wanted) =
@@ -100,7 +100,7 @@ impl Block {
         })
     }
 
-    /// Names the parameters of both layer norms, attention and MLP.
+    /// Visits the parameters of both layer norms, attention and MLP.
     pub fn visit(&self, visitor: &mut Visitor) {
         self.ln_1.visit(&mut visitor.pp("ln_1"));
         self.attn.visit(&mut visitor.pp("attn"));

@@ -1,4 +1,4 @@
-//! The keys and values of what was read, one allocation a layer.
+//! The cache of keys and values, with one allocation per layer.
 
 use crate::Config;
 use candle_core::{DType, Device, Result, Tensor};
@@ -6,9 +6,9 @@ use gpt2_kernels::attention::{HeadLayout, packed_part};
 
 /// Keys and values of all layers for up to `capacity` positions.
 ///
-/// Each layer holds one tensor (B, 2, H, capacity, D), allocated once and written in place, so that a
-/// decoded token costs its own row and no copy of the past, and each head's keys and values are read in the
-/// order of memory. Writing in place keeps no gradient: a cache is for inference.
+/// Each layer holds one tensor (B, 2, H, capacity, D), allocated once and written in place. A decoded token
+/// costs its own row and no copy of the past, and each head's keys and values are read in memory order.
+/// Writing in place keeps no gradient: a cache is for inference.
 #[derive(Debug)]
 pub struct KvCache {
     layers: Vec<LayerCache>,
@@ -27,7 +27,7 @@ impl KvCache {
     /// An empty cache for `batch` rows of up to `capacity` tokens.
     ///
     /// # Errors
-    /// When `capacity` is above `config.n_positions`, or the device refuses.
+    /// When `capacity` is above `config.n_positions`, or the device cannot allocate it.
     pub fn new(
         config: &Config,
         batch: usize,
@@ -41,35 +41,35 @@ impl KvCache {
         Ok(Self { layers, capacity, len: 0 })
     }
 
-    /// S, the positions held.
+    /// S, the number of positions held.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether nothing has been read yet.
+    /// Whether the cache is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The positions there is room for.
+    /// The number of positions that fit.
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Forgets everything and keeps the memory.
+    /// Forgets everything but keeps the memory.
     pub fn clear(&mut self) {
         self.truncate(0);
     }
 
-    /// [`clear`](Self::clear), by the name in `candle_nn`.
+    /// [`clear`](Self::clear) under `candle_nn`'s name.
     pub fn reset(&mut self) {
         self.clear();
     }
 
-    /// [`len`](Self::len), by the name in `candle_nn`.
+    /// [`len`](Self::len) under `candle_nn`'s name.
     #[must_use]
     pub fn current_seq_len(&self) -> usize {
         self.len()
@@ -84,7 +84,7 @@ impl KvCache {
     }
 
     pub(crate) fn check_room(&mut self, batch: usize, t: usize, n_layer: usize) -> Result<()> {
-        self.truncate(self.len); // what a failed forward pass left in some layers
+        self.truncate(self.len); // drops what a failed forward pass left in some layers
         let held = self.layers.first().map_or(batch, |l| l.kv.dims()[0]);
         if held != batch || self.layers.len() != n_layer {
             candle_core::bail!(
@@ -108,7 +108,7 @@ impl LayerCache {
     /// An empty cache of one layer for `batch` rows of up to `capacity` tokens.
     ///
     /// # Errors
-    /// When `capacity` is above `config.n_positions`, or the device refuses.
+    /// When `capacity` is above `config.n_positions`, or the device cannot allocate it.
     pub fn new(
         config: &Config,
         batch: usize,
@@ -118,17 +118,17 @@ impl LayerCache {
     ) -> Result<Self> {
         if capacity > config.n_positions {
             candle_core::bail!(
-                "KvCache: {capacity} positions asked for, but the model has n_positions = {}",
+                "KvCache: {capacity} positions requested, but the model has n_positions = {}",
                 config.n_positions
             )
         }
         Self::with_heads(config.heads(), batch, capacity, dtype, device)
     }
 
-    /// As [`new`](Self::new), for heads such as these.
+    /// Like [`new`](Self::new), for heads of this layout.
     ///
     /// # Errors
-    /// When the device refuses.
+    /// When the device cannot allocate it.
     pub fn with_heads(
         heads: HeadLayout,
         batch: usize,
@@ -140,24 +140,24 @@ impl LayerCache {
         Ok(Self { kv: Tensor::zeros(shape, dtype, device)?, len: 0 })
     }
 
-    /// S, the positions held.
+    /// S, the number of positions held.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether nothing has been read yet.
+    /// Whether the cache is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Forgets everything and keeps the memory.
+    /// Forgets everything but keeps the memory.
     pub fn reset(&mut self) {
         self.len = 0;
     }
 
-    /// [`len`](Self::len), by the name in `candle_nn`.
+    /// [`len`](Self::len) under `candle_nn`'s name.
     #[must_use]
     pub fn current_seq_len(&self) -> usize {
         self.len()
@@ -174,7 +174,7 @@ impl LayerCache {
         self.write(&Tensor::stack(&[k, v], 1)?)
     }
 
-    /// As [`append`](Self::append), of keys and values side by side.
+    /// Like [`append`](Self::append), for keys and values side by side.
     ///
     /// `kv` (B, T, 2, H, D) -> k, v: views (B, H, S, D)
     pub(crate) fn append_packed(&mut self, kv: &Tensor) -> Result<(Tensor, Tensor)> {
@@ -193,7 +193,7 @@ impl LayerCache {
     }
 }
 
-/// Refuses to grow past the memory that is there.
+/// Fails if the cache would grow beyond its capacity.
 fn check_fits(held: usize, more: usize, capacity: usize) -> Result<()> {
     if held + more > capacity {
         candle_core::bail!(
@@ -204,7 +204,7 @@ fn check_fits(held: usize, more: usize, capacity: usize) -> Result<()> {
     Ok(())
 }
 
-/// k and v of a packed pair, heads in front: (B, S, 2, H, D) -> two views (B, H, S, D).
+/// k and v from a packed pair, with the head axis moved to the front: (B, S, 2, H, D) -> two views (B, H, S, D).
 pub(crate) fn split_kv(kv: &Tensor) -> Result<(Tensor, Tensor)> {
     Ok((packed_part(kv, 0)?, packed_part(kv, 1)?))
 }

@@ -1,14 +1,14 @@
-//! `config.json` in its own words.
+//! GPT-2's `config.json`.
 
 use candle_core::{Result, Tensor};
 use gpt2_kernels::Implementation;
 use gpt2_kernels::attention::HeadLayout;
 use serde::{Deserialize, Serialize};
 
-/// GPT-2's configuration, field by field as `config.json` names it.
+/// GPT-2's configuration, with the field names of `config.json`.
 ///
-/// A field that a file leaves out takes transformers' default, which is GPT-2 small's value. Fields that
-/// change no number of a forward pass (`summary_*`, `use_cache`, ..) are read past.
+/// A field missing from the file takes transformers' default, which is GPT-2 small's value. Fields that
+/// do not affect a forward pass (`summary_*`, `use_cache`, ..) are ignored.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Config {
@@ -23,32 +23,32 @@ pub struct Config {
     /// L, the number of blocks.
     #[serde(alias = "num_hidden_layers")]
     pub n_layer: usize,
-    /// H, the heads of a block; divides `n_embd`.
+    /// H, the number of heads per block; divides `n_embd`.
     #[serde(alias = "num_attention_heads")]
     pub n_head: usize,
-    /// The width inside the MLP; `None` is `4 * n_embd`.
+    /// The width inside the MLP; `None` means `4 * n_embd`.
     pub n_inner: Option<usize>,
     /// The MLP's non-linearity.
     pub activation_function: Activation,
-    /// Dropout on what attention and the MLP add to the residual stream, while training: see
+    /// Dropout on what attention and the MLP add to the residual stream, during training: see
     /// [`Training`](crate::training::Training).
     pub resid_pdrop: f64,
-    /// Dropout on the embeddings, while training.
+    /// Dropout on the embeddings, during training.
     pub embd_pdrop: f64,
-    /// Dropout on the attention weights, while training.
+    /// Dropout on the attention weights, during training.
     pub attn_pdrop: f64,
-    /// The constant under the root of every layer norm.
+    /// The constant under the square root in every layer norm.
     pub layer_norm_epsilon: f64,
     /// The standard deviation of the initial weights.
     pub initializer_range: f64,
     /// Whether scores are divided by `sqrt(D)`.
     pub scale_attn_weights: bool,
-    /// Whether scores are divided by the layer's number, counted from 1, too.
+    /// Whether scores are also divided by the layer's number, counted from 1.
     pub scale_attn_by_inverse_layer_idx: bool,
     /// Whether scores are computed in f32 and scaled first. Here they always are, so both values give
-    /// the same result; the flag is kept for the file.
+    /// the same result; the field exists only to preserve the file's value.
     pub reorder_and_upcast_attn: bool,
-    /// Whether blocks attend to an encoder, too. Not supported: refused by [`validate`](Self::validate).
+    /// Whether blocks also attend to an encoder. Not supported: [`validate`](Self::validate) rejects it.
     pub add_cross_attention: bool,
     /// Whether `lm_head` is `wte`.
     pub tie_word_embeddings: bool,
@@ -56,17 +56,17 @@ pub struct Config {
     pub bos_token_id: Option<u32>,
     /// The token or tokens that end a text.
     pub eos_token_id: Option<TokenIds>,
-    /// `"gpt2"`, where the file says; anything else is refused.
+    /// The model type if the file names one: only `"gpt2"` is accepted.
     pub model_type: String,
     /// Which code computes attention and, on GPUs, the layers around it; not part of the file.
     #[serde(skip)]
     pub attn_implementation: Implementation,
-    /// What a quantised checkpoint says of itself. Not supported: refused where it is present.
+    /// The settings of a quantised checkpoint. Not supported: any value is rejected.
     #[serde(skip_serializing)]
     pub quantization_config: Option<serde::de::IgnoredAny>,
 }
 
-/// One token id or several: `config.json` writes either.
+/// One token id or several: `config.json` allows both.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged, expecting = "expected a token id or a list of them")]
 pub enum TokenIds {
@@ -90,8 +90,9 @@ impl TokenIds {
 /// The activation functions that GPT-2 checkpoints use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum Activation {
-    /// GELU in its tanh form, `0.5x(1 + tanh(√(2/π)(x + 0.044715x³)))`: the original's.
+    /// GELU in its tanh form, `0.5x(1 + tanh(√(2/π)(x + 0.044715x³)))`, as in the original GPT-2.
     #[default]
     GeluNew,
     /// The same function under PyTorch's name.
@@ -199,7 +200,7 @@ impl Config {
         self.n_embd / self.n_head.max(1)
     }
 
-    /// How the heads lie in the channels.
+    /// How the heads are laid out in the channels.
     #[must_use]
     pub fn heads(&self) -> HeadLayout {
         HeadLayout::all(self.n_head, self.head_dim())
@@ -224,17 +225,24 @@ impl Config {
         scale
     }
 
+    /// The deviation of the projections that add to the residual stream, `initializer_range / sqrt(2L)`:
+    /// Radford et al. 2019, §2.3, with one addition for each of the 2L sublayers.
+    #[must_use]
+    pub fn residual_stdev(&self) -> f64 {
+        self.initializer_range / (2.0 * self.n_layer as f64).sqrt()
+    }
+
     /// Whether `id` ends a text.
     #[must_use]
     pub fn is_eos(&self, id: u32) -> bool {
         self.eos_token_id.as_ref().is_some_and(|ids| ids.as_slice().contains(&id))
     }
 
-    /// Refuses, each by its name in `config.json`, all that this crate cannot compute.
+    /// Rejects everything that this crate cannot compute, naming each field as in `config.json`.
     ///
     /// # Errors
-    /// For a size that is 0 or beyond reason, an `n_embd` that `n_head` does not divide, a dropout outside
-    /// 0..1, and each unsupported flag.
+    /// For a size that is 0 or unreasonably large, an `n_embd` that `n_head` does not divide, a dropout
+    /// rate outside 0..1, and every unsupported flag.
     pub fn validate(&self) -> Result<()> {
         let problems = self.problems();
         if problems.is_empty() {
@@ -245,7 +253,7 @@ impl Config {
 
     fn problems(&self) -> Vec<String> {
         let mut problems = vec![];
-        // The limits are far above any GPT-2; a wrong number beyond them cannot be meant.
+        // The limits are far above any GPT-2, so a number beyond them must be a mistake.
         for (name, value, limit) in [
             ("vocab_size", self.vocab_size, 1 << 24),
             ("n_positions", self.n_positions, 1 << 24),

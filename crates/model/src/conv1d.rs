@@ -1,7 +1,7 @@
 //! `Conv1D`, GPT-2's linear layer: `y = x·W + b` with W stored (in, out).
 //!
 //! The name is the original's (a convolution of width 1); the layout is the transpose of PyTorch's
-//! `Linear`. `c_proj` is square, so a wrong transpose would load without a word.
+//! `Linear`. `c_proj` is square, so a transposed weight would load without an error.
 
 use crate::linear::{Dense, Epilogue, LinearLayer};
 use crate::parameters::Visitor;
@@ -18,17 +18,21 @@ pub struct Conv1D {
 }
 
 impl Conv1D {
-    /// Loads `weight` (`n_in`, `n_out`) and `bias` (`n_out`); where `vb` creates variables, the weight is
-    /// drawn from a normal distribution of deviation `stdev` and the bias is 0.
+    /// Loads `weight` (`n_in`, `n_out`) and `bias` (`n_out`). If `vb` creates variables, the weight is
+    /// drawn from a normal distribution with standard deviation `stdev` and the bias is 0.
     ///
     /// # Errors
     /// When a tensor is missing or has another shape.
     pub fn load(vb: VarBuilder, n_in: usize, n_out: usize, stdev: f64) -> Result<Self> {
-        let dispatch = Dispatch::new(Implementation::Auto, vb.device(), vb.dtype());
+        let dispatch = Dispatch::new(Implementation::Auto, vb.device());
         Self::load_for(vb, n_in, n_out, stdev, dispatch)
     }
 
-    pub(crate) fn load_for(
+    /// As [`load`](Self::load), for the code that `dispatch` names.
+    ///
+    /// # Errors
+    /// When a tensor is missing or has another shape.
+    pub fn load_for(
         vb: VarBuilder,
         n_in: usize,
         n_out: usize,
@@ -38,6 +42,12 @@ impl Conv1D {
         let weight = vb.get_with_hints((n_in, n_out), "weight", Init::Randn { mean: 0., stdev })?;
         let bias = vb.get_with_hints(n_out, "bias", Init::Const(0.))?;
         Ok(Self { layer: Arc::new(Dense::new(weight, bias, dispatch)?) })
+    }
+
+    /// A layer of any kind, see [`crate::linear`].
+    #[must_use]
+    pub fn from_layer(layer: Arc<dyn LinearLayer>) -> Self {
+        Self { layer }
     }
 
     /// A dense layer.
@@ -52,10 +62,10 @@ impl Conv1D {
         Ok(Self { layer: Arc::new(Dense::new(weight, bias, dispatch)?) })
     }
 
-    /// The same place with `layer` in it, see [`crate::linear`].
+    /// The same layer of the model, computed by `layer`; see [`crate::linear`].
     ///
     /// # Errors
-    /// When `layer` is of another shape.
+    /// When `layer` has another shape.
     pub fn with_layer(&self, layer: impl LinearLayer + 'static) -> Result<Self> {
         if layer.shape() != self.shape() {
             candle_core::bail!(
@@ -76,12 +86,12 @@ impl Conv1D {
     /// W, (in, out).
     ///
     /// # Errors
-    /// When the layer cannot make a dense one.
+    /// When the layer cannot produce a dense weight.
     pub fn weight(&self) -> Result<Tensor> {
         self.layer.weight()
     }
 
-    /// b, (out), where the layer has one: those of GPT-2's checkpoints do.
+    /// b, (out), if the layer has a bias; the layers of GPT-2's checkpoints do.
     #[must_use]
     pub fn bias(&self) -> Option<&Tensor> {
         self.layer.bias()
@@ -109,12 +119,12 @@ impl Conv1D {
         self.layer.forward(x, Epilogue::Gelu)
     }
 
-    /// Some of the outputs alone: (.., in) -> (.., `columns.len()`)
+    /// Computes only some of the outputs: (.., in) -> (.., `columns.len()`)
     pub(crate) fn forward_columns(&self, x: &Tensor, columns: Range<usize>) -> Result<Tensor> {
         self.layer.forward_columns(x, columns)
     }
 
-    /// Names the layer's parameters.
+    /// Visits the layer's parameters.
     pub fn visit(&self, visitor: &mut Visitor) {
         self.layer.visit(visitor);
     }
@@ -137,7 +147,7 @@ mod tests {
 
     #[test]
     fn multiplies_from_the_left_without_a_transpose() -> Result<()> {
-        // A square weight, so that x·Wᵀ would have the right shape and the wrong values.
+        // A square weight, so that x·Wᵀ would have the right shape but the wrong values.
         let layer = Conv1D::new(
             Tensor::new(&[[1f32, 2.], [3., 4.]], &Device::Cpu)?,
             Tensor::new(&[10f32, 20.], &Device::Cpu)?,
@@ -147,7 +157,7 @@ mod tests {
         Ok(())
     }
 
-    /// A layer that computes all of its outputs, as one of a user's own may.
+    /// A layer that always computes all of its outputs, as a user's own layer might.
     #[derive(Debug)]
     struct Doubled(Tensor, Tensor);
 
@@ -175,7 +185,7 @@ mod tests {
         };
         let (w, b) = (numbers((3, 4), 0.1)?, numbers((1, 4), 0.3)?.squeeze(0)?);
         let dense = Conv1D::new((&w * 2.0)?, b.clone())?;
-        let own = Conv1D::new(w.zeros_like()?, b.zeros_like()?)?.with_layer(Doubled(w, b))?;
+        let own = Conv1D::from_layer(Arc::new(Doubled(w, b)));
         let (x, residual) = (numbers((5, 3), 0.2)?, numbers((5, 4), 0.5)?);
         for (got, expected) in [
             (own.forward(&x)?, dense.forward(&x)?),

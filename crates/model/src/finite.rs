@@ -1,4 +1,4 @@
-//! Numbers that are not finite: whether there are any, and where in a run they begin.
+//! Finds numbers that are not finite: whether there are any, and where in a run they first appear.
 
 use crate::hooks::{At, Chain, Hooks, Point};
 use crate::{ForwardArgs, Gpt2LMHeadModel};
@@ -14,18 +14,19 @@ pub fn all_finite(x: &Tensor) -> Result<bool> {
     let x = x.to_dtype(gpt2_kernels::accumulator(x.dtype()))?;
     // Not every device has f64.
     let sum = |x: &Tensor| x.sum_all()?.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.to_scalar::<f64>();
-    // No sum with a NaN or an infinity is finite. One that overflows is asked again, of zeros: 0 times either is NaN.
+    // A sum that includes NaN or infinity is not finite. A sum that merely overflows is told apart by multiplying by
+    // 0 first: 0 times NaN or infinity is NaN.
     Ok(sum(&x)?.is_finite() || sum(&x.affine(0.0, 0.0)?)? == 0.0)
 }
 
-/// Where a run first holds a number that is not finite.
+/// Where a run first produces a number that is not finite.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NotFinite {
     /// The first place in the model, in the order of the forward pass.
     pub point: Point,
-    /// The parameter just before that place which holds such a number itself; `None` where all parameters there are
-    /// finite, and their results overflow.
+    /// A parameter just before that place that itself holds such a number; `None` if all parameters there are
+    /// finite and their results overflow.
     pub parameter: Option<String>,
     /// The dtype that the model computes in.
     pub dtype: DType,
@@ -37,7 +38,7 @@ impl fmt::Display for NotFinite {
             write!(f, "layer {layer}: ")?;
         }
         match &self.parameter {
-            Some(name) => write!(f, "{name} holds NaN or infinity, seen first at {}", self.point),
+            Some(name) => write!(f, "{name} holds NaN or infinity, first seen at {}", self.point),
             None => write!(
                 f,
                 "{} overflows in {}, although the weights that lead to it are finite",
@@ -49,14 +50,14 @@ impl fmt::Display for NotFinite {
 }
 
 impl Gpt2LMHeadModel {
-    /// Runs the model over `input_ids` under `hooks` and looks at every [`Point`], in order, for the first whose value is
-    /// not finite; `None` where all are. As slow as a run that hands out all attention weights.
+    /// Runs the model over `input_ids` under `hooks` and looks at every [`Point`], in order, for the first whose value
+    /// is not finite; returns `None` if all are finite. This is as slow as a run that returns all attention weights.
     ///
     /// # Shapes
     /// `input_ids` (B, T)
     ///
     /// # Errors
-    /// As [`forward`](Self::forward).
+    /// The errors of [`forward`](Self::forward).
     pub fn first_not_finite(
         &self,
         input_ids: &Tensor,
@@ -69,7 +70,7 @@ impl Gpt2LMHeadModel {
         let mut damaged = None;
         let before = point.parameters();
         for (name, tensor) in self.named_parameters() {
-            // A tied head is listed as the embedding alone.
+            // A tied head is listed only as the embedding.
             let is_before =
                 before.contains(&name) || (self.is_tied() && point == Point::Logits && name == "wte.weight");
             if is_before && !all_finite(&tensor)? {
@@ -101,7 +102,7 @@ impl Hooks for Watch {
 }
 
 impl Point {
-    /// The parameters between the point before this one and this one, by their names in a checkpoint.
+    /// The parameters between the previous point and this one, by their names in a checkpoint.
     fn parameters(&self) -> Vec<String> {
         let names: &[&str] = match self {
             Self::ResidPre(0) => &["wte", "wpe"],
@@ -129,7 +130,7 @@ mod tests {
     use crate::{Config, init};
     use candle_nn::VarMap;
 
-    /// A small model whose variables can be changed.
+    /// A small model with variables that a test can change.
     fn model(dtype: DType) -> Result<(VarMap, Gpt2LMHeadModel)> {
         let config =
             Config { n_layer: 2, n_head: 2, n_embd: 8, n_positions: 16, vocab_size: 11, ..Config::gpt2() };
@@ -165,7 +166,7 @@ mod tests {
                 assert!(!all_finite(&bad)?, "{dtype:?}");
             }
         }
-        // The sum of what is finite may overflow; that makes it no less finite.
+        // A sum of finite numbers can overflow, but the numbers are still finite.
         assert!(all_finite(&Tensor::new(&[f32::MAX, f32::MAX], &Device::Cpu)?)?);
         Ok(())
     }
@@ -184,7 +185,7 @@ mod tests {
             ("h.1.attn.c_proj.bias", Point::AttnOut(1)),
             ("ln_f.bias", Point::LnFinal),
             ("wpe.weight", Point::ResidPre(0)),
-            // No token of the text, and so first seen where every row is an output.
+            // Not a token of the text, so it first shows in the logits, where every row is an output.
             ("wte.weight", Point::Logits),
         ] {
             let found = with(name, f32::NAN, DType::F32)?.first_not_finite(&ids()?, None)?.expect("a NaN");

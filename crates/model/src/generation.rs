@@ -1,7 +1,7 @@
 //! Generation: the decode loop over a cache, and the choice of the next token.
 //!
-//! The order of the steps is that of transformers' `generate`: repetition penalty, temperature, top-k,
-//! top-p, draw.
+//! The steps run in the same order as in transformers' `generate`: repetition penalty, temperature,
+//! top-k, top-p, draw.
 
 use crate::hooks::Hooks;
 use crate::mask::{left_padding, position_ids};
@@ -10,17 +10,17 @@ use candle_core::{D, DType, Result, Tensor};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-/// How the next token is chosen from the logits.
+/// How to choose the next token from the logits.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sampling {
-    /// Divides the logits; 0 always takes the most probable token (greedy).
+    /// Divides the logits; 0 always picks the most probable token (greedy decoding).
     pub temperature: f64,
     /// Keep only the k most probable tokens.
     pub top_k: Option<usize>,
     /// Keep the fewest tokens whose probabilities sum to p (nucleus sampling, Holtzman et al. 2020).
     pub top_p: Option<f64>,
-    /// Makes every token that the text holds already less probable: positive logits are divided by it,
-    /// negative ones multiplied (Keskar et al. 2019). 1 changes nothing.
+    /// Makes every token that already occurs in the text less probable: it divides positive logits and
+    /// multiplies negative ones (Keskar et al. 2019). 1 changes nothing.
     pub repetition_penalty: f64,
     /// The same seed gives the same text.
     pub seed: u64,
@@ -33,16 +33,16 @@ impl Default for Sampling {
 }
 
 impl Sampling {
-    /// Always the most probable token.
+    /// Always picks the most probable token.
     #[must_use]
     pub fn greedy() -> Self {
         Self { temperature: 0.0, ..Self::default() }
     }
 
-    /// Refuses values that have no meaning.
+    /// Rejects meaningless values.
     ///
     /// # Errors
-    /// For a negative temperature, a `top_k` of 0, a `top_p` outside (0, 1] and a penalty not above 0.
+    /// For a negative temperature, a `top_k` of 0, a `top_p` outside (0, 1] or a penalty that is not above 0.
     pub fn validate(&self) -> Result<()> {
         if !(self.temperature >= 0.0 && self.temperature.is_finite()) {
             candle_core::bail!("temperature is {}, expected a finite number of at least 0", self.temperature)
@@ -55,7 +55,7 @@ impl Sampling {
         {
             candle_core::bail!("top_p is {p}, expected above 0 and at most 1")
         }
-        #[allow(clippy::cast_possible_truncation)] // logits are f32, and so is what divides them
+        #[allow(clippy::cast_possible_truncation)] // logits are f32, so they are divided in f32
         let penalty = self.repetition_penalty as f32;
         if !(penalty >= f32::MIN_POSITIVE && penalty.is_finite()) {
             candle_core::bail!(
@@ -70,7 +70,7 @@ impl Sampling {
     fn choose(&self, logits: &mut [f32], text: &[u32], rng: &mut ChaCha8Rng) -> Result<u32> {
         self.penalise(logits, text);
         if let Some(i) = logits.iter().position(|l| !l.is_finite()) {
-            candle_core::bail!("the logit of token {i} is {}, which is no number to choose by", logits[i])
+            candle_core::bail!("the logit of token {i} is {}, so no token can be chosen", logits[i])
         }
         if self.temperature == 0.0 {
             let best =
@@ -79,7 +79,8 @@ impl Sampling {
         }
         let kept = self.keep(logits);
         let total: f64 = kept.iter().map(|(_, p)| p).sum();
-        // One draw a step whatever is kept, so that a step's number does not depend on the filters.
+        // One draw per step, however many tokens are kept, so that a step's random number does not
+        // depend on the filters.
         let mut rest = rng.random::<f64>() * total;
         for (i, p) in &kept {
             rest -= p;
@@ -107,7 +108,7 @@ impl Sampling {
         }
     }
 
-    /// The tokens that may be drawn with their probabilities (not normalised), most probable first.
+    /// The tokens to draw from, with their probabilities (not normalised), most probable first.
     fn keep(&self, logits: &[f32]) -> Vec<(usize, f64)> {
         let descending = |a: &(usize, f64), b: &(usize, f64)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
         let mut kept: Vec<(usize, f64)> = logits.iter().map(|&l| f64::from(l)).enumerate().collect();
@@ -137,12 +138,13 @@ fn id(index: usize) -> Result<u32> {
     u32::try_from(index).map_err(candle_core::Error::wrap)
 }
 
-/// Generates one token a row and step: an iterator over `Vec<Option<u32>>`, `None` for a row that has
-/// ended. It ends when every row has, or after `max_new_tokens` steps.
+/// Generates one token per row in each step: an iterator over `Vec<Option<u32>>`, with `None` for a
+/// row that has ended. It ends when every row has ended, or after `max_new_tokens` steps.
 ///
-/// Prompts of different lengths are padded on the left and masked, with positions of their own, so each
-/// row gets the text that it gets alone. That holds for sampling, too: every row draws from the same
-/// numbers, so a text depends on its prompt and the seed, and on nothing else in the batch.
+/// Prompts of different lengths are padded on the left and masked, and each row has its own positions,
+/// so each row gets the same text as it would alone. This also holds for sampling: every row draws from
+/// the same random numbers, so a text depends only on its prompt and the seed, not on the rest of the
+/// batch.
 #[derive(Debug)]
 pub struct Generation<'a> {
     model: &'a Gpt2LMHeadModel,
@@ -160,10 +162,10 @@ pub struct Generation<'a> {
 }
 
 impl<'a> Generation<'a> {
-    /// Prepares generation of up to `max_new_tokens` after each of `prompts`.
+    /// Prepares to generate up to `max_new_tokens` tokens after each of `prompts`.
     ///
     /// # Errors
-    /// When a prompt is empty, the sampling values have no meaning, or the longest prompt and the new
+    /// When a prompt is empty, the sampling values are meaningless, or the longest prompt and the new
     /// tokens together exceed the model's positions.
     pub fn new(
         model: &'a Gpt2LMHeadModel,
@@ -178,7 +180,7 @@ impl<'a> Generation<'a> {
         let lengths: Vec<usize> = prompts.iter().map(Vec::len).collect();
         let width = lengths.iter().copied().max().unwrap_or(0);
         let n = model.config().n_positions;
-        // The last new token is handed back and never read.
+        // The last new token is returned but never fed back to the model.
         let capacity = width.saturating_add(max_new_tokens.saturating_sub(1));
         if capacity > n {
             candle_core::bail!(
@@ -208,13 +210,13 @@ impl<'a> Generation<'a> {
         })
     }
 
-    /// The same with hooks in every pass: the first over the prompts, then one a new token.
+    /// Adds hooks to every pass: the first pass over the prompts, then one pass per new token.
     #[must_use]
     pub fn with_hooks(self, hooks: &'a dyn Hooks) -> Self {
         Self { hooks: Some(hooks), ..self }
     }
 
-    /// Each row's text so far, the prompt and what was generated.
+    /// Each row's text so far: the prompt and the generated tokens.
     #[must_use]
     pub fn texts(&self) -> &[Vec<u32>] {
         &self.texts
@@ -223,7 +225,7 @@ impl<'a> Generation<'a> {
     fn step(&mut self) -> Result<Vec<Option<u32>>> {
         let t = self.next_input.dim(1)?;
         let s = self.cache.len() + t;
-        // Row lengths grow with the steps; the padding stays where it was.
+        // Rows grow with each step, but the padding stays the same.
         let grown: Vec<usize> = self.lengths.iter().map(|l| l + s - self.width).collect();
         let padded = self.lengths.iter().any(|&l| l != self.width);
         let mask = if padded { Some(left_padding(&grown, s, self.next_input.device())?) } else { None };
@@ -331,10 +333,10 @@ mod tests {
     fn top_p_is_a_part_of_what_temperature_and_top_k_leave() {
         let logits = [3f32, 2., 1., 0.]; // 0.644, 0.237, 0.087, 0.032
         let kept = |s: Sampling| s.keep(&logits).len();
-        // The two most probable are 0.731 and 0.269 of the two.
+        // Of the two most probable tokens, the first has 0.731 and the second 0.269.
         assert_eq!(kept(Sampling { top_k: Some(2), top_p: Some(0.7), ..Sampling::default() }), 1);
         assert_eq!(kept(Sampling { top_k: Some(2), top_p: Some(0.75), ..Sampling::default() }), 2);
-        // At temperature 0.5 the first is 0.865 of all.
+        // At temperature 0.5 the first token alone has 0.865.
         assert_eq!(kept(Sampling { temperature: 0.5, top_p: Some(0.8), ..Sampling::default() }), 1);
         assert_eq!(kept(Sampling { top_p: Some(0.8), ..Sampling::default() }), 2);
     }

@@ -1,8 +1,8 @@
 //! GPT-2's initial weights from a seed: normal 0.02, residual projections scaled by `1/sqrt(2L)`.
 //!
 //! Candle's CPU generator cannot be seeded, so the numbers come from ChaCha8, a counter-based generator.
-//! Each tensor has a stream of its own, chosen by its name: neither the order of loading nor another
-//! tensor's size changes it.
+//! Each tensor has its own stream, chosen by its name, so neither the loading order nor another tensor's
+//! size changes its numbers.
 
 use crate::Config;
 use candle_core::{DType, Device, Result, Shape, Tensor, Var};
@@ -12,27 +12,28 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, Normal, Uniform};
 
-/// A builder of random weights that are constants: for inference, benchmarks and tests.
+/// A builder that creates random weights as constants: for inference, benchmarks and tests.
 #[must_use]
 pub fn seeded(seed: u64, dtype: DType, device: &Device) -> VarBuilder<'static> {
     VarBuilder::from_backend(Box::new(Seeded { seed, variables: None }), dtype, device.clone())
 }
 
-/// A builder of random weights that are variables, kept in `variables`: for training.
+/// A builder that creates random weights as variables and keeps them in `variables`: for training.
 #[must_use]
 pub fn seeded_variables(seed: u64, variables: &VarMap, dtype: DType, device: &Device) -> VarBuilder<'static> {
     let backend = Seeded { seed, variables: Some(variables.clone()) };
     VarBuilder::from_backend(Box::new(backend), dtype, device.clone())
 }
 
-/// Position embeddings (N, C) that begin as sinusoids (Vaswani et al. 2017, §3.5) of the deviation
-/// `initializer_range`, in place of GPT-2's random ones.
+/// Initial position embeddings (N, C) made of sinusoids (Vaswani et al. 2017, §3.5) with standard
+/// deviation `initializer_range`, instead of GPT-2's random ones.
 ///
-/// Neighbours then differ alike everywhere, so a small model on little text finds relative positions
-/// (the previous token, first of all) without learning each of N vectors apart.
+/// Neighbouring positions then differ in the same way everywhere, so a small model trained on little
+/// text can find relative positions (above all the previous token) without learning each of N
+/// vectors separately.
 ///
 /// # Errors
-/// When the device refuses.
+/// When the device cannot allocate them.
 pub fn sinusoids(config: &Config, dtype: DType, device: &Device) -> Result<Tensor> {
     let (n, c) = (config.n_positions, config.n_embd);
     // A sine's mean square is 1/2.
@@ -74,7 +75,7 @@ impl SimpleBackend for Seeded {
     }
 
     fn contains_tensor(&self, _: &str) -> bool {
-        false // nothing is stored: every tensor is made when it is asked for
+        false // nothing is stored: every tensor is created on request
     }
 }
 
@@ -113,7 +114,7 @@ fn fnv1a(name: &str) -> u64 {
 mod tests {
     use super::*;
 
-    /// Vaswani et al. 2017, §3.5, by hand: `sin` and `cos` of `p / 10000^(2i / C)`.
+    /// Vaswani et al. 2017, §3.5, computed by hand: `sin` and `cos` of `p / 10000^(2i / C)`.
     #[test]
     fn positions_begin_as_sinusoids() -> Result<()> {
         let config =

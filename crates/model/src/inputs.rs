@@ -1,9 +1,9 @@
-//! What a forward pass refuses of its inputs.
+//! Checks on the inputs of a forward pass.
 
 use candle_core::{DType, Result, Tensor};
 
-/// The ids as a flat u32 tensor, which every device can gather by; refuses the first that is not in
-/// `0..limit`.
+/// Returns the ids as a flat u32 tensor, a dtype that every device can gather with. Fails on the
+/// first id that is not in `0..limit`.
 pub(crate) fn check_below(what: &str, ids: &Tensor, limit: usize, limit_name: &str) -> Result<Tensor> {
     if ids.dtype().is_float() {
         candle_core::bail!("{what}s must be integers, got {:?}", ids.dtype())
@@ -16,8 +16,8 @@ pub(crate) fn check_below(what: &str, ids: &Tensor, limit: usize, limit_name: &s
     }
 }
 
-/// Refuses a mask (B, S) with padding before a visible token: default positions count columns, so that the row would
-/// not give what it gives alone.
+/// Rejects a mask (B, S) with padding before a visible token: default positions count columns, so the row would not
+/// give the same result as it does alone.
 pub(crate) fn refuse_padding_before_a_token(mask: &Tensor) -> Result<()> {
     for (i, row) in mask.to_vec2::<u8>()?.iter().enumerate() {
         let visible = row.iter().rposition(|&visible| visible != 0).map_or(0, |last| last + 1);
@@ -31,7 +31,7 @@ pub(crate) fn refuse_padding_before_a_token(mask: &Tensor) -> Result<()> {
     Ok(())
 }
 
-/// Refuses targets that are not one for each id.
+/// Fails unless there is one target for each id.
 pub(crate) fn check_targets(input_ids: &Tensor, targets: &Tensor) -> Result<()> {
     if input_ids.dims() != targets.dims() {
         candle_core::bail!(

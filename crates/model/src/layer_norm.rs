@@ -22,11 +22,15 @@ impl LayerNorm {
     /// # Errors
     /// When a tensor is missing or has another shape.
     pub fn load(vb: VarBuilder, width: usize, eps: f64) -> Result<Self> {
-        let dispatch = Dispatch::new(Implementation::Auto, vb.device(), vb.dtype());
+        let dispatch = Dispatch::new(Implementation::Auto, vb.device());
         Self::load_for(vb, width, eps, dispatch)
     }
 
-    pub(crate) fn load_for(vb: VarBuilder, width: usize, eps: f64, dispatch: Dispatch) -> Result<Self> {
+    /// As [`load`](Self::load), for the code that `dispatch` names.
+    ///
+    /// # Errors
+    /// When a tensor is missing or has another shape.
+    pub fn load_for(vb: VarBuilder, width: usize, eps: f64, dispatch: Dispatch) -> Result<Self> {
         Ok(Self {
             weight: vb.get_with_hints(width, "weight", Init::Const(1.))?,
             bias: vb.get_with_hints(width, "bias", Init::Const(0.))?,
@@ -35,7 +39,7 @@ impl LayerNorm {
         })
     }
 
-    /// Names `weight` and `bias`.
+    /// Visits `weight` and `bias`.
     pub fn visit(&self, visitor: &mut Visitor) {
         visitor.parameter("weight", Role::NormWeight, &self.weight);
         visitor.parameter("bias", Role::NormBias, &self.bias);

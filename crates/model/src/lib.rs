@@ -1,9 +1,9 @@
 //! GPT-2 for [Candle](https://github.com/huggingface/candle): [`CausalSelfAttention`] with the fused
 //! `c_attn`/`c_proj` layout and the `bias` triangle of the original, and the model around it.
 //!
-//! Fields bear the checkpoint's names, and [`Conv1D`] keeps its (in, out) layout, so nothing is
-//! transposed or renamed on the way in or out. The crate reads and writes no file: a model is built
-//! from a [`VarBuilder`](candle_nn::VarBuilder), wherever its tensors come from.
+//! Fields have the checkpoint's names, and [`Conv1D`] keeps its (in, out) layout, so loading and
+//! saving transpose and rename nothing. The crate reads and writes no files: it builds a model from
+//! a [`VarBuilder`](candle_nn::VarBuilder), wherever the tensors come from.
 //!
 //! ```
 //! use candle_core::{DType, Device, Tensor};
@@ -58,12 +58,13 @@ pub use attention::CausalSelfAttention;
 pub use block::{Block, BlockOutput};
 pub use cache::{KvCache, LayerCache};
 pub use candle_core;
+pub use candle_nn;
 pub use config::Config;
 pub use conv1d::Conv1D;
 pub use forward::{CausalLMOutput, ChosenWeights, ForwardArgs, ModelOutput};
 pub use generation::{Generation, Sampling};
-pub use gpt2_kernels::Implementation;
 pub use gpt2_kernels::attention::{CausalBias, Chosen, HeadLayout, Summary};
+pub use gpt2_kernels::{Dispatch, Implementation};
 pub use layer_norm::LayerNorm;
 pub use lm::Gpt2LMHeadModel;
 pub use lm_head::LmHead;
@@ -72,7 +73,7 @@ pub use model::Gpt2Model;
 pub use pass::Pass;
 pub use training::Training;
 
-// The example of the README is a test.
+// Runs the README's example as a test.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 mod readme {}

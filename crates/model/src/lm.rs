@@ -10,7 +10,7 @@ use crate::{Config, Gpt2Model, LmHead};
 use candle_core::{DType, Module, Result, Tensor};
 use candle_nn::VarBuilder;
 
-/// `wte` itself where `head` holds the same numbers, so that the two share their memory; else `head`.
+/// Returns `wte` itself if `head` holds the same numbers, so that the two share memory; otherwise `head`.
 fn tied_if_equal(head: Tensor, wte: &Tensor) -> Result<Tensor> {
     let differing = head.ne(wte)?.to_dtype(DType::U32)?.sum_all()?.to_scalar::<u32>()?;
     Ok(if differing == 0 { wte.clone() } else { head })
@@ -21,16 +21,16 @@ fn tied_if_equal(head: Tensor, wte: &Tensor) -> Result<Tensor> {
 pub struct Gpt2LMHeadModel {
     /// The transformer.
     pub transformer: Gpt2Model,
-    /// The output projection, from C to V; its weight is `transformer.wte` itself where the two are tied.
+    /// The output projection, from C to V; if it is tied, its weight is `transformer.wte` itself.
     pub lm_head: LmHead,
 }
 
 impl Gpt2LMHeadModel {
-    /// Loads the model from names with the prefix `transformer.` or without it.
+    /// Loads the model from names with or without the prefix `transformer.`.
     ///
-    /// Checkpoints differ in what they save of a tied embedding. Where only one of `wte.weight` and
-    /// `lm_head.weight` is there, it serves as both; where both are there and differ, each is used, as
-    /// transformers has it.
+    /// Checkpoints differ in how they save a tied embedding. If only one of `wte.weight` and
+    /// `lm_head.weight` exists, it serves as both; if both exist and differ, each is used, as in
+    /// transformers.
     ///
     /// # Errors
     /// When the config is not valid, or a tensor is missing or has another shape.
@@ -69,14 +69,14 @@ impl Gpt2LMHeadModel {
         self.lm_head.shares(&self.transformer.wte)
     }
 
-    /// Runs the model over `input_ids`, after what the cache holds.
+    /// Runs the model over `input_ids`, which follow the tokens in the cache.
     ///
     /// # Shapes
     /// `input_ids` (B, T), any integer dtype -> see [`CausalLMOutput`]
     ///
     /// # Errors
     /// For an empty prompt, an id of V or above, more than N positions, shapes that do not fit, padding before a token
-    /// without position ids, weights of a layer, head or query that is not there, and what a hook refuses.
+    /// without position ids, weights of a layer, head or query that does not exist, and errors from hooks.
     pub fn forward(&self, input_ids: &Tensor, args: ForwardArgs) -> Result<CausalLMOutput> {
         let (hooks, past, cached) =
             (args.hooks, args.cache.as_ref().map_or(0, |cache| cache.len()), args.cache.is_some());
@@ -86,9 +86,9 @@ impl Gpt2LMHeadModel {
         Ok(CausalLMOutput { logits, transformer })
     }
 
-    /// The mean cross-entropy in nats of predicting `targets`; differentiable. As [`cross_entropy`] of the logits,
-    /// which in f32 on the CPU are never held together (but in builds with `mkl` or `accelerate`): they are the
-    /// largest tensors of a training step.
+    /// The mean cross-entropy in nats of predicting `targets`; differentiable. The result is the [`cross_entropy`]
+    /// of the logits, but in f32 on the CPU the logits, the largest tensors of a training step, are never all in
+    /// memory at once (except in builds with `mkl` or `accelerate`).
     ///
     /// [`cross_entropy`]: crate::training::cross_entropy
     ///
@@ -96,16 +96,16 @@ impl Gpt2LMHeadModel {
     /// `input_ids` (B, T), `targets` (B, T): the token that follows each -> scalar
     ///
     /// # Errors
-    /// As [`forward`](Self::forward), and for targets that do not fit.
+    /// The errors of [`forward`](Self::forward), and targets that do not fit.
     pub fn loss(&self, input_ids: &Tensor, targets: &Tensor, training: Option<Training>) -> Result<Tensor> {
         check_targets(input_ids, targets)?;
         let output = self.transformer.forward(input_ids, ForwardArgs { training, ..Default::default() })?;
         self.lm_head.cross_entropy(&output.last_hidden_state, targets)
     }
 
-    /// Names every parameter, those of the transformer first.
+    /// Visits every parameter, starting with the transformer's.
     pub fn visit(&self, visitor: &mut Visitor) {
         self.transformer.visit(visitor);
-        self.lm_head.visit(&mut visitor.pp("lm_head"), (WTE, &self.transformer.wte));
+        self.lm_head.visit(&mut visitor.pp("lm_head"));
     }
 }

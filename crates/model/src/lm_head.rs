@@ -1,63 +1,67 @@
-//! `lm_head`: from the last hidden state to logits, `x·Wᵀ` with W (V, C).
+//! `lm_head`, which turns the last hidden state into logits: `x·Wᵀ` with W (V, C).
 
-use crate::linear::{Epilogue, LinearLayer, Table};
+use crate::linear::{Epilogue, LinearLayer};
 use crate::parameters::{Role, Visitor};
 use candle_core::{Module, Result, Tensor};
 use std::sync::Arc;
 
 /// The output projection. Clones share the weight.
 #[derive(Debug, Clone)]
-pub struct LmHead {
-    layer: Arc<dyn LinearLayer>,
-    /// W (V, C), where the layer is a dense table.
-    table: Option<Tensor>,
+pub struct LmHead(Kind);
+
+#[derive(Debug, Clone)]
+enum Kind {
+    /// W, (V, C)
+    Table(Tensor),
+    Layer(Arc<dyn LinearLayer>),
 }
 
 impl LmHead {
-    /// A dense projection with this table; tied where it is `wte` itself.
+    /// A dense projection with this table; it is tied if the table is `wte` itself.
     ///
     /// # Shapes
     /// `weight` (V, C)
     ///
     /// # Errors
-    /// When `weight` is not of rank 2.
+    /// When `weight` does not have rank 2.
     pub fn new(weight: Tensor) -> Result<Self> {
-        Ok(Self { table: Some(weight.clone()), layer: Arc::new(Table::new(weight)?) })
+        weight.dims2()?;
+        Ok(Self(Kind::Table(weight)))
     }
 
-    /// The same place with `layer` in it, see [`crate::linear`].
-    ///
-    /// # Errors
-    /// When `layer` is not from C to V.
-    pub fn with_layer(&self, layer: impl LinearLayer + 'static) -> Result<Self> {
-        if layer.shape() != self.layer.shape() {
-            candle_core::bail!(
-                "lm_head: the layer must be {:?} (in, out), got {:?}",
-                self.layer.shape(),
-                layer.shape()
-            )
+    /// A layer of any kind from C to V, see [`crate::linear`].
+    #[must_use]
+    pub fn from_layer(layer: Arc<dyn LinearLayer>) -> Self {
+        Self(Kind::Layer(layer))
+    }
+
+    /// (in, out), which is (C, V).
+    #[must_use]
+    pub fn shape(&self) -> (usize, usize) {
+        match &self.0 {
+            Kind::Table(table) => (table.dims()[1], table.dims()[0]),
+            Kind::Layer(layer) => layer.shape(),
         }
-        Ok(Self { layer: Arc::new(layer), table: None })
     }
 
     /// W, (V, C).
     ///
     /// # Errors
-    /// When the layer cannot make a dense one.
+    /// When the layer cannot produce a dense weight.
     pub fn weight(&self) -> Result<Tensor> {
-        match &self.table {
-            Some(table) => Ok(table.clone()),
-            None => self.layer.weight()?.t(),
+        match &self.0 {
+            Kind::Table(table) => Ok(table.clone()),
+            Kind::Layer(layer) => layer.weight()?.t(),
         }
     }
 
-    /// Whether the table is this tensor.
+    /// Whether the table is this very tensor.
     pub(crate) fn shares(&self, wte: &Tensor) -> bool {
-        self.table.as_ref().is_some_and(|table| table.id() == wte.id())
+        matches!(&self.0, Kind::Table(table) if table.id() == wte.id())
     }
 
-    /// The mean cross-entropy in nats of predicting `targets` from `x`. A dense table's logits are never all in memory, see
-    /// [`gpt2_kernels::linear_cross_entropy`].
+    /// The mean cross-entropy in nats of predicting `targets` from `x`. With a dense table, the logits are never all in
+    /// memory at once; see [`gpt2_kernels::linear_cross_entropy`].
     ///
     /// # Shapes
     /// `x` (B, T, C), `targets` (B, T) -> scalar
@@ -65,19 +69,17 @@ impl LmHead {
     /// # Errors
     /// When a shape does not fit, or a target is not below V.
     pub fn cross_entropy(&self, x: &Tensor, targets: &Tensor) -> Result<Tensor> {
-        match &self.table {
-            Some(table) => gpt2_kernels::linear_cross_entropy(x, table, targets),
-            None => crate::training::cross_entropy(&self.forward(x)?, targets),
+        match &self.0 {
+            Kind::Table(table) => gpt2_kernels::linear_cross_entropy(x, table, targets),
+            Kind::Layer(_) => crate::training::cross_entropy(&self.forward(x)?, targets),
         }
     }
 
-    /// Names the parameters; a table that is `wte` is named as tied to it.
-    pub(crate) fn visit(&self, visitor: &mut Visitor, wte: (&str, &Tensor)) {
-        match &self.table {
-            Some(table) if self.shares(wte.1) => {
-                visitor.tied("weight", Role::OutputProjection, table, wte.0);
-            }
-            _ => self.layer.visit(visitor),
+    /// Names the parameters.
+    pub fn visit(&self, visitor: &mut Visitor) {
+        match &self.0 {
+            Kind::Table(table) => visitor.parameter("weight", Role::OutputProjection, table),
+            Kind::Layer(layer) => layer.visit(visitor),
         }
     }
 }
@@ -88,6 +90,9 @@ impl Module for LmHead {
     /// # Shapes
     /// `x` (.., C) -> (.., V)
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.layer.forward(x, Epilogue::None)
+        match &self.0 {
+            Kind::Table(table) => gpt2_kernels::linear_transposed(x, table),
+            Kind::Layer(layer) => layer.forward(x, Epilogue::None),
+        }
     }
 }

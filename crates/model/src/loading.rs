@@ -1,4 +1,4 @@
-//! What the modules of one model share while they are loaded.
+//! What the modules of one model share while they load.
 
 use crate::{Config, Conv1D, LayerNorm};
 use candle_core::Result;
@@ -7,7 +7,7 @@ use gpt2_kernels::Dispatch;
 use gpt2_kernels::attention::CausalBias;
 use std::fmt::Display;
 
-/// A place in a checkpoint, and what holds for the whole model.
+/// A place in a checkpoint, and the settings of the whole model.
 #[derive(Clone)]
 pub(crate) struct Loading<'a> {
     pub(crate) vb: VarBuilder<'a>,
@@ -21,7 +21,7 @@ pub(crate) struct Loading<'a> {
 
 impl<'a> Loading<'a> {
     pub(crate) fn new(vb: VarBuilder<'a>, config: &'a Config, layer_idx: usize) -> Self {
-        let dispatch = Dispatch::new(config.attn_implementation, vb.device(), vb.dtype());
+        let dispatch = Dispatch::new(config.attn_implementation, vb.device());
         let bias = CausalBias::new(config.n_positions, vb.device());
         Self { vb, config, layer_idx, dispatch, bias }
     }
@@ -36,7 +36,7 @@ impl<'a> Loading<'a> {
         Self { layer_idx, ..self }
     }
 
-    /// A projection of deviation `stdev`.
+    /// A projection whose initial weights have standard deviation `stdev`.
     pub(crate) fn conv1d(&self, name: &str, (n_in, n_out): (usize, usize), stdev: f64) -> Result<Conv1D> {
         Conv1D::load_for(self.vb.pp(name), n_in, n_out, stdev, self.dispatch)
     }

@@ -1,11 +1,11 @@
-//! The `bias` triangle and padding masks. One polarity everywhere: 1 is visible.
+//! The `bias` triangle and padding masks. In all of them 1 means visible.
 
 use candle_core::{DType, Device, Result, Tensor};
 
 pub use gpt2_kernels::attention::causal_bias;
 
-/// The padding mask of a batch: row `i` has `lengths[i]` visible tokens at the right end (left padding)
-/// of `width` columns.
+/// The padding mask of a batch: row `i` has `lengths[i]` visible tokens at the right end of `width`
+/// columns (left padding).
 ///
 /// # Shapes
 /// -> u8 (B, `width`), 1 = visible
@@ -23,14 +23,14 @@ pub fn left_padding(lengths: &[usize], width: usize, device: &Device) -> Result<
 
 /// The position of each token of a masked batch: the number of visible tokens before it.
 ///
-/// This is what transformers' `generate` derives from a mask (`cumsum - 1`, at least 0); its `forward`
-/// counts columns instead, so positions are an input here.
+/// transformers' `generate` derives the same positions from a mask (`cumsum - 1`, at least 0). Its
+/// `forward` counts columns instead, which is why positions are an input here.
 ///
 /// # Shapes
 /// `mask` (B, S) -> u32 (B, S)
 ///
 /// # Errors
-/// When the mask is not of rank 2 or the device fails.
+/// When the mask does not have rank 2 or the device fails.
 pub fn position_ids(mask: &Tensor) -> Result<Tensor> {
     let (b, s) = mask.dims2()?;
     let rows = mask.to_dtype(DType::U8)?.to_vec2::<u8>()?;

@@ -1,4 +1,4 @@
-//! Mean ablation over a text that a cache splits: the means are taken beforehand.
+//! Mean ablation for a text that a cache splits into several passes: the means are computed beforehand.
 
 use crate::hooks::{At, Hooks, Intervention, Interventions, KnockOut, Point, mean};
 use crate::{ForwardArgs, Gpt2LMHeadModel};
@@ -7,11 +7,11 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 impl Interventions {
-    /// The same with each mean ablation's mean taken over a run on `input_ids` (B, T) now, without padding, and kept: what
-    /// a cache needs.
+    /// Replaces each mean ablation by a fixed mean, computed now in a run over `input_ids` (B, T) without padding.
+    /// Passes with a cache need this.
     ///
     /// # Errors
-    /// As the model's forward pass.
+    /// The errors of the model's forward pass.
     pub fn with_means_of(mut self, model: &Gpt2LMHeadModel, input_ids: &Tensor) -> Result<Self> {
         if !self.list.iter().any(|one| matches!(one, Intervention::MeanAblate(_))) {
             return Ok(self);
@@ -27,12 +27,12 @@ impl Interventions {
     }
 }
 
-/// A run under interventions that finds the mean of each mean ablation, where its turn comes.
+/// A run under interventions that records the mean for each mean ablation when it comes to it.
 struct Means<'a> {
     of: &'a Interventions,
-    /// A text that is to grow has positions 0..t.
+    /// The text has positions 0..t so far; later positions come with generation.
     t: usize,
-    /// By the place in the list: (1, 1, 1, D)
+    /// The means, (1, 1, 1, D), by their index in the list.
     found: RefCell<BTreeMap<usize, Tensor>>,
 }
 

@@ -26,8 +26,16 @@ impl Mlp {
     /// # Errors
     /// When the config is not valid, or a tensor is missing or has another shape.
     pub fn load(vb: VarBuilder, config: &Config) -> Result<Self> {
+        Self::load_layer(vb, config, 0)
+    }
+
+    /// As [`load`](Self::load), of layer `layer_idx`, which has dropout of its own.
+    ///
+    /// # Errors
+    /// When the config is not valid, or a tensor is missing or has another shape.
+    pub fn load_layer(vb: VarBuilder, config: &Config, layer_idx: usize) -> Result<Self> {
         config.validate()?;
-        Self::load_at(&Loading::new(vb, config, 0))
+        Self::load_at(&Loading::new(vb, config, layer_idx))
     }
 
     pub(crate) fn load_at(place: &Loading) -> Result<Self> {
@@ -42,7 +50,7 @@ impl Mlp {
         })
     }
 
-    /// Names the parameters of `c_fc` and `c_proj`.
+    /// Visits the parameters of `c_fc` and `c_proj`.
     pub fn visit(&self, visitor: &mut Visitor) {
         self.c_fc.visit(&mut visitor.pp("c_fc"));
         self.c_proj.visit(&mut visitor.pp("c_proj"));
@@ -50,8 +58,8 @@ impl Mlp {
 }
 
 impl Mlp {
-    /// `residual + c_proj(act(c_fc(x)))`, in training with dropout on what is added: (B, T, C), (B, T, C) ->
-    /// (B, T, C)
+    /// `residual + c_proj(act(c_fc(x)))`, with dropout on the added part during training: (B, T, C), (B, T,
+    /// C) -> (B, T, C)
     ///
     /// # Errors
     /// When a shape does not fit.
@@ -62,7 +70,7 @@ impl Mlp {
         }
     }
 
-    /// What is added to the residual stream, dropout included: (B, T, C) -> (B, T, C)
+    /// What the MLP adds to the residual stream, dropout included: (B, T, C) -> (B, T, C)
     pub(crate) fn output(&self, x: &Tensor, training: Option<Training>) -> Result<Tensor> {
         let output = self.forward(x)?;
         match training {

@@ -20,13 +20,13 @@ pub struct Gpt2Model {
     pub wpe: Tensor,
     /// The L blocks.
     pub h: Vec<Block>,
-    /// After the last block.
+    /// The layer norm after the last block.
     pub ln_f: LayerNorm,
     config: Config,
 }
 
 impl Gpt2Model {
-    /// Loads the transformer from names without a prefix: `vb.pp("transformer")` where a file has one.
+    /// Loads the transformer from names without a prefix; pass `vb.pp("transformer")` if the file's names have one.
     ///
     /// # Errors
     /// When the config is not valid, or a tensor is missing or has another shape.
@@ -49,7 +49,7 @@ impl Gpt2Model {
         })
     }
 
-    /// Names every parameter of the transformer.
+    /// Visits every parameter of the transformer.
     pub fn visit(&self, visitor: &mut Visitor) {
         visitor.parameter(WTE, Role::TokenEmbedding, &self.wte);
         visitor.parameter(WPE, Role::PositionEmbedding, &self.wpe);
@@ -71,14 +71,14 @@ impl Gpt2Model {
         self.wte.dtype()
     }
 
-    /// Runs the transformer over `input_ids`, after what the cache holds.
+    /// Runs the transformer over `input_ids`, which follow the tokens in the cache.
     ///
     /// # Shapes
     /// `input_ids` (B, T), any integer dtype -> see [`ModelOutput`]
     ///
     /// # Errors
     /// For an empty prompt, an id of V or above, more than N positions, shapes that do not fit, padding before a token
-    /// without position ids, weights of a layer, head or query that is not there, and what a hook refuses.
+    /// without position ids, weights of a layer, head or query that does not exist, and errors from hooks.
     pub fn forward(&self, input_ids: &Tensor, args: ForwardArgs) -> Result<ModelOutput> {
         let ForwardArgs { position_ids, attention_mask, mut cache, .. } = args;
         let (b, t) = input_ids.dims2()?;
@@ -155,7 +155,7 @@ impl Gpt2Model {
         })
     }
 
-    /// What the first block reads, from position 0 on: (B, T) -> (B, T, C)
+    /// The input of the first block, from position 0 on: (B, T) -> (B, T, C)
     pub(crate) fn embedded(&self, input_ids: &Tensor, training: Option<Training>) -> Result<Tensor> {
         let (t, n) = (input_ids.dim(1)?, self.config.n_positions);
         if t == 0 || t > n {
@@ -187,7 +187,7 @@ impl Gpt2Model {
         tokens.broadcast_add(&positions)
     }
 
-    /// A mask of any integer dtype as the u8 mask (B, S) that attention takes.
+    /// Converts a mask of any integer dtype to the u8 mask (B, S) that attention takes.
     fn padding_mask(&self, mask: &Tensor, b: usize, s: usize) -> Result<Tensor> {
         if mask.dims() != [b, s] || mask.dtype().is_float() {
             candle_core::bail!(
@@ -201,7 +201,7 @@ impl Gpt2Model {
     }
 }
 
-/// A table of `rows` vectors of width C, initially normal.
+/// A table of `rows` vectors of width C, initially drawn from a normal distribution.
 pub(crate) fn embedding(vb: &VarBuilder, name: &str, rows: usize, config: &Config) -> Result<Tensor> {
     let normal = Init::Randn { mean: 0., stdev: config.initializer_range };
     vb.get_with_hints((rows, config.n_embd), name, normal)

@@ -1,5 +1,5 @@
-//! The list of a model's parameters, which is the model's own structure; a config's is that of a model whose tensors take no
-//! memory.
+//! The list of a model's parameters, read from the model's own structure. For a config, the list comes from a model
+//! whose tensors take no memory.
 
 use crate::parameters::{Parameter, Visitor};
 use crate::{Config, Gpt2LMHeadModel};
@@ -8,8 +8,8 @@ use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
 
 impl Gpt2LMHeadModel {
-    /// Every parameter under its name in a checkpoint, in the model's order: what is saved. A head that is tied to `wte` is
-    /// not among them, nor is the `bias` triangle, a buffer.
+    /// Every parameter under its name in a checkpoint, in the model's order, as it is saved. A head tied to `wte` is
+    /// not included, nor is the `bias` triangle, which is a buffer.
     #[must_use]
     pub fn named_parameters(&self) -> Vec<(String, Tensor)> {
         let mut list = vec![];
@@ -21,10 +21,10 @@ impl Gpt2LMHeadModel {
         list
     }
 
-    /// The parameters that are variables, by name: what an optimiser takes.
+    /// The parameters that are variables, by name, for an optimiser.
     ///
     /// # Errors
-    /// When a variable cannot be held.
+    /// When a variable cannot be created.
     pub fn named_variables(&self) -> Result<Vec<(String, Var)>> {
         let mut list = vec![];
         self.visit(&mut Visitor::new(&mut |parameter, tensor| {
@@ -37,8 +37,8 @@ impl Gpt2LMHeadModel {
 }
 
 impl Config {
-    /// Every parameter that a checkpoint with this config holds, in the model's order; `lm_head.weight` stands last and only
-    /// where it is not tied to `wte.weight`.
+    /// Every parameter that a checkpoint with this config holds, in the model's order; `lm_head.weight` comes last, and
+    /// only if it is not tied to `wte.weight`.
     ///
     /// # Errors
     /// When the config is not valid.
@@ -46,7 +46,7 @@ impl Config {
         Ok(self.parameters_and_ties()?.into_iter().filter(|p| p.tied_to.is_none()).collect())
     }
 
-    /// As [`parameters`](Self::parameters), and those that are tied to another, each of which says so.
+    /// Like [`parameters`](Self::parameters), but includes parameters that are tied to another and marks them as tied.
     ///
     /// # Errors
     /// When the config is not valid.
@@ -64,16 +64,9 @@ impl Config {
     pub fn parameter_count(&self) -> Result<u64> {
         Ok(self.parameters()?.iter().map(Parameter::count).sum())
     }
-
-    /// The deviation of the projections that add to the residual stream, `initializer_range / sqrt(2L)`:
-    /// Radford et al. 2019, §2.3, with one addition for each of the 2L sublayers.
-    #[must_use]
-    pub fn residual_stdev(&self) -> f64 {
-        self.initializer_range / (2.0 * self.n_layer as f64).sqrt()
-    }
 }
 
-/// Tensors of any shape that take no memory: one zero, repeated.
+/// Tensors of any shape that take no memory: a single zero, repeated.
 struct Blank;
 
 impl SimpleBackend for Blank {
@@ -86,7 +79,7 @@ impl SimpleBackend for Blank {
     }
 
     fn contains_tensor(&self, _: &str) -> bool {
-        false // as for random weights, every tensor is made when it is asked for
+        false // as with random weights, every tensor is created on request
     }
 }
 
@@ -112,7 +105,7 @@ mod tests {
         }
     }
 
-    /// What a model asks its `VarBuilder` for is what it names, under the same names.
+    /// A model loads from its `VarBuilder` exactly what it visits, under the same names.
     #[test]
     fn what_is_loaded_is_what_is_visited() -> Result<()> {
         let tied =

@@ -1,21 +1,25 @@
-//! The names of parameters, what they do, and who is shown them.
+//! The names and roles of parameters, and the visitor that lists them.
 //!
-//! Each module names its parameters in its `visit`, beside the `load` that reads them: one list, for loading, auditing,
-//! counting, training and saving. [`Config::parameters`](crate::Config::parameters) is that list without a model.
+//! Each module lists its parameters in `visit`, next to the `load` that reads them. Loading, auditing, counting,
+//! training and saving all use this one list. [`Config::parameters`](crate::Config::parameters) gives it without a
+//! model.
 
-use candle_core::Tensor;
+use candle_core::{Tensor, TensorId};
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::fmt::Display;
+use std::rc::Rc;
 
-/// The name of the output projection, the one parameter beside the transformer.
+/// The name of the output projection, the only parameter outside the transformer.
 pub const LM_HEAD: &str = "lm_head.weight";
 
-/// The name of the token embedding, which is also the output projection where the two are tied.
+/// The name of the token embedding, which is also the output projection if the two are tied.
 pub const WTE: &str = "wte.weight";
 
 /// The name of the position embedding.
 pub const WPE: &str = "wpe.weight";
 
-/// What `GPT2LMHeadModel` of transformers writes before every name but [`LM_HEAD`].
+/// The prefix that transformers' `GPT2LMHeadModel` puts before every name except [`LM_HEAD`].
 pub const PREFIX: &str = "transformer.";
 
 /// What a parameter does.
@@ -30,9 +34,9 @@ pub enum Role {
     LinearWeight,
     /// b of a linear layer.
     LinearBias,
-    /// The factor of a layer norm.
+    /// The weight of a layer norm.
     NormWeight,
-    /// The summand of a layer norm.
+    /// The bias of a layer norm.
     NormBias,
     /// `lm_head`
     OutputProjection,
@@ -48,9 +52,9 @@ pub struct Parameter {
     pub shape: Vec<usize>,
     /// What it does.
     pub role: Role,
-    /// Whether it is a variable, which an optimiser can change.
+    /// Whether it is a variable, so that an optimiser can change it.
     pub trainable: bool,
-    /// The name of the parameter that it shares its numbers with; then it is neither counted nor saved.
+    /// The name of the parameter whose numbers it shares, if any. A tied parameter is neither counted nor saved.
     pub tied_to: Option<String>,
 }
 
@@ -62,35 +66,32 @@ impl Parameter {
     }
 }
 
-/// What is shown each parameter, at a place in the model.
+/// Visits each parameter, with its place in the model. A tensor that it meets a second time is tied to the first.
 pub struct Visitor<'a> {
     path: String,
+    /// The names of the tensors that were shown.
+    seen: Rc<RefCell<HashMap<TensorId, String>>>,
     visit: &'a mut dyn FnMut(Parameter, &Tensor),
 }
 
 impl<'a> Visitor<'a> {
     /// A visitor at the root that calls `visit`.
     pub fn new(visit: &'a mut dyn FnMut(Parameter, &Tensor)) -> Self {
-        Self { path: String::new(), visit }
+        Self { path: String::new(), seen: Rc::default(), visit }
     }
 
-    /// The place `name` below this one, as `VarBuilder::pp`.
+    /// The place `name` below this one, like `VarBuilder::pp`.
     pub fn pp(&mut self, name: impl Display) -> Visitor<'_> {
-        Visitor { path: self.name(name), visit: &mut *self.visit }
+        Visitor { path: self.name(name), seen: self.seen.clone(), visit: &mut *self.visit }
     }
 
-    /// A parameter of this place.
+    /// Reports a parameter at this place.
     pub fn parameter(&mut self, name: &str, role: Role, tensor: &Tensor) {
-        self.show(name, role, tensor, None);
-    }
-
-    /// A parameter that is another one, `to`, by its name in a checkpoint.
-    pub fn tied(&mut self, name: &str, role: Role, tensor: &Tensor, to: &str) {
-        self.show(name, role, tensor, Some(to.to_string()));
-    }
-
-    fn show(&mut self, name: &str, role: Role, tensor: &Tensor, tied_to: Option<String>) {
         let (name, shape, trainable) = (self.name(name), tensor.dims().to_vec(), tensor.is_variable());
+        let tied_to = self.seen.borrow().get(&tensor.id()).cloned();
+        if tied_to.is_none() {
+            self.seen.borrow_mut().insert(tensor.id(), name.clone());
+        }
         (self.visit)(Parameter { name, shape, role, trainable, tied_to }, tensor);
     }
 

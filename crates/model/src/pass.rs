@@ -1,4 +1,4 @@
-//! What travels with the activations through a block and its attention.
+//! The arguments that go with the activations through a block and its attention.
 
 use crate::cache::LayerCache;
 use crate::hooks::{Hooks, PassHooks};
@@ -6,8 +6,8 @@ use crate::training::Training;
 use candle_core::{Result, Tensor};
 use gpt2_kernels::attention::{Chosen, Wanted};
 
-/// What a block and its attention take beside their input. The model makes one for each of its blocks from
-/// [`ForwardArgs`](crate::ForwardArgs).
+/// The arguments of a block and its attention besides their input. The model makes one for each of its
+/// blocks from [`ForwardArgs`](crate::ForwardArgs).
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -28,38 +28,39 @@ use gpt2_kernels::attention::{Chosen, Wanted};
 pub struct Pass<'a> {
     /// u8 (B, S), 1 = visible, S = the cache's length + T.
     pub padding_mask: Option<&'a Tensor>,
-    /// What was read before; the new keys and values are added to it.
+    /// The keys and values of earlier tokens; the pass appends the new ones.
     pub cache: Option<&'a mut LayerCache>,
     /// Dropout at the config's rates.
     pub training: Option<Training>,
-    /// What reads and changes values on the way.
+    /// Hooks that read and change values during the pass.
     pub hooks: Option<&'a dyn Hooks>,
-    /// A block hands back the attention weights of these heads and queries; `Chosen::default()` is all of them.
+    /// Makes a block return the attention weights of these heads and queries; `Chosen::default()` means all of them.
     pub weights: &'a [Chosen],
-    /// A block hands back a few numbers on each query's weights.
+    /// Makes a block return a few statistics of each query's weights.
     pub output_summary: bool,
-    /// A block hands back what attention adds to the residual stream.
+    /// Makes a block return what attention adds to the residual stream.
     pub output_attention_outputs: bool,
-    /// Compute the last position only, from the keys and values of all; weights and summaries are
-    /// those of all queries all the same. Not together with attention outputs and hooks, which are of all positions.
+    /// Computes the last position only, from the keys and values of all positions; weights and summaries still cover
+    /// all queries. Cannot be combined with attention outputs and hooks, which cover all positions.
     pub last_position_only: bool,
 }
 
 impl<'a> Pass<'a> {
-    /// Refuses what cannot go together.
+    /// Fails if the arguments cannot be combined.
     pub(crate) fn check(&self) -> Result<()> {
         if self.last_position_only && (self.output_attention_outputs || self.hooks.is_some()) {
-            candle_core::bail!("Block: the last position only, or attention outputs and hooks; not both")
+            candle_core::bail!("last_position_only cannot be combined with attention outputs or hooks")
         }
         Ok(())
     }
 
-    /// What the kernels hand back beside the context.
+    /// What the kernels must return besides the context.
     pub(crate) fn wanted(&self) -> Wanted<'a> {
         Wanted { weights: self.weights, summary: self.output_summary }
     }
 
-    /// The hooks, and what they are told: the positions held before this pass, so ask before the cache grows.
+    /// The hooks, and what they learn about the pass. This includes the number of cached positions, so call
+    /// it before the cache grows.
     pub(crate) fn hooks(&self) -> PassHooks<'a> {
         let (past, cached) = self.cache.as_ref().map_or((0, false), |cache| (cache.len(), true));
         PassHooks { hooks: self.hooks, past, cached, padding: self.padding_mask }

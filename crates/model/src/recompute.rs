@@ -1,8 +1,8 @@
-//! A training step that keeps one block's activations at a time (gradient checkpointing, Chen et al. 2016).
+//! A training step that keeps only one block's activations at a time (gradient checkpointing, Chen et al. 2016).
 //!
-//! The forward pass keeps the input of each block and nothing else; the backward pass runs each block again
-//! before it goes through it. Dropout draws the same masks again. Memory for activations falls from that of L
-//! blocks to that of one and L inputs; the blocks' forward passes are paid for twice.
+//! The forward pass keeps only the input of each block; the backward pass runs each block again before it
+//! differentiates it. Dropout draws the same masks again. Memory for activations falls from L blocks to one
+//! block and L inputs, at the cost of running the blocks' forward passes twice.
 
 use crate::inputs::check_targets;
 use crate::training::{Training, add_gradients};
@@ -11,14 +11,14 @@ use candle_core::backprop::GradStore;
 use candle_core::{Module, Result, Tensor, Var};
 
 impl Gpt2LMHeadModel {
-    /// The mean cross-entropy of predicting `targets` and the gradients of all variables, each block run twice.
-    /// The same numbers as [`loss`](Self::loss) and `backward`.
+    /// The mean cross-entropy of predicting `targets` and the gradients of all variables, running each block
+    /// twice. The numbers are the same as from [`loss`](Self::loss) and `backward`.
     ///
     /// # Shapes
     /// `input_ids` (B, T), `targets` (B, T): the token that follows each
     ///
     /// # Errors
-    /// As [`forward`](Self::forward), and when the model's weights are not variables.
+    /// The errors of [`forward`](Self::forward), and weights that are not variables.
     pub fn recomputed_gradients(
         &self,
         input_ids: &Tensor,
@@ -57,7 +57,7 @@ impl Gpt2LMHeadModel {
     }
 }
 
-/// The gradient of what came before.
+/// Takes the gradient of a block's input out of `gradients`.
 fn taken(gradients: &mut GradStore, var: &Var) -> Result<Tensor> {
     match gradients.remove(var) {
         Some(gradient) => Ok(gradient),

@@ -98,12 +98,12 @@ pub enum TrainError {
         source: candle_core::Error,
     },
     /// The state of a run lacks a part, or has one that does not match the others.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {reason}", path.display())]
     DamagedState {
         /// The file.
         path: PathBuf,
         /// What is wrong.
-        source: BoxError,
+        reason: BoxError,
     },
     /// A file of metrics cannot be read or written.
     #[error("cannot read or write the metrics in {}", path.display())]
@@ -114,16 +114,16 @@ pub enum TrainError {
         source: BoxError,
     },
     /// A file system operation failed.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {reason}", path.display())]
     Io {
         /// The file.
         path: PathBuf,
         /// Why.
-        source: std::io::Error,
+        reason: std::io::Error,
     },
     /// A file could not be written.
     #[error(transparent)]
-    Write(BoxError),
+    Write(#[from] gpt2_files::Error),
     /// Candle returned an error.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
@@ -139,7 +139,7 @@ impl TrainError {
     }
 
     /// The error for a state that is damaged in this way.
-    pub(crate) fn damaged(path: &std::path::Path, source: impl Into<BoxError>) -> Self {
-        Self::DamagedState { path: path.to_path_buf(), source: source.into() }
+    pub(crate) fn damaged(path: &std::path::Path, reason: impl Into<BoxError>) -> Self {
+        Self::DamagedState { path: path.to_path_buf(), reason: reason.into() }
     }
 }

@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 
 /// One line.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Row {
+#[non_exhaustive]
+pub struct MetricsRow {
     /// Steps done.
     pub step: u64,
     /// Mean loss of the step's batches, in nats a token.
@@ -25,7 +26,7 @@ pub struct Row {
     pub tokens_per_s: f64,
 }
 
-impl Row {
+impl MetricsRow {
     /// The line for a step and for the validation after it, if there was one.
     #[must_use]
     pub fn new(step: StepReport, validation: Option<Validation>) -> Self {
@@ -102,10 +103,10 @@ impl Metrics {
     ///
     /// # Errors
     /// When the file cannot be written.
-    pub fn add(&mut self, row: Row) -> Result<()> {
+    pub fn add(&mut self, row: MetricsRow) -> Result<()> {
         let line = match self.format {
             MetricsFormat::Csv => {
-                let Row { step, loss, val_loss, lr, grad_norm, tokens_per_s } = row;
+                let MetricsRow { step, loss, val_loss, lr, grad_norm, tokens_per_s } = row;
                 let val_loss = val_loss.map_or_else(String::new, |loss| loss.to_string());
                 Ok(format!("{step},{loss},{val_loss},{lr},{grad_norm},{tokens_per_s:.0}"))
             }

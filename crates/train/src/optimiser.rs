@@ -45,7 +45,7 @@ struct Slot {
 
 impl AdamW {
     /// An optimiser of these variables, such as those that
-    /// [`named_variables`](gpt2_model::training::named_variables) lists. It sorts them by name: the norm of all
+    /// [`variables_of`](gpt2_model::training::variables_of) lists. It sorts them by name: the norm of all
     /// gradients is a sum over variables, and its last bits depend on their order.
     ///
     /// # Errors
@@ -117,16 +117,27 @@ impl AdamW {
     /// Resumes from a [`state`](Self::state) saved after `steps` steps.
     ///
     /// # Errors
-    /// When a moment is missing or has another shape.
+    /// When a moment is missing or has another shape; nothing has changed then.
     pub fn restore(&mut self, state: &BTreeMap<String, Tensor>, steps: u64) -> Result<()> {
+        let mut values = vec![];
         for slot in &self.slots {
             for (moment, var) in [("m", &slot.m), ("v", &slot.v)] {
                 let name = format!("{moment}.{}", slot.name);
-                match state.get(&name) {
-                    Some(saved) => var.set(&saved.to_dtype(var.dtype())?.to_device(var.device())?)?,
-                    None => candle_core::bail!("the optimiser's state lacks {name}"),
+                let Some(saved) = state.get(&name) else {
+                    candle_core::bail!("the optimiser's state lacks {name}")
+                };
+                if saved.dims() != var.dims() {
+                    candle_core::bail!(
+                        "{name} is {:?} in the optimiser's state, expected {:?}",
+                        saved.dims(),
+                        var.dims()
+                    )
                 }
+                values.push((var, saved.to_dtype(var.dtype())?.to_device(var.device())?));
             }
+        }
+        for (var, value) in values {
+            var.set(&value)?;
         }
         self.step = steps;
         Ok(())
@@ -138,7 +149,7 @@ mod tests {
     use super::*;
     use candle_core::{DType, Device};
     use candle_nn::VarMap;
-    use gpt2_model::training::named_variables;
+    use gpt2_model::training::variables_of;
 
     #[test]
     fn the_norm_that_is_clipped_is_that_of_the_scaled_gradients() -> Result<()> {
@@ -149,7 +160,7 @@ mod tests {
             let x = variables.get(2, "x", candle_nn::Init::Const(1.0), DType::F32, device)?;
             let gradients = (x * Tensor::new(&[6f32, 8.], device)?)?.sum_all()?.backward()?;
             let params = AdamWParams { beta1: 0.5, max_grad_norm: Some(max_grad_norm), ..Default::default() };
-            let mut optimiser = AdamW::new(named_variables(&variables)?, params)?;
+            let mut optimiser = AdamW::new(variables_of(&variables)?, params)?;
             let norm = optimiser.step(&gradients, 0.1, 0.5)?;
             let doubled = (&optimiser.state()["m.x"] * 2.0)?; // the first moment is half the gradient
             Ok((norm, doubled.to_vec1()?))

@@ -41,21 +41,35 @@ pub(crate) fn restore(
     variables: &[(String, Var)],
     optimiser: &mut AdamW,
 ) -> Result<History> {
-    write::open_regular(path).map_err(|source| TrainError::Io { path: path.to_path_buf(), source })?;
+    write::open_regular(path).map_err(|reason| TrainError::Io { path: path.to_path_buf(), reason })?;
     let tensors = candle_core::safetensors::load(path, &Device::Cpu)
         .map_err(|source| TrainError::NotAState { path: path.to_path_buf(), source })?;
     let tensors: BTreeMap<String, Tensor> = tensors.into_iter().collect();
     let part =
         |name: &str| tensors.get(name).ok_or_else(|| TrainError::damaged(path, format!("it lacks {name}")));
     compare(path, &part("settings")?.to_vec1::<u8>()?, settings)?;
+    // Whatever can be refused is refused before the first variable changes.
+    let mut values = vec![];
     for (name, var) in variables {
-        var.set(&part(&format!("p.{name}"))?.to_device(var.device())?)?;
+        let value = part(&format!("p.{name}"))?;
+        if (value.dims(), value.dtype()) != (var.dims(), var.dtype()) {
+            let (found, expected) = (value.dims(), var.dims());
+            let reason =
+                format!("p.{name} is {found:?} {:?}, expected {expected:?} {:?}", value.dtype(), var.dtype());
+            return Err(TrainError::damaged(path, reason));
+        }
+        values.push(value.to_device(var.device())?);
     }
     let [steps] = part("steps")?.to_vec1::<u32>()?[..] else {
         return Err(TrainError::damaged(path, "its number of steps is damaged"));
     };
+    let history =
+        History::from_tensors(&tensors, steps.into()).map_err(|reason| TrainError::damaged(path, reason))?;
     optimiser.restore(&tensors, steps.into())?;
-    History::from_tensors(&tensors, steps.into()).map_err(|source| TrainError::damaged(path, source))
+    for ((_, var), value) in variables.iter().zip(&values) {
+        var.set(value)?;
+    }
+    Ok(history)
 }
 
 /// Refuses settings that differ from the saved ones, and names the first that differs.

@@ -56,6 +56,13 @@ impl Trainer {
         let parameters = model.named_parameters();
         let device = parameters.first().map_or(&Device::Cpu, |(_, tensor)| tensor.device());
         let trainer = Self::build(config.clone(), tied, data, options, device)?;
+        let has = |name: &str| parameters.iter().any(|(held, _)| held == name);
+        if let Some((missing, _)) = trainer.variables.iter().find(|(name, _)| !has(name)) {
+            return Err(candle_core::Error::msg(format!(
+                "the model has no {missing}: only GPT-2's own layers can be trained further"
+            ))
+            .into());
+        }
         for (name, tensor) in &parameters {
             trainer.set(name, &tensor.to_dtype(DType::F32)?)?;
         }
@@ -66,7 +73,10 @@ impl Trainer {
     fn set(&self, name: &str, value: &Tensor) -> Result<()> {
         match self.variables.iter().find(|(held, _)| held == name) {
             Some((_, var)) => Ok(var.set(value)?),
-            None => Err(candle_core::Error::msg(format!("the model has no variable {name}")).into()),
+            None => Err(candle_core::Error::msg(format!(
+                "{name} is not a parameter of GPT-2: only GPT-2's own layers can be trained further"
+            ))
+            .into()),
         }
     }
 
@@ -171,8 +181,8 @@ impl Trainer {
                 Some(sum) => add_gradients(sum, gradients, &self.variables)?,
             }
         }
-        let (value, expected) = ("0".into(), "at least 1");
-        let sum = sum.ok_or(TrainError::Option { option: "accumulate", value, expected })?;
+        let none = || TrainError::Option { option: "accumulate", value: "0".into(), expected: "at least 1" };
+        let sum = sum.ok_or_else(none)?;
         Ok((mean, sum))
     }
 

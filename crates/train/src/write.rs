@@ -1,6 +1,6 @@
 //! File access: files are written whole or not at all, and only regular files are read.
 
-use crate::error::{Result, TrainError};
+use crate::error::Result;
 use candle_core::Tensor;
 use gpt2_files::{atomic, write_safetensors};
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ pub(crate) use gpt2_files::{open_regular, read_text};
 
 /// Writes `content` to `path`.
 pub(crate) fn bytes(path: &Path, content: &[u8]) -> Result<()> {
-    atomic::write_bytes(path, content).map_err(|e| TrainError::Write(e.into()))
+    Ok(atomic::write_bytes(path, content)?)
 }
 
 /// Writes these tensors to a safetensors file at `path`, with one metadata entry.
@@ -18,6 +18,5 @@ pub(crate) fn tensors(path: &Path, tensors: &BTreeMap<String, Tensor>, metadata:
     let tensors: Vec<(&str, &Tensor)> =
         tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
     let metadata = [(metadata.0, metadata.1.to_owned())];
-    atomic::write(path, |temporary| write_safetensors(temporary, &tensors, &metadata))
-        .map_err(|e| TrainError::Write(e.into()))
+    Ok(atomic::write(path, |temporary| write_safetensors(temporary, &tensors, &metadata))?)
 }

@@ -1,9 +1,9 @@
 //! GPT-2's `bias` buffer: the causal triangle.
 
 use candle_core::{Device, Result, Tensor};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, PoisonError};
 
-/// The longest side of a triangle that the eager path keeps, 256 MiB; of a longer one it makes the rows that it reads.
+/// The eager path keeps a triangle up to this side (256 MiB); of a longer one it makes just the rows that it reads.
 const KEPT: usize = 1 << 14;
 /// The longest side of a triangle: 4 GiB.
 const LONGEST: usize = 1 << 16;
@@ -11,7 +11,7 @@ const LONGEST: usize = 1 << 16;
 /// The u8 lower triangle (1, 1, n, n), 1 = visible.
 ///
 /// # Errors
-/// When n is above 65536, or the device cannot hold it.
+/// When n is above 65536, or the device cannot hold the triangle.
 pub fn causal_bias(n: usize, device: &Device) -> Result<Tensor> {
     if n > LONGEST {
         candle_core::bail!(
@@ -25,7 +25,7 @@ pub fn causal_bias(n: usize, device: &Device) -> Result<Tensor> {
     Tensor::from_vec(tril, (1, 1, n, n), device)
 }
 
-/// The triangle of up to N positions, made when it is first asked for. Clones share it.
+/// The triangle for up to N positions, made on first use. Clones share it.
 ///
 /// Only the eager path reads it: a model that never takes that path never holds N² bytes for it.
 ///
@@ -44,7 +44,7 @@ pub fn causal_bias(n: usize, device: &Device) -> Result<Tensor> {
 pub struct CausalBias {
     n: usize,
     device: Device,
-    made: Arc<OnceLock<Tensor>>,
+    made: Arc<Mutex<Option<Tensor>>>,
 }
 
 impl CausalBias {
@@ -60,7 +60,7 @@ impl CausalBias {
         self.n
     }
 
-    /// Whether it is small enough to keep for whoever takes a few of its rows.
+    /// Whether the triangle is small enough to keep when a caller needs only a few of its rows.
     pub(super) fn is_worth_keeping(&self) -> bool {
         self.n <= KEPT
     }
@@ -68,12 +68,15 @@ impl CausalBias {
     /// u8 (1, 1, N, N), 1 = visible.
     ///
     /// # Errors
-    /// When N is above 65536, or the device cannot hold it.
+    /// When N is above 65536, or the device cannot hold the triangle.
     pub fn tensor(&self) -> Result<Tensor> {
-        if let Some(tensor) = self.made.get() {
+        // Under the lock, so that no second thread makes another.
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(tensor) = &*made {
             return Ok(tensor.clone());
         }
         let tensor = causal_bias(self.n, &self.device)?;
-        Ok(self.made.get_or_init(|| tensor).clone())
+        *made = Some(tensor.clone());
+        Ok(tensor)
     }
 }

@@ -3,8 +3,9 @@
 use super::heads::HeadLayout;
 use crate::dropout::Dropout;
 
-/// Which weights are dropped: row `(b·H + h)·T + i` of the mask meets query i of head h of row b, with H and h counted over
-/// the whole layer. So heads that are computed apart drop what they drop together.
+/// Which weights to drop: row `(b·H + h)·T + i` of the mask belongs to query i of head h of batch row b, with H and h
+/// counted over the whole layer. Heads therefore drop the same weights whether they are computed separately or
+/// together.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct WeightDropout {
     dropout: Dropout,
@@ -18,7 +19,7 @@ impl WeightDropout {
         Self { dropout, heads, queries }
     }
 
-    /// The factor on what is kept.
+    /// The factor on the weights that are kept.
     pub(super) fn kept(&self) -> f64 {
         1.0 / (1.0 - self.dropout.rate())
     }
@@ -26,7 +27,7 @@ impl WeightDropout {
     /// Multiplies the weights of query `i` of a head, from key `first` on, by their factors.
     #[inline(always)]
     pub(super) fn scale_row(&self, (b, h, i): (usize, usize, usize), first: usize, weights: &mut [f32]) {
-        let head = b * self.heads.of + self.heads.first + h;
+        let head = b * self.heads.total + self.heads.first + h;
         self.dropout.scale_row(head * self.queries + i, first, weights);
     }
 }

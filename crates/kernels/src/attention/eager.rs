@@ -1,4 +1,4 @@
-//! The reference: attention in plain differentiable Candle operations, one (T, S) tensor of weights a head.
+//! The reference: attention in plain differentiable Candle operations, with one (T, S) tensor of weights per head.
 
 use super::bias::CausalBias;
 use super::mask::{CausalMask, HiddenKeys};
@@ -6,9 +6,9 @@ use super::request::{Rows, select};
 use crate::accumulator;
 use candle_core::{D, DType, Device, Result, Tensor};
 
-/// `softmax(q·kᵀ·scale)` over the visible keys, in f32 at least; zeros where no key is visible.
+/// `softmax(q·kᵀ·scale)` over the visible keys, in f32 or wider; zeros if no key is visible.
 ///
-/// `q` (B, H, T, D), `k` (B, H, S, D) -> (B, heads, queries, S) of `rows`
+/// `q` (B, H, T, D), `k` (B, H, S, D) -> (B, heads, queries, S) for `rows`
 pub(super) fn weights(
     q: &Tensor,
     k: &Tensor,
@@ -20,15 +20,15 @@ pub(super) fn weights(
     let (q, k) = (rows.of_queries(q)?, rows.of_keys(k)?);
     let scores = scores(&q, &k, scale)?;
     let visible = visible(mask, rows, (h, s), q.device())?.broadcast_as(scores.shape())?;
-    // The lowest finite value rather than -inf: a row that sees nothing stays free of NaN, and every
-    // hidden key of a row that sees something still gets a weight of exactly 0.
+    // Hides keys with the lowest finite value rather than -inf: a row that sees no key stays free of
+    // NaN, and in every other row a hidden key still gets a weight of exactly 0.
     let scores = visible.where_cond(&scores, &lowest_like(&scores)?)?;
     let weights = candle_nn::ops::softmax(&scores, D::Minus1)?;
-    // A row that sees no key, or only scores of -inf, has spread its weight over hidden keys.
+    // If a row sees no key, or only scores of -inf, its weight is spread over hidden keys.
     visible.where_cond(&weights, &weights.zeros_like()?)
 }
 
-/// `q·kᵀ·scale`, in f32 at least.
+/// `q·kᵀ·scale`, in f32 or wider.
 ///
 /// `q` (B, H, T, D), `k` (B, H, S, D) -> (B, H, T, S)
 fn scores(q: &Tensor, k: &Tensor, scale: f64) -> Result<Tensor> {
@@ -38,7 +38,7 @@ fn scores(q: &Tensor, k: &Tensor, scale: f64) -> Result<Tensor> {
     q.matmul(&k.transpose(2, 3)?)
 }
 
-/// `weights·v` with the heads moved behind the positions.
+/// `weights·v`, with the head axis moved behind the positions.
 ///
 /// `weights` (B, H, T, S), `v` (B, H, S, D) -> (B, T, H, D)
 pub(super) fn context(weights: &Tensor, v: &Tensor, dtype: DType) -> Result<Tensor> {
@@ -50,8 +50,8 @@ pub(super) fn context(weights: &Tensor, v: &Tensor, dtype: DType) -> Result<Tens
         .contiguous() // (B, T, H, D)
 }
 
-/// What `rows` see of S keys, by the causal rule, from `bias` where there is one, and the mask: u8 (1 or B, 1 or heads,
-/// queries, S).
+/// Which of S keys `rows` see, by the causal rule (read from `bias` if there is one) and the mask: u8 (1 or B, 1 or
+/// heads, queries, S).
 fn visible(
     (mask, bias): (CausalMask, Option<&CausalBias>),
     rows: &Rows,
@@ -75,7 +75,7 @@ fn visible(
     }
 }
 
-/// 0 where a key is hidden from a query: u8 (1, heads, queries, S).
+/// u8 (1, heads, queries, S): 0 if a key is hidden from a query, 1 otherwise.
 fn not_hidden(hidden: &HiddenKeys, rows: &Rows, s: usize, device: &Device) -> Result<Tensor> {
     let (heads, queries) = (rows.heads.len(), rows.queries.len());
     let mut visible = vec![1u8; heads * queries * s];

@@ -1,9 +1,9 @@
-//! Which kernel of a GPU computes an attention, among those that this build has: none, CUDA's or Metal's.
+//! Chooses the GPU kernel for an attention among those in this build: CUDA's, Metal's or none.
 
 use super::gpu_kernel::GpuKernel;
 use candle_core::{Device, Result, Tensor};
 
-/// The kernel for these tensors, or `None` where there is none.
+/// The kernel for these tensors, or `None` if there is none.
 #[cfg_attr(not(any(feature = "cuda", feature = "metal")), allow(unused_variables, clippy::unnecessary_wraps))]
 pub(super) fn kernel(
     qkv: [&Tensor; 3],
@@ -15,7 +15,7 @@ pub(super) fn kernel(
         Device::Cuda(device) => super::cuda::kernel(device, qkv, scale, padding),
         #[cfg(feature = "metal")]
         Device::Metal(_) => super::metal::kernel(qkv, scale, padding),
-        #[allow(unreachable_patterns)] // those of the features above
+        #[allow(unreachable_patterns)] // unreachable if a feature above is on
         Device::Cpu | Device::Cuda(_) | Device::Metal(_) => Ok(None),
     }
 }

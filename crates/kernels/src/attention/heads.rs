@@ -1,14 +1,17 @@
-//! Where the heads at hand stand among those of their layer.
+//! The place of a tensor's heads among the heads of their layer.
 
-/// The heads of a tensor, among all heads of the layer that it belongs to.
+use candle_core::Result;
+
+/// Which of a layer's heads a tensor holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct HeadLayout {
-    /// How many heads the tensor has: H.
+    /// H, the heads that the tensor has.
     pub heads: usize,
-    /// The layer's number of its first head: 0, unless a layer's heads are shared out.
+    /// The index of its first head in the layer: 0, unless the layer's heads are split across tensors.
     pub first: usize,
-    /// How many heads the layer has; `heads`, unless they are shared out.
-    pub of: usize,
+    /// How many heads the layer has: `heads`, unless they are split.
+    pub total: usize,
     /// D, the width of a head.
     pub dim: usize,
 }
@@ -17,6 +20,17 @@ impl HeadLayout {
     /// All `heads` of a layer, each `dim` wide.
     #[must_use]
     pub fn all(heads: usize, dim: usize) -> Self {
-        Self { heads, first: 0, of: heads, dim }
+        Self { heads, first: 0, total: heads, dim }
+    }
+
+    /// The same layer's heads `first..first + heads` alone.
+    ///
+    /// # Errors
+    /// When the layer does not have them.
+    pub fn part(self, first: usize, heads: usize) -> Result<Self> {
+        if first.checked_add(heads).is_none_or(|end| end > self.total) {
+            candle_core::bail!("heads {first} to {first} + {heads} of a layer that has {}", self.total)
+        }
+        Ok(Self { heads, first, ..self })
     }
 }

@@ -1,18 +1,19 @@
-//! What a query may not see although it stands before it: padding, and single keys hidden from single queries.
+//! Masks on top of the causal rule: padding, and single keys hidden from single queries.
 
 use candle_core::{DType, Result, Tensor};
 
-/// What each query may see beside the causal rule. One polarity everywhere: 1 is visible, 0 is hidden.
+/// Restricts what each query sees, in addition to the causal rule. Every mask has the same polarity: 1
+/// is visible, 0 is hidden.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct CausalMask<'a> {
-    /// Keys that are padding, u8 (B, S), or `None` when there are none.
+    /// The padding mask, u8 (B, S), or `None` if no key is padding.
     pub padding: Option<&'a Tensor>,
     /// Single keys hidden from single queries, in every row of the batch.
     pub hidden: &'a [Hidden],
 }
 
-/// A key that a query may not see although it stands before it: its score is -inf. Attention knock-out of
-/// Geva et al. 2023, "Dissecting Recall of Factual Associations".
+/// A key hidden from a query that the causal rule would let it see: its score becomes -inf. This is the
+/// attention knock-out of Geva et al. 2023, "Dissecting Recall of Factual Associations".
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Hidden {
     /// The head, or all heads.
@@ -24,7 +25,7 @@ pub struct Hidden {
 }
 
 impl CausalMask<'_> {
-    /// The masks as numbers, for `heads` heads.
+    /// The masks as plain numbers on the CPU, for `heads` heads.
     pub(super) fn on_cpu(&self, heads: usize) -> Result<CpuMask> {
         Ok(CpuMask {
             padding: self.padding.map(|p| p.flatten_all()?.to_vec1()).transpose()?,
@@ -32,7 +33,7 @@ impl CausalMask<'_> {
         })
     }
 
-    /// Refuses what does not fit q (B, H, T, D) against S keys.
+    /// Fails if the masks do not fit q (B, H, T, D) and S keys.
     pub(super) fn check(&self, (b, h, t): (usize, usize, usize), s: usize) -> Result<()> {
         if let Some(p) = self.padding
             && (p.dims() != [b, s] || p.dtype() != DType::U8)
@@ -51,7 +52,7 @@ impl CausalMask<'_> {
     }
 }
 
-/// The masks, for kernels on the CPU.
+/// The masks in the form that the CPU kernels read.
 #[derive(Debug, Clone, Default)]
 pub(super) struct CpuMask {
     /// u8 (B, S), 1 = visible.
@@ -60,12 +61,13 @@ pub(super) struct CpuMask {
 }
 
 impl CpuMask {
-    /// Which of `s` keys row `b` sees, where some are padding.
+    /// Which of `s` keys are visible in row `b`, or `None` without a padding mask.
     pub(super) fn visible(&self, b: usize, s: usize) -> Option<&[u8]> {
         self.padding.as_ref().map(|p| &p[b * s..(b + 1) * s])
     }
 
-    /// The score -inf for what a query (b, h, i) may not see of S keys, among `scores` of keys from `start` on.
+    /// Sets the scores of keys hidden from query (b, h, i) to -inf. `scores` belong to the keys from `start`
+    /// on, of S in all.
     #[inline(always)]
     pub(super) fn hide(&self, (b, h, i): (usize, usize, usize), s: usize, start: usize, scores: &mut [f32]) {
         if let Some(visible) = self.visible(b, s) {
@@ -82,7 +84,7 @@ impl CpuMask {
         }
     }
 
-    /// The first of `s` keys that is no padding in row `b`; 0 where all are.
+    /// The first of `s` keys in row `b` that is not padding; 0 if all are padding.
     pub(super) fn first_key(&self, b: usize, s: usize) -> usize {
         self.visible(b, s).and_then(|visible| visible.iter().position(|&v| v != 0)).unwrap_or(0)
     }

@@ -3,14 +3,14 @@
 use super::gpu_kernel::GpuKernel;
 use candle_core::{DType, Result, Tensor};
 
-/// The widths of heads of the kernel for one query.
+/// The head widths that the one-query kernel supports.
 const WIDTHS_ONE: [usize; 5] = [32, 64, 96, 128, 256];
-/// Those of the kernel for many, as far as it takes 32 keys at once.
+/// The head widths that the many-query kernel supports, limited to those for which it takes 32 keys at once.
 const WIDTHS_MANY: [usize; 5] = [32, 64, 72, 80, 96];
 
-/// `sdpa` for q (B, H, T, D) and k, v (B, H, S, D), or `None` where it does not compute them. It knows no padding, and a
-/// gradient that is asked for would be lost in it. With a cache before several queries, its causal mask leaves out
-/// a block of keys for some S, so only T = 1 and T = S are taken.
+/// `sdpa` for q (B, H, T, D) and k, v (B, H, S, D), or `None` if it cannot compute them. It supports neither padding
+/// nor gradients. With a cache before several queries, its causal mask leaves out a block of keys for some S, so we use
+/// it only for T = 1 and T = S.
 pub(super) fn kernel(
     qkv: [&Tensor; 3],
     scale: f64,
@@ -35,15 +35,15 @@ struct Sdpa {
 impl GpuKernel for Sdpa {
     fn forward(self: Box<Self>, [q, k, v]: [&Tensor; 3]) -> Result<Tensor> {
         let t = q.dim(2)?;
-        // The kernel for one query reads q contiguous, and steps from head to head of k and v by one stride, from key
-        // to key by D.
+        // The one-query kernel expects a contiguous q, and steps through k and v by one stride from head to head and
+        // by D from key to key.
         let dense = |x: &Tensor| match (x.dims(), x.stride()) {
             (&[b, h, _, d], &[batch, head, position, 1])
                 if position == d && (b == 1 || batch == head * h) =>
             {
                 Ok(x.clone())
             }
-            _ => x.force_contiguous(), // which takes no stride for granted
+            _ => x.force_contiguous(), // always copies, whatever the strides
         };
         let (q, k, v) = match t {
             1 => (q.contiguous()?, dense(k)?, dense(v)?),
@@ -54,7 +54,7 @@ impl GpuKernel for Sdpa {
     }
 }
 
-/// With the D of a position side by side.
+/// Makes D contiguous within each position.
 fn rows(x: &Tensor) -> Result<Tensor> {
     if x.stride()[3] == 1 { Ok(x.clone()) } else { x.contiguous() }
 }

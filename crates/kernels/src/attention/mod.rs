@@ -1,9 +1,9 @@
-//! Causal attention: `softmax(q·kᵀ·scale + mask)·v`, the one seam that every caller uses.
+//! Causal attention: `softmax(q·kᵀ·scale + mask)·v`. Every caller goes through this interface.
 //!
 //! Scaled dot-product attention of Vaswani et al. 2017, §3.2.1, where a query sees only the keys at its
-//! own position and before it. With S keys in front of T queries (a cache), query `i` sits at position
-//! `S - T + i`: the mask is aligned at its bottom right corner, and the same rule serves a whole prompt,
-//! a chunk of one and a single decoded token.
+//! own position and before it. With S keys and T queries (a cache holds the other keys), query `i` sits
+//! at position `S - T + i`: the mask is aligned at its bottom right corner. The same rule covers a whole
+//! prompt, a chunk of a prompt and a single decoded token.
 
 mod bias;
 mod cpu;
@@ -41,14 +41,14 @@ use gpu_kernel::GpuKernel;
 use request::select;
 use weights::{Code, dropped, weights};
 
-/// What attention computed.
+/// The result of attention.
 #[derive(Debug)]
 pub struct Attended {
     /// `weights·v`, (B, T, H, D).
     pub context: Tensor,
-    /// A tensor (B, heads, queries, S) for each of [`Wanted::weights`], f32, or f64 for f64 inputs.
+    /// A tensor (B, heads, queries, S) for each entry of [`Wanted::weights`], in f32, or f64 for f64 inputs.
     pub weights: Vec<Tensor>,
-    /// Where it was asked for.
+    /// The summary, if it was asked for.
     pub summary: Option<Summary>,
 }
 
@@ -80,28 +80,28 @@ pub struct CausalSdpa {
 }
 
 impl CausalSdpa {
-    /// Attention whose scores are multiplied by `scale` (GPT-2: `1 / sqrt(D)`) before the softmax, by the code that
-    /// `dispatch` names.
+    /// Attention that multiplies scores by `scale` (GPT-2: `1 / sqrt(D)`) before the softmax, run by the code that
+    /// `dispatch` selects.
     #[must_use]
     pub fn new(scale: f64, dispatch: Dispatch) -> Self {
         Self { scale, dispatch, bias: None, heads: None, dropout: None }
     }
 
-    /// The same attention, whose eager path reads the causal triangle from `bias` instead of making one at each call.
-    /// S may then be up to the triangle's N.
+    /// The same attention, but its eager path reads the causal triangle from `bias` instead of making one in each
+    /// call. S can then be at most the triangle's N.
     #[must_use]
     pub fn with_bias(self, bias: &CausalBias) -> Self {
         Self { bias: Some(bias.clone()), ..self }
     }
 
-    /// The same attention for heads that are some of a layer's: dropout then meets them as it meets the whole layer.
+    /// The same attention for some of a layer's heads: dropout then treats them as it does within the whole layer.
     #[must_use]
     pub fn with_heads(self, heads: HeadLayout) -> Self {
         Self { heads: Some(heads), ..self }
     }
 
     /// The same attention with dropout on its weights, after the softmax: for training. Row `(b·H + h)·T + i`
-    /// of the mask meets query i of head h of row b. Kernels draw it again where they need it.
+    /// of the mask belongs to query i of head h of batch row b. Kernels redraw the mask when they need it.
     #[must_use]
     pub fn with_dropout(self, dropout: Option<Dropout>) -> Self {
         Self { dropout: dropout.filter(|dropout| dropout.rate() > 0.0), ..self }
@@ -114,11 +114,11 @@ impl CausalSdpa {
     }
 
     /// The context of each query, `weights·v`. Scores, softmax and sums are f32 or wider; the result
-    /// has the dtype of `q`. A query with no visible key gives zeros.
+    /// has the dtype of `q`. A query with no visible key gets a context of zeros.
     ///
     /// # Shapes
-    /// `q` (B, H, T, D), `k` and `v` (B, H, S, D), of any strides -> (B, T, H, D), contiguous: merging
-    /// the heads is a reshape.
+    /// `q` (B, H, T, D), `k` and `v` (B, H, S, D), with any strides -> (B, T, H, D), contiguous, so
+    /// that merging the heads is a reshape.
     ///
     /// # Errors
     /// When the shapes do not fit each other or the mask.
@@ -126,8 +126,8 @@ impl CausalSdpa {
         Ok(self.attend(q, k, v, mask, Wanted::default())?.context)
     }
 
-    /// As [`forward`](Self::forward), and the weights of all heads and queries beside it, as they meet v:
-    /// after dropout.
+    /// Like [`forward`](Self::forward), but also returns the weights of all heads and queries, after
+    /// dropout, as they multiply v.
     ///
     /// # Shapes
     /// context (B, T, H, D), weights (B, H, T, S) in f32, or in f64 for f64 inputs.
@@ -146,16 +146,16 @@ impl CausalSdpa {
         Ok((attended.context, attended.weights.remove(0)))
     }
 
-    /// As [`forward`](Self::forward), and what is `wanted` beside the context.
+    /// Like [`forward`](Self::forward), but also returns whatever `wanted` asks for.
     ///
-    /// Weights are those that meet v, after dropout, and a gradient passes through them to q and k; a
-    /// [`Summary`] is of the weights before dropout, and has no gradient.
+    /// The weights are those that multiply v, after dropout, and a gradient flows through them to q
+    /// and k. A [`Summary`] describes the weights before dropout and has no gradient.
     ///
     /// # Shapes
     /// `q` (B, H, T, D), `k` and `v` (B, H, S, D) -> see [`Attended`]
     ///
     /// # Errors
-    /// When the shapes do not fit each other or the mask, or a head or query that was chosen is not there.
+    /// When the shapes do not fit each other or the mask, or a chosen head or query does not exist.
     pub fn attend(
         &self,
         q: &Tensor,
@@ -165,10 +165,10 @@ impl CausalSdpa {
         wanted: Wanted,
     ) -> Result<Attended> {
         let (h, t) = self.check(q, k, v, mask)?;
-        let rows = q.dim(0)? * self.heads.map_or(h, |heads| heads.of) * t;
+        let rows = q.dim(0)? * self.heads.map_or(h, |heads| heads.total) * t;
         if self.dropout.is_some() && u32::try_from(rows).is_err() {
             candle_core::bail!(
-                "causal attention: dropout on {rows} rows of weights, which are more than 2^32"
+                "causal attention: dropout on {rows} rows of weights, expected fewer than 2^32"
             )
         }
         if self.has_cpu_kernel(&[q, k, v]) {
@@ -183,11 +183,7 @@ impl CausalSdpa {
             let context = kernel.forward([q, k, v])?;
             let weights = wanted.weights.iter().map(|chosen| self.weights(q, k, mask, chosen));
             let weights = weights.collect::<Result<_>>()?;
-            let summary = wanted
-                .summary
-                .then(|| Summary::eager((q, k), self.scale, (mask, self.bias.as_ref())))
-                .transpose()?;
-            return Ok(Attended { context, weights, summary });
+            return Ok(Attended { context, weights, summary: self.eager_summary((q, k), mask, wanted)? });
         }
         let all = self.weights(q, k, mask, &Chosen::default())?; // (B, H, T, S)
         let of_all = |chosen: &Chosen| {
@@ -197,21 +193,29 @@ impl CausalSdpa {
         Ok(Attended {
             context: eager::context(&all, v, q.dtype())?,
             weights: wanted.weights.iter().map(of_all).collect::<Result<_>>()?,
-            summary: wanted
-                .summary
-                .then(|| Summary::eager((q, k), self.scale, (mask, self.bias.as_ref())))
-                .transpose()?,
+            summary: self.eager_summary((q, k), mask, wanted)?,
         })
     }
 
-    /// The weights of chosen heads and queries alone, as they meet v: after dropout. A gradient passes through them to
-    /// q and k.
+    /// The summary by the eager path, where one is wanted.
+    fn eager_summary(
+        &self,
+        qk: (&Tensor, &Tensor),
+        mask: CausalMask,
+        wanted: Wanted,
+    ) -> Result<Option<Summary>> {
+        let summary = || Summary::eager(qk, self.scale, (mask, self.bias.as_ref()));
+        wanted.summary.then(summary).transpose()
+    }
+
+    /// The weights of chosen heads and queries alone, after dropout, as they multiply v. A gradient flows through them
+    /// to q and k.
     ///
     /// # Shapes
     /// `q` (B, H, T, D), `k` (B, H, S, D) -> (B, heads, queries, S) in f32, or in f64 for f64 inputs
     ///
     /// # Errors
-    /// When the shapes do not fit each other or the mask, or a head or query that was chosen is not there.
+    /// When the shapes do not fit each other or the mask, or a chosen head or query does not exist.
     pub fn weights(&self, q: &Tensor, k: &Tensor, mask: CausalMask, chosen: &Chosen) -> Result<Tensor> {
         let (h, t) = self.check(q, k, k, mask)?;
         let rows = chosen.resolve(h, t)?;
@@ -224,7 +228,7 @@ impl CausalSdpa {
         }
     }
 
-    /// Which code [`forward`](Self::forward) runs for these tensors: `Fused` where there is a kernel for them.
+    /// Which code [`forward`](Self::forward) runs for these tensors: `Fused` if there is a kernel for them.
     ///
     /// # Errors
     /// When the device does not answer.
@@ -233,19 +237,19 @@ impl CausalSdpa {
         Ok(if fused { Implementation::Fused } else { Implementation::Eager })
     }
 
-    /// Dropout for the queries `q` (B, H, T, D).
+    /// The dropout for queries `q` (B, H, T, D).
     fn weight_dropout(&self, q: &Tensor) -> Result<Option<WeightDropout>> {
         let (_, h, t, d) = q.dims4()?;
         let heads = self.heads.unwrap_or(HeadLayout::all(h, d));
         Ok(self.dropout.map(|dropout| WeightDropout::new(dropout, heads, t)))
     }
 
-    /// Whether the kernels of the CPU compute this.
+    /// Whether the CPU kernels can compute this.
     fn has_cpu_kernel(&self, qkv: &[&Tensor]) -> bool {
         self.dispatch.cpu_attention(qkv) && !is_empty(qkv)
     }
 
-    /// The kernel of a GPU that computes this, where one is asked for and there is one.
+    /// The GPU kernel that computes this, if the caller asked for one and there is one.
     fn gpu_kernel(&self, qkv: [&Tensor; 3], mask: CausalMask) -> Result<Option<Box<dyn GpuKernel>>> {
         let plain = self.dropout.is_none() && mask.hidden.is_empty();
         if !self.dispatch.gpu_kernels() || !plain || is_empty(&qkv) {
@@ -254,7 +258,7 @@ impl CausalSdpa {
         gpu::kernel(qkv, self.scale, mask.padding)
     }
 
-    /// H and T; refuses what does not fit, with every shape in the message.
+    /// Returns H and T. Fails if the shapes do not fit, naming every shape in the message.
     fn check(&self, q: &Tensor, k: &Tensor, v: &Tensor, mask: CausalMask) -> Result<(usize, usize)> {
         let (b, h, t, d) = q.dims4()?;
         let (kb, kh, s, kd) = k.dims4()?;
@@ -287,7 +291,7 @@ impl CausalSdpa {
         Ok((h, t))
     }
 
-    /// The context that weights of one's own give, as [`forward`](Self::forward) has it.
+    /// The context for weights that you supply, in the layout of [`forward`](Self::forward).
     ///
     /// # Shapes
     /// `weights` (B, H, T, S), `v` (B, H, S, D) -> (B, T, H, D) in the dtype of `v`

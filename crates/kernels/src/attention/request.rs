@@ -1,8 +1,8 @@
-//! What may be asked of attention beside the context: the weights of chosen heads and queries, and summaries.
+//! What attention can return besides the context: the weights of chosen heads and queries, and summaries.
 
 use candle_core::{Result, Tensor};
 
-/// The heads and queries whose weights are wanted.
+/// The heads and queries whose weights you want.
 ///
 /// ```
 /// use gpt2_kernels::attention::Chosen;
@@ -18,17 +18,17 @@ pub struct Chosen {
     pub queries: Option<Vec<usize>>,
 }
 
-/// What is handed back beside the context. Neither part slows down the fused kernel's work on the context.
+/// What to return besides the context. Neither part slows down the fused kernel's work on the context.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Wanted<'a> {
     /// The exact weights of these heads and queries.
     pub weights: &'a [Chosen],
-    /// A few numbers on the weights of every head and query.
+    /// A few statistics of the weights of every head and query.
     pub summary: bool,
 }
 
 impl Chosen {
-    /// Every index, or an error that names the valid ones.
+    /// Resolves every index, or fails with an error that names the valid ones.
     pub(super) fn resolve(&self, heads: usize, queries: usize) -> Result<Rows> {
         Ok(Rows {
             heads: indices("head", self.heads.as_deref(), heads)?,
@@ -49,7 +49,7 @@ fn indices(what: &str, chosen: Option<&[usize]>, count: usize) -> Result<Vec<usi
     }
 }
 
-/// [`Chosen`] heads and queries of T.
+/// The [`Chosen`] heads and queries, resolved to indices.
 #[derive(Debug, Clone)]
 pub(super) struct Rows {
     pub(super) heads: Vec<usize>,
@@ -75,7 +75,7 @@ impl Rows {
     }
 }
 
-/// Some places of a dimension, in their order: a view where they follow each other, else a copy.
+/// Selects indices along a dimension, in the given order: a view if they are consecutive, otherwise a copy.
 pub(super) fn select(x: &Tensor, dim: usize, places: &[usize]) -> Result<Tensor> {
     let mut runs = vec![];
     let mut start = 0;

@@ -5,8 +5,9 @@ use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape};
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
-/// The gradient of the scores from that of their softmax, (.., rows, S) each: `w · (g - Σ w·g)`, which is 0
-/// where the weight is. `seen` holds how many keys each row sees; the others' gradients are not read.
+/// Computes the gradient of the scores from that of their softmax, (.., rows, S) each: `w · (g - Σ w·g)`,
+/// which is 0 wherever the weight is 0. `seen` holds how many keys each row sees; the gradients of the
+/// other keys are never read.
 pub(super) struct SoftmaxBackward {
     pub(super) seen: Vec<usize>,
 }
@@ -38,7 +39,7 @@ impl CustomOp2 for SoftmaxBackward {
     }
 }
 
-/// Softmax of a row of scores in place; zeros where every score is -inf.
+/// Softmax of a row of scores in place; all zeros if every score is -inf.
 pub(super) struct SoftmaxRow<'a>(pub(super) &'a mut [f32]);
 
 impl WithSimd for SoftmaxRow<'_> {

@@ -1,4 +1,4 @@
-//! A few numbers on each query's weights, for looking at all heads of a long text at once.
+//! A few statistics of each query's weights, for looking at all heads of a long text at once.
 
 use super::bias::CausalBias;
 use super::cpu::{RowSummary, position};
@@ -7,10 +7,10 @@ use super::mask::CausalMask;
 use super::request::Chosen;
 use candle_core::{D, DType, Device, Result, Tensor};
 
-/// What the weights of each query are like, for every head: seven tensors (B, H, T) instead of one (B, H, T, S).
+/// Describes the weights of each query in every head: seven tensors (B, H, T) instead of one (B, H, T, S).
 ///
-/// The numbers are those of the softmax, before any dropout, and have no gradient. A query that sees no key
-/// has zeros.
+/// The numbers describe the softmax, before any dropout, and have no gradient. They are 0 for a query that
+/// sees no key.
 #[derive(Debug, Clone)]
 pub struct Summary {
     /// Shannon entropy in nats, `-Σ w·ln w`: f32.
@@ -19,17 +19,17 @@ pub struct Summary {
     pub mean_distance: Tensor,
     /// The weight on the query's own position: f32.
     pub on_self: Tensor,
-    /// The weight on the key before it, 0 where there is none: f32.
+    /// The weight on the key just before it, or 0 if there is none: f32.
     pub on_previous: Tensor,
-    /// The weight on the first key that is no padding: f32.
+    /// The weight on the first key that is not padding: f32.
     pub on_first: Tensor,
     /// The largest weight: f32.
     pub max: Tensor,
-    /// The key that has it, the first of several: u32.
+    /// The key with the largest weight; the first if several share it: u32.
     pub max_position: Tensor,
 }
 
-/// Queries whose weights the eager path holds at a time.
+/// The number of queries whose weights the eager path holds at a time.
 const CHUNK: usize = 64;
 
 impl Summary {
@@ -114,7 +114,7 @@ fn of_weights(weights: &Tensor, positions: &Tensor, first: &Tensor) -> Result<[T
     ])
 }
 
-/// The first key of each of B rows that is no padding: u32 (B).
+/// The first key of each of B rows that is not padding: u32 (B).
 fn first_keys(mask: CausalMask, (b, s): (usize, usize), device: &Device) -> Result<Tensor> {
     let mask = mask.on_cpu(0)?;
     Tensor::from_iter((0..b).map(|b| position(mask.first_key(b, s))), device)

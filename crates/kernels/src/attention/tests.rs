@@ -1,15 +1,15 @@
-use super::{CausalMask, CausalSdpa, Chosen, HeadLayout};
+use super::{CausalBias, CausalMask, CausalSdpa, Chosen, HeadLayout};
 use crate::{Dispatch, Dropout, Implementation};
 use candle_core::{Device, Result, Tensor};
 
-/// Numbers between -1 and 1 without a pattern: (2, heads, 9, 8).
+/// Numbers between -1 and 1 without a visible pattern: (2, heads, 9, 8).
 fn numbers(heads: usize, salt: u32) -> Result<Tensor> {
     let hash = |i: u32| i.wrapping_mul(2_654_435_761) >> 8; // 24 bits
     let values = (salt..).take(2 * heads * 9 * 8).map(|i| hash(i) as f32 / 8_388_608. - 1.);
     Tensor::from_iter(values, &Device::Cpu)?.reshape((2, heads, 9, 8))
 }
 
-/// Two heads of four on one machine, two on another.
+/// Four heads split over two machines, two on each.
 #[test]
 fn heads_that_are_computed_apart_drop_what_they_drop_together() -> Result<()> {
     let (q, k, v) = (numbers(4, 1)?, numbers(4, 1000)?, numbers(4, 2000)?);
@@ -18,7 +18,7 @@ fn heads_that_are_computed_apart_drop_what_they_drop_together() -> Result<()> {
             let [q, k, v] = [&q, &k, &v].map(|x| x.narrow(1, first, heads));
             let (q, k, v, mask) = (q?, k?, v?, CausalMask::default());
             let attention = CausalSdpa::new(0.4, Dispatch::of(implementation, &q))
-                .with_heads(HeadLayout { heads, first, of: 4, dim: 8 })
+                .with_heads(HeadLayout::all(4, 8).part(first, heads)?)
                 .with_dropout(Some(Dropout::new(0.5, 7, 3)?));
             let context = attention.forward(&q, &k, &v, mask)?; // (B, T, heads, D)
             let weights = attention.weights(&q, &k, mask, &Chosen::default())?; // (B, heads, T, S)
@@ -44,5 +44,31 @@ fn heads_of_another_layout_are_refused() -> Result<()> {
     let attention = attention.with_heads(HeadLayout::all(3, 8));
     let message = attention.forward(&q, &q, &q, CausalMask::default()).expect_err("4 are not 3").to_string();
     assert!(message.contains("3 heads of width 8") && message.contains("[2, 4, 9, 8]"), "{message}");
+    Ok(())
+}
+
+#[test]
+fn heads_that_a_layer_does_not_have_are_refused() {
+    let layer = HeadLayout::all(4, 8);
+    assert!(layer.part(2, 2).is_ok());
+    for (first, heads) in [(3, 2), (5, 0), (usize::MAX, 1)] {
+        assert!(layer.part(first, heads).is_err(), "{first}, {heads}");
+    }
+}
+
+/// Of a long triangle the eager path makes the rows that it reads.
+#[test]
+fn a_long_triangle_gives_what_a_short_one_gives_and_is_never_made() -> Result<()> {
+    let (q, k) = (numbers(2, 1)?.narrow(2, 6, 3)?, numbers(2, 50)?);
+    let run = |n: usize| {
+        let bias = CausalBias::new(n, &Device::Cpu);
+        let attention = CausalSdpa::new(0.4, Dispatch::of(Implementation::Eager, &q)).with_bias(&bias);
+        attention.forward(&q, &k, &k, CausalMask::default())?.flatten_all()?.to_vec1::<f32>()
+    };
+    assert_eq!(run(9)?, run(1 << 24)?);
+    let message = run(8).expect_err("9 keys").to_string();
+    assert!(message.contains("9 keys") && message.contains("at least 9"), "{message}");
+    let message = CausalBias::new(1 << 24, &Device::Cpu).tensor().expect_err("2^48 bytes").to_string();
+    assert!(message.contains("16777216"), "{message}");
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! The exact attention weights of chosen heads and queries, from q and k alone: the context comes from
-//! wherever it is computed fastest, and only the chosen weights take memory.
+//! Computes the exact attention weights of chosen heads and queries from q and k alone. The context
+//! comes from whichever code is fastest, and only the chosen weights take memory.
 
 use super::bias::CausalBias;
 use super::cpu::CpuWeights;
@@ -12,11 +12,11 @@ use candle_core::{Result, Tensor};
 /// Which code computes weights.
 pub(super) enum Code<'a> {
     CpuKernel,
-    /// With the causal triangle that the layer has, if it has one.
+    /// The eager path, with the layer's causal triangle if it has one.
     Eager(Option<&'a CausalBias>),
 }
 
-/// The weights of `rows`, in f32 at least.
+/// The weights of `rows`, in f32 or wider.
 ///
 /// `q` (B, H, T, D), `k` (B, H, S, D) -> (B, heads, queries, S)
 pub(super) fn weights(
@@ -36,7 +36,7 @@ pub(super) fn weights(
     }
 }
 
-/// `weights` after dropout, which draws what it draws for all heads and queries.
+/// `weights` after dropout, with the same mask as when all heads and queries are computed.
 pub(super) fn dropped(weights: &Tensor, dropout: &WeightDropout, rows: &Rows) -> Result<Tensor> {
     let (b, _, _, s) = weights.dims4()?;
     let places = (0..b).flat_map(|b| rows.heads.iter().map(move |&h| (b, h)));

@@ -1,34 +1,34 @@
 //! Cross-entropy of `x·Wᵀ` without the logits: a chunk of rows at a time, forward and backward.
 //!
-//! The idea of Liger Kernel's fused linear cross-entropy (Hsu et al. 2024): while a chunk's logits are there,
-//! their gradient is made, and what it gives to x and W. Of the logits' size, nothing outlives its chunk.
+//! The idea comes from Liger Kernel's fused linear cross-entropy (Hsu et al. 2024): while a chunk's logits
+//! are in memory, it computes their gradient and from that the gradients of x and W. Nothing of the logits'
+//! size outlives its chunk.
 
 use super::logits::cross_entropy;
 use super::rows::{LogSum, Row, check_targets, losses, to_gradients};
-use crate::dispatch::{Dispatch, Implementation, cpu_f32};
+use crate::dispatch::{cpu_f32, cpu_product};
 use crate::product::{Matrix, multiply};
 use crate::vector::with_slices;
 use candle_core::{CpuStorage, CustomOp2, Device, Layout, Result, Shape, Tensor};
 use pulp::Arch;
 use rayon::prelude::*;
 
-/// Rows whose logits are there at a time: enough for the matrix products to run at their full speed.
+/// The number of rows whose logits are in memory at a time: enough for the matrix products to run at full speed.
 const ROWS: usize = 256;
 
 /// `cross_entropy(x·Wᵀ, targets)`: the mean in nats over the rows; differentiable. In f32 on the CPU the logits
-/// (rows, V) are never held together, but in builds with a vendor's matrix product; the gradients of what is
-/// tracked are made in this pass already.
+/// (rows, V) are never all in memory at once, except in builds with a vendor's matrix product. The forward pass
+/// already computes the gradients of every tracked input.
 ///
 /// # Shapes
-/// `x` (.., C), `weight` (V, C), `targets` as many as `x` has rows, integers below V -> scalar, f32 at least
+/// `x` (.., C), `weight` (V, C), `targets`: one integer below V for each row of `x` -> scalar, in f32 or wider
 ///
 /// # Errors
 /// When the shapes do not fit each other, or a target is not below V.
 pub fn linear_cross_entropy(x: &Tensor, weight: &Tensor, targets: &Tensor) -> Result<Tensor> {
     let (v, c) = weight.dims2()?;
     let rows = x.elem_count() / c.max(1);
-    let product = Dispatch::of(Implementation::Auto, x).cpu_product(&[x, weight]);
-    if !cpu_f32(&[x, weight]) || !product || rows == 0 {
+    if !cpu_f32(&[x, weight]) || !cpu_product(&[x, weight]) || rows == 0 {
         let logits = crate::linear_transposed(x, weight)?.reshape((rows, v))?;
         return cross_entropy(&logits.to_dtype(crate::accumulator(logits.dtype()))?, &targets.flatten_all()?);
     }
@@ -48,7 +48,7 @@ pub fn linear_cross_entropy(x: &Tensor, weight: &Tensor, targets: &Tensor) -> Re
     x.apply_op2(&weight, Loss { loss, gradients })
 }
 
-/// The loss of `x` (rows, C) under `weight` (V, C), and of each of the two its gradient where that is wanted.
+/// The loss of `x` (rows, C) under `weight` (V, C), and the gradients of `x` and `weight` that are wanted.
 fn loss_and_gradients(
     x: &[f32],
     weight: &[f32],
@@ -87,7 +87,7 @@ fn loss_and_gradients(
     (loss, [d_x, d_weight])
 }
 
-/// A loss that has been computed, with the gradients of x and weight that are wanted.
+/// A loss already computed, with the gradients of x and weight that are wanted.
 struct Loss {
     loss: f32,
     gradients: [Option<Tensor>; 2],
@@ -110,7 +110,7 @@ impl CustomOp2 for Loss {
         grad: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
         let factor = f64::from(grad.to_scalar::<f32>()?);
-        #[allow(clippy::float_cmp)] // a copy is spared where the loss itself is differentiated
+        #[allow(clippy::float_cmp)] // saves a copy when the loss itself is differentiated
         let as_they_are = factor == 1.0;
         let scaled = |t: &Option<Tensor>| -> Result<_> {
             match t {
@@ -132,7 +132,7 @@ mod tests {
     #[allow(clippy::cast_possible_truncation)] // 256
     fn loss_and_gradients_are_those_of_the_logits() -> Result<()> {
         let targets = |n: u32, v: u32| Tensor::from_iter((0..n).map(|i| i64::from(i * 31 % v)), &Device::Cpu);
-        // One row, a few, and more than a chunk of them.
+        // One row, a few rows, and more rows than a chunk.
         for (rows, v, c) in [(1, 3, 2), (6, 50, 7), (ROWS as u32 + 5, 19, 33)] {
             let x = Tensor::randn(0f32, 2., (rows as usize, c), &Device::Cpu)?;
             let weight = Tensor::randn(0f32, 1., (v as usize, c), &Device::Cpu)?;
@@ -149,7 +149,7 @@ mod tests {
                 let error = (got.to_dtype(DType::F64)? - expected)?.abs()?.flatten_all()?.max(0)?;
                 assert!(error.to_scalar::<f64>()? <= 3e-6 * scale, "{rows} {v} {c}: {error} of {scale}");
             }
-            // Where one of the two is a constant, the other's gradient is the same, and there is no third.
+            // If one of the two is a constant, the other gets the same gradient, and nothing else gets one.
             let (var, constant) = (Var::from_tensor(&x)?, Var::from_tensor(&weight)?);
             let of_x = linear_cross_entropy(&var, &weight.t()?.contiguous()?.t()?, &targets(rows, v)?)?
                 .backward()?;
@@ -161,7 +161,7 @@ mod tests {
             for _ in 0..2 {
                 assert_eq!(values(of_weight.backward()?.get(&constant))?, values(both.get(&constant))?);
             }
-            // What nobody differentiates is computed without gradients, to the same number.
+            // Without anything to differentiate, the loss is computed without gradients and is the same number.
             let plain = linear_cross_entropy(&x, &weight, &targets(rows, v)?)?.to_scalar::<f32>()?;
             let var = Var::from_tensor(&x)?;
             let tracked = linear_cross_entropy(var.as_tensor(), &weight, &targets(rows, v)?)?;

@@ -1,4 +1,4 @@
-//! Cross-entropy of logits that are there.
+//! Cross-entropy of logits that are already in memory.
 
 use super::rows::{LogSum, Row, check_targets, losses, to_gradients};
 use crate::dispatch::cpu_f32;
@@ -26,7 +26,7 @@ pub fn cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
 }
 
 struct CrossEntropy {
-    /// Of each row, which the forward pass leaves for the backward pass.
+    /// The log-sum of each row, which the forward pass saves for the backward pass.
     log_sums: OnceLock<Vec<LogSum>>,
 }
 
@@ -61,7 +61,7 @@ impl CustomOp2 for CrossEntropy {
         grad: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
         let Some(log_sums) = self.log_sums.get() else {
-            candle_core::bail!("cross-entropy: a backward pass without a forward pass before it")
+            candle_core::bail!("cross-entropy: the backward pass ran without a forward pass before it")
         };
         let factor = grad.to_scalar::<f32>()? / log_sums.len() as f32;
         let gradient = Gradient { log_sums, factor };

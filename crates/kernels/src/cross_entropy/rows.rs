@@ -1,11 +1,11 @@
-//! Rows of logits: their log-sums, their losses and the gradients of these.
+//! Rows of logits: their log-sums, losses and gradients.
 
 use crate::vector::exp2;
 use candle_core::{DType, Result, Tensor};
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 
-/// The targets of `n` rows of `v` logits as contiguous u32; refuses what is no column.
+/// The targets of `n` rows of `v` logits as contiguous u32. Fails if a target is not one of the columns.
 pub(super) fn check_targets(targets: &Tensor, n: usize, v: usize) -> Result<Tensor> {
     if targets.dims() != [n] || n == 0 || targets.dtype().is_float() {
         candle_core::bail!(
@@ -21,7 +21,7 @@ pub(super) fn check_targets(targets: &Tensor, n: usize, v: usize) -> Result<Tens
     targets.to_dtype(DType::U32)?.contiguous()
 }
 
-/// The sum of the rows' losses, in order, whatever the number of threads.
+/// The sum of the rows' losses, added in order for any number of threads.
 pub(super) fn losses(logits: &[f32], targets: &[u32], log_sums: &[LogSum]) -> f64 {
     let rows = logits.chunks_exact(logits.len() / targets.len()).zip(targets);
     let loss = |((row, target), sum): ((&[f32], &u32), &LogSum)| {
@@ -31,7 +31,7 @@ pub(super) fn losses(logits: &[f32], targets: &[u32], log_sums: &[LogSum]) -> f6
     rows.zip(log_sums).map(loss).sum()
 }
 
-/// Makes of each row of logits its gradient, `factor · (softmax(logits) - onehot(target))`.
+/// Turns each row of logits into its gradient, `factor · (softmax(logits) - onehot(target))`.
 pub(super) fn to_gradients(logits: &mut [f32], targets: &[u32], log_sums: &[LogSum], factor: f32) {
     let (arch, v) = (Arch::new(), logits.len() / targets.len());
     logits.par_chunks_mut(v).enumerate().for_each(|(i, row)| {
@@ -42,7 +42,8 @@ pub(super) fn to_gradients(logits: &mut [f32], targets: &[u32], log_sums: &[LogS
 
 const LOG2_E: f32 = std::f32::consts::LOG2_E;
 
-/// `Σ exp(x)` of a row as `exp(max) · 2^log2`: exact for a large max, where one logarithm would round it off.
+/// `Σ exp(x)` of a row as `exp(max) · 2^log2`: this form stays exact for a large max, where a single
+/// logarithm would lose digits.
 #[derive(Clone, Copy)]
 pub(super) struct LogSum {
     max: f32,

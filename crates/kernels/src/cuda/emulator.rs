@@ -1,5 +1,4 @@
-//! Runs the kernels' own source on the CPU, thread by thread (`cuda/emulate.cpp`): what can be shown of them where
-//! there is no GPU.
+//! Runs the kernels' own source on the CPU, thread by thread (`cuda/emulate.cpp`), to test them without a GPU.
 
 use super::launch::Launch;
 use candle_core::{DType, Device, Result, Tensor};
@@ -9,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
-/// The emulator with all kernels, compiled once.
+/// The emulator program with all kernels, compiled once.
 fn program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
@@ -26,12 +25,15 @@ fn program() -> &'static Path {
             .arg(&program)
             .status();
         let remedy = "install a C++ compiler (apt-get install g++) or name one in CXX";
-        assert!(done.is_ok_and(|status| status.success()), "`{compiler}` compiles no kernels: {remedy}");
+        assert!(
+            done.is_ok_and(|status| status.success()),
+            "`{compiler}` could not compile the kernels: {remedy}"
+        );
         program
     })
 }
 
-/// What an emulated GPU is told, in order.
+/// The commands for an emulated GPU, in order.
 #[derive(Default)]
 pub(crate) struct Emulator {
     commands: Vec<String>,
@@ -39,18 +41,18 @@ pub(crate) struct Emulator {
 }
 
 impl Emulator {
-    /// Memory of the device that holds these bytes, by the name of the kernels' parameter.
+    /// Allocates device memory that holds these bytes, named after the kernels' parameter.
     pub(crate) fn put(&mut self, name: &str, bytes: &[u8]) {
         self.commands.extend(["put".into(), name.into(), bytes.len().to_string()]);
         self.input.extend_from_slice(bytes);
     }
 
-    /// Memory of the device that nothing is written to yet.
+    /// Allocates device memory without initialising it.
     pub(crate) fn allocate(&mut self, name: &str, bytes: usize) {
         self.commands.extend(["allocate".into(), name.into(), bytes.to_string()]);
     }
 
-    /// Numbers by the name of the kernels' parameter, or of the fields of their struct.
+    /// Sets a number, named after the kernels' parameter or a field of their struct.
     pub(crate) fn set(&mut self, name: &str, number: impl ToString) {
         self.commands.extend(["set".into(), name.into(), number.to_string()]);
     }
@@ -60,7 +62,7 @@ impl Emulator {
         self.commands.extend([blocks, threads, shared].map(ToString::to_string));
     }
 
-    /// What the memory holds after all of that.
+    /// Runs all commands and returns the contents of the memory.
     pub(crate) fn get(mut self, name: &str) -> Vec<u8> {
         self.commands.extend(["get".into(), name.into()]);
         let mut emulator = Command::new(program())
@@ -69,7 +71,7 @@ impl Emulator {
             .stdout(Stdio::piped())
             .spawn()
             .expect("the emulator was compiled");
-        // One that ends early says why by itself.
+        // If the emulator ends early, it says why on its own.
         let _ = emulator.stdin.take().expect("a pipe").write_all(&self.input);
         let output = emulator.wait_with_output().expect("the emulator's output");
         assert!(output.status.success(), "{:?}: {}", self.commands, output.status);
@@ -77,7 +79,7 @@ impl Emulator {
     }
 }
 
-/// The elements as they lie in memory.
+/// The elements as raw bytes.
 pub(crate) fn bytes(x: &Tensor) -> Result<Vec<u8>> {
     let x = x.flatten_all()?;
     Ok(match x.dtype() {
@@ -87,7 +89,7 @@ pub(crate) fn bytes(x: &Tensor) -> Result<Vec<u8>> {
     })
 }
 
-/// A vector from its elements as they lie in memory.
+/// A vector from the raw bytes of its elements.
 pub(crate) fn tensor(bytes: &[u8], dtype: DType) -> Result<Tensor> {
     Tensor::from_raw_buffer(bytes, dtype, &[bytes.len() / dtype.size_in_bytes()], &Device::Cpu)
 }

@@ -1,26 +1,26 @@
-//! What a launch of a kernel consists of.
+//! The parameters of a kernel launch.
 
 use candle_core::DType;
 
-/// A kernel, over how many blocks it runs, and with how much shared memory.
+/// A kernel, the number of its blocks and threads, and its shared memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Launch {
     pub(crate) kernel: String,
     pub(crate) blocks: u32,
     pub(crate) threads: u32,
-    /// Bytes for each block.
+    /// Bytes per block.
     pub(crate) shared: u32,
 }
 
 impl Launch {
-    /// `None` where there are more blocks than kernels count in their i32s.
+    /// `None` if there are more blocks than fit the i32s in which kernels count them.
     pub(crate) fn new(kernel: String, blocks: usize, threads: u32, shared: usize) -> Option<Self> {
         let blocks = i32::try_from(blocks).ok()?.try_into().ok()?;
         Some(Self { kernel, blocks, threads, shared: shared.try_into().ok()? })
     }
 }
 
-/// How kernels for this dtype are named.
+/// The name of this dtype in kernel names.
 pub(crate) fn dtype_name(dtype: DType) -> Option<&'static str> {
     match dtype {
         DType::F32 => Some("f32"),

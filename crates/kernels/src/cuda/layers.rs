@@ -3,24 +3,24 @@
 use super::launch::{Launch, dtype_name};
 use candle_core::DType;
 
-/// Threads of a block of `layers.cu`; a warp of 32 has a row of a layer norm.
+/// Threads per block in `layers.cu`. In a layer norm, each warp of 32 threads takes a row.
 const THREADS: u32 = 128;
 const ROWS: usize = THREADS as usize / 32;
 
-/// Elements of 16 bytes, where rows of `width` are made of such.
+/// The number of elements in 16 bytes, if rows of `width` divide into such units.
 fn unit(dtype: DType, width: usize) -> Option<usize> {
     let unit = 16 / dtype.size_in_bytes();
     (width > 0 && width.is_multiple_of(unit) && i32::try_from(width).is_ok()).then_some(unit)
 }
 
-/// The layer norm of (rows, width), where there is a kernel for it.
+/// The launch for a layer norm of (rows, width), if there is a kernel for it.
 pub(crate) fn layer_norm_launch(dtype: DType, rows: usize, width: usize) -> Option<Launch> {
     let name = dtype_name(dtype)?;
     unit(dtype, width)?;
     Launch::new(format!("layer_norm_{name}"), rows.div_ceil(ROWS), THREADS, 0)
 }
 
-/// What follows a product (rows, width), where there is a kernel for it; and its 16-byte units.
+/// The launch for what follows a product (rows, width), if there is a kernel for it, and the number of 16-byte units.
 pub(crate) fn finish_launch(dtype: DType, rows: usize, width: usize, gelu: bool) -> Option<(Launch, usize)> {
     let name = dtype_name(dtype)?;
     let units = rows * width / unit(dtype, width)?;
@@ -33,7 +33,7 @@ pub(crate) use ops::{layer_norm, linear};
 
 #[cfg(feature = "cuda")]
 mod ops {
-    #![allow(unsafe_code)] // kernels take pointers; each block says why they are sound
+    #![allow(unsafe_code)] // kernels take pointers; each unsafe block says why they are sound
 
     use super::{Launch, finish_launch, layer_norm_launch};
     use crate::cuda::{function, has_kernels, launch, view, view_of};
@@ -47,8 +47,8 @@ mod ops {
     };
     use half::{bf16, f16};
 
-    /// Whether kernels are asked for, and all are of one dtype on one GPU, without a gradient that is asked for: the kernels
-    /// have none.
+    /// Whether the caller asked for kernels, and all tensors share a dtype and a GPU and none needs a gradient: the
+    /// kernels have no backward pass.
     fn fits(dispatch: Dispatch, tensors: &[&Tensor]) -> Result<bool> {
         let (true, Device::Cuda(device)) = (dispatch.gpu_kernels(), tensors[0].device()) else {
             return Ok(false);
@@ -59,7 +59,7 @@ mod ops {
         Ok(all && has_kernels(device)?)
     }
 
-    /// [`crate::layer_norm`], or `None` where there is no kernel for it.
+    /// [`crate::layer_norm`], or `None` if there is no kernel for it.
     pub(crate) fn layer_norm(
         dispatch: Dispatch,
         x: &Tensor,
@@ -79,8 +79,8 @@ mod ops {
         aligned(x)?.apply_op3_no_bwd(&aligned(weight)?, &aligned(bias)?, &op).map(Some)
     }
 
-    /// Candle's product of `x` (rows, in) and `weight` (in, out), and one pass over it for all that follows; or `None` where
-    /// there is no kernel for that.
+    /// Candle's product of `x` (rows, in) and `weight` (in, out), and one pass over the result for everything that
+    /// follows; or `None` if there is no kernel for that.
     pub(crate) fn linear(
         dispatch: Dispatch,
         x: &Tensor,
@@ -102,12 +102,12 @@ mod ops {
         #[allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap)] // checked by `finish_launch`
         let (units, width) = (units as i64, width as i32);
         let (bias, residual) = (aligned(bias)?, residual.map(aligned).transpose()?);
-        let product = x.matmul(&weight.contiguous()?)?; // (rows, out), the only tensor in its memory
+        let product = x.matmul(&weight.contiguous()?)?; // (rows, out); no other tensor shares its memory
         product.inplace_op1(&Finish { launch, units, width, bias, residual })?;
         Ok(Some(product))
     }
 
-    /// Contiguous, from a place that 16-byte loads may start at.
+    /// A contiguous tensor, aligned for 16-byte loads.
     fn aligned(x: &Tensor) -> Result<Tensor> {
         let offset = x.layout().start_offset() * x.dtype().size_in_bytes();
         if offset.is_multiple_of(16) { x.contiguous() } else { x.force_contiguous() }
@@ -131,7 +131,7 @@ mod ops {
             let stream = device.cuda_stream();
             let shape = x.1.shape().clone();
             let (x, weight, bias) = (view::<E>(x)?, view::<E>(weight)?, view::<E>(bias)?);
-            // SAFETY: the kernel writes every number of it.
+            // SAFETY: the kernel writes every element.
             let mut out = unsafe { device.alloc::<E>(shape.elem_count())? };
             let function = function(&stream, &self.launch)?;
             let mut args = stream.launch_builder(&function);
@@ -157,7 +157,7 @@ mod ops {
             _: &CpuStorage,
             _: &Layout,
         ) -> Result<(CpuStorage, Shape)> {
-            candle_core::bail!("layer norm: a kernel for CUDA, but x is on the CPU")
+            candle_core::bail!("layer norm: the kernel is for CUDA, but x is on the CPU")
         }
 
         fn cuda_fwd(
@@ -178,7 +178,7 @@ mod ops {
         }
     }
 
-    /// What follows a product, over its memory.
+    /// Everything that follows a product, in place.
     struct Finish {
         launch: Launch,
         units: i64,
@@ -218,7 +218,7 @@ mod ops {
         }
 
         fn cpu_fwd(&self, _: &mut CpuStorage, _: &Layout) -> Result<()> {
-            candle_core::bail!("linear: a kernel for CUDA, but x is on the CPU")
+            candle_core::bail!("linear: the kernel is for CUDA, but x is on the CPU")
         }
 
         fn cuda_fwd(&self, x: &mut CudaStorage, _: &Layout) -> Result<()> {
@@ -240,7 +240,7 @@ mod tests {
 
     const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
-    /// f32 sums; a half is rounded once.
+    /// Allows for f32 sums and, in f16 and bf16, one rounding.
     fn tolerance(dtype: DType) -> f64 {
         match dtype {
             DType::F16 => 2f64.powi(-11),
@@ -263,7 +263,7 @@ mod tests {
 
     #[test]
     fn layer_norm_emulated() -> Result<()> {
-        // Rows that fill no block, no warp, and a mean that is large beside the spread.
+        // Rows that do not fill a block or a warp, and a mean that is large compared with the spread.
         for (dtype, rows, width, mean) in DTYPES
             .into_iter()
             .flat_map(|d| [(d, 1, 768, 0.), (d, 5, 32, 30.), (d, 9, 264, -3.), (d, 4, 8, 1.)])

@@ -1,4 +1,5 @@
-//! What the kernels in `cuda/*.cu` have in common: how they are launched, loaded, and run in tests where there is no GPU.
+//! What the kernels in `cuda/*.cu` share: the code that loads and launches them, and the emulator that runs them in
+//! tests without a GPU.
 
 #[cfg(all(test, target_os = "linux"))]
 pub(crate) mod emulator;

@@ -1,6 +1,6 @@
 //! Loading and launching kernels.
 
-#![allow(unsafe_code)] // launching is
+#![allow(unsafe_code)] // launching a kernel is unsafe
 
 use super::launch::Launch;
 use candle_core::cuda_backend::cudarc::driver::sys::{CUdevice_attribute, CUfunction_attribute};
@@ -13,7 +13,8 @@ use candle_core::{Layout, Result, Storage};
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
-/// What build.rs made of `cuda/*.cu`, machine code and PTX, and how the names of its kernels begin.
+/// The binaries (machine code and PTX) that build.rs compiled from `cuda/*.cu`, each with the
+/// prefixes of its kernels' names.
 const BINARIES: [(&[&str], &[u8]); 4] = [
     (&["attention_f32"], include_bytes!(concat!(env!("OUT_DIR"), "/attention_f32.fatbin"))),
     (&["attention_"], include_bytes!(concat!(env!("OUT_DIR"), "/attention.fatbin"))),
@@ -21,7 +22,7 @@ const BINARIES: [(&[&str], &[u8]); 4] = [
     (&["layer_norm_", "finish_"], include_bytes!(concat!(env!("OUT_DIR"), "/layers.fatbin"))),
 ];
 
-/// What is loaded, by the context of a device.
+/// The loaded modules and kernels, by device context.
 #[derive(Default)]
 struct Loaded {
     modules: HashMap<(usize, usize), Arc<CudaModule>>,
@@ -47,8 +48,8 @@ pub(crate) fn function(stream: &Arc<CudaStream>, launch: &Launch) -> Result<Cuda
         let module = stream.context().load_module(Ptx::from_binary(BINARIES[binary].1.to_vec()));
         let module = module.map_err(|error| {
             candle_core::Error::msg(format!(
-                "{} cannot be loaded on this GPU ({error:?}): build for its compute capability, \
-                 GPT2_CUDA_CAPABILITIES, or choose Implementation::Eager",
+                "{} cannot be loaded on this GPU ({error:?}): set GPT2_CUDA_CAPABILITIES to its \
+                 compute capability and rebuild, or choose the eager implementation",
                 launch.kernel
             ))
         })?;
@@ -56,7 +57,7 @@ pub(crate) fn function(stream: &Arc<CudaStream>, launch: &Launch) -> Result<Cuda
         module
     };
     let function = module.load_function(&launch.kernel).w()?;
-    // More than 48 KiB must be asked for. All launches of a kernel ask for the same.
+    // A kernel must request more than 48 KiB explicitly. All launches of a kernel use the same amount.
     let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
     function.set_attribute(attribute, launch.shared.try_into().unwrap_or(i32::MAX)).w()?;
     loaded.functions.insert(key, function.clone());
@@ -69,32 +70,33 @@ pub(crate) fn has_kernels(device: &CudaDevice) -> Result<bool> {
     Ok(device.cuda_stream().context().attribute(major).w()? >= 8)
 }
 
-/// The numbers of a tensor from where its layout begins.
+/// The elements of a tensor, from the start of its layout.
 pub(crate) fn view<'a, E: CudaDType>(
     (storage, layout): (&'a CudaStorage, &Layout),
 ) -> Result<CudaView<'a, E>> {
     Ok(storage.as_cuda_slice::<E>()?.slice(layout.start_offset()..))
 }
 
-/// [`view`] of the storage that a tensor gives of itself.
+/// [`view`] for a tensor's own storage.
 pub(crate) fn view_of<'a, E: CudaDType>(storage: &'a Storage, layout: &Layout) -> Result<CudaView<'a, E>> {
     match storage {
         Storage::Cuda(storage) => view((storage, layout)),
-        _ => candle_core::bail!("a tensor beside others on CUDA is elsewhere"),
+        _ => candle_core::bail!("the tensors are not all on the CUDA device"),
     }
 }
 
 /// Launches the kernel on the stream of `args`.
 ///
 /// # Safety
-/// The arguments are those that the kernel takes, and what it reads and writes by them and by `launch` lies inside of them.
+/// The arguments are those that the kernel takes, and everything that it reads and writes under `launch` lies inside
+/// them.
 pub(crate) unsafe fn launch(mut args: LaunchArgs, launch: &Launch) -> Result<()> {
     let config = LaunchConfig {
         grid_dim: (launch.blocks, 1, 1),
         block_dim: (launch.threads, 1, 1),
         shared_mem_bytes: launch.shared,
     };
-    // SAFETY: as this function's own.
+    // SAFETY: the caller upholds this function's own contract.
     unsafe { args.launch(config) }.w()?;
     Ok(())
 }

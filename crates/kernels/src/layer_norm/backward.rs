@@ -6,10 +6,10 @@ use candle_core::{Device, Result, Tensor};
 use pulp::Arch;
 use rayon::prelude::*;
 
-/// What x (rows, C), weight (C) and bias (C) get.
+/// The gradients of x (rows, C), weight (C) and bias (C).
 ///
 /// With x̂ the normalised row, σ its deviation and h = g·weight: `dx = (h - mean(h) - x̂·mean(h·x̂)) / σ`, and the
-/// sums of `g·x̂` and of `g` over the rows for weight and bias.
+/// gradients of weight and bias are the sums of `g·x̂` and of `g` over the rows.
 ///
 /// `x` and `grad` (rows, C), `weight` (C), all contiguous and f32
 pub(super) fn gradients(x: &Tensor, weight: &Tensor, grad: &Tensor, eps: f64) -> Result<[Tensor; 3]> {
@@ -38,8 +38,8 @@ pub(super) fn gradients(x: &Tensor, weight: &Tensor, grad: &Tensor, eps: f64) ->
     Ok([tensor(dx, x)?, tensor(d_weight, weight)?, tensor(d_bias, weight)?])
 }
 
-/// One row: writes `dx` and adds to `d_weight`.
-#[allow(clippy::cast_possible_truncation)] // sums over a row end in f32
+/// Processes one row: writes `dx` and adds to `d_weight`.
+#[allow(clippy::cast_possible_truncation)] // row sums are converted to f32 at the end
 #[inline(always)]
 fn row(x: &[f32], weight: &[f32], grad: &[f32], eps: f64, dx: &mut [f32], d_weight: &mut [f32]) {
     let count = x.len() as f32;

@@ -1,6 +1,6 @@
 //! Layer normalisation over the last dimension (Ba, Kiros, Hinton 2016).
 //!
-//! `y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias`, with the biased variance, as PyTorch has it.
+//! `y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias`, with the biased variance, like PyTorch.
 
 mod backward;
 
@@ -11,13 +11,14 @@ use candle_core::{CpuStorage, CustomOp3, D, Layout, Result, Shape, Tensor};
 use pulp::{Arch, Simd, WithSimd};
 use std::mem::MaybeUninit;
 
-/// Normalises each row of `x`, in f32 at least, and returns the dtype of `x`; differentiable.
+/// Normalises each row of `x` in f32 or wider, and returns the dtype of `x`; differentiable.
 ///
-/// The variance is taken from the centred values: the shorter `E[x²] - E[x]²` loses all its digits on
-/// the residual stream of a trained GPT-2, whose mean is large beside its spread. Candle's own
-/// `ops::layer_norm` computes that shorter form and has no backward, so it is not used here.
+/// The variance is computed from the centred values: the shorter `E[x²] - E[x]²` loses all its digits
+/// on the residual stream of a trained GPT-2, whose mean is large compared with its spread. Candle's
+/// own `ops::layer_norm` uses that shorter form and has no backward pass, so we do not use it.
 ///
-/// On a GPU, `dispatch` says whether our kernel runs where nothing is trained, or Candle's operations.
+/// On a GPU, `dispatch` chooses between Candle's operations and our kernel, which runs only if nothing
+/// tracks a gradient.
 ///
 /// # Shapes
 /// `x` (.., C), `weight` (C), `bias` (C) -> (.., C)
@@ -104,7 +105,7 @@ impl CustomOp3 for LayerNorm {
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
         let width = weight.elem_count();
         let rows = (x.elem_count() / width, width);
-        // Detached: what a gradient is made of is not kept for a gradient of its own.
+        // Detached, so that the gradient keeps no graph for a second derivative.
         let (flat, grad) = (x.detach().reshape(rows)?, grad.detach().contiguous()?.reshape(rows)?);
         let [dx, d_weight, d_bias] = backward::gradients(&flat, &weight.detach(), &grad, self.eps)?;
         Ok((Some(dx.reshape(x.shape())?), Some(d_weight), Some(d_bias)))
@@ -122,7 +123,7 @@ struct Row<'a> {
 impl WithSimd for Row<'_> {
     type Output = ();
 
-    #[allow(clippy::cast_possible_truncation)] // sums over a row end in f32
+    #[allow(clippy::cast_possible_truncation)] // row sums are converted to f32 at the end
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let Self { x, weight, bias, eps, out } = self;
@@ -143,7 +144,7 @@ impl WithSimd for Row<'_> {
     }
 }
 
-/// `Σ f(x)` over the lanes of all vectors.
+/// `Σ f(x)` over all lanes of all vectors.
 #[inline(always)]
 fn sum<S: Simd>(simd: S, vectors: &[S::f32s], f: impl Fn(S::f32s) -> S::f32s) -> f32 {
     let mut sums = [simd.splat_f32s(0.0); 4];
@@ -168,7 +169,7 @@ mod tests {
 
     #[test]
     fn keeps_its_digits_when_the_mean_is_large() -> Result<()> {
-        // Spread 1 around a mean of 4096: in f32 the one-pass variance is off by whole units.
+        // A spread of 1 around a mean of 4096: in f32 the one-pass variance is off by whole units.
         let x = Tensor::new(&[[4095f32, 4097., 4095., 4097.]], &Device::Cpu)?;
         let one = Tensor::new(&[1f32, 1., 1., 1.], &Device::Cpu)?;
         let y = layer_norm(&x, &one, &one.zeros_like()?, 0., Dispatch::of(Implementation::Auto, &x))?
@@ -177,10 +178,10 @@ mod tests {
         Ok(())
     }
 
-    /// In f64, where it runs in plain operations, with their own gradients.
+    /// Compares with f64, which runs in plain operations with their own gradients.
     #[test]
     fn values_and_gradients_are_those_of_f64() -> Result<()> {
-        // 0.5 is as large as the variance: a wrong epsilon shows.
+        // An epsilon of 0.5 is as large as the variance, so that a wrong epsilon shows.
         let all = [1, 5, 16, 33, 100, 768].map(|width| (width, 1e-5));
         for (width, eps) in all.into_iter().chain([(1, 0.5), (33, 0.5)]) {
             let numbers = |n: usize, salt: u32| -> Vec<f64> {
@@ -208,7 +209,7 @@ mod tests {
                 }
                 all.iter().map(|t| t.to_dtype(DType::F64)?.flatten_all()?.to_vec1()).collect()
             };
-            // A row of one number has no spread: its gradient is 0 but for rounding, times 1 / sqrt(eps).
+            // A row of one number has no spread: its gradient is 0 up to rounding errors, times 1 / sqrt(eps).
             let floor = if width == 1 { 1.0 } else { 1e-30 };
             for (i, (got, expected)) in run(DType::F32)?.iter().zip(&run(DType::F64)?).enumerate() {
                 let largest = expected.iter().fold(floor, |a: f64, x| a.max(x.abs()));

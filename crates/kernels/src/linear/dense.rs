@@ -1,4 +1,5 @@
-//! `residual + x·W + bias` on the CPU. The sums start from the bias and the residual, so that no second pass adds them.
+//! `residual + x·W + bias` on the CPU. The sums start from the bias and the residual, so no second pass has to add
+//! them.
 
 use super::few_rows::{self, FEW_ROWS};
 use super::weight::{Weight, in_f32};
@@ -9,7 +10,7 @@ use candle_core::{CpuStorage, DType, Result, Shape, WithDType};
 use rayon::prelude::*;
 use std::mem::MaybeUninit;
 
-/// `residual + x·W + bias`: `x` (rows, K), `bias` (N), `residual` (rows, N) where there is one -> (rows, N)
+/// `residual + x·W + bias`: `x` (rows, K), `bias` (N), `residual` (rows, N) if there is one -> (rows, N)
 pub(super) fn product<E: Element + WithDType>(
     x: &[E],
     weight: Weight<E>,
@@ -34,13 +35,13 @@ pub(super) fn product<E: Element + WithDType>(
         }
     };
     #[allow(unsafe_code)]
-    // SAFETY: a row is as long as the bias and as its part of the residual, and each number is written.
+    // SAFETY: a row is as long as the bias and its part of the residual, and every element is written.
     let mut out = unsafe { chunked(rows * width, width, start) };
     add_product(&in_f32(x), weight, &mut out);
     Ok((narrowed::<E>(out), Shape::from((rows, width))))
 }
 
-/// The storage of numbers computed in f32.
+/// Storage in dtype `E` for numbers computed in f32.
 pub(super) fn narrowed<E: Element + WithDType>(wide: Vec<f32>) -> CpuStorage {
     if E::DTYPE == DType::F32 {
         return CpuStorage::F32(wide);
@@ -51,7 +52,7 @@ pub(super) fn narrowed<E: Element + WithDType>(wide: Vec<f32>) -> CpuStorage {
     E::to_cpu_storage_owned(out)
 }
 
-/// `out += x·W` for the rows of `x` (rows, K) and `out` (rows, N).
+/// `out += x·W` for `x` (rows, K) and `out` (rows, N).
 fn add_product<E: Element>(x: &[f32], weight: Weight<E>, out: &mut [f32]) {
     let Weight { depth, width, .. } = weight;
     let rows = out.len() / width;

@@ -1,5 +1,5 @@
-//! Products of a few rows with a large matrix, which is read once, in the order of memory: decoding spends
-//! its time here, and that time is the memory's.
+//! Products of a few rows with a large matrix, which is read once, in memory order. Decoding spends its
+//! time here, limited by the speed of memory.
 
 use super::weight::Weight;
 use crate::element::Element;
@@ -8,17 +8,17 @@ use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// From here on a blocked product, which packs the weights to use them often, is faster.
+/// From this many rows on, a blocked product is faster: it packs the weights and reuses them.
 pub(super) const FEW_ROWS: usize = 8;
 
-/// Rows of the weight that a task multiplies. Each task sums on its own and the sums are added in order,
-/// so the result does not depend on the number of threads.
+/// The number of weight rows that a task multiplies. Each task sums separately and the sums are added in
+/// order, so the result does not depend on the number of threads.
 const DEPTH: usize = 64;
-/// Rows of the weight that meet a column of sums at a time: a sum is loaded once for all of them.
+/// The number of weight rows added to the sums at a time: each sum is loaded once for all of them.
 const STREAMS: usize = 8;
-/// Sums that stay in the first-level cache beside the weights that stream past them.
+/// The number of sums that fit in the first-level cache together with the weights that stream through it.
 const SUMS: usize = 4096;
-/// As many, where the streams are halves, which are widened beside them.
+/// The same for f16 and bf16 weights, which need room in the cache for their f32 copies.
 const WIDENED: usize = 512;
 
 /// `out += x·W`
@@ -89,12 +89,12 @@ fn add_rows<S: Simd, E: Element, const N: usize>(
     }
 }
 
-/// The rows as f32: where they lie, or widened into `scratch`.
+/// The rows as f32: borrowed in place, or widened into `scratch`.
 #[inline(always)]
 fn in_f32<'a, E: Element, const N: usize>(rows: [&'a [E]; N], scratch: &'a mut [f32]) -> [&'a [f32]; N] {
     let mut wide: [&[f32]; N] = [&[]; N];
     let mut lines = scratch.chunks_exact_mut(rows[0].len().max(1));
-    // A loop, and no closure: it has to be compiled for the instruction set of its caller.
+    // A loop, not a closure, so that it is compiled for its caller's instruction set.
     for (wide, row) in wide.iter_mut().zip(rows) {
         *wide = match (E::as_f32s(row), lines.next()) {
             (Some(row), _) => row,
@@ -108,16 +108,16 @@ fn in_f32<'a, E: Element, const N: usize>(rows: [&'a [E]; N], scratch: &'a mut [
     wide
 }
 
-/// Rows of a table that a task multiplies.
+/// The number of table rows that a task multiplies.
 const TABLE_ROWS: usize = 128;
 
-/// `out[r][j] = x[r]·table[j]` for rows of `x` and of `table` of `depth` numbers.
+/// `out[r][j] = x[r]·table[j]`, for rows of `depth` numbers in `x` and `table`.
 pub(super) fn row_products<E: Element>(x: &[f32], table: &[E], depth: usize, out: &mut [f32]) {
     if out.is_empty() {
         return;
     }
     let (width, arch) = (table.len() / depth, Arch::new());
-    // (width, rows) first, so that each task's results lie together.
+    // Computed as (width, rows) first, so that each task's results are contiguous.
     let rows = x.len() / depth;
     let mut products = vec![0f32; out.len()];
     products

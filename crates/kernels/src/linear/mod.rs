@@ -1,8 +1,8 @@
-//! Linear layers: `x·W + b` with W stored (in, out), as GPT-2 has it, and `x·Wᵀ` with W stored (out, in),
-//! as an output projection that shares the embedding's table has it.
+//! Linear layers: `x·W + b` with W stored as (in, out), as in GPT-2, and `x·Wᵀ` with W stored as (out,
+//! in), as in an output projection that shares the embedding table.
 //!
-//! On the CPU a few rows (decoding) go through [`few_rows`], which reads each weight once, at the speed of memory; the others
-//! through [`dense`]. f16 and bf16 are widened on the way and summed in f32, and the result is rounded once. Everything else is
+//! On the CPU a few rows (decoding) go through [`few_rows`], which reads each weight once, at the speed of memory; more
+//! rows go through [`dense`]. Both widen f16 and bf16, sum in f32 and round the result once. Everything else is
 //! Candle's own product.
 
 mod dense;
@@ -12,7 +12,7 @@ mod operations;
 mod tests;
 mod weight;
 
-use crate::dispatch::{Dispatch, Implementation};
+use crate::dispatch::{Dispatch, cpu_product};
 use crate::epilogue::Epilogue;
 use crate::gelu::gelu_in_place;
 use crate::gpu;
@@ -20,7 +20,7 @@ use candle_core::{D, Result, Tensor};
 use few_rows::FEW_ROWS;
 use operations::{Linear, LinearOnto, RowProducts};
 
-/// `x·W + b` and what `epilogue` adds to it, differentiable.
+/// `x·W + b`, then `epilogue`; differentiable.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -58,10 +58,10 @@ pub fn linear(
     if let Some(y) = gpu::linear(dispatch, &flat, weight, bias, epilogue)? {
         return y.reshape(shape);
     }
-    let has_kernel = dispatch.cpu_product(&[x, weight, bias]) && rows_are_contiguous(weight);
+    let has_kernel = cpu_product(&[x, weight, bias]) && rows_are_contiguous(weight);
     if let Epilogue::Residual(residual) = epilogue
         && has_kernel
-        && dispatch.cpu_product(&[residual])
+        && cpu_product(&[residual, x])
         && [residual, x, weight, bias].iter().all(|t| !t.track_op())
     {
         let residual = residual.contiguous()?.reshape((flat.dim(0)?, bias.elem_count()))?;
@@ -73,7 +73,7 @@ pub fn linear(
         flat.matmul(&weight.contiguous()?)?.broadcast_add(bias)?.reshape(shape)?
     };
     match epilogue {
-        Epilogue::Gelu => gelu_in_place(y), // no other tensor is in its memory
+        Epilogue::Gelu => gelu_in_place(y), // no other tensor shares its memory
         Epilogue::None | Epilogue::Residual(_) => epilogue.apply(y),
     }
 }
@@ -89,14 +89,13 @@ pub fn linear_transposed(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
     let (n_out, n_in) = weight.dims2()?;
     let (flat, shape) = flatten(x, n_in, n_out)?;
     let few = flat.dim(0)? <= FEW_ROWS && !x.track_op() && !weight.track_op();
-    let kernel = Dispatch::of(Implementation::Auto, x).cpu_product(&[x, weight]);
-    if few && kernel && weight.is_contiguous() {
+    if few && cpu_product(&[x, weight]) && weight.is_contiguous() {
         return flat.apply_op2_no_bwd(weight, &RowProducts)?.reshape(shape);
     }
     flat.matmul(&weight.t()?)?.reshape(shape)
 }
 
-/// Refuses what does not fit; returns `x` as (rows, in), contiguous, and the shape of the result.
+/// Checks the shapes; returns `x` as a contiguous (rows, in), and the shape of the result.
 fn check(x: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<(Tensor, Vec<usize>)> {
     let (n_in, n_out) = weight.dims2()?;
     if bias.dims() != [n_out] {
@@ -117,7 +116,7 @@ fn flatten(x: &Tensor, n_in: usize, n_out: usize) -> Result<(Tensor, Vec<usize>)
     Ok((x.contiguous()?.reshape((x.elem_count() / n_in, n_in))?, shape))
 }
 
-/// Whether each row lies in one piece: the whole matrix, or some of its columns.
+/// Whether each row is contiguous: true of a whole matrix, or of some of its columns.
 fn rows_are_contiguous(weight: &Tensor) -> bool {
     weight.stride()[1] == 1
 }

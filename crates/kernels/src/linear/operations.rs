@@ -1,4 +1,4 @@
-//! Linear layers as operations of Candle on the CPU.
+//! Linear layers as Candle operations on the CPU.
 
 use super::dense::{narrowed, product};
 use super::few_rows;
@@ -8,7 +8,7 @@ use crate::vector::contiguous;
 use candle_core::{CpuStorage, CustomOp2, CustomOp3, Layout, Result, Shape, Tensor};
 use half::{bf16, f16};
 
-/// Runs `$body` with `$E` as the type of a storage's numbers.
+/// Runs `$body` with `$E` as the element type of a storage.
 macro_rules! for_dtype {
     ($storage:expr, $E:ident => $body:expr) => {
         match $storage {
@@ -58,13 +58,14 @@ impl CustomOp3 for Linear {
         _: &Tensor,
         grad: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        // Detached: what a gradient is made of is not kept for a gradient of its own.
+        // Detached, so that the gradient keeps no graph for a second derivative.
         let (x, weight, grad) = (x.detach(), weight.detach().contiguous()?, grad.detach().contiguous()?);
         Ok((Some(grad.matmul(&weight.t()?)?), Some(x.t()?.matmul(&grad)?), Some(column_sums(&grad)?)))
     }
 }
 
-/// As [`Linear`] with a fourth input, the bias; used where nothing is trained.
+/// Like [`Linear`], but with a residual as the third input and the bias as a fourth; for inference,
+/// because it has no backward pass.
 pub(super) struct LinearOnto {
     pub(super) bias: Tensor,
 }
@@ -91,7 +92,7 @@ impl CustomOp3 for LinearOnto {
     }
 }
 
-/// `x·Wᵀ` for a few rows; used where nothing is trained.
+/// `x·Wᵀ` for a few rows; for inference, because it has no backward pass.
 pub(super) struct RowProducts;
 
 impl CustomOp2 for RowProducts {

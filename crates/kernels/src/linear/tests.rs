@@ -12,7 +12,7 @@ fn linear_onto(residual: &Tensor, x: &Tensor, weight: &Tensor, bias: &Tensor) ->
     super::linear(x, weight, bias, Epilogue::Residual(residual), Dispatch::of(Implementation::Auto, x))
 }
 
-/// Numbers in -1..1 that follow no pattern of the blocks.
+/// Numbers between -1 and 1 whose pattern does not repeat with the blocks.
 fn numbers(shape: impl Into<Shape>, salt: u32) -> Result<Tensor> {
     let shape = shape.into();
     let hash = |i: u32| i.wrapping_mul(2_654_435_761) >> 8; // 24 bits
@@ -21,7 +21,7 @@ fn numbers(shape: impl Into<Shape>, salt: u32) -> Result<Tensor> {
     Tensor::from_vec(values, shape, &Device::Cpu)
 }
 
-/// The largest difference, beside the largest value expected.
+/// The largest difference, relative to the largest expected value.
 fn error(got: &Tensor, expected: &Tensor) -> Result<f64> {
     assert_eq!(got.dims(), expected.dims());
     let difference = (got.to_dtype(DType::F64)? - expected)?.abs()?.flatten_all()?.max(0)?;
@@ -32,8 +32,8 @@ fn wide(x: &Tensor) -> Result<Tensor> {
     x.to_dtype(DType::F64)
 }
 
-/// Every way that a product can go: few rows and many, lengths that no vector divides, columns of a wider
-/// weight.
+/// Every path of a product: few rows and many, lengths that are not multiples of a vector, columns of a
+/// wider weight.
 #[test]
 fn products_are_what_f64_gives() -> Result<()> {
     for (rows, k, n) in [
@@ -83,7 +83,7 @@ fn gradients_are_what_plain_operations_give() -> Result<()> {
     Ok(())
 }
 
-/// The columns that the last-position block takes of a wider weight.
+/// The columns of a wider weight that a block uses when it computes the last position only.
 #[test]
 fn columns_of_a_weight_get_their_gradient_and_the_others_none() -> Result<()> {
     let (x, w) = (numbers((5, 6), 1)?, Var::from_tensor(&numbers((6, 9), 2)?)?);
@@ -112,7 +112,7 @@ fn the_bits_do_not_depend_on_the_number_of_threads() -> Result<()> {
     Ok(())
 }
 
-/// Halves are summed in f32 and rounded once, however the product goes.
+/// f16 and bf16 are summed in f32 and rounded once on every path.
 #[test]
 fn halves_differ_from_f64_by_one_rounding() -> Result<()> {
     for (dtype, rounding) in [(DType::F16, 2f64.powi(-11)), (DType::BF16, 2f64.powi(-8))] {
@@ -178,7 +178,7 @@ fn shapes_that_do_not_fit_are_named() -> Result<()> {
     Ok(())
 }
 
-/// The kernel for few rows has no backward, and steps aside where any operand learns.
+/// The few-rows kernel has no backward pass, so it does not run if any operand is trained.
 #[test]
 fn few_rows_pass_gradients_to_whichever_operand_learns() -> Result<()> {
     let (x, weight) = (numbers((2, 5), 1)?, numbers((4, 5), 9)?);

@@ -1,4 +1,4 @@
-//! The weight of a linear layer as the kernels read it, and numbers in f32.
+//! A linear layer's weight as the kernels read it, and conversion to f32.
 
 use crate::element::{Element, Widen};
 use crate::vector::CHUNK;
@@ -34,7 +34,7 @@ impl<'a, E: Element> Weight<'a, E> {
         &self.data[k * self.stride..][..self.width]
     }
 
-    /// The matrix in f32, row-major, and the stride of its rows: where it lies, or widened.
+    /// The matrix in f32, row-major, and the stride of its rows: borrowed in place, or widened.
     pub(super) fn in_f32(&self) -> (Cow<'a, [f32]>, usize) {
         if let Some(data) = E::as_f32s(self.data) {
             return (Cow::Borrowed(data), self.stride);
@@ -47,7 +47,7 @@ impl<'a, E: Element> Weight<'a, E> {
     }
 }
 
-/// Numbers in f32: where they lie, or widened.
+/// The numbers in f32: borrowed in place, or widened.
 pub(super) fn in_f32<E: Element>(x: &[E]) -> Cow<'_, [f32]> {
     if let Some(x) = E::as_f32s(x) {
         return Cow::Borrowed(x);

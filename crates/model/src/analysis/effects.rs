@@ -1,4 +1,4 @@
-//! What heads do to a prediction.
+//! The effect of heads on a prediction.
 
 use crate::hooks::{At, Head, Hooks, Intervention, Interventions, Point, Recorder};
 use crate::{ForwardArgs, Gpt2LMHeadModel, Pass};
@@ -6,35 +6,35 @@ use candle_core::{D, DType, Module, Result, Tensor};
 use candle_nn::ops::log_softmax;
 use gpt2_kernels::attention::Wanted;
 
-/// What takes the place of a head's context z.
+/// The value that replaces a head's context z.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Ablation {
-    /// 0 (Michel et al. 2019).
+    /// Zero (Michel et al. 2019).
     #[default]
     Zero,
-    /// Its mean over the text's positions, the same vector at each (after Wang et al. 2022).
+    /// The mean of z over the text's positions, the same vector at each position (after Wang et al. 2022).
     Mean,
 }
 
-/// What ablating each head does to a token's probability at the end of a text.
+/// The effect of ablating each head on a token's probability at the end of a text.
 #[derive(Debug, Clone)]
 pub struct AblationEffects {
     /// The log-probability of the token with all heads in place, in nats.
     pub log_prob: f32,
-    /// What is added to it when a head is ablated at every position: f32 (L, H). Below 0, the head helped.
+    /// How much ablating a head at every position changes it: f32 (L, H). Below 0, the head helped.
     pub change: Tensor,
 }
 
-/// Positions that are run at a time, over all copies of the text: enough to keep the matrix products busy, few
-/// enough for memory.
+/// The number of positions to run at a time, over all copies of the text: enough to keep the matrix products
+/// busy, few enough for memory.
 const POSITIONS: usize = 1024;
 
-/// The change of `target`'s log-probability after the text when a head is ablated, for every head: its total
-/// effect, through whatever reads it later. The same numbers as a forward pass a head under
-/// [`Interventions`](crate::hooks::Interventions).
+/// For every head, the change in `target`'s log-probability after the text when the head is ablated: its
+/// total effect, through everything that reads it later. The numbers are the same as from one forward pass
+/// per head under [`Interventions`](crate::hooks::Interventions).
 ///
 /// The layers below a head run once; those above it run on copies of the text, several heads at a time; the last
-/// block runs for the last position alone.
+/// block runs for the last position only.
 ///
 /// # Shapes
 /// `input_ids` (1, T) -> see [`AblationEffects`]
@@ -57,7 +57,7 @@ pub fn ablation_effects(
         let attended = block.attn.attend(&block.ln_1.forward(&x)?, Pass::default(), Wanted::default())?;
         let context = attended.context; // (1, T, C)
         let z = context.reshape((1, t, heads, ()))?; // (1, T, H, D)
-        // Nothing reads the other positions of the last block.
+        // Nothing reads the other positions after the last block.
         let kept = if layer + 1 == layers { 1 } else { t };
         let residual = x.narrow(1, t - kept, kept)?;
         for first in (0..heads).step_by(at_once) {
@@ -88,8 +88,8 @@ fn ablated(model: &Gpt2LMHeadModel, z: &Tensor, head: Head, ablation: Ablation) 
     Ok(changed.unwrap_or_else(|| z.clone()))
 }
 
-/// The target's log-probabilities from the residual stream between attention and MLP of `layer` on:
-/// (copies, T, C) -> copies
+/// The target's log-probabilities, continuing from the residual stream between attention and MLP of
+/// `layer`: (copies, T, C) -> copies
 fn finish(model: &Gpt2LMHeadModel, layer: usize, mid: &Tensor, target: u32) -> Result<Vec<f32>> {
     let blocks = &model.transformer.h;
     let mut x = blocks[layer].mlp.forward_onto(mid, &blocks[layer].ln_2.forward(mid)?, None)?;
@@ -107,12 +107,12 @@ fn log_prob(model: &Gpt2LMHeadModel, x: &Tensor, target: u32) -> Result<Vec<f32>
     log_softmax(&logits, D::Minus1)?.narrow(2, target as usize, 1)?.flatten_all()?.to_vec1()
 }
 
-/// What each head writes into `target`'s logit after the text, directly: direct logit attribution (Elhage et al.
-/// 2021, "A Mathematical Framework for Transformer Circuits"; nostalgebraist 2020, the logit lens).
+/// How much each head contributes directly to `target`'s logit after the text: direct logit attribution (Elhage
+/// et al. 2021, "A Mathematical Framework for Transformer Circuits"; nostalgebraist 2020, the logit lens).
 ///
-/// A logit is linear in the residual stream once `ln_f`'s deviation σ is held at what this run has. With `o = z_h·W_O_h`,
-/// what the head adds to the stream at the last position, its share is `((o - mean(o)) / σ · γ) · lm_head[target]`.
-/// The shares of all heads, of the MLPs, the embeddings, `c_proj`'s biases and `ln_f`'s β sum to the logit.
+/// A logit is linear in the residual stream once `ln_f`'s deviation σ is fixed at its value in this run. The head adds
+/// `o = z_h·W_O_h` to the stream at the last position, and its share is `((o - mean(o)) / σ · γ) · lm_head[target]`.
+/// The shares of all heads, the MLPs, the embeddings, `c_proj`'s biases and `ln_f`'s β sum to the logit.
 ///
 /// # Shapes
 /// `input_ids` (1, T) -> f32 (L, H)
@@ -145,7 +145,7 @@ pub fn direct_logit_attribution(model: &Gpt2LMHeadModel, input_ids: &Tensor, tar
 fn check(model: &Gpt2LMHeadModel, input_ids: &Tensor, target: u32) -> Result<()> {
     let v = model.config().vocab_size;
     if input_ids.dims2()?.0 != 1 {
-        candle_core::bail!("input_ids {:?}: one text of shape [1, T] is needed", input_ids.dims())
+        candle_core::bail!("input_ids {:?}: expected one text of shape [1, T]", input_ids.dims())
     }
     if target as usize >= v {
         candle_core::bail!("target {target} is not in 0..{v} (vocab_size)")

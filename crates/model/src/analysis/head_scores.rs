@@ -1,6 +1,6 @@
-//! What heads do on repeated random tokens: previous-token, duplicate-token and induction heads.
+//! Scores heads on repeated random tokens, to find previous-token, duplicate-token and induction heads.
 //!
-//! Random tokens leave nothing to predict but the repetition, so that a head which finds it shows (Elhage et al. 2021,
+//! In random tokens nothing but the repetition is predictable, so a head that uses it stands out (Elhage et al. 2021,
 //! "A Mathematical Framework for Transformer Circuits"; Olsson et al. 2022, "In-context Learning and Induction Heads";
 //! Wang et al. 2022, "Interpretability in the Wild", for duplicate-token heads).
 
@@ -14,15 +14,16 @@ use std::cell::RefCell;
 /// The mean weight that a head puts where each kind of head looks, 0 to 1.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct HeadScores {
-    /// On the token before, over all positions but the first.
+    /// On the previous token, averaged over all positions but the first.
     pub previous_token: f32,
-    /// On the same token's first occurrence, over the repetition.
+    /// On the same token's first occurrence, averaged over the repetition.
     pub duplicate_token: f32,
-    /// On the token after the same token's first occurrence, over the repetition: what copies the continuation.
+    /// On the token after the same token's first occurrence, averaged over the repetition: such a head can copy
+    /// the continuation.
     pub induction: f32,
 }
 
-/// The scores of each head on `batch` rows of `length` random tokens, each row repeated once.
+/// The scores of each head on `batch` rows of `length` random tokens, with each row repeated once.
 ///
 /// # Shapes
 /// -> L layers of H scores
@@ -44,7 +45,7 @@ pub fn head_scores(
     }
     let (layers, heads) = (model.config().n_layer, model.config().n_head);
     let sums = RefCell::new(vec![vec![[0f32; 3]; heads]; layers]);
-    // A layer's weights are there while it runs, a row at a time.
+    // Holds one layer's weights at a time, for one row.
     let reader = on((0..layers).map(Point::Pattern), |at, weights| {
         if let Point::Pattern(layer) = at.point {
             for (sum, score) in sums.borrow_mut()[layer].iter_mut().zip(layer_scores(weights, length)?) {
@@ -66,14 +67,15 @@ pub fn head_scores(
     Ok(sums.into_inner().into_iter().map(|layer| layer.into_iter().map(scores).collect()).collect())
 }
 
-/// The ids that [`head_scores`] reads: `batch` rows of `length` random ids below `vocab_size`, each repeated once.
+/// The ids that [`head_scores`] uses: `batch` rows of `length` random ids below `vocab_size`, with each row
+/// repeated once.
 #[must_use]
 pub fn repeated_rows(length: usize, batch: usize, vocab_size: usize, seed: u64) -> Vec<Vec<u32>> {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     (0..batch).map(|_| repeated(length, vocab_size, &mut rng)).collect()
 }
 
-/// Random ids, and the same again.
+/// Random ids, followed by the same ids again.
 fn repeated(length: usize, vocab_size: usize, rng: &mut ChaCha8Rng) -> Vec<u32> {
     #[allow(clippy::cast_possible_truncation)] // ids are u32
     let row: Vec<u32> = (0..length).map(|_| rng.random_range(0..vocab_size.max(1)) as u32).collect();
@@ -100,7 +102,7 @@ mod tests {
     use crate::Config;
     use candle_core::Device;
 
-    /// Weights that lie on one diagonal, as far as there is one.
+    /// Weights on a single diagonal; rows that it does not reach look at the first token.
     fn diagonal(t: usize, back: usize) -> Result<Tensor> {
         let one = |i: usize| if i % t == (i / t).saturating_sub(back) { 1f32 } else { 0. };
         Tensor::from_iter((0..t * t).map(one), &Device::Cpu)?.reshape((1, 1, t, t))
@@ -112,7 +114,8 @@ mod tests {
         let heads =
             Tensor::cat(&[diagonal(10, 1)?, diagonal(10, 5)?, diagonal(10, 4)?, diagonal(10, 2)?], 1)?;
         let found = layer_scores(&heads, length)?;
-        // The second row of those that look further back than the text goes is on the first token, 1 back.
+        // In row 1, a head that looks back beyond the start of the text is on the first token, which is
+        // also the previous one.
         let early = 1.0 / 9.0;
         assert_eq!(found, [[1., 0., 0.], [early, 1., 0.], [early, 0., 1.], [early, 0., 0.]]);
         Ok(())

@@ -1,12 +1,12 @@
-//! Known ways to ask what attention does, each with its paper.
+//! Published methods for analysing what attention does, each with its paper.
 //!
 //! | function | question |
 //! |---|---|
 //! | [`attention_rollout`] | which input tokens reach a position through all layers |
-//! | [`head_scores`] | which heads look at the token before, at a repetition, or behind it |
+//! | [`head_scores`] | which heads look at the previous token, at a token's earlier occurrence, or just after that |
 //! | [`logit_lens`] | what the model would predict after each block |
-//! | [`direct_logit_attribution`] | what each head writes into a token's logit, directly |
-//! | [`ablation_effects`] | what ablating each head does to a token's probability, through whatever reads it |
+//! | [`direct_logit_attribution`] | how much each head contributes directly to a token's logit |
+//! | [`ablation_effects`] | how ablating each head changes a token's probability, through everything that reads it |
 
 mod effects;
 mod head_scores;

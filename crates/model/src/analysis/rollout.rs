@@ -2,18 +2,18 @@
 
 use candle_core::{D, DType, Result, Tensor};
 
-/// How much of each input token is in each position after every layer, if attention were all that moved anything: the
-/// product of the layers' matrices `(A + I) / 2`, where A is the mean over the heads and I stands for the residual
+/// How much of each input token each position holds after every layer, if attention alone moved information: the
+/// product of the layers' matrices `(A + I) / 2`, where A is the mean over the heads and I represents the residual
 /// stream.
 ///
 /// # Shapes
 /// each of `attentions` (B, H, T, T), as [`ForwardArgs::output_attentions`] gives them -> L tensors (B, T, T): row i of
-/// the l-th is position i after block l, and its numbers sum to 1
+/// the l-th describes position i after block l and sums to 1
 ///
 /// [`ForwardArgs::output_attentions`]: crate::ForwardArgs::output_attentions
 ///
 /// # Errors
-/// When a layer is not square or of another shape than the first.
+/// When a layer's weights are not square, or differ in shape from the first layer's.
 pub fn attention_rollout(attentions: &[Tensor]) -> Result<Vec<Tensor>> {
     let mut rollout: Vec<Tensor> = vec![];
     for weights in attentions {
@@ -26,7 +26,7 @@ pub fn attention_rollout(attentions: &[Tensor]) -> Result<Vec<Tensor>> {
         }
         let mean = weights.to_dtype(DType::F32)?.mean(1)?; // (B, T, T)
         let mixed = ((mean.broadcast_add(&Tensor::eye(t, DType::F32, weights.device())?))? * 0.5)?;
-        // Rows of padding attend to nothing: theirs sum to a half.
+        // Padding rows attend to nothing, so they sum to one half.
         let mixed = mixed.broadcast_div(&mixed.sum_keepdim(D::Minus1)?)?;
         let next = match rollout.last() {
             Some(before) => mixed.matmul(before)?,
@@ -52,7 +52,7 @@ mod tests {
             .reshape((1, 1, 3, 3))?;
         let two_heads = Tensor::cat(&[layer(0.5)?, other], 1)?; // (1, 2, 3, 3)
         let rollout = attention_rollout(&[two_heads, layer(0.25)?])?;
-        // By hand: the first layer's mean and its rows with the residual.
+        // Computed by hand: the first layer's mean, with the residual added to its rows.
         let first = [[1.0f32, 0.0, 0.0], [0.375, 0.625, 0.0], [0.05, 0.325, 0.625]];
         let mixed = [[1.0f32, 0.0, 0.0], [0.125, 0.875, 0.0], [0.1, 0.15, 0.75]];
         let mut product = [[0.0f32; 3]; 3];

@@ -1,4 +1,4 @@
-//! Hooks made of a closure, and several as one.
+//! Hooks from a closure, and several hooks combined into one.
 
 use super::hook::{At, Hooks, KnockOut};
 use super::point::Point;
@@ -27,7 +27,7 @@ impl<F: Fn(At, &Tensor) -> Result<Option<Tensor>>> Hooks for On<F> {
     }
 }
 
-/// Several hooks, each handed what those before it left.
+/// Several hooks in sequence: each gets the value after the previous ones have changed it.
 #[derive(Debug, Clone, Copy)]
 pub struct Chain<'a>(pub &'a [&'a dyn Hooks]);
 

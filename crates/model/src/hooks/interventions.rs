@@ -14,25 +14,26 @@ pub struct Head {
     pub head: usize,
 }
 
-/// One change. Those of a head are made to its context z, before `c_proj`, at every position.
+/// A change to one head or to attention. Changes to a head apply to its context z, before `c_proj`, at every position.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub enum Intervention {
     /// z becomes 0 (Michel et al. 2019, "Are Sixteen Heads Really Better than One?").
     ZeroAblate(Head),
-    /// z becomes its own mean over the batch and the positions that are no padding in this run, each position the
-    /// same vector: what the head says of this text is taken away, its average stays (mean ablation of Wang et
-    /// al. 2022, "Interpretability in the Wild", whose mean is over other texts: that is [`Self::Replace`]). Not
-    /// with a cache, see [`Interventions::with_means_of`].
+    /// z becomes its own mean over the batch and the positions of this run that are not padding, the same vector
+    /// at each position. This removes what the head says about this text and keeps its average (mean ablation of
+    /// Wang et al. 2022, "Interpretability in the Wild"; they take the mean over other texts, for which use
+    /// [`Self::Replace`]). It does not work with a cache; see [`Interventions::with_means_of`].
     MeanAblate(Head),
     /// z becomes this vector (D) at every position.
     Replace(Head, Tensor),
     /// z is multiplied by a factor.
     Scale(Head, f64),
-    /// z becomes that of another run, (B, T, H, D) as [`Point::Z`] has it, of which this head is taken: activation
-    /// patching (Vig et al. 2020; Wang et al. 2022). A batch of 1 serves every row. With a cache, positions from T on
-    /// are left alone; without one both texts are as long.
+    /// z becomes this head's part of another run's z, (B, T, H, D) as at [`Point::Z`]: activation patching (Vig et
+    /// al. 2020; Wang et al. 2022). A batch of 1 serves every row. With a cache, positions from T on stay unchanged;
+    /// without one, both texts must have the same length.
     Patch(Head, Tensor),
-    /// Attention is knocked out between two positions, in one layer or all.
+    /// Knocks out attention between two positions, in one layer or in all.
     KnockOut(Option<usize>, KnockOut),
 }
 
@@ -48,7 +49,7 @@ impl Intervention {
         }
     }
 
-    /// z (B, T, 1, D) of its head, changed.
+    /// z (B, T, 1, D) of this head, after the change.
     fn changed(&self, at: At, z: &Tensor) -> Result<Tensor> {
         match self {
             Self::ZeroAblate(_) => z.zeros_like(),
@@ -69,7 +70,7 @@ impl Intervention {
     }
 }
 
-/// The mean over rows and positions that are no padding: (B, T, 1, D) -> (1, 1, 1, D)
+/// The mean over rows and positions that are not padding: (B, T, 1, D) -> (1, 1, 1, D)
 pub(crate) fn mean(z: &Tensor, at: At) -> Result<Tensor> {
     let wide = z.to_dtype(gpt2_kernels::accumulator(z.dtype()))?;
     let sum = |x: &Tensor| x.sum_keepdim((0, 1));
@@ -77,7 +78,7 @@ pub(crate) fn mean(z: &Tensor, at: At) -> Result<Tensor> {
         None => wide.mean_keepdim((0, 1))?,
         Some(padding) => {
             let visible = padding.unsqueeze(2)?.unsqueeze(3)?.to_dtype(wide.dtype())?; // (B, T, 1, 1)
-            // Where all positions are padding, the mean is 0.
+            // If all positions are padding, the mean is 0.
             sum(&wide.broadcast_mul(&visible)?)?.broadcast_div(&sum(&visible)?.maximum(1.0)?)?
         }
     };
@@ -104,7 +105,7 @@ fn patched(head: Head, at: At, z: &Tensor, other: &Tensor) -> Result<Tensor> {
 
 /// Interventions, checked against a model's config: [`Hooks`] for [`ForwardArgs::hooks`](crate::ForwardArgs::hooks).
 ///
-/// Those of one head are made in their order.
+/// Interventions on the same head apply in list order.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -132,36 +133,36 @@ pub struct Interventions {
 }
 
 impl Interventions {
-    /// The interventions of a list.
+    /// Checks a list of interventions.
     ///
     /// # Errors
-    /// When a layer, head or position is not the model's, a factor is not finite, a vector is not of D numbers, or a
-    /// key stands after its query, which never sees it.
+    /// When a layer, head or position does not exist in the model, a factor is not finite, a vector does not have D
+    /// numbers, or a key comes after its query, which never sees it.
     pub fn new(list: impl IntoIterator<Item = Intervention>, config: &Config) -> Result<Self> {
         let list: Vec<_> = list.into_iter().collect();
         list.iter().try_for_each(|one| check(one, config))?;
         Ok(Self { list })
     }
 
-    /// What was asked for, in its order.
+    /// The interventions, in list order.
     pub fn iter(&self) -> impl Iterator<Item = &Intervention> {
         self.list.iter()
     }
 
-    /// Whether there is nothing to do.
+    /// Whether the list is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.list.is_empty()
     }
 
-    /// The interventions of a layer's heads, each with its place in the list.
+    /// The interventions on a layer's heads, each with its index in the list.
     fn of_layer(&self, layer: usize) -> impl Iterator<Item = (usize, &Intervention, Head)> {
         let of_head = |(i, one)| Intervention::head(one).map(|head| (i, one, head));
         self.list.iter().enumerate().filter_map(of_head).filter(move |(.., head)| head.layer == layer)
     }
 
-    /// z (B, T, H, D) after the interventions of its layer; `meet` is handed the place of each and the z
-    /// (B, T, 1, D) that it is about to change.
+    /// z (B, T, H, D) after the interventions on its layer. Calls `meet` before each of them, with its
+    /// index and the z (B, T, 1, D) that it is about to change.
     pub(crate) fn change(
         &self,
         at: At,
@@ -198,7 +199,7 @@ fn check(one: &Intervention, config: &Config) -> Result<()> {
     }
     match one {
         Intervention::Replace(head, value) if value.dims() != [d] => {
-            candle_core::bail!("head {head}: a vector of [{d}] is needed, got {:?}", value.dims())
+            candle_core::bail!("head {head}: expected a vector of [{d}], got {:?}", value.dims())
         }
         Intervention::Scale(head, factor) if !factor.is_finite() => {
             candle_core::bail!("head {head}: the factor is {factor}, expected a finite number")

@@ -1,10 +1,10 @@
-//! Reading and changing what the model computes while it runs, at points named as in TransformerLens (Nanda &
+//! Hooks read and change the model's values while it runs, at points named as in TransformerLens (Nanda &
 //! Bloom 2022).
 //!
-//! A hook is asked which points it wants and is handed the value at each; what it returns takes the value's
-//! place. Parts of the model that no hook wants keep their fused code, and a hook that only reads changes no bit
-//! of the result. Ready-made changes are [`Interventions`]; exact weights and summaries are asked for as data
-//! ([`ForwardArgs::weights`](crate::ForwardArgs::weights)), and need no hook.
+//! A hook says which points it wants and gets the value at each; whatever it returns replaces the value. Parts
+//! of the model that no hook wants keep their fused code, and a hook that only reads changes no bit of the
+//! result. [`Interventions`] are ready-made changes. To get exact weights and summaries you need no hook: ask
+//! for them as data ([`ForwardArgs::weights`](crate::ForwardArgs::weights)).
 //!
 //! ```
 //! use candle_core::{DType, Device, Tensor};
@@ -21,8 +21,8 @@
 //! # }
 //! ```
 //!
-//! With a cache, a hook sees the new positions of each pass: [`At::past`] says how many came before them.
-//! With `last_logits_only` the last block works for all positions where a hook wants one of its points, and the
+//! With a cache, a hook sees the new positions of each pass: [`At::past`] says how many came before them. With
+//! `last_logits_only`, the last block still processes all positions if a hook wants one of its points; the
 //! result is the same.
 
 mod closure;

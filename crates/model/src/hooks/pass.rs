@@ -1,11 +1,11 @@
-//! A forward pass's side of its hooks.
+//! How a forward pass calls its hooks.
 
 use super::hook::{At, Hooks};
 use super::point::Point;
 use candle_core::{Result, Tensor};
 use gpt2_kernels::attention::Hidden;
 
-/// The hooks of a pass, and what they are told of it. Without hooks nothing here does anything.
+/// The hooks of a pass, and what they learn about it. Without hooks, nothing here has any effect.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct PassHooks<'a> {
     pub(crate) hooks: Option<&'a dyn Hooks>,
@@ -15,7 +15,7 @@ pub(crate) struct PassHooks<'a> {
 }
 
 impl PassHooks<'_> {
-    /// Whether a layer's values are read or changed, or its attention.
+    /// Whether the hooks touch a layer's values or its attention.
     pub(crate) fn touches(&self, layer: usize) -> bool {
         let touches = |hooks: &dyn Hooks| {
             Point::of_layer(layer).iter().any(|point| hooks.wants(*point))
@@ -24,7 +24,7 @@ impl PassHooks<'_> {
         self.hooks.is_some_and(touches)
     }
 
-    /// Shows `value` to a hook that wants it and hands back what is to take its place, if anything.
+    /// Passes `value` to a hook that wants it and returns the replacement, if any.
     pub(crate) fn read(
         &self,
         point: Point,
@@ -38,7 +38,7 @@ impl PassHooks<'_> {
             && (new.dims() != value.dims() || new.dtype() != value.dtype())
         {
             candle_core::bail!(
-                "hook at {point}: the value is {:?} {:?}, what should take its place {:?} {:?}",
+                "hook at {point}: the value is {:?} {:?}, but its replacement is {:?} {:?}",
                 value.dtype(),
                 value.dims(),
                 new.dtype(),
@@ -48,12 +48,12 @@ impl PassHooks<'_> {
         Ok(replaced)
     }
 
-    /// `value`, or what takes its place.
+    /// `value`, or its replacement.
     pub(crate) fn pass(&self, point: Point, value: Tensor) -> Result<Tensor> {
         Ok(self.read(point, || Ok(value.clone()))?.unwrap_or(value))
     }
 
-    /// The knock-outs of a layer among `t` new positions.
+    /// A layer's knock-outs whose query is among the `t` new positions.
     pub(crate) fn hidden(&self, layer: usize, t: usize) -> Result<Vec<Hidden>> {
         let Some(hooks) = self.hooks else { return Ok(vec![]) };
         let mut hidden = vec![];

@@ -1,9 +1,10 @@
-//! Where values are read and changed.
+//! The points where hooks read and change values.
 
 use std::fmt;
 
-/// A place in the model; those of a block hold the layer, counted from 0.
+/// A place in the model. Points inside a block hold the layer, counted from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
 pub enum Point {
     /// The residual stream before a block, (B, T, C); before block 0, the sum of the embeddings.
     ResidPre(usize),
@@ -11,10 +12,11 @@ pub enum Point {
     Q(usize),
     /// The new positions' keys, before they go into the cache, (B, T, H, D).
     K(usize),
-    /// The new positions' values, likewise.
+    /// The new positions' values, before they go into the cache, (B, T, H, D).
     V(usize),
-    /// The attention weights of all heads, (B, H, T, S), f32 at least. Wanting it computes all of them beside the
-    /// fused kernel; replacing it replaces the context. Weights asked for as data are those before.
+    /// The attention weights of all heads, (B, H, T, S), in f32 or wider. A hook that wants this point makes the
+    /// model compute all weights in addition to the fused kernel; replacing them replaces the context. Weights
+    /// asked for as data are those before the replacement.
     Pattern(usize),
     /// Each head's context, before `c_proj`, (B, T, H, D).
     Z(usize),
@@ -26,14 +28,14 @@ pub enum Point {
     MlpOut(usize),
     /// The residual stream after a block, (B, T, C).
     ResidPost(usize),
-    /// The output of `ln_f`, (B, T, C), or (B, 1, C) where the last block worked for the last position alone.
+    /// The output of `ln_f`, (B, T, C), or (B, 1, C) if the last block processed only the last position.
     LnFinal,
-    /// The logits that are handed back, (B, T, V) or (B, 1, V).
+    /// The returned logits, (B, T, V) or (B, 1, V).
     Logits,
 }
 
 impl Point {
-    /// The points of one layer, in the order in which they are met.
+    /// The points of one layer, in the order of the forward pass.
     #[must_use]
     pub fn of_layer(layer: usize) -> [Self; 10] {
         [

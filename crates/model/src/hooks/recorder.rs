@@ -1,11 +1,11 @@
-//! Hooks that keep what they see.
+//! Hooks that record the values they see.
 
 use super::hook::{At, Hooks};
 use super::point::Point;
 use candle_core::{Result, Tensor};
 use std::cell::RefCell;
 
-/// Keeps the values at some points, those of the latest pass.
+/// Records the values at some points, from the latest pass.
 #[derive(Debug, Default)]
 pub struct Recorder {
     points: Vec<Point>,
@@ -13,7 +13,7 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// A recorder of `points`.
+    /// A recorder for `points`.
     #[must_use]
     pub fn new(points: impl IntoIterator<Item = Point>) -> Self {
         Self { points: points.into_iter().collect(), found: RefCell::default() }
@@ -22,7 +22,7 @@ impl Recorder {
     /// The value at a point.
     ///
     /// # Errors
-    /// When no pass came by it.
+    /// When no pass has reached the point.
     pub fn value(&self, point: Point) -> Result<Tensor> {
         match self.found.borrow().iter().find(|(at, _)| *at == point) {
             Some((_, value)) => Ok(value.clone()),

@@ -1,11 +1,11 @@
-//! Heads and interventions as text, read and written in one form: `5.1`, `scale 3.2=0.5`, `block 3.2/7:4`.
+//! Heads and interventions as text, parsed and printed in the same form: `5.1`, `scale 3.2=0.5`, `block 3.2/7:4`.
 
 use super::hook::KnockOut;
 use super::interventions::{Head, Intervention};
 use std::fmt;
 use std::str::FromStr;
 
-/// A text that is no head or intervention; it says which form was expected.
+/// The text is not a head or an intervention; the error says which form was expected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParseError(&'static str);
 
@@ -40,8 +40,8 @@ impl FromStr for Head {
     }
 }
 
-/// `ablate 5.1`, `mean-ablate 5.1`, `scale 3.2=0.5` and `block 3.2/7:4`, which [`Intervention`]'s `FromStr` reads back;
-/// `replace 5.1` and `patch 5.1`, whose tensors have no text.
+/// `ablate 5.1`, `mean-ablate 5.1`, `scale 3.2=0.5` and `block 3.2/7:4`, which [`Intervention`]'s `FromStr` parses;
+/// also `replace 5.1` and `patch 5.1`, which cannot be parsed because text cannot hold their tensors.
 impl fmt::Display for Intervention {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -1,4 +1,4 @@
-//! A weight (in, out) and a bias, as `Conv1D` of a float checkpoint has them.
+//! A dense weight (in, out) and a bias, as in the `Conv1D` layers of a float checkpoint.
 
 use super::layer::LinearLayer;
 use crate::parameters::{Role, Visitor};

@@ -1,4 +1,4 @@
-//! [`LinearLayer`]: what a linear layer must be able to do.
+//! [`LinearLayer`], the interface of a linear layer.
 
 use crate::parameters::Visitor;
 use candle_core::{D, Result, Tensor};
@@ -6,12 +6,12 @@ use gpt2_kernels::Epilogue;
 use std::fmt::Debug;
 use std::ops::Range;
 
-/// `y = x·W + b` and what follows it in the same pass.
+/// `y = x·W + b`, and the epilogue that follows in the same pass.
 pub trait LinearLayer: Debug + Send + Sync {
     /// (in, out)
     fn shape(&self) -> (usize, usize);
 
-    /// `x·W + b`, then `epilogue`; [`Epilogue::apply`] does that where no fused code does.
+    /// `x·W + b`, then `epilogue`. Layers without fused code for it can call [`Epilogue::apply`].
     ///
     /// # Shapes
     /// `x` (.., in) -> (.., out)
@@ -20,7 +20,7 @@ pub trait LinearLayer: Debug + Send + Sync {
     /// When a shape does not fit.
     fn forward(&self, x: &Tensor, epilogue: Epilogue) -> Result<Tensor>;
 
-    /// Some of the outputs, for layers that can compute them alone. The default computes all.
+    /// Some of the outputs. The default computes all of them; override it if the layer can compute a part.
     ///
     /// # Shapes
     /// `x` (.., in) -> (.., `columns.len()`)
@@ -34,12 +34,13 @@ pub trait LinearLayer: Debug + Send + Sync {
     /// W as a dense tensor (in, out), for analyses and conversions.
     ///
     /// # Errors
-    /// When it cannot be made.
+    /// When the layer cannot produce it.
     fn weight(&self) -> Result<Tensor>;
 
-    /// b (out), where there is one.
+    /// b (out), if there is one.
     fn bias(&self) -> Option<&Tensor>;
 
-    /// Names each parameter, such as `weight` and `bias`.
+    /// Reports each parameter, such as `weight` and `bias`, to the visitor. A parameter that it does not report is neither
+    /// counted, saved nor trained.
     fn visit(&self, visitor: &mut Visitor);
 }

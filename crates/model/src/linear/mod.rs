@@ -1,7 +1,7 @@
-//! A linear layer, whatever its weight is made of: dense here; quantised, low-rank or sharded in code to come, or in yours.
+//! Linear layers with any kind of weight: dense here; quantised, low-rank or sharded in future code, or in yours.
 //!
-//! [`Conv1D`](crate::Conv1D) and [`LmHead`](crate::LmHead) each hold one. What a layer must be able to do is
-//! [`LinearLayer`].
+//! [`Conv1D`](crate::Conv1D) and [`LmHead`](crate::LmHead) each hold one. [`LinearLayer`] is the interface
+//! that a layer implements.
 //!
 //! ```
 //! use candle_core::{DType, Device, Module, Result, Tensor};
@@ -40,7 +40,7 @@
 //! let vb = init::seeded(1, DType::F32, &Device::Cpu);
 //! let mut attn = CausalSelfAttention::load(vb, &config)?;
 //! let (d, bias) = (Tensor::ones(6, DType::F32, &Device::Cpu)?, Tensor::zeros(6, DType::F32, &Device::Cpu)?);
-//! attn.c_proj = attn.c_proj.with_layer(Diagonal { d, bias })?; // of the same shape, or an error
+//! attn.c_proj = attn.c_proj.with_layer(Diagonal { d, bias })?; // fails if the shape differs
 //! let x = Tensor::randn(0f32, 1., (4, 12, 6), &Device::Cpu)?;
 //! assert_eq!(Module::forward(&attn, &x)?.dims(), [4, 12, 6]);
 //! # Ok(())
@@ -49,9 +49,7 @@
 
 mod dense;
 mod layer;
-mod table;
 
 pub(crate) use dense::Dense;
 pub use gpt2_kernels::Epilogue;
 pub use layer::LinearLayer;
-pub(crate) use table::Table;

@@ -1,21 +1,21 @@
-//! Which numbers a training pass drops.
+//! Dropout in a training pass.
 
 use candle_core::Result;
 use gpt2_kernels::Dropout;
 
-/// Makes a forward pass one of training: dropout at the config's rates. What is dropped is a function of the
-/// seed, the step, the layer and the place in the tensor, and of nothing else: the same for any number of
-/// threads, on every device, and in a forward pass that is run again.
+/// Turns a forward pass into a training pass, with dropout at the config's rates. The masks depend only on
+/// the seed, the step, the layer and the position in the tensor: they are the same for any number of
+/// threads, on every device, and when a forward pass runs again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Training {
     /// The run's seed.
     pub seed: u64,
-    /// The optimiser's step, or whatever else tells passes apart that should not drop the same numbers; below
+    /// The optimiser's step, or any other number that distinguishes passes whose masks must differ; below
     /// 2^44.
     pub step: u64,
 }
 
-/// Where in the model numbers are dropped.
+/// Where the model applies dropout.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Site {
     /// `embd_pdrop`, on the sum of the embeddings.
@@ -29,9 +29,9 @@ pub(crate) enum Site {
 }
 
 impl Training {
-    /// The dropout of one place in the model.
+    /// The dropout for one place in the model.
     pub(crate) fn dropout(self, rate: f64, layer_idx: usize, site: Site) -> Result<Dropout> {
-        // 4 bits for the site and 16 for the layer.
+        // 4 bits hold the site and 16 the layer.
         Dropout::new(rate, self.seed, self.step << 20 | (layer_idx as u64) << 4 | site as u64)
     }
 }

@@ -1,8 +1,8 @@
-//! The loss of logits.
+//! The loss for logits.
 
 use candle_core::{Result, Tensor};
 
-/// The mean cross-entropy of predicting each token from those before it, in nats.
+/// The mean cross-entropy, in nats, of predicting each token from those before it.
 ///
 /// # Shapes
 /// `logits` (B, T, V) at positions 0..T, `targets` (B, T): the token that follows each -> scalar

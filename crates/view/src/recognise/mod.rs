@@ -135,7 +135,7 @@ fn is_tensors(start: Vec<u8>, rest: File) -> io::Result<bool> {
     Ok(header.is_ok_and(|header| header.metadata.contains_key(KEY)))
 }
 
-/// Candle writes `(1,2,3,3,)` and `numpy.save` writes `(1, 2, 3, 3)`, so files from the latter are not ours.
+/// Candle writes `(1,2,3,3,)` and `numpy.save` writes `(1, 2, 3, 3)`, so files from `NumPy` are not ours.
 fn is_npy(start: &[u8]) -> bool {
     let shape = || {
         let header = start.strip_prefix(b"\x93NUMPY\x01\x00")?.get(2..)?;

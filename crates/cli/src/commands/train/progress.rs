@@ -7,7 +7,7 @@ use crate::output::{is_quiet, note};
 use candle_core::DType;
 use gpt2_loader::{SaveOptions, Tokenizer};
 use gpt2_model::Gpt2LMHeadModel;
-use gpt2_train::{Event, Metrics, Row, StepReport, Trainer, Validation};
+use gpt2_train::{Event, Metrics, MetricsRow, StepReport, Trainer, Validation};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -88,7 +88,7 @@ impl<'a> Progress<'a> {
         validation: Option<Validation>,
     ) -> anyhow::Result<ControlFlow<()>> {
         if let Some(metrics) = &mut self.metrics {
-            metrics.add(Row::new(step, validation)).map_err(worded)?;
+            metrics.add(MetricsRow::new(step, validation)).map_err(worded)?;
         }
         let stopped = self.stop.load(Ordering::SeqCst);
         let is_last = step.step == u64::from(self.args.steps);
@@ -117,7 +117,7 @@ impl<'a> Progress<'a> {
                 }
             }
         }
-        let options = SaveOptions::default().dtype(DType::from(self.args.save_dtype));
+        let options = SaveOptions::default().with_dtype(DType::from(self.args.save_dtype));
         Ok(gpt2_loader::save(out, model, Some(self.tokenizer), options)?)
     }
 

@@ -51,7 +51,7 @@ impl Verify {
                     let packed = Var::from_tensor(&rounded.to_dtype(dtype)?.to_device(device)?)?;
                     let padding = padding.as_ref().map(|p| p.to_device(device)).transpose()?;
                     let mask = CausalMask { padding: padding.as_ref(), ..Default::default() };
-                    let dispatch = Dispatch::new(implementation, device, dtype);
+                    let dispatch = Dispatch::new(implementation, device);
                     let attention = CausalSdpa::new(1. / (d as f64).sqrt(), dispatch);
                     // Some kernels only run if no gradient is needed.
                     let [q, k, v] = qkv::views(&packed.as_detached_tensor(), t)?;

@@ -1,18 +1,18 @@
 //! The backward pass of causal attention: FlashAttention-2 (Dao 2023, algorithm 2), memory linear in S.
 //!
-//! With P the weights, recomputed from q, k and the log-sums of the forward pass, O the context and dO its
-//! gradient:
+//! P are the weights, recomputed from q, k and the log-sums of the forward pass; O is the context and dO
+//! its gradient:
 //!
 //! ```text
 //! dV = (P ∘ M)ᵀ·dO   dP = (dO·Vᵀ) ∘ M   dS = P ∘ (dP - rowsum(dO ∘ O))
 //! dQ = scale·dS·K    dK = scale·dSᵀ·Q
 //! ```
 //!
-//! M is dropout's mask over `1 - rate`, drawn again as the forward pass drew it, or 1.
+//! M is dropout's mask divided by `1 - rate`, drawn again exactly as in the forward pass, or 1 without dropout.
 //!
-//! A task takes one head, so that every sum has one order whatever the number of threads. A hidden key or value
-//! that is not finite makes gradients NaN in rows that do not see it, as it does in plain operations: 0 times
-//! infinity.
+//! Each task takes one head, so every sum has the same order for any number of threads. A hidden key or value
+//! that is not finite makes gradients NaN in rows that do not see it, because 0 times infinity is NaN. Plain
+//! operations do the same.
 
 use super::blocks::{Strides, add_rows, outer};
 use super::heads::Heads;
@@ -38,7 +38,7 @@ pub(super) struct Saved<'a> {
 }
 
 impl Saved<'_> {
-    /// The gradients of q, k and v, contiguous, of their shapes and dtype.
+    /// The gradients of q, k and v: contiguous, with the shapes and dtype of q, k and v.
     ///
     /// q (B, H, T, D), k and v (B, H, S, D); context and its gradient (B, T, H, D)
     pub(super) fn gradients<E: Element + WithDType>(&self, tensors: [&Tensor; 5]) -> Result<[Tensor; 3]> {
@@ -51,14 +51,18 @@ impl Saved<'_> {
         });
         let views = views.collect::<Result<Vec<Heads<E>>>>()?;
         let [q_view, k_view, v_view, context_view, grad_view] = views[..] else {
-            candle_core::bail!("causal attention: five tensors make a backward pass")
+            candle_core::bail!("causal attention: the backward pass takes five tensors")
         };
         let [b, h, t, _] = q_view.dims;
         if context_view.dims != q_view.dims
             || grad_view.dims != q_view.dims
             || self.log_sums.len() != b * h * t
         {
-            candle_core::bail!("causal attention: a gradient {:?} of queries {:?}", grad.dims(), q.dims())
+            candle_core::bail!(
+                "causal attention: the gradient {:?} does not fit queries {:?}",
+                grad.dims(),
+                q.dims()
+            )
         }
         let &Self { scale, mask, dropout, .. } = self;
         let problem = Problem { q: q_view, k: k_view, v: v_view, scale, mask, dropout };
@@ -106,7 +110,7 @@ impl<E: Element> WithSimd for HeadBackward<'_, E> {
     }
 }
 
-/// [`HeadBackward`] inside the instruction set's own function.
+/// [`HeadBackward`] in a function compiled for the instruction set.
 struct Vectorized<'a, E>(HeadBackward<'a, E>);
 
 impl<E: Element> WithSimd for Vectorized<'_, E> {
@@ -133,7 +137,7 @@ impl<E: Element> WithSimd for Vectorized<'_, E> {
     }
 }
 
-/// Rows of `width` floats and a tile of weights and of their gradients.
+/// Working memory: rows of `width` floats, and one tile of weights and of their gradients.
 struct Memory {
     width: usize,
     /// Depth-major groups of scaled queries, and of dO.
@@ -148,18 +152,18 @@ struct Memory {
     grads: Vec<f32>,
     /// `rowsum(dO ∘ O)`, (T)
     deltas: Vec<f32>,
-    /// Sums, padded to whole tiles of rows.
+    /// Running sums, padded to whole tiles of rows.
     dq: Vec<f32>,
     dk: Vec<f32>,
     dv: Vec<f32>,
-    /// P and dS of a tile, `QUERIES` rows of `KEYS`.
+    /// P and dS of a tile, `QUERIES` rows of `KEYS` each.
     weights: Vec<f32>,
     d_scores: Vec<f32>,
-    /// What dropout multiplies a row of weights by.
+    /// Dropout's factors for a row of weights.
     factors: Vec<f32>,
 }
 
-/// A tile: `rows` queries from `first` on against `keys` keys from `start` on.
+/// A tile: `rows` queries starting at `first`, against `keys` keys starting at `start`.
 #[derive(Clone, Copy)]
 struct TileRange {
     first: usize,
@@ -169,7 +173,7 @@ struct TileRange {
 }
 
 impl<E: Element> HeadBackward<'_, E> {
-    /// `M` rows by `N` vectors are a block of scores, `CM` by `CN` a block of sums of rows.
+    /// A block of scores has `M` rows by `N` vectors; a block of row sums has `CM` by `CN`.
     #[inline(always)]
     fn run<S: Simd, const M: usize, const N: usize, const CM: usize, const CN: usize>(
         &self,
@@ -224,14 +228,14 @@ impl<E: Element> HeadBackward<'_, E> {
         [finished(&memory.dq, t, scale), finished(&memory.dk, s, scale), finished(&memory.dv, s, 1.0)]
     }
 
-    /// How many of the tile's keys its row `r` sees.
+    /// How many of the tile's keys row `r` sees.
     #[inline(always)]
     fn limit(&self, tile: TileRange, r: usize) -> usize {
         let past = self.problem.k.dims[2] - self.problem.q.dims[2];
         (past + tile.first + r + 1).saturating_sub(tile.start).min(tile.keys)
     }
 
-    /// Scores into `weights`, and dO·Vᵀ into `d_scores`.
+    /// Writes scores into `weights`, and dO·Vᵀ into `d_scores`.
     #[inline(always)]
     fn products<S: Simd, const M: usize, const N: usize>(
         &self,
@@ -273,7 +277,7 @@ impl<E: Element> HeadBackward<'_, E> {
         }
     }
 
-    /// Scores to weights after dropout, dP to dS; both 0 where a key is hidden.
+    /// Turns scores into weights after dropout, and dP into dS; both are 0 for a hidden key.
     #[inline(always)]
     fn weights_and_scores<S: Simd>(&self, simd: S, memory: &mut Memory, tile: TileRange) {
         let keys = self.problem.k.dims[2];
@@ -287,7 +291,7 @@ impl<E: Element> HeadBackward<'_, E> {
                 weights.fill(0.0);
                 continue;
             }
-            // A gradient that is not finite must not meet the weight 0 of a hidden key.
+            // A hidden key's weight of 0 must not be multiplied by a gradient that is not finite.
             let query = (self.head.0, self.head.1, tile.first + r);
             self.problem.mask.hide(query, keys, tile.start, &mut weights[..limit]);
             for (w, ds) in weights[..limit].iter().zip(d_scores.iter_mut()) {
@@ -297,7 +301,7 @@ impl<E: Element> HeadBackward<'_, E> {
             }
             let log_sum = self.log_sums[tile.first + r];
             if log_sum == f32::NEG_INFINITY {
-                // A query that sees no key: every weight is 0.
+                // The query sees no key, so every weight is 0.
                 weights.fill(0.0);
                 d_scores.fill(0.0);
                 continue;

@@ -8,7 +8,7 @@ use pulp::Simd;
 /// `S::F32_LANES` floats are readable at `ptr`.
 #[inline(always)]
 unsafe fn load<S: Simd>(ptr: *const f32) -> S::f32s {
-    // SAFETY: the caller's; every bit pattern is a vector of floats.
+    // SAFETY: the caller guarantees it; every bit pattern is a vector of floats.
     unsafe { ptr.cast::<S::f32s>().read_unaligned() }
 }
 
@@ -18,11 +18,11 @@ unsafe fn load<S: Simd>(ptr: *const f32) -> S::f32s {
 /// `S::F32_LANES` floats are writable at `ptr`.
 #[inline(always)]
 unsafe fn store<S: Simd>(ptr: *mut f32, x: S::f32s) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees it.
     unsafe { ptr.cast::<S::f32s>().write_unaligned(x) }
 }
 
-/// `out[r][c] = Σ_d a[d][r] · b[d][c]`: a block of M rows by N vectors, all of it in registers.
+/// `out[r][c] = Σ_d a[d][r] · b[d][c]`: a block of M rows by N vectors, entirely in registers.
 ///
 /// # Safety
 /// `a` holds `depth · M` floats, `b` `depth · N` vectors, and `out` M rows of N vectors, `stride` floats
@@ -62,17 +62,17 @@ pub(super) unsafe fn outer<S: Simd, const M: usize, const N: usize>(
 /// The strides of [`accumulate`]'s three matrices, in floats.
 #[derive(Clone, Copy)]
 pub(super) struct Strides {
-    /// From a row of p to the next, and from a column to the next: a transposed p has them exchanged.
+    /// The distance between rows of p, and between its columns. For a transposed p the two are swapped.
     pub(super) p: (usize, usize),
     pub(super) v: usize,
     pub(super) out: usize,
 }
 
-/// `out[r][c] += Σ_j p[r][j] · v[j][c]` for M rows by N vectors and `depth` values of j.
+/// `out[r][c] += Σ_j p[r][j] · v[j][c]` for M rows by N vectors, summed over `depth` values of j.
 ///
 /// # Safety
-/// `p` holds M rows of `depth` floats, `v` `depth` rows of N vectors and `out` M rows of N vectors, by
-/// their `strides`.
+/// `p` holds M rows of `depth` floats, `v` `depth` rows of N vectors and `out` M rows of N vectors,
+/// laid out by `strides`.
 #[inline(always)]
 unsafe fn accumulate<S: Simd, const M: usize, const N: usize>(
     simd: S,
@@ -111,7 +111,7 @@ unsafe fn accumulate<S: Simd, const M: usize, const N: usize>(
     }
 }
 
-/// `out[r] += Σ_j p[r][j]·v[j]` for M rows r of `strides.out` floats.
+/// `out[r] += Σ_j p[r][j]·v[j]` for M rows r, `strides.out` floats each.
 #[inline(always)]
 pub(super) fn add_rows<S: Simd, const M: usize, const N: usize>(
     simd: S,

@@ -1,4 +1,4 @@
-//! The forward pass: which thread computes which queries, in what order.
+//! The forward pass: which thread computes which queries, and in what order.
 
 use super::output::Output;
 use super::pack::Packed;
@@ -15,13 +15,13 @@ use rayon::prelude::*;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// With so many heads for each thread, the last ones to finish are a small part of the whole.
+/// With this many heads per thread, the last heads to finish are a small part of the whole.
 const HEADS_PER_THREAD: usize = 4;
 
 /// A forward pass over all queries: [`CpuAttention`](super::operation::CpuAttention)'s work.
 pub(super) struct Forward<'a, E> {
     pub(super) problem: &'a Problem<'a, E>,
-    /// (B, T, H, D); every number is written.
+    /// (B, T, H, D); the pass writes every number.
     pub(super) out: &'a mut [MaybeUninit<E>],
     pub(super) log_sums: &'a mut [f32],
     /// (B, H, T)
@@ -53,11 +53,11 @@ impl<E: Element> WithSimd for Forward<'_, E> {
                 .collect();
             for (&query, spans) in queries.iter().zip(partials.chunks_exact(spans)) {
                 let row = Partial::merge(spans);
-                // SAFETY: each query once.
+                // SAFETY: each query is written once.
                 unsafe { out.write(query, &row.context, 1.0, row.log_sum()) };
             }
             if out.summaries.is_some() {
-                // SAFETY: each query once.
+                // SAFETY: each query is written once.
                 queries.into_par_iter().for_each(|query| unsafe {
                     out.write_summary(query, || simd.vectorize(SummaryOfRow(self.problem, query)));
                 });
@@ -67,12 +67,12 @@ impl<E: Element> WithSimd for Forward<'_, E> {
         let width = d.next_multiple_of(S::F32_LANES);
         let panel = Blocks::of::<S>().panel::<S>();
         let Problem { k, v, .. } = self.problem;
-        // Dropout makes what it leaves larger.
+        // Dropout scales up the weights that it keeps.
         #[allow(clippy::cast_possible_truncation)] // a factor on f32 weights
         let largest_weight = self.problem.dropout.map_or(1.0, |dropout| dropout.kept() as f32);
         let threads = rayon::current_num_threads();
-        // Where there are heads enough to share out, a task is a head, packed into memory that its worker
-        // keeps. Else it is a tile of a head that was packed before.
+        // If there are enough heads to go round, each task is a head, packed into memory that its worker
+        // reuses. Otherwise each task is a tile of a head that was packed beforehand.
         let whole_heads = heads.len() >= HEADS_PER_THREAD * threads;
         let packed: Vec<Packed> = if whole_heads {
             vec![]
@@ -103,8 +103,8 @@ impl<E: Element> WithSimd for Forward<'_, E> {
                     own.pack(k, v, heads[index], (panel, width), largest_weight);
                     (0..tiles).for_each(|tile| run(&own, heads[index], tile));
                 } else {
-                    // The last tiles of a head see the most keys: they come first, so that no thread is
-                    // left with one at the end.
+                    // The last tiles of a head see the most keys, so they run first: no thread is left
+                    // with one at the end.
                     run(&packed[index], heads[index], tiles - 1 - task / heads.len());
                 }
             }

@@ -3,7 +3,7 @@
 use crate::element::Element;
 use candle_core::{Layout, Result};
 
-/// A tensor (B, H, T, D) of any strides.
+/// A tensor (B, H, T, D) with any strides.
 #[derive(Clone, Copy)]
 pub(super) struct Heads<'a, E> {
     data: &'a [E],
@@ -21,7 +21,7 @@ impl<'a, E: Element> Heads<'a, E> {
         strides.copy_from_slice(layout.stride());
         let data = data.get(layout.start_offset()..).unwrap_or_default();
         let end: usize = dims.iter().zip(&strides).map(|(n, s)| n.saturating_sub(1) * s).sum();
-        // A dimension of stride 0 can make the count anything.
+        // A dimension of stride 0 can make the count arbitrarily large.
         let count = dims.iter().try_fold(1usize, |count, n| count.checked_mul(*n));
         if dims.contains(&0) || end >= data.len() || count.is_none() {
             candle_core::bail!(
@@ -31,7 +31,7 @@ impl<'a, E: Element> Heads<'a, E> {
         Ok(Self { data, strides, dims })
     }
 
-    /// Row `i` of a head as f32: in place where it lies so in memory, else copied into `scratch` (D).
+    /// Row `i` of a head as f32: borrowed in place if memory holds it that way, otherwise copied into `scratch` (D).
     pub(super) fn row<'b>(&self, b: usize, h: usize, i: usize, scratch: &'b mut [f32]) -> &'b [f32]
     where
         'a: 'b,

@@ -1,12 +1,12 @@
 //! Fused causal attention on the CPU: no (T, S) tensor, memory linear in S, forward and [`backward`].
 //!
-//! Keys are packed once a head; then each task takes a tile of queries through the keys that it sees
-//! (see [`tile`]). Few queries in front of many keys (decoding) skip the packing and read k and v where
-//! they lie (see [`rows`]). `pulp` chooses the instruction set at run time. A result depends on
-//! neither the number of threads nor their order: one task computes a row, or tasks of a fixed size
-//! whose results are merged in order.
+//! Keys are packed once per head; then each task walks a tile of queries through the keys that it sees
+//! (see [`tile`]). A few queries against many keys (decoding) skip the packing and read k and v in
+//! place (see [`rows`]). `pulp` chooses the instruction set at run time. Results depend neither on the
+//! number of threads nor on their order: either one task computes a row, or tasks of a fixed size do
+//! and their results are merged in order.
 
-#![allow(unsafe_code)] // register blocks and the shared output; each block says why it is sound
+#![allow(unsafe_code)] // register blocks and the shared output; each unsafe block says why it is sound
 
 mod backward;
 mod blocks;

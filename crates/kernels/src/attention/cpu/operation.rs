@@ -1,4 +1,4 @@
-//! Causal attention as an operation of Candle, with its gradient.
+//! Causal attention as a Candle operation, with its gradient.
 
 use super::backward::Saved;
 use super::forward::Forward;
@@ -18,11 +18,11 @@ pub(in crate::attention) struct CpuAttention {
     scale: f64,
     mask: CpuMask,
     dropout: Option<WeightDropout>,
-    /// (B, H, T): the base-2 logarithm of each row's `Σ 2^score`, which the forward pass leaves for the
+    /// (B, H, T): the base-2 logarithm of each row's `Σ 2^score`, which the forward pass saves for the
     /// backward pass.
     log_sums: OnceLock<Vec<f32>>,
     summarise: bool,
-    /// (B, H, T), which the forward pass leaves where it is to `summarise`.
+    /// (B, H, T), which the forward pass fills if `summarise` is set.
     summaries: Arc<OnceLock<Vec<RowSummary>>>,
 }
 
@@ -36,7 +36,7 @@ impl CpuAttention {
         Self { scale, mask, dropout, log_sums: OnceLock::new(), summarise, summaries: Arc::default() }
     }
 
-    /// Where the forward pass leaves the summary of each row (B, H, T).
+    /// The cell in which the forward pass stores the summary of each row (B, H, T).
     pub(in crate::attention) fn summaries(&self) -> Arc<OnceLock<Vec<RowSummary>>> {
         self.summaries.clone()
     }
@@ -59,7 +59,7 @@ impl CpuAttention {
         Arch::new().dispatch(Forward { problem: &problem, out: uninit, log_sums: log, summaries: wanted });
         // SAFETY: `Forward` has written every row.
         unsafe { out.set_len(b * t * h * d) };
-        // A second forward pass of the same operation would find the same.
+        // A second forward pass of the same operation would compute the same values.
         let _ = self.log_sums.set(log_sums);
         if self.summarise {
             let _ = self.summaries.set(summaries);
@@ -100,7 +100,7 @@ impl CustomOp3 for CpuAttention {
         grad: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
         let Some(log_sums) = self.log_sums.get() else {
-            candle_core::bail!("causal attention: a backward pass without a forward pass before it")
+            candle_core::bail!("causal attention: the backward pass ran without a forward pass before it")
         };
         let saved = Saved { scale: self.scale, mask: &self.mask, dropout: self.dropout, log_sums };
         let [dq, dk, dv] = match q.dtype() {

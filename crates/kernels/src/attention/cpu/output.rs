@@ -1,10 +1,10 @@
-//! What the tasks of a forward pass write, each its own rows.
+//! The shared output of a forward pass: each task writes its own rows.
 
 use super::summary::RowSummary;
 use crate::element::Element;
 
-/// The output (B, T, H, D), the logarithms (B, H, T) and the summaries (B, H, T) where they are wanted, written
-/// by several threads, each its own rows.
+/// The context (B, T, H, D), the log-sums (B, H, T) and, if wanted, the summaries (B, H, T). Several threads
+/// write to it, each its own rows.
 pub(super) struct Output<E> {
     pub(super) context: *mut E,
     pub(super) log_sums: *mut f32,
@@ -16,7 +16,7 @@ pub(super) struct Output<E> {
 unsafe impl<E: Send> Sync for Output<E> {}
 
 impl<E: Element> Output<E> {
-    /// `row · factor`, and the row's log-sum.
+    /// Writes `row · factor` and the row's log-sum.
     ///
     /// # Safety
     /// No two calls name the same row.
@@ -29,7 +29,7 @@ impl<E: Element> Output<E> {
     ) {
         let [batch, heads, t, d] = self.dims;
         assert!(b < batch && h < heads && i < t);
-        // SAFETY: (b, h, i) is inside the logarithms, and this row is the caller's own.
+        // SAFETY: (b, h, i) is inside the log-sums, and this row is the caller's own.
         unsafe { self.log_sums.add((b * heads + h) * t + i).write(log_sum) };
         let start = ((b * t + i) * heads + h) * d;
         for (c, x) in row[..d].iter().enumerate() {
@@ -38,7 +38,7 @@ impl<E: Element> Output<E> {
         }
     }
 
-    /// The row's summary, where summaries are wanted.
+    /// Writes the row's summary, if summaries are wanted.
     ///
     /// # Safety
     /// No two calls name the same row.

@@ -5,7 +5,7 @@ use super::sizes::HEADROOM;
 use crate::element::Element;
 use std::ops::Range;
 
-/// Rows that are transposed at a time: their columns are written as pieces of cache lines.
+/// The number of rows transposed at a time, so that their columns are written in pieces of cache lines.
 const GROUP: usize = 8;
 
 /// Panels of `panel` rows, depth-major and times `factor`: `out[p][d][r]`; rows beyond the last are 0.
@@ -23,7 +23,7 @@ fn panels_into<E: Element>(
     factor: f32,
 ) {
     let [_, _, s, d] = x.dims;
-    // What lies beyond the last row stays 0, in memory that held another head, too.
+    // Everything beyond the last row stays 0, even in memory that held another head before.
     out.resize(s.div_ceil(panel) * d * panel, 0.0);
     for (p, out) in out.chunks_exact_mut(d * panel).enumerate() {
         let rows = p * panel..s.min((p + 1) * panel);
@@ -65,7 +65,7 @@ pub(super) fn rows<E: Element>(x: &Heads<E>, head: (usize, usize), width: usize)
 fn rows_into<E: Element>(out: &mut Vec<f32>, x: &Heads<E>, (b, h): (usize, usize), width: usize) {
     let [_, _, s, d] = x.dims;
     let mut scratch = vec![0.0; d];
-    // What lies beyond column D stays 0, as above.
+    // Everything beyond column D stays 0, as above.
     out.resize(s * width, 0.0);
     for (j, out) in out.chunks_exact_mut(width).enumerate() {
         out[..d].copy_from_slice(x.row(b, h, j, &mut scratch));
@@ -80,13 +80,13 @@ pub(super) struct Packed {
     /// [`rows`] of values.
     pub(super) values: Vec<f32>,
     /// Whether every value is small enough for a tile to sum S of them, each with a weight of up to
-    /// `2^HEADROOM`, before it divides. Infinity and NaN are not: a hidden key has the weight 0, and 0 times
-    /// infinity is NaN.
+    /// `2^HEADROOM`, before it divides. Infinity and NaN never are: a hidden key has the weight 0, and 0
+    /// times infinity is NaN.
     pub(super) summable: bool,
 }
 
 impl Packed {
-    /// Takes the memory of the head that was there before, which is of the same shape.
+    /// Reuses the memory of the previous head, which has the same shape.
     pub(super) fn pack<E: Element>(
         &mut self,
         k: &Heads<E>,

@@ -1,4 +1,4 @@
-//! The tensors of a forward or backward pass, and what holds for every query of it.
+//! The tensors and settings of a forward or backward pass, the same for all its queries.
 
 use super::heads::Heads;
 use crate::attention::drop_weights::WeightDropout;
@@ -15,7 +15,7 @@ pub(super) struct Problem<'a, E> {
 }
 
 impl<E> Problem<'_, E> {
-    /// All (b, h).
+    /// All pairs (b, h).
     pub(super) fn heads(&self) -> Vec<(usize, usize)> {
         let [b, h, ..] = self.q.dims;
         (0..b).flat_map(|b| (0..h).map(move |h| (b, h))).collect()

@@ -1,4 +1,4 @@
-//! The summary of one query whose weights are computed for it, where no tile gathers it on the way.
+//! The summary of a single query, computed from its weights, for queries that no tile summarises as it goes.
 
 use super::problem::Problem;
 use super::summary::RowSummary;
@@ -6,7 +6,7 @@ use super::weights::{HeadInputs, OneRow};
 use crate::element::Element;
 use pulp::{Simd, WithSimd};
 
-/// Of a query (b, h, i).
+/// Computes the summary of a query (b, h, i).
 pub(super) struct SummaryOfRow<'a, E>(pub(super) &'a Problem<'a, E>, pub(super) (usize, usize, usize));
 
 impl<E: Element> WithSimd for SummaryOfRow<'_, E> {

@@ -1,9 +1,10 @@
-//! A query at a time, reading k and v where they lie: for decoding, where a key is met once and packing
-//! it would cost as much as using it, and for values that are not finite or near it, of which a hidden one must
-//! not be touched and a visible one is weighted before it is added.
+//! Attention for one query at a time, reading k and v in place. Decoding uses it, because it reads each key
+//! once, and packing a key would cost as much as using it. So do passes with values that are infinite, NaN or
+//! close to overflow: here a hidden value is never touched, and a visible one is weighted before it is added.
 //!
-//! The keys are split into spans of a fixed length, which tasks share and which are merged in order: long
-//! pasts keep all threads at work, and the result does not depend on their number.
+//! The keys are split into spans of a fixed length; tasks compute the spans, and their results are merged
+//! in order. A long past therefore keeps all threads busy, and the result does not depend on how many
+//! there are.
 
 use super::heads::Heads;
 use super::problem::Problem;
@@ -13,12 +14,12 @@ use crate::vector::exp2;
 use pulp::{Simd, WithSimd};
 use std::ops::Range;
 
-/// Keys of a span: enough work to hand to a thread.
+/// Keys per span: enough work to be worth a task of its own.
 const SPAN: usize = 256;
-/// Keys that are read at a time.
+/// The number of keys read at a time.
 const STREAMS: usize = 4;
 
-/// A query (b, h, i) and some of the keys: the work of one task.
+/// A query (b, h, i) and a span of the keys: the work of one task.
 pub(super) struct Span<'a, E> {
     problem: &'a Problem<'a, E>,
     query: (usize, usize, usize),
@@ -31,18 +32,18 @@ impl<'a, E: Element> Span<'a, E> {
         problem.k.dims[2].div_ceil(SPAN)
     }
 
-    /// The n-th span of a query; empty where the query sees none of its keys.
+    /// The n-th span of a query; empty if the query sees none of its keys.
     pub(super) fn new(problem: &'a Problem<'a, E>, query: (usize, usize, usize), n: usize) -> Self {
         let seen = problem.k.dims[2] - problem.q.dims[2] + query.2 + 1;
         Self { problem, query, keys: (n * SPAN).min(seen)..((n + 1) * SPAN).min(seen) }
     }
 }
 
-/// The attention of one query over some keys, before it is merged with that over the others.
+/// One query's attention over some of the keys, before merging with the other spans.
 pub(super) struct Partial {
-    /// The highest score, in base 2; -inf where no key is visible.
+    /// The highest score, in base 2; -inf if no key is visible.
     max: f32,
-    /// `Σ 2^(score - max)`; 0 where no key is visible.
+    /// `Σ 2^(score - max)`; 0 if no key is visible.
     sum: f32,
     /// `Σ weight·v` with weights that sum to 1, (D).
     pub(super) context: Vec<f32>,
@@ -54,8 +55,8 @@ impl Partial {
         self.max + self.sum.log2()
     }
 
-    /// One query's spans together.
-    #[allow(clippy::float_cmp)] // exactly 0 where a span saw nothing; a maximum is one of those it is taken of
+    /// Merges the spans of one query.
+    #[allow(clippy::float_cmp)] // exactly 0 if a span saw no key; a maximum equals one of its inputs
     pub(super) fn merge(spans: &[Self]) -> Self {
         let max = spans.iter().fold(f32::NEG_INFINITY, |max, span| max.max(span.max));
         let seen = || spans.iter().filter(|span| span.sum != 0.0);
@@ -95,7 +96,7 @@ impl<E: Element> WithSimd for Span<'_, E> {
         let query: Vec<f32> = q.row(b, h, i, &mut scratch[0]).iter().map(|x| x * factor).collect();
         let mut partial = Partial { max: f32::NEG_INFINITY, sum: 0.0, context: vec![0.0; d] };
 
-        // A hidden key keeps the score -inf; what is beyond the span is hidden.
+        // A hidden key keeps the score -inf, and so does everything beyond the span.
         let mut weights = [f32::NEG_INFINITY; SPAN];
         let mask = self.problem.mask;
         let visible = mask.visible(b, k.dims[2]).map(|visible| &visible[self.keys.clone()]);

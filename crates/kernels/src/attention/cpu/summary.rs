@@ -1,4 +1,4 @@
-//! The numbers of a [`Summary`](crate::attention::Summary), gathered while the weights pass by.
+//! The numbers of a [`Summary`](crate::attention::Summary), gathered while the weights are computed.
 //!
 //! With scores s in base 2, a reference m, `p = 2^(s - m)` and `Z = Σ p`, a weight is `p / Z`, and
 //!
@@ -6,8 +6,8 @@
 //! entropy = ln Z - ln 2 · Σ p·(s - m) / Z        distance = Σ p·(position - key) / Z
 //! ```
 //!
-//! Both sums are rescaled like the context's when m rises to m': `p` by `2^(m - m')`, and each exponent falls by
-//! `m' - m`.
+//! When m rises to m', both sums are rescaled like the context: `p` is multiplied by `2^(m - m')`, and each
+//! exponent falls by `m' - m`.
 
 use pulp::Simd;
 use std::f32::consts::LN_2;
@@ -25,7 +25,7 @@ pub(in crate::attention) struct RowSummary {
 }
 
 impl RowSummary {
-    /// Of the weights on the keys up to the query's own position.
+    /// Computes the numbers from the weights on the keys up to the query's own position.
     pub(super) fn of(weights: &[f32], first_key: usize) -> Self {
         let mut found = Self::default();
         let (mut entropy, mut distance) = (0f64, 0f64);
@@ -41,7 +41,7 @@ impl RowSummary {
                 (found.max, found.max_position) = (w, position(key));
             }
         }
-        #[allow(clippy::cast_possible_truncation)] // f32 is what is handed back
+        #[allow(clippy::cast_possible_truncation)] // the result is f32
         {
             (found.entropy, found.mean_distance) = (entropy as f32, distance as f32);
         }
@@ -53,20 +53,20 @@ impl RowSummary {
     }
 }
 
-/// Keys are fewer than 2^32: a tensor of that many has no room for another dimension.
+/// There are fewer than 2^32 keys: a tensor with more would leave no room for another dimension.
 #[allow(clippy::cast_possible_truncation)]
 pub(in crate::attention) fn position(key: usize) -> u32 {
     key as u32
 }
 
-/// What a tile knows of a query after some of its keys.
+/// A tile's running numbers for a query, after some of its keys.
 #[derive(Clone, Copy)]
 pub(super) struct RunningSummary {
     /// `Σ p·(s - m)`
     exponents: f32,
     /// `Σ p·(position - key)`
     distances: f32,
-    /// Scores of single keys; -inf where they are hidden or not met yet.
+    /// The scores of single keys; -inf if the key is hidden or has not come yet.
     own: f32,
     previous: f32,
     first: f32,
@@ -74,7 +74,7 @@ pub(super) struct RunningSummary {
     best_key: usize,
 }
 
-/// Scores that are searched at a time.
+/// The number of scores searched at a time.
 const GROUP: usize = 16;
 
 impl RunningSummary {
@@ -88,10 +88,10 @@ impl RunningSummary {
         best_key: 0,
     };
 
-    /// The single scores among those of the keys from `start` on, whose highest is `highest`, for a query at
-    /// `position`; -inf where a key is hidden.
+    /// Records the scores of the single keys, for a query at `position`. `scores` belong to the keys
+    /// from `start` on, and `highest` is the highest of them; a hidden key has -inf.
     #[inline(always)]
-    #[allow(clippy::float_cmp)] // a maximum is one of those it is taken of
+    #[allow(clippy::float_cmp)] // a maximum equals one of its inputs
     pub(super) fn look(
         &mut self,
         scores: &[f32],
@@ -99,7 +99,7 @@ impl RunningSummary {
         highest: f32,
     ) {
         if highest > self.best {
-            // A whole group is compared without a branch.
+            // Compares a whole group without branching.
             let holders = |group: &[f32]| group.iter().map(|x| u32::from(*x == highest)).sum::<u32>();
             let before = scores.chunks(GROUP).take_while(|group| holders(group) == 0).count() * GROUP;
             let within = scores[before..].iter().take_while(|x| **x != highest).count();
@@ -115,10 +115,12 @@ impl RunningSummary {
         }
     }
 
-    /// Adds `more`, whose reference is `rise` above the one before, under which the weights' sum was `sum`.
+    /// Adds `more`, whose reference is higher by `rise` than the previous one. `sum` is the sum of the
+    /// weights under the previous reference.
     #[inline(always)]
     pub(super) fn add(&mut self, more: (f32, f32), rise: f32, scale: f32, sum: f32) {
-        // A rise from -inf, before the first key that is seen, or one that leaves nothing of what was there.
+        // False if the reference rises from -inf, before the first visible key, or so far that nothing of
+        // the old sums is left.
         let kept = scale != 0.0;
         self.exponents = if kept { scale * (self.exponents - rise * sum) } else { 0.0 };
         self.distances *= scale;
@@ -126,7 +128,7 @@ impl RunningSummary {
         self.distances += more.1;
     }
 
-    /// The numbers of a query whose weights sum to `sum` and have the logarithm `log_sum`.
+    /// The numbers of a query whose weights sum to `sum`, with the log-sum `log_sum`.
     pub(super) fn finish(&self, sum: f32, log_sum: f32) -> RowSummary {
         if sum == 0.0 {
             return RowSummary::default();
@@ -134,7 +136,7 @@ impl RunningSummary {
         let entropy = sum.ln() - LN_2 * self.exponents / sum;
         let weight = |score: f32| (score - log_sum).exp2();
         RowSummary {
-            // Rounding may leave a little less than 0, and NaN stays.
+            // Rounding can leave a value slightly below 0; NaN stays NaN.
             entropy: if entropy < 0.0 { 0.0 } else { entropy },
             mean_distance: self.distances / sum,
             on_self: weight(self.own),
@@ -146,7 +148,7 @@ impl RunningSummary {
     }
 }
 
-/// The sums of one row of scores as its vectors are turned into weights.
+/// The sums over one row of scores, gathered while its vectors become weights.
 pub(super) struct Moments<S: Simd> {
     exponents: S::f32s,
     distances: S::f32s,
@@ -157,7 +159,7 @@ impl<S: Simd> Moments<S> {
     /// For keys from `start` on, seen from `position`.
     #[inline(always)]
     pub(super) fn new(simd: S, position: usize, start: usize) -> Self {
-        /// As many as the widest vector has.
+        /// One entry per lane of the widest vector.
         const LANES: [f32; 16] = [0., 1., 2., 3., 4., 5., 6., 7., 8., 9., 10., 11., 12., 13., 14., 15.];
         let first = simd.splat_f32s(position as f32 - start as f32);
         let zero = simd.splat_f32s(0.0);
@@ -165,10 +167,10 @@ impl<S: Simd> Moments<S> {
         Self { exponents: zero, distances: zero, distance: simd.sub_f32s(first, lanes) }
     }
 
-    /// The next vector of weights `p`, `2^exponent`.
+    /// Adds the next vector of weights `p = 2^exponent`.
     #[inline(always)]
     pub(super) fn add(&mut self, simd: S, exponent: S::f32s, p: S::f32s) {
-        // Where the exponent is lower, p is 0, and 0 times infinity would be NaN.
+        // Below this exponent p is 0, and 0 times infinity would be NaN.
         let exponent = simd.max_f32s(exponent, simd.splat_f32s(-127.0));
         self.exponents = simd.mul_add_e_f32s(p, exponent, self.exponents);
         self.distances = simd.mul_add_e_f32s(p, self.distance, self.distances);

@@ -10,13 +10,13 @@ use candle_core::{Layout, Result};
 use pulp::{Arch, Simd, WithSimd};
 use std::mem::MaybeUninit;
 
-/// Numbers in -1..1 that follow no pattern of the tiles.
+/// Numbers between -1 and 1 whose pattern does not repeat with the tiles.
 fn numbers(n: usize, salt: u32) -> Vec<f32> {
     let hash = |i: u32| i.wrapping_mul(2_654_435_761) >> 8; // 24 bits
     (salt..).take(n).map(|i| hash(i) as f32 / 8_388_608. - 1.).collect()
 }
 
-/// The context, and the summaries' numbers behind it.
+/// The context, followed by the numbers of the summaries.
 fn run_on<S: Simd>(problem: &Problem<f32>, simd: S) -> Vec<f32> {
     run(problem, |run| run.with_simd(simd))
 }
@@ -26,7 +26,7 @@ fn run(problem: &Problem<f32>, dispatch: impl Fn(Forward<f32>)) -> Vec<f32> {
     let mut log_sums = vec![0.0; out.len() / problem.q.dims[3]];
     let mut found = vec![RowSummary::default(); log_sums.len()];
     dispatch(Forward { problem, out: &mut out, log_sums: &mut log_sums, summaries: Some(&mut found) });
-    // A distance is a sum of up to 200 tokens.
+    // A distance sums over up to 200 tokens.
     let numbers = found.iter().flat_map(|row| {
         [row.entropy, row.mean_distance / 200.0, row.on_self, row.on_previous, row.on_first, row.max]
     });
@@ -34,7 +34,7 @@ fn run(problem: &Problem<f32>, dispatch: impl Fn(Forward<f32>)) -> Vec<f32> {
     out.into_iter().map(|x| unsafe { x.assume_init() }).chain(numbers).collect()
 }
 
-/// AVX2's vectors, and portable ones of 1, 4, 8 and 16 numbers, cut the same sums into other blocks.
+/// AVX2's vectors, and portable ones of 1, 4, 8 and 16 numbers, split the same sums into different blocks.
 #[test]
 fn other_vectors_compute_what_this_processors_do() -> Result<()> {
     for (d, t, s) in [(1, 5, 5), (7, 50, 60), (33, 97, 200), (64, 3, 130)] {
@@ -63,7 +63,7 @@ fn other_vectors_compute_what_this_processors_do() -> Result<()> {
         others.extend(pulp::x86::V3::try_new().map(|avx2| run_on(&problem, avx2)));
         for got in others {
             for (a, b) in got.iter().zip(&expected) {
-                // 3e-6 was seen: dropout makes what it leaves larger.
+                // The largest error seen is 3e-6: dropout scales up the weights that it keeps.
                 assert!((a - b).abs() <= 4e-6, "D {d}, T {t}, S {s}: {a} {b}");
             }
         }

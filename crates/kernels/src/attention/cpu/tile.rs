@@ -9,7 +9,7 @@ use crate::attention::mask::CpuMask;
 use crate::vector::exp2;
 use pulp::Simd;
 
-/// Memory of a tile.
+/// A tile's working memory.
 pub(super) struct Scratch {
     /// Scaled queries, depth-major in groups of a block's rows: `queries[group][d][row]`.
     pub(super) queries: Vec<f32>,
@@ -18,7 +18,7 @@ pub(super) struct Scratch {
     pub(super) context: Vec<f32>,
     pub(super) max: [f32; QUERIES],
     pub(super) sum: [f32; QUERIES],
-    /// For a summary of the weights.
+    /// The running summary of each query's weights.
     pub(super) summaries: [RunningSummary; QUERIES],
 }
 
@@ -35,17 +35,17 @@ impl Scratch {
     }
 }
 
-/// Queries `first..first + rows` of a head, which see the keys up to `past + their index`.
+/// Queries `first..first + rows` of a head. Query `i` sees the keys up to `past + i`.
 pub(super) struct Tile<'a, F> {
     pub(super) packed: &'a Packed,
-    /// Dropout on the weights of a query from a key on; leaves them alone where there is none.
+    /// Applies dropout to the weights of a query, starting at a key; does nothing without dropout.
     pub(super) drop: F,
     pub(super) mask: &'a CpuMask,
     /// (b, h)
     pub(super) head: (usize, usize),
     pub(super) d: usize,
     pub(super) width: usize,
-    /// The first key that is no padding.
+    /// The first key that is not padding.
     pub(super) first_key: usize,
     /// S.
     pub(super) keys: usize,
@@ -56,8 +56,8 @@ pub(super) struct Tile<'a, F> {
 }
 
 impl<F: Fn(usize, usize, &mut [f32])> Tile<'_, F> {
-    /// Leaves `Σ 2^(s-max)·v` in `scratch.context` and `Σ 2^(s-max)` in `scratch.sum`; where a query sees
-    /// no key both are 0. Where `SUMMARY`, `scratch.summaries` is filled, too.
+    /// Writes `Σ 2^(s-max)·v` to `scratch.context` and `Σ 2^(s-max)` to `scratch.sum`; both are 0 for a
+    /// query that sees no key. With `SUMMARY`, it also fills `scratch.summaries`.
     #[inline(always)]
     pub(super) fn run<S: Simd, const SUMMARY: bool>(&self, simd: S, scratch: &mut Scratch) {
         scratch.context.fill(0.0);
@@ -77,7 +77,7 @@ impl<F: Fn(usize, usize, &mut [f32])> Tile<'_, F> {
         }
     }
 
-    /// How many of the keys from `start` on row `r` sees.
+    /// How many of the `keys` keys from `start` on row `r` sees.
     #[inline(always)]
     fn limit(&self, r: usize, start: usize, keys: usize) -> usize {
         (self.past + self.first + r + 1).saturating_sub(start).min(keys)
@@ -131,7 +131,7 @@ impl<F: Fn(usize, usize, &mut [f32])> Tile<'_, F> {
         }
     }
 
-    /// Turns scores into `2^(s - max)` and rescales what was summed under an older maximum.
+    /// Turns scores into `2^(s - max)` and rescales the sums taken under an older maximum.
     #[inline(always)]
     fn softmax<S: Simd, const SUMMARY: bool>(
         &self,
@@ -160,7 +160,7 @@ impl<F: Fn(usize, usize, &mut [f32])> Tile<'_, F> {
             }
             let max = if highest <= before + HEADROOM { before } else { highest };
             if max == f32::NEG_INFINITY {
-                // Nothing seen yet, or nothing but NaN, which a maximum passes over.
+                // No key seen yet, or only NaN, which taking a maximum ignores.
                 if row[..limit].iter().any(|x| x.is_nan()) {
                     scratch.sum[r] = f32::NAN;
                 }
@@ -178,9 +178,9 @@ impl<F: Fn(usize, usize, &mut [f32])> Tile<'_, F> {
                     moments.add(simd, exponent, *x);
                 }
             }
-            // The sum is that of all weights, and what meets the values is what is left of them.
+            // The sum covers all weights; only the weights that dropout keeps multiply the values.
             (self.drop)(self.first + r, start, &mut row[..limit]);
-            #[allow(clippy::float_cmp)] // exactly 1 where the maximum stays
+            #[allow(clippy::float_cmp)] // exactly 1 if the maximum stays the same
             let scale = if before == max { 1.0 } else { (before - max).exp2() };
             scratch.max[r] = max;
             if SUMMARY {

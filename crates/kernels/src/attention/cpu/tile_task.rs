@@ -36,7 +36,7 @@ impl<E: Element> WithSimd for TileTask<'_, E> {
                 let span = |n| Span::new(self.problem, (b, h, i), n).with_simd(simd);
                 let spans: Vec<Partial> = (0..Span::count(self.problem)).map(span).collect();
                 let row = Partial::merge(&spans);
-                // SAFETY: each (head, i) once: tiles do not overlap.
+                // SAFETY: each (head, i) is written once, because tiles do not overlap.
                 unsafe {
                     self.out.write((b, h, i), &row.context, 1.0, row.log_sum());
                     self.out
@@ -70,7 +70,7 @@ impl<E: Element> WithSimd for TileTask<'_, E> {
             let factor = if sum == 0.0 { 0.0 } else { 1.0 / sum };
             let log_sum = self.scratch.max[r] + sum.log2();
             let row = &self.scratch.context[r * self.width..(r + 1) * self.width];
-            // SAFETY: each (head, i) once: tiles do not overlap.
+            // SAFETY: each (head, i) is written once, because tiles do not overlap.
             unsafe {
                 let query = (b, h, self.first + r);
                 self.out.write(query, row, factor, log_sum);
@@ -81,7 +81,7 @@ impl<E: Element> WithSimd for TileTask<'_, E> {
 }
 
 impl<E: Element> TileTask<'_, E> {
-    /// Queries times `scale·log2(e)`, depth-major in groups of `group` rows.
+    /// The queries times `scale·log2(e)`, depth-major in groups of `group` rows.
     #[inline(always)]
     fn load_queries(&mut self, group: usize, rows: usize) {
         let q = &self.problem.q;

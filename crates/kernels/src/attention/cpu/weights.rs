@@ -1,5 +1,5 @@
-//! The weights of chosen queries on the CPU: scores by the forward pass's micro-kernel, a tile of queries at a
-//! time, and a softmax on each row where it stays.
+//! The weights of chosen queries on the CPU: the forward pass's micro-kernel computes the scores, a tile of
+//! queries at a time, and a softmax then runs on each row in place.
 
 use super::blocks::outer;
 use super::heads::Heads;
@@ -16,8 +16,8 @@ use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 use std::mem::MaybeUninit;
 
-/// The operation as Candle sees it: q (B, heads, queries, D) and k (B, heads, S, D), both of `rows` alone ->
-/// weights (B, heads, queries, S).
+/// The operation as Candle sees it: q (B, heads, queries, D) and k (B, heads, S, D), both holding only
+/// `rows` -> weights (B, heads, queries, S).
 pub(in crate::attention) struct CpuWeights {
     pub(in crate::attention) scale: f64,
     pub(in crate::attention) mask: CpuMask,
@@ -100,7 +100,7 @@ impl<E> HeadInputs<'_, E> {
     }
 }
 
-/// All weights of a head; `hide` sets scores of a row to -inf.
+/// All weights of a head; `hide` sets the hidden scores of a row to -inf.
 struct AllRows<'a, E, F> {
     head: &'a HeadInputs<'a, E>,
     hide: &'a F,
@@ -137,7 +137,7 @@ impl<E: Element, F: Fn(usize, &mut [f32]) + Sync> WithSimd for AllRows<'_, E, F>
     }
 }
 
-/// Writes every number of a row, the first ones from `scores` and the others 0, and hands back the first `seen`.
+/// Fills a row with `scores`, then zeros, and returns its first `seen` numbers.
 fn written<'a>(row: &'a mut [MaybeUninit<f32>], scores: &[f32], seen: usize) -> &'a mut [f32] {
     let (start, rest) = row.split_at_mut(scores.len());
     for (x, score) in start.iter_mut().zip(scores) {
@@ -148,7 +148,7 @@ fn written<'a>(row: &'a mut [MaybeUninit<f32>], scores: &[f32], seen: usize) -> 
     unsafe { std::slice::from_raw_parts_mut(row[..seen].as_mut_ptr().cast(), seen) }
 }
 
-/// The softmax of a row of scores, where hidden keys have exactly 0, even beside a score that is not a number.
+/// The softmax of a row of scores. Hidden keys get exactly 0, even if another score is NaN.
 #[inline(always)]
 fn softmax<S: Simd>(simd: S, row: usize, hide: &impl Fn(usize, &mut [f32]), scores: &mut [f32]) {
     hide(row, scores);
@@ -162,7 +162,7 @@ fn softmax<S: Simd>(simd: S, row: usize, hide: &impl Fn(usize, &mut [f32]), scor
     }
 }
 
-/// One query's weights, reading the keys where they lie.
+/// One query's weights, computed from the keys in place.
 pub(super) struct OneRow<'a, E, F> {
     pub(super) head: &'a HeadInputs<'a, E>,
     pub(super) i: usize,
@@ -192,7 +192,7 @@ impl<E: Element, F: Fn(usize, &mut [f32])> WithSimd for OneRow<'_, E, F> {
     }
 }
 
-/// The weights of up to [`QUERIES`] queries from `first` on.
+/// The weights of up to [`QUERIES`] queries, starting at `first`.
 struct TileOfRows<'a, E, F> {
     head: &'a HeadInputs<'a, E>,
     first: usize,
@@ -229,8 +229,8 @@ impl<E: Element, F: Fn(usize, &mut [f32])> TileOfRows<'_, E, F> {
         for (g, (seen, out)) in seen.chunks(M).zip(self.out.chunks_mut(M * s)).enumerate() {
             let most = seen.iter().copied().max().unwrap_or(0);
             for c in (0..most).step_by(panel) {
-                // SAFETY: group g of M queries is among QUERIES, c + panel is at most `stride`, which is how
-                // many keys are packed and how long each of M rows of scores is.
+                // SAFETY: group g of M queries is among QUERIES, and c + panel is at most `stride`, which is
+                // both the number of packed keys and the length of each of the M rows of scores.
                 unsafe {
                     let (queries, keys) =
                         (self.queries.as_ptr().add(g * M * d), self.keys.as_ptr().add(c * d));

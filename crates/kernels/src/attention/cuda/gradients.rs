@@ -1,12 +1,12 @@
-//! The backward pass of the CUDA kernels: the eager path's.
+//! The backward pass of the CUDA kernels, which is the eager path's.
 
 use crate::attention::eager;
 use crate::attention::mask::CausalMask;
 use crate::attention::request::Chosen;
 use candle_core::{Result, Tensor, Var};
 
-/// The gradients of q, k and v (B, H, positions, D) for `grad` (B, T, H, D), from the eager path: it holds (T, S) weights for
-/// as long as this takes.
+/// The gradients of q, k and v (B, H, positions, D) for `grad` (B, T, H, D), from the eager path, which holds (T, S)
+/// weights while it runs.
 pub(super) fn gradients(
     [q, k, v]: [&Tensor; 3],
     grad: &Tensor,

@@ -1,6 +1,6 @@
-//! From Candle's tensors to launched kernels.
+//! Launches kernels on Candle's tensors.
 
-#![allow(unsafe_code)] // kernels take pointers; each block says why they are sound
+#![allow(unsafe_code)] // kernels take pointers; each unsafe block says why they are sound
 
 use super::gradients::gradients;
 use super::plan::{Plan, Shape, Task};
@@ -13,7 +13,7 @@ use candle_core::cuda_backend::{CudaDType, WrapErr};
 use candle_core::{CpuStorage, CudaDevice, CudaStorage, CustomOp3, DType, Layout, Result, Tensor};
 use half::{bf16, f16};
 
-/// The kernels for q (B, H, T, D) and k, v (B, H, S, D), or `None` where there are none.
+/// The kernels for q (B, H, T, D) and k, v (B, H, S, D), or `None` if there are none.
 pub(in crate::attention) fn kernel(
     device: &CudaDevice,
     [q, k, v]: [&Tensor; 3],
@@ -54,7 +54,7 @@ impl GpuKernel for CudaAttention {
     }
 }
 
-// SAFETY: i64s, i32s and an f32 in C's order, without gaps before the last one; `device.cuh` has the same struct.
+// SAFETY: i64s, i32s and an f32 in C's order, without gaps between them; `device.cuh` has the same struct.
 unsafe impl DeviceRepr for Shape {}
 
 impl CudaAttention {
@@ -67,8 +67,8 @@ impl CudaAttention {
         let stream = device.cuda_stream();
         let (b, h, t, d) = q_layout.shape().dims4()?;
         let views = [view::<E>(qkv[0])?, view::<E>(qkv[1])?, view::<E>(qkv[2])?];
-        // SAFETY: of memory that is not written before: the launches below write all of `out`, and read of `partials` what one of
-        // them has written before.
+        // SAFETY: the memory starts uninitialised. The launches below write all of `out`, and read only those parts of
+        // `partials` that an earlier launch has written.
         let mut out = unsafe { device.alloc::<E>(b * t * h * d)? };
         let mut partials = match self.plan.partials {
             0 => None,
@@ -95,11 +95,13 @@ impl CudaAttention {
                 (Task::Decode, Some(partials)) => args.arg(&mut out).arg(partials),
                 (Task::Decode, None) => args.arg(&mut out).arg(&nothing),
                 (Task::Merge, Some(partials)) => args.arg(&*partials).arg(&mut out),
-                (Task::Merge, None) => candle_core::bail!("causal attention: a plan that merges nothing"),
+                (Task::Merge, None) => {
+                    candle_core::bail!("causal attention: the plan has a merge, but no partial results")
+                }
             };
             args.arg(&self.plan.shape);
-            // SAFETY: the arguments are those of the task, and the plan is one for their layouts: what the kernels read
-            // and write by it lies inside of them. The tests run the same plans over memory with guards.
+            // SAFETY: the arguments are those of the task, and the plan was made for their layouts, so the kernels read
+            // and write inside them. The tests run the same plans over guarded memory.
             unsafe { crate::cuda::launch(args, launch)? };
         }
         Ok((CudaStorage::wrap_cuda_slice(out, device.clone()), candle_core::Shape::from((b, t, h, d))))
@@ -120,7 +122,7 @@ impl CustomOp3 for CudaAttention {
         _: &CpuStorage,
         _: &Layout,
     ) -> Result<(CpuStorage, candle_core::Shape)> {
-        candle_core::bail!("causal attention: a plan for CUDA, but q is on the CPU")
+        candle_core::bail!("causal attention: the plan is for CUDA, but q is on the CPU")
     }
 
     fn cuda_fwd(

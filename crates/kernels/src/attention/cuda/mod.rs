@@ -1,7 +1,8 @@
-//! Fused causal attention on CUDA, forward: `cuda/attention.cu`, `attention_f32.cu` and `decode.cu` beside `build.rs`.
+//! The forward pass of fused causal attention on CUDA. The kernels are in `cuda/attention.cu`, `cuda/attention_f32.cu`
+//! and `cuda/decode.cu`.
 //!
-//! q, k and v are read where they lie, as views of the packed `c_attn` output or of a cache. The backward pass takes the
-//! eager path.
+//! The kernels read q, k and v in place, as views of the packed `c_attn` output or of a cache. The backward pass takes
+//! the eager path.
 
 mod gradients;
 #[cfg(feature = "cuda")]

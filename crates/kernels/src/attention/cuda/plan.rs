@@ -1,10 +1,10 @@
-//! Which kernels compute an attention, over how many blocks, with how much shared memory: numbers only, so that
-//! the tests can run the same plan without a GPU.
+//! Plans an attention: which kernels to launch, over how many blocks, with how much shared memory. A plan holds
+//! only numbers, so the tests can run it without a GPU.
 
 use crate::cuda::{Launch, dtype_name};
 use candle_core::{DType, Layout};
 
-/// Strides of a tensor (B, H, positions, D), in elements. D lies side by side. `device.cuh` has the same struct.
+/// Strides of a tensor (B, H, positions, D), in elements. D is contiguous. `device.cuh` has the same struct.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Strides {
@@ -13,7 +13,8 @@ pub(super) struct Strides {
     pub(super) position: i64,
 }
 
-/// What a kernel is told of q (B, H, T, D) and of k and v (B, H, S, D). `device.cuh` has the same struct.
+/// The sizes and strides of q (B, H, T, D) and of k and v (B, H, S, D) that a kernel gets. `device.cuh`
+/// has the same struct.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Shape {
@@ -23,10 +24,10 @@ pub(super) struct Shape {
     pub(super) heads: i32,
     pub(super) queries: i32,
     pub(super) keys: i32,
-    /// Decoding: keys of one block, and blocks of one head.
+    /// For decoding: keys per block, and blocks per head.
     pub(super) split_keys: i32,
     pub(super) splits: i32,
-    /// Of the scores, times log2(e).
+    /// The scale of the scores, times log2(e).
     pub(super) scale: f32,
 }
 
@@ -47,20 +48,21 @@ pub(super) enum Task {
 pub(super) struct Plan {
     pub(super) shape: Shape,
     pub(super) launches: Vec<(Task, Launch)>,
-    /// f32s that the launches hand on to each other.
+    /// The number of f32s that one launch passes on to the next.
     pub(super) partials: usize,
 }
 
-/// The widths of heads that have kernels.
+/// The head widths that have kernels.
 const WIDTHS: [usize; 5] = [32, 64, 80, 96, 128];
-/// Threads of a block of `attention*.cu` and `decode.cu`.
+/// Threads per block in `attention*.cu` and `decode.cu`.
 const THREADS: u32 = 128;
-/// Keys of a block that decodes: with fewer, merging takes longer than decoding.
+/// The fewest keys per block in decoding: with fewer, merging takes longer than decoding.
 const MIN_SPLIT_KEYS: usize = 64;
 
 impl Plan {
-    /// The kernels for q (B, H, T, D) against k and v (B, H, S, D), or `None` where there are none: another width or dtype,
-    /// rows that do not start at 16 bytes, a scale that is not positive (the kernels scale largest scores).
+    /// The kernels for q (B, H, T, D) against k and v (B, H, S, D), or `None` if no kernel fits: for another width or
+    /// dtype, for rows that are not aligned to 16 bytes, or for a scale that is not positive (the kernels find the
+    /// largest score before they scale it).
     pub(super) fn new(
         dtype: DType,
         [q, k, v]: [&Layout; 3],
@@ -95,7 +97,7 @@ impl Plan {
             let split_keys = s.div_ceil(wanted);
             let splits = s.div_ceil(split_keys);
             let lanes = (d * size / 16).next_power_of_two();
-            let shared = THREADS as usize / lanes * (2 + d) * 4; // a partial result for each group of lanes
+            let shared = THREADS as usize / lanes * (2 + d) * 4; // one partial result for each group of lanes
             let decode = Launch::new(format!("decode_{name}_d{d}"), b * h * splits, THREADS, shared)?;
             let mut launches = vec![(Task::Decode, decode)];
             if splits > 1 {
@@ -113,7 +115,7 @@ impl Plan {
             let enough = b * h * t.div_ceil(128) >= multiprocessors;
             let queries = if enough && d < 128 { 128 } else { 64 };
             let keys = if d <= 64 { 64 } else { 32 };
-            (queries, (queries + 4 * keys) * (d + 8) * size) // q, and twice k and v
+            (queries, (queries + 4 * keys) * (d + 8) * size) // q, and two buffers each of k and v
         };
         let kernel = format!("attention_{name}_d{d}_q{queries}");
         let launch = Launch::new(kernel, b * h * t.div_ceil(queries), THREADS, shared)?;
@@ -121,7 +123,7 @@ impl Plan {
     }
 }
 
-/// Where the D of a position lie side by side and start at `unit` elements.
+/// The strides, if D is contiguous and every row starts at a multiple of `unit` elements.
 fn strides(layout: &Layout, unit: usize) -> Option<Strides> {
     let &[batch, head, position, 1] = layout.stride() else { return None };
     let aligned = [batch, head, position, layout.start_offset()].iter().all(|x| x % unit == 0);

@@ -1,4 +1,4 @@
-//! The kernels, emulated, against the eager path.
+//! Compares the kernels, run in the emulator, with the eager path.
 
 use super::gradients::gradients;
 use super::plan::{Plan, Strides};
@@ -19,11 +19,11 @@ struct Case {
 }
 
 impl Case {
-    /// The largest difference beside the largest value of the context.
+    /// The largest difference, relative to the largest value of the context.
     fn error(&self) -> Result<f64> {
         let &Self { dtype, b, h, t, s, d, .. } = self;
         let count = b * s * 3 * h * d;
-        // Numbers between -2 and 2 that repeat after 2^32: scores of a few units, with clear maxima.
+        // Numbers between -2 and 2 with a period of 2^32: they give scores of a few units, with clear maxima.
         let random = (0..count).map(|i| {
             let x =
                 u32::try_from(i).unwrap_or(0).wrapping_mul(2_654_435_769).rotate_left(9).wrapping_mul(40_503);
@@ -56,7 +56,7 @@ impl Case {
         Ok(largest(&(got - &expected)?)? / largest(&expected)?)
     }
 
-    /// f32 sums of up to 333 numbers; weights that are rounded before they meet v, and a result that is.
+    /// Allows for f32 sums of up to 333 numbers, for weights rounded before they multiply v, and for a rounded result.
     fn tolerance(&self) -> f64 {
         match self.dtype {
             DType::F16 => 1.1 * 2f64.powi(-11),
@@ -66,7 +66,7 @@ impl Case {
     }
 }
 
-/// What the plan's launches leave in `out`.
+/// Runs the plan's launches and returns `out`.
 fn run(plan: &Plan, [q, k, v, padding]: [&[u8]; 4], out: usize) -> Vec<u8> {
     let Plan { shape, launches, partials } = plan;
     let mut emulator = Emulator::default();
@@ -95,7 +95,7 @@ fn run(plan: &Plan, [q, k, v, padding]: [&[u8]; 4], out: usize) -> Vec<u8> {
     emulator.get("out")
 }
 
-/// Every kernel, for prompts and chunks that end within tiles, with one batch row, several, and padded ones.
+/// Runs every kernel on prompts and chunks that end inside a tile, with one batch row, several rows, and padded rows.
 fn check(dtype: DType) -> Result<()> {
     for d in [32, 64, 80, 96, 128] {
         for (b, h, t, s, padded, multiprocessors) in [
@@ -147,7 +147,7 @@ fn what_has_no_kernel_has_no_plan() -> Result<()> {
         (fits.clone(), 0.),
         (fits.clone(), f64::NAN),
         (zeros(DType::F16, 65)?.narrow(3, 0, 64)?, 0.125), // rows of 130 bytes
-        (zeros(DType::F16, 128)?.narrow(3, 4, 64)?, 0.125), // which begin at the eighth byte
+        (zeros(DType::F16, 128)?.narrow(3, 4, 64)?, 0.125), // rows that start at the eighth byte
         (Tensor::zeros((1, 2, 64, 5), DType::F16, &Device::Cpu)?.transpose(2, 3)?, 0.125),
     ] {
         assert_eq!(plan(&x, scale), None, "{:?} {:?} {scale}", x.dtype(), x.layout());
