@@ -6,11 +6,11 @@ use gpt2_model::linear::{Epilogue, LinearLayer};
 use gpt2_model::parameters::{Role, Visitor};
 use std::sync::Arc;
 
-/// Computes what another layer computes, and reports one parameter under this name, or none.
+/// Gives the same output as another layer, and reports one parameter under this name, or none.
 #[derive(Debug)]
 struct Other(Conv1D, Option<&'static str>);
 
-/// `layer`, with its parameters out of sight but for one of this name.
+/// `layer` with all its parameters hidden, except one under this name.
 pub(crate) fn other_layer(layer: &Conv1D, name: Option<&'static str>) -> Conv1D {
     Conv1D::from_layer(Arc::new(Other(layer.clone(), name)))
 }

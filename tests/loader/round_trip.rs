@@ -174,7 +174,7 @@ fn a_saved_config_is_one_that_transformers_recognises() -> Result {
     Ok(())
 }
 
-/// What no reader of the file would know how to use.
+/// Parameters that no reader of the file would know how to use.
 #[test]
 fn a_model_with_a_layer_of_another_kind_is_not_saved() -> Result {
     for (name, expected) in [

@@ -117,7 +117,7 @@ fn a_run_is_the_same_again_and_stopped_in_between() -> Result {
     Ok(())
 }
 
-/// Its weights would be random in the copy that learns.
+/// The copy that learns would give such a layer random weights.
 #[test]
 fn a_model_with_a_layer_of_another_kind_is_not_trained_further() -> Result {
     for name in [Some("lora_a"), None] {
@@ -132,7 +132,7 @@ fn a_model_with_a_layer_of_another_kind_is_not_trained_further() -> Result {
     Ok(())
 }
 
-/// A library's caller may go on with the trainer that refused a state.
+/// A caller may keep using a trainer that refused a state.
 #[test]
 fn a_state_that_does_not_fit_changes_nothing() -> Result {
     let mut run = Run::new(Implementation::Fused, 0.0)?;

@@ -117,7 +117,7 @@ impl AdamW {
     /// Resumes from a [`state`](Self::state) saved after `steps` steps.
     ///
     /// # Errors
-    /// When a moment is missing or has another shape; nothing has changed then.
+    /// When a moment is missing or has another shape; then nothing changes.
     pub fn restore(&mut self, state: &BTreeMap<String, Tensor>, steps: u64) -> Result<()> {
         let mut values = vec![];
         for slot in &self.slots {

@@ -48,7 +48,7 @@ pub(crate) fn restore(
     let part =
         |name: &str| tensors.get(name).ok_or_else(|| TrainError::damaged(path, format!("it lacks {name}")));
     compare(path, &part("settings")?.to_vec1::<u8>()?, settings)?;
-    // Whatever can be refused is refused before the first variable changes.
+    // Check everything before changing the first variable.
     let mut values = vec![];
     for (name, var) in variables {
         let value = part(&format!("p.{name}"))?;

@@ -1,4 +1,4 @@
-//! A linear layer of one's own inside GPT-2: `x·W + b + x·A·B` around a frozen W, of which A and B learn.
+//! Your own linear layer inside GPT-2: `x·W + b + x·A·B` around a frozen W, where only A and B learn.
 
 use crate::Result;
 use candle_core::{DType, Device, Module, Tensor, Var};
@@ -14,7 +14,7 @@ struct LowRank {
 }
 
 impl LowRank {
-    /// Computes what `base` computes until B learns.
+    /// Starts with the same output as `base`, until B learns.
     fn around(base: &Conv1D, rank: usize) -> candle_core::Result<Self> {
         let (n_in, n_out) = base.shape();
         let a = Var::randn(0f32, 0.1, (n_in, rank), &Device::Cpu)?;

@@ -1,4 +1,4 @@
-//! A pretrained model, trained further on a text of one's own and saved.
+//! Fine-tunes a pretrained model on your own text and saves it.
 
 use crate::Result;
 use candle_core::{DType, Device};
@@ -8,7 +8,7 @@ use std::ops::ControlFlow;
 
 const TEXT: &str = "The quality of mercy is not strained. It droppeth as the gentle rain from heaven. ";
 
-/// Where the pretrained model lies: here in memory, elsewhere `Source::directory(..)`.
+/// The pretrained model: here in memory, elsewhere `Source::directory(..)`.
 fn source() -> Source {
     Source::Embedded(EmbeddedFiles {
         name: "the demo model",
