@@ -33,6 +33,8 @@ mod product;
 pub mod roofline;
 pub mod stopwatch;
 mod streams;
+#[cfg(test)]
+mod test_numbers;
 mod vector;
 
 pub use attention::{CausalBias, CausalMask, CausalSdpa};

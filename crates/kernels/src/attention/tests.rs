@@ -1,18 +1,17 @@
 use super::{CausalBias, CausalMask, CausalSdpa, Chosen, HeadLayout};
+use crate::test_numbers::numbers;
 use crate::{Dispatch, Dropout, Implementation};
 use candle_core::{Device, Result, Tensor};
 
-/// Numbers between -1 and 1 without a visible pattern: (2, heads, 9, 8).
-fn numbers(heads: usize, salt: u32) -> Result<Tensor> {
-    let hash = |i: u32| i.wrapping_mul(2_654_435_761) >> 8; // 24 bits
-    let values = (salt..).take(2 * heads * 9 * 8).map(|i| hash(i) as f32 / 8_388_608. - 1.);
-    Tensor::from_iter(values, &Device::Cpu)?.reshape((2, heads, 9, 8))
+/// Queries, keys or values: (2, heads, 9, 8).
+fn heads_of(heads: usize, salt: u32) -> Result<Tensor> {
+    numbers((2, heads, 9, 8), salt)
 }
 
 /// Four heads split over two machines, two on each.
 #[test]
 fn heads_that_are_computed_apart_drop_what_they_drop_together() -> Result<()> {
-    let (q, k, v) = (numbers(4, 1)?, numbers(4, 1000)?, numbers(4, 2000)?);
+    let (q, k, v) = (heads_of(4, 1)?, heads_of(4, 1000)?, heads_of(4, 2000)?);
     for implementation in [Implementation::Fused, Implementation::Eager] {
         let run = |first: usize, heads: usize| {
             let [q, k, v] = [&q, &k, &v].map(|x| x.narrow(1, first, heads));
@@ -39,7 +38,7 @@ fn heads_that_are_computed_apart_drop_what_they_drop_together() -> Result<()> {
 
 #[test]
 fn heads_of_another_layout_are_refused() -> Result<()> {
-    let q = numbers(4, 1)?;
+    let q = heads_of(4, 1)?;
     let attention = CausalSdpa::new(0.4, Dispatch::of(Implementation::Auto, &q));
     let attention = attention.with_heads(HeadLayout::all(3, 8));
     let message = attention.forward(&q, &q, &q, CausalMask::default()).expect_err("4 are not 3").to_string();
@@ -59,7 +58,7 @@ fn heads_that_a_layer_does_not_have_are_refused() {
 /// Of a long triangle the eager path makes the rows that it reads.
 #[test]
 fn a_long_triangle_gives_what_a_short_one_gives_and_is_never_made() -> Result<()> {
-    let (q, k) = (numbers(2, 1)?.narrow(2, 6, 3)?, numbers(2, 50)?);
+    let (q, k) = (heads_of(2, 1)?.narrow(2, 6, 3)?, heads_of(2, 50)?);
     let run = |n: usize| {
         let bias = CausalBias::new(n, &Device::Cpu);
         let attention = CausalSdpa::new(0.4, Dispatch::of(Implementation::Eager, &q)).with_bias(&bias);

@@ -126,14 +126,8 @@ impl CustomOp2 for Loss {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::test_numbers::numbers;
     use candle_core::{DType, Var};
-
-    /// Numbers between -1 and 1 without a pattern: no loss is close to 0, where the rounding of the logits is large beside it.
-    fn numbers(shape: (usize, usize), salt: u32) -> Result<Tensor> {
-        let hash = |i: u32| i.wrapping_mul(2_654_435_761) >> 8; // 24 bits
-        let values = (salt..).take(shape.0 * shape.1).map(|i| hash(i) as f32 / 8_388_608. - 1.);
-        Tensor::from_iter(values, &Device::Cpu)?.reshape(shape)
-    }
 
     #[test]
     #[allow(clippy::cast_possible_truncation)] // 256
@@ -141,6 +135,7 @@ mod tests {
         let targets = |n: u32, v: u32| Tensor::from_iter((0..n).map(|i| i64::from(i * 31 % v)), &Device::Cpu);
         // One row, a few rows, and more rows than a chunk.
         for (rows, v, c) in [(1, 3, 2), (6, 50, 7), (ROWS as u32 + 5, 19, 33)] {
+            // No loss is close to 0, where the rounding of the logits would be large beside it.
             let x = numbers((rows as usize, c), 1)?;
             let weight = numbers((v as usize, c), 1_000_000)?;
             let run = |dtype| -> Result<[Tensor; 3]> {

@@ -2,7 +2,8 @@ use super::few_rows::FEW_ROWS;
 use crate::dispatch::{Dispatch, Implementation};
 use crate::epilogue::Epilogue;
 use crate::linear_transposed;
-use candle_core::{DType, Device, Result, Shape, Tensor, Var};
+use crate::test_numbers::numbers;
+use candle_core::{DType, Device, Result, Tensor, Var};
 
 fn linear(x: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor> {
     super::linear(x, weight, bias, Epilogue::None, Dispatch::of(Implementation::Auto, x))
@@ -10,15 +11,6 @@ fn linear(x: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor> {
 
 fn linear_onto(residual: &Tensor, x: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor> {
     super::linear(x, weight, bias, Epilogue::Residual(residual), Dispatch::of(Implementation::Auto, x))
-}
-
-/// Numbers between -1 and 1 whose pattern does not repeat with the blocks.
-fn numbers(shape: impl Into<Shape>, salt: u32) -> Result<Tensor> {
-    let shape = shape.into();
-    let hash = |i: u32| i.wrapping_mul(2_654_435_761) >> 8; // 24 bits
-    let values: Vec<f32> =
-        (salt..).take(shape.elem_count()).map(|i| hash(i) as f32 / 8_388_608. - 1.).collect();
-    Tensor::from_vec(values, shape, &Device::Cpu)
 }
 
 /// The largest difference, relative to the largest expected value.

@@ -6,15 +6,10 @@ use crate::Dropout;
 use crate::attention::drop_weights::WeightDropout;
 use crate::attention::heads::HeadLayout;
 use crate::attention::mask::CpuMask;
+use crate::test_numbers::values;
 use candle_core::{Layout, Result};
 use pulp::{Arch, Simd, WithSimd};
 use std::mem::MaybeUninit;
-
-/// Numbers between -1 and 1 whose pattern does not repeat with the tiles.
-fn numbers(n: usize, salt: u32) -> Vec<f32> {
-    let hash = |i: u32| i.wrapping_mul(2_654_435_761) >> 8; // 24 bits
-    (salt..).take(n).map(|i| hash(i) as f32 / 8_388_608. - 1.).collect()
-}
 
 /// The context, followed by the numbers of the summaries.
 fn run_on<S: Simd>(problem: &Problem<f32>, simd: S) -> Vec<f32> {
@@ -39,7 +34,7 @@ fn run(problem: &Problem<f32>, dispatch: impl Fn(Forward<f32>)) -> Vec<f32> {
 fn other_vectors_compute_what_this_processors_do() -> Result<()> {
     for (d, t, s) in [(1, 5, 5), (7, 50, 60), (33, 97, 200), (64, 3, 130)] {
         let (b, h) = (2, 3);
-        let (q, k, v) = (numbers(b * h * t * d, 1), numbers(b * h * s * d, 2), numbers(b * h * s * d, 3));
+        let (q, k, v) = (values(b * h * t * d, 1), values(b * h * s * d, 2), values(b * h * s * d, 3));
         let (q_layout, k_layout) = (Layout::contiguous((b, h, t, d)), Layout::contiguous((b, h, s, d)));
         let padding = Some((0..b * s).map(|i| u8::from(i % 3 != 0)).collect());
         let mask = CpuMask { padding, ..CpuMask::default() };

@@ -1,0 +1,15 @@
+//! Numbers for tests: the same at each run, without a pattern that fits the blocks of a kernel.
+
+use candle_core::{Device, Result, Shape, Tensor};
+
+/// `n` numbers between -1 and 1, different for each `salt`.
+pub(crate) fn values(n: usize, salt: u32) -> Vec<f32> {
+    let hash = |i: u32| i.wrapping_mul(2_654_435_761) >> 8; // 24 bits
+    (salt..).take(n).map(|i| hash(i) as f32 / 8_388_608. - 1.).collect()
+}
+
+/// A tensor of [`values`].
+pub(crate) fn numbers(shape: impl Into<Shape>, salt: u32) -> Result<Tensor> {
+    let shape = shape.into();
+    Tensor::from_vec(values(shape.elem_count(), salt), shape, &Device::Cpu)
+}
