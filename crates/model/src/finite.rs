@@ -1,6 +1,7 @@
 //! Finds numbers that are not finite: whether there are any, and where in a run they first appear.
 
 use crate::hooks::{At, Chain, Hooks, Point};
+use crate::parameters::WTE;
 use crate::{ForwardArgs, Gpt2LMHeadModel};
 use candle_core::{DType, Device, Result, Tensor};
 use std::cell::RefCell;
@@ -72,7 +73,7 @@ impl Gpt2LMHeadModel {
         for (name, tensor) in self.named_parameters() {
             // A tied head is listed only as the embedding.
             let is_before =
-                before.contains(&name) || (self.is_tied() && point == Point::Logits && name == "wte.weight");
+                before.contains(&name) || (self.is_tied() && point == Point::Logits && name == WTE);
             if is_before && !all_finite(&tensor)? {
                 damaged = Some(name);
                 break;
