@@ -59,12 +59,13 @@ pub(crate) fn total(parts: Vec<Vec<f32>>, width: usize) -> Vec<f32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::test_numbers::numbers;
     use candle_core::{DType, Device};
 
     #[test]
     fn the_sums_are_those_of_f64() -> Result<()> {
         for (rows, width) in [(1, 1), (3, 5), (32, 7), (33, 16), (200, 100)] {
-            let x = Tensor::randn(1f32, 1., (rows, width), &Device::Cpu)?;
+            let x = (numbers((rows, width), 1)? + 1.0)?;
             let expected = x.to_dtype(DType::F64)?.sum(0)?.to_vec1::<f64>()?;
             for (sum, expected) in column_sums(&x)?.to_vec1::<f32>()?.iter().zip(&expected) {
                 assert!((f64::from(*sum) - expected).abs() <= 1e-5 * rows as f64, "{sum}, not {expected}");
@@ -89,7 +90,7 @@ mod tests {
 
     #[test]
     fn the_number_of_threads_changes_no_bit() -> Result<()> {
-        let x = Tensor::randn(0f32, 1., (1000, 37), &Device::Cpu)?;
+        let x = numbers((1000, 37), 1)?;
         let with = |threads: usize| -> Result<Vec<f32>> {
             let pool = rayon::ThreadPoolBuilder::new()
                 .num_threads(threads)

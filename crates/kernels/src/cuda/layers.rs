@@ -235,8 +235,9 @@ mod ops {
 mod tests {
     use super::*;
     use crate::cuda::emulator::{Emulator, bytes, tensor};
+    use crate::test_numbers::numbers;
     use crate::{Dispatch, Implementation, gelu, layer_norm};
-    use candle_core::{Device, Result, Tensor};
+    use candle_core::{Result, Tensor};
 
     const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
@@ -249,8 +250,9 @@ mod tests {
         }
     }
 
-    fn random(shape: (usize, usize), mean: f32, dtype: DType) -> Result<Tensor> {
-        Tensor::randn(mean, 1.5, shape, &Device::Cpu)?.to_dtype(dtype)
+    /// Numbers with a standard deviation of 1.5, different for each `salt`.
+    fn spread(shape: (usize, usize), mean: f64, dtype: DType, salt: u32) -> Result<Tensor> {
+        numbers(shape, salt)?.affine(1.5 * 3f64.sqrt(), mean)?.to_dtype(dtype)
     }
 
     fn assert_close(got: &[u8], expected: &Tensor, dtype: DType, what: &str) -> Result<()> {
@@ -268,8 +270,9 @@ mod tests {
             .into_iter()
             .flat_map(|d| [(d, 1, 768, 0.), (d, 5, 32, 30.), (d, 9, 264, -3.), (d, 4, 8, 1.)])
         {
-            let x = random((rows, width), mean, dtype)?;
-            let (weight, bias) = (random((1, width), 1., dtype)?, random((1, width), 0., dtype)?);
+            let x = spread((rows, width), mean, dtype, 1)?;
+            let weight = spread((1, width), 1., dtype, 100_000)?;
+            let bias = spread((1, width), 0., dtype, 200_000)?;
             let wide = |x: &Tensor| x.to_dtype(DType::F64);
             let (w, b) = (wide(&weight)?.squeeze(0)?, wide(&bias)?.squeeze(0)?);
             let expected =
@@ -293,8 +296,9 @@ mod tests {
     fn bias_gelu_and_residual_emulated() -> Result<()> {
         for (dtype, rows, width) in DTYPES.into_iter().flat_map(|d| [(d, 1, 8), (d, 7, 40), (d, 3, 768)]) {
             for (gelu_too, onto) in [(false, false), (true, false), (false, true)] {
-                let (x, residual) = (random((rows, width), 0., dtype)?, random((rows, width), 0., dtype)?);
-                let bias = random((1, width), 0., dtype)?;
+                let x = spread((rows, width), 0., dtype, 1)?;
+                let residual = spread((rows, width), 0., dtype, 100_000)?;
+                let bias = spread((1, width), 0., dtype, 200_000)?;
                 let wide = |x: &Tensor| x.to_dtype(DType::F64);
                 let mut expected = wide(&x)?.broadcast_add(&wide(&bias)?)?;
                 if gelu_too {
