@@ -19,7 +19,7 @@ use tokio::runtime::Runtime;
 /// How often a failed request is repeated.
 const RETRIES: usize = 3;
 /// The longest that a server may ask to wait before the next request.
-const LONGEST_WAIT: Duration = Duration::from_secs(60);
+const LONGEST_WAIT: Duration = Duration::from_mins(1);
 /// The longest that connecting may take: a network that drops packets shows sooner than a slow answer.
 const LONGEST_CONNECT: Duration = Duration::from_secs(10);
 const MOST_REDIRECTS: usize = 5;

@@ -93,7 +93,7 @@ pub(super) fn file(
             steps.push_back(Step::Send(bytes));
         }
         Some(Fault::StallBody(at)) => {
-            steps.extend([Step::Send(bytes.slice(..part(at))), Step::Pause(Duration::from_secs(3600))]);
+            steps.extend([Step::Send(bytes.slice(..part(at))), Step::Pause(Duration::from_hours(1))]);
         }
         Some(Fault::Drip(pieces, pause)) => {
             for piece in 0..pieces {

@@ -216,7 +216,7 @@ async fn instead(state: &State, fault: &Fault) -> Option<Answer> {
             answer.body(whole(Bytes::new())).unwrap()
         }
         Fault::StallHeaders => {
-            tokio::time::sleep(Duration::from_secs(3600)).await;
+            tokio::time::sleep(Duration::from_hours(1)).await;
             return None;
         }
         _ => return None,
