@@ -110,6 +110,49 @@ fn ctrl_c_saves_what_there_is() -> Result {
     Ok(())
 }
 
+/// Neither a model nor a state is there yet when it stops.
+#[test]
+#[cfg(unix)]
+fn a_run_that_is_stopped_before_its_first_validation_can_be_resumed() -> Result {
+    let folder = Folder::empty()?;
+    folder.write("text.txt", text())?;
+    let path = |name: &str| folder.file(name).display().to_string();
+    let (text, out, metrics) = (path("text.txt"), path("model"), path("loss.csv"));
+    let args = [
+        "train",
+        "--text",
+        &text,
+        "--out",
+        &out,
+        "--metrics",
+        &metrics,
+        "--vocab-size",
+        "300",
+        "--n-layer",
+        "1",
+    ];
+    let sizes = ["--n-head", "2", "--n-embd", "8", "--n-positions", "16", "--eval-every", "20000"];
+    let args = [&args[..], &sizes, &["--steps", "20000"]].concat();
+    for resume in [&[][..], &["--resume"]] {
+        let lines = || std::fs::read_to_string(&metrics).map_or(0, |text| text.lines().count());
+        let before = lines();
+        let child = command(&[&args[..], resume].concat()).stderr(Stdio::piped()).spawn()?;
+        for _ in 0..600 {
+            if lines() > before + 2 {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(100));
+        }
+        let kill = format!("kill -INT {}", child.id());
+        assert!(std::process::Command::new("sh").args(["-c", &kill]).status()?.success());
+        let run = Run::of(child.wait_with_output()?)?.succeeded();
+        assert_says("stderr", &run.stderr, &["stopped by Ctrl-C", "--resume"]);
+        assert!(folder.file("model").join("training-state.safetensors").exists(), "resume {resume:?}");
+        gpt2(&["inspect", &out])?.succeeded();
+    }
+    Ok(())
+}
+
 #[test]
 #[cfg(unix)]
 fn a_run_that_is_stopped_goes_on_as_if_it_had_not_been() -> Result {

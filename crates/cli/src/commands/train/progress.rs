@@ -92,14 +92,15 @@ impl<'a> Progress<'a> {
         }
         let stopped = self.stop.load(Ordering::SeqCst);
         let is_last = step.step == u64::from(self.args.steps);
+        // The model first: with it, the files of an earlier run go.
+        if stopped && !is_last && trainer.history().best().is_none() {
+            self.save(trainer.model())?;
+        }
         if (validation.is_some() || stopped) && !is_last {
             trainer.save_state(&files::state(&self.args.out)).map_err(worded)?;
         }
         if !stopped || is_last {
             return Ok(ControlFlow::Continue(()));
-        }
-        if trainer.history().best().is_none() {
-            self.save(trainer.model())?;
         }
         self.bar.finish_and_clear();
         let done = step.step;
