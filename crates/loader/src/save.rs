@@ -6,7 +6,7 @@ use crate::names;
 use crate::tokenizer::Tokenizer;
 use candle_core::{DType, Tensor};
 use gpt2_files::{atomic, write_safetensors};
-use gpt2_model::{Config, Gpt2LMHeadModel};
+use gpt2_model::Gpt2LMHeadModel;
 use std::path::Path;
 
 /// What to save, and how.
@@ -41,7 +41,7 @@ impl SaveOptions {
 /// `lm_head` that is tied to the embedding is left out.
 ///
 /// # Errors
-/// When the folder cannot be created or written to.
+/// When the folder cannot be created or written to, or a layer of the model is not GPT-2's own.
 pub fn save(
     dir: &Path,
     model: &Gpt2LMHeadModel,
@@ -64,9 +64,8 @@ pub fn save(
 
 fn tensors(model: &Gpt2LMHeadModel, options: SaveOptions) -> candle_core::Result<Vec<(String, Tensor)>> {
     let mut tensors = vec![];
-    let named = model.named_parameters();
-    refuse_other_layers(model, &named)?;
-    for (name, tensor) in named {
+    model.check_layers()?; // which readers of the file would not know
+    for (name, tensor) in model.named_parameters() {
         let tensor = tensor.to_dtype(options.dtype.unwrap_or(tensor.dtype()))?.contiguous()?;
         tensors.push((names::saved(&name), tensor));
     }
@@ -78,28 +77,6 @@ fn tensors(model: &Gpt2LMHeadModel, options: SaveOptions) -> candle_core::Result
     Ok(tensors)
 }
 
-/// Refuses a model with parameters that readers of a GPT-2 checkpoint do not know, or without those that they expect.
-fn refuse_other_layers(model: &Gpt2LMHeadModel, named: &[(String, Tensor)]) -> candle_core::Result<()> {
-    let known = config_of(model).parameters()?;
-    let other = named.iter().find(|(name, _)| !known.iter().any(|parameter| parameter.name == *name));
-    if let Some((name, _)) = other {
-        candle_core::bail!("{name} is not a parameter of GPT-2; put a dense layer in its place before saving")
-    }
-    let lacks = known.iter().find(|parameter| !named.iter().any(|(name, _)| *name == parameter.name));
-    if let Some(parameter) = lacks {
-        candle_core::bail!(
-            "the model has no {}; put a dense layer in its place before saving",
-            parameter.name
-        )
-    }
-    Ok(())
-}
-
-/// The config of the saved model.
-fn config_of(model: &Gpt2LMHeadModel) -> Config {
-    Config { tie_word_embeddings: model.is_tied(), ..model.config().clone() }
-}
-
 /// Writes tensors into the file at `path`.
 fn write_tensors(path: &Path, tensors: &[(String, Tensor)]) -> candle_core::Result<()> {
     let tensors: Vec<(&str, &Tensor)> =
@@ -109,7 +86,7 @@ fn write_tensors(path: &Path, tensors: &[(String, Tensor)]) -> candle_core::Resu
 }
 
 fn config_json(model: &Gpt2LMHeadModel) -> serde_json::Result<String> {
-    let mut json = serde_json::to_value(config_of(model))?;
+    let mut json = serde_json::to_value(model.checkpoint_config())?;
     json["architectures"] = serde_json::json!(["GPT2LMHeadModel"]);
     serde_json::to_string_pretty(&json).map(|text| text + "\n")
 }

@@ -34,6 +34,29 @@ impl Gpt2LMHeadModel {
         }));
         list.into_iter().map(|(name, tensor)| Ok((name, Var::from_tensor(&tensor)?))).collect()
     }
+
+    /// The config of a checkpoint of this model: its head is tied only if `lm_head` is `wte` itself.
+    #[must_use]
+    pub fn checkpoint_config(&self) -> Config {
+        Config { tie_word_embeddings: self.is_tied(), ..self.config().clone() }
+    }
+
+    /// Refuses a model whose parameters are not exactly those of GPT-2, because a layer of another kind holds them.
+    ///
+    /// # Errors
+    /// Names the first parameter that GPT-2 does not have, and the first that is missing.
+    pub fn check_layers(&self) -> Result<()> {
+        let (expected, found) = (self.checkpoint_config().parameters()?, self.named_parameters());
+        let other = found.iter().find(|(name, _)| !expected.iter().any(|p| p.name == *name));
+        let missing = expected.iter().find(|p| !found.iter().any(|(name, _)| *name == p.name));
+        let other = other.map(|(name, _)| format!("{name} is not a parameter of GPT-2"));
+        let missing = missing.map(|p| format!("the model has no {}", p.name));
+        let problems: Vec<String> = other.into_iter().chain(missing).collect();
+        if problems.is_empty() {
+            return Ok(());
+        }
+        candle_core::bail!("{}; put a dense layer in its place", problems.join("; "))
+    }
 }
 
 impl Config {

@@ -48,21 +48,14 @@ impl Trainer {
     /// Starts with the weights of `model`, on its device; `model` itself does not change.
     ///
     /// # Errors
-    /// Same as [`new`](Self::new).
+    /// Same as [`new`](Self::new), and when a layer of the model is not GPT-2's own.
     pub fn from_model(model: &Gpt2LMHeadModel, data: Dataset, options: TrainOptions) -> Result<Self> {
+        model.check_layers()?;
         let config = model.config();
-        // An `lm_head` that differs from the embedding is trained separately, whatever the config says.
-        let tied = config.tie_word_embeddings && model.is_tied();
         let parameters = model.named_parameters();
         let device = parameters.first().map_or(&Device::Cpu, |(_, tensor)| tensor.device());
-        let trainer = Self::build(config.clone(), tied, data, options, device)?;
-        let has = |name: &str| parameters.iter().any(|(held, _)| held == name);
-        if let Some((missing, _)) = trainer.variables.iter().find(|(name, _)| !has(name)) {
-            return Err(candle_core::Error::msg(format!(
-                "the model has no {missing}: only GPT-2's own layers can be trained further"
-            ))
-            .into());
-        }
+        // An `lm_head` that differs from the embedding is trained separately, whatever the config says.
+        let trainer = Self::build(config.clone(), model.is_tied(), data, options, device)?;
         for (name, tensor) in &parameters {
             trainer.set(name, &tensor.to_dtype(DType::F32)?)?;
         }
@@ -73,10 +66,7 @@ impl Trainer {
     fn set(&self, name: &str, value: &Tensor) -> Result<()> {
         match self.variables.iter().find(|(held, _)| held == name) {
             Some((_, var)) => Ok(var.set(value)?),
-            None => Err(candle_core::Error::msg(format!(
-                "{name} is not a parameter of GPT-2: only GPT-2's own layers can be trained further"
-            ))
-            .into()),
+            None => Err(candle_core::Error::msg(format!("the model has no variable {name}")).into()),
         }
     }
 
