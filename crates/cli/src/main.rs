@@ -68,5 +68,7 @@ fn dispatch(command: &Command) -> anyhow::Result<ExitCode> {
         Command::Download(args) => commands::download::run(args),
         Command::Models(args) => commands::models::run(args),
         Command::VerifyCache(args) => commands::verify_cache::run(args),
+        Command::Completions(args) => commands::shell::completions(args),
+        Command::Man(args) => commands::shell::man(args),
     }
 }

@@ -115,8 +115,14 @@ pub(crate) fn json(value: &impl serde::Serialize) -> anyhow::Result<()> {
 pub(crate) fn style(color: ColorArg) -> Style {
     let terminal = std::io::stdout().is_terminal();
     let colour = colour(color, terminal, |name| std::env::var_os(name));
-    let width = terminal_size::terminal_size().map(|(w, _)| usize::from(w.0)).filter(|_| terminal);
-    Style::default().with_colour(colour).with_width(width.unwrap_or(PIPE_WIDTH)).with_max_rows(48)
+    Style::default().with_colour(colour).with_width(width(terminal)).with_max_rows(48)
+}
+
+/// The columns of stdout: as many as `COLUMNS` says, else as many as the terminal has.
+fn width(terminal: bool) -> usize {
+    let asked = std::env::var("COLUMNS").ok().and_then(|text| text.trim().parse().ok());
+    let shown = || terminal_size::terminal_size().map(|(w, _)| usize::from(w.0)).filter(|_| terminal);
+    asked.filter(|&columns| columns > 0).or_else(shown).unwrap_or(PIPE_WIDTH)
 }
 
 /// The colours of stdout, where `env` looks up a variable.

@@ -24,6 +24,10 @@ pub(crate) fn part(s: &str) -> Result<f64, String> {
     number(s, |x| x > 0.0 && x <= 1.0, "a number above 0 and at most 1")
 }
 
+pub(crate) fn share(s: &str) -> Result<f64, String> {
+    number(s, |x| (0.0..=1.0).contains(&x), "a number from 0 to 1")
+}
+
 /// `3` or `0-3`, including both ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct IndexRange {

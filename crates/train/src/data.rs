@@ -1,9 +1,11 @@
 //! The text as token ids, in two parts: training and validation.
 
 use crate::error::{Result, TrainError};
+use crate::repeats::Repeats;
 use candle_core::{Device, Tensor};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use std::borrow::Cow;
 
 /// A text as token ids, the last part held back for validation.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,12 +64,24 @@ impl Dataset {
         ids.fold(0xcbf2_9ce4_8422_2325, |hash, id| (hash ^ u64::from(*id)).wrapping_mul(0x0100_0000_01b3))
     }
 
-    /// Where the windows of a batch begin. This depends only on the seed and the batch's number, so that a resumed run
-    /// sees the same data without saving any state for it.
-    pub(crate) fn starts(&self, seed: u64, batch: u64, rows: usize, window: usize) -> Vec<usize> {
+    /// The rows of a training batch, `window` tokens each and the one after them. They depend only on the seed and the
+    /// batch's number, so that a resumed run sees the same data without saving any state for it.
+    pub(crate) fn rows(
+        &self,
+        seed: u64,
+        batch: u64,
+        rows: usize,
+        window: usize,
+        repeats: Repeats,
+    ) -> Vec<Cow<'_, [u32]>> {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         rng.set_stream(batch);
-        (0..rows).map(|_| rng.random_range(0..self.train.len() - window)).collect()
+        let starts: Vec<usize> = (0..rows).map(|_| rng.random_range(0..self.train.len() - window)).collect();
+        let row = |start| match repeats.row(window + 1, &mut rng) {
+            Some(repeated) => Cow::Owned(repeated),
+            None => Cow::Borrowed(&self.train[start..=start + window]),
+        };
+        starts.into_iter().map(row).collect()
     }
 
     /// The validation loss of a model that knows only how often each token occurs in the training part
@@ -87,18 +101,14 @@ impl Dataset {
     }
 }
 
-/// Input tokens, and the token that follows each, from windows that begin at `starts`: two tensors (B, T).
-pub(crate) fn batch(
-    ids: &[u32],
-    starts: &[usize],
-    t: usize,
-    device: &Device,
-) -> candle_core::Result<(Tensor, Tensor)> {
-    let rows = |shift: usize| {
-        let flat: Vec<u32> = starts.iter().flat_map(|s| &ids[s + shift..s + shift + t]).copied().collect();
-        Tensor::from_vec(flat, (starts.len(), t), device)
+/// Input tokens, and the token that follows each: two tensors (B, T), from rows of T + 1 tokens.
+pub(crate) fn batch(rows: &[Cow<'_, [u32]>], device: &Device) -> candle_core::Result<(Tensor, Tensor)> {
+    let t = rows.first().map_or(0, |row| row.len() - 1);
+    let tensor = |shift: usize| {
+        let flat: Vec<u32> = rows.iter().flat_map(|row| &row[shift..shift + t]).copied().collect();
+        Tensor::from_vec(flat, (rows.len(), t), device)
     };
-    Ok((rows(0)?, rows(1)?))
+    Ok((tensor(0)?, tensor(1)?))
 }
 
 #[cfg(test)]

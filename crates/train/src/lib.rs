@@ -42,6 +42,7 @@ mod history;
 mod metrics;
 mod optimiser;
 mod options;
+mod repeats;
 mod schedule;
 mod settings;
 mod state;

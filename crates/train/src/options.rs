@@ -24,6 +24,9 @@ pub struct TrainOptions {
     pub clip: f64,
     /// Dropout on embeddings, attention weights and residuals: `None` for the config's rates.
     pub dropout: Option<f64>,
+    /// The part of the training rows, 0 to 1, that are random tokens repeated instead of text: 0. They teach heads to
+    /// look for earlier copies of the present token (induction).
+    pub repeat_fraction: f64,
     /// Whether to keep only one block's activations at a time and run each block again in the backward pass: less
     /// memory, more time, the same numbers. `false`.
     pub recompute: bool,
@@ -49,6 +52,7 @@ impl TrainOptions {
             weight_decay: 0.1,
             clip: 1.0,
             dropout: None,
+            repeat_fraction: 0.0,
             recompute: false,
             eval_every: 100,
             seed: 0,
@@ -86,6 +90,10 @@ impl TrainOptions {
                 return Err(TrainError::Option { option, value: value.to_string(), expected });
             }
         }
+        if !(0.0..=1.0).contains(&self.repeat_fraction) {
+            let (value, expected) = (self.repeat_fraction.to_string(), "a number between 0 and 1");
+            return Err(TrainError::Option { option: "repeat_fraction", value, expected });
+        }
         match self.dropout {
             Some(rate) if !(0.0..1.0).contains(&rate) => {
                 let expected = "a number of at least 0 and below 1";
@@ -103,7 +111,7 @@ mod tests {
     #[test]
     fn a_value_that_no_run_can_have_is_refused_by_its_name() {
         type Change = fn(&mut TrainOptions);
-        let changes: [(&str, Change); 9] = [
+        let changes: [(&str, Change); 11] = [
             ("steps", |o| o.steps = 0),
             ("batch", |o| o.batch = 0),
             ("accumulate", |o| o.accumulate = 0),
@@ -113,6 +121,8 @@ mod tests {
             ("clip", |o| o.clip = f64::INFINITY),
             ("dropout", |o| o.dropout = Some(1.0)),
             ("dropout", |o| o.dropout = Some(f64::NAN)),
+            ("repeat_fraction", |o| o.repeat_fraction = 1.1),
+            ("repeat_fraction", |o| o.repeat_fraction = f64::NAN),
         ];
         assert!(TrainOptions::new(1).check().is_ok());
         for (name, change) in changes {

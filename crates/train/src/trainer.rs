@@ -6,6 +6,7 @@ use crate::event::{Event, StepReport, Validation};
 use crate::history::History;
 use crate::optimiser::{AdamW, AdamWParams};
 use crate::options::TrainOptions;
+use crate::repeats::Repeats;
 use crate::schedule::CosineSchedule;
 use crate::settings::Settings;
 use crate::state;
@@ -15,6 +16,7 @@ use candle_nn::{VarBuilder, VarMap};
 use gpt2_model::parameters::WPE;
 use gpt2_model::training::{Training, add_gradients};
 use gpt2_model::{Config, Gpt2LMHeadModel, init};
+use std::borrow::Cow;
 use std::ops::ControlFlow;
 use std::path::Path;
 
@@ -154,12 +156,14 @@ impl Trainer {
     /// The mean loss of the batches of a step, and the sum of their gradients.
     fn summed_gradients(&self, step: u64) -> Result<(f32, GradStore)> {
         let batches = u64::from(self.options.accumulate);
+        let fraction = self.options.repeat_fraction;
+        let repeats = Repeats { fraction, vocab_size: self.model.config().vocab_size };
         let mut mean = 0.0;
         let mut sum: Option<GradStore> = None;
         for number in step * batches..(step + 1) * batches {
             let seed = self.options.seed;
-            let starts = self.data.starts(seed, number, self.options.batch.into(), self.window);
-            let (inputs, targets) = batch(&self.data.train, &starts, self.window, &self.device)?;
+            let rows = self.data.rows(seed, number, self.options.batch.into(), self.window, repeats);
+            let (inputs, targets) = batch(&rows, &self.device)?;
             let training = Some(Training { seed, step: number });
             let (loss, gradients) = self.gradients(&inputs, &targets, training)?;
             mean += loss / batches as f32;
@@ -210,14 +214,15 @@ impl Trainer {
         let constants = self.variables.iter().map(constant).collect();
         let vb = VarBuilder::from_tensors(constants, DType::F32, &self.device);
         let model = Gpt2LMHeadModel::load(vb, self.model.config())?;
-        let starts: Vec<usize> = (0..self.data.val.len() - t).step_by(t).collect();
+        let starts = (0..self.data.val.len() - t).step_by(t);
+        let windows: Vec<_> = starts.map(|start| Cow::Borrowed(&self.data.val[start..=start + t])).collect();
         let mut sum = 0.0;
-        for rows in starts.chunks(self.options.batch.into()) {
-            let (inputs, targets) = batch(&self.data.val, rows, t, &self.device)?;
+        for rows in windows.chunks(self.options.batch.into()) {
+            let (inputs, targets) = batch(rows, &self.device)?;
             let loss = model.loss(&inputs, &targets, None)?;
             sum += f64::from(loss.to_scalar::<f32>()?) * rows.len() as f64;
         }
-        Ok(sum / starts.len() as f64)
+        Ok(sum / windows.len() as f64)
     }
 
     /// Writes everything that a run needs to resume to a file, whole or not at all.

@@ -1,6 +1,6 @@
 //! The weights of one head as a table: queries down the side, keys along the top.
 
-use crate::terminal::{Style, compact, legend, paint};
+use crate::terminal::{Style, compact, legend, paint, shade};
 use crate::text::{Align, display_width, fit, pad, visible_token};
 use crate::triangle::lower_triangle;
 use crate::window::Window;
@@ -24,7 +24,8 @@ const GAP: usize = 2;
 ///
 /// If the keys do not fit `style.width`, or the queries `style.max_rows`, the table shows the first few and
 /// the last with `…` between them, and a line says how many of how many. No line is wider than the
-/// terminal.
+/// terminal. With `style.max_cell`, narrow columns of colours or shades take the place of the numbers before any key is
+/// left out.
 ///
 /// # Shapes
 /// `weights` (T, S), `queries` T tokens, `keys` S tokens
@@ -62,6 +63,8 @@ struct Layout {
     side: usize,
     /// Width of a column, without the space in front of it.
     column: usize,
+    /// Whether columns are too narrow for numbers; they then touch.
+    shaded: bool,
     /// Digits of the last position.
     digits: usize,
     /// Position of the first query.
@@ -80,15 +83,27 @@ impl Layout {
         let side = (digits + 1 + longest).min(style.columns() / 3);
         let body = style.columns() - side;
 
-        let wish = keys.iter().map(|k| widest(k)).max().unwrap_or(0).clamp(NARROWEST, WIDEST).max(digits);
+        let most = style.max_cell.map_or(WIDEST, |most| most.saturating_sub(1)).max(NARROWEST);
+        let wish = keys.iter().map(|k| widest(k)).max().unwrap_or(0).clamp(NARROWEST, most).max(digits);
         let narrow = wish.min(NARROW).max(digits);
-        let column = (narrow..=wish).rev().find(|w| keys.len() * (w + 1) <= body).unwrap_or(narrow);
-        let keys_shown = Window::new(keys.len(), body / (column + 1), (body - GAP) / (column + 1));
-        Self { queries: queries_shown, keys: keys_shown, side, column, digits, offset }
+        let fits = |width: &usize| keys.len() * width <= body;
+        let column = (narrow..=wish).rev().find(|w| fits(&(w + 1)));
+        let shades = column.is_none() && style.max_cell.is_some();
+        // Without the space in front of each column, one keeps the labels apart from the shades.
+        let (side, body) = if shades { (side + 1, body - 1) } else { (side, body) };
+        let fits = |width: &usize| keys.len() * width <= body;
+        let column =
+            if shades { (1..NARROWEST).rev().find(fits).unwrap_or(1) } else { column.unwrap_or(narrow) };
+        let cell = if shades { column } else { column + 1 };
+        let keys_shown = Window::new(keys.len(), body / cell, (body - GAP) / cell);
+        Self { queries: queries_shown, keys: keys_shown, side, column, shaded: shades, digits, offset }
     }
 
     /// Positions, and the tokens below them.
     fn header(&self, keys: &[String]) -> Vec<String> {
+        if self.shaded {
+            return vec![self.marks()];
+        }
         let line = |label: &dyn Fn(usize) -> String, gap: &str| {
             self.keys.slots.iter().fold(" ".repeat(self.side), |line, slot| match slot {
                 Some(j) => line + " " + &self.cell(&label(*j)),
@@ -98,11 +113,33 @@ impl Layout {
         vec![line(&|j| j.to_string(), "…"), line(&|j| visible_token(&keys[j]), "")]
     }
 
+    /// Positions, as often as there is room for one.
+    fn marks(&self) -> String {
+        let mut line = " ".repeat(self.side);
+        let mut used = display_width(&line);
+        let mut at = self.side;
+        for slot in &self.keys.slots {
+            let mark = slot.map_or_else(|| " …".to_owned(), |j| j.to_string());
+            let is_due = slot.is_none_or(|j| j % 5 == 0);
+            if is_due && (at == self.side || at > used) {
+                line += &" ".repeat(at.saturating_sub(used));
+                line += &mark;
+                used = at + display_width(&mark);
+            }
+            at += if slot.is_some() { self.column } else { GAP };
+        }
+        line
+    }
+
     fn row(&self, i: usize, token: &str, weights: &[f32], style: &Style) -> String {
         let label = format!("{:>1$} {2}", self.offset + i, self.digits, visible_token(token));
         let label = pad(&fit(&label, self.side), self.side, Align::Left);
         self.keys.slots.iter().enumerate().fold(label, |line, (n, slot)| match slot {
             // Paint the space in front, too, so that the cells touch and make a picture.
+            Some(j) if self.shaded => match weights.get(*j) {
+                Some(&w) => line + &shade(w, self.column, style.colour),
+                None => line + &" ".repeat(self.column),
+            },
             Some(j) => match weights.get(*j) {
                 Some(&w) => line + &paint(&format!(" {}", self.cell(&compact(w))), w, style.colour),
                 None => line + " " + &self.cell(""),
@@ -209,7 +246,12 @@ mod tests {
             let s = 1 + draw(&mut state, 40);
             let t = 1 + draw(&mut state, s);
             let width = draw(&mut state, 140);
-            let style = Style { colour: COLOURS[case % 3], width, max_rows: draw(&mut state, 30) };
+            let style = Style {
+                colour: COLOURS[case % 3],
+                width,
+                max_rows: draw(&mut state, 30),
+                max_cell: [None, Some(4)][case % 2],
+            };
             let pieces = 1 + draw(&mut state, 3);
             let keys: Vec<String> =
                 (0..s).map(|_| (0..pieces).map(|_| NASTY[draw(&mut state, NASTY.len())]).collect()).collect();

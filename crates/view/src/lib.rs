@@ -15,7 +15,9 @@
 //!
 //! | file | content |
 //! |---|---|
-//! | `summary` | [`summarize`]: a head's weights as a few numbers, and where it looks ([`Focus`]) |
+//! | `summary` | [`summarize`]: a head's weights as a few numbers |
+//! | `focus` | [`Focus`]: the kind of a head, by where it looks |
+//! | `first_look` | [`FirstLook`]: the head, the links and the kinds that a person sees first |
 //! | `heatmap` | [`heatmap`]: the weights of one head, with a row and a column for each token |
 //! | `window` | which rows and columns of a heat map fit |
 //! | `overview` | [`overview`]: one row per head |
@@ -48,6 +50,8 @@
 //! ```
 
 mod export;
+mod first_look;
+mod focus;
 mod heatmap;
 mod html;
 mod largest;
@@ -66,16 +70,18 @@ mod window;
 
 pub use candle_core;
 pub use export::{AttentionJson, HeadJson, LayerJson};
+pub use first_look::{FirstLook, Link};
+pub use focus::{FOCUS_THRESHOLD, Focus, OnRepeats, Share};
 pub use gpt2_files::write_safetensors;
 pub use heatmap::heatmap;
 pub use html::{NextToken, PageHeader, PageWriter};
 pub use largest::keep_largest;
 pub use lines::{write_json_lines, write_provenance_line, write_square_json};
-pub use overview::overview;
+pub use overview::{HeadRow, overview};
 pub use png::{HeadGrid, head_png, loss_curve};
 pub use provenance::Provenance;
 pub use recognise::{FileKind, is_ours};
-pub use summary::{FOCUS_THRESHOLD, Focus, HeadSummary, QueryNumbers, summarize};
+pub use summary::{HeadSummary, QueryNumbers, summarize};
 pub use table::Table;
 pub use terminal::{Colour, MIN_WIDTH, Style};
 pub use text::{Align, display_width, fit, pad, visible_text, visible_token};

@@ -1,21 +1,35 @@
 //! All heads on one page, one row per head.
 
+use crate::focus::Focus;
 use crate::table::{Cell, Table};
 use crate::text::Align;
 use crate::{HeadSummary, Style};
+
+/// One head's row.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct HeadRow {
+    /// The layer.
+    pub layer: usize,
+    /// The head.
+    pub head: usize,
+    /// Its numbers.
+    pub summary: HeadSummary,
+    /// Its kind.
+    pub focus: Focus,
+}
 
 /// The width of the full table if layers and heads are below 100.
 const FULL: usize = 60;
 
 /// A table with one row per head: `layer.head`, its summary, and where it looks.
 ///
-/// `layers` holds the index of each layer, and the index and the summary of each of its heads. The units are
-/// below the titles; self, previous and first are mean weights from 0 to 1, tinted if the style has
-/// colour. Focus is where they exceed uniform attention most ([`HeadSummary::focus`]), so on a short text
-/// a head with a large weight can still count as spread. Terminals of fewer than 60 columns get shorter titles
-/// and no focus. `style.max_rows` does not apply: in a table of heads, the middle says as much as the ends.
+/// The rows come in the order of `heads`. The units are below the titles; self, previous and first are mean weights from
+/// 0 to 1, tinted if the style has colour. A head looks where its weight exceeds uniform attention most
+/// ([`HeadSummary::focus`]), so on a short text a head with a large weight can still count as spread. Terminals of fewer
+/// than 60 columns get shorter titles and no focus. `style.max_rows` does not apply: in a table of heads, the middle says
+/// as much as the ends.
 #[must_use]
-pub fn overview(layers: &[(usize, Vec<(usize, HeadSummary)>)], style: &Style) -> String {
+pub fn overview(heads: &[HeadRow], style: &Style) -> String {
     let (titles, units): (&[&str], _) = if style.columns() < FULL {
         (&["head", "entr", "dist", "self", "prev", "1st"], ["", "nats", "tok"])
     } else {
@@ -26,21 +40,19 @@ pub fn overview(layers: &[(usize, Vec<(usize, HeadSummary)>)], style: &Style) ->
 
     let mut table = Table::new(&columns);
     table.row(units.map(str::to_owned).into());
-    for (layer, heads) in layers {
-        for (head, summary) in heads {
-            let mass = |weight: f32| Cell::painted(&number(weight, 2), weight, style.colour);
-            let mut cells = vec![
-                Cell::plain(&format!("{layer}.{head}")),
-                Cell::plain(&number(summary.entropy, 2)),
-                Cell::plain(&number(summary.mean_distance, 1)),
-                mass(summary.on_self),
-                mass(summary.on_previous),
-                mass(summary.on_first),
-                Cell::plain(&summary.focus().to_string()),
-            ];
-            cells.truncate(columns.len());
-            table.cells(cells);
-        }
+    for HeadRow { layer, head, summary, focus } in heads {
+        let mass = |weight: f32| Cell::painted(&number(weight, 2), weight, style.colour);
+        let mut cells = vec![
+            Cell::plain(&format!("{layer}.{head}")),
+            Cell::plain(&number(summary.entropy, 2)),
+            Cell::plain(&number(summary.mean_distance, 1)),
+            mass(summary.on_self),
+            mass(summary.on_previous),
+            mass(summary.on_first),
+            Cell::plain(&focus.to_string()),
+        ];
+        cells.truncate(columns.len());
+        table.cells(cells);
     }
     table.render()
 }
@@ -55,7 +67,7 @@ mod tests {
     use crate::terminal::tests::unpainted;
     use crate::{Colour, display_width};
 
-    fn heads() -> Vec<(usize, Vec<(usize, HeadSummary)>)> {
+    fn heads() -> Vec<HeadRow> {
         let some = HeadSummary {
             entropy: 0.794_51,
             mean_distance: 12.34,
@@ -65,7 +77,11 @@ mod tests {
             uniform: 0.125,
         };
         let odd = HeadSummary { entropy: f32::NAN, on_previous: 0.0, mean_distance: 1023.0, ..some };
-        vec![(0, vec![(0, some), (11, odd)]), (11, vec![(3, some)])]
+        let row = |layer, head, summary: HeadSummary| {
+            let focus = summary.focus(crate::OnRepeats::NONE);
+            HeadRow { layer, head, summary, focus }
+        };
+        vec![row(0, 0, some), row(0, 11, odd), row(11, 3, some)]
     }
 
     #[test]
@@ -84,7 +100,7 @@ mod tests {
     fn a_narrow_terminal_gets_a_narrow_table() {
         for colour in [Colour::Plain, Colour::Ansi256, Colour::TrueColour] {
             for width in [0, 40, 59, 60, 80] {
-                let text = overview(&heads(), &Style { colour, width, max_rows: 0 });
+                let text = overview(&heads(), &Style { colour, width, max_rows: 0, ..Style::default() });
                 let wide = text.lines().map(|l| display_width(&unpainted(l))).max().unwrap_or(0);
                 assert!(wide <= width.max(40), "{wide} > {width}\n{text}");
                 assert_eq!(text.lines().count(), 5);

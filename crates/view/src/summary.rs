@@ -3,13 +3,6 @@
 use crate::triangle::{check, lower_triangle};
 use candle_core::{Result, Tensor};
 use serde::Serialize;
-use std::fmt;
-
-/// The least excess over uniform attention with which a head counts as looking at itself, the previous or
-/// the first token: see [`HeadSummary::focus`].
-///
-/// It is below one half, because the first token soaks up part of every head's weight.
-pub const FOCUS_THRESHOLD: f32 = 0.3;
 
 /// The weights of one head, averaged over the queries that see at least two keys.
 ///
@@ -36,61 +29,6 @@ pub struct HeadSummary {
     pub on_first: f32,
     /// The value of each of the three masses if attention were uniform: the mean of 1 / (visible keys).
     pub uniform: f32,
-}
-
-/// Where a head looks most.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
-#[serde(rename_all = "lowercase")]
-#[non_exhaustive]
-pub enum Focus {
-    /// The query's own token.
-    Itself,
-    /// The token before.
-    Previous,
-    /// The first token of the text.
-    First,
-    /// None of these.
-    Spread,
-}
-
-impl fmt::Display for Focus {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Itself => "itself",
-            Self::Previous => "previous",
-            Self::First => "first",
-            Self::Spread => "spread",
-        })
-    }
-}
-
-impl HeadSummary {
-    /// Where the excess over uniform attention is largest, if it is at least [`FOCUS_THRESHOLD`]; otherwise
-    /// [`Focus::Spread`].
-    ///
-    /// The excess of a mass is `(mass - uniform) / (1 - uniform)`: uniform attention gives 0, all weight on
-    /// that token gives 1, and a mixture of the two gives the share of the latter. Among equal ones, the
-    /// first in the order of [`Focus`] wins; a NaN never does. A text of one token counts as spread.
-    #[must_use]
-    pub fn focus(&self) -> Focus {
-        // Without a second key nothing exceeds uniform attention, and the excess would divide by 0.
-        if self.uniform >= 1.0 {
-            return Focus::Spread;
-        }
-        let masses = [
-            (Focus::Itself, self.on_self),
-            (Focus::Previous, self.on_previous),
-            (Focus::First, self.on_first),
-        ];
-        let mut best = (Focus::Spread, f32::NEG_INFINITY);
-        for (focus, mass) in masses {
-            let excess = (mass - self.uniform) / (1.0 - self.uniform);
-            if excess >= FOCUS_THRESHOLD && excess > best.1 {
-                best = (focus, excess);
-            }
-        }
-        best.0
-    }
 }
 
 /// The summary of each head.
@@ -187,6 +125,7 @@ fn average(past: usize, queries: &[[f64; 5]]) -> HeadSummary {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{FOCUS_THRESHOLD, Focus, OnRepeats};
     use candle_core::{DType, Device};
 
     fn one(rows: &[[f32; 4]; 4]) -> Result<HeadSummary> {
@@ -239,7 +178,7 @@ mod tests {
                 for mass in [summary.on_self, summary.on_previous, summary.on_first] {
                     assert!((mass - summary.uniform).abs() < 1e-6, "{past} + {t}: {summary:?}");
                 }
-                assert_eq!(summary.focus(), Focus::Spread, "{past} + {t}: {summary:?}");
+                assert_eq!(summary.focus(OnRepeats::NONE), Focus::Spread, "{past} + {t}: {summary:?}");
             }
         }
         Ok(())
@@ -250,12 +189,12 @@ mod tests {
         let targets: [fn(usize) -> usize; 3] = [|at| at, |at| at.saturating_sub(1), |_| 0];
         for (focus, target) in [Focus::Itself, Focus::Previous, Focus::First].into_iter().zip(targets) {
             let pure = head(0, 8, 1.0, target)?;
-            assert_eq!(pure.focus(), focus, "{pure:?}");
+            assert_eq!(pure.focus(OnRepeats::NONE), focus, "{pure:?}");
             // (1/2 + 1/3 + .. + 1/8) / 7
             assert!((f64::from(pure.uniform) - 481.0 / 1960.0).abs() < 1e-6, "{pure:?}");
             // The excess equals the share on the target, so the threshold lies between these two.
-            assert_eq!(head(0, 8, FOCUS_THRESHOLD + 0.01, target)?.focus(), focus);
-            assert_eq!(head(0, 8, FOCUS_THRESHOLD - 0.01, target)?.focus(), Focus::Spread);
+            assert_eq!(head(0, 8, FOCUS_THRESHOLD + 0.01, target)?.focus(OnRepeats::NONE), focus);
+            assert_eq!(head(0, 8, FOCUS_THRESHOLD - 0.01, target)?.focus(OnRepeats::NONE), Focus::Spread);
         }
         Ok(())
     }
@@ -264,7 +203,7 @@ mod tests {
     fn at_position_1_the_first_token_is_the_previous() -> Result<()> {
         let summary = head(0, 2, 1.0, |_| 0)?;
         assert_near(summary, [0.0, 1.0, 0.0, 1.0, 1.0, 0.5]);
-        assert_eq!(summary.focus(), Focus::Previous, "the earlier of two alike");
+        assert_eq!(summary.focus(OnRepeats::NONE), Focus::Previous, "the earlier of two alike");
         Ok(())
     }
 
@@ -276,7 +215,7 @@ mod tests {
         assert_near(one(&rows)?, [8f64.ln() / 3.0, 2.0 / 3.0, 0.25, 0.25, 0.25, BASELINE]);
         let empty = one(&[[0.; 4]; 4])?;
         assert_near(empty, [0.0, 0.0, 0.0, 0.0, 0.0, BASELINE]);
-        assert_eq!(empty.focus(), Focus::Spread);
+        assert_eq!(empty.focus(OnRepeats::NONE), Focus::Spread);
         Ok(())
     }
 
@@ -284,16 +223,16 @@ mod tests {
     fn heads_of_one_purpose() -> Result<()> {
         let identity = one(&IDENTITY)?;
         assert_near(identity, [0.0, 0.0, 1.0, 0.0, 0.0, BASELINE]);
-        assert_eq!(identity.focus(), Focus::Itself);
+        assert_eq!(identity.focus(OnRepeats::NONE), Focus::Itself);
         assert!(identity.entropy.is_sign_positive(), "-0.00 in a table puzzles");
 
         let previous = one(&PREVIOUS)?;
         assert_near(previous, [0.0, 1.0, 0.0, 1.0, 1.0 / 3.0, BASELINE]);
-        assert_eq!(previous.focus(), Focus::Previous);
+        assert_eq!(previous.focus(OnRepeats::NONE), Focus::Previous);
 
         let first = one(&FIRST)?;
         assert_near(first, [0.0, 2.0, 0.0, 1.0 / 3.0, 1.0, BASELINE]);
-        assert_eq!(first.focus(), Focus::First);
+        assert_eq!(first.focus(OnRepeats::NONE), Focus::First);
         Ok(())
     }
 
@@ -309,9 +248,12 @@ mod tests {
     fn a_single_token_is_spread() -> Result<()> {
         let single = summarize(&Tensor::ones((1, 1, 1), DType::F32, &Device::Cpu)?)?[0];
         assert_near(single, [0.0, 0.0, 1.0, 0.0, 1.0, 1.0]);
-        assert_eq!(single.focus(), Focus::Spread);
+        assert_eq!(single.focus(OnRepeats::NONE), Focus::Spread);
         // A softmax may sum to a little more than 1.
-        assert_eq!(HeadSummary { on_self: 1.0 + f32::EPSILON, ..single }.focus(), Focus::Spread);
+        assert_eq!(
+            HeadSummary { on_self: 1.0 + f32::EPSILON, ..single }.focus(OnRepeats::NONE),
+            Focus::Spread
+        );
         Ok(())
     }
 
@@ -319,7 +261,7 @@ mod tests {
     fn heads_keep_their_order_and_halves_are_taken() -> Result<()> {
         let weights = Tensor::new(&[IDENTITY, FIRST, PREVIOUS], &Device::Cpu)?; // (3, 4, 4)
         let wide = summarize(&weights)?;
-        let focus: Vec<String> = wide.iter().map(|s| s.focus().to_string()).collect();
+        let focus: Vec<String> = wide.iter().map(|s| s.focus(OnRepeats::NONE).to_string()).collect();
         assert_eq!(focus, ["itself", "first", "previous"]);
         assert_eq!(summarize(&weights.to_dtype(DType::BF16)?)?, wide);
         Ok(())
@@ -334,29 +276,6 @@ mod tests {
     }
 
     #[test]
-    fn focus_needs_the_threshold_and_ignores_nan() {
-        // With a baseline of 1/2, an excess of 0.3 is a mass of 0.65.
-        let some = HeadSummary {
-            entropy: 1.0,
-            mean_distance: 2.0,
-            on_self: 0.64,
-            on_previous: 0.2,
-            on_first: 0.66,
-            uniform: 0.5,
-        };
-        assert_eq!(some.focus(), Focus::First);
-        assert_eq!(HeadSummary { on_first: 0.64, ..some }.focus(), Focus::Spread);
-        assert_eq!(HeadSummary { on_self: 0.66, ..some }.focus(), Focus::Itself);
-        assert_eq!(
-            HeadSummary { uniform: 0.0, on_first: FOCUS_THRESHOLD, on_self: 0.0, ..some }.focus(),
-            Focus::First
-        );
-        assert_eq!(HeadSummary { on_first: f32::NAN, ..some }.focus(), Focus::Spread);
-        assert_eq!(HeadSummary { on_self: f32::NAN, ..some }.focus(), Focus::First);
-        assert_eq!(HeadSummary { uniform: f32::NAN, ..some }.focus(), Focus::Spread);
-    }
-
-    #[test]
     fn nan_stays_nan_and_wrong_shapes_are_refused() -> Result<()> {
         let mut rows = UNIFORM;
         rows[3][1] = f32::NAN;
@@ -368,7 +287,7 @@ mod tests {
         let summary = one(&rows)?;
         assert!(summary.on_self.is_nan() && summary.on_previous.is_nan() && summary.on_first.is_nan());
         assert!((f64::from(summary.uniform) - BASELINE).abs() < 1e-6);
-        assert_eq!(summary.focus(), Focus::Spread);
+        assert_eq!(summary.focus(OnRepeats::NONE), Focus::Spread);
 
         let numbers = QueryNumbers {
             entropy: &[0.0],

@@ -6,6 +6,9 @@ use std::fmt::Write;
 /// The narrowest terminal that the views support, in columns.
 pub const MIN_WIDTH: usize = 40;
 
+/// Grey from a weight of 0 to 1. Each takes one column.
+const SHADES: [&str; 5] = [" ", "░", "▒", "▓", "█"];
+
 /// The colours of a terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
@@ -36,12 +39,15 @@ pub struct Style {
     pub width: usize,
     /// The most rows of tokens that a heat map shows; less than 3 counts as 3.
     pub max_rows: usize,
+    /// The most columns that a key takes in a heat map, with the space before it; if keys do not fit, they shrink to one
+    /// column, and shades replace the numbers. `None`: as many columns as the tokens need, and always numbers.
+    pub max_cell: Option<usize>,
 }
 
 impl Default for Style {
     /// Plain text, 80 columns, 40 rows.
     fn default() -> Self {
-        Self { colour: Colour::Plain, width: 80, max_rows: 40 }
+        Self { colour: Colour::Plain, width: 80, max_rows: 40, max_cell: None }
     }
 }
 
@@ -62,6 +68,12 @@ impl Style {
     #[must_use]
     pub fn with_max_rows(self, max_rows: usize) -> Self {
         Self { max_rows, ..self }
+    }
+
+    /// The same with at most `max_cell` columns for each key of a heat map.
+    #[must_use]
+    pub fn with_max_cell(self, max_cell: usize) -> Self {
+        Self { max_cell: Some(max_cell), ..self }
     }
 
     /// The number of usable columns.
@@ -91,6 +103,17 @@ pub(crate) fn paint(text: &str, weight: f32, colour: Colour) -> String {
 
 fn code((red, green, blue): Rgb) -> String {
     format!("{red};{green};{blue}")
+}
+
+/// `columns` of the colour of `weight`, or of a shade of grey if the style has no colour; `?` for NaN.
+pub(crate) fn shade(weight: f32, columns: usize, colour: Colour) -> String {
+    let Some(level) = level(weight) else { return "?".repeat(columns) };
+    if colour != Colour::Plain {
+        return paint(&" ".repeat(columns), weight, colour);
+    }
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // an index between 0 and 4
+    let index = (level * (SHADES.len() - 1) as f32).round() as usize;
+    SHADES[index.min(SHADES.len() - 1)].repeat(columns)
 }
 
 /// A line that shows which colour stands for which weight; empty if the style has no colour.

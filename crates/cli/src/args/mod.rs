@@ -10,6 +10,7 @@ mod hub;
 mod interventions;
 mod model;
 mod prompt;
+mod shell;
 mod train;
 
 pub(crate) use attention::{AttentionArgs, EffectArg, HeadsArgs, LensArgs};
@@ -20,6 +21,7 @@ pub(crate) use hub::{DownloadArgs, HubArgs, ModelsArgs, VerifyCacheArgs};
 pub(crate) use interventions::InterventionArgs;
 pub(crate) use model::{ModelArgs, RunArgs};
 pub(crate) use prompt::PromptArgs;
+pub(crate) use shell::{CompletionsArgs, ManArgs};
 pub(crate) use train::TrainArgs;
 
 use crate::values::{above_0, at_least_0, part};
@@ -34,7 +36,7 @@ use std::path::PathBuf;
     propagate_version = true,
     after_help = "\
 Examples:
-  gpt2 attention \"O Romeo, Romeo\"                      a summary of every head
+  gpt2 attention \"O Romeo, Romeo\"                      what the heads do: start here
   gpt2 attention \"O Romeo, Romeo\" --layer 1 --head 2   one head, token by token
   gpt2 forward --model gpt2 \"The capital of France\"    GPT-2 small from the Hugging Face Hub
   echo \"To be, or\" | gpt2 generate --greedy            continue text from a pipe"
@@ -73,6 +75,10 @@ pub(crate) enum Command {
     Bench(BenchArgs),
     /// Check how this build computes attention and logits on this device against plain operations in f64
     Verify(VerifyArgs),
+    /// Print a script that completes gpt2's options in a shell
+    Completions(CompletionsArgs),
+    /// Print gpt2's manual page
+    Man(ManArgs),
 }
 
 impl Command {
@@ -88,7 +94,11 @@ impl Command {
             Self::Train(args) => args.run.threads,
             Self::Bench(args) => args.model.run.threads,
             Self::Verify(args) => args.run.threads,
-            Self::Download(_) | Self::Models(_) | Self::VerifyCache(_) => None,
+            Self::Download(_)
+            | Self::Models(_)
+            | Self::VerifyCache(_)
+            | Self::Completions(_)
+            | Self::Man(_) => None,
         }
     }
 }

@@ -5,7 +5,7 @@
 use super::choices::DTypeArg;
 use super::hub::HubArgs;
 use super::model::RunArgs;
-use crate::values::{at_least_0, below_1, fraction};
+use crate::values::{at_least_0, below_1, fraction, share};
 use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
@@ -58,6 +58,10 @@ pub(crate) struct TrainArgs {
     /// Dropout on embeddings, attention weights and residuals [default: 0, or as in --model's config]
     #[arg(long, value_name = "P", value_parser = below_1, allow_negative_numbers = true)]
     pub(crate) dropout: Option<f64>,
+    /// Part of the sequences, 0 to 1, that are random tokens repeated instead of text: they teach heads to look
+    /// for earlier copies of a token (induction heads)
+    #[arg(long, default_value_t = 0.0, value_name = "P", value_parser = share, allow_negative_numbers = true)]
+    pub(crate) repeat_fraction: f64,
     /// Sequences per batch
     #[arg(short, long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) batch: u16,

@@ -9,6 +9,7 @@ pub(crate) mod heads;
 pub(crate) mod inspect;
 pub(crate) mod lens;
 pub(crate) mod models;
+pub(crate) mod shell;
 pub(crate) mod train;
 pub(crate) mod verify;
 pub(crate) mod verify_cache;

@@ -1,42 +1,35 @@
 //! [`Client`]: requests to the Hub, each tried again if that may help.
 
+use super::address::{Endpoint, Origin, join, shown};
 use super::commit::is_commit;
 use super::digest::Digest;
 use super::failure::Failure;
+use super::http::{Answer, Http};
 use super::model_id::ModelId;
 use super::refusal::{About, RequestContext};
-use super::shown::{chain, shown};
 use super::{Event, Hub};
 use crate::error::LoadError;
 use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
-use hf_hub::HFClient;
-use reqwest::header::{ACCEPT_ENCODING, CONTENT_LENGTH, ETAG, LOCATION, RANGE};
-use reqwest::{Method, Response, StatusCode, Url, redirect};
-use std::future::Future;
+use hf_hub::api::Siblings;
+use serde::Deserialize;
 use std::time::Duration;
-use tokio::runtime::Runtime;
+use ureq::http::header::{AUTHORIZATION, CONTENT_LENGTH, ETAG, LOCATION, RANGE};
+use ureq::http::{Method, Request, StatusCode, Uri};
 
 /// How often a failed request is repeated.
 const RETRIES: usize = 3;
 /// The longest that a server may ask to wait before the next request.
 const LONGEST_WAIT: Duration = Duration::from_mins(1);
-/// The longest that connecting may take: a network that drops packets shows sooner than a slow answer.
-const LONGEST_CONNECT: Duration = Duration::from_secs(10);
 const MOST_REDIRECTS: usize = 5;
-/// Without a token, hf-hub reads one from the environment; a token that no header can hold is never sent.
-pub(super) const NO_TOKEN: &str = "\n";
-const USER_AGENT: &str = concat!("gpt2-candle/", env!("CARGO_PKG_VERSION"));
+/// Bytes of an answer that are read at a time.
+pub(super) const CHUNK: usize = 1 << 17;
 
 /// Talks to one Hub about one model.
 pub(crate) struct Client<'a> {
     pub(crate) hub: &'a Hub,
     pub(crate) context: RequestContext<'a>,
-    api: HFClient,
-    /// Follows redirects; reqwest drops the token when one leads to another host.
-    following: reqwest::Client,
-    /// Follows no redirects: the headers that describe a large file come with the first answer.
-    direct: reqwest::Client,
-    runtime: Option<Runtime>,
+    endpoint: Endpoint,
+    http: Http,
 }
 
 /// A commit and the names of its files, if the server lists them.
@@ -51,68 +44,42 @@ pub(crate) struct Announced {
     pub(crate) size: Option<u64>,
 }
 
+/// What the Hub says of a revision.
+#[derive(Deserialize)]
+struct Info {
+    sha: Option<String>,
+    siblings: Option<Vec<Siblings>>,
+}
+
 impl<'a> Client<'a> {
     pub(crate) fn new(hub: &'a Hub, model: &'a ModelId) -> Result<Self, LoadError> {
-        let url = Url::parse(&hub.endpoint);
-        let endpoint = url.as_ref().map_or_else(|_| hub.endpoint.clone(), shown);
-        let bad = |reason: String| LoadError::Endpoint { endpoint: endpoint.clone(), reason };
-        let url = url.map_err(|e| bad(e.to_string()))?;
-        if !matches!(url.scheme(), "http" | "https") || url.cannot_be_a_base() {
-            return Err(bad("expected an address that begins with https:// or http://".into()));
-        }
+        let endpoint = Endpoint::parse(&hub.endpoint)
+            .map_err(|reason| LoadError::Endpoint { endpoint: hub.endpoint.clone(), reason })?;
+        let shown = endpoint.shown().to_string();
         if hub.token.as_ref().is_some_and(|token| !token.bytes().all(|b| b.is_ascii_graphic())) {
-            return Err(LoadError::TokenRefused {
-                endpoint: endpoint.clone(),
-                reason: "it holds characters that no token has".into(),
-            });
+            let reason = "it holds characters that no token has".into();
+            return Err(LoadError::TokenRefused { endpoint: shown, reason });
         }
-        let client = |policy| {
-            reqwest::Client::builder()
-                .user_agent(USER_AGENT)
-                .connect_timeout(hub.timeout.min(LONGEST_CONNECT))
-                .redirect(policy)
-                .build()
-                .map_err(|e| bad(chain(e)))
-        };
-        let following = client(redirect::Policy::limited(MOST_REDIRECTS))?;
-        let api = HFClient::builder()
-            .endpoint(&hub.endpoint)
-            .token(hub.token.as_deref().unwrap_or(NO_TOKEN))
-            .user_agent(USER_AGENT)
-            .client(following.clone())
-            .cache_dir(&hub.cache_dir)
-            .retry_max_attempts(0)
-            .build()
-            .map_err(|e| bad(e.to_string()))?;
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let runtime = Some(runtime.map_err(|e| bad(e.to_string()))?);
-        let direct = client(redirect::Policy::none())?;
         let context =
-            RequestContext { endpoint, model, has_token: hub.token.is_some(), timeout: hub.timeout };
-        Ok(Self { hub, context, api, following, direct, runtime })
-    }
-
-    /// Runs a future that must finish within the timeout.
-    pub(crate) fn run<T>(&self, url: &Url, future: impl Future<Output = T>) -> Result<T, Failure> {
-        let runtime = self.runtime.as_ref().ok_or_else(|| self.context.timed_out(url))?;
-        runtime
-            .block_on(async { tokio::time::timeout(self.hub.timeout, future).await })
-            .map_err(|_| self.context.timed_out(url))
+            RequestContext { endpoint: shown, model, has_token: hub.token.is_some(), timeout: hub.timeout };
+        Ok(Self { hub, context, endpoint, http: Http::new(hub.timeout) })
     }
 
     /// The commit of a revision.
     pub(crate) fn commit(&self, revision: &str) -> Result<Commit, LoadError> {
-        let url = self
-            .parse(format!("{}/api/models/{}/revision/{revision}", self.hub.endpoint, self.context.model))?;
+        let uri = self.valid(self.endpoint.revision(self.context.model, revision))?;
         self.retry(|| {
-            let repository = self.api.model(self.context.model.owner(), self.context.model.name());
-            let info = repository.info().revision(revision);
-            let info =
-                self.run(&url, info.send())?.map_err(|e| self.context.api_failure(e, &url, revision))?;
-            let sha = info.sha.filter(|sha| is_commit(sha)).ok_or_else(|| LoadError::Unexpected {
-                url: shown(&url),
-                reason: "it names no commit".into(),
-            })?;
+            let mut answer = self.follow(&Method::GET, uri.clone(), None, |_, _| true)?;
+            if !answer.status.is_success() {
+                return Err(self.context.refused(&answer, About { revision, is_file: false }));
+            }
+            let text = answer.text().map_err(|e| self.context.failure(e, &answer.uri))?;
+            let unexpected = |reason| LoadError::Unexpected { url: answer.shown(), reason };
+            // A login page may be gone at the next try.
+            let info: Info = serde_json::from_slice(&text)
+                .map_err(|e| Failure::passing(unexpected(format!("it is not the JSON of the Hub: {e}"))))?;
+            let sha = info.sha.filter(|sha| is_commit(sha));
+            let sha = sha.ok_or_else(|| unexpected("it names no commit".into()))?;
             Ok(Commit { sha, files: info.siblings.map(|s| s.into_iter().map(|f| f.rfilename).collect()) })
         })
     }
@@ -120,46 +87,35 @@ impl<'a> Client<'a> {
     /// The Hub's description of a commit's file; `None` if the commit has no such file.
     pub(crate) fn announced(&self, commit: &str, name: &str) -> Result<Option<Announced>, LoadError> {
         self.retry(|| {
-            let Some(response) = self.head(commit, name)? else { return Ok(None) };
-            let header = |name: &str| response.headers().get(name).and_then(|v| v.to_str().ok());
-            let url = || shown(response.url());
-            let Some(etag) = header("x-linked-etag").or(header(ETAG.as_str())) else {
-                let reason = format!("it describes no file (status {})", response.status());
-                return Err(Failure::passing(LoadError::Unexpected { url: url(), reason }));
+            let Some(answer) = self.head(commit, name)? else { return Ok(None) };
+            let Some(etag) = answer.header("x-linked-etag").or(answer.header(ETAG.as_str())) else {
+                let reason = format!("it describes no file (status {})", answer.status);
+                return Err(Failure::passing(LoadError::Unexpected { url: answer.shown(), reason }));
             };
             let etag = etag.strip_prefix("W/").unwrap_or(etag).trim_matches('"');
-            let no_hash = || LoadError::NoHash { url: url(), etag: etag.to_string() };
+            let no_hash = || LoadError::NoHash { url: answer.shown(), etag: etag.to_string() };
             let digest = Digest::parse(etag).ok_or_else(no_hash)?;
             // The length of a redirect is not the file's.
-            let len = header(CONTENT_LENGTH.as_str()).filter(|_| response.status().is_success());
-            let size = header("x-linked-size").or(len);
+            let len = answer.header(CONTENT_LENGTH.as_str()).filter(|_| answer.status.is_success());
+            let size = answer.header("x-linked-size").or(len);
             Ok(Some(Announced { digest, size: size.and_then(|size| size.parse().ok()) }))
         })
     }
 
     /// Asks for a file's description. Follows redirects within the Hub only: a renamed model gives one, while that
     /// of a large file leads to its storage, which does not describe it.
-    fn head(&self, commit: &str, name: &str) -> Result<Option<Response>, Failure> {
-        let mut url = self.url(commit, name)?;
-        for _ in 0..=MOST_REDIRECTS {
-            let request = self.request(&self.direct, Method::HEAD, url.clone());
-            let response = self.run(&url, request.send())?.map_err(|e| self.context.failure(e, &url))?;
-            let location = response.headers().get(LOCATION).and_then(|l| l.to_str().ok());
-            let redirected = response.status().is_redirection() && !is_linked(&response);
-            match location.filter(|_| redirected).map(|l| url.join(l)) {
-                Some(Ok(next)) if next.origin() == url.origin() => url = next,
-                Some(_) => return Ok(Some(response)),
-                None if response.status() == StatusCode::NOT_FOUND && entry_is_missing(&response) => {
-                    return Ok(None);
-                }
-                None if response.status().is_success() || is_linked(&response) => return Ok(Some(response)),
-                None => {
-                    return Err(self.context.refused(response, About { revision: commit, is_file: true }));
-                }
-            }
+    fn head(&self, commit: &str, name: &str) -> Result<Option<Answer>, Failure> {
+        let uri = self.valid(self.endpoint.file(self.context.model, commit, name))?;
+        let answer = self.follow(&Method::HEAD, uri, None, |answer, next| {
+            !is_linked(answer) && Origin::of(next) == Origin::of(&answer.uri)
+        })?;
+        if answer.status == StatusCode::NOT_FOUND && entry_is_missing(&answer) {
+            return Ok(None);
         }
-        let reason = format!("more than {MOST_REDIRECTS} redirects");
-        Err(LoadError::Unexpected { url: shown(&url), reason }.into())
+        if answer.status.is_client_error() || answer.status.is_server_error() {
+            return Err(self.context.refused(&answer, About { revision: commit, is_file: true }));
+        }
+        Ok(Some(answer))
     }
 
     /// Asks for the bytes of a commit's file from `start` on, up to `end` if there is one.
@@ -169,63 +125,92 @@ impl<'a> Client<'a> {
         name: &str,
         start: u64,
         end: Option<u64>,
-    ) -> Result<Response, Failure> {
-        let url = self.url(commit, name)?;
-        let mut request = self.request(&self.following, Method::GET, url.clone());
-        if start > 0 || end.is_some() {
-            let last = end.map_or_else(String::new, |end| (end - 1).to_string());
-            request = request.header(RANGE, format!("bytes={start}-{last}"));
+    ) -> Result<Answer, Failure> {
+        let uri = self.valid(self.endpoint.file(self.context.model, commit, name))?;
+        let last = end.map_or_else(String::new, |end| (end - 1).to_string());
+        let range = (start > 0 || end.is_some()).then(|| format!("bytes={start}-{last}"));
+        let answer = self.follow(&Method::GET, uri, range.as_deref(), |_, _| true)?;
+        if answer.status.is_success() {
+            return Ok(answer);
         }
-        let response = self.run(&url, request.send())?.map_err(|e| self.context.failure(e, &url))?;
-        if response.status().is_success() {
-            return Ok(response);
-        }
-        let elsewhere = response.url().origin() != url.origin();
-        let failure = self.context.refused(response, About { revision: commit, is_file: true });
+        let failure = self.context.refused(&answer, About { revision: commit, is_file: true });
         // An address of the storage expires; the Hub gives a new one.
+        let elsewhere = !self.endpoint.is_origin_of(&answer.uri);
         let retry = failure.retry.or(elsewhere.then_some(Duration::ZERO));
         Err(Failure { retry, ..failure })
+    }
+
+    /// Sends a request, and again to the address of each redirect that `onward` wants to follow.
+    fn follow(
+        &self,
+        method: &Method,
+        mut uri: Uri,
+        range: Option<&str>,
+        onward: impl Fn(&Answer, &Uri) -> bool,
+    ) -> Result<Answer, Failure> {
+        let begun = uri.clone();
+        for _ in 0..=MOST_REDIRECTS {
+            let answer = self.send(method, uri, range)?;
+            let location = answer.header(LOCATION.as_str()).filter(|_| answer.status.is_redirection());
+            match location.and_then(|location| join(&answer.uri, location)) {
+                Some(next) if onward(&answer, &next) => uri = next,
+                _ => return Ok(answer),
+            }
+        }
+        let reason = format!("more than {MOST_REDIRECTS} redirects");
+        Err(LoadError::Unexpected { url: shown(&begun), reason }.into())
+    }
+
+    fn send(&self, method: &Method, uri: Uri, range: Option<&str>) -> Result<Answer, Failure> {
+        let mut request = Request::builder().method(method).uri(uri.clone());
+        if self.endpoint.is_origin_of(&uri) {
+            let token = self.hub.token.as_ref().map(|token| format!("Bearer {token}"));
+            if let Some(value) = token.as_ref().or(self.endpoint.authorization.as_ref()) {
+                request = request.header(AUTHORIZATION, value);
+            }
+        }
+        if let Some(range) = range {
+            request = request.header(RANGE, range);
+        }
+        let request = request.body(()).map_err(|e| self.context.failure(e.into(), &uri))?;
+        self.http.send(request).map_err(|e| self.context.failure(e, &uri))
     }
 
     /// The bytes of a commit's file from `start` to `end`, or to the end of the file.
     pub(crate) fn range(&self, commit: &str, name: &str, start: u64, end: u64) -> Result<Vec<u8>, LoadError> {
         self.retry(|| {
-            let mut response = self.get(commit, name, start, Some(end))?;
+            let mut answer = self.get(commit, name, start, Some(end))?;
             // A server that ignores the range sends the file from its start.
-            let skip = if response.status() == StatusCode::PARTIAL_CONTENT { 0 } else { start };
+            let skip = if answer.status == StatusCode::PARTIAL_CONTENT { 0 } else { start };
             let wanted = usize::try_from(skip + end - start).unwrap_or(usize::MAX);
-            let mut bytes = vec![];
-            while bytes.len() < wanted {
-                let Some(chunk) = self.chunk(&mut response)? else { break };
-                bytes.extend_from_slice(chunk.as_ref());
-            }
+            let mut bytes = self.beginning(&mut answer, wanted)?;
             bytes.truncate(wanted);
             bytes.drain(..bytes.len().min(usize::try_from(skip).unwrap_or(usize::MAX)));
             Ok(bytes)
         })
     }
 
-    /// The next bytes of a response; `None` at its end.
-    pub(crate) fn chunk(&self, response: &mut Response) -> Result<Option<impl AsRef<[u8]> + use<>>, Failure> {
-        let url = response.url().clone();
-        self.run(&url, response.chunk())?.map_err(|e| self.context.failure(e, &url))
+    /// The next bytes of an answer, put into `buffer`; none at its end.
+    pub(crate) fn chunk<'b>(&self, answer: &mut Answer, buffer: &'b mut [u8]) -> Result<&'b [u8], Failure> {
+        let read = answer.read(buffer).map_err(|e| self.context.failure(e, &answer.uri))?;
+        Ok(&buffer[..read])
     }
 
-    fn url(&self, commit: &str, name: &str) -> Result<Url, LoadError> {
-        self.parse(format!("{}/{}/resolve/{commit}/{name}", self.hub.endpoint, self.context.model))
-    }
-
-    fn parse(&self, url: String) -> Result<Url, LoadError> {
-        let failed = |reason: String| LoadError::Endpoint { endpoint: self.context.endpoint.clone(), reason };
-        Url::parse(&url).map_err(|e| failed(e.to_string()))
-    }
-
-    fn request(&self, client: &reqwest::Client, method: Method, url: Url) -> reqwest::RequestBuilder {
-        let request = client.request(method, url).header(ACCEPT_ENCODING, "identity");
-        match &self.hub.token {
-            Some(token) => request.bearer_auth(token),
-            None => request,
+    /// The first bytes of an answer: `limit` of them or a few more, or all.
+    pub(crate) fn beginning(&self, answer: &mut Answer, limit: usize) -> Result<Vec<u8>, Failure> {
+        let mut bytes = vec![];
+        let mut buffer = vec![0; CHUNK];
+        while bytes.len() < limit {
+            match self.chunk(answer, &mut buffer)? {
+                [] => break,
+                chunk => bytes.extend_from_slice(chunk),
+            }
         }
+        Ok(bytes)
+    }
+
+    fn valid(&self, uri: Result<Uri, String>) -> Result<Uri, LoadError> {
+        uri.map_err(|reason| LoadError::Endpoint { endpoint: self.context.endpoint.clone(), reason })
     }
 
     /// Repeats `attempt` while it fails for a reason that may pass.
@@ -253,15 +238,6 @@ impl<'a> Client<'a> {
     }
 }
 
-impl Drop for Client<'_> {
-    fn drop(&mut self) {
-        // Does not wait for a name that is still being looked up.
-        if let Some(runtime) = self.runtime.take() {
-            runtime.shutdown_background();
-        }
-    }
-}
-
 /// Half a second, then twice as long each time, each up to twice as long again at random.
 pub(crate) fn delays() -> ExponentialBackoff {
     ExponentialBuilder::default()
@@ -273,11 +249,11 @@ pub(crate) fn delays() -> ExponentialBackoff {
 
 /// Whether the Hub says that the commit has no such file. A 404 without that code does not: a proxy may have sent
 /// it.
-fn entry_is_missing(response: &Response) -> bool {
-    response.headers().get("x-error-code").is_some_and(|code| code == "EntryNotFound")
+fn entry_is_missing(answer: &Answer) -> bool {
+    answer.header("x-error-code") == Some("EntryNotFound")
 }
 
-/// Whether a response describes a large file.
-fn is_linked(response: &Response) -> bool {
-    response.headers().contains_key("x-linked-etag")
+/// Whether an answer describes a large file.
+fn is_linked(answer: &Answer) -> bool {
+    answer.header("x-linked-etag").is_some()
 }

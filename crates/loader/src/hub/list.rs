@@ -1,6 +1,4 @@
 //! [`Hub::cached`]: what the cache holds.
-//!
-//! Walks the cache itself: hf-hub's walk opens refs of any file type, and so hangs on a pipe.
 
 use super::cache::LONGEST_RECORD;
 use super::commit::is_commit;

@@ -9,6 +9,8 @@ mod model_id;
 #[cfg(not(feature = "hub"))]
 mod absent;
 #[cfg(feature = "hub")]
+mod address;
+#[cfg(feature = "hub")]
 mod cache;
 #[cfg(feature = "hub")]
 mod check;
@@ -27,6 +29,8 @@ mod follow;
 #[cfg(feature = "hub")]
 mod headers;
 #[cfg(feature = "hub")]
+mod http;
+#[cfg(feature = "hub")]
 mod list;
 #[cfg(feature = "hub")]
 mod open;
@@ -34,8 +38,6 @@ mod open;
 mod pin;
 #[cfg(feature = "hub")]
 mod refusal;
-#[cfg(feature = "hub")]
-mod shown;
 #[cfg(feature = "hub")]
 mod transfer;
 

@@ -1,15 +1,16 @@
 //! [`RequestContext`]: turns a refusal or a missing answer into an error, and says whether to ask again.
 
 use super::MAIN;
+use super::address::shown;
 use super::failure::Failure;
+use super::http::Answer;
 use super::model_id::ModelId;
-use super::shown::{chain, shown};
 use crate::error::LoadError;
-use hf_hub::HFError;
-use reqwest::header::RETRY_AFTER;
-use reqwest::{Response, StatusCode, Url};
-use std::error::Error;
+use std::io;
 use std::time::Duration;
+use ureq::http::Uri;
+use ureq::http::header::RETRY_AFTER;
+use ureq::{Error, Timeout};
 
 /// The name in messages for a status without a name.
 const UNKNOWN: &str = "<unknown status code>";
@@ -19,15 +20,6 @@ const UNKNOWN: &str = "<unknown status code>";
 pub(super) struct About<'a> {
     pub(super) revision: &'a str,
     pub(super) is_file: bool,
-}
-
-/// An answer to something other than the request.
-struct Refusal {
-    status: StatusCode,
-    code: Option<String>,
-    message: Option<String>,
-    wait: Option<Duration>,
-    url: String,
 }
 
 /// The Hub and the model that a request is about, and how it is made, for use in errors.
@@ -43,55 +35,18 @@ pub(super) struct RequestContext<'a> {
 
 impl RequestContext<'_> {
     /// Why the Hub did not answer the request.
-    pub(super) fn refused(&self, response: Response, about: About<'_>) -> Failure {
-        let header = |name: &str| response.headers().get(name)?.to_str().ok().map(str::to_string);
-        let refusal = Refusal {
-            status: response.status(),
-            code: header("x-error-code"),
-            message: header("x-error-message"),
-            wait: header("ratelimit").and_then(|limits| used_up(&limits)).or_else(|| {
-                header(RETRY_AFTER.as_str()).and_then(|s| s.trim().parse().ok()).map(Duration::from_secs)
-            }),
-            url: shown(response.url()),
-        };
-        self.refusal(refusal, about)
-    }
-
-    /// Why a call of the Hub's API failed.
-    pub(super) fn api_failure(&self, error: HFError, url: &Url, revision: &str) -> Failure {
-        let (context, wait) = match error {
-            HFError::Http { context }
-            | HFError::AuthRequired { context }
-            | HFError::Forbidden { context }
-            | HFError::Conflict { context }
-            | HFError::RepoNotFound { context: Some(context), .. }
-            | HFError::RevisionNotFound { context: Some(context), .. } => (context, None),
-            HFError::RateLimited { context, retry_after } => (context, retry_after),
-            HFError::Request { source, .. } => return self.failure(source, url),
-            other => {
-                let reason = other.to_string();
-                return LoadError::Unexpected { url: shown(url), reason }.into();
-            }
-        };
-        let refusal = Refusal {
-            status: context.status,
-            code: context.error_code,
-            message: context.server_message,
-            wait,
-            url: shown(url),
-        };
-        self.refusal(refusal, About { revision, is_file: false })
-    }
-
-    /// Why the Hub answered in this way.
-    fn refusal(&self, refusal: Refusal, about: About<'_>) -> Failure {
-        let Refusal { status, code, message, wait, url } = refusal;
+    pub(super) fn refused(&self, answer: &Answer, about: About<'_>) -> Failure {
+        let wait = answer.header("ratelimit").and_then(used_up).or_else(|| {
+            let seconds = answer.header(RETRY_AFTER.as_str())?;
+            Some(Duration::from_secs(seconds.trim().parse().ok()?))
+        });
+        let (status, url) = (answer.status, answer.shown());
         let model = self.model.to_string();
         let has_token = self.has_token;
         let (number, phrase) = (status.as_u16(), status.canonical_reason().unwrap_or(UNKNOWN));
-        let message = message.unwrap_or_default();
-        let code = code.unwrap_or_default();
-        let error = match (number, code.as_str()) {
+        let message = answer.header("x-error-message").unwrap_or_default().to_string();
+        let code = answer.header("x-error-code").unwrap_or_default();
+        let error = match (number, code) {
             (_, "GatedRepo") => LoadError::Gated { model, has_token, message },
             (_, "RevisionNotFound") => LoadError::RevisionNotFound { model, revision: about.revision.into() },
             (401, _) if has_token => LoadError::TokenRefused {
@@ -127,25 +82,47 @@ impl RequestContext<'_> {
     }
 
     /// Why no complete answer arrived.
-    pub(super) fn failure(&self, error: reqwest::Error, url: &Url) -> Failure {
-        let unexpected = |reason| LoadError::Unexpected { url: shown(url), reason };
-        if error.is_connect() {
-            let endpoint = self.endpoint.clone();
-            Failure::passing(LoadError::NoNetwork { endpoint, reason: chain(error) })
-        } else if error.is_timeout() {
-            self.timed_out(url)
-        } else if is_not_json(&error) {
-            Failure::passing(unexpected(chain(error)))
-        } else if error.is_redirect() || error.is_builder() {
-            unexpected(chain(error)).into()
-        } else {
-            Failure::passing(LoadError::Interrupted { url: shown(url), reason: chain(error) })
+    pub(super) fn failure(&self, error: Error, uri: &Uri) -> Failure {
+        match error {
+            error if is_of_network(&error) => {
+                let endpoint = self.endpoint.clone();
+                Failure::passing(LoadError::NoNetwork { endpoint, reason: error.to_string() })
+            }
+            // No byte arrived within the timeout.
+            Error::Timeout(_) => {
+                Failure::passing(LoadError::Timeout { url: shown(uri), seconds: self.timeout.as_secs() })
+            }
+            Error::Http(_) | Error::BadUri(_) => {
+                LoadError::Unexpected { url: shown(uri), reason: error.to_string() }.into()
+            }
+            _ => Failure::passing(LoadError::Interrupted { url: shown(uri), reason: error.to_string() }),
         }
     }
+}
 
-    /// No byte arrived within the timeout.
-    pub(super) fn timed_out(&self, url: &Url) -> Failure {
-        Failure::passing(LoadError::Timeout { url: shown(url), seconds: self.timeout.as_secs() })
+/// Whether no connection came about.
+fn is_of_network(error: &Error) -> bool {
+    use io::ErrorKind as Kind;
+    match error {
+        Error::Timeout(Timeout::Resolve | Timeout::Connect)
+        | Error::HostNotFound
+        | Error::ConnectionFailed
+        | Error::ConnectProxyFailed(_)
+        | Error::InvalidProxyUrl
+        | Error::Tls(_)
+        | Error::Rustls(_) => true,
+        Error::Io(error) => matches!(
+            error.kind(),
+            Kind::ConnectionRefused
+                | Kind::HostUnreachable
+                | Kind::NetworkUnreachable
+                | Kind::NetworkDown
+                | Kind::AddrNotAvailable
+                | Kind::PermissionDenied
+                // A certificate that nobody trusts.
+                | Kind::InvalidData
+        ),
+        _ => false,
     }
 }
 
@@ -157,18 +134,6 @@ fn used_up(limits: &str) -> Option<Duration> {
     };
     let waits = limits.split(',').filter(|limit| number(limit, "r=") == Some(0));
     waits.filter_map(|limit| number(limit, "t=")).max().map(Duration::from_secs)
-}
-
-/// Whether an answer arrived in full but is not the JSON that it should be.
-fn is_not_json(error: &reqwest::Error) -> bool {
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        if error.is::<serde_json::Error>() {
-            return true;
-        }
-        cause = error.source();
-    }
-    false
 }
 
 #[cfg(test)]

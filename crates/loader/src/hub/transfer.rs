@@ -2,16 +2,16 @@
 
 use super::Event;
 use super::cache::{Lock, Repo};
-use super::client::{self, Announced, Client};
+use super::client::{self, Announced, CHUNK, Client};
 use super::failure::Failure;
 use super::follow::Follower;
-use super::shown::shown as shown_url;
+use super::http::Answer;
 use crate::error::LoadError;
-use reqwest::header::{CONTENT_LENGTH, CONTENT_RANGE};
-use reqwest::{Response, StatusCode};
 use std::fs::File;
 use std::io::{ErrorKind, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use ureq::http::StatusCode;
+use ureq::http::header::{CONTENT_LENGTH, CONTENT_RANGE};
 
 /// How often a file with wrong content is fetched again.
 const WRONG_CONTENTS: usize = 2;
@@ -96,37 +96,36 @@ impl Transfer<'_> {
             return self.check(partial, None, &[]);
         }
         self.check_room(partial)?;
-        let response = match self.client.get(self.commit, self.name, partial.len, None) {
+        let answer = match self.client.get(self.commit, self.name, partial.len, None) {
             // Nothing is left to send: the arrived part is the whole file, or a wrong one.
             Err(failure) if partial.len > 0 && is_beyond_the_end(&failure) => {
                 return self.check(partial, None, &[]);
             }
-            response => response?,
+            answer => answer?,
         };
-        self.receive(response, partial)
+        self.receive(answer, partial)
     }
 
-    fn receive(&self, mut response: Response, partial: &mut Partial) -> Result<(), Failure> {
-        let start = if response.status() == StatusCode::PARTIAL_CONTENT { partial.len } else { 0 };
-        let header = |name| response.headers().get(name).and_then(|v| v.to_str().ok());
-        let range = header(CONTENT_RANGE).map(str::to_string);
-        if start > 0 && !range.as_ref().is_some_and(|r| r.starts_with(&format!("bytes {start}-"))) {
+    fn receive(&self, mut answer: Answer, partial: &mut Partial) -> Result<(), Failure> {
+        let start = if answer.status == StatusCode::PARTIAL_CONTENT { partial.len } else { 0 };
+        let range = answer.header(CONTENT_RANGE.as_str());
+        if start > 0 && !range.is_some_and(|r| r.starts_with(&format!("bytes {start}-"))) {
             let reason = format!("asked for bytes from {start} on, got {range:?}");
-            return Err(LoadError::Unexpected { url: shown_url(response.url()), reason }.into());
+            return Err(LoadError::Unexpected { url: answer.shown(), reason }.into());
         }
-        let len: Option<u64> = header(CONTENT_LENGTH).and_then(|len| len.parse().ok());
+        let len: Option<u64> = answer.header(CONTENT_LENGTH.as_str()).and_then(|len| len.parse().ok());
         let total = self.announced.size.or(len.map(|len| start + len));
         if len.is_some() && len.map(|len| start + len) != total {
             // Most likely this is an error page, so keep the part that arrived before.
             let found = format!("{} bytes", len.unwrap_or_default());
-            let shown = self.beginning(&mut response, SHOWN).unwrap_or_default();
+            let shown = self.client.beginning(&mut answer, SHOWN).unwrap_or_default();
             return Err(self.wrong(found, &shown));
         }
         let mut first = vec![];
         if start < partial.len {
             // Without a length, only its early end shows that this is an error page.
             if len.is_none() {
-                first = self.beginning(&mut response, STRAY)?;
+                first = self.client.beginning(&mut answer, STRAY)?;
                 if first.len() < STRAY {
                     return Err(self.wrong(format!("{} bytes", first.len()), &first));
                 }
@@ -144,13 +143,12 @@ impl Transfer<'_> {
             follower.written(start);
         }
         let mut shown = vec![];
+        let mut buffer = vec![0; CHUNK];
         loop {
-            let next = if first.is_empty() { self.client.chunk(&mut response)? } else { None };
-            let chunk = match &next {
-                Some(chunk) => chunk.as_ref(),
-                None if first.is_empty() => break,
-                None => &std::mem::take(&mut first),
-            };
+            let chunk = if first.is_empty() { self.client.chunk(&mut answer, &mut buffer)? } else { &first };
+            if chunk.is_empty() {
+                break;
+            }
             if total.is_some_and(|total| partial.len + chunk.len() as u64 > total) {
                 let found = format!("more than {} bytes", total.unwrap_or_default());
                 partial.cut(0)?;
@@ -163,12 +161,13 @@ impl Transfer<'_> {
                 follower.written(partial.len);
             }
             self.client.hub.tell(&Event::Received { file: self.name, bytes: partial.len });
+            first.clear();
         }
         if let Some(total) = total.filter(|&total| partial.len < total) {
             let found = format!("{} of {total} bytes", partial.len);
             if partial.len - start >= STRAY as u64 {
                 return Err(Failure::passing(LoadError::Interrupted {
-                    url: shown_url(response.url()),
+                    url: answer.shown(),
                     reason: format!("it ended after {found}"),
                 }));
             }
@@ -201,16 +200,6 @@ impl Transfer<'_> {
             found,
             start: start_of(start),
         })
-    }
-
-    /// The first chunks of an answer, until there are `limit` bytes.
-    fn beginning(&self, response: &mut Response, limit: usize) -> Result<Vec<u8>, Failure> {
-        let mut bytes = vec![];
-        while bytes.len() < limit {
-            let Some(chunk) = self.client.chunk(response)? else { break };
-            bytes.extend_from_slice(chunk.as_ref());
-        }
-        Ok(bytes)
     }
 
     fn check_room(&self, partial: &Partial) -> Result<(), LoadError> {

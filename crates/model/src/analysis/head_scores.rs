@@ -23,6 +23,20 @@ pub struct HeadScores {
     pub induction: f32,
 }
 
+impl HeadScores {
+    /// The scores of uniform attention on rows of `length` tokens, each repeated once: what a head reaches by chance.
+    #[must_use]
+    pub fn chance(length: usize) -> Self {
+        // The query at position i sees i + 1 keys.
+        let mean = |first: usize| {
+            let queries = first..2 * length;
+            let count = queries.len().max(1);
+            queries.map(|i| 1.0 / (i + 1) as f32).sum::<f32>() / count as f32
+        };
+        Self { previous_token: mean(1), duplicate_token: mean(length), induction: mean(length) }
+    }
+}
+
 /// The scores of each head on `batch` rows of `length` random tokens, with each row repeated once.
 ///
 /// # Shapes
@@ -118,6 +132,20 @@ mod tests {
         // also the previous one.
         let early = 1.0 / 9.0;
         assert_eq!(found, [[1., 0., 0.], [early, 1., 0.], [early, 0., 1.], [early, 0., 0.]]);
+        Ok(())
+    }
+
+    #[test]
+    fn chance_is_the_score_of_uniform_attention() -> Result<()> {
+        let length = 5;
+        let uniform = |(i, j): (usize, usize)| if j <= i { 1.0 / (i + 1) as f32 } else { 0.0 };
+        let weights = (0..10).flat_map(|i| (0..10).map(move |j| uniform((i, j))));
+        let found =
+            layer_scores(&Tensor::from_iter(weights, &Device::Cpu)?.reshape((1, 1, 10, 10))?, length)?;
+        let HeadScores { previous_token, duplicate_token, induction } = HeadScores::chance(length);
+        for (found, expected) in found[0].iter().zip([previous_token, duplicate_token, induction]) {
+            assert!((found - expected).abs() < 1e-6, "{found}, not {expected}");
+        }
         Ok(())
     }
 

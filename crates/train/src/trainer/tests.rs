@@ -33,7 +33,7 @@ fn data() -> Dataset {
 
 impl Trainer {
     fn loss_of(&self, ids: &[u32], training: Option<Training>) -> Result<f64> {
-        let (inputs, targets) = batch(ids, &[0], WINDOW, &self.device)?;
+        let (inputs, targets) = batch(&[Cow::Borrowed(&ids[..=WINDOW])], &self.device)?;
         Ok(self.model.loss(&inputs, &targets, training)?.to_scalar::<f32>()?.into())
     }
 }

@@ -2,6 +2,7 @@
 
 mod effect;
 mod export;
+mod first;
 mod page;
 mod rollout;
 mod scene;
@@ -15,7 +16,7 @@ use crate::values::select;
 use anyhow::bail;
 use candle_core::Tensor;
 use gpt2_model::{ForwardArgs, Summary};
-use gpt2_view::{FileKind, HeadJson, HeadSummary, LayerJson, QueryNumbers, overview};
+use gpt2_view::{FileKind, HeadJson, HeadSummary, LayerJson, QueryNumbers};
 use scene::Scene;
 use std::io::Write;
 use std::process::ExitCode;
@@ -76,14 +77,12 @@ fn show(scene: &Scene, mut outputs: Outputs) -> anyhow::Result<()> {
     };
     let wanted: &[usize] = if views.want_weights() { &scene.layers } else { &[] };
     let output = scene.run(forward, wanted, |layer, weights| views.layer(scene, layer, weights))?;
-    let Finished { maps, json, page } = views.finish(scene, &output, &mut outputs)?;
-    let print = || match (maps, json) {
-        (Some(maps), _) => Ok(output::stdout().write_all(maps.as_bytes())?),
-        (None, Some(layers)) => views::print_json(scene, layers),
-        (None, None) => {
-            let layers = summaries(scene, &output.summaries)?;
-            if args.json { views::print_json(scene, layers) } else { print_overview(scene, &layers) }
-        }
+    let Finished { maps, json, first, page } = views.finish(scene, &output, &mut outputs)?;
+    let print = || match (maps, json, first) {
+        (Some(maps), ..) => Ok(output::stdout().write_all(maps.as_bytes())?),
+        (None, Some(layers), _) => views::print_json(scene, layers),
+        (None, None, Some(first)) => first::print(scene, &first, &output),
+        (None, None, None) => views::print_json(scene, summaries(scene, &output.summaries)?),
     };
     let Some(page) = page else { return outputs.commit_after(print) };
     outputs.commit()?;
@@ -109,16 +108,4 @@ fn summaries(scene: &Scene, all: &[Summary]) -> anyhow::Result<Vec<LayerJson>> {
         Ok(LayerJson { layer, heads })
     };
     scene.layers.iter().map(layer).collect()
-}
-
-fn print_overview(scene: &Scene, layers: &[LayerJson]) -> anyhow::Result<()> {
-    let rows: Vec<_> = layers
-        .iter()
-        .map(|layer| (layer.layer, layer.heads.iter().map(|head| (head.head, head.summary)).collect()))
-        .collect();
-    let mut out = output::stdout();
-    writeln!(out, "{}", scene.made_by.first_line())?;
-    writeln!(out, "means over the tokens; to see one head token by token: --layer L --head H\n")?;
-    write!(out, "{}", overview(&rows, &output::style(scene.args.color)))?;
-    Ok(())
 }

@@ -62,10 +62,10 @@ pub(super) fn open(path: Option<&Path>, page: &[u8]) -> anyhow::Result<()> {
     launch(&path).with_context(|| format!("cannot open a browser; open this file in one: {}", path.display()))
 }
 
-/// The model's predictions after each position, from the input of the output projection, (T, C).
-fn predictions(scene: &Scene, hidden: &Tensor) -> anyhow::Result<Vec<NextToken>> {
+/// The model's predictions after the last positions, from their inputs of the output projection, (rows, C).
+pub(super) fn predictions(scene: &Scene, hidden: &Tensor) -> anyhow::Result<Vec<NextToken>> {
     let Scene { session, prompt, .. } = scene;
-    let t = prompt.ids.len();
+    let (t, first) = (hidden.dim(0)?, prompt.ids.len() - hidden.dim(0)?);
     let mut all = Vec::with_capacity(t);
     for from in (0..t).step_by(CHUNK) {
         let rows = hidden.narrow(0, from, CHUNK.min(t - from))?; // (rows, C)
@@ -76,7 +76,7 @@ fn predictions(scene: &Scene, hidden: &Tensor) -> anyhow::Result<Vec<NextToken>>
         let likely: Vec<_> = logits
             .par_iter()
             .enumerate()
-            .map(|(i, row)| most_likely(row, prompt.ids.get(from + i + 1).copied()))
+            .map(|(i, row)| most_likely(row, prompt.ids.get(first + from + i + 1).copied()))
             .collect();
         all.extend(likely.into_iter().map(|(likely, actual)| {
             let (ids, probabilities): (Vec<u32>, Vec<f32>) = likely.into_iter().unzip();

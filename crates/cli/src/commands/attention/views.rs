@@ -7,7 +7,7 @@ use crate::output::{self, is_quiet};
 use crate::outputs::Outputs;
 use candle_core::{DType, Tensor};
 use gpt2_model::ModelOutput;
-use gpt2_view::{AttentionJson, HeadGrid, LayerJson, head_png, heatmap};
+use gpt2_view::{AttentionJson, FirstLook, HeadGrid, LayerJson, head_png, heatmap};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::fmt::Write as _;
 use std::io::{BufWriter, Write as _};
@@ -17,6 +17,8 @@ pub(super) struct Views {
     /// Heat maps for stdout, printed after the files are written.
     maps: Option<String>,
     json: Option<Vec<LayerJson>>,
+    /// What to show if the user named no head.
+    first: Option<FirstLook>,
     export: Option<Export>,
     picture: Option<Picture>,
     page: Option<Page>,
@@ -38,6 +40,7 @@ impl Views {
         Ok(Self {
             maps: (scene.is_chosen() && !args.json).then(|| format!("{}\n\n", scene.made_by.first_line())),
             json: (scene.is_chosen() && args.json).then(Vec::new),
+            first: (!scene.is_chosen() && !args.json).then(|| FirstLook::new(&scene.prompt.tokens)),
             export: args.export.as_deref().map(|path| Export::new(scene, path)).transpose()?,
             picture: args.png.is_some().then(|| Picture::Grid(HeadGrid::default())),
             page: page.then(|| Page::new(scene)).transpose()?,
@@ -47,7 +50,7 @@ impl Views {
 
     pub(super) fn want_weights(&self) -> bool {
         let files = self.export.is_some() || self.picture.is_some() || self.page.is_some();
-        self.maps.is_some() || self.json.is_some() || files
+        self.maps.is_some() || self.json.is_some() || self.first.is_some() || files
     }
 
     /// Takes one layer's weights of all heads, (1, H, T, T).
@@ -61,6 +64,9 @@ impl Views {
         }
         if let Some(json) = &mut self.json {
             json.push(LayerJson::new(layer, heads, &weights, true)?);
+        }
+        if let Some(first) = &mut self.first {
+            first.layer(layer, heads, &weights)?;
         }
         if let Some(export) = &mut self.export {
             export.layer(scene, layer, &weights)?;
@@ -108,7 +114,7 @@ impl Views {
         if let (Some(path), Some(page)) = (&args.html, &page) {
             outputs.stage_bytes(path, page)?;
         }
-        Ok(Finished { maps: self.maps, json: self.json, page: page.filter(|_| args.open) })
+        Ok(Finished { maps: self.maps, json: self.json, first: self.first, page: page.filter(|_| args.open) })
     }
 }
 
@@ -116,6 +122,7 @@ impl Views {
 pub(super) struct Finished {
     pub(super) maps: Option<String>,
     pub(super) json: Option<Vec<LayerJson>>,
+    pub(super) first: Option<FirstLook>,
     pub(super) page: Option<Vec<u8>>,
 }
 

@@ -97,6 +97,7 @@ fn options(args: &TrainArgs) -> TrainOptions {
     options.weight_decay = args.weight_decay;
     options.clip = args.clip;
     options.dropout = args.dropout;
+    options.repeat_fraction = args.repeat_fraction;
     options.recompute = args.recompute;
     options.eval_every = args.eval_every;
     options.seed = args.run.seed;

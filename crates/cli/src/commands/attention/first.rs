@@ -1,0 +1,51 @@
+//! `gpt2 attention` without a choice of heads: what to see first.
+
+use super::page::predictions;
+use super::scene::Scene;
+use super::summaries;
+use crate::output;
+use gpt2_model::ModelOutput;
+use gpt2_view::{FirstLook, HeadRow, display_width, fit, visible_text, visible_token};
+use std::io::Write;
+
+/// The most lines of the terminal that the text takes.
+const LINES: usize = 3;
+
+/// Prints the text, what the model expects next, and what the first look has found.
+pub(super) fn print(scene: &Scene, first: &FirstLook, found: &ModelOutput) -> anyhow::Result<()> {
+    let style = output::style(scene.args.color);
+    let rows: Vec<HeadRow> = summaries(scene, &found.summaries)?
+        .iter()
+        .flat_map(|layer| layer.heads.iter().map(|head| (layer.layer, head)))
+        .map(|(layer, head)| {
+            let focus = head.summary.focus(first.on_repeats(layer, head.head));
+            HeadRow { layer, head: head.head, summary: head.summary, focus }
+        })
+        .collect();
+    let mut out = output::stdout();
+    writeln!(out, "{}\n", scene.made_by.first_line())?;
+    let text = visible_text(&scene.prompt.tokens.concat());
+    writeln!(out, "{}", fit(&text, LINES * style.width))?;
+    writeln!(out, "{}\n", expects(scene, found, style.width)?)?;
+    write!(out, "{}", first.render(&rows, &style)?)?;
+    writeln!(
+        out,
+        "\nall heads, token by token, in the browser: --open; one of them here: --layer L --head H"
+    )?;
+    Ok(())
+}
+
+/// The most probable next tokens, as many as one line holds.
+fn expects(scene: &Scene, found: &ModelOutput, width: usize) -> anyhow::Result<String> {
+    let t = scene.prompt.ids.len();
+    let last = found.last_hidden_state.squeeze(0)?.narrow(0, t - 1, 1)?; // (1, C)
+    let mut line = "expects next:".to_owned();
+    for (token, probability) in predictions(scene, &last)?.into_iter().flat_map(|next| next.likely) {
+        let more = format!(" {} {:.0} % ", visible_token(&token), 100.0 * probability);
+        if display_width(&line) + display_width(&more) > width {
+            break;
+        }
+        line += &more;
+    }
+    Ok(line.trim_end().to_owned())
+}

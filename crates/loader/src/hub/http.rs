@@ -1,0 +1,81 @@
+//! [`Http`]: requests and their answers. Redirects are left to the caller, who knows what each means.
+
+use super::address::shown;
+use std::io::Read;
+use std::time::Duration;
+use ureq::http::{HeaderMap, Request, StatusCode, Uri};
+use ureq::tls::{RootCerts, TlsConfig};
+use ureq::{Agent, BodyReader};
+
+/// The longest that looking up a name, or connecting, may take: a network that drops packets shows sooner than a
+/// slow answer.
+const LONGEST_CONNECT: Duration = Duration::from_secs(10);
+/// The most bytes that a description of a model may have.
+const LONGEST_TEXT: u64 = 64 << 20;
+const USER_AGENT: &str = concat!("gpt2-candle/", env!("CARGO_PKG_VERSION"));
+
+/// Sends requests; keeps connections for the next.
+pub(super) struct Http {
+    agent: Agent,
+}
+
+/// An answer whose headers have arrived.
+pub(super) struct Answer {
+    /// Where it came from.
+    pub(super) uri: Uri,
+    pub(super) status: StatusCode,
+    headers: HeaderMap,
+    body: BodyReader<'static>,
+}
+
+impl Http {
+    /// `timeout`: how long an answer may go without a byte.
+    pub(super) fn new(timeout: Duration) -> Self {
+        // The system's certificates: a company may have added its own.
+        let tls = TlsConfig::builder().root_certs(RootCerts::PlatformVerifier).build();
+        let connect = Some(timeout.min(LONGEST_CONNECT));
+        let config = Agent::config_builder()
+            .tls_config(tls)
+            .user_agent(USER_AGENT)
+            .accept_encoding("identity")
+            .http_status_as_error(false)
+            .max_redirects(0)
+            .max_redirects_will_error(false)
+            .timeout_resolve(connect)
+            .timeout_connect(connect)
+            .timeout_recv_response(Some(timeout))
+            .timeout_per_read(Some(timeout))
+            .build();
+        Self { agent: config.into() }
+    }
+
+    pub(super) fn send(&self, request: Request<()>) -> Result<Answer, ureq::Error> {
+        let uri = request.uri().clone();
+        let (parts, body) = self.agent.run(request)?.into_parts();
+        Ok(Answer { uri, status: parts.status, headers: parts.headers, body: body.into_reader() })
+    }
+}
+
+impl Answer {
+    /// A header's text; `None` if it is absent or no ASCII.
+    pub(super) fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name)?.to_str().ok()
+    }
+
+    /// Where the answer came from, without secrets.
+    pub(super) fn shown(&self) -> String {
+        shown(&self.uri)
+    }
+
+    /// The next bytes of the body; 0 at its end.
+    pub(super) fn read(&mut self, buffer: &mut [u8]) -> Result<usize, ureq::Error> {
+        self.body.read(buffer).map_err(ureq::Error::from)
+    }
+
+    /// The whole body.
+    pub(super) fn text(&mut self) -> Result<Vec<u8>, ureq::Error> {
+        let mut text = vec![];
+        self.body.by_ref().take(LONGEST_TEXT).read_to_end(&mut text)?;
+        Ok(text)
+    }
+}

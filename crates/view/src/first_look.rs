@@ -1,0 +1,288 @@
+//! [`FirstLook`]: what to show of a model and a text before anybody has asked for a particular head.
+
+use crate::focus::{Focus, OnRepeats};
+use crate::heatmap::heatmap;
+use crate::overview::{HeadRow, overview};
+use crate::table::{Cell, Table};
+use crate::terminal::{Style, compact};
+use crate::text::{Align, fit, visible_token};
+use crate::triangle::lower_triangle;
+use candle_core::{Result, Tensor};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+
+/// How many links to show.
+const LINKS: usize = 5;
+/// The most columns that a key takes in the heat map.
+const CELL: usize = 4;
+/// The most columns that a token takes in the list of links.
+const TOKEN: usize = 20;
+
+/// A weight of one head that is neither on the query's own token nor on the first.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub struct Link {
+    /// The query's position.
+    pub query: usize,
+    /// The key's position.
+    pub key: usize,
+    /// The weight, 0 to 1.
+    pub weight: f32,
+    /// The layer.
+    pub layer: usize,
+    /// The head.
+    pub head: usize,
+}
+
+/// Looks through the weights of all heads, one layer at a time, for what a person should see first: the head that links
+/// tokens most, the strongest links, and the kind of each head.
+#[derive(Debug)]
+pub struct FirstLook {
+    tokens: Vec<String>,
+    /// The strongest links, the strongest first.
+    links: Vec<Link>,
+    repeats: BTreeMap<(usize, usize), OnRepeats>,
+    best: Option<Best>,
+}
+
+/// The head that links tokens most.
+#[derive(Debug)]
+struct Best {
+    layer: usize,
+    head: usize,
+    /// The mean over the queries of the largest weight that is neither on the query's own token nor on the first.
+    reach: f32,
+    /// (T, T)
+    weights: Tensor,
+}
+
+impl FirstLook {
+    /// Begins with a text and no head.
+    #[must_use]
+    pub fn new(tokens: &[String]) -> Self {
+        Self { tokens: tokens.to_vec(), links: vec![], repeats: BTreeMap::new(), best: None }
+    }
+
+    /// Looks at these heads of a layer.
+    ///
+    /// # Shapes
+    /// `weights` (heads, T, T), of any float dtype and on any device
+    ///
+    /// # Errors
+    /// When `weights` has another shape.
+    pub fn layer(&mut self, layer: usize, heads: &[usize], weights: &Tensor) -> Result<()> {
+        let (found, t, s) = weights.dims3()?;
+        if (found, t, s) != (heads.len(), self.tokens.len(), self.tokens.len()) {
+            candle_core::bail!(
+                "first look: weights have shape {:?}, with {} heads and {} tokens",
+                weights.dims(),
+                heads.len(),
+                self.tokens.len()
+            )
+        }
+        for (i, &head) in heads.iter().enumerate() {
+            let weights = weights.get(i)?;
+            let rows = lower_triangle::<f32>(&weights, "first look")?;
+            self.repeats.insert((layer, head), OnRepeats::of(&rows, &self.tokens));
+            let reach = self.take_links(layer, head, &rows);
+            if reach.is_some_and(|reach| self.best.as_ref().is_none_or(|best| reach > best.reach)) {
+                let reach = reach.unwrap_or_default();
+                self.best = Some(Best { layer, head, reach, weights });
+            }
+        }
+        Ok(())
+    }
+
+    /// Keeps the strongest links of a head; returns how far it reaches: see [`Best::reach`]. `None` if no query has a key
+    /// besides itself and the first token, or if a weight is NaN.
+    fn take_links(&mut self, layer: usize, head: usize, rows: &[Vec<f32>]) -> Option<f32> {
+        let mut sum = 0.0;
+        for (query, row) in rows.iter().enumerate().skip(2) {
+            let between = &row[1..query];
+            sum += between.iter().copied().fold(0.0, |most: f32, w| if w.is_nan() { w } else { most.max(w) });
+            for (i, &weight) in between.iter().enumerate() {
+                let weakest = self.links.last().map_or(0.0, |link| link.weight);
+                if self.links.len() < LINKS || weight > weakest {
+                    self.take(Link { query, key: i + 1, weight, layer, head });
+                }
+            }
+        }
+        let queries = rows.len().checked_sub(2).filter(|&queries| queries > 0)?;
+        Some(sum / queries as f32).filter(|reach| !reach.is_nan())
+    }
+
+    /// Keeps a link if it is among the strongest; among equal ones, those that came first.
+    fn take(&mut self, link: Link) {
+        if link.weight.is_nan() {
+            return;
+        }
+        let place = self.links.partition_point(|kept| kept.weight >= link.weight);
+        self.links.insert(place, link);
+        self.links.truncate(LINKS);
+    }
+
+    /// The strongest links of all heads, the strongest first; of equal ones, the first.
+    #[must_use]
+    pub fn links(&self) -> &[Link] {
+        &self.links
+    }
+
+    /// Where a head looks from repeated tokens.
+    #[must_use]
+    pub fn on_repeats(&self, layer: usize, head: usize) -> OnRepeats {
+        self.repeats.get(&(layer, head)).copied().unwrap_or(OnRepeats::NONE)
+    }
+
+    /// The heat map of the head that links tokens most, the strongest links, and the overview of `heads`, the most
+    /// concentrated ones first. A text of one or two tokens has no links and no map. No line is wider than the terminal.
+    ///
+    /// # Errors
+    /// When the device of the weights fails.
+    pub fn render(&self, heads: &[HeadRow], style: &Style) -> Result<String> {
+        let mut out = String::new();
+        let focus = |layer, head| {
+            let row = heads.iter().find(|row| (row.layer, row.head) == (layer, head));
+            row.map_or(Focus::Spread, |row| row.focus)
+        };
+        if let Some(Best { layer, head, reach, weights }) = &self.best {
+            let kind = focus(*layer, *head);
+            let lines = [
+                format!("head {layer}.{head} (layer {layer}, head {head}): {kind}, {}", kind.meaning()),
+                format!("chosen: its largest weights beyond itself and the first token average {reach:.2}"),
+            ];
+            for line in lines {
+                let _ = writeln!(out, "{}", fit(&line, style.columns()));
+            }
+            let map = heatmap(weights, &self.tokens, &self.tokens, &style.with_max_cell(CELL))?;
+            let _ = writeln!(
+                out,
+                "{map}\nstrongest links, from a token to an earlier one\n{}",
+                self.table(focus, style)
+            );
+        }
+        let mut sorted = heads.to_vec();
+        sorted.sort_by(|a, b| a.summary.entropy.total_cmp(&b.summary.entropy));
+        let _ = writeln!(out, "heads, the most concentrated first\n{}", overview(&sorted, style));
+        let kinds: BTreeSet<Focus> = heads.iter().map(|row| row.focus).collect();
+        for kind in kinds {
+            let _ = writeln!(out, "{kind:<9}  {}", kind.meaning());
+        }
+        Ok(out)
+    }
+
+    fn table(&self, focus: impl Fn(usize, usize) -> Focus, style: &Style) -> String {
+        use Align::{Left, Right};
+        let columns = [Right, Left, Left, Right, Left, Right, Right, Left].map(|align| ("", align));
+        let mut table = Table::new(&columns);
+        let room = style.columns().saturating_sub(36) / 2;
+        let token = |i: usize| Cell::plain(&fit(&visible_token(&self.tokens[i]), room.min(TOKEN)));
+        for link in &self.links {
+            table.cells(vec![
+                Cell::plain(&link.query.to_string()),
+                token(link.query),
+                Cell::plain("->"),
+                Cell::plain(&link.key.to_string()),
+                token(link.key),
+                Cell::painted(&compact(link.weight), link.weight, style.colour),
+                Cell::plain(&format!("{}.{}", link.layer, link.head)),
+                Cell::plain(&focus(link.layer, link.head).to_string()),
+            ]);
+        }
+        table.render()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::terminal::tests::unpainted;
+    use crate::{Colour, display_width, summarize};
+    use candle_core::Device;
+
+    fn tokens() -> Vec<String> {
+        ["a", "b", "c", "a"].map(str::to_owned).to_vec()
+    }
+
+    /// Two heads: one on the token before, one that finds what followed the `a` of the beginning.
+    fn look() -> Result<(FirstLook, Vec<HeadRow>)> {
+        let before = [[1f32, 0., 0., 0.], [1., 0., 0., 0.], [0.2, 0.8, 0., 0.], [0.1, 0., 0.9, 0.]];
+        let after = [[1f32, 0., 0., 0.], [0.9, 0.1, 0., 0.], [0.8, 0.05, 0.15, 0.], [0.05, 0.95, 0., 0.]];
+        let weights = Tensor::new(&[before, after], &Device::Cpu)?;
+        let mut look = FirstLook::new(&tokens());
+        look.layer(3, &[1, 4], &weights)?;
+        let rows = [1, 4].into_iter().zip(summarize(&weights)?);
+        let row = |(head, summary): (usize, crate::HeadSummary)| HeadRow {
+            layer: 3,
+            head,
+            summary,
+            focus: summary.focus(look.on_repeats(3, head)),
+        };
+        let rows = rows.map(row).collect();
+        Ok((look, rows))
+    }
+
+    #[test]
+    fn links_are_neither_to_itself_nor_to_the_first() -> Result<()> {
+        let (look, _) = look()?;
+        let found: Vec<_> = look.links().iter().map(|l| (l.query, l.key, l.head, l.weight)).collect();
+        assert_eq!(found, [(3, 1, 4, 0.95), (3, 2, 1, 0.9), (2, 1, 1, 0.8), (2, 1, 4, 0.05), (3, 1, 1, 0.0)]);
+        Ok(())
+    }
+
+    #[test]
+    fn the_head_with_most_links_is_chosen_and_each_has_its_kind() -> Result<()> {
+        let (look, rows) = look()?;
+        // 3.1 reaches (0.8 + 0.9) / 2, and 3.4 (0.05 + 0.95) / 2.
+        let best = look.best.as_ref().expect("a head");
+        assert!((best.layer, best.head) == (3, 1) && (best.reach - 0.85).abs() < 1e-6);
+        let text = look.render(&rows, &Style::default())?;
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[0], "head 3.1 (layer 3, head 1): previous, the token before");
+        assert_eq!(lines[1], "chosen: its largest weights beyond itself and the first token average 0.85");
+        assert!(
+            text.contains("\n3  a  ->  1  b  .95  3.4  induction\n3  a  ->  2  c  .90  3.1  previous\n"),
+            "{text}"
+        );
+        assert!(text.ends_with("previous   the token before\ninduction  what followed earlier\n"), "{text}");
+        Ok(())
+    }
+
+    #[test]
+    fn no_line_is_wider_than_the_terminal() -> Result<()> {
+        let tokens: Vec<String> = (0..60).map(|i| format!("a long token, number {i}")).collect();
+        let weights = Tensor::full(1f32 / 60.0, (2, 60, 60), &Device::Cpu)?;
+        let mut look = FirstLook::new(&tokens);
+        look.layer(0, &[0, 1], &weights)?;
+        let summary = summarize(&weights)?[0];
+        let rows = [0, 1].map(|head| HeadRow { layer: 0, head, summary, focus: Focus::Spread });
+        for width in [10, 40, 79, 80, 140] {
+            for colour in [Colour::Plain, Colour::Ansi256] {
+                let text = look.render(&rows, &Style { colour, width, ..Style::default() })?;
+                let wide = text.lines().map(|l| display_width(&unpainted(l))).max().unwrap_or(0);
+                assert!(wide <= width.max(40), "{wide} > {width}\n{text}");
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_text_of_two_tokens_has_no_links() -> Result<()> {
+        let mut look = FirstLook::new(&tokens()[..2]);
+        look.layer(0, &[0], &Tensor::new(&[[[1f32, 0.], [0.5, 0.5]]], &Device::Cpu)?)?;
+        assert!(look.links().is_empty() && look.best.is_none());
+        assert!(look.render(&[], &Style::default())?.starts_with("heads, "));
+        assert!(
+            look.layer(0, &[0], &Tensor::zeros((1, 3, 3), candle_core::DType::F32, &Device::Cpu)?).is_err()
+        );
+        Ok(())
+    }
+
+    #[test]
+    fn nan_is_no_link() -> Result<()> {
+        let mut look = FirstLook::new(&tokens()[..3]);
+        let weights = [[1f32, 0., 0.], [0.5, 0.5, 0.], [0.5, f32::NAN, 0.5]];
+        look.layer(0, &[0], &Tensor::new(&[weights], &Device::Cpu)?)?;
+        assert!(look.links().is_empty() && look.best.is_none());
+        Ok(())
+    }
+}
