@@ -1,4 +1,4 @@
-//! Training rows that only a model which looks back can predict: random tokens, repeated.
+//! Training rows that only a model which looks back can predict: random tokens whose spans come again.
 //!
 //! In a text there is little to gain from finding an earlier copy of the present token, so small models do not learn it.
 //! In these rows nothing else helps, and the heads that do it appear: one that attends to the previous token, and
@@ -7,10 +7,12 @@
 
 use rand::Rng;
 
-/// The tokens of the shortest span.
-const SHORTEST: f64 = 8.0;
+/// The tokens of the shortest span: one to recognise, and one to predict.
+const SHORTEST: f64 = 2.0;
+/// How often a span is new rather than a copy of an earlier one.
+const NEW: f64 = 0.25;
 
-/// How many of the rows are random tokens, repeated.
+/// How many of the rows are random tokens with repeated spans.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Repeats {
     /// The probability of each row.
@@ -19,21 +21,30 @@ pub(crate) struct Repeats {
 }
 
 impl Repeats {
-    /// `len` tokens: a span of random ones, again and again. Each row has a span of its own length, from [`SHORTEST`] to
-    /// half of the row, since one length would teach heads a distance. Short spans are as frequent as long ones on a scale
-    /// of logarithms: they have few tokens to choose from, and so are learnt first. `None` for a row of the text.
+    /// `len` tokens: spans of random ones, most of them copies of an earlier span of the row, in random order. Were there
+    /// only one span, a model could as well look two or three tokens back; so only the token before tells what follows.
+    /// The spans have 2 tokens to a quarter of the row, short ones more often. `None` for a row of the text.
     pub(crate) fn row(&self, len: usize, rng: &mut impl Rng) -> Option<Vec<u32>> {
         // Draw nothing if no rows are wanted: a run without repeats sees the same text as ever.
         if self.fraction == 0.0 || !rng.random_bool(self.fraction) {
             return None;
         }
-        let longest = (len / 2).max(1) as f64;
-        let shortest = longest.min(SHORTEST);
-        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // between the two
-        let span = rng.random_range(shortest.ln()..=longest.ln()).exp().round() as usize;
-        #[allow(clippy::cast_possible_truncation)] // ids are u32
-        let ids: Vec<u32> = (0..span).map(|_| rng.random_range(0..self.vocab_size) as u32).collect();
-        Some(ids.into_iter().cycle().take(len).collect())
+        let longest = (len as f64 / 4.0).max(SHORTEST);
+        let mut spans: Vec<Vec<u32>> = vec![];
+        let mut row = vec![];
+        while row.len() < len {
+            if spans.is_empty() || rng.random_bool(NEW) {
+                #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // between the two
+                let span = rng.random_range(SHORTEST.ln()..=longest.ln()).exp().round() as usize;
+                #[allow(clippy::cast_possible_truncation)] // ids are u32
+                spans.push((0..span).map(|_| rng.random_range(0..self.vocab_size) as u32).collect());
+                row.extend(spans.last().into_iter().flatten());
+            } else {
+                row.extend(&spans[rng.random_range(0..spans.len())]);
+            }
+        }
+        row.truncate(len);
+        Some(row)
     }
 }
 
@@ -43,20 +54,26 @@ mod tests {
     use rand::SeedableRng;
     use rand_chacha::ChaCha8Rng;
 
+    /// In a vocabulary so large that no token occurs twice by chance, a token that has occurred before tells what follows
+    /// in most places, and the other tokens tell nothing.
     #[test]
-    fn a_row_repeats_a_span_of_its_own_length() {
+    fn most_tokens_follow_what_they_followed_before() {
         let mut rng = ChaCha8Rng::seed_from_u64(3);
-        let repeats = Repeats { fraction: 1.0, vocab_size: 1000 };
-        let spans: Vec<usize> = (0..50)
-            .map(|_| {
-                let row = repeats.row(65, &mut rng).unwrap();
-                assert!(row.len() == 65 && row.iter().all(|id| *id < 1000));
-                (1..65).find(|span| row[*span..] == row[..65 - span]).unwrap()
-            })
-            .collect();
-        assert!(spans.iter().all(|span| (8..=32).contains(span)), "{spans:?}");
-        let (shortest, longest) = (spans.iter().min().unwrap(), spans.iter().max().unwrap());
-        assert!(*shortest < 12 && *longest > 24, "{spans:?}");
+        let repeats = Repeats { fraction: 1.0, vocab_size: 1 << 30 };
+        let (mut known, mut right) = (0, 0);
+        for _ in 0..50 {
+            let row = repeats.row(257, &mut rng).unwrap();
+            assert_eq!(row.len(), 257);
+            for i in 1..256 {
+                if let Some(copy) = row[..i].iter().rposition(|id| *id == row[i]) {
+                    known += 1;
+                    right += usize::from(row[copy + 1] == row[i + 1]);
+                }
+            }
+        }
+        let (known, right) = (f64::from(known) / (50.0 * 255.0), right as f64 / f64::from(known));
+        assert!((0.5..0.9).contains(&known), "{known} of the tokens have occurred before");
+        assert!((0.7..0.95).contains(&right), "{right} of those are followed by the same");
     }
 
     #[test]

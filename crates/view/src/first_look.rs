@@ -140,29 +140,27 @@ impl FirstLook {
     /// When the device of the weights fails.
     pub fn render(&self, heads: &[HeadRow], style: &Style) -> Result<String> {
         let mut out = String::new();
+        let mut line = |text: &str| out += &(fit(text, style.columns()) + "\n");
         let focus = |layer, head| {
             let row = heads.iter().find(|row| (row.layer, row.head) == (layer, head));
             row.map_or(Focus::Spread, |row| row.focus)
         };
         if let Some(Best { layer, head, reach, weights }) = &self.best {
             let kind = focus(*layer, *head);
-            let lines = [
-                format!("head {layer}.{head} (layer {layer}, head {head}): {kind}, {}", kind.meaning()),
-                format!("chosen: its largest weights beyond itself and the first token average {reach:.2}"),
-            ];
-            for line in lines {
-                let _ = writeln!(out, "{}", fit(&line, style.columns()));
-            }
-            let map = heatmap(weights, &self.tokens, &self.tokens, &style.with_max_cell(CELL))?;
-            let _ = writeln!(
-                out,
-                "{map}\nstrongest links, from a token to an earlier one\n{}",
-                self.table(focus, style)
-            );
+            line(&format!("head {layer}.{head} (layer {layer}, head {head}): {kind}, {}", kind.meaning()));
+            line(&format!(
+                "chosen: its largest weights beyond itself and the first token average {reach:.2}"
+            ));
+            out += &heatmap(weights, &self.tokens, &self.tokens, &style.with_max_cell(CELL))?;
+            out += "\nstrongest links between tokens\n";
+            out += &self.table(focus, style);
+            out += "\n";
         }
         let mut sorted = heads.to_vec();
         sorted.sort_by(|a, b| a.summary.entropy.total_cmp(&b.summary.entropy));
-        let _ = writeln!(out, "heads, the most concentrated first\n{}", overview(&sorted, style));
+        out += "heads, the most concentrated first\n";
+        out += &overview(&sorted, style);
+        out += "\n";
         let kinds: BTreeSet<Focus> = heads.iter().map(|row| row.focus).collect();
         for kind in kinds {
             let _ = writeln!(out, "{kind:<9}  {}", kind.meaning());

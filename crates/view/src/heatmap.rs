@@ -264,7 +264,9 @@ mod tests {
             }
             let tokens = t.min(style.max_rows.max(3));
             let notes = map.lines().filter(|l| l.starts_with("showing")).count();
-            assert_eq!(map.lines().count(), 2 + tokens + notes + usize::from(style.colour != Colour::Plain));
+            let header = if Layout::new(&keys[s - t..], &keys, &style).shaded { 1 } else { 2 };
+            let legend = usize::from(style.colour != Colour::Plain);
+            assert_eq!(map.lines().count(), header + tokens + notes + legend);
         }
         Ok(())
     }
