@@ -15,7 +15,7 @@ step "$cargo" fmt --manifest-path scripts/outside/Cargo.toml --check
 step scripts/check_circles.py --self-test
 step scripts/check_circles.py
 step "$cargo" clippy --release --workspace --all-targets -- -D warnings
-# A build without the Hub must not build any of its hundreds of crates.
+# A build without the Hub must not build any of its crates.
 step "$cargo" clippy --release -p gpt2-cli --no-default-features --features x86-v4 -- -D warnings
 # GPUs that this machine does not have: check our Rust code against Candle's GPU side, and compile our own kernels.
 step scripts/cuda/check.sh types

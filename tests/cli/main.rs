@@ -29,6 +29,7 @@ mod pipes;
 mod prompt;
 mod provenance;
 mod train;
+mod tutorial;
 mod verify;
 
 use crate::common::{Result, data};

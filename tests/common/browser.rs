@@ -3,11 +3,6 @@
 #![allow(dead_code)] // each package uses a part of it
 
 use crate::common::Result;
-use fantoccini::actions::{
-    InputSource, KeyAction, KeyActions, MOUSE_BUTTON_LEFT, MouseActions, PointerAction,
-};
-use fantoccini::{Client, ClientBuilder, Locator};
-use hyper_util::client::legacy::connect::HttpConnector;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -56,7 +51,7 @@ impl Driver {
         }
     }
 
-    /// A request that is not in the standard.
+    /// The value that the driver answers a request with (WebDriver, W3C).
     fn request(&self, method: &str, path: &str, body: &Value) -> Result<Value> {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
         let (body, port) = (body.to_string(), self.port);
@@ -82,7 +77,11 @@ impl Driver {
         }
         let mut content = vec![0; length];
         reader.read_exact(&mut content)?;
-        Ok(serde_json::from_slice::<Value>(&content)?["value"].take())
+        let value = serde_json::from_slice::<Value>(&content)?["value"].take();
+        match value.get("error").zip(value.get("message")) {
+            Some((error, message)) => Err(format!("{method} {path}: {error}: {message}").into()),
+            None => Ok(value),
+        }
     }
 }
 
@@ -101,7 +100,6 @@ impl Drop for Driver {
 
 /// An open page.
 pub(crate) struct Browser {
-    client: Client,
     driver: Driver,
     session: String,
 }
@@ -109,7 +107,7 @@ pub(crate) struct Browser {
 /// Opens `page` in a window of 1400 x 900 and runs `test` on it. The page must not log or fetch anything.
 ///
 /// Without Chromium, this fails under CI, and elsewhere says that it was skipped.
-pub(crate) fn browse(page: &Path, test: impl AsyncFnOnce(&Browser) -> Result) -> Result {
+pub(crate) fn browse(page: &Path, test: impl FnOnce(&Browser) -> Result) -> Result {
     let there = |name| Command::new(name).arg("--version").output().is_ok_and(|o| o.status.success());
     if !there("chromium") || !there("chromedriver") {
         let remedy = "chromium and chromedriver are needed; run: apt-get install chromium chromium-driver";
@@ -121,18 +119,15 @@ pub(crate) fn browse(page: &Path, test: impl AsyncFnOnce(&Browser) -> Result) ->
         return Ok(());
     }
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(async {
-        let browser = Browser::open(page).await?;
-        test(&browser).await?;
-        assert_eq!(browser.get("performance.getEntriesByType('resource').length").await?, 0, "a request");
-        assert_eq!(browser.log()?, json!([]), "the console");
-        Ok(())
-    })
+    let browser = Browser::open(page)?;
+    test(&browser)?;
+    assert_eq!(browser.get("performance.getEntriesByType('resource').length")?, 0, "a request");
+    assert_eq!(browser.log()?, json!([]), "the console");
+    Ok(())
 }
 
 impl Browser {
-    async fn open(page: &Path) -> Result<Self> {
+    fn open(page: &Path) -> Result<Self> {
         let driver = Driver::start()?;
         // No sandbox, since CI's containers run as root.
         let args = ["--headless=new", "--no-sandbox", "--window-size=1400,900", "--hide-scrollbars"];
@@ -140,105 +135,110 @@ impl Browser {
             "goog:chromeOptions": { "args": args },
             "goog:loggingPrefs": { "browser": "ALL" },
         });
-        let client = ClientBuilder::new(HttpConnector::new())
-            .capabilities(serde_json::from_value(capabilities)?)
-            .connect(&format!("http://127.0.0.1:{}", driver.port))
-            .await?;
-        let session = client.session_id().await?.ok_or("a session")?;
-        let browser = Self { client, driver, session };
-        browser.client.goto(&format!("file://{}", page.display())).await?;
-        browser.until("performance.getEntriesByName('ready').length > 0").await?;
+        let wanted = json!({ "capabilities": { "alwaysMatch": capabilities } });
+        let session = driver.request("POST", "/session", &wanted)?;
+        let session = session["sessionId"].as_str().ok_or("a session")?.to_owned();
+        let browser = Self { driver, session };
+        browser.command("/url", &json!({ "url": format!("file://{}", page.display()) }))?;
+        browser.until("performance.getEntriesByName('ready').length > 0")?;
         Ok(browser)
     }
 
     /// Milliseconds from the start of navigation until the page responds.
-    pub(crate) async fn ready_after(&self) -> Result<f64> {
-        let ready = self.get("performance.getEntriesByName('ready')[0].startTime").await?;
+    pub(crate) fn ready_after(&self) -> Result<f64> {
+        let ready = self.get("performance.getEntriesByName('ready')[0].startTime")?;
         Ok(ready.as_f64().ok_or("a time")?)
     }
 
-    /// One of Chromium's own requests, such as `/se/log` and `/goog/cdp/execute`.
-    fn extension(&self, path: &str, body: &Value) -> Result<Value> {
+    /// A command of the standard, or one of Chromium's own, such as `/se/log` and `/goog/cdp/execute`.
+    fn command(&self, path: &str, body: &Value) -> Result<Value> {
         self.driver.request("POST", &format!("/session/{}{path}", self.session), body)
     }
 
     /// The console's messages since the last call.
     pub(crate) fn log(&self) -> Result<Value> {
-        self.extension("/se/log", &json!({ "type": "browser" }))
+        self.command("/se/log", &json!({ "type": "browser" }))
     }
 
     /// A command of the `DevTools` protocol.
     pub(crate) fn devtools(&self, command: &str, params: &Value) -> Result<Value> {
-        self.extension("/goog/cdp/execute", &json!({ "cmd": command, "params": params }))
+        self.command("/goog/cdp/execute", &json!({ "cmd": command, "params": params }))
     }
 
     /// The value of an expression.
-    pub(crate) async fn get(&self, expression: &str) -> Result<Value> {
-        Ok(self.client.execute(&format!("return {expression}"), vec![]).await?)
+    pub(crate) fn get(&self, expression: &str) -> Result<Value> {
+        self.command("/execute/sync", &json!({ "script": format!("return {expression}"), "args": [] }))
     }
 
     /// The text of the first element that `css` selects.
-    pub(crate) async fn text(&self, css: &str) -> Result<String> {
-        let text = self.get(&format!("document.querySelector({css:?}).textContent")).await?;
+    pub(crate) fn text(&self, css: &str) -> Result<String> {
+        let text = self.get(&format!("document.querySelector({css:?}).textContent"))?;
         Ok(text.as_str().unwrap_or_default().to_owned())
     }
 
     /// The texts of all elements that `css` selects.
-    pub(crate) async fn texts(&self, css: &str) -> Result<Vec<String>> {
+    pub(crate) fn texts(&self, css: &str) -> Result<Vec<String>> {
         let texts = format!("[...document.querySelectorAll({css:?})].map((e) => e.textContent)");
-        Ok(serde_json::from_value(self.get(&texts).await?)?)
+        Ok(serde_json::from_value(self.get(&texts)?)?)
     }
 
     /// Waits until an expression is true.
-    pub(crate) async fn until(&self, expression: &str) -> Result {
+    pub(crate) fn until(&self, expression: &str) -> Result {
         let end = Instant::now() + Duration::from_secs(20);
-        while self.get(expression).await? != true {
+        while self.get(expression)? != true {
             if Instant::now() > end {
                 return Err(format!("still not true after 20 s: {expression}").into());
             }
-            tokio::time::sleep(Duration::from_millis(20)).await;
+            std::thread::sleep(Duration::from_millis(20));
         }
         Ok(())
     }
 
     /// A real click in the middle of an element.
-    pub(crate) async fn click(&self, css: &str) -> Result {
-        Ok(self.client.find(Locator::Css(css)).await?.click().await?)
+    pub(crate) fn click(&self, css: &str) -> Result {
+        let found = self.command("/element", &json!({ "using": "css selector", "value": css }))?;
+        // An object with one entry, whose name the standard fixes.
+        let id = found.as_object().and_then(|one| one.values().next()?.as_str()).ok_or("an element")?;
+        self.command(&format!("/element/{id}/click"), &json!({}))?;
+        Ok(())
     }
 
     /// Presses real keys, which go to the focus. From `\u{e000}` on, the standard defines special keys.
-    pub(crate) async fn keys(&self, keys: &str) -> Result {
-        let mut actions = KeyActions::new("keys".into());
-        for value in keys.chars() {
-            actions = actions.then(KeyAction::Down { value }).then(KeyAction::Up { value });
-        }
-        Ok(self.client.perform_actions(actions).await?)
+    pub(crate) fn keys(&self, keys: &str) -> Result {
+        let press = |key: char| ["keyDown", "keyUp"].map(|kind| json!({ "type": kind, "value": key }));
+        let actions: Vec<Value> = keys.chars().flat_map(press).collect();
+        self.act(&json!({ "type": "key", "id": "keys", "actions": actions }))
+    }
+
+    /// Input from one device.
+    fn act(&self, input: &Value) -> Result {
+        self.command("/actions", &json!({ "actions": [input] }))?;
+        Ok(())
     }
 
     /// Moves the mouse to a place of the window, and clicks there where `click` says so.
-    pub(crate) async fn mouse(&self, (x, y): (f64, f64), click: bool) -> Result {
+    pub(crate) fn mouse(&self, (x, y): (f64, f64), click: bool) -> Result {
         #[allow(clippy::cast_possible_truncation)] // pixels of a window
         let (x, y) = (x.round() as i64, y.round() as i64);
-        let mut actions =
-            MouseActions::new("mouse".into()).then(PointerAction::MoveTo { duration: None, x, y });
+        let mut actions = vec![json!({ "type": "pointerMove", "duration": 0, "x": x, "y": y })];
         if click {
-            let button = MOUSE_BUTTON_LEFT;
-            actions = actions.then(PointerAction::Down { button }).then(PointerAction::Up { button });
+            actions.extend(["pointerDown", "pointerUp"].map(|kind| json!({ "type": kind, "button": 0 })));
         }
-        Ok(self.client.perform_actions(actions).await?)
+        self.act(&json!({ "type": "pointer", "id": "mouse", "actions": actions }))
     }
 
     /// Opens a head and waits for its weights.
-    pub(crate) async fn head(&self, name: &str) -> Result {
+    pub(crate) fn head(&self, name: &str) -> Result {
         let (layer, head) = name.split_once('.').ok_or("layer.head")?;
-        self.get(&format!("document.querySelector('[aria-label^=\"Layer {layer}, head {head}:\"]').click()"))
-            .await?;
-        self.until(&format!("document.documentElement.dataset.shown === {name:?}")).await
+        self.get(&format!(
+            "document.querySelector('[aria-label^=\"Layer {layer}, head {head}:\"]').click()"
+        ))?;
+        self.until(&format!("document.documentElement.dataset.shown === {name:?}"))
     }
 
     /// The position of a cell's middle in the window while the whole map is visible: the geometry of map.js.
-    pub(crate) async fn cell(&self, queries: usize, keys: usize, at: (usize, usize)) -> Result<(f64, f64)> {
-        let rect = self.get("document.getElementById('map').getBoundingClientRect().toJSON()").await?;
+    pub(crate) fn cell(&self, queries: usize, keys: usize, at: (usize, usize)) -> Result<(f64, f64)> {
+        let rect = self.get("document.getElementById('map').getBoundingClientRect().toJSON()")?;
         let of = |name: &str| rect[name].as_f64().ok_or("a number");
         let (left, top) = (104.0, 84.0);
         let width = (of("width")?.round() - left - 4.0) / keys as f64;
@@ -247,10 +247,10 @@ impl Browser {
     }
 
     /// What the page says of a cell when the mouse is on it: query, key, weight and error.
-    pub(crate) async fn value(&self) -> Result<(usize, usize, f64, f64)> {
-        let positions = self.texts("#readout .position").await?;
+    pub(crate) fn value(&self) -> Result<(usize, usize, f64, f64)> {
+        let positions = self.texts("#readout .position")?;
         let [query, key] = &positions[..] else { return Err(format!("positions {positions:?}").into()) };
-        let value = self.text("#readout .value").await?;
+        let value = self.text("#readout .value")?;
         let (weight, error) = value.split_once(" ± ").ok_or_else(|| format!("{value:?} has no error"))?;
         Ok((query.parse()?, key.parse()?, weight.parse()?, error.parse()?))
     }

@@ -42,32 +42,28 @@ fn no_text_becomes_anything_but_text() -> Result {
     let likely = tokens.iter().map(|token| (token.clone(), 0.01)).collect::<Vec<_>>();
     page.finish(&vec![NextToken { likely, actual: Some(0.5) }; t])?;
 
-    browse(file.path(), async |page| {
+    browse(file.path(), |page| {
         let shown: Vec<String> = tokens.iter().map(|token| visible_token(token)).collect();
-        assert_eq!(page.texts("#text [role=option]").await?, shown);
-        assert_eq!(page.text("#title").await?, tokens[2]);
-        assert_eq!(page.text("#caption").await?, visible_text(&provenance.caption));
+        assert_eq!(page.texts("#text [role=option]")?, shown);
+        assert_eq!(page.text("#title")?, tokens[2]);
+        assert_eq!(page.text("#caption")?, visible_text(&provenance.caption));
         let facts = "JSON.parse(document.getElementById('header').textContent).provenance";
-        assert_eq!(page.get(facts).await?, provenance.facts);
+        assert_eq!(page.get(facts)?, provenance.facts);
         for position in 0..t {
-            page.get(&format!("document.getElementById('word-{position}').click()")).await?;
-            assert_eq!(page.text("#token-word").await?, shown[position]);
-            assert_eq!(page.texts("#next .word").await?, shown);
+            page.get(&format!("document.getElementById('word-{position}').click()"))?;
+            assert_eq!(page.text("#token-word")?, shown[position]);
+            assert_eq!(page.texts("#next .word")?, shown);
         }
-        page.click("#lines-tab").await?;
-        assert_eq!(page.get("document.querySelectorAll('img, svg, iframe').length").await?, 0);
-        assert_eq!(
-            page.get("document.scripts.length").await?,
-            5,
-            "header, layer, weights, predictions, script"
-        );
+        page.click("#lines-tab")?;
+        assert_eq!(page.get("document.querySelectorAll('img, svg, iframe').length")?, 0);
+        assert_eq!(page.get("document.scripts.length")?, 5, "header, layer, weights, predictions, script");
         // Even with a very long token, the page is no wider than the window.
-        assert_eq!(page.get("document.documentElement.scrollWidth <= innerWidth").await?, true);
+        assert_eq!(page.get("document.documentElement.scrollWidth <= innerWidth")?, true);
         // The page runs only its own script, and nothing turns a string into markup.
         assert_eq!(page.log()?, json!([]));
         let markup = "document.body.innerHTML = '<b>x</b>'";
         let tried = format!("(() => {{ try {{ {markup} }} catch {{ return 'refused' }} }})()");
-        assert_eq!(page.get(&tried).await?, "refused");
+        assert_eq!(page.get(&tried)?, "refused");
         let log = page.log()?;
         assert!(log[0]["message"].as_str().is_some_and(|m| m.contains("TrustedHTML")), "{log}");
         Ok(())
@@ -84,10 +80,10 @@ fn weights_that_are_not_numbers_are_said_to_be_none() -> Result {
     let mut page = PageWriter::new(std::io::BufWriter::new(file.as_file()), &header)?;
     page.layer(0, &[0], &weights, &summarize(&weights)?)?;
     page.finish(&[])?;
-    browse(file.path(), async |page| {
-        page.mouse(page.cell(2, 2, (0, 0)).await?, true).await?;
-        assert_eq!(page.text("#readout .value").await?, "not a number");
-        assert_eq!(page.texts("#outgoing .number").await?, ["NaN"]);
+    browse(file.path(), |page| {
+        page.mouse(page.cell(2, 2, (0, 0))?, true)?;
+        assert_eq!(page.text("#readout .value")?, "not a number");
+        assert_eq!(page.texts("#outgoing .number")?, ["NaN"]);
         Ok(())
     })
 }

@@ -9,7 +9,7 @@ use std::fs::File;
 use std::io::BufWriter;
 
 /// Hovers over some cells of the displayed head; `offset` is the position of the first query.
-async fn assert_cells(page: &Browser, weights: &Tensor, offset: usize) -> Result {
+fn assert_cells(page: &Browser, weights: &Tensor, offset: usize) -> Result {
     let (queries, keys) = weights.dims2()?;
     let rows = weights.to_vec2::<f32>()?;
     // If cells are smaller than pixels, the mouse may miss those at the edges.
@@ -18,8 +18,8 @@ async fn assert_cells(page: &Browser, weights: &Tensor, offset: usize) -> Result
         let i = edge + (n * (queries - 2 * edge) / 11).min(queries - 2 * edge - 1);
         let own = offset + i - edge / 2;
         for j in [edge / 4, own / 3, own.saturating_sub(1), own] {
-            page.mouse(page.cell(queries, keys, (i, j)).await?, false).await?;
-            let (query, key, weight, error) = page.value().await?;
+            page.mouse(page.cell(queries, keys, (i, j))?, false)?;
+            let (query, key, weight, error) = page.value()?;
             // If a cell is no larger than a pixel, the mouse may be on its neighbour.
             assert!(query.abs_diff(offset + i) <= 1 && key.abs_diff(j) <= 1, "{query}, {key}: not {i}, {j}");
             let expected = f64::from(rows[query - offset][key]);
@@ -31,19 +31,19 @@ async fn assert_cells(page: &Browser, weights: &Tensor, offset: usize) -> Result
 }
 
 /// A page of GPT-2 small's shape.
-async fn assert_shows(page: &Browser, t: usize, layers: &[Tensor]) -> Result {
-    assert_eq!(page.text("#about").await?, format!("{t} tokens, 144 heads"));
+fn assert_shows(page: &Browser, t: usize, layers: &[Tensor]) -> Result {
+    assert_eq!(page.text("#about")?, format!("{t} tokens, 144 heads"));
     for (layer, head) in [(0, 0), (7, 3), (11, 11)] {
-        page.head(&format!("{layer}.{head}")).await?;
+        page.head(&format!("{layer}.{head}"))?;
         let weights = layers[layer].get(head)?;
-        assert_cells(page, &weights, 0).await?;
+        assert_cells(page, &weights, 0)?;
         let summary = &summarize(&weights.unsqueeze(0)?)?[0];
-        let shown: f32 = page.text("[data-metric=entropy]").await?.parse()?;
+        let shown: f32 = page.text("[data-metric=entropy]")?.parse()?;
         assert!((shown - summary.entropy).abs() < 0.006, "{shown}: {summary:?}");
     }
     // The page draws all small maps, and its own memory stays far below the size of the weights.
-    page.until("document.querySelectorAll('[data-drawn]').length === 144").await?;
-    let heap = page.get("performance.memory.usedJSHeapSize").await?.as_f64().ok_or("a number")?;
+    page.until("document.querySelectorAll('[data-drawn]').length === 144")?;
+    let heap = page.get("performance.memory.usedJSHeapSize")?.as_f64().ok_or("a number")?;
     assert!(heap < 150e6, "{heap} bytes");
     Ok(())
 }
@@ -58,7 +58,7 @@ fn random(t: usize) -> Result<(tempfile::NamedTempFile, Vec<Tensor>)> {
 #[test]
 fn gpt2_small_at_256_tokens() -> Result {
     let (file, layers) = random(256)?;
-    browse(file.path(), async |page| assert_shows(page, 256, &layers).await)
+    browse(file.path(), |page| assert_shows(page, 256, &layers))
 }
 
 #[test]
@@ -66,11 +66,11 @@ fn gpt2_small_at_1024_tokens_is_small_and_quick() -> Result {
     let (file, layers) = random(1024)?;
     let bytes = file.as_file().metadata()?.len();
     assert!(bytes <= 30_000_000, "{bytes} bytes");
-    browse(file.path(), async |page| {
+    browse(file.path(), |page| {
         // Some 0.4 s on a quiet machine, but the tests share one.
-        let ready = page.ready_after().await?;
+        let ready = page.ready_after()?;
         assert!(ready < 5000.0, "{ready} ms");
-        assert_shows(page, 1024, &layers).await
+        assert_shows(page, 1024, &layers)
     })
 }
 
@@ -97,17 +97,17 @@ fn queries_after_a_cache_are_the_last_of_the_keys() -> Result {
     let mut page = PageWriter::new(BufWriter::new(File::create(file.path())?), &header)?;
     page.layer(4, &[2], &weights, &summarize(&weights)?)?;
     page.finish(&[])?;
-    browse(file.path(), async |page| {
-        assert_eq!(page.text("#head-title").await?, "Layer 4, head 2");
-        assert_cells(page, &weights.get(0)?, 3).await?;
+    browse(file.path(), |page| {
+        assert_eq!(page.text("#head-title")?, "Layer 4, head 2");
+        assert_cells(page, &weights.get(0)?, 3)?;
         // The last token is chosen: its row, strongest first.
-        assert_eq!(page.texts("#outgoing .position").await?, ["4", "2", "3", "1", "0"]);
+        assert_eq!(page.texts("#outgoing .position")?, ["4", "2", "3", "1", "0"]);
         // Token 1 comes before the first query: queries attend to it, but it has no query.
-        page.click("#word-1").await?;
-        assert_eq!(page.texts("#incoming .position").await?, ["3", "4"]);
-        assert_eq!(page.texts("#outgoing .position").await?, [""; 0]);
-        assert_eq!(page.text("#incoming .number").await?, "0.200");
-        assert_eq!(page.get("document.getElementById('next').parentElement.hidden").await?, true);
+        page.click("#word-1")?;
+        assert_eq!(page.texts("#incoming .position")?, ["3", "4"]);
+        assert_eq!(page.texts("#outgoing .position")?, [""; 0]);
+        assert_eq!(page.text("#incoming .number")?, "0.200");
+        assert_eq!(page.get("document.getElementById('next').parentElement.hidden")?, true);
         Ok(())
     })
 }

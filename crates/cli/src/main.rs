@@ -40,6 +40,7 @@ fn main() -> ExitCode {
         Err(error) if output::is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             output::error(&error);
+            output::note(&format!("examples and options: gpt2 help {}", args.command.name()));
             ExitCode::FAILURE
         }
     }

@@ -5,6 +5,7 @@ mod concurrent;
 mod faults;
 mod inspect;
 mod names;
+mod proxy;
 mod refusals;
 mod server;
 

@@ -1,5 +1,6 @@
 //! Files that the Hub refuses to give, and what the user can do about it.
 
+use super::proxy::Proxy;
 use super::{At, COMMIT, Fault, MODEL, Result, Run, Setup};
 
 #[test]
@@ -105,10 +106,12 @@ fn what_is_no_hub_is_said_to_be_none() -> Result<()> {
 #[test]
 fn a_proxy_is_used() -> Result<()> {
     let setup = Setup::new()?;
+    let proxy = Proxy::start(&setup.server.endpoint())?;
     let mut command =
         setup.command(&["forward", "--model", "gpt2", "--endpoint", "http://hub.invalid", "O Romeo"]);
-    let run = Run::of(command.env("http_proxy", setup.server.endpoint()).output()?)?.succeeded();
+    let run = Run::of(command.env("http_proxy", proxy.endpoint()).output()?)?.succeeded();
     assert!(run.stderr.contains(&COMMIT[..12]), "{}", run.stderr);
     assert!(setup.server.seen().iter().any(|seen| seen.host == "hub.invalid"));
+    assert!(proxy.asked().contains(&"hub.invalid:80".to_string()), "{:?}", proxy.asked());
     Ok(())
 }

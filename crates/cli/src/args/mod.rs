@@ -36,10 +36,12 @@ use std::path::PathBuf;
     propagate_version = true,
     after_help = "\
 Examples:
-  gpt2 attention \"O Romeo, Romeo\"                      what the heads do: start here
+  gpt2 attention \"O Romeo, Romeo\"                      what the heads do
   gpt2 attention \"O Romeo, Romeo\" --layer 1 --head 2   one head, token by token
   gpt2 forward --model gpt2 \"The capital of France\"    GPT-2 small from the Hugging Face Hub
-  echo \"To be, or\" | gpt2 generate --greedy            continue text from a pipe"
+  echo \"To be, or\" | gpt2 generate --greedy            continue text from a pipe
+
+Start here: gpt2 attention \"O Romeo, Romeo! wherefore art thou Romeo?\""
 )]
 pub(crate) struct Args {
     /// Print only results and errors: no notes, no progress
@@ -82,6 +84,26 @@ pub(crate) enum Command {
 }
 
 impl Command {
+    /// The name to type.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Attention(_) => "attention",
+            Self::Heads(_) => "heads",
+            Self::Lens(_) => "lens",
+            Self::Forward(_) => "forward",
+            Self::Generate(_) => "generate",
+            Self::Inspect(_) => "inspect",
+            Self::Download(_) => "download",
+            Self::Models(_) => "models",
+            Self::VerifyCache(_) => "verify-cache",
+            Self::Train(_) => "train",
+            Self::Bench(_) => "bench",
+            Self::Verify(_) => "verify",
+            Self::Completions(_) => "completions",
+            Self::Man(_) => "man",
+        }
+    }
+
     /// `--threads`
     pub(crate) fn threads(&self) -> Option<u16> {
         match self {

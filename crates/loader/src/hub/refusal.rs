@@ -111,16 +111,16 @@ fn is_of_network(error: &Error) -> bool {
         | Error::InvalidProxyUrl
         | Error::Tls(_)
         | Error::Rustls(_) => true,
-        Error::Io(error) => matches!(
+        // The rest are addresses that lead nowhere, names that do not resolve, and certificates that nobody trusts.
+        Error::Io(error) => !matches!(
             error.kind(),
-            Kind::ConnectionRefused
-                | Kind::HostUnreachable
-                | Kind::NetworkUnreachable
-                | Kind::NetworkDown
-                | Kind::AddrNotAvailable
-                | Kind::PermissionDenied
-                // A certificate that nobody trusts.
-                | Kind::InvalidData
+            Kind::ConnectionReset
+                | Kind::ConnectionAborted
+                | Kind::BrokenPipe
+                | Kind::UnexpectedEof
+                | Kind::Interrupted
+                | Kind::TimedOut
+                | Kind::WouldBlock
         ),
         _ => false,
     }

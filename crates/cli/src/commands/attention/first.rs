@@ -28,10 +28,7 @@ pub(super) fn print(scene: &Scene, first: &FirstLook, found: &ModelOutput) -> an
     writeln!(out, "{}", fit(&text, LINES * style.width))?;
     writeln!(out, "{}\n", expects(scene, found, style.width)?)?;
     write!(out, "{}", first.render(&rows, &style)?)?;
-    writeln!(
-        out,
-        "\nall heads, token by token, in the browser: --open; one of them here: --layer L --head H"
-    )?;
+    writeln!(out, "\nnext, every head in the browser: --open; one head here: --layer L --head H")?;
     Ok(())
 }
 

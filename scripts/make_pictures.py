@@ -1,0 +1,89 @@
+#!/usr/bin/env python3
+"""Draws the README's pictures: the first command in a terminal, and its page in a browser.
+
+    cargo build --release && scripts/make_pictures.py [--binary target/release/gpt2] [--out docs/images]
+
+Needs chromium. --screens FOLDER draws the terminal at 80 and 140 columns, light and dark, into a folder of your choice.
+"""
+
+import argparse
+import html
+import os
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+
+PROMPT = "O Romeo, Romeo! wherefore art thou Romeo?"
+LIGHT = ("#ffffff", "#1f2328")
+DARK = ("#0d1117", "#e6edf3")
+# The height of a line and the width of a column in CSS pixels.
+LINE, COLUMN = 18, 7.83
+
+
+def terminal(binary: str, columns: int, colours: tuple[str, str]) -> tuple[str, int]:
+    """What the first command prints at this width, as HTML, and how many lines that is."""
+    environment = os.environ | {"COLUMNS": str(columns), "COLORTERM": "truecolor"}
+    command = [binary, "--quiet", "attention", "--color", "always", PROMPT]
+    text = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+    background, ink = colours
+    lines = f'$ gpt2 attention "{PROMPT}"\n{text}'
+    style = f"margin:0;padding:12px;width:{columns}ch;white-space:pre-wrap;overflow-wrap:anywhere;background:{background};color:{ink};font:13px/{LINE}px 'DejaVu Sans Mono',monospace"
+    page = f'<!doctype html><meta charset="utf-8"><body style="margin:0"><pre style="{style}">{spans(lines)}</pre>'
+    plain = re.sub("\x1b\\[[0-9;]*m", "", lines)
+    return page, sum(max(1, -(-len(line) // columns)) for line in plain.splitlines())
+
+
+def spans(text: str) -> str:
+    """Terminal colours as HTML."""
+    out = ""
+    for part in re.split("(\x1b\\[[0-9;]*m)", text):
+        code = re.fullmatch("\x1b\\[38;2;([0-9;]+);48;2;([0-9;]+)m", part)
+        if code:
+            ink, background = ("rgb(" + rgb.replace(";", ",") + ")" for rgb in code.groups())
+            out += f'<span style="color:{ink};background:{background}">'
+        elif part == "\x1b[0m":
+            out += "</span>"
+        else:
+            out += html.escape(part)
+    return out
+
+
+def draw(page: str, to: Path, width: int, height: int) -> None:
+    """Takes a picture of an HTML page."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "page.html"
+        source.write_text(page)
+        command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--force-device-scale-factor=1"]
+        command += [f"--window-size={width},{height}", "--virtual-time-budget=3000", f"--screenshot={to.resolve()}", str(source)]
+        subprocess.run(command, check=True, capture_output=True)
+    print(f"wrote {to}, {to.stat().st_size // 1024} KiB")
+
+
+def draw_terminal(binary: str, columns: int, colours: tuple[str, str], to: Path) -> None:
+    page, lines = terminal(binary, columns, colours)
+    draw(page, to, round(columns * COLUMN) + 24, (lines + 1) * LINE + 24)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--binary", default="target/release/gpt2")
+    parser.add_argument("--out", type=Path, default=Path("docs/images"))
+    parser.add_argument("--screens", type=Path)
+    args = parser.parse_args()
+    if args.screens:
+        args.screens.mkdir(parents=True, exist_ok=True)
+        for columns in (80, 140):
+            for name, colours in (("light", LIGHT), ("dark", DARK)):
+                draw_terminal(args.binary, columns, colours, args.screens / f"{columns}-{name}.png")
+        return
+    args.out.mkdir(parents=True, exist_ok=True)
+    draw_terminal(args.binary, 80, DARK, args.out / "terminal.png")
+    with tempfile.TemporaryDirectory() as folder:
+        page = Path(folder) / "page.html"
+        subprocess.run([args.binary, "--quiet", "attention", "--html", str(page), PROMPT], check=True, capture_output=True)
+        draw(page.read_text(), args.out / "page.png", 1100, 760)
+
+
+if __name__ == "__main__":
+    main()

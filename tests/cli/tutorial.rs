@@ -1,0 +1,127 @@
+//! docs/tutorial.md: every command in it runs and prints what the page shows.
+//!
+//! A block marked `console` holds commands after `$ ` and what each prints on stdout. A line `...` stands for any number
+//! of lines. Numbers may differ in their last digit, since processors round differently; spaces may differ in number,
+//! since columns grow with their numbers.
+
+use super::command;
+use crate::common::Result;
+
+const TUTORIAL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/tutorial.md");
+
+/// A command and the lines that it should print.
+struct Step {
+    command: String,
+    expected: Vec<String>,
+}
+
+fn steps(page: &str) -> Vec<Step> {
+    let mut steps: Vec<Step> = vec![];
+    let mut inside = false;
+    for line in page.lines() {
+        match line {
+            "```console" => inside = true,
+            "```" => inside = false,
+            _ if !inside => {}
+            _ => match (line.strip_prefix("$ "), steps.last_mut()) {
+                (Some(command), _) => {
+                    let (command, expected) = (command.to_string(), vec![]);
+                    steps.push(Step { command, expected });
+                }
+                (None, Some(step)) => step.expected.push(line.to_string()),
+                (None, None) => panic!("{line:?} follows no command"),
+            },
+        }
+    }
+    steps
+}
+
+/// The words of a command line, of which some are in double or single quotes.
+fn words(line: &str) -> Vec<String> {
+    let (mut words, mut word, mut quote) = (vec![], None::<String>, None);
+    for c in line.chars() {
+        match (c, quote) {
+            ('"' | '\'', None) => {
+                quote = Some(c);
+                word.get_or_insert_default();
+            }
+            (c, Some(open)) if c == open => quote = None,
+            (' ', None) => words.extend(word.take()),
+            (c, _) => word.get_or_insert_default().push(c),
+        }
+    }
+    words.extend(word);
+    words
+}
+
+/// Whether two words are the same, or numbers that differ by no more than one in the last digit.
+fn agree(found: &str, expected: &str) -> bool {
+    let bare = |word: &str| word.trim_matches(['(', ')', ',', ';']).trim_end_matches('x').to_string();
+    let digits = |word: &str| word.split_once('.').map_or(0, |(_, part)| part.len());
+    let (a, b) = (bare(found), bare(expected));
+    match (a.parse::<f64>(), b.parse::<f64>()) {
+        _ if found == expected => true,
+        (Ok(x), Ok(y)) if digits(&b) > 0 && digits(&a) == digits(&b) => {
+            let last = 10f64.powi(-i32::try_from(digits(&b)).unwrap_or(0));
+            (x - y).abs() <= 1.01 * last
+        }
+        _ => false,
+    }
+}
+
+fn lines_agree(found: &str, expected: &str) -> bool {
+    let (found, expected): (Vec<_>, Vec<_>) =
+        (found.split_whitespace().collect(), expected.split_whitespace().collect());
+    found.len() == expected.len() && found.iter().zip(&expected).all(|(f, e)| agree(f, e))
+}
+
+/// Whether the lines are the expected ones; `...` stands for any number of lines.
+fn matches(found: &[&str], expected: &[String]) -> bool {
+    match expected.split_first() {
+        None => found.iter().all(|line| line.trim().is_empty()),
+        Some((first, rest)) if first == "..." => (0..=found.len()).any(|skip| matches(&found[skip..], rest)),
+        Some((first, rest)) => found
+            .split_first()
+            .is_some_and(|(line, others)| lines_agree(line, first) && matches(others, rest)),
+    }
+}
+
+#[test]
+fn every_command_prints_what_the_page_shows() -> Result {
+    let page = std::fs::read_to_string(TUTORIAL)?;
+    let steps = steps(&page);
+    assert!(steps.len() >= 8, "{} commands", steps.len());
+    let folder = tempfile::tempdir()?;
+    for Step { command: line, expected } in &steps {
+        let words = words(line);
+        assert_eq!(words[0], "gpt2", "{line}");
+        let args: Vec<&str> = words[1..].iter().map(String::as_str).collect();
+        // The page's width.
+        let output = command(&args).current_dir(folder.path()).env("COLUMNS", "80").output()?;
+        let (stdout, stderr) = (String::from_utf8(output.stdout)?, String::from_utf8(output.stderr)?);
+        assert!(output.status.success(), "{line}: {stderr}");
+        let found: Vec<&str> = stdout.lines().collect();
+        assert!(
+            matches(&found, expected),
+            "$ {line}\nprints\n{stdout}\nbut docs/tutorial.md shows\n{}",
+            expected.join("\n")
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn the_comparison_allows_a_last_digit_and_nothing_more() {
+    for (found, expected) in
+        [("0.25", "0.26"), (".53", ".52"), ("(0.123)", "(0.124)"), ("8.1x", "8.2x"), ("a", "a")]
+    {
+        assert!(agree(found, expected), "{found} and {expected}");
+    }
+    for (found, expected) in [("0.25", "0.27"), ("0.2", "0.21"), ("12", "13"), ("0.25", "a"), ("b", "a")] {
+        assert!(!agree(found, expected), "{found} and {expected}");
+    }
+    let lines = |text: &str| text.lines().map(str::to_string).collect::<Vec<_>>();
+    assert!(matches(&["a", "b 0.1", "c"], &lines("a\n...\nc")));
+    assert!(!matches(&["a", "b"], &lines("a\n...\nc")) && !matches(&["a", "b"], &lines("a")));
+    assert_eq!(words("gpt2 x \"a 'b' c\" ''"), ["gpt2", "x", "a 'b' c", ""]);
+}
