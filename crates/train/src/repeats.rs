@@ -73,7 +73,8 @@ mod tests {
         }
         let (known, right) = (f64::from(known) / (50.0 * 255.0), right as f64 / f64::from(known));
         assert!((0.5..0.9).contains(&known), "{known} of the tokens have occurred before");
-        assert!((0.7..0.95).contains(&right), "{right} of those are followed by the same");
+        // The end of a span tells nothing, and spans have 62 / ln 32 = 18 tokens on average.
+        assert!((0.92..0.98).contains(&right), "{right} of those are followed by the same");
     }
 
     #[test]

@@ -115,18 +115,20 @@ impl Layout {
 
     /// Positions, as often as there is room for one.
     fn marks(&self) -> String {
+        let width = |slot: &Option<usize>| if slot.is_some() { self.column } else { GAP };
+        let end = self.side + self.keys.slots.iter().map(width).sum::<usize>();
         let mut line = " ".repeat(self.side);
-        let mut used = display_width(&line);
         let mut at = self.side;
         for slot in &self.keys.slots {
             let mark = slot.map_or_else(|| " …".to_owned(), |j| j.to_string());
-            let is_due = slot.is_none_or(|j| j % 5 == 0);
-            if is_due && (at == self.side || at > used) {
-                line += &" ".repeat(at.saturating_sub(used));
+            let used = display_width(&line);
+            // A space parts it from the mark before.
+            let fits = (at == self.side || at > used) && at + display_width(&mark) <= end;
+            if fits && slot.is_none_or(|j| j % 5 == 0) {
+                line += &" ".repeat(at - used);
                 line += &mark;
-                used = at + display_width(&mark);
             }
-            at += if slot.is_some() { self.column } else { GAP };
+            at += width(slot);
         }
         line
     }

@@ -161,7 +161,9 @@ impl Tokenizer {
                 .encode_fast(text, true)
                 .map(|encoding| encoding.get_ids().to_vec())
                 .map_err(|e| e.to_string()),
-            Kind::Gpt2(bpe) => Ok(bpe.encode(text, &bpe.special_tokens()).0),
+            Kind::Gpt2(bpe) => {
+                bpe.encode(text, &bpe.special_tokens()).map(|(ids, _)| ids).map_err(|e| format!("{e:?}"))
+            }
         })?;
         if !text.is_empty() && self.has_nothing_of(text, &ids)? {
             let characters = self.unspellable(text)?;
