@@ -216,3 +216,26 @@ fn a_page_may_hold_the_largest_weights_alone() -> Result {
     assert_eq!(command(&["attention", "x", "--top", "0", "--open"]).output()?.status.code(), Some(2));
     Ok(())
 }
+
+/// The demo model has heads that a teacher can point at.
+#[test]
+fn the_demo_model_has_a_previous_token_head_and_an_induction_head() -> Result {
+    let report = json(&["heads", "--json"])?;
+    let heads = report["heads"].as_array().ok_or("heads")?;
+    let best = |kind: &str| heads.iter().filter_map(|head| head[kind].as_f64()).fold(0.0, f64::max);
+    assert!(best("previous_token") >= 0.6, "{}", best("previous_token"));
+    assert!(best("induction") >= 0.4, "{}", best("induction"));
+    // Uniform attention over i + 1 keys, for positions 1 to 99, and 50 to 99.
+    let chance =
+        |first: u32| (first..100).map(|i| 1.0 / f64::from(i + 1)).sum::<f64>() / f64::from(100 - first);
+    assert_near("chance", &report["chance"]["previous_token"], chance(1), 1e-6);
+    assert_near("chance", &report["chance"]["induction"], chance(50), 1e-6);
+    Ok(())
+}
+
+#[test]
+fn heads_that_do_nothing_are_said_to_do_nothing() -> Result {
+    let run = gpt2(&["heads", "--model", &case("odd"), "--length", "30"])?.succeeded();
+    assert_says("heads", &run.stdout, &["chance", "no induction head: none is clearly above chance (0.0"]);
+    Ok(())
+}

@@ -1,6 +1,8 @@
 //! `gpt2 attention`: it shows the library's weights.
 
-use super::{assert_near, case, comma_separated, demo, demo_tokenizer, gpt2, json, metadata, some_ids};
+use super::{
+    Run, assert_near, case, comma_separated, command, demo, demo_tokenizer, gpt2, json, metadata, some_ids,
+};
 use crate::common::{Result, assert_close};
 use crate::folder::{Folder, assert_says};
 use crate::models::load;
@@ -156,6 +158,72 @@ fn the_overview_has_a_row_for_every_head_of_the_demo_model() -> Result {
                 run.stdout
             );
         }
+    }
+    Ok(())
+}
+
+/// A head's weights as the JSON output gives them.
+fn weights_of(text: &str) -> Result<Vec<(String, Vec<Vec<f64>>)>> {
+    let report = json(&["attention", "--json", "--layer", "0-3", text])?;
+    let mut heads = vec![];
+    for layer in report["layers"].as_array().ok_or("layers")? {
+        for head in layer["heads"].as_array().ok_or("heads")? {
+            let name = format!("{}.{}", layer["layer"], head["head"]);
+            heads.push((name, serde_json::from_value(head["weights"].clone())?));
+        }
+    }
+    Ok(heads)
+}
+
+#[test]
+fn a_first_look_shows_the_strongest_links_and_the_head_that_links_most() -> Result {
+    let text = "First Citizen: speak. Second Citizen: speak";
+    let (mut links, mut reach) = (vec![], vec![]);
+    for (name, rows) in weights_of(text)? {
+        let mut sum = 0.0;
+        for (query, row) in rows.iter().enumerate().skip(2) {
+            sum += row[1..query].iter().copied().fold(0.0, f64::max);
+            links.extend((1..query).map(|key| (row[key], query, key, name.clone())));
+        }
+        reach.push((sum / (rows.len() - 2) as f64, name));
+    }
+    links.sort_by(|a, b| b.0.total_cmp(&a.0));
+    reach.sort_by(|a, b| b.0.total_cmp(&a.0));
+
+    let run = gpt2(&["attention", text])?.succeeded();
+    let (most, name) = &reach[0];
+    assert_says("first look", &run.stdout, &[text, "expects next: ", &format!("\nhead {name} (layer ")]);
+    assert_says("first look", &run.stdout, &[&format!("first token average {most:.2}"), "--open"]);
+    let shown: Vec<&str> = run.stdout.lines().filter(|line| line.contains("  ->  ")).collect();
+    assert_eq!(shown.len(), 5);
+    for (line, (_, query, key, name)) in shown.iter().zip(&links) {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let arrow = words.iter().position(|word| *word == "->").ok_or("an arrow")?;
+        assert_eq!(
+            (words[0], words[arrow + 1]),
+            (&*query.to_string(), &*key.to_string()),
+            "{line}: {links:?}"
+        );
+        assert!(words.contains(&name.as_str()), "{line}: {name}");
+    }
+    Ok(())
+}
+
+#[test]
+fn columns_sets_the_width() -> Result {
+    let text = "First Citizen: before we proceed any further, hear me speak. All: speak, speak.";
+    for columns in [50, 80, 140] {
+        let run = Run::of(command(&["attention", text]).env("COLUMNS", columns.to_string()).output()?)?;
+        let run = run.succeeded();
+        // The first line says how the result was made, whatever the width.
+        let widest = run.stdout.lines().skip(1).map(gpt2_view::display_width).max().unwrap_or(0);
+        assert!(widest <= columns, "{widest} > {columns}\n{}", run.stdout);
+        assert_eq!(
+            run.stdout.contains('█'),
+            columns < 140,
+            "shades take the place of numbers\n{}",
+            run.stdout
+        );
     }
     Ok(())
 }

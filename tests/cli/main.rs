@@ -28,6 +28,7 @@ mod pickles;
 mod pipes;
 mod prompt;
 mod provenance;
+mod shell;
 mod train;
 mod tutorial;
 mod verify;
@@ -82,7 +83,14 @@ pub(crate) fn command(args: &[&str]) -> Command {
     command.args(args).stdin(Stdio::null());
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy().to_uppercase();
-        let other = ["RUST_BACKTRACE", "RAYON_NUM_THREADS", "NO_COLOR", "COLORTERM", "TRANSFORMERS_OFFLINE"];
+        let other = [
+            "RUST_BACKTRACE",
+            "RAYON_NUM_THREADS",
+            "NO_COLOR",
+            "COLORTERM",
+            "COLUMNS",
+            "TRANSFORMERS_OFFLINE",
+        ];
         if text.starts_with("HF_") || text.ends_with("_PROXY") || other.contains(&text.as_str()) {
             command.env_remove(name);
         }

@@ -120,9 +120,9 @@ pub(crate) fn style(color: ColorArg) -> Style {
 
 /// The columns of stdout: as many as `COLUMNS` says, else as many as the terminal has.
 fn width(terminal: bool) -> usize {
-    let asked = std::env::var("COLUMNS").ok().and_then(|text| text.trim().parse().ok());
+    let asked = std::env::var("COLUMNS").ok().and_then(|text| text.trim().parse::<u16>().ok());
     let shown = || terminal_size::terminal_size().map(|(w, _)| usize::from(w.0)).filter(|_| terminal);
-    asked.filter(|&columns| columns > 0).or_else(shown).unwrap_or(PIPE_WIDTH)
+    asked.filter(|&columns| columns > 0).map(usize::from).or_else(shown).unwrap_or(PIPE_WIDTH)
 }
 
 /// The colours of stdout, where `env` looks up a variable.

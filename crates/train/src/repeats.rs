@@ -21,8 +21,8 @@ pub(crate) struct Repeats {
 }
 
 impl Repeats {
-    /// `len` tokens: spans of random ones, most of them copies of an earlier span of the row, in random order. Were there
-    /// only one span, a model could as well look two or three tokens back; so only the token before tells what follows.
+    /// `len` tokens: spans of random ones, most of them copies of an earlier span of the row, in random order. If one
+    /// span came again and again, a model could as well compare what stood two or three tokens back.
     /// The spans have 2 tokens to a quarter of the row, short ones more often. `None` for a row of the text.
     pub(crate) fn row(&self, len: usize, rng: &mut impl Rng) -> Option<Vec<u32>> {
         // Draw nothing if no rows are wanted: a run without repeats sees the same text as ever.

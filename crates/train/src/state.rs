@@ -81,7 +81,9 @@ fn compare(path: &Path, saved: &[u8], settings: &Settings) -> Result<()> {
     let now: serde_json::Value = now.map_err(TrainError::other)?;
     let (Some(saved), Some(now)) = (saved.as_object(), now.as_object()) else { return Ok(()) };
     for (name, value) in now {
-        let before = saved.get(name).unwrap_or(&serde_json::Value::Null);
+        // A state without this one is of a run that had none.
+        let absent = if name == "repeat_fraction" { 0.0.into() } else { serde_json::Value::Null };
+        let before = saved.get(name).unwrap_or(&absent);
         if before != value {
             let (name, before, now) = (name.clone(), before.clone(), value.clone());
             return Err(TrainError::Setting { name, before, now });

@@ -1,11 +1,11 @@
 //! [`FirstLook`]: what to show of a model and a text before anybody has asked for a particular head.
 
-use crate::focus::{Focus, OnRepeats};
+use crate::focus::{Copies, Focus, OnRepeats};
 use crate::heatmap::heatmap;
 use crate::overview::{HeadRow, overview};
 use crate::table::{Cell, Table};
 use crate::terminal::{Style, compact};
-use crate::text::{Align, fit, visible_token};
+use crate::text::{Align, display_width, fit, visible_token};
 use crate::triangle::lower_triangle;
 use candle_core::{Result, Tensor};
 use std::collections::{BTreeMap, BTreeSet};
@@ -39,6 +39,7 @@ pub struct Link {
 #[derive(Debug)]
 pub struct FirstLook {
     tokens: Vec<String>,
+    copies: Copies,
     /// The strongest links, the strongest first.
     links: Vec<Link>,
     repeats: BTreeMap<(usize, usize), OnRepeats>,
@@ -57,10 +58,16 @@ struct Best {
 }
 
 impl FirstLook {
-    /// Begins with a text and no head.
-    #[must_use]
-    pub fn new(tokens: &[String]) -> Self {
-        Self { tokens: tokens.to_vec(), links: vec![], repeats: BTreeMap::new(), best: None }
+    /// Begins with a text and no head. Tokens with the same id count as copies; `tokens` are their labels.
+    ///
+    /// # Errors
+    /// When there are not as many labels as ids.
+    pub fn new(ids: &[u32], tokens: &[String]) -> Result<Self> {
+        if ids.len() != tokens.len() {
+            candle_core::bail!("first look: {} ids and {} labels, expected as many", ids.len(), tokens.len())
+        }
+        let copies = Copies::of(ids);
+        Ok(Self { tokens: tokens.to_vec(), copies, links: vec![], repeats: BTreeMap::new(), best: None })
     }
 
     /// Looks at these heads of a layer.
@@ -83,10 +90,11 @@ impl FirstLook {
         for (i, &head) in heads.iter().enumerate() {
             let weights = weights.get(i)?;
             let rows = lower_triangle::<f32>(&weights, "first look")?;
-            self.repeats.insert((layer, head), OnRepeats::of(&rows, &self.tokens));
+            self.repeats.insert((layer, head), OnRepeats::of(&rows, &self.copies));
             let reach = self.take_links(layer, head, &rows);
             if reach.is_some_and(|reach| self.best.as_ref().is_none_or(|best| reach > best.reach)) {
-                let reach = reach.unwrap_or_default();
+                // A copy, since a view would keep the whole layer's weights.
+                let (reach, weights) = (reach.unwrap_or_default(), weights.copy()?);
                 self.best = Some(Best { layer, head, reach, weights });
             }
         }
@@ -99,7 +107,10 @@ impl FirstLook {
         let mut sum = 0.0;
         for (query, row) in rows.iter().enumerate().skip(2) {
             let between = &row[1..query];
-            sum += between.iter().copied().fold(0.0, |most: f32, w| if w.is_nan() { w } else { most.max(w) });
+            sum += between
+                .iter()
+                .copied()
+                .fold(0.0, |most: f32, w| if most.is_nan() || w.is_nan() { f32::NAN } else { most.max(w) });
             for (i, &weight) in between.iter().enumerate() {
                 let weakest = self.links.last().map_or(0.0, |link| link.weight);
                 if self.links.len() < LINKS || weight > weakest {
@@ -157,7 +168,11 @@ impl FirstLook {
             out += "\n";
         }
         let mut sorted = heads.to_vec();
-        sorted.sort_by(|a, b| a.summary.entropy.total_cmp(&b.summary.entropy));
+        // NaN comes last, whatever its sign.
+        sorted.sort_by(|a, b| {
+            let [a, b] = [a, b].map(|row| row.summary.entropy);
+            a.is_nan().cmp(&b.is_nan()).then(a.total_cmp(&b))
+        });
         out += "heads, the most concentrated first\n";
         out += &overview(&sorted, style);
         out += "\n";
@@ -172,19 +187,28 @@ impl FirstLook {
         use Align::{Left, Right};
         let columns = [Right, Left, Left, Right, Left, Right, Right, Left].map(|align| ("", align));
         let mut table = Table::new(&columns);
-        let room = style.columns().saturating_sub(36) / 2;
-        let token = |i: usize| Cell::plain(&fit(&visible_token(&self.tokens[i]), room.min(TOKEN)));
-        for link in &self.links {
-            table.cells(vec![
+        let label = |i: usize| visible_token(&self.tokens[i]);
+        let row = |link: &Link, room: usize| {
+            vec![
                 Cell::plain(&link.query.to_string()),
-                token(link.query),
+                Cell::plain(&fit(&label(link.query), room)),
                 Cell::plain("->"),
                 Cell::plain(&link.key.to_string()),
-                token(link.key),
+                Cell::plain(&fit(&label(link.key), room)),
                 Cell::painted(&compact(link.weight), link.weight, style.colour),
                 Cell::plain(&format!("{}.{}", link.layer, link.head)),
                 Cell::plain(&focus(link.layer, link.head).to_string()),
-            ]);
+            ]
+        };
+        // What the columns take without the tokens, which share the rest.
+        let mut bare = Table::new(&columns);
+        for link in &self.links {
+            bare.cells(row(link, 0));
+        }
+        let taken = bare.render().lines().map(display_width).max().unwrap_or(0) + "induction".len();
+        let room = (style.columns().saturating_sub(taken) / 2).clamp(1, TOKEN);
+        for link in &self.links {
+            table.cells(row(link, room));
         }
         table.render()
     }
@@ -194,7 +218,7 @@ impl FirstLook {
 mod tests {
     use super::*;
     use crate::terminal::tests::unpainted;
-    use crate::{Colour, display_width, summarize};
+    use crate::{Colour, summarize};
     use candle_core::Device;
 
     fn tokens() -> Vec<String> {
@@ -206,7 +230,7 @@ mod tests {
         let before = [[1f32, 0., 0., 0.], [1., 0., 0., 0.], [0.2, 0.8, 0., 0.], [0.1, 0., 0.9, 0.]];
         let after = [[1f32, 0., 0., 0.], [0.9, 0.1, 0., 0.], [0.8, 0.05, 0.15, 0.], [0.05, 0.95, 0., 0.]];
         let weights = Tensor::new(&[before, after], &Device::Cpu)?;
-        let mut look = FirstLook::new(&tokens());
+        let mut look = FirstLook::new(&[5, 6, 7, 5], &tokens())?;
         look.layer(3, &[1, 4], &weights)?;
         let rows = [1, 4].into_iter().zip(summarize(&weights)?);
         let row = |(head, summary): (usize, crate::HeadSummary)| HeadRow {
@@ -247,17 +271,24 @@ mod tests {
 
     #[test]
     fn no_line_is_wider_than_the_terminal() -> Result<()> {
-        let tokens: Vec<String> = (0..60).map(|i| format!("a long token, number {i}")).collect();
-        let weights = Tensor::full(1f32 / 60.0, (2, 60, 60), &Device::Cpu)?;
-        let mut look = FirstLook::new(&tokens);
-        look.layer(0, &[0, 1], &weights)?;
-        let summary = summarize(&weights)?[0];
-        let rows = [0, 1].map(|head| HeadRow { layer: 0, head, summary, focus: Focus::Spread });
-        for width in [10, 40, 79, 80, 140] {
-            for colour in [Colour::Plain, Colour::Ansi256] {
-                let text = look.render(&rows, &Style { colour, width, ..Style::default() })?;
-                let wide = text.lines().map(|l| display_width(&unpainted(l))).max().unwrap_or(0);
-                assert!(wide <= width.max(40), "{wide} > {width}\n{text}");
+        for t in [60, 1100] {
+            let tokens: Vec<String> = (0..t).map(|i| format!("a long token, number {i}")).collect();
+            let ids: Vec<u32> = (0..60).cycle().take(t).collect();
+            let weights = Tensor::full(1f32 / 60.0, (2, t, t), &Device::Cpu)?;
+            let mut look = FirstLook::new(&ids, &tokens)?;
+            look.layer(11, &[10, 11], &weights)?;
+            // Positions of four digits, too.
+            for link in &mut look.links {
+                (link.query, link.key) = (t - 1, t - 2);
+            }
+            let summary = summarize(&weights)?[0];
+            let rows = [10, 11].map(|head| HeadRow { layer: 11, head, summary, focus: Focus::Induction });
+            for width in [10, 40, 79, 80, 140] {
+                for colour in [Colour::Plain, Colour::Ansi256] {
+                    let text = look.render(&rows, &Style { colour, width, ..Style::default() })?;
+                    let wide = text.lines().map(|l| display_width(&unpainted(l))).max().unwrap_or(0);
+                    assert!(wide <= width.max(40), "{wide} > {width}\n{text}");
+                }
             }
         }
         Ok(())
@@ -265,7 +296,7 @@ mod tests {
 
     #[test]
     fn a_text_of_two_tokens_has_no_links() -> Result<()> {
-        let mut look = FirstLook::new(&tokens()[..2]);
+        let mut look = FirstLook::new(&[5, 6], &tokens()[..2])?;
         look.layer(0, &[0], &Tensor::new(&[[[1f32, 0.], [0.5, 0.5]]], &Device::Cpu)?)?;
         assert!(look.links().is_empty() && look.best.is_none());
         assert!(look.render(&[], &Style::default())?.starts_with("heads, "));
@@ -277,10 +308,12 @@ mod tests {
 
     #[test]
     fn nan_is_no_link() -> Result<()> {
-        let mut look = FirstLook::new(&tokens()[..3]);
-        let weights = [[1f32, 0., 0.], [0.5, 0.5, 0.], [0.5, f32::NAN, 0.5]];
-        look.layer(0, &[0], &Tensor::new(&[weights], &Device::Cpu)?)?;
-        assert!(look.links().is_empty() && look.best.is_none());
+        let mut look = FirstLook::new(&[5, 6, 7, 8], &tokens())?;
+        let rows =
+            [[1f32, 0., 0., 0.], [0.5, 0.5, 0., 0.], [0.5, f32::NAN, 0.5, 0.], [0.1, f32::NAN, 0.3, 0.6]];
+        look.layer(0, &[0], &Tensor::new(&[rows], &Device::Cpu)?)?;
+        assert_eq!(look.links().iter().map(|link| link.weight).collect::<Vec<_>>(), [0.3]);
+        assert!(look.best.is_none(), "a head with NaN");
         Ok(())
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::HeadSummary;
 use serde::Serialize;
+use std::collections::HashMap;
 use std::fmt;
 
 /// The least excess over uniform attention with which a head is of a kind: see [`Share::excess`].
@@ -80,9 +81,9 @@ impl Share {
 /// Where a head looks from tokens that the text has had before.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct OnRepeats {
-    /// On the earlier copies of the token.
+    /// On the earlier copies of the token, but for the first token of the text and the token before.
     pub duplicate: Share,
-    /// On what followed the earlier copies: an induction head looks there.
+    /// On what followed the earlier copies, with the same exceptions: an induction head looks there.
     pub induction: Share,
 }
 
@@ -91,16 +92,33 @@ impl OnRepeats {
     pub const NONE: Self = Self { duplicate: Share::NONE, induction: Share::NONE };
 
     /// The means over the queries whose token has earlier copies, from the visible weights of each query.
-    pub(crate) fn of(rows: &[Vec<f32>], tokens: &[String]) -> Self {
+    pub(crate) fn of(rows: &[Vec<f32>], copies: &Copies) -> Self {
         let mut sums = [Sum::default(); 2];
-        for (i, row) in rows.iter().enumerate() {
-            let copies = (0..i).filter(|&j| tokens[j] == tokens[i]);
-            sums[0].add(row, copies.clone());
-            // Right after its copy, a token itself is what followed.
-            sums[1].add(row, copies.map(|j| j + 1).filter(|&j| j < i));
+        for ((i, row), copies) in rows.iter().enumerate().zip(&copies.0) {
+            // The first token and the one before have kinds of their own.
+            let is_other = |&key: &usize| key > 0 && key + 1 < i;
+            sums[0].add(row, copies.iter().copied().filter(is_other));
+            sums[1].add(row, copies.iter().map(|&copy| copy + 1).filter(is_other));
         }
         let [duplicate, induction] = sums.map(Sum::mean);
         Self { duplicate, induction }
+    }
+}
+
+/// The positions of the earlier copies of each token of a text.
+#[derive(Debug)]
+pub(crate) struct Copies(Vec<Vec<usize>>);
+
+impl Copies {
+    pub(crate) fn of(ids: &[u32]) -> Self {
+        let mut places: HashMap<u32, Vec<usize>> = HashMap::new();
+        let copies = ids.iter().enumerate().map(|(i, id)| {
+            let places = places.entry(*id).or_default();
+            let earlier = places.clone();
+            places.push(i);
+            earlier
+        });
+        Self(copies.collect())
     }
 }
 
@@ -204,24 +222,23 @@ mod tests {
 
     #[test]
     fn the_shares_are_those_of_the_weights() {
-        let tokens = ["a", "b", "a", "b", "b"].map(str::to_owned);
         let rows: Vec<Vec<f32>> = vec![
             vec![1.0],
             vec![0.5, 0.5],
-            vec![0.1, 0.2, 0.7],           // a: its copy is 0, which b at 1 followed
-            vec![0.0, 0.3, 0.6, 0.1],      // b: its copy is 1, which a at 2 followed
-            vec![0.0, 0.4, 0.1, 0.3, 0.2], // b: its copies are 1 and 3; a at 2 followed, and 4 is the query itself
+            vec![0.1, 0.2, 0.7], // a: its copy is 0, the first token; 1 followed, the token before
+            vec![0.0, 0.3, 0.6, 0.1], // b: its copy is 1; 2 followed, the token before
+            vec![0.0, 0.4, 0.1, 0.3, 0.2], // b: its copies are 1 and 3, the token before; 2 followed, and 4 is the query
         ];
-        let OnRepeats { duplicate, induction } = OnRepeats::of(&rows, &tokens);
+        let OnRepeats { duplicate, induction } = OnRepeats::of(&rows, &Copies::of(&[7, 8, 7, 8, 8]));
         let near = |share: Share, weight: f32, uniform: f32| {
             assert!(
                 (share.weight - weight).abs() < 1e-6 && (share.uniform - uniform).abs() < 1e-6,
                 "{share:?}"
             );
         };
-        near(duplicate, (0.1 + 0.3 + 0.7) / 3.0, (1. / 3. + 1. / 4. + 2. / 5.) / 3.0);
-        near(induction, (0.2 + 0.6 + 0.1) / 3.0, (1. / 3. + 1. / 4. + 1. / 5.) / 3.0);
-        let once = OnRepeats::of(&rows, &["a", "b", "c", "d", "e"].map(str::to_owned));
+        near(duplicate, (0.3 + 0.4) / 2.0, (1. / 4. + 1. / 5.) / 2.0);
+        near(induction, 0.1, 1. / 5.);
+        let once = OnRepeats::of(&rows, &Copies::of(&[1, 2, 3, 4, 5]));
         assert_eq!(once, OnRepeats::NONE);
     }
 

@@ -122,7 +122,7 @@ impl Layout {
         for slot in &self.keys.slots {
             let mark = slot.map_or_else(|| " …".to_owned(), |j| j.to_string());
             let used = display_width(&line);
-            // A space parts it from the mark before.
+            // A space separates it from the mark before.
             let fits = (at == self.side || at > used) && at + display_width(&mark) <= end;
             if fits && slot.is_none_or(|j| j % 5 == 0) {
                 line += &" ".repeat(at - used);
@@ -137,11 +137,11 @@ impl Layout {
         let label = format!("{:>1$} {2}", self.offset + i, self.digits, visible_token(token));
         let label = pad(&fit(&label, self.side), self.side, Align::Left);
         self.keys.slots.iter().enumerate().fold(label, |line, (n, slot)| match slot {
-            // Paint the space in front, too, so that the cells touch and make a picture.
             Some(j) if self.shaded => match weights.get(*j) {
                 Some(&w) => line + &shade(w, self.column, style.colour),
                 None => line + &" ".repeat(self.column),
             },
+            // Paint the space in front, too, so that the cells touch and make a picture.
             Some(j) => match weights.get(*j) {
                 Some(&w) => line + &paint(&format!(" {}", self.cell(&compact(w))), w, style.colour),
                 None => line + " " + &self.cell(""),

@@ -55,9 +55,9 @@ struct Row {
 /// The kinds of heads, in the order of [`Scores::numbers`].
 const KINDS: [&str; 3] = ["previous-token", "duplicate-token", "induction"];
 
-/// A head is above chance if its score is more than this times that of uniform attention: the best of many heads always
-/// comes out a little above.
-const CLEARLY: f32 = 2.0;
+/// A head is clearly above chance if its score is at least this part of the way from uniform attention to 1: the best of
+/// many heads always comes out a little above.
+const CLEARLY: f32 = 0.05;
 
 pub(crate) fn run(args: &HeadsArgs) -> anyhow::Result<ExitCode> {
     let session = args.model.session()?;
@@ -116,8 +116,9 @@ fn print(report: &Report) -> anyhow::Result<()> {
     writeln!(out, "{}", table.render())?;
     for (i, (kind, chance)) in KINDS.into_iter().zip(chance).enumerate() {
         let score = |row: &Row| row.scores.numbers()[i];
-        match report.heads.iter().max_by(|a, b| score(a).total_cmp(&score(b))) {
-            Some(best) if score(best) > CLEARLY * chance => {
+        let numbers = report.heads.iter().filter(|row| !score(row).is_nan());
+        match numbers.max_by(|a, b| score(a).total_cmp(&score(b))) {
+            Some(best) if score(best) > chance + CLEARLY * (1.0 - chance) => {
                 let Row { layer, head, .. } = best;
                 writeln!(
                     out,

@@ -29,15 +29,20 @@ pub(super) struct Origin {
 
 impl Endpoint {
     /// # Errors
-    /// The reason why this is no address of a Hub.
+    /// The reason why this is not the address of a Hub.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         let uri: Uri = text.parse().map_err(|e: ureq::http::uri::InvalidUri| e.to_string())?;
         let Some(origin) = Origin::of(&uri) else {
-            return Err("expected an address that begins with https:// or http://".into());
+            return Err(
+                "expected an address that begins with https:// or http://, and a port from 0 to 65535 if any"
+                    .into(),
+            );
         };
         let user = uri.authority().and_then(|authority| Some(authority.as_str().rsplit_once('@')?.0));
         let authorization = user.map(|user| {
-            let decoded: Vec<u8> = percent_decode_str(user).collect();
+            // A user without a password has an empty one (RFC 7617).
+            let colon = if user.contains(':') { "" } else { ":" };
+            let decoded: Vec<u8> = percent_decode_str(user).chain(colon.bytes()).collect();
             format!("Basic {}", STANDARD.encode(decoded))
         });
         Ok(Self { base: shown(&uri), origin, authorization })
@@ -67,7 +72,7 @@ impl Endpoint {
 }
 
 impl Origin {
-    /// `None` if the address is not one of HTTP.
+    /// `None` if the address is not one of HTTP, or its port is not a port.
     pub(super) fn of(uri: &Uri) -> Option<Self> {
         let scheme = uri.scheme_str()?.to_ascii_lowercase();
         let default = match scheme.as_str() {
@@ -76,7 +81,11 @@ impl Origin {
             _ => return None,
         };
         let host = uri.host().filter(|host| !host.is_empty())?.to_ascii_lowercase();
-        Some(Self { scheme, host, port: uri.port_u16().unwrap_or(default) })
+        let authority = uri.authority()?.as_str();
+        let after_host =
+            authority.rsplit_once('@').map_or(authority, |(_, host)| host).strip_prefix(uri.host()?)?;
+        let port = if after_host.is_empty() { default } else { uri.port_u16()? };
+        Some(Self { scheme, host, port })
     }
 }
 
@@ -111,6 +120,14 @@ pub(super) fn join(from: &Uri, location: &str) -> Option<Uri> {
     joined.parse().ok()
 }
 
+/// A text that should be an address, without what may be a password in it.
+pub(super) fn without_user(text: &str) -> String {
+    match (text.split_once("://"), text.rsplit_once('@')) {
+        (Some((scheme, _)), Some((_, host))) => format!("{scheme}://{host}"),
+        _ => text.to_string(),
+    }
+}
+
 /// An address without its secrets: a password, or the signature of a storage's address.
 pub(super) fn shown(uri: &Uri) -> String {
     let scheme = uri.scheme_str().map_or_else(String::new, |scheme| format!("{scheme}://"));
@@ -121,7 +138,7 @@ pub(super) fn shown(uri: &Uri) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Endpoint, join, shown};
+    use super::{Endpoint, join, shown, without_user};
     use crate::hub::ModelId;
 
     fn uri(text: &str) -> ureq::http::Uri {
@@ -133,13 +150,30 @@ mod tests {
         let url = uri("https://me:secret@cdn.example/blob/1?Signature=abc");
         assert_eq!(shown(&url), "https://cdn.example/blob/1");
         assert_eq!(Endpoint::parse("https://me:secret@hub.example/").unwrap().shown(), "https://hub.example");
+        assert_eq!(without_user("ftp://me:sec@ret@hub.example"), "ftp://hub.example");
+        assert_eq!(without_user("nonsense"), "nonsense");
     }
 
     #[test]
     fn a_password_becomes_a_header() {
         let endpoint = Endpoint::parse("https://me:a%20b@hub.example").unwrap();
         assert_eq!(endpoint.authorization.as_deref(), Some("Basic bWU6YSBi")); // me:a b
+        let endpoint = Endpoint::parse("https://me@hub.example").unwrap();
+        assert_eq!(endpoint.authorization.as_deref(), Some("Basic bWU6")); // me:
         assert_eq!(Endpoint::parse("https://hub.example").unwrap().authorization, None);
+    }
+
+    #[test]
+    fn what_is_no_address_of_a_server_is_refused() {
+        for text in
+            ["nonsense", "ftp://hub.example", "http://", "http://hub.example:80800", "http://hub.example:x"]
+        {
+            assert!(Endpoint::parse(text).is_err(), "{text}");
+        }
+        assert!(
+            Endpoint::parse("http://[::1]:8080")
+                .is_ok_and(|hub| hub.is_origin_of(&uri("http://[::1]:8080/x")))
+        );
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! [`Client`]: requests to the Hub, each tried again if that may help.
 
-use super::address::{Endpoint, Origin, join, shown};
+use super::address::{Endpoint, Origin, join, shown, without_user};
 use super::commit::is_commit;
 use super::digest::Digest;
 use super::failure::Failure;
@@ -54,7 +54,7 @@ struct Info {
 impl<'a> Client<'a> {
     pub(crate) fn new(hub: &'a Hub, model: &'a ModelId) -> Result<Self, LoadError> {
         let endpoint = Endpoint::parse(&hub.endpoint)
-            .map_err(|reason| LoadError::Endpoint { endpoint: hub.endpoint.clone(), reason })?;
+            .map_err(|reason| LoadError::Endpoint { endpoint: without_user(&hub.endpoint), reason })?;
         let shown = endpoint.shown().to_string();
         if hub.token.as_ref().is_some_and(|token| !token.bytes().all(|b| b.is_ascii_graphic())) {
             let reason = "it holds characters that no token has".into();
@@ -73,7 +73,7 @@ impl<'a> Client<'a> {
             if !answer.status.is_success() {
                 return Err(self.context.refused(&answer, About { revision, is_file: false }));
             }
-            let text = answer.text().map_err(|e| self.context.failure(e, &answer.uri))?;
+            let text = answer.text(self.hub.timeout).map_err(|e| self.context.broken(&e, &answer.uri))?;
             let unexpected = |reason| LoadError::Unexpected { url: answer.shown(), reason };
             // A login page may be gone at the next try.
             let info: Info = serde_json::from_slice(&text)
@@ -153,7 +153,7 @@ impl<'a> Client<'a> {
             let answer = self.send(method, uri, range)?;
             let location = answer.header(LOCATION.as_str()).filter(|_| answer.status.is_redirection());
             match location.and_then(|location| join(&answer.uri, location)) {
-                Some(next) if onward(&answer, &next) => uri = next,
+                Some(next) if Origin::of(&next).is_some() && onward(&answer, &next) => uri = next,
                 _ => return Ok(answer),
             }
         }
@@ -172,8 +172,8 @@ impl<'a> Client<'a> {
         if let Some(range) = range {
             request = request.header(RANGE, range);
         }
-        let request = request.body(()).map_err(|e| self.context.failure(e.into(), &uri))?;
-        self.http.send(request).map_err(|e| self.context.failure(e, &uri))
+        let request = request.body(()).map_err(|e| self.context.unanswered(&e.into(), &uri))?;
+        self.http.send(request).map_err(|e| self.context.unanswered(&e, &uri))
     }
 
     /// The bytes of a commit's file from `start` to `end`, or to the end of the file.
@@ -192,7 +192,7 @@ impl<'a> Client<'a> {
 
     /// The next bytes of an answer, put into `buffer`; none at its end.
     pub(crate) fn chunk<'b>(&self, answer: &mut Answer, buffer: &'b mut [u8]) -> Result<&'b [u8], Failure> {
-        let read = answer.read(buffer).map_err(|e| self.context.failure(e, &answer.uri))?;
+        let read = answer.read(buffer).map_err(|e| self.context.broken(&e, &answer.uri))?;
         Ok(&buffer[..read])
     }
 

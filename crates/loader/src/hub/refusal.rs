@@ -6,7 +6,7 @@ use super::failure::Failure;
 use super::http::Answer;
 use super::model_id::ModelId;
 use crate::error::LoadError;
-use std::io;
+use std::io::ErrorKind;
 use std::time::Duration;
 use ureq::http::Uri;
 use ureq::http::header::RETRY_AFTER;
@@ -81,48 +81,43 @@ impl RequestContext<'_> {
         error.into()
     }
 
-    /// Why no complete answer arrived.
-    pub(super) fn failure(&self, error: Error, uri: &Uri) -> Failure {
+    /// Why no answer arrived.
+    pub(super) fn unanswered(&self, error: &Error, uri: &Uri) -> Failure {
         match error {
-            error if is_of_network(&error) => {
-                let endpoint = self.endpoint.clone();
-                Failure::passing(LoadError::NoNetwork { endpoint, reason: error.to_string() })
-            }
-            // No byte arrived within the timeout.
-            Error::Timeout(_) => {
-                Failure::passing(LoadError::Timeout { url: shown(uri), seconds: self.timeout.as_secs() })
-            }
+            Error::Timeout(Timeout::Resolve | Timeout::Connect) => self.no_network(error),
+            Error::Timeout(_) => self.timed_out(uri),
             Error::Http(_) | Error::BadUri(_) => {
                 LoadError::Unexpected { url: shown(uri), reason: error.to_string() }.into()
             }
-            _ => Failure::passing(LoadError::Interrupted { url: shown(uri), reason: error.to_string() }),
+            // What connected, and broke before the first byte of an answer.
+            Error::Protocol(_) => self.cut(error, uri),
+            Error::Io(io) if io.kind() == ErrorKind::UnexpectedEof && uri.scheme_str() == Some("http") => {
+                self.cut(error, uri)
+            }
+            _ => self.no_network(error),
         }
     }
-}
 
-/// Whether no connection came about.
-fn is_of_network(error: &Error) -> bool {
-    use io::ErrorKind as Kind;
-    match error {
-        Error::Timeout(Timeout::Resolve | Timeout::Connect)
-        | Error::HostNotFound
-        | Error::ConnectionFailed
-        | Error::ConnectProxyFailed(_)
-        | Error::InvalidProxyUrl
-        | Error::Tls(_)
-        | Error::Rustls(_) => true,
-        // The rest are addresses that lead nowhere, names that do not resolve, and certificates that nobody trusts.
-        Error::Io(error) => !matches!(
-            error.kind(),
-            Kind::ConnectionReset
-                | Kind::ConnectionAborted
-                | Kind::BrokenPipe
-                | Kind::UnexpectedEof
-                | Kind::Interrupted
-                | Kind::TimedOut
-                | Kind::WouldBlock
-        ),
-        _ => false,
+    /// Why the rest of an answer did not arrive.
+    pub(super) fn broken(&self, error: &Error, uri: &Uri) -> Failure {
+        match error {
+            Error::Timeout(_) => self.timed_out(uri),
+            _ => self.cut(error, uri),
+        }
+    }
+
+    fn no_network(&self, error: &Error) -> Failure {
+        let endpoint = self.endpoint.clone();
+        Failure::passing(LoadError::NoNetwork { endpoint, reason: error.to_string() })
+    }
+
+    /// No byte arrived within the timeout.
+    fn timed_out(&self, uri: &Uri) -> Failure {
+        Failure::passing(LoadError::Timeout { url: shown(uri), seconds: self.timeout.as_secs() })
+    }
+
+    fn cut(&self, error: &Error, uri: &Uri) -> Failure {
+        Failure::passing(LoadError::Interrupted { url: shown(uri), reason: error.to_string() })
     }
 }
 

@@ -3,6 +3,7 @@
 use super::page::predictions;
 use super::scene::Scene;
 use super::summaries;
+use super::views::MOST_LINKED;
 use crate::output;
 use gpt2_model::ModelOutput;
 use gpt2_view::{FirstLook, HeadRow, display_width, fit, visible_text, visible_token};
@@ -24,9 +25,12 @@ pub(super) fn print(scene: &Scene, first: &FirstLook, found: &ModelOutput) -> an
         .collect();
     let mut out = output::stdout();
     writeln!(out, "{}\n", scene.made_by.first_line())?;
-    let text = visible_text(&scene.prompt.tokens.concat());
+    let text = visible_text(&scene.prompt.text.clone().unwrap_or_else(|| scene.prompt.tokens.concat()));
     writeln!(out, "{}", fit(&text, LINES * style.width))?;
     writeln!(out, "{}\n", expects(scene, found, style.width)?)?;
+    if scene.prompt.ids.len() > MOST_LINKED {
+        writeln!(out, "no links between tokens: searched for up to {MOST_LINKED} tokens only\n")?;
+    }
     write!(out, "{}", first.render(&rows, &style)?)?;
     writeln!(out, "\nnext, every head in the browser: --open; one head here: --layer L --head H")?;
     Ok(())

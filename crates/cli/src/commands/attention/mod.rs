@@ -75,7 +75,7 @@ fn show(scene: &Scene, mut outputs: Outputs) -> anyhow::Result<()> {
         output_attention_outputs: args.export.is_some(),
         ..Default::default()
     };
-    let wanted: &[usize] = if views.want_weights() { &scene.layers } else { &[] };
+    let wanted: &[usize] = if views.want_weights(scene) { &scene.layers } else { &[] };
     let output = scene.run(forward, wanted, |layer, weights| views.layer(scene, layer, weights))?;
     let Finished { maps, json, first, page } = views.finish(scene, &output, &mut outputs)?;
     let print = || match (maps, json, first) {

@@ -12,6 +12,10 @@ use indicatif::{ProgressBar, ProgressStyle};
 use std::fmt::Write as _;
 use std::io::{BufWriter, Write as _};
 
+/// The most tokens among which a first look searches for links: the search reads all weights of a layer, and their
+/// number grows with the square of the tokens.
+pub(super) const MOST_LINKED: usize = 2048;
+
 /// Every output that needs the weights themselves.
 pub(super) struct Views {
     /// Heat maps for stdout, printed after the files are written.
@@ -40,7 +44,9 @@ impl Views {
         Ok(Self {
             maps: (scene.is_chosen() && !args.json).then(|| format!("{}\n\n", scene.made_by.first_line())),
             json: (scene.is_chosen() && args.json).then(Vec::new),
-            first: (!scene.is_chosen() && !args.json).then(|| FirstLook::new(&scene.prompt.tokens)),
+            first: (!scene.is_chosen() && !args.json)
+                .then(|| FirstLook::new(&scene.prompt.ids, &scene.prompt.tokens))
+                .transpose()?,
             export: args.export.as_deref().map(|path| Export::new(scene, path)).transpose()?,
             picture: args.png.is_some().then(|| Picture::Grid(HeadGrid::default())),
             page: page.then(|| Page::new(scene)).transpose()?,
@@ -48,9 +54,14 @@ impl Views {
         })
     }
 
-    pub(super) fn want_weights(&self) -> bool {
+    /// Whether to look for links between tokens.
+    fn looks(&self, scene: &Scene) -> bool {
+        self.first.is_some() && scene.prompt.ids.len() <= MOST_LINKED
+    }
+
+    pub(super) fn want_weights(&self, scene: &Scene) -> bool {
         let files = self.export.is_some() || self.picture.is_some() || self.page.is_some();
-        self.maps.is_some() || self.json.is_some() || self.first.is_some() || files
+        self.maps.is_some() || self.json.is_some() || self.looks(scene) || files
     }
 
     /// Takes one layer's weights of all heads, (1, H, T, T).
@@ -65,7 +76,8 @@ impl Views {
         if let Some(json) = &mut self.json {
             json.push(LayerJson::new(layer, heads, &weights, true)?);
         }
-        if let Some(first) = &mut self.first {
+        let looks = self.looks(scene);
+        if let Some(first) = self.first.as_mut().filter(|_| looks) {
             first.layer(layer, heads, &weights)?;
         }
         if let Some(export) = &mut self.export {
