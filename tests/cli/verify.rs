@@ -1,6 +1,6 @@
 //! `gpt2 verify`: it covers every path, and the exit code reflects the results.
 
-use super::{case, gpt2, json};
+use super::{case, json};
 use crate::common::Result;
 use std::collections::BTreeSet;
 
@@ -29,14 +29,5 @@ fn every_path_is_checked_and_within_its_tolerance() -> Result {
             assert!(seen.contains(&path), "{path} is missing");
         }
     }
-    Ok(())
-}
-
-#[test]
-fn the_table_ends_with_a_count() -> Result {
-    let run = gpt2(&["verify", "--model", &case("odd"), "--device", "cpu"])?.succeeded();
-    let last = run.stdout.lines().last().ok_or("a table")?;
-    assert!(last.ends_with("paths within their tolerance"), "{last}");
-    assert!(!run.stdout.contains("FAILED"), "{}", run.stdout);
     Ok(())
 }

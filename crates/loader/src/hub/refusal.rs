@@ -89,11 +89,9 @@ impl RequestContext<'_> {
             Error::Http(_) | Error::BadUri(_) => {
                 LoadError::Unexpected { url: shown(uri), reason: error.to_string() }.into()
             }
-            // What connected, and broke before the first byte of an answer.
             Error::Protocol(_) => self.cut(error, uri),
-            Error::Io(io) if io.kind() == ErrorKind::UnexpectedEof && uri.scheme_str() == Some("http") => {
-                self.cut(error, uri)
-            }
+            // With https, this may be a firewall that cuts the handshake: the network then needs looking at.
+            Error::Io(io) if is_cut(io) && uri.scheme_str() == Some("http") => self.cut(error, uri),
             _ => self.no_network(error),
         }
     }
@@ -119,6 +117,12 @@ impl RequestContext<'_> {
     fn cut(&self, error: &Error, uri: &Uri) -> Failure {
         Failure::passing(LoadError::Interrupted { url: shown(uri), reason: error.to_string() })
     }
+}
+
+/// Whether a connection ended that had come about.
+fn is_cut(error: &std::io::Error) -> bool {
+    use ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
+    matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof)
 }
 
 /// How long until an exhausted limit resets, from the header `ratelimit: "name";r=0;t=55`: r requests are

@@ -122,6 +122,12 @@ fn print(report: &Report) -> anyhow::Result<()> {
         out,
         "against plain operations in f64 on the CPU; error = largest difference / largest value\n"
     )?;
+    write!(out, "{}", results(checks))?;
+    Ok(())
+}
+
+/// A row for each check, and how many are within their tolerance.
+fn results(checks: &[Check]) -> String {
     let mut table = Table::new(&[
         ("path", Align::Left),
         ("case", Align::Left),
@@ -142,10 +148,8 @@ fn print(report: &Report) -> anyhow::Result<()> {
             if check.passed { "ok" } else { "FAILED" }.into(),
         ]);
     }
-    writeln!(out, "{}", table.render())?;
-    let failed = checks.iter().filter(|check| !check.passed).count();
-    writeln!(out, "{} of {} paths within their tolerance", checks.len() - failed, checks.len())?;
-    Ok(())
+    let passed = checks.iter().filter(|check| check.passed).count();
+    format!("{}\n{passed} of {} paths within their tolerance\n", table.render(), checks.len())
 }
 
 #[cfg(test)]
@@ -168,6 +172,9 @@ mod tests {
             )?;
         }
         assert_eq!(verify.checks.iter().map(|check| check.passed).collect::<Vec<_>>(), [true, false, false]);
+        let results = results(&verify.checks);
+        assert!(results.ends_with("\n1 of 3 paths within their tolerance\n"), "{results}");
+        assert_eq!(results.matches("FAILED").count(), 2);
         Ok(())
     }
 }
