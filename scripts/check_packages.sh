@@ -64,3 +64,5 @@ cd "$work/packages"
 # Build everything at once, with a library user's features: `x86-v4` is off.
 $cargo build --offline --quiet --workspace --no-default-features --features gpt2-cli/hub --target-dir "$root/$work/target"
 "$root/$work/target/debug/outside"
+# What `cargo install gpt2-cli` installs.
+"$root/$work/target/debug/gpt2" --quiet attention "O Romeo" >/dev/null

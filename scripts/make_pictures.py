@@ -29,7 +29,7 @@ def terminal(binary: str, columns: int, colours: tuple[str, str]) -> tuple[str, 
     background, ink = colours
     lines = f'$ gpt2 attention "{PROMPT}"\n{text}'
     style = f"margin:0;padding:12px;width:{columns}ch;white-space:pre-wrap;overflow-wrap:anywhere;background:{background};color:{ink};font:13px/{LINE}px 'DejaVu Sans Mono',monospace"
-    page = f'<!doctype html><meta charset="utf-8"><body style="margin:0"><pre style="{style}">{spans(lines)}</pre>'
+    page = f'<!doctype html><meta charset="utf-8"><body style="margin:0;background:{background}"><pre style="{style}">{spans(lines)}</pre>'
     plain = re.sub("\x1b\\[[0-9;]*m", "", lines)
     return page, sum(max(1, -(-len(line) // columns)) for line in plain.splitlines())
 

@@ -4,7 +4,7 @@ use crate::focus::{Copies, Focus, OnRepeats};
 use crate::heatmap::heatmap;
 use crate::overview::{HeadRow, overview};
 use crate::table::{Cell, Table};
-use crate::terminal::{Style, compact};
+use crate::terminal::{Colour, Style, compact};
 use crate::text::{Align, display_width, fit, visible_token};
 use crate::triangle::lower_triangle;
 use candle_core::{Result, Tensor};
@@ -188,14 +188,14 @@ impl FirstLook {
         let columns = [Right, Left, Left, Right, Left, Right, Right, Left].map(|align| ("", align));
         let mut table = Table::new(&columns);
         let label = |i: usize| visible_token(&self.tokens[i]);
-        let row = |link: &Link, room: usize| {
+        let row = |link: &Link, room: usize, colour: Colour| {
             vec![
                 Cell::plain(&link.query.to_string()),
                 Cell::plain(&fit(&label(link.query), room)),
                 Cell::plain("->"),
                 Cell::plain(&link.key.to_string()),
                 Cell::plain(&fit(&label(link.key), room)),
-                Cell::painted(&compact(link.weight), link.weight, style.colour),
+                Cell::painted(&compact(link.weight), link.weight, colour),
                 Cell::plain(&format!("{}.{}", link.layer, link.head)),
                 Cell::plain(&focus(link.layer, link.head).to_string()),
             ]
@@ -203,12 +203,12 @@ impl FirstLook {
         // What the columns take without the tokens, which share the rest.
         let mut bare = Table::new(&columns);
         for link in &self.links {
-            bare.cells(row(link, 0));
+            bare.cells(row(link, 0, Colour::Plain));
         }
         let taken = bare.render().lines().map(display_width).max().unwrap_or(0) + "induction".len();
         let room = (style.columns().saturating_sub(taken) / 2).clamp(1, TOKEN);
         for link in &self.links {
-            table.cells(row(link, room));
+            table.cells(row(link, room, style.colour));
         }
         table.render()
     }
@@ -217,8 +217,8 @@ impl FirstLook {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::summarize;
     use crate::terminal::tests::unpainted;
-    use crate::{Colour, summarize};
     use candle_core::Device;
 
     fn tokens() -> Vec<String> {
@@ -291,6 +291,18 @@ mod tests {
                 }
             }
         }
+        Ok(())
+    }
+
+    #[test]
+    fn colour_takes_no_room_from_the_tokens() -> Result<()> {
+        let (look, rows) = look()?;
+        let plain = look.render(&rows, &Style::default())?;
+        let coloured =
+            unpainted(&look.render(&rows, &Style { colour: Colour::TrueColour, ..Style::default() })?);
+        let links =
+            |text: &str| text.lines().filter(|l| l.contains("->")).map(str::to_owned).collect::<Vec<_>>();
+        assert_eq!(links(&coloured), links(&plain));
         Ok(())
     }
 

@@ -26,14 +26,29 @@ pub(super) fn print(scene: &Scene, first: &FirstLook, found: &ModelOutput) -> an
     let mut out = output::stdout();
     writeln!(out, "{}\n", scene.made_by.first_line())?;
     let text = visible_text(&scene.prompt.text.clone().unwrap_or_else(|| scene.prompt.tokens.concat()));
-    writeln!(out, "{}", fit(&text, LINES * style.width))?;
+    for line in lines(&fit(&text, LINES * style.width), style.width) {
+        writeln!(out, "{line}")?;
+    }
     writeln!(out, "{}\n", expects(scene, found, style.width)?)?;
     if scene.prompt.ids.len() > MOST_LINKED {
         writeln!(out, "no links between tokens: searched for up to {MOST_LINKED} tokens only\n")?;
     }
     write!(out, "{}", first.render(&rows, &style)?)?;
-    writeln!(out, "\nnext, every head in the browser: --open; one head here: --layer L --head H")?;
+    writeln!(out, "\nnext, every head in the browser: --open\none head here: --layer L --head H")?;
     Ok(())
+}
+
+/// The lines of a text in a terminal of this width.
+fn lines(text: &str, width: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for c in text.chars() {
+        let line = lines.last().map_or("", String::as_str);
+        if display_width(line) + display_width(c.encode_utf8(&mut [0; 4])) > width {
+            lines.push(String::new());
+        }
+        lines.last_mut().into_iter().for_each(|line| line.push(c));
+    }
+    lines
 }
 
 /// The most probable next tokens, as many as one line holds.
