@@ -51,7 +51,7 @@ impl Driver {
         }
     }
 
-    /// The value that the driver answers a request with (WebDriver, W3C).
+    /// The value that the driver answers a request with (the W3C's `WebDriver`).
     fn request(&self, method: &str, path: &str, body: &Value) -> Result<Value> {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
         let (body, port) = (body.to_string(), self.port);

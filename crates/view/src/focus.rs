@@ -236,7 +236,7 @@ mod tests {
                 "{share:?}"
             );
         };
-        near(duplicate, (0.3 + 0.4) / 2.0, (1. / 4. + 1. / 5.) / 2.0);
+        near(duplicate, f32::midpoint(0.3, 0.4), f32::midpoint(1. / 4., 1. / 5.));
         near(induction, 0.1, 1. / 5.);
         let once = OnRepeats::of(&rows, &Copies::of(&[1, 2, 3, 4, 5]));
         assert_eq!(once, OnRepeats::NONE);

@@ -89,9 +89,9 @@ impl RequestContext<'_> {
             Error::Http(_) | Error::BadUri(_) => {
                 LoadError::Unexpected { url: shown(uri), reason: error.to_string() }.into()
             }
-            Error::Protocol(_) => self.cut(error, uri),
+            Error::Protocol(_) => cut(error, uri),
             // With https, this may be a firewall that cuts the handshake: the network then needs looking at.
-            Error::Io(io) if is_cut(io) && uri.scheme_str() == Some("http") => self.cut(error, uri),
+            Error::Io(io) if is_cut(io) && uri.scheme_str() == Some("http") => cut(error, uri),
             _ => self.no_network(error),
         }
     }
@@ -100,7 +100,7 @@ impl RequestContext<'_> {
     pub(super) fn broken(&self, error: &Error, uri: &Uri) -> Failure {
         match error {
             Error::Timeout(_) => self.timed_out(uri),
-            _ => self.cut(error, uri),
+            _ => cut(error, uri),
         }
     }
 
@@ -113,10 +113,10 @@ impl RequestContext<'_> {
     fn timed_out(&self, uri: &Uri) -> Failure {
         Failure::passing(LoadError::Timeout { url: shown(uri), seconds: self.timeout.as_secs() })
     }
+}
 
-    fn cut(&self, error: &Error, uri: &Uri) -> Failure {
-        Failure::passing(LoadError::Interrupted { url: shown(uri), reason: error.to_string() })
-    }
+fn cut(error: &Error, uri: &Uri) -> Failure {
+    Failure::passing(LoadError::Interrupted { url: shown(uri), reason: error.to_string() })
 }
 
 /// Whether a connection ended that had come about.

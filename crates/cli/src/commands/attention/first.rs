@@ -2,7 +2,7 @@
 
 use super::page::predictions;
 use super::scene::Scene;
-use super::summaries;
+use super::summaries::summaries;
 use super::views::MOST_LINKED;
 use crate::output;
 use gpt2_model::ModelOutput;

@@ -6,6 +6,7 @@ mod first;
 mod page;
 mod rollout;
 mod scene;
+mod summaries;
 mod views;
 
 use crate::args::AttentionArgs;
@@ -14,12 +15,12 @@ use crate::outputs::Outputs;
 use crate::provenance::Provenance;
 use crate::values::select;
 use anyhow::bail;
-use candle_core::Tensor;
-use gpt2_model::{ForwardArgs, Summary};
-use gpt2_view::{FileKind, HeadJson, HeadSummary, LayerJson, QueryNumbers};
+use gpt2_model::ForwardArgs;
+use gpt2_view::FileKind;
 use scene::Scene;
 use std::io::Write;
 use std::process::ExitCode;
+use summaries::summaries;
 use views::{Finished, Views};
 
 pub(crate) fn run(args: &AttentionArgs) -> anyhow::Result<ExitCode> {
@@ -88,24 +89,4 @@ fn show(scene: &Scene, mut outputs: Outputs) -> anyhow::Result<()> {
     outputs.commit()?;
     page::open(args.html.as_deref(), &page)?;
     print()
-}
-
-/// Picks the summaries of the chosen layers and heads from those of all, each (1, H, T).
-fn summaries(scene: &Scene, all: &[Summary]) -> anyhow::Result<Vec<LayerJson>> {
-    let numbers = |tensor: &Tensor, head: usize| tensor.get(0)?.get(head)?.to_vec1::<f32>();
-    let head = |of: &Summary, head: usize| -> anyhow::Result<HeadJson> {
-        let numbers = QueryNumbers {
-            entropy: &numbers(&of.entropy, head)?,
-            mean_distance: &numbers(&of.mean_distance, head)?,
-            on_self: &numbers(&of.on_self, head)?,
-            on_previous: &numbers(&of.on_previous, head)?,
-            on_first: &numbers(&of.on_first, head)?,
-        };
-        Ok(HeadJson { head, summary: HeadSummary::of_queries(0, numbers)?, weights: None })
-    };
-    let layer = |&layer: &usize| -> anyhow::Result<LayerJson> {
-        let heads = scene.heads.iter().map(|&i| head(&all[layer], i)).collect::<anyhow::Result<_>>()?;
-        Ok(LayerJson { layer, heads })
-    };
-    scene.layers.iter().map(layer).collect()
 }
