@@ -2,7 +2,7 @@
 
 use crate::focus::{Copies, Focus, OnRepeats};
 use crate::heatmap::heatmap;
-use crate::overview::{HeadRow, overview};
+use crate::overview::{FULL, HeadRow, overview};
 use crate::table::{Cell, Table};
 use crate::terminal::{Colour, Style, compact};
 use crate::text::{Align, display_width, fit, visible_token};
@@ -145,7 +145,8 @@ impl FirstLook {
     }
 
     /// The heat map of the head that links tokens most, the strongest links, and the overview of `heads`, the most
-    /// concentrated ones first. A text of one or two tokens has no links and no map. No line is wider than the terminal.
+    /// concentrated ones first. A text of one or two tokens has no links and no map; below 60 columns, the tables leave out
+    /// the kinds. No line is wider than the terminal.
     ///
     /// # Errors
     /// When the device of the weights fails.
@@ -189,7 +190,7 @@ impl FirstLook {
         let mut table = Table::new(&columns);
         let label = |i: usize| visible_token(&self.tokens[i]);
         let row = |link: &Link, room: usize, colour: Colour| {
-            vec![
+            let mut cells = vec![
                 Cell::plain(&link.query.to_string()),
                 Cell::plain(&fit(&label(link.query), room)),
                 Cell::plain("->"),
@@ -197,15 +198,18 @@ impl FirstLook {
                 Cell::plain(&fit(&label(link.key), room)),
                 Cell::painted(&compact(link.weight), link.weight, colour),
                 Cell::plain(&format!("{}.{}", link.layer, link.head)),
-                Cell::plain(&focus(link.layer, link.head).to_string()),
-            ]
+            ];
+            if style.columns() >= FULL {
+                cells.push(Cell::plain(&focus(link.layer, link.head).to_string()));
+            }
+            cells
         };
         // What the columns take without the tokens, which share the rest.
         let mut bare = Table::new(&columns);
         for link in &self.links {
             bare.cells(row(link, 0, Colour::Plain));
         }
-        let taken = bare.render().lines().map(display_width).max().unwrap_or(0) + "induction".len();
+        let taken = bare.render().lines().map(display_width).max().unwrap_or(0);
         let room = (style.columns().saturating_sub(taken) / 2).clamp(1, TOKEN);
         for link in &self.links {
             table.cells(row(link, room, style.colour));

@@ -19,7 +19,7 @@ pub struct HeadRow {
 }
 
 /// The width of the full table if layers and heads are below 100.
-const FULL: usize = 60;
+pub(crate) const FULL: usize = 60;
 
 /// A table with one row per head: `layer.head`, its summary, and where it looks.
 ///
