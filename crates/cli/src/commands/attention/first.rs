@@ -57,7 +57,9 @@ fn expects(scene: &Scene, found: &ModelOutput, width: usize) -> anyhow::Result<S
     let last = found.last_hidden_state.squeeze(0)?.narrow(0, t - 1, 1)?; // (1, C)
     let mut line = "expects next:".to_owned();
     for (token, probability) in predictions(scene, &last)?.into_iter().flat_map(|next| next.likely) {
-        let more = format!(" {} {:.0} % ", visible_token(&token), 100.0 * probability);
+        let percent = 100.0 * probability;
+        let percent = if percent < 1.0 { "<1".to_owned() } else { format!("{percent:.0}") };
+        let more = format!(" {} {percent} % ", visible_token(&token));
         if display_width(&line) + display_width(&more) > width {
             break;
         }
