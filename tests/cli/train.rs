@@ -16,15 +16,21 @@ fn text() -> String {
     (0..60).map(line).collect::<Vec<_>>().concat()
 }
 
+/// The arguments that train a tiny model on the file `text` into the folder `out`.
+fn arguments<'a>(text: &'a str, out: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+    let sizes =
+        ["--vocab-size", "300", "--n-layer", "1", "--n-head", "2", "--n-embd", "8", "--n-positions", "16"];
+    [&["train", "--text", text, "--out", out], &sizes[..], more].concat()
+}
+
+/// Small batches, and validations often enough for a few steps.
+const SHORT: [&str; 6] = ["--batch", "2", "--warmup", "2", "--eval-every", "4"];
+
 /// Trains for a few steps into `out` under `folder`.
 fn train(folder: &Folder, out: &str, more: &[&str]) -> Result<Run> {
     folder.write("text.txt", text())?;
     let (text, out) = (folder.file("text.txt").display().to_string(), folder.file(out).display().to_string());
-    let args =
-        ["train", "--text", &text, "--out", &out, "--vocab-size", "300", "--n-layer", "1", "--n-head", "2"];
-    let sizes =
-        ["--n-embd", "8", "--n-positions", "16", "--batch", "2", "--warmup", "2", "--eval-every", "4"];
-    gpt2(&[&args[..], &sizes, more].concat())
+    gpt2(&arguments(&text, &out, &[&SHORT[..], more].concat()))
 }
 
 #[test]
@@ -118,21 +124,8 @@ fn a_run_that_is_stopped_before_its_first_validation_can_be_resumed() -> Result 
     folder.write("text.txt", text())?;
     let path = |name: &str| folder.file(name).display().to_string();
     let (text, out, metrics) = (path("text.txt"), path("model"), path("loss.csv"));
-    let args = [
-        "train",
-        "--text",
-        &text,
-        "--out",
-        &out,
-        "--metrics",
-        &metrics,
-        "--vocab-size",
-        "300",
-        "--n-layer",
-        "1",
-    ];
-    let sizes = ["--n-head", "2", "--n-embd", "8", "--n-positions", "16", "--eval-every", "20000"];
-    let args = [&args[..], &sizes, &["--steps", "20000"]].concat();
+    let long = ["--metrics", &metrics, "--eval-every", "20000", "--steps", "20000"];
+    let args = arguments(&text, &out, &long);
     for resume in [&[][..], &["--resume"]] {
         let lines = || std::fs::read_to_string(&metrics).map_or(0, |text| text.lines().count());
         let before = lines();
@@ -168,22 +161,7 @@ fn a_run_that_is_stopped_goes_on_as_if_it_had_not_been() -> Result {
     for signal in ["INT", "KILL"] {
         let out = folder.file(signal).display().to_string();
         let text = folder.file("text.txt").display().to_string();
-        let args = [
-            "train",
-            "--text",
-            &text,
-            "--out",
-            &out,
-            "--vocab-size",
-            "300",
-            "--n-layer",
-            "1",
-            "--n-head",
-            "2",
-        ];
-        let sizes =
-            ["--n-embd", "8", "--n-positions", "16", "--batch", "2", "--warmup", "2", "--eval-every", "4"];
-        let args = [&args[..], &sizes, &more].concat();
+        let args = arguments(&text, &out, &[&SHORT[..], &more].concat());
         let begun = [&args[..], &["--overwrite"]].concat(); // the curve of the earlier run
         let mut child = command(&begun).stderr(Stdio::piped()).spawn()?;
         let mut stderr = BufReader::new(child.stderr.take().ok_or("a pipe")?);
