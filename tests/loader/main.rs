@@ -32,7 +32,7 @@ fn bits(tensor: &Tensor) -> Result<Vec<u32>> {
 
 /// Every parameter by name, as bits.
 fn parameter_bits(model: &Gpt2LMHeadModel) -> Result<Vec<(String, Vec<u32>)>> {
-    model.named_parameters().into_iter().map(|(name, t)| Ok((name, bits(&t)?))).collect()
+    model.named_parameters().into_iter().map(|(name, t)| Ok((name, bits(&t.tensor()?)?))).collect()
 }
 
 /// The logits' bits over a whole context of different ids.

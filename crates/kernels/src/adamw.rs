@@ -1,9 +1,9 @@
 //! One step of AdamW (Loshchilov & Hutter 2019, algorithm 2) in place, without a temporary tensor.
 
 use crate::dispatch::cpu_f32;
+use crate::isa;
 use crate::vector::{CHUNK, with_slices};
 use candle_core::{CpuStorage, DType, InplaceOp2, InplaceOp3, Layout, Result, Tensor, Var};
-use pulp::Arch;
 use rayon::prelude::*;
 
 /// The coefficients of a step of AdamW.
@@ -80,7 +80,7 @@ pub fn sum_of_squares(x: &Tensor) -> Result<f64> {
     if !cpu_f32(&[x]) {
         return x.to_dtype(DType::F64)?.sqr()?.sum_all()?.to_scalar();
     }
-    let arch = Arch::new();
+    let arch = isa::arch();
     with_slices([&x.contiguous()?], |[x]| {
         let parts: Vec<f64> = x.par_chunks(CHUNK).map(|part| arch.dispatch(|| squares(part))).collect();
         parts.iter().sum()

@@ -1,9 +1,9 @@
 //! Sums over the rows of a matrix: the gradient of anything that was added to each row.
 
 use crate::dispatch::cpu_f32;
+use crate::isa;
 use crate::vector::contiguous;
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
-use pulp::Arch;
 use rayon::prelude::*;
 
 /// Rows per partial sum. Errors grow with the length of the partial sums and of their total, not with
@@ -29,7 +29,7 @@ impl CustomOp1 for ColumnSums {
     fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
         let (_, width) = layout.shape().dims2()?;
         let x = contiguous::<f32>(x, layout)?;
-        let arch = Arch::new();
+        let arch = isa::arch();
         let partial = x.par_chunks(ROWS * width).map(|rows| {
             let mut sums = vec![0f32; width];
             arch.dispatch(|| rows.chunks_exact(width).for_each(|row| add(&mut sums, row)));

@@ -17,6 +17,7 @@ pub(crate) trait Element: Copy + Send + Sync + 'static {
 }
 
 impl Element for f32 {
+    #[inline(always)]
     fn to_f32(self) -> f32 {
         self
     }
@@ -26,9 +27,11 @@ impl Element for f32 {
     fn as_f32s(slice: &[Self]) -> Option<&[f32]> {
         Some(slice)
     }
+    #[inline(always)]
     fn widen(slice: &[Self], out: &mut [f32]) {
         out.copy_from_slice(slice);
     }
+    #[inline(always)]
     fn narrow(slice: &[f32], out: &mut [Self]) {
         out.copy_from_slice(slice);
     }

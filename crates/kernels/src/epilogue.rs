@@ -16,7 +16,15 @@ pub enum Epilogue<'a> {
     Residual(&'a Tensor),
 }
 
-impl Epilogue<'_> {
+impl<'a> Epilogue<'a> {
+    /// The residual that it adds, if any.
+    pub(crate) fn residual(self) -> Option<&'a Tensor> {
+        match self {
+            Self::Residual(residual) => Some(residual),
+            Self::None | Self::Gelu => None,
+        }
+    }
+
     /// Applies it to `y`, which is `x·W + b`, in a separate pass: for layers without a kernel that fuses it.
     ///
     /// # Errors

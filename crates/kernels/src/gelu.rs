@@ -54,8 +54,9 @@ fn gate<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
     simd.select_f32s(simd.less_than_f32s(z, simd.splat_f32s(0.0)), negative, positive)
 }
 
+/// GELU of each number.
 #[inline(always)]
-fn forward<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
+pub(crate) fn forward<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
     simd.mul_f32s(x, gate(simd, x))
 }
 

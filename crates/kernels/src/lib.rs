@@ -27,6 +27,8 @@ mod element;
 mod epilogue;
 mod gelu;
 mod gpu;
+pub mod isa;
+mod lanes;
 mod layer_norm;
 mod linear;
 mod product;
@@ -45,8 +47,9 @@ pub use dropout::Dropout;
 pub use epilogue::Epilogue;
 pub use gelu::gelu;
 pub use gpu::keep_freed_memory;
+pub use isa::Isa;
 pub use layer_norm::layer_norm;
-pub use linear::{linear, linear_transposed};
+pub use linear::{PackedWeight, linear, linear_transposed};
 
 use candle_core::DType;
 

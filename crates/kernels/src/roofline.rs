@@ -1,7 +1,8 @@
 //! Measures what this machine's processor and memory can do: the roofline to compare a kernel's
 //! speed with (Williams, Waterman, Patterson 2009).
 
-use pulp::{Arch, Simd, WithSimd};
+use crate::isa;
+use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 use std::hint::black_box;
 use std::time::Instant;
@@ -39,7 +40,7 @@ fn best_of(work: impl Fn()) -> f64 {
 fn fma_gflops() -> f64 {
     const STEPS: usize = 4_000_000;
     let threads = rayon::current_num_threads();
-    let arch = Arch::new();
+    let arch = isa::arch();
     let flops = arch.dispatch(Lanes) * ACCUMULATORS * STEPS * 2 * threads;
     let seconds = best_of(|| {
         rayon::broadcast(|_| black_box(arch.dispatch(Multiply { steps: STEPS })));
@@ -51,7 +52,7 @@ fn read_gb_s() -> f64 {
     const FLOATS: usize = 128 << 20; // 512 MB: beyond every cache
     const CHUNK: usize = 1 << 18;
     let data = vec![1f32; FLOATS];
-    let arch = Arch::new();
+    let arch = isa::arch();
     let seconds = best_of(|| {
         black_box(data.par_chunks(CHUNK).map(|data| arch.dispatch(Sum { data })).sum::<f32>());
     });
@@ -118,7 +119,7 @@ mod tests {
     #[test]
     fn a_sum_reads_every_number_of_whole_vectors() {
         let data: Vec<f32> = (0..1024).map(|i| (i % 7) as f32).collect();
-        let sum = Arch::new().dispatch(Sum { data: &data });
+        let sum = isa::arch().dispatch(Sum { data: &data });
         assert!((sum - data.iter().sum::<f32>()).abs() < 1e-3, "{sum}");
     }
 
@@ -126,7 +127,7 @@ mod tests {
     fn the_chains_run_every_step() {
         // x -> x/2 + 1/4 starts at 1 and halves the distance to its fixed point 1/2 in each step.
         let (one, four) = (Multiply { steps: 1 }, Multiply { steps: 4 });
-        let arch = Arch::new();
+        let arch = isa::arch();
         let lanes = arch.dispatch(Lanes) as f32;
         let value = |sum: f32| (sum / lanes - 0.25) / ACCUMULATORS as f32;
         assert!((value(arch.dispatch(one)) - 0.75).abs() < 1e-5);

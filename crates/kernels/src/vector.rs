@@ -1,7 +1,8 @@
 //! Elementwise work on vectors, generic over the instruction set and spread over threads.
 
+use crate::isa;
 use candle_core::{CpuStorage, Layout, Result, Shape, Storage, Tensor, WithDType};
-use pulp::{Arch, Simd, WithSimd};
+use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 use std::mem::MaybeUninit;
 
@@ -63,7 +64,7 @@ pub(crate) fn parallel_map2<E: Function>(
         candle_core::bail!("shapes {:?} and {:?} differ", a_layout.dims(), b_layout.dims())
     }
     let mut out = vec![0f32; a.len()];
-    let arch = Arch::new();
+    let arch = isa::arch();
     out.par_chunks_mut(CHUNK).zip(a.par_chunks(CHUNK).zip(b.par_chunks(CHUNK))).for_each(|(out, (a, b))| {
         arch.dispatch(Map { a, b, out, function: std::marker::PhantomData::<E> });
     });
@@ -75,7 +76,7 @@ pub(crate) fn parallel_map_in_place<E: Function>(x: &mut CpuStorage, layout: &La
     let (CpuStorage::F32(data), Some((start, end))) = (x, layout.contiguous_offsets()) else {
         candle_core::bail!("expected a contiguous f32 tensor, got {layout:?}")
     };
-    let arch = Arch::new();
+    let arch = isa::arch();
     data[start..end].par_chunks_mut(CHUNK).for_each(|x| {
         arch.dispatch(MapInPlace { x, function: std::marker::PhantomData::<E> });
     });

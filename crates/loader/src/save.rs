@@ -65,8 +65,8 @@ pub fn save(
 fn tensors(model: &Gpt2LMHeadModel, options: SaveOptions) -> candle_core::Result<Vec<(String, Tensor)>> {
     let mut tensors = vec![];
     model.check_layers()?; // which readers of the file would not know
-    for (name, tensor) in model.named_parameters() {
-        let tensor = tensor.to_dtype(options.dtype.unwrap_or(tensor.dtype()))?.contiguous()?;
+    for (name, values) in model.named_parameters() {
+        let tensor = values.tensor()?.to_dtype(options.dtype.unwrap_or(values.dtype()))?.contiguous()?;
         tensors.push((names::saved(&name), tensor));
     }
     if options.buffers {

@@ -3,11 +3,11 @@
 //! The name is the original's (a convolution of width 1); the layout is the transpose of PyTorch's
 //! `Linear`. `c_proj` is square, so a transposed weight would load without an error.
 
-use crate::linear::{Dense, Epilogue, LinearLayer};
+use crate::linear::{Dense, Epilogue, LinearLayer, Packed};
 use crate::parameters::Visitor;
 use candle_core::{Module, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
-use gpt2_kernels::{Dispatch, Implementation};
+use gpt2_kernels::{Dispatch, Implementation, PackedWeight};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -19,7 +19,8 @@ pub struct Conv1D {
 
 impl Conv1D {
     /// Loads `weight` (`n_in`, `n_out`) and `bias` (`n_out`). If `vb` creates variables, the weight is
-    /// drawn from a normal distribution with standard deviation `stdev` and the bias is 0.
+    /// drawn from a normal distribution with standard deviation `stdev` and the bias is 0. If it does not, the weight of
+    /// a layer on the CPU is packed for the matrix product, see [`PackedWeight`].
     ///
     /// # Errors
     /// When a tensor is missing or has another shape.
@@ -41,6 +42,9 @@ impl Conv1D {
     ) -> Result<Self> {
         let weight = vb.get_with_hints((n_in, n_out), "weight", Init::Randn { mean: 0., stdev })?;
         let bias = vb.get_with_hints(n_out, "bias", Init::Const(0.))?;
+        if PackedWeight::suits(&[&weight, &bias]) {
+            return Ok(Self { layer: Arc::new(Packed::new(&weight, bias)?) });
+        }
         Ok(Self { layer: Arc::new(Dense::new(weight, bias, dispatch)?) })
     }
 

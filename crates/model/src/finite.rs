@@ -70,11 +70,11 @@ impl Gpt2LMHeadModel {
         let Some(point) = watch.first.into_inner() else { return Ok(None) };
         let mut damaged = None;
         let before = point.parameters();
-        for (name, tensor) in self.named_parameters() {
+        for (name, values) in self.named_parameters() {
             // A tied head is listed only as the embedding.
             let is_before =
                 before.contains(&name) || (self.is_tied() && point == Point::Logits && name == WTE);
-            if is_before && !all_finite(&tensor)? {
+            if is_before && !all_finite(&values.tensor()?)? {
                 damaged = Some(name);
                 break;
             }
@@ -148,7 +148,8 @@ mod tests {
     /// `name` with its first number replaced.
     fn with(name: &str, value: f32, dtype: DType) -> Result<Gpt2LMHeadModel> {
         let (mut variables, model) = model(dtype)?;
-        let (_, tensor) = model.named_parameters().into_iter().find(|(n, _)| n == name).expect("a parameter");
+        let (_, values) = model.named_parameters().into_iter().find(|(n, _)| n == name).expect("a parameter");
+        let tensor = values.tensor()?;
         let shape = tensor.shape().clone();
         let mut numbers: Vec<f32> = tensor.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?;
         numbers[0] = value;

@@ -6,7 +6,7 @@ use crate::inputs::check_targets;
 use crate::model::embedding;
 use crate::parameters::{LM_HEAD, PREFIX, Visitor, WPE, WTE};
 use crate::training::Training;
-use crate::{Config, Gpt2Model, LmHead};
+use crate::{Config, Embedding, Gpt2Model, LmHead};
 use candle_core::{DType, Module, Result, Tensor};
 use candle_nn::VarBuilder;
 
@@ -21,7 +21,7 @@ fn tied_if_equal(head: Tensor, wte: &Tensor) -> Result<Tensor> {
 pub struct Gpt2LMHeadModel {
     /// The transformer.
     pub transformer: Gpt2Model,
-    /// The output projection, from C to V; if it is tied, its weight is `transformer.wte` itself.
+    /// The output projection, from C to V; if it is tied, its table is `transformer.wte` itself.
     pub lm_head: LmHead,
 }
 
@@ -53,8 +53,15 @@ impl Gpt2LMHeadModel {
         } else {
             wte.clone()
         };
+        let (wte, lm_head) = if lm_head.id() == wte.id() {
+            drop(lm_head); // so that packing frees the plain table
+            let table = Embedding::of_projection(wte)?;
+            (table.clone(), LmHead::of(table))
+        } else {
+            (Embedding::new(wte)?, LmHead::new(lm_head)?)
+        };
         let transformer = Gpt2Model::load_with_wte(inner, config, wte)?;
-        Ok(Self { transformer, lm_head: LmHead::new(lm_head)? })
+        Ok(Self { transformer, lm_head })
     }
 
     /// The config that the model was built with.

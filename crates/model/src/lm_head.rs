@@ -1,8 +1,9 @@
 //! `lm_head`, which turns the last hidden state into logits: `x·Wᵀ` with W (V, C).
 
+use crate::embedding::Embedding;
 use crate::linear::{Epilogue, LinearLayer};
-use crate::parameters::{Role, Visitor};
-use candle_core::{Module, Result, Tensor};
+use crate::parameters::{Role, Values, Visitor};
+use candle_core::{D, Module, Result, Tensor};
 use std::sync::Arc;
 
 /// The output projection. Clones share the weight.
@@ -12,12 +13,12 @@ pub struct LmHead(Kind);
 #[derive(Debug, Clone)]
 enum Kind {
     /// W, (V, C)
-    Table(Tensor),
+    Table(Embedding),
     Layer(Arc<dyn LinearLayer>),
 }
 
 impl LmHead {
-    /// A dense projection with this table; it is tied if the table is `wte` itself.
+    /// A dense projection with this table.
     ///
     /// # Shapes
     /// `weight` (V, C)
@@ -25,8 +26,13 @@ impl LmHead {
     /// # Errors
     /// When `weight` does not have rank 2.
     pub fn new(weight: Tensor) -> Result<Self> {
-        weight.dims2()?;
-        Ok(Self(Kind::Table(weight)))
+        Ok(Self::of(Embedding::of_projection(weight)?))
+    }
+
+    /// A projection with this table; it is tied if the table is `wte`.
+    #[must_use]
+    pub fn of(table: Embedding) -> Self {
+        Self(Kind::Table(table))
     }
 
     /// A layer of any kind from C to V, see [`crate::linear`].
@@ -39,25 +45,36 @@ impl LmHead {
     #[must_use]
     pub fn shape(&self) -> (usize, usize) {
         match &self.0 {
-            Kind::Table(table) => (table.dims()[1], table.dims()[0]),
+            Kind::Table(table) => (table.shape().1, table.shape().0),
             Kind::Layer(layer) => layer.shape(),
         }
     }
 
-    /// W, (V, C).
+    /// W, (V, C); a copy if it is packed.
     ///
     /// # Errors
     /// When the layer cannot produce a dense weight.
     pub fn weight(&self) -> Result<Tensor> {
         match &self.0 {
-            Kind::Table(table) => Ok(table.clone()),
+            Kind::Table(table) => table.weight(),
             Kind::Layer(layer) => layer.weight()?.t(),
         }
     }
 
-    /// Whether the table is this very tensor.
-    pub(crate) fn shares(&self, wte: &Tensor) -> bool {
-        matches!(&self.0, Kind::Table(table) if table.id() == wte.id())
+    /// The direction of a token's logit, (C): its row of W.
+    ///
+    /// # Errors
+    /// When the token is not below V, or the layer cannot produce a dense weight.
+    pub fn direction(&self, token: u32) -> Result<Tensor> {
+        match &self.0 {
+            Kind::Table(table) => table.vectors(&Tensor::new(&[token], table.device())?)?.squeeze(0),
+            Kind::Layer(layer) => layer.weight()?.t()?.get(token as usize),
+        }
+    }
+
+    /// Whether the table is this one.
+    pub(crate) fn shares(&self, wte: &Embedding) -> bool {
+        matches!(&self.0, Kind::Table(table) if table.is(wte))
     }
 
     /// The mean cross-entropy in nats of predicting `targets` from `x`. With a dense table, the logits are never all in
@@ -70,15 +87,36 @@ impl LmHead {
     /// When a shape does not fit, or a target is not below V.
     pub fn cross_entropy(&self, x: &Tensor, targets: &Tensor) -> Result<Tensor> {
         match &self.0 {
-            Kind::Table(table) => gpt2_kernels::linear_cross_entropy(x, table, targets),
+            Kind::Table(table) => match table.values() {
+                Values::Tensor(table) => gpt2_kernels::linear_cross_entropy(x, &table, targets),
+                _ => self.cross_entropy_in_parts(x, targets),
+            },
             Kind::Layer(_) => crate::training::cross_entropy(&self.forward(x)?, targets),
         }
+    }
+
+    /// The mean cross-entropy, from the logits of a few rows at a time.
+    fn cross_entropy_in_parts(&self, x: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        const ROWS: usize = 256;
+        let (x, targets) = (x.reshape(((), x.dim(D::Minus1)?))?, targets.flatten_all()?); // (rows, C), (rows)
+        let rows = x.dim(0)?;
+        let mut sum: Option<Tensor> = None;
+        for first in (0..rows).step_by(ROWS) {
+            let count = ROWS.min(rows - first);
+            let logits = self.forward(&x.narrow(0, first, count)?)?; // (count, V)
+            let logits = logits.to_dtype(gpt2_kernels::accumulator(logits.dtype()))?;
+            let mean = gpt2_kernels::cross_entropy(&logits, &targets.narrow(0, first, count)?)?;
+            #[allow(clippy::cast_precision_loss)] // shares of rows
+            let part = (mean * (count as f64 / rows as f64))?;
+            sum = Some(sum.map_or_else(|| Ok(part.clone()), |sum| sum + &part)?);
+        }
+        sum.ok_or_else(|| candle_core::Error::msg("cross-entropy: there are no rows"))
     }
 
     /// Names the parameters.
     pub fn visit(&self, visitor: &mut Visitor) {
         match &self.0 {
-            Kind::Table(table) => visitor.parameter("weight", Role::OutputProjection, table),
+            Kind::Table(table) => visitor.values("weight", Role::OutputProjection, &table.values()),
             Kind::Layer(layer) => layer.visit(visitor),
         }
     }
@@ -91,7 +129,7 @@ impl Module for LmHead {
     /// `x` (.., C) -> (.., V)
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         match &self.0 {
-            Kind::Table(table) => gpt2_kernels::linear_transposed(x, table),
+            Kind::Table(table) => table.logits(x),
             Kind::Layer(layer) => layer.forward(x, Epilogue::None),
         }
     }

@@ -6,7 +6,7 @@ use crate::inputs::{check_below, refuse_padding_before_a_token};
 use crate::loading::Loading;
 use crate::parameters::{Role, Visitor, WPE, WTE};
 use crate::training::{Site, Training};
-use crate::{Block, Config, LayerNorm, Pass};
+use crate::{Block, Config, Embedding, LayerNorm, Pass};
 use candle_core::{DType, Module, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
 use gpt2_kernels::attention::Chosen;
@@ -15,7 +15,7 @@ use gpt2_kernels::attention::Chosen;
 #[derive(Debug, Clone)]
 pub struct Gpt2Model {
     /// Token embeddings (V, C).
-    pub wte: Tensor,
+    pub wte: Embedding,
     /// Position embeddings (N, C).
     pub wpe: Tensor,
     /// The L blocks.
@@ -33,10 +33,10 @@ impl Gpt2Model {
     pub fn load(vb: VarBuilder, config: &Config) -> Result<Self> {
         config.validate()?;
         let wte = embedding(&vb, WTE, config.vocab_size, config)?;
-        Self::load_with_wte(vb, config, wte)
+        Self::load_with_wte(vb, config, Embedding::new(wte)?)
     }
 
-    pub(crate) fn load_with_wte(vb: VarBuilder, config: &Config, wte: Tensor) -> Result<Self> {
+    pub(crate) fn load_with_wte(vb: VarBuilder, config: &Config, wte: Embedding) -> Result<Self> {
         let wpe = embedding(&vb, WPE, config.n_positions, config)?;
         let root = Loading::new(vb, config, 0);
         let block = |i| Block::load_at(&root.pp("h").pp(i).of_layer(i));
@@ -51,7 +51,7 @@ impl Gpt2Model {
 
     /// Visits every parameter of the transformer.
     pub fn visit(&self, visitor: &mut Visitor) {
-        visitor.parameter(WTE, Role::TokenEmbedding, &self.wte);
+        visitor.values(WTE, Role::TokenEmbedding, &self.wte.values());
         visitor.parameter(WPE, Role::PositionEmbedding, &self.wpe);
         for (i, block) in self.h.iter().enumerate() {
             block.visit(&mut visitor.pp("h").pp(i));
@@ -174,7 +174,7 @@ impl Gpt2Model {
         let (b, t) = input_ids.dims2()?;
         let (v, n, c) = (self.config.vocab_size, self.config.n_positions, self.config.n_embd);
         let input_ids = check_below("token id", input_ids, v, "vocab_size")?;
-        let tokens = self.wte.index_select(&input_ids, 0)?.reshape((b, t, c))?;
+        let tokens = self.wte.vectors(&input_ids)?.reshape((b, t, c))?;
         let Some(ids) = position_ids else {
             return tokens.broadcast_add(&self.wpe.narrow(0, past, t)?); // (T, C) onto each row
         };

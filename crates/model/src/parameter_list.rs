@@ -1,7 +1,7 @@
 //! The list of a model's parameters, read from the model's own structure. For a config, the list comes from a model
 //! whose tensors take no memory.
 
-use crate::parameters::{Parameter, Visitor};
+use crate::parameters::{Parameter, Values, Visitor};
 use crate::{Config, Gpt2LMHeadModel};
 use candle_core::{DType, Device, Result, Shape, Tensor, Var};
 use candle_nn::var_builder::SimpleBackend;
@@ -9,13 +9,14 @@ use candle_nn::{Init, VarBuilder};
 
 impl Gpt2LMHeadModel {
     /// Every parameter under its name in a checkpoint, in the model's order, as it is saved. A head tied to `wte` is
-    /// not included, nor is the `bias` triangle, which is a buffer.
+    /// not included, nor is the `bias` triangle, which is a buffer. A packed weight is copied only by
+    /// [`Values::tensor`].
     #[must_use]
-    pub fn named_parameters(&self) -> Vec<(String, Tensor)> {
+    pub fn named_parameters(&self) -> Vec<(String, Values)> {
         let mut list = vec![];
-        self.visit(&mut Visitor::new(&mut |parameter, tensor| {
+        self.visit(&mut Visitor::new(&mut |parameter, values| {
             if parameter.tied_to.is_none() {
-                list.push((parameter.name, tensor.clone()));
+                list.push((parameter.name, values.clone()));
             }
         }));
         list
@@ -27,12 +28,12 @@ impl Gpt2LMHeadModel {
     /// When a variable cannot be created.
     pub fn named_variables(&self) -> Result<Vec<(String, Var)>> {
         let mut list = vec![];
-        self.visit(&mut Visitor::new(&mut |parameter, tensor| {
+        self.visit(&mut Visitor::new(&mut |parameter, values| {
             if parameter.tied_to.is_none() && parameter.trainable {
-                list.push((parameter.name, tensor.clone()));
+                list.push((parameter.name, values.clone()));
             }
         }));
-        list.into_iter().map(|(name, tensor)| Ok((name, Var::from_tensor(&tensor)?))).collect()
+        list.into_iter().map(|(name, values)| Ok((name, Var::from_tensor(&values.tensor()?)?))).collect()
     }
 
     /// The config of a checkpoint of this model: its head is tied only if `lm_head` is `wte` itself.

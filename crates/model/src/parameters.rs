@@ -4,7 +4,8 @@
 //! training and saving all use this one list. [`Config::parameters`](crate::Config::parameters) gives it without a
 //! model.
 
-use candle_core::{Tensor, TensorId};
+use candle_core::{DType, Result, Tensor, TensorId};
+use gpt2_kernels::PackedWeight;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fmt::Display;
@@ -66,17 +67,80 @@ impl Parameter {
     }
 }
 
-/// Visits each parameter, with its place in the model. A tensor that it meets a second time is tied to the first.
+/// The numbers of a parameter.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum Values {
+    /// A plain tensor.
+    Tensor(Tensor),
+    /// A packed weight (in, out).
+    Packed(PackedWeight),
+    /// A table (out, in) whose transpose is packed.
+    PackedTable(PackedWeight),
+}
+
+/// What tells one parameter's memory from another's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Id {
+    Tensor(TensorId),
+    Packed(usize),
+}
+
+impl Values {
+    /// A plain tensor with the parameter's shape; a copy if the numbers are packed.
+    ///
+    /// # Errors
+    /// When there is no memory for the copy.
+    pub fn tensor(&self) -> Result<Tensor> {
+        match self {
+            Self::Tensor(tensor) => Ok(tensor.clone()),
+            Self::Packed(weight) => weight.to_tensor(),
+            Self::PackedTable(weight) => weight.to_transposed(),
+        }
+    }
+
+    /// The parameter's shape.
+    #[must_use]
+    pub fn shape(&self) -> Vec<usize> {
+        match self {
+            Self::Tensor(tensor) => tensor.dims().to_vec(),
+            Self::Packed(weight) => vec![weight.shape().0, weight.shape().1],
+            Self::PackedTable(weight) => vec![weight.shape().1, weight.shape().0],
+        }
+    }
+
+    /// The dtype of the numbers.
+    #[must_use]
+    pub fn dtype(&self) -> DType {
+        match self {
+            Self::Tensor(tensor) => tensor.dtype(),
+            Self::Packed(weight) | Self::PackedTable(weight) => weight.dtype(),
+        }
+    }
+
+    fn is_variable(&self) -> bool {
+        matches!(self, Self::Tensor(tensor) if tensor.is_variable())
+    }
+
+    pub(crate) fn id(&self) -> Id {
+        match self {
+            Self::Tensor(tensor) => Id::Tensor(tensor.id()),
+            Self::Packed(weight) | Self::PackedTable(weight) => Id::Packed(weight.address()),
+        }
+    }
+}
+
+/// Visits each parameter, with its place in the model. Numbers that it meets a second time are tied to the first.
 pub struct Visitor<'a> {
     path: String,
-    /// The names of the tensors that were shown.
-    seen: Rc<RefCell<HashMap<TensorId, String>>>,
-    visit: &'a mut dyn FnMut(Parameter, &Tensor),
+    /// The names of the numbers that were shown.
+    seen: Rc<RefCell<HashMap<Id, String>>>,
+    visit: &'a mut dyn FnMut(Parameter, &Values),
 }
 
 impl<'a> Visitor<'a> {
     /// A visitor at the root that calls `visit`.
-    pub fn new(visit: &'a mut dyn FnMut(Parameter, &Tensor)) -> Self {
+    pub fn new(visit: &'a mut dyn FnMut(Parameter, &Values)) -> Self {
         Self { path: String::new(), seen: Rc::default(), visit }
     }
 
@@ -87,12 +151,17 @@ impl<'a> Visitor<'a> {
 
     /// Reports a parameter at this place.
     pub fn parameter(&mut self, name: &str, role: Role, tensor: &Tensor) {
-        let (name, shape, trainable) = (self.name(name), tensor.dims().to_vec(), tensor.is_variable());
-        let tied_to = self.seen.borrow().get(&tensor.id()).cloned();
+        self.values(name, role, &Values::Tensor(tensor.clone()));
+    }
+
+    /// Reports a parameter at this place, however its numbers lie.
+    pub fn values(&mut self, name: &str, role: Role, values: &Values) {
+        let (name, shape, trainable) = (self.name(name), values.shape(), values.is_variable());
+        let tied_to = self.seen.borrow().get(&values.id()).cloned();
         if tied_to.is_none() {
-            self.seen.borrow_mut().insert(tensor.id(), name.clone());
+            self.seen.borrow_mut().insert(values.id(), name.clone());
         }
-        (self.visit)(Parameter { name, shape, role, trainable, tied_to }, tensor);
+        (self.visit)(Parameter { name, shape, role, trainable, tied_to }, values);
     }
 
     fn name(&self, name: impl Display) -> String {

@@ -55,11 +55,11 @@ impl Trainer {
         model.check_layers()?;
         let config = model.config();
         let parameters = model.named_parameters();
-        let device = parameters.first().map_or(&Device::Cpu, |(_, tensor)| tensor.device());
+        let device = model.transformer.wte.device();
         // An `lm_head` that differs from the embedding is trained separately, whatever the config says.
         let trainer = Self::build(config.clone(), model.is_tied(), data, options, device)?;
-        for (name, tensor) in &parameters {
-            trainer.set(name, &tensor.to_dtype(DType::F32)?)?;
+        for (name, values) in &parameters {
+            trainer.set(name, &values.tensor()?.to_dtype(DType::F32)?)?;
         }
         Ok(trainer)
     }

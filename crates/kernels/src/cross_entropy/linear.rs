@@ -7,10 +7,10 @@
 use super::logits::cross_entropy;
 use super::rows::{LogSum, Row, check_targets, losses, to_gradients};
 use crate::dispatch::{cpu_f32, cpu_product};
+use crate::isa;
 use crate::product::{Matrix, multiply};
 use crate::vector::with_slices;
 use candle_core::{CpuStorage, CustomOp2, Device, Layout, Result, Shape, Tensor};
-use pulp::Arch;
 use rayon::prelude::*;
 
 /// The number of rows whose logits are in memory at a time: enough for the matrix products to run at full speed.
@@ -58,7 +58,7 @@ fn loss_and_gradients(
     let rows = targets.len();
     let c = x.len() / rows;
     let v = weight.len() / c;
-    let (arch, factor) = (Arch::new(), 1.0 / rows as f32);
+    let (arch, factor) = (isa::arch(), 1.0 / rows as f32);
     let mut d_x = wanted[0].then(|| vec![0f32; x.len()]); // (rows, C)
     let mut d_weight = wanted[1].then(|| vec![0f32; weight.len()]); // (V, C)
     let mut logits = vec![0f32; ROWS.min(rows) * v]; // (ROWS, V)

@@ -2,9 +2,9 @@
 
 use super::rows::{LogSum, Row, check_targets, losses, to_gradients};
 use crate::dispatch::cpu_f32;
+use crate::isa;
 use crate::vector::contiguous;
 use candle_core::{CpuStorage, CustomOp2, D, Layout, Result, Shape, Tensor};
-use pulp::Arch;
 use rayon::prelude::*;
 use std::sync::OnceLock;
 
@@ -44,7 +44,7 @@ impl CustomOp2 for CrossEntropy {
     ) -> Result<(CpuStorage, Shape)> {
         let (logits, v) = (contiguous::<f32>(logits, layout)?, layout.dims()[1]);
         let targets = contiguous::<u32>(targets, targets_layout)?;
-        let arch = Arch::new();
+        let arch = isa::arch();
         let log_sums: Vec<LogSum> = logits.par_chunks(v).map(|row| arch.dispatch(Row(row))).collect();
         let sum = losses(logits, targets, &log_sums);
         #[allow(clippy::cast_possible_truncation)] // the loss of f32 logits

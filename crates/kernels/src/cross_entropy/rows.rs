@@ -1,8 +1,9 @@
 //! Rows of logits: their log-sums, losses and gradients.
 
+use crate::isa;
 use crate::vector::exp2;
 use candle_core::{DType, Result, Tensor};
-use pulp::{Arch, Simd, WithSimd};
+use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
 /// The targets of `n` rows of `v` logits as contiguous u32. Fails if a target is not one of the columns.
@@ -33,7 +34,7 @@ pub(super) fn losses(logits: &[f32], targets: &[u32], log_sums: &[LogSum]) -> f6
 
 /// Turns each row of logits into its gradient, `factor · (softmax(logits) - onehot(target))`.
 pub(super) fn to_gradients(logits: &mut [f32], targets: &[u32], log_sums: &[LogSum], factor: f32) {
-    let (arch, v) = (Arch::new(), logits.len() / targets.len());
+    let (arch, v) = (isa::arch(), logits.len() / targets.len());
     logits.par_chunks_mut(v).enumerate().for_each(|(i, row)| {
         arch.dispatch(Softmax { row: &mut *row, sum: log_sums[i], factor });
         row[targets[i] as usize] -= factor;

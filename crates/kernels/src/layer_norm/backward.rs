@@ -1,9 +1,9 @@
 //! The gradients of layer normalisation: f32 on the CPU, in one pass over the rows.
 
 use crate::columns::{ROWS, add, total};
+use crate::isa;
 use crate::vector::{sum3, with_slices};
 use candle_core::{Device, Result, Tensor};
-use pulp::Arch;
 use rayon::prelude::*;
 
 /// The gradients of x (rows, C), weight (C) and bias (C).
@@ -16,7 +16,7 @@ pub(super) fn gradients(x: &Tensor, weight: &Tensor, grad: &Tensor, eps: f64) ->
     let width = weight.elem_count();
     let (dx, d_weight, d_bias) = with_slices([x, weight, grad], |[x, weight, grad]| {
         let mut dx = vec![0f32; x.len()];
-        let arch = Arch::new();
+        let arch = isa::arch();
         let chunk = ROWS * width;
         let chunks = dx.par_chunks_mut(chunk).zip(x.par_chunks(chunk).zip(grad.par_chunks(chunk)));
         let partial = chunks.map(|(dx, (x, grad))| {

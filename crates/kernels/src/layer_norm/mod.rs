@@ -6,9 +6,10 @@ mod backward;
 
 use crate::dispatch::{Dispatch, cpu_f32};
 use crate::gpu;
+use crate::isa;
 use crate::vector::{chunked, contiguous};
 use candle_core::{CpuStorage, CustomOp3, D, Layout, Result, Shape, Tensor};
-use pulp::{Arch, Simd, WithSimd};
+use pulp::{Simd, WithSimd};
 use std::mem::MaybeUninit;
 
 /// Normalises each row of `x` in f32 or wider, and returns the dtype of `x`; differentiable.
@@ -84,7 +85,7 @@ impl CustomOp3 for LayerNorm {
     ) -> Result<(CpuStorage, Shape)> {
         let x = contiguous(x, x_layout)?;
         let (weight, bias) = (contiguous(weight, weight_layout)?, contiguous(bias, bias_layout)?);
-        let (width, arch) = (weight.len(), Arch::new());
+        let (width, arch) = (weight.len(), isa::arch());
         let eps = self.eps;
         let row = |i: usize, out: &mut [MaybeUninit<f32>]| {
             arch.dispatch(Row { x: &x[i * width..(i + 1) * width], weight, bias, eps, out });

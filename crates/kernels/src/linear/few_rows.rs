@@ -3,8 +3,9 @@
 
 use super::weight::Weight;
 use crate::element::Element;
+use crate::isa;
 use crate::streams::{add_scaled, dots};
-use pulp::{Arch, Simd, WithSimd};
+use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -26,7 +27,7 @@ pub(super) fn add_product<E: Element>(x: &[f32], weight: Weight<E>, out: &mut [f
     if out.is_empty() {
         return;
     }
-    let arch = Arch::new();
+    let arch = isa::arch();
     let mut partial = vec![0f32; weight.depth.div_ceil(DEPTH) * out.len()];
     partial.par_chunks_mut(out.len()).enumerate().for_each(|(block, sums)| {
         let first = block * DEPTH;
@@ -116,7 +117,7 @@ pub(super) fn row_products<E: Element>(x: &[f32], table: &[E], depth: usize, out
     if out.is_empty() {
         return;
     }
-    let (width, arch) = (table.len() / depth, Arch::new());
+    let (width, arch) = (table.len() / depth, isa::arch());
     // Computed as (width, rows) first, so that each task's results are contiguous.
     let rows = x.len() / depth;
     let mut products = vec![0f32; out.len()];

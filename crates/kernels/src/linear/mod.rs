@@ -1,6 +1,8 @@
 //! Linear layers: `x·W + b` with W stored as (in, out), as in GPT-2, and `x·Wᵀ` with W stored as (out,
 //! in), as in an output projection that shares the embedding table.
 //!
+//! A weight that does not change can be packed once, see [`PackedWeight`]. Of the others:
+//!
 //! On the CPU a few rows (decoding) go through [`few_rows`], which reads each weight once, at the speed of memory; more
 //! rows go through [`dense`]. Both widen f16 and bf16, sum in f32 and round the result once. Everything else is
 //! Candle's own product.
@@ -8,6 +10,7 @@
 mod dense;
 mod few_rows;
 mod operations;
+mod packed;
 #[cfg(test)]
 mod tests;
 mod weight;
@@ -19,6 +22,7 @@ use crate::gpu;
 use candle_core::{D, Result, Tensor};
 use few_rows::FEW_ROWS;
 use operations::{Linear, LinearOnto, RowProducts};
+pub use packed::PackedWeight;
 
 /// `x·W + b`, then `epilogue`; differentiable.
 ///
@@ -50,11 +54,7 @@ pub fn linear(
     dispatch: Dispatch,
 ) -> Result<Tensor> {
     let (flat, shape) = check(x, weight, bias)?;
-    if let Epilogue::Residual(residual) = epilogue
-        && residual.dims() != shape
-    {
-        candle_core::bail!("linear: x·W is {shape:?}, which cannot be added to {:?}", residual.dims())
-    }
+    check_residual(epilogue, &shape)?;
     if let Some(y) = gpu::linear(dispatch, &flat, weight, bias, epilogue)? {
         return y.reshape(shape);
     }
@@ -105,6 +105,15 @@ fn check(x: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<(Tensor, Vec<usiz
         )
     }
     flatten(x, n_in, n_out)
+}
+
+fn check_residual(epilogue: Epilogue, shape: &[usize]) -> Result<()> {
+    match epilogue.residual() {
+        Some(residual) if residual.dims() != shape => {
+            candle_core::bail!("linear: x·W is {shape:?}, which cannot be added to {:?}", residual.dims())
+        }
+        _ => Ok(()),
+    }
 }
 
 fn flatten(x: &Tensor, n_in: usize, n_out: usize) -> Result<(Tensor, Vec<usize>)> {

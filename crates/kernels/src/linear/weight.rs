@@ -1,9 +1,9 @@
 //! A linear layer's weight as the kernels read it, and conversion to f32.
 
 use crate::element::{Element, Widen};
+use crate::isa;
 use crate::vector::CHUNK;
 use candle_core::{CpuStorage, Layout, Result, WithDType};
-use pulp::Arch;
 use rayon::prelude::*;
 use std::borrow::Cow;
 
@@ -40,7 +40,7 @@ impl<'a, E: Element> Weight<'a, E> {
             return (Cow::Borrowed(data), self.stride);
         }
         let mut wide = vec![0.0; self.depth * self.width];
-        let arch = Arch::new();
+        let arch = isa::arch();
         let rows = wide.par_chunks_mut(self.width).enumerate();
         rows.for_each(|(k, row)| arch.dispatch(Widen { from: self.row(k), to: row }));
         (Cow::Owned(wide), self.width)
@@ -53,7 +53,7 @@ pub(super) fn in_f32<E: Element>(x: &[E]) -> Cow<'_, [f32]> {
         return Cow::Borrowed(x);
     }
     let mut wide = vec![0.0; x.len()];
-    let (arch, pairs) = (Arch::new(), wide.par_chunks_mut(CHUNK).zip(x.par_chunks(CHUNK)));
+    let (arch, pairs) = (isa::arch(), wide.par_chunks_mut(CHUNK).zip(x.par_chunks(CHUNK)));
     pairs.for_each(|(to, from)| arch.dispatch(Widen { from, to }));
     Cow::Owned(wide)
 }

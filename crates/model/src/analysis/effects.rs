@@ -137,7 +137,7 @@ pub fn direct_logit_attribution(model: &Gpt2LMHeadModel, input_ids: &Tensor, tar
     let last = centred(&x.narrow(1, t - 1, 1)?.flatten_all()?.to_dtype(DType::F32)?)?; // (C)
     let deviation = (last.sqr()?.mean_all()? + model.config().layer_norm_epsilon)?.sqrt()?;
     let gamma = model.transformer.ln_f.weight.to_dtype(DType::F32)?;
-    let direction = (gamma * model.lm_head.weight()?.get(target as usize)?.to_dtype(DType::F32)?)?; // (C)
+    let direction = (gamma * model.lm_head.direction(target)?.to_dtype(DType::F32)?)?; // (C)
     let shares = centred(&Tensor::stack(&written, 0)?)?.broadcast_mul(&direction)?.sum(2)?; // (L, H)
     shares.broadcast_div(&deviation)
 }

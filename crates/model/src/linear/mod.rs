@@ -1,4 +1,5 @@
-//! Linear layers with any kind of weight: dense here; quantised, low-rank or sharded in future code, or in yours.
+//! Linear layers with any kind of weight: dense, or packed for the CPU if it does not change; quantised, low-rank or
+//! sharded in future code, or in yours.
 //!
 //! [`Conv1D`](crate::Conv1D) and [`LmHead`](crate::LmHead) each hold one. [`LinearLayer`] is the interface
 //! that a layer implements.
@@ -49,7 +50,9 @@
 
 mod dense;
 mod layer;
+mod packed;
 
 pub(crate) use dense::Dense;
 pub use gpt2_kernels::Epilogue;
 pub use layer::LinearLayer;
+pub(crate) use packed::Packed;

@@ -22,10 +22,11 @@ use super::sizes::{Blocks, KEYS, NARROW_SCORES, NARROW_SUMS, QUERIES, WIDE_SCORE
 use crate::attention::drop_weights::WeightDropout;
 use crate::attention::mask::CpuMask;
 use crate::element::Element;
+use crate::isa;
 use crate::streams::dots;
 use crate::vector::exp2;
 use candle_core::{Device, Result, Storage, Tensor, WithDType};
-use pulp::{Arch, Simd, WithSimd};
+use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
 /// What the forward pass saved for the backward pass.
@@ -79,7 +80,7 @@ impl Saved<'_> {
                     head,
                     log_sums,
                 };
-                Arch::new().dispatch(one)
+                isa::arch().dispatch(one)
             })
             .collect();
         let gather = |part: usize, like: &Tensor| {

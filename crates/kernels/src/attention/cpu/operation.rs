@@ -8,9 +8,9 @@ use super::summary::RowSummary;
 use crate::attention::drop_weights::WeightDropout;
 use crate::attention::mask::CpuMask;
 use crate::element::Element;
+use crate::isa;
 use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Tensor, WithDType};
 use half::{bf16, f16};
-use pulp::Arch;
 use std::sync::{Arc, OnceLock};
 
 /// The operation as Candle sees it.
@@ -56,7 +56,7 @@ impl CpuAttention {
         let uninit = &mut out.spare_capacity_mut()[..b * t * h * d];
         let wanted = self.summarise.then_some(summaries.as_mut_slice());
         let log = &mut log_sums;
-        Arch::new().dispatch(Forward { problem: &problem, out: uninit, log_sums: log, summaries: wanted });
+        isa::arch().dispatch(Forward { problem: &problem, out: uninit, log_sums: log, summaries: wanted });
         // SAFETY: `Forward` has written every row.
         unsafe { out.set_len(b * t * h * d) };
         // A second forward pass of the same operation would compute the same values.

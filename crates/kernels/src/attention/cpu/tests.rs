@@ -6,9 +6,10 @@ use crate::Dropout;
 use crate::attention::drop_weights::WeightDropout;
 use crate::attention::heads::HeadLayout;
 use crate::attention::mask::CpuMask;
+use crate::isa;
 use crate::test_numbers::values;
 use candle_core::{Layout, Result};
-use pulp::{Arch, Simd, WithSimd};
+use pulp::{Simd, WithSimd};
 use std::mem::MaybeUninit;
 
 /// The context, followed by the numbers of the summaries.
@@ -46,7 +47,7 @@ fn other_vectors_compute_what_this_processors_do() -> Result<()> {
             mask: &mask,
             dropout: Some(WeightDropout::new(Dropout::new(0.2, 1, 2)?, HeadLayout::all(h, d), t)),
         };
-        let expected = run(&problem, |run| Arch::new().dispatch(run));
+        let expected = run(&problem, |run| isa::arch().dispatch(run));
         assert!(expected.iter().any(|x| *x != 0.0));
         let mut others = vec![
             run_on(&problem, pulp::Scalar),

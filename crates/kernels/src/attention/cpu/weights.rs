@@ -9,10 +9,11 @@ use crate::attention::mask::CpuMask;
 use crate::attention::request::Rows;
 use crate::attention::softmax::{SoftmaxBackward, SoftmaxRow};
 use crate::element::Element;
+use crate::isa;
 use crate::streams::dots;
 use crate::vector::chunked;
 use candle_core::{CpuStorage, CustomOp2, DType, Layout, Result, Shape, Tensor};
-use pulp::{Arch, Simd, WithSimd};
+use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 use std::mem::MaybeUninit;
 
@@ -74,7 +75,7 @@ impl CpuWeights {
                 let query = (i / h, self.rows.heads[i % h], self.rows.queries[row]);
                 self.mask.hide(query, s, 0, scores);
             };
-            Arch::new().dispatch(AllRows { head: &head, hide: &hide, out });
+            isa::arch().dispatch(AllRows { head: &head, hide: &hide, out });
         };
         // SAFETY: `AllRows` writes every row of a head, and `written` every number of a row.
         let out = unsafe { chunked(b * h * t * s, t * s, fill) };

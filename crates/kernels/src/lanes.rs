@@ -1,0 +1,248 @@
+//! Code that is compiled once for each instruction set, with what `pulp` does not offer: conversion from f16, and
+//! functions of their own for loops that need every register.
+
+#![allow(unsafe_code)]
+
+use crate::product::tile::{Shape, Stored, Tile};
+use half::f16;
+use pulp::{Arch, Scalar, Simd};
+
+/// Code that is compiled for each instruction set.
+pub(crate) trait Kernel {
+    type Output;
+    fn with<S: Lanes>(self, simd: S) -> Self::Output;
+}
+
+/// An instruction set.
+pub(crate) trait Lanes: Simd {
+    /// The most rows of a tile.
+    const ROWS: usize;
+
+    /// How many panels a tile has for up to this many rows: a power of 2, at most 4. Fewer rows leave registers for more
+    /// panels.
+    fn panels(rows: usize) -> usize;
+
+    /// Runs `kernel`, compiled for the instruction set.
+    fn run<K: Kernel>(self, kernel: K) -> K::Output;
+
+    /// Reads a vector of f16 numbers.
+    ///
+    /// # Safety
+    /// `F32_LANES` numbers are readable at `from`.
+    unsafe fn read_f16s(self, from: *const f16) -> Self::f32s;
+
+    /// The function that computes tiles of up to [`ROWS`](Self::ROWS) rows by [`panels`](Self::panels) panels. It is called
+    /// through a pointer, because the compiler keeps all sums of a tile in registers only if nothing else is around it.
+    fn tile<E: Stored>(rows: usize, panels: usize) -> TileFunction<Self, E>;
+}
+
+/// Computes a [`Tile`], under whose conditions it may be called.
+pub(crate) type TileFunction<S, E> = unsafe fn(S, Tile<E>);
+
+/// Runs `kernel` on the instruction set of `arch`, which is [`crate::isa::arch`].
+pub(crate) fn dispatch<K: Kernel>(arch: Arch, kernel: K) -> K::Output {
+    match arch {
+        #[cfg(target_arch = "x86_64")]
+        Arch::V3(simd) => simd.run(kernel),
+        #[cfg(all(target_arch = "x86_64", feature = "x86-v4"))]
+        Arch::V4(simd) => simd.run(kernel),
+        #[cfg(target_arch = "aarch64")]
+        Arch::Neon(simd) => simd.run(kernel),
+        _ => Scalar.run(kernel),
+    }
+}
+
+/// `tile` for the shapes listed: for so many rows and panels, a tile of so many rows by so many vectors. The first shape
+/// serves every pair that is not listed, which nothing asks for.
+macro_rules! tiles {
+    ($function:ident: $first:literal x $_panels:literal => $first_vectors:literal,
+     $($rows:literal x $panels:literal => $vectors:literal),* $(,)?) => {
+        fn tile<E: Stored>(rows: usize, panels: usize) -> TileFunction<Self, E> {
+            match (rows, panels) {
+                $(($rows, $panels) => $function::<E, $rows, $vectors>,)*
+                _ => $function::<E, $first, $first_vectors>,
+            }
+        }
+    };
+}
+
+#[cfg(target_arch = "x86_64")]
+mod v3 {
+    use super::{Kernel, Lanes, Shape, Stored, Tile, TileFunction};
+    use half::f16;
+    use pulp::x86::V3;
+    use std::arch::x86_64::{_mm_loadu_si128, _mm256_cvtph_ps};
+
+    impl Lanes for V3 {
+        // 6·2 sums, 2 vectors of weights and 1 of a row, out of 16 registers.
+        const ROWS: usize = 6;
+
+        fn panels(rows: usize) -> usize {
+            match rows {
+                1 => 4,
+                2 => 2,
+                _ => 1,
+            }
+        }
+
+        #[inline(always)]
+        fn run<K: Kernel>(self, kernel: K) -> K::Output {
+            // SAFETY: a V3 proves AVX2 and FMA, and `Isa` gives one only where there is F16C.
+            unsafe { run(self, kernel) }
+        }
+
+        #[inline(always)]
+        unsafe fn read_f16s(self, from: *const f16) -> Self::f32s {
+            // SAFETY: 8 numbers are readable, and as above there is F16C.
+            pulp::cast(unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.cast())) })
+        }
+
+        tiles! {
+            tile: 1 x 1 => 2, 2 x 1 => 2, 3 x 1 => 2, 4 x 1 => 2, 5 x 1 => 2, 6 x 1 => 2, 2 x 2 => 4, 1 x 4 => 8,
+        }
+    }
+
+    #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
+    fn run<K: Kernel>(simd: V3, kernel: K) -> K::Output {
+        kernel.with(simd)
+    }
+
+    #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
+    fn tile<E: Stored, const M: usize, const N: usize>(simd: V3, tile: Tile<E>) {
+        Shape::<E, M, N>(tile).with(simd);
+    }
+}
+
+#[cfg(all(target_arch = "x86_64", feature = "x86-v4"))]
+mod v4 {
+    use super::{Kernel, Lanes, Shape, Stored, Tile, TileFunction};
+    use half::f16;
+    use pulp::x86::V4;
+    use std::arch::x86_64::{_mm256_loadu_si256, _mm512_cvtph_ps};
+
+    impl Lanes for V4 {
+        // 14·2 sums, 2 vectors of weights and 1 of a row, out of 32 registers.
+        const ROWS: usize = 14;
+
+        fn panels(rows: usize) -> usize {
+            if rows <= 7 { 4 } else { 2 }
+        }
+
+        #[inline(always)]
+        fn run<K: Kernel>(self, kernel: K) -> K::Output {
+            // SAFETY: a V4 proves AVX-512, and `Isa` gives one only where there is F16C.
+            unsafe { run(self, kernel) }
+        }
+
+        #[inline(always)]
+        unsafe fn read_f16s(self, from: *const f16) -> Self::f32s {
+            // SAFETY: 16 numbers are readable, and a V4 proves AVX-512.
+            pulp::cast(unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) })
+        }
+
+        tiles! {
+            tile: 1 x 2 => 2, 2 x 2 => 2, 3 x 2 => 2, 4 x 2 => 2, 5 x 2 => 2, 6 x 2 => 2, 7 x 2 => 2, 8 x 2 => 2,
+            9 x 2 => 2, 10 x 2 => 2, 11 x 2 => 2, 12 x 2 => 2, 13 x 2 => 2, 14 x 2 => 2,
+            1 x 4 => 4, 2 x 4 => 4, 3 x 4 => 4, 4 x 4 => 4, 5 x 4 => 4, 6 x 4 => 4, 7 x 4 => 4,
+        }
+    }
+
+    #[target_feature(
+        enable = "avx512f,avx512bw,avx512cd,avx512dq,avx512vl,avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt"
+    )]
+    fn run<K: Kernel>(simd: V4, kernel: K) -> K::Output {
+        kernel.with(simd)
+    }
+
+    #[target_feature(
+        enable = "avx512f,avx512bw,avx512cd,avx512dq,avx512vl,avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt"
+    )]
+    fn tile<E: Stored, const M: usize, const N: usize>(simd: V4, tile: Tile<E>) {
+        Shape::<E, M, N>(tile).with(simd);
+    }
+}
+
+#[cfg(target_arch = "aarch64")]
+mod neon {
+    use super::{Kernel, Lanes, Shape, Stored, Tile, TileFunction, widen};
+    use half::f16;
+    use pulp::Simd;
+    use pulp::aarch64::Neon;
+
+    impl Lanes for Neon {
+        // 6·4 sums, 4 vectors of weights and 1 of a row, out of 32 registers.
+        const ROWS: usize = 6;
+
+        fn panels(rows: usize) -> usize {
+            match rows {
+                1 => 4,
+                2 => 2,
+                _ => 1,
+            }
+        }
+
+        // Every processor of the target has NEON.
+        #[inline(always)]
+        fn run<K: Kernel>(self, kernel: K) -> K::Output {
+            kernel.with(self)
+        }
+
+        #[inline(always)]
+        unsafe fn read_f16s(self, from: *const f16) -> Self::f32s {
+            // SAFETY: passed on.
+            unsafe { widen(self, from) }
+        }
+
+        tiles! {
+            tile: 1 x 1 => 4, 2 x 1 => 4, 3 x 1 => 4, 4 x 1 => 4, 5 x 1 => 4, 6 x 1 => 4, 2 x 2 => 8, 1 x 4 => 16,
+        }
+    }
+
+    fn tile<E: Stored, const M: usize, const N: usize>(simd: Neon, tile: Tile<E>) {
+        Shape::<E, M, N>(tile).with(simd);
+    }
+}
+
+mod scalar {
+    use super::{Kernel, Lanes, Shape, Stored, Tile, TileFunction, widen};
+    use half::f16;
+    use pulp::Scalar;
+
+    impl Lanes for Scalar {
+        const ROWS: usize = 2;
+
+        fn panels(_: usize) -> usize {
+            1
+        }
+
+        #[inline(always)]
+        fn run<K: Kernel>(self, kernel: K) -> K::Output {
+            kernel.with(self)
+        }
+
+        #[inline(always)]
+        unsafe fn read_f16s(self, from: *const f16) -> Self::f32s {
+            // SAFETY: passed on.
+            unsafe { widen(self, from) }
+        }
+
+        tiles! { tile: 1 x 1 => 16, 2 x 1 => 16 }
+    }
+
+    fn tile<E: Stored, const M: usize, const N: usize>(simd: Scalar, tile: Tile<E>) {
+        Shape::<E, M, N>(tile).with(simd);
+    }
+}
+
+/// Reads a vector of f16 numbers without an instruction for it.
+///
+/// # Safety
+/// `F32_LANES` numbers are readable at `from`.
+#[inline(always)]
+unsafe fn widen<S: Simd>(simd: S, from: *const f16) -> S::f32s {
+    let mut wide = [0.0; 16];
+    // SAFETY: the caller guarantees the length.
+    let from = unsafe { std::slice::from_raw_parts(from, S::F32_LANES) };
+    crate::element::Element::widen(from, &mut wide[..S::F32_LANES]);
+    simd.partial_load_f32s(&wide[..S::F32_LANES])
+}

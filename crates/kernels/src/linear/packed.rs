@@ -1,0 +1,308 @@
+//! A weight that does not change, packed once for the matrix product.
+
+use super::weight::in_f32;
+use super::{check_residual, flatten};
+use crate::dispatch::cpu_product;
+use crate::epilogue::Epilogue;
+use crate::product::panels::{PANEL, STRIP};
+use crate::product::rows::Rows;
+use crate::product::tile::Stored;
+use crate::product::{Finish, Panels, product};
+use crate::vector::contiguous;
+use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Result, Shape, Storage, Tensor, WithDType};
+use half::{bf16, f16};
+use rayon::prelude::*;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// The weight (in, out) of a linear layer on the CPU, in f32, f16 or bf16, laid out for our matrix product. It takes the
+/// memory of the plain tensor, which you can drop. Halves stay halves: they are widened in registers, and sums are in
+/// f32. Clones share the memory.
+///
+/// ```
+/// use candle_core::{Device, Tensor};
+/// use gpt2_kernels::{Epilogue, PackedWeight};
+///
+/// # fn main() -> candle_core::Result<()> {
+/// let weight = Tensor::new(&[[1f32, 0., 3.], [0., 1., 4.]], &Device::Cpu)?; // (in, out)
+/// let packed = PackedWeight::new(&weight)?;
+/// let bias = Tensor::new(&[0f32, 0., 0.5], &Device::Cpu)?;
+/// let x = Tensor::new(&[[1f32, 2.]], &Device::Cpu)?;
+/// let y = packed.forward(&x, Some(&bias), Epilogue::None)?;
+/// assert_eq!(y.to_vec2::<f32>()?, [[1., 2., 11.5]]);
+/// assert_eq!(packed.to_tensor()?.to_vec2::<f32>()?, weight.to_vec2::<f32>()?);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct PackedWeight(Arc<Packed>);
+
+enum Packed {
+    F32(Panels<f32>),
+    F16(Panels<f16>),
+    BF16(Panels<bf16>),
+}
+
+/// Runs `$body` with the panels, of any dtype.
+macro_rules! with_panels {
+    ($packed:expr, $panels:ident => $body:expr) => {
+        match &*$packed.0 {
+            Packed::F32($panels) => $body,
+            Packed::F16($panels) => $body,
+            Packed::BF16($panels) => $body,
+        }
+    };
+}
+
+impl PackedWeight {
+    /// Whether a layer with these tensors, its weight first, can use a packed weight: they are f32, f16 or bf16 on the CPU,
+    /// take up memory of their own, and no gradient is tracked for them. Builds with a vendor's matrix product, MKL's or
+    /// Accelerate's, use that.
+    #[must_use]
+    pub fn suits(tensors: &[&Tensor]) -> bool {
+        let dense =
+            |t: &Tensor| t.elem_count() > 0 && (t.is_contiguous() || t.t().is_ok_and(|t| t.is_contiguous()));
+        cpu_product(tensors) && tensors.iter().all(|t| !t.track_op() && dense(t))
+    }
+
+    /// Packs a copy of `weight` on all threads. A transposed view is read in place.
+    ///
+    /// # Shapes
+    /// `weight` (in, out)
+    ///
+    /// # Errors
+    /// When the weight has another rank, dtype or device, or no elements.
+    pub fn new(weight: &Tensor) -> Result<Self> {
+        let (storage, layout) = weight.storage_and_layout();
+        let shape = layout.shape().dims2()?;
+        let Storage::Cpu(storage) = &*storage else {
+            candle_core::bail!(
+                "packed weight: expected a tensor on the CPU, got {layout:?} on another device"
+            )
+        };
+        if shape.0 * shape.1 == 0 {
+            candle_core::bail!("packed weight: {:?} has no elements", weight.dims())
+        }
+        let strides = (layout.stride()[0], layout.stride()[1]);
+        let start = layout.start_offset();
+        let packed = match storage {
+            CpuStorage::F32(data) => Packed::F32(Panels::pack(&data[start..], shape, strides)),
+            CpuStorage::F16(data) => Packed::F16(Panels::pack(&data[start..], shape, strides)),
+            CpuStorage::BF16(data) => Packed::BF16(Panels::pack(&data[start..], shape, strides)),
+            _ => candle_core::bail!("packed weight: expected f32, f16 or bf16, got {:?}", weight.dtype()),
+        };
+        Ok(Self(Arc::new(packed)))
+    }
+
+    /// (in, out)
+    #[must_use]
+    pub fn shape(&self) -> (usize, usize) {
+        with_panels!(self, panels => (panels.depth(), panels.width()))
+    }
+
+    /// The dtype of the weight, and of what it multiplies.
+    #[must_use]
+    pub fn dtype(&self) -> DType {
+        match &*self.0 {
+            Packed::F32(_) => DType::F32,
+            Packed::F16(_) => DType::F16,
+            Packed::BF16(_) => DType::BF16,
+        }
+    }
+
+    /// What tells this weight from every other: clones have the same address.
+    #[must_use]
+    pub fn address(&self) -> usize {
+        Arc::as_ptr(&self.0).addr()
+    }
+
+    /// `x·W + bias`, then `epilogue`; differentiable in `x`, in `bias` and in a residual.
+    ///
+    /// # Shapes
+    /// `x` (.., in), `bias` (out), a residual (.., out) -> (.., out)
+    ///
+    /// # Errors
+    /// When a shape or a dtype does not fit.
+    pub fn forward(&self, x: &Tensor, bias: Option<&Tensor>, epilogue: Epilogue) -> Result<Tensor> {
+        self.run(x, bias, epilogue, 0..self.shape().1)
+    }
+
+    /// Some columns of `x·W + bias`; differentiable, as above.
+    ///
+    /// # Shapes
+    /// `x` (.., in), `bias` (out) -> (.., `columns.len()`)
+    ///
+    /// # Errors
+    /// When a shape or a dtype does not fit, or the columns are not below `out`.
+    pub fn forward_columns(
+        &self,
+        x: &Tensor,
+        bias: Option<&Tensor>,
+        columns: Range<usize>,
+    ) -> Result<Tensor> {
+        let n_out = self.shape().1;
+        if columns.is_empty() || columns.end > n_out {
+            candle_core::bail!("packed weight: columns {columns:?} of {n_out}")
+        }
+        // The product starts at a whole strip.
+        let first = columns.start / (STRIP * PANEL) * (STRIP * PANEL);
+        let bias = bias.map(|bias| bias.narrow(0, first, columns.end - first)).transpose()?;
+        let y = self.run(x, bias.as_ref(), Epilogue::None, first..columns.end)?;
+        if first == columns.start {
+            Ok(y)
+        } else {
+            y.narrow(y.rank() - 1, columns.start - first, columns.len())
+        }
+    }
+
+    /// Columns of W, one for each id: the rows of the table if W is an embedding's transpose.
+    ///
+    /// # Shapes
+    /// `ids` (n), u32 -> (n, in)
+    ///
+    /// # Errors
+    /// When an id is not below `out`.
+    pub fn columns(&self, ids: &Tensor) -> Result<Tensor> {
+        let (n_in, n_out) = self.shape();
+        let ids = ids.to_vec1::<u32>()?;
+        if let Some(id) = ids.iter().find(|id| **id as usize >= n_out) {
+            candle_core::bail!("packed weight: column {id} of {n_out}")
+        }
+        with_panels!(self, panels => table(panels, ids.len(), n_in, |i, out| panels.column(ids[i] as usize, out)))
+    }
+
+    /// The plain weight, (in, out): a copy.
+    ///
+    /// # Errors
+    /// When there is no memory for it.
+    pub fn to_tensor(&self) -> Result<Tensor> {
+        let (n_in, n_out) = self.shape();
+        with_panels!(self, panels => table(panels, n_in, n_out, |i, out| panels.row(i, 0, out)))
+    }
+
+    /// The transpose of the plain weight, (out, in): a copy.
+    ///
+    /// # Errors
+    /// When there is no memory for it.
+    pub fn to_transposed(&self) -> Result<Tensor> {
+        let (n_in, n_out) = self.shape();
+        with_panels!(self, panels => table(panels, n_out, n_in, |i, out| panels.column(i, out)))
+    }
+
+    fn run(
+        &self,
+        x: &Tensor,
+        bias: Option<&Tensor>,
+        epilogue: Epilogue,
+        columns: Range<usize>,
+    ) -> Result<Tensor> {
+        let (n_in, n_out) = (self.shape().0, columns.len());
+        if let Some(bias) = bias.filter(|bias| bias.dims() != [n_out]) {
+            candle_core::bail!("linear: {n_out} outputs need a bias of [{n_out}], got {:?}", bias.dims())
+        }
+        let (flat, shape) = flatten(x, n_in, n_out)?;
+        check_residual(epilogue, &shape)?;
+        let others = [bias, epilogue.residual()];
+        let dtype = self.dtype();
+        if let Some(other) =
+            [Some(x), bias, epilogue.residual()].into_iter().flatten().find(|t| t.dtype() != dtype)
+        {
+            candle_core::bail!("linear: the weight is {dtype:?}, which does not fit {:?}", other.dtype())
+        }
+        let mut operation =
+            Product { weight: self.clone(), columns, bias: None, residual: None, gelu: false };
+        if x.track_op() || others.into_iter().flatten().any(Tensor::track_op) {
+            let y = flat.apply_op1(operation)?.reshape(shape)?;
+            let y = bias.map_or_else(|| Ok(y.clone()), |bias| y.broadcast_add(bias))?;
+            return epilogue.apply(y);
+        }
+        operation.bias = bias.cloned();
+        match epilogue {
+            Epilogue::None => {}
+            Epilogue::Gelu => operation.gelu = true,
+            Epilogue::Residual(residual) => operation.residual = Some(residual.contiguous()?),
+        }
+        flat.apply_op1_no_bwd(&operation)?.reshape(shape)
+    }
+}
+
+impl fmt::Debug for PackedWeight {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let (n_in, n_out) = self.shape();
+        write!(f, "PackedWeight[{n_in}, {n_out}; {:?}]", self.dtype())
+    }
+}
+
+/// A tensor (rows, width) whose i-th row `fill` writes, on all threads. The panels only give the dtype.
+fn table<E: Stored + WithDType>(
+    _: &Panels<E>,
+    rows: usize,
+    width: usize,
+    fill: impl Fn(usize, &mut [E]) + Sync,
+) -> Result<Tensor> {
+    let mut data = vec![E::from_f32(0.0); rows * width];
+    data.par_chunks_mut(width).enumerate().for_each(|(i, out)| fill(i, out));
+    Tensor::from_vec(data, (rows, width), &Device::Cpu)
+}
+
+/// `x·W + bias`, then what else is wanted. Only the product itself has a backward pass.
+struct Product {
+    weight: PackedWeight,
+    columns: Range<usize>,
+    bias: Option<Tensor>,
+    residual: Option<Tensor>,
+    gelu: bool,
+}
+
+impl Product {
+    fn compute<E: Stored + WithDType>(
+        &self,
+        x: &[E],
+        panels: &Panels<E>,
+        residual: Option<&[E]>,
+    ) -> Result<(CpuStorage, Shape)> {
+        let (depth, width) = (panels.depth(), self.columns.len());
+        let rows = x.len() / depth;
+        let bias = self.bias.as_ref().map(Tensor::to_vec1::<E>).transpose()?;
+        let bias = bias.as_deref().map(in_f32);
+        let finish = Finish { bias: bias.as_deref(), residual, gelu: self.gelu, onto: false };
+        let mut out: Vec<E> = Vec::with_capacity(rows * width);
+        #[allow(unsafe_code)]
+        // SAFETY: there is room for the rows, and the product writes all of them.
+        unsafe {
+            product(&Rows { data: x, depth }, rows, panels, self.columns.clone(), finish, out.as_mut_ptr());
+            out.set_len(rows * width);
+        }
+        Ok((E::to_cpu_storage_owned(out), Shape::from((rows, width))))
+    }
+}
+
+impl CustomOp1 for Product {
+    fn name(&self) -> &'static str {
+        "packed-linear"
+    }
+
+    fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let residual = self.residual.as_ref().map(Tensor::storage_and_layout);
+        let residual = match &residual {
+            None => None,
+            Some((storage, layout)) => match &**storage {
+                Storage::Cpu(storage) => Some((storage, *layout)),
+                _ => candle_core::bail!("linear: the residual is on another device"),
+            },
+        };
+        macro_rules! compute {
+            ($panels:ident) => {{
+                let residual = residual.map(|(storage, layout)| contiguous(storage, layout)).transpose()?;
+                self.compute(contiguous(x, layout)?, $panels, residual)
+            }};
+        }
+        with_panels!(self.weight, panels => compute!(panels))
+    }
+
+    fn bwd(&self, _: &Tensor, _: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
+        let weight = self.weight.to_tensor()?.narrow(1, self.columns.start, self.columns.len())?;
+        Ok(Some(grad.detach().matmul(&weight.t()?)?))
+    }
+}

@@ -1,0 +1,48 @@
+//! Memory that starts at a cache line, so that no vector of it lies across two.
+
+use rayon::prelude::*;
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Line([u8; 64]);
+
+/// Numbers in whole cache lines.
+pub(crate) struct Lines<E> {
+    lines: Vec<Line>,
+    numbers: PhantomData<E>,
+}
+
+impl<E: Copy + Send + Sync> Lines<E> {
+    /// `chunks` pieces of `chunk` numbers, a whole number of lines. `fill(i, piece)` writes the i-th piece, on all
+    /// threads, so that no single thread touches all of the memory first.
+    ///
+    /// # Safety
+    /// `fill` writes every number of its piece. Any bytes make an `E`, and lines are aligned for it.
+    pub(crate) unsafe fn filled(
+        chunks: usize,
+        chunk: usize,
+        fill: impl Fn(usize, &mut [MaybeUninit<E>]) + Sync,
+    ) -> Self {
+        let per_chunk = chunk * size_of::<E>() / size_of::<Line>();
+        assert!(
+            chunk * size_of::<E>() == per_chunk * size_of::<Line>() && align_of::<E>() <= align_of::<Line>()
+        );
+        let mut lines: Vec<Line> = Vec::with_capacity(chunks * per_chunk);
+        let spare = lines.spare_capacity_mut()[..chunks * per_chunk].par_chunks_mut(per_chunk.max(1));
+        spare.enumerate().for_each(|(i, piece)| {
+            // SAFETY: the piece has the size of `chunk` numbers, is aligned for them, and may hold anything.
+            fill(i, unsafe { std::slice::from_raw_parts_mut(piece.as_mut_ptr().cast(), chunk) });
+        });
+        // SAFETY: `fill` has written every byte.
+        unsafe { lines.set_len(chunks * per_chunk) };
+        Self { lines, numbers: PhantomData }
+    }
+
+    pub(crate) fn as_slice(&self) -> &[E] {
+        let len = self.lines.len() * size_of::<Line>() / size_of::<E>();
+        // SAFETY: the lines hold so many numbers, which `filled` has written.
+        unsafe { std::slice::from_raw_parts(self.lines.as_ptr().cast(), len) }
+    }
+}

@@ -1,0 +1,130 @@
+//! The right factor of a matrix product, as the tiles read it: panels of [`PANEL`] columns, one row after the other.
+
+use super::memory::Lines;
+use super::tile::Stored;
+use std::mem::MaybeUninit;
+
+/// The number of columns in a panel: a cache line of f32, and a whole number of vectors on every instruction set.
+pub(crate) const PANEL: usize = 16;
+
+/// The most panels that a tile takes. There is always a multiple of it.
+pub(crate) const STRIP: usize = 4;
+
+/// So many rows are packed at a time, so that reading down the columns of a transposed matrix uses whole cache lines.
+const BLOCK: usize = 16;
+
+/// A matrix (depth, width) in panels. Zeros make the depth even and the number of panels a multiple of [`STRIP`].
+pub(crate) struct Panels<E> {
+    lines: Lines<E>,
+    depth: usize,
+    width: usize,
+}
+
+impl<E: Stored> Panels<E> {
+    /// Packs the matrix whose number (k, c) is `data[k·row + c·column]`, on all threads.
+    ///
+    /// # Panics
+    /// When `data` is too short.
+    pub(crate) fn pack(data: &[E], (depth, width): (usize, usize), (row, column): (usize, usize)) -> Self {
+        let per_panel = depth.next_multiple_of(2) * PANEL;
+        let fill = |p: usize, panel: &mut [MaybeUninit<E>]| {
+            let columns = (p * PANEL).min(width)..((p + 1) * PANEL).min(width);
+            if columns.len() < PANEL || depth % 2 == 1 {
+                panel.fill(MaybeUninit::new(E::from_f32(0.0)));
+            }
+            for first in (0..depth).step_by(BLOCK) {
+                let block = first..(first + BLOCK).min(depth);
+                if column == 1 {
+                    for k in block {
+                        let from = data[k * row..][columns.clone()].iter().enumerate();
+                        from.for_each(|(c, x)| _ = panel[E::place(k, c)].write(*x));
+                    }
+                } else {
+                    for (c, j) in columns.clone().enumerate() {
+                        let from = data[j * column + block.start * row..].iter().step_by(row.max(1));
+                        block.clone().zip(from).for_each(|(k, x)| _ = panel[E::place(k, c)].write(*x));
+                    }
+                }
+            }
+        };
+        let last = |n: usize, stride: usize| n.saturating_sub(1) * stride;
+        assert!(depth * width == 0 || last(depth, row) + last(width, column) < data.len());
+        let panels = width.div_ceil(PANEL).next_multiple_of(STRIP);
+        // SAFETY: every place of a full panel of even depth is that of some (k, c), the others are filled with zeros.
+        // Any bytes make a number of the three dtypes that are stored.
+        let lines = unsafe { Lines::filled(panels, per_panel, fill) };
+        Self { lines, depth, width }
+    }
+
+    /// The number of rows, without those added.
+    pub(crate) fn depth(&self) -> usize {
+        self.depth
+    }
+
+    /// The number of columns, without those added.
+    pub(crate) fn width(&self) -> usize {
+        self.width
+    }
+
+    /// The number of rows of each panel: even.
+    pub(crate) fn rows(&self) -> usize {
+        self.depth.next_multiple_of(2)
+    }
+
+    /// Panels from `panel` on.
+    pub(crate) fn from(&self, panel: usize) -> &[E] {
+        &self.lines.as_slice()[panel * self.rows() * PANEL..]
+    }
+
+    /// Writes column `j`.
+    pub(crate) fn column(&self, j: usize, out: &mut [E]) {
+        let panel = self.from(j / PANEL);
+        for (k, out) in out[..self.depth].iter_mut().enumerate() {
+            *out = panel[E::place(k, j % PANEL)];
+        }
+    }
+
+    /// Writes columns `first..first + out.len()` of row `k`.
+    pub(crate) fn row(&self, k: usize, first: usize, out: &mut [E]) {
+        assert!(k < self.depth && first + out.len() <= self.width);
+        let per_panel = self.rows() * PANEL;
+        for (j, out) in (first..).zip(out) {
+            *out = self.lines.as_slice()[j / PANEL * per_panel + E::place(k, j % PANEL)];
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use half::{bf16, f16};
+
+    fn check<E: Stored + PartialEq + std::fmt::Debug>() {
+        for (depth, width) in [(1, 1), (2, 16), (3, 17), (16, 64), (33, 70)] {
+            let data: Vec<E> = (0..depth * width).map(|i| E::from_f32((i % 251) as f32)).collect();
+            let rows = Panels::pack(&data, (depth, width), (width, 1));
+            // The same matrix from its transpose.
+            let at = |i: usize| data[i % depth * width + i / depth];
+            let transposed: Vec<E> = (0..depth * width).map(at).collect();
+            let columns = Panels::pack(&transposed, (depth, width), (1, depth));
+            assert_eq!(rows.lines.as_slice(), columns.lines.as_slice());
+            for (k, expected) in data.chunks(width).enumerate() {
+                let mut row = vec![E::from_f32(-1.0); width];
+                rows.row(k, 0, &mut row);
+                assert_eq!(row, expected);
+            }
+            let mut column = vec![E::from_f32(-1.0); depth];
+            rows.column(width - 1, &mut column);
+            assert_eq!(column, transposed[(width - 1) * depth..]);
+            let sum = rows.lines.as_slice().iter().map(|x| x.to_f32()).sum::<f32>();
+            assert_eq!(sum, data.iter().map(|x| x.to_f32()).sum::<f32>(), "the rest is 0");
+        }
+    }
+
+    #[test]
+    fn what_is_packed_is_read_back_and_the_rest_is_zero() {
+        check::<f32>();
+        check::<f16>();
+        check::<bf16>();
+    }
+}

@@ -1,0 +1,91 @@
+//! The left factor of a matrix product, as the tiles read it: in f32, in groups of rows that share a tile.
+//!
+//! A group of M rows holds [`STEP`] numbers of each row, then the next STEP of each, and so on: number k of row m is at
+//! `k / STEP · STEP · M + m · STEP + k % STEP`. Copying whole cache lines makes this, and a tile walks through it in
+//! order.
+
+use super::Matrix;
+use crate::element::Element;
+
+/// How many numbers of a row lie side by side: a cache line of f32.
+pub(crate) const STEP: usize = 16;
+
+/// Where the left factor comes from.
+pub(crate) trait Source: Sync {
+    /// Writes numbers `first..first + STEP` of `row`.
+    fn copy(&self, row: usize, first: usize, out: &mut [f32; STEP]);
+
+    /// Writes numbers from `first` on; there are fewer than [`STEP`].
+    fn copy_rest(&self, row: usize, first: usize, out: &mut [f32]);
+}
+
+/// Rows of `depth` numbers, one after the other.
+pub(crate) struct Rows<'a, E> {
+    pub(crate) data: &'a [E],
+    pub(crate) depth: usize,
+}
+
+impl<E: Element> Source for Rows<'_, E> {
+    #[inline(always)]
+    fn copy(&self, row: usize, first: usize, out: &mut [f32; STEP]) {
+        let from = self.data[row * self.depth + first..].first_chunk::<STEP>();
+        if let Some(from) = from {
+            *out = from.map(E::to_f32);
+        }
+    }
+
+    fn copy_rest(&self, row: usize, first: usize, out: &mut [f32]) {
+        E::widen(&self.data[row * self.depth + first..][..out.len()], out);
+    }
+}
+
+impl Source for Matrix<'_> {
+    #[inline(always)]
+    fn copy(&self, row: usize, first: usize, out: &mut [f32; STEP]) {
+        let start = row * self.row + first * self.column;
+        if let (1, Some(from)) = (self.column, self.data[start..].first_chunk::<STEP>()) {
+            *out = *from;
+        } else {
+            self.copy_rest(row, first, out);
+        }
+    }
+
+    fn copy_rest(&self, row: usize, first: usize, out: &mut [f32]) {
+        let start = row * self.row + first * self.column;
+        for (out, x) in out.iter_mut().zip(self.data[start..].iter().step_by(self.column)) {
+            *out = *x;
+        }
+    }
+}
+
+/// The length of [`pack`]'s result for each row.
+pub(crate) fn packed_len(depth: usize) -> usize {
+    depth.next_multiple_of(STEP)
+}
+
+/// Writes `rows` in groups of up to `group` rows; what is beyond `depth` becomes 0.
+#[inline(always)]
+pub(crate) fn pack(
+    source: &impl Source,
+    rows: std::ops::Range<usize>,
+    depth: usize,
+    group: usize,
+    out: &mut [f32],
+) {
+    let whole = packed_len(depth);
+    let starts = rows.clone().step_by(group);
+    for (start, out) in starts.zip(out.chunks_mut(group * whole)) {
+        let count = group.min(rows.end - start);
+        for (first, out) in (0..depth).step_by(STEP).zip(out.chunks_exact_mut(count * STEP)) {
+            let length = STEP.min(depth - first);
+            for (row, out) in (start..).zip(out.as_chunks_mut::<STEP>().0) {
+                if length == STEP {
+                    source.copy(row, first, out);
+                } else {
+                    source.copy_rest(row, first, &mut out[..length]);
+                    out[length..].fill(0.0);
+                }
+            }
+        }
+    }
+}

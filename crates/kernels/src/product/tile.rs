@@ -1,0 +1,132 @@
+//! The innermost loop of a matrix product: a tile of the result whose sums stay in registers.
+
+use super::panels::PANEL;
+use super::rows::STEP;
+use crate::element::Element;
+use crate::lanes::{Kernel, Lanes};
+use half::{bf16, f16};
+
+/// A dtype that panels hold.
+pub(crate) trait Stored: Element {
+    /// Where a panel holds the number of row `k` and column `c`.
+    fn place(k: usize, c: usize) -> usize;
+
+    /// Vector `i` of row `k` of a panel, in f32.
+    ///
+    /// # Safety
+    /// The panel has that row.
+    unsafe fn vector<S: Lanes>(simd: S, panel: *const Self, k: usize, i: usize) -> S::f32s;
+}
+
+impl Stored for f32 {
+    fn place(k: usize, c: usize) -> usize {
+        k * PANEL + c
+    }
+
+    #[inline(always)]
+    unsafe fn vector<S: Lanes>(_: S, panel: *const Self, k: usize, i: usize) -> S::f32s {
+        // SAFETY: the caller's row has PANEL numbers; every bit pattern is a vector of floats.
+        unsafe { panel.add(k * PANEL + i * S::F32_LANES).cast::<S::f32s>().read_unaligned() }
+    }
+}
+
+impl Stored for f16 {
+    fn place(k: usize, c: usize) -> usize {
+        k * PANEL + c
+    }
+
+    #[inline(always)]
+    unsafe fn vector<S: Lanes>(simd: S, panel: *const Self, k: usize, i: usize) -> S::f32s {
+        // SAFETY: as above.
+        unsafe { simd.read_f16s(panel.add(k * PANEL + i * S::F32_LANES)) }
+    }
+}
+
+/// Rows come in pairs, their numbers alternating: an even row is the lower halves of 32-bit numbers, an odd row the upper
+/// halves, so that a shift or a mask widens a vector. `dpbf16ps` and AMX read the same layout.
+impl Stored for bf16 {
+    fn place(k: usize, c: usize) -> usize {
+        k / 2 * 2 * PANEL + 2 * c + k % 2
+    }
+
+    #[inline(always)]
+    unsafe fn vector<S: Lanes>(simd: S, panel: *const Self, k: usize, i: usize) -> S::f32s {
+        // SAFETY: the caller's row and the other one of its pair have 2·PANEL numbers, because depths are even.
+        let pairs = unsafe {
+            panel.cast::<u32>().add(k / 2 * PANEL + i * S::F32_LANES).cast::<S::u32s>().read_unaligned()
+        };
+        simd.transmute_f32s_u32s(if k.is_multiple_of(2) {
+            simd.wrapping_dyn_shl_u32s(pairs, simd.splat_u32s(16))
+        } else {
+            simd.and_u32s(pairs, simd.splat_u32s(0xffff_0000))
+        })
+    }
+}
+
+/// `out[r][c] = Σ_k rows[r][k]·panels[k][c]` for `depth` values of k, or `out += ` that.
+///
+/// For a tile of M rows and P panels, `rows` holds the group of M rows from some k on, see
+/// [`rows`](super::rows); `panels` points to the same row k of the first panel, the others are `panel` numbers apart; each
+/// has `depth` rows from there on; `depth` is even. `out` has M rows of P·[`PANEL`] numbers, `stride` apart.
+#[derive(Clone, Copy)]
+pub(crate) struct Tile<E> {
+    pub(crate) rows: *const f32,
+    pub(crate) panels: *const E,
+    pub(crate) panel: usize,
+    pub(crate) depth: usize,
+    pub(crate) out: *mut f32,
+    pub(crate) stride: usize,
+    /// Whether to add to what `out` holds.
+    pub(crate) add: bool,
+}
+
+/// A tile of M rows and N vectors.
+pub(crate) struct Shape<E, const M: usize, const N: usize>(pub(crate) Tile<E>);
+
+impl<E: Stored, const M: usize, const N: usize> Kernel for Shape<E, M, N> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with<S: Lanes>(self, simd: S) {
+        let Tile { rows, panels, panel, depth, out, stride, add } = self.0;
+        let per_panel = PANEL / S::F32_LANES;
+        let mut sums = [[simd.splat_f32s(0.0); N]; M];
+        let mut first = 0;
+        while first < depth {
+            let steps = STEP.min(depth - first);
+            let mut k = 0;
+            while k < steps {
+                // Two rows at a time, so that the compiler knows which is even.
+                for k in [k, k + 1] {
+                    let mut weights = [simd.splat_f32s(0.0); N];
+                    for (n, weights) in weights.iter_mut().enumerate() {
+                        // SAFETY: whoever made the tile guarantees the panels.
+                        *weights = unsafe {
+                            let panel = panels.add(n / per_panel * panel + first * PANEL);
+                            E::vector(simd, panel, k, n % per_panel)
+                        };
+                    }
+                    for (m, sums) in sums.iter_mut().enumerate() {
+                        // SAFETY: whoever made the tile guarantees the group of rows.
+                        let x = simd.splat_f32s(unsafe { *rows.add(first * M + m * STEP + k) });
+                        for (sum, weights) in sums.iter_mut().zip(weights) {
+                            *sum = simd.mul_add_e_f32s(x, weights, *sum);
+                        }
+                    }
+                }
+                k += 2;
+            }
+            first += STEP;
+        }
+        for (m, sums) in sums.into_iter().enumerate() {
+            for (n, sum) in sums.into_iter().enumerate() {
+                // SAFETY: whoever made the tile guarantees M rows of N vectors.
+                unsafe {
+                    let out = out.add(m * stride + n * S::F32_LANES).cast::<S::f32s>();
+                    let sum = if add { simd.add_f32s(out.read_unaligned(), sum) } else { sum };
+                    out.write_unaligned(sum);
+                }
+            }
+        }
+    }
+}
