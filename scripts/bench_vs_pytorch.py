@@ -5,6 +5,8 @@
     pip install -r scripts/requirements.txt
     python scripts/bench_vs_pytorch.py                              the table: f32, three rounds
     python scripts/bench_vs_pytorch.py --rows core,decode --markdown
+    python scripts/bench_vs_pytorch.py --dtype bf16                 f16, bf16: both sides
+    python scripts/bench_vs_pytorch.py --isa avx2                   both sides held to AVX2
     python scripts/bench_vs_pytorch.py --sweep --plot core.png      core over T: time and memory
     python scripts/bench_vs_pytorch.py --threads-sweep              1, 2, 4 and 8 threads
     python scripts/bench_vs_pytorch.py --json > bench.json
@@ -32,9 +34,21 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from bench.measure import Bench, check_agreement, describe_machine, measure_rows, measure_sweep, measure_threads
-from bench.processes import Failure, TorchWorker
+from bench.processes import Failure, TorchWorker, hold
 from bench.report import draw, progress, render
-from bench.rows import GPT2_SMALL, GROUPS, INSTALL, LENGTHS, QUICK, ROOT, ROWS, Row, THREAD_ROWS
+from bench.rows import (
+    GPT2_SMALL,
+    GROUPS,
+    INSTALL,
+    ISAS,
+    LENGTHS,
+    QUICK,
+    ROOT,
+    ROWS,
+    Row,
+    THREAD_ROWS,
+    TORCH_DTYPES,
+)
 from bench.torch_side import worker
 
 # This process imports neither torch nor matplotlib while it measures: as Linux counts it, a child's peak memory
@@ -49,6 +63,8 @@ def parse() -> argparse.Namespace:
     add("--sweep", action="store_true", help="core over T: time, and the peak memory of a fresh process for each T")
     add("--plot", type=Path, metavar="FILE", help="with --sweep: write a PNG")
     add("--threads-sweep", action="store_true", help="1, 2, 4 and 8 threads")
+    add("--dtype", choices=TORCH_DTYPES, default="f32", help="of both sides (default: f32); training rows need f32")
+    add("--isa", choices=ISAS, help="hold both sides to this instruction set")
     add("--rounds", type=int, metavar="N", help="default: 3, with --quick 1")
     add("--threads", type=int, metavar="N", default=len(os.sched_getaffinity(0)), help="default: all cores")
     add("--quick", action="store_true", help="tiny sizes: the numbers mean nothing")
@@ -66,6 +82,11 @@ def parse() -> argparse.Namespace:
     args.binary = args.binary.resolve()
     if unknown := [name for name in args.rows if name not in GROUPS]:
         parser.error(f"--rows: no {', '.join(unknown)}; there are {', '.join(GROUPS)}")
+    training = [name for name in args.rows if name.startswith("train")]
+    if args.dtype != "f32" and training:
+        if "--rows" in sys.argv:
+            parser.error(f"--dtype {args.dtype}: {', '.join(training)} train in f32")
+        args.rows = [name for name in args.rows if name not in training]
     if args.rounds < 1 or args.threads < 1:
         parser.error("--rounds and --threads begin at 1")
     if args.plot and not args.sweep:
@@ -91,7 +112,7 @@ def measure(args: argparse.Namespace, bench: Bench) -> dict:
         # A training step always runs the whole model, for any number of tokens.
         rows, thread_rows = [shrink(row) for row in rows if row.group[:5] != "train"], [shrink(row) for row in thread_rows]
     report: dict = {"machine": describe_machine() | bench.pytorch("versions")}
-    report |= {name: getattr(args, name) for name in ("threads", "rounds", "quick", "misaligned")}
+    report |= {name: getattr(args, name) for name in ("threads", "rounds", "quick", "misaligned", "dtype", "isa")}
     if any(row.needs_checkpoint for row in [*rows, *thread_rows]):
         progress("writing a checkpoint")
         options = dict(folder=str(bench.folder), shape=bench.shape, misaligned=args.misaligned)
@@ -124,10 +145,13 @@ def main() -> int:
     try:
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench_vs_pytorch-")))
+            hold(ISAS.get(args.isa, {}))
             pytorch = TorchWorker()
             stack.enter_context(pytorch.process)  # waits for its end, after the kill
             stack.callback(pytorch.process.kill)
-            report = measure(args, Bench(args.binary, pytorch, QUICK if args.quick else GPT2_SMALL, folder))
+            pytorch("use", dtype=TORCH_DTYPES[args.dtype])
+            shape = QUICK if args.quick else GPT2_SMALL
+            report = measure(args, Bench(args.binary, pytorch, shape, folder, args.dtype))
         print(json.dumps(report, indent=2) if args.json else render(report, args.markdown))
         if args.plot:
             draw(report, args.plot)

@@ -26,6 +26,11 @@ class Done(NamedTuple):
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"} | {"HF_HUB_OFFLINE": "1"}
 
 
+def hold(variables: dict[str, str]) -> None:
+    """Sets environment variables of every process started from now on."""
+    ENVIRONMENT.update(variables)
+
+
 def run(*command: object) -> Done:
     """Runs a fresh process to its end: its output, wall-clock time and peak resident memory."""
     words = [str(word) for word in command]

@@ -70,9 +70,9 @@ def thread_cells(one: dict) -> list[str]:
 
 def render(report: dict, markdown: bool) -> str:
     machine = report["machine"]
-    wide = next((name for name in ("avx512f", "avx2", "asimd") if name in machine["flags"]), "no vector flags")
+    wide = report["isa"] and f"held to {report['isa']}" or next((name for name in ("avx512f", "avx2", "asimd") if name in machine["flags"]), "no vector flags")
     parts = [
-        f"{machine['cores']} cores of {machine['cpu']} ({wide}), f32, {report['threads']} threads, "
+        f"{machine['cores']} cores of {machine['cpu']} ({wide}), {report['dtype']}, {report['threads']} threads, "
         f"torch {machine['torch']}, transformers {machine['transformers']}, {machine['date']}, "
         f"revision {machine['revision']}; rounds: {report['rounds']}" + ("; QUICK" if report["quick"] else "")
     ]

@@ -4,7 +4,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-TOLERANCE = 3e-5
+# The largest relative difference of logits between both sides. Halves are rounded after other operations here and there.
+TOLERANCES = {"f32": 3e-5, "f16": 0.02, "bf16": 0.1}
+TORCH_DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+# What holds each side to an instruction set.
+ISAS = {
+    "avx2": {
+        "GPT2_ISA": "avx2",
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+    },
+}
 QUIET_CPUS = 0.15  # a round in which other programs use more is disturbed
 QUIET_S = 0.3  # libgomp's threads spin for about 5 ms after their last work
 GPT2_SMALL = dict(vocab_size=50257, n_positions=1024, n_embd=768, n_layer=12, n_head=12)
@@ -50,22 +61,22 @@ class Row:
 
 
 ROWS = [
-    Row("core", 0.55, runs=25, peak_aim=0.70),
-    Row("core", 0.60, batch=8, tokens=128, runs=75),
+    Row("core", 0.55, runs=25, peak_aim=0.75),
+    Row("core", 0.55, batch=8, tokens=128, runs=75),
     Row("core", 0.70, tokens=4096, runs=5),
     Row("block", 0.72, runs=15),
-    Row("block", 0.75, batch=8, tokens=128, runs=15),
-    Row("forward", 0.60),
-    Row("forward", 0.60, last=True),
-    Row("forward", 0.58, tokens=128, last=True, runs=9),
-    Row("decode", 3.2, tokens=16, peak_aim=0.75),
-    Row("decode", 3.0, tokens=900, peak_aim=0.75),
+    Row("block", 0.72, batch=8, tokens=128, runs=15),
+    Row("forward", 0.65),
+    Row("forward", 0.62, last=True),
+    Row("forward", 0.62, tokens=128, last=True, runs=9),
+    Row("decode", 2.78, tokens=16, peak_aim=0.90),
+    Row("decode", 2.78, tokens=900, peak_aim=0.90),
     Row("start", 0.09, tokens=16),
-    Row("memory", 0.40, last=True, runs=1),
+    Row("memory", 0.42, last=True, runs=1),
     *(
         Row(group, aim, batch=4, tokens=256, theirs=theirs)
         for theirs in ("sdpa", "eager")
-        for group, aim in (("train", 0.80), ("train-memory", 0.70))
+        for group, aim in (("train", 0.75), ("train-memory", 0.70))
     ),
 ]
 GROUPS = list(dict.fromkeys(row.group for row in ROWS))

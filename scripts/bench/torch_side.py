@@ -15,8 +15,9 @@ FRESH_MODEL = """
 import json, sys, torch
 from transformers import GPT2LMHeadModel
 folder, threads, ids = sys.argv[1], int(sys.argv[2]), torch.tensor([json.loads(sys.argv[3])])
+dtype = getattr(torch, sys.argv[4])
 torch.set_num_threads(threads)
-model = GPT2LMHeadModel.from_pretrained(folder, attn_implementation="sdpa").eval()
+model = GPT2LMHeadModel.from_pretrained(folder, attn_implementation="sdpa", dtype=dtype).eval()
 """
 FRESH_START = FRESH_MODEL + """
 mask = torch.ones_like(ids)
@@ -67,10 +68,14 @@ class TorchSide:
 
         transformers.utils.logging.disable_progress_bar()
         transformers.utils.logging.set_verbosity_error()
-        self.torch, self.transformers, self.model = torch, transformers, None
+        self.torch, self.transformers, self.model, self.dtype = torch, transformers, None, torch.float32
 
     def versions(self) -> dict[str, str]:
         return {"torch": self.torch.__version__, "transformers": self.transformers.__version__}
+
+    def use(self, dtype: str) -> None:
+        """The dtype of everything from now on."""
+        self.dtype = getattr(self.torch, dtype)
 
     def write_checkpoint(self, folder: str, shape: dict, misaligned: bool) -> int:
         """A checkpoint with f32 mask buffers, as GPT-2's own has them; returns its size in bytes."""
@@ -84,7 +89,7 @@ class TorchSide:
         if misaligned:
             misalign(file)
         loader = self.transformers.GPT2LMHeadModel
-        self.model = loader.from_pretrained(folder, attn_implementation="sdpa").eval()
+        self.model = loader.from_pretrained(folder, attn_implementation="sdpa", dtype=self.dtype).eval()
         return file.stat().st_size
 
     def agree(self, exported: str, ids: list[int], new_ids: int) -> dict:
@@ -97,7 +102,7 @@ class TorchSide:
             logits = self.model(tensor, use_cache=False).logits
             cache, first = self._prefill(tensor)
             found = [first, *self._steps(cache, first, new_ids - 1)]
-        error = relative_error(safetensors.torch.load_file(exported)["logits"], logits)
+        error = relative_error(safetensors.torch.load_file(exported)["logits"].float(), logits.float())
         return {"logits": error, "new_ids": [token.item() for token in found]}
 
     def time(self, row: dict, threads: int) -> float:
@@ -116,15 +121,15 @@ class TorchSide:
 
     def _core(self, row: Row) -> Callable[[], object]:
         h, c = GPT2_SMALL["n_head"], GPT2_SMALL["n_embd"]
-        qkv = self.torch.rand(row.batch, row.tokens, 3, h, c // h) * 2 - 1  # as c_attn returns them
+        qkv = (self.torch.rand(row.batch, row.tokens, 3, h, c // h) * 2 - 1).to(self.dtype)  # as c_attn returns them
         q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))  # (B, H, T, D)
         attention = self.torch.nn.functional.scaled_dot_product_attention
         return lambda: attention(q, k, v, is_causal=True)
 
     def _block(self, row: Row) -> Callable[[], object]:
         config = self.transformers.GPT2Config(attn_implementation="sdpa", **GPT2_SMALL)
-        block = self.transformers.models.gpt2.modeling_gpt2.GPT2Attention(config, layer_idx=0).eval()
-        x = self.torch.rand(row.batch, row.tokens, config.n_embd) * 2 - 1  # (B, T, C)
+        block = self.transformers.models.gpt2.modeling_gpt2.GPT2Attention(config, layer_idx=0).eval().to(self.dtype)
+        x = (self.torch.rand(row.batch, row.tokens, config.n_embd) * 2 - 1).to(self.dtype)  # (B, T, C)
         return lambda: block(x)
 
     def _ids(self, row: Row):

@@ -107,7 +107,7 @@ pub(crate) fn cpu_f32(tensors: &[&Tensor]) -> bool {
 }
 
 /// Whether all are on the CPU, in one dtype of the three that kernels read.
-fn cpu_floats(tensors: &[&Tensor]) -> bool {
+pub(crate) fn cpu_floats(tensors: &[&Tensor]) -> bool {
     let dtype = tensors.first().map(|x| x.dtype());
     matches!(dtype, Some(DType::F32 | DType::F16 | DType::BF16))
         && tensors.iter().all(|x| x.device().is_cpu() && Some(x.dtype()) == dtype)

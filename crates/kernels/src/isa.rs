@@ -1,7 +1,7 @@
 //! The instruction sets that the CPU kernels are compiled for, and the one that runs.
 
-use candle_core::Result;
 use pulp::Arch;
+use std::fmt;
 use std::str::FromStr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -73,23 +73,23 @@ impl Isa {
     ///
     /// # Errors
     /// When the processor lacks it, or this build has no code for it.
-    pub fn hold(self) -> Result<()> {
+    pub fn hold(self) -> Result<(), IsaError> {
         self.check()?;
         HELD.store(self as u8 + 1, Ordering::Relaxed);
         Ok(())
     }
 
     /// Refuses an instruction set that cannot run here.
-    fn check(self) -> Result<Self> {
+    fn check(self) -> Result<Self, IsaError> {
         if self.arch().is_some() {
             return Ok(self);
         }
         let names: Vec<&str> = Self::available().into_iter().map(Self::as_str).collect();
-        candle_core::bail!(
-            "instruction set {self}: this processor or this build does not have it; choose one of {}",
-            names.join(", "),
-            self = self.as_str()
-        )
+        Err(IsaError(format!(
+            "instruction set {}: this processor or this build does not have it; choose one of {}",
+            self.as_str(),
+            names.join(", ")
+        )))
     }
 
     /// `pulp`'s token for it, if it can run here.
@@ -112,37 +112,44 @@ impl Isa {
 }
 
 impl FromStr for Isa {
-    type Err = candle_core::Error;
+    type Err = IsaError;
 
-    fn from_str(name: &str) -> Result<Self> {
-        match ALL.into_iter().find(|isa| isa.as_str() == name) {
-            Some(isa) => Ok(isa),
-            None => {
-                candle_core::bail!("instruction set {name:?}: expected {}", ALL.map(Self::as_str).join(", "))
-            }
-        }
+    fn from_str(name: &str) -> Result<Self, IsaError> {
+        let found = ALL.into_iter().find(|isa| isa.as_str() == name);
+        let names = || ALL.map(Self::as_str).join(", ");
+        found.ok_or_else(|| IsaError(format!("instruction set {name:?}: expected one of {}", names())))
     }
 }
+
+/// An instruction set that does not exist, or not here.
+#[derive(Debug, Clone)]
+pub struct IsaError(String);
+
+impl fmt::Display for IsaError {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for IsaError {}
 
 /// Refuses a value of the environment variable `GPT2_ISA` that names no instruction set of this machine.
 ///
 /// # Errors
 /// Says what the variable holds, and which names fit.
-pub fn check_environment() -> Result<()> {
+pub fn check_environment() -> Result<(), IsaError> {
     match named() {
         Ok(_) => Ok(()),
-        Err(message) => candle_core::bail!("{VARIABLE}: {message}"),
+        Err(error) => Err(IsaError(format!("{VARIABLE}: {error}"))),
     }
 }
 
 /// What the environment names.
-fn named() -> &'static std::result::Result<Option<Isa>, String> {
-    static NAMED: OnceLock<std::result::Result<Option<Isa>, String>> = OnceLock::new();
+fn named() -> &'static Result<Option<Isa>, IsaError> {
+    static NAMED: OnceLock<Result<Option<Isa>, IsaError>> = OnceLock::new();
     NAMED.get_or_init(|| match std::env::var(VARIABLE) {
-        Ok(name) if !name.is_empty() => {
-            name.parse::<Isa>().and_then(Isa::check).map(Some).map_err(|error| error.to_string())
-        }
-        Err(std::env::VarError::NotUnicode(_)) => Err("not Unicode".into()),
+        Ok(name) if !name.is_empty() => name.parse::<Isa>().and_then(Isa::check).map(Some),
+        Err(std::env::VarError::NotUnicode(_)) => Err(IsaError("not Unicode".into())),
         _ => Ok(None),
     })
 }

@@ -7,24 +7,6 @@ use rayon::prelude::*;
 use std::hint::black_box;
 use std::time::Instant;
 
-/// The limits of the machine, with all threads of the current rayon pool busy.
-#[derive(Debug, Clone, Copy)]
-pub struct Roofline {
-    /// f32 operations per second, in units of 10⁹, for fused multiply-adds that stay in registers.
-    /// Each multiply-add counts as two.
-    pub fma_gflops: f64,
-    /// Bytes read from memory per second, in units of 10⁹.
-    pub read_gb_s: f64,
-}
-
-impl Roofline {
-    /// Measures both; takes about a second and 512 MB of memory.
-    #[must_use]
-    pub fn measure() -> Self {
-        Self { fma_gflops: fma_gflops(), read_gb_s: read_gb_s() }
-    }
-}
-
 /// The best of this many rounds counts, because other programs can slow down some of them.
 const ROUNDS: usize = 7;
 
@@ -37,7 +19,10 @@ fn best_of(work: impl Fn()) -> f64 {
     seconds.fold(f64::INFINITY, f64::min)
 }
 
-fn fma_gflops() -> f64 {
+/// f32 operations per second, in units of 10⁹, for fused multiply-adds that stay in registers, with all threads of the
+/// current rayon pool busy. Each multiply-add counts as two.
+#[must_use]
+pub fn fma_gflops() -> f64 {
     const STEPS: usize = 4_000_000;
     let threads = rayon::current_num_threads();
     let arch = isa::arch();
@@ -48,7 +33,10 @@ fn fma_gflops() -> f64 {
     flops as f64 / seconds / 1e9
 }
 
-fn read_gb_s() -> f64 {
+/// Bytes read from memory per second, in units of 10⁹, by all threads of the current rayon pool. Takes 512 MB of
+/// memory.
+#[must_use]
+pub fn read_gb_s() -> f64 {
     const FLOATS: usize = 128 << 20; // 512 MB: beyond every cache
     const CHUNK: usize = 1 << 18;
     let data = vec![1f32; FLOATS];

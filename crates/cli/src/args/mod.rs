@@ -212,6 +212,7 @@ pub(crate) struct InspectArgs {
 Examples:
   gpt2 bench core --tokens 1024
   gpt2 bench decode --tokens 900 --json
+  gpt2 bench block --tokens 1024 --isa avx2
   gpt2 bench forward --last --model gpt2
   gpt2 bench forward --tokens 1024 --summaries       with and without, alternately")]
 pub(crate) struct BenchArgs {
@@ -239,6 +240,10 @@ pub(crate) struct BenchArgs {
     /// train: run each block again in the backward pass
     #[arg(long)]
     pub(crate) recompute: bool,
+    /// Hold the CPU kernels to an instruction set: portable, neon, avx2 or avx512 [default: the environment variable
+    /// GPT2_ISA, or the fastest]
+    #[arg(long, value_name = "ISA", value_parser = str::parse::<gpt2_kernels::Isa>)]
+    pub(crate) isa: Option<gpt2_kernels::Isa>,
     /// decode: greedy steps per run
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) new_tokens: u32,

@@ -4,12 +4,15 @@
 
 mod backward;
 
-use crate::dispatch::{Dispatch, cpu_f32};
+use crate::dispatch::{Dispatch, cpu_f32, cpu_floats};
+use crate::element::Element;
 use crate::gpu;
 use crate::isa;
 use crate::vector::{chunked, contiguous};
-use candle_core::{CpuStorage, CustomOp3, D, Layout, Result, Shape, Tensor};
+use candle_core::{CpuStorage, CustomOp3, D, Layout, Result, Shape, Tensor, WithDType};
+use half::{bf16, f16};
 use pulp::{Simd, WithSimd};
+use rayon::prelude::*;
 use std::mem::MaybeUninit;
 
 /// Normalises each row of `x` in f32 or wider, and returns the dtype of `x`; differentiable.
@@ -45,6 +48,11 @@ pub fn layer_norm(
     if x.elem_count() > 0 && cpu_f32(&[x, weight, bias]) {
         return x.contiguous()?.apply_op3(&weight.contiguous()?, &bias.contiguous()?, LayerNorm { eps });
     }
+    let tensors = [x, weight, bias];
+    if x.elem_count() > 0 && cpu_floats(&tensors) && tensors.iter().all(|t| !t.track_op()) {
+        let (x, weight, bias) = (x.contiguous()?, weight.contiguous()?, bias.contiguous()?);
+        return x.apply_op3_no_bwd(&weight, &bias, &LayerNorm { eps });
+    }
     if let Some(y) = gpu::layer_norm(dispatch, x, weight, bias, eps)? {
         return Ok(y);
     }
@@ -64,7 +72,7 @@ fn centre(x: &Tensor, eps: f64) -> Result<(Tensor, Tensor)> {
     Ok((centred, (variance + eps)?.sqrt()?))
 }
 
-/// x, weight, bias -> y: f32 on the CPU, a row at a time.
+/// x, weight, bias -> y: on the CPU, a row at a time. The backward pass is for f32.
 struct LayerNorm {
     eps: f64,
 }
@@ -83,6 +91,12 @@ impl CustomOp3 for LayerNorm {
         bias: &CpuStorage,
         bias_layout: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
+        let parts = ((x, x_layout), (weight, weight_layout), (bias, bias_layout));
+        match x {
+            CpuStorage::F16(_) => return halves::<f16>(parts, self.eps),
+            CpuStorage::BF16(_) => return halves::<bf16>(parts, self.eps),
+            _ => {}
+        }
         let x = contiguous(x, x_layout)?;
         let (weight, bias) = (contiguous(weight, weight_layout)?, contiguous(bias, bias_layout)?);
         let (width, arch) = (weight.len(), isa::arch());
@@ -113,6 +127,56 @@ impl CustomOp3 for LayerNorm {
     }
 }
 
+type Part<'a> = (&'a CpuStorage, &'a Layout);
+
+/// x, weight, bias -> y: computed in f32 and rounded once.
+fn halves<E: Element + WithDType>(
+    (x, weight, bias): (Part, Part, Part),
+    eps: f64,
+) -> Result<(CpuStorage, Shape)> {
+    /// How many rows a thread takes at a time.
+    const ROWS: usize = 8;
+    let shape = x.1.shape().clone();
+    let x = contiguous::<E>(x.0, x.1)?;
+    let wide = |part: Part| -> Result<Vec<f32>> {
+        Ok(contiguous::<E>(part.0, part.1)?.iter().map(|x| x.to_f32()).collect())
+    };
+    let (weight, bias) = (wide(weight)?, wide(bias)?);
+    let (width, arch) = (weight.len(), isa::arch());
+    let mut out = vec![E::from_f32(0.0); x.len()];
+    out.par_chunks_mut(ROWS * width).zip(x.par_chunks(ROWS * width)).for_each(|(out, x)| {
+        arch.dispatch(HalfRows { x, weight: &weight, bias: &bias, eps, out });
+    });
+    Ok((E::to_cpu_storage_owned(out), shape))
+}
+
+struct HalfRows<'a, E> {
+    x: &'a [E],
+    weight: &'a [f32],
+    bias: &'a [f32],
+    eps: f64,
+    out: &'a mut [E],
+}
+
+impl<E: Element> WithSimd for HalfRows<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Self { x, weight, bias, eps, out } = self;
+        let width = weight.len();
+        let (mut wide, mut y) = (vec![0.0; width], vec![0.0; width]);
+        for (x, out) in x.chunks_exact(width).zip(out.chunks_exact_mut(width)) {
+            E::widen(x, &mut wide);
+            let (mean, factor) = mean_and_factor(simd, &wide, eps);
+            for (y, (x, (w, b))) in y.iter_mut().zip(wide.iter().zip(weight.iter().zip(bias))) {
+                *y = (x - mean) * factor * w + b;
+            }
+            E::narrow(&y, out);
+        }
+    }
+}
+
 struct Row<'a> {
     x: &'a [f32],
     weight: &'a [f32],
@@ -124,25 +188,32 @@ struct Row<'a> {
 impl WithSimd for Row<'_> {
     type Output = ();
 
-    #[allow(clippy::cast_possible_truncation)] // row sums are converted to f32 at the end
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let Self { x, weight, bias, eps, out } = self;
-        let count = x.len() as f32;
-        let (vectors, tail) = S::as_simd_f32s(x);
-        let total = sum(simd, vectors, |x| x) + tail.iter().sum::<f32>();
-        let mean = total / count;
-        let minus = simd.splat_f32s(-mean);
-        let squares = sum(simd, vectors, |x| {
-            let centred = simd.add_f32s(x, minus);
-            simd.mul_f32s(centred, centred)
-        });
-        let variance = (squares + tail.iter().map(|x| (x - mean) * (x - mean)).sum::<f32>()) / count;
-        let factor = (1.0 / (f64::from(variance) + eps).sqrt()) as f32;
+        let (mean, factor) = mean_and_factor(simd, x, eps);
         for (out, (x, (w, b))) in out.iter_mut().zip(x.iter().zip(weight.iter().zip(bias))) {
             out.write((x - mean) * factor * w + b);
         }
     }
+}
+
+/// The mean of a row, and `1 / sqrt(var + eps)`.
+#[allow(clippy::cast_possible_truncation)] // row sums are converted to f32 at the end
+#[inline(always)]
+fn mean_and_factor<S: Simd>(simd: S, x: &[f32], eps: f64) -> (f32, f32) {
+    let count = x.len() as f32;
+    let (vectors, tail) = S::as_simd_f32s(x);
+    let total = sum(simd, vectors, |x| x) + tail.iter().sum::<f32>();
+    let mean = total / count;
+    let minus = simd.splat_f32s(-mean);
+    let squares = sum(simd, vectors, |x| {
+        let centred = simd.add_f32s(x, minus);
+        simd.mul_f32s(centred, centred)
+    });
+    let variance = (squares + tail.iter().map(|x| (x - mean) * (x - mean)).sum::<f32>()) / count;
+    let factor = (1.0 / (f64::from(variance) + eps).sqrt()) as f32;
+    (mean, factor)
 }
 
 /// `Σ f(x)` over all lanes of all vectors.
@@ -220,6 +291,27 @@ mod tests {
                         "width {width}, eps {eps}, part {i}: {a}, not {b}"
                     );
                 }
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn halves_are_computed_in_f32_and_rounded_once() -> Result<()> {
+        for (dtype, rounding) in [(DType::F16, 2f64.powi(-11)), (DType::BF16, 2f64.powi(-8))] {
+            for (rows, width) in [(1, 7), (3, 33), (20, 768)] {
+                let half = |shape: &[usize], salt| crate::test_numbers::numbers(shape, salt)?.to_dtype(dtype);
+                let (x, w, b) = (half(&[rows, width], 1)?, half(&[width], 2)?, half(&[width], 3)?);
+                let run = |x: &Tensor, w: &Tensor, b: &Tensor| {
+                    layer_norm(x, w, b, 1e-5, Dispatch::of(Implementation::Auto, x))
+                };
+                let wide = |t: &Tensor| t.to_dtype(DType::F64);
+                let expected = run(&wide(&x)?, &wide(&w)?, &wide(&b)?)?;
+                let got = run(&x, &w, &b)?;
+                assert_eq!(got.dtype(), dtype);
+                let error = (wide(&got)? - &expected)?.abs()?.max_all()?.to_scalar::<f64>()?;
+                let scale = expected.abs()?.max_all()?.to_scalar::<f64>()?;
+                assert!(error <= 1.01 * rounding * scale, "{dtype:?}, {rows} x {width}: {error:e}");
             }
         }
         Ok(())

@@ -1,6 +1,6 @@
 //! What follows a matrix product, a row of a strip at a time.
 
-use super::panels::{PANEL, STRIP};
+use super::panels::PANEL;
 use crate::element::Element;
 use crate::gelu;
 use pulp::Simd;
@@ -36,53 +36,66 @@ impl<E: Element> Finish<'_, E> {
         (columns, width): (Range<usize>, usize),
         out: *mut E,
     ) {
+        let lanes = S::F32_LANES;
         let count = columns.len();
-        let mut held = [0.0; STRIP * PANEL];
-        let mut residual = [0.0; STRIP * PANEL];
-        if self.onto {
-            // SAFETY: the caller guarantees that `out` holds so many numbers.
-            E::widen(unsafe { std::slice::from_raw_parts(out, count) }, &mut held[..count]);
-        }
-        if let Some(all) = self.residual {
-            E::widen(&all[row * width..][columns.clone()], &mut residual[..count]);
-        }
+        let residual = self.residual.map(|all| &all[row * width..][columns.clone()]);
         let bias = self.bias.map(|bias| &bias[columns]);
-        // One pass over whole vectors: a vector that was written in halves is slow to read. Beyond `count`, the arrays
-        // hold numbers that nobody reads.
-        let vectors = S::as_mut_simd_f32s(sums).0.iter_mut();
-        let added = S::as_simd_f32s(&held).0.iter().zip(S::as_simd_f32s(&residual).0);
-        for (i, (sum, (held, residual))) in vectors.zip(added).enumerate().take(count.div_ceil(S::F32_LANES))
-        {
+        let sums = &mut S::as_mut_simd_f32s(sums).0[..count.div_ceil(lanes)];
+        for (sum, first) in sums.iter_mut().zip((0..).step_by(lanes)) {
+            let part = first..count.min(first + lanes);
             let mut y = *sum;
             if let Some(bias) = bias {
-                let rest = &bias[i * S::F32_LANES..];
-                y = simd.add_f32s(y, simd.partial_load_f32s(&rest[..rest.len().min(S::F32_LANES)]));
+                y = simd.add_f32s(y, read(simd, &bias[part.clone()]));
             }
             if self.gelu {
                 y = gelu::forward(simd, y);
             }
-            if self.residual.is_some() {
-                y = simd.add_f32s(y, *residual);
+            if let Some(residual) = residual {
+                y = simd.add_f32s(y, read(simd, &residual[part.clone()]));
             }
             if self.onto {
-                y = simd.add_f32s(y, *held);
+                // SAFETY: the caller guarantees that `out` holds so many numbers.
+                let held = unsafe { std::slice::from_raw_parts(out.add(first), part.len()) };
+                y = simd.add_f32s(y, read(simd, held));
             }
-            *sum = y;
+            // SAFETY: the caller guarantees the room.
+            unsafe { write(simd, y, out.add(first), part.len()) };
         }
-        // SAFETY: the caller guarantees the room.
-        unsafe { store(&sums[..count], out) };
     }
 }
 
-/// Writes `numbers`, rounded, to memory that may hold nothing yet.
+/// Up to a vector of numbers, in f32.
+#[inline(always)]
+fn read<S: Simd, E: Element>(simd: S, numbers: &[E]) -> S::f32s {
+    match E::as_f32s(numbers) {
+        Some(numbers) => match S::as_simd_f32s(numbers).0 {
+            [vector] => *vector,
+            _ => simd.partial_load_f32s(numbers),
+        },
+        None => {
+            let mut wide = [0.0; PANEL];
+            E::widen(numbers, &mut wide[..numbers.len()]);
+            S::as_simd_f32s(&wide).0[0]
+        }
+    }
+}
+
+/// Writes the first `count` numbers of a vector, rounded, to memory that may hold nothing yet.
 ///
 /// # Safety
 /// There is room for them at `out`.
 #[inline(always)]
-unsafe fn store<E: Element>(numbers: &[f32], out: *mut E) {
-    let mut part = [E::from_f32(0.0); STRIP * PANEL];
-    let part = &mut part[..numbers.len()];
-    E::narrow(numbers, part);
+unsafe fn write<S: Simd, E: Element>(simd: S, vector: S::f32s, out: *mut E, count: usize) {
+    let is_f32 = E::as_f32s(&[]).is_some();
+    if is_f32 && count == S::F32_LANES {
+        // SAFETY: an E is an f32, and the caller guarantees the room.
+        unsafe { out.cast::<S::f32s>().write_unaligned(vector) };
+        return;
+    }
+    let mut wide = [0.0; PANEL];
+    simd.partial_store_f32s(&mut wide[..S::F32_LANES], vector);
+    let mut rounded = [E::from_f32(0.0); PANEL];
+    E::narrow(&wide[..count], &mut rounded[..count]);
     // SAFETY: the caller guarantees the room.
-    unsafe { part.as_ptr().copy_to_nonoverlapping(out, part.len()) };
+    unsafe { rounded.as_ptr().copy_to_nonoverlapping(out, count) };
 }

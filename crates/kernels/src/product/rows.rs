@@ -73,6 +73,9 @@ pub(crate) fn pack(
     out: &mut [f32],
 ) {
     let whole = packed_len(depth);
+    if whole == 0 {
+        return;
+    }
     let starts = rows.clone().step_by(group);
     for (start, out) in starts.zip(out.chunks_mut(group * whole)) {
         let count = group.min(rows.end - start);

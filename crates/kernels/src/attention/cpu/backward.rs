@@ -340,14 +340,19 @@ impl<E: Element> HeadBackward<'_, E> {
                 let p = &p[skipped * KEYS + c..];
                 let v = &v[(first + skipped) * width..];
                 let out = &mut out[(start + c) * width..];
-                add_rows::<S, M, N>(simd, rows - skipped, (p, v, out), strides);
+                add_rows::<S, M, N>(simd, (rows - skipped, width), (p, v, out), strides);
             }
         }
         for r in (0..rows).step_by(M) {
             let depth = self.limit(tile, r + M - 1);
             let strides = Strides { p: (KEYS, 1), v: width, out: width };
             let out = &mut dq[(first + r) * width..];
-            add_rows::<S, M, N>(simd, depth, (&d_scores[r * KEYS..], &keys[start * width..], out), strides);
+            add_rows::<S, M, N>(
+                simd,
+                (depth, width),
+                (&d_scores[r * KEYS..], &keys[start * width..], out),
+                strides,
+            );
         }
     }
 }

@@ -111,26 +111,26 @@ unsafe fn accumulate<S: Simd, const M: usize, const N: usize>(
     }
 }
 
-/// `out[r] += Σ_j p[r][j]·v[j]` for M rows r, `strides.out` floats each.
+/// `out[r] += Σ_j p[r][j]·v[j]` for M rows r of `columns` floats, summed over `depth` values of j.
 #[inline(always)]
 pub(super) fn add_rows<S: Simd, const M: usize, const N: usize>(
     simd: S,
-    depth: usize,
+    (depth, columns): (usize, usize),
     (p, v, out): (&[f32], &[f32], &mut [f32]),
     strides: Strides,
 ) {
-    let (lanes, width) = (S::F32_LANES, strides.out);
+    let lanes = S::F32_LANES;
     if depth == 0 {
         return;
     }
     assert!(p.len() > (M - 1) * strides.p.0 + (depth - 1) * strides.p.1);
-    assert!(v.len() >= depth * width && out.len() >= M * width && strides.v == width);
-    assert!(width.is_multiple_of(lanes));
+    assert!(v.len() >= (depth - 1) * strides.v + columns && out.len() >= (M - 1) * strides.out + columns);
+    assert!(columns.is_multiple_of(lanes));
     let mut c = 0;
-    while c < width {
-        let whole = c + N * lanes <= width;
+    while c < columns {
+        let whole = c + N * lanes <= columns;
         // SAFETY: the lengths above cover M rows of `depth` floats of p, `depth` rows of v and M rows of
-        // `out`, each up to column c + N·lanes, or to c + lanes, which is at most `width`.
+        // `out`, each up to column c + N·lanes, or to c + lanes, which is at most `columns`.
         unsafe {
             let (p, v, out) = (p.as_ptr(), v.as_ptr().add(c), out.as_mut_ptr().add(c));
             if whole {

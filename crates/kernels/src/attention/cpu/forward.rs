@@ -65,7 +65,7 @@ impl<E: Element> WithSimd for Forward<'_, E> {
             return;
         }
         let width = d.next_multiple_of(S::F32_LANES);
-        let panel = Blocks::of::<S>().panel::<S>();
+        let (panel, columns) = (Blocks::of::<S>().panel::<S>(), Blocks::of::<S>().columns::<S>());
         let Problem { k, v, .. } = self.problem;
         // Dropout scales up the weights that it keeps.
         #[allow(clippy::cast_possible_truncation)] // a factor on f32 weights
@@ -79,7 +79,7 @@ impl<E: Element> WithSimd for Forward<'_, E> {
         } else {
             let pack = |&head| {
                 let mut packed = Packed::default();
-                packed.pack(k, v, head, (panel, width), largest_weight);
+                packed.pack(k, v, head, (panel, width, columns), largest_weight);
                 packed
             };
             heads.par_iter().map(pack).collect()
@@ -100,7 +100,7 @@ impl<E: Element> WithSimd for Forward<'_, E> {
                 }
                 let index = task % heads.len();
                 if whole_heads {
-                    own.pack(k, v, heads[index], (panel, width), largest_weight);
+                    own.pack(k, v, heads[index], (panel, width, columns), largest_weight);
                     (0..tiles).for_each(|tile| run(&own, heads[index], tile));
                 } else {
                     // The last tiles of a head see the most keys, so they run first: no thread is left

@@ -58,17 +58,28 @@ pub(super) fn transpose<E: Element>(
 /// Rows of `width` floats; columns beyond D are 0.
 pub(super) fn rows<E: Element>(x: &Heads<E>, head: (usize, usize), width: usize) -> Vec<f32> {
     let mut out = vec![];
-    rows_into(&mut out, x, head, width);
+    blocks_into(&mut out, x, head, width, width);
     out
 }
 
-fn rows_into<E: Element>(out: &mut Vec<f32>, x: &Heads<E>, (b, h): (usize, usize), width: usize) {
+/// Rows of `width` floats in blocks of `columns`, the last one perhaps narrower. Columns beyond D are 0.
+fn blocks_into<E: Element>(
+    out: &mut Vec<f32>,
+    x: &Heads<E>,
+    (b, h): (usize, usize),
+    width: usize,
+    columns: usize,
+) {
     let [_, _, s, d] = x.dims;
     let mut scratch = vec![0.0; d];
     // Everything beyond column D stays 0, as above.
     out.resize(s * width, 0.0);
-    for (j, out) in out.chunks_exact_mut(width).enumerate() {
-        out[..d].copy_from_slice(x.row(b, h, j, &mut scratch));
+    for j in 0..s {
+        let row = x.row(b, h, j, &mut scratch);
+        for (first, part) in (0..d).step_by(columns).zip(row.chunks(columns)) {
+            let at = first * s + j * columns.min(width - first);
+            out[at..at + part.len()].copy_from_slice(part);
+        }
     }
 }
 
@@ -77,7 +88,8 @@ fn rows_into<E: Element>(out: &mut Vec<f32>, x: &Heads<E>, (b, h): (usize, usize
 pub(super) struct Packed {
     /// [`panels`] of keys.
     pub(super) keys: Vec<f32>,
-    /// [`rows`] of values.
+    /// Values in blocks of columns: those of a block's rows lie side by side, so that a block of the rows of a tile's keys
+    /// fits the first-level cache.
     pub(super) values: Vec<f32>,
     /// Whether every value is small enough for a tile to sum S of them, each with a weight of up to
     /// `2^HEADROOM`, before it divides. Infinity and NaN never are: a hidden key has the weight 0, and 0
@@ -92,11 +104,11 @@ impl Packed {
         k: &Heads<E>,
         v: &Heads<E>,
         head: (usize, usize),
-        (panel, width): (usize, usize),
+        (panel, width, columns): (usize, usize, usize),
         largest_weight: f32,
     ) {
         panels_into(&mut self.keys, k, head, panel, 1.0);
-        rows_into(&mut self.values, v, head, width);
+        blocks_into(&mut self.values, v, head, width, columns);
         let largest = f32::MAX / (2 * k.dims[2]) as f32 / HEADROOM.exp2() / largest_weight;
         // NaN compares as false.
         let small = |row: &[f32]| row.iter().fold(true, |all, x| all & (x.abs() <= largest));

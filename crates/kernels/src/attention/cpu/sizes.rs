@@ -56,6 +56,15 @@ impl Blocks {
         self.scores().rows
     }
 
+    /// The number of columns in a packed block of values.
+    pub(super) fn columns<S: Simd>(self) -> usize {
+        let sums = match self {
+            Self::Wide => WIDE_SUMS,
+            Self::Narrow => NARROW_SUMS,
+        };
+        sums.vectors * S::F32_LANES
+    }
+
     /// The number of keys in a packed panel.
     pub(super) fn panel<S: Simd>(self) -> usize {
         self.scores().vectors * S::F32_LANES

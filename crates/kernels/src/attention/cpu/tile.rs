@@ -215,11 +215,17 @@ impl<F: Fn(usize, usize, &mut [f32])> Tile<'_, F> {
         start: usize,
         keys: usize,
     ) {
-        let strides = Strides { p: (KEYS, 1), v: self.width, out: self.width };
-        for r in (0..self.rows).step_by(M) {
-            let seen = self.limit(r + M - 1, start, keys);
-            let (p, v) = (&scratch.scores[r * KEYS..], &self.packed.values[start * self.width..]);
-            add_rows::<S, M, N>(simd, seen, (p, v, &mut scratch.context[r * self.width..]), strides);
+        // A block of the values' columns stays in the first-level cache for all rows.
+        let block = N * S::F32_LANES;
+        for c in (0..self.width).step_by(block) {
+            let columns = block.min(self.width - c);
+            let v = &self.packed.values[c * self.keys + start * columns..];
+            let strides = Strides { p: (KEYS, 1), v: columns, out: self.width };
+            for r in (0..self.rows).step_by(M) {
+                let seen = self.limit(r + M - 1, start, keys);
+                let (p, out) = (&scratch.scores[r * KEYS..], &mut scratch.context[r * self.width + c..]);
+                add_rows::<S, M, N>(simd, (seen, columns), (p, v, out), strides);
+            }
         }
     }
 }

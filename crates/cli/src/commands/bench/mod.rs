@@ -1,14 +1,16 @@
 //! `gpt2 bench`: times random weights of GPT-2 small's shape, or `--model`.
 
+mod work;
+
 use crate::args::{BenchArgs, BenchTarget};
 use crate::output;
 use crate::qkv;
 use anyhow::bail;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{VarBuilder, VarMap};
-use gpt2_kernels::Dispatch;
+use gpt2_kernels::{Dispatch, Isa};
 use gpt2_kernels::attention::{CausalMask, CausalSdpa};
-use gpt2_kernels::roofline::Roofline;
+use gpt2_kernels::roofline;
 use gpt2_kernels::stopwatch::Stopwatch;
 use gpt2_loader::Checkpoint;
 use gpt2_model::{
@@ -19,6 +21,7 @@ use gpt2_train::{AdamW, AdamWParams};
 use serde::Serialize;
 use std::io::Write;
 use std::process::ExitCode;
+use work::Work;
 
 #[derive(Serialize)]
 struct Report {
@@ -30,6 +33,9 @@ struct Report {
     dtype: &'static str,
     device: String,
     threads: usize,
+    /// The instruction set of the CPU kernels.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    isa: Option<&'static str>,
     /// How the times were measured: by the device's own events, or by a clock.
     timer: &'static str,
     runs: u32,
@@ -45,16 +51,23 @@ struct Report {
     ms_per_token: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     tokens_per_s: Option<f64>,
+    /// On the CPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    work: Option<Work>,
 }
 
 #[derive(Serialize)]
 struct Machine {
     threads: usize,
+    isa: &'static str,
     fma_gflops: f64,
     read_gb_s: f64,
 }
 
 pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
+    if let Some(isa) = args.isa {
+        isa.hold()?;
+    }
     if args.what == BenchTarget::Machine {
         return machine(args);
     }
@@ -77,6 +90,8 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     let median_ms = median(&mut times);
     let decode = args.what == BenchTarget::Decode;
     let ms_per_token = decode.then(|| median_ms / f64::from(args.new_tokens));
+    let on_cpu = bench.device.is_cpu();
+    let seconds = ms_per_token.unwrap_or(median_ms) / 1e3;
     let report = Report {
         what: format!("{:?}", args.what).to_lowercase(),
         implementation: bench.implementation()?.as_str(),
@@ -85,6 +100,7 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
         dtype: bench.dtype.as_str(),
         device: format!("{:?}", bench.device.location()).to_lowercase(),
         threads: rayon::current_num_threads(),
+        isa: on_cpu.then(|| Isa::current().as_str()),
         timer: Stopwatch::kind(&bench.device),
         runs: args.runs,
         median_ms,
@@ -93,6 +109,7 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
         ratio_to_plain: asking.then(|| median(&mut ratios)),
         ms_per_token,
         tokens_per_s: ms_per_token.map(|ms| 1e3 * bench.batch as f64 / ms),
+        work: on_cpu.then(|| Work::of(args, &bench.config, bench.dtype.size_in_bytes(), seconds)),
     };
     output::report(args.json, &report, print)?;
     Ok(ExitCode::SUCCESS)
@@ -113,12 +130,13 @@ fn machine(args: &BenchArgs) -> anyhow::Result<ExitCode> {
         bail!("bench machine measures the CPU and its memory: give --device cpu");
     }
     let threads = rayon::current_num_threads();
-    let Roofline { fma_gflops, read_gb_s } = Roofline::measure();
+    let isa = Isa::current().as_str();
+    let (fma_gflops, read_gb_s) = (roofline::fma_gflops(), roofline::read_gb_s());
     if args.json {
-        output::json(&Machine { threads, fma_gflops, read_gb_s })?;
+        output::json(&Machine { threads, isa, fma_gflops, read_gb_s })?;
     } else {
         let mut out = output::stdout();
-        writeln!(out, "{threads} threads")?;
+        writeln!(out, "{threads} threads, {isa}")?;
         writeln!(out, "f32 multiply-adds in registers: {fma_gflops:.0} GFLOP/s")?;
         writeln!(out, "reading from memory: {read_gb_s:.1} GB/s")?;
     }
@@ -327,9 +345,10 @@ impl<'a> Bench<'a> {
 fn print(report: &Report) -> anyhow::Result<()> {
     let mut out = output::stdout();
     let Report { what, implementation, batch, tokens, dtype, device, threads, runs, .. } = report;
+    let isa = report.isa.map(|isa| format!(", {isa}")).unwrap_or_default();
     writeln!(
         out,
-        "{what}, {implementation}, batch {batch}, {tokens} tokens, {dtype}, {device}, {threads} threads"
+        "{what}, {implementation}, batch {batch}, {tokens} tokens, {dtype}, {device}, {threads} threads{isa}"
     )?;
     writeln!(out, "median {:.3} ms, fastest {:.3} ms, of {runs} runs", report.median_ms, report.min_ms)?;
     if let (Some(plain), Some(ratio)) = (report.plain_median_ms, report.ratio_to_plain) {
@@ -337,6 +356,10 @@ fn print(report: &Report) -> anyhow::Result<()> {
     }
     if let (Some(ms), Some(speed)) = (report.ms_per_token, report.tokens_per_s) {
         writeln!(out, "{ms:.3} ms per token, {speed:.1} tokens/s")?;
+    }
+    if let Some(Work { giga_per_s, unit, peak, of_peak }) = &report.work {
+        let percent = 100.0 * of_peak;
+        writeln!(out, "{giga_per_s:.1} {unit}, {percent:.0} % of the {peak:.1} that the machine does")?;
     }
     Ok(())
 }

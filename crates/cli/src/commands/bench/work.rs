@@ -1,0 +1,63 @@
+//! How much a timed run computes or reads, and how much of the machine's limit that is.
+
+use crate::args::{BenchArgs, BenchTarget};
+use gpt2_kernels::roofline;
+use gpt2_model::Config;
+use serde::Serialize;
+
+/// The work of a run, beside the most that the machine can do.
+#[derive(Serialize)]
+pub(super) struct Work {
+    /// 10⁹ f32 operations or bytes a second.
+    pub(super) giga_per_s: f64,
+    pub(super) unit: &'static str,
+    /// The most that the machine did just now.
+    pub(super) peak: f64,
+    pub(super) of_peak: f64,
+}
+
+impl Work {
+    /// Of a target that took `seconds` on the CPU. `weight_bytes` is the size of a number of the weights.
+    pub(super) fn of(args: &BenchArgs, config: &Config, weight_bytes: usize, seconds: f64) -> Self {
+        let (giga, unit, peak) = if args.what == BenchTarget::Decode {
+            (1e-9 * bytes_of_a_token(args, config, weight_bytes), "GB/s", roofline::read_gb_s())
+        } else {
+            (1e-9 * operations(args, config), "GFLOP/s", roofline::fma_gflops())
+        };
+        let giga_per_s = giga / seconds;
+        Self { giga_per_s, unit, peak, of_peak: giga_per_s / peak }
+    }
+}
+
+/// The bytes that decoding a token reads: all weights but the position embedding, and the keys and values of the tokens
+/// before it.
+fn bytes_of_a_token(args: &BenchArgs, config: &Config, weight_bytes: usize) -> f64 {
+    let (c, l, v) = (config.n_embd as f64, config.n_layer as f64, config.vocab_size as f64);
+    let inner = config.n_inner.map_or(4.0 * c, |inner| inner as f64);
+    let weights = l * (4.0 * c * c + 2.0 * c * inner) + v * c;
+    let keys = f64::from(args.tokens) + f64::from(args.new_tokens + 1) / 2.0; // on average
+    weight_bytes as f64 * (weights + f64::from(args.batch) * 2.0 * l * keys * c)
+}
+
+/// The multiplications and additions of matrix products in a run. A training step counts as three forward passes.
+fn operations(args: &BenchArgs, config: &Config) -> f64 {
+    let (b, t) = (f64::from(args.batch), f64::from(args.tokens));
+    let (c, l, v) = (config.n_embd as f64, config.n_layer as f64, config.vocab_size as f64);
+    let inner = config.n_inner.map_or(4.0 * c, |inner| inner as f64);
+    let core = 4.0 * c * t * (t + 1.0) / 2.0;
+    let block = core + 2.0 * t * c * 4.0 * c;
+    let mlp = 4.0 * t * c * inner;
+    let forward = if args.last {
+        // The last block computes keys and values of all positions, and the rest for the last one.
+        let last = 2.0 * c * (t * 2.0 * c + 2.0 * c) + 4.0 * c * t + 4.0 * c * inner;
+        (l - 1.0) * (block + mlp) + last + 2.0 * c * v
+    } else {
+        l * (block + mlp) + 2.0 * t * c * v
+    };
+    b * match args.what {
+        BenchTarget::Core => core,
+        BenchTarget::Block => block,
+        BenchTarget::Train => 3.0 * (l * (block + mlp) + 2.0 * t * c * v),
+        _ => forward,
+    }
+}
