@@ -77,6 +77,7 @@ def parse() -> argparse.Namespace:
     form.add_argument("--markdown", action="store_true", help="print tables for the README")
     args = parser.parse_args()
 
+    rows_given = args.rows is not None
     args.rows = args.rows.split(",") if args.rows else [] if args.sweep or args.threads_sweep else GROUPS
     args.rounds = (1 if args.quick else 3) if args.rounds is None else args.rounds
     args.binary = args.binary.resolve()
@@ -84,11 +85,13 @@ def parse() -> argparse.Namespace:
         parser.error(f"--rows: no {', '.join(unknown)}; there are {', '.join(GROUPS)}")
     training = [name for name in args.rows if name.startswith("train")]
     if args.dtype != "f32" and training:
-        if "--rows" in sys.argv:
+        if rows_given:
             parser.error(f"--dtype {args.dtype}: {', '.join(training)} train in f32")
         args.rows = [name for name in args.rows if name not in training]
     if args.rounds < 1 or args.threads < 1:
         parser.error("--rounds and --threads begin at 1")
+    if args.sweep and args.dtype != "f32":
+        parser.error("--sweep runs in f32")
     if args.plot and not args.sweep:
         parser.error("--plot draws what --sweep measures")
     needed = ["torch", "transformers", "safetensors"] + (["matplotlib"] if args.plot else [])
@@ -145,7 +148,7 @@ def main() -> int:
     try:
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench_vs_pytorch-")))
-            hold(ISAS.get(args.isa, {}))
+            hold(ISAS, args.isa)
             pytorch = TorchWorker()
             stack.enter_context(pytorch.process)  # waits for its end, after the kill
             stack.callback(pytorch.process.kill)

@@ -32,6 +32,11 @@ else
     printf '\nSKIPPED Metal: no standard library for it; run: rustup target add aarch64-apple-darwin\n' >&2
 fi
 step "$cargo" test --release
+# The same code on the instruction sets that this machine would not choose.
+case $(uname -m) in x86_64) lower=(portable avx2) ;; *) lower=(portable) ;; esac
+for isa in "${lower[@]}"; do
+    step env GPT2_ISA="$isa" "$cargo" test --release --lib --test kernels --test model
+done
 # The walkthrough is for reading, and no test runs it.
 step "$cargo" run --release --quiet --example walkthrough >/dev/null
 RUSTDOCFLAGS="-D warnings" step "$cargo" doc --release --no-deps --workspace

@@ -138,7 +138,7 @@ def measure_rows(bench: Bench, rows: list[Row], rounds: int, threads: int, peaks
         met = result["ratio"] >= row.aim if row.group == "decode" else result["ratio"] <= row.aim
         result["met"] = None if result["disturbed"] else met
         if row.peak_aim:
-            result["peak"], giga = work(row, bench.shape)
+            result["peak"], giga = work(row, bench.shape, bench.dtype)
             known = [one[result["peak"]] for one in machine_peaks if one[result["peak"]] and is_quiet(one)]
             result["peak_range"] = [min(known), max(known)] if known else None
             for side in SIDES:
@@ -148,14 +148,15 @@ def measure_rows(bench: Bench, rows: list[Row], rounds: int, threads: int, peaks
     return {"rows": results, "peaks": machine_peaks}
 
 
-def work(row: Row, shape: dict) -> tuple[str, float]:
+def work(row: Row, shape: dict, dtype: str) -> tuple[str, float]:
     """The limit that a row runs into, and 10⁹ operations of core, or 10⁹ bytes read for a decoded token."""
     if row.group == "core":
         return "fma_gflops", 4e-9 * row.batch * GPT2_SMALL["n_embd"] * row.tokens * (row.tokens + 1) / 2
     c, layers = shape["n_embd"], shape["n_layer"]
     parameters = layers * (12 * c * c + 13 * c) + 2 * c + shape["vocab_size"] * c  # h, ln_f, lm_head
     keys = row.tokens + (row.new_tokens + 1) / 2  # on average over the steps
-    return "read_gb_s", 4e-9 * (parameters + 2 * layers * keys * c)
+    size = 4 if dtype == "f32" else 2
+    return "read_gb_s", size * 1e-9 * (parameters + 2 * layers * keys * c)
 
 
 def measure_sweep(bench: Bench, lengths: list[int], rounds: int, threads: int) -> list[dict]:

@@ -26,9 +26,12 @@ class Done(NamedTuple):
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"} | {"HF_HUB_OFFLINE": "1"}
 
 
-def hold(variables: dict[str, str]) -> None:
-    """Sets environment variables of every process started from now on."""
-    ENVIRONMENT.update(variables)
+def hold(isas: dict[str, dict[str, str]], isa: str | None) -> None:
+    """Holds every process started from now on to an instruction set, or to none whatever the environment says."""
+    for variables in isas.values():
+        for name in variables:
+            ENVIRONMENT.pop(name, None)
+    ENVIRONMENT.update(isas.get(isa, {}))
 
 
 def run(*command: object) -> Done:

@@ -70,7 +70,7 @@ def thread_cells(one: dict) -> list[str]:
 
 def render(report: dict, markdown: bool) -> str:
     machine = report["machine"]
-    wide = report["isa"] and f"held to {report['isa']}" or next((name for name in ("avx512f", "avx2", "asimd") if name in machine["flags"]), "no vector flags")
+    wide = f"held to {report['isa']}" if report["isa"] else next((name for name in ("avx512f", "avx2", "asimd") if name in machine["flags"]), "no vector flags")
     parts = [
         f"{machine['cores']} cores of {machine['cpu']} ({wide}), {report['dtype']}, {report['threads']} threads, "
         f"torch {machine['torch']}, transformers {machine['transformers']}, {machine['date']}, "

@@ -16,6 +16,7 @@ fn json_has_the_documented_fields() -> Result {
         "device",
         "dtype",
         "impl",
+        "isa",
         "median_ms",
         "min_ms",
         "runs",
@@ -23,6 +24,7 @@ fn json_has_the_documented_fields() -> Result {
         "timer",
         "tokens",
         "what",
+        "work",
     ];
     for what in ["core", "block", "forward", "decode"] {
         let args = ["bench", what, "--model", &case("odd"), "--json", "--batch", "2", "--tokens", "16"];
@@ -55,6 +57,13 @@ fn json_has_the_documented_fields() -> Result {
         for (field, value) in [("batch", 2), ("tokens", 16), ("runs", 3), ("threads", 2)] {
             assert_eq!(report[field], value);
         }
+        let isa = report["isa"].as_str().ok_or("isa")?;
+        assert!(["portable", "neon", "avx2", "avx512"].contains(&isa), "{report}");
+        let work = &report["work"];
+        let (speed, peak) = (number(work, "giga_per_s")?, number(work, "peak")?);
+        assert!(speed > 0.0 && peak > 0.0, "{report}");
+        assert!((number(work, "of_peak")? - speed / peak).abs() < 1e-9, "{report}");
+        assert_eq!(work["unit"], if what == "decode" { "GB/s" } else { "GFLOP/s" });
         let (median, min) = (number(&report, "median_ms")?, number(&report, "min_ms")?);
         assert!(0.0 < min && min <= median && median < 60_000.0, "{report}");
         if what == "decode" {
@@ -64,6 +73,26 @@ fn json_has_the_documented_fields() -> Result {
             assert!((number(&report, "tokens_per_s")? * ms - 2000.0).abs() < 1e-3, "{report}");
         }
     }
+    Ok(())
+}
+
+/// A multiplication and an addition, twice, of 12·64 channels for each of 8·9/2 pairs of a query and a key that it sees.
+#[test]
+fn the_speed_of_core_is_its_operations_over_its_time() -> Result {
+    let report = json(&["bench", "core", "-t8", "-r1", "--json"])?;
+    let operations = 4.0 * 768.0 * 36.0;
+    let speed = number(&report["work"], "giga_per_s")?;
+    assert!((speed * 1e6 * number(&report, "median_ms")? / operations - 1.0).abs() < 1e-9, "{report}");
+    Ok(())
+}
+
+#[test]
+fn an_instruction_set_is_held_or_refused_by_name() -> Result {
+    let held = json(&["bench", "core", "-t8", "-r1", "--json", "--isa", "portable"])?;
+    assert_eq!(held["isa"], "portable");
+    gpt2(&["bench", "core", "--isa", "sse9"])?.refused(2, &["sse9", "portable, neon, avx2, avx512"]);
+    let other = if cfg!(target_arch = "x86_64") { "neon" } else { "avx2" };
+    gpt2(&["bench", "core", "-t8", "--isa", other])?.refused(1, &[other, "choose one of portable"]);
     Ok(())
 }
 

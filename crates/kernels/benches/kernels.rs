@@ -3,7 +3,9 @@
 use candle_core::{DType, Device, Result, Tensor};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use gpt2_kernels::attention::{CausalMask, CausalSdpa, Chosen, Wanted, packed_part};
-use gpt2_kernels::{Dispatch, Epilogue, Implementation, gelu, layer_norm, linear, linear_transposed};
+use gpt2_kernels::{
+    Dispatch, Epilogue, Implementation, PackedWeight, gelu, layer_norm, linear, linear_transposed,
+};
 
 /// GPT-2 small: embedding width, number of heads, width of a head, vocabulary size.
 const C: usize = 768;
@@ -102,6 +104,30 @@ fn products(c: &mut Criterion) {
     group.finish();
 }
 
+/// GPT-2's products with packed weights, in each dtype.
+fn packed_products(c: &mut Criterion) {
+    let mut group = c.benchmark_group("packed");
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        for (k, n) in [(C, 3 * C), (C, C), (C, 4 * C), (4 * C, C), (C, V)] {
+            let of_dtype = |shape: &[usize]| done(numbers(shape).and_then(|x| x.to_dtype(dtype)));
+            let packed = PackedWeight::new(&of_dtype(&[k, n])).expect("a weight on the CPU");
+            let bias = of_dtype(&[n]);
+            for rows in [1, 8, 128, 1024] {
+                if n == V && rows == 1024 {
+                    continue; // 206 MB of logits
+                }
+                let x = of_dtype(&[rows, k]);
+                group.throughput(Throughput::Elements((2 * rows * k * n) as u64));
+                let name = format!("{rows} x {k} x {n}");
+                group.bench_function(BenchmarkId::new(dtype.as_str(), name), |bench| {
+                    bench.iter(|| done(packed.forward(&x, Some(&bias), Epilogue::None)));
+                });
+            }
+        }
+    }
+    group.finish();
+}
+
 fn elementwise(c: &mut Criterion) {
     let mut group = c.benchmark_group("elementwise");
     for rows in [1, 128, 1024] {
@@ -119,5 +145,5 @@ fn elementwise(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, attention, asking, products, elementwise);
+criterion_group!(benches, attention, asking, products, packed_products, elementwise);
 criterion_main!(benches);

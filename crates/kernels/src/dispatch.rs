@@ -101,7 +101,7 @@ pub(crate) fn cpu_product(tensors: &[&Tensor]) -> bool {
     !vendor && cpu_floats(tensors)
 }
 
-/// Whether all tensors are f32 on the CPU. Apart from attention and products, most kernels compute only those.
+/// Whether all tensors are f32 on the CPU. Apart from attention, products and layer norm, kernels compute only those.
 pub(crate) fn cpu_f32(tensors: &[&Tensor]) -> bool {
     tensors.iter().all(|x| x.device().is_cpu() && x.dtype() == DType::F32)
 }

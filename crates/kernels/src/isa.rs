@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 /// The environment variable that holds the kernels to an instruction set: the name of an [`Isa`].
-pub const VARIABLE: &str = "GPT2_ISA";
+pub const ENVIRONMENT_VARIABLE: &str = "GPT2_ISA";
 
 /// An instruction set, slowest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -50,8 +50,8 @@ impl Isa {
     /// The instruction set that the kernels use: the one given to [`hold`](Self::hold), else the one that the
     /// environment variable `GPT2_ISA` names, else the fastest.
     ///
-    /// Matrix products of the crate `gemm` and of Candle itself choose their own. The kernels leave products to `gemm`
-    /// only if nothing holds them to a slower set.
+    /// Products of two factors that both change use the crate `gemm` on AVX-512 and NEON only. Candle's own products are
+    /// `gemm`'s, which always takes the fastest.
     #[must_use]
     pub fn current() -> Self {
         let held = HELD.load(Ordering::Relaxed);
@@ -140,14 +140,14 @@ impl std::error::Error for IsaError {}
 pub fn check_environment() -> Result<(), IsaError> {
     match named() {
         Ok(_) => Ok(()),
-        Err(error) => Err(IsaError(format!("{VARIABLE}: {error}"))),
+        Err(error) => Err(IsaError(format!("{ENVIRONMENT_VARIABLE}: {error}"))),
     }
 }
 
 /// What the environment names.
 fn named() -> &'static Result<Option<Isa>, IsaError> {
     static NAMED: OnceLock<Result<Option<Isa>, IsaError>> = OnceLock::new();
-    NAMED.get_or_init(|| match std::env::var(VARIABLE) {
+    NAMED.get_or_init(|| match std::env::var(ENVIRONMENT_VARIABLE) {
         Ok(name) if !name.is_empty() => name.parse::<Isa>().and_then(Isa::check).map(Some),
         Err(std::env::VarError::NotUnicode(_)) => Err(IsaError("not Unicode".into())),
         _ => Ok(None),

@@ -23,7 +23,10 @@ pub(crate) trait Lanes: Simd {
     fn panels(rows: usize) -> usize;
 
     /// Runs `kernel`, compiled for the instruction set.
-    fn run<K: Kernel>(self, kernel: K) -> K::Output;
+    ///
+    /// # Safety
+    /// The processor has what [`crate::isa::Isa`] looks for: on x86-64, F16C beside what the token proves.
+    unsafe fn run<K: Kernel>(self, kernel: K) -> K::Output;
 
     /// Reads a vector of f16 numbers.
     ///
@@ -43,24 +46,26 @@ pub(crate) type TileFunction<S, E> = unsafe fn(S, Tile<E>);
 pub(crate) fn dispatch<K: Kernel>(arch: Arch, kernel: K) -> K::Output {
     match arch {
         #[cfg(target_arch = "x86_64")]
-        Arch::V3(simd) => simd.run(kernel),
+        // SAFETY: as the caller promises, `Isa` has looked.
+        Arch::V3(simd) => unsafe { simd.run(kernel) },
         #[cfg(all(target_arch = "x86_64", feature = "x86-v4"))]
-        Arch::V4(simd) => simd.run(kernel),
+        // SAFETY: as above.
+        Arch::V4(simd) => unsafe { simd.run(kernel) },
         #[cfg(target_arch = "aarch64")]
-        Arch::Neon(simd) => simd.run(kernel),
-        _ => Scalar.run(kernel),
+        // SAFETY: the token is all that it takes.
+        Arch::Neon(simd) => unsafe { simd.run(kernel) },
+        // SAFETY: every processor has this.
+        _ => unsafe { Scalar.run(kernel) },
     }
 }
 
-/// `tile` for the shapes listed: for so many rows and panels, a tile of so many rows by so many vectors. The first shape
-/// serves every pair that is not listed, which nothing asks for.
+/// `tile` for the shapes listed: for so many rows and panels, a tile of so many rows by so many vectors.
 macro_rules! tiles {
-    ($function:ident: $first:literal x $_panels:literal => $first_vectors:literal,
-     $($rows:literal x $panels:literal => $vectors:literal),* $(,)?) => {
+    ($function:ident: $($rows:literal x $panels:literal => $vectors:literal),* $(,)?) => {
         fn tile<E: Stored>(rows: usize, panels: usize) -> TileFunction<Self, E> {
             match (rows, panels) {
                 $(($rows, $panels) => $function::<E, $rows, $vectors>,)*
-                _ => $function::<E, $first, $first_vectors>,
+                _ => unreachable!("no tile of {rows} rows by {panels} panels"),
             }
         }
     };
@@ -86,8 +91,8 @@ mod v3 {
         }
 
         #[inline(always)]
-        fn run<K: Kernel>(self, kernel: K) -> K::Output {
-            // SAFETY: a V3 proves AVX2 and FMA, and `Isa` gives one only where there is F16C.
+        unsafe fn run<K: Kernel>(self, kernel: K) -> K::Output {
+            // SAFETY: the caller guarantees F16C, and a V3 proves the rest.
             unsafe { run(self, kernel) }
         }
 
@@ -108,8 +113,9 @@ mod v3 {
     }
 
     #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
-    fn tile<E: Stored, const M: usize, const N: usize>(simd: V3, tile: Tile<E>) {
-        Shape::<E, M, N>(tile).with(simd);
+    unsafe fn tile<E: Stored, const M: usize, const N: usize>(simd: V3, tile: Tile<E>) {
+        // SAFETY: passed on.
+        unsafe { Shape::<E, M, N>::new(tile) }.with(simd);
     }
 }
 
@@ -129,8 +135,8 @@ mod v4 {
         }
 
         #[inline(always)]
-        fn run<K: Kernel>(self, kernel: K) -> K::Output {
-            // SAFETY: a V4 proves AVX-512, and `Isa` gives one only where there is F16C.
+        unsafe fn run<K: Kernel>(self, kernel: K) -> K::Output {
+            // SAFETY: the caller guarantees F16C, and a V4 proves the rest.
             unsafe { run(self, kernel) }
         }
 
@@ -157,8 +163,9 @@ mod v4 {
     #[target_feature(
         enable = "avx512f,avx512bw,avx512cd,avx512dq,avx512vl,avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt"
     )]
-    fn tile<E: Stored, const M: usize, const N: usize>(simd: V4, tile: Tile<E>) {
-        Shape::<E, M, N>(tile).with(simd);
+    unsafe fn tile<E: Stored, const M: usize, const N: usize>(simd: V4, tile: Tile<E>) {
+        // SAFETY: passed on.
+        unsafe { Shape::<E, M, N>::new(tile) }.with(simd);
     }
 }
 
@@ -166,7 +173,6 @@ mod v4 {
 mod neon {
     use super::{Kernel, Lanes, Shape, Stored, Tile, TileFunction, widen};
     use half::f16;
-    use pulp::Simd;
     use pulp::aarch64::Neon;
 
     impl Lanes for Neon {
@@ -183,7 +189,7 @@ mod neon {
 
         // Every processor of the target has NEON.
         #[inline(always)]
-        fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        unsafe fn run<K: Kernel>(self, kernel: K) -> K::Output {
             kernel.with(self)
         }
 
@@ -198,8 +204,9 @@ mod neon {
         }
     }
 
-    fn tile<E: Stored, const M: usize, const N: usize>(simd: Neon, tile: Tile<E>) {
-        Shape::<E, M, N>(tile).with(simd);
+    unsafe fn tile<E: Stored, const M: usize, const N: usize>(simd: Neon, tile: Tile<E>) {
+        // SAFETY: passed on.
+        unsafe { Shape::<E, M, N>::new(tile) }.with(simd);
     }
 }
 
@@ -216,7 +223,7 @@ mod scalar {
         }
 
         #[inline(always)]
-        fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        unsafe fn run<K: Kernel>(self, kernel: K) -> K::Output {
             kernel.with(self)
         }
 
@@ -229,8 +236,9 @@ mod scalar {
         tiles! { tile: 1 x 1 => 16, 2 x 1 => 16 }
     }
 
-    fn tile<E: Stored, const M: usize, const N: usize>(simd: Scalar, tile: Tile<E>) {
-        Shape::<E, M, N>(tile).with(simd);
+    unsafe fn tile<E: Stored, const M: usize, const N: usize>(simd: Scalar, tile: Tile<E>) {
+        // SAFETY: passed on.
+        unsafe { Shape::<E, M, N>::new(tile) }.with(simd);
     }
 }
 

@@ -35,6 +35,7 @@ mod product;
 pub mod roofline;
 pub mod stopwatch;
 mod streams;
+mod team;
 #[cfg(test)]
 mod test_numbers;
 mod vector;

@@ -20,7 +20,7 @@ pub struct Conv1D {
 impl Conv1D {
     /// Loads `weight` (`n_in`, `n_out`) and `bias` (`n_out`). If `vb` creates variables, the weight is
     /// drawn from a normal distribution with standard deviation `stdev` and the bias is 0. If it does not, the weight of
-    /// a layer on the CPU is packed for the matrix product, see [`PackedWeight`].
+    /// a layer on the CPU is a copy, packed for the matrix product, see [`PackedWeight`].
     ///
     /// # Errors
     /// When a tensor is missing or has another shape.

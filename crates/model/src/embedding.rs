@@ -73,14 +73,14 @@ impl Embedding {
     /// The vectors of some tokens.
     ///
     /// # Shapes
-    /// `ids` (n), u32 -> (n, C)
+    /// `ids` (n), integers -> (n, C)
     ///
     /// # Errors
     /// When an id is not below V.
     pub fn vectors(&self, ids: &Tensor) -> Result<Tensor> {
         match &self.0 {
             Kind::Plain(table) => table.index_select(ids, 0),
-            Kind::Packed(weight) => weight.columns(ids),
+            Kind::Packed(weight) => weight.columns(&ids.to_dtype(DType::U32)?),
         }
     }
 
@@ -101,7 +101,7 @@ impl Embedding {
     /// The table (V, C), which is a copy if it is packed.
     ///
     /// # Errors
-    /// When there is no memory for the copy.
+    /// When Candle cannot make the tensor.
     pub fn weight(&self) -> Result<Tensor> {
         self.values().tensor()
     }
@@ -116,7 +116,7 @@ impl Embedding {
 
     /// Whether the two are one table.
     #[must_use]
-    pub fn is(&self, other: &Self) -> bool {
+    pub fn shares_memory(&self, other: &Self) -> bool {
         self.values().id() == other.values().id()
     }
 }

@@ -54,7 +54,7 @@ impl Gpt2LMHeadModel {
             wte.clone()
         };
         let (wte, lm_head) = if lm_head.id() == wte.id() {
-            drop(lm_head); // so that packing frees the plain table
+            drop(lm_head); // so that nothing keeps the plain table once it is packed
             let table = Embedding::of_projection(wte)?;
             (table.clone(), LmHead::of(table))
         } else {

@@ -74,7 +74,7 @@ impl LmHead {
 
     /// Whether the table is this one.
     pub(crate) fn shares(&self, wte: &Embedding) -> bool {
-        matches!(&self.0, Kind::Table(table) if table.is(wte))
+        matches!(&self.0, Kind::Table(table) if table.shares_memory(wte))
     }
 
     /// The mean cross-entropy in nats of predicting `targets` from `x`. With a dense table, the logits are never all in
@@ -89,6 +89,8 @@ impl LmHead {
         match &self.0 {
             Kind::Table(table) => match table.values() {
                 Values::Tensor(table) => gpt2_kernels::linear_cross_entropy(x, &table, targets),
+                // The parts' logits would all stay in the graph.
+                packed if x.track_op() => gpt2_kernels::linear_cross_entropy(x, &packed.tensor()?, targets),
                 _ => self.cross_entropy_in_parts(x, targets),
             },
             Kind::Layer(_) => crate::training::cross_entropy(&self.forward(x)?, targets),
@@ -100,6 +102,12 @@ impl LmHead {
         const ROWS: usize = 256;
         let (x, targets) = (x.reshape(((), x.dim(D::Minus1)?))?, targets.flatten_all()?); // (rows, C), (rows)
         let rows = x.dim(0)?;
+        if targets.elem_count() != rows {
+            candle_core::bail!(
+                "cross-entropy: {rows} rows need as many targets, got {}",
+                targets.elem_count()
+            )
+        }
         let mut sum: Option<Tensor> = None;
         for first in (0..rows).step_by(ROWS) {
             let count = ROWS.min(rows - first);
@@ -132,5 +140,50 @@ impl Module for LmHead {
             Kind::Table(table) => table.logits(x),
             Kind::Layer(layer) => layer.forward(x, Epilogue::None),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use candle_core::{DType, Device, Var};
+
+    /// More rows than a part has; a packed table gives the loss and the gradient of the plain one.
+    #[test]
+    fn the_loss_is_the_same_however_the_table_lies() -> Result<()> {
+        let numbers = |shape: (usize, usize), step: usize| {
+            let values = (0..shape.0 * shape.1).map(|i| ((i * step % 97) as f32 - 48.0) / 60.0);
+            Tensor::from_iter(values, &Device::Cpu)?.reshape(shape)
+        };
+        let table = numbers((70, 12), 31)?;
+        for count in [1u32, 257, 600] {
+            let rows = count as usize;
+            let x = numbers((rows, 12), 17)?.reshape((1, rows, 12))?;
+            let targets =
+                Tensor::from_iter((0..count).map(|i| i * 7 % 70), &Device::Cpu)?.reshape((1, rows))?;
+            let expected = gpt2_kernels::linear_cross_entropy(&x, &table, &targets)?.to_scalar::<f32>()?;
+            let head = LmHead::new(table.clone())?;
+            assert!(
+                matches!(&head.0, Kind::Table(table) if matches!(table.values(), Values::PackedTable(_)))
+            );
+            let got = head.cross_entropy(&x, &targets)?.to_scalar::<f32>()?;
+            assert!((got - expected).abs() < 1e-5, "{rows} rows: {got}, not {expected}");
+            let gradient = |table: &dyn Fn(&Tensor) -> Result<Tensor>| -> Result<Vec<f32>> {
+                let var = Var::from_tensor(&x)?;
+                let gradients = table(var.as_tensor())?.backward()?;
+                gradients.get(&var).expect("a gradient").flatten_all()?.to_vec1()
+            };
+            assert_eq!(
+                gradient(&|x| head.cross_entropy(x, &targets))?,
+                gradient(&|x| gpt2_kernels::linear_cross_entropy(x, &table, &targets))?
+            );
+            let half = LmHead::new(table.to_dtype(DType::BF16)?)?;
+            let got = half.cross_entropy(&x.to_dtype(DType::BF16)?, &targets)?.to_scalar::<f32>()?;
+            assert!((got - expected).abs() < 0.02, "{rows} rows in bf16: {got}, not {expected}");
+            let more = Tensor::zeros((1, rows + 1), DType::U32, &Device::Cpu)?;
+            let error = head.cross_entropy(&x, &more).expect_err("one too many").to_string();
+            assert!(error.contains(&(rows + 1).to_string()), "{error}");
+        }
+        Ok(())
     }
 }

@@ -83,14 +83,14 @@ pub enum Values {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Id {
     Tensor(TensorId),
-    Packed(usize),
+    Packed(u64),
 }
 
 impl Values {
     /// A plain tensor with the parameter's shape; a copy if the numbers are packed.
     ///
     /// # Errors
-    /// When there is no memory for the copy.
+    /// When Candle cannot make the tensor.
     pub fn tensor(&self) -> Result<Tensor> {
         match self {
             Self::Tensor(tensor) => Ok(tensor.clone()),
@@ -125,7 +125,7 @@ impl Values {
     pub(crate) fn id(&self) -> Id {
         match self {
             Self::Tensor(tensor) => Id::Tensor(tensor.id()),
-            Self::Packed(weight) | Self::PackedTable(weight) => Id::Packed(weight.address()),
+            Self::Packed(weight) | Self::PackedTable(weight) => Id::Packed(weight.id()),
         }
     }
 }

@@ -1,9 +1,7 @@
 //! Linear layers: `x·W + b` with W stored as (in, out), as in GPT-2, and `x·Wᵀ` with W stored as (out,
 //! in), as in an output projection that shares the embedding table.
 //!
-//! A weight that does not change can be packed once, see [`PackedWeight`]. Of the others:
-//!
-//! On the CPU a few rows (decoding) go through [`few_rows`], which reads each weight once, at the speed of memory; more
+//! A weight that does not change can be packed once, see [`PackedWeight`]. With one that changes, on the CPU, a few rows (decoding) go through [`few_rows`], which reads each weight once, at the speed of memory; more
 //! rows go through [`dense`]. Both widen f16 and bf16, sum in f32 and round the result once. Everything else is
 //! Candle's own product.
 
@@ -11,6 +9,8 @@ mod dense;
 mod few_rows;
 mod operations;
 mod packed;
+#[cfg(test)]
+mod packed_tests;
 #[cfg(test)]
 mod tests;
 mod weight;

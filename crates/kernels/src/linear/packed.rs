@@ -15,6 +15,7 @@ use rayon::prelude::*;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The weight (in, out) of a linear layer on the CPU, in f32, f16 or bf16, laid out for our matrix product. It takes the
 /// memory of the plain tensor, which you can drop. Halves stay halves: they are widened in registers, and sums are in
@@ -36,7 +37,12 @@ use std::sync::Arc;
 /// # }
 /// ```
 #[derive(Clone)]
-pub struct PackedWeight(Arc<Packed>);
+pub struct PackedWeight {
+    packed: Arc<Packed>,
+    id: u64,
+}
+
+static NEXT_ID: AtomicU64 = AtomicU64::new(0);
 
 enum Packed {
     F32(Panels<f32>),
@@ -47,7 +53,7 @@ enum Packed {
 /// Runs `$body` with the panels, of any dtype.
 macro_rules! with_panels {
     ($packed:expr, $panels:ident => $body:expr) => {
-        match &*$packed.0 {
+        match &*$packed.packed {
             Packed::F32($panels) => $body,
             Packed::F16($panels) => $body,
             Packed::BF16($panels) => $body,
@@ -66,14 +72,18 @@ impl PackedWeight {
         cpu_product(tensors) && tensors.iter().all(|t| !t.track_op() && dense(t))
     }
 
-    /// Packs a copy of `weight` on all threads. A transposed view is read in place.
+    /// Packs a copy of `weight` on all threads: later changes of the tensor do not reach it. A transposed view is read in
+    /// place.
     ///
     /// # Shapes
     /// `weight` (in, out)
     ///
     /// # Errors
-    /// When the weight has another rank, dtype or device, or no elements.
+    /// When the weight has another rank, dtype or device, or no elements, or a gradient is tracked for it.
     pub fn new(weight: &Tensor) -> Result<Self> {
+        if weight.track_op() {
+            candle_core::bail!("packed weight: it would get no gradient; detach it, or keep it plain")
+        }
         let (storage, layout) = weight.storage_and_layout();
         let shape = layout.shape().dims2()?;
         let Storage::Cpu(storage) = &*storage else {
@@ -92,7 +102,7 @@ impl PackedWeight {
             CpuStorage::BF16(data) => Packed::BF16(Panels::pack(&data[start..], shape, strides)),
             _ => candle_core::bail!("packed weight: expected f32, f16 or bf16, got {:?}", weight.dtype()),
         };
-        Ok(Self(Arc::new(packed)))
+        Ok(Self { packed: Arc::new(packed), id: NEXT_ID.fetch_add(1, Ordering::Relaxed) })
     }
 
     /// (in, out)
@@ -104,17 +114,17 @@ impl PackedWeight {
     /// The dtype of the weight, and of what it multiplies.
     #[must_use]
     pub fn dtype(&self) -> DType {
-        match &*self.0 {
+        match &*self.packed {
             Packed::F32(_) => DType::F32,
             Packed::F16(_) => DType::F16,
             Packed::BF16(_) => DType::BF16,
         }
     }
 
-    /// What tells this weight from every other: clones have the same address.
+    /// What tells this weight from every other of the process: clones have the same id.
     #[must_use]
-    pub fn address(&self) -> usize {
-        Arc::as_ptr(&self.0).addr()
+    pub fn id(&self) -> u64 {
+        self.id
     }
 
     /// `x·W + bias`, then `epilogue`; differentiable in `x`, in `bias` and in a residual.
@@ -175,7 +185,7 @@ impl PackedWeight {
     /// The plain weight, (in, out): a copy.
     ///
     /// # Errors
-    /// When there is no memory for it.
+    /// When Candle cannot make the tensor.
     pub fn to_tensor(&self) -> Result<Tensor> {
         let (n_in, n_out) = self.shape();
         with_panels!(self, panels => table(panels, n_in, n_out, |i, out| panels.row(i, 0, out)))
@@ -184,7 +194,7 @@ impl PackedWeight {
     /// The transpose of the plain weight, (out, in): a copy.
     ///
     /// # Errors
-    /// When there is no memory for it.
+    /// When Candle cannot make the tensor.
     pub fn to_transposed(&self) -> Result<Tensor> {
         let (n_in, n_out) = self.shape();
         with_panels!(self, panels => table(panels, n_out, n_in, |i, out| panels.column(i, out)))
@@ -302,7 +312,10 @@ impl CustomOp1 for Product {
     }
 
     fn bwd(&self, _: &Tensor, _: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
-        let weight = self.weight.to_tensor()?.narrow(1, self.columns.start, self.columns.len())?;
+        let ((n_in, _), first, count) = (self.weight.shape(), self.columns.start, self.columns.len());
+        let weight = with_panels!(self.weight, panels => {
+            table(panels, n_in, count, |i, out| panels.row(i, first, out))
+        })?;
         Ok(Some(grad.detach().matmul(&weight.t()?)?))
     }
 }

@@ -7,10 +7,9 @@ use super::tile::{Stored, Tile};
 use crate::element::Element;
 use crate::isa;
 use crate::lanes::{Kernel, Lanes, dispatch};
+use crate::team;
 use pulp::Arch;
-use rayon::prelude::*;
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A tile sums over so many rows of a panel, then adds to earlier sums: long chains of additions lose digits, and 256 rows
 /// of a panel fit the first-level cache of every processor.
@@ -65,24 +64,14 @@ pub(super) unsafe fn product_on<X: Source, E: Stored, O: Element>(
     let threads = rayon::current_num_threads();
     let tasks =
         tasks(rows, columns.len().div_ceil(PANEL * STRIP), dispatch(arch, Height(w.depth())), threads);
-    let (next, out) = (AtomicUsize::new(0), Shared(out));
-    let work = |_| {
-        let mut scratch = Scratch::default();
-        while let Some((rows, strips)) = tasks.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let out = &out;
-            let (rows, strips, scratch) = (rows.clone(), strips.clone(), &mut scratch);
-            dispatch(
-                arch,
-                Block { x, w, first: columns.start, count, rows, strips, finish, out: out.0, scratch },
-            );
-        }
-    };
-    let workers = threads.min(tasks.len());
-    if workers == 1 {
-        work(0);
-    } else {
-        (0..workers).into_par_iter().with_max_len(1).for_each(work);
-    }
+    let out = Shared(out);
+    team::for_each(tasks.len(), Scratch::default, |scratch, i| {
+        let (out, (rows, strips)) = (&out, tasks[i].clone());
+        dispatch(
+            arch,
+            Block { x, w, first: columns.start, count, rows, strips, finish, out: out.0, scratch },
+        );
+    });
 }
 
 /// Which rows and strips each task computes. Blocks of rows are copied once for all their strips, but the last blocks are
@@ -160,7 +149,7 @@ impl<X: Source, E: Stored, O: Element> Kernel for Block<'_, X, E, O> {
             if columns.is_empty() {
                 break;
             }
-            let (from, x, sums) = (w.from(first / PANEL + start), &scratch.rows, &mut scratch.sums);
+            let (from, x, sums) = (w.starting_at(first / PANEL + start), &scratch.rows, &mut scratch.sums);
             if depth == 0 {
                 sums.fill(0.0);
             }

@@ -67,17 +67,13 @@ impl<E: Element> Finish<'_, E> {
 /// Up to a vector of numbers, in f32.
 #[inline(always)]
 fn read<S: Simd, E: Element>(simd: S, numbers: &[E]) -> S::f32s {
-    match E::as_f32s(numbers) {
-        Some(numbers) => match S::as_simd_f32s(numbers).0 {
-            [vector] => *vector,
-            _ => simd.partial_load_f32s(numbers),
-        },
-        None => {
-            let mut wide = [0.0; PANEL];
-            E::widen(numbers, &mut wide[..numbers.len()]);
-            S::as_simd_f32s(&wide).0[0]
-        }
+    if let Some(numbers) = E::as_f32s(numbers) {
+        let vector = S::as_simd_f32s(numbers).0.first().copied();
+        return vector.unwrap_or_else(|| simd.partial_load_f32s(numbers));
     }
+    let mut wide = [0.0; PANEL];
+    E::widen(numbers, &mut wide[..numbers.len()]);
+    S::as_simd_f32s(&wide).0[0]
 }
 
 /// Writes the first `count` numbers of a vector, rounded, to memory that may hold nothing yet.

@@ -42,8 +42,8 @@ pub(crate) fn multiply(out: &mut [f32], onto: bool, (m, k, n): (usize, usize, us
     unsafe { product(&a, m, &b, 0..n, finish, out.as_mut_ptr()) };
 }
 
-/// Whether the crate `gemm`, which packs both factors, takes no longer than our tiles. It does on AVX2, where it reaches
-/// half of what the processor can do; see docs/benchmarks.md. It always uses the fastest instruction set.
+/// Whether the crate `gemm`, which packs both factors, takes no longer than our tiles. On AVX2 it takes longer: it reaches
+/// half of what the processor can do, see docs/benchmarks.md. It always uses the fastest instruction set.
 fn gemm_is_as_fast() -> bool {
     matches!(Isa::current(), Isa::Avx512 | Isa::Neon)
 }

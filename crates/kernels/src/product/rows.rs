@@ -28,9 +28,8 @@ pub(crate) struct Rows<'a, E> {
 impl<E: Element> Source for Rows<'_, E> {
     #[inline(always)]
     fn copy(&self, row: usize, first: usize, out: &mut [f32; STEP]) {
-        let from = self.data[row * self.depth + first..].first_chunk::<STEP>();
-        if let Some(from) = from {
-            *out = from.map(E::to_f32);
+        for (out, x) in out.iter_mut().zip(&self.data[row * self.depth + first..][..STEP]) {
+            *out = x.to_f32();
         }
     }
 

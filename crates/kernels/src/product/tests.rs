@@ -41,7 +41,7 @@ fn run<E: Stored>(
     let arch = isa.arch().expect("an available instruction set");
     // SAFETY: `out` holds `count` numbers.
     unsafe {
-        product_on(arch, &Rows { data: x, depth: w.depth() }, rows, w, columns, finish, out.as_mut_ptr())
+        product_on(arch, &Rows { data: x, depth: w.depth() }, rows, w, columns, finish, out.as_mut_ptr());
     };
     out
 }

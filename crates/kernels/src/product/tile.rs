@@ -6,6 +6,9 @@ use crate::element::Element;
 use crate::lanes::{Kernel, Lanes};
 use half::{bf16, f16};
 
+#[cfg(target_endian = "big")]
+compile_error!("the kernels read a pair of bf16 as one little-endian number");
+
 /// A dtype that panels hold.
 pub(crate) trait Stored: Element {
     /// Where a panel holds the number of row `k` and column `c`.
@@ -52,9 +55,8 @@ impl Stored for bf16 {
     #[inline(always)]
     unsafe fn vector<S: Lanes>(simd: S, panel: *const Self, k: usize, i: usize) -> S::f32s {
         // SAFETY: the caller's row and the other one of its pair have 2·PANEL numbers, because depths are even.
-        let pairs = unsafe {
-            panel.cast::<u32>().add(k / 2 * PANEL + i * S::F32_LANES).cast::<S::u32s>().read_unaligned()
-        };
+        let pairs =
+            unsafe { panel.add(k / 2 * 2 * PANEL + 2 * i * S::F32_LANES).cast::<S::u32s>().read_unaligned() };
         simd.transmute_f32s_u32s(if k.is_multiple_of(2) {
             simd.wrapping_dyn_shl_u32s(pairs, simd.splat_u32s(16))
         } else {
@@ -81,7 +83,15 @@ pub(crate) struct Tile<E> {
 }
 
 /// A tile of M rows and N vectors.
-pub(crate) struct Shape<E, const M: usize, const N: usize>(pub(crate) Tile<E>);
+pub(crate) struct Shape<E, const M: usize, const N: usize>(Tile<E>);
+
+impl<E, const M: usize, const N: usize> Shape<E, M, N> {
+    /// # Safety
+    /// `tile` is what [`Tile`] says, for M rows and N vectors.
+    pub(crate) unsafe fn new(tile: Tile<E>) -> Self {
+        Self(tile)
+    }
+}
 
 impl<E: Stored, const M: usize, const N: usize> Kernel for Shape<E, M, N> {
     type Output = ();

@@ -8,10 +8,10 @@ use crate::qkv;
 use anyhow::bail;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{VarBuilder, VarMap};
-use gpt2_kernels::{Dispatch, Isa};
 use gpt2_kernels::attention::{CausalMask, CausalSdpa};
 use gpt2_kernels::roofline;
 use gpt2_kernels::stopwatch::Stopwatch;
+use gpt2_kernels::{Dispatch, Isa};
 use gpt2_loader::Checkpoint;
 use gpt2_model::{
     CausalSelfAttention, Chosen, ChosenWeights, Config, ForwardArgs, Gpt2LMHeadModel, Implementation,

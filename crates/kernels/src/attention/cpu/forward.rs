@@ -10,6 +10,7 @@ use super::summary::RowSummary;
 use super::tile::Scratch;
 use super::tile_task::TileTask;
 use crate::element::Element;
+use crate::team;
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 use std::mem::MaybeUninit;
@@ -47,10 +48,9 @@ impl<E: Element> WithSimd for Forward<'_, E> {
         if t <= FEW_QUERIES {
             let queries: Vec<_> = heads.iter().flat_map(|&(b, h)| (0..t).map(move |i| (b, h, i))).collect();
             let spans = Span::count(self.problem);
-            let partials: Vec<Partial> = (0..queries.len() * spans)
-                .into_par_iter()
-                .map(|task| simd.vectorize(Span::new(self.problem, queries[task / spans], task % spans)))
-                .collect();
+            let partials: Vec<Partial> = team::map(queries.len() * spans, |task| {
+                simd.vectorize(Span::new(self.problem, queries[task / spans], task % spans))
+            });
             for (&query, spans) in queries.iter().zip(partials.chunks_exact(spans)) {
                 let row = Partial::merge(spans);
                 // SAFETY: each query is written once.

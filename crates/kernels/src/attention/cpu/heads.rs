@@ -32,6 +32,8 @@ impl<'a, E: Element> Heads<'a, E> {
     }
 
     /// Row `i` of a head as f32: borrowed in place if memory holds it that way, otherwise copied into `scratch` (D).
+    // Inlined, so that widening is compiled for its caller's instruction set.
+    #[inline(always)]
     pub(super) fn row<'b>(&self, b: usize, h: usize, i: usize, scratch: &'b mut [f32]) -> &'b [f32]
     where
         'a: 'b,
@@ -44,6 +46,8 @@ impl<'a, E: Element> Heads<'a, E> {
             if let Some(row) = E::as_f32s(row) {
                 return row;
             }
+            E::widen(row, &mut scratch[..d]);
+            return &scratch[..d];
         }
         for (c, x) in scratch.iter_mut().enumerate().take(d) {
             *x = self.data[start + c * sd].to_f32();

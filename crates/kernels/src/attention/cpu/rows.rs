@@ -74,6 +74,7 @@ impl Partial {
 }
 
 /// Rows of a head.
+#[inline(always)]
 fn streams<'a, 'b: 'a, E: Element>(
     x: &Heads<'b, E>,
     (b, h): (usize, usize),
