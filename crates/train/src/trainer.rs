@@ -209,7 +209,7 @@ impl Trainer {
     /// When the device fails.
     pub fn validation_loss(&self) -> Result<f64> {
         let t = self.window;
-        // The same weights as constants, so that Candle keeps no operations for a backward pass.
+        // A copy of the weights as constants, so that Candle keeps no operations for a backward pass.
         let constant = |(name, var): &(String, Var)| (name.clone(), var.as_detached_tensor());
         let constants = self.variables.iter().map(constant).collect();
         let vb = VarBuilder::from_tensors(constants, DType::F32, &self.device);
