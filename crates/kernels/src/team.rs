@@ -17,18 +17,15 @@ const PATIENCE: Duration = Duration::from_micros(100);
 
 /// Calls `task` with each number below `tasks`, on this thread and on as many others as rayon's pool has; returns when all
 /// calls have ended. While another caller uses the helpers, rayon's threads share the work.
-///
-/// Each thread has a value of its own, which `new` makes.
-pub(crate) fn for_each<T>(tasks: usize, new: impl Fn() -> T + Sync, task: impl Fn(&mut T, usize) + Sync) {
+pub(crate) fn for_each(tasks: usize, task: impl Fn(usize) + Sync) {
     let next = AtomicUsize::new(0);
     let work = || {
-        let mut own = None;
         loop {
             let i = next.fetch_add(1, Ordering::Relaxed);
             if i >= tasks {
                 return;
             }
-            task(own.get_or_insert_with(&new), i);
+            task(i);
         }
     };
     let helpers = rayon::current_num_threads().min(tasks).saturating_sub(1);
@@ -50,11 +47,7 @@ pub(crate) fn for_each<T>(tasks: usize, new: impl Fn() -> T + Sync, task: impl F
 /// `task` of each number below `tasks`, computed as by [`for_each`].
 pub(crate) fn map<T: Send>(tasks: usize, task: impl Fn(usize) -> T + Sync) -> Vec<T> {
     let results: Vec<Mutex<Option<T>>> = (0..tasks).map(|_| Mutex::new(None)).collect();
-    for_each(
-        tasks,
-        || (),
-        |(), i| *results[i].lock().unwrap_or_else(PoisonError::into_inner) = Some(task(i)),
-    );
+    for_each(tasks, |i| *results[i].lock().unwrap_or_else(PoisonError::into_inner) = Some(task(i)));
     results
         .into_iter()
         .filter_map(|result| result.into_inner().unwrap_or_else(PoisonError::into_inner))

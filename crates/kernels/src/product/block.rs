@@ -9,6 +9,7 @@ use crate::isa;
 use crate::lanes::{Kernel, Lanes, dispatch};
 use crate::team;
 use pulp::Arch;
+use std::cell::RefCell;
 use std::ops::Range;
 
 /// A tile sums over so many rows of a panel, then adds to earlier sums: long chains of additions lose digits, and 256 rows
@@ -65,12 +66,14 @@ pub(super) unsafe fn product_on<X: Source, E: Stored, O: Element>(
     let tasks =
         tasks(rows, columns.len().div_ceil(PANEL * STRIP), dispatch(arch, Height(w.depth())), threads);
     let out = Shared(out);
-    team::for_each(tasks.len(), Scratch::default, |scratch, i| {
+    team::for_each(tasks.len(), |i| {
         let (out, (rows, strips)) = (&out, tasks[i].clone());
-        dispatch(
-            arch,
-            Block { x, w, first: columns.start, count, rows, strips, finish, out: out.0, scratch },
-        );
+        SCRATCH.with_borrow_mut(|scratch| {
+            dispatch(
+                arch,
+                Block { x, w, first: columns.start, count, rows, strips, finish, out: out.0, scratch },
+            );
+        });
     });
 }
 
@@ -107,7 +110,19 @@ struct Shared<E>(*mut E);
 // SAFETY: the tasks' parts do not overlap.
 unsafe impl<E: Send> Sync for Shared<E> {}
 
-/// A thread's working memory.
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+/// `len` numbers of a thread's working memory, which keep what an earlier block left in them.
+fn room(memory: &mut Vec<f32>, len: usize) -> &mut [f32] {
+    if memory.len() < len {
+        memory.resize(len, 0.0);
+    }
+    &mut memory[..len]
+}
+
+/// A thread's working memory: a block of rows, the sums of a strip, and a strip in f32. It stays for the next product.
 #[derive(Default)]
 struct Scratch {
     rows: Vec<f32>,
@@ -137,27 +152,27 @@ impl<X: Source, E: Stored, O: Element> Kernel for Block<'_, X, E, O> {
     fn with<S: Lanes>(self, simd: S) {
         let Self { x, w, first, count, rows, strips, finish, out, scratch } = self;
         let depth = w.depth();
-        scratch.rows.resize(rows.len() * rows::packed_len(depth), 0.0);
-        rows::pack(x, rows.clone(), depth, S::ROWS, &mut scratch.rows);
+        let x_rows = room(&mut scratch.rows, rows.len() * rows::packed_len(depth));
+        rows::pack(x, rows.clone(), depth, S::ROWS, x_rows);
         let panels = S::panels(rows.len().min(S::ROWS));
         let (strip, width) = (Strip { panels, rows: w.rows() }, panels * PANEL);
-        scratch.sums.resize(rows.len() * width, 0.0);
+        let sums = room(&mut scratch.sums, rows.len() * width);
         let wide = rows.len() > S::ROWS && E::as_f32s(&[]).is_none();
-        scratch.wide.resize(if wide { panels * PANEL * w.rows() } else { 0 }, 0.0);
+        let wide_panels = room(&mut scratch.wide, if wide { panels * PANEL * w.rows() } else { 0 });
         for start in (strips.start * STRIP..strips.end * STRIP).step_by(panels) {
             let columns = start * PANEL..((start + panels) * PANEL).min(count);
             if columns.is_empty() {
                 break;
             }
-            let (from, x, sums) = (w.starting_at(first / PANEL + start), &scratch.rows, &mut scratch.sums);
+            let from = w.starting_at(first / PANEL + start);
             if depth == 0 {
                 sums.fill(0.0);
             }
             if wide {
-                widen(simd, from, strip, &mut scratch.wide);
-                sum::<S, f32>(simd, x, rows.len(), &scratch.wide, strip, sums);
+                widen(simd, from, strip, wide_panels);
+                sum::<S, f32>(simd, x_rows, rows.len(), wide_panels, strip, sums);
             } else {
-                sum::<S, E>(simd, x, rows.len(), from, strip, sums);
+                sum::<S, E>(simd, x_rows, rows.len(), from, strip, sums);
             }
             for (row, sums) in rows.clone().zip(sums.chunks_exact_mut(width)) {
                 // SAFETY: the caller of `product` guarantees the room; no other task writes these columns of this row.
