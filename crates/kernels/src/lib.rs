@@ -28,7 +28,6 @@ mod epilogue;
 mod gelu;
 mod gpu;
 pub mod isa;
-mod lanes;
 mod layer_norm;
 mod linear;
 mod product;

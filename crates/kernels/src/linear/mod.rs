@@ -1,9 +1,9 @@
 //! Linear layers: `x·W + b` with W stored as (in, out), as in GPT-2, and `x·Wᵀ` with W stored as (out,
 //! in), as in an output projection that shares the embedding table.
 //!
-//! A weight that does not change can be packed once, see [`PackedWeight`]. With one that changes, on the CPU, a few rows (decoding) go through [`few_rows`], which reads each weight once, at the speed of memory; more
-//! rows go through [`dense`]. Both widen f16 and bf16, sum in f32 and round the result once. Everything else is
-//! Candle's own product.
+//! A weight that does not change can be packed once, see [`PackedWeight`]. With one that changes, on the CPU, a few rows
+//! (decoding) go through [`few_rows`], which reads each weight once, at the speed of memory; more rows go through
+//! [`dense`]. Both widen f16 and bf16, sum in f32 and round the result once. Everything else is Candle's own product.
 
 mod dense;
 mod few_rows;
@@ -11,6 +11,7 @@ mod operations;
 mod packed;
 #[cfg(test)]
 mod packed_tests;
+mod shapes;
 #[cfg(test)]
 mod tests;
 mod weight;
@@ -19,10 +20,11 @@ use crate::dispatch::{Dispatch, cpu_product};
 use crate::epilogue::Epilogue;
 use crate::gelu::gelu_in_place;
 use crate::gpu;
-use candle_core::{D, Result, Tensor};
+use candle_core::{Result, Tensor};
 use few_rows::FEW_ROWS;
 use operations::{Linear, LinearOnto, RowProducts};
 pub use packed::PackedWeight;
+use shapes::{check, check_residual, flatten};
 
 /// `x·W + b`, then `epilogue`; differentiable.
 ///
@@ -93,37 +95,6 @@ pub fn linear_transposed(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
         return flat.apply_op2_no_bwd(weight, &RowProducts)?.reshape(shape);
     }
     flat.matmul(&weight.t()?)?.reshape(shape)
-}
-
-/// Checks the shapes; returns `x` as a contiguous (rows, in), and the shape of the result.
-fn check(x: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<(Tensor, Vec<usize>)> {
-    let (n_in, n_out) = weight.dims2()?;
-    if bias.dims() != [n_out] {
-        candle_core::bail!(
-            "linear: weight [{n_in}, {n_out}] needs a bias of [{n_out}], got {:?}",
-            bias.dims()
-        )
-    }
-    flatten(x, n_in, n_out)
-}
-
-fn check_residual(epilogue: Epilogue, shape: &[usize]) -> Result<()> {
-    match epilogue.residual() {
-        Some(residual) if residual.dims() != shape => {
-            candle_core::bail!("linear: x·W is {shape:?}, which cannot be added to {:?}", residual.dims())
-        }
-        _ => Ok(()),
-    }
-}
-
-fn flatten(x: &Tensor, n_in: usize, n_out: usize) -> Result<(Tensor, Vec<usize>)> {
-    crate::isa::check_environment().map_err(candle_core::Error::wrap)?;
-    if x.dim(D::Minus1)? != n_in || n_in == 0 {
-        candle_core::bail!("linear: x {:?} does not end in the {n_in} inputs of the weight", x.dims())
-    }
-    let mut shape = x.dims().to_vec();
-    *shape.last_mut().unwrap_or(&mut 0) = n_out;
-    Ok((x.contiguous()?.reshape((x.elem_count() / n_in, n_in))?, shape))
 }
 
 /// Whether each row is contiguous: true of a whole matrix, or of some of its columns.

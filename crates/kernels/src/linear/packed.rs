@@ -1,12 +1,12 @@
 //! A weight that does not change, packed once for the matrix product.
 
+use super::shapes::{check_residual, flatten};
 use super::weight::in_f32;
-use super::{check_residual, flatten};
 use crate::dispatch::cpu_product;
 use crate::epilogue::Epilogue;
-use crate::product::panels::{PANEL, STRIP};
+use crate::isa;
+use crate::product::panels::{PANEL, STRIP, Stored};
 use crate::product::rows::Rows;
-use crate::product::tile::Stored;
 use crate::product::{Finish, Panels, product};
 use crate::vector::contiguous;
 use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Result, Shape, Storage, Tensor, WithDType};
@@ -281,7 +281,15 @@ impl Product {
         #[allow(unsafe_code)]
         // SAFETY: there is room for the rows, and the product writes all of them.
         unsafe {
-            product(&Rows { data: x, depth }, rows, panels, self.columns.clone(), finish, out.as_mut_ptr());
+            product(
+                isa::arch(),
+                &Rows { data: x, depth },
+                rows,
+                panels,
+                self.columns.clone(),
+                finish,
+                out.as_mut_ptr(),
+            );
             out.set_len(rows * width);
         }
         Ok((E::to_cpu_storage_owned(out), Shape::from((rows, width))))

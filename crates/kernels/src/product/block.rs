@@ -1,12 +1,11 @@
 //! A matrix product in blocks of rows, shared out over threads.
 
 use super::finish::Finish;
-use super::panels::{PANEL, Panels, STRIP};
+use super::lanes::{Kernel, Lanes, dispatch};
+use super::panels::{PANEL, Panels, STRIP, Stored};
 use super::rows::{self, Source};
-use super::tile::{Stored, Tile};
+use super::tile::Tile;
 use crate::element::Element;
-use crate::isa;
-use crate::lanes::{Kernel, Lanes, dispatch};
 use crate::team;
 use pulp::Arch;
 use std::cell::RefCell;
@@ -26,27 +25,11 @@ const GROUPS: usize = 4;
 const TASKS_PER_THREAD: usize = 4;
 
 /// `out = finish(x·W)`, or `+=` if `finish` says so: `x` (rows, depth), `w` (depth, N) or its columns `columns`, a multiple
-/// of [`PANEL`]·[`STRIP`] to start from, and `out` (rows, `columns.len()`).
+/// of [`PANEL`]·[`STRIP`] to start from, and `out` (rows, `columns.len()`). `arch` is the instruction set.
 ///
 /// # Safety
 /// `out` has room for the result, and holds numbers if `finish.onto` is set.
 pub(crate) unsafe fn product<X: Source, E: Stored, O: Element>(
-    x: &X,
-    rows: usize,
-    w: &Panels<E>,
-    columns: Range<usize>,
-    finish: Finish<O>,
-    out: *mut O,
-) {
-    // SAFETY: passed on.
-    unsafe { product_on(isa::arch(), x, rows, w, columns, finish, out) }
-}
-
-/// [`product`] on the instruction set of `arch`.
-///
-/// # Safety
-/// See [`product`].
-pub(super) unsafe fn product_on<X: Source, E: Stored, O: Element>(
     arch: Arch,
     x: &X,
     rows: usize,

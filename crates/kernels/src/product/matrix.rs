@@ -1,8 +1,6 @@
-//! Products of f32 matrices in slices, for factors that both change.
+//! An f32 matrix in a slice, whole or transposed.
 
-use super::panels::Panels;
-use super::{Finish, product};
-use crate::isa::Isa;
+use super::rows::{STEP, Source};
 
 /// A matrix in a slice: its rows are `row` numbers apart, and the numbers within a row `column` apart.
 #[derive(Clone, Copy)]
@@ -23,56 +21,28 @@ impl<'a> Matrix<'a> {
         Self { row: self.column, column: self.row, ..self }
     }
 
-    fn holds(&self, rows: usize, columns: usize) -> bool {
+    pub(super) fn holds(&self, rows: usize, columns: usize) -> bool {
         let last = |n: usize, stride: usize| (n - 1).checked_mul(stride);
         let end = || last(rows, self.row)?.checked_add(last(columns, self.column)?);
         rows == 0 || columns == 0 || end().is_some_and(|end| end < self.data.len())
     }
 }
 
-/// `out += a·b`, or `out = a·b` if `onto` is false: `out` (m, n) is row-major, `a` is (m, k) and `b` is (k, n).
-pub(crate) fn multiply(out: &mut [f32], onto: bool, (m, k, n): (usize, usize, usize), a: Matrix, b: Matrix) {
-    assert!(m.checked_mul(n) == Some(out.len()) && a.holds(m, k) && b.holds(k, n));
-    if gemm_is_as_fast() {
-        return by_gemm(out, onto, (m, k, n), a, b);
+impl Source for Matrix<'_> {
+    #[inline(always)]
+    fn copy(&self, row: usize, first: usize, out: &mut [f32; STEP]) {
+        let start = row * self.row + first * self.column;
+        if let (1, Some(from)) = (self.column, self.data[start..].first_chunk::<STEP>()) {
+            *out = *from;
+        } else {
+            self.copy_rest(row, first, out);
+        }
     }
-    let b = Panels::pack(b.data, (k, n), (b.row, b.column));
-    let finish = Finish { onto, ..Finish::NOTHING };
-    // SAFETY: `out` holds the m·n numbers of the result.
-    unsafe { product(&a, m, &b, 0..n, finish, out.as_mut_ptr()) };
-}
 
-/// Whether the crate `gemm`, which packs both factors, takes no longer than our tiles. On AVX2 it takes longer: it reaches
-/// half of what the processor can do, see docs/benchmarks.md. It always uses the fastest instruction set.
-fn gemm_is_as_fast() -> bool {
-    matches!(Isa::current(), Isa::Avx512 | Isa::Neon)
-}
-
-fn by_gemm(out: &mut [f32], onto: bool, (m, k, n): (usize, usize, usize), a: Matrix, b: Matrix) {
-    let stride = |n: usize| isize::try_from(n).unwrap_or(isize::MAX);
-    // SAFETY: the slices hold the matrices, as `multiply` asserts, and the strides of slices fit an isize. `out` is
-    // borrowed mutably, so it overlaps neither.
-    unsafe {
-        gemm::gemm(
-            m,
-            n,
-            k,
-            out.as_mut_ptr(),
-            1,
-            stride(n),
-            onto,
-            a.data.as_ptr(),
-            stride(a.column),
-            stride(a.row),
-            b.data.as_ptr(),
-            stride(b.column),
-            stride(b.row),
-            1.0,
-            1.0,
-            false,
-            false,
-            false,
-            gemm::Parallelism::Rayon(rayon::current_num_threads()),
-        );
+    fn copy_rest(&self, row: usize, first: usize, out: &mut [f32]) {
+        let start = row * self.row + first * self.column;
+        for (out, x) in out.iter_mut().zip(self.data[start..].iter().step_by(self.column)) {
+            *out = *x;
+        }
     }
 }

@@ -13,15 +13,19 @@
 
 mod block;
 mod finish;
+mod halves;
+mod lanes;
 mod matrix;
 mod memory;
+mod multiply;
 pub(crate) mod panels;
 pub(crate) mod rows;
 #[cfg(test)]
 mod tests;
-pub(crate) mod tile;
+mod tile;
 
 pub(crate) use block::product;
 pub(crate) use finish::Finish;
-pub(crate) use matrix::{Matrix, multiply};
+pub(crate) use matrix::Matrix;
+pub(crate) use multiply::multiply;
 pub(crate) use panels::Panels;

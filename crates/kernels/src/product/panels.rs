@@ -1,8 +1,13 @@
 //! The right factor of a matrix product, as the tiles read it: panels of [`PANEL`] columns, one row after the other.
 
+use super::halves::Halves;
 use super::memory::Lines;
-use super::tile::Stored;
+use crate::element::Element;
+use half::{bf16, f16};
 use std::mem::MaybeUninit;
+
+#[cfg(target_endian = "big")]
+compile_error!("the kernels read a pair of bf16 as one little-endian number");
 
 /// The number of columns in a panel: a cache line of f32, and a whole number of vectors on every instruction set.
 pub(crate) const PANEL: usize = 16;
@@ -12,6 +17,62 @@ pub(crate) const STRIP: usize = 4;
 
 /// So many rows are packed at a time, so that reading down the columns of a transposed matrix uses whole cache lines.
 const BLOCK: usize = 16;
+
+/// A dtype that panels hold.
+pub(crate) trait Stored: Element {
+    /// Where a panel holds the number of row `k` and column `c`.
+    fn place(k: usize, c: usize) -> usize;
+
+    /// Vector `i` of row `k` of a panel, in f32.
+    ///
+    /// # Safety
+    /// The panel has that row.
+    unsafe fn vector<S: Halves>(simd: S, panel: *const Self, k: usize, i: usize) -> S::f32s;
+}
+
+impl Stored for f32 {
+    fn place(k: usize, c: usize) -> usize {
+        k * PANEL + c
+    }
+
+    #[inline(always)]
+    unsafe fn vector<S: Halves>(_: S, panel: *const Self, k: usize, i: usize) -> S::f32s {
+        // SAFETY: the caller's row has PANEL numbers; every bit pattern is a vector of floats.
+        unsafe { panel.add(k * PANEL + i * S::F32_LANES).cast::<S::f32s>().read_unaligned() }
+    }
+}
+
+impl Stored for f16 {
+    fn place(k: usize, c: usize) -> usize {
+        k * PANEL + c
+    }
+
+    #[inline(always)]
+    unsafe fn vector<S: Halves>(simd: S, panel: *const Self, k: usize, i: usize) -> S::f32s {
+        // SAFETY: as above.
+        unsafe { simd.read_f16s(panel.add(k * PANEL + i * S::F32_LANES)) }
+    }
+}
+
+/// Rows come in pairs, their numbers alternating: an even row is the lower halves of 32-bit numbers, an odd row the upper
+/// halves, so that a shift or a mask widens a vector. `dpbf16ps` and AMX read the same layout.
+impl Stored for bf16 {
+    fn place(k: usize, c: usize) -> usize {
+        k / 2 * 2 * PANEL + 2 * c + k % 2
+    }
+
+    #[inline(always)]
+    unsafe fn vector<S: Halves>(simd: S, panel: *const Self, k: usize, i: usize) -> S::f32s {
+        // SAFETY: the caller's row and the other one of its pair have 2·PANEL numbers, because depths are even.
+        let pairs =
+            unsafe { panel.add(k / 2 * 2 * PANEL + 2 * i * S::F32_LANES).cast::<S::u32s>().read_unaligned() };
+        simd.transmute_f32s_u32s(if k.is_multiple_of(2) {
+            simd.wrapping_dyn_shl_u32s(pairs, simd.splat_u32s(16))
+        } else {
+            simd.and_u32s(pairs, simd.splat_u32s(0xffff_0000))
+        })
+    }
+}
 
 /// A matrix (depth, width) in panels. Zeros make the depth even and the number of panels a multiple of [`STRIP`].
 pub(crate) struct Panels<E> {
@@ -98,7 +159,6 @@ impl<E: Stored> Panels<E> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use half::{bf16, f16};
 
     fn check<E: Stored + PartialEq + std::fmt::Debug>() {
         for (depth, width) in [(1, 1), (2, 16), (3, 17), (16, 64), (33, 70)] {

@@ -4,7 +4,6 @@
 //! `k / STEP · STEP · M + m · STEP + k % STEP`. Copying whole cache lines makes this, and a tile walks through it in
 //! order.
 
-use super::Matrix;
 use crate::element::Element;
 
 /// How many numbers of a row lie side by side: a cache line of f32.
@@ -35,25 +34,6 @@ impl<E: Element> Source for Rows<'_, E> {
 
     fn copy_rest(&self, row: usize, first: usize, out: &mut [f32]) {
         E::widen(&self.data[row * self.depth + first..][..out.len()], out);
-    }
-}
-
-impl Source for Matrix<'_> {
-    #[inline(always)]
-    fn copy(&self, row: usize, first: usize, out: &mut [f32; STEP]) {
-        let start = row * self.row + first * self.column;
-        if let (1, Some(from)) = (self.column, self.data[start..].first_chunk::<STEP>()) {
-            *out = *from;
-        } else {
-            self.copy_rest(row, first, out);
-        }
-    }
-
-    fn copy_rest(&self, row: usize, first: usize, out: &mut [f32]) {
-        let start = row * self.row + first * self.column;
-        for (out, x) in out.iter_mut().zip(self.data[start..].iter().step_by(self.column)) {
-            *out = *x;
-        }
     }
 }
 

@@ -1,7 +1,6 @@
-use super::block::product_on;
+use super::panels::Stored;
 use super::rows::Rows;
-use super::tile::Stored;
-use super::{Finish, Matrix, Panels, multiply};
+use super::{Finish, Matrix, Panels, multiply, product};
 use crate::isa::Isa;
 use half::{bf16, f16};
 
@@ -41,7 +40,7 @@ fn run<E: Stored>(
     let arch = isa.arch().expect("an available instruction set");
     // SAFETY: `out` holds `count` numbers.
     unsafe {
-        product_on(arch, &Rows { data: x, depth: w.depth() }, rows, w, columns, finish, out.as_mut_ptr());
+        product(arch, &Rows { data: x, depth: w.depth() }, rows, w, columns, finish, out.as_mut_ptr());
     };
     out
 }

@@ -1,69 +1,8 @@
 //! The innermost loop of a matrix product: a tile of the result whose sums stay in registers.
 
-use super::panels::PANEL;
+use super::halves::Halves;
+use super::panels::{PANEL, Stored};
 use super::rows::STEP;
-use crate::element::Element;
-use crate::lanes::{Kernel, Lanes};
-use half::{bf16, f16};
-
-#[cfg(target_endian = "big")]
-compile_error!("the kernels read a pair of bf16 as one little-endian number");
-
-/// A dtype that panels hold.
-pub(crate) trait Stored: Element {
-    /// Where a panel holds the number of row `k` and column `c`.
-    fn place(k: usize, c: usize) -> usize;
-
-    /// Vector `i` of row `k` of a panel, in f32.
-    ///
-    /// # Safety
-    /// The panel has that row.
-    unsafe fn vector<S: Lanes>(simd: S, panel: *const Self, k: usize, i: usize) -> S::f32s;
-}
-
-impl Stored for f32 {
-    fn place(k: usize, c: usize) -> usize {
-        k * PANEL + c
-    }
-
-    #[inline(always)]
-    unsafe fn vector<S: Lanes>(_: S, panel: *const Self, k: usize, i: usize) -> S::f32s {
-        // SAFETY: the caller's row has PANEL numbers; every bit pattern is a vector of floats.
-        unsafe { panel.add(k * PANEL + i * S::F32_LANES).cast::<S::f32s>().read_unaligned() }
-    }
-}
-
-impl Stored for f16 {
-    fn place(k: usize, c: usize) -> usize {
-        k * PANEL + c
-    }
-
-    #[inline(always)]
-    unsafe fn vector<S: Lanes>(simd: S, panel: *const Self, k: usize, i: usize) -> S::f32s {
-        // SAFETY: as above.
-        unsafe { simd.read_f16s(panel.add(k * PANEL + i * S::F32_LANES)) }
-    }
-}
-
-/// Rows come in pairs, their numbers alternating: an even row is the lower halves of 32-bit numbers, an odd row the upper
-/// halves, so that a shift or a mask widens a vector. `dpbf16ps` and AMX read the same layout.
-impl Stored for bf16 {
-    fn place(k: usize, c: usize) -> usize {
-        k / 2 * 2 * PANEL + 2 * c + k % 2
-    }
-
-    #[inline(always)]
-    unsafe fn vector<S: Lanes>(simd: S, panel: *const Self, k: usize, i: usize) -> S::f32s {
-        // SAFETY: the caller's row and the other one of its pair have 2·PANEL numbers, because depths are even.
-        let pairs =
-            unsafe { panel.add(k / 2 * 2 * PANEL + 2 * i * S::F32_LANES).cast::<S::u32s>().read_unaligned() };
-        simd.transmute_f32s_u32s(if k.is_multiple_of(2) {
-            simd.wrapping_dyn_shl_u32s(pairs, simd.splat_u32s(16))
-        } else {
-            simd.and_u32s(pairs, simd.splat_u32s(0xffff_0000))
-        })
-    }
-}
 
 /// `out[r][c] = Σ_k rows[r][k]·panels[k][c]` for `depth` values of k, or `out += ` that.
 ///
@@ -85,19 +24,15 @@ pub(crate) struct Tile<E> {
 /// A tile of M rows and N vectors.
 pub(crate) struct Shape<E, const M: usize, const N: usize>(Tile<E>);
 
-impl<E, const M: usize, const N: usize> Shape<E, M, N> {
+impl<E: Stored, const M: usize, const N: usize> Shape<E, M, N> {
     /// # Safety
     /// `tile` is what [`Tile`] says, for M rows and N vectors.
     pub(crate) unsafe fn new(tile: Tile<E>) -> Self {
         Self(tile)
     }
-}
-
-impl<E: Stored, const M: usize, const N: usize> Kernel for Shape<E, M, N> {
-    type Output = ();
 
     #[inline(always)]
-    fn with<S: Lanes>(self, simd: S) {
+    pub(crate) fn compute<S: Halves>(self, simd: S) {
         let Tile { rows, panels, panel, depth, out, stride, add } = self.0;
         let per_panel = PANEL / S::F32_LANES;
         let mut sums = [[simd.splat_f32s(0.0); N]; M];

@@ -1,11 +1,10 @@
-//! Code that is compiled once for each instruction set, with what `pulp` does not offer: conversion from f16, and
-//! functions of their own for loops that need every register.
+//! Code that is compiled once for each instruction set, with functions of their own for loops that need every register,
+//! which `pulp` does not offer.
 
-#![allow(unsafe_code)]
-
-use crate::product::tile::{Shape, Stored, Tile};
-use half::f16;
-use pulp::{Arch, Scalar, Simd};
+use super::halves::Halves;
+use super::panels::Stored;
+use super::tile::{Shape, Tile};
+use pulp::{Arch, Scalar};
 
 /// Code that is compiled for each instruction set.
 pub(crate) trait Kernel {
@@ -14,25 +13,25 @@ pub(crate) trait Kernel {
 }
 
 /// An instruction set.
-pub(crate) trait Lanes: Simd {
+pub(crate) trait Lanes: Halves {
     /// The most rows of a tile.
     const ROWS: usize;
 
     /// How many panels a tile has for up to this many rows: a power of 2, at most 4. Fewer rows leave registers for more
     /// panels.
-    fn panels(rows: usize) -> usize;
+    fn panels(rows: usize) -> usize {
+        match rows {
+            1 => 4,
+            2 => 2,
+            _ => 1,
+        }
+    }
 
     /// Runs `kernel`, compiled for the instruction set.
     ///
     /// # Safety
     /// The processor has what [`crate::isa::Isa`] looks for: on x86-64, F16C beside what the token proves.
     unsafe fn run<K: Kernel>(self, kernel: K) -> K::Output;
-
-    /// Reads a vector of f16 numbers.
-    ///
-    /// # Safety
-    /// `F32_LANES` numbers are readable at `from`.
-    unsafe fn read_f16s(self, from: *const f16) -> Self::f32s;
 
     /// The function that computes tiles of up to [`ROWS`](Self::ROWS) rows by [`panels`](Self::panels) panels. It is called
     /// through a pointer, because the compiler keeps all sums of a tile in registers only if nothing else is around it.
@@ -74,32 +73,16 @@ macro_rules! tiles {
 #[cfg(target_arch = "x86_64")]
 mod v3 {
     use super::{Kernel, Lanes, Shape, Stored, Tile, TileFunction};
-    use half::f16;
     use pulp::x86::V3;
-    use std::arch::x86_64::{_mm_loadu_si128, _mm256_cvtph_ps};
 
     impl Lanes for V3 {
         // 6·2 sums, 2 vectors of weights and 1 of a row, out of 16 registers.
         const ROWS: usize = 6;
 
-        fn panels(rows: usize) -> usize {
-            match rows {
-                1 => 4,
-                2 => 2,
-                _ => 1,
-            }
-        }
-
         #[inline(always)]
         unsafe fn run<K: Kernel>(self, kernel: K) -> K::Output {
             // SAFETY: the caller guarantees F16C, and a V3 proves the rest.
             unsafe { run(self, kernel) }
-        }
-
-        #[inline(always)]
-        unsafe fn read_f16s(self, from: *const f16) -> Self::f32s {
-            // SAFETY: 8 numbers are readable, and as above there is F16C.
-            pulp::cast(unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.cast())) })
         }
 
         tiles! {
@@ -115,16 +98,14 @@ mod v3 {
     #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
     unsafe fn tile<E: Stored, const M: usize, const N: usize>(simd: V3, tile: Tile<E>) {
         // SAFETY: passed on.
-        unsafe { Shape::<E, M, N>::new(tile) }.with(simd);
+        unsafe { Shape::<E, M, N>::new(tile) }.compute(simd);
     }
 }
 
 #[cfg(all(target_arch = "x86_64", feature = "x86-v4"))]
 mod v4 {
     use super::{Kernel, Lanes, Shape, Stored, Tile, TileFunction};
-    use half::f16;
     use pulp::x86::V4;
-    use std::arch::x86_64::{_mm256_loadu_si256, _mm512_cvtph_ps};
 
     impl Lanes for V4 {
         // 14·2 sums, 2 vectors of weights and 1 of a row, out of 32 registers.
@@ -138,12 +119,6 @@ mod v4 {
         unsafe fn run<K: Kernel>(self, kernel: K) -> K::Output {
             // SAFETY: the caller guarantees F16C, and a V4 proves the rest.
             unsafe { run(self, kernel) }
-        }
-
-        #[inline(always)]
-        unsafe fn read_f16s(self, from: *const f16) -> Self::f32s {
-            // SAFETY: 16 numbers are readable, and a V4 proves AVX-512.
-            pulp::cast(unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) })
         }
 
         tiles! {
@@ -165,38 +140,23 @@ mod v4 {
     )]
     unsafe fn tile<E: Stored, const M: usize, const N: usize>(simd: V4, tile: Tile<E>) {
         // SAFETY: passed on.
-        unsafe { Shape::<E, M, N>::new(tile) }.with(simd);
+        unsafe { Shape::<E, M, N>::new(tile) }.compute(simd);
     }
 }
 
 #[cfg(target_arch = "aarch64")]
 mod neon {
-    use super::{Kernel, Lanes, Shape, Stored, Tile, TileFunction, widen};
-    use half::f16;
+    use super::{Kernel, Lanes, Shape, Stored, Tile, TileFunction};
     use pulp::aarch64::Neon;
 
     impl Lanes for Neon {
         // 6·4 sums, 4 vectors of weights and 1 of a row, out of 32 registers.
         const ROWS: usize = 6;
 
-        fn panels(rows: usize) -> usize {
-            match rows {
-                1 => 4,
-                2 => 2,
-                _ => 1,
-            }
-        }
-
         // Every processor of the target has NEON.
         #[inline(always)]
         unsafe fn run<K: Kernel>(self, kernel: K) -> K::Output {
             kernel.with(self)
-        }
-
-        #[inline(always)]
-        unsafe fn read_f16s(self, from: *const f16) -> Self::f32s {
-            // SAFETY: passed on.
-            unsafe { widen(self, from) }
         }
 
         tiles! {
@@ -206,13 +166,12 @@ mod neon {
 
     unsafe fn tile<E: Stored, const M: usize, const N: usize>(simd: Neon, tile: Tile<E>) {
         // SAFETY: passed on.
-        unsafe { Shape::<E, M, N>::new(tile) }.with(simd);
+        unsafe { Shape::<E, M, N>::new(tile) }.compute(simd);
     }
 }
 
 mod scalar {
-    use super::{Kernel, Lanes, Shape, Stored, Tile, TileFunction, widen};
-    use half::f16;
+    use super::{Kernel, Lanes, Shape, Stored, Tile, TileFunction};
     use pulp::Scalar;
 
     impl Lanes for Scalar {
@@ -227,30 +186,11 @@ mod scalar {
             kernel.with(self)
         }
 
-        #[inline(always)]
-        unsafe fn read_f16s(self, from: *const f16) -> Self::f32s {
-            // SAFETY: passed on.
-            unsafe { widen(self, from) }
-        }
-
         tiles! { tile: 1 x 1 => 16, 2 x 1 => 16 }
     }
 
     unsafe fn tile<E: Stored, const M: usize, const N: usize>(simd: Scalar, tile: Tile<E>) {
         // SAFETY: passed on.
-        unsafe { Shape::<E, M, N>::new(tile) }.with(simd);
+        unsafe { Shape::<E, M, N>::new(tile) }.compute(simd);
     }
-}
-
-/// Reads a vector of f16 numbers without an instruction for it.
-///
-/// # Safety
-/// `F32_LANES` numbers are readable at `from`.
-#[inline(always)]
-unsafe fn widen<S: Simd>(simd: S, from: *const f16) -> S::f32s {
-    let mut wide = [0.0; 16];
-    // SAFETY: the caller guarantees the length.
-    let from = unsafe { std::slice::from_raw_parts(from, S::F32_LANES) };
-    crate::element::Element::widen(from, &mut wide[..S::F32_LANES]);
-    simd.partial_load_f32s(&wide[..S::F32_LANES])
 }
