@@ -1,10 +1,15 @@
-//! With the `cuda` feature, compiles `cuda/*.cu`; without it, does nothing.
+//! Sets `cfg(amx)` where the code for Intel's tile registers is compiled; with the `cuda` feature, compiles `cuda/*.cu`.
 //!
 //! `CUDA_COMPUTE_CAP` sets the GPU's compute capability, as it does for Candle; if it is unset, the build asks the
 //! machine's GPU. `GPT2_CUDA_CAPABILITIES` ("80 90") lists several, for a program that must run on all of them.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
+    println!("cargo::rustc-check-cfg=cfg(amx)");
+    let target = |name: &str| std::env::var(format!("CARGO_CFG_TARGET_{name}")).unwrap_or_default();
+    if cfg!(feature = "x86-v4") && target("ARCH") == "x86_64" && target("OS") == "linux" {
+        println!("cargo::rustc-cfg=amx");
+    }
     #[cfg(feature = "cuda")]
     if let Err(error) = cuda::compile() {
         println!("cargo::error={error}");

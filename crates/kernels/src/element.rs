@@ -10,6 +10,11 @@ pub(crate) trait Element: Copy + Send + Sync + 'static {
     fn from_f32(x: f32) -> Self;
     /// The same memory as f32, if it holds f32.
     fn as_f32s(slice: &[Self]) -> Option<&[f32]>;
+    /// The same memory as bf16, if it holds bf16.
+    #[cfg(amx)]
+    fn as_bf16s(_: &[Self]) -> Option<&[bf16]> {
+        None
+    }
     /// `out[i] = slice[i]`; both have the same length.
     fn widen(slice: &[Self], out: &mut [f32]);
     /// `out[i] = slice[i]`, rounded; both have the same length.
@@ -38,7 +43,7 @@ impl Element for f32 {
 }
 
 macro_rules! half_element {
-    ($half:ty, $widen:ident) => {
+    ($half:ty, $widen:ident, $narrow:expr $(, $as_bf16s:expr)?) => {
         impl Element for $half {
             #[inline(always)]
             fn to_f32(self) -> f32 {
@@ -50,20 +55,39 @@ macro_rules! half_element {
             fn as_f32s(_: &[Self]) -> Option<&[f32]> {
                 None
             }
+            $(
+                #[cfg(amx)]
+                fn as_bf16s(slice: &[Self]) -> Option<&[bf16]> {
+                    $as_bf16s(slice)
+                }
+            )?
             #[inline(always)]
             fn widen(slice: &[Self], out: &mut [f32]) {
                 for (out, x) in out.iter_mut().zip(slice) {
                     *out = $widen(x.to_bits());
                 }
             }
+            #[inline(always)]
             fn narrow(slice: &[f32], out: &mut [Self]) {
-                out.convert_from_f32_slice(slice);
+                ($narrow)(slice, out);
             }
         }
     };
 }
-half_element!(f16, f16_to_f32);
-half_element!(bf16, bf16_to_f32);
+half_element!(f16, f16_to_f32, |slice, out: &mut [f16]| out.convert_from_f32_slice(slice));
+half_element!(bf16, bf16_to_f32, f32s_to_bf16s, Some);
+
+/// The upper halves of f32 numbers, rounded to even. There is no branch, so the loop vectorises in any instruction set.
+#[allow(clippy::cast_possible_truncation)] // of 16 bits
+#[inline(always)]
+fn f32s_to_bf16s(from: &[f32], to: &mut [bf16]) {
+    for (to, x) in to.iter_mut().zip(from) {
+        let bits = x.to_bits();
+        let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+        let quiet = bits >> 16 | 0x40;
+        *to = bf16::from_bits(if x.is_nan() { quiet } else { rounded } as u16);
+    }
+}
 
 /// A bf16 is the upper half of an f32.
 #[inline(always)]
@@ -102,6 +126,18 @@ impl<E: Element> WithSimd for Widen<'_, E> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_f32_is_rounded_to_bf16_as_by_the_crate_half() {
+        for high in 0..=u16::MAX {
+            for low in [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff] {
+                let x = f32::from_bits(u32::from(high) << 16 | low);
+                let mut got = [bf16::ZERO];
+                bf16::narrow(&[x], &mut got);
+                assert_eq!(got[0].to_bits(), bf16::from_f32(x).to_bits(), "{x}");
+            }
+        }
+    }
 
     #[test]
     fn every_half_becomes_its_f32() {

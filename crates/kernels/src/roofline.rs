@@ -33,6 +33,30 @@ pub fn fma_gflops() -> f64 {
     flops as f64 / seconds / 1e9
 }
 
+/// bf16 operations per second, in units of 10⁹, for products of tiles that stay in registers, with all threads of the
+/// current rayon pool busy. `None` if the kernels do not use AMX; they then compute in f32.
+#[must_use]
+pub fn bf16_gflops() -> Option<f64> {
+    #[cfg(amx)]
+    if isa::Isa::current() == isa::Isa::Amx {
+        return Some(amx_gflops());
+    }
+    None
+}
+
+#[cfg(amx)]
+#[allow(unsafe_code)]
+fn amx_gflops() -> f64 {
+    const STEPS: usize = 200_000;
+    // SAFETY: only an instruction set that is available becomes the current one.
+    let multiply = || unsafe { crate::product::amx::multiply(STEPS) };
+    let operations = multiply() * rayon::current_num_threads();
+    let seconds = best_of(|| {
+        rayon::broadcast(|_| multiply());
+    });
+    operations as f64 / seconds / 1e9
+}
+
 /// Bytes read from memory per second, in units of 10⁹, by all threads of the current rayon pool. Takes 512 MB of
 /// memory.
 #[must_use]

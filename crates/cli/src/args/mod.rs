@@ -240,7 +240,7 @@ pub(crate) struct BenchArgs {
     /// train: run each block again in the backward pass
     #[arg(long)]
     pub(crate) recompute: bool,
-    /// Hold the CPU kernels to an instruction set: portable, neon, avx2 or avx512 [default: the environment variable
+    /// Hold the CPU kernels to an instruction set: portable, neon, avx2, avx512 or amx [default: the environment variable
     /// GPT2_ISA, or the fastest]
     #[arg(long, value_name = "ISA", value_parser = str::parse::<gpt2_kernels::Isa>)]
     pub(crate) isa: Option<gpt2_kernels::Isa>,

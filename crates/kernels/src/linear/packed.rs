@@ -4,7 +4,7 @@ use super::shapes::{check_residual, flatten};
 use super::weight::in_f32;
 use crate::dispatch::cpu_product;
 use crate::epilogue::Epilogue;
-use crate::isa;
+use crate::isa::Isa;
 use crate::product::panels::{PANEL, STRIP, Stored};
 use crate::product::rows::Rows;
 use crate::product::{Finish, Panels, product};
@@ -282,7 +282,7 @@ impl Product {
         // SAFETY: there is room for the rows, and the product writes all of them.
         unsafe {
             product(
-                isa::arch(),
+                Isa::current(),
                 &Rows { data: x, depth },
                 rows,
                 panels,

@@ -3,19 +3,15 @@
 use super::finish::Finish;
 use super::lanes::{Kernel, Lanes, dispatch};
 use super::panels::{PANEL, Panels, STRIP, Stored};
-use super::rows::{self, Source};
-use super::tile::Tile;
-use crate::element::Element;
+use super::rows::Source;
+use super::sums::{self, Sums};
+use crate::isa::Isa;
 use crate::team;
 use pulp::Arch;
 use std::cell::RefCell;
 use std::ops::Range;
 
-/// A tile sums over so many rows of a panel, then adds to earlier sums: long chains of additions lose digits, and 256 rows
-/// of a panel fit the first-level cache of every processor.
-const DEPTH: usize = 256;
-
-/// The bytes of a block of rows in f32: half of a small second-level cache.
+/// The bytes of a block of rows, as the tiles read them: half of a small second-level cache.
 const BLOCK: usize = 256 << 10;
 
 /// A block has at least so many groups of rows, even if they do not fit: each reads the whole right factor again.
@@ -25,12 +21,12 @@ const GROUPS: usize = 4;
 const TASKS_PER_THREAD: usize = 4;
 
 /// `out = finish(x·W)`, or `+=` if `finish` says so: `x` (rows, depth), `w` (depth, N) or its columns `columns`, a multiple
-/// of [`PANEL`]·[`STRIP`] to start from, and `out` (rows, `columns.len()`). `arch` is the instruction set.
+/// of [`PANEL`]·[`STRIP`] to start from, and `out` (rows, `columns.len()`). `isa` is available.
 ///
 /// # Safety
 /// `out` has room for the result, and holds numbers if `finish.onto` is set.
-pub(crate) unsafe fn product<X: Source, E: Stored, O: Element>(
-    arch: Arch,
+pub(crate) unsafe fn product<X: Source, E: Stored, O: Stored>(
+    isa: Isa,
     x: &X,
     rows: usize,
     w: &Panels<E>,
@@ -45,22 +41,51 @@ pub(crate) unsafe fn product<X: Source, E: Stored, O: Element>(
     let count = columns.len();
     assert!(finish.bias.is_none_or(|bias| bias.len() == count));
     assert!(finish.residual.is_none_or(|residual| residual.len() == rows * count));
-    let threads = rayon::current_num_threads();
-    let tasks =
-        tasks(rows, columns.len().div_ceil(PANEL * STRIP), dispatch(arch, Height(w.depth())), threads);
-    let out = Shared(out);
-    team::for_each(tasks.len(), |i| {
-        let (out, (rows, strips)) = (&out, tasks[i].clone());
-        SCRATCH.with_borrow_mut(|scratch| {
-            dispatch(
-                arch,
-                Block { x, w, first: columns.start, count, rows, strips, finish, out: out.0, scratch },
-            );
-        });
+    let arch = isa.arch().unwrap_or(Arch::Scalar);
+    let result = Result { rows, columns, finish, out };
+    #[cfg(amx)]
+    if let Some(sums) = super::amx::Tiles::of(isa, x, rows, w) {
+        // SAFETY: passed on.
+        return unsafe { result.compute(arch, &sums) };
+    }
+    sums::with_packed_rows(arch, x, rows, w, |sums| {
+        // SAFETY: passed on.
+        unsafe { result.compute(arch, sums) };
     });
 }
 
-/// Which rows and strips each task computes. Blocks of rows are copied once for all their strips, but the last blocks are
+/// What a product writes.
+#[derive(Clone)]
+struct Result<'a, O> {
+    rows: usize,
+    columns: Range<usize>,
+    finish: Finish<'a, O>,
+    out: *mut O,
+}
+
+// SAFETY: tasks write through `out` only, and their parts do not overlap.
+unsafe impl<O: Send + Sync> Sync for Result<'_, O> {}
+
+impl<O: Stored> Result<'_, O> {
+    /// # Safety
+    /// As for [`product`].
+    unsafe fn compute(&self, arch: Arch, sums: &impl Sums) {
+        let strips = self.columns.len().div_ceil(PANEL * STRIP);
+        let group = sums.group();
+        let most = (BLOCK / sums.row_bytes().max(1) / group).max(GROUPS) * group;
+        // Blocks of about the same height.
+        let height = self.rows.div_ceil(self.rows.div_ceil(most)).next_multiple_of(group);
+        let tasks = tasks(self.rows, strips, height, rayon::current_num_threads());
+        team::for_each(tasks.len(), |i| {
+            let (rows, strips) = tasks[i].clone();
+            SCRATCH.with_borrow_mut(|scratch| {
+                dispatch(arch, Block { sums, rows, strips, result: self, scratch });
+            });
+        });
+    }
+}
+
+/// Which rows and strips each task computes. Blocks of rows stay in a cache for all their strips, but the last blocks are
 /// divided, so that all threads end at about the same time.
 fn tasks(rows: usize, strips: usize, height: usize, threads: usize) -> Vec<(Range<usize>, Range<usize>)> {
     let blocks = rows.div_ceil(height);
@@ -75,153 +100,48 @@ fn tasks(rows: usize, strips: usize, height: usize, threads: usize) -> Vec<(Rang
     tasks
 }
 
-/// The number of rows in a block, for rows of this depth.
-struct Height(usize);
-
-impl Kernel for Height {
-    type Output = usize;
-
-    fn with<S: Lanes>(self, _: S) -> usize {
-        let fits = BLOCK / (rows::packed_len(self.0).max(1) * size_of::<f32>());
-        (fits / S::ROWS).max(GROUPS) * S::ROWS
-    }
-}
-
-/// A pointer to the result, of which each task writes a part of its own.
-struct Shared<E>(*mut E);
-
-// SAFETY: the tasks' parts do not overlap.
-unsafe impl<E: Send> Sync for Shared<E> {}
-
 thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
-/// `len` numbers of a thread's working memory, which keep what an earlier block left in them.
-fn room(memory: &mut Vec<f32>, len: usize) -> &mut [f32] {
-    if memory.len() < len {
-        memory.resize(len, 0.0);
-    }
-    &mut memory[..len]
-}
-
-/// A thread's working memory: a block of rows, the sums of a strip, and a strip in f32. It stays for the next product.
+/// A thread's working memory, which stays for the next product: the sums of a strip, and what they need besides.
 #[derive(Default)]
 struct Scratch {
-    rows: Vec<f32>,
     sums: Vec<f32>,
-    wide: Vec<f32>,
+    other: Vec<f32>,
 }
 
 /// Some rows of the product, for some strips of [`STRIP`] panels.
-struct Block<'a, X, E, O> {
-    x: &'a X,
-    w: &'a Panels<E>,
-    /// The first column of the result.
-    first: usize,
-    /// The number of columns of the result.
-    count: usize,
+struct Block<'a, T, O> {
+    sums: &'a T,
     rows: Range<usize>,
     strips: Range<usize>,
-    finish: Finish<'a, O>,
-    out: *mut O,
+    result: &'a Result<'a, O>,
     scratch: &'a mut Scratch,
 }
 
-impl<X: Source, E: Stored, O: Element> Kernel for Block<'_, X, E, O> {
+impl<T: Sums, O: Stored> Kernel for Block<'_, T, O> {
     type Output = ();
 
     #[inline(always)]
     fn with<S: Lanes>(self, simd: S) {
-        let Self { x, w, first, count, rows, strips, finish, out, scratch } = self;
-        let depth = w.depth();
-        let x_rows = room(&mut scratch.rows, rows.len() * rows::packed_len(depth));
-        rows::pack(x, rows.clone(), depth, S::ROWS, x_rows);
-        let panels = S::panels(rows.len().min(S::ROWS));
-        let (strip, width) = (Strip { panels, rows: w.rows() }, panels * PANEL);
-        let sums = room(&mut scratch.sums, rows.len() * width);
-        let wide = rows.len() > S::ROWS && E::as_f32s(&[]).is_none();
-        let wide_panels = room(&mut scratch.wide, if wide { panels * PANEL * w.rows() } else { 0 });
+        let Self { sums, rows, strips, result: Result { columns, finish, out, .. }, scratch } = self;
+        let count = columns.len();
+        let panels = sums.panels::<S>(rows.len());
+        let width = panels * PANEL;
+        let strip_sums = sums::room(&mut scratch.sums, rows.len() * width);
         for start in (strips.start * STRIP..strips.end * STRIP).step_by(panels) {
-            let columns = start * PANEL..((start + panels) * PANEL).min(count);
-            if columns.is_empty() {
+            let part = start * PANEL..((start + panels) * PANEL).min(count);
+            if part.is_empty() {
                 break;
             }
-            let from = w.starting_at(first / PANEL + start);
-            if depth == 0 {
-                sums.fill(0.0);
-            }
-            if wide {
-                widen(simd, from, strip, wide_panels);
-                sum::<S, f32>(simd, x_rows, rows.len(), wide_panels, strip, sums);
-            } else {
-                sum::<S, E>(simd, x_rows, rows.len(), from, strip, sums);
-            }
-            for (row, sums) in rows.clone().zip(sums.chunks_exact_mut(width)) {
+            let first = columns.start / PANEL + start;
+            sums.sum(simd, rows.clone(), first..first + panels, &mut scratch.other, strip_sums);
+            for (row, row_sums) in rows.clone().zip(strip_sums.chunks_exact_mut(width)) {
                 // SAFETY: the caller of `product` guarantees the room; no other task writes these columns of this row.
                 unsafe {
-                    let out = out.add(row * count + columns.start);
-                    finish.run(simd, sums, row, (columns.clone(), count), out);
+                    finish.run(simd, row_sums, row, (part.clone(), count), out.add(row * count + part.start));
                 }
-            }
-        }
-    }
-}
-
-/// `sums = x·W` for packed rows and one strip.
-#[inline(always)]
-fn sum<S: Lanes, E: Stored>(
-    simd: S,
-    x: &[f32],
-    rows: usize,
-    strip: &[E],
-    Strip { panels, rows: depth }: Strip,
-    sums: &mut [f32],
-) {
-    let packed = rows::packed_len(depth);
-    let stride = panels * PANEL;
-    assert!(x.len() >= rows * packed && sums.len() >= rows * stride && strip.len() >= panels * depth * PANEL);
-    let (whole, last) =
-        (S::tile::<E>(S::ROWS.min(rows), panels), S::tile::<E>((rows - 1) % S::ROWS + 1, panels));
-    for k in (0..depth).step_by(DEPTH) {
-        for first in (0..rows).step_by(S::ROWS) {
-            let count = S::ROWS.min(rows - first);
-            // SAFETY: the lengths above cover the group of `count` rows, each panel's rows from k on, and the sums.
-            unsafe {
-                let tile = Tile {
-                    rows: x.as_ptr().add(first * packed + k * count),
-                    panels: strip.as_ptr().add(k * PANEL),
-                    panel: depth * PANEL,
-                    depth: DEPTH.min(depth - k),
-                    out: sums.as_mut_ptr().add(first * stride),
-                    stride,
-                    add: k > 0,
-                };
-                let function = if count == S::ROWS { whole } else { last };
-                function(simd, tile);
-            }
-        }
-    }
-}
-
-/// The size of a strip.
-#[derive(Clone, Copy)]
-struct Strip {
-    panels: usize,
-    /// Even.
-    rows: usize,
-}
-
-/// Panels in f32.
-#[inline(always)]
-fn widen<S: Lanes, E: Stored>(simd: S, strip: &[E], Strip { panels, rows }: Strip, out: &mut [f32]) {
-    let per_panel = rows * PANEL;
-    assert!(strip.len() >= panels * per_panel && out.len() >= panels * per_panel);
-    for (from, out) in strip.chunks_exact(per_panel).zip(out.chunks_exact_mut(per_panel)).take(panels) {
-        for (k, out) in out.as_chunks_mut::<PANEL>().0.iter_mut().enumerate() {
-            for (i, out) in S::as_mut_simd_f32s(out).0.iter_mut().enumerate() {
-                // SAFETY: the panel has row k.
-                *out = unsafe { E::vector(simd, from.as_ptr(), k, i) };
             }
         }
     }

@@ -1,9 +1,8 @@
 //! What follows a matrix product, a row of a strip at a time.
 
-use super::panels::PANEL;
-use crate::element::Element;
+use super::halves::Halves;
+use super::panels::{PANEL, Stored};
 use crate::gelu;
-use pulp::Simd;
 use std::ops::Range;
 
 /// `gelu(x·W + bias) + residual`, each part only if it is wanted.
@@ -22,13 +21,13 @@ impl<E> Finish<'_, E> {
     pub(crate) const NOTHING: Self = Self { bias: None, residual: None, gelu: false, onto: false };
 }
 
-impl<E: Element> Finish<'_, E> {
+impl<E: Stored> Finish<'_, E> {
     /// Writes `columns` of row `row` of the result, of which `sums` is the product, to `out`.
     ///
     /// # Safety
     /// `out` has room for `columns.len()` numbers, and holds them if `onto` is set.
     #[inline(always)]
-    pub(super) unsafe fn run<S: Simd>(
+    pub(super) unsafe fn run<S: Halves>(
         &self,
         simd: S,
         sums: &mut [f32],
@@ -66,7 +65,7 @@ impl<E: Element> Finish<'_, E> {
 
 /// Up to a vector of numbers, in f32.
 #[inline(always)]
-fn read<S: Simd, E: Element>(simd: S, numbers: &[E]) -> S::f32s {
+fn read<S: Halves, E: Stored>(simd: S, numbers: &[E]) -> S::f32s {
     if let Some(numbers) = E::as_f32s(numbers) {
         let vector = S::as_simd_f32s(numbers).0.first().copied();
         return vector.unwrap_or_else(|| simd.partial_load_f32s(numbers));
@@ -81,12 +80,10 @@ fn read<S: Simd, E: Element>(simd: S, numbers: &[E]) -> S::f32s {
 /// # Safety
 /// There is room for them at `out`.
 #[inline(always)]
-unsafe fn write<S: Simd, E: Element>(simd: S, vector: S::f32s, out: *mut E, count: usize) {
-    let is_f32 = E::as_f32s(&[]).is_some();
-    if is_f32 && count == S::F32_LANES {
-        // SAFETY: an E is an f32, and the caller guarantees the room.
-        unsafe { out.cast::<S::f32s>().write_unaligned(vector) };
-        return;
+unsafe fn write<S: Halves, E: Stored>(simd: S, vector: S::f32s, out: *mut E, count: usize) {
+    if count == S::F32_LANES {
+        // SAFETY: the caller guarantees the room.
+        return unsafe { E::write(simd, vector, out) };
     }
     let mut wide = [0.0; PANEL];
     simd.partial_store_f32s(&mut wide[..S::F32_LANES], vector);

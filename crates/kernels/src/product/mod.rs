@@ -11,6 +11,8 @@
 
 #![allow(unsafe_code)]
 
+#[cfg(amx)]
+pub(crate) mod amx;
 mod block;
 mod finish;
 mod halves;
@@ -20,6 +22,7 @@ mod memory;
 mod multiply;
 pub(crate) mod panels;
 pub(crate) mod rows;
+mod sums;
 #[cfg(test)]
 mod tests;
 mod tile;

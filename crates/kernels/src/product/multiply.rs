@@ -4,7 +4,7 @@ use super::block::product;
 use super::finish::Finish;
 use super::matrix::Matrix;
 use super::panels::Panels;
-use crate::isa::{self, Isa};
+use crate::isa::Isa;
 
 /// `out += a·b`, or `out = a·b` if `onto` is false: `out` (m, n) is row-major, `a` is (m, k) and `b` is (k, n).
 pub(crate) fn multiply(out: &mut [f32], onto: bool, (m, k, n): (usize, usize, usize), a: Matrix, b: Matrix) {
@@ -15,14 +15,14 @@ pub(crate) fn multiply(out: &mut [f32], onto: bool, (m, k, n): (usize, usize, us
     let b = Panels::pack(b.data, (k, n), (b.row, b.column));
     let finish = Finish { onto, ..Finish::NOTHING };
     // SAFETY: `out` holds the m·n numbers of the result.
-    unsafe { product(isa::arch(), &a, m, &b, 0..n, finish, out.as_mut_ptr()) };
+    unsafe { product(Isa::current(), &a, m, &b, 0..n, finish, out.as_mut_ptr()) };
 }
 
 /// Whether the crate `gemm`, which packs both factors, takes no longer than our tiles. On AVX2 it takes longer: it reaches
 /// half of what the processor can do, see docs/benchmarks.md. NEON has not been measured. `gemm` always uses the fastest
 /// instruction set.
 fn gemm_is_as_fast() -> bool {
-    matches!(Isa::current(), Isa::Avx512 | Isa::Neon)
+    matches!(Isa::current(), Isa::Avx512 | Isa::Amx | Isa::Neon)
 }
 
 fn by_gemm(out: &mut [f32], onto: bool, (m, k, n): (usize, usize, usize), a: Matrix, b: Matrix) {

@@ -28,6 +28,12 @@ pub(crate) trait Stored: Element {
     /// # Safety
     /// The panel has that row.
     unsafe fn vector<S: Halves>(simd: S, panel: *const Self, k: usize, i: usize) -> S::f32s;
+
+    /// Writes a vector, rounded.
+    ///
+    /// # Safety
+    /// There is room for `F32_LANES` numbers at `to`, which may hold nothing yet.
+    unsafe fn write<S: Halves>(simd: S, vector: S::f32s, to: *mut Self);
 }
 
 impl Stored for f32 {
@@ -40,6 +46,12 @@ impl Stored for f32 {
         // SAFETY: the caller's row has PANEL numbers; every bit pattern is a vector of floats.
         unsafe { panel.add(k * PANEL + i * S::F32_LANES).cast::<S::f32s>().read_unaligned() }
     }
+
+    #[inline(always)]
+    unsafe fn write<S: Halves>(_: S, vector: S::f32s, to: *mut Self) {
+        // SAFETY: there is room for the vector.
+        unsafe { to.cast::<S::f32s>().write_unaligned(vector) };
+    }
 }
 
 impl Stored for f16 {
@@ -51,6 +63,12 @@ impl Stored for f16 {
     unsafe fn vector<S: Halves>(simd: S, panel: *const Self, k: usize, i: usize) -> S::f32s {
         // SAFETY: as above.
         unsafe { simd.read_f16s(panel.add(k * PANEL + i * S::F32_LANES)) }
+    }
+
+    #[inline(always)]
+    unsafe fn write<S: Halves>(simd: S, vector: S::f32s, to: *mut Self) {
+        // SAFETY: passed on.
+        unsafe { simd.write_f16s(vector, to) };
     }
 }
 
@@ -71,6 +89,15 @@ impl Stored for bf16 {
         } else {
             simd.and_u32s(pairs, simd.splat_u32s(0xffff_0000))
         })
+    }
+
+    #[inline(always)]
+    unsafe fn write<S: Halves>(simd: S, vector: S::f32s, to: *mut Self) {
+        let (mut wide, mut rounded) = ([0.0; PANEL], [bf16::ZERO; PANEL]);
+        simd.partial_store_f32s(&mut wide[..S::F32_LANES], vector);
+        bf16::narrow(&wide, &mut rounded);
+        // SAFETY: the caller guarantees the room.
+        unsafe { rounded.as_ptr().copy_to_nonoverlapping(to, S::F32_LANES) };
     }
 }
 

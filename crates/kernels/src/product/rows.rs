@@ -5,12 +5,20 @@
 //! order.
 
 use crate::element::Element;
+#[cfg(amx)]
+use half::bf16;
 
 /// How many numbers of a row lie side by side: a cache line of f32.
 pub(crate) const STEP: usize = 16;
 
 /// Where the left factor comes from.
 pub(crate) trait Source: Sync {
+    /// The rows as they are, one after the other, if they are bf16.
+    #[cfg(amx)]
+    fn as_bf16s(&self) -> Option<&[bf16]> {
+        None
+    }
+
     /// Writes numbers `first..first + STEP` of `row`.
     fn copy(&self, row: usize, first: usize, out: &mut [f32; STEP]);
 
@@ -25,6 +33,11 @@ pub(crate) struct Rows<'a, E> {
 }
 
 impl<E: Element> Source for Rows<'_, E> {
+    #[cfg(amx)]
+    fn as_bf16s(&self) -> Option<&[bf16]> {
+        E::as_bf16s(self.data)
+    }
+
     #[inline(always)]
     fn copy(&self, row: usize, first: usize, out: &mut [f32; STEP]) {
         for (out, x) in out.iter_mut().zip(&self.data[row * self.depth + first..][..STEP]) {

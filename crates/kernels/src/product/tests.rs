@@ -37,10 +37,9 @@ fn run<E: Stored>(
     let rows = x.len() / w.depth();
     let count = rows * columns.len();
     let mut out = before.map_or_else(|| vec![f32::NAN; count], <[f32]>::to_vec);
-    let arch = isa.arch().expect("an available instruction set");
     // SAFETY: `out` holds `count` numbers.
     unsafe {
-        product(arch, &Rows { data: x, depth: w.depth() }, rows, w, columns, finish, out.as_mut_ptr());
+        product(isa, &Rows { data: x, depth: w.depth() }, rows, w, columns, finish, out.as_mut_ptr());
     };
     out
 }
@@ -58,6 +57,10 @@ fn check<E: Stored>(isa: Isa) {
         (15, 257, 70),
         (97, 40, 130),
         (200, 513, 16),
+        (1, 64, 40),
+        (16, 32, 100),
+        (33, 544, 70),
+        (150, 320, 96),
     ] {
         let (x, w) = (numbers::<E>(rows * depth, 1), numbers::<E>(depth * width, 2));
         let (bias, residual) = (numbers::<f32>(width, 3), numbers::<f32>(rows * width, 4));
@@ -98,9 +101,9 @@ fn every_instruction_set_gives_what_f64_gives() {
 /// A row has the same bits alone, as in decoding, and among others; and for any number of threads.
 #[test]
 fn the_bits_depend_neither_on_threads_nor_on_the_other_rows() {
-    for isa in Isa::available() {
-        let (rows, depth, width) = (37, 600, 300);
-        let (x, w) = (numbers::<f16>(rows * depth, 1), numbers::<f16>(depth * width, 2));
+    fn check<E: Stored>(isa: Isa) {
+        let (rows, depth, width) = (150, 608, 300);
+        let (x, w) = (numbers::<E>(rows * depth, 1), numbers::<E>(depth * width, 2));
         let packed = Panels::pack(&w, (depth, width), (width, 1));
         let all = |threads: usize| {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
@@ -111,6 +114,11 @@ fn the_bits_depend_neither_on_threads_nor_on_the_other_rows() {
         for (x, expected) in x.chunks(depth).zip(one.chunks(width)) {
             assert_eq!(run(isa, x, &packed, 0..width, Finish::NOTHING, None), expected, "{isa:?}");
         }
+    }
+    for isa in Isa::available() {
+        check::<f32>(isa);
+        check::<f16>(isa);
+        check::<bf16>(isa);
     }
 }
 

@@ -19,7 +19,12 @@ pub(crate) struct Tile<E> {
     pub(crate) stride: usize,
     /// Whether to add to what `out` holds.
     pub(crate) add: bool,
+    /// Memory that a later tile needs: meanwhile, [`FETCHED`] bytes for each row of the panels are fetched from there.
+    pub(crate) next: *const u8,
 }
+
+/// How many bytes a tile fetches while it reads one row of its panels: every other row, a cache line.
+pub(crate) const FETCHED: usize = 32;
 
 /// A tile of M rows and N vectors.
 pub(crate) struct Shape<E, const M: usize, const N: usize>(Tile<E>);
@@ -33,7 +38,7 @@ impl<E: Stored, const M: usize, const N: usize> Shape<E, M, N> {
 
     #[inline(always)]
     pub(crate) fn compute<S: Halves>(self, simd: S) {
-        let Tile { rows, panels, panel, depth, out, stride, add } = self.0;
+        let Tile { rows, panels, panel, depth, out, stride, add, next } = self.0;
         let per_panel = PANEL / S::F32_LANES;
         let mut sums = [[simd.splat_f32s(0.0); N]; M];
         let mut first = 0;
@@ -59,6 +64,7 @@ impl<E: Stored, const M: usize, const N: usize> Shape<E, M, N> {
                         }
                     }
                 }
+                simd.fetch(next.wrapping_add((first + k) * FETCHED));
                 k += 2;
             }
             first += STEP;

@@ -61,6 +61,8 @@ struct Machine {
     threads: usize,
     isa: &'static str,
     fma_gflops: f64,
+    /// Of products in tile registers, where there are some.
+    bf16_gflops: Option<f64>,
     read_gb_s: f64,
 }
 
@@ -109,7 +111,7 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
         ratio_to_plain: asking.then(|| median(&mut ratios)),
         ms_per_token,
         tokens_per_s: ms_per_token.map(|ms| 1e3 * bench.batch as f64 / ms),
-        work: on_cpu.then(|| Work::of(args, &bench.config, bench.dtype.size_in_bytes(), seconds)),
+        work: on_cpu.then(|| Work::of(args, &bench.config, bench.dtype, seconds)),
     };
     output::report(args.json, &report, print)?;
     Ok(ExitCode::SUCCESS)
@@ -132,12 +134,16 @@ fn machine(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     let threads = rayon::current_num_threads();
     let isa = Isa::current().as_str();
     let (fma_gflops, read_gb_s) = (roofline::fma_gflops(), roofline::read_gb_s());
+    let bf16_gflops = roofline::bf16_gflops();
     if args.json {
-        output::json(&Machine { threads, isa, fma_gflops, read_gb_s })?;
+        output::json(&Machine { threads, isa, fma_gflops, bf16_gflops, read_gb_s })?;
     } else {
         let mut out = output::stdout();
         writeln!(out, "{threads} threads, {isa}")?;
         writeln!(out, "f32 multiply-adds in registers: {fma_gflops:.0} GFLOP/s")?;
+        if let Some(bf16_gflops) = bf16_gflops {
+            writeln!(out, "bf16 products in tile registers: {bf16_gflops:.0} GFLOP/s")?;
+        }
         writeln!(out, "reading from memory: {read_gb_s:.1} GB/s")?;
     }
     Ok(ExitCode::SUCCESS)

@@ -1,6 +1,7 @@
 //! How much a timed run computes or reads, and how much of the machine's limit that is.
 
 use crate::args::{BenchArgs, BenchTarget};
+use candle_core::DType;
 use gpt2_kernels::roofline;
 use gpt2_model::Config;
 use serde::Serialize;
@@ -8,7 +9,7 @@ use serde::Serialize;
 /// The work of a run, beside the most that the machine can do.
 #[derive(Serialize)]
 pub(super) struct Work {
-    /// 10⁹ f32 operations or bytes a second.
+    /// 10⁹ operations or bytes a second.
     pub(super) giga_per_s: f64,
     pub(super) unit: &'static str,
     /// The most that the machine did just now.
@@ -17,16 +18,22 @@ pub(super) struct Work {
 }
 
 impl Work {
-    /// Of a target that took `seconds` on the CPU. `weight_bytes` is the size of a number of the weights.
-    pub(super) fn of(args: &BenchArgs, config: &Config, weight_bytes: usize, seconds: f64) -> Self {
+    /// Of a target that took `seconds` on the CPU.
+    pub(super) fn of(args: &BenchArgs, config: &Config, dtype: DType, seconds: f64) -> Self {
         let (giga, unit, peak) = if args.what == BenchTarget::Decode {
-            (1e-9 * bytes_of_a_token(args, config, weight_bytes), "GB/s", roofline::read_gb_s())
+            (1e-9 * bytes_of_a_token(args, config, dtype.size_in_bytes()), "GB/s", roofline::read_gb_s())
         } else {
-            (1e-9 * operations(args, config), "GFLOP/s", roofline::fma_gflops())
+            (1e-9 * operations(args, config), "GFLOP/s", peak(dtype))
         };
         let giga_per_s = giga / seconds;
         Self { giga_per_s, unit, peak, of_peak: giga_per_s / peak }
     }
+}
+
+/// The most operations that products of this dtype can do.
+fn peak(dtype: DType) -> f64 {
+    let tiles = (dtype == DType::BF16).then(roofline::bf16_gflops).flatten();
+    tiles.unwrap_or_else(roofline::fma_gflops)
 }
 
 /// The bytes that decoding a token reads: all weights but the position embedding, and the keys and values of the tokens

@@ -1,5 +1,8 @@
 //! The instruction sets that the CPU kernels are compiled for, and the one that runs.
 
+#[cfg(amx)]
+mod amx;
+
 use pulp::Arch;
 use std::fmt;
 use std::str::FromStr;
@@ -21,10 +24,13 @@ pub enum Isa {
     Avx2,
     /// 512-bit vectors; compiled only with the feature `x86-v4`.
     Avx512,
+    /// Intel's tile registers for products of bf16 matrices, and AVX-512 for everything else; Linux only, with the
+    /// feature `x86-v4`.
+    Amx,
 }
 
 /// Slowest first, as in [`Isa`].
-const ALL: [Isa; 4] = [Isa::Portable, Isa::Neon, Isa::Avx2, Isa::Avx512];
+const ALL: [Isa; 5] = [Isa::Portable, Isa::Neon, Isa::Avx2, Isa::Avx512, Isa::Amx];
 
 /// The choice of [`Isa::hold`], plus one; 0 before there is one.
 static HELD: AtomicU8 = AtomicU8::new(0);
@@ -38,6 +44,7 @@ impl Isa {
             Self::Neon => "neon",
             Self::Avx2 => "avx2",
             Self::Avx512 => "avx512",
+            Self::Amx => "amx",
         }
     }
 
@@ -50,7 +57,7 @@ impl Isa {
     /// The instruction set that the kernels use: the one given to [`hold`](Self::hold), else the one that the
     /// environment variable `GPT2_ISA` names, else the fastest.
     ///
-    /// Products of two factors that both change use the crate `gemm` on AVX-512 and NEON only. Candle's own products are
+    /// Products of two factors that both change use the crate `gemm` on AVX-512, AMX and NEON only. Candle's own products are
     /// `gemm`'s, which always takes the fastest.
     #[must_use]
     pub fn current() -> Self {
@@ -103,6 +110,8 @@ impl Isa {
             Self::Avx512 => {
                 pulp::x86::V4::try_new().filter(|_| is_x86_feature_detected!("f16c")).map(Arch::V4)
             }
+            #[cfg(amx)]
+            Self::Amx => Self::Avx512.arch().filter(|_| amx::available()),
             #[cfg(target_arch = "aarch64")]
             Self::Neon => pulp::aarch64::Neon::try_new().map(Arch::Neon),
             #[allow(unreachable_patterns)] // which are left depends on the target

@@ -1,0 +1,227 @@
+//! The sums of a strip of panels, in vectors.
+
+use super::lanes::{Kernel, Lanes, dispatch};
+use super::panels::{PANEL, Panels, Stored};
+use super::rows::{self, Source};
+use super::tile::{FETCHED, Tile};
+use crate::team;
+use pulp::Arch;
+use std::cell::Cell;
+use std::ops::Range;
+
+/// A tile sums over so many rows of a panel, then adds to earlier sums: long chains of additions lose digits, and 256 rows
+/// of a panel fit the first-level cache of every processor.
+pub(super) const DEPTH: usize = 256;
+
+/// Two factors, ready for the sums of their products.
+pub(super) trait Sums: Sync {
+    /// The number of rows that share a tile.
+    fn group(&self) -> usize;
+
+    /// The bytes of a row of the left factor.
+    fn row_bytes(&self) -> usize;
+
+    /// How many panels at a time suit a block of so many rows: a divisor of [`STRIP`](super::panels::STRIP).
+    fn panels<S: Lanes>(&self, rows: usize) -> usize;
+
+    /// `sums[r][c] = Σ_k x[rows.start + r][k]·w[k][c]` for the columns c of some panels. `rows` starts at a whole group;
+    /// `other` is working memory.
+    fn sum<S: Lanes>(
+        &self,
+        simd: S,
+        rows: Range<usize>,
+        panels: Range<usize>,
+        other: &mut Vec<f32>,
+        sums: &mut [f32],
+    );
+}
+
+/// `len` numbers of working memory, which keep what an earlier use left in them.
+pub(super) fn room(memory: &mut Vec<f32>, len: usize) -> &mut [f32] {
+    if memory.len() < len {
+        memory.resize(len, 0.0);
+    }
+    &mut memory[..len]
+}
+
+/// The left factor packed, and the right one.
+pub(super) struct Packed<'a, E> {
+    x: &'a [f32],
+    group: usize,
+    w: &'a Panels<E>,
+}
+
+thread_local! {
+    /// Memory for packed rows, from the last product of the thread.
+    static MEMORY: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
+}
+
+/// So many packed numbers stay for the next product: new memory costs a system call and a fault for each page.
+const KEPT: usize = 4 << 20;
+
+/// Packs the rows of `x` on all threads, and gives `then` the factors.
+pub(super) fn with_packed_rows<X: Source, E: Stored>(
+    arch: Arch,
+    x: &X,
+    rows: usize,
+    w: &Panels<E>,
+    then: impl FnOnce(&Packed<E>),
+) {
+    let (depth, group) = (w.depth(), dispatch(arch, Group));
+    let per_row = rows::packed_len(depth);
+    // Another product of this thread may begin while this one waits for its tasks: it finds no memory, and makes its own.
+    let mut memory = MEMORY.take();
+    let out = Shared(room(&mut memory, rows * per_row).as_mut_ptr());
+    team::for_each(rows.div_ceil(group), |i| {
+        let (out, rows) = (&out, i * group..((i + 1) * group).min(rows));
+        // SAFETY: there is room for all rows, and each task writes its own.
+        let out =
+            unsafe { std::slice::from_raw_parts_mut(out.0.add(rows.start * per_row), rows.len() * per_row) };
+        dispatch(arch, Pack { x, rows, depth, out });
+    });
+    then(&Packed { x: &memory[..rows * per_row], group, w });
+    if memory.len() <= KEPT {
+        MEMORY.set(memory);
+    }
+}
+
+/// The packed rows, of which each task writes a part of its own.
+struct Shared(*mut f32);
+
+// SAFETY: the tasks' parts do not overlap.
+unsafe impl Sync for Shared {}
+
+/// The most rows of a tile.
+struct Group;
+
+impl Kernel for Group {
+    type Output = usize;
+
+    fn with<S: Lanes>(self, _: S) -> usize {
+        S::ROWS
+    }
+}
+
+struct Pack<'a, X> {
+    x: &'a X,
+    rows: Range<usize>,
+    depth: usize,
+    out: &'a mut [f32],
+}
+
+impl<X: Source> Kernel for Pack<'_, X> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with<S: Lanes>(self, _: S) {
+        rows::pack(self.x, self.rows, self.depth, S::ROWS, self.out);
+    }
+}
+
+impl<E: Stored> Sums for Packed<'_, E> {
+    fn group(&self) -> usize {
+        self.group
+    }
+
+    fn row_bytes(&self) -> usize {
+        rows::packed_len(self.w.depth()) * size_of::<f32>()
+    }
+
+    fn panels<S: Lanes>(&self, rows: usize) -> usize {
+        S::panels(rows.min(S::ROWS))
+    }
+
+    #[inline(always)]
+    fn sum<S: Lanes>(
+        &self,
+        simd: S,
+        rows: Range<usize>,
+        panels: Range<usize>,
+        other: &mut Vec<f32>,
+        sums: &mut [f32],
+    ) {
+        let (strip, depth) = (self.w.starting_at(panels.start), self.w.rows());
+        let x = &self.x[rows.start * rows::packed_len(self.w.depth())..];
+        let panels = panels.len();
+        if depth == 0 {
+            sums.fill(0.0);
+        }
+        let (strip, later) = strip.split_at(panels * depth * PANEL);
+        let many = rows.len() > S::ROWS;
+        // A few rows go through the panels at the speed of memory anyway.
+        let next = &later[..if many { strip.len().min(later.len()) } else { 0 }];
+        let next = Range { start: next.as_ptr_range().start.cast(), end: next.as_ptr_range().end.cast() };
+        // Many rows share one conversion of the halves.
+        if many && E::as_f32s(&[]).is_none() {
+            let wide = room(other, strip.len());
+            widen(simd, strip, Strip { panels, depth }, wide);
+            sum::<S, f32>(simd, x, rows.len(), wide, Strip { panels, depth }, next, sums);
+        } else {
+            sum::<S, E>(simd, x, rows.len(), strip, Strip { panels, depth }, next, sums);
+        }
+    }
+}
+
+/// The size of a strip.
+#[derive(Clone, Copy)]
+struct Strip {
+    panels: usize,
+    /// Even.
+    depth: usize,
+}
+
+/// `sums = x·W` for packed rows and one strip. Meanwhile, `next` is read ahead.
+#[inline(always)]
+fn sum<S: Lanes, E: Stored>(
+    simd: S,
+    x: &[f32],
+    rows: usize,
+    strip: &[E],
+    Strip { panels, depth }: Strip,
+    mut next: Range<*const u8>,
+    sums: &mut [f32],
+) {
+    let packed = rows::packed_len(depth);
+    let stride = panels * PANEL;
+    assert!(x.len() >= rows * packed && sums.len() >= rows * stride && strip.len() >= panels * depth * PANEL);
+    let (whole, last) =
+        (S::tile::<E>(S::ROWS.min(rows), panels), S::tile::<E>((rows - 1) % S::ROWS + 1, panels));
+    for k in (0..depth).step_by(DEPTH) {
+        for first in (0..rows).step_by(S::ROWS) {
+            let count = S::ROWS.min(rows - first);
+            let panels = strip[k * PANEL..].as_ptr();
+            let ahead = if next.is_empty() { panels.cast() } else { next.start };
+            next.start = next.start.wrapping_add(DEPTH * FETCHED);
+            // SAFETY: the lengths above cover the group of `count` rows, each panel's rows from k on, and the sums.
+            unsafe {
+                let tile = Tile {
+                    rows: x.as_ptr().add(first * packed + k * count),
+                    panels,
+                    panel: depth * PANEL,
+                    depth: DEPTH.min(depth - k),
+                    out: sums.as_mut_ptr().add(first * stride),
+                    stride,
+                    add: k > 0,
+                    next: ahead,
+                };
+                let function = if count == S::ROWS { whole } else { last };
+                function(simd, tile);
+            }
+        }
+    }
+}
+
+/// Panels in f32.
+#[inline(always)]
+fn widen<S: Lanes, E: Stored>(simd: S, strip: &[E], Strip { panels, depth }: Strip, out: &mut [f32]) {
+    let per_panel = depth * PANEL;
+    assert!(strip.len() >= panels * per_panel && out.len() >= panels * per_panel);
+    for (from, out) in strip.chunks_exact(per_panel).zip(out.chunks_exact_mut(per_panel)).take(panels) {
+        for (k, out) in out.as_chunks_mut::<PANEL>().0.iter_mut().enumerate() {
+            for (i, out) in S::as_mut_simd_f32s(out).0.iter_mut().enumerate() {
+                // SAFETY: the panel has row k.
+                *out = unsafe { E::vector(simd, from.as_ptr(), k, i) };
+            }
+        }
+    }
+}
