@@ -5,6 +5,7 @@ use super::memory::Lines;
 use crate::element::Element;
 use half::{bf16, f16};
 use std::mem::MaybeUninit;
+use std::ops::Range;
 
 #[cfg(target_endian = "big")]
 compile_error!("the kernels read a pair of bf16 as one little-endian number");
@@ -23,6 +24,9 @@ pub(crate) trait Stored: Element {
     /// Where a panel holds the number of row `k` and column `c`.
     fn place(k: usize, c: usize) -> usize;
 
+    /// Writes an even row of a panel and the row after it.
+    fn place_pair(even: &[Self; PANEL], odd: &[Self; PANEL], out: &mut [MaybeUninit<Self>; 2 * PANEL]);
+
     /// Vector `i` of row `k` of a panel, in f32.
     ///
     /// # Safety
@@ -36,9 +40,21 @@ pub(crate) trait Stored: Element {
     unsafe fn write<S: Halves>(simd: S, vector: S::f32s, to: *mut Self);
 }
 
+/// One row after the other.
+#[inline(always)]
+fn place_rows<E: Copy>(even: &[E; PANEL], odd: &[E; PANEL], out: &mut [MaybeUninit<E>; 2 * PANEL]) {
+    out[..PANEL].write_copy_of_slice(even);
+    out[PANEL..].write_copy_of_slice(odd);
+}
+
 impl Stored for f32 {
     fn place(k: usize, c: usize) -> usize {
         k * PANEL + c
+    }
+
+    #[inline(always)]
+    fn place_pair(even: &[Self; PANEL], odd: &[Self; PANEL], out: &mut [MaybeUninit<Self>; 2 * PANEL]) {
+        place_rows(even, odd, out);
     }
 
     #[inline(always)]
@@ -60,6 +76,11 @@ impl Stored for f16 {
     }
 
     #[inline(always)]
+    fn place_pair(even: &[Self; PANEL], odd: &[Self; PANEL], out: &mut [MaybeUninit<Self>; 2 * PANEL]) {
+        place_rows(even, odd, out);
+    }
+
+    #[inline(always)]
     unsafe fn vector<S: Halves>(simd: S, panel: *const Self, k: usize, i: usize) -> S::f32s {
         // SAFETY: as above.
         unsafe { simd.read_f16s(panel.add(k * PANEL + i * S::F32_LANES)) }
@@ -77,6 +98,13 @@ impl Stored for f16 {
 impl Stored for bf16 {
     fn place(k: usize, c: usize) -> usize {
         k / 2 * 2 * PANEL + 2 * c + k % 2
+    }
+
+    #[inline(always)]
+    fn place_pair(even: &[Self; PANEL], odd: &[Self; PANEL], out: &mut [MaybeUninit<Self>; 2 * PANEL]) {
+        for (out, (even, odd)) in out.as_chunks_mut::<2>().0.iter_mut().zip(even.iter().zip(odd)) {
+            *out = [MaybeUninit::new(*even), MaybeUninit::new(*odd)];
+        }
     }
 
     #[inline(always)]
@@ -115,33 +143,25 @@ impl<E: Stored> Panels<E> {
     /// When `data` is too short.
     pub(crate) fn pack(data: &[E], (depth, width): (usize, usize), (row, column): (usize, usize)) -> Self {
         let per_panel = depth.next_multiple_of(2) * PANEL;
-        let fill = |p: usize, panel: &mut [MaybeUninit<E>]| {
-            let columns = (p * PANEL).min(width)..((p + 1) * PANEL).min(width);
-            if columns.len() < PANEL || depth % 2 == 1 {
-                panel.fill(MaybeUninit::new(E::from_f32(0.0)));
-            }
+        let fill = |strip: usize, panels: &mut [MaybeUninit<E>]| {
             for first in (0..depth).step_by(BLOCK) {
-                let block = first..(first + BLOCK).min(depth);
-                if column == 1 {
-                    for k in block {
-                        let from = data[k * row..][columns.clone()].iter().enumerate();
-                        from.for_each(|(c, x)| _ = panel[E::place(k, c)].write(*x));
-                    }
-                } else {
-                    for (c, j) in columns.clone().enumerate() {
-                        for k in block.clone() {
-                            panel[E::place(k, c)].write(data[j * column + k * row]);
-                        }
+                let rows = BLOCK.min(depth - first);
+                for (p, panel) in (strip * STRIP..).zip(panels.chunks_exact_mut(per_panel)) {
+                    let columns = (p * PANEL).min(width)..((p + 1) * PANEL).min(width);
+                    let block = read_block(data, (first, rows), columns, (row, column));
+                    let out = panel[first * PANEL..].as_chunks_mut::<{ 2 * PANEL }>().0;
+                    for (out, [even, odd]) in out.iter_mut().zip(block.as_chunks::<2>().0) {
+                        E::place_pair(even, odd, out);
                     }
                 }
             }
         };
         let last = |n: usize, stride: usize| n.saturating_sub(1) * stride;
         assert!(depth * width == 0 || last(depth, row) + last(width, column) < data.len());
-        let panels = width.div_ceil(PANEL).next_multiple_of(STRIP);
-        // SAFETY: every place of a full panel of even depth is that of some (k, c), the others are filled with zeros.
-        // Any bytes make a number of the three dtypes that are stored.
-        let lines = unsafe { Lines::filled(panels, per_panel, fill) };
+        let strips = width.div_ceil(PANEL * STRIP);
+        // SAFETY: the blocks cover all rows of all panels, and an odd depth has a row of zeros more. Any bytes make a
+        // number of the three dtypes that are stored.
+        let lines = unsafe { Lines::filled(strips, STRIP * per_panel, fill) };
         Self { lines, depth, width }
     }
 
@@ -181,6 +201,36 @@ impl<E: Stored> Panels<E> {
             *out = self.lines.as_slice()[j / PANEL * per_panel + E::place(k, j % PANEL)];
         }
     }
+}
+
+/// Rows `first..first + rows` of some columns, at most [`PANEL`]; the rest of the block is 0.
+#[inline(always)]
+fn read_block<E: Stored>(
+    data: &[E],
+    (first, rows): (usize, usize),
+    columns: Range<usize>,
+    (row, column): (usize, usize),
+) -> [[E; PANEL]; BLOCK] {
+    let mut block = [[E::from_f32(0.0); PANEL]; BLOCK];
+    if column == 1 && columns.len() == PANEL {
+        for (k, out) in (first..first + rows).zip(&mut block) {
+            out.copy_from_slice(&data[k * row + columns.start..][..PANEL]);
+        }
+    } else if row == 1 && rows == BLOCK {
+        for (c, j) in columns.enumerate() {
+            let from = &data[j * column + first..][..BLOCK];
+            for (out, x) in block.iter_mut().zip(from) {
+                out[c] = *x;
+            }
+        }
+    } else {
+        for (k, out) in (first..first + rows).zip(&mut block) {
+            for (out, j) in out.iter_mut().zip(columns.clone()) {
+                *out = data[k * row + j * column];
+            }
+        }
+    }
+    block
 }
 
 #[cfg(test)]
