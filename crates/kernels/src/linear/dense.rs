@@ -3,10 +3,11 @@
 
 use super::few_rows::{self, FEW_ROWS};
 use super::weight::{Weight, in_f32};
+use crate::dispatch::{cpu_f32, cpu_product};
 use crate::element::Element;
 use crate::product::{Matrix, multiply};
 use crate::vector::{CHUNK, chunked};
-use candle_core::{CpuStorage, DType, Result, Shape, WithDType};
+use candle_core::{CpuStorage, DType, Device, Result, Shape, Storage, Tensor, WithDType};
 use rayon::prelude::*;
 use std::mem::MaybeUninit;
 
@@ -63,4 +64,27 @@ fn add_product<E: Element>(x: &[f32], weight: Weight<E>, out: &mut [f32]) {
     let (data, row) = weight.in_f32();
     let weight = Matrix { data: &data, row, column: 1 };
     multiply(out, true, (rows, depth, width), Matrix::rows(x, depth), weight);
+}
+
+/// `a·b`, without a graph. In f32 on the CPU, with [`multiply`].
+///
+/// # Shapes
+/// `a` (M, K), `b` (K, N) -> (M, N)
+pub(super) fn matmul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    if !cpu_f32(&[a, b]) || !cpu_product(&[a, b]) {
+        return a.matmul(b);
+    }
+    let ((m, k), (_, n)) = (a.dims2()?, b.dims2()?);
+    let guards = [a, b].map(Tensor::storage_and_layout);
+    let [a, b] = guards.each_ref().map(|(storage, layout)| match &**storage {
+        Storage::Cpu(CpuStorage::F32(data)) => Ok(Matrix {
+            data: &data[layout.start_offset()..],
+            row: layout.stride()[0],
+            column: layout.stride()[1],
+        }),
+        _ => candle_core::bail!("expected f32 on the CPU, got {layout:?}"),
+    });
+    let mut out = vec![0f32; m * n];
+    multiply(&mut out, false, (m, k, n), a?, b?);
+    Tensor::from_vec(out, (m, n), &Device::Cpu)
 }

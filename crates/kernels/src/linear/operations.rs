@@ -1,6 +1,6 @@
 //! Linear layers as Candle operations on the CPU.
 
-use super::dense::{narrowed, product};
+use super::dense::{matmul, narrowed, product};
 use super::few_rows;
 use super::weight::{Weight, in_f32};
 use crate::columns::column_sums;
@@ -60,7 +60,7 @@ impl CustomOp3 for Linear {
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
         // Detached, so that the gradient keeps no graph for a second derivative.
         let (x, weight, grad) = (x.detach(), weight.detach().contiguous()?, grad.detach().contiguous()?);
-        Ok((Some(grad.matmul(&weight.t()?)?), Some(x.t()?.matmul(&grad)?), Some(column_sums(&grad)?)))
+        Ok((Some(matmul(&grad, &weight.t()?)?), Some(matmul(&x.t()?, &grad)?), Some(column_sums(&grad)?)))
     }
 }
 

@@ -209,6 +209,16 @@ mod tiles {
     /// How many bytes [`Group::two`] fetches in a step.
     pub(super) const FETCHED: usize = 512;
 
+    /// Fetches the tile four after the one at a register: a few rows go through their panels at the speed of memory.
+    macro_rules! panel_ahead {
+        ($register:literal) => {
+            panel_ahead!($register: 4096 4160 4224 4288 4352 4416 4480 4544 4608 4672 4736 4800 4864 4928 4992 5056)
+        };
+        ($register:literal: $($at:literal)*) => {
+            concat!($("prefetcht0 [{", $register, "} + ", $at, "]\n"),*)
+        };
+    }
+
     const OUT_BYTES: usize = PANELS * PANEL * size_of::<f32>();
 
     impl Group {
@@ -230,6 +240,8 @@ mod tiles {
                     "tileloadd tmm4, [{x} + {x_row}]",
                     "tileloadd tmm6, [{p0} + {row}]",
                     "tileloadd tmm7, [{p1} + {row}]",
+                    panel_ahead!("p0"),
+                    panel_ahead!("p1"),
                     "tdpbf16ps tmm0, tmm4, tmm6",
                     "tdpbf16ps tmm1, tmm4, tmm7",
                     "add {x}, 64",

@@ -148,7 +148,7 @@ impl<E: Stored> Sums for Packed<'_, E> {
         }
         let (strip, later) = strip.split_at(panels * depth * PANEL);
         let many = rows.len() > S::ROWS;
-        // A few rows go through the panels at the speed of memory anyway.
+        // A few rows leave no time to fetch what comes after their panels.
         let next = &later[..if many { strip.len().min(later.len()) } else { 0 }];
         let next = Range { start: next.as_ptr_range().start.cast(), end: next.as_ptr_range().end.cast() };
         // Many rows share one conversion of the halves.

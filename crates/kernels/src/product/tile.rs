@@ -19,9 +19,16 @@ pub(crate) struct Tile<E> {
     pub(crate) stride: usize,
     /// Whether to add to what `out` holds.
     pub(crate) add: bool,
-    /// Memory that a later tile needs: meanwhile, [`FETCHED`] bytes for each row of the panels are fetched from there.
+    /// Memory that a later tile needs: meanwhile, [`FETCHED`] bytes for each row of the panels are fetched from there. A
+    /// single row fetches its own panels instead.
     pub(crate) next: *const u8,
 }
+
+/// The bytes of a cache line.
+const LINE: usize = 64;
+
+/// A single row goes through its panels at the speed of memory: what lies so many bytes on is fetched.
+const AHEAD: usize = 2048;
 
 /// How many bytes a tile fetches while it reads one row of its panels: every other row, a cache line.
 pub(crate) const FETCHED: usize = 32;
@@ -64,7 +71,15 @@ impl<E: Stored, const M: usize, const N: usize> Shape<E, M, N> {
                         }
                     }
                 }
-                simd.fetch(next.wrapping_add((first + k) * FETCHED));
+                if M == 1 {
+                    let pair = 2 * PANEL * size_of::<E>();
+                    for n in 0..N / per_panel {
+                        let rows = panels.wrapping_add(n * panel + (first + k) * PANEL).cast::<u8>();
+                        (0..pair).step_by(LINE).for_each(|i| simd.fetch(rows.wrapping_add(AHEAD + i)));
+                    }
+                } else {
+                    simd.fetch(next.wrapping_add((first + k) * FETCHED));
+                }
                 k += 2;
             }
             first += STEP;
