@@ -1,5 +1,6 @@
 //! A weight that does not change, packed once for the matrix product.
 
+use super::dense::matmul;
 use super::shapes::{check_residual, flatten};
 use super::weight::in_f32;
 use crate::dispatch::cpu_product;
@@ -324,6 +325,6 @@ impl CustomOp1 for Product {
         let weight = with_panels!(self.weight, panels => {
             table(panels, n_in, count, |i, out| panels.row(i, first, out))
         })?;
-        Ok(Some(grad.detach().matmul(&weight.t()?)?))
+        Ok(Some(matmul(&grad.detach(), &weight.t()?)?))
     }
 }

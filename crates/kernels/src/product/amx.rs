@@ -4,6 +4,7 @@
 //! tile of 16 by 16 f32 numbers. A panel of bf16 numbers is a column of such tiles as it is. Products are exact and sums
 //! are rounded to f32, as in the other tiles; subnormal numbers count as 0.
 
+use super::ahead::Ahead;
 use super::lanes::Lanes;
 use super::panels::{PANEL, Panels, Stored};
 use super::rows::Source;
@@ -29,11 +30,12 @@ pub(super) struct Tiles<'a> {
 }
 
 impl<'a> Tiles<'a> {
-    /// The factors, if they suit AMX and `isa`, which is available, has it.
+    /// The factors, if they suit AMX and `isa` has it.
     pub(super) fn of<E: Stored>(isa: Isa, x: &'a impl Source, rows: usize, w: &'a Panels<E>) -> Option<Self> {
         let (x, w) = (x.as_bf16s()?, (w as &dyn Any).downcast_ref::<Panels<bf16>>()?);
         assert!(x.len() >= rows * w.depth());
-        (isa == Isa::Amx && w.depth() > 0 && w.depth().is_multiple_of(STEP)).then_some(Self { x, w })
+        (isa == Isa::Amx && isa.arch().is_some() && w.depth() > 0 && w.depth().is_multiple_of(STEP))
+            .then_some(Self { x, w })
     }
 }
 
@@ -68,14 +70,14 @@ impl Sums for Tiles<'_> {
 /// [`STEP`]. Meanwhile, the next strip is fetched.
 ///
 /// # Safety
-/// AMX is [`available`].
+/// AMX is available.
 unsafe fn sum(x: &[bf16], rows: usize, strips: &[bf16], depth: usize, sums: &mut [f32]) {
     const WIDTH: usize = PANELS * PANEL;
     const ROWS: usize = 2 * TILE;
     assert!(depth.is_multiple_of(STEP) && x.len() >= rows * depth);
     assert!(strips.len() >= WIDTH * depth && sums.len() >= rows * WIDTH);
-    let mut next = strips[WIDTH * depth..].as_ptr_range();
-    next.end = next.end.min(next.start.wrapping_add(WIDTH * depth));
+    let later = &strips[WIDTH * depth..];
+    let mut next = Ahead::of(&later[..later.len().min(WIDTH * depth)]);
     let whole = rows / ROWS * ROWS;
     for (from, to) in [(0, whole), (whole, rows)] {
         let height = (to - from).min(ROWS);
@@ -92,12 +94,11 @@ unsafe fn sum(x: &[bf16], rows: usize, strips: &[bf16], depth: usize, sums: &mut
                     x: x[row * depth + k..].as_ptr(),
                     row_bytes: depth * size_of::<bf16>(),
                     panels,
-                    next: if next.is_empty() { panels[0] } else { next.start },
+                    next: next.next(steps * tiles::FETCHED).unwrap_or(panels[0].cast()),
                     steps,
                     out: sums[row * WIDTH..].as_mut_ptr(),
                     add: k > 0,
                 };
-                next.start = next.start.wrapping_byte_add(steps * tiles::FETCHED);
                 // SAFETY: the lengths above cover `height` rows from `row` on, and rows k.. of both panels. The tiles
                 // are configured for `height` rows.
                 unsafe { if height > TILE { group.two() } else { group.one() } };
@@ -108,7 +109,7 @@ unsafe fn sum(x: &[bf16], rows: usize, strips: &[bf16], depth: usize, sums: &mut
     unsafe { tiles::release() };
 }
 
-/// Multiplies tiles that stay in registers, `steps` times four of them; returns the number of operations.
+/// Multiplies tiles that stay in registers, `steps` times four of them, at least once; returns the number of operations.
 ///
 /// # Safety
 /// AMX is available.
@@ -199,7 +200,7 @@ mod tiles {
         /// How many tiles to go through, at least one.
         pub(super) steps: usize,
         /// Memory that the next strip needs.
-        pub(super) next: *const bf16,
+        pub(super) next: *const u8,
         /// Rows of PANELS·PANEL numbers.
         pub(super) out: *mut f32,
         /// Whether to add to what `out` holds.

@@ -21,7 +21,7 @@ const GROUPS: usize = 4;
 const TASKS_PER_THREAD: usize = 4;
 
 /// `out = finish(x·W)`, or `+=` if `finish` says so: `x` (rows, depth), `w` (depth, N) or its columns `columns`, a multiple
-/// of [`PANEL`]·[`STRIP`] to start from, and `out` (rows, `columns.len()`). `isa` is available.
+/// of [`PANEL`]·[`STRIP`] to start from, and `out` (rows, `columns.len()`). `isa` is available; without it, the portable code runs.
 ///
 /// # Safety
 /// `out` has room for the result, and holds numbers if `finish.onto` is set.
@@ -42,7 +42,7 @@ pub(crate) unsafe fn product<X: Source, E: Stored, O: Stored>(
     assert!(finish.bias.is_none_or(|bias| bias.len() == count));
     assert!(finish.residual.is_none_or(|residual| residual.len() == rows * count));
     let arch = isa.arch().unwrap_or(Arch::Scalar);
-    let result = Result { rows, columns, finish, out };
+    let result = Output { rows, columns, finish, out };
     #[cfg(amx)]
     if let Some(sums) = super::amx::Tiles::of(isa, x, rows, w) {
         // SAFETY: passed on.
@@ -55,8 +55,7 @@ pub(crate) unsafe fn product<X: Source, E: Stored, O: Stored>(
 }
 
 /// What a product writes.
-#[derive(Clone)]
-struct Result<'a, O> {
+struct Output<'a, O> {
     rows: usize,
     columns: Range<usize>,
     finish: Finish<'a, O>,
@@ -64,9 +63,9 @@ struct Result<'a, O> {
 }
 
 // SAFETY: tasks write through `out` only, and their parts do not overlap.
-unsafe impl<O: Send + Sync> Sync for Result<'_, O> {}
+unsafe impl<O: Send + Sync> Sync for Output<'_, O> {}
 
-impl<O: Stored> Result<'_, O> {
+impl<O: Stored> Output<'_, O> {
     /// # Safety
     /// As for [`product`].
     unsafe fn compute(&self, arch: Arch, sums: &impl Sums) {
@@ -116,7 +115,7 @@ struct Block<'a, T, O> {
     sums: &'a T,
     rows: Range<usize>,
     strips: Range<usize>,
-    result: &'a Result<'a, O>,
+    result: &'a Output<'a, O>,
     scratch: &'a mut Scratch,
 }
 
@@ -125,7 +124,7 @@ impl<T: Sums, O: Stored> Kernel for Block<'_, T, O> {
 
     #[inline(always)]
     fn with<S: Lanes>(self, simd: S) {
-        let Self { sums, rows, strips, result: Result { columns, finish, out, .. }, scratch } = self;
+        let Self { sums, rows, strips, result: Output { columns, finish, out, .. }, scratch } = self;
         let count = columns.len();
         let panels = sums.panels::<S>(rows.len());
         let width = panels * PANEL;

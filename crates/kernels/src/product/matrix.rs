@@ -41,8 +41,8 @@ impl Source for Matrix<'_> {
 
     fn copy_rest(&self, row: usize, first: usize, out: &mut [f32]) {
         let start = row * self.row + first * self.column;
-        for (out, x) in out.iter_mut().zip(self.data[start..].iter().step_by(self.column)) {
-            *out = *x;
+        for (i, out) in out.iter_mut().enumerate() {
+            *out = self.data[start + i * self.column];
         }
     }
 }

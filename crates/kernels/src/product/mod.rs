@@ -11,6 +11,7 @@
 
 #![allow(unsafe_code)]
 
+mod ahead;
 #[cfg(amx)]
 pub(crate) mod amx;
 mod block;

@@ -1,5 +1,6 @@
-//! The sums of a strip of panels, in vectors.
+//! The sums of a strip of panels; [`Packed`] computes them in vectors.
 
+use super::ahead::Ahead;
 use super::lanes::{Kernel, Lanes, dispatch};
 use super::panels::{PANEL, Panels, Stored};
 use super::rows::{self, Source};
@@ -71,16 +72,24 @@ pub(super) fn with_packed_rows<X: Source, E: Stored>(
     let per_row = rows::packed_len(depth);
     // Another product of this thread may begin while this one waits for its tasks: it finds no memory, and makes its own.
     let mut memory = MEMORY.take();
-    let out = Shared(room(&mut memory, rows * per_row).as_mut_ptr());
+    memory.reserve(rows * per_row);
+    let out = Shared(memory.as_mut_ptr());
     team::for_each(rows.div_ceil(group), |i| {
         let (out, rows) = (&out, i * group..((i + 1) * group).min(rows));
-        // SAFETY: there is room for all rows, and each task writes its own.
-        let out =
-            unsafe { std::slice::from_raw_parts_mut(out.0.add(rows.start * per_row), rows.len() * per_row) };
+        let len = rows.len() * per_row;
+        // SAFETY: there is room for all rows, and each task writes its own. Zeros make numbers of the memory.
+        let out = unsafe {
+            let out = out.0.add(rows.start * per_row);
+            out.write_bytes(0, len);
+            std::slice::from_raw_parts_mut(out, len)
+        };
         dispatch(arch, Pack { x, rows, depth, out });
     });
-    then(&Packed { x: &memory[..rows * per_row], group, w });
-    if memory.len() <= KEPT {
+    // SAFETY: the tasks have written so many numbers.
+    unsafe { memory.set_len(rows * per_row) };
+    then(&Packed { x: &memory, group, w });
+    if memory.capacity() <= KEPT {
+        memory.clear();
         MEMORY.set(memory);
     }
 }
@@ -149,8 +158,7 @@ impl<E: Stored> Sums for Packed<'_, E> {
         let (strip, later) = strip.split_at(panels * depth * PANEL);
         let many = rows.len() > S::ROWS;
         // A few rows leave no time to fetch what comes after their panels.
-        let next = &later[..if many { strip.len().min(later.len()) } else { 0 }];
-        let next = Range { start: next.as_ptr_range().start.cast(), end: next.as_ptr_range().end.cast() };
+        let next = Ahead::of(&later[..if many { strip.len().min(later.len()) } else { 0 }]);
         // Many rows share one conversion of the halves.
         if many && E::as_f32s(&[]).is_none() {
             let wide = room(other, strip.len());
@@ -178,11 +186,11 @@ fn sum<S: Lanes, E: Stored>(
     rows: usize,
     strip: &[E],
     Strip { panels, depth }: Strip,
-    mut next: Range<*const u8>,
+    mut next: Ahead,
     sums: &mut [f32],
 ) {
     let packed = rows::packed_len(depth);
-    let stride = panels * PANEL;
+    let (stride, panel) = (panels * PANEL, depth * PANEL);
     assert!(x.len() >= rows * packed && sums.len() >= rows * stride && strip.len() >= panels * depth * PANEL);
     let (whole, last) =
         (S::tile::<E>(S::ROWS.min(rows), panels), S::tile::<E>((rows - 1) % S::ROWS + 1, panels));
@@ -190,15 +198,15 @@ fn sum<S: Lanes, E: Stored>(
         for first in (0..rows).step_by(S::ROWS) {
             let count = S::ROWS.min(rows - first);
             let panels = strip[k * PANEL..].as_ptr();
-            let ahead = if next.is_empty() { panels.cast() } else { next.start };
-            next.start = next.start.wrapping_add(DEPTH * FETCHED);
+            let depth = DEPTH.min(depth - k);
+            let ahead = next.next(depth * FETCHED).unwrap_or(panels.cast());
             // SAFETY: the lengths above cover the group of `count` rows, each panel's rows from k on, and the sums.
             unsafe {
                 let tile = Tile {
                     rows: x.as_ptr().add(first * packed + k * count),
                     panels,
-                    panel: depth * PANEL,
-                    depth: DEPTH.min(depth - k),
+                    panel,
+                    depth,
                     out: sums.as_mut_ptr().add(first * stride),
                     stride,
                     add: k > 0,

@@ -23,17 +23,17 @@ impl Work {
         let (giga, unit, peak) = if args.what == BenchTarget::Decode {
             (1e-9 * bytes_of_a_token(args, config, dtype.size_in_bytes()), "GB/s", roofline::read_gb_s())
         } else {
-            (1e-9 * operations(args, config), "GFLOP/s", peak(dtype))
+            (1e-9 * operations(args, config), "GFLOP/s", peak(args.what, dtype))
         };
         let giga_per_s = giga / seconds;
         Self { giga_per_s, unit, peak, of_peak: giga_per_s / peak }
     }
 }
 
-/// The most operations that products of this dtype can do.
-fn peak(dtype: DType) -> f64 {
-    let tiles = (dtype == DType::BF16).then(roofline::bf16_gflops).flatten();
-    tiles.unwrap_or_else(roofline::fma_gflops)
+/// The most operations that the products of a target can do. Attention and training compute in f32.
+fn peak(what: BenchTarget, dtype: DType) -> f64 {
+    let in_tiles = dtype == DType::BF16 && matches!(what, BenchTarget::Block | BenchTarget::Forward);
+    in_tiles.then(roofline::bf16_gflops).flatten().unwrap_or_else(roofline::fma_gflops)
 }
 
 /// The bytes that decoding a token reads: all weights but the position embedding, and the keys and values of the tokens
