@@ -34,6 +34,7 @@ fi
 step "$cargo" test --release
 # The same code on the instruction sets that this machine would not choose.
 case $(uname -m) in x86_64) lower=(portable avx2) ;; *) lower=(portable) ;; esac
+if grep -qs amx_bf16 /proc/cpuinfo; then lower+=(avx512); fi
 for isa in "${lower[@]}"; do
     step env GPT2_ISA="$isa" "$cargo" test --release --lib --test kernels --test model
 done

@@ -24,8 +24,9 @@ pub enum Isa {
     Avx2,
     /// 512-bit vectors; compiled only with the feature `x86-v4`.
     Avx512,
-    /// Intel's tile registers for products of bf16 matrices, and AVX-512 for everything else; Linux only, with the
-    /// feature `x86-v4`.
+    /// Intel's tile registers for products of bf16 matrices, where subnormal numbers count as 0, and AVX-512 for everything
+    /// else; Linux only, with the feature `x86-v4`. The first question for the instruction set asks Linux to let this process
+    /// use the tiles, which needs signal stacks of about 11 KB; a lower set in `GPT2_ISA` does not ask.
     Amx,
 }
 

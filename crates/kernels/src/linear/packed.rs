@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The weight (in, out) of a linear layer on the CPU, in f32, f16 or bf16, laid out for our matrix product. It takes the
-/// memory of the plain tensor, which you can drop. Halves stay halves: they are widened in registers, and sums are in
+/// memory of the plain tensor, which you can drop. Halves stay halves in memory, and sums are in
 /// f32. Clones share the memory.
 ///
 /// ```

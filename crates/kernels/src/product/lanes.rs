@@ -41,7 +41,7 @@ pub(crate) trait Lanes: Halves {
 /// Computes a [`Tile`], under whose conditions it may be called.
 pub(crate) type TileFunction<S, E> = unsafe fn(S, Tile<E>);
 
-/// Runs `kernel` on the instruction set of `arch`, which is [`crate::isa::arch`].
+/// Runs `kernel` on the instruction set of `arch`, which [`crate::isa::Isa::arch`] has given.
 pub(crate) fn dispatch<K: Kernel>(arch: Arch, kernel: K) -> K::Output {
     match arch {
         #[cfg(target_arch = "x86_64")]

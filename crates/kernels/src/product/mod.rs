@@ -1,10 +1,11 @@
 //! Matrix products on the CPU, by tiles whose sums stay in registers.
 //!
-//! The right factor lies in [`panels`], packed once for weights that do not change. The left factor is copied a block at a
-//! time into groups of [`rows`] that fit the caches. A tile of a group and a strip of panels ([`tile`]) sums over
-//! [`DEPTH`] rows of the panels, and the sums of these are added: each number of the result comes from the same
-//! operations in the same order, whatever the number of threads and of rows. What follows a product ([`Finish`]) is
-//! computed while its numbers are in the first-level cache.
+//! The right factor lies in [`panels`], packed once for weights that do not change. The left factor is copied into groups
+//! of [`rows`], a block of which fits a cache. A tile of a group and a strip of panels ([`tile`]) sums over a part of the
+//! depth, and the [`sums`] of the parts are added: each number of the result comes from the same operations in the same
+//! order, whatever the number of threads and of rows. Meanwhile, the next strip is fetched from memory ([`ahead`]). What
+//! follows a product ([`Finish`]) is computed while its numbers are in the first-level cache. With AMX, factors in bf16
+//! are read as they are.
 //!
 //! The structure is that of BLIS (Van Zee & van de Geijn 2015) without the loop over the depth outside the panels: at
 //! GPT-2's depths, 768 to 6400, a block of rows fits the second-level cache.

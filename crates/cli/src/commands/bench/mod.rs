@@ -62,6 +62,7 @@ struct Machine {
     isa: &'static str,
     fma_gflops: f64,
     /// Of products in tile registers, where there are some.
+    #[serde(skip_serializing_if = "Option::is_none")]
     bf16_gflops: Option<f64>,
     read_gb_s: f64,
 }
