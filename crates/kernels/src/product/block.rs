@@ -39,8 +39,8 @@ pub(crate) unsafe fn product<X: Source, E: Stored, O: Stored>(
     }
     assert!(columns.start.is_multiple_of(PANEL * STRIP) && columns.end <= w.width());
     let count = columns.len();
-    assert!(finish.bias.is_none_or(|bias| bias.len() == count));
-    assert!(finish.residual.is_none_or(|residual| residual.len() == rows * count));
+    assert_eq!(finish.bias.map_or(count, <[f32]>::len), count);
+    assert_eq!(finish.residual.map_or(rows * count, <[O]>::len), rows * count);
     let arch = isa.arch().unwrap_or(Arch::Scalar);
     let result = Output { rows, columns, finish, out };
     #[cfg(amx)]
