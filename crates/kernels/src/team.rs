@@ -36,12 +36,17 @@ pub(crate) fn for_each(tasks: usize, task: impl Fn(usize) + Sync) {
     if team.taken.swap(true, Ordering::Acquire) {
         return (0..helpers + 1).into_par_iter().with_max_len(1).for_each(|_| work());
     }
-    let shared: &(dyn Fn() + Sync) = &work;
-    // SAFETY: `shared` outlives `open`.
+    let panicked = AtomicBool::new(false);
+    let shared: &(dyn Fn() + Sync) = &|| {
+        if catch_unwind(AssertUnwindSafe(&work)).is_err() {
+            panicked.store(true, Ordering::Relaxed);
+        }
+    };
+    // SAFETY: `shared` outlives `open`, and does not panic.
     let open = unsafe { Open::new(team, &shared, helpers) };
     work();
     drop(open);
-    assert!(!team.panicked.swap(false, Ordering::Relaxed), "a task of another thread panicked");
+    assert!(!panicked.into_inner(), "a task of another thread panicked");
 }
 
 /// `task` of each number below `tasks`, computed as by [`for_each`].
@@ -72,8 +77,6 @@ struct Team {
     wake: Condvar,
     /// How many helpers sleep or are about to.
     asleep: AtomicUsize,
-    /// Whether a task panicked in a helper.
-    panicked: AtomicBool,
 }
 
 const PLACE: usize = 1 << 12;
@@ -85,10 +88,9 @@ struct Open(&'static Team);
 
 impl Open {
     /// # Safety
-    /// `work` outlives the result.
+    /// `work` outlives the result, and does not panic.
     unsafe fn new(team: &'static Team, work: &Work, helpers: usize) -> Self {
         team.hire(helpers);
-        team.panicked.store(false, Ordering::Relaxed);
         team.work.store(std::ptr::from_ref(work).cast::<()>().cast_mut(), Ordering::Relaxed);
         team.state.store(OPEN + PLACE * helpers.min(AT_WORK), Ordering::SeqCst);
         if team.asleep.load(Ordering::SeqCst) > 0 {
@@ -158,9 +160,7 @@ impl Team {
         // SAFETY: the exchange saw the state that `Open::new` stored after the pointer. This helper is now counted, and
         // the caller keeps its work until nobody is.
         let work: Work = unsafe { *self.work.load(Ordering::Relaxed).cast::<Work>() };
-        if catch_unwind(AssertUnwindSafe(work)).is_err() {
-            self.panicked.store(true, Ordering::Relaxed);
-        }
+        work();
         self.state.fetch_sub(1, Ordering::Release);
         true
     }

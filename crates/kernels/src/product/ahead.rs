@@ -6,8 +6,9 @@ use std::ops::Range;
 pub(super) struct Ahead(Range<*const u8>);
 
 impl Ahead {
-    pub(super) fn of<E>(panels: &[E]) -> Self {
-        let Range { start, end } = panels.as_ptr_range();
+    /// The first `count` of `later`, or all if there are fewer.
+    pub(super) fn of<E>(later: &[E], count: usize) -> Self {
+        let Range { start, end } = later[..count.min(later.len())].as_ptr_range();
         Self(start.cast()..end.cast())
     }
 

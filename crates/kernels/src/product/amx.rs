@@ -76,8 +76,7 @@ unsafe fn sum(x: &[bf16], rows: usize, strips: &[bf16], depth: usize, sums: &mut
     const ROWS: usize = 2 * TILE;
     assert!(depth.is_multiple_of(STEP) && x.len() >= rows * depth);
     assert!(strips.len() >= WIDTH * depth && sums.len() >= rows * WIDTH);
-    let later = &strips[WIDTH * depth..];
-    let mut next = Ahead::of(&later[..later.len().min(WIDTH * depth)]);
+    let mut next = Ahead::of(&strips[WIDTH * depth..], WIDTH * depth);
     let whole = rows / ROWS * ROWS;
     for (from, to) in [(0, whole), (whole, rows)] {
         let height = (to - from).min(ROWS);

@@ -21,7 +21,8 @@ const GROUPS: usize = 4;
 const TASKS_PER_THREAD: usize = 4;
 
 /// `out = finish(x·W)`, or `+=` if `finish` says so: `x` (rows, depth), `w` (depth, N) or its columns `columns`, a multiple
-/// of [`PANEL`]·[`STRIP`] to start from, and `out` (rows, `columns.len()`). `isa` is available; without it, the portable code runs.
+/// of [`PANEL`]·[`STRIP`] to start from, and `out` (rows, `columns.len()`). Where `isa` is not available, the portable code
+/// runs.
 ///
 /// # Safety
 /// `out` has room for the result, and holds numbers if `finish.onto` is set.
@@ -39,6 +40,7 @@ pub(crate) unsafe fn product<X: Source, E: Stored, O: Stored>(
     }
     assert!(columns.start.is_multiple_of(PANEL * STRIP) && columns.end <= w.width());
     let count = columns.len();
+    // With `is_none_or`, the compiler may compare the length of a bias that is not there, which valgrind reports.
     assert_eq!(finish.bias.map_or(count, <[f32]>::len), count);
     assert_eq!(finish.residual.map_or(rows * count, <[O]>::len), rows * count);
     let arch = isa.arch().unwrap_or(Arch::Scalar);

@@ -34,7 +34,15 @@ pub(crate) trait Halves: Simd {
 
     /// Starts to read the cache line at `from` into the second-level cache. Any address will do.
     #[inline(always)]
-    fn fetch(self, _from: *const u8) {}
+    fn fetch(self, from: *const u8) {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: a prefetch changes nothing but what the caches hold, and never faults.
+        unsafe {
+            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(from.cast());
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = from;
+    }
 }
 
 impl Halves for Scalar {}
@@ -60,11 +68,6 @@ impl Halves for pulp::x86::V3 {
             _mm_storeu_si128(to.cast(), rounded);
         }
     }
-
-    #[inline(always)]
-    fn fetch(self, from: *const u8) {
-        fetch(from);
-    }
 }
 
 #[cfg(all(target_arch = "x86_64", feature = "x86-v4"))]
@@ -85,17 +88,4 @@ impl Halves for pulp::x86::V4 {
             _mm256_storeu_si256(to.cast(), rounded);
         }
     }
-
-    #[inline(always)]
-    fn fetch(self, from: *const u8) {
-        fetch(from);
-    }
-}
-
-#[cfg(target_arch = "x86_64")]
-#[inline(always)]
-fn fetch(from: *const u8) {
-    use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-    // SAFETY: a prefetch changes nothing but what the caches hold, and never faults.
-    unsafe { _mm_prefetch::<_MM_HINT_T1>(from.cast()) };
 }

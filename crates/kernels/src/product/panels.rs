@@ -19,13 +19,19 @@ pub(crate) const STRIP: usize = 4;
 /// So many rows are packed at a time, so that reading down the columns of a transposed matrix uses whole cache lines.
 const BLOCK: usize = 16;
 
-/// A dtype that panels hold.
+/// A dtype that panels hold: one row after the other, unless it says otherwise.
 pub(crate) trait Stored: Element {
     /// Where a panel holds the number of row `k` and column `c`.
-    fn place(k: usize, c: usize) -> usize;
+    fn place(k: usize, c: usize) -> usize {
+        k * PANEL + c
+    }
 
     /// Writes an even row of a panel and the row after it.
-    fn place_pair(even: &[Self; PANEL], odd: &[Self; PANEL], out: &mut [MaybeUninit<Self>; 2 * PANEL]);
+    #[inline(always)]
+    fn place_pair(even: &[Self; PANEL], odd: &[Self; PANEL], out: &mut [MaybeUninit<Self>; 2 * PANEL]) {
+        out[..PANEL].write_copy_of_slice(even);
+        out[PANEL..].write_copy_of_slice(odd);
+    }
 
     /// Vector `i` of row `k` of a panel, in f32.
     ///
@@ -40,23 +46,7 @@ pub(crate) trait Stored: Element {
     unsafe fn write<S: Halves>(simd: S, vector: S::f32s, to: *mut Self);
 }
 
-/// One row after the other.
-#[inline(always)]
-fn place_rows<E: Copy>(even: &[E; PANEL], odd: &[E; PANEL], out: &mut [MaybeUninit<E>; 2 * PANEL]) {
-    out[..PANEL].write_copy_of_slice(even);
-    out[PANEL..].write_copy_of_slice(odd);
-}
-
 impl Stored for f32 {
-    fn place(k: usize, c: usize) -> usize {
-        k * PANEL + c
-    }
-
-    #[inline(always)]
-    fn place_pair(even: &[Self; PANEL], odd: &[Self; PANEL], out: &mut [MaybeUninit<Self>; 2 * PANEL]) {
-        place_rows(even, odd, out);
-    }
-
     #[inline(always)]
     unsafe fn vector<S: Halves>(_: S, panel: *const Self, k: usize, i: usize) -> S::f32s {
         // SAFETY: the caller's row has PANEL numbers; every bit pattern is a vector of floats.
@@ -71,15 +61,6 @@ impl Stored for f32 {
 }
 
 impl Stored for f16 {
-    fn place(k: usize, c: usize) -> usize {
-        k * PANEL + c
-    }
-
-    #[inline(always)]
-    fn place_pair(even: &[Self; PANEL], odd: &[Self; PANEL], out: &mut [MaybeUninit<Self>; 2 * PANEL]) {
-        place_rows(even, odd, out);
-    }
-
     #[inline(always)]
     unsafe fn vector<S: Halves>(simd: S, panel: *const Self, k: usize, i: usize) -> S::f32s {
         // SAFETY: as above.

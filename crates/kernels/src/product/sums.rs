@@ -158,7 +158,7 @@ impl<E: Stored> Sums for Packed<'_, E> {
         let (strip, later) = strip.split_at(panels * depth * PANEL);
         let many = rows.len() > S::ROWS;
         // A few rows leave no time to fetch what comes after their panels.
-        let next = Ahead::of(&later[..if many { strip.len().min(later.len()) } else { 0 }]);
+        let next = Ahead::of(later, if many { strip.len() } else { 0 });
         // Many rows share one conversion of the halves.
         if many && E::as_f32s(&[]).is_none() {
             let wide = room(other, strip.len());
