@@ -72,7 +72,10 @@ impl ModelArgs {
         inputs.model(&files)?;
         outputs.check(&inputs)?;
         let checkpoint = Checkpoint::open(&files)?.with_implementation(self.implementation.into());
-        let model = checkpoint.load_model(self.dtype.into(), &device)?;
+        let model = match self.quantize_on(&device)? {
+            Some(format) => checkpoint.load_quantised(format)?,
+            None => checkpoint.load_model(self.dtype.into(), &device)?,
+        };
         Ok(Session { name: checkpoint.name().to_string(), model, device, files, tokenizer: OnceCell::new() })
     }
 }

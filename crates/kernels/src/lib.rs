@@ -31,6 +31,7 @@ pub mod isa;
 mod layer_norm;
 mod linear;
 mod product;
+mod quantised;
 pub mod roofline;
 pub mod stopwatch;
 mod streams;
@@ -50,6 +51,7 @@ pub use gpu::keep_freed_memory;
 pub use isa::Isa;
 pub use layer_norm::layer_norm;
 pub use linear::{PackedWeight, linear, linear_transposed};
+pub use quantised::{BlockFormat, QuantisedWeight};
 
 use candle_core::DType;
 

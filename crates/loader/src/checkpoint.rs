@@ -9,7 +9,8 @@ use crate::{json, names, pickle, safetensors_file};
 use candle_core::{DType, Device, Shape, Tensor};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
-use gpt2_model::parameters::Parameter;
+use gpt2_model::linear::{BlockFormat, QuantisedWeight};
+use gpt2_model::parameters::{LM_HEAD, Parameter, WTE};
 use gpt2_model::{Config, Gpt2LMHeadModel, Implementation};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -129,6 +130,26 @@ impl Checkpoint {
     /// When the audit finds anything, or the device cannot hold the weights.
     pub fn load_model(&self, dtype: DType, device: &Device) -> Result<Gpt2LMHeadModel, LoadError> {
         Gpt2LMHeadModel::load(self.var_builder(dtype, device)?, &self.config)
+            .map_err(|source| LoadError::Tensor { name: self.name.clone(), source })
+    }
+}
+
+impl Checkpoint {
+    /// Builds the language model on the CPU, in f32, with its linear layers and tables of tokens quantised as they are read.
+    ///
+    /// # Errors
+    /// When the audit finds anything, or the format's blocks do not divide a layer's inputs.
+    pub fn load_quantised(&self, format: BlockFormat) -> Result<Gpt2LMHeadModel, LoadError> {
+        let vb = self.var_builder(DType::F32, &Device::Cpu)?;
+        let quantised = |name: &str, (n_in, n_out): (usize, usize)| {
+            QuantisedWeight::check_inputs(format, n_in).map_err(|e| e.context(name.to_string()))?;
+            let weight = match name {
+                WTE | LM_HEAD => vb.get((n_out, n_in), name)?.t()?,
+                _ => vb.get((n_in, n_out), name)?,
+            };
+            QuantisedWeight::quantise(&weight, format).map(Some)
+        };
+        Gpt2LMHeadModel::load_quantised(vb.clone(), &self.config, &quantised)
             .map_err(|source| LoadError::Tensor { name: self.name.clone(), source })
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::parameters::Values;
 use candle_core::{DType, Device, Result, Tensor};
-use gpt2_kernels::PackedWeight;
+use gpt2_kernels::{PackedWeight, QuantisedWeight};
 
 /// A table (V, C): `wte`. Clones share the numbers.
 #[derive(Debug, Clone)]
@@ -14,6 +14,8 @@ enum Kind {
     Plain(Tensor),
     /// The transpose, (C, V), of which `lm_head` is the product and the embedding the columns.
     Packed(PackedWeight),
+    /// The same, quantised.
+    Quantised(QuantisedWeight),
 }
 
 impl Embedding {
@@ -43,12 +45,22 @@ impl Embedding {
         Self::new(table)
     }
 
+    /// A quantised table, on the CPU.
+    ///
+    /// # Shapes
+    /// `transpose` (C, V)
+    #[must_use]
+    pub fn quantised(transpose: QuantisedWeight) -> Self {
+        Self(Kind::Quantised(transpose))
+    }
+
     /// (V, C)
     #[must_use]
     pub fn shape(&self) -> (usize, usize) {
         match &self.0 {
             Kind::Plain(table) => (table.dims()[0], table.dims()[1]),
             Kind::Packed(weight) => (weight.shape().1, weight.shape().0),
+            Kind::Quantised(weight) => (weight.shape().1, weight.shape().0),
         }
     }
 
@@ -58,6 +70,7 @@ impl Embedding {
         match &self.0 {
             Kind::Plain(table) => table.dtype(),
             Kind::Packed(weight) => weight.dtype(),
+            Kind::Quantised(_) => DType::F32,
         }
     }
 
@@ -66,7 +79,7 @@ impl Embedding {
     pub fn device(&self) -> &Device {
         match &self.0 {
             Kind::Plain(table) => table.device(),
-            Kind::Packed(_) => &Device::Cpu,
+            Kind::Packed(_) | Kind::Quantised(_) => &Device::Cpu,
         }
     }
 
@@ -81,6 +94,7 @@ impl Embedding {
         match &self.0 {
             Kind::Plain(table) => table.index_select(ids, 0),
             Kind::Packed(weight) => weight.columns(&ids.to_dtype(DType::U32)?),
+            Kind::Quantised(weight) => weight.columns(&ids.to_dtype(DType::U32)?),
         }
     }
 
@@ -95,10 +109,11 @@ impl Embedding {
         match &self.0 {
             Kind::Plain(table) => gpt2_kernels::linear_transposed(x, table),
             Kind::Packed(weight) => weight.forward(x, None, gpt2_kernels::Epilogue::None),
+            Kind::Quantised(weight) => weight.forward(x, None, gpt2_kernels::Epilogue::None),
         }
     }
 
-    /// The table (V, C), which is a copy if it is packed.
+    /// The table (V, C), which is a copy if it is packed or quantised.
     ///
     /// # Errors
     /// When Candle cannot make the tensor.
@@ -111,6 +126,7 @@ impl Embedding {
         match &self.0 {
             Kind::Plain(table) => Values::Tensor(table.clone()),
             Kind::Packed(weight) => Values::PackedTable(weight.clone()),
+            Kind::Quantised(weight) => Values::QuantisedTable(weight.clone()),
         }
     }
 

@@ -70,6 +70,7 @@ pub use gpt2_kernels::{Dispatch, Implementation};
 pub use layer_norm::LayerNorm;
 pub use lm::Gpt2LMHeadModel;
 pub use lm_head::LmHead;
+pub use loading::QuantisedWeights;
 pub use mlp::Mlp;
 pub use model::Gpt2Model;
 pub use pass::Pass;

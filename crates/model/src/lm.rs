@@ -3,6 +3,8 @@
 use crate::forward::{CausalLMOutput, ForwardArgs};
 use crate::hooks::{PassHooks, Point};
 use crate::inputs::check_targets;
+use crate::linear::{BlockFormat, QuantisedLinear, QuantisedWeight};
+use crate::loading::{QuantisedWeights, checked};
 use crate::model::embedding;
 use crate::parameters::{LM_HEAD, PREFIX, Visitor, WPE, WTE};
 use crate::training::Training;
@@ -10,10 +12,9 @@ use crate::{Config, Embedding, Gpt2Model, LmHead};
 use candle_core::{DType, Module, Result, Tensor};
 use candle_nn::VarBuilder;
 
-/// Returns `wte` itself if `head` holds the same numbers, so that the two share memory; otherwise `head`.
-fn tied_if_equal(head: Tensor, wte: &Tensor) -> Result<Tensor> {
-    let differing = head.ne(wte)?.to_dtype(DType::U32)?.sum_all()?.to_scalar::<u32>()?;
-    Ok(if differing == 0 { wte.clone() } else { head })
+/// Whether the two tables hold the same numbers.
+fn equal(a: &Tensor, b: &Tensor) -> Result<bool> {
+    Ok(a.ne(b)?.to_dtype(DType::U32)?.sum_all()?.to_scalar::<u32>()? == 0)
 }
 
 /// The language model: the transformer and `lm_head`.
@@ -35,33 +36,60 @@ impl Gpt2LMHeadModel {
     /// # Errors
     /// When the config is not valid, or a tensor is missing or has another shape.
     pub fn load(vb: VarBuilder, config: &Config) -> Result<Self> {
+        Self::load_quantised(vb, config, &|_, _| Ok(None))
+    }
+
+    /// Like [`load`](Self::load), with those weights that `quantised` gives; everything else comes from `vb`, in f32 on the
+    /// CPU.
+    ///
+    /// # Errors
+    /// As above, and those of `quantised`.
+    pub fn load_quantised(vb: VarBuilder, config: &Config, quantised: &QuantisedWeights) -> Result<Self> {
         config.validate()?;
         let prefixed = vb.pp(PREFIX.trim_end_matches('.'));
         let inner = if prefixed.contains_tensor(WPE) { prefixed } else { vb.clone() };
         let (has_wte, has_head) = (inner.contains_tensor(WTE), vb.contains_tensor(LM_HEAD));
-        let tied = config.tie_word_embeddings;
-        let load_head = || embedding(&vb, LM_HEAD, config.vocab_size, config);
-        let wte = if tied && has_head && !has_wte {
-            load_head()?
-        } else {
-            embedding(&inner, WTE, config.vocab_size, config)?
+        let plain = |name: &str| {
+            let vb = if name == LM_HEAD { &vb } else { &inner };
+            embedding(vb, name, config.vocab_size, config)
         };
-        let lm_head = if !tied {
-            load_head()?
-        } else if has_wte && has_head {
-            tied_if_equal(load_head()?, &wte)?
-        } else {
-            wte.clone()
+        let tied =
+            config.tie_word_embeddings && (!has_wte || !has_head || equal(&plain(LM_HEAD)?, &plain(WTE)?)?);
+        let table = |name: &str, projects: bool| match checked(
+            quantised,
+            name,
+            (config.n_embd, config.vocab_size),
+        )? {
+            Some(transpose) => Ok(Embedding::quantised(transpose)),
+            None if projects => Embedding::of_projection(plain(name)?),
+            None => Embedding::new(plain(name)?),
         };
-        let (wte, lm_head) = if lm_head.id() == wte.id() {
-            drop(lm_head); // so that nothing keeps the plain table once it is packed
-            let table = Embedding::of_projection(wte)?;
-            (table.clone(), LmHead::of(table))
-        } else {
-            (Embedding::new(wte)?, LmHead::new(lm_head)?)
-        };
-        let transformer = Gpt2Model::load_with_wte(inner, config, wte)?;
-        Ok(Self { transformer, lm_head })
+        let wte = table(if tied && has_head && !has_wte { LM_HEAD } else { WTE }, tied)?;
+        let head = if tied { wte.clone() } else { table(LM_HEAD, true)? };
+        let transformer = Gpt2Model::load_with_wte(inner, config, wte, quantised)?;
+        Ok(Self { transformer, lm_head: LmHead::of(head) })
+    }
+
+    /// The same model with every linear layer and the tables of tokens quantised; biases, layer norms and positions stay as
+    /// they are. The model is in f32 on the CPU.
+    ///
+    /// # Errors
+    /// When blocks of the format do not divide the inputs of a layer, or a weight is not plain or packed f32 on the CPU.
+    pub fn quantise(mut self, format: BlockFormat) -> Result<Self> {
+        let tied = self.is_tied();
+        let table =
+            |values: Tensor| QuantisedWeight::quantise(&values.t()?, format).map(Embedding::quantised);
+        for block in &mut self.transformer.h {
+            let (attn, mlp) = (&mut block.attn, &mut block.mlp);
+            for layer in [&mut attn.c_attn, &mut attn.c_proj, &mut mlp.c_fc, &mut mlp.c_proj] {
+                let weight = QuantisedWeight::quantise(&layer.weight()?, format)?;
+                *layer = layer.with_layer(QuantisedLinear::new(weight, layer.bias().cloned())?)?;
+            }
+        }
+        self.transformer.wte = table(self.transformer.wte.weight()?)?;
+        self.lm_head =
+            LmHead::of(if tied { self.transformer.wte.clone() } else { table(self.lm_head.weight()?)? });
+        Ok(self)
     }
 
     /// The config that the model was built with.

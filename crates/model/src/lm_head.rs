@@ -50,7 +50,7 @@ impl LmHead {
         }
     }
 
-    /// W, (V, C); a copy if it is packed.
+    /// W, (V, C); a copy if it is packed or quantised.
     ///
     /// # Errors
     /// When the layer cannot produce a dense weight.
@@ -90,6 +90,9 @@ impl LmHead {
             Kind::Table(table) => match table.values() {
                 Values::Tensor(table) => gpt2_kernels::linear_cross_entropy(x, &table, targets),
                 // The parts' logits would all stay in the graph.
+                Values::QuantisedTable(_) if x.track_op() => {
+                    crate::training::cross_entropy(&self.forward(x)?, targets)
+                }
                 packed if x.track_op() => gpt2_kernels::linear_cross_entropy(x, &packed.tensor()?, targets),
                 _ => self.cross_entropy_in_parts(x, targets),
             },

@@ -1,11 +1,18 @@
 //! What the modules of one model share while they load.
 
+use crate::linear::QuantisedLinear;
+use crate::parameters::PREFIX;
 use crate::{Config, Conv1D, LayerNorm};
 use candle_core::Result;
 use candle_nn::VarBuilder;
-use gpt2_kernels::Dispatch;
 use gpt2_kernels::attention::CausalBias;
+use gpt2_kernels::{Dispatch, QuantisedWeight};
 use std::fmt::Display;
+use std::sync::Arc;
+
+/// Gives the quantised weight (in, out) of a linear layer or, for a table, of its transpose; `None` if the `VarBuilder` has
+/// it. Called with the name of the parameter, without [`PREFIX`], and the shape.
+pub type QuantisedWeights<'a> = dyn Fn(&str, (usize, usize)) -> Result<Option<QuantisedWeight>> + 'a;
 
 /// A place in a checkpoint, and the settings of the whole model.
 #[derive(Clone)]
@@ -17,13 +24,19 @@ pub(crate) struct Loading<'a> {
     pub(crate) dispatch: Dispatch,
     /// Shared by all layers.
     pub(crate) bias: CausalBias,
+    quantised: Option<&'a QuantisedWeights<'a>>,
 }
 
 impl<'a> Loading<'a> {
     pub(crate) fn new(vb: VarBuilder<'a>, config: &'a Config, layer_idx: usize) -> Self {
         let dispatch = Dispatch::new(config.attn_implementation, vb.device());
         let bias = CausalBias::new(config.n_positions, vb.device());
-        Self { vb, config, layer_idx, dispatch, bias }
+        Self { vb, config, layer_idx, dispatch, bias, quantised: None }
+    }
+
+    /// The same place, with weights from another source.
+    pub(crate) fn with_quantised(self, quantised: &'a QuantisedWeights<'a>) -> Self {
+        Self { quantised: Some(quantised), ..self }
     }
 
     /// The place `name` below this one.
@@ -38,7 +51,16 @@ impl<'a> Loading<'a> {
 
     /// A projection whose initial weights have standard deviation `stdev`.
     pub(crate) fn conv1d(&self, name: &str, (n_in, n_out): (usize, usize), stdev: f64) -> Result<Conv1D> {
-        Conv1D::load_for(self.vb.pp(name), n_in, n_out, stdev, self.dispatch)
+        let vb = self.vb.pp(name);
+        if let Some(quantised) = self.quantised {
+            let name = format!("{}.weight", vb.prefix());
+            let name = name.strip_prefix(PREFIX).unwrap_or(&name);
+            if let Some(weight) = checked(quantised, name, (n_in, n_out))? {
+                let layer = QuantisedLinear::new(weight, Some(vb.get(n_out, "bias")?))?;
+                return Ok(Conv1D::from_layer(Arc::new(layer)));
+            }
+        }
+        Conv1D::load_for(vb, n_in, n_out, stdev, self.dispatch)
     }
 
     /// A layer norm over C.
@@ -46,4 +68,20 @@ impl<'a> Loading<'a> {
         let (width, eps) = (self.config.n_embd, self.config.layer_norm_epsilon);
         LayerNorm::load_for(self.vb.pp(name), width, eps, self.dispatch)
     }
+}
+
+/// The quantised weight, if there is one, which must have this shape.
+pub(crate) fn checked(
+    quantised: &QuantisedWeights,
+    name: &str,
+    shape: (usize, usize),
+) -> Result<Option<QuantisedWeight>> {
+    let weight = quantised(name, shape)?;
+    if let Some(weight) = weight.as_ref().filter(|weight| weight.shape() != shape) {
+        candle_core::bail!(
+            "{name}: expected a quantised weight {shape:?} (in, out), got {:?}",
+            weight.shape()
+        )
+    }
+    Ok(weight)
 }

@@ -3,7 +3,7 @@
 use crate::forward::{ForwardArgs, ModelOutput};
 use crate::hooks::{PassHooks, Point};
 use crate::inputs::{check_below, refuse_padding_before_a_token};
-use crate::loading::Loading;
+use crate::loading::{Loading, QuantisedWeights};
 use crate::parameters::{Role, Visitor, WPE, WTE};
 use crate::training::{Site, Training};
 use crate::{Block, Config, Embedding, LayerNorm, Pass};
@@ -33,12 +33,17 @@ impl Gpt2Model {
     pub fn load(vb: VarBuilder, config: &Config) -> Result<Self> {
         config.validate()?;
         let wte = embedding(&vb, WTE, config.vocab_size, config)?;
-        Self::load_with_wte(vb, config, Embedding::new(wte)?)
+        Self::load_with_wte(vb, config, Embedding::new(wte)?, &|_, _| Ok(None))
     }
 
-    pub(crate) fn load_with_wte(vb: VarBuilder, config: &Config, wte: Embedding) -> Result<Self> {
+    pub(crate) fn load_with_wte(
+        vb: VarBuilder,
+        config: &Config,
+        wte: Embedding,
+        quantised: &QuantisedWeights,
+    ) -> Result<Self> {
         let wpe = embedding(&vb, WPE, config.n_positions, config)?;
-        let root = Loading::new(vb, config, 0);
+        let root = Loading::new(vb, config, 0).with_quantised(quantised);
         let block = |i| Block::load_at(&root.pp("h").pp(i).of_layer(i));
         Ok(Self {
             wte,

@@ -5,7 +5,7 @@
 //! model.
 
 use candle_core::{DType, Result, Tensor, TensorId};
-use gpt2_kernels::PackedWeight;
+use gpt2_kernels::{PackedWeight, QuantisedWeight};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fmt::Display;
@@ -77,6 +77,10 @@ pub enum Values {
     Packed(PackedWeight),
     /// A table (out, in) whose transpose is packed.
     PackedTable(PackedWeight),
+    /// A quantised weight (in, out).
+    Quantised(QuantisedWeight),
+    /// A table (out, in) whose transpose is quantised.
+    QuantisedTable(QuantisedWeight),
 }
 
 /// What tells one parameter's memory from another's.
@@ -84,10 +88,11 @@ pub enum Values {
 pub(crate) enum Id {
     Tensor(TensorId),
     Packed(u64),
+    Quantised(u64),
 }
 
 impl Values {
-    /// A plain tensor with the parameter's shape; a copy if the numbers are packed.
+    /// A plain tensor with the parameter's shape; a copy if the numbers are packed or quantised.
     ///
     /// # Errors
     /// When Candle cannot make the tensor.
@@ -96,6 +101,8 @@ impl Values {
             Self::Tensor(tensor) => Ok(tensor.clone()),
             Self::Packed(weight) => weight.to_tensor(),
             Self::PackedTable(weight) => weight.to_transposed(),
+            Self::Quantised(weight) => weight.to_tensor(),
+            Self::QuantisedTable(weight) => weight.to_transposed(),
         }
     }
 
@@ -106,15 +113,18 @@ impl Values {
             Self::Tensor(tensor) => tensor.dims().to_vec(),
             Self::Packed(weight) => vec![weight.shape().0, weight.shape().1],
             Self::PackedTable(weight) => vec![weight.shape().1, weight.shape().0],
+            Self::Quantised(weight) => vec![weight.shape().0, weight.shape().1],
+            Self::QuantisedTable(weight) => vec![weight.shape().1, weight.shape().0],
         }
     }
 
-    /// The dtype of the numbers.
+    /// The dtype of the numbers; of quantised ones, the dtype of what they multiply.
     #[must_use]
     pub fn dtype(&self) -> DType {
         match self {
             Self::Tensor(tensor) => tensor.dtype(),
             Self::Packed(weight) | Self::PackedTable(weight) => weight.dtype(),
+            Self::Quantised(_) | Self::QuantisedTable(_) => DType::F32,
         }
     }
 
@@ -126,6 +136,7 @@ impl Values {
         match self {
             Self::Tensor(tensor) => Id::Tensor(tensor.id()),
             Self::Packed(weight) | Self::PackedTable(weight) => Id::Packed(weight.id()),
+            Self::Quantised(weight) | Self::QuantisedTable(weight) => Id::Quantised(weight.id()),
         }
     }
 }

@@ -59,6 +59,26 @@ impl From<DTypeArg> for candle_core::DType {
     }
 }
 
+/// A format that a model is quantised to when it is loaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum QuantizeArg {
+    /// 8.5 bits a weight
+    #[value(name = "q8_0")]
+    Q8,
+    /// 4.5 bits a weight
+    #[value(name = "q4_0")]
+    Q4,
+}
+
+impl From<QuantizeArg> for gpt2_kernels::BlockFormat {
+    fn from(arg: QuantizeArg) -> Self {
+        match arg {
+            QuantizeArg::Q8 => Self::Q8_0,
+            QuantizeArg::Q4 => Self::Q4_0,
+        }
+    }
+}
+
 impl From<ImplArg> for gpt2_kernels::Implementation {
     fn from(arg: ImplArg) -> Self {
         match arg {

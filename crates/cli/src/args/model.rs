@@ -2,9 +2,12 @@
 // These comments are the help text, which would print backticks and backslashes.
 #![allow(clippy::doc_markdown, rustdoc::broken_intra_doc_links)]
 
-use super::choices::{DTypeArg, ImplArg};
+use super::choices::{DTypeArg, ImplArg, QuantizeArg};
 use super::device::DeviceArg;
 use super::hub::HubArgs;
+use anyhow::bail;
+use candle_core::Device;
+use gpt2_kernels::BlockFormat;
 
 /// Options that every subcommand has.
 #[derive(Debug, clap::Args)]
@@ -17,6 +20,9 @@ pub(crate) struct ModelArgs {
     /// Precision of weights and activations; scores and softmax are f32 at least
     #[arg(long, default_value = "f32", value_enum)]
     pub(crate) dtype: DTypeArg,
+    /// Quantize the weights as they are loaded: less memory and faster decoding, less exact; f32 on the CPU only
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    pub(crate) quantize: Option<QuantizeArg>,
     /// Which code computes attention and, on GPUs, the layers around it
     #[arg(long = "impl", value_enum, default_value = "auto")]
     pub(crate) implementation: ImplArg,
@@ -24,6 +30,20 @@ pub(crate) struct ModelArgs {
     pub(crate) run: RunArgs,
     #[command(flatten)]
     pub(crate) hub: HubArgs,
+}
+
+impl ModelArgs {
+    /// The format of `--quantize`; refuses a dtype or a device that quantised layers do not have.
+    pub(crate) fn quantize_on(&self, device: &Device) -> anyhow::Result<Option<BlockFormat>> {
+        let Some(format) = self.quantize else { return Ok(None) };
+        if self.dtype != DTypeArg::F32 {
+            bail!("--quantize: quantised layers compute in f32; leave --dtype out");
+        }
+        if !device.is_cpu() {
+            bail!("--quantize: quantised layers run on the CPU only; give --device cpu");
+        }
+        Ok(Some(format.into()))
+    }
 }
 
 /// Where a command runs, and with which seed.

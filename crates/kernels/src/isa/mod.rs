@@ -22,6 +22,8 @@ pub enum Isa {
     Neon,
     /// 256-bit vectors with FMA and F16C.
     Avx2,
+    /// The same with AVX-VNNI, whose products of bytes quantised layers use; everything else runs as on AVX2.
+    AvxVnni,
     /// 512-bit vectors; compiled only with the feature `x86-v4`.
     Avx512,
     /// Intel's tile registers for products of bf16 matrices, where subnormal numbers count as 0, and AVX-512 for everything
@@ -31,7 +33,7 @@ pub enum Isa {
 }
 
 /// Slowest first, as in [`Isa`].
-const ALL: [Isa; 5] = [Isa::Portable, Isa::Neon, Isa::Avx2, Isa::Avx512, Isa::Amx];
+const ALL: [Isa; 6] = [Isa::Portable, Isa::Neon, Isa::Avx2, Isa::AvxVnni, Isa::Avx512, Isa::Amx];
 
 /// The choice of [`Isa::hold`], plus one; 0 before there is one.
 static HELD: AtomicU8 = AtomicU8::new(0);
@@ -44,6 +46,7 @@ impl Isa {
             Self::Portable => "portable",
             Self::Neon => "neon",
             Self::Avx2 => "avx2",
+            Self::AvxVnni => "avx-vnni",
             Self::Avx512 => "avx512",
             Self::Amx => "amx",
         }
@@ -107,6 +110,8 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             // Every processor with AVX2 has F16C, but a virtual machine can hide it.
             Self::Avx2 => pulp::x86::V3::try_new().filter(|_| is_x86_feature_detected!("f16c")).map(Arch::V3),
+            #[cfg(target_arch = "x86_64")]
+            Self::AvxVnni => Self::Avx2.arch().filter(|_| is_x86_feature_detected!("avxvnni")),
             #[cfg(all(target_arch = "x86_64", feature = "x86-v4"))]
             Self::Avx512 => {
                 pulp::x86::V4::try_new().filter(|_| is_x86_feature_detected!("f16c")).map(Arch::V4)

@@ -70,7 +70,7 @@ fn add_product<E: Element>(x: &[f32], weight: Weight<E>, out: &mut [f32]) {
 ///
 /// # Shapes
 /// `a` (M, K), `b` (K, N) -> (M, N)
-pub(super) fn matmul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+pub(crate) fn matmul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     if !cpu_f32(&[a, b]) || !cpu_product(&[a, b]) {
         return a.matmul(b);
     }

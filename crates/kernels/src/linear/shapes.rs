@@ -15,7 +15,7 @@ pub(super) fn check(x: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<(Tenso
     flatten(x, n_in, n_out)
 }
 
-pub(super) fn check_residual(epilogue: Epilogue, shape: &[usize]) -> Result<()> {
+pub(crate) fn check_residual(epilogue: Epilogue, shape: &[usize]) -> Result<()> {
     match epilogue.residual() {
         Some(residual) if residual.dims() != shape => {
             candle_core::bail!("linear: x·W is {shape:?}, which cannot be added to {:?}", residual.dims())
@@ -24,7 +24,7 @@ pub(super) fn check_residual(epilogue: Epilogue, shape: &[usize]) -> Result<()> 
     }
 }
 
-pub(super) fn flatten(x: &Tensor, n_in: usize, n_out: usize) -> Result<(Tensor, Vec<usize>)> {
+pub(crate) fn flatten(x: &Tensor, n_in: usize, n_out: usize) -> Result<(Tensor, Vec<usize>)> {
     crate::isa::check_environment().map_err(candle_core::Error::wrap)?;
     if x.dim(D::Minus1)? != n_in || n_in == 0 {
         candle_core::bail!("linear: x {:?} does not end in the {n_in} inputs of the weight", x.dims())

@@ -1,8 +1,11 @@
 //! What follows a matrix product, a row of a strip at a time.
 
 use super::halves::Halves;
+use super::lanes::{Kernel, Lanes, dispatch};
 use super::panels::{PANEL, Stored};
 use crate::gelu;
+use crate::isa::Isa;
+use pulp::Arch;
 use std::ops::Range;
 
 /// `gelu(x·W + bias) + residual`, each part only if it is wanted.
@@ -59,6 +62,65 @@ impl<E: Stored> Finish<'_, E> {
             }
             // SAFETY: the caller guarantees the room.
             unsafe { write(simd, y, out.add(first), part.len()) };
+        }
+    }
+}
+
+/// The result of a product whose sums were computed elsewhere, of which tasks finish a part each.
+pub(crate) struct Finishing<'a> {
+    finish: Finish<'a, f32>,
+    width: usize,
+    out: *mut f32,
+}
+
+// SAFETY: tasks write through `out` only, and the callers of `part` guarantee that their parts do not overlap.
+unsafe impl Sync for Finishing<'_> {}
+
+impl<'a> Finishing<'a> {
+    /// `out` is (rows, width).
+    pub(crate) fn new(finish: Finish<'a, f32>, (rows, width): (usize, usize), out: *mut f32) -> Self {
+        assert_eq!(finish.bias.map_or(width, <[f32]>::len), width);
+        assert_eq!(finish.residual.map_or(rows * width, <[f32]>::len), rows * width);
+        Self { finish, width, out }
+    }
+
+    /// Writes some columns of some rows of the result from their sums, whose rows are `stride` apart, a multiple of
+    /// [`PANEL`].
+    ///
+    /// # Safety
+    /// The result has the rows and columns, and nobody else reads or writes them meanwhile.
+    pub(crate) unsafe fn part(
+        &self,
+        isa: Isa,
+        (rows, columns): (Range<usize>, Range<usize>),
+        sums: &mut [f32],
+        stride: usize,
+    ) {
+        assert!(stride.is_multiple_of(PANEL) && columns.len() <= stride);
+        dispatch(isa.arch().unwrap_or(Arch::Scalar), Part { all: self, rows, columns, sums, stride });
+    }
+}
+
+struct Part<'a> {
+    all: &'a Finishing<'a>,
+    rows: Range<usize>,
+    columns: Range<usize>,
+    sums: &'a mut [f32],
+    stride: usize,
+}
+
+impl Kernel for Part<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with<S: Lanes>(self, simd: S) {
+        let Self { all: Finishing { finish, width, out }, rows, columns, sums, stride } = self;
+        for (row, sums) in rows.zip(sums.chunks_exact_mut(stride)) {
+            // SAFETY: as the caller of `Finishing::part` guarantees.
+            unsafe {
+                let out = out.add(row * width + columns.start);
+                finish.run(simd, sums, row, (columns.clone(), *width), out);
+            }
         }
     }
 }

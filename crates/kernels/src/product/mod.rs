@@ -20,7 +20,7 @@ mod finish;
 mod halves;
 mod lanes;
 mod matrix;
-mod memory;
+pub(crate) mod memory;
 mod multiply;
 pub(crate) mod panels;
 pub(crate) mod rows;
@@ -30,7 +30,7 @@ mod tests;
 mod tile;
 
 pub(crate) use block::product;
-pub(crate) use finish::Finish;
+pub(crate) use finish::{Finish, Finishing};
 pub(crate) use matrix::Matrix;
 pub(crate) use multiply::multiply;
 pub(crate) use panels::Panels;

@@ -1,4 +1,4 @@
-//! Linear layers with any kind of weight: dense, or packed for the CPU if it does not change; quantised, low-rank or
+//! Linear layers with any kind of weight: dense, packed for the CPU if it does not change, or quantised; low-rank or
 //! sharded in future code, or in yours.
 //!
 //! [`Conv1D`](crate::Conv1D) and [`LmHead`](crate::LmHead) each hold one. [`LinearLayer`] is the interface
@@ -51,8 +51,10 @@
 mod dense;
 mod layer;
 mod packed;
+mod quantised;
 
 pub(crate) use dense::Dense;
-pub use gpt2_kernels::Epilogue;
+pub use gpt2_kernels::{BlockFormat, Epilogue, QuantisedWeight};
 pub use layer::LinearLayer;
 pub(crate) use packed::Packed;
+pub use quantised::QuantisedLinear;

@@ -11,7 +11,7 @@ use candle_nn::{VarBuilder, VarMap};
 use gpt2_kernels::attention::{CausalMask, CausalSdpa};
 use gpt2_kernels::roofline;
 use gpt2_kernels::stopwatch::Stopwatch;
-use gpt2_kernels::{Dispatch, Isa};
+use gpt2_kernels::{BlockFormat, Dispatch, Isa};
 use gpt2_loader::Checkpoint;
 use gpt2_model::{
     CausalSelfAttention, Chosen, ChosenWeights, Config, ForwardArgs, Gpt2LMHeadModel, Implementation,
@@ -31,6 +31,8 @@ struct Report {
     batch: usize,
     tokens: usize,
     dtype: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    quantized: Option<&'static str>,
     device: String,
     threads: usize,
     /// The instruction set of the CPU kernels.
@@ -101,6 +103,7 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
         batch: bench.batch,
         tokens: bench.tokens,
         dtype: bench.dtype.as_str(),
+        quantized: bench.quantize.map(BlockFormat::as_str),
         device: format!("{:?}", bench.device.location()).to_lowercase(),
         threads: rayon::current_num_threads(),
         isa: on_cpu.then(|| Isa::current().as_str()),
@@ -112,7 +115,11 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
         ratio_to_plain: asking.then(|| median(&mut ratios)),
         ms_per_token,
         tokens_per_s: ms_per_token.map(|ms| 1e3 * bench.batch as f64 / ms),
-        work: on_cpu.then(|| Work::of(args, &bench.config, bench.dtype, seconds)),
+        work: if on_cpu {
+            Work::of(args, &bench.config, (bench.dtype, bench.quantize), seconds)
+        } else {
+            None
+        },
     };
     output::report(args.json, &report, print)?;
     Ok(ExitCode::SUCCESS)
@@ -156,6 +163,7 @@ struct Bench<'a> {
     checkpoint: Option<Checkpoint>,
     device: Device,
     dtype: DType,
+    quantize: Option<BlockFormat>,
     batch: usize,
     tokens: usize,
 }
@@ -180,12 +188,17 @@ impl<'a> Bench<'a> {
         }
         config.validate()?;
         let device = args.model.run.device.open()?;
+        let quantize = args.model.quantize_on(&device)?;
+        if quantize.is_some() && !matches!(args.what, BenchTarget::Forward | BenchTarget::Decode) {
+            bail!("--quantize is for bench forward and bench decode");
+        }
         Ok(Self {
             args,
             config,
             checkpoint,
             device,
             dtype: args.model.dtype.into(),
+            quantize,
             batch: args.batch.into(),
             tokens,
         })
@@ -223,7 +236,14 @@ impl<'a> Bench<'a> {
     }
 
     fn model(&self) -> anyhow::Result<Gpt2LMHeadModel> {
-        Ok(Gpt2LMHeadModel::load(self.weights()?, &self.config)?)
+        if let (Some(checkpoint), Some(format)) = (&self.checkpoint, self.quantize) {
+            return Ok(checkpoint.load_quantised(format)?);
+        }
+        let model = Gpt2LMHeadModel::load(self.weights()?, &self.config)?;
+        Ok(match self.quantize {
+            Some(format) => model.quantise(format)?,
+            None => model,
+        })
     }
 
     /// Seeded random numbers in -1..1 of the given shape.

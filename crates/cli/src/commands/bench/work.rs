@@ -2,7 +2,7 @@
 
 use crate::args::{BenchArgs, BenchTarget};
 use candle_core::DType;
-use gpt2_kernels::roofline;
+use gpt2_kernels::{BlockFormat, roofline};
 use gpt2_model::Config;
 use serde::Serialize;
 
@@ -18,15 +18,24 @@ pub(super) struct Work {
 }
 
 impl Work {
-    /// Of a target that took `seconds` on the CPU.
-    pub(super) fn of(args: &BenchArgs, config: &Config, dtype: DType, seconds: f64) -> Self {
+    /// Of a target that took `seconds` on the CPU. Products of quantised weights have no limit that is measured here.
+    pub(super) fn of(
+        args: &BenchArgs,
+        config: &Config,
+        (dtype, quantized): (DType, Option<BlockFormat>),
+        seconds: f64,
+    ) -> Option<Self> {
         let (giga, unit, peak) = if args.what == BenchTarget::Decode {
-            (1e-9 * bytes_of_a_token(args, config, dtype.size_in_bytes()), "GB/s", roofline::read_gb_s())
+            let of_number = dtype.size_in_bytes() as f64;
+            let of_weight = quantized.map_or(of_number, |f| f.block_bytes() as f64 / f.block_len() as f64);
+            (1e-9 * bytes_of_a_token(args, config, (of_weight, of_number)), "GB/s", roofline::read_gb_s())
+        } else if quantized.is_some() {
+            return None;
         } else {
             (1e-9 * operations(args, config), "GFLOP/s", peak(args.what, dtype))
         };
         let giga_per_s = giga / seconds;
-        Self { giga_per_s, unit, peak, of_peak: giga_per_s / peak }
+        Some(Self { giga_per_s, unit, peak, of_peak: giga_per_s / peak })
     }
 }
 
@@ -37,13 +46,13 @@ fn peak(what: BenchTarget, dtype: DType) -> f64 {
 }
 
 /// The bytes that decoding a token reads: all weights but the position embedding, and the keys and values of the tokens
-/// before it.
-fn bytes_of_a_token(args: &BenchArgs, config: &Config, weight_bytes: usize) -> f64 {
+/// before it. `of_weight` and `of_number` are the bytes of one weight, and of one key or value.
+fn bytes_of_a_token(args: &BenchArgs, config: &Config, (of_weight, of_number): (f64, f64)) -> f64 {
     let (c, l, v) = (config.n_embd as f64, config.n_layer as f64, config.vocab_size as f64);
     let inner = config.n_inner.map_or(4.0 * c, |inner| inner as f64);
     let weights = l * (4.0 * c * c + 2.0 * c * inner) + v * c;
     let keys = f64::from(args.tokens) + f64::from(args.new_tokens + 1) / 2.0; // on average
-    weight_bytes as f64 * (weights + f64::from(args.batch) * 2.0 * l * keys * c)
+    of_weight * weights + of_number * f64::from(args.batch) * 2.0 * l * keys * c
 }
 
 /// The multiplications and additions of matrix products in a run. A training step counts as three forward passes.

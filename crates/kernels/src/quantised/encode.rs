@@ -1,0 +1,232 @@
+//! Weights into blocks.
+
+use super::format::BlockFormat;
+use half::f16;
+
+impl BlockFormat {
+    /// Whole blocks of these weights. `Q8_0`'s bytes are those of the Python package `gguf`; 4- and 6-bit scales are those of the
+    /// least squared error that a search finds.
+    ///
+    /// # Panics
+    /// When the weights are not whole blocks.
+    #[must_use]
+    pub fn quantise(self, weights: &[f32]) -> Vec<u8> {
+        let len = self
+            .bytes_of(weights.len())
+            .unwrap_or_else(|| panic!("{} weights are no whole blocks", weights.len()));
+        let mut out = vec![0; len];
+        for (x, block) in weights.chunks_exact(self.block_len()).zip(out.chunks_exact_mut(self.block_bytes()))
+        {
+            encode(self, x, block);
+        }
+        out
+    }
+}
+
+/// Writes the weights `x` as a block.
+fn encode(format: BlockFormat, x: &[f32], out: &mut [u8]) {
+    match format {
+        BlockFormat::Q8_0 => q8_0(x, out),
+        BlockFormat::Q4_0 => {
+            let mut codes = [0; 32];
+            put_half(out, 0, symmetric(x, 8.0, &mut codes));
+            put_nibbles(&codes, &mut out[2..18]);
+        }
+        BlockFormat::Q5_0 => {
+            let mut codes = [0; 32];
+            put_half(out, 0, symmetric(x, 16.0, &mut codes));
+            put_nibbles(&codes.map(|code| code & 15), &mut out[6..22]);
+            let fifth = (0..32).fold(0, |bits, i| bits | u32::from(codes[i] >> 4) << i);
+            out[2..6].copy_from_slice(&fifth.to_le_bytes());
+        }
+        BlockFormat::Q4K => q4_k(x, out),
+        BlockFormat::Q6K => q6_k(x, out),
+    }
+}
+
+fn put_half(out: &mut [u8], at: usize, x: f32) {
+    out[at..at + 2].copy_from_slice(&f16::from_f32(x).to_le_bytes());
+}
+
+/// The first half of the codes in the lower bits, the second in the upper ones.
+fn put_nibbles(codes: &[u8], out: &mut [u8]) {
+    let (low, high) = codes.split_at(out.len());
+    for ((out, low), high) in out.iter_mut().zip(low).zip(high) {
+        *out = low | high << 4;
+    }
+}
+
+/// The largest magnitude is 127 codes. A tie is rounded away from 0, with the scale before it is rounded to f16.
+#[allow(clippy::cast_possible_truncation)] // -127 to 127
+fn q8_0(x: &[f32], out: &mut [u8]) {
+    let largest = x.iter().fold(0f32, |most, x| most.max(x.abs()));
+    let scale = largest / 127.0;
+    let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
+    put_half(out, 0, scale);
+    for (out, x) in out[2..].iter_mut().zip(x) {
+        *out = ((x * inverse).round() as i8).cast_unsigned();
+    }
+}
+
+/// Codes 0 to `2·half − 1` whose weights are `scale·(code − half)`; returns the scale. The weight of the largest magnitude has
+/// code 0, so one sign has a code more than the other.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // limited to the codes
+fn symmetric(x: &[f32], half: f32, codes: &mut [u8]) -> f32 {
+    let largest = x.iter().fold(0f32, |most, x| if x.abs() > most.abs() { *x } else { most });
+    let scale = largest / -half;
+    let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
+    for (code, x) in codes.iter_mut().zip(x) {
+        *code = (x * inverse + (half + 0.5)).clamp(0.0, 2.0 * half - 1.0) as u8;
+    }
+    scale
+}
+
+/// How finely scales are searched, and how far.
+const STEPS: i16 = 20;
+const STEP: f32 = 0.1;
+
+/// The scale and the minimum of `scale·code − minimum`, with codes 0 to 15, that a search around the range of the weights
+/// finds to have the least squared error. The minimum is not negative.
+fn affine(x: &[f32]) -> (f32, f32) {
+    let low = x.iter().fold(0f32, |low, x| low.min(*x));
+    let high = x.iter().fold(low, |high, x| high.max(*x));
+    if high <= low {
+        return (0.0, -low);
+    }
+    let mut best = ((high - low) / 15.0, -low);
+    let mut least = affine_error(x, best);
+    for step in -STEPS..=STEPS {
+        let inverse = (15.0 + STEP * f32::from(step)) / (high - low);
+        // The line through the points (code, weight) with the least squared error.
+        let (mut n, mut sc, mut scc, mut sx, mut scx) = (0.0, 0.0, 0.0, 0.0, 0.0);
+        for x in x {
+            let code = ((x - low) * inverse).round_ties_even().clamp(0.0, 15.0);
+            n += 1.0;
+            sc += code;
+            scc += code * code;
+            sx += x;
+            scx += code * x;
+        }
+        let spread = n * scc - sc * sc;
+        if spread <= 0.0 {
+            continue;
+        }
+        let (mut scale, mut min) = ((n * scx - sc * sx) / spread, (sc * scx - scc * sx) / spread);
+        if min < 0.0 {
+            (scale, min) = (scx / scc, 0.0);
+        }
+        let error = affine_error(x, (scale, min));
+        if scale > 0.0 && error < least {
+            (best, least) = ((scale, min), error);
+        }
+    }
+    best
+}
+
+fn affine_code(x: f32, (scale, min): (f32, f32)) -> f32 {
+    if scale == 0.0 { 0.0 } else { ((x + min) / scale).round_ties_even().clamp(0.0, 15.0) }
+}
+
+fn affine_error(x: &[f32], line: (f32, f32)) -> f32 {
+    x.iter().map(|x| (line.0 * affine_code(*x, line) - line.1 - x).powi(2)).sum()
+}
+
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // limited to 63 and to 15
+fn q4_k(x: &[f32], out: &mut [u8]) {
+    let mut lines = [(0.0, 0.0); 8];
+    for (line, x) in lines.iter_mut().zip(x.chunks_exact(32)) {
+        *line = affine(x);
+    }
+    let sixth = |most: f32| f16::from_f32(most / 63.0).to_f32();
+    let scale = sixth(lines.iter().fold(0.0, |most, line| line.0.max(most)));
+    let min = sixth(lines.iter().fold(0.0, |most, line| line.1.max(most)));
+    put_half(out, 0, scale);
+    put_half(out, 2, min);
+    let part =
+        |x: f32, unit: f32| if unit == 0.0 { 0.0 } else { (x / unit).round_ties_even().clamp(0.0, 63.0) };
+    let mut codes = [0; 256];
+    for (i, (line, x)) in lines.iter().zip(x.chunks_exact(32)).enumerate() {
+        let (s, m) = (part(line.0, scale), part(line.1, min));
+        for (code, x) in codes[i * 32..].iter_mut().zip(x) {
+            *code = affine_code(*x, (s * scale, m * min)) as u8;
+        }
+        put_six_bits(&mut out[4..16], i, s as u8, m as u8);
+    }
+    for (codes, out) in codes.chunks_exact(64).zip(out[16..].chunks_exact_mut(32)) {
+        put_nibbles(codes, out);
+    }
+}
+
+/// The inverse of [`six_bits`](super::format::six_bits); the parts come in order.
+fn put_six_bits(packed: &mut [u8], i: usize, scale: u8, min: u8) {
+    if i < 4 {
+        (packed[i], packed[i + 4]) = (scale, min);
+    } else {
+        packed[i + 4] = (scale & 15) | (min & 15) << 4;
+        packed[i - 4] |= scale >> 4 << 6;
+        packed[i] |= min >> 4 << 6;
+    }
+}
+
+/// The scale of `scale·code`, with codes −32 to 31, that a search around the largest weight finds to have the least squared
+/// error.
+fn centred(x: &[f32]) -> f32 {
+    let largest = x.iter().fold(0f32, |most, x| if x.abs() > most.abs() { *x } else { most });
+    if largest == 0.0 {
+        return 0.0;
+    }
+    let error = |scale: f32| -> f32 { x.iter().map(|x| (scale * centred_code(*x, scale) - x).powi(2)).sum() };
+    let mut best = largest / -32.0;
+    let mut least = error(best);
+    for step in -STEPS..=STEPS {
+        let inverse = (-32.0 + STEP * f32::from(step)) / largest;
+        let (mut cc, mut cx) = (0.0, 0.0);
+        for x in x {
+            let code = (x * inverse).round_ties_even().clamp(-32.0, 31.0);
+            cc += code * code;
+            cx += code * x;
+        }
+        if cc > 0.0 && error(cx / cc) < least {
+            best = cx / cc;
+            least = error(best);
+        }
+    }
+    best
+}
+
+fn centred_code(x: f32, scale: f32) -> f32 {
+    if scale == 0.0 { 0.0 } else { (x / scale).round_ties_even().clamp(-32.0, 31.0) }
+}
+
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // limited to a byte and to 6 bits
+fn q6_k(x: &[f32], out: &mut [u8]) {
+    let mut scales = [0.0; 16];
+    for (scale, x) in scales.iter_mut().zip(x.chunks_exact(16)) {
+        *scale = centred(x);
+    }
+    let largest = scales.iter().fold(0f32, |most, x| if x.abs() > most.abs() { *x } else { most });
+    let unit = f16::from_f32(largest / -128.0).to_f32();
+    put_half(out, 208, unit);
+    let mut codes = [0u8; 256];
+    for (i, (scale, x)) in scales.iter().zip(x.chunks_exact(16)).enumerate() {
+        let part = if unit == 0.0 { 0.0 } else { (scale / unit).round_ties_even().clamp(-128.0, 127.0) };
+        out[192 + i] = (part as i8).cast_unsigned();
+        for (code, x) in codes[i * 16..].iter_mut().zip(x) {
+            *code = (centred_code(*x, part * unit) + 32.0) as u8;
+        }
+    }
+    for (half, codes) in codes.chunks_exact(128).enumerate() {
+        let (low, high) = out[..192].split_at_mut(128);
+        put_nibbles_of_quarters(codes, &mut low[half * 64..][..64]);
+        for (l, high) in high[half * 32..][..32].iter_mut().enumerate() {
+            *high = (0..4).fold(0, |bits, quarter| bits | codes[quarter * 32 + l] >> 4 << (2 * quarter));
+        }
+    }
+}
+
+/// The lower four bits of 128 codes: those of the first half of the codes in the lower bits.
+fn put_nibbles_of_quarters(codes: &[u8], out: &mut [u8]) {
+    for (l, out) in out.iter_mut().enumerate() {
+        *out = (codes[l] & 15) | (codes[64 + l] & 15) << 4;
+    }
+}

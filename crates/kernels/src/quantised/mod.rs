@@ -1,0 +1,24 @@
+//! Linear layers with quantised weights, in the formats of GGUF files.
+//!
+//! [`format`] says what the files hold, [`panels`] how the product reads it, and [`product`] how it is computed.
+//! [`tile`] is its innermost part, and [`vectors`] what an instruction set offers for that.
+
+#![allow(unsafe_code)]
+
+mod activations;
+mod codes;
+mod dispatch;
+mod encode;
+mod format;
+mod panels;
+mod product;
+#[cfg(test)]
+mod tests;
+mod tile;
+mod vectors;
+mod weight;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+pub use format::BlockFormat;
+pub use weight::QuantisedWeight;

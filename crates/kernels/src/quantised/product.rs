@@ -1,0 +1,234 @@
+//! Products of activations with quantised weights.
+//!
+//! Both are codes with scales, see [`super::activations`] and [`super::codes`]. The sum over a block of 32 inputs, or half of
+//! one, is exact in integers and in f32; the blocks' sums, times their scales, are added in order, each with one rounding. So
+//! the result has the same bits on every instruction set and for any number of rows and threads.
+
+use super::activations::Activations;
+use super::codes::{Code, GROUP, PANEL, with_code};
+use super::dispatch::{Work, dispatch};
+use super::format::BlockFormat;
+use super::panels::Panels;
+use super::tile::{Strip, few, tile, widen};
+use super::vectors::{Vectors, Wide};
+use crate::isa::Isa;
+use crate::product::{Finish, Finishing};
+use crate::team;
+use std::cell::RefCell;
+use std::marker::PhantomData;
+use std::ops::Range;
+
+/// Up to so many rows read the weights as they are; more of them share codes that are ready for products.
+const FEW: usize = 4;
+
+/// The bytes of the codes of a block of rows: half of a small second-level cache.
+const ROWS: usize = 256 << 10;
+
+/// The number of tasks for each thread, so that none waits long for another.
+const TASKS_PER_THREAD: usize = 8;
+
+/// The most panels of a task of a few rows, whose sums fit the first-level cache.
+const MOST_PANELS: usize = 64;
+
+/// `out = finish(x·W)` for the columns `columns` of W, which start at a whole panel: `x` (rows, depth), `out` (rows,
+/// `columns.len()`).
+///
+/// # Safety
+/// `out` has room for the result.
+pub(super) unsafe fn product(
+    isa: Isa,
+    x: &[f32],
+    w: &Panels,
+    columns: Range<usize>,
+    finish: Finish<f32>,
+    out: *mut f32,
+) {
+    assert!(columns.start.is_multiple_of(PANEL) && columns.end <= w.width());
+    let rows = x.len() / w.depth();
+    assert_eq!(rows * w.depth(), x.len());
+    if rows == 0 || columns.is_empty() {
+        return;
+    }
+    let result = Output { finish: Finishing::new(finish, (rows, columns.len()), out), columns };
+    with_code!(w.format(), C => {
+        let factors = Factors::<C> { isa, w, rows, result: &result, code: PhantomData };
+        dispatch(isa, Product { factors, x });
+    });
+}
+
+/// What a product writes.
+struct Output<'a> {
+    finish: Finishing<'a>,
+    columns: Range<usize>,
+}
+
+/// What all tasks of a product share, apart from the activations.
+#[derive(Clone, Copy)]
+struct Factors<'a, C> {
+    isa: Isa,
+    w: &'a Panels,
+    rows: usize,
+    result: &'a Output<'a>,
+    code: PhantomData<C>,
+}
+
+impl<C: Code> Factors<'_, C> {
+    /// Panel `i` of the result: its codes and its scales.
+    fn panel(&self, i: usize) -> (&[u8], &[u8]) {
+        let panel = self.w.panel(self.result.columns.start / PANEL + i);
+        panel.split_at(self.w.blocks() * C::CODES)
+    }
+
+    /// Writes the part of the result whose sums these are, in rows of `stride` numbers.
+    ///
+    /// # Safety
+    /// No other task writes the same part.
+    unsafe fn finish(&self, rows: Range<usize>, panels: Range<usize>, sums: &mut [f32], stride: usize) {
+        let columns = panels.start * PANEL..(panels.end * PANEL).min(self.result.columns.len());
+        // SAFETY: the caller of `product` guarantees the room, and this one's caller the rest.
+        unsafe { self.result.finish.part(self.isa, (rows, columns), sums, stride) };
+    }
+}
+
+/// All of a product.
+struct Product<'a, C> {
+    factors: Factors<'a, C>,
+    x: &'a [f32],
+}
+
+impl<C: Code> Work for Product<'_, C> {
+    type Output = ();
+
+    unsafe fn run<V: Vectors>(self) {
+        let Self { factors, x } = self;
+        let Factors { isa, w, rows, result, .. } = factors;
+        let panels = result.columns.len().div_ceil(PANEL);
+        let threads = rayon::current_num_threads();
+        if rows <= FEW {
+            let x = Activations::<i8>::new(isa, x);
+            let chunk = panels.div_ceil(threads * TASKS_PER_THREAD).min(MOST_PANELS);
+            team::for_each(panels.div_ceil(chunk), |i| {
+                let panels = i * chunk..((i + 1) * chunk).min(panels);
+                in_scratch(|scratch| dispatch(isa, Few { factors, x: &x, panels, scratch }));
+            });
+            return;
+        }
+        let x = Activations::<V::Wide>::new(isa, x);
+        let most = (ROWS / (w.depth() * size_of::<V::Wide>()) / V::ROWS).max(4) * V::ROWS;
+        let height = rows.div_ceil(rows.div_ceil(most)).next_multiple_of(V::ROWS);
+        let (blocks, strips) = (rows.div_ceil(height), panels.div_ceil(V::PANELS));
+        let parts = (threads * TASKS_PER_THREAD).div_ceil(blocks).clamp(1, strips);
+        team::for_each(blocks * parts, |i| {
+            let (block, part) = (i / parts, i % parts);
+            let rows = block * height..((block + 1) * height).min(rows);
+            let strips = strips * part / parts..strips * (part + 1) / parts;
+            let panels = strips.start * V::PANELS..(strips.end * V::PANELS).min(panels);
+            in_scratch(|scratch| {
+                dispatch(isa, Many { factors, x: &x, rows, panels, scratch });
+            });
+        });
+    }
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+/// A thread's working memory, which stays for the next product.
+#[derive(Default)]
+struct Scratch {
+    sums: Vec<f32>,
+    codes: Vec<u8>,
+}
+
+/// Runs `work` with this thread's working memory, outside of code for an instruction set: a closure within it would be
+/// compiled for none.
+fn in_scratch(work: impl FnOnce(&mut Scratch)) {
+    SCRATCH.with_borrow_mut(work);
+}
+
+/// `len` numbers of working memory.
+fn room<T: Default + Copy>(memory: &mut Vec<T>, len: usize) -> &mut [T] {
+    if memory.len() < len {
+        memory.resize(len, T::default());
+    }
+    &mut memory[..len]
+}
+
+/// Some panels, for all of a few rows.
+struct Few<'a, C> {
+    factors: Factors<'a, C>,
+    x: &'a Activations<i8>,
+    panels: Range<usize>,
+    scratch: &'a mut Scratch,
+}
+
+impl<C: Code> Work for Few<'_, C> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<V: Vectors>(self) {
+        let Self { factors, x, panels, scratch } = self;
+        let rows = factors.rows;
+        assert!(x.codes.len() >= rows * factors.w.depth() && rows <= FEW);
+        let width = panels.len() * PANEL;
+        let sums = room(&mut scratch.sums, rows * width);
+        for (i, panel) in panels.clone().enumerate() {
+            let panel = factors.panel(panel);
+            let (blocks, out) = (factors.w.blocks(), &mut sums[i * PANEL..]);
+            // SAFETY: as the caller of `run` guarantees; the rows and the sums are as long as needed.
+            unsafe {
+                match rows {
+                    1 => few::<V, C, 1>(x, panel, blocks, out, width),
+                    2 => few::<V, C, 2>(x, panel, blocks, out, width),
+                    3 => few::<V, C, 3>(x, panel, blocks, out, width),
+                    _ => few::<V, C, 4>(x, panel, blocks, out, width),
+                }
+            }
+        }
+        // SAFETY: each task has panels of its own.
+        unsafe { factors.finish(0..rows, panels, sums, width) };
+    }
+}
+
+/// Some panels, for some of many rows.
+struct Many<'a, C, X> {
+    factors: Factors<'a, C>,
+    x: &'a Activations<X>,
+    rows: Range<usize>,
+    panels: Range<usize>,
+    scratch: &'a mut Scratch,
+}
+
+impl<C: Code, X: Wide> Work for Many<'_, C, X> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<V: Vectors>(self) {
+        let Self { factors, x, rows, panels, scratch } = self;
+        let (depth, blocks) = (factors.w.depth(), factors.w.blocks());
+        assert!(size_of::<X>() == size_of::<V::Wide>() && x.codes.len() >= rows.end * depth);
+        let step = 4 / size_of::<X>();
+        let wide_len = depth / step * GROUP;
+        let width = V::PANELS * PANEL;
+        let sums = room(&mut scratch.sums, rows.len() * width);
+        let wide = room(&mut scratch.codes, V::PANELS * wide_len);
+        for first in panels.clone().step_by(V::PANELS) {
+            let strip = first..(first + V::PANELS).min(panels.end);
+            sums.fill(0.0);
+            for (i, wide) in strip.clone().zip(wide.chunks_exact_mut(wide_len)) {
+                // SAFETY: as the caller of `run` guarantees.
+                unsafe { widen::<V, C>(factors.panel(i).0, wide) };
+            }
+            // Panels beyond the last give sums that nobody reads.
+            let scales = std::array::from_fn(|i| factors.panel((first + i).min(strip.end - 1)).1);
+            for (row, sums) in rows.clone().step_by(V::ROWS).zip(sums.chunks_mut(V::ROWS * width)) {
+                let strip = Strip { wide, wide_len, scales, blocks };
+                // SAFETY: as above.
+                unsafe { tile::<V, C, X>(x, row, (rows.end - row).min(V::ROWS), strip, sums) };
+            }
+            // SAFETY: each task has rows and panels of its own.
+            unsafe { factors.finish(rows.clone(), strip, sums, width) };
+        }
+    }
+}

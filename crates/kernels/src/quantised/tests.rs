@@ -1,0 +1,206 @@
+use super::activations::Activations;
+use super::codes::PANEL;
+use super::panels::Panels;
+use super::product::product;
+use super::{BlockFormat, QuantisedWeight};
+use crate::isa::Isa;
+use crate::product::Finish;
+use crate::test_numbers::values as numbers;
+use candle_core::{Device, Result, Tensor};
+
+const FORMATS: [BlockFormat; 5] =
+    [BlockFormat::Q4_0, BlockFormat::Q5_0, BlockFormat::Q8_0, BlockFormat::Q4K, BlockFormat::Q6K];
+
+/// Quantised weights (depth, width) from numbers.
+fn panels(format: BlockFormat, (depth, width): (usize, usize)) -> Panels {
+    let data = numbers(depth * width, 7);
+    Panels::pack(format, (depth, width), |j, room| {
+        *room = format.quantise(&data[j * depth..][..depth]);
+        None
+    })
+}
+
+fn run(isa: Isa, x: &[f32], w: &Panels, finish: Finish<f32>) -> Vec<f32> {
+    let rows = x.len() / w.depth();
+    let mut out = vec![0.0; rows * w.width()];
+    // SAFETY: there is room for the result.
+    unsafe { product(isa, x, w, 0..w.width(), finish, out.as_mut_ptr()) };
+    out
+}
+
+/// Against f64 over the dequantised weights and the quantised activations: only the rounding of f32 is left.
+#[test]
+fn products_are_those_of_the_codes_and_scales() {
+    for format in FORMATS {
+        let (depth, width, rows) = (768, 50, 9);
+        let (w, x) = (panels(format, (depth, width)), numbers(rows * depth, 3));
+        let codes = Activations::<i8>::new(Isa::Portable, &x);
+        let x_at = |i: usize| f64::from(codes.codes[i]) * f64::from(codes.scales[i / 32]);
+        let got = run(Isa::current(), &x, &w, Finish::NOTHING);
+        for j in 0..width {
+            let mut column = vec![0.0; depth];
+            w.output(j, &mut column);
+            for r in 0..rows {
+                let terms = (0..depth).map(|k| x_at(r * depth + k) * f64::from(column[k]));
+                let (sum, size) = terms.fold((0.0, 0.0), |(sum, size), term| (sum + term, size + term.abs()));
+                let error = (f64::from(got[r * width + j]) - sum).abs();
+                assert!(error <= 1e-6 * size, "{format}, row {r}, column {j}: {error} of {size}");
+            }
+        }
+    }
+}
+
+/// The codes of activations differ from them by at most half a step.
+#[test]
+fn activations_are_rounded_to_the_nearest_code_on_every_instruction_set() {
+    let mut x = numbers(4 * 64, 5);
+    x[64..128].fill(0.0);
+    x[130] = f32::INFINITY;
+    x[200] = f32::NAN;
+    let expected = Activations::<i8>::new(Isa::Portable, &x);
+    for (i, (block, scale)) in x.chunks(32).zip(&expected.scales).enumerate() {
+        if block.iter().any(|x| !x.is_finite()) {
+            assert!(scale.is_nan(), "block {i}");
+            continue;
+        }
+        for (x, code) in block.iter().zip(&expected.codes[i * 32..]) {
+            assert!((x - scale * f32::from(*code)).abs() <= 0.5001 * scale, "{x} in block {i}");
+        }
+        let sum: i32 = expected.codes[i * 32..][..32].iter().map(|code| i32::from(*code)).sum();
+        assert_eq!(expected.sums[2 * i] + expected.sums[2 * i + 1], sum);
+    }
+    for isa in Isa::available() {
+        let got = Activations::<i8>::new(isa, &x);
+        assert_eq!((got.codes, got.sums), (expected.codes.clone(), expected.sums.clone()), "{isa:?}");
+        let bits = |scales: &[f32]| scales.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        assert_eq!(bits(&got.scales), bits(&expected.scales), "{isa:?}");
+    }
+}
+
+#[test]
+fn the_bits_are_the_same_on_every_instruction_set_for_any_threads_and_any_rows() {
+    for format in FORMATS {
+        for (depth, width) in [(256, 16), (512, 70), (768, 130)] {
+            let (w, x) = (panels(format, (depth, width)), numbers(23 * depth, 3));
+            let (bias, residual) = (numbers(width, 11), numbers(23 * width, 13));
+            let finish = |rows: usize| Finish {
+                bias: Some(&bias),
+                residual: Some(&residual[..rows * width]),
+                gelu: false,
+                onto: false,
+            };
+            let expected = run(Isa::Portable, &x, &w, finish(23));
+            for isa in Isa::available() {
+                for threads in [1, 2, 8] {
+                    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
+                    for rows in [1, 2, 3, 4, 5, 7, 23] {
+                        let got = pool.install(|| run(isa, &x[..rows * depth], &w, finish(rows)));
+                        let same = got.iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits());
+                        assert!(same, "{format} ({depth}, {width}), {isa:?}, {threads} threads, {rows} rows");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The largest codes of both factors: products of bytes must not saturate, and sums must not overflow.
+#[test]
+fn the_largest_codes_do_not_overflow() {
+    for format in FORMATS {
+        for (weight, input) in [(1.0, 1.0), (-1.0, 1.0), (1.0, -1.0), (-1.0, -1.0)] {
+            let block = format.quantise(&vec![weight; 512]);
+            let w = Panels::pack(format, (512, PANEL), |_, room| {
+                room.clone_from(&block);
+                None
+            });
+            let mut column = vec![0.0; 512];
+            w.output(3, &mut column);
+            let expected: f32 = column.iter().sum::<f32>() * input;
+            for isa in Isa::available() {
+                for rows in [1, 6] {
+                    for y in run(isa, &vec![input; 512 * rows], &w, Finish::NOTHING) {
+                        assert!(
+                            (y - expected).abs() < 1e-5 * expected.abs(),
+                            "{format}, {isa:?}: {y}, not {expected}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What is packed is what the blocks hold.
+#[test]
+fn panels_hold_the_weights_of_the_blocks() {
+    for format in FORMATS {
+        let (depth, width) = (512, 37);
+        let data = numbers(depth * width, 7);
+        let blocks: Vec<u8> = data.chunks(depth).flat_map(|row| format.quantise(row)).collect();
+        let weight = QuantisedWeight::from_blocks(format, &blocks, (depth, width)).expect("it fits");
+        let mut expected = vec![0.0; data.len()];
+        format.dequantise(&blocks, &mut expected);
+        let got = weight.to_transposed().and_then(|t| t.flatten_all()?.to_vec1::<f32>()).expect("a tensor");
+        assert_eq!(got, expected, "{format}");
+    }
+}
+
+/// Each format is as close as its number of bits allows, and zeros stay zeros.
+#[test]
+fn quantised_weights_are_close() {
+    for (format, most) in [
+        (BlockFormat::Q8_0, 0.006),
+        (BlockFormat::Q6K, 0.025),
+        (BlockFormat::Q5_0, 0.06),
+        (BlockFormat::Q4K, 0.09),
+        (BlockFormat::Q4_0, 0.12),
+    ] {
+        let mut data = numbers(2048, 9);
+        data[..512].fill(0.0);
+        let mut got = vec![1.0; data.len()];
+        format.dequantise(&format.quantise(&data), &mut got);
+        assert!(got[..512].iter().all(|x| *x == 0.0), "{format}");
+        let square = |x: f32| f64::from(x).powi(2);
+        let error: f64 = data.iter().zip(&got).map(|(a, b)| square(a - b)).sum();
+        let relative = (error / data.iter().map(|x| square(*x)).sum::<f64>()).sqrt();
+        assert!(relative < most, "{format}: {relative}");
+    }
+}
+
+#[test]
+fn a_layer_multiplies_and_has_a_gradient() -> Result<()> {
+    let (depth, width, rows) = (96, 40, 5);
+    let weight = Tensor::from_vec(numbers(depth * width, 7), (depth, width), &Device::Cpu)?;
+    let x = Tensor::from_vec(numbers(rows * depth, 3), (rows, depth), &Device::Cpu)?;
+    let quantised = QuantisedWeight::quantise(&weight, BlockFormat::Q8_0)?;
+    let y = quantised.forward(&x, None, crate::Epilogue::None)?;
+    let some = quantised.forward_columns(&x, None, 19..33)?;
+    assert_eq!(some.to_vec2::<f32>()?, y.narrow(1, 19, 14)?.to_vec2::<f32>()?);
+    let largest = |t: Tensor| t.abs()?.max_all()?.to_scalar::<f32>();
+    let dense = x.matmul(&weight)?;
+    assert!(largest((&y - &dense)?)? < 0.02 * largest(dense)?);
+    let x = candle_core::Var::from_tensor(&x)?;
+    let gradients = quantised.forward(&x, None, crate::Epilogue::Gelu)?.sum_all()?.backward()?;
+    let plain = crate::gelu(&x.matmul(&quantised.to_tensor()?)?)?.sum_all()?.backward()?;
+    let (got, expected) = (gradients.get(&x).expect("one"), plain.get(&x).expect("one"));
+    assert!(largest((got - expected)?)? < 0.03 * largest(expected.clone())?);
+    Ok(())
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let weight =
+        |shape: (usize, usize)| Tensor::zeros(shape, candle_core::DType::F32, &Device::Cpu).expect("zeros");
+    let refused =
+        |weight: &Tensor, format| QuantisedWeight::quantise(weight, format).expect_err("refused").to_string();
+    assert!(refused(&weight((48, 3)), BlockFormat::Q8_0).contains("48"));
+    assert!(refused(&weight((128, 3)), BlockFormat::Q4K).contains("256"));
+    assert!(refused(&(weight((32, 3)) / 0.0).expect("NaN"), BlockFormat::Q8_0).contains("not finite"));
+    assert!(QuantisedWeight::from_blocks(BlockFormat::Q8_0, &[0; 33], (32, 1)).is_err());
+    let layer = QuantisedWeight::quantise(&weight((32, 3)), BlockFormat::Q8_0).expect("it fits");
+    let half = weight((1, 32)).to_dtype(candle_core::DType::F16).expect("halves");
+    assert!(
+        layer.forward(&half, None, crate::Epilogue::None).expect_err("refused").to_string().contains("f32")
+    );
+}

@@ -1,0 +1,224 @@
+//! The sums of a few rows and a panel, and of a tile of rows and panels.
+
+use super::activations::{Activations, BLOCK, SUMS};
+use super::codes::{Code, GROUP, PANEL};
+use super::vectors::{Vectors, Wide};
+
+/// How far ahead a few rows fetch weights from memory.
+const AHEAD: usize = 2048;
+
+/// The sums of R rows and a panel.
+///
+/// # Safety
+/// The processor has the instruction set, and there are R rows and sums of R rows, `stride` apart.
+#[inline(always)]
+#[allow(clippy::needless_range_loop)] // several arrays have the index
+pub(super) unsafe fn few<V: Vectors, C: Code, const R: usize>(
+    x: &Activations<i8>,
+    (codes, scales): (&[u8], &[u8]),
+    blocks: usize,
+    out: &mut [f32],
+    stride: usize,
+) {
+    const STEP: usize = 4;
+    let depth = blocks * BLOCK;
+    let part = BLOCK / C::PARTS;
+    assert!(x.codes.len() >= R * depth && x.scales.len() >= R * blocks && x.sums.len() >= R * blocks * SUMS);
+    assert!(codes.len() >= blocks * C::CODES && scales.len() >= C::scales_len(blocks));
+    assert!(out.len() >= (R - 1) * stride + PANEL);
+    // SAFETY: the lengths above cover what is read and written; the rest is the caller's promise.
+    unsafe {
+        let mut sums = [V::splat(0.0); R];
+        let mut group = codes.as_ptr();
+        for block in 0..blocks {
+            for p in 0..C::PARTS {
+                let mut dots = [V::ints(0); R];
+                for r in 0..R {
+                    let sum = part_sum::<C>(&x.sums, r * blocks + block, p);
+                    dots[r] = if C::NIBBLES { V::ints(-C::OFFSET * sum) } else { V::start(sum) };
+                }
+                let from = x.codes.as_ptr().add(block * BLOCK + p * part);
+                let mut k = 0;
+                while k < part {
+                    V::fetch(group.wrapping_add(AHEAD));
+                    let bytes = V::bytes(group);
+                    group = group.add(GROUP);
+                    if C::NIBBLES {
+                        let (low, high) = V::nibbles(bytes);
+                        for r in 0..R {
+                            dots[r] = V::dot_nibbles(dots[r], low, four::<V>(from.add(r * depth + k)));
+                            dots[r] =
+                                V::dot_nibbles(dots[r], high, four::<V>(from.add(r * depth + k + STEP)));
+                        }
+                        k += 2 * STEP;
+                    } else {
+                        for r in 0..R {
+                            dots[r] = V::dot(dots[r], bytes, four::<V>(from.add(r * depth + k)));
+                        }
+                        k += STEP;
+                    }
+                }
+                let scale = C::scale::<V>(scales.as_ptr(), block, p, blocks);
+                for r in 0..R {
+                    let scale = V::mul(scale, V::splat(x.scales[r * blocks + block]));
+                    sums[r] = V::mul_add(V::floats(dots[r]), scale, sums[r]);
+                }
+            }
+            if C::MINIMA {
+                let min = C::minimum::<V>(scales.as_ptr(), block, blocks);
+                for r in 0..R {
+                    sums[r] = V::mul_add(min, V::splat(minus_total(x, r * blocks + block)), sums[r]);
+                }
+            }
+        }
+        for r in 0..R {
+            V::store(sums[r], out.as_mut_ptr().add(r * stride));
+        }
+    }
+}
+
+/// The 4 bytes at `from`, for each output.
+#[inline(always)]
+unsafe fn four<V: Vectors>(from: *const i8) -> V::Ints {
+    // SAFETY: passed on.
+    unsafe { V::ints(from.cast::<i32>().read_unaligned()) }
+}
+
+/// The sum of the codes that share a scale of the weights.
+#[inline(always)]
+fn part_sum<C: Code>(sums: &[i32], block: usize, part: usize) -> i32 {
+    if C::PARTS == SUMS { sums[block * SUMS + part] } else { sums[block * SUMS] + sums[block * SUMS + 1] }
+}
+
+/// Minus the sum of a block of activations.
+#[inline(always)]
+fn minus_total<X>(x: &Activations<X>, block: usize) -> f32 {
+    -(x.scales[block] * (x.sums[block * SUMS] + x.sums[block * SUMS + 1]) as f32)
+}
+
+/// Writes codes as products of many rows read them.
+///
+/// # Safety
+/// The processor has the instruction set.
+#[inline(always)]
+pub(super) unsafe fn widen<V: Vectors, C: Code>(codes: &[u8], out: &mut [u8]) {
+    let per_group = GROUP * size_of::<V::Wide>();
+    let count = if C::NIBBLES { 2 } else { 1 };
+    for (group, out) in codes.chunks_exact(GROUP).zip(out.chunks_exact_mut(count * per_group)) {
+        // SAFETY: a group has 64 codes, and there is room for them.
+        unsafe {
+            let bytes = V::bytes(group.as_ptr());
+            if C::NIBBLES {
+                let (low, high) = V::nibbles(bytes);
+                V::widen(low, out.as_mut_ptr());
+                V::widen(high, out.as_mut_ptr().add(per_group));
+            } else {
+                V::widen(bytes, out.as_mut_ptr());
+            }
+        }
+    }
+}
+
+/// The panels of a tile.
+#[derive(Clone, Copy)]
+pub(super) struct Strip<'a> {
+    /// Their codes, each panel's in `wide_len` bytes.
+    pub(super) wide: &'a [u8],
+    pub(super) wide_len: usize,
+    pub(super) scales: [&'a [u8]; 4],
+    pub(super) blocks: usize,
+}
+
+/// Adds the sums of `rows` rows, from `first` on, and a strip.
+///
+/// # Safety
+/// The processor has the instruction set.
+#[inline(always)]
+pub(super) unsafe fn tile<V: Vectors, C: Code, X: Wide>(
+    x: &Activations<X>,
+    first: usize,
+    rows: usize,
+    strip: Strip,
+    sums: &mut [f32],
+) {
+    macro_rules! of_rows {
+        ($($rows:literal)*) => {
+            match (rows, V::PANELS) {
+                $(
+                    ($rows, 1) => sized_tile::<V, C, X, $rows, 1>(x, first, strip, sums),
+                    ($rows, 4) => sized_tile::<V, C, X, $rows, 4>(x, first, strip, sums),
+                )*
+                _ => unreachable!("no tile of {rows} rows by {} panels", V::PANELS),
+            }
+        };
+    }
+    // SAFETY: passed on.
+    unsafe { of_rows!(1 2 3 4 5 6) }
+}
+
+/// Adds the sums of R rows and P panels.
+///
+/// # Safety
+/// The processor has the instruction set.
+#[inline(always)]
+#[allow(clippy::needless_range_loop)] // several arrays have the index
+unsafe fn sized_tile<V: Vectors, C: Code, X: Wide, const R: usize, const P: usize>(
+    x: &Activations<X>,
+    first: usize,
+    Strip { wide, wide_len, scales, blocks }: Strip,
+    sums: &mut [f32],
+) {
+    let depth = blocks * BLOCK;
+    let part = BLOCK / C::PARTS;
+    let steps = part / X::STEP;
+    assert!(x.codes.len() >= (first + R) * depth && x.scales.len() >= (first + R) * blocks);
+    assert!(x.sums.len() >= (first + R) * blocks * SUMS && sums.len() >= R * P * PANEL);
+    assert!(wide_len >= depth / X::STEP * GROUP && wide.len() >= P * wide_len);
+    assert!(scales.iter().all(|scales| scales.len() >= C::scales_len(blocks)));
+    // SAFETY: the lengths above cover what is read and written; the rest is the caller's promise.
+    unsafe {
+        let mut codes = wide.as_ptr();
+        let mut from = x.codes.as_ptr().add(first * depth);
+        for block in 0..blocks {
+            for p in 0..C::PARTS {
+                let mut dots = [[V::ints(0); P]; R];
+                for r in 0..R {
+                    let sum = part_sum::<C>(&x.sums, (first + r) * blocks + block, p);
+                    dots[r] = [V::ints(-C::OFFSET * sum); P];
+                }
+                for _ in 0..steps {
+                    let mut w = [V::bytes(codes); P];
+                    for i in 1..P {
+                        w[i] = V::bytes(codes.add(i * wide_len));
+                    }
+                    codes = codes.add(GROUP);
+                    for r in 0..R {
+                        let x = four::<V>(from.add(r * depth).cast());
+                        for i in 0..P {
+                            dots[r][i] = V::dot_wide(dots[r][i], w[i], x);
+                        }
+                    }
+                    from = from.add(X::STEP);
+                }
+                for i in 0..P {
+                    let scale = C::scale::<V>(scales[i].as_ptr(), block, p, blocks);
+                    for r in 0..R {
+                        let scale = V::mul(scale, V::splat(x.scales[(first + r) * blocks + block]));
+                        let sum = sums.as_mut_ptr().add((r * P + i) * PANEL);
+                        V::store(V::mul_add(V::floats(dots[r][i]), scale, V::load(sum)), sum);
+                    }
+                }
+            }
+            if C::MINIMA {
+                for i in 0..P {
+                    let min = C::minimum::<V>(scales[i].as_ptr(), block, blocks);
+                    for r in 0..R {
+                        let total = V::splat(minus_total(x, (first + r) * blocks + block));
+                        let sum = sums.as_mut_ptr().add((r * P + i) * PANEL);
+                        V::store(V::mul_add(min, total, V::load(sum)), sum);
+                    }
+                }
+            }
+        }
+    }
+}

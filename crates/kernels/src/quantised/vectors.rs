@@ -1,0 +1,193 @@
+//! Sixteen outputs at a time, on every instruction set.
+
+use half::f16;
+
+/// An instruction set that multiplies codes. Sums of products are exact, so all sets give the same bits.
+///
+/// # Safety
+/// Every function may be called only where the processor has the instruction set, and reads or writes as many numbers as its
+/// name says. Callers are compiled for the set, see [`super::dispatch`].
+pub(super) trait Vectors: Copy + Send + Sync + 'static {
+    /// 64 bytes: 4 neighbouring inputs of each of 16 outputs.
+    type Bytes: Copy;
+    /// 16 i32
+    type Ints: Copy;
+    /// 16 f32
+    type Floats: Copy;
+    /// How the codes of many rows are held: i8, or i16 where products of bytes need more than one instruction.
+    type Wide: Wide;
+    /// The most rows of a tile.
+    const ROWS: usize;
+    /// The panels of a tile of many rows.
+    const PANELS: usize;
+
+    /// Reads 64 codes.
+    unsafe fn bytes(from: *const u8) -> Self::Bytes;
+    /// The lower and the upper four bits of each byte.
+    unsafe fn nibbles(bytes: Self::Bytes) -> (Self::Bytes, Self::Bytes);
+    /// Writes 64 codes below 16 or, where [`Wide`] is i16, reads them as such.
+    unsafe fn widen(bytes: Self::Bytes, out: *mut u8);
+    /// The same number for each output.
+    unsafe fn ints(x: i32) -> Self::Ints;
+    /// What [`dot`](Self::dot) adds to, for codes with an offset of 128 and four-byte groups whose inputs sum to `sum`.
+    unsafe fn start(sum: i32) -> Self::Ints;
+    /// `sums + Σ (code − 128)·x` over 4 inputs, if the sums are from [`start`](Self::start).
+    unsafe fn dot(sums: Self::Ints, codes: Self::Bytes, x: Self::Ints) -> Self::Ints;
+    /// `sums + Σ code·x` over 4 inputs, for codes below 16.
+    unsafe fn dot_nibbles(sums: Self::Ints, codes: Self::Bytes, x: Self::Ints) -> Self::Ints;
+    /// `sums + Σ code·x` over the inputs of a step of 64 bytes as [`widen`](Self::widen) writes them.
+    unsafe fn dot_wide(sums: Self::Ints, codes: Self::Bytes, x: Self::Ints) -> Self::Ints;
+    /// Each sum as a float: exact below 2²⁴.
+    unsafe fn floats(sums: Self::Ints) -> Self::Floats;
+    /// The same number for each output.
+    unsafe fn splat(x: f32) -> Self::Floats;
+    /// Reads 16 numbers.
+    unsafe fn load(from: *const f32) -> Self::Floats;
+    /// Writes 16 numbers.
+    unsafe fn store(x: Self::Floats, to: *mut f32);
+    /// Reads 16 halves.
+    unsafe fn load_f16(from: *const f16) -> Self::Floats;
+    /// Reads 16 bytes with a sign.
+    unsafe fn load_i8(from: *const i8) -> Self::Floats;
+    /// `a·b`, rounded.
+    unsafe fn mul(a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// `a·b + c`, rounded once.
+    unsafe fn mul_add(a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
+    /// Starts to read the cache line at `from`. Any address will do.
+    unsafe fn fetch(from: *const u8);
+}
+
+/// A code of an activation.
+pub(super) trait Wide: Copy + Default + Send + Sync {
+    /// How many fit 4 bytes.
+    const STEP: usize = 4 / size_of::<Self>();
+    /// A number of −127 to 127.
+    fn of(x: i32) -> Self;
+}
+
+#[allow(clippy::cast_possible_truncation)] // -127 to 127
+impl Wide for i8 {
+    #[inline(always)]
+    fn of(x: i32) -> Self {
+        x as Self
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[allow(clippy::cast_possible_truncation)] // -127 to 127
+impl Wide for i16 {
+    #[inline(always)]
+    fn of(x: i32) -> Self {
+        x as Self
+    }
+}
+
+/// Plain Rust: what every other set must agree with.
+#[derive(Clone, Copy)]
+pub(super) struct Portable;
+
+impl Vectors for Portable {
+    type Bytes = [u8; 64];
+    type Ints = [i32; 16];
+    type Floats = [f32; 16];
+    type Wide = i8;
+    const ROWS: usize = 2;
+    const PANELS: usize = 1;
+
+    #[inline(always)]
+    unsafe fn bytes(from: *const u8) -> [u8; 64] {
+        // SAFETY: the caller's pointer leads to so many.
+        unsafe { from.cast::<[u8; 64]>().read() }
+    }
+
+    #[inline(always)]
+    unsafe fn nibbles(bytes: [u8; 64]) -> ([u8; 64], [u8; 64]) {
+        (bytes.map(|b| b & 15), bytes.map(|b| b >> 4))
+    }
+
+    #[inline(always)]
+    unsafe fn widen(bytes: [u8; 64], out: *mut u8) {
+        // SAFETY: as above.
+        unsafe { out.cast::<[u8; 64]>().write(bytes) };
+    }
+
+    #[inline(always)]
+    unsafe fn ints(x: i32) -> [i32; 16] {
+        [x; 16]
+    }
+
+    #[inline(always)]
+    unsafe fn start(sum: i32) -> [i32; 16] {
+        [-128 * sum; 16]
+    }
+
+    #[inline(always)]
+    unsafe fn dot(mut sums: [i32; 16], codes: [u8; 64], x: [i32; 16]) -> [i32; 16] {
+        let x = x[0].to_le_bytes().map(u8::cast_signed);
+        for (sum, codes) in sums.iter_mut().zip(codes.as_chunks::<4>().0) {
+            for (code, x) in codes.iter().zip(x) {
+                *sum += i32::from(*code) * i32::from(x);
+            }
+        }
+        sums
+    }
+
+    #[inline(always)]
+    unsafe fn dot_nibbles(sums: [i32; 16], codes: [u8; 64], x: [i32; 16]) -> [i32; 16] {
+        // SAFETY: it needs nothing of the processor.
+        unsafe { Self::dot(sums, codes, x) }
+    }
+
+    #[inline(always)]
+    unsafe fn dot_wide(sums: [i32; 16], codes: [u8; 64], x: [i32; 16]) -> [i32; 16] {
+        // SAFETY: as above.
+        unsafe { Self::dot(sums, codes, x) }
+    }
+
+    #[inline(always)]
+    unsafe fn floats(sums: [i32; 16]) -> [f32; 16] {
+        sums.map(|x| x as f32)
+    }
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> [f32; 16] {
+        [x; 16]
+    }
+
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> [f32; 16] {
+        // SAFETY: the caller's pointer leads to so many.
+        unsafe { from.cast::<[f32; 16]>().read_unaligned() }
+    }
+
+    #[inline(always)]
+    unsafe fn store(x: [f32; 16], to: *mut f32) {
+        // SAFETY: as above.
+        unsafe { to.cast::<[f32; 16]>().write_unaligned(x) };
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(from: *const f16) -> [f32; 16] {
+        // SAFETY: as above.
+        unsafe { from.cast::<[f16; 16]>().read_unaligned() }.map(f16::to_f32)
+    }
+
+    #[inline(always)]
+    unsafe fn load_i8(from: *const i8) -> [f32; 16] {
+        // SAFETY: as above.
+        unsafe { from.cast::<[i8; 16]>().read_unaligned() }.map(f32::from)
+    }
+
+    #[inline(always)]
+    unsafe fn mul(a: [f32; 16], b: [f32; 16]) -> [f32; 16] {
+        std::array::from_fn(|i| a[i] * b[i])
+    }
+
+    #[inline(always)]
+    unsafe fn mul_add(a: [f32; 16], b: [f32; 16], c: [f32; 16]) -> [f32; 16] {
+        std::array::from_fn(|i| a[i].mul_add(b[i], c[i]))
+    }
+
+    #[inline(always)]
+    unsafe fn fetch(_: *const u8) {}
+}

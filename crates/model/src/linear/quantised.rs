@@ -1,0 +1,70 @@
+//! [`QuantisedLinear`]: a weight of a few bits a number.
+
+use super::layer::LinearLayer;
+use crate::parameters::{Role, Values, Visitor};
+use candle_core::{Result, Tensor};
+use gpt2_kernels::{Epilogue, QuantisedWeight};
+use std::ops::Range;
+
+/// A linear layer on the CPU whose weight is quantised; its bias is in f32.
+#[derive(Debug, Clone)]
+pub struct QuantisedLinear {
+    weight: QuantisedWeight,
+    bias: Option<Tensor>,
+}
+
+impl QuantisedLinear {
+    /// A layer with this weight.
+    ///
+    /// # Shapes
+    /// `weight` (in, out), `bias` (out)
+    ///
+    /// # Errors
+    /// When the two do not fit each other.
+    pub fn new(weight: QuantisedWeight, bias: Option<Tensor>) -> Result<Self> {
+        let n_out = weight.shape().1;
+        if let Some(bias) = bias.as_ref().filter(|bias| bias.dims() != [n_out]) {
+            candle_core::bail!(
+                "a weight {:?} needs a bias of [{n_out}], got {:?}",
+                weight.shape(),
+                bias.dims()
+            )
+        }
+        Ok(Self { weight, bias })
+    }
+
+    /// The quantised weight.
+    #[must_use]
+    pub fn quantised(&self) -> &QuantisedWeight {
+        &self.weight
+    }
+}
+
+impl LinearLayer for QuantisedLinear {
+    fn shape(&self) -> (usize, usize) {
+        self.weight.shape()
+    }
+
+    fn forward(&self, x: &Tensor, epilogue: Epilogue) -> Result<Tensor> {
+        self.weight.forward(x, self.bias.as_ref(), epilogue)
+    }
+
+    fn forward_columns(&self, x: &Tensor, columns: Range<usize>) -> Result<Tensor> {
+        self.weight.forward_columns(x, self.bias.as_ref(), columns)
+    }
+
+    fn weight(&self) -> Result<Tensor> {
+        self.weight.to_tensor()
+    }
+
+    fn bias(&self) -> Option<&Tensor> {
+        self.bias.as_ref()
+    }
+
+    fn visit(&self, visitor: &mut Visitor) {
+        visitor.values("weight", Role::LinearWeight, &Values::Quantised(self.weight.clone()));
+        if let Some(bias) = &self.bias {
+            visitor.parameter("bias", Role::LinearBias, bias);
+        }
+    }
+}
