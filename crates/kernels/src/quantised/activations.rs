@@ -1,7 +1,7 @@
 //! Activations as codes of −127 to 127, in blocks of 32 that share a scale.
 
-use super::dispatch::{Work, dispatch};
-use super::vectors::{Vectors, Wide};
+use super::dispatch::dispatch;
+use super::vectors::{Vectors, Wide, Work};
 use crate::isa::Isa;
 use rayon::prelude::*;
 

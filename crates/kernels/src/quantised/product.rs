@@ -6,11 +6,11 @@
 
 use super::activations::Activations;
 use super::codes::{Code, GROUP, PANEL, with_code};
-use super::dispatch::{Work, dispatch};
+use super::dispatch::dispatch;
 use super::format::BlockFormat;
 use super::panels::Panels;
 use super::tile::{Strip, few, tile, widen};
-use super::vectors::{Vectors, Wide};
+use super::vectors::{Vectors, Wide, Work};
 use crate::isa::Isa;
 use crate::product::{Finish, Finishing};
 use crate::team;

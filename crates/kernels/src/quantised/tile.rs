@@ -2,7 +2,8 @@
 
 use super::activations::{Activations, BLOCK, SUMS};
 use super::codes::{Code, GROUP, PANEL};
-use super::vectors::{Vectors, Wide};
+use super::vectors::{Vectors, Wide, Work};
+use std::marker::PhantomData;
 
 /// How far ahead a few rows fetch weights from memory.
 const AHEAD: usize = 2048;
@@ -60,7 +61,7 @@ pub(super) unsafe fn few<V: Vectors, C: Code, const R: usize>(
                 }
                 let scale = C::scale::<V>(scales.as_ptr(), block, p, blocks);
                 for r in 0..R {
-                    let scale = V::mul(scale, V::splat(x.scales[r * blocks + block]));
+                    let scale = V::mul(scale, V::splat(scale_of(x, r * blocks + block)));
                     sums[r] = V::mul_add(V::floats(dots[r]), scale, sums[r]);
                 }
             }
@@ -84,16 +85,40 @@ unsafe fn four<V: Vectors>(from: *const i8) -> V::Ints {
     unsafe { V::ints(from.cast::<i32>().read_unaligned()) }
 }
 
-/// The sum of the codes that share a scale of the weights.
+/// The sum of the codes of part `part` of block `block`, which share a scale of the weights.
+///
+/// # Safety
+/// There is such a block.
 #[inline(always)]
-fn part_sum<C: Code>(sums: &[i32], block: usize, part: usize) -> i32 {
-    if C::PARTS == SUMS { sums[block * SUMS + part] } else { sums[block * SUMS] + sums[block * SUMS + 1] }
+unsafe fn part_sum<C: Code>(sums: &[i32], block: usize, part: usize) -> i32 {
+    // SAFETY: passed on.
+    unsafe {
+        let sums = sums.as_ptr().add(block * SUMS);
+        if C::PARTS == SUMS { *sums.add(part) } else { *sums + *sums.add(1) }
+    }
+}
+
+/// The scale of a block of activations.
+///
+/// # Safety
+/// There is such a block.
+#[inline(always)]
+unsafe fn scale_of<X>(x: &Activations<X>, block: usize) -> f32 {
+    // SAFETY: passed on.
+    unsafe { *x.scales.as_ptr().add(block) }
 }
 
 /// Minus the sum of a block of activations.
+///
+/// # Safety
+/// There is such a block.
 #[inline(always)]
-fn minus_total<X>(x: &Activations<X>, block: usize) -> f32 {
-    -(x.scales[block] * (x.sums[block * SUMS] + x.sums[block * SUMS + 1]) as f32)
+unsafe fn minus_total<X>(x: &Activations<X>, block: usize) -> f32 {
+    // SAFETY: passed on.
+    unsafe {
+        let sums = x.sums.as_ptr().add(block * SUMS);
+        -(scale_of(x, block) * (*sums + *sums.add(1)) as f32)
+    }
 }
 
 /// Writes codes as products of many rows read them.
@@ -145,8 +170,8 @@ pub(super) unsafe fn tile<V: Vectors, C: Code, X: Wide>(
         ($($rows:literal)*) => {
             match (rows, V::PANELS) {
                 $(
-                    ($rows, 1) => sized_tile::<V, C, X, $rows, 1>(x, first, strip, sums),
-                    ($rows, 4) => sized_tile::<V, C, X, $rows, 4>(x, first, strip, sums),
+                    ($rows, 1) => V::call(Tile::<C, X, $rows, 1> { x, first, strip, sums, code: PhantomData }),
+                    ($rows, 4) => V::call(Tile::<C, X, $rows, 4> { x, first, strip, sums, code: PhantomData }),
                 )*
                 _ => unreachable!("no tile of {rows} rows by {} panels", V::PANELS),
             }
@@ -156,66 +181,72 @@ pub(super) unsafe fn tile<V: Vectors, C: Code, X: Wide>(
     unsafe { of_rows!(1 2 3 4 5 6) }
 }
 
-/// Adds the sums of R rows and P panels.
-///
-/// # Safety
-/// The processor has the instruction set.
-#[inline(always)]
-#[allow(clippy::needless_range_loop)] // several arrays have the index
-unsafe fn sized_tile<V: Vectors, C: Code, X: Wide, const R: usize, const P: usize>(
-    x: &Activations<X>,
+/// Adds the sums of R rows, from `first` on, and P panels. Runs in a function of its own, because the compiler keeps all sums
+/// in registers only if nothing else is around them.
+struct Tile<'a, C, X, const R: usize, const P: usize> {
+    x: &'a Activations<X>,
     first: usize,
-    Strip { wide, wide_len, scales, blocks }: Strip,
-    sums: &mut [f32],
-) {
-    let depth = blocks * BLOCK;
-    let part = BLOCK / C::PARTS;
-    let steps = part / X::STEP;
-    assert!(x.codes.len() >= (first + R) * depth && x.scales.len() >= (first + R) * blocks);
-    assert!(x.sums.len() >= (first + R) * blocks * SUMS && sums.len() >= R * P * PANEL);
-    assert!(wide_len >= depth / X::STEP * GROUP && wide.len() >= P * wide_len);
-    assert!(scales.iter().all(|scales| scales.len() >= C::scales_len(blocks)));
-    // SAFETY: the lengths above cover what is read and written; the rest is the caller's promise.
-    unsafe {
-        let mut codes = wide.as_ptr();
-        let mut from = x.codes.as_ptr().add(first * depth);
-        for block in 0..blocks {
-            for p in 0..C::PARTS {
-                let mut dots = [[V::ints(0); P]; R];
-                for r in 0..R {
-                    let sum = part_sum::<C>(&x.sums, (first + r) * blocks + block, p);
-                    dots[r] = [V::ints(-C::OFFSET * sum); P];
-                }
-                for _ in 0..steps {
-                    let mut w = [V::bytes(codes); P];
-                    for i in 1..P {
-                        w[i] = V::bytes(codes.add(i * wide_len));
-                    }
-                    codes = codes.add(GROUP);
+    strip: Strip<'a>,
+    sums: &'a mut [f32],
+    code: PhantomData<C>,
+}
+
+impl<C: Code, X: Wide, const R: usize, const P: usize> Work for Tile<'_, C, X, R, P> {
+    type Output = ();
+
+    #[inline(always)]
+    #[allow(clippy::needless_range_loop)] // several arrays have the index
+    unsafe fn run<V: Vectors>(self) {
+        let Self { x, first, strip: Strip { wide, wide_len, scales, blocks }, sums, .. } = self;
+        let depth = blocks * BLOCK;
+        let part = BLOCK / C::PARTS;
+        let steps = part / X::STEP;
+        assert!(x.codes.len() >= (first + R) * depth && x.scales.len() >= (first + R) * blocks);
+        assert!(x.sums.len() >= (first + R) * blocks * SUMS && sums.len() >= R * P * PANEL);
+        assert!(wide_len >= depth / X::STEP * GROUP && wide.len() >= P * wide_len);
+        assert!(scales.iter().all(|scales| scales.len() >= C::scales_len(blocks)));
+        // SAFETY: the lengths above cover what is read and written; the rest is the caller's promise.
+        unsafe {
+            let mut codes = wide.as_ptr();
+            let mut from = x.codes.as_ptr().add(first * depth);
+            for block in 0..blocks {
+                for p in 0..C::PARTS {
+                    let mut dots = [[V::ints(0); P]; R];
                     for r in 0..R {
-                        let x = four::<V>(from.add(r * depth).cast());
-                        for i in 0..P {
-                            dots[r][i] = V::dot_wide(dots[r][i], w[i], x);
+                        let sum = part_sum::<C>(&x.sums, (first + r) * blocks + block, p);
+                        dots[r] = [V::ints(-C::OFFSET * sum); P];
+                    }
+                    for _ in 0..steps {
+                        let mut w = [V::bytes(codes); P];
+                        for i in 1..P {
+                            w[i] = V::bytes(codes.add(i * wide_len));
+                        }
+                        codes = codes.add(GROUP);
+                        for r in 0..R {
+                            let x = four::<V>(from.add(r * depth).cast());
+                            for i in 0..P {
+                                dots[r][i] = V::dot_wide(dots[r][i], w[i], x);
+                            }
+                        }
+                        from = from.add(X::STEP);
+                    }
+                    for i in 0..P {
+                        let scale = C::scale::<V>(scales[i].as_ptr(), block, p, blocks);
+                        for r in 0..R {
+                            let scale = V::mul(scale, V::splat(scale_of(x, (first + r) * blocks + block)));
+                            let sum = sums.as_mut_ptr().add((r * P + i) * PANEL);
+                            V::store(V::mul_add(V::floats(dots[r][i]), scale, V::load(sum)), sum);
                         }
                     }
-                    from = from.add(X::STEP);
                 }
-                for i in 0..P {
-                    let scale = C::scale::<V>(scales[i].as_ptr(), block, p, blocks);
-                    for r in 0..R {
-                        let scale = V::mul(scale, V::splat(x.scales[(first + r) * blocks + block]));
-                        let sum = sums.as_mut_ptr().add((r * P + i) * PANEL);
-                        V::store(V::mul_add(V::floats(dots[r][i]), scale, V::load(sum)), sum);
-                    }
-                }
-            }
-            if C::MINIMA {
-                for i in 0..P {
-                    let min = C::minimum::<V>(scales[i].as_ptr(), block, blocks);
-                    for r in 0..R {
-                        let total = V::splat(minus_total(x, (first + r) * blocks + block));
-                        let sum = sums.as_mut_ptr().add((r * P + i) * PANEL);
-                        V::store(V::mul_add(min, total, V::load(sum)), sum);
+                if C::MINIMA {
+                    for i in 0..P {
+                        let min = C::minimum::<V>(scales[i].as_ptr(), block, blocks);
+                        for r in 0..R {
+                            let total = V::splat(minus_total(x, (first + r) * blocks + block));
+                            let sum = sums.as_mut_ptr().add((r * P + i) * PANEL);
+                            V::store(V::mul_add(min, total, V::load(sum)), sum);
+                        }
                     }
                 }
             }

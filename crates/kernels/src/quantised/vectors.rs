@@ -2,11 +2,20 @@
 
 use half::f16;
 
+/// Code that is compiled for each instruction set.
+pub(super) trait Work {
+    type Output;
+
+    /// # Safety
+    /// The processor has the instruction set.
+    unsafe fn run<V: Vectors>(self) -> Self::Output;
+}
+
 /// An instruction set that multiplies codes. Sums of products are exact, so all sets give the same bits.
 ///
 /// # Safety
 /// Every function may be called only where the processor has the instruction set, and reads or writes as many numbers as its
-/// name says. Callers are compiled for the set, see [`super::dispatch`].
+/// name says. Callers are compiled for the set, see [`Vectors::call`].
 pub(super) trait Vectors: Copy + Send + Sync + 'static {
     /// 64 bytes: 4 neighbouring inputs of each of 16 outputs.
     type Bytes: Copy;
@@ -21,6 +30,8 @@ pub(super) trait Vectors: Copy + Send + Sync + 'static {
     /// The panels of a tile of many rows.
     const PANELS: usize;
 
+    /// Runs `work` in a function of its own, compiled for the instruction set.
+    unsafe fn call<W: Work>(work: W) -> W::Output;
     /// Reads 64 codes.
     unsafe fn bytes(from: *const u8) -> Self::Bytes;
     /// The lower and the upper four bits of each byte.
@@ -93,6 +104,11 @@ impl Vectors for Portable {
     type Wide = i8;
     const ROWS: usize = 2;
     const PANELS: usize = 1;
+
+    unsafe fn call<W: Work>(work: W) -> W::Output {
+        // SAFETY: every processor has this.
+        unsafe { work.run::<Self>() }
+    }
 
     #[inline(always)]
     unsafe fn bytes(from: *const u8) -> [u8; 64] {

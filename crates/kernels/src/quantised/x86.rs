@@ -6,7 +6,7 @@
 //!
 //! SAFETY of every block here: the conditions of [`Vectors`], which its callers meet.
 
-use super::vectors::Vectors;
+use super::vectors::{Vectors, Work};
 use half::f16;
 #[allow(clippy::wildcard_imports)] // fifty intrinsics
 use std::arch::x86_64::*;
@@ -118,6 +118,12 @@ macro_rules! halves_of_512 {
 
 #[allow(clippy::cast_ptr_alignment)] // read and written unaligned
 impl Vectors for Avx2 {
+    #[inline(never)]
+    #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
+    unsafe fn call<W: Work>(work: W) -> W::Output {
+        unsafe { work.run::<Self>() }
+    }
+
     type Wide = i16;
     halves_of_512!();
 
@@ -185,6 +191,12 @@ impl Vectors for Avx2 {
 
 #[allow(clippy::cast_ptr_alignment)] // read and written unaligned
 impl Vectors for AvxVnni {
+    #[inline(never)]
+    #[target_feature(enable = "avxvnni,avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
+    unsafe fn call<W: Work>(work: W) -> W::Output {
+        unsafe { work.run::<Self>() }
+    }
+
     type Wide = i8;
     halves_of_512!();
 
@@ -225,6 +237,14 @@ impl Vectors for AvxVnni {
 #[cfg(feature = "x86-v4")]
 #[allow(clippy::cast_ptr_alignment)] // read and written unaligned
 impl Vectors for Avx512Vnni {
+    #[inline(never)]
+    #[target_feature(
+        enable = "avx512vnni,avx512f,avx512bw,avx512cd,avx512dq,avx512vl,avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt"
+    )]
+    unsafe fn call<W: Work>(work: W) -> W::Output {
+        unsafe { work.run::<Self>() }
+    }
+
     type Bytes = __m512i;
     type Ints = __m512i;
     type Floats = __m512;
