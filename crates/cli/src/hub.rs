@@ -23,11 +23,24 @@ const LARGE: u64 = 8_000_000;
 /// What `--model` names.
 pub(crate) enum Model {
     Folder(PathBuf),
+    Gguf(PathBuf),
     Hub(ModelId),
+    /// A GGUF file of a model on the Hub.
+    HubGguf(ModelId, String),
 }
 
-/// A folder if one of that name exists, otherwise a model on the Hub.
+/// A folder or a GGUF file if one of that name exists, otherwise a model on the Hub.
 pub(crate) fn resolve(text: &str, args: &HubArgs) -> anyhow::Result<Model> {
+    let path = Path::new(text);
+    let is_gguf = path.extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf"));
+    if is_gguf && !path.is_dir() {
+        let of_hub = text.rsplit_once('/').and_then(|(id, file)| Some((ModelId::parse(id)?, file)));
+        if let Some((id, file)) = of_hub.filter(|_| path.symlink_metadata().is_err()) {
+            return Ok(Model::HubGguf(id, file.to_string()));
+        }
+        no_revision(args, &format!("the file {text}"))?;
+        return Ok(Model::Gguf(text.into()));
+    }
     let id = ModelId::parse(text);
     // A file of that name, such as this program itself, is not a model.
     if Path::new(text).is_dir() || (id.is_none() && Path::new(text).exists()) {

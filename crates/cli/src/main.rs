@@ -64,6 +64,8 @@ fn dispatch(command: &Command) -> anyhow::Result<ExitCode> {
         Command::Forward(args) => commands::forward::run(args),
         Command::Generate(args) => commands::generate::run(args),
         Command::Inspect(args) => commands::inspect::run(args),
+        Command::Quantize(args) => commands::quantize::run(args),
+        Command::Compare(args) => commands::compare::run(args),
         Command::Train(args) => commands::train::run(args),
         Command::Bench(args) => commands::bench::run(args),
         Command::Verify(args) => commands::verify::run(args),

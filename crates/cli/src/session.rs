@@ -47,6 +47,15 @@ pub(crate) fn files_by(
     };
     match hub::resolve(model, args)? {
         Model::Folder(dir) => Ok(Source::Directory(dir).open()?),
+        Model::Gguf(path) => Ok(Source::Gguf(path).open()?),
+        Model::HubGguf(id, file) => {
+            let snapshot = hub::settings(args)?.open_gguf(&id, hub::revision(args), &file);
+            let files = snapshot
+                .with_context(|| format!("there is no file {model}, so it was taken for one of the Hub"))?
+                .files;
+            note(&format!("model: {}", files.name));
+            Ok(files)
+        }
         Model::Hub(id) => {
             let files = fetch(hub::settings(args)?, id, hub::revision(args));
             let files = files.with_context(|| hub::not_a_folder(model))?;

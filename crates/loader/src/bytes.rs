@@ -17,6 +17,8 @@ pub enum Bytes {
     OnDisk(Arc<OnDisk>),
     /// Part of the binary.
     Embedded(&'static [u8]),
+    /// In memory.
+    InMemory(Arc<[u8]>),
 }
 
 /// An open file and a memory map of it, whose pages are read when they are used.
@@ -60,8 +62,8 @@ impl Bytes {
                 .par_chunks_mut(CHUNK)
                 .enumerate()
                 .try_for_each(|(i, chunk)| read_exact_at(&on_disk.file, chunk, (start + i * CHUNK) as u64)),
-            Self::Embedded(bytes) => {
-                out.copy_from_slice(&bytes[start..start + out.len()]);
+            Self::Embedded(_) | Self::InMemory(_) => {
+                out.copy_from_slice(&self[start..start + out.len()]);
                 Ok(())
             }
         }
@@ -93,6 +95,7 @@ impl std::ops::Deref for Bytes {
         match self {
             Self::OnDisk(on_disk) => &on_disk.map,
             Self::Embedded(bytes) => bytes,
+            Self::InMemory(bytes) => bytes,
         }
     }
 }

@@ -4,8 +4,8 @@ use crate::audit::Audit;
 use crate::error::LoadError;
 use crate::files::{Files, WeightFiles};
 use crate::stored::Stored;
-use crate::tensor_info::TensorInfo;
-use crate::{json, names, pickle, safetensors_file};
+use crate::tensor_info::{Encoding, TensorInfo};
+use crate::{gguf, json, names, pickle, safetensors_file};
 use candle_core::{DType, Device, Shape, Tensor};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
@@ -51,11 +51,19 @@ impl Checkpoint {
                 let tensors = headers.iter().map(safetensors_file::read_header);
                 tensors.collect::<Result<Vec<_>, _>>()?.concat()
             }
+            WeightFiles::Gguf(..) => vec![],
+        };
+        let stored = stored.into_iter().map(|tensor| {
+            let name = names::without_prefix(&tensor.info.name).to_string();
+            (name, tensor)
+        });
+        let of_gguf = match &files.weight_files {
+            WeightFiles::Gguf(path, bytes) => gguf::read(path, bytes)?,
+            _ => vec![],
         };
         let mut tensors = BTreeMap::new();
         let mut duplicates = vec![];
-        for tensor in stored {
-            let name = names::without_prefix(&tensor.info.name).to_string();
+        for (name, tensor) in stored.chain(of_gguf) {
             if let Some(twin) = tensors.insert(name, tensor) {
                 duplicates.push(twin.info);
             }
@@ -116,6 +124,52 @@ impl Checkpoint {
         Ok(())
     }
 
+    /// A tensor of the audited files, by its name in the model.
+    pub(crate) fn tensor(&self, name: &str, dtype: DType, device: &Device) -> Result<Tensor, LoadError> {
+        let found = self.stored(name).or_else(|| self.stored(LM_HEAD).filter(|_| name == WTE));
+        let failed = |source| LoadError::Tensor { name: self.name.clone(), source };
+        let Some(stored) = found else {
+            return Err(failed(candle_core::Error::msg(format!("{name}: no such tensor"))));
+        };
+        let loaded = stored.load(device).and_then(|tensor| tensor.to_dtype(dtype));
+        loaded.map_err(|e| failed(stored.unreadable(name, e)))
+    }
+
+    /// A tensor of the files, by its name in the model.
+    pub(crate) fn stored(&self, name: &str) -> Option<&Stored> {
+        self.tensors.get(name)
+    }
+
+    /// Whether the model's output projection is its embedding. Reads both if the files hold both.
+    pub(crate) fn is_tied(&self) -> Result<bool, LoadError> {
+        if !self.config.tie_word_embeddings || self.stored(WTE).is_none() || self.stored(LM_HEAD).is_none() {
+            return Ok(self.config.tie_word_embeddings);
+        }
+        let numbers = |name| {
+            self.tensor(name, DType::F32, &Device::Cpu)?
+                .flatten_all()
+                .and_then(|t| t.to_vec1::<f32>())
+                .map_err(|source| LoadError::Tensor { name: self.name.clone(), source })
+        };
+        Ok(numbers(WTE)? == numbers(LM_HEAD)?)
+    }
+
+    /// The formats of quantised weights in the files, most frequent first; none in files of plain numbers.
+    #[must_use]
+    pub fn formats(&self) -> Vec<BlockFormat> {
+        let mut counts: Vec<(BlockFormat, usize)> = vec![];
+        for tensor in self.tensors.values() {
+            if let Encoding::Blocks(format) = tensor.info.dtype {
+                match counts.iter_mut().find(|(found, _)| *found == format) {
+                    Some((_, count)) => *count += 1,
+                    None => counts.push((format, 1)),
+                }
+            }
+        }
+        counts.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+        counts.into_iter().map(|(format, _)| format).collect()
+    }
+
     /// The same checkpoint; its model will run attention by `implementation`, see
     /// [`Config::attn_implementation`].
     #[must_use]
@@ -124,12 +178,18 @@ impl Checkpoint {
         self
     }
 
-    /// Builds the language model.
+    /// Builds the language model. Quantised weights of a GGUF file stay quantised in f32 on the CPU; for another dtype or
+    /// device they are unpacked.
     ///
     /// # Errors
     /// When the audit finds anything, or the device cannot hold the weights.
     pub fn load_model(&self, dtype: DType, device: &Device) -> Result<Gpt2LMHeadModel, LoadError> {
-        Gpt2LMHeadModel::load(self.var_builder(dtype, device)?, &self.config)
+        let stay = dtype == DType::F32 && device.is_cpu();
+        let quantised = |name: &str, _| match self.tensors.get(name).filter(|_| stay) {
+            Some(stored) => stored.quantised().map_err(|e| stored.unreadable(name, e)),
+            None => Ok(None),
+        };
+        Gpt2LMHeadModel::load_quantised(self.var_builder(dtype, device)?, &self.config, &quantised)
             .map_err(|source| LoadError::Tensor { name: self.name.clone(), source })
     }
 }
@@ -179,10 +239,7 @@ impl SimpleBackend for Backend {
             candle_core::bail!("{name}: no such tensor in the checkpoint")
         };
         let loaded = stored.load(device).and_then(|tensor| tensor.to_dtype(dtype));
-        loaded.map_err(|e| {
-            let file = stored.info.file.display();
-            e.context(format!("cannot read {name} from {file}; was the file changed? fetch it again"))
-        })
+        loaded.map_err(|e| stored.unreadable(name, e))
     }
 
     fn contains_tensor(&self, name: &str) -> bool {

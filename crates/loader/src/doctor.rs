@@ -141,7 +141,7 @@ fn dtypes(tensors: &[(&str, &TensorInfo)], buffers: &[TensorInfo]) -> Finding {
 
 fn bytes(info: &TensorInfo) -> f64 {
     let numbers: f64 = info.shape.iter().map(|&n| n as f64).product();
-    numbers * info.dtype.bits() as f64 / 8.0
+    numbers * info.dtype.bits() / 8.0
 }
 
 #[cfg(test)]
@@ -154,7 +154,7 @@ mod tests {
     fn mask_buffers_are_not_counted_among_the_dtypes() {
         let info = |name: &str, dtype| TensorInfo {
             name: name.into(),
-            dtype: Encoding(dtype),
+            dtype: Encoding::Plain(dtype),
             shape: vec![2],
             file: "a".into(),
         };

@@ -3,6 +3,7 @@
 use crate::bytes::Bytes;
 use crate::error::LoadError;
 use crate::file_names::{INDEX, SAFETENSORS};
+use crate::gguf;
 use crate::shards::Index;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -39,6 +40,21 @@ impl Files {
         Self { name, config, weight_files, tokenizer, commit: None, verified: BTreeMap::new() }
     }
 
+    /// The files of a model that is one GGUF file.
+    ///
+    /// # Errors
+    /// When the file cannot be read, is damaged, or is not a GPT-2.
+    pub fn open_gguf(path: &Path) -> Result<Self, LoadError> {
+        let bytes = Bytes::open(path)?;
+        let config = Bytes::InMemory(gguf::config(path, &bytes)?.into());
+        Ok(Self::new(
+            path.display().to_string(),
+            (path.to_path_buf(), config),
+            WeightFiles::Gguf(path.to_path_buf(), bytes.clone()),
+            TokenizerFiles::Gguf(path.to_path_buf(), bytes),
+        ))
+    }
+
     /// Every file on disk that the model is read from, shards included.
     ///
     /// # Errors
@@ -52,12 +68,13 @@ impl Files {
                 let index = Index::open(path)?;
                 paths.extend(index.shards().map(|shard| index.path_of(shard)));
             }
-            WeightFiles::Headers(_) => {}
+            // A GGUF file is the config's.
+            WeightFiles::Headers(_) | WeightFiles::Gguf(..) => {}
         }
         match &self.tokenizer {
             TokenizerFiles::Json(path, _) => paths.push(path.clone()),
             TokenizerFiles::VocabMerges(vocab, merges) => paths.extend([vocab.clone(), merges.clone()]),
-            TokenizerFiles::Absent | TokenizerFiles::Unreachable(_) => {}
+            TokenizerFiles::Absent | TokenizerFiles::Unreachable(_) | TokenizerFiles::Gguf(..) => {}
         }
         Ok(paths)
     }
@@ -73,6 +90,8 @@ pub enum WeightFiles {
     Index(PathBuf),
     /// `pytorch_model.bin`, a zip with a pickle.
     Pickle(PathBuf),
+    /// A GGUF file, which also holds the config and the tokenizer.
+    Gguf(PathBuf, Bytes),
     /// Headers of safetensors files without their data: enough for an audit, not enough for a model.
     Headers(Vec<Header>),
 }
@@ -111,6 +130,8 @@ pub enum TokenizerFiles {
     Json(PathBuf, Bytes),
     /// vocab.json and merges.txt
     VocabMerges(PathBuf, PathBuf),
+    /// A GGUF file, which may hold one.
+    Gguf(PathBuf, Bytes),
     /// None of them.
     Absent,
     /// The Hub may have one, but fetching it failed for this reason.

@@ -49,13 +49,14 @@ fn stored(path: &Path, metadata: &Metadata, data_start: usize, bytes: &Bytes) ->
     let tensors = metadata.tensors().into_iter().map(|(name, info)| Stored {
         info: TensorInfo {
             name,
-            dtype: Encoding(info.dtype),
+            dtype: Encoding::Plain(info.dtype),
             shape: info.shape.clone(),
             file: path.to_path_buf(),
         },
         bytes: bytes.clone(),
         range: data_start.saturating_add(info.data_offsets.0)..data_start.saturating_add(info.data_offsets.1),
         entry: None,
+        transposed: false,
     });
     tensors.collect()
 }

@@ -14,6 +14,8 @@ use std::path::{Path, PathBuf};
 pub enum Source {
     /// A folder in the layout of transformers' `save_pretrained`.
     Directory(PathBuf),
+    /// A GGUF file.
+    Gguf(PathBuf),
     /// A model that is part of the binary.
     Embedded(EmbeddedFiles),
     /// A model on the Hugging Face Hub.
@@ -62,6 +64,7 @@ impl Source {
     pub fn open(&self) -> Result<Files, LoadError> {
         match self {
             Self::Directory(dir) => open_directory(dir),
+            Self::Gguf(path) => Files::open_gguf(path),
             Self::Hub { hub, model, revision } => Ok(hub.open(model, revision)?.files),
             Self::Embedded(files) => Ok(open_embedded(files)),
         }

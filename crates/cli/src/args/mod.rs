@@ -10,6 +10,7 @@ mod hub;
 mod interventions;
 mod model;
 mod prompt;
+mod quantize;
 mod shell;
 mod train;
 
@@ -21,6 +22,7 @@ pub(crate) use hub::{DownloadArgs, HubArgs, ModelsArgs, VerifyCacheArgs};
 pub(crate) use interventions::InterventionArgs;
 pub(crate) use model::{ModelArgs, RunArgs};
 pub(crate) use prompt::PromptArgs;
+pub(crate) use quantize::{CompareArgs, QuantizeArgs};
 pub(crate) use shell::{CompletionsArgs, ManArgs};
 pub(crate) use train::TrainArgs;
 
@@ -71,6 +73,10 @@ pub(crate) enum Command {
     Models(ModelsArgs),
     /// Hash the cached files of a model again
     VerifyCache(VerifyCacheArgs),
+    /// Write a model as a GGUF file, in f16 or quantized
+    Quantize(QuantizeArgs),
+    /// Show what quantizing costs: how two models predict a text
+    Compare(CompareArgs),
     /// Train a new GPT-2 on a text file, or fine-tune an existing one
     Train(TrainArgs),
     /// Time attention, a block, the whole model, decoding or a training step, and measure the machine
@@ -96,6 +102,8 @@ impl Command {
             Self::Download(_) => "download",
             Self::Models(_) => "models",
             Self::VerifyCache(_) => "verify-cache",
+            Self::Quantize(_) => "quantize",
+            Self::Compare(_) => "compare",
             Self::Train(_) => "train",
             Self::Bench(_) => "bench",
             Self::Verify(_) => "verify",
@@ -113,6 +121,8 @@ impl Command {
             Self::Forward(args) => args.model.run.threads,
             Self::Generate(args) => args.model.run.threads,
             Self::Inspect(args) => args.model.run.threads,
+            Self::Quantize(args) => args.threads,
+            Self::Compare(args) => args.run.threads,
             Self::Train(args) => args.run.threads,
             Self::Bench(args) => args.model.run.threads,
             Self::Verify(args) => args.run.threads,

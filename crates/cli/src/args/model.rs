@@ -13,9 +13,9 @@ use gpt2_kernels::BlockFormat;
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Model and device")]
 pub(crate) struct ModelArgs {
-    /// Folder with config.json and weights; or a model on the Hugging Face Hub: gpt2, gpt2-medium,
-    /// gpt2-large, gpt2-xl, distilgpt2 or owner/name [default: the built-in demo model]
-    #[arg(short, long, value_name = "DIR|NAME")]
+    /// Folder with config.json and weights; a GGUF file; or a model on the Hugging Face Hub: gpt2, gpt2-medium,
+    /// gpt2-large, gpt2-xl, distilgpt2, owner/name or owner/name/FILE.gguf [default: the built-in demo model]
+    #[arg(short, long, value_name = "DIR|FILE|NAME")]
     pub(crate) model: Option<String>,
     /// Precision of weights and activations; scores and softmax are f32 at least
     #[arg(long, default_value = "f32", value_enum)]

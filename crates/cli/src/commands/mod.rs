@@ -2,6 +2,7 @@
 
 pub(crate) mod attention;
 pub(crate) mod bench;
+pub(crate) mod compare;
 pub(crate) mod download;
 pub(crate) mod forward;
 pub(crate) mod generate;
@@ -9,6 +10,7 @@ pub(crate) mod heads;
 pub(crate) mod inspect;
 pub(crate) mod lens;
 pub(crate) mod models;
+pub(crate) mod quantize;
 pub(crate) mod shell;
 pub(crate) mod train;
 pub(crate) mod verify;

@@ -67,6 +67,13 @@ pub enum LoadError {
         /// The field, its value and what is expected.
         reason: candle_core::Error,
     },
+    /// A model that a GGUF file cannot hold, or one that was not written well.
+    Gguf {
+        /// The model, or the file.
+        name: String,
+        /// What does not fit.
+        reason: String,
+    },
     /// A weight file that is truncated, or not of the format that its name says.
     Damaged {
         /// The file.

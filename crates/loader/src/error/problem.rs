@@ -94,6 +94,7 @@ impl Display for Problem<'_> {
                 write!(f, "{}: {reason}; expected a {expected}", path.display())
             }
             E::Config { path, reason } => write!(f, "{}: {reason}", path.display()),
+            E::Gguf { name, reason } => write!(f, "{name}: cannot be written as GGUF: {reason}"),
             E::Damaged { path, format, reason, remedy } => {
                 write!(f, "{}: damaged or not a {format} file: {reason}; {remedy}", path.display())
             }

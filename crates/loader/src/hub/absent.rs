@@ -15,6 +15,10 @@ impl Hub {
         no_hub(model)
     }
 
+    pub fn open_gguf(&self, model: &ModelId, _: &str, _: &str) -> Result<Snapshot, LoadError> {
+        no_hub(model)
+    }
+
     pub fn headers(&self, model: &ModelId, _: &str) -> Result<Headers, LoadError> {
         no_hub(model)
     }

@@ -20,6 +20,28 @@ impl Hub {
         Fetch::new(self, model, revision, Ask::WhereNeeded)?.snapshot()
     }
 
+    /// A GGUF file of a model at a revision, such as `gpt2.Q8_0.gguf`; cached as by [`open`](Self::open).
+    ///
+    /// # Errors
+    /// When the file is neither cached nor available, its content differs from what the Hub announced, or it is not a GPT-2.
+    pub fn open_gguf(&self, model: &ModelId, revision: &str, file: &str) -> Result<Snapshot, LoadError> {
+        let fetch = Fetch::new(self, model, revision, Ask::WhereNeeded)?;
+        let commit = fetch.commit()?;
+        let path = fetch.required(&commit, file)?;
+        fetch.keep_commit(&commit)?;
+        let digest = fetch.repo.digest(&commit, file);
+        let files = Files {
+            name: format!("{}, {file}", fetch.label(&commit)),
+            commit: Some(commit.clone()),
+            verified: digest
+                .map(|digest| (file.to_string(), digest.as_str().to_string()))
+                .into_iter()
+                .collect(),
+            ..Files::open_gguf(&path)?
+        };
+        Ok(Snapshot { dir: fetch.repo.snapshot(&commit), commit, files })
+    }
+
     /// Like [`open`](Self::open), but at the revision's present commit.
     ///
     /// # Errors
@@ -53,7 +75,7 @@ impl Fetch<'_> {
             WeightFiles::Safetensors(..) => vec![SAFETENSORS.to_string()],
             WeightFiles::Pickle(_) => vec![PICKLE.to_string()],
             WeightFiles::Index(path) => Index::open(path)?.shards().map(str::to_string).collect(),
-            WeightFiles::Headers(_) => vec![],
+            WeightFiles::Headers(_) | WeightFiles::Gguf(..) => vec![],
         };
         let hash = |name: String| {
             let digest = self.repo.digest(commit, &name)?;

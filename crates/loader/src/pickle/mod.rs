@@ -80,9 +80,9 @@ fn read_archive(path: &Path, bytes: &Bytes) -> Result<Vec<Stored>, String> {
         }
         let entry = Arc::clone(&entries[view.storage]);
         let range = view.range(&entry.range).map_err(failed)?;
-        let (dtype, file) = (Encoding(view.dtype), path.to_path_buf());
+        let (dtype, file) = (Encoding::Plain(view.dtype), path.to_path_buf());
         let info = TensorInfo { name: name.into(), dtype, shape: view.shape, file };
-        tensors.push(Stored { info, bytes: bytes.clone(), range, entry: Some(entry) });
+        tensors.push(Stored { info, bytes: bytes.clone(), range, entry: Some(entry), transposed: false });
     }
     Ok(tensors)
 }

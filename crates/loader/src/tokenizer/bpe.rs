@@ -4,10 +4,11 @@ use super::guard::guarded;
 use super::shape::{Model, Shape};
 use super::spelling::Spelling;
 use super::unspellable::Unspellable;
-use super::vocab::Vocab;
+use super::vocab::{Merges, Vocab};
 use crate::bytes::Bytes;
 use crate::error::LoadError;
 use crate::files::{Files, TokenizerFiles};
+use crate::gguf::{self, Vocabulary};
 use std::path::Path;
 use std::sync::Arc;
 use tiktoken_rs::CoreBPE;
@@ -33,7 +34,7 @@ pub struct Tokenizer {
 }
 
 #[derive(Clone)]
-enum Kind {
+pub(super) enum Kind {
     HuggingFace(Box<tokenizers::Tokenizer>),
     /// GPT-2's own vocabulary, from the crate tiktoken-rs.
     Gpt2(&'static CoreBPE),
@@ -56,6 +57,11 @@ impl Tokenizer {
         match &files.tokenizer {
             TokenizerFiles::Json(path, bytes) => Self::from_json(path, bytes),
             TokenizerFiles::VocabMerges(vocab, merges) => Self::from_vocab_merges(vocab, merges),
+            TokenizerFiles::Gguf(path, bytes) => match Self::from_gguf(path, bytes)? {
+                Some(tokenizer) => Ok(tokenizer),
+                None if vocab_size == GPT2_VOCAB_SIZE => Ok(Self::gpt2()),
+                None => Err(LoadError::NoTokenizer { name: files.name.clone(), vocab_size }),
+            },
             TokenizerFiles::Unreachable(reason) => {
                 Err(LoadError::TokenizerUnreachable { name: files.name.clone(), reason: Arc::clone(reason) })
             }
@@ -95,9 +101,32 @@ impl Tokenizer {
         let pairs = guarded(&merges.display().to_string(), || Shape::merges(&merges_bytes))?;
         let spelling = Spelling::of_byte_level(tokens.0.keys()).with_token(END_OF_TEXT);
         let name = format!("{} and merges.txt", vocab.display());
-        let tokenizer =
-            guarded(&name, || byte_level(Model::plain(tokens, pairs)?).map_err(|e| e.to_string()))?;
+        let tokenizer = guarded(&name, || {
+            byte_level(Model::plain(tokens, pairs)?, &[END_OF_TEXT]).map_err(|e| e.to_string())
+        })?;
         Ok(Self { name, kind: Kind::HuggingFace(Box::new(tokenizer)), spelling })
+    }
+
+    /// The tokenizer of a GGUF file, if it holds one.
+    fn from_gguf(path: &Path, bytes: &[u8]) -> Result<Option<Self>, LoadError> {
+        let name = path.display().to_string();
+        let built = guarded(&name, || {
+            let Some(Vocabulary { tokens, merges, special }) = gguf::vocabulary(bytes)? else {
+                return Ok(None);
+            };
+            let special: Vec<&str> =
+                special.iter().filter_map(|id| tokens.get(*id as usize).copied()).collect();
+            let (tokens, pairs) = (Vocab::from_list(&tokens)?, Merges::from_lines(merges.into_iter())?);
+            let longest = special.iter().max_by_key(|token| token.len()).copied().unwrap_or_default();
+            let spelling = Spelling::of_byte_level(tokens.0.keys()).with_token(longest);
+            let tokenizer = byte_level(Model::plain(tokens, pairs)?, &special).map_err(|e| e.to_string())?;
+            Ok(Some((tokenizer, spelling)))
+        })?;
+        Ok(built.map(|(tokenizer, spelling)| Self {
+            name,
+            kind: Kind::HuggingFace(Box::new(tokenizer)),
+            spelling,
+        }))
     }
 
     /// Trains a byte-level BPE of `vocab_size` tokens on `text`: the 256 bytes, `<|endoftext|>`, and the
@@ -114,7 +143,7 @@ impl Tokenizer {
             )));
         }
         let tokenizer = guarded("training text", || {
-            let mut tokenizer = byte_level(BPE::default()).map_err(|e| e.to_string())?;
+            let mut tokenizer = byte_level(BPE::default(), &[END_OF_TEXT]).map_err(|e| e.to_string())?;
             let mut trainer: TrainerWrapper = BpeTrainer::builder()
                 .vocab_size(vocab_size)
                 .show_progress(false)
@@ -129,6 +158,15 @@ impl Tokenizer {
         })?;
         let spelling = Spelling::of_byte_level(tokenizer.get_vocab(true).keys());
         Ok(Self { name, kind: Kind::HuggingFace(Box::new(tokenizer)), spelling })
+    }
+
+    /// The name in messages.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(super) fn kind(&self) -> &Kind {
+        &self.kind
     }
 
     /// The number of tokens, including special ones.
@@ -251,8 +289,9 @@ impl Tokenizer {
     }
 }
 
-/// The parts around a BPE that make it GPT-2's: bytes as letters, no space put in front.
-fn byte_level(bpe: BPE) -> tokenizers::Result<tokenizers::Tokenizer> {
+/// The parts around a BPE that make it GPT-2's: bytes as letters, no space put in front. `special` tokens stand for their own
+/// text.
+fn byte_level(bpe: BPE, special: &[&str]) -> tokenizers::Result<tokenizers::Tokenizer> {
     let byte_level = ByteLevel::new(false, true, true);
     let mut tokenizer: tokenizers::Tokenizer = TokenizerBuilder::default()
         .with_model(bpe)
@@ -262,6 +301,6 @@ fn byte_level(bpe: BPE) -> tokenizers::Result<tokenizers::Tokenizer> {
         .with_decoder(Some(byte_level))
         .build()?
         .into();
-    tokenizer.add_special_tokens([AddedToken::from(END_OF_TEXT, true)])?;
+    tokenizer.add_special_tokens(special.iter().map(|token| AddedToken::from(*token, true)))?;
     Ok(tokenizer)
 }

@@ -3,6 +3,7 @@
 mod bpe;
 mod file;
 mod guard;
+mod list;
 mod parts;
 mod shape;
 mod spelling;
@@ -11,5 +12,6 @@ pub(crate) mod unspellable;
 mod vocab;
 
 pub use bpe::Tokenizer;
+pub(crate) use list::List;
 pub use stream::TextStream;
 pub use unspellable::Unspellable;

@@ -43,6 +43,18 @@ impl Vocab {
         read_json(bytes)
     }
 
+    /// Tokens in the order of their ids.
+    pub(super) fn from_list(tokens: &[&str]) -> Result<Self, String> {
+        let mut vocab = bpe::Vocab::default();
+        for (id, token) in (0..).zip(tokens) {
+            check_id(id).and_then(|()| check_token(token))?;
+            if let Some(first) = vocab.insert((*token).to_string(), id) {
+                return Err(format!("token {token:?} has two ids, {first} and {id}"));
+            }
+        }
+        Ok(Self(vocab))
+    }
+
     /// Whether the three tokens of every merge are in the vocabulary.
     pub(super) fn check(&self, merges: &Merges) -> Result<(), String> {
         let mut merged = String::new();
@@ -92,6 +104,13 @@ impl<'de> Deserialize<'de> for Vocab {
 }
 
 impl Merges {
+    /// A pair for each line.
+    pub(super) fn from_lines<'a>(lines: impl Iterator<Item = &'a str>) -> Result<Self, String> {
+        let pairs = lines.enumerate();
+        let pairs = pairs.map(|(i, line)| pair(line).map_err(|reason| format!("merge {}: {reason}", i + 1)));
+        pairs.collect::<Result<_, _>>().map(Self)
+    }
+
     /// merges.txt: a line with the version, then one pair on each line.
     pub(super) fn from_text(bytes: &[u8]) -> Result<Self, String> {
         let text = std::str::from_utf8(bytes).map_err(|e| format!("not UTF-8: {e}"))?;

@@ -6,13 +6,16 @@
 //! | [`head_scores`] | which heads look at the previous token, at a token's earlier occurrence, or just after that |
 //! | [`logit_lens`] | what the model would predict after each block |
 //! | [`direct_logit_attribution`] | how much each head contributes directly to a token's logit |
+//! | [`Comparison`] | how far the predictions of two models lie apart |
 //! | [`ablation_effects`] | how ablating each head changes a token's probability, through everything that reads it |
 
+mod comparison;
 mod effects;
 mod head_scores;
 mod logit_lens;
 mod rollout;
 
+pub use comparison::Comparison;
 pub use effects::{Ablation, AblationEffects, ablation_effects, direct_logit_attribution};
 pub use head_scores::{HeadScores, head_scores, repeated_rows};
 pub use logit_lens::logit_lens;

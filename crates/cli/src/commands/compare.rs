@@ -1,0 +1,157 @@
+//! `gpt2 compare`: how far the predictions of two models lie apart on a text.
+
+use crate::args::CompareArgs;
+use crate::prompt::{encode, read_limited};
+use crate::{output, session};
+use anyhow::{Context, bail};
+use candle_core::{DType, Device, Tensor};
+use gpt2_kernels::BlockFormat;
+use gpt2_loader::{Checkpoint, Files, Tokenizer};
+use gpt2_model::analysis::Comparison;
+use gpt2_model::{ForwardArgs, Gpt2LMHeadModel};
+use gpt2_view::visible_text;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+use std::io::Write;
+use std::path::Path;
+use std::process::ExitCode;
+
+/// The longest text in bytes.
+const LONGEST_TEXT: u64 = 1 << 28;
+
+#[derive(Serialize)]
+struct Report {
+    model: Side,
+    other: Side,
+    tokens: usize,
+    window: usize,
+    mean_kl_divergence: f64,
+    top_1_agreement: f64,
+    largest_logit_difference: f64,
+}
+
+#[derive(Serialize)]
+struct Side {
+    name: String,
+    /// The formats of its quantised weights.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    formats: Vec<&'static str>,
+    perplexity: f64,
+}
+
+struct Loaded {
+    name: String,
+    formats: Vec<&'static str>,
+    model: Gpt2LMHeadModel,
+    files: Files,
+}
+
+pub(crate) fn run(args: &CompareArgs) -> anyhow::Result<ExitCode> {
+    let device = args.run.device.open()?;
+    let quantize = args.quantize_other.map(BlockFormat::from);
+    if quantize.is_some() && !device.is_cpu() {
+        bail!("--quantize-other: quantised layers run on the CPU only; give --device cpu");
+    }
+    let text = read(&args.text)?;
+    let (a, b) = (load(&args.model, args, None, &device)?, load(&args.other, args, quantize, &device)?);
+    let (config, other) = (a.model.config(), b.model.config());
+    if config.vocab_size != other.vocab_size {
+        bail!(
+            "the models have vocabularies of {} and {} tokens; compare two of one",
+            config.vocab_size,
+            other.vocab_size
+        );
+    }
+    let tokenizer = Tokenizer::open(&a.files, config.vocab_size)?;
+    let mut ids = encode(&tokenizer, &text, "the text")?;
+    let has = ids.len();
+    ids.truncate(args.tokens.map_or(has, |most| usize::try_from(most).unwrap_or(usize::MAX)));
+    if ids.len() < 2 {
+        bail!("{}: has {has} tokens; expected at least 2", args.text.display());
+    }
+    let context = config.n_positions.min(other.n_positions);
+    let window = args.window.map_or(context, |window| window as usize);
+    if window > context {
+        bail!(
+            "--window {window}: the models have contexts of {} and {} tokens",
+            config.n_positions,
+            other.n_positions
+        );
+    }
+    if let Some(id) = ids.iter().find(|id| **id as usize >= config.vocab_size) {
+        bail!("the tokenizer gives id {id}, the models have {} tokens", config.vocab_size);
+    }
+
+    let bar = if output::is_quiet() { ProgressBar::hidden() } else { ProgressBar::new(ids.len() as u64) };
+    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} tokens, {eta} left") {
+        bar.set_style(style);
+    }
+    let mut comparison = Comparison::default();
+    for part in ids.chunks(window).filter(|part| part.len() > 1) {
+        let inputs = Tensor::new(&part[..part.len() - 1], &device)?.unsqueeze(0)?; // (1, T)
+        let logits = |model: &Gpt2LMHeadModel| -> candle_core::Result<Tensor> {
+            model.forward(&inputs, ForwardArgs::default())?.logits.squeeze(0)?.to_device(&Device::Cpu) // (T, V)
+        };
+        let targets = Tensor::new(&part[1..], &Device::Cpu)?;
+        comparison.add([&logits(&a.model)?, &logits(&b.model)?], &targets)?;
+        bar.inc(part.len() as u64);
+    }
+    bar.finish_and_clear();
+    let [perplexity, of_other] = comparison.perplexity();
+    let report = Report {
+        model: Side { name: a.name, formats: a.formats, perplexity },
+        other: Side { name: b.name, formats: b.formats, perplexity: of_other },
+        tokens: comparison.tokens,
+        window,
+        mean_kl_divergence: comparison.mean_divergence(),
+        top_1_agreement: comparison.agreement(),
+        largest_logit_difference: comparison.largest_difference,
+    };
+    output::report(args.json, &report, print)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn read(path: &Path) -> anyhow::Result<String> {
+    if path == Path::new("-") {
+        return read_limited(std::io::stdin(), LONGEST_TEXT)
+            .context("cannot read the text from standard input");
+    }
+    let text = std::fs::File::open(path).and_then(|file| read_limited(file, LONGEST_TEXT));
+    text.with_context(|| format!("cannot read the text from {}", path.display()))
+}
+
+fn load(
+    name: &str,
+    args: &CompareArgs,
+    quantize: Option<BlockFormat>,
+    device: &Device,
+) -> anyhow::Result<Loaded> {
+    let files = session::files(Some(name).filter(|name| *name != "demo"), &args.hub)?;
+    let checkpoint = Checkpoint::open(&files)?;
+    let of_file = checkpoint.formats();
+    let (model, formats) = match quantize {
+        Some(format) if of_file.is_empty() => (checkpoint.load_quantised(format)?, vec![format]),
+        Some(_) => bail!("--quantize-other: {} is quantised already", checkpoint.name()),
+        None => (checkpoint.load_model(DType::F32, device)?, of_file),
+    };
+    let formats = formats.into_iter().map(BlockFormat::as_str).collect();
+    Ok(Loaded { name: checkpoint.name().to_string(), formats, model, files })
+}
+
+fn print(report: &Report) -> anyhow::Result<()> {
+    let mut out = output::stdout();
+    for side in [&report.model, &report.other] {
+        let formats =
+            if side.formats.is_empty() { String::new() } else { format!(" ({})", side.formats.join(", ")) };
+        writeln!(out, "perplexity {:.4}  {}{formats}", side.perplexity, visible_text(&side.name))?;
+    }
+    writeln!(
+        out,
+        "mean KL divergence {:.6} nats, top-1 agreement {:.2} %, largest logit difference {:.3}",
+        report.mean_kl_divergence,
+        100.0 * report.top_1_agreement,
+        report.largest_logit_difference
+    )?;
+    writeln!(out, "{} tokens predicted, in windows of up to {}", report.tokens, report.window)?;
+    Ok(())
+}

@@ -1,0 +1,170 @@
+//! Saves a model as a GGUF file.
+
+use crate::checkpoint::Checkpoint;
+use crate::error::LoadError;
+use crate::files::Files;
+use crate::gguf::{ALIGNMENT, GgufType, Keys, Planned, number, plan, put_text};
+use crate::tensor_info::Encoding;
+use crate::tokenizer::{List, Tokenizer};
+use candle_core::{DType, Device, Tensor};
+use gpt2_model::Config;
+use half::f16;
+use rayon::prelude::*;
+use std::io::{BufWriter, Seek, Write};
+use std::path::Path;
+
+/// Called before each tensor with the number of tensors done, the number of all, and its name; and once at the end.
+type Progress<'a> = dyn FnMut(usize, usize, &str) + 'a;
+
+/// Writes a checkpoint as a GGUF file of version 3, with its tokenizer, into the file at `path`, and reads it back. The caller
+/// chooses a temporary path if an old file is to stay until the new one is whole.
+///
+/// # Errors
+/// When the config, the tokenizer or the widths are such that GGUF cannot hold them, a weight is not finite or does not fit
+/// f16, the file cannot be written, or what is read back is not what was written.
+pub fn save_gguf(
+    path: &Path,
+    checkpoint: &Checkpoint,
+    tokenizer: &Tokenizer,
+    kind: GgufType,
+    progress: &mut Progress,
+) -> Result<(), LoadError> {
+    let refused = |reason: String| LoadError::Gguf { name: checkpoint.name().to_string(), reason };
+    let config = checkpoint.config();
+    // The head of a model that is meant to be tied may be another table.
+    let config = Config { tie_word_embeddings: checkpoint.is_tied()?, ..config.clone() };
+    let plan = plan(&config, kind).map_err(refused)?;
+    let head = header(&config, &tokenizer.list()?, kind, &plan).map_err(refused)?;
+
+    let mut file = BufWriter::new(std::fs::File::create(path).map_err(LoadError::io(path))?);
+    file.write_all(&head).map_err(LoadError::io(path))?;
+    let mut sums = vec![];
+    for (i, tensor) in plan.iter().enumerate() {
+        progress(i, plan.len(), &tensor.source);
+        let stored = checkpoint.tensor(&tensor.source, DType::F32, &Device::Cpu)?;
+        let data = encode(tensor, &stored).map_err(refused)?;
+        sums.push(crc32fast::hash(&data));
+        file.write_all(&data).and_then(|()| pad(&mut file)).map_err(LoadError::io(path))?;
+    }
+    file.into_inner().map_err(std::io::IntoInnerError::into_error).map_err(LoadError::io(path))?;
+    progress(plan.len(), plan.len(), "reading it back");
+    check(path, &plan, &sums)
+}
+
+/// Zeros up to the next multiple of the alignment.
+fn pad(file: &mut (impl Write + Seek)) -> std::io::Result<()> {
+    let at = usize::try_from(file.stream_position()?).map_err(std::io::Error::other)?;
+    file.write_all(&vec![0; at.next_multiple_of(ALIGNMENT) - at])
+}
+
+/// Compares the file with what was written to it.
+fn check(path: &Path, plan: &[Planned], sums: &[u32]) -> Result<(), LoadError> {
+    let written = Checkpoint::open(&Files::open_gguf(path)?)?;
+    let audit = written.audit();
+    if !audit.is_clean() {
+        return Err(LoadError::Audit(Box::new(audit)));
+    }
+    for (tensor, sum) in plan.iter().zip(sums) {
+        let stored = written.stored(&tensor.source);
+        let same = stored.is_some_and(|stored| {
+            stored.info.dtype == tensor.encoding
+                && stored.bytes.get(stored.range.clone()).is_some_and(|data| crc32fast::hash(data) == *sum)
+        });
+        if !same {
+            let reason = format!("{} is not what was written: is the disk in order?", tensor.name);
+            return Err(LoadError::Gguf { name: path.display().to_string(), reason });
+        }
+    }
+    Ok(())
+}
+
+/// A tensor as the file holds it.
+fn encode(planned: &Planned, tensor: &Tensor) -> Result<Vec<u8>, String> {
+    let name = &planned.source;
+    let tensor = if planned.transposed { tensor.t() } else { Ok(tensor.clone()) };
+    let numbers =
+        tensor.and_then(|tensor| tensor.flatten_all()?.to_vec1::<f32>()).map_err(|e| e.to_string())?;
+    if numbers.par_iter().any(|x| !x.is_finite()) {
+        return Err(format!("{name} holds a number that is not finite"));
+    }
+    match planned.encoding {
+        Encoding::Plain(safetensors::Dtype::F16) => {
+            let halves: Vec<f16> = numbers.par_iter().map(|x| f16::from_f32(*x)).collect();
+            if halves.iter().any(|x| !x.is_finite()) {
+                return Err(format!("{name} holds a number beyond the largest in f16; choose another type"));
+            }
+            Ok(halves.iter().flat_map(|x| x.to_le_bytes()).collect())
+        }
+        Encoding::Blocks(format) => {
+            let row = planned.dims.first().copied().unwrap_or(1);
+            let rows: Vec<Vec<u8>> = numbers.par_chunks(row).map(|row| format.quantise(row)).collect();
+            Ok(rows.concat())
+        }
+        _ => Ok(numbers.iter().flat_map(|x| x.to_le_bytes()).collect()),
+    }
+}
+
+/// Everything before the data, padded.
+fn header(config: &Config, list: &List, kind: GgufType, plan: &[Planned]) -> Result<Vec<u8>, String> {
+    let small = |n: usize| u32::try_from(n).map_err(|_| format!("{n} does not fit 32 bits"));
+    let mut keys = Keys::default();
+    keys.text("general.architecture", "gpt2");
+    keys.u32("general.file_type", kind.number());
+    keys.u32("general.quantization_version", 2);
+    keys.u32("gpt2.block_count", small(config.n_layer)?);
+    keys.u32("gpt2.context_length", small(config.n_positions)?);
+    keys.u32("gpt2.embedding_length", small(config.n_embd)?);
+    keys.u32("gpt2.feed_forward_length", small(config.n_inner.unwrap_or(4 * config.n_embd))?);
+    keys.u32("gpt2.attention.head_count", small(config.n_head)?);
+    #[allow(clippy::cast_possible_truncation)] // as llama.cpp reads it
+    keys.f32("gpt2.attention.layer_norm_epsilon", config.layer_norm_epsilon as f32);
+    tokenizer(&mut keys, config, list)?;
+
+    let mut out = b"GGUF".to_vec();
+    out.extend(3u32.to_le_bytes());
+    out.extend((plan.len() as u64).to_le_bytes());
+    out.extend(keys.count.to_le_bytes());
+    out.extend(keys.bytes);
+    let mut offset = 0;
+    for tensor in plan {
+        put_text(&mut out, &tensor.name);
+        out.extend(small(tensor.dims.len())?.to_le_bytes());
+        tensor.dims.iter().for_each(|dim| out.extend((*dim as u64).to_le_bytes()));
+        let kind =
+            number(tensor.encoding).ok_or_else(|| format!("{} has no type in GGUF", tensor.encoding))?;
+        out.extend(kind.to_le_bytes());
+        out.extend((offset as u64).to_le_bytes());
+        offset += tensor.bytes.next_multiple_of(ALIGNMENT);
+    }
+    out.resize(out.len().next_multiple_of(ALIGNMENT), 0);
+    Ok(out)
+}
+
+/// llama.cpp's types of tokens.
+const NORMAL: i32 = 1;
+const CONTROL: i32 = 3;
+const UNUSED: i32 = 5;
+
+fn tokenizer(keys: &mut Keys, config: &Config, list: &List) -> Result<(), String> {
+    let v = config.vocab_size;
+    if list.tokens.len() > v {
+        return Err(format!("the tokenizer has {} tokens, the model only {v}", list.tokens.len()));
+    }
+    let token = |id: usize| list.tokens.get(id).and_then(Option::as_deref);
+    let kind = |id: usize| match token(id) {
+        None => UNUSED,
+        Some(_) if list.special.iter().any(|special| *special as usize == id) => CONTROL,
+        Some(_) => NORMAL,
+    };
+    keys.text("tokenizer.ggml.model", "gpt2");
+    keys.text("tokenizer.ggml.pre", "gpt-2");
+    let tokens = (0..v).map(|id| token(id).map_or_else(|| format!("[PAD{id}]"), str::to_string));
+    keys.texts("tokenizer.ggml.tokens", &tokens.collect::<Vec<_>>());
+    keys.i32s("tokenizer.ggml.token_type", &(0..v).map(kind).collect::<Vec<_>>());
+    keys.texts("tokenizer.ggml.merges", &list.merges);
+    if let Some(end) = list.end_of_text {
+        keys.u32("tokenizer.ggml.bos_token_id", config.bos_token_id.unwrap_or(end));
+        keys.u32("tokenizer.ggml.eos_token_id", end);
+    }
+    Ok(())
+}

@@ -1,0 +1,184 @@
+//! [`Tokenizer::list`]: a vocabulary as plain lists, as GGUF files hold it.
+
+use super::bpe::{Kind, Tokenizer};
+use crate::error::LoadError;
+use serde_json::Value;
+use std::collections::HashMap;
+use tiktoken_rs::CoreBPE;
+
+/// A byte-level BPE as lists.
+pub(crate) struct List {
+    /// By id, the bytes as letters; `None` where there is no token.
+    pub(crate) tokens: Vec<Option<String>>,
+    /// Pairs with a space between, in order of priority.
+    pub(crate) merges: Vec<String>,
+    /// The ids of tokens that stand for their own text.
+    pub(crate) special: Vec<u32>,
+    pub(crate) end_of_text: Option<u32>,
+}
+
+impl Tokenizer {
+    /// The vocabulary and the merges.
+    ///
+    /// # Errors
+    /// When the tokenizer has a part that lists cannot hold: anything but GPT-2's way to split text.
+    pub(crate) fn list(&self) -> Result<List, LoadError> {
+        let failed = |reason: String| LoadError::Tokenizer {
+            name: self.name().to_string(),
+            reason: format!("a GGUF file cannot hold it: {reason}"),
+        };
+        let (tokens, merges, special) = match self.kind() {
+            Kind::Gpt2(bpe) => of_gpt2(bpe),
+            Kind::HuggingFace(_) => {
+                let json = serde_json::from_str(&self.to_json()?).map_err(|e| failed(e.to_string()))?;
+                of_json(&json).map_err(failed)?
+            }
+        };
+        Ok(List { tokens, merges, special, end_of_text: self.end_of_text() })
+    }
+}
+
+type Lists = (Vec<Option<String>>, Vec<String>, Vec<u32>);
+
+fn of_json(json: &Value) -> Result<Lists, String> {
+    check_plain(json)?;
+    let vocab = json["model"]["vocab"].as_object().ok_or("there is no vocabulary")?;
+    let added = json["added_tokens"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let mut tokens: Vec<Option<String>> = vec![];
+    let mut put = |token: &str, id: &Value| -> Result<u32, String> {
+        let id = id
+            .as_u64()
+            .and_then(|id| u32::try_from(id).ok())
+            .ok_or_else(|| format!("{token:?} has no id"))?;
+        let at = id as usize;
+        if tokens.len() <= at {
+            tokens.resize(at + 1, None);
+        }
+        tokens[at] = Some(token.to_string());
+        Ok(id)
+    };
+    for (token, id) in vocab {
+        put(token, id)?;
+    }
+    let mut special = vec![];
+    for token in added {
+        special.push(put(token["content"].as_str().unwrap_or_default(), &token["id"])?);
+    }
+    let merges = json["model"]["merges"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let merge = |merge: &Value| match merge {
+        Value::String(pair) => Some(pair.clone()),
+        pair => Some(format!("{} {}", pair[0].as_str()?, pair[1].as_str()?)),
+    };
+    let merges = merges.iter().map(|pair| merge(pair).ok_or("a merge is no pair of tokens".to_string()));
+    Ok((tokens, merges.collect::<Result<_, _>>()?, special))
+}
+
+/// Refuses parts that change the text, or split it in another way than GPT-2's.
+fn check_plain(json: &Value) -> Result<(), String> {
+    let (model, split) = (&json["model"], &json["pre_tokenizer"]);
+    let nothing = |value: &Value| match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::String(text) => text.is_empty(),
+        _ => false,
+    };
+    for part in
+        ["unk_token", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges"]
+    {
+        if !nothing(&model[part]) {
+            return Err(format!("model.{part} is {}", model[part]));
+        }
+    }
+    if !nothing(&json["normalizer"]) {
+        return Err(format!("normalizer is {}", json["normalizer"]["type"]));
+    }
+    let is_gpt2s = split["type"] == "ByteLevel"
+        && split["add_prefix_space"] == false
+        && split["use_regex"].as_bool().unwrap_or(true);
+    if !is_gpt2s {
+        return Err(format!("pre_tokenizer is {split}; expected GPT-2's ByteLevel"));
+    }
+    if json["post_processor"]["type"].as_str().is_some_and(|kind| kind != "ByteLevel") {
+        return Err(format!("post_processor is {}", json["post_processor"]["type"]));
+    }
+    for token in json["added_tokens"].as_array().map(Vec::as_slice).unwrap_or_default() {
+        for flag in ["lstrip", "rstrip", "single_word"] {
+            if token[flag] == true {
+                return Err(format!("the token {} has {flag}", token["content"]));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// GPT-2's own vocabulary. The pair that makes a token is what merges of lower rank leave of its bytes.
+fn of_gpt2(bpe: &CoreBPE) -> Lists {
+    let bytes: Vec<Vec<u8>> = (0..).map_while(|id| bpe.decode_bytes(&[id]).ok()).collect();
+    let special: Vec<u32> =
+        bpe.special_tokens().iter().flat_map(|text| bpe.encode_with_special_tokens(text)).collect();
+    let is_special = |id: usize| special.iter().any(|of| *of as usize == id);
+    let ranks: HashMap<&[u8], usize> = bytes
+        .iter()
+        .enumerate()
+        .filter(|(id, _)| !is_special(*id))
+        .map(|(id, bytes)| (bytes.as_slice(), id))
+        .collect();
+    let letters = letters();
+    let text = |bytes: &[u8]| bytes.iter().map(|byte| letters[usize::from(*byte)]).collect::<String>();
+    let mut merges = vec![];
+    let mut tokens = vec![];
+    for (id, of) in bytes.iter().enumerate() {
+        if is_special(id) {
+            tokens.push(Some(String::from_utf8_lossy(of).into_owned()));
+            continue;
+        }
+        tokens.push(Some(text(of)));
+        if of.len() > 1 {
+            let at = last_split(of, id, &ranks);
+            merges.push(format!("{} {}", text(&of[..at]), text(&of[at..])));
+        }
+    }
+    (tokens, merges, special)
+}
+
+/// Where the last merge that makes the token of rank `rank` joins its bytes.
+fn last_split(token: &[u8], rank: usize, ranks: &HashMap<&[u8], usize>) -> usize {
+    let mut starts: Vec<usize> = (0..=token.len()).collect();
+    while starts.len() > 3 {
+        let of =
+            |i: usize| ranks.get(&token[starts[i]..starts[i + 2]]).copied().filter(|found| *found < rank);
+        let best = (0..starts.len() - 2).filter_map(|i| Some((of(i)?, i))).min();
+        let Some((_, i)) = best else { break };
+        starts.remove(i + 1);
+    }
+    starts[1]
+}
+
+/// GPT-2's letter for each byte: the byte's own character if it prints, otherwise the next of those from U+0100 on.
+fn letters() -> [char; 256] {
+    let mut next = 0x100;
+    std::array::from_fn(|byte| {
+        let prints = matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
+        let code = if prints {
+            u32::try_from(byte).unwrap_or_default()
+        } else {
+            next += 1;
+            next - 1
+        };
+        char::from_u32(code).unwrap_or_default()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// GPT-2's merges begin and end as in its merges.txt.
+    #[test]
+    fn gpt2s_vocabulary_gives_its_merges_back() {
+        let list = Tokenizer::gpt2().list().expect("lists");
+        assert_eq!((list.tokens.len(), list.merges.len()), (50257, 50000));
+        assert_eq!(list.merges[..4], ["Ġ t", "Ġ a", "h e", "i n"]);
+        assert_eq!(list.merges[49999], "Ġg azed");
+        assert_eq!((list.tokens[50256].as_deref(), list.special), (Some("<|endoftext|>"), vec![50256]));
+    }
+}

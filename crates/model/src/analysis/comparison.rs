@@ -1,0 +1,115 @@
+//! How far the predictions of two models lie apart.
+
+use candle_core::{D, DType, Result, Tensor};
+use candle_nn::ops::log_softmax;
+
+/// Sums over predicted tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+#[non_exhaustive]
+pub struct Comparison {
+    /// How many tokens were predicted.
+    pub tokens: usize,
+    /// The surprise of the tokens in nats, for each model.
+    pub surprise: [f64; 2],
+    /// The divergence of the second model's distribution from the first's, in nats.
+    pub divergence: f64,
+    /// How often both find the same token the most probable.
+    pub agreeing: usize,
+    /// The largest difference between two logits.
+    pub largest_difference: f64,
+}
+
+/// So many rows at a time, so that the tables in between stay small.
+const ROWS: usize = 128;
+
+impl Comparison {
+    /// Adds the predictions of some tokens.
+    ///
+    /// # Shapes
+    /// `logits` (T, V) of each model, `targets` (T): the tokens that came
+    ///
+    /// # Errors
+    /// When a shape does not fit, or a logit is not finite.
+    pub fn add(&mut self, logits: [&Tensor; 2], targets: &Tensor) -> Result<()> {
+        let count = targets.dim(0)?;
+        if logits[0].dims2()?.0 != count || logits[0].dims() != logits[1].dims() {
+            candle_core::bail!(
+                "comparison: logits {:?} and {:?} for {count} targets",
+                logits[0].dims(),
+                logits[1].dims()
+            )
+        }
+        for first in (0..count).step_by(ROWS) {
+            let rows = ROWS.min(count - first);
+            let part = |x: &Tensor| x.narrow(0, first, rows)?.to_dtype(DType::F32);
+            self.add_rows([&part(logits[0])?, &part(logits[1])?], &targets.narrow(0, first, rows)?)?;
+        }
+        self.tokens += count;
+        Ok(())
+    }
+
+    fn add_rows(&mut self, logits: [&Tensor; 2], targets: &Tensor) -> Result<()> {
+        let difference = (logits[0] - logits[1])?.abs()?;
+        let largest = f64::from(difference.max_all()?.to_scalar::<f32>()?);
+        // NaN, and infinity minus infinity, are no maximum; a sum shows both.
+        if !difference.sum_all()?.to_scalar::<f32>()?.is_finite() {
+            candle_core::bail!("comparison: a logit is not finite")
+        }
+        self.largest_difference = self.largest_difference.max(largest);
+        let logs = [log_softmax(logits[0], D::Minus1)?, log_softmax(logits[1], D::Minus1)?]; // (rows, V)
+        let total = |x: Tensor| -> Result<f64> {
+            Ok(x.flatten_all()?.to_vec1::<f32>()?.into_iter().map(f64::from).sum())
+        };
+        for (surprise, logs) in self.surprise.iter_mut().zip(&logs) {
+            *surprise -= total(logs.gather(&targets.unsqueeze(1)?, 1)?)?;
+        }
+        self.divergence += total((logs[0].exp()? * (&logs[0] - &logs[1])?)?.sum(D::Minus1)?)?;
+        let best = |logits: &Tensor| logits.argmax(D::Minus1)?.to_vec1::<u32>();
+        let pairs = best(logits[0])?.into_iter().zip(best(logits[1])?);
+        self.agreeing += pairs.filter(|(a, b)| a == b).count();
+        Ok(())
+    }
+
+    /// The perplexity of each model: e to the mean surprise.
+    #[must_use]
+    pub fn perplexity(&self) -> [f64; 2] {
+        self.surprise.map(|surprise| (surprise / self.tokens as f64).exp())
+    }
+
+    /// The mean divergence of the second model's distribution from the first's, in nats.
+    #[must_use]
+    pub fn mean_divergence(&self) -> f64 {
+        self.divergence / self.tokens as f64
+    }
+
+    /// The share of tokens where both find the same one the most probable.
+    #[must_use]
+    pub fn agreement(&self) -> f64 {
+        self.agreeing as f64 / self.tokens as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use candle_core::Device;
+
+    #[test]
+    fn the_figures_are_those_of_the_distributions() -> Result<()> {
+        let logs = |rows: [[f64; 2]; 2]| Tensor::new(&rows.map(|row| row.map(f64::ln)), &Device::Cpu);
+        let (p, q) = (logs([[0.5, 0.5], [0.9, 0.1]])?, logs([[0.25, 0.75], [0.8, 0.2]])?);
+        let mut comparison = Comparison::default();
+        comparison.add([&p, &q], &Tensor::new(&[0u32, 1], &Device::Cpu)?)?;
+        let close = |a: f64, b: f64| assert!((a - b).abs() < 1e-6, "{a}, not {b}");
+        close(comparison.perplexity()[0], (1.0f64 / (0.5 * 0.1)).sqrt());
+        close(comparison.perplexity()[1], (1.0f64 / (0.25 * 0.2)).sqrt());
+        let first = 0.5 * 2f64.ln() + 0.5 * (0.5f64 / 0.75).ln();
+        let second = 0.9 * (0.9f64 / 0.8).ln() + 0.1 * 0.5f64.ln();
+        close(comparison.mean_divergence(), f64::midpoint(first, second));
+        close(comparison.largest_difference, 2f64.ln());
+        assert_eq!((comparison.tokens, comparison.agreeing), (2, 1));
+        let broken = Tensor::new(&[[f64::NAN, 0.0]], &Device::Cpu)?;
+        assert!(comparison.add([&broken, &broken], &Tensor::new(&[0u32], &Device::Cpu)?).is_err());
+        Ok(())
+    }
+}
