@@ -80,15 +80,9 @@ impl Stored {
         if self.transposed { tensor.t() } else { Ok(tensor) }
     }
 
-    /// The blocks of a quantised tensor.
-    fn blocks(&self) -> candle_core::Result<Vec<u8>> {
+    fn dequantised(&self, format: BlockFormat, device: &Device) -> candle_core::Result<Tensor> {
         let mut blocks = vec![0; self.range.len()];
         self.bytes.read_at(self.range.start, &mut blocks)?;
-        Ok(blocks)
-    }
-
-    fn dequantised(&self, format: BlockFormat, device: &Device) -> candle_core::Result<Tensor> {
-        let blocks = self.blocks()?;
         let mut values = vec![0f32; blocks.len() / format.block_bytes() * format.block_len()];
         let parts = values.par_chunks_mut(PART * format.block_len());
         parts
@@ -101,7 +95,8 @@ impl Stored {
     pub(crate) fn quantised(&self) -> candle_core::Result<Option<QuantisedWeight>> {
         match (self.info.dtype, self.file_shape().as_slice()) {
             (Encoding::Blocks(format), &[n_out, n_in]) => {
-                QuantisedWeight::from_blocks(format, &self.blocks()?, (n_in, n_out)).map(Some)
+                let read = |at: usize, out: &mut [u8]| Ok(self.bytes.read_at(self.range.start + at, out)?);
+                QuantisedWeight::read_blocks(format, (n_in, n_out), read).map(Some)
             }
             _ => Ok(None),
         }

@@ -1,6 +1,7 @@
 //! Memory that starts at a cache line, so that no vector of it lies across two.
 
 use rayon::prelude::*;
+use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 
@@ -13,6 +14,11 @@ pub(crate) struct Lines<E> {
     lines: Vec<Line>,
     numbers: PhantomData<E>,
 }
+
+/// A type of which zeros make a number.
+pub(crate) trait Zero {}
+
+impl Zero for u8 {}
 
 impl<E: Copy + Send + Sync> Lines<E> {
     /// `chunks` pieces of `chunk` numbers, a whole number of lines. `fill(i, piece)` writes the i-th piece, on all
@@ -38,6 +44,36 @@ impl<E: Copy + Send + Sync> Lines<E> {
         // SAFETY: `fill` has written every byte.
         unsafe { lines.set_len(chunks * per_chunk) };
         Self { lines, numbers: PhantomData }
+    }
+
+    /// `len` numbers, a whole number of lines, that are 0 in every byte. The system clears the pages as they are first
+    /// touched.
+    pub(crate) fn zeroed(len: usize) -> Self
+    where
+        E: Zero,
+    {
+        let count = len * size_of::<E>() / size_of::<Line>();
+        assert!(len * size_of::<E>() == count * size_of::<Line>() && align_of::<E>() <= align_of::<Line>());
+        if count == 0 {
+            return Self { lines: vec![], numbers: PhantomData };
+        }
+        let layout = Layout::array::<Line>(count).expect("memory of this size exists");
+        // SAFETY: the layout has a size, and is that of a vector with this capacity, whose lines of zeros are all there.
+        let lines = unsafe {
+            let memory = alloc_zeroed(layout);
+            if memory.is_null() {
+                handle_alloc_error(layout);
+            }
+            #[allow(clippy::same_length_and_capacity)] // as it was made
+            Vec::from_raw_parts(memory.cast(), count, count)
+        };
+        Self { lines, numbers: PhantomData }
+    }
+
+    pub(crate) fn as_mut_slice(&mut self) -> &mut [E] {
+        let len = self.lines.len() * size_of::<Line>() / size_of::<E>();
+        // SAFETY: the lines hold so many numbers.
+        unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), len) }
     }
 
     pub(crate) fn as_slice(&self) -> &[E] {

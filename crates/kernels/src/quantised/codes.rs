@@ -201,8 +201,8 @@ pub(super) fn put_codes<C: Code>(codes: &[u8], output: usize, panel: &mut [u8]) 
             }
         }
     } else {
-        for (four, group) in codes.chunks_exact(4).zip(panel.chunks_exact_mut(GROUP)) {
-            group[4 * output..][..4].copy_from_slice(four);
+        for (four, group) in codes.as_chunks::<4>().0.iter().zip(panel.as_chunks_mut::<GROUP>().0) {
+            group.as_chunks_mut::<4>().0[output] = *four;
         }
     }
 }

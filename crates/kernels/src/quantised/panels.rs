@@ -5,7 +5,9 @@ use super::codes::{Code, PANEL, code_at, put_codes, with_code};
 use super::format::BlockFormat;
 use super::vectors::Portable;
 use crate::product::memory::Lines;
-use std::mem::MaybeUninit;
+use candle_core::Result;
+use rayon::prelude::*;
+use std::ops::Range;
 
 /// Quantised weights (depth, width) in panels of 16 outputs. Outputs that fill the last panel up are 0.
 pub(super) struct Panels {
@@ -19,28 +21,27 @@ pub(super) struct Panels {
 const LINE: usize = 64;
 
 impl Panels {
-    /// Packs the rows of blocks that `row(j, room)` gives for each output j: in `room`, or elsewhere.
-    pub(super) fn pack<'a>(
+    /// Packs rows of blocks on all threads: `read(outputs, room)` writes those of some outputs, one after the other.
+    ///
+    /// # Errors
+    /// One of those of `read`.
+    pub(super) fn pack(
         format: BlockFormat,
         (depth, width): (usize, usize),
-        row: impl Fn(usize, &mut Vec<u8>) -> Option<&'a [u8]> + Sync,
-    ) -> Self {
-        let bytes = panel_bytes(format, depth);
-        let fill = |panel: usize, out: &mut [MaybeUninit<u8>]| {
-            out.fill(MaybeUninit::new(0));
-            #[allow(unsafe_code)]
-            // SAFETY: every byte was written.
-            let out = unsafe { out.assume_init_mut() };
-            let (mut room, mut codes) = (vec![], vec![0; depth]);
-            for output in 0..PANEL.min(width - panel * PANEL) {
-                let elsewhere = row(panel * PANEL + output, &mut room);
-                put_row(format, elsewhere.unwrap_or(&room), output, &mut codes, out);
+        read: impl Fn(Range<usize>, &mut [u8]) -> Result<()> + Sync,
+    ) -> Result<Self> {
+        let (bytes, row) = (panel_bytes(format, depth), depth / format.block_len() * format.block_bytes());
+        let mut lines = Lines::zeroed(width.div_ceil(PANEL) * bytes);
+        lines.as_mut_slice().par_chunks_mut(bytes).enumerate().try_for_each(|(panel, out)| {
+            let outputs = panel * PANEL..((panel + 1) * PANEL).min(width);
+            let (mut rows, mut codes) = (vec![0; outputs.len() * row], vec![0; depth]);
+            read(outputs, &mut rows)?;
+            for (output, row) in rows.chunks_exact(row).enumerate() {
+                put_row(format, row, output, &mut codes, out);
             }
-        };
-        #[allow(unsafe_code)]
-        // SAFETY: `fill` writes every byte, and any byte is a u8.
-        let lines = unsafe { Lines::filled(width.div_ceil(PANEL), bytes, fill) };
-        Self { lines, format, depth, width }
+            Ok::<_, candle_core::Error>(())
+        })?;
+        Ok(Self { lines, format, depth, width })
     }
 
     pub(super) fn format(&self) -> BlockFormat {

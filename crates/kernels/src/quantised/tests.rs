@@ -14,10 +14,17 @@ const FORMATS: [BlockFormat; 5] =
 /// Quantised weights (depth, width) from numbers.
 fn panels(format: BlockFormat, (depth, width): (usize, usize)) -> Panels {
     let data = numbers(depth * width, 7);
-    Panels::pack(format, (depth, width), |j, room| {
-        *room = format.quantise(&data[j * depth..][..depth]);
-        None
-    })
+    let blocks: Vec<u8> = data.chunks(depth).flat_map(|row| format.quantise(row)).collect();
+    packed(format, (depth, width), &blocks)
+}
+
+fn packed(format: BlockFormat, shape: (usize, usize), blocks: &[u8]) -> Panels {
+    let row = blocks.len() / shape.1;
+    let read = |outputs: std::ops::Range<usize>, out: &mut [u8]| {
+        out.copy_from_slice(&blocks[outputs.start * row..outputs.end * row]);
+        Ok(())
+    };
+    Panels::pack(format, shape, read).expect("no reader fails")
 }
 
 fn run(isa: Isa, x: &[f32], w: &Panels, finish: Finish<f32>) -> Vec<f32> {
@@ -110,10 +117,7 @@ fn the_largest_codes_do_not_overflow() {
     for format in FORMATS {
         for (weight, input) in [(1.0, 1.0), (-1.0, 1.0), (1.0, -1.0), (-1.0, -1.0)] {
             let block = format.quantise(&vec![weight; 512]);
-            let w = Panels::pack(format, (512, PANEL), |_, room| {
-                room.clone_from(&block);
-                None
-            });
+            let w = packed(format, (512, PANEL), &block.repeat(PANEL));
             let mut column = vec![0.0; 512];
             w.output(3, &mut column);
             let expected: f32 = column.iter().sum::<f32>() * input;

@@ -65,16 +65,37 @@ impl QuantisedWeight {
     /// # Errors
     /// When the blocks do not divide the inputs, or the bytes are not so many.
     pub fn from_blocks(format: BlockFormat, bytes: &[u8], shape: (usize, usize)) -> Result<Self> {
-        Self::check_inputs(format, shape.0)?;
         let row = format.bytes_of(shape.0).unwrap_or_default();
-        if row.checked_mul(shape.1) != Some(bytes.len()) || shape.1 == 0 {
+        if row.checked_mul(shape.1) != Some(bytes.len()) {
+            Self::check_inputs(format, shape.0)?;
             candle_core::bail!(
                 "{format} weight {shape:?} needs {} rows of {row} bytes, got {} bytes",
                 shape.1,
                 bytes.len()
             )
         }
-        Ok(Self::of(Panels::pack(format, shape, |j, _| Some(&bytes[j * row..][..row]))))
+        Self::read_blocks(format, shape, |at, out| {
+            out.copy_from_slice(&bytes[at..at + out.len()]);
+            Ok(())
+        })
+    }
+
+    /// Like [`from_blocks`](Self::from_blocks), for bytes that are read in parts, on all threads: `read(at, out)` fills `out`
+    /// with those from byte `at` on.
+    ///
+    /// # Errors
+    /// When the blocks do not divide the inputs, there are no outputs, or `read` fails.
+    pub fn read_blocks(
+        format: BlockFormat,
+        shape: (usize, usize),
+        read: impl Fn(usize, &mut [u8]) -> Result<()> + Sync,
+    ) -> Result<Self> {
+        Self::check_inputs(format, shape.0)?;
+        if shape.1 == 0 {
+            candle_core::bail!("{format} weight {shape:?} has no outputs")
+        }
+        let row = format.bytes_of(shape.0).unwrap_or_default();
+        Ok(Self::of(Panels::pack(format, shape, |outputs, out| read(outputs.start * row, out))?))
     }
 
     /// Quantises a weight in f32, f16 or bf16, on all threads.
@@ -106,11 +127,14 @@ impl QuantisedWeight {
         if !finite {
             candle_core::bail!("quantised weight: it holds a number that is not finite")
         }
-        Ok(Self::of(Panels::pack(format, shape, |j, room| {
-            let inputs: Vec<f32> = (0..shape.0).map(|k| data[k * stride[0] + j * stride[1]]).collect();
-            *room = format.quantise(&inputs);
-            None
-        })))
+        let row = format.bytes_of(shape.0).unwrap_or_default();
+        Ok(Self::of(Panels::pack(format, shape, |outputs, out| {
+            for (j, out) in outputs.zip(out.chunks_exact_mut(row)) {
+                let inputs: Vec<f32> = (0..shape.0).map(|k| data[k * stride[0] + j * stride[1]]).collect();
+                out.copy_from_slice(&format.quantise(&inputs));
+            }
+            Ok(())
+        })?))
     }
 
     fn of(panels: Panels) -> Self {

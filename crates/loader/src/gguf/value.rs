@@ -7,10 +7,37 @@ pub(super) enum Value<'a> {
     Float(f64),
     Bool(bool),
     Text(&'a str),
-    Integers(Vec<i128>),
-    Texts(Vec<&'a str>),
-    /// An array of anything else.
-    Other,
+    List(List<'a>),
+}
+
+/// An array, whose elements are read when they are asked for.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct List<'a> {
+    kind: u32,
+    pub(super) len: usize,
+    bytes: &'a [u8],
+}
+
+impl<'a> List<'a> {
+    /// The elements of an array of strings; `key` names it.
+    pub(super) fn texts(&self, key: &str) -> Result<Vec<&'a str>, String> {
+        let mut file = Cursor::new(self.bytes);
+        match self.kind {
+            TEXT => (0..self.len).map(|_| file.text(key)).collect(),
+            _ if self.len == 0 => Ok(vec![]), // some writers give any type
+            _ => Err(format!("{key}: expected a list of strings")),
+        }
+    }
+
+    /// The elements of an array of integers; `key` names it.
+    pub(super) fn integers(&self, key: &str) -> Result<Vec<i128>, String> {
+        let mut file = Cursor::new(self.bytes);
+        let integer = |_| match file.value_of(self.kind, key, 0)? {
+            Value::Integer(number) => Ok(number),
+            _ => Err(format!("{key}: expected a list of integers")),
+        };
+        (0..self.len).map(integer).collect()
+    }
 }
 
 /// How deep arrays may lie in arrays.
@@ -89,7 +116,7 @@ impl<'a> Cursor<'a> {
     fn value_of(&mut self, kind: u32, key: &str, depth: u32) -> Result<Value<'a>, String> {
         Ok(match kind {
             TEXT => Value::Text(self.text(key)?),
-            ARRAY if depth < DEEPEST => self.list(key, depth)?,
+            ARRAY if depth < DEEPEST => Value::List(self.list(key, depth)?),
             ARRAY => return Err(format!("{key}: arrays lie more than {DEEPEST} deep in arrays")),
             _ => self.scalar(kind, key)?,
         })
@@ -114,36 +141,32 @@ impl<'a> Cursor<'a> {
         })
     }
 
-    fn list(&mut self, key: &str, depth: u32) -> Result<Value<'a>, String> {
+    fn list(&mut self, key: &str, depth: u32) -> Result<List<'a>, String> {
         let kind = self.u32(key)?;
         let least = match kind {
             TEXT => 8,
             ARRAY => 12,
             _ => size_of_scalar(kind).ok_or_else(|| format!("{key}: there is no type {kind}"))?,
         };
-        let count = self.count(&format!("elements of {key}"), least)?;
+        let len = self.count(&format!("elements of {key}"), least)?;
+        let first = self.at;
         match kind {
-            TEXT => (0..count).map(|_| self.text(key)).collect::<Result<_, _>>().map(Value::Texts),
+            TEXT => {
+                for _ in 0..len {
+                    let bytes = self.u64(key)?;
+                    self.take(bytes, key)?;
+                }
+            }
             ARRAY => {
-                for _ in 0..count {
+                for _ in 0..len {
                     self.value_of(ARRAY, key, depth + 1)?;
                 }
-                Ok(Value::Other)
-            }
-            6 | 7 | 12 => {
-                self.take((count * least) as u64, key)?;
-                Ok(Value::Other)
             }
             _ => {
-                let mut numbers = vec![];
-                for _ in 0..count {
-                    if let Value::Integer(number) = self.scalar(kind, key)? {
-                        numbers.push(number);
-                    }
-                }
-                Ok(Value::Integers(numbers))
+                self.take((len * least) as u64, key)?;
             }
         }
+        Ok(List { kind, len, bytes: &self.bytes[first..self.at] })
     }
 }
 

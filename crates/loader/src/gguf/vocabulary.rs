@@ -35,25 +35,19 @@ pub(crate) fn vocabulary(bytes: &[u8]) -> Result<Option<Vocabulary<'_>>, String>
     {
         return Err(format!("tokenizer.ggml.pre is {other:?}; expected \"gpt-2\""));
     }
-    let texts = |key: &str| match header.get(key) {
-        Some(Value::Texts(texts)) => Ok(texts.clone()),
-        // Without elements, writers give any type.
-        Some(Value::Integers(none)) if none.is_empty() => Ok(vec![]),
-        Some(Value::Other) | None => Err(format!("{key} is missing, or is no list of strings")),
-        Some(_) => Err(format!("{key} is no list of strings")),
+    let list = |key: &str| match header.get(key) {
+        Some(Value::List(list)) => Ok(list),
+        _ => Err(format!("{key} is missing, or is no list")),
     };
-    let (tokens, merges) = (texts(TOKENS)?, texts(MERGES)?);
-    let special = match header.get(TYPES) {
-        None => vec![],
-        Some(Value::Integers(types)) if types.len() == tokens.len() => (0..)
-            .zip(types)
-            .filter(|(_, kind)| [CONTROL, USER_DEFINED].contains(kind))
-            .map(|(id, _)| id)
-            .collect(),
-        Some(Value::Integers(types)) => {
-            return Err(format!("{TYPES} has {} elements for {} tokens", types.len(), tokens.len()));
-        }
-        Some(_) => return Err(format!("{TYPES} is no list of integers")),
-    };
+    let (tokens, merges) = (list(TOKENS)?.texts(TOKENS)?, list(MERGES)?.texts(MERGES)?);
+    let types = if header.get(TYPES).is_some() { list(TYPES)?.integers(TYPES)? } else { vec![] };
+    if !types.is_empty() && types.len() != tokens.len() {
+        return Err(format!("{TYPES} has {} elements for {} tokens", types.len(), tokens.len()));
+    }
+    let special = (0..)
+        .zip(types)
+        .filter(|(_, kind)| [CONTROL, USER_DEFINED].contains(kind))
+        .map(|(id, _)| id)
+        .collect();
     Ok(Some(Vocabulary { tokens, merges, special }))
 }

@@ -1,5 +1,6 @@
 //! `gpt2 bench`: times random weights of GPT-2 small's shape, or `--model`.
 
+mod report;
 mod work;
 
 use crate::args::{BenchArgs, BenchTarget};
@@ -18,45 +19,11 @@ use gpt2_model::{
     KvCache, Pass, Training, init,
 };
 use gpt2_train::{AdamW, AdamWParams};
+use report::{Report, print};
 use serde::Serialize;
 use std::io::Write;
 use std::process::ExitCode;
-use work::Work;
-
-#[derive(Serialize)]
-struct Report {
-    what: String,
-    #[serde(rename = "impl")]
-    implementation: &'static str,
-    batch: usize,
-    tokens: usize,
-    dtype: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    quantized: Option<&'static str>,
-    device: String,
-    threads: usize,
-    /// The instruction set of the CPU kernels.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    isa: Option<&'static str>,
-    /// How the times were measured: by the device's own events, or by a clock.
-    timer: &'static str,
-    runs: u32,
-    median_ms: f64,
-    min_ms: f64,
-    /// The median of the alternate passes, which run without `--summaries` and `--weights-heads`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    plain_median_ms: Option<f64>,
-    /// The median ratio of neighbouring passes.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    ratio_to_plain: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    ms_per_token: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    tokens_per_s: Option<f64>,
-    /// On the CPU.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    work: Option<Work>,
-}
+use work::{Numbers, Work};
 
 #[derive(Serialize)]
 struct Machine {
@@ -103,7 +70,7 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
         batch: bench.batch,
         tokens: bench.tokens,
         dtype: bench.dtype.as_str(),
-        quantized: bench.quantize.map(BlockFormat::as_str),
+        quantized: bench.quantized(),
         device: format!("{:?}", bench.device.location()).to_lowercase(),
         threads: rayon::current_num_threads(),
         isa: on_cpu.then(|| Isa::current().as_str()),
@@ -115,11 +82,7 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
         ratio_to_plain: asking.then(|| median(&mut ratios)),
         ms_per_token,
         tokens_per_s: ms_per_token.map(|ms| 1e3 * bench.batch as f64 / ms),
-        work: if on_cpu {
-            Work::of(args, &bench.config, (bench.dtype, bench.quantize), seconds)
-        } else {
-            None
-        },
+        work: if on_cpu { bench.work(seconds) } else { None },
     };
     output::report(args.json, &report, print)?;
     Ok(ExitCode::SUCCESS)
@@ -174,8 +137,10 @@ impl<'a> Bench<'a> {
             Some(model) => Some(Checkpoint::open(&crate::session::files(Some(model), &args.model.hub)?)?),
             None => None,
         };
+        let implementation = args.model.implementation.into();
+        let checkpoint = checkpoint.map(|checkpoint| checkpoint.with_implementation(implementation));
         let mut config = checkpoint.as_ref().map_or_else(Config::gpt2, |c| c.config().clone());
-        config.attn_implementation = args.model.implementation.into();
+        config.attn_implementation = implementation;
         let tokens = args.tokens as usize;
         let needed = tokens + if args.what == BenchTarget::Decode { args.new_tokens as usize } else { 0 };
         if matches!(args.what, BenchTarget::Core | BenchTarget::Block) {
@@ -202,6 +167,27 @@ impl<'a> Bench<'a> {
             batch: args.batch.into(),
             tokens,
         })
+    }
+
+    /// The formats of the weights that stay quantised.
+    fn quantized(&self) -> Option<String> {
+        let stay = self.dtype == DType::F32 && self.device.is_cpu();
+        let of_file = self.checkpoint.as_ref().filter(|_| stay).map(Checkpoint::formats).unwrap_or_default();
+        let formats: Vec<&str> = self.quantize.into_iter().chain(of_file).map(BlockFormat::as_str).collect();
+        let whole = matches!(self.args.what, BenchTarget::Forward | BenchTarget::Decode);
+        (whole && !formats.is_empty()).then(|| formats.join(", "))
+    }
+
+    /// What a run of `seconds` on the CPU reads or computes.
+    fn work(&self, seconds: f64) -> Option<Work> {
+        let quantized = self.quantized().is_some();
+        let number = self.dtype.size_in_bytes() as f64;
+        let weight = match (&self.checkpoint, self.quantize) {
+            (_, Some(format)) => format.block_bytes() as f64 / format.block_len() as f64,
+            (Some(checkpoint), None) if quantized => work::bytes_of_a_weight(checkpoint),
+            _ => number,
+        };
+        Work::of(self.args, &self.config, Numbers { dtype: self.dtype, quantized, weight, number }, seconds)
     }
 
     /// Which attention runs: `--impl` if a kernel for it exists.
@@ -236,13 +222,11 @@ impl<'a> Bench<'a> {
     }
 
     fn model(&self) -> anyhow::Result<Gpt2LMHeadModel> {
-        if let (Some(checkpoint), Some(format)) = (&self.checkpoint, self.quantize) {
-            return Ok(checkpoint.load_quantised(format)?);
-        }
-        let model = Gpt2LMHeadModel::load(self.weights()?, &self.config)?;
-        Ok(match self.quantize {
-            Some(format) => model.quantise(format)?,
-            None => model,
+        Ok(match (&self.checkpoint, self.quantize) {
+            (Some(checkpoint), Some(format)) => checkpoint.load_quantised(format)?,
+            (Some(checkpoint), None) => checkpoint.load_model(self.dtype, &self.device)?,
+            (None, Some(format)) => Gpt2LMHeadModel::load(self.weights()?, &self.config)?.quantise(format)?,
+            (None, None) => Gpt2LMHeadModel::load(self.weights()?, &self.config)?,
         })
     }
 
@@ -367,26 +351,4 @@ impl<'a> Bench<'a> {
             Ok(())
         })
     }
-}
-
-fn print(report: &Report) -> anyhow::Result<()> {
-    let mut out = output::stdout();
-    let Report { what, implementation, batch, tokens, dtype, device, threads, runs, .. } = report;
-    let isa = report.isa.map(|isa| format!(", {isa}")).unwrap_or_default();
-    writeln!(
-        out,
-        "{what}, {implementation}, batch {batch}, {tokens} tokens, {dtype}, {device}, {threads} threads{isa}"
-    )?;
-    writeln!(out, "median {:.3} ms, fastest {:.3} ms, of {runs} runs", report.median_ms, report.min_ms)?;
-    if let (Some(plain), Some(ratio)) = (report.plain_median_ms, report.ratio_to_plain) {
-        writeln!(out, "without them: median {plain:.3} ms; ratio {ratio:.3}, the median of {runs} pairs")?;
-    }
-    if let (Some(ms), Some(speed)) = (report.ms_per_token, report.tokens_per_s) {
-        writeln!(out, "{ms:.3} ms per token, {speed:.1} tokens/s")?;
-    }
-    if let Some(Work { giga_per_s, unit, peak, of_peak }) = &report.work {
-        let percent = 100.0 * of_peak;
-        writeln!(out, "{giga_per_s:.1} {unit}, {percent:.0} % of the {peak:.1} that the machine does")?;
-    }
-    Ok(())
 }

@@ -2,8 +2,10 @@
 
 use crate::args::{BenchArgs, BenchTarget};
 use candle_core::DType;
-use gpt2_kernels::{BlockFormat, roofline};
+use gpt2_kernels::roofline;
+use gpt2_loader::{Checkpoint, TensorInfo};
 use gpt2_model::Config;
+use gpt2_model::parameters::WPE;
 use serde::Serialize;
 
 /// The work of a run, beside the most that the machine can do.
@@ -19,24 +21,40 @@ pub(super) struct Work {
 
 impl Work {
     /// Of a target that took `seconds` on the CPU. Products of quantised weights have no limit that is measured here.
-    pub(super) fn of(
-        args: &BenchArgs,
-        config: &Config,
-        (dtype, quantized): (DType, Option<BlockFormat>),
-        seconds: f64,
-    ) -> Option<Self> {
+    pub(super) fn of(args: &BenchArgs, config: &Config, numbers: Numbers, seconds: f64) -> Option<Self> {
         let (giga, unit, peak) = if args.what == BenchTarget::Decode {
-            let of_number = dtype.size_in_bytes() as f64;
-            let of_weight = quantized.map_or(of_number, |f| f.block_bytes() as f64 / f.block_len() as f64);
-            (1e-9 * bytes_of_a_token(args, config, (of_weight, of_number)), "GB/s", roofline::read_gb_s())
-        } else if quantized.is_some() {
+            let bytes = bytes_of_a_token(args, config, (numbers.weight, numbers.number));
+            (1e-9 * bytes, "GB/s", roofline::read_gb_s())
+        } else if numbers.quantized {
             return None;
         } else {
-            (1e-9 * operations(args, config), "GFLOP/s", peak(args.what, dtype))
+            (1e-9 * operations(args, config), "GFLOP/s", peak(args.what, numbers.dtype))
         };
         let giga_per_s = giga / seconds;
         Some(Self { giga_per_s, unit, peak, of_peak: giga_per_s / peak })
     }
+}
+
+/// What a model computes with.
+#[derive(Clone, Copy)]
+pub(super) struct Numbers {
+    pub(super) dtype: DType,
+    /// Whether weights are quantised.
+    pub(super) quantized: bool,
+    /// The bytes of a weight, on average.
+    pub(super) weight: f64,
+    /// The bytes of a key or a value.
+    pub(super) number: f64,
+}
+
+/// The bytes of a weight in a file, on average.
+pub(super) fn bytes_of_a_weight(checkpoint: &Checkpoint) -> f64 {
+    let matrices = checkpoint.tensors().filter(|(name, info)| info.shape.len() == 2 && *name != WPE);
+    let size = |info: &TensorInfo| info.shape.iter().map(|&n| n as f64).product::<f64>();
+    let (bits, count) = matrices.fold((0.0, 0.0), |(bits, count), (_, info)| {
+        (bits + size(info) * info.dtype.bits(), count + size(info))
+    });
+    bits / 8.0 / count
 }
 
 /// The most operations that the products of a target can do. Attention and training compute in f32.

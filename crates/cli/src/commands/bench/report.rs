@@ -1,0 +1,65 @@
+//! What a timed run reports.
+
+use super::work::Work;
+use crate::output;
+use serde::Serialize;
+use std::io::Write;
+
+#[derive(Serialize)]
+pub(super) struct Report {
+    pub(super) what: String,
+    #[serde(rename = "impl")]
+    pub(super) implementation: &'static str,
+    pub(super) batch: usize,
+    pub(super) tokens: usize,
+    pub(super) dtype: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) quantized: Option<String>,
+    pub(super) device: String,
+    pub(super) threads: usize,
+    /// The instruction set of the CPU kernels.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) isa: Option<&'static str>,
+    /// How the times were measured: by the device's own events, or by a clock.
+    pub(super) timer: &'static str,
+    pub(super) runs: u32,
+    pub(super) median_ms: f64,
+    pub(super) min_ms: f64,
+    /// The median of the alternate passes, which run without `--summaries` and `--weights-heads`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) plain_median_ms: Option<f64>,
+    /// The median ratio of neighbouring passes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) ratio_to_plain: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) ms_per_token: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) tokens_per_s: Option<f64>,
+    /// On the CPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) work: Option<Work>,
+}
+
+pub(super) fn print(report: &Report) -> anyhow::Result<()> {
+    let mut out = output::stdout();
+    let Report { what, implementation, batch, tokens, dtype, device, threads, runs, .. } = report;
+    let isa = report.isa.map(|isa| format!(", {isa}")).unwrap_or_default();
+    let weights =
+        report.quantized.as_ref().map(|formats| format!(", weights in {formats}")).unwrap_or_default();
+    writeln!(
+        out,
+        "{what}, {implementation}, batch {batch}, {tokens} tokens, {dtype}, {device}, {threads} threads{isa}{weights}"
+    )?;
+    writeln!(out, "median {:.3} ms, fastest {:.3} ms, of {runs} runs", report.median_ms, report.min_ms)?;
+    if let (Some(plain), Some(ratio)) = (report.plain_median_ms, report.ratio_to_plain) {
+        writeln!(out, "without them: median {plain:.3} ms; ratio {ratio:.3}, the median of {runs} pairs")?;
+    }
+    if let (Some(ms), Some(speed)) = (report.ms_per_token, report.tokens_per_s) {
+        writeln!(out, "{ms:.3} ms per token, {speed:.1} tokens/s")?;
+    }
+    if let Some(Work { giga_per_s, unit, peak, of_peak }) = &report.work {
+        let percent = 100.0 * of_peak;
+        writeln!(out, "{giga_per_s:.1} {unit}, {percent:.0} % of the {peak:.1} that the machine does")?;
+    }
+    Ok(())
+}
