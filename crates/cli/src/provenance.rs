@@ -2,6 +2,7 @@
 
 use crate::session::Session;
 use candle_core::{DType, Device, DeviceLocation};
+use gpt2_kernels::BlockFormat;
 use gpt2_model::Implementation;
 use gpt2_model::hooks::{Intervention, Interventions};
 use gpt2_view::visible_text;
@@ -26,6 +27,12 @@ pub(crate) struct Provenance {
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     weights: BTreeMap<String, String>,
     dtype: &'static str,
+    /// The formats of quantised weights.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    quantized: Vec<&'static str>,
+    /// The dtype of cached keys and values, if it was given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kv: Option<&'static str>,
     device: String,
     /// Which attention ran.
     implementation: &'static str,
@@ -59,6 +66,8 @@ impl Provenance {
             commit: session.files.commit.clone(),
             weights: session.files.verified.clone(),
             dtype: DType::as_str(&dtype),
+            quantized: session.formats.iter().copied().map(BlockFormat::as_str).collect(),
+            kv: None,
             device: device_name(&session.device),
             implementation,
             ids: vec![],
@@ -73,6 +82,11 @@ impl Provenance {
         Self { layers: Some(layers.to_vec()), heads: Some(heads.to_vec()), ..self }
     }
 
+    /// The same, with this dtype of cached keys and values.
+    pub(crate) fn with_kv(self, dtype: Option<DType>) -> Self {
+        Self { kv: dtype.as_ref().map(DType::as_str), ..self }
+    }
+
     /// The same, with interventions.
     pub(crate) fn under(self, interventions: &Interventions) -> Self {
         // On GPUs, plain operations handle knocked-out keys.
@@ -85,8 +99,14 @@ impl Provenance {
 
     /// One line: dtype, device, attention and interventions.
     pub(crate) fn caption(&self) -> String {
-        let Self { dtype, device, implementation, interventions, .. } = self;
-        let ran = format!("{dtype} on {device}, {implementation} attention");
+        let Self { dtype, device, implementation, interventions, quantized, kv, .. } = self;
+        let weights = if quantized.is_empty() {
+            String::new()
+        } else {
+            format!(", weights in {}", quantized.join(", "))
+        };
+        let kv = kv.map(|kv| format!(", cache in {kv}")).unwrap_or_default();
+        let ran = format!("{dtype} on {device}{weights}{kv}, {implementation} attention");
         if interventions.is_empty() { ran } else { format!("{ran}; {}", interventions.join(", ")) }
     }
 

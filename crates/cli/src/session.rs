@@ -5,8 +5,9 @@ use crate::hub::{self, Model};
 use crate::inputs::Inputs;
 use crate::output::note;
 use crate::outputs::Outputs;
-use anyhow::Context;
-use candle_core::{Device, Tensor};
+use anyhow::{Context, bail};
+use candle_core::{DType, Device, Tensor};
+use gpt2_kernels::BlockFormat;
 use gpt2_loader::{Checkpoint, EmbeddedFiles, Files, Hub, LoadError, ModelId, Source, Tokenizer};
 use gpt2_model::Gpt2LMHeadModel;
 use std::cell::OnceCell;
@@ -24,6 +25,8 @@ pub(crate) const DEMO: EmbeddedFiles = EmbeddedFiles {
 pub(crate) struct Session {
     pub(crate) name: String,
     pub(crate) model: Gpt2LMHeadModel,
+    /// The formats of quantised weights, most frequent first.
+    pub(crate) formats: Vec<BlockFormat>,
     pub(crate) device: Device,
     pub(crate) files: Files,
     tokenizer: OnceCell<Tokenizer>,
@@ -81,11 +84,31 @@ impl ModelArgs {
         inputs.model(&files)?;
         outputs.check(&inputs)?;
         let checkpoint = Checkpoint::open(&files)?.with_implementation(self.implementation.into());
-        let model = match self.quantize_on(&device)? {
-            Some(format) => checkpoint.load_quantised(format)?,
-            None => checkpoint.load_model(self.dtype.into(), &device)?,
+        let of_file = checkpoint.formats();
+        let (model, formats) = match (self.quantize_on(&device)?, of_file.first()) {
+            (Some(_), Some(format)) => {
+                bail!(
+                    "--quantize: the weights of {} are quantised already ({format}); leave it out",
+                    checkpoint.name()
+                )
+            }
+            (Some(format), None) => (checkpoint.load_quantised(format)?, vec![format]),
+            (None, _) => {
+                let dtype: DType = self.dtype.into();
+                let model = checkpoint.load_model(dtype, &device)?;
+                if let Some(format) = of_file.first().filter(|_| dtype != DType::F32 || !device.is_cpu()) {
+                    note(&format!(
+                        "weights in {format} are unpacked to {}: quantised layers run in f32 on the CPU",
+                        dtype.as_str()
+                    ));
+                    (model, vec![])
+                } else {
+                    (model, of_file)
+                }
+            }
         };
-        Ok(Session { name: checkpoint.name().to_string(), model, device, files, tokenizer: OnceCell::new() })
+        let name = checkpoint.name().to_string();
+        Ok(Session { name, model, formats, device, files, tokenizer: OnceCell::new() })
     }
 }
 

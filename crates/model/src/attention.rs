@@ -152,7 +152,8 @@ impl CausalSelfAttention {
         let mut attended = attention.attend(&q, &k, &v, mask, wanted)?;
         let all = || attention.weights(&q, &k, mask, &Chosen::default()); // (B, H, T, S)
         if let Some(weights) = hooks.read(Point::Pattern(self.layer_idx), all)? {
-            attended.context = CausalSdpa::context(&weights, &v)?;
+            // A cache may hold halves.
+            attended.context = CausalSdpa::context(&weights, &v.to_dtype(x.dtype())?)?;
         }
         let context = hooks.pass(Point::Z(self.layer_idx), attended.context)?.flatten_from(2)?;
         attended.context = if last { last_position(&context)? } else { context };

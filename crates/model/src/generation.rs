@@ -210,6 +210,16 @@ impl<'a> Generation<'a> {
         })
     }
 
+    /// Keeps keys and values in `dtype`: f16 or bf16 under a model in f32 takes half the memory, and is rounded.
+    ///
+    /// # Errors
+    /// When the device cannot allocate the cache.
+    pub fn with_cache_dtype(self, dtype: DType) -> Result<Self> {
+        let (model, capacity) = (self.model, self.cache.capacity());
+        let (rows, device) = (self.texts.len(), model.transformer.wte.device());
+        Ok(Self { cache: KvCache::new(model.config(), rows, capacity, dtype, device)?, ..self })
+    }
+
     /// Adds hooks to every pass: the first pass over the prompts, then one pass per new token.
     #[must_use]
     pub fn with_hooks(self, hooks: &'a dyn Hooks) -> Self {

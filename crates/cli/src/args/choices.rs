@@ -48,6 +48,24 @@ pub(crate) enum DTypeArg {
     F64,
 }
 
+/// The dtype of the cache of keys and values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum KvArg {
+    F32,
+    F16,
+    Bf16,
+}
+
+impl From<KvArg> for candle_core::DType {
+    fn from(arg: KvArg) -> Self {
+        match arg {
+            KvArg::F32 => Self::F32,
+            KvArg::F16 => Self::F16,
+            KvArg::Bf16 => Self::BF16,
+        }
+    }
+}
+
 impl From<DTypeArg> for candle_core::DType {
     fn from(arg: DTypeArg) -> Self {
         match arg {

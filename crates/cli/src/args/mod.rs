@@ -15,7 +15,7 @@ mod shell;
 mod train;
 
 pub(crate) use attention::{AttentionArgs, EffectArg, HeadsArgs, LensArgs};
-pub(crate) use choices::{BenchTarget, ColorArg};
+pub(crate) use choices::{BenchTarget, ColorArg, KvArg};
 pub(crate) use device::DeviceArg;
 pub(crate) use finite::FiniteArgs;
 pub(crate) use hub::{DownloadArgs, HubArgs, ModelsArgs, VerifyCacheArgs};
@@ -191,6 +191,9 @@ pub(crate) struct GenerateArgs {
     /// Always take the most probable token
     #[arg(short, long, conflicts_with_all = ["temperature", "top_k", "top_p"])]
     pub(crate) greedy: bool,
+    /// Precision of the cached keys and values: f16 reads half as much of them as f32 [default: that of --dtype]
+    #[arg(long, value_enum, value_name = "DTYPE")]
+    pub(crate) kv: Option<KvArg>,
     /// Print one JSON object at the end instead of streaming
     #[arg(long)]
     pub(crate) json: bool,
@@ -254,6 +257,9 @@ pub(crate) struct BenchArgs {
     /// GPT2_ISA, or the fastest]
     #[arg(long, value_name = "ISA", value_parser = str::parse::<gpt2_kernels::Isa>)]
     pub(crate) isa: Option<gpt2_kernels::Isa>,
+    /// decode: precision of the cached keys and values [default: that of --dtype]
+    #[arg(long, value_enum, value_name = "DTYPE")]
+    pub(crate) kv: Option<KvArg>,
     /// decode: greedy steps per run
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) new_tokens: u32,

@@ -5,6 +5,7 @@ use crate::finite;
 use crate::output;
 use crate::provenance::Provenance;
 use crate::session::Session;
+use candle_core::DType;
 use gpt2_loader::TextStream;
 use gpt2_model::{Generation, Sampling};
 use serde::Serialize;
@@ -42,8 +43,12 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<ExitCode> {
     let changes = args.interventions.build(config)?;
     // The text grows, but means are still taken over the prompt.
     let interventions = changes.clone().with_means_of(&session.model, &session.input_ids(&prompt.ids)?)?;
-    let made_by = Provenance::new(&session, &prompt.ids)?.under(&changes);
-    let generation = Generation::new(&session.model, prompts, sampling(args), max_new_tokens)?;
+    let kv = args.kv.map(DType::from);
+    let made_by = Provenance::new(&session, &prompt.ids)?.with_kv(kv).under(&changes);
+    let mut generation = Generation::new(&session.model, prompts, sampling(args), max_new_tokens)?;
+    if let Some(kv) = kv {
+        generation = generation.with_cache_dtype(kv)?;
+    }
     let generation = generation.with_hooks(&interventions);
     // Only the text goes to stdout.
     output::note(&made_by.first_line());

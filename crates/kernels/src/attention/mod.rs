@@ -34,7 +34,7 @@ pub use summary::Summary;
 
 use crate::dispatch::{Dispatch, Implementation};
 use crate::dropout::Dropout;
-use candle_core::{Result, Tensor};
+use candle_core::{DType, Result, Tensor};
 use cpu::CpuAttention;
 use drop_weights::WeightDropout;
 use gpu_kernel::GpuKernel;
@@ -114,7 +114,8 @@ impl CausalSdpa {
     }
 
     /// The context of each query, `weights·v`. Scores, softmax and sums are f32 or wider; the result
-    /// has the dtype of `q`. A query with no visible key gets a context of zeros.
+    /// has the dtype of `q`, which `k` and `v` are converted to if they have another; on the CPU, the fused kernels read
+    /// halves under f32 in place. A query with no visible key gets a context of zeros.
     ///
     /// # Shapes
     /// `q` (B, H, T, D), `k` and `v` (B, H, S, D), with any strides -> (B, T, H, D), contiguous, so
@@ -165,13 +166,14 @@ impl CausalSdpa {
         wanted: Wanted,
     ) -> Result<Attended> {
         let (h, t) = self.check(q, k, v, mask)?;
+        let (k, v) = (&self.readable(q, k)?, &self.readable(q, v)?);
         let rows = q.dim(0)? * self.heads.map_or(h, |heads| heads.total) * t;
         if self.dropout.is_some() && u32::try_from(rows).is_err() {
             candle_core::bail!(
                 "causal attention: dropout on {rows} rows of weights, expected fewer than 2^32"
             )
         }
-        if self.has_cpu_kernel(&[q, k, v]) {
+        if self.has_cpu_kernel(&[q, k, v]) || (k.dtype() != q.dtype() && v.dtype() == k.dtype()) {
             let op = CpuAttention::new(self.scale, mask.on_cpu(h)?, self.weight_dropout(q)?, wanted.summary);
             let rows = op.summaries();
             let context = q.apply_op3(k, v, op)?;
@@ -218,6 +220,7 @@ impl CausalSdpa {
     /// When the shapes do not fit each other or the mask, or a chosen head or query does not exist.
     pub fn weights(&self, q: &Tensor, k: &Tensor, mask: CausalMask, chosen: &Chosen) -> Result<Tensor> {
         let (h, t) = self.check(q, k, k, mask)?;
+        let k = &k.to_dtype(q.dtype())?;
         let rows = chosen.resolve(h, t)?;
         let code =
             if self.has_cpu_kernel(&[q, k]) { Code::CpuKernel } else { Code::Eager(self.bias.as_ref()) };
@@ -242,6 +245,17 @@ impl CausalSdpa {
         let (_, h, t, d) = q.dims4()?;
         let heads = self.heads.unwrap_or(HeadLayout::all(h, d));
         Ok(self.dropout.map(|dropout| WeightDropout::new(dropout, heads, t)))
+    }
+
+    /// Keys or values of another dtype than the queries': as they are if the CPU kernels read them in place, which they do
+    /// with halves under f32 that need no gradient, otherwise converted.
+    fn readable(&self, q: &Tensor, kv: &Tensor) -> Result<Tensor> {
+        let halves = matches!(kv.dtype(), DType::F16 | DType::BF16) && kv.device().is_cpu();
+        let in_place = halves && self.has_cpu_kernel(&[q]) && q.dtype() == DType::F32;
+        if in_place && !is_empty(&[kv]) && ![q, kv].iter().any(|x| x.track_op()) {
+            return Ok(kv.clone());
+        }
+        kv.to_dtype(q.dtype())
     }
 
     /// Whether the CPU kernels can compute this.

@@ -71,6 +71,7 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
         tokens: bench.tokens,
         dtype: bench.dtype.as_str(),
         quantized: bench.quantized(),
+        kv: args.kv.map(|_| bench.kv().as_str()),
         device: format!("{:?}", bench.device.location()).to_lowercase(),
         threads: rayon::current_num_threads(),
         isa: on_cpu.then(|| Isa::current().as_str()),
@@ -154,6 +155,9 @@ impl<'a> Bench<'a> {
         config.validate()?;
         let device = args.model.run.device.open()?;
         let quantize = args.model.quantize_on(&device)?;
+        if args.kv.is_some() && args.what != BenchTarget::Decode {
+            bail!("--kv is for bench decode");
+        }
         if quantize.is_some() && !matches!(args.what, BenchTarget::Forward | BenchTarget::Decode) {
             bail!("--quantize is for bench forward and bench decode");
         }
@@ -178,14 +182,19 @@ impl<'a> Bench<'a> {
         (whole && !formats.is_empty()).then(|| formats.join(", "))
     }
 
+    /// The dtype of cached keys and values.
+    fn kv(&self) -> DType {
+        self.args.kv.map_or(self.dtype, DType::from)
+    }
+
     /// What a run of `seconds` on the CPU reads or computes.
     fn work(&self, seconds: f64) -> Option<Work> {
         let quantized = self.quantized().is_some();
-        let number = self.dtype.size_in_bytes() as f64;
+        let number = self.kv().size_in_bytes() as f64;
         let weight = match (&self.checkpoint, self.quantize) {
             (_, Some(format)) => format.block_bytes() as f64 / format.block_len() as f64,
             (Some(checkpoint), None) if quantized => work::bytes_of_a_weight(checkpoint),
-            _ => number,
+            _ => self.dtype.size_in_bytes() as f64,
         };
         Work::of(self.args, &self.config, Numbers { dtype: self.dtype, quantized, weight, number }, seconds)
     }
@@ -312,8 +321,7 @@ impl<'a> Bench<'a> {
     fn decode(&self) -> anyhow::Result<Vec<f64>> {
         let model = self.model()?;
         let steps = self.args.new_tokens as usize;
-        let mut cache =
-            KvCache::new(&self.config, self.batch, self.tokens + steps, self.dtype, &self.device)?;
+        let mut cache = KvCache::new(&self.config, self.batch, self.tokens + steps, self.kv(), &self.device)?;
         let step = |ids: &Tensor, cache: &mut KvCache| -> anyhow::Result<Tensor> {
             let args = ForwardArgs { cache: Some(cache), last_logits_only: true, ..Default::default() };
             Ok(model.forward(ids, args)?.logits.argmax(candle_core::D::Minus1)?) // (B, 1)

@@ -15,6 +15,9 @@ pub(super) struct Report {
     pub(super) dtype: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) quantized: Option<String>,
+    /// The dtype of cached keys and values, if it was given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) kv: Option<&'static str>,
     pub(super) device: String,
     pub(super) threads: usize,
     /// The instruction set of the CPU kernels.
@@ -44,11 +47,12 @@ pub(super) fn print(report: &Report) -> anyhow::Result<()> {
     let mut out = output::stdout();
     let Report { what, implementation, batch, tokens, dtype, device, threads, runs, .. } = report;
     let isa = report.isa.map(|isa| format!(", {isa}")).unwrap_or_default();
+    let kv = report.kv.map(|kv| format!(", cache in {kv}")).unwrap_or_default();
     let weights =
         report.quantized.as_ref().map(|formats| format!(", weights in {formats}")).unwrap_or_default();
     writeln!(
         out,
-        "{what}, {implementation}, batch {batch}, {tokens} tokens, {dtype}, {device}, {threads} threads{isa}{weights}"
+        "{what}, {implementation}, batch {batch}, {tokens} tokens, {dtype}, {device}, {threads} threads{isa}{weights}{kv}"
     )?;
     writeln!(out, "median {:.3} ms, fastest {:.3} ms, of {runs} runs", report.median_ms, report.min_ms)?;
     if let (Some(plain), Some(ratio)) = (report.plain_median_ms, report.ratio_to_plain) {

@@ -20,8 +20,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 const HEADS_PER_THREAD: usize = 4;
 
 /// A forward pass over all queries: [`CpuAttention`](super::operation::CpuAttention)'s work.
-pub(super) struct Forward<'a, E> {
-    pub(super) problem: &'a Problem<'a, E>,
+pub(super) struct Forward<'a, E, K = E> {
+    pub(super) problem: &'a Problem<'a, E, K>,
     /// (B, T, H, D); the pass writes every number.
     pub(super) out: &'a mut [MaybeUninit<E>],
     pub(super) log_sums: &'a mut [f32],
@@ -29,7 +29,7 @@ pub(super) struct Forward<'a, E> {
     pub(super) summaries: Option<&'a mut [RowSummary]>,
 }
 
-impl<E: Element> WithSimd for Forward<'_, E> {
+impl<E: Element, K: Element> WithSimd for Forward<'_, E, K> {
     type Output = ();
 
     fn with_simd<S: Simd>(self, simd: S) {

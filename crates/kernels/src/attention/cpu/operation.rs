@@ -41,11 +41,11 @@ impl CpuAttention {
         self.summaries.clone()
     }
 
-    fn run<E: Element + WithDType>(
+    fn run<E: Element + WithDType, K: Element>(
         &self,
         (q, q_layout): (&[E], &Layout),
-        (k, k_layout): (&[E], &Layout),
-        (v, v_layout): (&[E], &Layout),
+        (k, k_layout): (&[K], &Layout),
+        (v, v_layout): (&[K], &Layout),
     ) -> Result<(CpuStorage, Shape)> {
         let (q, k, v) = (Heads::new(q, q_layout)?, Heads::new(k, k_layout)?, Heads::new(v, v_layout)?);
         let [b, h, t, d] = q.dims;
@@ -87,7 +87,12 @@ impl CustomOp3 for CpuAttention {
             (C::F32(q), C::F32(k), C::F32(v)) => self.run((q, q_layout), (k, k_layout), (v, v_layout)),
             (C::F16(q), C::F16(k), C::F16(v)) => self.run((q, q_layout), (k, k_layout), (v, v_layout)),
             (C::BF16(q), C::BF16(k), C::BF16(v)) => self.run((q, q_layout), (k, k_layout), (v, v_layout)),
-            _ => candle_core::bail!("causal attention: q, k and v must be all f32, all f16 or all bf16"),
+            (C::F32(q), C::F16(k), C::F16(v)) => self.run((q, q_layout), (k, k_layout), (v, v_layout)),
+            (C::F32(q), C::BF16(k), C::BF16(v)) => self.run((q, q_layout), (k, k_layout), (v, v_layout)),
+            _ => candle_core::bail!(
+                "causal attention: q, k and v must be all f32, all f16 or all bf16, or k and v halves of one dtype and q \
+                 f32"
+            ),
         }
     }
 

@@ -4,17 +4,17 @@ use super::heads::Heads;
 use crate::attention::drop_weights::WeightDropout;
 use crate::attention::mask::CpuMask;
 
-/// q (B, H, T, D) against k and v (B, H, S, D).
-pub(super) struct Problem<'a, E> {
+/// q (B, H, T, D) against k and v (B, H, S, D), which may be of another dtype.
+pub(super) struct Problem<'a, E, K = E> {
     pub(super) q: Heads<'a, E>,
-    pub(super) k: Heads<'a, E>,
-    pub(super) v: Heads<'a, E>,
+    pub(super) k: Heads<'a, K>,
+    pub(super) v: Heads<'a, K>,
     pub(super) scale: f64,
     pub(super) mask: &'a CpuMask,
     pub(super) dropout: Option<WeightDropout>,
 }
 
-impl<E> Problem<'_, E> {
+impl<E, K> Problem<'_, E, K> {
     /// All pairs (b, h).
     pub(super) fn heads(&self) -> Vec<(usize, usize)> {
         let [b, h, ..] = self.q.dims;

@@ -7,9 +7,9 @@ use crate::element::Element;
 use pulp::{Simd, WithSimd};
 
 /// Computes the summary of a query (b, h, i).
-pub(super) struct SummaryOfRow<'a, E>(pub(super) &'a Problem<'a, E>, pub(super) (usize, usize, usize));
+pub(super) struct SummaryOfRow<'a, E, K>(pub(super) &'a Problem<'a, E, K>, pub(super) (usize, usize, usize));
 
-impl<E: Element> WithSimd for SummaryOfRow<'_, E> {
+impl<E: Element, K: Element> WithSimd for SummaryOfRow<'_, E, K> {
     type Output = RowSummary;
 
     #[inline(always)]

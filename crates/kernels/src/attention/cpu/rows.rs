@@ -20,20 +20,20 @@ const SPAN: usize = 256;
 const STREAMS: usize = 4;
 
 /// A query (b, h, i) and a span of the keys: the work of one task.
-pub(super) struct Span<'a, E> {
-    problem: &'a Problem<'a, E>,
+pub(super) struct Span<'a, E, K> {
+    problem: &'a Problem<'a, E, K>,
     query: (usize, usize, usize),
     keys: Range<usize>,
 }
 
-impl<'a, E: Element> Span<'a, E> {
+impl<'a, E: Element, K: Element> Span<'a, E, K> {
     /// How many spans each query has.
-    pub(super) fn count(problem: &Problem<E>) -> usize {
+    pub(super) fn count(problem: &Problem<E, K>) -> usize {
         problem.k.dims[2].div_ceil(SPAN)
     }
 
     /// The n-th span of a query; empty if the query sees none of its keys.
-    pub(super) fn new(problem: &'a Problem<'a, E>, query: (usize, usize, usize), n: usize) -> Self {
+    pub(super) fn new(problem: &'a Problem<'a, E, K>, query: (usize, usize, usize), n: usize) -> Self {
         let seen = problem.k.dims[2] - problem.q.dims[2] + query.2 + 1;
         Self { problem, query, keys: (n * SPAN).min(seen)..((n + 1) * SPAN).min(seen) }
     }
@@ -85,7 +85,7 @@ fn streams<'a, 'b: 'a, E: Element>(
     [x.row(b, h, i, p), x.row(b, h, j, q), x.row(b, h, k, r), x.row(b, h, l, s)]
 }
 
-impl<E: Element> WithSimd for Span<'_, E> {
+impl<E: Element, K: Element> WithSimd for Span<'_, E, K> {
     type Output = Partial;
 
     #[inline(always)]

@@ -11,8 +11,8 @@ use crate::element::Element;
 use pulp::{Simd, WithSimd};
 
 /// One tile of one head, from q to the output.
-pub(super) struct TileTask<'a, E> {
-    pub(super) problem: &'a Problem<'a, E>,
+pub(super) struct TileTask<'a, E, K> {
+    pub(super) problem: &'a Problem<'a, E, K>,
     pub(super) packed: &'a Packed,
     pub(super) head: (usize, usize),
     /// The first query.
@@ -23,7 +23,7 @@ pub(super) struct TileTask<'a, E> {
     pub(super) out: &'a Output<E>,
 }
 
-impl<E: Element> WithSimd for TileTask<'_, E> {
+impl<E: Element, K: Element> WithSimd for TileTask<'_, E, K> {
     type Output = ();
 
     #[inline(always)]
@@ -80,7 +80,7 @@ impl<E: Element> WithSimd for TileTask<'_, E> {
     }
 }
 
-impl<E: Element> TileTask<'_, E> {
+impl<E: Element, K: Element> TileTask<'_, E, K> {
     /// The queries times `scale·log2(e)`, depth-major in groups of `group` rows.
     #[inline(always)]
     fn load_queries(&mut self, group: usize, rows: usize) {

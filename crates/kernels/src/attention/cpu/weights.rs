@@ -84,9 +84,9 @@ impl CpuWeights {
 }
 
 /// One head's queries and keys.
-pub(super) struct HeadInputs<'a, E> {
+pub(super) struct HeadInputs<'a, E, K = E> {
     pub(super) q: Heads<'a, E>,
-    pub(super) k: Heads<'a, E>,
+    pub(super) k: Heads<'a, K>,
     /// (b, h)
     pub(super) place: (usize, usize),
     pub(super) scale: f64,
@@ -94,7 +94,7 @@ pub(super) struct HeadInputs<'a, E> {
     pub(super) seen: &'a [usize],
 }
 
-impl<E> HeadInputs<'_, E> {
+impl<E, K> HeadInputs<'_, E, K> {
     #[allow(clippy::cast_possible_truncation)] // the scale of f32 scores
     fn scale(&self) -> f32 {
         self.scale as f32
@@ -164,15 +164,15 @@ fn softmax<S: Simd>(simd: S, row: usize, hide: &impl Fn(usize, &mut [f32]), scor
 }
 
 /// One query's weights, computed from the keys in place.
-pub(super) struct OneRow<'a, E, F> {
-    pub(super) head: &'a HeadInputs<'a, E>,
+pub(super) struct OneRow<'a, E, K, F> {
+    pub(super) head: &'a HeadInputs<'a, E, K>,
     pub(super) i: usize,
     pub(super) hide: &'a F,
     /// (seen)
     pub(super) out: &'a mut [f32],
 }
 
-impl<E: Element, F: Fn(usize, &mut [f32])> WithSimd for OneRow<'_, E, F> {
+impl<E: Element, K: Element, F: Fn(usize, &mut [f32])> WithSimd for OneRow<'_, E, K, F> {
     type Output = ();
 
     #[inline(always)]
