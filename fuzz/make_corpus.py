@@ -47,6 +47,47 @@ def count(shape):
     return n
 
 
+GGUF_NAMES = {"wte": "token_embd", "wpe": "position_embd", "ln_f": "output_norm", "h.0.ln_1": "blk.0.attn_norm",
+              "h.0.attn.c_attn": "blk.0.attn_qkv", "h.0.attn.c_proj": "blk.0.attn_output", "h.0.ln_2": "blk.0.ffn_norm",
+              "h.0.mlp.c_fc": "blk.0.ffn_up", "h.0.mlp.c_proj": "blk.0.ffn_down"}  # fmt: skip
+
+
+def gguf(kind=0, alignment=None, tokens=True, arrays=False):
+    """A GGUF file; `kind` is 0 for F32, 1 for F16, 30 for BF16, and any other number for tensors without known data."""
+    text = lambda s: struct.pack("<Q", len(s.encode())) + s.encode()
+    key = lambda name, code, value: text(name) + struct.pack("<I", code) + value
+    u32 = lambda name, n: key(name, 4, struct.pack("<I", n))
+    keys = [key("general.architecture", 8, text("gpt2"))]
+    keys += [u32(f"gpt2.{name}", n) for name, n in (("block_count", 1), ("context_length", N), ("embedding_length", C),
+                                                     ("feed_forward_length", INNER), ("attention.head_count", 2))]  # fmt: skip
+    keys.append(key("gpt2.attention.layer_norm_epsilon", 6, struct.pack("<f", 1e-5)))
+    if alignment:
+        keys.append(u32("general.alignment", alignment))
+    if arrays:
+        inner = struct.pack("<IQ", 4, 2) + struct.pack("<II", 1, 2)
+        keys.append(key("general.nested", 9, struct.pack("<IQ", 9, 2) + inner * 2))
+        keys.append(key("general.flags", 9, struct.pack("<IQ", 7, 3) + b"\0\1\1"))
+    if tokens:
+        strings = lambda words: struct.pack("<IQ", 8, len(words)) + b"".join(map(text, words))
+        keys += [key("tokenizer.ggml.model", 8, text("gpt2")), key("tokenizer.ggml.pre", 8, text("gpt-2")),
+                 key("tokenizer.ggml.tokens", 9, strings(["a", "b", "ab", "c", "<|endoftext|>"])),
+                 key("tokenizer.ggml.token_type", 9, struct.pack("<IQ5i", 5, 5, 1, 1, 1, 1, 3)),
+                 key("tokenizer.ggml.merges", 9, strings(["a b"])), u32("tokenizer.ggml.eos_token_id", 4)]  # fmt: skip
+    rng, infos, data = random.Random(1), b"", b""
+    align = alignment or 32
+    for name, shape in SHAPES.items():
+        module, parameter = name.rsplit(".", 1)
+        dims = shape if "c_" in module and len(shape) == 2 else shape[::-1]
+        code = kind if len(shape) == 2 and module != "wpe" else 0
+        values = [rng.gauss(0, 0.5) for _ in range(count(shape))]
+        raw = {1: lambda v: struct.pack("<e", v), 30: lambda v: struct.pack("<f", v)[2:]}.get(code, lambda v: struct.pack("<f", v))
+        infos += text(f"{GGUF_NAMES[module]}.{parameter}") + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, code, len(data))
+        data += b"".join(map(raw, values))
+        data += b"\0" * (-len(data) % align)
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(SHAPES), len(keys)) + b"".join(keys) + infos
+    return head + b"\0" * (-len(head) % align) + data
+
+
 def safetensors(shapes, dtype="F32", prefix="", metadata=True):
     width = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "U8": 1, "BOOL": 1}
     rng, header, data = random.Random(1), {}, b""
@@ -221,6 +262,13 @@ def seeds():
         "f64_buffers": safetensors({**SHAPES, **BUFFERS}, "F64"),
         "empty": safetensors({}, metadata=False),
     }
+    yield "gguf", {
+        "f32": gguf(),
+        "f16": gguf(1, alignment=64),
+        "bf16_no_tokens": gguf(30, tokens=False),
+        "unknown_type": gguf(10),
+        "arrays": gguf(arrays=True),
+    }
     names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
     items = list(SHAPES.items())
     shards = [dict(items[:9]), dict(items[9:])]
@@ -323,6 +371,7 @@ TOKENIZER_WORDS = [
 ]  # fmt: skip
 DICTIONARIES = {
     "config": [*CONFIG_WORDS, *JSON_WORDS],
+    "gguf": ["GGUF", *(f"{name}." for name in GGUF_NAMES.values()), "weight", "bias", "general.alignment", "gpt2.", "tokenizer.ggml."],
     "safetensors": [*TENSOR_WORDS, *JSON_WORDS],
     "index": [*INDEX_WORDS, *TENSOR_WORDS, *JSON_WORDS],
     "pickle": [*PICKLE_WORDS, *SHAPES],

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fuzzes the code that reads other people's input: config.json, safetensors, indexes, pickles, tokenizers, prompts,
+# Fuzzes the code that reads other people's input: config.json, safetensors, GGUF, indexes, pickles, tokenizers, prompts,
 # interventions.
 #
 #   scripts/fuzz.sh [MINUTES [TARGET...]]
@@ -22,7 +22,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 pinned=nightly-2026-05-20 pinned_commit=2026-05-19
-all=(config safetensors index pickle pickle_zip tokenizer_json vocab_merges prompts interventions)
+all=(config safetensors gguf index pickle pickle_zip tokenizer_json vocab_merges prompts interventions)
 minutes=${1:-80}
 shift || true
 targets=("$@")

@@ -58,7 +58,7 @@ fn json_has_the_documented_fields() -> Result {
             assert_eq!(report[field], value);
         }
         let isa = report["isa"].as_str().ok_or("isa")?;
-        assert!(["portable", "neon", "avx2", "avx512", "amx"].contains(&isa), "{report}");
+        assert!(["portable", "neon", "avx2", "avx-vnni", "avx512", "amx"].contains(&isa), "{report}");
         let work = &report["work"];
         let (speed, peak) = (number(work, "giga_per_s")?, number(work, "peak")?);
         assert!(speed > 0.0 && peak > 0.0, "{report}");
@@ -90,7 +90,8 @@ fn the_speed_of_core_is_its_operations_over_its_time() -> Result {
 fn an_instruction_set_is_held_or_refused_by_name() -> Result {
     let held = json(&["bench", "core", "-t8", "-r1", "--json", "--isa", "portable"])?;
     assert_eq!(held["isa"], "portable");
-    gpt2(&["bench", "core", "--isa", "sse9"])?.refused(2, &["sse9", "portable, neon, avx2, avx512, amx"]);
+    gpt2(&["bench", "core", "--isa", "sse9"])?
+        .refused(2, &["sse9", "portable, neon, avx2, avx-vnni, avx512, amx"]);
     let other = if cfg!(target_arch = "x86_64") { "neon" } else { "avx2" };
     gpt2(&["bench", "core", "-t8", "--isa", other])?.refused(1, &[other, "choose one of portable"]);
     Ok(())

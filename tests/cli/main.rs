@@ -28,6 +28,7 @@ mod pickles;
 mod pipes;
 mod prompt;
 mod provenance;
+mod quantize;
 mod shell;
 mod train;
 mod tutorial;

@@ -7,6 +7,7 @@ mod config;
 #[path = "../common/folder.rs"]
 mod folder;
 mod fuzz_corpus;
+mod gguf;
 mod kinds;
 #[path = "../common/models.rs"]
 mod models;

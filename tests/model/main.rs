@@ -13,3 +13,4 @@ mod hooks;
 mod models;
 mod padding;
 mod parity;
+mod quantised;

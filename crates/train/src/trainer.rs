@@ -13,6 +13,7 @@ use crate::state;
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
+use gpt2_model::parameters::Values;
 use gpt2_model::parameters::WPE;
 use gpt2_model::training::{Training, add_gradients};
 use gpt2_model::{Config, Gpt2LMHeadModel, init};
@@ -55,6 +56,11 @@ impl Trainer {
         model.check_layers()?;
         let config = model.config();
         let parameters = model.named_parameters();
+        let quantised = |values: &Values| matches!(values, Values::Quantised(_) | Values::QuantisedTable(_));
+        if let Some((name, _)) = parameters.iter().find(|(_, values)| quantised(values)) {
+            let reason = format!("{name} is quantised and cannot be trained; start from the original");
+            return Err(candle_core::Error::msg(reason).into());
+        }
         let device = model.transformer.wte.device();
         // An `lm_head` that differs from the embedding is trained separately, whatever the config says.
         let trainer = Self::build(config.clone(), model.is_tied(), data, options, device)?;

@@ -3,7 +3,9 @@
 use super::folder::Folder;
 use super::{archive, assert_names, parts};
 use candle_core::{DType, Device, Tensor};
-use gpt2_loader::{Bytes, Checkpoint, Files, Header, LoadError, Source, TokenizerFiles, WeightFiles};
+use gpt2_loader::{
+    Bytes, Checkpoint, Files, Header, LoadError, Source, Tokenizer, TokenizerFiles, WeightFiles,
+};
 use gpt2_model::{Config, ForwardArgs};
 
 /// The config of the corpus's models, 300 numbers each, with and without a table of `lm_head`'s own.
@@ -138,5 +140,28 @@ fn look(checkpoint: &Checkpoint) {
         // A storage whose checksum does not hold.
         Err(error @ LoadError::Damaged { .. }) => super::assert_names(&error, "pytorch_model.bin"),
         Err(error) => panic!("what the audit passed cannot be loaded: {error}"),
+    }
+}
+
+/// A GGUF file.
+pub(super) fn gguf(data: &[u8]) {
+    let mut folder = Folder::new();
+    let path = folder.write("model.gguf", data);
+    let files = match Source::Gguf(path).open() {
+        Ok(files) => files,
+        Err(error) => return assert_names(&error, "model.gguf"),
+    };
+    let checkpoint = match Checkpoint::open(&files) {
+        Ok(checkpoint) => checkpoint,
+        Err(error) => return assert_names(&error, "model.gguf"),
+    };
+    if let Err(error) = Tokenizer::open(&files, checkpoint.config().vocab_size) {
+        assert_names(&error, "model.gguf");
+    }
+    assert!(!checkpoint.findings().is_empty());
+    for dtype in [DType::F32, DType::F16] {
+        if let Err(error) = checkpoint.load_model(dtype, &Device::Cpu) {
+            assert_names(&error, "model.gguf");
+        }
     }
 }

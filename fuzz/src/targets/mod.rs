@@ -11,10 +11,11 @@ mod tokenizer;
 pub(crate) type Target = fn(&[u8]);
 
 /// Every target, by the name of its folder in `corpus/`.
-pub(crate) const TARGETS: [(&str, Target); 9] = [
+pub(crate) const TARGETS: [(&str, Target); 10] = [
     ("config", checkpoint::config),
     ("safetensors", checkpoint::safetensors),
     ("index", checkpoint::index),
+    ("gguf", checkpoint::gguf),
     ("pickle", checkpoint::pickle),
     ("pickle_zip", checkpoint::pickle_zip),
     ("tokenizer_json", tokenizer::json),

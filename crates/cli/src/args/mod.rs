@@ -253,7 +253,7 @@ pub(crate) struct BenchArgs {
     /// train: run each block again in the backward pass
     #[arg(long)]
     pub(crate) recompute: bool,
-    /// Hold the CPU kernels to an instruction set: portable, neon, avx2, avx512 or amx [default: the environment variable
+    /// Hold the CPU kernels to an instruction set: portable, neon, avx2, avx-vnni, avx512 or amx [default: the environment variable
     /// GPT2_ISA, or the fastest]
     #[arg(long, value_name = "ISA", value_parser = str::parse::<gpt2_kernels::Isa>)]
     pub(crate) isa: Option<gpt2_kernels::Isa>,
@@ -281,9 +281,9 @@ pub(crate) struct VerifyArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
-    /// Folder with config.json and weights, or a model on the Hugging Face Hub [default: the built-in
-    /// demo model]
-    #[arg(short, long, value_name = "DIR|NAME", help_heading = "Model and device")]
+    /// Folder with config.json and weights, a GGUF file, or a model on the Hugging Face Hub [default: the
+    /// built-in demo model]
+    #[arg(short, long, value_name = "DIR|FILE|NAME", help_heading = "Model and device")]
     pub(crate) model: Option<String>,
     #[command(flatten)]
     pub(crate) hub: HubArgs,

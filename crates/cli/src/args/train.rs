@@ -24,7 +24,7 @@ pub(crate) struct TrainArgs {
     /// Folder for config.json, model.safetensors, tokenizer.json and loss.png, a plot of the losses
     #[arg(short, long, value_name = "DIR")]
     pub(crate) out: PathBuf,
-    /// Fine-tune this model, a folder or a model on the Hub, instead of training a new one
+    /// Fine-tune this model, a folder, a GGUF file that is not quantized, or a model on the Hub, instead of training a new one
     #[arg(short, long, value_name = "DIR|NAME",
           conflicts_with_all = ["vocab_size", "n_layer", "n_head", "n_embd", "n_positions"])]
     pub(crate) model: Option<String>,

@@ -39,7 +39,9 @@ pub(crate) fn vocabulary(bytes: &[u8]) -> Result<Option<Vocabulary<'_>>, String>
         Some(Value::List(list)) => Ok(list),
         _ => Err(format!("{key} is missing, or is no list")),
     };
-    let (tokens, merges) = (list(TOKENS)?.texts(TOKENS)?, list(MERGES)?.texts(MERGES)?);
+    let tokens = list(TOKENS)?.texts(TOKENS)?;
+    // Writers leave out an empty list.
+    let merges = if header.get(MERGES).is_some() { list(MERGES)?.texts(MERGES)? } else { vec![] };
     let types = if header.get(TYPES).is_some() { list(TYPES)?.integers(TYPES)? } else { vec![] };
     if !types.is_empty() && types.len() != tokens.len() {
         return Err(format!("{TYPES} has {} elements for {} tokens", types.len(), tokens.len()));

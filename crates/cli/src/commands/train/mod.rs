@@ -13,7 +13,7 @@ use crate::new_folder::NewFolder;
 use crate::output::note;
 use crate::prompt::{encode, read_limited};
 use crate::session;
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, bail};
 use candle_core::DType;
 use gpt2_loader::{Checkpoint, Files, Tokenizer};
 use gpt2_model::Config;
@@ -113,6 +113,12 @@ fn begin(
 ) -> anyhow::Result<(Config, Tokenizer, Option<Checkpoint>)> {
     if let Some(files) = files {
         let checkpoint = Checkpoint::open(files)?;
+        if let Some(format) = checkpoint.formats().first() {
+            bail!(
+                "{}: is quantised ({format}) and cannot be trained; start from the original",
+                checkpoint.name()
+            );
+        }
         let config = checkpoint.config().clone();
         let tokenizer = Tokenizer::open(files, config.vocab_size)?;
         return Ok((config, tokenizer, Some(checkpoint)));

@@ -4,7 +4,7 @@ use super::{Verify, rounding};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::Init;
 use gpt2_kernels::Implementation::{self, Auto, Eager, Fused};
-use gpt2_kernels::{Dispatch, Epilogue, layer_norm, linear};
+use gpt2_kernels::{BlockFormat, Dispatch, Epilogue, QuantisedWeight, layer_norm, linear};
 use gpt2_model::init;
 
 impl Verify {
@@ -50,6 +50,34 @@ impl Verify {
                 }
             }
         }
+        self.quantised(&x, &weight, &case)
+    }
+
+    /// Linear layers with quantised weights, which run on the CPU, against the same codes and scales in f64.
+    fn quantised(&mut self, x: &Tensor, weight: &Tensor, case: &str) -> anyhow::Result<()> {
+        let rounded = x.flatten_all()?.to_vec1::<f32>()?.chunks(32).flat_map(in_8_bits).collect::<Vec<f64>>();
+        let rounded = Tensor::from_vec(rounded, x.shape(), &Device::Cpu)?;
+        for (what, format) in [
+            ("linear, q8_0", BlockFormat::Q8_0),
+            ("linear, q6_K", BlockFormat::Q6K),
+            ("linear, q5_0", BlockFormat::Q5_0),
+            ("linear, q4_0", BlockFormat::Q4_0),
+            ("linear, q4_K", BlockFormat::Q4K),
+        ] {
+            let quantised = QuantisedWeight::quantise(weight, format)?;
+            let expected = rounded.matmul(&quantised.to_tensor()?.to_dtype(DType::F64)?)?;
+            let many = quantised.forward(x, None, Epilogue::None)?;
+            self.check(what, case, (Auto, DType::F32), (&many, &expected), 1e-6)?;
+            let one = quantised.forward(&x.narrow(0, 0, 1)?, None, Epilogue::None)?;
+            self.check(what, "its first row alone", (Auto, DType::F32), (&one, &many.narrow(0, 0, 1)?), 0.)?;
+        }
         Ok(())
     }
+}
+
+/// Numbers that share a scale, rounded to 127 codes of each sign.
+fn in_8_bits(block: &[f32]) -> Vec<f64> {
+    let largest = block.iter().fold(0f32, |most, x| most.max(x.abs()));
+    let (scale, inverse) = (f64::from(largest / 127.0), 127.0 / largest);
+    block.iter().map(|x| f64::from((x * inverse).round_ties_even()) * scale).collect()
 }
