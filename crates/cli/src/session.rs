@@ -84,8 +84,30 @@ impl ModelArgs {
         inputs.model(&files)?;
         outputs.check(&inputs)?;
         let checkpoint = Checkpoint::open(&files)?.with_implementation(self.implementation.into());
+        // The tokenizer is built while the weights are read.
+        let (loaded, opened) = rayon::join(
+            || self.load(&checkpoint, &device),
+            || Tokenizer::open(&files, checkpoint.config().vocab_size),
+        );
+        let (model, formats) = loaded?;
+        let tokenizer = OnceCell::new();
+        if let Ok(opened) = opened {
+            let _ = tokenizer.set(opened); // an error is one when the tokenizer is needed
+        }
+        let name = checkpoint.name().to_string();
+        Ok(Session { name, model, formats, device, files, tokenizer })
+    }
+}
+
+impl ModelArgs {
+    /// The model, and the formats of the weights that stay quantised.
+    fn load(
+        &self,
+        checkpoint: &Checkpoint,
+        device: &Device,
+    ) -> anyhow::Result<(Gpt2LMHeadModel, Vec<BlockFormat>)> {
         let of_file = checkpoint.formats();
-        let (model, formats) = match (self.quantize_on(&device)?, of_file.first()) {
+        Ok(match (self.quantize_on(device)?, of_file.first()) {
             (Some(_), Some(format)) => {
                 bail!(
                     "--quantize: the weights of {} are quantised already ({format}); leave it out",
@@ -95,7 +117,7 @@ impl ModelArgs {
             (Some(format), None) => (checkpoint.load_quantised(format)?, vec![format]),
             (None, _) => {
                 let dtype: DType = self.dtype.into();
-                let model = checkpoint.load_model(dtype, &device)?;
+                let model = checkpoint.load_model(dtype, device)?;
                 if let Some(format) = of_file.first().filter(|_| dtype != DType::F32 || !device.is_cpu()) {
                     note(&format!(
                         "weights in {format} are unpacked to {}: quantised layers run in f32 on the CPU",
@@ -106,9 +128,7 @@ impl ModelArgs {
                     (model, of_file)
                 }
             }
-        };
-        let name = checkpoint.name().to_string();
-        Ok(Session { name, model, formats, device, files, tokenizer: OnceCell::new() })
+        })
     }
 }
 

@@ -3,6 +3,7 @@
 mod cached;
 mod concurrent;
 mod faults;
+mod gguf;
 mod inspect;
 mod names;
 mod proxy;
