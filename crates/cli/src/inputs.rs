@@ -1,7 +1,7 @@
 //! Everything that a run reads, so that it does not overwrite any of it.
 
 use anyhow::bail;
-use gpt2_loader::{FILE_NAMES, Files};
+use gpt2_loader::{FILE_NAMES, Files, WeightFiles};
 use std::path::{Path, PathBuf};
 
 /// The files and folders that a run reads.
@@ -23,8 +23,9 @@ impl Inputs {
 
     /// Adds the files of a model.
     pub(crate) fn model(&mut self, files: &Files) -> anyhow::Result<()> {
+        let alone = matches!(files.weight_files, WeightFiles::Gguf(..));
         for path in files.paths()? {
-            self.models.extend(path.parent().map(Path::to_path_buf));
+            self.models.extend(path.parent().filter(|_| !alone).map(Path::to_path_buf));
             self.file("a file of the model", path);
         }
         Ok(())

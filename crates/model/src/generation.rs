@@ -213,8 +213,13 @@ impl<'a> Generation<'a> {
     /// Keeps keys and values in `dtype`: f16 or bf16 under a model in f32 takes half the memory, and is rounded.
     ///
     /// # Errors
-    /// When the device cannot allocate the cache.
+    /// When the device cannot allocate the cache, or generation has begun.
     pub fn with_cache_dtype(self, dtype: DType) -> Result<Self> {
+        if !self.cache.is_empty() {
+            candle_core::bail!(
+                "the cache holds keys and values already; choose its dtype before the first token"
+            )
+        }
         let (model, capacity) = (self.model, self.cache.capacity());
         let (rows, device) = (self.texts.len(), model.transformer.wte.device());
         Ok(Self { cache: KvCache::new(model.config(), rows, capacity, dtype, device)?, ..self })

@@ -166,14 +166,16 @@ impl CausalSdpa {
         wanted: Wanted,
     ) -> Result<Attended> {
         let (h, t) = self.check(q, k, v, mask)?;
-        let (k, v) = (&self.readable(q, k)?, &self.readable(q, v)?);
+        let in_place = self.reads_halves(q, k, v);
+        let as_read = |x: &Tensor| if in_place { Ok(x.clone()) } else { x.to_dtype(q.dtype()) };
+        let (k, v) = (&as_read(k)?, &as_read(v)?);
         let rows = q.dim(0)? * self.heads.map_or(h, |heads| heads.total) * t;
         if self.dropout.is_some() && u32::try_from(rows).is_err() {
             candle_core::bail!(
                 "causal attention: dropout on {rows} rows of weights, expected fewer than 2^32"
             )
         }
-        if self.has_cpu_kernel(&[q, k, v]) || (k.dtype() != q.dtype() && v.dtype() == k.dtype()) {
+        if in_place || self.has_cpu_kernel(&[q, k, v]) {
             let op = CpuAttention::new(self.scale, mask.on_cpu(h)?, self.weight_dropout(q)?, wanted.summary);
             let rows = op.summaries();
             let context = q.apply_op3(k, v, op)?;
@@ -236,7 +238,9 @@ impl CausalSdpa {
     /// # Errors
     /// When the device does not answer.
     pub fn runs(&self, q: &Tensor, k: &Tensor, v: &Tensor, mask: CausalMask) -> Result<Implementation> {
-        let fused = self.has_cpu_kernel(&[q, k, v]) || self.gpu_kernel([q, k, v], mask)?.is_some();
+        let fused = self.reads_halves(q, k, v)
+            || self.has_cpu_kernel(&[q, k, v])
+            || self.gpu_kernel([q, k, v], mask)?.is_some();
         Ok(if fused { Implementation::Fused } else { Implementation::Eager })
     }
 
@@ -247,15 +251,15 @@ impl CausalSdpa {
         Ok(self.dropout.map(|dropout| WeightDropout::new(dropout, heads, t)))
     }
 
-    /// Keys or values of another dtype than the queries': as they are if the CPU kernels read them in place, which they do
-    /// with halves under f32 that need no gradient, otherwise converted.
-    fn readable(&self, q: &Tensor, kv: &Tensor) -> Result<Tensor> {
-        let halves = matches!(kv.dtype(), DType::F16 | DType::BF16) && kv.device().is_cpu();
-        let in_place = halves && self.has_cpu_kernel(&[q]) && q.dtype() == DType::F32;
-        if in_place && !is_empty(&[kv]) && ![q, kv].iter().any(|x| x.track_op()) {
-            return Ok(kv.clone());
-        }
-        kv.to_dtype(q.dtype())
+    /// Whether the CPU kernels read keys and values in halves in place, under queries in f32: if no gradient is needed.
+    fn reads_halves(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> bool {
+        let all = [q, k, v];
+        let halves = matches!(k.dtype(), DType::F16 | DType::BF16) && k.dtype() == v.dtype();
+        halves
+            && q.dtype() == DType::F32
+            && self.has_cpu_kernel(&[q])
+            && !is_empty(&all)
+            && all.iter().all(|x| x.device().is_cpu() && !x.track_op())
     }
 
     /// Whether the CPU kernels can compute this.
