@@ -183,9 +183,28 @@ fn what_gguf_cannot_hold_is_refused_by_name() -> Result {
     Ok(())
 }
 
-/// An output projection of its own is kept, and one that repeats the embedding is not.
+/// What every other command refuses is not written, either.
 #[test]
-fn tying_is_found_in_the_numbers() -> Result {
+fn a_checkpoint_that_does_not_fit_its_config_is_not_written() -> Result {
+    let demo = data("../../models/tiny-shakespeare");
+    let dir = tempfile::tempdir()?;
+    for file in ["model.safetensors", "tokenizer.json"] {
+        std::fs::copy(demo.join(file), dir.path().join(file))?;
+    }
+    let mut config: serde_json::Value = serde_json::from_slice(&std::fs::read(demo.join("config.json"))?)?;
+    config["n_layer"] = 3.into();
+    std::fs::write(dir.path().join("config.json"), config.to_string())?;
+    let files = Source::directory(dir.path()).open()?;
+    let (checkpoint, tokenizer) = (Checkpoint::open(&files)?, Tokenizer::open(&files, 1024)?);
+    let path = dir.path().join("out.gguf");
+    let saved = save_gguf(&path, &checkpoint, &tokenizer, GgufType::F16, &mut |_, _, _| ());
+    assert!(matches!(saved, Err(LoadError::Audit(_))), "{saved:?}");
+    assert!(!path.exists());
+    Ok(())
+}
+
+#[test]
+fn a_renamed_tensor_is_missing_and_unexpected() -> Result {
     let whole = std::fs::read(data("gguf").join("tiny.gguf"))?;
     assert!(open(data("gguf").join("tiny.gguf"))?.config().tie_word_embeddings);
     let renamed = replaced(&whole, b"output_norm.bias", b"output_norm.bia_");
@@ -279,6 +298,11 @@ fn hostile(whole: &[u8]) -> Vec<Hostile> {
             "a shared offset",
             after(whole, b"position_embd.weight", 24, &[0; 8]),
             &["position_embd.weight", "token_embd.weight", "share bytes"],
+        ),
+        (
+            "a tensor twice",
+            replaced(whole, b"blk.0.ffn_norm.bias", b"blk.0.attn_qkv.bias"),
+            &["tensor \"blk.0.attn_qkv.bias\" occurs twice"],
         ),
         ("no UTF-8", replaced(whole, b"general.name", b"general.nam\xff"), &["a key is not UTF-8"]),
         ("cut in the header", whole[..500].to_vec(), &["the file"]),

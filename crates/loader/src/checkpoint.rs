@@ -101,13 +101,18 @@ impl Checkpoint {
     /// # Errors
     /// When the audit finds anything, or the checksum of a zip archive's entry does not match.
     pub fn var_builder(&self, dtype: DType, device: &Device) -> Result<VarBuilder<'static>, LoadError> {
+        self.check()?;
+        let backend = Backend { tensors: Arc::clone(&self.tensors) };
+        Ok(VarBuilder::from_backend(Box::new(backend), dtype, device.clone()))
+    }
+
+    /// Refuses files that do not fit their config, and archives whose checksums do not match.
+    pub(crate) fn check(&self) -> Result<(), LoadError> {
         let audit = self.audit();
         if !audit.is_clean() {
             return Err(LoadError::Audit(Box::new(audit)));
         }
-        self.check_archives()?;
-        let backend = Backend { tensors: Arc::clone(&self.tensors) };
-        Ok(VarBuilder::from_backend(Box::new(backend), dtype, device.clone()))
+        self.check_archives()
     }
 
     /// Reads each entry of a zip archive that holds tensors once, and compares its checksum.
@@ -124,7 +129,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// A tensor of the audited files, by its name in the model.
+    /// A tensor of files that passed [`check`](Self::check), by its name in the model.
     pub(crate) fn tensor(&self, name: &str, dtype: DType, device: &Device) -> Result<Tensor, LoadError> {
         let found = self.stored(name).or_else(|| self.stored(LM_HEAD).filter(|_| name == WTE));
         let failed = |source| LoadError::Tensor { name: self.name.clone(), source };
@@ -207,7 +212,7 @@ impl Checkpoint {
                 WTE | LM_HEAD => vb.get((n_out, n_in), name)?.t()?,
                 _ => vb.get((n_in, n_out), name)?,
             };
-            QuantisedWeight::quantise(&weight, format).map(Some)
+            QuantisedWeight::quantise(&weight, format).map(Some).map_err(|e| e.context(name.to_string()))
         };
         Gpt2LMHeadModel::load_quantised(vb.clone(), &self.config, &quantised)
             .map_err(|source| LoadError::Tensor { name: self.name.clone(), source })

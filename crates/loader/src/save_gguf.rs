@@ -8,6 +8,7 @@ use crate::tensor_info::Encoding;
 use crate::tokenizer::{List, Tokenizer};
 use candle_core::{DType, Device, Tensor};
 use gpt2_model::Config;
+use gpt2_model::config::TokenIds;
 use half::f16;
 use rayon::prelude::*;
 use std::io::{BufWriter, Seek, Write};
@@ -30,11 +31,13 @@ pub fn save_gguf(
     progress: &mut Progress,
 ) -> Result<(), LoadError> {
     let refused = |reason: String| LoadError::Gguf { name: checkpoint.name().to_string(), reason };
+    checkpoint.check()?;
     let config = checkpoint.config();
     // The head of a model that is meant to be tied may be another table.
     let config = Config { tie_word_embeddings: checkpoint.is_tied()?, ..config.clone() };
     let plan = plan(&config, kind).map_err(refused)?;
-    let head = header(&config, &tokenizer.list()?, kind, &plan).map_err(refused)?;
+    let list = tokenizer.list()?;
+    let head = header(&config, &list, kind, &plan).map_err(refused)?;
 
     let mut file = BufWriter::new(std::fs::File::create(path).map_err(LoadError::io(path))?);
     file.write_all(&head).map_err(LoadError::io(path))?;
@@ -48,7 +51,7 @@ pub fn save_gguf(
     }
     file.into_inner().map_err(std::io::IntoInnerError::into_error).map_err(LoadError::io(path))?;
     progress(plan.len(), plan.len(), "reading it back");
-    check(path, &plan, &sums)
+    check(path, &config, &list, plan.iter().zip(sums))
 }
 
 /// Zeros up to the next multiple of the alignment.
@@ -57,23 +60,41 @@ fn pad(file: &mut (impl Write + Seek)) -> std::io::Result<()> {
     file.write_all(&vec![0; at.next_multiple_of(ALIGNMENT) - at])
 }
 
-/// Compares the file with what was written to it.
-fn check(path: &Path, plan: &[Planned], sums: &[u32]) -> Result<(), LoadError> {
-    let written = Checkpoint::open(&Files::open_gguf(path)?)?;
-    let audit = written.audit();
-    if !audit.is_clean() {
-        return Err(LoadError::Audit(Box::new(audit)));
+/// Compares the file with what was written to it: the config, the tokenizer, and the tensors with their checksums.
+fn check<'a>(
+    path: &Path,
+    config: &Config,
+    list: &List,
+    tensors: impl Iterator<Item = (&'a Planned, u32)>,
+) -> Result<(), LoadError> {
+    let name = path.display().to_string();
+    let differs = |what: &str| LoadError::Gguf {
+        name: name.clone(),
+        reason: format!("{what} is not read back as it was written"),
+    };
+    let files = Files::open_gguf(path)?;
+    let written = Checkpoint::open(&files)?;
+    written.check()?;
+    let sizes = |c: &Config| (c.vocab_size, c.n_positions, c.n_embd, c.n_layer, c.n_head, c.inner_dim());
+    if sizes(written.config()) != sizes(config)
+        || written.config().tie_word_embeddings != config.tie_word_embeddings
+    {
+        return Err(differs("the config"));
     }
-    for (tensor, sum) in plan.iter().zip(sums) {
-        let stored = written.stored(&tensor.source);
-        let same = stored.is_some_and(|stored| {
-            stored.info.dtype == tensor.encoding
-                && stored.bytes.get(stored.range.clone()).is_some_and(|data| crc32fast::hash(data) == *sum)
+    for (tensor, sum) in tensors {
+        let same = written.stored(&tensor.source).is_some_and(|stored| {
+            let data = stored.bytes.get(stored.range.clone());
+            stored.info.dtype == tensor.encoding && data.is_some_and(|data| crc32fast::hash(data) == sum)
         });
         if !same {
-            let reason = format!("{} is not what was written: is the disk in order?", tensor.name);
-            return Err(LoadError::Gguf { name: path.display().to_string(), reason });
+            return Err(differs(&tensor.name));
         }
+    }
+    let again = Tokenizer::open(&files, config.vocab_size)?.list()?;
+    let tokens = list.tokens.iter().zip(&again.tokens);
+    let same_tokens = tokens.filter(|(token, _)| token.is_some()).all(|(token, again)| token == again);
+    if !same_tokens || again.merges != list.merges || again.end_of_text != list.end_of_text {
+        return Err(differs("the tokenizer"));
     }
     Ok(())
 }
@@ -84,15 +105,17 @@ fn encode(planned: &Planned, tensor: &Tensor) -> Result<Vec<u8>, String> {
     let tensor = if planned.transposed { tensor.t() } else { Ok(tensor.clone()) };
     let numbers =
         tensor.and_then(|tensor| tensor.flatten_all()?.to_vec1::<f32>()).map_err(|e| e.to_string())?;
-    if numbers.par_iter().any(|x| !x.is_finite()) {
-        return Err(format!("{name} holds a number that is not finite"));
+    // The scales of blocks are in f16, too.
+    let limit = match planned.encoding {
+        Encoding::Plain(safetensors::Dtype::F32) => f32::MAX,
+        _ => f16::MAX.to_f32(),
+    };
+    if let Some(x) = numbers.par_iter().find_any(|x| x.abs() > limit || x.is_nan()) {
+        return Err(format!("{name} holds {x}; expected numbers up to {limit:e}"));
     }
     match planned.encoding {
         Encoding::Plain(safetensors::Dtype::F16) => {
             let halves: Vec<f16> = numbers.par_iter().map(|x| f16::from_f32(*x)).collect();
-            if halves.iter().any(|x| !x.is_finite()) {
-                return Err(format!("{name} holds a number beyond the largest in f16; choose another type"));
-            }
             Ok(halves.iter().flat_map(|x| x.to_le_bytes()).collect())
         }
         Encoding::Blocks(format) => {
@@ -143,6 +166,7 @@ fn header(config: &Config, list: &List, kind: GgufType, plan: &[Planned]) -> Res
 /// llama.cpp's types of tokens.
 const NORMAL: i32 = 1;
 const CONTROL: i32 = 3;
+const USER_DEFINED: i32 = 4;
 const UNUSED: i32 = 5;
 
 fn tokenizer(keys: &mut Keys, config: &Config, list: &List) -> Result<(), String> {
@@ -151,10 +175,17 @@ fn tokenizer(keys: &mut Keys, config: &Config, list: &List) -> Result<(), String
         return Err(format!("the tokenizer has {} tokens, the model only {v}", list.tokens.len()));
     }
     let token = |id: usize| list.tokens.get(id).and_then(Option::as_deref);
-    let kind = |id: usize| match token(id) {
-        None => UNUSED,
-        Some(_) if list.special.iter().any(|special| *special as usize == id) => CONTROL,
-        Some(_) => NORMAL,
+    let kind = |id: usize| match list.added.iter().find(|(added, _)| *added as usize == id) {
+        Some((_, true)) => CONTROL,
+        Some((_, false)) => USER_DEFINED,
+        None if token(id).is_none() => UNUSED,
+        None => NORMAL,
+    };
+    let in_vocabulary = |id: &u32| (*id as usize) < v;
+    let end = match config.eos_token_id.as_ref().map_or(&[][..], TokenIds::as_slice) {
+        [] => list.end_of_text,
+        [one] => Some(*one).filter(in_vocabulary).or(list.end_of_text),
+        several => return Err(format!("eos_token_id is {several:?}; expected one id")),
     };
     keys.text("tokenizer.ggml.model", "gpt2");
     keys.text("tokenizer.ggml.pre", "gpt-2");
@@ -162,9 +193,11 @@ fn tokenizer(keys: &mut Keys, config: &Config, list: &List) -> Result<(), String
     keys.texts("tokenizer.ggml.tokens", &tokens.collect::<Vec<_>>());
     keys.i32s("tokenizer.ggml.token_type", &(0..v).map(kind).collect::<Vec<_>>());
     keys.texts("tokenizer.ggml.merges", &list.merges);
-    if let Some(end) = list.end_of_text {
-        keys.u32("tokenizer.ggml.bos_token_id", config.bos_token_id.unwrap_or(end));
+    if let Some(end) = end {
         keys.u32("tokenizer.ggml.eos_token_id", end);
+    }
+    if let Some(begin) = config.bos_token_id.filter(in_vocabulary).or(end) {
+        keys.u32("tokenizer.ggml.bos_token_id", begin);
     }
     Ok(())
 }

@@ -13,7 +13,7 @@ pub struct TensorInfo {
     pub name: String,
     /// How the file writes its numbers.
     pub dtype: Encoding,
-    /// The shape in the file.
+    /// The shape in the model: a GGUF file holds the weights of linear layers transposed.
     pub shape: Vec<usize>,
     /// The file.
     pub file: PathBuf,

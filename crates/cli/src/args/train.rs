@@ -25,7 +25,7 @@ pub(crate) struct TrainArgs {
     #[arg(short, long, value_name = "DIR")]
     pub(crate) out: PathBuf,
     /// Fine-tune this model, a folder, a GGUF file that is not quantized, or a model on the Hub, instead of training a new one
-    #[arg(short, long, value_name = "DIR|NAME",
+    #[arg(short, long, value_name = "DIR|FILE|NAME",
           conflicts_with_all = ["vocab_size", "n_layer", "n_head", "n_embd", "n_positions"])]
     pub(crate) model: Option<String>,
     /// Vocabulary size of the byte-level BPE that is trained on the text

@@ -64,6 +64,13 @@ pub(crate) fn run(args: &CompareArgs) -> anyhow::Result<ExitCode> {
     }
     let tokenizer = Tokenizer::open(&a.files, config.vocab_size)?;
     let mut ids = encode(&tokenizer, &text, "the text")?;
+    if let Ok(other) = Tokenizer::open(&b.files, config.vocab_size)
+        && other.encode(&text)? != ids
+    {
+        bail!(
+            "the tokenizers of the two models give the text different ids; compare two models with one vocabulary"
+        );
+    }
     let has = ids.len();
     ids.truncate(args.tokens.map_or(has, |most| usize::try_from(most).unwrap_or(usize::MAX)));
     if ids.len() < 2 {
@@ -132,7 +139,17 @@ fn load(
     let (model, formats) = match quantize {
         Some(format) if of_file.is_empty() => (checkpoint.load_quantised(format)?, vec![format]),
         Some(_) => bail!("--quantize-other: {} is quantised already", checkpoint.name()),
-        None => (checkpoint.load_model(DType::F32, device)?, of_file),
+        None => {
+            let model = checkpoint.load_model(DType::F32, device)?;
+            if let Some(format) = of_file.first().filter(|_| !device.is_cpu()) {
+                output::note(&format!(
+                    "weights in {format} are unpacked to f32: quantised layers run on the CPU"
+                ));
+                (model, vec![])
+            } else {
+                (model, of_file)
+            }
+        }
     };
     let formats = formats.into_iter().map(BlockFormat::as_str).collect();
     Ok(Loaded { name: checkpoint.name().to_string(), formats, model, files })

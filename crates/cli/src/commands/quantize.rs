@@ -20,7 +20,7 @@ struct Report<'a> {
     kind: &'static str,
     bytes: u64,
     parameters: u64,
-    bits_per_weight: f64,
+    bits_per_parameter: f64,
 }
 
 pub(crate) fn run(args: &QuantizeArgs) -> anyhow::Result<ExitCode> {
@@ -62,21 +62,21 @@ pub(crate) fn run(args: &QuantizeArgs) -> anyhow::Result<ExitCode> {
     })?;
     bar.finish_and_clear();
     let parameters = checkpoint.audit().parameter_count;
-    let bits_per_weight = 8.0 * bytes as f64 / parameters as f64;
+    let bits_per_parameter = 8.0 * bytes as f64 / parameters as f64;
     let report = Report {
         model: checkpoint.name(),
         file: out,
         kind: kind.as_str(),
         bytes,
         parameters,
-        bits_per_weight,
+        bits_per_parameter,
     };
     outputs.commit_after(|| {
         output::report(args.json, &report, |report| {
             let (megabytes, file) = (report.bytes as f64 / 1e6, report.file.display());
             writeln!(
                 output::stdout(),
-                "{file}: {kind}, {megabytes:.1} MB, {bits_per_weight:.2} bits a weight"
+                "{file}: {kind}, {megabytes:.1} MB, {bits_per_parameter:.2} bits a parameter, tokenizer included"
             )?;
             Ok(())
         })

@@ -16,9 +16,13 @@ pub(crate) struct Lines<E> {
 }
 
 /// A type of which zeros make a number.
-pub(crate) trait Zero {}
+///
+/// # Safety
+/// Bytes that are all 0 are a value of the type.
+pub(crate) unsafe trait Zero {}
 
-impl Zero for u8 {}
+// SAFETY: 0 is a u8.
+unsafe impl Zero for u8 {}
 
 impl<E: Copy + Send + Sync> Lines<E> {
     /// `chunks` pieces of `chunk` numbers, a whole number of lines. `fill(i, piece)` writes the i-th piece, on all
@@ -78,7 +82,7 @@ impl<E: Copy + Send + Sync> Lines<E> {
 
     pub(crate) fn as_slice(&self) -> &[E] {
         let len = self.lines.len() * size_of::<Line>() / size_of::<E>();
-        // SAFETY: the lines hold so many numbers, which `filled` has written.
+        // SAFETY: the lines hold so many numbers, which `filled` has written, or which are 0.
         unsafe { std::slice::from_raw_parts(self.lines.as_ptr().cast(), len) }
     }
 }

@@ -31,8 +31,8 @@ pub(super) trait Code: Copy + Send + Sync + 'static {
     /// The bytes of the scales of so many blocks.
     fn scales_len(blocks: usize) -> usize;
 
-    /// Writes what output `output` needs of block `block` of its row, one of `format`, to the scales of a panel of so many
-    /// blocks of 32.
+    /// Writes the scales that the file's block `from`, number `block` of the row of output `output`, holds to those of a
+    /// panel of so many blocks of 32.
     fn put_scales(from: &[u8], block: usize, output: usize, blocks: usize, scales: &mut [u8]);
 
     /// The scales of a part of a block.
@@ -118,7 +118,7 @@ impl Code for Nibbles {
     }
 }
 
-/// Scales of 8 bits, `per_block` to a block, and the ones in f16 that large blocks share, after `planes` planes.
+/// The scales of 16 outputs: those of 8 bits at `small`, times those in f16 that `block`'s block of 256 shares.
 ///
 /// # Safety
 /// As in [`Vectors`].

@@ -36,7 +36,8 @@ pub(super) trait Vectors: Copy + Send + Sync + 'static {
     unsafe fn bytes(from: *const u8) -> Self::Bytes;
     /// The lower and the upper four bits of each byte.
     unsafe fn nibbles(bytes: Self::Bytes) -> (Self::Bytes, Self::Bytes);
-    /// Writes 64 codes below 16 or, where [`Wide`] is i16, reads them as such.
+    /// Writes 64 codes as numbers of [`Wide`](Self::Wide)'s size, in the order in which [`dot_wide`](Self::dot_wide) reads
+    /// them.
     unsafe fn widen(bytes: Self::Bytes, out: *mut u8);
     /// The same number for each output.
     unsafe fn ints(x: i32) -> Self::Ints;

@@ -19,7 +19,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// The weight (in, out) of a linear layer on the CPU, quantised. Clones share the memory.
 ///
 /// What it multiplies is in f32, and is quantised, too: to 8 bits, in blocks of 32 numbers that share a scale in f32. The
-/// result has the same bits on every instruction set, for any number of threads, and for a row alone or among others.
+/// result has the same bits on every instruction set, for any number of threads, and for a row alone or among others; only
+/// GELU in portable code, which does not fuse multiplications with additions, may differ in the last one.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -104,7 +105,7 @@ impl QuantisedWeight {
     /// `weight` (in, out), of any strides
     ///
     /// # Errors
-    /// When the blocks do not divide the inputs, a number is not finite, or the weight has another rank, is not on the CPU, has
+    /// When the blocks do not divide the inputs, a number is not finite or beyond f16's largest, or the weight has another rank, is not on the CPU, has
     /// no elements, or a gradient is tracked for it.
     pub fn quantise(weight: &Tensor, format: BlockFormat) -> Result<Self> {
         let shape = weight.dims2()?;
@@ -121,11 +122,12 @@ impl QuantisedWeight {
             candle_core::bail!("quantised weight: expected f32 on the CPU")
         };
         let (data, stride) = (&data[layout.start_offset()..], layout.stride());
-        let finite = (0..shape.0)
+        let limit = half::f16::MAX.to_f32(); // scales are in f16
+        let fits = (0..shape.0)
             .into_par_iter()
-            .all(|k| (0..shape.1).all(|j| data[k * stride[0] + j * stride[1]].is_finite()));
-        if !finite {
-            candle_core::bail!("quantised weight: it holds a number that is not finite")
+            .all(|k| (0..shape.1).all(|j| data[k * stride[0] + j * stride[1]].abs() <= limit));
+        if !fits {
+            candle_core::bail!("quantised weight: it holds a number that is not finite, or beyond ±{limit}")
         }
         let row = format.bytes_of(shape.0).unwrap_or_default();
         Ok(Self::of(Panels::pack(format, shape, |outputs, out| {

@@ -1,7 +1,7 @@
 //! [`Header`]: everything in a GGUF file but the tensors' data.
 
 use super::value::{Cursor, Value};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 const MAGIC: [u8; 4] = *b"GGUF";
 
@@ -10,6 +10,9 @@ pub(crate) const ALIGNMENT: usize = 32;
 
 /// The largest alignment that any file could need.
 const LARGEST_ALIGNMENT: i128 = 1 << 20;
+
+/// The most bytes of a key, by the format's own rule.
+const LONGEST_KEY: usize = 65_535;
 
 /// The most dimensions of a tensor.
 const MOST_DIMS: u32 = 4;
@@ -49,10 +52,13 @@ impl<'a> Header<'a> {
         let tensor_count = file.u64("the number of tensors")?;
         // A key takes at least its length, its type and a byte; a tensor its name's length, a number of dimensions, a type
         // and an offset.
-        let key_count = file.count("keys", 8 + 4 + 1)?;
+        let key_count = file.count(|| "keys".into(), 8 + 4 + 1)?;
         let mut values = BTreeMap::new();
         for _ in 0..key_count {
             let key = file.text("a key")?;
+            if key.len() > LONGEST_KEY {
+                return Err(format!("a key has {} bytes; expected at most {LONGEST_KEY}", key.len()));
+            }
             let value = file.value(key)?;
             if values.insert(key, value).is_some() {
                 return Err(format!("key {key:?} occurs twice"));
@@ -63,9 +69,13 @@ impl<'a> Header<'a> {
             usize::try_from(tensor_count).ok().filter(|count| *count <= most).ok_or_else(|| {
                 format!("{tensor_count} tensors do not fit the file, whose rest has room for {most}")
             })?;
-        let mut tensors = vec![];
+        let (mut tensors, mut names) = (vec![], BTreeSet::new());
         for _ in 0..tensor_count {
-            tensors.push(tensor(&mut file)?);
+            let tensor = tensor(&mut file)?;
+            if !names.insert(tensor.name) {
+                return Err(format!("tensor {:?} occurs twice", tensor.name));
+            }
+            tensors.push(tensor);
         }
         let data = file.at().next_multiple_of(alignment(&values)?);
         Ok(Self { values, tensors, data })

@@ -52,7 +52,8 @@ pub(crate) fn read(path: &Path, bytes: &Bytes) -> Result<Vec<(String, Stored)>, 
     }
     let named = stored.into_iter().map(|tensor| {
         let name = names::of_checkpoint(&tensor.info.name).map(|(name, _)| name);
-        (name.unwrap_or_else(|| tensor.info.name.clone()), tensor)
+        // Another name is none of the model's, even if a checkpoint would have it.
+        (name.unwrap_or_else(|| format!("{FORMAT}: {}", tensor.info.name)), tensor)
     });
     Ok(named.collect())
 }
@@ -61,7 +62,11 @@ pub(crate) fn read(path: &Path, bytes: &Bytes) -> Result<Vec<(String, Stored)>, 
 fn same_numbers(a: Option<&Stored>, b: Option<&Stored>) -> bool {
     const PART: usize = 1 << 20;
     let (Some(a), Some(b)) = (a, b) else { return false };
-    if a.info.dtype != b.info.dtype || a.range.len() != b.range.len() || a.range.is_empty() {
+    if a.info.dtype != b.info.dtype
+        || a.info.shape != b.info.shape
+        || a.range.len() != b.range.len()
+        || a.range.is_empty()
+    {
         return false;
     }
     // Read, because touched pages of a map count as this process's memory.
@@ -83,13 +88,14 @@ fn read_tensors(path: &Path, bytes: &Bytes, header: &Header) -> Result<Vec<Store
         let transposed = names::of_checkpoint(name).is_some_and(|(_, transposed)| transposed);
         let (row, rest) = tensor.dims.split_first().map_or((1, &[][..]), |(row, rest)| (*row, rest));
         let rows = rest.iter().try_fold(1usize, |rows, n| rows.checked_mul(*n));
+        let too_many =
+            || format!("{name}: {:?} numbers are too many, or no whole blocks of {encoding}", tensor.dims);
+        rows.and_then(|rows| rows.checked_mul(row)).ok_or_else(too_many)?;
         let range = if matches!(encoding, Encoding::Unknown { .. }) {
             0..0
         } else {
             let len = encoding.bytes_of(row).zip(rows).and_then(|(row, rows)| row.checked_mul(rows));
-            let len = len.ok_or_else(|| {
-                format!("{name}: {:?} numbers are too many, or no whole blocks of {encoding}", tensor.dims)
-            })?;
+            let len = len.ok_or_else(too_many)?;
             let start = usize::try_from(tensor.offset).ok();
             let start = start.and_then(|offset| header.data.checked_add(offset));
             let end = start.and_then(|start| start.checked_add(len)).filter(|end| *end <= bytes.len());

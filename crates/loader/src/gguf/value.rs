@@ -94,11 +94,11 @@ impl<'a> Cursor<'a> {
     }
 
     /// A number of things that take at least `least` bytes each.
-    pub(super) fn count(&mut self, what: &str, least: usize) -> Result<usize, String> {
-        let count = self.u64(&format!("the number of {what}"))?;
+    pub(super) fn count(&mut self, what: impl Fn() -> String, least: usize) -> Result<usize, String> {
+        let count = self.u64("a number of elements")?;
         let most = self.left() / least;
         let found = usize::try_from(count).ok().filter(|count| *count <= most);
-        found.ok_or_else(|| format!("{count} {what} do not fit the file, whose rest has room for {most}"))
+        found.ok_or_else(|| format!("{count} {} do not fit the file, whose rest has room for {most}", what()))
     }
 
     pub(super) fn text(&mut self, what: &str) -> Result<&'a str, String> {
@@ -148,7 +148,7 @@ impl<'a> Cursor<'a> {
             ARRAY => 12,
             _ => size_of_scalar(kind).ok_or_else(|| format!("{key}: there is no type {kind}"))?,
         };
-        let len = self.count(&format!("elements of {key}"), least)?;
+        let len = self.count(|| format!("elements of {key}"), least)?;
         let first = self.at;
         match kind {
             TEXT => {

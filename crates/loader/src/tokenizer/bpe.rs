@@ -1,7 +1,7 @@
 //! [`Tokenizer`]: text to token ids and back, from the files beside a checkpoint.
 
 use super::guard::guarded;
-use super::shape::{Model, Shape};
+use super::shape::{Model, Shape, check_added_size};
 use super::spelling::Spelling;
 use super::unspellable::Unspellable;
 use super::vocab::{Merges, Vocab};
@@ -116,6 +116,7 @@ impl Tokenizer {
             };
             let special: Vec<&str> =
                 special.iter().filter_map(|id| tokens.get(*id as usize).copied()).collect();
+            check_added_size(special.iter().copied())?;
             let (tokens, pairs) = (Vocab::from_list(&tokens)?, Merges::from_lines(merges.into_iter())?);
             let longest = special.iter().max_by_key(|token| token.len()).copied().unwrap_or_default();
             let spelling = Spelling::of_byte_level(tokens.0.keys()).with_token(longest);

@@ -12,8 +12,8 @@ pub(crate) struct List {
     pub(crate) tokens: Vec<Option<String>>,
     /// Pairs with a space between, in order of priority.
     pub(crate) merges: Vec<String>,
-    /// The ids of tokens that stand for their own text.
-    pub(crate) special: Vec<u32>,
+    /// The ids of tokens that stand for their own text, and whether each is special: not part of a text.
+    pub(crate) added: Vec<(u32, bool)>,
     pub(crate) end_of_text: Option<u32>,
 }
 
@@ -27,18 +27,18 @@ impl Tokenizer {
             name: self.name().to_string(),
             reason: format!("a GGUF file cannot hold it: {reason}"),
         };
-        let (tokens, merges, special) = match self.kind() {
+        let (tokens, merges, added) = match self.kind() {
             Kind::Gpt2(bpe) => of_gpt2(bpe),
             Kind::HuggingFace(_) => {
                 let json = serde_json::from_str(&self.to_json()?).map_err(|e| failed(e.to_string()))?;
                 of_json(&json).map_err(failed)?
             }
         };
-        Ok(List { tokens, merges, special, end_of_text: self.end_of_text() })
+        Ok(List { tokens, merges, added, end_of_text: self.end_of_text() })
     }
 }
 
-type Lists = (Vec<Option<String>>, Vec<String>, Vec<u32>);
+type Lists = (Vec<Option<String>>, Vec<String>, Vec<(u32, bool)>);
 
 fn of_json(json: &Value) -> Result<Lists, String> {
     check_plain(json)?;
@@ -60,9 +60,10 @@ fn of_json(json: &Value) -> Result<Lists, String> {
     for (token, id) in vocab {
         put(token, id)?;
     }
-    let mut special = vec![];
+    let mut own = vec![];
     for token in added {
-        special.push(put(token["content"].as_str().unwrap_or_default(), &token["id"])?);
+        let id = put(token["content"].as_str().unwrap_or_default(), &token["id"])?;
+        own.push((id, token["special"] == true));
     }
     let merges = json["model"]["merges"].as_array().map(Vec::as_slice).unwrap_or_default();
     let merge = |merge: &Value| match merge {
@@ -70,7 +71,7 @@ fn of_json(json: &Value) -> Result<Lists, String> {
         pair => Some(format!("{} {}", pair[0].as_str()?, pair[1].as_str()?)),
     };
     let merges = merges.iter().map(|pair| merge(pair).ok_or("a merge is no pair of tokens".to_string()));
-    Ok((tokens, merges.collect::<Result<_, _>>()?, special))
+    Ok((tokens, merges.collect::<Result<_, _>>()?, own))
 }
 
 /// Refuses parts that change the text, or split it in another way than GPT-2's.
@@ -137,7 +138,7 @@ fn of_gpt2(bpe: &CoreBPE) -> Lists {
             merges.push(format!("{} {}", text(&of[..at]), text(&of[at..])));
         }
     }
-    (tokens, merges, special)
+    (tokens, merges, special.into_iter().map(|id| (id, true)).collect())
 }
 
 /// Where the last merge that makes the token of rank `rank` joins its bytes.
@@ -179,6 +180,6 @@ mod tests {
         assert_eq!((list.tokens.len(), list.merges.len()), (50257, 50000));
         assert_eq!(list.merges[..4], ["Ġ t", "Ġ a", "h e", "i n"]);
         assert_eq!(list.merges[49999], "Ġg azed");
-        assert_eq!((list.tokens[50256].as_deref(), list.special), (Some("<|endoftext|>"), vec![50256]));
+        assert_eq!((list.tokens[50256].as_deref(), list.added), (Some("<|endoftext|>"), vec![(50256, true)]));
     }
 }

@@ -190,14 +190,19 @@ impl Model {
     }
 }
 
-fn check_added(added: &[Added]) -> Result<(), String> {
-    let bytes: usize = added.iter().map(|token| token.content.len()).sum();
-    if added.len() > MOST_ADDED || bytes > MOST_ADDED_BYTES {
+/// Refuses more tokens beside the vocabulary than a search for them can hold.
+pub(super) fn check_added_size<'a>(added: impl Iterator<Item = &'a str>) -> Result<(), String> {
+    let (count, bytes) = added.fold((0, 0), |(count, bytes), token| (count + 1, bytes + token.len()));
+    if count > MOST_ADDED || bytes > MOST_ADDED_BYTES {
         return Err(format!(
-            "added_tokens: {} tokens of {bytes} bytes; expected at most {MOST_ADDED} of {MOST_ADDED_BYTES}",
-            added.len()
+            "added_tokens: {count} tokens of {bytes} bytes; expected at most {MOST_ADDED} of {MOST_ADDED_BYTES}"
         ));
     }
+    Ok(())
+}
+
+fn check_added(added: &[Added]) -> Result<(), String> {
+    check_added_size(added.iter().map(|token| token.content.as_str()))?;
     let strips = strips(added);
     for token in added {
         check_id(token.id)

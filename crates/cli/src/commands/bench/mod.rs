@@ -155,6 +155,11 @@ impl<'a> Bench<'a> {
         config.validate()?;
         let device = args.model.run.device.open()?;
         let quantize = args.model.quantize_on(&device)?;
+        if let Some(format) =
+            checkpoint.as_ref().and_then(|c| c.formats().first().copied()).filter(|_| quantize.is_some())
+        {
+            bail!("--quantize: the weights of the model are quantised already ({format}); leave it out");
+        }
         if args.kv.is_some() && args.what != BenchTarget::Decode {
             bail!("--kv is for bench decode");
         }

@@ -2,8 +2,8 @@
 
 use crate::args::{BenchArgs, BenchTarget};
 use candle_core::DType;
-use gpt2_kernels::roofline;
-use gpt2_loader::{Checkpoint, TensorInfo};
+use gpt2_kernels::{BlockFormat, roofline};
+use gpt2_loader::{Checkpoint, Encoding, TensorInfo};
 use gpt2_model::Config;
 use gpt2_model::parameters::WPE;
 use serde::Serialize;
@@ -47,12 +47,20 @@ pub(super) struct Numbers {
     pub(super) number: f64,
 }
 
-/// The bytes of a weight in a file, on average.
+/// The bits of a weight in memory, where two formats take 8 and a scale.
+fn bits_in_memory(encoding: Encoding) -> f64 {
+    match encoding {
+        Encoding::Blocks(BlockFormat::Q5_0 | BlockFormat::Q6K) => Encoding::Blocks(BlockFormat::Q8_0).bits(),
+        other => other.bits(),
+    }
+}
+
+/// The bytes of a weight of a file's model, on average.
 pub(super) fn bytes_of_a_weight(checkpoint: &Checkpoint) -> f64 {
     let matrices = checkpoint.tensors().filter(|(name, info)| info.shape.len() == 2 && *name != WPE);
     let size = |info: &TensorInfo| info.shape.iter().map(|&n| n as f64).product::<f64>();
     let (bits, count) = matrices.fold((0.0, 0.0), |(bits, count), (_, info)| {
-        (bits + size(info) * info.dtype.bits(), count + size(info))
+        (bits + size(info) * bits_in_memory(info.dtype), count + size(info))
     });
     bits / 8.0 / count
 }
