@@ -99,6 +99,20 @@ impl ModelArgs {
     }
 }
 
+/// The formats of a file's weights that stay quantised; notes if none do, because they are unpacked.
+pub(crate) fn kept(formats: Vec<BlockFormat>, dtype: DType, device: &Device) -> Vec<BlockFormat> {
+    match formats.first() {
+        Some(format) if dtype != DType::F32 || !device.is_cpu() => {
+            note(&format!(
+                "weights in {format} are unpacked to {}: quantised layers run in f32 on the CPU",
+                dtype.as_str()
+            ));
+            vec![]
+        }
+        _ => formats,
+    }
+}
+
 impl ModelArgs {
     /// The model, and the formats of the weights that stay quantised.
     fn load(
@@ -117,16 +131,7 @@ impl ModelArgs {
             (Some(format), None) => (checkpoint.load_quantised(format)?, vec![format]),
             (None, _) => {
                 let dtype: DType = self.dtype.into();
-                let model = checkpoint.load_model(dtype, device)?;
-                if let Some(format) = of_file.first().filter(|_| dtype != DType::F32 || !device.is_cpu()) {
-                    note(&format!(
-                        "weights in {format} are unpacked to {}: quantised layers run in f32 on the CPU",
-                        dtype.as_str()
-                    ));
-                    (model, vec![])
-                } else {
-                    (model, of_file)
-                }
+                (checkpoint.load_model(dtype, device)?, kept(of_file, dtype, device))
             }
         })
     }

@@ -105,6 +105,9 @@ pub(crate) fn run(args: &CompareArgs) -> anyhow::Result<ExitCode> {
     }
     bar.finish_and_clear();
     let [perplexity, of_other] = comparison.perplexity();
+    if !perplexity.is_finite() || !of_other.is_finite() {
+        bail!("a perplexity is beyond every number: the text is too improbable for one of the models");
+    }
     let report = Report {
         model: Side { name: a.name, formats: a.formats, perplexity },
         other: Side { name: b.name, formats: b.formats, perplexity: of_other },
@@ -141,14 +144,7 @@ fn load(
         Some(_) => bail!("--quantize-other: {} is quantised already", checkpoint.name()),
         None => {
             let model = checkpoint.load_model(DType::F32, device)?;
-            if let Some(format) = of_file.first().filter(|_| !device.is_cpu()) {
-                output::note(&format!(
-                    "weights in {format} are unpacked to f32: quantised layers run on the CPU"
-                ));
-                (model, vec![])
-            } else {
-                (model, of_file)
-            }
+            (model, session::kept(of_file, DType::F32, device))
         }
     };
     let formats = formats.into_iter().map(BlockFormat::as_str).collect();

@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 ///
 /// What it multiplies is in f32, and is quantised, too: to 8 bits, in blocks of 32 numbers that share a scale in f32. The
 /// result has the same bits on every instruction set, for any number of threads, and for a row alone or among others; only
-/// GELU in portable code, which does not fuse multiplications with additions, may differ in the last one.
+/// GELU in portable code, which does not fuse multiplications with additions, may differ in its last bit.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -105,8 +105,8 @@ impl QuantisedWeight {
     /// `weight` (in, out), of any strides
     ///
     /// # Errors
-    /// When the blocks do not divide the inputs, a number is not finite or beyond f16's largest, or the weight has another rank, is not on the CPU, has
-    /// no elements, or a gradient is tracked for it.
+    /// When the blocks do not divide the inputs, or a number is not finite or beyond f16's largest; when the weight has another
+    /// rank, is not on the CPU or has no elements, or a gradient is tracked for it.
     pub fn quantise(weight: &Tensor, format: BlockFormat) -> Result<Self> {
         let shape = weight.dims2()?;
         Self::check_inputs(format, shape.0)?;
