@@ -2,6 +2,9 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod groups;
 #[path = "../common/other_layer.rs"]
 mod other_layer;
+#[path = "../common/threads.rs"]
+mod threads;
 mod training;

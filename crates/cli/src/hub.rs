@@ -96,7 +96,7 @@ pub(crate) fn settings(args: &HubArgs) -> anyhow::Result<Hub> {
     hub.endpoint = endpoint.trim_end_matches('/').into();
     hub.token = token(&home()?);
     hub.offline = args.offline || offline.is_some_and(|value| is_true(&value));
-    hub.timeout = Duration::from_secs(args.timeout);
+    hub.timeout = Duration::from_secs(args.timeout.unwrap_or(30));
     hub.pins = pins()?;
     hub.progress = (!output::is_quiet()).then(progress);
     Ok(hub)

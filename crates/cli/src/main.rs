@@ -9,12 +9,14 @@ mod inputs;
 mod new_folder;
 mod output;
 mod outputs;
+mod parallel;
 mod prompt;
 mod provenance;
 mod qkv;
 mod remedy;
 mod restart;
 mod session;
+mod stop;
 mod values;
 
 use args::{Args, Command};

@@ -20,8 +20,9 @@ pub(crate) fn apply(command: &Command) -> anyhow::Result<()> {
         Command::Bench(args) => args.what == BenchTarget::Train,
         _ => false,
     };
-    let threads =
-        command.threads().map(|n| n.to_string()).filter(|n| std::env::var(THREADS).ok().as_ref() != Some(n));
+    let shared = || command.parallel()?.threads().filter(|_| std::env::var_os(THREADS).is_none());
+    let threads = command.threads().or_else(shared).map(|n| n.to_string());
+    let threads = threads.filter(|n| std::env::var(THREADS).ok().as_ref() != Some(n));
     let keep = trains && std::env::var_os(PURGE_DELAY).is_none();
     if threads.is_none() && !keep {
         return Ok(());

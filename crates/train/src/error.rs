@@ -124,6 +124,9 @@ pub enum TrainError {
     /// A file could not be written.
     #[error(transparent)]
     Write(#[from] gpt2_files::Error),
+    /// The ranks of a group cannot work together.
+    #[error(transparent)]
+    Group(#[from] gpt2_parallel::Error),
     /// Candle returned an error.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),

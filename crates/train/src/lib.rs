@@ -32,12 +32,14 @@
 //! # }
 //! ```
 //!
-//! [`Trainer::save_state`] writes everything needed to resume a run, [`Trainer::resume`] reads it, and [`Metrics`]
+//! [`Trainer::in_group`] shares the work out over the processes of a [`gpt2_parallel::Group`], with the same result, byte
+//! for byte. [`Trainer::save_state`] writes everything needed to resume a run, [`Trainer::resume`] reads it, and [`Metrics`]
 //! writes a line per step. For a loop of your own, use [`AdamW`], [`CosineSchedule`] and [`gpt2_model::training`].
 
 mod data;
 mod error;
 mod event;
+mod exchange;
 mod history;
 mod metrics;
 mod optimiser;
@@ -45,6 +47,7 @@ mod options;
 mod repeats;
 mod schedule;
 mod settings;
+mod shares;
 mod state;
 mod trainer;
 mod write;
@@ -55,6 +58,7 @@ pub use error::{BoxError, Result, TrainError};
 pub use event::{Event, StepReport, Validation};
 pub use gpt2_model;
 pub use gpt2_model::training::variables_of;
+pub use gpt2_parallel;
 pub use history::{Best, History};
 pub use metrics::{Metrics, MetricsFormat, MetricsRow};
 pub use optimiser::{AdamW, AdamWParams};

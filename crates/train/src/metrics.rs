@@ -1,4 +1,4 @@
-//! A line for each step and each validation, as CSV or JSON lines.
+//! A line for each step and each validation, as CSV or JSON lines. It holds no times: the same run writes the same bytes.
 
 use crate::error::{BoxError, Result, TrainError};
 use crate::event::{StepReport, Validation};
@@ -22,16 +22,14 @@ pub struct MetricsRow {
     pub lr: f64,
     /// Norm of all gradients together, before clipping.
     pub grad_norm: f64,
-    /// Training tokens per second.
-    pub tokens_per_s: f64,
 }
 
 impl MetricsRow {
     /// The line for a step and for the validation after it, if there was one.
     #[must_use]
     pub fn new(step: StepReport, validation: Option<Validation>) -> Self {
-        let StepReport { step, loss, lr, grad_norm, tokens_per_s, .. } = step;
-        Self { step, loss, val_loss: validation.map(|v| v.loss), lr, grad_norm, tokens_per_s }
+        let StepReport { step, loss, lr, grad_norm, .. } = step;
+        Self { step, loss, val_loss: validation.map(|v| v.loss), lr, grad_norm }
     }
 }
 
@@ -59,7 +57,7 @@ impl MetricsFormat {
 
 /// The largest file that a resumed run reads.
 const LONGEST: u64 = 1 << 30;
-const HEADER: &str = "step,loss,val_loss,lr,grad_norm,tokens_per_s";
+const HEADER: &str = "step,loss,val_loss,lr,grad_norm";
 
 /// Appends lines to a file, which the first line creates.
 #[derive(Debug)]
@@ -106,9 +104,9 @@ impl Metrics {
     pub fn add(&mut self, row: MetricsRow) -> Result<()> {
         let line = match self.format {
             MetricsFormat::Csv => {
-                let MetricsRow { step, loss, val_loss, lr, grad_norm, tokens_per_s } = row;
+                let MetricsRow { step, loss, val_loss, lr, grad_norm } = row;
                 let val_loss = val_loss.map_or_else(String::new, |loss| loss.to_string());
-                Ok(format!("{step},{loss},{val_loss},{lr},{grad_norm},{tokens_per_s:.0}"))
+                Ok(format!("{step},{loss},{val_loss},{lr},{grad_norm}"))
             }
             MetricsFormat::JsonLines => serde_json::to_string(&row).map_err(BoxError::from),
         };

@@ -70,32 +70,34 @@ impl AdamW {
     /// # Errors
     /// When a variable has no gradient, or one is not finite; then nothing changes.
     pub fn step(&mut self, gradients: &GradStore, lr: f64, scale: f64) -> Result<f64> {
-        let found: Vec<&Tensor> = self
-            .slots
-            .iter()
-            .map(|slot| match gradients.get(&slot.var) {
-                Some(gradient) => Ok(gradient),
-                None => candle_core::bail!("AdamW: {} has no gradient", slot.name),
-            })
-            .collect::<Result<_>>()?;
-        let mut squares = 0.0;
-        for gradient in &found {
-            squares += sum_of_squares(gradient)?;
-        }
-        let norm = squares.sqrt() * scale;
-        if !norm.is_finite() {
-            candle_core::bail!("AdamW: the norm of the gradients is {norm}; nothing was changed")
-        }
+        let found = |slot: &Slot| match gradients.get(&slot.var) {
+            Some(gradient) => Ok(gradient.clone()),
+            None => candle_core::bail!("AdamW: {} has no gradient", slot.name),
+        };
+        let gradients = self.slots.iter().map(found).collect::<Result<Vec<_>>>()?;
+        let norm = norm(&squares(&gradients)?, scale)?;
+        self.apply(&gradients, lr, scale, norm)?;
+        Ok(norm)
+    }
+
+    /// Takes a step with the gradients of this optimiser's variables, in their order, where `norm` is that of all
+    /// gradients together, other optimisers' among them.
+    pub(crate) fn apply(&mut self, gradients: &[Tensor], lr: f64, scale: f64, norm: f64) -> Result<()> {
         let clip = self.params.max_grad_norm.filter(|max| norm > *max).map_or(1.0, |max| max / norm);
         self.step += 1;
         let AdamWParams { beta1, beta2, eps, weight_decay, .. } = self.params;
-        for (slot, gradient) in self.slots.iter().zip(found) {
+        for (slot, gradient) in self.slots.iter().zip(gradients) {
             let weight_decay = if slot.var.rank() >= 2 { weight_decay } else { 0.0 };
             let gradient_scale = scale * clip;
             AdamWStep { lr, beta1, beta2, eps, weight_decay, step: self.step, gradient_scale }
                 .apply(&slot.var, gradient, &slot.m, &slot.v)?;
         }
-        Ok(norm)
+        Ok(())
+    }
+
+    /// The settings.
+    pub(crate) fn params(&self) -> AdamWParams {
+        self.params
     }
 
     /// The number of steps taken.
@@ -142,6 +144,20 @@ impl AdamW {
         self.step = steps;
         Ok(())
     }
+}
+
+/// The sum of squares of each gradient.
+pub(crate) fn squares(gradients: &[Tensor]) -> Result<Vec<f64>> {
+    gradients.iter().map(sum_of_squares).collect()
+}
+
+/// The norm of all gradients together, times `scale`, from the squares of each in the variables' order.
+pub(crate) fn norm(squares: &[f64], scale: f64) -> Result<f64> {
+    let norm = squares.iter().sum::<f64>().sqrt() * scale;
+    if !norm.is_finite() {
+        candle_core::bail!("AdamW: the norm of the gradients is {norm}; nothing was changed")
+    }
+    Ok(norm)
 }
 
 #[cfg(test)]

@@ -4,22 +4,29 @@
 
 use crate::error::{Result, TrainError};
 use crate::history::History;
-use crate::optimiser::AdamW;
 use crate::settings::Settings;
 use crate::write;
 use candle_core::{Device, Tensor, Var};
 use std::collections::BTreeMap;
 use std::path::Path;
 
+/// A state that fits the run.
+pub(crate) struct State {
+    /// `p.NAME`, `m.NAME` and `v.NAME` of each variable, and others.
+    pub(crate) tensors: BTreeMap<String, Tensor>,
+    pub(crate) history: History,
+}
+
 /// Writes the state under a temporary name, then renames it.
 pub(crate) fn save(
     path: &Path,
     settings: &Settings,
     variables: &[(String, Var)],
-    optimiser: &AdamW,
+    moments: BTreeMap<String, Tensor>,
+    steps: u64,
     history: &History,
 ) -> Result<()> {
-    let mut tensors = optimiser.state();
+    let mut tensors = moments;
     for (name, var) in variables {
         tensors.insert(format!("p.{name}"), var.as_tensor().clone());
     }
@@ -27,20 +34,15 @@ pub(crate) fn save(
         tensors.insert(name.into(), tensor);
     }
     let too_many = |e: std::num::TryFromIntError| TrainError::other(e);
-    let steps = u32::try_from(optimiser.steps()).map_err(too_many)?;
+    let steps = u32::try_from(steps).map_err(too_many)?;
     let settings = serde_json::to_vec(settings).map_err(TrainError::other)?;
     tensors.insert("steps".into(), Tensor::new(&[steps], &Device::Cpu)?);
     tensors.insert("settings".into(), Tensor::new(settings, &Device::Cpu)?);
     write::tensors(path, &tensors, ("gpt2", env!("CARGO_PKG_VERSION")))
 }
 
-/// Reads the state into the variables and the optimiser, and returns the losses so far.
-pub(crate) fn restore(
-    path: &Path,
-    settings: &Settings,
-    variables: &[(String, Var)],
-    optimiser: &mut AdamW,
-) -> Result<History> {
+/// Reads a state, and refuses one that does not fit the settings or the variables.
+pub(crate) fn read(path: &Path, settings: &Settings, variables: &[(String, Var)]) -> Result<State> {
     write::open_regular(path).map_err(|reason| TrainError::Io { path: path.to_path_buf(), reason })?;
     let tensors = candle_core::safetensors::load(path, &Device::Cpu)
         .map_err(|source| TrainError::NotAState { path: path.to_path_buf(), source })?;
@@ -48,28 +50,26 @@ pub(crate) fn restore(
     let part =
         |name: &str| tensors.get(name).ok_or_else(|| TrainError::damaged(path, format!("it lacks {name}")));
     compare(path, &part("settings")?.to_vec1::<u8>()?, settings)?;
-    // Check everything before changing the first variable.
-    let mut values = vec![];
     for (name, var) in variables {
-        let value = part(&format!("p.{name}"))?;
-        if (value.dims(), value.dtype()) != (var.dims(), var.dtype()) {
-            let (found, expected) = (value.dims(), var.dims());
-            let reason =
-                format!("p.{name} is {found:?} {:?}, expected {expected:?} {:?}", value.dtype(), var.dtype());
-            return Err(TrainError::damaged(path, reason));
+        for name in [format!("p.{name}"), format!("m.{name}"), format!("v.{name}")] {
+            let value = part(&name)?;
+            if (value.dims(), value.dtype()) != (var.dims(), var.dtype()) {
+                let (found, expected) = (value.dims(), var.dims());
+                let reason = format!(
+                    "{name} is {found:?} {:?}, expected {expected:?} {:?}",
+                    value.dtype(),
+                    var.dtype()
+                );
+                return Err(TrainError::damaged(path, reason));
+            }
         }
-        values.push(value.to_device(var.device())?);
     }
     let [steps] = part("steps")?.to_vec1::<u32>()?[..] else {
         return Err(TrainError::damaged(path, "its number of steps is damaged"));
     };
     let history =
         History::from_tensors(&tensors, steps.into()).map_err(|reason| TrainError::damaged(path, reason))?;
-    optimiser.restore(&tensors, steps.into())?;
-    for ((_, var), value) in variables.iter().zip(&values) {
-        var.set(value)?;
-    }
-    Ok(history)
+    Ok(State { tensors, history })
 }
 
 /// Refuses settings that differ from the saved ones, and names the first that differs.

@@ -1,25 +1,23 @@
 //! The training loop: batches, gradients, steps, validations.
 
-use crate::data::{Dataset, batch};
+use crate::data::Dataset;
 use crate::error::{Result, TrainError};
 use crate::event::{Event, StepReport, Validation};
+use crate::exchange::share_values;
 use crate::history::History;
-use crate::optimiser::{AdamW, AdamWParams};
+use crate::optimiser::{AdamW, AdamWParams, norm, squares};
 use crate::options::TrainOptions;
-use crate::repeats::Repeats;
 use crate::schedule::CosineSchedule;
 use crate::settings::Settings;
-use crate::state;
-use candle_core::backprop::GradStore;
+use crate::shares::Shares;
 use candle_core::{DType, Device, Tensor, Var};
-use candle_nn::{VarBuilder, VarMap};
+use candle_nn::VarMap;
 use gpt2_model::parameters::Values;
 use gpt2_model::parameters::WPE;
-use gpt2_model::training::{Training, add_gradients};
 use gpt2_model::{Config, Gpt2LMHeadModel, init};
-use std::borrow::Cow;
+use gpt2_parallel::{Alone, Group};
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::sync::Arc;
 
 /// A model in training, and everything that a step needs. The result of a step depends only on the settings and on the
 /// number of steps done.
@@ -28,9 +26,13 @@ pub struct Trainer {
     data: Dataset,
     settings: Settings,
     window: usize,
+    /// Sorted by name.
     variables: Vec<(String, Var)>,
     model: Gpt2LMHeadModel,
+    /// Of this rank's variables.
     optimiser: AdamW,
+    group: Arc<dyn Group>,
+    shares: Shares,
     schedule: CosineSchedule,
     history: History,
     device: Device,
@@ -94,7 +96,9 @@ impl Trainer {
         let settings = Settings::new(&options, &config, window, data.fingerprint());
         let vb = init::seeded_variables(options.seed, &VarMap::new(), DType::F32, device);
         let model = Gpt2LMHeadModel::load(vb, &Config { tie_word_embeddings: tied, ..config })?;
-        let variables = model.named_variables()?;
+        let mut variables = model.named_variables()?;
+        variables.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+        let lengths = variables.iter().map(|(_, var)| var.elem_count()).collect();
         let params = AdamWParams {
             beta2: 0.99,
             weight_decay: options.weight_decay,
@@ -103,6 +107,8 @@ impl Trainer {
         };
         Ok(Self {
             optimiser: AdamW::new(variables.clone(), params)?,
+            group: Arc::new(Alone),
+            shares: Shares::new(lengths, 1),
             schedule: CosineSchedule {
                 peak: options.lr,
                 floor: options.lr / 10.0,
@@ -121,7 +127,8 @@ impl Trainer {
     }
 
     /// Trains until the last step, or until `progress` stops the run; returns whether it reached the last step. The
-    /// trainer that `progress` receives, and with it the model, is in its state after the step.
+    /// trainer that `progress` receives, and with it the model, is in its state after the step. In a group, every rank
+    /// hears the same events, and all must stop at the same one.
     ///
     /// # Errors
     /// When a loss is not finite, the device fails, or `progress` fails.
@@ -148,8 +155,13 @@ impl Trainer {
         let batches = u64::from(self.options.accumulate);
         let (loss, gradients) = self.summed_gradients(before)?;
         let lr = self.schedule.rate(usize::try_from(before).map_err(TrainError::other)?);
-        let stepped = self.optimiser.step(&gradients, lr, 1.0 / batches as f64);
-        let grad_norm = stepped.map_err(|source| TrainError::Step { step: before, source })?;
+        let failed = |source| TrainError::Step { step: before, source };
+        let scale = 1.0 / batches as f64;
+        let mine = squares(&gradients).map_err(failed)?;
+        let all = self.group.gather_bytes(bytemuck::cast_slice(&mine))?.concat();
+        let grad_norm = norm(&bytemuck::pod_collect_to_vec(&all), scale).map_err(failed)?;
+        self.optimiser.apply(&gradients, lr, scale, grad_norm).map_err(failed)?;
+        share_values(&*self.group, &self.shares, &self.variables)?;
         let tokens = usize::from(self.options.batch) * usize::from(self.options.accumulate) * self.window;
         let tokens_per_s = tokens as f64 / begun.elapsed().as_secs_f64();
         self.history.add_step(loss);
@@ -157,46 +169,6 @@ impl Trainer {
         let is_last = step == u64::from(self.options.steps);
         let validates = step.is_multiple_of(u64::from(self.options.eval_every)) || is_last;
         Ok(StepReport { step, loss, lr, grad_norm, tokens_per_s, validates })
-    }
-
-    /// The mean loss of the batches of a step, and the sum of their gradients.
-    fn summed_gradients(&self, step: u64) -> Result<(f32, GradStore)> {
-        let batches = u64::from(self.options.accumulate);
-        let fraction = self.options.repeat_fraction;
-        let repeats = Repeats { fraction, vocab_size: self.model.config().vocab_size };
-        let mut mean = 0.0;
-        let mut sum: Option<GradStore> = None;
-        for number in step * batches..(step + 1) * batches {
-            let seed = self.options.seed;
-            let rows = self.data.rows(seed, number, self.options.batch.into(), self.window, repeats);
-            let (inputs, targets) = batch(&rows, &self.device)?;
-            let training = Some(Training { seed, step: number });
-            let (loss, gradients) = self.gradients(&inputs, &targets, training)?;
-            mean += loss / batches as f32;
-            if !mean.is_finite() {
-                return Err(TrainError::Loss { step, loss: mean, inputs });
-            }
-            match &mut sum {
-                None => sum = Some(gradients),
-                Some(sum) => add_gradients(sum, gradients, &self.variables)?,
-            }
-        }
-        let none = || TrainError::Option { option: "accumulate", value: "0".into(), expected: "at least 1" };
-        let sum = sum.ok_or_else(none)?;
-        Ok((mean, sum))
-    }
-
-    fn gradients(
-        &self,
-        inputs: &Tensor,
-        targets: &Tensor,
-        training: Option<Training>,
-    ) -> candle_core::Result<(f32, GradStore)> {
-        if self.options.recompute {
-            return self.model.recomputed_gradients(inputs, targets, training);
-        }
-        let loss = self.model.loss(inputs, targets, training)?;
-        Ok((loss.to_scalar()?, loss.backward()?))
     }
 
     /// Measures the model on the validation part.
@@ -208,50 +180,16 @@ impl Trainer {
         Ok(Validation { loss, is_best: self.history.add_validation(step, loss) })
     }
 
-    /// The mean loss over the validation part, in consecutive windows; tokens at the end that do not fill a window
-    /// are left out.
-    ///
-    /// # Errors
-    /// When the device fails.
-    pub fn validation_loss(&self) -> Result<f64> {
-        let t = self.window;
-        // A copy of the weights as constants, so that Candle keeps no operations for a backward pass.
-        let constant = |(name, var): &(String, Var)| (name.clone(), var.as_detached_tensor());
-        let constants = self.variables.iter().map(constant).collect();
-        let vb = VarBuilder::from_tensors(constants, DType::F32, &self.device);
-        let model = Gpt2LMHeadModel::load(vb, self.model.config())?;
-        let starts = (0..self.data.val.len() - t).step_by(t);
-        let windows: Vec<_> = starts.map(|start| Cow::Borrowed(&self.data.val[start..=start + t])).collect();
-        let mut sum = 0.0;
-        for rows in windows.chunks(self.options.batch.into()) {
-            let (inputs, targets) = batch(rows, &self.device)?;
-            let loss = model.loss(&inputs, &targets, None)?;
-            sum += f64::from(loss.to_scalar::<f32>()?) * rows.len() as f64;
-        }
-        Ok(sum / windows.len() as f64)
-    }
-
-    /// Writes everything that a run needs to resume to a file, whole or not at all.
-    ///
-    /// # Errors
-    /// When the file cannot be written.
-    pub fn save_state(&self, path: &Path) -> Result<()> {
-        state::save(path, &self.settings, &self.variables, &self.optimiser, &self.history)
-    }
-
-    /// Resumes from the state in a file: the run continues exactly as if it had not stopped.
-    ///
-    /// # Errors
-    /// When the file is not the state of a run with these settings.
-    pub fn resume(&mut self, path: &Path) -> Result<()> {
-        self.history = state::restore(path, &self.settings, &self.variables, &mut self.optimiser)?;
-        Ok(())
-    }
-
     /// The model in its present state.
     #[must_use]
     pub fn model(&self) -> &Gpt2LMHeadModel {
         &self.model
+    }
+
+    /// The processes that share the work.
+    #[must_use]
+    pub fn group(&self) -> &dyn Group {
+        &*self.group
     }
 
     /// The data.
@@ -292,5 +230,8 @@ impl std::fmt::Debug for Trainer {
     }
 }
 
+mod passes;
+mod saved;
+mod shared;
 #[cfg(test)]
 mod tests;

@@ -22,9 +22,9 @@ pub(crate) struct HubArgs {
     /// Address of the Hub or of a mirror [env: HF_ENDPOINT] [default: https://huggingface.co]
     #[arg(long, value_name = "URL")]
     pub(crate) endpoint: Option<String>,
-    /// Give up on a request that brings no data for this long
-    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86400))]
-    pub(crate) timeout: u64,
+    /// Give up on a request that brings no data for this long [default: 30]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86400))]
+    pub(crate) timeout: Option<u64>,
 }
 
 #[derive(Debug, Args)]

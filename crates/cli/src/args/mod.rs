@@ -9,6 +9,7 @@ mod finite;
 mod hub;
 mod interventions;
 mod model;
+mod parallel;
 mod prompt;
 mod quantize;
 mod shell;
@@ -21,6 +22,7 @@ pub(crate) use finite::FiniteArgs;
 pub(crate) use hub::{DownloadArgs, HubArgs, ModelsArgs, VerifyCacheArgs};
 pub(crate) use interventions::InterventionArgs;
 pub(crate) use model::{ModelArgs, RunArgs};
+pub(crate) use parallel::{ParallelArg, ParallelArgs};
 pub(crate) use prompt::PromptArgs;
 pub(crate) use quantize::{CompareArgs, QuantizeArgs};
 pub(crate) use shell::{CompletionsArgs, ManArgs};
@@ -109,6 +111,14 @@ impl Command {
             Self::Verify(_) => "verify",
             Self::Completions(_) => "completions",
             Self::Man(_) => "man",
+        }
+    }
+
+    /// `--parallel`
+    pub(crate) fn parallel(&self) -> Option<&ParallelArgs> {
+        match self {
+            Self::Train(args) => Some(&args.parallel),
+            _ => None,
         }
     }
 

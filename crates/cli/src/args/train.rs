@@ -5,17 +5,21 @@
 use super::choices::DTypeArg;
 use super::hub::HubArgs;
 use super::model::RunArgs;
+use super::parallel::{ParallelArgs, TIMEOUT};
 use crate::values::{at_least_0, below_1, fraction, share};
 use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
+#[command(mut_arg("timeout", |arg| arg.help(TIMEOUT)))]
 #[command(after_help = "\
-The same command with the same seed gives the same model, even if you stop it with Ctrl-C and resume.
+The same command with the same seed gives the same model, even if you stop it with Ctrl-C and resume, and on any number
+of processes.
 
 Examples:
   gpt2 train --text shakespeare.txt --out my-model --steps 2000 --metrics loss.csv
   gpt2 train --text shakespeare.txt --out my-model --steps 2000 --metrics loss.csv --resume
   gpt2 train --text shakespeare.txt --out tuned --model gpt2 --window 256 --batch 2 --accumulate 8 --lr 3e-5
+  mpirun -n 4 gpt2 train --text shakespeare.txt --out my-model --accumulate 4      four processes, the same model
   gpt2 generate --model my-model \"ROMEO:\"")]
 pub(crate) struct TrainArgs {
     /// The text to train on, UTF-8
@@ -92,6 +96,8 @@ pub(crate) struct TrainArgs {
     /// Precision of the saved weights
     #[arg(long, default_value = "f32", value_enum)]
     pub(crate) save_dtype: DTypeArg,
+    #[command(flatten)]
+    pub(crate) parallel: ParallelArgs,
     #[command(flatten)]
     pub(crate) run: RunArgs,
     #[command(flatten)]

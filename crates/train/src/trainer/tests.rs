@@ -1,6 +1,9 @@
 //! The trainer on a tiny model: which dropout masks a step draws, and what a validation measures.
 
 use super::*;
+use crate::data::batch;
+use gpt2_model::training::Training;
+use std::borrow::Cow;
 
 const WINDOW: usize = 4;
 

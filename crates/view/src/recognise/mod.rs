@@ -18,7 +18,7 @@ const FACTS: usize = 1 << 10;
 const LONGEST_HEADER: u64 = 16 << 20;
 /// The metadata entry of a safetensors file that names this program.
 const KEY: &str = "gpt2";
-const METRICS: &[u8] = b"step,loss,val_loss,lr,grad_norm,tokens_per_s";
+const METRICS: &[u8] = b"step,loss,val_loss,lr,grad_norm";
 
 /// The kinds of files that [`is_ours`] recognises.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -37,7 +37,7 @@ pub enum FileKind {
     Png,
     /// From [`PageWriter`](crate::PageWriter).
     Page,
-    /// A training run's table: `step,loss,val_loss,lr,grad_norm,tokens_per_s`.
+    /// A training run's table: `step,loss,val_loss,lr,grad_norm`.
     MetricsCsv,
     /// The same as JSON lines.
     MetricsJsonLines,

@@ -202,15 +202,14 @@ fn pages_are_told_by_their_generator() -> Result<()> {
 
 #[test]
 fn metrics_are_told_by_their_columns() -> Result<()> {
-    let header = "step,loss,val_loss,lr,grad_norm,tokens_per_s";
-    let (alone, more) = (format!("{header}\n"), format!("{header}\r\n1,2.5,,0.001,1.0,100\r\n"));
+    let header = "step,loss,val_loss,lr,grad_norm";
+    let (alone, more) = (format!("{header}\n"), format!("{header}\r\n1,2.5,,0.001,1.0\r\n"));
     assert_kind(FileKind::MetricsCsv, true, [alone.as_bytes(), more.as_bytes()])?;
     let strangers: [&[u8]; 3] =
         [b"step,loss\n1,2\n", b"name,price\nstep,loss,val_loss,lr\n", header.as_bytes()];
     assert_kind(FileKind::MetricsCsv, false, strangers)?;
 
-    let row =
-        b"{\"step\":1,\"loss\":2.5,\"val_loss\":null,\"lr\":0.001,\"grad_norm\":1.0,\"tokens_per_s\":9.5}\n";
+    let row = b"{\"step\":1,\"loss\":2.5,\"val_loss\":null,\"lr\":0.001,\"grad_norm\":1.0}\n";
     assert_kind(FileKind::MetricsJsonLines, true, [row])?;
     assert_kind(
         FileKind::MetricsJsonLines,

@@ -3,6 +3,7 @@
 use crate::args::TrainArgs;
 use crate::hub;
 use crate::inputs::Inputs;
+use crate::new_folder::NewFolder;
 use crate::outputs::Outputs;
 use anyhow::{Context, bail};
 use gpt2_loader::Files;
@@ -43,8 +44,16 @@ fn unknown_metrics(path: &Path) -> String {
     format!("--metrics {}: expected a name that ends in .csv or .jsonl", path.display())
 }
 
+/// Makes the folder of a run, and refuses one, or a file in it, that the run would harm.
+pub(super) fn begin(args: &TrainArgs) -> anyhow::Result<NewFolder> {
+    check_out(args)?;
+    let folder = NewFolder::make(&args.out)?;
+    check(args, None)?;
+    Ok(folder)
+}
+
 /// Refuses an `--out` that holds a model, or, with `--resume`, one that holds no run.
-pub(super) fn check_out(args: &TrainArgs) -> anyhow::Result<()> {
+fn check_out(args: &TrainArgs) -> anyhow::Result<()> {
     let state = state(&args.out);
     if args.resume {
         if !state.exists() {

@@ -9,8 +9,8 @@ mod wording;
 
 use crate::args::TrainArgs;
 use crate::finite;
-use crate::new_folder::NewFolder;
 use crate::output::note;
+use crate::parallel;
 use crate::prompt::{encode, read_limited};
 use crate::session;
 use anyhow::{Context, anyhow, bail};
@@ -18,23 +18,31 @@ use candle_core::DType;
 use gpt2_loader::{Checkpoint, Files, Tokenizer};
 use gpt2_model::Config;
 use gpt2_model::config::TokenIds;
+use gpt2_parallel::Group;
 use gpt2_train::{Dataset, TrainError, TrainOptions, Trainer};
 use progress::Progress;
 use std::process::ExitCode;
+use std::sync::Arc;
 use wording::worded;
 
 /// The longest text in bytes, some 300 million tokens.
 const LONGEST_TEXT: u64 = 1 << 30;
 
 pub(crate) fn run(args: &TrainArgs) -> anyhow::Result<ExitCode> {
+    parallel::run(&args.parallel, args.hub.timeout, |group| train(args, group))
+}
+
+fn train(args: &TrainArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
+    // Rank 0 alone writes.
+    let writes = group.rank() == 0;
     let device = args.run.device.open()?;
     let text = std::fs::File::open(&args.text).and_then(|file| read_limited(file, LONGEST_TEXT));
     let text = text.with_context(|| format!("cannot read the text from {}", args.text.display()))?;
-    files::check_out(args)?;
-    let _folder = NewFolder::make(&args.out)?;
-    files::check(args, None)?;
+    let _folder = writes.then(|| files::begin(args)).transpose()?;
     let model = args.model.as_ref().map(|model| session::files(Some(model), &args.hub)).transpose()?;
-    files::check(args, model.as_ref())?;
+    if writes {
+        files::check(args, model.as_ref())?;
+    }
 
     let (config, tokenizer, checkpoint) = begin(args, &text, model.as_ref())?;
     let options = options(args);
@@ -46,7 +54,7 @@ pub(crate) fn run(args: &TrainArgs) -> anyhow::Result<ExitCode> {
         Some(checkpoint) => Trainer::from_model(&checkpoint.load_model(DType::F32, &device)?, data, options),
         None => Trainer::new(&config, data, options, &device),
     };
-    let mut trainer = trainer.map_err(worded)?;
+    let mut trainer = trainer.and_then(|trainer| trainer.in_group(Arc::clone(group))).map_err(worded)?;
     note(&format!(
         "{} tokens to learn, {} for validation, vocabulary {}, {} parameters",
         trainer.data().train().len(),
@@ -58,7 +66,7 @@ pub(crate) fn run(args: &TrainArgs) -> anyhow::Result<ExitCode> {
         trainer.resume(&files::state(&args.out)).map_err(worded)?;
         note(&format!("going on after step {}", trainer.steps()));
     }
-    let mut progress = Progress::new(args, &tokenizer, trainer.steps())?;
+    let mut progress = Progress::new(args, &tokenizer, &trainer)?;
     let ran = trainer.run(|trainer, event| progress.hear(trainer, event).map_err(TrainError::other));
     let finished = ran.map_err(|error| match &error {
         // If the model to fine-tune is broken, its first pass shows it.
@@ -68,6 +76,9 @@ pub(crate) fn run(args: &TrainArgs) -> anyhow::Result<ExitCode> {
         _ => worded(error),
     })?;
     progress.finish();
+    if !writes {
+        return Ok(ExitCode::SUCCESS);
+    }
     if let Err(e) = picture::draw(args, &trainer, &device) {
         note(&format!("the loss curve could not be drawn: {e:#}"));
     }

@@ -4,14 +4,13 @@ use super::files;
 use super::wording::worded;
 use crate::args::TrainArgs;
 use crate::output::{is_quiet, note};
+use crate::stop::Stop;
 use candle_core::DType;
 use gpt2_loader::{SaveOptions, Tokenizer};
 use gpt2_model::Gpt2LMHeadModel;
 use gpt2_train::{Event, Metrics, MetricsRow, StepReport, Trainer, Validation};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::ops::ControlFlow;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The trainer's callback.
 pub(super) struct Progress<'a> {
@@ -19,8 +18,9 @@ pub(super) struct Progress<'a> {
     tokenizer: &'a Tokenizer,
     bar: ProgressBar,
     metrics: Option<Metrics>,
-    /// Set by Ctrl-C.
-    stop: Arc<AtomicBool>,
+    stop: Stop,
+    /// Whether this rank writes the run's files.
+    writes: bool,
     /// The last validation's loss.
     val_loss: Option<f64>,
     /// Whether the files of the earlier run that --overwrite replaces are still there.
@@ -28,15 +28,20 @@ pub(super) struct Progress<'a> {
 }
 
 impl<'a> Progress<'a> {
-    /// The callback for a run that has done `done` steps.
-    pub(super) fn new(args: &'a TrainArgs, tokenizer: &'a Tokenizer, done: u64) -> anyhow::Result<Self> {
-        let stop = stop_flag()?;
+    /// The callback for this trainer's run.
+    pub(super) fn new(
+        args: &'a TrainArgs,
+        tokenizer: &'a Tokenizer,
+        trainer: &Trainer,
+    ) -> anyhow::Result<Self> {
+        let (done, writes) = (trainer.steps(), trainer.group().rank() == 0);
+        let stop = Stop::listen()?;
         let bar = progress_bar(args.steps.into(), done)?;
-        let metrics = match &args.metrics {
+        let metrics = match args.metrics.as_ref().filter(|_| writes) {
             Some(path) => Some(Metrics::open(path, files::metrics_format(path)?, done).map_err(worded)?),
             None => None,
         };
-        Ok(Self { args, tokenizer, bar, metrics, stop, val_loss: None, replaces: !args.resume })
+        Ok(Self { args, tokenizer, bar, metrics, stop, writes, val_loss: None, replaces: !args.resume })
     }
 
     /// Shows the event, saves the best model and the state, and stops the run after Ctrl-C.
@@ -90,7 +95,8 @@ impl<'a> Progress<'a> {
         if let Some(metrics) = &mut self.metrics {
             metrics.add(MetricsRow::new(step, validation)).map_err(worded)?;
         }
-        let stopped = self.stop.load(Ordering::SeqCst);
+        // All ranks stop after the same step.
+        let stopped = trainer.group().any(self.stop.is_asked())?;
         let is_last = step.step == u64::from(self.args.steps);
         // The model first: with it, the files of an earlier run go.
         if stopped && !is_last && trainer.history().best().is_none() {
@@ -104,11 +110,14 @@ impl<'a> Progress<'a> {
         }
         self.bar.finish_and_clear();
         let done = step.step;
-        note(&format!("stopped by Ctrl-C after step {done}; run the same command with --resume to continue"));
+        note(&format!("stopped after step {done}; run the same command with --resume to continue"));
         Ok(ControlFlow::Break(()))
     }
 
     fn save(&mut self, model: &Gpt2LMHeadModel) -> anyhow::Result<()> {
+        if !self.writes {
+            return Ok(());
+        }
         let out = &self.args.out;
         // Keep the files of the earlier run that --overwrite replaces until this run has something to show.
         if std::mem::take(&mut self.replaces) {
@@ -126,18 +135,6 @@ impl<'a> Progress<'a> {
     pub(super) fn finish(self) {
         self.bar.finish_and_clear();
     }
-}
-
-/// Set by Ctrl-C. A second Ctrl-C, before the run has stopped, ends the process at once.
-fn stop_flag() -> anyhow::Result<Arc<AtomicBool>> {
-    let stop = Arc::new(AtomicBool::new(false));
-    let flag = Arc::clone(&stop);
-    ctrlc::set_handler(move || {
-        if flag.swap(true, Ordering::SeqCst) {
-            std::process::exit(130);
-        }
-    })?;
-    Ok(stop)
 }
 
 fn progress_bar(steps: u64, done: u64) -> anyhow::Result<ProgressBar> {

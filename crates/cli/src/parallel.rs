@@ -1,0 +1,71 @@
+//! Runs a command on one process or on many. Rank 0 alone prints; an error or a panic on any rank ends all of them.
+
+use crate::args::{ParallelArg, ParallelArgs};
+use crate::output::{self, note};
+use anyhow::anyhow;
+use gpt2_parallel::{Error, Group, Joining, Launcher, join};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long other ranks keep an error to themselves: rank 0 mostly has the same one, and says so first.
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// Joins the other processes, if there are any, and runs `work` with them. It waits for a process at most `timeout`
+/// seconds.
+pub(crate) fn run(
+    args: &ParallelArgs,
+    timeout: Option<u64>,
+    work: impl FnOnce(&Arc<dyn Group>) -> anyhow::Result<ExitCode>,
+) -> anyhow::Result<ExitCode> {
+    let mut joining = Joining::new(args.parallel.into()).on_stuck(report_stuck);
+    if let Some(seconds) = timeout {
+        joining = joining.with_timeout(Duration::from_secs(seconds));
+    }
+    let group = match join(&joining) {
+        Ok(group) => group,
+        Err(error) => {
+            let rank = Launcher::of_environment().map_or(0, |launcher| launcher.rank);
+            wait_for_first(rank);
+            return Err(anyhow!("rank {rank}: {error}"));
+        }
+    };
+    let Some(described) = group.describe() else { return work(&group) };
+    if group.rank() == 0 {
+        note(&format!("parallel: {described}"));
+    } else {
+        output::be_quiet();
+    }
+    match catch_unwind(AssertUnwindSafe(|| work(&group))) {
+        Ok(Ok(code)) => Ok(code),
+        Ok(Err(error)) => {
+            wait_for_first(group.rank());
+            output::error(&error.context(format!("rank {}", group.rank())));
+            group.abort(1)
+        }
+        // The panic has printed its message.
+        Err(_) => group.abort(101),
+    }
+}
+
+fn wait_for_first(rank: usize) {
+    if rank > 0 {
+        std::thread::sleep(PAUSE);
+    }
+}
+
+fn report_stuck(error: &Error) {
+    let rank = Launcher::of_environment().map_or(0, |launcher| launcher.rank);
+    output::error(&anyhow!("rank {rank}: {error}"));
+}
+
+impl ParallelArgs {
+    /// The CPU threads of this process, where the processes of one machine share its cores.
+    pub(crate) fn threads(&self) -> Option<u16> {
+        let launcher = Launcher::of_environment().filter(|_| self.parallel != ParallelArg::None)?;
+        let here = launcher.local_size.filter(|here| *here > 1)?;
+        let cores = std::thread::available_parallelism().ok()?.get();
+        u16::try_from((cores / here).max(1)).ok()
+    }
+}

@@ -1,0 +1,121 @@
+//! What goes wrong between processes.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// The result of this crate's functions.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why a group of processes cannot form, or cannot go on.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A launcher started several processes, but there is no MPI library to join them.
+    #[error(
+        "found no MPI library (tried {tried}); install Open MPI or MPICH (on Debian: apt-get install openmpi-bin), or set \
+         GPT2_MPI to the library's path"
+    )]
+    NoLibrary {
+        /// The names and paths that were tried.
+        tried: String,
+    },
+    /// A library cannot be opened, or is no MPI library.
+    #[error("{}: {reason}; set GPT2_MPI to the path of an MPI library", path.display())]
+    NotALibrary {
+        /// The path.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// The library does not see the processes that the launcher started: they belong to different MPIs.
+    #[error(
+        "{launcher} started {started} processes, but {library} sees {seen}: the launcher and the library belong to \
+         different MPIs; use the mpirun of {library}, or set GPT2_MPI to the library of the launcher"
+    )]
+    WrongLauncher {
+        /// The launcher's name.
+        launcher: &'static str,
+        /// How many processes it started.
+        started: usize,
+        /// The library's name and version.
+        library: String,
+        /// How many processes the library sees.
+        seen: usize,
+    },
+    /// The library is of another MPI than the launcher.
+    #[error(
+        "{launcher} started this process, but the MPI library is {library}; set GPT2_MPI to the library of the launcher, \
+         or use the mpiexec of {library}"
+    )]
+    WrongLibrary {
+        /// The launcher's name.
+        launcher: &'static str,
+        /// The library's name and version.
+        library: String,
+    },
+    /// The library cannot be called from a program with threads.
+    #[error(
+        "{library} does not support programs with threads (MPI_THREAD_FUNNELED); use another build of it"
+    )]
+    NoThreads {
+        /// The library's name and version.
+        library: String,
+    },
+    /// A call of the library failed.
+    #[error("{function} failed with MPI error {code}")]
+    Call {
+        /// The function.
+        function: &'static str,
+        /// The library's error code.
+        code: i32,
+    },
+    /// A thread other than the one that joined the group called it.
+    #[error("only the thread that joined the group may call it; this is another thread")]
+    OtherThread,
+    /// Some ranks do not answer.
+    #[error("{} did not answer for {} s ({doing}): stopped, or stuck; see what they do, or raise --timeout", ranks(missing), after.as_secs())]
+    Stuck {
+        /// The ranks that are missing; empty if unknown.
+        missing: Vec<usize>,
+        /// How long this rank waited.
+        after: Duration,
+        /// What they should do together.
+        doing: &'static str,
+    },
+    /// A rank differs from rank 0 in something that must be the same everywhere.
+    #[error("rank {rank} has another {what} than rank 0: {theirs}, not {expected}; {remedy}")]
+    Differs {
+        /// The first rank that differs.
+        rank: usize,
+        /// What differs.
+        what: String,
+        /// The value on rank 0.
+        expected: String,
+        /// The value on that rank.
+        theirs: String,
+        /// What to do.
+        remedy: String,
+    },
+    /// The caller and the other ranks disagree on sizes; a defect in the program.
+    #[error("{function}: {found} values for {expected}")]
+    Size {
+        /// The function.
+        function: &'static str,
+        /// How many values there are.
+        found: usize,
+        /// How many the ranks agreed on.
+        expected: usize,
+    },
+}
+
+/// "rank 3", "ranks 1, 2", or "another rank" where nobody knows which.
+fn ranks(missing: &[usize]) -> String {
+    match missing {
+        [] => "another rank".into(),
+        [rank] => format!("rank {rank}"),
+        many => {
+            let many: Vec<String> = many.iter().map(usize::to_string).collect();
+            format!("ranks {}", many.join(", "))
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! The same exchanges under mpirun, and what happens when the ranks do not meet. The tests start this test binary again,
+//! once a rank, to run one of the ignored tests.
+
+use crate::exchanges::every_exchange;
+use crate::mpirun::mpirun;
+use gpt2_parallel::{Choice, Error, Joining, join};
+use std::io::Write;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// More than one bucket.
+const LARGE: usize = 30_000_000;
+
+/// Exit code and output of the test `worker`, run on `ranks` ranks.
+fn run(ranks: usize, worker: &str) -> Option<(i32, String)> {
+    let program = std::env::current_exe().expect("this binary");
+    let mut command = mpirun(ranks, program.to_str().expect("a path in UTF-8"))?;
+    command.args(["--exact", worker, "--ignored", "--nocapture", "--test-threads=1"]);
+    Some(ended(&mut command))
+}
+
+fn ended(command: &mut Command) -> (i32, String) {
+    let output = command.output().expect("mpirun");
+    let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    (output.status.code().unwrap_or(-1), text)
+}
+
+#[test]
+fn every_exchange_works_under_mpirun() {
+    for ranks in [1, 2, 3] {
+        let Some((code, text)) = run(ranks, "mpi::exchanges_on_this_rank") else { return };
+        assert_eq!(code, 0, "{text}");
+        let name = format!("{ranks} rank{} over Open MPI", if ranks == 1 { "" } else { "s" });
+        assert_eq!(text.matches(&name).count(), ranks, "{text}");
+    }
+}
+
+#[test]
+#[ignore = "a rank of the test above"]
+fn exchanges_on_this_rank() {
+    let group = join(&Joining::new(Choice::Mpi)).expect("mpirun started this");
+    say(&group.describe().unwrap_or_default());
+    every_exchange(&*group, 1000);
+    every_exchange(&*group, LARGE / group.size());
+    let elsewhere = std::thread::scope(|scope| scope.spawn(|| group.barrier()).join());
+    assert!(matches!(elsewhere, Ok(Err(Error::OtherThread))), "{elsewhere:?}");
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_named() {
+    let started = Instant::now();
+    let Some((code, text)) = run(3, "mpi::rank_1_never_comes") else { return };
+    assert_ne!(code, 0, "{text}");
+    assert!(text.contains("rank 1 did not answer for 1 s (barrier)"), "{text}");
+    assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
+}
+
+#[test]
+#[ignore = "a rank of the test above"]
+fn rank_1_never_comes() {
+    let joining = Joining::new(Choice::Auto).with_timeout(Duration::from_secs(1));
+    let group = join(&joining).expect("mpirun started this");
+    group.barrier().expect("all are here");
+    if group.rank() == 1 {
+        std::thread::sleep(Duration::from_mins(1));
+    }
+    if let Err(error) = group.barrier() {
+        say(&format!("error: {error}"));
+        group.abort(1);
+    }
+}
+
+/// Tells the test that started this process.
+fn say(text: &str) {
+    let _ = writeln!(std::io::stdout(), "{text}");
+}
+
+/// What a process says that is one of two, by the variables of a launcher, and cannot meet the other.
+fn refusal(variables: &[(&str, &str)]) -> (i32, String) {
+    let mut command = Command::new(std::env::current_exe().expect("this binary"));
+    command.args(["--exact", "mpi::this_rank_joins", "--ignored", "--nocapture", "--test-threads=1"]);
+    ended(command.envs(variables.iter().copied()))
+}
+
+#[test]
+fn a_library_of_another_mpi_than_the_launchers_is_refused() {
+    if mpirun(1, "true").is_none() {
+        return;
+    }
+    let library = ["libmpi.so.40", "libmpi.40.dylib"][usize::from(cfg!(target_os = "macos"))];
+    let (code, text) = refusal(&[("PMI_SIZE", "2"), ("PMI_RANK", "0"), ("GPT2_MPI", library)]);
+    assert_ne!(code, 0, "{text}");
+    assert!(text.contains("MPICH's mpiexec started 2 processes, but Open MPI"), "{text}");
+}
+
+#[test]
+fn a_library_that_is_not_there_is_refused() {
+    let launched = [("OMPI_COMM_WORLD_SIZE", "2"), ("OMPI_COMM_WORLD_RANK", "0")];
+    let (code, text) = refusal(&[launched[0], launched[1], ("GPT2_MPI", "/nowhere/libmpi.so")]);
+    assert!(code != 0 && text.contains("error: /nowhere/libmpi.so: "), "{text}");
+    // A library, but not of MPI.
+    let library = "libm.so.6";
+    let (code, text) = refusal(&[launched[0], launched[1], ("GPT2_MPI", library)]);
+    assert!(
+        code != 0 && text.contains("libm.so.6: has no function MPI_Get_library_version; set GPT2_MPI"),
+        "{text}"
+    );
+}
+
+#[test]
+#[ignore = "a rank of the tests above"]
+fn this_rank_joins() {
+    if let Err(error) = join(&Joining::new(Choice::Auto)) {
+        say(&format!("error: {error}"));
+        std::process::exit(1);
+    }
+}

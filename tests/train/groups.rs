@@ -1,0 +1,166 @@
+//! A run gives the same bytes on any number of ranks.
+
+use crate::common::Result;
+use crate::threads::on_threads;
+use candle_core::{DType, Device};
+use gpt2_model::{Config, Gpt2LMHeadModel, init};
+use gpt2_parallel::Group;
+use gpt2_train::{Dataset, Event, TrainError, TrainOptions, Trainer};
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Everything that a run leaves behind.
+#[derive(Debug, Clone, PartialEq)]
+struct Outcome {
+    /// The bits of each weight, by name.
+    weights: Vec<(String, Vec<u32>)>,
+    losses: Vec<u32>,
+    validation: Vec<(u64, u64)>,
+    norms: Vec<u64>,
+}
+
+fn config() -> Config {
+    Config {
+        vocab_size: 32,
+        n_positions: 8,
+        n_embd: 16,
+        n_layer: 2,
+        n_head: 2,
+        attn_pdrop: 0.1,
+        resid_pdrop: 0.1,
+        embd_pdrop: 0.1,
+        ..Config::gpt2()
+    }
+}
+
+fn data(tokens: u32) -> gpt2_train::Result<Dataset> {
+    Dataset::split((0..tokens).map(|i| (i * i + i / 3) % 32).collect(), 0.3)
+}
+
+fn options(accumulate: u16, recompute: bool) -> TrainOptions {
+    let mut options = TrainOptions::new(4);
+    (options.batch, options.accumulate, options.recompute) = (2, accumulate, recompute);
+    (options.lr, options.warmup, options.eval_every, options.clip) = (1e-2, 1, 2, 0.5);
+    options
+}
+
+/// Steps with `trainer` until `stop`, where it saves its state.
+fn ran(mut trainer: Trainer, stop: Option<(u64, &Path)>) -> gpt2_train::Result<Outcome> {
+    let mut norms = vec![];
+    trainer.run(|trainer, event| {
+        if let Event::Stepped(step) = event {
+            norms.push(step.grad_norm.to_bits());
+            if let Some((last, state)) = stop
+                && step.step == last
+            {
+                trainer.save_state(state)?;
+                return Ok(ControlFlow::Break(()));
+            }
+        }
+        Ok(ControlFlow::Continue(()))
+    })?;
+    let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+    let variables = trainer.model().named_variables()?;
+    let weights = variables.into_iter().map(|(name, var)| Ok((name, bits(var.flatten_all()?.to_vec1()?))));
+    let history = trainer.history();
+    Ok(Outcome {
+        weights: weights.collect::<candle_core::Result<_>>()?,
+        losses: bits(history.training().to_vec()),
+        validation: history.validation().iter().map(|(step, loss)| (*step, loss.to_bits())).collect(),
+        norms,
+    })
+}
+
+fn trainer(options: &TrainOptions) -> gpt2_train::Result<Trainer> {
+    Trainer::new(&config(), data(150)?, options.clone(), &Device::Cpu)
+}
+
+#[test]
+fn any_number_of_ranks_gives_the_bytes_of_one_process() -> Result {
+    // 5 batches a step are shared out unevenly among 2, 3 and 4 ranks; 6 ranks are more than there are batches.
+    for recompute in [false, true] {
+        let options = options(5, recompute);
+        let alone = ran(trainer(&options)?, None)?;
+        assert!(alone.losses.len() == 4 && alone.validation.len() == 2);
+        for ranks in [1, 2, 3, 4, 6] {
+            for outcome in on_threads(ranks, |group| ran(trainer(&options)?.in_group(group)?, None)) {
+                assert!(outcome? == alone, "{ranks} ranks, recompute {recompute}");
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_run_goes_on_with_another_number_of_ranks() -> Result {
+    let options = options(3, false);
+    let whole = ran(trainer(&options)?, None)?;
+    let folder = tempfile::tempdir()?;
+    let path = |name: &str| folder.path().join(name);
+    ran(trainer(&options)?, Some((3, &path("1"))))?;
+    for (before, after) in [(1, 3), (2, 1), (3, 2), (4, 4)] {
+        let state = path(&before.to_string());
+        for stopped in on_threads(before, |group| ran(trainer(&options)?.in_group(group)?, Some((3, &state))))
+        {
+            assert_eq!(stopped?.losses, whole.losses[..3]);
+        }
+        assert!(std::fs::read(&state)? == std::fs::read(path("1"))?, "the state of {before} ranks");
+        for outcome in on_threads(after, |group| {
+            let mut trainer = trainer(&options)?.in_group(group)?;
+            trainer.resume(&state)?;
+            ran(trainer, None)
+        }) {
+            let outcome = outcome?;
+            assert!(outcome.weights == whole.weights, "from {before} ranks to {after}");
+            assert!(outcome.losses == whole.losses && outcome.validation == whole.validation);
+        }
+    }
+    Ok(())
+}
+
+/// Every rank hears which rank differs, and in what.
+#[test]
+fn a_rank_with_another_run_is_named() -> Result {
+    type Other = fn(TrainOptions) -> gpt2_train::Result<Trainer>;
+    let others: [(&str, Other); 4] = [
+        ("lr than rank 0: 0.02, not 0.01", |mut options| {
+            options.lr = 0.02;
+            trainer(&options)
+        }),
+        ("training text (by its fingerprint) than rank 0: ", |options| {
+            Trainer::new(&config(), data(151)?, options, &Device::Cpu)
+        }),
+        ("config than rank 0: ", |options| {
+            let config = Config { n_head: 4, ..config() };
+            Trainer::new(&config, data(150)?, options, &Device::Cpu)
+        }),
+        ("set of weights (by its fingerprint) than rank 0: ", |options| {
+            let model = Gpt2LMHeadModel::load(init::seeded(9, DType::F32, &Device::Cpu), &config())?;
+            Trainer::from_model(&model, data(150)?, options)
+        }),
+    ];
+    for (difference, other) in others {
+        let join = |group: Arc<dyn Group>| {
+            let options = options(2, false);
+            let trainer = if group.rank() == 1 { other(options)? } else { trainer(&options)? };
+            trainer.in_group(group)
+        };
+        for refused in on_threads(3, join) {
+            let error = refused.err().ok_or("rank 1 differs")?.to_string();
+            assert!(error.starts_with(&format!("rank 1 has another {difference}")), "{error}");
+        }
+    }
+    Ok(())
+}
+
+/// A loss that one rank finds not finite ends the run on all.
+#[test]
+fn a_loss_that_is_not_finite_stops_every_rank() {
+    let mut options = options(3, false);
+    (options.lr, options.clip, options.warmup) = (1e30, 0.0, 0);
+    for outcome in on_threads(3, |group| ran(trainer(&options)?.in_group(group)?, None)) {
+        let stopped = matches!(outcome, Err(TrainError::Loss { .. } | TrainError::Step { .. }));
+        assert!(stopped || matches!(outcome, Err(TrainError::ValidationLoss { .. })), "{outcome:?}");
+    }
+}
