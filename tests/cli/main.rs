@@ -20,8 +20,11 @@ mod inspect;
 mod interventions;
 #[path = "../common/models.rs"]
 mod models;
+#[path = "../common/mpirun.rs"]
+mod mpirun;
 mod nonfinite;
 mod page;
+mod parallel;
 #[cfg(unix)]
 #[path = "../common/pickles.rs"]
 mod pickles;

@@ -1,25 +1,45 @@
-//! Starts processes with Open MPI's mpirun.
+//! Starts processes with the launchers of two MPIs.
 
 #![allow(dead_code)] // each package uses a part of it
 
 use std::io::Write;
 use std::process::Command;
 
-/// `mpirun` with `ranks` ranks of `program`, on a machine with fewer cores than ranks, and by root if need be; `None`
-/// where Open MPI is not installed.
+/// A launcher: its program, what its version says, and how to install it.
+pub(crate) struct Mpi {
+    program: &'static str,
+    says: &'static str,
+    install: &'static str,
+}
+
+pub(crate) const OPEN_MPI: Mpi =
+    Mpi { program: "mpirun", says: "Open MPI", install: "apt-get install openmpi-bin" };
+/// MPICH stands beside Open MPI in a folder of its own.
+pub(crate) const MPICH: Mpi = Mpi {
+    program: concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/mpich/bin/mpiexec"),
+    says: "HYDRA",
+    install: "python3 -m venv target/mpich && target/mpich/bin/pip install mpich",
+};
+
+/// A launcher with these arguments; `None` where it is not installed.
 ///
 /// # Panics
-/// Under CI, where Open MPI is not installed.
-pub(crate) fn mpirun(ranks: usize, program: &str) -> Option<Command> {
-    let version = Command::new("mpirun").arg("--version").output();
-    let is_there = version.is_ok_and(|output| String::from_utf8_lossy(&output.stdout).contains("Open MPI"));
-    if !is_there {
-        assert!(std::env::var_os("CI").is_none(), "no Open MPI; run: apt-get install openmpi-bin");
-        let _ = writeln!(std::io::stderr(), "SKIPPED: no Open MPI; run: apt-get install openmpi-bin");
+/// Under CI, where it is not installed.
+pub(crate) fn launcher(mpi: Mpi, args: &[&str]) -> Option<Command> {
+    let version = Command::new(mpi.program).arg("--version").output();
+    if !version.is_ok_and(|output| String::from_utf8_lossy(&output.stdout).contains(mpi.says)) {
+        let reason = format!("no {}; run: {}", mpi.program, mpi.install);
+        assert!(std::env::var_os("CI").is_none(), "{reason}");
+        let _ = writeln!(std::io::stderr(), "SKIPPED: {reason}");
         return None;
     }
-    let mut command = Command::new("mpirun");
-    command.args(["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]);
-    command.args(["-n", &ranks.to_string(), program]);
+    let mut command = Command::new(mpi.program);
+    command.args(args);
     Some(command)
+}
+
+/// Open MPI's mpirun with `ranks` ranks of `program`, on a machine with fewer cores than ranks, and by root if need be.
+pub(crate) fn mpirun(ranks: usize, program: &str) -> Option<Command> {
+    let options = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"];
+    launcher(OPEN_MPI, &[&options[..], &["-n", &ranks.to_string(), program]].concat())
 }

@@ -131,7 +131,7 @@ fn a_rank_with_another_run_is_named() -> Result {
         ("training text (by its fingerprint) than rank 0: ", |options| {
             Trainer::new(&config(), data(151)?, options, &Device::Cpu)
         }),
-        ("config than rank 0: ", |options| {
+        ("config.n_head than rank 0: 4, not 2", |options| {
             let config = Config { n_head: 4, ..config() };
             Trainer::new(&config, data(150)?, options, &Device::Cpu)
         }),

@@ -15,6 +15,11 @@ const GO: c_int = 2;
 const LOOKS: u32 = 2000;
 const LONGEST_SLEEP: Duration = Duration::from_micros(500);
 
+/// How long all others wait where rank 0 waits for `limit`: it knows who is missing, and should say so first.
+pub(super) fn patience(limit: Duration) -> Duration {
+    limit + limit / 2 + Duration::from_secs(2)
+}
+
 /// Returns once all `size` ranks are here.
 pub(super) fn meet(
     calls: &Calls,
@@ -26,8 +31,7 @@ pub(super) fn meet(
     let started = Instant::now();
     if rank > 0 {
         calls.send_mark(0, HERE)?;
-        // Rank 0 knows who is missing and says so first.
-        let limit = limit + limit / 2 + Duration::from_secs(2);
+        let limit = patience(limit);
         if !waited(started, limit, || calls.has_mark(0, GO))? {
             return Err(Error::Stuck { missing: vec![0], after: limit, doing });
         }

@@ -49,7 +49,7 @@ impl Mpi {
         }
         calls.start()?;
         let (rank, size) = (calls.rank()?, calls.size()?);
-        let watch = Watch::new(joining.timeout, joining.on_stuck);
+        let watch = Watch::new(meeting::patience(joining.timeout), joining.on_stuck);
         let thread = std::thread::current().id();
         let mpi = Self { calls, rank, size, thread, timeout: joining.timeout, watch };
         match launcher {

@@ -45,8 +45,14 @@ impl Trainer {
         ];
         let settings = serde_json::to_value(&self.settings).map_err(TrainError::other)?;
         for (name, value) in settings.as_object().into_iter().flatten() {
-            let what = if name == "data" { "training text (by its fingerprint)" } else { name };
-            facts.push(fact(what, value.to_string(), same));
+            // The config's fields one by one: a difference in one of twenty is hard to see.
+            for (field, value) in value.as_object().into_iter().flatten() {
+                facts.push(fact(&format!("{name}.{field}"), value.to_string(), same));
+            }
+            if !value.is_object() {
+                let what = if name == "data" { "training text (by its fingerprint)" } else { name };
+                facts.push(fact(what, value.to_string(), same));
+            }
         }
         let weights = fingerprint(&self.variables)?.to_string();
         facts.push(fact("set of weights (by its fingerprint)", weights, same));
