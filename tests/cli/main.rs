@@ -32,6 +32,7 @@ mod pipes;
 mod prompt;
 mod provenance;
 mod quantize;
+mod score;
 mod shell;
 mod train;
 mod tutorial;
@@ -40,7 +41,7 @@ mod verify;
 use crate::common::{Result, data};
 use crate::folder::assert_says;
 use candle_core::{Device, Tensor};
-use gpt2_loader::{Source, Tokenizer};
+use gpt2_loader::{Checkpoint, Source, Tokenizer};
 use gpt2_model::{ForwardArgs, Gpt2LMHeadModel};
 use serde_json::Value;
 use std::io::Write;
@@ -102,6 +103,21 @@ pub(crate) fn command(args: &[&str]) -> Command {
     command
 }
 
+/// A launcher that starts the binary with these arguments.
+pub(crate) fn launched(mut launcher: Command, args: &[String]) -> Command {
+    let own = command(&[]);
+    for (name, value) in own.get_envs() {
+        match value {
+            Some(value) => launcher.env(name, value),
+            None => launcher.env_remove(name),
+        };
+    }
+    launcher.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    launcher
+}
+
+pub(crate) const GPT2: &str = env!("CARGO_BIN_EXE_gpt2");
+
 #[track_caller]
 fn gpt2(args: &[&str]) -> Result<Run> {
     Run::of(command(args).output()?)
@@ -132,6 +148,10 @@ fn case(name: &str) -> String {
 /// The demo model's files, as built into the binary.
 fn demo() -> Source {
     Source::directory(data("../../models/tiny-shakespeare"))
+}
+
+fn demo_model() -> Result<Gpt2LMHeadModel> {
+    Ok(Checkpoint::open(&demo().open()?)?.load_model(candle_core::DType::F32, &Device::Cpu)?)
 }
 
 fn demo_tokenizer() -> Result<Tokenizer> {

@@ -4,9 +4,9 @@
 use crate::common::Result;
 use crate::folder::{Folder, assert_says};
 use crate::mpirun::{MPICH, launcher, mpirun};
-use crate::{Run, command, gpt2};
+use crate::{GPT2, Run, command, gpt2, launched};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 /// Long enough for anything that must end within seconds.
@@ -64,21 +64,6 @@ impl Runs {
         self.folder.file(out).join("training-state.safetensors")
     }
 }
-
-/// A launcher that starts the binary with these arguments.
-fn launched(mut launcher: Command, args: &[String]) -> Command {
-    let own = command(&[]);
-    for (name, value) in own.get_envs() {
-        match value {
-            Some(value) => launcher.env(name, value),
-            None => launcher.env_remove(name),
-        };
-    }
-    launcher.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    launcher
-}
-
-const GPT2: &str = env!("CARGO_BIN_EXE_gpt2");
 
 /// The binary under Open MPI's mpirun.
 fn ranks(n: usize, args: &[String]) -> Option<Command> {

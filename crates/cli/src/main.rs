@@ -68,6 +68,7 @@ fn dispatch(command: &Command) -> anyhow::Result<ExitCode> {
         Command::Inspect(args) => commands::inspect::run(args),
         Command::Quantize(args) => commands::quantize::run(args),
         Command::Compare(args) => commands::compare::run(args),
+        Command::Score(args) => commands::score::run(args),
         Command::Train(args) => commands::train::run(args),
         Command::Bench(args) => commands::bench::run(args),
         Command::Verify(args) => commands::verify::run(args),

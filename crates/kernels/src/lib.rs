@@ -42,7 +42,7 @@ mod vector;
 
 pub use attention::{CausalBias, CausalMask, CausalSdpa};
 pub use candle_core;
-pub use cross_entropy::{cross_entropy, linear_cross_entropy};
+pub use cross_entropy::{cross_entropies, cross_entropy, linear_cross_entropy};
 pub use dispatch::{Dispatch, Implementation};
 pub use dropout::Dropout;
 pub use epilogue::Epilogue;

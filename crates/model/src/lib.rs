@@ -34,6 +34,7 @@ pub mod cache;
 pub mod config;
 pub mod conv1d;
 mod embedding;
+mod fingerprint;
 pub mod finite;
 mod forward;
 pub mod generation;

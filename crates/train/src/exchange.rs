@@ -127,19 +127,6 @@ pub(crate) fn broadcast(group: &dyn Group, root: usize, tensor: &Tensor) -> Resu
     Ok(Tensor::from_vec(values, tensor.dims(), &Device::Cpu)?)
 }
 
-/// A number that stands for all values of the variables: FNV-1a over their bits.
-pub(crate) fn fingerprint(variables: &[(String, Var)]) -> Result<u64> {
-    let mut hash = 0xcbf2_9ce4_8422_2325u64;
-    for (_, var) in variables {
-        let mut values = vec![];
-        append(&flat(&[var.as_detached_tensor()])?[0], 0..var.elem_count(), &mut values)?;
-        for value in values {
-            hash = (hash ^ u64::from(value.to_bits())).wrapping_mul(0x0100_0000_01b3);
-        }
-    }
-    Ok(hash)
-}
-
 /// The part of a share that is moved from `start` on.
 fn stretch(start: usize, most: usize, length: usize) -> Range<usize> {
     start.min(length)..(start + most).min(length)

@@ -12,6 +12,7 @@ mod model;
 mod parallel;
 mod prompt;
 mod quantize;
+mod score;
 mod shell;
 mod train;
 
@@ -25,6 +26,7 @@ pub(crate) use model::{ModelArgs, RunArgs};
 pub(crate) use parallel::{ParallelArg, ParallelArgs};
 pub(crate) use prompt::PromptArgs;
 pub(crate) use quantize::{CompareArgs, QuantizeArgs};
+pub(crate) use score::{ByArg, ScoreArgs};
 pub(crate) use shell::{CompletionsArgs, ManArgs};
 pub(crate) use train::TrainArgs;
 
@@ -79,6 +81,8 @@ pub(crate) enum Command {
     Quantize(QuantizeArgs),
     /// Show what quantizing costs: how two models predict a text
     Compare(CompareArgs),
+    /// Measure how well a model predicts each document of a corpus
+    Score(ScoreArgs),
     /// Train a new GPT-2 on a text file, or fine-tune an existing one
     Train(TrainArgs),
     /// Time attention, a block, the whole model, decoding or a training step, and measure the machine
@@ -106,6 +110,7 @@ impl Command {
             Self::VerifyCache(_) => "verify-cache",
             Self::Quantize(_) => "quantize",
             Self::Compare(_) => "compare",
+            Self::Score(_) => "score",
             Self::Train(_) => "train",
             Self::Bench(_) => "bench",
             Self::Verify(_) => "verify",
@@ -117,6 +122,7 @@ impl Command {
     /// `--parallel`
     pub(crate) fn parallel(&self) -> Option<&ParallelArgs> {
         match self {
+            Self::Score(args) => Some(&args.parallel),
             Self::Train(args) => Some(&args.parallel),
             _ => None,
         }
@@ -133,6 +139,7 @@ impl Command {
             Self::Inspect(args) => args.model.run.threads,
             Self::Quantize(args) => args.threads,
             Self::Compare(args) => args.run.threads,
+            Self::Score(args) => args.model.run.threads,
             Self::Train(args) => args.run.threads,
             Self::Bench(args) => args.model.run.threads,
             Self::Verify(args) => args.run.threads,

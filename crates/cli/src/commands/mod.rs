@@ -11,6 +11,7 @@ pub(crate) mod inspect;
 pub(crate) mod lens;
 pub(crate) mod models;
 pub(crate) mod quantize;
+pub(crate) mod score;
 pub(crate) mod shell;
 pub(crate) mod train;
 pub(crate) mod verify;

@@ -68,7 +68,7 @@ fn loss_and_gradients(
         let logits = &mut logits[..count * v];
         multiply(logits, false, (count, c, v), Matrix::rows(x, c), Matrix::rows(weight, c).t());
         let log_sums: Vec<LogSum> = logits.par_chunks(v).map(|row| arch.dispatch(Row(row))).collect();
-        sum += losses(logits, targets, &log_sums);
+        sum += losses(logits, targets, &log_sums).sum::<f64>();
         if wanted == [false; 2] {
             continue;
         }

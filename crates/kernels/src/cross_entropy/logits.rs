@@ -3,8 +3,8 @@
 use super::rows::{LogSum, Row, check_targets, losses, to_gradients};
 use crate::dispatch::cpu_f32;
 use crate::isa;
-use crate::vector::contiguous;
-use candle_core::{CpuStorage, CustomOp2, D, Layout, Result, Shape, Tensor};
+use crate::vector::{contiguous, with_slices};
+use candle_core::{CpuStorage, CustomOp2, D, DType, Device, Layout, Result, Shape, Tensor};
 use rayon::prelude::*;
 use std::sync::OnceLock;
 
@@ -23,6 +23,28 @@ pub fn cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
     }
     let log_probs = candle_nn::ops::log_softmax(logits, D::Minus1)?;
     log_probs.gather(&targets.unsqueeze(1)?, 1)?.mean_all()?.neg()
+}
+
+/// The cross-entropy of each row in nats, without a gradient.
+///
+/// # Shapes
+/// `logits` (N, V), f32 or f64; `targets` (N), integers below V -> N numbers
+///
+/// # Errors
+/// When the shapes do not fit each other, or a target is not below V.
+pub fn cross_entropies(logits: &Tensor, targets: &Tensor) -> Result<Vec<f64>> {
+    let (n, v) = logits.dims2()?;
+    let targets = check_targets(targets, n, v)?;
+    if cpu_f32(&[logits]) {
+        let (targets, arch) = (targets.to_vec1::<u32>()?, isa::arch());
+        return with_slices([&logits.contiguous()?], |[logits]| {
+            let log_sums: Vec<LogSum> = logits.par_chunks(v).map(|row| arch.dispatch(Row(row))).collect();
+            losses(logits, &targets, &log_sums).collect()
+        });
+    }
+    let log_probs = candle_nn::ops::log_softmax(logits, D::Minus1)?;
+    let rows = log_probs.gather(&targets.unsqueeze(1)?, 1)?.neg()?.flatten_all()?;
+    rows.to_dtype(DType::F64)?.to_device(&Device::Cpu)?.to_vec1()
 }
 
 struct CrossEntropy {
@@ -46,7 +68,7 @@ impl CustomOp2 for CrossEntropy {
         let targets = contiguous::<u32>(targets, targets_layout)?;
         let arch = isa::arch();
         let log_sums: Vec<LogSum> = logits.par_chunks(v).map(|row| arch.dispatch(Row(row))).collect();
-        let sum = losses(logits, targets, &log_sums);
+        let sum: f64 = losses(logits, targets, &log_sums).sum();
         #[allow(clippy::cast_possible_truncation)] // the loss of f32 logits
         let mean = (sum / log_sums.len() as f64) as f32;
         let _ = self.log_sums.set(log_sums);

@@ -8,4 +8,4 @@ mod logits;
 mod rows;
 
 pub use linear::linear_cross_entropy;
-pub use logits::cross_entropy;
+pub use logits::{cross_entropies, cross_entropy};

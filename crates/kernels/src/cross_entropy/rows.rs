@@ -22,14 +22,14 @@ pub(super) fn check_targets(targets: &Tensor, n: usize, v: usize) -> Result<Tens
     targets.to_dtype(DType::U32)?.contiguous()
 }
 
-/// The sum of the rows' losses, added in order for any number of threads.
-pub(super) fn losses(logits: &[f32], targets: &[u32], log_sums: &[LogSum]) -> f64 {
+/// The loss of each row in nats.
+pub(super) fn losses(logits: &[f32], targets: &[u32], log_sums: &[LogSum]) -> impl Iterator<Item = f64> {
     let rows = logits.chunks_exact(logits.len() / targets.len()).zip(targets);
     let loss = |((row, target), sum): ((&[f32], &u32), &LogSum)| {
         let below = f64::from(sum.max) - f64::from(row[*target as usize]);
         below + f64::from(sum.log2) * std::f64::consts::LN_2
     };
-    rows.zip(log_sums).map(loss).sum()
+    rows.zip(log_sums).map(loss)
 }
 
 /// Turns each row of logits into its gradient, `factor · (softmax(logits) - onehot(target))`.

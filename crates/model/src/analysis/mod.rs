@@ -7,6 +7,7 @@
 //! | [`logit_lens`] | what the model would predict after each block |
 //! | [`direct_logit_attribution`] | how much each head contributes directly to a token's logit |
 //! | [`Comparison`] | how far the predictions of two models lie apart |
+//! | [`surprises`] | how surprising each token of many texts is |
 //! | [`ablation_effects`] | how ablating each head changes a token's probability, through everything that reads it |
 
 mod comparison;
@@ -14,9 +15,11 @@ mod effects;
 mod head_scores;
 mod logit_lens;
 mod rollout;
+mod surprise;
 
 pub use comparison::Comparison;
 pub use effects::{Ablation, AblationEffects, ablation_effects, direct_logit_attribution};
 pub use head_scores::{HeadScores, head_scores, repeated_rows};
 pub use logit_lens::logit_lens;
 pub use rollout::attention_rollout;
+pub use surprise::{Surprises, surprises};

@@ -2,7 +2,6 @@
 
 use super::Trainer;
 use crate::error::{Result, TrainError};
-use crate::exchange::fingerprint;
 use crate::optimiser::AdamW;
 use crate::shares::Shares;
 use gpt2_parallel::{Fact, Group};
@@ -54,7 +53,7 @@ impl Trainer {
                 facts.push(fact(what, value.to_string(), same));
             }
         }
-        let weights = fingerprint(&self.variables)?.to_string();
+        let weights = self.model.fingerprint()?.to_string();
         facts.push(fact("set of weights (by its fingerprint)", weights, same));
         Ok(facts)
     }
