@@ -14,7 +14,7 @@ fn corpus(documents: usize) -> Result<Folder> {
     let lines =
         ["To be, or not to be, that is the question:\n", "O Romeo, Romeo!\n", "Enter a MESSENGER.\n\n"];
     for i in 0..documents {
-        let text: String = (0..i * i % 41 + 1).map(|j| lines[(i + j * j) % 3]).collect();
+        let text: String = (0..=i * i % 41).map(|j| lines[(i + j * j) % 3]).collect();
         let name = format!("texts/{}{i:03}.txt", if i % 4 == 0 { "more/" } else { "" });
         folder.write(&name, text.trim_end())?;
     }

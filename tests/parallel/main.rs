@@ -1,5 +1,6 @@
 //! Groups of processes: the same exchanges on threads, on one process alone, and under mpirun.
 
+mod context;
 mod exchanges;
 mod mpi;
 #[path = "../common/mpirun.rs"]

@@ -21,6 +21,7 @@
 
 mod agreement;
 mod alone;
+mod context;
 mod error;
 mod group;
 mod join;
@@ -31,7 +32,10 @@ mod values;
 
 pub use agreement::Fact;
 pub use alone::Alone;
+pub use candle_core;
+pub use context::ContextParallel;
 pub use error::{Error, Result};
+pub use gpt2_kernels;
 pub use group::Group;
 pub use join::join;
 pub use joining::{Choice, Joining};

@@ -107,6 +107,12 @@ impl CausalSdpa {
         Self { dropout: dropout.filter(|dropout| dropout.rate() > 0.0), ..self }
     }
 
+    /// Whether weights are dropped.
+    #[must_use]
+    pub fn has_dropout(&self) -> bool {
+        self.dropout.is_some()
+    }
+
     /// The factor on the scores.
     #[must_use]
     pub fn scale(&self) -> f64 {
