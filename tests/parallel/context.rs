@@ -106,7 +106,7 @@ fn what_cannot_be_shared_out_is_refused() -> Result<()> {
         assert!(few.contains("7 positions for 8 runs"), "{few}");
         assert!(wrong.contains("q has 16 positions, k 5 and v 16"), "{wrong}");
         assert!(uneven.contains("rank 0 has 1 of 10 positions, expected 3"), "{uneven}");
-        assert!(half.contains("expected f32"), "{half}");
+        assert!(half.contains("expected contiguous f32, got F16"), "{half}");
         assert!(dropped.contains("dropout"), "{dropped}");
     }
     let alone = ContextParallel::new(Arc::new(Alone));
