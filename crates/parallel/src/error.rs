@@ -82,6 +82,16 @@ pub enum Error {
         /// What they should do together.
         doing: &'static str,
     },
+    /// A rank wants something else than rank 0; a defect in the program.
+    #[error(
+        "rank {rank} does not take part in the {doing} that rank 0 waits for: the ranks run different programs"
+    )]
+    Apart {
+        /// The rank.
+        rank: usize,
+        /// What rank 0 waits for.
+        doing: &'static str,
+    },
     /// A rank differs from rank 0 in something that must be the same everywhere.
     #[error("rank {rank} has another {what} than rank 0: {theirs}, not {expected}; {remedy}")]
     Differs {

@@ -9,7 +9,7 @@
 use super::library::Opened;
 use crate::error::{Error, Result};
 use std::ffi::{c_char, c_int, c_void};
-use std::ptr::{null, null_mut};
+use std::ptr::null_mut;
 
 type Handle = usize;
 type Gather = unsafe extern "C" fn(
@@ -204,24 +204,25 @@ impl Calls {
         done(function, code)
     }
 
-    /// Sends an empty message.
-    pub(super) fn send_mark(&self, to: usize, tag: c_int) -> Result<()> {
+    /// Sends a number.
+    pub(super) fn send_number(&self, to: usize, tag: c_int, number: u64) -> Result<()> {
         let Constants { world, byte, .. } = self.constants;
-        let to = int("MPI_Send", to)?;
-        // SAFETY: MPI reads no byte.
-        done("MPI_Send", unsafe { (self.send)(null(), 0, byte, to, tag, world) })
+        let (to, bytes) = (int("MPI_Send", to)?, number.to_le_bytes());
+        // SAFETY: MPI reads the eight bytes, and has done so when it returns.
+        done("MPI_Send", unsafe { (self.send)(start(&bytes), 8, byte, to, tag, world) })
     }
 
-    /// Receives an empty message.
-    pub(super) fn receive_mark(&self, from: usize, tag: c_int) -> Result<()> {
+    /// Receives a number.
+    pub(super) fn receive_number(&self, from: usize, tag: c_int) -> Result<u64> {
         let Constants { world, byte, ignore, .. } = self.constants;
-        let from = int("MPI_Recv", from)?;
-        // SAFETY: MPI writes no byte, and no status.
-        done("MPI_Recv", unsafe { (self.recv)(null_mut(), 0, byte, from, tag, world, ignore) })
+        let (from, mut bytes) = (int("MPI_Recv", from)?, [0; 8]);
+        // SAFETY: MPI writes the eight bytes, and no status.
+        done("MPI_Recv", unsafe { (self.recv)(start_mut(&mut bytes), 8, byte, from, tag, world, ignore) })?;
+        Ok(u64::from_le_bytes(bytes))
     }
 
     /// Whether a message is there, without waiting.
-    pub(super) fn has_mark(&self, from: usize, tag: c_int) -> Result<bool> {
+    pub(super) fn has_message(&self, from: usize, tag: c_int) -> Result<bool> {
         let mut flag: c_int = 0;
         let from = int("MPI_Iprobe", from)?;
         let Constants { world, ignore, .. } = self.constants;

@@ -1,7 +1,7 @@
-//! The ranks meet before each transfer: rank 0 waits for a mark of each, then lets all go.
+//! The ranks meet before each transfer: each tells rank 0 what it wants to do, and rank 0 lets all go.
 //!
 //! MPI's own calls wait at full speed, forever, and do not tell for whom. Here the waiting ranks sleep, which leaves the
-//! processor to those that still compute, and rank 0 knows who is missing.
+//! processor to those that still compute, and rank 0 knows who is missing, and who wants something else than it does.
 
 use super::calls::Calls;
 use crate::error::{Error, Result};
@@ -15,50 +15,92 @@ const GO: c_int = 2;
 const LOOKS: u32 = 2000;
 const LONGEST_SLEEP: Duration = Duration::from_micros(500);
 
+/// What the ranks meet for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Doing {
+    Broadcast = 1,
+    AllGather,
+    AllToAll,
+    Barrier,
+}
+
+impl Doing {
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Broadcast => "broadcast",
+            Self::AllGather => "all-gather",
+            Self::AllToAll => "all-to-all",
+            Self::Barrier => "barrier",
+        }
+    }
+}
+
+/// The upper byte of a message is what to do, the others are a number.
+const NUMBER: u64 = (1 << 56) - 1;
+
 /// How long all others wait where rank 0 waits for `limit`: it knows who is missing, and should say so first.
 pub(super) fn patience(limit: Duration) -> Duration {
     limit + limit / 2 + Duration::from_secs(2)
 }
 
-/// Returns once all `size` ranks are here.
-pub(super) fn meet(
-    calls: &Calls,
-    rank: usize,
-    size: usize,
-    limit: Duration,
-    doing: &'static str,
-) -> Result<()> {
-    let started = Instant::now();
-    if rank > 0 {
-        calls.send_mark(0, HERE)?;
-        let limit = patience(limit);
-        if !waited(started, limit, || calls.has_mark(0, GO))? {
-            return Err(Error::Stuck { missing: vec![0], after: limit, doing });
-        }
-        return calls.receive_mark(0, GO);
+/// One rank of a group, for a meeting.
+pub(super) struct Member<'a> {
+    pub(super) calls: &'a Calls,
+    pub(super) rank: usize,
+    pub(super) size: usize,
+    pub(super) limit: Duration,
+}
+
+impl Member<'_> {
+    /// Returns once all ranks are here to do the same, with the largest of their numbers.
+    pub(super) fn meet(&self, doing: Doing, number: usize) -> Result<usize> {
+        let number = number as u64 & NUMBER;
+        let agreed = if self.rank == 0 { self.lead(doing, number) } else { self.follow(doing, number) }?;
+        usize::try_from(agreed).map_err(|_| Error::Size { function: doing.as_str(), found: 0, expected: 0 })
     }
-    let mut missing: Vec<usize> = (1..size).collect();
-    let all_here = || {
-        let mut kept = vec![];
-        for from in missing.drain(..) {
-            if calls.has_mark(from, HERE)? {
-                calls.receive_mark(from, HERE)?;
-            } else {
-                kept.push(from);
+
+    fn follow(&self, doing: Doing, number: u64) -> Result<u64> {
+        self.calls.send_number(0, HERE, ((doing as u64) << 56) | number)?;
+        let limit = patience(self.limit);
+        if !waited(limit, || self.calls.has_message(0, GO))? {
+            return Err(Error::Stuck { missing: vec![0], after: limit, doing: doing.as_str() });
+        }
+        self.calls.receive_number(0, GO)
+    }
+
+    fn lead(&self, doing: Doing, number: u64) -> Result<u64> {
+        let mut missing: Vec<usize> = (1..self.size).collect();
+        let (mut largest, mut other) = (number, None);
+        let all_here = || {
+            let mut kept = vec![];
+            for from in missing.drain(..) {
+                if !self.calls.has_message(from, HERE)? {
+                    kept.push(from);
+                    continue;
+                }
+                let message = self.calls.receive_number(from, HERE)?;
+                largest = largest.max(message & NUMBER);
+                if message >> 56 != doing as u64 {
+                    other = Some(from);
+                }
             }
+            missing = kept;
+            Ok(missing.is_empty())
+        };
+        if !waited(self.limit, all_here)? {
+            return Err(Error::Stuck { missing, after: self.limit, doing: doing.as_str() });
         }
-        missing = kept;
-        Ok(missing.is_empty())
-    };
-    if !waited(started, limit, all_here)? {
-        return Err(Error::Stuck { missing, after: limit, doing });
+        if let Some(rank) = other {
+            return Err(Error::Apart { rank, doing: doing.as_str() });
+        }
+        (1..self.size).try_for_each(|to| self.calls.send_number(to, GO, largest))?;
+        Ok(largest)
     }
-    (1..size).try_for_each(|to| calls.send_mark(to, GO))
 }
 
 /// Asks until the answer is yes, or the time is over.
-fn waited(started: Instant, limit: Duration, mut ask: impl FnMut() -> Result<bool>) -> Result<bool> {
-    let (mut looks, mut sleep) = (0, Duration::from_micros(10));
+fn waited(limit: Duration, mut ask: impl FnMut() -> Result<bool>) -> Result<bool> {
+    let (started, mut looks, mut sleep) = (Instant::now(), 0, Duration::from_micros(10));
     while !ask()? {
         looks += 1;
         if looks < LOOKS {

@@ -10,6 +10,7 @@ use crate::group::Group;
 use crate::joining::Joining;
 use crate::launcher::{Launcher, OPEN_MPI};
 use calls::Calls;
+use meeting::{Doing, Member};
 use std::thread::ThreadId;
 use std::time::Duration;
 use watch::Watch;
@@ -63,15 +64,21 @@ impl Mpi {
         }
     }
 
-    /// Waits for all ranks, then runs a transfer.
-    fn together(&self, doing: &'static str, transfer: impl FnOnce(&Calls) -> Result<()>) -> Result<()> {
+    /// Waits until all ranks are here to do the same; returns the largest of their numbers.
+    fn meet(&self, doing: Doing, number: usize) -> Result<usize> {
         if std::thread::current().id() != self.thread {
             return Err(Error::OtherThread);
         }
-        if self.size > 1 {
-            meeting::meet(&self.calls, self.rank, self.size, self.timeout, doing)?;
+        if self.size == 1 {
+            return Ok(number);
         }
-        self.watch.during(doing, || transfer(&self.calls))
+        let &Self { ref calls, rank, size, timeout: limit, .. } = self;
+        Member { calls, rank, size, limit }.meet(doing, number)
+    }
+
+    /// Runs a transfer for which the ranks have met.
+    fn transfer<T>(&self, doing: Doing, transfer: impl FnOnce(&Calls) -> T) -> T {
+        self.watch.during(doing.as_str(), || transfer(&self.calls))
     }
 
     /// Refuses lengths that are not one for each rank, or do not add up.
@@ -98,6 +105,20 @@ fn starts(lengths: &[usize]) -> Vec<usize> {
     lengths.iter().scan(0, sum).collect()
 }
 
+/// Copies the parts in a bucket, `lengths` of them one after the other, to where they belong: each to `shift` after its
+/// start.
+fn place(bucket: &[u8], lengths: &[usize], shift: usize, to: &mut [u8], starts: &[usize]) {
+    let mut rest = bucket;
+    for (start, length) in starts.iter().zip(lengths) {
+        let (part, after) = rest.split_at(*length);
+        // The place of a part that is over may lie behind the end.
+        if *length > 0 {
+            to[start + shift..][..*length].copy_from_slice(part);
+        }
+        rest = after;
+    }
+}
+
 impl Group for Mpi {
     fn rank(&self) -> usize {
         self.rank
@@ -111,7 +132,8 @@ impl Group for Mpi {
         if root >= self.size {
             return Err(Error::Size { function: "broadcast", found: root, expected: self.size });
         }
-        self.together("broadcast", |calls| {
+        self.meet(Doing::Broadcast, 0)?;
+        self.transfer(Doing::Broadcast, |calls| {
             data.chunks_mut(BUCKET).try_for_each(|bucket| calls.broadcast(root, bucket))
         })
     }
@@ -122,28 +144,20 @@ impl Group for Mpi {
             let (found, expected) = (mine.len(), lengths[self.rank]);
             return Err(Error::Size { function: "all_gather", found, expected });
         }
-        let doing = "all-gather";
+        self.meet(Doing::AllGather, 0)?;
         if all.len() <= BUCKET {
-            return self.together(doing, |calls| calls.all_gather(mine, all, lengths));
+            return self.transfer(Doing::AllGather, |calls| calls.all_gather(mine, all, lengths));
         }
         let (most, starts) = (BUCKET / self.size, starts(lengths));
-        let rounds = lengths.iter().max().map_or(0, |longest| longest.div_ceil(most));
+        let longest = lengths.iter().copied().max().unwrap_or(0);
         let mut bucket = vec![];
-        self.together(doing, |calls| {
-            for turn in 0..rounds {
+        self.transfer(Doing::AllGather, |calls| {
+            for turn in 0..longest.div_ceil(most) {
                 let parts = turns(lengths, turn, most);
                 let from = (turn * most).min(mine.len());
                 bucket.resize(parts.iter().sum(), 0);
                 calls.all_gather(&mine[from..from + parts[self.rank]], &mut bucket, &parts)?;
-                let mut rest = &bucket[..];
-                for (start, length) in starts.iter().zip(parts) {
-                    let (part, after) = rest.split_at(length);
-                    // A rank whose part is over has nothing left to place.
-                    if length > 0 {
-                        all[start + turn * most..][..length].copy_from_slice(part);
-                    }
-                    rest = after;
-                }
+                place(&bucket, &parts, turn * most, all, &starts);
             }
             Ok(())
         })
@@ -153,16 +167,15 @@ impl Group for Mpi {
         self.check("all_to_all", lengths, parts.len())?;
         self.check("all_to_all", from, received.len())?;
         // Ranks with less to move make as many calls as those with more.
-        let largest = self.gather_lengths(parts.len().max(received.len()))?;
-        let doing = "all-to-all";
-        if largest <= BUCKET {
-            return self.together(doing, |calls| calls.all_to_all(parts, lengths, received, from));
-        }
+        let longest = lengths.iter().chain(from).copied().max().unwrap_or(0);
+        let longest = self.meet(Doing::AllToAll, longest)?;
         let most = BUCKET / self.size;
-        let longest = self.gather_lengths(lengths.iter().chain(from).copied().max().unwrap_or(0))?;
+        if longest <= most {
+            return self.transfer(Doing::AllToAll, |calls| calls.all_to_all(parts, lengths, received, from));
+        }
         let (starts, from_starts) = (starts(lengths), starts(from));
         let (mut out, mut bucket) = (vec![], vec![]);
-        self.together(doing, |calls| {
+        self.transfer(Doing::AllToAll, |calls| {
             for turn in 0..longest.div_ceil(most) {
                 let (sent, taken) = (turns(lengths, turn, most), turns(from, turn, most));
                 out.clear();
@@ -171,21 +184,14 @@ impl Group for Mpi {
                 }
                 bucket.resize(taken.iter().sum(), 0);
                 calls.all_to_all(&out, &sent, &mut bucket, &taken)?;
-                let mut rest = &bucket[..];
-                for (start, length) in from_starts.iter().zip(taken) {
-                    let (part, after) = rest.split_at(length);
-                    if length > 0 {
-                        received[start + turn * most..][..length].copy_from_slice(part);
-                    }
-                    rest = after;
-                }
+                place(&bucket, &taken, turn * most, received, &from_starts);
             }
             Ok(())
         })
     }
 
     fn barrier(&self) -> Result<()> {
-        self.together("barrier", |_| Ok(()))
+        self.meet(Doing::Barrier, 0).map(|_| ())
     }
 
     fn abort(&self, exit_code: i32) -> ! {
@@ -198,16 +204,6 @@ impl Group for Mpi {
     fn describe(&self) -> Option<String> {
         let ranks = if self.size == 1 { "1 rank".into() } else { format!("{} ranks", self.size) };
         Some(format!("{ranks} over {}", self.calls.version()))
-    }
-}
-
-impl Mpi {
-    /// The largest of the ranks' lengths.
-    fn gather_lengths(&self, mine: usize) -> Result<usize> {
-        let mut all = vec![0usize; self.size];
-        let lengths = vec![size_of::<usize>(); self.size];
-        self.all_gather(bytemuck::bytes_of(&mine), bytemuck::cast_slice_mut(&mut all), &lengths)?;
-        Ok(all.into_iter().max().unwrap_or(0))
     }
 }
 
