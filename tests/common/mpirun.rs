@@ -18,7 +18,7 @@ pub(crate) const OPEN_MPI: Mpi =
 pub(crate) const MPICH: Mpi = Mpi {
     program: concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/mpich/bin/mpiexec"),
     says: "HYDRA",
-    install: "python3 -m venv target/mpich && target/mpich/bin/pip install mpich",
+    install: "python3 -m pip install --prefix target/mpich mpich==5.0.2",
 };
 
 /// A launcher with these arguments; `None` where it is not installed.
