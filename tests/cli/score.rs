@@ -3,6 +3,7 @@
 use crate::common::Result;
 use crate::folder::{Folder, assert_says};
 use crate::mpirun::mpirun;
+use crate::parallel::run;
 use crate::{GPT2, Run, assert_near, command, gpt2, gpt2_with_pipe, json, launched};
 use serde_json::Value;
 use std::process::Stdio;
@@ -59,7 +60,7 @@ fn the_scores_of_a_document_are_those_of_forward_and_attention() -> Result {
     Ok(())
 }
 
-/// Each window of a long text, by hand: the tokens behind the context are predicted from the window alone.
+/// Each window of a long text, by hand: the tokens after the context are predicted from the window alone.
 #[test]
 fn a_long_document_is_read_in_windows_that_overlap() -> Result {
     let folder = Folder::empty()?;
@@ -106,6 +107,19 @@ fn lines_are_documents_of_their_own() -> Result {
 }
 
 #[test]
+fn a_process_with_another_model_is_named() -> Result {
+    let folder = corpus(3)?;
+    let args = ["score", &path(&folder, "texts")].map(str::to_owned);
+    let Some(mpirun) = mpirun(1, GPT2) else { return Ok(()) };
+    let mut command = launched(mpirun, &args);
+    command.args([":", "-n", "1", GPT2]).args(&args).args(["--bos"]);
+    let run = run(&mut command)?;
+    assert_ne!(run.code, 0, "{run:?}");
+    assert_says("stderr", &run.stderr, &["rank 1 has another bos than rank 0: true, not false"]);
+    Ok(())
+}
+
+#[test]
 fn any_number_of_processes_writes_the_same_scores() -> Result {
     let folder = corpus(70)?;
     let (texts, one) = (path(&folder, "texts"), path(&folder, "one.jsonl"));
@@ -131,7 +145,13 @@ fn a_run_that_stopped_goes_on_where_it_was() -> Result {
     let part = folder.file("out.jsonl.part");
     for name in ["INT", "KILL"] {
         let args = ["score", &texts, "--by", "line", "--jsonl", &out, "--threads", "1"];
-        let child = command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+        // The file that a run replaces is still there while it is resumed.
+        let begun = if name == "KILL" { &["--overwrite"][..] } else { &[] };
+        if name == "KILL" {
+            std::fs::copy(&whole, &out)?;
+        }
+        let child =
+            command(&[&args[..], begun].concat()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
         let lines = || std::fs::read_to_string(&part).map_or(0, |text| text.lines().count());
         for _ in 0..3000 {
             if lines() > 256 {
@@ -147,12 +167,14 @@ fn a_run_that_stopped_goes_on_where_it_was() -> Result {
             assert_eq!(stopped.status.code(), Some(130), "{stderr}");
             assert_says("stderr", &stderr, &["stopped after ", "--resume"]);
         }
-        assert!(part.exists() && !folder.file("out.jsonl").exists(), "{name}: done before the signal came");
+        assert!(part.exists(), "{name}: done before the signal came");
         // Half a line, as a crash leaves it.
         let mut text = std::fs::read_to_string(&part)?;
         text.push_str("{\"file\":\"te");
         std::fs::write(&part, text)?;
-        gpt2(&args)?.refused(1, &["out.jsonl.part", "--resume", "--overwrite"]);
+        if name == "INT" {
+            gpt2(&args)?.refused(1, &["out.jsonl.part", "--resume", "--overwrite"]);
+        }
         gpt2(&[&args[..], &["--resume", "--bos"]].concat())?.refused(1, &["bos was false and is true"]);
         let run = gpt2(&[&args[..], &["--resume"]].concat())?.succeeded();
         assert_eq!(run.stdout, expected, "{name}");
@@ -171,6 +193,13 @@ fn what_cannot_be_scored_is_refused_with_the_reason() -> Result {
     gpt2(&["score", "/nowhere"])?.refused(1, &["/nowhere"]);
     let inside = path(&folder, "texts/scores.jsonl");
     gpt2(&["score", &texts, "--jsonl", &inside])?.refused(1, &["--jsonl", "folder of the corpus"]);
+    let mut within = command(&["score", ".", "--jsonl", "001.txt", "--overwrite"]);
+    run(within.current_dir(folder.file("texts")))?.refused(1, &["--jsonl 001.txt", "folder of the corpus"]);
+    let mut piped = command(&["score", "-", "--jsonl", &path(&folder, "texts/001.txt"), "--overwrite"]);
+    let piped = piped.stdin(std::fs::File::open(folder.file("texts/001.txt"))?).output()?;
+    if cfg!(unix) {
+        Run::of(piped)?.refused(1, &["--jsonl", "is the corpus"]);
+    }
     let file = path(&folder, "texts/001.txt");
     gpt2(&["score", &file, "--jsonl", &file, "--overwrite"])?.refused(1, &["--jsonl", "is the corpus"]);
     gpt2(&["score", &texts, "--stride", "256"])?.refused(1, &["--stride 256", "256"]);

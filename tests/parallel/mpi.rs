@@ -41,7 +41,8 @@ fn exchanges_on_this_rank() {
     let group = join(&Joining::new(Choice::Mpi)).expect("mpirun started this");
     say(&group.describe().unwrap_or_default());
     every_exchange(&*group, 1000);
-    every_exchange(&*group, LARGE / group.size());
+    every_exchange(&*group, LARGE);
+    assert!(matches!(join(&Joining::new(Choice::Mpi)), Err(Error::Twice)), "MPI starts once");
     let elsewhere = std::thread::scope(|scope| scope.spawn(|| group.barrier()).join());
     assert!(matches!(elsewhere, Ok(Err(Error::OtherThread))), "{elsewhere:?}");
 }
@@ -73,6 +74,24 @@ fn rank_1_never_comes() {
 /// Tells the test that started this process.
 fn say(text: &str) {
     let _ = writeln!(std::io::stdout(), "{text}");
+}
+
+#[test]
+fn a_rank_that_does_something_else_is_named() {
+    let Some((code, text)) = run(3, "mpi::rank_2_does_something_else") else { return };
+    assert_ne!(code, 0, "{text}");
+    assert!(text.contains("rank 2 does not take part in the barrier that rank 0 waits for"), "{text}");
+}
+
+#[test]
+#[ignore = "a rank of the test above"]
+fn rank_2_does_something_else() {
+    let group = join(&Joining::new(Choice::Auto)).expect("mpirun started this");
+    let done = if group.rank() == 2 { group.broadcast(0, &mut [0]) } else { group.barrier() };
+    if let Err(error) = done {
+        say(&format!("error: {error}"));
+        group.abort(1);
+    }
 }
 
 /// What a process says that is one of two, by the variables of a launcher, and cannot meet the other.

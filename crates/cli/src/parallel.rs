@@ -39,6 +39,7 @@ pub(crate) fn run(
     }
     match catch_unwind(AssertUnwindSafe(|| work(&group))) {
         Ok(Ok(code)) => Ok(code),
+        Ok(Err(error)) if output::is_closed_pipe(&error) => Err(error),
         Ok(Err(error)) => {
             wait_for_first(group.rank());
             output::error(&error.context(format!("rank {}", group.rank())));
@@ -60,12 +61,23 @@ fn report_stuck(error: &Error) {
     output::error(&anyhow!("rank {rank}: {error}"));
 }
 
+/// The machine's cores, in Linux's list of ranges, such as `0-3,8-11`.
+fn online_cores() -> Option<usize> {
+    let list = std::fs::read_to_string("/sys/devices/system/cpu/online").ok()?;
+    let count = |range: &str| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        (last.parse::<usize>().ok()? + 1).checked_sub(first.parse().ok()?)
+    };
+    list.trim().split(',').map(count).sum()
+}
+
 impl ParallelArgs {
     /// The CPU threads of this process, where the processes of one machine share its cores.
     pub(crate) fn threads(&self) -> Option<u16> {
         let launcher = Launcher::of_environment().filter(|_| self.parallel != ParallelArg::None)?;
         let here = launcher.local_size.filter(|here| *here > 1)?;
-        let cores = std::thread::available_parallelism().ok()?.get();
-        u16::try_from((cores / here).max(1)).ok()
+        // A launcher may have given this process cores of its own; else it sees those of all.
+        let own = std::thread::available_parallelism().ok()?.get();
+        u16::try_from(own.min((online_cores().unwrap_or(own) / here).max(1))).ok()
     }
 }

@@ -17,6 +17,8 @@ impl Stop {
         let stop = Arc::new(AtomicBool::new(false));
         let flag = Arc::clone(&stop);
         let mut first: Option<Instant> = None;
+        #[cfg(unix)]
+        signal_hook::flag::register(signal_hook::consts::SIGTERM, Arc::clone(&stop))?;
         ctrlc::set_handler(move || {
             flag.store(true, Ordering::SeqCst);
             if first.get_or_insert_with(Instant::now).elapsed() > COPY {

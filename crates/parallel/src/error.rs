@@ -30,7 +30,8 @@ pub enum Error {
     /// The library does not see the processes that the launcher started: they belong to different MPIs.
     #[error(
         "{launcher} started {started} processes, but {library} sees {seen}: the launcher and the library belong to \
-         different MPIs; use the mpirun of {library}, or set GPT2_MPI to the library of the launcher"
+         different MPIs; use the mpirun of {library}, set GPT2_MPI to the library of the launcher, or keep each process \
+         alone with --parallel none"
     )]
     WrongLauncher {
         /// The launcher's name.
@@ -61,7 +62,10 @@ pub enum Error {
         /// The library's name and version.
         library: String,
     },
-    /// A call of the library failed.
+    /// This process has started MPI already.
+    #[error("this process has joined a group before; join once, and share the group")]
+    Twice,
+    /// A call of the library failed. Most libraries end the process themselves instead, with a message of their own.
     #[error("{function} failed with MPI error {code}")]
     Call {
         /// The function.
@@ -73,7 +77,7 @@ pub enum Error {
     #[error("only the thread that joined the group may call it; this is another thread")]
     OtherThread,
     /// Some ranks do not answer.
-    #[error("{} did not answer for {} s ({doing}): stopped, or stuck; see what they do, or raise --timeout", ranks(missing), after.as_secs())]
+    #[error("{} did not answer for {} s ({doing}): stopped, stuck, or busy for longer than the timeout", ranks(missing), after.as_secs())]
     Stuck {
         /// The ranks that are missing; empty if unknown.
         missing: Vec<usize>,
@@ -82,7 +86,7 @@ pub enum Error {
         /// What they should do together.
         doing: &'static str,
     },
-    /// A rank wants something else than rank 0; a defect in the program.
+    /// A rank wants something else than rank 0: the ranks run different programs.
     #[error(
         "rank {rank} does not take part in the {doing} that rank 0 waits for: the ranks run different programs"
     )]
@@ -106,14 +110,14 @@ pub enum Error {
         /// What to do.
         remedy: String,
     },
-    /// The caller and the other ranks disagree on sizes; a defect in the program.
-    #[error("{function}: {found} values for {expected}")]
+    /// The caller gave another length than the ranks agreed on, or a rank that there is not.
+    #[error("{function}: got {found}, expected {expected}")]
     Size {
         /// The function.
         function: &'static str,
-        /// How many values there are.
+        /// What the caller gave: bytes, lengths or a rank.
         found: usize,
-        /// How many the ranks agreed on.
+        /// What it should have given.
         expected: usize,
     },
 }

@@ -10,8 +10,8 @@ use gpt2_kernels::attention::Summary;
 pub struct Surprises {
     /// For each text, `-ln p` of each token but the first, given those before it: T - 1 numbers in nats.
     pub nats: Vec<Vec<f64>>,
-    /// If asked for, L summaries of the attention weights, (B, H, longest T). What lies behind the end of a text is no
-    /// number of it.
+    /// If asked for, L summaries of the attention weights, (B, H, longest T). Entries past a text's end are
+    /// padding.
     pub summaries: Vec<Summary>,
 }
 

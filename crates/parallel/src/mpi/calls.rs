@@ -1,9 +1,9 @@
 //! The functions of an MPI library, behind safe methods.
 //!
 //! MPI fixes the functions but, before version 5, not what a communicator or a datatype is: in Open MPI they are addresses
-//! of objects in the library, in MPICH C integers, and in the ABI of MPI 5 small addresses. A handle here is a `usize`,
-//! which every calling convention of a 64-bit machine passes to either: a callee that expects a C integer reads the
-//! lower half.
+//! of objects in the library, in MPICH C integers, and in the ABI of MPI 5 small addresses. A handle here is a `usize`. The
+//! conventions of x86-64 and of 64-bit Arm pass it where a callee expects a C integer, too, which reads the lower half:
+//! in registers, and as the only argument on the stack, which is the ninth of `MPI_Alltoallv`.
 #![allow(unsafe_code)] // calls into C; each unsafe block says why it is sound
 
 use super::library::Opened;
@@ -44,7 +44,8 @@ struct Constants {
     funneled: c_int,
 }
 
-/// MPICH, and all that keep to its ABI: Intel MPI, MVAPICH, Cray MPI.
+/// What the versions of MPICH, and of all that keep to its ABI, contain.
+const OF_MPICH: [&str; 4] = ["MPICH", "Intel(R) MPI", "MVAPICH", "CRAY"];
 const MPICH: Constants = Constants { world: 0x4400_0000, byte: 0x4c00_010d, ignore: 1, funneled: 1 };
 /// The ABI that MPI 5 fixes for all.
 const STANDARD: Constants = Constants { world: 0x101, byte: 0x247, ignore: 0, funneled: 1024 };
@@ -58,6 +59,7 @@ const LARGEST: usize = c_int::MAX as usize;
 pub(super) struct Calls {
     constants: Constants,
     version: String,
+    initialized: unsafe extern "C" fn(*mut c_int) -> c_int,
     init_thread: unsafe extern "C" fn(*mut c_int, *mut c_void, c_int, *mut c_int) -> c_int,
     comm_rank: unsafe extern "C" fn(Handle, *mut c_int) -> c_int,
     comm_size: unsafe extern "C" fn(Handle, *mut c_int) -> c_int,
@@ -87,11 +89,6 @@ impl Calls {
             // SAFETY: nothing reads through the symbol; only its address counts, which is the handle in Open MPI.
             unsafe { library.get::<*const c_void>(name) }.ok().map(|symbol| symbol.as_raw_ptr() as usize)
         };
-        let constants = match (object(b"ompi_mpi_comm_world\0"), object(b"ompi_mpi_byte\0")) {
-            _ if is_standard => STANDARD,
-            (Some(world), Some(byte)) => Constants { world, byte, ignore: 0, funneled: 1 },
-            _ => MPICH,
-        };
         let get_version: unsafe extern "C" fn(*mut c_char, *mut c_int) -> c_int =
             function!("MPI_Get_library_version");
         let mut text = vec![0u8; LONGEST_VERSION];
@@ -99,9 +96,21 @@ impl Calls {
         // SAFETY: the text has room for the longest version, and the function may be called before MPI starts.
         unsafe { get_version(text.as_mut_ptr().cast(), &raw mut length) };
         text.truncate(usize::try_from(length).unwrap_or(0));
+        let text = String::from_utf8_lossy(&text);
+        let constants = match (object(b"ompi_mpi_comm_world\0"), object(b"ompi_mpi_byte\0")) {
+            _ if is_standard => STANDARD,
+            (Some(world), Some(byte)) => Constants { world, byte, ignore: 0, funneled: 1 },
+            _ if OF_MPICH.iter().any(|name| text.contains(name)) => MPICH,
+            _ => {
+                return Err(
+                    "is of an MPI whose ABI is not known: neither Open MPI's, MPICH's nor that of MPI 5",
+                );
+            }
+        };
         let calls = Self {
             constants,
-            version: short(&String::from_utf8_lossy(&text)),
+            version: short(&text),
+            initialized: function!("MPI_Initialized"),
             init_thread: function!("MPI_Init_thread"),
             comm_rank: function!("MPI_Comm_rank"),
             comm_size: function!("MPI_Comm_size"),
@@ -126,6 +135,12 @@ impl Calls {
 
     /// Starts MPI for calls from this thread.
     pub(super) fn start(&self) -> Result<()> {
+        let mut started: c_int = 0;
+        // SAFETY: MPI writes one integer; the function may be called before MPI starts.
+        done("MPI_Initialized", unsafe { (self.initialized)(&raw mut started) })?;
+        if started != 0 {
+            return Err(Error::Twice);
+        }
         let mut provided: c_int = 0;
         // SAFETY: MPI lets both pointers to arguments be null.
         let code =
@@ -168,7 +183,8 @@ impl Calls {
         let length = int(function, mine.len())?;
         let Constants { world, byte, .. } = self.constants;
         let (from, to) = (start(mine), start_mut(all));
-        // SAFETY: MPI reads as many bytes as `mine` has, and writes at the offsets, which `layout` holds within `all`.
+        // SAFETY: MPI reads as many bytes as `mine` has, and one count and offset a rank, which `Mpi::check` has made sure of;
+        // it writes at the offsets, which `layout` holds within `all`.
         let code = unsafe {
             (self.allgatherv)(from, length, byte, to, counts.as_ptr(), offsets.as_ptr(), byte, world)
         };
@@ -187,7 +203,8 @@ impl Calls {
         let (counts, offsets) = layout(function, lengths, parts.len())?;
         let (from_counts, from_offsets) = layout(function, from, received.len())?;
         let Constants { world, byte, .. } = self.constants;
-        // SAFETY: `layout` holds what MPI reads within `parts`, and what it writes within `received`.
+        // SAFETY: `layout` holds what MPI reads within `parts`, and what it writes within `received`; there is one count and
+        // offset a rank, which `Mpi::check` has made sure of.
         let code = unsafe {
             (self.alltoallv)(
                 start(parts),
@@ -251,7 +268,7 @@ fn short(version: &str) -> String {
     line.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// The address of a byte that is not there. Rust's own for an empty slice is the number that MPI calls `MPI_IN_PLACE`.
+/// An address for empty slices: Rust's own is the number that MPI calls `MPI_IN_PLACE`.
 static NOTHING: u8 = 0;
 
 fn start(bytes: &[u8]) -> *const c_void {

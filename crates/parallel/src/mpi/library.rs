@@ -86,9 +86,14 @@ fn parent_id() -> u32 {
 }
 
 fn try_open(path: &Path) -> std::result::Result<Opened, String> {
+    if cfg!(not(target_pointer_width = "64")) {
+        return Err("MPI is supported on 64-bit machines only".into());
+    }
     let library = open_global(path)?;
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    Ok(Opened { library, path: path.to_path_buf(), is_standard: name.contains("mpi_abi") })
+    // A link may have another name.
+    let file = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+    let is_standard = [path, &file].iter().any(|path| path.to_string_lossy().contains("libmpi_abi."));
+    Ok(Opened { library, path: path.to_path_buf(), is_standard })
 }
 
 /// Open MPI opens parts of itself later on, which look for its functions among those of the whole program.
@@ -110,10 +115,15 @@ mod tests {
 
     #[test]
     fn a_launchers_own_library_comes_before_that_of_the_system() {
-        let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let here = std::env::temp_dir().join(format!("gpt2-parallel-{}", std::process::id()));
+        let own = here.join("lib").join(OPEN_MPI_NAMES[0]);
+        std::fs::create_dir_all(here.join("lib")).expect("a folder");
+        std::fs::write(&own, "").expect("a file");
         let launcher = |name| Launcher { name, size: 2, rank: 0, local_size: None };
-        let names = |launcher: Option<Launcher>| candidates(launcher.as_ref(), &[here.to_path_buf()]);
-        assert_eq!(names(Some(launcher(OPEN_MPI)))[0], PathBuf::from(OPEN_MPI_NAMES[0]));
+        let names = |launcher: Option<Launcher>| candidates(launcher.as_ref(), std::slice::from_ref(&here));
+        let of_open_mpi = names(Some(launcher(OPEN_MPI)));
+        assert_eq!(of_open_mpi[..2], [own, PathBuf::from(OPEN_MPI_NAMES[0])]);
+        std::fs::remove_dir_all(&here).expect("the folder");
         assert_eq!(names(Some(launcher("MPICH's mpiexec"))).len(), MPICH_NAMES.len());
         assert_eq!(names(None).len(), OPEN_MPI_NAMES.len() + MPICH_NAMES.len());
     }

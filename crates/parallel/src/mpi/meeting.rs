@@ -40,7 +40,7 @@ const NUMBER: u64 = (1 << 56) - 1;
 
 /// How long all others wait where rank 0 waits for `limit`: it knows who is missing, and should say so first.
 pub(super) fn patience(limit: Duration) -> Duration {
-    limit + limit / 2 + Duration::from_secs(2)
+    limit.saturating_add(limit / 2).saturating_add(Duration::from_secs(2))
 }
 
 /// One rank of a group, for a meeting.
@@ -56,7 +56,7 @@ impl Member<'_> {
     pub(super) fn meet(&self, doing: Doing, number: usize) -> Result<usize> {
         let number = number as u64 & NUMBER;
         let agreed = if self.rank == 0 { self.lead(doing, number) } else { self.follow(doing, number) }?;
-        usize::try_from(agreed).map_err(|_| Error::Size { function: doing.as_str(), found: 0, expected: 0 })
+        usize::try_from(agreed).map_err(|_| Error::Apart { rank: 0, doing: doing.as_str() })
     }
 
     fn follow(&self, doing: Doing, number: u64) -> Result<u64> {
@@ -98,16 +98,20 @@ impl Member<'_> {
     }
 }
 
-/// Asks until the answer is yes, or the time is over.
+/// Asks until the answer is yes, or the time is over. What counts is the time between two looks, a second at most: a job
+/// that was paused as a whole has lost none.
 fn waited(limit: Duration, mut ask: impl FnMut() -> Result<bool>) -> Result<bool> {
-    let (started, mut looks, mut sleep) = (Instant::now(), 0, Duration::from_micros(10));
+    let (mut looks, mut sleep) = (0, Duration::from_micros(10));
+    let (mut last, mut waited) = (Instant::now(), Duration::ZERO);
     while !ask()? {
         looks += 1;
         if looks < LOOKS {
             std::thread::yield_now();
             continue;
         }
-        if started.elapsed() > limit {
+        waited += last.elapsed().min(Duration::from_secs(1));
+        last = Instant::now();
+        if waited > limit {
             return Ok(false);
         }
         std::thread::sleep(sleep);

@@ -11,6 +11,7 @@ use crate::joining::Joining;
 use crate::launcher::{Launcher, OPEN_MPI};
 use calls::Calls;
 use meeting::{Doing, Member};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::ThreadId;
 use std::time::Duration;
 use watch::Watch;
@@ -22,7 +23,8 @@ const BUCKET: usize = 25_000_000;
 /// A group of processes over an MPI library, which is opened at run time: Open MPI 4 and 5, MPICH and all with its ABI,
 /// and all with MPI 5's.
 ///
-/// Dropping it ends MPI, which waits until every rank does.
+/// Dropping it ends MPI, which waits until every rank does. After an error the ranks are apart: a program can only end
+/// itself, and with [`abort`](Group::abort) the others.
 #[derive(Debug)]
 pub struct Mpi {
     calls: Calls,
@@ -31,6 +33,8 @@ pub struct Mpi {
     thread: ThreadId,
     timeout: Duration,
     watch: Watch,
+    /// Whether a meeting or a transfer has failed: some rank may never come to the end of MPI.
+    has_failed: AtomicBool,
 }
 
 impl Mpi {
@@ -52,7 +56,8 @@ impl Mpi {
         let (rank, size) = (calls.rank()?, calls.size()?);
         let watch = Watch::new(meeting::patience(joining.timeout), joining.on_stuck);
         let thread = std::thread::current().id();
-        let mpi = Self { calls, rank, size, thread, timeout: joining.timeout, watch };
+        let mpi =
+            Self { calls, rank, size, thread, timeout: joining.timeout, watch, has_failed: false.into() };
         match launcher {
             Some(Launcher { name, size: started, .. }) if started != size => Err(Error::WrongLauncher {
                 launcher: name,
@@ -73,12 +78,18 @@ impl Mpi {
             return Ok(number);
         }
         let &Self { ref calls, rank, size, timeout: limit, .. } = self;
-        Member { calls, rank, size, limit }.meet(doing, number)
+        self.noted(Member { calls, rank, size, limit }.meet(doing, number))
     }
 
-    /// Runs a transfer for which the ranks have met.
-    fn transfer<T>(&self, doing: Doing, transfer: impl FnOnce(&Calls) -> T) -> T {
-        self.watch.during(doing.as_str(), || transfer(&self.calls))
+    /// Remembers a failure.
+    fn noted<T>(&self, result: Result<T>) -> Result<T> {
+        self.has_failed.fetch_or(result.is_err(), Ordering::Relaxed);
+        result
+    }
+
+    /// Runs a transfer of one bucket, for which the ranks have met.
+    fn transfer(&self, doing: Doing, transfer: impl FnOnce(&Calls) -> Result<()>) -> Result<()> {
+        self.noted(self.watch.during(doing.as_str(), || transfer(&self.calls)))
     }
 
     /// Refuses lengths that are not one for each rank, or do not add up.
@@ -111,7 +122,7 @@ fn place(bucket: &[u8], lengths: &[usize], shift: usize, to: &mut [u8], starts: 
     let mut rest = bucket;
     for (start, length) in starts.iter().zip(lengths) {
         let (part, after) = rest.split_at(*length);
-        // The place of a part that is over may lie behind the end.
+        // The place of a part that is over may lie beyond the end.
         if *length > 0 {
             to[start + shift..][..*length].copy_from_slice(part);
         }
@@ -133,9 +144,8 @@ impl Group for Mpi {
             return Err(Error::Size { function: "broadcast", found: root, expected: self.size });
         }
         self.meet(Doing::Broadcast, 0)?;
-        self.transfer(Doing::Broadcast, |calls| {
-            data.chunks_mut(BUCKET).try_for_each(|bucket| calls.broadcast(root, bucket))
-        })
+        data.chunks_mut(BUCKET)
+            .try_for_each(|bucket| self.transfer(Doing::Broadcast, |calls| calls.broadcast(root, bucket)))
     }
 
     fn all_gather(&self, mine: &[u8], all: &mut [u8], lengths: &[usize]) -> Result<()> {
@@ -151,16 +161,15 @@ impl Group for Mpi {
         let (most, starts) = (BUCKET / self.size, starts(lengths));
         let longest = lengths.iter().copied().max().unwrap_or(0);
         let mut bucket = vec![];
-        self.transfer(Doing::AllGather, |calls| {
-            for turn in 0..longest.div_ceil(most) {
-                let parts = turns(lengths, turn, most);
-                let from = (turn * most).min(mine.len());
-                bucket.resize(parts.iter().sum(), 0);
-                calls.all_gather(&mine[from..from + parts[self.rank]], &mut bucket, &parts)?;
-                place(&bucket, &parts, turn * most, all, &starts);
-            }
-            Ok(())
-        })
+        for turn in 0..longest.div_ceil(most) {
+            let parts = turns(lengths, turn, most);
+            let from = (turn * most).min(mine.len());
+            bucket.resize(parts.iter().sum(), 0);
+            let own = &mine[from..from + parts[self.rank]];
+            self.transfer(Doing::AllGather, |calls| calls.all_gather(own, &mut bucket, &parts))?;
+            place(&bucket, &parts, turn * most, all, &starts);
+        }
+        Ok(())
     }
 
     fn all_to_all(&self, parts: &[u8], lengths: &[usize], received: &mut [u8], from: &[usize]) -> Result<()> {
@@ -175,19 +184,17 @@ impl Group for Mpi {
         }
         let (starts, from_starts) = (starts(lengths), starts(from));
         let (mut out, mut bucket) = (vec![], vec![]);
-        self.transfer(Doing::AllToAll, |calls| {
-            for turn in 0..longest.div_ceil(most) {
-                let (sent, taken) = (turns(lengths, turn, most), turns(from, turn, most));
-                out.clear();
-                for (start, length) in starts.iter().zip(&sent).filter(|(_, length)| **length > 0) {
-                    out.extend_from_slice(&parts[start + turn * most..][..*length]);
-                }
-                bucket.resize(taken.iter().sum(), 0);
-                calls.all_to_all(&out, &sent, &mut bucket, &taken)?;
-                place(&bucket, &taken, turn * most, received, &from_starts);
+        for turn in 0..longest.div_ceil(most) {
+            let (sent, taken) = (turns(lengths, turn, most), turns(from, turn, most));
+            out.clear();
+            for (start, length) in starts.iter().zip(&sent).filter(|(_, length)| **length > 0) {
+                out.extend_from_slice(&parts[start + turn * most..][..*length]);
             }
-            Ok(())
-        })
+            bucket.resize(taken.iter().sum(), 0);
+            self.transfer(Doing::AllToAll, |calls| calls.all_to_all(&out, &sent, &mut bucket, &taken))?;
+            place(&bucket, &taken, turn * most, received, &from_starts);
+        }
+        Ok(())
     }
 
     fn barrier(&self) -> Result<()> {
@@ -209,9 +216,10 @@ impl Group for Mpi {
 
 impl Drop for Mpi {
     fn drop(&mut self) {
-        // A rank that panics must not wait for the others, nor may another thread call the library.
-        if std::thread::current().id() == self.thread && !std::thread::panicking() {
-            self.calls.finish();
+        // A rank that fails must not wait for the others, nor may another thread call the library.
+        let may_wait = !std::thread::panicking() && !self.has_failed.load(Ordering::Relaxed);
+        if std::thread::current().id() == self.thread && may_wait {
+            self.watch.during("the end of MPI", || self.calls.finish());
         }
     }
 }

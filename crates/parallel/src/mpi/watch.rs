@@ -3,13 +3,13 @@
 
 use crate::error::Error;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// What the thread in a transfer and the one that watches share.
 #[derive(Debug, Default)]
 struct State {
-    /// When the present transfer began, and what it is.
-    since: Option<(Instant, &'static str)>,
+    /// How long the present transfer has taken, and what it is.
+    since: Option<(Duration, &'static str)>,
     is_over: bool,
 }
 
@@ -28,8 +28,8 @@ impl Watch {
             let (state, change) = &*watched;
             let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
             while !state.is_over {
-                if let Some((since, doing)) = state.since
-                    && since.elapsed() > limit
+                if let Some((waited, doing)) = state.since
+                    && waited > limit
                 {
                     on_stuck(&Error::Stuck { missing: vec![], after: limit, doing });
                     // SAFETY: ends the process, whatever its other threads do. Exit handlers might wait for the library,
@@ -37,6 +37,10 @@ impl Watch {
                     unsafe { libc::_exit(1) }
                 }
                 state = change.wait_timeout(state, pause).unwrap_or_else(PoisonError::into_inner).0;
+                // Not the clock's time: a job that was paused as a whole has lost none.
+                if let Some((waited, _)) = &mut state.since {
+                    *waited += pause;
+                }
             }
         });
         Self { shared }
@@ -44,13 +48,13 @@ impl Watch {
 
     /// Runs a transfer under watch.
     pub(super) fn during<T>(&self, doing: &'static str, transfer: impl FnOnce() -> T) -> T {
-        self.set(Some((Instant::now(), doing)));
+        self.set(Some((Duration::ZERO, doing)));
         let result = transfer();
         self.set(None);
         result
     }
 
-    fn set(&self, since: Option<(Instant, &'static str)>) {
+    fn set(&self, since: Option<(Duration, &'static str)>) {
         self.shared.0.lock().unwrap_or_else(PoisonError::into_inner).since = since;
     }
 }

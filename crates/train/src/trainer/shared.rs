@@ -4,6 +4,7 @@ use super::Trainer;
 use crate::error::{Result, TrainError};
 use crate::optimiser::AdamW;
 use crate::shares::Shares;
+use candle_core::DeviceLocation;
 use gpt2_parallel::{Fact, Group};
 use std::sync::Arc;
 
@@ -12,9 +13,12 @@ impl Trainer {
     /// options. A step's batches are computed by the ranks in turn, and each rank keeps the optimiser's moments and sums
     /// the gradients of a part of the variables. Losses and weights are those of one process, bit for bit.
     ///
+    /// After an error on one rank, in any method, the others may wait for it: end the job with [`Group::abort`]. The memory
+    /// for all moments, which a trainer alone needs, is given back here before it was touched.
+    ///
     /// # Errors
-    /// When a rank has other settings, data or weights than rank 0, or another version or instruction set of this program,
-    /// or when steps were already taken.
+    /// When a rank has other settings, data or weights than rank 0, or another version, device or instruction set, or when
+    /// steps were already taken.
     pub fn in_group(mut self, group: Arc<dyn Group>) -> Result<Self> {
         if self.steps() > 0 {
             return Err(TrainError::other(
@@ -37,10 +41,21 @@ impl Trainer {
         let fact = |what: &str, value: String, remedy| Fact { what: what.into(), value, remedy };
         let same = "start every rank with the same command and the same files";
         let version = env!("CARGO_PKG_VERSION").to_owned();
+        let device = match self.device.location() {
+            DeviceLocation::Cpu => "cpu",
+            DeviceLocation::Cuda { .. } => "cuda",
+            DeviceLocation::Metal { .. } => "metal",
+        };
+        let libraries = format!("mkl {}, accelerate {}", cfg!(feature = "mkl"), cfg!(feature = "accelerate"));
+        // Products of two factors that change take the fastest code of the processor, whatever GPT2_ISA says.
+        let best = gpt2_kernels::Isa::best().as_str().to_owned();
         let isa = gpt2_kernels::Isa::current().as_str().to_owned();
         let mut facts = vec![
             fact("version", version, "install the same program on every machine"),
-            fact("instruction set", isa, "set GPT2_ISA to one that every machine has"),
+            fact("kind of device", device.to_owned(), "name one with --device"),
+            fact("set of libraries", libraries, "install the same program on every machine"),
+            fact("kind of processor (by its instruction set)", best, "use machines of one kind"),
+            fact("instruction set", isa, "set GPT2_ISA to the same on every rank"),
         ];
         let settings = serde_json::to_value(&self.settings).map_err(TrainError::other)?;
         for (name, value) in settings.as_object().into_iter().flatten() {

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 /// A section has at most so many documents, and ends after the one with which it has so many bytes. Where sections end
 /// depends on the corpus alone, and with it which documents share a batch.
 const DOCUMENTS: usize = 256;
-const BYTES: usize = 1 << 20;
+const BYTES: usize = 1 << 17;
 /// The longest document in bytes.
 const LONGEST: u64 = 1 << 28;
 /// How standard input is called.
@@ -38,6 +38,11 @@ pub(super) struct Corpus {
 }
 
 impl Corpus {
+    /// The files, before any is read.
+    pub(super) fn files(&self) -> impl Iterator<Item = &Path> {
+        self.files.iter().map(PathBuf::as_path)
+    }
+
     /// Finds the files; reads none yet.
     pub(super) fn open(path: &Path, by: ByArg) -> anyhow::Result<Self> {
         let corpus = |files: Vec<PathBuf>, bytes| Self { files: files.into(), by, lines: None, bytes };

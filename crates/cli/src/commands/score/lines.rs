@@ -1,12 +1,12 @@
-//! The file of scores. It grows under another name, section by section, and gets its own at the end; a run that stopped
-//! goes on with the section that is not whole.
+//! The file of scores. It grows under another name, section by section, and gets its own at the end; a resumed run
+//! continues with the first incomplete section.
 
 use super::corpus::Document;
 use anyhow::{Context, bail};
 use gpt2_files::open_regular;
 use serde_json::Value;
 use std::collections::BTreeMap;
-use std::fs::File;
+use std::fs::{File, TryLockError};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 
@@ -21,12 +21,12 @@ pub(super) struct Lines {
     length: u64,
 }
 
-/// What the lines of a section that is there already add to the totals.
-#[derive(Debug, Default, Clone, Copy)]
+/// What a line adds to the totals.
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Found {
     pub(super) tokens: usize,
     pub(super) predicted: usize,
-    pub(super) surprise: f64,
+    pub(super) loss: f64,
 }
 
 /// The name under which `out` grows.
@@ -40,20 +40,23 @@ impl Lines {
     /// Starts the file with `first`, the line that says how the others are made; or, to resume, opens the one that an
     /// earlier run left, which must start with that line.
     pub(super) fn open(out: &Path, first: &str, resume: bool) -> anyhow::Result<Self> {
-        let part = part_of(out);
+        // A link stays one: the file that it leads to is replaced.
+        let out = out.canonicalize().unwrap_or_else(|_| out.to_path_buf());
+        let part = part_of(&out);
         let named = || part.display().to_string();
         let length = first.len() as u64 + 1;
         if !resume {
-            let mut file = File::create(&part).with_context(named)?;
-            writeln!(file, "{first}").with_context(named)?;
-            return Ok(Self { out: out.to_path_buf(), part, file, before: None, length });
+            let options = File::options().write(true).create(true).truncate(false).open(&part);
+            let mut file = locked(options.with_context(named)?, &part)?;
+            file.set_len(0).and_then(|()| writeln!(file, "{first}")).with_context(named)?;
+            return Ok(Self { out, part, file, before: None, length });
         }
         let mut before = BufReader::new(open_regular(&part).with_context(|| {
             format!("--resume: cannot read {}; has the run finished, or never started?", part.display())
         })?);
-        let mut line = String::new();
-        before.read_line(&mut line).with_context(named)?;
-        if line.trim_end() != first {
+        let mut line = vec![];
+        before.read_until(b'\n', &mut line).with_context(named)?;
+        if line.trim_ascii_end() != first.as_bytes() {
             bail!(
                 "--resume: {} was made with another model or other options: {}; give those, or start anew with \
                  --overwrite",
@@ -61,20 +64,20 @@ impl Lines {
                 difference(&line, first)
             );
         }
-        let file = File::options().write(true).open(&part).with_context(named)?;
-        Ok(Self { out: out.to_path_buf(), part, file, before: Some(before), length })
+        let file = locked(File::options().write(true).open(&part).with_context(named)?, &part)?;
+        Ok(Self { out, part, file, before: Some(before), length })
     }
 
-    /// Whether all lines of this section are there already; if they are of other documents, the corpus has changed. After
-    /// the first section that is not whole, cuts the file there.
-    pub(super) fn has(&mut self, section: &[Document]) -> anyhow::Result<Option<Found>> {
+    /// The numbers of this section's lines, if all are there already. The names and lengths of the documents must be those of
+    /// the lines: a corpus that has changed is refused. Cuts the file before the first incomplete section.
+    pub(super) fn has(&mut self, section: &[Document]) -> anyhow::Result<Option<Vec<Found>>> {
         let Some(before) = &mut self.before else { return Ok(None) };
-        let (mut found, mut length, mut line) = (Found::default(), self.length, String::new());
+        let (mut found, mut length, mut line) = (vec![], self.length, vec![]);
         for document in section {
             line.clear();
-            before.read_line(&mut line).with_context(|| self.part.display().to_string())?;
-            let Some(row) = line.strip_suffix('\n').and_then(|row| serde_json::from_str::<Value>(row).ok())
-            else {
+            before.read_until(b'\n', &mut line).with_context(|| self.part.display().to_string())?;
+            let row = line.strip_suffix(b"\n");
+            let Some(row) = row.and_then(|row| serde_json::from_slice::<Value>(row).ok()) else {
                 return self.go_on();
             };
             let same = row["file"] == document.file
@@ -90,9 +93,8 @@ impl Lines {
                 );
             }
             let count = |name: &str| row[name].as_u64().and_then(|n| usize::try_from(n).ok()).unwrap_or(0);
-            found.tokens += count("tokens");
-            found.predicted += count("predicted");
-            found.surprise += row["loss"].as_f64().unwrap_or(0.0) * count("predicted") as f64;
+            let (tokens, predicted) = (count("tokens"), count("predicted"));
+            found.push(Found { tokens, predicted, loss: row["loss"].as_f64().unwrap_or(0.0) });
             length += line.len() as u64;
         }
         self.length = length;
@@ -116,20 +118,40 @@ impl Lines {
         Ok(())
     }
 
+    /// Removes the file, if it has no line of this or an earlier run.
+    pub(super) fn discard(self) -> anyhow::Result<()> {
+        if self.before.is_some() { Ok(()) } else { Ok(std::fs::remove_file(&self.part)?) }
+    }
+
     /// Gives the file its own name.
     pub(super) fn finish(mut self) -> anyhow::Result<()> {
-        // Lines behind the end of the corpus are of one that was longer.
-        self.go_on::<()>()?;
         let named = || self.out.display().to_string();
+        if let Some(before) = &mut self.before
+            && !before.fill_buf().with_context(named)?.is_empty()
+        {
+            bail!(
+                "--resume: {} has lines about more documents than the corpus now has; start anew with --overwrite",
+                self.part.display()
+            );
+        }
         self.file.sync_all().with_context(named)?;
         std::fs::rename(&self.part, &self.out).with_context(named)
     }
 }
 
+/// Holds the lock of a file that grows, so that no other run of this machine writes it.
+fn locked(file: File, part: &Path) -> anyhow::Result<File> {
+    match file.try_lock() {
+        Err(TryLockError::WouldBlock) => bail!("{}: another run writes this file", part.display()),
+        // Some file systems have no locks.
+        _ => Ok(file),
+    }
+}
+
 /// The first field in which two lines of facts differ.
-fn difference(before: &str, now: &str) -> String {
-    let parse = |line| serde_json::from_str::<Value>(line).map(|facts| fields(&facts));
-    let (Ok(before), Ok(now)) = (parse(before), parse(now)) else {
+fn difference(before: &[u8], now: &str) -> String {
+    let parse = |line| serde_json::from_slice::<Value>(line).map(|facts| fields(&facts));
+    let (Ok(before), Ok(now)) = (parse(before), parse(now.as_bytes())) else {
         return "its first line is damaged".into();
     };
     let shown = |value: Option<&Value>| value.map_or_else(|| "nothing".to_owned(), Value::to_string);
@@ -141,7 +163,7 @@ fn difference(before: &str, now: &str) -> String {
 }
 
 /// The fields of an object, those of the provenance among them.
-fn fields(facts: &Value) -> BTreeMap<String, Value> {
+pub(super) fn fields(facts: &Value) -> BTreeMap<String, Value> {
     let inner = facts["provenance"].as_object().into_iter().flatten();
     let outer = facts.as_object().into_iter().flatten().filter(|(key, _)| *key != "provenance");
     inner.chain(outer).map(|(key, value)| (key.clone(), value.clone())).collect()

@@ -3,34 +3,34 @@
 mod corpus;
 mod lines;
 mod scores;
+mod section;
 mod windows;
 
 use crate::args::{ByArg, ScoreArgs};
 use crate::inputs::Inputs;
 use crate::output::{self, is_quiet, note};
 use crate::outputs::Outputs;
+use crate::parallel;
 use crate::provenance::{Provenance, count};
 use crate::session::Session;
 use crate::stop::Stop;
-use crate::{finite, parallel};
 use anyhow::{Context, bail};
-use candle_core::Tensor;
 use corpus::{Corpus, Document, STDIN};
 use gpt2_kernels::Isa;
 use gpt2_loader::Tokenizer;
-use gpt2_model::analysis::surprises;
 use gpt2_parallel::{Fact, Group};
 use gpt2_view::FileKind;
 use indicatif::{ProgressBar, ProgressStyle};
-use lines::{Found, Lines, part_of};
+use lines::{Found, Lines, fields, part_of};
 use scores::{Part, Row, layers};
+use section::{Reading, Scored, scored};
 use serde::Serialize;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
-use windows::{Window, batches, windows};
 
 /// The first line of OUT.
 #[derive(Serialize)]
@@ -43,26 +43,31 @@ struct Facts {
     stride: usize,
     bos: bool,
     summaries: bool,
+    /// The model's config and weights, and the tokenizer.
+    fingerprint: String,
+    isa: &'static str,
 }
 
 /// The totals, for the terminal.
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 struct Total {
     documents: usize,
     tokens: usize,
     predicted: usize,
+    #[serde(skip)]
+    surprise: f64,
     /// Nats a token.
     loss: Option<f64>,
     perplexity: Option<f64>,
 }
 
-/// How to read a document.
-struct Reading {
-    /// The token before each document.
-    bos: Option<u32>,
-    context: usize,
-    stride: usize,
-    summaries: bool,
+impl Total {
+    fn add(&mut self, row: Found) {
+        self.documents += 1;
+        self.tokens += row.tokens;
+        self.predicted += row.predicted;
+        self.surprise += row.loss * row.predicted as f64;
+    }
 }
 
 pub(crate) fn run(args: &ScoreArgs) -> anyhow::Result<ExitCode> {
@@ -74,22 +79,26 @@ fn score(args: &ScoreArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
     // Rank 0 alone reads the corpus and writes; the others get the texts from it.
     let leads = group.rank() == 0;
     let mut corpus = leads.then(|| Corpus::open(&args.corpus, args.by)).transpose()?;
-    let (inputs, outputs) = if leads { files(args)? } else { (Inputs::default(), Outputs::new(false)) };
+    let (inputs, outputs) = match &corpus {
+        Some(corpus) => files(args, corpus)?,
+        None => (Inputs::default(), Outputs::new(false)),
+    };
     let session = args.model.session_for(inputs, &outputs)?;
     let tokenizer = session.tokenizer()?;
     let reading = reading(args, &session)?;
-    let first_line = first_line(args, &session, &reading)?;
-    agree(group, &session, &first_line)?;
+    let first_line = first_line(args, &session, tokenizer, &reading)?;
+    agree(group, &first_line)?;
     let lines = args.jsonl.as_ref().filter(|_| leads);
     let mut lines = lines.map(|out| Lines::open(out, &first_line, args.resume)).transpose()?;
     let (stop, bar) = (Stop::listen()?, bar(corpus.as_ref())?);
     let (started, mut fresh) = (Instant::now(), 0);
-    let (mut documents, mut total) = (0, Found::default());
+    let mut total = Total::default();
     loop {
         let section = next_section(group, corpus.as_mut(), lines.as_mut(), |section, found| {
-            documents += section.len();
             bar.inc(section.iter().map(|document| document.text.len() as u64).sum());
-            total = sum(total, found);
+            for row in found {
+                total.add(row);
+            }
         })?;
         let stopped = group.any(stop.is_asked())?;
         if section.is_empty() || stopped {
@@ -100,28 +109,27 @@ fn score(args: &ScoreArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
                 } else {
                     ""
                 };
-                note(&format!("stopped after {}{resume}", count(documents, "document")));
+                note(&format!("stopped after {}{resume}", count(total.documents, "document")));
                 return Ok(ExitCode::from(130));
             }
             break;
         }
-        let scored = scored(group, &session, tokenizer, &reading, &section)?;
+        let Some(scored) = scored(group, &session, tokenizer, &reading, &section, &stop)? else { continue };
         let mut text = String::new();
-        for (document, (tokens, parts)) in section.iter().zip(&scored) {
+        for (document, Scored { tokens, parts }) in section.iter().zip(&scored) {
             let row = row(document, *tokens, parts, session.model.config().n_head)?;
-            total =
-                sum(total, Found { tokens: row.tokens, predicted: row.predicted, surprise: surprise(parts) });
+            total.add(Found { tokens: row.tokens, predicted: row.predicted, loss: row.loss.unwrap_or(0.0) });
             text += &serde_json::to_string(&row)?;
             text.push('\n');
         }
         if let Some(lines) = &mut lines {
             lines.add(&text)?;
         }
-        documents += section.len();
         fresh += section.len();
         bar.inc(section.iter().map(|document| document.text.len() as u64).sum());
     }
-    if documents == 0 && leads {
+    if total.documents == 0 && leads {
+        lines.map(Lines::discard).transpose()?;
         bail!("{}: holds no document", args.corpus.display());
     }
     if let Some(lines) = lines {
@@ -129,30 +137,35 @@ fn score(args: &ScoreArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
     }
     if leads {
         note(&format!("{:.1} documents/s", fresh as f64 / started.elapsed().as_secs_f64()));
-        let loss = (total.predicted > 0).then(|| total.surprise / total.predicted as f64);
-        let Found { tokens, predicted, .. } = total;
-        let total = Total { documents, tokens, predicted, loss, perplexity: loss.map(f64::exp) };
+        total.loss = (total.predicted > 0).then(|| total.surprise / total.predicted as f64);
+        total.perplexity = total.loss.map(f64::exp);
         output::report(args.json, &total, print)?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// Refuses an OUT that would do harm.
-fn files(args: &ScoreArgs) -> anyhow::Result<(Inputs, Outputs)> {
+fn files(args: &ScoreArgs, corpus: &Corpus) -> anyhow::Result<(Inputs, Outputs)> {
     let mut inputs = Inputs::default();
-    if args.corpus != Path::new(STDIN) && !args.corpus.is_dir() {
-        inputs.file("the corpus", &args.corpus);
+    for file in corpus.files() {
+        match file == Path::new(STDIN) {
+            false => inputs.file("the corpus", file),
+            true if cfg!(unix) => inputs.file("the corpus", "/dev/stdin"),
+            true => {}
+        }
     }
     let mut outputs = Outputs::new(args.overwrite);
     if let Some(out) = &args.jsonl {
         let part = part_of(out);
-        let folder = out.parent().unwrap_or(Path::new("")).canonicalize().ok();
+        let folder = out.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let folder = folder.canonicalize().ok();
         if args.corpus.is_dir()
             && folder.is_some_and(|f| args.corpus.canonicalize().is_ok_and(|c| f.starts_with(c)))
         {
             bail!("--jsonl {}: lies in the folder of the corpus; choose another", out.display());
         }
-        if out.exists() && !args.overwrite {
+        // A run that was started with --overwrite goes on without it.
+        if out.exists() && !args.overwrite && !(args.resume && part.exists()) {
             bail!("--jsonl {}: exists already; choose another name, or give --overwrite", out.display());
         }
         if part.exists() && !args.overwrite && !args.resume {
@@ -180,27 +193,29 @@ fn reading(args: &ScoreArgs, session: &Session) -> anyhow::Result<Reading> {
     Ok(Reading { bos, context, stride, summaries: args.summaries })
 }
 
-fn first_line(args: &ScoreArgs, session: &Session, reading: &Reading) -> anyhow::Result<String> {
+fn first_line(
+    args: &ScoreArgs,
+    session: &Session,
+    tokenizer: &Tokenizer,
+    reading: &Reading,
+) -> anyhow::Result<String> {
     let provenance = Provenance::of_tokens(session, reading.context)?;
     let &Reading { context: window, stride, bos, summaries } = reading;
     let by = if args.by == ByArg::Line { "line" } else { "document" };
-    Ok(serde_json::to_string(&Facts { provenance, by, window, stride, bos: bos.is_some(), summaries })?)
+    // The built-in tokenizer has no file, and is one.
+    let mut hash = DefaultHasher::new();
+    (session.model.fingerprint()?, tokenizer.to_json().ok()).hash(&mut hash);
+    let (fingerprint, isa) = (format!("{:016x}", hash.finish()), Isa::current().as_str());
+    let bos = bos.is_some();
+    Ok(serde_json::to_string(&Facts { provenance, by, window, stride, bos, summaries, fingerprint, isa })?)
 }
 
 /// Refuses ranks whose lines would differ.
-fn agree(group: &dyn Group, session: &Session, first_line: &str) -> anyhow::Result<()> {
-    if group.size() == 1 {
-        return Ok(());
-    }
-    let same = "start every rank with the same command and the same model";
-    let fact = |what: &str, value: String, remedy| Fact { what: what.into(), value, remedy };
-    let isa = Isa::current().as_str().to_owned();
-    group.agree(&[
-        fact("instruction set", isa, "set GPT2_ISA to one that every machine has"),
-        fact("model or setting", first_line.to_owned(), same),
-        fact("set of weights (by its fingerprint)", session.model.fingerprint()?.to_string(), same),
-    ])?;
-    Ok(())
+fn agree(group: &dyn Group, first_line: &str) -> anyhow::Result<()> {
+    let remedy = "start every rank with the same command and the same model";
+    let facts = fields(&serde_json::from_str(first_line)?);
+    let fact = |(what, value): (String, serde_json::Value)| Fact { what, value: value.to_string(), remedy };
+    Ok(group.agree(&facts.into_iter().map(fact).collect::<Vec<_>>())?)
 }
 
 /// The next documents that are not scored yet, on every rank; tells `skipped` of those that are.
@@ -208,7 +223,7 @@ fn next_section(
     group: &dyn Group,
     corpus: Option<&mut Corpus>,
     lines: Option<&mut Lines>,
-    mut skipped: impl FnMut(&[Document], Found),
+    mut skipped: impl FnMut(&[Document], Vec<Found>),
 ) -> anyhow::Result<Vec<Document>> {
     let mut section = vec![];
     if let Some(corpus) = corpus {
@@ -227,78 +242,6 @@ fn next_section(
     }
     let texts = group.broadcast_bytes(serde_json::to_vec(&section)?)?;
     Ok(serde_json::from_slice(&texts)?)
-}
-
-/// The tokens of each document, and its scores, on every rank.
-fn scored(
-    group: &dyn Group,
-    session: &Session,
-    tokenizer: &Tokenizer,
-    reading: &Reading,
-    section: &[Document],
-) -> anyhow::Result<Vec<(usize, Vec<Part>)>> {
-    let config = session.model.config();
-    let mut ids: Vec<Vec<u32>> = vec![];
-    for document in section {
-        let place = || match document.line {
-            Some(line) => format!("{}, line {line}", document.file),
-            None => document.file.clone(),
-        };
-        let encoded = tokenizer.encode(&document.text).with_context(place)?;
-        if let Some(id) = encoded.iter().find(|id| **id as usize >= config.vocab_size) {
-            bail!("{}: the tokenizer gives id {id}, the model has {} tokens", place(), config.vocab_size);
-        }
-        ids.push(reading.bos.into_iter().chain(encoded).collect());
-    }
-    let lengths: Vec<usize> = ids.iter().map(Vec::len).collect();
-    let windows = windows(&lengths, reading.context, reading.stride);
-    let batches = batches(&windows);
-    let mut mine = vec![];
-    for batch in batches.iter().skip(group.rank()).step_by(group.size()) {
-        for part in parts(session, reading, &windows, &ids, batch)? {
-            mine.extend(part.to_bytes());
-        }
-    }
-    // Each rank's parts, in the order of its batches.
-    let all = group.gather_bytes(&mine)?;
-    let mut rests: Vec<&[u8]> = all.iter().map(Vec::as_slice).collect();
-    let heads = if reading.summaries { config.n_layer * config.n_head } else { 0 };
-    let mut of_windows: Vec<Option<Part>> = vec![None; windows.len()];
-    for (number, batch) in batches.iter().enumerate() {
-        for &window in batch {
-            of_windows[window] = Part::take(&mut rests[number % group.size()], heads);
-        }
-    }
-    let bos = usize::from(reading.bos.is_some());
-    let mut documents: Vec<(usize, Vec<Part>)> =
-        lengths.iter().map(|length| (length - bos, vec![])).collect();
-    for (window, part) in windows.iter().zip(of_windows) {
-        documents[window.document].1.push(part.context("a rank sent fewer scores than it has windows")?);
-    }
-    Ok(documents)
-}
-
-/// The scores of a batch.
-fn parts(
-    session: &Session,
-    reading: &Reading,
-    windows: &[Window],
-    ids: &[Vec<u32>],
-    batch: &[usize],
-) -> anyhow::Result<Vec<Part>> {
-    let texts: Vec<&[u32]> =
-        batch.iter().map(|&i| &ids[windows[i].document][windows[i].tokens.clone()]).collect();
-    let surprises = surprises(&session.model, &texts, reading.summaries)?;
-    let mut parts = vec![];
-    for (row, &window) in batch.iter().enumerate() {
-        let part = Part::new(&windows[window], row, &surprises)?;
-        if !part.surprise.is_finite() {
-            let ids = Tensor::new(texts[row], &session.device)?.unsqueeze(0)?;
-            bail!("{}", finite::explain(&session.model, &ids, None));
-        }
-        parts.push(part);
-    }
-    Ok(parts)
 }
 
 /// The line of a document.
@@ -322,14 +265,6 @@ fn surprise(parts: &[Part]) -> f64 {
     parts.iter().map(|part| part.surprise).sum()
 }
 
-fn sum(a: Found, b: Found) -> Found {
-    Found {
-        tokens: a.tokens + b.tokens,
-        predicted: a.predicted + b.predicted,
-        surprise: a.surprise + b.surprise,
-    }
-}
-
 fn bar(corpus: Option<&Corpus>) -> anyhow::Result<ProgressBar> {
     let Some(corpus) = corpus.filter(|_| !is_quiet()) else { return Ok(ProgressBar::hidden()) };
     let bar = match corpus.bytes {
@@ -344,7 +279,7 @@ fn bar(corpus: Option<&Corpus>) -> anyhow::Result<ProgressBar> {
 
 fn print(total: &Total) -> anyhow::Result<()> {
     let mut out = output::stdout();
-    let Total { documents, tokens, predicted, loss, perplexity } = total;
+    let Total { documents, tokens, predicted, loss, perplexity, .. } = total;
     match (loss, perplexity) {
         (Some(loss), Some(perplexity)) => {
             writeln!(out, "perplexity {perplexity:.4}  ({loss:.4} nats per token)")?;

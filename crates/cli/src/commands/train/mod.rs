@@ -132,6 +132,8 @@ fn begin(
         }
         let config = checkpoint.config().clone();
         let tokenizer = Tokenizer::open(files, config.vocab_size)?;
+        // One that cannot be saved is refused now, not after hours.
+        tokenizer.to_json()?;
         return Ok((config, tokenizer, Some(checkpoint)));
     }
     // A resumed run has its tokenizer beside its model.
