@@ -55,8 +55,9 @@ class Network:
 NETWORKS = [Network("25 Gb Ethernet", 30e-6, 2.8e9), Network("InfiniBand", 2e-6, 22e9)]
 
 
-def step(network, ranks, batch):
+def step(network, ranks):
     """Seconds of a step's exchange, flat and in two levels, for gradients of GPT-2 small."""
+
     def flat(ranks):
         buckets = GRADIENTS / BUCKET
         return 2 * buckets * (network.meeting(ranks) + network.exchange(ranks, BUCKET))
@@ -88,7 +89,7 @@ def table(networks, batch):
     for ranks in RANKS:
         cells = [str(ranks)]
         for network in networks:
-            flat, levels = step(network, ranks, batch)
+            flat, levels = step(network, ranks)
             kept = batch / (batch + flat)
             cells += [f"{flat:.2f} s", f"{100 * kept:.0f} %", "" if levels is None else f"{levels:.2f} s"]
         yield "| " + " | ".join(cells) + " |"
@@ -120,10 +121,10 @@ def plot(networks, batch, path):
     figure, axes = plt.subplots(figsize=(7, 3.6))
     ranks = [2**i for i in range(1, 11)]
     for network in networks:
-        kept = [batch / (batch + step(network, n, batch)[0]) for n in ranks]
+        kept = [batch / (batch + step(network, n)[0]) for n in ranks]
         (line,) = axes.plot(ranks, kept, marker="o", label=network.name)
         deep = [n for n in ranks if n > NODE]
-        kept = [batch / (batch + step(network, n, batch)[1]) for n in deep]
+        kept = [batch / (batch + step(network, n)[1]) for n in deep]
         axes.plot(deep, kept, linestyle=":", color=line.get_color(), label=f"{network.name}, two levels (not built)")
     axes.set_xscale("log", base=2)
     axes.set_xticks(RANKS, [str(n) for n in RANKS])

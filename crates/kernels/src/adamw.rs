@@ -2,7 +2,9 @@
 
 use crate::dispatch::cpu_f32;
 use crate::isa;
-use crate::vector::{CHUNK, with_slices};
+use crate::vector::with_slices;
+
+pub use crate::vector::CHUNK;
 use candle_core::{CpuStorage, DType, InplaceOp2, InplaceOp3, Layout, Result, Tensor, Var};
 use rayon::prelude::*;
 
@@ -80,10 +82,21 @@ pub fn sum_of_squares(x: &Tensor) -> Result<f64> {
     if !cpu_f32(&[x]) {
         return x.to_dtype(DType::F64)?.sqr()?.sum_all()?.to_scalar();
     }
+    Ok(squares_of_chunks(x)?.iter().sum())
+}
+
+/// `Σ x²` over each [`CHUNK`] of elements, of which [`sum_of_squares`] is the sum: whoever has only some chunks of a tensor can
+/// add theirs to those of others, with the same bits.
+///
+/// # Errors
+/// When `x` is not f32 on the CPU.
+pub fn squares_of_chunks(x: &Tensor) -> Result<Vec<f64>> {
+    if !cpu_f32(&[x]) {
+        candle_core::bail!("squares of chunks: expected f32 on the CPU, got {:?}", x.dtype())
+    }
     let arch = isa::arch();
     with_slices([&x.contiguous()?], |[x]| {
-        let parts: Vec<f64> = x.par_chunks(CHUNK).map(|part| arch.dispatch(|| squares(part))).collect();
-        parts.iter().sum()
+        x.par_chunks(CHUNK).map(|part| arch.dispatch(|| squares(part))).collect()
     })
 }
 

@@ -84,7 +84,7 @@ pub(crate) fn parallel_map_in_place<E: Function>(x: &mut CpuStorage, layout: &La
 }
 
 /// How many numbers a thread takes at a time: enough to outweigh the cost of scheduling, few enough to stay in cache.
-pub(crate) const CHUNK: usize = 1 << 13;
+pub const CHUNK: usize = 1 << 13;
 
 /// The elements of a contiguous tensor.
 pub(crate) fn contiguous<'a, E: WithDType>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [E]> {

@@ -5,7 +5,7 @@
 
 use crate::error::Result;
 use crate::shares::{Piece, Shares};
-use candle_core::{CpuStorage, DType, Device, Storage, Tensor, Var};
+use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
 use gpt2_parallel::Group;
 use std::ops::Range;
 
@@ -62,68 +62,83 @@ impl<'a> Sums<'a> {
         Ok(())
     }
 
-    /// The sums of this rank's variables, in their order.
-    pub(crate) fn tensors(self, variables: &[(String, Var)]) -> Result<Vec<Tensor>> {
+    /// The sums of this rank's pieces, each as a row.
+    pub(crate) fn rows(self) -> Result<Vec<Tensor>> {
         let mut rest = self.so_far;
-        let mut tensors = vec![];
+        let mut rows = vec![];
         // From the end, so that what is left shrinks.
-        for variable in self.shares.of(self.group.rank()).rev() {
-            let var = &variables[variable].1;
-            let values = rest.split_off(rest.len() - var.elem_count());
-            tensors.push(Tensor::from_vec(values, var.dims(), &Device::Cpu)?.to_device(var.device())?);
+        for Piece { part, .. } in self.shares.of(self.group.rank()).into_iter().rev() {
+            let values = rest.split_off(rest.len() - part.len());
+            rows.push(Tensor::from_vec(values, part.len(), &Device::Cpu)?);
             rest.shrink_to_fit();
         }
-        tensors.reverse();
-        Ok(tensors)
+        rows.reverse();
+        Ok(rows)
     }
 }
 
-/// Gives every rank the values that each variable has on the rank that owns it.
-pub(crate) fn share_values(group: &dyn Group, shares: &Shares, variables: &[(String, Var)]) -> Result<()> {
-    if group.size() == 1 {
-        return Ok(());
-    }
+/// This rank's pieces of tensors, each as a row on the CPU.
+pub(crate) fn own_rows<'a>(
+    group: &dyn Group,
+    shares: &Shares,
+    whole: impl Fn(usize) -> &'a Tensor,
+) -> Result<Vec<Tensor>> {
+    let row = |Piece { variable, part }: Piece| {
+        let row = whole(variable).flatten_all()?.narrow(0, part.start, part.len())?;
+        Ok(row.to_device(&Device::Cpu)?)
+    };
+    shares.of(group.rank()).into_iter().map(row).collect()
+}
+
+/// Collects variables of these lengths from the pieces of all ranks, of which `mine` are this one's; calls `whole` with each
+/// variable and its values.
+pub(crate) fn collect(
+    group: &dyn Group,
+    shares: &Shares,
+    lengths: &[usize],
+    mine: &[Tensor],
+    mut whole: impl FnMut(usize, Vec<f32>) -> Result<()>,
+) -> Result<()> {
     let (rank, ranks) = (group.rank(), group.size());
-    let mine: Vec<Tensor> = variables.iter().map(|(_, var)| var.as_detached_tensor()).collect();
-    let mine = flat(&mine)?;
-    // The values of variables that have not come whole.
-    let mut begun: Vec<Vec<f32>> = vec![vec![]; variables.len()];
+    let own = shares.of(rank);
+    // What has come of variables that are not whole, and how much.
+    let mut begun: Vec<(Vec<f32>, usize)> = vec![(vec![], 0); lengths.len()];
     let (mut out, mut all) = (vec![], vec![]);
     for start in (0..shares.largest()).step_by(BUCKET / ranks) {
         let stretch = |of: usize| stretch(start, BUCKET / ranks, shares.length(of));
         out.clear();
         for Piece { variable, part } in shares.pieces(rank, &stretch(rank)) {
-            append(&mine[variable], part, &mut out)?;
+            let holds = |(piece, _): &(&Piece, &Tensor)| {
+                piece.variable == variable && piece.part.contains(&part.start)
+            };
+            let Some((piece, row)) = own.iter().zip(mine).find(holds) else {
+                return Err(candle_core::Error::msg("a piece is not this rank's").into());
+            };
+            append(row, part.start - piece.part.start..part.end - piece.part.start, &mut out)?;
         }
-        let lengths: Vec<usize> = (0..ranks).map(|of| 4 * stretch(of).len()).collect();
-        all.resize(lengths.iter().sum::<usize>() / 4, 0f32);
-        group.all_gather(bytemuck::cast_slice(&out), bytemuck::cast_slice_mut(&mut all), &lengths)?;
+        let bytes: Vec<usize> = (0..ranks).map(|of| 4 * stretch(of).len()).collect();
+        all.resize(bytes.iter().sum::<usize>() / 4, 0f32);
+        group.all_gather(bytemuck::cast_slice(&out), bytemuck::cast_slice_mut(&mut all), &bytes)?;
         let mut rest = &all[..];
-        for of in 0..ranks {
-            for Piece { variable, part } in shares.pieces(of, &stretch(of)) {
-                let (values, after) = rest.split_at(part.len());
-                rest = after;
-                let var = &variables[variable].1;
-                if of == rank {
-                    continue;
-                }
-                let so_far = &mut begun[variable];
-                so_far.reserve_exact(var.elem_count() - so_far.len());
-                so_far.extend_from_slice(values);
-                if so_far.len() == var.elem_count() {
-                    let values = Tensor::from_vec(std::mem::take(so_far), var.dims(), &Device::Cpu)?;
-                    var.set(&values.to_device(var.device())?)?;
-                }
+        for Piece { variable, part } in (0..ranks).flat_map(|of| shares.pieces(of, &stretch(of))) {
+            let (values, after) = rest.split_at(part.len());
+            rest = after;
+            let (so_far, count) = &mut begun[variable];
+            so_far.resize(lengths[variable], 0.0);
+            so_far[part].copy_from_slice(values);
+            *count += values.len();
+            if *count == lengths[variable] {
+                whole(variable, std::mem::take(so_far))?;
             }
         }
     }
     Ok(())
 }
 
-/// Gives every rank a tensor of rank `root`, on the CPU. The others' values do not matter, only their shape.
-pub(crate) fn broadcast(group: &dyn Group, root: usize, tensor: &Tensor) -> Result<Tensor> {
+/// Gives every rank a tensor of rank 0, on the CPU. The others' values do not matter, only their shape.
+pub(crate) fn broadcast(group: &dyn Group, tensor: &Tensor) -> Result<Tensor> {
     let mut values = tensor.to_device(&Device::Cpu)?.flatten_all()?.to_vec1::<f32>()?;
-    group.broadcast(root, bytemuck::cast_slice_mut(&mut values))?;
+    group.broadcast(0, bytemuck::cast_slice_mut(&mut values))?;
     Ok(Tensor::from_vec(values, tensor.dims(), &Device::Cpu)?)
 }
 

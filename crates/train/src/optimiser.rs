@@ -1,7 +1,7 @@
 //! AdamW with a state that can be saved.
 
 use candle_core::backprop::GradStore;
-use candle_core::{Result, Tensor, Var};
+use candle_core::{DType, Device, Result, Tensor, Var};
 use gpt2_kernels::adamw::{AdamWStep, sum_of_squares};
 use std::collections::BTreeMap;
 
@@ -32,13 +32,17 @@ impl Default for AdamWParams {
 pub struct AdamW {
     params: AdamWParams,
     step: u64,
+    /// Empty if the caller keeps them.
+    variables: Vec<Var>,
     slots: Vec<Slot>,
 }
 
+/// What belongs to a variable, or to a part of one.
 #[derive(Debug)]
 struct Slot {
     name: String,
-    var: Var,
+    /// Whether weight decay applies.
+    decays: bool,
     m: Var,
     v: Var,
 }
@@ -57,11 +61,25 @@ impl AdamW {
             candle_core::bail!("AdamW: two variables are called {}; give each a name of its own", pair[0].0)
         }
         let zero = |var: &Var| Var::zeros(var.shape(), var.dtype(), var.device());
-        let slots = variables.into_iter().map(|(name, var)| {
-            let (m, v) = (zero(&var)?, zero(&var)?);
-            Ok(Slot { name, var, m, v })
-        });
-        Ok(Self { params, step: 0, slots: slots.collect::<Result<_>>()? })
+        let slot = |(name, var): &(String, Var)| {
+            Ok(Slot { name: name.clone(), decays: decays(var), m: zero(var)?, v: zero(var)? })
+        };
+        let slots = variables.iter().map(slot).collect::<Result<_>>()?;
+        let variables = variables.into_iter().map(|(_, var)| var).collect();
+        Ok(Self { params, step: 0, variables, slots })
+    }
+
+    /// An optimiser of parts of variables, which [`apply`](Self::apply) gets each time: the length of each, in f32 on the
+    /// CPU, and whether it decays.
+    pub(crate) fn of_parts(
+        parts: impl IntoIterator<Item = (usize, bool)>,
+        params: AdamWParams,
+    ) -> Result<Self> {
+        let zero = |length| Var::zeros(length, DType::F32, &Device::Cpu);
+        let slot =
+            |(length, decays)| Ok(Slot { name: String::new(), decays, m: zero(length)?, v: zero(length)? });
+        let slots = parts.into_iter().map(slot).collect::<Result<_>>()?;
+        Ok(Self { params, step: 0, variables: vec![], slots })
     }
 
     /// Takes one step at learning rate `lr`, with `gradients` times `scale` (1 / the number of summed batches);
@@ -70,27 +88,40 @@ impl AdamW {
     /// # Errors
     /// When a variable has no gradient, or one is not finite; then nothing changes.
     pub fn step(&mut self, gradients: &GradStore, lr: f64, scale: f64) -> Result<f64> {
-        let found = |slot: &Slot| match gradients.get(&slot.var) {
+        let found = |(var, slot): (&Var, &Slot)| match gradients.get(var) {
             Some(gradient) => Ok(gradient.clone()),
             None => candle_core::bail!("AdamW: {} has no gradient", slot.name),
         };
-        let gradients = self.slots.iter().map(found).collect::<Result<Vec<_>>>()?;
-        let norm = norm(&squares(&gradients)?, scale)?;
-        self.apply(&gradients, lr, scale, norm)?;
+        let gradients = self.variables.iter().zip(&self.slots).map(found).collect::<Result<Vec<_>>>()?;
+        self.step_in_order(&gradients, lr, scale)
+    }
+
+    /// [`step`](Self::step) with the gradients of all variables in their order.
+    pub(crate) fn step_in_order(&mut self, gradients: &[Tensor], lr: f64, scale: f64) -> Result<f64> {
+        let squares = gradients.iter().map(sum_of_squares).collect::<Result<Vec<_>>>()?;
+        let norm = norm(&squares, scale)?;
+        self.apply(&self.variables.clone(), gradients, lr, scale, norm)?;
         Ok(norm)
     }
 
-    /// Takes a step with the gradients of this optimiser's variables, in their order, where `norm` is that of all
-    /// gradients together, other optimisers' among them.
-    pub(crate) fn apply(&mut self, gradients: &[Tensor], lr: f64, scale: f64, norm: f64) -> Result<()> {
+    /// Takes a step of these variables with their gradients, where `norm` is that of all gradients together, other
+    /// optimisers' among them.
+    pub(crate) fn apply(
+        &mut self,
+        variables: &[Var],
+        gradients: &[Tensor],
+        lr: f64,
+        scale: f64,
+        norm: f64,
+    ) -> Result<()> {
         let clip = self.params.max_grad_norm.filter(|max| norm > *max).map_or(1.0, |max| max / norm);
         self.step += 1;
         let AdamWParams { beta1, beta2, eps, weight_decay, .. } = self.params;
-        for (slot, gradient) in self.slots.iter().zip(gradients) {
-            let weight_decay = if slot.var.rank() >= 2 { weight_decay } else { 0.0 };
+        for ((slot, var), gradient) in self.slots.iter().zip(variables).zip(gradients) {
+            let weight_decay = if slot.decays { weight_decay } else { 0.0 };
             let gradient_scale = scale * clip;
             AdamWStep { lr, beta1, beta2, eps, weight_decay, step: self.step, gradient_scale }
-                .apply(&slot.var, gradient, &slot.m, &slot.v)?;
+                .apply(var, gradient, &slot.m, &slot.v)?;
         }
         Ok(())
     }
@@ -114,6 +145,23 @@ impl AdamW {
                 .map(|(name, var)| (name, var.as_tensor().clone()))
         };
         self.slots.iter().flat_map(moments).collect()
+    }
+
+    /// The first moments of all parts, then the second, in the order of the parts.
+    pub(crate) fn moments(&self) -> [Vec<Tensor>; 2] {
+        let of =
+            |var: fn(&Slot) -> &Var| self.slots.iter().map(|slot| var(slot).as_detached_tensor()).collect();
+        [of(|slot| &slot.m), of(|slot| &slot.v)]
+    }
+
+    /// Resumes after `steps` steps from [`moments`](Self::moments).
+    pub(crate) fn restore_moments(&mut self, moments: [Vec<Tensor>; 2], steps: u64) -> Result<()> {
+        for (slot, (m, v)) in self.slots.iter().zip(moments[0].iter().zip(&moments[1])) {
+            slot.m.set(m)?;
+            slot.v.set(v)?;
+        }
+        self.step = steps;
+        Ok(())
     }
 
     /// Resumes from a [`state`](Self::state) saved after `steps` steps.
@@ -146,9 +194,9 @@ impl AdamW {
     }
 }
 
-/// The sum of squares of each gradient.
-pub(crate) fn squares(gradients: &[Tensor]) -> Result<Vec<f64>> {
-    gradients.iter().map(sum_of_squares).collect()
+/// Whether weight decay applies to a variable: to matrices and embeddings.
+pub(crate) fn decays(var: &Var) -> bool {
+    var.rank() >= 2
 }
 
 /// The norm of all gradients together, times `scale`, from the squares of each in the variables' order.
@@ -163,7 +211,6 @@ pub(crate) fn norm(squares: &[f64], scale: f64) -> Result<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use candle_core::{DType, Device};
     use candle_nn::VarMap;
     use gpt2_model::training::variables_of;
 

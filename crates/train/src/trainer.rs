@@ -3,15 +3,15 @@
 use crate::data::Dataset;
 use crate::error::{Result, TrainError};
 use crate::event::{Event, StepReport, Validation};
-use crate::exchange::share_values;
 use crate::history::History;
-use crate::optimiser::{AdamW, AdamWParams, norm, squares};
+use crate::optimiser::{AdamW, AdamWParams};
 use crate::options::TrainOptions;
 use crate::schedule::CosineSchedule;
 use crate::settings::Settings;
 use crate::shares::Shares;
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::VarMap;
+use gpt2_kernels::adamw::CHUNK;
 use gpt2_model::parameters::Values;
 use gpt2_model::parameters::WPE;
 use gpt2_model::{Config, Gpt2LMHeadModel, init};
@@ -29,7 +29,7 @@ pub struct Trainer {
     /// Sorted by name.
     variables: Vec<(String, Var)>,
     model: Gpt2LMHeadModel,
-    /// Of this rank's variables.
+    /// Of all variables or, in a group, of this rank's pieces.
     optimiser: AdamW,
     group: Arc<dyn Group>,
     shares: Shares,
@@ -98,7 +98,7 @@ impl Trainer {
         let model = Gpt2LMHeadModel::load(vb, &Config { tie_word_embeddings: tied, ..config })?;
         let mut variables = model.named_variables()?;
         variables.sort_unstable_by(|a, b| a.0.cmp(&b.0));
-        let lengths = variables.iter().map(|(_, var)| var.elem_count()).collect();
+        let lengths: Vec<usize> = variables.iter().map(|(_, var)| var.elem_count()).collect();
         let params = AdamWParams {
             beta2: 0.99,
             weight_decay: options.weight_decay,
@@ -108,7 +108,7 @@ impl Trainer {
         Ok(Self {
             optimiser: AdamW::new(variables.clone(), params)?,
             group: Arc::new(Alone),
-            shares: Shares::new(lengths, 1),
+            shares: Shares::new(&lengths, 1, CHUNK),
             schedule: CosineSchedule {
                 peak: options.lr,
                 floor: options.lr / 10.0,
@@ -155,13 +155,13 @@ impl Trainer {
         let batches = u64::from(self.options.accumulate);
         let (loss, gradients) = self.summed_gradients(before)?;
         let lr = self.schedule.rate(usize::try_from(before).map_err(TrainError::other)?);
-        let failed = |source| TrainError::Step { step: before, source };
         let scale = 1.0 / batches as f64;
-        let mine = squares(&gradients).map_err(failed)?;
-        let all = self.group.gather_bytes(bytemuck::cast_slice(&mine))?.concat();
-        let grad_norm = norm(&bytemuck::pod_collect_to_vec(&all), scale).map_err(failed)?;
-        self.optimiser.apply(&gradients, lr, scale, grad_norm).map_err(failed)?;
-        share_values(&*self.group, &self.shares, &self.variables)?;
+        let grad_norm = if self.group.size() > 1 {
+            self.step_of_all_ranks(&gradients, lr, scale)?
+        } else {
+            let stepped = self.optimiser.step_in_order(&gradients, lr, scale);
+            stepped.map_err(|source| TrainError::Step { step: before, source })?
+        };
         let tokens = usize::from(self.options.batch) * usize::from(self.options.accumulate) * self.window;
         let tokens_per_s = tokens as f64 / begun.elapsed().as_secs_f64();
         self.history.add_step(loss);

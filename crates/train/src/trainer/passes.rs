@@ -16,7 +16,8 @@ use gpt2_model::training::{Training, add_gradients};
 use std::borrow::Cow;
 
 impl Trainer {
-    /// The mean loss of the batches of a step, and the sums of the gradients of this rank's variables.
+    /// The mean loss of the batches of a step, and the sums of gradients: of all variables or, in a group, of this rank's
+    /// pieces.
     pub(super) fn summed_gradients(&self, step: u64) -> Result<(f32, Vec<Tensor>)> {
         if self.group.size() > 1 { self.sums_of_all_ranks(step) } else { self.sums_of_one_process(step) }
     }
@@ -55,7 +56,7 @@ impl Trainer {
             sums.add(gradients.as_deref(), usize::try_from(senders).map_err(TrainError::other)?)?;
             first += senders;
         }
-        Ok((mean, sums.tensors(&self.variables)?))
+        Ok((mean, sums.rows()?))
     }
 
     /// The numbers of a step's batches.

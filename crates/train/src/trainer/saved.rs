@@ -2,10 +2,11 @@
 
 use super::Trainer;
 use crate::error::{Result, TrainError};
-use crate::exchange::broadcast;
+use crate::exchange::{broadcast, collect};
 use crate::history::History;
 use crate::state;
-use candle_core::Tensor;
+use candle_core::{Device, Tensor};
+use std::collections::BTreeMap;
 use std::path::Path;
 
 impl Trainer {
@@ -15,24 +16,27 @@ impl Trainer {
     /// # Errors
     /// When the file cannot be written.
     pub fn save_state(&self, path: &Path) -> Result<()> {
-        let mut moments = self.optimiser.state();
-        if self.group.size() > 1 {
-            for (index, (name, var)) in self.variables.iter().enumerate() {
-                let owner = self.shares.owner(index);
-                for key in [format!("m.{name}"), format!("v.{name}")] {
-                    // Those who do not own it need room for the owner's numbers.
-                    let mine = moments.get(&key).cloned().unwrap_or_else(|| var.as_detached_tensor());
-                    let value = broadcast(&*self.group, owner, &mine)?;
-                    if self.group.rank() == 0 {
-                        moments.insert(key, value);
-                    }
-                }
-            }
-        }
+        let moments = if self.group.size() > 1 { self.collected()? } else { self.optimiser.state() };
         if self.group.rank() > 0 {
             return Ok(());
         }
         state::save(path, &self.settings, &self.variables, moments, self.steps(), &self.history)
+    }
+
+    /// The moments of all variables, on rank 0.
+    fn collected(&self) -> Result<BTreeMap<String, Tensor>> {
+        let (group, mut moments) = (&*self.group, BTreeMap::new());
+        for (kind, mine) in ["m", "v"].into_iter().zip(self.optimiser.moments()) {
+            collect(group, &self.shares, &self.lengths(), &mine, |variable, values| {
+                let (name, var) = &self.variables[variable];
+                if group.rank() == 0 {
+                    let whole = Tensor::from_vec(values, var.dims(), &Device::Cpu)?;
+                    moments.insert(format!("{kind}.{name}"), whole);
+                }
+                Ok(())
+            })?;
+        }
+        Ok(moments)
     }
 
     /// Resumes from the state in a file: the run continues exactly as if it had not stopped, on any number of ranks. Rank
@@ -47,26 +51,32 @@ impl Trainer {
         let history = History::from_bytes(&self.group.broadcast_bytes(history)?);
         let damaged = || TrainError::damaged(path, "its losses did not arrive");
         let history = history.ok_or_else(damaged)?;
-        let mut received = std::collections::BTreeMap::new();
+        let steps = history.training().len() as u64;
+        if let Some(state) = read.as_ref().filter(|_| self.group.size() == 1) {
+            self.optimiser.restore(&state.tensors, steps)?;
+        }
+        let mine = self.shares.of(self.group.rank());
+        let mut moments = [vec![], vec![]];
         for (index, (name, var)) in self.variables.iter().enumerate() {
-            let is_mine = self.shares.owner(index) == self.group.rank();
-            for key in [format!("p.{name}"), format!("m.{name}"), format!("v.{name}")] {
-                let value = read.as_mut().and_then(|state| state.tensors.remove(&key));
-                let value: Tensor = match value {
-                    Some(value) if self.group.size() == 1 => value,
-                    value => {
-                        let value = value.unwrap_or_else(|| var.as_detached_tensor());
-                        broadcast(&*self.group, 0, &value)?
-                    }
-                };
-                if key.starts_with("p.") {
-                    var.set(&value.to_device(var.device())?)?;
-                } else if is_mine {
-                    received.insert(key, value);
+            let mut value = |kind: &str| {
+                let value = read.as_mut().and_then(|state| state.tensors.remove(&format!("{kind}.{name}")));
+                // The other ranks need room for rank 0's numbers.
+                broadcast(&*self.group, &value.unwrap_or_else(|| var.as_detached_tensor()))
+            };
+            var.set(&value("p")?.to_device(var.device())?)?;
+            if self.group.size() == 1 {
+                continue;
+            }
+            for (kind, kept) in ["m", "v"].into_iter().zip(&mut moments) {
+                let row = value(kind)?.flatten_all()?;
+                for piece in mine.iter().filter(|piece| piece.variable == index) {
+                    kept.push(row.narrow(0, piece.part.start, piece.part.len())?.copy()?);
                 }
             }
         }
-        self.optimiser.restore(&received, history.training().len() as u64)?;
+        if self.group.size() > 1 {
+            self.optimiser.restore_moments(moments, steps)?;
+        }
         self.history = history;
         Ok(())
     }

@@ -2,16 +2,18 @@
 
 use super::Trainer;
 use crate::error::{Result, TrainError};
-use crate::optimiser::AdamW;
+use crate::exchange::{collect, own_rows};
+use crate::optimiser::{AdamW, decays, norm};
 use crate::shares::Shares;
-use candle_core::DeviceLocation;
+use candle_core::{Device, DeviceLocation, Tensor, Var};
+use gpt2_kernels::adamw::{CHUNK, squares_of_chunks};
 use gpt2_parallel::{Fact, Group};
 use std::sync::Arc;
 
 impl Trainer {
     /// Shares the work out over the processes of a group, each of which has a trainer with the same model, data and
     /// options. A step's batches are computed by the ranks in turn, and each rank keeps the optimiser's moments and sums
-    /// the gradients of a part of the variables. Losses and weights are those of one process, bit for bit.
+    /// the gradients of a share of the parameters, on the CPU. Losses and weights are those of one process, bit for bit.
     ///
     /// After an error on one rank, in any method, the others may wait for it: end the job with [`Group::abort`]. The memory
     /// for all moments, which a trainer alone needs, is given back here before it was touched.
@@ -28,12 +30,43 @@ impl Trainer {
         if group.size() > 1 {
             group.agree(&self.facts()?)?;
         }
-        let lengths = self.variables.iter().map(|(_, var)| var.elem_count()).collect();
-        self.shares = Shares::new(lengths, group.size());
-        let mine = self.variables[self.shares.of(group.rank())].to_vec();
-        self.optimiser = AdamW::new(mine, self.optimiser.params())?;
         self.group = group;
+        if self.group.size() > 1 {
+            self.shares = Shares::new(&self.lengths(), self.group.size(), CHUNK);
+            let mine = self.shares.of(self.group.rank());
+            let parts =
+                mine.iter().map(|piece| (piece.part.len(), decays(&self.variables[piece.variable].1)));
+            self.optimiser = AdamW::of_parts(parts, self.optimiser.params())?;
+        }
         Ok(self)
+    }
+
+    /// How many numbers each variable has.
+    pub(super) fn lengths(&self) -> Vec<usize> {
+        self.variables.iter().map(|(_, var)| var.elem_count()).collect()
+    }
+
+    /// Steps this rank's pieces with the sums of their gradients, and collects those of the others; returns the norm of all
+    /// gradients.
+    pub(super) fn step_of_all_ranks(&mut self, gradients: &[Tensor], lr: f64, scale: f64) -> Result<f64> {
+        let step = self.steps();
+        let failed = |source| TrainError::Step { step, source };
+        let squares = gradients.iter().map(squares_of_chunks).collect::<candle_core::Result<Vec<_>>>();
+        let squares = squares.map_err(failed)?.concat();
+        let all = self.group.gather_bytes(bytemuck::cast_slice(&squares))?.concat();
+        let squares = self.shares.over_variables(&bytemuck::pod_collect_to_vec(&all));
+        let norm = norm(&squares, scale).map_err(failed)?;
+        let mine = own_rows(&*self.group, &self.shares, |variable| self.variables[variable].1.as_tensor())?;
+        // Copies: the variables change when all ranks have their pieces.
+        let mine: Vec<Var> = mine.iter().map(Var::from_tensor).collect::<candle_core::Result<_>>()?;
+        self.optimiser.apply(&mine, gradients, lr, scale, norm).map_err(failed)?;
+        let mine: Vec<Tensor> = mine.iter().map(Var::as_detached_tensor).collect();
+        collect(&*self.group, &self.shares, &self.lengths(), &mine, |variable, values| {
+            let var = &self.variables[variable].1;
+            let values = Tensor::from_vec(values, var.dims(), &Device::Cpu)?;
+            Ok(var.set(&values.to_device(var.device())?)?)
+        })?;
+        Ok(norm)
     }
 
     /// What must be the same on every rank for the result to be that of one process.
