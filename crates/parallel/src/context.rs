@@ -178,7 +178,6 @@ impl Join {
 
     /// The sum over the ranks of their gradients at this rank's positions.
     fn summed(&self, gradient: &[f32], (rows, width): (usize, usize)) -> Result<Vec<f32>> {
-        let (rank, ranks) = (self.group.rank(), self.group.size());
         let lengths = self.lengths(rows, width);
         let mut parts = vec![0f32; gradient.len()];
         let mut start = 0;
@@ -187,17 +186,7 @@ impl Join {
             self.stretches(to, (rows, width), |at, from| part[at].copy_from_slice(&gradient[from]));
             start += length;
         }
-        let mut received = vec![0f32; lengths[rank] * ranks];
-        let bytes: Vec<usize> = lengths.iter().map(|length| 4 * length).collect();
-        let place = bytemuck::cast_slice_mut(&mut received);
-        self.group
-            .all_to_all(bytemuck::cast_slice(&parts), &bytes, place, &vec![bytes[rank]; ranks])
-            .map_err(candle_core::Error::wrap)?;
-        let mut sum = received[..lengths[rank]].to_vec();
-        for more in received.chunks_exact(lengths[rank].max(1)).skip(1) {
-            sum.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
-        }
-        Ok(sum)
+        self.group.sum_own_part(&parts, &lengths).map_err(candle_core::Error::wrap)
     }
 }
 

@@ -23,18 +23,28 @@ impl dyn Group + '_ {
 
     /// Each rank adds one part of the bucket, and all collect the sums.
     fn reduce_bucket(&self, bucket: &mut [f32]) -> Result<()> {
-        let (rank, size) = (self.rank(), self.size());
-        let bytes: Vec<usize> =
-            (0..size).map(|r| (bucket.len() * (r + 1) / size - bucket.len() * r / size) * 4).collect();
-        let length = bytes[rank] / 4;
+        let size = self.size();
+        let lengths: Vec<usize> =
+            (0..size).map(|r| bucket.len() * (r + 1) / size - bucket.len() * r / size).collect();
+        let sum = self.sum_own_part(bucket, &lengths)?;
+        let bytes: Vec<usize> = lengths.iter().map(|length| 4 * length).collect();
+        self.all_gather(bytemuck::cast_slice(&sum), bytemuck::cast_slice_mut(bucket), &bytes)
+    }
+
+    /// The sum, in rank order, of what all ranks have for this one. `parts` are one after the other: `lengths[r]` numbers for
+    /// rank r, as many on every rank.
+    pub(crate) fn sum_own_part(&self, parts: &[f32], lengths: &[usize]) -> Result<Vec<f32>> {
+        let (length, size) = (lengths[self.rank()], self.size());
+        let bytes: Vec<usize> = lengths.iter().map(|length| 4 * length).collect();
         let mut received = vec![0f32; length * size];
         let place = bytemuck::cast_slice_mut(&mut received);
-        self.all_to_all(bytemuck::cast_slice(bucket), &bytes, place, &vec![bytes[rank]; size])?;
+        self.all_to_all(bytemuck::cast_slice(parts), &bytes, place, &vec![4 * length; size])?;
         let (sum, others) = received.split_at_mut(length);
         for other in others.chunks_exact(length.max(1)) {
             sum.iter_mut().zip(other).for_each(|(sum, other)| *sum += other);
         }
-        self.all_gather(bytemuck::cast_slice(sum), bytemuck::cast_slice_mut(bucket), &bytes)
+        received.truncate(length);
+        Ok(received)
     }
 
     /// What every rank has to say, in rank order. The lengths may differ.

@@ -12,6 +12,7 @@ use std::ffi::{c_char, c_int, c_void};
 use std::ptr::null_mut;
 
 type Handle = usize;
+type Ask = unsafe extern "C" fn(Handle, *mut c_int) -> c_int;
 type Gather = unsafe extern "C" fn(
     *const c_void,
     c_int,
@@ -61,8 +62,8 @@ pub(super) struct Calls {
     version: String,
     initialized: unsafe extern "C" fn(*mut c_int) -> c_int,
     init_thread: unsafe extern "C" fn(*mut c_int, *mut c_void, c_int, *mut c_int) -> c_int,
-    comm_rank: unsafe extern "C" fn(Handle, *mut c_int) -> c_int,
-    comm_size: unsafe extern "C" fn(Handle, *mut c_int) -> c_int,
+    comm_rank: Ask,
+    comm_size: Ask,
     bcast: unsafe extern "C" fn(*mut c_void, c_int, Handle, c_int, Handle) -> c_int,
     allgatherv: Gather,
     alltoallv: AllToAll,
@@ -153,19 +154,19 @@ impl Calls {
     }
 
     pub(super) fn rank(&self) -> Result<usize> {
-        let mut rank: c_int = 0;
-        // SAFETY: MPI writes one integer.
-        let code = unsafe { (self.comm_rank)(self.constants.world, &raw mut rank) };
-        done("MPI_Comm_rank", code)?;
-        Ok(usize::try_from(rank).unwrap_or(0))
+        self.asked("MPI_Comm_rank", self.comm_rank)
     }
 
     pub(super) fn size(&self) -> Result<usize> {
-        let mut size: c_int = 1;
-        // SAFETY: MPI writes one integer.
-        let code = unsafe { (self.comm_size)(self.constants.world, &raw mut size) };
-        done("MPI_Comm_size", code)?;
-        Ok(usize::try_from(size).unwrap_or(1))
+        self.asked("MPI_Comm_size", self.comm_size)
+    }
+
+    /// A number of the group of all processes.
+    fn asked(&self, function: &'static str, ask: Ask) -> Result<usize> {
+        let mut number: c_int = 0;
+        // SAFETY: both functions of this type write one integer.
+        done(function, unsafe { ask(self.constants.world, &raw mut number) })?;
+        Ok(usize::try_from(number).unwrap_or(0))
     }
 
     /// Copies `data` from rank `root` to the others.
