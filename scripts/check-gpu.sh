@@ -1,13 +1,23 @@
 #!/usr/bin/env bash
 # Is a CUDA build of `gpt2` right on this machine's GPU, and how fast is it beside PyTorch?
 #
-#   scripts/check-gpu.sh [BINARY] [--out DIR] [--quick]
+#   scripts/check-gpu.sh [BINARY] [--out DIR] [--part times|sanitizers|all] [--budget SECONDS] [--resume] [--quick]
 #
 # The default BINARY is target/cuda/gpt2, which scripts/cuda/build.sh builds without a GPU, or else target/release/gpt2.
-# The machine needs NVIDIA's driver and a Python 3 with PyTorch; PYTHON may name it. DIR (default: target/gpu-check) gets
-# verify.json, gpu.json with all results, and gpu.md, a table for the README.
+# The machine needs NVIDIA's driver and a Python 3.10 with PyTorch; PYTHON may name it.
 #
-# Exits 1 if a result is wrong or our timings did not run, 2 for wrong arguments, 3 if something is not installed.
+# Part `times` runs `gpt2 verify`, then times one row of the table after another, the most important first. Part
+# `sanitizers` runs compute-sanitizer's four tools on our kernels. The default is `all`, one part after the other. Each
+# part ends by itself after SECONDS (540). Whenever it ends, DIR (target/gpu-check) has what was done until then:
+#   verify.json                  the output of `gpt2 verify --json`
+#   gpu.json, gpu.md             all results and the table; both name the rows that were not reached
+#   sanitizers.json, TOOL.log    what each tool found; one that did not finish is named so
+# --resume keeps the finished rows of the last run if the binary, PyTorch, the GPU and the settings are the same.
+# --quick times few rows with few runs.
+# --dry-run takes the CPU and a tiny model instead of the GPU, to see whether the scripts run; its times mean nothing.
+#
+# Exits 1 if a result is wrong, our kernels were not timed in a row that was reached, or a tool did not finish; 2 for
+# wrong arguments; 3 if something is not installed; 143 after SIGTERM. Rows that are left over are no error.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 
@@ -18,13 +28,16 @@ fail() { # STATUS MESSAGE [LINE...]
     exit "$status"
 }
 
-binary='' out=$root/target/gpu-check quick=()
+usage='check-gpu.sh [BINARY] [--out DIR] [--part times|sanitizers|all] [--budget SECONDS] [--resume] [--quick]'
+binary='' out=$root/target/gpu-check dry='' options=()
 while [ $# -gt 0 ]; do
     case $1 in
         --out) [ -n "${2:-}" ] || fail 2 "--out needs a folder"; out=$2; shift ;;
-        --quick) quick=(--quick) ;;
+        --part | --budget) [ -n "${2:-}" ] || fail 2 "$1 needs a value; usage: $usage"; options+=("$1" "$2"); shift ;;
+        --resume | --quick) options+=("$1") ;;
+        --dry-run) dry=yes options+=("$1") ;;
         -h | --help) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit 0 ;;
-        -*) fail 2 "no option $1; usage: check-gpu.sh [BINARY] [--out DIR] [--quick]" ;;
+        -*) fail 2 "no option $1; usage: $usage" ;;
         *) [ -z "$binary" ] || fail 2 "one binary, not both $binary and $1"; binary=$1 ;;
     esac
     shift
@@ -39,14 +52,16 @@ binary=$(realpath "$binary")
 
 # --- the driver -----------------------------------------------------------------------------
 
-export PATH=$PATH:/usr/local/nvidia/bin:/usr/lib/wsl/lib # where containers and WSL have nvidia-smi
-command -v nvidia-smi >/dev/null || fail 3 "no NVIDIA driver: nvidia-smi is not there" \
-    "Install the driver (https://www.nvidia.com/drivers; CUDA 13 needs 580 or later); in a container, start it with" \
-    "\`docker run --gpus all\` and NVIDIA_DRIVER_CAPABILITIES=compute,utility."
-gpus=$(nvidia-smi --query-gpu=name,driver_version,compute_cap --format=csv,noheader 2>&1) && [[ $gpus == *,* ]] ||
-    fail 3 "the NVIDIA driver does not answer: $gpus" \
-        "\`nvidia-smi\` has to list a GPU; is the kernel's module loaded (\`lsmod | grep nvidia\`)?"
-echo "$gpus"
+if [ -z "$dry" ]; then
+    export PATH=$PATH:/usr/local/nvidia/bin:/usr/lib/wsl/lib # where containers and WSL have nvidia-smi
+    command -v nvidia-smi >/dev/null || fail 3 "no NVIDIA driver: nvidia-smi is not there" \
+        "Install the driver (https://www.nvidia.com/drivers; CUDA 13 needs 580 or later); in a container, start it" \
+        "with \`docker run --gpus all\` and NVIDIA_DRIVER_CAPABILITIES=compute,utility."
+    gpus=$(nvidia-smi --query-gpu=name,driver_version,compute_cap --format=csv,noheader 2>&1) && [[ $gpus == *,* ]] ||
+        fail 3 "the NVIDIA driver does not answer: $gpus" \
+            "\`nvidia-smi\` has to list a GPU; is the kernel's module loaded (\`lsmod | grep nvidia\`)?"
+    echo "$gpus"
+fi
 
 # --- CUDA's libraries -----------------------------------------------------------------------
 
@@ -71,8 +86,8 @@ for folder in "$site"/nvidia/{cu13,*}/lib /usr/local/{cuda,nvidia}/lib64 /usr/li
 done
 missing=$(unfound | paste -sd' ')
 remedies=()
-[[ $missing != *libcuda.so* ]] || remedies+=("libcuda is the driver's: put its folder on LD_LIBRARY_PATH; in a container," \
-    "NVIDIA_DRIVER_CAPABILITIES has to have \`compute\`.")
+[[ $missing != *libcuda.so* ]] || remedies+=("libcuda is the driver's: put its folder on LD_LIBRARY_PATH;" \
+    "in a container, NVIDIA_DRIVER_CAPABILITIES has to have \`compute\`.")
 [[ ${missing/libcuda.so.1/} != *lib* ]] || remedies+=("CUDA's: \`$python -m pip install nvidia-cublas nvidia-curand\`")
 [ -z "$missing" ] || fail 3 "libraries are missing: $missing" "${remedies[@]}"
 if too_old=$(loaded | grep -F 'not found'); then
@@ -81,41 +96,9 @@ fi
 if stubs=$(loaded | grep -F '/stubs/'); then
     fail 3 "stub libraries, which compute nothing, are on LD_LIBRARY_PATH; take them off" "$stubs"
 fi
-gpt2() { LD_LIBRARY_PATH=$libraries "$binary" "$@"; }
 
-# --- right? ---------------------------------------------------------------------------------
+# --- both parts -----------------------------------------------------------------------------
 
-mkdir -p "$out"
-out=$(cd "$out" && pwd)
-trap 'rm -f "$out"/*.part' EXIT
-job='' status=0
-trap '[ -z "$job" ] || kill "$job" || true; exit 130' INT # what runs in the foreground ends by itself
-echo
-echo "gpt2 verify --device cuda"
-verified=0
-gpt2 verify --device cuda --json >"$out/verify.json.part" || verified=$?
-mv "$out/verify.json.part" "$out/verify.json"
-"$python" - "$out/verify.json" <<'PYTHON' || verified=1
-import json, sys
-try:
-    report = json.load(open(sys.argv[1]))
-except ValueError:
-    sys.exit("no result: see the error above")
-keys = ("what", "case", "impl", "dtype")
-widths = [max(len(check[key]) for check in report["checks"]) for key in keys]
-for check in report["checks"]:
-    names = "  ".join(check[key].ljust(width) for key, width in zip(keys, widths))
-    error = "nan" if check["error"] is None else f"{check['error']:.1e}"
-    print(f"{names}  {error:>7}  {check['tolerance']:.1e}  {'ok' if check['passed'] else 'FAILED'}")
-print(sum(check["passed"] for check in report["checks"]), "of", len(report["checks"]), "paths within their tolerance")
-PYTHON
-if [ "$verified" != 0 ]; then
-    echo "error: gpt2 verify failed; the timings below are of a build that is not right" >&2
-    status=1
-fi
-
-echo
-sanitized='not there, not run'
 sanitizer=''
 for found in "$(command -v compute-sanitizer || true)" {"$site"/nvidia/*,/usr/local/cuda}/bin/compute-sanitizer; do
     if [ -x "$found" ]; then
@@ -123,39 +106,6 @@ for found in "$(command -v compute-sanitizer || true)" {"$site"/nvidia/*,/usr/lo
         break
     fi
 done
-if [ -n "$sanitizer" ]; then
-    # Addresses, and the order of accesses to shared memory.
-    limit=900 sanitized=''
-    [ ${#quick[@]} = 0 ] || limit=300
-    for tool in memcheck racecheck; do
-        echo "$sanitizer --tool $tool: at most $limit s"
-        checked=0
-        # timeout also ends the program under the sanitizer, which is in a separate group that Ctrl-C does not reach.
-        LD_LIBRARY_PATH=$libraries timeout -k 10 "$limit" "$sanitizer" --tool "$tool" --error-exitcode 9 \
-            "$binary" verify --device cuda --json >"$out/$tool.log" 2>&1 &
-        job=$!
-        wait "$job" || checked=$?
-        job=''
-        case $checked in
-            0) found='found nothing' ;;
-            9) found='FOUND ERRORS'; status=1 ;;
-            124) found="was not done after $limit s" ;;
-            *) found="came to no result, status $checked" ;;
-        esac
-        sanitized+="${sanitized:+, }$tool $found"
-        if [ "$checked" != 0 ]; then
-            grep -m 20 '^=========' "$out/$tool.log" || true
-            echo "all of it: $out/$tool.log"
-        fi
-    done
-fi
-echo "compute-sanitizer: $sanitized"
-
-# --- fast? ----------------------------------------------------------------------------------
-
-echo
-timed=0
-"$python" "$root/scripts/check_gpu.py" --binary "$binary" --device cuda "${quick[@]}" --library-path "$libraries" \
-    --verify "$out/verify.json" --sanitizer "$sanitized" --json "$out/gpu.json" --markdown "$out/gpu.md" || timed=$?
-[ "$status" != 0 ] || status=$timed
-exit "$status"
+# exec: a signal to this process has to reach the one that writes the files.
+exec "$python" "$root/scripts/check_gpu.py" --binary "$binary" --out "$out" --library-path "$libraries" \
+    ${sanitizer:+--sanitizer "$sanitizer"} "${options[@]}"

@@ -1,0 +1,56 @@
+"""Runs a program for at most so long, and leaves none of its processes behind."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+LIBC = ctypes.CDLL(None)
+PR_SET_PDEATHSIG = 1
+
+
+class Done(NamedTuple):
+    status: int | None  # None: ended because its time was over
+    stdout: str
+    stderr: str
+
+
+def start(command: Sequence[object], **options) -> subprocess.Popen:
+    """A child in a group of its own, for `end`; it also ends if this process is killed, and so cannot keep the GPU."""
+
+    def follow() -> None:
+        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    return subprocess.Popen([str(word) for word in command], start_new_session=True, preexec_fn=follow, **options)
+
+
+def end(child: subprocess.Popen) -> None:
+    """Ends a child, with all that it started."""
+    if child.returncode is None:
+        try:
+            os.killpg(child.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        child.wait()
+
+
+def run(command: Sequence[object], timeout: float, library_path: str = "", log: Path | None = None) -> Done:
+    """Runs a command; with `log`, all its output goes there."""
+    environment = os.environ | ({"LD_LIBRARY_PATH": library_path} if library_path else {})
+    # Files, not pipes: a pipe stays open, and is waited for, while any process below the child lives.
+    with tempfile.TemporaryFile("w+") as errors, open(log, "w+") if log else tempfile.TemporaryFile("w+") as output:
+        files = dict(stdin=subprocess.DEVNULL, stdout=output, stderr=output if log else errors)
+        child = start(command, env=environment, **files)
+        try:
+            status = child.wait(timeout)
+        except subprocess.TimeoutExpired:
+            status = None
+        finally:
+            end(child)
+        output.seek(0)
+        errors.seek(0)
+        return Done(status, output.read(), errors.read())
