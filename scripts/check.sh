@@ -13,6 +13,8 @@ step "$cargo" fmt --all --check
 step "$cargo" fmt --manifest-path fuzz/Cargo.toml --check
 step "$cargo" fmt --manifest-path scripts/outside/Cargo.toml --check
 step scripts/check_circles.py --self-test
+step scripts/cuda/kernels.py --self-test
+step scripts/check_gpu.py --self-test
 step scripts/check_circles.py
 step "$cargo" clippy --release --workspace --all-targets -- -D warnings
 # A build without the Hub must not build any of its crates.
@@ -36,7 +38,8 @@ step "$cargo" test --release
 case $(uname -m) in x86_64) lower=(portable avx2) ;; *) lower=(portable) ;; esac
 if grep -qs amx_bf16 /proc/cpuinfo; then lower+=(avx512); fi
 for isa in "${lower[@]}"; do
-    step env GPT2_ISA="$isa" "$cargo" test --release --lib --test kernels --test model
+    # The emulated GPU runs on no instruction set in particular.
+    step env GPT2_ISA="$isa" "$cargo" test --release --lib --test kernels --test model -- --skip _emulated
 done
 # The walkthrough is for reading, and no test runs it.
 step "$cargo" run --release --quiet --example walkthrough >/dev/null

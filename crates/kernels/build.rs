@@ -30,6 +30,8 @@ mod cuda {
             println!("cargo:rerun-if-env-changed={variable}");
         }
         let capabilities = capabilities()?;
+        let list: Vec<String> = capabilities.iter().map(ToString::to_string).collect();
+        println!("cargo::rustc-env=GPT2_COMPILED_CAPABILITIES={}", list.join(" "));
         let nvcc = CudaToolkit::detect()?.nvcc_path;
         let out = PathBuf::from(env::var("OUT_DIR")?);
         let files = std::fs::read_dir("cuda")?.map(|file| Ok(file?.path()));
@@ -45,7 +47,7 @@ mod cuda {
         Ok(())
     }
 
-    /// The compute capabilities in ascending order. The kernels need at least 80; on older GPUs tensors take the
+    /// The compute capabilities in ascending order. The kernels need at least 75, and those in bf16 80; on older GPUs tensors take the
     /// eager path.
     fn capabilities() -> Result<Vec<usize>, Box<dyn Error>> {
         let given = match env::var("GPT2_CUDA_CAPABILITIES") {
@@ -57,7 +59,7 @@ mod cuda {
             }
             Err(_) => vec![detect_compute_cap()?.base()],
         };
-        let mut all: Vec<usize> = given.into_iter().map(|capability| capability.max(80)).collect();
+        let mut all: Vec<usize> = given.into_iter().map(|capability| capability.max(75)).collect();
         all.sort_unstable();
         all.dedup();
         if all.is_empty() {

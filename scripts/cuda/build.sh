@@ -3,7 +3,8 @@
 #
 #   scripts/cuda/toolkit.sh && scripts/cuda/build.sh [CAPABILITIES]
 #
-# CAPABILITIES are the GPUs to support, as numbers: 80 is an A100, 90 an H100 or H200 (default: "80 90"). The program
+# CAPABILITIES are the GPUs to support, as numbers: 75 is a T4, 80 an A100, 90 an H100 or H200 (default: "80 90").
+# With 75 among them the program has no bf16 on any GPU, because Candle's kernels for the lowest one have none. The program
 # contains our own kernels as machine code for each. It contains Candle's once, as PTX for the lowest, which the driver
 # compiles for the GPU it finds; this script checks with ptxas that this works for each capability.
 set -euo pipefail
@@ -12,8 +13,8 @@ cd "$(dirname "$0")/../.."
 export CUDA_HOME=$PWD/target/cuda/toolkit
 read -ra capabilities <<<"${*:-80 90}"
 for capability in "${capabilities[@]}"; do
-    [[ $capability =~ ^[0-9]{2,3}$ ]] && [ "$capability" -ge 80 ] ||
-        { echo "error: \`$capability\` is not a compute capability from 80 on, such as 90" >&2; exit 2; }
+    [[ $capability =~ ^[0-9]{2,3}$ ]] && [ "$capability" -ge 75 ] ||
+        { echo "error: \`$capability\` is not a compute capability from 75 on, such as 90" >&2; exit 2; }
 done
 lowest=$(printf '%s\n' "${capabilities[@]}" | sort -n | head -1)
 [ -x "$CUDA_HOME/bin/nvcc" ] || { echo "error: no nvcc in $CUDA_HOME; run scripts/cuda/toolkit.sh first" >&2; exit 1; }

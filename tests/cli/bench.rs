@@ -26,7 +26,8 @@ fn json_has_the_documented_fields() -> Result {
         "what",
         "work",
     ];
-    for what in ["core", "block", "forward", "decode"] {
+    for what in ["core", "block", "forward", "decode", "generate"] {
+        let makes_tokens = matches!(what, "decode" | "generate");
         let args = ["bench", what, "--model", &case("odd"), "--json", "--batch", "2", "--tokens", "16"];
         let more = [
             "--runs",
@@ -44,7 +45,7 @@ fn json_has_the_documented_fields() -> Result {
         ];
         let report = json(&[&args[..], &more].concat())?;
         let mut fields: Vec<&str> = common.to_vec();
-        if what == "decode" {
+        if makes_tokens {
             fields.extend(["ms_per_token", "tokens_per_s"]);
         }
         fields.sort_unstable();
@@ -63,10 +64,10 @@ fn json_has_the_documented_fields() -> Result {
         let (speed, peak) = (number(work, "giga_per_s")?, number(work, "peak")?);
         assert!(speed > 0.0 && peak > 0.0, "{report}");
         assert!((number(work, "of_peak")? - speed / peak).abs() < 1e-9, "{report}");
-        assert_eq!(work["unit"], if what == "decode" { "GB/s" } else { "GFLOP/s" });
+        assert_eq!(work["unit"], if makes_tokens { "GB/s" } else { "GFLOP/s" });
         let (median, min) = (number(&report, "median_ms")?, number(&report, "min_ms")?);
         assert!(0.0 < min && min <= median && median < 60_000.0, "{report}");
-        if what == "decode" {
+        if makes_tokens {
             let ms = number(&report, "ms_per_token")?;
             assert!((ms * 4.0 - median).abs() < 1e-6 * median, "{report}");
             // Each step gives a token to both rows.

@@ -164,6 +164,7 @@ fn verify_passes_on_a_quantized_model() -> Result {
     let report = json(&["verify", "--model", text(&data("gguf").join("tiny.gguf")), "--json"])?;
     assert_eq!(report["passed"], true, "{report}");
     let checks = report["checks"].as_array().map(Vec::as_slice).unwrap_or_default();
-    assert_eq!(checks.iter().filter(|check| check["what"] == "linear, q4_K").count(), 2);
+    // With few rows and with many, all of them and the first alone.
+    assert_eq!(checks.iter().filter(|check| check["what"] == "linear, q4_K").count(), 4);
     Ok(())
 }

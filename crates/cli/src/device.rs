@@ -1,14 +1,34 @@
 //! Opens `--device`: an explicit choice never falls back, and `auto` says what it chose.
 
-use crate::args::DeviceArg;
+use crate::args::{DeviceArg, RunArgs};
 use crate::output::note;
 use anyhow::{Context, bail};
 use candle_core::Device;
 use candle_core::utils::{cuda_is_available, metal_is_available};
 
+impl RunArgs {
+    /// Opens the device, and lets its products in f32 round to TF32 if the caller asks for it.
+    pub(crate) fn open(&self) -> anyhow::Result<Device> {
+        let device = self.device.open()?;
+        if self.tf32 {
+            if !device.is_cuda() {
+                bail!("--tf32 is for --device cuda: other devices have no TF32");
+            }
+            candle_core::cuda::set_gemm_reduced_precision_f32(true);
+        }
+        Ok(device)
+    }
+}
+
+/// Whether products in f32 round their inputs to TF32 on this device.
+pub(crate) fn rounds_to_tf32(device: &Device) -> bool {
+    // Without CUDA, Candle's stand-in always says that they do.
+    device.is_cuda() && candle_core::cuda::gemm_reduced_precision_f32()
+}
+
 impl DeviceArg {
     /// Opens the device.
-    pub(crate) fn open(self) -> anyhow::Result<Device> {
+    fn open(self) -> anyhow::Result<Device> {
         match self {
             Self::Cpu => Ok(Device::Cpu),
             Self::Cuda(_) if !cuda_is_available() => bail!(
@@ -21,11 +41,7 @@ impl DeviceArg {
                         "--device cuda:{n}: this GPU does not respond; `nvidia-smi` shows which GPUs there are"
                     )
                 };
-                let device = Device::new_cuda(n).with_context(none)?;
-                gpt2_kernels::keep_freed_memory(&device).with_context(|| {
-                    format!("--device cuda:{n}: the driver's memory pool does not respond")
-                })?;
-                Ok(device)
+                gpt2_kernels::open_cuda(n).with_context(none)
             }
             Self::Metal(_) if !metal_is_available() => bail!(
                 "--device metal: this gpt2 was built without Metal; build it with \

@@ -1,5 +1,6 @@
 //! How an output was made: the same facts in the terminal's first line, in JSON and in every file.
 
+use crate::device::rounds_to_tf32;
 use crate::session::Session;
 use candle_core::{DType, Device, DeviceLocation};
 use gpt2_kernels::BlockFormat;
@@ -27,6 +28,9 @@ pub(crate) struct Provenance {
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     weights: BTreeMap<String, String>,
     dtype: &'static str,
+    /// Whether products in f32 round their inputs to TF32.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    tf32: bool,
     /// The formats of quantised weights.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     quantized: Vec<&'static str>,
@@ -66,6 +70,7 @@ impl Provenance {
             commit: session.files.commit.clone(),
             weights: session.files.verified.clone(),
             dtype: DType::as_str(&dtype),
+            tf32: rounds_to_tf32(&session.device),
             quantized: session.formats.iter().copied().map(BlockFormat::as_str).collect(),
             kv: None,
             device: device_name(&session.device),
@@ -89,24 +94,28 @@ impl Provenance {
 
     /// The same, with interventions.
     pub(crate) fn under(self, interventions: &Interventions) -> Self {
-        // On GPUs, plain operations handle knocked-out keys.
+        // On Metal, plain operations handle knocked-out keys.
         let hides = interventions.iter().any(|one| matches!(one, Intervention::KnockOut(..)));
-        let implementation =
-            if hides && self.device != "cpu" { Implementation::Eager.as_str() } else { self.implementation };
+        let implementation = if hides && self.device.starts_with("metal") {
+            Implementation::Eager.as_str()
+        } else {
+            self.implementation
+        };
         let interventions = interventions.iter().map(Intervention::to_string).collect();
         Self { implementation, interventions, ..self }
     }
 
     /// One line: dtype, device, attention and interventions.
     pub(crate) fn caption(&self) -> String {
-        let Self { dtype, device, implementation, interventions, quantized, kv, .. } = self;
+        let Self { dtype, tf32, device, implementation, interventions, quantized, kv, .. } = self;
+        let tf32 = if *tf32 { " with products in tf32" } else { "" };
         let weights = if quantized.is_empty() {
             String::new()
         } else {
             format!(", weights in {}", quantized.join(", "))
         };
         let kv = kv.map(|kv| format!(", cache in {kv}")).unwrap_or_default();
-        let ran = format!("{dtype} on {device}{weights}{kv}, {implementation} attention");
+        let ran = format!("{dtype}{tf32} on {device}{weights}{kv}, {implementation} attention");
         if interventions.is_empty() { ran } else { format!("{ran}; {}", interventions.join(", ")) }
     }
 

@@ -79,7 +79,7 @@ impl ModelArgs {
         hub::inputs(&self.hub, &mut inputs);
         // Check twice, so that whatever can be refused before the model is fetched is refused at once.
         outputs.check(&inputs)?;
-        let device = self.run.device.open()?;
+        let device = self.run.open()?;
         let files = files(self.model.as_deref(), &self.hub)?;
         inputs.model(&files)?;
         outputs.check(&inputs)?;

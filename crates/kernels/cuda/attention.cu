@@ -2,23 +2,30 @@
 // Faster Attention with Better Parallelism and Work Partitioning", algorithm 1): a block walks a tile of queries
 // through the keys that it sees, with an online softmax (Milakov and Gimelshein 2018), and never holds anything of
 // size (T, S).
-#include "device.cuh"
+#include "masks.cuh"
 
 constexpr int THREADS = 128, WARPS = THREADS / 32;
+/// The fewest blocks that a multiprocessor has to hold at once: as many as its shared memory has room for, if the
+/// registers then suffice. Of tiles of 64 queries and D 64, only 9.0 has room for a fourth.
+constexpr int blocks_at_once(int d, int queries) {
+#if CAPABILITY < 80
+    return d == 32 ? 2 : 1;
+#else
+    return queries == 128 ? 2 : d == 64 ? (CAPABILITY < 90 ? 3 : 4) : d == 128 ? 3 : 4;
+#endif
+}
 
-/// One tile of `WARPS * 16 * Rows16` queries of one head, `Keys` keys at a time. A warp owns `16 * Rows16` queries and
-/// reads each fragment of k and v once for all of them.
-///
-/// Fragments are laid out as for mma.m16n8k16: of a (16, 8) result, lane i holds columns i % 4 * 2 and i % 4 * 2 + 1 of
-/// row i / 4 ([0], [1]) and of row i / 4 + 8 ([2], [3]).
-template <typename E, int D, int Rows16, int Keys>
-DEVICE void attend(const E *q, const E *k, const E *v, const uint8_t *padding, E *out, const Shape &shape) {
-    constexpr int ROWS = 16 * Rows16, QUERIES = WARPS * ROWS, ROW = ROW_LENGTH<E, D>;
-    // With wider heads no registers are left to hold q.
-    constexpr bool HOLD_Q = D <= 64;
+/// One tile of `WARPS * 16 * Groups` queries of one head, `Keys` keys at a time. A warp owns `16 * Groups` queries and
+/// reads each fragment of k and v once for all of them. `Masked` kernels also know hidden keys and dropout. If
+/// `log_sums` (B, H, T) is not null, it gets the base-2 logarithm of each row's sum of weights before division.
+template <typename E, int D, int Groups, int Keys, bool Masked>
+DEVICE void attend(const E *q, const E *k, const E *v, const uint8_t *padding, E *out, float *log_sums, const Shape &shape,
+                   const Masks &masks) {
+    constexpr int ROWS = 16 * Groups, QUERIES = WARPS * ROWS, ROW = ROW_LENGTH<E, D>;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
-    const auto [tile, b, h] = place_of(blockIdx.x, gridDim.x, QUERIES, shape);
+    const Place place = place_of(blockIdx.x, gridDim.x, shape.queries, QUERIES, shape);
+    const auto [tile, b, h] = place;
     q += b * shape.q.batch + h * shape.q.head;
     k += b * shape.k.batch + h * shape.k.head;
     v += b * shape.v.batch + h * shape.v.head;
@@ -31,6 +38,8 @@ DEVICE void attend(const E *q, const E *k, const E *v, const uint8_t *padding, E
     E *const q_rows = static_cast<E *>(shared_memory()); // (QUERIES, ROW)
     E *const k_rows = q_rows + QUERIES * ROW;            // 2 x (Keys, ROW)
     E *const v_rows = k_rows + 2 * Keys * ROW;           // 2 x (Keys, ROW)
+    uint32_t *const words = reinterpret_cast<uint32_t *>(v_rows + 2 * Keys * ROW);
+    const Bits bits = {words, words + QUERIES * Keys / 32}; // of `Masked` kernels
     const auto copy_keys = [&](int step) {
         const int to = step % 2 * Keys * ROW;
         copy_rows<E, Keys, D, THREADS>(k_rows + to, k, shape.k.position, step * Keys, shape.keys);
@@ -41,143 +50,119 @@ DEVICE void attend(const E *q, const E *k, const E *v, const uint8_t *padding, E
 
     const int top = first + warp * ROWS; // the warp's first query
     E *const own_rows = q_rows + warp * ROWS * ROW;
-    uint32_t a[Rows16][HOLD_Q ? D / 16 : 1][4];
-    const auto load_q = [&](int r, int d) {
-        load_matrices(a[r][HOLD_Q ? d : 0], own_rows + (r * 16 + lane % 16) * ROW + d * 16 + lane / 16 * 8);
-    };
+    Rows<E, D, Groups, D <= 64> queries = {own_rows}; // with wider heads no registers are left to hold them
 
-    float context[Rows16][D / 8][4] = {};
-    float largest[Rows16][2], sum[Rows16][2] = {}; // of rows lane / 4 and lane / 4 + 8; a lane sums its own columns
+    float context[Groups][D / 8][4] = {};
+    float largest[Groups][2], sum[Groups][2] = {}; // of rows lane / 4 and lane / 4 + 8; a lane sums its own columns
 #pragma unroll
-    for (int r = 0; r < Rows16; r++) largest[r][0] = largest[r][1] = -INFINITE;
+    for (int g = 0; g < Groups; g++) largest[g][0] = largest[g][1] = -INFINITE;
 
     for (int step = 0; step < steps; step++) {
+        const int start = step * Keys;
         copies_arrived();
         sync_block(); // also: no thread still reads the other half of the memory
         if (step + 1 < steps) copy_keys(step + 1);
-        if (HOLD_Q && step == 0) {
-#pragma unroll
-            for (int r = 0; r < Rows16; r++)
-#pragma unroll
-                for (int d = 0; d < D / 16; d++) load_q(r, d);
+        if (Masked) {
+            fill_bits<QUERIES, Keys, THREADS>(bits, masks, place, first, start, shape);
+            sync_block();
         }
-        const int start = step * Keys;
+        if (step == 0) queries.hold();
         // The tile's last query sees these keys, but this warp's queries might not.
         if (top >= shape.queries || start >= past + top + ROWS) continue;
         const E *const k_tile = k_rows + step % 2 * Keys * ROW, *const v_tile = v_rows + step % 2 * Keys * ROW;
+        Visible pairs = {~0u, ~0u};
+        if (visible) pairs = visible_keys<Keys>(visible, start, shape.keys);
 
-        float scores[Rows16][Keys / 8][4] = {};
-#pragma unroll
-        for (int d = 0; d < D / 16; d++) {
-            if (!HOLD_Q) {
-#pragma unroll
-                for (int r = 0; r < Rows16; r++) load_q(r, d);
-            }
-#pragma unroll
-            for (int j = 0; j < Keys / 16; j++) {
-                uint32_t b[4];
-                load_matrices(b, k_tile + (j * 16 + lane / 16 * 8 + lane % 8) * ROW + d * 16 + lane / 8 % 2 * 8);
-#pragma unroll
-                for (int r = 0; r < Rows16; r++) {
-                    mma<E>(scores[r][2 * j], a[r][HOLD_Q ? d : 0], b[0], b[1]);
-                    mma<E>(scores[r][2 * j + 1], a[r][HOLD_Q ? d : 0], b[2], b[3]);
-                }
-            }
-        }
+        float scores[Groups][Keys / 8][4] = {};
+        multiply_rows<E, D, Groups, D <= 64, Keys>(scores, queries, k_tile);
 
-        if (visible || start + Keys > past + top + 1) {
+        if (Masked || visible || start + Keys > past + top + 1) {
 #pragma unroll
-            for (int r = 0; r < Rows16; r++)
+            for (int g = 0; g < Groups; g++)
 #pragma unroll
                 for (int j = 0; j < Keys / 8; j++)
 #pragma unroll
                     for (int e = 0; e < 4; e++) {
-                        const int query = top + r * 16 + lane / 4 + e / 2 * 8;
-                        const int key = start + j * 8 + lane % 4 * 2 + e % 2;
-                        if (key >= shape.keys || key > past + query || (visible && !visible[key])) scores[r][j][e] = -INFINITE;
+                        const int row = g * 16 + lane / 4 + e / 2 * 8, column = j * 8 + lane % 4 * 2 + e % 2;
+                        bool hidden = start + column > past + top + row;
+                        hidden |= !((e % 2 ? pairs.odd : pairs.even) >> (j * 4 + lane % 4) & 1);
+                        if (Masked) hidden |= is_set(bits.hidden + (warp * ROWS + row) * (Keys / 32), column);
+                        if (hidden) scores[g][j][e] = -INFINITE;
                     }
         }
 
 #pragma unroll
-        for (int r = 0; r < Rows16; r++)
+        for (int g = 0; g < Groups; g++)
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                float now = largest[r][half];
+                float now = largest[g][half];
 #pragma unroll
-                for (int j = 0; j < Keys / 8; j++) now = fmaxf(now, fmaxf(scores[r][j][2 * half], scores[r][j][2 * half + 1]));
+                for (int j = 0; j < Keys / 8; j++) now = fmaxf(now, fmaxf(scores[g][j][2 * half], scores[g][j][2 * half + 1]));
                 now = fmaxf(now, shuffle_xor(now, 1));
                 now = fmaxf(now, shuffle_xor(now, 2));
                 // If the row has seen no key yet, every weight becomes 2^-inf.
                 const float base = now == -INFINITE ? 0 : now * shape.scale;
-                const float fade = exp2_fast(largest[r][half] * shape.scale - base);
-                largest[r][half] = now;
-                sum[r][half] *= fade;
+                const float fade = exp2_fast(largest[g][half] * shape.scale - base);
+                largest[g][half] = now;
+                sum[g][half] *= fade;
 #pragma unroll
                 for (int j = 0; j < Keys / 8; j++)
 #pragma unroll
                     for (int e = 2 * half; e < 2 * half + 2; e++) {
-                        scores[r][j][e] = exp2_fast(fmaf(scores[r][j][e], shape.scale, -base));
-                        sum[r][half] += scores[r][j][e];
+                        scores[g][j][e] = exp2_fast(fmaf(scores[g][j][e], shape.scale, -base));
+                        sum[g][half] += scores[g][j][e];
                     }
 #pragma unroll
                 for (int d = 0; d < D / 8; d++) {
-                    context[r][d][2 * half] *= fade;
-                    context[r][d][2 * half + 1] *= fade;
+                    context[g][d][2 * half] *= fade;
+                    context[g][d][2 * half + 1] *= fade;
                 }
             }
-
+        if (Masked && masks.threshold) { // dropped weights count in the sum, but add no value
 #pragma unroll
-        for (int j = 0; j < Keys / 16; j++) {
-            uint32_t weights[Rows16][4]; // two (16, 8) results side by side are one (16, 16) operand
+            for (int g = 0; g < Groups; g++)
 #pragma unroll
-            for (int r = 0; r < Rows16; r++)
+                for (int j = 0; j < Keys / 8; j++)
 #pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    const float(&part)[4] = scores[r][2 * j + e / 2];
-                    weights[r][e] = pack<E>(part[e % 2 * 2], part[e % 2 * 2 + 1]);
-                }
-#pragma unroll
-            for (int d = 0; d < D / 16; d++) {
-                uint32_t b[4];
-                load_matrices_transposed(b, v_tile + (j * 16 + lane % 16) * ROW + d * 16 + lane / 16 * 8);
-#pragma unroll
-                for (int r = 0; r < Rows16; r++) {
-                    mma<E>(context[r][2 * d], weights[r], b[0], b[1]);
-                    mma<E>(context[r][2 * d + 1], weights[r], b[2], b[3]);
-                }
-            }
+                    for (int e = 0; e < 4; e++) {
+                        const int row = warp * ROWS + g * 16 + lane / 4 + e / 2 * 8;
+                        if (is_set(bits.dropped + row * (Keys / 32), j * 8 + lane % 4 * 2 + e % 2)) scores[g][j][e] = 0;
+                    }
         }
+        add_weighted_rows<E, D, Groups, Keys>(context, scores, v_tile);
     }
 
-    // Writes go through the warp's own rows of shared memory, so that whole rows go out.
-    sync_warp();
+    float factors[Groups][2];
 #pragma unroll
-    for (int r = 0; r < Rows16; r++)
+    for (int g = 0; g < Groups; g++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            float all = sum[r][half];
+            float all = sum[g][half];
             all += shuffle_xor(all, 1);
             all += shuffle_xor(all, 2);
-            const float factor = all == 0 ? 0 : 1 / all;
-            E *const row = own_rows + (r * 16 + lane / 4 + half * 8) * ROW + lane % 4 * 2;
-#pragma unroll
-            for (int d = 0; d < D / 8; d++)
-                *reinterpret_cast<uint32_t *>(row + d * 8) =
-                    pack<E>(context[r][d][2 * half] * factor, context[r][d][2 * half + 1] * factor);
+            factors[g][half] = all == 0 ? 0 : (Masked ? masks.kept : 1) / all;
+            const int row = top + g * 16 + lane / 4 + half * 8;
+            if (log_sums && lane % 4 == 0 && row < shape.queries)
+                // Of a row that sees no key, every weight becomes 2^-inf in the backward pass.
+                log_sums[(static_cast<long long>(b) * shape.heads + h) * shape.queries + row] =
+                    all == 0 ? INFINITE : fmaf(largest[g][half], shape.scale, log2_fast(all));
         }
-    sync_warp();
-    for (int i = lane; i < ROWS * (D / 8); i += 32) {
-        const int row = i / (D / 8), unit = i % (D / 8);
-        if (top + row >= shape.queries) break;
-        E *const to = out + ((static_cast<long long>(b) * shape.queries + top + row) * shape.heads + h) * D;
-        reinterpret_cast<uint4 *>(to)[unit] = *reinterpret_cast<const uint4 *>(own_rows + row * ROW + unit * 8);
-    }
+    const long long stride = static_cast<long long>(shape.heads) * D;
+    write_rows<E, D, Groups>(context, factors, own_rows, out + (static_cast<long long>(b) * shape.queries * shape.heads + h) * D,
+                             stride, top, shape.queries);
 }
 
 #define ATTENTION(E, D, QUERIES, KEYS)                                                                                        \
-    KERNEL(THREADS)                                                                                                           \
-    attention_##E##_d##D##_q##QUERIES(const E *q, const E *k, const E *v, const uint8_t *padding, E *out, Shape shape) {      \
-        attend<E, D, QUERIES / 16 / WARPS, KEYS>(q, k, v, padding, out, shape);                                               \
+    KERNEL(THREADS, blocks_at_once(D, QUERIES))                                                                               \
+    attention_##E##_d##D##_q##QUERIES(const E *q, const E *k, const E *v, const uint8_t *padding, E *out, float *log_sums,    \
+                                      Shape shape) {                                                                          \
+        attend<E, D, QUERIES / 16 / WARPS, KEYS, false>(q, k, v, padding, out, log_sums, shape, {});                          \
+    }
+#define MASKED(E, D, KEYS)                                                                                                    \
+    KERNEL(THREADS, CAPABILITY < 80 ? 1 : D < 96 ? 3 : 2)                                                                     \
+    attention_masked_##E##_d##D(const E *q, const E *k, const E *v, const uint8_t *padding, E *out, float *log_sums,          \
+                                Shape shape, Masks masks) {                                                                   \
+        attend<E, D, 1, KEYS, true>(q, k, v, padding, out, log_sums, shape, masks);                                           \
     }
 // Tiles of 128 queries use each fragment of k and v twice, if the registers can hold two sets of rows; tiles of 64
 // give a small problem more blocks.
@@ -190,6 +175,13 @@ DEVICE void attend(const E *q, const E *k, const E *v, const uint8_t *padding, E
     ATTENTION(E, 80, 64, 32)                                                                                                  \
     ATTENTION(E, 96, 128, 32)                                                                                                 \
     ATTENTION(E, 96, 64, 32)                                                                                                  \
-    ATTENTION(E, 128, 64, 32)
+    ATTENTION(E, 128, 64, 32)                                                                                                 \
+    MASKED(E, 32, 64)                                                                                                         \
+    MASKED(E, 64, 64)                                                                                                         \
+    MASKED(E, 80, 32)                                                                                                         \
+    MASKED(E, 96, 32)                                                                                                         \
+    MASKED(E, 128, 32)
 ALL_WIDTHS(f16)
+#if HAS_BF16
 ALL_WIDTHS(bf16)
+#endif

@@ -1,7 +1,7 @@
 // Causal attention for decoding: one query per head, which sees all keys. The keys of a head are split over blocks (Dao
 // et al. 2023, "Flash-Decoding"), because one query alone gives too few blocks to read k and v at the full speed of the
-// memory. A second kernel merges their partial results.
-#include "device.cuh"
+// memory. The last block of a head to finish merges the partial results of all.
+#include "tiles.cuh"
 
 constexpr int THREADS = 128;
 
@@ -9,7 +9,7 @@ constexpr int THREADS = 128;
 constexpr int FOUND_BEFORE_CONTEXT = 2;
 
 /// Merges `count` partial results, `length` floats apart. Thread d computes element d of the merged context.
-DEVICE void merge(const float *found, int count, int length, float &largest, float &sum, float &context) {
+DEVICE void merge(const volatile float *found, int count, int length, float &largest, float &sum, float &context) {
     largest = -INFINITE, sum = 0, context = 0;
     for (int i = 0; i < count; i++) largest = fmaxf(largest, found[i * length]);
     const float base = largest == -INFINITE ? 0 : largest;
@@ -22,8 +22,12 @@ DEVICE void merge(const float *found, int count, int length, float &largest, flo
 
 /// In each group of lanes, `D * sizeof(E) / 16` lanes read a key, 16 bytes each. A group reads `KEYS` keys at a
 /// time.
+///
+/// With several splits, `found` (B, H, splits, 2 + D) holds the partial results, and `finished` (B, H) counts each head's
+/// blocks that are done: zeros before the launch, and after it.
 template <typename E, int D>
-DEVICE void decode(const E *q, const E *k, const E *v, const uint8_t *padding, E *out, float *found, const Shape &shape) {
+DEVICE void decode(const E *q, const E *k, const E *v, const uint8_t *padding, E *out, float *found, uint32_t *finished,
+                   const Shape &shape) {
     constexpr int UNIT = Unit<E>::COUNT, UNITS = D / UNIT, KEYS = 4;
     constexpr int LANES = UNITS <= 4 ? 4 : UNITS <= 8 ? 8 : UNITS <= 16 ? 16 : 32;
     constexpr int GROUPS = THREADS / LANES, LENGTH = FOUND_BEFORE_CONTEXT + D;
@@ -95,35 +99,38 @@ DEVICE void decode(const E *q, const E *k, const E *v, const uint8_t *padding, E
         for (int j = 0; j < UNIT; j++) own[FOUND_BEFORE_CONTEXT + offset + j] = context[j];
     }
     sync_block();
-    if (threadIdx.x >= D) return;
-    float all, total, merged;
-    merge(shared, GROUPS, LENGTH, all, total, merged);
+    float all = 0, total = 0, merged = 0;
+    const auto write = [&] { out[static_cast<long long>(head) * D + threadIdx.x] = from_float<E>(total == 0 ? 0 : merged / total); };
+    if (threadIdx.x < D) merge(shared, GROUPS, LENGTH, all, total, merged);
     if (shape.splits == 1) {
-        out[static_cast<long long>(head) * D + threadIdx.x] = from_float<E>(total == 0 ? 0 : merged / total);
+        if (threadIdx.x < D) write();
         return;
     }
-    found += static_cast<long long>(blockIdx.x) * LENGTH;
+    float *const of_block = found + static_cast<long long>(blockIdx.x) * LENGTH;
     if (threadIdx.x == 0) {
-        found[0] = all;
-        found[1] = total;
+        of_block[0] = all;
+        of_block[1] = total;
     }
-    found[FOUND_BEFORE_CONTEXT + threadIdx.x] = merged;
-}
-
-/// `found` (B, H, splits, 2 + D) -> `out` (B, 1, H, D), one block per head.
-template <typename E, int D> DEVICE void merge_splits(const float *found, E *out, const Shape &shape) {
-    constexpr int LENGTH = FOUND_BEFORE_CONTEXT + D;
-    float largest, sum, context;
-    merge(found + static_cast<long long>(blockIdx.x) * shape.splits * LENGTH, shape.splits, LENGTH, largest, sum, context);
-    out[static_cast<long long>(blockIdx.x) * D + threadIdx.x] = from_float<E>(sum == 0 ? 0 : context / sum);
+    if (threadIdx.x < D) of_block[FOUND_BEFORE_CONTEXT + threadIdx.x] = merged;
+    memory_fence(); // whoever sees this block counted also sees what it found
+    sync_block();
+    uint32_t *const last = reinterpret_cast<uint32_t *>(shared);
+    if (threadIdx.x == 0) *last = add_atomically(finished + head, 1) == static_cast<uint32_t>(shape.splits) - 1;
+    sync_block();
+    if (!*last) return;
+    memory_fence();
+    if (threadIdx.x == 0) finished[head] = 0;
+    if (threadIdx.x >= D) return;
+    merge(found + static_cast<long long>(head) * shape.splits * LENGTH, shape.splits, LENGTH, all, total, merged);
+    write();
 }
 
 #define DECODE(NAME, E, D)                                                                                             \
     KERNEL(THREADS)                                                                                                    \
-    decode_##NAME##_d##D(const E *q, const E *k, const E *v, const uint8_t *padding, E *out, float *found, Shape shape) { \
-        decode<E, D>(q, k, v, padding, out, found, shape);                                                             \
-    }                                                                                                                  \
-    KERNEL(D) merge_##NAME##_d##D(const float *found, E *out, Shape shape) { merge_splits<E, D>(found, out, shape); }
+    decode_##NAME##_d##D(const E *q, const E *k, const E *v, const uint8_t *padding, E *out, float *found,             \
+                         uint32_t *finished, Shape shape) {                                                            \
+        decode<E, D>(q, k, v, padding, out, found, finished, shape);                                                   \
+    }
 #define ALL_WIDTHS(NAME, E)                                                                                            \
     DECODE(NAME, E, 32)                                                                                                \
     DECODE(NAME, E, 64)                                                                                                \
@@ -131,5 +138,7 @@ template <typename E, int D> DEVICE void merge_splits(const float *found, E *out
     DECODE(NAME, E, 96)                                                                                                \
     DECODE(NAME, E, 128)
 ALL_WIDTHS(f16, f16)
+#if HAS_BF16
 ALL_WIDTHS(bf16, bf16)
+#endif
 ALL_WIDTHS(f32, float)

@@ -3,6 +3,15 @@
 #pragma once
 #include <stdint.h>
 
+/// The compute capability that this is compiled for, as a number: 90 for 9.0.
+#ifdef __CUDA_ARCH__
+#define CAPABILITY (__CUDA_ARCH__ / 10)
+#elif !defined(CAPABILITY) // for the emulation, the compiler's options may set it
+#define CAPABILITY 90
+#endif
+/// Whether there are kernels for bf16: its instructions come with 8.0.
+#define HAS_BF16 (CAPABILITY >= 80)
+
 /// Tensor elements, as bits; arithmetic is in f32.
 struct f16 {
     uint16_t bits;
@@ -10,23 +19,6 @@ struct f16 {
 struct bf16 {
     uint16_t bits;
 };
-
-/// The distance in elements between neighbours along each axis of (B, H, positions, D); D is contiguous.
-struct Strides {
-    long long batch, head, position;
-};
-
-/// q (B, H, T, D) against k and v (B, H, S, D). The Rust side has the same struct.
-struct Shape {
-    Strides q, k, v;
-    int heads, queries, keys;
-    /// For decoding: keys per block, and blocks per head.
-    int split_keys, splits;
-    /// The scale of the scores, times log2(e): the softmax uses powers of 2.
-    float scale;
-};
-
-static_assert(sizeof(Shape) == 96 && __builtin_offsetof(Shape, heads) == 72, "must match src/attention/cuda/plan.rs");
 
 constexpr float INFINITE = __builtin_huge_valf();
 
@@ -38,7 +30,8 @@ template <typename E> struct alignas(16) Unit {
 
 #ifdef __CUDACC__
 
-#define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
+/// A kernel for blocks of so many threads and, if given, at least so many blocks on a multiprocessor.
+#define KERNEL(...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__)
 #define DEVICE __device__ __forceinline__
 
 /// The block's shared memory, of the size given at launch.
@@ -54,11 +47,26 @@ DEVICE uint32_t shared_address(const void *shared) {
 DEVICE void sync_block() { __syncthreads(); }
 DEVICE void sync_warp() { __syncwarp(); }
 DEVICE float shuffle_xor(float x, int lanes) { return __shfl_xor_sync(0xffffffff, x, lanes); }
+/// A word whose bit i says whether `yes` holds in lane i.
+DEVICE uint32_t lanes_where(bool yes) { return __ballot_sync(0xffffffff, yes); }
+/// Adds to a number in global memory that other blocks also add to, and returns what it was before.
+DEVICE uint32_t add_atomically(uint32_t *to, uint32_t number) { return atomicAdd(to, number); }
+/// Makes what this thread wrote visible to other blocks before anything that it writes later.
+DEVICE void memory_fence() { __threadfence(); }
+/// The upper 32 bits of the product.
+DEVICE uint32_t multiply_high(uint32_t a, uint32_t b) { return __umulhi(a, b); }
 
 /// 2^x, to about 2 units in the last place; 2^-inf is 0.
 DEVICE float exp2_fast(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/// log2(x), to about 2 units in the last place.
+DEVICE float log2_fast(float x) {
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
@@ -86,9 +94,13 @@ template <> DEVICE bf16 from_float(float x) {
 /// Rounds two numbers into one register, `low` in its lower half.
 template <typename E> DEVICE uint32_t pack(float low, float high);
 template <> DEVICE uint32_t pack<f16>(float low, float high) {
+#if CAPABILITY >= 80
     uint32_t y;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
     return y;
+#else
+    return from_float<f16>(low).bits | static_cast<uint32_t>(from_float<f16>(high).bits) << 16;
+#endif
 }
 template <> DEVICE uint32_t pack<bf16>(float low, float high) {
     uint32_t y;
@@ -96,12 +108,22 @@ template <> DEVICE uint32_t pack<bf16>(float low, float high) {
     return y;
 }
 
-/// c (16, 8) += a (16, 16) · b (16, 8) on the tensor cores, by a whole warp: PTX's mma.m16n8k16.
+/// c (16, 8) += a (16, 16) · b (16, 8) on the tensor cores, by a whole warp: PTX's mma.m16n8k16, or two m16n8k8 before
+/// 8.0. A fragment of k16 is two of k8, one after the other.
 template <typename E> DEVICE void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 template <> DEVICE void mma<f16>(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+#if CAPABILITY >= 80
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#else
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(b0));
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[2]), "r"(a[3]), "r"(b1));
+#endif
 }
 template <> DEVICE void mma<bf16>(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -127,40 +149,20 @@ DEVICE void load_matrices_transposed(uint32_t (&r)[4], const void *row) {
 
 /// Copies 16 bytes into shared memory, or zeros if `there` is false. They have arrived after `copies_arrived`.
 DEVICE void copy_16_bytes(void *shared, const void *global, bool there) {
+#if CAPABILITY >= 80
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(there ? 16 : 0)
                  : "memory");
+#else
+    *static_cast<uint4 *>(shared) = there ? *static_cast<const uint4 *>(global) : uint4{0, 0, 0, 0};
+#endif
 }
 /// Waits for this thread's copies. Other threads' copies are visible only after a `sync_block`.
-DEVICE void copies_arrived() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+DEVICE void copies_arrived() {
+#if CAPABILITY >= 80
+    asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
 
 #else
 #include "emulation.hpp"
 #endif
-
-/// A block's tile of queries and its head (b, h), among `blocks` blocks that take `queries` each. The last tiles of a
-/// head see the most keys, so they run first: none is left to run alone at the end.
-struct Place {
-    int tile, b, h;
-};
-DEVICE Place place_of(unsigned block, unsigned blocks, int queries, const Shape &shape) {
-    const unsigned heads = blocks / ((shape.queries + queries - 1) / queries), head = block % heads;
-    const unsigned tile = (blocks - 1 - block) / heads, b = head / shape.heads, h = head % shape.heads;
-    return {static_cast<int>(tile), static_cast<int>(b), static_cast<int>(h)};
-}
-
-/// The distance in elements between rows of D in shared memory. 16 bytes of padding put the rows that one
-/// instruction reads into different banks.
-template <typename E, int D> static constexpr int ROW_LENGTH = D + Unit<E>::COUNT;
-
-/// Starts copying `Rows` rows of D from row `first` on, by all `Threads` threads of a block; from row `end` on it
-/// writes zeros.
-template <typename E, int Rows, int D, int Threads>
-DEVICE void copy_rows(E *to, const E *from, long long stride, int first, int end) {
-    constexpr int COUNT = Unit<E>::COUNT, UNITS = D / COUNT;
-    for (int i = threadIdx.x; i < Rows * UNITS; i += Threads) {
-        const int row = i / UNITS, unit = i % UNITS;
-        const bool there = first + row < end;
-        const E *const at = from + (there ? first + row : 0) * stride;
-        copy_16_bytes(to + row * ROW_LENGTH<E, D> + unit * COUNT, at + unit * COUNT, there);
-    }
-}

@@ -2,12 +2,12 @@
 //
 //   put NAME BYTES       allocate memory and fill it from standard input
 //   allocate NAME BYTES  allocate memory and fill it with garbage
-//   set NAME NUMBER      set a number, or a field of `struct Shape`
+//   set NAME NUMBER      set a number, or a field of `struct Shape` or `struct Masks`
 //   launch KERNEL BLOCKS THREADS SHARED
-//   get NAME             write the memory to standard output
+//   get NAME             write the memory's size, in 8 bytes, and its bytes to standard output
 //
 // Kernels get their parameters by name. A kernel that touches memory outside its own ends the program.
-#include "device.cuh"
+#include "masks.cuh"
 #include <cstdio>
 #include <cstdlib>
 #include <dlfcn.h>
@@ -96,14 +96,18 @@ void run_block(std::minstd_rand &random) {
         makecontext(&thread.context, run_thread, 0);
         turns.push_back(i);
     }
+    unsigned asleep = warps.size(); // a warp that gets no turn for a while, so that the others run ahead of it
     while (!turns.empty()) {
+        if (random() % 16 == 0) asleep = random() % warps.size();
         for (size_t i = turns.size() - 1; i > 0; i--) std::swap(turns[i], turns[random() % (i + 1)]);
         moved = false;
         for (unsigned turn : turns) {
+            if (turn / 32 == asleep) continue;
             current = turn;
             swapcontext(&scheduler, &threads[turn].context);
         }
-        if (!moved) fail("deadlock: all threads wait, but not at the same barrier");
+        if (!moved && asleep == warps.size()) fail("deadlock: all threads wait, but not at the same barrier");
+        if (!moved) asleep = warps.size();
         std::vector<unsigned> left;
         for (unsigned turn : turns)
             if (!threads[turn].ended) left.push_back(turn);
@@ -140,26 +144,63 @@ double number(const std::string &name) {
     return found->second;
 }
 
+double number_or(const char *name, double otherwise) {
+    const auto found = numbers.find(name);
+    return found == numbers.end() ? otherwise : found->second;
+}
+
 Shape shape() {
     const auto whole = [](const std::string &name) { return static_cast<int>(number(name)); };
     const auto strides = [&](const std::string &of) {
         return Strides{whole(of + ".batch"), whole(of + ".head"), whole(of + ".position")};
     };
-    return {strides("q"),     strides("k"),        strides("v"),    whole("heads"),
-            whole("queries"), whole("keys"),       whole("split_keys"), whole("splits"),
-            static_cast<float>(number("scale"))};
+    return {strides("q"),     strides("k"),  strides("v"),        whole("heads"),  whole("queries"),
+            whole("keys"),    whole("split_keys"), whole("splits"), whole("section"), static_cast<float>(number("scale"))};
+}
+
+/// Nothing is hidden or dropped unless the numbers say so.
+Masks masks() {
+    const auto word = [](const char *name) { return static_cast<uint32_t>(number_or(name, 0)); };
+    return {memory_of<int>("hidden_starts"),
+            memory_of<int>("hidden_keys"),
+            {word("seed.0"), word("seed.1")},
+            {word("stream.0"), word("stream.1")},
+            word("threshold"),
+            static_cast<float>(number_or("kept", 1)),
+            static_cast<int>(word("first_head")),
+            static_cast<int>(word("all_heads"))};
 }
 
 /// Calls the kernel with arguments of these types.
 template <typename... A> void call(A... arguments) { reinterpret_cast<void (*)(A...)>(function)(arguments...); }
 
 void run_attention() {
-    call(memory_of("q"), memory_of("k"), memory_of("v"), memory_of("padding"), memory_of("out"), shape());
+    call(memory_of("q"), memory_of("k"), memory_of("v"), memory_of("padding"), memory_of("out"), memory_of("log_sums"), shape());
+}
+void run_attention_masked() {
+    call(memory_of("q"), memory_of("k"), memory_of("v"), memory_of("padding"), memory_of("out"), memory_of("log_sums"), shape(),
+         masks());
+}
+void run_delta() {
+    call(memory_of("grad"), memory_of("out"), memory_of("deltas"), static_cast<long long>(number("rows")),
+         static_cast<int>(number("queries")), static_cast<int>(number("heads")), static_cast<int>(number("width")));
+}
+void run_gradient_of_queries() {
+    call(memory_of("q"), memory_of("k"), memory_of("v"), memory_of("padding"), memory_of("grad"), memory_of("log_sums"),
+         memory_of("deltas"), memory_of("dq"), shape(), masks());
+}
+void run_gradient_of_keys() {
+    call(memory_of("q"), memory_of("k"), memory_of("v"), memory_of("padding"), memory_of("grad"), memory_of("log_sums"),
+         memory_of("deltas"), memory_of("dk"), memory_of("dv"), shape(), masks());
 }
 void run_decode() {
-    call(memory_of("q"), memory_of("k"), memory_of("v"), memory_of("padding"), memory_of("out"), memory_of("found"), shape());
+    call(memory_of("q"), memory_of("k"), memory_of("v"), memory_of("padding"), memory_of("out"), memory_of("found"),
+         memory_of("finished"), shape());
 }
-void run_merge() { call(memory_of("found"), memory_of("out"), shape()); }
+void run_cross_entropy() {
+    call(memory_of("logits"), memory_of("targets"), memory_of("losses"), static_cast<int>(number("width")),
+         static_cast<int>(number("gradients")));
+}
 void run_layer_norm() {
     call(memory_of("x"), memory_of("weight"), memory_of("bias"), memory_of("out"), static_cast<long long>(number("rows")),
          static_cast<int>(number("width")), static_cast<float>(number("eps")));
@@ -172,9 +213,13 @@ void run_finish() {
 constexpr struct {
     const char *beginning;
     void (*run)();
-} KINDS[] = {{"attention_", run_attention},
+} KINDS[] = {{"attention_masked_", run_attention_masked},
+             {"attention_", run_attention},
+             {"delta_", run_delta},
+             {"gradient_of_queries_", run_gradient_of_queries},
+             {"gradient_of_keys_", run_gradient_of_keys},
              {"decode_", run_decode},
-             {"merge_", run_merge},
+             {"cross_entropy_", run_cross_entropy},
              {"layer_norm_", run_layer_norm},
              {"finish_", run_finish}};
 
@@ -230,19 +275,26 @@ int main(int count, char **words) {
             function = dlsym(RTLD_DEFAULT, name.c_str());
             entry = nullptr;
             for (const auto &kind : KINDS)
-                if (name.rfind(kind.beginning, 0) == 0) entry = kind.run;
+                if (!entry && name.rfind(kind.beginning, 0) == 0) entry = kind.run;
             if (!function || !entry) fail("no such kernel: ", name.c_str());
             gridDim = {static_cast<unsigned>(next_size())};
             threads.resize(next_size());
             warps.resize((threads.size() + 31) / 32);
             memory_size = next_size();
             memory = static_cast<uint4 *>(guarded(memory_size));
+            std::vector<unsigned> order; // of blocks: none may rely on another one's having run
             for (unsigned b = 0; b < gridDim.x; b++) {
+                order.push_back(b);
+                std::swap(order.back(), order[random() % order.size()]);
+            }
+            for (unsigned b : order) {
                 blockIdx = {b};
                 run_block(random);
             }
         } else if (command == "get") {
             const Memory &of = memories.at(name);
+            const uint64_t size = of.size;
+            fwrite(&size, sizeof size, 1, stdout);
             fwrite(of.at, 1, of.size, stdout);
         } else {
             fail("no such command: ", command.c_str());

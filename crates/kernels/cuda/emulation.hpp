@@ -41,7 +41,7 @@ void check_shared(const void *address, unsigned size);
 
 extern Index blockIdx, gridDim;
 #define threadIdx emulation::thread()
-#define KERNEL(threads) extern "C" void
+#define KERNEL(...) extern "C" void
 #define DEVICE inline
 
 inline int min(int a, int b) { return a < b ? a : b; }
@@ -67,7 +67,22 @@ DEVICE float shuffle_xor(float x, int lanes) {
     return float_of(emulation::show({{bits_of(x)}})[lane ^ lanes].of[0]);
 }
 
+DEVICE uint32_t lanes_where(bool yes) {
+    const emulation::Shown *all = emulation::show({{yes}});
+    uint32_t word = 0;
+    for (int lane = 0; lane < 32; lane++) word |= static_cast<uint32_t>(all[lane].of[0]) << lane;
+    return word;
+}
+DEVICE uint32_t add_atomically(uint32_t *to, uint32_t number) {
+    const uint32_t before = *to;
+    *to += number;
+    return before;
+}
+DEVICE void memory_fence() {}
+DEVICE uint32_t multiply_high(uint32_t a, uint32_t b) { return static_cast<uint64_t>(a) * b >> 32; }
+
 DEVICE float exp2_fast(float x) { return exp2f(x); }
+DEVICE float log2_fast(float x) { return log2f(x); }
 
 DEVICE float to_float(float x) { return x; }
 DEVICE float to_float(f16 x) {
@@ -103,10 +118,12 @@ template <typename E> DEVICE uint32_t pack(float low, float high) {
     return from_float<E>(low).bits | static_cast<uint32_t>(from_float<E>(high).bits) << 16;
 }
 
+template <typename E> float half_of(uint64_t word, int k) { return to_float(E{static_cast<uint16_t>(word >> k % 2 * 16)}); }
+
+#if CAPABILITY >= 80
 /// PTX ISA, "Matrix fragments for mma.m16n8k16 with floating point type".
 template <typename E> DEVICE void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     const emulation::Shown *all = emulation::show({{a[0], a[1], a[2], a[3], b0, b1}});
-    const auto half = [](uint64_t word, int k) { return to_float(E{static_cast<uint16_t>(word >> k % 2 * 16)}); };
     const int lane = threadIdx.x % 32;
     for (int e = 0; e < 4; e++) {
         const int row = lane / 4 + e / 2 * 8, column = lane % 4 * 2 + e % 2;
@@ -114,11 +131,29 @@ template <typename E> DEVICE void mma(float (&c)[4], const uint32_t (&a)[4], uin
         for (int k = 0; k < 16; k++) {
             const uint64_t of_a = all[row % 8 * 4 + k % 8 / 2].of[row / 8 + k / 8 * 2];
             const uint64_t of_b = all[column * 4 + k % 8 / 2].of[4 + k / 8];
-            sum += half(of_a, k) * half(of_b, k);
+            sum += half_of<E>(of_a, k) * half_of<E>(of_b, k);
         }
         c[e] += sum;
     }
 }
+#else
+/// PTX ISA, "Matrix fragments for mma.m16n8k8".
+template <typename E> DEVICE void mma_8(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t b) {
+    const emulation::Shown *all = emulation::show({{a0, a1, b}});
+    const int lane = threadIdx.x % 32;
+    for (int e = 0; e < 4; e++) {
+        const int row = lane / 4 + e / 2 * 8, column = lane % 4 * 2 + e % 2;
+        float sum = 0;
+        for (int k = 0; k < 8; k++)
+            sum += half_of<E>(all[row % 8 * 4 + k / 2].of[row / 8], k) * half_of<E>(all[column * 4 + k / 2].of[2], k);
+        c[e] += sum;
+    }
+}
+template <typename E> DEVICE void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    mma_8<E>(c, a[0], a[1], b0);
+    mma_8<E>(c, a[2], a[3], b1);
+}
+#endif
 
 /// PTX ISA, "Warp-level matrix load instruction: ldmatrix".
 DEVICE void load_matrices(uint32_t (&r)[4], const void *row) {
@@ -137,5 +172,8 @@ DEVICE void load_matrices_transposed(uint32_t (&r)[4], const void *row) {
     for (int i = 0; i < 4; i++) r[i] = half(i, lane % 4 * 2) | half(i, lane % 4 * 2 + 1) << 16;
 }
 
-DEVICE void copy_16_bytes(void *shared, const void *global, bool there) { emulation::copy_later(shared, global, there); }
+DEVICE void copy_16_bytes(void *shared, const void *global, bool there) {
+    emulation::copy_later(shared, global, there);
+    if (CAPABILITY < 80) emulation::copy_now();
+}
 DEVICE void copies_arrived() { emulation::copy_now(); }

@@ -87,5 +87,7 @@ DEVICE void finish(E *x, const E *bias, const E *residual, long long units, int 
         finish<E, true>(x, bias, residual, units, width);                                                                  \
     }
 LAYERS(f16, f16)
+#if HAS_BF16
 LAYERS(bf16, bf16)
+#endif
 LAYERS(f32, float)

@@ -15,8 +15,8 @@ pub enum Implementation {
     /// path, with the same result.
     ///
     /// On the CPU it covers f32, f16 and bf16, forward and backward, with further kernels for weights and summaries. On
-    /// CUDA it covers f32, f16 and bf16 and D 32, 64, 80, 96 or 128, without dropout and hidden keys; the backward pass
-    /// is the eager one. On Metal it covers what Candle's `sdpa` computes, if no gradient is needed.
+    /// CUDA it covers f32, f16 and bf16 and D 32, 64, 80, 96 or 128, forward and backward. On Metal it covers what
+    /// Candle's `sdpa` computes, if nothing is padded, hidden or dropped and no gradient is needed.
     Fused,
     /// Plain differentiable Candle operations with a (T, S) tensor of weights: the definition.
     Eager,

@@ -88,18 +88,39 @@ impl Dropout {
         Ok(())
     }
 
+    /// What decides which elements stay, as numbers.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // the rate is between 0 and 1
+    pub(crate) fn words(&self) -> DropoutWords {
+        DropoutWords {
+            key: self.key,
+            stream: self.stream,
+            threshold: (self.rate * 2f64.powi(32)) as u32,
+            kept: (1.0 / (1.0 - self.rate)) as f32,
+        }
+    }
+
     /// Multiplies the elements of row `row`, starting at column `first` (a multiple of 4), by their factors.
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // rows and columns are below 2^32
+    #[allow(clippy::cast_possible_truncation)] // rows and columns are below 2^32
     pub(crate) fn scale_row(&self, row: usize, first: usize, out: &mut [f32]) {
         debug_assert!(first.is_multiple_of(4));
-        let (threshold, kept) = ((self.rate * 2f64.powi(32)) as u32, (1.0 / (1.0 - self.rate)) as f32);
+        let DropoutWords { key, stream, threshold, kept } = self.words();
         for (i, group) in out.chunks_mut(4).enumerate() {
-            let counter = [(first / 4 + i) as u32, row as u32, self.stream[0], self.stream[1]];
-            for (x, word) in group.iter_mut().zip(philox4x32_10(counter, self.key)) {
+            let counter = [(first / 4 + i) as u32, row as u32, stream[0], stream[1]];
+            for (x, word) in group.iter_mut().zip(philox4x32_10(counter, key)) {
                 *x = if word < threshold { 0.0 } else { *x * kept };
             }
         }
     }
+}
+
+/// A [`Dropout`] as numbers: an element is dropped if its word under `key` and `stream` is below `threshold`, and
+/// otherwise multiplied by `kept`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct DropoutWords {
+    pub(crate) key: [u32; 2],
+    pub(crate) stream: [u32; 2],
+    pub(crate) threshold: u32,
+    pub(crate) kept: f32,
 }
 
 /// The number of rows that a thread takes at a time.

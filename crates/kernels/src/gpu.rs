@@ -1,11 +1,27 @@
-//! GPU-specific code, if the build includes it: CUDA's layer kernels and its memory pool.
+//! GPU-specific code, if the build includes it: CUDA's kernels around attention, and its memory pool.
 
+#[cfg(feature = "cuda")]
+pub(crate) use crate::cuda::cross_entropy::{has_cross_entropy, losses_to_gradients};
 #[cfg(feature = "cuda")]
 pub(crate) use crate::cuda::layers::{layer_norm, linear};
 #[cfg(not(feature = "cuda"))]
-pub(crate) use none::{layer_norm, linear};
+pub(crate) use none::{has_cross_entropy, layer_norm, linear, losses_to_gradients};
 
 use candle_core::{Device, Result};
+
+/// Opens a CUDA device with one stream for all host threads, so that they may share tensors and models: Candle's
+/// `Device::new_cuda` has another stream in each thread, and nothing orders them. Freed memory stays with the device, see
+/// [`keep_freed_memory`].
+///
+/// # Errors
+/// When the device does not answer, or the build has no CUDA.
+pub fn open_cuda(ordinal: usize) -> Result<Device> {
+    let device = Device::new_cuda_with_stream(ordinal)?;
+    #[cfg(feature = "cuda")]
+    crate::cuda::order_by_stream(&device)?;
+    keep_freed_memory(&device)?;
+    Ok(device)
+}
 
 /// Makes a device keep freed memory for the next tensor instead of releasing it. Use it if the process has the device
 /// to itself.
@@ -19,6 +35,17 @@ pub fn keep_freed_memory(device: &Device) -> Result<()> {
     }
     let _ = device;
     Ok(())
+}
+
+/// The bytes of a GPU's L2 cache, where we can ask for them.
+#[cfg_attr(not(feature = "cuda"), allow(clippy::unnecessary_wraps))]
+pub(crate) fn l2_bytes(device: &Device) -> Result<Option<usize>> {
+    #[cfg(feature = "cuda")]
+    if let Device::Cuda(device) = device {
+        return Ok(Some(crate::cuda::gpu_limits(device)?.l2));
+    }
+    let _ = device;
+    Ok(None)
 }
 
 #[cfg(not(feature = "cuda"))]
@@ -46,5 +73,13 @@ mod none {
         _: Epilogue,
     ) -> Result<Option<Tensor>> {
         Ok(None)
+    }
+
+    pub(crate) fn has_cross_entropy(_: Dispatch, _: &Tensor, _: &Tensor) -> Result<bool> {
+        Ok(false)
+    }
+
+    pub(crate) fn losses_to_gradients(_: &Tensor, _: &Tensor, _: bool) -> Result<Tensor> {
+        candle_core::bail!("cross-entropy: this build has no kernel for GPUs")
     }
 }

@@ -47,7 +47,7 @@ pub use dispatch::{Dispatch, Implementation};
 pub use dropout::Dropout;
 pub use epilogue::Epilogue;
 pub use gelu::gelu;
-pub use gpu::keep_freed_memory;
+pub use gpu::{keep_freed_memory, open_cuda};
 pub use isa::Isa;
 pub use layer_norm::layer_norm;
 pub use linear::{PackedWeight, linear, linear_transposed};

@@ -54,6 +54,7 @@ mod parameter_list;
 pub mod parameters;
 mod pass;
 mod recompute;
+mod sampling;
 pub mod training;
 
 pub use attention::CausalSelfAttention;
@@ -65,7 +66,7 @@ pub use config::Config;
 pub use conv1d::Conv1D;
 pub use embedding::Embedding;
 pub use forward::{CausalLMOutput, ChosenWeights, ForwardArgs, ModelOutput};
-pub use generation::{Generation, Sampling};
+pub use generation::Generation;
 pub use gpt2_kernels::attention::{CausalBias, Chosen, HeadLayout, Summary};
 pub use gpt2_kernels::{Dispatch, Implementation};
 pub use layer_norm::LayerNorm;
@@ -75,6 +76,7 @@ pub use loading::QuantisedWeights;
 pub use mlp::Mlp;
 pub use model::Gpt2Model;
 pub use pass::Pass;
+pub use sampling::Sampling;
 pub use training::Training;
 
 // Runs the README's example as a test.

@@ -8,7 +8,7 @@ use crate::loading::{QuantisedWeights, checked};
 use crate::model::embedding;
 use crate::parameters::{LM_HEAD, PREFIX, Visitor, WPE, WTE};
 use crate::training::Training;
-use crate::{Config, Embedding, Gpt2Model, LmHead};
+use crate::{Config, Dispatch, Embedding, Gpt2Model, LmHead};
 use candle_core::{DType, Module, Result, Tensor};
 use candle_nn::VarBuilder;
 
@@ -98,6 +98,11 @@ impl Gpt2LMHeadModel {
         self.transformer.config()
     }
 
+    /// Which code computes the loss of `x`.
+    pub(crate) fn dispatch(&self, x: &Tensor) -> Dispatch {
+        Dispatch::of(self.config().attn_implementation, x)
+    }
+
     /// Whether `lm_head` and `wte` are one tensor.
     #[must_use]
     pub fn is_tied(&self) -> bool {
@@ -135,7 +140,11 @@ impl Gpt2LMHeadModel {
     pub fn loss(&self, input_ids: &Tensor, targets: &Tensor, training: Option<Training>) -> Result<Tensor> {
         check_targets(input_ids, targets)?;
         let output = self.transformer.forward(input_ids, ForwardArgs { training, ..Default::default() })?;
-        self.lm_head.cross_entropy(&output.last_hidden_state, targets)
+        self.lm_head.cross_entropy(
+            &output.last_hidden_state,
+            targets,
+            self.dispatch(&output.last_hidden_state),
+        )
     }
 
     /// Visits every parameter, starting with the transformer's.

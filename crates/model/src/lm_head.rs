@@ -4,6 +4,7 @@ use crate::embedding::Embedding;
 use crate::linear::{Epilogue, LinearLayer};
 use crate::parameters::{Role, Values, Visitor};
 use candle_core::{D, Module, Result, Tensor};
+use gpt2_kernels::Dispatch;
 use std::sync::Arc;
 
 /// The output projection. Clones share the weight.
@@ -78,22 +79,24 @@ impl LmHead {
     }
 
     /// The mean cross-entropy in nats of predicting `targets` from `x`. With a dense table, the logits are never all in
-    /// memory at once; see [`gpt2_kernels::linear_cross_entropy`].
+    /// memory at once where `dispatch` has a kernel; see [`gpt2_kernels::linear_cross_entropy`].
     ///
     /// # Shapes
     /// `x` (B, T, C), `targets` (B, T) -> scalar
     ///
     /// # Errors
     /// When a shape does not fit, or a target is not below V.
-    pub fn cross_entropy(&self, x: &Tensor, targets: &Tensor) -> Result<Tensor> {
+    pub fn cross_entropy(&self, x: &Tensor, targets: &Tensor, dispatch: Dispatch) -> Result<Tensor> {
         match &self.0 {
             Kind::Table(table) => match table.values() {
-                Values::Tensor(table) => gpt2_kernels::linear_cross_entropy(x, &table, targets),
+                Values::Tensor(table) => gpt2_kernels::linear_cross_entropy(x, &table, targets, dispatch),
                 // The parts' logits would all stay in the graph.
                 Values::QuantisedTable(_) if x.track_op() => {
                     crate::training::cross_entropy(&self.forward(x)?, targets)
                 }
-                packed if x.track_op() => gpt2_kernels::linear_cross_entropy(x, &packed.tensor()?, targets),
+                packed if x.track_op() => {
+                    gpt2_kernels::linear_cross_entropy(x, &packed.tensor()?, targets, dispatch)
+                }
                 _ => self.cross_entropy_in_parts(x, targets),
             },
             Kind::Layer(_) => crate::training::cross_entropy(&self.forward(x)?, targets),
@@ -159,17 +162,19 @@ mod tests {
             Tensor::from_iter(values, &Device::Cpu)?.reshape(shape)
         };
         let table = numbers((70, 12), 31)?;
+        let dispatch = Dispatch::of(gpt2_kernels::Implementation::Auto, &table);
         for count in [1u32, 257, 600] {
             let rows = count as usize;
             let x = numbers((rows, 12), 17)?.reshape((1, rows, 12))?;
             let targets =
                 Tensor::from_iter((0..count).map(|i| i * 7 % 70), &Device::Cpu)?.reshape((1, rows))?;
-            let expected = gpt2_kernels::linear_cross_entropy(&x, &table, &targets)?.to_scalar::<f32>()?;
+            let expected =
+                gpt2_kernels::linear_cross_entropy(&x, &table, &targets, dispatch)?.to_scalar::<f32>()?;
             let head = LmHead::new(table.clone())?;
             assert!(
                 matches!(&head.0, Kind::Table(table) if matches!(table.values(), Values::PackedTable(_)))
             );
-            let got = head.cross_entropy(&x, &targets)?.to_scalar::<f32>()?;
+            let got = head.cross_entropy(&x, &targets, dispatch)?.to_scalar::<f32>()?;
             assert!((got - expected).abs() < 1e-5, "{rows} rows: {got}, not {expected}");
             let gradient = |table: &dyn Fn(&Tensor) -> Result<Tensor>| -> Result<Vec<f32>> {
                 let var = Var::from_tensor(&x)?;
@@ -177,14 +182,15 @@ mod tests {
                 gradients.get(&var).expect("a gradient").flatten_all()?.to_vec1()
             };
             assert_eq!(
-                gradient(&|x| head.cross_entropy(x, &targets))?,
-                gradient(&|x| gpt2_kernels::linear_cross_entropy(x, &table, &targets))?
+                gradient(&|x| head.cross_entropy(x, &targets, dispatch))?,
+                gradient(&|x| gpt2_kernels::linear_cross_entropy(x, &table, &targets, dispatch))?
             );
             let half = LmHead::new(table.to_dtype(DType::BF16)?)?;
-            let got = half.cross_entropy(&x.to_dtype(DType::BF16)?, &targets)?.to_scalar::<f32>()?;
+            let got =
+                half.cross_entropy(&x.to_dtype(DType::BF16)?, &targets, dispatch)?.to_scalar::<f32>()?;
             assert!((got - expected).abs() < 0.02, "{rows} rows in bf16: {got}, not {expected}");
             let more = Tensor::zeros((1, rows + 1), DType::U32, &Device::Cpu)?;
-            let error = head.cross_entropy(&x, &more).expect_err("one too many").to_string();
+            let error = head.cross_entropy(&x, &more, dispatch).expect_err("one too many").to_string();
             assert!(error.contains(&(rows + 1).to_string()), "{error}");
         }
         Ok(())

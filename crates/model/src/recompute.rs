@@ -40,7 +40,7 @@ impl Gpt2LMHeadModel {
         let last = Var::from_tensor(&x)?;
         let (loss, mut gradients) = {
             let normed = model.ln_f.forward(&last)?;
-            let loss = self.lm_head.cross_entropy(&normed, targets)?;
+            let loss = self.lm_head.cross_entropy(&normed, targets, self.dispatch(&normed))?;
             (loss.to_scalar::<f32>()?, loss.backward()?)
         };
         let mut grad = taken(&mut gradients, &last)?;

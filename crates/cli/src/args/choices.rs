@@ -14,10 +14,19 @@ pub(crate) enum BenchTarget {
     Forward,
     /// Greedy steps with the cache, after a prompt
     Decode,
+    /// Steps as `gpt2 generate` makes them: tokens drawn with top-k 40 and read back, after a prompt
+    Generate,
     /// Forward, backward and AdamW
     Train,
     /// The most that the processor and the memory can do; needs no model
     Machine,
+}
+
+impl BenchTarget {
+    /// Whether a run is `--new-tokens` steps with a cache.
+    pub(crate) fn makes_tokens(self) -> bool {
+        matches!(self, Self::Decode | Self::Generate)
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -53,6 +53,9 @@ pub(crate) struct RunArgs {
     /// Where to run: auto, cpu, cuda[:N] or metal[:N]; only auto ever falls back
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     pub(crate) device: DeviceArg,
+    /// On CUDA, round the inputs of matrix products in f32 to TF32's 10 bits: faster, and no longer exact
+    #[arg(long)]
+    pub(crate) tf32: bool,
     /// CPU threads [default: all cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) threads: Option<u16>,

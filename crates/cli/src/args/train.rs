@@ -2,7 +2,7 @@
 // These comments are the help text, which would print backticks and angle brackets.
 #![allow(clippy::doc_markdown, rustdoc::bare_urls, rustdoc::broken_intra_doc_links)]
 
-use super::choices::DTypeArg;
+use super::choices::{DTypeArg, ImplArg};
 use super::hub::HubArgs;
 use super::model::RunArgs;
 use super::parallel::{ParallelArgs, TIMEOUT};
@@ -98,6 +98,9 @@ pub(crate) struct TrainArgs {
     pub(crate) save_dtype: DTypeArg,
     #[command(flatten)]
     pub(crate) parallel: ParallelArgs,
+    /// Which code computes attention and, on GPUs, the layers around it
+    #[arg(long = "impl", value_enum, default_value = "auto", help_heading = "Model and device")]
+    pub(crate) implementation: ImplArg,
     #[command(flatten)]
     pub(crate) run: RunArgs,
     #[command(flatten)]

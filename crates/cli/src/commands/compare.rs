@@ -47,7 +47,7 @@ struct Loaded {
 }
 
 pub(crate) fn run(args: &CompareArgs) -> anyhow::Result<ExitCode> {
-    let device = args.run.device.open()?;
+    let device = args.run.open()?;
     let quantize = args.quantize_other.map(BlockFormat::from);
     if quantize.is_some() && !device.is_cpu() {
         bail!("--quantize-other: quantised layers run on the CPU only; give --device cpu");

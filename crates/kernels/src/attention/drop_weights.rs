@@ -2,6 +2,8 @@
 
 use super::heads::HeadLayout;
 use crate::dropout::Dropout;
+#[cfg(any(feature = "cuda", all(test, target_os = "linux")))]
+use crate::dropout::DropoutWords;
 
 /// Which weights to drop: row `(b·H + h)·T + i` of the mask belongs to query i of head h of batch row b, with H and h
 /// counted over the whole layer. Heads therefore drop the same weights whether they are computed separately or
@@ -22,6 +24,18 @@ impl WeightDropout {
     /// The factor on the weights that are kept.
     pub(super) fn kept(&self) -> f64 {
         1.0 / (1.0 - self.dropout.rate())
+    }
+
+    /// What decides which weights stay, as a kernel on another device gets it.
+    #[cfg(any(feature = "cuda", all(test, target_os = "linux")))]
+    pub(super) fn words(&self) -> DropoutWords {
+        self.dropout.words()
+    }
+
+    /// The heads that are here, among the layer's.
+    #[cfg(any(feature = "cuda", all(test, target_os = "linux")))]
+    pub(super) fn heads(&self) -> HeadLayout {
+        self.heads
     }
 
     /// Multiplies the weights of query `i` of a head, from key `first` on, by their factors.

@@ -116,6 +116,17 @@ impl HiddenKeys {
         &self.0[start..start + len]
     }
 
+    /// The hidden keys in order, and where those of each (head, query) start among them, with the end of all as the last
+    /// start: as the CUDA kernels get them.
+    #[cfg(any(feature = "cuda", all(test, target_os = "linux")))]
+    #[allow(clippy::cast_possible_truncation)] // heads, T and S are below 2^31 where there is a plan
+    pub(super) fn by_row(&self, heads: usize, queries: usize) -> (Vec<u32>, Vec<u32>) {
+        let rows = (0..heads).flat_map(|h| (0..queries).map(move |i| (h, i)));
+        let start = |row| self.0.partition_point(|x| (x.0, x.1) < row) as u32;
+        let starts = rows.map(start).chain([self.0.len() as u32]).collect();
+        (starts, self.0.iter().map(|x| x.2 as u32).collect())
+    }
+
     /// Whether a key is hidden from a query of a head.
     pub(super) fn hides(&self, head: usize, query: usize, key: usize) -> bool {
         self.of(head, query).iter().any(|x| x.2 == key)

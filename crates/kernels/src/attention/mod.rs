@@ -275,11 +275,10 @@ impl CausalSdpa {
 
     /// The GPU kernel that computes this, if the caller asked for one and there is one.
     fn gpu_kernel(&self, qkv: [&Tensor; 3], mask: CausalMask) -> Result<Option<Box<dyn GpuKernel>>> {
-        let plain = self.dropout.is_none() && mask.hidden.is_empty();
-        if !self.dispatch.gpu_kernels() || !plain || is_empty(&qkv) {
+        if !self.dispatch.gpu_kernels() || is_empty(&qkv) {
             return Ok(None);
         }
-        gpu::kernel(qkv, self.scale, mask.padding)
+        gpu::kernel(qkv, self.scale, mask, self.weight_dropout(qkv[0])?)
     }
 
     /// Returns H and T. Fails if the shapes do not fit, naming every shape in the message.

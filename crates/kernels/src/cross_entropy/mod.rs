@@ -3,6 +3,7 @@
 //! Its gradient is `(softmax(logits) - onehot(target)) / rows`, recomputed from the logits. A language
 //! model's logits are large, and nothing else of their size is kept.
 
+mod chunks;
 mod linear;
 mod logits;
 mod rows;

@@ -8,18 +8,23 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
-/// The emulator program with all kernels, compiled once.
-fn program() -> &'static Path {
-    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    PROGRAM.get_or_init(|| {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda");
+/// The emulator program with all kernels for 9.0, or for 7.5, compiled once.
+fn program(old: bool) -> &'static Path {
+    static PROGRAMS: [OnceLock<PathBuf>; 2] = [const { OnceLock::new() }; 2];
+    PROGRAMS[usize::from(old)].get_or_init(|| {
+        // Another folder with the kernels in it, such as one with a bug to find.
+        let other = std::env::var_os("GPT2_CUDA_SOURCES").map(PathBuf::from);
+        let folder = other.clone().unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda"));
         let files = std::fs::read_dir(&folder).expect("the kernels").map(|file| file.expect("a file").path());
         let sources = files.filter(|file| file.extension().is_some_and(|extension| extension == "cu"));
-        let program = Path::new(env!("OUT_DIR")).join("emulate-cuda");
+        let (name, define) =
+            if old { ("emulate-cuda-75", "-DCAPABILITY=75") } else { ("emulate-cuda", "-DCAPABILITY=90") };
+        let program = other.unwrap_or_else(|| env!("OUT_DIR").into()).join(name);
         let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
         let done = Command::new(&compiler)
             .current_dir(folder)
             .args("-std=c++17 -O1 -rdynamic -Wall -Wno-unknown-pragmas -x c++".split(' '))
+            .arg(define)
             .args(sources)
             .args(["emulate.cpp", "-ldl", "-o"])
             .arg(&program)
@@ -38,9 +43,16 @@ fn program() -> &'static Path {
 pub(crate) struct Emulator {
     commands: Vec<String>,
     input: Vec<u8>,
+    /// Of compute capability 7.5 instead of 9.0.
+    old: bool,
 }
 
 impl Emulator {
+    /// A GPU of this compute capability, as a number: below 80 it is 7.5.
+    pub(crate) fn of(capability: u32) -> Self {
+        Self { old: capability < 80, ..Self::default() }
+    }
+
     /// Allocates device memory that holds these bytes, named after the kernels' parameter.
     pub(crate) fn put(&mut self, name: &str, bytes: &[u8]) {
         self.commands.extend(["put".into(), name.into(), bytes.len().to_string()]);
@@ -62,10 +74,10 @@ impl Emulator {
         self.commands.extend([blocks, threads, shared].map(ToString::to_string));
     }
 
-    /// Runs all commands and returns the contents of the memory.
-    pub(crate) fn get(mut self, name: &str) -> Vec<u8> {
-        self.commands.extend(["get".into(), name.into()]);
-        let mut emulator = Command::new(program())
+    /// Runs all commands and returns the contents of these memories.
+    pub(crate) fn get<const N: usize>(mut self, names: [&str; N]) -> [Vec<u8>; N] {
+        self.commands.extend(names.iter().flat_map(|name| ["get".into(), (*name).into()]));
+        let mut emulator = Command::new(program(self.old))
             .args(&self.commands)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -75,7 +87,14 @@ impl Emulator {
         let _ = emulator.stdin.take().expect("a pipe").write_all(&self.input);
         let output = emulator.wait_with_output().expect("the emulator's output");
         assert!(output.status.success(), "{:?}: {}", self.commands, output.status);
-        output.stdout
+        let mut rest = &output.stdout[..];
+        names.map(|_| {
+            let (size, after) = rest.split_first_chunk().expect("a size");
+            let (bytes, after) =
+                after.split_at(u64::from_ne_bytes(*size).try_into().expect("fits this memory"));
+            rest = after;
+            bytes.to_vec()
+        })
     }
 }
 
@@ -89,7 +108,10 @@ pub(crate) fn bytes(x: &Tensor) -> Result<Vec<u8>> {
     })
 }
 
-/// A vector from the raw bytes of its elements.
-pub(crate) fn tensor(bytes: &[u8], dtype: DType) -> Result<Tensor> {
-    Tensor::from_raw_buffer(bytes, dtype, &[bytes.len() / dtype.size_in_bytes()], &Device::Cpu)
+/// The largest difference between what a kernel wrote and what is expected. Memory that none has written is NaN, which
+/// counts as infinitely far away.
+pub(crate) fn difference(got: &[u8], expected: &Tensor, dtype: DType) -> Result<f64> {
+    let got = Tensor::from_raw_buffer(got, dtype, expected.dims(), &Device::Cpu)?.to_dtype(DType::F64)?;
+    let differences = (got - expected)?.abs()?.flatten_all()?.to_vec1::<f64>()?;
+    Ok(differences.into_iter().fold(0.0, |most, x| if x.is_nan() { f64::INFINITY } else { most.max(x) }))
 }

@@ -36,7 +36,8 @@ mod ops {
     #![allow(unsafe_code)] // kernels take pointers; each unsafe block says why they are sound
 
     use super::{Launch, finish_launch, layer_norm_launch};
-    use crate::cuda::{function, has_kernels, launch, view, view_of};
+    use crate::cuda::blas_lt;
+    use crate::cuda::{UNIT, aligned, function, gpu_limits, launch, view, view_of};
     use crate::dispatch::Dispatch;
     use crate::epilogue::Epilogue;
     use candle_core::backend::BackendStorage;
@@ -56,7 +57,7 @@ mod ops {
         let one = tensors[0];
         let beside = |t: &Tensor| t.device().same_device(one.device()) && t.dtype() == one.dtype();
         let all = tensors.iter().all(|t| beside(t) && !t.track_op());
-        Ok(all && has_kernels(device)?)
+        Ok(all && gpu_limits(device)?.has_kernels_for(one.dtype()))
     }
 
     /// [`crate::layer_norm`], or `None` if there is no kernel for it.
@@ -76,11 +77,11 @@ mod ops {
         #[allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap)]
         // checked by `layer_norm_launch`
         let op = LayerNorm { launch, rows: rows as i64, width: width as i32, eps: eps as f32 };
-        aligned(x)?.apply_op3_no_bwd(&aligned(weight)?, &aligned(bias)?, &op).map(Some)
+        aligned(x, UNIT)?.apply_op3_no_bwd(&aligned(weight, UNIT)?, &aligned(bias, UNIT)?, &op).map(Some)
     }
 
-    /// Candle's product of `x` (rows, in) and `weight` (in, out), and one pass over the result for everything that
-    /// follows; or `None` if there is no kernel for that.
+    /// The product of `x` (rows, in) and `weight` (in, out) and everything that follows it: by cuBLASLt at once, or
+    /// Candle's product and one pass over its result; or `None` if there is no kernel for that.
     pub(crate) fn linear(
         dispatch: Dispatch,
         x: &Tensor,
@@ -98,19 +99,17 @@ mod ops {
         if !fits(dispatch, &all)? || rows == 0 {
             return Ok(None);
         }
+        if let Some(y) = blas_lt::product([x, weight, bias], gelu, residual)? {
+            return Ok(Some(y));
+        }
         let Some((launch, units)) = finish_launch(x.dtype(), rows, width, gelu) else { return Ok(None) };
         #[allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap)] // checked by `finish_launch`
         let (units, width) = (units as i64, width as i32);
-        let (bias, residual) = (aligned(bias)?, residual.map(aligned).transpose()?);
+        let (bias, residual) =
+            (aligned(bias, UNIT)?, residual.map(|residual| aligned(residual, UNIT)).transpose()?);
         let product = x.matmul(&weight.contiguous()?)?; // (rows, out); no other tensor shares its memory
         product.inplace_op1(&Finish { launch, units, width, bias, residual })?;
         Ok(Some(product))
-    }
-
-    /// A contiguous tensor, aligned for 16-byte loads.
-    fn aligned(x: &Tensor) -> Result<Tensor> {
-        let offset = x.layout().start_offset() * x.dtype().size_in_bytes();
-        if offset.is_multiple_of(16) { x.contiguous() } else { x.force_contiguous() }
     }
 
     struct LayerNorm {
@@ -234,7 +233,7 @@ mod ops {
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
     use super::*;
-    use crate::cuda::emulator::{Emulator, bytes, tensor};
+    use crate::cuda::emulator::{Emulator, bytes, difference};
     use crate::test_numbers::numbers;
     use crate::{Dispatch, Implementation, gelu, layer_norm};
     use candle_core::{Result, Tensor};
@@ -256,9 +255,7 @@ mod tests {
     }
 
     fn assert_close(got: &[u8], expected: &Tensor, dtype: DType, what: &str) -> Result<()> {
-        let got = tensor(got, dtype)?.reshape(expected.shape())?.to_dtype(DType::F64)?;
-        let largest = |x: &Tensor| x.abs()?.max_all()?.to_scalar::<f64>();
-        let error = largest(&(got - expected)?)? / largest(expected)?;
+        let error = difference(got, expected, dtype)? / expected.abs()?.max_all()?.to_scalar::<f64>()?;
         assert!(error <= tolerance(dtype), "{what}, {dtype:?}: {error}");
         Ok(())
     }
@@ -287,7 +284,7 @@ mod tests {
             emulator.set("width", width);
             emulator.set("eps", 1e-5);
             emulator.launch(&launch);
-            assert_close(&emulator.get("out"), &expected, dtype, &format!("{rows} rows of {width}"))?;
+            assert_close(&emulator.get(["out"])[0], &expected, dtype, &format!("{rows} rows of {width}"))?;
         }
         Ok(())
     }
@@ -320,7 +317,7 @@ mod tests {
                 emulator.set("width", width);
                 emulator.launch(&launch);
                 let what = format!("{rows} rows of {width}, gelu {gelu_too}, residual {onto}");
-                assert_close(&emulator.get("x"), &expected, dtype, &what)?;
+                assert_close(&emulator.get(["x"])[0], &expected, dtype, &what)?;
             }
         }
         Ok(())

@@ -2,24 +2,36 @@
 
 #![allow(unsafe_code)] // launching a kernel is unsafe
 
+use super::gpu_limits::{GpuLimits, code_for};
 use super::launch::Launch;
+use super::threads::check_thread;
 use candle_core::cuda_backend::cudarc::driver::sys::{CUdevice_attribute, CUfunction_attribute};
 use candle_core::cuda_backend::cudarc::driver::{
     CudaFunction, CudaModule, CudaStream, CudaView, LaunchArgs, LaunchConfig,
 };
 use candle_core::cuda_backend::cudarc::nvrtc::Ptx;
 use candle_core::cuda_backend::{CudaDType, CudaDevice, CudaStorage, WrapErr};
-use candle_core::{Layout, Result, Storage};
+use candle_core::{Layout, Result, Storage, Tensor};
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
+macro_rules! binary {
+    ($source:literal) => {
+        include_bytes!(concat!(env!("OUT_DIR"), "/", $source, ".fatbin"))
+    };
+}
+
 /// The binaries (machine code and PTX) that build.rs compiled from `cuda/*.cu`, each with the
 /// prefixes of its kernels' names.
-const BINARIES: [(&[&str], &[u8]); 4] = [
-    (&["attention_f32"], include_bytes!(concat!(env!("OUT_DIR"), "/attention_f32.fatbin"))),
-    (&["attention_"], include_bytes!(concat!(env!("OUT_DIR"), "/attention.fatbin"))),
-    (&["decode_", "merge_"], include_bytes!(concat!(env!("OUT_DIR"), "/decode.fatbin"))),
-    (&["layer_norm_", "finish_"], include_bytes!(concat!(env!("OUT_DIR"), "/layers.fatbin"))),
+const BINARIES: [(&[&str], &[u8]); 8] = [
+    (&["attention_f32", "attention_masked_f32"], binary!("attention_f32")),
+    (&["attention_"], binary!("attention")),
+    (&["gradient_of_queries_f32", "gradient_of_keys_f32"], binary!("attention_backward_f32")),
+    (&["gradient_"], binary!("attention_backward")),
+    (&["delta_"], binary!("delta")),
+    (&["decode_"], binary!("decode")),
+    (&["cross_entropy_"], binary!("cross_entropy")),
+    (&["layer_norm_", "finish_"], binary!("layers")),
 ];
 
 /// The loaded modules and kernels, by device context.
@@ -64,10 +76,33 @@ pub(crate) fn function(stream: &Arc<CudaStream>, launch: &Launch) -> Result<Cuda
     Ok(function)
 }
 
-/// Whether our kernels run on a device: mma.m16n8k16, bf16 and cp.async come with compute capability 8.0.
-pub(crate) fn has_kernels(device: &CudaDevice) -> Result<bool> {
-    let major = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
-    Ok(device.cuda_stream().context().attribute(major).w()? >= 8)
+/// The limits of a device, which this thread may use.
+pub(crate) fn gpu_limits(device: &CudaDevice) -> Result<GpuLimits> {
+    use CUdevice_attribute as Of;
+    check_thread(device)?;
+    let stream = device.cuda_stream();
+    let attribute =
+        |which| Ok::<_, candle_core::Error>(stream.context().attribute(which).w()?.try_into().unwrap_or(0));
+    let major = attribute(Of::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+    let own = 10 * major + attribute(Of::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+    // In the order of build.rs: ascending.
+    let compiled: Vec<u32> =
+        env!("GPT2_COMPILED_CAPABILITIES").split(' ').filter_map(|one| one.parse().ok()).collect();
+    Ok(GpuLimits {
+        multiprocessors: attribute(Of::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        shared: attribute(Of::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+        l2: attribute(Of::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?,
+        capability: code_for(u32::try_from(own).unwrap_or(0), &compiled),
+    })
+}
+
+/// The bytes that our kernels load at once.
+pub(crate) const UNIT: usize = 16;
+
+/// A contiguous tensor, aligned to so many bytes.
+pub(crate) fn aligned(x: &Tensor, bytes: usize) -> Result<Tensor> {
+    let offset = x.layout().start_offset() * x.dtype().size_in_bytes();
+    if offset.is_multiple_of(bytes) { x.contiguous() } else { x.force_contiguous() }
 }
 
 /// The elements of a tensor, from the start of its layout.

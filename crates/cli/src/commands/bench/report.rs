@@ -26,6 +26,12 @@ pub(super) struct Report {
     /// How the times were measured: by the device's own events, or by a clock.
     pub(super) timer: &'static str,
     pub(super) runs: u32,
+    /// On a GPU, the groups of runs that were measured; a time is the mean of a group.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) groups: Option<usize>,
+    /// Whether products in f32 rounded their inputs to TF32.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(super) tf32: bool,
     pub(super) median_ms: f64,
     pub(super) min_ms: f64,
     /// The median of the alternate passes, which run without `--summaries` and `--weights-heads`.
@@ -46,15 +52,21 @@ pub(super) struct Report {
 pub(super) fn print(report: &Report) -> anyhow::Result<()> {
     let mut out = output::stdout();
     let Report { what, implementation, batch, tokens, dtype, device, threads, runs, .. } = report;
+    let groups = report.groups.map(|groups| format!("{groups} groups of together ")).unwrap_or_default();
     let isa = report.isa.map(|isa| format!(", {isa}")).unwrap_or_default();
+    let tf32 = if report.tf32 { " with products in tf32" } else { "" };
     let kv = report.kv.map(|kv| format!(", cache in {kv}")).unwrap_or_default();
     let weights =
         report.quantized.as_ref().map(|formats| format!(", weights in {formats}")).unwrap_or_default();
     writeln!(
         out,
-        "{what}, {implementation}, batch {batch}, {tokens} tokens, {dtype}, {device}, {threads} threads{isa}{weights}{kv}"
+        "{what}, {implementation}, batch {batch}, {tokens} tokens, {dtype}{tf32}, {device}, {threads} threads{isa}{weights}{kv}"
     )?;
-    writeln!(out, "median {:.3} ms, fastest {:.3} ms, of {runs} runs", report.median_ms, report.min_ms)?;
+    writeln!(
+        out,
+        "median {:.3} ms, fastest {:.3} ms, of {groups}{runs} runs",
+        report.median_ms, report.min_ms
+    )?;
     if let (Some(plain), Some(ratio)) = (report.plain_median_ms, report.ratio_to_plain) {
         writeln!(out, "without them: median {plain:.3} ms; ratio {ratio:.3}, the median of {runs} pairs")?;
     }

@@ -22,7 +22,7 @@ pub(super) struct Work {
 impl Work {
     /// Of a target that took `seconds` on the CPU. Products of quantised weights have no limit that is measured here.
     pub(super) fn of(args: &BenchArgs, config: &Config, numbers: Numbers, seconds: f64) -> Option<Self> {
-        let (giga, unit, peak) = if args.what == BenchTarget::Decode {
+        let (giga, unit, peak) = if args.what.makes_tokens() {
             let bytes = bytes_of_a_token(args, config, (numbers.weight, numbers.number));
             (1e-9 * bytes, "GB/s", roofline::read_gb_s())
         } else if numbers.quantized {

@@ -35,7 +35,7 @@ pub(crate) fn run(args: &TrainArgs) -> anyhow::Result<ExitCode> {
 fn train(args: &TrainArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
     // Rank 0 alone writes.
     let writes = group.rank() == 0;
-    let device = args.run.device.open()?;
+    let device = args.run.open()?;
     let text = std::fs::File::open(&args.text).and_then(|file| read_limited(file, LONGEST_TEXT));
     let text = text.with_context(|| format!("cannot read the text from {}", args.text.display()))?;
     let _folder = writes.then(|| files::begin(args)).transpose()?;
@@ -123,7 +123,7 @@ fn begin(
     files: Option<&Files>,
 ) -> anyhow::Result<(Config, Tokenizer, Option<Checkpoint>)> {
     if let Some(files) = files {
-        let checkpoint = Checkpoint::open(files)?;
+        let checkpoint = Checkpoint::open(files)?.with_implementation(args.implementation.into());
         if let Some(format) = checkpoint.formats().first() {
             bail!(
                 "{}: is quantised ({format}) and cannot be trained; start from the original",
@@ -150,6 +150,7 @@ fn config(args: &TrainArgs, tokenizer: &Tokenizer) -> anyhow::Result<Config> {
     let end = tokenizer.end_of_text();
     let config = Config {
         vocab_size: tokenizer.vocab_size(),
+        attn_implementation: args.implementation.into(),
         n_positions: args.n_positions,
         n_embd: args.n_embd,
         n_layer: args.n_layer,

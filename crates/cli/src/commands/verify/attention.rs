@@ -4,55 +4,69 @@ use super::{Verify, rounding};
 use crate::qkv;
 use candle_core::{DType, Device, Var};
 use candle_nn::Init;
-use gpt2_kernels::Dispatch;
 use gpt2_kernels::Implementation::{self, Eager, Fused};
-use gpt2_kernels::attention::{CausalMask, CausalSdpa};
+use gpt2_kernels::attention::{CausalMask, CausalSdpa, Hidden};
+use gpt2_kernels::{Dispatch, Dropout};
 use gpt2_model::init;
 use gpt2_model::mask::left_padding;
 
-/// An attention case to check: T queries at the end of S keys, B rows, D, and whether padding hides keys.
-const ATTENTION: [(usize, usize, usize, usize, bool); 18] = [
-    (1, 1, 1, 64, false),
-    (1, 1, 1000, 64, false),
-    (2, 3, 300, 80, false),
-    (1, 128, 128, 64, false),
-    (2, 200, 200, 33, true),
-    (1, 300, 1000, 64, false),
-    (1, 500, 500, 128, false),
-    (1, 1024, 1024, 64, false),
-    (2, 1, 400, 64, true),
-    (1, 1, 300, 80, false),
-    (1, 1, 300, 96, false),
-    (1, 1, 300, 128, false),
-    (1, 200, 200, 96, false),
-    (2, 200, 200, 64, true),
+/// An attention case to check: T queries at the end of S keys, B rows, D, and what hides keys or drops weights.
+const ATTENTION: [(usize, usize, usize, usize, &str); 21] = [
+    (1, 1, 1, 64, ""),
+    (1, 1, 1000, 64, ""),
+    (2, 3, 300, 80, ""),
+    (1, 128, 128, 64, ""),
+    (2, 200, 200, 33, PADDED),
+    (1, 300, 1000, 64, ""),
+    (1, 500, 500, 128, ""),
+    (1, 1024, 1024, 64, ""),
+    (2, 1, 400, 64, PADDED),
+    (1, 1, 300, 80, ""),
+    (1, 1, 300, 96, ""),
+    (1, 1, 300, 128, ""),
+    (1, 200, 200, 96, ""),
+    (2, 200, 200, 64, PADDED),
     // As many tiles as the largest GPU has multiprocessors, which takes other kernels than a few tiles do.
-    (32, 129, 129, 32, false),
-    (32, 129, 129, 64, false),
-    (32, 129, 129, 80, false),
-    (32, 129, 129, 96, false),
+    (32, 129, 129, 32, ""),
+    (32, 129, 129, 64, ""),
+    (32, 129, 129, 80, ""),
+    (32, 129, 129, 96, ""),
+    (2, 200, 260, 64, MASKED),
+    (1, 70, 70, 96, MASKED),
+    (1, 1, 300, 64, MASKED),
 ];
+const PADDED: &str = ", padded";
+/// Padding, hidden keys and dropout.
+const MASKED: &str = ", padded, with hidden keys and dropout";
 const HEADS: usize = 3;
 
 impl Verify {
     /// Attention alone: its context, its gradient, and its context when weights are computed, too.
     pub(super) fn attention(&mut self) -> anyhow::Result<()> {
-        for (b, t, s, d, padded) in ATTENTION {
+        for (b, t, s, d, masks) in ATTENTION {
             let vb = init::seeded(self.seed, DType::F32, &Device::Cpu);
             let normal = Init::Randn { mean: 0., stdev: 1.3 };
             let packed = vb.get_with_hints((b, s, 3, HEADS, d), "qkv", normal)?;
             let grad = vb.get_with_hints((b, t, HEADS, d), "grad", normal)?.to_dtype(DType::F64)?;
             let lengths: Vec<usize> = (0..b).map(|i| s - i * s / 3).collect();
+            let (padded, masked) = (!masks.is_empty(), masks == MASKED);
+            // Of each query every fifth key, in head 0 or 1.
+            let hidden = |query: usize| (query % 5..=s - t + query).step_by(5).map(move |key| (query, key));
+            let hidden: Vec<Hidden> = (0..if masked { t } else { 0 })
+                .flat_map(hidden)
+                .map(|(query, key)| Hidden { head: Some(query % 2), query, key })
+                .collect();
+            let dropout = masked.then(|| Dropout::new(0.1, self.seed, 1)).transpose()?;
             let padding = padded.then(|| left_padding(&lengths, s, &Device::Cpu)).transpose()?;
-            let case = format!("B {b}, T {t}, S {s}, D {d}{}", if padded { ", padded" } else { "" });
+            let case = format!("B {b}, T {t}, S {s}, D {d}{masks}");
             for dtype in [DType::F32, DType::F16, DType::BF16] {
                 let rounded = packed.to_dtype(dtype)?;
                 let run = |dtype, device: &Device, implementation: Implementation| {
                     let packed = Var::from_tensor(&rounded.to_dtype(dtype)?.to_device(device)?)?;
                     let padding = padding.as_ref().map(|p| p.to_device(device)).transpose()?;
-                    let mask = CausalMask { padding: padding.as_ref(), ..Default::default() };
+                    let mask = CausalMask { padding: padding.as_ref(), hidden: &hidden };
                     let dispatch = Dispatch::new(implementation, device);
-                    let attention = CausalSdpa::new(1. / (d as f64).sqrt(), dispatch);
+                    let attention = CausalSdpa::new(1. / (d as f64).sqrt(), dispatch).with_dropout(dropout);
                     // Some kernels only run if no gradient is needed.
                     let [q, k, v] = qkv::views(&packed.as_detached_tensor(), t)?;
                     let ran = attention.runs(&q, &k, &v, mask)?;

@@ -1,16 +1,24 @@
 //! The layers around attention against plain operations.
 
 use super::{Verify, rounding};
-use candle_core::{DType, Device, Tensor};
+use anyhow::Context;
+use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::Init;
 use gpt2_kernels::Implementation::{self, Auto, Eager, Fused};
-use gpt2_kernels::{BlockFormat, Dispatch, Epilogue, QuantisedWeight, layer_norm, linear};
+use gpt2_kernels::{
+    BlockFormat, Dispatch, Epilogue, QuantisedWeight, layer_norm, linear, linear_cross_entropy,
+};
 use gpt2_model::init;
 
 impl Verify {
-    /// Layer norm and linear layers, with each implementation that the device has.
+    /// Layer norm, linear layers and the loss, with each implementation that the device has.
     pub(super) fn layers(&mut self) -> anyhow::Result<()> {
-        let (rows, n_in, n_out) = (37, 256, 768);
+        self.layers_of(37)?;
+        self.layers_of(200) // on CUDA, other products than for a few rows
+    }
+
+    fn layers_of(&mut self, rows: usize) -> anyhow::Result<()> {
+        let (n_in, n_out) = (256, 768);
         let vb = init::seeded(self.seed, DType::F32, &Device::Cpu);
         let normal = |shape: &[usize], name: &str, mean, stdev| {
             vb.get_with_hints(shape, name, Init::Randn { mean, stdev })
@@ -50,7 +58,41 @@ impl Verify {
                 }
             }
         }
+        self.loss(&x, &weight.t()?.contiguous()?, &case)?;
         self.quantised(&x, &weight, &case)
+    }
+
+    /// The cross-entropy of `x·Wᵀ` and its gradients, for `x` (rows, C) and a table (V, C).
+    fn loss(&mut self, x: &Tensor, table: &Tensor, case: &str) -> anyhow::Result<()> {
+        let v = u32::try_from(table.dim(0)?)?;
+        let targets = Tensor::from_iter((0..u32::try_from(x.dim(0)?)?).map(|i| i * 31 % v), &Device::Cpu)?;
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            let run = |wide, device: &Device, implementation| -> anyhow::Result<[Tensor; 3]> {
+                let to =
+                    |x: &Tensor| Var::from_tensor(&x.to_dtype(dtype)?.to_dtype(wide)?.to_device(device)?);
+                let (x, table) = (to(x)?, to(table)?);
+                let dispatch = Dispatch::of(implementation, &x);
+                let loss = linear_cross_entropy(&x, &table, &targets.to_device(device)?, dispatch)?;
+                let gradients = loss.backward()?;
+                let of = |x: &Var| gradients.get(x).cloned().context("the loss has no gradient on this path");
+                Ok([loss.detach(), of(&x)?, of(&table)?])
+            };
+            let expected = run(DType::F64, &Device::Cpu, Eager)?;
+            let device = self.device.clone();
+            let all: &[Implementation] = if device.is_cuda() { &[Fused, Eager] } else { &[Auto] };
+            for &implementation in all {
+                let got = run(dtype, &device, implementation)?;
+                // In a half, logits are rounded, then their gradients, and then what these add up to.
+                let tolerance = if dtype == DType::F32 { 1e-5 } else { 4. * rounding(dtype) };
+                for (i, what) in
+                    ["cross-entropy", "its x's gradient", "its table's gradient"].into_iter().enumerate()
+                {
+                    let pair = (&got[i].flatten_all()?, &expected[i].flatten_all()?);
+                    self.check(what, case, (implementation, dtype), pair, tolerance)?;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Linear layers with quantised weights, which run on the CPU, against the same codes and scales in f64.

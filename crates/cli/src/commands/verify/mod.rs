@@ -39,7 +39,7 @@ struct Check {
 }
 
 pub(crate) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
-    let device = args.run.device.open()?;
+    let device = args.run.open()?;
     let files = crate::session::files(args.model.as_deref(), &args.hub)?;
     let checkpoint = Checkpoint::open(&files)?;
     let mut verify = Verify { device, seed: args.run.seed, checks: vec![] };

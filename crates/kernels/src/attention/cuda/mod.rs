@@ -1,16 +1,20 @@
-//! The forward pass of fused causal attention on CUDA. The kernels are in `cuda/attention.cu`, `cuda/attention_f32.cu`
-//! and `cuda/decode.cu`.
+//! Fused causal attention on CUDA. The kernels are in `cuda/attention*.cu`, `cuda/delta.cu` and `cuda/decode.cu`.
 //!
-//! The kernels read q, k and v in place, as views of the packed `c_attn` output or of a cache. The backward pass takes
-//! the eager path.
+//! They read q, k and v in place, as views of the packed `c_attn` output or of a cache.
 
-mod gradients;
+#[cfg(feature = "cuda")]
+mod backward;
+#[cfg(feature = "cuda")]
+mod hidden;
 #[cfg(feature = "cuda")]
 mod launch;
 mod plan;
+mod shape;
 
 #[cfg(feature = "cuda")]
 pub(super) use launch::kernel;
 
+#[cfg(all(test, target_os = "linux"))]
+mod emulated;
 #[cfg(all(test, target_os = "linux"))]
 mod tests;

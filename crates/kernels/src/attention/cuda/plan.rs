@@ -1,133 +1,197 @@
 //! Plans an attention: which kernels to launch, over how many blocks, with how much shared memory. A plan holds
 //! only numbers, so the tests can run it without a GPU.
 
-use crate::cuda::{Launch, dtype_name};
+use super::shape::{Shape, Strides};
+use crate::cuda::{GpuLimits, Launch, dtype_name};
 use candle_core::{DType, Layout};
 
-/// Strides of a tensor (B, H, positions, D), in elements. D is contiguous. `device.cuh` has the same struct.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Strides {
-    pub(super) batch: i64,
-    pub(super) head: i64,
-    pub(super) position: i64,
-}
-
-/// The sizes and strides of q (B, H, T, D) and of k and v (B, H, S, D) that a kernel gets. `device.cuh`
-/// has the same struct.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Shape {
-    pub(super) q: Strides,
-    pub(super) k: Strides,
-    pub(super) v: Strides,
-    pub(super) heads: i32,
-    pub(super) queries: i32,
-    pub(super) keys: i32,
-    /// For decoding: keys per block, and blocks per head.
-    pub(super) split_keys: i32,
-    pub(super) splits: i32,
-    /// The scale of the scores, times log2(e).
-    pub(super) scale: f32,
-}
-
-const _: () = assert!(size_of::<Shape>() == 96 && std::mem::offset_of!(Shape, heads) == 72);
-
-/// Which arguments a kernel takes.
+/// Which arguments a kernel takes, in this order, with the shape after them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Task {
-    /// q, k, v, padding, out, shape
+    /// q, k, v, padding, out, logarithms of the sums
     Attention,
-    /// q, k, v, padding, out, partials, shape
+    /// The same, and the masks after the shape.
+    Masked,
+    /// q, k, v, padding, out, partial results, finished blocks
     Decode,
-    /// partials, out, shape
-    Merge,
 }
 
+/// The launch of a forward pass.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Plan {
     pub(super) shape: Shape,
-    pub(super) launches: Vec<(Task, Launch)>,
-    /// The number of f32s that one launch passes on to the next.
-    pub(super) partials: usize,
+    pub(super) task: Task,
+    pub(super) launch: Launch,
+    /// For decoding in several splits: the number of f32s of their partial results, and of heads.
+    pub(super) partials: Option<(usize, usize)>,
+}
+
+/// The launches of a backward pass.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct BackwardPlan {
+    pub(super) shape: Shape,
+    /// grad, out, deltas; then the rows of D, T, H and D
+    pub(super) deltas: Launch,
+    /// q, k, v, padding, grad, logarithms of the sums, deltas, dq; then the shape and the masks
+    pub(super) of_queries: Launch,
+    /// The same, with dk and dv instead of dq.
+    pub(super) of_keys: Launch,
 }
 
 /// The head widths that have kernels.
 const WIDTHS: [usize; 5] = [32, 64, 80, 96, 128];
-/// Threads per block in `attention*.cu` and `decode.cu`.
+/// Threads per block in all kernels of attention.
 const THREADS: u32 = 128;
+/// Rows of D per block in `delta.cu`.
+const DELTA_ROWS: usize = 16;
 /// The fewest keys per block in decoding: with fewer, merging takes longer than decoding.
 const MIN_SPLIT_KEYS: usize = 64;
+/// Tiles in f32: own rows, other rows, and the length of a row of weights in shared memory.
+const F32_TILE: (usize, usize, usize) = (64, 32, 36);
+
+/// What an attention computes, as numbers.
+struct Problem {
+    name: &'static str,
+    size: usize,
+    scale: f32,
+    strides: [Strides; 3],
+    b: usize,
+    h: usize,
+    t: usize,
+    s: usize,
+    d: usize,
+}
+
+impl Problem {
+    /// `None` if no kernel fits: for another width or dtype, for rows that are not aligned to 16 bytes, or for a scale
+    /// that is not positive (the kernels find the largest score before they scale it).
+    fn new(dtype: DType, [q, k, v]: [&Layout; 3], scale: f64, gpu: GpuLimits) -> Option<Self> {
+        let (&[b, h, t, d], &[_, _, s, _]) = (q.dims(), k.dims()) else { return None };
+        let name = dtype_name(dtype).filter(|_| gpu.has_kernels_for(dtype))?;
+        #[allow(clippy::cast_possible_truncation)] // the scale of f32 scores
+        let scale = (scale * std::f64::consts::LOG2_E) as f32;
+        let size = dtype.size_in_bytes();
+        let strides = |layout| Strides::of(layout, 16 / size);
+        let fits = WIDTHS.contains(&d) && scale > 0.0 && scale.is_finite();
+        fits.then_some(Self {
+            name,
+            size,
+            scale,
+            strides: [strides(q)?, strides(k)?, strides(v)?],
+            b,
+            h,
+            t,
+            s,
+            d,
+        })
+    }
+
+    /// The shape for a kernel that runs `tiles` blocks a head.
+    fn shape(&self, tiles: usize, (split_keys, splits): (usize, usize), gpu: GpuLimits) -> Option<Shape> {
+        // As many heads together as leave half of the L2 cache to other data, but enough for two blocks on each
+        // multiprocessor.
+        let cached = gpu.l2 / 2 / (2 * self.s * self.d * self.size).max(1);
+        let section =
+            cached.max((2 * gpu.multiprocessors).div_ceil(tiles.max(1))).clamp(1, (self.b * self.h).max(1));
+        let [q, k, v] = self.strides;
+        Some(Shape {
+            q,
+            k,
+            v,
+            heads: self.h.try_into().ok()?,
+            queries: self.t.try_into().ok()?,
+            keys: self.s.try_into().ok()?,
+            split_keys: split_keys.try_into().ok()?,
+            splits: splits.try_into().ok()?,
+            section: section.try_into().ok()?,
+            scale: self.scale,
+        })
+    }
+
+    /// How many rows a kernel with tensor cores meets at a time.
+    fn others(&self) -> usize {
+        if self.d <= 64 { 64 } else { 32 }
+    }
+}
 
 impl Plan {
-    /// The kernels for q (B, H, T, D) against k and v (B, H, S, D), or `None` if no kernel fits: for another width or
-    /// dtype, for rows that are not aligned to 16 bytes, or for a scale that is not positive (the kernels find the
-    /// largest score before they scale it).
+    /// The kernel for q (B, H, T, D) against k and v (B, H, S, D), which knows hidden keys and dropout if it is
+    /// `masked` and leaves what a backward pass needs if it is `tracked`; or `None` if no kernel fits.
     pub(super) fn new(
         dtype: DType,
-        [q, k, v]: [&Layout; 3],
+        qkv: [&Layout; 3],
         scale: f64,
-        multiprocessors: usize,
+        [masked, tracked]: [bool; 2],
+        gpu: GpuLimits,
     ) -> Option<Self> {
-        let (&[b, h, t, d], &[_, _, s, _]) = (q.dims(), k.dims()) else { return None };
-        let name = dtype_name(dtype)?;
-        #[allow(clippy::cast_possible_truncation)] // the scale of f32 scores
-        let base_2_scale = (scale * std::f64::consts::LOG2_E) as f32;
-        if !WIDTHS.contains(&d) || base_2_scale <= 0.0 || !base_2_scale.is_finite() {
-            return None;
-        }
-        let size = dtype.size_in_bytes();
-        let strides = |layout| strides(layout, 16 / size);
-        let shape = |split_keys: usize, splits: usize| {
-            Some(Shape {
-                q: strides(q)?,
-                k: strides(k)?,
-                v: strides(v)?,
-                heads: h.try_into().ok()?,
-                queries: t.try_into().ok()?,
-                keys: s.try_into().ok()?,
-                split_keys: split_keys.try_into().ok()?,
-                splits: splits.try_into().ok()?,
-                scale: base_2_scale,
-            })
-        };
-        if t == 1 {
+        let problem = Problem::new(dtype, qkv, scale, gpu)?;
+        let &Problem { name, size, b, h, t, s, d, .. } = &problem;
+        if t == 1 && !masked && !tracked {
             // About two blocks for each multiprocessor.
-            let wanted = (2 * multiprocessors).div_ceil(b * h).clamp(1, s.div_ceil(MIN_SPLIT_KEYS));
+            let wanted = (2 * gpu.multiprocessors).div_ceil(b * h).clamp(1, s.div_ceil(MIN_SPLIT_KEYS));
             let split_keys = s.div_ceil(wanted);
             let splits = s.div_ceil(split_keys);
             let lanes = (d * size / 16).next_power_of_two();
             let shared = THREADS as usize / lanes * (2 + d) * 4; // one partial result for each group of lanes
-            let decode = Launch::new(format!("decode_{name}_d{d}"), b * h * splits, THREADS, shared)?;
-            let mut launches = vec![(Task::Decode, decode)];
-            if splits > 1 {
-                let threads = d.try_into().ok()?;
-                let merge = Launch::new(format!("merge_{name}_d{d}"), b * h, threads, 0)?;
-                launches.push((Task::Merge, merge));
-            }
-            let partials = if splits > 1 { b * h * splits * (2 + d) } else { 0 };
-            return Some(Self { shape: shape(split_keys, splits)?, launches, partials });
+            let launch = Launch::new(format!("decode_{name}_d{d}"), b * h * splits, THREADS, shared)?;
+            let partials = (splits > 1).then_some((b * h * splits * (2 + d), b * h));
+            let shape = problem.shape(1, (split_keys, splits), gpu)?;
+            return Some(Self { shape, task: Task::Decode, launch, partials });
         }
-
+        let bits = |queries: usize, keys: usize| if masked { 2 * queries * keys / 8 } else { 0 };
         let (queries, shared) = if dtype == DType::F32 {
-            (64, (64 * (d + 4) + 2 * 32 * (d + 4) + 64 * (32 + 4)) * size) // q, k and v, weights
+            let (own, others, weight_row) = F32_TILE;
+            let rows = (own + 2 * others) * (d + 4); // q, k and v
+            (own, (rows + own * weight_row) * size + bits(own, others))
         } else {
-            let enough = b * h * t.div_ceil(128) >= multiprocessors;
-            let queries = if enough && d < 128 { 128 } else { 64 };
-            let keys = if d <= 64 { 64 } else { 32 };
-            (queries, (queries + 4 * keys) * (d + 8) * size) // q, and two buffers each of k and v
+            let enough = b * h * t.div_ceil(128) >= gpu.multiprocessors;
+            let queries = if enough && d < 128 && !masked { 128 } else { 64 };
+            let keys = problem.others();
+            // q, and two buffers each of k and v
+            (queries, (queries + 4 * keys) * (d + 8) * size + bits(queries, keys))
         };
-        let kernel = format!("attention_{name}_d{d}_q{queries}");
-        let launch = Launch::new(kernel, b * h * t.div_ceil(queries), THREADS, shared)?;
-        Some(Self { shape: shape(s, 1)?, launches: vec![(Task::Attention, launch)], partials: 0 })
+        let (task, kernel) = if masked {
+            (Task::Masked, format!("attention_masked_{name}_d{d}"))
+        } else {
+            (Task::Attention, format!("attention_{name}_d{d}_q{queries}"))
+        };
+        let tiles = t.div_ceil(queries);
+        let launch = Launch::new(kernel, b * h * tiles, THREADS, shared).filter(|_| shared <= gpu.shared)?;
+        Some(Self { shape: problem.shape(tiles, (s, 1), gpu)?, task, launch, partials: None })
     }
 }
 
-/// The strides, if D is contiguous and every row starts at a multiple of `unit` elements.
-fn strides(layout: &Layout, unit: usize) -> Option<Strides> {
-    let &[batch, head, position, 1] = layout.stride() else { return None };
-    let aligned = [batch, head, position, layout.start_offset()].iter().all(|x| x % unit == 0);
-    let stride = |x: usize| x.try_into().ok();
-    aligned.then_some(())?;
-    Some(Strides { batch: stride(batch)?, head: stride(head)?, position: stride(position)? })
+impl BackwardPlan {
+    /// The kernels for the gradients of q (B, H, T, D), k and v (B, H, S, D), or `None` if none fit.
+    pub(super) fn new(dtype: DType, qkv: [&Layout; 3], scale: f64, gpu: GpuLimits) -> Option<Self> {
+        let problem = Problem::new(dtype, qkv, scale, gpu)?;
+        let &Problem { name, size, b, h, t, s, d, .. } = &problem;
+        let own = 64;
+        let others = match dtype {
+            DType::F32 => F32_TILE.1,
+            _ if gpu.capability < 80 => 32,
+            _ => problem.others(),
+        };
+        // Tiles of (rows of D, numbers, bits) for kernels whose block meets `queries` and `keys`.
+        let shared = |queries: usize, keys: usize| {
+            let rows = if dtype == DType::F32 {
+                let weight_row = F32_TILE.2;
+                ((2 * own + 2 * others) * (d + 4) + 2 * own * weight_row) * 4 + 2 * queries * 4
+            } else {
+                (2 * own + 4 * others) * (d + 8) * size + 4 * queries * 4
+            };
+            rows + 2 * queries * keys / 8
+        };
+        let launch = |of: &str, positions: usize, shared: usize| {
+            let blocks = b * h * positions.div_ceil(own);
+            let launch = Launch::new(format!("gradient_of_{of}_{name}_d{d}"), blocks, THREADS, shared);
+            launch.filter(|_| shared <= gpu.shared)
+        };
+        Some(Self {
+            shape: problem.shape(t.div_ceil(own), (s, 1), gpu)?,
+            deltas: Launch::new(format!("delta_{name}"), (b * t * h).div_ceil(DELTA_ROWS), THREADS, 0)?,
+            of_queries: launch("queries", t, shared(own, others))?,
+            of_keys: launch("keys", s, shared(others, own))?,
+        })
+    }
 }

@@ -1,13 +1,24 @@
 //! Compares the kernels, run in the emulator, with the eager path.
 
-use super::gradients::gradients;
-use super::plan::{Plan, Strides};
-use crate::attention::{CausalMask, CausalSdpa};
-use crate::cuda::emulator::{Emulator, bytes, tensor};
+use super::emulated::Inputs;
+use super::plan::{BackwardPlan, Plan};
+use super::shape::Masks;
+use crate::attention::drop_weights::WeightDropout;
+use crate::attention::{CausalMask, CausalSdpa, HeadLayout, Hidden};
+use crate::cuda::GpuLimits;
+use crate::cuda::emulator::{bytes, difference};
 use crate::dispatch::{Dispatch, Implementation};
-use crate::test_numbers::numbers;
+use crate::dropout::Dropout;
 use candle_core::{DType, Device, Result, Tensor, Var};
 
+const WIDTHS: [usize; 5] = [32, 64, 80, 96, 128];
+
+/// A GPU with so many multiprocessors, and otherwise like an H100.
+fn gpu(multiprocessors: usize) -> GpuLimits {
+    GpuLimits { multiprocessors, shared: 232_448, l2: 50 << 20, capability: 90 }
+}
+
+#[derive(Debug, Clone, Copy)]
 struct Case {
     dtype: DType,
     b: usize,
@@ -16,89 +27,137 @@ struct Case {
     s: usize,
     d: usize,
     padded: bool,
-    multiprocessors: usize,
+    /// Some keys are hidden, and some weights dropped.
+    masked: bool,
+    gpu: GpuLimits,
+}
+
+fn largest(x: &Tensor) -> Result<f64> {
+    x.abs()?.max_all()?.to_scalar()
 }
 
 impl Case {
-    /// The largest difference, relative to the largest value of the context.
-    fn error(&self) -> Result<f64> {
-        let &Self { dtype, b, h, t, s, d, .. } = self;
-        let count = b * s * 3 * h * d;
-        // Numbers between -2 and 2 with a period of 2^32: they give scores of a few units, with clear maxima.
-        let random = (0..count).map(|i| {
+    /// Numbers between -2 and 2 with a period of 2^32: they give scores of a few units, with clear maxima.
+    fn numbers(count: usize, salt: usize) -> Result<Tensor> {
+        let random = (salt..salt + count).map(|i| {
             let x =
                 u32::try_from(i).unwrap_or(0).wrapping_mul(2_654_435_769).rotate_left(9).wrapping_mul(40_503);
             f64::from(x ^ x >> 15) / f64::from(u32::MAX) * 4. - 2.
         });
-        let packed = Tensor::from_iter(random, &Device::Cpu)?.reshape((b, s, 3, h, d))?.to_dtype(dtype)?;
+        Tensor::from_iter(random, &Device::Cpu)
+    }
+
+    /// The layer has two more heads than are here, one before them and one after.
+    fn heads(&self) -> HeadLayout {
+        HeadLayout { heads: self.h, first: 1, total: self.h + 2, dim: self.d }
+    }
+
+    fn dropout(&self) -> Result<Option<Dropout>> {
+        self.masked.then(|| Dropout::new(0.2, 0x77_0000_0042, 3)).transpose()
+    }
+
+    fn hidden(&self) -> Vec<Hidden> {
+        let past = self.s - self.t;
+        let all = (0..if self.masked { self.t } else { 0 }).flat_map(|query| {
+            let keys = (0..=past + query).filter(move |key| (query * 31 + key * 17) % 11 == 3);
+            keys.map(move |key| Hidden { head: (key % 3 > 0).then_some(key % 3 - 1), query, key })
+        });
+        all.filter(|x| x.head.is_none_or(|head| head < self.h)).collect()
+    }
+
+    /// The errors of the context, and of dq, dk and dv if they are `wanted`. Those of the context and of dv are relative
+    /// to the largest expected value. dq and dk are sums of ds·k and ds·q, and ds is a difference of two numbers up to the
+    /// largest dp, which cancel where a weight is close to 1: their errors are relative to one such term.
+    fn errors(&self, wanted: bool) -> Result<Vec<f64>> {
+        let &Self { dtype, b, h, t, s, d, .. } = self;
+        let packed = Self::numbers(b * s * 3 * h * d, 0)?.reshape((b, s, 3, h, d))?;
+        // Padding may hold anything: here scores far above all others.
+        let visible = |i: usize| !self.padded || (i % s >= (i / s) * s / b && i % 7 != 3);
+        let size = |i: usize| if !i.is_multiple_of(3) && !visible(i / 3) { 30.0 } else { 1.0 }; // of keys and values
+        let sizes = Tensor::from_iter((0..3 * b * s).map(size), &Device::Cpu)?.reshape((b, s, 3, 1, 1))?;
+        let packed = packed.broadcast_mul(&sizes)?.to_dtype(dtype)?;
         let part = |i| packed.narrow(2, i, 1)?.squeeze(2)?.transpose(1, 2); // (B, H, S, D)
         let (q, k, v) = (part(0)?.narrow(2, s - t, t)?, part(1)?, part(2)?);
-        let padding: Vec<u8> =
-            (0..b * s).map(|i| u8::from(!self.padded || (i % s >= (i / s) * s / b && i % 7 != 3))).collect();
-        let padding = Tensor::from_vec(padding, (b, s), &Device::Cpu)?;
-        let mask = CausalMask { padding: self.padded.then_some(&padding), ..Default::default() };
+        let grad = Self::numbers(b * t * h * d, 1 << 20)?.reshape((b, t, h, d))?.to_dtype(dtype)?;
+        let padding =
+            Tensor::from_iter((0..b * s).map(|i| u8::from(visible(i))), &Device::Cpu)?.reshape((b, s))?;
+        let hidden = self.hidden();
+        let mask = CausalMask { padding: self.padded.then_some(&padding), hidden: &hidden };
         let scale = 1. / (d as f64).sqrt();
 
-        let wide = |x: &Tensor| x.to_dtype(DType::F64);
+        let wide = |x: &Tensor| Var::from_tensor(&x.to_dtype(DType::F64)?);
+        let [wide_q, wide_k, wide_v] = [wide(&q)?, wide(&k)?, wide(&v)?];
         let eager = CausalSdpa::new(scale, Dispatch::of(Implementation::Eager, &q));
-        let expected = eager.forward(&wide(&q)?, &wide(&k)?, &wide(&v)?, mask)?;
+        let eager = eager.with_heads(self.heads()).with_dropout(self.dropout()?);
+        let expected = eager.forward(&wide_q, &wide_k, &wide_v, mask)?;
 
-        let Some(plan) = Plan::new(dtype, [q.layout(), k.layout(), v.layout()], scale, self.multiprocessors)
-        else {
+        let layouts = [q.layout(), k.layout(), v.layout()];
+        let Some(plan) = Plan::new(dtype, layouts, scale, [self.masked, wanted], self.gpu) else {
             candle_core::bail!("no plan")
         };
-        let bytes = bytes(&packed)?;
-        let from = |x: &Tensor| &bytes[x.layout().start_offset() * dtype.size_in_bytes()..];
+        let all = bytes(&packed)?;
+        let from = |x: &Tensor| &all[x.layout().start_offset() * dtype.size_in_bytes()..];
         let padding = if self.padded { padding.flatten_all()?.to_vec1()? } else { vec![] };
-        let out = expected.elem_count() * dtype.size_in_bytes();
-        let out = run(&plan, [from(&q), from(&k), from(&v), &padding], out);
-        let got = tensor(&out, dtype)?.reshape(expected.dims())?.to_dtype(DType::F64)?;
-        let largest = |x: &Tensor| x.abs()?.max_all()?.to_scalar::<f64>();
-        Ok(largest(&(got - &expected)?)? / largest(&expected)?)
-    }
-
-    /// Allows for f32 sums of up to 333 numbers, for weights rounded before they multiply v, and for a rounded result.
-    fn tolerance(&self) -> f64 {
-        match self.dtype {
-            DType::F16 => 1.1 * 2f64.powi(-11),
-            DType::BF16 => 1.1 * 2f64.powi(-8),
-            _ => 1e-5,
+        let dropout = self.dropout()?.map(|dropout| WeightDropout::new(dropout, self.heads(), t));
+        let inputs = Inputs {
+            qkv: [from(&q), from(&k), from(&v)],
+            padding: &padding,
+            masks: Masks::new(dropout.as_ref()),
+            hidden: &hidden,
+            capability: self.gpu.capability,
+        };
+        let [out, log_sums] = inputs.forward(&plan, expected.elem_count() * dtype.size_in_bytes());
+        let mut errors = vec![difference(&out, &expected.detach(), dtype)? / largest(&expected)?];
+        if wanted {
+            let Some(plan) = BackwardPlan::new(dtype, layouts, scale, self.gpu) else {
+                candle_core::bail!("no plan for the backward pass")
+            };
+            let log_sums = &log_sums[..b * h * t * 4];
+            let got = inputs.backward(&plan, [&bytes(&grad)?, &out, log_sums], d);
+            let grad = grad.to_dtype(DType::F64)?;
+            let seen = Tensor::from_iter((0..b * s).map(|i| f64::from(u8::from(visible(i)))), &Device::Cpu)?;
+            let seen = seen.reshape((b, 1, s, 1))?;
+            let (seen_k, seen_v) = (wide_k.broadcast_mul(&seen)?, wide_v.broadcast_mul(&seen)?);
+            let dp = grad.transpose(1, 2)?.contiguous()?.matmul(&seen_v.t()?.contiguous()?)?; // (B, H, T, S)
+            let term = |x: &Tensor| Ok::<_, candle_core::Error>(Some(scale * largest(&dp)? * largest(x)?));
+            let terms = [term(&seen_k)?, term(&wide_q)?, None];
+            let expected = (expected * grad)?.sum_all()?.backward()?;
+            for ((got, of), term) in got.iter().zip([&wide_q, &wide_k, &wide_v]).zip(terms) {
+                let Some(expected) = expected.get(of) else { candle_core::bail!("no gradient") };
+                let expected = expected.transpose(1, 2)?.contiguous()?; // (B, positions, H, D)
+                let term = term.map_or_else(|| largest(&expected), Ok)?;
+                errors.push(difference(got, &expected, dtype)? / term);
+            }
         }
+        Ok(errors)
     }
-}
 
-/// Runs the plan's launches and returns `out`.
-fn run(plan: &Plan, [q, k, v, padding]: [&[u8]; 4], out: usize) -> Vec<u8> {
-    let Plan { shape, launches, partials } = plan;
-    let mut emulator = Emulator::default();
-    for (name, bytes, Strides { batch, head, position }) in
-        [("q", q, shape.q), ("k", k, shape.k), ("v", v, shape.v)]
-    {
-        emulator.put(name, bytes);
-        emulator.set(&format!("{name}.batch"), batch);
-        emulator.set(&format!("{name}.head"), head);
-        emulator.set(&format!("{name}.position"), position);
+    /// Allows for f32 sums of up to 333 numbers, for weights rounded before they multiply v, and for a rounded result. A
+    /// gradient also meets the rounded context and rounded ds; the largest error is 1.4 units of dv in f16, D 80.
+    fn tolerance(&self, gradient: bool) -> f64 {
+        let place = match self.dtype {
+            DType::F16 => 2f64.powi(-11),
+            DType::BF16 => 2f64.powi(-8),
+            _ => return 1e-5,
+        };
+        let kept = if self.masked { 1.25 } else { 1.0 }; // what dropout scales weights by, and their rounding
+        if gradient { 1.5 * place } else { 1.1 * kept * place }
     }
-    if !padding.is_empty() {
-        emulator.put("padding", padding);
+
+    #[allow(clippy::print_stdout)] // the errors, for whoever asks with --nocapture
+    fn check(&self, gradients: bool) -> Result<()> {
+        for (i, error) in self.errors(gradients)?.into_iter().enumerate() {
+            let (what, tolerance) = (["context", "dq", "dk", "dv"][i], self.tolerance(i > 0));
+            println!("{what} {:?} D {}: {error:.2e} of {tolerance:.2e}", self.dtype, self.d);
+            assert!(error <= tolerance, "{what} of {self:?}: {error} > {tolerance}");
+        }
+        Ok(())
     }
-    emulator.allocate("out", out);
-    emulator.allocate("found", partials * 4);
-    emulator.set("heads", shape.heads);
-    emulator.set("queries", shape.queries);
-    emulator.set("keys", shape.keys);
-    emulator.set("split_keys", shape.split_keys);
-    emulator.set("splits", shape.splits);
-    emulator.set("scale", shape.scale);
-    for (_, launch) in launches {
-        emulator.launch(launch);
-    }
-    emulator.get("out")
 }
 
 /// Runs every kernel on prompts and chunks that end inside a tile, with one batch row, several rows, and padded rows.
 fn check(dtype: DType) -> Result<()> {
-    for d in [32, 64, 80, 96, 128] {
+    for d in WIDTHS {
         for (b, h, t, s, padded, multiprocessors) in [
             (1, 1, 1, 1, false, 1),
             (2, 3, 1, 300, true, 1),
@@ -109,12 +168,8 @@ fn check(dtype: DType) -> Result<()> {
             (1, 1, 197, 197, false, 1),
             (2, 1, 130, 160, true, 1),
         ] {
-            let case = Case { dtype, b, h, t, s, d, padded, multiprocessors };
-            let (error, tolerance) = (case.error()?, case.tolerance());
-            assert!(
-                error <= tolerance,
-                "{dtype:?}, D {d}, B {b}, T {t}, S {s}, {padded}: {error} > {tolerance}"
-            );
+            let gpu = gpu(multiprocessors);
+            Case { dtype, b, h, t, s, d, padded, masked: false, gpu }.check(false)?;
         }
     }
     Ok(())
@@ -135,9 +190,56 @@ fn f32_attention_emulated() -> Result<()> {
     check(DType::F32)
 }
 
+/// The backward kernels with and without masks, and the forward kernels with them: prompts and chunks that end inside a
+/// tile, one query, more keys than queries, padded rows, and heads in sections.
+fn check_gradients(dtype: DType) -> Result<()> {
+    for d in WIDTHS {
+        for (b, h, t, s, padded, masked) in [
+            (1, 1, 1, 5, false, true),
+            (1, 2, 1, 40, true, false),
+            (1, 2, 3, 3, false, false),
+            (2, 2, 70, 70, true, true),
+            (1, 2, 40, 135, true, false),
+            (1, 1, 130, 197, false, true),
+        ] {
+            let gpu = GpuLimits { l2: 0, ..gpu(1) }; // sections as small as they get
+            Case { dtype, b, h, t, s, d, padded, masked, gpu }.check(true)?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn f16_gradients_emulated() -> Result<()> {
+    check_gradients(DType::F16)
+}
+
+#[test]
+fn bf16_gradients_emulated() -> Result<()> {
+    check_gradients(DType::BF16)
+}
+
+#[test]
+fn f32_gradients_emulated() -> Result<()> {
+    check_gradients(DType::F32)
+}
+
+/// A T4.
+const T4: GpuLimits = GpuLimits { multiprocessors: 40, shared: 64 << 10, l2: 4 << 20, capability: 75 };
+
+#[test]
+fn attention_and_gradients_of_an_older_gpu_emulated() -> Result<()> {
+    for (dtype, d, masked) in
+        [(DType::F16, 32, false), (DType::F16, 64, false), (DType::F16, 96, true), (DType::F32, 32, true)]
+    {
+        Case { dtype, b: 1, h: 2, t: 70, s: 75, d, padded: true, masked, gpu: T4 }.check(true)?;
+    }
+    Ok(())
+}
+
 #[test]
 fn what_has_no_kernel_has_no_plan() -> Result<()> {
-    let plan = |x: &Tensor, scale| Plan::new(x.dtype(), [x.layout(); 3], scale, 100);
+    let plan = |x: &Tensor, scale| Plan::new(x.dtype(), [x.layout(); 3], scale, [false; 2], gpu(100));
     let zeros = |dtype, d| Tensor::zeros((1, 2, 5, d), dtype, &Device::Cpu);
     let fits = zeros(DType::F16, 64)?;
     assert!(plan(&fits, 0.125).is_some());
@@ -157,19 +259,18 @@ fn what_has_no_kernel_has_no_plan() -> Result<()> {
 }
 
 #[test]
-fn gradients_are_those_of_the_fused_kernel_on_the_cpu() -> Result<()> {
-    let (q, k) = (numbers((2, 3, 4, 8), 1)?, numbers((2, 3, 6, 8), 1000)?);
-    let (v, grad) = (numbers((2, 3, 6, 8), 2000)?, numbers((2, 4, 3, 8), 3000)?);
-    let padding = Tensor::new(&[[0u8, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]], &Device::Cpu)?;
-    let got = gradients([&q, &k, &v], &grad, 0.4, Some(&padding))?;
-    let (q, k, v) = (Var::from_tensor(&q)?, Var::from_tensor(&k)?, Var::from_tensor(&v)?);
-    let mask = CausalMask { padding: Some(&padding), ..Default::default() };
-    let context = CausalSdpa::new(0.4, Dispatch::of(Implementation::Fused, &q)).forward(&q, &k, &v, mask)?;
-    let expected = (context * grad)?.sum_all()?.backward()?;
-    for (got, of) in got.into_iter().zip([&q, &k, &v]) {
-        let (Some(got), Some(expected)) = (got, expected.get(of)) else { candle_core::bail!("no gradient") };
-        let error = (got - expected)?.abs()?.max_all()?.to_scalar::<f32>()?;
-        assert!(error < 1e-5, "{error}");
-    }
+fn an_older_gpu_has_the_kernels_that_fit_it() -> Result<()> {
+    let plans = |dtype, d, gpu| -> Result<[bool; 2]> {
+        let x = Tensor::zeros((8, 12, 500, d), dtype, &Device::Cpu)?;
+        let layouts = [x.layout(); 3];
+        let forward = Plan::new(dtype, layouts, 0.1, [false; 2], gpu).is_some();
+        Ok([forward, BackwardPlan::new(dtype, layouts, 0.1, gpu).is_some()])
+    };
+    assert_eq!(plans(DType::F16, 64, T4)?, [true, true]);
+    assert_eq!(plans(DType::F16, 128, T4)?, [true, false]); // the backward pass needs more shared memory
+    assert_eq!(plans(DType::BF16, 64, T4)?, [false, false]);
+    assert_eq!(plans(DType::F32, 128, T4)?, [false, false]);
+    assert_eq!(plans(DType::F16, 64, GpuLimits { capability: 70, ..T4 })?, [false, false]);
+    assert_eq!(plans(DType::F32, 128, gpu(132))?, [true, true]);
     Ok(())
 }

@@ -1,0 +1,136 @@
+//! What is to be timed: the model or its shape, the device and the sizes.
+
+use super::work::{self, Numbers, Work};
+use crate::args::{BenchArgs, BenchTarget};
+use crate::qkv;
+use anyhow::bail;
+use candle_core::{DType, Device, Tensor};
+use candle_nn::VarBuilder;
+use gpt2_kernels::BlockFormat;
+use gpt2_loader::Checkpoint;
+use gpt2_model::{Config, Gpt2LMHeadModel, Implementation, init};
+
+/// What is to be timed.
+pub(super) struct Bench<'a> {
+    pub(super) args: &'a BenchArgs,
+    pub(super) config: Config,
+    pub(super) checkpoint: Option<Checkpoint>,
+    pub(super) device: Device,
+    pub(super) dtype: DType,
+    pub(super) quantize: Option<BlockFormat>,
+    pub(super) batch: usize,
+    pub(super) tokens: usize,
+}
+
+impl<'a> Bench<'a> {
+    pub(super) fn new(args: &'a BenchArgs) -> anyhow::Result<Self> {
+        let checkpoint = match &args.model.model {
+            Some(model) => Some(Checkpoint::open(&crate::session::files(Some(model), &args.model.hub)?)?),
+            None => None,
+        };
+        let implementation = args.model.implementation.into();
+        let checkpoint = checkpoint.map(|checkpoint| checkpoint.with_implementation(implementation));
+        let mut config = checkpoint.as_ref().map_or_else(Config::gpt2, |c| c.config().clone());
+        config.attn_implementation = implementation;
+        let tokens = args.tokens as usize;
+        let needed = tokens + if args.what.makes_tokens() { args.new_tokens as usize } else { 0 };
+        if matches!(args.what, BenchTarget::Core | BenchTarget::Block) {
+            config.n_positions = config.n_positions.max(needed); // neither reads a position
+        } else if needed > config.n_positions {
+            bail!(
+                "--tokens: this needs {needed} positions, but the model has n_positions = {}",
+                config.n_positions
+            );
+        }
+        config.validate()?;
+        let device = args.model.run.open()?;
+        let quantize = args.model.quantize_on(&device)?;
+        if let Some(format) =
+            checkpoint.as_ref().and_then(|c| c.formats().first().copied()).filter(|_| quantize.is_some())
+        {
+            bail!("--quantize: the weights of the model are quantised already ({format}); leave it out");
+        }
+        if args.kv.is_some() && args.what != BenchTarget::Decode {
+            bail!("--kv is for bench decode");
+        }
+        if quantize.is_some() && !(args.what == BenchTarget::Forward || args.what.makes_tokens()) {
+            bail!("--quantize is for bench forward, decode and generate");
+        }
+        Ok(Self {
+            args,
+            config,
+            checkpoint,
+            device,
+            dtype: args.model.dtype.into(),
+            quantize,
+            batch: args.batch.into(),
+            tokens,
+        })
+    }
+
+    /// The formats of the weights that stay quantised.
+    pub(super) fn quantized(&self) -> Option<String> {
+        let stay = self.dtype == DType::F32 && self.device.is_cpu();
+        let of_file = self.checkpoint.as_ref().filter(|_| stay).map(Checkpoint::formats).unwrap_or_default();
+        let formats: Vec<&str> = self.quantize.into_iter().chain(of_file).map(BlockFormat::as_str).collect();
+        let whole = self.args.what == BenchTarget::Forward || self.args.what.makes_tokens();
+        (whole && !formats.is_empty()).then(|| formats.join(", "))
+    }
+
+    /// The dtype of cached keys and values.
+    pub(super) fn kv(&self) -> DType {
+        self.args.kv.map_or(self.dtype, DType::from)
+    }
+
+    /// What a run of `seconds` on the CPU reads or computes.
+    pub(super) fn work(&self, seconds: f64) -> Option<Work> {
+        let quantized = self.quantized().is_some();
+        let number = self.kv().size_in_bytes() as f64;
+        let weight = match (&self.checkpoint, self.quantize) {
+            (_, Some(format)) => format.block_bytes() as f64 / format.block_len() as f64,
+            (Some(checkpoint), None) if quantized => work::bytes_of_a_weight(checkpoint),
+            _ => self.dtype.size_in_bytes() as f64,
+        };
+        Work::of(self.args, &self.config, Numbers { dtype: self.dtype, quantized, weight, number }, seconds)
+    }
+
+    /// Which attention runs: `--impl` if a kernel for it exists.
+    pub(super) fn implementation(&self) -> anyhow::Result<Implementation> {
+        let t = match self.args.what {
+            BenchTarget::Train if self.device.is_metal() => return Ok(Implementation::Eager), // has no gradient
+            BenchTarget::Decode | BenchTarget::Generate => 1,
+            _ => self.tokens,
+        };
+        Ok(qkv::implementation_of(&self.config, (t, self.tokens, false), self.dtype, &self.device)?)
+    }
+
+    pub(super) fn weights(&self) -> anyhow::Result<VarBuilder<'static>> {
+        match &self.checkpoint {
+            Some(checkpoint) => Ok(checkpoint.var_builder(self.dtype, &self.device)?),
+            None => Ok(init::seeded(self.args.model.run.seed, self.dtype, &self.device)),
+        }
+    }
+
+    pub(super) fn model(&self) -> anyhow::Result<Gpt2LMHeadModel> {
+        Ok(match (&self.checkpoint, self.quantize) {
+            (Some(checkpoint), Some(format)) => checkpoint.load_quantised(format)?,
+            (Some(checkpoint), None) => checkpoint.load_model(self.dtype, &self.device)?,
+            (None, Some(format)) => Gpt2LMHeadModel::load(self.weights()?, &self.config)?.quantise(format)?,
+            (None, None) => Gpt2LMHeadModel::load(self.weights()?, &self.config)?,
+        })
+    }
+
+    /// Seeded random numbers in -1..1 of the given shape.
+    pub(super) fn random(&self, shape: &[usize]) -> anyhow::Result<Tensor> {
+        let vb = init::seeded(self.args.model.run.seed, self.dtype, &self.device);
+        Ok(vb.get_with_hints(shape, "input", candle_nn::Init::Uniform { lo: -1., up: 1. })?)
+    }
+
+    /// (B, T) ids spread over the vocabulary.
+    pub(super) fn ids(&self, t: usize) -> anyhow::Result<Tensor> {
+        let v = u32::try_from(self.config.vocab_size)?;
+        let count = u32::try_from(self.batch * t)?;
+        let ids: Vec<u32> = (0..count).map(|i| i.wrapping_mul(7919) % v).collect();
+        Ok(Tensor::from_vec(ids, (self.batch, t), &self.device)?)
+    }
+}

@@ -1,0 +1,157 @@
+//! The work of each target.
+
+use super::setup::Bench;
+use crate::qkv;
+use anyhow::bail;
+use candle_core::Tensor;
+use candle_nn::VarMap;
+use gpt2_kernels::Dispatch;
+use gpt2_kernels::attention::{CausalMask, CausalSdpa};
+use gpt2_kernels::stopwatch::{Stopwatch, copies_beyond_the_cache, time_runs};
+use gpt2_model::{
+    CausalSelfAttention, Chosen, ChosenWeights, ForwardArgs, Generation, Gpt2LMHeadModel, KvCache, Pass,
+    Sampling, Training, init,
+};
+use gpt2_train::{AdamW, AdamWParams};
+
+impl Bench<'_> {
+    pub(super) fn core(&self) -> anyhow::Result<Vec<f64>> {
+        let (b, t, h, d) = (self.batch, self.tokens, self.config.n_head, self.config.head_dim());
+        let packed = self.random(&[b, t, 3, h, d])?; // as c_attn returns them
+        let dispatch = Dispatch::of(self.config.attn_implementation, &packed);
+        let attention = CausalSdpa::new(self.config.attention_scale(0), dispatch);
+        let inputs = copies_beyond_the_cache(&packed)?;
+        let views: Vec<_> =
+            inputs.iter().map(|packed| qkv::views(packed, t)).collect::<candle_core::Result<_>>()?;
+        self.time(|run| {
+            let [q, k, v] = &views[run % views.len()];
+            attention.forward(q, k, v, CausalMask::default())?;
+            Ok(())
+        })
+    }
+
+    pub(super) fn block(&self) -> anyhow::Result<Vec<f64>> {
+        let block = CausalSelfAttention::load(self.weights()?.pp("h.0.attn"), &self.config)?;
+        let inputs =
+            copies_beyond_the_cache(&self.random(&[self.batch, self.tokens, self.config.n_embd])?)?;
+        self.time(|run| {
+            block.forward(&inputs[run % inputs.len()], Pass::default())?;
+            Ok(())
+        })
+    }
+
+    pub(super) fn forward(&self) -> anyhow::Result<Vec<f64>> {
+        let model = self.model()?;
+        let ids = self.ids(self.tokens)?;
+        self.time(|_| {
+            model.forward(&ids, ForwardArgs { last_logits_only: self.args.last, ..Default::default() })?;
+            Ok(())
+        })
+    }
+
+    /// [`forward`](Self::forward) with weights and summaries; `plain` gets the times of alternate passes without them.
+    pub(super) fn asking(&self, plain: &mut Vec<f64>) -> anyhow::Result<Vec<f64>> {
+        let (model, ids) = (self.model()?, self.ids(self.tokens)?);
+        let heads = usize::from(self.args.weights_heads.unwrap_or(0));
+        let all = self.config.n_layer * self.config.n_head;
+        if heads > all {
+            bail!("--weights-heads: the model has {all} heads");
+        }
+        let of_head = |i: usize| ChosenWeights {
+            layer: i / self.config.n_head,
+            of: Chosen { heads: Some(vec![i % self.config.n_head]), queries: None },
+        };
+        let weights: Vec<_> = (0..heads).map(of_head).collect();
+        let pass = |asked: bool| -> anyhow::Result<f64> {
+            let args = ForwardArgs {
+                last_logits_only: self.args.last,
+                output_summaries: asked && self.args.summaries,
+                weights: if asked { &weights } else { &[] },
+                ..Default::default()
+            };
+            let watch = Stopwatch::start(&self.device)?;
+            drop(model.forward(&ids, args)?); // freeing the memory is part of the cost
+            Ok(watch.stop()?)
+        };
+        let mut asked = vec![];
+        for run in 0..=self.args.runs {
+            let (without, with) = (pass(false)?, pass(true)?);
+            if run > 0 {
+                plain.push(without);
+                asked.push(with);
+            }
+        }
+        Ok(asked)
+    }
+
+    pub(super) fn decode(&self) -> anyhow::Result<Vec<f64>> {
+        let model = self.model()?;
+        let steps = self.args.new_tokens as usize;
+        let mut cache = KvCache::new(&self.config, self.batch, self.tokens + steps, self.kv(), &self.device)?;
+        let step = |ids: &Tensor, cache: &mut KvCache| -> anyhow::Result<Tensor> {
+            let args = ForwardArgs { cache: Some(cache), last_logits_only: true, ..Default::default() };
+            Ok(model.forward(ids, args)?.logits.argmax(candle_core::D::Minus1)?) // (B, 1)
+        };
+        let first = step(&self.ids(self.tokens)?, &mut cache)?;
+        self.time(|_| {
+            cache.truncate(self.tokens);
+            let mut next = first.clone();
+            for _ in 0..steps {
+                next = step(&next, &mut cache)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Drawn tokens after a prompt, as `gpt2 generate` draws them, with their way to the host; without the prompt.
+    pub(super) fn generate(&self) -> anyhow::Result<Vec<f64>> {
+        let model = self.model()?;
+        let steps = self.args.new_tokens as usize;
+        let prompts = self.ids(self.tokens)?.to_vec2::<u32>()?;
+        let sampling = Sampling { top_k: Some(40), seed: self.args.model.run.seed, ..Sampling::default() };
+        let mut times = vec![];
+        for run in 0..=self.args.runs {
+            let mut generation = Generation::new(&model, &prompts, sampling.clone(), steps + 1)?;
+            generation.next().transpose()?; // the prompt
+            let watch = Stopwatch::start(&self.device)?;
+            for step in 0..steps {
+                if generation.next().transpose()?.is_none_or(|tokens| tokens.contains(&None)) {
+                    bail!("a text ended after {} of {} new tokens: choose another --seed", step + 1, steps);
+                }
+            }
+            let time = watch.stop()?;
+            if run > 0 {
+                times.push(time);
+            }
+        }
+        Ok(times)
+    }
+
+    pub(super) fn train(&self) -> anyhow::Result<Vec<f64>> {
+        if self.checkpoint.is_some() {
+            bail!("bench train runs on random weights: leave --model out");
+        }
+        let variables = VarMap::new();
+        let vb = init::seeded_variables(self.args.model.run.seed, &variables, self.dtype, &self.device);
+        let model = Gpt2LMHeadModel::load(vb, &self.config)?;
+        let mut optimiser = AdamW::new(model.named_variables()?, AdamWParams::default())?;
+        let t = self.tokens;
+        let ids = self.ids(t + 1)?;
+        let (inputs, targets) = (ids.narrow(1, 0, t)?, ids.narrow(1, 1, t)?);
+        let training = Some(Training { seed: 0, step: 0 });
+        self.time(|_| {
+            let gradients = if self.args.recompute {
+                model.recomputed_gradients(&inputs, &targets, training)?.1
+            } else {
+                model.loss(&inputs, &targets, training)?.backward()?
+            };
+            optimiser.step(&gradients, 1e-3, 1.0)?;
+            Ok(())
+        })
+    }
+
+    /// The milliseconds of each run of `work`, which is told its number.
+    fn time(&self, work: impl FnMut(usize) -> anyhow::Result<()>) -> anyhow::Result<Vec<f64>> {
+        time_runs(&self.device, self.args.runs as usize, work)
+    }
+}
