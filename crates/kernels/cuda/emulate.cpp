@@ -96,9 +96,9 @@ void run_block(std::minstd_rand &random) {
         makecontext(&thread.context, run_thread, 0);
         turns.push_back(i);
     }
-    unsigned asleep = warps.size(); // a warp that gets no turn for a while, so that the others run ahead of it
+    unsigned asleep = warps.size(); // a warp that gets no turn until all others wait for it
     while (!turns.empty()) {
-        if (random() % 16 == 0) asleep = random() % warps.size();
+        if (asleep == warps.size() && random() % 4 == 0) asleep = random() % warps.size();
         for (size_t i = turns.size() - 1; i > 0; i--) std::swap(turns[i], turns[random() % (i + 1)]);
         moved = false;
         for (unsigned turn : turns) {

@@ -69,9 +69,10 @@ impl Inputs<'_> {
             emulator.put("finished", &vec![0; 4 * heads]);
         }
         emulator.launch(&plan.launch);
-        if plan.partials.is_some() {
+        if let Some((found, _)) = plan.partials {
             // A second step finds the counters as the first one did, and memory that nobody has written yet.
             emulator.allocate("out", out);
+            emulator.allocate("found", 4 * found);
             emulator.launch(&plan.launch);
         }
         emulator.get(["out", "log_sums"])
