@@ -319,6 +319,8 @@ last one that of `ln_f`; `attentions.i` is (B, H, T, T) after softmax.
 | `gradients` | 3 heads, C 15, `n_inner` 25, N 17, dropout 0; `input_ids` (2, 7), `loss` (next-token cross entropy, mean over the 12 positions that have a next token), and `grad.NAME` for every parameter, NAME without `transformer.`; `grad.wte.weight` includes the share of the tied head. `padded.`: the same of three rows of 9, one whole, one padded by 4 on the left, one by 3 on the right, with `padded.attention_mask`; positions are cumsum - 1, and the mean is over the visible positions that have a visible next token |
 | `pickle` | the weights of `untied` as `pytorch_model.bin` (zip format), with u8 `attn.bias` and f32 `attn.masked_bias` buffers |
 | `pickle_tied` | the weights of `padded` as `pytorch_model.bin`: `lm_head.weight` and `wte.weight` share one storage, `attn.bias` is bool |
+| `attention` | no checkpoint: what PyTorch's attention gives for shared keys, windows, added scores, soft cap and ALiBi. `q` (B, H, T, D), `k`, `v`, `context` (B, H, T, Dv), its gradient `grad`, `dq`, `dk`, `dv`, computed in f64; written by `python scripts/make_attention_reference.py` |
+| `gguf` | `tiny.gguf`, a GPT-2 of one layer in Q8_0 as llama.cpp's converter writes it, and its numbers in `tiny.safetensors`; `blocks.safetensors`, random blocks of five formats and the numbers in them; written by `python scripts/make_gguf_reference.py` with gguf 0.19.0 |
 | `seeds` | no checkpoint: `parameters.safetensors`, the random weights behind the numbers that the seed documents print, in the names of PyTorch state dicts; written by `python scripts/make_seed_constants.py` |
 """
 

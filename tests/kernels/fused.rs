@@ -4,7 +4,7 @@ use crate::common::{Result, cases, some_padding};
 use candle_core::{DType, Device, Tensor};
 use gpt2_kernels::Dispatch;
 use gpt2_kernels::Implementation::{Eager, Fused};
-use gpt2_kernels::attention::{CausalBias, CausalMask, CausalSdpa, packed_part};
+use gpt2_kernels::attention::{CausalBias, Mask, Sdpa, packed_part};
 use proptest::prelude::*;
 
 /// q, k and v as views of one packed projection, as `c_attn` returns them, and a padding mask.
@@ -35,8 +35,8 @@ impl Case {
     fn run(&self, implementation: gpt2_kernels::Implementation) -> Result<Tensor> {
         let s = self.k.dim(2)?;
         let padding = self.padding.clone().map(|p| Tensor::new(p, &Device::Cpu)).transpose()?;
-        let mask = CausalMask { padding: padding.as_ref(), ..Default::default() };
-        let attention = CausalSdpa::new(self.scale, Dispatch::of(implementation, &self.q));
+        let mask = Mask { padding: padding.as_ref(), ..Default::default() };
+        let attention = Sdpa::causal(self.scale, Dispatch::of(implementation, &self.q));
         let attention = attention.with_bias(&CausalBias::new(s + 3, &Device::Cpu));
         Ok(attention.forward(&self.q, &self.k, &self.v, mask)?) // (B, T, H, D)
     }

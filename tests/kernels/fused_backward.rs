@@ -4,7 +4,7 @@
 use crate::common::{Result, cases, some_padding};
 use candle_core::{DType, Device, Tensor, Var};
 use gpt2_kernels::Implementation::{self, Eager, Fused};
-use gpt2_kernels::attention::{CausalMask, CausalSdpa, packed_part};
+use gpt2_kernels::attention::{Mask, Sdpa, packed_part};
 use gpt2_kernels::{Dispatch, Dropout};
 use proptest::prelude::*;
 
@@ -36,9 +36,9 @@ impl Case {
         let part = |i| packed_part(packed, i); // (B, H, S, D), strided
         let (q, k, v) = (part(0)?.narrow(2, s - t, t)?, part(1)?, part(2)?);
         let padding = self.padding.clone().map(|p| Tensor::new(p, &Device::Cpu)).transpose()?;
-        let mask = CausalMask { padding: padding.as_ref(), ..Default::default() };
+        let mask = Mask { padding: padding.as_ref(), ..Default::default() };
         let dispatch = Dispatch::of(implementation, &q);
-        let attention = CausalSdpa::new(1. / (d as f64).sqrt(), dispatch).with_dropout(self.dropout);
+        let attention = Sdpa::causal(1. / (d as f64).sqrt(), dispatch).with_dropout(self.dropout);
         let context = attention.forward(&q, &k, &v, mask)?;
         Ok((context.to_dtype(DType::F64)? * self.weights.to_dtype(DType::F64)?)?.sum_all()?)
     }

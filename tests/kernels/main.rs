@@ -2,6 +2,9 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod features;
 mod fused;
 mod fused_backward;
+mod pytorch;
+mod signatures;
 mod weights;

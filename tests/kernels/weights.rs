@@ -5,9 +5,7 @@ mod odd;
 use crate::common::{Result, cases, max_abs, some_padding};
 use candle_core::{D, DType, Device, Tensor, Var};
 use gpt2_kernels::Implementation::{self, Eager, Fused};
-use gpt2_kernels::attention::{
-    Attended, CausalMask, CausalSdpa, Chosen, Hidden, Summary, Wanted, packed_part,
-};
+use gpt2_kernels::attention::{Attended, Chosen, Hidden, Mask, Sdpa, Summary, Wanted, packed_part};
 use gpt2_kernels::{Dispatch, Dropout};
 use gpt2_view::{HeadSummary, QueryNumbers, summarize};
 use proptest::prelude::*;
@@ -45,9 +43,9 @@ impl Case {
     }
 
     fn run(&self, implementation: Implementation, wanted: Wanted) -> candle_core::Result<Attended> {
-        let mask = CausalMask { padding: self.padding.as_ref(), hidden: &self.hidden };
+        let mask = Mask { padding: self.padding.as_ref(), hidden: &self.hidden, ..Mask::default() };
         let dispatch = Dispatch::of(implementation, &self.q);
-        CausalSdpa::new(1. / (self.q.dim(3)? as f64).sqrt(), dispatch)
+        Sdpa::causal(1. / (self.q.dim(3)? as f64).sqrt(), dispatch)
             .with_dropout(self.dropout)
             .attend(&self.q, &self.k, &self.v, mask, wanted)
     }

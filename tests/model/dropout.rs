@@ -3,7 +3,7 @@
 use crate::common::{Result, relative_error};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarMap;
-use gpt2_kernels::attention::{CausalMask, CausalSdpa};
+use gpt2_kernels::attention::{Mask, Sdpa};
 use gpt2_kernels::{Dispatch, Dropout, Implementation};
 use gpt2_model::training::{Training, cross_entropy};
 use gpt2_model::{Config, ForwardArgs, Gpt2LMHeadModel, init};
@@ -108,13 +108,13 @@ fn the_expectation_of_attention_is_attention() -> Result {
     let normal = candle_nn::Init::Randn { mean: 0., stdev: 1. };
     let [q, k, v] = ["q", "k", "v"].map(|name| vb.get_with_hints((b, h, t, d), name, normal));
     let (q, k, v) = (q?, k?, v?);
-    let attention = CausalSdpa::new(0.4, Dispatch::of(Implementation::Auto, &q));
-    let expected = attention.forward(&q, &k, &v, CausalMask::default())?;
+    let attention = Sdpa::causal(0.4, Dispatch::of(Implementation::Auto, &q));
+    let expected = attention.forward(&q, &k, &v, Mask::default())?;
     let n = 4000;
     let mut sum = expected.zeros_like()?;
     for stream in 0..n {
         let dropping = attention.clone().with_dropout(Some(Dropout::new(0.5, 1, stream)?));
-        sum = (sum + dropping.forward(&q, &k, &v, CausalMask::default())?)?;
+        sum = (sum + dropping.forward(&q, &k, &v, Mask::default())?)?;
     }
     // At rate 0.5, a draw's deviation is at most the largest |v|, about 3.5; allow five deviations of the mean.
     let error = max_abs_diff(&(sum / n as f64)?, &expected)?;
@@ -149,8 +149,8 @@ fn values_near_the_largest_meet_the_same_masks() -> Result {
     for size in [1.0, 1e33, 1e35, 5e36] {
         let v = (&v * size)?;
         let run = |implementation| {
-            let attention = CausalSdpa::new(0.4, Dispatch::of(implementation, &q)).with_dropout(dropout);
-            attention.forward(&q, &k, &v, CausalMask::default())
+            let attention = Sdpa::causal(0.4, Dispatch::of(implementation, &q)).with_dropout(dropout);
+            attention.forward(&q, &k, &v, Mask::default())
         };
         let error = relative_error(&run(Implementation::Fused)?, &run(Implementation::Eager)?)?;
         assert!(error < 1e-5, "{size:e}: {error:e}");

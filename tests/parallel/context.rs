@@ -2,8 +2,8 @@
 
 use crate::threads::on_threads;
 use candle_core::{DType, Device, Result, Tensor, Var};
-use gpt2_kernels::attention::CausalMask;
-use gpt2_kernels::{CausalSdpa, Dispatch, Dropout, Implementation};
+use gpt2_kernels::attention::Mask;
+use gpt2_kernels::{Dispatch, Dropout, Implementation, Sdpa};
 use gpt2_parallel::{Alone, ContextParallel, Group};
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ fn difference(got: &Tensor, expected: &Tensor) -> Result<(usize, f32)> {
 
 /// q, k, v of (1, H, T, D), the context of one process (1, T, H, D), and its gradients.
 struct Case {
-    attention: CausalSdpa,
+    attention: Sdpa,
     qkv: [Tensor; 3],
     factor: Tensor,
     context: Tensor,
@@ -37,10 +37,10 @@ impl Case {
     fn new(h: usize, t: usize, d: usize) -> Result<Self> {
         let qkv = [numbers((1, h, t, d), 1)?, numbers((1, h, t, d), 2)?, numbers((1, h, t, d), 3)?];
         let factor = numbers((1, t, h, d), 4)?;
-        let attention = CausalSdpa::new(3.0 / (d as f64).sqrt(), Dispatch::of(Implementation::Auto, &qkv[0]));
+        let attention = Sdpa::causal(3.0 / (d as f64).sqrt(), Dispatch::of(Implementation::Auto, &qkv[0]));
         let [q, k, v] = qkv.each_ref().map(Var::from_tensor);
         let (q, k, v) = (q?, k?, v?);
-        let context = attention.forward(&q, &k, &v, CausalMask::default())?;
+        let context = attention.forward(&q, &k, &v, Mask::default())?;
         let gradients = (&context * &factor)?.sum_all()?.backward()?;
         let of = |var: &Var| gradients.get(var).cloned().expect("a gradient");
         let (context, gradients) = (context.detach(), [of(&q), of(&k), of(&v)]);

@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Device, Result, Tensor};
 use gpt2_kernels::Dispatch;
-use gpt2_kernels::attention::{CausalMask, CausalSdpa, packed_part};
+use gpt2_kernels::attention::{Mask, Sdpa, packed_part};
 use gpt2_model::{Config, Implementation};
 
 /// q (B, H, T, D) and k, v (B, H, S, D) as views of one packed tensor (B, S, 3, H, D), q cut to the last T.
@@ -21,7 +21,7 @@ pub(crate) fn implementation_of(
     let packed = Tensor::zeros((1, s, 3, config.n_head, config.head_dim()), dtype, device)?;
     let [q, k, v] = views(&packed, t)?;
     let padding = padded.then(|| Tensor::ones((1, s), DType::U8, device)).transpose()?;
-    let mask = CausalMask { padding: padding.as_ref(), ..Default::default() };
+    let mask = Mask { padding: padding.as_ref(), ..Default::default() };
     let dispatch = Dispatch::new(config.attn_implementation, device);
-    CausalSdpa::new(config.attention_scale(0), dispatch).runs(&q, &k, &v, mask)
+    Sdpa::causal(config.attention_scale(0), dispatch).runs(&q, &k, &v, mask)
 }

@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Device, Result, Tensor};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use gpt2_kernels::attention::{CausalMask, CausalSdpa, Chosen, Wanted, packed_part};
+use gpt2_kernels::attention::{Chosen, Mask, Sdpa, Wanted, packed_part};
 use gpt2_kernels::{
     Dispatch, Epilogue, Implementation, PackedWeight, gelu, layer_norm, linear, linear_transposed,
 };
@@ -39,9 +39,9 @@ fn attention(c: &mut Criterion) {
             let packed = done(numbers(&[b, s, 3, H, D]).and_then(|x| x.to_dtype(dtype)));
             let part = |i| done(packed_part(&packed, i));
             let (q, k, v) = (done(part(0).narrow(2, s - t, t)), part(1), part(2));
-            let attention = CausalSdpa::new(0.125, Dispatch::of(implementation, &q));
+            let attention = Sdpa::causal(0.125, Dispatch::of(implementation, &q));
             group.bench_function(BenchmarkId::new(name, format!("B{b} T{t} S{s}")), |bench| {
-                bench.iter(|| done(attention.forward(&q, &k, &v, CausalMask::default())));
+                bench.iter(|| done(attention.forward(&q, &k, &v, Mask::default())));
             });
         }
     }
@@ -64,7 +64,7 @@ fn asking(c: &mut Criterion) {
         ("all weights", &[Chosen::default()], false),
     ] {
         let dispatch = Dispatch::of(Implementation::Auto, &q);
-        let (attention, mask) = (CausalSdpa::new(0.125, dispatch), CausalMask::default());
+        let (attention, mask) = (Sdpa::causal(0.125, dispatch), Mask::default());
         group.bench_function(name, |bench| {
             bench.iter(|| {
                 let attended = attention.attend(&q, &k, &v, mask, Wanted { weights, summary });

@@ -99,16 +99,14 @@ impl Dropout {
         }
     }
 
-    /// Multiplies the elements of row `row`, starting at column `first` (a multiple of 4), by their factors.
-    #[allow(clippy::cast_possible_truncation)] // rows and columns are below 2^32
+    /// Multiplies the elements of row `row`, starting at column `first`, by their factors.
     pub(crate) fn scale_row(&self, row: usize, first: usize, out: &mut [f32]) {
-        debug_assert!(first.is_multiple_of(4));
-        let DropoutWords { key, stream, threshold, kept } = self.words();
-        for (i, group) in out.chunks_mut(4).enumerate() {
-            let counter = [(first / 4 + i) as u32, row as u32, stream[0], stream[1]];
-            for (x, word) in group.iter_mut().zip(philox4x32_10(counter, key)) {
-                *x = if word < threshold { 0.0 } else { *x * kept };
-            }
+        let words = self.words();
+        // Four columns share a counter; the first ones may be the last of such a group.
+        let (start, rest) = out.split_at_mut(out.len().min(first.next_multiple_of(4) - first));
+        words.scale_group(row, first / 4, first % 4, start);
+        for (i, group) in rest.chunks_mut(4).enumerate() {
+            words.scale_group(row, first.div_ceil(4) + i, 0, group);
         }
     }
 }
@@ -121,6 +119,21 @@ pub(crate) struct DropoutWords {
     pub(crate) stream: [u32; 2],
     pub(crate) threshold: u32,
     pub(crate) kept: f32,
+}
+
+impl DropoutWords {
+    /// Multiplies elements of row `row` by their factors: the n-th group of four columns without the `skipped` first ones.
+    #[allow(clippy::cast_possible_truncation)] // rows and columns are below 2^32
+    #[inline]
+    fn scale_group(&self, row: usize, n: usize, skipped: usize, out: &mut [f32]) {
+        if out.is_empty() {
+            return;
+        }
+        let words = philox4x32_10([n as u32, row as u32, self.stream[0], self.stream[1]], self.key);
+        for (x, word) in out.iter_mut().zip(&words[skipped..]) {
+            *x = if *word < self.threshold { 0.0 } else { *x * self.kept };
+        }
+    }
 }
 
 /// The number of rows that a thread takes at a time.
@@ -157,7 +170,7 @@ impl CustomOp1 for Op {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attention::{CausalMask, CausalSdpa};
+    use crate::attention::{Mask, Sdpa};
     use crate::{Dispatch, Implementation};
     use candle_core::{DType, Var};
 
@@ -248,9 +261,9 @@ mod tests {
         let run = |implementation, dtype| -> Result<[Vec<bool>; 2]> {
             let zeros = Tensor::zeros((1, h, t, t), dtype, &Device::Cpu)?;
             let v = Var::from_tensor(&eye.to_dtype(dtype)?.broadcast_as((1, h, t, t))?.contiguous()?)?;
-            let attention = CausalSdpa::new(1.0, Dispatch::of(implementation, &v));
+            let attention = Sdpa::causal(1.0, Dispatch::of(implementation, &v));
             let attention = attention.with_dropout(Some(Dropout::new(0.5, 1, 2)?));
-            let context = attention.forward(&zeros, &zeros, &v, CausalMask::default())?; // (1, T, H, T)
+            let context = attention.forward(&zeros, &zeros, &v, Mask::default())?; // (1, T, H, T)
             let chosen = context.broadcast_mul(&eye.to_dtype(dtype)?.unsqueeze(1)?)?;
             let gradients = chosen.sum_all()?.backward()?;
             let gradient = gradients.get(&v).expect("a gradient").transpose(2, 3)?; // (1, H, T, T)

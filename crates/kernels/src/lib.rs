@@ -1,4 +1,5 @@
-//! The tensor operations that make up GPT-2, for [Candle](https://github.com/huggingface/candle).
+//! Fast attention for [Candle](https://github.com/huggingface/candle) models on the CPU, with gradients, and the other
+//! operations of a transformer.
 //!
 //! This crate knows shapes, not models: it reads no config, no parameter names and no files.
 //!
@@ -6,7 +7,7 @@
 //! |---|---|---|---|---|
 //! | B | batch | | C | embedding width, `H * D` |
 //! | T | query length | | H | heads |
-//! | S | key length, `S >= T` | | D | width of a head |
+//! | S | key length | | D, Dv | width of a head of queries and keys, and of values |
 //!
 //! The plain ("eager") operations use only differentiable Candle operations, so a gradient reaches
 //! every input. They are the reference for every faster path.
@@ -17,6 +18,7 @@
 pub mod adamw;
 pub mod attention;
 mod columns;
+pub mod cpu_flash;
 mod cross_entropy;
 // The emulator needs Linux.
 #[cfg(any(feature = "cuda", all(test, target_os = "linux")))]
@@ -25,6 +27,7 @@ mod dispatch;
 pub mod dropout;
 mod element;
 mod epilogue;
+pub mod flash;
 mod gelu;
 mod gpu;
 pub mod isa;
@@ -40,7 +43,7 @@ mod team;
 mod test_numbers;
 mod vector;
 
-pub use attention::{CausalBias, CausalMask, CausalSdpa};
+pub use attention::{CausalBias, Mask, Sdpa};
 pub use candle_core;
 pub use cross_entropy::{cross_entropies, cross_entropy, linear_cross_entropy};
 pub use dispatch::{Dispatch, Implementation};

@@ -42,6 +42,33 @@ pub(crate) fn exp2<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
     simd.select_f32s(simd.equal_f32s(x, x), value, x)
 }
 
+/// `tanh(x)`: relative error below 4e-7; NaN stays NaN.
+///
+/// Below 1 by Lambert's continued fraction, `x / (1 + x² / (3 + x² / (5 + ..)))`, cut off after 11, which keeps small results
+/// exact; above by `1 - 2 / (e^2x + 1)`.
+#[inline(always)]
+pub(crate) fn tanh<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
+    const TWICE_LOG2_E: f32 = 2.0 * std::f32::consts::LOG2_E;
+    let splat = |x| simd.splat_f32s(x);
+    let (one, size) = (splat(1.0), simd.abs_f32s(x));
+    let squared = simd.mul_f32s(x, x);
+    let above = simd.mul_add_e_f32s(
+        simd.mul_add_e_f32s(splat(21.0), squared, splat(1260.0)),
+        squared,
+        splat(10395.0),
+    );
+    let below = simd.mul_add_e_f32s(simd.add_f32s(squared, splat(210.0)), squared, splat(4725.0));
+    let below = simd.mul_add_e_f32s(below, squared, splat(10395.0));
+    let near = simd.div_f32s(simd.mul_f32s(x, above), below);
+    // From 10 on the result is 1.
+    let power = exp2(simd, simd.mul_f32s(simd.min_f32s(size, splat(10.0)), splat(TWICE_LOG2_E)));
+    let far = simd.sub_f32s(one, simd.div_f32s(splat(2.0), simd.add_f32s(power, one)));
+    let negative = simd.less_than_f32s(x, splat(0.0));
+    let far = simd.select_f32s(negative, simd.neg_f32s(far), far);
+    let value = simd.select_f32s(simd.less_than_f32s(size, one), near, far);
+    simd.select_f32s(simd.equal_f32s(x, x), value, x)
+}
+
 /// A function of one or two numbers, applied to whole vectors.
 pub(crate) trait Function {
     fn apply<S: Simd>(simd: S, a: S::f32s, b: S::f32s) -> S::f32s;

@@ -11,7 +11,7 @@ use crate::training::{Site, Training};
 use crate::{Config, Conv1D, Pass};
 use candle_core::{Module, Result, Tensor};
 use candle_nn::VarBuilder;
-use gpt2_kernels::attention::{Attended, CausalMask, CausalSdpa, Wanted};
+use gpt2_kernels::attention::{Attended, Mask, Sdpa, Wanted};
 pub use gpt2_kernels::attention::{CausalBias, Chosen, HeadLayout};
 
 /// GPT-2's attention block.
@@ -42,7 +42,7 @@ pub struct CausalSelfAttention {
     /// it; the fused kernels need none.
     pub bias: CausalBias,
     heads: HeadLayout,
-    attention: CausalSdpa,
+    attention: Sdpa,
     layer_idx: usize,
     attn_pdrop: f64,
     resid_pdrop: f64,
@@ -74,7 +74,7 @@ impl CausalSelfAttention {
             c_proj: place.conv1d("c_proj", (c, c), config.residual_stdev())?,
             bias: place.bias.clone(),
             heads,
-            attention: CausalSdpa::new(scale, place.dispatch).with_heads(heads),
+            attention: Sdpa::causal(scale, place.dispatch).with_heads(heads),
             layer_idx: place.layer_idx,
             attn_pdrop: config.attn_pdrop,
             resid_pdrop: config.resid_pdrop,
@@ -148,12 +148,12 @@ impl CausalSelfAttention {
         let (q, k, v) = self.qkv(x, pass.cache, one_query, hooks)?;
         let attention = self.attention(pass.training)?;
         let hidden = hooks.hidden(self.layer_idx, q.dim(2)?)?;
-        let mask = CausalMask { padding, hidden: &hidden };
+        let mask = Mask { padding, hidden: &hidden, ..Mask::default() };
         let mut attended = attention.attend(&q, &k, &v, mask, wanted)?;
         let all = || attention.weights(&q, &k, mask, &Chosen::default()); // (B, H, T, S)
         if let Some(weights) = hooks.read(Point::Pattern(self.layer_idx), all)? {
             // A cache may hold halves.
-            attended.context = CausalSdpa::context(&weights, &v.to_dtype(x.dtype())?)?;
+            attended.context = Sdpa::context(&weights, &v.to_dtype(x.dtype())?)?;
         }
         let context = hooks.pass(Point::Z(self.layer_idx), attended.context)?.flatten_from(2)?;
         attended.context = if last { last_position(&context)? } else { context };
@@ -184,7 +184,7 @@ impl CausalSelfAttention {
         }
     }
 
-    fn attention(&self, training: Option<Training>) -> Result<CausalSdpa> {
+    fn attention(&self, training: Option<Training>) -> Result<Sdpa> {
         let drop = |training: Training| training.dropout(self.attn_pdrop, self.layer_idx, Site::Weights);
         Ok(self.attention.clone().with_bias(&self.bias).with_dropout(training.map(drop).transpose()?))
     }

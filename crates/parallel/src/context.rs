@@ -7,8 +7,8 @@
 
 use crate::group::Group;
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
-use gpt2_kernels::CausalSdpa;
-use gpt2_kernels::attention::CausalMask;
+use gpt2_kernels::Sdpa;
+use gpt2_kernels::attention::Mask;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use std::sync::Arc;
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
-/// use gpt2_kernels::{CausalSdpa, Dispatch, Implementation};
+/// use gpt2_kernels::{Sdpa, Dispatch, Implementation};
 /// use gpt2_parallel::{Alone, ContextParallel};
 /// use std::sync::Arc;
 ///
@@ -24,7 +24,7 @@ use std::sync::Arc;
 /// let parallel = ContextParallel::new(Arc::new(Alone)); // or what gpt2_parallel::join returns
 /// let x = Tensor::randn(0f32, 1., (1, 3, 10, 4), &Device::Cpu)?; // (B, H, T, D)
 /// let mine = parallel.split(&x, 2)?; // this rank's positions
-/// let attention = CausalSdpa::new(0.5, Dispatch::of(Implementation::Auto, &x));
+/// let attention = Sdpa::causal(0.5, Dispatch::of(Implementation::Auto, &x));
 /// let context = parallel.forward(&attention, &mine, &mine, &mine)?; // (B, this rank's positions, H, D)
 /// assert_eq!(parallel.join(&context, 1)?.dims(), [1, 10, 3, 4]);
 /// # Ok(())
@@ -91,7 +91,8 @@ impl ContextParallel {
     /// Attention of this rank's queries over the keys and values of all. Differentiable; the backward pass must run on
     /// every rank, too.
     ///
-    /// The context is that of one process, bit for bit, and so is the gradient of q, if each run has five positions or more
+    /// With [`Window::CAUSAL`](gpt2_kernels::attention::Window::CAUSAL), the context is that of one process, bit for bit, and so is
+    /// the gradient of q, if each run has five positions or more
     /// (for fewer, the kernel runs other code, the same as in decoding). Those of k and v are sums over all
     /// queries: each rank adds its own, then the ranks' sums are added in rank order. They differ from those of one process
     /// in their last bits, and lie nearer to the exact sums, because each is shorter.
@@ -100,11 +101,18 @@ impl ContextParallel {
     /// `q`, `k`, `v` (B, H, this rank's positions, D), f32 on the CPU -> (B, this rank's positions, H, D)
     ///
     /// # Errors
-    /// When the shapes do not fit each other or the ranks, for attention with dropout, and when a rank does not answer.
-    pub fn forward(&self, attention: &CausalSdpa, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
+    /// When the shapes do not fit each other or the ranks, for attention with dropout or with a window that is not causal, and
+    /// when a rank does not answer.
+    pub fn forward(&self, attention: &Sdpa, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
         if attention.has_dropout() {
             candle_core::bail!(
                 "context parallelism: dropout would draw another mask than one process; leave it out"
+            )
+        }
+        if !attention.window().is_causal() {
+            candle_core::bail!(
+                "context parallelism: {:?} lets a query see later keys; use a causal one",
+                attention.window()
             )
         }
         let (mine, of_k, of_v) = (q.dim(2)?, k.dim(2)?, v.dim(2)?);
@@ -121,7 +129,7 @@ impl ContextParallel {
             start += run.len();
             // Query i of a run sees the keys up to its own position: attention aligns the last query with the last key.
             let seen = |x: &Tensor| x.narrow(2, 0, run.end);
-            attention.forward(&q, &seen(&keys)?, &seen(&values)?, CausalMask::default()) // (B, run, H, D)
+            attention.forward(&q, &seen(&keys)?, &seen(&values)?, Mask::default()) // (B, run, H, D)
         });
         let [front, back] = context;
         Tensor::cat(&[front?, back?], 1)

@@ -14,11 +14,18 @@ pub(super) struct WeightDropout {
     heads: HeadLayout,
     /// T
     queries: usize,
+    /// Rows of the mask before this sequence's.
+    before: usize,
 }
 
 impl WeightDropout {
     pub(super) fn new(dropout: Dropout, heads: HeadLayout, queries: usize) -> Self {
-        Self { dropout, heads, queries }
+        Self { dropout, heads, queries, before: 0 }
+    }
+
+    /// The same for a sequence with so many rows before it.
+    pub(super) fn after(self, before: usize) -> Self {
+        Self { before, ..self }
     }
 
     /// The factor on the weights that are kept.
@@ -42,6 +49,6 @@ impl WeightDropout {
     #[inline(always)]
     pub(super) fn scale_row(&self, (b, h, i): (usize, usize, usize), first: usize, weights: &mut [f32]) {
         let head = b * self.heads.total + self.heads.first + h;
-        self.dropout.scale_row(head * self.queries + i, first, weights);
+        self.dropout.scale_row(self.before + head * self.queries + i, first, weights);
     }
 }

@@ -1,25 +1,33 @@
 //! The reference: attention in plain differentiable Candle operations, with one (T, S) tensor of weights per head.
 
 use super::bias::CausalBias;
-use super::mask::{CausalMask, HiddenKeys};
+use super::mask::{HiddenKeys, Mask};
 use super::request::{Rows, select};
+use super::scores::Scoring;
+use super::window::Window;
 use crate::accumulator;
 use candle_core::{D, DType, Device, Result, Tensor};
 
-/// `softmax(q·kᵀ·scale)` over the visible keys, in f32 or wider; zeros if no key is visible.
+/// The softmax of the scores over the visible keys, in f32 or wider; zeros if no key is visible.
 ///
-/// `q` (B, H, T, D), `k` (B, H, S, D) -> (B, heads, queries, S) for `rows`
+/// `q` (B, H, T, D), `k` (B, key heads, S, D) -> (B, heads, queries, S) for `rows`
 pub(super) fn weights(
     q: &Tensor,
     k: &Tensor,
-    scale: f64,
-    mask: (CausalMask, Option<&CausalBias>),
+    scoring: &Scoring,
+    (mask, bias): (Mask, Option<&CausalBias>),
     rows: &Rows,
 ) -> Result<Tensor> {
-    let (h, s) = (k.dim(1)?, k.dim(2)?);
+    let (h, s) = (q.dim(1)?, k.dim(2)?);
     let (q, k) = (rows.of_queries(q)?, rows.of_keys(k)?);
-    let scores = scores(&q, &k, scale)?;
-    let visible = visible(mask, rows, (h, s), q.device())?.broadcast_as(scores.shape())?;
+    let scores = scores(&q, &k, scoring, mask, rows)?;
+    // The triangle has a row for each position, and none before the first key.
+    let bias = bias.filter(|_| scoring.window == Window::CAUSAL && s >= rows.all_queries);
+    let mut visible = visible((mask, bias), scoring.window, rows, (h, s), q.device())?;
+    if mask.added.is_some() {
+        visible = visible.broadcast_mul(&scores.detach().ne(f64::NEG_INFINITY)?)?;
+    }
+    let visible = visible.broadcast_as(scores.shape())?;
     // Hides keys with the lowest finite value rather than -inf: a row that sees no key stays free of
     // NaN, and in every other row a hidden key still gets a weight of exactly 0.
     let scores = visible.where_cond(&scores, &lowest_like(&scores)?)?;
@@ -28,21 +36,44 @@ pub(super) fn weights(
     visible.where_cond(&weights, &weights.zeros_like()?)
 }
 
-/// `q·kᵀ·scale`, in f32 or wider.
+/// `cap·tanh(q·kᵀ·scale / cap) - slope·|position - key| + added`, in f32 or wider.
 ///
-/// `q` (B, H, T, D), `k` (B, H, S, D) -> (B, H, T, S)
-fn scores(q: &Tensor, k: &Tensor, scale: f64) -> Result<Tensor> {
+/// `q` (B, heads, queries, D), `k` (B, heads, S, D) -> (B, heads, queries, S)
+fn scores(q: &Tensor, k: &Tensor, scoring: &Scoring, mask: Mask, rows: &Rows) -> Result<Tensor> {
     let wide = accumulator(q.dtype());
-    let q = (q.to_dtype(wide)?.contiguous()? * scale)?;
+    let q = (q.to_dtype(wide)?.contiguous()? * scoring.scale)?;
     let k = k.to_dtype(wide)?.contiguous()?;
-    q.matmul(&k.transpose(2, 3)?)
+    let mut scores = q.matmul(&k.transpose(2, 3)?)?;
+    if let Some(cap) = scoring.softcap {
+        scores = ((scores / cap)?.tanh()? * cap)?;
+    }
+    if let Some(slopes) = &scoring.slopes {
+        let s = k.dim(2)?;
+        let distances = rows.positions(s).flat_map(|at| (0..s).map(move |key| (at - key as f64).abs()));
+        let distances = Tensor::from_iter(distances, &Device::Cpu)?.reshape((1, 1, rows.queries.len(), s))?;
+        let slopes = rows.heads.iter().map(|&head| -f64::from(slopes[head]));
+        let slopes = Tensor::from_iter(slopes, &Device::Cpu)?.reshape((1, rows.heads.len(), 1, 1))?;
+        // Some GPUs have no f64.
+        let there = |x: Tensor| x.to_dtype(wide)?.to_device(q.device());
+        scores = scores.broadcast_add(&there(distances)?.broadcast_mul(&there(slopes)?)?)?;
+    }
+    if let Some(added) = mask.added {
+        let added = if added.dim(1)? == 1 { added.clone() } else { select(added, 1, &rows.heads)? };
+        scores = scores.broadcast_add(&select(&added, 2, &rows.queries)?.to_dtype(wide)?)?;
+    }
+    Ok(scores)
 }
 
 /// `weights·v`, with the head axis moved behind the positions.
 ///
-/// `weights` (B, H, T, S), `v` (B, H, S, D) -> (B, T, H, D)
+/// `weights` (B, H, T, S), `v` (B, key heads, S, D) -> (B, T, H, D)
 pub(super) fn context(weights: &Tensor, v: &Tensor, dtype: DType) -> Result<Tensor> {
-    let v = v.to_dtype(weights.dtype())?.contiguous()?;
+    let (heads, key_heads) = (weights.dim(1)?, v.dim(1)?);
+    if key_heads == 0 || !heads.is_multiple_of(key_heads) {
+        candle_core::bail!("attention: weights {:?} do not fit values {:?}", weights.dims(), v.dims())
+    }
+    let places: Vec<usize> = (0..heads).map(|head| head * key_heads / heads).collect();
+    let v = select(v, 1, &places)?.to_dtype(weights.dtype())?.contiguous()?;
     weights
         .matmul(&v)? // (B, H, T, D)
         .to_dtype(dtype)?
@@ -50,20 +81,23 @@ pub(super) fn context(weights: &Tensor, v: &Tensor, dtype: DType) -> Result<Tens
         .contiguous() // (B, T, H, D)
 }
 
-/// Which of S keys `rows` see, by the causal rule (read from `bias` if there is one) and the mask: u8 (1 or B, 1 or
+/// Which of S keys `rows` see, by the window (read from `bias` if there is one) and the mask: u8 (1 or B, 1 or
 /// heads, queries, S).
 fn visible(
-    (mask, bias): (CausalMask, Option<&CausalBias>),
+    (mask, bias): (Mask, Option<&CausalBias>),
+    window: Window,
     rows: &Rows,
     (h, s): (usize, usize),
     device: &Device,
 ) -> Result<Tensor> {
     let mut visible = if let Some(bias) = bias.filter(|bias| bias.is_worth_keeping()) {
-        let positions: Vec<usize> = rows.seen(s).map(|seen| seen - 1).collect();
+        let positions: Vec<usize> = rows.seen(window, s).map(|seen| seen.end - 1).collect();
         select(&bias.tensor()?.narrow(3, 0, s)?, 2, &positions)?
     } else {
-        let visible: Vec<u8> =
-            rows.seen(s).flat_map(|seen| (0..s).map(move |key| u8::from(key < seen))).collect();
+        let visible: Vec<u8> = rows
+            .seen(window, s)
+            .flat_map(|seen| (0..s).map(move |key| u8::from(seen.contains(&key))))
+            .collect();
         Tensor::from_vec(visible, (1, 1, rows.queries.len(), s), device)?
     }; // (1, 1, queries, S)
     if !mask.hidden.is_empty() {

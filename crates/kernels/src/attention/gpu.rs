@@ -2,7 +2,7 @@
 
 use super::drop_weights::WeightDropout;
 use super::gpu_kernel::GpuKernel;
-use super::mask::CausalMask;
+use super::mask::Mask;
 use candle_core::{Device, Result, Tensor};
 
 /// The kernel for these tensors, or `None` if there is none.
@@ -10,7 +10,7 @@ use candle_core::{Device, Result, Tensor};
 pub(super) fn kernel(
     qkv: [&Tensor; 3],
     scale: f64,
-    mask: CausalMask,
+    mask: Mask,
     dropout: Option<WeightDropout>,
 ) -> Result<Option<Box<dyn GpuKernel>>> {
     match qkv[0].device() {

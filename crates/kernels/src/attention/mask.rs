@@ -1,18 +1,22 @@
-//! Masks on top of the causal rule: padding, and single keys hidden from single queries.
+//! Masks on top of the window: padding, single keys hidden from single queries, and numbers added to the scores.
 
 use candle_core::{DType, Result, Tensor};
 
-/// Restricts what each query sees, in addition to the causal rule. Every mask has the same polarity: 1
+/// Restricts what each query sees, in addition to its [`Window`](super::Window). Every mask has the same polarity: 1
 /// is visible, 0 is hidden.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct CausalMask<'a> {
+pub struct Mask<'a> {
     /// The padding mask, u8 (B, S), or `None` if no key is padding.
     pub padding: Option<&'a Tensor>,
     /// Single keys hidden from single queries, in every row of the batch.
     pub hidden: &'a [Hidden],
+    /// Floats (B or 1, H or 1, T, S) that are added to the scores after the scale and the soft cap, -inf to hide a key. Unlike
+    /// padding, a value so hidden must be finite, because 0 times infinity is NaN. The kernels give these numbers no gradient;
+    /// if they need one, plain operations run.
+    pub added: Option<&'a Tensor>,
 }
 
-/// A key hidden from a query that the causal rule would let it see: its score becomes -inf. This is the
+/// A key hidden from a query that would otherwise see it: its score becomes -inf. This is the
 /// attention knock-out of Geva et al. 2023, "Dissecting Recall of Factual Associations".
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Hidden {
@@ -24,7 +28,7 @@ pub struct Hidden {
     pub key: usize,
 }
 
-impl CausalMask<'_> {
+impl Mask<'_> {
     /// The masks as plain numbers on the CPU, for `heads` heads.
     pub(super) fn on_cpu(&self, heads: usize) -> Result<CpuMask> {
         Ok(CpuMask {
@@ -39,14 +43,29 @@ impl CausalMask<'_> {
             && (p.dims() != [b, s] || p.dtype() != DType::U8)
         {
             candle_core::bail!(
-                "causal attention: padding mask must be u8 [{b}, {s}] (1 = visible), got {:?} {:?}",
+                "attention: padding mask must be u8 [{b}, {s}] (1 = visible), got {:?} {:?}",
                 p.dtype(),
                 p.dims()
             )
         }
         let outside = |x: &&Hidden| x.head.is_some_and(|head| head >= h) || x.query >= t || x.key >= s;
         if let Some(x) = self.hidden.iter().find(outside) {
-            candle_core::bail!("causal attention: {x:?} is outside {h} heads, {t} queries and {s} keys")
+            candle_core::bail!("attention: {x:?} is outside {h} heads, {t} queries and {s} keys")
+        }
+        if let Some(added) = self.added {
+            let fits = match *added.dims() {
+                [of_b, of_h, of_t, of_s] => {
+                    [1, b].contains(&of_b) && [1, h].contains(&of_h) && (of_t, of_s) == (t, s)
+                }
+                _ => false,
+            };
+            if !fits || !added.dtype().is_float() {
+                candle_core::bail!(
+                    "attention: what is added to the scores must be floats [{b} or 1, {h} or 1, {t}, {s}], got {:?} {:?}",
+                    added.dtype(),
+                    added.dims()
+                )
+            }
         }
         Ok(())
     }
@@ -105,10 +124,14 @@ impl HiddenKeys {
         Self(keys)
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// The keys hidden from a query of a head.
     #[inline(always)]
     pub(super) fn of(&self, head: usize, query: usize) -> &[(usize, usize, usize)] {
-        if self.0.is_empty() {
+        if self.is_empty() {
             return &[];
         }
         let start = self.0.partition_point(|x| (x.0, x.1) < (head, query));

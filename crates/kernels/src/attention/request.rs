@@ -1,6 +1,8 @@
 //! What attention can return besides the context: the weights of chosen heads and queries, and summaries.
 
+use super::window::Window;
 use candle_core::{Result, Tensor};
+use std::ops::Range;
 
 /// The heads and queries whose weights you want.
 ///
@@ -33,6 +35,7 @@ impl Chosen {
         Ok(Rows {
             heads: indices("head", self.heads.as_deref(), heads)?,
             queries: indices("query", self.queries.as_deref(), queries)?,
+            all_heads: heads,
             all_queries: queries,
         })
     }
@@ -54,14 +57,26 @@ fn indices(what: &str, chosen: Option<&[usize]>, count: usize) -> Result<Vec<usi
 pub(super) struct Rows {
     pub(super) heads: Vec<usize>,
     pub(super) queries: Vec<usize>,
+    /// H
+    pub(super) all_heads: usize,
     /// T
     pub(super) all_queries: usize,
 }
 
 impl Rows {
-    /// How many of S keys each of the chosen queries sees.
-    pub(super) fn seen(&self, s: usize) -> impl Iterator<Item = usize> {
-        self.queries.iter().map(move |i| s - self.all_queries + i + 1)
+    /// The keys that each of the chosen queries sees by its position, of S.
+    pub(super) fn seen(&self, window: Window, s: usize) -> impl Iterator<Item = Range<usize>> {
+        self.queries.iter().map(move |&i| window.keys(i, self.all_queries, s))
+    }
+
+    /// The position of each chosen query among S keys: negative before the first.
+    pub(super) fn positions(&self, s: usize) -> impl Iterator<Item = f64> {
+        self.queries.iter().map(move |&i| (s + i) as f64 - self.all_queries as f64)
+    }
+
+    /// The key head of each chosen head, where `key_heads` serve H heads.
+    pub(super) fn key_heads(&self, key_heads: usize) -> Vec<usize> {
+        self.heads.iter().map(|head| head * key_heads / self.all_heads).collect()
     }
 
     /// These heads and queries of `x` (B, H, T, D): (B, heads, queries, D)
@@ -69,9 +84,9 @@ impl Rows {
         select(&select(x, 1, &self.heads)?, 2, &self.queries)
     }
 
-    /// These heads of `x` (B, H, S, D): (B, heads, S, D)
+    /// What these heads use of `x` (B, key heads, S, D): (B, heads, S, D)
     pub(super) fn of_keys(&self, x: &Tensor) -> Result<Tensor> {
-        select(x, 1, &self.heads)
+        select(x, 1, &self.key_heads(x.dim(1)?))
     }
 }
 

@@ -4,17 +4,18 @@ use crate::vector::{contiguous, exp2};
 use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape};
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
+use std::ops::Range;
 
 /// Computes the gradient of the scores from that of their softmax, (.., rows, S) each: `w · (g - Σ w·g)`,
-/// which is 0 wherever the weight is 0. `seen` holds how many keys each row sees; the gradients of the
+/// which is 0 wherever the weight is 0. `seen` holds the keys that each row sees; the gradients of the
 /// other keys are never read.
 pub(super) struct SoftmaxBackward {
-    pub(super) seen: Vec<usize>,
+    pub(super) seen: Vec<Range<usize>>,
 }
 
 impl CustomOp2 for SoftmaxBackward {
     fn name(&self) -> &'static str {
-        "causal-softmax-backward"
+        "softmax-backward"
     }
 
     fn cpu_fwd(
@@ -29,9 +30,10 @@ impl CustomOp2 for SoftmaxBackward {
         let mut out = vec![0f32; weights.len()];
         let rows = out.par_chunks_mut(s).zip(weights.par_chunks(s).zip(grad.par_chunks(s)));
         rows.enumerate().with_min_len(16).for_each(|(row, (out, (w, g)))| {
-            let seen = self.seen[row % self.seen.len()];
-            let dot: f32 = w[..seen].iter().zip(g).map(|(w, g)| w * g).sum();
-            for (out, (w, g)) in out.iter_mut().zip(w[..seen].iter().zip(g)) {
+            let seen = &self.seen[row % self.seen.len()];
+            let (out, w, g) = (&mut out[seen.clone()], &w[seen.clone()], &g[seen.clone()]);
+            let dot: f32 = w.iter().zip(g).map(|(w, g)| w * g).sum();
+            for (out, (w, g)) in out.iter_mut().zip(w.iter().zip(g)) {
                 *out = w * (g - dot);
             }
         });

@@ -1,10 +1,11 @@
 //! A few statistics of each query's weights, for looking at all heads of a long text at once.
 
 use super::bias::CausalBias;
-use super::cpu::{RowSummary, position};
+use super::cpu::{RowSummary, key_position};
 use super::eager;
-use super::mask::CausalMask;
+use super::mask::Mask;
 use super::request::Chosen;
+use super::scores::Scoring;
 use candle_core::{D, DType, Device, Result, Tensor};
 
 /// Describes the weights of each query in every head: seven tensors (B, H, T) instead of one (B, H, T, S).
@@ -15,9 +16,9 @@ use candle_core::{D, DType, Device, Result, Tensor};
 pub struct Summary {
     /// Shannon entropy in nats, `-Σ w·ln w`: f32.
     pub entropy: Tensor,
-    /// How far back the query looks, in tokens, `Σ w·(position - key)`: f32.
+    /// How far away the query looks, in tokens, `Σ w·|position - key|`: f32.
     pub mean_distance: Tensor,
-    /// The weight on the query's own position: f32.
+    /// The weight on the query's own position, or 0 if there is no such key: f32.
     pub on_self: Tensor,
     /// The weight on the key just before it, or 0 if there is none: f32.
     pub on_previous: Tensor,
@@ -50,23 +51,41 @@ impl Summary {
         })
     }
 
+    /// The numbers of queries that see no key.
+    pub(super) fn zeros(shape: (usize, usize, usize), device: &Device) -> Result<Self> {
+        let zeros = |dtype| Tensor::zeros(shape, dtype, device);
+        let [entropy, mean_distance, on_self, on_previous, on_first, max] =
+            [(); 6].map(|()| zeros(DType::F32));
+        Ok(Self {
+            entropy: entropy?,
+            mean_distance: mean_distance?,
+            on_self: on_self?,
+            on_previous: on_previous?,
+            on_first: on_first?,
+            max: max?,
+            max_position: zeros(DType::U32)?,
+        })
+    }
+
     /// The definition, in plain operations on the weights of [`CHUNK`] queries at a time.
     ///
-    /// `q` (B, H, T, D), `k` (B, H, S, D)
+    /// `q` (B, H, T, D), `k` (B, key heads, S, D)
     pub(super) fn eager(
         (q, k): (&Tensor, &Tensor),
-        scale: f64,
-        (mask, bias): (CausalMask, Option<&CausalBias>),
+        scoring: &Scoring,
+        (mask, bias): (Mask, Option<&CausalBias>),
     ) -> Result<Self> {
         let (_, h, t, _) = q.dims4()?;
         let s = k.dim(2)?;
+        let added = mask.added.map(Tensor::detach);
+        let mask = Mask { added: added.as_ref(), ..mask };
         let first = first_keys(mask, (q.dim(0)?, s), q.device())?; // (B)
         let mut chunks: [Vec<Tensor>; 7] = Default::default();
         for start in (0..t).step_by(CHUNK) {
             let queries: Vec<usize> = (start..t.min(start + CHUNK)).collect();
             let rows = Chosen { heads: None, queries: Some(queries) }.resolve(h, t)?;
-            let weights = eager::weights(&q.detach(), &k.detach(), scale, (mask, bias), &rows)?; // (B, H, chunk, S)
-            let positions = Tensor::from_iter(rows.seen(s).map(|seen| (seen - 1) as f32), q.device())?;
+            let weights = eager::weights(&q.detach(), &k.detach(), scoring, (mask, bias), &rows)?; // (B, H, chunk, S)
+            let positions: Vec<f64> = rows.positions(s).collect();
             let numbers = of_weights(&weights, &positions, &first)?;
             chunks.iter_mut().zip(numbers).for_each(|(chunks, number)| chunks.push(number));
         }
@@ -86,36 +105,41 @@ impl Summary {
 
 /// The fields of [`Summary`] in their order, (B, H, queries) each.
 ///
-/// `weights` (B, H, queries, S), `positions` (queries) f32, `first` (B) u32
-fn of_weights(weights: &Tensor, positions: &Tensor, first: &Tensor) -> Result<[Tensor; 7]> {
+/// `weights` (B, H, queries, S), `first` (B) u32
+fn of_weights(weights: &Tensor, positions: &[f64], first: &Tensor) -> Result<[Tensor; 7]> {
     let (b, h, t, s) = weights.dims4()?;
-    let weights = weights.to_dtype(DType::F32)?;
+    let (weights, device) = (weights.to_dtype(DType::F32)?, weights.device());
     // 0·ln 0 is 0, its limit.
     let logs = weights.maximum(f32::MIN_POSITIVE)?.log()?;
-    let keys = Tensor::arange(0u32, u32::try_from(s)?, weights.device())?.to_dtype(DType::F32)?; // (S)
-    let distance = positions.unsqueeze(1)?.broadcast_sub(&keys)?; // (queries, S)
-    let on = |key: &Tensor, there: &Tensor| {
-        let key = key.broadcast_as((b, h, t, 1))?.contiguous()?;
-        weights.gather(&key, D::Minus1)?.squeeze(3)?.broadcast_mul(there)
+    #[allow(clippy::cast_possible_truncation)] // there are fewer than 2^32 keys
+    let distances =
+        positions.iter().flat_map(|position| (0..s).map(move |key| (position - key as f64).abs() as f32));
+    let distances = Tensor::from_iter(distances, device)?.reshape((t, s))?;
+    let on =
+        |key: &Tensor| weights.gather(&key.broadcast_as((b, h, t, 1))?.contiguous()?, D::Minus1)?.squeeze(3);
+    // The weight on the key so far before each query's position, or 0 if there is none.
+    let back = |by: f64| {
+        let there = |position: f64| (0.0..s as f64).contains(&(position - by));
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // there are fewer than 2^32 keys
+        let key = |&position: &f64| if there(position) { (position - by) as u32 } else { 0 };
+        let keys = Tensor::from_iter(positions.iter().map(key), device)?.reshape((1, 1, t, 1))?;
+        let there = positions.iter().map(|&position| f32::from(u8::from(there(position))));
+        on(&keys)?.broadcast_mul(&Tensor::from_iter(there, device)?)
     };
-    let ones = positions.ones_like()?;
-    let own = positions.to_dtype(DType::U32)?.reshape((1, 1, t, 1))?;
-    let before = (positions - 1.0)?;
-    let previous = before.relu()?.to_dtype(DType::U32)?.reshape((1, 1, t, 1))?;
     let first = first.reshape((b, 1, 1, 1))?;
     Ok([
         (&weights * logs)?.sum(3)?.neg()?.maximum(0f32)?,
-        weights.broadcast_mul(&distance)?.sum(3)?,
-        on(&own, &ones)?,
-        on(&previous, &before.ge(0f32)?.to_dtype(DType::F32)?)?,
-        on(&first, &ones)?,
+        weights.broadcast_mul(&distances)?.sum(3)?,
+        back(0.0)?,
+        back(1.0)?,
+        on(&first)?,
         weights.max(3)?,
         weights.argmax(3)?,
     ])
 }
 
 /// The first key of each of B rows that is not padding: u32 (B).
-fn first_keys(mask: CausalMask, (b, s): (usize, usize), device: &Device) -> Result<Tensor> {
+fn first_keys(mask: Mask, (b, s): (usize, usize), device: &Device) -> Result<Tensor> {
     let mask = mask.on_cpu(0)?;
-    Tensor::from_iter((0..b).map(|b| position(mask.first_key(b, s))), device)
+    Tensor::from_iter((0..b).map(|b| key_position(mask.first_key(b, s))), device)
 }

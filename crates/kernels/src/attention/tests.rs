@@ -1,4 +1,4 @@
-use super::{CausalBias, CausalMask, CausalSdpa, Chosen, HeadLayout};
+use super::{CausalBias, Chosen, HeadLayout, Mask, Sdpa};
 use crate::test_numbers::numbers;
 use crate::{Dispatch, Dropout, Implementation};
 use candle_core::{Device, Result, Tensor};
@@ -15,8 +15,8 @@ fn heads_that_are_computed_apart_drop_what_they_drop_together() -> Result<()> {
     for implementation in [Implementation::Fused, Implementation::Eager] {
         let run = |first: usize, heads: usize| {
             let [q, k, v] = [&q, &k, &v].map(|x| x.narrow(1, first, heads));
-            let (q, k, v, mask) = (q?, k?, v?, CausalMask::default());
-            let attention = CausalSdpa::new(0.4, Dispatch::of(implementation, &q))
+            let (q, k, v, mask) = (q?, k?, v?, Mask::default());
+            let attention = Sdpa::causal(0.4, Dispatch::of(implementation, &q))
                 .with_heads(HeadLayout::all(4, 8).part(first, heads)?)
                 .with_dropout(Some(Dropout::new(0.5, 7, 3)?));
             let context = attention.forward(&q, &k, &v, mask)?; // (B, T, heads, D)
@@ -39,9 +39,9 @@ fn heads_that_are_computed_apart_drop_what_they_drop_together() -> Result<()> {
 #[test]
 fn heads_of_another_layout_are_refused() -> Result<()> {
     let q = heads_of(4, 1)?;
-    let attention = CausalSdpa::new(0.4, Dispatch::of(Implementation::Auto, &q));
+    let attention = Sdpa::causal(0.4, Dispatch::of(Implementation::Auto, &q));
     let attention = attention.with_heads(HeadLayout::all(3, 8));
-    let message = attention.forward(&q, &q, &q, CausalMask::default()).expect_err("4 are not 3").to_string();
+    let message = attention.forward(&q, &q, &q, Mask::default()).expect_err("4 are not 3").to_string();
     assert!(message.contains("3 heads of width 8") && message.contains("[2, 4, 9, 8]"), "{message}");
     Ok(())
 }
@@ -61,8 +61,8 @@ fn a_long_triangle_gives_what_a_short_one_gives_and_is_never_made() -> Result<()
     let (q, k) = (heads_of(2, 1)?.narrow(2, 6, 3)?, heads_of(2, 50)?);
     let run = |n: usize| {
         let bias = CausalBias::new(n, &Device::Cpu);
-        let attention = CausalSdpa::new(0.4, Dispatch::of(Implementation::Eager, &q)).with_bias(&bias);
-        attention.forward(&q, &k, &k, CausalMask::default())?.flatten_all()?.to_vec1::<f32>()
+        let attention = Sdpa::causal(0.4, Dispatch::of(Implementation::Eager, &q)).with_bias(&bias);
+        attention.forward(&q, &k, &k, Mask::default())?.flatten_all()?.to_vec1::<f32>()
     };
     assert_eq!(run(9)?, run(1 << 24)?);
     let message = run(8).expect_err("9 keys").to_string();

@@ -5,8 +5,9 @@ use super::bias::CausalBias;
 use super::cpu::CpuWeights;
 use super::drop_weights::WeightDropout;
 use super::eager;
-use super::mask::CausalMask;
+use super::mask::Mask;
 use super::request::Rows;
+use super::scores::{ScoreRules, Scoring};
 use candle_core::{Result, Tensor};
 
 /// Which code computes weights.
@@ -18,20 +19,19 @@ pub(super) enum Code<'a> {
 
 /// The weights of `rows`, in f32 or wider.
 ///
-/// `q` (B, H, T, D), `k` (B, H, S, D) -> (B, heads, queries, S)
+/// `q` (B, H, T, D), `k` (B, key heads, S, D) -> (B, heads, queries, S)
 pub(super) fn weights(
     (q, k): (&Tensor, &Tensor),
-    scale: f64,
-    mask: CausalMask,
+    scoring: &Scoring,
+    mask: Mask,
     rows: Rows,
     code: Code,
 ) -> Result<Tensor> {
     match code {
-        Code::Eager(bias) => eager::weights(q, k, scale, (mask, bias), &rows),
+        Code::Eager(bias) => eager::weights(q, k, scoring, (mask, bias), &rows),
         Code::CpuKernel => {
-            let mask = mask.on_cpu(q.dim(1)?)?;
-            let (q, k) = (rows.of_queries(q)?, rows.of_keys(k)?);
-            q.apply_op2(&k, CpuWeights { scale, mask, rows })
+            let rules = ScoreRules::new(scoring, mask, q, k.dim(2)?)?;
+            rows.of_queries(q)?.apply_op2(&rows.of_keys(k)?, CpuWeights { rules, rows })
         }
     }
 }

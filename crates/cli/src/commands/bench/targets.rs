@@ -6,7 +6,7 @@ use anyhow::bail;
 use candle_core::Tensor;
 use candle_nn::VarMap;
 use gpt2_kernels::Dispatch;
-use gpt2_kernels::attention::{CausalMask, CausalSdpa};
+use gpt2_kernels::attention::{Mask, Sdpa};
 use gpt2_kernels::stopwatch::{Stopwatch, copies_beyond_the_cache, time_runs};
 use gpt2_model::{
     CausalSelfAttention, Chosen, ChosenWeights, ForwardArgs, Generation, Gpt2LMHeadModel, KvCache, Pass,
@@ -19,13 +19,13 @@ impl Bench<'_> {
         let (b, t, h, d) = (self.batch, self.tokens, self.config.n_head, self.config.head_dim());
         let packed = self.random(&[b, t, 3, h, d])?; // as c_attn returns them
         let dispatch = Dispatch::of(self.config.attn_implementation, &packed);
-        let attention = CausalSdpa::new(self.config.attention_scale(0), dispatch);
+        let attention = Sdpa::causal(self.config.attention_scale(0), dispatch);
         let inputs = copies_beyond_the_cache(&packed)?;
         let views: Vec<_> =
             inputs.iter().map(|packed| qkv::views(packed, t)).collect::<candle_core::Result<_>>()?;
         self.time(|run| {
             let [q, k, v] = &views[run % views.len()];
-            attention.forward(q, k, v, CausalMask::default())?;
+            attention.forward(q, k, v, Mask::default())?;
             Ok(())
         })
     }

@@ -5,7 +5,7 @@ use crate::qkv;
 use candle_core::{DType, Device, Var};
 use candle_nn::Init;
 use gpt2_kernels::Implementation::{self, Eager, Fused};
-use gpt2_kernels::attention::{CausalMask, CausalSdpa, Hidden};
+use gpt2_kernels::attention::{Hidden, Mask, Sdpa};
 use gpt2_kernels::{Dispatch, Dropout};
 use gpt2_model::init;
 use gpt2_model::mask::left_padding;
@@ -64,9 +64,9 @@ impl Verify {
                 let run = |dtype, device: &Device, implementation: Implementation| {
                     let packed = Var::from_tensor(&rounded.to_dtype(dtype)?.to_device(device)?)?;
                     let padding = padding.as_ref().map(|p| p.to_device(device)).transpose()?;
-                    let mask = CausalMask { padding: padding.as_ref(), hidden: &hidden };
+                    let mask = Mask { padding: padding.as_ref(), hidden: &hidden, ..Mask::default() };
                     let dispatch = Dispatch::new(implementation, device);
-                    let attention = CausalSdpa::new(1. / (d as f64).sqrt(), dispatch).with_dropout(dropout);
+                    let attention = Sdpa::causal(1. / (d as f64).sqrt(), dispatch).with_dropout(dropout);
                     // Some kernels only run if no gradient is needed.
                     let [q, k, v] = qkv::views(&packed.as_detached_tensor(), t)?;
                     let ran = attention.runs(&q, &k, &v, mask)?;

@@ -1,4 +1,4 @@
-//! The backward pass of causal attention: FlashAttention-2 (Dao 2023, algorithm 2), memory linear in S.
+//! The backward pass of attention: FlashAttention-2 (Dao 2023, algorithm 2), memory linear in S.
 //!
 //! P are the weights, recomputed from q, k and the log-sums of the forward pass; O is the context and dO
 //! its gradient:
@@ -8,102 +8,41 @@
 //! dQ = scale·dS·K    dK = scale·dSᵀ·Q
 //! ```
 //!
-//! M is dropout's mask divided by `1 - rate`, drawn again exactly as in the forward pass, or 1 without dropout.
+//! M is dropout's mask divided by `1 - rate`, drawn again exactly as in the forward pass, or 1 without dropout. With a soft
+//! cap, dS is also multiplied by its slope, `1 - tanh²`.
 //!
-//! Each task takes one head, so every sum has the same order for any number of threads. A hidden key or value
-//! that is not finite makes gradients NaN in rows that do not see it, because 0 times infinity is NaN. Plain
-//! operations do the same.
+//! Each task takes one head, so every sum has the same order for any number of threads; the sums of heads that share their
+//! keys are then added in order. A hidden key or value that is not finite makes gradients NaN in rows that do not see it,
+//! because 0 times infinity is NaN. Plain operations do the same.
 
 use super::blocks::{Strides, add_rows, outer};
 use super::heads::Heads;
+use super::log_sum::LogSum;
 use super::pack::{panels, rows};
 use super::problem::Problem;
 use super::sizes::{Blocks, KEYS, NARROW_SCORES, NARROW_SUMS, QUERIES, WIDE_SCORES, WIDE_SUMS};
-use crate::attention::drop_weights::WeightDropout;
-use crate::attention::mask::CpuMask;
+use crate::attention::scores::{Base, slopes_of_cap};
 use crate::element::Element;
-use crate::isa;
 use crate::streams::dots;
 use crate::vector::exp2;
-use candle_core::{Device, Result, Storage, Tensor, WithDType};
 use pulp::{Simd, WithSimd};
-use rayon::prelude::*;
-
-/// What the forward pass saved for the backward pass.
-pub(super) struct Saved<'a> {
-    pub(super) scale: f64,
-    pub(super) mask: &'a CpuMask,
-    pub(super) dropout: Option<WeightDropout>,
-    /// (B, H, T)
-    pub(super) log_sums: &'a [f32],
-}
-
-impl Saved<'_> {
-    /// The gradients of q, k and v: contiguous, with the shapes and dtype of q, k and v.
-    ///
-    /// q (B, H, T, D), k and v (B, H, S, D); context and its gradient (B, T, H, D)
-    pub(super) fn gradients<E: Element + WithDType>(&self, tensors: [&Tensor; 5]) -> Result<[Tensor; 3]> {
-        let [q, k, v, context, grad] = tensors;
-        let (context, grad) = (context.transpose(1, 2)?, grad.transpose(1, 2)?); // (B, H, T, D)
-        let guards = [q, k, v, &context, &grad].map(|x| x.storage_and_layout());
-        let views = guards.iter().map(|(storage, layout)| match &**storage {
-            Storage::Cpu(storage) => Heads::new(storage.as_slice::<E>()?, layout),
-            _ => candle_core::bail!("causal attention: the CPU's backward pass needs tensors on the CPU"),
-        });
-        let views = views.collect::<Result<Vec<Heads<E>>>>()?;
-        let [q_view, k_view, v_view, context_view, grad_view] = views[..] else {
-            candle_core::bail!("causal attention: the backward pass takes five tensors")
-        };
-        let [b, h, t, _] = q_view.dims;
-        if context_view.dims != q_view.dims
-            || grad_view.dims != q_view.dims
-            || self.log_sums.len() != b * h * t
-        {
-            candle_core::bail!(
-                "causal attention: the gradient {:?} does not fit queries {:?}",
-                grad.dims(),
-                q.dims()
-            )
-        }
-        let &Self { scale, mask, dropout, .. } = self;
-        let problem = Problem { q: q_view, k: k_view, v: v_view, scale, mask, dropout };
-        let heads: Vec<[Vec<E>; 3]> = problem
-            .heads()
-            .into_par_iter()
-            .enumerate()
-            .map(|(i, head)| {
-                let log_sums = &self.log_sums[i * t..(i + 1) * t];
-                let one = HeadBackward {
-                    problem: &problem,
-                    context: context_view,
-                    grad: grad_view,
-                    head,
-                    log_sums,
-                };
-                isa::arch().dispatch(one)
-            })
-            .collect();
-        let gather = |part: usize, like: &Tensor| {
-            let all = heads.iter().map(|head| head[part].as_slice()).collect::<Vec<_>>().concat();
-            Tensor::from_vec(all, like.shape(), &Device::Cpu)
-        };
-        Ok([gather(0, q)?, gather(1, k)?, gather(2, v)?])
-    }
-}
+use std::ops::Range;
 
 /// The backward pass of one head.
-struct HeadBackward<'a, E> {
-    problem: &'a Problem<'a, E>,
-    context: Heads<'a, E>,
-    grad: Heads<'a, E>,
-    head: (usize, usize),
+pub(super) struct HeadBackward<'a, E> {
+    pub(super) problem: &'a Problem<'a, E>,
+    /// (B, H, T, Dv)
+    pub(super) context: Heads<'a, E>,
+    /// (B, H, T, Dv)
+    pub(super) grad: Heads<'a, E>,
+    pub(super) head: (usize, usize),
     /// (T)
-    log_sums: &'a [f32],
+    pub(super) log_sums: &'a [LogSum],
 }
 
 impl<E: Element> WithSimd for HeadBackward<'_, E> {
-    /// dq (T, D), dk (S, D), dv (S, D)
-    type Output = [Vec<E>; 3];
+    /// dq (T, D), dk (S, D), dv (S, Dv)
+    type Output = [Vec<f32>; 3];
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) -> Self::Output {
@@ -115,7 +54,7 @@ impl<E: Element> WithSimd for HeadBackward<'_, E> {
 struct Vectorized<'a, E>(HeadBackward<'a, E>);
 
 impl<E: Element> WithSimd for Vectorized<'_, E> {
-    type Output = [Vec<E>; 3];
+    type Output = [Vec<f32>; 3];
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) -> Self::Output {
@@ -138,9 +77,10 @@ impl<E: Element> WithSimd for Vectorized<'_, E> {
     }
 }
 
-/// Working memory: rows of `width` floats, and one tile of weights and of their gradients.
+/// Working memory: rows of `width` floats (q and k) or `value_width` floats (v and the context), and one tile of weights and of their gradients.
 struct Memory {
     width: usize,
+    value_width: usize,
     /// Depth-major groups of scaled queries, and of dO.
     query_groups: Vec<f32>,
     grad_groups: Vec<f32>,
@@ -162,6 +102,8 @@ struct Memory {
     d_scores: Vec<f32>,
     /// Dropout's factors for a row of weights.
     factors: Vec<f32>,
+    /// The slopes of the soft cap for a row of scores.
+    slopes: Vec<f32>,
 }
 
 /// A tile: `rows` queries starting at `first`, against `keys` keys starting at `start`.
@@ -179,61 +121,65 @@ impl<E: Element> HeadBackward<'_, E> {
     fn run<S: Simd, const M: usize, const N: usize, const CM: usize, const CN: usize>(
         &self,
         simd: S,
-    ) -> [Vec<E>; 3] {
+    ) -> [Vec<f32>; 3] {
         let Problem { q, k, v, .. } = self.problem;
-        let [_, _, t, d] = q.dims;
-        let s = k.dims[2];
-        let width = d.next_multiple_of(S::F32_LANES);
-        let (panel, head) = (N * S::F32_LANES, self.head);
-        let context = rows(&self.context, head, width);
-        let grads = rows(&self.grad, head, width);
+        let ([_, _, t, d], [_, _, s, dv]) = (q.dims, v.dims);
+        let [width, value_width] = [d, dv].map(|d| d.next_multiple_of(S::F32_LANES));
+        let (panel, head, of_keys) = (N * S::F32_LANES, self.head, self.problem.key_head(self.head));
+        let context = rows(&self.context, head, value_width);
+        let grads = rows(&self.grad, head, value_width);
+        let mut deltas = Vec::with_capacity(t);
+        for (g, o) in grads.chunks_exact(value_width).zip(context.chunks_exact(value_width)) {
+            deltas.push(dots(simd, g, [o])[0]);
+        }
         let mut memory = Memory {
             width,
-            query_groups: panels(q, head, M, self.problem.base_2_scale()),
+            value_width,
+            query_groups: panels(q, head, M, self.problem.query_factor()),
             grad_groups: panels(&self.grad, head, M, 1.0),
-            key_panels: panels(k, head, panel, 1.0),
-            value_panels: panels(v, head, panel, 1.0),
+            key_panels: panels(k, of_keys, panel, 1.0),
+            value_panels: panels(v, of_keys, panel, 1.0),
             queries: rows(q, head, width),
-            keys: rows(k, head, width),
-            deltas: grads
-                .chunks_exact(width)
-                .zip(context.chunks_exact(width))
-                .map(|(g, o)| dots(simd, g, [o])[0])
-                .collect(),
+            keys: rows(k, of_keys, width),
+            deltas,
             grads,
             dq: vec![0.0; t.next_multiple_of(QUERIES) * width],
             dk: vec![0.0; s.next_multiple_of(KEYS) * width],
-            dv: vec![0.0; s.next_multiple_of(KEYS) * width],
+            dv: vec![0.0; s.next_multiple_of(KEYS) * value_width],
             weights: vec![0.0; QUERIES * KEYS],
             d_scores: vec![0.0; QUERIES * KEYS],
             factors: vec![1.0; KEYS],
+            slopes: vec![1.0; KEYS],
         };
-        let past = s - t;
         for start in (0..s).step_by(KEYS) {
-            // The first query that sees the tile's first key.
-            let seeing = start.saturating_sub(past);
-            for first in (seeing - seeing % QUERIES..t).step_by(QUERIES) {
-                let tile =
-                    TileRange { first, rows: QUERIES.min(t - first), start, keys: KEYS.min(s - start) };
+            let keys = KEYS.min(s - start);
+            let seeing = self.problem.rules.queries_of(start..start + keys);
+            for first in (seeing.start - seeing.start % QUERIES..seeing.end).step_by(QUERIES) {
+                let tile = TileRange { first, rows: QUERIES.min(t - first), start, keys };
                 self.products::<S, M, N>(simd, &mut memory, tile);
                 self.weights_and_scores(simd, &mut memory, tile);
                 self.sums::<S, CM, CN>(simd, &mut memory, tile);
             }
         }
         #[allow(clippy::cast_possible_truncation)] // the scale of f32 scores
-        let scale = self.problem.scale as f32;
-        let finished = |sums: &[f32], count: usize, factor: f32| -> Vec<E> {
+        let scale = self.problem.rules.scale() as f32;
+        let finished = |sums: &[f32], (width, d): (usize, usize), count: usize, factor: f32| -> Vec<f32> {
             let rows = sums.chunks_exact(width).take(count);
-            rows.flat_map(|row| row[..d].iter().map(|x| E::from_f32(x * factor))).collect()
+            rows.flat_map(|row| row[..d].iter().map(|x| x * factor)).collect()
         };
-        [finished(&memory.dq, t, scale), finished(&memory.dk, s, scale), finished(&memory.dv, s, 1.0)]
+        [
+            finished(&memory.dq, (width, d), t, scale),
+            finished(&memory.dk, (width, d), s, scale),
+            finished(&memory.dv, (value_width, dv), s, 1.0),
+        ]
     }
 
-    /// How many of the tile's keys row `r` sees.
+    /// Which of the tile's keys row `r` sees by its position.
     #[inline(always)]
-    fn limit(&self, tile: TileRange, r: usize) -> usize {
-        let past = self.problem.k.dims[2] - self.problem.q.dims[2];
-        (past + tile.first + r + 1).saturating_sub(tile.start).min(tile.keys)
+    fn seen(&self, tile: TileRange, r: usize) -> Range<usize> {
+        let seen = self.problem.rules.keys_of(tile.first + r);
+        let end = seen.end.saturating_sub(tile.start).min(tile.keys);
+        seen.start.saturating_sub(tile.start).min(end)..end
     }
 
     /// Writes scores into `weights`, and dO·Vᵀ into `d_scores`.
@@ -244,19 +190,20 @@ impl<E: Element> HeadBackward<'_, E> {
         memory: &mut Memory,
         tile: TileRange,
     ) {
-        let (panel, d) = (N * S::F32_LANES, self.problem.q.dims[3]);
+        let (panel, d, dv) = (N * S::F32_LANES, self.problem.q.dims[3], self.problem.v.dims[3]);
         let TileRange { first, rows, start, keys } = tile;
         assert!(KEYS.is_multiple_of(panel) && QUERIES.is_multiple_of(M));
         let products = [
-            (&memory.query_groups, &memory.key_panels, &mut memory.weights),
-            (&memory.grad_groups, &memory.value_panels, &mut memory.d_scores),
+            (d, &memory.query_groups, &memory.key_panels, &mut memory.weights),
+            (dv, &memory.grad_groups, &memory.value_panels, &mut memory.d_scores),
         ];
-        for (groups, panels, out) in products {
+        for (d, groups, panels, out) in products {
             assert!(groups.len() >= (first + rows).div_ceil(M) * M * d && out.len() == QUERIES * KEYS);
             assert!(panels.len() >= (start + keys).div_ceil(panel) * panel * d);
             for c in (0..keys).step_by(panel) {
                 for r in (0..rows).step_by(M) {
-                    if self.limit(tile, r + M - 1) <= c {
+                    let (before, after) = (self.seen(tile, r).start, self.seen(tile, r + M - 1).end);
+                    if after <= c || before >= c + panel {
                         continue;
                     }
                     // SAFETY: `first`, `r`, `start` and `c` are multiples of M or of the panel, so that the
@@ -281,27 +228,33 @@ impl<E: Element> HeadBackward<'_, E> {
     /// Turns scores into weights after dropout, and dP into dS; both are 0 for a hidden key.
     #[inline(always)]
     fn weights_and_scores<S: Simd>(&self, simd: S, memory: &mut Memory, tile: TileRange) {
-        let keys = self.problem.k.dims[2];
+        let rules = self.problem.rules;
         for r in 0..QUERIES {
             let weights = &mut memory.weights[r * KEYS..(r + 1) * KEYS];
             let d_scores = &mut memory.d_scores[r * KEYS..(r + 1) * KEYS];
-            let limit = if r < tile.rows { self.limit(tile, r) } else { 0 };
-            weights[limit..].fill(f32::NEG_INFINITY);
-            d_scores[limit..].fill(0.0);
-            if limit == 0 {
+            let seen = if r < tile.rows { self.seen(tile, r) } else { 0..0 };
+            weights[..seen.start].fill(f32::NEG_INFINITY);
+            weights[seen.end..].fill(f32::NEG_INFINITY);
+            if seen.is_empty() {
                 weights.fill(0.0);
+                d_scores.fill(0.0);
                 continue;
             }
+            let (query, start) = ((self.head.0, self.head.1, tile.first + r), tile.start + seen.start);
+            rules.cap(simd, Base::Two, &mut weights[seen.clone()]);
+            if let Some(cap) = rules.cap_in(Base::Two) {
+                memory.slopes.fill(1.0);
+                slopes_of_cap(simd, cap, &weights[seen.clone()], &mut memory.slopes[seen.clone()]);
+            }
+            rules.add_and_hide(simd, Base::Two, query, start, &mut weights[seen.clone()]);
             // A hidden key's weight of 0 must not be multiplied by a gradient that is not finite.
-            let query = (self.head.0, self.head.1, tile.first + r);
-            self.problem.mask.hide(query, keys, tile.start, &mut weights[..limit]);
-            for (w, ds) in weights[..limit].iter().zip(d_scores.iter_mut()) {
+            for (w, ds) in weights.iter().zip(d_scores.iter_mut()) {
                 if *w == f32::NEG_INFINITY {
                     *ds = 0.0;
                 }
             }
             let log_sum = self.log_sums[tile.first + r];
-            if log_sum == f32::NEG_INFINITY {
+            if log_sum.rest == f32::NEG_INFINITY {
                 // The query sees no key, so every weight is 0.
                 weights.fill(0.0);
                 d_scores.fill(0.0);
@@ -309,16 +262,24 @@ impl<E: Element> HeadBackward<'_, E> {
             }
             if self.problem.dropout.is_some() {
                 memory.factors.fill(1.0);
-                let factors = &mut memory.factors[..limit];
-                self.problem.drop_weights(self.head, tile.first + r, tile.start, factors);
+                let factors = &mut memory.factors[seen];
+                self.problem.drop_weights(self.head, tile.first + r, start, factors);
             }
-            let (minus, delta) = (simd.splat_f32s(-log_sum), simd.splat_f32s(memory.deltas[tile.first + r]));
+            let (max, rest) = (simd.splat_f32s(log_sum.max), simd.splat_f32s(log_sum.rest));
+            let delta = simd.splat_f32s(memory.deltas[tile.first + r]);
             // KEYS is a multiple of every number of lanes.
-            let pairs = S::as_mut_simd_f32s(weights).0.iter_mut().zip(S::as_mut_simd_f32s(d_scores).0);
+            let pairs =
+                S::as_mut_simd_f32s(weights).0.iter_mut().zip(S::as_mut_simd_f32s(d_scores).0.iter_mut());
             for ((w, ds), factor) in pairs.zip(S::as_simd_f32s(&memory.factors).0) {
-                let p = exp2(simd, simd.add_f32s(*w, minus));
+                let p = exp2(simd, simd.sub_f32s(simd.sub_f32s(*w, max), rest));
                 *ds = simd.mul_f32s(p, simd.sub_f32s(simd.mul_f32s(*ds, *factor), delta));
                 *w = simd.mul_f32s(p, *factor);
+            }
+            if rules.softcap().is_some() {
+                let slopes = S::as_simd_f32s(&memory.slopes).0;
+                for (ds, slope) in S::as_mut_simd_f32s(d_scores).0.iter_mut().zip(slopes) {
+                    *ds = simd.mul_f32s(*ds, *slope);
+                }
             }
         }
     }
@@ -326,33 +287,32 @@ impl<E: Element> HeadBackward<'_, E> {
     /// dV += Pᵀ·dO, dK += dSᵀ·Q, dQ += dS·K
     #[inline(always)]
     fn sums<S: Simd, const M: usize, const N: usize>(&self, simd: S, memory: &mut Memory, tile: TileRange) {
-        let Memory { width, queries, keys, grads, dq, dk, dv, weights, d_scores, .. } = memory;
-        let (width, past) = (*width, self.problem.k.dims[2] - self.problem.q.dims[2]);
+        let Memory { width, value_width, queries, keys, grads, dq, dk, dv, weights, d_scores, .. } = memory;
+        let (width, value_width) = (*width, *value_width);
         let TileRange { first, rows, start, keys: count } = tile;
         for c in (0..count).step_by(M) {
-            // Queries before this one see none of the keys from c on.
-            let skipped = (start + c).saturating_sub(past + first);
-            if skipped >= rows {
+            // Other queries of the tile see none of these keys.
+            let seeing = self.problem.rules.queries_of(start + c..start + c + M);
+            let (before, after) =
+                (seeing.start.saturating_sub(first), seeing.end.saturating_sub(first).min(rows));
+            if before >= after {
                 continue;
             }
-            let strides = Strides { p: (1, KEYS), v: width, out: width };
-            for (p, v, out) in [(&*weights, &*grads, &mut *dv), (&*d_scores, &*queries, &mut *dk)] {
-                let p = &p[skipped * KEYS + c..];
-                let v = &v[(first + skipped) * width..];
+            let of_values = (&*weights, &*grads, &mut *dv, value_width);
+            for (p, v, out, width) in [of_values, (&*d_scores, &*queries, &mut *dk, width)] {
+                let strides = Strides { p: (1, KEYS), v: width, out: width };
+                let p = &p[before * KEYS + c..];
+                let v = &v[(first + before) * width..];
                 let out = &mut out[(start + c) * width..];
-                add_rows::<S, M, N>(simd, (rows - skipped, width), (p, v, out), strides);
+                add_rows::<S, M, N>(simd, (after - before, width), (p, v, out), strides);
             }
         }
         for r in (0..rows).step_by(M) {
-            let depth = self.limit(tile, r + M - 1);
+            let (before, after) = (self.seen(tile, r).start, self.seen(tile, r + M - 1).end);
             let strides = Strides { p: (KEYS, 1), v: width, out: width };
+            let (p, v) = (&d_scores[r * KEYS + before..], &keys[(start + before) * width..]);
             let out = &mut dq[(first + r) * width..];
-            add_rows::<S, M, N>(
-                simd,
-                (depth, width),
-                (&d_scores[r * KEYS..], &keys[start * width..], out),
-                strides,
-            );
+            add_rows::<S, M, N>(simd, (after.saturating_sub(before), width), (p, v, out), strides);
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The forward pass: which thread computes which queries, and in what order.
 
+use super::log_sum::LogSum;
 use super::output::Output;
 use super::pack::Packed;
 use super::problem::Problem;
@@ -22,9 +23,9 @@ const HEADS_PER_THREAD: usize = 4;
 /// A forward pass over all queries: [`CpuAttention`](super::operation::CpuAttention)'s work.
 pub(super) struct Forward<'a, E, K = E> {
     pub(super) problem: &'a Problem<'a, E, K>,
-    /// (B, T, H, D); the pass writes every number.
+    /// (B, T, H, Dv); the pass writes every number.
     pub(super) out: &'a mut [MaybeUninit<E>],
-    pub(super) log_sums: &'a mut [f32],
+    pub(super) log_sums: &'a mut [LogSum],
     /// (B, H, T)
     pub(super) summaries: Option<&'a mut [RowSummary]>,
 }
@@ -33,9 +34,10 @@ impl<E: Element, K: Element> WithSimd for Forward<'_, E, K> {
     type Output = ();
 
     fn with_simd<S: Simd>(self, simd: S) {
-        let dims @ [.., t, d] = self.problem.q.dims;
+        let (d, dims) = (self.problem.q.dims[3], self.problem.context_dims());
+        let [_, _, t, dv] = dims;
         assert!(
-            self.out.len() == dims.iter().product::<usize>() && self.log_sums.len() * d == self.out.len()
+            self.out.len() == dims.iter().product::<usize>() && self.log_sums.len() * dv == self.out.len()
         );
         assert!(self.summaries.as_ref().is_none_or(|all| all.len() == self.log_sums.len()));
         let out = Output {
@@ -44,48 +46,55 @@ impl<E: Element, K: Element> WithSimd for Forward<'_, E, K> {
             summaries: self.summaries.map(<[RowSummary]>::as_mut_ptr),
             dims,
         };
-        let heads = self.problem.heads();
         if t <= FEW_QUERIES {
-            let queries: Vec<_> = heads.iter().flat_map(|&(b, h)| (0..t).map(move |i| (b, h, i))).collect();
+            let queries = Span::queries(self.problem);
             let spans = Span::count(self.problem);
-            let partials: Vec<Partial> = team::map(queries.len() * spans, |task| {
-                simd.vectorize(Span::new(self.problem, queries[task / spans], task % spans))
+            let partials: Vec<Vec<Partial>> = team::map(queries.len() * spans, |task| {
+                simd.vectorize(Span::new(self.problem, queries[task / spans].clone(), task % spans))
             });
-            for (&query, spans) in queries.iter().zip(partials.chunks_exact(spans)) {
-                let row = Partial::merge(spans);
-                // SAFETY: each query is written once.
-                unsafe { out.write(query, &row.context, 1.0, row.log_sum()) };
+            for ((b, heads, i), spans) in queries.iter().zip(partials.chunks_exact(spans)) {
+                for (n, h) in heads.clone().enumerate() {
+                    let row = Partial::merge(spans, n);
+                    // SAFETY: each query is written once.
+                    unsafe { out.write((*b, h, *i), &row.context, 1.0, row.log_sum()) };
+                }
             }
             if out.summaries.is_some() {
+                let rows = self.problem.heads().into_iter().flat_map(|(b, h)| (0..t).map(move |i| (b, h, i)));
                 // SAFETY: each query is written once.
-                queries.into_par_iter().for_each(|query| unsafe {
+                rows.collect::<Vec<_>>().into_par_iter().for_each(|query| unsafe {
                     out.write_summary(query, || simd.vectorize(SummaryOfRow(self.problem, query)));
                 });
             }
             return;
         }
-        let width = d.next_multiple_of(S::F32_LANES);
+        let heads = self.problem.heads();
+        let [batch, key_heads, ..] = self.problem.k.dims;
+        let group = self.problem.group();
+        assert!(heads.len() == batch * key_heads * group); // `out` is written head by head
+        let width = dv.next_multiple_of(S::F32_LANES);
         let (panel, columns) = (Blocks::of::<S>().panel::<S>(), Blocks::of::<S>().columns::<S>());
         let Problem { k, v, .. } = self.problem;
         // Dropout scales up the weights that it keeps.
         #[allow(clippy::cast_possible_truncation)] // a factor on f32 weights
         let largest_weight = self.problem.dropout.map_or(1.0, |dropout| dropout.kept() as f32);
         let threads = rayon::current_num_threads();
-        // If there are enough heads to go round, each task is a head, packed into memory that its worker
-        // reuses. Otherwise each task is a tile of a head that was packed beforehand.
-        let whole_heads = heads.len() >= HEADS_PER_THREAD * threads;
+        // If there are enough heads of keys to go round, each task is one with all heads that share it, packed into
+        // memory that its worker reuses. Otherwise each task is a tile of a head, whose keys were packed beforehand.
+        let whole_heads = batch * key_heads >= HEADS_PER_THREAD * threads;
+        let of_keys = |n: usize| (n / key_heads, n % key_heads);
         let packed: Vec<Packed> = if whole_heads {
             vec![]
         } else {
-            let pack = |&head| {
+            let pack = |n| {
                 let mut packed = Packed::default();
-                packed.pack(k, v, head, (panel, width, columns), largest_weight);
+                packed.pack(k, v, of_keys(n), (panel, width, columns), largest_weight);
                 packed
             };
-            heads.par_iter().map(pack).collect()
+            (0..batch * key_heads).into_par_iter().map(pack).collect()
         };
         let tiles = t.div_ceil(QUERIES);
-        let tasks = if whole_heads { heads.len() } else { tiles * heads.len() };
+        let tasks = if whole_heads { batch * key_heads } else { tiles * heads.len() };
         let next = AtomicUsize::new(0);
         (0..threads.min(tasks)).into_par_iter().with_max_len(1).for_each(|_| {
             let (mut scratch, mut own) = (Scratch::new(d, width), Packed::default());
@@ -98,14 +107,16 @@ impl<E: Element, K: Element> WithSimd for Forward<'_, E, K> {
                 if task >= tasks {
                     return;
                 }
-                let index = task % heads.len();
                 if whole_heads {
-                    own.pack(k, v, heads[index], (panel, width, columns), largest_weight);
-                    (0..tiles).for_each(|tile| run(&own, heads[index], tile));
+                    own.pack(k, v, of_keys(task), (panel, width, columns), largest_weight);
+                    for &head in &heads[task * group..(task + 1) * group] {
+                        (0..tiles).for_each(|tile| run(&own, head, tile));
+                    }
                 } else {
                     // The last tiles of a head see the most keys, so they run first: no thread is left
                     // with one at the end.
-                    run(&packed[index], heads[index], tiles - 1 - task / heads.len());
+                    let head = task % heads.len();
+                    run(&packed[head / group], heads[head], tiles - 1 - task / heads.len());
                 }
             }
         });

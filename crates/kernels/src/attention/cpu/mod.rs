@@ -1,6 +1,6 @@
-//! Fused causal attention on the CPU: no (T, S) tensor, memory linear in S, forward and [`backward`].
+//! Fused attention on the CPU: no (T, S) tensor, memory linear in S, forward and [`backward`].
 //!
-//! Keys are packed once per head; then each task walks a tile of queries through the keys that it sees
+//! Keys are packed once for the heads that share them; then each task walks a tile of queries through the keys that it sees
 //! (see [`tile`]). A few queries against many keys (decoding) skip the packing and read k and v in
 //! place (see [`rows`]). `pulp` chooses the instruction set at run time. Results depend neither on the
 //! number of threads nor on their order: either one task computes a row, or tasks of a fixed size do
@@ -11,7 +11,9 @@
 mod backward;
 mod blocks;
 mod forward;
+mod gradients;
 mod heads;
+mod log_sum;
 mod operation;
 mod output;
 mod pack;
@@ -27,5 +29,5 @@ mod tile_task;
 mod weights;
 
 pub(super) use operation::CpuAttention;
-pub(super) use summary::{RowSummary, position};
+pub(super) use summary::{RowSummary, key_position};
 pub(super) use weights::CpuWeights;

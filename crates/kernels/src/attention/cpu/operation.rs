@@ -1,12 +1,13 @@
-//! Causal attention as a Candle operation, with its gradient.
+//! Attention as a Candle operation, with its gradient.
 
-use super::backward::Saved;
 use super::forward::Forward;
+use super::gradients::Saved;
 use super::heads::Heads;
+use super::log_sum::LogSum;
 use super::problem::Problem;
 use super::summary::RowSummary;
 use crate::attention::drop_weights::WeightDropout;
-use crate::attention::mask::CpuMask;
+use crate::attention::scores::ScoreRules;
 use crate::element::Element;
 use crate::isa;
 use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Tensor, WithDType};
@@ -15,12 +16,10 @@ use std::sync::{Arc, OnceLock};
 
 /// The operation as Candle sees it.
 pub(in crate::attention) struct CpuAttention {
-    scale: f64,
-    mask: CpuMask,
+    rules: ScoreRules,
     dropout: Option<WeightDropout>,
-    /// (B, H, T): the base-2 logarithm of each row's `Σ 2^score`, which the forward pass saves for the
-    /// backward pass.
-    log_sums: OnceLock<Vec<f32>>,
+    /// (B, H, T), which the forward pass saves for the backward pass.
+    log_sums: OnceLock<Vec<LogSum>>,
     summarise: bool,
     /// (B, H, T), which the forward pass fills if `summarise` is set.
     summaries: Arc<OnceLock<Vec<RowSummary>>>,
@@ -28,12 +27,11 @@ pub(in crate::attention) struct CpuAttention {
 
 impl CpuAttention {
     pub(in crate::attention) fn new(
-        scale: f64,
-        mask: CpuMask,
+        rules: ScoreRules,
         dropout: Option<WeightDropout>,
         summarise: bool,
     ) -> Self {
-        Self { scale, mask, dropout, log_sums: OnceLock::new(), summarise, summaries: Arc::default() }
+        Self { rules, dropout, log_sums: OnceLock::new(), summarise, summaries: Arc::default() }
     }
 
     /// The cell in which the forward pass stores the summary of each row (B, H, T).
@@ -48,11 +46,11 @@ impl CpuAttention {
         (v, v_layout): (&[K], &Layout),
     ) -> Result<(CpuStorage, Shape)> {
         let (q, k, v) = (Heads::new(q, q_layout)?, Heads::new(k, k_layout)?, Heads::new(v, v_layout)?);
-        let [b, h, t, d] = q.dims;
+        let problem = Problem { q, k, v, rules: &self.rules, dropout: self.dropout };
+        let [b, h, t, d] = problem.context_dims();
         let mut out = Vec::with_capacity(b * t * h * d);
-        let mut log_sums = vec![0.0; b * h * t];
+        let mut log_sums = vec![LogSum::default(); b * h * t];
         let mut summaries = vec![RowSummary::default(); if self.summarise { b * h * t } else { 0 }];
-        let problem = Problem { q, k, v, scale: self.scale, mask: &self.mask, dropout: self.dropout };
         let uninit = &mut out.spare_capacity_mut()[..b * t * h * d];
         let wanted = self.summarise.then_some(summaries.as_mut_slice());
         let log = &mut log_sums;
@@ -70,7 +68,7 @@ impl CpuAttention {
 
 impl CustomOp3 for CpuAttention {
     fn name(&self) -> &'static str {
-        "causal-attention"
+        "attention"
     }
 
     fn cpu_fwd(
@@ -90,7 +88,7 @@ impl CustomOp3 for CpuAttention {
             (C::F32(q), C::F16(k), C::F16(v)) => self.run((q, q_layout), (k, k_layout), (v, v_layout)),
             (C::F32(q), C::BF16(k), C::BF16(v)) => self.run((q, q_layout), (k, k_layout), (v, v_layout)),
             _ => candle_core::bail!(
-                "causal attention: q, k and v must be all f32, all f16 or all bf16, or k and v halves of one dtype and q \
+                "attention: q, k and v must be all f32, all f16 or all bf16, or k and v halves of one dtype and q \
                  f32"
             ),
         }
@@ -105,9 +103,9 @@ impl CustomOp3 for CpuAttention {
         grad: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
         let Some(log_sums) = self.log_sums.get() else {
-            candle_core::bail!("causal attention: the backward pass ran without a forward pass before it")
+            candle_core::bail!("attention: the backward pass ran without a forward pass before it")
         };
-        let saved = Saved { scale: self.scale, mask: &self.mask, dropout: self.dropout, log_sums };
+        let saved = Saved { rules: &self.rules, dropout: self.dropout, log_sums };
         let [dq, dk, dv] = match q.dtype() {
             DType::F16 => saved.gradients::<f16>([q, k, v, context, grad])?,
             DType::BF16 => saved.gradients::<bf16>([q, k, v, context, grad])?,

@@ -1,14 +1,16 @@
 //! The shared output of a forward pass: each task writes its own rows.
 
+use super::log_sum::LogSum;
 use super::summary::RowSummary;
 use crate::element::Element;
 
-/// The context (B, T, H, D), the log-sums (B, H, T) and, if wanted, the summaries (B, H, T). Several threads
+/// The context (B, T, H, Dv), the log-sums (B, H, T) and, if wanted, the summaries (B, H, T). Several threads
 /// write to it, each its own rows.
 pub(super) struct Output<E> {
     pub(super) context: *mut E,
-    pub(super) log_sums: *mut f32,
+    pub(super) log_sums: *mut LogSum,
     pub(super) summaries: Option<*mut RowSummary>,
+    /// B, H, T and Dv.
     pub(super) dims: [usize; 4],
 }
 
@@ -25,7 +27,7 @@ impl<E: Element> Output<E> {
         (b, h, i): (usize, usize, usize),
         row: &[f32],
         factor: f32,
-        log_sum: f32,
+        log_sum: LogSum,
     ) {
         let [batch, heads, t, d] = self.dims;
         assert!(b < batch && h < heads && i < t);

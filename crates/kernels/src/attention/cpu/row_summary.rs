@@ -14,12 +14,10 @@ impl<E: Element, K: Element> WithSimd for SummaryOfRow<'_, E, K> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) -> RowSummary {
-        let Self(problem, query) = self;
-        let (s, (b, h, i)) = (problem.k.dims[2], query);
-        let mut weights = vec![0.0; s - problem.q.dims[2] + i + 1];
-        let head = HeadInputs { q: problem.q, k: problem.k, place: (b, h), scale: problem.scale, seen: &[] };
-        let hide = |_, scores: &mut [f32]| problem.mask.hide(query, s, 0, scores);
-        OneRow { head: &head, i, hide: &hide, out: &mut weights }.with_simd(simd);
-        RowSummary::of(&weights, problem.mask.first_key(b, s))
+        let Self(problem @ &Problem { q, k, rules, .. }, query @ (b, h, i)) = self;
+        let mut weights = vec![0.0; rules.keys_of(i).end];
+        let head = HeadInputs { q, k, places: ((b, h), problem.key_head((b, h))), rules };
+        OneRow { head: &head, query, i, out: &mut weights }.with_simd(simd);
+        RowSummary::of(&weights, rules.position(i), rules.mask.first_key(b, rules.keys))
     }
 }

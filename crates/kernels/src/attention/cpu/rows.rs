@@ -1,4 +1,4 @@
-//! Attention for one query at a time, reading k and v in place. Decoding uses it, because it reads each key
+//! Attention for one query of a few heads at a time, reading k and v in place. Decoding uses it, because it reads each key
 //! once, and packing a key would cost as much as using it. So do passes with values that are infinite, NaN or
 //! close to overflow: here a hidden value is never touched, and a visible one is weighted before it is added.
 //!
@@ -7,7 +7,9 @@
 //! there are.
 
 use super::heads::Heads;
+use super::log_sum::LogSum;
 use super::problem::Problem;
+use crate::attention::scores::Base;
 use crate::element::Element;
 use crate::streams::{add_scaled, dots};
 use crate::vector::exp2;
@@ -19,23 +21,40 @@ const SPAN: usize = 256;
 /// The number of keys read at a time.
 const STREAMS: usize = 4;
 
-/// A query (b, h, i) and a span of the keys: the work of one task.
+/// How many heads that share their keys one task computes: each row of keys is then read once for all of them.
+const HEADS: usize = 4;
+
+/// Query i of some heads of batch row b that share their keys: (b, heads, i).
+pub(super) type Query = (usize, Range<usize>, usize);
+
+/// A query and a span of the keys: the work of one task.
 pub(super) struct Span<'a, E, K> {
     problem: &'a Problem<'a, E, K>,
-    query: (usize, usize, usize),
+    query: Query,
     keys: Range<usize>,
 }
 
 impl<'a, E: Element, K: Element> Span<'a, E, K> {
+    /// All queries.
+    pub(super) fn queries(problem: &Problem<E, K>) -> Vec<Query> {
+        let ([b, h, t, _], group) = (problem.q.dims, problem.group());
+        let firsts = (0..h).filter(|h| (h % group).is_multiple_of(HEADS));
+        let heads: Vec<_> =
+            firsts.map(|first| first..(first + HEADS).min(first - first % group + group)).collect();
+        let of_row = |b| heads.iter().flat_map(move |heads| (0..t).map(move |i| (b, heads.clone(), i)));
+        (0..b).flat_map(of_row).collect()
+    }
+
     /// How many spans each query has.
     pub(super) fn count(problem: &Problem<E, K>) -> usize {
-        problem.k.dims[2].div_ceil(SPAN)
+        problem.rules.most_keys().div_ceil(SPAN)
     }
 
     /// The n-th span of a query; empty if the query sees none of its keys.
-    pub(super) fn new(problem: &'a Problem<'a, E, K>, query: (usize, usize, usize), n: usize) -> Self {
-        let seen = problem.k.dims[2] - problem.q.dims[2] + query.2 + 1;
-        Self { problem, query, keys: (n * SPAN).min(seen)..((n + 1) * SPAN).min(seen) }
+    pub(super) fn new(problem: &'a Problem<'a, E, K>, query: Query, n: usize) -> Self {
+        let seen = problem.rules.keys_of(query.2);
+        let at = |n: usize| (seen.start + n * SPAN).min(seen.end);
+        Self { problem, query, keys: at(n)..at(n + 1) }
     }
 }
 
@@ -45,24 +64,32 @@ pub(super) struct Partial {
     max: f32,
     /// `Σ 2^(score - max)`; 0 if no key is visible.
     sum: f32,
-    /// `Σ weight·v` with weights that sum to 1, (D).
+    /// `Σ weight·v` with weights that sum to 1, (Dv).
     pub(super) context: Vec<f32>,
 }
 
 impl Partial {
     /// The base-2 logarithm of `Σ 2^score`.
-    pub(super) fn log_sum(&self) -> f32 {
-        self.max + self.sum.log2()
+    pub(super) fn log_sum(&self) -> LogSum {
+        LogSum { max: self.max, rest: self.sum.log2() }
     }
 
-    /// Merges the spans of one query.
+    /// Whether some key is visible: otherwise no value may be touched, not even with the weight 0.
+    #[allow(clippy::float_cmp)] // exactly 0 if not
+    #[inline(always)]
+    fn sees_any(&self) -> bool {
+        self.sum != 0.0
+    }
+
+    /// Merges the spans of the n-th head of a query.
     #[allow(clippy::float_cmp)] // exactly 0 if a span saw no key; a maximum equals one of its inputs
-    pub(super) fn merge(spans: &[Self]) -> Self {
-        let max = spans.iter().fold(f32::NEG_INFINITY, |max, span| max.max(span.max));
-        let seen = || spans.iter().filter(|span| span.sum != 0.0);
+    pub(super) fn merge(spans: &[Vec<Self>], n: usize) -> Self {
+        let spans = || spans.iter().map(|heads| &heads[n]);
+        let max = spans().fold(f32::NEG_INFINITY, |max, span| max.max(span.max));
+        let seen = || spans().filter(|span| span.sum != 0.0);
         let part = |span: &Self| if span.max == max { span.sum } else { span.sum * (span.max - max).exp2() };
         let sum: f32 = seen().map(part).sum();
-        let mut context = vec![0.0; spans.first().map_or(0, |span| span.context.len())];
+        let mut context = vec![0.0; spans().next().map_or(0, |span| span.context.len())];
         for span in seen() {
             let weight = part(span) / sum;
             for (out, x) in context.iter_mut().zip(&span.context) {
@@ -86,57 +113,106 @@ fn streams<'a, 'b: 'a, E: Element>(
 }
 
 impl<E: Element, K: Element> WithSimd for Span<'_, E, K> {
-    type Output = Partial;
+    /// One for each head.
+    type Output = Vec<Partial>;
 
     #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) -> Partial {
-        let Problem { q, k, v, .. } = self.problem;
-        let ((b, h, i), d) = (self.query, q.dims[3]);
-        let mut scratch: [Vec<f32>; STREAMS] = std::array::from_fn(|_| vec![0.0; d]);
-        let factor = self.problem.base_2_scale();
-        let query: Vec<f32> = q.row(b, h, i, &mut scratch[0]).iter().map(|x| x * factor).collect();
-        let mut partial = Partial { max: f32::NEG_INFINITY, sum: 0.0, context: vec![0.0; d] };
+    fn with_simd<S: Simd>(self, simd: S) -> Vec<Partial> {
+        let (_, heads, _) = &self.query;
+        if self.problem.rules.mask.hidden.is_empty() {
+            return self.of_heads(simd, heads.clone());
+        }
+        // Each head may see other keys.
+        let mut partials = vec![];
+        for h in heads.clone() {
+            partials.extend(self.of_heads(simd, h..h + 1));
+        }
+        partials
+    }
+}
+
+impl<E: Element, K: Element> Span<'_, E, K> {
+    /// For heads that see the same keys.
+    #[inline(always)]
+    fn of_heads<S: Simd>(&self, simd: S, heads: Range<usize>) -> Vec<Partial> {
+        let &Problem { q, k, v, rules, .. } = self.problem;
+        let (b, _, i) = self.query;
+        let (d, dv) = (q.dims[3], v.dims[3]);
+        let of_keys = self.problem.key_head((b, heads.start));
+        let mut scratch: [Vec<f32>; STREAMS] = std::array::from_fn(|_| vec![0.0; d.max(dv)]);
+        let factor = self.problem.query_factor();
+        let mut queries = Vec::with_capacity(heads.len() * d);
+        for h in heads.clone() {
+            queries.extend(q.row(b, h, i, &mut scratch[0]).iter().map(|x| x * factor));
+        }
 
         // A hidden key keeps the score -inf, and so does everything beyond the span.
-        let mut weights = [f32::NEG_INFINITY; SPAN];
-        let mask = self.problem.mask;
-        let visible = mask.visible(b, k.dims[2]).map(|visible| &visible[self.keys.clone()]);
+        let mut weights = vec![f32::NEG_INFINITY; heads.len() * SPAN];
+        let visible = rules.mask.visible(b, rules.keys).map(|visible| &visible[self.keys.clone()]);
         let sees = |&j: &usize| {
-            visible.is_none_or(|visible| visible[j] != 0) && !mask.hidden.hides(h, i, self.keys.start + j)
+            visible.is_none_or(|visible| visible[j] != 0)
+                && !rules.mask.hidden.hides(heads.start, i, self.keys.start + j)
         };
         let seen: Vec<usize> = (0..self.keys.len()).filter(sees).collect();
         let (groups, rest) = seen.as_chunks::<STREAMS>();
         for group in groups {
-            let rows = streams(k, (b, h), group.map(|j| self.keys.start + j), &mut scratch);
-            for (j, score) in group.iter().zip(dots(simd, &query, rows)) {
-                weights[*j] = score;
+            let rows = streams(&k, of_keys, group.map(|j| self.keys.start + j), &mut scratch);
+            for (query, weights) in queries.chunks_exact(d).zip(weights.chunks_exact_mut(SPAN)) {
+                for (j, score) in group.iter().zip(dots(simd, query, rows)) {
+                    weights[*j] = score;
+                }
             }
         }
         for j in rest {
-            let row = k.row(b, h, self.keys.start + j, &mut scratch[0]);
-            [weights[*j]] = dots(simd, &query, [row]);
-        }
-        partial.max = seen.iter().fold(f32::NEG_INFINITY, |max, &j| max.max(weights[j]));
-        if partial.max == f32::NEG_INFINITY && !seen.iter().any(|&j| weights[j].is_nan()) {
-            return partial;
+            let row = k.row(of_keys.0, of_keys.1, self.keys.start + j, &mut scratch[0]);
+            for (query, weights) in queries.chunks_exact(d).zip(weights.chunks_exact_mut(SPAN)) {
+                [weights[*j]] = dots(simd, query, [row]);
+            }
         }
 
-        let mut sum = simd.splat_f32s(0.0);
-        for x in S::as_mut_simd_f32s(&mut weights).0 {
-            *x = exp2(simd, simd.sub_f32s(*x, simd.splat_f32s(partial.max)));
-            sum = simd.add_f32s(sum, *x);
+        let mut partials = Vec::with_capacity(heads.len());
+        for (h, weights) in heads.zip(weights.chunks_exact_mut(SPAN)) {
+            let mut partial = Partial { max: f32::NEG_INFINITY, sum: 0.0, context: vec![0.0; dv] };
+            rules.finish(simd, Base::Two, (b, h, i), self.keys.start, &mut weights[..self.keys.len()]);
+            let (mut max, mut unclear) = (f32::NEG_INFINITY, false);
+            for j in &seen {
+                max = max.max(weights[*j]);
+                unclear |= weights[*j].is_nan();
+            }
+            partial.max = max;
+            if max == f32::NEG_INFINITY && !unclear {
+                partials.push(partial);
+                continue;
+            }
+            let mut sum = simd.splat_f32s(0.0);
+            for x in S::as_mut_simd_f32s(weights).0 {
+                *x = exp2(simd, simd.sub_f32s(*x, simd.splat_f32s(max)));
+                sum = simd.add_f32s(sum, *x);
+            }
+            partial.sum = simd.reduce_sum_f32s(sum);
+            self.problem.drop_weights((b, h), i, self.keys.start, &mut weights[..self.keys.len()]);
+            let share = 1.0 / partial.sum;
+            for x in weights {
+                *x *= share;
+            }
+            partials.push(partial);
         }
-        partial.sum = simd.reduce_sum_f32s(sum);
-        self.problem.drop_weights((b, h), i, self.keys.start, &mut weights[..self.keys.len()]);
-        let share = 1.0 / partial.sum;
         for group in groups {
-            let rows = streams(v, (b, h), group.map(|j| self.keys.start + j), &mut scratch);
-            add_scaled(simd, &mut partial.context, group.map(|j| weights[j] * share), rows);
+            let rows = streams(&v, of_keys, group.map(|j| self.keys.start + j), &mut scratch);
+            for (partial, weights) in partials.iter_mut().zip(weights.chunks_exact(SPAN)) {
+                if partial.sees_any() {
+                    add_scaled(simd, &mut partial.context, group.map(|j| weights[j]), rows);
+                }
+            }
         }
         for j in rest {
-            let row = v.row(b, h, self.keys.start + j, &mut scratch[0]);
-            add_scaled(simd, &mut partial.context, [weights[*j] * share], [row]);
+            let row = v.row(of_keys.0, of_keys.1, self.keys.start + j, &mut scratch[0]);
+            for (partial, weights) in partials.iter_mut().zip(weights.chunks_exact(SPAN)) {
+                if partial.sees_any() {
+                    add_scaled(simd, &mut partial.context, [weights[*j]], [row]);
+                }
+            }
         }
-        partial
+        partials
     }
 }

@@ -3,12 +3,14 @@
 //! With scores s in base 2, a reference m, `p = 2^(s - m)` and `Z = Σ p`, a weight is `p / Z`, and
 //!
 //! ```text
-//! entropy = ln Z - ln 2 · Σ p·(s - m) / Z        distance = Σ p·(position - key) / Z
+//! entropy = ln Z - ln 2 · Σ p·(s - m) / Z        distance = Σ p·|position - key| / Z
 //! ```
 //!
 //! When m rises to m', both sums are rescaled like the context: `p` is multiplied by `2^(m - m')`, and each
 //! exponent falls by `m' - m`.
 
+use super::log_sum::LogSum;
+use crate::attention::scores::lanes;
 use pulp::Simd;
 use std::f32::consts::LN_2;
 
@@ -25,20 +27,21 @@ pub(in crate::attention) struct RowSummary {
 }
 
 impl RowSummary {
-    /// Computes the numbers from the weights on the keys up to the query's own position.
-    pub(super) fn of(weights: &[f32], first_key: usize) -> Self {
+    /// Computes the numbers from the weights on the first keys, for a query at `position`.
+    pub(super) fn of(weights: &[f32], position: isize, first_key: usize) -> Self {
         let mut found = Self::default();
         let (mut entropy, mut distance) = (0f64, 0f64);
-        for (back, &w) in weights.iter().rev().enumerate() {
+        // The last key first: in a causal window it is the query's own.
+        for (key, &w) in weights.iter().enumerate().rev() {
             let wide = f64::from(w);
             if w != 0.0 {
                 entropy -= wide * wide.ln(); // 0·ln 0 is 0, its limit
             }
-            distance += wide * back as f64;
+            distance += wide * position.abs_diff(key.cast_signed()) as f64;
         }
         for (key, &w) in weights.iter().enumerate() {
             if w > found.max || (w.is_nan() && !found.max.is_nan()) {
-                (found.max, found.max_position) = (w, position(key));
+                (found.max, found.max_position) = (w, key_position(key));
             }
         }
         #[allow(clippy::cast_possible_truncation)] // the result is f32
@@ -46,8 +49,8 @@ impl RowSummary {
             (found.entropy, found.mean_distance) = (entropy as f32, distance as f32);
         }
         let at = |key: Option<usize>| key.and_then(|key| weights.get(key)).copied().unwrap_or(0.0);
-        found.on_self = at(weights.len().checked_sub(1));
-        found.on_previous = at(weights.len().checked_sub(2));
+        found.on_self = at(usize::try_from(position).ok());
+        found.on_previous = at(usize::try_from(position - 1).ok());
         found.on_first = at(Some(first_key));
         found
     }
@@ -55,7 +58,7 @@ impl RowSummary {
 
 /// There are fewer than 2^32 keys: a tensor with more would leave no room for another dimension.
 #[allow(clippy::cast_possible_truncation)]
-pub(in crate::attention) fn position(key: usize) -> u32 {
+pub(in crate::attention) fn key_position(key: usize) -> u32 {
     key as u32
 }
 
@@ -64,7 +67,7 @@ pub(in crate::attention) fn position(key: usize) -> u32 {
 pub(super) struct RunningSummary {
     /// `Σ p·(s - m)`
     exponents: f32,
-    /// `Σ p·(position - key)`
+    /// `Σ p·|position - key|`
     distances: f32,
     /// The scores of single keys; -inf if the key is hidden or has not come yet.
     own: f32,
@@ -95,7 +98,7 @@ impl RunningSummary {
     pub(super) fn look(
         &mut self,
         scores: &[f32],
-        (start, position, first_key): (usize, usize, usize),
+        (start, position, first_key): (usize, isize, usize),
         highest: f32,
     ) {
         if highest > self.best {
@@ -108,10 +111,12 @@ impl RunningSummary {
         let at = |key: usize, known: f32| {
             key.checked_sub(start).and_then(|j| scores.get(j)).copied().unwrap_or(known)
         };
-        self.own = at(position, self.own);
         self.first = at(first_key, self.first);
-        if position > 0 {
-            self.previous = at(position - 1, self.previous);
+        if let Ok(own) = usize::try_from(position) {
+            self.own = at(own, self.own);
+        }
+        if let Ok(previous) = usize::try_from(position - 1) {
+            self.previous = at(previous, self.previous);
         }
     }
 
@@ -129,12 +134,12 @@ impl RunningSummary {
     }
 
     /// The numbers of a query whose weights sum to `sum`, with the log-sum `log_sum`.
-    pub(super) fn finish(&self, sum: f32, log_sum: f32) -> RowSummary {
+    pub(super) fn finish(&self, sum: f32, log_sum: LogSum) -> RowSummary {
         if sum == 0.0 {
             return RowSummary::default();
         }
         let entropy = sum.ln() - LN_2 * self.exponents / sum;
-        let weight = |score: f32| (score - log_sum).exp2();
+        let weight = |score: f32| (score - log_sum.max - log_sum.rest).exp2();
         RowSummary {
             // Rounding can leave a value slightly below 0; NaN stays NaN.
             entropy: if entropy < 0.0 { 0.0 } else { entropy },
@@ -143,7 +148,7 @@ impl RunningSummary {
             on_previous: weight(self.previous),
             on_first: weight(self.first),
             max: weight(self.best),
-            max_position: position(self.best_key),
+            max_position: key_position(self.best_key),
         }
     }
 }
@@ -158,13 +163,10 @@ pub(super) struct Moments<S: Simd> {
 impl<S: Simd> Moments<S> {
     /// For keys from `start` on, seen from `position`.
     #[inline(always)]
-    pub(super) fn new(simd: S, position: usize, start: usize) -> Self {
-        /// One entry per lane of the widest vector.
-        const LANES: [f32; 16] = [0., 1., 2., 3., 4., 5., 6., 7., 8., 9., 10., 11., 12., 13., 14., 15.];
+    pub(super) fn new(simd: S, position: isize, start: usize) -> Self {
         let first = simd.splat_f32s(position as f32 - start as f32);
         let zero = simd.splat_f32s(0.0);
-        let lanes = simd.partial_load_f32s(&LANES[..S::F32_LANES]);
-        Self { exponents: zero, distances: zero, distance: simd.sub_f32s(first, lanes) }
+        Self { exponents: zero, distances: zero, distance: simd.sub_f32s(first, lanes(simd)) }
     }
 
     /// Adds the next vector of weights `p = 2^exponent`.
@@ -173,7 +175,7 @@ impl<S: Simd> Moments<S> {
         // Below this exponent p is 0, and 0 times infinity would be NaN.
         let exponent = simd.max_f32s(exponent, simd.splat_f32s(-127.0));
         self.exponents = simd.mul_add_e_f32s(p, exponent, self.exponents);
-        self.distances = simd.mul_add_e_f32s(p, self.distance, self.distances);
+        self.distances = simd.mul_add_e_f32s(p, simd.abs_f32s(self.distance), self.distances);
         self.distance = simd.sub_f32s(self.distance, simd.splat_f32s(S::F32_LANES as f32));
     }
 

@@ -5,9 +5,10 @@ use super::blocks::{Strides, add_rows, outer};
 use super::pack::Packed;
 use super::sizes::{Blocks, HEADROOM, KEYS, NARROW_SCORES, NARROW_SUMS, QUERIES, WIDE_SCORES, WIDE_SUMS};
 use super::summary::{Moments, RunningSummary};
-use crate::attention::mask::CpuMask;
+use crate::attention::scores::{Base, ScoreRules};
 use crate::vector::exp2;
 use pulp::Simd;
+use std::ops::Range;
 
 /// A tile's working memory.
 pub(super) struct Scratch {
@@ -35,22 +36,20 @@ impl Scratch {
     }
 }
 
-/// Queries `first..first + rows` of a head. Query `i` sees the keys up to `past + i`.
+/// Queries `first..first + rows` of a head.
 pub(super) struct Tile<'a, F> {
     pub(super) packed: &'a Packed,
     /// Applies dropout to the weights of a query, starting at a key; does nothing without dropout.
     pub(super) drop: F,
-    pub(super) mask: &'a CpuMask,
+    pub(super) rules: &'a ScoreRules,
     /// (b, h)
     pub(super) head: (usize, usize),
+    /// D
     pub(super) d: usize,
+    /// Dv, padded to whole vectors.
     pub(super) width: usize,
     /// The first key that is not padding.
     pub(super) first_key: usize,
-    /// S.
-    pub(super) keys: usize,
-    /// S - T.
-    pub(super) past: usize,
     pub(super) first: usize,
     pub(super) rows: usize,
 }
@@ -64,10 +63,13 @@ impl<F: Fn(usize, usize, &mut [f32])> Tile<'_, F> {
         scratch.max.fill(f32::NEG_INFINITY);
         scratch.sum.fill(0.0);
         scratch.summaries.fill(RunningSummary::NOTHING);
-        let visible = self.mask.visible(self.head.0, self.keys);
-        let seen = self.past + self.first + self.rows; // keys that the last query sees
-        for start in (0..seen).step_by(KEYS) {
-            let keys = KEYS.min(seen - start);
+        let visible = self.rules.mask.visible(self.head.0, self.rules.keys);
+        // From the first key that the first query sees, at the start of its panel, to the last that the last one sees.
+        let first = self.rules.keys_of(self.first).start;
+        let first = first - first % Blocks::of::<S>().panel::<S>();
+        let end = self.rules.keys_of(self.first + self.rows - 1).end;
+        for start in (first..end).step_by(KEYS) {
+            let keys = KEYS.min(end - start);
             if visible.is_some_and(|v| v[start..start + keys].iter().all(|&x| x == 0)) {
                 continue;
             }
@@ -77,10 +79,12 @@ impl<F: Fn(usize, usize, &mut [f32])> Tile<'_, F> {
         }
     }
 
-    /// How many of the `keys` keys from `start` on row `r` sees.
+    /// Which of the `keys` keys from `start` on row `r` sees by its position.
     #[inline(always)]
-    fn limit(&self, r: usize, start: usize, keys: usize) -> usize {
-        (self.past + self.first + r + 1).saturating_sub(start).min(keys)
+    fn seen(&self, r: usize, start: usize, keys: usize) -> Range<usize> {
+        let seen = self.rules.keys_of(self.first + r);
+        let end = seen.end.saturating_sub(start).min(keys);
+        seen.start.saturating_sub(start).min(end)..end
     }
 
     #[inline(always)]
@@ -111,8 +115,10 @@ impl<F: Fn(usize, usize, &mut [f32])> Tile<'_, F> {
         assert!(self.packed.keys.len() >= (start + keys).div_ceil(panel) * panel * self.d);
         for c in (0..keys).step_by(panel) {
             for r in (0..self.rows).step_by(M) {
-                // The last row of the group sees the most.
-                if self.limit(r + M - 1, start, keys) <= c {
+                // The last row of the group sees the latest key, and the first one the earliest.
+                let (before, after) =
+                    (self.seen(r, start, keys).start, self.seen(r + M - 1, start, keys).end);
+                if after <= c || before >= c + panel {
                     continue;
                 }
                 // SAFETY: the lengths above cover group r / M, panel (start + c) / panel, and M rows of
@@ -144,10 +150,12 @@ impl<F: Fn(usize, usize, &mut [f32])> Tile<'_, F> {
         let columns = keys.next_multiple_of(lanes); // KEYS is a multiple of the lanes
         for r in 0..self.rows {
             let row = &mut scratch.scores[r * KEYS..(r + 1) * KEYS];
-            let limit = self.limit(r, start, keys);
-            row[limit..columns].fill(f32::NEG_INFINITY);
-            let position = self.past + self.first + r;
-            self.mask.hide((self.head.0, self.head.1, self.first + r), self.keys, start, &mut row[..limit]);
+            let seen = self.seen(r, start, keys);
+            row[..seen.start].fill(f32::NEG_INFINITY);
+            row[seen.end..columns].fill(f32::NEG_INFINITY);
+            let query = (self.head.0, self.head.1, self.first + r);
+            self.rules.finish(simd, Base::Two, query, start + seen.start, &mut row[seen.clone()]);
+            let position = self.rules.position(self.first + r);
             let mut highest = simd.splat_f32s(f32::NEG_INFINITY);
             for x in S::as_simd_f32s(&row[..columns]).0 {
                 highest = simd.max_f32s(highest, *x);
@@ -161,7 +169,7 @@ impl<F: Fn(usize, usize, &mut [f32])> Tile<'_, F> {
             let max = if highest <= before + HEADROOM { before } else { highest };
             if max == f32::NEG_INFINITY {
                 // No key seen yet, or only NaN, which taking a maximum ignores.
-                if row[..limit].iter().any(|x| x.is_nan()) {
+                if row[seen].iter().any(|x| x.is_nan()) {
                     scratch.sum[r] = f32::NAN;
                 }
                 row[..columns].fill(0.0);
@@ -179,7 +187,7 @@ impl<F: Fn(usize, usize, &mut [f32])> Tile<'_, F> {
                 }
             }
             // The sum covers all weights; only the weights that dropout keeps multiply the values.
-            (self.drop)(self.first + r, start, &mut row[..limit]);
+            (self.drop)(self.first + r, start + seen.start, &mut row[seen]);
             #[allow(clippy::float_cmp)] // exactly 1 if the maximum stays the same
             let scale = if before == max { 1.0 } else { (before - max).exp2() };
             scratch.max[r] = max;
@@ -219,12 +227,14 @@ impl<F: Fn(usize, usize, &mut [f32])> Tile<'_, F> {
         let block = N * S::F32_LANES;
         for c in (0..self.width).step_by(block) {
             let columns = block.min(self.width - c);
-            let v = &self.packed.values[c * self.keys + start * columns..];
+            let v = &self.packed.values[c * self.rules.keys..];
             let strides = Strides { p: (KEYS, 1), v: columns, out: self.width };
             for r in (0..self.rows).step_by(M) {
-                let seen = self.limit(r + M - 1, start, keys);
-                let (p, out) = (&scratch.scores[r * KEYS..], &mut scratch.context[r * self.width + c..]);
-                add_rows::<S, M, N>(simd, (seen, columns), (p, v, out), strides);
+                let (before, after) =
+                    (self.seen(r, start, keys).start, self.seen(r + M - 1, start, keys).end);
+                let p = &scratch.scores[r * KEYS + before..];
+                let (v, out) = (&v[(start + before) * columns..], &mut scratch.context[r * self.width + c..]);
+                add_rows::<S, M, N>(simd, (after.saturating_sub(before), columns), (p, v, out), strides);
             }
         }
     }

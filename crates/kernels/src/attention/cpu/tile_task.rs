@@ -1,5 +1,6 @@
 //! One tile of queries of one head, from q to the output.
 
+use super::log_sum::LogSum;
 use super::output::Output;
 use super::pack::{Packed, transpose};
 use super::problem::Problem;
@@ -17,7 +18,7 @@ pub(super) struct TileTask<'a, E, K> {
     pub(super) head: (usize, usize),
     /// The first query.
     pub(super) first: usize,
-    /// D, padded to whole vectors.
+    /// Dv, padded to whole vectors.
     pub(super) width: usize,
     pub(super) scratch: &'a mut Scratch,
     pub(super) out: &'a Output<E>,
@@ -33,9 +34,9 @@ impl<E: Element, K: Element> WithSimd for TileTask<'_, E, K> {
         let rows = QUERIES.min(t - self.first);
         if !self.packed.summable {
             for i in self.first..self.first + rows {
-                let span = |n| Span::new(self.problem, (b, h, i), n).with_simd(simd);
-                let spans: Vec<Partial> = (0..Span::count(self.problem)).map(span).collect();
-                let row = Partial::merge(&spans);
+                let span = |n| Span::new(self.problem, (b, h..h + 1, i), n).with_simd(simd);
+                let spans: Vec<Vec<Partial>> = (0..Span::count(self.problem)).map(span).collect();
+                let row = Partial::merge(&spans, 0);
                 // SAFETY: each (head, i) is written once, because tiles do not overlap.
                 unsafe {
                     self.out.write((b, h, i), &row.context, 1.0, row.log_sum());
@@ -50,13 +51,11 @@ impl<E: Element, K: Element> WithSimd for TileTask<'_, E, K> {
         let tile = Tile {
             packed: self.packed,
             drop: |i, start, weights: &mut [f32]| problem.drop_weights((b, h), i, start, weights),
-            mask: self.problem.mask,
+            rules: problem.rules,
             head: self.head,
             d,
             width: self.width,
-            first_key: self.problem.mask.first_key(b, self.problem.k.dims[2]),
-            keys: self.problem.k.dims[2],
-            past: self.problem.k.dims[2] - t,
+            first_key: problem.rules.mask.first_key(b, problem.rules.keys),
             first: self.first,
             rows,
         };
@@ -68,7 +67,7 @@ impl<E: Element, K: Element> WithSimd for TileTask<'_, E, K> {
         for r in 0..rows {
             let sum = self.scratch.sum[r];
             let factor = if sum == 0.0 { 0.0 } else { 1.0 / sum };
-            let log_sum = self.scratch.max[r] + sum.log2();
+            let log_sum = LogSum { max: self.scratch.max[r], rest: sum.log2() };
             let row = &self.scratch.context[r * self.width..(r + 1) * self.width];
             // SAFETY: each (head, i) is written once, because tiles do not overlap.
             unsafe {
@@ -81,7 +80,7 @@ impl<E: Element, K: Element> WithSimd for TileTask<'_, E, K> {
 }
 
 impl<E: Element, K: Element> TileTask<'_, E, K> {
-    /// The queries times `scale·log2(e)`, depth-major in groups of `group` rows.
+    /// The queries times the rules' factor, depth-major in groups of `group` rows.
     #[inline(always)]
     fn load_queries(&mut self, group: usize, rows: usize) {
         let q = &self.problem.q;
@@ -89,7 +88,7 @@ impl<E: Element, K: Element> TileTask<'_, E, K> {
         for (i, out) in self.scratch.queries.chunks_exact_mut(group * d).enumerate() {
             let rows = (i * group).min(rows)..((i + 1) * group).min(rows);
             let rows = self.first + rows.start..self.first + rows.end;
-            transpose(q, self.head, rows, self.problem.base_2_scale(), out, group);
+            transpose(q, self.head, rows, self.problem.query_factor(), out, group);
         }
     }
 }

@@ -35,9 +35,9 @@ pub(super) fn gradients<E: CudaDType + DeviceRepr>(
     let guards = [q, k, v, context, grad].map(Tensor::storage_and_layout);
     let views: Vec<_> =
         guards.iter().map(|(storage, layout)| view_of::<E>(storage, layout)).collect::<Result<_>>()?;
-    let [q, k, v, context, grad] = &views[..] else { candle_core::bail!("causal attention: five tensors") };
+    let [q, k, v, context, grad] = &views[..] else { candle_core::bail!("attention: five tensors") };
     let Storage::Cuda(of_q) = &*guards[0].0 else {
-        candle_core::bail!("causal attention: the plan is for CUDA, but q is elsewhere")
+        candle_core::bail!("attention: the plan is for CUDA, but q is elsewhere")
     };
     let device = of_q.device().clone();
     check_thread(&device)?;

@@ -1,7 +1,7 @@
 //! Hidden keys, as the kernels get them.
 
 use super::shape::Masks;
-use crate::attention::mask::{CausalMask, HiddenKeys};
+use crate::attention::mask::{HiddenKeys, Mask};
 use candle_core::cuda_backend::cudarc::driver::{CudaStream, DevicePtr};
 use candle_core::{Result, Storage, Tensor};
 
@@ -12,7 +12,7 @@ pub(super) struct HiddenOnGpu {
 }
 
 impl HiddenOnGpu {
-    pub(super) fn new(mask: CausalMask, q: &Tensor) -> Result<Self> {
+    pub(super) fn new(mask: Mask, q: &Tensor) -> Result<Self> {
         let (_, h, t, _) = q.dims4()?;
         let (starts, keys) = HiddenKeys::new(mask.hidden, h).by_row(h, t);
         let tensor = |numbers: Vec<u32>| {
@@ -28,7 +28,7 @@ impl HiddenOnGpu {
         let address = |x: &Tensor| -> Result<u64> {
             match &*x.storage_and_layout().0 {
                 Storage::Cuda(storage) => Ok(storage.as_cuda_slice::<u32>()?.device_ptr(stream).0),
-                _ => candle_core::bail!("causal attention: hidden keys that are not on the GPU"),
+                _ => candle_core::bail!("attention: hidden keys that are not on the GPU"),
             }
         };
         Ok(Masks { hidden_starts: address(starts)?, hidden_keys: address(keys)?, ..masks })

@@ -8,7 +8,7 @@ use super::plan::{BackwardPlan, Plan, Task};
 use super::shape::{Masks, Shape};
 use crate::attention::drop_weights::WeightDropout;
 use crate::attention::gpu_kernel::GpuKernel;
-use crate::attention::mask::CausalMask;
+use crate::attention::mask::Mask;
 use crate::cuda::{UNIT, aligned, counters, function, gpu_limits, view, view_of};
 use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::CudaDType;
@@ -23,7 +23,7 @@ pub(in crate::attention) fn kernel(
     device: &CudaDevice,
     [q, k, v]: [&Tensor; 3],
     scale: f64,
-    mask: CausalMask,
+    mask: Mask,
     dropout: Option<WeightDropout>,
 ) -> Result<Option<Box<dyn GpuKernel>>> {
     if k.dtype() != q.dtype() || v.dtype() != q.dtype() {
@@ -41,7 +41,7 @@ pub(in crate::attention) fn kernel(
     }
     if let Some(padding) = mask.padding.filter(|padding| !padding.device().same_device(q.device())) {
         candle_core::bail!(
-            "causal attention: the padding mask is on {:?}, q on {:?}",
+            "attention: the padding mask is on {:?}, q on {:?}",
             padding.device().location(),
             q.device().location()
         )
@@ -124,7 +124,7 @@ impl CudaAttention {
             (Task::Decode, None, None, None) => args.arg(&nothing).arg(&nothing),
             (Task::Attention | Task::Masked, None, None, Some(log_sums)) => args.arg(log_sums),
             (Task::Attention | Task::Masked, None, None, None) => args.arg(&nothing),
-            _ => candle_core::bail!("causal attention: a plan for {task:?} with other buffers than it needs"),
+            _ => candle_core::bail!("attention: a plan for {task:?} with other buffers than it needs"),
         };
         args.arg(shape);
         if *task == Task::Masked {
@@ -144,7 +144,7 @@ impl CudaAttention {
 
 impl CustomOp3 for CudaAttention {
     fn name(&self) -> &'static str {
-        "causal-attention"
+        "attention"
     }
 
     fn cpu_fwd(
@@ -156,7 +156,7 @@ impl CustomOp3 for CudaAttention {
         _: &CpuStorage,
         _: &Layout,
     ) -> Result<(CpuStorage, candle_core::Shape)> {
-        candle_core::bail!("causal attention: the plan is for CUDA, but q is on the CPU")
+        candle_core::bail!("attention: the plan is for CUDA, but q is on the CPU")
     }
 
     fn cuda_fwd(
@@ -185,7 +185,7 @@ impl CustomOp3 for CudaAttention {
         grad: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
         let (Some(plan), Some(log_sums)) = (&self.backward, self.log_sums.get()) else {
-            candle_core::bail!("causal attention: a backward pass that the forward pass did not expect")
+            candle_core::bail!("attention: a backward pass that the forward pass did not expect")
         };
         let saved = Saved {
             plan,

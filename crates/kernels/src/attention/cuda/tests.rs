@@ -4,7 +4,7 @@ use super::emulated::Inputs;
 use super::plan::{BackwardPlan, Plan};
 use super::shape::Masks;
 use crate::attention::drop_weights::WeightDropout;
-use crate::attention::{CausalMask, CausalSdpa, HeadLayout, Hidden};
+use crate::attention::{HeadLayout, Hidden, Mask, Sdpa};
 use crate::cuda::GpuLimits;
 use crate::cuda::emulator::{bytes, difference};
 use crate::dispatch::{Dispatch, Implementation};
@@ -82,12 +82,12 @@ impl Case {
         let padding =
             Tensor::from_iter((0..b * s).map(|i| u8::from(visible(i))), &Device::Cpu)?.reshape((b, s))?;
         let hidden = self.hidden();
-        let mask = CausalMask { padding: self.padded.then_some(&padding), hidden: &hidden };
+        let mask = Mask { padding: self.padded.then_some(&padding), hidden: &hidden, added: None };
         let scale = 1. / (d as f64).sqrt();
 
         let wide = |x: &Tensor| Var::from_tensor(&x.to_dtype(DType::F64)?);
         let [wide_q, wide_k, wide_v] = [wide(&q)?, wide(&k)?, wide(&v)?];
-        let eager = CausalSdpa::new(scale, Dispatch::of(Implementation::Eager, &q));
+        let eager = Sdpa::causal(scale, Dispatch::of(Implementation::Eager, &q));
         let eager = eager.with_heads(self.heads()).with_dropout(self.dropout()?);
         let expected = eager.forward(&wide_q, &wide_k, &wide_v, mask)?;
 

@@ -1,0 +1,112 @@
+#!/usr/bin/env python3
+"""Write what PyTorch's attention gives for the features of other models than GPT-2 to tests/data/attention.
+
+    pip install -r scripts/requirements.txt
+    python scripts/make_attention_reference.py
+
+Shared keys, windows and masks by scaled_dot_product_attention; soft cap and ALiBi by flex_attention, which has no gradient on
+a CPU, so their gradients come from the same formula in plain operations, held to flex_attention's result here. Everything is
+seeded, in f64 where PyTorch allows it, and stored in f32.
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.functional import scaled_dot_product_attention
+
+FOLDER = Path(__file__).resolve().parent.parent / "tests" / "data" / "attention"
+
+# (name, B, H, key heads, T, S, D, Dv, left, right, soft cap, ALiBi, added)
+CASES = [
+    ("grouped", 2, 6, 2, 37, 37, 12, 12, None, 0, None, False, False),
+    ("single_key_head", 1, 5, 1, 3, 41, 8, 8, None, 0, None, False, False),
+    ("full", 2, 3, 3, 50, 29, 12, 20, None, None, None, False, False),
+    ("sliding", 1, 4, 2, 70, 90, 8, 8, 15, 0, None, False, False),
+    ("both_sides", 1, 2, 2, 60, 60, 8, 8, 9, 4, None, False, False),
+    ("added", 2, 4, 2, 30, 45, 8, 8, None, None, None, False, True),
+    ("softcap", 1, 4, 2, 33, 33, 8, 8, None, 0, 1.5, False, False),
+    ("alibi", 1, 4, 4, 33, 48, 8, 8, None, 0, None, True, False),
+    ("softcap_alibi_sliding", 1, 6, 3, 65, 65, 8, 8, 20, 0, 2.0, True, False),
+]
+
+
+def visible(t: int, s: int, left: int | None, right: int | None) -> Tensor:
+    """Which keys each query sees: (T, S)."""
+    ahead = torch.arange(s)[None] - (torch.arange(t)[:, None] + s - t)
+    sees = torch.ones(t, s, dtype=torch.bool)
+    if left is not None:
+        sees &= ahead >= -left
+    if right is not None:
+        sees &= ahead <= right
+    return sees
+
+
+def by_flex_attention(q: Tensor, k: Tensor, v: Tensor, softcap: float | None, slopes: Tensor | None, sees: Tensor) -> Tensor:
+    t, s = sees.shape
+
+    def score_mod(score, b, h, i, j):
+        if softcap is not None:
+            score = softcap * torch.tanh(score / softcap)
+        if slopes is not None:
+            score = score - slopes[h] * (i + s - t - j).abs()
+        return torch.where(sees[i, j], score, float("-inf"))
+
+    return flex_attention(q, k, v, score_mod=score_mod, enable_gqa=True)
+
+
+def by_formula(q: Tensor, k: Tensor, v: Tensor, softcap: float | None, slopes: Tensor | None, sees: Tensor) -> Tensor:
+    t, s = sees.shape
+    group = q.shape[1] // k.shape[1]
+    scores = q @ k.repeat_interleave(group, 1).mT / q.shape[-1] ** 0.5
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if slopes is not None:
+        distance = (torch.arange(t)[:, None] + s - t - torch.arange(s)[None]).abs()
+        scores = scores - slopes[:, None, None] * distance
+    return scores.masked_fill(~sees, float("-inf")).softmax(-1) @ v.repeat_interleave(group, 1)
+
+
+def write(case: tuple) -> None:
+    name, b, h, key_heads, t, s, d, dv, left, right, softcap, alibi, with_added = case
+    draw = lambda *shape: torch.randn(*shape, dtype=torch.float64).float().double()
+    q, k, v, grad = draw(b, h, t, d), draw(b, key_heads, s, d), draw(b, key_heads, s, dv), draw(b, h, t, dv)
+    stored = {"q": q, "k": k, "v": v, "grad": grad}
+    for x in (q, k, v):
+        x.requires_grad_()
+    sees = visible(t, s, left, right)
+    slopes = torch.tensor([2.0 ** -(head + 1) for head in range(h)], dtype=torch.float64) if alibi else None
+    if softcap is None and not alibi:
+        mask = sees
+        if with_added:
+            stored["added"] = mask = draw(b, h, t, s)
+        context = scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+    else:
+        context = by_formula(q, k, v, softcap, slopes, sees)
+        flex = by_flex_attention(q.detach(), k.detach(), v.detach(), softcap, slopes, sees)
+        worst = (flex - context).abs().max().item()
+        assert worst < 1e-10, f"{name}: flex_attention differs by {worst}"
+    context.backward(grad)
+    if slopes is not None:
+        stored["slopes"] = slopes
+    stored |= {"context": context, "dq": q.grad, "dk": k.grad, "dv": v.grad}
+    settings = {"left": left, "right": right, "softcap": softcap}
+    metadata = {key: str(value) for key, value in settings.items() if value is not None}
+    tensors = {key: x.detach().float().contiguous() for key, x in stored.items()}
+    save_file(tensors, FOLDER / f"{name}.safetensors", metadata)
+
+
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    torch.manual_seed(20)
+    torch.set_num_threads(1)
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for case in CASES:
+        write(case)
+
+
+if __name__ == "__main__":
+    main()

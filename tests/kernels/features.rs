@@ -1,0 +1,257 @@
+//! Attention with everything that other models than GPT-2 need of it, alone and together, against its definition in f64:
+//! shared keys, windows, soft caps, ALiBi, added scores, other widths of values.
+
+use crate::common::{Result, cases};
+use candle_core::{D, DType, Device, Tensor, Var};
+use gpt2_kernels::Implementation::{self, Eager, Fused};
+use gpt2_kernels::attention::{Chosen, Hidden, Mask, Sdpa, Wanted, Window};
+use gpt2_kernels::{Dispatch, Dropout};
+use proptest::prelude::*;
+
+#[derive(Debug, Clone)]
+struct Case {
+    b: usize,
+    key_heads: usize,
+    group: usize,
+    t: usize,
+    s: usize,
+    d: usize,
+    dv: usize,
+    window: Window,
+    softcap: Option<f64>,
+    alibi: bool,
+    /// Whether scores are added for all rows and heads alike, or for each.
+    added: Option<bool>,
+    padded: bool,
+    hidden: bool,
+    dropping: bool,
+    seed: u64,
+}
+
+impl Case {
+    fn heads(&self) -> usize {
+        self.key_heads * self.group
+    }
+
+    fn numbers(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
+        let vb = gpt2_model::init::seeded(self.seed, DType::F32, &Device::Cpu);
+        Ok(vb.get_with_hints(shape, name, candle_nn::Init::Randn { mean: 0., stdev: 1. })?)
+    }
+
+    /// q (B, H, T, D), k (B, key heads, S, D), v (B, key heads, S, Dv)
+    fn qkv(&self) -> Result<[Tensor; 3]> {
+        let &Self { b, key_heads, t, s, d, dv, .. } = self;
+        Ok([
+            self.numbers("q", &[b, self.heads(), t, d])?,
+            self.numbers("k", &[b, key_heads, s, d])?,
+            self.numbers("v", &[b, key_heads, s, dv])?,
+        ])
+    }
+
+    fn slopes(&self) -> Option<Vec<f32>> {
+        self.alibi.then(|| (0..self.heads()).map(|h| 0.5 / (h + 1) as f32).collect())
+    }
+
+    fn added(&self) -> Result<Option<Tensor>> {
+        let Some(each) = self.added else { return Ok(None) };
+        let (b, h) = if each { (self.b, self.heads()) } else { (1, 1) };
+        let added = self.numbers("added", &[b, h, self.t, self.s])?;
+        // Some keys are hidden by -inf, from some queries all; some queries have the lowest finite number everywhere.
+        let place = |n: usize| (n / self.s % self.t, n % self.s);
+        let numbers =
+            added.flatten_all()?.to_vec1::<f32>()?.into_iter().enumerate().map(|(n, x)| match place(n) {
+                (i, _) if i % 7 == 3 => f32::NEG_INFINITY,
+                (i, _) if i % 7 == 5 => f32::MIN,
+                (i, j) if (i + j) % 5 == 1 => f32::NEG_INFINITY,
+                _ => x,
+            });
+        Ok(Some(Tensor::from_iter(numbers, &Device::Cpu)?.reshape((b, h, self.t, self.s))?))
+    }
+
+    fn sees(&self, b: usize, j: usize) -> bool {
+        !self.padded || (j + b) % 3 != 1
+    }
+
+    fn hidden(&self) -> Vec<Hidden> {
+        let places = (0..self.t).flat_map(|query| (0..self.s).map(move |key| (query, key)));
+        let some = places.filter(|(i, j)| self.hidden && (i * 7 + j * 5) % 11 == 2);
+        some.map(|(query, key)| Hidden { head: (key % 2 == 0).then_some(0), query, key }).collect()
+    }
+
+    fn attention(&self, implementation: Implementation) -> Result<Sdpa> {
+        let scale = 1. / (self.d as f64).sqrt();
+        Ok(Sdpa::new(scale, self.window, Dispatch::new(implementation, &Device::Cpu))
+            .with_softcap(self.softcap)
+            .with_alibi(self.slopes().as_deref())
+            .with_dropout(self.dropping.then(|| Dropout::new(0.25, self.seed, 1)).transpose()?))
+    }
+
+    /// The context (B, T, H, Dv), weights of two heads, summary, and gradients of q, k and v, all in f64.
+    fn run(&self, dtype: DType, implementation: Implementation) -> Result<Vec<(&'static str, Tensor)>> {
+        let variables = self.qkv()?.map(|x| x.to_dtype(dtype).and_then(|x| Var::from_tensor(&x)));
+        let [q, k, v] = variables;
+        let (q, k, v) = (q?, k?, v?);
+        let visible = (0..self.b).flat_map(|b| (0..self.s).map(move |j| u8::from(self.sees(b, j))));
+        let padding = Tensor::from_iter(visible, &Device::Cpu)?.reshape((self.b, self.s))?;
+        let (hidden, added) = (self.hidden(), self.added()?);
+        let mask = Mask { padding: self.padded.then_some(&padding), hidden: &hidden, added: added.as_ref() };
+        let attention = self.attention(implementation)?;
+        let last = Chosen { heads: Some(vec![self.heads() - 1, 0]), queries: None };
+        let wanted = Wanted { weights: &[last], summary: true };
+        let attended = attention.attend(&q, &k, &v, mask, wanted)?;
+        let wide = |x: &Tensor| x.to_dtype(DType::F64);
+        let context = wide(&attended.context)?;
+        let gradients = |loss: Tensor| -> Result<[Tensor; 2]> {
+            let gradients = loss.backward()?;
+            let of = |x: &Var| -> Result<Tensor> { Ok(wide(gradients.get(x).ok_or("no gradient")?)?) };
+            Ok([of(&q)?, of(&k)?])
+        };
+        let loss = (&context * wide(&self.numbers("g", context.dims())?)?)?.sum_all()?;
+        let of_weights = wide(&attended.weights[0])?;
+        let weights_loss = (&of_weights * wide(&self.numbers("w", of_weights.dims())?)?)?.sum_all()?;
+        let dv = wide(loss.backward()?.get(&v).ok_or("no gradient")?)?;
+        let [dq, dk] = gradients(loss)?;
+        let [weights_dq, weights_dk] = gradients(weights_loss)?;
+        let summary = attended.summary.ok_or("a summary")?;
+        Ok(vec![
+            ("context", context.detach()),
+            ("dq", dq),
+            ("dk", dk),
+            ("dv", dv),
+            ("weights", of_weights.detach()),
+            ("dq of weights", weights_dq),
+            ("dk of weights", weights_dk),
+            ("entropy", wide(&summary.entropy)?),
+            ("distance", wide(&summary.mean_distance)?),
+            ("on self", wide(&summary.on_self)?),
+            ("on previous", wide(&summary.on_previous)?),
+            ("on first", wide(&summary.on_first)?),
+            ("largest", wide(&summary.max)?),
+        ])
+    }
+
+    /// The definition, one number at a time: context (B, T, H, Dv) and weights (B, H, T, S), without dropout.
+    fn by_definition(&self) -> Result<[Tensor; 2]> {
+        let &Self { b, t, s, d, dv, key_heads, group, .. } = self;
+        let h = self.heads();
+        let [q, k, v] = self.qkv()?;
+        let flat = |x: &Tensor| -> Result<Vec<f64>> { Ok(x.to_dtype(DType::F64)?.flatten_all()?.to_vec1()?) };
+        let (q, k, v) = (flat(&q)?, flat(&k)?, flat(&v)?);
+        let added = self.added()?.map(|x| x.broadcast_as((b, h, t, s))).transpose()?;
+        let added = added.map(|x| flat(&x.contiguous()?)).transpose()?;
+        let (hidden, slopes) = (self.hidden(), self.slopes());
+        let mut weights = vec![0.0; b * h * t * s];
+        let mut context = vec![0.0; b * t * h * dv];
+        for row in 0..b * h * t {
+            let (bi, hi, i) = (row / (h * t), row / t % h, row % t);
+            let position = s.cast_signed() - t.cast_signed() + i.cast_signed();
+            let near =
+                |reach: Option<usize>, far: isize| reach.is_none_or(|reach| far <= reach.cast_signed());
+            let sees = |&j: &usize| {
+                near(self.window.left, position - j.cast_signed())
+                    && near(self.window.right, j.cast_signed() - position)
+                    && self.sees(bi, j)
+                    && !hidden
+                        .iter()
+                        .any(|x| (x.query, x.key) == (i, j) && x.head.is_none_or(|head| head == hi))
+            };
+            let keys: Vec<usize> = (0..s).filter(sees).collect();
+            let of_keys = (bi * key_heads + hi / group) * s;
+            let score = |&j: &usize| {
+                let key = &k[(of_keys + j) * d..][..d];
+                let dot: f64 = q[row * d..][..d].iter().zip(key).map(|(a, b)| a * b).sum();
+                let mut score = dot / (d as f64).sqrt();
+                if let Some(cap) = self.softcap {
+                    score = cap * (score / cap).tanh();
+                }
+                if let Some(slopes) = &slopes {
+                    score -= f64::from(slopes[hi]) * (position - j.cast_signed()).abs() as f64;
+                }
+                score + added.as_ref().map_or(0.0, |added| added[row * s + j])
+            };
+            let scores: Vec<f64> = keys.iter().map(score).collect();
+            let highest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            if highest == f64::NEG_INFINITY {
+                continue;
+            }
+            let total: f64 = scores.iter().map(|x| (x - highest).exp()).sum();
+            for (&j, x) in keys.iter().zip(&scores) {
+                let weight = (x - highest).exp() / total;
+                weights[row * s + j] = weight;
+                for c in 0..dv {
+                    context[((bi * t + i) * h + hi) * dv + c] += weight * v[(of_keys + j) * dv + c];
+                }
+            }
+        }
+        let weights = Tensor::from_vec(weights, (b, h, t, s), &Device::Cpu)?;
+        Ok([Tensor::from_vec(context, (b, t, h, dv), &Device::Cpu)?, weights])
+    }
+
+    /// Eager in f64 is the definition, and fused is eager.
+    fn check(&self) -> Result {
+        let expected = self.run(DType::F64, Eager)?;
+        if !self.dropping {
+            let [context, weights] = self.by_definition()?;
+            let last = Tensor::new(&[u32::try_from(self.heads())? - 1, 0], &Device::Cpu)?;
+            for (what, by_definition) in [("context", context), ("weights", weights.index_select(&last, 1)?)]
+            {
+                let found = &expected.iter().find(|(name, _)| *name == what).ok_or(what)?.1;
+                let error = distance(found, &by_definition)?;
+                assert!(error < 1e-12, "eager {what} of {self:?}: {error}");
+            }
+        }
+        for ((what, got), (_, expected)) in self.run(DType::F32, Fused)?.iter().zip(&expected) {
+            // The largest numbers of a gradient are sums of terms that cancel where a weight is close to 1. Scores of 20 in
+            // f32 have an error of 2e-6, and so have the weights.
+            let error = distance(got, expected)?;
+            assert!(error < 2e-5, "fused {what} of {self:?}: {error}");
+        }
+        Ok(())
+    }
+}
+
+/// The largest difference, relative to the largest number where that is above 1.
+fn distance(got: &Tensor, expected: &Tensor) -> Result<f64> {
+    assert_eq!(got.dims(), expected.dims());
+    let largest: f64 = expected.abs()?.flatten_all()?.max(D::Minus1)?.to_scalar()?;
+    let differences = (got - expected)?.abs()?.flatten_all()?.to_vec1::<f64>()?;
+    let worst = differences.into_iter().fold(0.0, |most, x| if x.is_nan() { f64::NAN } else { most.max(x) });
+    Ok(worst / largest.max(1.0))
+}
+
+fn windows() -> impl Strategy<Value = Window> {
+    let reach = || prop_oneof![Just(None), (0usize..6).prop_map(Some), (0usize..300).prop_map(Some)];
+    prop_oneof![
+        Just(Window::CAUSAL),
+        Just(Window::ALL),
+        (1usize..260).prop_map(Window::sliding),
+        (reach(), reach()).prop_map(|(left, right)| Window { left, right }),
+    ]
+}
+
+prop_compose! {
+    fn any_case()(b in 1usize..3, key_heads in 1usize..3, group in 1usize..6, t in 1usize..120, s in 1usize..420,
+                  d in 1usize..70, dv in prop::option::of(1usize..70), window in windows(), softcap in prop::option::of(0.5f64..30.),
+                  alibi: bool, added in prop::option::weighted(0.3, any::<bool>()), padded: bool,
+                  hidden in prop::bool::weighted(0.2), dropping in prop::bool::weighted(0.3), seed in 0u64..100_000) -> Case {
+        // A causal window needs as many keys as queries.
+        let s = if window.is_causal() { s.max(t) } else { s };
+        Case { b, key_heads, group, t, s, d, dv: dv.unwrap_or(d), window, softcap, alibi, added, padded, hidden, dropping, seed }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(cases(48)))]
+
+    #[test]
+    fn any_features_together_follow_the_definition(case in any_case()) {
+        case.check().map_err(|e| TestCaseError::fail(e.to_string()))?;
+    }
+
+    /// A step of decoding, or a few.
+    #[test]
+    fn so_do_a_few_queries_over_a_cache(case in any_case(), t in 1usize..5, s in 4usize..900) {
+        let case = Case { t, s, ..case };
+        case.check().map_err(|e| TestCaseError::fail(e.to_string()))?;
+    }
+}

@@ -1,0 +1,344 @@
+//! `flash` and `cpu_flash`: the functions that Candle's authors know give what theirs give, and what theirs refuse.
+
+use crate::common::Result;
+use candle_core::{DType, Device, Tensor, Var};
+use candle_nn::attention as theirs;
+use gpt2_kernels::Implementation::{Eager, Fused};
+use gpt2_kernels::attention::{Chosen, Lengths, Mask, Sdpa, Wanted, Window};
+use gpt2_kernels::cpu_flash::{self, AttnMask};
+use gpt2_kernels::{Dispatch, Dropout, flash};
+
+fn numbers(shape: &[usize], name: &str) -> Result<Tensor> {
+    let vb = gpt2_model::init::seeded(3, DType::F32, &Device::Cpu);
+    Ok(vb.get_with_hints(shape, name, candle_nn::Init::Randn { mean: 0., stdev: 1. })?)
+}
+
+/// q (B, T, H, D), k and v (B, S, key heads, D)
+fn qkv(b: usize, (t, s): (usize, usize), (h, key_heads): (usize, usize), d: usize) -> Result<[Tensor; 3]> {
+    Ok([
+        numbers(&[b, t, h, d], "q")?,
+        numbers(&[b, s, key_heads, d], "k")?,
+        numbers(&[b, s, key_heads, d], "v")?,
+    ])
+}
+
+fn distance(a: &Tensor, b: &Tensor) -> Result<f32> {
+    assert_eq!(a.dims(), b.dims());
+    let differences = (a.to_dtype(DType::F32)? - b.to_dtype(DType::F32)?)?.abs()?.flatten_all()?;
+    let all = differences.to_vec1::<f32>()?;
+    Ok(all.into_iter().fold(0.0, |most, x| if x.is_nan() { f32::NAN } else { most.max(x) }))
+}
+
+/// Whether all numbers are equal, or 0.
+fn same(a: &Tensor, b: &Tensor) -> Result<bool> {
+    let numbers = |x: &Tensor| x.flatten_all()?.to_vec1::<f32>();
+    Ok(a.dims() == b.dims() && numbers(a)? == numbers(b)?)
+}
+
+fn is_zero(x: &Tensor) -> Result<bool> {
+    same(x, &x.zeros_like()?)
+}
+
+#[test]
+fn cpu_flash_gives_what_candle_nn_gives() -> Result {
+    let scale = 0.3;
+    for (t, s) in [(1, 33), (40, 40), (7, 33), (3, 50)] {
+        let [q, k, v] = qkv(1, (t, s), (6, 2), 20)?;
+        let bias = numbers(&[t, s], "mask")?;
+        let masks = [AttnMask::None, AttnMask::causal_with_offset(s - t), AttnMask::Mask(bias.clone())];
+        for (n, mask) in masks.into_iter().enumerate() {
+            for max_bias in [None, Some(8.0)] {
+                if n == 0 && max_bias.is_some() {
+                    continue; // theirs ignores it
+                }
+                for softcap in [None, Some(2.0)] {
+                    if n == 1 && t == 1 && softcap.is_some() && max_bias.is_none() {
+                        continue; // theirs takes a max_bias of 0 for slopes of 1
+                    }
+                    let ours =
+                        cpu_flash::flash_attn::<f32>(&q, &k, &v, scale, mask.clone(), max_bias, softcap)?;
+                    let expected =
+                        theirs::flash_attn::<f32>(&q, &k, &v, scale, mask.clone(), max_bias, softcap)?;
+                    let error = distance(&ours, &expected)?;
+                    assert!(error < 5e-6, "mask {n}, T {t}, S {s}, {max_bias:?}, {softcap:?}: {error}");
+                }
+            }
+        }
+        let [q, k, v] = qkv(3, (t, s), (6, 2), 20)?;
+        for (mask, max_bias) in
+            [(AttnMask::None, Some(8.0)), (AttnMask::causal_with_offset(s - t), Some(4.0))]
+        {
+            let ours = cpu_flash::flash_attn::<f32>(&q, &k, &v, scale, mask.clone(), max_bias, None)?;
+            let expected = theirs::flash_attn::<f32>(&q, &k, &v, scale, mask, max_bias, None)?;
+            let error = distance(&ours, &expected)?;
+            assert!(error < 5e-6, "three rows, T {t}, S {s}: {error}");
+        }
+    }
+    Ok(())
+}
+
+/// What `candle_nn` refuses: several rows with masks, soft caps and bf16. Each row is as alone.
+#[test]
+fn cpu_flash_computes_rows_that_candle_nn_refuses() -> Result {
+    let [q, k, v] = qkv(2, (9, 21), (4, 4), 16)?;
+    let mask = AttnMask::Mask(numbers(&[2, 9, 21], "masks")?);
+    let all = cpu_flash::flash_attn::<f32>(&q, &k, &v, 0.25, mask.clone(), None, Some(3.0))?;
+    assert!(theirs::flash_attn::<f32>(&q, &k, &v, 0.25, mask.clone(), None, Some(3.0)).is_err());
+    let AttnMask::Mask(masks) = mask else { return Err("a mask".into()) };
+    for b in 0..2 {
+        let [q, k, v] = [&q, &k, &v].map(|x| x.narrow(0, b, 1));
+        let mask = AttnMask::Mask(masks.narrow(0, b, 1)?.squeeze(0)?);
+        let one = theirs::flash_attn::<f32>(&q?, &k?, &v?, 0.25, mask, None, Some(3.0))?;
+        assert!(distance(&all.narrow(0, b, 1)?, &one)? < 5e-6);
+    }
+    let half = |x: &Tensor| x.to_dtype(DType::BF16);
+    let (q, k, v) = (half(&q)?, half(&k)?, half(&v)?);
+    let got = cpu_flash::flash_attn::<half::bf16>(&q, &k, &v, 0.25, AttnMask::None, None, None)?;
+    assert_eq!(got.dtype(), DType::BF16);
+    let wide = |x: &Tensor| x.to_dtype(DType::F32);
+    let expected =
+        cpu_flash::flash_attn::<f32>(&wide(&q)?, &wide(&k)?, &wide(&v)?, 0.25, AttnMask::None, None, None)?;
+    assert!(distance(&got, &expected)? < 0.01); // half a unit in the last place of 2
+    Ok(())
+}
+
+#[test]
+fn an_offset_counts_from_the_first_key() -> Result {
+    let [q, k, v] = qkv(1, (4, 20), (2, 2), 8)?;
+    for offset in [3, 16, 18, 40] {
+        let mask = AttnMask::causal_with_offset(offset);
+        let ours = cpu_flash::flash_attn::<f32>(&q, &k, &v, 0.3, mask.clone(), None, None)?;
+        let expected = theirs::flash_attn::<f32>(&q, &k, &v, 0.3, mask, None, None)?;
+        assert!(distance(&ours, &expected)? < 5e-6, "{offset}");
+    }
+    Ok(())
+}
+
+#[test]
+fn packed_sequences_give_what_candle_nn_gives() -> Result {
+    let (of_q, of_k) = (vec![5u32, 0, 17, 1, 40], vec![9u32, 3, 17, 6, 40]);
+    let (all_q, all_k) = (63, 75);
+    let (q, k, v) =
+        (numbers(&[all_q, 6, 12], "q")?, numbers(&[all_k, 3, 12], "k")?, numbers(&[all_k, 3, 12], "v")?);
+    let tensor = |x: &[u32]| Tensor::new(x, &Device::Cpu);
+    let (seqlens_q, seqlens_k) = (tensor(&of_q)?, tensor(&of_k)?);
+    let slopes = Tensor::new(&[0.5f32, 0.3, 0.2, 0.1, 0.05, 0.], &Device::Cpu)?;
+    let starts = |lengths: &[u32]| {
+        let ends = lengths.iter().scan(0, |end, n| {
+            *end += n;
+            Some(*end)
+        });
+        tensor(&[0].into_iter().chain(ends).collect::<Vec<u32>>())
+    };
+    let (starts_q, starts_k) = (starts(&of_q)?, starts(&of_k)?);
+    for causal in [false, true] {
+        for slopes in [None, Some(&slopes)] {
+            for window in [(None, None), (Some(4), Some(0)), (Some(6), Some(3)), (Some(2), None)] {
+                if causal && window.1.is_some_and(|right| right > 0) {
+                    continue;
+                }
+                let (left, right) = window;
+                let ours = cpu_flash::flash_attn_varlen_cpu(
+                    &q, &k, &v, slopes, &seqlens_q, &seqlens_k, 40, 40, 0.3, causal, left, right,
+                )?;
+                let expected = theirs::flash_attn_varlen_cpu(
+                    &q, &k, &v, slopes, &seqlens_q, &seqlens_k, 40, 40, 0.3, causal, left, right,
+                )?;
+                let error = distance(&ours, &expected)?;
+                assert!(error < 5e-6, "causal {causal}, {window:?}: {error}");
+                // The same by starts instead of lengths.
+                let right = if causal { Some(0) } else { window.1.or(window.0.map(|_| 0)) };
+                let by_starts = match slopes {
+                    Some(slopes) => flash::flash_attn_varlen_alibi_windowed(
+                        &q, &k, &v, slopes, &starts_q, &starts_k, 40, 40, 0.3, window.0, right,
+                    )?,
+                    None => flash::flash_attn_varlen_windowed(
+                        &q, &k, &v, &starts_q, &starts_k, 40, 40, 0.3, window.0, right,
+                    )?,
+                };
+                assert!(same(&by_starts, &ours)?);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// `flash` takes (B, S, H, D) and gives it back; everything else is [`Sdpa`]'s.
+#[test]
+fn flash_gives_what_sdpa_gives() -> Result {
+    let [q, k, v] = qkv(2, (9, 14), (4, 2), 8)?;
+    let slopes = Tensor::new(&[0.5f32, 0.3, 0.2, 0.1], &Device::Cpu)?;
+    let sdpa = |window| Sdpa::new(f64::from(0.3f32), window, Dispatch::new(Eager, &Device::Cpu));
+    let with_slopes = |window| Ok::<_, candle_core::Error>(sdpa(window).with_alibi(Some(&slopes.to_vec1()?)));
+    let window = Window { left: Some(3), right: Some(1) };
+    for (got, attention) in [
+        (flash::flash_attn(&q, &k, &v, 0.3, true)?, sdpa(Window::CAUSAL)),
+        (flash::flash_attn(&q, &k, &v, 0.3, false)?, sdpa(Window::ALL)),
+        (flash::flash_attn_windowed(&q, &k, &v, 0.3, Some(3), Some(1))?, sdpa(window)),
+        (flash::flash_attn_alibi(&q, &k, &v, &slopes, 0.3, true)?, with_slopes(Window::CAUSAL)?),
+        (flash::flash_attn_alibi_windowed(&q, &k, &v, &slopes, 0.3, Some(3), Some(1))?, with_slopes(window)?),
+        (
+            flash::flash_attn_alibi_windowed_softcap(&q, &k, &v, None, 0.3, Some(3), Some(1), 2.0)?,
+            sdpa(window).with_softcap(Some(2.0)),
+        ),
+    ] {
+        let [q, k, v] = [&q, &k, &v].map(|x| x.transpose(1, 2));
+        let expected = attention.forward(&q?, &k?, &v?, Mask::default())?; // (B, T, H, D)
+        assert!(distance(&got, &expected)? < 5e-6, "{attention:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn queries_before_the_first_key_get_zeros_and_no_gradient() -> Result {
+    let [q, k, v] = qkv(1, (7, 3), (2, 1), 8)?;
+    let q = Var::from_tensor(&q)?;
+    let context = flash::flash_attn(&q, &k, &v, 0.3, true)?;
+    assert_eq!(context.dims(), [1, 7, 2, 8]);
+    assert!(is_zero(&context.narrow(1, 0, 4)?)?);
+    let alone = flash::flash_attn(&q.narrow(1, 4, 3)?, &k, &v, 0.3, true)?;
+    assert!(distance(&context.narrow(1, 4, 3)?, &alone)? < 1e-6); // few queries take other code
+    let gradients = context.sqr()?.sum_all()?.backward()?;
+    let dq = gradients.get(&q).ok_or("no gradient")?;
+    assert!(is_zero(&dq.narrow(1, 0, 4)?)?);
+    assert!(dq.narrow(1, 4, 3)?.abs()?.max_all()?.to_scalar::<f32>()? > 0.0);
+    Ok(())
+}
+
+/// Each sequence as alone: context, gradients, weights and summary; and what dropout drops differs between equal sequences.
+#[test]
+fn packed_sequences_are_computed_as_if_alone() -> Result {
+    let lengths = [30, 1, 30];
+    let x = numbers(&[1, 4, 10], "x")?.broadcast_as((30, 4, 10))?;
+    let more = numbers(&[31, 4, 10], "y")?;
+    let all = Tensor::cat(&[&more.narrow(0, 0, 30)?, &x.narrow(0, 0, 1)?, &more.narrow(0, 0, 30)?], 0)?;
+    let all = Var::from_tensor(&all)?;
+    for implementation in [Fused, Eager] {
+        let attention = Sdpa::causal(0.3, Dispatch::new(implementation, &Device::Cpu));
+        let wanted = Wanted { weights: &[Chosen::default()], summary: true };
+        let packed = attention.attend_varlen(&all, &all, &all, &Lengths::of_both(&lengths), wanted)?;
+        let mut first = 0;
+        for (one, len) in packed.iter().zip(lengths) {
+            let alone = all.narrow(0, first, len)?.transpose(0, 1)?.unsqueeze(0)?; // (1, H, len, D)
+            let alone = attention.attend(&alone, &alone, &alone, Mask::default(), wanted)?;
+            assert!(same(&one.context, &alone.context)?);
+            assert!(same(&one.weights[0], &alone.weights[0])?);
+            let entropy =
+                |x: &gpt2_kernels::attention::Attended| x.summary.as_ref().map(|s| s.entropy.clone());
+            let (got, expected) = (entropy(one).ok_or("a summary")?, entropy(&alone).ok_or("a summary")?);
+            assert!(same(&got, &expected)?);
+            first += len;
+        }
+        let whole = attention.forward_varlen(&all, &all, &all, &Lengths::of_both(&lengths))?;
+        let gradients = whole.narrow(0, 0, 30)?.sqr()?.sum_all()?.backward()?;
+        let gradient = gradients.get(&all).ok_or("no gradient")?;
+        assert!(gradient.narrow(0, 0, 30)?.abs()?.max_all()?.to_scalar::<f32>()? > 0.0);
+        assert!(is_zero(&gradient.narrow(0, 30, 31)?)?);
+        // The first and the last sequence are equal; their weights are dropped elsewhere.
+        let dropping = attention.with_dropout(Some(Dropout::new(0.5, 1, 1)?));
+        let packed = dropping.attend_varlen(&all, &all, &all, &Lengths::of_both(&lengths), wanted)?;
+        assert!(distance(&packed[0].context, &packed[2].context)? > 0.1);
+        let product =
+            Sdpa::context(&packed[2].weights[0], &all.narrow(0, 31, 30)?.transpose(0, 1)?.unsqueeze(0)?)?;
+        assert!(
+            distance(&product, &packed[2].context)? < 1e-5,
+            "the weights are not those that multiplied v"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn queries_without_keys_and_sequences_without_queries_have_their_place() -> Result {
+    let (q, none) = (numbers(&[2, 3, 4, 8], "q")?, Tensor::zeros((2, 1, 0, 8), DType::F32, &Device::Cpu)?);
+    for implementation in [Fused, Eager] {
+        let attention = Sdpa::full(0.3, Dispatch::new(implementation, &Device::Cpu));
+        let wanted = Wanted { weights: &[Chosen::default()], summary: true };
+        let attended = attention.attend(&q, &none, &none, Mask::default(), wanted)?;
+        assert_eq!(
+            (attended.context.dims(), attended.weights[0].dims()),
+            (&[2, 4, 3, 8][..], &[2, 3, 4, 0][..])
+        );
+        assert!(is_zero(&attended.context)? && is_zero(&attended.summary.ok_or("a summary")?.entropy)?);
+        let (q, k) = (numbers(&[5, 3, 8], "q")?, numbers(&[9, 3, 8], "k")?);
+        let lengths = Lengths::new(&[2, 0, 3], &[0, 4, 5])?;
+        let packed = attention.attend_varlen(&q, &k, &k, &lengths, Wanted::default())?;
+        let shapes: Vec<&[usize]> = packed.iter().map(|one| one.context.dims()).collect();
+        assert_eq!(shapes, [[1, 2, 3, 8], [1, 0, 3, 8], [1, 3, 3, 8]]);
+        let whole = attention.forward_varlen(&q, &k, &k, &lengths)?;
+        assert!(is_zero(&whole.narrow(0, 0, 2)?)? && !is_zero(&whole.narrow(0, 2, 3)?)?);
+    }
+    Ok(())
+}
+
+#[test]
+fn what_cannot_be_honoured_is_refused() -> Result {
+    let [q, k, v] = qkv(1, (1, 5), (3, 3), 8)?;
+    let [_, k2, v2] = qkv(1, (1, 5), (2, 2), 8)?;
+    let slopes = Var::from_tensor(&Tensor::new(&[0.5f32, 0.25, 0.125], &Device::Cpu)?)?;
+    let tensor = |x: &[u32]| Tensor::new(x, &Device::Cpu);
+    let flat = |x: &Tensor| x.squeeze(0);
+    let attn = |q: &Tensor, mask| cpu_flash::flash_attn::<f32>(q, &k, &v, 0.3, mask, None, None);
+    let window = |left, right| {
+        let (q, lengths) = (flat(&q)?, (tensor(&[1])?, tensor(&[5])?));
+        cpu_flash::flash_attn_varlen_cpu(
+            &q,
+            &flat(&k)?,
+            &flat(&v)?,
+            None,
+            &lengths.0,
+            &lengths.1,
+            1,
+            5,
+            0.3,
+            false,
+            left,
+            right,
+        )
+    };
+    let starts = |q_starts: &[u32], k_starts: &[u32], most| {
+        let (q_starts, k_starts) = (tensor(q_starts)?, tensor(k_starts)?);
+        flash::flash_attn_varlen(
+            &flat(&q)?,
+            &flat(&k)?,
+            &flat(&v)?,
+            &q_starts,
+            &k_starts,
+            1,
+            most,
+            0.3,
+            false,
+        )
+    };
+    for (result, says) in [
+        (flash::flash_attn(&q, &k2, &v2, 0.3, true), "a number of key heads that divides 3"),
+        (flash::flash_attn(&q, &k, &v2, 0.3, true), "[1, 2, 5, 8]"),
+        (flash::flash_attn_alibi(&q, &k, &v, &slopes, 0.3, true), "detach them"),
+        (
+            flash::flash_attn_alibi(&q, &k, &v, &Tensor::new(&[0.5f32], &Device::Cpu)?, 0.3, true),
+            "1 slopes for 3 heads",
+        ),
+        (
+            flash::flash_attn_alibi_windowed_softcap(&q, &k, &v, None, 0.3, None, None, 1e-35),
+            "between 1e-30 and 1e30",
+        ),
+        (attn(&q, AttnMask::causal()), "hides 4 of 5 keys"),
+        (attn(&q, AttnMask::Mask(numbers(&[2, 5], "m")?)), "[1 or 1, 3 or 1, 1, 5]"),
+        (attn(&q.to_dtype(DType::F64)?, AttnMask::None), "q is F64"),
+        (
+            cpu_flash::flash_attn::<f32>(&q, &k, &v, 0.3, AttnMask::causal_with_offset(9), Some(8.0), None),
+            "under ALiBi",
+        ),
+        (window(None, Some(2)), "without window_left"),
+        (starts(&[0, 1], &[0, 5], 4), "a sequence of 5 keys, but max_seqlen is 4"),
+        (starts(&[0, 1], &[0, 4], 5), "1 queries and 4 keys in all"),
+        (starts(&[0, 1], &[0, 2, 5], 5), "lengths of 1 sequences of queries and of 2"),
+        (starts(&[1, 0], &[0, 5], 5), "begin with 0"),
+        (starts(&[], &[], 5), "begin with 0"),
+        (flash::flash_attn(&q.narrow(2, 0, 0)?, &k, &v, 0.3, true), "no query"),
+    ] {
+        let message = result.err().ok_or(says)?.to_string();
+        assert!(message.contains(says), "{message:?} does not say {says:?}");
+    }
+    Ok(())
+}
