@@ -18,5 +18,7 @@ if [ "$(wc -w <<<"$binaries")" != 2 ]; then
     exit 1
 fi
 for binary in $binaries; do
-    PROPTEST_CASES=3 valgrind -q --error-exitcode=9 "$binary" --test-threads 1
+    # valgrind takes 50 instructions at a time, which are too many for it if all multiply and add eight numbers. The emulated
+    # kernels run in a program of their own, which valgrind would not look at.
+    PROPTEST_CASES=3 valgrind -q --vex-guest-max-insns=25 --error-exitcode=9 "$binary" --test-threads 1 --skip _emulated
 done

@@ -100,13 +100,18 @@ impl Dropout {
     }
 
     /// Multiplies the elements of row `row`, starting at column `first`, by their factors.
+    #[allow(clippy::cast_possible_truncation)] // rows and columns are below 2^32
     pub(crate) fn scale_row(&self, row: usize, first: usize, out: &mut [f32]) {
         let words = self.words();
         // Four columns share a counter; the first ones may be the last of such a group.
         let (start, rest) = out.split_at_mut(out.len().min(first.next_multiple_of(4) - first));
-        words.scale_group(row, first / 4, first % 4, start);
+        words.scale_end_of_group(row as u32, first, start);
+        let DropoutWords { key, stream, threshold, kept } = words;
         for (i, group) in rest.chunks_mut(4).enumerate() {
-            words.scale_group(row, first.div_ceil(4) + i, 0, group);
+            let counter = [(first.div_ceil(4) + i) as u32, row as u32, stream[0], stream[1]];
+            for (x, word) in group.iter_mut().zip(philox4x32_10(counter, key)) {
+                *x = if word < threshold { 0.0 } else { *x * kept };
+            }
         }
     }
 }
@@ -122,15 +127,12 @@ pub(crate) struct DropoutWords {
 }
 
 impl DropoutWords {
-    /// Multiplies elements of row `row` by their factors: the n-th group of four columns without the `skipped` first ones.
-    #[allow(clippy::cast_possible_truncation)] // rows and columns are below 2^32
-    #[inline]
-    fn scale_group(&self, row: usize, n: usize, skipped: usize, out: &mut [f32]) {
-        if out.is_empty() {
-            return;
-        }
-        let words = philox4x32_10([n as u32, row as u32, self.stream[0], self.stream[1]], self.key);
-        for (x, word) in out.iter_mut().zip(&words[skipped..]) {
+    /// Multiplies up to three elements from column `first` on, the last of their group of four.
+    #[allow(clippy::cast_possible_truncation)] // columns are below 2^32
+    #[inline(never)] // seldom needed, and long
+    fn scale_end_of_group(&self, row: u32, first: usize, out: &mut [f32]) {
+        let words = philox4x32_10([(first / 4) as u32, row, self.stream[0], self.stream[1]], self.key);
+        for (x, word) in out.iter_mut().zip(&words[first % 4..]) {
             *x = if *word < self.threshold { 0.0 } else { *x * self.kept };
         }
     }
