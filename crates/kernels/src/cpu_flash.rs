@@ -15,7 +15,7 @@
 use crate::accumulator;
 use crate::attention::{Lengths, Mask, Sdpa, Window};
 use crate::dispatch::{Dispatch, Implementation};
-use crate::flash::slopes;
+use crate::flash::sdpa;
 use candle_core::{Result, Tensor, WithDType};
 pub use candle_nn::attention::AttnMask;
 
@@ -112,7 +112,8 @@ fn scaled(mask: &Tensor, slopes: Option<&[f32]>) -> Result<Tensor> {
 /// (sequences) -> (all queries, H, D)
 ///
 /// # Errors
-/// When the shapes do not fit each other or the lengths, the tensors are not on the CPU, the slopes need a gradient, or only `window_right` is given, for which `candle_nn` returns zeros.
+/// When the shapes do not fit each other or the lengths, the tensors are not on the CPU, the slopes need a gradient, or only
+/// `window_right` is given, for which `candle_nn` returns zeros.
 #[allow(clippy::too_many_arguments)] // those of candle_nn
 pub fn flash_attn_varlen_cpu(
     q: &Tensor,
@@ -140,8 +141,5 @@ pub fn flash_attn_varlen_cpu(
     let lengths =
         |x: &Tensor| -> Result<Vec<usize>> { Ok(x.to_vec1::<u32>()?.iter().map(|n| *n as usize).collect()) };
     let lengths = Lengths::new(&lengths(seqlens_q)?, &lengths(seqlens_k)?)?;
-    let slopes = alibi_slopes.map(slopes).transpose()?;
-    Sdpa::new(f64::from(softmax_scale), window, Dispatch::of(Implementation::Auto, q))
-        .with_alibi(slopes.as_deref())
-        .forward_varlen(q, k, v, &lengths)
+    sdpa(q, softmax_scale, window, alibi_slopes, 0.0)?.forward_varlen(q, k, v, &lengths)
 }

@@ -1,5 +1,5 @@
-//! The functions of `candle-flash-attn`, but for the one on paged caches, with the same arguments, for any device and dtype, differentiable: a model written
-//! for that crate runs here with another `use`.
+//! The functions of `candle-flash-attn`, but for the one on paged caches, with the same arguments, for any device and dtype,
+//! differentiable: a model written for that crate runs here with another `use`.
 //!
 //! Tensors are (B, S, H, D), or (all positions, H, D) for sequences of several lengths, in and out. Heads may share keys
 //! and values. A window is unlimited where it is `None`; a causal one is aligned at the bottom right, and where there are
@@ -13,36 +13,31 @@ use crate::attention::{Lengths, Mask, Sdpa, Window};
 use crate::dispatch::{Dispatch, Implementation};
 use candle_core::{DType, Result, Tensor};
 
-fn causal(causal: bool) -> Window {
-    if causal { Window::CAUSAL } else { Window::ALL }
+/// `window_size_right` of an attention that is causal or not.
+fn right(causal: bool) -> Option<usize> {
+    causal.then_some(0)
 }
 
-/// The attention that the arguments describe.
-fn sdpa(
+/// The attention that the arguments describe; a soft cap of 0 is none.
+pub(crate) fn sdpa(
     q: &Tensor,
     softmax_scale: f32,
     window: Window,
     alibi_slopes: Option<&Tensor>,
-    softcap: Option<f32>,
+    softcap: f32,
 ) -> Result<Sdpa> {
     let slopes = alibi_slopes.map(slopes).transpose()?;
     Ok(Sdpa::new(f64::from(softmax_scale), window, Dispatch::of(Implementation::Auto, q))
         .with_alibi(slopes.as_deref())
-        .with_softcap(softcap.filter(|cap| *cap > 0.0).map(f64::from)))
+        .with_softcap((softcap > 0.0).then_some(f64::from(softcap))))
 }
 
 /// The slopes as numbers. Refuses those that need a gradient, which they would not get.
-pub(crate) fn slopes(slopes: &Tensor) -> Result<Vec<f32>> {
+fn slopes(slopes: &Tensor) -> Result<Vec<f32>> {
     if slopes.track_op() {
         candle_core::bail!("attention: ALiBi's slopes get no gradient; detach them")
     }
     slopes.to_dtype(DType::F32)?.to_vec1()
-}
-
-/// (B, S, H, D) in and out.
-fn attend(sdpa: &Sdpa, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
-    let [q, k, v] = [q, k, v].map(|x| x.transpose(1, 2)); // (B, H, S, D)
-    sdpa.forward(&q?, &k?, &v?, Mask::default())
 }
 
 /// Attention, causal or not.
@@ -53,7 +48,7 @@ fn attend(sdpa: &Sdpa, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
 /// # Errors
 /// When the shapes do not fit each other.
 pub fn flash_attn(q: &Tensor, k: &Tensor, v: &Tensor, softmax_scale: f32, causal: bool) -> Result<Tensor> {
-    attend(&sdpa(q, softmax_scale, self::causal(causal), None, None)?, q, k, v)
+    flash_attn_alibi_windowed_softcap(q, k, v, None, softmax_scale, None, right(causal), 0.0)
 }
 
 /// Attention in which a query sees so many keys to the left and to the right of its own.
@@ -71,8 +66,7 @@ pub fn flash_attn_windowed(
     window_size_left: Option<usize>,
     window_size_right: Option<usize>,
 ) -> Result<Tensor> {
-    let window = Window { left: window_size_left, right: window_size_right };
-    attend(&sdpa(q, softmax_scale, window, None, None)?, q, k, v)
+    flash_attn_alibi_windowed_softcap(q, k, v, None, softmax_scale, window_size_left, window_size_right, 0.0)
 }
 
 /// Attention with ALiBi, causal or not.
@@ -90,7 +84,7 @@ pub fn flash_attn_alibi(
     softmax_scale: f32,
     causal: bool,
 ) -> Result<Tensor> {
-    attend(&sdpa(q, softmax_scale, self::causal(causal), Some(alibi_slopes), None)?, q, k, v)
+    flash_attn_alibi_windowed_softcap(q, k, v, Some(alibi_slopes), softmax_scale, None, right(causal), 0.0)
 }
 
 /// Attention with ALiBi in a window.
@@ -109,8 +103,16 @@ pub fn flash_attn_alibi_windowed(
     window_size_left: Option<usize>,
     window_size_right: Option<usize>,
 ) -> Result<Tensor> {
-    let window = Window { left: window_size_left, right: window_size_right };
-    attend(&sdpa(q, softmax_scale, window, Some(alibi_slopes), None)?, q, k, v)
+    flash_attn_alibi_windowed_softcap(
+        q,
+        k,
+        v,
+        Some(alibi_slopes),
+        softmax_scale,
+        window_size_left,
+        window_size_right,
+        0.0,
+    )
 }
 
 /// Attention with a soft cap (0 is none), in a window, with or without ALiBi.
@@ -132,7 +134,9 @@ pub fn flash_attn_alibi_windowed_softcap(
     softcap: f32,
 ) -> Result<Tensor> {
     let window = Window { left: window_size_left, right: window_size_right };
-    attend(&sdpa(q, softmax_scale, window, alibi_slopes, Some(softcap))?, q, k, v)
+    let sdpa = sdpa(q, softmax_scale, window, alibi_slopes, softcap)?;
+    let [q, k, v] = [q, k, v].map(|x| x.transpose(1, 2)); // (B, H, S, D)
+    sdpa.forward(&q?, &k?, &v?, Mask::default())
 }
 
 /// The sequences between starts, u32 (sequences + 1), none longer than announced.
@@ -176,8 +180,9 @@ pub fn flash_attn_varlen(
     softmax_scale: f32,
     causal: bool,
 ) -> Result<Tensor> {
+    let window = Window { left: None, right: right(causal) };
     let lengths = lengths([seqlens_q, seqlens_k], [max_seqlen_q, max_seqlen_k])?;
-    sdpa(q, softmax_scale, self::causal(causal), None, None)?.forward_varlen(q, k, v, &lengths)
+    sdpa(q, softmax_scale, window, None, 0.0)?.forward_varlen(q, k, v, &lengths)
 }
 
 /// Attention within each of several sequences, in a window.
@@ -200,9 +205,9 @@ pub fn flash_attn_varlen_windowed(
     window_size_left: Option<usize>,
     window_size_right: Option<usize>,
 ) -> Result<Tensor> {
-    let lengths = lengths([seqlens_q, seqlens_k], [max_seqlen_q, max_seqlen_k])?;
     let window = Window { left: window_size_left, right: window_size_right };
-    sdpa(q, softmax_scale, window, None, None)?.forward_varlen(q, k, v, &lengths)
+    let lengths = lengths([seqlens_q, seqlens_k], [max_seqlen_q, max_seqlen_k])?;
+    sdpa(q, softmax_scale, window, None, 0.0)?.forward_varlen(q, k, v, &lengths)
 }
 
 /// Attention with ALiBi within each of several sequences, causal or not.
@@ -225,8 +230,9 @@ pub fn flash_attn_varlen_alibi(
     softmax_scale: f32,
     causal: bool,
 ) -> Result<Tensor> {
+    let window = Window { left: None, right: right(causal) };
     let lengths = lengths([seqlens_q, seqlens_k], [max_seqlen_q, max_seqlen_k])?;
-    sdpa(q, softmax_scale, self::causal(causal), Some(alibi_slopes), None)?.forward_varlen(q, k, v, &lengths)
+    sdpa(q, softmax_scale, window, Some(alibi_slopes), 0.0)?.forward_varlen(q, k, v, &lengths)
 }
 
 /// Attention with ALiBi within each of several sequences, in a window.
@@ -250,9 +256,9 @@ pub fn flash_attn_varlen_alibi_windowed(
     window_size_left: Option<usize>,
     window_size_right: Option<usize>,
 ) -> Result<Tensor> {
-    let lengths = lengths([seqlens_q, seqlens_k], [max_seqlen_q, max_seqlen_k])?;
     let window = Window { left: window_size_left, right: window_size_right };
-    sdpa(q, softmax_scale, window, Some(alibi_slopes), None)?.forward_varlen(q, k, v, &lengths)
+    let lengths = lengths([seqlens_q, seqlens_k], [max_seqlen_q, max_seqlen_k])?;
+    sdpa(q, softmax_scale, window, Some(alibi_slopes), 0.0)?.forward_varlen(q, k, v, &lengths)
 }
 
 /// Attention with a soft cap (0 is none) within each of several sequences, in a window, with or without ALiBi.
@@ -277,7 +283,7 @@ pub fn flash_attn_varlen_alibi_windowed_softcap(
     window_size_right: Option<usize>,
     softcap: f32,
 ) -> Result<Tensor> {
-    let lengths = lengths([seqlens_q, seqlens_k], [max_seqlen_q, max_seqlen_k])?;
     let window = Window { left: window_size_left, right: window_size_right };
-    sdpa(q, softmax_scale, window, alibi_slopes, Some(softcap))?.forward_varlen(q, k, v, &lengths)
+    let lengths = lengths([seqlens_q, seqlens_k], [max_seqlen_q, max_seqlen_k])?;
+    sdpa(q, softmax_scale, window, alibi_slopes, softcap)?.forward_varlen(q, k, v, &lengths)
 }

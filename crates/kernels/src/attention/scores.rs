@@ -50,7 +50,7 @@ impl Scoring {
 }
 
 /// The rules for T queries against S keys in one call.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(super) struct ScoreRules {
     scoring: Scoring,
     /// T
@@ -83,6 +83,14 @@ impl ScoreRules {
     #[inline(always)]
     pub(super) fn keys_of(&self, i: usize) -> Range<usize> {
         self.scoring.window.keys(i, self.queries, self.keys)
+    }
+
+    /// Which of `count` keys from `start` on a query sees by its position, counted from `start`.
+    #[inline(always)]
+    pub(super) fn keys_in(&self, i: usize, start: usize, count: usize) -> Range<usize> {
+        let seen = self.keys_of(i);
+        let end = seen.end.saturating_sub(start).min(count);
+        seen.start.saturating_sub(start).min(end)..end
     }
 
     /// The queries that see some of these keys by their position.
@@ -202,17 +210,17 @@ pub(super) fn lanes<S: Simd>(simd: S) -> S::f32s {
 }
 
 /// A tensor (B or 1, H or 1, T, S) that is added to the scores.
-#[derive(Debug, Clone)]
-pub(super) struct Added {
-    numbers: Arc<Vec<f32>>,
+#[derive(Debug)]
+struct Added {
+    numbers: Vec<f32>,
     /// The distance between batch rows and between heads: 0 where all share.
     strides: [usize; 2],
-    queries: usize,
+    /// S
     keys: usize,
 }
 
 impl Added {
-    pub(super) fn new(added: &Tensor) -> Result<Self> {
+    fn new(added: &Tensor) -> Result<Self> {
         let mut added = added.clone();
         for dim in 0..2 {
             if added.stride()[dim] == 0 && added.dim(dim)? > 1 {
@@ -220,16 +228,15 @@ impl Added {
             }
         }
         let (b, h, queries, keys) = added.dims4()?;
-        let numbers = Arc::new(added.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?);
+        let numbers = added.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
         let of_head = if h == 1 { 0 } else { queries * keys };
         let of_row = if b == 1 { 0 } else { h * queries * keys };
-        Ok(Self { numbers, strides: [of_row, of_head], queries, keys })
+        Ok(Self { numbers, strides: [of_row, of_head], keys })
     }
 
     /// What is added to the scores of a query, (S).
     #[inline(always)]
     fn row(&self, b: usize, h: usize, i: usize) -> &[f32] {
-        debug_assert!(i < self.queries);
         let start = b * self.strides[0] + h * self.strides[1] + i * self.keys;
         &self.numbers[start..start + self.keys]
     }

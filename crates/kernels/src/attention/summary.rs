@@ -54,8 +54,13 @@ impl Summary {
     /// The numbers of queries that see no key.
     pub(super) fn zeros(shape: (usize, usize, usize), device: &Device) -> Result<Self> {
         let zeros = |dtype| Tensor::zeros(shape, dtype, device);
-        let [entropy, mean_distance, on_self, on_previous, on_first, max] =
-            [(); 6].map(|()| zeros(DType::F32));
+        let [entropy, mean_distance, on_self, on_previous, on_first, max] = [DType::F32; 6].map(zeros);
+        Self::of_fields([entropy, mean_distance, on_self, on_previous, on_first, max, zeros(DType::U32)])
+    }
+
+    /// The fields in their order, (B, H, T) each.
+    fn of_fields(fields: [Result<Tensor>; 7]) -> Result<Self> {
+        let [entropy, mean_distance, on_self, on_previous, on_first, max, max_position] = fields;
         Ok(Self {
             entropy: entropy?,
             mean_distance: mean_distance?,
@@ -63,7 +68,7 @@ impl Summary {
             on_previous: on_previous?,
             on_first: on_first?,
             max: max?,
-            max_position: zeros(DType::U32)?,
+            max_position: max_position?,
         })
     }
 
@@ -89,17 +94,7 @@ impl Summary {
             let numbers = of_weights(&weights, &positions, &first)?;
             chunks.iter_mut().zip(numbers).for_each(|(chunks, number)| chunks.push(number));
         }
-        let [entropy, mean_distance, on_self, on_previous, on_first, max, max_position] =
-            chunks.map(|chunks| Tensor::cat(&chunks, 2));
-        Ok(Self {
-            entropy: entropy?,
-            mean_distance: mean_distance?,
-            on_self: on_self?,
-            on_previous: on_previous?,
-            on_first: on_first?,
-            max: max?,
-            max_position: max_position?,
-        })
+        Self::of_fields(chunks.map(|chunks| Tensor::cat(&chunks, 2)))
     }
 }
 

@@ -77,7 +77,8 @@ impl<E: Element> WithSimd for Vectorized<'_, E> {
     }
 }
 
-/// Working memory: rows of `width` floats (q and k) or `value_width` floats (v and the context), and one tile of weights and of their gradients.
+/// Working memory: rows of `width` floats (q and k) or `value_width` floats (v and the context), and one tile of weights and
+/// of their gradients.
 struct Memory {
     width: usize,
     value_width: usize,
@@ -177,9 +178,7 @@ impl<E: Element> HeadBackward<'_, E> {
     /// Which of the tile's keys row `r` sees by its position.
     #[inline(always)]
     fn seen(&self, tile: TileRange, r: usize) -> Range<usize> {
-        let seen = self.problem.rules.keys_of(tile.first + r);
-        let end = seen.end.saturating_sub(tile.start).min(tile.keys);
-        seen.start.saturating_sub(tile.start).min(end)..end
+        self.problem.rules.keys_in(tile.first + r, tile.start, tile.keys)
     }
 
     /// Writes scores into `weights`, and dO·Vᵀ into `d_scores`.

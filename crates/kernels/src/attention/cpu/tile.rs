@@ -82,9 +82,7 @@ impl<F: Fn(usize, usize, &mut [f32])> Tile<'_, F> {
     /// Which of the `keys` keys from `start` on row `r` sees by its position.
     #[inline(always)]
     fn seen(&self, r: usize, start: usize, keys: usize) -> Range<usize> {
-        let seen = self.rules.keys_of(self.first + r);
-        let end = seen.end.saturating_sub(start).min(keys);
-        seen.start.saturating_sub(start).min(end)..end
+        self.rules.keys_in(self.first + r, start, keys)
     }
 
     #[inline(always)]
