@@ -24,10 +24,12 @@ import safetensors.torch
 import torch
 import transformers
 from torch import Tensor
-from transformers import GPT2LMHeadModel
+from transformers import AutoModelForCausalLM, GPT2LMHeadModel, PreTrainedModel
 
 from bench.rows import GPT2_SMALL
-from make_reference import ODD, ODD_LENGTHS, build_model, mask_buffers, random_ids, save_checkpoint, save_pickle
+from make_reference import ODD, ODD_LENGTHS, mask_buffers, save_pickle
+from reference_models import build_model, random_ids, save_checkpoint
+from reference_relatives import build_bigcode
 
 ROOT = Path(__file__).resolve().parent.parent
 TOLERANCE = 3e-5
@@ -105,13 +107,21 @@ def write_kinds(root: Path) -> Iterator[tuple[str, Path]]:
     misalign(write_tensors(model, folder(name), tensors))
     yield name, folder(name)
 
+    for name, multi_query in (("bigcode", True), ("bigcode heads", False)):
+        save_checkpoint(build_bigcode(seed=4, multi_query=multi_query, **ODD), folder(name))
+        yield name, folder(name)
+
+    name = "cross-attention"  # without an encoder; with one: tests/model/relatives.rs
+    save_checkpoint(build_model(seed=5, add_cross_attention=True, **ODD), folder(name))
+    yield name, folder(name)
+
 
 # --- transformers -------------------------------------------------------------------------
 
 
-def load(folder: Path, ignore: str | None = None) -> GPT2LMHeadModel:
+def load(folder: Path, ignore: str | None = None) -> PreTrainedModel:
     """The checkpoint as transformers reads it, with every key accounted for (but `ignore`)."""
-    model, info = GPT2LMHeadModel.from_pretrained(folder, attn_implementation="eager", output_loading_info=True)
+    model, info = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", output_loading_info=True)
     unexpected = [key for key in info["unexpected_keys"] if ignore is None or not key.endswith(ignore)]
     problems = {"missing": info["missing_keys"], "mismatched": info["mismatched_keys"], "unexpected": unexpected}
     for problem, keys in problems.items():
@@ -122,7 +132,7 @@ def load(folder: Path, ignore: str | None = None) -> GPT2LMHeadModel:
 
 
 @torch.no_grad()
-def transformers_result(model: GPT2LMHeadModel, ids: Tensor) -> dict[str, Tensor]:
+def transformers_result(model: PreTrainedModel, ids: Tensor) -> dict[str, Tensor]:
     attention_outputs: list[Tensor] = []
     hooks = [
         block.attn.register_forward_hook(lambda _module, _inputs, output: attention_outputs.append(output[0]))
@@ -253,6 +263,8 @@ def main() -> int:
         for name in ("as saved", "untied"):
             for buffers in (False, True):
                 good &= round_trip(command, name, kinds[name], root, buffers)
+        for name in ("bigcode", "bigcode heads", "cross-attention"):
+            good &= round_trip(command, name, kinds[name], root, buffers=False)
     return 0 if good else 1
 
 

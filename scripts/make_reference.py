@@ -10,7 +10,6 @@ tests/data/README.md, which this script also writes, describes each folder.
 
 import argparse
 import json
-import math
 import platform
 from pathlib import Path
 
@@ -18,11 +17,12 @@ import numpy
 import safetensors
 import torch
 import transformers
-from safetensors.torch import save_file
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from reference_interventions import write_interventions
+from reference_models import activations, build_model, gradients, random_ids, save_checkpoint, save_reference
+from reference_relatives import write_relatives
 
 DATA = Path(__file__).resolve().parent.parent / "tests" / "data"
 
@@ -51,43 +51,7 @@ PADDED_LENGTHS = (9, 6, 3)
 NEW_TOKENS = 20
 
 
-# --- models and checkpoints ---------------------------------------------------------------
-
-
-def build_model(seed: int, **config: object) -> GPT2LMHeadModel:
-    """A GPT-2 in eval mode in which every parameter is random and affects the result."""
-    last = int(config["vocab_size"]) - 1  # GPT-2's own bos and eos are its last token
-    model = GPT2LMHeadModel(
-        GPT2Config(bos_token_id=last, eos_token_id=last, attn_implementation="eager", **config)
-    )
-    randomise(model, seed)
-    return model.eval()
-
-
-@torch.no_grad()
-def randomise(model: GPT2LMHeadModel, seed: int) -> None:
-    """Fill all parameters so that scores spread by about 2: attention is far from uniform.
-
-    A matrix with deviation 1.4 / sqrt(fan in) turns unit inputs into outputs of deviation 1.4;
-    q·k / sqrt(D) then has deviation 1.4² = 2. Biases and layer norms are non-trivial as well.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    for name, parameter in model.named_parameters():  # a tied lm_head occurs once, as wte
-        noise = torch.randn(parameter.shape, generator=generator)
-        if parameter.ndim == 1:
-            is_layer_norm_weight = name.endswith(".weight")
-            parameter.copy_(0.3 * noise + (1.0 if is_layer_norm_weight else 0.0))
-        else:
-            # Conv1D is (in, out); wte, wpe and lm_head are (rows, C), and the sum runs over C.
-            is_conv1d = ".h." in name
-            fan_in = parameter.shape[0] if is_conv1d else parameter.shape[1]
-            parameter.copy_(noise * (1.4 / math.sqrt(fan_in)))
-
-
-def save_checkpoint(model: GPT2LMHeadModel, folder: Path) -> None:
-    """config.json and model.safetensors, as transformers itself writes them."""
-    model.save_pretrained(folder)
-    (folder / "generation_config.json").unlink()
+# --- checkpoints --------------------------------------------------------------------------
 
 
 def save_pickle(model: GPT2LMHeadModel, folder: Path, mask_dtype: torch.dtype) -> None:
@@ -114,31 +78,7 @@ def mask_buffers(config: GPT2Config, dtype: torch.dtype) -> dict[str, Tensor]:
     return buffers
 
 
-def random_ids(seed: int, batch: int, length: int, vocab_size: int) -> Tensor:
-    return torch.randint(vocab_size, (batch, length), generator=torch.Generator().manual_seed(seed))
-
-
-def save_reference(tensors: dict[str, Tensor], folder: Path) -> None:
-    for name, tensor in tensors.items():
-        assert tensor.dtype in (torch.float32, torch.int64), (name, tensor.dtype)
-        assert tensor.isfinite().all(), name
-    # Clones, because safetensors refuses two names for one storage (h.0 is hidden_states.1).
-    save_file({k: v.detach().clone().contiguous() for k, v in tensors.items()}, folder / "reference.safetensors")
-
-
 # --- reference values ---------------------------------------------------------------------
-
-
-@torch.no_grad()
-def activations(model: GPT2LMHeadModel, ids: Tensor) -> dict[str, Tensor]:
-    """input_ids, logits, hidden_states.{0..=L} (the last after ln_f) and attentions.{0..L}."""
-    output = model(ids, output_hidden_states=True, output_attentions=True, use_cache=False)
-    assert len(output.hidden_states) == model.config.n_layer + 1
-    assert len(output.attentions) == model.config.n_layer
-    tensors = {"input_ids": ids, "logits": output.logits}
-    tensors |= {f"hidden_states.{i}": tensor for i, tensor in enumerate(output.hidden_states)}
-    tensors |= {f"attentions.{i}": tensor for i, tensor in enumerate(output.attentions)}
-    return tensors
 
 
 @torch.no_grad()
@@ -272,20 +212,6 @@ def write_gradients(folder: Path) -> None:
     save_reference(tensors | {f"padded.{name}": tensor for name, tensor in padded.items()}, folder)
 
 
-def gradients(model: GPT2LMHeadModel, ids: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    """The gradients of the mean next-token loss over the visible positions that have a visible next token."""
-    model.zero_grad()
-    positions = (mask.cumsum(-1) - 1).clamp(min=0)
-    logits = model(ids, attention_mask=mask, position_ids=positions, use_cache=False).logits  # (B, T, V)
-    targets = ids.where(mask == 1, -100)[:, 1:].where(mask[:, :-1] == 1, -100)
-    loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), targets.flatten(), ignore_index=-100)
-    loss.backward()
-    tensors = {"loss": loss}
-    for name, parameter in model.named_parameters():  # the tied head's share is in wte's gradient
-        tensors[f"grad.{name.removeprefix('transformer.')}"] = parameter.grad.clone()
-    return tensors
-
-
 README = """\
 # Reference data
 
@@ -317,6 +243,8 @@ last one that of `ln_f`; `attentions.i` is (B, H, T, T) after softmax.
 | `untied` | `tie_word_embeddings` false, `lm_head.weight` differs from `wte.weight` |
 | `padded` | three rows of 9, 6 and 3 visible tokens, padded to 9 on the left and on the right: `left.input_ids`, `left.attention_mask` (1 = visible), `left.position_ids` (cumsum - 1, at least 0), `left.logits`, and `right.` the same. Compare logits at visible positions only: transformers gives a hidden row uniform attention, we give zeros |
 | `gradients` | 3 heads, C 15, `n_inner` 25, N 17, dropout 0; `input_ids` (2, 7), `loss` (next-token cross entropy, mean over the 12 positions that have a next token), and `grad.NAME` for every parameter, NAME without `transformer.`; `grad.wte.weight` includes the share of the tied head. `padded.`: the same of three rows of 9, one whole, one padded by 4 on the left, one by 3 on the right, with `padded.attention_mask`; positions are cumsum - 1, and the mean is over the visible positions that have a visible next token |
+| `bigcode` `bigcode_heads` | gpt_bigcode with one head of keys for 3 heads of queries, and with `multi_query` false, where `c_attn` holds query, key and value head by head; C 12, `n_inner` 24, N 16, V 31, 2 layers; `input_ids` (2, 9), `logits`, `hidden_states.i`, `attentions.i`, and `loss` and `grad.NAME` as in `gradients` |
+| `cross` | `add_cross_attention` true, 3 heads of 4; besides the same: `encoder_hidden_states` (2, 5, C), of which `encoder_attention_mask` hides the last two in row 1; `cross_attentions.i` (2, H, 9, 5); `grad.encoder_hidden_states`; and `alone.logits` and `alone.hidden_states.i` without an encoder |
 | `pickle` | the weights of `untied` as `pytorch_model.bin` (zip format), with u8 `attn.bias` and f32 `attn.masked_bias` buffers |
 | `pickle_tied` | the weights of `padded` as `pytorch_model.bin`: `lm_head.weight` and `wte.weight` share one storage, `attn.bias` is bool |
 | `attention` | no checkpoint: what PyTorch's attention gives for shared keys, windows, added scores, soft cap and ALiBi. `q` (B, H, T, D), `k`, `v`, `context` (B, H, T, Dv), its gradient `grad`, `dq`, `dk`, `dv`, computed in f64; written by `python scripts/make_attention_reference.py` |
@@ -345,6 +273,7 @@ def main() -> None:
     write_variants(out)
     write_padded(out)
     write_gradients(out / "gradients")
+    write_relatives(out)
     write_readme(out)
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
     print(f"{out}: {size:,} bytes")

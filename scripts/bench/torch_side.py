@@ -80,7 +80,8 @@ class TorchSide:
     def write_checkpoint(self, folder: str, shape: dict, misaligned: bool) -> int:
         """A checkpoint with f32 mask buffers, as GPT-2's own has them; returns its size in bytes."""
         from compare_with_transformers import misalign, write_tensors
-        from make_reference import build_model, mask_buffers
+        from make_reference import mask_buffers
+        from reference_models import build_model
 
         model = build_model(seed=0, **shape)
         tensors = model.state_dict() | mask_buffers(model.config, self.torch.float32)

@@ -92,6 +92,28 @@ fn the_bias_of_c_attn_is_never_taken_for_a_buffer() -> Result {
 }
 
 #[test]
+fn cross_attention_is_audited_with_its_old_buffers() -> Result {
+    let clean = Folder::of("cross")?.audit()?;
+    let mut tensors = read(&data("cross").join("model.safetensors"))?;
+    for layer in 0..2 {
+        let name = |buffer: &str| format!("transformer.h.{layer}.crossattention.{buffer}");
+        tensors.insert(name("bias"), u8_triangle(16));
+        tensors.insert(name("masked_bias"), zeros(Dtype::F32, &[]));
+    }
+    let audit = Folder::with_tensors("cross", &tensors)?.audit()?;
+    assert!(audit.is_clean(), "{audit}");
+    assert_eq!((audit.buffers.len(), audit.parameter_count), (4, clean.parameter_count));
+
+    tensors.remove("transformer.h.1.ln_cross_attn.bias");
+    tensors.remove("transformer.h.0.crossattention.q_attn.weight");
+    let audit = Folder::with_tensors("cross", &tensors)?.audit()?;
+    let missing: Vec<_> = audit.missing.iter().map(|p| (p.name.as_str(), p.shape.as_slice())).collect();
+    let expected = [("h.0.crossattention.q_attn.weight", &[12, 12][..]), ("h.1.ln_cross_attn.bias", &[12])];
+    assert_eq!(missing, expected);
+    Ok(())
+}
+
+#[test]
 fn buffers_are_never_unexpected_and_never_counted() -> Result {
     let clean = Folder::of("odd")?.audit()?;
     for dtype in [Dtype::F32, Dtype::F16, Dtype::U8, Dtype::BOOL] {

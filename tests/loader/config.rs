@@ -97,7 +97,7 @@ fn a_list_is_no_config() -> Result {
 
 #[test]
 fn every_unsupported_or_impossible_value_is_refused_by_name() -> Result {
-    let cases: [(&str, Value, &[&str]); 18] = [
+    let cases: [(&str, Value, &[&str]); 19] = [
         ("n_head", json!(5), &["n_embd (48)", "n_head (5)"]),
         ("n_head", json!(0), &["n_head is 0", "expected 1 to"]),
         ("n_layer", json!(0), &["n_layer is 0"]),
@@ -111,8 +111,9 @@ fn every_unsupported_or_impossible_value_is_refused_by_name() -> Result {
         ("n_layer", json!(u64::MAX), &["n_layer is"]),
         ("attn_pdrop", json!(1.5), &["attn_pdrop is 1.5", "below 1"]),
         ("layer_norm_epsilon", json!(-1.0), &["layer_norm_epsilon is -1"]),
-        ("add_cross_attention", json!(true), &["add_cross_attention", "not supported", "decoder-only"]),
-        ("model_type", json!("bert"), &["model_type", "\"bert\"", "only \"gpt2\""]),
+        ("multi_query", json!(true), &["multi_query is not supported in model_type \"gpt2\""]),
+        ("attention_softmax_in_fp32", json!(true), &["attention_softmax_in_fp32", "\"gpt2\""]),
+        ("model_type", json!("bert"), &["model_type", "\"bert\"", "only \"gpt2\" and \"gpt_bigcode\""]),
         ("quantization_config", json!({"bits": 4}), &["quantization_config", "not supported", "f16"]),
         ("n_layer", json!(-3), &["-3", "n_layer"]),
         ("activation_function", json!("mish"), &["activation_function", "mish", "gelu_new"]),
@@ -150,6 +151,31 @@ fn sizes_beyond_reason_are_refused_by_name_and_others_by_the_file() -> Result {
         );
         folder.set_config(field, json!(other))?;
         assert_says(field, &folder.refusal(field), &["do not fit config.json"]);
+    }
+    Ok(())
+}
+
+#[test]
+fn what_gpt_bigcode_does_not_have_is_refused_by_name() -> Result {
+    for field in ["add_cross_attention", "scale_attn_by_inverse_layer_idx"] {
+        let folder = Folder::of("bigcode")?;
+        folder.set_config(field, json!(true))?;
+        let expected = format!("{field} = true is not supported in model_type \"gpt_bigcode\"");
+        assert_says(field, &folder.refusal(field), &["config.json", &expected]);
+    }
+    Ok(())
+}
+
+/// Each would read the other's weights, all of which have the same names.
+#[test]
+fn a_checkpoint_of_the_other_type_is_refused_by_its_shapes() -> Result {
+    for (case, model_type) in [("odd", "gpt_bigcode"), ("bigcode", "gpt2"), ("bigcode_heads", "gpt2")] {
+        let folder = Folder::of(case)?;
+        for field in ["multi_query", "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"] {
+            folder.set_config(field, Value::Null)?;
+        }
+        folder.set_config("model_type", json!(model_type))?;
+        assert_says(case, &folder.refusal(case), &["mis-shaped", "c_attn.weight"]);
     }
     Ok(())
 }

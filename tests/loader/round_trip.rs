@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 
 #[test]
 fn a_saved_model_loads_again_bit_for_bit() -> Result {
-    for (case, tied) in [("odd", true), ("untied", false)] {
+    for (case, tied) in [("odd", true), ("untied", false), ("cross", true)] {
         let model = load(case, DType::F32)?;
         for (dtype, buffers) in [(None, false), (None, true), (Some(DType::F32), true)] {
             let folder = Folder::empty()?;
@@ -34,8 +34,38 @@ fn a_saved_model_loads_again_bit_for_bit() -> Result {
 }
 
 #[test]
+fn gpt_bigcode_is_saved_as_transformers_saves_it() -> Result {
+    for case in ["bigcode", "bigcode_heads"] {
+        for dtype in [DType::F32, DType::F16] {
+            let (model, folder) = (load(case, dtype)?, Folder::empty()?);
+            save(folder.path(), &model, None, SaveOptions::default().with_dtype(DType::F32))?;
+            let (saved, original) =
+                (read(&folder.file("model.safetensors"))?, read(&data(case).join("model.safetensors"))?);
+            assert!(saved.keys().eq(original.keys()), "{case}");
+            if dtype == DType::F32 {
+                assert_eq!(saved, original, "{case}");
+            }
+            let json = |path: &std::path::Path| -> Result<serde_json::Value> {
+                Ok(serde_json::from_slice(&std::fs::read(path)?)?)
+            };
+            let config = json(&folder.file("config.json"))?;
+            for (field, value) in json(&data(case).join("config.json"))?.as_object().ok_or("an object")? {
+                let ours =
+                    ["dtype", "num_key_value_heads", "pad_token_id", "transformers_version", "use_cache"];
+                assert!(config[field] == *value || ours.contains(&field.as_str()), "{case}: {field}");
+            }
+        }
+        let (model, folder) = (load(case, DType::F32)?, Folder::empty()?);
+        let error = save(folder.path(), &model, None, SaveOptions::default().with_buffers(true));
+        let error = format!("{:?}", error.expect_err("gpt_bigcode has no triangles"));
+        assert!(error.contains("gpt_bigcode has no attn.bias") && folder.names()?.is_empty(), "{error}");
+    }
+    Ok(())
+}
+
+#[test]
 fn a_saved_file_has_transformers_names_and_format() -> Result {
-    for (case, tied) in [("odd", true), ("untied", false)] {
+    for (case, tied) in [("odd", true), ("untied", false), ("cross", true)] {
         for buffers in [false, true] {
             let folder = Folder::empty()?;
             save(

@@ -14,3 +14,4 @@ mod models;
 mod padding;
 mod parity;
 mod quantised;
+mod relatives;

@@ -2,13 +2,20 @@
 
 use candle_core::{DType, Device, Result, Tensor};
 use gpt2_kernels::Dispatch;
-use gpt2_kernels::attention::{Mask, Sdpa, packed_part};
-use gpt2_model::{Config, Implementation};
+use gpt2_kernels::attention::{Mask, Sdpa};
+use gpt2_model::{Config, HeadLayout, Implementation};
 
-/// q (B, H, T, D) and k, v (B, H, S, D) as views of one packed tensor (B, S, 3, H, D), q cut to the last T.
-pub(crate) fn views(packed: &Tensor, t: usize) -> Result<[Tensor; 3]> {
-    let q = packed_part(packed, 0)?.narrow(2, packed.dim(1)? - t, t)?;
-    Ok([q, packed_part(packed, 1)?, packed_part(packed, 2)?])
+/// q (B, H, T, D) and k, v (B, key heads, S, D) as views of one packed tensor (B, S, (H + 2·key heads)·D), q cut to the last
+/// T.
+pub(crate) fn views(packed: &Tensor, layout: HeadLayout, t: usize) -> Result<[Tensor; 3]> {
+    let (b, s, _) = packed.dims3()?;
+    let HeadLayout { heads, key_heads, dim, .. } = layout;
+    let by_head = packed.reshape((b, s, heads + 2 * key_heads, dim))?.transpose(1, 2)?; // (B, H + 2·key heads, S, D)
+    Ok([
+        by_head.narrow(1, 0, heads)?.narrow(2, s - t, t)?,
+        by_head.narrow(1, heads, key_heads)?,
+        by_head.narrow(1, heads + key_heads, key_heads)?,
+    ])
 }
 
 /// Which attention a model of this config runs for T queries at the end of S keys, some of which may be padding.
@@ -18,10 +25,11 @@ pub(crate) fn implementation_of(
     dtype: DType,
     device: &Device,
 ) -> Result<Implementation> {
-    let packed = Tensor::zeros((1, s, 3, config.n_head, config.head_dim()), dtype, device)?;
-    let [q, k, v] = views(&packed, t)?;
+    let HeadLayout { heads, key_heads, dim, .. } = config.heads();
+    let q = Tensor::zeros((1, heads, t, dim), dtype, device)?;
+    let k = Tensor::zeros((1, key_heads, s, dim), dtype, device)?;
     let padding = padded.then(|| Tensor::ones((1, s), DType::U8, device)).transpose()?;
     let mask = Mask { padding: padding.as_ref(), ..Default::default() };
     let dispatch = Dispatch::new(config.attn_implementation, device);
-    Sdpa::causal(config.attention_scale(0), dispatch).runs(&q, &k, &v, mask)
+    Sdpa::causal(config.attention_scale(0), dispatch).runs(&q, &k, &k, mask)
 }

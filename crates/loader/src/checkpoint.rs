@@ -210,7 +210,10 @@ impl Checkpoint {
             QuantisedWeight::check_inputs(format, n_in).map_err(|e| e.context(name.to_string()))?;
             let weight = match name {
                 WTE | LM_HEAD => vb.get((n_out, n_in), name)?.t()?,
-                _ => vb.get((n_in, n_out), name)?,
+                _ => {
+                    let layout = self.config.weight_layout();
+                    layout.in_out(&vb.get(layout.shape(n_in, n_out), name)?)?
+                }
             };
             QuantisedWeight::quantise(&weight, format).map(Some).map_err(|e| e.context(name.to_string()))
         };

@@ -70,6 +70,9 @@ fn tensors(model: &Gpt2LMHeadModel, options: SaveOptions) -> candle_core::Result
         tensors.push((names::saved(&name), tensor));
     }
     if options.buffers {
+        if model.config().is_bigcode() {
+            candle_core::bail!("gpt_bigcode has no attn.bias buffers: save it without them")
+        }
         for (i, block) in model.transformer.h.iter().enumerate() {
             tensors.push((names::saved_triangle(i), block.attn.bias.tensor()?));
         }
@@ -87,6 +90,6 @@ fn write_tensors(path: &Path, tensors: &[(String, Tensor)]) -> candle_core::Resu
 
 fn config_json(model: &Gpt2LMHeadModel) -> serde_json::Result<String> {
     let mut json = serde_json::to_value(model.checkpoint_config())?;
-    json["architectures"] = serde_json::json!(["GPT2LMHeadModel"]);
+    json["architectures"] = serde_json::json!([model.config().architecture()]);
     serde_json::to_string_pretty(&json).map(|text| text + "\n")
 }

@@ -35,6 +35,10 @@ pub fn save_gguf(
     let config = checkpoint.config();
     // The head of a model that is meant to be tied may be another table.
     let config = Config { tie_word_embeddings: checkpoint.is_tied()?, ..config.clone() };
+    if config.is_bigcode() || config.add_cross_attention {
+        let what = if config.is_bigcode() { "gpt_bigcode" } else { "cross-attention" };
+        return Err(refused(format!("GGUF files of {what} are not supported; save it as safetensors")));
+    }
     let plan = plan(&config, kind).map_err(refused)?;
     let list = tokenizer.list()?;
     let head = header(&config, &list, kind, &plan).map_err(refused)?;

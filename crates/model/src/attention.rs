@@ -1,18 +1,29 @@
 //! [`CausalSelfAttention`]: `c_proj(softmax(q·kᵀ·scale + causal)·v)` with `q, k, v = split(c_attn(x))`.
 //!
 //! Vaswani et al. 2017 in the layout of Radford et al. 2019: one fused projection to q, k and v, the
-//! heads side by side in the last dimension, and a `bias` buffer that is the causal triangle.
+//! heads side by side in the last dimension, and a `bias` buffer that is the causal triangle. In gpt_bigcode all heads
+//! share one head of keys and values (multi-query attention, Shazeer 2019).
 
 use crate::cache::{LayerCache, split_kv};
 use crate::hooks::{PassHooks, Point};
 use crate::loading::Loading;
 use crate::parameters::Visitor;
-use crate::training::{Site, Training};
+use crate::training::{Site, Training, dropout};
 use crate::{Config, Conv1D, Pass};
 use candle_core::{Module, Result, Tensor};
 use candle_nn::VarBuilder;
+use gpt2_kernels::Dropout;
 use gpt2_kernels::attention::{Attended, Mask, Sdpa, Wanted};
 pub use gpt2_kernels::attention::{CausalBias, Chosen, HeadLayout};
+
+/// The order of queries, keys and values in the output of `c_attn`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum QkvOrder {
+    /// The queries of all heads, then all keys, then all values: GPT-2, and gpt_bigcode with one head of keys.
+    SideBySide,
+    /// The query, key and value of the first head, then those of the next: gpt_bigcode with keys for each head.
+    HeadByHead,
+}
 
 /// GPT-2's attention block.
 ///
@@ -34,7 +45,7 @@ pub use gpt2_kernels::attention::{CausalBias, Chosen, HeadLayout};
 /// ```
 #[derive(Debug, Clone)]
 pub struct CausalSelfAttention {
-    /// C -> 3C: q, k and v side by side.
+    /// C -> 3C: q, k and v side by side, or C -> C + 2D if all heads share keys and values.
     pub c_attn: Conv1D,
     /// C -> C, on the merged heads.
     pub c_proj: Conv1D,
@@ -42,6 +53,7 @@ pub struct CausalSelfAttention {
     /// it; the fused kernels need none.
     pub bias: CausalBias,
     heads: HeadLayout,
+    order: QkvOrder,
     attention: Sdpa,
     layer_idx: usize,
     attn_pdrop: f64,
@@ -70,10 +82,11 @@ impl CausalSelfAttention {
         let (config, c) = (place.config, place.config.n_embd);
         let (heads, scale) = (config.heads(), config.attention_scale(place.layer_idx));
         Ok(Self {
-            c_attn: place.conv1d("c_attn", (c, 3 * c), config.initializer_range)?,
+            c_attn: place.conv1d("c_attn", (c, heads.packed_width()), config.initializer_range)?,
             c_proj: place.conv1d("c_proj", (c, c), config.residual_stdev())?,
             bias: place.bias.clone(),
             heads,
+            order: config.qkv_order(),
             attention: Sdpa::causal(scale, place.dispatch).with_heads(heads),
             layer_idx: place.layer_idx,
             attn_pdrop: config.attn_pdrop,
@@ -162,13 +175,7 @@ impl CausalSelfAttention {
 
     /// `c_proj` and its dropout: (B, T, C) -> (B, T, C)
     pub(crate) fn project(&self, context: &Tensor, training: Option<Training>) -> Result<Tensor> {
-        let output = self.c_proj.forward(context)?;
-        match training {
-            Some(training) => {
-                training.dropout(self.resid_pdrop, self.layer_idx, Site::Attention)?.apply(&output)
-            }
-            None => Ok(output),
-        }
+        self.c_proj.forward_dropped(context, self.output_dropout(training)?)
     }
 
     /// `residual + project(context)`: (B, T, C), (B, T, C) -> (B, T, C)
@@ -178,19 +185,20 @@ impl CausalSelfAttention {
         context: &Tensor,
         training: Option<Training>,
     ) -> Result<Tensor> {
-        match training {
-            Some(_) => residual + self.project(context, training)?,
-            None => self.c_proj.forward_onto(residual, context),
-        }
+        self.c_proj.forward_dropped_onto(residual, context, self.output_dropout(training)?)
+    }
+
+    fn output_dropout(&self, training: Option<Training>) -> Result<Option<Dropout>> {
+        dropout(training, self.resid_pdrop, self.layer_idx, Site::Attention)
     }
 
     fn attention(&self, training: Option<Training>) -> Result<Sdpa> {
-        let drop = |training: Training| training.dropout(self.attn_pdrop, self.layer_idx, Site::Weights);
-        Ok(self.attention.clone().with_bias(&self.bias).with_dropout(training.map(drop).transpose()?))
+        let dropout = dropout(training, self.attn_pdrop, self.layer_idx, Site::Weights)?;
+        Ok(self.attention.clone().with_bias(&self.bias).with_dropout(dropout))
     }
 
     /// q from `x`, or from its last position, and k and v from the cache and `x`: strided views (B, H, T, D) or (B, H,
-    /// 1, D), and (B, H, S, D).
+    /// 1, D), and (B, key heads, S, D).
     fn qkv(
         &self,
         x: &Tensor,
@@ -199,15 +207,25 @@ impl CausalSelfAttention {
         hooks: PassHooks,
     ) -> Result<(Tensor, Tensor, Tensor)> {
         let (b, t, _) = x.dims3()?;
-        let HeadLayout { heads: h, dim: d, .. } = self.heads;
-        let c = h * d;
-        let (q, kv) = if one_query && t > 1 {
-            let q = self.c_attn.forward_columns(&last_position(x)?, 0..c)?.reshape((b, 1, h, d))?; // (B, 1, H, D)
-            (q, self.c_attn.forward_columns(x, c..3 * c)?.reshape((b, t, 2, h, d))?)
-        } else {
-            let qkv = self.c_attn.forward(x)?.reshape((b, t, 3, h, d))?; // (B, T, 3, H, D)
-            (qkv.narrow(2, 0, 1)?.squeeze(2)?, qkv.narrow(2, 1, 2)?)
-        }; // (B, T, H, D), (B, T, 2, H, D)
+        let HeadLayout { heads: h, key_heads, dim: d, .. } = self.heads;
+        let (kv_heads, c, all) = (2 * key_heads, self.heads.query_width(), self.heads.packed_width());
+        let (q, kv) = match self.order {
+            QkvOrder::SideBySide if one_query && t > 1 => {
+                let q = self.c_attn.forward_columns(&last_position(x)?, 0..c)?;
+                let kv = self.c_attn.forward_columns(x, c..all)?;
+                (q.reshape((b, 1, h, d))?, kv.reshape((b, t, kv_heads, d))?)
+            }
+            order => {
+                let qkv = self.c_attn.forward(x)?; // (B, T, (H + 2·key heads)·D)
+                let qkv = match order {
+                    QkvOrder::SideBySide => qkv,
+                    QkvOrder::HeadByHead => qkv.reshape((b, t, h, 3, d))?.transpose(2, 3)?.contiguous()?,
+                };
+                let qkv = qkv.reshape((b, t, h + kv_heads, d))?;
+                let queries = if one_query { 1 } else { t };
+                (qkv.narrow(2, 0, h)?.narrow(1, t - queries, queries)?, qkv.narrow(2, h, kv_heads)?)
+            }
+        }; // (B, T, H, D) or (B, 1, H, D), and (B, T, 2·key heads, D)
         let q = hooks.pass(Point::Q(self.layer_idx), q)?;
         let kv = self.hooked_kv(kv, hooks)?;
         let (k, v) = match cache {
@@ -217,15 +235,16 @@ impl CausalSelfAttention {
         Ok((q.transpose(1, 2)?, k, v))
     }
 
-    /// Keys and values (B, T, 2, H, D), after any replacement by hooks.
+    /// Keys and values (B, T, 2·key heads, D), after any replacement by hooks.
     fn hooked_kv(&self, kv: Tensor, hooks: PassHooks) -> Result<Tensor> {
-        let part = |i: usize| kv.narrow(2, i, 1)?.squeeze(2); // (B, T, H, D)
+        let heads = self.heads.key_heads;
+        let part = |i: usize| kv.narrow(2, i * heads, heads); // (B, T, key heads, D)
         let k = hooks.read(Point::K(self.layer_idx), || part(0))?;
         let v = hooks.read(Point::V(self.layer_idx), || part(1))?;
         if k.is_none() && v.is_none() {
             return Ok(kv);
         }
-        Tensor::stack(&[k.map_or_else(|| part(0), Ok)?, v.map_or_else(|| part(1), Ok)?], 2)
+        Tensor::cat(&[k.map_or_else(|| part(0), Ok)?, v.map_or_else(|| part(1), Ok)?], 2)
     }
 }
 

@@ -1,21 +1,26 @@
-//! A transformer block: attention, then the MLP, each on a normalised copy of the residual stream.
+//! A transformer block: attention, perhaps attention over an encoder, then the MLP, each on a normalised copy of the
+//! residual stream.
 
 use crate::attention::last_position;
 use crate::hooks::Point;
 use crate::loading::Loading;
 use crate::parameters::Visitor;
-use crate::{CausalSelfAttention, Config, LayerNorm, Mlp, Pass};
+use crate::{CausalSelfAttention, Config, CrossAttention, LayerNorm, Mlp, Pass};
 use candle_core::{Module, Result, Tensor};
 use candle_nn::VarBuilder;
-use gpt2_kernels::attention::Summary;
+use gpt2_kernels::attention::{Summary, Wanted};
 
-/// `h.N`: `x + attn(ln_1(x))`, then `x + mlp(ln_2(x))`.
+/// `h.N`: `x + attn(ln_1(x))`, then, with an encoder, `x + crossattention(ln_cross_attn(x))`, then `x + mlp(ln_2(x))`.
 #[derive(Debug, Clone)]
 pub struct Block {
     /// Before attention.
     pub ln_1: LayerNorm,
     /// Causal self-attention.
     pub attn: CausalSelfAttention,
+    /// Attention over an encoder, in a model with `add_cross_attention`.
+    pub crossattention: Option<CrossAttention>,
+    /// Before attention over an encoder.
+    pub ln_cross_attn: Option<LayerNorm>,
     /// Before the MLP.
     pub ln_2: LayerNorm,
     /// The MLP.
@@ -32,6 +37,8 @@ pub struct BlockOutput {
     pub attention_output: Option<Tensor>,
     /// A tensor (B, heads, queries, S) for each entry of [`Pass::weights`].
     pub weights: Vec<Tensor>,
+    /// A tensor (B, heads, queries, S) for each entry of [`Pass::cross_weights`].
+    pub cross_weights: Vec<Tensor>,
     /// The summary of the attention weights, if it was asked for.
     pub summary: Option<Summary>,
 }
@@ -47,9 +54,13 @@ impl Block {
     }
 
     pub(crate) fn load_at(place: &Loading) -> Result<Self> {
+        let crosses = place.config.add_cross_attention;
+        let crossattention = || CrossAttention::load_at(&place.pp("crossattention"));
         Ok(Self {
             ln_1: place.layer_norm("ln_1")?,
             attn: CausalSelfAttention::load_at(&place.pp("attn"))?,
+            crossattention: crosses.then(crossattention).transpose()?,
+            ln_cross_attn: crosses.then(|| place.layer_norm("ln_cross_attn")).transpose()?,
             ln_2: place.layer_norm("ln_2")?,
             mlp: Mlp::load_at(&place.pp("mlp"))?,
         })
@@ -70,10 +81,14 @@ impl Block {
         let (layer, training, hooks) = (self.attn.layer_idx(), pass.training, pass.hooks());
         let (last, output_attention, wanted) =
             (pass.last_position_only, pass.output_attention_outputs, pass.wanted());
+        let (encoder, chosen_cross) = (pass.encoder, pass.cross_weights);
+        self.check_encoder(&pass)?;
+        let mut cache = pass.cache;
 
         let x = hooks.pass(Point::ResidPre(layer), x.clone())?;
         let normed = self.ln_1.forward(&x)?; // (B, T, C)
-        let attended = self.attn.attend(&normed, pass, wanted)?;
+        let own = Pass { cache: cache.as_deref_mut(), ..pass };
+        let attended = self.attn.attend(&normed, own, wanted)?;
         let context = &attended.context; // (B, T, C), or (B, 1, C) for the last position
         let x = if last { last_position(&x)? } else { x };
 
@@ -86,6 +101,14 @@ impl Block {
             Some(output) => (&x + output)?,
             None => self.attn.project_onto(&x, context, training)?,
         };
+        let (x, cross_weights) = match (encoder, &self.crossattention, &self.ln_cross_attn) {
+            (Some(encoder), Some(crossattention), Some(norm)) => {
+                let wanted = Wanted { weights: chosen_cross, summary: false };
+                let attended = crossattention.attend(&norm.forward(&x)?, encoder, cache, training, wanted)?;
+                (crossattention.project_onto(&x, &attended.context, training)?, attended.weights)
+            }
+            _ => (x, vec![]),
+        };
         let x = hooks.pass(Point::ResidMid(layer), x)?;
         let normed = self.ln_2.forward(&x)?; // (B, T, C)
         let x = match hooks.read(Point::MlpOut(layer), || self.mlp.output(&normed, training))? {
@@ -96,15 +119,41 @@ impl Block {
             hidden_state: hooks.pass(Point::ResidPost(layer), x)?,
             attention_output: attention_output.filter(|_| output_attention),
             weights: attended.weights,
+            cross_weights,
             summary: attended.summary,
         })
     }
 
-    /// Visits the parameters of both layer norms, attention and MLP.
+    /// Fails if there is an encoder and nothing attends to it, or the other way round.
+    fn check_encoder(&self, pass: &Pass) -> Result<()> {
+        let layer = self.attn.layer_idx();
+        match (&self.crossattention, pass.encoder) {
+            (None, Some(_)) => candle_core::bail!(
+                "layer {layer} has no cross-attention, but the pass has an encoder's hidden states; it takes a checkpoint \
+                 with add_cross_attention = true"
+            ),
+            (_, None) if !pass.cross_weights.is_empty() => candle_core::bail!(
+                "layer {layer}: weights of cross-attention need an encoder's hidden states, and the pass has none"
+            ),
+            (Some(_), None) if pass.cache.as_ref().is_some_and(|cache| cache.has_encoder()) => {
+                candle_core::bail!(
+                    "layer {layer}: the cache holds an encoder's keys, but the pass has no encoder; pass its hidden states \
+                     with every token"
+                )
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Visits the parameters of the layer norms, attention and MLP.
     pub fn visit(&self, visitor: &mut Visitor) {
         self.ln_1.visit(&mut visitor.pp("ln_1"));
         self.attn.visit(&mut visitor.pp("attn"));
         self.ln_2.visit(&mut visitor.pp("ln_2"));
+        if let (Some(crossattention), Some(norm)) = (&self.crossattention, &self.ln_cross_attn) {
+            crossattention.visit(&mut visitor.pp("crossattention"));
+            norm.visit(&mut visitor.pp("ln_cross_attn"));
+        }
         self.mlp.visit(&mut visitor.pp("mlp"));
     }
 }

@@ -1,12 +1,12 @@
 //! The cache of keys and values, with one allocation per layer.
 
 use crate::Config;
-use candle_core::{DType, Device, Result, Tensor};
-use gpt2_kernels::attention::{HeadLayout, packed_part};
+use candle_core::{DType, Device, Result, Tensor, TensorId};
+use gpt2_kernels::attention::HeadLayout;
 
 /// Keys and values of all layers for up to `capacity` positions.
 ///
-/// Each layer holds one tensor (B, 2, H, capacity, D), allocated once and written in place. A decoded token
+/// Each layer holds one tensor (B, 2·key heads, capacity, D), allocated once and written in place. A decoded token
 /// costs its own row and no copy of the past, and each head's keys and values are read in memory order.
 /// Writing in place keeps no gradient: a cache is for inference.
 #[derive(Debug)]
@@ -19,8 +19,19 @@ pub struct KvCache {
 /// The cache of one layer, for a [`CausalSelfAttention`](crate::CausalSelfAttention) on its own.
 #[derive(Debug)]
 pub struct LayerCache {
-    kv: Tensor, // (B, 2, H, capacity, D)
+    kv: Tensor, // (B, 2·key heads, capacity, D): keys, then values
     len: usize,
+    encoder: Option<EncoderKeys>,
+}
+
+/// The keys and values that cross-attention makes of an encoder's hidden states.
+#[derive(Debug)]
+struct EncoderKeys {
+    hidden_states: TensorId,
+    /// (B, H, S, D)
+    k: Tensor,
+    /// (B, H, S, D)
+    v: Tensor,
 }
 
 impl KvCache {
@@ -76,11 +87,11 @@ impl KvCache {
         self.len()
     }
 
-    /// Forgets all but the first `len` positions.
+    /// Forgets all but the first `len` positions. With the last one, an encoder's keys and values go, too.
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
         for layer in &mut self.layers {
-            layer.len = self.len;
+            layer.truncate(self.len);
         }
     }
 
@@ -137,8 +148,8 @@ impl LayerCache {
         dtype: DType,
         device: &Device,
     ) -> Result<Self> {
-        let shape = (batch, 2, heads.heads, capacity, heads.dim);
-        Ok(Self { kv: Tensor::zeros(shape, dtype, device)?, len: 0 })
+        let shape = (batch, 2 * heads.key_heads, capacity, heads.dim);
+        Ok(Self { kv: Tensor::zeros(shape, dtype, device)?, len: 0, encoder: None })
     }
 
     /// S, the number of positions held.
@@ -155,7 +166,14 @@ impl LayerCache {
 
     /// Forgets everything but keeps the memory.
     pub fn reset(&mut self) {
-        self.len = 0;
+        self.truncate(0);
+    }
+
+    fn truncate(&mut self, len: usize) {
+        self.len = len;
+        if len == 0 {
+            self.encoder = None;
+        }
     }
 
     /// [`len`](Self::len) under `candle_nn`'s name.
@@ -164,33 +182,60 @@ impl LayerCache {
         self.len()
     }
 
+    /// Whether the cache holds the keys of an encoder.
+    pub(crate) fn has_encoder(&self) -> bool {
+        self.encoder.is_some()
+    }
+
+    /// The keys and values (B, H, S, D) of an encoder's hidden states, from `make` if this is their first token.
+    pub(crate) fn of_encoder(
+        &mut self,
+        hidden_states: &Tensor,
+        make: impl FnOnce() -> Result<(Tensor, Tensor)>,
+    ) -> Result<(Tensor, Tensor)> {
+        if let Some(EncoderKeys { hidden_states: held, k, v }) = &self.encoder {
+            if *held != hidden_states.id() {
+                candle_core::bail!(
+                    "KvCache: it holds the keys of other encoder hidden states; pass the same tensor with every token of a \
+                     text, and clear the cache before the next text"
+                )
+            }
+            return Ok((k.clone(), v.clone()));
+        }
+        let (k, v) = make()?;
+        let kept = |x: Tensor| x.to_dtype(self.kv.dtype())?.contiguous();
+        let (k, v) = (kept(k)?, kept(v)?);
+        let encoder = EncoderKeys { hidden_states: hidden_states.id(), k: k.clone(), v: v.clone() };
+        self.encoder = Some(encoder);
+        Ok((k, v))
+    }
+
     /// Writes the keys and values of T new positions and returns those of all S held.
     ///
     /// # Shapes
-    /// `k`, `v` (B, H, T, D) -> views (B, H, S, D)
+    /// `k`, `v` (B, key heads, T, D) -> views (B, key heads, S, D)
     ///
     /// # Errors
     /// When there is no room for T more, or a shape does not fit.
     pub fn append(&mut self, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
-        self.write(&Tensor::stack(&[k, v], 1)?)
+        self.write(&Tensor::cat(&[k, v], 1)?)
     }
 
     /// Like [`append`](Self::append), for keys and values side by side.
     ///
-    /// `kv` (B, T, 2, H, D) -> k, v: views (B, H, S, D)
+    /// `kv` (B, T, 2·key heads, D) -> k, v: views (B, key heads, S, D)
     pub(crate) fn append_packed(&mut self, kv: &Tensor) -> Result<(Tensor, Tensor)> {
-        self.write(&kv.permute((0, 2, 3, 1, 4))?) // (B, 2, H, T, D)
+        self.write(&kv.transpose(1, 2)?) // (B, 2·key heads, T, D)
     }
 
-    /// `kv` (B, 2, H, T, D) -> k, v: views (B, H, S, D)
+    /// `kv` (B, 2·key heads, T, D) -> k, v: views (B, key heads, S, D)
     fn write(&mut self, kv: &Tensor) -> Result<(Tensor, Tensor)> {
-        let (capacity, t) = (self.kv.dim(3)?, kv.dim(3)?);
+        let (capacity, t) = (self.kv.dim(2)?, kv.dim(2)?);
         check_fits(self.len, t, capacity)?;
         let kv = kv.to_dtype(self.kv.dtype())?.contiguous()?;
-        self.kv.slice_set(&kv, 3, self.len)?;
+        self.kv.slice_set(&kv, 2, self.len)?;
         self.len += t;
-        let held = self.kv.narrow(3, 0, self.len)?; // (B, 2, H, S, D)
-        Ok((held.narrow(1, 0, 1)?.squeeze(1)?, held.narrow(1, 1, 1)?.squeeze(1)?))
+        halves(&self.kv.narrow(2, 0, self.len)?) // of (B, 2·key heads, S, D)
     }
 }
 
@@ -205,7 +250,14 @@ fn check_fits(held: usize, more: usize, capacity: usize) -> Result<()> {
     Ok(())
 }
 
-/// k and v from a packed pair, with the head axis moved to the front: (B, S, 2, H, D) -> two views (B, H, S, D).
+/// k and v from a packed pair, with the head axis moved to the front: (B, S, 2·key heads, D) -> two views (B, key heads, S,
+/// D).
 pub(crate) fn split_kv(kv: &Tensor) -> Result<(Tensor, Tensor)> {
-    Ok((packed_part(kv, 0)?, packed_part(kv, 1)?))
+    halves(&kv.transpose(1, 2)?)
+}
+
+/// (B, 2·key heads, S, D) -> two views (B, key heads, S, D)
+fn halves(kv: &Tensor) -> Result<(Tensor, Tensor)> {
+    let heads = kv.dim(1)? / 2;
+    Ok((kv.narrow(1, 0, heads)?, kv.narrow(1, heads, heads)?))
 }

@@ -1,11 +1,21 @@
-//! GPT-2's `config.json`.
+//! The `config.json` of GPT-2 and of gpt_bigcode.
 
+use crate::attention::QkvOrder;
+use crate::linear::WeightLayout;
 use candle_core::{Result, Tensor};
 use gpt2_kernels::Implementation;
 use gpt2_kernels::attention::HeadLayout;
 use serde::{Deserialize, Serialize};
 
-/// GPT-2's configuration, with the field names of `config.json`.
+/// The value of `model_type` of GPT-2.
+const GPT2: &str = "gpt2";
+/// The value of `model_type` of the family of StarCoder.
+const GPT_BIGCODE: &str = "gpt_bigcode";
+
+/// GPT-2's configuration, or gpt_bigcode's, with the field names of `config.json`.
+///
+/// gpt_bigcode is the family of SantaCoder and StarCoder (Li et al. 2023): GPT-2 whose heads share one head of keys and values
+/// (`multi_query`), with linear layers in PyTorch's layout.
 ///
 /// A field missing from the file takes transformers' default, which is GPT-2 small's value. Fields that
 /// do not affect a forward pass (`summary_*`, `use_cache`, ..) are ignored.
@@ -48,7 +58,18 @@ pub struct Config {
     /// Whether scores are computed in f32 and scaled first. Here they always are, so both values give
     /// the same result; the field exists only to preserve the file's value.
     pub reorder_and_upcast_attn: bool,
-    /// Whether blocks also attend to an encoder. Not supported: [`validate`](Self::validate) rejects it.
+    /// gpt_bigcode alone: whether all heads share one head of keys and values. Missing means true.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub multi_query: Option<bool>,
+    /// gpt_bigcode alone: whether the softmax is computed in f32. Here it always is; see
+    /// [`reorder_and_upcast_attn`](Self::reorder_and_upcast_attn).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attention_softmax_in_fp32: Option<bool>,
+    /// gpt_bigcode alone: whether scores are scaled in f32. Here they always are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scale_attention_softmax_in_fp32: Option<bool>,
+    /// Whether blocks also attend to the hidden states of an encoder: see
+    /// [`CrossAttention`](crate::CrossAttention).
     pub add_cross_attention: bool,
     /// Whether `lm_head` is `wte`.
     pub tie_word_embeddings: bool,
@@ -56,7 +77,7 @@ pub struct Config {
     pub bos_token_id: Option<u32>,
     /// The token or tokens that end a text.
     pub eos_token_id: Option<TokenIds>,
-    /// The model type if the file names one: only `"gpt2"` is accepted.
+    /// The architecture: `"gpt2"` or `"gpt_bigcode"`; GPT-2 if the file names none.
     pub model_type: String,
     /// Which code computes attention and, on GPUs, the layers around it; not part of the file.
     #[serde(skip)]
@@ -147,11 +168,14 @@ impl Config {
             scale_attn_weights: true,
             scale_attn_by_inverse_layer_idx: false,
             reorder_and_upcast_attn: false,
+            multi_query: None,
+            attention_softmax_in_fp32: None,
+            scale_attention_softmax_in_fp32: None,
             add_cross_attention: false,
             tie_word_embeddings: true,
             bos_token_id: Some(50256),
             eos_token_id: Some(TokenIds::One(50256)),
-            model_type: "gpt2".to_string(),
+            model_type: GPT2.to_string(),
             attn_implementation: Implementation::default(),
             quantization_config: None,
         }
@@ -200,10 +224,43 @@ impl Config {
         self.n_embd / self.n_head.max(1)
     }
 
+    /// Whether this is gpt_bigcode, not GPT-2.
+    #[must_use]
+    pub fn is_bigcode(&self) -> bool {
+        self.model_type == GPT_BIGCODE
+    }
+
+    /// How many heads of keys and values a block has: `n_head`, or 1 if all heads of queries share them.
+    #[must_use]
+    pub fn key_heads(&self) -> usize {
+        if self.is_bigcode() && self.multi_query.unwrap_or(true) { 1 } else { self.n_head }
+    }
+
     /// How the heads are laid out in the channels.
     #[must_use]
     pub fn heads(&self) -> HeadLayout {
-        HeadLayout::all(self.n_head, self.head_dim())
+        let mut heads = HeadLayout::all(self.n_head, self.head_dim());
+        heads.key_heads = self.key_heads();
+        heads
+    }
+
+    /// The order of queries, keys and values in the output of `c_attn`.
+    #[must_use]
+    pub fn qkv_order(&self) -> QkvOrder {
+        let by_head = self.is_bigcode() && self.key_heads() > 1;
+        if by_head { QkvOrder::HeadByHead } else { QkvOrder::SideBySide }
+    }
+
+    /// How the checkpoint stores the weights of linear layers.
+    #[must_use]
+    pub fn weight_layout(&self) -> WeightLayout {
+        if self.is_bigcode() { WeightLayout::OutIn } else { WeightLayout::InOut }
+    }
+
+    /// The name of transformers' class of language models with this config.
+    #[must_use]
+    pub fn architecture(&self) -> &'static str {
+        if self.is_bigcode() { "GPTBigCodeForCausalLM" } else { "GPT2LMHeadModel" }
     }
 
     /// The width inside the MLP, `n_inner` or `4 * n_embd`.
@@ -285,17 +342,40 @@ impl Config {
                 problems.push(format!("{name} is {value}, expected a finite number of at least 0"));
             }
         }
-        if self.model_type != "gpt2" {
-            problems.push(format!("model_type {:?} is not supported, only \"gpt2\" is", self.model_type));
-        }
-        if self.add_cross_attention {
-            problems.push("add_cross_attention = true is not supported, only decoder-only GPT-2 is".into());
-        }
+        problems.extend(self.problems_of_the_type());
         if self.quantization_config.is_some() {
             problems.push(
                 "quantization_config is not supported; use the f32, f16 or bf16 weights of this model".into(),
             );
         }
         problems
+    }
+
+    /// Fields that a model of this type does not have, set to a value that would change it.
+    fn problems_of_the_type(&self) -> Vec<String> {
+        let refuse = |name: &str| format!("{name} is not supported in model_type {:?}", self.model_type);
+        match self.model_type.as_str() {
+            GPT2 => [
+                ("multi_query", self.multi_query),
+                ("attention_softmax_in_fp32", self.attention_softmax_in_fp32),
+                ("scale_attention_softmax_in_fp32", self.scale_attention_softmax_in_fp32),
+            ]
+            .into_iter()
+            .filter(|(_, value)| *value == Some(true))
+            .map(|(name, _)| refuse(name))
+            .collect(),
+            GPT_BIGCODE => [
+                ("scale_attn_by_inverse_layer_idx = true", self.scale_attn_by_inverse_layer_idx),
+                // transformers cannot compute it with one head of keys, and gives it the wrong shapes otherwise.
+                ("add_cross_attention = true", self.add_cross_attention),
+            ]
+            .into_iter()
+            .filter(|(_, set)| *set)
+            .map(|(name, _)| refuse(name))
+            .collect(),
+            other => {
+                vec![format!("model_type {other:?} is not supported, only {GPT2:?} and {GPT_BIGCODE:?} are")]
+            }
+        }
     }
 }

@@ -1,17 +1,17 @@
-//! `Conv1D`, GPT-2's linear layer: `y = x·W + b` with W stored (in, out).
+//! `Conv1D`, GPT-2's linear layer: `y = x·W + b` with W stored (in, out); gpt_bigcode stores it (out, in).
 //!
 //! The name is the original's (a convolution of width 1); the layout is the transpose of PyTorch's
 //! `Linear`. `c_proj` is square, so a transposed weight would load without an error.
 
-use crate::linear::{Dense, Epilogue, LinearLayer, Packed};
+use crate::linear::{Dense, Epilogue, LinearLayer, Packed, WeightLayout};
 use crate::parameters::Visitor;
 use candle_core::{Module, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
-use gpt2_kernels::{Dispatch, Implementation, PackedWeight};
+use gpt2_kernels::{Dispatch, Dropout, Implementation, PackedWeight};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A linear layer in GPT-2's layout. Clones share the weight.
+/// A linear layer of a block. Clones share the weight.
 #[derive(Debug, Clone)]
 pub struct Conv1D {
     layer: Arc<dyn LinearLayer>,
@@ -26,26 +26,27 @@ impl Conv1D {
     /// When a tensor is missing or has another shape.
     pub fn load(vb: VarBuilder, n_in: usize, n_out: usize, stdev: f64) -> Result<Self> {
         let dispatch = Dispatch::new(Implementation::Auto, vb.device());
-        Self::load_for(vb, n_in, n_out, stdev, dispatch)
+        Self::load_for(vb, (n_in, n_out), WeightLayout::InOut, stdev, dispatch)
     }
 
-    /// As [`load`](Self::load), for the code that `dispatch` names.
+    /// As [`load`](Self::load), from a weight stored in `layout`, for the code that `dispatch` names.
     ///
     /// # Errors
     /// When a tensor is missing or has another shape.
     pub fn load_for(
         vb: VarBuilder,
-        n_in: usize,
-        n_out: usize,
+        (n_in, n_out): (usize, usize),
+        layout: WeightLayout,
         stdev: f64,
         dispatch: Dispatch,
     ) -> Result<Self> {
-        let weight = vb.get_with_hints((n_in, n_out), "weight", Init::Randn { mean: 0., stdev })?;
+        let shape = layout.shape(n_in, n_out);
+        let weight = vb.get_with_hints(shape, "weight", Init::Randn { mean: 0., stdev })?;
         let bias = vb.get_with_hints(n_out, "bias", Init::Const(0.))?;
         if PackedWeight::suits(&[&weight, &bias]) {
-            return Ok(Self { layer: Arc::new(Packed::new(&weight, bias)?) });
+            return Ok(Self { layer: Arc::new(Packed::new(&weight, layout, bias)?) });
         }
-        Ok(Self { layer: Arc::new(Dense::new(weight, bias, dispatch)?) })
+        Ok(Self { layer: Arc::new(Dense::new(weight, layout, bias, dispatch)?) })
     }
 
     /// A layer of any kind, see [`crate::linear`].
@@ -63,10 +64,11 @@ impl Conv1D {
     /// When the two do not fit each other.
     pub fn new(weight: Tensor, bias: Tensor) -> Result<Self> {
         let dispatch = Dispatch::of(Implementation::Auto, &weight);
-        Ok(Self { layer: Arc::new(Dense::new(weight, bias, dispatch)?) })
+        Ok(Self { layer: Arc::new(Dense::new(weight, WeightLayout::InOut, bias, dispatch)?) })
     }
 
-    /// The same layer of the model, computed by `layer`; see [`crate::linear`].
+    /// The same layer of the model, computed by `layer`; see [`crate::linear`]. It visits its weight as the model's
+    /// checkpoints store it, see [`WeightLayout`].
     ///
     /// # Errors
     /// When `layer` has another shape.
@@ -121,6 +123,28 @@ impl Conv1D {
     /// When a shape does not fit.
     pub fn forward_gelu(&self, x: &Tensor) -> Result<Tensor> {
         self.layer.forward(x, Epilogue::Gelu)
+    }
+
+    /// `x·W + b`, then dropout if there is any: (.., in) -> (.., out)
+    pub(crate) fn forward_dropped(&self, x: &Tensor, dropout: Option<Dropout>) -> Result<Tensor> {
+        let output = self.forward(x)?;
+        match dropout {
+            Some(dropout) => dropout.apply(&output),
+            None => Ok(output),
+        }
+    }
+
+    /// `residual` plus [`forward_dropped`](Self::forward_dropped): (.., out), (.., in) -> (.., out)
+    pub(crate) fn forward_dropped_onto(
+        &self,
+        residual: &Tensor,
+        x: &Tensor,
+        dropout: Option<Dropout>,
+    ) -> Result<Tensor> {
+        match dropout {
+            Some(_) => residual + self.forward_dropped(x, dropout)?,
+            None => self.forward_onto(residual, x),
+        }
     }
 
     /// Computes only some of the outputs: (.., in) -> (.., `columns.len()`)

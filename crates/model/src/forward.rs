@@ -1,9 +1,10 @@
 //! The arguments and results of a forward pass.
 
 use crate::KvCache;
+use crate::cross_attention::Encoder;
 use crate::hooks::Hooks;
 use crate::training::Training;
-use candle_core::Tensor;
+use candle_core::{Result, Tensor};
 use gpt2_kernels::attention::{Chosen, Summary};
 
 /// The arguments of a forward pass besides the ids, including which intermediate results to return.
@@ -15,15 +16,21 @@ pub struct ForwardArgs<'a> {
     pub position_ids: Option<&'a Tensor>,
     /// Padding mask (B, S) over the cache and the new tokens: 1 = visible, 0 = padding. Any integer dtype.
     pub attention_mask: Option<&'a Tensor>,
+    /// What cross-attention attends to, in a model with `add_cross_attention`. Without it the model skips
+    /// cross-attention, as transformers does.
+    pub encoder: Option<Encoder<'a>>,
     /// The keys and values of earlier tokens; the pass appends the new ones.
     pub cache: Option<&'a mut KvCache>,
     /// Return the L + 1 hidden states: the embeddings, then the residual stream after each block, the
     /// last one after `ln_f`.
     pub output_hidden_states: bool,
-    /// Return the attention weights of each layer, (B, H, T, S). Memory grows with L·H·T·S.
+    /// Return the attention weights of each layer, (B, H, T, S), and those of its cross-attention. Memory grows with
+    /// L·H·T·S.
     pub output_attentions: bool,
     /// Return the exact attention weights of some layers, heads and queries. Only those take memory.
     pub weights: &'a [ChosenWeights],
+    /// Return the exact weights of the cross-attention of some layers, heads and queries.
+    pub cross_weights: &'a [ChosenWeights],
     /// Return a few statistics of the attention weights of every layer, head and query.
     pub output_summaries: bool,
     /// Return what each attention block adds to the residual stream, (B, T, C).
@@ -54,6 +61,46 @@ pub struct ChosenWeights {
     pub of: Chosen,
 }
 
+/// The weights that a pass returns, collected layer by layer.
+pub(crate) struct WeightsByLayer<'a> {
+    asked: &'a [ChosenWeights],
+    /// Whether all weights of each layer are asked for besides.
+    all: bool,
+    found: Vec<Option<Tensor>>,
+    of_all: Vec<Tensor>,
+}
+
+impl<'a> WeightsByLayer<'a> {
+    pub(crate) fn new(asked: &'a [ChosenWeights], all: bool, layers: usize) -> Result<Self> {
+        if let Some(beyond) = asked.iter().find(|chosen| chosen.layer >= layers) {
+            candle_core::bail!("weights of layer {}: the model has layers 0 to {}", beyond.layer, layers - 1)
+        }
+        Ok(Self { asked, all, found: vec![None; asked.len()], of_all: vec![] })
+    }
+
+    fn places(&self, layer: usize) -> impl Iterator<Item = usize> {
+        (0..self.asked.len()).filter(move |&n| self.asked[n].layer == layer)
+    }
+
+    /// What to ask of a layer.
+    pub(crate) fn of_layer(&self, layer: usize) -> Vec<Chosen> {
+        let chosen = self.places(layer).map(|n| self.asked[n].of.clone());
+        chosen.chain(self.all.then(Chosen::default)).collect()
+    }
+
+    /// Takes what the layer returned.
+    pub(crate) fn take(&mut self, layer: usize, mut weights: Vec<Tensor>) {
+        let places: Vec<usize> = self.places(layer).collect();
+        self.of_all.extend(weights.drain(places.len().min(weights.len())..));
+        places.into_iter().zip(weights).for_each(|(n, found)| self.found[n] = Some(found));
+    }
+
+    /// All weights of each layer, and those asked for, in order.
+    pub(crate) fn finish(self) -> (Vec<Tensor>, Vec<Tensor>) {
+        (self.of_all, self.found.into_iter().flatten().collect())
+    }
+}
+
 /// The output of the transformer. A list that you did not ask for is empty.
 #[derive(Debug)]
 #[non_exhaustive]
@@ -66,6 +113,10 @@ pub struct ModelOutput {
     pub attentions: Vec<Tensor>,
     /// A tensor (B, heads, queries, S) for each entry of [`ForwardArgs::weights`], in order, in f32 or wider.
     pub weights: Vec<Tensor>,
+    /// L tensors (B, H, T, S), S of the encoder.
+    pub cross_attentions: Vec<Tensor>,
+    /// A tensor (B, heads, queries, S) for each entry of [`ForwardArgs::cross_weights`].
+    pub cross_weights: Vec<Tensor>,
     /// L summaries of attention weights.
     pub summaries: Vec<Summary>,
     /// L tensors (B, T, C), the attention blocks' outputs after `c_proj`.

@@ -1,6 +1,7 @@
 //! Checks on the inputs of a forward pass.
 
-use candle_core::{DType, Result, Tensor};
+use crate::cross_attention::Encoder;
+use candle_core::{DType, Device, Result, Tensor};
 
 /// Returns the ids as a flat u32 tensor, a dtype that every device can gather with. Fails on the
 /// first id that is not in `0..limit`.
@@ -14,6 +15,31 @@ pub(crate) fn check_below(what: &str, ids: &Tensor, limit: usize, limit_name: &s
         Some(id) => candle_core::bail!("{what} {id} is not in 0..{limit} ({limit_name})"),
         None => flat.to_dtype(DType::U32),
     }
+}
+
+/// Converts a mask of any integer dtype to the u8 mask (B, S) that attention takes. `over` says what S counts.
+pub(crate) fn padding_mask(mask: &Tensor, shape: [usize; 2], over: &str, device: &Device) -> Result<Tensor> {
+    if mask.dims() != shape || mask.dtype().is_float() {
+        candle_core::bail!(
+            "attention_mask must be integers {shape:?} (1 = visible) over {over}, got {:?} {:?}",
+            mask.dtype(),
+            mask.dims()
+        )
+    }
+    mask.ne(&mask.zeros_like()?)?.to_device(device)
+}
+
+/// Fails unless the hidden states are (B, S, C) in the model's dtype.
+pub(crate) fn check_encoder(encoder: Encoder, (b, c): (usize, usize), dtype: DType) -> Result<()> {
+    let x = encoder.hidden_states;
+    if !matches!(x.dims(), &[rows, _, width] if (rows, width) == (b, c)) || x.dtype() != dtype {
+        candle_core::bail!(
+            "the encoder's hidden states must be {dtype:?} [{b}, S, {c}], got {:?} {:?}",
+            x.dtype(),
+            x.dims()
+        )
+    }
+    Ok(())
 }
 
 /// Rejects a mask (B, S) with padding before a visible token: default positions count columns, so the row would not

@@ -8,7 +8,7 @@ use crate::loading::{QuantisedWeights, checked};
 use crate::model::embedding;
 use crate::parameters::{LM_HEAD, PREFIX, Visitor, WPE, WTE};
 use crate::training::Training;
-use crate::{Config, Dispatch, Embedding, Gpt2Model, LmHead};
+use crate::{Config, Dispatch, Embedding, Encoder, Gpt2Model, LmHead};
 use candle_core::{DType, Module, Result, Tensor};
 use candle_nn::VarBuilder;
 
@@ -76,14 +76,18 @@ impl Gpt2LMHeadModel {
     /// # Errors
     /// When blocks of the format do not divide the inputs of a layer, or a weight is not plain or packed f32 on the CPU.
     pub fn quantise(mut self, format: BlockFormat) -> Result<Self> {
-        let tied = self.is_tied();
+        let (tied, layout) = (self.is_tied(), self.config().weight_layout());
         let table =
             |values: Tensor| QuantisedWeight::quantise(&values.t()?, format).map(Embedding::quantised);
         for block in &mut self.transformer.h {
             let (attn, mlp) = (&mut block.attn, &mut block.mlp);
-            for layer in [&mut attn.c_attn, &mut attn.c_proj, &mut mlp.c_fc, &mut mlp.c_proj] {
+            let cross = block.crossattention.iter_mut();
+            let cross = cross.flat_map(|cross| [&mut cross.c_attn, &mut cross.q_attn, &mut cross.c_proj]);
+            let own = [&mut attn.c_attn, &mut attn.c_proj, &mut mlp.c_fc, &mut mlp.c_proj];
+            for layer in own.into_iter().chain(cross) {
                 let weight = QuantisedWeight::quantise(&layer.weight()?, format)?;
-                *layer = layer.with_layer(QuantisedLinear::new(weight, layer.bias().cloned())?)?;
+                let quantised = QuantisedLinear::new(weight, layer.bias().cloned())?.with_layout(layout);
+                *layer = layer.with_layer(quantised)?;
             }
         }
         self.transformer.wte = table(self.transformer.wte.weight()?)?;
@@ -138,8 +142,27 @@ impl Gpt2LMHeadModel {
     /// # Errors
     /// The errors of [`forward`](Self::forward), and targets that do not fit.
     pub fn loss(&self, input_ids: &Tensor, targets: &Tensor, training: Option<Training>) -> Result<Tensor> {
+        self.loss_with_encoder(input_ids, targets, None, training)
+    }
+
+    /// [`loss`](Self::loss), given an encoder's hidden states: the only way in which the parameters of cross-attention get
+    /// gradients. A gradient reaches the hidden states, too.
+    ///
+    /// # Shapes
+    /// `input_ids` (B, T), `targets` (B, T): the token that follows each -> scalar
+    ///
+    /// # Errors
+    /// The errors of [`forward`](Self::forward), and targets that do not fit.
+    pub fn loss_with_encoder(
+        &self,
+        input_ids: &Tensor,
+        targets: &Tensor,
+        encoder: Option<Encoder>,
+        training: Option<Training>,
+    ) -> Result<Tensor> {
         check_targets(input_ids, targets)?;
-        let output = self.transformer.forward(input_ids, ForwardArgs { training, ..Default::default() })?;
+        let args = ForwardArgs { encoder, training, ..Default::default() };
+        let output = self.transformer.forward(input_ids, args)?;
         self.lm_head.cross_entropy(
             &output.last_hidden_state,
             targets,

@@ -57,10 +57,10 @@ impl<'a> Loading<'a> {
             let name = name.strip_prefix(PREFIX).unwrap_or(&name);
             if let Some(weight) = checked(quantised, name, (n_in, n_out))? {
                 let layer = QuantisedLinear::new(weight, Some(vb.get(n_out, "bias")?))?;
-                return Ok(Conv1D::from_layer(Arc::new(layer)));
+                return Ok(Conv1D::from_layer(Arc::new(layer.with_layout(self.config.weight_layout()))));
             }
         }
-        Conv1D::load_for(vb, n_in, n_out, stdev, self.dispatch)
+        Conv1D::load_for(vb, (n_in, n_out), self.config.weight_layout(), stdev, self.dispatch)
     }
 
     /// A layer norm over C.

@@ -3,10 +3,11 @@
 use crate::config::Activation;
 use crate::loading::Loading;
 use crate::parameters::Visitor;
-use crate::training::{Site, Training};
+use crate::training::{Site, Training, dropout};
 use crate::{Config, Conv1D};
 use candle_core::{Module, Result, Tensor};
 use candle_nn::VarBuilder;
+use gpt2_kernels::Dropout;
 
 /// GPT-2's MLP.
 #[derive(Debug, Clone)]
@@ -64,19 +65,16 @@ impl Mlp {
     /// # Errors
     /// When a shape does not fit.
     pub fn forward_onto(&self, residual: &Tensor, x: &Tensor, training: Option<Training>) -> Result<Tensor> {
-        match training {
-            None => self.c_proj.forward_onto(residual, &self.inner(x)?),
-            Some(_) => residual + self.output(x, training)?,
-        }
+        self.c_proj.forward_dropped_onto(residual, &self.inner(x)?, self.dropout(training)?)
     }
 
     /// What the MLP adds to the residual stream, dropout included: (B, T, C) -> (B, T, C)
     pub(crate) fn output(&self, x: &Tensor, training: Option<Training>) -> Result<Tensor> {
-        let output = self.forward(x)?;
-        match training {
-            None => Ok(output),
-            Some(training) => training.dropout(self.resid_pdrop, self.layer_idx, Site::Mlp)?.apply(&output),
-        }
+        self.c_proj.forward_dropped(&self.inner(x)?, self.dropout(training)?)
+    }
+
+    fn dropout(&self, training: Option<Training>) -> Result<Option<Dropout>> {
+        dropout(training, self.resid_pdrop, self.layer_idx, Site::Mlp)
     }
 
     /// (B, T, C) -> (B, T, `n_inner`)

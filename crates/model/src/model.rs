@@ -1,15 +1,15 @@
 //! [`Gpt2Model`], the transformer: `x = wte[ids] + wpe[positions]`, then L blocks, then `ln_f`.
 
-use crate::forward::{ForwardArgs, ModelOutput};
+use crate::cross_attention::Encoder;
+use crate::forward::{ForwardArgs, ModelOutput, WeightsByLayer};
 use crate::hooks::{PassHooks, Point};
-use crate::inputs::{check_below, refuse_padding_before_a_token};
+use crate::inputs::{check_below, check_encoder, padding_mask, refuse_padding_before_a_token};
 use crate::loading::{Loading, QuantisedWeights};
 use crate::parameters::{Role, Visitor, WPE, WTE};
-use crate::training::{Site, Training};
+use crate::training::{Site, Training, dropout};
 use crate::{Block, Config, Embedding, LayerNorm, Pass};
 use candle_core::{DType, Module, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
-use gpt2_kernels::attention::Chosen;
 
 /// The transformer without its output projection.
 #[derive(Debug, Clone)]
@@ -99,24 +99,31 @@ impl Gpt2Model {
         if s > n {
             candle_core::bail!("{s} tokens are more than the model's n_positions = {n}; shorten the prompt")
         }
-        let padding = attention_mask.map(|mask| self.padding_mask(mask, b, s)).transpose()?;
+        let device = self.wte.device();
+        let over = "the cache and the new tokens";
+        let padding = attention_mask.map(|mask| padding_mask(mask, [b, s], over, device)).transpose()?;
         if let (Some(padding), None) = (&padding, position_ids) {
             refuse_padding_before_a_token(padding)?;
         }
 
         let layers = self.h.len();
-        if let Some(beyond) = args.weights.iter().find(|chosen| chosen.layer >= layers) {
-            candle_core::bail!("weights of layer {}: the model has layers 0 to {}", beyond.layer, layers - 1)
-        }
+        let mut weights = WeightsByLayer::new(args.weights, args.output_attentions, layers)?;
+        let all_cross = args.output_attentions && args.encoder.is_some();
+        let mut cross_weights = WeightsByLayer::new(args.cross_weights, all_cross, layers)?;
+        let encoder_mask = args.encoder.map(|encoder| self.encoder_mask(encoder, b)).transpose()?.flatten();
+        let encoder = |encoder| Encoder { attention_mask: encoder_mask.as_ref(), ..encoder };
         let hooks = PassHooks { hooks: args.hooks, past, cached: cache.is_some(), padding: padding.as_ref() };
-        let everything =
-            args.output_hidden_states || args.output_attention_outputs || hooks.touches(layers - 1);
+        let everything = args.output_hidden_states
+            || args.output_attention_outputs
+            || !cross_weights.of_layer(layers - 1).is_empty()
+            || hooks.touches(layers - 1);
         let last_alone = args.last_logits_only && !everything;
         let mut x = self.drop(self.embed(input_ids, position_ids, past)?, args.training)?; // (B, T, C)
-        let (mut hidden_states, mut attentions, mut attention_outputs) = (vec![], vec![], vec![]);
-        let (mut weights, mut summaries) = (vec![None; args.weights.len()], vec![]);
+        let (mut hidden_states, mut attention_outputs) = (vec![], vec![]);
+        let mut summaries = vec![];
         let pass = Pass {
             padding_mask: padding.as_ref(),
+            encoder: args.encoder.map(encoder),
             training: args.training,
             output_summary: args.output_summaries,
             output_attention_outputs: args.output_attention_outputs,
@@ -124,20 +131,25 @@ impl Gpt2Model {
         };
         for (i, block) in self.h.iter().enumerate() {
             let layer_cache = cache.as_deref_mut().and_then(|c| c.layer_mut(i));
-            let places: Vec<usize> = (0..weights.len()).filter(|&n| args.weights[n].layer == i).collect();
-            let mut chosen: Vec<Chosen> = places.iter().map(|&n| args.weights[n].of.clone()).collect();
-            chosen.extend(args.output_attentions.then(Chosen::default));
+            let (chosen, chosen_cross) = (weights.of_layer(i), cross_weights.of_layer(i));
             let last_position_only = last_alone && i + 1 == layers;
             let hooks = args.hooks.filter(|_| !last_position_only);
-            let pass = Pass { cache: layer_cache, weights: &chosen, hooks, last_position_only, ..pass };
-            let mut done = block.forward(&x, pass)?;
+            let pass = Pass {
+                cache: layer_cache,
+                weights: &chosen,
+                cross_weights: &chosen_cross,
+                hooks,
+                last_position_only,
+                ..pass
+            };
+            let done = block.forward(&x, pass)?;
             let before = std::mem::replace(&mut x, done.hidden_state); // (B, T, C)
             if args.output_hidden_states {
                 hidden_states.push(before);
             }
             attention_outputs.extend(done.attention_output);
-            attentions.extend(done.weights.drain(places.len()..));
-            places.into_iter().zip(done.weights).for_each(|(n, found)| weights[n] = Some(found));
+            weights.take(i, done.weights);
+            cross_weights.take(i, done.cross_weights);
             summaries.extend(done.summary);
         }
         let normed = hooks.pass(Point::LnFinal, self.ln_f.forward(&x)?)?;
@@ -149,12 +161,15 @@ impl Gpt2Model {
         }
         let rows = normed.dim(1)?;
         let last_hidden_state = if args.last_logits_only { normed.narrow(1, rows - 1, 1)? } else { normed };
-        let weights = weights.into_iter().flatten().collect();
+        let ((attentions, weights), (cross_attentions, cross_weights)) =
+            (weights.finish(), cross_weights.finish());
         Ok(ModelOutput {
             last_hidden_state,
             hidden_states,
             attentions,
             weights,
+            cross_attentions,
+            cross_weights,
             summaries,
             attention_outputs,
         })
@@ -170,8 +185,10 @@ impl Gpt2Model {
     }
 
     fn drop(&self, x: Tensor, training: Option<Training>) -> Result<Tensor> {
-        let Some(training) = training else { return Ok(x) };
-        training.dropout(self.config.embd_pdrop, 0, Site::Embeddings)?.apply(&x)
+        match dropout(training, self.config.embd_pdrop, 0, Site::Embeddings)? {
+            Some(dropout) => dropout.apply(&x),
+            None => Ok(x),
+        }
     }
 
     /// `wte[ids] + wpe[positions]`: (B, T) -> (B, T, C)
@@ -192,17 +209,12 @@ impl Gpt2Model {
         tokens.broadcast_add(&positions)
     }
 
-    /// Converts a mask of any integer dtype to the u8 mask (B, S) that attention takes.
-    fn padding_mask(&self, mask: &Tensor, b: usize, s: usize) -> Result<Tensor> {
-        if mask.dims() != [b, s] || mask.dtype().is_float() {
-            candle_core::bail!(
-                "attention_mask must be integers [{b}, {s}] (1 = visible) over the cache and the new tokens, \
-                 got {:?} {:?}",
-                mask.dtype(),
-                mask.dims()
-            )
-        }
-        mask.ne(&mask.zeros_like()?)?.to_device(self.wte.device())
+    /// The mask of the encoder's padding as u8 (B, S), if there is one.
+    fn encoder_mask(&self, encoder: Encoder, b: usize) -> Result<Option<Tensor>> {
+        check_encoder(encoder, (b, self.config.n_embd), self.dtype())?;
+        let shape = [b, encoder.hidden_states.dim(1)?];
+        let over = "the encoder's positions";
+        encoder.attention_mask.map(|mask| padding_mask(mask, shape, over, self.wte.device())).transpose()
     }
 }
 

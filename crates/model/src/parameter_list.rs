@@ -45,14 +45,17 @@ impl Gpt2LMHeadModel {
     /// Refuses a model whose parameters are not exactly those of GPT-2, because a layer of another kind holds them.
     ///
     /// # Errors
-    /// Names the first parameter that GPT-2 does not have, and the first that is missing.
+    /// Names the first parameter that GPT-2 does not have, the first that is missing, and the first of another shape.
     pub fn check_layers(&self) -> Result<()> {
         let (expected, found) = (self.checkpoint_config().parameters()?, self.named_parameters());
         let other = found.iter().find(|(name, _)| !expected.iter().any(|p| p.name == *name));
         let missing = expected.iter().find(|p| !found.iter().any(|(name, _)| *name == p.name));
+        let shape = |p: &&Parameter| found.iter().any(|(name, x)| *name == p.name && x.shape() != p.shape);
+        let other_shape = expected.iter().find(shape);
         let other = other.map(|(name, _)| format!("{name} is not a parameter of GPT-2"));
         let missing = missing.map(|p| format!("the model has no {}", p.name));
-        let problems: Vec<String> = other.into_iter().chain(missing).collect();
+        let shape = other_shape.map(|p| format!("{} is not {:?}", p.name, p.shape));
+        let problems: Vec<String> = other.into_iter().chain(missing).chain(shape).collect();
         if problems.is_empty() {
             return Ok(());
         }

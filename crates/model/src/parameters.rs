@@ -49,7 +49,7 @@ pub enum Role {
 pub struct Parameter {
     /// The checkpoint's name without [`PREFIX`], such as `h.0.attn.c_attn.weight`.
     pub name: String,
-    /// Its shape; Conv1D weights are (in, out).
+    /// Its shape, as the checkpoint stores it: weights of blocks are (in, out), in gpt_bigcode (out, in).
     pub shape: Vec<usize>,
     /// What it does.
     pub role: Role,
@@ -75,11 +75,11 @@ pub enum Values {
     Tensor(Tensor),
     /// A packed weight (in, out).
     Packed(PackedWeight),
-    /// A table (out, in) whose transpose is packed.
+    /// A weight or table (out, in) whose transpose is packed.
     PackedTable(PackedWeight),
     /// A quantised weight (in, out).
     Quantised(QuantisedWeight),
-    /// A table (out, in) whose transpose is quantised.
+    /// A weight or table (out, in) whose transpose is quantised.
     QuantisedTable(QuantisedWeight),
 }
 

@@ -1,6 +1,7 @@
 //! The arguments that go with the activations through a block and its attention.
 
 use crate::cache::LayerCache;
+use crate::cross_attention::Encoder;
 use crate::hooks::{Hooks, PassHooks};
 use crate::training::Training;
 use candle_core::{Result, Tensor};
@@ -28,6 +29,8 @@ use gpt2_kernels::attention::{Chosen, Wanted};
 pub struct Pass<'a> {
     /// u8 (B, S), 1 = visible, S = the cache's length + T.
     pub padding_mask: Option<&'a Tensor>,
+    /// What cross-attention attends to. Without it a block skips its cross-attention, as in transformers.
+    pub encoder: Option<Encoder<'a>>,
     /// The keys and values of earlier tokens; the pass appends the new ones.
     pub cache: Option<&'a mut LayerCache>,
     /// Dropout at the config's rates.
@@ -36,20 +39,27 @@ pub struct Pass<'a> {
     pub hooks: Option<&'a dyn Hooks>,
     /// Makes a block return the attention weights of these heads and queries; `Chosen::default()` means all of them.
     pub weights: &'a [Chosen],
+    /// Makes a block return the weights of its cross-attention, of these heads and queries.
+    pub cross_weights: &'a [Chosen],
     /// Makes a block return a few statistics of each query's weights.
     pub output_summary: bool,
     /// Makes a block return what attention adds to the residual stream.
     pub output_attention_outputs: bool,
     /// Computes the last position only, from the keys and values of all positions; weights and summaries still cover
-    /// all queries. Cannot be combined with attention outputs and hooks, which cover all positions.
+    /// all queries. Cannot be combined with attention outputs, weights of cross-attention and hooks, which cover all
+    /// positions.
     pub last_position_only: bool,
 }
 
 impl<'a> Pass<'a> {
     /// Fails if the arguments cannot be combined.
     pub(crate) fn check(&self) -> Result<()> {
-        if self.last_position_only && (self.output_attention_outputs || self.hooks.is_some()) {
-            candle_core::bail!("last_position_only cannot be combined with attention outputs or hooks")
+        let all_positions =
+            self.output_attention_outputs || self.hooks.is_some() || !self.cross_weights.is_empty();
+        if self.last_position_only && all_positions {
+            candle_core::bail!(
+                "last_position_only cannot be combined with attention outputs, weights of cross-attention or hooks"
+            )
         }
         Ok(())
     }

@@ -42,7 +42,7 @@ impl Trainer {
     /// Starts with a new model: GPT-2's random weights from the seed, and sinusoidal position embeddings.
     ///
     /// # Errors
-    /// When the config or an option is invalid, or the data do not fit the model.
+    /// When the config or an option is invalid, the model has cross-attention, or the data do not fit the model.
     pub fn new(config: &Config, data: Dataset, options: TrainOptions, device: &Device) -> Result<Self> {
         let tied = config.tie_word_embeddings;
         let trainer = Self::build(config.clone(), tied, data, options, device)?;
@@ -88,6 +88,11 @@ impl Trainer {
         device: &Device,
     ) -> Result<Self> {
         options.check()?;
+        if config.add_cross_attention {
+            let reason = "add_cross_attention: the data have no encoder's hidden states, without which the parameters of \
+                          cross-attention get no gradient; train with Gpt2LMHeadModel::loss_with_encoder";
+            return Err(candle_core::Error::msg(reason).into());
+        }
         if let Some(rate) = options.dropout {
             (config.attn_pdrop, config.resid_pdrop, config.embd_pdrop) = (rate, rate, rate);
         }

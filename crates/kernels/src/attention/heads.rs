@@ -2,12 +2,14 @@
 
 use candle_core::Result;
 
-/// Which of a layer's heads a tensor holds.
+/// Which of a layer's heads a tensor holds, and how many heads of keys and values serve them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HeadLayout {
-    /// H, the heads that the tensor has.
+    /// H, the heads of queries that the tensor has.
     pub heads: usize,
+    /// The heads of keys and values; each serves `heads / key_heads` neighbouring heads of queries.
+    pub key_heads: usize,
     /// The index of its first head in the layer: 0, unless the layer's heads are split across tensors.
     pub first: usize,
     /// How many heads the layer has: `heads`, unless they are split.
@@ -17,20 +19,52 @@ pub struct HeadLayout {
 }
 
 impl HeadLayout {
-    /// All `heads` of a layer, each `dim` wide.
+    /// All `heads` of a layer, each `dim` wide, with keys and values of their own.
     #[must_use]
     pub fn all(heads: usize, dim: usize) -> Self {
-        Self { heads, first: 0, total: heads, dim }
+        Self { heads, key_heads: heads, first: 0, total: heads, dim }
+    }
+
+    /// All `heads` of a layer, which share `key_heads` heads of keys and values: grouped-query attention, or multi-query
+    /// attention if there is one.
+    ///
+    /// # Errors
+    /// When `key_heads` does not divide `heads`.
+    pub fn grouped(heads: usize, key_heads: usize, dim: usize) -> Result<Self> {
+        if key_heads == 0 || !heads.is_multiple_of(key_heads) {
+            candle_core::bail!("{key_heads} heads of keys and values do not divide {heads} heads of queries")
+        }
+        Ok(Self { key_heads, ..Self::all(heads, dim) })
     }
 
     /// The same layer's heads `first..first + heads` alone.
     ///
     /// # Errors
-    /// When the layer does not have them.
+    /// When the layer does not have them, or the cut goes through heads that share keys and values.
     pub fn part(self, first: usize, heads: usize) -> Result<Self> {
         if first.checked_add(heads).is_none_or(|end| end > self.total) {
             candle_core::bail!("heads {first} to {first} + {heads} of a layer that has {}", self.total)
         }
-        Ok(Self { heads, first, ..self })
+        let group = self.heads / self.key_heads.max(1);
+        let whole = group > 0 && first.is_multiple_of(group) && heads.is_multiple_of(group);
+        if self.key_heads > 1 && !whole {
+            candle_core::bail!(
+                "heads {first} to {first} + {heads}: every {group} heads share keys and values and stay together"
+            )
+        }
+        let key_heads = if self.key_heads == 1 { 1 } else { heads / group };
+        Ok(Self { heads, key_heads, first, ..self })
+    }
+
+    /// The width of all queries, `heads * dim`.
+    #[must_use]
+    pub fn query_width(&self) -> usize {
+        self.heads * self.dim
+    }
+
+    /// The width of queries, keys and values side by side, as one projection makes them.
+    #[must_use]
+    pub fn packed_width(&self) -> usize {
+        (self.heads + 2 * self.key_heads) * self.dim
     }
 }

@@ -356,11 +356,14 @@ impl Sdpa {
         if let Some(slopes) = slopes.as_ref().filter(|slopes| slopes.len() != h) {
             candle_core::bail!("attention: {} slopes for {h} heads, expected one for each head", slopes.len())
         }
-        if let Some(heads) = self.heads.filter(|heads| (heads.heads, heads.dim) != (h, d)) {
+        let other = |heads: &HeadLayout| (heads.heads, heads.key_heads, heads.dim) != (h, kh, d);
+        if let Some(heads) = self.heads.filter(other) {
             candle_core::bail!(
-                "attention: q {:?} does not have {} heads of width {}",
+                "attention: q {:?} and k {:?} do not have {} and {} heads of width {}",
                 q.dims(),
+                k.dims(),
                 heads.heads,
+                heads.key_heads,
                 heads.dim
             )
         }

@@ -42,7 +42,7 @@ fn heads_of_another_layout_are_refused() -> Result<()> {
     let attention = Sdpa::causal(0.4, Dispatch::of(Implementation::Auto, &q));
     let attention = attention.with_heads(HeadLayout::all(3, 8));
     let message = attention.forward(&q, &q, &q, Mask::default()).expect_err("4 are not 3").to_string();
-    assert!(message.contains("3 heads of width 8") && message.contains("[2, 4, 9, 8]"), "{message}");
+    assert!(message.contains("3 and 3 heads of width 8") && message.contains("[2, 4, 9, 8]"), "{message}");
     Ok(())
 }
 
@@ -53,6 +53,17 @@ fn heads_that_a_layer_does_not_have_are_refused() {
     for (first, heads) in [(3, 2), (5, 0), (usize::MAX, 1)] {
         assert!(layer.part(first, heads).is_err(), "{first}, {heads}");
     }
+}
+
+#[test]
+fn heads_that_share_keys_stay_together() -> Result<()> {
+    assert!(HeadLayout::grouped(6, 4, 8).is_err() && HeadLayout::grouped(6, 0, 8).is_err());
+    let (grouped, single) = (HeadLayout::grouped(12, 4, 8)?, HeadLayout::grouped(12, 1, 8)?);
+    assert_eq!((grouped.query_width(), grouped.packed_width()), (96, 160));
+    assert_eq!(grouped.part(3, 6)?.key_heads, 2);
+    assert!(grouped.part(2, 6).is_err() && grouped.part(3, 4).is_err());
+    assert_eq!(single.part(5, 2)?.key_heads, 1);
+    Ok(())
 }
 
 /// Of a long triangle the eager path makes the rows that it reads.

@@ -1,6 +1,7 @@
-//! A dense weight (in, out) and a bias, as in the `Conv1D` layers of a float checkpoint.
+//! A dense weight and a bias, as a float checkpoint has them.
 
 use super::layer::LinearLayer;
+use super::weight_layout::WeightLayout;
 use crate::parameters::{Role, Visitor};
 use candle_core::{Result, Tensor};
 use gpt2_kernels::{Dispatch, Epilogue};
@@ -8,15 +9,23 @@ use std::ops::Range;
 
 #[derive(Debug)]
 pub(crate) struct Dense {
+    /// As the checkpoint stores it.
     weight: Tensor,
+    layout: WeightLayout,
     bias: Tensor,
+    /// (in, out)
     shape: (usize, usize),
     dispatch: Dispatch,
 }
 
 impl Dense {
-    pub(crate) fn new(weight: Tensor, bias: Tensor, dispatch: Dispatch) -> Result<Self> {
-        let shape = weight.dims2()?;
+    pub(crate) fn new(
+        weight: Tensor,
+        layout: WeightLayout,
+        bias: Tensor,
+        dispatch: Dispatch,
+    ) -> Result<Self> {
+        let shape = layout.in_out(&weight)?.dims2()?;
         if bias.dims() != [shape.1] {
             candle_core::bail!(
                 "a weight {:?} needs a bias of [{}], got {:?}",
@@ -25,7 +34,7 @@ impl Dense {
                 bias.dims()
             )
         }
-        Ok(Self { weight, bias, shape, dispatch })
+        Ok(Self { weight, layout, bias, shape, dispatch })
     }
 }
 
@@ -35,17 +44,28 @@ impl LinearLayer for Dense {
     }
 
     fn forward(&self, x: &Tensor, epilogue: Epilogue) -> Result<Tensor> {
-        gpt2_kernels::linear(x, &self.weight, &self.bias, epilogue, self.dispatch)
+        match self.layout {
+            WeightLayout::InOut => gpt2_kernels::linear(x, &self.weight, &self.bias, epilogue, self.dispatch),
+            WeightLayout::OutIn => {
+                let product = gpt2_kernels::linear_transposed(x, &self.weight)?;
+                epilogue.apply(product.broadcast_add(&self.bias)?)
+            }
+        }
     }
 
     fn forward_columns(&self, x: &Tensor, columns: Range<usize>) -> Result<Tensor> {
+        if self.layout == WeightLayout::OutIn {
+            let weight = self.weight.narrow(0, columns.start, columns.len())?;
+            let bias = self.bias.narrow(0, columns.start, columns.len())?;
+            return gpt2_kernels::linear_transposed(x, &weight)?.broadcast_add(&bias);
+        }
         let weight = self.weight.narrow(1, columns.start, columns.len())?;
         let bias = self.bias.narrow(0, columns.start, columns.len())?;
         gpt2_kernels::linear(x, &weight, &bias, Epilogue::None, self.dispatch)
     }
 
     fn weight(&self) -> Result<Tensor> {
-        Ok(self.weight.clone())
+        self.layout.in_out(&self.weight)
     }
 
     fn bias(&self) -> Option<&Tensor> {

@@ -52,9 +52,11 @@ mod dense;
 mod layer;
 mod packed;
 mod quantised;
+mod weight_layout;
 
 pub(crate) use dense::Dense;
 pub use gpt2_kernels::{BlockFormat, Epilogue, QuantisedWeight};
 pub use layer::LinearLayer;
 pub(crate) use packed::Packed;
 pub use quantised::QuantisedLinear;
+pub use weight_layout::WeightLayout;

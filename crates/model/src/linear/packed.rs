@@ -1,6 +1,7 @@
 //! A weight that does not change, packed for the CPU's matrix product.
 
 use super::layer::LinearLayer;
+use super::weight_layout::WeightLayout;
 use crate::parameters::{Role, Values, Visitor};
 use candle_core::{Result, Tensor};
 use gpt2_kernels::{Epilogue, PackedWeight};
@@ -9,13 +10,15 @@ use std::ops::Range;
 #[derive(Debug)]
 pub(crate) struct Packed {
     weight: PackedWeight,
+    /// How the checkpoint stores the weight.
+    layout: WeightLayout,
     bias: Tensor,
 }
 
 impl Packed {
-    /// `weight` (in, out), `bias` (out), for which [`PackedWeight::suits`].
-    pub(crate) fn new(weight: &Tensor, bias: Tensor) -> Result<Self> {
-        Ok(Self { weight: PackedWeight::new(weight)?, bias })
+    /// `weight` as stored, `bias` (out), for which [`PackedWeight::suits`].
+    pub(crate) fn new(weight: &Tensor, layout: WeightLayout, bias: Tensor) -> Result<Self> {
+        Ok(Self { weight: PackedWeight::new(&layout.in_out(weight)?)?, layout, bias })
     }
 }
 
@@ -41,7 +44,11 @@ impl LinearLayer for Packed {
     }
 
     fn visit(&self, visitor: &mut Visitor) {
-        visitor.values("weight", Role::LinearWeight, &Values::Packed(self.weight.clone()));
+        let weight = match self.layout {
+            WeightLayout::InOut => Values::Packed(self.weight.clone()),
+            WeightLayout::OutIn => Values::PackedTable(self.weight.clone()),
+        };
+        visitor.values("weight", Role::LinearWeight, &weight);
         visitor.parameter("bias", Role::LinearBias, &self.bias);
     }
 }

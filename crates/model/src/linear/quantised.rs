@@ -1,6 +1,7 @@
 //! [`QuantisedLinear`]: a weight of a few bits a number.
 
 use super::layer::LinearLayer;
+use super::weight_layout::WeightLayout;
 use crate::parameters::{Role, Values, Visitor};
 use candle_core::{Result, Tensor};
 use gpt2_kernels::{Epilogue, QuantisedWeight};
@@ -10,6 +11,8 @@ use std::ops::Range;
 #[derive(Debug, Clone)]
 pub struct QuantisedLinear {
     weight: QuantisedWeight,
+    /// How a checkpoint of the model stores the weight.
+    layout: WeightLayout,
     bias: Option<Tensor>,
 }
 
@@ -30,7 +33,13 @@ impl QuantisedLinear {
                 bias.dims()
             )
         }
-        Ok(Self { weight, bias })
+        Ok(Self { weight, layout: WeightLayout::InOut, bias })
+    }
+
+    /// The same layer in a model whose checkpoints store weights in `layout`.
+    #[must_use]
+    pub fn with_layout(self, layout: WeightLayout) -> Self {
+        Self { layout, ..self }
     }
 
     /// The quantised weight.
@@ -62,7 +71,11 @@ impl LinearLayer for QuantisedLinear {
     }
 
     fn visit(&self, visitor: &mut Visitor) {
-        visitor.values("weight", Role::LinearWeight, &Values::Quantised(self.weight.clone()));
+        let weight = match self.layout {
+            WeightLayout::InOut => Values::Quantised(self.weight.clone()),
+            WeightLayout::OutIn => Values::QuantisedTable(self.weight.clone()),
+        };
+        visitor.values("weight", Role::LinearWeight, &weight);
         if let Some(bias) = &self.bias {
             visitor.parameter("bias", Role::LinearBias, bias);
         }

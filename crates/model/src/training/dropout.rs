@@ -26,12 +26,26 @@ pub(crate) enum Site {
     Attention,
     /// `resid_pdrop`, on what the MLP adds to it.
     Mlp,
+    /// `attn_pdrop`, on the weights of cross-attention.
+    CrossWeights,
+    /// `resid_pdrop`, on what cross-attention adds to the residual stream.
+    CrossAttention,
 }
 
 impl Training {
     /// The dropout for one place in the model.
-    pub(crate) fn dropout(self, rate: f64, layer_idx: usize, site: Site) -> Result<Dropout> {
+    fn dropout(self, rate: f64, layer_idx: usize, site: Site) -> Result<Dropout> {
         // 4 bits hold the site and 16 the layer.
         Dropout::new(rate, self.seed, self.step << 20 | (layer_idx as u64) << 4 | site as u64)
     }
+}
+
+/// The dropout for one place in the model, in a training pass.
+pub(crate) fn dropout(
+    training: Option<Training>,
+    rate: f64,
+    layer_idx: usize,
+    site: Site,
+) -> Result<Option<Dropout>> {
+    training.map(|training| training.dropout(rate, layer_idx, site)).transpose()
 }

@@ -5,7 +5,7 @@ mod dropout;
 mod gradients;
 mod loss;
 
-pub(crate) use dropout::Site;
 pub use dropout::Training;
+pub(crate) use dropout::{Site, dropout};
 pub use gradients::{GradientCheck, add_gradients, check_gradients, variables_of};
 pub use loss::cross_entropy;

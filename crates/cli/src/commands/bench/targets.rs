@@ -16,13 +16,13 @@ use gpt2_train::{AdamW, AdamWParams};
 
 impl Bench<'_> {
     pub(super) fn core(&self) -> anyhow::Result<Vec<f64>> {
-        let (b, t, h, d) = (self.batch, self.tokens, self.config.n_head, self.config.head_dim());
-        let packed = self.random(&[b, t, 3, h, d])?; // as c_attn returns them
+        let (t, heads) = (self.tokens, self.config.heads());
+        let packed = self.random(&[self.batch, t, heads.packed_width()])?; // as c_attn returns them
         let dispatch = Dispatch::of(self.config.attn_implementation, &packed);
         let attention = Sdpa::causal(self.config.attention_scale(0), dispatch);
         let inputs = copies_beyond_the_cache(&packed)?;
         let views: Vec<_> =
-            inputs.iter().map(|packed| qkv::views(packed, t)).collect::<candle_core::Result<_>>()?;
+            inputs.iter().map(|packed| qkv::views(packed, heads, t)).collect::<candle_core::Result<_>>()?;
         self.time(|run| {
             let [q, k, v] = &views[run % views.len()];
             attention.forward(q, k, v, Mask::default())?;

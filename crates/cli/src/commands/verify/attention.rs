@@ -5,7 +5,7 @@ use crate::qkv;
 use candle_core::{DType, Device, Var};
 use candle_nn::Init;
 use gpt2_kernels::Implementation::{self, Eager, Fused};
-use gpt2_kernels::attention::{Hidden, Mask, Sdpa};
+use gpt2_kernels::attention::{HeadLayout, Hidden, Mask, Sdpa};
 use gpt2_kernels::{Dispatch, Dropout};
 use gpt2_model::init;
 use gpt2_model::mask::left_padding;
@@ -45,8 +45,9 @@ impl Verify {
     pub(super) fn attention(&mut self) -> anyhow::Result<()> {
         for (b, t, s, d, masks) in ATTENTION {
             let vb = init::seeded(self.seed, DType::F32, &Device::Cpu);
+            let layout = HeadLayout::all(HEADS, d);
             let normal = Init::Randn { mean: 0., stdev: 1.3 };
-            let packed = vb.get_with_hints((b, s, 3, HEADS, d), "qkv", normal)?;
+            let packed = vb.get_with_hints((b, s, layout.packed_width()), "qkv", normal)?;
             let grad = vb.get_with_hints((b, t, HEADS, d), "grad", normal)?.to_dtype(DType::F64)?;
             let lengths: Vec<usize> = (0..b).map(|i| s - i * s / 3).collect();
             let (padded, masked) = (!masks.is_empty(), masks == MASKED);
@@ -68,12 +69,12 @@ impl Verify {
                     let dispatch = Dispatch::new(implementation, device);
                     let attention = Sdpa::causal(1. / (d as f64).sqrt(), dispatch).with_dropout(dropout);
                     // Some kernels only run if no gradient is needed.
-                    let [q, k, v] = qkv::views(&packed.as_detached_tensor(), t)?;
+                    let [q, k, v] = qkv::views(&packed.as_detached_tensor(), layout, t)?;
                     let ran = attention.runs(&q, &k, &v, mask)?;
                     let context = attention.forward(&q, &k, &v, mask)?;
                     let (weighted, _) = attention.forward_with_weights(&q, &k, &v, mask)?;
 
-                    let [q, k, v] = qkv::views(&packed, t)?;
+                    let [q, k, v] = qkv::views(&packed, layout, t)?;
                     let trained_by = attention.runs(&q, &k, &v, mask)?;
                     let trained = attention.forward(&q, &k, &v, mask)?;
                     let wide = trained.to_device(&Device::Cpu)?.to_dtype(DType::F64)?;

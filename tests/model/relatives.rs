@@ -1,0 +1,330 @@
+//! GPT-2's relatives, gpt_bigcode and GPT-2 with cross-attention, compared with transformers (tests/data).
+
+use crate::common::{Result, assert_close, data, reference};
+use crate::gradients::{assert_gradients, trainable};
+use crate::models::load;
+use candle_core::{DType, Device, Tensor, Var};
+use gpt2_loader::{Checkpoint, Source};
+use gpt2_model::attention::Chosen;
+use gpt2_model::linear::BlockFormat;
+use gpt2_model::{
+    Block, ChosenWeights, Config, Encoder, ForwardArgs, Gpt2LMHeadModel, Implementation, KvCache,
+    ModelOutput, Pass, Training, init,
+};
+use std::collections::HashMap;
+
+const TOLERANCE: f64 = 3e-5;
+const BOTH: [Implementation; 2] = [Implementation::Eager, Implementation::Fused];
+
+fn load_by(case: &str, implementation: Implementation) -> Result<Gpt2LMHeadModel> {
+    let checkpoint = Checkpoint::open(&Source::directory(data(case)).open()?)?;
+    Ok(checkpoint.with_implementation(implementation).load_model(DType::F32, &Device::Cpu)?)
+}
+
+fn encoder(expected: &HashMap<String, Tensor>) -> Encoder<'_> {
+    Encoder {
+        hidden_states: &expected["encoder_hidden_states"],
+        attention_mask: Some(&expected["encoder_attention_mask"]),
+    }
+}
+
+/// Compares the model's output with every tensor of it that the reference holds.
+fn assert_output(what: &str, output: &ModelOutput, expected: &HashMap<String, Tensor>) {
+    for (kind, tensors, count) in [
+        ("hidden_states", &output.hidden_states, 3),
+        ("attentions", &output.attentions, 2),
+        ("cross_attentions", &output.cross_attentions, output.cross_attentions.len()),
+    ] {
+        assert_eq!(tensors.len(), count, "{what}: {kind}");
+        for (i, tensor) in tensors.iter().enumerate() {
+            let name = format!("{kind}.{i}");
+            assert_close(&format!("{what}, {name}"), tensor, &expected[&name], TOLERANCE);
+        }
+    }
+}
+
+#[test]
+fn gpt_bigcode_equals_transformers_with_one_head_of_keys_and_with_many() -> Result {
+    for case in ["bigcode", "bigcode_heads"] {
+        let expected = reference(case)?;
+        for implementation in BOTH {
+            let what = format!("{case}, {implementation:?}");
+            let model = load_by(case, implementation)?;
+            let args =
+                ForwardArgs { output_hidden_states: true, output_attentions: true, ..Default::default() };
+            let output = model.forward(&expected["input_ids"], args)?;
+            assert_close(&what, &output.logits, &expected["logits"], TOLERANCE);
+            assert_output(&what, &output.transformer, &expected);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn gpt_bigcode_gets_pytorchs_gradients() -> Result {
+    for case in ["bigcode", "bigcode_heads"] {
+        let expected = reference(case)?;
+        let ids = &expected["input_ids"]; // (2, 9)
+        let (inputs, targets) = (ids.narrow(1, 0, 8)?, ids.narrow(1, 1, 8)?.contiguous()?);
+        for implementation in BOTH {
+            let (variables, model) = trainable(case, implementation)?;
+            let loss = model.loss(&inputs, &targets, None)?;
+            assert_close(case, &loss, &expected["loss"], 1e-5);
+            assert_gradients(
+                &format!("{case}, {implementation:?}"),
+                &variables,
+                &loss.backward()?,
+                &expected,
+            )?;
+        }
+    }
+    Ok(())
+}
+
+/// A prompt, its chunks and single tokens over a cache, whole and for the last position alone.
+#[test]
+fn gpt_bigcode_over_a_cache_equals_one_pass() -> Result {
+    for case in ["bigcode", "bigcode_heads"] {
+        let expected = reference(case)?;
+        let (ids, logits) = (&expected["input_ids"], &expected["logits"]);
+        for (implementation, last_logits_only) in BOTH.into_iter().flat_map(|i| [(i, false), (i, true)]) {
+            let model = load_by(case, implementation)?;
+            let mut cache = KvCache::new(model.config(), 2, 9, DType::F32, &Device::Cpu)?;
+            let mut start = 0;
+            for len in [4, 1, 3, 1] {
+                let chunk = ids.narrow(1, start, len)?;
+                let args = ForwardArgs { cache: Some(&mut cache), last_logits_only, ..Default::default() };
+                let got = model.forward(&chunk, args)?.logits;
+                let first = if last_logits_only { start + len - 1 } else { start };
+                start += len;
+                let expected = logits.narrow(1, first, start - first)?;
+                assert_close(&format!("{case}, up to {start}"), &got, &expected, TOLERANCE);
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn gpt_bigcode_in_halves_and_quantised_is_off_by_rounding_only() -> Result {
+    for case in ["bigcode", "bigcode_heads"] {
+        let expected = reference(case)?;
+        for (dtype, tolerance) in [(DType::F16, 10. * 2f64.powi(-11)), (DType::BF16, 10. * 2f64.powi(-8))] {
+            let output = load(case, dtype)?.forward(&expected["input_ids"], ForwardArgs::default())?;
+            assert_close(&format!("{case} {dtype:?}"), &output.logits, &expected["logits"], tolerance);
+        }
+    }
+    // Blocks of 32 need wider layers than the reference data have.
+    let config =
+        Config { n_embd: 64, n_head: 4, n_inner: None, ..load("bigcode", DType::F32)?.config().clone() };
+    let plain = Gpt2LMHeadModel::load(init::seeded(3, DType::F32, &Device::Cpu), &config)?;
+    let ids = &reference("bigcode")?["input_ids"];
+    let expected = plain.forward(ids, ForwardArgs::default())?.logits;
+    let shapes = |model: &Gpt2LMHeadModel| {
+        let list = model.named_parameters().into_iter();
+        list.map(|(name, values)| (name, values.shape())).collect::<Vec<_>>()
+    };
+    let quantised = plain.clone().quantise(BlockFormat::Q8_0)?;
+    assert_eq!(shapes(&quantised), shapes(&plain));
+    assert_close("Q8_0", &quantised.forward(ids, ForwardArgs::default())?.logits, &expected, 0.02);
+    Ok(())
+}
+
+#[test]
+fn cross_attention_equals_transformers_with_an_encoder_and_without() -> Result {
+    let expected = reference("cross")?;
+    for implementation in BOTH {
+        let what = format!("{implementation:?}");
+        let model = load_by("cross", implementation)?;
+        let args = |encoder| ForwardArgs {
+            encoder,
+            output_hidden_states: true,
+            output_attentions: true,
+            ..Default::default()
+        };
+        let output = model.forward(&expected["input_ids"], args(Some(encoder(&expected))))?;
+        assert_close(&what, &output.logits, &expected["logits"], TOLERANCE);
+        assert_eq!(output.transformer.cross_attentions.len(), 2);
+        assert_output(&what, &output.transformer, &expected);
+
+        let alone = model.forward(&expected["input_ids"], args(None))?;
+        assert_close(&what, &alone.logits, &expected["alone.logits"], TOLERANCE);
+        assert!(alone.transformer.cross_attentions.is_empty());
+        for (i, tensor) in alone.transformer.hidden_states.iter().enumerate() {
+            assert_close(&what, tensor, &expected[&format!("alone.hidden_states.{i}")], TOLERANCE);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn cross_attention_gets_pytorchs_gradients_and_so_does_its_encoder() -> Result {
+    let expected = reference("cross")?;
+    let ids = &expected["input_ids"];
+    let (inputs, targets) = (ids.narrow(1, 0, 8)?, ids.narrow(1, 1, 8)?.contiguous()?);
+    for implementation in BOTH {
+        let (variables, model) = trainable("cross", implementation)?;
+        let hidden_states = Var::from_tensor(&expected["encoder_hidden_states"])?;
+        let encoder = Encoder { hidden_states: &hidden_states, ..encoder(&expected) };
+        let loss = model.loss_with_encoder(&inputs, &targets, Some(encoder), None)?;
+        assert_close("loss", &loss, &expected["loss"], 1e-5);
+        let gradients = loss.backward()?;
+        let what = format!("{implementation:?}");
+        let of_encoder = gradients.get(&hidden_states).ok_or("no gradient reaches the encoder")?;
+        assert_close(&what, of_encoder, &expected["grad.encoder_hidden_states"], 1e-4);
+        let own = expected.iter().filter(|(name, _)| *name != "grad.encoder_hidden_states");
+        let own = own.map(|(name, tensor)| (name.clone(), tensor.clone())).collect();
+        assert_gradients(&what, &variables, &gradients, &own)?;
+    }
+    Ok(())
+}
+
+/// Text in chunks and single tokens over a cache, which keeps the encoder's keys.
+#[test]
+fn cross_attention_over_a_cache_equals_one_pass() -> Result {
+    let (expected, model) = (reference("cross")?, load("cross", DType::F32)?);
+    let (ids, logits) = (&expected["input_ids"], &expected["logits"]);
+    let mut cache = KvCache::new(model.config(), 2, 9, DType::F32, &Device::Cpu)?;
+    for _ in 0..2 {
+        let mut start = 0;
+        for len in [4, 1, 3, 1] {
+            let args = ForwardArgs {
+                cache: Some(&mut cache),
+                encoder: Some(encoder(&expected)),
+                last_logits_only: len == 3,
+                ..Default::default()
+            };
+            let got = model.forward(&ids.narrow(1, start, len)?, args)?.logits;
+            let first = if len == 3 { start + len - 1 } else { start };
+            start += len;
+            assert_close("a chunk", &got, &logits.narrow(1, first, start - first)?, TOLERANCE);
+        }
+        let other = expected["encoder_hidden_states"].copy()?;
+        for (encoder, part) in [
+            (Some(Encoder { hidden_states: &other, attention_mask: None }), "other encoder hidden states"),
+            (None, "pass its hidden states with every token"),
+        ] {
+            cache.truncate(5);
+            let args = ForwardArgs { cache: Some(&mut cache), encoder, ..Default::default() };
+            let message = model.forward(&ids.narrow(1, 5, 1)?, args).expect_err(part).to_string();
+            assert!(message.contains(part), "{message}");
+        }
+        cache.clear();
+    }
+    Ok(())
+}
+
+#[test]
+fn chosen_weights_of_cross_attention_are_those_of_all() -> Result {
+    let (expected, model) = (reference("cross")?, load("cross", DType::F32)?);
+    let of = Chosen { heads: Some(vec![2, 0]), queries: Some(vec![8, 3]) };
+    let chosen = [ChosenWeights { layer: 1, of: of.clone() }, ChosenWeights { layer: 0, of }];
+    let args = ForwardArgs {
+        encoder: Some(encoder(&expected)),
+        cross_weights: &chosen,
+        last_logits_only: true,
+        ..Default::default()
+    };
+    let output = model.forward(&expected["input_ids"], args)?;
+    assert_close("last", &output.logits, &expected["logits"].narrow(1, 8, 1)?, TOLERANCE);
+    assert!(output.transformer.cross_attentions.is_empty() && output.transformer.weights.is_empty());
+    for (got, layer) in output.transformer.cross_weights.iter().zip([1, 0]) {
+        let heads = Tensor::new(&[2u32, 0], &Device::Cpu)?;
+        let queries = Tensor::new(&[8u32, 3], &Device::Cpu)?;
+        let all = &expected[&format!("cross_attentions.{layer}")]; // (B, H, T, S)
+        assert_close("weights", got, &all.index_select(&heads, 1)?.index_select(&queries, 2)?, TOLERANCE);
+    }
+    Ok(())
+}
+
+#[test]
+fn dropout_of_cross_attention_is_its_own_and_the_same_each_time() -> Result {
+    let (expected, model) = (reference("cross")?, load("cross", DType::F32)?);
+    let mut config = Config { resid_pdrop: 0., attn_pdrop: 0.5, ..model.config().clone() };
+    let run = |config: &Config, step: u64| -> Result<Tensor> {
+        let model = Gpt2LMHeadModel::load(init::seeded(5, DType::F32, &Device::Cpu), config)?;
+        let (training, encoder) = (Some(Training { seed: 1, step }), Some(encoder(&expected)));
+        let args = ForwardArgs { training, encoder, output_attentions: true, ..Default::default() };
+        let output = model.forward(&expected["input_ids"], args)?.transformer;
+        let (own, cross) = (&output.attentions[0], &output.cross_attentions[0]);
+        let dropped = |x: &Tensor| -> Result<Vec<bool>> {
+            Ok(x.narrow(3, 0, 3)?.flatten_all()?.to_vec1::<f32>()?.into_iter().map(|x| x == 0.).collect())
+        };
+        let last = |x: &Tensor| x.narrow(2, 8, 1)?.narrow(0, 0, 1)?.contiguous();
+        assert_ne!(dropped(&last(own)?)?, dropped(&last(cross)?)?, "one mask for both attentions");
+        Ok(output.last_hidden_state)
+    };
+    let bits = |x: &Tensor| x.flatten_all()?.to_vec1::<f32>();
+    let a = run(&config, 1)?;
+    assert_eq!(bits(&a)?, bits(&run(&config, 1)?)?);
+    assert_ne!(bits(&a)?, bits(&run(&config, 2)?)?);
+    config.attn_pdrop = 0.4;
+    assert_ne!(bits(&a)?, bits(&run(&config, 1)?)?);
+    Ok(())
+}
+
+#[test]
+fn what_does_not_fit_cross_attention_is_refused_with_the_reason() -> Result {
+    let (expected, cross, plain) =
+        (reference("cross")?, load("cross", DType::F32)?, load("bigcode", DType::F32)?);
+    let ids = &expected["input_ids"];
+    let hidden_states = &expected["encoder_hidden_states"]; // (2, 5, 12)
+    let refused = |model: &Gpt2LMHeadModel, hidden_states: &Tensor, mask: Option<&Tensor>, part: &str| {
+        let encoder = Some(Encoder { hidden_states, attention_mask: mask });
+        let args = ForwardArgs { encoder, ..Default::default() };
+        let message = model.forward(ids, args).expect_err(part).to_string();
+        assert!(message.contains(part), "{message}");
+    };
+    refused(&plain, hidden_states, None, "no cross-attention");
+    refused(&cross, &hidden_states.narrow(2, 0, 11)?, None, "F32 [2, S, 12], got F32 [2, 5, 11]");
+    refused(&cross, &hidden_states.narrow(0, 0, 1)?, None, "got F32 [1, 5, 12]");
+    refused(&cross, &hidden_states.to_dtype(DType::F64)?, None, "got F64 [2, 5, 12]");
+    refused(
+        &cross,
+        hidden_states,
+        Some(&ids.narrow(1, 0, 4)?),
+        "[2, 5] (1 = visible) over the encoder's positions",
+    );
+    refused(&cross, hidden_states, Some(&hidden_states.narrow(2, 0, 1)?.squeeze(2)?), "must be integers");
+
+    let all = [ChosenWeights::default()];
+    let args = ForwardArgs { cross_weights: &all, ..Default::default() };
+    let message = cross.forward(ids, args).expect_err("no encoder").to_string();
+    assert!(message.contains("need an encoder's hidden states"), "{message}");
+    let beyond = [ChosenWeights { layer: 2, of: Chosen::default() }];
+    let args =
+        ForwardArgs { cross_weights: &beyond, encoder: Some(encoder(&expected)), ..Default::default() };
+    let message = cross.forward(ids, args).expect_err("layer 2").to_string();
+    assert!(message.contains("layer 2") && message.contains("layers 0 to 1"), "{message}");
+    let block: &Block = &cross.transformer.h[0];
+    let pass = Pass {
+        encoder: Some(encoder(&expected)),
+        cross_weights: &[Chosen::default()],
+        last_position_only: true,
+        ..Default::default()
+    };
+    let message = block.forward(hidden_states, pass).expect_err("the last position").to_string();
+    assert!(message.contains("weights of cross-attention"), "{message}");
+    Ok(())
+}
+
+/// A row whose encoder is all padding gets nothing from it but the bias of `c_proj`, never NaN.
+#[test]
+fn an_encoder_of_padding_alone_adds_a_bias_and_no_nan() -> Result {
+    let expected = reference("cross")?;
+    for implementation in BOTH {
+        let model = load_by("cross", implementation)?;
+        let run = |hidden_states: &Tensor| {
+            let mask = Tensor::new(&[[1u32, 1, 1, 1, 1], [0, 0, 0, 0, 0]], &Device::Cpu)?;
+            let encoder = Some(Encoder { hidden_states, attention_mask: Some(&mask) });
+            model.forward(&expected["input_ids"], ForwardArgs { encoder, ..Default::default() })
+        };
+        let hidden_states = &expected["encoder_hidden_states"];
+        let (a, b) = (run(hidden_states)?.logits, run(&(hidden_states * 3.)?)?.logits);
+        let row = |x: &Tensor, i: usize| x.get(i)?.flatten_all()?.to_vec1::<f32>();
+        assert!(row(&a, 1)?.iter().all(|x| x.is_finite()));
+        assert_eq!(row(&a, 1)?, row(&b, 1)?);
+        assert_ne!(row(&a, 0)?, row(&b, 0)?);
+    }
+    Ok(())
+}
