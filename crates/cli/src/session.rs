@@ -95,6 +95,11 @@ impl ModelArgs {
             let _ = tokenizer.set(opened); // an error is one when the tokenizer is needed
         }
         let name = checkpoint.name().to_string();
+        if model.config().add_cross_attention {
+            note(
+                "the model can attend to an encoder, but no command gives it one: its cross-attention is skipped",
+            );
+        }
         Ok(Session { name, model, formats, device, files, tokenizer })
     }
 }

@@ -76,9 +76,16 @@ fn peak(what: BenchTarget, dtype: DType) -> f64 {
 fn bytes_of_a_token(args: &BenchArgs, config: &Config, (of_weight, of_number): (f64, f64)) -> f64 {
     let (c, l, v) = (config.n_embd as f64, config.n_layer as f64, config.vocab_size as f64);
     let inner = config.n_inner.map_or(4.0 * c, |inner| inner as f64);
-    let weights = l * (4.0 * c * c + 2.0 * c * inner) + v * c;
+    let kv = keys_and_values(config);
+    let weights = l * (2.0 * c * c + c * kv + 2.0 * c * inner) + v * c;
     let keys = f64::from(args.tokens) + f64::from(args.new_tokens + 1) / 2.0; // on average
-    of_weight * weights + of_number * f64::from(args.batch) * 2.0 * l * keys * c
+    of_weight * weights + of_number * f64::from(args.batch) * l * keys * kv
+}
+
+/// The width of the keys and values of a position.
+fn keys_and_values(config: &Config) -> f64 {
+    let heads = config.heads();
+    (heads.packed_width() - heads.query_width()) as f64
 }
 
 /// The multiplications and additions of matrix products in a run. A training step counts as three forward passes.
@@ -86,12 +93,13 @@ fn operations(args: &BenchArgs, config: &Config) -> f64 {
     let (b, t) = (f64::from(args.batch), f64::from(args.tokens));
     let (c, l, v) = (config.n_embd as f64, config.n_layer as f64, config.vocab_size as f64);
     let inner = config.n_inner.map_or(4.0 * c, |inner| inner as f64);
+    let kv = keys_and_values(config);
     let core = 4.0 * c * t * (t + 1.0) / 2.0;
-    let block = core + 2.0 * t * c * 4.0 * c;
+    let block = core + 2.0 * t * c * (2.0 * c + kv);
     let mlp = 4.0 * t * c * inner;
     let forward = if args.last {
         // The last block computes keys and values of all positions, and the rest for the last one.
-        let last = 2.0 * c * (t * 2.0 * c + 2.0 * c) + 4.0 * c * t + 4.0 * c * inner;
+        let last = 2.0 * c * (t * kv + 2.0 * c) + 4.0 * c * t + 4.0 * c * inner;
         (l - 1.0) * (block + mlp) + last + 2.0 * c * v
     } else {
         l * (block + mlp) + 2.0 * t * c * v
