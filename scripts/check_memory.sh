@@ -12,7 +12,7 @@ cd "$(dirname "$0")/.."
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 "${CARGO:-cargo}" test --release --no-run 2>"$log" || { cat "$log" >&2; exit 1; }
-binaries=$(sed -n 's/.*(\(.*\/\(gpt2_kernels\|kernels\)-[0-9a-f]*\))$/\1/p' "$log")
+binaries=$(sed -n 's/.*(\(.*\/\(candle_fused\|kernels\)-[0-9a-f]*\))$/\1/p' "$log")
 if [ "$(wc -w <<<"$binaries")" != 2 ]; then
     echo "error: expected cargo to name the kernels' unit tests and tests/kernels; found: $binaries" >&2
     exit 1

@@ -52,7 +52,7 @@ rm -rf "$work/new"
 
 {
     printf '[workspace]\nresolver = "3"\nmembers = ["*"]\n\n[profile.dev]\ndebug = false\nincremental = false\n\n[patch.crates-io]\n'
-    for folder in "$work"/packages/gpt2-*; do
+    for folder in "$work"/packages/{candle,gpt2}-*; do
         name=$(basename "$folder")
         printf '%s = { path = "%s" }\n' "${name%-*}" "$name"
     done

@@ -25,7 +25,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 SOURCES = REPOSITORY / "crates/kernels/cuda"
-BUILD = "test --release --locked -p gpt2-kernels --lib --no-run --message-format json"
+BUILD = "test --release --locked -p candle-fused --lib --no-run --message-format json"
 
 Bug = namedtuple("Bug", "file old new what test excuse", defaults=[""])
 F16, F16_BACK, NORM = "::f16_attention_emulated", "::f16_gradients_emulated", "layer_norm_emulated"

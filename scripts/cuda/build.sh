@@ -37,7 +37,7 @@ echo "$program: $(stat -c %s "$program") bytes, built in $took s"
 
 # List the contents: Candle's PTX is text in the program, and our kernels are there as build.rs compiled them.
 echo "Candle's kernels: $(grep -aoE '^\.target sm_[0-9]+[af]?' "$program" | sort | uniq -c | awk '{print $1 " modules of PTX for " $3}' | paste -sd,)"
-newest=$(ls -td "$target"/release/build/gpt2-kernels-*/out | head -1)
+newest=$(ls -td "$target"/release/build/candle-fused-*/out | head -1)
 echo "our kernels: $(cd "$newest" && stat -c '%n (%s bytes)' ./*.fatbin | sed 's|^\./||' | paste -sd' '), machine code for ${capabilities[*]}, PTX for $lowest"
 for ptx in "$target"/release/build/candle-kernels-*/out/*.ptx; do
     for capability in "${capabilities[@]}"; do

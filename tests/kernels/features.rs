@@ -3,9 +3,9 @@
 
 use crate::common::{Result, cases};
 use candle_core::{D, DType, Device, Tensor, Var};
-use gpt2_kernels::Implementation::{self, Eager, Fused};
-use gpt2_kernels::attention::{Chosen, Hidden, Mask, Sdpa, Wanted, Window};
-use gpt2_kernels::{Dispatch, Dropout};
+use candle_fused::Implementation::{self, Eager, Fused};
+use candle_fused::attention::{Chosen, Hidden, Mask, Sdpa, Wanted, Window};
+use candle_fused::{Dispatch, Dropout};
 use proptest::prelude::*;
 
 #[derive(Debug, Clone)]

@@ -2,9 +2,9 @@
 
 use crate::common::{Result, cases, some_padding};
 use candle_core::{DType, Device, Tensor};
-use gpt2_kernels::Dispatch;
-use gpt2_kernels::Implementation::{Eager, Fused};
-use gpt2_kernels::attention::{CausalBias, Mask, Sdpa, packed_part};
+use candle_fused::Dispatch;
+use candle_fused::Implementation::{Eager, Fused};
+use candle_fused::attention::{CausalBias, Mask, Sdpa, packed_part};
 use proptest::prelude::*;
 
 /// q, k and v as views of one packed projection, as `c_attn` returns them, and a padding mask.
@@ -32,7 +32,7 @@ impl Case {
         Ok(Self { q, k: part(1)?, v: part(2)?, padding: None, scale: 1. / (d as f64).sqrt() })
     }
 
-    fn run(&self, implementation: gpt2_kernels::Implementation) -> Result<Tensor> {
+    fn run(&self, implementation: candle_fused::Implementation) -> Result<Tensor> {
         let s = self.k.dim(2)?;
         let padding = self.padding.clone().map(|p| Tensor::new(p, &Device::Cpu)).transpose()?;
         let mask = Mask { padding: padding.as_ref(), ..Default::default() };
@@ -72,7 +72,7 @@ impl Case {
     }
 
     /// The largest error of `implementation`, relative to the largest value.
-    fn error(&self, implementation: gpt2_kernels::Implementation) -> Result<f64> {
+    fn error(&self, implementation: candle_fused::Implementation) -> Result<f64> {
         let expected = self.by_definition()?;
         let got = self.run(implementation)?;
         let (b, h, t, d) = self.q.dims4()?;

@@ -3,9 +3,9 @@
 
 use crate::common::{Result, cases, some_padding};
 use candle_core::{DType, Device, Tensor, Var};
-use gpt2_kernels::Implementation::{self, Eager, Fused};
-use gpt2_kernels::attention::{Mask, Sdpa, packed_part};
-use gpt2_kernels::{Dispatch, Dropout};
+use candle_fused::Implementation::{self, Eager, Fused};
+use candle_fused::attention::{Mask, Sdpa, packed_part};
+use candle_fused::{Dispatch, Dropout};
 use proptest::prelude::*;
 
 /// q, k and v as views of one packed variable, as `c_attn` returns them, and the weights of the sum over the

@@ -2,9 +2,9 @@
 
 use crate::common::{Result, data};
 use candle_core::{DType, Device, Tensor, Var};
-use gpt2_kernels::Dispatch;
-use gpt2_kernels::Implementation::{Eager, Fused};
-use gpt2_kernels::attention::{Mask, Sdpa, Window};
+use candle_fused::Dispatch;
+use candle_fused::Implementation::{Eager, Fused};
+use candle_fused::attention::{Mask, Sdpa, Window};
 
 /// The files, and what `scripts/make_attention_reference.py` gave PyTorch for each.
 const CASES: [(&str, Window, Option<f64>); 9] = [

@@ -2,11 +2,11 @@
 
 use crate::common::Result;
 use candle_core::{DType, Device, Tensor, Var};
+use candle_fused::Implementation::{Eager, Fused};
+use candle_fused::attention::{Chosen, Lengths, Mask, Sdpa, Wanted, Window};
+use candle_fused::cpu_flash::{self, AttnMask};
+use candle_fused::{Dispatch, Dropout, flash};
 use candle_nn::attention as theirs;
-use gpt2_kernels::Implementation::{Eager, Fused};
-use gpt2_kernels::attention::{Chosen, Lengths, Mask, Sdpa, Wanted, Window};
-use gpt2_kernels::cpu_flash::{self, AttnMask};
-use gpt2_kernels::{Dispatch, Dropout, flash};
 
 fn numbers(shape: &[usize], name: &str) -> Result<Tensor> {
     let vb = gpt2_model::init::seeded(3, DType::F32, &Device::Cpu);
@@ -224,7 +224,7 @@ fn packed_sequences_are_computed_as_if_alone() -> Result {
             assert!(same(&one.context, &alone.context)?);
             assert!(same(&one.weights[0], &alone.weights[0])?);
             let entropy =
-                |x: &gpt2_kernels::attention::Attended| x.summary.as_ref().map(|s| s.entropy.clone());
+                |x: &candle_fused::attention::Attended| x.summary.as_ref().map(|s| s.entropy.clone());
             let (got, expected) = (entropy(one).ok_or("a summary")?, entropy(&alone).ok_or("a summary")?);
             assert!(same(&got, &expected)?);
             first += len;

@@ -4,9 +4,9 @@ mod odd;
 
 use crate::common::{Result, cases, max_abs, some_padding};
 use candle_core::{D, DType, Device, Tensor, Var};
-use gpt2_kernels::Implementation::{self, Eager, Fused};
-use gpt2_kernels::attention::{Attended, Chosen, Hidden, Mask, Sdpa, Summary, Wanted, packed_part};
-use gpt2_kernels::{Dispatch, Dropout};
+use candle_fused::Implementation::{self, Eager, Fused};
+use candle_fused::attention::{Attended, Chosen, Hidden, Mask, Sdpa, Summary, Wanted, packed_part};
+use candle_fused::{Dispatch, Dropout};
 use gpt2_view::{HeadSummary, QueryNumbers, summarize};
 use proptest::prelude::*;
 

@@ -14,7 +14,7 @@ use super::printed_001 as printed;
 use super::{Printed, batch, checkpoint, words};
 use crate::common::{Result, assert_close};
 use candle_core::{D, DType, Device, Tensor};
-use gpt2_kernels::Dropout;
+use candle_fused::Dropout;
 use gpt2_lessons::causal_mask::{causal_mask, masked_scores, masked_weights, renormalised_weights};
 use gpt2_lessons::self_attention::{scale, scores};
 use gpt2_lessons::{CausalAttention, MultiHeadAttention, MultiHeadAttentionWrapper, SelfAttention, simple};

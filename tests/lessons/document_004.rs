@@ -10,7 +10,7 @@
 use super::{Printed, checkpoint, stored, words};
 use crate::common::{Result, assert_close};
 use candle_core::{DType, Device, Tensor};
-use gpt2_kernels::Dropout;
+use candle_fused::Dropout;
 use gpt2_lessons::{CausalAttention, MultiHeadAttention, SelfAttention, simple};
 use gpt2_model::Config;
 

@@ -3,8 +3,8 @@
 use super::{normal, stored};
 use crate::common::{Result, assert_close};
 use candle_core::{DType, Device, Tensor, Var};
+use candle_fused::Dropout;
 use candle_nn::{VarBuilder, VarMap};
-use gpt2_kernels::Dropout;
 use gpt2_lessons::causal_mask::{causal_mask, masked_weights, renormalised_weights};
 use gpt2_lessons::{
     CausalAttention, MultiHeadAttention, MultiHeadAttentionWrapper, PerHeadAttention, PerHeadSizes,

@@ -3,7 +3,7 @@
 use crate::common::{Result, assert_close, reference, some_ids};
 use crate::models::{load, random_model};
 use candle_core::{DType, Device, Tensor};
-use gpt2_kernels::Implementation;
+use candle_fused::Implementation;
 use gpt2_model::mask::{left_padding, position_ids};
 use gpt2_model::{Config, ForwardArgs, Gpt2LMHeadModel, KvCache, init};
 

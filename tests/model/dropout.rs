@@ -2,9 +2,9 @@
 
 use crate::common::{Result, relative_error};
 use candle_core::{DType, Device, Tensor};
+use candle_fused::attention::{Mask, Sdpa};
+use candle_fused::{Dispatch, Dropout, Implementation};
 use candle_nn::VarMap;
-use gpt2_kernels::attention::{Mask, Sdpa};
-use gpt2_kernels::{Dispatch, Dropout, Implementation};
 use gpt2_model::training::{Training, cross_entropy};
 use gpt2_model::{Config, ForwardArgs, Gpt2LMHeadModel, init};
 

@@ -3,8 +3,8 @@
 use crate::common::{Result, assert_close, some_ids};
 use crate::models::random_model;
 use candle_core::{DType, Device, IndexOp, Tensor};
-use gpt2_kernels::attention::{Mask, Sdpa};
-use gpt2_kernels::{Dispatch, Implementation};
+use candle_fused::attention::{Mask, Sdpa};
+use candle_fused::{Dispatch, Implementation};
 use gpt2_model::mask::{left_padding, position_ids};
 use gpt2_model::{ForwardArgs, KvCache};
 

@@ -2,8 +2,8 @@
 
 use crate::threads::on_threads;
 use candle_core::{DType, Device, Result, Tensor, Var};
-use gpt2_kernels::attention::Mask;
-use gpt2_kernels::{Dispatch, Dropout, Implementation, Sdpa};
+use candle_fused::attention::Mask;
+use candle_fused::{Dispatch, Dropout, Implementation, Sdpa};
 use gpt2_parallel::{Alone, ContextParallel, Group};
 use std::sync::Arc;
 

@@ -41,7 +41,7 @@ impl DeviceArg {
                         "--device cuda:{n}: this GPU does not respond; `nvidia-smi` shows which GPUs there are"
                     )
                 };
-                gpt2_kernels::open_cuda(n).with_context(none)
+                candle_fused::open_cuda(n).with_context(none)
             }
             Self::Metal(_) if !metal_is_available() => bail!(
                 "--device metal: this gpt2 was built without Metal; build it with \

@@ -3,7 +3,7 @@
 use crate::device::rounds_to_tf32;
 use crate::session::Session;
 use candle_core::{DType, Device, DeviceLocation};
-use gpt2_kernels::BlockFormat;
+use candle_fused::BlockFormat;
 use gpt2_model::Implementation;
 use gpt2_model::hooks::{Intervention, Interventions};
 use gpt2_view::visible_text;

@@ -1,8 +1,8 @@
 //! q, k and v as `c_attn` returns them, and which attention runs for them.
 
 use candle_core::{DType, Device, Result, Tensor};
-use gpt2_kernels::Dispatch;
-use gpt2_kernels::attention::{Mask, Sdpa};
+use candle_fused::Dispatch;
+use candle_fused::attention::{Mask, Sdpa};
 use gpt2_model::{Config, HeadLayout, Implementation};
 
 /// q (B, H, T, D) and k, v (B, key heads, S, D) as views of one packed tensor (B, S, (H + 2·key heads)·D), q cut to the last

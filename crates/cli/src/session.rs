@@ -7,7 +7,7 @@ use crate::output::note;
 use crate::outputs::Outputs;
 use anyhow::{Context, bail};
 use candle_core::{DType, Device, Tensor};
-use gpt2_kernels::BlockFormat;
+use candle_fused::BlockFormat;
 use gpt2_loader::{Checkpoint, EmbeddedFiles, Files, Hub, LoadError, ModelId, Source, Tokenizer};
 use gpt2_model::Gpt2LMHeadModel;
 use std::cell::OnceCell;

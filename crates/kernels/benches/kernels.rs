@@ -1,11 +1,11 @@
 //! Times each kernel on its own, at GPT-2 small's sizes: `cargo bench --workspace --bench kernels`.
 
 use candle_core::{DType, Device, Result, Tensor};
-use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use gpt2_kernels::attention::{Chosen, Mask, Sdpa, Wanted, packed_part};
-use gpt2_kernels::{
+use candle_fused::attention::{Chosen, Mask, Sdpa, Wanted, packed_part};
+use candle_fused::{
     Dispatch, Epilogue, Implementation, PackedWeight, gelu, layer_norm, linear, linear_transposed,
 };
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 
 /// GPT-2 small: embedding width, number of heads, width of a head, vocabulary size.
 const C: usize = 768;

@@ -54,7 +54,7 @@ impl Implementation {
 ///
 /// ```
 /// use candle_core::Device;
-/// use gpt2_kernels::{Dispatch, Implementation};
+/// use candle_fused::{Dispatch, Implementation};
 ///
 /// let dispatch = Dispatch::new(Implementation::Auto, &Device::Cpu);
 /// assert_eq!(dispatch.implementation(), Implementation::Fused);

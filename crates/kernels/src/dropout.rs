@@ -15,7 +15,7 @@ use rayon::prelude::*;
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
-/// use gpt2_kernels::Dropout;
+/// use candle_fused::Dropout;
 ///
 /// # fn main() -> candle_core::Result<()> {
 /// let x = Tensor::ones((100, 100), candle_core::DType::F32, &Device::Cpu)?;

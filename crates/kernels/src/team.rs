@@ -120,7 +120,7 @@ impl Team {
     fn hire(&'static self, count: usize) {
         let mut helpers = self.helpers.lock().unwrap_or_else(PoisonError::into_inner);
         while *helpers < count {
-            let started = std::thread::Builder::new().name("gpt2-kernels".into()).spawn(|| self.help());
+            let started = std::thread::Builder::new().name("candle-fused".into()).spawn(|| self.help());
             if started.is_err() {
                 return;
             }

@@ -5,8 +5,8 @@
 #![allow(clippy::print_stdout)] // a text to read
 
 use candle_core::{D, DType, Device, IndexOp, Module, Result, Shape, Tensor};
+use candle_fused::Dropout;
 use candle_nn::Init;
-use gpt2_kernels::Dropout;
 use gpt2_lessons::causal_mask::{causal_mask, masked_scores, masked_weights, renormalised_weights};
 use gpt2_lessons::self_attention::{scale, scores};
 use gpt2_lessons::simple::{self, softmax};

@@ -8,8 +8,8 @@ use crate::projections::{load_qkv, project};
 use crate::self_attention::{scale, scores};
 use crate::simple::context;
 use candle_core::{D, Result, Tensor};
+use candle_fused::dropout::Dropout;
 use candle_nn::{Linear, VarBuilder};
-use gpt2_kernels::dropout::Dropout;
 
 /// One causal head.
 ///

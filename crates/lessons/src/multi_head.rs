@@ -10,8 +10,8 @@ use crate::projections::{load_linear, load_qkv, project};
 use crate::self_attention::{scale, scores};
 use crate::simple::context;
 use candle_core::{D, Module, Result, Tensor};
+use candle_fused::dropout::Dropout;
 use candle_nn::{Linear, VarBuilder};
-use gpt2_kernels::dropout::Dropout;
 
 /// Causal attention with H heads, split from one projection.
 ///

@@ -7,8 +7,8 @@
 use crate::CausalAttention;
 use crate::causal_mask::causal_mask;
 use candle_core::{D, Result, Tensor};
+use candle_fused::dropout::Dropout;
 use candle_nn::VarBuilder;
-use gpt2_kernels::dropout::Dropout;
 
 /// A stack of single heads.
 #[derive(Debug, Clone)]

@@ -11,10 +11,10 @@ use crate::parameters::Visitor;
 use crate::training::{Site, Training, dropout};
 use crate::{Config, Conv1D, Pass};
 use candle_core::{Module, Result, Tensor};
+use candle_fused::Dropout;
+use candle_fused::attention::{Attended, Mask, Sdpa, Wanted};
+pub use candle_fused::attention::{CausalBias, Chosen, HeadLayout};
 use candle_nn::VarBuilder;
-use gpt2_kernels::Dropout;
-use gpt2_kernels::attention::{Attended, Mask, Sdpa, Wanted};
-pub use gpt2_kernels::attention::{CausalBias, Chosen, HeadLayout};
 
 /// The order of queries, keys and values in the output of `c_attn`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

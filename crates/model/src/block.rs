@@ -7,8 +7,8 @@ use crate::loading::Loading;
 use crate::parameters::Visitor;
 use crate::{CausalSelfAttention, Config, CrossAttention, LayerNorm, Mlp, Pass};
 use candle_core::{Module, Result, Tensor};
+use candle_fused::attention::{Summary, Wanted};
 use candle_nn::VarBuilder;
-use gpt2_kernels::attention::{Summary, Wanted};
 
 /// `h.N`: `x + attn(ln_1(x))`, then, with an encoder, `x + crossattention(ln_cross_attn(x))`, then `x + mlp(ln_2(x))`.
 #[derive(Debug, Clone)]

@@ -2,7 +2,7 @@
 
 use crate::Config;
 use candle_core::{DType, Device, Result, Tensor, TensorId};
-use gpt2_kernels::attention::HeadLayout;
+use candle_fused::attention::HeadLayout;
 
 /// Keys and values of all layers for up to `capacity` positions.
 ///

@@ -3,8 +3,8 @@
 use crate::attention::QkvOrder;
 use crate::linear::WeightLayout;
 use candle_core::{Result, Tensor};
-use gpt2_kernels::Implementation;
-use gpt2_kernels::attention::HeadLayout;
+use candle_fused::Implementation;
+use candle_fused::attention::HeadLayout;
 use serde::{Deserialize, Serialize};
 
 /// The value of `model_type` of GPT-2.
@@ -134,7 +134,7 @@ impl Activation {
     /// When the device fails.
     pub fn forward(self, x: &Tensor) -> Result<Tensor> {
         match self {
-            Self::GeluNew | Self::GeluPytorchTanh => gpt2_kernels::gelu(x),
+            Self::GeluNew | Self::GeluPytorchTanh => candle_fused::gelu(x),
             Self::Gelu => x.gelu_erf(),
             Self::Relu => x.relu(),
             Self::Silu => x.silu(),

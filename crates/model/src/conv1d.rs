@@ -6,8 +6,8 @@
 use crate::linear::{Dense, Epilogue, LinearLayer, Packed, WeightLayout};
 use crate::parameters::Visitor;
 use candle_core::{Module, Result, Tensor};
+use candle_fused::{Dispatch, Dropout, Implementation, PackedWeight};
 use candle_nn::{Init, VarBuilder};
-use gpt2_kernels::{Dispatch, Dropout, Implementation, PackedWeight};
 use std::ops::Range;
 use std::sync::Arc;
 

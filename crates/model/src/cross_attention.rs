@@ -9,7 +9,7 @@ use crate::parameters::Visitor;
 use crate::training::{Site, Training, dropout};
 use crate::{Conv1D, HeadLayout};
 use candle_core::{Module, Result, Tensor};
-use gpt2_kernels::attention::{Attended, Mask, Sdpa, Wanted};
+use candle_fused::attention::{Attended, Mask, Sdpa, Wanted};
 
 /// What an encoder gives to cross-attention. A cache keeps the keys and values made of it, so pass the same tensor with
 /// every further token.

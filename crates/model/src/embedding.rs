@@ -2,7 +2,7 @@
 
 use crate::parameters::Values;
 use candle_core::{DType, Device, Result, Tensor};
-use gpt2_kernels::{PackedWeight, QuantisedWeight};
+use candle_fused::{PackedWeight, QuantisedWeight};
 
 /// A table (V, C): `wte`. Clones share the numbers.
 #[derive(Debug, Clone)]
@@ -107,9 +107,9 @@ impl Embedding {
     /// When a shape does not fit.
     pub fn logits(&self, x: &Tensor) -> Result<Tensor> {
         match &self.0 {
-            Kind::Plain(table) => gpt2_kernels::linear_transposed(x, table),
-            Kind::Packed(weight) => weight.forward(x, None, gpt2_kernels::Epilogue::None),
-            Kind::Quantised(weight) => weight.forward(x, None, gpt2_kernels::Epilogue::None),
+            Kind::Plain(table) => candle_fused::linear_transposed(x, table),
+            Kind::Packed(weight) => weight.forward(x, None, candle_fused::Epilogue::None),
+            Kind::Quantised(weight) => weight.forward(x, None, candle_fused::Epilogue::None),
         }
     }
 

@@ -12,7 +12,7 @@ use std::fmt;
 /// # Errors
 /// When the device fails.
 pub fn all_finite(x: &Tensor) -> Result<bool> {
-    let x = x.to_dtype(gpt2_kernels::accumulator(x.dtype()))?;
+    let x = x.to_dtype(candle_fused::accumulator(x.dtype()))?;
     // Not every device has f64.
     let sum = |x: &Tensor| x.sum_all()?.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.to_scalar::<f64>();
     // A sum that includes NaN or infinity is not finite. A sum that merely overflows is told apart by multiplying by

@@ -5,7 +5,7 @@ use crate::cross_attention::Encoder;
 use crate::hooks::Hooks;
 use crate::training::Training;
 use candle_core::{Result, Tensor};
-use gpt2_kernels::attention::{Chosen, Summary};
+use candle_fused::attention::{Chosen, Summary};
 
 /// The arguments of a forward pass besides the ids, including which intermediate results to return.
 #[derive(Debug, Default)]
@@ -48,7 +48,7 @@ pub struct ForwardArgs<'a> {
 /// Heads and queries of a layer whose attention weights you want.
 ///
 /// ```
-/// use gpt2_kernels::attention::Chosen;
+/// use candle_fused::attention::Chosen;
 /// use gpt2_model::ChosenWeights;
 ///
 /// let head_5_1 = ChosenWeights { layer: 5, of: Chosen { heads: Some(vec![1]), queries: None } };

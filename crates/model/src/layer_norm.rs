@@ -2,10 +2,10 @@
 
 use crate::parameters::{Role, Visitor};
 use candle_core::{Module, Result, Tensor};
+use candle_fused::{Dispatch, Implementation};
 use candle_nn::{Init, VarBuilder};
-use gpt2_kernels::{Dispatch, Implementation};
 
-/// Layer normalisation over C, see [`gpt2_kernels::layer_norm`].
+/// Layer normalisation over C, see [`candle_fused::layer_norm`].
 #[derive(Debug, Clone)]
 pub struct LayerNorm {
     /// (C)
@@ -48,6 +48,6 @@ impl LayerNorm {
 
 impl Module for LayerNorm {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        gpt2_kernels::layer_norm(x, &self.weight, &self.bias, self.eps, self.dispatch)
+        candle_fused::layer_norm(x, &self.weight, &self.bias, self.eps, self.dispatch)
     }
 }

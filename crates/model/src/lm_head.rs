@@ -4,7 +4,7 @@ use crate::embedding::Embedding;
 use crate::linear::{Epilogue, LinearLayer};
 use crate::parameters::{Role, Values, Visitor};
 use candle_core::{D, Module, Result, Tensor};
-use gpt2_kernels::Dispatch;
+use candle_fused::Dispatch;
 use std::sync::Arc;
 
 /// The output projection. Clones share the weight.
@@ -79,7 +79,7 @@ impl LmHead {
     }
 
     /// The mean cross-entropy in nats of predicting `targets` from `x`. With a dense table, the logits are never all in
-    /// memory at once where `dispatch` has a kernel; see [`gpt2_kernels::linear_cross_entropy`].
+    /// memory at once where `dispatch` has a kernel; see [`candle_fused::linear_cross_entropy`].
     ///
     /// # Shapes
     /// `x` (B, T, C), `targets` (B, T) -> scalar
@@ -89,13 +89,13 @@ impl LmHead {
     pub fn cross_entropy(&self, x: &Tensor, targets: &Tensor, dispatch: Dispatch) -> Result<Tensor> {
         match &self.0 {
             Kind::Table(table) => match table.values() {
-                Values::Tensor(table) => gpt2_kernels::linear_cross_entropy(x, &table, targets, dispatch),
+                Values::Tensor(table) => candle_fused::linear_cross_entropy(x, &table, targets, dispatch),
                 // The parts' logits would all stay in the graph.
                 Values::QuantisedTable(_) if x.track_op() => {
                     crate::training::cross_entropy(&self.forward(x)?, targets)
                 }
                 packed if x.track_op() => {
-                    gpt2_kernels::linear_cross_entropy(x, &packed.tensor()?, targets, dispatch)
+                    candle_fused::linear_cross_entropy(x, &packed.tensor()?, targets, dispatch)
                 }
                 _ => self.cross_entropy_in_parts(x, targets),
             },
@@ -118,8 +118,8 @@ impl LmHead {
         for first in (0..rows).step_by(ROWS) {
             let count = ROWS.min(rows - first);
             let logits = self.forward(&x.narrow(0, first, count)?)?; // (count, V)
-            let logits = logits.to_dtype(gpt2_kernels::accumulator(logits.dtype()))?;
-            let mean = gpt2_kernels::cross_entropy(&logits, &targets.narrow(0, first, count)?)?;
+            let logits = logits.to_dtype(candle_fused::accumulator(logits.dtype()))?;
+            let mean = candle_fused::cross_entropy(&logits, &targets.narrow(0, first, count)?)?;
             #[allow(clippy::cast_precision_loss)] // shares of rows
             let part = (mean * (count as f64 / rows as f64))?;
             sum = Some(sum.map_or_else(|| Ok(part.clone()), |sum| sum + &part)?);
@@ -162,14 +162,14 @@ mod tests {
             Tensor::from_iter(values, &Device::Cpu)?.reshape(shape)
         };
         let table = numbers((70, 12), 31)?;
-        let dispatch = Dispatch::of(gpt2_kernels::Implementation::Auto, &table);
+        let dispatch = Dispatch::of(candle_fused::Implementation::Auto, &table);
         for count in [1u32, 257, 600] {
             let rows = count as usize;
             let x = numbers((rows, 12), 17)?.reshape((1, rows, 12))?;
             let targets =
                 Tensor::from_iter((0..count).map(|i| i * 7 % 70), &Device::Cpu)?.reshape((1, rows))?;
             let expected =
-                gpt2_kernels::linear_cross_entropy(&x, &table, &targets, dispatch)?.to_scalar::<f32>()?;
+                candle_fused::linear_cross_entropy(&x, &table, &targets, dispatch)?.to_scalar::<f32>()?;
             let head = LmHead::new(table.clone())?;
             assert!(
                 matches!(&head.0, Kind::Table(table) if matches!(table.values(), Values::PackedTable(_)))
@@ -183,7 +183,7 @@ mod tests {
             };
             assert_eq!(
                 gradient(&|x| head.cross_entropy(x, &targets, dispatch))?,
-                gradient(&|x| gpt2_kernels::linear_cross_entropy(x, &table, &targets, dispatch))?
+                gradient(&|x| candle_fused::linear_cross_entropy(x, &table, &targets, dispatch))?
             );
             let half = LmHead::new(table.to_dtype(DType::BF16)?)?;
             let got =

@@ -4,9 +4,9 @@ use crate::linear::QuantisedLinear;
 use crate::parameters::PREFIX;
 use crate::{Config, Conv1D, LayerNorm};
 use candle_core::Result;
+use candle_fused::attention::CausalBias;
+use candle_fused::{Dispatch, QuantisedWeight};
 use candle_nn::VarBuilder;
-use gpt2_kernels::attention::CausalBias;
-use gpt2_kernels::{Dispatch, QuantisedWeight};
 use std::fmt::Display;
 use std::sync::Arc;
 

@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Device, Result, Tensor};
 
-pub use gpt2_kernels::attention::causal_bias;
+pub use candle_fused::attention::causal_bias;
 
 /// The padding mask of a batch: row `i` has `lengths[i]` visible tokens at the right end of `width`
 /// columns (left padding).

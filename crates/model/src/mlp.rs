@@ -6,8 +6,8 @@ use crate::parameters::Visitor;
 use crate::training::{Site, Training, dropout};
 use crate::{Config, Conv1D};
 use candle_core::{Module, Result, Tensor};
+use candle_fused::Dropout;
 use candle_nn::VarBuilder;
-use gpt2_kernels::Dropout;
 
 /// GPT-2's MLP.
 #[derive(Debug, Clone)]

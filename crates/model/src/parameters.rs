@@ -5,7 +5,7 @@
 //! model.
 
 use candle_core::{DType, Result, Tensor, TensorId};
-use gpt2_kernels::{PackedWeight, QuantisedWeight};
+use candle_fused::{PackedWeight, QuantisedWeight};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fmt::Display;

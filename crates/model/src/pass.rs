@@ -5,7 +5,7 @@ use crate::cross_attention::Encoder;
 use crate::hooks::{Hooks, PassHooks};
 use crate::training::Training;
 use candle_core::{Result, Tensor};
-use gpt2_kernels::attention::{Chosen, Wanted};
+use candle_fused::attention::{Chosen, Wanted};
 
 /// The arguments of a block and its attention besides their input. The model makes one for each of its
 /// blocks from [`ForwardArgs`](crate::ForwardArgs).

@@ -7,8 +7,8 @@
 
 use crate::group::Group;
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
-use gpt2_kernels::Sdpa;
-use gpt2_kernels::attention::Mask;
+use candle_fused::Sdpa;
+use candle_fused::attention::Mask;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use std::sync::Arc;
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
-/// use gpt2_kernels::{Sdpa, Dispatch, Implementation};
+/// use candle_fused::{Sdpa, Dispatch, Implementation};
 /// use gpt2_parallel::{Alone, ContextParallel};
 /// use std::sync::Arc;
 ///
@@ -91,7 +91,7 @@ impl ContextParallel {
     /// Attention of this rank's queries over the keys and values of all. Differentiable; the backward pass must run on
     /// every rank, too.
     ///
-    /// With [`Window::CAUSAL`](gpt2_kernels::attention::Window::CAUSAL), the context is that of one process, bit for bit, and so is
+    /// With [`Window::CAUSAL`](candle_fused::attention::Window::CAUSAL), the context is that of one process, bit for bit, and so is
     /// the gradient of q, if each run has five positions or more
     /// (for fewer, the kernel runs other code, the same as in decoding). Those of k and v are sums over all
     /// queries: each rank adds its own, then the ranks' sums are added in rank order. They differ from those of one process

@@ -2,7 +2,7 @@
 
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Result, Tensor, Var};
-use gpt2_kernels::adamw::{AdamWStep, sum_of_squares};
+use candle_fused::adamw::{AdamWStep, sum_of_squares};
 use std::collections::BTreeMap;
 
 /// The settings of [`AdamW`]; their names are PyTorch's.

@@ -3,8 +3,8 @@
 use super::Case;
 use crate::common::Result;
 use candle_core::{Device, Tensor};
-use gpt2_kernels::Implementation::{Eager, Fused};
-use gpt2_kernels::attention::Chosen;
+use candle_fused::Implementation::{Eager, Fused};
+use candle_fused::attention::Chosen;
 
 /// A NaN score turns its row into NaN, except for keys that the row cannot see; on every path to the weights.
 #[test]

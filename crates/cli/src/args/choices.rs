@@ -97,7 +97,7 @@ pub(crate) enum QuantizeArg {
     Q4,
 }
 
-impl From<QuantizeArg> for gpt2_kernels::BlockFormat {
+impl From<QuantizeArg> for candle_fused::BlockFormat {
     fn from(arg: QuantizeArg) -> Self {
         match arg {
             QuantizeArg::Q8 => Self::Q8_0,
@@ -106,7 +106,7 @@ impl From<QuantizeArg> for gpt2_kernels::BlockFormat {
     }
 }
 
-impl From<ImplArg> for gpt2_kernels::Implementation {
+impl From<ImplArg> for candle_fused::Implementation {
     fn from(arg: ImplArg) -> Self {
         match arg {
             ImplArg::Auto => Self::Auto,

@@ -272,8 +272,8 @@ pub(crate) struct BenchArgs {
     pub(crate) recompute: bool,
     /// Hold the CPU kernels to an instruction set: portable, neon, avx2, avx-vnni, avx512 or amx [default: the environment variable
     /// GPT2_ISA, or the fastest]
-    #[arg(long, value_name = "ISA", value_parser = str::parse::<gpt2_kernels::Isa>)]
-    pub(crate) isa: Option<gpt2_kernels::Isa>,
+    #[arg(long, value_name = "ISA", value_parser = str::parse::<candle_fused::Isa>)]
+    pub(crate) isa: Option<candle_fused::Isa>,
     /// decode: precision of the cached keys and values [default: that of --dtype]
     #[arg(long, value_enum, value_name = "DTYPE")]
     pub(crate) kv: Option<KvArg>,

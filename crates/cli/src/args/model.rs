@@ -7,7 +7,7 @@ use super::device::DeviceArg;
 use super::hub::HubArgs;
 use anyhow::bail;
 use candle_core::Device;
-use gpt2_kernels::BlockFormat;
+use candle_fused::BlockFormat;
 
 /// Options that every subcommand has.
 #[derive(Debug, clap::Args)]

@@ -5,7 +5,7 @@ use crate::prompt::{encode, read_limited};
 use crate::{output, session};
 use anyhow::{Context, bail};
 use candle_core::{DType, Device, Tensor};
-use gpt2_kernels::BlockFormat;
+use candle_fused::BlockFormat;
 use gpt2_loader::{Checkpoint, Files, Tokenizer};
 use gpt2_model::analysis::Comparison;
 use gpt2_model::{ForwardArgs, Gpt2LMHeadModel};

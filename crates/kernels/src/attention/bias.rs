@@ -31,7 +31,7 @@ pub fn causal_bias(n: usize, device: &Device) -> Result<Tensor> {
 ///
 /// ```
 /// use candle_core::Device;
-/// use gpt2_kernels::attention::CausalBias;
+/// use candle_fused::attention::CausalBias;
 ///
 /// # fn main() -> candle_core::Result<()> {
 /// let bias = CausalBias::new(3, &Device::Cpu);

@@ -7,7 +7,7 @@ use std::ops::Range;
 /// The heads and queries whose weights you want.
 ///
 /// ```
-/// use gpt2_kernels::attention::Chosen;
+/// use candle_fused::attention::Chosen;
 ///
 /// let last_query_of_two_heads = Chosen { heads: Some(vec![0, 5]), queries: Some(vec![41]) };
 /// let everything = Chosen::default();

@@ -39,8 +39,8 @@ pub struct Attended {
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
-/// use gpt2_kernels::attention::{Mask, Sdpa};
-/// use gpt2_kernels::{Dispatch, Implementation};
+/// use candle_fused::attention::{Mask, Sdpa};
+/// use candle_fused::{Dispatch, Implementation};
 ///
 /// # fn main() -> candle_core::Result<()> {
 /// let (b, h, t, d) = (1, 8, 5, 16);

@@ -8,7 +8,7 @@ use candle_core::{Result, Tensor};
 /// How many queries and keys each of several sequences has, which lie one after another in one tensor.
 ///
 /// ```
-/// use gpt2_kernels::attention::Lengths;
+/// use candle_fused::attention::Lengths;
 ///
 /// # fn main() -> candle_core::Result<()> {
 /// let lengths = Lengths::of_both(&[5, 2, 9]); // self-attention: as many keys as queries

@@ -10,7 +10,7 @@ use std::ops::Range;
 /// query before the first key (T above S) may see no key.
 ///
 /// ```
-/// use gpt2_kernels::attention::Window;
+/// use candle_fused::attention::Window;
 ///
 /// assert_eq!(Window::CAUSAL.keys(2, 4, 6), 0..5);
 /// assert_eq!(Window::sliding(3).keys(2, 4, 6), 2..5);

@@ -32,7 +32,7 @@ pub(crate) use shapes::{check_residual, flatten};
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
-/// use gpt2_kernels::{Dispatch, Epilogue, Implementation, linear};
+/// use candle_fused::{Dispatch, Epilogue, Implementation, linear};
 ///
 /// # fn main() -> candle_core::Result<()> {
 /// let x = Tensor::new(&[[1f32, 2.]], &Device::Cpu)?;

@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
-/// use gpt2_kernels::{Epilogue, PackedWeight};
+/// use candle_fused::{Epilogue, PackedWeight};
 ///
 /// # fn main() -> candle_core::Result<()> {
 /// let weight = Tensor::new(&[[1f32, 0., 3.], [0., 1., 4.]], &Device::Cpu)?; // (in, out)

@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
-/// use gpt2_kernels::{BlockFormat, Epilogue, QuantisedWeight};
+/// use candle_fused::{BlockFormat, Epilogue, QuantisedWeight};
 ///
 /// # fn main() -> candle_core::Result<()> {
 /// let weight = Tensor::ones((64, 3), DType::F32, &Device::Cpu)?; // (in, out)

@@ -3,8 +3,8 @@
 use crate::hooks::{At, Head, Hooks, Intervention, Interventions, Point, Recorder};
 use crate::{ForwardArgs, Gpt2LMHeadModel, Pass};
 use candle_core::{D, DType, Module, Result, Tensor};
+use candle_fused::attention::Wanted;
 use candle_nn::ops::log_softmax;
-use gpt2_kernels::attention::Wanted;
 
 /// The value that replaces a head's context z.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

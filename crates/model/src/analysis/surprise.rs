@@ -2,7 +2,7 @@
 
 use crate::{ForwardArgs, Gpt2LMHeadModel};
 use candle_core::{Module, Result, Tensor};
-use gpt2_kernels::attention::Summary;
+use candle_fused::attention::Summary;
 
 /// The surprise of the tokens of some texts.
 #[derive(Debug, Clone)]
@@ -46,8 +46,8 @@ pub fn surprises(model: &Gpt2LMHeadModel, texts: &[&[u32]], with_summaries: bool
         for first in (0..targets.elem_count()).step_by(ROWS) {
             let count = ROWS.min(targets.elem_count() - first);
             let logits = model.lm_head.forward(&hidden.narrow(0, first, count)?)?; // (count, V)
-            let logits = logits.to_dtype(gpt2_kernels::accumulator(logits.dtype()))?;
-            all.extend(gpt2_kernels::cross_entropies(&logits, &targets.narrow(0, first, count)?)?);
+            let logits = logits.to_dtype(candle_fused::accumulator(logits.dtype()))?;
+            all.extend(candle_fused::cross_entropies(&logits, &targets.narrow(0, first, count)?)?);
         }
     }
     let mut rest = all.into_iter();

@@ -72,7 +72,7 @@ impl Intervention {
 
 /// The mean over rows and positions that are not padding: (B, T, 1, D) -> (1, 1, 1, D)
 pub(crate) fn mean(z: &Tensor, at: At) -> Result<Tensor> {
-    let wide = z.to_dtype(gpt2_kernels::accumulator(z.dtype()))?;
+    let wide = z.to_dtype(candle_fused::accumulator(z.dtype()))?;
     let sum = |x: &Tensor| x.sum_keepdim((0, 1));
     let mean = match at.padding {
         None => wide.mean_keepdim((0, 1))?,

@@ -3,7 +3,7 @@
 use super::hook::{At, Hooks};
 use super::point::Point;
 use candle_core::{Result, Tensor};
-use gpt2_kernels::attention::Hidden;
+use candle_fused::attention::Hidden;
 
 /// The hooks of a pass, and what they learn about it. Without hooks, nothing here has any effect.
 #[derive(Debug, Clone, Copy, Default)]

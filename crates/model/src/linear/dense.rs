@@ -4,7 +4,7 @@ use super::layer::LinearLayer;
 use super::weight_layout::WeightLayout;
 use crate::parameters::{Role, Visitor};
 use candle_core::{Result, Tensor};
-use gpt2_kernels::{Dispatch, Epilogue};
+use candle_fused::{Dispatch, Epilogue};
 use std::ops::Range;
 
 #[derive(Debug)]
@@ -45,9 +45,9 @@ impl LinearLayer for Dense {
 
     fn forward(&self, x: &Tensor, epilogue: Epilogue) -> Result<Tensor> {
         match self.layout {
-            WeightLayout::InOut => gpt2_kernels::linear(x, &self.weight, &self.bias, epilogue, self.dispatch),
+            WeightLayout::InOut => candle_fused::linear(x, &self.weight, &self.bias, epilogue, self.dispatch),
             WeightLayout::OutIn => {
-                let product = gpt2_kernels::linear_transposed(x, &self.weight)?;
+                let product = candle_fused::linear_transposed(x, &self.weight)?;
                 epilogue.apply(product.broadcast_add(&self.bias)?)
             }
         }
@@ -57,11 +57,11 @@ impl LinearLayer for Dense {
         if self.layout == WeightLayout::OutIn {
             let weight = self.weight.narrow(0, columns.start, columns.len())?;
             let bias = self.bias.narrow(0, columns.start, columns.len())?;
-            return gpt2_kernels::linear_transposed(x, &weight)?.broadcast_add(&bias);
+            return candle_fused::linear_transposed(x, &weight)?.broadcast_add(&bias);
         }
         let weight = self.weight.narrow(1, columns.start, columns.len())?;
         let bias = self.bias.narrow(0, columns.start, columns.len())?;
-        gpt2_kernels::linear(x, &weight, &bias, Epilogue::None, self.dispatch)
+        candle_fused::linear(x, &weight, &bias, Epilogue::None, self.dispatch)
     }
 
     fn weight(&self) -> Result<Tensor> {

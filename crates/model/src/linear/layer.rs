@@ -2,7 +2,7 @@
 
 use crate::parameters::Visitor;
 use candle_core::{D, Result, Tensor};
-use gpt2_kernels::Epilogue;
+use candle_fused::Epilogue;
 use std::fmt::Debug;
 use std::ops::Range;
 

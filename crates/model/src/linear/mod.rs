@@ -54,8 +54,8 @@ mod packed;
 mod quantised;
 mod weight_layout;
 
+pub use candle_fused::{BlockFormat, Epilogue, QuantisedWeight};
 pub(crate) use dense::Dense;
-pub use gpt2_kernels::{BlockFormat, Epilogue, QuantisedWeight};
 pub use layer::LinearLayer;
 pub(crate) use packed::Packed;
 pub use quantised::QuantisedLinear;

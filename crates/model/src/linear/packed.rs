@@ -4,7 +4,7 @@ use super::layer::LinearLayer;
 use super::weight_layout::WeightLayout;
 use crate::parameters::{Role, Values, Visitor};
 use candle_core::{Result, Tensor};
-use gpt2_kernels::{Epilogue, PackedWeight};
+use candle_fused::{Epilogue, PackedWeight};
 use std::ops::Range;
 
 #[derive(Debug)]

@@ -4,7 +4,7 @@ use super::layer::LinearLayer;
 use super::weight_layout::WeightLayout;
 use crate::parameters::{Role, Values, Visitor};
 use candle_core::{Result, Tensor};
-use gpt2_kernels::{Epilogue, QuantisedWeight};
+use candle_fused::{Epilogue, QuantisedWeight};
 use std::ops::Range;
 
 /// A linear layer on the CPU whose weight is quantised; its bias is in f32.

@@ -1,7 +1,7 @@
 //! Dropout in a training pass.
 
 use candle_core::Result;
-use gpt2_kernels::Dropout;
+use candle_fused::Dropout;
 
 /// Turns a forward pass into a training pass, with dropout at the config's rates. The masks depend only on
 /// the seed, the step, the layer and the position in the tensor: they are the same for any number of

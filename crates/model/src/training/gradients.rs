@@ -2,8 +2,8 @@
 
 use candle_core::backprop::GradStore;
 use candle_core::{Result, Tensor, Var};
+use candle_fused::adamw::sum_of_squares;
 use candle_nn::VarMap;
-use gpt2_kernels::adamw::sum_of_squares;
 
 /// All variables of a map with their names, sorted by name. For a model's variables see
 /// [`Gpt2LMHeadModel::named_variables`](crate::Gpt2LMHeadModel::named_variables).

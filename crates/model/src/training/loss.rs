@@ -18,6 +18,6 @@ pub fn cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
             targets.dims()
         )
     }
-    let logits = logits.reshape((b * t, v))?.to_dtype(gpt2_kernels::accumulator(logits.dtype()))?;
-    gpt2_kernels::cross_entropy(&logits, &targets.reshape(b * t)?)
+    let logits = logits.reshape((b * t, v))?.to_dtype(candle_fused::accumulator(logits.dtype()))?;
+    candle_fused::cross_entropy(&logits, &targets.reshape(b * t)?)
 }

@@ -6,7 +6,7 @@ use crate::exchange::{collect, own_rows};
 use crate::optimiser::{AdamW, decays, norm};
 use crate::shares::Shares;
 use candle_core::{Device, DeviceLocation, Tensor, Var};
-use gpt2_kernels::adamw::{CHUNK, squares_of_chunks};
+use candle_fused::adamw::{CHUNK, squares_of_chunks};
 use gpt2_parallel::{Fact, Group};
 use std::sync::Arc;
 
@@ -81,8 +81,8 @@ impl Trainer {
         };
         let libraries = format!("mkl {}, accelerate {}", cfg!(feature = "mkl"), cfg!(feature = "accelerate"));
         // Products of two factors that change take the fastest code of the processor, whatever GPT2_ISA says.
-        let best = gpt2_kernels::Isa::best().as_str().to_owned();
-        let isa = gpt2_kernels::Isa::current().as_str().to_owned();
+        let best = candle_fused::Isa::best().as_str().to_owned();
+        let isa = candle_fused::Isa::current().as_str().to_owned();
         let mut facts = vec![
             fact("version", version, "install the same program on every machine"),
             fact("kind of device", device.to_owned(), "name one with --device"),

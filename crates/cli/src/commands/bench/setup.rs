@@ -5,8 +5,8 @@ use crate::args::{BenchArgs, BenchTarget};
 use crate::qkv;
 use anyhow::bail;
 use candle_core::{DType, Device, Tensor};
+use candle_fused::BlockFormat;
 use candle_nn::VarBuilder;
-use gpt2_kernels::BlockFormat;
 use gpt2_loader::Checkpoint;
 use gpt2_model::{Config, Gpt2LMHeadModel, Implementation, init};
 

@@ -4,10 +4,10 @@ use super::setup::Bench;
 use crate::qkv;
 use anyhow::bail;
 use candle_core::Tensor;
+use candle_fused::Dispatch;
+use candle_fused::attention::{Mask, Sdpa};
+use candle_fused::stopwatch::{Stopwatch, copies_beyond_the_cache, time_runs};
 use candle_nn::VarMap;
-use gpt2_kernels::Dispatch;
-use gpt2_kernels::attention::{Mask, Sdpa};
-use gpt2_kernels::stopwatch::{Stopwatch, copies_beyond_the_cache, time_runs};
 use gpt2_model::{
     CausalSelfAttention, Chosen, ChosenWeights, ForwardArgs, Generation, Gpt2LMHeadModel, KvCache, Pass,
     Sampling, Training, init,

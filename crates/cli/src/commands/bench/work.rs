@@ -2,7 +2,7 @@
 
 use crate::args::{BenchArgs, BenchTarget};
 use candle_core::DType;
-use gpt2_kernels::{BlockFormat, roofline};
+use candle_fused::{BlockFormat, roofline};
 use gpt2_loader::{Checkpoint, Encoding, TensorInfo};
 use gpt2_model::Config;
 use gpt2_model::parameters::WPE;

@@ -3,10 +3,10 @@
 use super::{Verify, rounding};
 use crate::qkv;
 use candle_core::{DType, Device, Var};
+use candle_fused::Implementation::{self, Eager, Fused};
+use candle_fused::attention::{HeadLayout, Hidden, Mask, Sdpa};
+use candle_fused::{Dispatch, Dropout};
 use candle_nn::Init;
-use gpt2_kernels::Implementation::{self, Eager, Fused};
-use gpt2_kernels::attention::{HeadLayout, Hidden, Mask, Sdpa};
-use gpt2_kernels::{Dispatch, Dropout};
 use gpt2_model::init;
 use gpt2_model::mask::left_padding;
 

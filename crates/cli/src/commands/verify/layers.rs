@@ -3,11 +3,11 @@
 use super::{Verify, rounding};
 use anyhow::Context;
 use candle_core::{DType, Device, Tensor, Var};
-use candle_nn::Init;
-use gpt2_kernels::Implementation::{self, Auto, Eager, Fused};
-use gpt2_kernels::{
+use candle_fused::Implementation::{self, Auto, Eager, Fused};
+use candle_fused::{
     BlockFormat, Dispatch, Epilogue, QuantisedWeight, layer_norm, linear, linear_cross_entropy,
 };
+use candle_nn::Init;
 use gpt2_model::init;
 
 impl Verify {

@@ -8,7 +8,7 @@ mod model;
 use crate::args::VerifyArgs;
 use crate::output;
 use candle_core::{DType, Device, Tensor};
-use gpt2_kernels::Implementation;
+use candle_fused::Implementation;
 use gpt2_loader::Checkpoint;
 use gpt2_view::{Align, Table, visible_text};
 use serde::Serialize;

@@ -3,7 +3,7 @@
 use super::{Verify, rounding};
 use crate::qkv;
 use candle_core::{DType, Device, Tensor};
-use gpt2_kernels::Implementation::{Eager, Fused};
+use candle_fused::Implementation::{Eager, Fused};
 use gpt2_loader::Checkpoint;
 use gpt2_model::mask::{left_padding, position_ids};
 use gpt2_model::{ForwardArgs, Gpt2LMHeadModel, KvCache};
