@@ -12,6 +12,7 @@ step() { printf '\n== %s\n' "$*"; "$@"; }
 step "$cargo" fmt --all --check
 step "$cargo" fmt --manifest-path fuzz/Cargo.toml --check
 step "$cargo" fmt --manifest-path scripts/outside/Cargo.toml --check
+step "$cargo" fmt --manifest-path examples/Cargo.toml --check
 step scripts/check_circles.py --self-test
 step scripts/cuda/kernels.py --self-test
 step scripts/check_gpu.py --self-test
@@ -44,6 +45,11 @@ done
 # The walkthrough is for reading, and no test runs it.
 step "$cargo" run --release --quiet --example walkthrough >/dev/null
 RUSTDOCFLAGS="-D warnings" step "$cargo" doc --release --no-deps --workspace
+# Models of candle-transformers on our attention, with what only they need: five minutes once, then seconds.
+examples=(--release --locked --manifest-path examples/Cargo.toml --target-dir target/examples)
+step "$cargo" clippy "${examples[@]}" -- -D warnings
+step "$cargo" run "${examples[@]}" --quiet --bin llama -- --tiny --tokens 5,33
+step "$cargo" run "${examples[@]}" --quiet --bin whisper -- --tiny
 # Build the libraries without optimisation, since they only run a small program: three minutes once, then seconds.
 step scripts/check_packages.sh
 

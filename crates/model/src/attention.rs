@@ -8,6 +8,7 @@ use crate::cache::{LayerCache, split_kv};
 use crate::hooks::{PassHooks, Point};
 use crate::loading::Loading;
 use crate::parameters::Visitor;
+pub use crate::qkv_order::QkvOrder;
 use crate::training::{Site, Training, dropout};
 use crate::{Config, Conv1D, Pass};
 use candle_core::{Module, Result, Tensor};
@@ -15,15 +16,6 @@ use candle_fused::Dropout;
 use candle_fused::attention::{Attended, Mask, Sdpa, Wanted};
 pub use candle_fused::attention::{CausalBias, Chosen, HeadLayout};
 use candle_nn::VarBuilder;
-
-/// The order of queries, keys and values in the output of `c_attn`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum QkvOrder {
-    /// The queries of all heads, then all keys, then all values: GPT-2, and gpt_bigcode with one head of keys.
-    SideBySide,
-    /// The query, key and value of the first head, then those of the next: gpt_bigcode with keys for each head.
-    HeadByHead,
-}
 
 /// GPT-2's attention block.
 ///

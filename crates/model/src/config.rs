@@ -1,7 +1,7 @@
 //! The `config.json` of GPT-2 and of gpt_bigcode.
 
-use crate::attention::QkvOrder;
 use crate::linear::WeightLayout;
+use crate::qkv_order::QkvOrder;
 use candle_core::{Result, Tensor};
 use candle_fused::Implementation;
 use candle_fused::attention::HeadLayout;

@@ -54,6 +54,7 @@ pub mod model;
 mod parameter_list;
 pub mod parameters;
 mod pass;
+mod qkv_order;
 mod recompute;
 mod sampling;
 pub mod training;

@@ -1,0 +1,101 @@
+//! What the examples share: random weights that two models can hold together, and a table of times.
+
+use anyhow::{Result, ensure};
+use candle_core::{DType, Device, Shape, Tensor};
+use candle_nn::var_builder::SimpleBackend;
+use candle_nn::{Init, VarBuilder};
+use std::collections::HashMap;
+use std::sync::Mutex;
+use std::time::Instant;
+
+/// A builder that draws each tensor when it is first asked for, and gives the same one to whoever asks again.
+pub fn random_weights(dtype: DType) -> VarBuilder<'static> {
+    VarBuilder::from_backend(Box::new(Weights(Mutex::default())), dtype, Device::Cpu)
+}
+
+struct Weights(Mutex<HashMap<String, Tensor>>);
+
+impl SimpleBackend for Weights {
+    /// Matrices that keep the size of what they multiply; norms near 1, biases near 0.
+    fn get(
+        &self,
+        shape: Shape,
+        name: &str,
+        _: Init,
+        dtype: DType,
+        device: &Device,
+    ) -> candle_core::Result<Tensor> {
+        let Ok(mut held) = self.0.lock() else {
+            candle_core::bail!("a thread panicked while it made weights")
+        };
+        if let Some(tensor) = held.get(name) {
+            return Ok(tensor.clone());
+        }
+        let fan_in: usize = shape.dims().iter().skip(1).product();
+        let (mean, deviation) = match shape.rank() {
+            1 if name.ends_with(".weight") => (1., 0.1),
+            1 => (0., 0.1),
+            _ => (0., (fan_in as f32).powf(-0.5)),
+        };
+        let tensor = Tensor::randn(mean, deviation, shape, device)?.to_dtype(dtype)?;
+        held.insert(name.to_string(), tensor.clone());
+        Ok(tensor)
+    }
+
+    fn get_unchecked(&self, name: &str, _: DType, _: &Device) -> candle_core::Result<Tensor> {
+        candle_core::bail!("{name}: random weights need a shape")
+    }
+
+    fn contains_tensor(&self, _: &str) -> bool {
+        true
+    }
+}
+
+/// One row of the table: `theirs` and `ours` in turn, `rounds` times after a first one. Fails if the two results differ by
+/// more than `tolerance` of the largest number.
+pub fn compare(
+    what: &str,
+    rounds: usize,
+    tolerance: f32,
+    mut theirs: impl FnMut() -> Result<Tensor>,
+    mut ours: impl FnMut() -> Result<Tensor>,
+) -> Result<()> {
+    let difference = relative_difference(&ours()?, &theirs()?)?;
+    let mut times: [Vec<f64>; 2] = [vec![], vec![]];
+    for _ in 0..rounds {
+        times[0].push(milliseconds(&mut theirs)?);
+        times[1].push(milliseconds(&mut ours)?);
+    }
+    let [before, after] = times.map(median);
+    println!("{what:<34}{before:>12.1}{after:>12.1}{:>8.2}{difference:>14.1e}", after / before);
+    ensure!(
+        difference <= tolerance,
+        "{what}: the results differ by {difference:e}, expected at most {tolerance:e}"
+    );
+    Ok(())
+}
+
+/// The heading of the table.
+pub fn heading(name: &str) {
+    println!("{name:<34}{:>12}{:>12}{:>8}{:>14}", "theirs, ms", "ours, ms", "ratio", "difference");
+}
+
+fn milliseconds(run: &mut impl FnMut() -> Result<Tensor>) -> Result<f64> {
+    let start = Instant::now();
+    run()?;
+    Ok(1e3 * start.elapsed().as_secs_f64())
+}
+
+fn median(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times.get(times.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// `max |a - b| / max |b|`
+fn relative_difference(a: &Tensor, b: &Tensor) -> Result<f32> {
+    let (a, b) = (a.to_dtype(DType::F32)?, b.to_dtype(DType::F32)?);
+    let largest = |x: &Tensor| -> Result<f32> { Ok(x.abs()?.max_all()?.to_scalar()?) };
+    let difference = (a - &b)?;
+    ensure!(difference.sum_all()?.to_scalar::<f32>()?.is_finite(), "a result is not finite");
+    Ok(largest(&difference)? / largest(&b)?)
+}
