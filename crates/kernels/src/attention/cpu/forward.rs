@@ -109,8 +109,9 @@ impl<E: Element, K: Element> WithSimd for Forward<'_, E, K> {
                 }
                 if whole_heads {
                     own.pack(k, v, of_keys(task), (panel, width, columns), largest_weight);
-                    for &head in &heads[task * group..(task + 1) * group] {
-                        (0..tiles).for_each(|tile| run(&own, head, tile));
+                    // The heads of a tile follow one another, and find the keys that they share in the cache.
+                    for tile in 0..tiles {
+                        heads[task * group..(task + 1) * group].iter().for_each(|head| run(&own, *head, tile));
                     }
                 } else {
                     // The last tiles of a head see the most keys, so they run first: no thread is left

@@ -1,12 +1,14 @@
 //! Rows of one head, laid out in f32 for the micro-kernels.
 
 use super::heads::Heads;
-use super::sizes::HEADROOM;
+use super::sizes::{HEADROOM, NARROW_SCORES};
 use crate::element::Element;
 use std::ops::Range;
 
 /// The number of rows transposed at a time, so that their columns are written in pieces of cache lines.
 const GROUP: usize = 8;
+/// The number of rows in a block of queries for 16 registers.
+const NARROW_GROUP: usize = NARROW_SCORES.rows;
 
 /// Panels of `panel` rows, depth-major and times `factor`: `out[p][d][r]`; rows beyond the last are 0.
 pub(super) fn panels<E: Element>(x: &Heads<E>, head: (usize, usize), panel: usize, factor: f32) -> Vec<f32> {
@@ -25,32 +27,48 @@ fn panels_into<E: Element>(
     let [_, _, s, d] = x.dims;
     // Everything beyond the last row stays 0, even in memory that held another head before.
     out.resize(s.div_ceil(panel) * d * panel, 0.0);
+    let mut scratch = vec![];
     for (p, out) in out.chunks_exact_mut(d * panel).enumerate() {
         let rows = p * panel..s.min((p + 1) * panel);
-        transpose(x, head, rows, factor, out, panel);
+        transpose(x, head, rows, factor, (out, panel), &mut scratch);
     }
 }
 
-/// Some rows of a head, depth-major and times `factor`: `out[d·stride + r]`.
+/// Some rows of a head, depth-major and times `factor`: `out[d·stride + r]`. `scratch` is memory to reuse.
+#[inline(always)]
 pub(super) fn transpose<E: Element>(
     x: &Heads<E>,
     (b, h): (usize, usize),
     rows: Range<usize>,
     factor: f32,
-    out: &mut [f32],
-    stride: usize,
+    (out, stride): (&mut [f32], usize),
+    scratch: &mut Vec<f32>,
 ) {
     let d = x.dims[3];
-    let mut scratch = vec![0.0; GROUP * d];
+    scratch.resize(GROUP * d, 0.0);
     for first in rows.clone().step_by(GROUP) {
         let count = GROUP.min(rows.end - first);
         let mut lines = scratch.chunks_exact_mut(d);
-        let group: [&[f32]; GROUP] =
-            std::array::from_fn(|i| x.row(b, h, first + i.min(count - 1), lines.next().unwrap_or_default()));
-        for (c, out) in out[first - rows.start..].chunks_mut(stride).take(d).enumerate() {
-            for (out, row) in out[..count].iter_mut().zip(group) {
-                *out = row[c] * factor;
-            }
+        let mut group: [&[f32]; GROUP] = [&[]; GROUP];
+        for (i, row) in group.iter_mut().enumerate() {
+            *row = &x.row(b, h, first + i.min(count - 1), lines.next().unwrap_or_default())[..d];
+        }
+        let out = &mut out[first - rows.start..];
+        match count {
+            GROUP => put::<GROUP>(&group, GROUP, factor, out, stride),
+            NARROW_GROUP => put::<NARROW_GROUP>(&group, NARROW_GROUP, factor, out, stride),
+            count => put::<GROUP>(&group, count, factor, out, stride),
+        }
+    }
+}
+
+/// `out[d·stride + r] = rows[r][d]·factor` for the first `count` rows; N says how many the loop may count on.
+#[inline(always)]
+fn put<const N: usize>(rows: &[&[f32]; GROUP], count: usize, factor: f32, out: &mut [f32], stride: usize) {
+    for c in 0..rows[0].len() {
+        let line = &mut out[c * stride..c * stride + count];
+        for i in 0..count.min(N) {
+            line[i] = rows[i][c] * factor;
         }
     }
 }

@@ -11,7 +11,7 @@ use super::log_sum::LogSum;
 use super::problem::Problem;
 use crate::attention::scores::Base;
 use crate::element::Element;
-use crate::streams::{add_scaled, dots};
+use crate::streams::{add_scaled, add_scaled_to, dots, dots_of};
 use crate::vector::exp2;
 use pulp::{Simd, WithSimd};
 use std::ops::Range;
@@ -153,13 +153,24 @@ impl<E: Element, K: Element> Span<'_, E, K> {
             visible.is_none_or(|visible| visible[j] != 0)
                 && !rules.mask.hidden.hides(heads.start, i, self.keys.start + j)
         };
-        let seen: Vec<usize> = (0..self.keys.len()).filter(sees).collect();
+        let all = visible.is_none() && rules.mask.hidden.is_empty();
+        let seen: Vec<usize> = (0..self.keys.len()).filter(|j| all || sees(j)).collect();
         let (groups, rest) = seen.as_chunks::<STREAMS>();
         for group in groups {
             let rows = streams(&k, of_keys, group.map(|j| self.keys.start + j), &mut scratch);
-            for (query, weights) in queries.chunks_exact(d).zip(weights.chunks_exact_mut(SPAN)) {
-                for (j, score) in group.iter().zip(dots(simd, query, rows)) {
-                    weights[*j] = score;
+            for (queries, weights) in queries.chunks(2 * d).zip(weights.chunks_mut(2 * SPAN)) {
+                let (query, second) = queries.split_at(d);
+                if second.is_empty() {
+                    for (j, score) in group.iter().zip(dots(simd, query, rows)) {
+                        weights[*j] = score;
+                    }
+                    continue;
+                }
+                let scores = dots_of(simd, [query, second], rows);
+                for (weights, scores) in weights.chunks_exact_mut(SPAN).zip(scores) {
+                    for (j, score) in group.iter().zip(scores) {
+                        weights[*j] = score;
+                    }
                 }
             }
         }
@@ -174,13 +185,15 @@ impl<E: Element, K: Element> Span<'_, E, K> {
         for (h, weights) in heads.zip(weights.chunks_exact_mut(SPAN)) {
             let mut partial = Partial { max: f32::NEG_INFINITY, sum: 0.0, context: vec![0.0; dv] };
             rules.finish(simd, Base::Two, (b, h, i), self.keys.start, &mut weights[..self.keys.len()]);
-            let (mut max, mut unclear) = (f32::NEG_INFINITY, false);
-            for j in &seen {
-                max = max.max(weights[*j]);
-                unclear |= weights[*j].is_nan();
+            // Whatever is not seen has the score -inf.
+            let mut highest = simd.splat_f32s(f32::NEG_INFINITY);
+            for x in S::as_simd_f32s(weights).0 {
+                highest = simd.max_f32s(highest, *x);
             }
+            let max = simd.reduce_max_f32s(highest);
             partial.max = max;
-            if max == f32::NEG_INFINITY && !unclear {
+            // A maximum ignores NaN, which makes the result NaN.
+            if max == f32::NEG_INFINITY && !weights.iter().any(|x| x.is_nan()) {
                 partials.push(partial);
                 continue;
             }
@@ -199,9 +212,20 @@ impl<E: Element, K: Element> Span<'_, E, K> {
         }
         for group in groups {
             let rows = streams(&v, of_keys, group.map(|j| self.keys.start + j), &mut scratch);
-            for (partial, weights) in partials.iter_mut().zip(weights.chunks_exact(SPAN)) {
-                if partial.sees_any() {
-                    add_scaled(simd, &mut partial.context, group.map(|j| weights[j]), rows);
+            for (partials, weights) in partials.chunks_mut(2).zip(weights.chunks(2 * SPAN)) {
+                let (first, second) = weights.split_at(SPAN);
+                match partials {
+                    [a, b] if a.sees_any() && b.sees_any() => {
+                        let factors = [group.map(|j| first[j]), group.map(|j| second[j])];
+                        add_scaled_to(simd, [&mut a.context, &mut b.context], factors, rows);
+                    }
+                    some => {
+                        for (partial, weights) in some.iter_mut().zip(weights.chunks_exact(SPAN)) {
+                            if partial.sees_any() {
+                                add_scaled(simd, &mut partial.context, group.map(|j| weights[j]), rows);
+                            }
+                        }
+                    }
                 }
             }
         }

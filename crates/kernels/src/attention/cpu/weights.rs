@@ -142,12 +142,12 @@ impl<E: Element> WithSimd for AllRows<'_, E> {
         let factor = head.rules.query_factor(Base::E);
         out.par_chunks_mut(QUERIES * s).enumerate().for_each(|(i, out)| {
             let first = i * QUERIES;
-            let mut queries = vec![0.0; QUERIES * d];
+            let (mut queries, mut scratch) = (vec![0.0; QUERIES * d], vec![]);
             let count = out.len() / s;
             for (g, group) in queries.chunks_exact_mut(blocks.rows() * d).enumerate() {
                 let here = (g * blocks.rows()).min(count)..((g + 1) * blocks.rows()).min(count);
                 let here = first + here.start..first + here.end;
-                transpose(&head.q, (b, h), here, factor, group, blocks.rows());
+                transpose(&head.q, (b, h), here, factor, (group, blocks.rows()), &mut scratch);
             }
             simd.vectorize(TileOfRows { head, rows, first, queries: &queries, keys: &keys, out });
         });
