@@ -4,13 +4,14 @@
     cargo build --release --manifest-path examples/Cargo.toml --target-dir target/examples [--features x86-v4]
     pip install -r scripts/requirements.txt
     python scripts/bench_attention.py                  the table: f32, three rounds
-    python scripts/bench_attention.py --isa avx2       both sides held to AVX2
+    python scripts/bench_attention.py --isa avx2       ours and PyTorch held to AVX2
     python scripts/bench_attention.py --memory         how far our memory grows over T, forward and backward
-    python scripts/bench_attention.py --rows decode --rounds 5
+    python scripts/bench_attention.py --rows decode --rounds 5 --pytorch-only
 
 A round runs our binary, then PyTorch, each in a fresh process that does one untimed pass; a number is the median of the
-rounds' medians. candle_nn and plain operations, which take seconds, run in the first round alone, and their contexts
-must equal ours. PyTorch runs scaled_dot_product_attention in torch.inference_mode, with an explicit mask where it needs one.
+rounds' medians. candle_nn and plain operations, which take seconds, run once, and their contexts must equal ours; plain
+operations only where a copy of the scores takes less than 3 GB. PyTorch runs scaled_dot_product_attention in
+torch.inference_mode, with an explicit mask where it needs one.
 """
 
 import argparse
@@ -93,26 +94,33 @@ def worker(row: list, runs: int) -> float:
     return statistics.median(times[1:])
 
 
-def table(names: list[str], rounds: int, runs: int) -> None:
+def in_candle(row: tuple, runs: int) -> dict:
+    """The times of candle_nn and of plain operations."""
+    heads, _, queries, keys, *_ = row
+    plain = ",plain" if 4 * heads * queries * keys < 3e9 else ""
+    return ours(row, "--by", f"ours,candle-nn{plain}", "--runs", "2" if queries >= 4096 else str(runs))
+
+
+def table(names: list[str], rounds: int, runs: int, pytorch_only: bool) -> None:
     print("| ms | ours | candle_nn | plain | PyTorch | ours / candle_nn | ours / plain | ours / PyTorch |")
     print("|---|---|---|---|---|---|---|---|", flush=True)
     for name in names:
         row = ROWS[name]
-        mine, theirs, once = [], [], {}
-        for turn in range(rounds):
-            if turn == 0:
-                once = ours(row, "--by", "ours,candle-nn,plain", "--runs", "2" if row[2] >= 4096 else str(runs))
+        mine, theirs = [], []
+        once = {} if pytorch_only else in_candle(row, runs)
+        for _ in range(rounds):
             mine.append(ours(row, "--by", "ours", "--runs", str(runs))["ours_ms"])
             theirs.append(torch_ms(row, runs))
         a, b = statistics.median(mine), statistics.median(theirs)
-        c, p = once["candle_nn_ms"], once["plain_ms"]
-        times = " | ".join(f"{x:.3g}" for x in (a, c, p, b))
-        print(f"| {name} | {times} | {a / c:.3f} | {a / p:.3f} | {a / b:.2f} |", flush=True)
+        others = [once.get("candle_nn_ms"), once.get("plain_ms"), b]
+        cells = [f"{a:.3g}", *(f"{x:.3g}" if x else "" for x in others)]
+        cells += [f"{a / x:.{digits}f}" if x else "" for x, digits in zip(others, (3, 3, 2))]
+        print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
 
 
 def memory() -> None:
-    print("MB beyond the inputs, the output among them; forward | forward and backward")
-    print("| | " + " | ".join(f"T {t}" for t in LENGTHS) + " |\n|---" * 1 + "|---" * len(LENGTHS) + "|", flush=True)
+    print("MB beyond the inputs, the output among them; forward, then forward and backward")
+    print("| | " + " | ".join(f"T {t}" for t in LENGTHS) + " |\n|---" + "|---" * len(LENGTHS) + "|", flush=True)
     for name, (heads, key_heads, window) in MEMORY.items():
         cells = []
         for t in LENGTHS:
@@ -127,7 +135,8 @@ def main() -> None:
     parser.add_argument("--rows", help="rows whose names contain one of these, by commas (default: all)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--runs", type=int, default=5, help="timed runs in a round")
-    parser.add_argument("--isa", choices=ISAS, help="hold both sides to an instruction set")
+    parser.add_argument("--isa", choices=ISAS, help="hold ours and PyTorch to an instruction set")
+    parser.add_argument("--pytorch-only", action="store_true", help="leave out candle_nn and plain operations")
     parser.add_argument("--memory", action="store_true", help="memory over T instead of times")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -138,7 +147,7 @@ def main() -> None:
         parser.error(f"{BINARY} does not exist; the first command of --help makes it")
     os.environ.update(ISAS.get(args.isa, {}))
     names = [name for name in ROWS if not args.rows or any(part in name for part in args.rows.split(","))]
-    memory() if args.memory else table(names, max(args.rounds, 1), max(args.runs, 1))
+    memory() if args.memory else table(names, max(args.rounds, 1), max(args.runs, 1), args.pytorch_only)
 
 
 if __name__ == "__main__":

@@ -35,9 +35,10 @@ impl SimpleBackend for Weights {
         let (mean, deviation) = match shape.rank() {
             1 if name.ends_with(".weight") => (1., 0.1),
             1 => (0., 0.1),
-            _ => (0., (fan_in as f32).powf(-0.5)),
+            _ => (0., (fan_in as f64).powf(-0.5)),
         };
-        let tensor = Tensor::randn(mean, deviation, shape, device)?.to_dtype(dtype)?;
+        let tensor = (random(shape, held.len() as u64, device)? * deviation)? + mean;
+        let tensor = tensor?.to_dtype(dtype)?;
         held.insert(name.to_string(), tensor.clone());
         Ok(tensor)
     }
@@ -49,6 +50,21 @@ impl SimpleBackend for Weights {
     fn contains_tensor(&self, _: &str) -> bool {
         true
     }
+}
+
+/// Numbers with mean 0 and deviation 1, the same for each seed: uniform ones, of which an index is the hash.
+pub fn random(shape: impl Into<Shape>, seed: u64, device: &Device) -> candle_core::Result<Tensor> {
+    let shape = shape.into();
+    let number = |i: u64| {
+        // SplitMix64 (Steele et al. 2014).
+        let mut x = (i ^ seed << 40).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((x ^ x >> 31) >> 40) as f32 / (1 << 23) as f32 - 1.
+    };
+    let deviation = 3f32.sqrt();
+    let numbers: Vec<f32> = (0..shape.elem_count() as u64).map(|i| deviation * number(i)).collect();
+    Tensor::from_vec(numbers, shape, device)
 }
 
 /// One row of the table: `theirs` and `ours` in turn, `rounds` times after a first one. Fails if the two results differ by
@@ -91,8 +107,8 @@ fn median(mut times: Vec<f64>) -> f64 {
     times.get(times.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// `max |a - b| / max |b|`
-fn relative_difference(a: &Tensor, b: &Tensor) -> Result<f32> {
+/// `max |a - b| / max |b|`; an error if one of them holds NaN or infinity.
+pub fn relative_difference(a: &Tensor, b: &Tensor) -> Result<f32> {
     let (a, b) = (a.to_dtype(DType::F32)?, b.to_dtype(DType::F32)?);
     let largest = |x: &Tensor| -> Result<f32> { Ok(x.abs()?.max_all()?.to_scalar()?) };
     let difference = (a - &b)?;

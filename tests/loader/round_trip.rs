@@ -50,9 +50,9 @@ fn gpt_bigcode_is_saved_as_transformers_saves_it() -> Result {
             };
             let config = json(&folder.file("config.json"))?;
             for (field, value) in json(&data(case).join("config.json"))?.as_object().ok_or("an object")? {
-                let ours =
+                let theirs =
                     ["dtype", "num_key_value_heads", "pad_token_id", "transformers_version", "use_cache"];
-                assert!(config[field] == *value || ours.contains(&field.as_str()), "{case}: {field}");
+                assert!(config[field] == *value || theirs.contains(&field.as_str()), "{case}: {field}");
             }
         }
         let (model, folder) = (load(case, DType::F32)?, Folder::empty()?);
@@ -208,7 +208,7 @@ fn a_saved_config_is_one_that_transformers_recognises() -> Result {
 #[test]
 fn a_model_with_a_layer_of_another_kind_is_not_saved() -> Result {
     for (name, expected) in [
-        (Some("lora_a"), "h.0.mlp.c_fc.lora_a is not a parameter of GPT-2"),
+        (Some("lora_a"), "h.0.mlp.c_fc.lora_a is not a parameter of gpt2"),
         (None, "the model has no h.0.mlp.c_fc.weight"),
     ] {
         let mut model = load("odd", DType::F32)?;

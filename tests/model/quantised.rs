@@ -41,7 +41,7 @@ fn logits_are_close_and_the_table_stays_tied() -> Result {
     let kinds: Vec<bool> = quantised
         .named_parameters()
         .iter()
-        .map(|(_, values)| matches!(values, Values::Quantised(_) | Values::QuantisedTable(_)))
+        .map(|(_, values)| matches!(values, Values::Quantised(_) | Values::QuantisedTransposed(_)))
         .collect();
     assert_eq!(kinds.iter().filter(|quantised| **quantised).count(), 2 * 4 + 1);
     assert_eq!(quantised.named_parameters().len(), plain.named_parameters().len());

@@ -6,9 +6,10 @@ use crate::models::load;
 use candle_core::{DType, Device, Tensor, Var};
 use gpt2_loader::{Checkpoint, Source};
 use gpt2_model::attention::Chosen;
+use gpt2_model::hooks::{Hooks, Point, on};
 use gpt2_model::linear::BlockFormat;
 use gpt2_model::{
-    Block, ChosenWeights, Config, Encoder, ForwardArgs, Gpt2LMHeadModel, Implementation, KvCache,
+    Block, ChosenWeights, Config, Encoder, ForwardArgs, Gpt2LMHeadModel, Implementation, KvCache, LayerCache,
     ModelOutput, Pass, Training, init,
 };
 use std::collections::HashMap;
@@ -117,16 +118,27 @@ fn gpt_bigcode_in_halves_and_quantised_is_off_by_rounding_only() -> Result {
     // Blocks of 32 need wider layers than the reference data have.
     let config =
         Config { n_embd: 64, n_head: 4, n_inner: None, ..load("bigcode", DType::F32)?.config().clone() };
-    let plain = Gpt2LMHeadModel::load(init::seeded(3, DType::F32, &Device::Cpu), &config)?;
     let ids = &reference("bigcode")?["input_ids"];
-    let expected = plain.forward(ids, ForwardArgs::default())?.logits;
     let shapes = |model: &Gpt2LMHeadModel| {
         let list = model.named_parameters().into_iter();
         list.map(|(name, values)| (name, values.shape())).collect::<Vec<_>>()
     };
-    let quantised = plain.clone().quantise(BlockFormat::Q8_0)?;
-    assert_eq!(shapes(&quantised), shapes(&plain));
-    assert_close("Q8_0", &quantised.forward(ids, ForwardArgs::default())?.logits, &expected, 0.02);
+    let cross =
+        Config { model_type: "gpt2".into(), multi_query: None, add_cross_attention: true, ..config.clone() };
+    for config in [Config { multi_query: Some(false), ..config.clone() }, config, cross] {
+        let plain = Gpt2LMHeadModel::load(init::seeded(3, DType::F32, &Device::Cpu), &config)?;
+        let hidden_states = Tensor::ones((2, 5, 64), DType::F32, &Device::Cpu)?;
+        let run = |model: &Gpt2LMHeadModel| {
+            let encoder = Encoder { hidden_states: &hidden_states, attention_mask: None };
+            let encoder = config.add_cross_attention.then_some(encoder);
+            model.forward(ids, ForwardArgs { encoder, ..Default::default() })
+        };
+        let expected = run(&plain)?.logits;
+        let quantised = plain.clone().quantise(BlockFormat::Q8_0)?;
+        assert_eq!(shapes(&quantised), shapes(&plain));
+        quantised.check_layers()?;
+        assert_close(&config.model_type, &run(&quantised)?.logits, &expected, 0.02);
+    }
     Ok(())
 }
 
@@ -185,12 +197,16 @@ fn cross_attention_over_a_cache_equals_one_pass() -> Result {
     let (expected, model) = (reference("cross")?, load("cross", DType::F32)?);
     let (ids, logits) = (&expected["input_ids"], &expected["logits"]);
     let mut cache = KvCache::new(model.config(), 2, 9, DType::F32, &Device::Cpu)?;
-    for _ in 0..2 {
+    // A cleared cache takes another encoder.
+    for hidden_states in
+        [expected["encoder_hidden_states"].copy()?, expected["encoder_hidden_states"].copy()?]
+    {
+        let encoder = Encoder { hidden_states: &hidden_states, ..encoder(&expected) };
         let mut start = 0;
         for len in [4, 1, 3, 1] {
             let args = ForwardArgs {
                 cache: Some(&mut cache),
-                encoder: Some(encoder(&expected)),
+                encoder: Some(encoder),
                 last_logits_only: len == 3,
                 ..Default::default()
             };
@@ -211,6 +227,132 @@ fn cross_attention_over_a_cache_equals_one_pass() -> Result {
         }
         cache.clear();
     }
+    Ok(())
+}
+
+/// The refused pass leaves neither positions nor keys behind.
+#[test]
+fn a_block_alone_refuses_another_encoder_before_it_touches_the_cache() -> Result {
+    let (expected, model) = (reference("cross")?, load("cross", DType::F32)?);
+    let (block, x) = (&model.transformer.h[0], &expected["hidden_states.0"]); // (B, T, C)
+    let mut cache = LayerCache::new(model.config(), 2, 9, DType::F32, &Device::Cpu)?;
+    let other = expected["encoder_hidden_states"].copy()?;
+    let mut run = |start: usize, len: usize, hidden_states: &Tensor| {
+        let encoder = Some(Encoder { hidden_states, attention_mask: None });
+        let pass = Pass { encoder, cache: Some(&mut cache), ..Default::default() };
+        block.forward(&x.narrow(1, start, len)?.contiguous()?, pass)
+    };
+    run(0, 4, &expected["encoder_hidden_states"])?;
+    assert!(run(4, 5, &other).is_err());
+    let after = run(4, 5, &expected["encoder_hidden_states"])?.hidden_state;
+    let encoder = Some(Encoder { hidden_states: &other, attention_mask: None });
+    let whole = block.forward(x, Pass { encoder, ..Default::default() })?.hidden_state;
+    assert_close("after a refusal", &after, &whole.narrow(1, 4, 5)?, TOLERANCE);
+    Ok(())
+}
+
+/// An encoder that comes in mid-text, in a pass that fails in a later layer.
+#[test]
+fn a_failed_pass_leaves_no_encoder_behind() -> Result {
+    let (expected, model) = (reference("cross")?, load("cross", DType::F32)?);
+    let ids = &expected["input_ids"];
+    let mut cache = KvCache::new(model.config(), 2, 9, DType::F32, &Device::Cpu)?;
+    model.forward(&ids.narrow(1, 0, 4)?, ForwardArgs { cache: Some(&mut cache), ..Default::default() })?;
+    let next = ids.narrow(1, 4, 1)?;
+    let beyond = [ChosenWeights { layer: 1, of: Chosen { heads: Some(vec![7]), queries: None } }];
+    let args = ForwardArgs {
+        cache: Some(&mut cache),
+        encoder: Some(encoder(&expected)),
+        cross_weights: &beyond,
+        ..Default::default()
+    };
+    assert!(model.forward(&next, args).is_err(), "head 7 of 3");
+    let after = model.forward(&next, ForwardArgs { cache: Some(&mut cache), ..Default::default() })?.logits;
+    let alone = model.forward(&ids.narrow(1, 0, 5)?, ForwardArgs::default())?.logits;
+    assert_close("after a failure", &after, &alone.narrow(1, 4, 1)?, TOLERANCE);
+    Ok(())
+}
+
+#[test]
+fn a_cache_in_halves_holds_the_encoder_in_halves_and_no_gradient() -> Result {
+    let expected = reference("cross")?;
+    let (_variables, model) = trainable("cross", Implementation::Auto)?;
+    for (dtype, tolerance) in [(DType::F16, 10. * 2f64.powi(-11)), (DType::BF16, 10. * 2f64.powi(-8))] {
+        let mut cache = KvCache::new(model.config(), 2, 9, dtype, &Device::Cpu)?;
+        let args =
+            ForwardArgs { cache: Some(&mut cache), encoder: Some(encoder(&expected)), ..Default::default() };
+        let logits = model.forward(&expected["input_ids"], args)?.logits;
+        assert_close(&format!("{dtype:?}"), &logits, &expected["logits"], tolerance);
+        let gradients = logits.sum_all()?.backward()?;
+        let c_attn = &model.transformer.h[0].crossattention.as_ref().ok_or("there")?.c_attn;
+        assert!(gradients.get(&c_attn.weight()?).is_none(), "a cache is for inference");
+    }
+    Ok(())
+}
+
+#[test]
+fn keys_of_another_number_of_heads_than_values_are_refused_by_a_cache() -> Result {
+    let config = load("bigcode", DType::F32)?.config().clone();
+    for config in [config.clone(), Config { multi_query: Some(false), ..config }] {
+        let heads = config.heads().key_heads;
+        let mut cache = LayerCache::new(&config, 1, 4, DType::F32, &Device::Cpu)?;
+        let part = |heads: usize| Tensor::ones((1, heads, 2, 4), DType::F32, &Device::Cpu);
+        let message = cache.append(&part(2 * heads - 1)?, &part(1)?);
+        if heads > 1 {
+            let message = message.expect_err("5 and 1 make 6, too").to_string();
+            assert!(
+                message.contains("one shape with 3 heads") && message.contains("[1, 5, 2, 4]"),
+                "{message}"
+            );
+            assert!(cache.is_empty());
+        }
+        cache.reset();
+        let (k, _) = cache.append(&part(heads)?, &part(heads)?)?;
+        assert_eq!(k.dims(), [1, heads, 2, 4]);
+    }
+    Ok(())
+}
+
+/// Hooks on keys and values see one head of them, or as many as there are, and replace them.
+#[test]
+fn hooks_replace_the_keys_and_values_of_gpt_bigcode() -> Result {
+    for (case, heads) in [("bigcode", 1), ("bigcode_heads", 3)] {
+        let (model, expected) = (load(case, DType::F32)?, reference(case)?);
+        let ids = &expected["input_ids"];
+        let run = |hooks: &dyn Hooks| -> Result<Tensor> {
+            Ok(model.forward(ids, ForwardArgs { hooks: Some(hooks), ..Default::default() })?.logits)
+        };
+        for (point, other) in [(Point::K(0), Point::V(0)), (Point::V(0), Point::K(0))] {
+            let same = on([point, other], |_, x| {
+                assert_eq!(x.dims(), [2, 9, heads, 4]);
+                Ok(Some(x.copy()?))
+            });
+            assert_close("unchanged", &run(&same)?, &expected["logits"], TOLERANCE);
+            let zeros = on([point], |_, x| Ok(Some(x.zeros_like()?)));
+            let difference = (run(&zeros)? - &expected["logits"])?.abs()?.max_all()?.to_scalar::<f32>()?;
+            assert!(difference > 0.01, "{case}: {point} of zeros changes nothing");
+        }
+        // Without values attention adds its bias alone, whatever the keys are.
+        let no_values = on([Point::V(0)], |_, x| Ok(Some(x.zeros_like()?)));
+        let neither = on([Point::K(0), Point::V(0)], |_, x| Ok(Some(x.zeros_like()?)));
+        assert_close("no values", &run(&no_values)?, &run(&neither)?, 1e-6);
+    }
+    Ok(())
+}
+
+#[test]
+fn recomputed_gradients_of_gpt_bigcode_are_those_of_the_loss() -> Result {
+    for case in ["bigcode", "bigcode_heads"] {
+        let (expected, (variables, model)) = (reference(case)?, trainable(case, Implementation::Auto)?);
+        let ids = &expected["input_ids"];
+        let (inputs, targets) = (ids.narrow(1, 0, 8)?, ids.narrow(1, 1, 8)?.contiguous()?);
+        let (_, gradients) = model.recomputed_gradients(&inputs, &targets, None)?;
+        assert_gradients(case, &variables, &gradients, &expected)?;
+    }
+    let (expected, (_, cross)) = (reference("cross")?, trainable("cross", Implementation::Auto)?);
+    let ids = &expected["input_ids"];
+    let message = cross.recomputed_gradients(ids, ids, None).expect_err("no encoder").to_string();
+    assert!(message.contains("loss_with_encoder"), "{message}");
     Ok(())
 }
 
@@ -250,6 +392,7 @@ fn dropout_of_cross_attention_is_its_own_and_the_same_each_time() -> Result {
         let dropped = |x: &Tensor| -> Result<Vec<bool>> {
             Ok(x.narrow(3, 0, 3)?.flatten_all()?.to_vec1::<f32>()?.into_iter().map(|x| x == 0.).collect())
         };
+        assert!(dropped(cross)?.contains(&true), "the weights of cross-attention are not dropped");
         let last = |x: &Tensor| x.narrow(2, 8, 1)?.narrow(0, 0, 1)?.contiguous();
         assert_ne!(dropped(&last(own)?)?, dropped(&last(cross)?)?, "one mask for both attentions");
         Ok(output.last_hidden_state)
@@ -260,6 +403,38 @@ fn dropout_of_cross_attention_is_its_own_and_the_same_each_time() -> Result {
     assert_ne!(bits(&a)?, bits(&run(&config, 2)?)?);
     config.attn_pdrop = 0.4;
     assert_ne!(bits(&a)?, bits(&run(&config, 1)?)?);
+    Ok(())
+}
+
+/// Half of what cross-attention adds is dropped, and the rest doubled: its own half, not that of self-attention.
+#[test]
+fn dropout_falls_on_what_cross_attention_adds() -> Result {
+    let expected = reference("cross")?;
+    let config = Config { resid_pdrop: 0.5, attn_pdrop: 0., ..load("cross", DType::F32)?.config().clone() };
+    let block = Block::load(init::seeded(5, DType::F32, &Device::Cpu), &config, 0)?;
+    let encoder = Encoder { attention_mask: None, ..encoder(&expected) };
+    let x = &expected["hidden_states.0"];
+    let added = |pass: Pass, hooks_at: Point| -> Result<Tensor> {
+        let seen = std::cell::RefCell::new(None);
+        let keep = on([hooks_at], |_, x| {
+            *seen.borrow_mut() = Some(x.copy()?);
+            Ok(None)
+        });
+        block.forward(x, Pass { hooks: Some(&keep), ..pass })?;
+        drop(keep);
+        seen.into_inner().ok_or_else(|| "the hook was not called".into())
+    };
+    let training = Some(Training { seed: 1, step: 1 });
+    let with = added(Pass { training, encoder: Some(encoder), ..Default::default() }, Point::ResidMid(0))?;
+    let without = added(Pass { training, ..Default::default() }, Point::ResidMid(0))?;
+    let own = added(Pass { training, ..Default::default() }, Point::AttnOut(0))?;
+    let zeros = |x: &Tensor| -> Result<Vec<bool>> {
+        Ok(x.flatten_all()?.to_vec1::<f32>()?.into_iter().map(|x| x.abs() < 1e-6).collect())
+    };
+    let (cross, own) = (zeros(&(with - without)?)?, zeros(&own)?);
+    let share = |zeros: &[bool]| zeros.iter().filter(|x| **x).count() as f64 / zeros.len() as f64;
+    assert!((0.35..0.65).contains(&share(&cross)), "{} of the numbers are dropped", share(&cross));
+    assert_ne!(cross, own);
     Ok(())
 }
 

@@ -121,6 +121,9 @@ impl fmt::Display for Audit {
         for t in &self.duplicates {
             write!(f, "\n  twice       {} in {}, with and without `{PREFIX}`", t.name, t.file_name())?;
         }
-        write!(f, "\ncheck that config.json and the weights belong together and that this is a GPT-2")
+        write!(
+            f,
+            "\ncheck that config.json and the weights belong together and that this is a GPT-2 or a gpt_bigcode"
+        )
     }
 }

@@ -9,7 +9,7 @@ const HEAD: &str = "lm_head.";
 const TRIANGLE: &str = "attn.bias";
 /// The score of a hidden key, a buffer of each layer in older checkpoints.
 const HIDDEN_SCORE: &str = "attn.masked_bias";
-/// The same two in cross-attention, which never used the triangle.
+/// The same two in cross-attention, which needs no triangle.
 const CROSS_TRIANGLE: &str = "crossattention.bias";
 const CROSS_HIDDEN_SCORE: &str = "crossattention.masked_bias";
 

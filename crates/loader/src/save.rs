@@ -41,7 +41,8 @@ impl SaveOptions {
 /// `lm_head` that is tied to the embedding is left out.
 ///
 /// # Errors
-/// When the folder cannot be created or written to, or a layer of the model is not GPT-2's own.
+/// When the folder cannot be created or written to, a layer of the model is not that of its config, or buffers are asked of
+/// gpt_bigcode, which has none.
 pub fn save(
     dir: &Path,
     model: &Gpt2LMHeadModel,

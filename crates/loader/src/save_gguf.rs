@@ -21,7 +21,7 @@ type Progress<'a> = dyn FnMut(usize, usize, &str) + 'a;
 /// chooses a temporary path if an old file is to stay until the new one is whole.
 ///
 /// # Errors
-/// When the config, the tokenizer or the widths are such that GGUF cannot hold them, a weight is not finite or does not fit
+/// For gpt_bigcode and cross-attention; when the config, the tokenizer or the widths are such that GGUF cannot hold them, a weight is not finite or does not fit
 /// f16, the file cannot be written, or what is read back is not what was written.
 pub fn save_gguf(
     path: &Path,

@@ -1,8 +1,8 @@
 //! [`CausalSelfAttention`]: `c_proj(softmax(q·kᵀ·scale + causal)·v)` with `q, k, v = split(c_attn(x))`.
 //!
 //! Vaswani et al. 2017 in the layout of Radford et al. 2019: one fused projection to q, k and v, the
-//! heads side by side in the last dimension, and a `bias` buffer that is the causal triangle. In gpt_bigcode all heads
-//! share one head of keys and values (multi-query attention, Shazeer 2019).
+//! heads side by side in the last dimension, and a `bias` buffer that is the causal triangle. In most of
+//! gpt_bigcode all heads share one head of keys and values (multi-query attention, Shazeer 2019).
 
 use crate::cache::{LayerCache, split_kv};
 use crate::hooks::{PassHooks, Point};
@@ -37,7 +37,7 @@ use candle_nn::VarBuilder;
 /// ```
 #[derive(Debug, Clone)]
 pub struct CausalSelfAttention {
-    /// C -> 3C: q, k and v side by side, or C -> C + 2D if all heads share keys and values.
+    /// C -> 3C: q, k and v in the order of [`QkvOrder`], or C -> C + 2D if all heads share keys and values.
     pub c_attn: Conv1D,
     /// C -> C, on the merged heads.
     pub c_proj: Conv1D,

@@ -5,7 +5,7 @@ use crate::attention::last_position;
 use crate::hooks::Point;
 use crate::loading::Loading;
 use crate::parameters::Visitor;
-use crate::{CausalSelfAttention, Config, CrossAttention, LayerNorm, Mlp, Pass};
+use crate::{CausalSelfAttention, Config, Conv1D, CrossAttention, LayerNorm, Mlp, Pass};
 use candle_core::{Module, Result, Tensor};
 use candle_fused::attention::{Summary, Wanted};
 use candle_nn::VarBuilder;
@@ -82,7 +82,7 @@ impl Block {
         let (last, output_attention, wanted) =
             (pass.last_position_only, pass.output_attention_outputs, pass.wanted());
         let (encoder, chosen_cross) = (pass.encoder, pass.cross_weights);
-        self.check_encoder(&pass)?;
+        self.check_cross_attention(&pass)?;
         let mut cache = pass.cache;
 
         let x = hooks.pass(Point::ResidPre(layer), x.clone())?;
@@ -125,24 +125,43 @@ impl Block {
     }
 
     /// Fails if there is an encoder and nothing attends to it, or the other way round.
-    fn check_encoder(&self, pass: &Pass) -> Result<()> {
+    fn check_cross_attention(&self, pass: &Pass) -> Result<()> {
         let layer = self.attn.layer_idx();
-        match (&self.crossattention, pass.encoder) {
-            (None, Some(_)) => candle_core::bail!(
-                "layer {layer} has no cross-attention, but the pass has an encoder's hidden states; it takes a checkpoint \
-                 with add_cross_attention = true"
+        if let Some(cache) = &pass.cache {
+            cache.check_encoder(pass.encoder.map(|encoder| encoder.hidden_states))?;
+        }
+        match (&self.crossattention, &self.ln_cross_attn, pass.encoder) {
+            (Some(_), None, _) | (None, Some(_), _) => candle_core::bail!(
+                "layer {layer}: crossattention and ln_cross_attn belong together, and only one of them is there"
             ),
-            (_, None) if !pass.cross_weights.is_empty() => candle_core::bail!(
+            (None, _, Some(_)) => candle_core::bail!(
+                "layer {layer} has no cross-attention, but the pass has an encoder's hidden states; load a checkpoint with \
+                 add_cross_attention = true"
+            ),
+            (_, _, None) if !pass.cross_weights.is_empty() => candle_core::bail!(
                 "layer {layer}: weights of cross-attention need an encoder's hidden states, and the pass has none"
             ),
-            (Some(_), None) if pass.cache.as_ref().is_some_and(|cache| cache.has_encoder()) => {
-                candle_core::bail!(
-                    "layer {layer}: the cache holds an encoder's keys, but the pass has no encoder; pass its hidden states \
-                     with every token"
-                )
-            }
             _ => Ok(()),
         }
+    }
+
+    /// The linear layers, each with its name below the block.
+    pub(crate) fn linear_layers(&self) -> impl Iterator<Item = (&'static str, &Conv1D)> {
+        let (attn, mlp) = (&self.attn, &self.mlp);
+        let own = [
+            ("attn.c_attn", &attn.c_attn),
+            ("attn.c_proj", &attn.c_proj),
+            ("mlp.c_fc", &mlp.c_fc),
+            ("mlp.c_proj", &mlp.c_proj),
+        ];
+        let cross = self.crossattention.iter().flat_map(|cross| {
+            [
+                ("crossattention.c_attn", &cross.c_attn),
+                ("crossattention.q_attn", &cross.q_attn),
+                ("crossattention.c_proj", &cross.c_proj),
+            ]
+        });
+        own.into_iter().chain(cross)
     }
 
     /// Visits the parameters of the layer norms, attention and MLP.

@@ -14,6 +14,8 @@ pub struct KvCache {
     layers: Vec<LayerCache>,
     capacity: usize,
     len: usize,
+    /// Whether a whole pass has left an encoder's keys in the layers.
+    has_encoder: bool,
 }
 
 /// The cache of one layer, for a [`CausalSelfAttention`](crate::CausalSelfAttention) on its own.
@@ -24,7 +26,7 @@ pub struct LayerCache {
     encoder: Option<EncoderKeys>,
 }
 
-/// The keys and values that cross-attention makes of an encoder's hidden states.
+/// The keys and values that cross-attention computes from an encoder's hidden states.
 #[derive(Debug)]
 struct EncoderKeys {
     hidden_states: TensorId,
@@ -50,7 +52,7 @@ impl KvCache {
         let layers = (0..config.n_layer)
             .map(|_| LayerCache::new(config, batch, capacity, dtype, device))
             .collect::<Result<_>>()?;
-        Ok(Self { layers, capacity, len: 0 })
+        Ok(Self { layers, capacity, len: 0, has_encoder: false })
     }
 
     /// S, the number of positions held.
@@ -90,13 +92,18 @@ impl KvCache {
     /// Forgets all but the first `len` positions. With the last one, an encoder's keys and values go, too.
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
+        self.has_encoder &= self.len > 0;
         for layer in &mut self.layers {
             layer.truncate(self.len);
         }
     }
 
     pub(crate) fn check_room(&mut self, batch: usize, t: usize, n_layer: usize) -> Result<()> {
-        self.truncate(self.len); // drops what a failed forward pass left in some layers
+        // Drops what a failed forward pass left in some layers.
+        self.truncate(self.len);
+        if !self.has_encoder {
+            self.layers.iter_mut().for_each(|layer| layer.encoder = None);
+        }
         let held = self.layers.first().map_or(batch, |l| l.kv.dims()[0]);
         if held != batch || self.layers.len() != n_layer {
             candle_core::bail!(
@@ -113,6 +120,7 @@ impl KvCache {
 
     pub(crate) fn advance(&mut self, t: usize) {
         self.len += t;
+        self.has_encoder = self.layers.iter().any(|layer| layer.encoder.is_some());
     }
 }
 
@@ -182,28 +190,34 @@ impl LayerCache {
         self.len()
     }
 
-    /// Whether the cache holds the keys of an encoder.
-    pub(crate) fn has_encoder(&self) -> bool {
-        self.encoder.is_some()
+    /// Fails if the cache holds the keys of another encoder's hidden states than those of this pass.
+    pub(crate) fn check_encoder(&self, hidden_states: Option<&Tensor>) -> Result<()> {
+        let Some(EncoderKeys { hidden_states: held, .. }) = &self.encoder else { return Ok(()) };
+        match hidden_states {
+            Some(given) if given.id() == *held => Ok(()),
+            Some(_) => candle_core::bail!(
+                "KvCache: it holds the keys of other encoder hidden states; pass the same tensor with every token of a text, \
+                 and clear the cache before the next text"
+            ),
+            None => candle_core::bail!(
+                "KvCache: it holds an encoder's keys, but the pass has no encoder; pass its hidden states with every token"
+            ),
+        }
     }
 
-    /// The keys and values (B, H, S, D) of an encoder's hidden states, from `make` if this is their first token.
+    /// The keys and values (B, H, S, D) of an encoder's hidden states, from `make` if the cache holds none yet.
     pub(crate) fn of_encoder(
         &mut self,
         hidden_states: &Tensor,
         make: impl FnOnce() -> Result<(Tensor, Tensor)>,
     ) -> Result<(Tensor, Tensor)> {
-        if let Some(EncoderKeys { hidden_states: held, k, v }) = &self.encoder {
-            if *held != hidden_states.id() {
-                candle_core::bail!(
-                    "KvCache: it holds the keys of other encoder hidden states; pass the same tensor with every token of a \
-                     text, and clear the cache before the next text"
-                )
-            }
+        self.check_encoder(Some(hidden_states))?;
+        if let Some(EncoderKeys { k, v, .. }) = &self.encoder {
             return Ok((k.clone(), v.clone()));
         }
         let (k, v) = make()?;
-        let kept = |x: Tensor| x.to_dtype(self.kv.dtype())?.contiguous();
+        let kept =
+            |x: Tensor| Ok::<_, candle_core::Error>(x.to_dtype(self.kv.dtype())?.contiguous()?.detach());
         let (k, v) = (kept(k)?, kept(v)?);
         let encoder = EncoderKeys { hidden_states: hidden_states.id(), k: k.clone(), v: v.clone() };
         self.encoder = Some(encoder);
@@ -218,6 +232,14 @@ impl LayerCache {
     /// # Errors
     /// When there is no room for T more, or a shape does not fit.
     pub fn append(&mut self, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
+        let heads = self.kv.dim(1)? / 2;
+        if k.dims() != v.dims() || k.dim(1)? != heads {
+            candle_core::bail!(
+                "LayerCache: k and v must be of one shape with {heads} heads, got {:?} and {:?}",
+                k.dims(),
+                v.dims()
+            )
+        }
         self.write(&Tensor::cat(&[k, v], 1)?)
     }
 

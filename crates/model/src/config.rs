@@ -239,9 +239,7 @@ impl Config {
     /// How the heads are laid out in the channels.
     #[must_use]
     pub fn heads(&self) -> HeadLayout {
-        let mut heads = HeadLayout::all(self.n_head, self.head_dim());
-        heads.key_heads = self.key_heads();
-        heads
+        HeadLayout::grouped(self.n_head, self.key_heads(), self.head_dim())
     }
 
     /// The order of queries, keys and values in the output of `c_attn`.
@@ -342,7 +340,7 @@ impl Config {
                 problems.push(format!("{name} is {value}, expected a finite number of at least 0"));
             }
         }
-        problems.extend(self.problems_of_the_type());
+        problems.extend(self.problems_of_model_type());
         if self.quantization_config.is_some() {
             problems.push(
                 "quantization_config is not supported; use the f32, f16 or bf16 weights of this model".into(),
@@ -352,18 +350,12 @@ impl Config {
     }
 
     /// Fields that a model of this type does not have, set to a value that would change it.
-    fn problems_of_the_type(&self) -> Vec<String> {
+    fn problems_of_model_type(&self) -> Vec<String> {
         let refuse = |name: &str| format!("{name} is not supported in model_type {:?}", self.model_type);
         match self.model_type.as_str() {
-            GPT2 => [
-                ("multi_query", self.multi_query),
-                ("attention_softmax_in_fp32", self.attention_softmax_in_fp32),
-                ("scale_attention_softmax_in_fp32", self.scale_attention_softmax_in_fp32),
-            ]
-            .into_iter()
-            .filter(|(_, value)| *value == Some(true))
-            .map(|(name, _)| refuse(name))
-            .collect(),
+            GPT2 => {
+                (self.multi_query == Some(true)).then(|| refuse("multi_query = true")).into_iter().collect()
+            }
             GPT_BIGCODE => [
                 ("scale_attn_by_inverse_layer_idx = true", self.scale_attn_by_inverse_layer_idx),
                 // transformers cannot compute it with one head of keys, and gives it the wrong shapes otherwise.

@@ -67,8 +67,8 @@ impl Conv1D {
         Ok(Self { layer: Arc::new(Dense::new(weight, WeightLayout::InOut, bias, dispatch)?) })
     }
 
-    /// The same layer of the model, computed by `layer`; see [`crate::linear`]. It visits its weight as the model's
-    /// checkpoints store it, see [`WeightLayout`].
+    /// The same layer of the model, computed by `layer`; see [`crate::linear`]. To be saved, `layer` must visit its weight as
+    /// the model's checkpoints store it, see [`WeightLayout`].
     ///
     /// # Errors
     /// When `layer` has another shape.
@@ -150,6 +150,11 @@ impl Conv1D {
     /// Computes only some of the outputs: (.., in) -> (.., `columns.len()`)
     pub(crate) fn forward_columns(&self, x: &Tensor, columns: Range<usize>) -> Result<Tensor> {
         self.layer.forward_columns(x, columns)
+    }
+
+    /// How the layer's weight is reported to a visitor.
+    pub(crate) fn layout(&self) -> WeightLayout {
+        self.layer.layout()
     }
 
     /// Visits the layer's parameters.

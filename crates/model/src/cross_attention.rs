@@ -11,7 +11,7 @@ use crate::{Conv1D, HeadLayout};
 use candle_core::{Module, Result, Tensor};
 use candle_fused::attention::{Attended, Mask, Sdpa, Wanted};
 
-/// What an encoder gives to cross-attention. A cache keeps the keys and values made of it, so pass the same tensor with
+/// What an encoder gives to cross-attention. A cache keeps the keys and values computed from it, so pass the same tensor with
 /// every further token.
 #[derive(Debug, Clone, Copy)]
 pub struct Encoder<'a> {

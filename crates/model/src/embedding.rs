@@ -125,8 +125,8 @@ impl Embedding {
     pub(crate) fn values(&self) -> Values {
         match &self.0 {
             Kind::Plain(table) => Values::Tensor(table.clone()),
-            Kind::Packed(weight) => Values::PackedTable(weight.clone()),
-            Kind::Quantised(weight) => Values::QuantisedTable(weight.clone()),
+            Kind::Packed(weight) => Values::PackedTransposed(weight.clone()),
+            Kind::Quantised(weight) => Values::QuantisedTransposed(weight.clone()),
         }
     }
 

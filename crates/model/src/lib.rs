@@ -58,6 +58,7 @@ mod qkv_order;
 mod recompute;
 mod sampling;
 pub mod training;
+mod weights_by_layer;
 
 pub use attention::CausalSelfAttention;
 pub use block::{Block, BlockOutput};

@@ -145,8 +145,8 @@ impl Gpt2LMHeadModel {
         self.loss_with_encoder(input_ids, targets, None, training)
     }
 
-    /// [`loss`](Self::loss), given an encoder's hidden states: the only way in which the parameters of cross-attention get
-    /// gradients. A gradient reaches the hidden states, too.
+    /// [`loss`](Self::loss), given an encoder's hidden states, without which the parameters of cross-attention get no
+    /// gradient. A gradient reaches the hidden states, too.
     ///
     /// # Shapes
     /// `input_ids` (B, T), `targets` (B, T): the token that follows each -> scalar

@@ -91,7 +91,7 @@ impl LmHead {
             Kind::Table(table) => match table.values() {
                 Values::Tensor(table) => candle_fused::linear_cross_entropy(x, &table, targets, dispatch),
                 // The parts' logits would all stay in the graph.
-                Values::QuantisedTable(_) if x.track_op() => {
+                Values::QuantisedTransposed(_) if x.track_op() => {
                     crate::training::cross_entropy(&self.forward(x)?, targets)
                 }
                 packed if x.track_op() => {
@@ -172,7 +172,7 @@ mod tests {
                 candle_fused::linear_cross_entropy(&x, &table, &targets, dispatch)?.to_scalar::<f32>()?;
             let head = LmHead::new(table.clone())?;
             assert!(
-                matches!(&head.0, Kind::Table(table) if matches!(table.values(), Values::PackedTable(_)))
+                matches!(&head.0, Kind::Table(table) if matches!(table.values(), Values::PackedTransposed(_)))
             );
             let got = head.cross_entropy(&x, &targets, dispatch)?.to_scalar::<f32>()?;
             assert!((got - expected).abs() < 1e-5, "{rows} rows: {got}, not {expected}");

@@ -1,12 +1,13 @@
 //! [`Gpt2Model`], the transformer: `x = wte[ids] + wpe[positions]`, then L blocks, then `ln_f`.
 
 use crate::cross_attention::Encoder;
-use crate::forward::{ForwardArgs, ModelOutput, WeightsByLayer};
+use crate::forward::{ForwardArgs, ModelOutput};
 use crate::hooks::{PassHooks, Point};
 use crate::inputs::{check_below, check_encoder, padding_mask, refuse_padding_before_a_token};
 use crate::loading::{Loading, QuantisedWeights};
 use crate::parameters::{Role, Visitor, WPE, WTE};
 use crate::training::{Site, Training, dropout};
+use crate::weights_by_layer::WeightsByLayer;
 use crate::{Block, Config, Embedding, LayerNorm, Pass};
 use candle_core::{DType, Module, Result, Tensor};
 use candle_nn::{Init, VarBuilder};

@@ -42,20 +42,29 @@ impl Gpt2LMHeadModel {
         Config { tie_word_embeddings: self.is_tied(), ..self.config().clone() }
     }
 
-    /// Refuses a model whose parameters are not exactly those of GPT-2, because a layer of another kind holds them.
+    /// Refuses a model whose parameters are not exactly those of its config, because a layer of another kind holds them.
     ///
     /// # Errors
-    /// Names the first parameter that GPT-2 does not have, the first that is missing, and the first of another shape.
+    /// Names the first parameter that a model of this type does not have, the first that is missing, and the first of another shape or layout.
     pub fn check_layers(&self) -> Result<()> {
         let (expected, found) = (self.checkpoint_config().parameters()?, self.named_parameters());
         let other = found.iter().find(|(name, _)| !expected.iter().any(|p| p.name == *name));
         let missing = expected.iter().find(|p| !found.iter().any(|(name, _)| *name == p.name));
         let shape = |p: &&Parameter| found.iter().any(|(name, x)| *name == p.name && x.shape() != p.shape);
         let other_shape = expected.iter().find(shape);
-        let other = other.map(|(name, _)| format!("{name} is not a parameter of GPT-2"));
+        // A square weight has the same shape either way.
+        let layout = self.config().weight_layout();
+        let layers = self.transformer.h.iter().enumerate();
+        let mut layers = layers.flat_map(|(i, block)| block.linear_layers().map(move |layer| (i, layer)));
+        let turned = layers.find(|(_, (_, layer))| layer.layout() != layout);
+        let other =
+            other.map(|(name, _)| format!("{name} is not a parameter of {}", self.config().model_type));
         let missing = missing.map(|p| format!("the model has no {}", p.name));
         let shape = other_shape.map(|p| format!("{} is not {:?}", p.name, p.shape));
-        let problems: Vec<String> = other.into_iter().chain(missing).chain(shape).collect();
+        let turned = turned.map(|(i, (name, layer))| {
+            format!("h.{i}.{name}.weight is {:?}, but the checkpoint stores {layout:?}", layer.layout())
+        });
+        let problems: Vec<String> = other.into_iter().chain(missing).chain(shape).chain(turned).collect();
         if problems.is_empty() {
             return Ok(());
         }

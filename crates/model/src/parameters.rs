@@ -76,11 +76,11 @@ pub enum Values {
     /// A packed weight (in, out).
     Packed(PackedWeight),
     /// A weight or table (out, in) whose transpose is packed.
-    PackedTable(PackedWeight),
+    PackedTransposed(PackedWeight),
     /// A quantised weight (in, out).
     Quantised(QuantisedWeight),
     /// A weight or table (out, in) whose transpose is quantised.
-    QuantisedTable(QuantisedWeight),
+    QuantisedTransposed(QuantisedWeight),
 }
 
 /// What tells one parameter's memory from another's.
@@ -100,9 +100,9 @@ impl Values {
         match self {
             Self::Tensor(tensor) => Ok(tensor.clone()),
             Self::Packed(weight) => weight.to_tensor(),
-            Self::PackedTable(weight) => weight.to_transposed(),
+            Self::PackedTransposed(weight) => weight.to_transposed(),
             Self::Quantised(weight) => weight.to_tensor(),
-            Self::QuantisedTable(weight) => weight.to_transposed(),
+            Self::QuantisedTransposed(weight) => weight.to_transposed(),
         }
     }
 
@@ -112,9 +112,9 @@ impl Values {
         match self {
             Self::Tensor(tensor) => tensor.dims().to_vec(),
             Self::Packed(weight) => vec![weight.shape().0, weight.shape().1],
-            Self::PackedTable(weight) => vec![weight.shape().1, weight.shape().0],
+            Self::PackedTransposed(weight) => vec![weight.shape().1, weight.shape().0],
             Self::Quantised(weight) => vec![weight.shape().0, weight.shape().1],
-            Self::QuantisedTable(weight) => vec![weight.shape().1, weight.shape().0],
+            Self::QuantisedTransposed(weight) => vec![weight.shape().1, weight.shape().0],
         }
     }
 
@@ -123,8 +123,8 @@ impl Values {
     pub fn dtype(&self) -> DType {
         match self {
             Self::Tensor(tensor) => tensor.dtype(),
-            Self::Packed(weight) | Self::PackedTable(weight) => weight.dtype(),
-            Self::Quantised(_) | Self::QuantisedTable(_) => DType::F32,
+            Self::Packed(weight) | Self::PackedTransposed(weight) => weight.dtype(),
+            Self::Quantised(_) | Self::QuantisedTransposed(_) => DType::F32,
         }
     }
 
@@ -135,8 +135,8 @@ impl Values {
     pub(crate) fn id(&self) -> Id {
         match self {
             Self::Tensor(tensor) => Id::Tensor(tensor.id()),
-            Self::Packed(weight) | Self::PackedTable(weight) => Id::Packed(weight.id()),
-            Self::Quantised(weight) | Self::QuantisedTable(weight) => Id::Quantised(weight.id()),
+            Self::Packed(weight) | Self::PackedTransposed(weight) => Id::Packed(weight.id()),
+            Self::Quantised(weight) | Self::QuantisedTransposed(weight) => Id::Quantised(weight.id()),
         }
     }
 }

@@ -18,7 +18,7 @@ impl Gpt2LMHeadModel {
     /// `input_ids` (B, T), `targets` (B, T): the token that follows each
     ///
     /// # Errors
-    /// The errors of [`forward`](Self::forward), and weights that are not variables.
+    /// The errors of [`forward`](Self::forward), weights that are not variables, and a model with cross-attention.
     pub fn recomputed_gradients(
         &self,
         input_ids: &Tensor,
@@ -26,6 +26,12 @@ impl Gpt2LMHeadModel {
         training: Option<Training>,
     ) -> Result<(f32, GradStore)> {
         check_targets(input_ids, targets)?;
+        if self.config().add_cross_attention {
+            candle_core::bail!(
+                "recomputed_gradients: there is no encoder, without which the parameters of cross-attention get no gradient; \
+                 use loss_with_encoder"
+            )
+        }
         let variables = &self.named_variables()?;
         let model = &self.transformer;
         let pass = || Pass { training, ..Pass::default() };

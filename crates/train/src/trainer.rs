@@ -58,7 +58,8 @@ impl Trainer {
         model.check_layers()?;
         let config = model.config();
         let parameters = model.named_parameters();
-        let quantised = |values: &Values| matches!(values, Values::Quantised(_) | Values::QuantisedTable(_));
+        let quantised =
+            |values: &Values| matches!(values, Values::Quantised(_) | Values::QuantisedTransposed(_));
         if let Some((name, _)) = parameters.iter().find(|(_, values)| quantised(values)) {
             let reason = format!("{name} is quantised and cannot be trained; start from the original");
             return Err(candle_core::Error::msg(reason).into());

@@ -6,7 +6,8 @@
 //! ```
 
 use anyhow::{Context, Result, bail, ensure};
-use candle_core::{D, DType, Device, Tensor, Var};
+use attention_in_other_models::{random, relative_difference};
+use candle_core::{DType, Device, Tensor, Var};
 use candle_fused::attention::{Mask, Sdpa, Window};
 use candle_fused::{Dispatch, Implementation, Isa};
 use candle_nn::attention::{AttnMask, flash_attn, flash_attn_varlen_cpu};
@@ -65,12 +66,12 @@ struct Inputs {
 impl Inputs {
     fn new(args: &Args) -> Result<Self> {
         let dtype: DType = args.dtype.parse()?;
-        let random = |n: usize, heads: usize| -> Result<Var> {
-            let x = Tensor::randn(0f32, 1., (args.batch, n, heads, args.dim), &Device::Cpu)?;
+        let random_heads = |n: usize, heads: usize, seed: u64| -> Result<Var> {
+            let x = random((args.batch, n, heads, args.dim), seed, &Device::Cpu)?;
             Ok(Var::from_tensor(&x.to_dtype(dtype)?)?)
         };
-        let of_keys = || -> Result<Tensor> {
-            let x = random(args.keys, args.key_heads)?.as_detached_tensor();
+        let of_keys = |seed: u64| -> Result<Tensor> {
+            let x = random_heads(args.keys, args.key_heads, seed)?.as_detached_tensor();
             if args.cached { Ok(x.transpose(1, 2)?.contiguous()?.transpose(1, 2)?) } else { Ok(x) }
         };
         let window = match args.window.as_str() {
@@ -79,9 +80,9 @@ impl Inputs {
             number => Window::sliding(number.parse().context("--window: causal, full or a number")?),
         };
         Ok(Self {
-            q: random(args.queries, args.heads)?,
-            k: of_keys()?,
-            v: of_keys()?,
+            q: random_heads(args.queries, args.heads, 0)?,
+            k: of_keys(1)?,
+            v: of_keys(2)?,
             window,
             scale: (args.dim as f64).powf(-0.5),
         })
@@ -197,8 +198,7 @@ fn main() -> Result<()> {
         match &expected {
             None => expected = Some(context),
             Some(expected) => {
-                let largest = |x: &Tensor| x.abs()?.flatten_all()?.max(D::Minus1)?.to_scalar::<f32>();
-                let difference = largest(&(&context - expected)?)? / largest(expected)?;
+                let difference = relative_difference(&context, expected)?;
                 ensure!(difference < 1e-4, "{name} differs by {difference:e}");
             }
         }

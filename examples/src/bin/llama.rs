@@ -18,7 +18,7 @@ use std::cell::RefCell;
 
 #[derive(Parser)]
 struct Args {
-    /// A model of 16 channels, to see that it works
+    /// A model of 128 channels, to see that it works
     #[arg(long)]
     tiny: bool,
     /// Lengths of prompts

@@ -7,7 +7,7 @@
 //! ```
 
 use anyhow::Result;
-use attention_in_other_models::{compare, heading, random_weights};
+use attention_in_other_models::{compare, heading, random, random_weights};
 use candle_core::{DType, Device, Tensor};
 use candle_fused::flash::flash_attn;
 use candle_nn::{Conv1d, Conv1dConfig, LayerNorm, Linear, Module, VarBuilder};
@@ -154,7 +154,7 @@ fn main() -> Result<()> {
     let mut before = theirs::model::Whisper::load(&vb, config.clone())?.encoder;
     let after = Encoder::load(vb.pp("model.encoder"), &config)?;
     let t = config.max_source_positions;
-    let mel = Tensor::randn(0f32, 1., (1, config.num_mel_bins, 2 * t), &Device::Cpu)?;
+    let mel = random((1, config.num_mel_bins, 2 * t), 1 << 20, &Device::Cpu)?;
     heading("Whisper's encoder in f32");
     compare(
         &format!("{} layers, {t} positions", config.encoder_layers),

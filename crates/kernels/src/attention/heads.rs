@@ -10,6 +10,8 @@ pub struct HeadLayout {
     pub heads: usize,
     /// The heads of keys and values; each serves `heads / key_heads` neighbouring heads of queries.
     pub key_heads: usize,
+    /// How many neighbouring heads of queries share a head of keys in the layer.
+    group: usize,
     /// The index of its first head in the layer: 0, unless the layer's heads are split across tensors.
     pub first: usize,
     /// How many heads the layer has: `heads`, unless they are split.
@@ -22,19 +24,14 @@ impl HeadLayout {
     /// All `heads` of a layer, each `dim` wide, with keys and values of their own.
     #[must_use]
     pub fn all(heads: usize, dim: usize) -> Self {
-        Self { heads, key_heads: heads, first: 0, total: heads, dim }
+        Self { heads, key_heads: heads, group: 1, first: 0, total: heads, dim }
     }
 
     /// All `heads` of a layer, which share `key_heads` heads of keys and values: grouped-query attention, or multi-query
-    /// attention if there is one.
-    ///
-    /// # Errors
-    /// When `key_heads` does not divide `heads`.
-    pub fn grouped(heads: usize, key_heads: usize, dim: usize) -> Result<Self> {
-        if key_heads == 0 || !heads.is_multiple_of(key_heads) {
-            candle_core::bail!("{key_heads} heads of keys and values do not divide {heads} heads of queries")
-        }
-        Ok(Self { key_heads, ..Self::all(heads, dim) })
+    /// attention if there is one. Attention refuses a number of key heads that does not divide `heads`.
+    #[must_use]
+    pub fn grouped(heads: usize, key_heads: usize, dim: usize) -> Self {
+        Self { key_heads, group: heads.checked_div(key_heads).unwrap_or(1).max(1), ..Self::all(heads, dim) }
     }
 
     /// The same layer's heads `first..first + heads` alone.
@@ -45,14 +42,15 @@ impl HeadLayout {
         if first.checked_add(heads).is_none_or(|end| end > self.total) {
             candle_core::bail!("heads {first} to {first} + {heads} of a layer that has {}", self.total)
         }
-        let group = self.heads / self.key_heads.max(1);
-        let whole = group > 0 && first.is_multiple_of(group) && heads.is_multiple_of(group);
-        if self.key_heads > 1 && !whole {
+        let group = self.group;
+        let whole = first.is_multiple_of(group) && heads.is_multiple_of(group);
+        // A single head of keys serves whatever heads there are.
+        let key_heads = if group == self.total { 1 } else { heads / group };
+        if group < self.total && !whole {
             candle_core::bail!(
                 "heads {first} to {first} + {heads}: every {group} heads share keys and values and stay together"
             )
         }
-        let key_heads = if self.key_heads == 1 { 1 } else { heads / group };
         Ok(Self { heads, key_heads, first, ..self })
     }
 

@@ -115,7 +115,8 @@ impl Sdpa {
         Self { bias: Some(bias.clone()), ..self }
     }
 
-    /// The same attention for some of a layer's heads: dropout then treats them as it does within the whole layer.
+    /// The same attention for some of a layer's heads: dropout then treats them as it does within the whole layer. A pass
+    /// with other numbers of heads is refused.
     #[must_use]
     pub fn with_heads(self, heads: HeadLayout) -> Self {
         Self { heads: Some(heads), ..self }

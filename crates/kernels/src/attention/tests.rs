@@ -57,12 +57,15 @@ fn heads_that_a_layer_does_not_have_are_refused() {
 
 #[test]
 fn heads_that_share_keys_stay_together() -> Result<()> {
-    assert!(HeadLayout::grouped(6, 4, 8).is_err() && HeadLayout::grouped(6, 0, 8).is_err());
-    let (grouped, single) = (HeadLayout::grouped(12, 4, 8)?, HeadLayout::grouped(12, 1, 8)?);
+    let (grouped, single) = (HeadLayout::grouped(12, 4, 8), HeadLayout::grouped(12, 1, 8));
     assert_eq!((grouped.query_width(), grouped.packed_width()), (96, 160));
     assert_eq!(grouped.part(3, 6)?.key_heads, 2);
     assert!(grouped.part(2, 6).is_err() && grouped.part(3, 4).is_err());
     assert_eq!(single.part(5, 2)?.key_heads, 1);
+    let one_group = grouped.part(3, 3)?;
+    assert_eq!((one_group.key_heads, one_group.part(0, 6)?.key_heads), (1, 2));
+    assert!(one_group.part(4, 2).is_err());
+    assert!(HeadLayout::all(0, 8).part(0, 0).is_ok());
     Ok(())
 }
 

@@ -10,9 +10,9 @@ pub enum Point {
     ResidPre(usize),
     /// Queries, (B, T, H, D).
     Q(usize),
-    /// The new positions' keys, before they go into the cache, (B, T, H, D).
+    /// The new positions' keys, before they go into the cache, (B, T, key heads, D).
     K(usize),
-    /// The new positions' values, before they go into the cache, (B, T, H, D).
+    /// The new positions' values, before they go into the cache, (B, T, key heads, D).
     V(usize),
     /// The attention weights of all heads, (B, H, T, S), in f32 or wider. A hook that wants this point makes the
     /// model compute all weights in addition to the fused kernel; replacing them replaces the context. Weights

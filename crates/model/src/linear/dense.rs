@@ -72,6 +72,10 @@ impl LinearLayer for Dense {
         Some(&self.bias)
     }
 
+    fn layout(&self) -> WeightLayout {
+        self.layout
+    }
+
     fn visit(&self, visitor: &mut Visitor) {
         visitor.parameter("weight", Role::LinearWeight, &self.weight);
         visitor.parameter("bias", Role::LinearBias, &self.bias);

@@ -1,5 +1,6 @@
 //! [`LinearLayer`], the interface of a linear layer.
 
+use super::weight_layout::WeightLayout;
 use crate::parameters::Visitor;
 use candle_core::{D, Result, Tensor};
 use candle_fused::Epilogue;
@@ -39,6 +40,11 @@ pub trait LinearLayer: Debug + Send + Sync {
 
     /// b (out), if there is one.
     fn bias(&self) -> Option<&Tensor>;
+
+    /// How [`visit`](Self::visit) reports the weight.
+    fn layout(&self) -> WeightLayout {
+        WeightLayout::InOut
+    }
 
     /// Reports each parameter, such as `weight` and `bias`, to the visitor. A parameter that it does not report is neither
     /// counted, saved nor trained.

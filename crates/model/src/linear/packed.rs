@@ -43,10 +43,14 @@ impl LinearLayer for Packed {
         Some(&self.bias)
     }
 
+    fn layout(&self) -> WeightLayout {
+        self.layout
+    }
+
     fn visit(&self, visitor: &mut Visitor) {
         let weight = match self.layout {
             WeightLayout::InOut => Values::Packed(self.weight.clone()),
-            WeightLayout::OutIn => Values::PackedTable(self.weight.clone()),
+            WeightLayout::OutIn => Values::PackedTransposed(self.weight.clone()),
         };
         visitor.values("weight", Role::LinearWeight, &weight);
         visitor.parameter("bias", Role::LinearBias, &self.bias);

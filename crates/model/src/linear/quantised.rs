@@ -70,10 +70,14 @@ impl LinearLayer for QuantisedLinear {
         self.bias.as_ref()
     }
 
+    fn layout(&self) -> WeightLayout {
+        self.layout
+    }
+
     fn visit(&self, visitor: &mut Visitor) {
         let weight = match self.layout {
             WeightLayout::InOut => Values::Quantised(self.weight.clone()),
-            WeightLayout::OutIn => Values::QuantisedTable(self.weight.clone()),
+            WeightLayout::OutIn => Values::QuantisedTransposed(self.weight.clone()),
         };
         visitor.values("weight", Role::LinearWeight, &weight);
         if let Some(bias) = &self.bias {

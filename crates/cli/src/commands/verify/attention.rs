@@ -10,7 +10,8 @@ use candle_nn::Init;
 use gpt2_model::init;
 use gpt2_model::mask::left_padding;
 
-/// An attention case to check: T queries at the end of S keys, B rows, D, and what hides keys or drops weights.
+/// An attention case to check: B rows, T queries at the end of S keys, D, and what hides keys or drops weights. Each is
+/// checked with keys for each head and, on the CPU, with one head of keys for all.
 const ATTENTION: [(usize, usize, usize, usize, &str); 21] = [
     (1, 1, 1, 64, ""),
     (1, 1, 1000, 64, ""),
@@ -43,9 +44,12 @@ const HEADS: usize = 3;
 impl Verify {
     /// Attention alone: its context, its gradient, and its context when weights are computed, too.
     pub(super) fn attention(&mut self) -> anyhow::Result<()> {
-        for (b, t, s, d, masks) in ATTENTION {
+        let shared = if self.device.is_cpu() { Some(1) } else { None };
+        let cases = ATTENTION.into_iter().flat_map(|case| [Some(HEADS), shared].map(|heads| (case, heads)));
+        for ((b, t, s, d, masks), key_heads) in cases {
+            let Some(key_heads) = key_heads else { continue };
             let vb = init::seeded(self.seed, DType::F32, &Device::Cpu);
-            let layout = HeadLayout::all(HEADS, d);
+            let layout = HeadLayout::grouped(HEADS, key_heads, d);
             let normal = Init::Randn { mean: 0., stdev: 1.3 };
             let packed = vb.get_with_hints((b, s, layout.packed_width()), "qkv", normal)?;
             let grad = vb.get_with_hints((b, t, HEADS, d), "grad", normal)?.to_dtype(DType::F64)?;
@@ -59,7 +63,8 @@ impl Verify {
                 .collect();
             let dropout = masked.then(|| Dropout::new(0.1, self.seed, 1)).transpose()?;
             let padding = padded.then(|| left_padding(&lengths, s, &Device::Cpu)).transpose()?;
-            let case = format!("B {b}, T {t}, S {s}, D {d}{masks}");
+            let keys = if key_heads < HEADS { ", one head of keys" } else { "" };
+            let case = format!("B {b}, T {t}, S {s}, D {d}{keys}{masks}");
             for dtype in [DType::F32, DType::F16, DType::BF16] {
                 let rounded = packed.to_dtype(dtype)?;
                 let run = |dtype, device: &Device, implementation: Implementation| {

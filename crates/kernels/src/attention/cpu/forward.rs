@@ -109,9 +109,11 @@ impl<E: Element, K: Element> WithSimd for Forward<'_, E, K> {
                 }
                 if whole_heads {
                     own.pack(k, v, of_keys(task), (panel, width, columns), largest_weight);
-                    // The heads of a tile follow one another, and find the keys that they share in the cache.
+                    // All heads take a tile in turn, so that the keys they share are still in the cache.
                     for tile in 0..tiles {
-                        heads[task * group..(task + 1) * group].iter().for_each(|head| run(&own, *head, tile));
+                        heads[task * group..(task + 1) * group]
+                            .iter()
+                            .for_each(|head| run(&own, *head, tile));
                     }
                 } else {
                     // The last tiles of a head see the most keys, so they run first: no thread is left

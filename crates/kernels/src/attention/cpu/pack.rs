@@ -62,7 +62,7 @@ pub(super) fn transpose<E: Element>(
     }
 }
 
-/// `out[d·stride + r] = rows[r][d]·factor` for the first `count` rows; N says how many the loop may count on.
+/// `out[d·stride + r] = rows[r][d]·factor` for the first `count` rows; N bounds `count` at compile time.
 #[inline(always)]
 fn put<const N: usize>(rows: &[&[f32]; GROUP], count: usize, factor: f32, out: &mut [f32], stride: usize) {
     for c in 0..rows[0].len() {

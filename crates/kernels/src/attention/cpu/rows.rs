@@ -192,7 +192,7 @@ impl<E: Element, K: Element> Span<'_, E, K> {
             }
             let max = simd.reduce_max_f32s(highest);
             partial.max = max;
-            // A maximum ignores NaN, which makes the result NaN.
+            // With NaN the maximum is arbitrary; the sum is NaN either way.
             if max == f32::NEG_INFINITY && !weights.iter().any(|x| x.is_nan()) {
                 partials.push(partial);
                 continue;

@@ -15,7 +15,7 @@ pub(super) struct Scratch {
     /// Scaled queries, depth-major in groups of a block's rows: `queries[group][d][row]`.
     pub(super) queries: Vec<f32>,
     /// Queries that memory does not hold as rows of f32.
-    pub(super) rows_of_halves: Vec<f32>,
+    pub(super) copied_rows: Vec<f32>,
     scores: Vec<f32>,
     /// The unnormalised context, `QUERIES` rows of `width`.
     pub(super) context: Vec<f32>,
@@ -29,7 +29,7 @@ impl Scratch {
     pub(super) fn new(d: usize, width: usize) -> Self {
         Self {
             queries: vec![0.0; QUERIES * d],
-            rows_of_halves: vec![],
+            copied_rows: vec![],
             scores: vec![0.0; QUERIES * KEYS],
             context: vec![0.0; QUERIES * width],
             max: [0.0; QUERIES],

@@ -85,11 +85,11 @@ impl<E: Element, K: Element> TileTask<'_, E, K> {
     fn load_queries(&mut self, group: usize, rows: usize) {
         let q = &self.problem.q;
         let d = q.dims[3];
-        let Scratch { queries, rows_of_halves, .. } = &mut *self.scratch;
+        let Scratch { queries, copied_rows, .. } = &mut *self.scratch;
         for (i, out) in queries.chunks_exact_mut(group * d).enumerate() {
             let rows = (i * group).min(rows)..((i + 1) * group).min(rows);
             let rows = self.first + rows.start..self.first + rows.end;
-            transpose(q, self.head, rows, self.problem.query_factor(), (out, group), rows_of_halves);
+            transpose(q, self.head, rows, self.problem.query_factor(), (out, group), copied_rows);
         }
     }
 }

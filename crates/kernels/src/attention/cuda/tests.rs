@@ -49,7 +49,7 @@ impl Case {
 
     /// The layer has two more heads than are here, one before them and one after.
     fn heads(&self) -> HeadLayout {
-        HeadLayout { heads: self.h, key_heads: self.h, first: 1, total: self.h + 2, dim: self.d }
+        HeadLayout::all(self.h + 2, self.d).part(1, self.h).expect("heads in the middle")
     }
 
     fn dropout(&self) -> Result<Option<Dropout>> {
