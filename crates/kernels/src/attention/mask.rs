@@ -3,7 +3,7 @@
 use candle_core::{DType, Result, Tensor};
 
 /// Restricts what each query sees, in addition to its [`Window`](super::Window). Every mask has the same polarity: 1
-/// is visible, 0 is hidden.
+/// is visible, 0 is hidden; [`padding_from_hidden`](super::padding_from_hidden) and its like turn others by name.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Mask<'a> {
     /// The padding mask, u8 (B, S), or `None` if no key is padding.

@@ -18,6 +18,7 @@ mod mask;
 #[cfg(feature = "metal")]
 mod metal;
 mod packed;
+mod polarity;
 mod request;
 mod scores;
 mod sdpa;
@@ -33,6 +34,7 @@ pub use bias::{CausalBias, causal_bias};
 pub use heads::HeadLayout;
 pub use mask::{Hidden, Mask};
 pub use packed::packed_part;
+pub use polarity::{added_from_hidden, added_from_visible, padding_from_hidden, padding_from_visible};
 pub use request::{Chosen, Wanted};
 pub use sdpa::{Attended, Sdpa};
 pub use summary::Summary;

@@ -1,0 +1,144 @@
+//! Masks of other crates as those of [`Mask`](super::Mask), where 1 is visible.
+//!
+//! Elsewhere 1 is visible, too (transformers' `attention_mask`, PyTorch's boolean `attn_mask`), or hidden (most masks of
+//! candle-transformers, PyTorch's `key_padding_mask`), and nothing in a tensor tells which. So the caller says it by the
+//! name of the function.
+
+use candle_core::{Result, Tensor};
+
+/// [`Mask::padding`](super::Mask::padding) from a mask in which 0 is hidden and any other integer visible.
+///
+/// # Shapes
+/// `mask` (B, S) -> u8 (B, S)
+///
+/// # Errors
+/// When the mask does not have rank 2 or holds floats.
+pub fn padding_from_visible(mask: &Tensor) -> Result<Tensor> {
+    mask.dims2()?;
+    integers(mask)?.ne(&mask.zeros_like()?)
+}
+
+/// [`Mask::padding`](super::Mask::padding) from a mask in which 0 is visible and any other integer hidden.
+///
+/// ```
+/// use candle_core::{Device, Tensor};
+/// use candle_fused::attention::padding_from_hidden;
+///
+/// # fn main() -> candle_core::Result<()> {
+/// let key_padding_mask = Tensor::new(&[[0u8, 0, 1], [0, 1, 1]], &Device::Cpu)?; // as PyTorch has it
+/// assert_eq!(padding_from_hidden(&key_padding_mask)?.to_vec2::<u8>()?, [[1, 1, 0], [1, 0, 0]]);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Shapes
+/// `mask` (B, S) -> u8 (B, S)
+///
+/// # Errors
+/// When the mask does not have rank 2 or holds floats.
+pub fn padding_from_hidden(mask: &Tensor) -> Result<Tensor> {
+    mask.dims2()?;
+    integers(mask)?.eq(&mask.zeros_like()?)
+}
+
+/// [`Mask::added`](super::Mask::added) from a mask in which 0 is hidden and any other integer visible: 0 where a key is
+/// visible, -inf where it is hidden.
+///
+/// # Shapes
+/// `mask` (T, S), (B or 1, T, S) or (B or 1, H or 1, T, S) -> f32 of rank 4
+///
+/// # Errors
+/// When the mask has another rank or holds floats.
+pub fn added_from_visible(mask: &Tensor) -> Result<Tensor> {
+    added(&integers(mask)?.ne(&mask.zeros_like()?)?)
+}
+
+/// [`Mask::added`](super::Mask::added) from a mask in which 0 is visible and any other integer hidden, such as
+/// candle-transformers' `build_causal_mask`.
+///
+/// # Shapes
+/// `mask` (T, S), (B or 1, T, S) or (B or 1, H or 1, T, S) -> f32 of rank 4
+///
+/// # Errors
+/// When the mask has another rank or holds floats.
+pub fn added_from_hidden(mask: &Tensor) -> Result<Tensor> {
+    added(&integers(mask)?.eq(&mask.zeros_like()?)?)
+}
+
+/// Refuses floats, which are added to the scores as they are.
+fn integers(mask: &Tensor) -> Result<&Tensor> {
+    if mask.dtype().is_float() {
+        candle_core::bail!(
+            "a mask of {:?} holds no yes or no; floats are added to the scores as they are: Mask::added",
+            mask.dtype()
+        )
+    }
+    Ok(mask)
+}
+
+/// Floats of rank 4 from a mask in which 1 is visible.
+fn added(visible: &Tensor) -> Result<Tensor> {
+    let visible = match visible.rank() {
+        2 => visible.unsqueeze(0)?.unsqueeze(0)?,
+        3 => visible.unsqueeze(1)?,
+        4 => visible.clone(),
+        _ => candle_core::bail!(
+            "a mask must be (T, S), (B or 1, T, S) or (B or 1, H or 1, T, S), got {:?}",
+            visible.dims()
+        ),
+    };
+    let number = |x: f32| Tensor::new(x, visible.device())?.broadcast_as(visible.shape());
+    visible.where_cond(&number(0.0)?, &number(f32::NEG_INFINITY)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attention::{Mask, Sdpa};
+    use crate::test_numbers::numbers;
+    use crate::{Dispatch, Implementation};
+    use candle_core::{DType, Device};
+
+    /// The causal rule as a mask of either polarity, beside the rule itself.
+    #[test]
+    fn both_polarities_hide_what_they_say() -> Result<()> {
+        let (q, k) = (numbers((2, 2, 5, 8), 1)?, numbers((2, 2, 7, 8), 50)?);
+        let dispatch = Dispatch::of(Implementation::Auto, &q);
+        let causal = Sdpa::causal(0.4, dispatch).forward(&q, &k, &k, Mask::default())?;
+        let visible: Vec<i64> = (0..5 * 7).map(|n| i64::from(n % 7 <= n / 7 + 2)).collect();
+        let visible = Tensor::from_vec(visible, (5, 7), &Device::Cpu)?;
+        let hidden = visible.eq(0i64)?;
+        for added in [
+            added_from_visible(&visible)?,
+            added_from_visible(&visible.to_dtype(DType::U8)?.unsqueeze(0)?)?,
+            added_from_hidden(&hidden)?,
+            added_from_hidden(&hidden.to_dtype(DType::U32)?.unsqueeze(0)?.unsqueeze(0)?)?,
+        ] {
+            let full = Sdpa::full(0.4, dispatch);
+            let masked = full.forward(&q, &k, &k, Mask { added: Some(&added), ..Mask::default() })?;
+            let difference = (masked - &causal)?.abs()?.max_all()?.to_scalar::<f32>()?;
+            assert!(difference < 1e-6, "{difference}");
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn padding_is_u8_and_one_is_visible() -> Result<()> {
+        let mask = Tensor::new(&[[3i64, 0, -1]], &Device::Cpu)?;
+        assert_eq!(padding_from_visible(&mask)?.to_vec2::<u8>()?, [[1, 0, 1]]);
+        assert_eq!(padding_from_hidden(&mask)?.to_vec2::<u8>()?, [[0, 1, 0]]);
+        Ok(())
+    }
+
+    #[test]
+    fn floats_and_other_ranks_are_refused() -> Result<()> {
+        let floats = Tensor::zeros((2, 3), DType::F32, &Device::Cpu)?;
+        let flat = Tensor::zeros(3, DType::U8, &Device::Cpu)?;
+        for mask in [padding_from_visible, padding_from_hidden, added_from_visible, added_from_hidden] {
+            let message = mask(&floats).expect_err("floats").to_string();
+            assert!(message.contains("Mask::added"), "{message}");
+            assert!(mask(&flat).is_err());
+        }
+        Ok(())
+    }
+}
