@@ -5,9 +5,9 @@ use crate::common::{Result, assert_close, data};
 use crate::folder::{assert_says, read};
 use crate::models::load;
 use candle_core::{DType, Device, Tensor};
-use gpt2_loader::{Checkpoint, GgufType, LoadError, Source, Tokenizer, save_gguf};
+use gpt2_loader::{Checkpoint, GgufType, LoadError, SaveOptions, Source, Tokenizer, save, save_gguf};
 use gpt2_model::linear::BlockFormat;
-use gpt2_model::{ForwardArgs, Gpt2LMHeadModel, init};
+use gpt2_model::{Config, ForwardArgs, Gpt2LMHeadModel, init};
 use std::path::{Path, PathBuf};
 
 const FORMATS: [(&str, BlockFormat); 5] = [
@@ -159,6 +159,20 @@ fn a_model_is_quantised_in_the_same_way_wherever_it_is() -> Result {
     assert_eq!(of_file, logit_bits(&while_loading)?);
     let in_memory = checkpoint.load_model(DType::F32, &Device::Cpu)?.quantise(BlockFormat::Q8_0)?;
     assert_eq!(of_file, logit_bits(&in_memory)?);
+
+    // gpt_bigcode stores the transposes of its weights.
+    let config = Config {
+        n_embd: 64,
+        n_head: 4,
+        n_inner: None,
+        ..Checkpoint::open(&Source::directory(data("bigcode")).open()?)?.config().clone()
+    };
+    let model = Gpt2LMHeadModel::load(init::seeded(3, DType::F32, &Device::Cpu), &config)?;
+    let dir = tempfile::tempdir()?;
+    save(dir.path(), &model, None, SaveOptions::default())?;
+    let checkpoint = Checkpoint::open(&Source::directory(dir.path()).open()?)?;
+    let while_loading = checkpoint.load_quantised(BlockFormat::Q8_0)?;
+    assert_eq!(logit_bits(&while_loading)?, logit_bits(&model.quantise(BlockFormat::Q8_0)?)?);
     Ok(())
 }
 
@@ -170,6 +184,8 @@ fn what_gguf_cannot_hold_is_refused_by_name() -> Result {
         ("no_scale", "scale_attn_weights is false"),
         ("inverse_layer", "scale_attn_by_inverse_layer_idx is true"),
         ("untied", "32 weights"),
+        ("bigcode", "gpt_bigcode"),
+        ("cross", "cross-attention"),
     ] {
         let checkpoint = Checkpoint::open(&Source::directory(data(case)).open()?)?;
         let path = dir.path().join("out.gguf");

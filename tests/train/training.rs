@@ -8,6 +8,7 @@ use gpt2_model::training::{Training, variables_of};
 use gpt2_model::{Config, Gpt2LMHeadModel, Implementation, init};
 use gpt2_train::{AdamW, AdamWParams, Dataset, TrainOptions, Trainer};
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 
 /// A tiny model with its optimiser and data.
 struct Run {
@@ -18,20 +19,24 @@ struct Run {
 
 const VOCAB: u32 = 5;
 
+fn config(implementation: Implementation, dropout: f64) -> Config {
+    Config {
+        n_layer: 2,
+        n_head: 3,
+        n_embd: 33,
+        n_positions: 24,
+        vocab_size: VOCAB as usize,
+        attn_implementation: implementation,
+        attn_pdrop: dropout,
+        resid_pdrop: dropout,
+        embd_pdrop: dropout,
+        ..Config::gpt2()
+    }
+}
+
 impl Run {
     fn new(implementation: Implementation, dropout: f64) -> Result<Self> {
-        let config = Config {
-            n_layer: 2,
-            n_head: 3,
-            n_embd: 33,
-            n_positions: 24,
-            vocab_size: VOCAB as usize,
-            attn_implementation: implementation,
-            attn_pdrop: dropout,
-            resid_pdrop: dropout,
-            embd_pdrop: dropout,
-            ..Config::gpt2()
-        };
+        let config = config(implementation, dropout);
         let variables = VarMap::new();
         let vb = init::seeded_variables(7, &variables, DType::F32, &Device::Cpu);
         let model = Gpt2LMHeadModel::load(vb, &config)?;
@@ -129,6 +134,29 @@ fn a_model_with_a_layer_of_another_kind_is_not_trained_further() -> Result {
             Trainer::from_model(&model, data, TrainOptions::new(1)).err().ok_or("a layer was lost")?;
         assert!(error.to_string().contains("h.1.attn.c_proj.weight"), "{error}");
     }
+    Ok(())
+}
+
+#[test]
+fn gpt_bigcode_learns_and_cross_attention_is_refused() -> Result {
+    let config = Config {
+        multi_query: Some(true),
+        model_type: "gpt_bigcode".into(),
+        ..config(Implementation::Auto, 0.0)
+    };
+    let data = || Dataset::split((0..600).map(|i| i % VOCAB).collect(), 0.2);
+    let options = || {
+        let mut options = TrainOptions::new(30);
+        (options.lr, options.warmup, options.batch, options.window) = (1e-2, 5, 4, Some(12));
+        options
+    };
+    let mut trainer = Trainer::new(&config, data()?, options(), &Device::Cpu)?;
+    trainer.run(|_, _| Ok(ControlFlow::Continue(())))?;
+    let losses = trainer.history().training();
+    assert!(losses[29] < 0.3 * losses[0], "{losses:?}");
+    let crossing = Config { add_cross_attention: true, ..self::config(Implementation::Auto, 0.0) };
+    let error = Trainer::new(&crossing, data()?, options(), &Device::Cpu).err().ok_or("no encoder")?;
+    assert!(error.to_string().contains("loss_with_encoder"), "{error}");
     Ok(())
 }
 
