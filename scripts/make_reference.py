@@ -22,6 +22,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from reference_interventions import write_interventions
 from reference_models import activations, build_model, gradients, random_ids, save_checkpoint, save_reference
+from reference_lora import write_lora
 from reference_relatives import write_relatives
 
 DATA = Path(__file__).resolve().parent.parent / "tests" / "data"
@@ -274,6 +275,7 @@ def main() -> None:
     write_padded(out)
     write_gradients(out / "gradients")
     write_relatives(out)
+    write_lora(out)
     write_readme(out)
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
     print(f"{out}: {size:,} bytes")

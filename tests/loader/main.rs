@@ -1,5 +1,6 @@
 //! Checkpoints: a saved one loads again, every existing kind loads, and each kind of damage has a message.
 
+mod adapter;
 mod audit;
 #[path = "../common/mod.rs"]
 mod common;

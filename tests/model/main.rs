@@ -9,6 +9,7 @@ mod dropout;
 mod generate;
 mod gradients;
 mod hooks;
+mod lora;
 #[path = "../common/models.rs"]
 mod models;
 mod padding;

@@ -7,6 +7,9 @@ pub(crate) const PICKLE: &str = "pytorch_model.bin";
 pub(crate) const TOKENIZER: &str = "tokenizer.json";
 pub(crate) const VOCAB: &str = "vocab.json";
 pub(crate) const MERGES: &str = "merges.txt";
+pub(crate) const ADAPTER_CONFIG: &str = "adapter_config.json";
+pub(crate) const ADAPTER_SAFETENSORS: &str = "adapter_model.safetensors";
+pub(crate) const ADAPTER_PICKLE: &str = "adapter_model.bin";
 
 /// The files that hold the parameters, or say which files do; the first that exists is used.
 pub(crate) const WEIGHTS: [&str; 3] = [SAFETENSORS, INDEX, PICKLE];

@@ -17,6 +17,7 @@
 //! # }
 //! ```
 
+mod adapter;
 mod audit;
 mod bytes;
 mod checkpoint;
@@ -39,6 +40,9 @@ mod tensor_info;
 mod tokenizer;
 mod zip_entry;
 
+pub use adapter::{
+    AdapterAudit, AdapterCheckpoint, AdapterConfig, AdapterFiles, Names, OneOrMany, Patterns, save_adapter,
+};
 pub use audit::{Audit, Mismatch};
 pub use bytes::Bytes;
 pub use candle_core;

@@ -6,6 +6,7 @@
 
 use crate::cache::{LayerCache, split_kv};
 use crate::hooks::{PassHooks, Point};
+use crate::linear::Epilogue;
 use crate::loading::Loading;
 use crate::parameters::Visitor;
 pub use crate::qkv_order::QkvOrder;
@@ -150,7 +151,7 @@ impl CausalSelfAttention {
         let (hooks, padding, last) = (pass.hooks(), pass.padding_mask, pass.last_position_only);
         // Weights and summaries cover all queries.
         let one_query = last && wanted.weights.is_empty() && !wanted.summary;
-        let (q, k, v) = self.qkv(x, pass.cache, one_query, hooks)?;
+        let (q, k, v) = self.qkv(x, pass.cache, one_query, pass.training, hooks)?;
         let attention = self.attention(pass.training)?;
         let hidden = hooks.hidden(self.layer_idx, q.dim(2)?)?;
         let mask = Mask { padding, hidden: &hidden, ..Mask::default() };
@@ -167,7 +168,7 @@ impl CausalSelfAttention {
 
     /// `c_proj` and its dropout: (B, T, C) -> (B, T, C)
     pub(crate) fn project(&self, context: &Tensor, training: Option<Training>) -> Result<Tensor> {
-        self.c_proj.forward_dropped(context, self.output_dropout(training)?)
+        self.c_proj.forward_dropped(context, training, self.output_dropout(training)?)
     }
 
     /// `residual + project(context)`: (B, T, C), (B, T, C) -> (B, T, C)
@@ -177,7 +178,7 @@ impl CausalSelfAttention {
         context: &Tensor,
         training: Option<Training>,
     ) -> Result<Tensor> {
-        self.c_proj.forward_dropped_onto(residual, context, self.output_dropout(training)?)
+        self.c_proj.forward_dropped_onto(residual, context, training, self.output_dropout(training)?)
     }
 
     fn output_dropout(&self, training: Option<Training>) -> Result<Option<Dropout>> {
@@ -196,6 +197,7 @@ impl CausalSelfAttention {
         x: &Tensor,
         cache: Option<&mut LayerCache>,
         one_query: bool,
+        training: Option<Training>,
         hooks: PassHooks,
     ) -> Result<(Tensor, Tensor, Tensor)> {
         let (b, t, _) = x.dims3()?;
@@ -208,7 +210,7 @@ impl CausalSelfAttention {
                 (q.reshape((b, 1, h, d))?, kv.reshape((b, t, kv_heads, d))?)
             }
             order => {
-                let qkv = self.c_attn.forward(x)?; // (B, T, (H + 2·key heads)·D)
+                let qkv = self.c_attn.run(x, Epilogue::None, training)?; // (B, T, (H + 2·key heads)·D)
                 let qkv = match order {
                     QkvOrder::SideBySide => qkv,
                     QkvOrder::HeadByHead => qkv.reshape((b, t, h, 3, d))?.transpose(2, 3)?.contiguous()?,

@@ -5,6 +5,7 @@
 
 use crate::linear::{Dense, Epilogue, LinearLayer, Packed, WeightLayout};
 use crate::parameters::Visitor;
+use crate::training::Training;
 use candle_core::{Module, Result, Tensor};
 use candle_fused::{Dispatch, Dropout, Implementation, PackedWeight};
 use candle_nn::{Init, VarBuilder};
@@ -42,7 +43,16 @@ impl Conv1D {
     ) -> Result<Self> {
         let shape = layout.shape(n_in, n_out);
         let weight = vb.get_with_hints(shape, "weight", Init::Randn { mean: 0., stdev })?;
-        let bias = vb.get_with_hints(n_out, "bias", Init::Const(0.))?;
+        Self::stored(weight, layout, vb.get_with_hints(n_out, "bias", Init::Const(0.))?, dispatch)
+    }
+
+    /// A layer with a weight as stored in `layout`, packed if it does not change.
+    pub(crate) fn stored(
+        weight: Tensor,
+        layout: WeightLayout,
+        bias: Tensor,
+        dispatch: Dispatch,
+    ) -> Result<Self> {
         if PackedWeight::suits(&[&weight, &bias]) {
             return Ok(Self { layer: Arc::new(Packed::new(&weight, layout, bias)?) });
         }
@@ -81,6 +91,12 @@ impl Conv1D {
             )
         }
         Ok(Self { layer: Arc::new(layer) })
+    }
+
+    /// What computes the layer.
+    #[must_use]
+    pub fn layer(&self) -> &Arc<dyn LinearLayer> {
+        &self.layer
     }
 
     /// (in, out)
@@ -125,9 +141,19 @@ impl Conv1D {
         self.layer.forward(x, Epilogue::Gelu)
     }
 
+    /// `x·W + b`, then `epilogue`, with the layer's own dropout in a training pass: (.., in) -> (.., out)
+    pub(crate) fn run(&self, x: &Tensor, epilogue: Epilogue, training: Option<Training>) -> Result<Tensor> {
+        self.layer.forward_training(x, epilogue, training)
+    }
+
     /// `x·W + b`, then dropout if there is any: (.., in) -> (.., out)
-    pub(crate) fn forward_dropped(&self, x: &Tensor, dropout: Option<Dropout>) -> Result<Tensor> {
-        let output = self.forward(x)?;
+    pub(crate) fn forward_dropped(
+        &self,
+        x: &Tensor,
+        training: Option<Training>,
+        dropout: Option<Dropout>,
+    ) -> Result<Tensor> {
+        let output = self.run(x, Epilogue::None, training)?;
         match dropout {
             Some(dropout) => dropout.apply(&output),
             None => Ok(output),
@@ -139,11 +165,12 @@ impl Conv1D {
         &self,
         residual: &Tensor,
         x: &Tensor,
+        training: Option<Training>,
         dropout: Option<Dropout>,
     ) -> Result<Tensor> {
-        match dropout {
-            Some(_) => residual + self.forward_dropped(x, dropout)?,
-            None => self.forward_onto(residual, x),
+        match dropout.filter(|dropout| dropout.rate() > 0.0) {
+            Some(_) => residual + self.forward_dropped(x, training, dropout)?,
+            None => self.run(x, Epilogue::Residual(residual), training),
         }
     }
 

@@ -4,11 +4,12 @@
 //! `add_cross_attention`, as in models that caption images or translate.
 
 use crate::cache::{LayerCache, split_kv};
+use crate::linear::Epilogue;
 use crate::loading::Loading;
 use crate::parameters::Visitor;
 use crate::training::{Site, Training, dropout};
 use crate::{Conv1D, HeadLayout};
-use candle_core::{Module, Result, Tensor};
+use candle_core::{Result, Tensor};
 use candle_fused::attention::{Attended, Mask, Sdpa, Wanted};
 
 /// What an encoder gives to cross-attention. A cache keeps the keys and values computed from it, so pass the same tensor with
@@ -76,10 +77,12 @@ impl CrossAttention {
         wanted: Wanted,
     ) -> Result<Attended> {
         let ((b, t, _), HeadLayout { heads: h, dim: d, .. }) = (x.dims3()?, self.heads);
-        let q = self.q_attn.forward(x)?.reshape((b, t, h, d))?.transpose(1, 2)?; // (B, H, T, D)
+        let q = self.q_attn.run(x, Epilogue::None, training)?.reshape((b, t, h, d))?.transpose(1, 2)?; // (B, H, T, D)
         let (k, v) = match cache {
-            Some(cache) => cache.of_encoder(encoder.hidden_states, || self.kv(encoder.hidden_states))?,
-            None => self.kv(encoder.hidden_states)?,
+            Some(cache) => {
+                cache.of_encoder(encoder.hidden_states, || self.kv(encoder.hidden_states, training))?
+            }
+            None => self.kv(encoder.hidden_states, training)?,
         }; // (B, H, S, D)
         let dropout = dropout(training, self.attn_pdrop, self.layer_idx, Site::CrossWeights)?;
         let mask = Mask { padding: encoder.attention_mask, ..Mask::default() };
@@ -96,14 +99,15 @@ impl CrossAttention {
         training: Option<Training>,
     ) -> Result<Tensor> {
         let dropout = dropout(training, self.resid_pdrop, self.layer_idx, Site::CrossAttention)?;
-        self.c_proj.forward_dropped_onto(residual, context, dropout)
+        self.c_proj.forward_dropped_onto(residual, context, training, dropout)
     }
 
     /// Keys and values of the encoder's hidden states: (B, S, C) -> two views (B, H, S, D)
-    fn kv(&self, hidden_states: &Tensor) -> Result<(Tensor, Tensor)> {
+    fn kv(&self, hidden_states: &Tensor, training: Option<Training>) -> Result<(Tensor, Tensor)> {
         let (b, s, _) = hidden_states.dims3()?;
         let HeadLayout { heads: h, dim: d, .. } = self.heads;
-        split_kv(&self.c_attn.forward(hidden_states)?.reshape((b, s, 2 * h, d))?)
+        let kv = self.c_attn.run(hidden_states, Epilogue::None, training)?;
+        split_kv(&kv.reshape((b, s, 2 * h, d))?)
     }
 
     /// Visits the parameters of `c_attn`, `q_attn` and `c_proj`.

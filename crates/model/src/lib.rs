@@ -47,6 +47,7 @@ pub mod linear;
 mod lm;
 mod lm_head;
 mod loading;
+pub mod lora;
 pub mod mask;
 mod mean_ablation;
 pub mod mlp;

@@ -80,11 +80,7 @@ impl Gpt2LMHeadModel {
         let table =
             |values: Tensor| QuantisedWeight::quantise(&values.t()?, format).map(Embedding::quantised);
         for block in &mut self.transformer.h {
-            let (attn, mlp) = (&mut block.attn, &mut block.mlp);
-            let cross = block.crossattention.iter_mut();
-            let cross = cross.flat_map(|cross| [&mut cross.c_attn, &mut cross.q_attn, &mut cross.c_proj]);
-            let own = [&mut attn.c_attn, &mut attn.c_proj, &mut mlp.c_fc, &mut mlp.c_proj];
-            for layer in own.into_iter().chain(cross) {
+            for (_, layer) in block.linear_layers_mut() {
                 let weight = QuantisedWeight::quantise(&layer.weight()?, format)?;
                 let quantised = QuantisedLinear::new(weight, layer.bias().cloned())?.with_layout(layout);
                 *layer = layer.with_layer(quantised)?;

@@ -1,6 +1,7 @@
 //! The feed-forward half of a block: `c_proj(act(c_fc(x)))`.
 
 use crate::config::Activation;
+use crate::linear::Epilogue;
 use crate::loading::Loading;
 use crate::parameters::Visitor;
 use crate::training::{Site, Training, dropout};
@@ -65,12 +66,13 @@ impl Mlp {
     /// # Errors
     /// When a shape does not fit.
     pub fn forward_onto(&self, residual: &Tensor, x: &Tensor, training: Option<Training>) -> Result<Tensor> {
-        self.c_proj.forward_dropped_onto(residual, &self.inner(x)?, self.dropout(training)?)
+        let dropout = self.dropout(training)?;
+        self.c_proj.forward_dropped_onto(residual, &self.inner(x, training)?, training, dropout)
     }
 
     /// What the MLP adds to the residual stream, dropout included: (B, T, C) -> (B, T, C)
     pub(crate) fn output(&self, x: &Tensor, training: Option<Training>) -> Result<Tensor> {
-        self.c_proj.forward_dropped(&self.inner(x)?, self.dropout(training)?)
+        self.c_proj.forward_dropped(&self.inner(x, training)?, training, self.dropout(training)?)
     }
 
     fn dropout(&self, training: Option<Training>) -> Result<Option<Dropout>> {
@@ -78,10 +80,10 @@ impl Mlp {
     }
 
     /// (B, T, C) -> (B, T, `n_inner`)
-    fn inner(&self, x: &Tensor) -> Result<Tensor> {
+    fn inner(&self, x: &Tensor, training: Option<Training>) -> Result<Tensor> {
         match self.act {
-            Activation::GeluNew | Activation::GeluPytorchTanh => self.c_fc.forward_gelu(x),
-            act => act.forward(&self.c_fc.forward(x)?),
+            Activation::GeluNew | Activation::GeluPytorchTanh => self.c_fc.run(x, Epilogue::Gelu, training),
+            act => act.forward(&self.c_fc.run(x, Epilogue::None, training)?),
         }
     }
 }
@@ -89,6 +91,6 @@ impl Mlp {
 impl Module for Mlp {
     /// (B, T, C) -> (B, T, C)
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.c_proj.forward(&self.inner(x)?)
+        self.c_proj.forward(&self.inner(x, None)?)
     }
 }

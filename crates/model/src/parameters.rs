@@ -33,6 +33,8 @@ pub enum Role {
     PositionEmbedding,
     /// W of a linear layer, or a part of it.
     LinearWeight,
+    /// A factor of an adapter's update of a linear layer, see [`crate::lora`].
+    LowRank,
     /// b of a linear layer.
     LinearBias,
     /// The weight of a layer norm.

@@ -1,5 +1,6 @@
 //! [`LoadError`]: one variant for each cause.
 
+use crate::adapter::AdapterAudit;
 use crate::audit::Audit;
 use crate::tokenizer::unspellable::Unspellable;
 use std::path::PathBuf;
@@ -87,6 +88,15 @@ pub enum LoadError {
     },
     /// Tensors that are missing, left over or of another shape.
     Audit(Box<Audit>),
+    /// An adapter that this project does not support, or that fits no model.
+    Adapter {
+        /// The adapter, or its config.
+        name: String,
+        /// What does not fit.
+        reason: String,
+    },
+    /// Tensors of an adapter that are missing, left over, of another shape or not finite.
+    AdapterAudit(Box<AdapterAudit>),
     /// A tokenizer file that cannot be used, or text that it cannot encode.
     Tokenizer {
         /// The file or source.

@@ -99,6 +99,8 @@ impl Display for Problem<'_> {
                 write!(f, "{}: damaged or not a {format} file: {reason}; {remedy}", path.display())
             }
             E::Audit(audit) => audit.fmt(f),
+            E::Adapter { name, reason } => write!(f, "{name}: {reason}"),
+            E::AdapterAudit(audit) => audit.fmt(f),
             E::Tokenizer { name, reason } => write!(f, "{name}: tokenizer: {reason}; {WITHOUT_TOKENIZER}"),
             E::TokenizerUnreachable { name, reason } => {
                 write!(f, "{name}: tokenizer: {reason}; {WITHOUT_TOKENIZER}")

@@ -2,13 +2,15 @@
 
 use super::weight_layout::WeightLayout;
 use crate::parameters::Visitor;
+use crate::training::Training;
 use candle_core::{D, Result, Tensor};
 use candle_fused::Epilogue;
+use std::any::Any;
 use std::fmt::Debug;
 use std::ops::Range;
 
 /// `y = x·W + b`, and the epilogue that follows in the same pass.
-pub trait LinearLayer: Debug + Send + Sync {
+pub trait LinearLayer: Any + Debug + Send + Sync {
     /// (in, out)
     fn shape(&self) -> (usize, usize);
 
@@ -20,6 +22,18 @@ pub trait LinearLayer: Debug + Send + Sync {
     /// # Errors
     /// When a shape does not fit.
     fn forward(&self, x: &Tensor, epilogue: Epilogue) -> Result<Tensor>;
+
+    /// [`forward`](Self::forward) in a training pass, for layers with dropout of their own. The default has none.
+    ///
+    /// # Shapes
+    /// `x` (.., in) -> (.., out)
+    ///
+    /// # Errors
+    /// When a shape does not fit.
+    fn forward_training(&self, x: &Tensor, epilogue: Epilogue, training: Option<Training>) -> Result<Tensor> {
+        let _ = training;
+        self.forward(x, epilogue)
+    }
 
     /// Some of the outputs. The default computes all of them; override it if the layer can compute a part.
     ///

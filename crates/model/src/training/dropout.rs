@@ -30,14 +30,26 @@ pub(crate) enum Site {
     CrossWeights,
     /// `resid_pdrop`, on what cross-attention adds to the residual stream.
     CrossAttention,
+    /// An adapter's dropout, on the input of a linear layer: the first of a block's, in their order.
+    Lora,
 }
 
 impl Training {
     /// The dropout for one place in the model.
     fn dropout(self, rate: f64, layer_idx: usize, site: Site) -> Result<Dropout> {
-        // 4 bits hold the site and 16 the layer.
-        Dropout::new(rate, self.seed, self.step << 20 | (layer_idx as u64) << 4 | site as u64)
+        self.dropout_at(rate, place(layer_idx, site, 0))
     }
+
+    /// The dropout for the place of this number, below 2^20.
+    pub(crate) fn dropout_at(self, rate: f64, place: u32) -> Result<Dropout> {
+        Dropout::new(rate, self.seed, self.step << 20 | u64::from(place))
+    }
+}
+
+/// The number of a place in the model: 4 bits hold the site and 16 the layer.
+#[allow(clippy::cast_possible_truncation)] // no model has 2^16 layers
+pub(crate) fn place(layer_idx: usize, site: Site, nth: u32) -> u32 {
+    (layer_idx as u32) << 4 | (site as u32 + nth)
 }
 
 /// The dropout for one place in the model, in a training pass.

@@ -6,6 +6,6 @@ mod gradients;
 mod loss;
 
 pub use dropout::Training;
-pub(crate) use dropout::{Site, dropout};
+pub(crate) use dropout::{Site, dropout, place};
 pub use gradients::{GradientCheck, add_gradients, check_gradients, variables_of};
 pub use loss::cross_entropy;

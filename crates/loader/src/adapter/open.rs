@@ -1,0 +1,185 @@
+//! [`AdapterCheckpoint`]: an adapter's config and the names and places of its tensors.
+
+use super::audit::AdapterAudit;
+use super::config::AdapterConfig;
+use super::expected::Expected;
+use super::files::AdapterFiles;
+use crate::audit::Mismatch;
+use crate::bytes::Bytes;
+use crate::error::LoadError;
+use crate::stored::Stored;
+use crate::tensor_info::TensorInfo;
+use crate::{json, names, pickle, safetensors_file};
+use candle_core::{DType, Device, Tensor};
+use gpt2_model::Config;
+use gpt2_model::lora::{Adapter, Update};
+use gpt2_model::parameters::PREFIX;
+use std::collections::BTreeMap;
+
+/// What PEFT puts before the names of the model's tensors.
+pub(super) const PEFT_PREFIX: &str = "base_model.model.";
+
+/// An adapter: its config and its tensors' headers. The data is read when it is loaded.
+#[derive(Debug, Clone)]
+pub struct AdapterCheckpoint {
+    name: String,
+    config: AdapterConfig,
+    /// By PEFT's names without [`PEFT_PREFIX`].
+    tensors: BTreeMap<String, Stored>,
+    /// Tensors without [`PEFT_PREFIX`].
+    foreign: Vec<TensorInfo>,
+}
+
+impl AdapterCheckpoint {
+    /// Reads the config and the header of the weights.
+    ///
+    /// # Errors
+    /// When a file is damaged, and when the config asks for something unsupported.
+    pub fn open(files: &AdapterFiles) -> Result<Self, LoadError> {
+        let json = files.config_bytes()?;
+        if json.trim_ascii_start().starts_with(b"[") {
+            let reason =
+                candle_core::Error::msg("a list; expected the config of a LoRA adapter, a JSON object");
+            return Err(LoadError::Config { path: files.config.clone(), reason });
+        }
+        let config: AdapterConfig =
+            json::parse(&json).map_err(LoadError::json(&files.config, "config of a LoRA adapter"))?;
+        if let Some(reason) = config.problem() {
+            return Err(LoadError::Adapter { name: files.config.display().to_string(), reason });
+        }
+        let stored = if files.is_pickle() {
+            pickle::read(&files.weights)?
+        } else {
+            safetensors_file::read(&files.weights, &Bytes::open(&files.weights)?)?
+        };
+        let (mut tensors, mut foreign) = (BTreeMap::new(), vec![]);
+        for tensor in stored {
+            match tensor.info.name.strip_prefix(PEFT_PREFIX) {
+                Some(name) => {
+                    tensors.insert(name.to_string(), tensor);
+                }
+                None => foreign.push(tensor.info),
+            }
+        }
+        Ok(Self { name: files.name.clone(), config, tensors, foreign })
+    }
+
+    /// The adapter's name in messages.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// `adapter_config.json`
+    #[must_use]
+    pub fn config(&self) -> &AdapterConfig {
+        &self.config
+    }
+
+    /// All tensors of the file, by PEFT's names.
+    pub fn tensors(&self) -> impl Iterator<Item = &TensorInfo> {
+        self.tensors.values().map(|tensor| &tensor.info).chain(&self.foreign)
+    }
+
+    /// Compares names, shapes and dtypes with the adapter's config and that of the model.
+    ///
+    /// # Errors
+    /// When the config does not fit the model at all.
+    pub fn audit(&self, model: &Config) -> Result<AdapterAudit, LoadError> {
+        Ok(self.audit_with(&self.expected(model)?))
+    }
+
+    /// Reads the adapter, for a model with this config, in the file's dtype on the CPU.
+    ///
+    /// # Errors
+    /// When the audit finds anything, or a number is not finite.
+    pub fn load(&self, model: &Config) -> Result<Adapter, LoadError> {
+        let expected = self.expected(model)?;
+        let mut audit = self.audit_with(&expected);
+        if !audit.is_clean() {
+            return Err(LoadError::AdapterAudit(Box::new(audit)));
+        }
+        let failed = |source| LoadError::Tensor { name: self.name.clone(), source };
+        let mut read = |name: &str| -> Result<Tensor, LoadError> {
+            let stored = &self.tensors[name];
+            if let Some(entry) = &stored.entry {
+                let damaged =
+                    |reason| LoadError::damaged(&stored.info.file, pickle::FORMAT, &stored.bytes, reason);
+                entry.check(&stored.bytes).map_err(damaged)?;
+            }
+            let tensor = stored.load(&Device::Cpu).map_err(|e| failed(stored.unreadable(name, e)))?;
+            let count = not_finite(&tensor).map_err(failed)?;
+            if count > 0 {
+                audit.not_finite.push((stored.info.name.clone(), count));
+            }
+            Ok(tensor)
+        };
+        let mut adapter = Adapter::default();
+        for (layer, update) in &expected.updates {
+            let [a, b] = self.factors(layer).map(|name| read(&name));
+            let update = Update::new(a?, b?, update.scaling, self.config.lora_dropout).map_err(failed)?;
+            adapter.updates.insert(layer.clone(), update);
+        }
+        for name in expected.replaced.keys() {
+            adapter.replaced.insert(name.clone(), read(&self.saved(name))?);
+        }
+        if audit.is_clean() { Ok(adapter) } else { Err(LoadError::AdapterAudit(Box::new(audit))) }
+    }
+
+    fn expected(&self, model: &Config) -> Result<Expected, LoadError> {
+        Expected::new(&self.config, model, self.prefix())
+            .map_err(|reason| LoadError::Adapter { name: self.name.clone(), reason })
+    }
+
+    fn audit_with(&self, expected: &Expected) -> AdapterAudit {
+        let mut wanted: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+        for (layer, update) in &expected.updates {
+            let [a, b] = self.factors(layer);
+            wanted.insert(a, vec![update.rank, update.shape.0]);
+            wanted.insert(b, vec![update.shape.1, update.rank]);
+        }
+        for (name, shape) in &expected.replaced {
+            wanted.insert(self.saved(name), shape.clone());
+        }
+        let mut audit = AdapterAudit {
+            name: self.name.clone(),
+            base: self.config.base_model_name_or_path.clone(),
+            unexpected: self.foreign.clone(),
+            ..AdapterAudit::default()
+        };
+        for (name, shape) in &wanted {
+            match self.tensors.get(name).map(|tensor| &tensor.info) {
+                None => audit.missing.push((format!("{PEFT_PREFIX}{name}"), shape.clone())),
+                Some(found) if !found.dtype.is_float() || found.shape != *shape => {
+                    audit.mismatched.push(Mismatch { found: found.clone(), expected: shape.clone() });
+                }
+                Some(_) => {}
+            }
+        }
+        let left = self.tensors.iter().filter(|(name, _)| !wanted.contains_key(*name));
+        audit.unexpected.extend(left.map(|(_, tensor)| tensor.info.clone()));
+        audit
+    }
+
+    /// What was before the names of the model's modules when PEFT wrapped it.
+    fn prefix(&self) -> &'static str {
+        let bare = !self.tensors.is_empty() && !self.tensors.keys().any(|name| name.starts_with(PREFIX));
+        if bare { "" } else { PREFIX }
+    }
+
+    /// The names of A and B.
+    fn factors(&self, layer: &str) -> [String; 2] {
+        ["lora_A", "lora_B"].map(|factor| format!("{}{layer}.{factor}.weight", self.prefix()))
+    }
+
+    /// The name of a parameter that the adapter holds whole.
+    fn saved(&self, name: &str) -> String {
+        if self.prefix().is_empty() { name.to_string() } else { names::saved(name) }
+    }
+}
+
+/// How many numbers are NaN or infinite.
+fn not_finite(tensor: &Tensor) -> candle_core::Result<usize> {
+    let numbers = tensor.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
+    Ok(numbers.iter().filter(|x| !x.is_finite()).count())
+}
