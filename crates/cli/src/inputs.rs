@@ -1,7 +1,7 @@
 //! Everything that a run reads, so that it does not overwrite any of it.
 
 use anyhow::bail;
-use gpt2_loader::{FILE_NAMES, Files, WeightFiles};
+use gpt2_loader::{AdapterFiles, FILE_NAMES, Files, WeightFiles};
 use std::path::{Path, PathBuf};
 
 /// The files and folders that a run reads.
@@ -29,6 +29,14 @@ impl Inputs {
             self.file("a file of the model", path);
         }
         Ok(())
+    }
+
+    /// Adds the files of an adapter.
+    pub(crate) fn adapter(&mut self, files: &AdapterFiles) {
+        for path in [&files.config, &files.weights] {
+            self.models.extend(path.parent().map(Path::to_path_buf));
+            self.file("a file of the adapter", path);
+        }
     }
 
     /// Adds the Hub's cache, which Python uses, too.
@@ -65,7 +73,9 @@ impl Inputs {
         self.spare_cache(named, &found)?;
         let is_there = canonical(dir).is_some();
         if is_there && self.models.iter().any(|model| canonical(model).as_ref() == Some(&found)) {
-            bail!("{named}: is the folder of the model, which this run reads; choose another")
+            bail!(
+                "{named}: is the folder of the model or of an adapter, which this run reads; choose another"
+            )
         }
         Ok(())
     }

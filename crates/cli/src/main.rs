@@ -1,5 +1,6 @@
 //! `gpt2`: runs GPT-2 and shows its attention.
 
+mod adapters;
 mod args;
 mod commands;
 mod device;
@@ -70,6 +71,7 @@ fn dispatch(command: &Command) -> anyhow::Result<ExitCode> {
         Command::Compare(args) => commands::compare::run(args),
         Command::Score(args) => commands::score::run(args),
         Command::Train(args) => commands::train::run(args),
+        Command::Merge(args) => commands::merge::run(args),
         Command::Bench(args) => commands::bench::run(args),
         Command::Verify(args) => commands::verify::run(args),
         Command::Download(args) => commands::download::run(args),

@@ -1,5 +1,6 @@
 //! How an output was made: the same facts in the terminal's first line, in JSON and in every file.
 
+use crate::adapters::Used;
 use crate::device::rounds_to_tf32;
 use crate::session::Session;
 use candle_core::{DType, Device, DeviceLocation};
@@ -34,6 +35,9 @@ pub(crate) struct Provenance {
     /// The formats of quantised weights.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     quantized: Vec<&'static str>,
+    /// The adapters on the model.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    adapters: Vec<Used>,
     /// The dtype of cached keys and values, if it was given.
     #[serde(skip_serializing_if = "Option::is_none")]
     kv: Option<&'static str>,
@@ -72,6 +76,7 @@ impl Provenance {
             dtype: DType::as_str(&dtype),
             tf32: rounds_to_tf32(&session.device),
             quantized: session.formats.iter().copied().map(BlockFormat::as_str).collect(),
+            adapters: session.adapters.clone(),
             kv: None,
             device: device_name(&session.device),
             implementation,
@@ -107,7 +112,7 @@ impl Provenance {
 
     /// One line: dtype, device, attention and interventions.
     pub(crate) fn caption(&self) -> String {
-        let Self { dtype, tf32, device, implementation, interventions, quantized, kv, .. } = self;
+        let Self { dtype, tf32, device, implementation, interventions, quantized, adapters, kv, .. } = self;
         let tf32 = if *tf32 { " with products in tf32" } else { "" };
         let weights = if quantized.is_empty() {
             String::new()
@@ -115,7 +120,10 @@ impl Provenance {
             format!(", weights in {}", quantized.join(", "))
         };
         let kv = kv.map(|kv| format!(", cache in {kv}")).unwrap_or_default();
-        let ran = format!("{dtype}{tf32} on {device}{weights}{kv}, {implementation} attention");
+        let adapters: Vec<_> =
+            adapters.iter().map(|Used { name, weight, .. }| format!(", adapter {name} x {weight}")).collect();
+        let adapters = adapters.concat();
+        let ran = format!("{dtype}{tf32} on {device}{weights}{adapters}{kv}, {implementation} attention");
         if interventions.is_empty() { ran } else { format!("{ran}; {}", interventions.join(", ")) }
     }
 

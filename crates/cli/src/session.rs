@@ -1,5 +1,6 @@
 //! A model that is ready to run, built from the options that every subcommand has.
 
+use crate::adapters::{self, Used};
 use crate::args::{HubArgs, ModelArgs};
 use crate::hub::{self, Model};
 use crate::inputs::Inputs;
@@ -27,6 +28,7 @@ pub(crate) struct Session {
     pub(crate) model: Gpt2LMHeadModel,
     /// The formats of quantised weights, most frequent first.
     pub(crate) formats: Vec<BlockFormat>,
+    pub(crate) adapters: Vec<Used>,
     pub(crate) device: Device,
     pub(crate) files: Files,
     tokenizer: OnceCell<Tokenizer>,
@@ -82,6 +84,7 @@ impl ModelArgs {
         let device = self.run.open()?;
         let files = files(self.model.as_deref(), &self.hub)?;
         inputs.model(&files)?;
+        let adapters = adapters::find(&self.adapters.list, &self.hub, &mut inputs)?;
         outputs.check(&inputs)?;
         let checkpoint = Checkpoint::open(&files)?.with_implementation(self.implementation.into());
         // The tokenizer is built while the weights are read.
@@ -90,6 +93,7 @@ impl ModelArgs {
             || Tokenizer::open(&files, checkpoint.config().vocab_size),
         );
         let (model, formats) = loaded?;
+        let (model, adapters) = adapters::put_on(model, &adapters)?;
         let tokenizer = OnceCell::new();
         if let Ok(opened) = opened {
             let _ = tokenizer.set(opened); // an error is one when the tokenizer is needed
@@ -100,7 +104,7 @@ impl ModelArgs {
                 "the model can attend to an encoder, but no command gives it one: its cross-attention is skipped",
             );
         }
-        Ok(Session { name, model, formats, device, files, tokenizer })
+        Ok(Session { name, model, formats, adapters, device, files, tokenizer })
     }
 }
 

@@ -138,6 +138,10 @@ impl CausalSelfAttention {
         Ok((self.project(&attended.context, training)?, attended.weights.remove(0)))
     }
 
+    pub(crate) fn set_dropout(&mut self, rate: f64) {
+        (self.attn_pdrop, self.resid_pdrop) = (rate, rate);
+    }
+
     /// Visits the parameters of `c_attn` and `c_proj`.
     pub fn visit(&self, visitor: &mut Visitor) {
         self.c_attn.visit(&mut visitor.pp("c_attn"));

@@ -110,6 +110,10 @@ impl CrossAttention {
         split_kv(&kv.reshape((b, s, 2 * h, d))?)
     }
 
+    pub(crate) fn set_dropout(&mut self, rate: f64) {
+        (self.attn_pdrop, self.resid_pdrop) = (rate, rate);
+    }
+
     /// Visits the parameters of `c_attn`, `q_attn` and `c_proj`.
     pub fn visit(&self, visitor: &mut Visitor) {
         self.c_attn.visit(&mut visitor.pp("c_attn"));

@@ -92,6 +92,13 @@ impl Gpt2LMHeadModel {
         Ok(self)
     }
 
+    /// The same model with another rate of dropout in training: on embeddings, attention weights and residuals.
+    #[must_use]
+    pub fn with_dropout(mut self, rate: f64) -> Self {
+        self.transformer.set_dropout(rate);
+        self
+    }
+
     /// The config that the model was built with.
     #[must_use]
     pub fn config(&self) -> &Config {

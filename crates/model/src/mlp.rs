@@ -52,6 +52,10 @@ impl Mlp {
         })
     }
 
+    pub(crate) fn set_dropout(&mut self, rate: f64) {
+        self.resid_pdrop = rate;
+    }
+
     /// Visits the parameters of `c_fc` and `c_proj`.
     pub fn visit(&self, visitor: &mut Visitor) {
         self.c_fc.visit(&mut visitor.pp("c_fc"));

@@ -71,6 +71,16 @@ impl Gpt2Model {
         &self.config
     }
 
+    pub(crate) fn set_dropout(&mut self, rate: f64) {
+        let config = &mut self.config;
+        (config.attn_pdrop, config.resid_pdrop, config.embd_pdrop) = (rate, rate, rate);
+        for block in &mut self.h {
+            block.attn.set_dropout(rate);
+            block.mlp.set_dropout(rate);
+            block.crossattention.iter_mut().for_each(|cross| cross.set_dropout(rate));
+        }
+    }
+
     /// The dtype of the weights and of every activation between blocks.
     #[must_use]
     pub fn dtype(&self) -> DType {

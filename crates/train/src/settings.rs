@@ -2,6 +2,7 @@
 
 use crate::options::TrainOptions;
 use gpt2_model::Config;
+use gpt2_model::lora::LoraOptions;
 use serde::Serialize;
 
 /// The settings of a run, in the form in which they are saved.
@@ -22,6 +23,10 @@ pub struct Settings {
     clip: f64,
     eval_every: u32,
     seed: u64,
+    /// Of the adapter that is trained, if one is.
+    lora: Option<LoraOptions>,
+    /// The fingerprint of the frozen model behind it.
+    base: Option<u64>,
 }
 
 impl Settings {
@@ -43,6 +48,18 @@ impl Settings {
             clip: options.clip,
             eval_every: options.eval_every,
             seed: options.seed,
+            lora: None,
+            base: None,
         }
+    }
+
+    /// The same with another config.
+    pub(crate) fn of_config(self, config: &Config) -> Self {
+        Self { config: config.clone(), ..self }
+    }
+
+    /// The same for an adapter with these options, of a model with this fingerprint.
+    pub(crate) fn of_adapter(self, lora: &LoraOptions, base: u64) -> Self {
+        Self { lora: Some(lora.clone()), base: Some(base), ..self }
     }
 }

@@ -12,12 +12,24 @@ use crate::shares::Shares;
 use candle_core::{DType, Device, Tensor, Var};
 use candle_fused::adamw::CHUNK;
 use candle_nn::VarMap;
+use gpt2_model::lora::{Adapter, LoraOptions};
 use gpt2_model::parameters::Values;
 use gpt2_model::parameters::WPE;
 use gpt2_model::{Config, Gpt2LMHeadModel, init};
 use gpt2_parallel::{Alone, Group};
 use std::ops::ControlFlow;
 use std::sync::Arc;
+
+/// An adapter in training.
+struct Tuned {
+    /// The model without it.
+    base: Gpt2LMHeadModel,
+    adapter: Adapter,
+    lora: LoraOptions,
+}
+
+/// The adapter's name in the model.
+const ADAPTER: &str = "default";
 
 /// A model in training, and everything that a step needs. The result of a step depends only on the settings and on the
 /// number of steps done.
@@ -29,6 +41,8 @@ pub struct Trainer {
     /// Sorted by name.
     variables: Vec<(String, Var)>,
     model: Gpt2LMHeadModel,
+    /// What is trained of the model, if not all of it.
+    tuned: Option<Tuned>,
     /// Of all variables or, in a group, of this rank's pieces.
     optimiser: AdamW,
     group: Arc<dyn Group>,
@@ -81,6 +95,35 @@ impl Trainer {
         }
     }
 
+    /// Trains a new adapter of `base`, which stays as it is: it gets no gradient and no moments. Its weights may be
+    /// quantised.
+    ///
+    /// # Errors
+    /// Same as [`new`](Self::new), when `base` is not in f32, has variables or an adapter of its own, and when an option of
+    /// the adapter is invalid.
+    pub fn adapter(
+        base: &Gpt2LMHeadModel,
+        lora: &LoraOptions,
+        data: Dataset,
+        options: TrainOptions,
+    ) -> Result<Self> {
+        base.check_layers()?;
+        if base.transformer.dtype() != DType::F32 || !base.named_variables()?.is_empty() {
+            let reason =
+                "an adapter is trained on a frozen model in f32: load it in that dtype, and not as variables";
+            return Err(candle_core::Error::msg(reason).into());
+        }
+        options.check()?;
+        let device = base.transformer.wte.device().clone();
+        let base = options.dropout.map_or_else(|| base.clone(), |rate| base.clone().with_dropout(rate));
+        let adapter = Adapter::new(base.config(), lora, options.seed, &device)?;
+        let model = base.clone().with_adapter(ADAPTER, &adapter, 1.0)?;
+        let mut trainer = Self::of_model(model, data, options, &device)?;
+        trainer.settings = trainer.settings.of_adapter(lora, base.fingerprint()?);
+        trainer.tuned = Some(Tuned { base, adapter, lora: lora.clone() });
+        Ok(trainer)
+    }
+
     fn build(
         mut config: Config,
         tied: bool,
@@ -89,19 +132,35 @@ impl Trainer {
         device: &Device,
     ) -> Result<Self> {
         options.check()?;
-        if config.add_cross_attention {
-            let reason = "add_cross_attention: the data have no encoder's hidden states, without which the parameters of \
-                          cross-attention get no gradient; train with Gpt2LMHeadModel::loss_with_encoder";
-            return Err(candle_core::Error::msg(reason).into());
-        }
         if let Some(rate) = options.dropout {
             (config.attn_pdrop, config.resid_pdrop, config.embd_pdrop) = (rate, rate, rate);
         }
         let window = options.window_for(config.n_positions)?;
         data.check(window, config.vocab_size)?;
-        let settings = Settings::new(&options, &config, window, data.fingerprint());
         let vb = init::seeded_variables(options.seed, &VarMap::new(), DType::F32, device);
-        let model = Gpt2LMHeadModel::load(vb, &Config { tie_word_embeddings: tied, ..config })?;
+        let model = Gpt2LMHeadModel::load(vb, &Config { tie_word_embeddings: tied, ..config.clone() })?;
+        let mut trainer = Self::of_model(model, data, options, device)?;
+        // A state holds the config as it was given.
+        trainer.settings = trainer.settings.of_config(&config);
+        Ok(trainer)
+    }
+
+    /// A trainer of the variables of `model`.
+    fn of_model(
+        model: Gpt2LMHeadModel,
+        data: Dataset,
+        options: TrainOptions,
+        device: &Device,
+    ) -> Result<Self> {
+        let config = model.config();
+        if config.add_cross_attention {
+            let reason = "add_cross_attention: the data have no encoder's hidden states, without which the parameters of \
+                          cross-attention get no gradient; train with Gpt2LMHeadModel::loss_with_encoder";
+            return Err(candle_core::Error::msg(reason).into());
+        }
+        let window = options.window_for(config.n_positions)?;
+        data.check(window, config.vocab_size)?;
+        let settings = Settings::new(&options, config, window, data.fingerprint());
         let mut variables = model.named_variables()?;
         variables.sort_unstable_by(|a, b| a.0.cmp(&b.0));
         let lengths: Vec<usize> = variables.iter().map(|(_, var)| var.elem_count()).collect();
@@ -129,6 +188,7 @@ impl Trainer {
             window,
             variables,
             model,
+            tuned: None,
         })
     }
 
@@ -190,6 +250,12 @@ impl Trainer {
     #[must_use]
     pub fn model(&self) -> &Gpt2LMHeadModel {
         &self.model
+    }
+
+    /// The adapter in its present state, and its options, if one is trained.
+    #[must_use]
+    pub fn trained_adapter(&self) -> Option<(&Adapter, &LoraOptions)> {
+        self.tuned.as_ref().map(|tuned| (&tuned.adapter, &tuned.lora))
     }
 
     /// The processes that share the work.

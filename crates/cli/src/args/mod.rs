@@ -2,12 +2,14 @@
 // These comments are the help text, which would print backticks and backslashes.
 #![allow(clippy::doc_markdown, rustdoc::broken_intra_doc_links)]
 
+mod adapter;
 mod attention;
 mod choices;
 mod device;
 mod finite;
 mod hub;
 mod interventions;
+mod merge;
 mod model;
 mod parallel;
 mod prompt;
@@ -16,12 +18,14 @@ mod score;
 mod shell;
 mod train;
 
+pub(crate) use adapter::AdapterArg;
 pub(crate) use attention::{AttentionArgs, EffectArg, HeadsArgs, LensArgs};
 pub(crate) use choices::{BenchTarget, ColorArg, KvArg};
 pub(crate) use device::DeviceArg;
 pub(crate) use finite::FiniteArgs;
 pub(crate) use hub::{DownloadArgs, HubArgs, ModelsArgs, VerifyCacheArgs};
 pub(crate) use interventions::InterventionArgs;
+pub(crate) use merge::MergeArgs;
 pub(crate) use model::{ModelArgs, RunArgs};
 pub(crate) use parallel::{ParallelArg, ParallelArgs};
 pub(crate) use prompt::PromptArgs;
@@ -85,6 +89,8 @@ pub(crate) enum Command {
     Score(ScoreArgs),
     /// Train a new GPT-2 on a text file, or fine-tune an existing one
     Train(TrainArgs),
+    /// Add LoRA adapters to a model's weights
+    Merge(MergeArgs),
     /// Time attention, a block, the whole model, decoding or a training step, and measure the machine
     Bench(BenchArgs),
     /// Check how this build computes attention and logits on this device against plain operations in f64
@@ -112,6 +118,7 @@ impl Command {
             Self::Compare(_) => "compare",
             Self::Score(_) => "score",
             Self::Train(_) => "train",
+            Self::Merge(_) => "merge",
             Self::Bench(_) => "bench",
             Self::Verify(_) => "verify",
             Self::Completions(_) => "completions",
@@ -141,6 +148,7 @@ impl Command {
             Self::Compare(args) => args.run.threads,
             Self::Score(args) => args.model.run.threads,
             Self::Train(args) => args.run.threads,
+            Self::Merge(args) => args.threads,
             Self::Bench(args) => args.model.run.threads,
             Self::Verify(args) => args.run.threads,
             Self::Download(_)
@@ -225,9 +233,11 @@ pub(crate) struct GenerateArgs {
 Examples:
   gpt2 inspect
   gpt2 inspect ./gpt2 --json
-  gpt2 inspect gpt2-xl       a model on the Hub: reads a few kilobytes of its 6 GB")]
+  gpt2 inspect gpt2-xl       a model on the Hub: reads a few kilobytes of its 6 GB
+  gpt2 inspect ./poems       a LoRA adapter: what it changes, and by how much
+  gpt2 inspect --adapter ./poems --model gpt2       the same beside the weights that it changes")]
 pub(crate) struct InspectArgs {
-    /// The folder or name, instead of --model
+    /// The folder or name of a model, instead of --model, or the folder of an adapter
     #[arg(value_name = "MODEL", conflicts_with = "model")]
     pub(crate) name: Option<String>,
     /// Print JSON
@@ -270,6 +280,9 @@ pub(crate) struct BenchArgs {
     /// train: run each block again in the backward pass
     #[arg(long)]
     pub(crate) recompute: bool,
+    /// train: train a LoRA adapter of rank R on all linear layers of a frozen model
+    #[arg(long, value_name = "R", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) lora: Option<u16>,
     /// Hold the CPU kernels to an instruction set: portable, neon, avx2, avx-vnni, avx512 or amx [default: the environment variable
     /// GPT2_ISA, or the fastest]
     #[arg(long, value_name = "ISA", value_parser = str::parse::<candle_fused::Isa>)]

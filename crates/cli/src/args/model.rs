@@ -2,6 +2,7 @@
 // These comments are the help text, which would print backticks and backslashes.
 #![allow(clippy::doc_markdown, rustdoc::broken_intra_doc_links)]
 
+use super::adapter::AdapterArgs;
 use super::choices::{DTypeArg, ImplArg, QuantizeArg};
 use super::device::DeviceArg;
 use super::hub::HubArgs;
@@ -26,6 +27,8 @@ pub(crate) struct ModelArgs {
     /// Which code computes attention and, on GPUs, the layers around it
     #[arg(long = "impl", value_enum, default_value = "auto")]
     pub(crate) implementation: ImplArg,
+    #[command(flatten)]
+    pub(crate) adapters: AdapterArgs,
     #[command(flatten)]
     pub(crate) run: RunArgs,
     #[command(flatten)]

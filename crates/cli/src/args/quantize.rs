@@ -74,7 +74,8 @@ of a window is predicted once. KL divergence is that of MODEL's distribution fro
 
 Examples:
   gpt2 compare gpt2 gpt2-q4_0.gguf --text notes.txt
-  gpt2 compare gpt2 gpt2 --quantize-other q4_0 --text notes.txt --tokens 20000 --json")]
+  gpt2 compare gpt2 gpt2 --quantize-other q4_0 --text notes.txt --tokens 20000 --json
+  gpt2 compare gpt2 gpt2 --adapter poems --text poems.txt       what an adapter changes")]
 pub(crate) struct CompareArgs {
     /// The model that is taken for right: a folder, a GGUF file, a model on the Hugging Face Hub, or `demo`
     #[arg(value_name = "MODEL")]
@@ -88,6 +89,9 @@ pub(crate) struct CompareArgs {
     /// Quantize OTHER as it is loaded
     #[arg(long, value_enum, value_name = "FORMAT")]
     pub(crate) quantize_other: Option<super::choices::QuantizeArg>,
+    /// Put a LoRA adapter on OTHER, in PEFT's files: a folder or owner/name on the Hub, times WEIGHT; may be repeated
+    #[arg(long = "adapter", value_name = "DIR|NAME[=WEIGHT]")]
+    pub(crate) adapters: Vec<super::adapter::AdapterArg>,
     /// Compare only so many tokens from the start of the text [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(2..))]
     pub(crate) tokens: Option<u64>,

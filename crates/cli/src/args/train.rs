@@ -2,12 +2,57 @@
 // These comments are the help text, which would print backticks and angle brackets.
 #![allow(clippy::doc_markdown, rustdoc::bare_urls, rustdoc::broken_intra_doc_links)]
 
-use super::choices::{DTypeArg, ImplArg};
+use super::choices::{DTypeArg, ImplArg, QuantizeArg};
 use super::hub::HubArgs;
 use super::model::RunArgs;
 use super::parallel::{ParallelArgs, TIMEOUT};
-use crate::values::{at_least_0, below_1, fraction, share};
+use crate::values::{above_0, at_least_0, below_1, fraction, share};
+use gpt2_model::lora::LoraOptions;
 use std::path::PathBuf;
+
+/// What to train of `--model`, if not all of it.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "LoRA")]
+pub(crate) struct LoraArgs {
+    /// Train a LoRA adapter of rank R; --model itself stays as it is, and may be quantized
+    #[arg(long = "lora", value_name = "R", requires = "model", conflicts_with = "save_dtype",
+          value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) rank: Option<u32>,
+    /// The adapter's updates are multiplied by A / R
+    #[arg(long = "lora-alpha", value_name = "A", default_value_t = 8.0, requires = "rank", value_parser = above_0)]
+    pub(crate) alpha: f64,
+    /// Dropout on the inputs of the adapter's updates
+    #[arg(long = "lora-dropout", value_name = "P", default_value_t = 0.0, requires = "rank", value_parser = below_1)]
+    pub(crate) dropout: f64,
+    /// The layers that get updates: c_attn, c_proj (of attention and MLP), c_fc, or longer ends of their names
+    #[arg(
+        long = "lora-target",
+        value_name = "LAYERS",
+        value_delimiter = ',',
+        default_value = "c_attn",
+        requires = "rank"
+    )]
+    pub(crate) targets: Vec<String>,
+    /// Multiply by A / sqrt(R) instead (rank-stabilized LoRA)
+    #[arg(long = "rslora", requires = "rank")]
+    pub(crate) use_rslora: bool,
+    /// Quantize --model as it is loaded: less memory
+    #[arg(long, value_enum, value_name = "FORMAT", requires = "rank")]
+    pub(crate) quantize: Option<QuantizeArg>,
+}
+
+impl LoraArgs {
+    /// The adapter to train.
+    pub(crate) fn options(&self) -> Option<LoraOptions> {
+        Some(LoraOptions {
+            r: self.rank? as usize,
+            lora_alpha: self.alpha,
+            lora_dropout: self.dropout,
+            use_rslora: self.use_rslora,
+            target_modules: self.targets.clone(),
+        })
+    }
+}
 
 #[derive(Debug, clap::Args)]
 #[command(mut_arg("timeout", |arg| arg.help(TIMEOUT)))]
@@ -19,19 +64,23 @@ Examples:
   gpt2 train --text shakespeare.txt --out my-model --steps 2000 --metrics loss.csv
   gpt2 train --text shakespeare.txt --out my-model --steps 2000 --metrics loss.csv --resume
   gpt2 train --text shakespeare.txt --out tuned --model gpt2 --window 256 --batch 2 --accumulate 8 --lr 3e-5
+  gpt2 train --text poems.txt --out poems --model gpt2 --lora 8 --steps 300          an adapter of it: kilobytes
   mpirun -n 4 gpt2 train --text shakespeare.txt --out my-model --accumulate 4      four processes, the same model
   gpt2 generate --model my-model \"ROMEO:\"")]
 pub(crate) struct TrainArgs {
     /// The text to train on, UTF-8
     #[arg(long, value_name = "FILE")]
     pub(crate) text: PathBuf,
-    /// Folder for config.json, model.safetensors, tokenizer.json and loss.png, a plot of the losses
+    /// Folder for config.json, model.safetensors, tokenizer.json and loss.png, a plot of the losses; with --lora, for PEFT's
+    /// adapter_config.json and adapter_model.safetensors, and loss.png
     #[arg(short, long, value_name = "DIR")]
     pub(crate) out: PathBuf,
     /// Fine-tune this model, a folder, a GGUF file that is not quantized, or a model on the Hub, instead of training a new one
     #[arg(short, long, value_name = "DIR|FILE|NAME",
           conflicts_with_all = ["vocab_size", "n_layer", "n_head", "n_embd", "n_positions"])]
     pub(crate) model: Option<String>,
+    #[command(flatten)]
+    pub(crate) lora: LoraArgs,
     /// Vocabulary size of the byte-level BPE that is trained on the text
     #[arg(long, default_value_t = 1024, value_name = "V", value_parser = clap::value_parser!(u32).range(257..1 << 24))]
     pub(crate) vocab_size: u32,

@@ -1,6 +1,8 @@
 //! `gpt2 compare`: how far the predictions of two models lie apart on a text.
 
+use crate::adapters::{self, Used};
 use crate::args::CompareArgs;
+use crate::inputs::Inputs;
 use crate::prompt::{encode, read_limited};
 use crate::{output, session};
 use anyhow::{Context, bail};
@@ -36,12 +38,15 @@ struct Side {
     /// The formats of its quantised weights.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     formats: Vec<&'static str>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    adapters: Vec<Used>,
     perplexity: f64,
 }
 
 struct Loaded {
     name: String,
     formats: Vec<&'static str>,
+    adapters: Vec<Used>,
     model: Gpt2LMHeadModel,
     files: Files,
 }
@@ -54,6 +59,9 @@ pub(crate) fn run(args: &CompareArgs) -> anyhow::Result<ExitCode> {
     }
     let text = read(&args.text)?;
     let (a, b) = (load(&args.model, args, None, &device)?, load(&args.other, args, quantize, &device)?);
+    let adapters = adapters::find(&args.adapters, &args.hub, &mut Inputs::default())?;
+    let (model, used) = adapters::put_on(b.model, &adapters)?;
+    let b = Loaded { model, adapters: used, ..b };
     let (config, other) = (a.model.config(), b.model.config());
     if config.vocab_size != other.vocab_size {
         bail!(
@@ -109,8 +117,8 @@ pub(crate) fn run(args: &CompareArgs) -> anyhow::Result<ExitCode> {
         bail!("a perplexity is beyond every number: the text is too improbable for one of the models");
     }
     let report = Report {
-        model: Side { name: a.name, formats: a.formats, perplexity },
-        other: Side { name: b.name, formats: b.formats, perplexity: of_other },
+        model: Side { name: a.name, formats: a.formats, adapters: a.adapters, perplexity },
+        other: Side { name: b.name, formats: b.formats, adapters: b.adapters, perplexity: of_other },
         tokens: comparison.tokens,
         window,
         mean_kl_divergence: comparison.mean_divergence(),
@@ -148,7 +156,7 @@ fn load(
         }
     };
     let formats = formats.into_iter().map(BlockFormat::as_str).collect();
-    Ok(Loaded { name: checkpoint.name().to_string(), formats, model, files })
+    Ok(Loaded { name: checkpoint.name().to_string(), formats, adapters: vec![], model, files })
 }
 
 fn print(report: &Report) -> anyhow::Result<()> {
@@ -156,7 +164,10 @@ fn print(report: &Report) -> anyhow::Result<()> {
     for side in [&report.model, &report.other] {
         let formats =
             if side.formats.is_empty() { String::new() } else { format!(" ({})", side.formats.join(", ")) };
-        writeln!(out, "perplexity {:.4}  {}{formats}", side.perplexity, visible_text(&side.name))?;
+        let adapters: Vec<_> =
+            side.adapters.iter().map(|used| format!(", adapter {} x {}", used.name, used.weight)).collect();
+        let name = visible_text(&format!("{}{}", side.name, adapters.concat()));
+        writeln!(out, "perplexity {:.4}  {name}{formats}", side.perplexity)?;
     }
     writeln!(
         out,

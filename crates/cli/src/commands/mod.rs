@@ -9,6 +9,7 @@ pub(crate) mod generate;
 pub(crate) mod heads;
 pub(crate) mod inspect;
 pub(crate) mod lens;
+pub(crate) mod merge;
 pub(crate) mod models;
 pub(crate) mod quantize;
 pub(crate) mod score;

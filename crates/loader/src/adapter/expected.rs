@@ -37,16 +37,7 @@ impl Expected {
             if !is_target(adapter, &path)? {
                 continue;
             }
-            let rank = of_pattern("rank_pattern", adapter.rank_pattern.as_ref(), &path)?.unwrap_or(adapter.r);
-            let alpha = of_pattern("alpha_pattern", adapter.alpha_pattern.as_ref(), &path)?
-                .unwrap_or(adapter.lora_alpha);
-            if rank == 0 || !alpha.is_finite() {
-                return Err(format!(
-                    "the rank of {layer} is {rank} and its alpha {alpha}; expected at least 1 and a number"
-                ));
-            }
-            let r = rank as f64;
-            let scaling = alpha / if adapter.use_rslora { r.sqrt() } else { r };
+            let (rank, scaling) = scaling(adapter, &path)?;
             expected.updates.insert(layer, ExpectedUpdate { rank, shape, scaling });
         }
         for parameter in model.parameters_and_ties().map_err(|e| e.to_string())? {
@@ -64,6 +55,20 @@ impl Expected {
         }
         Ok(expected)
     }
+}
+
+/// The rank and the scaling of the update of a layer.
+pub(super) fn scaling(adapter: &AdapterConfig, path: &str) -> Result<(usize, f64), String> {
+    let rank = of_pattern("rank_pattern", adapter.rank_pattern.as_ref(), path)?.unwrap_or(adapter.r);
+    let alpha =
+        of_pattern("alpha_pattern", adapter.alpha_pattern.as_ref(), path)?.unwrap_or(adapter.lora_alpha);
+    if rank == 0 || !alpha.is_finite() {
+        return Err(format!(
+            "the rank of {path} is {rank} and its alpha {alpha}; expected at least 1 and a number"
+        ));
+    }
+    let r = rank as f64;
+    Ok((rank, alpha / if adapter.use_rslora { r.sqrt() } else { r }))
 }
 
 /// Whether a layer has an update.

@@ -2,7 +2,7 @@
 
 use super::audit::AdapterAudit;
 use super::config::AdapterConfig;
-use super::expected::Expected;
+use super::expected::{Expected, scaling};
 use super::files::AdapterFiles;
 use crate::audit::Mismatch;
 use crate::bytes::Bytes;
@@ -101,16 +101,9 @@ impl AdapterCheckpoint {
         }
         let failed = |source| LoadError::Tensor { name: self.name.clone(), source };
         let mut read = |name: &str| -> Result<Tensor, LoadError> {
-            let stored = &self.tensors[name];
-            if let Some(entry) = &stored.entry {
-                let damaged =
-                    |reason| LoadError::damaged(&stored.info.file, pickle::FORMAT, &stored.bytes, reason);
-                entry.check(&stored.bytes).map_err(damaged)?;
-            }
-            let tensor = stored.load(&Device::Cpu).map_err(|e| failed(stored.unreadable(name, e)))?;
-            let count = not_finite(&tensor).map_err(failed)?;
+            let (tensor, count) = self.read(name)?;
             if count > 0 {
-                audit.not_finite.push((stored.info.name.clone(), count));
+                audit.not_finite.push((self.tensors[name].info.name.clone(), count));
             }
             Ok(tensor)
         };
@@ -124,6 +117,41 @@ impl AdapterCheckpoint {
             adapter.replaced.insert(name.clone(), read(&self.saved(name))?);
         }
         if audit.is_clean() { Ok(adapter) } else { Err(LoadError::AdapterAudit(Box::new(audit))) }
+    }
+
+    /// The updates that the file holds, by the layer's name, whatever the model is.
+    ///
+    /// # Errors
+    /// When a factor cannot be read, or its other half is missing or has another rank.
+    pub fn updates(&self) -> Result<BTreeMap<String, Update>, LoadError> {
+        let failed = |source| LoadError::Tensor { name: self.name.clone(), source };
+        let mut updates = BTreeMap::new();
+        for path in self.tensors.keys().filter_map(|name| name.strip_suffix(".lora_A.weight")) {
+            let of_config = scaling(&self.config, path)
+                .map_err(|reason| LoadError::Adapter { name: self.name.clone(), reason });
+            let b = format!("{path}.lora_B.weight");
+            if !self.tensors.contains_key(&b) {
+                return Err(failed(candle_core::Error::msg(format!("{PEFT_PREFIX}{b} is missing"))));
+            }
+            let (a, b) = (self.read(&format!("{path}.lora_A.weight"))?.0, self.read(&b)?.0);
+            let update = Update::new(a, b, of_config?.1, self.config.lora_dropout).map_err(failed)?;
+            updates.insert(names::without_prefix(path).to_string(), update);
+        }
+        Ok(updates)
+    }
+
+    /// A tensor of the file, and how many of its numbers are not finite.
+    fn read(&self, name: &str) -> Result<(Tensor, usize), LoadError> {
+        let failed = |source| LoadError::Tensor { name: self.name.clone(), source };
+        let stored = &self.tensors[name];
+        if let Some(entry) = &stored.entry {
+            let damaged =
+                |reason| LoadError::damaged(&stored.info.file, pickle::FORMAT, &stored.bytes, reason);
+            entry.check(&stored.bytes).map_err(damaged)?;
+        }
+        let tensor = stored.load(&Device::Cpu).map_err(|e| failed(stored.unreadable(name, e)))?;
+        let count = not_finite(&tensor).map_err(failed)?;
+        Ok((tensor, count))
     }
 
     fn expected(&self, model: &Config) -> Result<Expected, LoadError> {

@@ -1,6 +1,7 @@
 //! [`Hub`]'s calls in a build without the feature `hub`: each refuses.
 
 use super::{CachedModel, FileCheck, Headers, Hub, ModelId, Snapshot};
+use crate::adapter::AdapterFiles;
 use crate::error::LoadError;
 use std::fmt::Display;
 
@@ -17,6 +18,10 @@ impl Hub {
 
     pub fn open_gguf(&self, model: &ModelId, _: &str, _: &str) -> Result<Snapshot, LoadError> {
         no_hub(model)
+    }
+
+    pub fn open_adapter(&self, adapter: &ModelId, _: &str) -> Result<AdapterFiles, LoadError> {
+        no_hub(adapter)
     }
 
     pub fn headers(&self, model: &ModelId, _: &str) -> Result<Headers, LoadError> {

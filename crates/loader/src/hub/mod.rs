@@ -9,6 +9,8 @@ mod model_id;
 #[cfg(not(feature = "hub"))]
 mod absent;
 #[cfg(feature = "hub")]
+mod adapter;
+#[cfg(feature = "hub")]
 mod address;
 #[cfg(feature = "hub")]
 mod cache;

@@ -5,6 +5,7 @@ use crate::parameters::Role;
 use crate::{Config, init};
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::{Init, VarMap};
+use serde::Serialize;
 use std::collections::BTreeMap;
 
 /// What an adapter of a GPT-2 changes.
@@ -18,7 +19,7 @@ pub struct Adapter {
 }
 
 /// The settings of a new adapter; their names are PEFT's.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct LoraOptions {
     /// The rank of each update.
     pub r: usize,

@@ -3,7 +3,7 @@
 //! What a batch holds and what dropout drops depend on the batch's number alone, so any rank can compute any batch. The
 //! ranks add losses and gradients in the order of the batches: the bits do not depend on the number of ranks.
 
-use super::Trainer;
+use super::{ADAPTER, Trainer, Tuned};
 use crate::data::batch;
 use crate::error::{Result, TrainError};
 use crate::exchange::Sums;
@@ -109,11 +109,7 @@ impl Trainer {
     /// When the device fails.
     pub fn validation_loss(&self) -> Result<f64> {
         let t = self.window;
-        // A copy of the weights as constants, so that Candle keeps no operations for a backward pass.
-        let constant = |(name, var): &(String, Var)| (name.clone(), var.as_detached_tensor());
-        let constants = self.variables.iter().map(constant).collect();
-        let vb = VarBuilder::from_tensors(constants, DType::F32, &self.device);
-        let model = Gpt2LMHeadModel::load(vb, self.model.config())?;
+        let model = self.frozen()?;
         let starts = (0..self.data.val.len() - t).step_by(t);
         let windows: Vec<_> = starts.map(|start| Cow::Borrowed(&self.data.val[start..=start + t])).collect();
         let batches: Vec<_> = windows.chunks(self.options.batch.into()).collect();
@@ -128,5 +124,16 @@ impl Trainer {
         let losses: Vec<Vec<f64>> = all.iter().map(|part| bytemuck::pod_collect_to_vec(part)).collect();
         let sum: f64 = (0..batches.len()).map(|i| losses[i % ranks][i / ranks]).sum();
         Ok(sum / windows.len() as f64)
+    }
+
+    /// The model with its variables as constants, so that Candle keeps no operations for a backward pass.
+    fn frozen(&self) -> Result<Gpt2LMHeadModel> {
+        if let Some(Tuned { base, adapter, .. }) = &self.tuned {
+            return Ok(base.clone().with_adapter(ADAPTER, &adapter.detached(), 1.0)?);
+        }
+        let constant = |(name, var): &(String, Var)| (name.clone(), var.as_detached_tensor());
+        let constants = self.variables.iter().map(constant).collect();
+        let vb = VarBuilder::from_tensors(constants, DType::F32, &self.device);
+        Ok(Gpt2LMHeadModel::load(vb, self.model.config())?)
     }
 }

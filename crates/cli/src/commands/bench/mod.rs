@@ -40,6 +40,13 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     if asking && args.what != BenchTarget::Forward {
         bail!("--summaries and --weights-heads are only for bench forward");
     }
+    if args.lora.is_some() && args.what != BenchTarget::Train {
+        bail!("--lora is only for bench train; to time a model with an adapter, give --adapter");
+    }
+    let whole = matches!(args.what, BenchTarget::Forward | BenchTarget::Decode | BenchTarget::Generate);
+    if !args.model.adapters.list.is_empty() && !whole {
+        bail!("--adapter is only for bench forward, decode and generate");
+    }
     let bench = Bench::new(args)?;
     let mut plain = vec![];
     let mut times = match args.what {

@@ -1,7 +1,9 @@
 //! What is to be timed: the model or its shape, the device and the sizes.
 
 use super::work::{self, Numbers, Work};
+use crate::adapters;
 use crate::args::{BenchArgs, BenchTarget};
+use crate::inputs::Inputs;
 use crate::qkv;
 use anyhow::bail;
 use candle_core::{DType, Device, Tensor};
@@ -112,12 +114,15 @@ impl<'a> Bench<'a> {
     }
 
     pub(super) fn model(&self) -> anyhow::Result<Gpt2LMHeadModel> {
-        Ok(match (&self.checkpoint, self.quantize) {
+        let model = match (&self.checkpoint, self.quantize) {
             (Some(checkpoint), Some(format)) => checkpoint.load_quantised(format)?,
             (Some(checkpoint), None) => checkpoint.load_model(self.dtype, &self.device)?,
             (None, Some(format)) => Gpt2LMHeadModel::load(self.weights()?, &self.config)?.quantise(format)?,
             (None, None) => Gpt2LMHeadModel::load(self.weights()?, &self.config)?,
-        })
+        };
+        let args = &self.args.model;
+        let adapters = adapters::find(&args.adapters.list, &args.hub, &mut Inputs::default())?;
+        Ok(adapters::put_on(model, &adapters)?.0)
     }
 
     /// Seeded random numbers in -1..1 of the given shape.

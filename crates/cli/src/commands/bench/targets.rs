@@ -8,6 +8,7 @@ use candle_fused::Dispatch;
 use candle_fused::attention::{Mask, Sdpa};
 use candle_fused::stopwatch::{Stopwatch, copies_beyond_the_cache, time_runs};
 use candle_nn::VarMap;
+use gpt2_model::lora::{Adapter, LoraOptions};
 use gpt2_model::{
     CausalSelfAttention, Chosen, ChosenWeights, ForwardArgs, Generation, Gpt2LMHeadModel, KvCache, Pass,
     Sampling, Training, init,
@@ -128,13 +129,31 @@ impl Bench<'_> {
     }
 
     pub(super) fn train(&self) -> anyhow::Result<Vec<f64>> {
+        if self.args.lora.is_some() {
+            return self.train_adapter();
+        }
         if self.checkpoint.is_some() {
-            bail!("bench train runs on random weights: leave --model out");
+            bail!("bench train runs on random weights: leave --model out, or give --lora");
         }
         let variables = VarMap::new();
         let vb = init::seeded_variables(self.args.model.run.seed, &variables, self.dtype, &self.device);
         let model = Gpt2LMHeadModel::load(vb, &self.config)?;
         let mut optimiser = AdamW::new(model.named_variables()?, AdamWParams::default())?;
+        self.time_training(&model, &mut optimiser)
+    }
+
+    /// Steps of an adapter on all linear layers, of a frozen model.
+    fn train_adapter(&self) -> anyhow::Result<Vec<f64>> {
+        let r = self.args.lora.unwrap_or(8);
+        let targets = ["c_attn", "c_proj", "c_fc"].map(String::from).to_vec();
+        let options = LoraOptions { target_modules: targets, ..LoraOptions::new(r.into()) };
+        let adapter = Adapter::new(&self.config, &options, self.args.model.run.seed, &self.device)?;
+        let model = self.model()?.with_adapter("bench", &adapter, 1.0)?;
+        let mut optimiser = AdamW::new(model.named_variables()?, AdamWParams::default())?;
+        self.time_training(&model, &mut optimiser)
+    }
+
+    fn time_training(&self, model: &Gpt2LMHeadModel, optimiser: &mut AdamW) -> anyhow::Result<Vec<f64>> {
         let t = self.tokens;
         let ids = self.ids(t + 1)?;
         let (inputs, targets) = (ids.narrow(1, 0, t)?, ids.narrow(1, 1, t)?);

@@ -15,6 +15,12 @@ const STATE: &str = "training-state.safetensors";
 const PICTURE: &str = "loss.png";
 /// The files that a run leaves in its folder.
 const FILES: [&str; 5] = ["config.json", "model.safetensors", "tokenizer.json", STATE, PICTURE];
+/// Those of a run that trains an adapter.
+const FILES_OF_ADAPTER: [&str; 4] = ["adapter_config.json", "adapter_model.safetensors", STATE, PICTURE];
+
+fn names(args: &TrainArgs) -> &'static [&'static str] {
+    if args.lora.rank.is_some() { &FILES_OF_ADAPTER } else { &FILES }
+}
 
 /// The file with a run's state, beside the model.
 pub(super) fn state(out: &Path) -> PathBuf {
@@ -63,7 +69,10 @@ fn check_out(args: &TrainArgs) -> anyhow::Result<()> {
     }
     // A dangling link counts, too.
     let is_there = |name: &str| args.out.join(name).symlink_metadata().is_ok();
-    if let Some(name) = FILES.into_iter().find(|name| !args.overwrite && is_there(name)) {
+    // Neither kind of run adds its files to the other's.
+    let mut all = FILES.into_iter().chain(FILES_OF_ADAPTER);
+    let is_own = |name: &str| names(args).contains(&name);
+    if let Some(name) = all.find(|name| is_there(name) && !(args.overwrite && is_own(name))) {
         bail!(
             "{}: there is a {name} already; choose another --out, continue a stopped run with --resume, \
              or replace it with --overwrite",
@@ -86,7 +95,7 @@ pub(super) fn check(args: &TrainArgs, files: Option<&Files>) -> anyhow::Result<(
     inputs.spare_folder(&named, &args.out)?;
     // This decides for all files of the run together whether they may be replaced.
     let mut outputs = Outputs::new(true);
-    for name in FILES {
+    for name in names(args) {
         outputs.add("--out", &args.out.join(name), None);
     }
     let Some(path) = &args.metrics else { return outputs.check(&inputs) };

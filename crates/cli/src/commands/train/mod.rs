@@ -14,10 +14,10 @@ use crate::parallel;
 use crate::prompt::{encode, read_limited};
 use crate::session;
 use anyhow::{Context, anyhow, bail};
-use candle_core::DType;
+use candle_core::{DType, Device};
 use gpt2_loader::{Checkpoint, Files, Tokenizer};
-use gpt2_model::Config;
 use gpt2_model::config::TokenIds;
+use gpt2_model::{Config, Gpt2LMHeadModel};
 use gpt2_parallel::Group;
 use gpt2_train::{Dataset, TrainError, TrainOptions, Trainer};
 use progress::Progress;
@@ -50,17 +50,25 @@ fn train(args: &TrainArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
     let ids = encode(&tokenizer, &text, "the training text")?;
     let data = Dataset::split(ids, args.val_fraction).map_err(worded)?;
     data.check(window, config.vocab_size).map_err(worded)?;
-    let trainer = match checkpoint {
-        Some(checkpoint) => Trainer::from_model(&checkpoint.load_model(DType::F32, &device)?, data, options),
-        None => Trainer::new(&config, data, options, &device),
+    let trainer = match (checkpoint, args.lora.options()) {
+        (Some(checkpoint), Some(lora)) => {
+            Trainer::adapter(&base(args, &checkpoint, &device)?, &lora, data, options)
+        }
+        (Some(checkpoint), None) => {
+            Trainer::from_model(&checkpoint.load_model(DType::F32, &device)?, data, options)
+        }
+        (None, _) => Trainer::new(&config, data, options, &device),
     };
     let mut trainer = trainer.and_then(|trainer| trainer.in_group(Arc::clone(group))).map_err(worded)?;
     note(&format!(
-        "{} tokens to learn, {} for validation, vocabulary {}, {} parameters",
+        "{} tokens to learn, {} for validation, vocabulary {}, {} parameters{}",
         trainer.data().train().len(),
         trainer.data().validation().len(),
         config.vocab_size,
-        trainer.model().config().parameter_count()?
+        trainer.model().config().parameter_count()?,
+        trainer.trained_adapter().map_or_else(String::new, |(adapter, _)| {
+            format!(", frozen; {} of the adapter learn", adapter.parameter_count())
+        })
     ));
     if args.resume {
         trainer.resume(&files::state(&args.out)).map_err(worded)?;
@@ -97,6 +105,21 @@ fn train(args: &TrainArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// The model that an adapter is trained on, which may be quantised.
+fn base(args: &TrainArgs, checkpoint: &Checkpoint, device: &Device) -> anyhow::Result<Gpt2LMHeadModel> {
+    match (args.lora.quantize, checkpoint.formats().first()) {
+        (Some(_), Some(format)) => bail!(
+            "--quantize: the weights of {} are quantised already ({format}); leave it out",
+            checkpoint.name()
+        ),
+        (Some(_), None) if !device.is_cpu() => {
+            bail!("--quantize: quantised layers run on the CPU only; give --device cpu")
+        }
+        (Some(format), None) => Ok(checkpoint.load_quantised(format.into())?),
+        (None, _) => Ok(checkpoint.load_model(DType::F32, device)?),
+    }
+}
+
 /// The trainer's options, from the command line.
 fn options(args: &TrainArgs) -> TrainOptions {
     let mut options = TrainOptions::new(args.steps);
@@ -124,16 +147,19 @@ fn begin(
 ) -> anyhow::Result<(Config, Tokenizer, Option<Checkpoint>)> {
     if let Some(files) = files {
         let checkpoint = Checkpoint::open(files)?.with_implementation(args.implementation.into());
-        if let Some(format) = checkpoint.formats().first() {
+        if let Some(format) = checkpoint.formats().first().filter(|_| args.lora.rank.is_none()) {
             bail!(
-                "{}: is quantised ({format}) and cannot be trained; start from the original",
+                "{}: is quantised ({format}) and cannot be trained; start from the original, or train an adapter \
+                 with --lora",
                 checkpoint.name()
             );
         }
         let config = checkpoint.config().clone();
         let tokenizer = Tokenizer::open(files, config.vocab_size)?;
-        // One that cannot be saved is refused now, not after hours.
-        tokenizer.to_json()?;
+        if args.lora.rank.is_none() {
+            // One that cannot be saved is refused now, not after hours.
+            tokenizer.to_json()?;
+        }
         return Ok((config, tokenizer, Some(checkpoint)));
     }
     // A resumed run has its tokenizer beside its model.

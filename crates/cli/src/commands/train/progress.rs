@@ -6,8 +6,7 @@ use crate::args::TrainArgs;
 use crate::output::{is_quiet, note};
 use crate::stop::Stop;
 use candle_core::DType;
-use gpt2_loader::{SaveOptions, Tokenizer};
-use gpt2_model::Gpt2LMHeadModel;
+use gpt2_loader::{AdapterConfig, SaveOptions, Tokenizer, save_adapter};
 use gpt2_train::{Event, Metrics, MetricsRow, StepReport, Trainer, Validation};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::ops::ControlFlow;
@@ -70,7 +69,7 @@ impl<'a> Progress<'a> {
     ) -> anyhow::Result<()> {
         self.val_loss = Some(validation.loss);
         let verdict = if validation.is_best {
-            self.save(trainer.model())?;
+            self.save(trainer)?;
             "saved"
         } else {
             "not the best, not saved"
@@ -100,7 +99,7 @@ impl<'a> Progress<'a> {
         let is_last = step.step == u64::from(self.args.steps);
         // The model first: with it, the files of an earlier run go.
         if stopped && !is_last && trainer.history().best().is_none() {
-            self.save(trainer.model())?;
+            self.save(trainer)?;
         }
         if (validation.is_some() || stopped) && !is_last {
             trainer.save_state(&files::state(&self.args.out)).map_err(worded)?;
@@ -114,7 +113,7 @@ impl<'a> Progress<'a> {
         Ok(ControlFlow::Break(()))
     }
 
-    fn save(&mut self, model: &Gpt2LMHeadModel) -> anyhow::Result<()> {
+    fn save(&mut self, trainer: &Trainer) -> anyhow::Result<()> {
         if !self.writes {
             return Ok(());
         }
@@ -126,6 +125,12 @@ impl<'a> Progress<'a> {
                     std::fs::remove_file(file)?;
                 }
             }
+        }
+        let model = trainer.model();
+        if let Some((adapter, lora)) = trainer.trained_adapter() {
+            let conv1d = !model.config().is_bigcode();
+            let config = AdapterConfig::new(lora, self.args.model.clone(), conv1d);
+            return Ok(save_adapter(out, adapter, &config, model.config())?);
         }
         let options = SaveOptions::default().with_dtype(DType::from(self.args.save_dtype));
         Ok(gpt2_loader::save(out, model, Some(self.tokenizer), options)?)

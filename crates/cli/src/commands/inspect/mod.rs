@@ -1,4 +1,6 @@
-//! `gpt2 inspect`: a checkpoint's config and tensors, and whether they match.
+//! `gpt2 inspect`: a checkpoint's config and tensors, and whether they match; or what an adapter changes.
+
+mod adapter;
 
 use crate::args::InspectArgs;
 use crate::{output, remedy, session};
@@ -60,6 +62,9 @@ struct TensorRow {
 }
 
 pub(crate) fn run(args: &InspectArgs) -> anyhow::Result<ExitCode> {
+    if let Some(files) = adapter::named(args)? {
+        return adapter::run(args, &files);
+    }
     let checkpoint = Checkpoint::open(&files(args)?)?;
     let audit = checkpoint.audit();
     if args.json {

@@ -1,0 +1,78 @@
+//! The adapters that `--adapter` names: found, checked and put on a model.
+
+use crate::args::{AdapterArg, HubArgs};
+use crate::hub;
+use crate::inputs::Inputs;
+use crate::output::note;
+use anyhow::{Context, bail};
+use gpt2_loader::hub::MAIN;
+use gpt2_loader::{AdapterCheckpoint, AdapterFiles, ModelId};
+use gpt2_model::Gpt2LMHeadModel;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// An adapter of a run: where it came from, and how strong it is.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Used {
+    pub(crate) name: String,
+    pub(crate) weight: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    commit: Option<String>,
+    /// The hash of its weights, if known without reading them.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    weights: BTreeMap<String, String>,
+}
+
+/// The files of an adapter: of a folder, if one of that name exists, otherwise of the Hub.
+pub(crate) fn files(source: &str, args: &HubArgs) -> anyhow::Result<AdapterFiles> {
+    let dir = Path::new(source);
+    match ModelId::parse(source).filter(|_| source.contains('/') && !dir.exists()) {
+        None => Ok(AdapterFiles::directory(dir)?),
+        Some(id) => {
+            let files = hub::settings(args)?.open_adapter(&id, MAIN);
+            let files = files.with_context(|| {
+                format!("there is no folder {source}, so it was taken for an adapter on the Hub")
+            })?;
+            note(&format!("adapter: {}", files.name));
+            Ok(files)
+        }
+    }
+}
+
+/// Finds all adapters, and adds their files to what the run reads.
+pub(crate) fn find(
+    list: &[AdapterArg],
+    args: &HubArgs,
+    inputs: &mut Inputs,
+) -> anyhow::Result<Vec<(AdapterFiles, f64)>> {
+    let mut found: Vec<(AdapterFiles, f64)> = vec![];
+    for AdapterArg { source, weight } in list {
+        let files = files(source, args)?;
+        if found.iter().any(|(other, _)| other.name == files.name) {
+            bail!("--adapter: {} is named twice; give it one weight", files.name);
+        }
+        inputs.adapter(&files);
+        found.push((files, *weight));
+    }
+    Ok(found)
+}
+
+/// The model with the adapters on it, and what they are.
+pub(crate) fn put_on(
+    mut model: Gpt2LMHeadModel,
+    adapters: &[(AdapterFiles, f64)],
+) -> anyhow::Result<(Gpt2LMHeadModel, Vec<Used>)> {
+    let mut used = vec![];
+    for (files, weight) in adapters {
+        let adapter = AdapterCheckpoint::open(files)?.load(model.config())?;
+        model = model.with_adapter(&files.name, &adapter, *weight)?;
+        used.push(Used {
+            name: files.name.clone(),
+            weight: *weight,
+            commit: files.commit.clone(),
+            weights: files.verified.clone(),
+        });
+    }
+    Ok((model, used))
+}

@@ -1,0 +1,136 @@
+//! What an adapter changes, and by how much.
+
+use crate::args::InspectArgs;
+use crate::{adapters, output, session};
+use candle_core::{DType, Device, Tensor};
+use gpt2_loader::{AdapterAudit, AdapterCheckpoint, AdapterConfig, AdapterFiles, Checkpoint};
+use gpt2_model::Gpt2LMHeadModel;
+use gpt2_model::lora::Update;
+use gpt2_model::parameters::Values;
+use gpt2_view::{Align, Table, visible_text};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::Path;
+use std::process::ExitCode;
+
+#[derive(Serialize)]
+struct Report<'a> {
+    adapter: &'a str,
+    config: &'a AdapterConfig,
+    parameters: u64,
+    bytes: u64,
+    /// The model that it was compared with.
+    model: Option<&'a str>,
+    /// Whether it fits that model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fits: Option<bool>,
+    layers: Vec<Row>,
+    /// Parameters that it holds whole.
+    replaced: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct Row {
+    layer: String,
+    rank: usize,
+    scaling: f64,
+    /// The Frobenius norm of what is added to the weight.
+    norm: f64,
+    /// The same over the norm of the weight.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    relative_norm: Option<f64>,
+}
+
+/// The adapter that the arguments ask about, if they do.
+pub(super) fn named(args: &InspectArgs) -> anyhow::Result<Option<AdapterFiles>> {
+    match (&args.name, args.model.adapters.list.as_slice()) {
+        (_, [one]) => Ok(Some(adapters::files(&one.source, &args.model.hub)?)),
+        (_, [_, second, ..]) => {
+            anyhow::bail!("--adapter: inspect shows one at a time, and {} is the second", second.source)
+        }
+        (Some(name), []) if AdapterFiles::is_in(Path::new(name)) => {
+            Ok(Some(AdapterFiles::directory(Path::new(name))?))
+        }
+        _ => Ok(None),
+    }
+}
+
+pub(super) fn run(args: &InspectArgs, files: &AdapterFiles) -> anyhow::Result<ExitCode> {
+    let adapter = AdapterCheckpoint::open(files)?;
+    // A model to compare it with, only if it was asked for.
+    let base = match &args.model.model {
+        Some(name) => Some(Checkpoint::open(&session::files(Some(name), &args.model.hub)?)?),
+        None => None,
+    };
+    let audit = base.as_ref().map(|base| adapter.audit(base.config())).transpose()?;
+    let fits = audit.as_ref().map(AdapterAudit::is_clean);
+    let model = match &base {
+        Some(base) if fits == Some(true) => Some(base.load_model(DType::F32, &Device::Cpu)?),
+        _ => None,
+    };
+    let updates = adapter.updates()?;
+    let layers = updates.iter().map(|(layer, update)| row(layer, update, model.as_ref()));
+    let factors = |name: &str| name.ends_with(".lora_A.weight") || name.ends_with(".lora_B.weight");
+    let replaced = adapter.tensors().map(|info| info.name.clone()).filter(|name| !factors(name)).collect();
+    let report = Report {
+        adapter: adapter.name(),
+        config: adapter.config(),
+        parameters: adapter.tensors().map(|t| t.shape.iter().map(|&n| n as u64).product::<u64>()).sum(),
+        bytes: std::fs::metadata(&files.weights)?.len(),
+        model: base.as_ref().map(Checkpoint::name),
+        fits,
+        layers: layers.collect::<anyhow::Result<_>>()?,
+        replaced,
+    };
+    output::report(args.json, &report, |report| print(report, audit.as_ref()))?;
+    Ok(if fits == Some(false) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn row(layer: &str, update: &Update, model: Option<&Gpt2LMHeadModel>) -> anyhow::Result<Row> {
+    let norm = update.norm()?;
+    let weights: BTreeMap<_, _> =
+        model.map(Gpt2LMHeadModel::named_parameters).into_iter().flatten().collect();
+    let weight = weights.get(&format!("{layer}.weight")).map(Values::tensor).transpose()?;
+    let relative = |weight: &Tensor| -> anyhow::Result<f64> {
+        Ok(norm / f64::from(weight.sqr()?.sum_all()?.to_scalar::<f32>()?).sqrt())
+    };
+    let relative_norm = weight.as_ref().map(relative).transpose()?;
+    Ok(Row { layer: layer.to_string(), rank: update.rank(), scaling: update.scaling(), norm, relative_norm })
+}
+
+fn print(report: &Report, audit: Option<&AdapterAudit>) -> anyhow::Result<()> {
+    let mut out = output::stdout();
+    let base = report.config.base_model_name_or_path.as_deref().unwrap_or("a model that it does not name");
+    writeln!(out, "{}: a LoRA adapter of {}\n", visible_text(report.adapter), visible_text(base))?;
+    let mut table = Table::new(&[
+        ("layer", Align::Left),
+        ("rank", Align::Right),
+        ("scaling", Align::Right),
+        ("norm of the change", Align::Right),
+        ("of the weight's", Align::Right),
+    ]);
+    for row in &report.layers {
+        let relative = row.relative_norm.map_or_else(String::new, |part| format!("{:.2} %", 100.0 * part));
+        table.row(vec![
+            row.layer.clone(),
+            row.rank.to_string(),
+            format!("{:.3}", row.scaling),
+            format!("{:.4}", row.norm),
+            relative,
+        ]);
+    }
+    writeln!(out, "{}", table.render())?;
+    for name in &report.replaced {
+        writeln!(out, "holds {} whole", visible_text(name))?;
+    }
+    writeln!(out, "{} parameters, {:.1} kB", report.parameters, report.bytes as f64 / 1e3)?;
+    match audit {
+        Some(audit) => {
+            let text: Vec<_> = audit.to_string().lines().map(visible_text).collect();
+            writeln!(out, "audit: {}", text.join("\n"))?;
+        }
+        None => writeln!(out, "give --adapter and --model to compare it with a model's weights")?,
+    }
+    Ok(())
+}
