@@ -71,14 +71,14 @@ def write_lora(out: Path) -> None:
         config.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
 
 
-def adapted(base: PreTrainedModel, seed: int, **options: object) -> peft.PeftModel:
-    """The model with an adapter that changes its logits: random numbers for everything that is trained."""
+def adapted(base: PreTrainedModel, seed: int, size: float = 1.0, **options: object) -> peft.PeftModel:
+    """The model with an adapter that changes its logits: random numbers of this size for everything that is trained."""
     model = peft.get_peft_model(base, peft.LoraConfig(task_type="CAUSAL_LM", fan_in_fan_out=True, **options))
     generator = torch.Generator().manual_seed(1000 + seed)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad:
-                deviation = 1.0 / math.sqrt(parameter.shape[-1])
+                deviation = size / math.sqrt(parameter.shape[-1])
                 parameter.add_(deviation * torch.randn(parameter.shape, generator=generator))
     return model.eval()
 
