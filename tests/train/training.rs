@@ -4,6 +4,8 @@ use crate::common::Result;
 use crate::other_layer::other_layer;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarMap;
+use gpt2_model::linear::BlockFormat;
+use gpt2_model::lora::LoraOptions;
 use gpt2_model::training::{Training, variables_of};
 use gpt2_model::{Config, Gpt2LMHeadModel, Implementation, init};
 use gpt2_train::{AdamW, AdamWParams, Dataset, TrainOptions, Trainer};
@@ -157,6 +159,103 @@ fn gpt_bigcode_learns_and_cross_attention_is_refused() -> Result {
     let crossing = Config { add_cross_attention: true, ..self::config(Implementation::Auto, 0.0) };
     let error = Trainer::new(&crossing, data()?, options(), &Device::Cpu).err().ok_or("no encoder")?;
     assert!(error.to_string().contains("loss_with_encoder"), "{error}");
+    Ok(())
+}
+
+fn adapter_options(steps: u32, recompute: bool) -> TrainOptions {
+    let mut options = TrainOptions::new(steps);
+    (options.lr, options.warmup, options.batch, options.window) = (3e-3, 2, 4, Some(12));
+    (options.weight_decay, options.dropout, options.recompute, options.eval_every) =
+        (0.0, Some(0.1), recompute, 5);
+    options
+}
+
+fn trained_bits(trainer: &Trainer) -> Result<BTreeMap<String, Vec<u32>>> {
+    let (adapter, _) = trainer.trained_adapter().ok_or("an adapter")?;
+    let mut all = BTreeMap::new();
+    for (layer, update) in &adapter.updates {
+        for (factor, tensor) in [("A", update.a()), ("B", update.b())] {
+            let numbers = tensor.flatten_all()?.to_vec1::<f32>()?;
+            all.insert(format!("{layer} {factor}"), numbers.into_iter().map(f32::to_bits).collect());
+        }
+    }
+    Ok(all)
+}
+
+/// The base keeps its bits; a stopped run ends with the adapter of one that was not, whatever else differs in how it ran.
+#[test]
+fn an_adapter_learns_beside_a_frozen_model_and_resumes_with_the_same_bytes() -> Result {
+    let base = Gpt2LMHeadModel::load(
+        init::seeded(7, DType::F32, &Device::Cpu),
+        &Config { n_embd: 96, ..config(Implementation::Auto, 0.0) },
+    )?;
+    let before = base.fingerprint()?;
+    let lora = LoraOptions {
+        target_modules: ["c_attn", "c_proj", "c_fc"].map(String::from).to_vec(),
+        lora_dropout: 0.1,
+        ..LoraOptions::new(4)
+    };
+    let data = || Dataset::split((0..600).map(|i| i * i % VOCAB).collect(), 0.2);
+    let quantised = base.clone().quantise(BlockFormat::Q8_0)?;
+    for (model, recompute) in [(&base, false), (&base, true), (&quantised, false)] {
+        let begun = || Trainer::adapter(model, &lora, data()?, adapter_options(40, recompute));
+        let mut whole = begun()?;
+        whole.run(|_, _| Ok(ControlFlow::Continue(())))?;
+        let losses = whole.history().training();
+        assert!(losses[39] < 0.8 * losses[0], "{losses:?}");
+        let values = whole.model().named_variables()?;
+        assert_eq!(values.len(), 16, "A and B of four layers of two blocks");
+
+        let folder = tempfile::tempdir()?;
+        let state = folder.path().join("state.safetensors");
+        let mut first = begun()?;
+        let stop = |trainer: &Trainer, _| {
+            Ok(if trainer.steps() == 17 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+        };
+        first.run(stop)?;
+        first.save_state(&state)?;
+        assert_ne!(trained_bits(&first)?, trained_bits(&whole)?);
+        let mut second = begun()?;
+        second.resume(&state)?;
+        second.run(|_, _| Ok(ControlFlow::Continue(())))?;
+        assert_eq!(trained_bits(&second)?, trained_bits(&whole)?);
+
+        let other = LoraOptions { lora_alpha: 9.0, ..lora.clone() };
+        let mut other = Trainer::adapter(model, &other, data()?, adapter_options(40, recompute))?;
+        let error = other.resume(&state).expect_err("another alpha").to_string();
+        assert!(error.contains("lora"), "{error}");
+    }
+    assert_eq!(base.fingerprint()?, before);
+    Ok(())
+}
+
+/// The pass with all activations and the one that runs blocks again take the same steps.
+#[test]
+fn an_adapter_learns_the_same_with_recompute() -> Result {
+    let base = Run::new(Implementation::Fused, 0.0)?.model;
+    let error = Trainer::adapter(
+        &base,
+        &LoraOptions::new(2),
+        Dataset::split((0..600).map(|i| i % VOCAB).collect(), 0.2)?,
+        adapter_options(3, false),
+    );
+    let error = error.err().ok_or("the base is not frozen")?.to_string();
+    assert!(error.contains("frozen"), "{error}");
+
+    let base = Gpt2LMHeadModel::load(
+        init::seeded(7, DType::F32, &Device::Cpu),
+        &config(Implementation::Fused, 0.0),
+    )?;
+    let trained = |recompute| -> Result<_> {
+        let data = Dataset::split((0..600).map(|i| i * i % VOCAB).collect(), 0.2)?;
+        let mut trainer = Trainer::adapter(&base, &LoraOptions::new(2), data, adapter_options(3, recompute))?;
+        trainer.run(|_, _| Ok(ControlFlow::Continue(())))?;
+        Ok(trainer.history().training().to_vec())
+    };
+    let (kept, again): (Vec<f32>, Vec<f32>) = (trained(false)?, trained(true)?);
+    for (kept, again) in kept.iter().zip(&again) {
+        assert!((kept - again).abs() < 1e-5, "{kept} {again}");
+    }
     Ok(())
 }
 

@@ -19,7 +19,7 @@ use rayon::prelude::*;
 use candle_core::{CudaStorage, Storage, backend::BackendStorage};
 
 /// The number of rows whose logits are in memory at a time: enough for the matrix products to run at full speed.
-const ROWS: usize = 256;
+pub(super) const ROWS: usize = 256;
 
 /// `cross_entropy(x·Wᵀ, targets)`: the mean in nats over the rows; differentiable. In f32 on the CPU, and where
 /// `dispatch` runs our GPU kernels, the logits (rows, V) are never all in memory at once, except in builds with a

@@ -4,6 +4,7 @@
 //! model's logits are large, and nothing else of their size is kept.
 
 mod chunks;
+mod frozen;
 mod linear;
 mod logits;
 mod rows;

@@ -21,10 +21,10 @@ use crate::epilogue::Epilogue;
 use crate::gelu::gelu_in_place;
 use crate::gpu;
 use candle_core::{Result, Tensor};
-pub(crate) use dense::matmul;
 use few_rows::FEW_ROWS;
 use operations::{Linear, LinearOnto, RowProducts};
 pub use packed::PackedWeight;
+pub(crate) use packed::gradient_of_rows;
 use shapes::check;
 pub(crate) use shapes::{check_residual, flatten};
 

@@ -1,6 +1,5 @@
 //! A weight that does not change, packed once for the matrix product.
 
-use super::dense::matmul;
 use super::shapes::{check_residual, flatten};
 use super::weight::in_f32;
 use crate::dispatch::cpu_product;
@@ -10,7 +9,9 @@ use crate::product::panels::{PANEL, STRIP, Stored};
 use crate::product::rows::Rows;
 use crate::product::{Finish, Panels, product};
 use crate::vector::contiguous;
-use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Result, Shape, Storage, Tensor, WithDType};
+use candle_core::{
+    CpuStorage, CustomOp1, CustomOp2, DType, Device, Layout, Result, Shape, Storage, Tensor, WithDType,
+};
 use half::{bf16, f16};
 use rayon::prelude::*;
 use std::fmt;
@@ -201,6 +202,14 @@ impl PackedWeight {
         with_panels!(self, panels => table(panels, n_out, n_in, |i, out| panels.column(i, out)))
     }
 
+    /// The panels of the transpose of W in f32.
+    pub(crate) fn transposed_panels(&self) -> Result<Panels<f32>> {
+        match &*self.packed {
+            Packed::F32(panels) => Ok(panels.transposed(0..panels.width())),
+            _ => candle_core::bail!("packed weight: expected one in f32, got {:?}", self.dtype()),
+        }
+    }
+
     fn run(
         &self,
         x: &Tensor,
@@ -214,18 +223,25 @@ impl PackedWeight {
         }
         let (flat, shape) = flatten(x, n_in, n_out)?;
         check_residual(epilogue, &shape)?;
-        let others = [bias, epilogue.residual()];
         let dtype = self.dtype();
         if let Some(other) =
             [Some(x), bias, epilogue.residual()].into_iter().flatten().find(|t| t.dtype() != dtype)
         {
             candle_core::bail!("linear: the weight is {dtype:?}, which does not fit {:?}", other.dtype())
         }
+        let tracked = |tensor: Option<&Tensor>| tensor.is_some_and(Tensor::track_op);
         let mut operation =
             Product { weight: self.clone(), columns, bias: None, residual: None, gelu: false };
-        if x.track_op() || others.into_iter().flatten().any(Tensor::track_op) {
+        if tracked(Some(x)) || tracked(bias) || tracked(epilogue.residual()) {
+            let later = bias.filter(|bias| bias.track_op());
+            operation.bias = bias.filter(|bias| !bias.track_op()).cloned();
+            // The sum with a residual is part of the product where that is all that follows.
+            if let (Epilogue::Residual(residual), None) = (epilogue, later) {
+                let residual = residual.contiguous()?.reshape((flat.dim(0)?, n_out))?;
+                return flat.apply_op2(&residual, ProductOnto(operation))?.reshape(shape);
+            }
             let y = flat.apply_op1(operation)?.reshape(shape)?;
-            let y = bias.map_or_else(|| Ok(y.clone()), |bias| y.broadcast_add(bias))?;
+            let y = later.map_or_else(|| Ok(y.clone()), |bias| y.broadcast_add(bias))?;
             return epilogue.apply(y);
         }
         operation.bias = bias.cloned();
@@ -297,20 +313,12 @@ impl Product {
     }
 }
 
-impl CustomOp1 for Product {
-    fn name(&self) -> &'static str {
-        "packed-linear"
-    }
-
-    fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        let residual = self.residual.as_ref().map(Tensor::storage_and_layout);
-        let residual = match &residual {
-            None => None,
-            Some((storage, layout)) => match &**storage {
-                Storage::Cpu(storage) => Some((storage, *layout)),
-                _ => candle_core::bail!("linear: the residual is on another device"),
-            },
-        };
+impl Product {
+    fn forward(
+        &self,
+        (x, layout): (&CpuStorage, &Layout),
+        residual: Option<(&CpuStorage, &Layout)>,
+    ) -> Result<(CpuStorage, Shape)> {
         macro_rules! compute {
             ($panels:ident) => {{
                 let residual = residual.map(|(storage, layout)| contiguous(storage, layout)).transpose()?;
@@ -320,11 +328,87 @@ impl CustomOp1 for Product {
         with_panels!(self.weight, panels => compute!(panels))
     }
 
-    fn bwd(&self, _: &Tensor, _: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
-        let ((n_in, _), first, count) = (self.weight.shape(), self.columns.start, self.columns.len());
-        let weight = with_panels!(self.weight, panels => {
-            table(panels, n_in, count, |i, out| panels.row(i, first, out))
-        })?;
-        Ok(Some(matmul(&grad.detach(), &weight.t()?)?))
+    /// `grad·Wᵀ`, (rows, in), the gradient of `x`.
+    fn gradient(&self, grad: &Tensor) -> Result<Tensor> {
+        with_panels!(self.weight, panels => gradient_of_rows(grad, &panels.transposed(self.columns.clone())))
     }
+}
+
+impl CustomOp1 for Product {
+    fn name(&self) -> &'static str {
+        "packed-linear"
+    }
+
+    fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let residual = self.residual.as_ref().map(Tensor::storage_and_layout);
+        match &residual {
+            None => self.forward((x, layout), None),
+            Some((storage, of_residual)) => match &**storage {
+                Storage::Cpu(storage) => self.forward((x, layout), Some((storage, of_residual))),
+                _ => candle_core::bail!("linear: the residual is on another device"),
+            },
+        }
+    }
+
+    fn bwd(&self, _: &Tensor, _: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
+        self.gradient(grad).map(Some)
+    }
+}
+
+/// [`Product`] plus a residual, which gets a gradient, too.
+struct ProductOnto(Product);
+
+impl CustomOp2 for ProductOnto {
+    fn name(&self) -> &'static str {
+        "packed-linear-onto"
+    }
+
+    fn cpu_fwd(
+        &self,
+        x: &CpuStorage,
+        of_x: &Layout,
+        residual: &CpuStorage,
+        of_residual: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        self.0.forward((x, of_x), Some((residual, of_residual)))
+    }
+
+    fn bwd(
+        &self,
+        x: &Tensor,
+        residual: &Tensor,
+        _: &Tensor,
+        grad: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        let of_x = x.track_op().then(|| self.0.gradient(grad)).transpose()?;
+        Ok((of_x, residual.track_op().then(|| grad.clone())))
+    }
+}
+
+/// `grad·W`, (rows, width), where W (depth, width) is packed, without a graph.
+pub(crate) fn gradient_of_rows<E: Stored + WithDType>(grad: &Tensor, panels: &Panels<E>) -> Result<Tensor> {
+    let grad = grad.contiguous()?;
+    let (rows, depth) = grad.dims2()?;
+    let (storage, layout) = grad.storage_and_layout();
+    let Storage::Cpu(storage) = &*storage else {
+        candle_core::bail!("linear: the gradient is on another device")
+    };
+    let data = contiguous::<E>(storage, layout)?;
+    let mut out: Vec<E> = Vec::with_capacity(rows * panels.width());
+    let finish = Finish { bias: None, residual: None, gelu: false, onto: false };
+    #[allow(unsafe_code)]
+    // SAFETY: there is room for the rows, and the product writes all of them.
+    unsafe {
+        product(
+            Isa::current(),
+            &Rows { data, depth },
+            rows,
+            panels,
+            0..panels.width(),
+            finish,
+            out.as_mut_ptr(),
+        );
+        out.set_len(rows * panels.width());
+    }
+    Tensor::from_vec(out, (rows, panels.width()), &Device::Cpu)
 }

@@ -123,13 +123,42 @@ impl<E: Stored> Panels<E> {
     /// # Panics
     /// When `data` is too short.
     pub(crate) fn pack(data: &[E], (depth, width): (usize, usize), (row, column): (usize, usize)) -> Self {
+        let last = |n: usize, stride: usize| n.saturating_sub(1) * stride;
+        assert!(depth * width == 0 || last(depth, row) + last(width, column) < data.len());
+        Self::of_blocks((depth, width), |rows, columns| read_block(data, rows, columns, (row, column)))
+    }
+
+    /// Packs the transpose of some columns, from a multiple of [`PANEL`] on: (`columns.len()`, depth).
+    ///
+    /// # Panics
+    /// When the columns are outside the matrix, or start elsewhere.
+    pub(crate) fn transposed(&self, columns: Range<usize>) -> Self {
+        assert!(columns.start.is_multiple_of(PANEL) && columns.end <= self.width);
+        Self::of_blocks((columns.len(), self.depth), |(first, rows), of_depth| {
+            let panel = self.starting_at((columns.start + first) / PANEL);
+            let mut block = [[E::from_f32(0.0); PANEL]; BLOCK];
+            for (c, k) in of_depth.enumerate() {
+                for (r, out) in block[..rows].iter_mut().enumerate() {
+                    out[c] = panel[E::place(k, r)];
+                }
+            }
+            block
+        })
+    }
+
+    /// The matrix whose block of at most [`BLOCK`] rows (the first of them, and how many) and [`PANEL`] columns `read`
+    /// returns, with zeros for the rest.
+    fn of_blocks(
+        (depth, width): (usize, usize),
+        read: impl Fn((usize, usize), Range<usize>) -> [[E; PANEL]; BLOCK] + Sync,
+    ) -> Self {
         let per_panel = depth.next_multiple_of(2) * PANEL;
         let fill = |strip: usize, panels: &mut [MaybeUninit<E>]| {
             for first in (0..depth).step_by(BLOCK) {
                 let rows = BLOCK.min(depth - first);
                 for (p, panel) in (strip * STRIP..).zip(panels.chunks_exact_mut(per_panel)) {
                     let columns = (p * PANEL).min(width)..((p + 1) * PANEL).min(width);
-                    let block = read_block(data, (first, rows), columns, (row, column));
+                    let block = read((first, rows), columns);
                     let out = panel[first * PANEL..].as_chunks_mut::<{ 2 * PANEL }>().0;
                     for (out, [even, odd]) in out.iter_mut().zip(block.as_chunks::<2>().0) {
                         E::place_pair(even, odd, out);
@@ -137,8 +166,6 @@ impl<E: Stored> Panels<E> {
                 }
             }
         };
-        let last = |n: usize, stride: usize| n.saturating_sub(1) * stride;
-        assert!(depth * width == 0 || last(depth, row) + last(width, column) < data.len());
         let strips = width.div_ceil(PANEL * STRIP);
         // SAFETY: the blocks cover all rows of all panels, and an odd depth has a row of zeros more. Any bytes make a
         // number of the three dtypes that are stored.
@@ -231,6 +258,13 @@ mod tests {
                 let mut row = vec![E::from_f32(-1.0); width];
                 rows.row(k, 0, &mut row);
                 assert_eq!(row, expected);
+            }
+            let turned = Panels::pack(&data, (width, depth), (1, width));
+            assert_eq!(rows.transposed(0..width).lines.as_slice(), turned.lines.as_slice());
+            if width > PANEL {
+                let part = rows.transposed(PANEL..width);
+                let expected = Panels::pack(&data[PANEL..], (width - PANEL, depth), (1, width));
+                assert_eq!(part.lines.as_slice(), expected.lines.as_slice());
             }
             let mut column = vec![E::from_f32(-1.0); depth];
             rows.column(width - 1, &mut column);

@@ -6,7 +6,7 @@ use super::panels::Panels;
 use super::product::product;
 use crate::epilogue::Epilogue;
 use crate::isa::Isa;
-use crate::linear::{check_residual, flatten, matmul};
+use crate::linear::{check_residual, flatten, gradient_of_rows};
 use crate::product::Finish;
 use crate::vector::contiguous;
 use candle_core::{CpuStorage, CustomOp1, D, DType, Device, Layout, Result, Shape, Storage, Tensor};
@@ -232,11 +232,23 @@ impl QuantisedWeight {
 
     /// The weights of some outputs, (`columns.len()`, in).
     fn outputs(&self, columns: Range<usize>) -> Result<Tensor> {
+        let shape = (columns.len(), self.shape().0);
+        Tensor::from_vec(self.values_of(columns), shape, &Device::Cpu)
+    }
+
+    /// The transpose of some columns of W in f32, in the panels of a plain product: (`columns.len()`, in).
+    pub(crate) fn transposed_panels(&self, columns: Range<usize>) -> crate::product::Panels<f32> {
+        let shape = (columns.len(), self.shape().0);
+        crate::product::Panels::pack(&self.values_of(columns), shape, (shape.1, 1))
+    }
+
+    /// The numbers of [`outputs`](Self::outputs).
+    fn values_of(&self, columns: Range<usize>) -> Vec<f32> {
         let n_in = self.shape().0;
         let mut data = vec![0.0; columns.len() * n_in];
         let rows = data.par_chunks_exact_mut(n_in).enumerate();
         rows.for_each(|(j, out)| self.panels.output(columns.start + j, out));
-        Tensor::from_vec(data, (columns.len(), n_in), &Device::Cpu)
+        data
     }
 
     fn run(
@@ -261,8 +273,10 @@ impl QuantisedWeight {
         let mut operation =
             Product { weight: self.clone(), columns, bias: None, residual: None, gelu: false };
         if x.track_op() || others.into_iter().flatten().any(Tensor::track_op) {
+            let later = bias.filter(|bias| bias.track_op());
+            operation.bias = bias.filter(|bias| !bias.track_op()).cloned();
             let y = flat.apply_op1(operation)?.reshape(shape)?;
-            let y = bias.map_or_else(|| Ok(y.clone()), |bias| y.broadcast_add(bias))?;
+            let y = later.map_or_else(|| Ok(y.clone()), |bias| y.broadcast_add(bias))?;
             return epilogue.apply(y);
         }
         operation.bias = bias.cloned();
@@ -322,7 +336,7 @@ impl CustomOp1 for Product {
 
     /// The gradient of the product with the weights as they are and `x` as it was before it was quantised.
     fn bwd(&self, _: &Tensor, _: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
-        let weight = self.weight.outputs(self.columns.clone())?; // (columns, in)
-        Ok(Some(matmul(&grad.detach(), &weight)?))
+        let panels = self.weight.transposed_panels(self.columns.clone());
+        gradient_of_rows(grad, &panels).map(Some)
     }
 }

@@ -55,8 +55,10 @@ impl<'a> Bench<'a> {
         if args.kv.is_some() && args.what != BenchTarget::Decode {
             bail!("--kv is for bench decode");
         }
-        if quantize.is_some() && !(args.what == BenchTarget::Forward || args.what.makes_tokens()) {
-            bail!("--quantize is for bench forward, decode and generate");
+        let runs_layers =
+            args.what == BenchTarget::Forward || args.what.makes_tokens() || args.lora.is_some();
+        if quantize.is_some() && !runs_layers {
+            bail!("--quantize is for bench forward, decode, generate, and train with --lora");
         }
         Ok(Self {
             args,

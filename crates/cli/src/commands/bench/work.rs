@@ -107,6 +107,8 @@ fn operations(args: &BenchArgs, config: &Config) -> f64 {
     b * match args.what {
         BenchTarget::Core => core,
         BenchTarget::Block => block,
+        // A frozen weight gets no gradient.
+        BenchTarget::Train if args.lora.is_some() => 2.0 * (l * (block + mlp) + 2.0 * t * c * v) + l * core,
         BenchTarget::Train => 3.0 * (l * (block + mlp) + 2.0 * t * c * v),
         _ => forward,
     }
