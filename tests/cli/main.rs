@@ -18,6 +18,7 @@ mod hostile;
 mod hub;
 mod inspect;
 mod interventions;
+mod lora;
 #[path = "../common/models.rs"]
 mod models;
 #[path = "../common/mpirun.rs"]

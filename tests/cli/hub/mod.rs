@@ -1,5 +1,6 @@
 //! Models by name: the binary against a Hub on the loopback interface, with everything that can go wrong.
 
+mod adapter;
 mod cached;
 mod concurrent;
 mod faults;

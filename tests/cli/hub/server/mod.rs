@@ -377,6 +377,7 @@ fn known(file: &str) -> &'static str {
         "tokenizer.json",
         "model.safetensors.index.json",
         "pytorch_model.bin",
+        "adapter_model.safetensors",
     ]
     .into_iter()
     .find(|name| *name == file)

@@ -69,15 +69,20 @@ fn check_out(args: &TrainArgs) -> anyhow::Result<()> {
     }
     // A dangling link counts, too.
     let is_there = |name: &str| args.out.join(name).symlink_metadata().is_ok();
-    // Neither kind of run adds its files to the other's.
-    let mut all = FILES.into_iter().chain(FILES_OF_ADAPTER);
-    let is_own = |name: &str| names(args).contains(&name);
-    if let Some(name) = all.find(|name| is_there(name) && !(args.overwrite && is_own(name))) {
+    let own = names(args);
+    if let Some(name) = own.iter().find(|name| !args.overwrite && is_there(name)) {
         bail!(
             "{}: there is a {name} already; choose another --out, continue a stopped run with --resume, \
              or replace it with --overwrite",
             args.out.display()
         );
+    }
+    // Neither kind of run adds its files to the other's.
+    let mut others = FILES.iter().chain(&FILES_OF_ADAPTER).filter(|name| !own.contains(name));
+    if let Some(name) = others.find(|name| is_there(name)) {
+        let (what, other) =
+            if args.lora.rank.is_some() { ("a model", "an adapter") } else { ("an adapter", "a model") };
+        bail!("{}: there is a {name}, of {what}; choose another --out for {other}", args.out.display());
     }
     Ok(())
 }

@@ -1,0 +1,105 @@
+#!/usr/bin/env python3
+"""Time and memory of a training step of an adapter, beside PEFT with PyTorch, in turn.
+
+    cargo build --release
+    python scripts/bench_lora.py [--rounds 3] [--batch 4] [--tokens 256] [--rank 8]
+
+GPT-2 medium's shape with random weights; updates of all linear layers of the blocks; dropout at the config's rates, AdamW, gradients
+clipped. Each round runs our f32 base, our q8_0 base and PEFT, each in a process of its own for three steps, of which the first
+warms up. Prints the median of the steps and the most memory that a process took.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+STEPS = 3
+TARGETS = ["c_attn", "c_proj", "c_fc"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--rank", type=int, default=8)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--gpt2", default="target/release/gpt2", help="the binary")
+    parser.add_argument("--peft", help=argparse.SUPPRESS)  # a process of PEFT's side, on this model
+    args = parser.parse_args()
+    if args.peft:
+        return peft_steps(args)
+    with tempfile.TemporaryDirectory() as scratch:
+        model = write_model(Path(scratch) / "medium")
+        own = [args.gpt2, "--quiet", "bench", "train", "--lora", args.rank, "--model", model, "--batch", args.batch]
+        own += ["--tokens", args.tokens, "--runs", STEPS - 1, "--threads", args.threads, "--json"]
+        sides = {
+            "f32": (own, lambda report: report["median_ms"] / 1e3),
+            "q8_0": (own + ["--quantize", "q8_0"], lambda report: report["median_ms"] / 1e3),
+            "PEFT": ([sys.executable, __file__, "--peft", model, *options(args)], lambda report: report["seconds"]),
+        }
+        seconds, memory = {name: [] for name in sides}, dict.fromkeys(sides, 0.0)
+        for _ in range(args.rounds):
+            for name, (command, time_of) in sides.items():
+                report, gigabytes = run(command)
+                seconds[name].append(time_of(report))
+                memory[name] = max(memory[name], gigabytes)
+        print(f"{'':6} {'s a step':>9} {'GB':>6}  of PEFT's time, memory")
+        for name in sides:
+            ratios = [ours / theirs for ours, theirs in zip(seconds[name], seconds["PEFT"])]
+            step, part = statistics.median(seconds[name]), memory[name] / memory["PEFT"]
+            print(f"{name:6} {step:9.2f} {memory[name]:6.2f}  {statistics.median(ratios):.2f}, {part:.2f}")
+
+
+def options(args: argparse.Namespace) -> list[object]:
+    return ["--batch", args.batch, "--tokens", args.tokens, "--rank", args.rank, "--threads", args.threads]
+
+
+def run(command: list[object]) -> tuple[dict, float]:
+    """What the process printed, and the most memory that it took, in GB."""
+    process = subprocess.Popen([str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    output = process.stdout.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    if status != 0:
+        sys.exit(f"{command} failed")
+    return json.loads(output), usage.ru_maxrss / 1e6
+
+
+def write_model(folder: Path) -> Path:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    GPT2LMHeadModel(GPT2Config(n_embd=1024, n_layer=24, n_head=16)).save_pretrained(folder)
+    return folder
+
+
+def peft_steps(args: argparse.Namespace) -> None:
+    import peft
+    import torch
+    from transformers import GPT2LMHeadModel
+
+    torch.set_num_threads(args.threads)
+    base = GPT2LMHeadModel.from_pretrained(args.peft, attn_implementation="sdpa", dtype=torch.float32)
+    config = peft.LoraConfig(task_type="CAUSAL_LM", r=args.rank, fan_in_fan_out=True, target_modules=TARGETS)
+    model = peft.get_peft_model(base, config).train()
+    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimiser = torch.optim.AdamW(learning, lr=1e-3)
+    ids = (torch.arange(args.batch * args.tokens) * 7919 % base.config.vocab_size).reshape(args.batch, args.tokens)
+    times = []
+    for _ in range(STEPS):
+        start = time.perf_counter()
+        model(ids, labels=ids, use_cache=False).loss.backward()
+        torch.nn.utils.clip_grad_norm_(learning, 1.0)
+        optimiser.step()
+        optimiser.zero_grad()
+        times.append(time.perf_counter() - start)
+    print(json.dumps({"seconds": statistics.median(times[1:])}))
+
+
+if __name__ == "__main__":
+    main()

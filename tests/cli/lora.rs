@@ -1,0 +1,162 @@
+//! LoRA adapters: `train --lora`, `--adapter` of every command, `merge`, and `inspect` of an adapter.
+
+use super::{Run, gpt2, json};
+use crate::common::{Result, data};
+use crate::folder::{Folder, assert_says};
+use serde_json::Value;
+
+const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny-shakespeare");
+const PROMPT: &str = "O Romeo, Romeo! wherefore";
+
+/// Trains an adapter of the demo model into `out`, for a few steps on a text that it does not know.
+fn train(folder: &Folder, out: &str, more: &[&str]) -> Result<Run> {
+    folder.write("text.txt", "the cat sat on the mat and the dog sat on the log; ".repeat(60))?;
+    let (text, out) = (folder.file("text.txt").display().to_string(), folder.file(out).display().to_string());
+    let fixed = ["train", "--model", DEMO, "--text", &text, "--out", &out, "--lora", "4"];
+    let short = ["--lr", "0.02", "--warmup", "0", "--window", "24", "--batch", "2", "--eval-every", "6"];
+    gpt2(&[&fixed[..], &short, more].concat())
+}
+
+/// An adapter, and the base folder's name as an argument.
+fn adapter(folder: &Folder) -> Result<String> {
+    train(folder, "cat", &["--steps", "12", "--lora-target", "c_attn,c_proj,c_fc"])?.succeeded();
+    Ok(folder.file("cat").display().to_string())
+}
+
+fn next(args: &[&str]) -> Result<Value> {
+    Ok(json(&[&["forward", "--json", PROMPT], args].concat())?["next"].clone())
+}
+
+#[test]
+fn an_adapter_is_trained_used_by_every_command_and_merged() -> Result {
+    let folder = Folder::empty()?;
+    let cat = adapter(&folder)?;
+    let files = ["adapter_config.json", "adapter_model.safetensors", "loss.png"];
+    let found: Vec<_> =
+        std::fs::read_dir(&cat)?.map(|e| e.map(|e| e.file_name())).collect::<std::io::Result<_>>()?;
+    assert_eq!(found.len(), 3, "{found:?}");
+    assert!(files.iter().all(|name| found.iter().any(|found| *found == **name)), "{found:?}");
+    assert!(std::fs::metadata(folder.file("cat/adapter_model.safetensors"))?.len() < 200_000, "kilobytes");
+
+    let (with, without) = (next(&["--model", DEMO, "--adapter", &cat])?, next(&["--model", DEMO])?);
+    assert_ne!(with, without);
+    let nothing = next(&["--model", DEMO, "--adapter", &format!("{cat}=0")])?;
+    assert_eq!(nothing, without);
+    let report = json(&["forward", PROMPT, "--json", "--model", DEMO, "--adapter", &format!("{cat}=0.5")])?;
+    assert_eq!(report["provenance"]["adapters"][0]["weight"], 0.5);
+    for command in [
+        &["attention", PROMPT][..],
+        &["generate", "--greedy", "-n", "5", PROMPT],
+        &["lens", PROMPT],
+        &["heads"],
+    ] {
+        let run = gpt2(&[command, &["--adapter", &cat]].concat())?.succeeded();
+        assert_says(command[0], &format!("{}{}", run.stdout, run.stderr), &["cat x 1"]);
+    }
+    let text = folder.file("text.txt").display().to_string();
+    let compared = json(&["compare", "demo", "demo", "--adapter", &cat, "--text", &text, "--json"])?;
+    let perplexity = |side: &str| compared[side]["perplexity"].as_f64().ok_or("a number");
+    assert!(perplexity("other")? < 0.7 * perplexity("model")?, "it learnt nothing: {compared}");
+
+    let merged = folder.file("merged").display().to_string();
+    let report = json(&["merge", "--model", DEMO, "--adapter", &cat, "--out", &merged, "--json"])?;
+    assert_eq!(report["adapters"][0]["weight"], 1.0);
+    let of_merged = next(&["--model", &merged])?;
+    for (a, b) in of_merged.as_array().ok_or("a list")?.iter().zip(with.as_array().ok_or("a list")?) {
+        assert_eq!(a["id"], b["id"]);
+        let [a, b] = [a, b].map(|one| one["probability"].as_f64().unwrap_or(f64::NAN));
+        assert!((a - b).abs() < 1e-5, "{a} {b}");
+    }
+    let back = folder.file("back").display().to_string();
+    gpt2(&["merge", "--model", &merged, "--adapter", &format!("{cat}=-1"), "--out", &back])?.succeeded();
+    for (a, b) in
+        next(&["--model", &back])?.as_array().ok_or("a list")?.iter().zip(without.as_array().ok_or("a list")?)
+    {
+        assert_eq!(a["id"], b["id"]);
+    }
+    Ok(())
+}
+
+#[test]
+fn inspect_of_an_adapter_says_what_it_changes_and_by_how_much() -> Result {
+    let folder = Folder::empty()?;
+    let cat = adapter(&folder)?;
+    let alone = json(&["inspect", &cat, "--json"])?;
+    assert_eq!(
+        (alone["config"]["r"].as_u64(), alone["layers"].as_array().map(Vec::len)),
+        (Some(4), Some(16))
+    );
+    let norm = alone["layers"][0]["norm"].as_f64().ok_or("a norm")?;
+    assert!(norm > 0.0 && alone["layers"][0]["relative_norm"].is_null());
+    let beside = json(&["inspect", "--adapter", &cat, "--model", DEMO, "--json"])?;
+    assert_eq!(beside["fits"], true);
+    assert_eq!(beside["layers"][0]["norm"], alone["layers"][0]["norm"]);
+    let relative = beside["layers"][0]["relative_norm"].as_f64().ok_or("a part")?;
+    assert!((1e-4..1.0).contains(&relative), "{relative}");
+    let printed = gpt2(&["inspect", &cat])?.succeeded().stdout;
+    assert_says("printed", &printed, &["a LoRA adapter of", "h.3.mlp.c_proj", "parameters"]);
+    let other = data("lora/default").display().to_string();
+    let misfit = gpt2(&["inspect", "--adapter", &other, "--model", DEMO])?;
+    assert_eq!(misfit.code, 1);
+    assert_says("misfit", &misfit.stdout, &["mis-shaped", "[8, 12]"]);
+    Ok(())
+}
+
+#[test]
+fn the_same_seed_gives_the_same_adapter_and_a_quantised_base_serves_too() -> Result {
+    let folder = Folder::empty()?;
+    let bytes = |name: &str| std::fs::read(folder.file(name).join("adapter_model.safetensors"));
+    for name in ["one", "two"] {
+        train(&folder, name, &["--steps", "6", "--lora-dropout", "0.1", "--seed", "3"])?.succeeded();
+    }
+    assert_eq!(bytes("one")?, bytes("two")?);
+    train(&folder, "other", &["--steps", "6", "--lora-dropout", "0.1", "--seed", "4"])?.succeeded();
+    assert_ne!(bytes("one")?, bytes("other")?);
+    let run = train(&folder, "small", &["--steps", "6", "--quantize", "q8_0", "--rslora", "--recompute"])?;
+    assert_says("notes", &run.succeeded().stderr, &["frozen", "of the adapter learn"]);
+    let small = folder.file("small").display().to_string();
+    gpt2(&["forward", PROMPT, "--quantize", "q8_0", "--adapter", &small])?.succeeded();
+    Ok(())
+}
+
+#[test]
+fn what_cannot_be_done_with_an_adapter_is_refused() -> Result {
+    let folder = Folder::empty()?;
+    let cat = adapter(&folder)?;
+    let (out, misfit) =
+        (folder.file("out").display().to_string(), data("lora/default").display().to_string());
+    gpt2(&["forward", PROMPT, "--adapter", &misfit])?
+        .refused(1, &["mis-shaped", "[8, 12]", "its config names base"]);
+    gpt2(&["forward", PROMPT, "--adapter", "no/where/at/all"])?
+        .refused(1, &["no such folder", "adapter_config.json"]);
+    gpt2(&["forward", PROMPT, "--adapter", DEMO])?.refused(1, &["a model, not an adapter"]);
+    gpt2(&["forward", PROMPT, "--adapter", &cat, "--adapter", &cat])?.refused(1, &["twice"]);
+    gpt2(&["forward", PROMPT, "--adapter", &format!("{cat}=much")])?.refused(2, &["poems=0.5"]);
+    gpt2(&["bench", "core", "--adapter", &cat])?.refused(1, &["--adapter is only for"]);
+    gpt2(&["bench", "forward", "--lora", "4"])?.refused(1, &["--lora is only for"]);
+    gpt2(&["merge", "--out", &out])?.refused(2, &["--adapter"]);
+    gpt2(&["merge", "--model", DEMO, "--adapter", &cat, "--out", &cat])?
+        .refused(1, &["folder of the model or of an adapter"]);
+    gpt2(&["merge", "--model", DEMO, "--adapter", &cat, "--out", DEMO])?.refused(1, &["config.json already"]);
+    gpt2(&["merge", "--model", DEMO, "--adapter", &cat, "--out", DEMO, "--overwrite"])?
+        .refused(1, &["which this run reads"]);
+    gpt2(&["merge", "--model", DEMO, "--adapter", &misfit, "--out", &out])?.refused(1, &["mis-shaped"]);
+    assert!(!folder.file("out").exists(), "a refused merge leaves a folder");
+    let gguf = folder.file("q.gguf").display().to_string();
+    gpt2(&["quantize", DEMO, "--to", "q8_0", "--out", &gguf])?.succeeded();
+    gpt2(&["merge", "--model", &gguf, "--adapter", &cat, "--out", &out])?
+        .refused(1, &["quantised weights", "then quantise"]);
+    assert!(!folder.file("out").exists(), "a refused merge leaves a folder");
+
+    let text = folder.file("text.txt").display().to_string();
+    gpt2(&["train", "--text", &text, "--out", &out, "--lora", "4"])?.refused(2, &["--model"]);
+    gpt2(&["train", "--text", &text, "--out", &out, "--model", DEMO, "--lora-alpha", "4"])?
+        .refused(2, &["--lora"]);
+    train(&folder, "cat", &["--steps", "6"])?.refused(1, &["adapter_config.json already", "--overwrite"]);
+    train(&folder, "x", &["--steps", "6", "--lora-target", "q_proj"])?
+        .refused(1, &["\"q_proj\"", "c_attn, c_fc, c_proj"]);
+    train(&folder, "cat", &["--steps", "6", "--overwrite"])?.succeeded();
+    let whole = ["train", "--text", &text, "--out", &cat, "--model", DEMO, "--steps", "2", "--overwrite"];
+    gpt2(&whole)?.refused(1, &["adapter_config.json, of an adapter", "choose another --out"]);
+    Ok(())
+}
