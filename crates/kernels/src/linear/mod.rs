@@ -7,6 +7,7 @@
 
 mod dense;
 mod few_rows;
+mod low_rank;
 mod operations;
 mod packed;
 #[cfg(test)]

@@ -204,8 +204,28 @@ impl PackedWeight {
 
     /// The panels of the transpose of W in f32.
     pub(crate) fn transposed_panels(&self) -> Result<Panels<f32>> {
+        self.panels().map(|panels| panels.transposed(0..panels.width()))
+    }
+
+    /// `x·W` in f32, and what `finish` adds: (rows, in) -> (rows, out)
+    pub(super) fn product_of(&self, x: &[f32], finish: Finish<f32>) -> Result<Vec<f32>> {
+        let panels = self.panels()?;
+        let x = Rows { data: x, depth: panels.depth() };
+        let rows = x.data.len() / panels.depth();
+        let mut out: Vec<f32> = Vec::with_capacity(rows * panels.width());
+        #[allow(unsafe_code)]
+        // SAFETY: there is room for the rows, and the product writes all of them.
+        unsafe {
+            product(Isa::current(), &x, rows, panels, 0..panels.width(), finish, out.as_mut_ptr());
+            out.set_len(rows * panels.width());
+        }
+        Ok(out)
+    }
+
+    /// The panels of W in f32.
+    fn panels(&self) -> Result<&Panels<f32>> {
         match &*self.packed {
-            Packed::F32(panels) => Ok(panels.transposed(0..panels.width())),
+            Packed::F32(panels) => Ok(panels),
             _ => candle_core::bail!("packed weight: expected one in f32, got {:?}", self.dtype()),
         }
     }

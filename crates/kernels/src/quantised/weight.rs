@@ -242,6 +242,19 @@ impl QuantisedWeight {
         crate::product::Panels::pack(&self.values_of(columns), shape, (shape.1, 1))
     }
 
+    /// `x·W`, and what `finish` adds: (rows, in) -> (rows, out)
+    pub(crate) fn product_of(&self, x: &[f32], finish: Finish<f32>) -> Vec<f32> {
+        let (depth, width) = self.shape();
+        let rows = x.len() / depth;
+        let mut out: Vec<f32> = Vec::with_capacity(rows * width);
+        // SAFETY: there is room for the rows, and the product writes all of them.
+        unsafe {
+            product(Isa::current(), x, &self.panels, 0..width, finish, out.as_mut_ptr());
+            out.set_len(rows * width);
+        }
+        out
+    }
+
     /// The numbers of [`outputs`](Self::outputs).
     fn values_of(&self, columns: Range<usize>) -> Vec<f32> {
         let n_in = self.shape().0;

@@ -35,6 +35,18 @@ pub trait LinearLayer: Any + Debug + Send + Sync {
         self.forward(x, epilogue)
     }
 
+    /// `x·W + b + u·Bᵀ`: the layer and a low-rank update of it. The default adds the update as a residual; override it if the
+    /// layer can do so without keeping it for the backward pass.
+    ///
+    /// # Shapes
+    /// `x` (.., in), `u` (.., r), `b` (out, r) -> (.., out)
+    ///
+    /// # Errors
+    /// When a shape does not fit.
+    fn forward_low_rank(&self, x: &Tensor, u: &Tensor, b: &Tensor) -> Result<Tensor> {
+        self.forward(x, Epilogue::Residual(&candle_fused::linear_transposed(u, b)?))
+    }
+
     /// Some of the outputs. The default computes all of them; override it if the layer can compute a part.
     ///
     /// # Shapes

@@ -3,7 +3,7 @@
 use super::layer::LinearLayer;
 use super::weight_layout::WeightLayout;
 use crate::parameters::{Role, Values, Visitor};
-use candle_core::{Result, Tensor};
+use candle_core::{DType, Result, Tensor};
 use candle_fused::{Epilogue, PackedWeight};
 use std::ops::Range;
 
@@ -29,6 +29,13 @@ impl LinearLayer for Packed {
 
     fn forward(&self, x: &Tensor, epilogue: Epilogue) -> Result<Tensor> {
         self.weight.forward(x, Some(&self.bias), epilogue)
+    }
+
+    fn forward_low_rank(&self, x: &Tensor, u: &Tensor, b: &Tensor) -> Result<Tensor> {
+        if self.weight.dtype() == DType::F32 && (u.track_op() || b.track_op() || x.track_op()) {
+            return self.weight.forward_low_rank(x, Some(&self.bias), u, b);
+        }
+        self.forward(x, Epilogue::Residual(&candle_fused::linear_transposed(u, b)?))
     }
 
     fn forward_columns(&self, x: &Tensor, columns: Range<usize>) -> Result<Tensor> {

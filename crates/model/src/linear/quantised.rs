@@ -58,6 +58,13 @@ impl LinearLayer for QuantisedLinear {
         self.weight.forward(x, self.bias.as_ref(), epilogue)
     }
 
+    fn forward_low_rank(&self, x: &Tensor, u: &Tensor, b: &Tensor) -> Result<Tensor> {
+        if u.track_op() || b.track_op() || x.track_op() {
+            return self.weight.forward_low_rank(x, self.bias.as_ref(), u, b);
+        }
+        self.forward(x, Epilogue::Residual(&candle_fused::linear_transposed(u, b)?))
+    }
+
     fn forward_columns(&self, x: &Tensor, columns: Range<usize>) -> Result<Tensor> {
         self.weight.forward_columns(x, self.bias.as_ref(), columns)
     }

@@ -100,6 +100,10 @@ impl LinearLayer for LoraLinear {
     }
 
     fn forward_training(&self, x: &Tensor, epilogue: Epilogue, training: Option<Training>) -> Result<Tensor> {
+        if let ([(_, update)], Epilogue::None | Epilogue::Gelu) = (&self.updates[..], epilogue) {
+            let narrow = update.narrow(x, training, self.stream)?; // (.., r)
+            return epilogue.apply(self.base.forward_low_rank(x, &narrow, update.b())?);
+        }
         let Some(added) = self.updates_of(x, training)? else { return self.base.forward(x, epilogue) };
         // The base layer adds its product to the updates.
         match epilogue {

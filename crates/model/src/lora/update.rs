@@ -118,12 +118,16 @@ impl Update {
 
     /// `scaling·dropout(x)·Aᵀ·Bᵀ`, (.., in) -> (.., out). `stream` tells this layer's dropout from others'.
     pub(super) fn forward(&self, x: &Tensor, training: Option<Training>, stream: u32) -> Result<Tensor> {
+        candle_fused::linear_transposed(&self.narrow(x, training, stream)?, &self.b)
+    }
+
+    /// `scaling·dropout(x)·Aᵀ`, (.., in) -> (.., r)
+    pub(super) fn narrow(&self, x: &Tensor, training: Option<Training>, stream: u32) -> Result<Tensor> {
         let dropped = match training.filter(|_| self.dropout > 0.0) {
             Some(training) => training.dropout_at(self.dropout, stream)?.apply(x)?,
             None => x.clone(),
         };
-        let narrow = (candle_fused::linear_transposed(&dropped, &self.a)? * self.scaling)?; // (.., r)
-        candle_fused::linear_transposed(&narrow, &self.b)
+        candle_fused::linear_transposed(&dropped, &self.a)? * self.scaling
     }
 
     /// Some of the outputs of [`forward`](Self::forward), without dropout.
