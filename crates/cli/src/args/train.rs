@@ -19,11 +19,11 @@ pub(crate) struct LoraArgs {
           value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) rank: Option<u32>,
     /// The adapter's updates are multiplied by A / R
-    #[arg(long = "lora-alpha", value_name = "A", default_value_t = 8.0, requires = "rank", value_parser = above_0)]
-    pub(crate) alpha: f64,
+    #[arg(long, value_name = "A", default_value_t = 8.0, requires = "rank", value_parser = above_0)]
+    pub(crate) lora_alpha: f64,
     /// Dropout on the inputs of the adapter's updates
-    #[arg(long = "lora-dropout", value_name = "P", default_value_t = 0.0, requires = "rank", value_parser = below_1)]
-    pub(crate) dropout: f64,
+    #[arg(long, value_name = "P", default_value_t = 0.0, requires = "rank", value_parser = below_1)]
+    pub(crate) lora_dropout: f64,
     /// The layers that get updates: c_attn, c_proj (of attention and MLP), c_fc, or longer ends of their names
     #[arg(
         long = "lora-target",
@@ -46,8 +46,8 @@ impl LoraArgs {
     pub(crate) fn options(&self) -> Option<LoraOptions> {
         Some(LoraOptions {
             r: self.rank? as usize,
-            lora_alpha: self.alpha,
-            lora_dropout: self.dropout,
+            lora_alpha: self.lora_alpha,
+            lora_dropout: self.lora_dropout,
             use_rslora: self.use_rslora,
             target_modules: self.targets.clone(),
         })
