@@ -160,3 +160,43 @@ fn what_cannot_be_done_with_an_adapter_is_refused() -> Result {
     gpt2(&whole)?.refused(1, &["adapter_config.json, of an adapter", "choose another --out"]);
     Ok(())
 }
+
+/// An answer that only its prompt tells, among neighbours in the row that say otherwise.
+#[test]
+fn prompts_and_completions_are_learned_and_each_alone() -> Result {
+    let folder = Folder::empty()?;
+    let example = |i: usize| {
+        let (animal, sound) = [("cat", "meow"), ("dog", "woof"), ("cow", "moo")][i % 3];
+        format!("{{\"prompt\": \"The {animal} says\", \"completion\": \" {sound}!\", \"source\": {i}}}\n")
+    };
+    folder.write("animals.jsonl", (0..60).map(example).collect::<String>())?;
+    let path = |name: &str| folder.file(name).display().to_string();
+    let (jsonl, out) = (path("animals.jsonl"), path("animals"));
+    let train = |jsonl: &str, more: &[&str]| {
+        let fixed =
+            ["train", "--model", DEMO, "--jsonl", jsonl, "--out", &out, "--lora", "8", "--window", "48"];
+        let short = ["--lr", "0.02", "--warmup", "0", "--batch", "4", "--lora-target", "c_attn,c_fc,c_proj"];
+        gpt2(&[&fixed[..], &short, more].concat())
+    };
+    train(&jsonl, &["--steps", "30"])?.succeeded();
+    for (animal, sound) in [("cat", " meow!"), ("dog", " woof!"), ("cow", " moo!")] {
+        let prompt = format!("The {animal} says");
+        let run = json(&["generate", "--greedy", "-n", "8", "--json", "--adapter", &out, &prompt])?;
+        let text = run["text"].as_str().unwrap_or_default();
+        assert!(text.contains(sound), "{prompt}: {run}");
+    }
+    for (content, parts) in [
+        ("{\"prompt\": \"a\"}\n", &["line 1", "completion"][..]),
+        ("{\"prompt\": \"a\", \"completion\": \"b\"}\nno\n", &["line 2", "\"prompt\": \"..\""]),
+        ("{\"prompt\": \"a\", \"completion\": \"\"}\n", &["line 1", "completion is empty"]),
+        ("{\"prompt\": \"a\", \"completion\": \"b\"}\n", &["has 1 examples, expected at least 2"]),
+        ("", &["has 0 examples"]),
+    ] {
+        folder.write("bad.jsonl", content)?;
+        train(&path("bad.jsonl"), &["--steps", "2", "--overwrite"])?.refused(1, parts);
+    }
+    train(&path("none.jsonl"), &["--steps", "2", "--overwrite"])?.refused(1, &["none.jsonl"]);
+    train(&jsonl, &["--steps", "2", "--text", &jsonl])?.refused(2, &["--text"]);
+    train(&jsonl, &["--steps", "2", "--repeat-fraction", "0.5"])?.refused(2, &["--repeat-fraction"]);
+    Ok(())
+}

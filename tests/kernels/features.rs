@@ -24,6 +24,8 @@ struct Case {
     added: Option<bool>,
     padded: bool,
     hidden: bool,
+    /// Whether keys and queries belong to documents.
+    documents: bool,
     dropping: bool,
     seed: u64,
 }
@@ -72,6 +74,12 @@ impl Case {
         !self.padded || (j + b) % 3 != 1
     }
 
+    /// The first key of the document of query `i`: documents of 13 positions, which begin elsewhere in each row.
+    fn first(&self, b: usize, i: usize) -> usize {
+        let position = (self.s + i).saturating_sub(self.t);
+        if self.documents { position.saturating_sub((position + 5 * b) % 13) } else { 0 }
+    }
+
     fn hidden(&self) -> Vec<Hidden> {
         let places = (0..self.t).flat_map(|query| (0..self.s).map(move |key| (query, key)));
         let some = places.filter(|(i, j)| self.hidden && (i * 7 + j * 5) % 11 == 2);
@@ -94,7 +102,16 @@ impl Case {
         let visible = (0..self.b).flat_map(|b| (0..self.s).map(move |j| u8::from(self.sees(b, j))));
         let padding = Tensor::from_iter(visible, &Device::Cpu)?.reshape((self.b, self.s))?;
         let (hidden, added) = (self.hidden(), self.added()?);
-        let mask = Mask { padding: self.padded.then_some(&padding), hidden: &hidden, added: added.as_ref() };
+        let starts = (0..self.b).flat_map(|b| (0..self.t).map(move |i| (b, i)));
+        let starts = starts.map(|(b, i)| u32::try_from(self.first(b, i)));
+        let starts = Tensor::new(starts.collect::<std::result::Result<Vec<_>, _>>()?, &Device::Cpu)?
+            .reshape((self.b, self.t))?;
+        let mask = Mask {
+            padding: self.padded.then_some(&padding),
+            hidden: &hidden,
+            added: added.as_ref(),
+            first: self.documents.then_some(&starts),
+        };
         let attention = self.attention(implementation)?;
         let last = Chosen { heads: Some(vec![self.heads() - 1, 0]), queries: None };
         let wanted = Wanted { weights: &[last], summary: true };
@@ -151,6 +168,7 @@ impl Case {
                 near(self.window.left, position - j.cast_signed())
                     && near(self.window.right, j.cast_signed() - position)
                     && self.sees(bi, j)
+                    && j >= self.first(bi, i)
                     && !hidden
                         .iter()
                         .any(|x| (x.query, x.key) == (i, j) && x.head.is_none_or(|head| head == hi))
@@ -233,10 +251,10 @@ prop_compose! {
     fn any_case()(b in 1usize..3, key_heads in 1usize..3, group in 1usize..6, t in 1usize..120, s in 1usize..420,
                   d in 1usize..70, dv in prop::option::of(1usize..70), window in windows(), softcap in prop::option::of(0.5f64..30.),
                   alibi: bool, added in prop::option::weighted(0.3, any::<bool>()), padded: bool,
-                  hidden in prop::bool::weighted(0.2), dropping in prop::bool::weighted(0.3), seed in 0u64..100_000) -> Case {
+                  hidden in prop::bool::weighted(0.2), documents in prop::bool::weighted(0.2), dropping in prop::bool::weighted(0.3), seed in 0u64..100_000) -> Case {
         // A causal window needs as many keys as queries.
         let s = if window.is_causal() { s.max(t) } else { s };
-        Case { b, key_heads, group, t, s, d, dv: dv.unwrap_or(d), window, softcap, alibi, added, padded, hidden, dropping, seed }
+        Case { b, key_heads, group, t, s, d, dv: dv.unwrap_or(d), window, softcap, alibi, added, padded, hidden, documents, dropping, seed }
     }
 }
 

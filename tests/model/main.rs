@@ -5,6 +5,7 @@ mod cache;
 mod causality;
 #[path = "../common/mod.rs"]
 mod common;
+mod documents;
 mod dropout;
 mod generate;
 mod gradients;

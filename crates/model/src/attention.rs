@@ -158,7 +158,7 @@ impl CausalSelfAttention {
         let (q, k, v) = self.qkv(x, pass.cache, one_query, pass.training, hooks)?;
         let attention = self.attention(pass.training)?;
         let hidden = hooks.hidden(self.layer_idx, q.dim(2)?)?;
-        let mask = Mask { padding, hidden: &hidden, ..Mask::default() };
+        let mask = Mask { padding, hidden: &hidden, first: pass.document_starts, ..Mask::default() };
         let mut attended = attention.attend(&q, &k, &v, mask, wanted)?;
         let all = || attention.weights(&q, &k, mask, &Chosen::default()); // (B, H, T, S)
         if let Some(weights) = hooks.read(Point::Pattern(self.layer_idx), all)? {

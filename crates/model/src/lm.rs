@@ -7,7 +7,7 @@ use crate::linear::{BlockFormat, QuantisedLinear, QuantisedWeight};
 use crate::loading::{QuantisedWeights, checked};
 use crate::model::embedding;
 use crate::parameters::{LM_HEAD, PREFIX, Visitor, WPE, WTE};
-use crate::training::Training;
+use crate::training::{Training, TrainingBatch};
 use crate::{Config, Dispatch, Embedding, Encoder, Gpt2Model, LmHead};
 use candle_core::{DType, Module, Result, Tensor};
 use candle_nn::VarBuilder;
@@ -163,14 +163,25 @@ impl Gpt2LMHeadModel {
         encoder: Option<Encoder>,
         training: Option<Training>,
     ) -> Result<Tensor> {
-        check_targets(input_ids, targets)?;
-        let args = ForwardArgs { encoder, training, ..Default::default() };
-        let output = self.transformer.forward(input_ids, args)?;
-        self.lm_head.cross_entropy(
-            &output.last_hidden_state,
-            targets,
-            self.dispatch(&output.last_hidden_state),
-        )
+        let batch = TrainingBatch::new(input_ids.clone(), targets.clone());
+        self.loss_of_batch(&batch, encoder, training)
+    }
+
+    /// [`loss`](Self::loss) over a batch that may hold several documents in a row, and targets that are not learned.
+    ///
+    /// # Errors
+    /// The errors of [`forward`](Self::forward), and targets that do not fit.
+    pub fn loss_of_batch(
+        &self,
+        batch: &TrainingBatch,
+        encoder: Option<Encoder>,
+        training: Option<Training>,
+    ) -> Result<Tensor> {
+        check_targets(&batch.input_ids, &batch.targets)?;
+        let args = ForwardArgs { encoder, training, document_starts: batch.starts(), ..Default::default() };
+        let output = self.transformer.forward(&batch.input_ids, args)?;
+        let (x, targets) = batch.learned(&output.last_hidden_state)?;
+        self.lm_head.cross_entropy(&x, &targets, self.dispatch(&x))
     }
 
     /// Visits every parameter, starting with the transformer's.

@@ -96,7 +96,7 @@ impl Gpt2Model {
     /// For an empty prompt, an id of V or above, more than N positions, shapes that do not fit, padding before a token
     /// without position ids, weights of a layer, head or query that does not exist, and errors from hooks.
     pub fn forward(&self, input_ids: &Tensor, args: ForwardArgs) -> Result<ModelOutput> {
-        let ForwardArgs { position_ids, attention_mask, mut cache, .. } = args;
+        let ForwardArgs { position_ids, attention_mask, document_starts, mut cache, .. } = args;
         let (b, t) = input_ids.dims2()?;
         if b == 0 || t == 0 {
             candle_core::bail!("input_ids {:?}: a prompt needs at least one token", input_ids.dims())
@@ -117,6 +117,12 @@ impl Gpt2Model {
             refuse_padding_before_a_token(padding)?;
         }
 
+        if document_starts.is_some() && cache.is_some() {
+            candle_core::bail!("document_starts cannot be combined with a cache")
+        }
+        let positions = document_starts.map(positions_in_documents).transpose()?;
+        let position_ids = position_ids.or(positions.as_ref());
+
         let layers = self.h.len();
         let mut weights = WeightsByLayer::new(args.weights, args.output_attentions, layers)?;
         let all_cross = args.output_attentions && args.encoder.is_some();
@@ -134,6 +140,7 @@ impl Gpt2Model {
         let mut summaries = vec![];
         let pass = Pass {
             padding_mask: padding.as_ref(),
+            document_starts,
             encoder: args.encoder.map(encoder),
             training: args.training,
             output_summary: args.output_summaries,
@@ -186,13 +193,19 @@ impl Gpt2Model {
         })
     }
 
-    /// The input of the first block, from position 0 on: (B, T) -> (B, T, C)
-    pub(crate) fn embedded(&self, input_ids: &Tensor, training: Option<Training>) -> Result<Tensor> {
+    /// The input of the first block, from position 0 on, or from the start of each document: (B, T) -> (B, T, C)
+    pub(crate) fn embedded(
+        &self,
+        input_ids: &Tensor,
+        document_starts: Option<&Tensor>,
+        training: Option<Training>,
+    ) -> Result<Tensor> {
         let (t, n) = (input_ids.dim(1)?, self.config.n_positions);
         if t == 0 || t > n {
             candle_core::bail!("{t} tokens, expected 1 to the model's n_positions = {n}")
         }
-        self.drop(self.embed(input_ids, None, 0)?, training)
+        let positions = document_starts.map(positions_in_documents).transpose()?;
+        self.drop(self.embed(input_ids, positions.as_ref(), 0)?, training)
     }
 
     fn drop(&self, x: Tensor, training: Option<Training>) -> Result<Tensor> {
@@ -227,6 +240,16 @@ impl Gpt2Model {
         let over = "the encoder's positions";
         encoder.attention_mask.map(|mask| padding_mask(mask, shape, over, self.wte.device())).transpose()
     }
+}
+
+/// Each position counted from the start of its document: (B, T) -> (B, T)
+fn positions_in_documents(starts: &Tensor) -> Result<Tensor> {
+    #[allow(clippy::cast_possible_truncation)] // a length
+    let columns = Tensor::arange(0, starts.dim(1)? as u32, starts.device())?;
+    if starts.broadcast_gt(&columns)?.to_dtype(DType::U32)?.sum_all()?.to_scalar::<u32>()? > 0 {
+        candle_core::bail!("document_starts: a position comes before the start of its document")
+    }
+    columns.broadcast_sub(starts)
 }
 
 /// A table of `rows` vectors of width C, initially drawn from a normal distribution.

@@ -29,6 +29,8 @@ use candle_fused::attention::{Chosen, Wanted};
 pub struct Pass<'a> {
     /// u8 (B, S), 1 = visible, S = the cache's length + T.
     pub padding_mask: Option<&'a Tensor>,
+    /// u32 (B, T): the first position that each position attends to, in rows of several documents.
+    pub document_starts: Option<&'a Tensor>,
     /// What cross-attention attends to. Without it a block skips its cross-attention, as in transformers.
     pub encoder: Option<Encoder<'a>>,
     /// The keys and values of earlier tokens; the pass appends the new ones.

@@ -5,7 +5,7 @@
 //! block and L inputs, at the cost of running the blocks' forward passes twice.
 
 use crate::inputs::check_targets;
-use crate::training::{Training, add_gradients};
+use crate::training::{Training, TrainingBatch, add_gradients};
 use crate::{Gpt2LMHeadModel, Pass};
 use candle_core::backprop::GradStore;
 use candle_core::{Module, Result, Tensor, Var};
@@ -25,7 +25,20 @@ impl Gpt2LMHeadModel {
         targets: &Tensor,
         training: Option<Training>,
     ) -> Result<(f32, GradStore)> {
-        check_targets(input_ids, targets)?;
+        self.recomputed_gradients_of(&TrainingBatch::new(input_ids.clone(), targets.clone()), training)
+    }
+
+    /// [`recomputed_gradients`](Self::recomputed_gradients) over a batch that may hold several documents in a row, and targets
+    /// that are not learned.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn recomputed_gradients_of(
+        &self,
+        batch: &TrainingBatch,
+        training: Option<Training>,
+    ) -> Result<(f32, GradStore)> {
+        check_targets(&batch.input_ids, &batch.targets)?;
         if self.config().add_cross_attention {
             candle_core::bail!(
                 "recomputed_gradients: there is no encoder, without which the parameters of cross-attention get no gradient; \
@@ -34,8 +47,8 @@ impl Gpt2LMHeadModel {
         }
         let variables = &self.named_variables()?;
         let model = &self.transformer;
-        let pass = || Pass { training, ..Pass::default() };
-        let embedded = model.embedded(input_ids, training)?; // (B, T, C)
+        let pass = || Pass { training, document_starts: batch.starts(), ..Pass::default() };
+        let embedded = model.embedded(&batch.input_ids, batch.starts(), training)?; // (B, T, C)
         let mut x = embedded.detach();
         let mut inputs = Vec::with_capacity(model.h.len());
         for block in &model.h {
@@ -46,7 +59,8 @@ impl Gpt2LMHeadModel {
         let last = Var::from_tensor(&x)?;
         let (loss, mut gradients) = {
             let normed = model.ln_f.forward(&last)?;
-            let loss = self.lm_head.cross_entropy(&normed, targets, self.dispatch(&normed))?;
+            let (x, targets) = batch.learned(&normed)?;
+            let loss = self.lm_head.cross_entropy(&x, &targets, self.dispatch(&x))?;
             (loss.to_scalar::<f32>()?, loss.backward()?)
         };
         let mut grad = taken(&mut gradients, &last)?;

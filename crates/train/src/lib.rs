@@ -37,6 +37,7 @@
 //! writes a line per step. For a loop of your own, use [`AdamW`], [`CosineSchedule`] and [`gpt2_model::training`].
 
 mod data;
+mod documents;
 mod error;
 mod event;
 mod exchange;
@@ -54,6 +55,7 @@ mod write;
 
 pub use candle_core;
 pub use data::Dataset;
+pub use documents::Document;
 pub use error::{BoxError, Result, TrainError};
 pub use event::{Event, StepReport, Validation};
 pub use gpt2_model;

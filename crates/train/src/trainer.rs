@@ -160,6 +160,14 @@ impl Trainer {
         }
         let window = options.window_for(config.n_positions)?;
         data.check(window, config.vocab_size)?;
+        if data.documents.is_some() && options.repeat_fraction > 0.0 {
+            let value = options.repeat_fraction.to_string();
+            return Err(TrainError::Option {
+                option: "repeat_fraction",
+                value,
+                expected: "0 with documents",
+            });
+        }
         let settings = Settings::new(&options, config, window, data.fingerprint());
         let mut variables = model.named_variables()?;
         variables.sort_unstable_by(|a, b| a.0.cmp(&b.0));

@@ -8,7 +8,7 @@ use super::model::RunArgs;
 use super::parallel::{ParallelArgs, TIMEOUT};
 use crate::values::{above_0, at_least_0, below_1, fraction, share};
 use gpt2_model::lora::LoraOptions;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// What to train of `--model`, if not all of it.
 #[derive(Debug, clap::Args)]
@@ -65,12 +65,17 @@ Examples:
   gpt2 train --text shakespeare.txt --out my-model --steps 2000 --metrics loss.csv --resume
   gpt2 train --text shakespeare.txt --out tuned --model gpt2 --window 256 --batch 2 --accumulate 8 --lr 3e-5
   gpt2 train --text poems.txt --out poems --model gpt2 --lora 8 --steps 300          an adapter of it: kilobytes
+  gpt2 train --jsonl chats.jsonl --out chats --model gpt2 --lora 8 --window 256      prompts and completions
   mpirun -n 4 gpt2 train --text shakespeare.txt --out my-model --accumulate 4      four processes, the same model
   gpt2 generate --model my-model \"ROMEO:\"")]
 pub(crate) struct TrainArgs {
     /// The text to train on, UTF-8
-    #[arg(long, value_name = "FILE")]
-    pub(crate) text: PathBuf,
+    #[arg(long, value_name = "FILE", required_unless_present = "jsonl", conflicts_with = "jsonl")]
+    pub(crate) text: Option<PathBuf>,
+    /// Train on prompts and completions instead: a JSON object a line, {"prompt": "..", "completion": ".."}. Only completions
+    /// are learned, and examples that share a row do not attend across each other
+    #[arg(long, value_name = "FILE", conflicts_with = "repeat_fraction")]
+    pub(crate) jsonl: Option<PathBuf>,
     /// Folder for config.json, model.safetensors, tokenizer.json and loss.png, a plot of the losses; with --lora, for PEFT's
     /// adapter_config.json and adapter_model.safetensors, and loss.png
     #[arg(short, long, value_name = "DIR")]
@@ -154,4 +159,15 @@ pub(crate) struct TrainArgs {
     pub(crate) run: RunArgs,
     #[command(flatten)]
     pub(crate) hub: HubArgs,
+}
+
+impl TrainArgs {
+    /// The file to train on, and the option that names it.
+    pub(crate) fn source(&self) -> (&'static str, &Path) {
+        match (&self.text, &self.jsonl) {
+            (Some(text), _) => ("--text", text),
+            (None, Some(jsonl)) => ("--jsonl", jsonl),
+            (None, None) => ("--text", Path::new("-")), // clap requires one of them
+        }
+    }
 }

@@ -103,6 +103,12 @@ fn visible(
     if !mask.hidden.is_empty() {
         visible = visible.broadcast_mul(&not_hidden(&HiddenKeys::new(mask.hidden, h), rows, s, device)?)?;
     }
+    if let Some(first) = mask.first {
+        let first = select(first, 1, &rows.queries)?.unsqueeze(1)?.unsqueeze(3)?; // (B, 1, queries, 1)
+        #[allow(clippy::cast_possible_truncation)] // a number of keys
+        let keys = Tensor::arange(0, s as u32, device)?.reshape((1, 1, 1, s))?;
+        visible = visible.broadcast_mul(&keys.broadcast_ge(&first)?)?;
+    }
     match mask.padding {
         None => Ok(visible),
         Some(padding) => visible.broadcast_mul(&padding.unsqueeze(1)?.unsqueeze(1)?),

@@ -1,6 +1,7 @@
 //! Masks on top of the window: padding, single keys hidden from single queries, and numbers added to the scores.
 
 use candle_core::{DType, Result, Tensor};
+use std::ops::Range;
 
 /// Restricts what each query sees, in addition to its [`Window`](super::Window). Every mask has the same polarity: 1
 /// is visible, 0 is hidden; [`padding_from_hidden`](super::padding_from_hidden) and its like turn others by name.
@@ -14,6 +15,9 @@ pub struct Mask<'a> {
     /// padding, a value so hidden must be finite, because 0 times infinity is NaN. The kernels give these numbers no gradient;
     /// if they need one, plain operations run.
     pub added: Option<&'a Tensor>,
+    /// The first key that each query may see, u32 (B, T): with the first token of its document, documents that share a row do
+    /// not attend across each other.
+    pub first: Option<&'a Tensor>,
 }
 
 /// A key hidden from a query that would otherwise see it: its score becomes -inf. This is the
@@ -34,6 +38,10 @@ impl Mask<'_> {
         Ok(CpuMask {
             padding: self.padding.map(|p| p.flatten_all()?.to_vec1()).transpose()?,
             hidden: HiddenKeys::new(self.hidden, heads),
+            first: self
+                .first
+                .map(|first| Result::Ok((first.flatten_all()?.to_vec1()?, first.dim(1)?)))
+                .transpose()?,
         })
     }
 
@@ -46,6 +54,14 @@ impl Mask<'_> {
                 "attention: padding mask must be u8 [{b}, {s}] (1 = visible), got {:?} {:?}",
                 p.dtype(),
                 p.dims()
+            )
+        }
+        if let Some(first) = self.first.filter(|first| first.dims() != [b, t] || first.dtype() != DType::U32)
+        {
+            candle_core::bail!(
+                "attention: the first keys must be u32 [{b}, {t}], got {:?} {:?}",
+                first.dtype(),
+                first.dims()
             )
         }
         let outside = |x: &&Hidden| x.head.is_some_and(|head| head >= h) || x.query >= t || x.key >= s;
@@ -77,9 +93,27 @@ pub(super) struct CpuMask {
     /// u8 (B, S), 1 = visible.
     pub(super) padding: Option<Vec<u8>>,
     pub(super) hidden: HiddenKeys,
+    /// The first key that each query may see, (B·T), and T.
+    first: Option<(Vec<u32>, usize)>,
 }
 
 impl CpuMask {
+    /// The first key that query `i` of row `b` may see.
+    #[inline(always)]
+    pub(super) fn first_of(&self, b: usize, i: usize) -> usize {
+        self.first.as_ref().map_or(0, |(first, t)| first[b * t + i] as usize)
+    }
+
+    /// The first key that any of some queries of row `b` may see.
+    pub(super) fn first_of_any(&self, b: usize, queries: Range<usize>) -> usize {
+        queries.map(|i| self.first_of(b, i)).min().unwrap_or(0)
+    }
+
+    /// Whether nothing is hidden from any query.
+    pub(super) fn hides_nothing(&self) -> bool {
+        self.padding.is_none() && self.hidden.is_empty() && self.first.is_none()
+    }
+
     /// Which of `s` keys are visible in row `b`, or `None` without a padding mask.
     pub(super) fn visible(&self, b: usize, s: usize) -> Option<&[u8]> {
         self.padding.as_ref().map(|p| &p[b * s..(b + 1) * s])
@@ -96,6 +130,8 @@ impl CpuMask {
                 }
             }
         }
+        let before = self.first_of(b, i).saturating_sub(start).min(scores.len());
+        scores[..before].fill(f32::NEG_INFINITY);
         for &(_, _, key) in self.hidden.of(h, i) {
             if let Some(x) = key.checked_sub(start).and_then(|j| scores.get_mut(j)) {
                 *x = f32::NEG_INFINITY;

@@ -323,9 +323,9 @@ impl Sdpa {
     /// The GPU kernel that computes this, if the caller asked for one and there is one.
     fn gpu_kernel(&self, qkv @ [q, k, v]: [&Tensor; 3], mask: Mask) -> Result<Option<Box<dyn GpuKernel>>> {
         let Scoring { scale, window, softcap, ref slopes } = self.scoring;
-        let plain = window == Window::CAUSAL && softcap.is_none() && slopes.is_none() && mask.added.is_none();
-        let plain = plain && q.dim(1)? == k.dim(1)? && q.dim(3)? == v.dim(3)?;
-        let plain = plain && q.dim(2)? <= k.dim(2)?;
+        let masked = mask.added.or(mask.first).is_some();
+        let plain = window == Window::CAUSAL && softcap.is_none() && slopes.is_none() && !masked;
+        let plain = plain && q.dim(1)? == k.dim(1)? && q.dim(3)? == v.dim(3)? && q.dim(2)? <= k.dim(2)?;
         let plain = plain && (self.dropout.is_none() || self.rows_before == 0);
         if !plain || !self.dispatch.gpu_kernels() || is_empty(&qkv) {
             return Ok(None);

@@ -49,7 +49,7 @@ pub fn ablation_effects(
 ) -> Result<AblationEffects> {
     check(model, input_ids, target)?;
     let (layers, heads) = (model.config().n_layer, model.config().n_head);
-    let mut x = model.transformer.embedded(input_ids, None)?; // (1, T, C)
+    let mut x = model.transformer.embedded(input_ids, None, None)?; // (1, T, C)
     let t = x.dim(1)?;
     let at_once = (POSITIONS / t).clamp(1, heads);
     let mut log_probs = vec![];

@@ -4,7 +4,6 @@
 //! ranks add losses and gradients in the order of the batches: the bits do not depend on the number of ranks.
 
 use super::{ADAPTER, Trainer, Tuned};
-use crate::data::batch;
 use crate::error::{Result, TrainError};
 use crate::exchange::Sums;
 use crate::repeats::Repeats;
@@ -12,8 +11,7 @@ use candle_core::backprop::GradStore;
 use candle_core::{DType, Tensor, Var};
 use candle_nn::VarBuilder;
 use gpt2_model::Gpt2LMHeadModel;
-use gpt2_model::training::{Training, add_gradients};
-use std::borrow::Cow;
+use gpt2_model::training::{Training, TrainingBatch, add_gradients};
 
 impl Trainer {
     /// The mean loss of the batches of a step, and the sums of gradients: of all variables or, in a group, of this rank's
@@ -71,25 +69,25 @@ impl Trainer {
         if mean.is_finite() {
             return Ok(mean);
         }
-        Err(TrainError::Loss { step, loss: mean, inputs: self.batch(number)?.0 })
+        Err(TrainError::Loss { step, loss: mean, inputs: self.batch(number)?.input_ids })
     }
 
-    /// Inputs and targets of a batch.
-    fn batch(&self, number: u64) -> Result<(Tensor, Tensor)> {
+    /// What a batch holds.
+    fn batch(&self, number: u64) -> Result<TrainingBatch> {
         let fraction = self.options.repeat_fraction;
         let repeats = Repeats { fraction, vocab_size: self.model.config().vocab_size };
-        let rows = self.data.rows(self.options.seed, number, self.options.batch.into(), self.window, repeats);
-        Ok(batch(&rows, &self.device)?)
+        let place = (self.options.seed, number);
+        self.data.training_batch(place, self.options.batch.into(), self.window, repeats, &self.device)
     }
 
     /// Loss and gradients of a batch.
     fn gradients(&self, number: u64) -> Result<(f32, GradStore)> {
-        let (inputs, targets) = self.batch(number)?;
+        let batch = self.batch(number)?;
         let training = Some(Training { seed: self.options.seed, step: number });
         if self.options.recompute {
-            return Ok(self.model.recomputed_gradients(&inputs, &targets, training)?);
+            return Ok(self.model.recomputed_gradients_of(&batch, training)?);
         }
-        let loss = self.model.loss(&inputs, &targets, training)?;
+        let loss = self.model.loss_of_batch(&batch, None, training)?;
         Ok((loss.to_scalar()?, loss.backward()?))
     }
 
@@ -103,27 +101,26 @@ impl Trainer {
     }
 
     /// The mean loss over the validation part, in consecutive windows; tokens at the end that do not fill a window
-    /// are left out. Every rank of a group must call this together, and gets the same number.
+    /// are left out; of documents, over all completions. Every rank of a group must call this together, and gets the same number.
     ///
     /// # Errors
     /// When the device fails.
     pub fn validation_loss(&self) -> Result<f64> {
-        let t = self.window;
         let model = self.frozen()?;
-        let starts = (0..self.data.val.len() - t).step_by(t);
-        let windows: Vec<_> = starts.map(|start| Cow::Borrowed(&self.data.val[start..=start + t])).collect();
-        let batches: Vec<_> = windows.chunks(self.options.batch.into()).collect();
+        let batches = self.data.validation_batches(self.options.batch.into(), self.window);
         let (rank, ranks) = (self.group.rank(), self.group.size());
-        let mut mine = vec![];
-        for rows in batches.iter().skip(rank).step_by(ranks) {
-            let (inputs, targets) = batch(rows, &self.device)?;
-            let loss = model.loss(&inputs, &targets, None)?;
-            mine.push(f64::from(loss.to_scalar::<f32>()?) * rows.len() as f64);
+        // The sum of a batch's losses, and how many there are.
+        let mut mine: Vec<[f64; 2]> = vec![];
+        for batch in batches.iter().skip(rank).step_by(ranks) {
+            let (batch, targets) = batch.load(self.window, &self.device)?;
+            let loss = model.loss_of_batch(&batch, None, None)?;
+            mine.push([f64::from(loss.to_scalar::<f32>()?) * targets as f64, targets as f64]);
         }
         let all = self.group.gather_bytes(bytemuck::cast_slice(&mine))?;
-        let losses: Vec<Vec<f64>> = all.iter().map(|part| bytemuck::pod_collect_to_vec(part)).collect();
-        let sum: f64 = (0..batches.len()).map(|i| losses[i % ranks][i / ranks]).sum();
-        Ok(sum / windows.len() as f64)
+        let parts: Vec<Vec<[f64; 2]>> = all.iter().map(|part| bytemuck::pod_collect_to_vec(part)).collect();
+        let sums = (0..batches.len()).map(|i| parts[i % ranks][i / ranks]);
+        let [sum, targets] = sums.fold([0.0; 2], |[a, b], [x, y]| [a + x, b + y]);
+        Ok(sum / targets)
     }
 
     /// The model with its variables as constants, so that Candle keeps no operations for a backward pass.

@@ -31,7 +31,7 @@ fn trainer(options: TrainOptions, dropout: f64) -> Result<Trainer> {
 /// Five windows for validation, and a few more tokens that do not fill one.
 fn data() -> Dataset {
     let val = (0..23).map(|i| (i * i * 5 + i) % 7).collect();
-    Dataset { train: vec![3; 20], val }
+    Dataset { train: vec![3; 20], val, documents: None }
 }
 
 impl Trainer {

@@ -91,7 +91,7 @@ fn check_out(args: &TrainArgs) -> anyhow::Result<()> {
 /// Hub's cache or another file.
 pub(super) fn check(args: &TrainArgs, files: Option<&Files>) -> anyhow::Result<()> {
     let mut inputs = Inputs::default();
-    inputs.file("the text", &args.text);
+    inputs.file("the text", args.source().1);
     hub::inputs(&args.hub, &mut inputs);
     if let Some(files) = files {
         inputs.model(files)?;

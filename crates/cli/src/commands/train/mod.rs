@@ -1,6 +1,7 @@
 //! `gpt2 train`: trains a new GPT-2 on a text file, or fine-tunes an existing one.
 
 mod files;
+mod jsonl;
 mod picture;
 mod progress;
 #[cfg(test)]
@@ -36,8 +37,10 @@ fn train(args: &TrainArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
     // Rank 0 alone writes.
     let writes = group.rank() == 0;
     let device = args.run.open()?;
-    let text = std::fs::File::open(&args.text).and_then(|file| read_limited(file, LONGEST_TEXT));
-    let text = text.with_context(|| format!("cannot read the text from {}", args.text.display()))?;
+    let (_, source) = args.source();
+    let text = std::fs::File::open(source).and_then(|file| read_limited(file, LONGEST_TEXT));
+    let text = text.with_context(|| format!("cannot read the text from {}", source.display()))?;
+    let examples = args.jsonl.as_ref().map(|path| jsonl::parse(&text, path)).transpose()?;
     let _folder = writes.then(|| files::begin(args)).transpose()?;
     let model = args.model.as_ref().map(|model| session::files(Some(model), &args.hub)).transpose()?;
     if writes {
@@ -47,8 +50,11 @@ fn train(args: &TrainArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
     let (config, tokenizer, checkpoint) = begin(args, &text, model.as_ref())?;
     let options = options(args);
     let window = options.window_for(config.n_positions).map_err(worded)?;
-    let ids = encode(&tokenizer, &text, "the training text")?;
-    let data = Dataset::split(ids, args.val_fraction).map_err(worded)?;
+    let data = match &examples {
+        Some(examples) => Dataset::of_documents(jsonl::documents(examples, &tokenizer)?, args.val_fraction),
+        None => Dataset::split(encode(&tokenizer, &text, "the training text")?, args.val_fraction),
+    };
+    let data = data.map_err(worded)?;
     data.check(window, config.vocab_size).map_err(worded)?;
     let trainer = match (checkpoint, args.lora.options()) {
         (Some(checkpoint), Some(lora)) => {

@@ -151,9 +151,10 @@ impl<E: Element, K: Element> Span<'_, E, K> {
         let visible = rules.mask.visible(b, rules.keys).map(|visible| &visible[self.keys.clone()]);
         let sees = |&j: &usize| {
             visible.is_none_or(|visible| visible[j] != 0)
+                && self.keys.start + j >= rules.mask.first_of(b, i)
                 && !rules.mask.hidden.hides(heads.start, i, self.keys.start + j)
         };
-        let all = visible.is_none() && rules.mask.hidden.is_empty();
+        let all = rules.mask.hides_nothing();
         let seen: Vec<usize> = (0..self.keys.len()).filter(|j| all || sees(j)).collect();
         let (groups, rest) = seen.as_chunks::<STREAMS>();
         for group in groups {

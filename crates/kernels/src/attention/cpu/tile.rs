@@ -68,7 +68,8 @@ impl<F: Fn(usize, usize, &mut [f32])> Tile<'_, F> {
         scratch.summaries.fill(RunningSummary::NOTHING);
         let visible = self.rules.mask.visible(self.head.0, self.rules.keys);
         // From the first key that the first query sees, at the start of its panel, to the last that the last one sees.
-        let first = self.rules.keys_of(self.first).start;
+        let of_mask = self.rules.mask.first_of_any(self.head.0, self.first..self.first + self.rows);
+        let first = self.rules.keys_of(self.first).start.max(of_mask);
         let first = first - first % Blocks::of::<S>().panel::<S>();
         let end = self.rules.keys_of(self.first + self.rows - 1).end;
         for start in (first..end).step_by(KEYS) {

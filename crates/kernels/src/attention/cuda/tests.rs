@@ -82,7 +82,7 @@ impl Case {
         let padding =
             Tensor::from_iter((0..b * s).map(|i| u8::from(visible(i))), &Device::Cpu)?.reshape((b, s))?;
         let hidden = self.hidden();
-        let mask = Mask { padding: self.padded.then_some(&padding), hidden: &hidden, added: None };
+        let mask = Mask { padding: self.padded.then_some(&padding), hidden: &hidden, ..Mask::default() };
         let scale = 1. / (d as f64).sqrt();
 
         let wide = |x: &Tensor| Var::from_tensor(&x.to_dtype(DType::F64)?);

@@ -1,0 +1,70 @@
+//! `--jsonl`: prompts and completions, one JSON object a line.
+
+use crate::output::note;
+use anyhow::{Context, bail};
+use gpt2_loader::Tokenizer;
+use gpt2_train::Document;
+use serde::Deserialize;
+use std::path::Path;
+
+/// A line of the file. Other fields are ignored.
+#[derive(Deserialize)]
+pub(super) struct Example {
+    pub(super) prompt: String,
+    pub(super) completion: String,
+}
+
+/// The examples of a file's text.
+pub(super) fn parse(text: &str, path: &Path) -> anyhow::Result<Vec<Example>> {
+    let mut examples = vec![];
+    for (number, line) in (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty()) {
+        let failed = || {
+            format!(
+                "--jsonl {}, line {number}: expected {{\"prompt\": \"..\", \"completion\": \"..\"}}",
+                path.display()
+            )
+        };
+        let example: Example = serde_json::from_str(line).with_context(failed)?;
+        if example.completion.is_empty() {
+            bail!(
+                "--jsonl {}, line {number}: the completion is empty, so there is nothing to learn",
+                path.display()
+            );
+        }
+        examples.push(example);
+    }
+    if examples.len() < 2 {
+        bail!(
+            "--jsonl {}: has {} examples, expected at least 2: one to learn and one for validation",
+            path.display(),
+            examples.len()
+        );
+    }
+    Ok(examples)
+}
+
+/// The examples as documents, of which the completion and, if the tokenizer has one, the end of text is learned.
+pub(super) fn documents(examples: &[Example], tokenizer: &Tokenizer) -> anyhow::Result<Vec<Document>> {
+    let end = tokenizer.end_of_text();
+    if end.is_none() {
+        note("the tokenizer has no end of text, so the model does not learn where a completion ends");
+    }
+    let ids_of = |text: &str| if text.is_empty() { Ok(vec![]) } else { tokenizer.encode(text) };
+    let document = |(number, example): (usize, &Example)| -> anyhow::Result<Option<Document>> {
+        let (mut ids, completion) = (ids_of(&example.prompt)?, ids_of(&example.completion)?);
+        // Something must precede the first id that is learned.
+        if ids.is_empty() {
+            ids.extend(end);
+        }
+        let learn_from = ids.len().max(1);
+        ids.extend(completion);
+        ids.extend(end);
+        if learn_from >= ids.len() {
+            note(&format!("example {number} is left out: it has one token, and nothing before it"));
+            return Ok(None);
+        }
+        Ok(Some(Document::new(ids, learn_from)?))
+    };
+    let documents = (1..).zip(examples).map(document);
+    Ok(documents.collect::<anyhow::Result<Vec<_>>>()?.into_iter().flatten().collect())
+}
