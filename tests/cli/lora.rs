@@ -90,6 +90,11 @@ fn inspect_of_an_adapter_says_what_it_changes_and_by_how_much() -> Result {
     assert!(norm > 0.0 && alone["layers"][0]["relative_norm"].is_null());
     let beside = json(&["inspect", "--adapter", &cat, "--model", DEMO, "--json"])?;
     assert_eq!(beside["fits"], true);
+    assert_eq!(
+        json(&["inspect", DEMO, "--adapter", &cat, "--json"])?,
+        beside,
+        "either way to name the model"
+    );
     assert_eq!(beside["layers"][0]["norm"], alone["layers"][0]["norm"]);
     let relative = beside["layers"][0]["relative_norm"].as_f64().ok_or("a part")?;
     assert!((1e-4..1.0).contains(&relative), "{relative}");
@@ -135,8 +140,7 @@ fn what_cannot_be_done_with_an_adapter_is_refused() -> Result {
     gpt2(&["bench", "core", "--adapter", &cat])?.refused(1, &["--adapter is only for"]);
     gpt2(&["bench", "forward", "--lora", "4"])?.refused(1, &["--lora is only for"]);
     gpt2(&["merge", "--out", &out])?.refused(2, &["--adapter"]);
-    gpt2(&["merge", "--model", DEMO, "--adapter", &cat, "--out", &cat])?
-        .refused(1, &["folder of the model or of an adapter"]);
+    gpt2(&["merge", "--model", DEMO, "--adapter", &cat, "--out", &cat])?.refused(1, &["holds an adapter"]);
     gpt2(&["merge", "--model", DEMO, "--adapter", &cat, "--out", DEMO])?.refused(1, &["config.json already"]);
     gpt2(&["merge", "--model", DEMO, "--adapter", &cat, "--out", DEMO, "--overwrite"])?
         .refused(1, &["which this run reads"]);

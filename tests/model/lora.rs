@@ -70,7 +70,9 @@ fn pefts_adapters_give_pefts_logits_merged_or_not() -> Result {
         assert!(max_diff(wanted, &expected["base.logits"])? > 0.01, "{case} changes nothing");
         assert_close(case, &logits(&adapted, ids)?, wanted, TOLERANCE);
         let merged = adapted.clone().merged()?;
-        assert_close(case, &logits(&merged, ids)?, &logits(&adapted, ids)?, 1e-5);
+        // These updates are larger than the weights that they change: 1.3e-5 for one of them with AVX2,
+        // measured. Of the size that training gives, the difference is 2.2e-6 (scripts/compare_with_peft.py).
+        assert_close(case, &logits(&merged, ids)?, &logits(&adapted, ids)?, 2e-5);
         merged.check_layers()?;
         if adapter.replaced.is_empty() {
             assert!(adapted.check_layers().is_err(), "a checkpoint would lose the adapter");

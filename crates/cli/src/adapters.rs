@@ -49,7 +49,8 @@ pub(crate) fn find(
     let mut found: Vec<(AdapterFiles, f64)> = vec![];
     for AdapterArg { source, weight } in list {
         let files = files(source, args)?;
-        if found.iter().any(|(other, _)| other.name == files.name) {
+        let place = |files: &AdapterFiles| std::fs::canonicalize(&files.config).ok();
+        if found.iter().any(|(other, _)| place(other) == place(&files)) {
             bail!("--adapter: {} is named twice; give it one weight", files.name);
         }
         inputs.adapter(&files);
@@ -63,9 +64,18 @@ pub(crate) fn put_on(
     mut model: Gpt2LMHeadModel,
     adapters: &[(AdapterFiles, f64)],
 ) -> anyhow::Result<(Gpt2LMHeadModel, Vec<Used>)> {
-    let mut used = vec![];
+    let mut used: Vec<Used> = vec![];
+    let mut replaced: BTreeMap<String, &str> = BTreeMap::new();
     for (files, weight) in adapters {
         let adapter = AdapterCheckpoint::open(files)?.load(model.config())?;
+        for parameter in adapter.replaced.keys() {
+            if let Some(other) = replaced.insert(parameter.clone(), &files.name) {
+                bail!(
+                    "--adapter: {} and {other} both hold {parameter} whole; choose one of them",
+                    files.name
+                );
+            }
+        }
         model = model.with_adapter(&files.name, &adapter, *weight)?;
         used.push(Used {
             name: files.name.clone(),

@@ -17,7 +17,8 @@ pub struct ForwardArgs<'a> {
     /// Padding mask (B, S) over the cache and the new tokens: 1 = visible, 0 = padding. Any integer dtype.
     pub attention_mask: Option<&'a Tensor>,
     /// u32 (B, T), for rows of several documents: where the document of each position begins. A position attends to its own
-    /// document only, and default positions count from its start. Cannot be combined with a cache.
+    /// document only, and default positions count from its start. Cannot be combined with a cache. Summaries still call the row's first
+    /// position the first.
     pub document_starts: Option<&'a Tensor>,
     /// What cross-attention attends to, in a model with `add_cross_attention`. Without it the model skips
     /// cross-attention, as transformers does.

@@ -66,12 +66,15 @@ pub(crate) fn drawn(
 ) -> Vec<Vec<usize>> {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     rng.set_stream(batch);
+    // What does not fit begins the next row, so that long documents are drawn as often as short ones.
+    let mut held = None;
     let mut row = || {
         let (mut row, mut left) = (vec![], window);
         loop {
-            let i = rng.random_range(0..documents.len());
+            let i = held.take().unwrap_or_else(|| rng.random_range(0..documents.len()));
             let positions = documents[i].positions(window);
             if positions > left {
+                held = Some(i);
                 return row;
             }
             left -= positions;
@@ -172,6 +175,12 @@ mod tests {
         let of = |seed, batch| drawn(&documents, (seed, batch), 5, 12);
         assert_eq!(of(1, 2), of(1, 2));
         assert!(of(1, 2) != of(1, 3) && of(1, 2) != of(2, 2));
+        // Half of the documents fill a row, and half a part of one: both are drawn alike.
+        let two = [document(0, 13, 1), document(0, 2, 1)];
+        let counts = (0..200).flat_map(|batch| drawn(&two, (3, batch), 8, 12)).flatten();
+        let long = counts.clone().filter(|i| *i == 0).count();
+        let part = long as f64 / counts.count() as f64;
+        assert!((0.42..0.52).contains(&part), "{part}");
         for row in of(1, 2) {
             let taken: usize = row.iter().map(|i| documents[*i].positions(12)).sum();
             assert!((8..=12).contains(&taken), "{taken} of 12");

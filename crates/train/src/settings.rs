@@ -26,6 +26,7 @@ pub struct Settings {
     /// Of the adapter that is trained, if one is.
     lora: Option<LoraOptions>,
     /// The fingerprint of the frozen model behind it.
+    #[serde(rename = "frozen_model_fingerprint")]
     base: Option<u64>,
 }
 

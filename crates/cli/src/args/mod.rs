@@ -20,7 +20,7 @@ mod train;
 
 pub(crate) use adapter::AdapterArg;
 pub(crate) use attention::{AttentionArgs, EffectArg, HeadsArgs, LensArgs};
-pub(crate) use choices::{BenchTarget, ColorArg, KvArg};
+pub(crate) use choices::{BenchTarget, ColorArg, DTypeArg, KvArg};
 pub(crate) use device::DeviceArg;
 pub(crate) use finite::FiniteArgs;
 pub(crate) use hub::{DownloadArgs, HubArgs, ModelsArgs, VerifyCacheArgs};

@@ -8,7 +8,7 @@ use crate::outputs::Outputs;
 use crate::{hub, output, session};
 use anyhow::bail;
 use candle_core::{DType, Device};
-use gpt2_loader::{Checkpoint, SaveOptions, Tokenizer, TokenizerFiles, save};
+use gpt2_loader::{AdapterFiles, Checkpoint, SaveOptions, Tokenizer, TokenizerFiles, save};
 use serde::Serialize;
 use std::io::Write;
 use std::path::Path;
@@ -40,14 +40,32 @@ pub(crate) fn run(args: &MergeArgs) -> anyhow::Result<ExitCode> {
         }
         outputs.add("--out", &path, None);
     }
+    if AdapterFiles::is_in(out) {
+        bail!(
+            "--out {}: holds an adapter, for which other programs would take the model; choose another folder",
+            out.display()
+        );
+    }
     let found = adapters::find(&args.adapters, &args.hub, &mut inputs)?;
     let files = session::files(args.model.as_deref(), &args.hub)?;
     inputs.model(&files)?;
     inputs.spare_folder(&format!("--out {}", out.display()), out)?;
 
     let checkpoint = Checkpoint::open(&files)?;
+    if let Some(format) = checkpoint.formats().first() {
+        bail!(
+            "{}: its weights are quantised ({format}), and adding to them would round them once more; merge into the original, \
+             then quantise",
+            checkpoint.name()
+        );
+    }
     let model = checkpoint.load_model(DType::F32, &Device::Cpu)?;
     let tokenizer = match &files.tokenizer {
+        TokenizerFiles::Absent if out.join("tokenizer.json").symlink_metadata().is_ok() => bail!(
+            "--out {}: there is a tokenizer.json, and {} has none to replace it; choose another folder",
+            out.display(),
+            checkpoint.name()
+        ),
         TokenizerFiles::Absent => None,
         _ => Some(Tokenizer::open(&files, checkpoint.config().vocab_size)?),
     };

@@ -414,6 +414,7 @@ pub(crate) fn gradient_of_rows<E: Stored + WithDType>(grad: &Tensor, panels: &Pa
         candle_core::bail!("linear: the gradient is on another device")
     };
     let data = contiguous::<E>(storage, layout)?;
+    assert_eq!(depth, panels.depth(), "the gradient has another width than the layer");
     let mut out: Vec<E> = Vec::with_capacity(rows * panels.width());
     let finish = Finish { bias: None, residual: None, gelu: false, onto: false };
     #[allow(unsafe_code)]

@@ -207,6 +207,13 @@ impl AdapterConfig {
         }
     }
 
+    /// The same for a model at a revision on the Hub.
+    #[must_use]
+    pub fn with_revision(mut self, revision: Option<String>) -> Self {
+        self.other.extend(revision.map(|revision| ("revision".to_string(), revision.into())));
+        self
+    }
+
     /// What is not supported, or not valid: the field, its value, and why.
     pub(super) fn problem(&self) -> Option<String> {
         if self.peft_type != "LORA" {

@@ -83,16 +83,25 @@ fn is_target(adapter: &AdapterConfig, path: &str) -> Result<bool, String> {
             return Ok(false);
         }
     }
-    if !is_named(&adapter.target_modules, "target_modules", path)? {
+    let all =
+        matches!(&adapter.target_modules, Names::Pattern(text) if text.eq_ignore_ascii_case("all-linear"));
+    if !all && !is_named(&adapter.target_modules, "target_modules", path)? {
         return Ok(false);
     }
+    // A layer that is listed by its whole name needs no block.
+    if matches!(&adapter.target_modules, Names::List(list) if list.iter().any(|name| name == path)) {
+        return Ok(true);
+    }
     let blocks = adapter.layers_to_transform.as_ref().map_or(&[][..], |blocks| blocks.as_slice());
-    if blocks.is_empty() || matches!(adapter.target_modules, Names::Pattern(_)) {
+    if blocks.is_empty() || (!all && matches!(adapter.target_modules, Names::Pattern(_))) {
         return Ok(true);
     }
     let patterns = adapter.layers_pattern.as_ref().map_or(&[][..], |patterns| patterns.as_slice());
-    let patterns: Vec<&str> =
-        if patterns.is_empty() { vec![r"[^.]*"] } else { patterns.iter().map(String::as_str).collect() };
+    let mut patterns: Vec<&str> =
+        patterns.iter().map(String::as_str).filter(|text| !text.is_empty()).collect();
+    if patterns.is_empty() {
+        patterns.push(r"[^.]*");
+    }
     for pattern in patterns {
         let regex = compiled("layers_pattern", &format!(r"^(?:.*\.{pattern}\.(\d+)\.)"))?;
         let found = regex.captures(path).map_err(|e| format!("layers_pattern: {e}"))?;
@@ -110,7 +119,6 @@ fn is_named(names: &Names, field: &str, path: &str) -> Result<bool, String> {
         Names::List(list) => Ok(list.iter().any(|name| {
             path.strip_suffix(name.as_str()).is_some_and(|before| before.is_empty() || before.ends_with('.'))
         })),
-        Names::Pattern(pattern) if pattern == "all-linear" => Ok(true),
         Names::Pattern(pattern) => matches(field, &format!("^(?:{pattern})$"), path),
     }
 }

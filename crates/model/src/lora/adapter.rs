@@ -87,12 +87,19 @@ impl Adapter {
                 names.join(", ")
             )
         }
-        if options.r == 0 {
-            candle_core::bail!("lora: r is 0, expected at least 1")
+        if options.target_modules.is_empty() {
+            candle_core::bail!("lora: target_modules is empty, so nothing would learn")
         }
         let vb = init::seeded_variables(seed, &VarMap::new(), DType::F32, device);
         let mut updates = BTreeMap::new();
         for (layer, (n_in, n_out)) in layers.into_iter().filter(|(layer, _)| options.targets(layer)) {
+            let most = n_in.min(n_out);
+            if options.r == 0 || options.r > most {
+                candle_core::bail!(
+                    "lora: r is {}, expected 1 to {most}, the narrower side of {layer}",
+                    options.r
+                )
+            }
             let bound = 1.0 / (n_in as f64).sqrt();
             let vb = vb.pp(&layer);
             let a =

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 impl Gpt2LMHeadModel {
     /// The same model with an adapter of this name, `weight` times as strong. The model's own layers stay behind it, shared
-    /// with clones of the model. The adapter's numbers become the model's dtype.
+    /// with clones of the model. The adapter's numbers become the model's dtype: an adapter that learns needs a model in its own.
     ///
     /// # Errors
     /// When the adapter does not fit the model, the model has one of that name, or an adapter that replaces parameters has

@@ -20,7 +20,8 @@ pub struct LoraLinear {
 }
 
 impl LoraLinear {
-    /// `base` without updates. `stream`, below 2^20, tells the dropout of this layer from that of others.
+    /// `base` without updates. `stream`, below 2^20, tells the dropout of this layer from that of others; all updates of a layer
+    /// share it, so train one at a time if they have dropout.
     ///
     /// # Errors
     /// When `stream` is too large.

@@ -37,6 +37,9 @@ impl TrainingBatch {
     /// The rows of `x` (B, T, C) whose targets are learned, and those targets.
     pub(crate) fn learned(&self, x: &Tensor) -> Result<(Tensor, Tensor)> {
         let Some(documents) = &self.documents else { return Ok((x.clone(), self.targets.clone())) };
+        if documents.learned.elem_count() == 0 {
+            candle_core::bail!("a batch of documents of which nothing is learned has no loss")
+        }
         let rows = x.flatten(0, 1)?.index_select(&documents.learned, 0)?; // (n, C)
         Ok((rows, self.targets.flatten_all()?.index_select(&documents.learned, 0)?))
     }

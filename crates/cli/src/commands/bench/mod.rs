@@ -5,7 +5,7 @@ mod setup;
 mod targets;
 mod work;
 
-use crate::args::{BenchArgs, BenchTarget};
+use crate::args::{BenchArgs, BenchTarget, DTypeArg};
 use crate::device::rounds_to_tf32;
 use crate::output;
 use anyhow::bail;
@@ -42,6 +42,9 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     }
     if args.lora.is_some() && args.what != BenchTarget::Train {
         bail!("--lora is only for bench train; to time a model with an adapter, give --adapter");
+    }
+    if args.lora.is_some() && args.model.dtype != DTypeArg::F32 {
+        bail!("--lora: an adapter is trained in f32; leave --dtype out");
     }
     let whole = matches!(args.what, BenchTarget::Forward | BenchTarget::Decode | BenchTarget::Generate);
     if !args.model.adapters.list.is_empty() && !whole {

@@ -45,6 +45,9 @@ struct Row {
 /// The adapter that the arguments ask about, if they do.
 pub(super) fn named(args: &InspectArgs) -> anyhow::Result<Option<AdapterFiles>> {
     match (&args.name, args.model.adapters.list.as_slice()) {
+        (_, [one]) if (one.weight - 1.0).abs() > 0.0 => {
+            anyhow::bail!("--adapter: inspect shows an adapter as it is; leave ={} out", one.weight)
+        }
         (_, [one]) => Ok(Some(adapters::files(&one.source, &args.model.hub)?)),
         (_, [_, second, ..]) => {
             anyhow::bail!("--adapter: inspect shows one at a time, and {} is the second", second.source)
@@ -59,7 +62,8 @@ pub(super) fn named(args: &InspectArgs) -> anyhow::Result<Option<AdapterFiles>> 
 pub(super) fn run(args: &InspectArgs, files: &AdapterFiles) -> anyhow::Result<ExitCode> {
     let adapter = AdapterCheckpoint::open(files)?;
     // A model to compare it with, only if it was asked for.
-    let base = match &args.model.model {
+    let positional = args.name.as_ref().filter(|_| !args.model.adapters.list.is_empty());
+    let base = match args.model.model.as_ref().or(positional) {
         Some(name) => Some(Checkpoint::open(&session::files(Some(name), &args.model.hub)?)?),
         None => None,
     };
@@ -70,7 +74,9 @@ pub(super) fn run(args: &InspectArgs, files: &AdapterFiles) -> anyhow::Result<Ex
         _ => None,
     };
     let updates = adapter.updates()?;
-    let layers = updates.iter().map(|(layer, update)| row(layer, update, model.as_ref()));
+    let weights = model.as_ref().map(Gpt2LMHeadModel::named_parameters).unwrap_or_default();
+    let weights: BTreeMap<_, _> = weights.into_iter().collect();
+    let layers = updates.iter().map(|(layer, update)| row(layer, update, &weights));
     let factors = |name: &str| name.ends_with(".lora_A.weight") || name.ends_with(".lora_B.weight");
     let replaced = adapter.tensors().map(|info| info.name.clone()).filter(|name| !factors(name)).collect();
     let report = Report {
@@ -87,13 +93,11 @@ pub(super) fn run(args: &InspectArgs, files: &AdapterFiles) -> anyhow::Result<Ex
     Ok(if fits == Some(false) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-fn row(layer: &str, update: &Update, model: Option<&Gpt2LMHeadModel>) -> anyhow::Result<Row> {
+fn row(layer: &str, update: &Update, weights: &BTreeMap<String, Values>) -> anyhow::Result<Row> {
     let norm = update.norm()?;
-    let weights: BTreeMap<_, _> =
-        model.map(Gpt2LMHeadModel::named_parameters).into_iter().flatten().collect();
     let weight = weights.get(&format!("{layer}.weight")).map(Values::tensor).transpose()?;
     let relative = |weight: &Tensor| -> anyhow::Result<f64> {
-        Ok(norm / f64::from(weight.sqr()?.sum_all()?.to_scalar::<f32>()?).sqrt())
+        Ok(norm / weight.to_dtype(DType::F64)?.sqr()?.sum_all()?.to_scalar::<f64>()?.sqrt())
     };
     let relative_norm = weight.as_ref().map(relative).transpose()?;
     Ok(Row { layer: layer.to_string(), rank: update.rank(), scaling: update.scaling(), norm, relative_norm })

@@ -27,6 +27,11 @@ pub(super) fn state(out: &Path) -> PathBuf {
     out.join(STATE)
 }
 
+/// The config of an adapter.
+pub(super) fn adapter_config(out: &Path) -> PathBuf {
+    out.join(FILES_OF_ADAPTER[0])
+}
+
 /// The picture of the losses.
 pub(super) fn picture(out: &Path) -> PathBuf {
     out.join(PICTURE)

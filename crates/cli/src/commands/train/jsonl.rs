@@ -43,6 +43,11 @@ pub(super) fn parse(text: &str, path: &Path) -> anyhow::Result<Vec<Example>> {
     Ok(examples)
 }
 
+/// The text of all examples.
+pub(super) fn joined(examples: &[Example]) -> String {
+    examples.iter().flat_map(|example| [&example.prompt, &example.completion, "\n"]).collect()
+}
+
 /// The examples as documents, of which the completion and, if the tokenizer has one, the end of text is learned.
 pub(super) fn documents(examples: &[Example], tokenizer: &Tokenizer) -> anyhow::Result<Vec<Document>> {
     let end = tokenizer.end_of_text();

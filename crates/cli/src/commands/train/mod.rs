@@ -47,7 +47,9 @@ fn train(args: &TrainArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
         files::check(args, model.as_ref())?;
     }
 
-    let (config, tokenizer, checkpoint) = begin(args, &text, model.as_ref())?;
+    // A new tokenizer learns what is in the examples, not how their file spells it.
+    let words = examples.as_ref().map(|examples| jsonl::joined(examples));
+    let (config, tokenizer, checkpoint) = begin(args, words.as_ref().unwrap_or(&text), model.as_ref())?;
     let options = options(args);
     let window = options.window_for(config.n_positions).map_err(worded)?;
     let data = match &examples {

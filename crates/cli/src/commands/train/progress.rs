@@ -120,7 +120,8 @@ impl<'a> Progress<'a> {
         let out = &self.args.out;
         // Keep the files of the earlier run that --overwrite replaces until this run has something to show.
         if std::mem::take(&mut self.replaces) {
-            for file in [files::state(out), files::picture(out)] {
+            // The config of an adapter first: new weights beside it would have another scaling.
+            for file in [files::adapter_config(out), files::state(out), files::picture(out)] {
                 if file.exists() {
                     std::fs::remove_file(file)?;
                 }
@@ -129,7 +130,8 @@ impl<'a> Progress<'a> {
         let model = trainer.model();
         if let Some((adapter, lora)) = trainer.trained_adapter() {
             let conv1d = !model.config().is_bigcode();
-            let config = AdapterConfig::new(lora, self.args.model.clone(), conv1d);
+            let config = AdapterConfig::new(lora, self.args.model.clone(), conv1d)
+                .with_revision(self.args.hub.revision.clone());
             return Ok(save_adapter(out, adapter, &config, model.config())?);
         }
         let options = SaveOptions::default().with_dtype(DType::from(self.args.save_dtype));
