@@ -149,7 +149,7 @@ fn what_cannot_be_done_with_an_adapter_is_refused() -> Result {
     let gguf = folder.file("q.gguf").display().to_string();
     gpt2(&["quantize", DEMO, "--to", "q8_0", "--out", &gguf])?.succeeded();
     gpt2(&["merge", "--model", &gguf, "--adapter", &cat, "--out", &out])?
-        .refused(1, &["quantised weights", "then quantise"]);
+        .refused(1, &["quantised (q8_0)", "then quantise"]);
     assert!(!folder.file("out").exists(), "a refused merge leaves a folder");
 
     let text = folder.file("text.txt").display().to_string();

@@ -32,7 +32,8 @@
 //! # }
 //! ```
 //!
-//! [`Trainer::in_group`] shares the work out over the processes of a [`gpt2_parallel::Group`], with the same result, byte
+//! [`Trainer::adapter`] trains a LoRA adapter (`gpt2_model::lora`) of a frozen model, and [`Dataset::of_documents`] takes prompts
+//! and completions. [`Trainer::in_group`] shares the work out over the processes of a [`gpt2_parallel::Group`], with the same result, byte
 //! for byte. [`Trainer::save_state`] writes everything needed to resume a run, [`Trainer::resume`] reads it, and [`Metrics`]
 //! writes a line per step. For a loop of your own, use [`AdamW`], [`CosineSchedule`] and [`gpt2_model::training`].
 
