@@ -1,0 +1,88 @@
+"""Hooks as the bridge of TransformerLens 4 names and computes them: a part of make_circuit_reference.py."""
+
+import sys
+from importlib.metadata import version
+
+import torch
+from torch import Tensor
+
+import circuit_reference_model as base
+
+from transformer_lens.model_bridge import TransformerBridge
+
+SWITCHES = ("set_use_attn_result", "set_use_hook_mlp_in", "set_use_split_qkv_input", "set_use_attn_in")
+
+
+def bridge(switch: str | None = None) -> TransformerBridge:
+    """The bridge looks nothing up online if it is given a model; the folder's config.json tells it the rest."""
+    folder = str(base.FOLDER / "model")
+    model = TransformerBridge.boot_transformers(folder, hf_model=base.load(), dtype=torch.float64, device="cpu")
+    if switch:
+        getattr(model, switch)(True)
+    return model
+
+
+@torch.no_grad()
+def fired(model: TransformerBridge, ids: Tensor) -> dict[str, Tensor]:
+    """The value at every name of `hook_dict` that fires, aliases included."""
+    found: dict[str, Tensor] = {}
+    for name, point in model.hook_dict.items():
+        point.add_hook(lambda value, hook, name=name: found.__setitem__(name, value.detach().clone()))
+    model(ids)
+    return found
+
+
+def scores(value: Tensor) -> Tensor:
+    return value.masked_fill(value < base.HIDDEN_SCORE, base.HIDDEN_SCORE)
+
+
+def main() -> None:
+    base.start()
+    clean, _ = base.prompts()
+    plain = bridge()
+    aliases = {name: point.name for name, point in plain.hook_dict.items() if name != point.name}
+    values = fired(plain, clean)
+    hidden = values["blocks.0.attn.hook_attn_scores"][0, 0, 0, 1].item()
+    needs = {}
+    for switch in SWITCHES:  # a fresh model each: the last two exclude each other
+        for name, value in fired(bridge(switch), clean).items():
+            if name not in values:
+                values[name] = value
+                needs[name] = switch
+    silent = [name for name in plain.hook_dict if name not in values]
+    values = {name: scores(value) if name.endswith("scores") else value for name, value in values.items()}
+
+    stored = {k: v for k, v in base.read("hooks.safetensors").items() if not k.startswith("4x/")}
+    own = {f"4x/{name}": value for name, value in values.items() if name not in aliases}
+    base.write(stored | own, "hooks.safetensors")
+
+    rows = []
+    for key, value in stored.items():
+        name = key.removeprefix("2x/")
+        if key == name or not (name.startswith("blocks.0.") or not name.startswith("blocks.")):
+            continue
+        same = [n for n, v in values.items() if v.shape == value.shape and v.dtype == value.dtype]
+        same = [n for n in same if base.largest(values[n], value) < 1e-12]
+        row = {"name": name, "shape": list(value.shape), "exists": name in values, "alias of": aliases.get(name)}
+        row["equal"] = [n for n in same if n != name and not n.startswith(("blocks.1", "blocks.2"))]
+        if name in values:
+            agrees = values[name].shape == value.shape
+            row["difference"] = base.largest(values[name], value) if agrees else "shape"
+        rows.append(row)
+    shapes = {name: list(value.shape) for name, value in values.items() if ".1." not in name and ".2." not in name}
+    names = ("transformer_lens", "transformers", "torch", "numpy")
+    facts = {
+        "versions": {name: version(name) for name in names},
+        "rows": rows,
+        "aliases": aliases,
+        "silent": silent,
+        "needs": needs,
+        "hidden score": hidden,
+        "shapes": shapes,
+        "logits": base.largest(values["unembed.hook_out"], stored["logits"]),
+    }
+    base.write_facts(facts, sys.argv[1])
+
+
+if __name__ == "__main__":
+    main()
