@@ -32,6 +32,14 @@ def fired(model: TransformerBridge, ids: Tensor) -> dict[str, Tensor]:
     return found
 
 
+@torch.no_grad()
+def written_to(name: str, switch: str | None, ids: Tensor) -> Tensor:
+    """The logits at the last position if `ramp` changes a hook's value."""
+    model = bridge(switch)
+    model.hook_dict[name].add_hook(lambda value, hook: base.ramp(value))
+    return model(ids)[0, -1]
+
+
 def scores(value: Tensor) -> Tensor:
     return value.masked_fill(value < base.HIDDEN_SCORE, base.HIDDEN_SCORE)
 
@@ -70,6 +78,11 @@ def main() -> None:
             row["difference"] = base.largest(values[name], value) if agrees else "shape"
         rows.append(row)
     shapes = {name: list(value.shape) for name, value in values.items() if ".1." not in name and ".2." not in name}
+    written = {}
+    for key in stored:
+        if key.startswith("ramp/"):
+            name = key.removeprefix("ramp/")
+            written[name] = base.largest(written_to(name, needs.get(name), clean), stored[key])
     names = ("transformer_lens", "transformers", "torch", "numpy")
     facts = {
         "versions": {name: version(name) for name in names},
@@ -79,6 +92,7 @@ def main() -> None:
         "needs": needs,
         "hidden score": hidden,
         "shapes": shapes,
+        "written": written,
         "logits": base.largest(values["unembed.hook_out"], stored["logits"]),
     }
     base.write_facts(facts, sys.argv[1])

@@ -45,23 +45,45 @@ def shown(name: str, value: Tensor) -> Tensor:
     return value.masked_fill(value < HIDDEN_SCORE, HIDDEN_SCORE) if name.endswith("scores") else value
 
 
+# These hooks exist only behind a switch. A switch can change other hooks: q, k, v and attention inputs give ln1's hooks
+# a head dimension, and attn_in is idle while q, k and v have their own inputs. So each is on only while it is needed.
+SWITCHES = {
+    "attn.hook_result": "set_use_attn_result",
+    "hook_mlp_in": "set_use_hook_mlp_in",
+    "hook_attn_in": "set_use_attn_in",
+    "hook_q_input": "set_use_split_qkv_input",
+    "hook_k_input": "set_use_split_qkv_input",
+    "hook_v_input": "set_use_split_qkv_input",
+}
+
+
+def switch_of(name: str) -> str | None:
+    return SWITCHES.get(name.split(".", 2)[-1])
+
+
+def with_switch(model: HookedTransformer, switch: str | None, run):
+    """run(), with one switch on."""
+    if switch:
+        getattr(model, switch)(True)
+    found = run()
+    if switch:
+        getattr(model, switch)(False)
+    return found
+
+
 @torch.no_grad()
 def write_hooks(model: HookedTransformer, clean: Tensor) -> None:
     logits, cache = model.run_with_cache(clean)
     values = dict(cache.items())
-    # These hooks exist only behind a switch. The switches for q, k, v and attention inputs give ln1's hooks a head
-    # dimension, so everything else keeps its value from the run without switches.
-    model.set_use_attn_result(True)
-    model.set_use_hook_mlp_in(True)
-    model.set_use_split_qkv_input(True)
-    model.set_use_attn_in(True)
-    for name, value in model.run_with_cache(clean)[1].items():
-        values.setdefault(name, value)
-    model.set_use_attn_result(False)
-    model.set_use_hook_mlp_in(False)
-    model.set_use_split_qkv_input(False)
-    model.set_use_attn_in(False)
+    for switch in sorted(set(SWITCHES.values())):
+        more = with_switch(model, switch, lambda: model.run_with_cache(clean)[1])
+        values |= {name: value for name, value in more.items() if switch_of(name) == switch}
     tensors = {f"2x/{name}": shown(name, value) for name, value in values.items()}
+    change = lambda value, hook: base.ramp(value)  # what writing to a hook does
+    for name in values:
+        if name.startswith("blocks.1.") or not name.startswith("blocks."):
+            run = lambda: model.run_with_hooks(clean, fwd_hooks=[(name, change)])
+            tensors[f"ramp/{name}"] = with_switch(model, switch_of(name), run)[0, -1]
     base.write({"ids/clean": clean, "logits": logits} | tensors, "hooks.safetensors")
 
 

@@ -153,6 +153,11 @@ def changed(case: Case, value: Tensor, source: Tensor | None) -> Tensor:
     return value
 
 
+def ramp(value: Tensor) -> Tensor:
+    """What the runs behind `ramp/...` do to a hook: factors from 0.5 to 1.5 along its last axis (one entry: 0.5)."""
+    return value * torch.linspace(0.5, 1.5, value.shape[-1])
+
+
 def write(tensors: dict[str, Tensor], name: str) -> None:
     """float64 and int64 only; clones, because safetensors refuses two names for one storage."""
     for key, tensor in tensors.items():
