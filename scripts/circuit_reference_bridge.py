@@ -10,6 +10,7 @@ import circuit_reference_model as base
 
 from transformer_lens.model_bridge import TransformerBridge
 
+NEAR = 1e-12
 SWITCHES = ("set_use_attn_result", "set_use_hook_mlp_in", "set_use_split_qkv_input", "set_use_attn_in")
 
 
@@ -64,25 +65,23 @@ def main() -> None:
     own = {f"4x/{name}": value for name, value in values.items() if name not in aliases}
     base.write(stored | own, "hooks.safetensors")
 
+    # Layer 1 stands for all: which names hold the value, and which of them have the same effect if written to.
     rows = []
     for key, value in stored.items():
         name = key.removeprefix("2x/")
-        if key == name or not (name.startswith("blocks.0.") or not name.startswith("blocks.")):
+        if key == name or name.startswith(("blocks.0.", "blocks.2.")):
             continue
-        same = [n for n, v in values.items() if v.shape == value.shape and v.dtype == value.dtype]
-        same = [n for n in same if base.largest(values[n], value) < 1e-12]
-        row = {"name": name, "shape": list(value.shape), "exists": name in values, "alias of": aliases.get(name)}
-        row["equal"] = [n for n in same if n != name and not n.startswith(("blocks.1", "blocks.2"))]
-        if name in values:
-            agrees = values[name].shape == value.shape
-            row["difference"] = base.largest(values[name], value) if agrees else "shape"
+        near = [n for n in values if not n.startswith(("blocks.0.", "blocks.2."))]
+        same = [n for n in near if values[n].shape == value.shape and values[n].dtype == value.dtype]
+        same = [n for n in same if base.largest(values[n], value) < NEAR]
+        tried = {n: base.largest(written_to(n, needs.get(n), clean), stored[f"ramp/{name}"]) for n in {*same, name}}
+        row = {"name": name, "shape": list(value.shape), "alias of": aliases.get(name), "needs": needs.get(name)}
+        row["difference"] = base.largest(values[name], value)
+        row["equal"] = sorted(same)
+        row["written"] = tried[name]
+        row["same effect"] = sorted(n for n, off in tried.items() if off < NEAR)
         rows.append(row)
-    shapes = {name: list(value.shape) for name, value in values.items() if ".1." not in name and ".2." not in name}
-    written = {}
-    for key in stored:
-        if key.startswith("ramp/"):
-            name = key.removeprefix("ramp/")
-            written[name] = base.largest(written_to(name, needs.get(name), clean), stored[key])
+    shapes = {name: list(value.shape) for name, value in values.items() if ".0." not in name and ".2." not in name}
     names = ("transformer_lens", "transformers", "torch", "numpy")
     facts = {
         "versions": {name: version(name) for name in names},
@@ -92,7 +91,6 @@ def main() -> None:
         "needs": needs,
         "hidden score": hidden,
         "shapes": shapes,
-        "written": written,
         "logits": base.largest(values["unembed.hook_out"], stored["logits"]),
     }
     base.write_facts(facts, sys.argv[1])

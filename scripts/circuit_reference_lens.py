@@ -7,12 +7,11 @@ import torch
 from torch import Tensor
 
 import circuit_reference_model as base
-from circuit_reference_model import CASES, HEADS, HIDDEN_SCORE, LAYERS, T, metric
+from circuit_reference_model import CASES, EAP_IG_STEPS, HEADS, HIDDEN_SCORE, LAYERS, T, metric
 
 from transformer_lens import ActivationCache, HookedTransformer, HookedTransformerConfig, patching
 from transformer_lens.pretrained.weight_conversions import convert_gpt2_weights
 
-EAP_IG_STEPS = 5
 NO_PROCESSING = dict(fold_ln=False, center_writing_weights=False, center_unembed=False, fold_value_biases=False)
 
 

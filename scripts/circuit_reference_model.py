@@ -27,6 +27,7 @@ CHANGED = (2, 5, 9)  # where `corrupt` differs from `clean`: positions 0 and 1 a
 ANSWER, AGAINST = 18, 39  # the largest logits at the end of `clean` and of `corrupt`
 OTHER_LENGTHS = (5, 9, 12, 16, 7)
 STEER_SCALE = 1.7
+EAP_IG_STEPS = 5
 HIDDEN_SCORE = -1e30  # what the files hold where attention is masked
 
 

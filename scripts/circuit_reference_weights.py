@@ -206,6 +206,33 @@ def write_circuits(model: HookedTransformer) -> None:
     base.write(tensors, "circuits.safetensors")
 
 
+@torch.no_grad()
+def check_circuits(ours: dict[str, Tensor]) -> float:
+    """The largest difference between circuits.safetensors and the definitions, from `processed` alone."""
+    stored = base.read("circuits.safetensors")
+    get = lambda layer, name: ours[f"blocks.{layer}.attn.W_{name}"]
+    pairs = [(layer, head) for layer in range(LAYERS) for head in range(HEADS)]
+    ov = {(l, h): get(l, "V")[h] @ get(l, "O")[h] for l, h in pairs}
+    qk = {(l, h): get(l, "Q")[h] @ get(l, "K")[h].T for l, h in pairs}
+    w_e, w_u = ours["embed.W_E"], ours["unembed.W_U"]
+    dim = CHANNELS // HEADS
+    off = []
+    for layer, head in FULL:
+        key, full = f"{layer}.{head}", w_e @ ov[layer, head] @ w_u
+        off.append(base.largest(full, stored[f"ov/{key}"]))
+        off.append(base.largest(w_e @ qk[layer, head] @ w_e.T / dim**0.5, stored[f"qk/{key}"]))
+        off.append(base.largest(by_size(torch.linalg.eigvals(full))[:dim], stored[f"full ov eigenvalues/{key}"]))
+        off.append(base.largest(by_size(torch.linalg.eigvals(ov[layer, head]))[:dim], stored[f"ov eigenvalues/{key}"]))
+    for l, h in pairs:
+        for name, matrix in (("ov", ov[l, h]), ("qk", qk[l, h])):
+            off.append(base.largest(torch.linalg.svdvals(matrix)[:dim], stored[f"{name} singular values"][l, h]))
+        for m, g in pairs:
+            for mode, read in (("Q", qk[m, g]), ("K", qk[m, g].T), ("V", ov[m, g])):
+                score = (ov[l, h] @ read).norm() / (ov[l, h].norm() * read.norm()) if m > l else torch.tensor(0.0)
+                off.append(base.largest(score, stored[f"composition/{mode}"][l, h, m, g]))
+    return max(off)
+
+
 if __name__ == "__main__":
     base.start()
     clean, _ = base.prompts()
@@ -218,4 +245,5 @@ if __name__ == "__main__":
     facts["direct"] = write_direct(clean)
     write_heads(hooked(NO_PROCESSING), full)
     write_circuits(full)
+    facts["circuits"] = check_circuits(ours)
     base.write_facts(facts, sys.argv[1])
