@@ -30,8 +30,8 @@ hooks outside the layers.
   `enable_compatibility_mode`.
 - `attn.hook_result` is z W_O of each head, without b_O.
 - `hook_scale` is sqrt(variance + epsilon), the variance over all C channels (divided by C).
-- In version 2, hooks of a switch (`set_use_...`) change others: while q, k, v or attn inputs are split, ln1's hooks have
-  a head axis. Each value here is from a run with no other switch on than its own.
+- In version 2, hooks of a switch (`set_use_...`) change others: while q, k, v or attn inputs are split, ln1's hooks
+  have a head axis. Each value here is from a run with no other switch on than its own.
 
 | 2.x name | shape | in 4.3, the same spelling | 4.3's own name | other 4.3 names with this value | writing |
 |---|---|---|---|---|---|
@@ -41,11 +41,12 @@ hooks outside the layers.
 have it, of those that hold the value. In words, what differs:
 
 - `ln1.hook_normalized`, `ln2.hook_normalized`, `ln_final.hook_normalized`: in 2.x, with weights as in the checkpoint,
-  after the layer norm's weight and bias; in 4.3, before them. `hook_out` of the same layer norm in 4.3 is 2.x's value.
-  (If 2.x folds the layer norm, its value is the one before weight and bias, as in 4.3.)
-- `hook_resid_mid`: the same value, but in 4.3 it is `ln2.hook_in`, so writing to it changes what the MLP reads and not
-  the residual stream beside it. No name of 4.3 that holds this value writes to both.
-- `hook_attn_in`, `hook_q_input`, `hook_k_input`, `hook_v_input`: the residual stream before ln1, once per head, in both.
+  after the layer norm's weight and bias; in 4.3, before them. `hook_out` of the same layer norm in 4.3 is 2.x's
+  value. (If 2.x folds the layer norm, its value is the one before weight and bias, as in 4.3.)
+- `hook_resid_mid`: the same value, but in 4.3 it is `ln2.hook_in`, so writing to it changes what the MLP reads and
+  not the residual stream beside it. No name of 4.3 that holds this value writes to both.
+- `hook_attn_in`, `hook_q_input`, `hook_k_input`, `hook_v_input`: the residual stream before ln1, once per head, in
+  both.
 - In 4.3 `use_attn_in` and `use_split_qkv_input` exclude each other. In 2.x both may be on; then `hook_attn_in` fires
   and writing to it does nothing.
 
@@ -54,19 +55,21 @@ Names of 4.3 without a counterpart in 2.x, and their shapes (layer 1 stands for 
 
 These exist but do not fire: {silent}. `hook_unembed` is an alias of `unembed.hook_out`, the logits.
 `attn.o.hook_out` does not fire while `set_use_attn_result` is on, nor `attn.q.hook_in`, `k`, `v` while q, k, v or attn
-inputs are split. Everything under `attn.hook_hidden_states`, `attn.hook_out` and `attn.o.hook_out` has b_O.
+inputs are split. `attn.hook_hidden_states`, `attn.hook_out` and
+`attn.o.hook_out` all include b_O.
 
 ## interventions.safetensors
 
 Logits (1, T, V) of `clean`, `plain` and with one change; the key is the kind, the site, the place (`@` a position;
-without it, all positions) and a number. `ids/clean`, `ids/corrupt`, `ids/others.0` to `.4` (five prompts of 5, 9, 12, 16
-and 7 tokens), `ids/others by position` (5, T), `vector` (C).
+without it, all positions) and a number. `ids/clean`, `ids/corrupt`, `ids/others.0` to `.4` (five prompts of 5, 9, 12,
+16 and 7 tokens), `ids/others by position` (5, T), `vector` (C).
 
 - `patch SITE PLACE`: the activation from the run of `corrupt` replaces that of `clean`.
 - `zero z L.H`: zeros.
-- `mean z L.H`: the mean of that head's z over all positions of the five prompts of different lengths (49 vectors, each
-  weighs the same): `mean/L.H` (D).
-- `mean by position z L.H`: the mean over the five prompts of T tokens, for each position: `mean by position/L.H` (T, D).
+- `mean z L.H`: the mean of that head's z over all positions of the five prompts of different lengths (49 vectors,
+  each weighs the same): `mean/L.H` (D).
+- `mean by position z L.H`: the mean over the five prompts of T tokens, for each position: `mean by position/L.H` (T,
+  D).
 - `steer resid_pre PLACE 1.7`: 1.7 · `vector` added.
 - `temperature scores L.H NUMBER`: that head's scores, after scale and mask, divided by the number.
 
@@ -78,9 +81,10 @@ and 7 tokens), `ids/others by position` (5, T), `vector` (C).
 from `clean`: `patch/z` (L, H), all positions; `patch/z by position` (L, H, T); `patch/resid_pre`, `patch/attn_out`,
 `patch/mlp_out` (L, T). From `transformer_lens.patching`, in f64.
 
-`attribution/z` (L, H, T), `attribution/resid_pre`, `attribution/attn_out`, `attribution/mlp_out` (L, T): the first-order
-estimate of `patch - metric/corrupt`: sum over channels of (clean - corrupt) · d metric / d activation, the gradient
-taken in the run of `corrupt`. The gradient of `resid_pre` is that of the whole residual stream at that place.
+`attribution/z` (L, H, T), `attribution/resid_pre`, `attribution/attn_out`, `attribution/mlp_out` (L, T): the
+first-order estimate of `patch - metric/corrupt`: sum over channels of (clean - corrupt) · d metric / d activation,
+the gradient taken in the run of `corrupt`. The gradient of `resid_pre` is that of the whole residual stream at that
+place.
 
 `eap`, `eap noising`, `eap-ig`, `eap-ig from 0` (3, L, H, L, H): edges between heads. Axes: q, k or v input of the
 receiver; the sender's layer and head; the receiver's layer and head. Zero unless the sender's layer is smaller. With
@@ -110,11 +114,11 @@ ln_f in this run and γ its weight. The final bias is β W_U[:, t], with β the 
 
 - `raw`: as above with the checkpoint's W_U. A head's c is z W_O, where z has the value bias in it; `attention_biases`
   are the checkpoint's b_O. The total is the logit.
-- `kept`: the unembedding centred over the vocabulary (subtract the mean over t of every share, bias included). The total
-  is the logit minus the mean logit. For `difference`, the same numbers as `raw`.
-- `centred`: TransformerLens' default processing (below). As `kept`, but value biases are folded: with b_V' = b_V + β₁ W_V
-  (β₁ the bias of ln1), a head's c is (z - b_V') W_O and a layer's bias b_O + sum over heads of b_V' W_O. The total is
-  that of `kept`.
+- `kept`: the unembedding centred over the vocabulary (subtract the mean over t of every share, bias included). The
+  total is the logit minus the mean logit. For `difference`, the same numbers as `raw`.
+- `centred`: TransformerLens' default processing (below). As `kept`, but value biases are folded: with b_V' = b_V + β₁
+  W_V (β₁ the bias of ln1), a head's c is (z - b_V') W_O and a layer's bias b_O + sum over heads of b_V' W_O. The
+  total is that of `kept`.
 
 The largest |total - logit|: {direct}.
 
@@ -133,23 +137,23 @@ query i is one after the first repeat, i = 26, ..., 100.
 - `previous`: the mean of A[i, i - 1] over i = 1, ..., 100.
 - `detect_head/NAME/mul`, `abs`, `mul without bos and current`: TransformerLens' `detect_head`. `mul` is the sum of A
   over the pattern's entries over the sum of all of A (101); `without ...` (exclude_bos, exclude_current_token) first
-  sets A's column 0 and diagonal to zero. `abs` is 1 - round(sum |A - pattern| / 101, 3), so three digits. The pattern of
-  `duplicate_token_head`: ids[j] = ids[i], j < i, any i; of `induction_head`: that shifted by one key, column 0 zero;
-  of `previous_token_head`: j = i - 1.
-- `copying/eigenvalues` (L, H): sum of eigenvalues (real part) over the sum of their absolute values, of
-  W_E W_V W_O W_U with processed weights; `copying/eigenvalues raw` with the checkpoint's, no layer norm folded.
-- `copying/olsson`: one reading of Olsson et al.'s evaluator. Row: the 25 tokens without BOS, x_0, ..., x_24. The output of
-  the head at i, z_i W_O (no b_O), times the checkpoint's W_U (no ln_f) gives logits; subtract their mean over the
-  vocabulary; ReLU: u_i. a = sum over i, j of A[i, j] u_i[x_j]; b = sum over i and over the different tokens t of the row
-  of u_i[t]. Score: 4 a / (a + b) - 1, from -1 to 1.
+  sets A's column 0 and diagonal to zero. `abs` is 1 - round(sum |A - pattern| / 101, 3), so three digits. The pattern
+  of `duplicate_token_head`: ids[j] = ids[i], j < i, any i; of `induction_head`: that shifted by one key, column 0
+  zero; of `previous_token_head`: j = i - 1.
+- `copying/eigenvalues` (L, H): sum of eigenvalues (real part) over the sum of their absolute values, of W_E W_V W_O
+  W_U with processed weights; `copying/eigenvalues raw` with the checkpoint's, no layer norm folded.
+- `copying/olsson`: one reading of Olsson et al.'s evaluator. Row: the 25 tokens without BOS, x_0, ..., x_24. The
+  output of the head at i, z_i W_O (no b_O), times the checkpoint's W_U (no ln_f) gives logits; subtract their mean
+  over the vocabulary; ReLU: u_i. a = sum over i, j of A[i, j] u_i[x_j]; b = sum over i and over the different tokens
+  t of the row of u_i[t]. Score: 4 a / (a + b) - 1, from -1 to 1.
 
-Olsson et al. 2022, appendix "Data collection", on prefix matching: "Generate a sequence of 25 random tokens, excluding the most common and
-the least common tokens. Repeat this sequence 4 times and prepend a 'start of sequence' token. Compute the attention
-pattern. The prefix matching score is the average of all attention pattern entries attending from a given token back to
-the tokens that preceded the same token in earlier repeats." So it is a mean over entries: `mean of entries`. Their
-words name the token before the earlier copy, and `preceding` takes them so. But an induction head completes [A][B] ...
-[A] with [B]: it attends to [B], the token after the earlier copy. `prefix` scores that, as is usual. (An erratum to the
-paper is said to correct this wording; we have not seen it.)
+Olsson et al. 2022, appendix "Data collection", on prefix matching: "Generate a sequence of 25 random tokens,
+excluding the most common and the least common tokens. Repeat this sequence 4 times and prepend a 'start of sequence'
+token. Compute the attention pattern. The prefix matching score is the average of all attention pattern entries
+attending from a given token back to the tokens that preceded the same token in earlier repeats." So it is a mean over
+entries: `mean of entries`. Their words name the token before the earlier copy, and `preceding` takes them so. But an
+induction head completes [A][B] ... [A] with [B]: it attends to [B], the token after the earlier copy. `prefix` scores
+that, as is usual. (An erratum to the paper is said to correct this wording; we have not seen it.)
 
 On copying: "Compute this head's contribution to the residual stream, then convert that using the unembeddings (i.e.
 along the 'direct path') to impacts on each logit. Logits are transformed by subtracting the mean of the logits and
@@ -189,7 +193,7 @@ TransformerLens: {processing}; between circuits.safetensors and its definitions,
 
 ## Largest differences
 
-Each number is an absolute difference, f64.
+Each number is an absolute difference, f64. For a temperature, nnsight and transformers divide the head's queries.
 
 | what | with | largest |
 |---|---|---|
@@ -233,7 +237,8 @@ def difference_rows(facts: dict) -> str:
     }
     for label, wanted in groups.items():
         rows.append((label, "transformers", max(v for k, v in checks["patching"].items() if wanted(k))))
-    rows.append(("hooks `2x/...`: patterns, z, residual streams, logits", "transformers", max(checks["hooks"].values())))
+    label = "hooks `2x/...`: patterns, z, residual streams, logits"
+    rows.append((label, "transformers", max(checks["hooks"].values())))
     rows.append(("direct, `raw/...` and `kept/...` of heads", "transformers", checks["direct"]))
     agreeing = [row["difference"] for row in facts["bridge"]["rows"] if row["difference"] < 1e-12]
     rows.append(("hooks, layer 1 and outside, where 2.x and 4.3 agree", "TransformerLens 4.3", max(agreeing)))
@@ -250,11 +255,15 @@ def readme(facts: dict) -> str:
         f"- `4x/...`: {show(bridge['versions'])}",
         f"- `model/` and the checks: {show(facts['checks']['versions'])}",
     ]
+    letters = {"(1, 12)": "(1, T)", "(1, 12, 24)": "(1, T, C)", "(1, 12, 53)": "(1, T, V)"}
+    others = ", ".join(others)
+    for shape, named_shape in letters.items():
+        others = others.replace(shape, named_shape)
     return TEXT.format(
         versions="\n".join(versions),
         hidden=f"{bridge['hidden score']:.2e}",
         names=name_rows(bridge["rows"]),
-        others=", ".join(others).replace("(1, 12, 24)", "(1, T, C)").replace("(1, 12)", "(1, T)").replace("12, 53", "T, V"),
+        others=others,
         silent=", ".join(short(n) for n in bridge["silent"] if n.startswith("blocks.1.")),
         direct=number(max(facts["weights"]["direct"].values())),
         processing=number(facts["weights"]["processing"]),
