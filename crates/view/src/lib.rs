@@ -26,7 +26,7 @@
 //! | `terminal` | [`Style`], and the escape sequences that colour a cell |
 //! | `palette` | the colours of weights |
 //! | `triangle` | weights as rows of numbers without the hidden keys |
-//! | `html` | [`PageWriter`]: every head in one page for a browser, which needs no network |
+//! | `html` | [`PageWriter`]: every head in one page for a browser, which needs no network; [`page_fragment`] |
 //! | `png` | [`head_png`], [`HeadGrid`]: one head or all as a picture; [`loss_curve`]: a training run |
 //! | `provenance` | [`Provenance`]: how a file was made, recorded in every file |
 //! | `recognise` | [`is_ours`]: whether this crate wrote a file |
@@ -74,7 +74,7 @@ pub use first_look::{FirstLook, Link};
 pub use focus::{FOCUS_THRESHOLD, Focus, OnRepeats, Share};
 pub use gpt2_files::write_safetensors;
 pub use heatmap::heatmap;
-pub use html::{NextToken, PageHeader, PageWriter};
+pub use html::{HeadNumbers, NextToken, PageHeader, PageWriter, page_fragment};
 pub use largest::keep_largest;
 pub use lines::{write_json_lines, write_provenance_line, write_square_json};
 pub use overview::{HeadRow, overview};

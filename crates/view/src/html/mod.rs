@@ -5,9 +5,14 @@
 //! that the script reads, so no part of a prompt ever becomes markup.
 
 mod codes;
+mod extras;
+mod fragment;
+mod header;
+
+pub use fragment::page_fragment;
+pub use header::{HeadNumbers, NextToken, PageHeader};
 
 use crate::palette::ANCHORS;
-use crate::provenance::Provenance;
 use crate::summary::HeadSummary;
 use crate::text::{has_shape, visible_text, visible_token};
 use crate::triangle::check;
@@ -39,47 +44,6 @@ const FEW: usize = 525_000;
 /// The size of all heads' text together, above which heads get fewer levels.
 const ROOM: usize = 28_000_000;
 
-/// What a page is about: start with [`PageHeader::new`] and change the fields that differ.
-#[derive(Debug, Clone)]
-#[non_exhaustive]
-pub struct PageHeader<'a> {
-    /// The title at the top: the model's name.
-    pub title: &'a str,
-    /// The S tokens that queries can attend to, as they are in the text.
-    pub tokens: &'a [String],
-    /// T, the number of queries: they are the last tokens.
-    pub queries: usize,
-    /// How many heads will be written, in all layers together.
-    pub heads: usize,
-    /// K, if the weights hold only the K largest of each row (see [`keep_largest`](crate::keep_largest)); the page
-    /// then shows no number for the others.
-    pub top: Option<usize>,
-    /// How it was made: the caption goes below the title, the facts into `provenance` in the header's JSON.
-    pub provenance: &'a Provenance,
-}
-
-impl<'a> PageHeader<'a> {
-    /// A page of `heads` heads with all their weights, where each token is a query.
-    #[must_use]
-    pub fn new(title: &'a str, tokens: &'a [String], heads: usize, provenance: &'a Provenance) -> Self {
-        Self { title, tokens, queries: tokens.len(), heads, top: None, provenance }
-    }
-}
-
-/// The model's prediction after a query.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct NextToken {
-    /// The most probable tokens and their probabilities, most probable first.
-    #[serde(serialize_with = "visible")]
-    pub likely: Vec<(String, f32)>,
-    /// The probability of the token that really follows; `None` after the last.
-    pub actual: Option<f32>,
-}
-
-fn visible<S: serde::Serializer>(likely: &[(String, f32)], to: S) -> std::result::Result<S::Ok, S::Error> {
-    to.collect_seq(likely.iter().map(|(token, p)| (visible_token(token), p)))
-}
-
 /// Writes a page one layer at a time, so that memory never has to hold more than one layer's weights.
 ///
 /// A page of up to 525,000 weights shows them within 1.2e-5. A larger page keeps 8 bits per weight and shows a
@@ -93,8 +57,10 @@ pub struct PageWriter<W> {
     out: W,
     queries: usize,
     keys: usize,
-    /// The number of heads still to write, and the room left for them.
-    heads: usize,
+    /// How many heads each run has, and the layers and heads of each run so far.
+    announced: usize,
+    written: Vec<Vec<(usize, usize)>>,
+    /// The room left for the heads that are still to be written.
     room: usize,
     levels: &'static [u16],
 }
@@ -104,8 +70,12 @@ struct Header<'a> {
     title: String,
     caption: String,
     tokens: Vec<String>,
+    /// The tokens as they are, for the search: the page never shows these.
+    texts: &'a [String],
     queries: usize,
     top: Option<usize>,
+    runs: Vec<String>,
+    prompt: Option<usize>,
     palette: [(u8, u8, u8); ANCHORS.len()],
     provenance: &'a Value,
 }
@@ -114,6 +84,7 @@ struct Header<'a> {
 struct LayerEntry<'a> {
     layer: usize,
     heads: Vec<HeadEntry<'a>>,
+    run: usize,
 }
 
 #[derive(Serialize)]
@@ -127,37 +98,55 @@ impl<W: Write> PageWriter<W> {
     /// Starts a page. It makes many small writes, so give it a buffered writer.
     ///
     /// # Errors
-    /// When there is no query, more queries than tokens, no head, or `out` cannot be written to.
+    /// When there is no query, more queries than tokens, no head, more than two runs, a prompt without a token or
+    /// longer than the text, or `out` cannot be written to.
     pub fn new(mut out: W, header: &PageHeader) -> Result<Self> {
-        let (queries, keys, heads) = (header.queries, header.tokens.len(), header.heads);
+        let (queries, keys, announced) = (header.queries, header.tokens.len(), header.heads);
         check(queries, keys, "page")?;
-        if heads == 0 {
+        if announced == 0 {
             candle_core::bail!("page: no head to show")
+        }
+        let runs = header.runs.len().max(1);
+        if runs > 2 {
+            candle_core::bail!("page: {runs} runs, expected one or two")
+        }
+        if let Some(prompt) = header.prompt.filter(|prompt| !(1..=keys).contains(prompt)) {
+            candle_core::bail!("page: a prompt of {prompt} tokens in a text of {keys}")
         }
         let head = between("", "{{data}}");
         let head = head.replace("{{script-hash}}", &hash(SCRIPT)).replace("{{style-hash}}", &hash(STYLE));
         out.write_all(head.replace("{{style}}", STYLE).as_bytes())?;
-        let tokens = header.tokens.iter().map(|token| visible_token(token)).collect();
-        let title = visible_text(header.title);
-        let values = heads.saturating_mul(queries * (keys - queries) + queries * (queries + 1) / 2);
+        let seen = queries * (keys - queries) + queries * (queries + 1) / 2;
+        let values = announced.saturating_mul(runs).saturating_mul(seen);
         let levels: &[u16] = if values <= FEW { &[FINE] } else { &COARSE };
-        let mut page = Self { out, queries, keys, heads, room: ROOM, levels };
-        let (caption, provenance) = (header.provenance.shown(), &header.provenance.facts);
-        let header =
-            Header { title, caption, tokens, queries, top: header.top, palette: ANCHORS, provenance };
+        let written = vec![vec![]; runs];
+        let mut page = Self { out, queries, keys, announced, written, room: ROOM, levels };
+        let header = Header {
+            title: visible_text(header.title),
+            caption: header.provenance.shown(),
+            tokens: header.tokens.iter().map(|token| visible_token(token)).collect(),
+            texts: header.tokens,
+            queries,
+            top: header.top,
+            runs: header.runs.iter().map(|run| visible_text(run)).collect(),
+            prompt: header.prompt,
+            palette: ANCHORS,
+            provenance: &header.provenance.facts,
+        };
         page.json("id=\"header\"", &header)?;
         Ok(page)
     }
 
-    /// Writes heads of one layer. Layers and heads appear in the order of writing; write each once.
+    /// Writes heads of one layer of the first or only run. Layers and heads appear in the order of writing; write each
+    /// once.
     ///
     /// # Shapes
     /// `weights` (H, T, S) on any device and of any float dtype; `heads` the indices of these H heads in
     /// the model, `summaries` theirs, as from [`summarize`](crate::summarize)
     ///
     /// # Errors
-    /// When the shapes differ from the header, a weight is neither NaN nor between 0 and 1, or the page
-    /// cannot be written to.
+    /// When the shapes differ from the header, a head was there before, a weight is neither NaN nor between 0 and 1,
+    /// or the page cannot be written to.
     pub fn layer(
         &mut self,
         layer: usize,
@@ -165,6 +154,25 @@ impl<W: Write> PageWriter<W> {
         weights: &Tensor,
         summaries: &[HeadSummary],
     ) -> Result<()> {
+        self.layer_of_run(0, layer, heads, weights, summaries)
+    }
+
+    /// Writes heads of one layer of run 0 or 1, in any order: both runs must have the same heads in the end.
+    ///
+    /// # Shapes
+    /// As of [`layer`](Self::layer)
+    ///
+    /// # Errors
+    /// As of [`layer`](Self::layer), and when there is no such run.
+    pub fn layer_of_run(
+        &mut self,
+        run: usize,
+        layer: usize,
+        heads: &[usize],
+        weights: &Tensor,
+        summaries: &[HeadSummary],
+    ) -> Result<()> {
+        self.check_run(run)?;
         if weights.dims() != [heads.len(), self.queries, self.keys] || summaries.len() != heads.len() {
             candle_core::bail!(
                 "page: layer {layer} has weights of shape {:?} and {} summaries for {} heads, {} queries and {} keys",
@@ -175,12 +183,17 @@ impl<W: Write> PageWriter<W> {
                 self.keys
             )
         }
-        let Some(left) = self.heads.checked_sub(heads.len()) else {
-            candle_core::bail!("page: layer {layer} has {} heads, {} were left", heads.len(), self.heads)
-        };
-        // Later heads may use the room that earlier ones left over. Heads differ, so one may take more than its
-        // share; if all do, the later ones get less, and the total stays within its room.
-        let share = self.room / self.heads.max(1) * 7 / 5;
+        let left = self.announced - self.written[run].len();
+        if heads.len() > left {
+            candle_core::bail!("page: layer {layer} has {} heads, {left} were left", heads.len())
+        }
+        let share = self.share();
+        for &head in heads {
+            if self.written[run].contains(&(layer, head)) {
+                candle_core::bail!("page: layer {layer}, head {head} was written before")
+            }
+            self.written[run].push((layer, head));
+        }
         let codes: Vec<Codes> = (0..heads.len())
             .into_par_iter()
             .map(|i| encode(&weights.get(i)?, self.levels, share))
@@ -191,25 +204,30 @@ impl<W: Write> PageWriter<W> {
             summary,
         };
         let entries = heads.iter().zip(summaries).zip(&codes).map(entry).collect();
-        self.json("class=\"layer\"", &LayerEntry { layer, heads: entries })?;
+        self.json("class=\"layer\"", &LayerEntry { layer, heads: entries, run })?;
         for Codes { text, .. } in &codes {
             self.room = self.room.saturating_sub(text.len());
             writeln!(self.out, "<script type=\"text/plain\" class=\"weights\">{text}</script>")?;
         }
-        self.heads = left;
         Ok(())
     }
 
     /// Ends the page and returns its writer.
     ///
     /// # Shapes
-    /// `predictions` T, one per query, or none if the page should not show any
+    /// `predictions` T, one per query of the first run, or none if the page should not show any
     ///
     /// # Errors
-    /// When the number of predictions or heads is wrong, or the page cannot be written to.
+    /// When the number of predictions or heads is wrong, the runs have other heads, or the page cannot be written to.
     pub fn finish(mut self, predictions: &[NextToken]) -> Result<W> {
-        if self.heads > 0 {
-            candle_core::bail!("page: {} of the announced heads are missing", self.heads)
+        if self.left() > 0 {
+            candle_core::bail!("page: {} of the announced heads are missing", self.left())
+        }
+        for run in &mut self.written {
+            run.sort_unstable();
+        }
+        if self.written.windows(2).any(|pair| pair[0] != pair[1]) {
+            candle_core::bail!("page: the two runs have different heads, so nothing can be compared")
         }
         if !predictions.is_empty() && predictions.len() != self.queries {
             candle_core::bail!("page: {} predictions for {} queries", predictions.len(), self.queries)
@@ -220,6 +238,24 @@ impl<W: Write> PageWriter<W> {
         self.out.write_all(between("{{script}}", "").as_bytes())?;
         self.out.flush()?;
         Ok(self.out)
+    }
+
+    fn check_run(&self, run: usize) -> Result<()> {
+        if run >= self.written.len() {
+            candle_core::bail!("page: run {run}, but the header names {}", self.written.len())
+        }
+        Ok(())
+    }
+
+    /// The text that the next head may take. Later heads may use the room that earlier ones left over. Heads differ, so
+    /// one may take more than its share; if all do, the later ones get less, and the total stays within its room.
+    fn share(&self) -> usize {
+        self.room / self.left().max(1) * 7 / 5
+    }
+
+    /// How many heads are still to be written, in all runs.
+    fn left(&self) -> usize {
+        self.written.iter().map(|run| self.announced - run.len()).sum()
     }
 
     /// A script element that holds data. No string can end it, or change the order in which an editor shows it: `<` and

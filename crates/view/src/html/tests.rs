@@ -1,6 +1,7 @@
 //! The content of a page. The workspace's tests/view and tests/cli/page test how a browser shows it.
 
 use super::*;
+use crate::provenance::Provenance;
 use crate::summary::summarize;
 use candle_core::{DType, Device};
 use serde_json::json;
@@ -16,8 +17,7 @@ fn page_by(
     provenance: &Provenance,
 ) -> Result<String> {
     let tokens: Vec<String> = tokens.iter().map(ToString::to_string).collect();
-    let header =
-        PageHeader { title, tokens: &tokens, queries: tokens.len(), heads: 2, top: None, provenance };
+    let header = PageHeader::new(title, &tokens, 2, provenance);
     let weights = Tensor::zeros((1, tokens.len(), tokens.len()), DType::F32, &Device::Cpu)?;
     let mut page = PageWriter::new(Vec::new(), &header)?;
     for layer in [0, 3] {
@@ -86,7 +86,7 @@ fn no_string_becomes_markup() -> Result<()> {
 fn what_does_not_fit_together_is_refused() -> Result<()> {
     let tokens = ["a", "b", "c"].map(String::from);
     let provenance = &Provenance::default();
-    let header = PageHeader { title: "m", tokens: &tokens, queries: 2, heads: 2, top: None, provenance };
+    let header = PageHeader { queries: 2, ..PageHeader::new("m", &tokens, 2, provenance) };
     let weights = Tensor::zeros((2, 2, 3), DType::F32, &Device::Cpu)?;
     let summaries = summarize(&weights)?;
     let start = || PageWriter::new(Vec::new(), &header);
