@@ -1,7 +1,7 @@
 //! Pages of random weights that look like attention: sinks, neighbours, sharp and diffuse heads.
 
 use candle_core::{Device, Result, Tensor};
-use gpt2_view::{NextToken, PageHeader, PageWriter, Provenance, summarize};
+use gpt2_view::{HeadNumbers, NextToken, PageHeader, PageWriter, Provenance, summarize};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::io::Write;
@@ -98,4 +98,88 @@ pub(crate) fn write<W: Write>(out: W, t: usize, layers: &[Tensor]) -> Result<W> 
         actual: (i + 1 < t).then_some(0.125),
     };
     page.finish(&(0..t).map(next).collect::<Vec<_>>())
+}
+
+/// The heads of each layer in [`everything`], and the width of their queries and keys.
+pub(crate) const HEADS: usize = 4;
+pub(crate) const WIDTH: usize = 8;
+
+/// What a page of all kinds of data is made of.
+pub(crate) struct Everything {
+    pub(crate) tokens: Vec<String>,
+    /// For each run, three layers of (HEADS, T, T).
+    pub(crate) runs: [Vec<Tensor>; 2],
+    /// (HEADS, T) for every layer alike.
+    pub(crate) norms: Tensor,
+    /// (HEADS, T, WIDTH)
+    pub(crate) q: Tensor,
+    pub(crate) k: Tensor,
+    /// The map that is no head, (T, T).
+    pub(crate) rollout: Tensor,
+}
+
+impl Everything {
+    pub(crate) fn new(t: usize) -> Result<Self> {
+        let kinds = |layer| (0..HEADS).map(|head| Kind::mixed(layer, head)).collect::<Vec<_>>();
+        let clean = (0..3).map(|l| weights(&kinds(l), t, l as u64)).collect::<Result<Vec<_>>>()?;
+        // The second run differs from layer 1 on, more and more.
+        let second = |l: usize| -> Result<Tensor> {
+            let share = [0.0, 0.2, 0.6][l];
+            (&clean[l] * (1.0 - share))? + (weights(&kinds(l + 1), t, 90 + l as u64)? * share)?
+        };
+        let second = (0..3).map(second).collect::<Result<Vec<_>>>()?;
+        let wave = |n: usize, scale: f32| (0..n).map(move |i| (i as f32 * scale).sin()).collect::<Vec<_>>();
+        let vectors =
+            |scale| Tensor::from_vec(wave(HEADS * t * WIDTH, scale), (HEADS, t, WIDTH), &Device::Cpu);
+        let norms = wave(HEADS * t, 0.7).into_iter().map(|x| 2.0 + x).collect::<Vec<_>>();
+        let rollout = clean[0].mean(0)?;
+        let norms = Tensor::from_vec(norms, (HEADS, t), &Device::Cpu)?;
+        Ok(Self {
+            tokens: tokens(t),
+            runs: [clean, second],
+            norms,
+            q: vectors(0.37)?,
+            k: vectors(0.11)?,
+            rollout,
+        })
+    }
+
+    /// The page of the first `runs` runs; the last third of the text is generated.
+    pub(crate) fn write<W: Write>(&self, out: W, runs: &[&str]) -> Result<W> {
+        let t = self.tokens.len();
+        let heads: Vec<usize> = (0..HEADS).collect();
+        let provenance = Provenance { caption: "f32 on cpu; seed 1".to_owned(), ..Provenance::default() };
+        let mut header = PageHeader::new("all kinds of data", &self.tokens, 3 * HEADS, &provenance);
+        header.runs = runs;
+        header.prompt = Some(t - t / 3);
+        let mut page = PageWriter::new(out, &header)?;
+        let next = |shift: usize| -> Vec<NextToken> {
+            let likely = |i: usize| {
+                (0..3).map(move |n| (self.tokens[(i + n + shift) % t].clone(), 0.5f32.powi(n as i32 + 1)))
+            };
+            (0..t)
+                .map(|i| NextToken { likely: likely(i).collect(), actual: (i + 1 < t).then_some(0.25) })
+                .collect()
+        };
+        for run in 0..runs.len().max(1) {
+            for (layer, weights) in self.runs[run].iter().enumerate() {
+                page.layer_of_run(run, layer, &heads, weights, &summarize(weights)?)?;
+                page.value_norms(run, layer, &heads, &self.norms)?;
+                page.vectors(run, layer, &heads, &self.q, &self.k, 0.5)?;
+                let guess = |i: usize| (self.tokens[(i + layer + run) % t].clone(), 0.2 + 0.1 * layer as f32);
+                page.lens(run, layer, &(0..t).map(guess).collect::<Vec<_>>())?;
+            }
+            page.map(run, "rollout", "All layers multiplied", &self.rollout)?;
+            if run == 1 {
+                page.predictions(run, &next(2))?;
+            }
+        }
+        page.head_numbers(&HeadNumbers {
+            name: "effect".to_owned(),
+            meaning: "How much the loss rises without the head".to_owned(),
+            values: (0..3 * HEADS).map(|n| if n == 5 { f32::NAN } else { n as f32 * 0.125 - 0.5 }).collect(),
+            signed: true,
+        })?;
+        page.finish(&next(1))
+    }
 }

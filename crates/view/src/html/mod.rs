@@ -29,13 +29,20 @@ const FRAME: &str = include_str!("page.html");
 const STYLE: &str = include_str!("style.css");
 const SCRIPT: &str = concat!(
     include_str!("js/data.js"),
+    include_str!("js/weights.js"),
     include_str!("js/state.js"),
+    include_str!("js/link.js"),
     include_str!("js/raster.js"),
+    include_str!("js/numbers.js"),
     include_str!("js/overview.js"),
     include_str!("js/axes.js"),
     include_str!("js/map.js"),
     include_str!("js/lines.js"),
     include_str!("js/token.js"),
+    include_str!("js/search.js"),
+    include_str!("js/neurons.js"),
+    include_str!("js/steps.js"),
+    include_str!("js/save.js"),
     include_str!("js/main.js"),
 );
 

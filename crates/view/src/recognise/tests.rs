@@ -187,8 +187,7 @@ fn pictures_are_told_by_their_software() -> Result<()> {
 #[test]
 fn pages_are_told_by_their_generator() -> Result<()> {
     let (tokens, provenance) = (tokens(), provenance());
-    let header =
-        PageHeader { title: "m", tokens: &tokens, queries: 2, heads: 1, top: None, provenance: &provenance };
+    let header = PageHeader { queries: 2, ..PageHeader::new("m", &tokens, 1, &provenance) };
     let mut page = PageWriter::new(vec![], &header)?;
     page.layer(0, &[3], &weights()?, &summarize(&weights()?)?)?;
     let page = page.finish(&[])?;

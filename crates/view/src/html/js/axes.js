@@ -3,7 +3,7 @@
 const LABEL_STEP = 13; // pixels that a line of labels needs
 
 /// Labels on both axes: every token if there is room, otherwise every 2nd, 5th, 10th, ..
-function drawAxes(context, part, x, y, paint) {
+function drawAxes(context, pane, part, x, y, paint) {
   const every = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000].find((n) => n * lens.size >= LABEL_STEP) ?? 2000;
   context.textBaseline = "middle";
   const label = (position, room, here) => {
@@ -19,11 +19,11 @@ function drawAxes(context, part, x, y, paint) {
     context.save();
     const here = state.cell && (axis === "y" ? state.cell.query + offset : state.cell.key) === position;
     if (axis === "y") {
-      context.translate(GUTTER.left - 6, at);
+      context.translate(pane.left - 6, at);
       context.textAlign = "right";
       label(position, GUTTER.left - 10, here);
     } else {
-      context.translate(at, GUTTER.top - 6);
+      context.translate(at, pane.top - 6);
       context.rotate(-Math.PI / 2);
       context.textAlign = "left";
       label(position, GUTTER.top - 10, here);
@@ -42,19 +42,21 @@ function drawAxes(context, part, x, y, paint) {
     }
   };
   const cell = state.cell;
-  drawn("y", part.top + offset, part.bottom + offset, [cell ? cell.query + offset : null, state.token],
-    (p) => Math.min(Math.max(y(p - offset + 0.5), GUTTER.top + 4), GUTTER.top + plot.height - 4));
+  if (pane.labelled) {
+    drawn("y", part.top + offset, part.bottom + offset, [cell ? cell.query + offset : null, state.token],
+      (p) => Math.min(Math.max(y(p - offset + 0.5), pane.top + 4), pane.top + plot.height - 4));
+  }
   drawn("x", part.left, part.right, [cell ? cell.key : null, state.token],
-    (p) => Math.min(Math.max(x(p + 0.5), GUTTER.left + 4), GUTTER.left + plot.width - 4));
+    (p) => Math.min(Math.max(x(p + 0.5), pane.left + 4), pane.left + plot.width - 4));
 
   // The axes mark the tokens that the search found at any zoom.
   context.fillStyle = paint.mark;
   for (const position of state.found) {
     const size = Math.max(lens.size, 2);
     const [across, down] = [x(position), y(position - offset)];
-    if (across >= GUTTER.left && across < GUTTER.left + plot.width) context.fillRect(across, GUTTER.top - 4, size, 3);
-    if (position >= offset && down >= GUTTER.top && down < GUTTER.top + plot.height) {
-      context.fillRect(GUTTER.left - 4, down, 3, size);
-    }
+    const isKey = state.as !== "query" && position < part.right;
+    if (isKey && across >= pane.left && across < pane.left + plot.width) context.fillRect(across, pane.top - 4, size, 3);
+    const isQuery = state.as !== "key" && position >= offset && position < part.bottom + offset;
+    if (isQuery && down >= pane.top && down < pane.top + plot.height) context.fillRect(pane.left - 4, down, 3, size);
   }
 }

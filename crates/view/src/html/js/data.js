@@ -1,60 +1,62 @@
-// The file's data: tokens, heads with their summaries, predictions, and the weights of each head.
+// The file's data: tokens, heads with their summaries, predictions, and what a page may have beside them.
 //
-// Weights are in script elements that the browser does not run, one per head: base64 of deflate of codes.
+// Weights are in script elements that the browser does not run, one per head and run: base64 of deflate of codes.
 // The page decodes a head when it has to draw it and forgets it when others come; only its text stays.
 
+const byId = (id) => document.getElementById(id);
 const read = (node) => JSON.parse(node.textContent);
-const { title, caption, tokens, queries, top: kept, palette } = read(document.getElementById("header"));
-const predictions = read(document.getElementById("predictions"));
+const data = (kind) => [...document.querySelectorAll(`script.${kind}`)];
+
+const { title, caption, tokens, texts, queries, top: kept, palette, prompt, ...about } = read(byId("header"));
+/// The names of the runs. A page of one run needs no name for it.
+const runs = about.runs.length > 0 ? about.runs : [""];
+const compared = runs.length === 2;
 /// The position of the first query: the queries are the last keys.
 const offset = tokens.length - queries;
 
-const blocks = document.querySelectorAll("script.weights");
-const heads = [...document.querySelectorAll("script.layer")]
-  .flatMap((node) => {
-    const { layer, heads } = read(node);
-    return heads.map((head) => ({ layer, ...head, name: `${layer}.${head.head}` }));
-  })
-  .map((head, index) => ({ ...head, index, block: blocks[index] }));
+/// The predictions of each run, one per query; an empty list for a run without.
+const predictions = runs.map(() => []);
+predictions[0] = read(byId("predictions"));
+for (const { run, data: ofRun } of data("predictions").map(read)) predictions[run] = ofRun;
 
-/// Where row `i` starts among the codes: row `r` holds `offset + r + 1` of them.
-const rowStart = (i) => i * (offset + 1) + (i * (i - 1)) / 2;
-/// How many keys query `i` sees.
-const rowLength = (i) => offset + i + 1;
-
-/// One head's weights as codes 0 to `levels`; `levels + 1` stands for NaN.
-class Weights {
-  constructor(codes, levels) {
-    Object.assign(this, { codes, levels });
-    // The largest code of each row, with and without the first key: one of them ends the row's colours.
-    this.rowMax = new Uint16Array(queries);
-    this.rowMaxLater = new Uint16Array(queries);
-    for (let i = 0; i < queries; i++) {
-      const start = rowStart(i);
-      let later = 0;
-      for (let j = start + 1; j < start + rowLength(i); j++) {
-        if (codes[j] > later && codes[j] <= levels) later = codes[j];
-      }
-      this.rowMaxLater[i] = later;
-      this.rowMax[i] = codes[start] <= levels ? Math.max(later, codes[start]) : later;
+/// The heads in the first run's order: { layer, head, name, index, runs: [{ block, levels, summary }] }.
+const heads = [];
+/// Maps that are no heads: { label, meaning, name, index, runs }.
+const maps = [];
+/// All that can be chosen: a map's index follows those of the heads.
+let sources = [];
+{
+  const blocks = data("weights");
+  const written = data("layer").flatMap((node) => {
+    const { layer, run, heads } = read(node);
+    return heads.map((head) => ({ layer, run, ...head, block: blocks.shift() }));
+  });
+  const known = new Map();
+  for (const { run, layer, head, ...rest } of written.sort((a, b) => a.run - b.run)) {
+    const name = `${layer}.${head}`;
+    if (!known.has(name)) {
+      known.set(name, { layer, head, name, label: `Layer ${layer}, head ${head}`, runs: [] });
+      heads.push(known.get(name));
     }
+    known.get(name).runs[run] = rest;
   }
+  const mapBlocks = data("map-weights");
+  for (const { run, name: label, meaning, levels } of data("map").map(read)) {
+    let map = maps.find((other) => other.label === label && !other.runs[run]);
+    if (!map) maps.push((map = { layer: null, label, meaning, name: `m${maps.length}`, runs: [] }));
+    map.runs[run] = { block: mapBlocks.shift(), levels };
+  }
+  sources = [...heads, ...maps];
+  for (const [index, source] of sources.entries()) source.index = index;
+}
 
-  code(i, j) {
-    return this.codes[rowStart(i) + j];
-  }
-
-  /// A weight and the most by which it can differ from the tensor's; `dropped` if the file keeps only the
-  /// largest of a row and this is not one of them. The writer rounds
-  /// `levels · w^(2/3)`, so the error is half a step times the slope of `s^(3/2)`.
-  value(i, j) {
-    const code = this.code(i, j);
-    if (code > this.levels) return { weight: NaN, error: NaN };
-    if (code === 0 && kept !== null) return { weight: 0, error: 0, dropped: true };
-    const s = code / this.levels;
-    const half = 0.5 / this.levels;
-    return { weight: s * Math.sqrt(s), error: 1.5 * half * Math.sqrt(s + half) };
-  }
+/// Base64 of little-endian numbers as a typed array of `Kind`.
+function numbersFrom(text, Kind) {
+  const bytes = fromBase64(text);
+  const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
+  const get = Kind === Float32Array ? "getFloat32" : "getInt16";
+  const size = Kind.BYTES_PER_ELEMENT;
+  return Kind.from({ length: bytes.length / size }, (_, i) => view[get](i * size, true));
 }
 
 function fromBase64(text) {
@@ -65,59 +67,31 @@ function fromBase64(text) {
   return bytes;
 }
 
-async function decode({ block, levels }) {
-  const packed = new Blob([fromBase64(block.textContent)]);
-  const stream = packed.stream().pipeThrough(new DecompressionStream("deflate"));
-  const bytes = new Uint8Array(await new Response(stream).arrayBuffer());
-  if (levels < 256) return new Weights(bytes, levels);
-  // Two bytes per code: all high bytes, then all low ones.
-  const codes = new Uint16Array(bytes.length / 2);
-  for (let i = 0; i < codes.length; i++) codes[i] = (bytes[i] << 8) | bytes[codes.length + i];
-  return new Weights(codes, levels);
+/// A function that reads elements of a kind, a list of heads each, when it is first asked for one of them.
+function lazily(kind) {
+  let known = null;
+  return (source, run) => {
+    known ??= new Map(data(kind).flatMap(read).map((one) => [`${one.run} ${one.layer}.${one.head}`, one]));
+    return known.get(`${run} ${source.name}`);
+  };
+}
+const hasNorms = data("norms").length > 0;
+const hasVectors = data("vectors").length > 0;
+const packedNorms = lazily("norms");
+const packedVectors = lazily("vectors");
+
+/// ‖v_j W_O‖ of each key, or undefined if the file does not say.
+function normsOf(source, run) {
+  const packed = packedNorms(source, run) ?? packedNorms(source, 0);
+  if (packed && !packed.numbers) packed.numbers = numbersFrom(packed.norms, Float32Array);
+  return packed?.numbers;
 }
 
-const KEPT = 8; // heads: switching between a few is instant, and memory use stays small
-const cache = new Map();
-
-/// The weights of a head, from the cache or decoded; `keep` is for the head on the screen.
-function weightsOf(head, keep) {
-  const found = cache.get(head.index);
-  if (found) return found;
-  const weights = decode(head);
-  if (keep) {
-    cache.set(head.index, weights);
-    if (cache.size > KEPT) cache.delete(cache.keys().next().value);
+let largest = 0;
+/// The largest norm in the file: the end of the scale of weight times norm, so that heads can be compared.
+function largestNorm() {
+  if (largest === 0) {
+    for (const head of heads) for (const run of runs.keys()) for (const n of normsOf(head, run) ?? []) largest = Math.max(largest, n);
   }
-  return weights;
+  return largest || 1;
 }
-
-// --- numbers ---------------------------------------------------------------------------------------
-
-/// A weight with the digits that its error allows, at most three: "0.53"; "< 0.0004" if it allows none.
-/// The error is less than 1 in the last digit.
-function rounded({ weight, error, dropped }) {
-  if (dropped) return "–";
-  if (Number.isNaN(weight)) return "NaN";
-  const certain = Math.floor(-Math.log10(error));
-  const places = Math.min(certain, 2 - Math.floor(Math.log10(weight || 1)));
-  const text = weight.toFixed(Math.max(0, places));
-  return +text > 0 ? text : `< ${roundUp(weight + error)}`;
-}
-
-/// Rounds up to a number with one digit that is not 0.
-function roundUp(x) {
-  const places = Math.ceil(-Math.log10(x));
-  return (Math.ceil(x * 10 ** places) / 10 ** places).toFixed(places);
-}
-
-/// A weight and its error: "0.530 ± 0.004". The error covers the rounding of the printed number.
-function exact({ weight, error, dropped }) {
-  if (dropped) return `not among the ${kept} largest of its row`;
-  if (Number.isNaN(weight)) return "not a number";
-  const places = Math.ceil(-Math.log10(error));
-  const unit = 10 ** -places;
-  const bound = Math.ceil(error / unit + 0.5) * unit;
-  return `${weight.toFixed(places)} ± ${bound.toFixed(places)}`;
-}
-
-const percent = (p) => (p >= 0.0995 ? (100 * p).toFixed(0) : (100 * p).toPrecision(2)) + " %";

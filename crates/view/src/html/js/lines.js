@@ -2,7 +2,7 @@
 //
 // Draws only the lines on the screen, so that a thousand tokens scroll as smoothly as ten.
 
-const lines = document.getElementById("lines");
+const lines = byId("lines");
 const scroller = lines.parentElement.parentElement;
 const ROW = 22;
 const FAINTEST = 0.06; // strength below which a line is not drawn
@@ -30,13 +30,14 @@ function drawLines() {
   const side = Math.min(180, width * 0.36); // of a column of tokens
   const y = (position) => (position + 0.5) * ROW - scroller.scrollTop;
   const from = Math.max(0, Math.floor(scroller.scrollTop / ROW));
-  const to = Math.min(tokens.length, Math.ceil((scroller.scrollTop + height) / ROW));
+  const to = Math.min(shownKeys(), Math.ceil((scroller.scrollTop + height) / ROW));
   const shown = hovered ?? state.token;
 
-  const line = (query, key, colour) => {
+  const rows = shownRows();
+  const line = (query, key, kind) => {
     const strong = strength(current, query, key);
     if (strong < FAINTEST) return;
-    context.strokeStyle = colour;
+    context.strokeStyle = paint[tone(current, query, key, kind)];
     context.globalAlpha = strong;
     context.lineWidth = 0.5 + 2.5 * strong;
     context.beginPath();
@@ -44,14 +45,14 @@ function drawLines() {
     context.lineTo(width - side - 4, y(key));
     context.stroke();
   };
-  const keysOf = (query, colour) => {
-    for (let key = 0; key < rowLength(query); key++) line(query, key, colour);
+  const keysOf = (query) => {
+    for (let key = 0; key < rowLength(query); key++) line(query, key, "out");
   };
   if (shown === null) {
-    for (let query = Math.max(0, from - offset); query < to - offset; query++) keysOf(query, paint.out);
+    for (let query = Math.max(0, from - offset); query < Math.min(to - offset, rows); query++) keysOf(query);
   } else {
-    for (let query = Math.max(0, shown - offset); query < queries; query++) line(query, shown, paint.in);
-    if (shown >= offset) keysOf(shown - offset, paint.out);
+    for (let query = Math.max(0, shown - offset); query < rows; query++) line(query, shown, "in");
+    if (shown >= offset && shown - offset < rows) keysOf(shown - offset);
   }
   context.globalAlpha = 1;
 
@@ -79,9 +80,10 @@ function drawLines() {
     };
     // A token's tint is the weight between it and the shown token.
     const seesShown = shown !== null && position >= Math.max(shown, offset);
-    if (position >= offset) word("right", seesShown ? strength(current, position - offset, shown) : 0, paint.in);
+    const tint = (query, key, kind) => [strength(current, query, key), paint[tone(current, query, key, kind)]];
+    if (position >= offset) word("right", ...(seesShown ? tint(position - offset, shown, "in") : [0]));
     const isSeen = shown !== null && shown >= offset && position <= shown;
-    word("left", isSeen ? strength(current, row, position) : 0, paint.out);
+    word("left", ...(isSeen ? tint(row, position, "out") : [0]));
   }
 }
 
@@ -122,4 +124,4 @@ function revealLine() {
 
 // Wait for the layout after this change: a hidden panel does not scroll.
 on("token view", () => state.view === "lines" && requestAnimationFrame(revealLine));
-on("weights token scale first found theme view", drawLinesSoon);
+on("weights token scale first found step theme view", drawLinesSoon);

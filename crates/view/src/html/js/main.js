@@ -1,51 +1,29 @@
-// Search, theme, keys, and the start.
-
-const search = byId("search");
-let places = []; // the matches, in order
-
-search.addEventListener("input", () => {
-  // Tokens are shown with visible spaces, so search for those.
-  const sought = search.value.replaceAll(" ", "·").toLowerCase();
-  const position = /^#(\d+)$/.exec(sought)?.[1];
-  const matches = (text, at) => (position ? at === +position : text.toLowerCase().includes(sought));
-  places = sought === "" ? [] : [...tokens.keys()].filter((at) => matches(tokens[at], at));
-  update({ found: new Set(places) });
-  tellFound();
-});
-search.addEventListener("keydown", (event) => {
-  if (event.key !== "Enter" || places.length === 0) return;
-  const at = places.indexOf(state.token);
-  const next = event.shiftKey
-    ? (places.findLast((p) => p < (state.token ?? 0)) ?? places.at(-1))
-    : (places.find((p) => p > (state.token ?? -1) && at !== p) ?? places[0]);
-  chooseToken(next);
-  if (next >= offset) reveal({ query: next - offset, key: next });
-  tellFound();
-});
-
-function tellFound() {
-  const at = places.indexOf(state.token) + 1;
-  const none = search.value === "" ? "" : "not found";
-  byId("found").textContent = places.length === 0 ? none : at ? `${at} of ${places.length}` : `${places.length} found`;
-}
+// Theme, the controls of the view, keys, and the start.
 
 // --- theme -----------------------------------------------------------------------------------------
 
-const systemDark = matchMedia("(prefers-color-scheme: dark)");
-const root = document.documentElement;
-const isDark = () => (root.style.colorScheme || (systemDark.matches ? "dark" : "light")) === "dark";
-
-function showTheme() {
-  byId("theme").textContent = isDark() ? "Light" : "Dark";
-  changed(["theme"]);
-}
-
-function toggleTheme() {
-  root.style.colorScheme = isDark() ? "light" : "dark";
-  showTheme();
-}
+const toggleTheme = () => update({ theme: isDark() ? "light" : "dark" });
 byId("theme").addEventListener("click", toggleTheme);
-systemDark.addEventListener("change", showTheme);
+systemDark.addEventListener("change", () => changed(["theme"]));
+
+// --- the runs --------------------------------------------------------------------------------------
+
+const RUNS = { first: runs[0], second: runs[1], both: "both", difference: "difference" };
+const runButtons = ALLOWED.run.map((value) => {
+  const [label, button, name] = ["label", "input", "span"].map((tag) => document.createElement(tag));
+  Object.assign(button, { type: "radio", name: "run", value });
+  button.addEventListener("change", () => update({ run: value }));
+  name.textContent = label.title = RUNS[value];
+  label.append(button, name);
+  byId("runs").append(label);
+  return button;
+});
+byId("runs").hidden = !compared;
+on("run", () => {
+  for (const button of runButtons) button.checked = button.value === state.run;
+  root.dataset.run = state.run;
+});
+const nextRun = () => update({ run: ALLOWED.run[(ALLOWED.run.indexOf(state.run) + 1) % ALLOWED.run.length] });
 
 // --- the controls of the view ----------------------------------------------------------------------
 
@@ -69,17 +47,29 @@ const scaleMenu = byId("scale");
 scaleMenu.addEventListener("change", () => update({ scale: scaleMenu.value }));
 const hideFirst = byId("hide-first");
 hideFirst.addEventListener("change", () => update({ first: !hideFirst.checked }));
-on("scale first", () => {
+const weighted = byId("weighted");
+weighted.parentElement.hidden = !hasNorms;
+weighted.addEventListener("change", () => update({ weighted: weighted.checked }));
+on("weights scale first weighted theme", () => {
   scaleMenu.value = state.scale;
   hideFirst.checked = !state.first;
-  byId("legend-end").textContent = state.scale === "row" ? "row's largest" : "1";
+  weighted.checked = state.weighted;
+  asMenu.value = state.as;
+  const sheet = sheets[0];
+  if (!sheet) return;
+  const end = state.scale === "row" ? "row's largest" : plain(sheet.unit).replace(/\.?0+$/, "");
+  byId("legend-start").textContent = !sheet.signed ? "0" : state.scale === "row" ? "less" : `−${end}`;
+  byId("legend-end").textContent = sheet.signed && state.scale !== "row" ? `+${end}` : end;
+  byId("legend").style.backgroundImage = gradient(sheet.signed);
 });
-byId("legend").style.backgroundImage = `linear-gradient(to right, ${palette.map((c) => `rgb(${c})`)})`;
 
 // --- keys that work everywhere ---------------------------------------------------------------------
 
 const help = byId("help");
 byId("help-button").addEventListener("click", () => help.showModal());
+
+byId("previous-head").addEventListener("click", () => stepHead(-1));
+byId("following-head").addEventListener("click", () => stepHead(1));
 
 const KEYS = {
   "/": () => search.focus(),
@@ -92,11 +82,16 @@ const KEYS = {
   l: () => update({ view: "lines" }),
   s: () => update({ scale: state.scale === "row" ? "weight" : "row" }),
   f: () => update({ first: !state.first }),
+  a: () => sources[state.head].layer !== null && chooseLayer(sources[state.head].layer),
+  r: nextRun,
+  v: () => hasNorms && update({ weighted: !state.weighted }),
+  ",": () => stepBy(-1),
+  ".": () => stepBy(1),
   t: toggleTheme,
   Escape: () => update({ token: null, cell: null, pinned: null }),
 };
 addEventListener("keydown", (event) => {
-  const typing = event.target.matches?.("input[type=search], select");
+  const typing = event.target.matches?.("input[type=search], select, textarea");
   if (typing && event.key === "Escape") return event.target.blur();
   if (typing || help.open || event.ctrlKey || event.metaKey || event.altKey || !KEYS[event.key]) return;
   event.preventDefault();
@@ -112,12 +107,18 @@ byId("about").textContent = `${count(tokens.length, "token")}, ${count(heads.len
 byId("caption").textContent = caption;
 byId("caption").hidden = caption === "";
 
-// For programs that drive this page: the head that it shows now.
-on("weights", () => (root.dataset.shown = heads[state.head].name));
-addEventListener("hashchange", () => update(remembered(ALLOWED)));
-const ALLOWED = { view: VIEWS, scale: ["row", "weight"], sort: [...sortMenu.options].map(({ value }) => value) };
-Object.assign(state, remembered(ALLOWED));
+// For programs that drive this page: what it shows now.
+on("weights", () => (root.dataset.shown = chosen().map((index) => sources[index].name).join("+")));
+on("theme", () => {
+  root.style.colorScheme = state.theme ?? "";
+  byId("theme").textContent = isDark() ? "Light" : "Dark";
+  paintSigns();
+});
+// Listeners run in the order in which they came; the colours go first.
+listeners.unshift(listeners.pop());
+addEventListener("hashchange", () => update(remembered()));
+Object.assign(state, remembered());
+if (state.step !== null && (state.token ?? 0) >= state.step) state.token = state.step - 1;
 // For the first drawing, everything has changed.
 changed(Object.keys(state));
-showTheme();
 loadHead().then(() => performance.mark("ready"));

@@ -1,14 +1,52 @@
 // The heat map of one head: both token axes, zoom, the value under the pointer.
 
-const map = document.getElementById("map");
+const map = byId("map");
 const GUTTER = { left: 104, top: 84, right: 4, bottom: 4 };
 const LARGEST_CELL = 56;
 /// The map is dark in either theme: the dark theme's colours of a token's row and column.
 const [OUT_ON_MAP, IN_ON_MAP] = ["#56b4e9", "#ee9b4c"];
+const BETWEEN = 14; // pixels between two maps side by side
 /// The visible part: the cell at the top left corner (with fractions), and pixels per cell.
 const lens = { key: 0, query: 0, size: 1 };
-/// The plot's width and height in pixels.
+/// The width and height of a map in pixels.
 let plot = { width: 0, height: 0 };
+/// The maps on the canvas: where each starts, and whether it has labels on its left.
+let panes = [{ left: GUTTER.left, top: GUTTER.top, labelled: true }];
+
+/// Divides the canvas: one map, or two beside each other, or on a narrow screen below each other. They share the lens.
+function layOut() {
+  const { clientWidth, clientHeight } = map;
+  if (clientWidth === 0) return; // hidden: it keeps its place
+  const whole = plot.width === 0 || isWhole();
+  const wide = clientWidth >= 440;
+  const width = clientWidth - GUTTER.left - GUTTER.right;
+  const height = clientHeight - GUTTER.top - GUTTER.bottom;
+  const two = showsBoth();
+  plot = {
+    width: Math.max(1, two && wide ? (width - BETWEEN) / 2 : width),
+    height: Math.max(1, two && !wide ? (height - GUTTER.top) / 2 : height),
+  };
+  panes = [{ left: GUTTER.left, top: GUTTER.top, labelled: true }];
+  if (two && wide) {
+    const across = Math.min(plot.width, Math.max(tokens.length * wholeSize(), 120));
+    panes.push({ left: GUTTER.left + across + BETWEEN, top: GUTTER.top, labelled: false });
+  } else if (two) {
+    panes.push({ left: GUTTER.left, top: 2 * GUTTER.top + plot.height, labelled: true });
+  }
+  if (whole) lens.size = 0;
+  settle();
+}
+
+/// The place that the address names, until the canvas has a size.
+let wantedPlace = null;
+function showPlace(place) {
+  if (plot.width === 0) return void (wantedPlace = place);
+  const [key, query, wide] = place;
+  lens.size = plot.width / wide;
+  settle();
+  [lens.key, lens.query] = [key, query];
+  settle();
+}
 
 const wholeSize = () => Math.min(plot.width / tokens.length, plot.height / queries);
 const isWhole = () => lens.size <= wholeSize() * 1.001;
@@ -33,6 +71,7 @@ function zoom(factor, x, y) {
   lens.key = key - cellsIn(x);
   lens.query = query - cellsIn(y);
   settle();
+  rememberSoon();
 }
 
 /// Zooms around the cell in the readout, otherwise around the middle.
@@ -48,6 +87,7 @@ function zoomHere(factor) {
 function showWhole() {
   lens.size = 0;
   settle();
+  rememberSoon();
 }
 
 /// Moves the lens so that it shows a cell.
@@ -73,72 +113,120 @@ function drawMapSoon() {
 function drawMap() {
   const { clientWidth: width, clientHeight: height } = map;
   if (!current || !fitCanvas(map, width, height)) return;
-  const context = map.getContext("2d");
+  paintMap(map.getContext("2d"), devicePixelRatio || 1);
+}
+
+/// Draws all panes into a context; one pixel of the layout has `ratio` of the canvas.
+function paintMap(context, ratio) {
   const paint = theme();
-  const part = {
-    top: Math.floor(lens.query),
-    bottom: Math.min(queries, Math.ceil(lens.query + cellsIn(plot.height))),
-    left: Math.floor(lens.key),
-    right: Math.min(tokens.length, Math.ceil(lens.key + cellsIn(plot.width))),
-  };
-  const x = (key) => GUTTER.left + (key - lens.key) * lens.size;
-  const y = (query) => GUTTER.top + (query - lens.query) * lens.size;
+  for (const [n, pane] of panes.entries()) {
+    const sheet = sheets[n];
+    if (sheet) paintPane(context, pane, sheet, paint, ratio);
+    if (sheet && panes.length > 1) {
+      // The corner above the diagonal is empty.
+      context.font = "bold 12px system-ui, sans-serif";
+      context.textAlign = "right";
+      context.textBaseline = "top";
+      context.fillStyle = paint.ink;
+      const right = Math.min(plot.width, tokens.length * lens.size);
+      context.fillText(clip(context, runs[n], right - 24), pane.left + right - 2, pane.top + 3);
+    }
+  }
+}
+
+/// The cells that the lens shows, without those of later steps.
+const shownPart = () => ({
+  top: Math.floor(lens.query),
+  bottom: Math.min(shownRows(), Math.ceil(lens.query + cellsIn(plot.height))),
+  left: Math.floor(lens.key),
+  right: Math.min(shownKeys(), Math.ceil(lens.key + cellsIn(plot.width))),
+});
+
+function paintPane(context, pane, sheet, paint, ratio) {
+  const part = shownPart();
+  const x = (key) => pane.left + (key - lens.key) * lens.size;
+  const y = (query) => pane.top + (query - lens.query) * lens.size;
   const span = [(part.right - part.left) * lens.size, (part.bottom - part.top) * lens.size];
-  const pixels = span.map((side) => Math.ceil(side * (devicePixelRatio || 1)));
+  const pixels = span.map((side) => Math.ceil(side * ratio));
+  if (span.some((side) => side <= 0)) return drawAxes(context, pane, part, x, y, paint);
 
   context.save();
   context.beginPath();
-  context.rect(GUTTER.left, GUTTER.top, plot.width, plot.height);
+  context.rect(pane.left, pane.top, plot.width, plot.height);
   context.clip();
   context.imageSmoothingEnabled = false;
-  context.drawImage(raster(current, part, ...pixels), x(part.left), y(part.top), ...span);
-  if (lens.size >= 34) drawValues(context, part, x, y);
+  context.drawImage(raster(sheet, part, ...pixels), x(part.left), y(part.top), ...span);
+  if (lens.size >= 34) drawValues(context, sheet, part, x, y);
   const box = (query, key, w, h, colour) => {
     context.strokeStyle = colour;
     // Draw around small cells rather than on them, so that they stay visible.
     const inset = lens.size < 8 ? -0.5 : 0.5;
     context.strokeRect(x(key) + inset, y(query) + inset, w * lens.size - 2 * inset, h * lens.size - 2 * inset);
   };
-  if (state.token !== null && state.token >= offset) {
-    box(state.token - offset, 0, state.token + 1, 1, OUT_ON_MAP); // what it attends to
+  const last = part.bottom - 1;
+  context.globalAlpha = 0.8;
+  for (const position of state.found) {
+    const query = Math.max(0, position - offset);
+    if (state.as !== "key" && position >= offset && query <= last) box(query, 0, position + 1, 1, paint.mark);
+    if (state.as !== "query" && query <= last) box(query, position, 1, last + 1 - query, paint.mark);
   }
-  if (state.token !== null) {
+  context.globalAlpha = 1;
+  // A map of weights is dark in either theme, one of differences is like the paper.
+  const [out, into] = sheet.signed ? [paint.out, paint.in] : [OUT_ON_MAP, IN_ON_MAP];
+  if (state.token !== null && state.token >= offset && state.token - offset <= last) {
+    box(state.token - offset, 0, state.token + 1, 1, out); // what it attends to
+  }
+  if (state.token !== null && state.token < part.right) {
     const first = Math.max(0, state.token - offset); // the first query that sees it
-    box(first, state.token, 1, queries - first, IN_ON_MAP);
+    box(first, state.token, 1, last + 1 - first, into);
   }
   if (state.cell) {
     context.lineWidth = 2;
     box(state.cell.query, state.cell.key, 1, 1, paint.ink);
   }
   context.restore();
-  drawAxes(context, part, x, y, paint);
+  drawAxes(context, pane, part, x, y, paint);
 }
 
-function drawValues(context, part, x, y) {
+/// The number as it stands in a cell: ".53", since the leading 0 says nothing; for tiny ones, the colour is enough.
+function cellText(value) {
+  const text = rounded(value).replace(/^([+−]?)0\./, "$1.");
+  return /^(<|–$|0$)/.test(text) ? "" : text;
+}
+
+function drawValues(context, sheet, part, x, y) {
   context.font = "11px system-ui, sans-serif";
   context.textAlign = "center";
   context.textBaseline = "middle";
   for (let i = part.top; i < part.bottom; i++) {
     for (let j = part.left; j < Math.min(part.right, rowLength(i)); j++) {
-      const shade = shadeOf(current, i, j);
+      const shade = shadeOf(sheet, i, j);
       if (shade === LEFT_OUT) continue;
-      context.fillStyle = shade > SHADES * 0.5 ? "#000" : "#fff";
-      // ".53": the leading 0 says nothing; for tiny weights, the colour is enough.
-      const text = rounded(current.value(i, j)).replace(/^0\./, ".");
-      if (text.startsWith("<") || text === "–") continue;
-      context.fillText(text, x(j + 0.5), y(i + 0.5));
+      const t = (shade / (SHADES - 1)) ** 0.75 * (sheet.code(i, j) < 0 ? -1 : 1);
+      context.fillStyle = shade < SHADES && !wantsBlack(colourAt(t, sheet.signed)) ? "#fff" : "#000";
+      context.fillText(cellText(sheet.value(i, j)), x(j + 0.5), y(i + 0.5));
     }
   }
 }
 
 // --- pointer and keys ------------------------------------------------------------------------------
 
+/// The pane at a point of the canvas: the last that starts before it.
+const paneAt = (x, y) => panes.findLast(({ left, top }) => x >= left && y >= top) ?? panes[0];
+
 /// The cell at a point of the canvas; null off the map and where a query cannot see the key.
 function cellAt(x, y) {
-  const key = Math.floor(lens.key + cellsIn(x - GUTTER.left));
-  const query = Math.floor(lens.query + cellsIn(y - GUTTER.top));
-  const inside = x >= GUTTER.left && y >= GUTTER.top && query < queries && key < rowLength(query);
-  return inside ? { query, key } : null;
+  const { left, top } = paneAt(x, y);
+  const key = Math.floor(lens.key + cellsIn(x - left));
+  const query = Math.floor(lens.query + cellsIn(y - top));
+  const inside = x >= left && y >= top && x < left + plot.width && y < top + plot.height;
+  return inside && query < shownRows() && key < rowLength(query) ? { query, key } : null;
+}
+
+/// Zooms around a point of the canvas.
+function zoomAt(factor, x, y) {
+  const { left, top } = paneAt(x, y);
+  zoom(factor, x - left, y - top);
 }
 
 const sameCell = (a, b) => a === b || (a && b && a.query === b.query && a.key === b.key);
@@ -162,12 +250,13 @@ map.addEventListener("pointermove", (event) => {
   const other = [...fingers].find(([id]) => id !== event.pointerId)?.[1];
   if (other) {
     const apart = (a) => Math.max(1, Math.hypot(a[0] - other[0], a[1] - other[1]));
-    zoom(apart(now) / apart(before), other[0] - GUTTER.left, other[1] - GUTTER.top);
+    zoomAt(apart(now) / apart(before), ...other);
   } else if (!isWhole()) {
     map.setPointerCapture(event.pointerId);
     lens.key -= cellsIn(dx);
     lens.query -= cellsIn(dy);
     settle();
+    rememberSoon();
   }
 });
 for (const kind of ["pointerup", "pointercancel"]) {
@@ -179,17 +268,26 @@ map.addEventListener("click", (event) => {
   if (cell) choose(cell);
 });
 map.addEventListener("dblclick", (event) => {
-  if (isWhole()) zoom(4, event.offsetX - GUTTER.left, event.offsetY - GUTTER.top);
+  if (isWhole()) zoomAt(4, event.offsetX, event.offsetY);
   else showWhole();
 });
 map.addEventListener(
   "wheel",
   (event) => {
+    // Over the whole map, the wheel scrolls the page, as everywhere else.
+    if (isWhole() && !event.ctrlKey && !event.metaKey) return hintAtWheel();
     event.preventDefault();
-    zoom(Math.exp(-event.deltaY / 300), event.offsetX - GUTTER.left, event.offsetY - GUTTER.top);
+    zoomAt(Math.exp(-event.deltaY / 300), event.offsetX, event.offsetY);
   },
   { passive: false },
 );
+
+let hinting = 0;
+function hintAtWheel() {
+  byId("wheel-hint").hidden = false;
+  clearTimeout(hinting);
+  hinting = setTimeout(() => (byId("wheel-hint").hidden = true), 1500);
+}
 
 /// Pins a cell, and chooses its query as the token that the other views show.
 const choose = (cell) => update({ cell, pinned: cell, token: cell.query + offset });
@@ -203,23 +301,22 @@ map.addEventListener("keydown", (event) => {
   const step = event.shiftKey ? 10 : 1;
   const last = Math.max(0, (state.token ?? 0) - offset);
   const from = state.cell ?? { query: last, key: rowLength(last) - 1 - dx };
-  const query = Math.min(Math.max(from.query + dy * step, 0), queries - 1);
+  const query = Math.min(Math.max(from.query + dy * step, 0), shownRows() - 1);
   const key = Math.min(Math.max(from.key + dx * step, 0), rowLength(query) - 1);
   choose({ query, key });
   reveal({ query, key });
 });
 
-document.getElementById("closer").addEventListener("click", () => zoomHere(2));
-document.getElementById("farther").addEventListener("click", () => zoomHere(1 / 2));
-document.getElementById("whole").addEventListener("click", showWhole);
+byId("closer").addEventListener("click", () => zoomHere(2));
+byId("farther").addEventListener("click", () => zoomHere(1 / 2));
+byId("whole").addEventListener("click", showWhole);
 
 new ResizeObserver(() => {
-  const whole = plot.width === 0 || isWhole();
-  plot = {
-    width: Math.max(1, map.clientWidth - GUTTER.left - GUTTER.right),
-    height: Math.max(1, map.clientHeight - GUTTER.top - GUTTER.bottom),
-  };
-  if (whole) lens.size = 0;
-  settle();
+  layOut();
+  if (wantedPlace && plot.width > 0) {
+    showPlace(wantedPlace);
+    wantedPlace = null;
+  }
 }).observe(map);
-on("weights token cell scale first found theme", drawMapSoon);
+on("run", layOut);
+on("weights token cell scale first found as step theme", drawMapSoon);

@@ -1,90 +1,127 @@
-// Every head as a small heat map, in the model's order or sorted by a number.
+// Every head as a small heat map, in the model's order or sorted by a number, and coloured by another.
 
-const METRICS = {
-  entropy: ["entropy", "Mean entropy of a query's weights, in nats: 0 is one key, ln n is n keys alike"],
-  mean_distance: ["distance", "How far back a query looks on average, in tokens"],
-  on_self: ["on itself", "Mean weight on the query's own token"],
-  on_previous: ["on previous", "Mean weight on the token before"],
-  on_first: ["on first", "Mean weight on the first token"],
-  uniform: ["if uniform", "The value that each of the three weights above would have if attention were uniform"],
-};
-/// The numbers in this file's summaries, including those that this script has no words for.
-const metrics = Object.keys(heads[0].summary)
-  .filter((key) => typeof (heads[0].summary[key] ?? 0) === "number")
-  .map((key) => [key, ...(METRICS[key] ?? [key.replaceAll("_", " "), ""])]);
-const overview = document.getElementById("overview");
-const sortMenu = document.getElementById("sort");
+const root = document.documentElement;
+const overview = byId("overview");
+const others = byId("maps");
 
-const summaryNumber = (x) => (x === null ? "NaN" : x >= 100 ? x.toFixed(0) : x >= 10 ? x.toFixed(1) : x.toFixed(2));
-
-function describe(head) {
-  const numbers = metrics.map(([key, label]) => `${label} ${summaryNumber(head.summary[key])}`);
-  return `Layer ${head.layer}, head ${head.head}: ${numbers.join(", ")}`;
+function describe(source) {
+  if (source.layer === null) return [source.label, source.meaning].filter(Boolean).join(": ");
+  const numbers = metrics.filter((metric) => !Number.isNaN(metric.of(source)));
+  return `${source.label}: ${numbers.map((metric) => `${metric.label} ${metricText(metric, source)}`).join(", ")}`;
 }
 
-const options = heads.map((head) => {
+const options = sources.map((source) => {
   const option = document.createElement("div");
   option.setAttribute("role", "option");
-  option.setAttribute("aria-label", describe(head));
-  option.title = describe(head);
-  option.dataset.head = head.index;
-  const caption = document.createElement("span");
-  option.append(document.createElement("canvas"), caption);
+  option.dataset.head = source.index;
+  const name = document.createElement("span");
+  if (source.layer === null) name.textContent = source.label;
+  option.append(document.createElement("canvas"), name);
   return option;
 });
+const sourceOf = (option) => sources[option.dataset.head];
 
-/// The heads in the order in which they are shown.
+/// The indices of all options in the order in which they are shown.
 let order = [];
 
 function arrange() {
-  const label = (text, place) => {
+  const label = (text, place, area) => {
     const node = document.createElement("span");
     node.className = `label ${place}`;
     node.textContent = text;
+    node.style.gridArea = area;
     node.setAttribute("aria-hidden", "true"); // each option names its layer and head itself
     return node;
   };
   order = heads.map(({ index }) => index);
-  if (state.sort === "layer") {
+  const metric = metricOf(state.sort);
+  if (!metric) {
     const columns = [...new Set(heads.map(({ head }) => head))].sort((a, b) => a - b);
     const layers = [...new Set(heads.map(({ layer }) => layer))];
     overview.style.gridTemplateColumns = `auto repeat(${columns.length}, minmax(0, 1fr))`;
-    for (const option of options) {
-      const { layer, head } = heads[option.dataset.head];
-      option.style.gridArea = `${layers.indexOf(layer) + 2} / ${columns.indexOf(head) + 2}`;
-      option.lastChild.textContent = "";
+    for (const { layer, head, index } of heads) {
+      options[index].style.gridArea = `${layers.indexOf(layer) + 2} / ${columns.indexOf(head) + 2}`;
     }
-    const tops = columns.map((head, i) => [label(head, "top"), `1 / ${i + 2}`]);
-    const sides = layers.map((layer, i) => [label(layer, "side"), `${i + 2} / 1`]);
-    const corner = [[label("L\u2009\\\u2009H", "corner"), "1 / 1"]];
-    for (const [node, area] of [...tops, ...sides, ...corner]) node.style.gridArea = area;
-    overview.replaceChildren(...[...corner, ...tops, ...sides].map(([node]) => node), ...options);
+    const sides = layers.map((layer, i) => {
+      const side = label(layer, "side", `${i + 2} / 1`);
+      side.title = `Mean of layer ${layer}'s heads (a)`;
+      side.dataset.layer = layer;
+      return side;
+    });
+    const tops = columns.map((head, i) => label(head, "top", `1 / ${i + 2}`));
+    const corner = label("L\u2009\\\u2009H", "corner", "1 / 1");
+    overview.replaceChildren(corner, ...tops, ...sides, ...heads.map(({ index }) => options[index]));
   } else {
-    const by = (index) => heads[index].summary[state.sort] ?? -Infinity;
+    const by = (index) => (Number.isNaN(metric.of(heads[index])) ? -Infinity : metric.of(heads[index]));
     order.sort((a, b) => by(b) - by(a));
     overview.style.gridTemplateColumns = "repeat(auto-fill, minmax(3.9rem, 1fr))";
-    for (const option of options) {
-      const head = heads[option.dataset.head];
-      option.style.gridArea = "";
-      option.lastChild.textContent = `${head.name} ${summaryNumber(head.summary[state.sort])}`;
-    }
+    for (const { index } of heads) options[index].style.gridArea = "";
     overview.replaceChildren(...order.map((index) => options[index]));
   }
+  others.hidden = byId("maps-title").hidden = maps.length === 0;
+  others.replaceChildren(...maps.map(({ index }) => options[index]));
+  order = [...order, ...maps.map(({ index }) => index)];
+  writeNumbers();
   markHead();
+}
+
+/// The numbers and colours of the heads.
+function writeNumbers() {
+  const [sorted, tint] = [metricOf(state.sort), metricOf(state.tint)];
+  const range = tint && rangeOf(tint);
+  for (const head of heads) {
+    const option = options[head.index];
+    option.title = describe(head);
+    option.setAttribute("aria-label", describe(head));
+    const lines = sorted ? [`${head.name} ${metricText(sorted, head)}`] : [];
+    if (tint && tint !== sorted) lines.push(Number.isNaN(tint.of(head)) ? "" : metricText(tint, head));
+    option.lastChild.textContent = lines.join("\n");
+    const colour = tint && tintOf(tint, head, range);
+    option.classList.toggle("tinted", !!tint);
+    option.style.backgroundColor = colour ? `rgb(${colour})` : "";
+    option.lastChild.style.color = colour ? (wantsBlack(colour) ? "#000" : "#fff") : "";
+  }
+  for (const { index } of maps) {
+    options[index].title = describe(sources[index]);
+    options[index].setAttribute("aria-label", describe(sources[index]));
+  }
+  byId("tint-legend").hidden = !tint;
+  if (!tint) return;
+  byId("tint-low").textContent = numberText(range[0], tint.signed());
+  byId("tint-high").textContent = numberText(range[1], tint.signed());
+  byId("tint-scale").style.backgroundImage = gradient(tint.signed());
+  byId("tint-name").textContent = showsChange() && tint.summary ? `change of ${tint.label}` : tint.label;
 }
 
 function markHead() {
   for (const option of options) {
-    const chosen = +option.dataset.head === state.head;
-    option.setAttribute("aria-selected", chosen);
-    option.tabIndex = chosen ? 0 : -1; // Tab stops once; arrows move from there
+    const index = +option.dataset.head;
+    option.setAttribute("aria-selected", index === state.head || state.more.includes(index));
+    option.tabIndex = index === state.head ? 0 : -1; // Tab stops once; arrows move from there
   }
+}
+
+// --- choosing --------------------------------------------------------------------------------------
+
+const chooseHead = (head) => update({ head, more: [] });
+
+/// Adds a head to those whose mean is shown, or takes it out; one always stays.
+function toggleHead(index) {
+  const all = chosen();
+  if (!all.includes(index)) return update({ head: index, more: all });
+  const left = all.filter((other) => other !== index);
+  if (left.length > 0) update({ head: left.at(-1), more: left.slice(0, -1) });
+}
+
+function chooseLayer(layer) {
+  const [head, ...more] = heads.filter((one) => one.layer === layer).map(({ index }) => index);
+  update({ head, more });
 }
 
 /// Moves by `steps` in the order shown.
 function stepHead(steps) {
   const at = order.indexOf(state.head) + steps;
-  if (at >= 0 && at < order.length) update({ head: order[at] });
+  if (at >= 0 && at < order.length) chooseHead(order[at]);
 }
 
 /// How many options the browser has laid out in a row.
@@ -95,19 +132,32 @@ function perRow() {
   return next < 0 ? order.length : next;
 }
 
-overview.addEventListener("click", (event) => {
-  const option = event.target.closest("[role=option]");
-  if (option) update({ head: +option.dataset.head });
-});
-overview.addEventListener("keydown", (event) => {
-  const steps = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -perRow(), ArrowDown: perRow() }[event.key];
-  const ends = { Home: order[0], End: order[order.length - 1] }[event.key];
-  if (steps === undefined && ends === undefined) return;
-  event.preventDefault();
-  if (steps === undefined) update({ head: ends });
-  else stepHead(steps);
-  options[state.head].focus();
-});
+for (const list of [overview, others]) {
+  list.addEventListener("click", (event) => {
+    const { layer } = event.target.dataset;
+    if (layer !== undefined) return chooseLayer(+layer);
+    const option = event.target.closest("[role=option]");
+    if (!option) return;
+    if (event.ctrlKey || event.metaKey || event.shiftKey) toggleHead(+option.dataset.head);
+    else chooseHead(+option.dataset.head);
+  });
+  list.addEventListener("keydown", (event) => {
+    const steps = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -perRow(), ArrowDown: perRow() }[event.key];
+    const ends = { Home: order[0], End: order[order.length - 1] }[event.key];
+    const here = order.indexOf(+(event.target.closest("[role=option]")?.dataset.head ?? state.head));
+    if (event.key === " ") {
+      event.preventDefault();
+      event.stopPropagation();
+      return toggleHead(order[here]);
+    }
+    const next = ends ?? order[here + (steps ?? NaN)];
+    if (steps !== undefined || ends !== undefined) event.preventDefault();
+    if (next === undefined) return;
+    // With Ctrl, only the focus moves, and the space bar adds the head that it is on.
+    if (!event.ctrlKey && !event.metaKey) chooseHead(next);
+    options[next].focus();
+  });
+}
 
 // --- drawing heads as they come into view ----------------------------------------------------------
 
@@ -143,7 +193,8 @@ async function drawThumbnails() {
 async function drawWaiting() {
   for (const option of waiting) {
     waiting.delete(option);
-    const weights = await weightsOf(heads[option.dataset.head], false);
+    const run = showsChange() ? "difference" : shownRun();
+    const weights = await sheetOf([+option.dataset.head], run, state.weighted && hasNorms, false);
     const canvas = option.firstChild;
     if (!fitCanvas(canvas, canvas.clientWidth, canvas.clientHeight)) continue;
     const { width, height } = canvas;
@@ -157,37 +208,57 @@ async function drawWaiting() {
   }
 }
 
-// --- the numbers of the chosen head ----------------------------------------------------------------
+// --- the numbers of the chosen heads ---------------------------------------------------------------
+
+function titleText() {
+  const all = chosen().map((index) => sources[index]);
+  if (all.length === 1) return all[0].label;
+  const { layer } = all[0];
+  const whole = layer !== null && heads.filter((head) => head.layer === layer).length === all.length;
+  if (whole && all.every((source) => source.layer === layer)) return `Layer ${layer}, mean of its ${all.length} heads`;
+  return `Mean of ${all.length}: ${all.map(({ layer, name, label }) => (layer === null ? label : name)).join(", ")}`;
+}
 
 function showSummary() {
-  const head = heads[state.head];
-  document.getElementById("head-title").textContent = `Layer ${head.layer}, head ${head.head}`;
-  const rows = metrics.map(([key, label, meaning]) => {
+  byId("head-title").textContent = byId("head-title").title = titleText();
+  const all = chosen().map((index) => sources[index]);
+  const rows = metrics.map((metric) => {
     const row = document.createElement("div");
     const term = document.createElement("dt");
     const number = document.createElement("dd");
-    term.textContent = label;
-    row.title = meaning;
-    number.textContent = summaryNumber(head.summary[key]);
-    number.dataset.metric = key;
+    term.textContent = metric.label;
+    row.title = metric.meaning;
+    const mean = all.reduce((sum, source) => sum + metric.of(source), 0) / all.length;
+    number.textContent = all[0].layer === null ? "–" : numberText(mean, metric.signed());
+    number.dataset.metric = metric.key;
     row.append(term, number);
     return row;
   });
-  document.getElementById("summary").replaceChildren(...rows);
+  byId("summary").replaceChildren(...rows);
 }
 
-for (const [key, label] of [["layer", "layer"], ...metrics.filter(([key]) => key !== "uniform")]) {
-  sortMenu.add(new Option(label, key));
+const [sortMenu, tintMenu] = [byId("sort"), byId("tint")];
+sortMenu.add(new Option("layer", "layer"));
+tintMenu.add(new Option("–", "none"));
+for (const { key, label } of metrics.filter(({ key }) => key !== "uniform")) {
+  for (const menu of [sortMenu, tintMenu]) menu.add(new Option(label, key));
 }
-sortMenu.addEventListener("change", () => update({ sort: sortMenu.value }));
+for (const [key, menu] of [["sort", sortMenu], ["tint", tintMenu]]) {
+  ALLOWED[key] = [...menu.options].map(({ value }) => value);
+  menu.addEventListener("change", () => update({ [key]: menu.value }));
+  on(key, () => (menu.value = state[key]));
+}
+on("sort tint run", () => {
+  if (compared && (showsChange() || state.sort === "change" || state.tint === "change")) needChanges();
+});
 on("sort", () => {
-  sortMenu.value = state.sort;
   arrange();
   redrawThumbnails();
 });
-on("head", () => {
-  markHead();
-  showSummary();
-  options[state.head].scrollIntoView({ block: "nearest" });
-});
-on("scale first", redrawThumbnails);
+on("numbers", () => (state.sort === "change" ? arrange() : writeNumbers()));
+on("tint run theme", writeNumbers);
+on("run", () => metricOf(state.sort) && arrange());
+on("head more", markHead);
+on("head more run numbers", showSummary);
+on("head", () => options[state.head].scrollIntoView({ block: "nearest" }));
+on("scale first run weighted theme tint", redrawThumbnails);

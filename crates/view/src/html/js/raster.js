@@ -13,11 +13,39 @@ for (let shade = 0; shade < SHADES; shade++) {
 colours[NOT_A_NUMBER] = pixel(255, 0, 144);
 colours[LEFT_OUT] = pixel(128, 128, 128, 70);
 
-function mix(t) {
-  const place = t * (palette.length - 1);
-  const below = Math.min(Math.floor(place), palette.length - 2);
-  return palette[below].map((from, c) => Math.round(from + (palette[below + 1][c] - from) * (place - below)));
+const systemDark = matchMedia("(prefers-color-scheme: dark)");
+const isDark = () => (state.theme ?? (systemDark.matches ? "dark" : "light")) === "dark";
+
+/// Less and more than nothing: ColorBrewer's blue and red, which the colour-blind tell apart, from white; on dark paper
+/// they get lighter from black.
+const LESS = { light: [[247, 247, 247], [146, 197, 222], [67, 147, 195], [5, 48, 97]], dark: [[27, 28, 33], [20, 70, 120], [67, 147, 195], [178, 222, 245]] };
+const MORE = { light: [[247, 247, 247], [244, 165, 130], [214, 96, 77], [103, 0, 31]], dark: [[27, 28, 33], [122, 40, 20], [224, 105, 75], [255, 215, 190]] };
+/// The colour of each shade of a number below 0, and above.
+const [lessColours, moreColours] = [new Uint32Array(SHADES + 2), new Uint32Array(SHADES + 2)];
+function paintSigns() {
+  for (const [table, anchors] of [[lessColours, LESS], [moreColours, MORE]]) {
+    for (let shade = 0; shade < SHADES; shade++) {
+      table[shade] = pixel(...mix((shade / (SHADES - 1)) ** 0.75, anchors[isDark() ? "dark" : "light"]));
+    }
+    table.set(colours.subarray(SHADES), SHADES);
+  }
 }
+
+function mix(t, anchors = palette) {
+  const place = t * (anchors.length - 1);
+  const below = Math.min(Math.floor(place), anchors.length - 2);
+  return anchors[below].map((from, c) => Math.round(from + (anchors[below + 1][c] - from) * (place - below)));
+}
+
+/// The colour of a number at `t`, 0 to 1, or -1 to 1 on the scale of signs.
+function colourAt(t, signed) {
+  if (!signed) return mix(Math.min(Math.max(t, 0), 1));
+  return mix(Math.min(Math.abs(t), 1), (t < 0 ? LESS : MORE)[isDark() ? "dark" : "light"]);
+}
+/// Whether black reads better than white on a colour.
+const wantsBlack = ([red, green, blue]) => 0.299 * red + 0.587 * green + 0.114 * blue > 140;
+const gradient = (signed) =>
+  `linear-gradient(to right, ${Array.from({ length: 17 }, (_, n) => `rgb(${colourAt(signed ? n / 8 - 1 : n / 16, signed)})`)})`;
 
 function pixel(red, green, blue, alpha = 255) {
   // Build it from bytes, since the byte order of a word depends on the machine.
@@ -34,7 +62,7 @@ function gain(weights, i) {
 /// The shade of one cell.
 function shadeOf(weights, i, j) {
   if (j === 0 && !state.first) return LEFT_OUT;
-  const code = weights.code(i, j);
+  const code = Math.abs(weights.code(i, j));
   return code > weights.levels ? NOT_A_NUMBER : Math.min(SHADES - 1, Math.floor(code * gain(weights, i)));
 }
 
@@ -52,36 +80,46 @@ function raster(weights, { top, bottom, left, right }, width, height) {
   height = Math.max(1, Math.min(height, bottom - top));
   const column = Uint16Array.from({ length: right - left }, (_, j) => (j * width) / (right - left));
   const shades = new Uint16Array(width * height); // 0 is no cell, n is shade n - 1
-  const { codes, levels } = weights;
+  const { codes, levels, signed } = weights;
+  const isLess = new Uint8Array(signed ? width * height : 0);
   for (let i = top; i < bottom; i++) {
     const line = Math.floor(((i - top) * height) / (bottom - top)) * width;
     const start = rowStart(i);
     const factor = gain(weights, i);
     for (let j = left; j < Math.min(right, rowLength(i)); j++) {
-      const code = codes[start + j];
+      const number = codes[start + j];
+      const code = number < 0 ? -number : number;
       let shade = Math.min(SHADES - 1, (code * factor) | 0);
       if (code > levels) shade = NOT_A_NUMBER;
       if (j === 0 && !state.first) shade = LEFT_OUT;
       const at = line + column[j - left];
-      if (shade >= shades[at]) shades[at] = shade + 1;
+      if (shade < shades[at]) continue;
+      shades[at] = shade + 1;
+      if (signed) isLess[at] = number < 0;
     }
   }
   const canvas = new OffscreenCanvas(width, height);
   const context = canvas.getContext("2d");
   const image = context.createImageData(width, height);
   const pixels = new Uint32Array(image.data.buffer);
-  for (let at = 0; at < pixels.length; at++) if (shades[at]) pixels[at] = colours[shades[at] - 1];
+  for (let at = 0; at < pixels.length; at++) {
+    const table = !signed ? colours : isLess[at] ? lessColours : moreColours;
+    if (shades[at]) pixels[at] = table[shades[at] - 1];
+  }
   context.putImageData(image, 0, 0);
   return canvas;
 }
+
+/// The name of the colour of a cell as a line, a bar or a background: `kind` is "in" or "out", but signs go first.
+const tone = (weights, i, j, kind) => (!weights.signed ? kind : weights.code(i, j) < 0 ? "less" : "more");
 
 /// A head at a lower resolution, still as attention: a pixel is the share of its queries' attention
 /// that goes to its keys, so that a thin diagonal stays visible and diffuse attention stays dim.
 function thumbnail(weights, width, height) {
   width = Math.max(1, Math.min(width, tokens.length));
   height = Math.max(1, Math.min(height, queries));
-  const { codes, levels } = weights;
-  const weightOf = Float32Array.from({ length: levels + 2 }, (_, c) => (c > levels ? NaN : (c / levels) ** 1.5));
+  const { codes, levels, signed } = weights;
+  const { numbers } = tables(levels);
   const column = Uint16Array.from({ length: tokens.length }, (_, j) => (j * width) / tokens.length);
   const mass = new Float32Array(width * height);
   const rows = new Uint16Array(height);
@@ -89,7 +127,10 @@ function thumbnail(weights, width, height) {
     const y = Math.floor((i * height) / queries);
     const start = rowStart(i);
     rows[y] += 1;
-    for (let j = state.first ? 0 : 1; j < rowLength(i); j++) mass[y * width + column[j]] += weightOf[codes[start + j]];
+    for (let j = state.first ? 0 : 1; j < rowLength(i); j++) {
+      const code = codes[start + j];
+      mass[y * width + column[j]] += code < 0 ? -numbers[-code] : numbers[code];
+    }
   }
   const canvas = new OffscreenCanvas(width, height);
   const context = canvas.getContext("2d");
@@ -97,12 +138,13 @@ function thumbnail(weights, width, height) {
   const pixels = new Uint32Array(image.data.buffer);
   for (let y = 0; y < height; y++) {
     const line = mass.subarray(y * width, (y + 1) * width);
-    const whole = state.scale === "row" ? Math.max(...line) : rows[y];
+    const whole = state.scale === "row" ? line.reduce((most, part) => Math.max(most, Math.abs(part)), 0) : rows[y];
     const last = column[rowLength(Math.ceil(((y + 1) * queries) / height) - 1) - 1];
     for (let x = 0; x <= last; x++) {
       const part = whole === 0 ? 0 : line[x] / whole;
-      const shade = Math.min(SHADES - 1, Math.round((SHADES - 1) * part ** (2 / 3)));
-      pixels[y * width + x] = colours[Number.isNaN(part) ? NOT_A_NUMBER : shade];
+      const shade = Math.min(SHADES - 1, Math.round((SHADES - 1) * Math.abs(part) ** (2 / 3)));
+      const table = !signed ? colours : part < 0 ? lessColours : moreColours;
+      pixels[y * width + x] = table[Number.isNaN(part) ? NOT_A_NUMBER : shade];
     }
   }
   context.putImageData(image, 0, 0);
@@ -121,7 +163,7 @@ function fitCanvas(canvas, width, height) {
 /// The page's colours for canvases, as CSS computes them for the current theme.
 function theme() {
   const style = getComputedStyle(document.documentElement);
-  const names = ["paper", "ink", "quiet", "line", "out", "in", "mark"];
+  const names = ["paper", "ink", "quiet", "line", "out", "in", "mark", "less", "more"];
   return Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`)]));
 }
 

@@ -1,74 +1,71 @@
 // The user's choices, in one place: views read them, and hear when they change.
 
 const state = {
-  head: 0, // index into `heads`
+  head: 0, // index into `sources`
+  more: [], // further ones: the map then shows the mean of all
+  run: compared ? "both" : "first",
+  weighted: false, // whether weights are multiplied by the norms of the values
   token: tokens.length - 1, // the chosen position; null for none
   cell: null, // { query, key } under the pointer or the cursor
   pinned: null, // the cell that was clicked: shown again when the pointer leaves
   view: "map",
-  scale: "row",
+  scale: "weight",
   first: true, // whether the first token is shown
   sort: "layer",
+  tint: compared ? "change" : "none", // the number that colours the heads
+  step: null, // how many tokens are shown; null for all
   found: new Set(), // positions that match the search
+  as: "both", // whether those are marked as queries, keys, or both
+  theme: null, // "dark" or "light"; null follows the system
 };
-/// The decoded weights of `state.head`; null until they are ready.
+/// What the lists, the lines and the text show; null until it is ready. With two runs, it may be their difference.
 let current = null;
+/// What the map shows: one sheet, or those of both runs side by side.
+let sheets = [];
+/// What the readout tells beside `current`: each run's numbers, or the weights before they were multiplied.
+let beside = [];
 
 const listeners = [];
-/// Calls `run` after any of `keys` changes; "weights" changes when another head's weights arrive.
+/// Calls `run` after any of `keys` changes; "weights" changes when other weights arrive.
 const on = (keys, run) => listeners.push({ keys: keys.split(" "), run });
 
 function changed(keys) {
   for (const { keys: wanted, run } of listeners) if (wanted.some((key) => keys.includes(key))) run();
 }
 
+const LOADED = ["head", "more", "run", "weighted"];
+
 function update(change) {
   const keys = Object.keys(change).filter((key) => state[key] !== change[key]);
   Object.assign(state, change);
   if (keys.length === 0) return;
   changed(keys);
-  if (keys.includes("head")) loadHead();
+  if (keys.some((key) => LOADED.includes(key))) loadHead();
   rememberSoon();
 }
 
+/// The indices of all sources that the map shows the mean of.
+const chosen = () => [state.head, ...state.more].sort((a, b) => a - b);
+const showsBoth = () => state.run === "both";
+const showsChange = () => state.run === "both" || state.run === "difference";
+/// The run whose weights are shown where only one fits; 0 also for both.
+const shownRun = () => (state.run === "second" ? 1 : 0);
+/// How many queries and keys are shown.
+const shownKeys = () => state.step ?? tokens.length;
+const shownRows = () => Math.max(0, shownKeys() - offset);
+
+let loads = 0;
 async function loadHead() {
-  const index = state.head;
-  const weights = await weightsOf(heads[index], true);
+  const load = ++loads;
+  const weighted = state.weighted && hasNorms;
+  const get = (run, times = weighted) => sheetOf(chosen(), run, times, true);
+  const wanted = showsChange()
+    ? [get("difference"), get(0), get(1)]
+    : [get(shownRun()), ...(weighted ? [get(shownRun(), false)] : [])];
+  const loaded = await Promise.all(wanted);
   // The user may have chosen another head in the meantime.
-  if (index !== state.head) return;
-  current = weights;
+  if (load !== loads) return;
+  [current, ...beside] = loaded;
+  sheets = showsBoth() ? beside : [current];
   changed(["weights"]);
-}
-
-// --- the choices in the address, so that a link or a reload restores them --------------------------
-
-const REMEMBERED = ["view", "scale", "sort"];
-let timer = 0;
-
-function rememberSoon() {
-  clearTimeout(timer);
-  // Browsers limit how often an address may change.
-  timer = setTimeout(() => {
-    const choice = new URLSearchParams({ head: heads[state.head].name });
-    if (state.token !== null) choice.set("token", state.token);
-    for (const key of REMEMBERED) choice.set(key, state[key]);
-    if (!state.first) choice.set("first", "hidden");
-    history.replaceState(null, "", `#${choice}`);
-  }, 400);
-}
-
-/// The part of the address that is valid for this page. Addresses can come from anywhere.
-function remembered(allowed) {
-  const choice = new URLSearchParams(location.hash.slice(1));
-  const change = {};
-  const head = heads.findIndex(({ name }) => name === choice.get("head"));
-  if (head >= 0) change.head = head;
-  if (/^\d+$/.test(choice.get("token")) && +choice.get("token") < tokens.length) {
-    change.token = +choice.get("token");
-  }
-  for (const key of REMEMBERED) {
-    if (allowed[key].includes(choice.get(key))) change[key] = choice.get(key);
-  }
-  if (choice.get("first") === "hidden") change.first = false;
-  return change;
 }

@@ -1,14 +1,13 @@
 // The chosen token: what it attends to, what attends to it, the model's predictions after it, and the text.
 
 const LISTED = 10;
-const byId = (id) => document.getElementById(id);
 const strip = byId("text");
 
 const chooseToken = (token) => update({ token, cell: null, pinned: null });
 
 function stepToken(steps) {
   const from = state.token ?? (steps > 0 ? -1 : tokens.length);
-  chooseToken(Math.min(Math.max(from + steps, 0), tokens.length - 1));
+  chooseToken(Math.min(Math.max(from + steps, 0), shownKeys() - 1));
 }
 
 /// A line of a list: a bar, a token and a number. With a position, it is a button that chooses that token.
@@ -44,25 +43,30 @@ function strongest(list, count, cellOf, colour, nothing) {
     const { query, key } = cellOf(n);
     if (key === 0 && !state.first) continue;
     const value = current.value(query, key);
-    if (!value.dropped) found.push({ query, key, ...value });
+    // Numbers that may be 0 in truth are no change.
+    if (!value.dropped && !(value.signed && Math.abs(value.weight) <= value.error)) found.push({ query, key, ...value });
   }
-  found.sort((a, b) => b.weight - a.weight);
+  found.sort((a, b) => Math.abs(b.weight) - Math.abs(a.weight));
   const entries = found.slice(0, LISTED).map((value) => {
     const position = colour === "out" ? value.key : value.query + offset;
     return entry({
       text: tokens[position],
       position,
-      number: rounded(value),
+      number: showsBoth() ? fromTo(value, rounded) : rounded(value),
       exactly: exact(value),
-      share: value.weight || 0,
-      colour,
+      share: Math.min(1, Math.abs(value.weight / current.unit)) || 0,
+      colour: tone(current, value.query, value.key, colour),
     });
   });
   fill(list, entries, nothing);
 }
 
+/// A cell's numbers in both runs.
+const fromTo = ({ query, key }, write) => beside.map((sheet) => write(sheet.value(query, key))).join(" → ");
+
 /// Why a list is empty.
 function noneShown() {
+  if (current.signed) return "No weight changed.";
   return state.first ? `None is among the ${kept} largest of its row.` : "The first token is hidden.";
 }
 
@@ -80,24 +84,53 @@ function showToken() {
   byId("token-lists").hidden = token === null;
   if (token === null || !current) return;
   const query = token - offset;
+  byId("outgoing").parentElement.firstChild.textContent = showsChange() ? "attention changed to" : "attends to";
+  byId("incoming").parentElement.firstChild.textContent = showsChange() ? "attention changed from" : "attended by";
   strongest(byId("outgoing"), query < 0 ? 0 : rowLength(query), (key) => ({ query, key }), "out",
     query < 0 ? "This token comes before the first query." : noneShown());
   const first = Math.max(0, query);
-  strongest(byId("incoming"), queries - first, (n) => ({ query: first + n, key: token }), "in",
+  strongest(byId("incoming"), Math.max(0, shownRows() - first), (n) => ({ query: first + n, key: token }), "in",
     noneShown());
   showPredictions(query);
 }
 
+/// The predictions of the shown runs, one list each.
 function showPredictions(query) {
-  const section = byId("next").parentElement;
-  section.hidden = predictions.length === 0;
+  const shown = showsChange() ? [0, 1] : [shownRun()];
+  for (const [place, ids] of [["next", "follows"], ["next-second", "follows-second"]].entries()) {
+    const run = shown[place];
+    const section = byId(ids[0]).parentElement;
+    section.hidden = run === undefined || predictions[run].length === 0;
+    if (section.hidden) continue;
+    section.firstChild.textContent = compared ? `predicted next, ${runs[run]}` : "predicted next";
+    const { likely, actual } = predictions[run][query] ?? { likely: [], actual: null };
+    const entries = likely.map(([text, p]) => entry({ text, number: percent(p), share: p, colour: "next-bar" }));
+    fill(byId(ids[0]), entries, "There is no prediction here.");
+    const follows = byId(ids[1]);
+    follows.hidden = actual === null;
+    if (actual !== null) follows.textContent = `then came ${tokens[query + offset + 1]} (${percent(actual)})`;
+  }
+  showLens(query, shown);
+}
+
+const afterBlocks = data("lens").map(read);
+/// The model's guess after each block, had it been the last.
+function showLens(query, shown) {
+  const section = byId("lens").parentElement;
+  section.hidden = afterBlocks.length === 0 || query < 0;
   if (section.hidden) return;
-  const { likely, actual } = predictions[query] ?? { likely: [], actual: null };
-  const entries = likely.map(([text, p]) => entry({ text, number: percent(p), share: p, colour: "next-bar" }));
-  fill(byId("next"), entries, "There is no prediction here.");
-  const follows = byId("follows");
-  follows.hidden = actual === null;
-  if (actual !== null) follows.textContent = `then came ${tokens[query + offset + 1]} (${percent(actual)})`;
+  const layers = [...new Set(afterBlocks.map(({ layer }) => layer))];
+  const entries = layers.map((layer) => {
+    const guesses = shown
+      .map((run) => afterBlocks.find((lens) => lens.layer === layer && lens.run === run)?.likely[query])
+      .filter(Boolean);
+    const text = [...new Set(guesses.map(([token]) => token))].join(" → ");
+    const number = guesses.map(([, p]) => percent(p)).join(" → ");
+    const item = entry({ text, number, share: guesses.at(-1)?.[1] ?? 0, colour: "next-bar" });
+    item.querySelector(".position").textContent = layer;
+    return item;
+  });
+  fill(byId("lens"), entries, "");
 }
 
 // --- the text --------------------------------------------------------------------------------------
@@ -121,6 +154,8 @@ function tintText() {
   for (const [position, word] of words.entries()) {
     const seen = query >= 0 && position < rowLength(query);
     word.style.setProperty("--strength", seen ? strength(current, query, position).toFixed(3) : 0);
+    if (current.signed) word.style.setProperty("--tint", seen ? `var(--${tone(current, query, position, "out")})` : "");
+    else word.style.removeProperty("--tint");
   }
 }
 
@@ -150,6 +185,15 @@ strip.addEventListener("keydown", (event) => {
 
 // --- the value -------------------------------------------------------------------------------------
 
+/// What stands beside the number: both runs' numbers, or the factors.
+function detailOf({ query, key }) {
+  if (showsChange()) return fromTo({ query, key }, rounded);
+  if (beside.length === 0) return "";
+  const weight = beside[0].value(query, key);
+  const norms = chosen().length === 1 && normsOf(sources[state.head], shownRun());
+  return `weight ${rounded(weight)}${norms ? ` × norm ${norms[key].toPrecision(3)}` : ""}`;
+}
+
 function showValue() {
   const readout = byId("readout");
   readout.classList.toggle("hint", !state.cell);
@@ -167,8 +211,10 @@ function showValue() {
     node.textContent = text;
     return node;
   };
+  const detail = detailOf(state.cell);
   readout.replaceChildren(
     part("value", exact(current.value(query, key))),
+    ...(detail ? [part("detail", detail)] : []),
     part("position", query + offset),
     part("word", tokens[query + offset]),
     part("arrow", "attends to"),
@@ -179,10 +225,13 @@ function showValue() {
 
 byId("previous").addEventListener("click", () => stepToken(-1));
 byId("following").addEventListener("click", () => stepToken(1));
-on("weights token first", showToken);
+on("weights token first step", showToken);
 on("weights token scale first", tintText);
 on("token", markWord);
 on("weights cell view", showValue);
-on("found", () => {
-  for (const [position, word] of words.entries()) word.classList.toggle("found", state.found.has(position));
+on("found step", () => {
+  for (const [position, word] of words.entries()) {
+    word.classList.toggle("found", state.found.has(position));
+    word.hidden = position >= shownKeys();
+  }
 });

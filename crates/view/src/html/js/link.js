@@ -1,0 +1,59 @@
+// The choices in the address, so that a link or a reload restores them.
+
+/// What has a fixed set of values, and those; the views add theirs.
+const ALLOWED = {
+  view: ["map", "lines"],
+  scale: ["weight", "row"],
+  run: compared ? ["first", "second", "both", "difference"] : ["first"],
+  theme: ["dark", "light"],
+};
+const DEFAULT = { ...state };
+let timer = 0;
+
+function rememberSoon() {
+  clearTimeout(timer);
+  // Browsers limit how often an address may change.
+  timer = setTimeout(remember, 400);
+}
+
+function remember() {
+  const choice = new URLSearchParams({ head: chosen().map((index) => sources[index].name).join(" ") });
+  if (state.token !== null) choice.set("token", state.token);
+  for (const key of Object.keys(ALLOWED)) if (state[key] !== null && state[key] !== DEFAULT[key]) choice.set(key, state[key]);
+  for (const key of ["view", "scale", "sort"]) choice.set(key, state[key]);
+  if (state.weighted) choice.set("norms", "yes");
+  if (!state.first) choice.set("first", "hidden");
+  if (state.step !== null) choice.set("step", state.step);
+  // The visible part in cells, so that another window shows the same part.
+  if (!isWhole()) choice.set("place", [lens.key, lens.query, cellsIn(plot.width)].map((n) => n.toFixed(1)).join(" "));
+  try {
+    history.replaceState(null, "", `#${choice}`);
+  } catch {
+    // A frame of a notebook has no address of its own.
+  }
+}
+
+/// The part of the address that is valid for this page. Addresses can come from anywhere.
+function remembered() {
+  const choice = new URLSearchParams(location.hash.slice(1));
+  const change = {};
+  const names = (choice.get("head") ?? "").split(" ");
+  const indices = sources.filter(({ name }) => names.includes(name)).map(({ index }) => index);
+  if (indices.length > 0) [change.head, change.more] = [indices[0], indices.slice(1)];
+  const whole = (key, from, to) => {
+    const text = choice.get(key) ?? "";
+    return /^\d{1,7}$/.test(text) && +text >= from && +text <= to ? +text : undefined;
+  };
+  const token = whole("token", 0, tokens.length - 1);
+  if (token !== undefined) change.token = token;
+  for (const [key, values] of Object.entries(ALLOWED)) {
+    if (values.includes(choice.get(key))) change[key] = choice.get(key);
+  }
+  if (choice.get("first") === "hidden") change.first = false;
+  if (choice.get("norms") === "yes" && hasNorms) change.weighted = true;
+  const step = prompt === null ? undefined : whole("step", prompt, tokens.length);
+  if (step !== undefined) change.step = step;
+  const place = (choice.get("place") ?? "").split(" ").map(Number);
+  if (place.length === 3 && place.every((n) => Number.isFinite(n) && n >= 0) && place[2] > 0) showPlace(place);
+  return change;
+}

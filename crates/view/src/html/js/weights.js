@@ -1,0 +1,181 @@
+// The numbers of one map: a head's weights as they are in the file, or computed from those of several.
+
+/// Where row `i` starts among the cells: row `r` holds `offset + r + 1` of them.
+const rowStart = (i) => i * (offset + 1) + (i * (i - 1)) / 2;
+/// How many keys query `i` sees.
+const rowLength = (i) => offset + i + 1;
+const CELLS = rowStart(queries);
+
+/// Numbers as codes 0 to `levels`, or also the negative ones; `levels + 1` stands for NaN. A code `c` is the number
+/// `unit · (c / levels)^(3/2)`. If the numbers were computed, `exactly` has them and their errors.
+class Weights {
+  constructor(codes, levels, { unit = 1, signed = false, exactly = null } = {}) {
+    Object.assign(this, { codes, levels, unit, signed, exactly });
+    // The largest code of each row, with and without the first key: one of them ends the row's colours.
+    this.rowMax = new Uint16Array(queries);
+    this.rowMaxLater = new Uint16Array(queries);
+    for (let i = 0; i < queries; i++) {
+      const start = rowStart(i);
+      let later = 0;
+      for (let j = start + 1; j < start + rowLength(i); j++) {
+        const size = codes[j] < 0 ? -codes[j] : codes[j];
+        if (size > later && size <= levels) later = size;
+      }
+      this.rowMaxLater[i] = later;
+      const first = Math.abs(codes[start]);
+      this.rowMax[i] = first <= levels ? Math.max(later, first) : later;
+    }
+  }
+
+  code(i, j) {
+    return this.codes[rowStart(i) + j];
+  }
+
+  /// A number and the most by which it can differ from the tensor's; `dropped` if the file keeps only the largest of
+  /// a row and this is not one of them. The writer rounds `levels · w^(2/3)`, so the error is half a step times the
+  /// slope of `s^(3/2)`.
+  value(i, j) {
+    const { signed } = this;
+    const code = this.code(i, j);
+    if (code > this.levels) return { weight: NaN, error: NaN };
+    if (this.exactly) {
+      const [weight, error] = this.exactly.map((numbers) => numbers[rowStart(i) + j]);
+      return error < 0 ? { weight: 0, error: 0, dropped: true } : { weight, error, signed };
+    }
+    if (code === 0 && kept !== null) return { weight: 0, error: 0, dropped: true };
+    return { weight: tables(this.levels).numbers[code], error: tables(this.levels).errors[code] };
+  }
+}
+
+const known = new Map();
+/// The number and the error that each code stands for.
+function tables(levels) {
+  if (!known.has(levels)) {
+    const half = 0.5 / levels;
+    const of = (one) => Float64Array.from({ length: levels + 2 }, (_, c) => (c > levels ? NaN : one(c / levels)));
+    known.set(levels, { numbers: of((s) => s * Math.sqrt(s)), errors: of((s) => 1.5 * half * Math.sqrt(s + half)) });
+  }
+  return known.get(levels);
+}
+
+async function decode({ block, levels }) {
+  const packed = new Blob([fromBase64(block.textContent)]);
+  const stream = packed.stream().pipeThrough(new DecompressionStream("deflate"));
+  const bytes = new Uint8Array(await new Response(stream).arrayBuffer());
+  if (levels < 256) return new Weights(bytes, levels);
+  // Two bytes per code: all high bytes, then all low ones.
+  const codes = new Uint16Array(bytes.length / 2);
+  for (let i = 0; i < codes.length; i++) codes[i] = (bytes[i] << 8) | bytes[codes.length + i];
+  return new Weights(codes, levels);
+}
+
+const KEPT = 8; // maps: switching between a few is instant, and memory use stays small
+const cache = new Map();
+
+function cached(key, keep, make) {
+  const found = cache.get(key);
+  if (found) return found;
+  const weights = make();
+  if (keep) {
+    cache.set(key, weights);
+    if (cache.size > KEPT) cache.delete(cache.keys().next().value);
+  }
+  return weights;
+}
+
+/// The weights of one source in one run, from the cache or decoded; `keep` is for those on the screen.
+function weightsOf(source, run, keep) {
+  const there = source.runs[run] ?? source.runs[0] ?? source.runs[1];
+  return cached(`${source.index} ${run}`, keep, () => decode(there));
+}
+
+/// The map of some sources: their mean in a run, 0 or 1, or how it differs from the first to the second; times the
+/// norms of the values, if `weighted`.
+function sheetOf(indices, run, weighted, keep) {
+  if (indices.length === 1 && !weighted && run !== "difference") return weightsOf(sources[indices[0]], run, keep);
+  return cached(`${indices} ${run} ${weighted}`, keep, () => compute(indices, run, weighted));
+}
+
+/// Sums in place, source by source, so that the memory does not grow with their number.
+async function compute(indices, run, weighted) {
+  const numbers = new Float32Array(CELLS);
+  const errors = new Float32Array(CELLS);
+  const seen = kept === null ? null : new Uint8Array(CELLS);
+  const terms = run === "difference" ? [[1, 1], [0, -1]] : [[run, 1]];
+  for (const index of indices) {
+    for (const [of, sign] of terms) {
+      const weights = await weightsOf(sources[index], of, false);
+      const norms = weighted ? normsOf(sources[index], of) : undefined;
+      add(weights, sign / indices.length, norms, numbers, errors, seen);
+    }
+  }
+  if (seen) for (let at = 0; at < CELLS; at++) if (!seen[at]) errors[at] = -1;
+  const signed = run === "difference";
+  const unit = weighted ? largestNorm() : 1;
+  const levels = signed ? 32766 : 65534;
+  const codes = signed ? new Int16Array(CELLS) : new Uint16Array(CELLS);
+  for (let at = 0; at < CELLS; at++) {
+    const root = Math.cbrt(numbers[at] / unit);
+    const code = Math.min(levels, Math.round(root * root * levels));
+    codes[at] = Number.isNaN(code) ? levels + 1 : root < 0 ? -code : code;
+  }
+  return new Weights(codes, levels, { unit, signed, exactly: [numbers, errors] });
+}
+
+function add({ codes, levels }, factor, norms, numbers, errors, seen) {
+  const table = tables(levels);
+  const size = Math.abs(factor);
+  for (let i = 0; i < queries; i++) {
+    const start = rowStart(i);
+    const end = rowLength(i);
+    // A weight that the file does not have is at most the smallest that it has of the row.
+    let least = levels;
+    if (seen) for (let j = 0; j < end; j++) if (codes[start + j] > 0) least = Math.min(least, codes[start + j]);
+    for (let j = 0; j < end; j++) {
+      const code = codes[start + j];
+      const norm = norms ? norms[j] : 1;
+      numbers[start + j] += factor * norm * table.numbers[code];
+      const error = seen && code === 0 ? table.numbers[least] + table.errors[least] : table.errors[code];
+      errors[start + j] += size * norm * error;
+      if (seen && code > 0) seen[start + j] = 1;
+    }
+  }
+}
+
+// --- numbers as text -------------------------------------------------------------------------------
+
+const sign = (text, { weight, signed }) => (weight < 0 ? `−${text}` : signed && +text > 0 ? `+${text}` : text);
+
+/// A number with the digits that its error allows, at most three: "0.53"; "< 0.0004" if it allows none.
+/// The error is less than 1 in the last digit.
+function rounded(value) {
+  const { weight, error, dropped } = value;
+  if (dropped) return "–";
+  if (Number.isNaN(weight)) return "NaN";
+  const size = Math.abs(weight);
+  const certain = error > 0 ? Math.floor(-Math.log10(error)) : 3;
+  const places = Math.min(certain, 2 - Math.floor(Math.log10(size || 1)));
+  const text = size.toFixed(Math.min(100, Math.max(0, places)));
+  if (+text > 0) return sign(text, value);
+  return error > 0 ? `< ${roundUp(size + error)}` : "0";
+}
+
+/// Rounds up to a number with one digit that is not 0.
+function roundUp(x) {
+  const places = Math.max(0, Math.ceil(-Math.log10(x)));
+  return (Math.ceil(x * 10 ** places) / 10 ** places).toFixed(places);
+}
+
+/// A number and its error: "0.530 ± 0.004". The error covers the rounding of the printed number.
+function exact(value) {
+  const { weight, error, dropped } = value;
+  if (dropped) return `not among the ${kept} largest of its row`;
+  if (Number.isNaN(weight)) return "not a number";
+  if (error <= 0) return String(weight);
+  const places = Math.max(0, Math.ceil(-Math.log10(error)));
+  const unit = 10 ** -places;
+  const bound = Math.ceil(error / unit + 0.5) * unit;
+  return `${sign(Math.abs(weight).toFixed(places), value)} ± ${bound.toFixed(places)}`;
+}
+
+const percent = (p) => (p >= 0.0995 ? (100 * p).toFixed(0) : (100 * p).toPrecision(2)) + " %";
