@@ -203,6 +203,13 @@ impl Browser {
         Ok(())
     }
 
+    /// Goes on inside a frame.
+    pub(crate) fn frame(&self, css: &str) -> Result {
+        let found = self.command("/element", &json!({ "using": "css selector", "value": css }))?;
+        self.command("/frame", &json!({ "id": found }))?;
+        Ok(())
+    }
+
     /// Presses real keys, which go to the focus. From `\u{e000}` on, the standard defines special keys.
     pub(crate) fn keys(&self, keys: &str) -> Result {
         let press = |key: char| ["keyDown", "keyUp"].map(|kind| json!({ "type": kind, "value": key }));

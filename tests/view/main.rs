@@ -2,8 +2,12 @@
 
 #[path = "../common/browser.rs"]
 mod browser;
+mod choices;
 #[path = "../common/mod.rs"]
 mod common;
+mod comparison;
+mod frames;
 mod hostile;
 mod numbers;
 mod pages;
+mod taking_along;

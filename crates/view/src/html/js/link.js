@@ -25,7 +25,7 @@ function remember() {
   if (!state.first) choice.set("first", "hidden");
   if (state.step !== null) choice.set("step", state.step);
   // The visible part in cells, so that another window shows the same part.
-  if (!isWhole()) choice.set("place", [lens.key, lens.query, cellsIn(plot.width)].map((n) => n.toFixed(1)).join(" "));
+  if (!isWhole()) choice.set("place", [lens.key, lens.query, cellsIn(plot.width)].map((n) => n.toFixed(2)).join(" "));
   try {
     history.replaceState(null, "", `#${choice}`);
   } catch {

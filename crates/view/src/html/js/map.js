@@ -3,8 +3,8 @@
 const map = byId("map");
 const GUTTER = { left: 104, top: 84, right: 4, bottom: 4 };
 const LARGEST_CELL = 56;
-/// The map is dark in either theme: the dark theme's colours of a token's row and column.
-const [OUT_ON_MAP, IN_ON_MAP] = ["#56b4e9", "#ee9b4c"];
+/// A map of weights is dark in either theme: the dark theme's colours of a token's row and column, and of what is found.
+const [OUT_ON_MAP, IN_ON_MAP, MARK_ON_MAP] = ["#56b4e9", "#ee9b4c", "#ff7fce"];
 const BETWEEN = 14; // pixels between two maps side by side
 /// The visible part: the cell at the top left corner (with fractions), and pixels per cell.
 const lens = { key: 0, query: 0, size: 1 };
@@ -164,15 +164,13 @@ function paintPane(context, pane, sheet, paint, ratio) {
     context.strokeRect(x(key) + inset, y(query) + inset, w * lens.size - 2 * inset, h * lens.size - 2 * inset);
   };
   const last = part.bottom - 1;
-  context.globalAlpha = 0.8;
+  // One of differences is like the paper.
+  const [out, into, mark] = sheet.signed ? [paint.out, paint.in, paint.mark] : [OUT_ON_MAP, IN_ON_MAP, MARK_ON_MAP];
   for (const position of state.found) {
     const query = Math.max(0, position - offset);
-    if (state.as !== "key" && position >= offset && query <= last) box(query, 0, position + 1, 1, paint.mark);
-    if (state.as !== "query" && query <= last) box(query, position, 1, last + 1 - query, paint.mark);
+    if (state.as !== "key" && position >= offset && query <= last) box(query, 0, position + 1, 1, mark);
+    if (state.as !== "query" && query <= last) box(query, position, 1, last + 1 - query, mark);
   }
-  context.globalAlpha = 1;
-  // A map of weights is dark in either theme, one of differences is like the paper.
-  const [out, into] = sheet.signed ? [paint.out, paint.in] : [OUT_ON_MAP, IN_ON_MAP];
   if (state.token !== null && state.token >= offset && state.token - offset <= last) {
     box(state.token - offset, 0, state.token + 1, 1, out); // what it attends to
   }

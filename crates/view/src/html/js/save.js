@@ -84,7 +84,17 @@ async function saveSvg() {
     }
     shapes.push(across * down <= SHAPES ? cellShapes(sheet, part, start, top, size) : await cellImage(sheet, part, start, top, w, h));
   }
-  const [width, height] = [left + sheets.length * (w + gap), top + h + 16].map(Math.ceil);
+  const { signed } = sheets[0];
+  const bar = Array.from({ length: 40 }, (_, n) => {
+    const fill = `rgb(${colourAt(signed ? (n - 19.5) / 19.5 : n / 39, signed)})`;
+    return `<rect x="${left + 60 + 3 * n}" y="${top + h + 12}" width="3.1" height="9" fill="${fill}"/>`;
+  });
+  shapes.push(
+    ...bar,
+    text(left + 54, top + h + 20, byId("legend-start").textContent, 'text-anchor="end"'),
+    text(left + 186, top + h + 20, `${byId("legend-end").textContent} (by √)`),
+  );
+  const [width, height] = [left + Math.max(sheets.length * (w + gap), 320), top + h + 34].map(Math.ceil);
   offer(
     fileName("svg"),
     `<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height}" viewBox="0 0 ${width} ${height}" ` +

@@ -1,0 +1,133 @@
+//! Two runs side by side, and their difference.
+
+use crate::browser::{Browser, browse};
+use crate::common::Result;
+use crate::pages::{Everything, HEADS};
+use std::io::BufWriter;
+
+const T: usize = 18;
+const RUNS: [&str; 2] = ["clean", "ablate <1.3>"];
+
+fn compare(test: impl FnOnce(&Browser, &Everything) -> Result) -> Result {
+    let all = Everything::new(T)?;
+    let file = tempfile::Builder::new().suffix(".html").tempfile()?;
+    all.write(BufWriter::new(file.as_file()), &RUNS)?;
+    browse(file.path(), |page| test(page, &all))
+}
+
+fn switch(page: &Browser, run: &str) -> Result {
+    page.get(&format!("document.querySelector('#runs [value={run}]').click()"))?;
+    page.until(&format!("document.documentElement.dataset.run === '{run}'"))?;
+    // Weights arrive a little later than the choice.
+    page.get("new Promise((done) => setTimeout(done, 100))")?;
+    Ok(())
+}
+
+/// The readout's number and error. A minus is not the one that Rust reads.
+fn value(page: &Browser) -> Result<(f64, f64)> {
+    let text = page.text("#readout .value")?.replace('−', "-");
+    let (value, error) = text.split_once(" ± ").ok_or(text.clone())?;
+    Ok((value.parse()?, error.parse()?))
+}
+
+#[test]
+fn each_run_and_the_difference_show_the_tensors_numbers() -> Result {
+    compare(|page, all| {
+        assert_eq!(page.texts("#runs label")?, ["clean", "ablate <1.3>", "both", "difference"]);
+        page.head("2.1")?;
+        let rows = [0, 1].map(|run| all.runs[run][2].get(1).and_then(|w| w.to_vec2::<f32>()));
+        let [Ok(first), Ok(second)] = rows else { return Err("weights".into()) };
+        for (run, expected) in [("first", 0), ("second", 1), ("difference", 2)] {
+            switch(page, run)?;
+            for (i, j) in [(3, 1), (9, 8), (17, 0)] {
+                page.mouse(page.cell(T, T, (i, j))?, false)?;
+                let [a, b] = [first[i][j], second[i][j]].map(f64::from);
+                let (shown, error) = value(page)?;
+                assert!(
+                    (shown - [a, b, b - a][expected]).abs() <= error && error < 1e-3,
+                    "{run}: {shown} ± {error}"
+                );
+                let detail = page.texts("#readout .detail")?;
+                assert_eq!(detail.len(), usize::from(run == "difference"), "{detail:?}");
+            }
+        }
+        // The legend of a difference has its middle at 0.
+        assert_eq!((page.text("#legend-start")?, page.text("#legend-end")?), ("−1".into(), "+1".into()));
+        // The lists and the predictions follow.
+        switch(page, "second")?;
+        assert_eq!(page.text("#next")?.contains("50 %"), true);
+        assert_eq!(page.text("#token-lists section:nth-child(3) h3")?, "predicted next, ablate <1.3>");
+        switch(page, "both")?;
+        assert_eq!(
+            page.texts("#token-lists section:not([hidden]) h3")?.len(),
+            5,
+            "two lists of predictions, and the lens"
+        );
+        Ok(())
+    })
+}
+
+#[test]
+fn two_maps_share_zoom_and_cursor() -> Result {
+    compare(|page, all| {
+        assert_eq!(
+            page.get("document.documentElement.dataset.run")?,
+            "both",
+            "what a comparison starts with"
+        );
+        page.head("2.3")?;
+        // The right map starts behind the left one and 14 pixels; both show the same cell at the same place.
+        let rect = page.get("document.getElementById('map').getBoundingClientRect().toJSON()")?;
+        let of = |name: &str| rect[name].as_f64().ok_or("a number");
+        let (left, top) = (104.0, 84.0);
+        let plot = (of("width")? - left - 4.0 - 14.0) / 2.0;
+        let size = (plot / T as f64).min((of("height")? - top - 4.0) / T as f64);
+        let cell = |(i, j): (usize, usize), pane: f64| -> Result<(f64, f64)> {
+            let start = of("x")? + left + pane * (size * T as f64 + 14.0);
+            Ok((start + (j as f64 + 0.5) * size, of("y")? + top + (i as f64 + 0.5) * size))
+        };
+        page.mouse(cell((12, 4), 0.0)?, false)?;
+        let on_left = page.text("#readout")?;
+        page.mouse(cell((12, 4), 1.0)?, false)?;
+        assert_eq!(page.text("#readout")?, on_left, "the same cell on the right");
+        let weight = |run: usize| -> Result<f32> { Ok(all.runs[run][2].get(3)?.to_vec2::<f32>()?[12][4]) };
+        let (shown, error) = value(page)?;
+        assert!((shown - f64::from(weight(1)? - weight(0)?)).abs() <= error, "{shown}");
+        // Zooming on the right keeps that cell there, and moves the left map alike.
+        page.mouse(cell((12, 4), 1.0)?, true)?;
+        page.get("document.getElementById('map').focus()")?;
+        page.keys("++")?;
+        page.mouse(cell((12, 4), 1.0)?, false)?;
+        assert_eq!(page.text("#readout")?, on_left);
+        page.mouse(cell((12, 4), 0.0)?, false)?;
+        assert_eq!(page.text("#readout")?, on_left);
+        Ok(())
+    })
+}
+
+#[test]
+fn heads_are_sorted_and_coloured_by_how_much_they_changed() -> Result {
+    compare(|page, all| {
+        page.until("document.documentElement.dataset.counted !== undefined")?;
+        page.get("(() => { const s = document.getElementById('sort'); s.value = 'change'; s.dispatchEvent(new Event('change')) })()")?;
+        let shown = page.texts("#overview [role=option] span")?;
+        let mut expected = vec![];
+        for layer in 0..3 {
+            for head in 0..HEADS {
+                let moved = (all.runs[1][layer].get(head)? - all.runs[0][layer].get(head)?)?;
+                let share = moved.abs()?.sum_all()?.to_scalar::<f32>()? / 2.0 / T as f32;
+                expected.push((format!("{layer}.{head}"), share));
+            }
+        }
+        expected.sort_by(|a, b| b.1.total_cmp(&a.1));
+        for (shown, (name, share)) in shown.iter().zip(&expected).take(2 * HEADS) {
+            let (shown_name, number) = shown.split_once(' ').ok_or("a number")?;
+            assert_eq!(shown_name, name);
+            assert!((number.parse::<f32>()? - share).abs() < 0.0051, "{shown}: {share}");
+        }
+        assert_eq!(page.text("#tint-name")?, "change");
+        let colours = "new Set([...document.querySelectorAll('#overview [role=option]')].map((o) => o.style.backgroundColor)).size";
+        assert!(page.get(colours)?.as_u64().is_some_and(|n| n > 5), "colours by the change");
+        Ok(())
+    })
+}
