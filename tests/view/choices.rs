@@ -162,7 +162,18 @@ fn the_search_finds_text_across_tokens() -> Result {
             }
             assert_eq!(page.text("#found")?, found, "{sought}");
         }
-        choose(page, "as", "key")?;
+        // Only a query is marked beside its row. The strip of marks starts 4 pixels left of the map.
+        page.keys("\u{e00c}")?;
+        page.get("(() => { const s = document.getElementById('search'); s.value = '#9'; s.dispatchEvent(new Event('input')) })()")?;
+        let (.., y) = page.cell(T, T, (9, 0))?;
+        let strip = format!(
+            "(() => {{ const m = document.getElementById('map'); const r = devicePixelRatio; \
+             return m.getContext('2d').getImageData(101 * r, ({y} - m.getBoundingClientRect().y) * r, 1, 1).data[3] }})()"
+        );
+        for (marked, shown) in [("both", 255), ("key", 0), ("query", 255)] {
+            choose(page, "as", marked)?;
+            page.until(&format!("{strip} === {shown}")).map_err(|e| format!("{marked}: {e}"))?;
+        }
         Ok(())
     })
 }

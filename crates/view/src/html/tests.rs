@@ -116,3 +116,115 @@ fn what_does_not_fit_together_is_refused() -> Result<()> {
     says(page.finish(&[next]), "1 predictions for 2 queries");
     Ok(())
 }
+
+#[test]
+fn what_a_comparison_and_its_extras_need_is_checked() -> Result<()> {
+    let tokens = ["a", "b", "c"].map(String::from);
+    let provenance = &Provenance::default();
+    let header = PageHeader {
+        queries: 2,
+        runs: &["clean", "patched"],
+        ..PageHeader::new("m", &tokens, 2, provenance)
+    };
+    let zeros = |shape: &[usize]| Tensor::zeros(shape, DType::F32, &Device::Cpu);
+    let weights = zeros(&[2, 2, 3])?;
+    let summaries = summarize(&weights)?;
+    let says = |result: Result<()>, part: &str| {
+        let err = result.expect_err(part).to_string();
+        assert!(err.contains(part), "{err}");
+    };
+    for (header, part) in [
+        (PageHeader { runs: &["a", "b", "c"], ..header.clone() }, "3 runs"),
+        (PageHeader { prompt: Some(0), ..header.clone() }, "prompt of 0"),
+        (PageHeader { prompt: Some(4), ..header.clone() }, "prompt of 4"),
+    ] {
+        says(PageWriter::new(Vec::new(), &header).map(|_| ()), part);
+    }
+    let next = NextToken { likely: vec![], actual: None };
+    let numbers = |n| HeadNumbers {
+        name: "effect".to_owned(),
+        meaning: String::new(),
+        values: vec![f32::NAN; n],
+        signed: true,
+    };
+    let guess = ("a".to_owned(), 0.5);
+    let mut page = PageWriter::new(Vec::new(), &header)?;
+    page.layer(0, &[0, 1], &weights, &summaries)?;
+    says(page.layer_of_run(2, 0, &[0, 1], &weights, &summaries), "run 2");
+    says(page.layer_of_run(1, 0, &[1, 1], &weights, &summaries), "layer 0, head 1 was written before");
+    says(page.predictions(0, &[next.clone()]), "finish");
+    says(page.predictions(1, &[next.clone()]), "1 predictions for 2 queries");
+    says(page.head_numbers(&numbers(3)), "3 values of \"effect\" for 2 heads");
+    says(page.lens(1, 0, &[guess.clone()]), "1 tokens for 2 queries");
+    says(page.map(0, "rollout", "", &zeros(&[3, 3])?), "[3, 3]");
+    says(page.map(0, "rollout", "", &(zeros(&[2, 3])? - 1.0)?), "between 0 and 1");
+    says(page.value_norms(0, 0, &[0, 1], &zeros(&[2, 2])?), "[2, 2]");
+    says(page.value_norms(0, 0, &[0], &(zeros(&[1, 3])? - 1.0)?), "no norm");
+    let (q, k) = (zeros(&[2, 2, 4])?, zeros(&[2, 3, 4])?);
+    says(page.vectors(0, 0, &[0, 1], &k, &q, 1.0), "[2, 3, 4]");
+    says(page.vectors(0, 0, &[0, 1], &q, &(&k / 0.0)?, 1.0), "not finite");
+    Ok(())
+}
+
+#[test]
+fn runs_with_other_heads_cannot_be_compared() -> Result<()> {
+    let tokens = ["a", "b"].map(String::from);
+    let provenance = &Provenance::default();
+    let header = PageHeader { runs: &["clean", "patched"], ..PageHeader::new("m", &tokens, 1, provenance) };
+    let weights = Tensor::zeros((1, 2, 2), DType::F32, &Device::Cpu)?;
+    let summaries = summarize(&weights)?;
+    for (second, fits) in [(3, true), (4, false)] {
+        let mut page = PageWriter::new(Vec::new(), &header)?;
+        page.layer_of_run(1, second, &[0], &weights, &summaries)?; // runs may come in any order
+        page.layer(3, &[0], &weights, &summaries)?;
+        let page = page.finish(&[]);
+        assert_eq!(page.is_ok(), fits);
+        if let Err(err) = page {
+            assert!(err.to_string().contains("different heads"), "{err}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn extras_come_back_as_they_were_given() -> Result<()> {
+    let tokens = ["a", " b"].map(String::from);
+    let provenance = &Provenance::default();
+    let mut page = PageWriter::new(Vec::new(), &PageHeader::new("m", &tokens, 1, provenance))?;
+    let weights = Tensor::zeros((1, 2, 2), DType::F32, &Device::Cpu)?;
+    page.layer(2, &[5], &weights, &summarize(&weights)?)?;
+    page.head_numbers(&HeadNumbers {
+        name: "<b>".into(),
+        meaning: "m".into(),
+        values: vec![-0.5],
+        signed: true,
+    })?;
+    page.lens(0, 2, &[(" x".to_owned(), 0.123_456_7), ("y".to_owned(), 1.0)])?;
+    page.map(0, "rollout", "", &weights.get(0)?)?;
+    page.value_norms(0, 2, &[5], &Tensor::new(&[[0.5f32, 3.25]], &Device::Cpu)?)?;
+    let q = Tensor::new(&[[[1f32, -2.], [0., 0.5]]], &Device::Cpu)?;
+    page.vectors(0, 2, &[5], &q, &q, 0.125)?;
+    let page = String::from_utf8(page.finish(&[])?).map_err(Error::wrap)?;
+    assert_eq!(data(&page, "id=\"header\"")["texts"], json!(["a", " b"]));
+    assert_eq!(
+        data(&page, "class=\"numbers\""),
+        json!({ "name": "<b>", "meaning": "m", "signed": true, "values": [-0.5] })
+    );
+    let likely = &data(&page, "class=\"lens\"")["likely"];
+    assert!(likely[0][0] == "·x" && (likely[0][1].as_f64().expect("p") - 0.12346).abs() < 1e-6, "{likely}");
+    assert_eq!(data(&page, "class=\"map\"")["name"], "rollout");
+    let bytes = |text: &Value| BASE64_STANDARD.decode(text.as_str().expect("text")).expect("base64");
+    let norms = bytes(&data(&page, "class=\"norms\"")[0]["norms"]);
+    let norms: Vec<_> = norms.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+    assert_eq!(norms, [0.5, 3.25]);
+    let vectors = &data(&page, "class=\"vectors\"")[0];
+    let unit = vectors["units"][0].as_f64().expect("a unit");
+    let codes = bytes(&vectors["q"]);
+    let back: Vec<_> =
+        codes.chunks_exact(2).map(|b| unit * f64::from(i16::from_le_bytes([b[0], b[1]]))).collect();
+    for (back, given) in back.iter().zip([1.0, -2.0, 0.0, 0.5]) {
+        assert!((back - given).abs() < 1e-4, "{back}: {given}");
+    }
+    assert_eq!((vectors["width"].as_u64(), vectors["scale"].as_f64()), (Some(2), Some(0.125)));
+    Ok(())
+}

@@ -19,7 +19,7 @@ function tellSaved(text) {
 
 /// A file's name: title, heads and run, in characters that every system allows.
 function fileName(end) {
-  const run = compared ? `-${{ first: runs[0], second: runs[1] }[state.run] ?? state.run}` : "";
+  const run = compared ? `-${RUNS[state.run]}` : "";
   const name = `${title}-${chosen().map((index) => sources[index].name).join("+")}${run}`;
   return `${name.replace(/[^\p{L}\p{N}.+-]+/gu, "-").slice(0, 80)}.${end}`;
 }
@@ -49,7 +49,7 @@ async function savePng() {
 }
 
 const pictureTitle = () =>
-  [title, titleText(), ...(compared ? [{ first: runs[0], second: runs[1] }[state.run] ?? `${runs[0]} → ${runs[1]}`] : [])].join(" · ");
+  [title, titleText(), ...(compared ? [showsChange() ? runs.join(" → ") : RUNS[state.run]] : [])].join(" · ");
 
 /// Beyond so many cells, they are a picture inside the picture.
 const SHAPES = 5000;
