@@ -74,15 +74,21 @@ function tintOf(metric, source, [low, high]) {
 
 // --- the change between two runs -------------------------------------------------------------------
 
+/// Counts the change of a head whose weights are at hand.
+function noteChange(source, a, b) {
+  if (source.layer !== null && Number.isNaN(changes[source.index])) changes[source.index] = meanDistance(a, b);
+}
+
 let counting = false;
-/// Counts how much each head changed, a few at a time, if somebody wants to know.
+/// Counts how much each head changed, if somebody wants to know. The small maps are drawn from the first to the last, so
+/// this begins with the last.
 async function needChanges() {
   if (counting || !compared) return;
   counting = true;
-  for (const head of heads) {
-    const [a, b] = await Promise.all([weightsOf(head, 0, false), weightsOf(head, 1, false)]);
-    changes[head.index] = meanDistance(a, b);
-    if (head.index % 24 === 23) changed(["numbers"]);
+  for (const head of heads.toReversed()) {
+    if (!Number.isNaN(changes[head.index])) continue;
+    noteChange(head, ...(await Promise.all([weightsOf(head, 0, false), weightsOf(head, 1, false)])));
+    if (head.index % 24 === 0) changed(["numbers"]);
   }
   root.dataset.counted = "";
   changed(["numbers"]);

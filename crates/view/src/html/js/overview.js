@@ -74,7 +74,10 @@ function writeNumbers() {
     option.title = describe(head);
     option.setAttribute("aria-label", describe(head));
     const lines = sorted ? [`${head.name} ${metricText(sorted, head)}`] : [];
-    if (tint && tint !== sorted) lines.push(Number.isNaN(tint.of(head)) ? "" : metricText(tint, head));
+    if (tint && tint !== sorted) {
+      // ".53": a small map has little room, and the leading 0 says nothing.
+      lines.push(Number.isNaN(tint.of(head)) ? "" : metricText(tint, head).replace(/^([+−]?)0\.(?=\d)/, "$1."));
+    }
     option.lastChild.textContent = lines.join("\n");
     const colour = tint && tintOf(tint, head, range);
     option.classList.toggle("tinted", !!tint);
@@ -190,11 +193,21 @@ async function drawThumbnails() {
   drawing = false;
 }
 
+/// What the small map of a source adds up.
+async function partsOf(source) {
+  const norms = (run) => (state.weighted && hasNorms ? normsOf(source, run) : undefined);
+  const part = async (run, factor) => ({ weights: await weightsOf(source, run, false), factor, norms: norms(run) });
+  if (!showsChange()) return [await part(shownRun(), 1)];
+  const both = await Promise.all([part(0, -1), part(1, 1)]);
+  noteChange(source, ...both.map(({ weights }) => weights));
+  return both;
+}
+
 async function drawWaiting() {
   for (const option of waiting) {
     waiting.delete(option);
-    const run = showsChange() ? "difference" : shownRun();
-    const weights = await sheetOf([+option.dataset.head], run, state.weighted && hasNorms, false);
+    const parts = await partsOf(sourceOf(option));
+    const sheet = { signed: showsChange(), unit: state.weighted && hasNorms ? largestNorm() : 1 };
     const canvas = option.firstChild;
     if (!fitCanvas(canvas, canvas.clientWidth, canvas.clientHeight)) continue;
     const { width, height } = canvas;
@@ -203,7 +216,7 @@ async function drawWaiting() {
     context.imageSmoothingEnabled = false;
     const scale = Math.min(width / tokens.length, height / queries);
     const [w, h] = [tokens.length * scale, queries * scale];
-    context.drawImage(thumbnail(weights, Math.round(w), Math.round(h)), 0, 0, w, h);
+    context.drawImage(thumbnail(parts, sheet, Math.round(w), Math.round(h)), 0, 0, w, h);
     option.dataset.drawn = "";
   }
 }

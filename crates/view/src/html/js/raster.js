@@ -113,23 +113,26 @@ function raster(weights, { top, bottom, left, right }, width, height) {
 /// The name of the colour of a cell as a line, a bar or a background: `kind` is "in" or "out", but signs go first.
 const tone = (weights, i, j, kind) => (!weights.signed ? kind : weights.code(i, j) < 0 ? "less" : "more");
 
-/// A head at a lower resolution, still as attention: a pixel is the share of its queries' attention
-/// that goes to its keys, so that a thin diagonal stays visible and diffuse attention stays dim.
-function thumbnail(weights, width, height) {
+/// The sum of some weights, each times a factor and the norms of the keys if there are any, at a lower resolution. It is
+/// still attention: a pixel is the share of its queries' attention that goes to its keys, so that a thin diagonal
+/// stays visible and diffuse attention stays dim.
+function thumbnail(parts, { signed, unit }, width, height) {
   width = Math.max(1, Math.min(width, tokens.length));
   height = Math.max(1, Math.min(height, queries));
-  const { codes, levels, signed } = weights;
-  const { numbers } = tables(levels);
   const column = Uint16Array.from({ length: tokens.length }, (_, j) => (j * width) / tokens.length);
   const mass = new Float32Array(width * height);
   const rows = new Uint16Array(height);
-  for (let i = 0; i < queries; i++) {
-    const y = Math.floor((i * height) / queries);
-    const start = rowStart(i);
-    rows[y] += 1;
-    for (let j = state.first ? 0 : 1; j < rowLength(i); j++) {
-      const code = codes[start + j];
-      mass[y * width + column[j]] += code < 0 ? -numbers[-code] : numbers[code];
+  for (let i = 0; i < queries; i++) rows[Math.floor((i * height) / queries)] += 1;
+  for (const { weights, factor, norms } of parts) {
+    const { codes, levels } = weights;
+    const table = tables(levels).numbers.map((number) => factor * number);
+    for (let i = 0; i < queries; i++) {
+      const line = Math.floor((i * height) / queries) * width;
+      const start = rowStart(i);
+      for (let j = state.first ? 0 : 1; j < rowLength(i); j++) {
+        const number = table[codes[start + j]];
+        mass[line + column[j]] += norms ? number * norms[j] : number;
+      }
     }
   }
   const canvas = new OffscreenCanvas(width, height);
@@ -138,7 +141,7 @@ function thumbnail(weights, width, height) {
   const pixels = new Uint32Array(image.data.buffer);
   for (let y = 0; y < height; y++) {
     const line = mass.subarray(y * width, (y + 1) * width);
-    const whole = state.scale === "row" ? line.reduce((most, part) => Math.max(most, Math.abs(part)), 0) : rows[y];
+    const whole = state.scale === "row" ? line.reduce((most, part) => Math.max(most, Math.abs(part)), 0) : rows[y] * unit;
     const last = column[rowLength(Math.ceil(((y + 1) * queries) / height) - 1) - 1];
     for (let x = 0; x <= last; x++) {
       const part = whole === 0 ? 0 : line[x] / whole;
