@@ -55,7 +55,7 @@ fn each_run_and_the_difference_show_the_tensors_numbers() -> Result {
         assert_eq!((page.text("#legend-start")?, page.text("#legend-end")?), ("−1".into(), "+1".into()));
         // The lists and the predictions follow.
         switch(page, "second")?;
-        assert_eq!(page.text("#next")?.contains("50 %"), true);
+        assert!(page.text("#next")?.contains("50 %"));
         assert_eq!(page.text("#token-lists section:nth-child(3) h3")?, "predicted next, ablate <1.3>");
         switch(page, "both")?;
         assert_eq!(

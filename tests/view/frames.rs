@@ -11,7 +11,7 @@ fn a_page_works_in_a_frame_without_rights() -> Result {
     let held = all.write(Vec::new(), &["clean", "patched"])?;
     // The outer page stands for a notebook: it hears from the inner one only what the frame's script may send.
     let outer = format!(
-        "<!doctype html><meta charset=utf-8><title>a \"notebook\"</title>{}<script>performance.mark('ready')</script>",
+        "<!doctype html><meta charset=utf-8><title>a \"notebook\"</title><p style=\"height:700px\">above</p>{}<script>performance.mark('ready')</script>",
         page_fragment(&held, 640)
     );
     let file = tempfile::Builder::new().suffix(".html").tempfile()?;
@@ -23,6 +23,7 @@ fn a_page_works_in_a_frame_without_rights() -> Result {
             serde_json::Value::Null,
             "no rights"
         );
+        assert_eq!(page.get("scrollY")?, 0, "a page that opens does not scroll the notebook to itself");
         page.frame("iframe")?;
         page.until("document.documentElement.dataset.shown === '0.0'")?;
         assert_eq!(page.texts("#runs label")?, ["clean", "patched", "both", "difference"]);

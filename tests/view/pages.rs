@@ -155,7 +155,7 @@ impl Everything {
         let mut page = PageWriter::new(out, &header)?;
         let next = |shift: usize| -> Vec<NextToken> {
             let likely = |i: usize| {
-                (0..3).map(move |n| (self.tokens[(i + n + shift) % t].clone(), 0.5f32.powi(n as i32 + 1)))
+                (0..3).map(move |n| (self.tokens[(i + n + shift) % t].clone(), 0.5 / (1 << n) as f32))
             };
             (0..t)
                 .map(|i| NextToken { likely: likely(i).collect(), actual: (i + 1 < t).then_some(0.25) })

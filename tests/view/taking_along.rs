@@ -10,7 +10,7 @@ const T: usize = 12;
 
 fn open(runs: &[&str], test: impl FnOnce(&Browser, &Everything) -> Result) -> Result {
     let mut all = Everything::new(T)?;
-    all.tokens[3] = "=1+\"<b>&".to_owned();
+    "=1+\"<b>&".clone_into(&mut all.tokens[3]);
     let file = tempfile::Builder::new().suffix(".html").tempfile()?;
     all.write(BufWriter::new(file.as_file()), runs)?;
     browse(file.path(), |page| test(page, &all))

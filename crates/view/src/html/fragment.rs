@@ -8,10 +8,15 @@
 pub fn page_fragment(page: &[u8], height: u32) -> String {
     let page = String::from_utf8_lossy(page);
     let mut text = String::with_capacity(page.len() + page.len() / 64 + 256);
-    text.push_str(
+    let height = height.to_string();
+    for part in [
         "<iframe title=\"Attention\" sandbox=\"allow-scripts allow-downloads\" allow=\"clipboard-write\" ",
-    );
-    text.push_str(&format!("style=\"width:100%;height:{height}px;border:0\" srcdoc=\""));
+        "style=\"width:100%;height:",
+        &height,
+        "px;border:0\" srcdoc=\"",
+    ] {
+        text.push_str(part);
+    }
     // Inside quotes, only these two characters mean anything.
     for c in page.chars() {
         match c {

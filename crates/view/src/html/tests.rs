@@ -5,6 +5,7 @@ use crate::provenance::Provenance;
 use crate::summary::summarize;
 use candle_core::{DType, Device};
 use serde_json::json;
+use std::slice;
 
 fn page(title: &str, tokens: &[&str], predictions: &[NextToken]) -> Result<String> {
     page_by(title, tokens, predictions, &Provenance::default())
@@ -152,10 +153,10 @@ fn what_a_comparison_and_its_extras_need_is_checked() -> Result<()> {
     page.layer(0, &[0, 1], &weights, &summaries)?;
     says(page.layer_of_run(2, 0, &[0, 1], &weights, &summaries), "run 2");
     says(page.layer_of_run(1, 0, &[1, 1], &weights, &summaries), "layer 0, head 1 was written before");
-    says(page.predictions(0, &[next.clone()]), "finish");
-    says(page.predictions(1, &[next.clone()]), "1 predictions for 2 queries");
+    says(page.predictions(0, slice::from_ref(&next)), "finish");
+    says(page.predictions(1, slice::from_ref(&next)), "1 predictions for 2 queries");
     says(page.head_numbers(&numbers(3)), "3 values of \"effect\" for 2 heads");
-    says(page.lens(1, 0, &[guess.clone()]), "1 tokens for 2 queries");
+    says(page.lens(1, 0, slice::from_ref(&guess)), "1 tokens for 2 queries");
     says(page.map(0, "rollout", "", &zeros(&[3, 3])?), "[3, 3]");
     says(page.map(0, "rollout", "", &(zeros(&[2, 3])? - 1.0)?), "between 0 and 1");
     says(page.value_norms(0, 0, &[0, 1], &zeros(&[2, 2])?), "[2, 2]");

@@ -58,8 +58,9 @@ on("weights scale first weighted theme", () => {
   const sheet = sheets[0];
   if (!sheet) return;
   const end = state.scale === "row" ? "row's largest" : plain(sheet.unit).replace(/\.?0+$/, "");
-  byId("legend-start").textContent = !sheet.signed ? "0" : state.scale === "row" ? "less" : `−${end}`;
-  byId("legend-end").textContent = sheet.signed && state.scale !== "row" ? `+${end}` : end;
+  const byRow = state.scale === "row";
+  byId("legend-start").textContent = !sheet.signed ? "0" : byRow ? "less" : `−${end}`;
+  byId("legend-end").textContent = !sheet.signed ? end : byRow ? "more (row's largest)" : `+${end}`;
   byId("legend").style.backgroundImage = gradient(sheet.signed);
 });
 
@@ -70,6 +71,10 @@ byId("help-button").addEventListener("click", () => help.showModal());
 
 byId("previous-head").addEventListener("click", () => stepHead(-1));
 byId("following-head").addEventListener("click", () => stepHead(1));
+
+for (const [kind, there] of [["compared", compared], ["weighted", hasNorms], ["stepped", prompt !== null]]) {
+  help.querySelector(`.${kind}`).hidden = !there;
+}
 
 const KEYS = {
   "/": () => search.focus(),

@@ -29,13 +29,6 @@ const metrics = [
         of: (source) => changes[source.index] ?? NaN,
       }]
     : []),
-  ...data("numbers").map(read).map(({ name, meaning, signed, values }, n) => ({
-    key: `n${n}`,
-    label: name,
-    meaning,
-    signed: () => signed,
-    of: (source) => values[source.index] ?? NaN,
-  })),
   ...Object.keys(heads[0].runs[0].summary)
     .filter((key) => typeof (heads[0].runs[0].summary[key] ?? 0) === "number")
     .map((key) => {
@@ -43,6 +36,13 @@ const metrics = [
       const [label, meaning] = METRICS[key] ?? [key.replaceAll("_", " "), ""];
       return { key, label, meaning, signed: showsChange, of: (source) => inRun(source, key), summary: true };
     }),
+  ...data("numbers").map(read).map(({ name, meaning, signed, values }, n) => ({
+    key: `n${n}`,
+    label: name,
+    meaning,
+    signed: () => signed,
+    of: (source) => values[source.index] ?? NaN,
+  })),
 ];
 const metricOf = (key) => metrics.find((metric) => metric.key === key);
 
@@ -54,7 +54,10 @@ function numberText(x, signed) {
   const shown = +text === 0 && x !== 0 && Math.abs(x) >= 1e-6 ? Math.abs(x).toExponential(0) : text;
   return x < 0 ? `−${shown}` : signed && +shown > 0 ? `+${shown}` : shown;
 }
-const metricText = (metric, source) => numberText(metric.of(source), metric.signed());
+let counted = !compared;
+/// A head's number; a change that is still being counted is no NaN.
+const metricText = (metric, source, x = metric.of(source)) =>
+  metric.key === "change" && !counted && Number.isNaN(x) ? "…" : numberText(x, metric.signed());
 
 /// The lowest and the highest value of a number, with 0 in the middle or at an end.
 function rangeOf(metric) {
@@ -90,8 +93,9 @@ async function needChanges() {
     noteChange(head, ...(await Promise.all([weightsOf(head, 0, false), weightsOf(head, 1, false)])));
     if (head.index % 24 === 0) changed(["numbers"]);
   }
+  counted = true;
   root.dataset.counted = "";
-  changed(["numbers"]);
+  changed(["numbers", "counted"]);
 }
 
 /// The mean over the queries of the total variation distance: half the sum of |a - b|.

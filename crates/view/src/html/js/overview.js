@@ -242,7 +242,7 @@ function showSummary() {
     term.textContent = metric.label;
     row.title = metric.meaning;
     const mean = all.reduce((sum, source) => sum + metric.of(source), 0) / all.length;
-    number.textContent = all[0].layer === null ? "–" : numberText(mean, metric.signed());
+    number.textContent = all[0].layer === null ? "–" : metricText(metric, all[0], mean);
     number.dataset.metric = metric.key;
     row.append(term, number);
     return row;
@@ -268,10 +268,26 @@ on("sort", () => {
   arrange();
   redrawThumbnails();
 });
-on("numbers", () => (state.sort === "change" ? arrange() : writeNumbers()));
+on("run weighted scale theme", () => {
+  byId("small-legend").hidden = !showsChange();
+  const end = state.scale === "row" ? "" : plain(state.weighted && hasNorms ? largestNorm() : 1).replace(/\.?0+$/, "");
+  byId("small-low").textContent = end ? `−${end}` : "less";
+  byId("small-high").textContent = end ? `+${end}` : "more";
+  byId("small-scale").style.backgroundImage = gradient(true);
+});
+on("numbers", writeNumbers);
+on("counted", () => state.sort === "change" && arrange()); // once: heads must not move all the time
 on("tint run theme", writeNumbers);
 on("run", () => metricOf(state.sort) && arrange());
 on("head more", markHead);
 on("head more run numbers", showSummary);
-on("head", () => options[state.head].scrollIntoView({ block: "nearest" }));
+/// Scrolls the list alone: scrollIntoView would scroll the page as well, and the notebook around its frame.
+on("head sort", () => {
+  const option = options[state.head];
+  const list = option.parentElement;
+  const { offsetTop: top, offsetHeight } = option;
+  if (top < list.scrollTop || top + offsetHeight > list.scrollTop + list.clientHeight) {
+    list.scrollTop = top - (list.clientHeight - offsetHeight) / 2;
+  }
+});
 on("scale first run weighted theme tint", redrawThumbnails);

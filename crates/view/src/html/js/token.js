@@ -148,14 +148,20 @@ for (const [position, word] of words.entries()) {
   strip.append(word, ...(tokens[position].endsWith("⏎") ? [document.createElement("br")] : []));
 }
 
+/// The strength and the colour that each word has.
+const tints = [];
 function tintText() {
   if (!current) return;
   const query = (state.token ?? -1) - offset;
   for (const [position, word] of words.entries()) {
     const seen = query >= 0 && position < rowLength(query);
-    word.style.setProperty("--strength", seen ? strength(current, query, position).toFixed(3) : 0);
-    if (current.signed) word.style.setProperty("--tint", seen ? `var(--${tone(current, query, position, "out")})` : "");
-    else word.style.removeProperty("--tint");
+    const strong = seen ? String(Math.round(25 * strength(current, query, position)) / 25) : "0";
+    const tint = seen ? `${strong} ${tone(current, query, position, "out")}` : "0 out";
+    // Most words stay as they are from one step to the next, and styles of a thousand words take a while.
+    if (strong === "0" ? tints[position] === "0" : tints[position] === tint) continue;
+    tints[position] = strong === "0" ? "0" : tint;
+    word.style.setProperty("--strength", strong);
+    word.style.setProperty("--tint", `var(--${tint.split(" ")[1]})`);
   }
 }
 
@@ -229,9 +235,15 @@ on("weights token first step", showToken);
 on("weights token scale first", tintText);
 on("token", markWord);
 on("weights cell view", showValue);
-on("found step", () => {
-  for (const [position, word] of words.entries()) {
-    word.classList.toggle("found", state.found.has(position));
-    word.hidden = position >= shownKeys();
+on("found", () => {
+  for (const [position, word] of words.entries()) word.classList.toggle("found", state.found.has(position));
+});
+let writtenWords = words.length;
+on("step", () => {
+  const shown = shownKeys();
+  // They keep their place: laying out a thousand words again at each step would stutter.
+  for (const word of words.slice(Math.min(shown, writtenWords), Math.max(shown, writtenWords))) {
+    word.classList.toggle("later", shown < writtenWords);
   }
+  writtenWords = shown;
 });
