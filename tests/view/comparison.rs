@@ -3,6 +3,7 @@
 use crate::browser::{Browser, browse};
 use crate::common::Result;
 use crate::pages::{Everything, HEADS};
+use gpt2_view::{PageHeader, PageWriter, Provenance, keep_largest, summarize};
 use std::io::BufWriter;
 
 const T: usize = 18;
@@ -63,6 +64,39 @@ fn each_run_and_the_difference_show_the_tensors_numbers() -> Result {
             5,
             "two lists of predictions, and the lens"
         );
+        Ok(())
+    })
+}
+
+#[test]
+fn a_difference_of_weights_that_were_left_out_has_an_honest_error() -> Result {
+    let all = Everything::new(T)?;
+    let [first, second] = [0, 1].map(|run| all.runs[run][2].narrow(0, 0, 1));
+    let (first, second) = (first?, second?);
+    let file = tempfile::Builder::new().suffix(".html").tempfile()?;
+    let provenance = Provenance::default();
+    let mut header = PageHeader::new("few", &all.tokens, 1, &provenance);
+    (header.runs, header.top) = (&RUNS, Some(3));
+    let mut page = PageWriter::new(BufWriter::new(file.as_file()), &header)?;
+    for (run, weights) in [&first, &second].into_iter().enumerate() {
+        page.layer_of_run(run, 0, &[0], &keep_largest(weights, 3)?, &summarize(weights)?)?;
+    }
+    page.finish(&[])?;
+    let [a, b] = [first.get(0)?.to_vec2::<f32>()?, second.get(0)?.to_vec2::<f32>()?];
+    browse(file.path(), |page| {
+        switch(page, "difference")?;
+        let mut left_out = 0;
+        for cell in (0..T).flat_map(|i| (0..=i).step_by(3).map(move |j| (i, j))) {
+            page.mouse(page.cell(T, T, cell)?, false)?;
+            let (i, j) = cell;
+            if let Ok((shown, error)) = value(page) {
+                assert!((shown - f64::from(b[i][j] - a[i][j])).abs() <= error, "{cell:?}: {shown} ± {error}");
+            } else {
+                left_out += 1;
+                assert_eq!(page.text("#readout .value")?, "not among the 3 largest of its row");
+            }
+        }
+        assert!(left_out > 10);
         Ok(())
     })
 }

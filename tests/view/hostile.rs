@@ -3,7 +3,9 @@
 use crate::browser::browse;
 use crate::common::Result;
 use candle_core::{Device, Tensor};
-use gpt2_view::{NextToken, PageHeader, PageWriter, Provenance, summarize, visible_text, visible_token};
+use gpt2_view::{
+    HeadNumbers, NextToken, PageHeader, PageWriter, Provenance, summarize, visible_text, visible_token,
+};
 use serde_json::json;
 
 #[test]
@@ -85,5 +87,40 @@ fn weights_that_are_not_numbers_are_said_to_be_none() -> Result {
         assert_eq!(page.text("#readout .value")?, "not a number");
         assert_eq!(page.texts("#outgoing .number")?, ["NaN"]);
         Ok(())
+    })
+}
+
+#[test]
+fn names_of_runs_numbers_and_maps_are_text() -> Result {
+    let evil = "</script><img src=x onerror=alert(1)>\u{202e}";
+    let shown = visible_text(evil);
+    let tokens = ["a", " b"].map(String::from);
+    let weights = Tensor::new(&[[[1f32, 0.], [0.5, 0.5]]], &Device::Cpu)?;
+    let file = tempfile::Builder::new().suffix(".html").tempfile()?;
+    let provenance = Provenance::default();
+    let mut header = PageHeader::new("names", &tokens, 1, &provenance);
+    let runs = [evil, evil];
+    (header.runs, header.prompt) = (&runs, Some(1));
+    let mut page = PageWriter::new(std::io::BufWriter::new(file.as_file()), &header)?;
+    for run in [0, 1] {
+        page.layer_of_run(run, 0, &[0], &weights, &summarize(&weights)?)?;
+        page.map(run, evil, evil, &weights.get(0)?)?;
+        page.lens(run, 0, &[(evil.to_owned(), 0.5), (evil.to_owned(), 0.5)])?;
+    }
+    let (name, meaning) = (evil.to_owned(), evil.to_owned());
+    page.head_numbers(&HeadNumbers { name, meaning, values: vec![1.0], signed: false })?;
+    page.finish(&[])?;
+    browse(file.path(), |page| {
+        assert_eq!(page.texts("#runs label")?[..2], [&*shown, &*shown]);
+        assert_eq!(page.texts("#maps [role=option]")?, [&*shown]);
+        assert_eq!(page.text("#tint option:last-child")?, shown);
+        assert_eq!(page.texts("#lens .word")?, [visible_token(evil)]);
+        page.click("#maps [role=option]")?;
+        assert_eq!(page.text("#head-title")?, shown);
+        assert_eq!(page.get("document.querySelectorAll('img, svg, iframe').length")?, 0);
+        assert_eq!(page.get("document.documentElement.scrollWidth <= innerWidth")?, true);
+        // Nor does an address that somebody made up break anything.
+        page.get("(location.hash = '#head=9.9+m7&token=1e9&run=__proto__&tint=constructor&place=1+NaN+-1&step=99&sort=%')")?;
+        page.until("document.documentElement.dataset.shown === 'm0'")
     })
 }

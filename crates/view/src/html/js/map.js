@@ -296,6 +296,7 @@ map.addEventListener("keydown", (event) => {
   if (dy === undefined && !keys[event.key]) return;
   event.preventDefault();
   if (dy === undefined) return keys[event.key]();
+  if (shownRows() === 0) return;
   const step = event.shiftKey ? 10 : 1;
   const last = Math.max(0, (state.token ?? 0) - offset);
   const from = state.cell ?? { query: last, key: rowLength(last) - 1 - dx };

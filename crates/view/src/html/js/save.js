@@ -59,6 +59,7 @@ async function saveSvg() {
   await withMap();
   const part = shownPart();
   const [across, down] = [part.right - part.left, part.bottom - part.top];
+  if (across <= 0 || down <= 0) return tellSaved("no cell is shown");
   const size = Math.min(26, Math.max(3, 640 / Math.max(across, down)));
   const [left, top, gap] = [110, 120, 30];
   const [w, h] = [across * size, down * size];
