@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws the README's pictures: the first command in a terminal, and its page in a browser.
+"""Draws the pictures of README and docs: the first command in a terminal, its page in a browser, and a page of two runs.
 
     cargo build --release && scripts/make_pictures.py [--binary target/release/gpt2] [--out docs/images]
 
@@ -49,13 +49,13 @@ def spans(text: str) -> str:
     return out
 
 
-def draw(page: str, to: Path, width: int, height: int) -> None:
+def draw(page: str, to: Path, width: int, height: int, choices: str = "") -> None:
     """Takes a picture of an HTML page."""
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "page.html"
         source.write_text(page)
         command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--force-device-scale-factor=1"]
-        command += [f"--window-size={width},{height}", "--virtual-time-budget=3000", f"--screenshot={to.resolve()}", str(source)]
+        command += [f"--window-size={width},{height}", "--virtual-time-budget=3000", f"--screenshot={to.resolve()}", f"file://{source}{choices}"]
         subprocess.run(command, check=True, capture_output=True)
     print(f"wrote {to}, {to.stat().st_size // 1024} KiB")
 
@@ -83,6 +83,10 @@ def main() -> None:
         page = Path(folder) / "page.html"
         subprocess.run([args.binary, "--quiet", "attention", "--html", str(page), PROMPT], check=True, capture_output=True)
         draw(page.read_text(), args.out / "page.png", 1100, 760)
+        compare = ["--compare", "--ablate", "0.3", "--with", "effect,lens", "--html", str(page)]
+        prompt = " lord fair which king come out of lord"
+        subprocess.run([args.binary, "--quiet", "attention", *compare, prompt], check=True, capture_output=True)
+        draw(page.read_text(), args.out / "compare.png", 1400, 760, "#head=1.2&run=both")
 
 
 if __name__ == "__main__":

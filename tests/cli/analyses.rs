@@ -6,8 +6,10 @@ use crate::folder::{Folder, assert_says};
 use crate::models::load;
 use candle_core::{DType, Device, Tensor};
 use gpt2_model::analysis::{
-    Ablation, ablation_effects, attention_rollout, direct_logit_attribution, head_scores, logit_lens,
+    Ablation, Centring, Metric, RepeatedTokens, ablation_effects, attention_rollout, direct_attribution,
+    head_scores, logit_lens,
 };
+use gpt2_model::hooks::{Head, Hooks, Intervention, Interventions};
 use gpt2_model::{ForwardArgs, Gpt2LMHeadModel};
 use serde_json::Value;
 
@@ -84,7 +86,7 @@ fn pictures_are_of_one_head_or_of_all() -> Result {
     let size = |name: &str, more: &[&str]| -> Result<(u32, u32)> {
         let path = folder.file(name);
         let shown = path.display().to_string();
-        let args = ["attention", "--model", &case("odd"), "--ids", &ids, "--png", &shown];
+        let args = ["attention", "--model", &case("odd"), "--ids", &ids, "--picture", &shown];
         gpt2(&[&args[..], more].concat())?.succeeded();
         let bytes = std::fs::read(path)?;
         assert_eq!(bytes[..8], *b"\x89PNG\r\n\x1a\n");
@@ -95,6 +97,19 @@ fn pictures_are_of_one_head_or_of_all() -> Result {
         (size("all.png", &[])?, size("layer.png", &["-l", "1"])?, size("head.png", &["-l", "1", "-H", "2"])?);
     assert!(all.1 > layer.1, "two rows of heads and one: {all:?} {layer:?}");
     assert!(head.0 > 9 * 40 && head.1 > 9 * 40, "9 cells of 40 pixels: {head:?}");
+    for (name, begins) in [("head.svg", "<svg"), ("head.pdf", "%PDF-")] {
+        let path = folder.file(name);
+        let shown = path.display().to_string();
+        let args =
+            ["attention", "--model", &case("odd"), "--ids", &ids, "--picture", &shown, "-l", "1", "-H", "2"];
+        // Its own picture may be replaced.
+        for _ in 0..2 {
+            gpt2(&args)?.succeeded();
+        }
+        let bytes = std::fs::read(&path)?;
+        assert!(String::from_utf8_lossy(&bytes[..400]).contains(begins), "{name}");
+    }
+    gpt2(&["attention", "x", "--picture", "head.gif"])?.refused(1, &["head.gif", ".svg"]);
     Ok(())
 }
 
@@ -102,22 +117,44 @@ fn pictures_are_of_one_head_or_of_all() -> Result {
 fn effects_are_the_librarys_largest_first() -> Result {
     let (model, ids, input) = model()?;
     let ids = comma_separated(&ids);
-    for (flag, ablation) in [("--effect", Ablation::Zero), ("--effect=mean", Ablation::Mean)] {
-        let report =
-            json(&["attention", "--model", &case("odd"), "--ids", &ids, flag, "--target", "17", "--json"])?;
-        let effects = ablation_effects(&model, &input, 17, ablation)?;
-        let (change, direct) = (
-            effects.change.to_vec2::<f32>()?,
-            direct_logit_attribution(&model, &input, 17)?.to_vec2::<f32>()?,
-        );
-        assert_near("log_prob", &report["log_prob"], f64::from(effects.log_prob), 1e-5);
+    let (answer, against) = (17, 3);
+    let changes = Interventions::new([Intervention::ZeroAblate(Head { layer: 0, head: 1 })], model.config())?;
+    let difference = Metric::LogitDifference { answer, against };
+    for (flags, ablation, metric, logit, centring, hooks) in [
+        (&["--effect"][..], Ablation::Zero, Metric::LogProb(17), Metric::Logit(17), Centring::Centred, None),
+        (
+            &["--effect=mean", "--raw"],
+            Ablation::Mean,
+            Metric::LogProb(17),
+            Metric::Logit(17),
+            Centring::Raw,
+            None,
+        ),
+        (&["--effect", "--against", "3"], Ablation::Zero, difference, difference, Centring::Centred, None),
+        (
+            &["--effect", "--ablate", "0.1"],
+            Ablation::Zero,
+            Metric::LogProb(17),
+            Metric::Logit(17),
+            Centring::Centred,
+            Some(&changes as &dyn Hooks),
+        ),
+    ] {
+        let args = ["attention", "--model", &case("odd"), "--ids", &ids, "--target", "17", "--json"];
+        let report = json(&[&args[..], flags].concat())?;
+        let effects = ablation_effects(&model, &input, metric, ablation, hooks)?;
+        let found = direct_attribution(&model, &input, logit, centring, hooks)?;
+        let (change, direct) = (effects.change.to_vec2::<f64>()?, found.heads.to_vec2::<f64>()?);
+        assert_near("value", &report["value"], effects.plain, 1e-5);
+        assert_near("total", &report["direct"]["total"], found.total, 1e-4);
+        assert_near("sum", &report["direct"]["sum"], found.total, 1e-4);
         let heads = report["heads"].as_array().ok_or("heads")?;
         assert_eq!(heads.len(), 6);
         let mut before = f64::INFINITY;
         for head in heads {
             let (l, h) = (index(&head["layer"]), index(&head["head"]));
-            assert_near("change", &head["change"], f64::from(change[l][h]), 1e-5);
-            assert_near("direct", &head["direct"], f64::from(direct[l][h]), 1e-5);
+            assert_near("change", &head["change"], change[l][h], 1e-5);
+            assert_near("direct", &head["direct"], direct[l][h], 1e-5);
             let size = head["change"].as_f64().ok_or("change")?.abs();
             assert!(size <= before, "{heads:?}");
             before = size;
@@ -126,11 +163,11 @@ fn effects_are_the_librarys_largest_first() -> Result {
     // Without a target, it takes the most probable next token.
     let next = json(&["forward", "--model", &case("odd"), "--ids", &ids, "--json"])?["next"][0].clone();
     let report = json(&["attention", "--model", &case("odd"), "--ids", &ids, "--effect", "--json"])?;
-    assert_eq!(report["target_id"], next["id"]);
+    assert_eq!(report["target"]["id"], next["id"]);
     let run = gpt2(&["attention", "O Romeo", "--effect", "--target", ","])?.succeeded();
-    assert_says("stdout", &run.stdout, &["log-probability", "change", "direct logit"]);
+    assert_says("stdout", &run.stdout, &["log-probability", "change", "direct", "token embedding", "sum"]);
     gpt2(&["attention", "O Romeo", "--effect", "--target", "Romeo"])?.refused(1, &["3 tokens", "\"R\""]);
-    gpt2(&["attention", "O Romeo", "--effect", "--ablate", "0.1"])?.refused(2, &["cannot be used with"]);
+    gpt2(&["attention", "O Romeo", "--effect", "--against", ","])?.refused(2, &["--target"]);
     gpt2(&["attention", "O Romeo", "--target", ","])?.refused(2, &["--effect"]);
     gpt2(&["attention", "--model", &case("odd"), "--ids", "1,2", "--effect", "--target", "101"])?
         .refused(1, &["target 101", "vocab_size"]);
@@ -157,21 +194,31 @@ fn rollout_is_the_librarys() -> Result {
 
 #[test]
 fn head_scores_are_the_librarys_and_follow_the_seed() -> Result {
-    let scores = head_scores(&load("odd", DType::F32)?.transformer, 12, 3, 4)?;
-    let args = ["heads", "--model", &case("odd"), "--length", "12", "--batch", "3"];
+    let texts = RepeatedTokens::random(None, (12, 3), 3, 101, 4);
+    let scores = head_scores(&load("odd", DType::F32)?.transformer, &texts, None)?;
+    let args =
+        ["heads", "--model", &case("odd"), "--length", "12", "--repeats", "3", "--batch", "3", "--no-bos"];
     let report = json(&[&args[..], &["--seed", "4", "--json"]].concat())?;
     let heads = report["heads"].as_array().ok_or("heads")?;
     assert_eq!(heads.len(), 6);
     for (i, head) in heads.iter().enumerate() {
         let expected = scores[i / 3][i % 3];
-        assert_near("previous", &head["previous_token"], f64::from(expected.previous_token), 1e-6);
-        assert_near("duplicate", &head["duplicate_token"], f64::from(expected.duplicate_token), 1e-6);
-        assert_near("induction", &head["induction"], f64::from(expected.induction), 1e-6);
+        for (name, score) in [
+            ("previous_token", expected.previous_token),
+            ("duplicate_token", expected.duplicate_token),
+            ("induction", expected.induction),
+        ] {
+            assert_near(name, &head[name]["mean"], score.mean, 1e-6);
+            assert_near(name, &head[name]["standard_error"], score.standard_error, 1e-6);
+        }
+        assert_near("prefix", &head["prefix_matching"], expected.induction.mean / 1.5, 1e-6);
     }
     assert_ne!(json(&[&args[..], &["--seed", "5", "--json"]].concat())?["heads"], report["heads"]);
     let run = gpt2(&["heads"])?.succeeded();
     assert_says("stdout", &run.stdout, &["the most previous-token-like head: 0.", "induction"]);
-    gpt2(&["heads", "--length", "129"])?.refused(1, &["129 tokens", "1 to 128 tokens"]);
+    gpt2(&["heads", "--length", "129"])?.refused(1, &["517 tokens", "n_positions = 256"]);
+    gpt2(&["heads", "--patch", "0.1", "--from-prompt", "x"])?.refused(1, &["--patch", "random tokens"]);
+    gpt2(&["heads", "--mean-ablate", "0.1"])?.refused(1, &["--mean-of"]);
     Ok(())
 }
 
@@ -181,7 +228,8 @@ fn the_lens_is_the_librarys_and_ends_with_the_models_own() -> Result {
     let ids = comma_separated(&ids);
     let args = ["lens", "--model", &case("odd"), "--ids", &ids, "--json"];
     let report = json(&[&args[..], &["--position", "4", "-k", "2"]].concat())?;
-    let lens = candle_nn::ops::softmax(&logit_lens(&model, &input, 4)?.squeeze(1)?, 1)?.to_vec2::<f32>()?;
+    let lens =
+        candle_nn::ops::softmax(&logit_lens(&model, &input, 4, None)?.squeeze(1)?, 1)?.to_vec2::<f32>()?;
     let layers = report["layers"].as_array().ok_or("layers")?;
     assert_eq!(layers.len(), 3);
     for (layer, expected) in layers.iter().zip(&lens) {
@@ -202,7 +250,7 @@ fn the_lens_is_the_librarys_and_ends_with_the_models_own() -> Result {
 #[test]
 fn a_page_may_hold_the_largest_weights_alone() -> Result {
     let folder = Folder::empty()?;
-    let text = "To be, or not to be, that is the question: ".repeat(6);
+    let text = "To be, or not to be, that is the question: ".repeat(15);
     let page = |name: &str, more: &[&str]| -> Result<u64> {
         let path = folder.file(name);
         let shown = path.display().to_string();
@@ -222,20 +270,21 @@ fn a_page_may_hold_the_largest_weights_alone() -> Result {
 fn the_demo_model_has_a_previous_token_head_and_an_induction_head() -> Result {
     let report = json(&["heads", "--json"])?;
     let heads = report["heads"].as_array().ok_or("heads")?;
-    let best = |kind: &str| heads.iter().filter_map(|head| head[kind].as_f64()).fold(0.0, f64::max);
+    let best = |kind: &str| heads.iter().filter_map(|head| head[kind]["mean"].as_f64()).fold(0.0, f64::max);
     assert!(best("previous_token") >= 0.6, "{}", best("previous_token"));
     assert!(best("induction") >= 0.4, "{}", best("induction"));
-    // Uniform attention over i + 1 keys, for positions 1 to 99, and 50 to 99.
-    let chance =
-        |first: u32| (first..100).map(|i| 1.0 / f64::from(i + 1)).sum::<f64>() / f64::from(100 - first);
-    assert_near("chance", &report["chance"]["previous_token"], chance(1), 1e-6);
-    assert_near("chance", &report["chance"]["induction"], chance(50), 1e-6);
+    // Uniform attention over i + 1 keys: positions 1 to 100, and 26 to 100, whose token has come once, twice or three times.
+    let chance = |first: u32, keys: &dyn Fn(u32) -> u32| {
+        (first..101).map(|i| f64::from(keys(i)) / f64::from(i + 1)).sum::<f64>() / f64::from(101 - first)
+    };
+    assert_near("chance", &report["chance"]["previous_token"], chance(1, &|_| 1), 1e-6);
+    assert_near("chance", &report["chance"]["induction"], chance(26, &|i| (i - 1) / 25), 1e-6);
     Ok(())
 }
 
 #[test]
 fn heads_that_do_nothing_are_said_to_do_nothing() -> Result {
-    let run = gpt2(&["heads", "--model", &case("odd"), "--length", "30"])?.succeeded();
+    let run = gpt2(&["heads", "--model", &case("odd"), "--length", "15"])?.succeeded();
     assert_says("heads", &run.stdout, &["chance", "no induction head: none is clearly above chance (0.0"]);
     Ok(())
 }

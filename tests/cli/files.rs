@@ -39,7 +39,7 @@ fn no_output_replaces_a_file_of_the_model_by_any_name() -> Result {
             for path in names_of(&folder, name, &elsewhere)? {
                 let path = text(&path);
                 for option in
-                    [&["attention", "--png"][..], &["attention", "--html"], &["forward", "--export"]]
+                    [&["generate", "--html"][..], &["attention", "--html"], &["forward", "--export"]]
                 {
                     let run = gpt2(&[option, &[&path, "--overwrite", "--model", &model], &IDS].concat())?;
                     run.refused(1, &[option[1], &path, "a file of the model", "which this run reads"]);
@@ -99,12 +99,15 @@ fn nothing_is_put_into_the_hubs_cache_or_among_the_models_files() -> Result {
 }
 
 /// Each option that writes a file, with a name that it accepts.
-const OUTPUTS: [(&str, &str, &str); 7] = [
+const OUTPUTS: [(&str, &str, &str); 10] = [
     ("attention", "--export", "w.safetensors"),
     ("attention", "--export", "w.npy"),
     ("attention", "--export", "w.jsonl"),
     ("attention", "--export", "w.json"),
-    ("attention", "--png", "w.png"),
+    ("attention", "--picture", "w.png"),
+    ("attention", "--picture", "w.svg"),
+    ("attention", "--picture", "w.pdf"),
+    ("generate", "--html", "g.html"),
     ("attention", "--html", "w.html"),
     ("forward", "--export", "logits.safetensors"),
 ];
@@ -131,9 +134,9 @@ fn the_files_of_others_are_replaced_with_overwrite_alone_and_our_own_always() ->
 #[test]
 fn two_outputs_with_one_name_are_refused() -> Result {
     let folder = Folder::empty()?;
-    let (plain, dotted) = (text(&folder.file("x")), text(&folder.path().join(".").join("x")));
-    let args = ["attention", "--png", &plain, "--html", &dotted, "--model", &case("odd")];
-    gpt2(&[&args[..], &IDS].concat())?.refused(1, &["--html", "the same file as --png"]);
+    let (plain, dotted) = (text(&folder.file("x.svg")), text(&folder.path().join(".").join("x.svg")));
+    let args = ["attention", "--picture", &plain, "--html", &dotted, "--model", &case("odd")];
+    gpt2(&[&args[..], &IDS].concat())?.refused(1, &["--html", "the same file as --picture"]);
     assert!(folder.names()?.is_empty());
     Ok(())
 }
@@ -142,7 +145,7 @@ fn two_outputs_with_one_name_are_refused() -> Result {
 fn an_output_that_cannot_be_written_is_refused_before_any_other_is() -> Result {
     let folder = Folder::empty()?;
     let (good, bad) = (text(&folder.file("w.npy")), text(&folder.file("nowhere/w.png")));
-    let args = ["attention", "--export", &good, "--png", &bad, "--model", &case("odd")];
+    let args = ["attention", "--export", &good, "--picture", &bad, "--model", &case("odd")];
     gpt2(&[&args[..], &IDS].concat())?.refused(1, &["nowhere", "make it first"]);
     assert!(folder.names()?.is_empty());
     Ok(())
@@ -238,7 +241,7 @@ fn two_files_of_ours_are_replaced_together_and_one_with_two_names_is_refused() -
     let folder = Folder::empty()?;
     let (png, html) = (text(&folder.file("w.png")), text(&folder.file("w.html")));
     let model = case("odd");
-    let args = ["attention", "--png", &png, "--html", &html, "--model", &model];
+    let args = ["attention", "--picture", &png, "--html", &html, "--model", &model];
     for _ in 0..2 {
         gpt2(&[&args[..], &IDS].concat())?.succeeded();
     }
@@ -246,7 +249,7 @@ fn two_files_of_ours_are_replaced_together_and_one_with_two_names_is_refused() -
     std::fs::hard_link(folder.file("w.png"), folder.file("w.html"))?;
     let run = gpt2(&[&args[..], &IDS, &["--overwrite"]].concat())?;
     #[cfg(unix)]
-    run.refused(1, &["--html", "the same file as --png"]);
+    run.refused(1, &["--html", "the same file as --picture"]);
     #[cfg(not(unix))]
     drop(run);
     Ok(())

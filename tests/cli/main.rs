@@ -5,6 +5,7 @@ mod attention;
 mod bench;
 #[path = "../common/browser.rs"]
 mod browser;
+mod circuits;
 #[path = "../common/mod.rs"]
 mod common;
 mod errors;
@@ -24,6 +25,7 @@ mod models;
 #[path = "../common/mpirun.rs"]
 mod mpirun;
 mod nonfinite;
+mod notebook;
 mod page;
 mod parallel;
 #[cfg(unix)]

@@ -18,7 +18,7 @@ fn with(changes: &[(&str, f32)]) -> Result<Folder> {
 const IDS: [&str; 2] = ["--ids", "1,2,3"];
 
 /// Every command that shows a run's numbers, and the file that it would write.
-fn commands(file: &str) -> Vec<Vec<&str>> {
+fn commands<'a>(file: &'a str, picture: &'a str) -> Vec<Vec<&'a str>> {
     let prompt = |args: &[&'static str]| [args, &IDS].concat();
     let export = |option| [&["attention", option, file][..], &IDS].concat();
     vec![
@@ -29,12 +29,13 @@ fn commands(file: &str) -> Vec<Vec<&str>> {
         prompt(&["attention", "--effect=mean"]),
         prompt(&["attention", "--rollout"]),
         export("--html"),
-        export("--png"),
+        [&["attention", "--picture", picture][..], &IDS].concat(),
         export("--export"),
         prompt(&["forward"]),
         [&["forward", "--export", file][..], &IDS].concat(),
         prompt(&["lens"]),
         vec!["heads", "--length", "4", "--batch", "1"],
+        prompt(&["lens", "--ablate", "0.1"]),
         vec!["generate", "--ids", "1,2,3", "-n3"],
     ]
 }
@@ -43,7 +44,8 @@ fn commands(file: &str) -> Vec<Vec<&str>> {
 fn damaged_weights_are_named_with_their_layer_and_leave_no_file() -> Result {
     let (folder, out) = (with(&[("h.0.mlp.c_fc.weight", f32::NAN)])?, Folder::empty()?);
     let (model, file) = (folder.path().display().to_string(), out.file("w.npy").display().to_string());
-    for args in commands(&file) {
+    let picture = out.file("w.svg").display().to_string();
+    for args in commands(&file, &picture) {
         let run = gpt2(&[&args[..], &["--model", &model]].concat())?;
         assert_eq!(run.code, 1, "{args:?}: {run:?}");
         assert!(!run.stdout.to_lowercase().contains("nan"), "{args:?}: {run:?}");
@@ -79,7 +81,8 @@ fn interventions_that_ask_for_too_much_are_named() -> Result {
 fn broken_models_can_be_looked_at_on_purpose() -> Result {
     let folder = with(&[("h.0.mlp.c_fc.weight", f32::NAN)])?;
     let (model, file) = (folder.path().display().to_string(), folder.file("w.npy").display().to_string());
-    for args in commands(&file) {
+    let picture = folder.file("w.svg").display().to_string();
+    for args in commands(&file, &picture) {
         if args[0] == "generate" {
             continue; // there is no next token
         }
@@ -102,6 +105,7 @@ fn a_broken_head_that_is_ablated_is_not_shown_as_numbers() -> Result {
     // A weight of the queries of layer 0's head 0, which the intervention then ablates.
     let (folder, out) = (with(&[("h.0.attn.c_attn.weight", f32::NAN)])?, Folder::empty()?);
     let (model, file) = (folder.path().display().to_string(), out.file("w.npy").display().to_string());
+    let picture = out.file("w.svg").display().to_string();
     let ablated = ["attention", "--model", &model, "--ids", "1,2,3", "--ablate", "0.0"];
     for more in [&[][..], &["--layer", "0"], &["--export", &file]] {
         gpt2(&[&ablated[..], more].concat())?.refused(1, &["not finite", "h.0.attn.c_attn.weight"]);

@@ -37,7 +37,7 @@ fn every_file_that_attention_writes_says_what_made_it() -> Result {
     for name in ["w.safetensors", "w.npy", "w.jsonl", "w.json", "w.png", "w.html"] {
         let path = folder.file(name).display().to_string();
         let mut args = match name {
-            "w.png" => vec!["attention", "--png", &path],
+            "w.png" => vec!["attention", "--picture", &path],
             "w.html" => vec!["attention", "--html", &path],
             _ => vec!["attention", "--export", &path],
         };
@@ -117,7 +117,7 @@ fn heads_names_its_tokens_lens_and_effect_what_they_ran() -> Result {
     assert_eq!(rows.len(), 2);
     for row in rows {
         let row = row.as_array().ok_or("a row")?;
-        assert_eq!((row.len(), &row[..4]), (8, &row[4..]));
+        assert_eq!((row.len(), &row[1..5]), (17, &row[5..9]));
     }
     assert_eq!(heads["provenance"]["device"], "cpu");
     for args in [&["lens"][..], &["attention", "--effect"]] {

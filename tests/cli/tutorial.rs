@@ -1,4 +1,4 @@
-//! docs/tutorial.md: every command in it runs and prints what the page shows.
+//! docs/tutorial.md and docs/circuits.md: every command in them runs and prints what the page shows.
 //!
 //! A block marked `console` holds commands after `$ ` and what each prints on stdout. A line `...` stands for any number
 //! of lines. Numbers with a decimal point, and percentages, may differ in their last digit, since processors round
@@ -7,9 +7,10 @@
 use super::command;
 use crate::common::Result;
 
-const TUTORIAL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/tutorial.md");
+const DOCS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs");
 
 /// A command and the lines that it should print.
+#[derive(Clone)]
 struct Step {
     command: String,
     expected: Vec<String>,
@@ -56,7 +57,7 @@ fn words(line: &str) -> Vec<String> {
 
 /// Whether two words are the same, or numbers that differ by no more than one in the last digit.
 fn agree(found: &str, expected: &str) -> bool {
-    let bare = |word: &str| word.trim_matches(['(', ')', ',', ';']).trim_end_matches('x').to_string();
+    let bare = |word: &str| word.trim_matches(['(', ')', ',', ';', '±']).trim_end_matches('x').to_string();
     let digits = |word: &str| word.split_once('.').map_or(0, |(_, part)| part.len());
     let (a, b) = (bare(found), bare(expected));
     match (a.parse::<f64>(), b.parse::<f64>()) {
@@ -95,11 +96,14 @@ fn matches(found: &[&str], expected: &[String]) -> bool {
 
 #[test]
 fn every_command_prints_what_the_page_shows() -> Result {
-    let page = std::fs::read_to_string(TUTORIAL)?;
-    let steps = steps(&page);
-    assert!(steps.len() >= 8, "{} commands", steps.len());
+    let page = |name: &str, at_least: usize| -> Result<Vec<(String, Step)>> {
+        let steps = steps(&std::fs::read_to_string(format!("{DOCS}/{name}"))?);
+        assert!(steps.len() >= at_least, "{} commands in {name}", steps.len());
+        Ok(steps.into_iter().map(|step| (name.to_owned(), step)).collect())
+    };
+    let all = [page("tutorial.md", 8)?, page("circuits.md", 6)?].concat();
     let folder = tempfile::tempdir()?;
-    for Step { command: line, expected } in &steps {
+    for (page, Step { command: line, expected }) in &all {
         let words = words(line);
         assert_eq!(words[0], "gpt2", "{line}");
         let args: Vec<&str> = words[1..].iter().map(String::as_str).collect();
@@ -110,7 +114,7 @@ fn every_command_prints_what_the_page_shows() -> Result {
         let found: Vec<&str> = stdout.lines().collect();
         assert!(
             matches(&found, expected),
-            "$ {line}\nprints\n{stdout}\nbut docs/tutorial.md shows\n{}",
+            "$ {line}\nprints\n{stdout}\nbut docs/{page} shows\n{}",
             expected.join("\n")
         );
     }

@@ -3,7 +3,7 @@
 use crate::common::{Result, assert_close, reference};
 use crate::models::load;
 use candle_core::{DType, Device, Tensor};
-use gpt2_model::analysis::{attention_rollout, head_scores, logit_lens};
+use gpt2_model::analysis::{RepeatedTokens, attention_rollout, chance_scores, head_scores, logit_lens};
 use gpt2_model::{Conv1D, ForwardArgs, Gpt2LMHeadModel, Implementation};
 
 fn model() -> Result<(Gpt2LMHeadModel, Tensor)> {
@@ -14,7 +14,7 @@ fn model() -> Result<(Gpt2LMHeadModel, Tensor)> {
 fn the_logit_lens_reads_every_layers_residual_and_ends_with_the_model() -> Result {
     let (model, ids) = model()?;
     let expected = reference("odd")?;
-    let lens = logit_lens(&model, &ids, 20)?; // (3, 1, V)
+    let lens = logit_lens(&model, &ids, 20, None)?; // (3, 1, V)
     assert_eq!(lens.dims(), [3, 1, 101]);
     let own = expected["T33.logits"].narrow(1, 20, 1)?.squeeze(1)?;
     assert_close("the last layer's", &lens.get(2)?, &own, 3e-5);
@@ -30,7 +30,7 @@ fn the_logit_lens_reads_every_layers_residual_and_ends_with_the_model() -> Resul
         let logits = f64s(&model.lm_head.weight()?)?.matmul(&normed)?.squeeze(1)?; // (V)
         assert_close("a layer's", &lens.get(layer)?.get(0)?, &logits.to_dtype(DType::F32)?, 3e-5);
     }
-    let error = logit_lens(&model, &ids, 33).unwrap_err().to_string();
+    let error = logit_lens(&model, &ids, 33, None).unwrap_err().to_string();
     assert!(error.contains("position 33") && error.contains("0 to 32"), "{error}");
     Ok(())
 }
@@ -58,30 +58,29 @@ fn rollout_follows_every_path_through_the_layers() -> Result {
 }
 
 #[test]
-fn head_scores_are_those_of_the_weights() -> Result {
+fn uniform_attention_scores_chance() -> Result {
     let (mut model, _) = model()?;
-    let scores = head_scores(&model.transformer, 12, 2, 5)?;
-    assert_eq!((scores.len(), scores[0].len()), (2, 3));
-    for score in scores.iter().flatten() {
-        for part in [score.previous_token, score.duplicate_token, score.induction] {
-            assert!((0.0..=1.0).contains(&part), "{score:?}");
-        }
-    }
-    // With a score of 0 for every key, attention is uniform, and each head score is the mean of 1 / (visible keys).
+    // With a score of 0 for every key, attention is uniform.
     for block in &mut model.transformer.h {
         let (weight, bias) = (block.attn.c_attn.weight()?, block.attn.c_attn.bias().ok_or("a bias")?.clone());
         block.attn.c_attn = Conv1D::new(weight.zeros_like()?, bias.zeros_like()?)?;
     }
-    let mean = |from: usize| (from..24).map(|i| 1.0 / (i + 1) as f32).sum::<f32>() / (24 - from) as f32;
-    for score in head_scores(&model.transformer, 12, 2, 5)?.iter().flatten() {
-        assert!((score.previous_token - mean(1)).abs() < 1e-6, "{score:?}");
-        assert!((score.duplicate_token - mean(12)).abs() < 1e-6, "{score:?}");
-        assert!((score.induction - mean(12)).abs() < 1e-6, "{score:?}");
+    let texts = RepeatedTokens::random(Some(3), (8, 3), 2, 101, 5);
+    let [previous, duplicate, induction] = chance_scores(&texts);
+    for score in head_scores(&model.transformer, &texts, None)?.iter().flatten() {
+        for (score, chance) in [
+            (score.previous_token, previous),
+            (score.duplicate_token, duplicate),
+            (score.induction, induction),
+        ] {
+            assert!((score.mean - chance).abs() < 1e-6 && score.standard_error < 1e-6, "{score:?}");
+        }
     }
     assert_eq!(model.config().attn_implementation.on(&Device::Cpu), Implementation::Fused);
-    for (length, batch) in [(0, 1), (1, 0), (39, 1)] {
-        let error = head_scores(&model.transformer, length, batch, 5).unwrap_err().to_string();
-        assert!(error.contains("1 to 38 tokens"), "{error}");
+    for (lengths, rows) in [((0, 2), 1), ((5, 2), 0), ((39, 2), 1), ((5, 1), 1)] {
+        let texts = RepeatedTokens::random(None, lengths, rows, 101, 5);
+        let error = head_scores(&model.transformer, &texts, None).unwrap_err().to_string();
+        assert!(error.contains("at most 77 tokens"), "{error}");
     }
     Ok(())
 }

@@ -3,6 +3,7 @@
 mod analysis;
 mod cache;
 mod causality;
+mod circuits;
 #[path = "../common/mod.rs"]
 mod common;
 mod documents;

@@ -7,7 +7,9 @@ mod device;
 mod finite;
 mod hub;
 mod inputs;
+mod interventions;
 mod new_folder;
+mod npy;
 mod output;
 mod outputs;
 mod parallel;
@@ -19,6 +21,7 @@ mod restart;
 mod session;
 mod stop;
 mod values;
+mod weights;
 
 use args::{Args, Command};
 use clap::Parser;
@@ -64,6 +67,8 @@ fn dispatch(command: &Command) -> anyhow::Result<ExitCode> {
         Command::Attention(args) => commands::attention::run(args),
         Command::Heads(args) => commands::heads::run(args),
         Command::Lens(args) => commands::lens::run(args),
+        Command::Patch(args) => commands::patch::run(args),
+        Command::Circuits(args) => commands::circuits::run(args),
         Command::Forward(args) => commands::forward::run(args),
         Command::Generate(args) => commands::generate::run(args),
         Command::Inspect(args) => commands::inspect::run(args),

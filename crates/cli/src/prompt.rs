@@ -108,3 +108,24 @@ pub(crate) fn encode(tokenizer: &Tokenizer, text: &str, what: &str) -> Result<Ve
     }
     Ok(ids)
 }
+
+/// The id of the single token that spells `text`, which the option `what` gives.
+pub(crate) fn single_token(session: &Session, what: &str, text: &str) -> anyhow::Result<u32> {
+    let tokenizer = match session.tokenizer() {
+        Ok(tokenizer) => tokenizer,
+        // Without a tokenizer, prompts are ids, and so are targets.
+        Err(e) => match text.parse() {
+            Ok(id) => return Ok(id),
+            Err(_) => return Err(e).with_context(|| format!("{what} {text:?} is not an id")),
+        },
+    };
+    let ids = encode(tokenizer, text, what)?;
+    match ids[..] {
+        [id] => Ok(id),
+        _ => bail!(
+            "{what} {text:?} is {} tokens ({}), expected one; a word inside a text begins with its space",
+            ids.len(),
+            session.labels(&ids).iter().map(|t| format!("{t:?}")).collect::<Vec<_>>().join(", ")
+        ),
+    }
+}

@@ -2,11 +2,12 @@
 
 use crate::adapters::Used;
 use crate::device::rounds_to_tf32;
+use crate::interventions::{Changes, Sources};
 use crate::session::Session;
 use candle_core::{DType, Device, DeviceLocation};
 use candle_fused::BlockFormat;
 use gpt2_model::Implementation;
-use gpt2_model::hooks::{Intervention, Interventions};
+use gpt2_model::hooks::Intervention;
 use gpt2_view::visible_text;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -42,7 +43,7 @@ pub(crate) struct Provenance {
     #[serde(skip_serializing_if = "Option::is_none")]
     kv: Option<&'static str>,
     device: String,
-    /// Which attention ran.
+    /// Which attention ran; `none` for what the weights alone say.
     implementation: &'static str,
     /// The prompt's tokens.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -54,6 +55,9 @@ pub(crate) struct Provenance {
     heads: Option<Vec<usize>>,
     /// The interventions, as on the command line; empty if there are none.
     interventions: Vec<String>,
+    /// What they come from besides the command line.
+    #[serde(skip_serializing_if = "Sources::is_empty")]
+    intervention_sources: Sources,
 }
 
 impl Provenance {
@@ -84,12 +88,23 @@ impl Provenance {
             layers: None,
             heads: None,
             interventions: vec![],
+            intervention_sources: Sources::default(),
         })
+    }
+
+    /// The provenance of what the weights alone say, on the CPU.
+    pub(crate) fn of_weights(session: &Session) -> anyhow::Result<Self> {
+        Ok(Self { device: "cpu".to_owned(), implementation: "none", ..Self::of_tokens(session, 1)? })
     }
 
     /// The same, for these layers and heads only.
     pub(crate) fn of(self, layers: &[usize], heads: &[usize]) -> Self {
         Self { layers: Some(layers.to_vec()), heads: Some(heads.to_vec()), ..self }
+    }
+
+    /// The same, of a text that has grown to these tokens.
+    pub(crate) fn reading(self, ids: &[u32]) -> Self {
+        Self { ids: ids.to_vec(), ..self }
     }
 
     /// The same, with this dtype of cached keys and values.
@@ -98,16 +113,21 @@ impl Provenance {
     }
 
     /// The same, with interventions.
-    pub(crate) fn under(self, interventions: &Interventions) -> Self {
+    pub(crate) fn under(self, changes: &Changes) -> Self {
         // On Metal, plain operations handle knocked-out keys.
-        let hides = interventions.iter().any(|one| matches!(one, Intervention::KnockOut(..)));
+        let hides = changes.list.iter().any(|one| matches!(one, Intervention::KnockOut(..)));
         let implementation = if hides && self.device.starts_with("metal") {
             Implementation::Eager.as_str()
         } else {
             self.implementation
         };
-        let interventions = interventions.iter().map(Intervention::to_string).collect();
-        Self { implementation, interventions, ..self }
+        let (interventions, intervention_sources) = (changes.texts.clone(), changes.sources.clone());
+        Self { implementation, interventions, intervention_sources, ..self }
+    }
+
+    /// The model's name.
+    pub(crate) fn model(&self) -> &str {
+        &self.model
     }
 
     /// One line: dtype, device, attention and interventions.

@@ -5,7 +5,7 @@
 
 use crate::dispatch::cpu_f32;
 use crate::vector::{Function, exp2, parallel_map, parallel_map_in_place, parallel_map2};
-use candle_core::{CpuStorage, CustomOp1, CustomOp2, InplaceOp1, Layout, Result, Shape, Tensor};
+use candle_core::{CpuStorage, CustomOp1, CustomOp2, DType, InplaceOp1, Layout, Result, Shape, Tensor};
 use pulp::Simd;
 
 #[allow(clippy::cast_possible_truncation)] // the coefficients are f32
@@ -20,7 +20,18 @@ const CUBE: f32 = 0.044_715;
 /// # Errors
 /// When the device fails.
 pub fn gelu(x: &Tensor) -> Result<Tensor> {
-    if cpu_f32(&[x]) { x.contiguous()?.apply_op1(Gelu) } else { x.gelu() }
+    if cpu_f32(&[x]) {
+        return x.contiguous()?.apply_op1(Gelu);
+    }
+    // Candle's own gradient has constants of six digits, too few for f64.
+    if x.track_op() && x.dtype() == DType::F64 { by_formula(x) } else { x.gelu() }
+}
+
+/// `x/2·(1 + tanh(√(2/π)·(x + 0.044715·x³)))`
+fn by_formula(x: &Tensor) -> Result<Tensor> {
+    let root = (2.0 / std::f64::consts::PI).sqrt();
+    let inner = ((x.sqr()? * 0.044_715)? + 1.0)?.mul(x)?;
+    (x * 0.5)? * ((inner * root)?.tanh()? + 1.0)?
 }
 
 /// Like [`gelu`], but overwrites `x` if nothing tracks a gradient, which saves an allocation.

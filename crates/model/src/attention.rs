@@ -5,6 +5,7 @@
 //! gpt_bigcode all heads share one head of keys and values (multi-query attention, Shazeer 2019).
 
 use crate::cache::{LayerCache, split_kv};
+use crate::head_inputs::HeadInputs;
 use crate::hooks::{PassHooks, Point};
 use crate::linear::Epilogue;
 use crate::loading::Loading;
@@ -105,6 +106,12 @@ impl CausalSelfAttention {
         self.attention.scale()
     }
 
+    /// Where queries, keys and values lie in the output of `c_attn`.
+    #[must_use]
+    pub fn qkv_order(&self) -> QkvOrder {
+        self.order
+    }
+
     /// The layer, counted from 0.
     #[must_use]
     pub fn layer_idx(&self) -> usize {
@@ -151,17 +158,33 @@ impl CausalSelfAttention {
     /// The heads' contexts side by side, before `c_proj`: (B, T, C), or (B, 1, C) for the last position only; and
     /// everything else that is `wanted`.
     pub(crate) fn attend(&self, x: &Tensor, pass: Pass, wanted: Wanted) -> Result<Attended> {
+        self.attend_from(x, &HeadInputs::default(), pass, wanted)
+    }
+
+    /// [`attend`](Self::attend), with `inputs` in place of `x` where a hook has replaced what a head reads.
+    pub(crate) fn attend_from(
+        &self,
+        x: &Tensor,
+        inputs: &HeadInputs,
+        pass: Pass,
+        wanted: Wanted,
+    ) -> Result<Attended> {
         pass.check()?;
         let (hooks, padding, last) = (pass.hooks(), pass.padding_mask, pass.last_position_only);
         // Weights and summaries cover all queries.
         let one_query = last && wanted.weights.is_empty() && !wanted.summary;
-        let (q, k, v) = self.qkv(x, pass.cache, one_query, pass.training, hooks)?;
+        let (q, k, v) = self.qkv((x, inputs), pass.cache, one_query, pass.training, hooks)?;
         let attention = self.attention(pass.training)?;
         let hidden = hooks.hidden(self.layer_idx, q.dim(2)?)?;
         let mask = Mask { padding, hidden: &hidden, first: pass.document_starts, ..Mask::default() };
         let mut attended = attention.attend(&q, &k, &v, mask, wanted)?;
-        let all = || attention.weights(&q, &k, mask, &Chosen::default()); // (B, H, T, S)
-        if let Some(weights) = hooks.read(Point::Pattern(self.layer_idx), all)? {
+        let scores = hooks.read(Point::Scores(self.layer_idx), || attention.scores(&q, &k, mask))?; // (B, H, T, S)
+        let replaced = scores.map(|scores| Sdpa::softmax(&scores)).transpose()?;
+        let all = || match &replaced {
+            Some(weights) => Ok(weights.clone()),
+            None => attention.weights(&q, &k, mask, &Chosen::default()), // (B, H, T, S)
+        };
+        if let Some(weights) = hooks.read(Point::Pattern(self.layer_idx), all)?.or(replaced.clone()) {
             // A cache may hold halves.
             attended.context = Sdpa::context(&weights, &v.to_dtype(x.dtype())?)?;
         }
@@ -173,6 +196,22 @@ impl CausalSelfAttention {
     /// `c_proj` and its dropout: (B, T, C) -> (B, T, C)
     pub(crate) fn project(&self, context: &Tensor, training: Option<Training>) -> Result<Tensor> {
         self.c_proj.forward_dropped(context, training, self.output_dropout(training)?)
+    }
+
+    /// What each head adds to the stream, `z_h·W_O_h`, without `c_proj`'s bias: (B, T, C) -> (B, T, H, C)
+    pub(crate) fn results(&self, context: &Tensor) -> Result<Tensor> {
+        let (b, t, c) = context.dims3()?;
+        let HeadLayout { heads, dim, .. } = self.heads;
+        let z = context.reshape((b * t, heads, dim))?.transpose(0, 1)?.contiguous()?; // (H, B·T, D)
+        let w_o = self.c_proj.weight()?.reshape((heads, dim, c))?;
+        z.matmul(&w_o)?.transpose(0, 1)?.reshape((b, t, heads, c))
+    }
+
+    /// What attention adds to the stream, from what its heads add: (B, T, H, C) -> (B, T, C)
+    pub(crate) fn sum_of(&self, results: &Tensor, training: Option<Training>) -> Result<Tensor> {
+        let sum = results.sum(2)?;
+        let sum = self.c_proj.bias().map_or_else(|| Ok(sum.clone()), |bias| sum.broadcast_add(bias))?;
+        self.output_dropout(training)?.map_or_else(|| Ok(sum.clone()), |dropout| dropout.apply(&sum))
     }
 
     /// `residual + project(context)`: (B, T, C), (B, T, C) -> (B, T, C)
@@ -198,7 +237,7 @@ impl CausalSelfAttention {
     /// 1, D), and (B, key heads, S, D).
     fn qkv(
         &self,
-        x: &Tensor,
+        (x, inputs): (&Tensor, &HeadInputs),
         cache: Option<&mut LayerCache>,
         one_query: bool,
         training: Option<Training>,
@@ -224,6 +263,7 @@ impl CausalSelfAttention {
                 (qkv.narrow(2, 0, h)?.narrow(1, t - queries, queries)?, qkv.narrow(2, h, kv_heads)?)
             }
         }; // (B, T, H, D) or (B, 1, H, D), and (B, T, 2·key heads, D)
+        let (q, kv) = inputs.replace((q, kv), |x, part, head| self.part_of_head(x, part, head))?;
         let q = hooks.pass(Point::Q(self.layer_idx), q)?;
         let kv = self.hooked_kv(kv, hooks)?;
         let (k, v) = match cache {
@@ -231,6 +271,12 @@ impl CausalSelfAttention {
             None => split_kv(&kv)?,
         };
         Ok((q.transpose(1, 2)?, k, v))
+    }
+
+    /// The query (part 0), key (1) or value (2) of one head alone, from what that head reads: (B, T, C) -> (B, T, D)
+    fn part_of_head(&self, x: &Tensor, part: usize, head: usize) -> Result<Tensor> {
+        let first = self.first_column(part, head);
+        self.c_attn.forward_columns(x, first..first + self.heads.dim)
     }
 
     /// Keys and values (B, T, 2·key heads, D), after any replacement by hooks.

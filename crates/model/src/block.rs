@@ -2,6 +2,7 @@
 //! residual stream.
 
 use crate::attention::last_position;
+use crate::head_inputs::HeadInputs;
 use crate::hooks::Point;
 use crate::loading::Loading;
 use crate::parameters::Visitor;
@@ -86,16 +87,22 @@ impl Block {
         let mut cache = pass.cache;
 
         let x = hooks.pass(Point::ResidPre(layer), x.clone())?;
-        let normed = self.ln_1.forward(&x)?; // (B, T, C)
+        let inputs = HeadInputs::of(&x, &self.ln_1, self.attn.heads(), (layer, hooks))?;
+        let points = [Point::Ln1Scale(layer), Point::Ln1Normalized(layer), Point::Ln1(layer)];
+        let normed = self.ln_1.forward_hooked(&x, points, hooks)?; // (B, T, C)
         let own = Pass { cache: cache.as_deref_mut(), ..pass };
-        let attended = self.attn.attend(&normed, own, wanted)?;
+        let attended = self.attn.attend_from(&normed, &inputs, own, wanted)?;
         let context = &attended.context; // (B, T, C), or (B, 1, C) for the last position
         let x = if last { last_position(&x)? } else { x };
 
-        let mut attention_output =
-            hooks.read(Point::AttnOut(layer), || self.attn.project(context, training))?;
-        if attention_output.is_none() && output_attention {
-            attention_output = Some(self.attn.project(context, training)?);
+        let results = hooks.read(Point::Result(layer), || self.attn.results(context))?; // (B, T, H, C)
+        let project = || match &results {
+            Some(results) => self.attn.sum_of(results, training),
+            None => self.attn.project(context, training),
+        };
+        let mut attention_output = hooks.read(Point::AttnOut(layer), project)?;
+        if attention_output.is_none() && (output_attention || results.is_some()) {
+            attention_output = Some(project()?);
         }
         let x = match &attention_output {
             Some(output) => (&x + output)?,
@@ -110,11 +117,10 @@ impl Block {
             _ => (x, vec![]),
         };
         let x = hooks.pass(Point::ResidMid(layer), x)?;
-        let normed = self.ln_2.forward(&x)?; // (B, T, C)
-        let x = match hooks.read(Point::MlpOut(layer), || self.mlp.output(&normed, training))? {
-            Some(output) => (&x + output)?,
-            None => self.mlp.forward_onto(&x, &normed, training)?,
-        };
+        let copy = hooks.pass(Point::MlpIn(layer), x.clone())?;
+        let points = [Point::Ln2Scale(layer), Point::Ln2Normalized(layer), Point::Ln2(layer)];
+        let normed = self.ln_2.forward_hooked(&copy, points, hooks)?; // (B, T, C)
+        let x = self.mlp.forward_hooked_onto(&x, &normed, training, hooks)?;
         Ok(BlockOutput {
             hidden_state: hooks.pass(Point::ResidPost(layer), x)?,
             attention_output: attention_output.filter(|_| output_attention),

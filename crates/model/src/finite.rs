@@ -51,7 +51,7 @@ impl fmt::Display for NotFinite {
 }
 
 impl Gpt2LMHeadModel {
-    /// Runs the model over `input_ids` under `hooks` and looks at every [`Point`], in order, for the first whose value
+    /// Runs the model over `input_ids` under `hooks` and looks at the main [`Point`]s, in order, for the first whose value
     /// is not finite; returns `None` if all are finite. This is as slow as a run that returns all attention weights.
     ///
     /// # Shapes
@@ -83,15 +83,15 @@ impl Gpt2LMHeadModel {
     }
 }
 
-/// Looks at every point until it finds one that is not finite.
+/// Looks at the main points until it finds one that is not finite.
 #[derive(Default)]
 struct Watch {
     first: RefCell<Option<Point>>,
 }
 
 impl Hooks for Watch {
-    fn wants(&self, _: Point) -> bool {
-        self.first.borrow().is_none()
+    fn wants(&self, point: Point) -> bool {
+        point.is_watched() && self.first.borrow().is_none()
     }
 
     fn at(&self, at: At, value: &Tensor) -> Result<Option<Tensor>> {
@@ -103,6 +103,26 @@ impl Hooks for Watch {
 }
 
 impl Point {
+    /// Whether the search looks here: at the streams, attention's values and the outputs, which everything else reaches.
+    /// Scores hold -inf wherever a key is hidden.
+    fn is_watched(self) -> bool {
+        matches!(
+            self,
+            Self::ResidPre(_)
+                | Self::Q(_)
+                | Self::K(_)
+                | Self::V(_)
+                | Self::Pattern(_)
+                | Self::Z(_)
+                | Self::AttnOut(_)
+                | Self::ResidMid(_)
+                | Self::MlpOut(_)
+                | Self::ResidPost(_)
+                | Self::LnFinal
+                | Self::Logits
+        )
+    }
+
     /// The parameters between the previous point and this one, by their names in a checkpoint.
     fn parameters(&self) -> Vec<String> {
         let names: &[&str] = match self {
@@ -112,7 +132,7 @@ impl Point {
             Self::MlpOut(_) => &["ln_2", "mlp.c_fc", "mlp.c_proj"],
             Self::LnFinal => &["ln_f"],
             Self::Logits => &["lm_head"],
-            Self::ResidPre(_) | Self::Pattern(_) | Self::Z(_) | Self::ResidMid(_) | Self::ResidPost(_) => &[],
+            _ => &[],
         };
         let prefix = match self {
             Self::ResidPre(_) => String::new(),

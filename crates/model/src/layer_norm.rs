@@ -1,7 +1,8 @@
 //! `ln_1`, `ln_2`, `ln_f`: layer norm with GPT-2's names.
 
+use crate::hooks::{PassHooks, Point};
 use crate::parameters::{Role, Visitor};
-use candle_core::{Module, Result, Tensor};
+use candle_core::{D, Module, Result, Tensor};
 use candle_fused::{Dispatch, Implementation};
 use candle_nn::{Init, VarBuilder};
 
@@ -39,11 +40,55 @@ impl LayerNorm {
         })
     }
 
+    /// [`forward`](Self::forward) under hooks that may want the standard deviation, the stream that it normalises, and the
+    /// output.
+    pub(crate) fn forward_hooked(
+        &self,
+        x: &Tensor,
+        [scale, normalized, output]: [Point; 3],
+        hooks: PassHooks,
+    ) -> Result<Tensor> {
+        let replaced_scale = hooks.read(scale, || self.scale(x))?;
+        let divided = || self.divided(x, replaced_scale.as_ref());
+        let replaced = match hooks.read(normalized, divided)? {
+            None if replaced_scale.is_some() => Some(divided()?),
+            replaced => replaced,
+        };
+        let out = match replaced {
+            Some(normalized) => normalized.broadcast_mul(&self.weight)?.broadcast_add(&self.bias)?,
+            None => self.forward(x)?,
+        };
+        hooks.pass(output, out)
+    }
+
+    /// `sqrt(var(x) + eps)`: (.., C) -> (.., 1)
+    fn scale(&self, x: &Tensor) -> Result<Tensor> {
+        self.wide_scale(x)?.to_dtype(x.dtype())
+    }
+
+    /// The same in f32 or wider.
+    fn wide_scale(&self, x: &Tensor) -> Result<Tensor> {
+        (centred(x)?.sqr()?.mean_keepdim(D::Minus1)? + self.eps)?.sqrt()
+    }
+
+    /// `(x - mean(x)) / scale`, by x's own scale unless another is given: (.., C) -> (.., C)
+    fn divided(&self, x: &Tensor, scale: Option<&Tensor>) -> Result<Tensor> {
+        let wide = |scale: &Tensor| scale.to_dtype(candle_fused::accumulator(x.dtype()));
+        let scale = scale.map_or_else(|| self.wide_scale(x), wide)?;
+        centred(x)?.broadcast_div(&scale)?.to_dtype(x.dtype())
+    }
+
     /// Visits `weight` and `bias`.
     pub fn visit(&self, visitor: &mut Visitor) {
         visitor.parameter("weight", Role::NormWeight, &self.weight);
         visitor.parameter("bias", Role::NormBias, &self.bias);
     }
+}
+
+/// `x - mean(x)` in f32 or wider: (.., C) -> (.., C)
+fn centred(x: &Tensor) -> Result<Tensor> {
+    let x = x.to_dtype(candle_fused::accumulator(x.dtype()))?;
+    x.broadcast_sub(&x.mean_keepdim(D::Minus1)?)
 }
 
 impl Module for LayerNorm {

@@ -1,7 +1,7 @@
 //! [`Gpt2LMHeadModel`], the transformer with its output projection: logits are `x · lm_headᵀ`.
 
 use crate::forward::{CausalLMOutput, ForwardArgs};
-use crate::hooks::{PassHooks, Point};
+use crate::hooks::{Hooks, PassHooks, Point};
 use crate::inputs::check_targets;
 use crate::linear::{BlockFormat, QuantisedLinear, QuantisedWeight};
 use crate::loading::{QuantisedWeights, checked};
@@ -177,8 +177,21 @@ impl Gpt2LMHeadModel {
         encoder: Option<Encoder>,
         training: Option<Training>,
     ) -> Result<Tensor> {
-        check_targets(&batch.input_ids, &batch.targets)?;
         let args = ForwardArgs { encoder, training, document_starts: batch.starts(), ..Default::default() };
+        self.loss_with(batch, args)
+    }
+
+    /// [`loss`](Self::loss) over a batch under `hooks`, without dropout.
+    ///
+    /// # Errors
+    /// The errors of [`forward`](Self::forward), and targets that do not fit.
+    pub fn loss_under(&self, batch: &TrainingBatch, hooks: &dyn Hooks) -> Result<Tensor> {
+        let args = ForwardArgs { hooks: Some(hooks), document_starts: batch.starts(), ..Default::default() };
+        self.loss_with(batch, args)
+    }
+
+    fn loss_with(&self, batch: &TrainingBatch, args: ForwardArgs) -> Result<Tensor> {
+        check_targets(&batch.input_ids, &batch.targets)?;
         let output = self.transformer.forward(&batch.input_ids, args)?;
         let (x, targets) = batch.learned(&output.last_hidden_state)?;
         self.lm_head.cross_entropy(&x, &targets, self.dispatch(&x))

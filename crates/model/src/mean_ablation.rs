@@ -1,10 +1,10 @@
-//! Mean ablation for a text that a cache splits into several passes: the means are computed beforehand.
+//! Means for mean ablation that are computed beforehand: over the text itself, or over other texts.
 
-use crate::hooks::{At, Hooks, Intervention, Interventions, KnockOut, Point, mean};
+use crate::hooks::{At, Hooks, Intervention, Interventions, KnockOut, Patch, Place, Point, Recorder, mean};
 use crate::{ForwardArgs, Gpt2LMHeadModel};
 use candle_core::{Result, Tensor};
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 impl Interventions {
     /// Replaces each mean ablation by a fixed mean, computed now in a run over `input_ids` (B, T) without padding.
@@ -22,6 +22,81 @@ impl Interventions {
             if let Some(head) = self.list[i].head() {
                 self.list[i] = Intervention::Replace(head, mean.flatten_all()?);
             }
+        }
+        Ok(self)
+    }
+}
+
+/// Which positions a mean over several texts joins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MeanOver {
+    /// All positions of all texts: one vector.
+    AllPositions,
+    /// The same position of all texts, which have the same length: a vector for each position (Wang et al. 2022).
+    EachPosition,
+}
+
+impl Interventions {
+    /// Replaces each mean ablation by a fixed mean over other texts, each run on its own without interventions: the mean
+    /// ablation of Wang et al. 2022, "Interpretability in the Wild".
+    ///
+    /// # Shapes
+    /// `texts` (1, `T_i`) each
+    ///
+    /// # Errors
+    /// When there is no text, for texts of different lengths under [`MeanOver::EachPosition`], and for the errors of the model's
+    /// forward pass.
+    pub fn with_means_over(
+        mut self,
+        model: &Gpt2LMHeadModel,
+        texts: &[Tensor],
+        over: MeanOver,
+    ) -> Result<Self> {
+        let is_mean = |one: &&mut Intervention| matches!(one, Intervention::MeanAblate(_));
+        let layers: BTreeSet<usize> = self
+            .list
+            .iter_mut()
+            .filter(is_mean)
+            .filter_map(|one| one.head().map(|head| head.layer))
+            .collect();
+        if layers.is_empty() {
+            return Ok(self);
+        }
+        let mut sums = BTreeMap::new(); // layer -> (1, 1 or T, H, D), in f32 or wider
+        let mut count = 0;
+        for ids in texts {
+            let z = Recorder::new(layers.iter().map(|&layer| Point::Z(layer)));
+            model.transformer.forward(ids, ForwardArgs { hooks: Some(&z), ..Default::default() })?;
+            for &layer in &layers {
+                let z = z.value(Point::Z(layer))?;
+                let z = z.to_dtype(candle_fused::accumulator(z.dtype()))?;
+                let sum = match over {
+                    MeanOver::AllPositions => z.sum_keepdim(1)?,
+                    MeanOver::EachPosition => z,
+                };
+                let sum = match sums.remove(&layer) {
+                    Some(before) => (before + sum)?,
+                    None => sum,
+                };
+                sums.insert(layer, sum);
+            }
+            count += if over == MeanOver::EachPosition { 1 } else { ids.dim(1)? };
+        }
+        if count == 0 {
+            candle_core::bail!("mean ablation: no text to take the mean over")
+        }
+        for one in self.list.iter_mut().filter(is_mean) {
+            let Some(head) = one.head() else { continue };
+            let Some(sum) = sums.get(&head.layer) else { continue };
+            let mean = (sum / count as f64)?;
+            *one = match over {
+                MeanOver::AllPositions => {
+                    Intervention::Replace(head, mean.narrow(2, head.head, 1)?.flatten_all()?)
+                }
+                MeanOver::EachPosition => {
+                    Intervention::Patch(Patch { place: Place::Head(head), position: None, from: mean })
+                }
+            };
         }
         Ok(self)
     }

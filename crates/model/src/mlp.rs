@@ -1,6 +1,7 @@
 //! The feed-forward half of a block: `c_proj(act(c_fc(x)))`.
 
 use crate::config::Activation;
+use crate::hooks::{PassHooks, Point};
 use crate::linear::Epilogue;
 use crate::loading::Loading;
 use crate::parameters::Visitor;
@@ -70,13 +71,34 @@ impl Mlp {
     /// # Errors
     /// When a shape does not fit.
     pub fn forward_onto(&self, residual: &Tensor, x: &Tensor, training: Option<Training>) -> Result<Tensor> {
-        let dropout = self.dropout(training)?;
-        self.c_proj.forward_dropped_onto(residual, &self.inner(x, training)?, training, dropout)
+        self.forward_hooked_onto(residual, x, training, PassHooks::default())
     }
 
-    /// What the MLP adds to the residual stream, dropout included: (B, T, C) -> (B, T, C)
-    pub(crate) fn output(&self, x: &Tensor, training: Option<Training>) -> Result<Tensor> {
-        self.c_proj.forward_dropped(&self.inner(x, training)?, training, self.dropout(training)?)
+    /// [`forward_onto`](Self::forward_onto) under hooks that may want the MLP's points.
+    pub(crate) fn forward_hooked_onto(
+        &self,
+        residual: &Tensor,
+        x: &Tensor,
+        training: Option<Training>,
+        hooks: PassHooks,
+    ) -> Result<Tensor> {
+        let dropout = self.dropout(training)?;
+        let neurons = self.neurons(x, training, hooks)?; // (B, T, n_inner)
+        let output = || self.c_proj.forward_dropped(&neurons, training, dropout);
+        match hooks.read(Point::MlpOut(self.layer_idx), output)? {
+            Some(output) => residual + output,
+            None => self.c_proj.forward_dropped_onto(residual, &neurons, training, dropout),
+        }
+    }
+
+    /// What `c_proj` projects, under hooks: (B, T, C) -> (B, T, `n_inner`)
+    fn neurons(&self, x: &Tensor, training: Option<Training>, hooks: PassHooks) -> Result<Tensor> {
+        let before = || self.c_fc.run(x, Epilogue::None, training);
+        let neurons = match hooks.read(Point::MlpPre(self.layer_idx), before)? {
+            Some(before) => self.act.forward(&before)?,
+            None => self.inner(x, training)?,
+        };
+        hooks.pass(Point::MlpPost(self.layer_idx), neurons)
     }
 
     fn dropout(&self, training: Option<Training>) -> Result<Option<Dropout>> {

@@ -9,7 +9,7 @@ use crate::parameters::{Role, Visitor, WPE, WTE};
 use crate::training::{Site, Training, dropout};
 use crate::weights_by_layer::WeightsByLayer;
 use crate::{Block, Config, Embedding, LayerNorm, Pass};
-use candle_core::{DType, Module, Result, Tensor};
+use candle_core::{DType, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
 
 /// The transformer without its output projection.
@@ -135,7 +135,7 @@ impl Gpt2Model {
             || !cross_weights.of_layer(layers - 1).is_empty()
             || hooks.touches(layers - 1);
         let last_alone = args.last_logits_only && !everything;
-        let mut x = self.drop(self.embed(input_ids, position_ids, past)?, args.training)?; // (B, T, C)
+        let mut x = self.drop(self.embed(input_ids, position_ids, past, hooks)?, args.training)?; // (B, T, C)
         let (mut hidden_states, mut attention_outputs) = (vec![], vec![]);
         let mut summaries = vec![];
         let pass = Pass {
@@ -170,7 +170,8 @@ impl Gpt2Model {
             cross_weights.take(i, done.cross_weights);
             summaries.extend(done.summary);
         }
-        let normed = hooks.pass(Point::LnFinal, self.ln_f.forward(&x)?)?;
+        let points = [Point::LnFinalScale, Point::LnFinalNormalized, Point::LnFinal];
+        let normed = self.ln_f.forward_hooked(&x, points, hooks)?;
         if let Some(cache) = cache {
             cache.advance(t);
         }
@@ -199,13 +200,14 @@ impl Gpt2Model {
         input_ids: &Tensor,
         document_starts: Option<&Tensor>,
         training: Option<Training>,
+        hooks: PassHooks,
     ) -> Result<Tensor> {
         let (t, n) = (input_ids.dim(1)?, self.config.n_positions);
         if t == 0 || t > n {
             candle_core::bail!("{t} tokens, expected 1 to the model's n_positions = {n}")
         }
         let positions = document_starts.map(positions_in_documents).transpose()?;
-        self.drop(self.embed(input_ids, positions.as_ref(), 0)?, training)
+        self.drop(self.embed(input_ids, positions.as_ref(), 0, hooks)?, training)
     }
 
     fn drop(&self, x: Tensor, training: Option<Training>) -> Result<Tensor> {
@@ -216,21 +218,31 @@ impl Gpt2Model {
     }
 
     /// `wte[ids] + wpe[positions]`: (B, T) -> (B, T, C)
-    fn embed(&self, input_ids: &Tensor, position_ids: Option<&Tensor>, past: usize) -> Result<Tensor> {
+    fn embed(
+        &self,
+        input_ids: &Tensor,
+        position_ids: Option<&Tensor>,
+        past: usize,
+        hooks: PassHooks,
+    ) -> Result<Tensor> {
         let (b, t) = input_ids.dims2()?;
         let (v, n, c) = (self.config.vocab_size, self.config.n_positions, self.config.n_embd);
         let input_ids = check_below("token id", input_ids, v, "vocab_size")?;
-        let tokens = self.wte.vectors(&input_ids)?.reshape((b, t, c))?;
-        let Some(ids) = position_ids else {
-            return tokens.broadcast_add(&self.wpe.narrow(0, past, t)?); // (T, C) onto each row
+        let tokens = hooks.pass(Point::Embed, self.wte.vectors(&input_ids)?.reshape((b, t, c))?)?;
+        let add = |positions: &Tensor| {
+            // (1 or B, T, C) onto each row
+            let for_each_row = || positions.broadcast_as((b, t, c))?.contiguous();
+            tokens.broadcast_add(
+                &hooks.read(Point::PosEmbed, for_each_row)?.unwrap_or_else(|| positions.clone()),
+            )
         };
+        let Some(ids) = position_ids else { return add(&self.wpe.narrow(0, past, t)?.unsqueeze(0)?) };
         let (rows, columns) = ids.dims2()?;
         if columns != t || (rows != 1 && rows != b) {
             candle_core::bail!("position_ids {:?} must be [{b}, {t}] or [1, {t}]", ids.dims())
         }
         let ids = check_below("position", ids, n, "n_positions")?;
-        let positions = self.wpe.index_select(&ids, 0)?.reshape((rows, t, c))?;
-        tokens.broadcast_add(&positions)
+        add(&self.wpe.index_select(&ids, 0)?.reshape((rows, t, c))?)
     }
 
     /// The mask of the encoder's padding as u8 (B, S), if there is one.

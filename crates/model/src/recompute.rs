@@ -4,6 +4,7 @@
 //! differentiates it. Dropout draws the same masks again. Memory for activations falls from L blocks to one
 //! block and L inputs, at the cost of running the blocks' forward passes twice.
 
+use crate::hooks::PassHooks;
 use crate::inputs::check_targets;
 use crate::training::{Training, TrainingBatch, add_gradients};
 use crate::{Gpt2LMHeadModel, Pass};
@@ -48,7 +49,7 @@ impl Gpt2LMHeadModel {
         let variables = &self.named_variables()?;
         let model = &self.transformer;
         let pass = || Pass { training, document_starts: batch.starts(), ..Pass::default() };
-        let embedded = model.embedded(&batch.input_ids, batch.starts(), training)?; // (B, T, C)
+        let embedded = model.embedded(&batch.input_ids, batch.starts(), training, PassHooks::default())?; // (B, T, C)
         let mut x = embedded.detach();
         let mut inputs = Vec::with_capacity(model.h.len());
         for block in &model.h {

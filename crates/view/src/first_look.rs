@@ -1,6 +1,6 @@
 //! [`FirstLook`]: what to show of a model and a text before anybody has asked for a particular head.
 
-use crate::focus::{Copies, Focus, OnRepeats};
+use crate::focus::{Focus, Looks, Places};
 use crate::heatmap::heatmap;
 use crate::overview::{FULL, HeadRow, overview};
 use crate::table::{Cell, Table};
@@ -39,10 +39,10 @@ pub struct Link {
 #[derive(Debug)]
 pub struct FirstLook {
     tokens: Vec<String>,
-    copies: Copies,
+    places: Places,
     /// The strongest links, the strongest first.
     links: Vec<Link>,
-    repeats: BTreeMap<(usize, usize), OnRepeats>,
+    looks: BTreeMap<(usize, usize), Looks>,
     best: Option<Best>,
 }
 
@@ -66,8 +66,8 @@ impl FirstLook {
         if ids.len() != tokens.len() {
             candle_core::bail!("first look: {} ids and {} labels, expected as many", ids.len(), tokens.len())
         }
-        let copies = Copies::of(ids);
-        Ok(Self { tokens: tokens.to_vec(), copies, links: vec![], repeats: BTreeMap::new(), best: None })
+        let places = Places::of(ids, tokens);
+        Ok(Self { tokens: tokens.to_vec(), places, links: vec![], looks: BTreeMap::new(), best: None })
     }
 
     /// Looks at these heads of a layer.
@@ -90,7 +90,7 @@ impl FirstLook {
         for (i, &head) in heads.iter().enumerate() {
             let weights = weights.get(i)?;
             let rows = lower_triangle::<f32>(&weights, "first look")?;
-            self.repeats.insert((layer, head), OnRepeats::of(&rows, &self.copies));
+            self.looks.insert((layer, head), Looks::of(&rows, &self.places));
             let reach = self.take_links(layer, head, &rows);
             if reach.is_some_and(|reach| self.best.as_ref().is_none_or(|best| reach > best.reach)) {
                 // A copy, since a view would keep the whole layer's weights.
@@ -138,10 +138,10 @@ impl FirstLook {
         &self.links
     }
 
-    /// Where a head looks from repeated tokens.
+    /// Where a head looks, besides what its summary says.
     #[must_use]
-    pub fn on_repeats(&self, layer: usize, head: usize) -> OnRepeats {
-        self.repeats.get(&(layer, head)).copied().unwrap_or(OnRepeats::NONE)
+    pub fn looks(&self, layer: usize, head: usize) -> Looks {
+        self.looks.get(&(layer, head)).copied().unwrap_or(Looks::NONE)
     }
 
     /// The heat map of the head that links tokens most, the strongest links, and the overview of `heads`, the most
@@ -241,7 +241,7 @@ mod tests {
             layer: 3,
             head,
             summary,
-            focus: summary.focus(look.on_repeats(3, head)),
+            focus: summary.focus(look.looks(3, head)),
         };
         let rows = rows.map(row).collect();
         Ok((look, rows))

@@ -25,6 +25,12 @@ pub enum Focus {
     Duplicate,
     /// What followed earlier copies of the query's token.
     Induction,
+    /// Punctuation and line ends (Clark et al. 2019, "What Does BERT Look at?").
+    Marks,
+    /// The four tokens before.
+    Recent,
+    /// All keys about alike.
+    Even,
     /// None of these.
     Spread,
 }
@@ -39,6 +45,9 @@ impl Focus {
             Self::First => "the first token",
             Self::Duplicate => "same token, earlier",
             Self::Induction => "what followed earlier",
+            Self::Marks => "punctuation, line ends",
+            Self::Recent => "the latest tokens",
+            Self::Even => "all tokens alike",
             Self::Spread => "over many tokens",
         }
     }
@@ -52,6 +61,9 @@ impl fmt::Display for Focus {
             Self::First => "first",
             Self::Duplicate => "duplicate",
             Self::Induction => "induction",
+            Self::Marks => "marks",
+            Self::Recent => "recent",
+            Self::Even => "even",
             Self::Spread => "spread",
         })
     }
@@ -78,39 +90,71 @@ impl Share {
     }
 }
 
-/// Where a head looks from tokens that the text has had before.
+/// Where a head looks besides the token itself, the one before and the first, which have kinds of their own.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct OnRepeats {
-    /// On the earlier copies of the token, but for the first token of the text and the token before.
+#[non_exhaustive]
+pub struct Looks {
+    /// On the earlier copies of the query's token.
     pub duplicate: Share,
-    /// On what followed the earlier copies, with the same exceptions: an induction head looks there.
+    /// On what followed the earlier copies: an induction head looks there.
     pub induction: Share,
+    /// On tokens without a letter or a digit: punctuation, line ends, spaces.
+    pub marks: Share,
+    /// On the four tokens before the query, the nearest included.
+    pub recent: Share,
+    /// The mean entropy divided by that of uniform attention, 0 to 1.
+    pub evenness: f32,
 }
 
-impl OnRepeats {
-    /// The shares of a text without repetition.
-    pub const NONE: Self = Self { duplicate: Share::NONE, induction: Share::NONE };
+/// How near to uniform attention a head is whose kind is [`Focus::Even`].
+const EVEN: f32 = 0.85;
+/// How many tokens before the query are recent.
+const RECENT: usize = 4;
 
-    /// The means over the queries whose token has earlier copies, from the visible weights of each query.
-    pub(crate) fn of(rows: &[Vec<f32>], copies: &Copies) -> Self {
-        let mut sums = [Sum::default(); 2];
-        for ((i, row), copies) in rows.iter().enumerate().zip(&copies.0) {
+impl Looks {
+    /// A head of which nothing is known.
+    pub const NONE: Self = Self {
+        duplicate: Share::NONE,
+        induction: Share::NONE,
+        marks: Share::NONE,
+        recent: Share::NONE,
+        evenness: 0.0,
+    };
+
+    /// The means over the queries that have such keys, from the visible weights of each query.
+    pub(crate) fn of(rows: &[Vec<f32>], text: &Places) -> Self {
+        let mut sums = [Sum::default(); 4];
+        let (mut entropy, mut uniform) = (0.0, 0.0);
+        for ((i, row), copies) in rows.iter().enumerate().zip(&text.copies) {
             // The first token and the one before have kinds of their own.
             let is_other = |&key: &usize| key > 0 && key + 1 < i;
             sums[0].add(row, copies.iter().copied().filter(is_other));
             sums[1].add(row, copies.iter().map(|&copy| copy + 1).filter(is_other));
+            sums[2].add(row, (1..i).filter(|&key| text.marks[key]).filter(is_other));
+            // Among so few tokens, everything is recent.
+            if i > 2 * RECENT {
+                sums[3].add(row, i - RECENT..i);
+            }
+            entropy -= row.iter().filter(|&&w| w != 0.0).map(|w| w * w.ln()).sum::<f32>();
+            uniform += (row.len() as f32).ln();
         }
-        let [duplicate, induction] = sums.map(Sum::mean);
-        Self { duplicate, induction }
+        let [duplicate, induction, marks, recent] = sums.map(Sum::mean);
+        let evenness = if uniform > 0.0 { entropy / uniform } else { 0.0 };
+        Self { duplicate, induction, marks, recent, evenness }
     }
 }
 
-/// The positions of the earlier copies of each token of a text.
+/// What the kinds of heads need to know of a text.
 #[derive(Debug)]
-pub(crate) struct Copies(Vec<Vec<usize>>);
+pub(crate) struct Places {
+    /// The positions of the earlier copies of each token.
+    copies: Vec<Vec<usize>>,
+    /// Whether a token has neither a letter nor a digit.
+    marks: Vec<bool>,
+}
 
-impl Copies {
-    pub(crate) fn of(ids: &[u32]) -> Self {
+impl Places {
+    pub(crate) fn of(ids: &[u32], tokens: &[String]) -> Self {
         let mut places: HashMap<u32, Vec<usize>> = HashMap::new();
         let copies = ids.iter().enumerate().map(|(i, id)| {
             let places = places.entry(*id).or_default();
@@ -118,7 +162,8 @@ impl Copies {
             places.push(i);
             earlier
         });
-        Self(copies.collect())
+        let marks = tokens.iter().map(|token| !token.chars().any(char::is_alphanumeric));
+        Self { copies: copies.collect(), marks: marks.collect() }
     }
 }
 
@@ -153,26 +198,32 @@ impl Sum {
 
 impl HeadSummary {
     /// The kind of the head: where its weight exceeds uniform attention most ([`Share::excess`]), if that is at least
-    /// [`FOCUS_THRESHOLD`]; otherwise [`Focus::Spread`].
+    /// [`FOCUS_THRESHOLD`]; otherwise [`Focus::Even`] if it is near to uniform attention, or [`Focus::Spread`].
     ///
     /// Among equal ones, the first in the order of [`Focus`] wins; a NaN never does. A text of one token counts as
     /// spread.
     #[must_use]
-    pub fn focus(&self, repeats: OnRepeats) -> Focus {
+    pub fn focus(&self, looks: Looks) -> Focus {
         let of = |weight| Share { weight, uniform: self.uniform };
         let shares = [
             (Focus::Itself, of(self.on_self)),
             (Focus::Previous, of(self.on_previous)),
             (Focus::First, of(self.on_first)),
-            (Focus::Duplicate, repeats.duplicate),
-            (Focus::Induction, repeats.induction),
+            (Focus::Duplicate, looks.duplicate),
+            (Focus::Induction, looks.induction),
+            (Focus::Marks, looks.marks),
         ];
-        let mut best = (Focus::Spread, f32::NEG_INFINITY);
+        let neither = if looks.evenness >= EVEN { Focus::Even } else { Focus::Spread };
+        let mut best = (neither, f32::NEG_INFINITY);
         for (focus, share) in shares {
             match share.excess() {
                 Some(excess) if excess >= FOCUS_THRESHOLD && excess > best.1 => best = (focus, excess),
                 _ => {}
             }
+        }
+        // What is recent includes the token before, so it is the kind only of a head that has no narrower one.
+        if best.0 == neither && looks.recent.excess().is_some_and(|excess| excess >= FOCUS_THRESHOLD) {
+            return Focus::Recent;
         }
         best.0
     }
@@ -196,7 +247,7 @@ mod tests {
 
     #[test]
     fn focus_needs_the_threshold_and_ignores_nan() {
-        let focus = |summary: HeadSummary| summary.focus(OnRepeats::NONE);
+        let focus = |summary: HeadSummary| summary.focus(Looks::NONE);
         let some = some();
         assert_eq!(focus(some), Focus::First);
         assert_eq!(focus(HeadSummary { on_first: 0.64, ..some }), Focus::Spread);
@@ -211,8 +262,11 @@ mod tests {
     #[test]
     fn repeats_count_if_they_exceed_the_rest() {
         let share = |weight| Share { weight, uniform: 0.2 };
-        let on =
-            |duplicate, induction| OnRepeats { duplicate: share(duplicate), induction: share(induction) };
+        let on = |duplicate, induction| Looks {
+            duplicate: share(duplicate),
+            induction: share(induction),
+            ..Looks::NONE
+        };
         // 0.66 on the first token is an excess of 0.32; here 0.46 is one of 0.325, and 0.44 one of 0.3.
         assert_eq!(some().focus(on(0.0, 0.46)), Focus::Induction);
         assert_eq!(some().focus(on(0.46, 0.46)), Focus::Duplicate);
@@ -229,7 +283,9 @@ mod tests {
             vec![0.0, 0.3, 0.6, 0.1], // b: its copy is 1; 2 followed, the token before
             vec![0.0, 0.4, 0.1, 0.3, 0.2], // b: its copies are 1 and 3, the token before; 2 followed, and 4 is the query
         ];
-        let OnRepeats { duplicate, induction } = OnRepeats::of(&rows, &Copies::of(&[7, 8, 7, 8, 8]));
+        let tokens = |text: &str| -> Vec<String> { text.chars().map(String::from).collect() };
+        let Looks { duplicate, induction, marks, recent, evenness } =
+            Looks::of(&rows, &Places::of(&[7, 8, 7, 8, 8], &tokens("ab,b.")));
         let near = |share: Share, weight: f32, uniform: f32| {
             assert!(
                 (share.weight - weight).abs() < 1e-6 && (share.uniform - uniform).abs() < 1e-6,
@@ -238,14 +294,33 @@ mod tests {
         };
         near(duplicate, f32::midpoint(0.3, 0.4), f32::midpoint(1. / 4., 1. / 5.));
         near(induction, 0.1, 1. / 5.);
-        let once = OnRepeats::of(&rows, &Copies::of(&[1, 2, 3, 4, 5]));
-        assert_eq!(once, OnRepeats::NONE);
+        near(marks, 0.1, 1. / 5.); // the comma, from the last token; before that, it is the token before
+        assert_eq!(recent, Share::NONE, "in so short a text everything is recent");
+        assert!(evenness > 0.5 && evenness < 0.9, "{evenness}");
+        let once = Looks::of(&rows, &Places::of(&[1, 2, 3, 4, 5], &tokens("abcde")));
+        assert_eq!((once.duplicate, once.induction, once.marks), (Share::NONE, Share::NONE, Share::NONE));
+    }
+
+    #[test]
+    fn uniform_attention_is_even_and_the_latest_tokens_are_recent() {
+        let places = Places::of(&(0..20).collect::<Vec<_>>(), &vec!["a".to_owned(); 20]);
+        let rows = |weight: &dyn Fn(usize, usize) -> f32| -> Vec<Vec<f32>> {
+            (0..20).map(|i| (0..=i).map(|j| weight(i, j)).collect()).collect()
+        };
+        let none = HeadSummary { on_self: 0.1, on_previous: 0.1, on_first: 0.1, uniform: 0.1, ..some() };
+        let uniform = Looks::of(&rows(&|i, _| 1.0 / (i + 1) as f32), &places);
+        assert!((uniform.evenness - 1.0).abs() < 1e-5);
+        assert_eq!(none.focus(uniform), Focus::Even);
+        let recent =
+            Looks::of(&rows(&|i, j| if j < i && i - j <= 4 { 1.0 / i.min(4) as f32 } else { 0.0 }), &places);
+        assert!((recent.recent.weight - 1.0).abs() < 1e-6);
+        assert_eq!(none.focus(recent), Focus::Recent);
     }
 
     #[test]
     fn every_kind_has_three_words() {
-        use Focus::{Duplicate, First, Induction, Itself, Previous, Spread};
-        for focus in [Itself, Previous, First, Duplicate, Induction, Spread] {
+        use Focus::{Duplicate, Even, First, Induction, Itself, Marks, Previous, Recent, Spread};
+        for focus in [Itself, Previous, First, Duplicate, Induction, Marks, Recent, Even, Spread] {
             assert_eq!(focus.meaning().split(' ').count(), 3, "{focus}");
         }
     }

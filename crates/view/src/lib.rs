@@ -27,7 +27,7 @@
 //! | `palette` | the colours of weights |
 //! | `triangle` | weights as rows of numbers without the hidden keys |
 //! | `html` | [`PageWriter`]: every head in one page for a browser, which needs no network; [`page_fragment`] |
-//! | `png` | [`head_png`], [`HeadGrid`]: one head or all as a picture; [`loss_curve`]: a training run |
+//! | `picture` | as PNG, SVG or PDF ([`PictureFormat`]): one head ([`head_picture`]), all ([`HeadGrid`]), a matrix of signed numbers ([`NumberMap`]), a training run ([`loss_curve`]) |
 //! | `provenance` | [`Provenance`]: how a file was made, recorded in every file |
 //! | `recognise` | [`is_ours`]: whether this crate wrote a file |
 //! | `largest` | [`keep_largest`]: the largest weights of each row |
@@ -58,7 +58,7 @@ mod largest;
 mod lines;
 mod overview;
 mod palette;
-mod png;
+mod picture;
 mod provenance;
 mod recognise;
 mod summary;
@@ -71,14 +71,14 @@ mod window;
 pub use candle_core;
 pub use export::{AttentionJson, HeadJson, LayerJson};
 pub use first_look::{FirstLook, Link};
-pub use focus::{FOCUS_THRESHOLD, Focus, OnRepeats, Share};
+pub use focus::{FOCUS_THRESHOLD, Focus, Looks, Share};
 pub use gpt2_files::write_safetensors;
 pub use heatmap::heatmap;
 pub use html::{HeadNumbers, NextToken, PageHeader, PageWriter, page_fragment};
 pub use largest::keep_largest;
 pub use lines::{write_json_lines, write_provenance_line, write_square_json};
 pub use overview::{HeadRow, overview};
-pub use png::{HeadGrid, head_png, loss_curve};
+pub use picture::{HeadGrid, NumberMap, PictureFormat, head_picture, loss_curve};
 pub use provenance::Provenance;
 pub use recognise::{FileKind, is_ours};
 pub use summary::{HeadSummary, QueryNumbers, summarize};

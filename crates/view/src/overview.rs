@@ -78,7 +78,7 @@ mod tests {
         };
         let odd = HeadSummary { entropy: f32::NAN, on_previous: 0.0, mean_distance: 1023.0, ..some };
         let row = |layer, head, summary: HeadSummary| {
-            let focus = summary.focus(crate::OnRepeats::NONE);
+            let focus = summary.focus(crate::Looks::NONE);
             HeadRow { layer, head, summary, focus }
         };
         vec![row(0, 0, some), row(0, 11, odd), row(11, 3, some)]

@@ -1,7 +1,7 @@
-//! The colours of weights: viridis (Smith and van der Walt 2015).
+//! The colours of weights: viridis (Smith and van der Walt 2015); and of signed numbers: `RdBu` (Brewer 2003).
 //!
 //! Viridis rises evenly in lightness from dark purple to bright yellow, so it also works for colour-blind
-//! people and in greyscale print.
+//! people and in greyscale print. Blue and red stay apart for colour-blind people, which green and red do not.
 
 /// Red, green and blue, 0 to 255.
 pub(crate) type Rgb = (u8, u8, u8);
@@ -19,6 +19,21 @@ pub(crate) const ANCHORS: [Rgb; 9] = [
     (253, 231, 37),
 ];
 
+/// `RdBu` at -1, -0.8, .., 1: blue below 0, red above, and nearly white at 0.
+const SIGNED: [Rgb; 11] = [
+    (5, 48, 97),
+    (33, 102, 172),
+    (67, 147, 195),
+    (146, 197, 222),
+    (209, 229, 240),
+    (247, 247, 247),
+    (253, 219, 199),
+    (244, 165, 130),
+    (214, 96, 77),
+    (178, 24, 43),
+    (103, 0, 31),
+];
+
 /// Viridis in the 6 x 6 x 6 cube of 256-colour terminals, picked by hand: the nearest cube colours of an even
 /// scale are uneven and repeat.
 const CUBE: [u8; 8] = [53, 54, 24, 30, 36, 77, 148, 226];
@@ -32,13 +47,23 @@ pub(crate) fn level(weight: f32) -> Option<f32> {
 }
 
 /// The colour at `level`, 0 to 1.
-#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // between 0 and 255 by construction
 pub(crate) fn rgb(level: f32) -> Rgb {
-    let place = level.clamp(0.0, 1.0) * (ANCHORS.len() - 1) as f32;
-    let below = (place as usize).min(ANCHORS.len() - 2);
+    between(&ANCHORS, level)
+}
+
+/// The colour of a signed number at `level`, -1 to 1.
+pub(crate) fn diverging(level: f32) -> Rgb {
+    between(&SIGNED, f32::midpoint(level, 1.0))
+}
+
+/// The colour at `level`, 0 to 1, of a scale that is given at even distances.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // between 0 and 255 by construction
+fn between(anchors: &[Rgb], level: f32) -> Rgb {
+    let place = level.clamp(0.0, 1.0) * (anchors.len() - 1) as f32;
+    let below = (place as usize).min(anchors.len() - 2);
     let part = place - below as f32;
     let mix = |from: u8, to: u8| (f32::from(from) + (f32::from(to) - f32::from(from)) * part).round() as u8;
-    let (from, to) = (ANCHORS[below], ANCHORS[below + 1]);
+    let (from, to) = (anchors[below], anchors[below + 1]);
     (mix(from.0, to.0), mix(from.1, to.1), mix(from.2, to.2))
 }
 
@@ -92,10 +117,24 @@ mod tests {
     }
 
     #[test]
+    fn signs_are_told_apart_and_sizes_by_lightness() {
+        assert_eq!((diverging(-1.0), diverging(0.0), diverging(1.0)), (SIGNED[0], SIGNED[5], SIGNED[10]));
+        assert_eq!((diverging(-7.0), diverging(0.2)), (SIGNED[0], SIGNED[6]));
+        for sign in [-1.0, 1.0] {
+            let light: Vec<f32> =
+                (0..=256u16).map(|i| luminance(diverging(sign * f32::from(i) / 256.0))).collect();
+            // Rounding to whole shades may cost this much.
+            assert!(light.windows(2).all(|pair| pair[1] < pair[0] + 2e-3), "{light:?}");
+            let (red, _, blue) = diverging(sign * 0.1);
+            assert_eq!(sign > 0.0, red > blue);
+        }
+    }
+
+    #[test]
     fn text_has_the_contrast_that_wcag_asks_for() {
         for i in 0..=256u16 {
             let level = f32::from(i) / 256.0;
-            for background in [rgb(level), cube(level).1] {
+            for background in [rgb(level), cube(level).1, diverging(level), diverging(-level)] {
                 let light = luminance(background) + 0.05;
                 let ratio = if wants_black(background) { light / 0.05 } else { 1.05 / light };
                 assert!(ratio >= 4.5, "{background:?} has {ratio}");

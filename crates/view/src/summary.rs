@@ -125,7 +125,7 @@ fn average(past: usize, queries: &[[f64; 5]]) -> HeadSummary {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{FOCUS_THRESHOLD, Focus, OnRepeats};
+    use crate::{FOCUS_THRESHOLD, Focus, Looks};
     use candle_core::{DType, Device};
 
     fn one(rows: &[[f32; 4]; 4]) -> Result<HeadSummary> {
@@ -178,7 +178,7 @@ mod tests {
                 for mass in [summary.on_self, summary.on_previous, summary.on_first] {
                     assert!((mass - summary.uniform).abs() < 1e-6, "{past} + {t}: {summary:?}");
                 }
-                assert_eq!(summary.focus(OnRepeats::NONE), Focus::Spread, "{past} + {t}: {summary:?}");
+                assert_eq!(summary.focus(Looks::NONE), Focus::Spread, "{past} + {t}: {summary:?}");
             }
         }
         Ok(())
@@ -189,12 +189,12 @@ mod tests {
         let targets: [fn(usize) -> usize; 3] = [|at| at, |at| at.saturating_sub(1), |_| 0];
         for (focus, target) in [Focus::Itself, Focus::Previous, Focus::First].into_iter().zip(targets) {
             let pure = head(0, 8, 1.0, target)?;
-            assert_eq!(pure.focus(OnRepeats::NONE), focus, "{pure:?}");
+            assert_eq!(pure.focus(Looks::NONE), focus, "{pure:?}");
             // (1/2 + 1/3 + .. + 1/8) / 7
             assert!((f64::from(pure.uniform) - 481.0 / 1960.0).abs() < 1e-6, "{pure:?}");
             // The excess equals the share on the target, so the threshold lies between these two.
-            assert_eq!(head(0, 8, FOCUS_THRESHOLD + 0.01, target)?.focus(OnRepeats::NONE), focus);
-            assert_eq!(head(0, 8, FOCUS_THRESHOLD - 0.01, target)?.focus(OnRepeats::NONE), Focus::Spread);
+            assert_eq!(head(0, 8, FOCUS_THRESHOLD + 0.01, target)?.focus(Looks::NONE), focus);
+            assert_eq!(head(0, 8, FOCUS_THRESHOLD - 0.01, target)?.focus(Looks::NONE), Focus::Spread);
         }
         Ok(())
     }
@@ -203,7 +203,7 @@ mod tests {
     fn at_position_1_the_first_token_is_the_previous() -> Result<()> {
         let summary = head(0, 2, 1.0, |_| 0)?;
         assert_near(summary, [0.0, 1.0, 0.0, 1.0, 1.0, 0.5]);
-        assert_eq!(summary.focus(OnRepeats::NONE), Focus::Previous, "the earlier of two alike");
+        assert_eq!(summary.focus(Looks::NONE), Focus::Previous, "the earlier of two alike");
         Ok(())
     }
 
@@ -215,7 +215,7 @@ mod tests {
         assert_near(one(&rows)?, [8f64.ln() / 3.0, 2.0 / 3.0, 0.25, 0.25, 0.25, BASELINE]);
         let empty = one(&[[0.; 4]; 4])?;
         assert_near(empty, [0.0, 0.0, 0.0, 0.0, 0.0, BASELINE]);
-        assert_eq!(empty.focus(OnRepeats::NONE), Focus::Spread);
+        assert_eq!(empty.focus(Looks::NONE), Focus::Spread);
         Ok(())
     }
 
@@ -223,16 +223,16 @@ mod tests {
     fn heads_of_one_purpose() -> Result<()> {
         let identity = one(&IDENTITY)?;
         assert_near(identity, [0.0, 0.0, 1.0, 0.0, 0.0, BASELINE]);
-        assert_eq!(identity.focus(OnRepeats::NONE), Focus::Itself);
+        assert_eq!(identity.focus(Looks::NONE), Focus::Itself);
         assert!(identity.entropy.is_sign_positive(), "-0.00 in a table puzzles");
 
         let previous = one(&PREVIOUS)?;
         assert_near(previous, [0.0, 1.0, 0.0, 1.0, 1.0 / 3.0, BASELINE]);
-        assert_eq!(previous.focus(OnRepeats::NONE), Focus::Previous);
+        assert_eq!(previous.focus(Looks::NONE), Focus::Previous);
 
         let first = one(&FIRST)?;
         assert_near(first, [0.0, 2.0, 0.0, 1.0 / 3.0, 1.0, BASELINE]);
-        assert_eq!(first.focus(OnRepeats::NONE), Focus::First);
+        assert_eq!(first.focus(Looks::NONE), Focus::First);
         Ok(())
     }
 
@@ -248,12 +248,9 @@ mod tests {
     fn a_single_token_is_spread() -> Result<()> {
         let single = summarize(&Tensor::ones((1, 1, 1), DType::F32, &Device::Cpu)?)?[0];
         assert_near(single, [0.0, 0.0, 1.0, 0.0, 1.0, 1.0]);
-        assert_eq!(single.focus(OnRepeats::NONE), Focus::Spread);
+        assert_eq!(single.focus(Looks::NONE), Focus::Spread);
         // A softmax may sum to a little more than 1.
-        assert_eq!(
-            HeadSummary { on_self: 1.0 + f32::EPSILON, ..single }.focus(OnRepeats::NONE),
-            Focus::Spread
-        );
+        assert_eq!(HeadSummary { on_self: 1.0 + f32::EPSILON, ..single }.focus(Looks::NONE), Focus::Spread);
         Ok(())
     }
 
@@ -261,7 +258,7 @@ mod tests {
     fn heads_keep_their_order_and_halves_are_taken() -> Result<()> {
         let weights = Tensor::new(&[IDENTITY, FIRST, PREVIOUS], &Device::Cpu)?; // (3, 4, 4)
         let wide = summarize(&weights)?;
-        let focus: Vec<String> = wide.iter().map(|s| s.focus(OnRepeats::NONE).to_string()).collect();
+        let focus: Vec<String> = wide.iter().map(|s| s.focus(Looks::NONE).to_string()).collect();
         assert_eq!(focus, ["itself", "first", "previous"]);
         assert_eq!(summarize(&weights.to_dtype(DType::BF16)?)?, wide);
         Ok(())
@@ -287,7 +284,7 @@ mod tests {
         let summary = one(&rows)?;
         assert!(summary.on_self.is_nan() && summary.on_previous.is_nan() && summary.on_first.is_nan());
         assert!((f64::from(summary.uniform) - BASELINE).abs() < 1e-6);
-        assert_eq!(summary.focus(OnRepeats::NONE), Focus::Spread);
+        assert_eq!(summary.focus(Looks::NONE), Focus::Spread);
 
         let numbers = QueryNumbers {
             entropy: &[0.0],

@@ -1,7 +1,8 @@
-//! Interventions as text: `ablate L.H`, `mean-ablate L.H`, `scale L.H=F`, `block [L[.H]/]Q:K`, one a line.
+//! Interventions, places and hook points as text, one a line: `ablate L.H`, `mean-ablate L.H`, `scale L.H=F`, `temperature L.H=T`,
+//! `block [L[.H]/]Q:K`; `L.mlp`; `blocks.L.attn.hook_z`.
 
 use gpt2_model::Config;
-use gpt2_model::hooks::{Intervention, Interventions};
+use gpt2_model::hooks::{Intervention, Interventions, Place, Point};
 
 pub(crate) fn texts(data: &[u8]) {
     let config =
@@ -9,6 +10,12 @@ pub(crate) fn texts(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let mut list = vec![];
     for line in text.lines() {
+        if let Ok(place) = line.parse::<Place>() {
+            assert_eq!(place.to_string().parse(), Ok(place));
+        }
+        if let Ok(point) = line.parse::<Point>() {
+            assert_eq!(point.to_string().parse(), Ok(point));
+        }
         match line.parse::<Intervention>() {
             Err(error) => assert!(!error.to_string().is_empty()),
             Ok(one) => {

@@ -6,7 +6,7 @@ use crate::common::{Result, max_abs, some_ids};
 use crate::models::{load, random_model};
 use candle_core::{D, DType, IndexOp, Tensor};
 use candle_nn::ops::log_softmax;
-use gpt2_model::analysis::{Ablation, ablation_effects, direct_logit_attribution};
+use gpt2_model::analysis::{Ablation, Centring, Metric, ablation_effects, direct_attribution};
 use gpt2_model::hooks::{Head, Intervention, Interventions};
 use gpt2_model::{ForwardArgs, Gpt2LMHeadModel};
 
@@ -18,13 +18,13 @@ fn effects_and_attribution_are_those_of_transformers() -> Result {
     let (model, expected) = (load("odd", DType::F32)?, expected()?);
     let ids = expected["input_ids"].narrow(0, 0, 1)?;
     for (name, ablation) in [("zero_effects", Ablation::Zero), ("mean_effects", Ablation::Mean)] {
-        let effects = ablation_effects(&model, &ids, TARGET, ablation)?;
-        let error = max_abs(&(&effects.change - &expected[name])?)?;
+        let effects = ablation_effects(&model, &ids, Metric::LogProb(TARGET), ablation, None)?;
+        let error = max_abs(&(&effects.change.to_dtype(DType::F32)? - &expected[name])?)?;
         assert!(error < 5e-5, "{name}: {error:e}");
         assert!(max_abs(&expected[name])? > 0.1);
     }
-    let error =
-        max_abs(&(direct_logit_attribution(&model, &ids, TARGET)? - &expected["direct_logit_attribution"])?)?;
+    let direct = direct_attribution(&model, &ids, Metric::Logit(TARGET), Centring::Raw, None)?;
+    let error = max_abs(&(direct.heads.to_dtype(DType::F32)? - &expected["direct_logit_attribution"])?)?;
     assert!(error < 2e-5, "{error:e}");
     Ok(())
 }
@@ -43,9 +43,9 @@ fn effects_are_those_of_a_pass_a_head() -> Result {
         let ids = some_ids(t, 4)?;
         let plain = log_prob(&model, &ids, &Interventions::default())?;
         for ablation in [Ablation::Zero, Ablation::Mean] {
-            let effects = ablation_effects(&model, &ids, TARGET, ablation)?;
-            assert!((effects.log_prob - plain).abs() < 1e-5);
-            for (layer, changes) in effects.change.to_vec2::<f32>()?.into_iter().enumerate() {
+            let effects = ablation_effects(&model, &ids, Metric::LogProb(TARGET), ablation, None)?;
+            assert!((effects.plain - f64::from(plain)).abs() < 1e-5);
+            for (layer, changes) in effects.change.to_vec2::<f64>()?.into_iter().enumerate() {
                 for (head, change) in changes.into_iter().enumerate() {
                     let head = Head { layer, head };
                     let one = match ablation {
@@ -53,16 +53,20 @@ fn effects_are_those_of_a_pass_a_head() -> Result {
                         Ablation::Mean => Intervention::MeanAblate(head),
                     };
                     let ablated = log_prob(&model, &ids, &Interventions::new([one], model.config())?)?;
-                    let error = (change - (ablated - plain)).abs();
+                    let error = (change - f64::from(ablated - plain)).abs();
                     assert!(error < 2e-5, "T {t}, head {head}: {error:e}");
                 }
             }
         }
     }
     let (ids, batch) = (some_ids(3, 4)?, Tensor::cat(&[some_ids(3, 4)?, some_ids(3, 5)?], 0)?);
-    let err = ablation_effects(&model, &ids, 37, Ablation::Zero).expect_err("no such token").to_string();
+    let err = ablation_effects(&model, &ids, Metric::LogProb(37), Ablation::Zero, None)
+        .expect_err("no such token")
+        .to_string();
     assert!(err.contains("37"), "{err}");
-    let err = direct_logit_attribution(&model, &batch, 1).expect_err("two texts").to_string();
+    let err = direct_attribution(&model, &batch, Metric::Logit(1), Centring::Raw, None)
+        .expect_err("two texts")
+        .to_string();
     assert!(err.contains("[2, 3]"), "{err}");
     Ok(())
 }

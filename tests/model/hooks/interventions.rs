@@ -4,7 +4,7 @@ use super::{bits, hooked};
 use crate::common::{Result, assert_close, data, some_ids};
 use crate::models::{load, random_model};
 use candle_core::{DType, Device, Tensor};
-use gpt2_model::hooks::{Head, Intervention, Interventions, KnockOut, Point, Recorder};
+use gpt2_model::hooks::{Head, Intervention, Interventions, KnockOut, Patch, Place, Point, Recorder};
 use gpt2_model::{ForwardArgs, Generation, Gpt2LMHeadModel, KvCache, Sampling};
 use std::collections::HashMap;
 
@@ -19,13 +19,17 @@ fn head(layer: usize, head: usize) -> Head {
     Head { layer, head }
 }
 
+fn patch(head: Head, from: Tensor) -> Intervention {
+    Intervention::Patch(Patch { place: Place::Head(head), position: None, from })
+}
+
 fn knock_out(layer: Option<usize>, head: Option<usize>, query: usize, key: usize) -> Intervention {
     Intervention::KnockOut(layer, KnockOut { head, query, key })
 }
 
 /// The lists for which the reference holds logits.
 fn lists(model: &Gpt2LMHeadModel, other: &Tensor) -> Result<Vec<(&'static str, Vec<Intervention>)>> {
-    use Intervention::{MeanAblate, Patch, Scale, ZeroAblate};
+    use Intervention::{MeanAblate, Scale, ZeroAblate};
     let recorder = Recorder::new([Point::Z(0)]);
     model.forward(other, hooked(&recorder))?;
     Ok(vec![
@@ -33,7 +37,7 @@ fn lists(model: &Gpt2LMHeadModel, other: &Tensor) -> Result<Vec<(&'static str, V
         ("zero", vec![ZeroAblate(head(0, 1)), ZeroAblate(head(1, 2))]),
         ("mean", vec![MeanAblate(head(0, 2)), MeanAblate(head(1, 0))]),
         ("scale", vec![Scale(head(0, 1), 0.5), Scale(head(1, 0), -2.0)]),
-        ("patch", vec![Patch(head(0, 2), recorder.value(Point::Z(0))?)]),
+        ("patch", vec![patch(head(0, 2), recorder.value(Point::Z(0))?)]),
         (
             "knock_out",
             vec![
@@ -175,7 +179,7 @@ fn what_the_model_has_not_is_refused_with_what_it_has() -> Result {
         assert!(err.contains(said), "{err} does not say {said}");
     }
     let z = Tensor::zeros((1, 5, 3, 8), DType::F32, &Device::Cpu)?;
-    let patch = Interventions::new([Intervention::Patch(head(0, 1), z)], model.config())?;
+    let patch = Interventions::new([patch(head(0, 1), z)], model.config())?;
     let err = model.forward(&some_ids(6, 0)?, hooked(&patch)).expect_err("shorter").to_string();
     assert!(err.contains("0.1") && err.contains("[1, 5, 3, 8]"), "{err}");
     Ok(())
@@ -209,8 +213,8 @@ fn a_patch_ends_where_the_other_text_does() -> Result {
     let expected = model.forward(&ids, ForwardArgs::default())?.logits;
     let recorder = Recorder::new([Point::Z(1)]);
     model.forward(&ids.narrow(1, 0, 5)?, hooked(&recorder))?;
-    let patch = Intervention::Patch(head(1, 0), recorder.value(Point::Z(1))?);
-    let patch = Interventions::new([patch], model.config())?;
+    let theirs = patch(head(1, 0), recorder.value(Point::Z(1))?);
+    let patch = Interventions::new([theirs], model.config())?;
     let mut cache = KvCache::new(model.config(), 1, 8, DType::F32, &Device::Cpu)?;
     for (start, len) in [(0, 3), (3, 4), (7, 1)] {
         let args = ForwardArgs { cache: Some(&mut cache), ..hooked(&patch) };

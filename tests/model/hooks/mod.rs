@@ -2,6 +2,7 @@
 
 mod analysis;
 mod interventions;
+mod reference;
 
 use crate::common::{Result, assert_close, max_abs, some_ids};
 use crate::models::random_model;
@@ -12,8 +13,7 @@ use gpt2_model::{Chosen, ChosenWeights, ForwardArgs, Gpt2LMHeadModel, KvCache};
 const LAYERS: usize = 2;
 
 fn every_point() -> Vec<Point> {
-    let of_layers = (0..LAYERS).flat_map(Point::of_layer);
-    of_layers.chain([Point::LnFinal, Point::Logits]).collect()
+    Point::of_model(LAYERS).collect()
 }
 
 fn hooked(hooks: &dyn Hooks) -> ForwardArgs<'_> {

@@ -12,15 +12,17 @@ use clap::ValueEnum;
 use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
-#[command(group = clap::ArgGroup::new("page").args(["html", "open"]).multiple(true))]
-#[command(group = clap::ArgGroup::new("files").args(["export", "png", "html"]).multiple(true))]
+#[command(group = clap::ArgGroup::new("page").args(["html", "open", "fragment"]).multiple(true))]
+#[command(group = clap::ArgGroup::new("effects").args(["effect", "with"]).multiple(true))]
+#[command(group = clap::ArgGroup::new("files").args(["export", "picture", "html"]).multiple(true))]
 #[command(after_help = "\
 Examples:
   gpt2 attention \"O Romeo, Romeo\"
   gpt2 attention --layer 0-1 --head 2 \"O Romeo, Romeo\"
   gpt2 attention --open \"O Romeo, Romeo\"                       every head in the browser
+  gpt2 attention --open --compare --ablate 0.3 --with effect,lens \"O Romeo, Romeo\"
   gpt2 attention --effect \"The capital of France is\" --target \" Paris\" --model gpt2
-  gpt2 attention --png heads.png --export weights.npy --file prompt.txt")]
+  gpt2 attention --picture heads.svg --export weights.npy --file prompt.txt")]
 pub(crate) struct AttentionArgs {
     #[command(flatten)]
     pub(crate) prompt: PromptArgs,
@@ -39,32 +41,51 @@ pub(crate) struct AttentionArgs {
     /// formats contain this themselves
     #[arg(long, requires = "export")]
     pub(crate) provenance: bool,
-    /// Draw the chosen head, or all chosen ones side by side, as a PNG
-    #[arg(long, value_name = "FILE")]
-    pub(crate) png: Option<PathBuf>,
+    /// Draw the chosen head (one layer and one head) in full, or all chosen ones side by side: .png, .svg or .pdf
+    #[arg(long, value_name = "FILE", visible_alias = "png")]
+    pub(crate) picture: Option<PathBuf>,
     /// Write a page for a browser, one file that needs no network, with the chosen layers and heads or with all
     #[arg(long, value_name = "FILE")]
     pub(crate) html: Option<PathBuf>,
     /// Open that page in the browser; without --html, the page is a temporary file
     #[arg(long)]
     pub(crate) open: bool,
-    /// Let --export, --provenance, --png and --html replace files that gpt2 did not write
+    /// Print the page as an HTML fragment for a notebook, PIXELS high [default: 720]: see docs/notebooks.md
+    #[arg(long, value_name = "PIXELS", num_args = 0..=1, require_equals = true, default_missing_value = "720",
+          conflicts_with_all = ["json", "rollout", "effect"], value_parser = clap::value_parser!(u32).range(200..=10_000))]
+    pub(crate) fragment: Option<u32>,
+    /// Let --export, --provenance, --picture and --html replace files that gpt2 did not write
     #[arg(long, requires = "files")]
     pub(crate) overwrite: bool,
     /// Keep only the K largest weights of each row in the page, for very long prompts
     #[arg(long, value_name = "K", requires = "page", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) top: Option<u16>,
+    /// What else the page shows: what ablating each head does and what it adds to a logit directly (effect); previous-token,
+    /// induction and copying scores of the plain model (scores); rollout after each block (rollout); predictions after each block (lens); the
+    /// products of queries and keys (neurons, of a few heads)
+    #[arg(long, value_name = "WHAT", value_enum, value_delimiter = ',', requires = "page")]
+    pub(crate) with: Vec<WithArg>,
+    /// Put the plain run beside the one with interventions in the page, and their difference
+    #[arg(long, requires = "page")]
+    pub(crate) compare: bool,
     /// Show attention rollout: how much of each token reaches each position through all layers, including the
     /// residual stream
-    #[arg(long, conflicts_with_all = ["layer", "head", "export", "png", "html", "open", "top"])]
+    #[arg(long, conflicts_with_all = ["layer", "head", "export", "picture", "html", "open", "top"])]
     pub(crate) rollout: bool,
-    /// Show what ablating each head, to zero or to its mean, does to the log-probability of --target after the prompt
+    /// Show what ablating each head, to zero or to its mean, does to the prediction of --target after the prompt, and what each
+    /// part of the model adds to its logit directly; on top of the interventions
     #[arg(long, value_name = "HOW", value_enum, num_args = 0..=1, require_equals = true, default_missing_value = "zero",
-          conflicts_with_all = ["layer", "head", "export", "png", "html", "open", "top", "rollout", "InterventionArgs"])]
+          conflicts_with_all = ["layer", "head", "export", "picture", "html", "open", "top", "rollout"])]
     pub(crate) effect: Option<EffectArg>,
-    /// The target token of --effect, including its leading space [default: the most probable next token]
-    #[arg(long, value_name = "TOKEN", requires = "effect")]
+    /// The target token of effects, including its leading space [default: the most probable next token]
+    #[arg(long, value_name = "TOKEN", requires = "effects")]
     pub(crate) target: Option<String>,
+    /// For effects, measure the logit of --target less that of this token, instead of the log-probability of --target
+    #[arg(long, value_name = "TOKEN", requires_all = ["effects", "target"])]
+    pub(crate) against: Option<String>,
+    /// For effects, shares of the logit itself instead of the logit less the mean of all (as in TransformerLens)
+    #[arg(long, requires = "effects")]
+    pub(crate) raw: bool,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -85,21 +106,41 @@ pub(crate) enum EffectArg {
     Mean,
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum WithArg {
+    Effect,
+    Scores,
+    Rollout,
+    Lens,
+    Neurons,
+}
+
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The scores are mean weights: on the token before; on the first occurrence of a token that repeats; and on the token
-behind that, which is what repeats next.
+A text is the model's first token, then random tokens that come several times (Olsson et al.: 25 tokens four times). The
+scores are mean weights, with standard errors between the texts: on the token before; on all earlier copies of the token;
+and on the tokens after those copies, which is what comes next. Copying is a property of the weights, from -1 to 1: whether the
+head raises the logits of the tokens that it attends to.
 
 Examples:
   gpt2 heads
-  gpt2 heads --model gpt2 --length 100 --batch 8 --json")]
+  gpt2 heads --model gpt2 --batch 20 --json
+  gpt2 heads --ablate 0.3                     which heads still find the repetition without head 3 of layer 0")]
 pub(crate) struct HeadsArgs {
-    /// Random tokens per row; each row is repeated once
-    #[arg(long, default_value_t = 50, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    /// Random tokens that are repeated
+    #[arg(long, default_value_t = 25, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) length: u16,
-    /// Rows
-    #[arg(short, long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    /// How often they come
+    #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u16).range(2..))]
+    pub(crate) repeats: u16,
+    /// Texts
+    #[arg(short, long, default_value_t = 10, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) batch: u16,
+    /// Begin with the first random token instead of the model's first token (<|endoftext|> in GPT-2)
+    #[arg(long)]
+    pub(crate) no_bos: bool,
+    #[command(flatten)]
+    pub(crate) interventions: InterventionArgs,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -126,6 +167,8 @@ pub(crate) struct LensArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) interventions: InterventionArgs,
     #[command(flatten)]
     pub(crate) finite: FiniteArgs,
     #[command(flatten)]

@@ -18,6 +18,8 @@ pub(crate) enum BenchTarget {
     Generate,
     /// Forward, backward and AdamW
     Train,
+    /// Attribution patching of all heads, streams and MLPs between two texts: two forward passes and a backward pass
+    Attribution,
     /// The most that the processor and the memory can do; needs no model
     Machine,
 }

@@ -9,3 +9,8 @@ pub(crate) struct FiniteArgs {
     #[arg(long)]
     pub(crate) allow_nonfinite: bool,
 }
+
+impl FiniteArgs {
+    /// For commands whose results must be finite.
+    pub(crate) const STRICT: Self = Self { allow_nonfinite: false };
+}

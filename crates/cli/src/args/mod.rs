@@ -5,6 +5,7 @@
 mod adapter;
 mod attention;
 mod choices;
+mod circuits;
 mod device;
 mod finite;
 mod hub;
@@ -19,12 +20,13 @@ mod shell;
 mod train;
 
 pub(crate) use adapter::AdapterArg;
-pub(crate) use attention::{AttentionArgs, EffectArg, HeadsArgs, LensArgs};
+pub(crate) use attention::{AttentionArgs, EffectArg, HeadsArgs, LensArgs, WithArg};
 pub(crate) use choices::{BenchTarget, ColorArg, DTypeArg, KvArg};
+pub(crate) use circuits::{CircuitsArgs, CompositionArg, PatchArgs};
 pub(crate) use device::DeviceArg;
 pub(crate) use finite::FiniteArgs;
 pub(crate) use hub::{DownloadArgs, HubArgs, ModelsArgs, VerifyCacheArgs};
-pub(crate) use interventions::InterventionArgs;
+pub(crate) use interventions::{At, InterventionArgs, Steer};
 pub(crate) use merge::MergeArgs;
 pub(crate) use model::{ModelArgs, RunArgs};
 pub(crate) use parallel::{ParallelArg, ParallelArgs};
@@ -34,7 +36,7 @@ pub(crate) use score::{ByArg, ScoreArgs};
 pub(crate) use shell::{CompletionsArgs, ManArgs};
 pub(crate) use train::TrainArgs;
 
-use crate::values::{above_0, at_least_0, part};
+use crate::values::{IndexRange, above_0, at_least_0, part};
 use clap::{Parser, Subcommand};
 use std::path::PathBuf;
 
@@ -69,6 +71,10 @@ pub(crate) enum Command {
     Heads(HeadsArgs),
     /// Show what the model would predict after each block (the logit lens)
     Lens(LensArgs),
+    /// Find the parts that carry what two prompts differ in (activation and attribution patching)
+    Patch(PatchArgs),
+    /// Show what the weights of heads do by token, and how heads feed one another
+    Circuits(CircuitsArgs),
     /// Show the next token's probabilities and how surprising each token of the prompt is
     Forward(ForwardArgs),
     /// Continue a text
@@ -108,6 +114,8 @@ impl Command {
             Self::Attention(_) => "attention",
             Self::Heads(_) => "heads",
             Self::Lens(_) => "lens",
+            Self::Patch(_) => "patch",
+            Self::Circuits(_) => "circuits",
             Self::Forward(_) => "forward",
             Self::Generate(_) => "generate",
             Self::Inspect(_) => "inspect",
@@ -141,6 +149,8 @@ impl Command {
             Self::Attention(args) => args.model.run.threads,
             Self::Heads(args) => args.model.run.threads,
             Self::Lens(args) => args.model.run.threads,
+            Self::Patch(args) => args.model.run.threads,
+            Self::Circuits(args) => args.model.run.threads,
             Self::Forward(args) => args.model.run.threads,
             Self::Generate(args) => args.model.run.threads,
             Self::Inspect(args) => args.model.run.threads,
@@ -190,9 +200,13 @@ pub(crate) struct ForwardArgs {
 }
 
 #[derive(Debug, clap::Args)]
+#[command(group = clap::ArgGroup::new("pages").args(["html", "open"]).multiple(true))]
+#[command(group = clap::ArgGroup::new("written").args(["export", "html"]).multiple(true))]
+#[command(group = clap::ArgGroup::new("weights").args(["export", "html", "open"]).multiple(true))]
 #[command(after_help = "\
 Examples:
   gpt2 generate \"ROMEO:\" --max-new-tokens 200
+  gpt2 generate \"ROMEO:\" --open                         what each new token attended to, step by step, in the browser
   gpt2 generate --greedy --model gpt2 \"The answer is\"
   gpt2 generate --ids 15496,11 --model gpt2             prints ids")]
 pub(crate) struct GenerateArgs {
@@ -219,6 +233,28 @@ pub(crate) struct GenerateArgs {
     /// Precision of the cached keys and values: f16 reads half as much of them as f32 [default: that of --dtype]
     #[arg(long, value_enum, value_name = "DTYPE")]
     pub(crate) kv: Option<KvArg>,
+    /// Write the attention weights of the prompt and of each new token, one row a step, as computed from the cache:
+    /// .safetensors, .npy, .jsonl or .json
+    #[arg(long, value_name = "FILE")]
+    pub(crate) export: Option<PathBuf>,
+    /// Write a page for a browser with a slider over the steps, one file that needs no network
+    #[arg(long, value_name = "FILE")]
+    pub(crate) html: Option<PathBuf>,
+    /// Open that page in the browser; without --html, the page is a temporary file
+    #[arg(long)]
+    pub(crate) open: bool,
+    /// Layers of --export, --html and --open: a number or a range such as 0-3 (repeatable) [default: all]
+    #[arg(short, long, value_name = "L", value_delimiter = ',', requires = "weights")]
+    pub(crate) layer: Vec<IndexRange>,
+    /// Heads of --export, --html and --open (repeatable) [default: all]
+    #[arg(short = 'H', long, value_name = "H", value_delimiter = ',', requires = "weights")]
+    pub(crate) head: Vec<IndexRange>,
+    /// Keep only the K largest weights of each row in the page
+    #[arg(long, value_name = "K", requires = "pages", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) top: Option<u16>,
+    /// Let --export and --html replace files that gpt2 did not write
+    #[arg(long, requires = "written")]
+    pub(crate) overwrite: bool,
     /// Print one JSON object at the end instead of streaming
     #[arg(long)]
     pub(crate) json: bool,
@@ -274,6 +310,9 @@ pub(crate) struct BenchArgs {
     /// forward: compute summaries of the attention of all heads; alternates with timed passes that do not
     #[arg(long)]
     pub(crate) summaries: bool,
+    /// forward: read every hook point; alternates with timed passes that do not
+    #[arg(long)]
+    pub(crate) hooks: bool,
     /// forward: compute all attention weights of the first N heads; alternates with timed passes that do not
     #[arg(long, value_name = "N")]
     pub(crate) weights_heads: Option<u16>,

@@ -4,6 +4,7 @@
 
 use super::choices::{DTypeArg, ImplArg, QuantizeArg};
 use super::hub::HubArgs;
+use super::interventions::InterventionArgs;
 use super::model::RunArgs;
 use super::parallel::{ParallelArgs, TIMEOUT};
 use crate::values::{above_0, at_least_0, below_1, fraction, share};
@@ -56,7 +57,14 @@ impl LoraArgs {
 
 #[derive(Debug, clap::Args)]
 #[command(mut_arg("timeout", |arg| arg.help(TIMEOUT)))]
+// These depend on a prompt, which a validation has not.
+#[command(mut_arg("mean_ablate", |arg| arg.hide(true)), mut_arg("mean_of", |arg| arg.hide(true)))]
+#[command(mut_arg("block", |arg| arg.hide(true)), mut_arg("patch", |arg| arg.hide(true)))]
+#[command(mut_arg("from_prompt", |arg| arg.hide(true)))]
 #[command(after_help = "\
+With interventions, each validation is also measured under them: how much the model relies on a head by then. Training itself
+does not change.
+
 The same command with the same seed gives the same model, even if you stop it with Ctrl-C and resume, and on any number
 of processes.
 
@@ -150,6 +158,8 @@ pub(crate) struct TrainArgs {
     /// Precision of the saved weights
     #[arg(long, default_value = "f32", value_enum)]
     pub(crate) save_dtype: DTypeArg,
+    #[command(flatten)]
+    pub(crate) interventions: InterventionArgs,
     #[command(flatten)]
     pub(crate) parallel: ParallelArgs,
     /// Which code computes attention and, on GPUs, the layers around it

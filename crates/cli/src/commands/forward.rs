@@ -1,6 +1,7 @@
 //! `gpt2 forward`: the next token's probabilities, and how surprising the prompt is.
 
 use crate::args::ForwardArgs;
+use crate::interventions::Reads;
 use crate::output;
 use crate::outputs::Outputs;
 use crate::prompt::Prompt;
@@ -45,23 +46,25 @@ pub(crate) fn run(args: &ForwardArgs) -> anyhow::Result<ExitCode> {
     if let Some(path) = &args.export {
         outputs.add("--export", path, FileKind::Safetensors);
     }
-    let session = args.model.session_for(args.prompt.inputs(), &outputs)?;
+    let mut inputs = args.prompt.inputs();
+    args.interventions.inputs(&mut inputs);
+    let session = args.model.session_for(inputs, &outputs)?;
     let prompt = args.prompt.encode(text, &session)?;
-    let interventions = args.interventions.build(session.model.config())?;
-    let made_by = Provenance::new(&session, &prompt.ids)?.under(&interventions);
+    let changes = args.interventions.build(&session, Reads::Whole(&prompt.ids))?;
+    let made_by = Provenance::new(&session, &prompt.ids)?.under(&changes);
     let forward = gpt2_model::ForwardArgs {
         output_hidden_states: args.export.is_some(),
-        hooks: Some(&interventions),
+        hooks: Some(&changes.list),
         ..Default::default()
     };
     let ids = session.input_ids(&prompt.ids)?; // (1, T)
     let output = session.model.forward(&ids, forward)?;
     let logits = output.logits.to_dtype(DType::F32)?; // (1, T, V)
-    args.finite.check(&session, &ids, Some(&interventions), [&logits])?;
+    args.finite.check(&session, &ids, Some(&changes.list), [&logits])?;
 
     if let Some(path) = &args.export {
         let hidden_states = Tensor::cat(&output.transformer.hidden_states, 0)?.to_dtype(DType::F32)?; // (L + 1, T, C)
-        args.finite.check(&session, &ids, Some(&interventions), [&hidden_states])?;
+        args.finite.check(&session, &ids, Some(&changes.list), [&hidden_states])?;
         let mut metadata = made_by.metadata()?;
         metadata.extend([
             ("model", session.name.clone()),

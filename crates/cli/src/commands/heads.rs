@@ -1,10 +1,16 @@
-//! `gpt2 heads`: previous-token, duplicate-token and induction scores of each head.
+//! `gpt2 heads`: previous-token, duplicate-token and induction scores of each head, and how much it copies.
 
 use crate::args::HeadsArgs;
-use crate::output;
+use crate::inputs::Inputs;
+use crate::interventions::Reads;
+use crate::output::{self, note};
+use crate::outputs::Outputs;
 use crate::provenance::{Provenance, count};
+use anyhow::bail;
 use candle_core::{Device, Tensor};
-use gpt2_model::analysis::{HeadScores, head_scores, repeated_rows};
+use gpt2_circuits::Circuits;
+use gpt2_model::analysis::{HeadScores, RepeatedTokens, Score, chance_scores, head_scores};
+use gpt2_model::hooks::Head;
 use gpt2_view::{Align, Table, visible_text};
 use serde::Serialize;
 use std::io::Write;
@@ -15,32 +21,36 @@ struct Report {
     provenance: Provenance,
     model: String,
     length: u16,
+    repeats: u16,
     batch: u16,
+    /// Whether each text begins with the model's first token.
+    bos: bool,
     seed: u64,
-    /// The random tokens, one row each.
+    /// The texts' tokens, one row each.
     ids: Vec<Vec<u32>>,
     /// The scores of uniform attention.
-    chance: Scores,
+    chance: Chance,
     heads: Vec<Row>,
 }
 
 #[derive(Clone, Copy, Serialize)]
-struct Scores {
-    previous_token: f32,
-    duplicate_token: f32,
-    induction: f32,
+struct Chance {
+    previous_token: f64,
+    duplicate_token: f64,
+    induction: f64,
 }
 
-impl From<HeadScores> for Scores {
-    fn from(scores: HeadScores) -> Self {
-        let HeadScores { previous_token, duplicate_token, induction } = scores;
-        Self { previous_token, duplicate_token, induction }
-    }
+/// A mean over the texts; its standard error is null for a single text.
+#[derive(Clone, Copy, Serialize)]
+struct Mean {
+    mean: f64,
+    standard_error: Option<f64>,
 }
 
-impl Scores {
-    fn numbers(&self) -> [f32; 3] {
-        [self.previous_token, self.duplicate_token, self.induction]
+impl From<Score> for Mean {
+    fn from(score: Score) -> Self {
+        let error = Some(score.standard_error).filter(|error| !error.is_nan());
+        Self { mean: score.mean, standard_error: error }
     }
 }
 
@@ -48,38 +58,81 @@ impl Scores {
 struct Row {
     layer: usize,
     head: usize,
-    #[serde(flatten)]
-    scores: Scores,
+    previous_token: Mean,
+    duplicate_token: Mean,
+    induction: Mean,
+    /// Olsson et al.'s: the mean over all pairs of a token and an earlier copy, rather than the sum over the copies.
+    prefix_matching: f64,
+    /// The sum of the eigenvalues of the OV circuit divided by the sum of their sizes; null for a head whose values are 0.
+    copying: Option<f64>,
 }
 
-/// The kinds of heads, in the order of [`Scores::numbers`].
+impl Row {
+    fn numbers(&self) -> [Mean; 3] {
+        [self.previous_token, self.duplicate_token, self.induction]
+    }
+}
+
+/// The kinds of heads, in the order of [`Row::numbers`].
 const KINDS: [&str; 3] = ["previous-token", "duplicate-token", "induction"];
 
 /// A head is clearly above chance if its score is at least this part of the way from uniform attention to 1: the best of
 /// many heads always comes out a little above.
-const CLEARLY: f32 = 0.05;
+const CLEARLY: f64 = 0.05;
 
 pub(crate) fn run(args: &HeadsArgs) -> anyhow::Result<ExitCode> {
-    let session = args.model.session()?;
-    let (length, batch, seed) = (args.length.into(), args.batch.into(), args.model.run.seed);
-    let scores = head_scores(&session.model.transformer, length, batch, seed)?;
-    let ids = repeated_rows(length, batch, session.model.config().vocab_size, seed);
+    let mut inputs = Inputs::default();
+    args.interventions.inputs(&mut inputs);
+    let session = args.model.session_for(inputs, &Outputs::new(false))?;
+    let (config, seed) = (session.model.config(), args.model.run.seed);
+    let bos = config.bos_token_id.filter(|&id| !args.no_bos && (id as usize) < config.vocab_size);
+    if bos.is_none() && !args.no_bos {
+        note("the model's config names no first token (bos_token_id): the texts begin with a random one");
+    }
+    let lengths = (usize::from(args.length), usize::from(args.repeats));
+    let (tokens, n) = (usize::from(bos.is_some()) + lengths.0 * lengths.1, config.n_positions);
+    if tokens > n {
+        bail!("{tokens} tokens in a text, but the model has n_positions = {n}: lower --length or --repeats");
+    }
+    let texts = RepeatedTokens::random(bos, lengths, args.batch.into(), config.vocab_size, seed);
+    let changes = args.interventions.build(&session, Reads::Others("random tokens"))?;
+    let scores = head_scores(&session.model.transformer, &texts, Some(&changes.list))?;
+    let numbers: Vec<f64> = scores.iter().flatten().map(|head| head.induction.mean).collect();
+    let read = Tensor::from_vec(texts.rows.concat(), (texts.rows.len(), texts.tokens()), &session.device)?;
+    args.finite.check(&session, &read, Some(&changes.list), [&Tensor::new(numbers, &Device::Cpu)?])?;
+    let circuits = match Circuits::new(&session.model) {
+        Ok(circuits) => Some(circuits),
+        Err(_) if args.finite.allow_nonfinite => None,
+        Err(error) => return Err(error.into()),
+    };
     let mut heads = vec![];
     for (layer, scores) in scores.into_iter().enumerate() {
-        let rows = scores.into_iter().enumerate();
-        heads.extend(rows.map(|(head, scores)| Row { layer, head, scores: scores.into() }));
+        for (head, HeadScores { previous_token, duplicate_token, induction }) in
+            scores.into_iter().enumerate()
+        {
+            let copying = circuits.as_ref().map(|of| of.copying_score(Head { layer, head })).transpose()?;
+            heads.push(Row {
+                layer,
+                head,
+                previous_token: previous_token.into(),
+                duplicate_token: duplicate_token.into(),
+                induction: induction.into(),
+                prefix_matching: induction.mean / texts.copies_per_query(),
+                copying: copying.filter(|score| !score.is_nan()),
+            });
+        }
     }
-    let numbers: Vec<f32> = heads.iter().flat_map(|row| row.scores.numbers()).collect();
-    let read = Tensor::from_vec(ids.concat(), (batch, 2 * length), &session.device)?;
-    args.finite.check(&session, &read, None, [&Tensor::new(numbers, &Device::Cpu)?])?;
+    let [previous_token, duplicate_token, induction] = chance_scores(&texts);
     let report = Report {
-        provenance: Provenance::of_tokens(&session, 2 * length)?,
+        provenance: Provenance::of_tokens(&session, texts.tokens())?.under(&changes),
         model: session.name,
         length: args.length,
+        repeats: args.repeats,
         batch: args.batch,
+        bos: bos.is_some(),
         seed,
-        ids,
-        chance: HeadScores::chance(length).into(),
+        ids: texts.rows,
+        chance: Chance { previous_token, duplicate_token, induction },
         heads,
     };
     output::report(args.json, &report, print)?;
@@ -90,32 +143,39 @@ fn print(report: &Report) -> anyhow::Result<()> {
     let mut out = output::stdout();
     writeln!(
         out,
-        "{}: {} of {}, each repeated once; {}",
+        "{}: {} of {}, {} times each{}; {}",
         visible_text(&report.model),
-        count(report.batch.into(), "row"),
+        count(report.batch.into(), "text"),
         count(report.length.into(), "random token"),
+        report.repeats,
+        if report.bos { ", after the model's first token" } else { "" },
         report.provenance.caption()
     )?;
     writeln!(
         out,
-        "the mean weight on the token before, the same token's first occurrence, and what followed it; beside each score, \
-         how many times chance it is\n"
+        "the mean weight on the token before, on all earlier copies of the token, and on what followed those copies, with its \
+         standard error; copying, from -1 to 1, says whether the weights raise the logits of the tokens attended to\n"
     )?;
-    let titles = ["head", "previous", "", "duplicate", "", "induction", ""];
+    let titles = ["head", "previous", "", "duplicate", "", "induction", "", "copying"];
     let mut table = Table::new(&titles.map(|title| (title, Align::Right)));
-    let chance = report.chance.numbers();
-    let cells = |name: String, scores: [f32; 3], times: &dyn Fn(f32, f32) -> String| {
-        let pair = |(score, chance): (f32, f32)| [format!("{score:.3}"), times(score, chance)];
-        [name].into_iter().chain(scores.into_iter().zip(chance).flat_map(pair)).collect::<Vec<_>>()
-    };
-    table.row(cells("chance".into(), chance, &|_, _| String::new()));
-    for Row { layer, head, scores } in &report.heads {
-        let times = |score: f32, chance: f32| format!("{:.1}x", score / chance);
-        table.row(cells(format!("{layer}.{head}"), scores.numbers(), &times));
+    let Chance { previous_token, duplicate_token, induction } = report.chance;
+    let chance = [previous_token, duplicate_token, induction];
+    let mut first = vec!["chance".to_owned()];
+    first.extend(chance.iter().flat_map(|chance| [format!("{chance:.3}"), String::new()]));
+    first.push(String::new());
+    table.row(first);
+    for row in &report.heads {
+        let mut cells = vec![format!("{}.{}", row.layer, row.head)];
+        for Mean { mean, standard_error } in row.numbers() {
+            let error = standard_error.map_or_else(String::new, |error| format!("±{error:.3}"));
+            cells.extend([format!("{mean:.3}"), error]);
+        }
+        cells.push(row.copying.map_or_else(String::new, |copying| format!("{copying:+.2}")));
+        table.row(cells);
     }
     writeln!(out, "{}", table.render())?;
     for (i, (kind, chance)) in KINDS.into_iter().zip(chance).enumerate() {
-        let score = |row: &Row| row.scores.numbers()[i];
+        let score = |row: &Row| row.numbers()[i].mean;
         let numbers = report.heads.iter().filter(|row| !score(row).is_nan());
         match numbers.max_by(|a, b| score(a).total_cmp(&score(b))) {
             Some(best) if score(best) > chance + CLEARLY * (1.0 - chance) => {

@@ -1,7 +1,9 @@
 //! `gpt2 lens`: what the model would predict after each block.
 
 use crate::args::LensArgs;
+use crate::interventions::Reads;
 use crate::output;
+use crate::outputs::Outputs;
 use crate::provenance::Provenance;
 use crate::values::highest;
 use anyhow::bail;
@@ -32,7 +34,9 @@ struct Candidate {
 
 pub(crate) fn run(args: &LensArgs) -> anyhow::Result<ExitCode> {
     let text = args.prompt.read()?;
-    let session = args.model.session()?;
+    let mut inputs = args.prompt.inputs();
+    args.interventions.inputs(&mut inputs);
+    let session = args.model.session_for(inputs, &Outputs::new(false))?;
     let prompt = args.prompt.encode(text, &session)?;
     let t = prompt.ids.len();
     let position = args.position.unwrap_or(t - 1);
@@ -40,9 +44,10 @@ pub(crate) fn run(args: &LensArgs) -> anyhow::Result<ExitCode> {
         bail!("--position {position}: the prompt has positions 0 to {}", t - 1);
     }
     let ids = session.input_ids(&prompt.ids)?; // (1, T)
-    let logits = logit_lens(&session.model, &ids, position)?; // (L + 1, 1, V)
+    let changes = args.interventions.build(&session, Reads::Whole(&prompt.ids))?;
+    let logits = logit_lens(&session.model, &ids, position, Some(&changes.list))?; // (L + 1, 1, V)
     let logits = logits.squeeze(1)?.to_dtype(DType::F32)?; // (L + 1, V)
-    args.finite.check(&session, &ids, None, [&logits])?;
+    args.finite.check(&session, &ids, Some(&changes.list), [&logits])?;
     let log_probs = log_softmax(&logits, D::Minus1)?.to_vec2::<f32>()?;
     let layer = |log_probs: &Vec<f32>| -> Vec<Candidate> {
         let order = highest(log_probs, args.top_k.into());
@@ -56,7 +61,7 @@ pub(crate) fn run(args: &LensArgs) -> anyhow::Result<ExitCode> {
     };
     let layers = log_probs.iter().map(layer).collect();
     let token = prompt.tokens[position].clone();
-    let provenance = Provenance::new(&session, &prompt.ids)?;
+    let provenance = Provenance::new(&session, &prompt.ids)?.under(&changes);
     let report = Report { provenance, model: session.name.clone(), position, token, layers };
     output::report(args.json, &report, print)?;
     Ok(ExitCode::SUCCESS)

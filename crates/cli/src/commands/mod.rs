@@ -2,6 +2,7 @@
 
 pub(crate) mod attention;
 pub(crate) mod bench;
+pub(crate) mod circuits;
 pub(crate) mod compare;
 pub(crate) mod download;
 pub(crate) mod forward;
@@ -11,6 +12,7 @@ pub(crate) mod inspect;
 pub(crate) mod lens;
 pub(crate) mod merge;
 pub(crate) mod models;
+pub(crate) mod patch;
 pub(crate) mod quantize;
 pub(crate) mod score;
 pub(crate) mod shell;

@@ -18,6 +18,35 @@ pub(super) fn weights(
     (mask, bias): (Mask, Option<&CausalBias>),
     rows: &Rows,
 ) -> Result<Tensor> {
+    let (scores, visible) = scores_and_visible(q, k, scoring, (mask, bias), rows)?;
+    softmax(&scores, &visible)
+}
+
+/// The scores, with -inf where a key is not visible; the shapes are those of [`weights`].
+pub(super) fn masked_scores(
+    q: &Tensor,
+    k: &Tensor,
+    scoring: &Scoring,
+    masks: (Mask, Option<&CausalBias>),
+    rows: &Rows,
+) -> Result<Tensor> {
+    let (scores, visible) = scores_and_visible(q, k, scoring, masks, rows)?;
+    visible.where_cond(
+        &scores,
+        &Tensor::full(f32::NEG_INFINITY, (), scores.device())?
+            .to_dtype(scores.dtype())?
+            .broadcast_as(scores.shape())?,
+    )
+}
+
+/// The scores, and which keys are visible, in one shape.
+fn scores_and_visible(
+    q: &Tensor,
+    k: &Tensor,
+    scoring: &Scoring,
+    (mask, bias): (Mask, Option<&CausalBias>),
+    rows: &Rows,
+) -> Result<(Tensor, Tensor)> {
     let (h, s) = (q.dim(1)?, k.dim(2)?);
     let (q, k) = (rows.of_queries(q)?, rows.of_keys(k)?);
     let scores = scores(&q, &k, scoring, mask, rows)?;
@@ -28,9 +57,14 @@ pub(super) fn weights(
         visible = visible.broadcast_mul(&scores.detach().ne(f64::NEG_INFINITY)?)?;
     }
     let visible = visible.broadcast_as(scores.shape())?;
+    Ok((scores, visible))
+}
+
+/// The softmax of `scores` over the visible keys; zeros if no key is visible. Both have one shape.
+pub(super) fn softmax(scores: &Tensor, visible: &Tensor) -> Result<Tensor> {
     // Hides keys with the lowest finite value rather than -inf: a row that sees no key stays free of
     // NaN, and in every other row a hidden key still gets a weight of exactly 0.
-    let scores = visible.where_cond(&scores, &lowest_like(&scores)?)?;
+    let scores = visible.where_cond(scores, &lowest_like(scores)?)?;
     let weights = candle_nn::ops::softmax(&scores, D::Minus1)?;
     // If a row sees no key, or only scores of -inf, its weight is spread over hidden keys.
     visible.where_cond(&weights, &weights.zeros_like()?)

@@ -18,6 +18,7 @@ mod mask;
 #[cfg(feature = "metal")]
 mod metal;
 mod packed;
+mod parts;
 mod polarity;
 mod request;
 mod scores;

@@ -55,9 +55,9 @@ pub struct Attended {
 /// ```
 #[derive(Debug, Clone)]
 pub struct Sdpa {
-    scoring: Scoring,
+    pub(super) scoring: Scoring,
     dispatch: Dispatch,
-    bias: Option<CausalBias>,
+    pub(super) bias: Option<CausalBias>,
     heads: Option<HeadLayout>,
     dropout: Option<Dropout>,
     /// Rows of dropout's mask that belong to sequences before this one.
@@ -334,7 +334,7 @@ impl Sdpa {
     }
 
     /// Returns H and T. Fails if the shapes do not fit, naming every shape in the message.
-    fn check(&self, q: &Tensor, k: &Tensor, v: &Tensor, mask: Mask) -> Result<(usize, usize)> {
+    pub(super) fn check(&self, q: &Tensor, k: &Tensor, v: &Tensor, mask: Mask) -> Result<(usize, usize)> {
         let (b, h, t, d) = q.dims4()?;
         let (kb, kh, s, kd) = k.dims4()?;
         let (vb, vh, vs, _) = v.dims4()?;
@@ -379,17 +379,6 @@ impl Sdpa {
         }
         mask.check((b, h, t), s)?;
         Ok((h, t))
-    }
-
-    /// The context for weights that you supply, in the layout of [`forward`](Self::forward).
-    ///
-    /// # Shapes
-    /// `weights` (B, H, T, S), `v` (B, key heads, S, Dv) -> (B, T, H, Dv) in the dtype of `v`
-    ///
-    /// # Errors
-    /// When the shapes do not fit each other.
-    pub fn context(weights: &Tensor, v: &Tensor) -> Result<Tensor> {
-        eager::context(weights, v, v.dtype())
     }
 }
 

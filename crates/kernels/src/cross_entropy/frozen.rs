@@ -6,10 +6,9 @@
 use super::linear::ROWS;
 use super::rows::{LogSum, Row, check_targets, losses, to_gradients};
 use crate::epilogue::Epilogue;
-use crate::isa::{self, Isa};
+use crate::isa;
 use crate::linear::PackedWeight;
-use crate::product::rows::Rows;
-use crate::product::{Finish, Panels, product};
+use crate::product::{Finish, Panels, append_product};
 use crate::quantised::QuantisedWeight;
 use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Result, Shape, Tensor};
 use rayon::prelude::*;
@@ -70,14 +69,7 @@ fn cross_entropy(
         let Some(panels) = &panels else { continue };
         to_gradients(&mut logits, targets, &log_sums, factor);
         let finish = Finish { bias: None, residual: None, gelu: false, onto: false };
-        let gradient = Rows { data: &logits, depth: v };
-        #[allow(unsafe_code)]
-        // SAFETY: there is room for all rows; the product writes the next `count` of them.
-        unsafe {
-            let out = d_x.as_mut_ptr().add(first * c);
-            product(Isa::current(), &gradient, count, panels, 0..c, finish, out);
-            d_x.set_len((first + count) * c);
-        }
+        append_product(&mut d_x, &logits, panels, 0..c, finish);
     }
     #[allow(clippy::cast_possible_truncation)] // the loss of f32 logits
     let loss = (sum / rows as f64) as f32;

@@ -4,10 +4,8 @@ use super::shapes::{check_residual, flatten};
 use super::weight::in_f32;
 use crate::dispatch::cpu_product;
 use crate::epilogue::Epilogue;
-use crate::isa::Isa;
 use crate::product::panels::{PANEL, STRIP, Stored};
-use crate::product::rows::Rows;
-use crate::product::{Finish, Panels, product};
+use crate::product::{Finish, Panels, append_product};
 use crate::vector::contiguous;
 use candle_core::{
     CpuStorage, CustomOp1, CustomOp2, DType, Device, Layout, Result, Shape, Storage, Tensor, WithDType,
@@ -209,16 +207,8 @@ impl PackedWeight {
 
     /// `x·W` in f32, and what `finish` adds: (rows, in) -> (rows, out)
     pub(super) fn product_of(&self, x: &[f32], finish: Finish<f32>) -> Result<Vec<f32>> {
-        let panels = self.panels()?;
-        let x = Rows { data: x, depth: panels.depth() };
-        let rows = x.data.len() / panels.depth();
-        let mut out: Vec<f32> = Vec::with_capacity(rows * panels.width());
-        #[allow(unsafe_code)]
-        // SAFETY: there is room for the rows, and the product writes all of them.
-        unsafe {
-            product(Isa::current(), &x, rows, panels, 0..panels.width(), finish, out.as_mut_ptr());
-            out.set_len(rows * panels.width());
-        }
+        let (panels, mut out) = (self.panels()?, vec![]);
+        append_product(&mut out, x, panels, 0..panels.width(), finish);
         Ok(out)
     }
 
@@ -309,26 +299,12 @@ impl Product {
         panels: &Panels<E>,
         residual: Option<&[E]>,
     ) -> Result<(CpuStorage, Shape)> {
-        let (depth, width) = (panels.depth(), self.columns.len());
-        let rows = x.len() / depth;
+        let (rows, width) = (x.len() / panels.depth(), self.columns.len());
         let bias = self.bias.as_ref().map(Tensor::to_vec1::<E>).transpose()?;
         let bias = bias.as_deref().map(in_f32);
         let finish = Finish { bias: bias.as_deref(), residual, gelu: self.gelu, onto: false };
-        let mut out: Vec<E> = Vec::with_capacity(rows * width);
-        #[allow(unsafe_code)]
-        // SAFETY: there is room for the rows, and the product writes all of them.
-        unsafe {
-            product(
-                Isa::current(),
-                &Rows { data: x, depth },
-                rows,
-                panels,
-                self.columns.clone(),
-                finish,
-                out.as_mut_ptr(),
-            );
-            out.set_len(rows * width);
-        }
+        let mut out = vec![];
+        append_product(&mut out, x, panels, self.columns.clone(), finish);
         Ok((E::to_cpu_storage_owned(out), Shape::from((rows, width))))
     }
 }
@@ -415,21 +391,8 @@ pub(crate) fn gradient_of_rows<E: Stored + WithDType>(grad: &Tensor, panels: &Pa
     };
     let data = contiguous::<E>(storage, layout)?;
     assert_eq!(depth, panels.depth(), "the gradient has another width than the layer");
-    let mut out: Vec<E> = Vec::with_capacity(rows * panels.width());
+    let mut out = vec![];
     let finish = Finish { bias: None, residual: None, gelu: false, onto: false };
-    #[allow(unsafe_code)]
-    // SAFETY: there is room for the rows, and the product writes all of them.
-    unsafe {
-        product(
-            Isa::current(),
-            &Rows { data, depth },
-            rows,
-            panels,
-            0..panels.width(),
-            finish,
-            out.as_mut_ptr(),
-        );
-        out.set_len(rows * panels.width());
-    }
+    append_product(&mut out, data, panels, 0..panels.width(), finish);
     Tensor::from_vec(out, (rows, panels.width()), &Device::Cpu)
 }

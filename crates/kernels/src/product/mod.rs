@@ -15,6 +15,7 @@
 mod ahead;
 #[cfg(amx)]
 pub(crate) mod amx;
+mod append;
 mod block;
 mod finish;
 mod halves;
@@ -29,7 +30,7 @@ mod sums;
 mod tests;
 mod tile;
 
-pub(crate) use block::product;
+pub(crate) use append::append_product;
 pub(crate) use finish::{Finish, Finishing};
 pub(crate) use matrix::Matrix;
 pub(crate) use multiply::multiply;

@@ -4,184 +4,208 @@
 //! "A Mathematical Framework for Transformer Circuits"; Olsson et al. 2022, "In-context Learning and Induction Heads";
 //! Wang et al. 2022, "Interpretability in the Wild", for duplicate-token heads).
 
-use crate::hooks::{Point, on};
+use super::wide::wide;
+use crate::hooks::{Chain, Hooks, Point, on};
 use crate::{ForwardArgs, Gpt2Model};
-use candle_core::{DType, Result, Tensor};
+use candle_core::{Result, Tensor};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::cell::RefCell;
 
-/// The mean weight that a head puts where each kind of head looks, 0 to 1.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct HeadScores {
-    /// On the previous token, averaged over all positions but the first.
-    pub previous_token: f32,
-    /// On the same token's first occurrence, averaged over the repetition.
-    pub duplicate_token: f32,
-    /// On the token after the same token's first occurrence, averaged over the repetition: such a head can copy
-    /// the continuation.
-    pub induction: f32,
+/// Texts of random tokens, each of which comes several times in the same order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RepeatedTokens {
+    /// The ids of each text, all of the same length: perhaps a token that begins every text, then the repetitions.
+    pub rows: Vec<Vec<u32>>,
+    /// How many tokens are repeated.
+    pub length: usize,
+    /// Whether a text begins with a token that is not repeated.
+    pub begins: bool,
 }
 
-impl HeadScores {
-    /// The scores of uniform attention on rows of `length` tokens, each repeated once: what a head reaches by chance.
+impl RepeatedTokens {
+    /// `rows` texts of `length` random ids below `vocab_size`, `repeats` times, after `bos` if there is one. Olsson et al. take
+    /// 25 tokens four times after the token that begins a text, and 10 rows.
     #[must_use]
-    pub fn chance(length: usize) -> Self {
-        // The query at position i sees i + 1 keys.
-        let mean = |first: usize| {
-            let queries = first..2 * length;
-            let count = queries.len().max(1);
-            queries.map(|i| 1.0 / (i + 1) as f32).sum::<f32>() / count as f32
+    pub fn random(
+        bos: Option<u32>,
+        (length, repeats): (usize, usize),
+        rows: usize,
+        vocab_size: usize,
+        seed: u64,
+    ) -> Self {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let mut row = || {
+            #[allow(clippy::cast_possible_truncation)] // ids are u32
+            let once: Vec<u32> = (0..length).map(|_| rng.random_range(0..vocab_size.max(1)) as u32).collect();
+            bos.into_iter().chain(once.repeat(repeats)).collect()
         };
-        Self { previous_token: mean(1), duplicate_token: mean(length), induction: mean(length) }
+        Self { rows: (0..rows).map(|_| row()).collect(), length, begins: bos.is_some() }
+    }
+
+    /// T, how many tokens a text has.
+    #[must_use]
+    pub fn tokens(&self) -> usize {
+        self.rows.first().map_or(0, Vec::len)
+    }
+
+    /// The position of the first repeated token.
+    fn first(&self) -> usize {
+        usize::from(self.begins)
+    }
+
+    /// The queries whose tokens have come before.
+    fn queries(&self) -> std::ops::Range<usize> {
+        self.first() + self.length..self.tokens()
+    }
+
+    /// The positions of the earlier copies of the token at `query`.
+    fn copies(&self, query: usize) -> impl Iterator<Item = usize> {
+        let first = self.first();
+        (1..).map_while(move |k| query.checked_sub(k * self.length)).take_while(move |&copy| copy >= first)
+    }
+
+    /// How many earlier copies a token has on average: Olsson et al.'s prefix matching score is the mean over all of these
+    /// entries, so it is [`HeadScores::induction`] divided by this number.
+    #[must_use]
+    pub fn copies_per_query(&self) -> f64 {
+        let copies: usize = self.queries().map(|query| self.copies(query).count()).sum();
+        copies as f64 / self.queries().len().max(1) as f64
     }
 }
 
-/// The scores of each head on `batch` rows of `length` random tokens, with each row repeated once.
+/// A mean over texts, and how far it is likely to lie from that over all texts.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Score {
+    /// The mean.
+    pub mean: f64,
+    /// The standard error of the mean: the standard deviation between the texts divided by the root of their number. NaN for a
+    /// single text.
+    pub standard_error: f64,
+}
+
+impl Score {
+    fn of(values: &[f64]) -> Self {
+        let n = values.len() as f64;
+        let mean = values.iter().sum::<f64>() / n;
+        let variance = values.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / (n - 1.0);
+        Self { mean, standard_error: (variance / n).sqrt() }
+    }
+}
+
+/// How much weight a head puts where each kind of head looks, 0 to 1.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct HeadScores {
+    /// On the previous token, averaged over all positions but the first.
+    pub previous_token: Score,
+    /// On all earlier copies of the same token, averaged over the repetitions.
+    pub duplicate_token: Score,
+    /// On the tokens after all earlier copies of the same token, averaged over the repetitions: such a head can copy the
+    /// continuation.
+    pub induction: Score,
+}
+
+/// The previous-token, duplicate-token and induction scores of uniform attention: what a head reaches by chance.
+#[must_use]
+pub fn chance_scores(texts: &RepeatedTokens) -> [f64; 3] {
+    // The query at position i sees i + 1 keys.
+    let uniform = |i: usize, _: usize| 1.0 / (i + 1) as f64;
+    kinds(texts, uniform)
+}
+
+/// The scores of each head on repeated tokens. `hooks` act in every run; they must not change the shape of the weights.
 ///
 /// # Shapes
 /// -> L layers of H scores
 ///
 /// # Errors
-/// When `2·length` is above the model's `n_positions`, or `length` or `batch` is 0.
+/// When there is no text or nothing repeats, a text is longer than the model's `n_positions`, an id is not below V, or a hook
+/// fails.
 pub fn head_scores(
     model: &Gpt2Model,
-    length: usize,
-    batch: usize,
-    seed: u64,
+    texts: &RepeatedTokens,
+    hooks: Option<&dyn Hooks>,
 ) -> Result<Vec<Vec<HeadScores>>> {
-    let (n, vocab_size) = (model.config().n_positions, model.config().vocab_size);
-    if length == 0 || batch == 0 || length > n / 2 {
+    let n = model.config().n_positions;
+    if texts.queries().is_empty() || texts.tokens() > n {
         candle_core::bail!(
-            "head scores: {batch} rows of {length} tokens, repeated, expected at least one row and 1 to {} tokens",
-            n / 2
+            "head scores: {} rows of {} tokens, {} of them repeated, expected at least one row in which they repeat, and at most \
+             {n} tokens (n_positions)",
+            texts.rows.len(),
+            texts.tokens(),
+            texts.length
         )
     }
     let (layers, heads) = (model.config().n_layer, model.config().n_head);
-    let sums = RefCell::new(vec![vec![[0f32; 3]; heads]; layers]);
+    let found: RefCell<Vec<Vec<[Vec<f64>; 3]>>> = RefCell::new(vec![vec![Default::default(); heads]; layers]);
     // Holds one layer's weights at a time, for one row.
     let reader = on((0..layers).map(Point::Pattern), |at, weights| {
         if let Point::Pattern(layer) = at.point {
-            for (sum, score) in sums.borrow_mut()[layer].iter_mut().zip(layer_scores(weights, length)?) {
-                sum.iter_mut().zip(score).for_each(|(sum, score)| *sum += score / batch as f32);
+            let weights = wide(&weights.get(0)?)?.to_vec3::<f64>()?;
+            for (found, weights) in found.borrow_mut()[layer].iter_mut().zip(&weights) {
+                let scores = kinds(texts, |i, j| weights[i][j]);
+                found.iter_mut().zip(scores).for_each(|(found, score)| found.push(score));
             }
         }
         Ok(None)
     });
-    for row in repeated_rows(length, batch, vocab_size, seed) {
-        let ids = Tensor::from_vec(row, (1, 2 * length), model.wte.device())?;
-        model.forward(&ids, ForwardArgs { hooks: Some(&reader), ..Default::default() })?;
+    let all: Vec<&dyn Hooks> = hooks.into_iter().chain([&reader as &dyn Hooks]).collect();
+    for row in &texts.rows {
+        let ids = Tensor::new(row.as_slice(), model.wte.device())?.unsqueeze(0)?;
+        model.forward(&ids, ForwardArgs { hooks: Some(&Chain(&all)), ..Default::default() })?;
     }
     drop(reader);
-    let scores = |[previous_token, duplicate_token, induction]: [f32; 3]| HeadScores {
-        previous_token,
-        duplicate_token,
-        induction,
+    let scores = |[previous, duplicate, induction]: [Vec<f64>; 3]| HeadScores {
+        previous_token: Score::of(&previous),
+        duplicate_token: Score::of(&duplicate),
+        induction: Score::of(&induction),
     };
-    Ok(sums.into_inner().into_iter().map(|layer| layer.into_iter().map(scores).collect()).collect())
+    Ok(found.into_inner().into_iter().map(|layer| layer.into_iter().map(scores).collect()).collect())
 }
 
-/// The ids that [`head_scores`] uses: `batch` rows of `length` random ids below `vocab_size`, with each row
-/// repeated once.
-#[must_use]
-pub fn repeated_rows(length: usize, batch: usize, vocab_size: usize, seed: u64) -> Vec<Vec<u32>> {
-    let mut rng = ChaCha8Rng::seed_from_u64(seed);
-    (0..batch).map(|_| repeated(length, vocab_size, &mut rng)).collect()
-}
-
-/// Random ids, followed by the same ids again.
-fn repeated(length: usize, vocab_size: usize, rng: &mut ChaCha8Rng) -> Vec<u32> {
-    #[allow(clippy::cast_possible_truncation)] // ids are u32
-    let row: Vec<u32> = (0..length).map(|_| rng.random_range(0..vocab_size.max(1)) as u32).collect();
-    row.repeat(2)
-}
-
-/// Previous-token, duplicate-token and induction score of each head, from one layer's weights (1, H, 2·length,
-/// 2·length).
-fn layer_scores(weights: &Tensor, length: usize) -> Result<Vec<[f32; 3]>> {
-    let weights = weights.get(0)?.to_dtype(DType::F32)?.to_vec3::<f32>()?;
-    let mean = |head: &[Vec<f32>], first: usize, back: usize| {
-        let rows = head.iter().enumerate().skip(first);
-        let count = rows.len().max(1);
-        rows.map(|(i, row)| row[i - back]).sum::<f32>() / count as f32
+/// Previous-token, duplicate-token and induction score of a head whose weight of a query and a key is `weight`.
+fn kinds(texts: &RepeatedTokens, weight: impl Fn(usize, usize) -> f64) -> [f64; 3] {
+    let mean = |queries: std::ops::Range<usize>, of: &dyn Fn(usize) -> f64| {
+        let count = queries.len().max(1);
+        queries.map(of).sum::<f64>() / count as f64
     };
-    let scores =
-        |head: &Vec<Vec<f32>>| [mean(head, 1, 1), mean(head, length, length), mean(head, length, length - 1)];
-    Ok(weights.iter().map(scores).collect())
+    let copies = |back: usize| {
+        let weight = &weight;
+        move |query: usize| texts.copies(query).map(|copy| weight(query, copy + back)).sum()
+    };
+    [
+        mean(1..texts.tokens(), &|i| weight(i, i - 1)),
+        mean(texts.queries(), &copies(0)),
+        mean(texts.queries(), &copies(1)),
+    ]
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Config;
-    use candle_core::Device;
 
-    /// Weights on a single diagonal; rows that it does not reach look at the first token.
-    fn diagonal(t: usize, back: usize) -> Result<Tensor> {
-        let one = |i: usize| if i % t == (i / t).saturating_sub(back) { 1f32 } else { 0. };
-        Tensor::from_iter((0..t * t).map(one), &Device::Cpu)?.reshape((1, 1, t, t))
+    #[test]
+    fn each_kind_of_head_has_its_diagonals() {
+        // A token that begins the text, then five tokens three times.
+        let texts = RepeatedTokens::random(Some(7), (5, 3), 2, 100, 1);
+        assert_eq!((texts.tokens(), texts.rows[0][0]), (16, 7));
+        assert_eq!(texts.rows[0][1..6], texts.rows[0][6..11]);
+        assert_eq!(texts.copies(13).collect::<Vec<_>>(), [8, 3]);
+        assert_eq!(texts.copies(6).collect::<Vec<_>>(), [1]);
+        assert!((texts.copies_per_query() - 1.5).abs() < 1e-12);
+        let back = |back: usize| move |i: usize, j: usize| f64::from(i == j + back);
+        assert_eq!(kinds(&texts, back(1)), [1.0, 0.0, 0.0]);
+        assert_eq!(kinds(&texts, back(5)), [0.0, 1.0, 0.0]);
+        assert_eq!(kinds(&texts, back(4)), [0.0, 0.0, 1.0]);
+        assert_eq!(kinds(&texts, back(9)), [0.0, 0.0, 0.5], "the copy before last, from the last repetition");
     }
 
     #[test]
-    fn each_kind_of_head_has_its_diagonal() -> Result<()> {
-        let length = 5;
-        let heads =
-            Tensor::cat(&[diagonal(10, 1)?, diagonal(10, 5)?, diagonal(10, 4)?, diagonal(10, 2)?], 1)?;
-        let found = layer_scores(&heads, length)?;
-        // In row 1, a head that looks back beyond the start of the text is on the first token, which is
-        // also the previous one.
-        let early = 1.0 / 9.0;
-        assert_eq!(found, [[1., 0., 0.], [early, 1., 0.], [early, 0., 1.], [early, 0., 0.]]);
-        Ok(())
-    }
-
-    #[test]
-    fn chance_is_the_score_of_uniform_attention() -> Result<()> {
-        let length = 5;
-        let uniform = |(i, j): (usize, usize)| if j <= i { 1.0 / (i + 1) as f32 } else { 0.0 };
-        let weights = (0..10).flat_map(|i| (0..10).map(move |j| uniform((i, j))));
-        let found =
-            layer_scores(&Tensor::from_iter(weights, &Device::Cpu)?.reshape((1, 1, 10, 10))?, length)?;
-        let HeadScores { previous_token, duplicate_token, induction } = HeadScores::chance(length);
-        for (found, expected) in found[0].iter().zip([previous_token, duplicate_token, induction]) {
-            assert!((found - expected).abs() < 1e-6, "{found}, not {expected}");
-        }
-        Ok(())
-    }
-
-    #[test]
-    fn scores_are_those_of_the_weights_on_the_same_tokens() -> Result<()> {
-        let config =
-            Config { n_layer: 2, n_head: 2, n_embd: 8, n_positions: 16, vocab_size: 11, ..Config::gpt2() };
-        let model = Gpt2Model::load(crate::init::seeded(3, DType::F32, &Device::Cpu), &config)?;
-        let (length, batch) = (6, 3);
-        let ids = repeated_rows(length, batch, 11, 9).concat();
-        assert!(ids.chunks_exact(12).all(|row| row[..6] == row[6..]));
-        assert_ne!(ids[..12], ids[12..24]);
-        let ids = Tensor::from_vec(ids, (batch, 12), &Device::Cpu)?;
-        let args = ForwardArgs { output_attentions: true, ..Default::default() };
-        let attentions = model.forward(&ids, args)?.attentions;
-        for (layer, scores) in head_scores(&model, length, batch, 9)?.iter().enumerate() {
-            for (head, score) in scores.iter().enumerate() {
-                let weight = |b: usize, i: usize, j: usize| -> Result<f32> {
-                    attentions[layer].get(b)?.get(head)?.get(i)?.get(j)?.to_scalar()
-                };
-                let (mut previous, mut duplicate, mut induction) = (0.0, 0.0, 0.0);
-                for b in 0..batch {
-                    for i in 1..12 {
-                        previous += weight(b, i, i - 1)? / 33.0;
-                    }
-                    for i in 6..12 {
-                        duplicate += weight(b, i, i - 6)? / 18.0;
-                        induction += weight(b, i, i - 5)? / 18.0;
-                    }
-                }
-                assert!((score.previous_token - previous).abs() < 1e-6, "{layer}.{head}: {score:?}");
-                assert!((score.duplicate_token - duplicate).abs() < 1e-6, "{layer}.{head}: {score:?}");
-                assert!((score.induction - induction).abs() < 1e-6, "{layer}.{head}: {score:?}");
-            }
-        }
-        assert_ne!(head_scores(&model, length, batch, 9)?, head_scores(&model, length, batch, 10)?);
-        Ok(())
+    fn a_standard_error_is_the_deviation_over_the_root_of_the_number() {
+        let score = Score::of(&[1.0, 2.0, 3.0, 6.0]);
+        assert!((score.mean - 3.0).abs() < 1e-12);
+        // The squares of the deviations are 4, 1, 0 and 9: the variance is 14 / 3.
+        assert!((score.standard_error - (14.0f64 / 3.0 / 4.0).sqrt()).abs() < 1e-12);
+        assert!(Score::of(&[1.0]).standard_error.is_nan());
     }
 }

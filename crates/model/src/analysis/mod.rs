@@ -5,21 +5,36 @@
 //! | [`attention_rollout`] | which input tokens reach a position through all layers |
 //! | [`head_scores`] | which heads look at the previous token, at a token's earlier occurrence, or just after that |
 //! | [`logit_lens`] | what the model would predict after each block |
-//! | [`direct_logit_attribution`] | how much each head contributes directly to a token's logit |
+//! | [`direct_attribution`] | how much each head, MLP and embedding adds to a logit directly |
+//! | [`activation_patching`] | which parts of a run carry what makes two texts differ |
+//! | [`attribution_patching`] | the same of every part at once, to first order |
+//! | [`edge_attribution`] | which head feeds which, to first order |
 //! | [`Comparison`] | how far the predictions of two models lie apart |
 //! | [`surprises`] | how surprising each token of many texts is |
 //! | [`ablation_effects`] | how ablating each head changes a token's probability, through everything that reads it |
 
+mod attribution;
+mod branches;
 mod comparison;
+mod direct;
+mod edges;
 mod effects;
 mod head_scores;
 mod logit_lens;
+mod metric;
+mod patching;
 mod rollout;
 mod surprise;
+mod wide;
 
+pub use attribution::{Attribution, attribution_patching};
 pub use comparison::Comparison;
-pub use effects::{Ablation, AblationEffects, ablation_effects, direct_logit_attribution};
-pub use head_scores::{HeadScores, head_scores, repeated_rows};
+pub use direct::{Centring, DirectAttribution, direct_attribution};
+pub use edges::{EdgeGradients, edge_attribution};
+pub use effects::{Ablation, AblationEffects, ablation_effects};
+pub use head_scores::{HeadScores, RepeatedTokens, Score, chance_scores, head_scores};
 pub use logit_lens::logit_lens;
+pub use metric::Metric;
+pub use patching::{Contrast, Parts, Patched, activation_patching};
 pub use rollout::attention_rollout;
 pub use surprise::{Surprises, surprises};

@@ -27,17 +27,22 @@
 
 mod closure;
 mod hook;
+mod intervention;
 mod interventions;
+mod parse_error;
 mod pass;
 mod point;
 mod recorder;
 mod text;
+mod weight_rows;
 
 pub use closure::{Chain, on};
 pub use hook::{At, Hooks, KnockOut};
-pub(crate) use interventions::mean;
-pub use interventions::{Head, Intervention, Interventions};
+pub(crate) use intervention::mean;
+pub use intervention::{Head, Intervention, Patch, Place};
+pub use interventions::Interventions;
+pub use parse_error::ParseError;
 pub(crate) use pass::PassHooks;
 pub use point::Point;
 pub use recorder::Recorder;
-pub use text::ParseError;
+pub use weight_rows::WeightRows;

@@ -18,8 +18,7 @@ impl PassHooks<'_> {
     /// Whether the hooks touch a layer's values or its attention.
     pub(crate) fn touches(&self, layer: usize) -> bool {
         let touches = |hooks: &dyn Hooks| {
-            Point::of_layer(layer).iter().any(|point| hooks.wants(*point))
-                || !hooks.knocked_out(layer).is_empty()
+            Point::of_layer(layer).any(|point| hooks.wants(point)) || !hooks.knocked_out(layer).is_empty()
         };
         self.hooks.is_some_and(touches)
     }

@@ -1,72 +1,183 @@
-//! The points where hooks read and change values.
+//! The points where hooks read and change values, and their names in TransformerLens.
 
+use super::parse_error::ParseError;
 use std::fmt;
+use std::str::FromStr;
 
 /// A place in the model. Points inside a block hold the layer, counted from 0.
+///
+/// A point prints as its name in TransformerLens 2.x, and both spellings, that of 2.x and that of 4.x, are parsed:
+/// `blocks.3.attn.hook_z` and `blocks.3.attn.o.hook_in` are one point.
+///
+/// ```
+/// use gpt2_model::hooks::Point;
+///
+/// assert_eq!("blocks.3.attn.hook_pattern".parse(), Ok(Point::Pattern(3)));
+/// assert_eq!(Point::LnFinal.to_string(), "ln_final.hook_out");
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Point {
+    /// The embeddings of the tokens, (B, T, C).
+    Embed,
+    /// The embeddings of the positions, (B, T, C).
+    PosEmbed,
     /// The residual stream before a block, (B, T, C); before block 0, the sum of the embeddings.
     ResidPre(usize),
+    /// A copy of the residual stream for each head of attention, before `ln_1`, (B, T, H, C). A replacement makes each head
+    /// normalise and project its own copy; the stream itself stays. `ln_1`'s points show the stream, not the copies.
+    AttnIn(usize),
+    /// The copies from which the queries come, (B, T, H, C), after [`Self::AttnIn`].
+    QInput(usize),
+    /// The copies from which the keys come, (B, T, key heads, C), after [`Self::AttnIn`].
+    KInput(usize),
+    /// The copies from which the values come, (B, T, key heads, C), after [`Self::AttnIn`].
+    VInput(usize),
+    /// The standard deviation by which `ln_1` divides, (B, T, 1).
+    Ln1Scale(usize),
+    /// The stream less its mean, divided by `ln_1`'s standard deviation, before γ and β, (B, T, C).
+    Ln1Normalized(usize),
+    /// The output of `ln_1`, (B, T, C).
+    Ln1(usize),
     /// Queries, (B, T, H, D).
     Q(usize),
     /// The new positions' keys, before they go into the cache, (B, T, key heads, D).
     K(usize),
     /// The new positions' values, before they go into the cache, (B, T, key heads, D).
     V(usize),
+    /// The scaled scores of all heads before the softmax, (B, H, T, S), in f32 or wider, with -inf where a key is hidden.
+    /// As with [`Self::Pattern`], the model computes them in addition to the fused kernel; a replacement replaces the
+    /// weights, and so the context, without dropout of the weights in training.
+    Scores(usize),
     /// The attention weights of all heads, (B, H, T, S), in f32 or wider. A hook that wants this point makes the
     /// model compute all weights in addition to the fused kernel; replacing them replaces the context. Weights
     /// asked for as data are those before the replacement.
     Pattern(usize),
     /// Each head's context, before `c_proj`, (B, T, H, D).
     Z(usize),
+    /// What each head adds to the residual stream, (B, T, H, C); the layer adds their sum and `c_proj`'s bias. Computed
+    /// only if a hook wants it; it takes H times the memory of the stream.
+    Result(usize),
     /// What attention adds to the residual stream, (B, T, C).
     AttnOut(usize),
     /// The residual stream between attention and MLP, (B, T, C).
     ResidMid(usize),
+    /// The stream's copy that goes to the MLP, before `ln_2`, (B, T, C). Replacing it leaves the stream as it is.
+    MlpIn(usize),
+    /// The standard deviation by which `ln_2` divides, (B, T, 1).
+    Ln2Scale(usize),
+    /// The stream less its mean, divided by `ln_2`'s standard deviation, before γ and β, (B, T, C).
+    Ln2Normalized(usize),
+    /// The output of `ln_2`, (B, T, C).
+    Ln2(usize),
+    /// The output of `c_fc`, before the activation function, (B, T, `n_inner`). A hook that wants it makes the model compute
+    /// this product in addition to the fused one.
+    MlpPre(usize),
+    /// The MLP's neurons, after the activation function, (B, T, `n_inner`).
+    MlpPost(usize),
     /// What the MLP adds to the residual stream, (B, T, C).
     MlpOut(usize),
     /// The residual stream after a block, (B, T, C).
     ResidPost(usize),
+    /// The standard deviation by which `ln_f` divides, (B, T, 1), or (B, 1, 1) like [`Self::LnFinal`].
+    LnFinalScale,
+    /// The stream less its mean, divided by `ln_f`'s standard deviation, before γ and β, (B, T, C) or (B, 1, C).
+    LnFinalNormalized,
     /// The output of `ln_f`, (B, T, C), or (B, 1, C) if the last block processed only the last position.
     LnFinal,
     /// The returned logits, (B, T, V) or (B, 1, V).
     Logits,
 }
 
+use Point::{
+    AttnIn, AttnOut, Embed, K, KInput, Ln1, Ln1Normalized, Ln1Scale, Ln2, Ln2Normalized, Ln2Scale, LnFinal,
+    LnFinalNormalized, LnFinalScale, Logits, MlpIn, MlpOut, MlpPost, MlpPre, Pattern, PosEmbed, Q, QInput,
+    ResidMid, ResidPost, ResidPre, Scores, V, VInput, Z,
+};
+
+/// A point of a block with its names below `blocks.N.`: the one that it prints as, then the others.
+type InBlock = (fn(usize) -> Point, &'static [&'static str]);
+
+/// The points of a block, in the order of the forward pass.
+const IN_BLOCK: [InBlock; 25] = [
+    (ResidPre, &["hook_resid_pre", "hook_in"]),
+    (AttnIn, &["hook_attn_in", "attn.hook_attn_in"]),
+    (QInput, &["hook_q_input", "attn.hook_q_input"]),
+    (KInput, &["hook_k_input", "attn.hook_k_input"]),
+    (VInput, &["hook_v_input", "attn.hook_v_input"]),
+    (Ln1Scale, &["ln1.hook_scale"]),
+    (Ln1Normalized, &["ln1.hook_normalized"]),
+    (Ln1, &["ln1.hook_out", "attn.hook_in"]),
+    (Q, &["attn.hook_q", "attn.q.hook_out"]),
+    (K, &["attn.hook_k", "attn.k.hook_out"]),
+    (V, &["attn.hook_v", "attn.v.hook_out"]),
+    (Scores, &["attn.hook_attn_scores"]),
+    (Pattern, &["attn.hook_pattern"]),
+    (Z, &["attn.hook_z", "attn.o.hook_in"]),
+    (Point::Result, &["attn.hook_result"]),
+    (AttnOut, &["hook_attn_out", "attn.hook_out", "attn.hook_hidden_states", "attn.o.hook_out"]),
+    (ResidMid, &["hook_resid_mid"]),
+    (MlpIn, &["hook_mlp_in", "ln2.hook_in"]),
+    (Ln2Scale, &["ln2.hook_scale"]),
+    (Ln2Normalized, &["ln2.hook_normalized"]),
+    (Ln2, &["ln2.hook_out", "mlp.hook_in", "mlp.in.hook_in"]),
+    (MlpPre, &["mlp.hook_pre", "mlp.in.hook_out"]),
+    (MlpPost, &["mlp.hook_post", "mlp.out.hook_in"]),
+    (MlpOut, &["hook_mlp_out", "mlp.hook_out", "mlp.out.hook_out"]),
+    (ResidPost, &["hook_resid_post", "hook_out"]),
+];
+
+/// The points outside the blocks, with their names.
+const OUTSIDE: [(Point, &[&str]); 6] = [
+    (Embed, &["hook_embed", "embed.hook_out"]),
+    (PosEmbed, &["hook_pos_embed", "pos_embed.hook_out"]),
+    (LnFinalScale, &["ln_final.hook_scale"]),
+    (LnFinalNormalized, &["ln_final.hook_normalized"]),
+    (LnFinal, &["ln_final.hook_out", "unembed.hook_in"]),
+    (Logits, &["logits", "unembed.hook_out", "hook_unembed"]),
+];
+
 impl Point {
     /// The points of one layer, in the order of the forward pass.
-    #[must_use]
-    pub fn of_layer(layer: usize) -> [Self; 10] {
-        [
-            Self::ResidPre(layer),
-            Self::Q(layer),
-            Self::K(layer),
-            Self::V(layer),
-            Self::Pattern(layer),
-            Self::Z(layer),
-            Self::AttnOut(layer),
-            Self::ResidMid(layer),
-            Self::MlpOut(layer),
-            Self::ResidPost(layer),
-        ]
+    pub fn of_layer(layer: usize) -> impl Iterator<Item = Self> {
+        IN_BLOCK.iter().map(move |(point, _)| point(layer))
+    }
+
+    /// All points of a model with `layers` layers.
+    pub fn of_model(layers: usize) -> impl Iterator<Item = Self> {
+        (0..layers).flat_map(Self::of_layer).chain(OUTSIDE.iter().map(|(point, _)| *point))
     }
 
     /// The layer of a point inside a block, counted from 0.
     #[must_use]
     pub fn layer(&self) -> Option<usize> {
         match *self {
-            Self::ResidPre(layer)
-            | Self::Q(layer)
-            | Self::K(layer)
-            | Self::V(layer)
-            | Self::Pattern(layer)
-            | Self::Z(layer)
-            | Self::AttnOut(layer)
-            | Self::ResidMid(layer)
-            | Self::MlpOut(layer)
-            | Self::ResidPost(layer) => Some(layer),
-            Self::LnFinal | Self::Logits => None,
+            ResidPre(layer)
+            | AttnIn(layer)
+            | QInput(layer)
+            | KInput(layer)
+            | VInput(layer)
+            | Ln1Scale(layer)
+            | Ln1Normalized(layer)
+            | Ln1(layer)
+            | Q(layer)
+            | K(layer)
+            | V(layer)
+            | Scores(layer)
+            | Pattern(layer)
+            | Z(layer)
+            | Self::Result(layer)
+            | AttnOut(layer)
+            | ResidMid(layer)
+            | MlpIn(layer)
+            | Ln2Scale(layer)
+            | Ln2Normalized(layer)
+            | Ln2(layer)
+            | MlpPre(layer)
+            | MlpPost(layer)
+            | MlpOut(layer)
+            | ResidPost(layer) => Some(layer),
+            Embed | PosEmbed | LnFinalScale | LnFinalNormalized | LnFinal | Logits => None,
         }
     }
 }
@@ -74,20 +185,64 @@ impl Point {
 impl fmt::Display for Point {
     /// TransformerLens' name, such as `blocks.3.attn.hook_z`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (layer, name) = match self {
-            Self::ResidPre(l) => (l, "hook_resid_pre"),
-            Self::Q(l) => (l, "attn.hook_q"),
-            Self::K(l) => (l, "attn.hook_k"),
-            Self::V(l) => (l, "attn.hook_v"),
-            Self::Pattern(l) => (l, "attn.hook_pattern"),
-            Self::Z(l) => (l, "attn.hook_z"),
-            Self::AttnOut(l) => (l, "hook_attn_out"),
-            Self::ResidMid(l) => (l, "hook_resid_mid"),
-            Self::MlpOut(l) => (l, "hook_mlp_out"),
-            Self::ResidPost(l) => (l, "hook_resid_post"),
-            Self::LnFinal => return f.write_str("ln_final.hook_normalized"),
-            Self::Logits => return f.write_str("logits"),
+        let names = match self.layer() {
+            Some(layer) => {
+                write!(f, "blocks.{layer}.")?;
+                IN_BLOCK.iter().find(|(point, _)| point(layer) == *self).map(|(_, names)| *names)
+            }
+            None => OUTSIDE.iter().find(|(point, _)| point == self).map(|(_, names)| *names),
         };
-        write!(f, "blocks.{layer}.{name}")
+        f.write_str(names.and_then(<[_]>::first).unwrap_or(&""))
+    }
+}
+
+impl FromStr for Point {
+    type Err = ParseError;
+
+    /// A name in TransformerLens' spelling of 2.x or 4.x. Its `hook_normalized` is before γ and β, as in 4.x and, with folded
+    /// layer norms, in 2.x; `hook_out` is after them.
+    fn from_str(s: &str) -> Result<Self, ParseError> {
+        let found = match s.strip_prefix("blocks.").and_then(|rest| rest.split_once('.')) {
+            Some((layer, name)) => {
+                let point = IN_BLOCK.iter().find(|(_, names)| names.contains(&name)).map(|(point, _)| point);
+                point.zip(layer.parse().ok()).map(|(point, layer)| point(layer))
+            }
+            None => OUTSIDE.iter().find(|(_, names)| names.contains(&s)).map(|(point, _)| *point),
+        };
+        found.ok_or(ParseError::HOOK_POINT)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn every_name_leads_back_to_its_point() {
+        let mut names = HashSet::new();
+        for point in Point::of_model(2) {
+            assert_eq!(point.to_string().parse(), Ok(point));
+            assert!(names.insert(point.to_string()), "{point} twice");
+        }
+        for (_, names) in IN_BLOCK {
+            for name in names {
+                let point: Point = format!("blocks.7.{name}").parse().expect("a point");
+                assert_eq!(point.layer(), Some(7));
+                assert_eq!(point.to_string(), format!("blocks.7.{}", names[0]));
+            }
+        }
+        for wrong in [
+            "",
+            "blocks",
+            "blocks.1",
+            "blocks.x.hook_in",
+            "blocks.-1.hook_in",
+            "hook_z",
+            "blocks.1.hook_embed",
+        ] {
+            let message = wrong.parse::<Point>().expect_err("refused").to_string();
+            assert!(message.contains("blocks.3.attn.hook_pattern"), "{message}");
+        }
     }
 }

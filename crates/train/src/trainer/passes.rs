@@ -11,6 +11,7 @@ use candle_core::backprop::GradStore;
 use candle_core::{DType, Tensor, Var};
 use candle_nn::VarBuilder;
 use gpt2_model::Gpt2LMHeadModel;
+use gpt2_model::hooks::Hooks;
 use gpt2_model::training::{Training, TrainingBatch, add_gradients};
 
 impl Trainer {
@@ -106,6 +107,19 @@ impl Trainer {
     /// # Errors
     /// When the device fails.
     pub fn validation_loss(&self) -> Result<f64> {
+        self.loss_under(None)
+    }
+
+    /// The validation loss with `hooks` in the model, such as heads ablated: how much it relies on them. All ranks of a group
+    /// call it together.
+    ///
+    /// # Errors
+    /// As for [`validation_loss`](Self::validation_loss), and errors from the hooks.
+    pub fn validation_loss_under(&self, hooks: &dyn Hooks) -> Result<f64> {
+        self.loss_under(Some(hooks))
+    }
+
+    fn loss_under(&self, hooks: Option<&dyn Hooks>) -> Result<f64> {
         let model = self.frozen()?;
         let batches = self.data.validation_batches(self.options.batch.into(), self.window);
         let (rank, ranks) = (self.group.rank(), self.group.size());
@@ -113,7 +127,10 @@ impl Trainer {
         let mut mine: Vec<[f64; 2]> = vec![];
         for batch in batches.iter().skip(rank).step_by(ranks) {
             let (batch, targets) = batch.load(self.window, &self.device)?;
-            let loss = model.loss_of_batch(&batch, None, None)?;
+            let loss = match hooks {
+                Some(hooks) => model.loss_under(&batch, hooks)?,
+                None => model.loss_of_batch(&batch, None, None)?,
+            };
             mine.push([f64::from(loss.to_scalar::<f32>()?) * targets as f64, targets as f64]);
         }
         let all = self.group.gather_bytes(bytemuck::cast_slice(&mine))?;

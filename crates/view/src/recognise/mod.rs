@@ -2,6 +2,7 @@
 //!
 //! Only the beginning of a file counts, not its name. In case of doubt, the file belongs to someone else.
 
+use crate::picture::signature::{PDF_MADE_BY, SVG_MADE_BY, SVG_START};
 use serde::Deserialize;
 use serde_json::Value;
 use std::collections::HashMap;
@@ -33,8 +34,13 @@ pub enum FileKind {
     JsonLines,
     /// From [`write_square_json`](crate::write_square_json) with facts that name `gpt2`.
     SquareJson,
-    /// From [`head_png`](crate::head_png), [`HeadGrid`](crate::HeadGrid) or [`loss_curve`](crate::loss_curve).
+    /// From [`head_picture`](crate::head_picture), [`HeadGrid`](crate::HeadGrid), [`NumberMap`](crate::NumberMap) or
+    /// [`loss_curve`](crate::loss_curve).
     Png,
+    /// The same as SVG.
+    Svg,
+    /// The same as PDF.
+    Pdf,
     /// From [`PageWriter`](crate::PageWriter).
     Page,
     /// A training run's table: `step,loss,val_loss,lr,grad_norm`.
@@ -53,7 +59,7 @@ impl fmt::Display for FileKind {
             Self::Npy => ".npy export",
             Self::JsonLines => ".jsonl export",
             Self::SquareJson => ".json export",
-            Self::Png => "picture",
+            Self::Png | Self::Svg | Self::Pdf => "picture",
             Self::Page => "page",
             Self::MetricsCsv | Self::MetricsJsonLines => "table of metrics",
             Self::Provenance => "provenance file",
@@ -81,6 +87,8 @@ pub fn is_ours(kind: FileKind, path: &Path) -> io::Result<bool> {
         FileKind::Npy => is_npy(&start),
         FileKind::JsonLines | FileKind::SquareJson => begins_with_facts(&start, b"\"gpt2\":"),
         FileKind::Png => is_png(&start),
+        FileKind::Svg => is_svg(&start),
+        FileKind::Pdf => is_pdf(&start),
         FileKind::Page => is_page(&start),
         FileKind::MetricsCsv => first_line(&start).is_some_and(|line| line == METRICS),
         FileKind::Provenance => is_provenance(&start),
@@ -159,6 +167,20 @@ fn is_png(start: &[u8]) -> bool {
         chunks = rest.get(4..).unwrap_or_default();
     }
     false
+}
+
+/// The root and, as its first element, metadata that begin with this program. No text or attribute can imitate this:
+/// in our files they have no `<` before that.
+fn is_svg(start: &[u8]) -> bool {
+    let start = &start[..start.len().min(FACTS)];
+    let root = start.split(|byte| *byte == b'>').next().unwrap_or_default();
+    start.starts_with(SVG_START.as_bytes()) && start[root.len()..].starts_with(SVG_MADE_BY.as_bytes())
+}
+
+/// The header, a comment of four bytes, and as the first object the information that this program produced it.
+fn is_pdf(start: &[u8]) -> bool {
+    let Some(rest) = start.strip_prefix(b"%PDF-1.7\n%") else { return false };
+    rest.get(4..).is_some_and(|rest| rest.trim_ascii_start().starts_with(PDF_MADE_BY.as_bytes()))
 }
 
 fn is_page(start: &[u8]) -> bool {

@@ -1,7 +1,8 @@
 //! Checks each kind with a file that this crate writes and with other files of the same name.
 
 use super::*;
-use crate::{HeadGrid, PageHeader, PageWriter, Provenance, head_png, loss_curve, summarize};
+use crate::{HeadGrid, NumberMap, PageHeader, PageWriter, PictureFormat, Provenance};
+use crate::{head_picture, loss_curve, summarize};
 use crate::{write_json_lines, write_provenance_line, write_safetensors, write_square_json};
 use candle_core::{DType, Device, Result, Tensor};
 use serde_json::json;
@@ -163,10 +164,47 @@ fn squares_are_told_by_their_keys() -> Result<()> {
 fn pictures_are_told_by_their_software() -> Result<()> {
     let mut grid = HeadGrid::default();
     grid.add(0, &[3], &weights()?)?;
-    let (tokens, plain) = (tokens(), Provenance::default());
-    let head = head_png("a", &weights()?.get(0)?, &tokens, &tokens, &plain)?;
-    let (grid, curve) = (grid.finish("b", &provenance())?, loss_curve("c", &[(1, 2.0)], &[], &plain)?);
-    assert_kind(FileKind::Png, true, [&head, &grid, &curve])?;
+    let (tokens, plain, weights) = (tokens(), Provenance::default(), weights()?.get(0)?);
+    let map = NumberMap { title: "d <metadata>", rows: &tokens, columns: &tokens, ..NumberMap::default() };
+    let mut heads = vec![];
+    for format in [PictureFormat::Png, PictureFormat::Svg, PictureFormat::Pdf] {
+        let head = head_picture(format, "a", &weights, &tokens, &tokens, &plain)?;
+        let curve = loss_curve(format, "c", &[(1, 2.0)], &[], &plain)?;
+        let (grid, map) = (grid.finish(format, "b", &provenance())?, map.draw(format, &weights, &plain)?);
+        for kind in [FileKind::Png, FileKind::Svg, FileKind::Pdf] {
+            assert_kind(kind, kind == format.kind(), [&head, &grid, &curve, &map])?;
+        }
+        heads.push(head);
+    }
+    let [head, svg, pdf] = &heads[..] else { unreachable!() };
+    let edited = |file: &[u8], from: &str, to: &str| {
+        let at = file.windows(from.len()).position(|part| part == from.as_bytes()).expect(from);
+        [&file[..at], to.as_bytes(), &file[at + from.len()..]].concat()
+    };
+    assert_kind(
+        FileKind::Svg,
+        false,
+        [
+            &edited(svg, "\"gpt2 ", "\"Inkscape "),
+            &edited(svg, "<metadata>", "<title>x</title><metadata>"),
+            &edited(svg, "<svg ", "<svg  "),
+            b"<svg xmlns=\"http://www.w3.org/2000/svg\" a=\"<metadata>{software:gpt2 \"/>",
+            b"<svg xmlns=\"http://www.w3.org/2000/svg\" ",
+            &svg[..40],
+        ],
+    )?;
+    assert_kind(
+        FileKind::Pdf,
+        false,
+        [
+            &edited(pdf, "/Producer (gpt2 ", "/Producer (LaTeX "),
+            &edited(pdf, "/Producer (gpt2 ", "/Producer (gpt2plot "),
+            b"%PDF-1.7\n%",
+            b"%PDF-1.7\n%\x80\x80\x80\x80\n\n2 0 obj\n(1 0 obj << /Producer (gpt2 0.1.0)",
+            &pdf[1..],
+            &pdf[..30],
+        ],
+    )?;
 
     let png = |software: Option<&str>| {
         let mut file = vec![];
@@ -236,11 +274,15 @@ fn provenance_is_told_by_its_first_keys() -> Result<()> {
 #[test]
 fn nothing_is_lost_with_an_empty_file_and_a_missing_one_is_an_error() -> Result<()> {
     use FileKind::Provenance as Facts;
-    use FileKind::{JsonLines, MetricsCsv, MetricsJsonLines, Npy, Page, Png, Safetensors, SquareJson};
+    use FileKind::{
+        JsonLines, MetricsCsv, MetricsJsonLines, Npy, Page, Pdf, Png, Safetensors, SquareJson, Svg,
+    };
     let folder = Folder::new("recognise-empty")?;
     let path = folder.0.join("empty");
     fs::write(&path, b"")?;
-    for kind in [Safetensors, Npy, JsonLines, SquareJson, Png, Page, MetricsCsv, MetricsJsonLines, Facts] {
+    for kind in
+        [Safetensors, Npy, JsonLines, SquareJson, Png, Svg, Pdf, Page, MetricsCsv, MetricsJsonLines, Facts]
+    {
         assert!(is_ours(kind, &path)?, "{kind:?}");
         assert!(is_ours(kind, &folder.0.join("missing")).is_err(), "{kind:?}");
     }

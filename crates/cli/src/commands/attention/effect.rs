@@ -1,15 +1,16 @@
-//! `gpt2 attention --effect`: how each head changes the probability of a token.
+//! `gpt2 attention --effect`: how each head changes a prediction, and what each part adds to it directly.
 
 use super::scene::Scene;
 use crate::args::EffectArg;
 use crate::output::{self, note};
-use crate::prompt::encode;
+use crate::prompt::single_token;
 use crate::provenance::Provenance;
-use crate::session::Session;
-use anyhow::{Context, bail};
-use candle_core::{D, Device, Tensor};
+use anyhow::bail;
+use candle_core::{D, DType, Device, Tensor};
 use gpt2_model::ForwardArgs;
-use gpt2_model::analysis::{Ablation, ablation_effects, direct_logit_attribution};
+use gpt2_model::analysis::{
+    Ablation, AblationEffects, Centring, DirectAttribution, Metric, ablation_effects, direct_attribution,
+};
 use gpt2_view::{Align, Table, visible_token};
 use serde::Serialize;
 use std::io::Write;
@@ -20,87 +21,149 @@ const SHOWN: usize = 20;
 #[derive(Serialize)]
 struct Report {
     provenance: Provenance,
-    target: String,
-    target_id: u32,
-    /// The target's log-probability after the prompt, in nats.
-    log_prob: f32,
+    target: Token,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    against: Option<Token>,
+    /// What `value` and each `change` are: the target's log-probability in nats, or the difference of the logits.
+    metric: &'static str,
+    /// After the prompt, with all heads in place.
+    value: f64,
     ablation: &'static str,
     heads: Vec<HeadEffect>,
+    direct: Direct,
+}
+
+#[derive(Serialize)]
+pub(crate) struct Token {
+    pub(crate) token: String,
+    pub(crate) id: u32,
 }
 
 #[derive(Serialize)]
 struct HeadEffect {
     layer: usize,
     head: usize,
-    /// How much ablating the head adds to the log-probability, in nats.
-    change: f32,
-    /// The head's direct contribution to the target's logit.
-    direct: f32,
+    /// How much ablating the head adds to the metric.
+    change: f64,
+    /// The head's direct contribution to the target's logit, or to the difference.
+    direct: f64,
+}
+
+/// What the other parts of the model add to the logit. With the heads', the shares sum to `total`.
+#[derive(Serialize)]
+struct Direct {
+    /// Whether the logit counts less the mean of all logits, and heads without their constant parts.
+    centred: bool,
+    attention_biases: Vec<f64>,
+    mlps: Vec<f64>,
+    embed: f64,
+    pos_embed: f64,
+    final_bias: f64,
+    /// What interventions add to the residual stream themselves.
+    interventions: f64,
+    /// The sum of all shares.
+    sum: f64,
+    /// The logit or the difference of logits itself.
+    total: f64,
+}
+
+/// What ablating each head does, and what each part adds directly.
+pub(super) struct Effects {
+    pub(super) target: u32,
+    against: Option<u32>,
+    pub(super) total: AblationEffects,
+    pub(super) direct: DirectAttribution,
+}
+
+impl Effects {
+    pub(super) fn of(scene: &Scene, how: EffectArg) -> anyhow::Result<Self> {
+        let (session, ids) = (scene.session, &scene.ids);
+        // The means of a mean ablation do not depend on what else is ablated.
+        let hooks = scene.changes.list.clone().with_means_of(&session.model, ids)?;
+        let against =
+            scene.args.against.as_deref().map(|text| single_token(session, "--against", text)).transpose()?;
+        let target = if let Some(text) = &scene.args.target {
+            single_token(session, "--target", text)?
+        } else {
+            let args = ForwardArgs { last_logits_only: true, hooks: Some(&hooks), ..Default::default() };
+            let logits = session.model.forward(ids, args)?.logits;
+            logits.argmax(D::Minus1)?.flatten_all()?.get(0)?.to_scalar()?
+        };
+        if against == Some(target) {
+            bail!("--target and --against are the same token: their difference is always 0");
+        }
+        let (metric, logit) = match against {
+            Some(against) => {
+                let difference = Metric::LogitDifference { answer: target, against };
+                (difference, difference)
+            }
+            None => (Metric::LogProb(target), Metric::Logit(target)),
+        };
+        let ablation = match how {
+            EffectArg::Zero => Ablation::Zero,
+            EffectArg::Mean => Ablation::Mean,
+        };
+        let centring = if scene.args.raw { Centring::Raw } else { Centring::Centred };
+        let hooks = (!hooks.is_empty()).then_some(&hooks as &dyn gpt2_model::hooks::Hooks);
+        let total = ablation_effects(&session.model, ids, metric, ablation, hooks)?;
+        let direct = direct_attribution(&session.model, ids, logit, centring, hooks)?;
+        let value = Tensor::new(total.plain, &Device::Cpu)?;
+        scene.subject().check_finite([&value, &total.change, &direct.heads, &direct.mlps])?;
+        Ok(Self { target, against, total, direct })
+    }
 }
 
 pub(super) fn show(scene: &Scene, how: EffectArg) -> anyhow::Result<()> {
-    let (session, ids) = (scene.session, &scene.ids);
-    let target_id = if let Some(text) = &scene.args.target {
-        target(session, text)?
-    } else {
-        let args = ForwardArgs { last_logits_only: true, ..Default::default() };
-        let logits = session.model.forward(ids, args)?.logits;
-        logits.argmax(D::Minus1)?.flatten_all()?.get(0)?.to_scalar()?
-    };
-    let (ablation, name) = match how {
-        EffectArg::Zero => (Ablation::Zero, "zero"),
-        EffectArg::Mean => (Ablation::Mean, "mean"),
-    };
-    let effects = ablation_effects(&session.model, ids, target_id, ablation)?;
-    let direct = direct_logit_attribution(&session.model, ids, target_id)?;
-    let log_prob = Tensor::new(effects.log_prob, &Device::Cpu)?;
-    scene.check_finite([&log_prob, &effects.change, &direct])?;
-    let (changes, direct) = (effects.change.to_vec2::<f32>()?, direct.to_vec2::<f32>()?);
-    let of_layer = |(layer, (changes, direct)): (usize, (Vec<f32>, Vec<f32>))| {
+    let found = Effects::of(scene, how)?;
+    let (changes, direct) = (found.total.change.to_vec2::<f64>()?, found.direct.heads.to_vec2::<f64>()?);
+    let of_layer = |(layer, (changes, direct)): (usize, (Vec<f64>, Vec<f64>))| {
         let heads = changes.into_iter().zip(direct).enumerate();
         heads.map(move |(head, (change, direct))| HeadEffect { layer, head, change, direct })
     };
     let mut heads: Vec<_> = changes.into_iter().zip(direct).enumerate().flat_map(of_layer).collect();
     heads.sort_by(|a, b| b.change.abs().total_cmp(&a.change.abs()));
-    let target = session.labels(&[target_id]).concat();
-    let provenance = scene.made_by.clone();
-    let report = Report { provenance, target, target_id, log_prob: effects.log_prob, ablation: name, heads };
-    if scene.args.json { output::json(&report) } else { print(&report) }
-}
-
-/// The single token that spells `text`.
-fn target(session: &Session, text: &str) -> anyhow::Result<u32> {
-    let tokenizer = match session.tokenizer() {
-        Ok(tokenizer) => tokenizer,
-        // Without a tokenizer, prompts are ids, and so are targets.
-        Err(e) => match text.parse() {
-            Ok(id) => return Ok(id),
-            Err(_) => return Err(e).with_context(|| format!("--target {text:?} is not an id")),
+    let token = |id: u32| Token { token: scene.session.labels(&[id]).concat(), id };
+    let numbers = |x: &Tensor| x.to_dtype(DType::F64)?.to_vec1::<f64>();
+    let report = Report {
+        provenance: scene.made_by.clone(),
+        target: token(found.target),
+        against: found.against.map(token),
+        metric: if found.against.is_some() { "logit difference" } else { "log-probability" },
+        value: found.total.plain,
+        ablation: match how {
+            EffectArg::Zero => "zero",
+            EffectArg::Mean => "mean",
+        },
+        heads,
+        direct: Direct {
+            centred: !scene.args.raw,
+            attention_biases: numbers(&found.direct.attention_biases)?,
+            mlps: numbers(&found.direct.mlps)?,
+            embed: found.direct.embed,
+            pos_embed: found.direct.pos_embed,
+            final_bias: found.direct.final_bias,
+            interventions: found.direct.interventions,
+            sum: found.direct.sum()?,
+            total: found.direct.total,
         },
     };
-    let ids = encode(tokenizer, text, "--target")?;
-    match ids[..] {
-        [id] => Ok(id),
-        _ => bail!(
-            "--target {text:?} is {} tokens ({}), expected one; a word inside a text begins with its space",
-            ids.len(),
-            session.labels(&ids).iter().map(|t| format!("{t:?}")).collect::<Vec<_>>().join(", ")
-        ),
-    }
+    if scene.args.json { output::json(&report) } else { print(&report) }
 }
 
 fn print(report: &Report) -> anyhow::Result<()> {
     let mut out = output::stdout();
     writeln!(out, "{}\n", report.provenance.first_line())?;
+    let shown = |token: &Token| format!("{} (id {})", visible_token(&token.token), token.id);
+    let what = match &report.against {
+        None => format!("{} has log-probability", shown(&report.target)),
+        Some(against) => format!("the logit of {} less that of {} is", shown(&report.target), shown(against)),
+    };
     writeln!(
         out,
-        "{} (id {}) has log-probability {:.3}; with one head ablated to {}, the largest changes first:\n",
-        visible_token(&report.target),
-        report.target_id,
-        report.log_prob,
-        report.ablation
+        "{what} {:.3}; with one head ablated to {}, the largest changes first:\n",
+        report.value, report.ablation
     )?;
-    let columns = [("head", Align::Right), ("change", Align::Right), ("direct logit", Align::Right)];
+    let columns = [("head", Align::Right), ("change", Align::Right), ("direct", Align::Right)];
     let mut table = Table::new(&columns);
     for head in report.heads.iter().take(SHOWN) {
         table.row(vec![
@@ -109,7 +172,37 @@ fn print(report: &Report) -> anyhow::Result<()> {
             format!("{:+.3}", head.direct),
         ]);
     }
+    writeln!(out, "{}", table.render())?;
+    let Direct { centred, attention_biases, mlps, embed, pos_embed, final_bias, interventions, sum, total } =
+        &report.direct;
+    let logit = match (&report.against, centred) {
+        (Some(_), _) => "the difference of the logits",
+        (None, true) => "the logit, less the mean of all logits",
+        (None, false) => "the logit",
+    };
+    writeln!(out, "what each part adds directly to {logit}:\n")?;
+    let mut table = Table::new(&[("part", Align::Left), ("direct", Align::Right)]);
+    let heads: f64 = report.heads.iter().map(|head| head.direct).sum();
+    let mut parts = vec![("all heads".to_owned(), heads)];
+    parts.extend(mlps.iter().enumerate().map(|(layer, share)| (format!("MLP {layer}"), *share)));
+    parts.extend([
+        ("token embedding".to_owned(), *embed),
+        ("position".to_owned(), *pos_embed),
+        ("biases".to_owned(), attention_biases.iter().sum::<f64>() + final_bias),
+    ]);
+    // Without a change of the stream, it is rounding alone.
+    if interventions.abs() > 1e-4 {
+        parts.push(("interventions".to_owned(), *interventions));
+    }
+    parts.push(("sum".to_owned(), *sum));
+    for (part, share) in parts {
+        table.row(vec![part, format!("{share:+.3}")]);
+    }
     write!(out, "{}", table.render())?;
+    // Halves round every part.
+    if (sum - total).abs() > 0.02 * total.abs().max(1.0) {
+        note(&format!("the shares do not sum to the model's {total:+.3}: a hook or rounding comes between"));
+    }
     if report.heads.len() > SHOWN {
         note(&format!("{SHOWN} of {} heads; --json has all", report.heads.len()));
     }

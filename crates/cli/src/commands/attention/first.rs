@@ -1,10 +1,10 @@
 //! `gpt2 attention` without a choice of heads: what to see first.
 
-use super::page::predictions;
 use super::scene::Scene;
 use super::summaries::summaries;
 use super::views::MOST_LINKED;
 use crate::output;
+use crate::weights::predictions;
 use gpt2_model::ModelOutput;
 use gpt2_view::{FirstLook, HeadRow, display_width, fit, visible_text, visible_token};
 use std::io::Write;
@@ -19,7 +19,7 @@ pub(super) fn print(scene: &Scene, first: &FirstLook, found: &ModelOutput) -> an
         .iter()
         .flat_map(|layer| layer.heads.iter().map(|head| (layer.layer, head)))
         .map(|(layer, head)| {
-            let focus = head.summary.focus(first.on_repeats(layer, head.head));
+            let focus = head.summary.focus(first.looks(layer, head.head));
             HeadRow { layer, head: head.head, summary: head.summary, focus }
         })
         .collect();
@@ -56,7 +56,9 @@ fn expects(scene: &Scene, found: &ModelOutput, width: usize) -> anyhow::Result<S
     let t = scene.prompt.ids.len();
     let last = found.last_hidden_state.squeeze(0)?.narrow(0, t - 1, 1)?; // (1, C)
     let mut line = "expects next:".to_owned();
-    for (token, probability) in predictions(scene, &last)?.into_iter().flat_map(|next| next.likely) {
+    for (token, probability) in
+        predictions(&scene.subject(), &last, None)?.into_iter().flat_map(|next| next.likely)
+    {
         let percent = 100.0 * probability;
         let percent = if percent < 1.0 { "<1".to_owned() } else { format!("{percent:.0}") };
         let more = format!(" {} {percent} % ", visible_token(&token));

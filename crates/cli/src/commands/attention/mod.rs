@@ -1,22 +1,23 @@
 //! `gpt2 attention`: what each token attends to.
 
 mod effect;
-mod export;
 mod first;
-mod page;
+mod looked;
 mod rollout;
 mod scene;
 mod summaries;
 mod views;
 
 use crate::args::AttentionArgs;
+use crate::interventions::Reads;
 use crate::output;
 use crate::outputs::Outputs;
 use crate::provenance::Provenance;
 use crate::values::select;
+use crate::weights::{Format, beside, open};
 use anyhow::bail;
 use gpt2_model::ForwardArgs;
-use gpt2_view::FileKind;
+use gpt2_view::{FileKind, PictureFormat, page_fragment};
 use scene::Scene;
 use std::io::Write;
 use std::process::ExitCode;
@@ -26,16 +27,17 @@ use views::{Finished, Views};
 pub(crate) fn run(args: &AttentionArgs) -> anyhow::Result<ExitCode> {
     let text = args.prompt.read()?;
     let outputs = outputs(args)?;
-    let session = args.model.session_for(args.prompt.inputs(), &outputs)?;
+    let mut inputs = args.prompt.inputs();
+    args.interventions.inputs(&mut inputs);
+    let session = args.model.session_for(inputs, &outputs)?;
     let config = session.model.config();
     let (layers, heads) =
         (select("layer", &args.layer, config.n_layer)?, select("head", &args.head, config.n_head)?);
     let prompt = args.prompt.encode(text, &session)?;
-    let interventions = args.interventions.build(config)?;
-    let made_by = Provenance::new(&session, &prompt.ids)?.of(&layers, &heads).under(&interventions);
+    let changes = args.interventions.build(&session, Reads::Whole(&prompt.ids))?;
+    let made_by = Provenance::new(&session, &prompt.ids)?.of(&layers, &heads).under(&changes);
     let ids = session.input_ids(&prompt.ids)?;
-    let scene =
-        Scene { args, session: &session, prompt: &prompt, ids, layers, heads, interventions, made_by };
+    let scene = Scene { args, session: &session, prompt: &prompt, ids, layers, heads, changes, made_by };
     if let Some(ablation) = args.effect {
         effect::show(&scene, ablation)?;
     } else if args.rollout {
@@ -50,17 +52,17 @@ pub(crate) fn run(args: &AttentionArgs) -> anyhow::Result<ExitCode> {
 fn outputs(args: &AttentionArgs) -> anyhow::Result<Outputs> {
     let mut outputs = Outputs::new(args.overwrite);
     if let Some(path) = &args.export {
-        let format = export::Format::of(path)?;
+        let format = Format::of(path)?;
         outputs.add("--export", path, format.kind());
-        if args.provenance && format != export::Format::Npy {
+        if args.provenance && format != Format::Npy {
             bail!("--provenance: only for .npy files; {} itself records what made it", path.display())
         }
         if args.provenance {
-            outputs.add("--provenance", &export::beside(path), FileKind::Provenance);
+            outputs.add("--provenance", &beside(path), FileKind::Provenance);
         }
     }
-    if let Some(path) = &args.png {
-        outputs.add("--png", path, FileKind::Png);
+    if let Some(path) = &args.picture {
+        outputs.add("--picture", path, PictureFormat::of(path)?.kind());
     }
     if let Some(path) = &args.html {
         outputs.add("--html", path, FileKind::Page);
@@ -74,10 +76,14 @@ fn show(scene: &Scene, mut outputs: Outputs) -> anyhow::Result<()> {
     let forward = ForwardArgs {
         output_summaries: !scene.is_chosen(),
         output_attention_outputs: args.export.is_some(),
+        output_hidden_states: looked::lens(scene),
         ..Default::default()
     };
+    let kinds = if views.has_page() { looked::kinds(scene) } else { &[] };
     let wanted: &[usize] = if views.want_weights(scene) { &scene.layers } else { &[] };
-    let output = scene.run(forward, wanted, |layer, weights| views.layer(scene, layer, weights))?;
+    let output = scene.run_under(&scene.changes.list, forward, wanted, kinds, |layer, weights, values| {
+        views.layer(scene, layer, weights, values)
+    })?;
     let Finished { maps, json, first, page } = views.finish(scene, &output, &mut outputs)?;
     let print = || match (maps, json, first) {
         (Some(maps), ..) => Ok(output::stdout().write_all(maps.as_bytes())?),
@@ -86,7 +92,11 @@ fn show(scene: &Scene, mut outputs: Outputs) -> anyhow::Result<()> {
         (None, None, None) => views::print_json(scene, summaries(scene, &output.summaries)?),
     };
     let Some(page) = page else { return outputs.commit_after(print) };
+    if let Some(height) = args.fragment {
+        outputs.commit_after(|| Ok(writeln!(output::stdout(), "{}", page_fragment(&page, height))?))?;
+        return if args.open { open(args.html.as_deref(), &page) } else { Ok(()) };
+    }
     outputs.commit()?;
-    page::open(args.html.as_deref(), &page)?;
+    open(args.html.as_deref(), &page)?;
     print()
 }

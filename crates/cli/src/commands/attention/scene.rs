@@ -1,13 +1,18 @@
 //! A run of `gpt2 attention`: the model, the prompt, and the chosen layers and heads.
 
 use crate::args::AttentionArgs;
+use crate::interventions::Changes;
 use crate::prompt::Prompt;
 use crate::provenance::Provenance;
 use crate::session::Session;
+use crate::weights::{LayerValues, Subject};
 use candle_core::Tensor;
 use gpt2_model::hooks::{Chain, Hooks, Interventions, Point, on};
 use gpt2_model::{ForwardArgs, ModelOutput};
 use std::cell::RefCell;
+
+/// The most columns that a key takes in a heat map.
+pub(super) const CELL: usize = 4;
 
 /// The model and the prompt to look at.
 pub(super) struct Scene<'a> {
@@ -19,7 +24,7 @@ pub(super) struct Scene<'a> {
     /// The chosen layers, and the chosen heads of each.
     pub(super) layers: Vec<usize>,
     pub(super) heads: Vec<usize>,
-    pub(super) interventions: Interventions,
+    pub(super) changes: Changes,
     pub(super) made_by: Provenance,
 }
 
@@ -29,26 +34,55 @@ impl Scene<'_> {
         !(self.args.layer.is_empty() && self.args.head.is_empty())
     }
 
-    /// Runs the transformer and calls `each` with every layer that it names and the layer's weights (1, H, T, T), one
-    /// at a time, while the model runs. It leaves out the output projection, since it does not show the logits.
-    pub(super) fn run(
+    /// What its weights are about.
+    pub(super) fn subject(&self) -> Subject<'_> {
+        Subject {
+            session: self.session,
+            ids: &self.prompt.ids,
+            tokens: &self.prompt.tokens,
+            layers: &self.layers,
+            heads: &self.heads,
+            changes: &self.changes,
+            finite: &self.args.finite,
+            made_by: &self.made_by,
+        }
+    }
+
+    /// Runs the transformer under `changes` and calls `each` with every layer that it names, the layer's weights (1, H, T, T), one
+    /// at a time, while the model runs, and the values at those points of `kinds` (of queries, keys and values) that come before
+    /// the weights. It leaves out the output projection, since it does not show the logits.
+    pub(super) fn run_under(
         &self,
+        changes: &Interventions,
         args: ForwardArgs,
         layers: &[usize],
-        each: impl FnMut(usize, &Tensor) -> anyhow::Result<()>,
+        kinds: &[fn(usize) -> Point],
+        each: impl FnMut(usize, &Tensor, &LayerValues) -> anyhow::Result<()>,
     ) -> anyhow::Result<ModelOutput> {
-        let state = RefCell::new((each, None));
-        let reader = on(layers.iter().map(|&layer| Point::Pattern(layer)), |at, weights| {
-            let Point::Pattern(layer) = at.point else { return Ok(None) };
-            let (each, failed) = &mut *state.borrow_mut();
-            self.check_finite([weights]).and_then(|()| each(layer, weights)).map_err(|e| {
-                let error = candle_core::Error::msg(format!("{e:#}"));
-                *failed = Some(e);
-                error
-            })?;
+        let state = RefCell::new((each, None, LayerValues::default()));
+        let points = layers.iter().flat_map(|&layer| kinds.iter().map(move |kind| kind(layer)));
+        let points: Vec<_> = points.chain(layers.iter().map(|&layer| Point::Pattern(layer))).collect();
+        let reader = on(points, |at, value| {
+            let (each, failed, values) = &mut *state.borrow_mut();
+            match at.point {
+                Point::Q(_) => values.q = Some(value.clone()),
+                Point::K(_) => values.k = Some(value.clone()),
+                Point::V(_) => values.v = Some(value.clone()),
+                Point::Pattern(layer) => {
+                    let values = std::mem::take(values);
+                    self.subject().check_finite([value]).and_then(|()| each(layer, value, &values)).map_err(
+                        |e| {
+                            let error = candle_core::Error::msg(format!("{e:#}"));
+                            *failed = Some(e);
+                            error
+                        },
+                    )?;
+                }
+                _ => {}
+            }
             Ok(None)
         });
-        let hooks: [&dyn Hooks; 2] = [&self.interventions, &reader];
+        let hooks: [&dyn Hooks; 2] = [changes, &reader];
         let args = ForwardArgs { hooks: Some(&Chain(&hooks)), ..args };
         let output = self.session.model.transformer.forward(&self.ids, args);
         drop(reader);
@@ -58,15 +92,7 @@ impl Scene<'_> {
         let output = output?;
         let summaries = output.summaries.iter().flat_map(|of| [&of.entropy, &of.mean_distance, &of.on_first]);
         let others = output.attention_outputs.iter().chain([&output.last_hidden_state]);
-        self.check_finite(summaries.chain(others))?;
+        self.subject().check_finite(summaries.chain(others))?;
         Ok(output)
-    }
-
-    /// Refuses numbers that are not finite, unless the user allows them.
-    pub(super) fn check_finite<'t>(
-        &self,
-        results: impl IntoIterator<Item = &'t Tensor>,
-    ) -> anyhow::Result<()> {
-        self.args.finite.check(self.session, &self.ids, Some(&self.interventions), results)
     }
 }

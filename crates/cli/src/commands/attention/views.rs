@@ -1,16 +1,17 @@
 //! The outputs made from the weights, one layer at a time: heat maps and JSON on stdout, and files.
 
-use super::export::Export;
-use super::page::Page;
-use super::scene::Scene;
+use super::looked::Looked;
+use super::scene::{CELL, Scene};
 use crate::output::{self, is_quiet};
 use crate::outputs::Outputs;
-use candle_core::{DType, Tensor};
+use crate::weights::{Export, LayerValues};
+use candle_core::Tensor;
 use gpt2_model::ModelOutput;
-use gpt2_view::{AttentionJson, FirstLook, HeadGrid, LayerJson, head_png, heatmap};
+use gpt2_view::{AttentionJson, FirstLook, HeadGrid, LayerJson, PictureFormat, head_picture, heatmap};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::fmt::Write as _;
 use std::io::{BufWriter, Write as _};
+use std::path::Path;
 
 /// The most tokens among which a first look searches for links: the search reads all weights of a layer, and their
 /// number grows with the square of the tokens.
@@ -25,7 +26,7 @@ pub(super) struct Views {
     first: Option<FirstLook>,
     export: Option<Export>,
     picture: Option<Picture>,
-    page: Option<Page>,
+    page: Option<Looked>,
     bar: ProgressBar,
 }
 
@@ -40,16 +41,21 @@ impl Views {
         let args = scene.args;
         let bar =
             if is_quiet() { ProgressBar::hidden() } else { ProgressBar::new(scene.layers.len() as u64) };
-        let page = args.html.is_some() || args.open;
+        let page = args.html.is_some() || args.open || args.fragment.is_some();
         Ok(Self {
-            maps: (scene.is_chosen() && !args.json).then(|| format!("{}\n\n", scene.made_by.first_line())),
+            maps: (scene.is_chosen() && !args.json && args.fragment.is_none())
+                .then(|| format!("{}\n\n", scene.made_by.first_line())),
             json: (scene.is_chosen() && args.json).then(Vec::new),
-            first: (!scene.is_chosen() && !args.json)
+            first: (!scene.is_chosen() && !args.json && args.fragment.is_none())
                 .then(|| FirstLook::new(&scene.prompt.ids, &scene.prompt.tokens))
                 .transpose()?,
-            export: args.export.as_deref().map(|path| Export::new(scene, path)).transpose()?,
-            picture: args.png.is_some().then(|| Picture::Grid(HeadGrid::default())),
-            page: page.then(|| Page::new(scene)).transpose()?,
+            export: args
+                .export
+                .as_deref()
+                .map(|path| Export::new(&scene.subject(), path, args.provenance))
+                .transpose()?,
+            picture: args.picture.is_some().then(|| Picture::Grid(HeadGrid::default())),
+            page: page.then(|| Looked::new(scene)).transpose()?,
             bar: bar.with_style(ProgressStyle::with_template("{bar:30} {pos}/{len} layers, {eta} left")?),
         })
     }
@@ -59,17 +65,26 @@ impl Views {
         self.first.is_some() && scene.prompt.ids.len() <= MOST_LINKED
     }
 
+    /// Whether there is a page, for which a run has to keep more than the weights.
+    pub(super) fn has_page(&self) -> bool {
+        self.page.is_some()
+    }
+
     pub(super) fn want_weights(&self, scene: &Scene) -> bool {
         let files = self.export.is_some() || self.picture.is_some() || self.page.is_some();
         self.maps.is_some() || self.json.is_some() || self.looks(scene) || files
     }
 
     /// Takes one layer's weights of all heads, (1, H, T, T).
-    pub(super) fn layer(&mut self, scene: &Scene, layer: usize, weights: &Tensor) -> anyhow::Result<()> {
+    pub(super) fn layer(
+        &mut self,
+        scene: &Scene,
+        layer: usize,
+        weights: &Tensor,
+        values: &LayerValues,
+    ) -> anyhow::Result<()> {
         let heads = &scene.heads;
-        let index = heads.iter().map(|&h| u32::try_from(h)).collect::<Result<Vec<_>, _>>()?;
-        let index = Tensor::new(index, weights.device())?;
-        let weights = weights.squeeze(0)?.index_select(&index, 0)?.to_dtype(DType::F32)?; // (heads, T, T)
+        let weights = scene.subject().of_chosen(weights)?; // (heads, T, T)
         if let Some(maps) = &mut self.maps {
             *maps += &heatmaps(scene, layer, &weights)?;
         }
@@ -81,26 +96,28 @@ impl Views {
             first.layer(layer, heads, &weights)?;
         }
         if let Some(export) = &mut self.export {
-            export.layer(scene, layer, &weights)?;
+            export.layer(&scene.subject(), layer, &weights)?;
         }
         match &mut self.picture {
             Some(picture @ Picture::Grid(_)) if heads.len() == 1 && scene.layers.len() == 1 => {
                 let tokens = &scene.prompt.tokens;
                 let title = format!("{}: layer {layer}, head {}", scene.session.name, heads[0]);
-                let png = head_png(&title, &weights.get(0)?, tokens, tokens, &scene.made_by.for_files()?)?;
-                *picture = Picture::Head(png);
+                let made_by = scene.made_by.for_files()?;
+                let format = PictureFormat::of(scene.args.picture.as_deref().unwrap_or(Path::new("")))?;
+                *picture =
+                    Picture::Head(head_picture(format, &title, &weights.get(0)?, tokens, tokens, &made_by)?);
             }
             Some(Picture::Grid(grid)) => grid.add(layer, heads, &weights)?,
             Some(Picture::Head(_)) | None => {}
         }
         if let Some(page) = &mut self.page {
-            page.layer(scene, layer, &weights)?;
+            page.layer(scene, layer, &weights, values)?;
         }
         self.bar.inc(1);
         Ok(())
     }
 
-    /// Writes the files under temporary names; returns what to print, and the page if it is to be opened.
+    /// Writes the files under temporary names; returns what to print, and the page if it is to be opened or printed.
     pub(super) fn finish(
         self,
         scene: &Scene,
@@ -110,14 +127,14 @@ impl Views {
         let args = scene.args;
         self.bar.finish_and_clear();
         if let (Some(path), Some(export)) = (&args.export, self.export) {
-            export.finish(scene, output, path, outputs)?;
+            export.finish(&scene.subject(), &output.attention_outputs, path, outputs)?;
         }
-        if let (Some(path), Some(picture)) = (&args.png, self.picture) {
+        if let (Some(path), Some(picture)) = (&args.picture, self.picture) {
             let bytes = match picture {
                 Picture::Head(bytes) => bytes,
                 Picture::Grid(grid) => {
                     let title = format!("{}: {} tokens", scene.session.name, scene.prompt.tokens.len());
-                    grid.finish(&title, &scene.made_by.for_files()?)?
+                    grid.finish(PictureFormat::of(path)?, &title, &scene.made_by.for_files()?)?
                 }
             };
             outputs.stage_bytes(path, &bytes)?;
@@ -126,11 +143,16 @@ impl Views {
         if let (Some(path), Some(page)) = (&args.html, &page) {
             outputs.stage_bytes(path, page)?;
         }
-        Ok(Finished { maps: self.maps, json: self.json, first: self.first, page: page.filter(|_| args.open) })
+        Ok(Finished {
+            maps: self.maps,
+            json: self.json,
+            first: self.first,
+            page: page.filter(|_| args.open || args.fragment.is_some()),
+        })
     }
 }
 
-/// What to print, and the page to open.
+/// What to print, and the page to open or print.
 pub(super) struct Finished {
     pub(super) maps: Option<String>,
     pub(super) json: Option<Vec<LayerJson>>,
@@ -148,7 +170,7 @@ pub(super) fn print_json(scene: &Scene, layers: Vec<LayerJson>) -> anyhow::Resul
 
 /// `weights` (heads, T, T)
 fn heatmaps(scene: &Scene, layer: usize, weights: &Tensor) -> anyhow::Result<String> {
-    let (style, tokens) = (output::style(scene.args.color), &scene.prompt.tokens);
+    let (style, tokens) = (output::style(scene.args.color).with_max_cell(CELL), &scene.prompt.tokens);
     let mut out = String::new();
     for (i, head) in scene.heads.iter().enumerate() {
         let map = heatmap(&weights.get(i)?, tokens, tokens, &style)?;

@@ -36,9 +36,9 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     if args.what == BenchTarget::Machine {
         return machine(args);
     }
-    let asking = args.summaries || args.weights_heads.is_some();
+    let asking = args.summaries || args.hooks || args.weights_heads.is_some();
     if asking && args.what != BenchTarget::Forward {
-        bail!("--summaries and --weights-heads are only for bench forward");
+        bail!("--summaries, --hooks and --weights-heads are only for bench forward");
     }
     if args.lora.is_some() && args.what != BenchTarget::Train {
         bail!("--lora is only for bench train; to time a model with an adapter, give --adapter");
@@ -46,9 +46,12 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     if args.lora.is_some() && args.model.dtype != DTypeArg::F32 {
         bail!("--lora: an adapter is trained in f32; leave --dtype out");
     }
-    let whole = matches!(args.what, BenchTarget::Forward | BenchTarget::Decode | BenchTarget::Generate);
+    let whole = matches!(
+        args.what,
+        BenchTarget::Forward | BenchTarget::Decode | BenchTarget::Generate | BenchTarget::Attribution
+    );
     if !args.model.adapters.list.is_empty() && !whole {
-        bail!("--adapter is only for bench forward, decode and generate");
+        bail!("--adapter is only for bench forward, decode, generate and attribution");
     }
     let bench = Bench::new(args)?;
     let mut plain = vec![];
@@ -60,6 +63,7 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
         BenchTarget::Decode => bench.decode()?,
         BenchTarget::Generate => bench.generate()?,
         BenchTarget::Train => bench.train()?,
+        BenchTarget::Attribution => bench.attribution()?,
         BenchTarget::Machine => return machine(args),
     };
     let mut ratios: Vec<f64> = times.iter().zip(&plain).map(|(asked, plain)| asked / plain).collect();
@@ -88,7 +92,7 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
         ratio_to_plain: asking.then(|| median(&mut ratios)),
         ms_per_token,
         tokens_per_s: ms_per_token.map(|ms| 1e3 * bench.batch as f64 / ms),
-        work: if on_cpu { bench.work(seconds) } else { None },
+        work: if on_cpu && args.what != BenchTarget::Attribution { bench.work(seconds) } else { None },
     };
     output::report(args.json, &report, print)?;
     Ok(ExitCode::SUCCESS)

@@ -8,6 +8,8 @@ use candle_fused::Dispatch;
 use candle_fused::attention::{Mask, Sdpa};
 use candle_fused::stopwatch::{Stopwatch, copies_beyond_the_cache, time_runs};
 use candle_nn::VarMap;
+use gpt2_model::analysis::{Contrast, Metric, attribution_patching};
+use gpt2_model::hooks::{Hooks, Point, Recorder};
 use gpt2_model::lora::{Adapter, LoraOptions};
 use gpt2_model::{
     CausalSelfAttention, Chosen, ChosenWeights, ForwardArgs, Generation, Gpt2LMHeadModel, KvCache, Pass,
@@ -64,7 +66,9 @@ impl Bench<'_> {
         };
         let weights: Vec<_> = (0..heads).map(of_head).collect();
         let pass = |asked: bool| -> anyhow::Result<f64> {
+            let recorder = Recorder::new(Point::of_model(self.config.n_layer));
             let args = ForwardArgs {
+                hooks: (asked && self.args.hooks).then_some(&recorder as &dyn Hooks),
                 last_logits_only: self.args.last,
                 output_summaries: asked && self.args.summaries,
                 weights: if asked { &weights } else { &[] },
@@ -83,6 +87,24 @@ impl Bench<'_> {
             }
         }
         Ok(asked)
+    }
+
+    /// Between two random texts, for the difference of two logits.
+    pub(super) fn attribution(&self) -> anyhow::Result<Vec<f64>> {
+        if self.batch != 1 {
+            bail!("bench attribution runs on one pair of texts: leave --batch out");
+        }
+        let (model, ids) = (self.model()?, self.ids(2 * self.tokens)?);
+        let (clean, corrupt) = (
+            ids.narrow(1, 0, self.tokens)?.contiguous()?,
+            ids.narrow(1, self.tokens, self.tokens)?.contiguous()?,
+        );
+        let metric = Metric::LogitDifference { answer: 0, against: 1 };
+        let contrast = Contrast { clean: &clean, corrupt: &corrupt, metric, hooks: None };
+        self.time(|_| {
+            attribution_patching(&model, &contrast)?;
+            Ok(())
+        })
     }
 
     pub(super) fn decode(&self) -> anyhow::Result<Vec<f64>> {

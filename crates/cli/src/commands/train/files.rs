@@ -97,6 +97,7 @@ fn check_out(args: &TrainArgs) -> anyhow::Result<()> {
 pub(super) fn check(args: &TrainArgs, files: Option<&Files>) -> anyhow::Result<()> {
     let mut inputs = Inputs::default();
     inputs.file("the text", args.source().1);
+    args.interventions.inputs(&mut inputs);
     hub::inputs(&args.hub, &mut inputs);
     if let Some(files) = files {
         inputs.model(files)?;

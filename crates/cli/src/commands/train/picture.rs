@@ -5,7 +5,7 @@ use crate::args::TrainArgs;
 use crate::provenance::device_name;
 use candle_core::Device;
 use gpt2_train::Trainer;
-use gpt2_view::Provenance;
+use gpt2_view::{PictureFormat, Provenance};
 use serde_json::json;
 use std::path::Path;
 
@@ -17,7 +17,8 @@ pub(super) fn draw(args: &TrainArgs, trainer: &Trainer, device: &Device) -> anyh
     let validation: Vec<(u64, f32)> =
         history.validation().iter().map(|&(step, loss)| (step, loss as f32)).collect();
     let made_by = made_by(args, trainer, device);
-    let picture = gpt2_view::loss_curve(&title(&args.out), &training, &validation, &made_by)?;
+    let picture =
+        gpt2_view::loss_curve(PictureFormat::Png, &title(&args.out), &training, &validation, &made_by)?;
     Ok(gpt2_files::atomic::write_bytes(&files::picture(&args.out), &picture)?)
 }
 

@@ -3,6 +3,7 @@
 use super::files;
 use super::wording::worded;
 use crate::args::TrainArgs;
+use crate::interventions::Changes;
 use crate::output::{is_quiet, note};
 use crate::stop::Stop;
 use candle_core::DType;
@@ -22,6 +23,8 @@ pub(super) struct Progress<'a> {
     writes: bool,
     /// The last validation's loss.
     val_loss: Option<f64>,
+    /// What to validate under as well.
+    changes: Changes,
     /// Whether the files of the earlier run that --overwrite replaces are still there.
     replaces: bool,
 }
@@ -40,7 +43,18 @@ impl<'a> Progress<'a> {
             Some(path) => Some(Metrics::open(path, files::metrics_format(path)?, done).map_err(worded)?),
             None => None,
         };
-        Ok(Self { args, tokenizer, bar, metrics, stop, writes, val_loss: None, replaces: !args.resume })
+        let changes = args.interventions.for_training(trainer.model().config())?;
+        Ok(Self {
+            args,
+            tokenizer,
+            bar,
+            metrics,
+            stop,
+            writes,
+            val_loss: None,
+            changes,
+            replaces: !args.resume,
+        })
     }
 
     /// Shows the event, saves the best model and the state, and stops the run after Ctrl-C.
@@ -76,9 +90,15 @@ impl<'a> Progress<'a> {
         };
         let StepReport { step: done, loss, tokens_per_s, .. } = step;
         let measured = validation.loss;
+        let under = if self.changes.list.is_empty() || is_quiet() {
+            String::new()
+        } else {
+            let loss = trainer.validation_loss_under(&self.changes.list).map_err(worded)?;
+            format!(", {loss:.4} under {}", self.changes.texts.join(", "))
+        };
         self.bar.suspend(|| {
             note(&format!(
-                "step {done}: loss {loss:.4}, validation {measured:.4} ({verdict}), {tokens_per_s:.0} tokens/s"
+                "step {done}: loss {loss:.4}, validation {measured:.4}{under} ({verdict}), {tokens_per_s:.0} tokens/s"
             ));
         });
         Ok(())

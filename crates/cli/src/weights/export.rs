@@ -1,15 +1,14 @@
-//! `gpt2 attention --export`: writes the weights to a file, whose extension selects the format.
+//! Writes weights to a file, whose extension selects the format.
 
-use super::scene::Scene;
+use super::subject::Subject;
 use crate::outputs::Outputs;
 use anyhow::bail;
 use candle_core::{DType, Tensor};
-use gpt2_model::ModelOutput;
 use gpt2_view::{FileKind, write_json_lines, write_provenance_line, write_safetensors, write_square_json};
 use std::path::{Path, PathBuf};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Format {
+pub(crate) enum Format {
     Safetensors,
     Npy,
     JsonLines,
@@ -17,7 +16,7 @@ pub(super) enum Format {
 }
 
 impl Format {
-    pub(super) fn kind(self) -> FileKind {
+    pub(crate) fn kind(self) -> FileKind {
         match self {
             Self::Safetensors => FileKind::Safetensors,
             Self::Npy => FileKind::Npy,
@@ -27,7 +26,7 @@ impl Format {
     }
 
     /// The format given by a file's extension.
-    pub(super) fn of(path: &Path) -> anyhow::Result<Self> {
+    pub(crate) fn of(path: &Path) -> anyhow::Result<Self> {
         match path.extension().and_then(|e| e.to_str()) {
             Some("safetensors") => Ok(Self::Safetensors),
             Some("npy") => Ok(Self::Npy),
@@ -41,59 +40,61 @@ impl Format {
     }
 }
 
-pub(super) struct Export {
+pub(crate) struct Export {
     format: Format,
+    /// Whether to write what made an .npy file beside it.
+    provenance: bool,
     /// A layer's weights: (heads, T, T) f32.
     layers: Vec<Tensor>,
     lines: Vec<u8>,
 }
 
 impl Export {
-    pub(super) fn new(scene: &Scene, path: &Path) -> anyhow::Result<Self> {
+    pub(crate) fn new(subject: &Subject, path: &Path, provenance: bool) -> anyhow::Result<Self> {
         let (format, mut lines) = (Format::of(path)?, vec![]);
         if format == Format::JsonLines {
-            write_provenance_line(&mut lines, &scene.made_by.for_files()?)?;
+            write_provenance_line(&mut lines, &subject.made_by.for_files()?)?;
         }
-        Ok(Self { format, layers: vec![], lines })
+        Ok(Self { format, provenance, layers: vec![], lines })
     }
 
     /// Takes one layer's weights (heads, T, T).
-    pub(super) fn layer(&mut self, scene: &Scene, layer: usize, weights: &Tensor) -> anyhow::Result<()> {
+    pub(crate) fn layer(&mut self, subject: &Subject, layer: usize, weights: &Tensor) -> anyhow::Result<()> {
         if self.format == Format::JsonLines {
-            write_json_lines(&mut self.lines, &scene.prompt.tokens, layer, &scene.heads, weights)?;
+            write_json_lines(&mut self.lines, subject.tokens, layer, subject.heads, weights)?;
         } else {
             self.layers.push(weights.clone());
         }
         Ok(())
     }
 
-    pub(super) fn finish(
+    pub(crate) fn finish(
         self,
-        scene: &Scene,
-        output: &ModelOutput,
+        subject: &Subject,
+        attention_outputs: &[Tensor],
         path: &Path,
         outputs: &mut Outputs,
     ) -> anyhow::Result<()> {
-        let Self { format, layers, lines } = self;
+        let Self { format, provenance, layers, lines } = self;
         let stacked = || Tensor::stack(&layers, 0); // (layers, heads, T, T)
         match format {
-            Format::Safetensors => safetensors(scene, output, &stacked()?, path, outputs),
+            Format::Safetensors => safetensors(subject, attention_outputs, &stacked()?, path, outputs),
             Format::Npy => {
                 let weights = stacked()?;
                 outputs.stage(path, |temporary| weights.write_npy(temporary))?;
-                if scene.args.provenance {
-                    let json = serde_json::to_string_pretty(&scene.made_by)? + "\n";
+                if provenance {
+                    let json = serde_json::to_string_pretty(&subject.made_by)? + "\n";
                     outputs.stage_bytes(&beside(path), json.as_bytes())?;
                 }
                 Ok(())
             }
             Format::JsonLines => outputs.stage_bytes(path, &lines),
             Format::SquareJson => {
-                let (tokens, made_by) = (&scene.prompt.tokens, scene.made_by.for_files()?);
+                let (tokens, made_by) = (subject.tokens, subject.made_by.for_files()?);
                 outputs.stage(path, |temporary| {
                     let mut out = std::io::BufWriter::new(std::fs::File::create(temporary)?);
                     let weights = layers.into_iter().map(Ok);
-                    write_square_json(&mut out, tokens, &scene.layers, &scene.heads, weights, &made_by)?;
+                    write_square_json(&mut out, tokens, subject.layers, subject.heads, weights, &made_by)?;
                     std::io::Write::flush(&mut out).map_err(candle_core::Error::from)
                 })
             }
@@ -102,30 +103,35 @@ impl Export {
 }
 
 /// The file in which `--provenance` records what made an .npy file: FILE.json.
-pub(super) fn beside(path: &Path) -> PathBuf {
+pub(crate) fn beside(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_os_string();
     name.push(".json");
     name.into()
 }
 
 fn safetensors(
-    scene: &Scene,
-    output: &ModelOutput,
+    subject: &Subject,
+    attention_outputs: &[Tensor],
     weights: &Tensor,
     path: &Path,
     outputs: &mut Outputs,
 ) -> anyhow::Result<()> {
-    let of_layers = scene.layers.iter().map(|&layer| output.attention_outputs[layer].squeeze(0));
-    let of_layers = Tensor::stack(&of_layers.collect::<Result<Vec<_>, _>>()?, 0)?.to_dtype(DType::F32)?; // (layers, T, C)
-    scene.check_finite([&of_layers])?;
-    let tensors = [("attentions", weights), ("attention_outputs", &of_layers)];
-    let mut metadata = scene.made_by.metadata()?;
+    let mut tensors = vec![("attentions", weights)];
+    let of_layers = subject.layers.iter().filter_map(|&layer| attention_outputs.get(layer));
+    let of_layers = of_layers.map(|output| output.squeeze(0)).collect::<Result<Vec<_>, _>>()?;
+    let stacked =
+        if of_layers.is_empty() { None } else { Some(Tensor::stack(&of_layers, 0)?.to_dtype(DType::F32)?) }; // (layers, T, C)
+    if let Some(stacked) = &stacked {
+        subject.check_finite([stacked])?;
+        tensors.push(("attention_outputs", stacked));
+    }
+    let mut metadata = subject.made_by.metadata()?;
     metadata.extend([
-        ("model", scene.session.name.clone()),
-        ("ids", serde_json::to_string(&scene.prompt.ids)?),
-        ("tokens", serde_json::to_string(&scene.prompt.tokens)?),
-        ("layers", serde_json::to_string(&scene.layers)?),
-        ("heads", serde_json::to_string(&scene.heads)?),
+        ("model", subject.session.name.clone()),
+        ("ids", serde_json::to_string(&subject.ids)?),
+        ("tokens", serde_json::to_string(subject.tokens)?),
+        ("layers", serde_json::to_string(subject.layers)?),
+        ("heads", serde_json::to_string(subject.heads)?),
     ]);
     outputs.stage(path, |temporary| write_safetensors(temporary, &tensors, &metadata))
 }

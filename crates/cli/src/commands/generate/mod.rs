@@ -1,13 +1,18 @@
 //! `gpt2 generate`: continues a prompt, token by token.
 
+mod recorded;
+
 use crate::args::GenerateArgs;
 use crate::finite;
+use crate::interventions::Reads;
 use crate::output;
 use crate::provenance::Provenance;
 use crate::session::Session;
 use candle_core::DType;
 use gpt2_loader::TextStream;
+use gpt2_model::hooks::{Chain, Hooks};
 use gpt2_model::{Generation, Sampling};
+use recorded::{Recorded, Text};
 use serde::Serialize;
 use std::io::Write;
 use std::process::ExitCode;
@@ -33,23 +38,27 @@ struct Report {
 
 pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<ExitCode> {
     let text = args.prompt.read()?;
-    let session = args.model.session()?;
+    let outputs = recorded::outputs(args)?;
+    let mut inputs = args.prompt.inputs();
+    args.interventions.inputs(&mut inputs);
+    let session = args.model.session_for(inputs, &outputs)?;
     let prompt = args.prompt.encode(text, &session)?;
     let config = session.model.config();
     let room = config.n_positions + 1 - prompt.ids.len();
     let max_new_tokens = args.max_new_tokens.unwrap_or(DEFAULT_NEW_TOKENS.min(room));
 
     let prompts = std::slice::from_ref(&prompt.ids);
-    let changes = args.interventions.build(config)?;
-    // The text grows, but means are still taken over the prompt.
-    let interventions = changes.clone().with_means_of(&session.model, &session.input_ids(&prompt.ids)?)?;
+    let changes = args.interventions.build(&session, Reads::Growing(&prompt.ids))?;
     let kv = args.kv.map(DType::from);
     let made_by = Provenance::new(&session, &prompt.ids)?.with_kv(kv).under(&changes);
     let mut generation = Generation::new(&session.model, prompts, sampling(args), max_new_tokens)?;
     if let Some(kv) = kv {
         generation = generation.with_cache_dtype(kv)?;
     }
-    let generation = generation.with_hooks(&interventions);
+    let recorded = Recorded::new(args, &session)?;
+    let hooks: [&dyn Hooks; 2] = [&changes.list, &recorded.rows];
+    let chain = Chain(&hooks);
+    let generation = generation.with_hooks(&chain);
     // Only the text goes to stdout.
     output::note(&made_by.first_line());
     let mut printer = Printer::new(&session, prompt.text.as_deref(), args.json)?;
@@ -63,9 +72,9 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<ExitCode> {
                     printer.finish()?; // the error starts on a new line
                 }
                 let text = session.input_ids(&[&prompt.ids[..], &ids].concat())?; // (1, T)
-                return Err(match session.model.first_not_finite(&text, Some(&changes)) {
+                return Err(match session.model.first_not_finite(&text, Some(&changes.list)) {
                     Ok(Some(found)) => {
-                        anyhow::anyhow!(finite::describe(&found, &session.model, &text, Some(&changes)))
+                        anyhow::anyhow!(finite::describe(&found, &session.model, &text, Some(&changes.list)))
                     }
                     _ => error.into(),
                 });
@@ -80,6 +89,12 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<ExitCode> {
     }
     printer.finish()?;
     let seconds = start.elapsed().as_secs_f64();
+    // The files come before the JSON, so that a result that is printed has all of them.
+    recorded.write(
+        args,
+        &Text { session: &session, prompt: &prompt.ids, new: &ids, changes: &changes, made_by: &made_by },
+        outputs,
+    )?;
     let tokens_per_second = ids.len() as f64 / seconds;
     if args.json {
         let stopped_at_eos = ids.last().is_some_and(|&id| config.is_eos(id));

@@ -1,90 +1,40 @@
-//! An empty picture to draw on, and its conversion to a file.
+//! A scene as PNG. Text chunks record how it was made: `Software` is this program and `Comment` the facts as JSON, if
+//! there are any.
 
+use super::raster::{self, Pixels};
+use super::scene::Scene;
+use super::signature::SOFTWARE;
 use crate::provenance::Provenance;
 use candle_core::{Error, Result};
-use plotters::coord::Shift;
-use plotters::prelude::{BitMapBackend, BitMapElement, DrawingArea, FontStyle, IntoDrawingArea, RGBColor};
-use plotters::style::register_font;
+use png::{BitDepth, ColorType, Encoder};
 use serde_json::Value;
-use std::error::Error as StdError;
-use std::sync::Once;
 
-/// The font family that [`draw`] registers, under a name that no other user of plotters has: DejaVu Sans Condensed,
-/// with Latin, Greek, Cyrillic and most symbols.
-pub(super) const FONT: &str = "gpt2-view";
-
-/// The program name in a picture's metadata.
-const SOFTWARE: &str = concat!("gpt2 ", env!("CARGO_PKG_VERSION"));
-
-pub(super) const INK: RGBColor = RGBColor(31, 35, 40);
-pub(super) const FAINT: RGBColor = RGBColor(208, 215, 222);
-pub(super) const GREY: RGBColor = RGBColor(101, 109, 118);
-
-pub(super) type Area<'a> = DrawingArea<BitMapBackend<'a>, Shift>;
-pub(super) type Outcome = std::result::Result<(), Box<dyn StdError>>;
-
-/// Refuses a picture that no viewer can open; returns the width and the height.
-pub(super) fn checked_size(width: i32, height: i32) -> Result<(u32, u32)> {
-    const LARGEST: i32 = 1 << 14;
-    match (u32::try_from(width), u32::try_from(height)) {
-        (Ok(w), Ok(h)) if width <= LARGEST && height <= LARGEST => Ok((w, h)),
-        _ => candle_core::bail!(
-            "a picture of {width} x {height} pixels is too large: choose fewer tokens or heads"
-        ),
-    }
-}
-
-/// Draws RGB `pixels` (height, width) at `place`, each as a square of `cell`.
-pub(super) fn bitmap(
-    area: &Area,
-    place: (i32, i32),
-    (width, height): (usize, usize),
-    cell: usize,
-    pixels: &[u8],
-) -> Outcome {
-    let mut large = Vec::with_capacity(pixels.len() * cell * cell);
-    for row in pixels.chunks_exact(width * 3) {
-        let line: Vec<u8> = row.chunks_exact(3).flat_map(|pixel| pixel.repeat(cell)).collect();
-        large.extend(line.repeat(cell));
-    }
-    let size = (u32::try_from(width * cell)?, u32::try_from(height * cell)?);
-    let element = BitMapElement::with_owned_buffer(place, size, large).ok_or("a picture of another size")?;
-    Ok(area.draw(&element)?)
-}
-
-/// A white picture of `width` by `height` pixels on which `paint` draws, as the bytes of a PNG. Text chunks record how
-/// it was made: `Software` is this program and `Comment` the facts as JSON, if there are any.
-pub(super) fn draw(
-    (width, height): (u32, u32),
-    provenance: &Provenance,
-    paint: impl FnOnce(&Area) -> Outcome,
-) -> Result<Vec<u8>> {
-    static REGISTERED: Once = Once::new();
-    REGISTERED.call_once(|| {
-        // plotters keeps the font for the whole process; if it fails to register, every drawing reports an error.
-        let _ = register_font(FONT, FontStyle::Normal, dejavu::sans_condensed::regular());
-    });
-    let mut pixels = vec![255; width as usize * height as usize * 3];
-    {
-        let area = BitMapBackend::with_buffer(&mut pixels, (width, height)).into_drawing_area();
-        paint(&area).and_then(|()| Ok(area.present()?)).map_err(|e| Error::msg(format!("drawing: {e}")))?;
-    }
-    let mut file = vec![];
-    let mut encoder = png::Encoder::new(&mut file, width, height);
-    encoder.set_color(png::ColorType::Rgb);
-    encoder.set_depth(png::BitDepth::Eight);
-    add_text(&mut encoder, "Software", SOFTWARE.to_owned())?;
+pub(super) fn write(scene: &Scene, provenance: &Provenance) -> Result<Vec<u8>> {
+    let mut texts = vec![("Software", SOFTWARE.to_owned())];
     if provenance.facts != Value::Null {
-        add_text(&mut encoder, "Comment", provenance.facts.to_string())?;
+        texts.push(("Comment", provenance.facts.to_string()));
+    }
+    encode(&raster::draw(scene), texts)
+}
+
+/// Pixels as the bytes of a PNG with these texts.
+pub(super) fn encode(pixels: &Pixels, texts: Vec<(&str, String)>) -> Result<Vec<u8>> {
+    let size = |n: usize| u32::try_from(n).map_err(Error::wrap);
+    let mut file = vec![];
+    let mut encoder = Encoder::new(&mut file, size(pixels.width)?, size(pixels.height)?);
+    encoder.set_color(ColorType::Rgb);
+    encoder.set_depth(BitDepth::Eight);
+    for (keyword, text) in texts {
+        add_text(&mut encoder, keyword, text)?;
     }
     let mut writer = encoder.write_header().map_err(Error::wrap)?;
-    writer.write_image_data(&pixels).map_err(Error::wrap)?;
+    writer.write_image_data(&pixels.data).map_err(Error::wrap)?;
     writer.finish().map_err(Error::wrap)?;
     Ok(file)
 }
 
 /// Adds text as a `tEXt` chunk, which more programs read, if it can hold all the characters; otherwise as `iTXt`.
-fn add_text(encoder: &mut png::Encoder<&mut Vec<u8>>, keyword: &str, text: String) -> Result<()> {
+fn add_text(encoder: &mut Encoder<&mut Vec<u8>>, keyword: &str, text: String) -> Result<()> {
     // PNG discourages the control characters of Latin-1, and JSON does not escape 0x7f to 0x9f.
     let latin = text.chars().all(|c| matches!(c, ' '..='~' | '\u{a0}'..='\u{ff}'));
     let keyword = keyword.to_owned();
@@ -96,6 +46,7 @@ fn add_text(encoder: &mut png::Encoder<&mut Vec<u8>>, keyword: &str, text: Strin
 pub(crate) mod tests {
     use super::*;
     use crate::palette::Rgb;
+    use crate::picture::letters::Letters;
     use serde_json::json;
 
     pub(crate) fn provenance(caption: &str, facts: Value) -> Provenance {
@@ -142,7 +93,9 @@ pub(crate) mod tests {
 
     #[test]
     fn a_picture_says_what_made_it() -> Result<()> {
-        let of = |facts: Value| draw((3, 2), &provenance("a line", facts), |_| Ok(()));
+        let of = |facts: Value| {
+            write(&Scene::new(Letters::new()?, (3.0, 2.0), "a title")?, &provenance("a line", facts))
+        };
         for (facts, is_latin) in [
             (json!({ "model": "gpt2", "ids": [1, 2], "prompt": "caf\u{e9}\n\0" }), true),
             (json!({ "prompt": "漢字 \u{202e}" }), false),

@@ -1,0 +1,115 @@
+//! How strongly the output of one head feeds another.
+
+use crate::Circuits;
+use crate::processed::Matrices;
+use candle_core::{DType, Device, Result, Tensor};
+use gpt2_model::hooks::Head;
+
+/// What of the later head reads what the earlier one writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Composition {
+    /// Its queries: `‖W_OV·W_QK‖ / (‖W_OV‖·‖W_QK‖)`.
+    Q,
+    /// Its keys: the same with `W_QKᵀ`. An induction head's keys read what a previous-token head writes.
+    K,
+    /// Its values: the same with the later head's `W_OV`.
+    V,
+}
+
+impl Composition {
+    /// All three, in the order of the field.
+    pub const ALL: [Self; 3] = [Self::Q, Self::K, Self::V];
+}
+
+impl Circuits {
+    /// The composition scores of all pairs of heads (Elhage et al. 2021), in Frobenius norms of matrices in the residual stream:
+    /// `‖W_V·W_O·R‖ / (‖W_V·W_O‖·‖R‖)`, with R of the later head as [`Composition`] says. 0 to 1; two random matrices have about
+    /// `1 / √C`.
+    ///
+    /// Calls `progress` with the number of pairs of layers done and their total.
+    ///
+    /// # Shapes
+    /// -> f64 (L, H, L, H): the layer and head that write, then those that read. A pair that does not lead to a later layer is
+    /// 0, and a pair with a head whose weights are 0 is NaN.
+    ///
+    /// # Errors
+    /// When layers have different numbers of heads.
+    pub fn composition(&self, kind: Composition, progress: &mut dyn FnMut(usize, usize)) -> Result<Tensor> {
+        let (layers, heads) = (self.layers(), self.heads(0));
+        let readers = (0..layers).map(|layer| self.reader(layer, kind)).collect::<Result<Vec<_>>>()?;
+        let (mut done, total) = (0, layers * layers.saturating_sub(1) / 2);
+        let mut scores = vec![];
+        for writer in 0..layers {
+            let values = gram(&self.stacked(writer, |head| &head.v)?)?; // (H, D, D)
+            let outputs = self.stacked(writer, |head| &head.o)?; // (H, D, C)
+            let unit = outputs.matmul(&outputs.transpose(1, 2)?.contiguous()?)?;
+            let written = (&values * &unit)?.sum((1, 2))?.sqrt()?; // ‖W_V·W_O‖ of each head
+            let mut of_writer = vec![];
+            for (layer, reader) in readers.iter().enumerate() {
+                of_writer.push(if layer > writer {
+                    done += 1;
+                    progress(done, total);
+                    reader.scores(&values, &outputs, &written)?
+                } else {
+                    Tensor::zeros((heads, heads), DType::F64, &Device::Cpu)?
+                });
+            }
+            scores.push(Tensor::stack(&of_writer, 1)?); // (H, L, H)
+        }
+        Tensor::stack(&scores, 0)
+    }
+
+    /// What the heads of a layer read, for pairs with every earlier layer.
+    fn reader(&self, layer: usize, kind: Composition) -> Result<Reader> {
+        let (read, rest) = match kind {
+            Composition::Q => (self.stacked(layer, |head| &head.q)?, self.stacked(layer, |head| &head.k)?),
+            Composition::K => (self.stacked(layer, |head| &head.k)?, self.stacked(layer, |head| &head.q)?),
+            Composition::V => {
+                let output = self.stacked(layer, |head| &head.o)?;
+                (self.stacked(layer, |head| &head.v)?, output.transpose(1, 2)?.contiguous()?)
+            }
+        };
+        let rest = gram(&rest)?;
+        let norms = (gram(&read)? * &rest)?.sum((1, 2))?.sqrt()?;
+        Ok(Reader { read, rest, norms })
+    }
+
+    /// A matrix of each head of a layer, in f64.
+    fn stacked(&self, layer: usize, of: impl Fn(&Matrices) -> &Tensor) -> Result<Tensor> {
+        let heads =
+            (0..self.heads(layer)).map(|head| of(self.of(Head { layer, head })?).to_dtype(DType::F64));
+        Tensor::stack(&heads.collect::<Result<Vec<_>>>()?, 0)
+    }
+}
+
+/// The factors of what a layer's heads read, `R = read·restᵀ`.
+struct Reader {
+    /// (H, C, D), next to the writing head's `W_O`.
+    read: Tensor,
+    /// `restᵀ·rest`, (H, D, D).
+    rest: Tensor,
+    /// `‖R‖` of each head.
+    norms: Tensor,
+}
+
+impl Reader {
+    /// The scores of all pairs of a writing head, by its `W_Vᵀ·W_V` (H, D, D), `W_O` (H, D, C) and norm, and a head that reads:
+    /// (H, H).
+    fn scores(&self, values: &Tensor, outputs: &Tensor, written: &Tensor) -> Result<Tensor> {
+        // ‖A·X·Bᵀ‖² = Σ ((AᵀA)·X·(BᵀB)) ∘ X with X = W_O·read, all of it D by D.
+        let (h, d, c) = outputs.dims3()?;
+        let (readers, ..) = self.read.dims3()?;
+        let read = self.read.transpose(0, 1)?.contiguous()?.reshape((c, readers * d))?;
+        let x = outputs.reshape((h * d, c))?.matmul(&read)?.reshape((h, d, readers, d))?;
+        let x = x.transpose(1, 2)?.contiguous()?.reshape((h * readers, d, d))?;
+        let left = values.unsqueeze(1)?.repeat((1, readers, 1, 1))?.reshape((h * readers, d, d))?;
+        let right = self.rest.unsqueeze(0)?.repeat((h, 1, 1, 1))?.reshape((h * readers, d, d))?;
+        let norms = (left.matmul(&x)?.matmul(&right)? * &x)?.sum((1, 2))?.sqrt()?.reshape((h, readers))?;
+        norms.broadcast_div(&written.unsqueeze(1)?)?.broadcast_div(&self.norms.unsqueeze(0)?)
+    }
+}
+
+/// `xᵀ·x` of each matrix: (H, C, D) -> (H, D, D)
+fn gram(x: &Tensor) -> Result<Tensor> {
+    x.transpose(1, 2)?.contiguous()?.matmul(x)
+}

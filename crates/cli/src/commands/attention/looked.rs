@@ -1,0 +1,194 @@
+//! The page of `gpt2 attention`: one run, or a plain one beside one with interventions, and what `--with` adds.
+
+use super::effect::Effects;
+use super::rollout;
+use super::scene::Scene;
+use crate::args::{EffectArg, WithArg};
+use crate::weights::{LayerValues, Page, PageOptions, likely_by_layer, predictions};
+use candle_core::Tensor;
+use gpt2_circuits::Circuits;
+use gpt2_model::analysis::{RepeatedTokens, head_scores};
+use gpt2_model::hooks::{Head, Interventions, Point};
+use gpt2_model::{ForwardArgs, ModelOutput};
+use gpt2_view::HeadNumbers;
+
+/// The page, into which the layers of the run under interventions go one at a time.
+pub(super) struct Looked {
+    page: Page,
+    /// Which run that is: the second of a comparison.
+    run: usize,
+    /// The plain run of a comparison.
+    plain: Option<ModelOutput>,
+}
+
+impl Looked {
+    pub(super) fn new(scene: &Scene) -> anyhow::Result<Self> {
+        let (args, subject) = (scene.args, scene.subject());
+        let changed = scene.changes.texts.join(", ");
+        if args.compare && changed.is_empty() {
+            anyhow::bail!(
+                "--compare: there is nothing to compare the plain run with; add an intervention, such as --ablate 0.3"
+            );
+        }
+        let options = PageOptions {
+            top: args.top.map(usize::from),
+            runs: if args.compare { vec!["plain".to_owned(), changed] } else { vec![] },
+            prompt: None,
+            neurons: args.with.contains(&WithArg::Neurons),
+        };
+        let mut page = Page::new(&subject, options)?;
+        let plain = args.compare.then(|| {
+            let forward = ForwardArgs { output_hidden_states: lens(scene), ..Default::default() };
+            let none = Interventions::default();
+            scene.run_under(&none, forward, &scene.layers, kinds(scene), |layer, weights, values| {
+                page.layer(&subject, 0, layer, &subject.of_chosen(weights)?, values)
+            })
+        });
+        let plain = plain.transpose()?;
+        Ok(Self { page, run: usize::from(args.compare), plain })
+    }
+
+    /// Adds the chosen heads' weights (heads, T, T).
+    pub(super) fn layer(
+        &mut self,
+        scene: &Scene,
+        layer: usize,
+        weights: &Tensor,
+        values: &LayerValues,
+    ) -> anyhow::Result<()> {
+        self.page.layer(&scene.subject(), self.run, layer, weights, values)
+    }
+
+    /// The whole file; `output` is that of the run under interventions.
+    pub(super) fn finish(mut self, scene: &Scene, output: &ModelOutput) -> anyhow::Result<Vec<u8>> {
+        for with in &scene.args.with {
+            match with {
+                WithArg::Effect => self.effects(scene)?,
+                WithArg::Scores => self.scores(scene)?,
+                WithArg::Rollout => self.rollout(scene)?,
+                WithArg::Lens => {
+                    let plain = self.plain.take();
+                    if let Some(plain) = &plain {
+                        self.lens(scene, 0, plain)?;
+                    }
+                    self.plain = plain;
+                    self.lens(scene, self.run, output)?;
+                }
+                WithArg::Neurons => {} // with the layers
+            }
+        }
+        let subject = scene.subject();
+        let of = |output: &ModelOutput| predictions(&subject, &output.last_hidden_state.squeeze(0)?, None);
+        match &self.plain {
+            Some(plain) => {
+                self.page.predictions(self.run, &of(output)?)?;
+                self.page.finish(&of(plain)?)
+            }
+            None => self.page.finish(&of(output)?),
+        }
+    }
+
+    fn effects(&mut self, scene: &Scene) -> anyhow::Result<()> {
+        let found = Effects::of(scene, EffectArg::Zero)?;
+        let target = scene.session.labels(&[found.target]).concat();
+        let numbers = |name: &str, meaning: String, map: &Tensor| -> anyhow::Result<HeadNumbers> {
+            let map = map.to_vec2::<f64>()?;
+            Ok(signed(name, meaning, scene, |Head { layer, head }| map[layer][head]))
+        };
+        let effect =
+            format!("What ablating the head adds to the prediction of {target:?}: below 0, it helps");
+        let direct = format!("What the head adds directly to the logit of {target:?}");
+        self.page.numbers(&numbers("effect", effect, &found.total.change)?)?;
+        self.page.numbers(&numbers("direct", direct, &found.direct.heads)?)
+    }
+
+    /// What `gpt2 heads` prints of the plain model: its texts have other positions than the prompt.
+    fn scores(&mut self, scene: &Scene) -> anyhow::Result<()> {
+        let (session, seed) = (scene.session, scene.args.model.run.seed);
+        let config = session.model.config();
+        let bos = config.bos_token_id.filter(|&id| (id as usize) < config.vocab_size);
+        let length = ((config.n_positions - 1) / 4).min(25);
+        let texts = RepeatedTokens::random(bos, (length, 4), 10, config.vocab_size, seed);
+        let found = head_scores(&session.model.transformer, &texts, None)?;
+        let of = |Head { layer, head }: Head| found[layer][head];
+        let share = |name: &str, meaning: &str, value: &dyn Fn(Head) -> f64| HeadNumbers {
+            signed: false,
+            ..signed(name, meaning.to_owned(), scene, value)
+        };
+        for numbers in [
+            share(
+                "previous-token",
+                "Mean weight on the token before, in repeated random tokens; of the plain model",
+                &|head| of(head).previous_token.mean,
+            ),
+            share(
+                "duplicate-token",
+                "Mean weight on earlier copies of the token, in repeated random tokens; of the plain model",
+                &|head| of(head).duplicate_token.mean,
+            ),
+            share(
+                "induction",
+                "Mean weight on what followed earlier copies, in repeated random tokens; of the plain model",
+                &|head| of(head).induction.mean,
+            ),
+        ] {
+            self.page.numbers(&numbers)?;
+        }
+        let circuits = Circuits::new(&session.model)?;
+        let mut copying = vec![];
+        for layer in 0..config.n_layer {
+            let heads = (0..config.n_head).map(|head| circuits.copying_score(Head { layer, head }));
+            copying.push(heads.collect::<Result<Vec<_>, _>>()?);
+        }
+        let meaning = "Whether the weights raise the logits of the tokens attended to, -1 to 1";
+        self.page.numbers(&signed("copying", meaning.to_owned(), scene, |Head { layer, head }| {
+            copying[layer][head]
+        }))
+    }
+
+    fn rollout(&mut self, scene: &Scene) -> anyhow::Result<()> {
+        let meaning =
+            "How much of each token reaches each position, through all heads and the residual stream";
+        let plain = Interventions::default();
+        let runs = [(0, &plain), (self.run, &scene.changes.list)];
+        for (run, changes) in &runs[usize::from(self.run == 0)..] {
+            for (layer, map) in rollout::by_layer(scene, changes)?.iter().enumerate() {
+                scene.subject().check_finite([map])?;
+                self.page.map(*run, &format!("rollout to block {layer}"), meaning, map)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn lens(&mut self, scene: &Scene, run: usize, output: &ModelOutput) -> anyhow::Result<()> {
+        let last = output.hidden_states.len() - 1;
+        for (layer, hidden) in output.hidden_states.iter().skip(1).enumerate() {
+            let likely = likely_by_layer(&scene.subject(), &hidden.squeeze(0)?, layer + 1 == last)?;
+            self.page.lens(run, layer, &likely)?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether the page shows the lens, for which a run keeps its hidden states.
+pub(super) fn lens(scene: &Scene) -> bool {
+    scene.args.with.contains(&WithArg::Lens)
+}
+
+/// What a page keeps of a layer besides its weights.
+pub(super) fn kinds(scene: &Scene) -> &'static [fn(usize) -> Point] {
+    if scene.args.with.contains(&WithArg::Neurons) { &[Point::Q, Point::K, Point::V] } else { &[Point::V] }
+}
+
+/// A number of each chosen head.
+#[allow(clippy::cast_possible_truncation)] // f32 is what is shown
+fn signed(name: &str, meaning: String, scene: &Scene, value: impl Fn(Head) -> f64) -> HeadNumbers {
+    let heads =
+        scene.layers.iter().flat_map(|&layer| scene.heads.iter().map(move |&head| Head { layer, head }));
+    HeadNumbers {
+        name: name.to_owned(),
+        meaning,
+        values: heads.map(|head| value(head) as f32).collect(),
+        signed: true,
+    }
+}

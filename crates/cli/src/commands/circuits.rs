@@ -1,0 +1,313 @@
+//! `gpt2 circuits`: what the weights of heads do by token, and how heads feed one another.
+
+use crate::args::{CircuitsArgs, CompositionArg};
+use crate::output::{self, is_quiet, note};
+use crate::prompt::single_token;
+use crate::provenance::Provenance;
+use crate::session::Session;
+use gpt2_circuits::{Circuit, Circuits, Composition, Eigenvalue, Entry};
+use gpt2_model::hooks::Head;
+use gpt2_view::{Align, Table, visible_text, visible_token};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+use std::io::Write;
+use std::process::ExitCode;
+
+/// How many singular values to show, and how many tokens of each.
+const SINGULAR: usize = 5;
+const TOKENS: usize = 6;
+
+#[derive(Serialize)]
+struct Overview {
+    provenance: Provenance,
+    heads: Vec<Copying>,
+    /// How strongly the output of one head feeds another, strongest first.
+    compositions: Vec<Pair>,
+}
+
+#[derive(Serialize)]
+struct Copying {
+    layer: usize,
+    head: usize,
+    /// The sum of the eigenvalues of OV by token divided by the sum of their sizes, -1 to 1.
+    copying: Option<f64>,
+}
+
+#[derive(Serialize)]
+struct Pair {
+    /// What of the later head reads: `q`, `k` or `v`.
+    reads: &'static str,
+    from: String,
+    to: String,
+    score: f64,
+}
+
+#[derive(Serialize)]
+struct OneHead {
+    provenance: Provenance,
+    layer: usize,
+    head: usize,
+    copying: Option<f64>,
+    /// Of OV by token: real and imaginary part, largest size first.
+    eigenvalues: Vec<[f64; 2]>,
+    /// Scores of a key's token for a query's token.
+    qk: Vec<Link>,
+    /// Changes of a token's logit when a token is attended to.
+    ov: Vec<Link>,
+    ov_singular: Vec<Direction>,
+    qk_singular: Vec<Direction>,
+}
+
+#[derive(Serialize)]
+struct Link {
+    from: String,
+    from_id: u32,
+    to: String,
+    to_id: u32,
+    value: f64,
+}
+
+/// A singular value, and the tokens of its directions. Both signs of the two directions together mean the same.
+#[derive(Serialize)]
+struct Direction {
+    value: f64,
+    reads: Vec<String>,
+    writes: Vec<String>,
+}
+
+pub(crate) fn run(args: &CircuitsArgs) -> anyhow::Result<ExitCode> {
+    let session = args.model.session()?;
+    let circuits = Circuits::new(&session.model)?;
+    let provenance = Provenance::of_weights(&session)?;
+    match args.head {
+        None => {
+            let report = overview(args, &circuits, provenance)?;
+            output::report(args.json, &report, |report| print_overview(report, args.top.into()))?;
+        }
+        Some(head) => {
+            let report = one_head(args, &session, &circuits, head, provenance)?;
+            output::report(args.json, &report, print_head)?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// `None` for the NaN of a head whose values are 0.
+fn known(score: f64) -> Option<f64> {
+    Some(score).filter(|score| !score.is_nan())
+}
+
+fn overview(args: &CircuitsArgs, circuits: &Circuits, provenance: Provenance) -> anyhow::Result<Overview> {
+    let mut heads = vec![];
+    for layer in 0..circuits.layers() {
+        for head in 0..circuits.heads(layer) {
+            let copying = known(circuits.copying_score(Head { layer, head })?);
+            heads.push(Copying { layer, head, copying });
+        }
+    }
+    let all = [CompositionArg::Q, CompositionArg::K, CompositionArg::V];
+    let kinds = if args.composition.is_empty() { &all[..] } else { &args.composition };
+    let mut compositions = vec![];
+    for kind in kinds {
+        let (kind, reads) = match kind {
+            CompositionArg::Q => (Composition::Q, "q"),
+            CompositionArg::K => (Composition::K, "k"),
+            CompositionArg::V => (Composition::V, "v"),
+        };
+        let bar = bar("{bar:30} {pos}/{len} pairs of layers, {eta} left")?;
+        let scores = circuits.composition(kind, &mut |done, total| {
+            bar.set_length(total as u64);
+            bar.set_position(done as u64);
+        })?;
+        bar.finish_and_clear();
+        let count = heads.len();
+        for (i, score) in scores.flatten_all()?.to_vec1::<f64>()?.into_iter().enumerate() {
+            let name = |i: usize| format!("{}.{}", heads[i].layer, heads[i].head);
+            if score > 0.0 {
+                compositions.push(Pair { reads, from: name(i / count), to: name(i % count), score });
+            }
+        }
+    }
+    compositions.sort_by(|a, b| b.score.total_cmp(&a.score));
+    Ok(Overview { provenance, heads, compositions })
+}
+
+fn one_head(
+    args: &CircuitsArgs,
+    session: &Session,
+    circuits: &Circuits,
+    head: Head,
+    provenance: Provenance,
+) -> anyhow::Result<OneHead> {
+    let tokens = args.token.iter().map(|text| single_token(session, "--token", text));
+    let tokens = tokens.collect::<anyhow::Result<Vec<u32>>>()?;
+    let links = |circuit: Circuit| -> anyhow::Result<Vec<Link>> {
+        let entries = if tokens.is_empty() {
+            largest(circuits, head, circuit, args.top.into())?
+        } else {
+            rows(circuits, head, circuit, &tokens, args.top.into())?
+        };
+        Ok(entries.into_iter().map(|entry| link(session, entry)).collect())
+    };
+    let singular = |circuit: Circuit| -> anyhow::Result<Vec<Direction>> {
+        let found = circuits.singular(head, circuit)?;
+        let direction = |i: usize| -> anyhow::Result<Direction> {
+            let named = |direction: &candle_core::Tensor, reads: bool| -> anyhow::Result<Vec<String>> {
+                let ids: Vec<u32> =
+                    circuits.tokens_of(direction, reads, TOKENS)?.into_iter().map(|(id, _)| id).collect();
+                Ok(session.labels(&ids))
+            };
+            // QK reads on both sides: the queries' tokens and the keys'.
+            let writes = named(&found.right.get(i)?, circuit == Circuit::Qk)?;
+            Ok(Direction { value: found.values[i], reads: named(&found.left.get(i)?, true)?, writes })
+        };
+        (0..SINGULAR.min(found.values.len())).map(direction).collect()
+    };
+    let eigenvalues = circuits.token_eigenvalues(head)?;
+    Ok(OneHead {
+        provenance,
+        layer: head.layer,
+        head: head.head,
+        copying: known(circuits.copying_score(head)?),
+        eigenvalues: eigenvalues.into_iter().map(|Eigenvalue { re, im }| [re, im]).collect(),
+        qk: links(Circuit::Qk)?,
+        ov: links(Circuit::Ov)?,
+        ov_singular: singular(Circuit::Ov)?,
+        qk_singular: singular(Circuit::Qk)?,
+    })
+}
+
+/// The largest entries of a whole table, with a bar while it is searched.
+fn largest(circuits: &Circuits, head: Head, circuit: Circuit, count: usize) -> anyhow::Result<Vec<Entry>> {
+    let bar = bar("{bar:30} {pos}/{len} tokens, {eta} left")?;
+    let found = circuits.largest_entries(head, circuit, count, &mut |done, total| {
+        bar.set_length(total as u64);
+        bar.set_position(done as u64);
+    })?;
+    bar.finish_and_clear();
+    Ok(found)
+}
+
+/// A bar for work on a terminal.
+fn bar(template: &str) -> anyhow::Result<ProgressBar> {
+    let bar = if is_quiet() { ProgressBar::hidden() } else { ProgressBar::new(0) };
+    Ok(bar.with_style(ProgressStyle::with_template(template)?))
+}
+
+/// The largest entries of some tokens' rows, token by token.
+#[allow(clippy::cast_possible_truncation)] // token ids are u32
+fn rows(
+    circuits: &Circuits,
+    head: Head,
+    circuit: Circuit,
+    tokens: &[u32],
+    count: usize,
+) -> anyhow::Result<Vec<Entry>> {
+    let table = circuits.rows(head, circuit, tokens)?.to_dtype(candle_core::DType::F64)?.to_vec2::<f64>()?;
+    let mut all = vec![];
+    for (&from, row) in tokens.iter().zip(table) {
+        let mut entries: Vec<Entry> =
+            row.into_iter().enumerate().map(|(to, value)| Entry { from, to: to as u32, value }).collect();
+        entries.sort_by(|a, b| b.value.total_cmp(&a.value));
+        all.extend(entries.into_iter().take(count));
+    }
+    Ok(all)
+}
+
+fn link(session: &Session, Entry { from, to, value }: Entry) -> Link {
+    let label = |id: u32| session.labels(&[id]).concat();
+    Link { from: label(from), from_id: from, to: label(to), to_id: to, value }
+}
+
+fn print_overview(report: &Overview, shown: usize) -> anyhow::Result<()> {
+    let mut out = output::stdout();
+    writeln!(out, "{}: weights alone\n", visible_text(report.provenance.model()))?;
+    writeln!(
+        out,
+        "copying: from -1 to 1, whether a head raises the logits of the tokens that it attends to; highest first\n"
+    )?;
+    let mut sorted: Vec<&Copying> = report.heads.iter().collect();
+    let of = |head: &Copying| head.copying.unwrap_or(f64::NEG_INFINITY);
+    sorted.sort_by(|a, b| of(b).total_cmp(&of(a)));
+    let mut table = Table::new(&[("head", Align::Right), ("copying", Align::Right)]);
+    for Copying { layer, head, copying } in sorted.into_iter().take(shown) {
+        let copying = copying.map_or_else(|| "none".to_owned(), |copying| format!("{copying:+.3}"));
+        table.row(vec![format!("{layer}.{head}"), copying]);
+    }
+    writeln!(out, "{}", table.render())?;
+    writeln!(
+        out,
+        "composition: how strongly the output of a head feeds a later one's queries, keys or values\n"
+    )?;
+    let mut table = Table::new(&[
+        ("from", Align::Right),
+        ("to", Align::Right),
+        ("reads", Align::Left),
+        ("score", Align::Right),
+    ]);
+    for Pair { reads, from, to, score } in report.compositions.iter().take(shown) {
+        table.row(vec![from.clone(), to.clone(), (*reads).to_owned(), format!("{score:.3}")]);
+    }
+    write!(out, "{}", table.render())?;
+    if report.heads.len() > shown || report.compositions.len() > shown {
+        note(&format!("the first {shown} of each; -k shows more, --json has all"));
+    }
+    Ok(())
+}
+
+fn print_head(report: &OneHead) -> anyhow::Result<()> {
+    let mut out = output::stdout();
+    writeln!(out, "{}: weights alone\n", visible_text(report.provenance.model()))?;
+    let largest = report.eigenvalues.iter().take(4).map(|[re, im]| match im.abs() < 1e-9 {
+        true => format!("{re:+.2}"),
+        false => format!("{re:+.2}{im:+.2}i"),
+    });
+    writeln!(
+        out,
+        "head {}.{}: copying {}; the largest eigenvalues of OV by token: {}\n",
+        report.layer,
+        report.head,
+        report.copying.map_or_else(|| "none".to_owned(), |copying| format!("{copying:+.3}")),
+        largest.collect::<Vec<_>>().join(", ")
+    )?;
+    for (title, links, from, to) in [
+        ("QK, where it looks: the score of a key for a query", &report.qk, "query", "key"),
+        (
+            "OV, what it writes: the change of a logit when a token is attended to",
+            &report.ov,
+            "attended",
+            "logit of",
+        ),
+    ] {
+        writeln!(out, "{title}\n")?;
+        let mut table = Table::new(&[(from, Align::Left), (to, Align::Left), ("value", Align::Right)]);
+        for Link { from, to, value, .. } in links {
+            table.row(vec![visible_token(from), visible_token(to), format!("{value:+.2}")]);
+        }
+        writeln!(out, "{}", table.render())?;
+    }
+    for (title, directions, reads, writes) in [
+        (
+            "singular directions of OV: what it reads and what that becomes",
+            &report.ov_singular,
+            "reads",
+            "writes",
+        ),
+        (
+            "singular directions of QK: which queries look for which keys",
+            &report.qk_singular,
+            "queries",
+            "keys",
+        ),
+    ] {
+        writeln!(out, "{title}\n")?;
+        let mut table = Table::new(&[("value", Align::Right), (reads, Align::Left), (writes, Align::Left)]);
+        for Direction { value, reads, writes } in directions {
+            let named =
+                |tokens: &[String]| tokens.iter().map(|t| visible_token(t)).collect::<Vec<_>>().join(" ");
+            table.row(vec![format!("{value:.2}"), named(reads), named(writes)]);
+        }
+        writeln!(out, "{}", table.render())?;
+    }
+    Ok(())
+}

@@ -1,0 +1,112 @@
+//! The attention of a generated text, as files: one row per token, from the cache.
+
+use crate::args::{FiniteArgs, GenerateArgs};
+use crate::interventions::Changes;
+use crate::outputs::Outputs;
+use crate::provenance::Provenance;
+use crate::session::Session;
+use crate::values::select;
+use crate::weights::{Export, Format, LayerValues, Page, PageOptions, Subject, open, predictions};
+use candle_core::DType;
+use gpt2_model::hooks::WeightRows;
+use gpt2_model::{ForwardArgs, KvCache};
+use gpt2_view::FileKind;
+
+/// The rows of weights that generation leaves, of the chosen layers and heads; none without an option that asks for them.
+pub(super) struct Recorded {
+    pub(super) rows: WeightRows,
+    layers: Vec<usize>,
+    heads: Vec<usize>,
+}
+
+/// A generated text.
+pub(super) struct Text<'a> {
+    pub(super) session: &'a Session,
+    pub(super) prompt: &'a [u32],
+    pub(super) new: &'a [u32],
+    pub(super) changes: &'a Changes,
+    pub(super) made_by: &'a Provenance,
+}
+
+/// The files that the options ask for.
+pub(super) fn outputs(args: &GenerateArgs) -> anyhow::Result<Outputs> {
+    let mut outputs = Outputs::new(args.overwrite);
+    if let Some(path) = &args.export {
+        outputs.add("--export", path, Format::of(path)?.kind());
+    }
+    if let Some(path) = &args.html {
+        outputs.add("--html", path, FileKind::Page);
+    }
+    Ok(outputs)
+}
+
+impl Recorded {
+    pub(super) fn new(args: &GenerateArgs, session: &Session) -> anyhow::Result<Self> {
+        let config = session.model.config();
+        let (layers, heads) =
+            (select("layer", &args.layer, config.n_layer)?, select("head", &args.head, config.n_head)?);
+        let wanted = args.export.is_some() || args.html.is_some() || args.open;
+        let rows = WeightRows::new(layers.iter().copied().filter(|_| wanted));
+        Ok(Self { rows, layers, heads })
+    }
+
+    /// Writes the files, and opens the page.
+    pub(super) fn write(self, args: &GenerateArgs, text: &Text, mut outputs: Outputs) -> anyhow::Result<()> {
+        let shown = args.html.is_some() || args.open;
+        if !shown && args.export.is_none() {
+            return Ok(());
+        }
+        // The model never read the last token.
+        let Some((&last, read)) = text.new.split_last() else {
+            anyhow::bail!("no token was generated, so there is no attention to write")
+        };
+        let ids = [text.prompt, read].concat();
+        let (tokens, made_by) =
+            (text.session.labels(&ids), text.made_by.clone().reading(&ids).of(&self.layers, &self.heads));
+        let subject = Subject {
+            session: text.session,
+            ids: &ids,
+            tokens: &tokens,
+            layers: &self.layers,
+            heads: &self.heads,
+            changes: text.changes,
+            finite: &FiniteArgs::STRICT,
+            made_by: &made_by,
+        };
+        let options = PageOptions {
+            top: args.top.map(usize::from),
+            prompt: Some(text.prompt.len()),
+            ..PageOptions::default()
+        };
+        let mut page = shown.then(|| Page::new(&subject, options)).transpose()?;
+        let mut export = args.export.as_deref().map(|path| Export::new(&subject, path, false)).transpose()?;
+        for &layer in &self.layers {
+            let weights = self.rows.weights(layer, 0, ids.len())?.unsqueeze(0)?; // (1, H, T, T)
+            let weights = subject.of_chosen(&weights)?;
+            subject.check_finite([&weights])?;
+            if let Some(page) = &mut page {
+                page.layer(&subject, 0, layer, &weights, &LayerValues::default())?;
+            }
+            if let Some(export) = &mut export {
+                export.layer(&subject, layer, &weights)?;
+            }
+        }
+        if let (Some(path), Some(export)) = (&args.export, export) {
+            export.finish(&subject, &[], path, &mut outputs)?;
+        }
+        let Some(page) = page else { return outputs.commit() };
+        // Through a cache like that of the steps, where positions beyond a patched text stay as they are.
+        let (model, device) = (&text.session.model, &text.session.device);
+        let kv = args.kv.map_or(model.transformer.dtype(), DType::from);
+        let mut cache = KvCache::new(model.config(), 1, ids.len(), kv, device)?;
+        let hooks = Some(&text.changes.list as &dyn gpt2_model::hooks::Hooks);
+        let forward = ForwardArgs { hooks, cache: Some(&mut cache), ..Default::default() };
+        let hidden = model.transformer.forward(&text.session.input_ids(&ids)?, forward)?;
+        let page = page.finish(&predictions(&subject, &hidden.last_hidden_state.squeeze(0)?, Some(last))?)?;
+        if let Some(path) = &args.html {
+            outputs.stage_bytes(path, &page)?;
+        }
+        outputs.commit()?;
+        if args.open { open(args.html.as_deref(), &page) } else { Ok(()) }
+    }
+}

@@ -1,0 +1,63 @@
+//! NumPy files from elsewhere, before Candle reads them: it believes what the header says of the array's size.
+
+use anyhow::{Context, bail};
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+/// Far more than a header takes.
+const LONGEST_HEADER: u64 = 1 << 16;
+
+/// Refuses a file that is shorter than the array that its header announces.
+pub(crate) fn check_length(path: &Path) -> anyhow::Result<()> {
+    let file = gpt2_files::open_regular(path)?;
+    let length = file.metadata()?.len();
+    let mut start = vec![];
+    File::take(file, LONGEST_HEADER).read_to_end(&mut start)?;
+    let text = String::from_utf8_lossy(&start);
+    if !start.starts_with(b"\x93NUMPY") {
+        bail!("it does not begin as a NumPy file does");
+    }
+    let (_, shape) = text.split_once("'shape':").context("its header has no shape")?;
+    let (_, shape) = shape.split_once('(').context("its shape has no parenthesis")?;
+    let (shape, _) = shape.split_once(')').context("its shape does not end")?;
+    let mut numbers = 1u64;
+    for dim in shape.split(',').map(str::trim).filter(|dim| !dim.is_empty()) {
+        let dim: u64 = dim.parse().context("its shape holds something else than numbers")?;
+        numbers = numbers.checked_mul(dim).context("its shape is larger than any file")?;
+    }
+    // A number takes a byte at least.
+    if numbers > length {
+        bail!("its header announces {numbers} numbers, but the file has {length} bytes");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use candle_core::{Device, Tensor};
+
+    #[test]
+    fn a_header_that_announces_more_than_the_file_is_refused() -> anyhow::Result<()> {
+        let folder = tempfile::tempdir()?;
+        let path = folder.path().join("v.npy");
+        Tensor::zeros((3, 4), candle_core::DType::F32, &Device::Cpu)?.write_npy(&path)?;
+        check_length(&path)?;
+        let bytes = std::fs::read(&path)?;
+        let refused = |bytes: &[u8], says: &str| -> anyhow::Result<()> {
+            std::fs::write(&path, bytes)?;
+            let error = check_length(&path).expect_err(says).to_string();
+            assert!(error.contains(says), "{error}");
+            Ok(())
+        };
+        let text = String::from_utf8_lossy(&bytes).into_owned();
+        let at = text.find("3, 4").expect("a shape");
+        let mut larger = bytes.clone();
+        larger.splice(at - 2..at + 2, *b"9999");
+        refused(&larger, "announces")?;
+        refused(b"not numpy", "begin")?;
+        refused(b"\x93NUMPY {'shape': (99999999999, 99999999999), }", "larger than any file")?;
+        refused(b"\x93NUMPY {'shape': (x,), }", "something else")
+    }
+}

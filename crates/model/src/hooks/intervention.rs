@@ -1,0 +1,217 @@
+//! A change to heads, attention or the residual stream, as data.
+
+use super::hook::{At, KnockOut};
+use super::point::Point;
+use candle_core::{Result, Tensor};
+
+/// A head of a layer, both counted from 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Head {
+    /// The layer.
+    pub layer: usize,
+    /// The head.
+    pub head: usize,
+}
+
+/// What one part of the model adds to the residual stream, or the stream itself: what a [`Patch`] replaces.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Place {
+    /// A head's context z, [`Point::Z`].
+    Head(Head),
+    /// The residual stream before a layer's block, [`Point::ResidPre`].
+    Stream(usize),
+    /// What a layer's attention adds to the stream, [`Point::AttnOut`].
+    Attention(usize),
+    /// What a layer's MLP adds to the stream, [`Point::MlpOut`].
+    Mlp(usize),
+}
+
+impl Place {
+    /// The layer, counted from 0.
+    #[must_use]
+    pub fn layer(self) -> usize {
+        match self {
+            Self::Head(head) => head.layer,
+            Self::Stream(layer) | Self::Attention(layer) | Self::Mlp(layer) => layer,
+        }
+    }
+
+    /// Where hooks see it: a head's point holds all heads of its layer.
+    #[must_use]
+    pub fn point(self) -> Point {
+        match self {
+            Self::Head(head) => Point::Z(head.layer),
+            Self::Stream(layer) => Point::ResidPre(layer),
+            Self::Attention(layer) => Point::AttnOut(layer),
+            Self::Mlp(layer) => Point::MlpOut(layer),
+        }
+    }
+}
+
+/// Another run's value in place of this run's: activation patching (Vig et al. 2020, "Investigating Gender Bias in Language
+/// Models Using Causal Mediation Analysis"; Wang et al. 2022).
+#[derive(Debug, Clone)]
+pub struct Patch {
+    /// What to replace.
+    pub place: Place,
+    /// The position to replace; all of them for `None`.
+    pub position: Option<usize>,
+    /// The other run's value at the place's point: (B, T, H, D) for a head, otherwise (B, T, C). A batch of 1 serves every
+    /// row. Without a cache, both texts must have the same length if all positions are replaced; with one, positions from
+    /// T on stay unchanged.
+    pub from: Tensor,
+}
+
+/// A change to one head, to attention or to the residual stream. Changes to a head apply to its context z, before `c_proj`, at
+/// every position, unless they say otherwise.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum Intervention {
+    /// z becomes 0 (Michel et al. 2019, "Are Sixteen Heads Really Better than One?").
+    ZeroAblate(Head),
+    /// z becomes its own mean over the batch and the positions of this run that are not padding, the same vector
+    /// at each position. This removes what the head says about this text and keeps its average (mean ablation of
+    /// Wang et al. 2022, "Interpretability in the Wild"; they take the mean over other texts, see
+    /// [`Interventions::with_means_over`](super::Interventions::with_means_over)). It does not work with a cache; see [`Interventions::with_means_of`](super::Interventions::with_means_of).
+    MeanAblate(Head),
+    /// z becomes this vector (D) at every position.
+    Replace(Head, Tensor),
+    /// z is multiplied by a factor.
+    Scale(Head, f64),
+    /// A value becomes that of another run.
+    Patch(Patch),
+    /// A vector (C) is added to the residual stream before a layer's block, at one position or at all: steering (Turner et al.
+    /// 2023, "Activation Addition").
+    Add {
+        /// The layer, counted from 0.
+        layer: usize,
+        /// The position, or all.
+        position: Option<usize>,
+        /// (C)
+        vector: Tensor,
+    },
+    /// The head's scores are divided by a temperature above 0 before the softmax: below 1, its attention gets sharper. The
+    /// fused kernels stay in use.
+    Temperature(Head, f64),
+    /// Knocks out attention between two positions, in one layer or in all.
+    KnockOut(Option<usize>, KnockOut),
+}
+
+impl Intervention {
+    /// Where it acts; `None` for a knock-out, which acts inside attention.
+    pub(crate) fn point(&self) -> Option<Point> {
+        match self {
+            Self::ZeroAblate(head)
+            | Self::MeanAblate(head)
+            | Self::Replace(head, _)
+            | Self::Scale(head, _) => Some(Point::Z(head.layer)),
+            Self::Patch(patch) => Some(patch.place.point()),
+            Self::Add { layer, .. } => Some(Point::ResidPre(*layer)),
+            Self::Temperature(head, _) => Some(Point::Q(head.layer)),
+            Self::KnockOut(..) => None,
+        }
+    }
+
+    /// The head, if it changes a single one.
+    pub(crate) fn head(&self) -> Option<Head> {
+        match self {
+            Self::ZeroAblate(head)
+            | Self::MeanAblate(head)
+            | Self::Replace(head, _)
+            | Self::Scale(head, _)
+            | Self::Temperature(head, _)
+            | Self::Patch(Patch { place: Place::Head(head), .. }) => Some(*head),
+            Self::Patch(_) | Self::Add { .. } | Self::KnockOut(..) => None,
+        }
+    }
+
+    /// The value at its point after the change: q or z (B, T, 1, D) of its head, or a stream (B, T, C).
+    pub(super) fn changed(&self, at: At, x: &Tensor) -> Result<Tensor> {
+        match self {
+            Self::ZeroAblate(_) => x.zeros_like(),
+            Self::MeanAblate(head) if at.cached => candle_core::bail!(
+                "mean ablation of head {head}: a pass with a cache does not see the whole text; fix the mean \
+                 beforehand (Interventions::with_means_of)"
+            ),
+            Self::MeanAblate(_) => mean(x, at)?.broadcast_as(x.shape())?.contiguous(),
+            Self::Replace(_, value) => value
+                .to_dtype(x.dtype())?
+                .reshape((1, 1, 1, x.dim(3)?))?
+                .broadcast_as(x.shape())?
+                .contiguous(),
+            Self::Scale(_, factor) => x * *factor,
+            Self::Temperature(_, temperature) => x * temperature.recip(),
+            Self::Patch(patch) => patch.onto(at, x),
+            Self::Add { position, vector, .. } => {
+                let vector = vector.to_dtype(x.dtype())?.to_device(x.device())?.reshape((1, 1, ()))?;
+                match position {
+                    None => x.broadcast_add(&vector),
+                    Some(position) => replaced(x, at.past, *position, |row| row.broadcast_add(&vector)),
+                }
+            }
+            Self::KnockOut(..) => Ok(x.clone()),
+        }
+    }
+}
+
+impl Patch {
+    /// `x` (B, T, 1, D) or (B, T, C), with the other run's value.
+    fn onto(&self, at: At, x: &Tensor) -> Result<Tensor> {
+        let from = match self.place {
+            Place::Head(head) => self.from.narrow(2, head.head, 1)?, // (B, T, 1, D)
+            _ => self.from.clone(),
+        };
+        let (b, t, other_t) = (x.dim(0)?, x.dim(1)?, from.dim(1)?);
+        let fits = at.cached || self.position.is_some() || at.past + t == other_t;
+        if (from.dim(0)? != 1 && from.dim(0)? != b) || from.dims()[2..] != x.dims()[2..] || !fits {
+            candle_core::bail!(
+                "patch of {}: this run's value is {:?}, the other run's is {:?}",
+                self.place,
+                x.dims(),
+                self.from.dims()
+            )
+        }
+        let rows = |first: usize, count: usize| -> Result<Tensor> {
+            let rows = from.narrow(1, first, count)?.to_dtype(x.dtype())?.to_device(x.device())?;
+            let mut shape = x.dims().to_vec();
+            shape[1] = count;
+            rows.broadcast_as(shape)
+        };
+        if let Some(position) = self.position {
+            return replaced(x, at.past, position, |_| rows(position, 1));
+        }
+        let known = other_t.saturating_sub(at.past).min(t);
+        if known == 0 {
+            return Ok(x.clone());
+        }
+        Tensor::cat(&[&rows(at.past, known)?, &x.narrow(1, known, t - known)?], 1)
+    }
+}
+
+/// `x` (B, T, ..), which begins at position `past`, with what `change` makes of the row at `position`, if it is in `x`.
+fn replaced(
+    x: &Tensor,
+    past: usize,
+    position: usize,
+    change: impl FnOnce(&Tensor) -> Result<Tensor>,
+) -> Result<Tensor> {
+    let t = x.dim(1)?;
+    let Some(at) = position.checked_sub(past).filter(|&at| at < t) else { return Ok(x.clone()) };
+    let row = change(&x.narrow(1, at, 1)?)?;
+    Tensor::cat(&[&x.narrow(1, 0, at)?, &row, &x.narrow(1, at + 1, t - at - 1)?], 1)
+}
+
+/// The mean over rows and positions that are not padding: (B, T, 1, D) -> (1, 1, 1, D)
+pub(crate) fn mean(z: &Tensor, at: At) -> Result<Tensor> {
+    let wide = z.to_dtype(candle_fused::accumulator(z.dtype()))?;
+    let sum = |x: &Tensor| x.sum_keepdim((0, 1));
+    let mean = match at.padding {
+        None => wide.mean_keepdim((0, 1))?,
+        Some(padding) => {
+            let visible = padding.unsqueeze(2)?.unsqueeze(3)?.to_dtype(wide.dtype())?; // (B, T, 1, 1)
+            // If all positions are padding, the mean is 0.
+            sum(&wide.broadcast_mul(&visible)?)?.broadcast_div(&sum(&visible)?.maximum(1.0)?)?
+        }
+    };
+    mean.to_dtype(z.dtype())
+}

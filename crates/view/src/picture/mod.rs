@@ -1,0 +1,25 @@
+//! Pictures as PNG, SVG and PDF. A view lays its marks out in a [`scene`] once; three writers turn that into files, so
+//! that the formats cannot disagree. The font is part of the binary (its licence: `licenses/DejaVu.txt`).
+
+mod axis;
+mod colour_bar;
+mod curve;
+mod format;
+mod grid;
+mod head;
+mod heading;
+mod letters;
+mod number_map;
+mod numbers;
+mod pdf;
+mod png;
+mod raster;
+mod scene;
+pub(crate) mod signature;
+mod svg;
+
+pub use curve::loss_curve;
+pub use format::PictureFormat;
+pub use grid::HeadGrid;
+pub use head::head_picture;
+pub use number_map::NumberMap;

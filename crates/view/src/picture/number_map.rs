@@ -1,0 +1,284 @@
+//! A matrix of signed numbers, such as the effect of patching each head at each token.
+
+use super::PictureFormat;
+use super::axis::Axis;
+use super::colour_bar::ColourBar;
+use super::heading::Heading;
+use super::letters::Letters;
+use super::numbers::{fixed, of_axis, round_numbers};
+use super::scene::{Anchor, Cells, INK, NOT_A_NUMBER, Scene, Style, WHITE};
+use crate::palette::{diverging, wants_black};
+use crate::provenance::Provenance;
+use crate::text::{visible_text, visible_token};
+use candle_core::{DType, Result, Tensor};
+
+/// The longest side of the cells in pixels, unless one pixel per number needs more.
+const LONGEST: usize = 1500;
+/// The largest cell.
+const WIDEST: usize = 60;
+const TALLEST: usize = 34;
+/// The least width, which leaves room for a title.
+const NARROWEST: f32 = 560.0;
+/// The room of an axis name.
+const NAME: f32 = 26.0;
+const MARGIN: f32 = 20.0;
+const AXIS: Style = Style::new(16.0, INK);
+/// The sizes of the numbers in cells.
+const LARGE: f32 = 13.0;
+const MEDIUM: f32 = 10.0;
+const SMALL: f32 = 8.0;
+/// Around a number in its cell.
+const PAD: f32 = 2.0;
+
+/// A picture of a matrix of signed numbers, such as what it changes to patch each head at each token: rows and columns
+/// with labels, colours from blue (below 0) through white to red (above), a colour bar, and the numbers themselves
+/// where cells are large enough.
+///
+/// The scale is as far below 0 as above, up to the largest number. What is not finite is grey. Labels are shown like
+/// tokens, with visible spaces, and where there is no room for all, every second, fifth, tenth and so on is.
+///
+/// ```
+/// use candle_core::{Device, Tensor};
+/// use gpt2_view::{NumberMap, PictureFormat, Provenance};
+///
+/// let names = |names: [&str; 2]| names.map(String::from);
+/// let (rows, columns) = (names(["0", "1"]), names(["Hello", " world"]));
+/// let map = NumberMap {
+///     title: "patching resid_pre",
+///     row_axis: "layer",
+///     column_axis: "token",
+///     unit: "change of the logit",
+///     rows: &rows,
+///     columns: &columns,
+/// };
+/// let values = Tensor::new(&[[0.5f32, -1.25], [0.0, 3.0]], &Device::Cpu)?; // (rows, columns)
+/// let svg = map.draw(PictureFormat::Svg, &values, &Provenance::default())?;
+/// assert!(String::from_utf8_lossy(&svg).contains(">-1.25</text>"));
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, Default)]
+pub struct NumberMap<'a> {
+    /// Above the picture.
+    pub title: &'a str,
+    /// What the rows are.
+    pub row_axis: &'a str,
+    /// What the columns are.
+    pub column_axis: &'a str,
+    /// What the numbers are, for the colour bar.
+    pub unit: &'a str,
+    /// The rows' labels, from the top.
+    pub rows: &'a [String],
+    /// The columns' labels, from the left.
+    pub columns: &'a [String],
+}
+
+impl NumberMap<'_> {
+    /// The picture as the bytes of a file, with the caption of `provenance` below the title and its facts in the file's
+    /// metadata.
+    ///
+    /// # Shapes
+    /// `values` (rows, columns)
+    ///
+    /// # Errors
+    /// When `values` is empty or has another shape than the labels, or the picture cannot be drawn.
+    pub fn draw(&self, format: PictureFormat, values: &Tensor, provenance: &Provenance) -> Result<Vec<u8>> {
+        format.write(&self.scene(values, provenance)?, provenance)
+    }
+
+    fn scene(&self, values: &Tensor, provenance: &Provenance) -> Result<Scene> {
+        let (rows, columns) = (self.rows.len(), self.columns.len());
+        if values.dims() != [rows, columns] || rows * columns == 0 {
+            candle_core::bail!(
+                "number map: values have shape {:?}, with labels for {rows} rows and {columns} columns",
+                values.dims()
+            )
+        }
+        let values: Vec<f32> = values.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?;
+        let finite = || values.iter().filter(|value| value.is_finite());
+        let most = finite().map(|value| value.abs()).fold(0.0, f32::max);
+        // Without any number but 0, all scales are the same.
+        let most = if most > 0.0 { most } else { 1.0 };
+        let level = |value: f32| value / most;
+
+        let letters = Letters::new()?;
+        let side = |n: usize, largest: usize| (LONGEST / n).clamp(1, largest) as f32;
+        let (wide, tall) = (side(columns, WIDEST), side(rows, TALLEST));
+        let (width, height) = (wide * columns as f32, tall * rows as f32);
+        let axis = |labels: &[String], cell: f32| {
+            Axis::new(&letters, labels.len(), cell, |i| i, |i| visible_token(&labels[i]))
+        };
+        let (beside, above) = (axis(self.rows, tall), axis(self.columns, wide));
+        let (marks, digits) = round_numbers(f64::from(-most), f64::from(most), 6);
+        let number = |mark: f64| (0.5 + mark / f64::from(most) / 2.0, of_axis(mark, digits));
+        #[allow(clippy::cast_possible_truncation)] // between 0 and 1
+        let numbers = marks.into_iter().map(number).map(|(level, text)| (level as f32, text)).collect();
+        let bar = ColourBar {
+            name: visible_text(self.unit),
+            numbers,
+            colour: &|level| diverging(2.0 * level - 1.0),
+            has_nan: finite().count() < values.len(),
+        };
+        let heading = Heading::new(self.title, provenance);
+        let (x, y) = (MARGIN + NAME + beside.beside(), heading.height() + NAME + above.above());
+        let room = height.max(bar.least_height(&letters));
+        let size = (x + width + bar.room(&letters), y + room + MARGIN);
+        let least = heading.width(&letters, NARROWEST);
+        let mut scene = Scene::new(letters, (size.0.max(least), size.1), heading.title())?;
+        heading.draw(&mut scene);
+        let across = scene.letters.cut(&visible_text(self.column_axis), AXIS.size, scene.width - x - MARGIN);
+        scene.text(across, (x, heading.height() + 16.0), AXIS);
+        let down = scene.letters.cut(&visible_text(self.row_axis), AXIS.size, room);
+        let name = AXIS.upward().anchor(Anchor::Middle);
+        let half = scene.letters.width(&down, AXIS.size) / 2.0;
+        scene.text(down, (MARGIN + 14.0, y + (height / 2.0).max(half)), name);
+
+        let colour = |value: &f32| if value.is_finite() { diverging(level(*value)) } else { NOT_A_NUMBER };
+        let colours: Vec<_> = values.iter().map(colour).collect();
+        let cells = colours.iter().copied().map(Some).collect();
+        scene.cells(Cells { x, y, width, height, columns, colours: cells });
+        beside.draw_beside(&mut scene, (x, y));
+        above.draw_above(&mut scene, (x, y));
+        bar.draw(&mut scene, (x + width, y), room);
+        if let Some((texts, size)) = printed(&values, most, (wide, tall), &scene.letters) {
+            for (i, (text, background)) in texts.into_iter().zip(colours).enumerate() {
+                let ink = if wants_black(background) { INK } else { WHITE };
+                let style = Style::new(size, ink).anchor(Anchor::Middle);
+                let (column, row) = ((i % columns) as f32, (i / columns) as f32);
+                let middle = (x + (column + 0.5) * wide, y + (row + 0.5) * tall + style.to_baseline());
+                scene.text(text, middle, style);
+            }
+        }
+        Ok(scene)
+    }
+}
+
+/// The numbers as they are printed in cells of this size, and the size of the letters; `None` if there is no room for
+/// two digits of the largest number.
+fn printed(
+    values: &[f32],
+    most: f32,
+    (width, height): (f32, f32),
+    letters: &Letters,
+) -> Option<(Vec<String>, f32)> {
+    #[allow(clippy::cast_possible_truncation)] // between -45 and 38
+    let before = most.log10().floor() as i32 + 1; // digits before the point, or zeros after it below 0
+    for (significant, least) in [(3, MEDIUM), (2, SMALL)] {
+        let digits = usize::try_from((significant - before).max(0)).ok().filter(|digits| *digits <= 4)?;
+        let texts: Vec<String> = values.iter().map(|value| in_cell(*value, digits)).collect();
+        let widest = texts.iter().map(|text| letters.width(text, 1.0)).fold(0.0, f32::max);
+        let size = ((width - 2.0 * PAD) / widest).min((height - 2.0 * PAD) / 1.2).min(LARGE);
+        if size >= least {
+            return Some((texts, size));
+        }
+    }
+    None
+}
+
+/// Without the zero before the point, which takes room and says nothing.
+fn in_cell(value: f32, digits: usize) -> String {
+    let text = fixed(f64::from(value), digits);
+    let (sign, rest) = text.strip_prefix('-').map_or(("", text.as_str()), |rest| ("-", rest));
+    rest.strip_prefix("0.").map_or_else(|| text.clone(), |rest| format!("{sign}.{rest}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::palette::Rgb;
+    use crate::picture::png::tests::{decode, provenance};
+    use crate::picture::raster::whole;
+    use crate::picture::scene::Mark;
+    use crate::text::tests::NASTY;
+    use candle_core::Device;
+    use serde_json::Value;
+
+    fn names(n: usize) -> Vec<String> {
+        (0..n).map(|i| i.to_string()).collect()
+    }
+
+    #[test]
+    fn each_number_has_its_colour_and_its_text() -> Result<()> {
+        let (rows, columns) = (names(2), names(3));
+        let map = NumberMap { rows: &rows, columns: &columns, unit: "nats", ..NumberMap::default() };
+        let values = Tensor::new(&[[0f32, 2., -1.], [f32::NAN, -0.004, 1.]], &Device::Cpu)?;
+        let provenance = provenance("what made it", Value::Null);
+        let scene = map.scene(&values, &provenance)?;
+        scene.assert_legible(true);
+        let mut cells = scene.marks.iter().filter_map(|mark| match mark {
+            Mark::Cells(cells) => Some(cells),
+            _ => None,
+        });
+        let Cells { x, y, width, height, .. } = *cells.next().expect("cells");
+        let picture = decode(&map.draw(PictureFormat::Png, &values, &provenance)?);
+        let (wide, tall) = (width / 3.0, height / 2.0);
+        let expected: [(&str, Rgb); 6] = [
+            (".00", (247, 247, 247)),
+            ("2.00", (103, 0, 31)),
+            ("-1.00", diverging(-0.5)),
+            ("NaN", (160, 160, 160)),
+            (".00", diverging(-0.002)),
+            ("1.00", diverging(0.5)),
+        ];
+        let texts = scene.texts();
+        for (i, (text, colour)) in expected.into_iter().enumerate() {
+            let (left, top) = (x + (i % 3) as f32 * wide, y + (i / 3) as f32 * tall);
+            assert_eq!((picture.pixels)(whole(left) + 2, whole(top) + 2), colour, "{text}");
+            let inside = |(l, t, r, b): (f32, f32, f32, f32)| {
+                l >= left && t >= top && r <= left + wide && b <= top + tall
+            };
+            let found: Vec<&str> =
+                texts.iter().filter(|(_, at)| inside(*at)).map(|(text, _)| *text).collect();
+            assert_eq!(found, [text]);
+        }
+        for text in ["nats", "what made it", "0", "1", "2", "-2"] {
+            assert!(texts.iter().any(|(shown, _)| *shown == text), "{text}");
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn numbers_are_printed_where_they_fit() -> Result<()> {
+        let letters = Letters::new()?;
+        let print = |values: &[f32], most: f32, width: f32| {
+            printed(values, most, (width, 30.0), &letters).map(|(texts, _)| texts.join(" "))
+        };
+        assert_eq!(print(&[0.5, -0.25, 0.125], 0.5, 60.0), Some(".500 -.250 .125".into()));
+        assert_eq!(print(&[0.5, -0.25, 0.125], 0.5, 24.0), Some(".50 -.25 .12".into()));
+        assert_eq!(print(&[0.5, -0.25], 0.5, 12.0), None);
+        assert_eq!(print(&[123.4, -5.0], 123.4, 60.0), Some("123 -5".into()));
+        assert_eq!(print(&[1e-7], 1e-7, 60.0), None, "an exponent would not fit");
+        assert_eq!(print(&[f32::INFINITY], 1.0, 60.0), Some("inf".into()));
+        Ok(())
+    }
+
+    #[test]
+    fn maps_of_any_size_are_legible() -> Result<()> {
+        let nasty = |n: usize| -> Vec<String> { (0..n).map(|i| NASTY[i % NASTY.len()].into()).collect() };
+        let long = "a very long name ".repeat(100);
+        for (r, c) in [(1, 1), (12, 12), (12, 64), (144, 20), (2, 300), (12, 1024)] {
+            for value in [0.0, 1e-30, -1.0, 3.4e38, f32::NAN, f32::NEG_INFINITY] {
+                let values = Tensor::full(value, (r, c), &Device::Cpu)?;
+                let (rows, columns) = (nasty(r), nasty(c));
+                let short = NumberMap { rows: &rows, columns: &columns, ..NumberMap::default() };
+                let named =
+                    NumberMap { title: &long, row_axis: &long, column_axis: &long, unit: &long, ..short };
+                for map in [short, named] {
+                    map.scene(&values, &Provenance::default())?.assert_legible(true);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn another_shape_than_the_labels_is_refused() -> Result<()> {
+        let (rows, columns) = (names(2), names(3));
+        let map = NumberMap { rows: &rows, columns: &columns, ..NumberMap::default() };
+        let values = Tensor::zeros((3, 2), DType::F32, &Device::Cpu)?;
+        let error = map.draw(PictureFormat::Pdf, &values, &Provenance::default()).unwrap_err().to_string();
+        assert!(error.contains("[3, 2]") && error.contains("2 rows and 3 columns"), "{error}");
+        let empty = Tensor::zeros((0, 0), DType::F32, &Device::Cpu)?;
+        assert!(NumberMap::default().draw(PictureFormat::Png, &empty, &Provenance::default()).is_err());
+        Ok(())
+    }
+}

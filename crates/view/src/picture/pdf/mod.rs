@@ -1,0 +1,173 @@
+//! A scene as a PDF of one page: shapes and text, with the letters that it uses.
+//!
+//! The file has no date and no random identifier, so two runs write the same bytes.
+
+mod font;
+mod stream;
+
+use super::scene::{Cells, Mark, Scene, Text};
+use super::signature::SOFTWARE;
+use crate::palette::Rgb;
+use crate::provenance::Provenance;
+use candle_core::{Error, Result};
+use font::Font;
+use pdf_writer::types::{LineCapStyle, LineJoinStyle};
+use pdf_writer::{Content, Filter, Finish, Name, Pdf, Rect, Ref, TextStr};
+use serde_json::Value;
+use stream::compressed;
+
+/// Points in a pixel, at CSS' 96 pixels an inch.
+const POINT: f32 = 0.75;
+const FONT: Name<'static> = Name(b"F");
+/// How far a circle's control points are from its corners' (1 is the radius), for four Bézier curves.
+const BEZIER: f32 = 0.552_285;
+
+pub(super) fn write(scene: &Scene, provenance: &Provenance) -> Result<Vec<u8>> {
+    let mut next = 1;
+    let mut id = || {
+        next += 1;
+        Ref::new(next - 1)
+    };
+    let mut pdf = Pdf::new();
+    let mut info = pdf.document_info(id());
+    info.producer(TextStr(SOFTWARE)).title(TextStr(&scene.title));
+    if provenance.facts != Value::Null {
+        info.subject(TextStr(&provenance.facts.to_string()));
+    }
+    info.finish();
+
+    let (catalog, pages, page_id, content_id) = (id(), id(), id(), id());
+    pdf.catalog(catalog).pages(pages).viewer_preferences().display_doc_title(true);
+    pdf.pages(pages).kids([page_id]).count(1);
+
+    let mut drawing = Drawing { content: Content::new(), font: Font::default(), images: vec![] };
+    drawing.scene(scene);
+    let Drawing { content, font, images } = drawing;
+    let images: Vec<(String, Ref, &Cells)> =
+        images.into_iter().enumerate().map(|(i, cells)| (format!("I{i}"), id(), cells)).collect();
+    let font_id = id();
+
+    let mut page = pdf.page(page_id);
+    page.media_box(Rect::new(0.0, 0.0, scene.width * POINT, scene.height * POINT));
+    page.parent(pages).contents(content_id);
+    let mut resources = page.resources();
+    resources.fonts().pair(FONT, font_id);
+    let mut named = resources.x_objects();
+    for (name, id, _) in &images {
+        named.pair(Name(name.as_bytes()), *id);
+    }
+    named.finish();
+    resources.finish();
+    page.finish();
+
+    let content = compressed(&content.finish());
+    pdf.stream(content_id, &content).filter(Filter::FlateDecode);
+    for (_, id, cells) in images {
+        image(&mut pdf, id, cells)?;
+    }
+    font.write(&mut pdf, &scene.letters, font_id, &mut id)?;
+    Ok(pdf.finish())
+}
+
+/// A page's content, and what it refers to.
+struct Drawing<'a> {
+    content: Content,
+    font: Font,
+    images: Vec<&'a Cells>,
+}
+
+impl<'a> Drawing<'a> {
+    fn scene(&mut self, scene: &'a Scene) {
+        // Pixels from the top become points from the bottom.
+        self.content.transform([POINT, 0.0, 0.0, -POINT, 0.0, scene.height * POINT]);
+        self.content.set_line_join(LineJoinStyle::RoundJoin).set_line_cap(LineCapStyle::ButtCap);
+        for mark in &scene.marks {
+            match mark {
+                Mark::Box { x, y, width, height, colour } => {
+                    self.fill(*colour).rect(*x, *y, *width, *height).fill_nonzero();
+                }
+                Mark::Line { points, width, colour } => {
+                    let [first, rest @ ..] = &points[..] else { continue };
+                    self.stroke(*colour, *width).move_to(first.0, first.1);
+                    for (x, y) in rest {
+                        self.content.line_to(*x, *y);
+                    }
+                    self.content.stroke();
+                }
+                Mark::Disc { centre, radius, colour } => {
+                    self.fill(*colour);
+                    self.circle(*centre, *radius).fill_nonzero();
+                }
+                Mark::Ring { centre, radius, width, colour } => {
+                    self.stroke(*colour, *width);
+                    self.circle(*centre, *radius).stroke();
+                }
+                Mark::Cells(cells) => self.cells(cells),
+                Mark::Text(text) => self.text(text),
+            }
+        }
+    }
+
+    fn fill(&mut self, colour: Rgb) -> &mut Content {
+        let [r, g, b] = parts(colour);
+        self.content.set_fill_rgb(r, g, b)
+    }
+
+    fn stroke(&mut self, colour: Rgb, width: f32) -> &mut Content {
+        let [r, g, b] = parts(colour);
+        self.content.set_stroke_rgb(r, g, b).set_line_width(width)
+    }
+
+    fn circle(&mut self, (x, y): (f32, f32), radius: f32) -> &mut Content {
+        let (r, c) = (radius, radius * BEZIER);
+        self.content
+            .move_to(x + r, y)
+            .cubic_to(x + r, y + c, x + c, y + r, x, y + r)
+            .cubic_to(x - c, y + r, x - r, y + c, x - r, y)
+            .cubic_to(x - r, y - c, x - c, y - r, x, y - r)
+            .cubic_to(x + c, y - r, x + r, y - c, x + r, y)
+            .close_path()
+    }
+
+    fn cells(&mut self, cells: &'a Cells) {
+        let name = format!("I{}", self.images.len());
+        self.images.push(cells);
+        // An image is one unit wide and high, and its first row is on top.
+        self.content
+            .save_state()
+            .transform([cells.width, 0.0, 0.0, -cells.height, cells.x, cells.y + cells.height])
+            .x_object(Name(name.as_bytes()))
+            .restore_state();
+    }
+
+    fn text(&mut self, text: &Text) {
+        if text.shown.is_empty() {
+            return;
+        }
+        let ((x, y), codes) = (text.start(), self.font.codes(&text.shown));
+        self.fill(text.style.colour).begin_text().set_font(FONT, text.style.size);
+        // Letters stand on their heads otherwise, since the page's y points down.
+        let matrix =
+            if text.style.upward { [0.0, -1.0, -1.0, 0.0, x, y] } else { [1.0, 0.0, 0.0, -1.0, x, y] };
+        self.content.set_text_matrix(matrix).show(pdf_writer::Str(&codes)).end_text();
+    }
+}
+
+fn parts((r, g, b): Rgb) -> [f32; 3] {
+    // Three digits tell 256 shades apart.
+    [r, g, b].map(|part| (f32::from(part) / 255.0 * 1000.0).round() / 1000.0)
+}
+
+fn image(pdf: &mut Pdf, id: Ref, cells: &Cells) -> Result<()> {
+    let pixels = cells.pixels();
+    let size = |n: usize| i32::try_from(n).map_err(Error::wrap);
+    let data = compressed(&pixels.data);
+    let mut image = pdf.image_xobject(id, &data);
+    image.filter(Filter::FlateDecode);
+    image.width(size(pixels.width)?).height(size(pixels.height)?).bits_per_component(8).interpolate(false);
+    image.color_space().device_rgb();
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,228 @@
+//! What a picture shows: marks at places, the same for every file format.
+//!
+//! Places are in pixels of the PNG from the upper left corner; an edge between two pixels is a whole number.
+
+use super::letters::Letters;
+use crate::palette::Rgb;
+use candle_core::Result;
+
+pub(super) const INK: Rgb = (31, 35, 40);
+pub(super) const FAINT: Rgb = (208, 215, 222);
+pub(super) const GREY: Rgb = (101, 109, 118);
+pub(super) const WHITE: Rgb = (255, 255, 255);
+/// What is not a number.
+pub(super) const NOT_A_NUMBER: Rgb = (160, 160, 160);
+
+/// The longest side of a picture: above it, viewers give up.
+const LARGEST: f32 = 16_384.0;
+
+#[derive(Debug)]
+pub(super) struct Scene {
+    pub(super) letters: Letters,
+    pub(super) width: f32,
+    pub(super) height: f32,
+    /// The title of the file; the marks have it once more.
+    pub(super) title: String,
+    pub(super) marks: Vec<Mark>,
+}
+
+#[derive(Debug)]
+pub(super) enum Mark {
+    /// A filled rectangle.
+    Box {
+        x: f32,
+        y: f32,
+        width: f32,
+        height: f32,
+        colour: Rgb,
+    },
+    /// Straight lines from point to point.
+    Line {
+        points: Vec<(f32, f32)>,
+        width: f32,
+        colour: Rgb,
+    },
+    /// A filled circle.
+    Disc {
+        centre: (f32, f32),
+        radius: f32,
+        colour: Rgb,
+    },
+    /// A circle's edge.
+    Ring {
+        centre: (f32, f32),
+        radius: f32,
+        width: f32,
+        colour: Rgb,
+    },
+    Cells(Cells),
+    Text(Text),
+}
+
+/// Coloured rectangles, edge to edge.
+#[derive(Debug)]
+pub(super) struct Cells {
+    pub(super) x: f32,
+    pub(super) y: f32,
+    pub(super) width: f32,
+    pub(super) height: f32,
+    pub(super) columns: usize,
+    /// (rows, columns); nothing where the paper shows
+    pub(super) colours: Vec<Option<Rgb>>,
+}
+
+impl Cells {
+    pub(super) fn rows(&self) -> usize {
+        self.colours.len() / self.columns.max(1)
+    }
+}
+
+/// Which part of a text lies at its place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Anchor {
+    Start,
+    Middle,
+    End,
+}
+
+/// How a text looks.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Style {
+    pub(super) size: f32,
+    pub(super) colour: Rgb,
+    pub(super) anchor: Anchor,
+    /// Turned by a quarter, to read from the bottom up.
+    pub(super) upward: bool,
+}
+
+impl Style {
+    pub(super) const fn new(size: f32, colour: Rgb) -> Self {
+        Self { size, colour, anchor: Anchor::Start, upward: false }
+    }
+
+    pub(super) const fn anchor(self, anchor: Anchor) -> Self {
+        Self { anchor, ..self }
+    }
+
+    pub(super) const fn upward(self) -> Self {
+        Self { upward: true, ..self }
+    }
+
+    /// From the middle of a line to the baseline.
+    pub(super) fn to_baseline(self) -> f32 {
+        0.36 * self.size
+    }
+}
+
+/// One line of text.
+#[derive(Debug)]
+pub(super) struct Text {
+    pub(super) shown: String,
+    /// On the baseline.
+    pub(super) place: (f32, f32),
+    pub(super) width: f32,
+    pub(super) style: Style,
+}
+
+impl Text {
+    /// Where the text begins, on the baseline.
+    pub(super) fn start(&self) -> (f32, f32) {
+        let before = match self.style.anchor {
+            Anchor::Start => 0.0,
+            Anchor::Middle => self.width / 2.0,
+            Anchor::End => self.width,
+        };
+        let (x, y) = self.place;
+        if self.style.upward { (x, y + before) } else { (x - before, y) }
+    }
+}
+
+impl Scene {
+    /// An empty picture.
+    pub(super) fn new(letters: Letters, (width, height): (f32, f32), title: &str) -> Result<Self> {
+        let (width, height) = (width.ceil(), height.ceil());
+        if width > LARGEST || height > LARGEST {
+            candle_core::bail!(
+                "a picture of {width} x {height} pixels is too large: choose fewer tokens or heads"
+            )
+        }
+        Ok(Self { letters, width, height, title: title.to_owned(), marks: vec![] })
+    }
+
+    /// Adds text with its anchor at `place`, on the baseline.
+    pub(super) fn text(&mut self, text: impl Into<String>, place: (f32, f32), style: Style) {
+        let shown = text.into();
+        let width = self.letters.width(&shown, style.size);
+        self.marks.push(Mark::Text(Text { shown, place, width, style }));
+    }
+
+    pub(super) fn line(&mut self, points: impl Into<Vec<(f32, f32)>>, width: f32, colour: Rgb) {
+        self.marks.push(Mark::Line { points: points.into(), width, colour });
+    }
+
+    pub(super) fn cells(&mut self, cells: Cells) {
+        self.marks.push(Mark::Cells(cells));
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// Left, top, right, bottom.
+    pub(crate) type Bounds = (f32, f32, f32, f32);
+
+    impl Scene {
+        /// The room of each text.
+        pub(crate) fn texts(&self) -> Vec<(&str, Bounds)> {
+            let (up, down) = (self.letters.ascent(), self.letters.descent());
+            let bounds = |text: &Text| {
+                let ((x, y), size) = (text.start(), text.style.size);
+                if text.style.upward {
+                    (x - up * size, y - text.width, x + down * size, y)
+                } else {
+                    (x, y - up * size, x + text.width, y + down * size)
+                }
+            };
+            let texts = self.marks.iter().filter_map(|mark| match mark {
+                Mark::Text(text) => Some((text.shown.as_str(), bounds(text))),
+                _ => None,
+            });
+            texts.filter(|(text, _)| !text.is_empty()).collect()
+        }
+
+        /// Asserts that no text leaves the picture, lies on another one or on the cells of a heat map.
+        pub(crate) fn assert_legible(&self, may_lie_on_cells: bool) {
+            let texts = self.texts();
+            for (i, (text, (left, top, right, bottom))) in texts.iter().enumerate() {
+                assert!(
+                    *left >= 0.0 && *top >= 0.0 && *right <= self.width && *bottom <= self.height,
+                    "{text:?} at {left}, {top} to {right}, {bottom} leaves {} x {}",
+                    self.width,
+                    self.height
+                );
+                let over = |l: f32, t: f32, r: f32, b: f32| {
+                    left.max(l) + 0.01 < right.min(r) && top.max(t) + 0.01 < bottom.min(b)
+                };
+                for (other, (l, t, r, b)) in &texts[..i] {
+                    assert!(!over(*l, *t, *r, *b), "{text:?} lies on {other:?}");
+                }
+                for mark in &self.marks {
+                    let Mark::Cells(cells) = mark else { continue };
+                    let on = over(cells.x, cells.y, cells.x + cells.width, cells.y + cells.height);
+                    assert!(may_lie_on_cells || !on, "{text:?} lies on cells");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_picture_that_no_viewer_opens_is_refused() -> Result<()> {
+        assert!(Scene::new(Letters::new()?, (16_384.0, 1.0), "").is_ok());
+        for size in [(16_385.0, 1.0), (1.0, 1e9)] {
+            let error = Scene::new(Letters::new()?, size, "").unwrap_err().to_string();
+            assert!(error.contains("too large"), "{error}");
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,142 @@
+#!/usr/bin/env python3
+"""Time and memory of attribution patching beside TransformerLens, and of hooks that read everything beside a plain pass.
+
+    cargo build --release
+    python scripts/bench_circuits.py [--rounds 5] [--tokens 64]
+
+One checkpoint of GPT-2 small's shape with random weights, f32. Each round runs the binary and TransformerLens in turn, each in a
+process of its own. Attribution patching is of every head, residual stream, attention block and MLP, from two forward passes and
+one backward pass; reading everything records each hook point of a forward pass. Prints the medians, and our time divided by theirs.
+Needs torch and transformer_lens 2.18 (its HookedTransformer without processing of the weights).
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+RUNS = 5
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--gpt2", default="target/release/gpt2", help="the binary")
+    parser.add_argument("--lens", nargs=2, metavar=("WHAT", "MODEL"), help=argparse.SUPPRESS)  # TransformerLens' process
+    args = parser.parse_args()
+    if args.lens:
+        return lens(*args.lens, args.tokens, args.threads)
+    with tempfile.TemporaryDirectory() as scratch:
+        model = write_model(Path(scratch) / "small")
+        own = [args.gpt2, "--quiet", "bench"]
+        options = ["--model", model, "--tokens", args.tokens, "--threads", args.threads, "--runs", RUNS, "--json"]
+        theirs = [sys.executable, __file__, "--tokens", args.tokens, "--threads", args.threads, "--lens"]
+        pairs = {
+            "attribution patching": ([*own, "attribution", *options], [*theirs, "attribution", model]),
+            "reading every hook": ([*own, "forward", "--hooks", *options], [*theirs, "hooks", model]),
+        }
+        print(f"{'':22} {'ms':>8} {'GB':>6} {'theirs':>8} {'GB':>6}  ours / theirs")
+        for name, commands in pairs.items():
+            rounds = [[run(command) for command in commands] for _ in range(args.rounds)]
+            ours, others = ([side[i][0]["median_ms"] for side in rounds] for i in (0, 1))
+            memory = [max(side[i][1] for side in rounds) for i in (0, 1)]
+            ratio = statistics.median(a / b for a, b in zip(ours, others))
+            ours, others = statistics.median(ours), statistics.median(others)
+            print(f"{name:22} {ours:8.1f} {memory[0]:6.2f} {others:8.1f} {memory[1]:6.2f}  {ratio:.2f}")
+            for i, side in enumerate(("ours", "TransformerLens")):
+                reports = [pair[i][0] for pair in rounds]
+                if "ratio_to_plain" in reports[0]:
+                    part = statistics.median(report["ratio_to_plain"] for report in reports)
+                    print(f"  {side}: {part:.2f} of a plain pass")
+
+
+def run(command: list[object]) -> tuple[dict, float]:
+    """What the process printed, and the most memory that it took, in GB."""
+    process = subprocess.Popen([str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    output = process.stdout.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    if status != 0:
+        sys.exit(f"{command} failed")
+    return json.loads(output), usage.ru_maxrss / 1e6
+
+
+def write_model(folder: Path) -> Path:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    GPT2LMHeadModel(GPT2Config()).save_pretrained(folder)
+    return folder
+
+
+def lens(what: str, folder: str, tokens: int, threads: int) -> None:
+    import torch
+    from transformer_lens import HookedTransformer, HookedTransformerConfig
+    from transformer_lens.pretrained.weight_conversions import convert_gpt2_weights
+    from transformers import GPT2LMHeadModel
+
+    torch.set_num_threads(threads)
+    hf = GPT2LMHeadModel.from_pretrained(folder)
+    c = hf.config
+    config = HookedTransformerConfig(
+        n_layers=c.n_layer, d_model=c.n_embd, n_ctx=c.n_positions, d_head=c.n_embd // c.n_head, n_heads=c.n_head,
+        d_vocab=c.vocab_size, act_fn="gelu_new", eps=c.layer_norm_epsilon, normalization_type="LN", device="cpu",
+    )  # fmt: skip
+    model = HookedTransformer(config)
+    state = convert_gpt2_weights(hf, config)
+    del hf
+    model.load_and_process_state_dict(state, False, False, False, False)
+    ids = torch.randint(c.vocab_size, (1, 2 * tokens), generator=torch.Generator().manual_seed(0))
+    clean, corrupt = ids[:, :tokens], ids[:, tokens:]
+    if what == "attribution":
+        for parameter in model.parameters():
+            parameter.requires_grad_(False)
+        times = [timed(lambda: attribution(model, clean, corrupt)) for _ in range(RUNS + 1)]
+        return print(json.dumps({"median_ms": 1e3 * statistics.median(times[1:])}))
+    model.set_use_attn_result(True)
+    model.set_use_split_qkv_input(True)
+    model.set_use_hook_mlp_in(True)
+    with torch.no_grad():
+        everything = [timed(lambda: model.run_with_cache(clean)) for _ in range(RUNS + 1)]
+        model.set_use_attn_result(False)
+        model.set_use_split_qkv_input(False)
+        model.set_use_hook_mlp_in(False)
+        plain = [timed(lambda: model(clean)) for _ in range(RUNS + 1)]
+    median = [statistics.median(times[1:]) for times in (everything, plain)]
+    print(json.dumps({"median_ms": 1e3 * median[0], "ratio_to_plain": median[0] / median[1]}))
+
+
+def attribution(model, clean, corrupt) -> dict:
+    import torch
+
+    sites = ("attn.hook_z", "hook_resid_pre", "hook_attn_out", "hook_mlp_out")
+    names = [f"blocks.{layer}.{site}" for site in sites for layer in range(model.cfg.n_layers)]
+    with torch.no_grad():
+        _, cache = model.run_with_cache(clean, names_filter=lambda name: name in names)
+    kept = {}
+
+    def keep(value, hook):
+        # The first of them starts the graph, since no weight needs a gradient.
+        value = value if value.requires_grad else value.detach().requires_grad_()
+        value.retain_grad()
+        kept[hook.name] = value
+        return value
+
+    logits = model.run_with_hooks(corrupt, fwd_hooks=[(name, keep) for name in names])
+    (logits[0, -1, 0] - logits[0, -1, 1]).backward()
+    return {name: ((cache[name] - kept[name].detach()) * kept[name].grad).sum(-1) for name in names}
+
+
+def timed(work) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+//! The circuits of heads, compared in f64 with TransformerLens (tests/data/circuits).
+
+#[path = "../common/mod.rs"]
+mod common;
+#[path = "../common/models.rs"]
+mod models;
+
+use candle_core::{DType, Device, Tensor};
+use common::{Result, data, relative_error};
+use gpt2_circuits::{Circuit, Circuits, Composition};
+use gpt2_model::hooks::Head;
+use models::load;
+use std::collections::HashMap;
+
+/// Both sides compute in f64; the largest error that we have seen is 6e-15 of the largest value.
+const TOLERANCE: f64 = 1e-13;
+
+fn circuits() -> Result<Circuits> {
+    Ok(Circuits::new(&load("circuits/model", DType::F64)?)?)
+}
+
+fn reference(file: &str) -> Result<HashMap<String, Tensor>> {
+    Ok(candle_core::safetensors::load(data("circuits").join(file), &Device::Cpu)?)
+}
+
+#[track_caller]
+fn assert_near(what: &str, got: &Tensor, expected: &Tensor) -> Result {
+    assert_eq!(got.dims(), expected.dims(), "{what}");
+    let error = relative_error(got, expected)?;
+    println!("{what}: {error:e}"); // shown with --nocapture
+    assert!(error < TOLERANCE, "{what}: {error:e}");
+    Ok(())
+}
+
+fn all_heads() -> impl Iterator<Item = Head> {
+    (0..9).map(|i| Head { layer: i / 3, head: i % 3 })
+}
+
+#[test]
+fn tables_and_eigenvalues_are_those_of_transformer_lens() -> Result {
+    let (circuits, expected) = (circuits()?, reference("circuits.safetensors")?);
+    let every: Vec<u32> = (0..53).collect();
+    for name in ["0.1", "2.0"] {
+        let head: Head = name.parse()?;
+        for (circuit, key) in [(Circuit::Ov, "ov"), (Circuit::Qk, "qk")] {
+            let table = circuits.rows(head, circuit, &every)?;
+            assert_near(key, &table, &expected[&format!("{key}/{name}")])?;
+            // The largest entries, against a search through the whole table.
+            let mut entries: Vec<(f64, u32, u32)> = vec![];
+            for (from, row) in (0u32..).zip(table.to_vec2::<f64>()?) {
+                entries.extend((0u32..).zip(row).map(|(to, value)| (value, from, to)));
+            }
+            entries.sort_by(|a, b| b.0.total_cmp(&a.0));
+            let mut done = vec![];
+            let found = circuits.largest_entries(head, circuit, 20, &mut |rows, of| done.push((rows, of)))?;
+            let found: Vec<_> = found.iter().map(|entry| (entry.value, entry.from, entry.to)).collect();
+            assert_eq!(found, entries[..20]);
+            assert_eq!(done.last(), Some(&(53, 53)));
+        }
+        for (key, values) in [
+            ("full ov eigenvalues", circuits.token_eigenvalues(head)?),
+            ("ov eigenvalues", circuits.stream_eigenvalues(head)?),
+        ] {
+            let values: Vec<f64> = values.iter().flat_map(|value| [value.re, value.im]).collect();
+            let values = Tensor::from_vec(values, (8, 2), &Device::Cpu)?;
+            assert_near(key, &values, &expected[&format!("{key}/{name}")])?;
+        }
+    }
+    let copying = reference("heads.safetensors")?["copying/eigenvalues"].flatten_all()?.to_vec1::<f64>()?;
+    for (head, expected) in all_heads().zip(copying) {
+        let score = circuits.copying_score(head)?;
+        assert!((score - expected).abs() < TOLERANCE, "{head}: {score}, not {expected}");
+    }
+    Ok(())
+}
+
+#[test]
+fn singular_vectors_make_up_the_circuit() -> Result {
+    let (circuits, expected) = (circuits()?, reference("circuits.safetensors")?);
+    let every: Vec<u32> = (0..53).collect();
+    for (circuit, key) in [(Circuit::Ov, "ov"), (Circuit::Qk, "qk")] {
+        let mut values = vec![];
+        for head in all_heads() {
+            values.extend(circuits.singular(head, circuit)?.values);
+        }
+        let values = Tensor::from_vec(values, (3, 3, 8), &Device::Cpu)?;
+        assert_near(key, &values, &expected[&format!("{key} singular values")])?;
+    }
+    // Σ value · (W_E·left) (right·W_U) is the table.
+    let head = Head { layer: 2, head: 0 };
+    let found = circuits.singular(head, Circuit::Ov)?;
+    let mut table = Tensor::zeros((53, 53), DType::F64, &Device::Cpu)?;
+    for (i, value) in found.values.iter().enumerate() {
+        let column = |direction: &Tensor, reads: bool| -> Result<Tensor> {
+            let mut numbers = vec![0.0; 53];
+            for (token, product) in circuits.tokens_of(direction, reads, 53)? {
+                numbers[token as usize] = product;
+            }
+            Ok(Tensor::new(numbers, &Device::Cpu)?)
+        };
+        let (read, written) = (column(&found.left.get(i)?, true)?, column(&found.right.get(i)?, false)?);
+        table = (table + (read.unsqueeze(1)?.matmul(&written.unsqueeze(0)?)? * *value)?)?;
+    }
+    assert_near("the sum", &table, &circuits.rows(head, Circuit::Ov, &every)?)
+}
+
+#[test]
+fn compositions_are_those_of_transformer_lens() -> Result {
+    let (circuits, expected) = (circuits()?, reference("circuits.safetensors")?);
+    for (kind, name) in Composition::ALL.iter().zip(["Q", "K", "V"]) {
+        let mut done = vec![];
+        let scores = circuits.composition(*kind, &mut |pairs, of| done.push((pairs, of)))?;
+        assert_near(name, &scores, &expected[&format!("composition/{name}")])?;
+        assert_eq!(done, [(1, 3), (2, 3), (3, 3)]);
+    }
+    Ok(())
+}
+
+#[test]
+fn heads_and_tokens_that_are_not_there_are_refused() -> Result {
+    let circuits = circuits()?;
+    let error = circuits.copying_score(Head { layer: 3, head: 0 }).expect_err("no layer 3").to_string();
+    assert!(error.contains("layers 0 to 2"), "{error}");
+    let none = circuits.largest_entries(Head { layer: 0, head: 0 }, Circuit::Ov, 0, &mut |_, _| {})?;
+    assert!(none.is_empty());
+    let error =
+        circuits.rows(Head { layer: 0, head: 0 }, Circuit::Qk, &[53]).expect_err("53 tokens").to_string();
+    assert!(error.contains("0..53"), "{error}");
+    Ok(())
+}
+
+/// A decomposition of NaN would not end.
+#[test]
+fn weights_that_are_not_finite_are_refused_by_name() -> Result {
+    let mut model = load("circuits/model", DType::F32)?;
+    let attn = &mut model.transformer.h[1].attn;
+    let (weight, bias) = (attn.c_attn.weight()?, attn.c_attn.bias().ok_or("a bias")?.clone());
+    attn.c_attn = gpt2_model::Conv1D::new((weight * f64::NAN)?, bias)?;
+    let error = Circuits::new(&model).expect_err("NaN").to_string();
+    assert!(error.contains("head 1.0") && error.contains("not finite"), "{error}");
+    Ok(())
+}
