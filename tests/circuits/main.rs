@@ -27,7 +27,6 @@ fn reference(file: &str) -> Result<HashMap<String, Tensor>> {
 fn assert_near(what: &str, got: &Tensor, expected: &Tensor) -> Result {
     assert_eq!(got.dims(), expected.dims(), "{what}");
     let error = relative_error(got, expected)?;
-    println!("{what}: {error:e}"); // shown with --nocapture
     assert!(error < TOLERANCE, "{what}: {error:e}");
     Ok(())
 }

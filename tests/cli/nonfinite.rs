@@ -105,7 +105,6 @@ fn a_broken_head_that_is_ablated_is_not_shown_as_numbers() -> Result {
     // A weight of the queries of layer 0's head 0, which the intervention then ablates.
     let (folder, out) = (with(&[("h.0.attn.c_attn.weight", f32::NAN)])?, Folder::empty()?);
     let (model, file) = (folder.path().display().to_string(), out.file("w.npy").display().to_string());
-    let picture = out.file("w.svg").display().to_string();
     let ablated = ["attention", "--model", &model, "--ids", "1,2,3", "--ablate", "0.0"];
     for more in [&[][..], &["--layer", "0"], &["--export", &file]] {
         gpt2(&[&ablated[..], more].concat())?.refused(1, &["not finite", "h.0.attn.c_attn.weight"]);

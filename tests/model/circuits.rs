@@ -26,7 +26,6 @@ fn model(dtype: DType) -> Result<Gpt2LMHeadModel> {
 fn assert_near(what: &str, got: &Tensor, expected: &Tensor, tolerance: f64) -> Result {
     assert_eq!(got.dims(), expected.dims(), "{what}");
     let error = relative_error(got, expected)?;
-    println!("{what}: {error:e}"); // shown with --nocapture
     assert!(error < tolerance, "{what}: {error:e}");
     Ok(())
 }

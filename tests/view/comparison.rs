@@ -4,6 +4,7 @@ use crate::browser::{Browser, browse};
 use crate::common::Result;
 use crate::pages::{Everything, HEADS};
 use gpt2_view::{PageHeader, PageWriter, Provenance, keep_largest, summarize};
+use serde_json::json;
 use std::io::BufWriter;
 
 const T: usize = 18;
@@ -52,6 +53,9 @@ fn each_run_and_the_difference_show_the_tensors_numbers() -> Result {
                 assert_eq!(detail.len(), usize::from(run == "difference"), "{detail:?}");
             }
         }
+        // A summary's number is a change then, and says so.
+        assert_eq!(page.texts("#summary dt")?[1], "change of entropy");
+        assert_eq!(page.get("document.querySelector('[data-metric=uniform]')")?, json!(null));
         // The legend of a difference has its middle at 0.
         assert_eq!((page.text("#legend-start")?, page.text("#legend-end")?), ("−1".into(), "+1".into()));
         // The lists and the predictions follow.
@@ -102,6 +106,44 @@ fn a_difference_of_weights_that_were_left_out_has_an_honest_error() -> Result {
 }
 
 #[test]
+fn what_only_the_first_run_has_is_not_shown_for_the_second() -> Result {
+    let all = Everything::new(T)?;
+    let file = tempfile::Builder::new().suffix(".html").tempfile()?;
+    let provenance = Provenance::default();
+    let mut header = PageHeader::new("norms of one run", &all.tokens, 1, &provenance);
+    header.runs = &RUNS;
+    let mut page = PageWriter::new(BufWriter::new(file.as_file()), &header)?;
+    for run in [0, 1] {
+        let weights = all.runs[run][2].narrow(0, 0, 1)?;
+        page.layer_of_run(run, 0, &[0], &weights, &summarize(&weights)?)?;
+    }
+    let one = |tensor: &candle_core::Tensor| tensor.narrow(0, 0, 1)? * 100.0;
+    page.value_norms(0, 0, &[0], &one(&all.norms)?)?;
+    page.vectors(0, 0, &[0], &one(&all.q)?, &one(&all.k)?, 0.5)?;
+    page.finish(&[])?;
+    browse(file.path(), |page| {
+        page.click("#weighted")?;
+        page.click("#neurons summary")?;
+        for (run, end, has) in
+            [("first", None, true), ("second", Some("1"), false), ("difference", Some("+1"), false)]
+        {
+            switch(page, run)?;
+            page.mouse(page.cell(T, T, (9, 4))?, false)?;
+            let shown = page.text("#legend-end")?;
+            assert!(
+                end.map_or(shown.parse::<f64>().is_ok_and(|n| n > 100.0), |end| shown == end),
+                "{run}: {shown}"
+            );
+            assert_eq!(page.get("document.getElementById('no-norms').hidden")?, has, "{run}");
+            if run != "difference" {
+                assert_eq!(page.text("#products-sum")?.contains("has no queries and keys"), !has, "{run}");
+            }
+        }
+        Ok(())
+    })
+}
+
+#[test]
 fn two_maps_share_zoom_and_cursor() -> Result {
     compare(|page, all| {
         assert_eq!(
@@ -135,6 +177,30 @@ fn two_maps_share_zoom_and_cursor() -> Result {
         assert_eq!(page.text("#readout")?, on_left);
         page.mouse(cell((12, 4), 0.0)?, false)?;
         assert_eq!(page.text("#readout")?, on_left);
+        Ok(())
+    })
+}
+
+#[test]
+fn on_a_wide_window_the_left_map_stays_left() -> Result {
+    compare(|page, _| {
+        let wide = json!({ "width": 2400, "height": 800, "deviceScaleFactor": 1, "mobile": false });
+        page.devtools("Emulation.setDeviceMetricsOverride", &wide)?;
+        page.until("innerWidth === 2400")?;
+        page.get("document.getElementById('map').focus()")?;
+        let rect = page.get("document.getElementById('map').getBoundingClientRect().toJSON()")?;
+        let side = rect["height"].as_f64().ok_or("a number")? - 84.0 - 4.0;
+        // The opacity between the maps, at all heights.
+        let between = format!(
+            "(() => {{ const c = document.getElementById('map').getContext('2d'); \
+             const strip = c.getImageData({}, 90, 1, 300).data; \
+             return strip.reduce((most, part) => Math.max(most, part), 0) }})()",
+            (104.0 + side + 7.0).round()
+        );
+        page.until("document.getElementById('map').width > 1500")?;
+        page.keys("+++")?;
+        page.until("location.hash.includes('place=')")?;
+        assert_eq!(page.get(&between)?, 0);
         Ok(())
     })
 }

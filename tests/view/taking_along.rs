@@ -33,12 +33,17 @@ fn numbers_and_pictures_are_saved() -> Result {
         page.head("1.2")?;
         let csv = saved(page, "csv")?;
         let lines: Vec<_> = csv.lines().collect();
-        assert_eq!((lines[0], lines.len()), ("query,query_token,key,key_token,weight", 1 + T * (T + 1) / 2));
+        assert_eq!(
+            (lines[0], lines.len()),
+            ("query,query_token,key,key_token,weight,weight_error", 1 + T * (T + 1) / 2)
+        );
         let weights = all.runs[0][1].get(2)?.to_vec2::<f32>()?;
         let cell =
             lines.iter().find(|line| line.starts_with("5,\"") && line.contains(",4,\"")).ok_or("a line")?;
-        let number: f32 = cell.rsplit_once(',').ok_or("a number")?.1.parse()?;
-        assert!((number - weights[5][4]).abs() < 1e-4, "{cell}: {}", weights[5][4]);
+        let numbers: Vec<f32> =
+            cell.rsplit(',').take(2).map(str::parse).collect::<std::result::Result<_, _>>()?;
+        let [error, number] = numbers[..] else { return Err("two numbers".into()) };
+        assert!((number - weights[5][4]).abs() <= error && error < 1e-4, "{cell}: {}", weights[5][4]);
         assert!(csv.contains(",3,\"'=1+\"\"<b>&\","), "no formula: {csv}");
 
         let svg = saved(page, "svg")?;
@@ -62,6 +67,19 @@ fn numbers_and_pictures_are_saved() -> Result {
         assert!(page.log()?.to_string().contains("TrustedHTML"));
 
         assert!(saved(page, "png")?.contains("PNG"));
+        // What changes the numbers or their colours is said.
+        page.click("#weighted")?;
+        page.keys("sf")?;
+        page.until("document.getElementById('legend-end').textContent === \"row's largest\"")?;
+        let csv = saved(page, "csv")?;
+        assert!(csv.contains(",weight_times_norm,weight_times_norm_error\n"), "{csv}");
+        let svg = saved(page, "svg")?;
+        assert!(
+            svg.contains(
+                "all kinds of data · weight × value norm · by row · without the first token · Layer 1, head 2"
+            ),
+            "{svg}"
+        );
         Ok(())
     })
 }
@@ -70,7 +88,10 @@ fn numbers_and_pictures_are_saved() -> Result {
 fn a_comparison_saves_both_runs() -> Result {
     open(&["clean", "patched"], |page, _| {
         let csv = saved(page, "csv")?;
-        assert!(csv.starts_with("query,query_token,key,key_token,first,second\n"), "{csv}");
+        assert!(
+            csv.starts_with("query,query_token,key,key_token,first,first_error,second,second_error\n"),
+            "{csv}"
+        );
         let svg = saved(page, "svg")?;
         assert!(svg.contains(">clean</text>") && svg.contains(">patched</text>"));
         Ok(())
@@ -89,6 +110,17 @@ fn the_value_is_copied() -> Result {
         let copied = page.get("window.copied")?;
         let value = page.text("#readout .value")?;
         assert_eq!(copied, format!("Layer 0, head 0: {value}, 7 ·fathers attends to 2 ·and"));
+        // Without a clipboard, what is selected is copied, if the browser allows it.
+        page.get("(() => { navigator.clipboard.writeText = async () => { throw new Error('none') } })()")?;
+        for (allowed, told) in [(true, "copied"), (false, "the browser did not copy it")] {
+            page.get(&format!(
+                "(() => {{ document.execCommand = () => {{ window.selected = getSelection().toString() || document.activeElement.value; return {allowed} }} }})()"
+            ))?;
+            page.get("document.getElementById('copy').click()")?;
+            page.until(&format!("document.getElementById('saved').textContent === '{told}'"))?;
+            assert_eq!(page.get("window.selected")?, copied);
+            assert_eq!(page.get("document.activeElement.tagName")?, "SUMMARY", "the focus is back");
+        }
         Ok(())
     })
 }

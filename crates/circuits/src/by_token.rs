@@ -1,18 +1,10 @@
 //! A head's circuits as tables of tokens.
 
 use crate::Circuits;
+use crate::circuit::Circuit;
 use candle_core::{DType, Result, Tensor};
 use gpt2_model::hooks::Head;
 use rayon::prelude::*;
-
-/// What a head does with a token.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Circuit {
-    /// Where it attends: the score of each key's token for each query's token.
-    Qk,
-    /// What it writes: the change of each token's logit when it attends to a token.
-    Ov,
-}
 
 /// An entry of a circuit's table.
 #[derive(Debug, Clone, Copy, PartialEq)]

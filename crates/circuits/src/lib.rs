@@ -15,11 +15,13 @@
 //! | V | `vocab_size` | | | |
 
 mod by_token;
+mod circuit;
 mod composition;
 mod linear_algebra;
 mod processed;
 
-pub use by_token::{Circuit, Entry};
+pub use by_token::Entry;
+pub use circuit::Circuit;
 pub use composition::Composition;
 pub use linear_algebra::{Eigenvalue, Singular};
 pub use processed::Circuits;

@@ -1,6 +1,7 @@
 //! Eigenvalues and singular vectors of a head's circuits, from D by D matrices.
 
-use crate::{Circuit, Circuits};
+use crate::circuit::Circuit;
+use crate::processed::Circuits;
 use candle_core::{Device, Result, Tensor};
 use gpt2_model::hooks::Head;
 use nalgebra::{DMatrix, SVD, Schur};

@@ -1,6 +1,6 @@
 //! The weights of all heads, with layer norms folded in and centred.
 
-use crate::by_token::Circuit;
+use crate::circuit::Circuit;
 use candle_core::{DType, Device, Result, Tensor};
 use gpt2_model::finite::all_finite;
 use gpt2_model::hooks::Head;

@@ -1,6 +1,7 @@
 //! Interventions as the options give them, with what they need from files and other prompts.
 
 use crate::args::{At, InterventionArgs, Steer};
+use crate::changes::{Changes, MeanOf, Sources};
 use crate::inputs::Inputs;
 use crate::npy;
 use crate::prompt::encode;
@@ -10,44 +11,7 @@ use anyhow::{Context, bail};
 use candle_core::{DType, Device, Tensor};
 use gpt2_model::hooks::{Intervention, Interventions, Patch, Recorder};
 use gpt2_model::{Config, ForwardArgs, MeanOver};
-use serde::Serialize;
-use std::path::{Path, PathBuf};
-
-/// The interventions of a run.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Changes {
-    /// As hooks.
-    pub(crate) list: Interventions,
-    /// As on the command line, for the output.
-    pub(crate) texts: Vec<String>,
-    /// What the list comes from besides the command line.
-    pub(crate) sources: Sources,
-}
-
-/// What interventions come from besides the command line.
-#[derive(Debug, Clone, Default, Serialize)]
-pub(crate) struct Sources {
-    /// The other prompt's tokens.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    from_prompt: Option<Vec<u32>>,
-    /// The texts over which means are taken.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    mean_of: Option<MeanOf>,
-}
-
-#[derive(Debug, Clone, Serialize)]
-struct MeanOf {
-    file: PathBuf,
-    texts: usize,
-    /// Whether there is a mean for each position.
-    by_position: bool,
-}
-
-impl Sources {
-    pub(crate) fn is_empty(&self) -> bool {
-        self.from_prompt.is_none() && self.mean_of.is_none()
-    }
-}
+use std::path::Path;
 
 /// The text that a run reads, on which some interventions depend.
 #[derive(Debug, Clone, Copy)]
@@ -119,8 +83,9 @@ impl InterventionArgs {
                 others.iter().map(|ids| session.input_ids(ids)).collect::<anyhow::Result<Vec<_>>>()?;
             list = list.with_means_over(model, &tensors, over)?;
             let each = if by_position { "each position of" } else { "all positions of" };
+            let over = format!(" over {each} {}", count(others.len(), "text"));
             for text in texts.iter_mut().filter(|text| text.starts_with("mean-ablate")) {
-                *text += &format!(" over {each} {}", count(others.len(), "text"));
+                text.push_str(&over);
             }
             sources.mean_of = Some(MeanOf { file: path.clone(), texts: others.len(), by_position });
         }

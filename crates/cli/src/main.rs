@@ -2,6 +2,7 @@
 
 mod adapters;
 mod args;
+mod changes;
 mod commands;
 mod device;
 mod finite;

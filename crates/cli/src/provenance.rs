@@ -1,8 +1,8 @@
 //! How an output was made: the same facts in the terminal's first line, in JSON and in every file.
 
 use crate::adapters::Used;
+use crate::changes::{Changes, Sources};
 use crate::device::rounds_to_tf32;
-use crate::interventions::{Changes, Sources};
 use crate::session::Session;
 use candle_core::{DType, Device, DeviceLocation};
 use candle_fused::BlockFormat;

@@ -90,7 +90,8 @@ impl Share {
     }
 }
 
-/// Where a head looks besides the token itself, the one before and the first, which have kinds of their own.
+/// Where a head looks besides the token itself and the first, which have kinds of their own. Only what is recent includes
+/// the token before.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct Looks {
@@ -98,7 +99,7 @@ pub struct Looks {
     pub duplicate: Share,
     /// On what followed the earlier copies: an induction head looks there.
     pub induction: Share,
-    /// On tokens without a letter or a digit: punctuation, line ends, spaces.
+    /// On tokens without a letter or a digit: punctuation, line ends, spaces. A part of a character is none of these.
     pub marks: Share,
     /// On the four tokens before the query, the nearest included.
     pub recent: Share,
@@ -149,7 +150,7 @@ impl Looks {
 pub(crate) struct Places {
     /// The positions of the earlier copies of each token.
     copies: Vec<Vec<usize>>,
-    /// Whether a token has neither a letter nor a digit.
+    /// Whether a token has neither a letter nor a digit, nor a part of one.
     marks: Vec<bool>,
 }
 
@@ -162,7 +163,9 @@ impl Places {
             places.push(i);
             earlier
         });
-        let marks = tokens.iter().map(|token| !token.chars().any(char::is_alphanumeric));
+        // U+FFFD stands for a part of a character, which may be a letter.
+        let is_letter = |c: char| c.is_alphanumeric() || c == char::REPLACEMENT_CHARACTER;
+        let marks = tokens.iter().map(|token| !token.chars().any(is_letter));
         Self { copies: copies.collect(), marks: marks.collect() }
     }
 }
@@ -297,6 +300,9 @@ mod tests {
         near(marks, 0.1, 1. / 5.); // the comma, from the last token; before that, it is the token before
         assert_eq!(recent, Share::NONE, "in so short a text everything is recent");
         assert!(evenness > 0.5 && evenness < 0.9, "{evenness}");
+        let parts = ["a", "b", "\u{fffd}", "\u{fffd}", "."].map(String::from);
+        let in_parts = Looks::of(&rows, &Places::of(&[7, 8, 7, 8, 8], &parts));
+        assert_eq!(in_parts.marks, Share::NONE, "what may be a letter is no mark");
         let once = Looks::of(&rows, &Places::of(&[1, 2, 3, 4, 5], &tokens("abcde")));
         assert_eq!((once.duplicate, once.induction, once.marks), (Share::NONE, Share::NONE, Share::NONE));
     }

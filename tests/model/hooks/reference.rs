@@ -25,7 +25,6 @@ fn model() -> Result<Gpt2LMHeadModel> {
 fn assert_close(what: &str, got: &Tensor, expected: &Tensor) -> Result {
     assert_eq!(got.dims(), expected.dims(), "{what}");
     let error = relative_error(got, expected)?;
-    println!("{what}: {error:e}"); // shown with --nocapture
     assert!(error < TOLERANCE, "{what}: {error:e}");
     Ok(())
 }

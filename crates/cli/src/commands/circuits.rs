@@ -20,13 +20,13 @@ const TOKENS: usize = 6;
 #[derive(Serialize)]
 struct Overview {
     provenance: Provenance,
-    heads: Vec<Copying>,
+    heads: Vec<OfHead>,
     /// How strongly the output of one head feeds another, strongest first.
     compositions: Vec<Pair>,
 }
 
 #[derive(Serialize)]
-struct Copying {
+struct OfHead {
     layer: usize,
     head: usize,
     /// The sum of the eigenvalues of OV by token divided by the sum of their sizes, -1 to 1.
@@ -102,7 +102,7 @@ fn overview(args: &CircuitsArgs, circuits: &Circuits, provenance: Provenance) ->
     for layer in 0..circuits.layers() {
         for head in 0..circuits.heads(layer) {
             let copying = known(circuits.copying_score(Head { layer, head })?);
-            heads.push(Copying { layer, head, copying });
+            heads.push(OfHead { layer, head, copying });
         }
     }
     let all = [CompositionArg::Q, CompositionArg::K, CompositionArg::V];
@@ -226,11 +226,11 @@ fn print_overview(report: &Overview, shown: usize) -> anyhow::Result<()> {
         out,
         "copying: from -1 to 1, whether a head raises the logits of the tokens that it attends to; highest first\n"
     )?;
-    let mut sorted: Vec<&Copying> = report.heads.iter().collect();
-    let of = |head: &Copying| head.copying.unwrap_or(f64::NEG_INFINITY);
+    let mut sorted: Vec<&OfHead> = report.heads.iter().collect();
+    let of = |head: &OfHead| head.copying.unwrap_or(f64::NEG_INFINITY);
     sorted.sort_by(|a, b| of(b).total_cmp(&of(a)));
     let mut table = Table::new(&[("head", Align::Right), ("copying", Align::Right)]);
-    for Copying { layer, head, copying } in sorted.into_iter().take(shown) {
+    for OfHead { layer, head, copying } in sorted.into_iter().take(shown) {
         let copying = copying.map_or_else(|| "none".to_owned(), |copying| format!("{copying:+.3}"));
         table.row(vec![format!("{layer}.{head}"), copying]);
     }
@@ -258,10 +258,11 @@ fn print_overview(report: &Overview, shown: usize) -> anyhow::Result<()> {
 fn print_head(report: &OneHead) -> anyhow::Result<()> {
     let mut out = output::stdout();
     writeln!(out, "{}: weights alone\n", visible_text(report.provenance.model()))?;
-    let largest = report.eigenvalues.iter().take(4).map(|[re, im]| match im.abs() < 1e-9 {
-        true => format!("{re:+.2}"),
-        false => format!("{re:+.2}{im:+.2}i"),
-    });
+    let largest = report
+        .eigenvalues
+        .iter()
+        .take(4)
+        .map(|[re, im]| if im.abs() < 1e-9 { format!("{re:+.2}") } else { format!("{re:+.2}{im:+.2}i") });
     writeln!(
         out,
         "head {}.{}: copying {}; the largest eigenvalues of OV by token: {}\n",

@@ -1,7 +1,7 @@
 //! What weights are about: the model, the text, and the chosen layers and heads.
 
 use crate::args::FiniteArgs;
-use crate::interventions::Changes;
+use crate::changes::Changes;
 use crate::provenance::Provenance;
 use crate::session::Session;
 use candle_core::Tensor;

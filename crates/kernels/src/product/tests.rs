@@ -1,6 +1,7 @@
+use super::block::product;
 use super::panels::Stored;
 use super::rows::Rows;
-use super::{Finish, Matrix, Panels, multiply, product};
+use super::{Finish, Matrix, Panels, multiply};
 use crate::isa::Isa;
 use half::{bf16, f16};
 

@@ -91,9 +91,12 @@ fn edges_into(change: &Tensor, gradient: &Tensor, receiver: usize) -> Result<Ten
     let (layers, t, heads, c) = change.dims4()?;
     let flat = |x: &Tensor| x.transpose(0, 1)?.contiguous()?.reshape((heads, t * c)); // (T, H, C) -> (H, T·C)
     let gradient = flat(gradient)?.t()?.contiguous()?;
-    let of_sender = |sender: usize| match sender < receiver {
-        true => flat(&change.get(sender)?)?.matmul(&gradient), // (H, H)
-        false => Tensor::zeros((heads, heads), DType::F64, &Device::Cpu),
+    let of_sender = |sender: usize| {
+        if sender < receiver {
+            flat(&change.get(sender)?)?.matmul(&gradient) // (H, H)
+        } else {
+            Tensor::zeros((heads, heads), DType::F64, &Device::Cpu)
+        }
     };
     Tensor::stack(&(0..layers).map(of_sender).collect::<Result<Vec<_>>>()?, 0)
 }

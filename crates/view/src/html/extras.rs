@@ -104,7 +104,7 @@ impl<W: Write> PageWriter<W> {
     }
 
     /// The logit lens: what the model would predict if `layer` were its last block. Call it once for each block, in
-    /// order.
+    /// order, also for a block of which no head is written.
     ///
     /// # Shapes
     /// `likely` T: the most probable token after each query, and its probability
@@ -126,7 +126,7 @@ impl<W: Write> PageWriter<W> {
     }
 
     /// A map that is no head, which the page lists below the heads: attention rollout up to a block, a mean of heads.
-    /// With two runs, maps of the same name belong together.
+    /// With two runs, maps of the same name belong together, and both need the same.
     ///
     /// # Shapes
     /// `weights` (T, S) on any device and of any float dtype; query i has the keys 0 to S - T + i
@@ -146,12 +146,16 @@ impl<W: Write> PageWriter<W> {
         }
         let codes = encode(weights, self.levels, self.share())?;
         let (name, meaning, levels) = (visible_text(name), visible_text(meaning), codes.levels);
+        self.maps[run].push(name.clone());
+        self.room = self.room.saturating_sub(codes.text.len());
         self.json("class=\"map\"", &MapEntry { run, name, meaning, levels })?;
         writeln!(self.out, "<script type=\"text/plain\" class=\"map-weights\">{}</script>", codes.text)?;
         Ok(())
     }
 
     /// The norms of what each key contributes at weight 1, `‖v_j W_O‖`: the page can then show weight times norm.
+    ///
+    /// A head without them has only weights; norms of heads that are never written have no effect.
     ///
     /// # Shapes
     /// `norms` (H, S) on any device and of any float dtype; `heads` the indices of these H heads
@@ -184,6 +188,7 @@ impl<W: Write> PageWriter<W> {
     ///
     /// They take 5.4 bytes of the page per number pair, so leave them out when there are many: all heads of GPT-2
     /// small at 100 tokens take 5 MB. The page shows each product within `3.1e-5` of the head's largest `|q| · |k|`.
+    /// Vectors of heads that are never written have no effect.
     ///
     /// # Shapes
     /// `q` (H, T, D), `k` (H, S, D) on any device and of any float dtype; `heads` the indices of these H heads;

@@ -52,7 +52,7 @@ fn visible<S: serde::Serializer>(likely: &[(String, f32)], to: S) -> std::result
 }
 
 /// A number of each head, by which the page sorts and colours its small maps.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct HeadNumbers {
     /// A word or two for menus: "effect", "induction".
     pub name: String,

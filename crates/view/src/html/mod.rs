@@ -67,6 +67,8 @@ pub struct PageWriter<W> {
     /// How many heads each run has, and the layers and heads of each run so far.
     announced: usize,
     written: Vec<Vec<(usize, usize)>>,
+    /// The names of each run's maps that are no heads, as the page shows them.
+    maps: Vec<Vec<String>>,
     /// The room left for the heads that are still to be written.
     room: usize,
     levels: &'static [u16],
@@ -127,7 +129,8 @@ impl<W: Write> PageWriter<W> {
         let values = announced.saturating_mul(runs).saturating_mul(seen);
         let levels: &[u16] = if values <= FEW { &[FINE] } else { &COARSE };
         let written = vec![vec![]; runs];
-        let mut page = Self { out, queries, keys, announced, written, room: ROOM, levels };
+        let mut page =
+            Self { out, queries, keys, announced, written, maps: vec![vec![]; runs], room: ROOM, levels };
         let header = Header {
             title: visible_text(header.title),
             caption: header.provenance.shown(),
@@ -225,7 +228,7 @@ impl<W: Write> PageWriter<W> {
     /// `predictions` T, one per query of the first run, or none if the page should not show any
     ///
     /// # Errors
-    /// When the number of predictions or heads is wrong, the runs have other heads, or the page cannot be written to.
+    /// When the number of predictions or heads is wrong, the runs have other heads or other maps, or the page cannot be written to.
     pub fn finish(mut self, predictions: &[NextToken]) -> Result<W> {
         if self.left() > 0 {
             candle_core::bail!("page: {} of the announced heads are missing", self.left())
@@ -235,6 +238,12 @@ impl<W: Write> PageWriter<W> {
         }
         if self.written.windows(2).any(|pair| pair[0] != pair[1]) {
             candle_core::bail!("page: the two runs have different heads, so nothing can be compared")
+        }
+        for run in &mut self.maps {
+            run.sort_unstable();
+        }
+        if self.maps.windows(2).any(|pair| pair[0] != pair[1]) {
+            candle_core::bail!("page: the two runs have different maps beside the heads: {:?}", self.maps)
         }
         if !predictions.is_empty() && predictions.len() != self.queries {
             candle_core::bail!("page: {} predictions for {} queries", predictions.len(), self.queries)

@@ -188,6 +188,36 @@ fn runs_with_other_heads_cannot_be_compared() -> Result<()> {
 }
 
 #[test]
+fn maps_of_two_runs_belong_together() -> Result<()> {
+    let tokens = ["a", "b"].map(String::from);
+    let provenance = &Provenance::default();
+    let header = PageHeader { runs: &["clean", "patched"], ..PageHeader::new("m", &tokens, 1, provenance) };
+    let weights = Tensor::zeros((1, 2, 2), DType::F32, &Device::Cpu)?;
+    let summaries = summarize(&weights)?;
+    for (second, fits) in
+        [(&["mean", "rollout"][..], true), (&["rollout"], false), (&["mean", "mean"], false)]
+    {
+        let mut page = PageWriter::new(Vec::new(), &header)?;
+        for run in [0, 1] {
+            page.layer_of_run(run, 0, &[0], &weights, &summaries)?;
+        }
+        let room = page.room;
+        for (run, names) in [(0, &["rollout", "mean"][..]), (1, second)] {
+            for name in names {
+                page.map(run, name, "", &weights.get(0)?)?;
+            }
+        }
+        assert!(page.room < room, "maps take room, too");
+        let page = page.finish(&[]);
+        assert_eq!(page.is_ok(), fits);
+        if let Err(err) = page {
+            assert!(err.to_string().contains("different maps"), "{err}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
 fn extras_come_back_as_they_were_given() -> Result<()> {
     let tokens = ["a", " b"].map(String::from);
     let provenance = &Provenance::default();

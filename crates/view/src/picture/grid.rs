@@ -46,7 +46,8 @@ impl HeadGrid {
     /// `weights` (H, T, S), `heads` the indices of these H heads in the model
     ///
     /// # Errors
-    /// When the number of `heads` differs from that in `weights`, or `weights` has no query or more queries than keys.
+    /// When the number of `heads` differs from that in `weights`, the heads differ from those of the first row, whose
+    /// names stand above all, or `weights` has no query or more queries than keys.
     pub fn add(&mut self, layer: usize, heads: &[usize], weights: &Tensor) -> Result<()> {
         if weights.dims().first() != Some(&heads.len()) {
             candle_core::bail!(
@@ -54,6 +55,10 @@ impl HeadGrid {
                 weights.dims(),
                 heads.len()
             )
+        }
+        let named = |(_, row): &(usize, Vec<Head>)| row.iter().map(|one| one.head).eq(heads.iter().copied());
+        if !self.rows.first().is_none_or(named) {
+            candle_core::bail!("head grid: layer {layer} has other heads than the first row")
         }
         let head =
             |(i, &head): (usize, &usize)| Ok(Head { head, thumbnail: Thumbnail::of(&weights.get(i)?)? });
@@ -237,6 +242,11 @@ mod tests {
         let weights = Tensor::full(0.25f32, (2, 3, 3), &Device::Cpu)?;
         assert!(HeadGrid::default().finish(PictureFormat::Svg, "", &Provenance::default()).is_err());
         assert!(HeadGrid::default().add(0, &[1], &weights).is_err());
+        let mut grid = HeadGrid::default();
+        grid.add(0, &[1, 4], &weights)?;
+        assert!(grid.add(1, &[1, 3], &weights).is_err(), "its column would have the name of head 4");
+        assert!(grid.add(1, &[1], &weights.narrow(0, 0, 1)?).is_err());
+        grid.add(1, &[1, 4], &weights)?;
         Ok(())
     }
 }

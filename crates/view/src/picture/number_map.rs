@@ -163,7 +163,8 @@ fn printed(
     #[allow(clippy::cast_possible_truncation)] // between -45 and 38
     let before = most.log10().floor() as i32 + 1; // digits before the point, or zeros after it below 0
     for (significant, least) in [(3, MEDIUM), (2, SMALL)] {
-        let digits = usize::try_from((significant - before).max(0)).ok().filter(|digits| *digits <= 4)?;
+        let digits = usize::try_from((significant - before).max(0)).ok().filter(|digits| *digits <= 4);
+        let Some(digits) = digits else { continue };
         let texts: Vec<String> = values.iter().map(|value| in_cell(*value, digits)).collect();
         let widest = texts.iter().map(|text| letters.width(text, 1.0)).fold(0.0, f32::max);
         let size = ((width - 2.0 * PAD) / widest).min((height - 2.0 * PAD) / 1.2).min(LARGE);
@@ -245,6 +246,7 @@ mod tests {
         assert_eq!(print(&[0.5, -0.25, 0.125], 0.5, 60.0), Some(".500 -.250 .125".into()));
         assert_eq!(print(&[0.5, -0.25, 0.125], 0.5, 24.0), Some(".50 -.25 .12".into()));
         assert_eq!(print(&[0.5, -0.25], 0.5, 12.0), None);
+        assert_eq!(print(&[0.005, -0.0025], 0.005, 60.0), Some(".0050 -.0025".into()), "two digits fit");
         assert_eq!(print(&[123.4, -5.0], 123.4, 60.0), Some("123 -5".into()));
         assert_eq!(print(&[1e-7], 1e-7, 60.0), None, "an exponent would not fit");
         assert_eq!(print(&[f32::INFINITY], 1.0, 60.0), Some("inf".into()));

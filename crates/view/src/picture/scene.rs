@@ -15,6 +15,8 @@ pub(super) const NOT_A_NUMBER: Rgb = (160, 160, 160);
 
 /// The longest side of a picture: above it, viewers give up.
 const LARGEST: f32 = 16_384.0;
+/// The most pixels: they take 256 MB of memory as a bitmap.
+const LARGEST_AREA: f32 = 64e6;
 
 #[derive(Debug)]
 pub(super) struct Scene {
@@ -141,7 +143,7 @@ impl Scene {
     /// An empty picture.
     pub(super) fn new(letters: Letters, (width, height): (f32, f32), title: &str) -> Result<Self> {
         let (width, height) = (width.ceil(), height.ceil());
-        if width > LARGEST || height > LARGEST {
+        if width > LARGEST || height > LARGEST || width * height > LARGEST_AREA {
             candle_core::bail!(
                 "a picture of {width} x {height} pixels is too large: choose fewer tokens or heads"
             )
@@ -218,8 +220,10 @@ pub(super) mod tests {
 
     #[test]
     fn a_picture_that_no_viewer_opens_is_refused() -> Result<()> {
-        assert!(Scene::new(Letters::new()?, (16_384.0, 1.0), "").is_ok());
-        for size in [(16_385.0, 1.0), (1.0, 1e9)] {
+        for size in [(16_384.0, 1.0), (8_000.0, 8_000.0)] {
+            assert!(Scene::new(Letters::new()?, size, "").is_ok());
+        }
+        for size in [(16_385.0, 1.0), (1.0, 1e9), (8_001.0, 8_000.0)] {
             let error = Scene::new(Letters::new()?, size, "").unwrap_err().to_string();
             assert!(error.contains("too large"), "{error}");
         }

@@ -45,7 +45,7 @@ pub(super) fn show(scene: &Scene) -> anyhow::Result<()> {
     let map = heatmap(&rollout, tokens, tokens, &output::style(scene.args.color).with_max_cell(CELL))?;
     let mut out = output::stdout();
     writeln!(out, "{}\n", scene.made_by.first_line())?;
-    writeln!(out, "attention rollout after {} layers: each row shows what reaches a token", layers)?;
+    writeln!(out, "attention rollout after {layers} layers: each row shows what reaches a token")?;
     write!(out, "{map}")?;
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! A run of `gpt2 attention`: the model, the prompt, and the chosen layers and heads.
 
 use crate::args::AttentionArgs;
-use crate::interventions::Changes;
+use crate::changes::Changes;
 use crate::prompt::Prompt;
 use crate::provenance::Provenance;
 use crate::session::Session;

@@ -1,7 +1,7 @@
 //! The attention of a generated text, as files: one row per token, from the cache.
 
 use crate::args::{FiniteArgs, GenerateArgs};
-use crate::interventions::Changes;
+use crate::changes::Changes;
 use crate::outputs::Outputs;
 use crate::provenance::Provenance;
 use crate::session::Session;

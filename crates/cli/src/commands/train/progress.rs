@@ -3,7 +3,7 @@
 use super::files;
 use super::wording::worded;
 use crate::args::TrainArgs;
-use crate::interventions::Changes;
+use crate::changes::Changes;
 use crate::output::{is_quiet, note};
 use crate::stop::Stop;
 use candle_core::DType;

@@ -4,7 +4,7 @@ const LABEL_STEP = 13; // pixels that a line of labels needs
 
 /// Labels on both axes: every token if there is room, otherwise every 2nd, 5th, 10th, ..
 function drawAxes(context, pane, part, x, y, paint) {
-  const every = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000].find((n) => n * lens.size >= LABEL_STEP) ?? 2000;
+  const every = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000].find((n) => n * viewport.size >= LABEL_STEP) ?? 2000;
   context.textBaseline = "middle";
   const label = (position, room, here) => {
     const sought = state.found.has(position);
@@ -52,7 +52,7 @@ function drawAxes(context, pane, part, x, y, paint) {
   // The axes mark the tokens that the search found at any zoom.
   context.fillStyle = paint.mark;
   for (const position of state.found) {
-    const size = Math.max(lens.size, 2);
+    const size = Math.max(viewport.size, 2);
     const [across, down] = [x(position), y(position - offset)];
     const isKey = state.as !== "query" && position < part.right;
     if (isKey && across >= pane.left && across < pane.left + plot.width) context.fillRect(across, pane.top - 4, size, 3);

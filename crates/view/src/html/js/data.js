@@ -82,10 +82,13 @@ const packedVectors = lazily("vectors");
 
 /// ‖v_j W_O‖ of each key, or undefined if the file does not say.
 function normsOf(source, run) {
-  const packed = packedNorms(source, run) ?? packedNorms(source, 0);
+  const packed = packedNorms(source, run);
   if (packed && !packed.numbers) packed.numbers = numbersFrom(packed.norms, Float32Array);
   return packed?.numbers;
 }
+
+/// Whether the file has the norms of some sources in each run of a list.
+const haveNorms = (all, inRuns) => hasNorms && all.every((source) => inRuns.every((run) => normsOf(source, run)));
 
 let largest = 0;
 /// The largest norm in the file: the end of the scale of weight times norm, so that heads can be compared.

@@ -89,7 +89,7 @@ function drawLines() {
 
 const positionAt = (event) => {
   const position = Math.floor((event.offsetY + scroller.scrollTop) / ROW);
-  return position < tokens.length ? position : null;
+  return position < shownKeys() ? position : null;
 };
 lines.addEventListener("pointermove", (event) => {
   const position = event.pointerType === "mouse" ? positionAt(event) : null;

@@ -6,6 +6,7 @@ const ALLOWED = {
   scale: ["weight", "row"],
   run: compared ? ["first", "second", "both", "difference"] : ["first"],
   theme: ["dark", "light"],
+  as: ["both", "query", "key"],
 };
 const DEFAULT = { ...state };
 let timer = 0;
@@ -25,7 +26,7 @@ function remember() {
   if (!state.first) choice.set("first", "hidden");
   if (state.step !== null) choice.set("step", state.step);
   // The visible part in cells, so that another window shows the same part.
-  if (!isWhole()) choice.set("place", [lens.key, lens.query, cellsIn(plot.width)].map((n) => n.toFixed(2)).join(" "));
+  if (!isWhole()) choice.set("place", [viewport.key, viewport.query, cellsIn(plot.width)].map((n) => n.toFixed(2)).join(" "));
   try {
     history.replaceState(null, "", `#${choice}`);
   } catch {
@@ -53,6 +54,9 @@ function remembered() {
   if (choice.get("norms") === "yes" && hasNorms) change.weighted = true;
   const step = prompt === null ? undefined : whole("step", prompt, tokens.length);
   if (step !== undefined) change.step = step;
+  // Tokens of later steps are not there yet.
+  const last = (change.step ?? shownKeys()) - 1;
+  if ((change.token ?? state.token ?? 0) > last) change.token = last;
   const place = (choice.get("place") ?? "").split(" ").map(Number);
   if (place.length === 3 && place.every((n) => Number.isFinite(n) && n >= 0) && place[2] > 0) showPlace(place);
   return change;

@@ -54,10 +54,10 @@ on("weights scale first weighted theme", () => {
   scaleMenu.value = state.scale;
   hideFirst.checked = !state.first;
   weighted.checked = state.weighted;
-  asMenu.value = state.as;
   const sheet = sheets[0];
   if (!sheet) return;
-  const end = state.scale === "row" ? "row's largest" : plain(sheet.unit).replace(/\.?0+$/, "");
+  byId("no-norms").hidden = !state.weighted || sheet.weighted;
+  const end = state.scale === "row" ? "row's largest" : short(sheet.unit);
   const byRow = state.scale === "row";
   byId("legend-start").textContent = !sheet.signed ? "0" : byRow ? "less" : `−${end}`;
   byId("legend-end").textContent = !sheet.signed ? end : byRow ? "more (row's largest)" : `+${end}`;
@@ -123,7 +123,6 @@ on("theme", () => {
 listeners.unshift(listeners.pop());
 addEventListener("hashchange", () => update(remembered()));
 Object.assign(state, remembered());
-if (state.step !== null && (state.token ?? 0) >= state.step) state.token = state.step - 1;
 // For the first drawing, everything has changed.
 changed(Object.keys(state));
 loadHead().then(() => performance.mark("ready"));

@@ -7,13 +7,14 @@ const LARGEST_CELL = 56;
 const [OUT_ON_MAP, IN_ON_MAP, MARK_ON_MAP] = ["#56b4e9", "#ee9b4c", "#ff7fce"];
 const BETWEEN = 14; // pixels between two maps side by side
 /// The visible part: the cell at the top left corner (with fractions), and pixels per cell.
-const lens = { key: 0, query: 0, size: 1 };
+const viewport = { key: 0, query: 0, size: 1 };
 /// The width and height of a map in pixels.
 let plot = { width: 0, height: 0 };
 /// The maps on the canvas: where each starts, and whether it has labels on its left.
 let panes = [{ left: GUTTER.left, top: GUTTER.top, labelled: true }];
 
-/// Divides the canvas: one map, or two beside each other, or on a narrow screen below each other. They share the lens.
+/// Divides the canvas: one map, or two beside each other, or on a narrow screen below each other. They share the
+/// viewport.
 function layOut() {
   const { clientWidth, clientHeight } = map;
   if (clientWidth === 0) return; // hidden: it keeps its place
@@ -28,12 +29,13 @@ function layOut() {
   };
   panes = [{ left: GUTTER.left, top: GUTTER.top, labelled: true }];
   if (two && wide) {
-    const across = Math.min(plot.width, Math.max(tokens.length * wholeSize(), 120));
-    panes.push({ left: GUTTER.left + across + BETWEEN, top: GUTTER.top, labelled: false });
+    // The right map follows where the whole left one ends, and zoomed, that one takes no more room.
+    plot.width = Math.min(plot.width, Math.max(tokens.length * wholeSize(), 120));
+    panes.push({ left: GUTTER.left + plot.width + BETWEEN, top: GUTTER.top, labelled: false });
   } else if (two) {
     panes.push({ left: GUTTER.left, top: 2 * GUTTER.top + plot.height, labelled: true });
   }
-  if (whole) lens.size = 0;
+  if (whole) viewport.size = 0;
   settle();
 }
 
@@ -42,22 +44,22 @@ let wantedPlace = null;
 function showPlace(place) {
   if (plot.width === 0) return void (wantedPlace = place);
   const [key, query, wide] = place;
-  lens.size = plot.width / wide;
+  viewport.size = plot.width / wide;
   settle();
-  [lens.key, lens.query] = [key, query];
+  [viewport.key, viewport.query] = [key, query];
   settle();
 }
 
 const wholeSize = () => Math.min(plot.width / tokens.length, plot.height / queries);
-const isWhole = () => lens.size <= wholeSize() * 1.001;
-const cellsIn = (pixels) => pixels / lens.size;
+const isWhole = () => viewport.size <= wholeSize() * 1.001;
+const cellsIn = (pixels) => pixels / viewport.size;
 
-/// Keeps the lens on the map, and the zoom between the whole map and a large cell.
+/// Keeps the viewport on the map, and the zoom between the whole map and a large cell.
 function settle() {
   const largest = Math.max(LARGEST_CELL, wholeSize());
-  lens.size = Math.min(Math.max(lens.size, wholeSize()), largest);
-  lens.key = Math.min(Math.max(lens.key, 0), Math.max(0, tokens.length - cellsIn(plot.width)));
-  lens.query = Math.min(Math.max(lens.query, 0), Math.max(0, queries - cellsIn(plot.height)));
+  viewport.size = Math.min(Math.max(viewport.size, wholeSize()), largest);
+  viewport.key = Math.min(Math.max(viewport.key, 0), Math.max(0, tokens.length - cellsIn(plot.width)));
+  viewport.query = Math.min(Math.max(viewport.query, 0), Math.max(0, queries - cellsIn(plot.height)));
   // A finger on the whole map scrolls the page; on a zoomed map, it moves the map.
   map.style.touchAction = isWhole() ? "pan-y" : "none";
   drawMapSoon();
@@ -65,11 +67,11 @@ function settle() {
 
 /// Zooms by `factor` around a point of the plot.
 function zoom(factor, x, y) {
-  const [key, query] = [lens.key + cellsIn(x), lens.query + cellsIn(y)];
-  lens.size *= factor;
+  const [key, query] = [viewport.key + cellsIn(x), viewport.query + cellsIn(y)];
+  viewport.size *= factor;
   settle(); // the limit on the cell size decides where the point ends up
-  lens.key = key - cellsIn(x);
-  lens.query = query - cellsIn(y);
+  viewport.key = key - cellsIn(x);
+  viewport.query = query - cellsIn(y);
   settle();
   rememberSoon();
 }
@@ -77,24 +79,24 @@ function zoom(factor, x, y) {
 /// Zooms around the cell in the readout, otherwise around the middle.
 function zoomHere(factor) {
   if (state.cell) reveal(state.cell);
-  const middle = (first, at) => (at + 0.5 - first) * lens.size;
+  const middle = (first, at) => (at + 0.5 - first) * viewport.size;
   const [x, y] = state.cell
-    ? [middle(lens.key, state.cell.key), middle(lens.query, state.cell.query)]
+    ? [middle(viewport.key, state.cell.key), middle(viewport.query, state.cell.query)]
     : [plot.width / 2, plot.height / 2];
   zoom(factor, x, y);
 }
 
 function showWhole() {
-  lens.size = 0;
+  viewport.size = 0;
   settle();
   rememberSoon();
 }
 
-/// Moves the lens so that it shows a cell.
+/// Moves the viewport so that it shows a cell.
 function reveal({ query, key }) {
   const [wide, high] = [cellsIn(plot.width), cellsIn(plot.height)];
-  if (key < lens.key || key + 1 > lens.key + wide) lens.key = key + 0.5 - wide / 2;
-  if (query < lens.query || query + 1 > lens.query + high) lens.query = query + 0.5 - high / 2;
+  if (key < viewport.key || key + 1 > viewport.key + wide) viewport.key = key + 0.5 - wide / 2;
+  if (query < viewport.query || query + 1 > viewport.query + high) viewport.query = query + 0.5 - high / 2;
   settle();
 }
 
@@ -128,25 +130,25 @@ function paintMap(context, ratio) {
       context.textAlign = "right";
       context.textBaseline = "top";
       context.fillStyle = paint.ink;
-      const right = Math.min(plot.width, tokens.length * lens.size);
+      const right = Math.min(plot.width, tokens.length * viewport.size);
       context.fillText(clip(context, runs[n], right - 24), pane.left + right - 2, pane.top + 3);
     }
   }
 }
 
-/// The cells that the lens shows, without those of later steps.
+/// The cells that the viewport shows, without those of later steps.
 const shownPart = () => ({
-  top: Math.floor(lens.query),
-  bottom: Math.min(shownRows(), Math.ceil(lens.query + cellsIn(plot.height))),
-  left: Math.floor(lens.key),
-  right: Math.min(shownKeys(), Math.ceil(lens.key + cellsIn(plot.width))),
+  top: Math.floor(viewport.query),
+  bottom: Math.min(shownRows(), Math.ceil(viewport.query + cellsIn(plot.height))),
+  left: Math.floor(viewport.key),
+  right: Math.min(shownKeys(), Math.ceil(viewport.key + cellsIn(plot.width))),
 });
 
 function paintPane(context, pane, sheet, paint, ratio) {
   const part = shownPart();
-  const x = (key) => pane.left + (key - lens.key) * lens.size;
-  const y = (query) => pane.top + (query - lens.query) * lens.size;
-  const span = [(part.right - part.left) * lens.size, (part.bottom - part.top) * lens.size];
+  const x = (key) => pane.left + (key - viewport.key) * viewport.size;
+  const y = (query) => pane.top + (query - viewport.query) * viewport.size;
+  const span = [(part.right - part.left) * viewport.size, (part.bottom - part.top) * viewport.size];
   const pixels = span.map((side) => Math.ceil(side * ratio));
   if (span.some((side) => side <= 0)) return drawAxes(context, pane, part, x, y, paint);
 
@@ -156,15 +158,15 @@ function paintPane(context, pane, sheet, paint, ratio) {
   context.clip();
   context.imageSmoothingEnabled = false;
   context.drawImage(raster(sheet, part, ...pixels), x(part.left), y(part.top), ...span);
-  if (lens.size >= 34) drawValues(context, sheet, part, x, y);
+  if (viewport.size >= 34) drawValues(context, sheet, part, x, y);
   const box = (query, key, w, h, colour) => {
     context.strokeStyle = colour;
     // Draw around small cells rather than on them, so that they stay visible.
-    const inset = lens.size < 8 ? -0.5 : 0.5;
-    context.strokeRect(x(key) + inset, y(query) + inset, w * lens.size - 2 * inset, h * lens.size - 2 * inset);
+    const inset = viewport.size < 8 ? -0.5 : 0.5;
+    context.strokeRect(x(key) + inset, y(query) + inset, w * viewport.size - 2 * inset, h * viewport.size - 2 * inset);
   };
   const last = part.bottom - 1;
-  // One of differences is like the paper.
+  // A map of differences is as light or dark as the page.
   const [out, into, mark] = sheet.signed ? [paint.out, paint.in, paint.mark] : [OUT_ON_MAP, IN_ON_MAP, MARK_ON_MAP];
   for (const position of state.found) {
     const query = Math.max(0, position - offset);
@@ -189,7 +191,7 @@ function paintPane(context, pane, sheet, paint, ratio) {
 /// The number as it stands in a cell: ".53", since the leading 0 says nothing; for tiny ones, the colour is enough.
 function cellText(value) {
   const text = rounded(value).replace(/^([+−]?)0\./, "$1.");
-  return /^(<|–$|0$)/.test(text) ? "" : text;
+  return /^(\|change\| |<|–$|0$)/.test(text) ? "" : text;
 }
 
 function drawValues(context, sheet, part, x, y) {
@@ -198,10 +200,9 @@ function drawValues(context, sheet, part, x, y) {
   context.textBaseline = "middle";
   for (let i = part.top; i < part.bottom; i++) {
     for (let j = part.left; j < Math.min(part.right, rowLength(i)); j++) {
-      const shade = shadeOf(sheet, i, j);
-      if (shade === LEFT_OUT) continue;
-      const t = (shade / (SHADES - 1)) ** 0.75 * (sheet.code(i, j) < 0 ? -1 : 1);
-      context.fillStyle = shade < SHADES && !wantsBlack(colourAt(t, sheet.signed)) ? "#fff" : "#000";
+      if (shadeOf(sheet, i, j) === LEFT_OUT) continue;
+      const t = levelOf(sheet, i, j);
+      context.fillStyle = Number.isNaN(t) || wantsBlack(colourAt(t, sheet.signed)) ? "#000" : "#fff";
       context.fillText(cellText(sheet.value(i, j)), x(j + 0.5), y(i + 0.5));
     }
   }
@@ -215,8 +216,8 @@ const paneAt = (x, y) => panes.findLast(({ left, top }) => x >= left && y >= top
 /// The cell at a point of the canvas; null off the map and where a query cannot see the key.
 function cellAt(x, y) {
   const { left, top } = paneAt(x, y);
-  const key = Math.floor(lens.key + cellsIn(x - left));
-  const query = Math.floor(lens.query + cellsIn(y - top));
+  const key = Math.floor(viewport.key + cellsIn(x - left));
+  const query = Math.floor(viewport.query + cellsIn(y - top));
   const inside = x >= left && y >= top && x < left + plot.width && y < top + plot.height;
   return inside && query < shownRows() && key < rowLength(query) ? { query, key } : null;
 }
@@ -228,7 +229,12 @@ function zoomAt(factor, x, y) {
 }
 
 const sameCell = (a, b) => a === b || (a && b && a.query === b.query && a.key === b.key);
-const showCell = (cell) => sameCell(cell, state.cell) || update({ cell });
+/// Shows what the pointer is on. Screen readers need not speak it: only keys make them.
+function showCell(cell) {
+  if (sameCell(cell, state.cell)) return;
+  byId("readout").setAttribute("aria-live", "off");
+  update({ cell });
+}
 
 const fingers = new Map(); // pointers that are down, by id
 let moved = false;
@@ -251,8 +257,8 @@ map.addEventListener("pointermove", (event) => {
     zoomAt(apart(now) / apart(before), ...other);
   } else if (!isWhole()) {
     map.setPointerCapture(event.pointerId);
-    lens.key -= cellsIn(dx);
-    lens.query -= cellsIn(dy);
+    viewport.key -= cellsIn(dx);
+    viewport.query -= cellsIn(dy);
     settle();
     rememberSoon();
   }
@@ -260,7 +266,10 @@ map.addEventListener("pointermove", (event) => {
 for (const kind of ["pointerup", "pointercancel"]) {
   map.addEventListener(kind, (event) => fingers.delete(event.pointerId));
 }
-map.addEventListener("pointerleave", () => showCell(state.pinned));
+map.addEventListener("pointerleave", (event) => {
+  fingers.delete(event.pointerId); // without a capture, the map never hears of its release
+  showCell(state.pinned);
+});
 map.addEventListener("click", (event) => {
   const cell = moved ? null : cellAt(event.offsetX, event.offsetY);
   if (cell) choose(cell);
@@ -302,6 +311,7 @@ map.addEventListener("keydown", (event) => {
   const from = state.cell ?? { query: last, key: rowLength(last) - 1 - dx };
   const query = Math.min(Math.max(from.query + dy * step, 0), shownRows() - 1);
   const key = Math.min(Math.max(from.key + dx * step, 0), rowLength(query) - 1);
+  byId("readout").setAttribute("aria-live", "polite");
   choose({ query, key });
   reveal({ query, key });
 });

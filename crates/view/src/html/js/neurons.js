@@ -3,14 +3,22 @@
 const neurons = byId("neurons");
 neurons.hidden = !hasVectors;
 
-/// `q_d · k_d · scale` for each dimension d of a cell; null if the file has no vectors of this head.
+/// `q_d · k_d · scale` for each dimension d of a cell, and the most by which their sum can be wrong; null if the file
+/// has no vectors of this head in the run.
 function productsOf(source, run, { query, key }) {
-  const packed = packedVectors(source, run) ?? packedVectors(source, 0);
+  const packed = packedVectors(source, run);
   if (!packed) return null;
   packed.codes ??= [numbersFrom(packed.q, Int16Array), numbersFrom(packed.k, Int16Array)];
   const { width, scale, units, codes } = packed;
   const factor = scale * units[0] * units[1];
-  return Array.from({ length: width }, (_, d) => codes[0][query * width + d] * codes[1][key * width + d] * factor);
+  const pairs = Array.from({ length: width }, (_, d) => [codes[0][query * width + d], codes[1][key * width + d]]);
+  // The writer rounds to half a code, and a little more in its arithmetic of 32 bits.
+  const half = 0.505;
+  const errors = pairs.map(([q, k]) => half * (Math.abs(q) + Math.abs(k) + half));
+  return {
+    products: pairs.map(([q, k]) => q * k * factor),
+    error: errors.reduce((a, b) => a + b, 0) * Math.abs(factor),
+  };
 }
 
 const signedText = (x) => (x < 0 ? `−${(-x).toFixed(2)}` : x.toFixed(2));
@@ -18,22 +26,22 @@ const signedText = (x) => (x < 0 ? `−${(-x).toFixed(2)}` : x.toFixed(2));
 function showNeurons() {
   if (neurons.hidden || !neurons.open) return;
   const source = sources[state.head];
-  const products = state.cell && chosen().length === 1 ? productsOf(source, shownRun(), state.cell) : null;
+  const { products, error } = (state.cell && chosen().length === 1 && productsOf(source, shownRun(), state.cell)) || {};
   const canvas = byId("products");
   canvas.hidden = !products;
   const note = byId("products-sum");
+  const of = compared ? ` in ${runs[shownRun()]}` : "";
   byId("products-list").textContent = "";
   if (!products) {
     note.textContent = !state.cell
       ? "Choose a cell of the map."
       : chosen().length > 1
         ? "Choose a single head."
-        : "The file has no queries and keys of this map.";
+        : `The file has no queries and keys of this map${of}.`;
     return;
   }
   const sum = products.reduce((a, b) => a + b, 0);
-  const of = compared ? ` in ${runs[shownRun()]}` : "";
-  note.textContent = `score${of}: ${signedText(sum)}, the sum over ${products.length} dimensions`;
+  note.textContent = `score${of}: ${exact({ weight: sum, error })}, the sum over ${products.length} dimensions`;
   const strongest = [...products.keys()].sort((a, b) => Math.abs(products[b]) - Math.abs(products[a])).slice(0, 5);
   const named = strongest.map((d) => `${d}: ${signedText(products[d])}`).join(", ");
   byId("products-list").textContent = `strongest: ${named}`;

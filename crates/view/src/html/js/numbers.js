@@ -24,7 +24,7 @@ const metrics = [
     ? [{
         key: "change",
         label: "change",
-        meaning: "How far the runs differ: the share of a query's attention that moved, from 0 to 1, on average",
+        meaning: "How far the runs differ at least: the share of a query's attention that surely moved, from 0 to 1, on average",
         signed: () => false,
         of: (source) => changes[source.index] ?? NaN,
       }]
@@ -44,8 +44,14 @@ const metrics = [
     of: (source) => values[source.index] ?? NaN,
   })),
 ];
+/// A number's name: with two runs on the screen, a summary's number is how much it changed.
+const labelOf = (metric) => (metric.summary && showsChange() ? `change of ${metric.label}` : metric.label);
+/// What uniform attention would have is the same in both runs.
+const shownMetrics = () => metrics.filter(({ key }) => !(key === "uniform" && showsChange()));
 const metricOf = (key) => metrics.find((metric) => metric.key === key);
 
+/// The end of a scale: three digits that count.
+const short = (x) => String(+x.toPrecision(3));
 const plain = (x) => (x >= 100 ? x.toFixed(0) : x >= 10 ? x.toFixed(1) : x.toFixed(2));
 function numberText(x, signed) {
   if (Number.isNaN(x)) return "NaN";
@@ -79,7 +85,7 @@ function tintOf(metric, source, [low, high]) {
 
 /// Counts the change of a head whose weights are at hand.
 function noteChange(source, a, b) {
-  if (source.layer !== null && Number.isNaN(changes[source.index])) changes[source.index] = meanDistance(a, b);
+  if (source.layer !== null && Number.isNaN(changes[source.index])) changes[source.index] = leastDistance(a, b);
 }
 
 let counting = false;
@@ -98,10 +104,18 @@ async function needChanges() {
   changed(["numbers", "counted"]);
 }
 
-/// The mean over the queries of the total variation distance: half the sum of |a - b|.
-function meanDistance(a, b) {
-  const [of, to] = [tables(a.levels).numbers, tables(b.levels).numbers];
+/// The mean over the queries of the total variation distance, half the sum of |a - b|: each difference less its errors,
+/// since those of a whole row would add up to a change of their own.
+function leastDistance(a, b) {
+  const [of, to] = [tables(a.levels), tables(b.levels)];
   let total = 0;
-  for (let at = 0; at < CELLS; at++) total += Math.abs(of[a.codes[at]] - to[b.codes[at]]);
+  for (let i = 0; i < queries; i++) {
+    const [ofNone, toNone] = isComplete(i) ? [of.errors[0], to.errors[0]] : [mostLeftOut(a, i), mostLeftOut(b, i)];
+    for (let at = rowStart(i); at < rowStart(i) + rowLength(i); at++) {
+      const [before, after] = [a.codes[at], b.codes[at]];
+      const error = (before === 0 ? ofNone : of.errors[before]) + (after === 0 ? toNone : to.errors[after]);
+      total += Math.max(0, Math.abs(of.numbers[before] - to.numbers[after]) - error);
+    }
+  }
   return total / 2 / queries;
 }

@@ -6,8 +6,8 @@ const others = byId("maps");
 
 function describe(source) {
   if (source.layer === null) return [source.label, source.meaning].filter(Boolean).join(": ");
-  const numbers = metrics.filter((metric) => !Number.isNaN(metric.of(source)));
-  return `${source.label}: ${numbers.map((metric) => `${metric.label} ${metricText(metric, source)}`).join(", ")}`;
+  const numbers = shownMetrics().filter((metric) => !Number.isNaN(metric.of(source)));
+  return `${source.label}: ${numbers.map((metric) => `${labelOf(metric)} ${metricText(metric, source)}`).join(", ")}`;
 }
 
 const options = sources.map((source) => {
@@ -34,6 +34,7 @@ function arrange() {
     return node;
   };
   order = heads.map(({ index }) => index);
+  const focused = options.find((option) => option === document.activeElement);
   const metric = metricOf(state.sort);
   if (!metric) {
     const columns = [...new Set(heads.map(({ head }) => head))].sort((a, b) => a - b);
@@ -61,6 +62,7 @@ function arrange() {
   others.hidden = byId("maps-title").hidden = maps.length === 0;
   others.replaceChildren(...maps.map(({ index }) => options[index]));
   order = [...order, ...maps.map(({ index }) => index)];
+  focused?.focus({ preventScroll: true }); // a node that moves loses the focus
   writeNumbers();
   markHead();
 }
@@ -93,7 +95,7 @@ function writeNumbers() {
   byId("tint-low").textContent = numberText(range[0], tint.signed());
   byId("tint-high").textContent = numberText(range[1], tint.signed());
   byId("tint-scale").style.backgroundImage = gradient(tint.signed());
-  byId("tint-name").textContent = showsChange() && tint.summary ? `change of ${tint.label}` : tint.label;
+  byId("tint-name").textContent = labelOf(tint);
 }
 
 function markHead() {
@@ -195,7 +197,8 @@ async function drawThumbnails() {
 
 /// What the small map of a source adds up.
 async function partsOf(source) {
-  const norms = (run) => (state.weighted && hasNorms ? normsOf(source, run) : undefined);
+  const weighted = isWeighted([source]);
+  const norms = (run) => (weighted ? normsOf(source, run) : undefined);
   const part = async (run, factor) => ({ weights: await weightsOf(source, run, false), factor, norms: norms(run) });
   if (!showsChange()) return [await part(shownRun(), 1)];
   const both = await Promise.all([part(0, -1), part(1, 1)]);
@@ -207,7 +210,7 @@ async function drawWaiting() {
   for (const option of waiting) {
     waiting.delete(option);
     const parts = await partsOf(sourceOf(option));
-    const sheet = { signed: showsChange(), unit: state.weighted && hasNorms ? largestNorm() : 1 };
+    const sheet = { signed: showsChange(), unit: parts[0].norms ? largestNorm() : 1 };
     const canvas = option.firstChild;
     if (!fitCanvas(canvas, canvas.clientWidth, canvas.clientHeight)) continue;
     const { width, height } = canvas;
@@ -235,11 +238,11 @@ function titleText() {
 function showSummary() {
   byId("head-title").textContent = byId("head-title").title = titleText();
   const all = chosen().map((index) => sources[index]);
-  const rows = metrics.map((metric) => {
+  const rows = shownMetrics().map((metric) => {
     const row = document.createElement("div");
     const term = document.createElement("dt");
     const number = document.createElement("dd");
-    term.textContent = metric.label;
+    term.textContent = labelOf(metric);
     row.title = metric.meaning;
     const mean = all.reduce((sum, source) => sum + metric.of(source), 0) / all.length;
     number.textContent = all[0].layer === null ? "–" : metricText(metric, all[0], mean);
@@ -270,7 +273,9 @@ on("sort", () => {
 });
 on("run weighted scale theme", () => {
   byId("small-legend").hidden = !showsChange();
-  const end = state.scale === "row" ? "" : plain(state.weighted && hasNorms ? largestNorm() : 1).replace(/\.?0+$/, "");
+  // If only some have norms, no number stands for all small maps.
+  const mixed = state.weighted && hasNorms && !isWeighted(heads);
+  const end = state.scale === "row" || mixed ? "" : short(isWeighted(heads) ? largestNorm() : 1);
   byId("small-low").textContent = end ? `−${end}` : "less";
   byId("small-high").textContent = end ? `+${end}` : "more";
   byId("small-scale").style.backgroundImage = gradient(true);

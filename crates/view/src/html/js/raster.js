@@ -66,11 +66,14 @@ function shadeOf(weights, i, j) {
   return code > weights.levels ? NOT_A_NUMBER : Math.min(SHADES - 1, Math.floor(code * gain(weights, i)));
 }
 
-/// How strongly to draw a weight as a line or a background: 0 to 1, by the chosen scale.
-function strength(weights, i, j) {
+/// The place of a cell on the scale of colours: 0 to 1, or down to -1 with signs; NaN if it has none.
+function levelOf(weights, i, j) {
   const shade = shadeOf(weights, i, j);
-  return shade < SHADES ? (shade / (SHADES - 1)) ** 0.75 : 0;
+  return shade < SHADES ? (shade / (SHADES - 1)) ** 0.75 * (weights.code(i, j) < 0 ? -1 : 1) : NaN;
 }
+
+/// How strongly to draw a weight as a line or a background: 0 to 1, by the chosen scale.
+const strength = (weights, i, j) => Math.abs(levelOf(weights, i, j)) || 0;
 
 /// Draws the queries `top` to `bottom` and the keys `left` to `right` of a head into a separate canvas, one
 /// pixel per cell. If there are fewer pixels than cells, a pixel shows the largest of its weights, so
@@ -172,8 +175,9 @@ function theme() {
 
 /// `text` cut to `width` with an ellipsis, for `context.fillText`.
 function clip(context, text, width) {
-  // A token may have any length; characters beyond these never fit.
-  let shown = text.length > 80 ? text.slice(0, 80) : text;
+  // A token may have any length; characters narrower than these are rare, and those beyond never fit.
+  const most = Math.max(80, Math.ceil(width / 4));
+  let shown = text.length > most ? text.slice(0, most) : text;
   if (shown === text && context.measureText(text).width <= width) return text;
   const letters = [...shown];
   while (letters.length > 0) {

@@ -12,9 +12,11 @@ function offer(name, content, type) {
   tellSaved(`saved ${name}`);
 }
 
+let telling = 0;
 function tellSaved(text) {
   byId("saved").textContent = text;
-  setTimeout(() => (byId("saved").textContent = ""), 4000);
+  clearTimeout(telling);
+  telling = setTimeout(() => (byId("saved").textContent = ""), 4000);
 }
 
 /// A file's name: title, heads and run, in characters that every system allows.
@@ -32,8 +34,8 @@ async function withMap() {
 
 async function savePng() {
   await withMap();
-  const [ratio, head] = [2, 26];
-  const canvas = new OffscreenCanvas(map.clientWidth * ratio, (map.clientHeight + head) * ratio);
+  const [ratio, head, foot] = [2, 26, 28];
+  const canvas = new OffscreenCanvas(map.clientWidth * ratio, (map.clientHeight + head + foot) * ratio);
   const context = canvas.getContext("2d");
   const paint = theme();
   context.fillStyle = paint.paper;
@@ -45,11 +47,39 @@ async function savePng() {
   context.fillText(clip(context, pictureTitle(), map.clientWidth - 16), 8, head / 2);
   context.translate(0, head);
   paintMap(context, ratio);
+  const { colours, start, end } = colourBar();
+  const [left, middle] = [GUTTER.left + 40, map.clientHeight + foot / 2];
+  for (const [n, colour] of colours.entries()) {
+    context.fillStyle = colour;
+    context.fillRect(left + 3 * n, middle - 5, 3.1, 9);
+  }
+  context.fillStyle = paint.ink;
+  context.font = "11px system-ui, sans-serif";
+  context.textBaseline = "middle";
+  context.textAlign = "right";
+  context.fillText(start, left - 6, middle);
+  context.textAlign = "left";
+  context.fillText(end, left + 3 * colours.length + 6, middle);
   offer(fileName("png"), await canvas.convertToBlob());
 }
 
+/// What the picture shows; the names of the heads go last, since only they can be long.
 const pictureTitle = () =>
-  [title, titleText(), ...(compared ? [showsChange() ? runs.join(" → ") : RUNS[state.run]] : [])].join(" · ");
+  [
+    title,
+    ...(compared ? [showsChange() ? runs.join(" → ") : RUNS[state.run]] : []),
+    ...(sheets[0].weighted ? ["weight × value norm"] : []),
+    ...(state.scale === "row" ? ["by row"] : []),
+    ...(state.first ? [] : ["without the first token"]),
+    titleText(),
+  ].join(" · ");
+
+/// The colours of a scale from its start to its end, and the texts there.
+function colourBar() {
+  const { signed } = sheets[0];
+  const colours = Array.from({ length: 40 }, (_, n) => `rgb(${colourAt(signed ? (n - 19.5) / 19.5 : n / 39, signed)})`);
+  return { colours, start: byId("legend-start").textContent, end: `${byId("legend-end").textContent} (by √)` };
+}
 
 /// Beyond so many cells, they are a picture inside the picture.
 const SHAPES = 5000;
@@ -66,36 +96,38 @@ async function saveSvg() {
   const paint = theme();
   const text = (x, y, content, more = "") => `<text x="${x.toFixed(1)}" y="${y.toFixed(1)}" ${more}>${xml(content)}</text>`;
   const every = [1, 2, 5, 10, 20, 50, 100, 200, 500].find((n) => n * size >= 12) ?? 1000;
-  const short = (position) => {
-    const letters = [...tokens[position]];
-    return `${every > 1 ? `${position} ` : ""}${letters.length > 14 ? `${letters.slice(0, 13).join("")}…` : tokens[position]}`;
+  const context = new OffscreenCanvas(1, 1).getContext("2d");
+  const cut = (content, room, font = "11px monospace") => {
+    context.font = font;
+    return clip(context, content, room);
   };
-  const shapes = [text(10, 20, pictureTitle(), 'font-weight="bold" font-size="13"')];
+  // A few small cells leave room for their title, within reason.
+  const heading = cut(pictureTitle(), 900, "bold 13px monospace");
+  const least = Math.max(430, 20 + context.measureText(heading).width);
+  const [width, height] = [Math.max(left + sheets.length * (w + gap), least), top + h + 34].map(Math.ceil);
+  const named = (position, room) => cut(`${every > 1 ? `${position} ` : ""}${tokens[position]}`, room);
+  const shapes = [text(10, 20, heading, 'font-weight="bold" font-size="13"')];
   for (const [n, sheet] of sheets.entries()) {
     const start = left + n * (w + gap);
-    if (sheets.length > 1) shapes.push(text(start + w, top - 6 + 16, runs[n], 'text-anchor="end" font-weight="bold"'));
+    if (sheets.length > 1) shapes.push(text(start + w, top - 6 + 16, cut(runs[n], w - 24, "bold 11px monospace"), 'text-anchor="end" font-weight="bold"'));
     for (let key = part.left; key < part.right; key++) {
       if (key % every > 0) continue;
       const x = start + (key - part.left + 0.5) * size;
-      shapes.push(text(x, top - 6, short(key), `transform="rotate(-90 ${x.toFixed(1)} ${top - 6})" dominant-baseline="middle"`));
+      shapes.push(text(x, top - 6, named(key, top - 40), `transform="rotate(-90 ${x.toFixed(1)} ${top - 6})" dominant-baseline="middle"`));
     }
     for (let query = part.top; query < part.bottom && n === 0; query++) {
       if ((query + offset) % every > 0) continue;
-      shapes.push(text(left - 6, top + (query - part.top + 0.5) * size, short(query + offset), 'text-anchor="end" dominant-baseline="middle"'));
+      shapes.push(text(left - 6, top + (query - part.top + 0.5) * size, named(query + offset, left - 10), 'text-anchor="end" dominant-baseline="middle"'));
     }
     shapes.push(across * down <= SHAPES ? cellShapes(sheet, part, start, top, size) : await cellImage(sheet, part, start, top, w, h));
   }
-  const { signed } = sheets[0];
-  const bar = Array.from({ length: 40 }, (_, n) => {
-    const fill = `rgb(${colourAt(signed ? (n - 19.5) / 19.5 : n / 39, signed)})`;
-    return `<rect x="${left + 60 + 3 * n}" y="${top + h + 12}" width="3.1" height="9" fill="${fill}"/>`;
-  });
+  const { colours, start, end } = colourBar();
+  const bar = colours.map((fill, n) => `<rect x="${left + 60 + 3 * n}" y="${top + h + 12}" width="3.1" height="9" fill="${fill}"/>`);
   shapes.push(
     ...bar,
-    text(left + 54, top + h + 20, byId("legend-start").textContent, 'text-anchor="end"'),
-    text(left + 186, top + h + 20, `${byId("legend-end").textContent} (by √)`),
+    text(left + 54, top + h + 20, start, 'text-anchor="end"'),
+    text(left + 186, top + h + 20, end),
   );
-  const [width, height] = [left + Math.max(sheets.length * (w + gap), 320), top + h + 34].map(Math.ceil);
   offer(
     fileName("svg"),
     `<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height}" viewBox="0 0 ${width} ${height}" ` +
@@ -109,9 +141,9 @@ function cellShapes(sheet, part, left, top, size) {
   const rects = [];
   for (let query = part.top; query < part.bottom; query++) {
     for (let key = part.left; key < Math.min(part.right, rowLength(query)); key++) {
-      const shade = shadeOf(sheet, query, key);
-      const t = (shade / (SHADES - 1)) ** 0.75 * (sheet.code(query, key) < 0 ? -1 : 1);
-      const fill = shade < SHADES ? `rgb(${colourAt(t, sheet.signed)})` : shade === LEFT_OUT ? "#8884" : "#ff0090";
+      const t = levelOf(sheet, query, key);
+      const none = shadeOf(sheet, query, key) === LEFT_OUT ? "#8884" : "#ff0090";
+      const fill = Number.isNaN(t) ? none : `rgb(${colourAt(t, sheet.signed)})`;
       const [x, y] = [left + (key - part.left) * size, top + (query - part.top) * size].map((n) => n.toFixed(2));
       rects.push(`<rect x="${x}" y="${y}" width="${size.toFixed(2)}" height="${size.toFixed(2)}" fill="${fill}"><title>${xml(exact(sheet.value(query, key)))}</title></rect>`);
     }
@@ -127,17 +159,29 @@ async function cellImage(sheet, part, left, top, w, h) {
   return `<image x="${left}" y="${top}" width="${w}" height="${h}" preserveAspectRatio="none" style="image-rendering:pixelated" href="data:image/png;base64,${btoa(binary)}"/>`;
 }
 
-/// One line per cell of the visible part. A token that a spreadsheet would take for a formula gets an apostrophe.
+/// An error with two digits, rounded up, that covers the rounding of the printed number to six.
+function errorText(weight, error) {
+  const whole = error + Math.abs(weight) * 5e-6;
+  if (!(whole > 0)) return String(whole);
+  const unit = 10 ** (Math.floor(Math.log10(whole)) - 1);
+  return String(+(Math.ceil(whole / unit) * unit).toPrecision(2));
+}
+
+/// One line per cell of the visible part, with the most by which each number can be wrong. A token that a spreadsheet would take for a formula gets an apostrophe.
 function saveCsv() {
   const part = shownPart();
   const field = (text) => `"${text.replace(/^[=+\-@]/, "'$&").replaceAll('"', '""')}"`;
-  const columns = showsBoth() ? ["first", "second"] : state.run === "difference" ? ["difference"] : [state.weighted && hasNorms ? "weight_times_norm" : "weight"];
+  const names = showsBoth() ? ["first", "second"] : [state.run === "difference" ? "difference" : "weight"];
+  const columns = sheets.flatMap((sheet, n) => {
+    const name = `${names[n]}${sheet.weighted ? "_times_norm" : ""}`;
+    return [name, `${name}_error`];
+  });
   const lines = [["query", "query_token", "key", "key_token", ...columns].join(",")];
   for (let query = part.top; query < part.bottom; query++) {
     for (let key = part.left; key < Math.min(part.right, rowLength(query)); key++) {
-      const numbers = sheets.map((sheet) => {
-        const { weight, dropped } = sheet.value(query, key);
-        return dropped ? "" : +weight.toPrecision(6);
+      const numbers = sheets.flatMap((sheet) => {
+        const { weight, error, dropped } = sheet.value(query, key);
+        return dropped ? ["", ""] : [+weight.toPrecision(6), errorText(weight, error)];
       });
       lines.push([query + offset, field(tokens[query + offset]), key, field(tokens[key]), ...numbers].join(","));
     }
@@ -150,18 +194,27 @@ async function copyValue() {
   const { query, key } = state.cell;
   const detail = detailOf(state.cell);
   const text = `${titleText()}: ${exact(current.value(query, key))}${detail ? ` (${detail})` : ""}, ${query + offset} ${tokens[query + offset]} attends to ${key} ${tokens[key]}`;
+  let copied = true;
   try {
     await navigator.clipboard.writeText(text);
   } catch {
-    // A frame of a notebook may have no clipboard of its own; a selection can still be copied.
-    const area = document.createElement("textarea");
-    area.value = text;
-    saveMenu.append(area);
-    area.select();
-    document.execCommand("copy");
-    area.remove();
+    copied = copySelected(text);
   }
-  tellSaved("copied");
+  tellSaved(copied ? "copied" : "the browser did not copy it");
+}
+
+/// A frame of a notebook may have no clipboard of its own; a selection can still be copied. Returns whether it was.
+function copySelected(text) {
+  const focused = document.activeElement;
+  const area = document.createElement("textarea");
+  area.value = text;
+  Object.assign(area.style, { position: "fixed", top: "0", opacity: "0" });
+  document.body.append(area);
+  area.select();
+  const copied = document.execCommand("copy");
+  area.remove();
+  focused?.focus({ preventScroll: true });
+  return copied;
 }
 
 for (const [id, run] of Object.entries({ copy: copyValue, png: savePng, svg: saveSvg, csv: saveCsv })) {

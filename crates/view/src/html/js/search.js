@@ -12,7 +12,7 @@ let places = []; // the matches in order: their first tokens
 /// The first and the last token of each match.
 function matches(sought) {
   const position = /^#(\d{1,7})$/.exec(sought)?.[1];
-  if (position !== undefined) return +position < tokens.length ? [[+position, +position]] : [];
+  if (position !== undefined && +position < tokens.length) return [[+position, +position]];
   const ranges = [];
   for (let at = joined.indexOf(sought); at >= 0; at = joined.indexOf(sought, at + sought.length)) {
     ranges.push([tokenAt[at], tokenAt[at + sought.length - 1]]);
@@ -38,6 +38,7 @@ search.addEventListener("keydown", (event) => {
   const next = event.shiftKey
     ? (places.findLast((p) => p < (state.token ?? 0)) ?? places.at(-1))
     : (places.find((p) => p > (state.token ?? -1)) ?? places[0]);
+  stop(); // the next step would choose another token
   if (next >= shownKeys()) update({ step: null });
   chooseToken(next);
   reveal({ query: Math.max(0, next - offset), key: next });
@@ -52,3 +53,4 @@ function tellFound() {
 
 const asMenu = byId("as");
 asMenu.addEventListener("change", () => update({ as: asMenu.value }));
+on("as", () => (asMenu.value = state.as));

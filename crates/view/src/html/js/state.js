@@ -50,6 +50,9 @@ const showsBoth = () => state.run === "both";
 const showsChange = () => state.run === "both" || state.run === "difference";
 /// The run whose weights are shown where only one fits; 0 also for both.
 const shownRun = () => (state.run === "second" ? 1 : 0);
+const shownRuns = () => (showsChange() ? [0, 1] : [shownRun()]);
+/// Whether the map of some sources shows weights times norms: if it should, and if the file has all of these.
+const isWeighted = (shown) => state.weighted && haveNorms(shown, shownRuns());
 /// How many queries and keys are shown.
 const shownKeys = () => state.step ?? tokens.length;
 const shownRows = () => Math.max(0, shownKeys() - offset);
@@ -57,7 +60,7 @@ const shownRows = () => Math.max(0, shownKeys() - offset);
 let loads = 0;
 async function loadHead() {
   const load = ++loads;
-  const weighted = state.weighted && hasNorms;
+  const weighted = isWeighted(chosen().map((index) => sources[index]));
   const get = (run, times = weighted) => sheetOf(chosen(), run, times, true);
   const wanted = showsChange()
     ? [get("difference"), get(0), get(1)]

@@ -36,7 +36,7 @@ function play() {
   playButton.setAttribute("aria-label", "Pause the steps");
   // Those who want little motion get time to look.
   playing = setInterval(() => {
-    showStep((state.step ?? prompt) + 1);
+    showStep((state.step ?? tokens.length) + 1);
     if (state.step === tokens.length) stop();
   }, calm.matches ? 1500 : 250);
 }

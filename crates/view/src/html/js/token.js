@@ -43,7 +43,7 @@ function strongest(list, count, cellOf, colour, nothing) {
     const { query, key } = cellOf(n);
     if (key === 0 && !state.first) continue;
     const value = current.value(query, key);
-    // Numbers that may be 0 in truth are no change.
+    // Changes within their error may be 0.
     if (!value.dropped && !(value.signed && Math.abs(value.weight) <= value.error)) found.push({ query, key, ...value });
   }
   found.sort((a, b) => Math.abs(b.weight) - Math.abs(a.weight));
@@ -64,10 +64,11 @@ function strongest(list, count, cellOf, colour, nothing) {
 /// A cell's numbers in both runs.
 const fromTo = ({ query, key }, write) => beside.map((sheet) => write(sheet.value(query, key))).join(" → ");
 
-/// Why a list is empty.
-function noneShown() {
-  if (current.signed) return "No weight changed.";
-  return state.first ? `None is among the ${kept} largest of its row.` : "The first token is hidden.";
+/// Why a list is empty, which has nothing but the first token if `onlyFirst`.
+function noneShown(onlyFirst) {
+  if (!state.first && onlyFirst) return "The first token is hidden.";
+  if (current.signed) return "No change is larger than its error.";
+  return kept === null ? "There is none." : `None${state.first ? "" : " but the hidden first token"} is among the ${kept} largest of its row.`;
 }
 
 function fill(list, entries, nothing) {
@@ -87,16 +88,16 @@ function showToken() {
   byId("outgoing").parentElement.firstChild.textContent = showsChange() ? "attention changed to" : "attends to";
   byId("incoming").parentElement.firstChild.textContent = showsChange() ? "attention changed from" : "attended by";
   strongest(byId("outgoing"), query < 0 ? 0 : rowLength(query), (key) => ({ query, key }), "out",
-    query < 0 ? "This token comes before the first query." : noneShown());
+    query < 0 ? "This token comes before the first query." : noneShown(query === 0 && offset === 0));
   const first = Math.max(0, query);
   strongest(byId("incoming"), Math.max(0, shownRows() - first), (n) => ({ query: first + n, key: token }), "in",
-    noneShown());
+    noneShown(token === 0));
   showPredictions(query);
 }
 
 /// The predictions of the shown runs, one list each.
 function showPredictions(query) {
-  const shown = showsChange() ? [0, 1] : [shownRun()];
+  const shown = shownRuns();
   for (const [place, ids] of [["next", "follows"], ["next-second", "follows-second"]].entries()) {
     const run = shown[place];
     const section = byId(ids[0]).parentElement;

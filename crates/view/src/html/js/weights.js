@@ -5,12 +5,20 @@ const rowStart = (i) => i * (offset + 1) + (i * (i - 1)) / 2;
 /// How many keys query `i` sees.
 const rowLength = (i) => offset + i + 1;
 const CELLS = rowStart(queries);
+/// Whether the file has all weights of a row. It keeps only the largest, if at all, so that it has all of a short one.
+const isComplete = (i) => kept === null || rowLength(i) <= kept;
+/// The most that a weight can be that the file leaves out of row `i`: the smallest that it has of the row.
+function mostLeftOut({ codes, levels }, i) {
+  let least = levels;
+  for (let at = rowStart(i); at < rowStart(i) + rowLength(i); at++) if (codes[at] > 0 && codes[at] < least) least = codes[at];
+  return tables(levels).numbers[least] + tables(levels).errors[least];
+}
 
 /// Numbers as codes 0 to `levels`, or also the negative ones; `levels + 1` stands for NaN. A code `c` is the number
 /// `unit · (c / levels)^(3/2)`. If the numbers were computed, `exactly` has them and their errors.
 class Weights {
-  constructor(codes, levels, { unit = 1, signed = false, exactly = null } = {}) {
-    Object.assign(this, { codes, levels, unit, signed, exactly });
+  constructor(codes, levels, { unit = 1, signed = false, weighted = false, exactly = null } = {}) {
+    Object.assign(this, { codes, levels, unit, signed, weighted, exactly });
     // The largest code of each row, with and without the first key: one of them ends the row's colours.
     this.rowMax = new Uint16Array(queries);
     this.rowMaxLater = new Uint16Array(queries);
@@ -42,7 +50,7 @@ class Weights {
       const [weight, error] = this.exactly.map((numbers) => numbers[rowStart(i) + j]);
       return error < 0 ? { weight: 0, error: 0, dropped: true } : { weight, error, signed };
     }
-    if (code === 0 && kept !== null) return { weight: 0, error: 0, dropped: true };
+    if (code === 0 && !isComplete(i)) return { weight: 0, error: 0, dropped: true };
     return { weight: tables(this.levels).numbers[code], error: tables(this.levels).errors[code] };
   }
 }
@@ -85,8 +93,7 @@ function cached(key, keep, make) {
 
 /// The weights of one source in one run, from the cache or decoded; `keep` is for those on the screen.
 function weightsOf(source, run, keep) {
-  const there = source.runs[run] ?? source.runs[0] ?? source.runs[1];
-  return cached(`${source.index} ${run}`, keep, () => decode(there));
+  return cached(`${source.index} ${run}`, keep, () => decode(source.runs[run]));
 }
 
 /// The map of some sources: their mean in a run, 0 or 1, or how it differs from the first to the second; times the
@@ -119,25 +126,24 @@ async function compute(indices, run, weighted) {
     const code = Math.min(levels, Math.round(root * root * levels));
     codes[at] = Number.isNaN(code) ? levels + 1 : root < 0 ? -code : code;
   }
-  return new Weights(codes, levels, { unit, signed, exactly: [numbers, errors] });
+  return new Weights(codes, levels, { unit, signed, weighted, exactly: [numbers, errors] });
 }
 
-function add({ codes, levels }, factor, norms, numbers, errors, seen) {
+function add(weights, factor, norms, numbers, errors, seen) {
+  const { codes, levels } = weights;
   const table = tables(levels);
   const size = Math.abs(factor);
   for (let i = 0; i < queries; i++) {
     const start = rowStart(i);
     const end = rowLength(i);
-    // A weight that the file does not have is at most the smallest that it has of the row.
-    let least = levels;
-    if (seen) for (let j = 0; j < end; j++) if (codes[start + j] > 0) least = Math.min(least, codes[start + j]);
+    const complete = isComplete(i);
+    const errorOfNone = complete ? table.errors[0] : mostLeftOut(weights, i);
     for (let j = 0; j < end; j++) {
       const code = codes[start + j];
       const norm = norms ? norms[j] : 1;
       numbers[start + j] += factor * norm * table.numbers[code];
-      const error = seen && code === 0 ? table.numbers[least] + table.errors[least] : table.errors[code];
-      errors[start + j] += size * norm * error;
-      if (seen && code > 0) seen[start + j] = 1;
+      errors[start + j] += size * norm * (code === 0 ? errorOfNone : table.errors[code]);
+      if (seen && (complete || code > 0)) seen[start + j] = 1;
     }
   }
 }
@@ -149,18 +155,20 @@ const sign = (text, { weight, signed }) => (weight < 0 ? `−${text}` : signed &
 /// A number with the digits that its error allows, at most three: "0.53"; "< 0.0004" if it allows none.
 /// The error is less than 1 in the last digit.
 function rounded(value) {
-  const { weight, error, dropped } = value;
+  const { weight, error, signed, dropped } = value;
   if (dropped) return "–";
   if (Number.isNaN(weight)) return "NaN";
   const size = Math.abs(weight);
   const certain = error > 0 ? Math.floor(-Math.log10(error)) : 3;
   const places = Math.min(certain, 2 - Math.floor(Math.log10(size || 1)));
-  const text = size.toFixed(Math.min(100, Math.max(0, places)));
+  // An error of 3 leaves the tens.
+  const step = 10 ** -certain;
+  const text = certain < 0 ? String(Math.round(size / step) * step) : size.toFixed(Math.min(100, Math.max(0, places)));
   if (+text > 0) return sign(text, value);
-  return error > 0 ? `< ${roundUp(size + error)}` : "0";
+  return error > 0 ? `${signed ? "|change| " : ""}< ${roundUp(size + error)}` : "0";
 }
 
-/// Rounds up to a number with one digit that is not 0.
+/// Rounds up to a number with one digit that is not 0, or to a whole one.
 function roundUp(x) {
   const places = Math.max(0, Math.ceil(-Math.log10(x)));
   return (Math.ceil(x * 10 ** places) / 10 ** places).toFixed(places);
@@ -178,4 +186,5 @@ function exact(value) {
   return `${sign(Math.abs(weight).toFixed(places), value)} ± ${bound.toFixed(places)}`;
 }
 
-const percent = (p) => (p >= 0.0995 ? (100 * p).toFixed(0) : (100 * p).toPrecision(2)) + " %";
+/// A probability; JSON has no NaN, so that one comes as null.
+const percent = (p) => p === null ? "NaN" : `${p >= 0.0995 ? (100 * p).toFixed(0) : (100 * p).toPrecision(2)} %`;

@@ -1,7 +1,8 @@
 //! The font of a PDF: only the letters that the page uses, and what they mean.
 //!
-//! Each character has a code of its own, also those that the font lacks and that all show the same box, so that text
-//! which is found or copied is the text that was written.
+//! Each character has a code of its own, also those that the font lacks and that all show the same box, so that each
+//! can be found and copied. Hebrew and Arabic are stored as they are shown, from left to right, and most programs copy
+//! them in that order.
 
 use super::stream::compressed;
 use crate::picture::letters::{Letters, visual};
