@@ -55,7 +55,7 @@ def draw(page: str, to: Path, width: int, height: int, choices: str = "") -> Non
         source = Path(folder) / "page.html"
         source.write_text(page)
         command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--force-device-scale-factor=1"]
-        command += [f"--window-size={width},{height}", "--virtual-time-budget=3000", f"--screenshot={to.resolve()}", f"file://{source}{choices}"]
+        command += [f"--window-size={width},{height}", "--virtual-time-budget=6000", f"--screenshot={to.resolve()}", f"file://{source}{choices}"]
         subprocess.run(command, check=True, capture_output=True)
     print(f"wrote {to}, {to.stat().st_size // 1024} KiB")
 

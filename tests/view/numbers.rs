@@ -4,7 +4,7 @@ use super::pages::{self, Kind};
 use crate::browser::{Browser, browse};
 use crate::common::Result;
 use candle_core::{Device, Tensor};
-use gpt2_view::{PageHeader, PageWriter, Provenance, summarize};
+use gpt2_view::{PageHeader, PageWriter, Provenance, keep_largest, summarize};
 use std::fs::File;
 use std::io::BufWriter;
 
@@ -108,6 +108,31 @@ fn queries_after_a_cache_are_the_last_of_the_keys() -> Result {
         assert_eq!(page.texts("#outgoing .position")?, [""; 0]);
         assert_eq!(page.text("#incoming .number")?, "0.200");
         assert_eq!(page.get("document.getElementById('next').parentElement.hidden")?, true);
+        Ok(())
+    })
+}
+
+#[test]
+fn short_rows_are_complete_and_large_numbers_have_no_false_digits() -> Result {
+    let weights = Tensor::new(&[[[1f32, 0., 0.], [1., 0., 0.], [0.5124, 0.2876, 0.2]]], &Device::Cpu)?;
+    let tokens = ["a", " b", " c"].map(String::from);
+    let file = tempfile::Builder::new().suffix(".html").tempfile()?;
+    let provenance = Provenance::default();
+    let mut header = PageHeader::new("two of each row", &tokens, 1, &provenance);
+    header.top = Some(2);
+    let mut page = PageWriter::new(BufWriter::new(file.as_file()), &header)?;
+    page.layer(0, &[0], &keep_largest(&weights, 2)?, &summarize(&weights)?)?;
+    page.value_norms(0, 0, &[0], &Tensor::full(3e6f32, (1, 3), &Device::Cpu)?)?;
+    page.finish(&[])?;
+    browse(file.path(), |page| {
+        page.mouse(page.cell(3, 3, (2, 2))?, false)?;
+        assert_eq!(page.text("#readout .value")?, "not among the 2 largest of its row");
+        page.mouse(page.cell(3, 3, (1, 1))?, false)?;
+        let (.., weight, error) = page.value()?;
+        assert!(weight <= error && error < 1e-6, "{weight} ± {error}: a 0 of a row of two keys");
+        page.click("#weighted")?;
+        page.until("document.getElementById('legend-end').textContent === '3000000'")?;
+        assert_eq!(page.texts("#outgoing .number")?, ["1537200", "862800"], "the error is some 30");
         Ok(())
     })
 }

@@ -125,13 +125,17 @@ function paintMap(context, ratio) {
     const sheet = sheets[n];
     if (sheet) paintPane(context, pane, sheet, paint, ratio);
     if (sheet && panes.length > 1) {
-      // The corner above the diagonal is empty.
       context.font = "bold 12px system-ui, sans-serif";
       context.textAlign = "right";
       context.textBaseline = "top";
-      context.fillStyle = paint.ink;
       const right = Math.min(plot.width, tokens.length * viewport.size);
-      context.fillText(clip(context, runs[n], right - 24), pane.left + right - 2, pane.top + 3);
+      const name = clip(context, runs[n], right - 24);
+      // The corner above the diagonal is empty, but a part of the map may have cells there.
+      const wide = context.measureText(name).width + 8;
+      context.fillStyle = paint.paper;
+      if (!isWhole()) context.fillRect(pane.left + right - wide, pane.top, wide, 19);
+      context.fillStyle = paint.ink;
+      context.fillText(name, pane.left + right - 3, pane.top + 3);
     }
   }
 }
@@ -158,7 +162,7 @@ function paintPane(context, pane, sheet, paint, ratio) {
   context.clip();
   context.imageSmoothingEnabled = false;
   context.drawImage(raster(sheet, part, ...pixels), x(part.left), y(part.top), ...span);
-  if (viewport.size >= 34) drawValues(context, sheet, part, x, y);
+  if (viewport.size >= 34) drawValues(context, pane, sheet, part, x, y);
   const box = (query, key, w, h, colour) => {
     context.strokeStyle = colour;
     // Draw around small cells rather than on them, so that they stay visible.
@@ -194,7 +198,8 @@ function cellText(value) {
   return /^(\|change\| |<|–$|0$)/.test(text) ? "" : text;
 }
 
-function drawValues(context, sheet, part, x, y) {
+/// The numbers in the cells, where they fit: a part of one would be another number.
+function drawValues(context, pane, sheet, part, x, y) {
   context.font = "11px system-ui, sans-serif";
   context.textAlign = "center";
   context.textBaseline = "middle";
@@ -203,7 +208,10 @@ function drawValues(context, sheet, part, x, y) {
       if (shadeOf(sheet, i, j) === LEFT_OUT) continue;
       const t = levelOf(sheet, i, j);
       context.fillStyle = Number.isNaN(t) || wantsBlack(colourAt(t, sheet.signed)) ? "#000" : "#fff";
-      context.fillText(cellText(sheet.value(i, j)), x(j + 0.5), y(i + 0.5));
+      const text = cellText(sheet.value(i, j));
+      const [middle, wide] = [x(j + 0.5), context.measureText(text).width];
+      const inside = middle - wide / 2 >= pane.left && middle + wide / 2 <= pane.left + plot.width;
+      if (inside && wide <= viewport.size) context.fillText(text, middle, y(i + 0.5));
     }
   }
 }

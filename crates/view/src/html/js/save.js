@@ -34,7 +34,8 @@ async function withMap() {
 
 async function savePng() {
   await withMap();
-  const [ratio, head, foot] = [2, 26, 28];
+  const lines = pictureTitle();
+  const [ratio, head, foot] = [2, 8 + 18 * lines.length, 28];
   const canvas = new OffscreenCanvas(map.clientWidth * ratio, (map.clientHeight + head + foot) * ratio);
   const context = canvas.getContext("2d");
   const paint = theme();
@@ -42,9 +43,11 @@ async function savePng() {
   context.fillRect(0, 0, canvas.width, canvas.height);
   context.scale(ratio, ratio);
   context.fillStyle = paint.ink;
-  context.font = "bold 13px system-ui, sans-serif";
   context.textBaseline = "middle";
-  context.fillText(clip(context, pictureTitle(), map.clientWidth - 16), 8, head / 2);
+  for (const [n, line] of lines.entries()) {
+    context.font = `${n === 0 ? "bold " : ""}13px system-ui, sans-serif`;
+    context.fillText(clip(context, line, map.clientWidth - 16), 8, 13 + 18 * n);
+  }
   context.translate(0, head);
   paintMap(context, ratio);
   const { colours, start, end } = colourBar();
@@ -63,16 +66,16 @@ async function savePng() {
   offer(fileName("png"), await canvas.convertToBlob());
 }
 
-/// What the picture shows; the names of the heads go last, since only they can be long.
-const pictureTitle = () =>
-  [
-    title,
+/// What the picture shows: its title, and below that the runs and what changes the numbers or their colours, if anything.
+function pictureTitle() {
+  const chosenSo = [
     ...(compared ? [showsChange() ? runs.join(" → ") : RUNS[state.run]] : []),
     ...(sheets[0].weighted ? ["weight × value norm"] : []),
     ...(state.scale === "row" ? ["by row"] : []),
     ...(state.first ? [] : ["without the first token"]),
-    titleText(),
-  ].join(" · ");
+  ];
+  return [[title, titleText()], chosenSo].filter((line) => line.length > 0).map((line) => line.join(" · "));
+}
 
 /// The colours of a scale from its start to its end, and the texts there.
 function colourBar() {
@@ -91,7 +94,8 @@ async function saveSvg() {
   const [across, down] = [part.right - part.left, part.bottom - part.top];
   if (across <= 0 || down <= 0) return tellSaved("no cell is shown");
   const size = Math.min(26, Math.max(3, 640 / Math.max(across, down)));
-  const [left, top, gap] = [110, 120, 30];
+  const lines = pictureTitle();
+  const [left, top, gap] = [110, 108 + 16 * lines.length, 30];
   const [w, h] = [across * size, down * size];
   const paint = theme();
   const text = (x, y, content, more = "") => `<text x="${x.toFixed(1)}" y="${y.toFixed(1)}" ${more}>${xml(content)}</text>`;
@@ -102,18 +106,18 @@ async function saveSvg() {
     return clip(context, content, room);
   };
   // A few small cells leave room for their title, within reason.
-  const heading = cut(pictureTitle(), 900, "bold 13px monospace");
-  const least = Math.max(430, 20 + context.measureText(heading).width);
+  const headings = lines.map((line) => cut(line, 900, "bold 13px monospace"));
+  const least = Math.max(430, ...headings.map((line) => 20 + context.measureText(line).width));
   const [width, height] = [Math.max(left + sheets.length * (w + gap), least), top + h + 34].map(Math.ceil);
   const named = (position, room) => cut(`${every > 1 ? `${position} ` : ""}${tokens[position]}`, room);
-  const shapes = [text(10, 20, heading, 'font-weight="bold" font-size="13"')];
+  const shapes = headings.map((line, n) => text(10, 20 + 16 * n, line, `font-size="13"${n === 0 ? ' font-weight="bold"' : ""}`));
   for (const [n, sheet] of sheets.entries()) {
     const start = left + n * (w + gap);
-    if (sheets.length > 1) shapes.push(text(start + w, top - 6 + 16, cut(runs[n], w - 24, "bold 11px monospace"), 'text-anchor="end" font-weight="bold"'));
+    if (sheets.length > 1) shapes.push(text(start, top - 78, cut(runs[n], w, "bold 11px monospace"), 'font-weight="bold"'));
     for (let key = part.left; key < part.right; key++) {
       if (key % every > 0) continue;
       const x = start + (key - part.left + 0.5) * size;
-      shapes.push(text(x, top - 6, named(key, top - 40), `transform="rotate(-90 ${x.toFixed(1)} ${top - 6})" dominant-baseline="middle"`));
+      shapes.push(text(x, top - 6, named(key, 68), `transform="rotate(-90 ${x.toFixed(1)} ${top - 6})" dominant-baseline="middle"`));
     }
     for (let query = part.top; query < part.bottom && n === 0; query++) {
       if ((query + offset) % every > 0) continue;
