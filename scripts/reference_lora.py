@@ -4,7 +4,6 @@ them, and its gradients, with dropout drawn by our generator."""
 import json
 import math
 import shutil
-import tempfile
 from pathlib import Path
 
 import peft
