@@ -56,12 +56,7 @@ impl InterventionArgs {
         let mut texts: Vec<String> = all.iter().map(Intervention::to_string).collect();
         let mut sources = Sources::default();
         if let Some(text) = &self.from_prompt {
-            let n = config.n_positions;
-            session.tokenizer()?.check_length(text, n).context("--from-prompt")?;
-            let ids = encode(session.tokenizer()?, text, "--from-prompt")?;
-            if ids.is_empty() || ids.len() > n {
-                bail!("--from-prompt has {} tokens, expected 1 to the model's n_positions = {n}", ids.len());
-            }
+            let ids = tokens(session, text, "--from-prompt")?;
             self.check_lengths(&ids, reads)?;
             for patch in self.patches(session, &ids)? {
                 texts.push(format!("{patch} from a prompt of {}", count(ids.len(), "token")));
@@ -105,7 +100,7 @@ impl InterventionArgs {
         ] {
             if !none {
                 bail!(
-                    "{option}: needs a prompt, and validations run on other texts; use --ablate, --scale or --add"
+                    "{option}: is not for training; use --ablate, --scale, --attention-temperature or --add"
                 );
             }
         }
@@ -192,10 +187,11 @@ impl InterventionArgs {
 
 /// The vector of `--add`, times its scale.
 fn vector(steer: &Steer) -> anyhow::Result<Tensor> {
-    npy::check_length(&steer.file).with_context(|| {
-        format!("cannot read {} as a NumPy array (numpy.save writes one)", steer.file.display())
-    })?;
-    let vector = Tensor::read_npy(&steer.file).with_context(|| {
+    let read = || -> anyhow::Result<Tensor> {
+        npy::check_length(&steer.file)?;
+        Ok(Tensor::read_npy(&steer.file)?)
+    };
+    let vector = read().with_context(|| {
         format!("cannot read {} as a NumPy array (numpy.save writes one)", steer.file.display())
     })?;
     if !matches!(vector.dtype(), DType::F16 | DType::F32 | DType::F64) {
@@ -217,23 +213,23 @@ fn others(session: &Session, path: &Path) -> anyhow::Result<Vec<Vec<u32>>> {
     const LONGEST: u64 = 1 << 24;
     let read = std::fs::File::open(path).and_then(|file| crate::prompt::read_limited(file, LONGEST));
     let text = read.with_context(|| format!("cannot read the texts of --mean-of from {}", path.display()))?;
-    let (tokenizer, n) = (session.tokenizer()?, session.model.config().n_positions);
     let mut all = vec![];
     for (i, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
-        tokenizer.check_length(line, n).with_context(|| format!("{}: line {}", path.display(), i + 1))?;
-        let ids = encode(tokenizer, line, "--mean-of")?;
-        if ids.is_empty() || ids.len() > n {
-            bail!(
-                "{}: line {} has {} tokens, expected 1 to the model's n_positions = {n}",
-                path.display(),
-                i + 1,
-                ids.len()
-            );
-        }
-        all.push(ids);
+        all.push(tokens(session, line, &format!("{}: line {}", path.display(), i + 1))?);
     }
     if all.is_empty() {
         bail!("{}: holds no text; write one a line", path.display());
     }
     Ok(all)
+}
+
+/// The tokens of a text that the model can read in one pass; `what` names the text in errors.
+fn tokens(session: &Session, text: &str, what: &str) -> anyhow::Result<Vec<u32>> {
+    let (tokenizer, n) = (session.tokenizer()?, session.model.config().n_positions);
+    tokenizer.check_length(text, n).with_context(|| what.to_string())?;
+    let ids = encode(tokenizer, text, what)?;
+    if ids.is_empty() || ids.len() > n {
+        bail!("{what} has {} tokens, expected 1 to the model's n_positions = {n}", ids.len());
+    }
+    Ok(ids)
 }
