@@ -12,14 +12,15 @@ Needs torch and transformer_lens 2.18 (its HookedTransformer without processing 
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+from bench.processes import Failure, run, write_gpt2
+
+SCRIPT = Path(__file__).resolve()
 RUNS = 5
 
 
@@ -34,17 +35,17 @@ def main() -> None:
     if args.lens:
         return lens(*args.lens, args.tokens, args.threads)
     with tempfile.TemporaryDirectory() as scratch:
-        model = write_model(Path(scratch) / "small")
+        model = write_gpt2(Path(scratch) / "small")
         own = [args.gpt2, "--quiet", "bench"]
         options = ["--model", model, "--tokens", args.tokens, "--threads", args.threads, "--runs", RUNS, "--json"]
-        theirs = [sys.executable, __file__, "--tokens", args.tokens, "--threads", args.threads, "--lens"]
+        theirs = [sys.executable, SCRIPT, "--tokens", args.tokens, "--threads", args.threads, "--lens"]
         pairs = {
             "attribution patching": ([*own, "attribution", *options], [*theirs, "attribution", model]),
             "reading every hook": ([*own, "forward", "--hooks", *options], [*theirs, "hooks", model]),
         }
         print(f"{'':22} {'ms':>8} {'GB':>6} {'theirs':>8} {'GB':>6}  ours / theirs")
         for name, commands in pairs.items():
-            rounds = [[run(command) for command in commands] for _ in range(args.rounds)]
+            rounds = [[measured(command) for command in commands] for _ in range(args.rounds)]
             ours, others = ([side[i][0]["median_ms"] for side in rounds] for i in (0, 1))
             memory = [max(side[i][1] for side in rounds) for i in (0, 1)]
             ratio = statistics.median(a / b for a, b in zip(ours, others))
@@ -57,21 +58,10 @@ def main() -> None:
                     print(f"  {side}: {part:.2f} of a plain pass")
 
 
-def run(command: list[object]) -> tuple[dict, float]:
+def measured(command: list[object]) -> tuple[dict, float]:
     """What the process printed, and the most memory that it took, in GB."""
-    process = subprocess.Popen([str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    output = process.stdout.read()
-    _, status, usage = os.wait4(process.pid, 0)
-    if status != 0:
-        sys.exit(f"{command} failed")
-    return json.loads(output), usage.ru_maxrss / 1e6
-
-
-def write_model(folder: Path) -> Path:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    GPT2LMHeadModel(GPT2Config()).save_pretrained(folder)
-    return folder
+    done = run(*command)
+    return json.loads(done.stdout), done.peak_bytes / 1e9
 
 
 def lens(what: str, folder: str, tokens: int, threads: int) -> None:
@@ -139,4 +129,7 @@ def timed(work) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except Failure as failure:
+        sys.exit(str(failure))

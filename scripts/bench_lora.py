@@ -11,14 +11,15 @@ warms up. Prints the median of the steps and the most memory that a process took
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+from bench.processes import Failure, run, write_gpt2
+
+SCRIPT = Path(__file__).resolve()
 STEPS = 3
 TARGETS = ["c_attn", "c_proj", "c_fc"]
 
@@ -36,20 +37,20 @@ def main() -> None:
     if args.peft:
         return peft_steps(args)
     with tempfile.TemporaryDirectory() as scratch:
-        model = write_model(Path(scratch) / "medium")
+        model = write_gpt2(Path(scratch) / "medium", n_embd=1024, n_layer=24, n_head=16)
         own = [args.gpt2, "--quiet", "bench", "train", "--lora", args.rank, "--model", model, "--batch", args.batch]
         own += ["--tokens", args.tokens, "--runs", STEPS - 1, "--threads", args.threads, "--json"]
         sides = {
             "f32": (own, lambda report: report["median_ms"] / 1e3),
             "q8_0": (own + ["--quantize", "q8_0"], lambda report: report["median_ms"] / 1e3),
-            "PEFT": ([sys.executable, __file__, "--peft", model, *options(args)], lambda report: report["seconds"]),
+            "PEFT": ([sys.executable, SCRIPT, "--peft", model, *options(args)], lambda report: report["seconds"]),
         }
         seconds, memory = {name: [] for name in sides}, dict.fromkeys(sides, 0.0)
         for _ in range(args.rounds):
             for name, (command, time_of) in sides.items():
-                report, gigabytes = run(command)
-                seconds[name].append(time_of(report))
-                memory[name] = max(memory[name], gigabytes)
+                done = run(*command)
+                seconds[name].append(time_of(json.loads(done.stdout)))
+                memory[name] = max(memory[name], done.peak_bytes / 1e9)
         print(f"{'':6} {'s a step':>9} {'GB':>6}  of PEFT's time, memory")
         for name in sides:
             ratios = [ours / theirs for ours, theirs in zip(seconds[name], seconds["PEFT"])]
@@ -59,23 +60,6 @@ def main() -> None:
 
 def options(args: argparse.Namespace) -> list[object]:
     return ["--batch", args.batch, "--tokens", args.tokens, "--rank", args.rank, "--threads", args.threads]
-
-
-def run(command: list[object]) -> tuple[dict, float]:
-    """What the process printed, and the most memory that it took, in GB."""
-    process = subprocess.Popen([str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    output = process.stdout.read()
-    _, status, usage = os.wait4(process.pid, 0)
-    if status != 0:
-        sys.exit(f"{command} failed")
-    return json.loads(output), usage.ru_maxrss / 1e6
-
-
-def write_model(folder: Path) -> Path:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    GPT2LMHeadModel(GPT2Config(n_embd=1024, n_layer=24, n_head=16)).save_pretrained(folder)
-    return folder
 
 
 def peft_steps(args: argparse.Namespace) -> None:
@@ -102,4 +86,7 @@ def peft_steps(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except Failure as failure:
+        sys.exit(str(failure))

@@ -60,6 +60,13 @@ def run(*command: object) -> Done:
     return Done(stdout, seconds, 1024 * usage.ru_maxrss)
 
 
+def write_gpt2(folder: Path, **config: int) -> Path:
+    """Writes a GPT-2 with random weights in a process of its own, since `run` counts this one's memory at the start of a child."""
+    code = f"import transformers as t; t.GPT2LMHeadModel(t.GPT2Config(**{config})).save_pretrained({str(folder)!r})"
+    run(sys.executable, "-c", code)
+    return folder
+
+
 class TorchWorker:
     """The PyTorch process, which stays alive between rounds; a call runs a method of TorchSide in it."""
 
