@@ -72,15 +72,15 @@ def peft_steps(args: argparse.Namespace) -> None:
     config = peft.LoraConfig(task_type="CAUSAL_LM", r=args.rank, fan_in_fan_out=True, target_modules=TARGETS)
     model = peft.get_peft_model(base, config).train()
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimiser = torch.optim.AdamW(learning, lr=1e-3)
+    optimizer = torch.optim.AdamW(learning, lr=1e-3)
     ids = (torch.arange(args.batch * args.tokens) * 7919 % base.config.vocab_size).reshape(args.batch, args.tokens)
     times = []
     for _ in range(STEPS):
         start = time.perf_counter()
         model(ids, labels=ids, use_cache=False).loss.backward()
         torch.nn.utils.clip_grad_norm_(learning, 1.0)
-        optimiser.step()
-        optimiser.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
         times.append(time.perf_counter() - start)
     print(json.dumps({"seconds": statistics.median(times[1:])}))
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The one gate: format, circles, lints, tests, docs, packages, memory, licences. CI runs it; run it before you commit.
+# The one gate: format, circles, lints, tests, docs, packages, memory, licenses. CI runs it; run it before you commit.
 #
 # Everything uses the release profile, so that Candle compiles only once and the README's two commands
 # and this script share the result. CARGO may name another cargo.
@@ -50,7 +50,7 @@ examples=(--release --locked --manifest-path examples/Cargo.toml --target-dir ta
 step "$cargo" clippy "${examples[@]}" -- -D warnings
 step "$cargo" run "${examples[@]}" --quiet --bin llama -- --tiny --tokens 5,33
 step "$cargo" run "${examples[@]}" --quiet --bin whisper -- --tiny
-# Build the libraries without optimisation, since they only run a small program: three minutes once, then seconds.
+# Build the libraries without optimization, since they only run a small program: three minutes once, then seconds.
 step scripts/check_packages.sh
 
 if command -v valgrind >/dev/null; then
@@ -71,6 +71,6 @@ elif [ -n "${CI:-}" ]; then
     exit 1
 else
     echo
-    echo "SKIPPED licences: cargo-deny is not installed; run: cargo install --locked cargo-deny" >&2
+    echo "SKIPPED licenses: cargo-deny is not installed; run: cargo install --locked cargo-deny" >&2
 fi
 printf '\nall checks passed\n'

@@ -32,7 +32,7 @@ done
 for folder in "$work"/new/*; do
     for file in README.md LICENSE-MIT LICENSE-APACHE; do
         [ -s "$folder/$file" ] ||
-            { echo "error: the package $(basename "$folder") has no $file; put one beside its Cargo.toml, the licences as links" >&2; exit 1; }
+            { echo "error: the package $(basename "$folder") has no $file; put one beside its Cargo.toml, the licenses as links" >&2; exit 1; }
     done
 done
 cp -r scripts/outside "$work/new/outside"

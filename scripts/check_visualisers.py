@@ -3,9 +3,9 @@
 
     cargo build --release --workspace
     pip install -r scripts/requirements.txt bertviz==1.4.1 circuitsvis==1.43.3
-    python scripts/check_visualisers.py
+    python scripts/check_visualizers.py
 
-Exports the demo model's attention, compares it with the safetensors export, and passes it to each visualiser's
+Exports the demo model's attention, compares it with the safetensors export, and passes it to each visualizer's
 function. Each page must contain a weight of the export. The script writes the returned pages to --out.
 """
 
@@ -23,7 +23,7 @@ PROMPT = 'O Romeo, Romeo! wherefore art thou "Romeo"?\n</script>'
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--binary", type=Path, default=ROOT / "target/release/gpt2", help="the gpt2 to run")
-    parser.add_argument("--out", type=Path, help="folder for the visualisers' pages (default: none are kept)")
+    parser.add_argument("--out", type=Path, help="folder for the visualizers' pages (default: none are kept)")
     args = parser.parse_args()
 
     import circuitsvis.attention

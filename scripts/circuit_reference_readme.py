@@ -77,7 +77,7 @@ without it, all positions) and a number. `ids/clean`, `ids/corrupt`, `ids/others
 
 `ids/clean`, `ids/corrupt`, `ids/answer`, `ids/against` (1); `metric/clean`, `metric/corrupt` (scalars).
 
-`patch/...`: the metric itself (not a difference, not normalised) of the run of `corrupt` in which one activation comes
+`patch/...`: the metric itself (not a difference, not normalized) of the run of `corrupt` in which one activation comes
 from `clean`: `patch/z` (L, H), all positions; `patch/z by position` (L, H, T); `patch/resid_pre`, `patch/attn_out`,
 `patch/mlp_out` (L, T). From `transformer_lens.patching`, in f64.
 
@@ -114,9 +114,9 @@ ln_f in this run and γ its weight. The final bias is β W_U[:, t], with β the 
 
 - `raw`: as above with the checkpoint's W_U. A head's c is z W_O, where z has the value bias in it; `attention_biases`
   are the checkpoint's b_O. The total is the logit.
-- `kept`: the unembedding centred over the vocabulary (subtract the mean over t of every share, bias included). The
+- `kept`: the unembedding centered over the vocabulary (subtract the mean over t of every share, bias included). The
   total is the logit minus the mean logit. For `difference`, the same numbers as `raw`.
-- `centred`: TransformerLens' default processing (below). As `kept`, but value biases are folded: with b_V' = b_V + β₁
+- `centered`: TransformerLens' default processing (below). As `kept`, but value biases are folded: with b_V' = b_V + β₁
   W_V (β₁ the bias of ln1), a head's c is (z - b_V') W_O and a layer's bias b_O + sum over heads of b_V' W_O. The
   total is that of `kept`.
 

@@ -17,13 +17,13 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from reference_lora import adapted
-from reference_models import randomise
+from reference_models import randomize
 
 DEMO = Path("models/tiny-shakespeare")
 TOLERANCE, MERGED = 3e-5, 1e-5
 OPTIONS: dict[str, dict] = {
     "PEFT's default": dict(),
-    "every layer, rank-stabilised": dict(target_modules=["c_attn", "c_proj", "c_fc"], r=16, lora_alpha=32, use_rslora=True),
+    "every layer, rank-stabilized": dict(target_modules=["c_attn", "c_proj", "c_fc"], r=16, lora_alpha=32, use_rslora=True),
     "a regex": dict(target_modules=r".*\.attn\.(c_attn|c_proj)", r=4),
     "one block, other ranks": dict(target_modules=["c_attn", "c_fc"], layers_to_transform=[1], rank_pattern={"c_fc": 2}),
     "whole modules": dict(target_modules=["c_attn"], modules_to_save=["ln_f", "wte"]),
@@ -40,7 +40,7 @@ def main() -> int:
         small = scratch / "small"
         model = GPT2LMHeadModel(GPT2Config(attn_implementation="eager"))
         torch.manual_seed(1)
-        randomise(model, 1)
+        randomize(model, 1)
         model.save_pretrained(small)
         text = scratch / "text.txt"
         text.write_text("The quick brown fox jumps over the lazy dog. " * 400)

@@ -6,7 +6,7 @@
 
 `blocks.safetensors` holds, for each format, blocks of bytes and the numbers that `gguf` reads from them; and numbers with the
 Q8_0 blocks that it makes of them. `tiny.gguf` is a GPT-2 of one layer as llama.cpp's converter writes it, in Q8_0, and
-`tiny.safetensors` the same model's numbers as `gguf` dequantises them, under a checkpoint's names.
+`tiny.safetensors` the same model's numbers as `gguf` dequantizes them, under a checkpoint's names.
 """
 
 from pathlib import Path
@@ -66,9 +66,9 @@ def tiny(rng):
     writer.add_eos_token_id(256)
     plain = {}
 
-    def add(name, of, shape, transposed=False, quantised=False):
+    def add(name, of, shape, transposed=False, quantized=False):
         x = (rng.standard_normal(shape) * 0.2).astype(np.float32)
-        if quantised:
+        if quantized:
             q = quantize(x, TYPES.Q8_0)
             writer.add_tensor(name, q, raw_dtype=TYPES.Q8_0)
             x = dequantize(q, TYPES.Q8_0).astype(np.float32)
@@ -76,7 +76,7 @@ def tiny(rng):
             writer.add_tensor(name, x)
         plain[of] = np.ascontiguousarray(x.T) if transposed else x
 
-    add("token_embd.weight", "wte.weight", (V, C), quantised=True)
+    add("token_embd.weight", "wte.weight", (V, C), quantized=True)
     add("position_embd.weight", "wpe.weight", (N, C))
     for name, of in (("attn_norm", "ln_1"), ("ffn_norm", "ln_2")):
         add(f"blk.0.{name}.weight", f"h.0.{of}.weight", (C,))
@@ -87,7 +87,7 @@ def tiny(rng):
         ("ffn_up", "mlp.c_fc", C, 4 * C),
         ("ffn_down", "mlp.c_proj", 4 * C, C),
     ):
-        add(f"blk.0.{name}.weight", f"h.0.{of}.weight", (outputs, inputs), transposed=True, quantised=True)
+        add(f"blk.0.{name}.weight", f"h.0.{of}.weight", (outputs, inputs), transposed=True, quantized=True)
         add(f"blk.0.{name}.bias", f"h.0.{of}.bias", (outputs,))
     add("output_norm.weight", "ln_f.weight", (C,))
     add("output_norm.bias", "ln_f.bias", (C,))

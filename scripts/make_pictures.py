@@ -21,12 +21,12 @@ DARK = ("#0d1117", "#e6edf3")
 LINE, COLUMN = 18, 7.83
 
 
-def terminal(binary: str, columns: int, colours: tuple[str, str]) -> tuple[str, int]:
+def terminal(binary: str, columns: int, colors: tuple[str, str]) -> tuple[str, int]:
     """What the first command prints at this width, as HTML, and how many lines that is."""
     environment = os.environ | {"COLUMNS": str(columns), "COLORTERM": "truecolor"}
     command = [binary, "--quiet", "attention", "--color", "always", PROMPT]
     text = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
-    background, ink = colours
+    background, ink = colors
     lines = f'$ gpt2 attention "{PROMPT}"\n{text}'
     style = f"margin:0;padding:12px;width:{columns}ch;white-space:pre-wrap;overflow-wrap:anywhere;background:{background};color:{ink};font:13px/{LINE}px 'DejaVu Sans Mono',monospace"
     page = f'<!doctype html><meta charset="utf-8"><body style="margin:0;background:{background}"><pre style="{style}">{spans(lines)}</pre>'
@@ -35,7 +35,7 @@ def terminal(binary: str, columns: int, colours: tuple[str, str]) -> tuple[str, 
 
 
 def spans(text: str) -> str:
-    """Terminal colours as HTML."""
+    """Terminal colors as HTML."""
     out = ""
     for part in re.split("(\x1b\\[[0-9;]*m)", text):
         code = re.fullmatch("\x1b\\[38;2;([0-9;]+);48;2;([0-9;]+)m", part)
@@ -60,8 +60,8 @@ def draw(page: str, to: Path, width: int, height: int, choices: str = "") -> Non
     print(f"wrote {to}, {to.stat().st_size // 1024} KiB")
 
 
-def draw_terminal(binary: str, columns: int, colours: tuple[str, str], to: Path) -> None:
-    page, lines = terminal(binary, columns, colours)
+def draw_terminal(binary: str, columns: int, colors: tuple[str, str], to: Path) -> None:
+    page, lines = terminal(binary, columns, colors)
     draw(page, to, round(columns * COLUMN) + 24, (lines + 1) * LINE + 24)
 
 
@@ -74,8 +74,8 @@ def main() -> None:
     if args.screens:
         args.screens.mkdir(parents=True, exist_ok=True)
         for columns in (80, 140):
-            for name, colours in (("light", LIGHT), ("dark", DARK)):
-                draw_terminal(args.binary, columns, colours, args.screens / f"{columns}-{name}.png")
+            for name, colors in (("light", LIGHT), ("dark", DARK)):
+                draw_terminal(args.binary, columns, colors, args.screens / f"{columns}-{name}.png")
         return
     args.out.mkdir(parents=True, exist_ok=True)
     draw_terminal(args.binary, 80, DARK, args.out / "terminal.png")

@@ -16,12 +16,12 @@ def build_model(seed: int, **config: object) -> GPT2LMHeadModel:
     model = GPT2LMHeadModel(
         GPT2Config(bos_token_id=last, eos_token_id=last, attn_implementation="eager", **config)
     )
-    randomise(model, seed)
+    randomize(model, seed)
     return model.eval()
 
 
 @torch.no_grad()
-def randomise(model: PreTrainedModel, seed: int) -> None:
+def randomize(model: PreTrainedModel, seed: int) -> None:
     """Fill all parameters so that scores spread by about 2: attention is far from uniform.
 
     A matrix with deviation 1.4 / sqrt(fan in) turns unit inputs into outputs of deviation 1.4;

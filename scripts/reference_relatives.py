@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from transformers import GPTBigCodeConfig, GPTBigCodeForCausalLM, PreTrainedModel
 
-from reference_models import activations, build_model, gradients, random_ids, randomise, save_checkpoint, save_reference
+from reference_models import activations, build_model, gradients, random_ids, randomize, save_checkpoint, save_reference
 
 SHAPE = dict(vocab_size=31, n_positions=16, n_embd=12, n_inner=24, n_layer=2, n_head=3)
 NO_DROPOUT = dict(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
@@ -25,7 +25,7 @@ def build_bigcode(seed: int, multi_query: bool, **config: object) -> GPTBigCodeF
         bos_token_id=last, eos_token_id=last, multi_query=multi_query, attn_implementation="eager", **config
     )
     model = GPTBigCodeForCausalLM(config)
-    randomise(model, seed)
+    randomize(model, seed)
     return model.eval()
 
 

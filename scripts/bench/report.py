@@ -102,16 +102,16 @@ def draw(report: dict, file: Path) -> None:
     points = [one for one in report["sweep"] if "ratio" in one]
     ts = [one["tokens"] for one in points]
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 5.4), layout="constrained")
-    for side, label, colour in (("ours", "gpt2", "tab:red"), ("pytorch", "PyTorch sdpa", "tab:blue")):
-        left.plot(ts, [one[side] for one in points], "o-", color=colour, label=label)
+    for side, label, color in (("ours", "gpt2", "tab:red"), ("pytorch", "PyTorch sdpa", "tab:blue")):
+        left.plot(ts, [one[side] for one in points], "o-", color=color, label=label)
         above = [max(one["above_t1"][side] / 1e6, 0.1) for one in points]
-        right.plot(ts, above, "o-", color=colour, label=f"{label}, above T = 1")
+        right.plot(ts, above, "o-", color=color, label=f"{label}, above T = 1")
         whole = [one["peak_bytes"][side] / 1e6 for one in points]
-        right.plot(ts, whole, ":", color=colour, label=f"{label}, whole process")
+        right.plot(ts, whole, ":", color=color, label=f"{label}, whole process")
     last = points[-1]
     for axis, power, end in ((left, 2, last["ours"]), (right, 1, last["above_t1"]["ours"] / 1e6)):
         label = "proportional to T" + ("²" if power == 2 else "")
-        axis.plot(ts, [0.6 * end * (t / ts[-1]) ** power for t in ts], "--", color="grey", label=label)
+        axis.plot(ts, [0.6 * end * (t / ts[-1]) ** power for t in ts], "--", color="gray", label=label)
         axis.set_xscale("log", base=2)
         axis.set_yscale("log")
         axis.set_xticks(ts, [str(t) for t in ts])

@@ -46,14 +46,14 @@ torch.set_num_threads(threads)
 torch.manual_seed(0)
 config = GPT2Config(attn_implementation=attention)
 model = GPT2LMHeadModel(config).train()
-optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 ids = torch.randint(config.vocab_size, (batch, tokens))
 times = []
 for _ in range(1 + runs):
     start = time.perf_counter()
-    optimiser.zero_grad()
+    optimizer.zero_grad()
     model(ids, labels=ids, use_cache=False).loss.backward()
-    optimiser.step()
+    optimizer.step()
     times.append(1e3 * (time.perf_counter() - start))
 print(statistics.median(times[1:]))
 """

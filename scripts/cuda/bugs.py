@@ -85,7 +85,7 @@ PLANTED = {  # file: text that occurs once, its replacement, what that does, the
         ("multiply_high(0xcd9e8d57,", "multiply_high(0xcd9e8d75,", "a wrong constant in Philox", F16_BACK),
         (" + masks.first_head + place.h", " + place.h", "the dropout of other heads of the layer", F32_BACK),
         ("place.h * shape.queries + query", "query", "the hidden keys of the first head in all heads", F16_BACK),
-        ("< end && padding[key + 1]", "< end && padding[key]", "the padding of a neighbour", F16),
+        ("< end && padding[key + 1]", "< end && padding[key]", "the padding of a neighbor", F16),
     ],
     "decode.cu": [
         ("key >= end || (visible", "(visible", "keys of the next block count twice", F16),

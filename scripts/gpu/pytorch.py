@@ -155,13 +155,13 @@ class PyTorch:
         else:
             model = Training(GPT2(**self.shape)).to(self.where, DTYPES[row.dtype])
             loss = partial(compiled(model) if column == COMPILE else model, ids[:, :-1], ids[:, 1:])
-        optimiser = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
 
         def step() -> None:
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             found = loss()
             (found.loss if column == TRANSFORMERS else found).backward()
-            optimiser.step()
+            optimizer.step()
 
         return lambda: time_calls(self.device, row.runs, step)
 

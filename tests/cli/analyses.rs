@@ -6,7 +6,7 @@ use crate::folder::{Folder, assert_says};
 use crate::models::load;
 use candle_core::{DType, Device, Tensor};
 use gpt2_model::analysis::{
-    Ablation, Centring, Metric, RepeatedTokens, ablation_effects, attention_rollout, direct_attribution,
+    Ablation, Centering, Metric, RepeatedTokens, ablation_effects, attention_rollout, direct_attribution,
     head_scores, logit_lens,
 };
 use gpt2_model::hooks::{Head, Hooks, Intervention, Interventions};
@@ -120,30 +120,37 @@ fn effects_are_the_librarys_largest_first() -> Result {
     let (answer, against) = (17, 3);
     let changes = Interventions::new([Intervention::ZeroAblate(Head { layer: 0, head: 1 })], model.config())?;
     let difference = Metric::LogitDifference { answer, against };
-    for (flags, ablation, metric, logit, centring, hooks) in [
-        (&["--effect"][..], Ablation::Zero, Metric::LogProb(17), Metric::Logit(17), Centring::Centred, None),
+    for (flags, ablation, metric, logit, centering, hooks) in [
+        (
+            &["--effect"][..],
+            Ablation::Zero,
+            Metric::LogProb(17),
+            Metric::Logit(17),
+            Centering::Centered,
+            None,
+        ),
         (
             &["--effect=mean", "--raw"],
             Ablation::Mean,
             Metric::LogProb(17),
             Metric::Logit(17),
-            Centring::Raw,
+            Centering::Raw,
             None,
         ),
-        (&["--effect", "--against", "3"], Ablation::Zero, difference, difference, Centring::Centred, None),
+        (&["--effect", "--against", "3"], Ablation::Zero, difference, difference, Centering::Centered, None),
         (
             &["--effect", "--ablate", "0.1"],
             Ablation::Zero,
             Metric::LogProb(17),
             Metric::Logit(17),
-            Centring::Centred,
+            Centering::Centered,
             Some(&changes as &dyn Hooks),
         ),
     ] {
         let args = ["attention", "--model", &case("odd"), "--ids", &ids, "--target", "17", "--json"];
         let report = json(&[&args[..], flags].concat())?;
         let effects = ablation_effects(&model, &input, metric, ablation, hooks)?;
-        let found = direct_attribution(&model, &input, logit, centring, hooks)?;
+        let found = direct_attribution(&model, &input, logit, centering, hooks)?;
         let (change, direct) = (effects.change.to_vec2::<f64>()?, found.heads.to_vec2::<f64>()?);
         assert_near("value", &report["value"], effects.plain, 1e-5);
         assert_near("total", &report["direct"]["total"], found.total, 1e-4);

@@ -245,7 +245,7 @@ fn a_heat_map_has_the_tokens_on_both_axes_and_the_weights() -> Result {
         // The index and the token, then a weight for each visible key.
         assert_eq!(row.split_whitespace().count(), 2 + i + 1, "{row}");
     }
-    assert!(!run.stdout.contains('\x1b'), "colour in a pipe");
+    assert!(!run.stdout.contains('\x1b'), "color in a pipe");
     Ok(())
 }
 
@@ -265,13 +265,13 @@ fn ranges_lists_and_repetition_choose_the_same() -> Result {
 }
 
 #[test]
-fn colour_comes_when_it_is_asked_for() -> Result {
+fn color_comes_when_it_is_asked_for() -> Result {
     let args = ["attention", "--model", &case("odd"), "--ids", "5,6,7,8"];
     for choice in [&[][..], &["--layer", "0"]] {
         let args = [&args[..], choice].concat();
-        for (when, coloured) in [("auto", false), ("never", false), ("always", true)] {
+        for (when, colored) in [("auto", false), ("never", false), ("always", true)] {
             let run = gpt2(&[&args[..], &["--color", when]].concat())?.succeeded();
-            assert_eq!(run.stdout.contains("\x1b["), coloured, "{when}: {}", run.stdout);
+            assert_eq!(run.stdout.contains("\x1b["), colored, "{when}: {}", run.stdout);
         }
     }
     Ok(())

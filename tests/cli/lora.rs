@@ -108,7 +108,7 @@ fn inspect_of_an_adapter_says_what_it_changes_and_by_how_much() -> Result {
 }
 
 #[test]
-fn the_same_seed_gives_the_same_adapter_and_a_quantised_base_serves_too() -> Result {
+fn the_same_seed_gives_the_same_adapter_and_a_quantized_base_serves_too() -> Result {
     let folder = Folder::empty()?;
     let bytes = |name: &str| std::fs::read(folder.file(name).join("adapter_model.safetensors"));
     for name in ["one", "two"] {
@@ -149,7 +149,7 @@ fn what_cannot_be_done_with_an_adapter_is_refused() -> Result {
     let gguf = folder.file("q.gguf").display().to_string();
     gpt2(&["quantize", DEMO, "--to", "q8_0", "--out", &gguf])?.succeeded();
     gpt2(&["merge", "--model", &gguf, "--adapter", &cat, "--out", &out])?
-        .refused(1, &["quantised (q8_0)", "then quantise"]);
+        .refused(1, &["quantized (q8_0)", "then quantize"]);
     assert!(!folder.file("out").exists(), "a refused merge leaves a folder");
 
     let text = folder.file("text.txt").display().to_string();
@@ -165,7 +165,7 @@ fn what_cannot_be_done_with_an_adapter_is_refused() -> Result {
     Ok(())
 }
 
-/// An answer that only its prompt tells, among neighbours in the row that say otherwise.
+/// An answer that only its prompt tells, among neighbors in the row that say otherwise.
 #[test]
 fn prompts_and_completions_are_learned_and_each_alone() -> Result {
     let folder = Folder::empty()?;

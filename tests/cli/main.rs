@@ -85,7 +85,7 @@ impl Run {
     }
 }
 
-/// The binary with `args`, nothing on its stdin and none of the variables that change its behaviour.
+/// The binary with `args`, nothing on its stdin and none of the variables that change its behavior.
 pub(crate) fn command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gpt2"));
     command.args(args).stdin(Stdio::null());

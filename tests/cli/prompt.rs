@@ -116,7 +116,7 @@ fn characters_that_the_vocabulary_cannot_spell_are_told_and_nothing_left_is_refu
 }
 
 #[test]
-fn a_prompt_far_longer_than_the_model_reads_is_refused_before_it_is_tokenised() -> Result {
+fn a_prompt_far_longer_than_the_model_reads_is_refused_before_it_is_tokenized() -> Result {
     let folder = Folder::empty()?;
     folder.write("long.txt", "a ".repeat(5_000_000))?;
     let file = folder.file("long.txt").display().to_string();

@@ -102,9 +102,9 @@ fn what_would_do_harm_or_make_no_sense_is_refused() -> Result {
         &["quantize", text(&path), "--to", "q4_0", "--out", text(&path), "--overwrite"],
         &["a file of the model"],
     )?;
-    refused(&["quantize", text(&path), "--to", "q4_0", "--out", text(&other)], &["quantised already"])?;
+    refused(&["quantize", text(&path), "--to", "q4_0", "--out", text(&other)], &["quantized already"])?;
     refused(&["quantize", text(&data("odd")), "--to", "q8_0", "--out", text(&other)], &["no tokenizer"])?;
-    refused(&["forward", "x", "--model", text(&path), "--quantize", "q4_0"], &["quantised already"])?;
+    refused(&["forward", "x", "--model", text(&path), "--quantize", "q4_0"], &["quantized already"])?;
     refused(&["forward", "x", "--quantize", "q4_0", "--dtype", "f16"], &["leave --dtype out"])?;
     refused(&["forward", "x", "--model", text(&dir.path().join("none.gguf"))], &["none.gguf"])?;
     refused(&["bench", "core", "--quantize", "q8_0"], &["bench forward"])?;
@@ -113,7 +113,7 @@ fn what_would_do_harm_or_make_no_sense_is_refused() -> Result {
     let corpus = text(&demo().join("config.json")).to_string();
     refused(
         &["train", "--text", &corpus, "--out", text(&out), "--model", text(&path)],
-        &["quantised (q8_0)", "cannot be trained"],
+        &["quantized (q8_0)", "cannot be trained"],
     )?;
     let none = dir.path().join("none.txt");
     refused(&["compare", "demo", "demo", "--text", text(&none)], &["cannot read the text"])?;

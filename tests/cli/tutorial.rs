@@ -62,7 +62,7 @@ fn agree(found: &str, expected: &str) -> bool {
     let (a, b) = (bare(found), bare(expected));
     match (a.parse::<f64>(), b.parse::<f64>()) {
         _ if found == expected => true,
-        // .99 and 1.0 are neighbours, too.
+        // .99 and 1.0 are neighbors, too.
         (Ok(x), Ok(y)) if digits(&a).min(digits(&b)) > 0 => {
             let last = 10f64.powi(-i32::try_from(digits(&a).max(digits(&b))).unwrap_or(0));
             (x - y).abs() <= 1.01 * last

@@ -272,7 +272,7 @@ fn queries_without_keys_and_sequences_without_queries_have_their_place() -> Resu
 }
 
 #[test]
-fn what_cannot_be_honoured_is_refused() -> Result {
+fn what_cannot_be_honored_is_refused() -> Result {
     let [q, k, v] = qkv(1, (1, 5), (3, 3), 8)?;
     let [_, k2, v2] = qkv(1, (1, 5), (2, 2), 8)?;
     let slopes = Var::from_tensor(&Tensor::new(&[0.5f32, 0.25, 0.125], &Device::Cpu)?)?;

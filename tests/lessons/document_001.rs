@@ -15,7 +15,7 @@ use super::{Printed, batch, checkpoint, words};
 use crate::common::{Result, assert_close};
 use candle_core::{D, DType, Device, Tensor};
 use candle_fused::Dropout;
-use gpt2_lessons::causal_mask::{causal_mask, masked_scores, masked_weights, renormalised_weights};
+use gpt2_lessons::causal_mask::{causal_mask, masked_scores, masked_weights, renormalized_weights};
 use gpt2_lessons::self_attention::{scale, scores};
 use gpt2_lessons::{CausalAttention, MultiHeadAttention, MultiHeadAttentionWrapper, SelfAttention, simple};
 use gpt2_model::Pass;
@@ -27,7 +27,7 @@ fn simple_self_attention() -> Result<Vec<Printed>> {
     let all_scores = simple::scores(&x)?; // (6, 6)
     let scores_2 = all_scores.get(1)?; // (6)
     let dot = (x.get(0)? * x.get(1)?)?.sum_all()?;
-    let shares = simple::normalise_by_sum(&scores_2)?;
+    let shares = simple::normalize_by_sum(&scores_2)?;
     let naive = simple::softmax_naive(&scores_2)?;
     let stable = simple::softmax(&scores_2)?;
     let weights = simple::softmax(&all_scores)?;
@@ -102,7 +102,7 @@ fn causal_attention() -> Result<Vec<Printed>> {
         Printed::new("[25]", &weights, &printed::V2_WEIGHTS)?,
         Printed::new("[26]", &visible, &printed::VISIBLE)?,
         Printed::new("[27]", &below_diagonal, &printed::WEIGHTS_BELOW_DIAGONAL)?,
-        Printed::new("[28]", &renormalised_weights(&scaled, &visible)?, &printed::CAUSAL_WEIGHTS)?,
+        Printed::new("[28]", &renormalized_weights(&scaled, &visible)?, &printed::CAUSAL_WEIGHTS)?,
         Printed::new("[29], the mask", &(1. - visible.to_dtype(DType::F32)?)?, &printed::HIDDEN)?,
         Printed::new("[29], the scores", &masked_scores(&plain, &visible)?, &printed::MASKED_SCORES)?,
         Printed::new("[30]", &causal, &printed::CAUSAL_WEIGHTS)?,

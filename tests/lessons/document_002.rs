@@ -36,7 +36,7 @@ pub(super) fn count() -> Result<String> {
     Ok(format!("{reproduced} of {}", numbers.len() + EXAMPLES))
 }
 
-/// The document tokenises with `cl100k_base`; GPT-2's own vocabulary splits this sentence at the same places.
+/// The document tokenizes with `cl100k_base`; GPT-2's own vocabulary splits this sentence at the same places.
 #[test]
 fn its_sentence_is_seven_tokens_and_its_heads_are_64_wide() -> Result {
     numbers()?.iter().for_each(Printed::check);

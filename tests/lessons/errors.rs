@@ -5,7 +5,7 @@ use crate::common::Result;
 use candle_core::{DType, Device, Tensor};
 use candle_fused::Dropout;
 use candle_nn::VarBuilder;
-use gpt2_lessons::causal_mask::{causal_mask, masked_weights, renormalised_weights};
+use gpt2_lessons::causal_mask::{causal_mask, masked_weights, renormalized_weights};
 use gpt2_lessons::{
     CausalAttention, MultiHeadAttention, MultiHeadAttentionWrapper, PerHeadAttention, PerHeadSizes,
     SelfAttention, simple,
@@ -111,7 +111,7 @@ fn texts_that_are_too_long_or_empty() -> Result {
     let drop = Dropout::new(0.1, 0, 0)?;
     refuses(stack.forward_with(&zeros((2, 6, 3))?, &[drop]), "2 heads need as many dropouts, got 1");
     let mask = causal_mask(6, &Device::Cpu)?;
-    for weights in [masked_weights, renormalised_weights] {
+    for weights in [masked_weights, renormalized_weights] {
         refuses(weights(&zeros((5, 4))?, &mask), "scores must be (.., T, T), got [5, 4]");
         refuses(weights(&zeros(5)?, &mask), "scores must be (.., T, T), got [5]");
         refuses(weights(&zeros((5, 5))?, &mask.narrow(0, 0, 5)?), "5 words do not fit a triangle of [5, 6]");

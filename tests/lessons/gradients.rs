@@ -5,7 +5,7 @@ use crate::common::{Result, assert_close};
 use candle_core::{DType, Device, Tensor, Var};
 use candle_fused::Dropout;
 use candle_nn::{VarBuilder, VarMap};
-use gpt2_lessons::causal_mask::{causal_mask, masked_weights, renormalised_weights};
+use gpt2_lessons::causal_mask::{causal_mask, masked_weights, renormalized_weights};
 use gpt2_lessons::{
     CausalAttention, MultiHeadAttention, MultiHeadAttentionWrapper, PerHeadAttention, PerHeadSizes,
     SelfAttention, simple,
@@ -66,7 +66,7 @@ fn hidden_scores_get_no_gradient_and_visible_ones_do() -> Result {
         Ok(gradients.get(&scores).ok_or("no gradient")?.clone())
     };
     let before = gradient(&|scores| masked_weights(scores, &mask))?;
-    let after = gradient(&|scores| renormalised_weights(scores, &mask))?;
+    let after = gradient(&|scores| renormalized_weights(scores, &mask))?;
     assert_close("both maskings", &after, &before, 1e-5);
     for (i, row) in before.to_vec2::<f32>()?.iter().enumerate() {
         assert!(row[i + 1..].iter().all(|g| *g == 0.), "row {i}: {row:?}");

@@ -3,7 +3,7 @@
 use super::normal;
 use crate::common::{Result, assert_close, cases};
 use candle_core::{D, DType, Device, Tensor};
-use gpt2_lessons::causal_mask::{causal_mask, masked_weights, renormalised_weights};
+use gpt2_lessons::causal_mask::{causal_mask, masked_weights, renormalized_weights};
 use gpt2_lessons::simple::{softmax, softmax_naive};
 use proptest::prelude::*;
 
@@ -16,7 +16,7 @@ proptest! {
         let check = || -> Result {
             let scores = (normal(seed, (b, t, t))? * spread)?;
             let mask = causal_mask(t + longer, &Device::Cpu)?;
-            let (after, before) = (renormalised_weights(&scores, &mask)?, masked_weights(&scores, &mask)?);
+            let (after, before) = (renormalized_weights(&scores, &mask)?, masked_weights(&scores, &mask)?);
             // With a spread of 8, hidden scores are up to some 60 above visible ones, and f32 can still hold exp(-60).
             assert_close("weights", &after, &before, 1e-5);
             let ones = Tensor::ones((b, t), DType::F32, &Device::Cpu)?;
@@ -33,7 +33,7 @@ proptest! {
 fn only_masking_before_the_softmax_survives_a_loud_future() -> Result {
     let scores = Tensor::new(&[[0f32, 200.], [0., 200.]], &Device::Cpu)?;
     let mask = causal_mask(2, &Device::Cpu)?;
-    assert!(renormalised_weights(&scores, &mask)?.to_vec2::<f32>()?[0][0].is_nan());
+    assert!(renormalized_weights(&scores, &mask)?.to_vec2::<f32>()?[0][0].is_nan());
     assert_eq!(masked_weights(&scores, &mask)?.to_vec2::<f32>()?, [[1., 0.], [0., 1.]]);
     Ok(())
 }

@@ -36,7 +36,7 @@ fn blocks_hold_the_numbers_that_gguf_reads_from_them() -> Result {
     for (name, format) in FORMATS {
         let expected = floats(&reference[&format!("{name}.values")].data);
         let mut got = vec![0.0; expected.len()];
-        format.dequantise(&reference[&format!("{name}.blocks")].data, &mut got);
+        format.dequantize(&reference[&format!("{name}.blocks")].data, &mut got);
         for (i, (got, expected)) in got.iter().zip(&expected).enumerate() {
             // With a minimum, the order of two roundings may differ.
             assert!(
@@ -51,7 +51,7 @@ fn blocks_hold_the_numbers_that_gguf_reads_from_them() -> Result {
 #[test]
 fn the_bytes_of_q8_0_are_those_of_gguf() -> Result {
     let reference = read(&data("gguf").join("blocks.safetensors"))?;
-    let made = BlockFormat::Q8_0.quantise(&floats(&reference["Q8_0.of"].data));
+    let made = BlockFormat::Q8_0.quantize(&floats(&reference["Q8_0.of"].data));
     assert_eq!(made, reference["Q8_0.made"].data);
     Ok(())
 }
@@ -144,9 +144,9 @@ fn what_is_written_is_read_back() -> Result {
     Ok(())
 }
 
-/// Quantising while loading, in memory and in a file gives the same model.
+/// Quantizing while loading, in memory and in a file gives the same model.
 #[test]
-fn a_model_is_quantised_in_the_same_way_wherever_it_is() -> Result {
+fn a_model_is_quantized_in_the_same_way_wherever_it_is() -> Result {
     let demo = data("../../models/tiny-shakespeare");
     let files = Source::directory(demo).open()?;
     let (checkpoint, tokenizer) = (Checkpoint::open(&files)?, Tokenizer::open(&files, 1024)?);
@@ -154,10 +154,10 @@ fn a_model_is_quantised_in_the_same_way_wherever_it_is() -> Result {
     let path = dir.path().join("q8_0.gguf");
     save_gguf(&path, &checkpoint, &tokenizer, GgufType::Q8_0, &mut |_, _, _| ())?;
     let of_file = logit_bits(&open(&path)?.load_model(DType::F32, &Device::Cpu)?)?;
-    let while_loading = checkpoint.load_quantised(BlockFormat::Q8_0)?;
+    let while_loading = checkpoint.load_quantized(BlockFormat::Q8_0)?;
     assert!(while_loading.is_tied());
     assert_eq!(of_file, logit_bits(&while_loading)?);
-    let in_memory = checkpoint.load_model(DType::F32, &Device::Cpu)?.quantise(BlockFormat::Q8_0)?;
+    let in_memory = checkpoint.load_model(DType::F32, &Device::Cpu)?.quantize(BlockFormat::Q8_0)?;
     assert_eq!(of_file, logit_bits(&in_memory)?);
 
     // gpt_bigcode stores the transposes of its weights.
@@ -171,8 +171,8 @@ fn a_model_is_quantised_in_the_same_way_wherever_it_is() -> Result {
     let dir = tempfile::tempdir()?;
     save(dir.path(), &model, None, SaveOptions::default())?;
     let checkpoint = Checkpoint::open(&Source::directory(dir.path()).open()?)?;
-    let while_loading = checkpoint.load_quantised(BlockFormat::Q8_0)?;
-    assert_eq!(logit_bits(&while_loading)?, logit_bits(&model.quantise(BlockFormat::Q8_0)?)?);
+    let while_loading = checkpoint.load_quantized(BlockFormat::Q8_0)?;
+    assert_eq!(logit_bits(&while_loading)?, logit_bits(&model.quantize(BlockFormat::Q8_0)?)?);
     Ok(())
 }
 
@@ -417,7 +417,7 @@ fn a_file_cut_or_changed_anywhere_is_an_error_or_a_success() -> Result {
     Ok(())
 }
 
-/// GPT-2 small's own shape and vocabulary, quantised from random numbers: what a real file has, but for its size.
+/// GPT-2 small's own shape and vocabulary, quantized from random numbers: what a real file has, but for its size.
 #[test]
 fn the_built_in_tokenizer_is_written_as_lists() -> Result {
     let config = gpt2_model::Config {
@@ -443,7 +443,7 @@ fn the_built_in_tokenizer_is_written_as_lists() -> Result {
 
 /// Loading needs no more than the file says: the tests' own model in halves of the file's dtype.
 #[test]
-fn another_dtype_unpacks_what_is_quantised() -> Result {
+fn another_dtype_unpacks_what_is_quantized() -> Result {
     let checkpoint = open(data("gguf").join("tiny.gguf"))?;
     let ids = Tensor::arange(0u32, 16, &Device::Cpu)?.unsqueeze(0)?;
     let logits = |dtype| -> Result<Tensor> {
@@ -453,6 +453,6 @@ fn another_dtype_unpacks_what_is_quantised() -> Result {
     let plain = load("untied", DType::F32)?;
     assert!(!plain.is_tied());
     assert_close("f16", &logits(DType::F16)?, &logits(DType::F64)?, 0.02);
-    assert_close("quantised", &logits(DType::F32)?, &logits(DType::F64)?, OF_ACTIVATIONS);
+    assert_close("quantized", &logits(DType::F32)?, &logits(DType::F64)?, OF_ACTIVATIONS);
     Ok(())
 }

@@ -192,7 +192,7 @@ fn a_folder_that_cannot_be_made_is_named() -> Result {
 }
 
 #[test]
-fn a_saved_config_is_one_that_transformers_recognises() -> Result {
+fn a_saved_config_is_one_that_transformers_recognizes() -> Result {
     let folder = Folder::empty()?;
     save(folder.path(), &load("inner", DType::F32)?, None, SaveOptions::default())?;
     let config: serde_json::Value = serde_json::from_slice(&std::fs::read(folder.file("config.json"))?)?;

@@ -82,7 +82,7 @@ fn letters_that_are_no_bytes_a_normalizer_and_a_token_for_the_unknown_count_too(
 }
 
 #[test]
-fn a_text_longer_than_any_prompt_is_refused_before_it_is_tokenised() -> Result {
+fn a_text_longer_than_any_prompt_is_refused_before_it_is_tokenized() -> Result {
     let file: Value =
         serde_json::from_str(&Tokenizer::train(&"the cat sat on the mat\n".repeat(20), 270)?.to_json()?)?;
     let bytes = opened(&file)?;
@@ -118,7 +118,7 @@ fn the_longest_token_of_the_built_in_vocabulary_is_what_its_tokens_say() {
 }
 
 #[test]
-fn the_longest_prompt_of_the_built_in_vocabulary_is_tokenised_in_seconds() -> Result {
+fn the_longest_prompt_of_the_built_in_vocabulary_is_tokenized_in_seconds() -> Result {
     let tokenizer = Tokenizer::gpt2();
     for character in ["a", " ", "ä", "a "] {
         let text = character.repeat(1024 * 128 / character.len());

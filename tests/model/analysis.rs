@@ -22,10 +22,10 @@ fn the_logit_lens_reads_every_layers_residual_and_ends_with_the_model() -> Resul
     for layer in 0..2 {
         // ln_f and lm_head by their formulas, in f64, on the output of transformers' blocks.
         let x = f64s(&expected[&format!("T33.hidden_states.{layer}")])?.get(0)?.get(20)?; // (C)
-        let centred = x.broadcast_sub(&x.mean_all()?)?;
-        let deviation = (centred.sqr()?.mean_all()? + model.config().layer_norm_epsilon)?.sqrt()?;
+        let centered = x.broadcast_sub(&x.mean_all()?)?;
+        let deviation = (centered.sqr()?.mean_all()? + model.config().layer_norm_epsilon)?.sqrt()?;
         let ln_f = &model.transformer.ln_f;
-        let normed = ((centred.broadcast_div(&deviation)? * f64s(&ln_f.weight)?)? + f64s(&ln_f.bias)?)?
+        let normed = ((centered.broadcast_div(&deviation)? * f64s(&ln_f.weight)?)? + f64s(&ln_f.bias)?)?
             .unsqueeze(1)?;
         let logits = f64s(&model.lm_head.weight()?)?.matmul(&normed)?.squeeze(1)?; // (V)
         assert_close("a layer's", &lens.get(layer)?.get(0)?, &logits.to_dtype(DType::F32)?, 3e-5);

@@ -4,7 +4,7 @@ use crate::common::{Result, data, relative_error};
 use crate::models::load;
 use candle_core::{DType, Device, Tensor};
 use gpt2_model::analysis::{
-    Centring, Contrast, EdgeGradients, Metric, Parts, RepeatedTokens, activation_patching,
+    Centering, Contrast, EdgeGradients, Metric, Parts, RepeatedTokens, activation_patching,
     attribution_patching, direct_attribution, edge_attribution, head_scores,
 };
 use gpt2_model::hooks::{Head, Hooks, Intervention, Interventions, Patch, Place, Point, Recorder};
@@ -134,11 +134,11 @@ fn patching_under_interventions_is_that_of_the_changed_model() -> Result {
 #[test]
 fn direct_attribution_is_that_of_transformer_lens_and_sums_to_the_logit() -> Result {
     let (model, expected) = (model(DType::F64)?, reference("direct.safetensors")?);
-    for (family, centring) in [("centred", Centring::Centred), ("raw", Centring::Raw)] {
+    for (family, centering) in [("centred", Centering::Centered), ("raw", Centering::Raw)] {
         for (target, metric) in
             [("answer", Metric::Logit(token(&expected, "answer")?)), ("difference", difference(&expected)?)]
         {
-            let found = direct_attribution(&model, &expected["ids/clean"], metric, centring, None)?;
+            let found = direct_attribution(&model, &expected["ids/clean"], metric, centering, None)?;
             let of = |name: &str| &expected[&format!("{family}/{target}/{name}")];
             for (name, got) in [
                 ("heads", &found.heads),
@@ -173,10 +173,16 @@ fn direct_attribution_is_that_of_transformer_lens_and_sums_to_the_logit() -> Res
         model.config(),
     )?;
     let hooks: Option<&dyn Hooks> = Some(&changes);
-    let found =
-        direct_attribution(&model, &expected["ids/clean"], difference(&expected)?, Centring::Centred, hooks)?;
+    let found = direct_attribution(
+        &model,
+        &expected["ids/clean"],
+        difference(&expected)?,
+        Centering::Centered,
+        hooks,
+    )?;
     assert!(found.interventions.abs() > 0.1 && (found.sum()? - found.total).abs() < TOLERANCE, "{found:?}");
-    let refused = direct_attribution(&model, &expected["ids/clean"], Metric::LogProb(1), Centring::Raw, None);
+    let refused =
+        direct_attribution(&model, &expected["ids/clean"], Metric::LogProb(1), Centering::Raw, None);
     assert!(refused.expect_err("not linear").to_string().contains("log-probability"));
     Ok(())
 }

@@ -126,7 +126,7 @@ fn an_adapted_model_over_a_cache_equals_one_pass() -> Result {
 }
 
 #[test]
-fn adapters_on_halves_and_quantised_weights_are_off_by_rounding_only() -> Result {
+fn adapters_on_halves_and_quantized_weights_are_off_by_rounding_only() -> Result {
     let expected = expected()?;
     let ids = &expected["input_ids"];
     for (dtype, tolerance) in [(DType::F16, 10. * 2f64.powi(-11)), (DType::BF16, 10. * 2f64.powi(-8))] {
@@ -150,7 +150,7 @@ fn adapters_on_halves_and_quantised_weights_are_off_by_rounding_only() -> Result
     // Blocks of 32 need wider layers than the reference data have.
     let demo = Checkpoint::open(&Source::directory(data("../../models/tiny-shakespeare")).open()?)?;
     let plain = demo.load_model(DType::F32, &Device::Cpu)?;
-    let quantised = demo.load_quantised(BlockFormat::Q8_0)?;
+    let quantized = demo.load_quantized(BlockFormat::Q8_0)?;
     let options = LoraOptions { target_modules: vec!["c_attn".into(), "c_fc".into()], ..LoraOptions::new(4) };
     let adapter = Adapter::new(plain.config(), &options, 1, &Device::Cpu)?;
     for update in adapter.updates.values() {
@@ -159,12 +159,12 @@ fn adapters_on_halves_and_quantised_weights_are_off_by_rounding_only() -> Result
         Var::from_tensor(update.b())?.set(&b)?;
     }
     let adapted = logits(&plain.clone().with_adapter("a", &adapter, 1.0)?, ids)?;
-    let on_quantised = quantised.with_adapter("a", &adapter, 1.0)?;
+    let on_quantized = quantized.with_adapter("a", &adapter, 1.0)?;
     assert!(max_diff(&adapted, &logits(&plain, ids)?)? > 1.0, "the adapter changes nothing");
     // 8 bits for the weights and activations of each layer cost 0.03 of the demo model's logits, measured.
-    assert_close("q8_0", &logits(&on_quantised, ids)?, &adapted, 0.05);
-    let error = on_quantised.merged().expect_err("quantised").to_string();
-    assert!(error.contains("h.0.attn.c_attn") && error.contains("quantised"), "{error}");
+    assert_close("q8_0", &logits(&on_quantized, ids)?, &adapted, 0.05);
+    let error = on_quantized.merged().expect_err("quantized").to_string();
+    assert!(error.contains("h.0.attn.c_attn") && error.contains("quantized"), "{error}");
     Ok(())
 }
 

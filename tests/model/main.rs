@@ -16,5 +16,5 @@ mod lora;
 mod models;
 mod padding;
 mod parity;
-mod quantised;
+mod quantized;
 mod relatives;

@@ -107,7 +107,7 @@ fn gpt_bigcode_over_a_cache_equals_one_pass() -> Result {
 }
 
 #[test]
-fn gpt_bigcode_in_halves_and_quantised_is_off_by_rounding_only() -> Result {
+fn gpt_bigcode_in_halves_and_quantized_is_off_by_rounding_only() -> Result {
     for case in ["bigcode", "bigcode_heads"] {
         let expected = reference(case)?;
         for (dtype, tolerance) in [(DType::F16, 10. * 2f64.powi(-11)), (DType::BF16, 10. * 2f64.powi(-8))] {
@@ -134,10 +134,10 @@ fn gpt_bigcode_in_halves_and_quantised_is_off_by_rounding_only() -> Result {
             model.forward(ids, ForwardArgs { encoder, ..Default::default() })
         };
         let expected = run(&plain)?.logits;
-        let quantised = plain.clone().quantise(BlockFormat::Q8_0)?;
-        assert_eq!(shapes(&quantised), shapes(&plain));
-        quantised.check_layers()?;
-        assert_close(&config.model_type, &run(&quantised)?.logits, &expected, 0.02);
+        let quantized = plain.clone().quantize(BlockFormat::Q8_0)?;
+        assert_eq!(shapes(&quantized), shapes(&plain));
+        quantized.check_layers()?;
+        assert_close(&config.model_type, &run(&quantized)?.logits, &expected, 0.02);
     }
     Ok(())
 }

@@ -12,11 +12,11 @@ use gpt2_train::{AdamW, AdamWParams, Dataset, TrainOptions, Trainer};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
-/// A tiny model with its optimiser and data.
+/// A tiny model with its optimizer and data.
 struct Run {
     variables: VarMap,
     model: Gpt2LMHeadModel,
-    optimiser: AdamW,
+    optimizer: AdamW,
 }
 
 const VOCAB: u32 = 5;
@@ -42,19 +42,19 @@ impl Run {
         let variables = VarMap::new();
         let vb = init::seeded_variables(7, &variables, DType::F32, &Device::Cpu);
         let model = Gpt2LMHeadModel::load(vb, &config)?;
-        let optimiser = AdamW::new(variables_of(&variables)?, AdamWParams::default())?;
-        Ok(Self { variables, model, optimiser })
+        let optimizer = AdamW::new(variables_of(&variables)?, AdamWParams::default())?;
+        Ok(Self { variables, model, optimizer })
     }
 
     /// Runs `steps` more steps; returns the last one's loss.
     fn train(&mut self, steps: u64) -> Result<f32> {
         let mut last = f32::NAN;
         for _ in 0..steps {
-            let step = self.optimiser.steps();
+            let step = self.optimizer.steps();
             let (inputs, targets) = batch(step)?;
             let loss = self.model.loss(&inputs, &targets, Some(Training { seed: 1, step }))?;
             last = loss.to_scalar()?;
-            self.optimiser.step(&loss.backward()?, 3e-3, 1.0)?;
+            self.optimizer.step(&loss.backward()?, 3e-3, 1.0)?;
         }
         Ok(last)
     }
@@ -106,8 +106,8 @@ fn a_run_is_the_same_again_and_stopped_in_between() -> Result {
     };
     let mut first = Run::new(Implementation::Fused, 0.2)?;
     first.train(5)?;
-    // The contents of a file: copies of the weights and the optimiser's state.
-    let mut state = first.optimiser.state();
+    // The contents of a file: copies of the weights and the optimizer's state.
+    let mut state = first.optimizer.state();
     for tensor in state.values_mut() {
         *tensor = tensor.copy()?;
     }
@@ -118,7 +118,7 @@ fn a_run_is_the_same_again_and_stopped_in_between() -> Result {
     for (name, var) in second.variables.data().lock().map_err(|e| e.to_string())?.iter() {
         var.set(&Tensor::from_slice(&weights[name], var.shape(), &Device::Cpu)?)?;
     }
-    second.optimiser.restore(&state, 5)?;
+    second.optimizer.restore(&state, 5)?;
     second.train(7)?;
     assert!(second.weights()? == whole, "the resumed run ends elsewhere");
     Ok(())
@@ -196,8 +196,8 @@ fn an_adapter_learns_beside_a_frozen_model_and_resumes_with_the_same_bytes() -> 
         ..LoraOptions::new(4)
     };
     let data = || Dataset::split((0..600).map(|i| i * i % VOCAB).collect(), 0.2);
-    let quantised = base.clone().quantise(BlockFormat::Q8_0)?;
-    for (model, recompute) in [(&base, false), (&base, true), (&quantised, false)] {
+    let quantized = base.clone().quantize(BlockFormat::Q8_0)?;
+    for (model, recompute) in [(&base, false), (&base, true), (&quantized, false)] {
         let begun = || Trainer::adapter(model, &lora, data()?, adapter_options(40, recompute));
         let mut whole = begun()?;
         whole.run(|_, _| Ok(ControlFlow::Continue(())))?;
@@ -265,14 +265,14 @@ fn a_state_that_does_not_fit_changes_nothing() -> Result {
     let mut run = Run::new(Implementation::Fused, 0.0)?;
     run.train(2)?;
     let copy = |(name, tensor): (String, Tensor)| Ok((name, tensor.copy()?));
-    let before = run.optimiser.state().into_iter().map(copy).collect::<Result<BTreeMap<_, _>>>()?;
+    let before = run.optimizer.state().into_iter().map(copy).collect::<Result<BTreeMap<_, _>>>()?;
     let mut state: BTreeMap<String, Tensor> =
         before.iter().map(|(name, tensor)| Ok((name.clone(), (tensor + 1.0)?))).collect::<Result<_>>()?;
     state.insert("v.wte.weight".into(), Tensor::zeros(3, DType::F32, &Device::Cpu)?);
-    let error = run.optimiser.restore(&state, 9).expect_err("a shape").to_string();
+    let error = run.optimizer.restore(&state, 9).expect_err("a shape").to_string();
     assert!(error.contains("v.wte.weight") && error.contains("[3]"), "{error}");
-    assert_eq!(run.optimiser.steps(), 2);
-    for (name, tensor) in run.optimiser.state() {
+    assert_eq!(run.optimizer.steps(), 2);
+    for (name, tensor) in run.optimizer.state() {
         let numbers = |x: &Tensor| x.flatten_all()?.to_vec1::<f32>();
         assert_eq!(numbers(&tensor)?, numbers(&before[&name])?, "{name}");
     }

@@ -37,7 +37,7 @@ fn at(weights: &Tensor, (i, j): (usize, usize)) -> Result<f32> {
 }
 
 #[test]
-fn heads_are_sorted_and_coloured_by_a_callers_number() -> Result {
+fn heads_are_sorted_and_colored_by_a_callers_number() -> Result {
     open(|page, _| {
         assert_eq!(page.get("document.getElementById('runs').hidden")?, true, "there is one run");
         page.get("document.querySelector('[data-head=\"4\"]').focus()")?;
@@ -47,11 +47,11 @@ fn heads_are_sorted_and_coloured_by_a_callers_number() -> Result {
         let shown = page.texts("#overview [role=option] span")?;
         assert_eq!((&*shown[0], &*shown[10], &*shown[11]), ("2.3 +0.88", "0.0 −0.50", "1.1 NaN"));
         assert_eq!((page.text("#tint-low")?, page.text("#tint-high")?), ("−0.88".into(), "+0.88".into()));
-        let colour = |head: usize| {
+        let color = |head: usize| {
             page.get(&format!("document.querySelector('[data-head=\"{head}\"]').style.backgroundColor"))
         };
         assert_eq!(
-            (colour(11)?, colour(5)?),
+            (color(11)?, color(5)?),
             ("rgb(103, 0, 31)".into(), "".into()),
             "the largest is red, NaN has none"
         );
@@ -236,7 +236,7 @@ fn the_lens_is_listed_block_by_block() -> Result {
 }
 
 #[test]
-fn colours_theme_and_place_are_in_the_link() -> Result {
+fn colors_theme_and_place_are_in_the_link() -> Result {
     open(|page, _| {
         assert_eq!(
             page.get("document.getElementById('scale').value")?,

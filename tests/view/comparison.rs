@@ -207,7 +207,7 @@ fn on_a_wide_window_the_left_map_stays_left() -> Result {
 }
 
 #[test]
-fn heads_are_sorted_and_coloured_by_how_much_they_changed() -> Result {
+fn heads_are_sorted_and_colored_by_how_much_they_changed() -> Result {
     compare(|page, all| {
         page.until("document.documentElement.dataset.counted !== undefined")?;
         page.get("(() => { const s = document.getElementById('sort'); s.value = 'change'; s.dispatchEvent(new Event('change')) })()")?;
@@ -227,8 +227,8 @@ fn heads_are_sorted_and_coloured_by_how_much_they_changed() -> Result {
             assert!((number.parse::<f32>()? - share).abs() < 0.0051, "{shown}: {share}");
         }
         assert_eq!(page.text("#tint-name")?, "change");
-        let colours = "new Set([...document.querySelectorAll('#overview [role=option]')].map((o) => o.style.backgroundColor)).size";
-        assert!(page.get(colours)?.as_u64().is_some_and(|n| n > 5), "colours by the change");
+        let colors = "new Set([...document.querySelectorAll('#overview [role=option]')].map((o) => o.style.backgroundColor)).size";
+        assert!(page.get(colors)?.as_u64().is_some_and(|n| n > 5), "colors by the change");
         Ok(())
     })
 }

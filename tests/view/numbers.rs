@@ -20,7 +20,7 @@ fn assert_cells(page: &Browser, weights: &Tensor, offset: usize) -> Result {
         for j in [edge / 4, own / 3, own.saturating_sub(1), own] {
             page.mouse(page.cell(queries, keys, (i, j))?, false)?;
             let (query, key, weight, error) = page.value()?;
-            // If a cell is no larger than a pixel, the mouse may be on its neighbour.
+            // If a cell is no larger than a pixel, the mouse may be on its neighbor.
             assert!(query.abs_diff(offset + i) <= 1 && key.abs_diff(j) <= 1, "{query}, {key}: not {i}, {j}");
             let expected = f64::from(rows[query - offset][key]);
             assert!((weight - expected).abs() <= error, "{weight} ± {error} at {query}, {key}: {expected}");

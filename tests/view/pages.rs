@@ -1,4 +1,4 @@
-//! Pages of random weights that look like attention: sinks, neighbours, sharp and diffuse heads.
+//! Pages of random weights that look like attention: sinks, neighbors, sharp and diffuse heads.
 
 use candle_core::{Device, Result, Tensor};
 use gpt2_view::{HeadNumbers, NextToken, PageHeader, PageWriter, Provenance, summarize};

@@ -67,7 +67,7 @@ fn numbers_and_pictures_are_saved() -> Result {
         assert!(page.log()?.to_string().contains("TrustedHTML"));
 
         assert!(saved(page, "png")?.contains("PNG"));
-        // What changes the numbers or their colours is said.
+        // What changes the numbers or their colors is said.
         page.click("#weighted")?;
         page.keys("sf")?;
         page.until("document.getElementById('legend-end').textContent === \"row's largest\"")?;

@@ -1,4 +1,4 @@
-//! The weights of all heads, with layer norms folded in and centred.
+//! The weights of all heads, with layer norms folded in and centered.
 
 use crate::circuit::Circuit;
 use candle_core::{DType, Device, Result, Tensor};
@@ -53,12 +53,12 @@ impl Circuits {
         };
         let gamma = transformer.ln_f.weight.to_device(&Device::Cpu)?.to_dtype(dtype)?;
         let table = |table: Tensor| table.to_device(&Device::Cpu)?.to_dtype(dtype); // (V, C)
-        let unembedding = centred(&table(model.lm_head.weight()?)?.broadcast_mul(&gamma)?, 1)?;
+        let unembedding = centered(&table(model.lm_head.weight()?)?.broadcast_mul(&gamma)?, 1)?;
         let circuits = Self {
             heads: transformer.h.iter().enumerate().map(of_layer).collect::<Result<_>>()?,
             scales: transformer.h.iter().map(|block| block.attn.scale()).collect(),
-            embedding: centred(&table(transformer.wte.weight()?)?, 1)?,
-            unembedding: centred(&unembedding, 0)?,
+            embedding: centered(&table(transformer.wte.weight()?)?, 1)?,
+            unembedding: centered(&unembedding, 0)?,
             token_product: OnceLock::new(),
         };
         check_finite("the embedding", &circuits.embedding)?;
@@ -131,9 +131,9 @@ impl Circuits {
 fn matrices(head: &HeadWeights, norm: &LayerNorm, dtype: DType) -> Result<Matrices> {
     let wide = |x: &Tensor| x.to_device(&Device::Cpu)?.to_dtype(DType::F64);
     let gamma = wide(&norm.weight)?.unsqueeze(1)?; // (C, 1)
-    // A column that reads the same of all channels reads nothing of what layer norm has centred.
-    let reads = |w: &Tensor| centred(&wide(w)?.broadcast_mul(&gamma)?, 0)?.to_dtype(dtype);
-    let o = centred(&wide(&head.o)?, 1)?.to_dtype(dtype)?;
+    // A column that reads the same of all channels reads nothing of what layer norm has centered.
+    let reads = |w: &Tensor| centered(&wide(w)?.broadcast_mul(&gamma)?, 0)?.to_dtype(dtype);
+    let o = centered(&wide(&head.o)?, 1)?.to_dtype(dtype)?;
     Ok(Matrices { q: reads(&head.q)?, k: reads(&head.k)?, v: reads(&head.v)?, o })
 }
 
@@ -146,6 +146,6 @@ fn check_finite(what: &str, x: &Tensor) -> Result<()> {
 }
 
 /// Less the mean over a dimension.
-fn centred(x: &Tensor, dim: usize) -> Result<Tensor> {
+fn centered(x: &Tensor, dim: usize) -> Result<Tensor> {
     x.broadcast_sub(&x.mean_keepdim(dim)?)
 }

@@ -2,7 +2,7 @@
 
 use crate::args::ColorArg;
 use crate::remedy;
-use gpt2_view::{Colour, Style, visible_text};
+use gpt2_view::{Color, Style, visible_text};
 use std::ffi::OsString;
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// The width of a table for a pipe, which has no width of its own; most readers can show it.
 const PIPE_WIDTH: usize = 120;
 
-/// Where results go. A closed pipe is an error here; [`is_closed_pipe`] recognises it.
+/// Where results go. A closed pipe is an error here; [`is_closed_pipe`] recognizes it.
 pub(crate) struct Stdout(std::io::StdoutLock<'static>);
 
 impl Write for Stdout {
@@ -114,8 +114,8 @@ pub(crate) fn json(value: &impl serde::Serialize) -> anyhow::Result<()> {
 /// The style of tables and heat maps on stdout.
 pub(crate) fn style(color: ColorArg) -> Style {
     let terminal = std::io::stdout().is_terminal();
-    let colour = colour(color, terminal, |name| std::env::var_os(name));
-    Style::default().with_colour(colour).with_width(width(terminal)).with_max_rows(48)
+    let color = color(color, terminal, |name| std::env::var_os(name));
+    Style::default().with_color(color).with_width(width(terminal)).with_max_rows(48)
 }
 
 /// The columns of stdout: as many as `COLUMNS` says, else as many as the terminal has.
@@ -125,21 +125,21 @@ fn width(terminal: bool) -> usize {
     asked.filter(|&columns| columns > 0).map(usize::from).or_else(shown).unwrap_or(PIPE_WIDTH)
 }
 
-/// The colours of stdout, where `env` looks up a variable.
-fn colour(color: ColorArg, terminal: bool, env: impl Fn(&str) -> Option<OsString>) -> Colour {
+/// The colors of stdout, where `env` looks up a variable.
+fn color(color: ColorArg, terminal: bool, env: impl Fn(&str) -> Option<OsString>) -> Color {
     let text = |name| env(name).and_then(|value| value.into_string().ok()).unwrap_or_default();
     let depth = || match (text("COLORTERM").as_str(), text("TERM").as_str()) {
-        ("truecolor" | "24bit", _) => Colour::TrueColour,
-        (_, "dumb") => Colour::Plain,
-        _ => Colour::Ansi256,
+        ("truecolor" | "24bit", _) => Color::TrueColor,
+        (_, "dumb") => Color::Plain,
+        _ => Color::Ansi256,
     };
     match color {
-        ColorArg::Never => Colour::Plain,
+        ColorArg::Never => Color::Plain,
         ColorArg::Always => match depth() {
-            Colour::Plain => Colour::Ansi256,
+            Color::Plain => Color::Ansi256,
             depth => depth,
         },
-        ColorArg::Auto if !terminal || env("NO_COLOR").is_some_and(|v| !v.is_empty()) => Colour::Plain,
+        ColorArg::Auto if !terminal || env("NO_COLOR").is_some_and(|v| !v.is_empty()) => Color::Plain,
         ColorArg::Auto => depth(),
     }
 }
@@ -149,13 +149,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn colours_follow_the_option_then_the_terminal_then_the_environment() {
+    fn colors_follow_the_option_then_the_terminal_then_the_environment() {
+        use Color::{Ansi256, Plain, TrueColor};
         use ColorArg::{Always, Auto, Never};
-        use Colour::{Ansi256, Plain, TrueColour};
         for (choice, terminal, variables, expected) in [
             (Auto, true, &[][..], Ansi256),
-            (Auto, true, &[("COLORTERM", "truecolor")], TrueColour),
-            (Auto, true, &[("COLORTERM", "24bit"), ("TERM", "dumb")], TrueColour),
+            (Auto, true, &[("COLORTERM", "truecolor")], TrueColor),
+            (Auto, true, &[("COLORTERM", "24bit"), ("TERM", "dumb")], TrueColor),
             (Auto, true, &[("TERM", "dumb")], Plain),
             (Auto, true, &[("NO_COLOR", "1")], Plain),
             (Auto, true, &[("NO_COLOR", "0"), ("COLORTERM", "truecolor")], Plain),
@@ -164,14 +164,14 @@ mod tests {
             (Auto, false, &[("COLORTERM", "truecolor")], Plain),
             (Always, false, &[("NO_COLOR", "1")], Ansi256),
             (Always, false, &[("TERM", "dumb")], Ansi256),
-            (Always, true, &[("COLORTERM", "truecolor")], TrueColour),
+            (Always, true, &[("COLORTERM", "truecolor")], TrueColor),
             (Never, true, &[("COLORTERM", "truecolor")], Plain),
         ] {
             let env = |name: &str| {
                 let found = variables.iter().find(|(variable, _)| *variable == name);
                 found.map(|(_, value)| value.into())
             };
-            assert_eq!(colour(choice, terminal, env), expected, "{choice:?}, {terminal}, {variables:?}");
+            assert_eq!(color(choice, terminal, env), expected, "{choice:?}, {terminal}, {variables:?}");
         }
     }
 }

@@ -33,7 +33,7 @@ pub(crate) struct Provenance {
     /// Whether products in f32 round their inputs to TF32.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     tf32: bool,
-    /// The formats of quantised weights.
+    /// The formats of quantized weights.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     quantized: Vec<&'static str>,
     /// The adapters on the model.

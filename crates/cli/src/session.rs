@@ -26,7 +26,7 @@ pub(crate) const DEMO: EmbeddedFiles = EmbeddedFiles {
 pub(crate) struct Session {
     pub(crate) name: String,
     pub(crate) model: Gpt2LMHeadModel,
-    /// The formats of quantised weights, most frequent first.
+    /// The formats of quantized weights, most frequent first.
     pub(crate) formats: Vec<BlockFormat>,
     pub(crate) adapters: Vec<Used>,
     pub(crate) device: Device,
@@ -108,12 +108,12 @@ impl ModelArgs {
     }
 }
 
-/// The formats of a file's weights that stay quantised; notes if none do, because they are unpacked.
+/// The formats of a file's weights that stay quantized; notes if none do, because they are unpacked.
 pub(crate) fn kept(formats: Vec<BlockFormat>, dtype: DType, device: &Device) -> Vec<BlockFormat> {
     match formats.first() {
         Some(format) if dtype != DType::F32 || !device.is_cpu() => {
             note(&format!(
-                "weights in {format} are unpacked to {}: quantised layers run in f32 on the CPU",
+                "weights in {format} are unpacked to {}: quantized layers run in f32 on the CPU",
                 dtype.as_str()
             ));
             vec![]
@@ -123,7 +123,7 @@ pub(crate) fn kept(formats: Vec<BlockFormat>, dtype: DType, device: &Device) -> 
 }
 
 impl ModelArgs {
-    /// The model, and the formats of the weights that stay quantised.
+    /// The model, and the formats of the weights that stay quantized.
     fn load(
         &self,
         checkpoint: &Checkpoint,
@@ -133,11 +133,11 @@ impl ModelArgs {
         Ok(match (self.quantize_on(device)?, of_file.first()) {
             (Some(_), Some(format)) => {
                 bail!(
-                    "--quantize: the weights of {} are quantised already ({format}); leave it out",
+                    "--quantize: the weights of {} are quantized already ({format}); leave it out",
                     checkpoint.name()
                 )
             }
-            (Some(format), None) => (checkpoint.load_quantised(format)?, vec![format]),
+            (Some(format), None) => (checkpoint.load_quantized(format)?, vec![format]),
             (None, _) => {
                 let dtype: DType = self.dtype.into();
                 (checkpoint.load_model(dtype, device)?, kept(of_file, dtype, device))

@@ -11,7 +11,7 @@ DEVICE float warp_sum(float x) {
 }
 
 /// (x - mean) / sqrt(variance + eps) * weight + bias for each row of x (rows, width), one warp per row. The variance is
-/// computed from the centred values: E[x²] - E[x]² loses its digits if the mean is large compared with the spread.
+/// computed from the centered values: E[x²] - E[x]² loses its digits if the mean is large compared with the spread.
 template <typename E>
 DEVICE void layer_norm(const E *x, const E *weight, const E *bias, E *out, long long rows, int width, float eps) {
     constexpr int COUNT = Unit<E>::COUNT;
@@ -31,8 +31,8 @@ DEVICE void layer_norm(const E *x, const E *weight, const E *bias, E *out, long 
         const Unit<E> unit = from[i];
 #pragma unroll
         for (int j = 0; j < COUNT; j++) {
-            const float centred = to_float(unit.of[j]) - mean;
-            squares = fmaf(centred, centred, squares);
+            const float centered = to_float(unit.of[j]) - mean;
+            squares = fmaf(centered, centered, squares);
         }
     }
     const float factor = 1 / sqrtf(warp_sum(squares) / width + eps);

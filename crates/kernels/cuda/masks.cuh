@@ -73,7 +73,7 @@ DEVICE void fill_bits(const Bits &bits, const Masks &masks, const Place &place, 
 /// Whether the bit of `key` in a row of words is set.
 DEVICE bool is_set(const uint32_t *words, int key) { return words[key / 32] >> key % 32 & 1; }
 
-/// Which of `Keys` keys from `start` on are not padding, as a warp's lanes need them: a pair of neighbouring keys has the
+/// Which of `Keys` keys from `start` on are not padding, as a warp's lanes need them: a pair of neighboring keys has the
 /// same bit of `even` and `odd`.
 struct Visible {
     uint32_t even, odd;

@@ -2,7 +2,7 @@
 #pragma once
 #include "device.cuh"
 
-/// The distance in elements between neighbours along each axis of (B, H, positions, D); D is contiguous.
+/// The distance in elements between neighbors along each axis of (B, H, positions, D); D is contiguous.
 struct Strides {
     long long batch, head, position;
 };

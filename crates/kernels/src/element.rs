@@ -77,7 +77,7 @@ macro_rules! half_element {
 half_element!(f16, f16_to_f32, |slice, out: &mut [f16]| out.convert_from_f32_slice(slice));
 half_element!(bf16, bf16_to_f32, f32s_to_bf16s, Some);
 
-/// The upper halves of f32 numbers, rounded to even. There is no branch, so the loop vectorises in any instruction set.
+/// The upper halves of f32 numbers, rounded to even. There is no branch, so the loop vectorizes in any instruction set.
 #[allow(clippy::cast_possible_truncation)] // of 16 bits
 #[inline(always)]
 fn f32s_to_bf16s(from: &[f32], to: &mut [bf16]) {
@@ -97,7 +97,7 @@ fn bf16_to_f32(bits: u16) -> f32 {
 
 /// Moved to their place in an f32, an f16's exponent and mantissa give the number times 2^-112, whether it is
 /// normal or subnormal; infinity and NaN need an f32's own exponent. There is no branch, so a loop over this
-/// vectorises in any instruction set.
+/// vectorizes in any instruction set.
 #[inline(always)]
 fn f16_to_f32(bits: u16) -> f32 {
     const SCALE: f32 = f32::from_bits((127 + 112) << 23); // 2^112

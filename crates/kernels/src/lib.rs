@@ -34,7 +34,7 @@ pub mod isa;
 mod layer_norm;
 mod linear;
 mod product;
-mod quantised;
+mod quantized;
 pub mod roofline;
 pub mod stopwatch;
 mod streams;
@@ -54,7 +54,7 @@ pub use gpu::{keep_freed_memory, open_cuda};
 pub use isa::Isa;
 pub use layer_norm::layer_norm;
 pub use linear::{PackedWeight, linear, linear_transposed};
-pub use quantised::{BlockFormat, QuantisedWeight};
+pub use quantized::{BlockFormat, QuantizedWeight};
 
 use candle_core::DType;
 

@@ -7,7 +7,7 @@
 use candle_core::{D, DType, Device, IndexOp, Module, Result, Shape, Tensor};
 use candle_fused::Dropout;
 use candle_nn::Init;
-use gpt2_lessons::causal_mask::{causal_mask, masked_scores, masked_weights, renormalised_weights};
+use gpt2_lessons::causal_mask::{causal_mask, masked_scores, masked_weights, renormalized_weights};
 use gpt2_lessons::self_attention::{scale, scores};
 use gpt2_lessons::simple::{self, softmax};
 use gpt2_lessons::{MultiHeadAttention, MultiHeadAttentionWrapper, SelfAttention};
@@ -57,7 +57,7 @@ fn main() -> Result<()> {
     let weights = masked_weights(&scaled, &mask)?;
     show("weights = softmax(scores/√2): exp(-inf) is 0", &weights)?;
     println!();
-    differs("softmax first, then mask and renormalise", &renormalised_weights(&scaled, &mask)?, &weights)?;
+    differs("softmax first, then mask and renormalize", &renormalized_weights(&scaled, &mask)?, &weights)?;
     let dropped = Dropout::new(0.5, 3, 0)?.apply(&weights)?;
     show("while training, dropout at 0.5: a weight is dropped, or doubled", &dropped)?;
     show("context = weights·v, without dropout", &simple::context(&weights, &v)?)?;

@@ -1,7 +1,7 @@
-//! Two ways to hide the future, and why they are the same: `softmax ⊙ mask`, renormalised, or -inf before the
+//! Two ways to hide the future, and why they are the same: `softmax ⊙ mask`, renormalized, or -inf before the
 //! softmax.
 //!
-//! Renormalising divides `exp(x_j)/Σ exp(x)` by the sum of the visible shares; the sum over all words
+//! Renormalizing divides `exp(x_j)/Σ exp(x)` by the sum of the visible shares; the sum over all words
 //! cancels, and the softmax of the visible scores alone is left. Setting hidden scores to -inf gives this
 //! directly, since `exp(-inf) = 0`. Both are in `001_3b936f420483d060`, the second also in
 //! `000_4b640e2881ba5b39`, `003_fa08c9926b7972e4` and `004_a3b10401148b1338`.
@@ -10,7 +10,7 @@
 //! score is some 100 above all visible ones, the visible shares round to 0 and the row becomes 0 over 0, NaN. This
 //! cannot happen with the second, which [`CausalAttention`](crate::CausalAttention) and all later steps use.
 
-use crate::simple::{normalise_by_sum, softmax};
+use crate::simple::{normalize_by_sum, softmax};
 use candle_core::{D, Device, Result, Tensor};
 use gpt2_model::mask::causal_bias;
 
@@ -34,9 +34,9 @@ pub fn causal_mask(n: usize, device: &Device) -> Result<Tensor> {
 ///
 /// # Errors
 /// When the shapes do not match, or T is above N.
-pub fn renormalised_weights(scores: &Tensor, mask: &Tensor) -> Result<Tensor> {
+pub fn renormalized_weights(scores: &Tensor, mask: &Tensor) -> Result<Tensor> {
     let visible = corner(scores, mask)?.to_dtype(scores.dtype())?; // (T, T)
-    normalise_by_sum(&softmax(scores)?.broadcast_mul(&visible)?)
+    normalize_by_sum(&softmax(scores)?.broadcast_mul(&visible)?)
 }
 
 /// Second way: softmax over scores with the hidden ones set to -inf.

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | no weights | `softmax(x·xᵀ)·x` | [`simple`] |
 //! | one head | `softmax(q·kᵀ/√d)·v`, `q = x·W_query`, .. | [`SelfAttention`] |
-//! | no future | hidden weights 0 and renormalised, or hidden scores -inf | [`causal_mask`] |
+//! | no future | hidden weights 0 and renormalized, or hidden scores -inf | [`causal_mask`] |
 //! | one causal head | `dropout(softmax(mask(q·kᵀ)/√d))·v` | [`CausalAttention`] |
 //! | several, stacked | `Concat(head_1(x), .., head_H(x))` | [`MultiHeadAttentionWrapper`] |
 //! | several, in one | split, attend, merge, `out_proj` | [`MultiHeadAttention`] |

@@ -28,7 +28,7 @@ pub fn scores(x: &Tensor) -> Result<Tensor> {
 ///
 /// # Errors
 /// When the device fails.
-pub fn normalise_by_sum(scores: &Tensor) -> Result<Tensor> {
+pub fn normalize_by_sum(scores: &Tensor) -> Result<Tensor> {
     scores.broadcast_div(&scores.sum_keepdim(D::Minus1)?)
 }
 
@@ -44,7 +44,7 @@ pub fn normalise_by_sum(scores: &Tensor) -> Result<Tensor> {
 /// # Errors
 /// When the device fails.
 pub fn softmax_naive(scores: &Tensor) -> Result<Tensor> {
-    normalise_by_sum(&scores.exp()?)
+    normalize_by_sum(&scores.exp()?)
 }
 
 /// Softmax as it is computed in practice, `exp(x_j - max) / Σ exp(x - max)`.

@@ -21,7 +21,7 @@ pub struct Audit {
     pub mismatched: Vec<Mismatch>,
     /// Names that are saved twice, with and without the prefix `transformer.`.
     pub duplicates: Vec<TensorInfo>,
-    /// The `attn.bias` and `attn.masked_bias` buffers: recognised, never loaded or counted.
+    /// The `attn.bias` and `attn.masked_bias` buffers: recognized, never loaded or counted.
     pub buffers: Vec<TensorInfo>,
     /// How many numbers the parameters in the files hold. The table of a tied model counts once, even if the
     /// file holds it under both names.

@@ -9,7 +9,7 @@ use crate::{gguf, json, names, pickle, safetensors_file};
 use candle_core::{DType, Device, Shape, Tensor};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
-use gpt2_model::linear::{BlockFormat, QuantisedWeight};
+use gpt2_model::linear::{BlockFormat, QuantizedWeight};
 use gpt2_model::parameters::{LM_HEAD, Parameter, WTE};
 use gpt2_model::{Config, Gpt2LMHeadModel, Implementation};
 use std::collections::{BTreeMap, BTreeSet};
@@ -159,7 +159,7 @@ impl Checkpoint {
         Ok(numbers(WTE)? == numbers(LM_HEAD)?)
     }
 
-    /// The formats of quantised weights in the files, most frequent first; none in files of plain numbers.
+    /// The formats of quantized weights in the files, most frequent first; none in files of plain numbers.
     #[must_use]
     pub fn formats(&self) -> Vec<BlockFormat> {
         let mut counts: Vec<(BlockFormat, usize)> = vec![];
@@ -183,31 +183,31 @@ impl Checkpoint {
         self
     }
 
-    /// Builds the language model. Quantised weights of a GGUF file stay quantised in f32 on the CPU; for another dtype or
+    /// Builds the language model. Quantized weights of a GGUF file stay quantized in f32 on the CPU; for another dtype or
     /// device they are unpacked.
     ///
     /// # Errors
     /// When the audit finds anything, or the device cannot hold the weights.
     pub fn load_model(&self, dtype: DType, device: &Device) -> Result<Gpt2LMHeadModel, LoadError> {
         let stay = dtype == DType::F32 && device.is_cpu();
-        let quantised = |name: &str, _| match self.tensors.get(name).filter(|_| stay) {
-            Some(stored) => stored.quantised().map_err(|e| stored.unreadable(name, e)),
+        let quantized = |name: &str, _| match self.tensors.get(name).filter(|_| stay) {
+            Some(stored) => stored.quantized().map_err(|e| stored.unreadable(name, e)),
             None => Ok(None),
         };
-        Gpt2LMHeadModel::load_quantised(self.var_builder(dtype, device)?, &self.config, &quantised)
+        Gpt2LMHeadModel::load_quantized(self.var_builder(dtype, device)?, &self.config, &quantized)
             .map_err(|source| LoadError::Tensor { name: self.name.clone(), source })
     }
 }
 
 impl Checkpoint {
-    /// Builds the language model on the CPU, in f32, with its linear layers and tables of tokens quantised as they are read.
+    /// Builds the language model on the CPU, in f32, with its linear layers and tables of tokens quantized as they are read.
     ///
     /// # Errors
     /// When the audit finds anything, or the format's blocks do not divide a layer's inputs.
-    pub fn load_quantised(&self, format: BlockFormat) -> Result<Gpt2LMHeadModel, LoadError> {
+    pub fn load_quantized(&self, format: BlockFormat) -> Result<Gpt2LMHeadModel, LoadError> {
         let vb = self.var_builder(DType::F32, &Device::Cpu)?;
-        let quantised = |name: &str, (n_in, n_out): (usize, usize)| {
-            QuantisedWeight::check_inputs(format, n_in).map_err(|e| e.context(name.to_string()))?;
+        let quantized = |name: &str, (n_in, n_out): (usize, usize)| {
+            QuantizedWeight::check_inputs(format, n_in).map_err(|e| e.context(name.to_string()))?;
             let weight = match name {
                 WTE | LM_HEAD => vb.get((n_out, n_in), name)?.t()?,
                 _ => {
@@ -215,9 +215,9 @@ impl Checkpoint {
                     layout.in_out(&vb.get(layout.shape(n_in, n_out), name)?)?
                 }
             };
-            QuantisedWeight::quantise(&weight, format).map(Some).map_err(|e| e.context(name.to_string()))
+            QuantizedWeight::quantize(&weight, format).map(Some).map_err(|e| e.context(name.to_string()))
         };
-        Gpt2LMHeadModel::load_quantised(vb.clone(), &self.config, &quantised)
+        Gpt2LMHeadModel::load_quantized(vb.clone(), &self.config, &quantized)
             .map_err(|source| LoadError::Tensor { name: self.name.clone(), source })
     }
 }

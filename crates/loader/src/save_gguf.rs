@@ -124,7 +124,7 @@ fn encode(planned: &Planned, tensor: &Tensor) -> Result<Vec<u8>, String> {
         }
         Encoding::Blocks(format) => {
             let row = planned.dims.first().copied().unwrap_or(1);
-            let rows: Vec<Vec<u8>> = numbers.par_chunks(row).map(|row| format.quantise(row)).collect();
+            let rows: Vec<Vec<u8>> = numbers.par_chunks(row).map(|row| format.quantize(row)).collect();
             Ok(rows.concat())
         }
         _ => Ok(numbers.iter().flat_map(|x| x.to_le_bytes()).collect()),

@@ -5,7 +5,7 @@ use crate::tensor_info::{Encoding, TensorInfo};
 use crate::zip_entry::ZipEntry;
 use bytemuck::Pod;
 use candle_core::{DType, Device, Tensor, WithDType};
-use gpt2_model::linear::{BlockFormat, QuantisedWeight};
+use gpt2_model::linear::{BlockFormat, QuantizedWeight};
 use half::{bf16, f16};
 use rayon::prelude::*;
 use safetensors::Dtype;
@@ -38,7 +38,7 @@ impl Stored {
     pub(crate) fn load(&self, device: &Device) -> candle_core::Result<Tensor> {
         let dtype = match self.info.dtype {
             Encoding::Plain(dtype) => dtype,
-            Encoding::Blocks(format) => return self.dequantised(format, device),
+            Encoding::Blocks(format) => return self.dequantized(format, device),
             Encoding::Unknown { .. } => {
                 candle_core::bail!("{} is a type that cannot be read", self.info.dtype)
             }
@@ -80,23 +80,23 @@ impl Stored {
         if self.transposed { tensor.t() } else { Ok(tensor) }
     }
 
-    fn dequantised(&self, format: BlockFormat, device: &Device) -> candle_core::Result<Tensor> {
+    fn dequantized(&self, format: BlockFormat, device: &Device) -> candle_core::Result<Tensor> {
         let mut blocks = vec![0; self.range.len()];
         self.bytes.read_at(self.range.start, &mut blocks)?;
         let mut values = vec![0f32; blocks.len() / format.block_bytes() * format.block_len()];
         let parts = values.par_chunks_mut(PART * format.block_len());
         parts
             .zip(blocks.par_chunks(PART * format.block_bytes()))
-            .for_each(|(values, blocks)| format.dequantise(blocks, values));
+            .for_each(|(values, blocks)| format.dequantize(blocks, values));
         self.turned(Tensor::from_vec(values, self.file_shape(), device)?)
     }
 
-    /// The weight (in, out) of a linear layer, or the transpose of a table, if it is quantised.
-    pub(crate) fn quantised(&self) -> candle_core::Result<Option<QuantisedWeight>> {
+    /// The weight (in, out) of a linear layer, or the transpose of a table, if it is quantized.
+    pub(crate) fn quantized(&self) -> candle_core::Result<Option<QuantizedWeight>> {
         match (self.info.dtype, self.file_shape().as_slice()) {
             (Encoding::Blocks(format), &[n_out, n_in]) => {
                 let read = |at: usize, out: &mut [u8]| Ok(self.bytes.read_at(self.range.start + at, out)?);
-                QuantisedWeight::read_blocks(format, (n_in, n_out), read).map(Some)
+                QuantizedWeight::read_blocks(format, (n_in, n_out), read).map(Some)
             }
             _ => Ok(None),
         }

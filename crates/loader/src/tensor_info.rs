@@ -33,7 +33,7 @@ impl TensorInfo {
 pub enum Encoding {
     /// Each number by itself.
     Plain(Dtype),
-    /// Quantised, in blocks that share a scale.
+    /// Quantized, in blocks that share a scale.
     Blocks(BlockFormat),
     /// A type of GGUF files that this crate does not read.
     Unknown {
@@ -45,7 +45,7 @@ pub enum Encoding {
 }
 
 impl Encoding {
-    /// Whether a model can use the numbers: `F16`, `BF16`, `F32`, `F64` or quantised.
+    /// Whether a model can use the numbers: `F16`, `BF16`, `F32`, `F64` or quantized.
     #[must_use]
     pub fn is_float(self) -> bool {
         match self {

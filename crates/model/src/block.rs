@@ -1,4 +1,4 @@
-//! A transformer block: attention, perhaps attention over an encoder, then the MLP, each on a normalised copy of the
+//! A transformer block: attention, perhaps attention over an encoder, then the MLP, each on a normalized copy of the
 //! residual stream.
 
 use crate::attention::last_position;

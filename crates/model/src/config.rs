@@ -82,7 +82,7 @@ pub struct Config {
     /// Which code computes attention and, on GPUs, the layers around it; not part of the file.
     #[serde(skip)]
     pub attn_implementation: Implementation,
-    /// The settings of a quantised checkpoint. Not supported: any value is rejected.
+    /// The settings of a quantized checkpoint. Not supported: any value is rejected.
     #[serde(skip_serializing)]
     pub quantization_config: Option<serde::de::IgnoredAny>,
 }

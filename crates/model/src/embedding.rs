@@ -2,7 +2,7 @@
 
 use crate::parameters::Values;
 use candle_core::{DType, Device, Result, Tensor};
-use candle_fused::{PackedWeight, QuantisedWeight};
+use candle_fused::{PackedWeight, QuantizedWeight};
 
 /// A table (V, C): `wte`. Clones share the numbers.
 #[derive(Debug, Clone)]
@@ -14,8 +14,8 @@ enum Kind {
     Plain(Tensor),
     /// The transpose, (C, V), of which `lm_head` is the product and the embedding the columns.
     Packed(PackedWeight),
-    /// The same, quantised.
-    Quantised(QuantisedWeight),
+    /// The same, quantized.
+    Quantized(QuantizedWeight),
 }
 
 impl Embedding {
@@ -45,13 +45,13 @@ impl Embedding {
         Self::new(table)
     }
 
-    /// A quantised table, on the CPU.
+    /// A quantized table, on the CPU.
     ///
     /// # Shapes
     /// `transpose` (C, V)
     #[must_use]
-    pub fn quantised(transpose: QuantisedWeight) -> Self {
-        Self(Kind::Quantised(transpose))
+    pub fn quantized(transpose: QuantizedWeight) -> Self {
+        Self(Kind::Quantized(transpose))
     }
 
     /// (V, C)
@@ -60,7 +60,7 @@ impl Embedding {
         match &self.0 {
             Kind::Plain(table) => (table.dims()[0], table.dims()[1]),
             Kind::Packed(weight) => (weight.shape().1, weight.shape().0),
-            Kind::Quantised(weight) => (weight.shape().1, weight.shape().0),
+            Kind::Quantized(weight) => (weight.shape().1, weight.shape().0),
         }
     }
 
@@ -70,7 +70,7 @@ impl Embedding {
         match &self.0 {
             Kind::Plain(table) => table.dtype(),
             Kind::Packed(weight) => weight.dtype(),
-            Kind::Quantised(_) => DType::F32,
+            Kind::Quantized(_) => DType::F32,
         }
     }
 
@@ -79,7 +79,7 @@ impl Embedding {
     pub fn device(&self) -> &Device {
         match &self.0 {
             Kind::Plain(table) => table.device(),
-            Kind::Packed(_) | Kind::Quantised(_) => &Device::Cpu,
+            Kind::Packed(_) | Kind::Quantized(_) => &Device::Cpu,
         }
     }
 
@@ -94,7 +94,7 @@ impl Embedding {
         match &self.0 {
             Kind::Plain(table) => table.index_select(ids, 0),
             Kind::Packed(weight) => weight.columns(&ids.to_dtype(DType::U32)?),
-            Kind::Quantised(weight) => weight.columns(&ids.to_dtype(DType::U32)?),
+            Kind::Quantized(weight) => weight.columns(&ids.to_dtype(DType::U32)?),
         }
     }
 
@@ -109,11 +109,11 @@ impl Embedding {
         match &self.0 {
             Kind::Plain(table) => candle_fused::linear_transposed(x, table),
             Kind::Packed(weight) => weight.forward(x, None, candle_fused::Epilogue::None),
-            Kind::Quantised(weight) => weight.forward(x, None, candle_fused::Epilogue::None),
+            Kind::Quantized(weight) => weight.forward(x, None, candle_fused::Epilogue::None),
         }
     }
 
-    /// The table (V, C), which is a copy if it is packed or quantised.
+    /// The table (V, C), which is a copy if it is packed or quantized.
     ///
     /// # Errors
     /// When Candle cannot make the tensor.
@@ -126,7 +126,7 @@ impl Embedding {
         match &self.0 {
             Kind::Plain(table) => Values::Tensor(table.clone()),
             Kind::Packed(weight) => Values::PackedTransposed(weight.clone()),
-            Kind::Quantised(weight) => Values::QuantisedTransposed(weight.clone()),
+            Kind::Quantized(weight) => Values::QuantizedTransposed(weight.clone()),
         }
     }
 

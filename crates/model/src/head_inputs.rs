@@ -6,12 +6,12 @@ use crate::hooks::{PassHooks, Point};
 use candle_core::{Module, Result, Tensor};
 use candle_fused::attention::HeadLayout;
 
-/// The normalised inputs of the queries, keys and values, (B, T, heads, C) each, where a hook has replaced them.
+/// The normalized inputs of the queries, keys and values, (B, T, heads, C) each, where a hook has replaced them.
 #[derive(Debug, Default)]
 pub(crate) struct HeadInputs([Option<Tensor>; 3]);
 
 impl HeadInputs {
-    /// Offers a copy of the stream `x` (B, T, C) for each head to the hooks, and normalises those that they replace.
+    /// Offers a copy of the stream `x` (B, T, C) for each head to the hooks, and normalizes those that they replace.
     pub(crate) fn of(
         x: &Tensor,
         norm: &LayerNorm,

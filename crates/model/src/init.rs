@@ -28,7 +28,7 @@ pub fn seeded_variables(seed: u64, variables: &VarMap, dtype: DType, device: &De
 /// Initial position embeddings (N, C) made of sinusoids (Vaswani et al. 2017, §3.5) with standard
 /// deviation `initializer_range`, instead of GPT-2's random ones.
 ///
-/// Neighbouring positions then differ in the same way everywhere, so a small model trained on little
+/// Neighboring positions then differ in the same way everywhere, so a small model trained on little
 /// text can find relative positions (above all the previous token) without learning each of N
 /// vectors separately.
 ///
@@ -88,7 +88,7 @@ fn draw(seed: u64, name: &str, shape: &Shape, init: Init, dtype: DType, device: 
         Init::Const(value) => vec![value as f32; n],
         Init::Randn { mean, stdev } => sample(Normal::new(mean, stdev), &mut rng, n)?,
         Init::Uniform { lo, up } => sample(Uniform::new(lo, up), &mut rng, n)?,
-        Init::Kaiming { .. } => candle_core::bail!("{name}: GPT-2 has no Kaiming initialisation"),
+        Init::Kaiming { .. } => candle_core::bail!("{name}: GPT-2 has no Kaiming initialization"),
     };
     Tensor::from_vec(values, shape, device)?.to_dtype(dtype)
 }

@@ -6,7 +6,7 @@ use candle_core::{D, Module, Result, Tensor};
 use candle_fused::{Dispatch, Implementation};
 use candle_nn::{Init, VarBuilder};
 
-/// Layer normalisation over C, see [`candle_fused::layer_norm`].
+/// Layer normalization over C, see [`candle_fused::layer_norm`].
 #[derive(Debug, Clone)]
 pub struct LayerNorm {
     /// (C)
@@ -40,7 +40,7 @@ impl LayerNorm {
         })
     }
 
-    /// [`forward`](Self::forward) under hooks that may want the standard deviation, the stream that it normalises, and the
+    /// [`forward`](Self::forward) under hooks that may want the standard deviation, the stream that it normalizes, and the
     /// output.
     pub(crate) fn forward_hooked(
         &self,
@@ -68,14 +68,14 @@ impl LayerNorm {
 
     /// The same in f32 or wider.
     fn wide_scale(&self, x: &Tensor) -> Result<Tensor> {
-        (centred(x)?.sqr()?.mean_keepdim(D::Minus1)? + self.eps)?.sqrt()
+        (centered(x)?.sqr()?.mean_keepdim(D::Minus1)? + self.eps)?.sqrt()
     }
 
     /// `(x - mean(x)) / scale`, by x's own scale unless another is given: (.., C) -> (.., C)
     fn divided(&self, x: &Tensor, scale: Option<&Tensor>) -> Result<Tensor> {
         let wide = |scale: &Tensor| scale.to_dtype(candle_fused::accumulator(x.dtype()));
         let scale = scale.map_or_else(|| self.wide_scale(x), wide)?;
-        centred(x)?.broadcast_div(&scale)?.to_dtype(x.dtype())
+        centered(x)?.broadcast_div(&scale)?.to_dtype(x.dtype())
     }
 
     /// Visits `weight` and `bias`.
@@ -86,7 +86,7 @@ impl LayerNorm {
 }
 
 /// `x - mean(x)` in f32 or wider: (.., C) -> (.., C)
-fn centred(x: &Tensor) -> Result<Tensor> {
+fn centered(x: &Tensor) -> Result<Tensor> {
     let x = x.to_dtype(candle_fused::accumulator(x.dtype()))?;
     x.broadcast_sub(&x.mean_keepdim(D::Minus1)?)
 }

@@ -3,8 +3,8 @@
 use crate::forward::{CausalLMOutput, ForwardArgs};
 use crate::hooks::{Hooks, PassHooks, Point};
 use crate::inputs::check_targets;
-use crate::linear::{BlockFormat, QuantisedLinear, QuantisedWeight};
-use crate::loading::{QuantisedWeights, checked};
+use crate::linear::{BlockFormat, QuantizedLinear, QuantizedWeight};
+use crate::loading::{QuantizedWeights, checked};
 use crate::model::embedding;
 use crate::parameters::{LM_HEAD, PREFIX, Visitor, WPE, WTE};
 use crate::training::{Training, TrainingBatch};
@@ -36,15 +36,15 @@ impl Gpt2LMHeadModel {
     /// # Errors
     /// When the config is not valid, or a tensor is missing or has another shape.
     pub fn load(vb: VarBuilder, config: &Config) -> Result<Self> {
-        Self::load_quantised(vb, config, &|_, _| Ok(None))
+        Self::load_quantized(vb, config, &|_, _| Ok(None))
     }
 
-    /// Like [`load`](Self::load), with those weights that `quantised` gives; everything else comes from `vb`, in f32 on the
+    /// Like [`load`](Self::load), with those weights that `quantized` gives; everything else comes from `vb`, in f32 on the
     /// CPU.
     ///
     /// # Errors
-    /// As above, and those of `quantised`.
-    pub fn load_quantised(vb: VarBuilder, config: &Config, quantised: &QuantisedWeights) -> Result<Self> {
+    /// As above, and those of `quantized`.
+    pub fn load_quantized(vb: VarBuilder, config: &Config, quantized: &QuantizedWeights) -> Result<Self> {
         config.validate()?;
         let prefixed = vb.pp(PREFIX.trim_end_matches('.'));
         let inner = if prefixed.contains_tensor(WPE) { prefixed } else { vb.clone() };
@@ -56,34 +56,34 @@ impl Gpt2LMHeadModel {
         let tied =
             config.tie_word_embeddings && (!has_wte || !has_head || equal(&plain(LM_HEAD)?, &plain(WTE)?)?);
         let table = |name: &str, projects: bool| match checked(
-            quantised,
+            quantized,
             name,
             (config.n_embd, config.vocab_size),
         )? {
-            Some(transpose) => Ok(Embedding::quantised(transpose)),
+            Some(transpose) => Ok(Embedding::quantized(transpose)),
             None if projects => Embedding::of_projection(plain(name)?),
             None => Embedding::new(plain(name)?),
         };
         let wte = table(if tied && has_head && !has_wte { LM_HEAD } else { WTE }, tied)?;
         let head = if tied { wte.clone() } else { table(LM_HEAD, true)? };
-        let transformer = Gpt2Model::load_with_wte(inner, config, wte, quantised)?;
+        let transformer = Gpt2Model::load_with_wte(inner, config, wte, quantized)?;
         Ok(Self { transformer, lm_head: LmHead::of(head) })
     }
 
-    /// The same model with every linear layer and the tables of tokens quantised; biases, layer norms and positions stay as
+    /// The same model with every linear layer and the tables of tokens quantized; biases, layer norms and positions stay as
     /// they are. The model is in f32 on the CPU.
     ///
     /// # Errors
     /// When blocks of the format do not divide the inputs of a layer, or a weight is not plain or packed f32 on the CPU.
-    pub fn quantise(mut self, format: BlockFormat) -> Result<Self> {
+    pub fn quantize(mut self, format: BlockFormat) -> Result<Self> {
         let (tied, layout) = (self.is_tied(), self.config().weight_layout());
         let table =
-            |values: Tensor| QuantisedWeight::quantise(&values.t()?, format).map(Embedding::quantised);
+            |values: Tensor| QuantizedWeight::quantize(&values.t()?, format).map(Embedding::quantized);
         for block in &mut self.transformer.h {
             for (_, layer) in block.linear_layers_mut() {
-                let weight = QuantisedWeight::quantise(&layer.weight()?, format)?;
-                let quantised = QuantisedLinear::new(weight, layer.bias().cloned())?.with_layout(layout);
-                *layer = layer.with_layer(quantised)?;
+                let weight = QuantizedWeight::quantize(&layer.weight()?, format)?;
+                let quantized = QuantizedLinear::new(weight, layer.bias().cloned())?.with_layout(layout);
+                *layer = layer.with_layer(quantized)?;
             }
         }
         self.transformer.wte = table(self.transformer.wte.weight()?)?;

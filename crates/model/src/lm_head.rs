@@ -51,7 +51,7 @@ impl LmHead {
         }
     }
 
-    /// W, (V, C); a copy if it is packed or quantised.
+    /// W, (V, C); a copy if it is packed or quantized.
     ///
     /// # Errors
     /// When the layer cannot produce a dense weight.
@@ -91,7 +91,7 @@ impl LmHead {
             Kind::Table(table) => match table.values() {
                 Values::Tensor(table) => candle_fused::linear_cross_entropy(x, &table, targets, dispatch),
                 // The parts' logits would all stay in the graph.
-                Values::QuantisedTransposed(weight) if x.track_op() => weight.cross_entropy(x, targets),
+                Values::QuantizedTransposed(weight) if x.track_op() => weight.cross_entropy(x, targets),
                 Values::PackedTransposed(weight) if x.track_op() && x.dtype() == DType::F32 => {
                     weight.cross_entropy(x, targets)
                 }

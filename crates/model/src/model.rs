@@ -4,7 +4,7 @@ use crate::cross_attention::Encoder;
 use crate::forward::{ForwardArgs, ModelOutput};
 use crate::hooks::{PassHooks, Point};
 use crate::inputs::{check_below, check_encoder, padding_mask, refuse_padding_before_a_token};
-use crate::loading::{Loading, QuantisedWeights};
+use crate::loading::{Loading, QuantizedWeights};
 use crate::parameters::{Role, Visitor, WPE, WTE};
 use crate::training::{Site, Training, dropout};
 use crate::weights_by_layer::WeightsByLayer;
@@ -41,10 +41,10 @@ impl Gpt2Model {
         vb: VarBuilder,
         config: &Config,
         wte: Embedding,
-        quantised: &QuantisedWeights,
+        quantized: &QuantizedWeights,
     ) -> Result<Self> {
         let wpe = embedding(&vb, WPE, config.n_positions, config)?;
-        let root = Loading::new(vb, config, 0).with_quantised(quantised);
+        let root = Loading::new(vb, config, 0).with_quantized(quantized);
         let block = |i| Block::load_at(&root.pp("h").pp(i).of_layer(i));
         Ok(Self {
             wte,

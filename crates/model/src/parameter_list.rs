@@ -22,7 +22,7 @@ impl Gpt2LMHeadModel {
         list
     }
 
-    /// The parameters that are variables, by name, for an optimiser.
+    /// The parameters that are variables, by name, for an optimizer.
     ///
     /// # Errors
     /// When a variable cannot be created.

@@ -5,7 +5,7 @@
 //! model.
 
 use candle_core::{DType, Result, Tensor, TensorId};
-use candle_fused::{PackedWeight, QuantisedWeight};
+use candle_fused::{PackedWeight, QuantizedWeight};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fmt::Display;
@@ -55,7 +55,7 @@ pub struct Parameter {
     pub shape: Vec<usize>,
     /// What it does.
     pub role: Role,
-    /// Whether it is a variable, so that an optimiser can change it.
+    /// Whether it is a variable, so that an optimizer can change it.
     pub trainable: bool,
     /// The name of the parameter whose numbers it shares, if any. A tied parameter is neither counted nor saved.
     pub tied_to: Option<String>,
@@ -79,10 +79,10 @@ pub enum Values {
     Packed(PackedWeight),
     /// A weight or table (out, in) whose transpose is packed.
     PackedTransposed(PackedWeight),
-    /// A quantised weight (in, out).
-    Quantised(QuantisedWeight),
-    /// A weight or table (out, in) whose transpose is quantised.
-    QuantisedTransposed(QuantisedWeight),
+    /// A quantized weight (in, out).
+    Quantized(QuantizedWeight),
+    /// A weight or table (out, in) whose transpose is quantized.
+    QuantizedTransposed(QuantizedWeight),
 }
 
 /// What tells one parameter's memory from another's.
@@ -90,11 +90,11 @@ pub enum Values {
 pub(crate) enum Id {
     Tensor(TensorId),
     Packed(u64),
-    Quantised(u64),
+    Quantized(u64),
 }
 
 impl Values {
-    /// A plain tensor with the parameter's shape; a copy if the numbers are packed or quantised.
+    /// A plain tensor with the parameter's shape; a copy if the numbers are packed or quantized.
     ///
     /// # Errors
     /// When Candle cannot make the tensor.
@@ -103,8 +103,8 @@ impl Values {
             Self::Tensor(tensor) => Ok(tensor.clone()),
             Self::Packed(weight) => weight.to_tensor(),
             Self::PackedTransposed(weight) => weight.to_transposed(),
-            Self::Quantised(weight) => weight.to_tensor(),
-            Self::QuantisedTransposed(weight) => weight.to_transposed(),
+            Self::Quantized(weight) => weight.to_tensor(),
+            Self::QuantizedTransposed(weight) => weight.to_transposed(),
         }
     }
 
@@ -115,18 +115,18 @@ impl Values {
             Self::Tensor(tensor) => tensor.dims().to_vec(),
             Self::Packed(weight) => vec![weight.shape().0, weight.shape().1],
             Self::PackedTransposed(weight) => vec![weight.shape().1, weight.shape().0],
-            Self::Quantised(weight) => vec![weight.shape().0, weight.shape().1],
-            Self::QuantisedTransposed(weight) => vec![weight.shape().1, weight.shape().0],
+            Self::Quantized(weight) => vec![weight.shape().0, weight.shape().1],
+            Self::QuantizedTransposed(weight) => vec![weight.shape().1, weight.shape().0],
         }
     }
 
-    /// The dtype of the numbers; of quantised ones, the dtype of what they multiply.
+    /// The dtype of the numbers; of quantized ones, the dtype of what they multiply.
     #[must_use]
     pub fn dtype(&self) -> DType {
         match self {
             Self::Tensor(tensor) => tensor.dtype(),
             Self::Packed(weight) | Self::PackedTransposed(weight) => weight.dtype(),
-            Self::Quantised(_) | Self::QuantisedTransposed(_) => DType::F32,
+            Self::Quantized(_) | Self::QuantizedTransposed(_) => DType::F32,
         }
     }
 
@@ -138,7 +138,7 @@ impl Values {
         match self {
             Self::Tensor(tensor) => Id::Tensor(tensor.id()),
             Self::Packed(weight) | Self::PackedTransposed(weight) => Id::Packed(weight.id()),
-            Self::Quantised(weight) | Self::QuantisedTransposed(weight) => Id::Quantised(weight.id()),
+            Self::Quantized(weight) | Self::QuantizedTransposed(weight) => Id::Quantized(weight.id()),
         }
     }
 }

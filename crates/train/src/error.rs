@@ -71,7 +71,7 @@ pub enum TrainError {
         /// The loss.
         loss: f64,
     },
-    /// The optimiser refused a step.
+    /// The optimizer refused a step.
     #[error("step {step} failed: try a lower learning rate")]
     Step {
         /// Steps taken before.

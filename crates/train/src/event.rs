@@ -10,7 +10,7 @@ pub enum Event {
     Validated(StepReport, Validation),
 }
 
-/// One step of the optimiser.
+/// One step of the optimizer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct StepReport {

@@ -6,7 +6,7 @@ use crate::error::{Result, TrainError};
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct TrainOptions {
-    /// Steps of the optimiser.
+    /// Steps of the optimizer.
     pub steps: u32,
     /// Sequences per batch: 8.
     pub batch: u16,

@@ -7,7 +7,7 @@
 
 use rand::Rng;
 
-/// The tokens of the shortest span: one to recognise, and one to predict.
+/// The tokens of the shortest span: one to recognize, and one to predict.
 const SHORTEST: f64 = 2.0;
 /// How often a span is new rather than a copy of an earlier one.
 const NEW: f64 = 0.25;

@@ -1,4 +1,4 @@
-//! Which rank keeps the optimiser's state of which numbers (`ZeRO` stage 1, Rajbhandari et al. 2020).
+//! Which rank keeps the optimizer's state of which numbers (`ZeRO` stage 1, Rajbhandari et al. 2020).
 //!
 //! The variables lie one after the other in name order, and each rank has as long a stretch as any other. A stretch begins
 //! at a variable, or at a multiple of the chunks over which squares are summed, so that the bits of the norm of all gradients

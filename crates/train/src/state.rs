@@ -1,4 +1,4 @@
-//! Everything a run needs to resume as if it had never stopped: weights, the optimiser's moments, the step and the
+//! Everything a run needs to resume as if it had never stopped: weights, the optimizer's moments, the step and the
 //! losses. Data, dropout and learning rate follow from the step and the settings; the settings are saved so that they
 //! can be compared.
 

@@ -4,7 +4,7 @@ use crate::data::Dataset;
 use crate::error::{Result, TrainError};
 use crate::event::{Event, StepReport, Validation};
 use crate::history::History;
-use crate::optimiser::{AdamW, AdamWParams};
+use crate::optimizer::{AdamW, AdamWParams};
 use crate::options::TrainOptions;
 use crate::schedule::CosineSchedule;
 use crate::settings::Settings;
@@ -44,7 +44,7 @@ pub struct Trainer {
     /// What is trained of the model, if not all of it.
     tuned: Option<Tuned>,
     /// Of all variables or, in a group, of this rank's pieces.
-    optimiser: AdamW,
+    optimizer: AdamW,
     group: Arc<dyn Group>,
     shares: Shares,
     schedule: CosineSchedule,
@@ -72,10 +72,10 @@ impl Trainer {
         model.check_layers()?;
         let config = model.config();
         let parameters = model.named_parameters();
-        let quantised =
-            |values: &Values| matches!(values, Values::Quantised(_) | Values::QuantisedTransposed(_));
-        if let Some((name, _)) = parameters.iter().find(|(_, values)| quantised(values)) {
-            let reason = format!("{name} is quantised and cannot be trained; start from the original");
+        let quantized =
+            |values: &Values| matches!(values, Values::Quantized(_) | Values::QuantizedTransposed(_));
+        if let Some((name, _)) = parameters.iter().find(|(_, values)| quantized(values)) {
+            let reason = format!("{name} is quantized and cannot be trained; start from the original");
             return Err(candle_core::Error::msg(reason).into());
         }
         let device = model.transformer.wte.device();
@@ -96,7 +96,7 @@ impl Trainer {
     }
 
     /// Trains a new adapter of `base`, which stays as it is: it gets no gradient and no moments. Its weights may be
-    /// quantised.
+    /// quantized.
     ///
     /// # Errors
     /// Same as [`new`](Self::new), when `base` is not in f32, has variables or an adapter of its own, and when an option of
@@ -179,7 +179,7 @@ impl Trainer {
             ..AdamWParams::default()
         };
         Ok(Self {
-            optimiser: AdamW::new(variables.clone(), params)?,
+            optimizer: AdamW::new(variables.clone(), params)?,
             group: Arc::new(Alone),
             shares: Shares::new(&lengths, 1, CHUNK),
             schedule: CosineSchedule {
@@ -222,7 +222,7 @@ impl Trainer {
         Ok(self.steps() == steps)
     }
 
-    /// Takes one step of the optimiser.
+    /// Takes one step of the optimizer.
     fn step(&mut self) -> Result<StepReport> {
         let begun = std::time::Instant::now();
         let before = self.steps();
@@ -233,7 +233,7 @@ impl Trainer {
         let grad_norm = if self.group.size() > 1 {
             self.step_of_all_ranks(&gradients, lr, scale)?
         } else {
-            let stepped = self.optimiser.step_in_order(&gradients, lr, scale);
+            let stepped = self.optimizer.step_in_order(&gradients, lr, scale);
             stepped.map_err(|source| TrainError::Step { step: before, source })?
         };
         let tokens = usize::from(self.options.batch) * usize::from(self.options.accumulate) * self.window;
@@ -299,7 +299,7 @@ impl Trainer {
     /// Steps done.
     #[must_use]
     pub fn steps(&self) -> u64 {
-        self.optimiser.steps()
+        self.optimizer.steps()
     }
 }
 

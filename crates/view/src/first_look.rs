@@ -4,7 +4,7 @@ use crate::focus::{Focus, Looks, Places};
 use crate::heatmap::heatmap;
 use crate::overview::{FULL, HeadRow, overview};
 use crate::table::{Cell, Table};
-use crate::terminal::{Colour, Style, compact};
+use crate::terminal::{Color, Style, compact};
 use crate::text::{Align, display_width, fit, visible_token};
 use crate::triangle::lower_triangle;
 use candle_core::{Result, Tensor};
@@ -189,14 +189,14 @@ impl FirstLook {
         let columns = [Right, Left, Left, Right, Left, Right, Right, Left].map(|align| ("", align));
         let mut table = Table::new(&columns);
         let label = |i: usize| visible_token(&self.tokens[i]);
-        let row = |link: &Link, room: usize, colour: Colour| {
+        let row = |link: &Link, room: usize, color: Color| {
             let mut cells = vec![
                 Cell::plain(&link.query.to_string()),
                 Cell::plain(&fit(&label(link.query), room)),
                 Cell::plain("->"),
                 Cell::plain(&link.key.to_string()),
                 Cell::plain(&fit(&label(link.key), room)),
-                Cell::painted(&compact(link.weight), link.weight, colour),
+                Cell::painted(&compact(link.weight), link.weight, color),
                 Cell::plain(&format!("{}.{}", link.layer, link.head)),
             ];
             if style.columns() >= FULL {
@@ -207,12 +207,12 @@ impl FirstLook {
         // What the columns take without the tokens, which share the rest.
         let mut bare = Table::new(&columns);
         for link in &self.links {
-            bare.cells(row(link, 0, Colour::Plain));
+            bare.cells(row(link, 0, Color::Plain));
         }
         let taken = bare.render().lines().map(display_width).max().unwrap_or(0);
         let room = (style.columns().saturating_sub(taken) / 2).clamp(1, TOKEN);
         for link in &self.links {
-            table.cells(row(link, room, style.colour));
+            table.cells(row(link, room, style.color));
         }
         table.render()
     }
@@ -288,8 +288,8 @@ mod tests {
             let summary = summarize(&weights)?[0];
             let rows = [10, 11].map(|head| HeadRow { layer: 11, head, summary, focus: Focus::Induction });
             for width in [10, 40, 79, 80, 140] {
-                for colour in [Colour::Plain, Colour::Ansi256] {
-                    let text = look.render(&rows, &Style { colour, width, ..Style::default() })?;
+                for color in [Color::Plain, Color::Ansi256] {
+                    let text = look.render(&rows, &Style { color, width, ..Style::default() })?;
                     let wide = text.lines().map(|l| display_width(&unpainted(l))).max().unwrap_or(0);
                     assert!(wide <= width.max(40), "{wide} > {width}\n{text}");
                 }
@@ -299,14 +299,13 @@ mod tests {
     }
 
     #[test]
-    fn colour_takes_no_room_from_the_tokens() -> Result<()> {
+    fn color_takes_no_room_from_the_tokens() -> Result<()> {
         let (look, rows) = look()?;
         let plain = look.render(&rows, &Style::default())?;
-        let coloured =
-            unpainted(&look.render(&rows, &Style { colour: Colour::TrueColour, ..Style::default() })?);
+        let colored = unpainted(&look.render(&rows, &Style { color: Color::TrueColor, ..Style::default() })?);
         let links =
             |text: &str| text.lines().filter(|l| l.contains("->")).map(str::to_owned).collect::<Vec<_>>();
-        assert_eq!(links(&coloured), links(&plain));
+        assert_eq!(links(&colored), links(&plain));
         Ok(())
     }
 

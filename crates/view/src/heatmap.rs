@@ -19,12 +19,12 @@ const GAP: usize = 2;
 ///
 /// Tokens have their position in front, are shown as by [`visible_token`] and cut to their column. Keys that a
 /// query cannot see are blank. A weight reads `.53`, `1.0`, or `0` if it is exactly 0; with
-/// colour, its background goes from dark purple (0) to bright yellow (1) in viridis, by the square root
+/// color, its background goes from dark purple (0) to bright yellow (1) in viridis, by the square root
 /// of the weight, and a last line shows the scale.
 ///
 /// If the keys do not fit `style.width`, or the queries `style.max_rows`, the table shows the first few and
 /// the last with `…` between them, and a line says how many of how many. No line is wider than the
-/// terminal. With `style.max_cell`, narrow columns of colours or shades take the place of the numbers before any key is
+/// terminal. With `style.max_cell`, narrow columns of colors or shades take the place of the numbers before any key is
 /// left out.
 ///
 /// # Shapes
@@ -51,7 +51,7 @@ pub fn heatmap(weights: &Tensor, queries: &[String], keys: &[String], style: &St
     }));
     lines.extend(layout.keys.note("keys"));
     lines.extend(layout.queries.note("queries"));
-    lines.extend(legend(style.colour));
+    lines.extend(legend(style.color));
     Ok(lines.iter().fold(String::new(), |out, line| out + line.trim_end() + "\n"))
 }
 
@@ -138,12 +138,12 @@ impl Layout {
         let label = pad(&fit(&label, self.side), self.side, Align::Left);
         self.keys.slots.iter().enumerate().fold(label, |line, (n, slot)| match slot {
             Some(j) if self.shaded => match weights.get(*j) {
-                Some(&w) => line + &shade(w, self.column, style.colour),
+                Some(&w) => line + &shade(w, self.column, style.color),
                 None => line + &" ".repeat(self.column),
             },
             // Paint the space in front, too, so that the cells touch and make a picture.
             Some(j) => match weights.get(*j) {
-                Some(&w) => line + &paint(&format!(" {}", self.cell(&compact(w))), w, style.colour),
+                Some(&w) => line + &paint(&format!(" {}", self.cell(&compact(w))), w, style.color),
                 None => line + " " + &self.cell(""),
             },
             // The omitted keys start at index n: this query sees some of them.
@@ -162,7 +162,7 @@ mod tests {
     use super::*;
     use crate::terminal::tests::unpainted;
     use crate::text::tests::{NASTY, draw};
-    use crate::{Colour, MIN_WIDTH};
+    use crate::{Color, MIN_WIDTH};
     use candle_core::{DType, Device};
 
     fn tokens(of: &[&str]) -> Vec<String> {
@@ -173,7 +173,7 @@ mod tests {
         Tensor::full(0.25f32, (t, s), &Device::Cpu)
     }
 
-    const COLOURS: [Colour; 3] = [Colour::Plain, Colour::Ansi256, Colour::TrueColour];
+    const COLOURS: [Color; 3] = [Color::Plain, Color::Ansi256, Color::TrueColor];
 
     #[test]
     fn a_short_text_is_shown_whole() -> Result<()> {
@@ -189,9 +189,9 @@ mod tests {
         ];
         let map = heatmap(&weights, &text, &text, &Style::default())?;
         assert_eq!(map, expected.join("\n") + "\n");
-        // Apart from the legend, colour adds nothing that takes space.
-        for colour in [Colour::Ansi256, Colour::TrueColour] {
-            let map = heatmap(&weights, &text, &text, &Style { colour, ..Style::default() })?;
+        // Apart from the legend, color adds nothing that takes space.
+        for color in [Color::Ansi256, Color::TrueColor] {
+            let map = heatmap(&weights, &text, &text, &Style { color, ..Style::default() })?;
             assert!(map.contains("m  .53\x1b[0m"), "{map:?}");
             let map = unpainted(&map);
             let lines: Vec<&str> = map.lines().collect();
@@ -249,7 +249,7 @@ mod tests {
             let t = 1 + draw(&mut state, s);
             let width = draw(&mut state, 140);
             let style = Style {
-                colour: COLOURS[case % 3],
+                color: COLOURS[case % 3],
                 width,
                 max_rows: draw(&mut state, 30),
                 max_cell: [None, Some(4)][case % 2],
@@ -267,7 +267,7 @@ mod tests {
             let tokens = t.min(style.max_rows.max(3));
             let notes = map.lines().filter(|l| l.starts_with("showing")).count();
             let header = if Layout::new(&keys[s - t..], &keys, &style).shaded { 1 } else { 2 };
-            let legend = usize::from(style.colour != Colour::Plain);
+            let legend = usize::from(style.color != Color::Plain);
             assert_eq!(map.lines().count(), header + tokens + notes + legend);
         }
         Ok(())

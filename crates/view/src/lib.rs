@@ -23,13 +23,13 @@
 //! | `overview` | [`overview`]: one row per head |
 //! | `table` | [`Table`]: columns aligned by display width |
 //! | `text` | [`visible_token`] and the like: token strings without control codes for the terminal |
-//! | `terminal` | [`Style`], and the escape sequences that colour a cell |
-//! | `palette` | the colours of weights |
+//! | `terminal` | [`Style`], and the escape sequences that color a cell |
+//! | `palette` | the colors of weights |
 //! | `triangle` | weights as rows of numbers without the hidden keys |
 //! | `html` | [`PageWriter`]: every head in one page for a browser, which needs no network; [`page_fragment`] |
 //! | `picture` | as PNG, SVG or PDF ([`PictureFormat`]): one head ([`head_picture`]), all ([`HeadGrid`]), a matrix of signed numbers ([`NumberMap`]), a training run ([`loss_curve`]) |
 //! | `provenance` | [`Provenance`]: how a file was made, recorded in every file |
-//! | `recognise` | [`is_ours`]: whether this crate wrote a file |
+//! | `recognize` | [`is_ours`]: whether this crate wrote a file |
 //! | `largest` | [`keep_largest`]: the largest weights of each row |
 //! | `lines` | [`write_json_lines`], and [`write_square_json`] for BertViz and CircuitsVis |
 //! | `export` | [`AttentionJson`] |
@@ -60,7 +60,7 @@ mod overview;
 mod palette;
 mod picture;
 mod provenance;
-mod recognise;
+mod recognize;
 mod summary;
 mod table;
 mod terminal;
@@ -80,10 +80,10 @@ pub use lines::{write_json_lines, write_provenance_line, write_square_json};
 pub use overview::{HeadRow, overview};
 pub use picture::{HeadGrid, NumberMap, PictureFormat, head_picture, loss_curve};
 pub use provenance::Provenance;
-pub use recognise::{FileKind, is_ours};
+pub use recognize::{FileKind, is_ours};
 pub use summary::{HeadSummary, QueryNumbers, summarize};
 pub use table::Table;
-pub use terminal::{Colour, MIN_WIDTH, Style};
+pub use terminal::{Color, MIN_WIDTH, Style};
 pub use text::{Align, display_width, fit, pad, visible_text, visible_token};
 
 // The example of the README is a test.

@@ -1,4 +1,4 @@
-//! Weights as JSON for other programs: one line per query, or the square matrices that Python visualisers take.
+//! Weights as JSON for other programs: one line per query, or the square matrices that Python visualizers take.
 
 use crate::provenance::Provenance;
 use crate::triangle::lower_triangle;

@@ -24,7 +24,7 @@ pub(crate) const FULL: usize = 60;
 /// A table with one row per head: `layer.head`, its summary, and where it looks.
 ///
 /// The rows come in the order of `heads`. The units are below the titles; self, previous and first are mean weights from
-/// 0 to 1, tinted if the style has colour. A head looks where its weight exceeds uniform attention most
+/// 0 to 1, tinted if the style has color. A head looks where its weight exceeds uniform attention most
 /// ([`HeadSummary::focus`]), so on a short text a head with a large weight can still count as spread. Terminals of fewer
 /// than 60 columns get shorter titles and no focus. `style.max_rows` does not apply: in a table of heads, the middle says
 /// as much as the ends.
@@ -41,7 +41,7 @@ pub fn overview(heads: &[HeadRow], style: &Style) -> String {
     let mut table = Table::new(&columns);
     table.row(units.map(str::to_owned).into());
     for HeadRow { layer, head, summary, focus } in heads {
-        let mass = |weight: f32| Cell::painted(&number(weight, 2), weight, style.colour);
+        let mass = |weight: f32| Cell::painted(&number(weight, 2), weight, style.color);
         let mut cells = vec![
             Cell::plain(&format!("{layer}.{head}")),
             Cell::plain(&number(summary.entropy, 2)),
@@ -65,7 +65,7 @@ fn number(value: f32, decimals: usize) -> String {
 mod tests {
     use super::*;
     use crate::terminal::tests::unpainted;
-    use crate::{Colour, display_width};
+    use crate::{Color, display_width};
 
     fn heads() -> Vec<HeadRow> {
         let some = HeadSummary {
@@ -98,9 +98,9 @@ mod tests {
 
     #[test]
     fn a_narrow_terminal_gets_a_narrow_table() {
-        for colour in [Colour::Plain, Colour::Ansi256, Colour::TrueColour] {
+        for color in [Color::Plain, Color::Ansi256, Color::TrueColor] {
             for width in [0, 40, 59, 60, 80] {
-                let text = overview(&heads(), &Style { colour, width, max_rows: 0, ..Style::default() });
+                let text = overview(&heads(), &Style { color, width, max_rows: 0, ..Style::default() });
                 let wide = text.lines().map(|l| display_width(&unpainted(l))).max().unwrap_or(0);
                 assert!(wide <= width.max(40), "{wide} > {width}\n{text}");
                 assert_eq!(text.lines().count(), 5);

@@ -1,7 +1,7 @@
-//! The colours of weights: viridis (Smith and van der Walt 2015); and of signed numbers: `RdBu` (Brewer 2003).
+//! The colors of weights: viridis (Smith and van der Walt 2015); and of signed numbers: `RdBu` (Brewer 2003).
 //!
-//! Viridis rises evenly in lightness from dark purple to bright yellow, so it also works for colour-blind
-//! people and in greyscale print. Blue and red stay apart for colour-blind people, which green and red do not.
+//! Viridis rises evenly in lightness from dark purple to bright yellow, so it also works for color-blind
+//! people and in grayscale print. Blue and red stay apart for color-blind people, which green and red do not.
 
 /// Red, green and blue, 0 to 255.
 pub(crate) type Rgb = (u8, u8, u8);
@@ -34,11 +34,11 @@ const SIGNED: [Rgb; 11] = [
     (103, 0, 31),
 ];
 
-/// Viridis in the 6 x 6 x 6 cube of 256-colour terminals, picked by hand: the nearest cube colours of an even
+/// Viridis in the 6 x 6 x 6 cube of 256-color terminals, picked by hand: the nearest cube colors of an even
 /// scale are uneven and repeat.
 const CUBE: [u8; 8] = [53, 54, 24, 30, 36, 77, 148, 226];
 
-/// Where a weight lies on the colour scale, 0 to 1; `None` for NaN.
+/// Where a weight lies on the color scale, 0 to 1; `None` for NaN.
 ///
 /// This is the square root, because most weights of a long text are far below a tenth: on an even scale they
 /// would all have the same dark purple.
@@ -46,17 +46,17 @@ pub(crate) fn level(weight: f32) -> Option<f32> {
     (!weight.is_nan()).then(|| weight.clamp(0.0, 1.0).sqrt())
 }
 
-/// The colour at `level`, 0 to 1.
+/// The color at `level`, 0 to 1.
 pub(crate) fn rgb(level: f32) -> Rgb {
     between(&ANCHORS, level)
 }
 
-/// The colour of a signed number at `level`, -1 to 1.
+/// The color of a signed number at `level`, -1 to 1.
 pub(crate) fn diverging(level: f32) -> Rgb {
     between(&SIGNED, f32::midpoint(level, 1.0))
 }
 
-/// The colour at `level`, 0 to 1, of a scale that is given at even distances.
+/// The color at `level`, 0 to 1, of a scale that is given at even distances.
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // between 0 and 255 by construction
 fn between(anchors: &[Rgb], level: f32) -> Rgb {
     let place = level.clamp(0.0, 1.0) * (anchors.len() - 1) as f32;
@@ -67,7 +67,7 @@ fn between(anchors: &[Rgb], level: f32) -> Rgb {
     (mix(from.0, to.0), mix(from.1, to.1), mix(from.2, to.2))
 }
 
-/// The number of the 256-colour terminal's colour at `level`, 0 to 1, and what it looks like.
+/// The number of the 256-color terminal's color at `level`, 0 to 1, and what it looks like.
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // an index between 0 and 7
 pub(crate) fn cube(level: f32) -> (u8, Rgb) {
     let step = (level.clamp(0.0, 1.0) * (CUBE.len() - 1) as f32).round() as usize;
@@ -109,8 +109,8 @@ mod tests {
     #[test]
     fn more_weight_is_never_darker() {
         let levels = || (0..=256u16).map(|i| f32::from(i) / 256.0);
-        for colours in [levels().map(rgb).collect::<Vec<_>>(), levels().map(|l| cube(l).1).collect()] {
-            let light: Vec<f32> = colours.into_iter().map(luminance).collect();
+        for colors in [levels().map(rgb).collect::<Vec<_>>(), levels().map(|l| cube(l).1).collect()] {
+            let light: Vec<f32> = colors.into_iter().map(luminance).collect();
             // Rounding to whole shades may cost a thousandth.
             assert!(light.windows(2).all(|pair| pair[1] > pair[0] - 1e-3), "{light:?}");
         }

@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_purpose_is_recognised_whole_and_in_part() -> Result<()> {
+    fn a_purpose_is_recognized_whole_and_in_part() -> Result<()> {
         let targets: [fn(usize) -> usize; 3] = [|at| at, |at| at.saturating_sub(1), |_| 0];
         for (focus, target) in [Focus::Itself, Focus::Previous, Focus::First].into_iter().zip(targets) {
             let pure = head(0, 8, 1.0, target)?;

@@ -1,6 +1,6 @@
 //! Columns of text, aligned by display width.
 
-use crate::terminal::{Colour, paint};
+use crate::terminal::{Color, paint};
 use crate::text::{Align, display_width, pad, visible_text};
 
 /// The gap between two columns.
@@ -29,11 +29,11 @@ pub struct Table {
     rows: Vec<Vec<Cell>>,
 }
 
-/// The text of a cell, and the weight and colours of its background.
+/// The text of a cell, and the weight and colors of its background.
 #[derive(Debug, Clone)]
 pub(crate) struct Cell {
     text: String,
-    paint: Option<(f32, Colour)>,
+    paint: Option<(f32, Color)>,
 }
 
 impl Cell {
@@ -41,9 +41,9 @@ impl Cell {
         Self { text: visible_text(text), paint: None }
     }
 
-    /// A cell whose background has the colour of `weight`.
-    pub(crate) fn painted(text: &str, weight: f32, colour: Colour) -> Self {
-        Self { text: visible_text(text), paint: Some((weight, colour)) }
+    /// A cell whose background has the color of `weight`.
+    pub(crate) fn painted(text: &str, weight: f32, color: Color) -> Self {
+        Self { text: visible_text(text), paint: Some((weight, color)) }
     }
 }
 
@@ -88,7 +88,7 @@ impl Table {
                 .map(|(column, (cell, &width))| {
                     let align = self.aligns.get(column).copied().unwrap_or_default();
                     let text = pad(&cell.text, width, align);
-                    cell.paint.map_or_else(|| text.clone(), |(weight, colour)| paint(&text, weight, colour))
+                    cell.paint.map_or_else(|| text.clone(), |(weight, color)| paint(&text, weight, color))
                 })
                 .collect();
             out.push_str(line.join(GAP).trim_end());
@@ -141,14 +141,14 @@ mod tests {
 
     #[test]
     fn paint_takes_no_room() {
-        let render = |colour| {
+        let render = |color| {
             Table::new(&[("mass", Align::Right)])
-                .cells(vec![Cell::painted("0.50", 0.5, colour)])
-                .cells(vec![Cell::painted("NaN", f32::NAN, colour)])
+                .cells(vec![Cell::painted("0.50", 0.5, color)])
+                .cells(vec![Cell::painted("NaN", f32::NAN, color)])
                 .render()
         };
-        assert_eq!(render(Colour::Plain), "mass\n0.50\n NaN\n");
-        assert_eq!(unpainted(&render(Colour::Ansi256)), render(Colour::Plain));
-        assert!(render(Colour::TrueColour).contains("m0.50\x1b[0m"));
+        assert_eq!(render(Color::Plain), "mass\n0.50\n NaN\n");
+        assert_eq!(unpainted(&render(Color::Ansi256)), render(Color::Plain));
+        assert!(render(Color::TrueColor).contains("m0.50\x1b[0m"));
     }
 }

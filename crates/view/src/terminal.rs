@@ -1,4 +1,4 @@
-//! The abilities of a terminal, and the escape sequences that colour a cell.
+//! The abilities of a terminal, and the escape sequences that color a cell.
 
 use crate::palette::{Rgb, cube, level, rgb, wants_black};
 use std::fmt::Write;
@@ -6,35 +6,35 @@ use std::fmt::Write;
 /// The narrowest terminal that the views support, in columns.
 pub const MIN_WIDTH: usize = 40;
 
-/// Grey from a weight of 0 to 1. Each takes one column.
+/// Gray from a weight of 0 to 1. Each takes one column.
 const SHADES: [&str; 5] = [" ", "░", "▒", "▓", "█"];
 
-/// The colours of a terminal.
+/// The colors of a terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
-pub enum Colour {
+pub enum Color {
     /// Only text, without escape sequences: for pipes, files and `NO_COLOR`.
     #[default]
     Plain,
-    /// The 256 colours that nearly every terminal has (`TERM=*-256color`).
+    /// The 256 colors that nearly every terminal has (`TERM=*-256color`).
     Ansi256,
-    /// 24-bit colours (`COLORTERM=truecolor`).
-    TrueColour,
+    /// 24-bit colors (`COLORTERM=truecolor`).
+    TrueColor,
 }
 
-/// The room and the colours that a view may use: start with [`Style::default`] and change what differs.
+/// The room and the colors that a view may use: start with [`Style::default`] and change what differs.
 ///
 /// ```
-/// use gpt2_view::{Colour, Style};
+/// use gpt2_view::{Color, Style};
 ///
-/// let style = Style::default().with_colour(Colour::Ansi256).with_width(120);
+/// let style = Style::default().with_color(Color::Ansi256).with_width(120);
 /// assert_eq!((style.width, style.max_rows), (120, 40));
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Style {
-    /// The colours.
-    pub colour: Colour,
+    /// The colors.
+    pub color: Color,
     /// The terminal's width in columns; less than [`MIN_WIDTH`] counts as that.
     pub width: usize,
     /// The most rows of tokens that a heat map shows; less than 3 counts as 3.
@@ -47,15 +47,15 @@ pub struct Style {
 impl Default for Style {
     /// Plain text, 80 columns, 40 rows.
     fn default() -> Self {
-        Self { colour: Colour::Plain, width: 80, max_rows: 40, max_cell: None }
+        Self { color: Color::Plain, width: 80, max_rows: 40, max_cell: None }
     }
 }
 
 impl Style {
-    /// The same with other colours.
+    /// The same with other colors.
     #[must_use]
-    pub fn with_colour(self, colour: Colour) -> Self {
-        Self { colour, ..self }
+    pub fn with_color(self, color: Color) -> Self {
+        Self { color, ..self }
     }
 
     /// The same for a terminal of `width` columns.
@@ -82,18 +82,18 @@ impl Style {
     }
 }
 
-/// `text` on the colour of `weight`, or unchanged if the style has no colour or the weight is NaN.
-pub(crate) fn paint(text: &str, weight: f32, colour: Colour) -> String {
+/// `text` on the color of `weight`, or unchanged if the style has no color or the weight is NaN.
+pub(crate) fn paint(text: &str, weight: f32, color: Color) -> String {
     let Some(level) = level(weight) else { return text.to_owned() };
-    match colour {
-        Colour::Plain => text.to_owned(),
-        Colour::Ansi256 => {
+    match color {
+        Color::Plain => text.to_owned(),
+        Color::Ansi256 => {
             let (index, looks) = cube(level);
-            // 16 and 231 are the cube's black and white; the first sixteen colours depend on the theme.
+            // 16 and 231 are the cube's black and white; the first sixteen colors depend on the theme.
             let ink = if wants_black(looks) { 16 } else { 231 };
             format!("\x1b[38;5;{ink};48;5;{index}m{text}\x1b[0m")
         }
-        Colour::TrueColour => {
+        Color::TrueColor => {
             let background = rgb(level);
             let ink = if wants_black(background) { (0, 0, 0) } else { (255, 255, 255) };
             format!("\x1b[38;2;{};48;2;{}m{text}\x1b[0m", code(ink), code(background))
@@ -105,25 +105,25 @@ fn code((red, green, blue): Rgb) -> String {
     format!("{red};{green};{blue}")
 }
 
-/// `columns` of the colour of `weight`, or of a shade of grey if the style has no colour; `?` for NaN.
-pub(crate) fn shade(weight: f32, columns: usize, colour: Colour) -> String {
+/// `columns` of the color of `weight`, or of a shade of gray if the style has no color; `?` for NaN.
+pub(crate) fn shade(weight: f32, columns: usize, color: Color) -> String {
     let Some(level) = level(weight) else { return "?".repeat(columns) };
-    if colour != Colour::Plain {
-        return paint(&" ".repeat(columns), weight, colour);
+    if color != Color::Plain {
+        return paint(&" ".repeat(columns), weight, color);
     }
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // an index between 0 and 4
     let index = (level * (SHADES.len() - 1) as f32).round() as usize;
     SHADES[index.min(SHADES.len() - 1)].repeat(columns)
 }
 
-/// A line that shows which colour stands for which weight; empty if the style has no colour.
-pub(crate) fn legend(colour: Colour) -> Option<String> {
-    if colour == Colour::Plain {
+/// A line that shows which color stands for which weight; empty if the style has no color.
+pub(crate) fn legend(color: Color) -> Option<String> {
+    if color == Color::Plain {
         return None;
     }
     let mut line = "weight ".to_owned();
     for weight in [0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0] {
-        let _ = write!(line, "{}", paint(&format!("{:>4}", compact(weight)), weight, colour));
+        let _ = write!(line, "{}", paint(&format!("{:>4}", compact(weight)), weight, color));
     }
     Some(line)
 }
@@ -185,18 +185,18 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn colour_is_only_around_the_text() {
-        assert_eq!(paint("x", 1.0, Colour::Plain), "x");
-        assert_eq!(paint("x", f32::NAN, Colour::TrueColour), "x");
-        assert_eq!(paint("x", 1.0, Colour::Ansi256), "\x1b[38;5;16;48;5;226mx\x1b[0m");
-        assert_eq!(paint("x", 0.0, Colour::TrueColour), "\x1b[38;2;255;255;255;48;2;68;1;84mx\x1b[0m");
+    fn color_is_only_around_the_text() {
+        assert_eq!(paint("x", 1.0, Color::Plain), "x");
+        assert_eq!(paint("x", f32::NAN, Color::TrueColor), "x");
+        assert_eq!(paint("x", 1.0, Color::Ansi256), "\x1b[38;5;16;48;5;226mx\x1b[0m");
+        assert_eq!(paint("x", 0.0, Color::TrueColor), "\x1b[38;2;255;255;255;48;2;68;1;84mx\x1b[0m");
     }
 
     #[test]
     fn the_legend_fits_the_narrowest_terminal() {
-        assert_eq!(legend(Colour::Plain), None);
-        for colour in [Colour::Ansi256, Colour::TrueColour] {
-            let line = unpainted(&legend(colour).unwrap_or_default());
+        assert_eq!(legend(Color::Plain), None);
+        for color in [Color::Ansi256, Color::TrueColor] {
+            let line = unpainted(&legend(color).unwrap_or_default());
             assert_eq!(line, "weight    0 .01 .05 .10 .25 .50 1.0");
             assert!(line.len() <= MIN_WIDTH);
         }

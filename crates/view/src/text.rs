@@ -59,7 +59,7 @@ fn visible(text: &str, space: char) -> String {
 
 /// Whether a character beyond ASCII shows up as itself.
 pub(crate) fn has_shape(c: char) -> bool {
-    // Unicode's `Default_Ignorable_Code_Point`: invisible, or only changes how its neighbours look.
+    // Unicode's `Default_Ignorable_Code_Point`: invisible, or only changes how its neighbors look.
     let ignorable = matches!(c,
         '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}'..='\u{1160}' | '\u{17b4}'..='\u{17b5}'
         | '\u{180b}'..='\u{180f}' | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}'
@@ -180,7 +180,7 @@ pub(crate) mod tests {
             assert!(shown.chars().all(|s| !s.is_control() && s != '\u{2028}' && s != '\u{2029}'), "{c:?}");
             assert_eq!(visible_text(&shown), shown, "{c:?}");
             assert!(display_width(&shown) > 1, "{c:?} is seen");
-            // A table adds up the widths of its cells, so a neighbour after a space must not change them.
+            // A table adds up the widths of its cells, so a neighbor after a space must not change them.
             assert_eq!(display_width(&format!("{shown} {shown}")), 2 * display_width(&shown) + 1, "{c:?}");
         }
     }

@@ -6,7 +6,7 @@ use crate::common::{Result, max_abs, some_ids};
 use crate::models::{load, random_model};
 use candle_core::{D, DType, IndexOp, Tensor};
 use candle_nn::ops::log_softmax;
-use gpt2_model::analysis::{Ablation, Centring, Metric, ablation_effects, direct_attribution};
+use gpt2_model::analysis::{Ablation, Centering, Metric, ablation_effects, direct_attribution};
 use gpt2_model::hooks::{Head, Intervention, Interventions};
 use gpt2_model::{ForwardArgs, Gpt2LMHeadModel};
 
@@ -23,7 +23,7 @@ fn effects_and_attribution_are_those_of_transformers() -> Result {
         assert!(error < 5e-5, "{name}: {error:e}");
         assert!(max_abs(&expected[name])? > 0.1);
     }
-    let direct = direct_attribution(&model, &ids, Metric::Logit(TARGET), Centring::Raw, None)?;
+    let direct = direct_attribution(&model, &ids, Metric::Logit(TARGET), Centering::Raw, None)?;
     let error = max_abs(&(direct.heads.to_dtype(DType::F32)? - &expected["direct_logit_attribution"])?)?;
     assert!(error < 2e-5, "{error:e}");
     Ok(())
@@ -64,7 +64,7 @@ fn effects_are_those_of_a_pass_a_head() -> Result {
         .expect_err("no such token")
         .to_string();
     assert!(err.contains("37"), "{err}");
-    let err = direct_attribution(&model, &batch, Metric::Logit(1), Centring::Raw, None)
+    let err = direct_attribution(&model, &batch, Metric::Logit(1), Centering::Raw, None)
         .expect_err("two texts")
         .to_string();
     assert!(err.contains("[2, 3]"), "{err}");

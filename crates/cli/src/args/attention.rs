@@ -89,7 +89,7 @@ pub(crate) struct AttentionArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
-    /// When to use colours
+    /// When to use colors
     #[arg(long, value_enum, default_value = "auto")]
     pub(crate) color: ColorArg,
     #[command(flatten)]

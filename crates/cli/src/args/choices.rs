@@ -88,7 +88,7 @@ impl From<DTypeArg> for candle_core::DType {
     }
 }
 
-/// A format that a model is quantised to when it is loaded.
+/// A format that a model is quantized to when it is loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum QuantizeArg {
     /// 8.5 bits a weight

@@ -60,7 +60,7 @@ pub(crate) struct PatchArgs {
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Weights alone, without a text: layer norms are folded in and everything is centred, as in TransformerLens. QK says which
+Weights alone, without a text: layer norms are folded in and everything is centered, as in TransformerLens. QK says which
 token looks for which, OV which tokens become likelier when a token is attended to.
 
 Examples:

@@ -36,14 +36,14 @@ pub(crate) struct ModelArgs {
 }
 
 impl ModelArgs {
-    /// The format of `--quantize`; refuses a dtype or a device that quantised layers do not have.
+    /// The format of `--quantize`; refuses a dtype or a device that quantized layers do not have.
     pub(crate) fn quantize_on(&self, device: &Device) -> anyhow::Result<Option<BlockFormat>> {
         let Some(format) = self.quantize else { return Ok(None) };
         if self.dtype != DTypeArg::F32 {
-            bail!("--quantize: quantised layers compute in f32; leave --dtype out");
+            bail!("--quantize: quantized layers compute in f32; leave --dtype out");
         }
         if !device.is_cpu() {
-            bail!("--quantize: quantised layers run on the CPU only; give --device cpu");
+            bail!("--quantize: quantized layers run on the CPU only; give --device cpu");
         }
         Ok(Some(format.into()))
     }

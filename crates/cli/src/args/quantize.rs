@@ -17,7 +17,7 @@ Examples:
   gpt2 quantize --to q4_0 --out demo.gguf                the built-in demo model
   gpt2 compare gpt2 gpt2-q8_0.gguf --text notes.txt")]
 pub(crate) struct QuantizeArgs {
-    /// Folder with config.json and weights, a GGUF file that is not quantised, or a model on the Hugging Face Hub
+    /// Folder with config.json and weights, a GGUF file that is not quantized, or a model on the Hugging Face Hub
     /// [default: the built-in demo model]
     #[arg(value_name = "MODEL")]
     pub(crate) model: Option<String>,

@@ -105,7 +105,7 @@ pub(crate) struct TrainArgs {
     pub(crate) n_embd: usize,
     #[arg(long, default_value_t = 256, help = "Longest context")]
     pub(crate) n_positions: usize,
-    /// Optimiser steps
+    /// Optimizer steps
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) steps: u32,
     /// Tokens per sequence [default: n_positions]

@@ -35,7 +35,7 @@ struct Report {
 #[derive(Serialize)]
 struct Side {
     name: String,
-    /// The formats of its quantised weights.
+    /// The formats of its quantized weights.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     formats: Vec<&'static str>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -55,7 +55,7 @@ pub(crate) fn run(args: &CompareArgs) -> anyhow::Result<ExitCode> {
     let device = args.run.open()?;
     let quantize = args.quantize_other.map(BlockFormat::from);
     if quantize.is_some() && !device.is_cpu() {
-        bail!("--quantize-other: quantised layers run on the CPU only; give --device cpu");
+        bail!("--quantize-other: quantized layers run on the CPU only; give --device cpu");
     }
     let text = read(&args.text)?;
     let (a, b) = (load(&args.model, args, None, &device)?, load(&args.other, args, quantize, &device)?);
@@ -148,8 +148,8 @@ fn load(
     let checkpoint = Checkpoint::open(&files)?;
     let of_file = checkpoint.formats();
     let (model, formats) = match quantize {
-        Some(format) if of_file.is_empty() => (checkpoint.load_quantised(format)?, vec![format]),
-        Some(_) => bail!("--quantize-other: {} is quantised already", checkpoint.name()),
+        Some(format) if of_file.is_empty() => (checkpoint.load_quantized(format)?, vec![format]),
+        Some(_) => bail!("--quantize-other: {} is quantized already", checkpoint.name()),
         None => {
             let model = checkpoint.load_model(DType::F32, device)?;
             (model, session::kept(of_file, DType::F32, device))

@@ -54,8 +54,8 @@ pub(crate) fn run(args: &MergeArgs) -> anyhow::Result<ExitCode> {
     let checkpoint = Checkpoint::open(&files)?;
     if let Some(format) = checkpoint.formats().first() {
         bail!(
-            "{}: its weights are quantised ({format}), and adding to them would round them once more; merge into the original, \
-             then quantise",
+            "{}: its weights are quantized ({format}), and adding to them would round them once more; merge into the original, \
+             then quantize",
             checkpoint.name()
         );
     }

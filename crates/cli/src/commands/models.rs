@@ -39,7 +39,7 @@ pub(crate) fn run(args: &ModelsArgs) -> anyhow::Result<ExitCode> {
 
 fn print(report: &Report<'_>) -> anyhow::Result<()> {
     let mut out = output::stdout();
-    let columns = ["name", "model of the Hub", "pinned commit", "weights", "licence"];
+    let columns = ["name", "model of the Hub", "pinned commit", "weights", "license"];
     let mut names = Table::new(&columns.map(|column| (column, Align::Left)));
     for Name { name, id } in &report.names {
         let pin = report.pins.iter().find(|pin| pin.id == *id);

@@ -41,7 +41,7 @@ pub(crate) fn run(args: &QuantizeArgs) -> anyhow::Result<ExitCode> {
     let checkpoint = Checkpoint::open(&files)?;
     if let Some(format) = checkpoint.formats().first() {
         bail!(
-            "{}: is quantised already ({format}), and would lose twice; start from the original",
+            "{}: is quantized already ({format}), and would lose twice; start from the original",
             checkpoint.name()
         );
     }

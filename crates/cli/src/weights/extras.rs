@@ -46,7 +46,7 @@ fn of_head(x: &Tensor, head: usize, all: usize) -> Result<Tensor> {
 }
 
 /// The most probable token after each position, and its probability, if the residual stream after a block were the last:
-/// `hidden` (T, C), normalised by `ln_f` already or not.
+/// `hidden` (T, C), normalized by `ln_f` already or not.
 pub(crate) fn likely_by_layer(
     subject: &Subject,
     hidden: &Tensor,

@@ -8,9 +8,9 @@ use candle_core::Result;
 pub struct HeadLayout {
     /// H, the heads of queries that the tensor has.
     pub heads: usize,
-    /// The heads of keys and values; each serves `heads / key_heads` neighbouring heads of queries.
+    /// The heads of keys and values; each serves `heads / key_heads` neighboring heads of queries.
     pub key_heads: usize,
-    /// How many neighbouring heads of queries share a head of keys in the layer.
+    /// How many neighboring heads of queries share a head of keys in the layer.
     group: usize,
     /// The index of its first head in the layer: 0, unless the layer's heads are split across tensors.
     pub first: usize,

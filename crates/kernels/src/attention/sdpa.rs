@@ -32,7 +32,7 @@ pub struct Attended {
 
 /// Scaled dot-product attention (SDPA) with fixed rules: scale, window, soft cap, ALiBi and dropout.
 ///
-/// Heads may share keys and values: H queries against fewer key heads, each serving `H / key heads` neighbours (multi-query
+/// Heads may share keys and values: H queries against fewer key heads, each serving `H / key heads` neighbors (multi-query
 /// attention of Shazeer 2019, grouped-query attention of Ainslie et al. 2023). Values may have another width than keys.
 ///
 /// Llama's eight queries over two heads of keys and values:

@@ -1,4 +1,4 @@
-//! Cross-entropy of `x·W` with a W (C, V) that does not change, packed or quantised: for a model whose adapter learns.
+//! Cross-entropy of `x·W` with a W (C, V) that does not change, packed or quantized: for a model whose adapter learns.
 //!
 //! As in [`linear_cross_entropy`](super::linear_cross_entropy), a chunk of rows' logits is in memory at a time, and the
 //! forward pass computes the gradient of x.
@@ -9,7 +9,7 @@ use crate::epilogue::Epilogue;
 use crate::isa;
 use crate::linear::PackedWeight;
 use crate::product::{Finish, Panels, append_product};
-use crate::quantised::QuantisedWeight;
+use crate::quantized::QuantizedWeight;
 use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Result, Shape, Tensor};
 use rayon::prelude::*;
 
@@ -28,7 +28,7 @@ impl PackedWeight {
     }
 }
 
-impl QuantisedWeight {
+impl QuantizedWeight {
     /// The mean cross-entropy in nats of predicting `targets` with the logits `x·W`; differentiable in `x`.
     ///
     /// # Shapes
@@ -111,7 +111,7 @@ mod tests {
     use super::*;
     use crate::Implementation;
     use crate::dispatch::Dispatch;
-    use crate::quantised::BlockFormat;
+    use crate::quantized::BlockFormat;
     use crate::test_numbers::numbers;
     use candle_core::Var;
 
@@ -131,10 +131,10 @@ mod tests {
             };
             let packed = PackedWeight::new(&table.t()?)?;
             close("packed", &result(&(packed.cross_entropy(&x, &targets)? * 3.0)?, &x)?, &of(&table)?, 1e-5);
-            let quantised = QuantisedWeight::quantise(&table.t()?, BlockFormat::Q8_0)?;
-            let got = result(&(quantised.cross_entropy(&x, &targets)? * 3.0)?, &x)?;
+            let quantized = QuantizedWeight::quantize(&table.t()?, BlockFormat::Q8_0)?;
+            let got = result(&(quantized.cross_entropy(&x, &targets)? * 3.0)?, &x)?;
             // 8 bits for a row of x change the loss by 6e-4 and the gradient by 2.2e-3 of their sizes, measured.
-            close("quantised", &got, &of(&quantised.to_transposed()?)?, 4e-3);
+            close("quantized", &got, &of(&quantized.to_transposed()?)?, 4e-3);
             let constant = packed.cross_entropy(&x.as_detached_tensor(), &targets)?;
             assert!(
                 !constant.track_op() && (constant.to_scalar::<f32>()? * 3.0 - of(&table)?.0).abs() < 1e-4

@@ -46,7 +46,7 @@ fn run([x, weight, bias]: [&Tensor; 3], gelu: bool, residual: Option<&Tensor>) -
     let (rows, width) = (x.dim(0)?, weight.dim(1)?);
     let out = match residual {
         Some(residual) => residual.force_contiguous()?, // a copy, to which the product is added
-        None => uninitialised(x, (rows, width))?,
+        None => uninitialized(x, (rows, width))?,
     };
     let op = Product {
         x: aligned(x, ALIGNMENT)?,
@@ -61,7 +61,7 @@ fn run([x, weight, bias]: [&Tensor; 3], gelu: bool, residual: Option<&Tensor>) -
 }
 
 /// A tensor on the GPU of `x`, in its dtype, to be written as a whole.
-fn uninitialised(x: &Tensor, shape: (usize, usize)) -> Result<Tensor> {
+fn uninitialized(x: &Tensor, shape: (usize, usize)) -> Result<Tensor> {
     fn storage<E: CudaDType + DeviceRepr>(device: &CudaDevice, count: usize) -> Result<CudaStorage> {
         // SAFETY: the product writes every element before anything reads one.
         Ok(CudaStorage::wrap_cuda_slice(unsafe { device.alloc::<E>(count)? }, device.clone()))

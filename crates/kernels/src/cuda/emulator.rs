@@ -61,7 +61,7 @@ impl Emulator {
         self.input.extend_from_slice(bytes);
     }
 
-    /// Allocates device memory without initialising it.
+    /// Allocates device memory without initializing it.
     pub(crate) fn allocate(&mut self, name: &str, bytes: usize) {
         self.commands.extend(["allocate".into(), name.into(), bytes.to_string()]);
     }

@@ -8,7 +8,7 @@ use candle_core::cuda_backend::{CudaDevice, WrapErr};
 use candle_core::{Device, Result};
 
 /// Keeps freed memory with the process. By default, the pool that Candle allocates from releases all of it at every
-/// synchronisation, and maps it again for the next tensor.
+/// synchronization, and maps it again for the next tensor.
 pub(crate) fn keep_freed_memory(device: &CudaDevice) -> Result<()> {
     let stream = device.cuda_stream();
     if !stream.context().has_async_alloc() {

@@ -22,7 +22,7 @@ pub enum Isa {
     Neon,
     /// 256-bit vectors with FMA and F16C.
     Avx2,
-    /// The same with AVX-VNNI, whose products of bytes quantised layers use; everything else runs as on AVX2.
+    /// The same with AVX-VNNI, whose products of bytes quantized layers use; everything else runs as on AVX2.
     AvxVnni,
     /// 512-bit vectors; compiled only with the feature `x86-v4`.
     Avx512,

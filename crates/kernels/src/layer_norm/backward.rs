@@ -1,4 +1,4 @@
-//! The gradients of layer normalisation: f32 on the CPU, in one pass over the rows.
+//! The gradients of layer normalization: f32 on the CPU, in one pass over the rows.
 
 use crate::columns::{ROWS, add, total};
 use crate::isa;
@@ -8,7 +8,7 @@ use rayon::prelude::*;
 
 /// The gradients of x (rows, C), weight (C) and bias (C).
 ///
-/// With x̂ the normalised row, σ its deviation and h = g·weight: `dx = (h - mean(h) - x̂·mean(h·x̂)) / σ`, and the
+/// With x̂ the normalized row, σ its deviation and h = g·weight: `dx = (h - mean(h) - x̂·mean(h·x̂)) / σ`, and the
 /// gradients of weight and bias are the sums of `g·x̂` and of `g` over the rows.
 ///
 /// `x` and `grad` (rows, C), `weight` (C), all contiguous and f32

@@ -1,4 +1,4 @@
-//! Layer normalisation over the last dimension (Ba, Kiros, Hinton 2016).
+//! Layer normalization over the last dimension (Ba, Kiros, Hinton 2016).
 //!
 //! `y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias`, with the biased variance, like PyTorch.
 
@@ -15,9 +15,9 @@ use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 use std::mem::MaybeUninit;
 
-/// Normalises each row of `x` in f32 or wider, and returns the dtype of `x`; differentiable.
+/// Normalizes each row of `x` in f32 or wider, and returns the dtype of `x`; differentiable.
 ///
-/// The variance is computed from the centred values: the shorter `E[x²] - E[x]²` loses all its digits
+/// The variance is computed from the centered values: the shorter `E[x²] - E[x]²` loses all its digits
 /// on the residual stream of a trained GPT-2, whose mean is large compared with its spread. Candle's
 /// own `ops::layer_norm` uses that shorter form and has no backward pass, so we do not use it.
 ///
@@ -57,8 +57,8 @@ pub fn layer_norm(
         return Ok(y);
     }
     let wide = crate::accumulator(x.dtype());
-    let (centred, deviation) = centre(&x.to_dtype(wide)?, eps)?;
-    centred
+    let (centered, deviation) = center(&x.to_dtype(wide)?, eps)?;
+    centered
         .broadcast_div(&deviation)?
         .broadcast_mul(&weight.to_dtype(wide)?)?
         .broadcast_add(&bias.to_dtype(wide)?)?
@@ -66,10 +66,10 @@ pub fn layer_norm(
 }
 
 /// `x - mean(x)` (.., C) and `sqrt(var(x) + eps)` (.., 1)
-fn centre(x: &Tensor, eps: f64) -> Result<(Tensor, Tensor)> {
-    let centred = x.broadcast_sub(&x.mean_keepdim(D::Minus1)?)?;
-    let variance = centred.sqr()?.mean_keepdim(D::Minus1)?;
-    Ok((centred, (variance + eps)?.sqrt()?))
+fn center(x: &Tensor, eps: f64) -> Result<(Tensor, Tensor)> {
+    let centered = x.broadcast_sub(&x.mean_keepdim(D::Minus1)?)?;
+    let variance = centered.sqr()?.mean_keepdim(D::Minus1)?;
+    Ok((centered, (variance + eps)?.sqrt()?))
 }
 
 /// x, weight, bias -> y: on the CPU, a row at a time. The backward pass is for f32.
@@ -208,8 +208,8 @@ fn mean_and_factor<S: Simd>(simd: S, x: &[f32], eps: f64) -> (f32, f32) {
     let mean = total / count;
     let minus = simd.splat_f32s(-mean);
     let squares = sum(simd, vectors, |x| {
-        let centred = simd.add_f32s(x, minus);
-        simd.mul_f32s(centred, centred)
+        let centered = simd.add_f32s(x, minus);
+        simd.mul_f32s(centered, centered)
     });
     let variance = (squares + tail.iter().map(|x| (x - mean) * (x - mean)).sum::<f32>()) / count;
     let factor = (1.0 / (f64::from(variance) + eps).sqrt()) as f32;

@@ -7,7 +7,7 @@ use super::dense::matmul;
 use super::packed::{PackedWeight, gradient_of_rows};
 use super::shapes::flatten;
 use crate::product::{Finish, Matrix, Panels, multiply};
-use crate::quantised::QuantisedWeight;
+use crate::quantized::QuantizedWeight;
 use crate::vector::contiguous;
 use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Tensor};
 use std::sync::Arc;
@@ -31,7 +31,7 @@ impl Frozen for PackedWeight {
     }
 }
 
-impl Frozen for QuantisedWeight {
+impl Frozen for QuantizedWeight {
     fn product(&self, x: &[f32], finish: Finish<f32>) -> Result<Vec<f32>> {
         Ok(self.product_of(x, finish))
     }
@@ -60,7 +60,7 @@ impl PackedWeight {
     }
 }
 
-impl QuantisedWeight {
+impl QuantizedWeight {
     /// `x·W + bias + u·Bᵀ`; differentiable in `x`, `u` and `b`.
     ///
     /// # Shapes
@@ -162,7 +162,7 @@ impl CustomOp3 for LowRank {
 mod tests {
     use super::*;
     use crate::Epilogue;
-    use crate::quantised::BlockFormat;
+    use crate::quantized::BlockFormat;
     use crate::test_numbers::numbers;
     use candle_core::Var;
 
@@ -173,16 +173,16 @@ mod tests {
             let weight = numbers((n_in, n_out), 1)?;
             let bias = numbers((1, n_out), 2)?.squeeze(0)?;
             let packed = PackedWeight::new(&weight)?;
-            let quantised = QuantisedWeight::quantise(&weight, BlockFormat::Q8_0)?;
+            let quantized = QuantizedWeight::quantize(&weight, BlockFormat::Q8_0)?;
             let vars = [(rows, n_in), (rows, rank), (n_out, rank)];
             let [x, u, b] = vars.map(|shape| Var::from_tensor(&numbers(shape, 3)?));
             let (x, u, b) = (x?, u?, b?);
             let factors = numbers((rows, n_out), 7)?; // so that outputs weigh differently
-            for quantises in [false, true] {
+            for quantizes in [false, true] {
                 let added = u.matmul(&b.t()?)?;
-                let (got, expected) = if quantises {
-                    let base = quantised.forward(&x, Some(&bias), Epilogue::Residual(&added))?;
-                    (quantised.forward_low_rank(&x, Some(&bias), &u, &b)?, base)
+                let (got, expected) = if quantizes {
+                    let base = quantized.forward(&x, Some(&bias), Epilogue::Residual(&added))?;
+                    (quantized.forward_low_rank(&x, Some(&bias), &u, &b)?, base)
                 } else {
                     let base = x.matmul(&weight)?.broadcast_add(&bias)?;
                     (packed.forward_low_rank(&x, Some(&bias), &u, &b)?, (base + added)?)

@@ -118,7 +118,7 @@ pub enum LoadError {
         /// What the vocabulary cannot spell; empty if the text is only what separates words.
         characters: Unspellable,
     },
-    /// A prompt that is too long for any tokenisation to fit.
+    /// A prompt that is too long for any tokenization to fit.
     PromptTooLong {
         /// The text's length.
         bytes: usize,

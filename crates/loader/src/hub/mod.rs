@@ -95,7 +95,7 @@ pub struct Pin {
     pub size: u64,
     /// The SHA-256 of its content, in hexadecimal; `None` if only the length is known.
     pub sha256: Option<String>,
-    /// The licence of the model.
+    /// The license of the model.
     pub license: String,
 }
 

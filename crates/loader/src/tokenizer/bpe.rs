@@ -245,7 +245,7 @@ impl Tokenizer {
     }
 
     /// Refuses a prompt that is too long to fit in `n_positions` tokens, without spending time and memory on
-    /// tokenising it. A text that passes may still give more tokens than that.
+    /// tokenizing it. A text that passes may still give more tokens than that.
     ///
     /// # Errors
     /// When the text is too long.

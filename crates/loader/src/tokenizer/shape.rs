@@ -213,7 +213,7 @@ fn check_added(added: &[Added]) -> Result<(), String> {
     Ok(())
 }
 
-/// The same for a token after normalisation, the form to search for in a normalised text.
+/// The same for a token after normalization, the form to search for in a normalized text.
 fn check_normalized(added: &[Added], normalizer: &NormalizerWrapper) -> Result<(), String> {
     let strips = strips(added);
     for token in added.iter().filter(|token| token.normalized) {

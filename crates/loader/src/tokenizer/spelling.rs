@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use tokenizers::models::bpe::BPE;
 use tokenizers::{Model, ModelWrapper, OffsetReferential, OffsetType, PreTokenizer as _};
 
-/// The longest prompt in bytes that is tokenised for any model: each byte takes up to 450 bytes of memory and two
+/// The longest prompt in bytes that is tokenized for any model: each byte takes up to 450 bytes of memory and two
 /// microseconds.
 const MOST_BYTES: usize = 1 << 20;
 /// How the vocabulary spells a text.

@@ -7,11 +7,11 @@ use candle_core::{DType, Device, Result, Tensor};
 
 /// What counts as a head's share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Centring {
+pub enum Centering {
     /// As in TransformerLens: the unembedding less its mean over the vocabulary, because adding the same to all logits changes no
     /// probability; and a head's constant part, which its value biases add whatever it attends to, counts with the biases.
     #[default]
-    Centred,
+    Centered,
     /// The checkpoint's unembedding, and heads with their value biases: shares of the logit itself.
     Raw,
 }
@@ -34,7 +34,7 @@ pub struct DirectAttribution {
     pub final_bias: f64,
     /// Of what hooks change in the residual stream itself, as added vectors and patched streams do.
     pub interventions: f64,
-    /// The logit or the difference of logits that the model returns; less the mean logit if a single logit is centred.
+    /// The logit or the difference of logits that the model returns; less the mean logit if a single logit is centered.
     pub total: f64,
 }
 
@@ -56,7 +56,7 @@ impl DirectAttribution {
 ///
 /// A logit is linear in the residual stream once `ln_f`'s deviation σ is fixed at its value in this run. A part that adds `o` to
 /// the stream at the last position has the share `((o - mean(o)) / σ · γ) · u`, with `u` the token's row of `lm_head`,
-/// less the mean of all rows if centred, or the difference of two rows. Computed in f64 from the run's values.
+/// less the mean of all rows if centered, or the difference of two rows. Computed in f64 from the run's values.
 ///
 /// # Shapes
 /// `input_ids` (1, T)
@@ -68,7 +68,7 @@ pub fn direct_attribution(
     model: &Gpt2LMHeadModel,
     input_ids: &Tensor,
     metric: Metric,
-    centring: Centring,
+    centering: Centering,
     hooks: Option<&dyn Hooks>,
 ) -> Result<DirectAttribution> {
     let (b, t) = input_ids.dims2()?;
@@ -91,7 +91,7 @@ pub fn direct_attribution(
     };
     let scale = last(Point::LnFinalScale)?.get(0)?.to_scalar::<f64>()?;
     let ln_f = &model.transformer.ln_f;
-    let unembedding = unembedding(model, metric, centring)?; // (C)
+    let unembedding = unembedding(model, metric, centering)?; // (C)
     // The mean over C that `ln_f` subtracts is taken from the direction rather than from each part.
     let direction = (wide(&ln_f.weight)? * &unembedding)?;
     let direction = (direction.broadcast_sub(&direction.mean_keepdim(0)?)? / scale)?.unsqueeze(1)?; // (C, 1)
@@ -114,7 +114,7 @@ pub fn direct_attribution(
         stream = meet(&(stream + &attention)?, Point::ResidMid(layer))?;
         stream = meet(&(stream + &mlp)?, Point::ResidPost(layer))?;
         let mut z = last(Point::Z(layer))?.reshape((attn.n_head(), 1, ()))?; // (H, 1, D)
-        if centring == Centring::Centred {
+        if centering == Centering::Centered {
             let constants = Tensor::stack(&attn.constant_values(&blocks[layer].ln_1)?, 0)?; // (H, D)
             z = (z - constants.unsqueeze(1)?)?;
         }
@@ -126,7 +126,7 @@ pub fn direct_attribution(
     }
     let logits = last(Point::Logits)?;
     let total = metric.of(&logits)?.to_scalar::<f64>()?
-        - if centring == Centring::Centred && matches!(metric, Metric::Logit(_)) {
+        - if centering == Centering::Centered && matches!(metric, Metric::Logit(_)) {
             logits.mean_all()?.to_scalar::<f64>()?
         } else {
             0.0
@@ -144,7 +144,7 @@ pub fn direct_attribution(
 }
 
 /// The direction of the metric in the output of `ln_f`, (C) in f64.
-fn unembedding(model: &Gpt2LMHeadModel, metric: Metric, centring: Centring) -> Result<Tensor> {
+fn unembedding(model: &Gpt2LMHeadModel, metric: Metric, centering: Centering) -> Result<Tensor> {
     let (head, v) = (&model.lm_head, model.config().vocab_size);
     let row = |token: u32| {
         if token as usize >= v {
@@ -152,10 +152,10 @@ fn unembedding(model: &Gpt2LMHeadModel, metric: Metric, centring: Centring) -> R
         }
         wide(&head.direction(token)?)
     };
-    match (metric, centring) {
+    match (metric, centering) {
         (Metric::LogitDifference { answer, against }, _) => row(answer)? - row(against)?,
-        (Metric::Logit(token), Centring::Raw) => row(token),
-        (Metric::Logit(token), Centring::Centred) => row(token)? - mean_row(&head.weight()?)?,
+        (Metric::Logit(token), Centering::Raw) => row(token),
+        (Metric::Logit(token), Centering::Centered) => row(token)? - mean_row(&head.weight()?)?,
         (Metric::LogProb(_), _) => {
             candle_core::bail!("direct attribution: a log-probability is no sum of shares; take a logit")
         }

@@ -1,4 +1,4 @@
-//! Published methods for analysing what attention does, each with its paper.
+//! Published methods for analyzing what attention does, each with its paper.
 //!
 //! | function | question |
 //! |---|---|
@@ -29,7 +29,7 @@ mod wide;
 
 pub use attribution::{Attribution, attribution_patching};
 pub use comparison::Comparison;
-pub use direct::{Centring, DirectAttribution, direct_attribution};
+pub use direct::{Centering, DirectAttribution, direct_attribution};
 pub use edges::{EdgeGradients, edge_attribution};
 pub use effects::{Ablation, AblationEffects, ablation_effects};
 pub use head_scores::{HeadScores, RepeatedTokens, Score, chance_scores, head_scores};

@@ -25,7 +25,7 @@ pub enum Point {
     /// The residual stream before a block, (B, T, C); before block 0, the sum of the embeddings.
     ResidPre(usize),
     /// A copy of the residual stream for each head of attention, before `ln_1`, (B, T, H, C). A replacement makes each head
-    /// normalise and project its own copy; the stream itself stays. `ln_1`'s points show the stream, not the copies.
+    /// normalize and project its own copy; the stream itself stays. `ln_1`'s points show the stream, not the copies.
     AttnIn(usize),
     /// The copies from which the queries come, (B, T, H, C), after [`Self::AttnIn`].
     QInput(usize),

@@ -1,4 +1,4 @@
-//! Linear layers with any kind of weight: dense, packed for the CPU if it does not change, or quantised; low-rank or
+//! Linear layers with any kind of weight: dense, packed for the CPU if it does not change, or quantized; low-rank or
 //! sharded in future code, or in yours.
 //!
 //! [`Conv1D`](crate::Conv1D) and [`LmHead`](crate::LmHead) each hold one. [`LinearLayer`] is the interface
@@ -51,12 +51,12 @@
 mod dense;
 mod layer;
 mod packed;
-mod quantised;
+mod quantized;
 mod weight_layout;
 
-pub use candle_fused::{BlockFormat, Epilogue, QuantisedWeight};
+pub use candle_fused::{BlockFormat, Epilogue, QuantizedWeight};
 pub(crate) use dense::Dense;
 pub use layer::LinearLayer;
 pub(crate) use packed::Packed;
-pub use quantised::QuantisedLinear;
+pub use quantized::QuantizedLinear;
 pub use weight_layout::WeightLayout;

@@ -67,7 +67,7 @@ impl Gpt2LMHeadModel {
     /// and can be saved as a checkpoint.
     ///
     /// # Errors
-    /// When an adapted weight is quantised.
+    /// When an adapted weight is quantized.
     pub fn merged(mut self) -> Result<Self> {
         let (layout, implementation) = (self.config().weight_layout(), self.config().attn_implementation);
         for (i, block) in self.transformer.h.iter_mut().enumerate() {

@@ -10,7 +10,7 @@ use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// `y = x·W + b + Σ scaling·dropout(x)·Aᵀ·Bᵀ` over one or more adapters, where W may be dense, packed or quantised.
+/// `y = x·W + b + Σ scaling·dropout(x)·Aᵀ·Bᵀ` over one or more adapters, where W may be dense, packed or quantized.
 #[derive(Debug, Clone)]
 pub struct LoraLinear {
     base: Arc<dyn LinearLayer>,
@@ -67,11 +67,11 @@ impl LoraLinear {
     /// W with all updates added, (in, out).
     ///
     /// # Errors
-    /// When W is quantised: adding to it would round it once more.
+    /// When W is quantized: adding to it would round it once more.
     pub fn merged_weight(&self) -> Result<Tensor> {
-        if is_quantised(&*self.base) {
+        if is_quantized(&*self.base) {
             candle_core::bail!(
-                "an adapter cannot be merged into quantised weights; merge it into the original, then quantise"
+                "an adapter cannot be merged into quantized weights; merge it into the original, then quantize"
             )
         }
         self.weight()
@@ -153,11 +153,11 @@ pub(super) fn as_lora(layer: &Conv1D) -> Option<&LoraLinear> {
     (&**layer.layer() as &dyn Any).downcast_ref()
 }
 
-/// Whether a parameter of the layer is quantised.
-fn is_quantised(layer: &dyn LinearLayer) -> bool {
-    let mut quantised = false;
+/// Whether a parameter of the layer is quantized.
+fn is_quantized(layer: &dyn LinearLayer) -> bool {
+    let mut quantized = false;
     layer.visit(&mut Visitor::new(&mut |_, values| {
-        quantised |= matches!(values, Values::Quantised(_) | Values::QuantisedTransposed(_));
+        quantized |= matches!(values, Values::Quantized(_) | Values::QuantizedTransposed(_));
     }));
-    quantised
+    quantized
 }

@@ -3,7 +3,7 @@
 //! trains an adapter with [`Gpt2LMHeadModel`](crate::Gpt2LMHeadModel).
 //!
 //! [`LoraLinear`] puts updates on any layer behind a [`Conv1D`](crate::Conv1D), also in a model of your own, whatever its
-//! weight is, quantised or not:
+//! weight is, quantized or not:
 //!
 //! ```
 //! use candle_core::{DType, Device, Module, Result, Tensor, Var};

@@ -15,7 +15,7 @@ pub struct Update {
 }
 
 impl Update {
-    /// An update with PEFT's `lora_A` and `lora_B`. `scaling` is `alpha / r` or, with rank stabilisation (Kalajdzievski
+    /// An update with PEFT's `lora_A` and `lora_B`. `scaling` is `alpha / r` or, with rank stabilization (Kalajdzievski
     /// 2023), `alpha / sqrt(r)`; `dropout` is the probability of dropping a number of the layer's input in training.
     ///
     /// # Shapes

@@ -68,7 +68,7 @@ impl Sampling {
 
     /// The next token after `text`, given the logits at its end.
     pub(crate) fn choose(&self, logits: &mut [f32], text: &[u32], rng: &mut ChaCha8Rng) -> Result<u32> {
-        self.penalise(logits, text);
+        self.penalize(logits, text);
         if let Some(i) = logits.iter().position(|l| !l.is_finite()) {
             candle_core::bail!("the logit of token {i} is {}, so no token can be chosen", logits[i])
         }
@@ -97,7 +97,7 @@ impl Sampling {
         id(last) // rounding left nothing of the last one
     }
 
-    fn penalise(&self, logits: &mut [f32], text: &[u32]) {
+    fn penalize(&self, logits: &mut [f32], text: &[u32]) {
         #[allow(clippy::float_cmp)] // exactly 1 is the documented "off"
         if self.repetition_penalty == 1.0 {
             return;

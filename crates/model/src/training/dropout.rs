@@ -10,7 +10,7 @@ use candle_fused::Dropout;
 pub struct Training {
     /// The run's seed.
     pub seed: u64,
-    /// The optimiser's step, or any other number that distinguishes passes whose masks must differ; below
+    /// The optimizer's step, or any other number that distinguishes passes whose masks must differ; below
     /// 2^44.
     pub step: u64,
 }

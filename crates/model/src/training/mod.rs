@@ -1,5 +1,5 @@
 //! What a training step needs from a model: dropout, the loss, and gradients by variable name. The training loop
-//! (data, schedule, optimiser) is in the crate `gpt2-train`.
+//! (data, schedule, optimizer) is in the crate `gpt2-train`.
 
 mod batch;
 mod dropout;

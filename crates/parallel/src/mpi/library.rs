@@ -100,7 +100,7 @@ fn try_open(path: &Path) -> std::result::Result<Opened, String> {
 #[cfg(unix)]
 fn open_global(path: &Path) -> std::result::Result<Library, String> {
     use libloading::os::unix::{RTLD_GLOBAL, RTLD_NOW};
-    // SAFETY: the library's initialisers run, as they would had this program been linked to it.
+    // SAFETY: the library's initializers run, as they would had this program been linked to it.
     unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) }.map_err(|e| e.to_string())
 }
 

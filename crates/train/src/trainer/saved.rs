@@ -16,7 +16,7 @@ impl Trainer {
     /// # Errors
     /// When the file cannot be written.
     pub fn save_state(&self, path: &Path) -> Result<()> {
-        let moments = if self.group.size() > 1 { self.collected()? } else { self.optimiser.state() };
+        let moments = if self.group.size() > 1 { self.collected()? } else { self.optimizer.state() };
         if self.group.rank() > 0 {
             return Ok(());
         }
@@ -26,7 +26,7 @@ impl Trainer {
     /// The moments of all variables, on rank 0.
     fn collected(&self) -> Result<BTreeMap<String, Tensor>> {
         let (group, mut moments) = (&*self.group, BTreeMap::new());
-        for (kind, mine) in ["m", "v"].into_iter().zip(self.optimiser.moments()) {
+        for (kind, mine) in ["m", "v"].into_iter().zip(self.optimizer.moments()) {
             collect(group, &self.shares, &self.lengths(), &mine, |variable, values| {
                 let (name, var) = &self.variables[variable];
                 if group.rank() == 0 {
@@ -53,7 +53,7 @@ impl Trainer {
         let history = history.ok_or_else(damaged)?;
         let steps = history.training().len() as u64;
         if let Some(state) = read.as_ref().filter(|_| self.group.size() == 1) {
-            self.optimiser.restore(&state.tensors, steps)?;
+            self.optimizer.restore(&state.tensors, steps)?;
         }
         let mine = self.shares.of(self.group.rank());
         let mut moments = [vec![], vec![]];
@@ -75,7 +75,7 @@ impl Trainer {
             }
         }
         if self.group.size() > 1 {
-            self.optimiser.restore_moments(moments, steps)?;
+            self.optimizer.restore_moments(moments, steps)?;
         }
         self.history = history;
         Ok(())

@@ -3,7 +3,7 @@
 use super::Trainer;
 use crate::error::{Result, TrainError};
 use crate::exchange::{collect, own_rows};
-use crate::optimiser::{AdamW, decays, norm};
+use crate::optimizer::{AdamW, decays, norm};
 use crate::shares::Shares;
 use candle_core::{Device, DeviceLocation, Tensor, Var};
 use candle_fused::adamw::{CHUNK, squares_of_chunks};
@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 impl Trainer {
     /// Shares the work out over the processes of a group, each of which has a trainer with the same model, data and
-    /// options. A step's batches are computed by the ranks in turn, and each rank keeps the optimiser's moments and sums
+    /// options. A step's batches are computed by the ranks in turn, and each rank keeps the optimizer's moments and sums
     /// the gradients of a share of the parameters, on the CPU. Losses and weights are those of one process, bit for bit.
     ///
     /// After an error on one rank, in any method, the others may wait for it: end the job with [`Group::abort`]. The memory
@@ -36,7 +36,7 @@ impl Trainer {
             let mine = self.shares.of(self.group.rank());
             let parts =
                 mine.iter().map(|piece| (piece.part.len(), decays(&self.variables[piece.variable].1)));
-            self.optimiser = AdamW::of_parts(parts, self.optimiser.params())?;
+            self.optimizer = AdamW::of_parts(parts, self.optimizer.params())?;
         }
         Ok(self)
     }
@@ -59,7 +59,7 @@ impl Trainer {
         let mine = own_rows(&*self.group, &self.shares, |variable| self.variables[variable].1.as_tensor())?;
         // Copies: the variables change when all ranks have their pieces.
         let mine: Vec<Var> = mine.iter().map(Var::from_tensor).collect::<candle_core::Result<_>>()?;
-        self.optimiser.apply(&mine, gradients, lr, scale, norm).map_err(failed)?;
+        self.optimizer.apply(&mine, gradients, lr, scale, norm).map_err(failed)?;
         let mine: Vec<Tensor> = mine.iter().map(Var::as_detached_tensor).collect();
         collect(&*self.group, &self.shares, &self.lengths(), &mine, |variable, values| {
             let var = &self.variables[variable].1;

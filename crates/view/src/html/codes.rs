@@ -84,7 +84,7 @@ fn code(weight: f32, levels: u16) -> Result<u16> {
 }
 
 /// Run lengths and Huffman codes alone are the fastest strategy here and among the smallest: apart from runs
-/// of zeros, a weight's neighbours say little about it, and longer matches cost more than they save.
+/// of zeros, a weight's neighbors say little about it, and longer matches cost more than they save.
 fn deflate(bytes: &[u8]) -> Result<Vec<u8>> {
     let mut out = Vec::with_capacity(bytes.len() / 2);
     let mut compressor = CompressorOxide::with_params(DataFormat::Zlib, 6, CompressionStrategy::RLE, 15);

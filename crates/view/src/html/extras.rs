@@ -81,7 +81,7 @@ impl<W: Write> PageWriter<W> {
         self.json("class=\"predictions\"", &OfRun { run, data: predictions })
     }
 
-    /// A number of each head: the page's heads can be sorted and coloured by it.
+    /// A number of each head: the page's heads can be sorted and colored by it.
     ///
     /// # Errors
     /// When there is not one value per announced head, or the page cannot be written to.

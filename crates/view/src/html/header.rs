@@ -51,7 +51,7 @@ fn visible<S: serde::Serializer>(likely: &[(String, f32)], to: S) -> std::result
     to.collect_seq(likely.iter().map(|(token, p)| (visible_token(token), p)))
 }
 
-/// A number of each head, by which the page sorts and colours its small maps.
+/// A number of each head, by which the page sorts and colors its small maps.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct HeadNumbers {
     /// A word or two for menus: "effect", "induction".
@@ -60,6 +60,6 @@ pub struct HeadNumbers {
     pub meaning: String,
     /// One per head, in the order in which the first run's heads are written. The page shows NaN as unknown.
     pub values: Vec<f32>,
-    /// Whether 0 is the middle: the colours then go both ways from it.
+    /// Whether 0 is the middle: the colors then go both ways from it.
     pub signed: bool,
 }

@@ -9,7 +9,7 @@ const LARGE: f32 = 14.0;
 const SMALL: f32 = 10.0;
 /// The longest label, in pixels; what is longer is cut.
 const LONGEST: f32 = 150.0;
-/// The least distance between a label and its cell or its neighbour.
+/// The least distance between a label and its cell or its neighbor.
 const GAP: f32 = 6.0;
 
 /// The labels along one side of a heat map.

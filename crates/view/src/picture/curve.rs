@@ -17,7 +17,7 @@ const RIGHT: f32 = 28.0;
 const BOTTOM: f32 = 72.0;
 /// The most points in the line of the steps: with more than one in two pixels, it would not look like a line.
 const POINTS: usize = 500;
-/// Okabe and Ito's blue and vermilion (2008), which colour-blind people can tell apart.
+/// Okabe and Ito's blue and vermilion (2008), which color-blind people can tell apart.
 const TRAINING: Rgb = (0, 114, 178);
 const VALIDATION: Rgb = (213, 94, 0);
 /// A quarter of [`TRAINING`] on white.
@@ -31,7 +31,7 @@ const LINE: f32 = 28.0;
 /// a label on the lowest one.
 ///
 /// If there are more steps than the picture has room for, each point of the line is the mean over several
-/// neighbours, above a faint vertical line from the lowest to the highest of them. Losses that are not finite are
+/// neighbors, above a faint vertical line from the lowest to the highest of them. Losses that are not finite are
 /// left out. The caption of `provenance` goes below the title, and its facts into the file's metadata.
 ///
 /// # Shapes
@@ -83,18 +83,18 @@ fn scene(
     match &groups[..] {
         [] => {}
         // A line from a point to itself shows nothing.
-        [only] => scene.marks.push(Mark::Disc { centre: mean(only), radius: 4.0, colour: TRAINING }),
+        [only] => scene.marks.push(Mark::Disc { center: mean(only), radius: 4.0, color: TRAINING }),
         _ => scene.line(groups.iter().map(mean).collect::<Vec<_>>(), 2.0, TRAINING),
     }
     scene.line(validation.iter().map(|&p| chart.place(p)).collect::<Vec<_>>(), 2.0, VALIDATION);
     for &point in &validation {
-        scene.marks.push(Mark::Disc { centre: chart.place(point), radius: 3.5, colour: VALIDATION });
+        scene.marks.push(Mark::Disc { center: chart.place(point), radius: 3.5, color: VALIDATION });
     }
     let lowest = validation.iter().min_by(|a, b| a.1.total_cmp(&b.1));
     let label = lowest.map(|&lowest| chart.label(&mut scene, lowest));
     let key =
         [(!groups.is_empty(), "training", TRAINING), (!validation.is_empty(), "validation", VALIDATION)];
-    let key = key.into_iter().filter_map(|(shown, name, colour)| shown.then_some((name, colour)));
+    let key = key.into_iter().filter_map(|(shown, name, color)| shown.then_some((name, color)));
     let ends = groups.iter().flat_map(|g| [(g.step, g.lowest), (g.step, g.highest)]);
     let points: Vec<_> = ends.chain(validation).map(|point| chart.place(point)).collect();
     chart.key(&mut scene, &key.collect::<Vec<_>>(), &points, label);
@@ -142,14 +142,14 @@ impl Chart {
         scene.line([(left, bottom), (Self::RIGHT, bottom)], 1.0, GREY);
         let name = NAME.anchor(Anchor::Middle);
         let (across, down) = (f32::midpoint(LEFT, Self::RIGHT), f32::midpoint(self.top, Self::BOTTOM));
-        scene.text("optimiser steps", (across, SIZE.1 - 18.0), name);
+        scene.text("optimizer steps", (across, SIZE.1 - 18.0), name);
         scene.text("loss, nats per token", (28.0, down), name.upward());
     }
 
     /// The lowest point of the validation; returns the room of its label.
     fn label(&self, scene: &mut Scene, lowest: (f64, f64)) -> Room {
         let (x, y) = self.place(lowest);
-        scene.marks.push(Mark::Ring { centre: (x, y), radius: 7.0, width: 2.0, colour: VALIDATION });
+        scene.marks.push(Mark::Ring { center: (x, y), radius: 7.0, width: 2.0, color: VALIDATION });
         let text = format!("{:.4} at step {:.0}", lowest.1, lowest.0);
         let left = x > f32::midpoint(LEFT, Self::RIGHT);
         let style = NUMBER.anchor(if left { Anchor::End } else { Anchor::Start });
@@ -163,7 +163,7 @@ impl Chart {
         room
     }
 
-    /// What the colours mean, in the corner in which it hides the least: on the right if losses fall.
+    /// What the colors mean, in the corner in which it hides the least: on the right if losses fall.
     fn key(&self, scene: &mut Scene, entries: &[(&str, Rgb)], points: &[(f32, f32)], label: Option<Room>) {
         let widest = entries.iter().map(|(name, _)| scene.letters.width(name, NAME.size)).fold(0.0, f32::max);
         let (width, height) = ((widest + 62.0).ceil(), entries.len() as f32 * LINE + 12.0);
@@ -179,9 +179,9 @@ impl Chart {
         let Room { x, y, .. } = room;
         room.fill(scene, FAINT);
         Room { x: x + 1.0, y: y + 1.0, width: width - 2.0, height: height - 2.0 }.fill(scene, WHITE);
-        for (i, (name, colour)) in entries.iter().enumerate() {
+        for (i, (name, color)) in entries.iter().enumerate() {
             let middle = y + 6.0 + (i as f32 + 0.5) * LINE;
-            scene.line([(x + 12.0, middle), (x + 40.0, middle)], 3.0, *colour);
+            scene.line([(x + 12.0, middle), (x + 40.0, middle)], 3.0, *color);
             scene.text(*name, (x + 50.0, middle + NAME.to_baseline()), NAME);
         }
     }
@@ -196,9 +196,9 @@ struct Room {
 }
 
 impl Room {
-    fn fill(&self, scene: &mut Scene, colour: Rgb) {
+    fn fill(&self, scene: &mut Scene, color: Rgb) {
         let Self { x, y, width, height } = *self;
-        scene.marks.push(Mark::Box { x, y, width, height, colour });
+        scene.marks.push(Mark::Box { x, y, width, height, color });
     }
 
     fn holds(&self, (x, y): (f32, f32)) -> bool {
@@ -211,7 +211,7 @@ impl Room {
     }
 }
 
-/// Neighbouring steps, drawn as one point.
+/// Neighboring steps, drawn as one point.
 struct Group {
     step: f64,
     mean: f64,
@@ -243,12 +243,12 @@ mod tests {
         loss_curve(PictureFormat::Png, title, training, validation, &Provenance::default())
     }
 
-    /// How many pixels have this colour.
-    fn count(file: &[u8], colour: Rgb) -> usize {
+    /// How many pixels have this color.
+    fn count(file: &[u8], color: Rgb) -> usize {
         let picture = decode(file);
         assert_eq!((picture.width, picture.height), (1200, 700));
         let places = (0..picture.height).flat_map(|y| (0..picture.width).map(move |x| (x, y)));
-        places.filter(|&(x, y)| (picture.pixels)(x, y) == colour).count()
+        places.filter(|&(x, y)| (picture.pixels)(x, y) == color).count()
     }
 
     #[test]
@@ -258,7 +258,7 @@ mod tests {
         let file = curve("a run", &training, &validation)?;
         let (train, val) = (count(&file, TRAINING), count(&file, VALIDATION));
         assert!(train > 1000 && val > 50 && train > val, "{train} and {val} pixels");
-        // Without one of them, its colour is gone.
+        // Without one of them, its color is gone.
         assert_eq!(count(&curve("a run", &training, &[])?, VALIDATION), 0);
         assert_eq!(count(&curve("a run", &[], &validation)?, TRAINING), 0);
         assert_eq!(file, curve("a run", &training, &validation)?);
@@ -315,7 +315,7 @@ mod tests {
             (f32::midpoint(*left, *right), f32::midpoint(*top, *bottom))
         };
         let disc = scene.marks.iter().find_map(|mark| match mark {
-            Mark::Disc { centre, .. } => Some(*centre),
+            Mark::Disc { center, .. } => Some(*center),
             _ => None,
         });
         let (x, y) = disc.expect("a validation");

@@ -2,7 +2,7 @@
 
 use super::{pdf, png, scene::Scene, svg};
 use crate::provenance::Provenance;
-use crate::recognise::FileKind;
+use crate::recognize::FileKind;
 use candle_core::Result;
 use std::path::Path;
 

@@ -1,7 +1,7 @@
 //! All heads as small heat maps: one row per layer, one column per head.
 
 use super::PictureFormat;
-use super::colour_bar::ColourBar;
+use super::color_bar::ColorBar;
 use super::heading::Heading;
 use super::letters::Letters;
 use super::scene::{Anchor, Cells, INK, NOT_A_NUMBER, Scene, Style};
@@ -23,10 +23,10 @@ const LABEL: Style = Style::new(16.0, INK);
 /// All heads of a model as one picture. Add one layer at a time, so that memory never has to hold more than one layer's
 /// weights.
 ///
-/// Each head is a square with the first query and key at its top left and colours as in
+/// Each head is a square with the first query and key at its top left and colors as in
 /// [`head_picture`](super::head_picture). If a pixel stands for several weights, its level on the scale is the mean of the
 /// levels of the visible ones: the mean of the weights' square roots, not the root of their mean, so that one large
-/// weight among zeros does not look like many small ones. It is grey if one of them is NaN, and white if none is
+/// weight among zeros does not look like many small ones. It is gray if one of them is NaN, and white if none is
 /// visible.
 #[derive(Debug, Default)]
 pub struct HeadGrid {
@@ -66,7 +66,7 @@ impl HeadGrid {
         Ok(())
     }
 
-    /// The picture as the bytes of a file, with a colour bar, the caption of `provenance` below the title, and its facts
+    /// The picture as the bytes of a file, with a color bar, the caption of `provenance` below the title, and its facts
     /// in the file's metadata.
     ///
     /// # Errors
@@ -82,7 +82,7 @@ impl HeadGrid {
         }
         let (letters, heading) = (Letters::new()?, Heading::new(title, provenance));
         let heads = || self.rows.iter().flat_map(|(_, heads)| heads);
-        let bar = ColourBar::of_weights(heads().any(|head| head.thumbnail.has_nan));
+        let bar = ColorBar::of_weights(heads().any(|head| head.thumbnail.has_nan));
         let top = heading.height() + TOP;
         let place = |n: usize, from: f32| from + (n * (SIDE + GAP)) as f32;
         let side = SIDE as f32;
@@ -103,8 +103,8 @@ impl HeadGrid {
                     let above = LABEL.anchor(Anchor::Middle);
                     scene.text(format!("head {head}"), (x + side / 2.0, y - 8.0), above);
                 }
-                let (columns, colours) = (thumbnail.columns, thumbnail.colours.clone());
-                scene.cells(Cells { x, y, width: side, height: side, columns, colours });
+                let (columns, colors) = (thumbnail.columns, thumbnail.colors.clone());
+                scene.cells(Cells { x, y, width: side, height: side, columns, colors });
             }
         }
         Ok(scene)
@@ -116,7 +116,7 @@ impl HeadGrid {
 struct Thumbnail {
     columns: usize,
     /// Nothing where no weight is visible.
-    colours: Vec<Option<Rgb>>,
+    colors: Vec<Option<Rgb>>,
     has_nan: bool,
 }
 
@@ -127,7 +127,7 @@ impl Thumbnail {
         let (t, s) = weights.dims2()?;
         let (height, width) = (t.min(SIDE), s.min(SIDE));
         let mut has_nan = false;
-        let mut colours = Vec::with_capacity(height * width);
+        let mut colors = Vec::with_capacity(height * width);
         for y in 0..height {
             for x in 0..width {
                 let keys = x * s / width..(x + 1) * s / width;
@@ -139,14 +139,14 @@ impl Thumbnail {
                     count += 1;
                 }
                 has_nan |= sum.is_nan();
-                colours.push(match count {
+                colors.push(match count {
                     0 => None,
                     _ if sum.is_nan() => Some(NOT_A_NUMBER),
                     _ => Some(rgb(sum / count as f32)),
                 });
             }
         }
-        Ok(Self { columns: width, colours, has_nan })
+        Ok(Self { columns: width, colors, has_nan })
     }
 }
 
@@ -191,9 +191,9 @@ mod tests {
         Ok(())
     }
 
-    /// The colour at x, y of a head in SIDE by SIDE cells.
+    /// The color at x, y of a head in SIDE by SIDE cells.
     fn pixel(picture: &Thumbnail, x: usize, y: usize) -> Rgb {
-        picture.colours[y * SIDE + x].unwrap_or((255, 255, 255))
+        picture.colors[y * SIDE + x].unwrap_or((255, 255, 255))
     }
 
     #[test]
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn one_weight_that_is_not_a_number_makes_its_pixel_grey() -> Result<()> {
+    fn one_weight_that_is_not_a_number_makes_its_pixel_gray() -> Result<()> {
         let t = 2 * SIDE;
         let weights = (0..t * t).map(|n| if n == 100 * t + 21 { f32::NAN } else { 0.25 });
         let picture = Thumbnail::of(&Tensor::from_iter(weights, &Device::Cpu)?.reshape((t, t))?)?;
@@ -231,9 +231,9 @@ mod tests {
     #[test]
     fn a_short_text_has_a_cell_for_each_weight() -> Result<()> {
         let picture = Thumbnail::of(&Tensor::new(&[[1f32, 0., 9.], [0.25, 0.5, 0.25]], &Device::Cpu)?)?;
-        let colour = |weight: f32| (weight <= 1.0).then(|| rgb(level(weight).unwrap()));
+        let color = |weight: f32| (weight <= 1.0).then(|| rgb(level(weight).unwrap()));
         assert_eq!((picture.columns, picture.has_nan), (3, false));
-        assert_eq!(picture.colours, [1.0, 0.0, 9.0, 0.25, 0.5, 0.25].map(colour));
+        assert_eq!(picture.colors, [1.0, 0.0, 9.0, 0.25, 0.5, 0.25].map(color));
         Ok(())
     }
 

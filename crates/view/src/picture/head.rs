@@ -1,8 +1,8 @@
-//! One head's weights: a row and a column for each token, and a colour bar.
+//! One head's weights: a row and a column for each token, and a color bar.
 
 use super::PictureFormat;
 use super::axis::Axis;
-use super::colour_bar::ColourBar;
+use super::color_bar::ColorBar;
 use super::heading::Heading;
 use super::letters::Letters;
 use super::scene::{Anchor, Cells, INK, NOT_A_NUMBER, Scene, Style};
@@ -24,9 +24,9 @@ const MARGIN: f32 = 20.0;
 const AXIS: Style = Style::new(16.0, INK);
 
 /// The weights of one head as a picture: queries down the side, keys along the top, each with its position, and a
-/// colour bar. Keys that a query cannot see are white, a NaN is grey.
+/// color bar. Keys that a query cannot see are white, a NaN is gray.
 ///
-/// Colours go from dark purple (0) to bright yellow (1) in viridis, by the square root of the weight. If a text is too
+/// Colors go from dark purple (0) to bright yellow (1) in viridis, by the square root of the weight. If a text is too
 /// long to label every token, every tenth, hundredth or so has a label. No pixel stands for more than one weight.
 ///
 /// The caption of `provenance` goes below the title, and its facts into the file's metadata. In SVG and PDF, text can
@@ -72,7 +72,7 @@ fn scene(
         Axis::new(&letters, tokens.len(), cell, |i| first + i, label)
     };
     let (side, top) = (axis(queries, s - t), axis(keys, 0));
-    let bar = ColourBar::of_weights(rows.iter().flatten().any(|weight| weight.is_nan()));
+    let bar = ColorBar::of_weights(rows.iter().flatten().any(|weight| weight.is_nan()));
     let heading = Heading::new(title, provenance);
     let (x, y) = (MARGIN + NAME + side.beside(), heading.height() + NAME + top.above());
     // An axis name may be longer than the weights are high or wide.
@@ -86,11 +86,11 @@ fn scene(
     let name = AXIS.upward().anchor(Anchor::Middle);
     scene.text(down, (MARGIN + 14.0, y + (height / 2.0).max(30.0)), name);
 
-    let colour = |weight: &f32| level(*weight).map_or(NOT_A_NUMBER, rgb);
+    let color = |weight: &f32| level(*weight).map_or(NOT_A_NUMBER, rgb);
     let seen = rows
         .iter()
-        .flat_map(|row| row.iter().map(|weight| Some(colour(weight))).chain(std::iter::repeat(None)).take(s));
-    scene.cells(Cells { x, y, width, height, columns: s, colours: seen.collect() });
+        .flat_map(|row| row.iter().map(|weight| Some(color(weight))).chain(std::iter::repeat(None)).take(s));
+    scene.cells(Cells { x, y, width, height, columns: s, colors: seen.collect() });
     side.draw_beside(&mut scene, (x, y));
     top.draw_above(&mut scene, (x, y));
     bar.draw(&mut scene, (x + width, y), tall);
@@ -111,7 +111,7 @@ mod tests {
         (0..n).map(|i| format!(" t{i}\n")).collect()
     }
 
-    /// The weights, which come before the colour bar.
+    /// The weights, which come before the color bar.
     fn cells(scene: &Scene) -> &Cells {
         let mut cells = scene.marks.iter().filter_map(|mark| match mark {
             Mark::Cells(cells) => Some(cells),
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn each_cell_has_its_weights_colour() -> Result<()> {
+    fn each_cell_has_its_weights_color() -> Result<()> {
         let values = [[1f32, 9., 9.], [0.25, 0.75, 9.], [0., 0.01, f32::NAN]];
         let weights = Tensor::new(&values, &Device::Cpu)?;
         for caption in ["", "what made it"] {
@@ -160,15 +160,15 @@ mod tests {
                 let cells = cells(&scene);
                 let cell = cells.width / s as f32;
                 assert!(cell >= 1.0 && whole(cells.height) == t * whole(cell));
-                let mut labelled = 0;
+                let mut labeled = 0;
                 for (text, (left, _, right, bottom)) in scene.texts() {
                     let place = text.split_once(' ').and_then(|(place, _)| place.parse::<usize>().ok());
                     let Some(place) = place.filter(|_| bottom <= cells.y) else { continue };
                     let middle = cells.x + (place as f32 + 0.5) * cell;
                     assert!((f32::midpoint(left, right) - middle).abs() < 3.0, "{text}");
-                    labelled += 1;
+                    labeled += 1;
                 }
-                assert!(labelled >= s.min(12) && labelled as f32 * 10.0 <= cells.width, "{labelled} of {s}");
+                assert!(labeled >= s.min(12) && labeled as f32 * 10.0 <= cells.width, "{labeled} of {s}");
             }
         }
         let wide: Vec<String> = (0..77).map(|i| "漢🙂W".repeat(i)).collect();

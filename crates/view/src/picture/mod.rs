@@ -1,8 +1,8 @@
 //! Pictures as PNG, SVG and PDF. A view lays its marks out in a [`scene`] once; three writers turn that into files, so
-//! that the formats cannot disagree. The font is part of the binary (its licence: `licenses/DejaVu.txt`).
+//! that the formats cannot disagree. The font is part of the binary (its license: `licenses/DejaVu.txt`).
 
 mod axis;
-mod colour_bar;
+mod color_bar;
 mod curve;
 mod format;
 mod grid;

@@ -2,7 +2,7 @@
 
 use super::PictureFormat;
 use super::axis::Axis;
-use super::colour_bar::ColourBar;
+use super::color_bar::ColorBar;
 use super::heading::Heading;
 use super::letters::Letters;
 use super::numbers::{fixed, of_axis, round_numbers};
@@ -31,10 +31,10 @@ const SMALL: f32 = 8.0;
 const PAD: f32 = 2.0;
 
 /// A picture of a matrix of signed numbers, such as what it changes to patch each head at each token: rows and columns
-/// with labels, colours from blue (below 0) through white to red (above), a colour bar, and the numbers themselves
+/// with labels, colors from blue (below 0) through white to red (above), a color bar, and the numbers themselves
 /// where cells are large enough.
 ///
-/// The scale is as far below 0 as above, up to the largest number. What is not finite is grey. Labels are shown like
+/// The scale is as far below 0 as above, up to the largest number. What is not finite is gray. Labels are shown like
 /// tokens, with visible spaces, and where there is no room for all, every second, fifth, tenth and so on is.
 ///
 /// ```
@@ -64,7 +64,7 @@ pub struct NumberMap<'a> {
     pub row_axis: &'a str,
     /// What the columns are.
     pub column_axis: &'a str,
-    /// What the numbers are, for the colour bar.
+    /// What the numbers are, for the color bar.
     pub unit: &'a str,
     /// The rows' labels, from the top.
     pub rows: &'a [String],
@@ -112,10 +112,10 @@ impl NumberMap<'_> {
         let number = |mark: f64| (0.5 + mark / f64::from(most) / 2.0, of_axis(mark, digits));
         #[allow(clippy::cast_possible_truncation)] // between 0 and 1
         let numbers = marks.into_iter().map(number).map(|(level, text)| (level as f32, text)).collect();
-        let bar = ColourBar {
+        let bar = ColorBar {
             name: visible_text(self.unit),
             numbers,
-            colour: &|level| diverging(2.0 * level - 1.0),
+            color: &|level| diverging(2.0 * level - 1.0),
             has_nan: finite().count() < values.len(),
         };
         let heading = Heading::new(self.title, provenance);
@@ -132,15 +132,15 @@ impl NumberMap<'_> {
         let half = scene.letters.width(&down, AXIS.size) / 2.0;
         scene.text(down, (MARGIN + 14.0, y + (height / 2.0).max(half)), name);
 
-        let colour = |value: &f32| if value.is_finite() { diverging(level(*value)) } else { NOT_A_NUMBER };
-        let colours: Vec<_> = values.iter().map(colour).collect();
-        let cells = colours.iter().copied().map(Some).collect();
-        scene.cells(Cells { x, y, width, height, columns, colours: cells });
+        let color = |value: &f32| if value.is_finite() { diverging(level(*value)) } else { NOT_A_NUMBER };
+        let colors: Vec<_> = values.iter().map(color).collect();
+        let cells = colors.iter().copied().map(Some).collect();
+        scene.cells(Cells { x, y, width, height, columns, colors: cells });
         beside.draw_beside(&mut scene, (x, y));
         above.draw_above(&mut scene, (x, y));
         bar.draw(&mut scene, (x + width, y), room);
         if let Some((texts, size)) = printed(&values, most, (wide, tall), &scene.letters) {
-            for (i, (text, background)) in texts.into_iter().zip(colours).enumerate() {
+            for (i, (text, background)) in texts.into_iter().zip(colors).enumerate() {
                 let ink = if wants_black(background) { INK } else { WHITE };
                 let style = Style::new(size, ink).anchor(Anchor::Middle);
                 let (column, row) = ((i % columns) as f32, (i / columns) as f32);
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn each_number_has_its_colour_and_its_text() -> Result<()> {
+    fn each_number_has_its_color_and_its_text() -> Result<()> {
         let (rows, columns) = (names(2), names(3));
         let map = NumberMap { rows: &rows, columns: &columns, unit: "nats", ..NumberMap::default() };
         let values = Tensor::new(&[[0f32, 2., -1.], [f32::NAN, -0.004, 1.]], &Device::Cpu)?;
@@ -221,9 +221,9 @@ mod tests {
             ("1.00", diverging(0.5)),
         ];
         let texts = scene.texts();
-        for (i, (text, colour)) in expected.into_iter().enumerate() {
+        for (i, (text, color)) in expected.into_iter().enumerate() {
             let (left, top) = (x + (i % 3) as f32 * wide, y + (i / 3) as f32 * tall);
-            assert_eq!((picture.pixels)(whole(left) + 2, whole(top) + 2), colour, "{text}");
+            assert_eq!((picture.pixels)(whole(left) + 2, whole(top) + 2), color, "{text}");
             let inside = |(l, t, r, b): (f32, f32, f32, f32)| {
                 l >= left && t >= top && r <= left + wide && b <= top + tall
             };

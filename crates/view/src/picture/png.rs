@@ -57,7 +57,7 @@ pub(crate) mod tests {
     pub(crate) struct Picture {
         pub(crate) width: usize,
         pub(crate) height: usize,
-        /// The colour at x, y.
+        /// The color at x, y.
         pub(crate) pixels: Box<dyn Fn(usize, usize) -> Rgb>,
     }
 

@@ -1,4 +1,4 @@
-//! A scene as pixels. Edges are smooth: a pixel that a shape covers in part has a mix of both colours.
+//! A scene as pixels. Edges are smooth: a pixel that a shape covers in part has a mix of both colors.
 
 use super::letters::{Letters, visual};
 use super::scene::{Cells, Mark, Scene, Text, WHITE};
@@ -23,17 +23,17 @@ pub(super) fn draw(scene: &Scene) -> Pixels {
     let mut pixels = Pixels { width, height, data: vec![255; width * height * 3] };
     for mark in &scene.marks {
         match mark {
-            Mark::Box { x, y, width, height, colour } => pixels.fill(*x, *y, x + width, y + height, *colour),
-            Mark::Line { points, width, colour } => pixels.shape(*colour, &stroke(points, *width)),
-            Mark::Disc { centre, radius, colour } => pixels.shape(*colour, &[circle(*centre, *radius)]),
-            Mark::Ring { centre, radius, width, colour } => {
-                let mut edge = circle(*centre, *radius);
+            Mark::Box { x, y, width, height, color } => pixels.fill(*x, *y, x + width, y + height, *color),
+            Mark::Line { points, width, color } => pixels.shape(*color, &stroke(points, *width)),
+            Mark::Disc { center, radius, color } => pixels.shape(*color, &[circle(*center, *radius)]),
+            Mark::Ring { center, radius, width, color } => {
+                let mut edge = circle(*center, *radius);
                 edge.extend(edge.first().copied());
                 let edge: Vec<(f32, f32)> = edge.iter().map(|p| (p.x, p.y)).collect();
-                pixels.shape(*colour, &stroke(&edge, *width));
+                pixels.shape(*color, &stroke(&edge, *width));
             }
             Mark::Cells(cells) => pixels.cells(cells),
-            Mark::Text(text) => pixels.shape(text.style.colour, &outlines(text, &scene.letters)),
+            Mark::Text(text) => pixels.shape(text.style.color, &outlines(text, &scene.letters)),
         }
     }
     pixels
@@ -47,9 +47,9 @@ impl Cells {
         let (wide, tall) = (scale(self.width, columns), scale(self.height, rows));
         let (width, height) = (columns * wide, rows * tall);
         let mut data = Vec::with_capacity(width * height * 3);
-        for row in self.colours.chunks_exact(columns) {
-            let colours = row.iter().map(|colour| colour.unwrap_or(WHITE));
-            let line: Vec<u8> = colours.flat_map(|(r, g, b)| [r, g, b].repeat(wide)).collect();
+        for row in self.colors.chunks_exact(columns) {
+            let colors = row.iter().map(|color| color.unwrap_or(WHITE));
+            let line: Vec<u8> = colors.flat_map(|(r, g, b)| [r, g, b].repeat(wide)).collect();
             data.extend(line.repeat(tall));
         }
         Pixels { width, height, data }
@@ -71,10 +71,10 @@ impl Pixels {
         }
     }
 
-    fn fill(&mut self, left: f32, top: f32, right: f32, bottom: f32, colour: Rgb) {
+    fn fill(&mut self, left: f32, top: f32, right: f32, bottom: f32, color: Rgb) {
         for y in whole(top)..whole(bottom).min(self.height) {
             for x in whole(left)..whole(right).min(self.width) {
-                self.set(x, y, colour);
+                self.set(x, y, color);
             }
         }
     }
@@ -85,15 +85,15 @@ impl Pixels {
         for y in 0..height {
             let row = y * rows / height * cells.columns;
             for x in 0..width {
-                if let Some(Some(colour)) = cells.colours.get(row + x * cells.columns / width) {
-                    self.set(left + x, top + y, *colour);
+                if let Some(Some(color)) = cells.colors.get(row + x * cells.columns / width) {
+                    self.set(left + x, top + y, *color);
                 }
             }
         }
     }
 
     /// Fills closed outlines that turn the same way; where one turns the other way, it is a hole.
-    fn shape(&mut self, colour: Rgb, outlines: &[Vec<Point>]) {
+    fn shape(&mut self, color: Rgb, outlines: &[Vec<Point>]) {
         let points = || outlines.iter().flatten();
         let bound = |of: fn(&Point) -> f32, pick: fn(f32, f32) -> f32| points().map(of).reduce(pick);
         let (Some(left), Some(right), Some(top), Some(bottom)) = (
@@ -104,7 +104,7 @@ impl Pixels {
         ) else {
             return;
         };
-        // The rasteriser takes no point outside of its own picture.
+        // The rasterizer takes no point outside of its own picture.
         let (left, top) = (left.floor() - 1.0, top.floor() - 1.0);
         let (width, height) = (whole(right - left + 2.0), whole(bottom - top + 2.0));
         let mut coverage = Rasterizer::new(width, height);
@@ -117,12 +117,12 @@ impl Pixels {
         coverage.for_each_pixel_2d(|x, y, alpha| {
             let (x, y) = (x as f32 + left, y as f32 + top);
             if alpha > 0.0 && x >= 0.0 && y >= 0.0 {
-                self.mix(whole(x), whole(y), colour, alpha.min(1.0));
+                self.mix(whole(x), whole(y), color, alpha.min(1.0));
             }
         });
     }
 
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // between two colours' parts
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // between two colors' parts
     fn mix(&mut self, x: usize, y: usize, (r, g, b): Rgb, alpha: f32) {
         if x < self.width
             && let Some(pixel) = self.data.get_mut((y * self.width + x) * 3..)
@@ -154,7 +154,7 @@ fn stroke(points: &[(f32, f32)], width: f32) -> Vec<Vec<Point>> {
         })
         .collect();
     if width > 1.0 && points.len() > 2 {
-        shapes.extend(points[1..points.len() - 1].iter().map(|&centre| circle(centre, half)));
+        shapes.extend(points[1..points.len() - 1].iter().map(|&center| circle(center, half)));
     }
     shapes
 }

@@ -36,32 +36,32 @@ pub(super) enum Mark {
         y: f32,
         width: f32,
         height: f32,
-        colour: Rgb,
+        color: Rgb,
     },
     /// Straight lines from point to point.
     Line {
         points: Vec<(f32, f32)>,
         width: f32,
-        colour: Rgb,
+        color: Rgb,
     },
     /// A filled circle.
     Disc {
-        centre: (f32, f32),
+        center: (f32, f32),
         radius: f32,
-        colour: Rgb,
+        color: Rgb,
     },
     /// A circle's edge.
     Ring {
-        centre: (f32, f32),
+        center: (f32, f32),
         radius: f32,
         width: f32,
-        colour: Rgb,
+        color: Rgb,
     },
     Cells(Cells),
     Text(Text),
 }
 
-/// Coloured rectangles, edge to edge.
+/// Colored rectangles, edge to edge.
 #[derive(Debug)]
 pub(super) struct Cells {
     pub(super) x: f32,
@@ -70,12 +70,12 @@ pub(super) struct Cells {
     pub(super) height: f32,
     pub(super) columns: usize,
     /// (rows, columns); nothing where the paper shows
-    pub(super) colours: Vec<Option<Rgb>>,
+    pub(super) colors: Vec<Option<Rgb>>,
 }
 
 impl Cells {
     pub(super) fn rows(&self) -> usize {
-        self.colours.len() / self.columns.max(1)
+        self.colors.len() / self.columns.max(1)
     }
 }
 
@@ -91,15 +91,15 @@ pub(super) enum Anchor {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Style {
     pub(super) size: f32,
-    pub(super) colour: Rgb,
+    pub(super) color: Rgb,
     pub(super) anchor: Anchor,
     /// Turned by a quarter, to read from the bottom up.
     pub(super) upward: bool,
 }
 
 impl Style {
-    pub(super) const fn new(size: f32, colour: Rgb) -> Self {
-        Self { size, colour, anchor: Anchor::Start, upward: false }
+    pub(super) const fn new(size: f32, color: Rgb) -> Self {
+        Self { size, color, anchor: Anchor::Start, upward: false }
     }
 
     pub(super) const fn anchor(self, anchor: Anchor) -> Self {
@@ -158,8 +158,8 @@ impl Scene {
         self.marks.push(Mark::Text(Text { shown, place, width, style }));
     }
 
-    pub(super) fn line(&mut self, points: impl Into<Vec<(f32, f32)>>, width: f32, colour: Rgb) {
-        self.marks.push(Mark::Line { points: points.into(), width, colour });
+    pub(super) fn line(&mut self, points: impl Into<Vec<(f32, f32)>>, width: f32, color: Rgb) {
+        self.marks.push(Mark::Line { points: points.into(), width, color });
     }
 
     pub(super) fn cells(&mut self, cells: Cells) {

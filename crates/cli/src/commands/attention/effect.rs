@@ -9,7 +9,7 @@ use anyhow::bail;
 use candle_core::{D, DType, Device, Tensor};
 use gpt2_model::ForwardArgs;
 use gpt2_model::analysis::{
-    Ablation, AblationEffects, Centring, DirectAttribution, Metric, ablation_effects, direct_attribution,
+    Ablation, AblationEffects, Centering, DirectAttribution, Metric, ablation_effects, direct_attribution,
 };
 use gpt2_view::{Align, Table, visible_token};
 use serde::Serialize;
@@ -53,7 +53,7 @@ struct HeadEffect {
 #[derive(Serialize)]
 struct Direct {
     /// Whether the logit counts less the mean of all logits, and heads without their constant parts.
-    centred: bool,
+    centered: bool,
     attention_biases: Vec<f64>,
     mlps: Vec<f64>,
     embed: f64,
@@ -103,10 +103,10 @@ impl Effects {
             EffectArg::Zero => Ablation::Zero,
             EffectArg::Mean => Ablation::Mean,
         };
-        let centring = if scene.args.raw { Centring::Raw } else { Centring::Centred };
+        let centering = if scene.args.raw { Centering::Raw } else { Centering::Centered };
         let hooks = (!hooks.is_empty()).then_some(&hooks as &dyn gpt2_model::hooks::Hooks);
         let total = ablation_effects(&session.model, ids, metric, ablation, hooks)?;
-        let direct = direct_attribution(&session.model, ids, logit, centring, hooks)?;
+        let direct = direct_attribution(&session.model, ids, logit, centering, hooks)?;
         let value = Tensor::new(total.plain, &Device::Cpu)?;
         scene.subject().check_finite([&value, &total.change, &direct.heads, &direct.mlps])?;
         Ok(Self { target, against, total, direct })
@@ -136,7 +136,7 @@ pub(super) fn show(scene: &Scene, how: EffectArg) -> anyhow::Result<()> {
         },
         heads,
         direct: Direct {
-            centred: !scene.args.raw,
+            centered: !scene.args.raw,
             attention_biases: numbers(&found.direct.attention_biases)?,
             mlps: numbers(&found.direct.mlps)?,
             embed: found.direct.embed,
@@ -173,9 +173,9 @@ fn print(report: &Report) -> anyhow::Result<()> {
         ]);
     }
     writeln!(out, "{}", table.render())?;
-    let Direct { centred, attention_biases, mlps, embed, pos_embed, final_bias, interventions, sum, total } =
+    let Direct { centered, attention_biases, mlps, embed, pos_embed, final_bias, interventions, sum, total } =
         &report.direct;
-    let logit = match (&report.against, centred) {
+    let logit = match (&report.against, centered) {
         (Some(_), _) => "the difference of the logits",
         (None, true) => "the logit, less the mean of all logits",
         (None, false) => "the logit",

@@ -37,7 +37,7 @@ pub(super) struct Report {
     /// The median of the alternate passes, which run without `--summaries` and `--weights-heads`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) plain_median_ms: Option<f64>,
-    /// The median ratio of neighbouring passes.
+    /// The median ratio of neighboring passes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) ratio_to_plain: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]

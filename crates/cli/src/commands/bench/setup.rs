@@ -50,7 +50,7 @@ impl<'a> Bench<'a> {
         if let Some(format) =
             checkpoint.as_ref().and_then(|c| c.formats().first().copied()).filter(|_| quantize.is_some())
         {
-            bail!("--quantize: the weights of the model are quantised already ({format}); leave it out");
+            bail!("--quantize: the weights of the model are quantized already ({format}); leave it out");
         }
         if args.kv.is_some() && args.what != BenchTarget::Decode {
             bail!("--kv is for bench decode");
@@ -72,7 +72,7 @@ impl<'a> Bench<'a> {
         })
     }
 
-    /// The formats of the weights that stay quantised.
+    /// The formats of the weights that stay quantized.
     pub(super) fn quantized(&self) -> Option<String> {
         let stay = self.dtype == DType::F32 && self.device.is_cpu();
         let of_file = self.checkpoint.as_ref().filter(|_| stay).map(Checkpoint::formats).unwrap_or_default();
@@ -117,9 +117,9 @@ impl<'a> Bench<'a> {
 
     pub(super) fn model(&self) -> anyhow::Result<Gpt2LMHeadModel> {
         let model = match (&self.checkpoint, self.quantize) {
-            (Some(checkpoint), Some(format)) => checkpoint.load_quantised(format)?,
+            (Some(checkpoint), Some(format)) => checkpoint.load_quantized(format)?,
             (Some(checkpoint), None) => checkpoint.load_model(self.dtype, &self.device)?,
-            (None, Some(format)) => Gpt2LMHeadModel::load(self.weights()?, &self.config)?.quantise(format)?,
+            (None, Some(format)) => Gpt2LMHeadModel::load(self.weights()?, &self.config)?.quantize(format)?,
             (None, None) => Gpt2LMHeadModel::load(self.weights()?, &self.config)?,
         };
         let args = &self.args.model;

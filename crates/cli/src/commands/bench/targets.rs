@@ -160,8 +160,8 @@ impl Bench<'_> {
         let variables = VarMap::new();
         let vb = init::seeded_variables(self.args.model.run.seed, &variables, self.dtype, &self.device);
         let model = Gpt2LMHeadModel::load(vb, &self.config)?;
-        let mut optimiser = AdamW::new(model.named_variables()?, AdamWParams::default())?;
-        self.time_training(&model, &mut optimiser)
+        let mut optimizer = AdamW::new(model.named_variables()?, AdamWParams::default())?;
+        self.time_training(&model, &mut optimizer)
     }
 
     /// Steps of an adapter on all linear layers, of a frozen model.
@@ -171,11 +171,11 @@ impl Bench<'_> {
         let options = LoraOptions { target_modules: targets, ..LoraOptions::new(r.into()) };
         let adapter = Adapter::new(&self.config, &options, self.args.model.run.seed, &self.device)?;
         let model = self.model()?.with_adapter("bench", &adapter, 1.0)?;
-        let mut optimiser = AdamW::new(model.named_variables()?, AdamWParams::default())?;
-        self.time_training(&model, &mut optimiser)
+        let mut optimizer = AdamW::new(model.named_variables()?, AdamWParams::default())?;
+        self.time_training(&model, &mut optimizer)
     }
 
-    fn time_training(&self, model: &Gpt2LMHeadModel, optimiser: &mut AdamW) -> anyhow::Result<Vec<f64>> {
+    fn time_training(&self, model: &Gpt2LMHeadModel, optimizer: &mut AdamW) -> anyhow::Result<Vec<f64>> {
         let t = self.tokens;
         let ids = self.ids(t + 1)?;
         let (inputs, targets) = (ids.narrow(1, 0, t)?, ids.narrow(1, 1, t)?);
@@ -186,7 +186,7 @@ impl Bench<'_> {
             } else {
                 model.loss(&inputs, &targets, training)?.backward()?
             };
-            optimiser.step(&gradients, 1e-3, 1.0)?;
+            optimizer.step(&gradients, 1e-3, 1.0)?;
             Ok(())
         })
     }

@@ -20,7 +20,7 @@ pub(super) struct Work {
 }
 
 impl Work {
-    /// Of a target that took `seconds` on the CPU. Products of quantised weights have no limit that is measured here.
+    /// Of a target that took `seconds` on the CPU. Products of quantized weights have no limit that is measured here.
     pub(super) fn of(args: &BenchArgs, config: &Config, numbers: Numbers, seconds: f64) -> Option<Self> {
         let (giga, unit, peak) = if args.what.makes_tokens() {
             let bytes = bytes_of_a_token(args, config, (numbers.weight, numbers.number));
@@ -39,7 +39,7 @@ impl Work {
 #[derive(Clone, Copy)]
 pub(super) struct Numbers {
     pub(super) dtype: DType,
-    /// Whether weights are quantised.
+    /// Whether weights are quantized.
     pub(super) quantized: bool,
     /// The bytes of a weight, on average.
     pub(super) weight: f64,

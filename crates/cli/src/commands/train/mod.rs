@@ -113,17 +113,17 @@ fn train(args: &TrainArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The model that an adapter is trained on, which may be quantised.
+/// The model that an adapter is trained on, which may be quantized.
 fn base(args: &TrainArgs, checkpoint: &Checkpoint, device: &Device) -> anyhow::Result<Gpt2LMHeadModel> {
     match (args.lora.quantize, checkpoint.formats().first()) {
         (Some(_), Some(format)) => bail!(
-            "--quantize: the weights of {} are quantised already ({format}); leave it out",
+            "--quantize: the weights of {} are quantized already ({format}); leave it out",
             checkpoint.name()
         ),
         (Some(_), None) if !device.is_cpu() => {
-            bail!("--quantize: quantised layers run on the CPU only; give --device cpu")
+            bail!("--quantize: quantized layers run on the CPU only; give --device cpu")
         }
-        (Some(format), None) => Ok(checkpoint.load_quantised(format.into())?),
+        (Some(format), None) => Ok(checkpoint.load_quantized(format.into())?),
         (None, _) => Ok(checkpoint.load_model(DType::F32, device)?),
     }
 }
@@ -157,7 +157,7 @@ fn begin(
         let checkpoint = Checkpoint::open(files)?.with_implementation(args.implementation.into());
         if let Some(format) = checkpoint.formats().first().filter(|_| args.lora.rank.is_none()) {
             bail!(
-                "{}: is quantised ({format}) and cannot be trained; start from the original, or train an adapter \
+                "{}: is quantized ({format}) and cannot be trained; start from the original, or train an adapter \
                  with --lora",
                 checkpoint.name()
             );

@@ -5,7 +5,7 @@ use anyhow::Context;
 use candle_core::{DType, Device, Tensor, Var};
 use candle_fused::Implementation::{self, Auto, Eager, Fused};
 use candle_fused::{
-    BlockFormat, Dispatch, Epilogue, QuantisedWeight, layer_norm, linear, linear_cross_entropy,
+    BlockFormat, Dispatch, Epilogue, QuantizedWeight, layer_norm, linear, linear_cross_entropy,
 };
 use candle_nn::Init;
 use gpt2_model::init;
@@ -59,7 +59,7 @@ impl Verify {
             }
         }
         self.loss(&x, &weight.t()?.contiguous()?, &case)?;
-        self.quantised(&x, &weight, &case)
+        self.quantized(&x, &weight, &case)
     }
 
     /// The cross-entropy of `x·Wᵀ` and its gradients, for `x` (rows, C) and a table (V, C).
@@ -95,8 +95,8 @@ impl Verify {
         Ok(())
     }
 
-    /// Linear layers with quantised weights, which run on the CPU, against the same codes and scales in f64.
-    fn quantised(&mut self, x: &Tensor, weight: &Tensor, case: &str) -> anyhow::Result<()> {
+    /// Linear layers with quantized weights, which run on the CPU, against the same codes and scales in f64.
+    fn quantized(&mut self, x: &Tensor, weight: &Tensor, case: &str) -> anyhow::Result<()> {
         let rounded = x.flatten_all()?.to_vec1::<f32>()?.chunks(32).flat_map(in_8_bits).collect::<Vec<f64>>();
         let rounded = Tensor::from_vec(rounded, x.shape(), &Device::Cpu)?;
         for (what, format) in [
@@ -106,11 +106,11 @@ impl Verify {
             ("linear, q4_0", BlockFormat::Q4_0),
             ("linear, q4_K", BlockFormat::Q4K),
         ] {
-            let quantised = QuantisedWeight::quantise(weight, format)?;
-            let expected = rounded.matmul(&quantised.to_tensor()?.to_dtype(DType::F64)?)?;
-            let many = quantised.forward(x, None, Epilogue::None)?;
+            let quantized = QuantizedWeight::quantize(weight, format)?;
+            let expected = rounded.matmul(&quantized.to_tensor()?.to_dtype(DType::F64)?)?;
+            let many = quantized.forward(x, None, Epilogue::None)?;
             self.check(what, case, (Auto, DType::F32), (&many, &expected), 1e-6)?;
-            let one = quantised.forward(&x.narrow(0, 0, 1)?, None, Epilogue::None)?;
+            let one = quantized.forward(&x.narrow(0, 0, 1)?, None, Epilogue::None)?;
             self.check(what, "its first row alone", (Auto, DType::F32), (&one, &many.narrow(0, 0, 1)?), 0.)?;
         }
         Ok(())

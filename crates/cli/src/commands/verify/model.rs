@@ -33,10 +33,10 @@ impl Verify {
                 let model = load(dtype, &device, implementation)?;
                 let ids = ids.to_device(&device)?;
                 // Rounding the weights and every activation of each block adds up in a half.
-                let quantised = dtype == DType::F32 && device.is_cpu() && !checkpoint.formats().is_empty();
+                let quantized = dtype == DType::F32 && device.is_cpu() && !checkpoint.formats().is_empty();
                 let tolerance = match dtype {
                     // The inputs of every layer are rounded to 8 bits.
-                    DType::F32 if quantised => 0.1,
+                    DType::F32 if quantized => 0.1,
                     DType::F32 => 3e-5,
                     half => 16. * rounding(half),
                 };

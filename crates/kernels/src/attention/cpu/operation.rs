@@ -20,8 +20,8 @@ pub(in crate::attention) struct CpuAttention {
     dropout: Option<WeightDropout>,
     /// (B, H, T), which the forward pass saves for the backward pass.
     log_sums: OnceLock<Vec<LogSum>>,
-    summarise: bool,
-    /// (B, H, T), which the forward pass fills if `summarise` is set.
+    summarize: bool,
+    /// (B, H, T), which the forward pass fills if `summarize` is set.
     summaries: Arc<OnceLock<Vec<RowSummary>>>,
 }
 
@@ -29,9 +29,9 @@ impl CpuAttention {
     pub(in crate::attention) fn new(
         rules: ScoreRules,
         dropout: Option<WeightDropout>,
-        summarise: bool,
+        summarize: bool,
     ) -> Self {
-        Self { rules, dropout, log_sums: OnceLock::new(), summarise, summaries: Arc::default() }
+        Self { rules, dropout, log_sums: OnceLock::new(), summarize, summaries: Arc::default() }
     }
 
     /// The cell in which the forward pass stores the summary of each row (B, H, T).
@@ -50,16 +50,16 @@ impl CpuAttention {
         let [b, h, t, d] = problem.context_dims();
         let mut out = Vec::with_capacity(b * t * h * d);
         let mut log_sums = vec![LogSum::default(); b * h * t];
-        let mut summaries = vec![RowSummary::default(); if self.summarise { b * h * t } else { 0 }];
+        let mut summaries = vec![RowSummary::default(); if self.summarize { b * h * t } else { 0 }];
         let uninit = &mut out.spare_capacity_mut()[..b * t * h * d];
-        let wanted = self.summarise.then_some(summaries.as_mut_slice());
+        let wanted = self.summarize.then_some(summaries.as_mut_slice());
         let log = &mut log_sums;
         isa::arch().dispatch(Forward { problem: &problem, out: uninit, log_sums: log, summaries: wanted });
         // SAFETY: `Forward` has written every row.
         unsafe { out.set_len(b * t * h * d) };
         // A second forward pass of the same operation would compute the same values.
         let _ = self.log_sums.set(log_sums);
-        if self.summarise {
+        if self.summarize {
             let _ = self.summaries.set(summaries);
         }
         Ok((E::to_cpu_storage_owned(out), Shape::from((b, t, h, d))))

@@ -1,4 +1,4 @@
-//! The summary of a single query, computed from its weights, for queries that no tile summarises as it goes.
+//! The summary of a single query, computed from its weights, for queries that no tile summarizes as it goes.
 
 use super::problem::Problem;
 use super::summary::RowSummary;

@@ -30,7 +30,7 @@ fn run(problem: &Problem<f32>, dispatch: impl Fn(Forward<f32>)) -> Vec<f32> {
     let numbers = found.iter().flat_map(|row| {
         [row.entropy, row.mean_distance / 200.0, row.on_self, row.on_previous, row.on_first, row.max]
     });
-    // SAFETY: initialised above, and again by `Forward`.
+    // SAFETY: initialized above, and again by `Forward`.
     out.into_iter().map(|x| unsafe { x.assume_init() }).chain(numbers).collect()
 }
 

@@ -17,7 +17,7 @@ pub(super) struct Scratch {
     /// Queries that memory does not hold as rows of f32.
     pub(super) copied_rows: Vec<f32>,
     scores: Vec<f32>,
-    /// The unnormalised context, `QUERIES` rows of `width`.
+    /// The unnormalized context, `QUERIES` rows of `width`.
     pub(super) context: Vec<f32>,
     pub(super) max: [f32; QUERIES],
     pub(super) sum: [f32; QUERIES],

@@ -48,7 +48,7 @@ pub(super) fn gradients<E: CudaDType + DeviceRepr>(
     let log_sums = view_of::<f32>(&log_sums, log_sums_layout)?;
     let masks = HiddenOnGpu::within(saved.masks, saved.hidden, &stream)?;
     let nothing = 0u64; // a null pointer
-    // SAFETY: the memory starts uninitialised. The launches below write all of each, and read `deltas` after that.
+    // SAFETY: the memory starts uninitialized. The launches below write all of each, and read `deltas` after that.
     let (mut deltas, mut dq, mut dk, mut dv) = unsafe {
         let keys = b * s * h * d;
         (

@@ -92,7 +92,7 @@ impl CudaAttention {
         let (b, h, t, d) = q_layout.shape().dims4()?;
         let views = [view::<E>(qkv[0])?, view::<E>(qkv[1])?, view::<E>(qkv[2])?];
         let rows = if self.backward.is_some() { b * h * t } else { 0 };
-        // SAFETY: the memory starts uninitialised. The launch below writes all of `out` and, if a gradient is needed, of
+        // SAFETY: the memory starts uninitialized. The launch below writes all of `out` and, if a gradient is needed, of
         // `log_sums`, and reads only those parts of `partials` that it has written.
         let (mut out, mut log_sums, mut partials) = unsafe {
             let partials = self.plan.partials.map(|(count, _)| device.alloc::<f32>(count)).transpose()?;

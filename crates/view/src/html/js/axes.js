@@ -11,7 +11,7 @@ function drawAxes(context, pane, part, x, y, paint) {
     const chosen = position === state.token || here;
     context.font = `${chosen ? "bold " : ""}11px ui-monospace, monospace`;
     context.fillStyle = sought ? paint.mark : chosen ? paint.ink : paint.quiet;
-    // Positions tell apart tokens that are far away or repeat; next to its neighbours a token needs none.
+    // Positions tell apart tokens that are far away or repeat; next to its neighbors a token needs none.
     const text = every > 1 || chosen ? `${position} ${tokens[position]}` : tokens[position];
     context.fillText(clip(context, text, room), 0, 0);
   };
@@ -42,7 +42,7 @@ function drawAxes(context, pane, part, x, y, paint) {
     }
   };
   const cell = state.cell;
-  if (pane.labelled) {
+  if (pane.labeled) {
     drawn("y", part.top + offset, part.bottom + offset, [cell ? cell.query + offset : null, state.token],
       (p) => Math.min(Math.max(y(p - offset + 0.5), pane.top + 4), pane.top + plot.height - 4));
   }

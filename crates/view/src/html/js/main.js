@@ -119,7 +119,7 @@ on("theme", () => {
   byId("theme").textContent = isDark() ? "Light" : "Dark";
   paintSigns();
 });
-// Listeners run in the order in which they came; the colours go first.
+// Listeners run in the order in which they came; the colors go first.
 listeners.unshift(listeners.pop());
 addEventListener("hashchange", () => update(remembered()));
 Object.assign(state, remembered());

@@ -3,7 +3,7 @@
 const map = byId("map");
 const GUTTER = { left: 104, top: 84, right: 4, bottom: 4 };
 const LARGEST_CELL = 56;
-/// A map of weights is dark in either theme: the dark theme's colours of a token's row and column, and of what is found.
+/// A map of weights is dark in either theme: the dark theme's colors of a token's row and column, and of what is found.
 const [OUT_ON_MAP, IN_ON_MAP, MARK_ON_MAP] = ["#56b4e9", "#ee9b4c", "#ff7fce"];
 const BETWEEN = 14; // pixels between two maps side by side
 /// The visible part: the cell at the top left corner (with fractions), and pixels per cell.
@@ -11,7 +11,7 @@ const viewport = { key: 0, query: 0, size: 1 };
 /// The width and height of a map in pixels.
 let plot = { width: 0, height: 0 };
 /// The maps on the canvas: where each starts, and whether it has labels on its left.
-let panes = [{ left: GUTTER.left, top: GUTTER.top, labelled: true }];
+let panes = [{ left: GUTTER.left, top: GUTTER.top, labeled: true }];
 
 /// Divides the canvas: one map, or two beside each other, or on a narrow screen below each other. They share the
 /// viewport.
@@ -27,13 +27,13 @@ function layOut() {
     width: Math.max(1, two && wide ? (width - BETWEEN) / 2 : width),
     height: Math.max(1, two && !wide ? (height - GUTTER.top) / 2 : height),
   };
-  panes = [{ left: GUTTER.left, top: GUTTER.top, labelled: true }];
+  panes = [{ left: GUTTER.left, top: GUTTER.top, labeled: true }];
   if (two && wide) {
     // The right map follows where the whole left one ends, and zoomed, that one takes no more room.
     plot.width = Math.min(plot.width, Math.max(tokens.length * wholeSize(), 120));
-    panes.push({ left: GUTTER.left + plot.width + BETWEEN, top: GUTTER.top, labelled: false });
+    panes.push({ left: GUTTER.left + plot.width + BETWEEN, top: GUTTER.top, labeled: false });
   } else if (two) {
-    panes.push({ left: GUTTER.left, top: 2 * GUTTER.top + plot.height, labelled: true });
+    panes.push({ left: GUTTER.left, top: 2 * GUTTER.top + plot.height, labeled: true });
   }
   if (whole) viewport.size = 0;
   settle();
@@ -163,8 +163,8 @@ function paintPane(context, pane, sheet, paint, ratio) {
   context.imageSmoothingEnabled = false;
   context.drawImage(raster(sheet, part, ...pixels), x(part.left), y(part.top), ...span);
   if (viewport.size >= 34) drawValues(context, pane, sheet, part, x, y);
-  const box = (query, key, w, h, colour) => {
-    context.strokeStyle = colour;
+  const box = (query, key, w, h, color) => {
+    context.strokeStyle = color;
     // Draw around small cells rather than on them, so that they stay visible.
     const inset = viewport.size < 8 ? -0.5 : 0.5;
     context.strokeRect(x(key) + inset, y(query) + inset, w * viewport.size - 2 * inset, h * viewport.size - 2 * inset);
@@ -192,7 +192,7 @@ function paintPane(context, pane, sheet, paint, ratio) {
   drawAxes(context, pane, part, x, y, paint);
 }
 
-/// The number as it stands in a cell: ".53", since the leading 0 says nothing; for tiny ones, the colour is enough.
+/// The number as it stands in a cell: ".53", since the leading 0 says nothing; for tiny ones, the color is enough.
 function cellText(value) {
   const text = rounded(value).replace(/^([+−]?)0\./, "$1.");
   return /^(\|change\| |<|–$|0$)/.test(text) ? "" : text;
@@ -207,7 +207,7 @@ function drawValues(context, pane, sheet, part, x, y) {
     for (let j = part.left; j < Math.min(part.right, rowLength(i)); j++) {
       if (shadeOf(sheet, i, j) === LEFT_OUT) continue;
       const t = levelOf(sheet, i, j);
-      context.fillStyle = Number.isNaN(t) || wantsBlack(colourAt(t, sheet.signed)) ? "#000" : "#fff";
+      context.fillStyle = Number.isNaN(t) || wantsBlack(colorAt(t, sheet.signed)) ? "#000" : "#fff";
       const text = cellText(sheet.value(i, j));
       const [middle, wide] = [x(j + 0.5), context.measureText(text).width];
       const inside = middle - wide / 2 >= pane.left && middle + wide / 2 <= pane.left + plot.width;

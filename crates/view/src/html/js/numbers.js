@@ -18,7 +18,7 @@ function inRun(source, key) {
 /// How much each head changed; NaN until it is known.
 const changes = new Float64Array(heads.length).fill(NaN);
 
-/// The numbers that heads can be sorted and coloured by: `of` a source, NaN if unknown; `signed()` if 0 is the middle.
+/// The numbers that heads can be sorted and colored by: `of` a source, NaN if unknown; `signed()` if 0 is the middle.
 const metrics = [
   ...(compared
     ? [{
@@ -74,11 +74,11 @@ function rangeOf(metric) {
   return [-most, most];
 }
 
-/// The colour of a source by a number, or null if it is unknown.
+/// The color of a source by a number, or null if it is unknown.
 function tintOf(metric, source, [low, high]) {
   const x = metric.of(source);
   if (!Number.isFinite(x)) return null;
-  return colourAt(metric.signed() ? x / (high || 1) : (x - low) / (high - low || 1), metric.signed());
+  return colorAt(metric.signed() ? x / (high || 1) : (x - low) / (high - low || 1), metric.signed());
 }
 
 // --- the change between two runs -------------------------------------------------------------------

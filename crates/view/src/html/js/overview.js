@@ -1,4 +1,4 @@
-// Every head as a small heat map, in the model's order or sorted by a number, and coloured by another.
+// Every head as a small heat map, in the model's order or sorted by a number, and colored by another.
 
 const root = document.documentElement;
 const overview = byId("overview");
@@ -67,7 +67,7 @@ function arrange() {
   markHead();
 }
 
-/// The numbers and colours of the heads.
+/// The numbers and colors of the heads.
 function writeNumbers() {
   const [sorted, tint] = [metricOf(state.sort), metricOf(state.tint)];
   const range = tint && rangeOf(tint);
@@ -81,10 +81,10 @@ function writeNumbers() {
       lines.push(Number.isNaN(tint.of(head)) ? "" : metricText(tint, head).replace(/^([+−]?)0\.(?=\d)/, "$1."));
     }
     option.lastChild.textContent = lines.join("\n");
-    const colour = tint && tintOf(tint, head, range);
+    const color = tint && tintOf(tint, head, range);
     option.classList.toggle("tinted", !!tint);
-    option.style.backgroundColor = colour ? `rgb(${colour})` : "";
-    option.lastChild.style.color = colour ? (wantsBlack(colour) ? "#000" : "#fff") : "";
+    option.style.backgroundColor = color ? `rgb(${color})` : "";
+    option.lastChild.style.color = color ? (wantsBlack(color) ? "#000" : "#fff") : "";
   }
   for (const { index } of maps) {
     options[index].title = describe(sources[index]);

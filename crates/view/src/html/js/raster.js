@@ -5,29 +5,29 @@ const SHADES = 1024;
 const NOT_A_NUMBER = SHADES;
 const LEFT_OUT = SHADES + 1;
 
-/// The colour of each shade, as a canvas's bytes: viridis by the square root of the weight.
-const colours = new Uint32Array(SHADES + 2);
+/// The color of each shade, as a canvas's bytes: viridis by the square root of the weight.
+const colors = new Uint32Array(SHADES + 2);
 for (let shade = 0; shade < SHADES; shade++) {
-  colours[shade] = pixel(...mix((shade / (SHADES - 1)) ** 0.75));
+  colors[shade] = pixel(...mix((shade / (SHADES - 1)) ** 0.75));
 }
-colours[NOT_A_NUMBER] = pixel(255, 0, 144);
-colours[LEFT_OUT] = pixel(128, 128, 128, 70);
+colors[NOT_A_NUMBER] = pixel(255, 0, 144);
+colors[LEFT_OUT] = pixel(128, 128, 128, 70);
 
 const systemDark = matchMedia("(prefers-color-scheme: dark)");
 const isDark = () => (state.theme ?? (systemDark.matches ? "dark" : "light")) === "dark";
 
-/// Less and more than nothing: ColorBrewer's blue and red, which the colour-blind tell apart, from white; on dark paper
+/// Less and more than nothing: ColorBrewer's blue and red, which the color-blind tell apart, from white; on dark paper
 /// they get lighter from black.
 const LESS = { light: [[247, 247, 247], [146, 197, 222], [67, 147, 195], [5, 48, 97]], dark: [[27, 28, 33], [20, 70, 120], [67, 147, 195], [178, 222, 245]] };
 const MORE = { light: [[247, 247, 247], [244, 165, 130], [214, 96, 77], [103, 0, 31]], dark: [[27, 28, 33], [122, 40, 20], [224, 105, 75], [255, 215, 190]] };
-/// The colour of each shade of a number below 0, and above.
-const [lessColours, moreColours] = [new Uint32Array(SHADES + 2), new Uint32Array(SHADES + 2)];
+/// The color of each shade of a number below 0, and above.
+const [lessColors, moreColors] = [new Uint32Array(SHADES + 2), new Uint32Array(SHADES + 2)];
 function paintSigns() {
-  for (const [table, anchors] of [[lessColours, LESS], [moreColours, MORE]]) {
+  for (const [table, anchors] of [[lessColors, LESS], [moreColors, MORE]]) {
     for (let shade = 0; shade < SHADES; shade++) {
       table[shade] = pixel(...mix((shade / (SHADES - 1)) ** 0.75, anchors[isDark() ? "dark" : "light"]));
     }
-    table.set(colours.subarray(SHADES), SHADES);
+    table.set(colors.subarray(SHADES), SHADES);
   }
 }
 
@@ -37,15 +37,15 @@ function mix(t, anchors = palette) {
   return anchors[below].map((from, c) => Math.round(from + (anchors[below + 1][c] - from) * (place - below)));
 }
 
-/// The colour of a number at `t`, 0 to 1, or -1 to 1 on the scale of signs.
-function colourAt(t, signed) {
+/// The color of a number at `t`, 0 to 1, or -1 to 1 on the scale of signs.
+function colorAt(t, signed) {
   if (!signed) return mix(Math.min(Math.max(t, 0), 1));
   return mix(Math.min(Math.abs(t), 1), (t < 0 ? LESS : MORE)[isDark() ? "dark" : "light"]);
 }
-/// Whether black reads better than white on a colour.
+/// Whether black reads better than white on a color.
 const wantsBlack = ([red, green, blue]) => 0.299 * red + 0.587 * green + 0.114 * blue > 140;
 const gradient = (signed) =>
-  `linear-gradient(to right, ${Array.from({ length: 17 }, (_, n) => `rgb(${colourAt(signed ? n / 8 - 1 : n / 16, signed)})`)})`;
+  `linear-gradient(to right, ${Array.from({ length: 17 }, (_, n) => `rgb(${colorAt(signed ? n / 8 - 1 : n / 16, signed)})`)})`;
 
 function pixel(red, green, blue, alpha = 255) {
   // Build it from bytes, since the byte order of a word depends on the machine.
@@ -66,7 +66,7 @@ function shadeOf(weights, i, j) {
   return code > weights.levels ? NOT_A_NUMBER : Math.min(SHADES - 1, Math.floor(code * gain(weights, i)));
 }
 
-/// The place of a cell on the scale of colours: 0 to 1, or down to -1 with signs; NaN if it has none.
+/// The place of a cell on the scale of colors: 0 to 1, or down to -1 with signs; NaN if it has none.
 function levelOf(weights, i, j) {
   const shade = shadeOf(weights, i, j);
   return shade < SHADES ? (shade / (SHADES - 1)) ** 0.75 * (weights.code(i, j) < 0 ? -1 : 1) : NaN;
@@ -106,14 +106,14 @@ function raster(weights, { top, bottom, left, right }, width, height) {
   const image = context.createImageData(width, height);
   const pixels = new Uint32Array(image.data.buffer);
   for (let at = 0; at < pixels.length; at++) {
-    const table = !signed ? colours : isLess[at] ? lessColours : moreColours;
+    const table = !signed ? colors : isLess[at] ? lessColors : moreColors;
     if (shades[at]) pixels[at] = table[shades[at] - 1];
   }
   context.putImageData(image, 0, 0);
   return canvas;
 }
 
-/// The name of the colour of a cell as a line, a bar or a background: `kind` is "in" or "out", but signs go first.
+/// The name of the color of a cell as a line, a bar or a background: `kind` is "in" or "out", but signs go first.
 const tone = (weights, i, j, kind) => (!weights.signed ? kind : weights.code(i, j) < 0 ? "less" : "more");
 
 /// The sum of some weights, each times a factor and the norms of the keys if there are any, at a lower resolution. It is
@@ -149,7 +149,7 @@ function thumbnail(parts, { signed, unit }, width, height) {
     for (let x = 0; x <= last; x++) {
       const part = whole === 0 ? 0 : line[x] / whole;
       const shade = Math.min(SHADES - 1, Math.round((SHADES - 1) * Math.abs(part) ** (2 / 3)));
-      const table = !signed ? colours : part < 0 ? lessColours : moreColours;
+      const table = !signed ? colors : part < 0 ? lessColors : moreColors;
       pixels[y * width + x] = table[Number.isNaN(part) ? NOT_A_NUMBER : shade];
     }
   }
@@ -166,7 +166,7 @@ function fitCanvas(canvas, width, height) {
   return canvas.width > 0 && canvas.height > 0;
 }
 
-/// The page's colours for canvases, as CSS computes them for the current theme.
+/// The page's colors for canvases, as CSS computes them for the current theme.
 function theme() {
   const style = getComputedStyle(document.documentElement);
   const names = ["paper", "ink", "quiet", "line", "out", "in", "mark", "less", "more"];

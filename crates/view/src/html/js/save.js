@@ -50,10 +50,10 @@ async function savePng() {
   }
   context.translate(0, head);
   paintMap(context, ratio);
-  const { colours, start, end } = colourBar();
+  const { colors, start, end } = colorBar();
   const [left, middle] = [GUTTER.left + 40, map.clientHeight + foot / 2];
-  for (const [n, colour] of colours.entries()) {
-    context.fillStyle = colour;
+  for (const [n, color] of colors.entries()) {
+    context.fillStyle = color;
     context.fillRect(left + 3 * n, middle - 5, 3.1, 9);
   }
   context.fillStyle = paint.ink;
@@ -62,11 +62,11 @@ async function savePng() {
   context.textAlign = "right";
   context.fillText(start, left - 6, middle);
   context.textAlign = "left";
-  context.fillText(end, left + 3 * colours.length + 6, middle);
+  context.fillText(end, left + 3 * colors.length + 6, middle);
   offer(fileName("png"), await canvas.convertToBlob());
 }
 
-/// What the picture shows: its title, and below that the runs and what changes the numbers or their colours, if anything.
+/// What the picture shows: its title, and below that the runs and what changes the numbers or their colors, if anything.
 function pictureTitle() {
   const chosenSo = [
     ...(compared ? [showsChange() ? runs.join(" → ") : RUNS[state.run]] : []),
@@ -77,11 +77,11 @@ function pictureTitle() {
   return [[title, titleText()], chosenSo].filter((line) => line.length > 0).map((line) => line.join(" · "));
 }
 
-/// The colours of a scale from its start to its end, and the texts there.
-function colourBar() {
+/// The colors of a scale from its start to its end, and the texts there.
+function colorBar() {
   const { signed } = sheets[0];
-  const colours = Array.from({ length: 40 }, (_, n) => `rgb(${colourAt(signed ? (n - 19.5) / 19.5 : n / 39, signed)})`);
-  return { colours, start: byId("legend-start").textContent, end: `${byId("legend-end").textContent} (by √)` };
+  const colors = Array.from({ length: 40 }, (_, n) => `rgb(${colorAt(signed ? (n - 19.5) / 19.5 : n / 39, signed)})`);
+  return { colors, start: byId("legend-start").textContent, end: `${byId("legend-end").textContent} (by √)` };
 }
 
 /// Beyond so many cells, they are a picture inside the picture.
@@ -125,8 +125,8 @@ async function saveSvg() {
     }
     shapes.push(across * down <= SHAPES ? cellShapes(sheet, part, start, top, size) : await cellImage(sheet, part, start, top, w, h));
   }
-  const { colours, start, end } = colourBar();
-  const bar = colours.map((fill, n) => `<rect x="${left + 60 + 3 * n}" y="${top + h + 12}" width="3.1" height="9" fill="${fill}"/>`);
+  const { colors, start, end } = colorBar();
+  const bar = colors.map((fill, n) => `<rect x="${left + 60 + 3 * n}" y="${top + h + 12}" width="3.1" height="9" fill="${fill}"/>`);
   shapes.push(
     ...bar,
     text(left + 54, top + h + 20, start, 'text-anchor="end"'),
@@ -147,7 +147,7 @@ function cellShapes(sheet, part, left, top, size) {
     for (let key = part.left; key < Math.min(part.right, rowLength(query)); key++) {
       const t = levelOf(sheet, query, key);
       const none = shadeOf(sheet, query, key) === LEFT_OUT ? "#8884" : "#ff0090";
-      const fill = Number.isNaN(t) ? none : `rgb(${colourAt(t, sheet.signed)})`;
+      const fill = Number.isNaN(t) ? none : `rgb(${colorAt(t, sheet.signed)})`;
       const [x, y] = [left + (key - part.left) * size, top + (query - part.top) * size].map((n) => n.toFixed(2));
       rects.push(`<rect x="${x}" y="${y}" width="${size.toFixed(2)}" height="${size.toFixed(2)}" fill="${fill}"><title>${xml(exact(sheet.value(query, key)))}</title></rect>`);
     }

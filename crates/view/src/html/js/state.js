@@ -12,7 +12,7 @@ const state = {
   scale: "weight",
   first: true, // whether the first token is shown
   sort: "layer",
-  tint: compared ? "change" : "none", // the number that colours the heads
+  tint: compared ? "change" : "none", // the number that colors the heads
   step: null, // how many tokens are shown; null for all
   found: new Set(), // positions that match the search
   as: "both", // whether those are marked as queries, keys, or both

@@ -11,7 +11,7 @@ function stepToken(steps) {
 }
 
 /// A line of a list: a bar, a token and a number. With a position, it is a button that chooses that token.
-function entry({ text, position, number, exactly, share, colour }) {
+function entry({ text, position, number, exactly, share, color }) {
   const item = document.createElement("li");
   const body = document.createElement(position === undefined ? "div" : "button");
   if (position !== undefined) {
@@ -28,7 +28,7 @@ function entry({ text, position, number, exactly, share, colour }) {
   };
   const bar = part("share", "");
   bar.style.width = `${100 * share}%`;
-  bar.style.backgroundColor = `var(--${colour})`;
+  bar.style.backgroundColor = `var(--${color})`;
   part("position", position ?? "");
   part("word", text);
   part("number", number).title = exactly ?? "";
@@ -37,7 +37,7 @@ function entry({ text, position, number, exactly, share, colour }) {
 }
 
 /// The strongest of `count` weights, `weightAt(n)` each, as entries; if there are none, a line says why.
-function strongest(list, count, cellOf, colour, nothing) {
+function strongest(list, count, cellOf, color, nothing) {
   const found = [];
   for (let n = 0; n < count; n++) {
     const { query, key } = cellOf(n);
@@ -48,14 +48,14 @@ function strongest(list, count, cellOf, colour, nothing) {
   }
   found.sort((a, b) => Math.abs(b.weight) - Math.abs(a.weight));
   const entries = found.slice(0, LISTED).map((value) => {
-    const position = colour === "out" ? value.key : value.query + offset;
+    const position = color === "out" ? value.key : value.query + offset;
     return entry({
       text: tokens[position],
       position,
       number: showsBoth() ? fromTo(value, rounded) : rounded(value),
       exactly: exact(value),
       share: Math.min(1, Math.abs(value.weight / current.unit)) || 0,
-      colour: tone(current, value.query, value.key, colour),
+      color: tone(current, value.query, value.key, color),
     });
   });
   fill(list, entries, nothing);
@@ -105,7 +105,7 @@ function showPredictions(query) {
     if (section.hidden) continue;
     section.firstChild.textContent = compared ? `predicted next, ${runs[run]}` : "predicted next";
     const { likely, actual } = predictions[run][query] ?? { likely: [], actual: null };
-    const entries = likely.map(([text, p]) => entry({ text, number: percent(p), share: p, colour: "next-bar" }));
+    const entries = likely.map(([text, p]) => entry({ text, number: percent(p), share: p, color: "next-bar" }));
     fill(byId(ids[0]), entries, "There is no prediction here.");
     const follows = byId(ids[1]);
     follows.hidden = actual === null;
@@ -127,7 +127,7 @@ function showLens(query, shown) {
       .filter(Boolean);
     const text = [...new Set(guesses.map(([token]) => token))].join(" → ");
     const number = guesses.map(([, p]) => percent(p)).join(" → ");
-    const item = entry({ text, number, share: guesses.at(-1)?.[1] ?? 0, colour: "next-bar" });
+    const item = entry({ text, number, share: guesses.at(-1)?.[1] ?? 0, color: "next-bar" });
     item.querySelector(".position").textContent = layer;
     return item;
   });
@@ -149,7 +149,7 @@ for (const [position, word] of words.entries()) {
   strip.append(word, ...(tokens[position].endsWith("⏎") ? [document.createElement("br")] : []));
 }
 
-/// The strength and the colour that each word has.
+/// The strength and the color that each word has.
 const tints = [];
 function tintText() {
   if (!current) return;

@@ -19,7 +19,7 @@ function mostLeftOut({ codes, levels }, i) {
 class Weights {
   constructor(codes, levels, { unit = 1, signed = false, weighted = false, exactly = null } = {}) {
     Object.assign(this, { codes, levels, unit, signed, weighted, exactly });
-    // The largest code of each row, with and without the first key: one of them ends the row's colours.
+    // The largest code of each row, with and without the first key: one of them ends the row's colors.
     this.rowMax = new Uint16Array(queries);
     this.rowMaxLater = new Uint16Array(queries);
     for (let i = 0; i < queries; i++) {

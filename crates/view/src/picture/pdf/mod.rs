@@ -83,24 +83,24 @@ impl<'a> Drawing<'a> {
         self.content.set_line_join(LineJoinStyle::RoundJoin).set_line_cap(LineCapStyle::ButtCap);
         for mark in &scene.marks {
             match mark {
-                Mark::Box { x, y, width, height, colour } => {
-                    self.fill(*colour).rect(*x, *y, *width, *height).fill_nonzero();
+                Mark::Box { x, y, width, height, color } => {
+                    self.fill(*color).rect(*x, *y, *width, *height).fill_nonzero();
                 }
-                Mark::Line { points, width, colour } => {
+                Mark::Line { points, width, color } => {
                     let [first, rest @ ..] = &points[..] else { continue };
-                    self.stroke(*colour, *width).move_to(first.0, first.1);
+                    self.stroke(*color, *width).move_to(first.0, first.1);
                     for (x, y) in rest {
                         self.content.line_to(*x, *y);
                     }
                     self.content.stroke();
                 }
-                Mark::Disc { centre, radius, colour } => {
-                    self.fill(*colour);
-                    self.circle(*centre, *radius).fill_nonzero();
+                Mark::Disc { center, radius, color } => {
+                    self.fill(*color);
+                    self.circle(*center, *radius).fill_nonzero();
                 }
-                Mark::Ring { centre, radius, width, colour } => {
-                    self.stroke(*colour, *width);
-                    self.circle(*centre, *radius).stroke();
+                Mark::Ring { center, radius, width, color } => {
+                    self.stroke(*color, *width);
+                    self.circle(*center, *radius).stroke();
                 }
                 Mark::Cells(cells) => self.cells(cells),
                 Mark::Text(text) => self.text(text),
@@ -108,13 +108,13 @@ impl<'a> Drawing<'a> {
         }
     }
 
-    fn fill(&mut self, colour: Rgb) -> &mut Content {
-        let [r, g, b] = parts(colour);
+    fn fill(&mut self, color: Rgb) -> &mut Content {
+        let [r, g, b] = parts(color);
         self.content.set_fill_rgb(r, g, b)
     }
 
-    fn stroke(&mut self, colour: Rgb, width: f32) -> &mut Content {
-        let [r, g, b] = parts(colour);
+    fn stroke(&mut self, color: Rgb, width: f32) -> &mut Content {
+        let [r, g, b] = parts(color);
         self.content.set_stroke_rgb(r, g, b).set_line_width(width)
     }
 
@@ -145,7 +145,7 @@ impl<'a> Drawing<'a> {
             return;
         }
         let ((x, y), codes) = (text.start(), self.font.codes(&text.shown));
-        self.fill(text.style.colour).begin_text().set_font(FONT, text.style.size);
+        self.fill(text.style.color).begin_text().set_font(FONT, text.style.size);
         // Letters stand on their heads otherwise, since the page's y points down.
         let matrix =
             if text.style.upward { [0.0, -1.0, -1.0, 0.0, x, y] } else { [1.0, 0.0, 0.0, -1.0, x, y] };

@@ -213,10 +213,10 @@ fn it_says_what_made_it() -> Result<()> {
 }
 
 #[test]
-fn cells_are_images_with_their_colours() -> Result<()> {
+fn cells_are_images_with_their_colors() -> Result<()> {
     let mut scene = Scene::new(Letters::new()?, (100.0, 80.0), "")?;
-    let colours = vec![Some((1, 2, 3)), None, Some((255, 0, 9)), Some((7, 7, 7))];
-    scene.cells(Cells { x: 10.0, y: 20.0, width: 20.0, height: 20.0, columns: 2, colours });
+    let colors = vec![Some((1, 2, 3)), None, Some((255, 0, 9)), Some((7, 7, 7))];
+    scene.cells(Cells { x: 10.0, y: 20.0, width: 20.0, height: 20.0, columns: 2, colors });
     let reader = Reader::of(&write(&scene, &Provenance::default())?);
     let (image, pixels) = reader.with("/Subtype /Image");
     assert!(image.contains("/Width 20\n") && image.contains("/Interpolate false"), "{image}");

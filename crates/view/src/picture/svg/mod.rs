@@ -23,21 +23,21 @@ pub(super) fn write(scene: &Scene, provenance: &Provenance) -> Result<Vec<u8>> {
     // Writing into a string cannot fail.
     let _ = head(&mut out, scene, provenance);
     let cells =
-        scene.marks.iter().map(|mark| if let Mark::Cells(cells) = mark { cells.colours.len() } else { 0 });
+        scene.marks.iter().map(|mark| if let Mark::Cells(cells) = mark { cells.colors.len() } else { 0 });
     let few = cells.sum::<usize>() <= RECTANGLES;
     for mark in &scene.marks {
         let _ = match mark {
-            Mark::Box { x, y, width, height, colour } => {
-                rectangle(&mut out, [*x, *y, *width, *height], *colour)
+            Mark::Box { x, y, width, height, color } => {
+                rectangle(&mut out, [*x, *y, *width, *height], *color)
             }
-            Mark::Line { points, width, colour } => line(&mut out, points, *width, *colour),
-            Mark::Disc { centre: (x, y), radius, colour } => {
-                let (x, y, r, fill) = (Short(*x), Short(*y), Short(*radius), Hex(*colour));
+            Mark::Line { points, width, color } => line(&mut out, points, *width, *color),
+            Mark::Disc { center: (x, y), radius, color } => {
+                let (x, y, r, fill) = (Short(*x), Short(*y), Short(*radius), Hex(*color));
                 writeln!(out, "<circle cx=\"{x}\" cy=\"{y}\" r=\"{r}\" fill=\"{fill}\"/>")
             }
-            Mark::Ring { centre: (x, y), radius, width, colour } => {
+            Mark::Ring { center: (x, y), radius, width, color } => {
                 let (x, y, r, w) = (Short(*x), Short(*y), Short(*radius), Short(*width));
-                let stroke = Hex(*colour);
+                let stroke = Hex(*color);
                 writeln!(
                     out,
                     "<circle cx=\"{x}\" cy=\"{y}\" r=\"{r}\" fill=\"none\" stroke=\"{stroke}\" stroke-width=\"{w}\"/>"
@@ -62,7 +62,7 @@ fn head(out: &mut String, scene: &Scene, provenance: &Provenance) -> fmt::Result
         "style=\"font-kerning:none;font-variant-ligatures:none;white-space:pre\" xml:space=\"preserve\""
     )?;
     let made_by = json!({ "software": SOFTWARE, "facts": provenance.facts });
-    // The software comes first, by which the file is recognised.
+    // The software comes first, by which the file is recognized.
     let facts = json_for_xml(&made_by["facts"].to_string());
     let software = made_by["software"].to_string();
     writeln!(out, ">\n<metadata>{{\"software\":{software},\"facts\":{}}}</metadata>", Escaped(&facts))?;
@@ -70,32 +70,32 @@ fn head(out: &mut String, scene: &Scene, provenance: &Provenance) -> fmt::Result
     rectangle(out, [0.0, 0.0, scene.width, scene.height], WHITE)
 }
 
-fn rectangle(out: &mut String, place: [f32; 4], colour: Rgb) -> fmt::Result {
-    let ([x, y, width, height], fill) = (place.map(Short), Hex(colour));
+fn rectangle(out: &mut String, place: [f32; 4], color: Rgb) -> fmt::Result {
+    let ([x, y, width, height], fill) = (place.map(Short), Hex(color));
     writeln!(out, "<rect x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\" fill=\"{fill}\"/>")
 }
 
-fn line(out: &mut String, points: &[(f32, f32)], width: f32, colour: Rgb) -> fmt::Result {
+fn line(out: &mut String, points: &[(f32, f32)], width: f32, color: Rgb) -> fmt::Result {
     out.push_str("<polyline points=\"");
     for (i, (x, y)) in points.iter().enumerate() {
         write!(out, "{}{},{}", if i == 0 { "" } else { " " }, Short(*x), Short(*y))?;
     }
-    let (stroke, width) = (Hex(colour), Short(width));
+    let (stroke, width) = (Hex(color), Short(width));
     writeln!(out, "\" fill=\"none\" stroke=\"{stroke}\" stroke-width=\"{width}\" stroke-linejoin=\"round\"/>")
 }
 
-/// Neighbours of one colour in a row share a rectangle.
+/// Neighbors of one color in a row share a rectangle.
 fn rectangles(out: &mut String, cells: &Cells) -> fmt::Result {
     let (rows, columns) = (cells.rows(), cells.columns);
     let (width, height) = (cells.width / columns as f32, cells.height / rows as f32);
-    // Crisp edges leave no seams between neighbours.
+    // Crisp edges leave no seams between neighbors.
     out.push_str("<g shape-rendering=\"crispEdges\">\n");
-    for (row, colours) in cells.colours.chunks_exact(columns).enumerate() {
+    for (row, colors) in cells.colors.chunks_exact(columns).enumerate() {
         let mut from = 0;
-        for run in colours.chunk_by(|a, b| a == b) {
-            if let Some(colour) = run[0] {
+        for run in colors.chunk_by(|a, b| a == b) {
+            if let Some(color) = run[0] {
                 let place = (cells.x + from as f32 * width, cells.y + row as f32 * height);
-                rectangle(out, [place.0, place.1, run.len() as f32 * width, height], colour)?;
+                rectangle(out, [place.0, place.1, run.len() as f32 * width, height], color)?;
             }
             from += run.len();
         }
@@ -123,7 +123,7 @@ fn label(out: &mut String, text: &Text, has_all: bool) -> fmt::Result {
     }
     let ((x, y), style) = (text.place, text.style);
     let (x, y, size, fill, width) =
-        (Short(x), Short(y), Short(style.size), Hex(style.colour), Short(text.width));
+        (Short(x), Short(y), Short(style.size), Hex(style.color), Short(text.width));
     write!(out, "<text x=\"{x}\" y=\"{y}\" font-size=\"{size}\" fill=\"{fill}\"")?;
     match style.anchor {
         Anchor::Start => {}

@@ -136,13 +136,13 @@ fn metadata_are_the_facts_and_hide_nothing() -> Result<()> {
 }
 
 #[test]
-fn cells_are_rectangles_or_a_sharp_image_with_the_same_colours() -> Result<()> {
+fn cells_are_rectangles_or_a_sharp_image_with_the_same_colors() -> Result<()> {
     for columns in [3usize, 80] {
-        let colour = |i: usize| (!i.is_multiple_of(7)).then(|| (u8::try_from(i % 5 * 50).unwrap(), 7, 9));
-        let colours: Vec<Option<Rgb>> = (0..columns * columns).map(colour).collect();
+        let color = |i: usize| (!i.is_multiple_of(7)).then(|| (u8::try_from(i % 5 * 50).unwrap(), 7, 9));
+        let colors: Vec<Option<Rgb>> = (0..columns * columns).map(color).collect();
         let mut scene = Scene::new(Letters::new()?, (500.0, 500.0), "")?;
         let width = columns as f32 * 5.0;
-        scene.cells(Cells { x: 10.0, y: 20.0, width, height: width, columns, colours: colours.clone() });
+        scene.cells(Cells { x: 10.0, y: 20.0, width, height: width, columns, colors: colors.clone() });
         let elements = parse(&write(&scene, &Provenance::default())?);
         let image = named(&elements, "image").next();
         assert_eq!(image.is_some(), columns * columns > RECTANGLES);
@@ -165,9 +165,9 @@ fn cells_are_rectangles_or_a_sharp_image_with_the_same_colours() -> Result<()> {
             let part = |i: usize| u8::from_str_radix(&fill[i..i + 2], 16).unwrap();
             Some((part(1), part(3), part(5)))
         };
-        for (i, colour) in colours.into_iter().enumerate() {
+        for (i, color) in colors.into_iter().enumerate() {
             let (column, row) = ((i % columns) as f32, (i / columns) as f32);
-            assert_eq!(at(12.5 + column * 5.0, 22.5 + row * 5.0), colour.or(Some(WHITE)), "{i} of {columns}");
+            assert_eq!(at(12.5 + column * 5.0, 22.5 + row * 5.0), color.or(Some(WHITE)), "{i} of {columns}");
         }
     }
     Ok(())
@@ -195,7 +195,7 @@ fn every_view_is_well_formed() -> Result<()> {
         (head_picture(format, title, &weights, &tokens, &tokens, &made_by)?, "keys: what is attended to"),
         (grid.finish(format, title, &made_by)?, "layer 0"),
         (map.draw(format, &weights, &made_by)?, ".250"),
-        (loss_curve(format, title, &[(1, 2.0), (2, 1.0)], &[(2, 3.0)], &made_by)?, "optimiser steps"),
+        (loss_curve(format, title, &[(1, 2.0), (2, 1.0)], &[(2, 3.0)], &made_by)?, "optimizer steps"),
     ] {
         let elements = parse(&file);
         assert!(named(&elements, "text").any(|text| text.text == said), "{said}");

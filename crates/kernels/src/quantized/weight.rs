@@ -1,4 +1,4 @@
-//! [`QuantisedWeight`]: the weight of a linear layer in blocks of a few bits a number.
+//! [`QuantizedWeight`]: the weight of a linear layer in blocks of a few bits a number.
 
 use super::activations::BLOCK;
 use super::format::BlockFormat;
@@ -16,34 +16,34 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The weight (in, out) of a linear layer on the CPU, quantised. Clones share the memory.
+/// The weight (in, out) of a linear layer on the CPU, quantized. Clones share the memory.
 ///
-/// What it multiplies is in f32, and is quantised, too: to 8 bits, in blocks of 32 numbers that share a scale in f32. The
+/// What it multiplies is in f32, and is quantized, too: to 8 bits, in blocks of 32 numbers that share a scale in f32. The
 /// result has the same bits on every instruction set, for any number of threads, and for a row alone or among others; only
 /// GELU in portable code, which does not fuse multiplications with additions, may differ in its last bit.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
-/// use candle_fused::{BlockFormat, Epilogue, QuantisedWeight};
+/// use candle_fused::{BlockFormat, Epilogue, QuantizedWeight};
 ///
 /// # fn main() -> candle_core::Result<()> {
 /// let weight = Tensor::ones((64, 3), DType::F32, &Device::Cpu)?; // (in, out)
-/// let quantised = QuantisedWeight::quantise(&weight, BlockFormat::Q8_0)?;
+/// let quantized = QuantizedWeight::quantize(&weight, BlockFormat::Q8_0)?;
 /// let x = Tensor::ones((1, 64), DType::F32, &Device::Cpu)?;
-/// let y = quantised.forward(&x, None, Epilogue::None)?;
+/// let y = quantized.forward(&x, None, Epilogue::None)?;
 /// assert!((y.to_vec2::<f32>()?[0][2] - 64.0).abs() < 0.1);
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Clone)]
-pub struct QuantisedWeight {
+pub struct QuantizedWeight {
     panels: Arc<Panels>,
     id: u64,
 }
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(0);
 
-impl QuantisedWeight {
+impl QuantizedWeight {
     /// Refuses a number of inputs that a format's blocks do not divide.
     ///
     /// # Errors
@@ -99,7 +99,7 @@ impl QuantisedWeight {
         Ok(Self::of(Panels::pack(format, shape, |outputs, out| read(outputs.start * row, out))?))
     }
 
-    /// Quantises a weight in f32, f16 or bf16, on all threads.
+    /// Quantizes a weight in f32, f16 or bf16, on all threads.
     ///
     /// # Shapes
     /// `weight` (in, out), of any strides
@@ -107,19 +107,19 @@ impl QuantisedWeight {
     /// # Errors
     /// When the blocks do not divide the inputs, or a number is not finite or beyond f16's largest; when the weight has another
     /// rank, is not on the CPU or has no elements, or a gradient is tracked for it.
-    pub fn quantise(weight: &Tensor, format: BlockFormat) -> Result<Self> {
+    pub fn quantize(weight: &Tensor, format: BlockFormat) -> Result<Self> {
         let shape = weight.dims2()?;
         Self::check_inputs(format, shape.0)?;
         if weight.track_op() {
-            candle_core::bail!("quantised weight: it would get no gradient; detach it, or keep it plain")
+            candle_core::bail!("quantized weight: it would get no gradient; detach it, or keep it plain")
         }
         if shape.1 == 0 || !weight.device().is_cpu() {
-            candle_core::bail!("quantised weight: expected a weight on the CPU with elements, got {weight:?}")
+            candle_core::bail!("quantized weight: expected a weight on the CPU with elements, got {weight:?}")
         }
         let weight = weight.to_dtype(DType::F32)?;
         let (storage, layout) = weight.storage_and_layout();
         let Storage::Cpu(CpuStorage::F32(data)) = &*storage else {
-            candle_core::bail!("quantised weight: expected f32 on the CPU")
+            candle_core::bail!("quantized weight: expected f32 on the CPU")
         };
         let (data, stride) = (&data[layout.start_offset()..], layout.stride());
         let limit = half::f16::MAX.to_f32(); // scales are in f16
@@ -127,13 +127,13 @@ impl QuantisedWeight {
             .into_par_iter()
             .all(|k| (0..shape.1).all(|j| data[k * stride[0] + j * stride[1]].abs() <= limit));
         if !fits {
-            candle_core::bail!("quantised weight: it holds a number that is not finite, or beyond ±{limit}")
+            candle_core::bail!("quantized weight: it holds a number that is not finite, or beyond ±{limit}")
         }
         let row = format.bytes_of(shape.0).unwrap_or_default();
         Ok(Self::of(Panels::pack(format, shape, |outputs, out| {
             for (j, out) in outputs.zip(out.chunks_exact_mut(row)) {
                 let inputs: Vec<f32> = (0..shape.0).map(|k| data[k * stride[0] + j * stride[1]]).collect();
-                out.copy_from_slice(&format.quantise(&inputs));
+                out.copy_from_slice(&format.quantize(&inputs));
             }
             Ok(())
         })?))
@@ -161,7 +161,7 @@ impl QuantisedWeight {
         self.id
     }
 
-    /// `x·W + bias`, then `epilogue`; differentiable in `x`, in `bias` and in a residual, as if `x` were not quantised.
+    /// `x·W + bias`, then `epilogue`; differentiable in `x`, in `bias` and in a residual, as if `x` were not quantized.
     ///
     /// # Shapes
     /// `x` (.., in), `bias` (out), a residual (.., out) -> (.., out), all in f32
@@ -187,7 +187,7 @@ impl QuantisedWeight {
     ) -> Result<Tensor> {
         let n_out = self.shape().1;
         if columns.is_empty() || columns.end > n_out {
-            candle_core::bail!("quantised weight: columns {columns:?} of {n_out}")
+            candle_core::bail!("quantized weight: columns {columns:?} of {n_out}")
         }
         let first = columns.start / super::codes::PANEL * super::codes::PANEL;
         let bias = bias.map(|bias| bias.narrow(0, first, columns.end - first)).transpose()?;
@@ -206,7 +206,7 @@ impl QuantisedWeight {
         let (n_in, n_out) = self.shape();
         let ids = ids.to_vec1::<u32>()?;
         if let Some(id) = ids.iter().find(|id| **id as usize >= n_out) {
-            candle_core::bail!("quantised weight: column {id} of {n_out}")
+            candle_core::bail!("quantized weight: column {id} of {n_out}")
         }
         let mut data = vec![0.0; ids.len() * n_in];
         let rows = data.par_chunks_exact_mut(n_in).zip(&ids);
@@ -280,7 +280,7 @@ impl QuantisedWeight {
         let others = [bias, epilogue.residual()];
         for tensor in others.into_iter().flatten().chain([x]) {
             if tensor.dtype() != DType::F32 || !tensor.device().is_cpu() {
-                candle_core::bail!("linear: a quantised weight multiplies f32 on the CPU, got {tensor:?}")
+                candle_core::bail!("linear: a quantized weight multiplies f32 on the CPU, got {tensor:?}")
             }
         }
         let mut operation =
@@ -302,16 +302,16 @@ impl QuantisedWeight {
     }
 }
 
-impl fmt::Debug for QuantisedWeight {
+impl fmt::Debug for QuantizedWeight {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         let (n_in, n_out) = self.shape();
-        write!(f, "QuantisedWeight[{n_in}, {n_out}; {}]", self.format())
+        write!(f, "QuantizedWeight[{n_in}, {n_out}; {}]", self.format())
     }
 }
 
 /// `x·W + bias`, and what else is wanted. Only the product itself has a backward pass.
 struct Product {
-    weight: QuantisedWeight,
+    weight: QuantizedWeight,
     columns: Range<usize>,
     bias: Option<Tensor>,
     residual: Option<Tensor>,
@@ -320,7 +320,7 @@ struct Product {
 
 impl CustomOp1 for Product {
     fn name(&self) -> &'static str {
-        "quantised-linear"
+        "quantized-linear"
     }
 
     fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
@@ -347,7 +347,7 @@ impl CustomOp1 for Product {
         Ok((CpuStorage::F32(out), Shape::from((rows, width))))
     }
 
-    /// The gradient of the product with the weights as they are and `x` as it was before it was quantised.
+    /// The gradient of the product with the weights as they are and `x` as it was before it was quantized.
     fn bwd(&self, _: &Tensor, _: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
         let panels = self.weight.transposed_panels(self.columns.clone());
         gradient_of_rows(grad, &panels).map(Some)

@@ -1,4 +1,4 @@
-//! Linear layers with quantised weights, in the formats of GGUF files.
+//! Linear layers with quantized weights, in the formats of GGUF files.
 //!
 //! [`format`] says what the files hold, [`panels`] how the product reads it, and [`product`] how it is computed.
 //! [`tile`] is its innermost part, and [`vectors`] what an instruction set offers for that.
@@ -21,4 +21,4 @@ mod weight;
 mod x86;
 
 pub use format::BlockFormat;
-pub use weight::QuantisedWeight;
+pub use weight::QuantizedWeight;

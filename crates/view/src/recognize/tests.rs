@@ -44,7 +44,7 @@ fn weights() -> Result<Tensor> {
 
 /// Asserts that files with these bytes are of that kind, or that none of them is.
 fn assert_kind<const N: usize>(kind: FileKind, ours: bool, files: [&[u8]; N]) -> Result<()> {
-    let folder = Folder::new(&format!("recognise-{kind:?}-{ours}"))?;
+    let folder = Folder::new(&format!("recognize-{kind:?}-{ours}"))?;
     for (i, bytes) in files.into_iter().enumerate() {
         let path = folder.0.join(i.to_string());
         fs::write(&path, bytes)?;
@@ -277,7 +277,7 @@ fn nothing_is_lost_with_an_empty_file_and_a_missing_one_is_an_error() -> Result<
     use FileKind::{
         JsonLines, MetricsCsv, MetricsJsonLines, Npy, Page, Pdf, Png, Safetensors, SquareJson, Svg,
     };
-    let folder = Folder::new("recognise-empty")?;
+    let folder = Folder::new("recognize-empty")?;
     let path = folder.0.join("empty");
     fs::write(&path, b"")?;
     for kind in

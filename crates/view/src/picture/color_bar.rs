@@ -1,4 +1,4 @@
-//! What the colours of a heat map mean: a bar with numbers and a name, to the right of the map.
+//! What the colors of a heat map mean: a bar with numbers and a name, to the right of the map.
 
 use super::letters::Letters;
 use super::scene::{Anchor, Cells, GREY, INK, NOT_A_NUMBER, Scene, Style};
@@ -15,26 +15,26 @@ const TALLEST: f32 = 400.0;
 /// A line of text.
 const LINE: f32 = 18.0;
 
-pub(super) struct ColourBar<'a> {
+pub(super) struct ColorBar<'a> {
     /// What the numbers are.
     pub(super) name: String,
     /// The level on the scale of each number, 0 to 1; where two have no room, the first of them counts.
     pub(super) numbers: Vec<(f32, String)>,
-    pub(super) colour: &'a dyn Fn(f32) -> Rgb,
-    /// Whether to explain the colour of what is not a number.
+    pub(super) color: &'a dyn Fn(f32) -> Rgb,
+    /// Whether to explain the color of what is not a number.
     pub(super) has_nan: bool,
 }
 
-impl ColourBar<'static> {
+impl ColorBar<'static> {
     /// The scale of attention weights.
     pub(super) fn of_weights(has_nan: bool) -> Self {
         let numbers = [1.0, 0.0, 0.5, 0.25, 0.1, 0.75, 0.01];
         let number = |weight: f32| (level(weight).unwrap_or(0.0), weight.to_string());
-        Self { name: "weight".to_owned(), numbers: numbers.map(number).into(), colour: &rgb, has_nan }
+        Self { name: "weight".to_owned(), numbers: numbers.map(number).into(), color: &rgb, has_nan }
     }
 }
 
-impl ColourBar<'_> {
+impl ColorBar<'_> {
     /// The least height of a map that has the bar beside it.
     pub(super) fn least_height(&self, letters: &Letters) -> f32 {
         let name = letters.width(&self.name, NAME.size).ceil();
@@ -57,8 +57,8 @@ impl ColourBar<'_> {
         let height = (height - self.below()).min(TALLEST).floor();
         let (x, steps) = (x + MARGIN, height / 2.0);
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // up to half of TALLEST
-        let colours = (0..steps as usize).map(|i| Some((self.colour)(1.0 - i as f32 / (steps - 1.0))));
-        scene.cells(Cells { x, y, width: WIDTH, height, columns: 1, colours: colours.collect() });
+        let colors = (0..steps as usize).map(|i| Some((self.color)(1.0 - i as f32 / (steps - 1.0))));
+        scene.cells(Cells { x, y, width: WIDTH, height, columns: 1, colors: colors.collect() });
         let mut drawn: Vec<f32> = vec![];
         for (level, number) in &self.numbers {
             let middle = y + (1.0 - level) * height;
@@ -71,8 +71,8 @@ impl ColourBar<'_> {
         }
         if self.has_nan {
             let (y, side) = (y + height + LINE, 0.75 * LINE);
-            let colours = vec![Some(NOT_A_NUMBER)];
-            scene.cells(Cells { x, y, width: WIDTH, height: side, columns: 1, colours });
+            let colors = vec![Some(NOT_A_NUMBER)];
+            scene.cells(Cells { x, y, width: WIDTH, height: side, columns: 1, colors });
             scene.text("NaN", (x + WIDTH + 8.0, y + side / 2.0 + NUMBER.to_baseline()), NUMBER);
         }
         let right = x - MARGIN + self.room(&scene.letters) - 12.0;
@@ -87,9 +87,9 @@ mod tests {
     use candle_core::Result;
 
     #[test]
-    fn its_numbers_stand_beside_their_colours() -> Result<()> {
+    fn its_numbers_stand_beside_their_colors() -> Result<()> {
         for has_nan in [false, true] {
-            let bar = ColourBar::of_weights(has_nan);
+            let bar = ColorBar::of_weights(has_nan);
             let letters = Letters::new()?;
             for height in [bar.least_height(&letters), 300.0, 2000.0] {
                 let letters = Letters::new()?;

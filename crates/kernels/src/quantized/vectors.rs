@@ -17,7 +17,7 @@ pub(super) trait Work {
 /// Every function may be called only where the processor has the instruction set, and reads or writes as many numbers as its
 /// name says. Callers are compiled for the set, see [`Vectors::call`].
 pub(super) trait Vectors: Copy + Send + Sync + 'static {
-    /// 64 bytes: 4 neighbouring inputs of each of 16 outputs.
+    /// 64 bytes: 4 neighboring inputs of each of 16 outputs.
     type Bytes: Copy;
     /// 16 i32
     type Ints: Copy;

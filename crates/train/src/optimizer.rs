@@ -48,7 +48,7 @@ struct Slot {
 }
 
 impl AdamW {
-    /// An optimiser of these variables, such as those that
+    /// An optimizer of these variables, such as those that
     /// [`variables_of`](gpt2_model::training::variables_of) lists. It sorts them by name: the norm of all
     /// gradients is a sum over variables, and its last bits depend on their order.
     ///
@@ -69,7 +69,7 @@ impl AdamW {
         Ok(Self { params, step: 0, variables, slots })
     }
 
-    /// An optimiser of parts of variables, which [`apply`](Self::apply) gets each time: the length of each, in f32 on the
+    /// An optimizer of parts of variables, which [`apply`](Self::apply) gets each time: the length of each, in f32 on the
     /// CPU, and whether it decays.
     pub(crate) fn of_parts(
         parts: impl IntoIterator<Item = (usize, bool)>,
@@ -105,7 +105,7 @@ impl AdamW {
     }
 
     /// Takes a step of these variables with their gradients, where `norm` is that of all gradients together, other
-    /// optimisers' among them.
+    /// optimizers' among them.
     pub(crate) fn apply(
         &mut self,
         variables: &[Var],
@@ -174,11 +174,11 @@ impl AdamW {
             for (moment, var) in [("m", &slot.m), ("v", &slot.v)] {
                 let name = format!("{moment}.{}", slot.name);
                 let Some(saved) = state.get(&name) else {
-                    candle_core::bail!("the optimiser's state lacks {name}")
+                    candle_core::bail!("the optimizer's state lacks {name}")
                 };
                 if saved.dims() != var.dims() {
                     candle_core::bail!(
-                        "{name} is {:?} in the optimiser's state, expected {:?}",
+                        "{name} is {:?} in the optimizer's state, expected {:?}",
                         saved.dims(),
                         var.dims()
                     )
@@ -223,9 +223,9 @@ mod tests {
             let x = variables.get(2, "x", candle_nn::Init::Const(1.0), DType::F32, device)?;
             let gradients = (x * Tensor::new(&[6f32, 8.], device)?)?.sum_all()?.backward()?;
             let params = AdamWParams { beta1: 0.5, max_grad_norm: Some(max_grad_norm), ..Default::default() };
-            let mut optimiser = AdamW::new(variables_of(&variables)?, params)?;
-            let norm = optimiser.step(&gradients, 0.1, 0.5)?;
-            let doubled = (&optimiser.state()["m.x"] * 2.0)?; // the first moment is half the gradient
+            let mut optimizer = AdamW::new(variables_of(&variables)?, params)?;
+            let norm = optimizer.step(&gradients, 0.1, 0.5)?;
+            let doubled = (&optimizer.state()["m.x"] * 2.0)?; // the first moment is half the gradient
             Ok((norm, doubled.to_vec1()?))
         };
         for (max_grad_norm, expected) in [(6.0, [3f32, 4.]), (2.5, [1.5, 2.])] {

@@ -1,4 +1,4 @@
-//! Products of activations with quantised weights.
+//! Products of activations with quantized weights.
 //!
 //! Both are codes with scales, see [`super::activations`] and [`super::codes`]. The sum over a block of 32 inputs, or half of
 //! one, is exact in integers and in f32; the blocks' sums, times their scales, are added in order, each with one rounding. So

@@ -1,15 +1,15 @@
-//! A quantised model does all that a plain one does.
+//! A quantized model does all that a plain one does.
 
 use crate::common::{Result, assert_close, some_ids};
 use candle_core::{DType, Device, Tensor};
 use gpt2_model::hooks::{Head, Intervention, Interventions, Point, Recorder};
-use gpt2_model::linear::{BlockFormat, LinearLayer, QuantisedLinear, QuantisedWeight};
+use gpt2_model::linear::{BlockFormat, LinearLayer, QuantizedLinear, QuantizedWeight};
 use gpt2_model::parameters::Values;
 use gpt2_model::{
     Chosen, ChosenWeights, Config, ForwardArgs, Generation, Gpt2LMHeadModel, KvCache, Sampling, init,
 };
 
-/// A model whose widths blocks of 32 divide, and the same quantised.
+/// A model whose widths blocks of 32 divide, and the same quantized.
 fn models() -> Result<(Gpt2LMHeadModel, Gpt2LMHeadModel)> {
     let config = Config {
         vocab_size: 37,
@@ -21,7 +21,7 @@ fn models() -> Result<(Gpt2LMHeadModel, Gpt2LMHeadModel)> {
         ..Config::gpt2()
     };
     let model = Gpt2LMHeadModel::load(init::seeded(7, DType::F32, &Device::Cpu), &config)?;
-    Ok((model.clone(), model.quantise(BlockFormat::Q8_0)?))
+    Ok((model.clone(), model.quantize(BlockFormat::Q8_0)?))
 }
 
 fn logits(model: &Gpt2LMHeadModel, ids: &Tensor) -> Result<Tensor> {
@@ -34,34 +34,34 @@ fn bits(x: &Tensor) -> Result<Vec<u32>> {
 
 #[test]
 fn logits_are_close_and_the_table_stays_tied() -> Result {
-    let (plain, quantised) = models()?;
+    let (plain, quantized) = models()?;
     let ids = some_ids(24, 0)?;
-    assert_close("logits", &logits(&quantised, &ids)?, &logits(&plain, &ids)?, 0.05);
-    assert!(quantised.is_tied());
-    let kinds: Vec<bool> = quantised
+    assert_close("logits", &logits(&quantized, &ids)?, &logits(&plain, &ids)?, 0.05);
+    assert!(quantized.is_tied());
+    let kinds: Vec<bool> = quantized
         .named_parameters()
         .iter()
-        .map(|(_, values)| matches!(values, Values::Quantised(_) | Values::QuantisedTransposed(_)))
+        .map(|(_, values)| matches!(values, Values::Quantized(_) | Values::QuantizedTransposed(_)))
         .collect();
-    assert_eq!(kinds.iter().filter(|quantised| **quantised).count(), 2 * 4 + 1);
-    assert_eq!(quantised.named_parameters().len(), plain.named_parameters().len());
-    assert!(quantised.named_variables()?.is_empty());
+    assert_eq!(kinds.iter().filter(|quantized| **quantized).count(), 2 * 4 + 1);
+    assert_eq!(quantized.named_parameters().len(), plain.named_parameters().len());
+    assert!(quantized.named_variables()?.is_empty());
     Ok(())
 }
 
-/// With the attention of one pass, decoding gives the bits of a pass over all tokens: each row is quantised by itself.
+/// With the attention of one pass, decoding gives the bits of a pass over all tokens: each row is quantized by itself.
 #[test]
 fn a_token_alone_has_the_logits_of_a_batch() -> Result {
-    let (_, quantised) = models()?;
+    let (_, quantized) = models()?;
     let ids = some_ids(24, 0)?;
     let both = Tensor::cat(&[&ids, &some_ids(24, 5)?], 0)?;
-    let (alone, in_batch) = (logits(&quantised, &ids)?, logits(&quantised, &both)?.narrow(0, 0, 1)?);
+    let (alone, in_batch) = (logits(&quantized, &ids)?, logits(&quantized, &both)?.narrow(0, 0, 1)?);
     assert_eq!(bits(&alone)?, bits(&in_batch)?);
-    let mut cache = KvCache::new(quantised.config(), 1, 24, DType::F32, &Device::Cpu)?;
+    let mut cache = KvCache::new(quantized.config(), 1, 24, DType::F32, &Device::Cpu)?;
     let mut steps = vec![];
     for i in 0..24 {
         let args = ForwardArgs { cache: Some(&mut cache), ..Default::default() };
-        steps.push(quantised.forward(&ids.narrow(1, i, 1)?, args)?.logits);
+        steps.push(quantized.forward(&ids.narrow(1, i, 1)?, args)?.logits);
     }
     // Attention rounds in another order, which can turn a code.
     assert_close("steps", &Tensor::cat(&steps, 1)?, &alone, 0.02);
@@ -70,31 +70,31 @@ fn a_token_alone_has_the_logits_of_a_batch() -> Result {
 
 #[test]
 fn weights_summaries_hooks_and_interventions_work() -> Result {
-    let (plain, quantised) = models()?;
+    let (plain, quantized) = models()?;
     let ids = some_ids(12, 3)?;
     let weights = [ChosenWeights { layer: 1, of: Chosen { heads: Some(vec![1]), queries: None } }];
     let args = || ForwardArgs { weights: &weights, output_summaries: true, ..Default::default() };
-    let (a, b) = (plain.forward(&ids, args())?, quantised.forward(&ids, args())?);
+    let (a, b) = (plain.forward(&ids, args())?, quantized.forward(&ids, args())?);
     assert_close("weights", &b.transformer.weights[0], &a.transformer.weights[0], 0.05);
     assert_eq!(b.transformer.summaries.len(), 2);
 
     let recorder = Recorder::new([Point::Pattern(1)]);
-    quantised.forward(&ids, ForwardArgs { hooks: Some(&recorder), ..Default::default() })?;
+    quantized.forward(&ids, ForwardArgs { hooks: Some(&recorder), ..Default::default() })?;
     let pattern = recorder.value(Point::Pattern(1))?.narrow(1, 1, 1)?;
     assert_close("pattern", &pattern, &b.transformer.weights[0], 1e-6);
 
     let ablate =
-        Interventions::new([Intervention::ZeroAblate(Head { layer: 0, head: 1 })], quantised.config())?;
-    let changed = quantised.forward(&ids, ForwardArgs { hooks: Some(&ablate), ..Default::default() })?.logits;
+        Interventions::new([Intervention::ZeroAblate(Head { layer: 0, head: 1 })], quantized.config())?;
+    let changed = quantized.forward(&ids, ForwardArgs { hooks: Some(&ablate), ..Default::default() })?.logits;
     assert_ne!(bits(&changed)?, bits(&b.logits)?);
     Ok(())
 }
 
 #[test]
 fn generation_runs_with_a_cache_in_halves() -> Result {
-    let (_, quantised) = models()?;
+    let (_, quantized) = models()?;
     let run = |dtype: Option<DType>| -> Result<Vec<u32>> {
-        let mut generation = Generation::new(&quantised, &[vec![1, 2, 3]], Sampling::greedy(), 12)?;
+        let mut generation = Generation::new(&quantized, &[vec![1, 2, 3]], Sampling::greedy(), 12)?;
         if let Some(dtype) = dtype {
             generation = generation.with_cache_dtype(dtype)?;
         }
@@ -138,15 +138,15 @@ fn a_cache_in_halves_is_read_in_place() -> Result {
 #[test]
 fn a_layer_of_another_shape_is_refused() -> Result {
     let weight = Tensor::zeros((64, 32), DType::F32, &Device::Cpu)?;
-    let weight = QuantisedWeight::quantise(&weight, BlockFormat::Q4_0)?;
+    let weight = QuantizedWeight::quantize(&weight, BlockFormat::Q4_0)?;
     let bias = |n: usize| Tensor::zeros(n, DType::F32, &Device::Cpu);
-    assert!(QuantisedLinear::new(weight.clone(), Some(bias(33)?)).is_err());
-    let layer = QuantisedLinear::new(weight, Some(bias(32)?))?;
+    assert!(QuantizedLinear::new(weight.clone(), Some(bias(33)?)).is_err());
+    let layer = QuantizedLinear::new(weight, Some(bias(32)?))?;
     assert_eq!(layer.shape(), (64, 32));
     let (plain, _) = models()?;
     assert!(plain.transformer.h[0].attn.c_proj.with_layer(layer).is_err());
     let narrow = crate::models::load("odd", DType::F32)?;
-    let error = narrow.quantise(BlockFormat::Q8_0).expect_err("48 inputs").to_string();
+    let error = narrow.quantize(BlockFormat::Q8_0).expect_err("48 inputs").to_string();
     assert!(error.contains("48"), "{error}");
     Ok(())
 }

@@ -9,7 +9,7 @@ use candle_core::Result;
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// Quantised weights (depth, width) in panels of 16 outputs. Outputs that fill the last panel up are 0.
+/// Quantized weights (depth, width) in panels of 16 outputs. Outputs that fill the last panel up are 0.
 pub(super) struct Panels {
     lines: Lines<u8>,
     format: BlockFormat,

@@ -1,4 +1,4 @@
-//! [`BlockFormat`]: how GGUF files hold quantised weights, in blocks that share a scale.
+//! [`BlockFormat`]: how GGUF files hold quantized weights, in blocks that share a scale.
 //!
 //! The layouts are those of ggml's `block_q8_0`, `block_q4_0`, `block_q5_0`, `block_q4_K` and `block_q6_K`.
 
@@ -6,7 +6,7 @@ use half::f16;
 use std::fmt;
 use std::str::FromStr;
 
-/// A format of quantised weights. Each weight is `scale·(code − offset)`, or `scale·code − minimum` in [`Q4K`](Self::Q4K).
+/// A format of quantized weights. Each weight is `scale·(code − offset)`, or `scale·code − minimum` in [`Q4K`](Self::Q4K).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum BlockFormat {
@@ -70,7 +70,7 @@ impl BlockFormat {
     ///
     /// # Panics
     /// When `bytes` are not the blocks of `out.len()` weights.
-    pub fn dequantise(self, bytes: &[u8], out: &mut [f32]) {
+    pub fn dequantize(self, bytes: &[u8], out: &mut [f32]) {
         assert_eq!(self.bytes_of(out.len()), Some(bytes.len()), "whole blocks");
         let mut codes = [0; 256];
         for (block, out) in bytes.chunks_exact(self.block_bytes()).zip(out.chunks_exact_mut(self.block_len()))

@@ -1,4 +1,4 @@
-//! Recognises files that this crate wrote, which a new one may replace without harm.
+//! Recognizes files that this crate wrote, which a new one may replace without harm.
 //!
 //! Only the beginning of a file counts, not its name. In case of doubt, the file belongs to someone else.
 
@@ -21,7 +21,7 @@ const LONGEST_HEADER: u64 = 16 << 20;
 const KEY: &str = "gpt2";
 const METRICS: &[u8] = b"step,loss,val_loss,lr,grad_norm";
 
-/// The kinds of files that [`is_ours`] recognises.
+/// The kinds of files that [`is_ours`] recognizes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FileKind {

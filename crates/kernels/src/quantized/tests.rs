@@ -2,7 +2,7 @@ use super::activations::Activations;
 use super::codes::PANEL;
 use super::panels::Panels;
 use super::product::product;
-use super::{BlockFormat, QuantisedWeight};
+use super::{BlockFormat, QuantizedWeight};
 use crate::isa::Isa;
 use crate::product::Finish;
 use crate::test_numbers::values as numbers;
@@ -11,10 +11,10 @@ use candle_core::{Device, Result, Tensor};
 const FORMATS: [BlockFormat; 5] =
     [BlockFormat::Q4_0, BlockFormat::Q5_0, BlockFormat::Q8_0, BlockFormat::Q4K, BlockFormat::Q6K];
 
-/// Quantised weights (depth, width) from numbers.
+/// Quantized weights (depth, width) from numbers.
 fn panels(format: BlockFormat, (depth, width): (usize, usize)) -> Panels {
     let data = numbers(depth * width, 7);
-    let blocks: Vec<u8> = data.chunks(depth).flat_map(|row| format.quantise(row)).collect();
+    let blocks: Vec<u8> = data.chunks(depth).flat_map(|row| format.quantize(row)).collect();
     packed(format, (depth, width), &blocks)
 }
 
@@ -35,7 +35,7 @@ fn run(isa: Isa, x: &[f32], w: &Panels, finish: Finish<f32>) -> Vec<f32> {
     out
 }
 
-/// Against f64 over the dequantised weights and the quantised activations: only the rounding of f32 is left.
+/// Against f64 over the dequantized weights and the quantized activations: only the rounding of f32 is left.
 #[test]
 fn products_are_those_of_the_codes_and_scales() {
     for format in FORMATS {
@@ -116,7 +116,7 @@ fn the_bits_are_the_same_on_every_instruction_set_for_any_threads_and_any_rows()
 fn the_largest_codes_do_not_overflow() {
     for format in FORMATS {
         for (weight, input) in [(1.0, 1.0), (-1.0, 1.0), (1.0, -1.0), (-1.0, -1.0)] {
-            let block = format.quantise(&vec![weight; 512]);
+            let block = format.quantize(&vec![weight; 512]);
             let w = packed(format, (512, PANEL), &block.repeat(PANEL));
             let mut column = vec![0.0; 512];
             w.output(3, &mut column);
@@ -141,10 +141,10 @@ fn panels_hold_the_weights_of_the_blocks() {
     for format in FORMATS {
         let (depth, width) = (512, 37);
         let data = numbers(depth * width, 7);
-        let blocks: Vec<u8> = data.chunks(depth).flat_map(|row| format.quantise(row)).collect();
-        let weight = QuantisedWeight::from_blocks(format, &blocks, (depth, width)).expect("it fits");
+        let blocks: Vec<u8> = data.chunks(depth).flat_map(|row| format.quantize(row)).collect();
+        let weight = QuantizedWeight::from_blocks(format, &blocks, (depth, width)).expect("it fits");
         let mut expected = vec![0.0; data.len()];
-        format.dequantise(&blocks, &mut expected);
+        format.dequantize(&blocks, &mut expected);
         let got = weight.to_transposed().and_then(|t| t.flatten_all()?.to_vec1::<f32>()).expect("a tensor");
         assert_eq!(got, expected, "{format}");
     }
@@ -152,7 +152,7 @@ fn panels_hold_the_weights_of_the_blocks() {
 
 /// Each format is as close as its number of bits allows, and zeros stay zeros.
 #[test]
-fn quantised_weights_are_close() {
+fn quantized_weights_are_close() {
     for (format, most) in [
         (BlockFormat::Q8_0, 0.006),
         (BlockFormat::Q6K, 0.025),
@@ -163,7 +163,7 @@ fn quantised_weights_are_close() {
         let mut data = numbers(2048, 9);
         data[..512].fill(0.0);
         let mut got = vec![1.0; data.len()];
-        format.dequantise(&format.quantise(&data), &mut got);
+        format.dequantize(&format.quantize(&data), &mut got);
         assert!(got[..512].iter().all(|x| *x == 0.0), "{format}");
         let square = |x: f32| f64::from(x).powi(2);
         let error: f64 = data.iter().zip(&got).map(|(a, b)| square(a - b)).sum();
@@ -177,16 +177,16 @@ fn a_layer_multiplies_and_has_a_gradient() -> Result<()> {
     let (depth, width, rows) = (96, 40, 5);
     let weight = Tensor::from_vec(numbers(depth * width, 7), (depth, width), &Device::Cpu)?;
     let x = Tensor::from_vec(numbers(rows * depth, 3), (rows, depth), &Device::Cpu)?;
-    let quantised = QuantisedWeight::quantise(&weight, BlockFormat::Q8_0)?;
-    let y = quantised.forward(&x, None, crate::Epilogue::None)?;
-    let some = quantised.forward_columns(&x, None, 19..33)?;
+    let quantized = QuantizedWeight::quantize(&weight, BlockFormat::Q8_0)?;
+    let y = quantized.forward(&x, None, crate::Epilogue::None)?;
+    let some = quantized.forward_columns(&x, None, 19..33)?;
     assert_eq!(some.to_vec2::<f32>()?, y.narrow(1, 19, 14)?.to_vec2::<f32>()?);
     let largest = |t: Tensor| t.abs()?.max_all()?.to_scalar::<f32>();
     let dense = x.matmul(&weight)?;
     assert!(largest((&y - &dense)?)? < 0.02 * largest(dense)?);
     let x = candle_core::Var::from_tensor(&x)?;
-    let gradients = quantised.forward(&x, None, crate::Epilogue::Gelu)?.sum_all()?.backward()?;
-    let plain = crate::gelu(&x.matmul(&quantised.to_tensor()?)?)?.sum_all()?.backward()?;
+    let gradients = quantized.forward(&x, None, crate::Epilogue::Gelu)?.sum_all()?.backward()?;
+    let plain = crate::gelu(&x.matmul(&quantized.to_tensor()?)?)?.sum_all()?.backward()?;
     let (got, expected) = (gradients.get(&x).expect("one"), plain.get(&x).expect("one"));
     assert!(largest((got - expected)?)? < 0.03 * largest(expected.clone())?);
     Ok(())
@@ -197,12 +197,12 @@ fn what_does_not_fit_is_refused() {
     let weight =
         |shape: (usize, usize)| Tensor::zeros(shape, candle_core::DType::F32, &Device::Cpu).expect("zeros");
     let refused =
-        |weight: &Tensor, format| QuantisedWeight::quantise(weight, format).expect_err("refused").to_string();
+        |weight: &Tensor, format| QuantizedWeight::quantize(weight, format).expect_err("refused").to_string();
     assert!(refused(&weight((48, 3)), BlockFormat::Q8_0).contains("48"));
     assert!(refused(&weight((128, 3)), BlockFormat::Q4K).contains("256"));
     assert!(refused(&(weight((32, 3)) / 0.0).expect("NaN"), BlockFormat::Q8_0).contains("not finite"));
-    assert!(QuantisedWeight::from_blocks(BlockFormat::Q8_0, &[0; 33], (32, 1)).is_err());
-    let layer = QuantisedWeight::quantise(&weight((32, 3)), BlockFormat::Q8_0).expect("it fits");
+    assert!(QuantizedWeight::from_blocks(BlockFormat::Q8_0, &[0; 33], (32, 1)).is_err());
+    let layer = QuantizedWeight::quantize(&weight((32, 3)), BlockFormat::Q8_0).expect("it fits");
     let half = weight((1, 32)).to_dtype(candle_core::DType::F16).expect("halves");
     assert!(
         layer.forward(&half, None, crate::Epilogue::None).expect_err("refused").to_string().contains("f32")

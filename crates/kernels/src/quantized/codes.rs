@@ -1,6 +1,6 @@
 //! How a panel holds the codes and scales of sixteen outputs: one layout for all instruction sets.
 //!
-//! A panel is its codes, block after block of 32 inputs, then its scales. Codes lie in groups of 64 bytes: 4 neighbouring
+//! A panel is its codes, block after block of 32 inputs, then its scales. Codes lie in groups of 64 bytes: 4 neighboring
 //! inputs of each of the 16 outputs. A group of codes of 4 bits holds 8 inputs, the first 4 in the lower bits.
 
 use super::activations::BLOCK;
@@ -221,19 +221,19 @@ macro_rules! with_code {
     ($format:expr, $code:ident => $body:expr) => {
         match $format {
             BlockFormat::Q8_0 | BlockFormat::Q5_0 => {
-                type $code = $crate::quantised::codes::Bytes;
+                type $code = $crate::quantized::codes::Bytes;
                 $body
             }
             BlockFormat::Q4_0 => {
-                type $code = $crate::quantised::codes::Nibbles;
+                type $code = $crate::quantized::codes::Nibbles;
                 $body
             }
             BlockFormat::Q6K => {
-                type $code = $crate::quantised::codes::ScaledBytes;
+                type $code = $crate::quantized::codes::ScaledBytes;
                 $body
             }
             BlockFormat::Q4K => {
-                type $code = $crate::quantised::codes::ScaledNibbles;
+                type $code = $crate::quantized::codes::ScaledNibbles;
                 $body
             }
         }

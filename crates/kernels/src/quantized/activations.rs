@@ -25,7 +25,7 @@ pub(super) struct Activations<X> {
 const TASK: usize = 256;
 
 impl<X: Wide> Activations<X> {
-    /// Quantises rows whose length is a multiple of [`BLOCK`].
+    /// Quantizes rows whose length is a multiple of [`BLOCK`].
     pub(super) fn new(isa: Isa, x: &[f32]) -> Self {
         let blocks = x.len() / BLOCK;
         let mut all = Self {
@@ -35,26 +35,26 @@ impl<X: Wide> Activations<X> {
         };
         let Self { codes, scales, sums } = &mut all;
         if blocks <= TASK {
-            dispatch(isa, Quantise { x, codes, scales, sums });
+            dispatch(isa, Quantize { x, codes, scales, sums });
         } else {
             let tasks = x.par_chunks(TASK * BLOCK).zip(codes.par_chunks_mut(TASK * BLOCK));
             tasks
                 .zip(scales.par_chunks_mut(TASK))
                 .zip(sums.par_chunks_mut(TASK * SUMS))
-                .for_each(|(((x, codes), scales), sums)| dispatch(isa, Quantise { x, codes, scales, sums }));
+                .for_each(|(((x, codes), scales), sums)| dispatch(isa, Quantize { x, codes, scales, sums }));
         }
         all
     }
 }
 
-struct Quantise<'a, X> {
+struct Quantize<'a, X> {
     x: &'a [f32],
     codes: &'a mut [X],
     scales: &'a mut [f32],
     sums: &'a mut [i32],
 }
 
-impl<X: Wide> Work for Quantise<'_, X> {
+impl<X: Wide> Work for Quantize<'_, X> {
     type Output = ();
 
     #[inline(always)]
@@ -67,7 +67,7 @@ impl<X: Wide> Work for Quantise<'_, X> {
     }
 }
 
-/// Quantises a block; returns its scale.
+/// Quantizes a block; returns its scale.
 ///
 /// Bits are compared instead of numbers, so that NaN is the largest of all.
 #[inline(always)]

@@ -1,22 +1,22 @@
-//! [`QuantisedLinear`]: a weight of a few bits a number.
+//! [`QuantizedLinear`]: a weight of a few bits a number.
 
 use super::layer::LinearLayer;
 use super::weight_layout::WeightLayout;
 use crate::parameters::{Role, Values, Visitor};
 use candle_core::{Result, Tensor};
-use candle_fused::{Epilogue, QuantisedWeight};
+use candle_fused::{Epilogue, QuantizedWeight};
 use std::ops::Range;
 
-/// A linear layer on the CPU whose weight is quantised; its bias is in f32.
+/// A linear layer on the CPU whose weight is quantized; its bias is in f32.
 #[derive(Debug, Clone)]
-pub struct QuantisedLinear {
-    weight: QuantisedWeight,
+pub struct QuantizedLinear {
+    weight: QuantizedWeight,
     /// How a checkpoint of the model stores the weight.
     layout: WeightLayout,
     bias: Option<Tensor>,
 }
 
-impl QuantisedLinear {
+impl QuantizedLinear {
     /// A layer with this weight.
     ///
     /// # Shapes
@@ -24,7 +24,7 @@ impl QuantisedLinear {
     ///
     /// # Errors
     /// When the two do not fit each other.
-    pub fn new(weight: QuantisedWeight, bias: Option<Tensor>) -> Result<Self> {
+    pub fn new(weight: QuantizedWeight, bias: Option<Tensor>) -> Result<Self> {
         let n_out = weight.shape().1;
         if let Some(bias) = bias.as_ref().filter(|bias| bias.dims() != [n_out]) {
             candle_core::bail!(
@@ -42,14 +42,14 @@ impl QuantisedLinear {
         Self { layout, ..self }
     }
 
-    /// The quantised weight.
+    /// The quantized weight.
     #[must_use]
-    pub fn quantised(&self) -> &QuantisedWeight {
+    pub fn quantized(&self) -> &QuantizedWeight {
         &self.weight
     }
 }
 
-impl LinearLayer for QuantisedLinear {
+impl LinearLayer for QuantizedLinear {
     fn shape(&self) -> (usize, usize) {
         self.weight.shape()
     }
@@ -83,8 +83,8 @@ impl LinearLayer for QuantisedLinear {
 
     fn visit(&self, visitor: &mut Visitor) {
         let weight = match self.layout {
-            WeightLayout::InOut => Values::Quantised(self.weight.clone()),
-            WeightLayout::OutIn => Values::QuantisedTransposed(self.weight.clone()),
+            WeightLayout::InOut => Values::Quantized(self.weight.clone()),
+            WeightLayout::OutIn => Values::QuantizedTransposed(self.weight.clone()),
         };
         visitor.values("weight", Role::LinearWeight, &weight);
         if let Some(bias) = &self.bias {

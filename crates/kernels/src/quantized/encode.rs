@@ -10,7 +10,7 @@ impl BlockFormat {
     /// # Panics
     /// When the weights are not whole blocks.
     #[must_use]
-    pub fn quantise(self, weights: &[f32]) -> Vec<u8> {
+    pub fn quantize(self, weights: &[f32]) -> Vec<u8> {
         let len = self
             .bytes_of(weights.len())
             .unwrap_or_else(|| panic!("{} weights are no whole blocks", weights.len()));
@@ -170,12 +170,13 @@ fn put_six_bits(packed: &mut [u8], i: usize, scale: u8, min: u8) {
 
 /// The scale of `scale·code`, with codes −32 to 31, that a search around the largest weight finds to have the least squared
 /// error.
-fn centred(x: &[f32]) -> f32 {
+fn centered(x: &[f32]) -> f32 {
     let largest = x.iter().fold(0f32, |most, x| if x.abs() > most.abs() { *x } else { most });
     if largest == 0.0 {
         return 0.0;
     }
-    let error = |scale: f32| -> f32 { x.iter().map(|x| (scale * centred_code(*x, scale) - x).powi(2)).sum() };
+    let error =
+        |scale: f32| -> f32 { x.iter().map(|x| (scale * centered_code(*x, scale) - x).powi(2)).sum() };
     let mut best = largest / -32.0;
     let mut least = error(best);
     for step in -STEPS..=STEPS {
@@ -194,7 +195,7 @@ fn centred(x: &[f32]) -> f32 {
     best
 }
 
-fn centred_code(x: f32, scale: f32) -> f32 {
+fn centered_code(x: f32, scale: f32) -> f32 {
     if scale == 0.0 { 0.0 } else { (x / scale).round_ties_even().clamp(-32.0, 31.0) }
 }
 
@@ -202,7 +203,7 @@ fn centred_code(x: f32, scale: f32) -> f32 {
 fn q6_k(x: &[f32], out: &mut [u8]) {
     let mut scales = [0.0; 16];
     for (scale, x) in scales.iter_mut().zip(x.chunks_exact(16)) {
-        *scale = centred(x);
+        *scale = centered(x);
     }
     let largest = scales.iter().fold(0f32, |most, x| if x.abs() > most.abs() { *x } else { most });
     let unit = f16::from_f32(largest / -128.0).to_f32();
@@ -212,7 +213,7 @@ fn q6_k(x: &[f32], out: &mut [u8]) {
         let part = if unit == 0.0 { 0.0 } else { (scale / unit).round_ties_even().clamp(-128.0, 127.0) };
         out[192 + i] = (part as i8).cast_unsigned();
         for (code, x) in codes[i * 16..].iter_mut().zip(x) {
-            *code = (centred_code(*x, part * unit) + 32.0) as u8;
+            *code = (centered_code(*x, part * unit) + 32.0) as u8;
         }
     }
     for (half, codes) in codes.chunks_exact(128).enumerate() {
