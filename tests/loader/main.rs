@@ -9,6 +9,7 @@ mod config;
 mod folder;
 mod fuzz_corpus;
 mod gguf;
+mod halves;
 mod kinds;
 #[path = "../common/models.rs"]
 mod models;
@@ -24,7 +25,7 @@ mod tokenizer_text;
 mod weights;
 
 use crate::common::Result;
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Device, Tensor};
 use gpt2_model::{ForwardArgs, Gpt2LMHeadModel};
 
 /// Each f32 as its bits.
@@ -32,9 +33,13 @@ fn bits(tensor: &Tensor) -> Result<Vec<u32>> {
     Ok(tensor.flatten_all()?.to_vec1::<f32>()?.into_iter().map(f32::to_bits).collect())
 }
 
-/// Every parameter by name, as bits.
+/// Every parameter by name, as bits in f32.
 fn parameter_bits(model: &Gpt2LMHeadModel) -> Result<Vec<(String, Vec<u32>)>> {
-    model.named_parameters().into_iter().map(|(name, t)| Ok((name, bits(&t.tensor()?)?))).collect()
+    model
+        .named_parameters()
+        .into_iter()
+        .map(|(name, t)| Ok((name, bits(&t.tensor()?.to_dtype(DType::F32)?)?)))
+        .collect()
 }
 
 /// The logits' bits over a whole context of different ids.

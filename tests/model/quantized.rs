@@ -3,8 +3,7 @@
 use crate::common::{Result, assert_close, some_ids};
 use candle_core::{DType, Device, Tensor};
 use gpt2_model::hooks::{Head, Intervention, Interventions, Point, Recorder};
-use gpt2_model::linear::{BlockFormat, LinearLayer, QuantizedLinear, QuantizedWeight};
-use gpt2_model::parameters::Values;
+use gpt2_model::linear::{BlockFormat, Linear, LinearLayer, Weight, WeightDType, WeightLayout};
 use gpt2_model::{
     Chosen, ChosenWeights, Config, ForwardArgs, Generation, Gpt2LMHeadModel, KvCache, Sampling, init,
 };
@@ -41,7 +40,7 @@ fn logits_are_close_and_the_table_stays_tied() -> Result {
     let kinds: Vec<bool> = quantized
         .named_parameters()
         .iter()
-        .map(|(_, values)| matches!(values, Values::Quantized(_) | Values::QuantizedTransposed(_)))
+        .map(|(_, values)| matches!(values.dtype(), WeightDType::Blocks(_)))
         .collect();
     assert_eq!(kinds.iter().filter(|quantized| **quantized).count(), 2 * 4 + 1);
     assert_eq!(quantized.named_parameters().len(), plain.named_parameters().len());
@@ -138,10 +137,10 @@ fn a_cache_in_halves_is_read_in_place() -> Result {
 #[test]
 fn a_layer_of_another_shape_is_refused() -> Result {
     let weight = Tensor::zeros((64, 32), DType::F32, &Device::Cpu)?;
-    let weight = QuantizedWeight::quantize(&weight, BlockFormat::Q4_0)?;
+    let weight = Weight::quantize(&weight, WeightLayout::InOut, BlockFormat::Q4_0)?;
     let bias = |n: usize| Tensor::zeros(n, DType::F32, &Device::Cpu);
-    assert!(QuantizedLinear::new(weight.clone(), Some(bias(33)?)).is_err());
-    let layer = QuantizedLinear::new(weight, Some(bias(32)?))?;
+    assert!(Linear::new(weight.clone(), Some(bias(33)?)).is_err());
+    let layer = Linear::new(weight, Some(bias(32)?))?;
     assert_eq!(layer.shape(), (64, 32));
     let (plain, _) = models()?;
     assert!(plain.transformer.h[0].attn.c_proj.with_layer(layer).is_err());

@@ -3,7 +3,7 @@
 use candle_core::{DType, Device, Result, Tensor};
 use candle_fused::attention::{Chosen, Mask, Sdpa, Wanted, packed_part};
 use candle_fused::{
-    Dispatch, Epilogue, Implementation, PackedWeight, gelu, layer_norm, linear, linear_transposed,
+    Dispatch, Epilogue, Implementation, Weight, WeightLayout, gelu, layer_norm, linear, linear_transposed,
 };
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 
@@ -81,7 +81,9 @@ fn products(c: &mut Criterion) {
         let (x, w, b) = (done(numbers(&[rows, k])), done(numbers(&[k, n])), done(numbers(&[n])));
         group.throughput(Throughput::Elements((2 * rows * k * n) as u64));
         group.bench_function(format!("{rows} x {k} x {n}"), |bench| {
-            bench.iter(|| done(linear(&x, &w, &b, Epilogue::None, Dispatch::of(Implementation::Auto, &x))));
+            bench.iter(|| {
+                done(linear(&x, &w, Some(&b), Epilogue::None, Dispatch::of(Implementation::Auto, &x)))
+            });
         });
         let residual = done(numbers(&[rows, n]));
         group.bench_function(format!("{rows} x {k} x {n} onto a residual"), |bench| {
@@ -89,7 +91,7 @@ fn products(c: &mut Criterion) {
                 done(linear(
                     &x,
                     &w,
-                    &b,
+                    Some(&b),
                     Epilogue::Residual(&residual),
                     Dispatch::of(Implementation::Auto, &x),
                 ))
@@ -110,7 +112,7 @@ fn packed_products(c: &mut Criterion) {
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         for (k, n) in [(C, 3 * C), (C, C), (C, 4 * C), (4 * C, C), (C, V)] {
             let of_dtype = |shape: &[usize]| done(numbers(shape).and_then(|x| x.to_dtype(dtype)));
-            let packed = PackedWeight::new(&of_dtype(&[k, n])).expect("a weight on the CPU");
+            let packed = Weight::pack(&of_dtype(&[k, n]), WeightLayout::InOut).expect("a weight on the CPU");
             let bias = of_dtype(&[n]);
             for rows in [1, 8, 128, 1024] {
                 if n == V && rows == 1024 {

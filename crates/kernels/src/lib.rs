@@ -28,6 +28,7 @@ pub mod dropout;
 mod element;
 mod epilogue;
 pub mod flash;
+mod frozen;
 mod gelu;
 mod gpu;
 pub mod isa;
@@ -42,6 +43,7 @@ mod team;
 #[cfg(test)]
 mod test_numbers;
 mod vector;
+mod weight;
 
 pub use attention::{CausalBias, Mask, Sdpa};
 pub use candle_core;
@@ -49,12 +51,14 @@ pub use cross_entropy::{cross_entropies, cross_entropy, linear_cross_entropy};
 pub use dispatch::{Dispatch, Implementation};
 pub use dropout::Dropout;
 pub use epilogue::Epilogue;
+pub use frozen::WeightDType;
 pub use gelu::gelu;
 pub use gpu::{keep_freed_memory, open_cuda};
 pub use isa::Isa;
 pub use layer_norm::layer_norm;
-pub use linear::{PackedWeight, linear, linear_transposed};
-pub use quantized::{BlockFormat, QuantizedWeight};
+pub use linear::{linear, linear_transposed};
+pub use quantized::BlockFormat;
+pub use weight::{Weight, WeightLayout};
 
 use candle_core::DType;
 

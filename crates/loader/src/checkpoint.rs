@@ -9,9 +9,9 @@ use crate::{gguf, json, names, pickle, safetensors_file};
 use candle_core::{DType, Device, Shape, Tensor};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
-use gpt2_model::linear::{BlockFormat, QuantizedWeight};
+use gpt2_model::linear::{BlockFormat, Weight, WeightLayout};
 use gpt2_model::parameters::{LM_HEAD, Parameter, WTE};
-use gpt2_model::{Config, Gpt2LMHeadModel, Implementation};
+use gpt2_model::{Config, Gpt2LMHeadModel, Implementation, WeightSource};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -183,41 +183,42 @@ impl Checkpoint {
         self
     }
 
-    /// Builds the language model. Quantized weights of a GGUF file stay quantized in f32 on the CPU; for another dtype or
-    /// device they are unpacked.
+    /// Builds the language model with activations in `dtype`. Weights stay as the files store them where activations in f32 on the
+    /// CPU can multiply them: in f16, bf16 or quantized blocks. Otherwise they become `dtype`.
     ///
     /// # Errors
     /// When the audit finds anything, or the device cannot hold the weights.
     pub fn load_model(&self, dtype: DType, device: &Device) -> Result<Gpt2LMHeadModel, LoadError> {
+        let layout = self.config.weight_layout();
         let stay = dtype == DType::F32 && device.is_cpu();
-        let quantized = |name: &str, _| match self.tensors.get(name).filter(|_| stay) {
-            Some(stored) => stored.quantized().map_err(|e| stored.unreadable(name, e)),
+        let weight = |name: &str, shape| match self.tensors.get(name).filter(|_| stay) {
+            Some(stored) => {
+                let layout = if matches!(name, WTE | LM_HEAD) { WeightLayout::OutIn } else { layout };
+                stored.frozen(shape, layout).map_err(|e| stored.unreadable(name, e))
+            }
             None => Ok(None),
         };
-        Gpt2LMHeadModel::load_quantized(self.var_builder(dtype, device)?, &self.config, &quantized)
-            .map_err(|source| LoadError::Tensor { name: self.name.clone(), source })
+        self.build(self.var_builder(dtype, device)?, &weight)
     }
-}
 
-impl Checkpoint {
     /// Builds the language model on the CPU, in f32, with its linear layers and tables of tokens quantized as they are read.
     ///
     /// # Errors
     /// When the audit finds anything, or the format's blocks do not divide a layer's inputs.
     pub fn load_quantized(&self, format: BlockFormat) -> Result<Gpt2LMHeadModel, LoadError> {
         let vb = self.var_builder(DType::F32, &Device::Cpu)?;
-        let quantized = |name: &str, (n_in, n_out): (usize, usize)| {
-            QuantizedWeight::check_inputs(format, n_in).map_err(|e| e.context(name.to_string()))?;
-            let weight = match name {
-                WTE | LM_HEAD => vb.get((n_out, n_in), name)?.t()?,
-                _ => {
-                    let layout = self.config.weight_layout();
-                    layout.in_out(&vb.get(layout.shape(n_in, n_out), name)?)?
-                }
-            };
-            QuantizedWeight::quantize(&weight, format).map(Some).map_err(|e| e.context(name.to_string()))
+        let weight = |name: &str, (n_in, n_out): (usize, usize)| {
+            let table = matches!(name, WTE | LM_HEAD);
+            let layout = if table { WeightLayout::OutIn } else { self.config.weight_layout() };
+            format.check_inputs(n_in).map_err(|e| e.context(name.to_string()))?;
+            let weight = vb.get(layout.shape(n_in, n_out), name)?;
+            Weight::quantize(&weight, layout, format).map(Some).map_err(|e| e.context(name.to_string()))
         };
-        Gpt2LMHeadModel::load_quantized(vb.clone(), &self.config, &quantized)
+        self.build(vb.clone(), &weight)
+    }
+
+    fn build(&self, vb: VarBuilder, weights: &WeightSource) -> Result<Gpt2LMHeadModel, LoadError> {
+        Gpt2LMHeadModel::load_with(vb, &self.config, weights)
             .map_err(|source| LoadError::Tensor { name: self.name.clone(), source })
     }
 }

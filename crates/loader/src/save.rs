@@ -66,8 +66,9 @@ pub fn save(
 fn tensors(model: &Gpt2LMHeadModel, options: SaveOptions) -> candle_core::Result<Vec<(String, Tensor)>> {
     let mut tensors = vec![];
     model.check_layers()?; // which readers of the file would not know
+    let dtype = options.dtype.unwrap_or(model.transformer.dtype());
     for (name, values) in model.named_parameters() {
-        let tensor = values.tensor()?.to_dtype(options.dtype.unwrap_or(values.dtype()))?.contiguous()?;
+        let tensor = values.tensor()?.to_dtype(dtype)?.contiguous()?;
         tensors.push((names::saved(&name), tensor));
     }
     if options.buffers {

@@ -5,7 +5,7 @@ use crate::tensor_info::{Encoding, TensorInfo};
 use crate::zip_entry::ZipEntry;
 use bytemuck::Pod;
 use candle_core::{DType, Device, Tensor, WithDType};
-use gpt2_model::linear::{BlockFormat, QuantizedWeight};
+use gpt2_model::linear::{BlockFormat, Weight, WeightLayout};
 use half::{bf16, f16};
 use rayon::prelude::*;
 use safetensors::Dtype;
@@ -91,12 +91,22 @@ impl Stored {
         self.turned(Tensor::from_vec(values, self.file_shape(), device)?)
     }
 
-    /// The weight (in, out) of a linear layer, or the transpose of a table, if it is quantized.
-    pub(crate) fn quantized(&self) -> candle_core::Result<Option<QuantizedWeight>> {
-        match (self.info.dtype, self.file_shape().as_slice()) {
-            (Encoding::Blocks(format), &[n_out, n_in]) => {
+    /// The weight (in, out) of a linear layer or a table in the file's own halves or blocks; `None` if it is in another type, or
+    /// of another shape.
+    pub(crate) fn frozen(
+        &self,
+        (n_in, n_out): (usize, usize),
+        layout: WeightLayout,
+    ) -> candle_core::Result<Option<Weight>> {
+        let (first, second) = layout.shape(n_in, n_out);
+        match self.info.dtype {
+            _ if self.info.shape != [first, second] => Ok(None),
+            Encoding::Blocks(format) if self.file_shape() == [n_out, n_in] => {
                 let read = |at: usize, out: &mut [u8]| Ok(self.bytes.read_at(self.range.start + at, out)?);
-                QuantizedWeight::read_blocks(format, (n_in, n_out), read).map(Some)
+                Weight::read_blocks(format, (n_in, n_out), layout, read).map(Some)
+            }
+            Encoding::Plain(Dtype::F16 | Dtype::BF16) => {
+                Ok(Some(Weight::new(self.load(&Device::Cpu)?, layout)?).filter(Weight::is_frozen))
             }
             _ => Ok(None),
         }

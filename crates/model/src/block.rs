@@ -151,7 +151,7 @@ impl Block {
         }
     }
 
-    /// The linear layers to change, in the order of [`linear_layers`](Self::linear_layers).
+    /// The linear layers, each with its name below the block.
     pub(crate) fn linear_layers_mut(&mut self) -> impl Iterator<Item = (&'static str, &mut Conv1D)> {
         let (attn, mlp) = (&mut self.attn, &mut self.mlp);
         let own = [
@@ -165,25 +165,6 @@ impl Block {
                 ("crossattention.c_attn", &mut cross.c_attn),
                 ("crossattention.q_attn", &mut cross.q_attn),
                 ("crossattention.c_proj", &mut cross.c_proj),
-            ]
-        });
-        own.into_iter().chain(cross)
-    }
-
-    /// The linear layers, each with its name below the block.
-    pub(crate) fn linear_layers(&self) -> impl Iterator<Item = (&'static str, &Conv1D)> {
-        let (attn, mlp) = (&self.attn, &self.mlp);
-        let own = [
-            ("attn.c_attn", &attn.c_attn),
-            ("attn.c_proj", &attn.c_proj),
-            ("mlp.c_fc", &mlp.c_fc),
-            ("mlp.c_proj", &mlp.c_proj),
-        ];
-        let cross = self.crossattention.iter().flat_map(|cross| {
-            [
-                ("crossattention.c_attn", &cross.c_attn),
-                ("crossattention.q_attn", &cross.q_attn),
-                ("crossattention.c_proj", &cross.c_proj),
             ]
         });
         own.into_iter().chain(cross)

@@ -3,69 +3,37 @@
 //! The name is the original's (a convolution of width 1); the layout is the transpose of PyTorch's
 //! `Linear`. `c_proj` is square, so a transposed weight would load without an error.
 
-use crate::linear::{Dense, Epilogue, LinearLayer, Packed, WeightLayout};
+use crate::linear::{Epilogue, Layer, Linear, LinearLayer, Weight, WeightLayout};
+use crate::lora::{Update, Updates};
 use crate::parameters::Visitor;
 use crate::training::Training;
 use candle_core::{Module, Result, Tensor};
-use candle_fused::{Dispatch, Dropout, Implementation, PackedWeight};
+use candle_fused::Dropout;
 use candle_nn::{Init, VarBuilder};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A linear layer of a block. Clones share the weight.
+/// A linear layer of a block, with any low-rank updates of it. Clones share the weight.
 #[derive(Debug, Clone)]
 pub struct Conv1D {
-    layer: Arc<dyn LinearLayer>,
+    layer: Layer,
+    updates: Updates,
 }
 
 impl Conv1D {
     /// Loads `weight` (`n_in`, `n_out`) and `bias` (`n_out`). If `vb` creates variables, the weight is
     /// drawn from a normal distribution with standard deviation `stdev` and the bias is 0. If it does not, the weight of
-    /// a layer on the CPU is a copy, packed for the matrix product, see [`PackedWeight`].
+    /// a layer on the CPU is a frozen copy, see [`Weight::new`].
     ///
     /// # Errors
     /// When a tensor is missing or has another shape.
     pub fn load(vb: VarBuilder, n_in: usize, n_out: usize, stdev: f64) -> Result<Self> {
-        let dispatch = Dispatch::new(Implementation::Auto, vb.device());
-        Self::load_for(vb, (n_in, n_out), WeightLayout::InOut, stdev, dispatch)
+        let weight = vb.get_with_hints((n_in, n_out), "weight", Init::Randn { mean: 0., stdev })?;
+        let bias = vb.get_with_hints(n_out, "bias", Init::Const(0.))?;
+        Ok(Linear::new(Weight::new(weight, WeightLayout::InOut)?, Some(bias))?.into())
     }
 
-    /// As [`load`](Self::load), from a weight stored in `layout`, for the code that `dispatch` names.
-    ///
-    /// # Errors
-    /// When a tensor is missing or has another shape.
-    pub fn load_for(
-        vb: VarBuilder,
-        (n_in, n_out): (usize, usize),
-        layout: WeightLayout,
-        stdev: f64,
-        dispatch: Dispatch,
-    ) -> Result<Self> {
-        let shape = layout.shape(n_in, n_out);
-        let weight = vb.get_with_hints(shape, "weight", Init::Randn { mean: 0., stdev })?;
-        Self::stored(weight, layout, vb.get_with_hints(n_out, "bias", Init::Const(0.))?, dispatch)
-    }
-
-    /// A layer with a weight as stored in `layout`, packed if it does not change.
-    pub(crate) fn stored(
-        weight: Tensor,
-        layout: WeightLayout,
-        bias: Tensor,
-        dispatch: Dispatch,
-    ) -> Result<Self> {
-        if PackedWeight::suits(&[&weight, &bias]) {
-            return Ok(Self { layer: Arc::new(Packed::new(&weight, layout, bias)?) });
-        }
-        Ok(Self { layer: Arc::new(Dense::new(weight, layout, bias, dispatch)?) })
-    }
-
-    /// A layer of any kind, see [`crate::linear`].
-    #[must_use]
-    pub fn from_layer(layer: Arc<dyn LinearLayer>) -> Self {
-        Self { layer }
-    }
-
-    /// A dense layer.
+    /// A layer of plain tensors.
     ///
     /// # Shapes
     /// `weight` (in, out), `bias` (out)
@@ -73,12 +41,16 @@ impl Conv1D {
     /// # Errors
     /// When the two do not fit each other.
     pub fn new(weight: Tensor, bias: Tensor) -> Result<Self> {
-        let dispatch = Dispatch::of(Implementation::Auto, &weight);
-        Ok(Self { layer: Arc::new(Dense::new(weight, WeightLayout::InOut, bias, dispatch)?) })
+        Ok(Linear::new(Weight::plain(weight, WeightLayout::InOut)?, Some(bias))?.into())
     }
 
-    /// The same layer of the model, computed by `layer`; see [`crate::linear`]. To be saved, `layer` must visit its weight as
-    /// the model's checkpoints store it, see [`WeightLayout`].
+    /// A layer of your own, see [`crate::linear`].
+    #[must_use]
+    pub fn from_layer(layer: Arc<dyn LinearLayer>) -> Self {
+        Self { layer: Layer::Own(layer), updates: Updates::default() }
+    }
+
+    /// The same layer of the model, computed by `layer`; see [`crate::linear`].
     ///
     /// # Errors
     /// When `layer` has another shape.
@@ -90,33 +62,61 @@ impl Conv1D {
                 layer.shape()
             )
         }
-        Ok(Self { layer: Arc::new(layer) })
+        Ok(Self::from_layer(Arc::new(layer)))
     }
 
-    /// What computes the layer.
+    /// The same layer with one more low-rank update, by an adapter of this name. The update must be in the dtype and on the
+    /// device of the layer's inputs. `stream`, below 2^20, tells the dropout of this layer from that of others; all updates of a
+    /// layer share it, so train one at a time if they have dropout.
+    ///
+    /// # Errors
+    /// When the update has another shape than the layer, the layer has one of that name, or `stream` is too large.
+    pub fn with_update(&self, name: &str, update: Update, stream: u32) -> Result<Self> {
+        if update.shape() != self.shape() {
+            candle_core::bail!(
+                "adapter {name}: its update is {:?} (in, out), the layer {:?}",
+                update.shape(),
+                self.shape()
+            )
+        }
+        Ok(Self { layer: self.layer.clone(), updates: self.updates.with(name, update, stream)? })
+    }
+
+    /// The same layer without its updates.
     #[must_use]
-    pub fn layer(&self) -> &Arc<dyn LinearLayer> {
+    pub fn without_updates(&self) -> Self {
+        Self { layer: self.layer.clone(), updates: Updates::default() }
+    }
+
+    /// The updates, by the names of their adapters.
+    #[must_use]
+    pub fn updates(&self) -> &[(String, Update)] {
+        self.updates.as_slice()
+    }
+
+    /// What the updates are on.
+    pub(crate) fn layer(&self) -> &Layer {
         &self.layer
     }
 
     /// (in, out)
     #[must_use]
     pub fn shape(&self) -> (usize, usize) {
-        self.layer.shape()
+        self.layer.get().shape()
     }
 
-    /// W, (in, out).
+    /// W (in, out) with all updates added: what the layer multiplies by, in the dtype of its inputs.
     ///
     /// # Errors
     /// When the layer cannot produce a dense weight.
     pub fn weight(&self) -> Result<Tensor> {
-        self.layer.weight()
+        self.updates.add_to(self.layer.get().weight()?)
     }
 
     /// b, (out), if the layer has a bias; the layers of GPT-2's checkpoints do.
     #[must_use]
     pub fn bias(&self) -> Option<&Tensor> {
-        self.layer.bias()
+        self.layer.get().bias()
     }
 
     /// `residual + x·W + b`.
@@ -127,7 +127,7 @@ impl Conv1D {
     /// # Errors
     /// When a shape does not fit.
     pub fn forward_onto(&self, residual: &Tensor, x: &Tensor) -> Result<Tensor> {
-        self.layer.forward(x, Epilogue::Residual(residual))
+        self.run(x, Epilogue::Residual(residual), None)
     }
 
     /// GELU (tanh form) of `x·W + b`.
@@ -138,12 +138,15 @@ impl Conv1D {
     /// # Errors
     /// When a shape does not fit.
     pub fn forward_gelu(&self, x: &Tensor) -> Result<Tensor> {
-        self.layer.forward(x, Epilogue::Gelu)
+        self.run(x, Epilogue::Gelu, None)
     }
 
     /// `x·W + b`, then `epilogue`, with the layer's own dropout in a training pass: (.., in) -> (.., out)
     pub(crate) fn run(&self, x: &Tensor, epilogue: Epilogue, training: Option<Training>) -> Result<Tensor> {
-        self.layer.forward_training(x, epilogue, training)
+        match &self.layer {
+            Layer::Linear(linear) if self.updates().is_empty() => linear.forward(x, epilogue),
+            layer => self.updates.forward(layer, x, epilogue, training),
+        }
     }
 
     /// `x·W + b`, then dropout if there is any: (.., in) -> (.., out)
@@ -176,17 +179,20 @@ impl Conv1D {
 
     /// Computes only some of the outputs: (.., in) -> (.., `columns.len()`)
     pub(crate) fn forward_columns(&self, x: &Tensor, columns: Range<usize>) -> Result<Tensor> {
-        self.layer.forward_columns(x, columns)
-    }
-
-    /// How the layer's weight is reported to a visitor.
-    pub(crate) fn layout(&self) -> WeightLayout {
-        self.layer.layout()
+        let y = self.layer.get().forward_columns(x, columns.clone())?;
+        self.updates.add_columns(y, x, columns)
     }
 
     /// Visits the layer's parameters.
     pub fn visit(&self, visitor: &mut Visitor) {
-        self.layer.visit(visitor);
+        self.layer.get().visit(visitor);
+        self.updates.visit(visitor);
+    }
+}
+
+impl From<Linear> for Conv1D {
+    fn from(linear: Linear) -> Self {
+        Self { layer: Layer::Linear(linear), updates: Updates::default() }
     }
 }
 
@@ -196,7 +202,7 @@ impl Module for Conv1D {
     /// # Shapes
     /// `x` (.., in) -> (.., out)
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.layer.forward(x, Epilogue::None)
+        self.run(x, Epilogue::None, None)
     }
 }
 

@@ -80,7 +80,7 @@ pub use head_weights::HeadWeights;
 pub use layer_norm::LayerNorm;
 pub use lm::Gpt2LMHeadModel;
 pub use lm_head::LmHead;
-pub use loading::QuantizedWeights;
+pub use loading::WeightSource;
 pub use mean_ablation::MeanOver;
 pub use mlp::Mlp;
 pub use model::Gpt2Model;

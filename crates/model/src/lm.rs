@@ -3,12 +3,12 @@
 use crate::forward::{CausalLMOutput, ForwardArgs};
 use crate::hooks::{Hooks, PassHooks, Point};
 use crate::inputs::check_targets;
-use crate::linear::{BlockFormat, QuantizedLinear, QuantizedWeight};
-use crate::loading::{QuantizedWeights, checked};
+use crate::linear::{BlockFormat, Linear, Weight, WeightLayout};
+use crate::loading::{WeightSource, given};
 use crate::model::embedding;
 use crate::parameters::{LM_HEAD, PREFIX, Visitor, WPE, WTE};
 use crate::training::{Training, TrainingBatch};
-use crate::{Config, Dispatch, Embedding, Encoder, Gpt2Model, LmHead};
+use crate::{Config, Embedding, Encoder, Gpt2Model, LmHead};
 use candle_core::{DType, Module, Result, Tensor};
 use candle_nn::VarBuilder;
 
@@ -36,15 +36,15 @@ impl Gpt2LMHeadModel {
     /// # Errors
     /// When the config is not valid, or a tensor is missing or has another shape.
     pub fn load(vb: VarBuilder, config: &Config) -> Result<Self> {
-        Self::load_quantized(vb, config, &|_, _| Ok(None))
+        Self::load_with(vb, config, &|_, _| Ok(None))
     }
 
-    /// Like [`load`](Self::load), with those weights that `quantized` gives; everything else comes from `vb`, in f32 on the
-    /// CPU.
+    /// Like [`load`](Self::load), with those weights that `weights` gives; everything else comes from `vb`, in the dtype of the
+    /// activations. Frozen weights need activations in f32 or in their own half.
     ///
     /// # Errors
-    /// As above, and those of `quantized`.
-    pub fn load_quantized(vb: VarBuilder, config: &Config, quantized: &QuantizedWeights) -> Result<Self> {
+    /// As above, and those of `weights`.
+    pub fn load_with(vb: VarBuilder, config: &Config, weights: &WeightSource) -> Result<Self> {
         config.validate()?;
         let prefixed = vb.pp(PREFIX.trim_end_matches('.'));
         let inner = if prefixed.contains_tensor(WPE) { prefixed } else { vb.clone() };
@@ -55,40 +55,40 @@ impl Gpt2LMHeadModel {
         };
         let tied =
             config.tie_word_embeddings && (!has_wte || !has_head || equal(&plain(LM_HEAD)?, &plain(WTE)?)?);
-        let table = |name: &str, projects: bool| match checked(
-            quantized,
-            name,
-            (config.n_embd, config.vocab_size),
-        )? {
-            Some(transpose) => Ok(Embedding::quantized(transpose)),
-            None if projects => Embedding::of_projection(plain(name)?),
-            None => Embedding::new(plain(name)?),
+        let table = |name: &str, projects: bool| {
+            let given = given(weights, name, (config.n_embd, config.vocab_size))?;
+            let weight = match given {
+                Some(weight) => weight,
+                None if projects => Weight::new(plain(name)?, WeightLayout::OutIn)?,
+                None => Weight::plain(plain(name)?, WeightLayout::OutIn)?,
+            };
+            Ok::<_, candle_core::Error>(weight.with_implementation(config.attn_implementation))
         };
         let wte = table(if tied && has_head && !has_wte { LM_HEAD } else { WTE }, tied)?;
         let head = if tied { wte.clone() } else { table(LM_HEAD, true)? };
-        let transformer = Gpt2Model::load_with_wte(inner, config, wte, quantized)?;
-        Ok(Self { transformer, lm_head: LmHead::of(head) })
+        let wte = Embedding::from_weight(wte, vb.dtype());
+        let transformer = Gpt2Model::load_with_wte(inner, config, wte, weights)?;
+        Ok(Self { transformer, lm_head: LmHead::from_weight(head) })
     }
 
     /// The same model with every linear layer and the tables of tokens quantized; biases, layer norms and positions stay as
     /// they are. The model is in f32 on the CPU.
     ///
     /// # Errors
-    /// When blocks of the format do not divide the inputs of a layer, or a weight is not plain or packed f32 on the CPU.
+    /// When blocks of the format do not divide the inputs of a layer, or a weight is not on the CPU.
     pub fn quantize(mut self, format: BlockFormat) -> Result<Self> {
         let (tied, layout) = (self.is_tied(), self.config().weight_layout());
-        let table =
-            |values: Tensor| QuantizedWeight::quantize(&values.t()?, format).map(Embedding::quantized);
         for block in &mut self.transformer.h {
             for (_, layer) in block.linear_layers_mut() {
-                let weight = QuantizedWeight::quantize(&layer.weight()?, format)?;
-                let quantized = QuantizedLinear::new(weight, layer.bias().cloned())?.with_layout(layout);
-                *layer = layer.with_layer(quantized)?;
+                let weight = Weight::quantize(&layout.in_out(&layer.weight()?)?, layout, format)?;
+                *layer = Linear::new(weight, layer.bias().cloned())?.into();
             }
         }
-        self.transformer.wte = table(self.transformer.wte.weight()?)?;
-        self.lm_head =
-            LmHead::of(if tied { self.transformer.wte.clone() } else { table(self.lm_head.weight()?)? });
+        let table = |table: Tensor| Weight::quantize(&table, WeightLayout::OutIn, format);
+        let wte = table(self.transformer.wte.weight()?)?;
+        let head = if tied { wte.clone() } else { table(self.lm_head.weight()?)? };
+        self.transformer.wte = Embedding::from_weight(wte, self.transformer.dtype());
+        self.lm_head = LmHead::from_weight(head);
         Ok(self)
     }
 
@@ -105,15 +105,10 @@ impl Gpt2LMHeadModel {
         self.transformer.config()
     }
 
-    /// Which code computes the loss of `x`.
-    pub(crate) fn dispatch(&self, x: &Tensor) -> Dispatch {
-        Dispatch::of(self.config().attn_implementation, x)
-    }
-
     /// Whether `lm_head` and `wte` are one tensor.
     #[must_use]
     pub fn is_tied(&self) -> bool {
-        self.lm_head.shares(&self.transformer.wte)
+        self.lm_head.is_tied_to(&self.transformer.wte)
     }
 
     /// Runs the model over `input_ids`, which follow the tokens in the cache.
@@ -194,7 +189,7 @@ impl Gpt2LMHeadModel {
         check_targets(&batch.input_ids, &batch.targets)?;
         let output = self.transformer.forward(&batch.input_ids, args)?;
         let (x, targets) = batch.learned(&output.last_hidden_state)?;
-        self.lm_head.cross_entropy(&x, &targets, self.dispatch(&x))
+        self.lm_head.cross_entropy(&x, &targets)
     }
 
     /// Visits every parameter, starting with the transformer's.

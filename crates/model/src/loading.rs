@@ -1,18 +1,17 @@
 //! What the modules of one model share while they load.
 
-use crate::linear::QuantizedLinear;
+use crate::linear::{Linear, Weight};
 use crate::parameters::PREFIX;
 use crate::{Config, Conv1D, LayerNorm};
 use candle_core::Result;
+use candle_fused::Dispatch;
 use candle_fused::attention::CausalBias;
-use candle_fused::{Dispatch, QuantizedWeight};
-use candle_nn::VarBuilder;
+use candle_nn::{Init, VarBuilder};
 use std::fmt::Display;
-use std::sync::Arc;
 
-/// Gives the quantized weight (in, out) of a linear layer or, for a table, of its transpose; `None` if the `VarBuilder` has
-/// it. Called with the name of the parameter, without [`PREFIX`], and the shape.
-pub type QuantizedWeights<'a> = dyn Fn(&str, (usize, usize)) -> Result<Option<QuantizedWeight>> + 'a;
+/// Gives the weight of a linear layer or a table; `None` if the `VarBuilder` has it. Called with the name of the parameter,
+/// without [`PREFIX`], and the weight's shape (in, out).
+pub type WeightSource<'a> = dyn Fn(&str, (usize, usize)) -> Result<Option<Weight>> + 'a;
 
 /// A place in a checkpoint, and the settings of the whole model.
 #[derive(Clone)]
@@ -24,19 +23,19 @@ pub(crate) struct Loading<'a> {
     pub(crate) dispatch: Dispatch,
     /// Shared by all layers.
     pub(crate) bias: CausalBias,
-    quantized: Option<&'a QuantizedWeights<'a>>,
+    weights: Option<&'a WeightSource<'a>>,
 }
 
 impl<'a> Loading<'a> {
     pub(crate) fn new(vb: VarBuilder<'a>, config: &'a Config, layer_idx: usize) -> Self {
         let dispatch = Dispatch::new(config.attn_implementation, vb.device());
         let bias = CausalBias::new(config.n_positions, vb.device());
-        Self { vb, config, layer_idx, dispatch, bias, quantized: None }
+        Self { vb, config, layer_idx, dispatch, bias, weights: None }
     }
 
     /// The same place, with weights from another source.
-    pub(crate) fn with_quantized(self, quantized: &'a QuantizedWeights<'a>) -> Self {
-        Self { quantized: Some(quantized), ..self }
+    pub(crate) fn with_weights(self, weights: &'a WeightSource<'a>) -> Self {
+        Self { weights: Some(weights), ..self }
     }
 
     /// The place `name` below this one.
@@ -51,16 +50,19 @@ impl<'a> Loading<'a> {
 
     /// A projection whose initial weights have standard deviation `stdev`.
     pub(crate) fn conv1d(&self, name: &str, (n_in, n_out): (usize, usize), stdev: f64) -> Result<Conv1D> {
-        let vb = self.vb.pp(name);
-        if let Some(quantized) = self.quantized {
-            let name = format!("{}.weight", vb.prefix());
-            let name = name.strip_prefix(PREFIX).unwrap_or(&name);
-            if let Some(weight) = checked(quantized, name, (n_in, n_out))? {
-                let layer = QuantizedLinear::new(weight, Some(vb.get(n_out, "bias")?))?;
-                return Ok(Conv1D::from_layer(Arc::new(layer.with_layout(self.config.weight_layout()))));
-            }
-        }
-        Conv1D::load_for(vb, (n_in, n_out), self.config.weight_layout(), stdev, self.dispatch)
+        let (vb, layout) = (self.vb.pp(name), self.config.weight_layout());
+        let path = format!("{}.weight", vb.prefix());
+        let path = path.strip_prefix(PREFIX).unwrap_or(&path);
+        let given = self.weights.map(|weights| given(weights, path, (n_in, n_out))).transpose()?.flatten();
+        let weight = if let Some(weight) = given {
+            weight
+        } else {
+            let init = Init::Randn { mean: 0., stdev };
+            Weight::new(vb.get_with_hints(layout.shape(n_in, n_out), "weight", init)?, layout)?
+        };
+        let bias = vb.get_with_hints(n_out, "bias", Init::Const(0.))?;
+        let weight = weight.with_implementation(self.config.attn_implementation);
+        Ok(Linear::new(weight, Some(bias))?.into())
     }
 
     /// A layer norm over C.
@@ -70,18 +72,13 @@ impl<'a> Loading<'a> {
     }
 }
 
-/// The quantized weight, if there is one, which must have this shape.
-pub(crate) fn checked(
-    quantized: &QuantizedWeights,
-    name: &str,
-    shape: (usize, usize),
-) -> Result<Option<QuantizedWeight>> {
-    let weight = quantized(name, shape)?;
-    if let Some(weight) = weight.as_ref().filter(|weight| weight.shape() != shape) {
-        candle_core::bail!(
-            "{name}: expected a quantized weight {shape:?} (in, out), got {:?}",
-            weight.shape()
-        )
+/// The weight from a source, if it has one, which must have this shape.
+pub(crate) fn given(weights: &WeightSource, name: &str, shape: (usize, usize)) -> Result<Option<Weight>> {
+    let weight = weights(name, shape)?;
+    match weight.as_ref().filter(|weight| weight.shape() != shape) {
+        Some(other) => {
+            candle_core::bail!("{name}: expected a weight {shape:?} (in, out), got {:?}", other.shape())
+        }
+        None => Ok(weight),
     }
-    Ok(weight)
 }

@@ -4,7 +4,7 @@ use crate::cross_attention::Encoder;
 use crate::forward::{ForwardArgs, ModelOutput};
 use crate::hooks::{PassHooks, Point};
 use crate::inputs::{check_below, check_encoder, padding_mask, refuse_padding_before_a_token};
-use crate::loading::{Loading, QuantizedWeights};
+use crate::loading::{Loading, WeightSource};
 use crate::parameters::{Role, Visitor, WPE, WTE};
 use crate::training::{Site, Training, dropout};
 use crate::weights_by_layer::WeightsByLayer;
@@ -41,10 +41,10 @@ impl Gpt2Model {
         vb: VarBuilder,
         config: &Config,
         wte: Embedding,
-        quantized: &QuantizedWeights,
+        weights: &WeightSource,
     ) -> Result<Self> {
         let wpe = embedding(&vb, WPE, config.n_positions, config)?;
-        let root = Loading::new(vb, config, 0).with_quantized(quantized);
+        let root = Loading::new(vb, config, 0).with_weights(weights);
         let block = |i| Block::load_at(&root.pp("h").pp(i).of_layer(i));
         Ok(Self {
             wte,
@@ -57,7 +57,7 @@ impl Gpt2Model {
 
     /// Visits every parameter of the transformer.
     pub fn visit(&self, visitor: &mut Visitor) {
-        visitor.values(WTE, Role::TokenEmbedding, &self.wte.values());
+        visitor.weight(WTE, Role::TokenEmbedding, &self.wte.weight);
         visitor.parameter(WPE, Role::PositionEmbedding, &self.wpe);
         for (i, block) in self.h.iter().enumerate() {
             block.visit(&mut visitor.pp("h").pp(i));
@@ -81,10 +81,10 @@ impl Gpt2Model {
         }
     }
 
-    /// The dtype of the weights and of every activation between blocks.
+    /// The dtype of every activation between blocks. Weights may be held in another, see [`crate::linear::Weight`].
     #[must_use]
     pub fn dtype(&self) -> DType {
-        self.wte.dtype()
+        self.wpe.dtype()
     }
 
     /// Runs the transformer over `input_ids`, which follow the tokens in the cache.

@@ -1,7 +1,7 @@
 //! The list of a model's parameters, read from the model's own structure. For a config, the list comes from a model
 //! whose tensors take no memory.
 
-use crate::parameters::{Parameter, Values, Visitor};
+use crate::parameters::{Parameter, Role, Values, Visitor};
 use crate::{Config, Gpt2LMHeadModel};
 use candle_core::{DType, Device, Result, Shape, Tensor, Var};
 use candle_nn::var_builder::SimpleBackend;
@@ -9,7 +9,7 @@ use candle_nn::{Init, VarBuilder};
 
 impl Gpt2LMHeadModel {
     /// Every parameter under its name in a checkpoint, in the model's order, as it is saved. A head tied to `wte` is
-    /// not included, nor is the `bias` triangle, which is a buffer. A packed weight is copied only by
+    /// not included, nor is the `bias` triangle, which is a buffer. A frozen weight is copied only by
     /// [`Values::tensor`].
     #[must_use]
     pub fn named_parameters(&self) -> Vec<(String, Values)> {
@@ -54,16 +54,16 @@ impl Gpt2LMHeadModel {
         let other_shape = expected.iter().find(shape);
         // A square weight has the same shape either way.
         let layout = self.config().weight_layout();
-        let layers = self.transformer.h.iter().enumerate();
-        let mut layers = layers.flat_map(|(i, block)| block.linear_layers().map(move |layer| (i, layer)));
-        let turned = layers.find(|(_, (_, layer))| layer.layout() != layout);
+        let is_weight = |name: &str| {
+            expected.iter().any(|parameter| parameter.name == name && parameter.role == Role::LinearWeight)
+        };
+        let turned = found.iter().find(|(name, x)| x.layout() != layout && is_weight(name));
         let other =
             other.map(|(name, _)| format!("{name} is not a parameter of {}", self.config().model_type));
         let missing = missing.map(|p| format!("the model has no {}", p.name));
         let shape = other_shape.map(|p| format!("{} is not {:?}", p.name, p.shape));
-        let turned = turned.map(|(i, (name, layer))| {
-            format!("h.{i}.{name}.weight is {:?}, but the checkpoint stores {layout:?}", layer.layout())
-        });
+        let turned = turned
+            .map(|(name, x)| format!("{name} is {:?}, but the checkpoint stores {layout:?}", x.layout()));
         let problems: Vec<String> = other.into_iter().chain(missing).chain(shape).chain(turned).collect();
         if problems.is_empty() {
             return Ok(());

@@ -4,10 +4,9 @@
 //! training and saving all use this one list. [`Config::parameters`](crate::Config::parameters) gives it without a
 //! model.
 
-use candle_core::{DType, Result, Tensor, TensorId};
-use candle_fused::{PackedWeight, QuantizedWeight};
+use candle_core::{Result, Tensor};
+use candle_fused::{Weight, WeightDType, WeightLayout};
 use std::cell::RefCell;
-use std::collections::HashMap;
 use std::fmt::Display;
 use std::rc::Rc;
 
@@ -71,40 +70,22 @@ impl Parameter {
 
 /// The numbers of a parameter.
 #[derive(Debug, Clone)]
-#[non_exhaustive]
 pub enum Values {
-    /// A plain tensor.
+    /// A tensor.
     Tensor(Tensor),
-    /// A packed weight (in, out).
-    Packed(PackedWeight),
-    /// A weight or table (out, in) whose transpose is packed.
-    PackedTransposed(PackedWeight),
-    /// A quantized weight (in, out).
-    Quantized(QuantizedWeight),
-    /// A weight or table (out, in) whose transpose is quantized.
-    QuantizedTransposed(QuantizedWeight),
-}
-
-/// What tells one parameter's memory from another's.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Id {
-    Tensor(TensorId),
-    Packed(u64),
-    Quantized(u64),
+    /// The weight of a linear layer or a table.
+    Weight(Weight),
 }
 
 impl Values {
-    /// A plain tensor with the parameter's shape; a copy if the numbers are packed or quantized.
+    /// A tensor with the parameter's shape; a copy if the numbers are frozen, in f32 if they are quantized.
     ///
     /// # Errors
     /// When Candle cannot make the tensor.
     pub fn tensor(&self) -> Result<Tensor> {
         match self {
             Self::Tensor(tensor) => Ok(tensor.clone()),
-            Self::Packed(weight) => weight.to_tensor(),
-            Self::PackedTransposed(weight) => weight.to_transposed(),
-            Self::Quantized(weight) => weight.to_tensor(),
-            Self::QuantizedTransposed(weight) => weight.to_transposed(),
+            Self::Weight(weight) => weight.tensor(),
         }
     }
 
@@ -113,32 +94,44 @@ impl Values {
     pub fn shape(&self) -> Vec<usize> {
         match self {
             Self::Tensor(tensor) => tensor.dims().to_vec(),
-            Self::Packed(weight) => vec![weight.shape().0, weight.shape().1],
-            Self::PackedTransposed(weight) => vec![weight.shape().1, weight.shape().0],
-            Self::Quantized(weight) => vec![weight.shape().0, weight.shape().1],
-            Self::QuantizedTransposed(weight) => vec![weight.shape().1, weight.shape().0],
+            Self::Weight(weight) => {
+                let (n_in, n_out) = weight.shape();
+                let (first, second) = weight.layout().shape(n_in, n_out);
+                vec![first, second]
+            }
         }
     }
 
-    /// The dtype of the numbers; of quantized ones, the dtype of what they multiply.
+    /// How the numbers are held.
     #[must_use]
-    pub fn dtype(&self) -> DType {
+    pub fn dtype(&self) -> WeightDType {
         match self {
-            Self::Tensor(tensor) => tensor.dtype(),
-            Self::Packed(weight) | Self::PackedTransposed(weight) => weight.dtype(),
-            Self::Quantized(_) | Self::QuantizedTransposed(_) => DType::F32,
+            Self::Tensor(tensor) => WeightDType::Plain(tensor.dtype()),
+            Self::Weight(weight) => weight.dtype(),
+        }
+    }
+
+    /// Which axis of a linear layer's weight comes first.
+    pub(crate) fn layout(&self) -> WeightLayout {
+        match self {
+            Self::Tensor(_) => WeightLayout::InOut,
+            Self::Weight(weight) => weight.layout(),
         }
     }
 
     fn is_variable(&self) -> bool {
-        matches!(self, Self::Tensor(tensor) if tensor.is_variable())
+        match self {
+            Self::Tensor(tensor) => tensor.is_variable(),
+            Self::Weight(weight) => weight.is_variable(),
+        }
     }
 
-    pub(crate) fn id(&self) -> Id {
-        match self {
-            Self::Tensor(tensor) => Id::Tensor(tensor.id()),
-            Self::Packed(weight) | Self::PackedTransposed(weight) => Id::Packed(weight.id()),
-            Self::Quantized(weight) | Self::QuantizedTransposed(weight) => Id::Quantized(weight.id()),
+    /// Whether the two share their numbers.
+    fn is(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Tensor(a), Self::Tensor(b)) => a.id() == b.id(),
+            (Self::Weight(a), Self::Weight(b)) => a.is(b),
+            _ => false,
         }
     }
 }
@@ -146,8 +139,8 @@ impl Values {
 /// Visits each parameter, with its place in the model. Numbers that it meets a second time are tied to the first.
 pub struct Visitor<'a> {
     path: String,
-    /// The names of the numbers that were shown.
-    seen: Rc<RefCell<HashMap<Id, String>>>,
+    /// The numbers that were shown, with their names.
+    seen: Rc<RefCell<Vec<(Values, String)>>>,
     visit: &'a mut dyn FnMut(Parameter, &Values),
 }
 
@@ -167,13 +160,19 @@ impl<'a> Visitor<'a> {
         self.values(name, role, &Values::Tensor(tensor.clone()));
     }
 
-    /// Reports a parameter at this place, however its numbers lie.
-    pub fn values(&mut self, name: &str, role: Role, values: &Values) {
+    /// Reports the weight of a linear layer or a table at this place.
+    pub fn weight(&mut self, name: &str, role: Role, weight: &Weight) {
+        self.values(name, role, &Values::Weight(weight.clone()));
+    }
+
+    fn values(&mut self, name: &str, role: Role, values: &Values) {
         let (name, shape, trainable) = (self.name(name), values.shape(), values.is_variable());
-        let tied_to = self.seen.borrow().get(&values.id()).cloned();
+        let mut seen = self.seen.borrow_mut();
+        let tied_to = seen.iter().find(|(held, _)| held.is(values)).map(|(_, name)| name.clone());
         if tied_to.is_none() {
-            self.seen.borrow_mut().insert(values.id(), name.clone());
+            seen.push((values.clone(), name.clone()));
         }
+        drop(seen);
         (self.visit)(Parameter { name, shape, role, trainable, tied_to }, values);
     }
 

@@ -61,7 +61,7 @@ impl Gpt2LMHeadModel {
         let (loss, mut gradients) = {
             let normed = model.ln_f.forward(&last)?;
             let (x, targets) = batch.learned(&normed)?;
-            let loss = self.lm_head.cross_entropy(&x, &targets, self.dispatch(&x))?;
+            let loss = self.lm_head.cross_entropy(&x, &targets)?;
             (loss.to_scalar::<f32>()?, loss.backward()?)
         };
         let mut grad = taken(&mut gradients, &last)?;

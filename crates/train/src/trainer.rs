@@ -12,6 +12,7 @@ use crate::shares::Shares;
 use candle_core::{DType, Device, Tensor, Var};
 use candle_fused::adamw::CHUNK;
 use candle_nn::VarMap;
+use gpt2_model::linear::WeightDType;
 use gpt2_model::lora::{Adapter, LoraOptions};
 use gpt2_model::parameters::Values;
 use gpt2_model::parameters::WPE;
@@ -72,8 +73,7 @@ impl Trainer {
         model.check_layers()?;
         let config = model.config();
         let parameters = model.named_parameters();
-        let quantized =
-            |values: &Values| matches!(values, Values::Quantized(_) | Values::QuantizedTransposed(_));
+        let quantized = |values: &Values| matches!(values.dtype(), WeightDType::Blocks(_));
         if let Some((name, _)) = parameters.iter().find(|(_, values)| quantized(values)) {
             let reason = format!("{name} is quantized and cannot be trained; start from the original");
             return Err(candle_core::Error::msg(reason).into());

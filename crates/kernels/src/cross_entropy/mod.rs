@@ -9,5 +9,6 @@ mod linear;
 mod logits;
 mod rows;
 
+pub(crate) use frozen::frozen_cross_entropy;
 pub use linear::linear_cross_entropy;
 pub use logits::{cross_entropies, cross_entropy};

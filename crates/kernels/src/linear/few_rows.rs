@@ -1,7 +1,7 @@
 //! Products of a few rows with a large matrix, which is read once, in memory order. Decoding spends its
 //! time here, limited by the speed of memory.
 
-use super::weight::Weight;
+use super::plain::WeightRows;
 use crate::element::Element;
 use crate::isa;
 use crate::streams::{add_scaled, dots};
@@ -23,7 +23,7 @@ const SUMS: usize = 4096;
 const WIDENED: usize = 512;
 
 /// `out += x·W`
-pub(super) fn add_product<E: Element>(x: &[f32], weight: Weight<E>, out: &mut [f32]) {
+pub(super) fn add_product<E: Element>(x: &[f32], weight: WeightRows<E>, out: &mut [f32]) {
     if out.is_empty() {
         return;
     }
@@ -44,7 +44,7 @@ pub(super) fn add_product<E: Element>(x: &[f32], weight: Weight<E>, out: &mut [f
 /// `sums += x[:, depths]·W[depths, :]`
 struct Block<'a, E> {
     x: &'a [f32],
-    weight: Weight<'a, E>,
+    weight: WeightRows<'a, E>,
     depths: Range<usize>,
     sums: &'a mut [f32],
 }
@@ -77,7 +77,7 @@ impl<E: Element> WithSimd for Block<'_, E> {
 fn add_rows<S: Simd, E: Element, const N: usize>(
     simd: S,
     x: &[f32],
-    weight: Weight<E>,
+    weight: WeightRows<E>,
     first: usize,
     columns: Range<usize>,
     (sums, scratch): (&mut [f32], &mut [f32]),

@@ -1,33 +1,23 @@
 //! Linear layers: `x·W + b` with W stored as (in, out), as in GPT-2, and `x·Wᵀ` with W stored as (out,
 //! in), as in an output projection that shares the embedding table.
 //!
-//! A weight that does not change can be packed once, see [`PackedWeight`]. With one that changes, on the CPU, a few rows
-//! (decoding) go through [`few_rows`], which reads each weight once, at the speed of memory; more rows go through
-//! [`dense`]. Both widen f16 and bf16, sum in f32 and round the result once. Everything else is Candle's own product.
+//! For weights that change: [`Weight`](crate::Weight) is the one for all. On the CPU, a few rows (decoding) go through
+//! [`few_rows`], which reads each weight once, at the speed of memory; more rows go through [`plain`]. Both widen f16 and bf16,
+//! sum in f32 and round the result once. Everything else is Candle's own product.
 
-mod dense;
 mod few_rows;
-mod low_rank;
-mod operations;
-mod packed;
-#[cfg(test)]
-mod packed_tests;
-mod shapes;
+mod plain;
 #[cfg(test)]
 mod tests;
-mod weight;
 
 use crate::dispatch::{Dispatch, cpu_product};
 use crate::epilogue::Epilogue;
 use crate::gelu::gelu_in_place;
 use crate::gpu;
-use candle_core::{Result, Tensor};
+use candle_core::{D, Result, Tensor};
 use few_rows::FEW_ROWS;
-use operations::{Linear, LinearOnto, RowProducts};
-pub use packed::PackedWeight;
-pub(crate) use packed::gradient_of_rows;
-use shapes::check;
-pub(crate) use shapes::{check_residual, flatten};
+pub(crate) use plain::matmul;
+use plain::{Linear, LinearOnto, RowProducts};
 
 /// `x·W + b`, then `epilogue`; differentiable.
 ///
@@ -40,7 +30,7 @@ pub(crate) use shapes::{check_residual, flatten};
 /// let weight = Tensor::new(&[[1f32, 0., 3.], [0., 1., 4.]], &Device::Cpu)?; // (in, out)
 /// let bias = Tensor::new(&[0f32, 0., 0.5], &Device::Cpu)?;
 /// let dispatch = Dispatch::of(Implementation::Auto, &x);
-/// let y = linear(&x, &weight, &bias, Epilogue::None, dispatch)?;
+/// let y = linear(&x, &weight, Some(&bias), Epilogue::None, dispatch)?;
 /// assert_eq!(y.to_vec2::<f32>()?, [[1., 2., 11.5]]);
 /// # Ok(())
 /// # }
@@ -54,11 +44,20 @@ pub(crate) use shapes::{check_residual, flatten};
 pub fn linear(
     x: &Tensor,
     weight: &Tensor,
-    bias: &Tensor,
+    bias: Option<&Tensor>,
     epilogue: Epilogue,
     dispatch: Dispatch,
 ) -> Result<Tensor> {
-    let (flat, shape) = check(x, weight, bias)?;
+    let (n_in, n_out) = weight.dims2()?;
+    let zeros = || Tensor::zeros(n_out, weight.dtype(), weight.device());
+    let bias = &bias.map_or_else(zeros, |bias| Ok(bias.clone()))?;
+    if bias.dims() != [n_out] {
+        candle_core::bail!(
+            "linear: weight [{n_in}, {n_out}] needs a bias of [{n_out}], got {:?}",
+            bias.dims()
+        )
+    }
+    let (flat, shape) = flatten(x, n_in, n_out)?;
     check_residual(epilogue, &shape)?;
     if let Some(y) = gpu::linear(dispatch, &flat, weight, bias, epilogue)? {
         return y.reshape(shape);
@@ -103,4 +102,25 @@ pub fn linear_transposed(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
 /// Whether each row is contiguous: true of a whole matrix, or of some of its columns.
 fn rows_are_contiguous(weight: &Tensor) -> bool {
     weight.stride()[1] == 1
+}
+
+/// Fails if the residual has another shape than the product.
+pub(crate) fn check_residual(epilogue: Epilogue, shape: &[usize]) -> Result<()> {
+    match epilogue.residual() {
+        Some(residual) if residual.dims() != shape => {
+            candle_core::bail!("linear: x·W is {shape:?}, which cannot be added to {:?}", residual.dims())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// `x` as a contiguous (rows, in), and the shape of a product with a weight (`n_in`, `n_out`).
+pub(crate) fn flatten(x: &Tensor, n_in: usize, n_out: usize) -> Result<(Tensor, Vec<usize>)> {
+    crate::isa::check_environment().map_err(candle_core::Error::wrap)?;
+    if x.dim(D::Minus1)? != n_in || n_in == 0 {
+        candle_core::bail!("linear: x {:?} does not end in the {n_in} inputs of the weight", x.dims())
+    }
+    let mut shape = x.dims().to_vec();
+    *shape.last_mut().unwrap_or(&mut 0) = n_out;
+    Ok((x.contiguous()?.reshape((x.elem_count() / n_in, n_in))?, shape))
 }

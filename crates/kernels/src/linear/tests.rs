@@ -1,16 +1,16 @@
 use super::few_rows::FEW_ROWS;
+use super::linear_transposed;
 use crate::dispatch::{Dispatch, Implementation};
 use crate::epilogue::Epilogue;
-use crate::linear_transposed;
 use crate::test_numbers::numbers;
 use candle_core::{DType, Device, Result, Tensor, Var};
 
 fn linear(x: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor> {
-    super::linear(x, weight, bias, Epilogue::None, Dispatch::of(Implementation::Auto, x))
+    super::linear(x, weight, Some(bias), Epilogue::None, Dispatch::of(Implementation::Auto, x))
 }
 
 fn linear_onto(residual: &Tensor, x: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor> {
-    super::linear(x, weight, bias, Epilogue::Residual(residual), Dispatch::of(Implementation::Auto, x))
+    super::linear(x, weight, Some(bias), Epilogue::Residual(residual), Dispatch::of(Implementation::Auto, x))
 }
 
 /// The largest difference, relative to the largest expected value.

@@ -9,12 +9,12 @@ use std::ops::Range;
 
 /// Appends `finish(x·W)` to `out`: `x` (rows, depth), `w` (depth, N) or its columns `columns` -> (rows, `columns.len()`). The
 /// columns start at a multiple of a strip of panels.
-pub(crate) fn append_product<E: Stored>(
-    out: &mut Vec<E>,
-    x: &[E],
+pub(crate) fn append_product<X: Stored, E: Stored>(
+    out: &mut Vec<X>,
+    x: &[X],
     w: &Panels<E>,
     columns: Range<usize>,
-    finish: Finish<E>,
+    finish: Finish<X>,
 ) {
     let (depth, before) = (w.depth(), out.len());
     assert!(x.len().is_multiple_of(depth) && !finish.onto, "a product of whole rows onto nothing");

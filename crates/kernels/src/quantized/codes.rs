@@ -9,7 +9,7 @@ use super::vectors::Vectors;
 use half::f16;
 
 /// The outputs of a panel.
-pub(super) const PANEL: usize = 16;
+pub(crate) const PANEL: usize = 16;
 
 /// The bytes of a group of codes.
 pub(super) const GROUP: usize = 64;

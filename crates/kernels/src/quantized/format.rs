@@ -2,6 +2,7 @@
 //!
 //! The layouts are those of ggml's `block_q8_0`, `block_q4_0`, `block_q5_0`, `block_q4_K` and `block_q6_K`.
 
+use candle_core::Result;
 use half::f16;
 use std::fmt;
 use std::str::FromStr;
@@ -59,7 +60,21 @@ impl BlockFormat {
         }
     }
 
-    /// The bytes of so many weights; `None` if they are not whole blocks, or too many.
+    /// Refuses a number of inputs that blocks do not divide.
+    ///
+    /// # Errors
+    /// Names the format and the length of its blocks.
+    pub fn check_inputs(self, n_in: usize) -> Result<()> {
+        let len = self.block_len();
+        if n_in > 0 && n_in.is_multiple_of(len) {
+            return Ok(());
+        }
+        candle_core::bail!(
+            "{self} has blocks of {len} weights, which do not divide the {n_in} inputs of the layer"
+        )
+    }
+
+    /// The bytes of `weights` weights; `None` if they are not whole blocks, or too many.
     #[must_use]
     pub fn bytes_of(self, weights: usize) -> Option<usize> {
         let whole = weights.is_multiple_of(self.block_len());

@@ -16,9 +16,10 @@ mod product;
 mod tests;
 mod tile;
 mod vectors;
-mod weight;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
+pub(crate) use codes::PANEL;
 pub use format::BlockFormat;
-pub use weight::QuantizedWeight;
+pub(crate) use panels::Panels;
+pub(crate) use product::product;

@@ -10,7 +10,7 @@ use rayon::prelude::*;
 use std::ops::Range;
 
 /// Quantized weights (depth, width) in panels of 16 outputs. Outputs that fill the last panel up are 0.
-pub(super) struct Panels {
+pub(crate) struct Panels {
     lines: Lines<u8>,
     format: BlockFormat,
     depth: usize,
@@ -25,7 +25,7 @@ impl Panels {
     ///
     /// # Errors
     /// One of those of `read`.
-    pub(super) fn pack(
+    pub(crate) fn pack(
         format: BlockFormat,
         (depth, width): (usize, usize),
         read: impl Fn(Range<usize>, &mut [u8]) -> Result<()> + Sync,
@@ -44,16 +44,16 @@ impl Panels {
         Ok(Self { lines, format, depth, width })
     }
 
-    pub(super) fn format(&self) -> BlockFormat {
+    pub(crate) fn format(&self) -> BlockFormat {
         self.format
     }
 
-    pub(super) fn depth(&self) -> usize {
+    pub(crate) fn depth(&self) -> usize {
         self.depth
     }
 
     /// The number of outputs, without those added.
-    pub(super) fn width(&self) -> usize {
+    pub(crate) fn width(&self) -> usize {
         self.width
     }
 
@@ -73,7 +73,7 @@ impl Panels {
     }
 
     /// Writes the weights of output `j`.
-    pub(super) fn output(&self, j: usize, out: &mut [f32]) {
+    pub(crate) fn output(&self, j: usize, out: &mut [f32]) {
         with_code!(self.format, C => self.output_of::<C>(j, out));
     }
 

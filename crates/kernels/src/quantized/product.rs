@@ -30,12 +30,24 @@ const TASKS_PER_THREAD: usize = 8;
 /// The most panels of a task of a few rows, whose sums fit the first-level cache.
 const MOST_PANELS: usize = 64;
 
-/// `out = finish(x·W)` for the columns `columns` of W, which start at a whole panel: `x` (rows, depth), `out` (rows,
+/// `finish(x·W)` for the columns `columns` of W, which start at a whole panel: `x` (rows, depth) -> (rows,
 /// `columns.len()`).
+pub(crate) fn product(x: &[f32], w: &Panels, columns: Range<usize>, finish: Finish<f32>) -> Vec<f32> {
+    let count = x.len() / w.depth() * columns.len();
+    let mut out: Vec<f32> = Vec::with_capacity(count);
+    // SAFETY: there is room for the result, and the product writes all of it.
+    unsafe {
+        product_on(Isa::current(), x, w, columns, finish, out.as_mut_ptr());
+        out.set_len(count);
+    }
+    out
+}
+
+/// [`product`] on an instruction set, written to `out`.
 ///
 /// # Safety
 /// `out` has room for the result.
-pub(super) unsafe fn product(
+pub(super) unsafe fn product_on(
     isa: Isa,
     x: &[f32],
     w: &Panels,

@@ -1,12 +1,11 @@
+use super::BlockFormat;
 use super::activations::Activations;
 use super::codes::PANEL;
 use super::panels::Panels;
-use super::product::product;
-use super::{BlockFormat, QuantizedWeight};
+use super::product::product_on;
 use crate::isa::Isa;
 use crate::product::Finish;
 use crate::test_numbers::values as numbers;
-use candle_core::{Device, Result, Tensor};
 
 const FORMATS: [BlockFormat; 5] =
     [BlockFormat::Q4_0, BlockFormat::Q5_0, BlockFormat::Q8_0, BlockFormat::Q4K, BlockFormat::Q6K];
@@ -31,7 +30,7 @@ fn run(isa: Isa, x: &[f32], w: &Panels, finish: Finish<f32>) -> Vec<f32> {
     let rows = x.len() / w.depth();
     let mut out = vec![0.0; rows * w.width()];
     // SAFETY: there is room for the result.
-    unsafe { product(isa, x, w, 0..w.width(), finish, out.as_mut_ptr()) };
+    unsafe { product_on(isa, x, w, 0..w.width(), finish, out.as_mut_ptr()) };
     out
 }
 
@@ -142,10 +141,10 @@ fn panels_hold_the_weights_of_the_blocks() {
         let (depth, width) = (512, 37);
         let data = numbers(depth * width, 7);
         let blocks: Vec<u8> = data.chunks(depth).flat_map(|row| format.quantize(row)).collect();
-        let weight = QuantizedWeight::from_blocks(format, &blocks, (depth, width)).expect("it fits");
-        let mut expected = vec![0.0; data.len()];
+        let panels = packed(format, (depth, width), &blocks);
+        let (mut got, mut expected) = (vec![0.0; data.len()], vec![0.0; data.len()]);
         format.dequantize(&blocks, &mut expected);
-        let got = weight.to_transposed().and_then(|t| t.flatten_all()?.to_vec1::<f32>()).expect("a tensor");
+        got.chunks_exact_mut(depth).enumerate().for_each(|(j, row)| panels.output(j, row));
         assert_eq!(got, expected, "{format}");
     }
 }
@@ -170,41 +169,4 @@ fn quantized_weights_are_close() {
         let relative = (error / data.iter().map(|x| square(*x)).sum::<f64>()).sqrt();
         assert!(relative < most, "{format}: {relative}");
     }
-}
-
-#[test]
-fn a_layer_multiplies_and_has_a_gradient() -> Result<()> {
-    let (depth, width, rows) = (96, 40, 5);
-    let weight = Tensor::from_vec(numbers(depth * width, 7), (depth, width), &Device::Cpu)?;
-    let x = Tensor::from_vec(numbers(rows * depth, 3), (rows, depth), &Device::Cpu)?;
-    let quantized = QuantizedWeight::quantize(&weight, BlockFormat::Q8_0)?;
-    let y = quantized.forward(&x, None, crate::Epilogue::None)?;
-    let some = quantized.forward_columns(&x, None, 19..33)?;
-    assert_eq!(some.to_vec2::<f32>()?, y.narrow(1, 19, 14)?.to_vec2::<f32>()?);
-    let largest = |t: Tensor| t.abs()?.max_all()?.to_scalar::<f32>();
-    let dense = x.matmul(&weight)?;
-    assert!(largest((&y - &dense)?)? < 0.02 * largest(dense)?);
-    let x = candle_core::Var::from_tensor(&x)?;
-    let gradients = quantized.forward(&x, None, crate::Epilogue::Gelu)?.sum_all()?.backward()?;
-    let plain = crate::gelu(&x.matmul(&quantized.to_tensor()?)?)?.sum_all()?.backward()?;
-    let (got, expected) = (gradients.get(&x).expect("one"), plain.get(&x).expect("one"));
-    assert!(largest((got - expected)?)? < 0.03 * largest(expected.clone())?);
-    Ok(())
-}
-
-#[test]
-fn what_does_not_fit_is_refused() {
-    let weight =
-        |shape: (usize, usize)| Tensor::zeros(shape, candle_core::DType::F32, &Device::Cpu).expect("zeros");
-    let refused =
-        |weight: &Tensor, format| QuantizedWeight::quantize(weight, format).expect_err("refused").to_string();
-    assert!(refused(&weight((48, 3)), BlockFormat::Q8_0).contains("48"));
-    assert!(refused(&weight((128, 3)), BlockFormat::Q4K).contains("256"));
-    assert!(refused(&(weight((32, 3)) / 0.0).expect("NaN"), BlockFormat::Q8_0).contains("not finite"));
-    assert!(QuantizedWeight::from_blocks(BlockFormat::Q8_0, &[0; 33], (32, 1)).is_err());
-    let layer = QuantizedWeight::quantize(&weight((32, 3)), BlockFormat::Q8_0).expect("it fits");
-    let half = weight((1, 32)).to_dtype(candle_core::DType::F16).expect("halves");
-    assert!(
-        layer.forward(&half, None, crate::Epilogue::None).expect_err("refused").to_string().contains("f32")
-    );
 }

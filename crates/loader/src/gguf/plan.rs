@@ -3,7 +3,7 @@
 use super::names;
 use crate::tensor_info::Encoding;
 use gpt2_model::Config;
-use gpt2_model::linear::{BlockFormat, QuantizedWeight};
+use gpt2_model::linear::BlockFormat;
 use gpt2_model::parameters::{LM_HEAD, Parameter, WTE};
 use safetensors::Dtype;
 use std::fmt;
@@ -122,7 +122,7 @@ fn weight(config: &Config, kind: GgufType, name: &str, inputs: usize) -> Result<
         BlockFormat::Q4K if !inputs.is_multiple_of(256) => BlockFormat::Q5_0,
         fits => fits,
     };
-    QuantizedWeight::check_inputs(format, inputs).map_err(|e| format!("{name}: {e}"))?;
+    format.check_inputs(inputs).map_err(|e| format!("{name}: {e}"))?;
     Ok(Encoding::Blocks(format))
 }
 

@@ -1,14 +1,11 @@
 //! Puts adapters on a model, takes them off, and merges them into its weights.
 
 use super::adapter::Adapter;
-use super::layer::{LoraLinear, as_lora};
-use crate::linear::LinearLayer;
+use crate::linear::{Linear, Weight};
 use crate::parameters::{LM_HEAD, WPE, WTE};
 use crate::training::{Site, place};
-use crate::{Block, Conv1D, Embedding, Gpt2LMHeadModel, LayerNorm, LmHead};
+use crate::{Block, Conv1D, Embedding, Gpt2LMHeadModel, Implementation, LayerNorm, LmHead};
 use candle_core::{Result, Tensor};
-use candle_fused::Dispatch;
-use std::sync::Arc;
 
 impl Gpt2LMHeadModel {
     /// The same model with an adapter of this name, `weight` times as strong. The model's own layers stay behind it, shared
@@ -37,12 +34,8 @@ impl Gpt2LMHeadModel {
                 let Some(update) = adapter.updates.get(&path) else { continue };
                 left.retain(|held| *held != path);
                 let update = update.for_inputs(dtype, &device)?.times(weight);
-                let adapted = match as_lora(layer) {
-                    Some(lora) => lora.clone(),
-                    None => LoraLinear::new(layer.layer().clone(), place(i, Site::Lora, nth))?,
-                };
-                let adapted = adapted.with(name, update).map_err(|e| e.context(path))?;
-                *layer = Conv1D::from_layer(Arc::new(adapted));
+                let stream = place(i, Site::Lora, nth);
+                *layer = layer.with_update(name, update, stream).map_err(|e| e.context(path))?;
             }
         }
         if let Some(other) = left.first() {
@@ -56,9 +49,7 @@ impl Gpt2LMHeadModel {
     pub fn without_adapters(mut self) -> Self {
         for layer in self.transformer.h.iter_mut().flat_map(Block::linear_layers_mut).map(|(_, layer)| layer)
         {
-            if let Some(base) = as_lora(layer).map(|lora| lora.base().clone()) {
-                *layer = Conv1D::from_layer(base);
-            }
+            *layer = layer.without_updates();
         }
         self
     }
@@ -72,15 +63,22 @@ impl Gpt2LMHeadModel {
         let (layout, implementation) = (self.config().weight_layout(), self.config().attn_implementation);
         for (i, block) in self.transformer.h.iter_mut().enumerate() {
             for (name, layer) in block.linear_layers_mut() {
-                let Some(lora) = as_lora(layer) else { continue };
-                let weight = lora.merged_weight().map_err(|e| e.context(format!("h.{i}.{name}")))?;
-                let dispatch = Dispatch::of(implementation, &weight);
-                let bias = match lora.bias() {
+                if layer.updates().is_empty() {
+                    continue;
+                }
+                if layer.layer().weight().is_some_and(Weight::is_quantized) {
+                    candle_core::bail!(
+                        "h.{i}.{name}: an adapter cannot be merged into quantized weights; merge it into the original, then \
+                         quantize"
+                    )
+                }
+                let weight = layer.weight()?;
+                let bias = match layer.bias() {
                     Some(bias) => bias.clone(),
-                    None => Tensor::zeros(lora.shape().1, weight.dtype(), weight.device())?,
+                    None => Tensor::zeros(layer.shape().1, weight.dtype(), weight.device())?,
                 };
                 let stored = layout.in_out(&weight)?.contiguous()?; // turning twice is turning back
-                *layer = Conv1D::stored(stored, layout, bias, dispatch)?;
+                *layer = linear(Weight::new(stored, layout)?, bias, implementation)?;
             }
         }
         Ok(self)
@@ -120,7 +118,7 @@ impl Gpt2LMHeadModel {
 
 impl Block {
     /// Puts a parameter in place of the block's own. `name` is the name below the block.
-    fn replace(&mut self, name: &str, value: Tensor, implementation: crate::Implementation) -> Result<()> {
+    fn replace(&mut self, name: &str, value: Tensor, implementation: Implementation) -> Result<()> {
         let Some((module, part)) = name.rsplit_once('.') else {
             candle_core::bail!("{name} cannot be replaced")
         };
@@ -137,18 +135,22 @@ impl Block {
         let Some((_, layer)) = self.linear_layers_mut().find(|(layer, _)| *layer == module) else {
             candle_core::bail!("{name} cannot be replaced")
         };
-        if as_lora(layer).is_some() {
+        if !layer.updates().is_empty() {
             candle_core::bail!("{module} has an adapter already, behind which {part} cannot be replaced")
         }
-        let layout = layer.layout();
-        let own_bias =
-            || layer.bias().cloned().ok_or_else(|| candle_core::Error::msg("the layer has no bias"));
-        let (weight, bias) = match part {
-            "weight" => (value, own_bias()?),
-            _ => (layout.in_out(&layer.weight()?)?.contiguous()?, value),
+        let Some(own) = layer.layer().weight() else {
+            candle_core::bail!("{module} is not a layer of GPT-2, so {part} cannot be replaced")
         };
-        let dispatch = Dispatch::of(implementation, &weight);
-        *layer = Conv1D::stored(weight, layout, bias, dispatch)?;
+        let (weight, bias) = match (part, layer.bias()) {
+            ("weight", Some(bias)) => (Weight::new(value, own.layout())?, bias.clone()),
+            ("weight", None) => candle_core::bail!("{module} has no bias"),
+            _ => (own.clone(), value),
+        };
+        *layer = linear(weight, bias, implementation)?;
         Ok(())
     }
+}
+
+fn linear(weight: Weight, bias: Tensor, implementation: Implementation) -> Result<Conv1D> {
+    Ok(Linear::new(weight.with_implementation(implementation), Some(bias))?.into())
 }

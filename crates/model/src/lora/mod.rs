@@ -2,12 +2,12 @@
 //! stays as it is. The names and numbers are PEFT's; the crate `gpt2-loader` reads and writes its files, and `gpt2-train`
 //! trains an adapter with [`Gpt2LMHeadModel`](crate::Gpt2LMHeadModel).
 //!
-//! [`LoraLinear`] puts updates on any layer behind a [`Conv1D`](crate::Conv1D), also in a model of your own, whatever its
+//! [`Conv1D::with_update`](crate::Conv1D::with_update) puts an update on a layer, also in a model of your own, whatever its
 //! weight is, quantized or not:
 //!
 //! ```
 //! use candle_core::{DType, Device, Module, Result, Tensor, Var};
-//! use gpt2_model::lora::{LoraLinear, Update};
+//! use gpt2_model::lora::Update;
 //! use gpt2_model::{Conv1D, init};
 //!
 //! # fn main() -> Result<()> {
@@ -16,7 +16,7 @@
 //! let a = Var::randn(0f32, 0.4, (2, 6), device)?; // lora_A (r, in)
 //! let b = Var::zeros((4, 2), DType::F32, device)?; // lora_B (out, r)
 //! let update = Update::new(a.as_tensor().clone(), b.as_tensor().clone(), 8. / 2., 0.)?;
-//! let adapted = layer.with_layer(LoraLinear::new(layer.layer().clone(), 0)?.with("style", update)?)?;
+//! let adapted = layer.with_update("style", update, 0)?;
 //!
 //! let (x, target) = (Tensor::randn(0f32, 1., (10, 6), device)?, Tensor::randn(0f32, 1., (10, 4), device)?);
 //! let loss = || (adapted.forward(&x)? - &target)?.sqr()?.mean_all();
@@ -40,9 +40,9 @@
 
 mod adapter;
 mod apply;
-mod layer;
 mod update;
+mod updates;
 
 pub use adapter::{Adapter, LoraOptions, linear_layers};
-pub use layer::LoraLinear;
 pub use update::Update;
+pub(crate) use updates::Updates;

@@ -5,7 +5,7 @@ use anyhow::Context;
 use candle_core::{DType, Device, Tensor, Var};
 use candle_fused::Implementation::{self, Auto, Eager, Fused};
 use candle_fused::{
-    BlockFormat, Dispatch, Epilogue, QuantizedWeight, layer_norm, linear, linear_cross_entropy,
+    BlockFormat, Dispatch, Epilogue, Weight, WeightLayout, layer_norm, linear, linear_cross_entropy,
 };
 use candle_nn::Init;
 use gpt2_model::init;
@@ -38,9 +38,9 @@ impl Verify {
                     let dispatch = Dispatch::of(implementation, &x);
                     Ok([
                         layer_norm(&x, &to(&scale)?, &to(&shift)?, 1e-5, dispatch)?,
-                        linear(&x, &weight, &bias, Epilogue::None, dispatch)?,
-                        linear(&x, &weight, &bias, Epilogue::Gelu, dispatch)?,
-                        linear(&x, &weight, &bias, Epilogue::Residual(&residual), dispatch)?,
+                        linear(&x, &weight, Some(&bias), Epilogue::None, dispatch)?,
+                        linear(&x, &weight, Some(&bias), Epilogue::Gelu, dispatch)?,
+                        linear(&x, &weight, Some(&bias), Epilogue::Residual(&residual), dispatch)?,
                     ])
                 };
             let expected = run(DType::F64, &Device::Cpu, Eager)?;
@@ -106,8 +106,8 @@ impl Verify {
             ("linear, q4_0", BlockFormat::Q4_0),
             ("linear, q4_K", BlockFormat::Q4K),
         ] {
-            let quantized = QuantizedWeight::quantize(weight, format)?;
-            let expected = rounded.matmul(&quantized.to_tensor()?.to_dtype(DType::F64)?)?;
+            let quantized = Weight::quantize(weight, WeightLayout::InOut, format)?;
+            let expected = rounded.matmul(&quantized.in_out()?.to_dtype(DType::F64)?)?;
             let many = quantized.forward(x, None, Epilogue::None)?;
             self.check(what, case, (Auto, DType::F32), (&many, &expected), 1e-6)?;
             let one = quantized.forward(&x.narrow(0, 0, 1)?, None, Epilogue::None)?;

@@ -1,0 +1,156 @@
+//! [`Frozen`]: a weight that does not change, laid out once for our matrix products on the CPU.
+//!
+//! Panels of f32, f16 and bf16 and panels of quantized blocks implement it. A new format is one more implementation.
+
+use crate::product::panels::{PANEL, STRIP, Stored};
+use crate::product::{Finish, Panels, append_product};
+use crate::quantized::{self, BlockFormat};
+use crate::vector::contiguous;
+use candle_core::{CpuStorage, DType, Layout, Result, WithDType};
+use rayon::prelude::*;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// How a weight holds its numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WeightDType {
+    /// Plain numbers.
+    Plain(DType),
+    /// Blocks of quantized numbers.
+    Blocks(BlockFormat),
+}
+
+impl fmt::Display for WeightDType {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            Self::Plain(dtype) => f.write_str(dtype.as_str()),
+            Self::Blocks(format) => format.fmt(f),
+        }
+    }
+}
+
+/// A matrix of rows in a storage.
+#[derive(Clone, Copy)]
+pub(crate) struct Rows<'a> {
+    pub(crate) storage: &'a CpuStorage,
+    pub(crate) layout: &'a Layout,
+}
+
+impl<'a> Rows<'a> {
+    fn slice<E: WithDType>(self) -> Result<&'a [E]> {
+        contiguous(self.storage, self.layout)
+    }
+}
+
+/// What follows a product in the same pass: `gelu(x·W + bias) + residual`, each part only if it is wanted.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Then<'a> {
+    /// (columns)
+    pub(crate) bias: Option<&'a [f32]>,
+    /// (rows, columns)
+    pub(crate) residual: Option<Rows<'a>>,
+    pub(crate) gelu: bool,
+}
+
+/// A weight W (in, out) that does not change.
+pub(crate) trait Frozen: Send + Sync {
+    /// (in, out)
+    fn shape(&self) -> (usize, usize);
+
+    fn dtype(&self) -> WeightDType;
+
+    /// Ranges of columns start at a multiple of this.
+    fn alignment(&self) -> usize;
+
+    /// `x·W[:, columns]` with sums in f32, and what follows: (rows, in) -> (rows, `columns.len()`), in the dtype of `x`, which
+    /// is f32 or the weight's own half.
+    fn product(&self, x: Rows, columns: Range<usize>, then: Then) -> Result<CpuStorage>;
+
+    /// The weights of some outputs, (`outputs.len()`, in): in the weight's own dtype, or f32 if it is quantized.
+    fn outputs(&self, outputs: &[u32]) -> CpuStorage;
+
+    /// W[:, columns]ᵀ, (`columns.len()`, in), for the gradient of `x`.
+    fn transposed(&self, columns: Range<usize>) -> Arc<dyn Frozen>;
+}
+
+impl<E: Stored + WithDType> Frozen for Panels<E> {
+    fn shape(&self) -> (usize, usize) {
+        (self.depth(), self.width())
+    }
+
+    fn dtype(&self) -> WeightDType {
+        WeightDType::Plain(E::DTYPE)
+    }
+
+    fn alignment(&self) -> usize {
+        PANEL * STRIP
+    }
+
+    fn product(&self, x: Rows, columns: Range<usize>, then: Then) -> Result<CpuStorage> {
+        match x.storage {
+            CpuStorage::F32(_) => product_in::<f32, E>(self, x, columns, then),
+            _ => product_in::<E, E>(self, x, columns, then),
+        }
+    }
+
+    fn outputs(&self, outputs: &[u32]) -> CpuStorage {
+        let mut data = vec![E::from_f32(0.0); outputs.len() * self.depth()];
+        let rows = data.par_chunks_exact_mut(self.depth()).zip(outputs);
+        rows.for_each(|(row, j)| self.column(*j as usize, row));
+        E::to_cpu_storage_owned(data)
+    }
+
+    fn transposed(&self, columns: Range<usize>) -> Arc<dyn Frozen> {
+        Arc::new(Self::transposed(self, columns))
+    }
+}
+
+/// The product of rows in dtype `X`, which the result has as well.
+fn product_in<X: Stored + WithDType, E: Stored>(
+    w: &Panels<E>,
+    x: Rows,
+    columns: Range<usize>,
+    then: Then,
+) -> Result<CpuStorage> {
+    let residual = then.residual.map(Rows::slice::<X>).transpose()?;
+    let finish = Finish { bias: then.bias, residual, gelu: then.gelu, onto: false };
+    let mut out = vec![];
+    append_product(&mut out, x.slice::<X>()?, w, columns, finish);
+    Ok(X::to_cpu_storage_owned(out))
+}
+
+impl Frozen for quantized::Panels {
+    fn shape(&self) -> (usize, usize) {
+        (self.depth(), self.width())
+    }
+
+    fn dtype(&self) -> WeightDType {
+        WeightDType::Blocks(self.format())
+    }
+
+    fn alignment(&self) -> usize {
+        quantized::PANEL
+    }
+
+    fn product(&self, x: Rows, columns: Range<usize>, then: Then) -> Result<CpuStorage> {
+        let residual = then.residual.map(Rows::slice).transpose()?;
+        let finish = Finish { bias: then.bias, residual, gelu: then.gelu, onto: false };
+        Ok(CpuStorage::F32(quantized::product(x.slice()?, self, columns, finish)))
+    }
+
+    fn outputs(&self, outputs: &[u32]) -> CpuStorage {
+        let mut data = vec![0.0; outputs.len() * self.depth()];
+        let rows = data.par_chunks_exact_mut(self.depth()).zip(outputs);
+        rows.for_each(|(row, j)| self.output(*j as usize, row));
+        CpuStorage::F32(data)
+    }
+
+    fn transposed(&self, columns: Range<usize>) -> Arc<dyn Frozen> {
+        let (n_in, n_out) = (self.depth(), columns.len());
+        let mut data = vec![0.0; n_out * n_in];
+        let rows = data.par_chunks_exact_mut(n_in).enumerate();
+        rows.for_each(|(j, row)| self.output(columns.start + j, row));
+        Arc::new(Panels::pack(&data, (n_out, n_in), (n_in, 1)))
+    }
+}

@@ -1,0 +1,256 @@
+//! Products with plain weights as Candle operations on the CPU: `residual + x·W + bias`, forward and backward, and `x·Wᵀ`
+//! for a few rows. The sums start from the bias and the residual, so no second pass has to add them.
+
+use super::few_rows::{self, FEW_ROWS};
+use crate::columns::column_sums;
+use crate::dispatch::{cpu_f32, cpu_product};
+use crate::element::{Element, Widen};
+use crate::isa;
+use crate::product::{Matrix, multiply};
+use crate::vector::{CHUNK, chunked, contiguous};
+use candle_core::{
+    CpuStorage, CustomOp2, CustomOp3, DType, Device, Layout, Result, Shape, Storage, Tensor, WithDType,
+};
+use half::{bf16, f16};
+use rayon::prelude::*;
+use std::borrow::Cow;
+use std::mem::MaybeUninit;
+
+/// Runs `$body` with `$E` as the element type of a storage.
+macro_rules! for_dtype {
+    ($storage:expr, $E:ident => $body:expr) => {
+        match $storage {
+            CpuStorage::F16(_) => {
+                type $E = f16;
+                $body
+            }
+            CpuStorage::BF16(_) => {
+                type $E = bf16;
+                $body
+            }
+            _ => {
+                type $E = f32;
+                $body
+            }
+        }
+    };
+}
+
+pub(super) struct Linear;
+
+impl CustomOp3 for Linear {
+    fn name(&self) -> &'static str {
+        "linear"
+    }
+
+    fn cpu_fwd(
+        &self,
+        x: &CpuStorage,
+        x_layout: &Layout,
+        weight: &CpuStorage,
+        weight_layout: &Layout,
+        bias: &CpuStorage,
+        bias_layout: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        for_dtype!(x, E => {
+            let weight = WeightRows::<E>::new(weight, weight_layout)?;
+            product(contiguous(x, x_layout)?, weight, contiguous(bias, bias_layout)?, None)
+        })
+    }
+
+    fn bwd(
+        &self,
+        x: &Tensor,
+        weight: &Tensor,
+        _: &Tensor,
+        _: &Tensor,
+        grad: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+        // Detached, so that the gradient keeps no graph for a second derivative.
+        let (x, weight, grad) = (x.detach(), weight.detach().contiguous()?, grad.detach().contiguous()?);
+        Ok((Some(matmul(&grad, &weight.t()?)?), Some(matmul(&x.t()?, &grad)?), Some(column_sums(&grad)?)))
+    }
+}
+
+/// Like [`Linear`], but with a residual as the third input and the bias as a fourth; for inference,
+/// because it has no backward pass.
+pub(super) struct LinearOnto {
+    pub(super) bias: Tensor,
+}
+
+impl CustomOp3 for LinearOnto {
+    fn name(&self) -> &'static str {
+        "linear-onto"
+    }
+
+    fn cpu_fwd(
+        &self,
+        x: &CpuStorage,
+        x_layout: &Layout,
+        weight: &CpuStorage,
+        weight_layout: &Layout,
+        residual: &CpuStorage,
+        residual_layout: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        for_dtype!(x, E => {
+            let weight = WeightRows::<E>::new(weight, weight_layout)?;
+            let residual = contiguous(residual, residual_layout)?;
+            product(contiguous(x, x_layout)?, weight, &self.bias.to_vec1::<E>()?, Some(residual))
+        })
+    }
+}
+
+/// `x·Wᵀ` for a few rows; for inference, because it has no backward pass.
+pub(super) struct RowProducts;
+
+impl CustomOp2 for RowProducts {
+    fn name(&self) -> &'static str {
+        "linear-transposed"
+    }
+
+    fn cpu_fwd(
+        &self,
+        x: &CpuStorage,
+        x_layout: &Layout,
+        weight: &CpuStorage,
+        weight_layout: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        let (width, depth) = weight_layout.shape().dims2()?;
+        for_dtype!(x, E => {
+            let x = in_f32::<E>(contiguous(x, x_layout)?);
+            let mut out = vec![0f32; x.len() / depth * width];
+            few_rows::row_products::<E>(&x, contiguous(weight, weight_layout)?, depth, &mut out);
+            let shape = Shape::from((x.len() / depth, width));
+            Ok((narrowed::<E>(out), shape))
+        })
+    }
+}
+
+/// `residual + x·W + bias`: `x` (rows, K), `bias` (N), `residual` (rows, N) if there is one -> (rows, N)
+pub(super) fn product<E: Element + WithDType>(
+    x: &[E],
+    weight: WeightRows<E>,
+    bias: &[E],
+    residual: Option<&[E]>,
+) -> Result<(CpuStorage, Shape)> {
+    let WeightRows { depth, width, .. } = weight;
+    let rows = x.len() / depth;
+    if bias.len() != width || residual.is_some_and(|r| r.len() != rows * width) || x.len() != rows * depth {
+        candle_core::bail!("linear: bias and residual do not fit {rows} rows of {width} outputs")
+    }
+    let bias = in_f32(bias);
+    let start = |i: usize, row: &mut [MaybeUninit<f32>]| match residual {
+        None => row.iter_mut().zip(&*bias).for_each(|(out, b)| {
+            out.write(*b);
+        }),
+        Some(residual) => {
+            let residual = &residual[i * width..(i + 1) * width];
+            row.iter_mut().zip(residual.iter().zip(&*bias)).for_each(|(out, (r, b))| {
+                out.write(r.to_f32() + b);
+            });
+        }
+    };
+    #[allow(unsafe_code)]
+    // SAFETY: a row is as long as the bias and its part of the residual, and every element is written.
+    let mut out = unsafe { chunked(rows * width, width, start) };
+    add_product(&in_f32(x), weight, &mut out);
+    Ok((narrowed::<E>(out), Shape::from((rows, width))))
+}
+
+/// Storage in dtype `E` for numbers computed in f32.
+pub(super) fn narrowed<E: Element + WithDType>(wide: Vec<f32>) -> CpuStorage {
+    if E::DTYPE == DType::F32 {
+        return CpuStorage::F32(wide);
+    }
+    let mut out = vec![E::from_f32(0.0); wide.len()];
+    let pairs = out.par_chunks_mut(CHUNK).zip(wide.par_chunks(CHUNK));
+    pairs.for_each(|(out, wide)| E::narrow(wide, out));
+    E::to_cpu_storage_owned(out)
+}
+
+/// `out += x·W` for `x` (rows, K) and `out` (rows, N).
+fn add_product<E: Element>(x: &[f32], weight: WeightRows<E>, out: &mut [f32]) {
+    let WeightRows { depth, width, .. } = weight;
+    let rows = out.len() / width;
+    assert!(x.len() == rows * depth && out.len() == rows * width);
+    if rows <= FEW_ROWS {
+        return few_rows::add_product(x, weight, out);
+    }
+    let (data, row) = weight.in_f32();
+    let weight = Matrix { data: &data, row, column: 1 };
+    multiply(out, true, (rows, depth, width), Matrix::rows(x, depth), weight);
+}
+
+/// `a·b`, without a graph. In f32 on the CPU, with [`multiply`].
+///
+/// # Shapes
+/// `a` (M, K), `b` (K, N) -> (M, N)
+pub(crate) fn matmul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    if !cpu_f32(&[a, b]) || !cpu_product(&[a, b]) {
+        return a.matmul(b);
+    }
+    let ((m, k), (_, n)) = (a.dims2()?, b.dims2()?);
+    let guards = [a, b].map(Tensor::storage_and_layout);
+    let [a, b] = guards.each_ref().map(|(storage, layout)| match &**storage {
+        Storage::Cpu(CpuStorage::F32(data)) => Ok(Matrix {
+            data: &data[layout.start_offset()..],
+            row: layout.stride()[0],
+            column: layout.stride()[1],
+        }),
+        _ => candle_core::bail!("expected f32 on the CPU, got {layout:?}"),
+    });
+    let mut out = vec![0f32; m * n];
+    multiply(&mut out, false, (m, k, n), a?, b?);
+    Tensor::from_vec(out, (m, n), &Device::Cpu)
+}
+
+/// Some or all columns of a row-major matrix (K, N).
+#[derive(Clone, Copy)]
+pub(super) struct WeightRows<'a, E> {
+    data: &'a [E],
+    pub(super) depth: usize,
+    pub(super) width: usize,
+    stride: usize,
+}
+
+impl<'a, E: Element + WithDType> WeightRows<'a, E> {
+    pub(super) fn new(storage: &'a CpuStorage, layout: &Layout) -> Result<Self> {
+        let (depth, width) = layout.shape().dims2()?;
+        let data = storage.as_slice::<E>()?.get(layout.start_offset()..).unwrap_or_default();
+        let stride = layout.stride()[0];
+        let end = depth.saturating_sub(1) * stride + width;
+        if layout.stride()[1] != 1 || end > data.len() || depth * width == 0 {
+            candle_core::bail!("linear: a weight of layout {layout:?} is empty or not made of rows")
+        }
+        Ok(Self { data, depth, width, stride })
+    }
+}
+
+impl<'a, E: Element> WeightRows<'a, E> {
+    pub(super) fn row(&self, k: usize) -> &'a [E] {
+        &self.data[k * self.stride..][..self.width]
+    }
+
+    /// The matrix in f32, row-major, and the stride of its rows: borrowed in place, or widened.
+    pub(super) fn in_f32(&self) -> (Cow<'a, [f32]>, usize) {
+        if let Some(data) = E::as_f32s(self.data) {
+            return (Cow::Borrowed(data), self.stride);
+        }
+        let mut wide = vec![0.0; self.depth * self.width];
+        let arch = isa::arch();
+        let rows = wide.par_chunks_mut(self.width).enumerate();
+        rows.for_each(|(k, row)| arch.dispatch(Widen { from: self.row(k), to: row }));
+        (Cow::Owned(wide), self.width)
+    }
+}
+
+/// The numbers in f32: borrowed in place, or widened.
+pub(super) fn in_f32<E: Element>(x: &[E]) -> Cow<'_, [f32]> {
+    if let Some(x) = E::as_f32s(x) {
+        return Cow::Borrowed(x);
+    }
+    let mut wide = vec![0.0; x.len()];
+    let (arch, pairs) = (isa::arch(), wide.par_chunks_mut(CHUNK).zip(x.par_chunks(CHUNK)));
+    pairs.for_each(|(to, from)| arch.dispatch(Widen { from, to }));
+    Cow::Owned(wide)
+}

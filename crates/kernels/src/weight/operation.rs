@@ -1,0 +1,219 @@
+//! The product with a frozen weight as a Candle operation: forward, backward, and what is added in the same pass.
+
+use crate::epilogue::Epilogue;
+use crate::frozen::{Frozen, Rows, Then, WeightDType};
+use crate::linear::{check_residual, flatten, matmul};
+use crate::product::{Matrix, multiply};
+use crate::vector::contiguous;
+use candle_core::{
+    CpuStorage, CustomOp1, CustomOp2, CustomOp3, DType, Device, Layout, Result, Shape, Storage, Tensor,
+};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// `gelu(x·W[:, columns] + bias) + residual`, each part only if it is there.
+///
+/// One operation for all that a layer adds to its product: as an operation on `x` alone, on `x` and a residual, or on `x` and
+/// the factors u and B of a low-rank update u·Bᵀ. Those inputs get gradients. The bias and residual held here do not, and
+/// GELU is only for passes without a gradient.
+#[derive(Clone)]
+pub(super) struct Product {
+    pub(super) weight: Arc<dyn Frozen>,
+    pub(super) columns: Range<usize>,
+    pub(super) bias: Option<Tensor>,
+    residual: Option<Tensor>,
+    gelu: bool,
+}
+
+impl Product {
+    /// `x·W[:, columns] + bias`
+    pub(super) fn new(weight: Arc<dyn Frozen>, columns: Range<usize>, bias: Option<&Tensor>) -> Self {
+        Self { weight, columns, bias: bias.cloned(), residual: None, gelu: false }
+    }
+
+    /// Runs the product on `x` (.., in), then `epilogue`; differentiable in all tensors: -> (.., `columns.len()`)
+    pub(super) fn forward(mut self, x: &Tensor, epilogue: Epilogue) -> Result<Tensor> {
+        let (n_in, n_out) = (self.weight.shape().0, self.columns.len());
+        let (flat, shape) = flatten(x, n_in, n_out)?;
+        check_residual(epilogue, &shape)?;
+        self.check(x, epilogue.residual())?;
+        let learns = |tensor: &Tensor| tensor.track_op();
+        if learns(x) || self.bias.as_ref().is_some_and(learns) || epilogue.residual().is_some_and(learns) {
+            let bias = self.bias.take_if(|bias| learns(bias));
+            // The sum with a residual is part of the product where that is all that follows.
+            if let (Epilogue::Residual(residual), None) = (epilogue, &bias) {
+                let residual = residual.contiguous()?.reshape((flat.dim(0)?, n_out))?;
+                return flat.apply_op2(&residual, self)?.reshape(shape);
+            }
+            let y = flat.apply_op1(self)?.reshape(shape)?;
+            let y = bias.map_or_else(|| Ok(y.clone()), |bias| y.broadcast_add(&bias))?;
+            return epilogue.apply(y);
+        }
+        match epilogue {
+            Epilogue::None => {}
+            Epilogue::Gelu => self.gelu = true,
+            Epilogue::Residual(residual) => self.residual = Some(residual.contiguous()?),
+        }
+        flat.apply_op1_no_bwd(&self)?.reshape(shape)
+    }
+
+    /// Adds u·Bᵀ, without a tensor of the outputs in the graph that the backward pass does not need: `x` (.., in), `u` (.., r)
+    /// and `b` (out, r), all in f32.
+    pub(super) fn forward_low_rank(self, x: &Tensor, u: &Tensor, b: &Tensor) -> Result<Tensor> {
+        let ((n_in, n_out), rank) = (self.weight.shape(), b.dims2()?.1);
+        let (x, shape) = flatten(x, n_in, n_out)?;
+        let (u, _) = flatten(u, rank, n_out)?;
+        if b.dims() != [n_out, rank] || u.dim(0)? != x.dim(0)? {
+            candle_core::bail!(
+                "low rank: u {:?} and B {:?} do not fit {:?} and {n_out} outputs",
+                u.dims(),
+                b.dims(),
+                x.dims()
+            )
+        }
+        self.check(&x, None)?;
+        x.contiguous()?.apply_op3(&u.contiguous()?, &b.contiguous()?, self)?.reshape(shape)
+    }
+
+    /// Fails if a tensor is not on the CPU in a dtype that the weight multiplies.
+    fn check(&self, x: &Tensor, residual: Option<&Tensor>) -> Result<()> {
+        let (weight, n_out) = (self.weight.dtype(), self.columns.len());
+        if let Some(bias) = self.bias.as_ref().filter(|bias| bias.dims() != [n_out]) {
+            candle_core::bail!("linear: {n_out} outputs need a bias of [{n_out}], got {:?}", bias.dims())
+        }
+        let expected = match weight {
+            WeightDType::Plain(dtype) if dtype == x.dtype() => dtype,
+            _ => DType::F32,
+        };
+        let fits = |t: &&Tensor| t.dtype() == expected && t.device().is_cpu();
+        match [Some(x), self.bias.as_ref(), residual].into_iter().flatten().find(|t| !fits(t)) {
+            Some(other) => candle_core::bail!(
+                "linear: a weight in {weight} multiplies {} on the CPU, got {} on {:?}",
+                expected.as_str(),
+                other.dtype().as_str(),
+                other.device().location()
+            ),
+            None => Ok(()),
+        }
+    }
+
+    fn compute(&self, x: Rows, residual: Option<Rows>) -> Result<(CpuStorage, Shape)> {
+        let rows = x.layout.shape().dims2()?.0;
+        let bias = self.bias.as_ref().map(|bias| bias.to_dtype(DType::F32)?.to_vec1()).transpose()?;
+        let then = Then { bias: bias.as_deref(), residual, gelu: self.gelu };
+        let y = self.weight.product(x, self.columns.clone(), then)?;
+        Ok((y, Shape::from((rows, self.columns.len()))))
+    }
+
+    /// The gradient of `x`, `grad·W[:, columns]ᵀ`: (rows, `columns.len()`) -> (rows, in)
+    fn gradient(&self, grad: &Tensor) -> Result<Tensor> {
+        let grad = grad.contiguous()?;
+        let (storage, layout) = grad.storage_and_layout();
+        let Storage::Cpu(storage) = &*storage else {
+            candle_core::bail!("linear: the gradient is on another device")
+        };
+        let (rows, n_in) = (grad.dim(0)?, self.weight.shape().0);
+        let transpose = self.weight.transposed(self.columns.clone());
+        let y = transpose.product(Rows { storage, layout }, 0..n_in, Then::default())?;
+        tensor(y, (rows, n_in))
+    }
+}
+
+/// A tensor on the CPU.
+pub(super) fn tensor(storage: CpuStorage, shape: (usize, usize)) -> Result<Tensor> {
+    match storage {
+        CpuStorage::F32(data) => Tensor::from_vec(data, shape, &Device::Cpu),
+        CpuStorage::F16(data) => Tensor::from_vec(data, shape, &Device::Cpu),
+        CpuStorage::BF16(data) => Tensor::from_vec(data, shape, &Device::Cpu),
+        _ => candle_core::bail!("linear: expected f32, f16 or bf16"),
+    }
+}
+
+impl CustomOp1 for Product {
+    fn name(&self) -> &'static str {
+        "frozen-linear"
+    }
+
+    fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let x = Rows { storage: x, layout };
+        let Some(residual) = &self.residual else { return self.compute(x, None) };
+        let (storage, layout) = residual.storage_and_layout();
+        match &*storage {
+            Storage::Cpu(storage) => self.compute(x, Some(Rows { storage, layout })),
+            _ => candle_core::bail!("linear: the residual is on another device"),
+        }
+    }
+
+    fn bwd(&self, _: &Tensor, _: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
+        self.gradient(grad).map(Some)
+    }
+}
+
+/// Plus a residual, (rows, `columns.len()`).
+impl CustomOp2 for Product {
+    fn name(&self) -> &'static str {
+        "frozen-linear-onto"
+    }
+
+    fn cpu_fwd(
+        &self,
+        x: &CpuStorage,
+        of_x: &Layout,
+        residual: &CpuStorage,
+        of_residual: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        let residual = Rows { storage: residual, layout: of_residual };
+        self.compute(Rows { storage: x, layout: of_x }, Some(residual))
+    }
+
+    fn bwd(
+        &self,
+        x: &Tensor,
+        residual: &Tensor,
+        _: &Tensor,
+        grad: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        let of_x = x.track_op().then(|| self.gradient(grad)).transpose()?;
+        Ok((of_x, residual.track_op().then(|| grad.clone())))
+    }
+}
+
+/// Plus u·Bᵀ with u (rows, r) and B (out, r).
+impl CustomOp3 for Product {
+    fn name(&self) -> &'static str {
+        "frozen-linear-low-rank"
+    }
+
+    fn cpu_fwd(
+        &self,
+        x: &CpuStorage,
+        of_x: &Layout,
+        u: &CpuStorage,
+        of_u: &Layout,
+        b: &CpuStorage,
+        of_b: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        let (rows, (n_out, rank)) = (of_u.shape().dims2()?.0, of_b.shape().dims2()?);
+        let (u, b) = (contiguous::<f32>(u, of_u)?, contiguous::<f32>(b, of_b)?);
+        let mut added = vec![0f32; rows * n_out];
+        multiply(&mut added, false, (rows, rank, n_out), Matrix::rows(u, rank), Matrix::rows(b, rank).t());
+        let layout = Layout::contiguous((rows, n_out));
+        let added = Rows { storage: &CpuStorage::F32(added), layout: &layout };
+        self.compute(Rows { storage: x, layout: of_x }, Some(added))
+    }
+
+    fn bwd(
+        &self,
+        x: &Tensor,
+        u: &Tensor,
+        b: &Tensor,
+        _: &Tensor,
+        grad: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+        let grad = grad.detach().contiguous()?;
+        let of_x = x.track_op().then(|| self.gradient(&grad)).transpose()?;
+        let of_u = matmul(&grad, &b.detach())?;
+        let of_b = matmul(&grad.t()?, &u.detach())?;
+        Ok((of_x, Some(of_u), Some(of_b)))
+    }
+}
