@@ -6,7 +6,7 @@ use crate::product::panels::{PANEL, STRIP, Stored};
 use crate::product::{Finish, Panels, append_product};
 use crate::quantized::{self, BlockFormat};
 use crate::vector::contiguous;
-use candle_core::{CpuStorage, DType, Layout, Result, WithDType};
+use candle_core::{CpuStorage, DType, Layout, Result, Storage, Tensor, WithDType};
 use rayon::prelude::*;
 use std::fmt;
 use std::ops::Range;
@@ -153,4 +153,71 @@ impl Frozen for quantized::Panels {
         rows.for_each(|(j, row)| self.output(columns.start + j, row));
         Arc::new(Panels::pack(&data, (n_out, n_in), (n_in, 1)))
     }
+}
+
+/// A copy of a weight (in, out) in its own dtype.
+pub(crate) fn pack(weight: &Tensor) -> Result<Arc<dyn Frozen>> {
+    check(weight)?;
+    let (storage, layout) = weight.storage_and_layout();
+    let shape = layout.shape().dims2()?;
+    let (start, strides) = (layout.start_offset(), (layout.stride()[0], layout.stride()[1]));
+    Ok(match &*storage {
+        Storage::Cpu(CpuStorage::F32(data)) => Arc::new(Panels::pack(&data[start..], shape, strides)),
+        Storage::Cpu(CpuStorage::F16(data)) => Arc::new(Panels::pack(&data[start..], shape, strides)),
+        Storage::Cpu(CpuStorage::BF16(data)) => Arc::new(Panels::pack(&data[start..], shape, strides)),
+        _ => candle_core::bail!("weight: expected f32, f16 or bf16, got {:?}", weight.dtype()),
+    })
+}
+
+/// A weight (in, out) in quantized blocks.
+pub(crate) fn quantize(weight: &Tensor, format: BlockFormat) -> Result<Arc<dyn Frozen>> {
+    let (n_in, n_out) = weight.dims2()?;
+    format.check_inputs(n_in)?;
+    check(weight)?;
+    let weight = weight.to_dtype(DType::F32)?;
+    let (storage, layout) = weight.storage_and_layout();
+    let Storage::Cpu(CpuStorage::F32(data)) = &*storage else {
+        candle_core::bail!("weight: expected f32 on the CPU")
+    };
+    let (data, stride) = (&data[layout.start_offset()..], layout.stride());
+    let number = |k: usize, j: usize| data[k * stride[0] + j * stride[1]];
+    let limit = half::f16::MAX.to_f32(); // scales are in f16
+    if !(0..n_in).into_par_iter().all(|k| (0..n_out).all(|j| number(k, j).abs() <= limit)) {
+        candle_core::bail!("weight: it holds a number that is not finite, or beyond ±{limit}")
+    }
+    let row = format.bytes_of(n_in).unwrap_or_default();
+    Ok(Arc::new(quantized::Panels::pack(format, (n_in, n_out), |outputs, out| {
+        for (j, out) in outputs.zip(out.chunks_exact_mut(row)) {
+            let inputs: Vec<f32> = (0..n_in).map(|k| number(k, j)).collect();
+            out.copy_from_slice(&format.quantize(&inputs));
+        }
+        Ok(())
+    })?))
+}
+
+/// A weight from blocks, see [`Weight::read_blocks`](crate::Weight::read_blocks).
+pub(crate) fn read_blocks(
+    format: BlockFormat,
+    n_in: usize,
+    n_out: usize,
+    read: impl Fn(usize, &mut [u8]) -> Result<()> + Sync,
+) -> Result<Arc<dyn Frozen>> {
+    format.check_inputs(n_in)?;
+    if n_out == 0 {
+        candle_core::bail!("a weight in {format} of {n_in} inputs has no outputs")
+    }
+    let row = format.bytes_of(n_in).unwrap_or_default();
+    let read = |outputs: Range<usize>, out: &mut [u8]| read(outputs.start * row, out);
+    Ok(Arc::new(quantized::Panels::pack(format, (n_in, n_out), read)?))
+}
+
+/// Fails if a weight cannot be frozen.
+fn check(weight: &Tensor) -> Result<()> {
+    if weight.track_op() {
+        candle_core::bail!("weight: it would get no gradient; detach it, or keep it plain")
+    }
+    if weight.elem_count() == 0 || !weight.device().is_cpu() {
+        candle_core::bail!("weight: expected elements on the CPU, got {weight:?}")
+    }
+    Ok(())
 }

@@ -1,13 +1,54 @@
 //! Products of a few rows with a large matrix, which is read once, in memory order. Decoding spends its
 //! time here, limited by the speed of memory.
 
-use super::plain::WeightRows;
-use crate::element::Element;
+use crate::element::{Element, Widen};
 use crate::isa;
 use crate::streams::{add_scaled, dots};
+use candle_core::{CpuStorage, Layout, Result, WithDType};
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
+use std::borrow::Cow;
 use std::ops::Range;
+
+/// Some or all columns of a row-major matrix (K, N).
+#[derive(Clone, Copy)]
+pub(super) struct WeightRows<'a, E> {
+    data: &'a [E],
+    pub(super) depth: usize,
+    pub(super) width: usize,
+    stride: usize,
+}
+
+impl<'a, E: Element + WithDType> WeightRows<'a, E> {
+    pub(super) fn new(storage: &'a CpuStorage, layout: &Layout) -> Result<Self> {
+        let (depth, width) = layout.shape().dims2()?;
+        let data = storage.as_slice::<E>()?.get(layout.start_offset()..).unwrap_or_default();
+        let stride = layout.stride()[0];
+        let end = depth.saturating_sub(1) * stride + width;
+        if layout.stride()[1] != 1 || end > data.len() || depth * width == 0 {
+            candle_core::bail!("linear: a weight of layout {layout:?} is empty or not made of rows")
+        }
+        Ok(Self { data, depth, width, stride })
+    }
+}
+
+impl<'a, E: Element> WeightRows<'a, E> {
+    pub(super) fn row(&self, k: usize) -> &'a [E] {
+        &self.data[k * self.stride..][..self.width]
+    }
+
+    /// The matrix in f32, row-major, and the stride of its rows: borrowed in place, or widened.
+    pub(super) fn in_f32(&self) -> (Cow<'a, [f32]>, usize) {
+        if let Some(data) = E::as_f32s(self.data) {
+            return (Cow::Borrowed(data), self.stride);
+        }
+        let mut wide = vec![0.0; self.depth * self.width];
+        let arch = isa::arch();
+        let rows = wide.par_chunks_mut(self.width).enumerate();
+        rows.for_each(|(k, row)| arch.dispatch(Widen { from: self.row(k), to: row }));
+        (Cow::Owned(wide), self.width)
+    }
+}
 
 /// From this many rows on, a blocked product is faster: it packs the weights and reuses them.
 pub(super) const FEW_ROWS: usize = 8;

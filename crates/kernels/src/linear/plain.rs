@@ -1,7 +1,7 @@
 //! Products with plain weights as Candle operations on the CPU: `residual + x·W + bias`, forward and backward, and `x·Wᵀ`
 //! for a few rows. The sums start from the bias and the residual, so no second pass has to add them.
 
-use super::few_rows::{self, FEW_ROWS};
+use super::few_rows::{self, FEW_ROWS, WeightRows};
 use crate::columns::column_sums;
 use crate::dispatch::{cpu_f32, cpu_product};
 use crate::element::{Element, Widen};
@@ -202,46 +202,6 @@ pub(crate) fn matmul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let mut out = vec![0f32; m * n];
     multiply(&mut out, false, (m, k, n), a?, b?);
     Tensor::from_vec(out, (m, n), &Device::Cpu)
-}
-
-/// Some or all columns of a row-major matrix (K, N).
-#[derive(Clone, Copy)]
-pub(super) struct WeightRows<'a, E> {
-    data: &'a [E],
-    pub(super) depth: usize,
-    pub(super) width: usize,
-    stride: usize,
-}
-
-impl<'a, E: Element + WithDType> WeightRows<'a, E> {
-    pub(super) fn new(storage: &'a CpuStorage, layout: &Layout) -> Result<Self> {
-        let (depth, width) = layout.shape().dims2()?;
-        let data = storage.as_slice::<E>()?.get(layout.start_offset()..).unwrap_or_default();
-        let stride = layout.stride()[0];
-        let end = depth.saturating_sub(1) * stride + width;
-        if layout.stride()[1] != 1 || end > data.len() || depth * width == 0 {
-            candle_core::bail!("linear: a weight of layout {layout:?} is empty or not made of rows")
-        }
-        Ok(Self { data, depth, width, stride })
-    }
-}
-
-impl<'a, E: Element> WeightRows<'a, E> {
-    pub(super) fn row(&self, k: usize) -> &'a [E] {
-        &self.data[k * self.stride..][..self.width]
-    }
-
-    /// The matrix in f32, row-major, and the stride of its rows: borrowed in place, or widened.
-    pub(super) fn in_f32(&self) -> (Cow<'a, [f32]>, usize) {
-        if let Some(data) = E::as_f32s(self.data) {
-            return (Cow::Borrowed(data), self.stride);
-        }
-        let mut wide = vec![0.0; self.depth * self.width];
-        let arch = isa::arch();
-        let rows = wide.par_chunks_mut(self.width).enumerate();
-        rows.for_each(|(k, row)| arch.dispatch(Widen { from: self.row(k), to: row }));
-        (Cow::Owned(wide), self.width)
-    }
 }
 
 /// The numbers in f32: borrowed in place, or widened.

@@ -8,13 +8,11 @@ use crate::accumulator;
 use crate::cross_entropy::{cross_entropy, frozen_cross_entropy, linear_cross_entropy};
 use crate::dispatch::{Dispatch, Implementation, cpu_product};
 use crate::epilogue::Epilogue;
-use crate::frozen::{Frozen, WeightDType};
+use crate::frozen::{self, Frozen, WeightDType};
 use crate::linear::{linear, linear_transposed};
-use crate::product::Panels;
-use crate::quantized::{self, BlockFormat};
-use candle_core::{CpuStorage, D, DType, Device, Result, Storage, Tensor};
+use crate::quantized::BlockFormat;
+use candle_core::{D, DType, Device, Result, Tensor};
 use operation::Product;
-use rayon::prelude::*;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -124,18 +122,7 @@ impl Weight {
     /// # Errors
     /// When the weight has another rank, dtype or device, or no elements, or tracks a gradient.
     pub fn pack(weight: &Tensor, layout: WeightLayout) -> Result<Self> {
-        let weight = layout.in_out(weight)?;
-        Self::check_frozen(&weight)?;
-        let (storage, of) = weight.storage_and_layout();
-        let (shape, strides) = (of.shape().dims2()?, (of.stride()[0], of.stride()[1]));
-        let start = of.start_offset();
-        let frozen: Arc<dyn Frozen> = match &*storage {
-            Storage::Cpu(CpuStorage::F32(data)) => Arc::new(Panels::pack(&data[start..], shape, strides)),
-            Storage::Cpu(CpuStorage::F16(data)) => Arc::new(Panels::pack(&data[start..], shape, strides)),
-            Storage::Cpu(CpuStorage::BF16(data)) => Arc::new(Panels::pack(&data[start..], shape, strides)),
-            _ => candle_core::bail!("weight: expected f32, f16 or bf16, got {:?}", weight.dtype()),
-        };
-        Ok(Self { kind: Kind::Frozen(frozen), layout })
+        Ok(Self { kind: Kind::Frozen(frozen::pack(&layout.in_out(weight)?)?), layout })
     }
 
     /// Quantizes a stored weight in f32, f16 or bf16, on all threads.
@@ -147,30 +134,7 @@ impl Weight {
     /// When the format's blocks do not divide the inputs, or a number is not finite or beyond f16's largest; when the weight has
     /// another rank or device, or no elements, or tracks a gradient.
     pub fn quantize(weight: &Tensor, layout: WeightLayout, format: BlockFormat) -> Result<Self> {
-        let weight = layout.in_out(weight)?;
-        let (n_in, n_out) = weight.dims2()?;
-        format.check_inputs(n_in)?;
-        Self::check_frozen(&weight)?;
-        let weight = weight.to_dtype(DType::F32)?;
-        let (storage, of) = weight.storage_and_layout();
-        let Storage::Cpu(CpuStorage::F32(data)) = &*storage else {
-            candle_core::bail!("weight: expected f32 on the CPU")
-        };
-        let (data, stride) = (&data[of.start_offset()..], of.stride());
-        let limit = half::f16::MAX.to_f32(); // scales are in f16
-        let fits = |k: usize| (0..n_out).all(|j| data[k * stride[0] + j * stride[1]].abs() <= limit);
-        if !(0..n_in).into_par_iter().all(fits) {
-            candle_core::bail!("weight: it holds a number that is not finite, or beyond ±{limit}")
-        }
-        let row = format.bytes_of(n_in).unwrap_or_default();
-        let panels = quantized::Panels::pack(format, (n_in, n_out), |outputs, out| {
-            for (j, out) in outputs.zip(out.chunks_exact_mut(row)) {
-                let inputs: Vec<f32> = (0..n_in).map(|k| data[k * stride[0] + j * stride[1]]).collect();
-                out.copy_from_slice(&format.quantize(&inputs));
-            }
-            Ok(())
-        })?;
-        Ok(Self { kind: Kind::Frozen(Arc::new(panels)), layout })
+        Ok(Self { kind: Kind::Frozen(frozen::quantize(&layout.in_out(weight)?, format)?), layout })
     }
 
     /// A weight in blocks of `format` with `n_in` inputs and `n_out` outputs: the blocks of all inputs to the first output, then
@@ -186,24 +150,7 @@ impl Weight {
         layout: WeightLayout,
         read: impl Fn(usize, &mut [u8]) -> Result<()> + Sync,
     ) -> Result<Self> {
-        format.check_inputs(n_in)?;
-        if n_out == 0 {
-            candle_core::bail!("a weight in {format} of {n_in} inputs has no outputs")
-        }
-        let row = format.bytes_of(n_in).unwrap_or_default();
-        let read = |outputs: Range<usize>, out: &mut [u8]| read(outputs.start * row, out);
-        let panels = quantized::Panels::pack(format, (n_in, n_out), read)?;
-        Ok(Self { kind: Kind::Frozen(Arc::new(panels)), layout })
-    }
-
-    fn check_frozen(weight: &Tensor) -> Result<()> {
-        if weight.track_op() {
-            candle_core::bail!("weight: it would get no gradient; detach it, or keep it plain")
-        }
-        if weight.elem_count() == 0 || !weight.device().is_cpu() {
-            candle_core::bail!("weight: expected elements on the CPU, got {weight:?}")
-        }
-        Ok(())
+        Ok(Self { kind: Kind::Frozen(frozen::read_blocks(format, n_in, n_out, read)?), layout })
     }
 
     /// The same weight; a plain one on a GPU is multiplied by the code that `implementation` names.
