@@ -34,6 +34,7 @@ mod gpu;
 pub mod isa;
 mod layer_norm;
 mod linear;
+mod linear_cross_entropy;
 mod product;
 mod quantized;
 pub mod roofline;
@@ -47,7 +48,7 @@ mod weight;
 
 pub use attention::{CausalBias, Mask, Sdpa};
 pub use candle_core;
-pub use cross_entropy::{cross_entropies, cross_entropy, linear_cross_entropy};
+pub use cross_entropy::{cross_entropies, cross_entropy};
 pub use dispatch::{Dispatch, Implementation};
 pub use dropout::Dropout;
 pub use epilogue::Epilogue;
@@ -57,6 +58,7 @@ pub use gpu::{keep_freed_memory, open_cuda};
 pub use isa::Isa;
 pub use layer_norm::layer_norm;
 pub use linear::{linear, linear_transposed};
+pub use linear_cross_entropy::linear_cross_entropy;
 pub use quantized::BlockFormat;
 pub use weight::{Weight, WeightLayout};
 

@@ -5,11 +5,12 @@ mod operation;
 mod tests;
 
 use crate::accumulator;
-use crate::cross_entropy::{cross_entropy, frozen_cross_entropy, linear_cross_entropy};
+use crate::cross_entropy::cross_entropy;
 use crate::dispatch::{Dispatch, Implementation, cpu_product};
 use crate::epilogue::Epilogue;
 use crate::frozen::{self, Frozen, WeightDType};
 use crate::linear::{linear, linear_transposed};
+use crate::linear_cross_entropy::{frozen_cross_entropy, linear_cross_entropy};
 use crate::quantized::BlockFormat;
 use candle_core::{D, DType, Device, Result, Tensor};
 use operation::Product;

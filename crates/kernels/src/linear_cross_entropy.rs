@@ -1,25 +1,23 @@
 //! Cross-entropy of `x·Wᵀ` without the logits: a chunk of rows at a time, forward and backward.
 //!
-//! The idea comes from Liger Kernel's fused linear cross-entropy (Hsu et al. 2024): while a chunk's logits
-//! are in memory, it computes their gradient and from that the gradients of x and W. Nothing of the logits'
-//! size outlives its chunk.
+//! The idea comes from Liger Kernel's fused linear cross-entropy (Hsu et al. 2024): while a chunk's logits are in memory, it
+//! computes their gradient and from that the gradients of x and W. Nothing of the logits' size outlives its chunk. On the CPU
+//! there is one loop for a plain W and one for a frozen W, which gets no gradient; on GPUs one of Candle's operations.
 
-use super::chunks::in_chunks;
-use super::logits::cross_entropy;
-use super::rows::{LogSum, Row, check_targets, losses, to_gradients};
+use crate::cross_entropy::{LogSum, Row, check_targets, cross_entropy, losses, to_gradients};
 use crate::dispatch::{Dispatch, cpu_f32, cpu_product};
-use crate::gpu;
-use crate::isa;
+use crate::frozen::{Frozen, Rows, Then};
 use crate::product::{Matrix, multiply};
 use crate::vector::with_slices;
-use candle_core::{CpuStorage, CustomOp2, Device, Layout, Result, Shape, Tensor};
-use rayon::prelude::*;
-
+use crate::{gpu, isa};
+use candle_core::{CpuStorage, CustomOp1, CustomOp2, DType, Device, Layout, Result, Shape, Storage, Tensor};
 #[cfg(feature = "cuda")]
-use candle_core::{CudaStorage, Storage, backend::BackendStorage};
+use candle_core::{CudaStorage, backend::BackendStorage};
+use rayon::prelude::*;
+use std::sync::Arc;
 
 /// The number of rows whose logits are in memory at a time: enough for the matrix products to run at full speed.
-pub(super) const ROWS: usize = 256;
+const ROWS: usize = 256;
 
 /// `cross_entropy(x·Wᵀ, targets)`: the mean in nats over the rows; differentiable. In f32 on the CPU, and where
 /// `dispatch` runs our GPU kernels, the logits (rows, V) are never all in memory at once, except in builds with a
@@ -159,12 +157,139 @@ impl CustomOp2 for Computed {
     }
 }
 
+/// The bytes of a chunk's logits: enough for products at full speed, and small beside a GPU's memory.
+const GPU_BYTES: usize = 256 << 20;
+
+/// The most rows of a chunk, so that its sums stay far below the largest f16.
+const MOST_GPU_ROWS: usize = 4096;
+
+/// The mean loss of `x` (rows, C) under `weight` (V, C), a scalar in f32, and those gradients of the *sum* of the losses,
+/// of `x` and of `weight`, that are `wanted`. `of_rows` returns the losses (rows) of logits (rows, V) in f32 and, if told to, turns the logits into the
+/// gradients of their sum, in place.
+fn in_chunks(
+    x: &Tensor,
+    weight: &Tensor,
+    targets: &Tensor,
+    wanted: [bool; 2],
+    of_rows: impl Fn(&Tensor, &Tensor, bool) -> Result<Tensor>,
+) -> Result<(Tensor, [Option<Tensor>; 2])> {
+    let (rows, v) = (x.dim(0)?, weight.dim(0)?);
+    let together = (GPU_BYTES / (v * x.dtype().size_in_bytes()).max(1)).clamp(1, rows.min(MOST_GPU_ROWS));
+    in_chunks_of(together, (x, weight, targets), wanted, of_rows)
+}
+
+fn in_chunks_of(
+    together: usize,
+    (x, weight, targets): (&Tensor, &Tensor, &Tensor),
+    wanted: [bool; 2],
+    of_rows: impl Fn(&Tensor, &Tensor, bool) -> Result<Tensor>,
+) -> Result<(Tensor, [Option<Tensor>; 2])> {
+    let rows = x.dim(0)?;
+    let (mut losses, mut d_x, mut d_weight) = (vec![], vec![], None::<Tensor>);
+    for first in (0..rows).step_by(together) {
+        let count = together.min(rows - first);
+        let x = x.narrow(0, first, count)?; // (count, C)
+        let logits = x.matmul(&weight.t()?)?; // (count, V)
+        losses.push(of_rows(&logits, &targets.narrow(0, first, count)?, wanted != [false; 2])?);
+        if wanted[0] {
+            d_x.push(logits.matmul(weight)?);
+        }
+        if wanted[1] {
+            // Chunks add up in f32: their sum in a half would lose digits with each of them. Within a chunk, f16 has
+            // room for sums of 4096 numbers up to 250.
+            let (x, scale) = if x.dtype() == DType::F16 { ((x / 16.0)?, 16.0) } else { (x, 1.0) };
+            let part = (logits.t()?.matmul(&x)?.to_dtype(DType::F32)? * scale)?;
+            d_weight = Some(d_weight.map_or_else(|| Ok(part.clone()), |sum| sum + &part)?);
+        }
+    }
+    let d_x = wanted[0].then(|| Tensor::cat(&d_x, 0)).transpose()?;
+    Ok((Tensor::cat(&losses, 0)?.mean_all()?, [d_x, d_weight]))
+}
+
+/// The mean cross-entropy in nats of predicting `targets` with the logits `x·W`; differentiable in `x`.
+///
+/// # Shapes
+/// `x` (.., C) in f32, `targets`: one integer below V for each row of `x` -> scalar
+///
+/// # Errors
+/// When a shape or a dtype does not fit, or a target is not below V.
+pub(crate) fn frozen_cross_entropy(x: &Tensor, weight: &Arc<dyn Frozen>, targets: &Tensor) -> Result<Tensor> {
+    let (c, v) = weight.shape();
+    if x.dims().last() != Some(&c) || x.dtype() != DType::F32 || x.elem_count() == 0 {
+        candle_core::bail!("cross-entropy: x {:?} {:?} must be f32 rows of {c}", x.dtype(), x.dims())
+    }
+    let rows = x.elem_count() / c;
+    let targets = check_targets(&targets.flatten_all()?, rows, v)?.to_vec1::<u32>()?;
+    let x = x.contiguous()?.reshape((rows, c))?;
+    let inputs = x.detach();
+    let transposed = x.track_op().then(|| weight.transposed(0..v)); // (V, C)
+    let (arch, factor) = (isa::arch(), 1.0 / rows as f32);
+    let mut d_x: Vec<f32> = Vec::with_capacity(if transposed.is_some() { rows * c } else { 0 });
+    let mut sum = 0.0;
+    for (first, targets) in (0..rows).step_by(ROWS).zip(targets.chunks(ROWS)) {
+        let count = targets.len();
+        let part = inputs.narrow(0, first, count)?;
+        let (storage, layout) = part.storage_and_layout();
+        let Storage::Cpu(storage) = &*storage else {
+            candle_core::bail!("cross-entropy: x is on another device")
+        };
+        let mut logits = in_f32s(weight.product(Rows { storage, layout }, 0..v, Then::default())?)?; // (count, V)
+        let log_sums: Vec<LogSum> = logits.par_chunks(v).map(|row| arch.dispatch(Row(row))).collect();
+        sum += losses(&logits, targets, &log_sums).sum::<f64>();
+        let Some(transposed) = &transposed else { continue };
+        to_gradients(&mut logits, targets, &log_sums, factor);
+        let layout = Layout::contiguous((count, v));
+        let d_logits = Rows { storage: &CpuStorage::F32(logits), layout: &layout };
+        d_x.extend(in_f32s(transposed.product(d_logits, 0..c, Then::default())?)?);
+    }
+    #[allow(clippy::cast_possible_truncation)] // the loss of f32 logits
+    let loss = (sum / rows as f64) as f32;
+    if transposed.is_none() {
+        return Tensor::new(loss, &Device::Cpu);
+    }
+    let gradient = Tensor::from_vec(d_x, (rows, c), &Device::Cpu)?;
+    x.apply_op1(Known { loss, gradient })
+}
+
+fn in_f32s(storage: CpuStorage) -> Result<Vec<f32>> {
+    match storage {
+        CpuStorage::F32(data) => Ok(data),
+        _ => candle_core::bail!("cross-entropy: expected f32"),
+    }
+}
+
+/// A loss already computed, with the gradient of x.
+struct Known {
+    loss: f32,
+    /// (rows, C)
+    gradient: Tensor,
+}
+
+impl CustomOp1 for Known {
+    fn name(&self) -> &'static str {
+        "frozen-cross-entropy"
+    }
+
+    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
+        Ok((CpuStorage::F32(vec![self.loss]), Shape::from(())))
+    }
+
+    fn bwd(&self, _: &Tensor, _: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
+        let factor = f64::from(grad.to_scalar::<f32>()?);
+        // Saves a copy when the loss itself is differentiated.
+        if factor.to_bits() == 1f64.to_bits() {
+            return Ok(Some(self.gradient.clone()));
+        }
+        Ok(Some((&self.gradient * factor)?))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Implementation;
     use crate::test_numbers::numbers;
-    use candle_core::{DType, Var};
+    use crate::{Dispatch, Implementation};
+    use candle_core::{D, Var};
 
     fn loss(x: &Tensor, weight: &Tensor, targets: &Tensor) -> Result<Tensor> {
         linear_cross_entropy(x, weight, targets, Dispatch::of(Implementation::Auto, x))
@@ -227,6 +352,47 @@ mod tests {
         says(&x, targets([0; 6])?.to_dtype(DType::F32)?, "integers as targets, got F32");
         says(&x.transpose(1, 2)?, targets([0; 6])?, "does not end in the width");
         assert!(loss(&x, &weight, &targets([4; 6])?.reshape((2, 3))?).is_ok());
+        Ok(())
+    }
+
+    /// In plain operations, with the logits replaced in place as a kernel would.
+    fn of_rows(logits: &Tensor, targets: &Tensor, gradients: bool) -> Result<Tensor> {
+        let log_weights = candle_nn::ops::log_softmax(logits, D::Minus1)?;
+        let losses = log_weights.gather(&targets.unsqueeze(1)?, 1)?.neg()?.flatten_all()?;
+        if gradients {
+            let ones = Tensor::ones((targets.dim(0)?, 1), logits.dtype(), logits.device())?;
+            let onehot = logits.zeros_like()?.scatter_add(&targets.unsqueeze(1)?, &ones, 1)?;
+            logits.slice_set(&(log_weights.exp()? - onehot)?, 0, 0)?;
+        }
+        Ok(losses)
+    }
+
+    #[test]
+    fn chunks_add_up_to_the_whole() -> Result<()> {
+        let (x, weight) =
+            (Var::from_tensor(&numbers((11, 6), 1)?)?, Var::from_tensor(&numbers((9, 6), 500)?)?);
+        let targets = Tensor::from_iter((0..11u32).map(|i| i * 4 % 9), &Device::Cpu)?;
+        let whole = linear_cross_entropy(&x, &weight, &targets, Dispatch::of(Implementation::Auto, &x))?;
+        let gradients = whole.backward()?;
+        let close = |a: &Tensor, b: &Tensor| -> Result<()> {
+            let error = (a - b)?.abs()?.flatten_all()?.max(0)?.to_scalar::<f32>()?;
+            assert!(error < 1e-6, "{error}");
+            Ok(())
+        };
+        let (plain_x, plain_weight) = (x.as_detached_tensor(), weight.as_detached_tensor());
+        let inputs = (&plain_x, &plain_weight, &targets);
+        for together in [1, 4, 11] {
+            for wanted in [[true, true], [true, false], [false, true], [false, false]] {
+                let (loss, [d_x, d_weight]) = in_chunks_of(together, inputs, wanted, of_rows)?;
+                close(&loss, &whole)?;
+                assert_eq!([d_x.is_some(), d_weight.is_some()], wanted);
+                for (found, var) in [(d_x, &x), (d_weight, &weight)] {
+                    if let Some(found) = found {
+                        close(&(found / 11.0)?, gradients.get(var).expect("a gradient"))?;
+                    }
+                }
+            }
+        }
         Ok(())
     }
 }
