@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::Mutex;
 use std::time::Instant;
 
-/// A builder that draws each tensor when it is first asked for, and gives the same one to whoever asks again.
+/// A builder that draws each tensor when it is first asked for, and returns the same one from then on.
 pub fn random_weights(dtype: DType) -> VarBuilder<'static> {
     VarBuilder::from_backend(Box::new(Weights(Mutex::default())), dtype, Device::Cpu)
 }
@@ -52,7 +52,7 @@ impl SimpleBackend for Weights {
     }
 }
 
-/// Numbers with mean 0 and deviation 1, the same for each seed: uniform ones, of which an index is the hash.
+/// Uniform numbers with mean 0 and deviation 1, hashed from the seed and their index.
 pub fn random(shape: impl Into<Shape>, seed: u64, device: &Device) -> candle_core::Result<Tensor> {
     let shape = shape.into();
     let number = |i: u64| {

@@ -1,6 +1,6 @@
 //! `gpt2 attention`'s files and analyses, `gpt2 heads` and `gpt2 lens`: the library's numbers, in every form.
 
-use super::{assert_near, case, comma_separated, command, gpt2, json, some_ids};
+use super::{ODD, assert_near, comma_separated, command, gpt2, json, list, number, some_ids};
 use crate::common::{Result, assert_close};
 use crate::folder::{Folder, assert_says};
 use crate::models::load;
@@ -13,7 +13,7 @@ use gpt2_model::hooks::{Head, Hooks, Intervention, Interventions};
 use gpt2_model::{ForwardArgs, Gpt2LMHeadModel};
 use serde_json::Value;
 
-/// A number in a report; anything else becomes a number that is no valid index here.
+/// A number in a report; anything else becomes an index that is out of range.
 fn index(value: &Value) -> usize {
     value.as_u64().and_then(|n| usize::try_from(n).ok()).unwrap_or(usize::MAX)
 }
@@ -22,15 +22,14 @@ fn nine_ids() -> Vec<u32> {
     some_ids()[..9].to_vec()
 }
 
-fn model() -> Result<(Gpt2LMHeadModel, Vec<u32>, Tensor)> {
-    let ids = nine_ids();
-    let input = Tensor::new(ids.as_slice(), &Device::Cpu)?.unsqueeze(0)?;
-    Ok((load("odd", DType::F32)?, ids, input))
+/// `odd`, and nine ids for it, (1, T).
+fn model() -> Result<(Gpt2LMHeadModel, Tensor)> {
+    Ok((load("odd", DType::F32)?, Tensor::new(nine_ids(), &Device::Cpu)?.unsqueeze(0)?))
 }
 
 /// The weights of `odd`, (L, H, T, T).
 fn weights() -> Result<Tensor> {
-    let (model, _, input) = model()?;
+    let (model, input) = model()?;
     let args = ForwardArgs { output_attentions: true, ..Default::default() };
     Ok(Tensor::cat(&model.transformer.forward(&input, args)?.attentions, 0)?)
 }
@@ -38,12 +37,11 @@ fn weights() -> Result<Tensor> {
 #[test]
 fn every_format_holds_the_same_weights() -> Result {
     let (folder, expected, ids) = (Folder::empty()?, weights()?, comma_separated(&nine_ids()));
-    let export = |name: &str, more: &[&str]| -> Result<std::path::PathBuf> {
-        let path = folder.file(name);
-        let shown = path.display().to_string();
-        let args = ["attention", "--model", &case("odd"), "--ids", &ids, "--export", &shown];
+    let export = |name: &str, more: &[&str]| -> Result<String> {
+        let path = folder.at(name);
+        let args = ["attention", "--model", ODD, "--ids", &ids, "--export", &path];
         let run = gpt2(&[&args[..], more].concat())?.succeeded();
-        assert_says("stderr", &run.stderr, &["wrote", &shown]);
+        assert_says("stderr", &run.stderr, &["wrote", &path]);
         Ok(path)
     };
     let all = Tensor::read_npy(export("a.npy", &[])?)?;
@@ -55,7 +53,7 @@ fn every_format_holds_the_same_weights() -> Result {
     let flat: Vec<f32> = rows.into_iter().flatten().flatten().flatten().collect();
     let square_weights = Tensor::from_vec(flat, (1, 3, 9, 9), &Device::Cpu)?;
     assert_close("square JSON", &square_weights, &expected.narrow(0, 1, 1)?, 1e-6);
-    assert_eq!(square["tokens"].as_array().map(Vec::len), Some(9));
+    assert_eq!(list(&square["tokens"]).len(), 9);
 
     let lines = std::fs::read_to_string(export("a.jsonl", &["--head", "0,2"])?)?;
     assert_eq!(lines.lines().count(), 1 + 2 * 2 * 9);
@@ -83,12 +81,13 @@ fn a_name_without_a_known_format_is_refused_before_a_model_is_loaded() -> Result
 #[test]
 fn pictures_are_of_one_head_or_of_all() -> Result {
     let (folder, ids) = (Folder::empty()?, comma_separated(&nine_ids()));
-    let size = |name: &str, more: &[&str]| -> Result<(u32, u32)> {
-        let path = folder.file(name);
-        let shown = path.display().to_string();
-        let args = ["attention", "--model", &case("odd"), "--ids", &ids, "--picture", &shown];
+    let draw = |name: &str, more: &[&str]| -> Result<Vec<u8>> {
+        let args = ["attention", "--model", ODD, "--ids", &ids, "--picture", &folder.at(name)];
         gpt2(&[&args[..], more].concat())?.succeeded();
-        let bytes = std::fs::read(path)?;
+        Ok(std::fs::read(folder.file(name))?)
+    };
+    let size = |name: &str, more: &[&str]| -> Result<(u32, u32)> {
+        let bytes = draw(name, more)?;
         assert_eq!(bytes[..8], *b"\x89PNG\r\n\x1a\n");
         let number = |at: usize| u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         Ok((number(16), number(20)))
@@ -98,15 +97,8 @@ fn pictures_are_of_one_head_or_of_all() -> Result {
     assert!(all.1 > layer.1, "two rows of heads and one: {all:?} {layer:?}");
     assert!(head.0 > 9 * 40 && head.1 > 9 * 40, "9 cells of 40 pixels: {head:?}");
     for (name, begins) in [("head.svg", "<svg"), ("head.pdf", "%PDF-")] {
-        let path = folder.file(name);
-        let shown = path.display().to_string();
-        let args =
-            ["attention", "--model", &case("odd"), "--ids", &ids, "--picture", &shown, "-l", "1", "-H", "2"];
-        // Its own picture may be replaced.
-        for _ in 0..2 {
-            gpt2(&args)?.succeeded();
-        }
-        let bytes = std::fs::read(&path)?;
+        draw(name, &["-l", "1", "-H", "2"])?;
+        let bytes = draw(name, &["-l", "1", "-H", "2"])?; // its own picture may be replaced
         assert!(String::from_utf8_lossy(&bytes[..400]).contains(begins), "{name}");
     }
     gpt2(&["attention", "x", "--picture", "head.gif"])?.refused(1, &["head.gif", ".svg"]);
@@ -115,39 +107,19 @@ fn pictures_are_of_one_head_or_of_all() -> Result {
 
 #[test]
 fn effects_are_the_librarys_largest_first() -> Result {
-    let (model, ids, input) = model()?;
-    let ids = comma_separated(&ids);
-    let (answer, against) = (17, 3);
+    let (model, input) = model()?;
+    let ids = comma_separated(&nine_ids());
     let changes = Interventions::new([Intervention::ZeroAblate(Head { layer: 0, head: 1 })], model.config())?;
-    let difference = Metric::LogitDifference { answer, against };
+    let difference = Metric::LogitDifference { answer: 17, against: 3 };
+    let (log_prob, logit) = (Metric::LogProb(17), Metric::Logit(17));
+    let (zero, centered) = (Ablation::Zero, Centering::Centered);
     for (flags, ablation, metric, logit, centering, hooks) in [
-        (
-            &["--effect"][..],
-            Ablation::Zero,
-            Metric::LogProb(17),
-            Metric::Logit(17),
-            Centering::Centered,
-            None,
-        ),
-        (
-            &["--effect=mean", "--raw"],
-            Ablation::Mean,
-            Metric::LogProb(17),
-            Metric::Logit(17),
-            Centering::Raw,
-            None,
-        ),
-        (&["--effect", "--against", "3"], Ablation::Zero, difference, difference, Centering::Centered, None),
-        (
-            &["--effect", "--ablate", "0.1"],
-            Ablation::Zero,
-            Metric::LogProb(17),
-            Metric::Logit(17),
-            Centering::Centered,
-            Some(&changes as &dyn Hooks),
-        ),
+        (&["--effect"][..], zero, log_prob, logit, centered, None),
+        (&["--effect=mean", "--raw"], Ablation::Mean, log_prob, logit, Centering::Raw, None),
+        (&["--effect", "--against", "3"], zero, difference, difference, centered, None),
+        (&["--effect", "--ablate", "0.1"], zero, log_prob, logit, centered, Some(&changes as &dyn Hooks)),
     ] {
-        let args = ["attention", "--model", &case("odd"), "--ids", &ids, "--target", "17", "--json"];
+        let args = ["attention", "--model", ODD, "--ids", &ids, "--target", "17", "--json"];
         let report = json(&[&args[..], flags].concat())?;
         let effects = ablation_effects(&model, &input, metric, ablation, hooks)?;
         let found = direct_attribution(&model, &input, logit, centering, hooks)?;
@@ -155,39 +127,37 @@ fn effects_are_the_librarys_largest_first() -> Result {
         assert_near("value", &report["value"], effects.plain, 1e-5);
         assert_near("total", &report["direct"]["total"], found.total, 1e-4);
         assert_near("sum", &report["direct"]["sum"], found.total, 1e-4);
-        let heads = report["heads"].as_array().ok_or("heads")?;
+        let heads = list(&report["heads"]);
         assert_eq!(heads.len(), 6);
-        let mut before = f64::INFINITY;
         for head in heads {
             let (l, h) = (index(&head["layer"]), index(&head["head"]));
             assert_near("change", &head["change"], change[l][h], 1e-5);
             assert_near("direct", &head["direct"], direct[l][h], 1e-5);
-            let size = head["change"].as_f64().ok_or("change")?.abs();
-            assert!(size <= before, "{heads:?}");
-            before = size;
         }
+        let size = |head: &Value| number(&head["change"]).abs();
+        assert!(heads.is_sorted_by(|a, b| size(a) >= size(b)), "{heads:?}");
     }
     // Without a target, it takes the most probable next token.
-    let next = json(&["forward", "--model", &case("odd"), "--ids", &ids, "--json"])?["next"][0].clone();
-    let report = json(&["attention", "--model", &case("odd"), "--ids", &ids, "--effect", "--json"])?;
+    let next = json(&["forward", "--model", ODD, "--ids", &ids, "--json"])?["next"][0].clone();
+    let report = json(&["attention", "--model", ODD, "--ids", &ids, "--effect", "--json"])?;
     assert_eq!(report["target"]["id"], next["id"]);
     let run = gpt2(&["attention", "O Romeo", "--effect", "--target", ","])?.succeeded();
     assert_says("stdout", &run.stdout, &["log-probability", "change", "direct", "token embedding", "sum"]);
     gpt2(&["attention", "O Romeo", "--effect", "--target", "Romeo"])?.refused(1, &["3 tokens", "\"R\""]);
     gpt2(&["attention", "O Romeo", "--effect", "--against", ","])?.refused(2, &["--target"]);
     gpt2(&["attention", "O Romeo", "--target", ","])?.refused(2, &["--effect"]);
-    gpt2(&["attention", "--model", &case("odd"), "--ids", "1,2", "--effect", "--target", "101"])?
+    gpt2(&["attention", "--model", ODD, "--ids", "1,2", "--effect", "--target", "101"])?
         .refused(1, &["target 101", "vocab_size"]);
     Ok(())
 }
 
 #[test]
 fn rollout_is_the_librarys() -> Result {
-    let (model, ids, input) = model()?;
+    let (model, input) = model()?;
     let args = ForwardArgs { output_attentions: true, ..Default::default() };
     let expected = attention_rollout(&model.transformer.forward(&input, args)?.attentions)?[1].get(0)?;
-    let ids = comma_separated(&ids);
-    let report = json(&["attention", "--model", &case("odd"), "--ids", &ids, "--rollout", "--json"])?;
+    let ids = comma_separated(&nine_ids());
+    let report = json(&["attention", "--model", ODD, "--ids", &ids, "--rollout", "--json"])?;
     let rows: Vec<Vec<f32>> = serde_json::from_value(report["rollout"].clone())?;
     for (i, row) in rows.into_iter().enumerate() {
         assert_eq!(row.len(), i + 1);
@@ -203,10 +173,9 @@ fn rollout_is_the_librarys() -> Result {
 fn head_scores_are_the_librarys_and_follow_the_seed() -> Result {
     let texts = RepeatedTokens::random(None, (12, 3), 3, 101, 4);
     let scores = head_scores(&load("odd", DType::F32)?.transformer, &texts, None)?;
-    let args =
-        ["heads", "--model", &case("odd"), "--length", "12", "--repeats", "3", "--batch", "3", "--no-bos"];
+    let args = ["heads", "--model", ODD, "--length", "12", "--repeats", "3", "--batch", "3", "--no-bos"];
     let report = json(&[&args[..], &["--seed", "4", "--json"]].concat())?;
-    let heads = report["heads"].as_array().ok_or("heads")?;
+    let heads = list(&report["heads"]);
     assert_eq!(heads.len(), 6);
     for (i, head) in heads.iter().enumerate() {
         let expected = scores[i / 3][i % 3];
@@ -231,22 +200,22 @@ fn head_scores_are_the_librarys_and_follow_the_seed() -> Result {
 
 #[test]
 fn the_lens_is_the_librarys_and_ends_with_the_models_own() -> Result {
-    let (model, ids, input) = model()?;
-    let ids = comma_separated(&ids);
-    let args = ["lens", "--model", &case("odd"), "--ids", &ids, "--json"];
+    let (model, input) = model()?;
+    let ids = comma_separated(&nine_ids());
+    let args = ["lens", "--model", ODD, "--ids", &ids, "--json"];
     let report = json(&[&args[..], &["--position", "4", "-k", "2"]].concat())?;
     let lens =
         candle_nn::ops::softmax(&logit_lens(&model, &input, 4, None)?.squeeze(1)?, 1)?.to_vec2::<f32>()?;
-    let layers = report["layers"].as_array().ok_or("layers")?;
+    let layers = list(&report["layers"]);
     assert_eq!(layers.len(), 3);
     for (layer, expected) in layers.iter().zip(&lens) {
         let first = index(&layer[0]["id"]);
         assert_near("p", &layer[0]["probability"], f64::from(expected[first]), 1e-5);
         assert!(expected.iter().all(|p| *p <= expected[first] * 1.0001), "not the most probable");
-        assert_eq!(layer.as_array().map(Vec::len), Some(2));
+        assert_eq!(list(layer).len(), 2);
     }
     let last = &json(&args)?["layers"][2][0];
-    let next = &json(&["forward", "--model", &case("odd"), "--ids", &ids, "--json"])?["next"][0];
+    let next = &json(&["forward", "--model", ODD, "--ids", &ids, "--json"])?["next"][0];
     assert_eq!(last["id"], next["id"]);
     let run = gpt2(&["lens", "To be, or not to"])?.succeeded();
     assert_says("stdout", &run.stdout, &["embeddings", "block 3"]);
@@ -259,10 +228,8 @@ fn a_page_may_hold_the_largest_weights_alone() -> Result {
     let folder = Folder::empty()?;
     let text = "To be, or not to be, that is the question: ".repeat(15);
     let page = |name: &str, more: &[&str]| -> Result<u64> {
-        let path = folder.file(name);
-        let shown = path.display().to_string();
-        gpt2(&[&["attention", &text, "--html", &shown][..], more].concat())?.succeeded();
-        Ok(std::fs::metadata(path)?.len())
+        gpt2(&[&["attention", &text, "--html", &folder.at(name)][..], more].concat())?.succeeded();
+        Ok(std::fs::metadata(folder.file(name))?.len())
     };
     let (whole, few) = (page("whole.html", &[])?, page("few.html", &["--top", "3"])?);
     assert!(few < whole / 2, "{few} of {whole} bytes");
@@ -276,7 +243,7 @@ fn a_page_may_hold_the_largest_weights_alone() -> Result {
 #[test]
 fn the_demo_model_has_a_previous_token_head_and_an_induction_head() -> Result {
     let report = json(&["heads", "--json"])?;
-    let heads = report["heads"].as_array().ok_or("heads")?;
+    let heads = list(&report["heads"]);
     let best = |kind: &str| heads.iter().filter_map(|head| head[kind]["mean"].as_f64()).fold(0.0, f64::max);
     assert!(best("previous_token") >= 0.6, "{}", best("previous_token"));
     assert!(best("induction") >= 0.4, "{}", best("induction"));
@@ -291,7 +258,7 @@ fn the_demo_model_has_a_previous_token_head_and_an_induction_head() -> Result {
 
 #[test]
 fn heads_that_do_nothing_are_said_to_do_nothing() -> Result {
-    let run = gpt2(&["heads", "--model", &case("odd"), "--length", "15"])?.succeeded();
+    let run = gpt2(&["heads", "--model", ODD, "--length", "15"])?.succeeded();
     assert_says("heads", &run.stdout, &["chance", "no induction head: none is clearly above chance (0.0"]);
     Ok(())
 }

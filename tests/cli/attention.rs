@@ -1,7 +1,8 @@
 //! `gpt2 attention`: it shows the library's weights.
 
 use super::{
-    Run, assert_near, case, comma_separated, command, demo, demo_tokenizer, gpt2, json, metadata, some_ids,
+    ODD, Run, assert_near, comma_separated, command, demo, demo_tokenizer, gpt2, json, list, metadata,
+    some_ids, stdout, words,
 };
 use crate::common::{Result, assert_close};
 use crate::folder::{Folder, assert_says};
@@ -45,19 +46,19 @@ fn summary(rows: &[Vec<f32>]) -> [(&'static str, f64); 6] {
 #[test]
 fn json_of_chosen_heads_holds_the_librarys_weights() -> Result {
     let ids = some_ids();
-    let args = ["attention", "--model", &case("odd"), "--json", "--ids", &comma_separated(&ids)];
+    let args = ["attention", "--model", ODD, "--json", "--ids", &comma_separated(&ids)];
     let report = json(&[&args[..], &["--layer", "1", "--head", "0,2"]].concat())?;
     assert_eq!(report["tokens"], json!(ids.iter().map(u32::to_string).collect::<Vec<_>>()));
-    let layers = report["layers"].as_array().ok_or("layers")?;
+    let layers = list(&report["layers"]);
     assert_eq!((layers.len(), &layers[0]["layer"]), (1, &json!(1)));
-    let heads = layers[0]["heads"].as_array().ok_or("heads")?;
+    let heads = list(&layers[0]["heads"]);
     assert_eq!(heads.iter().map(|h| &h["head"]).collect::<Vec<_>>(), [0, 2]);
     let weights = expected(&ids)?.attentions[1].squeeze(0)?.to_vec3::<f32>()?;
     for (head, full) in heads.iter().zip([&weights[0], &weights[2]]) {
-        let rows = head["weights"].as_array().ok_or("weights")?;
+        let rows = list(&head["weights"]);
         assert_eq!(rows.len(), ids.len());
         for (i, row) in rows.iter().enumerate() {
-            let row = row.as_array().ok_or("a row")?;
+            let row = list(row);
             assert_eq!(row.len(), i + 1, "query {i} sees the keys up to itself");
             let sum: f64 = row.iter().filter_map(Value::as_f64).sum();
             assert!((sum - 1.).abs() < 1e-5, "row {i} sums to {sum}");
@@ -75,7 +76,7 @@ fn json_of_chosen_heads_holds_the_librarys_weights() -> Result {
 #[test]
 fn json_without_a_choice_holds_the_summaries_of_every_head() -> Result {
     let ids = some_ids();
-    let report = json(&["attention", "--model", &case("odd"), "--json", "--ids", &comma_separated(&ids)])?;
+    let report = json(&["attention", "--model", ODD, "--json", "--ids", &comma_separated(&ids)])?;
     let attentions = expected(&ids)?.attentions;
     for (l, weights) in attentions.iter().enumerate() {
         assert_eq!(report["layers"][l]["layer"], l);
@@ -86,9 +87,9 @@ fn json_without_a_choice_holds_the_summaries_of_every_head() -> Result {
                 assert_near(name, &head["summary"][name], number, 1e-4);
             }
         }
-        assert_eq!(report["layers"][l]["heads"].as_array().map(Vec::len), Some(3));
+        assert_eq!(list(&report["layers"][l]["heads"]).len(), 3);
     }
-    assert_eq!(report["layers"].as_array().map(Vec::len), Some(2));
+    assert_eq!(list(&report["layers"]).len(), 2);
     Ok(())
 }
 
@@ -104,13 +105,11 @@ fn the_export_holds_weights_and_outputs_of_the_chosen_layers_and_heads() -> Resu
         (&["--head", "2,0"], &[0, 1], &[0, 2]),
         (&["-l0-1", "-H1", "-H2"], &[0, 1], &[1, 2]),
     ] {
-        let path = folder.file("attention.safetensors");
-        let exported = path.display().to_string();
-        let args =
-            ["attention", "--model", &case("odd"), "--export", &exported, "--ids", &comma_separated(&ids)];
+        let path = folder.at("attention.safetensors");
+        let args = ["attention", "--model", ODD, "--export", &path, "--ids", &comma_separated(&ids)];
         let run = gpt2(&[&args[..], choice].concat())?.succeeded();
-        assert_says("stderr", &run.stderr, &[&exported]);
-        assert!(!run.stdout.contains(&exported), "a note among the results");
+        assert_says("stderr", &run.stderr, &[&path]);
+        assert!(!run.stdout.contains(&path), "a note among the results");
 
         let tensors = candle_core::safetensors::load(&path, &Device::Cpu)?;
         assert_eq!(tensors.len(), 2);
@@ -124,8 +123,8 @@ fn the_export_holds_weights_and_outputs_of_the_chosen_layers_and_heads() -> Resu
             assert_eq!((tensors[name].dims(), tensors[name].dtype()), (&dims[..], DType::F32));
             assert_close(name, &tensors[name], &expected, 1e-5);
         }
-        let metadata = metadata(&path)?;
-        assert_eq!(metadata["model"], case("odd"));
+        let metadata = metadata(path.as_ref())?;
+        assert_eq!(metadata["model"], ODD);
         assert_eq!(serde_json::from_str::<Vec<u32>>(&metadata["ids"])?, ids);
         assert_eq!(serde_json::from_str::<Vec<String>>(&metadata["tokens"])?.len(), 33);
         assert_eq!(serde_json::from_str::<Vec<u32>>(&metadata["layers"])?, layers);
@@ -166,13 +165,22 @@ fn the_overview_has_a_row_for_every_head_of_the_demo_model() -> Result {
 fn weights_of(text: &str) -> Result<Vec<(String, Vec<Vec<f64>>)>> {
     let report = json(&["attention", "--json", "--layer", "0-3", text])?;
     let mut heads = vec![];
-    for layer in report["layers"].as_array().ok_or("layers")? {
-        for head in layer["heads"].as_array().ok_or("heads")? {
+    for layer in list(&report["layers"]) {
+        for head in list(&layer["heads"]) {
             let name = format!("{}.{}", layer["layer"], head["head"]);
             heads.push((name, serde_json::from_value(head["weights"].clone())?));
         }
     }
     Ok(heads)
+}
+
+/// What a token gives to an earlier one.
+#[derive(Debug)]
+struct Link {
+    weight: f64,
+    query: usize,
+    key: usize,
+    head: String,
 }
 
 #[test]
@@ -183,11 +191,11 @@ fn a_first_look_shows_the_strongest_links_and_the_head_that_links_most() -> Resu
         let mut sum = 0.0;
         for (query, row) in rows.iter().enumerate().skip(2) {
             sum += row[1..query].iter().copied().fold(0.0, f64::max);
-            links.extend((1..query).map(|key| (row[key], query, key, name.clone())));
+            links.extend((1..query).map(|key| Link { weight: row[key], query, key, head: name.clone() }));
         }
         reach.push((sum / (rows.len() - 2) as f64, name));
     }
-    links.sort_by(|a, b| b.0.total_cmp(&a.0));
+    links.sort_by(|a, b| b.weight.total_cmp(&a.weight));
     reach.sort_by(|a, b| b.0.total_cmp(&a.0));
 
     let run = gpt2(&["attention", text])?.succeeded();
@@ -196,15 +204,12 @@ fn a_first_look_shows_the_strongest_links_and_the_head_that_links_most() -> Resu
     assert_says("first look", &run.stdout, &[&format!("first token average {most:.2}"), "--open"]);
     let shown: Vec<&str> = run.stdout.lines().filter(|line| line.contains("  ->  ")).collect();
     assert_eq!(shown.len(), 5);
-    for (line, (_, query, key, name)) in shown.iter().zip(&links) {
-        let words: Vec<&str> = line.split_whitespace().collect();
+    for (line, link) in shown.iter().zip(&links) {
+        let words = words(line);
         let arrow = words.iter().position(|word| *word == "->").ok_or("an arrow")?;
-        assert_eq!(
-            (words[0], words[arrow + 1]),
-            (&*query.to_string(), &*key.to_string()),
-            "{line}: {links:?}"
-        );
-        assert!(words.contains(&name.as_str()), "{line}: {name}");
+        let (query, key) = (link.query.to_string(), link.key.to_string());
+        assert_eq!((words[0], words[arrow + 1]), (&*query, &*key), "{line}: {links:?}");
+        assert!(words.contains(&link.head.as_str()), "{line}: {link:?}");
     }
     Ok(())
 }
@@ -213,7 +218,7 @@ fn a_first_look_shows_the_strongest_links_and_the_head_that_links_most() -> Resu
 fn columns_sets_the_width() -> Result {
     let text = "First Citizen: before we proceed any further, hear me speak. All: speak, speak.";
     for columns in [50, 80, 140] {
-        let run = Run::of(command(&["attention", text]).env("COLUMNS", columns.to_string()).output()?)?;
+        let run = Run::of(command(&["attention", text]).env("COLUMNS", columns.to_string()))?;
         let run = run.succeeded();
         // The first line says how the result was made, whatever the width.
         let widest = run.stdout.lines().skip(1).map(gpt2_view::display_width).max().unwrap_or(0);
@@ -251,10 +256,9 @@ fn a_heat_map_has_the_tokens_on_both_axes_and_the_weights() -> Result {
 
 #[test]
 fn ranges_lists_and_repetition_choose_the_same() -> Result {
-    let model = case("odd");
     let run = |choice: &[&str]| -> Result<String> {
-        let args = ["attention", "--model", &model, "--ids", "5,6,7,8"];
-        Ok(gpt2(&[&args[..], choice].concat())?.succeeded().stdout)
+        let args = ["attention", "--model", ODD, "--ids", "5,6,7,8"];
+        stdout(&[&args[..], choice].concat())
     };
     let range = run(&["--layer", "0-1", "--head", "1-2"])?;
     assert_eq!(range.matches("layer ").count(), 4);
@@ -266,7 +270,7 @@ fn ranges_lists_and_repetition_choose_the_same() -> Result {
 
 #[test]
 fn color_comes_when_it_is_asked_for() -> Result {
-    let args = ["attention", "--model", &case("odd"), "--ids", "5,6,7,8"];
+    let args = ["attention", "--model", ODD, "--ids", "5,6,7,8"];
     for choice in [&[][..], &["--layer", "0"]] {
         let args = [&args[..], choice].concat();
         for (when, colored) in [("auto", false), ("never", false), ("always", true)] {
@@ -280,8 +284,7 @@ fn color_comes_when_it_is_asked_for() -> Result {
 #[test]
 fn a_long_prompt_is_cut_to_what_a_reader_can_take() -> Result {
     let ids = comma_separated(&(0..77).collect::<Vec<_>>());
-    let run = gpt2(&["attention", "--model", &case("odd"), "--ids", &ids, "--layer", "0", "--head", "0"])?
-        .succeeded();
+    let run = gpt2(&["attention", "--model", ODD, "--ids", &ids, "--layer", "0", "--head", "0"])?.succeeded();
     assert!(run.stdout.lines().all(|l| l.chars().count() <= 120), "{}", run.stdout);
     assert!((10..=60).contains(&run.stdout.lines().count()), "{}", run.stdout.lines().count());
     Ok(())

@@ -1,9 +1,11 @@
-//! `gpt2 bench`: the documented fields, with consistent numbers.
+//! `gpt2 bench`: the documented fields, with consistent numbers; and `gpt2 verify`: every path, with an exit code that
+//! tells the result.
 
-use super::{case, gpt2, json};
+use super::{ODD, gpt2, json, list, words};
 use crate::common::Result;
 use crate::folder::assert_says;
 use serde_json::Value;
+use std::collections::BTreeSet;
 
 fn number(report: &Value, field: &str) -> Result<f64> {
     Ok(report[field].as_f64().ok_or_else(|| format!("{field} in {report}"))?)
@@ -11,40 +13,13 @@ fn number(report: &Value, field: &str) -> Result<f64> {
 
 #[test]
 fn json_has_the_documented_fields() -> Result {
-    let common = [
-        "batch",
-        "device",
-        "dtype",
-        "impl",
-        "isa",
-        "median_ms",
-        "min_ms",
-        "runs",
-        "threads",
-        "timer",
-        "tokens",
-        "what",
-        "work",
-    ];
+    let common = words("batch device dtype impl isa median_ms min_ms runs threads timer tokens what work");
     for what in ["core", "block", "forward", "decode", "generate"] {
         let makes_tokens = matches!(what, "decode" | "generate");
-        let args = ["bench", what, "--model", &case("odd"), "--json", "--batch", "2", "--tokens", "16"];
-        let more = [
-            "--runs",
-            "3",
-            "--threads",
-            "2",
-            "--dtype",
-            "f16",
-            "--impl",
-            "eager",
-            "--new-tokens",
-            "4",
-            "--device",
-            "cpu",
-        ];
+        let args = ["bench", what, "--model", ODD, "--json", "--batch", "2", "--tokens", "16"];
+        let more = words("--runs 3 --threads 2 --dtype f16 --impl eager --new-tokens 4 --device cpu");
         let report = json(&[&args[..], &more].concat())?;
-        let mut fields: Vec<&str> = common.to_vec();
+        let mut fields = common.clone();
         if makes_tokens {
             fields.extend(["ms_per_token", "tokens_per_s"]);
         }
@@ -100,18 +75,8 @@ fn an_instruction_set_is_held_or_refused_by_name() -> Result {
 
 #[test]
 fn one_run_is_its_own_median() -> Result {
-    let report = json(&[
-        "bench",
-        "forward",
-        "--last",
-        "--model",
-        &case("odd"),
-        "-t77",
-        "-r1",
-        "--threads",
-        "1",
-        "--json",
-    ])?;
+    let args = words("bench forward --last -t77 -r1 --threads 1 --json --model");
+    let report = json(&[&args[..], &[ODD]].concat())?;
     assert_eq!(report["median_ms"], report["min_ms"]);
     assert_eq!((&report["tokens"], &report["threads"]), (&77.into(), &1.into()));
     Ok(())
@@ -127,7 +92,7 @@ fn core_runs_in_the_shape_of_gpt2_small_without_a_model() -> Result {
 #[test]
 fn attention_alone_is_not_bound_by_the_context() -> Result {
     for what in ["core", "block"] {
-        let report = json(&["bench", what, "--model", &case("odd"), "-t100", "-r1", "--json"])?;
+        let report = json(&["bench", what, "--model", ODD, "-t100", "-r1", "--json"])?;
         assert_eq!(report["tokens"], 100);
     }
     Ok(())
@@ -135,11 +100,32 @@ fn attention_alone_is_not_bound_by_the_context() -> Result {
 
 #[test]
 fn what_a_model_has_no_room_for_is_refused() -> Result {
-    let model = case("odd");
-    gpt2(&["bench", "forward", "--model", &model, "-t78"])?
-        .refused(1, &["--tokens", "78", "n_positions = 77"]);
-    gpt2(&["bench", "decode", "--model", &model, "-t60"])?
-        .refused(1, &["--tokens", "92", "n_positions = 77"]);
-    gpt2(&["bench", "train", "-t8", "--model", &model])?.refused(1, &["--model", "random weights"]);
+    gpt2(&["bench", "forward", "--model", ODD, "-t78"])?.refused(1, &["--tokens", "78", "n_positions = 77"]);
+    gpt2(&["bench", "decode", "--model", ODD, "-t60"])?.refused(1, &["--tokens", "92", "n_positions = 77"]);
+    gpt2(&["bench", "train", "-t8", "--model", ODD])?.refused(1, &["--model", "random weights"]);
+    Ok(())
+}
+
+#[test]
+fn every_path_is_checked_and_within_its_tolerance() -> Result {
+    let report = json(&["verify", "--model", ODD, "--device", "cpu", "--json"])?;
+    assert_eq!(report["passed"], true, "{report}");
+    let mut seen = BTreeSet::new();
+    for check in list(&report["checks"]) {
+        let (error, tolerance) = (number(check, "error")?, number(check, "tolerance")?);
+        assert_eq!(check["passed"], error <= tolerance, "{check}");
+        // A half without any error was never rounded: the computation ran in f32.
+        let half = check["dtype"] != "f32";
+        assert!(!(half && check["what"] == "prompt" && error < 1e-5), "{check}");
+        seen.insert([&check["what"], &check["impl"], &check["dtype"]].map(ToString::to_string).join(" "));
+    }
+    let parts =
+        ["attention", "its gradient", "with weights", "prompt", "last logits", "chunks", "decode", "padded"];
+    for (what, implementation) in parts.iter().flat_map(|what| [(what, "fused"), (what, "eager")]) {
+        for dtype in ["f32", "f16", "bf16"] {
+            let path = format!("{what:?} {implementation:?} {dtype:?}");
+            assert!(seen.contains(&path), "{path} is missing");
+        }
+    }
     Ok(())
 }

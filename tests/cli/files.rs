@@ -1,17 +1,15 @@
 //! The user loses no file: outputs never replace the run's inputs or other programs' files, and are written whole or
 //! not at all.
 
-use super::{Run, case, command, gpt2};
+use super::{ODD, Run, command, gpt2, words};
 use crate::common::Result;
 use crate::folder::{Folder, assert_says};
-use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use crate::streams::into_nothing;
+#[cfg(target_os = "linux")]
+use crate::streams::onto_a_full_disk;
+use std::path::PathBuf;
 
 const IDS: [&str; 4] = ["--ids", "1,2,3", "--device", "cpu"];
-
-fn text(path: &Path) -> String {
-    path.display().to_string()
-}
 
 /// Paths to `name` in the folder: its own name, one through `..`, and a link and a hard link to it in `elsewhere`.
 fn names_of(folder: &Folder, name: &str, elsewhere: &Folder) -> Result<Vec<PathBuf>> {
@@ -33,11 +31,11 @@ fn no_output_replaces_a_file_of_the_model_by_any_name() -> Result {
         ("pickle", &["config.json", "pytorch_model.bin"]),
     ] {
         let (folder, elsewhere) = (Folder::of(from)?, Folder::empty()?);
-        let model = text(folder.path());
+        let model = folder.dir();
         for name in files {
             let before = std::fs::read(folder.file(name))?;
             for path in names_of(&folder, name, &elsewhere)? {
-                let path = text(&path);
+                let path = path.display().to_string();
                 for option in
                     [&["generate", "--html"][..], &["attention", "--html"], &["forward", "--export"]]
                 {
@@ -55,22 +53,22 @@ fn no_output_replaces_a_file_of_the_model_by_any_name() -> Result {
 fn no_output_replaces_the_prompt_the_text_or_the_model_that_is_trained_further() -> Result {
     let folder = Folder::empty()?;
     folder.write("page.html", "1, 2 and 3")?;
-    let page = text(&folder.file("page.html"));
+    let page = folder.at("page.html");
     gpt2(&["attention", "--file", &page, "--html", &page, "--overwrite"])?
         .refused(1, &["--html", "is the prompt"]);
     #[cfg(unix)]
     {
-        let prompt = std::fs::File::open(folder.file("page.html"))?;
-        let run = command(&["attention", "--html", &page, "--overwrite"]).stdin(prompt).output()?;
-        Run::of(run)?.refused(1, &["--html", "is the prompt"]);
+        let prompt = std::fs::File::open(&page)?;
+        let mut piped = command(&["attention", "--html", &page, "--overwrite"]);
+        Run::of(piped.stdin(prompt))?.refused(1, &["--html", "is the prompt"]);
     }
     folder.write("text.csv", "To be, or not to be. ".repeat(50))?;
-    let (out, metrics) = (text(&folder.file("out")), text(&folder.file("text.csv")));
+    let (out, metrics) = (folder.at("out"), folder.at("text.csv"));
     let train = ["train", "--text", &metrics, "--steps", "1", "--n-positions", "8", "--overwrite"];
     gpt2(&[&train[..], &["--out", &out, "--metrics", &metrics]].concat())?
         .refused(1, &["--metrics", "is the text"]);
     let model = Folder::of("odd")?;
-    let base = text(model.path());
+    let base = model.dir();
     gpt2(&["train", "--text", &metrics, "--steps", "1", "--overwrite", "--out", &base, "--model", &base])?
         .refused(1, &["--out", "is the folder of the model"]);
     assert_eq!(folder.names()?, ["page.html", "text.csv"]);
@@ -81,18 +79,16 @@ fn no_output_replaces_the_prompt_the_text_or_the_model_that_is_trained_further()
 #[test]
 fn nothing_is_put_into_the_hubs_cache_or_among_the_models_files() -> Result {
     let (folder, cache) = (Folder::of("odd")?, Folder::empty()?);
-    let (model, dir) = (text(folder.path()), text(cache.path()));
+    let (model, dir) = (folder.dir(), cache.dir());
     std::fs::create_dir(cache.file("blobs"))?;
     // A folder that contains a cache does not belong to it.
-    let beside =
-        ["attention", "--model", &model, "--cache-dir", &dir, "--export", &text(&cache.file("w.npy"))];
-    gpt2(&[&beside[..], &IDS].concat())?.succeeded();
-    let inside = text(&cache.file("blobs/w.npy"));
-    let args = ["attention", "--model", &model, "--cache-dir", &dir, "--export", &inside];
-    gpt2(&[&args[..], &IDS].concat())?.refused(1, &["--export", "cache of the Hub's models"]);
-    let tokenizer = text(&folder.file("tokenizer.json"));
-    let args = ["attention", "--model", &model, "--export", &tokenizer];
-    gpt2(&[&args[..], &IDS].concat())?.refused(1, &["--export", "would become part of the model"]);
+    let export = |path: &str| {
+        let args = ["attention", "--model", &model, "--cache-dir", &dir, "--export", path];
+        gpt2(&[&args[..], &IDS].concat())
+    };
+    export(&cache.at("w.npy"))?.succeeded();
+    export(&cache.at("blobs/w.npy"))?.refused(1, &["--export", "cache of the Hub's models"]);
+    export(&folder.at("tokenizer.json"))?.refused(1, &["--export", "would become part of the model"]);
     assert!(!folder.file("tokenizer.json").exists());
     assert_eq!(std::fs::read_dir(cache.file("blobs"))?.count(), 0);
     Ok(())
@@ -114,11 +110,10 @@ const OUTPUTS: [(&str, &str, &str); 10] = [
 
 #[test]
 fn the_files_of_others_are_replaced_with_overwrite_alone_and_our_own_always() -> Result {
-    let model = case("odd");
     for (what, option, name) in OUTPUTS {
         let folder = Folder::empty()?;
-        let path = text(&folder.file(name));
-        let args = [&[what, option, &path, "--model", &model][..], &IDS].concat();
+        let path = folder.at(name);
+        let args = [&[what, option, &path, "--model", ODD][..], &IDS].concat();
         folder.write(name, "{\"somebody\": \"else's\"}\n")?;
         gpt2(&args)?.refused(1, &[option, name, "already exists", "that `gpt2` wrote", "--overwrite"]);
         assert_eq!(std::fs::read_to_string(folder.file(name))?, "{\"somebody\": \"else's\"}\n");
@@ -134,8 +129,8 @@ fn the_files_of_others_are_replaced_with_overwrite_alone_and_our_own_always() ->
 #[test]
 fn two_outputs_with_one_name_are_refused() -> Result {
     let folder = Folder::empty()?;
-    let (plain, dotted) = (text(&folder.file("x.svg")), text(&folder.path().join(".").join("x.svg")));
-    let args = ["attention", "--picture", &plain, "--html", &dotted, "--model", &case("odd")];
+    let (plain, dotted) = (folder.at("x.svg"), folder.at("./x.svg"));
+    let args = ["attention", "--picture", &plain, "--html", &dotted, "--model", ODD];
     gpt2(&[&args[..], &IDS].concat())?.refused(1, &["--html", "the same file as --picture"]);
     assert!(folder.names()?.is_empty());
     Ok(())
@@ -144,8 +139,8 @@ fn two_outputs_with_one_name_are_refused() -> Result {
 #[test]
 fn an_output_that_cannot_be_written_is_refused_before_any_other_is() -> Result {
     let folder = Folder::empty()?;
-    let (good, bad) = (text(&folder.file("w.npy")), text(&folder.file("nowhere/w.png")));
-    let args = ["attention", "--export", &good, "--picture", &bad, "--model", &case("odd")];
+    let (good, bad) = (folder.at("w.npy"), folder.at("nowhere/w.png"));
+    let args = ["attention", "--export", &good, "--picture", &bad, "--model", ODD];
     gpt2(&[&args[..], &IDS].concat())?.refused(1, &["nowhere", "make it first"]);
     assert!(folder.names()?.is_empty());
     Ok(())
@@ -155,8 +150,8 @@ fn an_output_that_cannot_be_written_is_refused_before_any_other_is() -> Result {
 fn a_failed_training_run_leaves_no_folder_and_no_metrics() -> Result {
     let folder = Folder::empty()?;
     folder.write("text.txt", "too short")?;
-    let (input, out) = (text(&folder.file("text.txt")), text(&folder.file("a/b/c")));
-    let metrics = text(&folder.file("loss.csv"));
+    let (input, out) = (folder.at("text.txt"), folder.at("a/b/c"));
+    let metrics = folder.at("loss.csv");
     gpt2(&["train", "--text", &input, "--out", &out, "--metrics", &metrics])?.refused(1, &["too short"]);
     assert_eq!(folder.names()?, ["text.txt"]);
     Ok(())
@@ -166,17 +161,13 @@ fn a_failed_training_run_leaves_no_folder_and_no_metrics() -> Result {
 #[cfg(target_os = "linux")]
 fn where_the_result_cannot_be_printed_no_file_is_written() -> Result {
     let folder = Folder::empty()?;
-    let path = text(&folder.file("w.npy"));
+    let path = folder.at("w.npy");
     let args = ["attention", "--json", "--export", &path, "O Romeo"];
-    let full = std::fs::File::options().write(true).open("/dev/full")?;
-    let run = Run::of(command(&args).stdout(full).stderr(Stdio::piped()).spawn()?.wait_with_output()?)?;
-    run.refused(1, &["standard output", "No space left", "make room"]);
+    onto_a_full_disk(&args)?.refused(1, &["standard output", "No space left", "make room"]);
     assert!(folder.names()?.is_empty());
     // It is not a failure if a reader has seen enough.
-    let (reader, writer) = std::io::pipe()?;
-    drop(reader);
-    let run = Run::of(command(&args).stdout(writer).stderr(Stdio::piped()).spawn()?.wait_with_output()?)?;
-    assert_eq!((run.code, folder.names()?), (0, vec!["w.npy".to_string()]));
+    assert_eq!(into_nothing(&args)?.code, 0);
+    assert_eq!(folder.names()?, ["w.npy"]);
     Ok(())
 }
 
@@ -184,12 +175,12 @@ fn where_the_result_cannot_be_printed_no_file_is_written() -> Result {
 fn a_text_that_is_not_utf_8_is_refused_with_the_byte_and_the_remedy() -> Result {
     let folder = Folder::empty()?;
     folder.write("latin1.txt", b"caf\xe9")?;
-    let path = text(&folder.file("latin1.txt"));
+    let path = folder.at("latin1.txt");
     gpt2(&["forward", "--file", &path])?.refused(1, &["latin1.txt", "byte 3 is 0xe9", "iconv"]);
     let stdin = std::fs::File::open(folder.file("latin1.txt"))?;
-    let run = Run::of(command(&["forward"]).stdin(stdin).output()?)?;
+    let run = Run::of(command(&["forward"]).stdin(stdin))?;
     run.refused(1, &["standard input", "byte 3 is 0xe9", "iconv"]);
-    let run = gpt2(&["train", "--text", &path, "--out", &text(&folder.file("out"))])?;
+    let run = gpt2(&["train", "--text", &path, "--out", &folder.at("out")])?;
     assert_says("stderr", &run.stderr, &["byte 3 is 0xe9"]);
     assert_eq!(folder.names()?, ["latin1.txt"]);
     Ok(())
@@ -200,16 +191,15 @@ fn a_text_that_is_not_utf_8_is_refused_with_the_byte_and_the_remedy() -> Result 
 fn metrics_may_lie_in_the_new_folder_of_the_model() -> Result {
     let folder = Folder::empty()?;
     folder.write("text.txt", "To be, or not to be. ".repeat(60))?;
-    let (input, out) = (text(&folder.file("text.txt")), text(&folder.file("out")));
-    let metrics = text(&folder.file("out/loss.csv"));
-    let size =
-        ["--n-layer", "1", "--n-head", "1", "--n-embd", "8", "--n-positions", "8", "--vocab-size", "260"];
+    let (input, out) = (folder.at("text.txt"), folder.at("out"));
+    let metrics = folder.at("out/loss.csv");
+    let size = words("--n-layer 1 --n-head 1 --n-embd 8 --n-positions 8 --vocab-size 260");
     let args = ["train", "--text", &input, "--out", &out, "--metrics", &metrics, "--steps", "2"];
     gpt2(&[&args[..], &size].concat())?.succeeded();
     assert_eq!(std::fs::read_to_string(folder.file("out/loss.csv"))?.lines().count(), 3);
     // It does not append to somebody else's table.
     folder.write("theirs.csv", "step,price\n1,2\n")?;
-    let theirs = text(&folder.file("theirs.csv"));
+    let theirs = folder.at("theirs.csv");
     folder.write("out/training-state.safetensors", "a state")?;
     let args = ["train", "--text", &input, "--out", &out, "--metrics", &theirs, "--resume"];
     let run = gpt2(&[&args[..], &size].concat())?;
@@ -228,7 +218,7 @@ fn training_writes_through_no_link_into_the_hubs_cache() -> Result {
     std::fs::create_dir(folder.file("out"))?;
     let blob = cache.file("models--gpt2/blobs/abc");
     std::os::unix::fs::symlink(&blob, folder.file("out/model.safetensors"))?;
-    let (input, out, dir) = (text(&folder.file("text.txt")), text(&folder.file("out")), text(cache.path()));
+    let (input, out, dir) = (folder.at("text.txt"), folder.at("out"), cache.dir());
     let args = ["train", "--text", &input, "--out", &out, "--cache-dir", &dir, "--steps", "1"];
     gpt2(&args)?.refused(1, &["model.safetensors", "already"]);
     gpt2(&[&args[..], &["--overwrite"]].concat())?.refused(1, &["--out", "cache of the Hub's models"]);
@@ -239,9 +229,8 @@ fn training_writes_through_no_link_into_the_hubs_cache() -> Result {
 #[test]
 fn two_files_of_ours_are_replaced_together_and_one_with_two_names_is_refused() -> Result {
     let folder = Folder::empty()?;
-    let (png, html) = (text(&folder.file("w.png")), text(&folder.file("w.html")));
-    let model = case("odd");
-    let args = ["attention", "--picture", &png, "--html", &html, "--model", &model];
+    let (png, html) = (folder.at("w.png"), folder.at("w.html"));
+    let args = ["attention", "--picture", &png, "--html", &html, "--model", ODD];
     for _ in 0..2 {
         gpt2(&[&args[..], &IDS].concat())?.succeeded();
     }
@@ -259,11 +248,10 @@ fn two_files_of_ours_are_replaced_together_and_one_with_two_names_is_refused() -
 #[cfg(unix)]
 fn the_file_that_the_result_is_printed_to_is_no_output() -> Result {
     let folder = Folder::empty()?;
-    let path = text(&folder.file("w.json"));
-    let model = case("odd");
-    let args = [&["attention", "--json", "--export", &path, "--model", &model][..], &IDS].concat();
+    let path = folder.at("w.json");
+    let args = [&["attention", "--json", "--export", &path, "--model", ODD][..], &IDS].concat();
     let printed = std::fs::File::create(folder.file("w.json"))?;
-    let run = Run::of(command(&args).stdout(printed).stderr(Stdio::piped()).spawn()?.wait_with_output()?)?;
+    let run = Run::of(command(&args).stdout(printed))?;
     assert_eq!(run.code, 1, "{run:?}");
     assert_says("stderr", &run.stderr, &["--export", "the result is printed to"]);
     Ok(())

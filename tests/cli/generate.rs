@@ -1,10 +1,8 @@
 //! `gpt2 generate`: greedy, seeded and streamed, ending when the model says so.
 
-use super::{case, comma_separated, demo, demo_tokenizer, gpt2, json};
+use super::{ODD, comma_separated, copy_demo, demo_model, demo_tokenizer, gpt2, json, number, stdout, words};
 use crate::common::{Result, data};
 use crate::folder::{Folder, assert_says};
-use candle_core::{DType, Device};
-use gpt2_loader::Checkpoint;
 use gpt2_model::{Generation, Sampling};
 use serde_json::Value;
 
@@ -21,29 +19,19 @@ fn greedy_ids_are_transformers_and_nothing_else_is_printed() -> Result {
     for reference in references()? {
         let prompt = comma_separated(&ids(&reference["prompt"])?);
         let penalty = reference["repetition_penalty"].to_string();
-        let args = [
-            "generate",
-            "--model",
-            &case("odd"),
-            "--greedy",
-            "-n20",
-            "--repetition-penalty",
-            &penalty,
-            "--ids",
-            &prompt,
-        ];
+        let args = words("generate --greedy -n20 --model");
+        let args = [&args[..], &[ODD, "--repetition-penalty", &penalty, "--ids", &prompt]].concat();
         let run = gpt2(&args)?.succeeded();
         let expected = ids(&reference["new_ids"])?;
         assert_eq!(run.stdout, comma_separated(&expected) + "\n");
         assert_says("stderr", &run.stderr, &["20 tokens in", "tokens/s"]);
 
         let report = json(&[&args[..], &["--json"]].concat())?;
-        assert_eq!(report["model"], case("odd"));
+        assert_eq!(report["model"], ODD);
         assert_eq!((&report["ids"], &report["prompt_ids"]), (&reference["new_ids"], &reference["prompt"]));
         assert_eq!((&report["text"], &report["stopped_at_eos"]), (&Value::Null, &false.into()));
-        let (seconds, speed) = (report["seconds"].as_f64(), report["tokens_per_second"].as_f64());
-        let product = seconds.ok_or("seconds")? * speed.ok_or("speed")?;
-        assert!((product - 20.0).abs() < 1e-6, "{seconds:?} s, {speed:?} tokens/s");
+        let (seconds, speed) = (number(&report["seconds"]), number(&report["tokens_per_second"]));
+        assert!((seconds * speed - 20.0).abs() < 1e-6, "{seconds} s, {speed} tokens/s");
     }
     Ok(())
 }
@@ -57,10 +45,10 @@ fn text_is_the_prompt_and_its_continuation() -> Result {
     let text = report["text"].as_str().ok_or("text")?;
     assert_eq!(run.stdout, format!("{prompt}{text}\n"));
     assert_eq!(text, demo_tokenizer()?.decode(&ids(&report["ids"])?));
-    assert_eq!(run.stdout, gpt2(&args)?.succeeded().stdout, "greedy is not random");
+    assert_eq!(run.stdout, stdout(&args)?, "greedy is not random");
 
     // The library generates the same from the same input.
-    let model = Checkpoint::open(&demo().open()?)?.load_model(DType::F32, &Device::Cpu)?;
+    let model = demo_model()?;
     let prompt_ids = demo_tokenizer()?.encode(prompt)?;
     let mut generation = Generation::new(&model, std::slice::from_ref(&prompt_ids), Sampling::greedy(), 30)?;
     for step in generation.by_ref() {
@@ -72,9 +60,7 @@ fn text_is_the_prompt_and_its_continuation() -> Result {
 
 #[test]
 fn the_seed_decides_the_text() -> Result {
-    let text = |seed: &[&str]| -> Result<String> {
-        Ok(gpt2(&[&["generate", "-n40", "O Romeo"][..], seed].concat())?.succeeded().stdout)
-    };
+    let text = |seed: &[&str]| stdout(&[&["generate", "-n40", "O Romeo"][..], seed].concat());
     assert_eq!(text(&["--seed", "1"])?, text(&["--seed", "1"])?);
     assert_ne!(text(&["--seed", "1"])?, text(&["--seed", "2"])?);
     assert_eq!(text(&[])?, text(&["--seed", "0"])?, "the default is a seed as well");
@@ -83,10 +69,9 @@ fn the_seed_decides_the_text() -> Result {
 
 #[test]
 fn narrow_sampling_is_greedy() -> Result {
-    let model = case("odd");
     let run = |options: &[&str]| -> Result<String> {
-        let args = ["generate", "--model", &model, "--ids", "43,97,31,71", "-n20", "--seed", "9"];
-        Ok(gpt2(&[&args[..], options].concat())?.succeeded().stdout)
+        let args = ["generate", "--model", ODD, "--ids", "43,97,31,71", "-n20", "--seed", "9"];
+        stdout(&[&args[..], options].concat())
     };
     let greedy = run(&["--greedy"])?;
     for options in
@@ -94,7 +79,9 @@ fn narrow_sampling_is_greedy() -> Result {
     {
         assert_eq!(run(options)?, greedy, "{options:?}");
     }
-    assert_ne!(run(&["--top-k", "0"])?, greedy);
+    let wide = run(&["--top-k", "0"])?;
+    assert_ne!(wide, greedy);
+    assert_eq!(run(&["--top-k", "0", "--top-p", "1"])?, wide, "a top-p of all is not a limit");
     Ok(())
 }
 
@@ -103,28 +90,26 @@ fn the_end_token_ends_the_text_and_is_not_printed() -> Result {
     // `odd` continues this prompt with 61, 50, 41.
     let folder = Folder::of("odd")?;
     folder.set_config("eos_token_id", serde_json::json!([7, 50]))?;
-    let model = folder.path().display().to_string();
+    let model = folder.dir();
     let args = ["generate", "--model", &model, "--greedy", "--ids", "43,97,31,71"];
-    assert_eq!(gpt2(&args)?.succeeded().stdout, "61\n");
+    assert_eq!(stdout(&args)?, "61\n");
     let report = json(&[&args[..], &["--json"]].concat())?;
     assert_eq!((ids(&report["ids"])?, &report["stopped_at_eos"]), (vec![61, 50], &true.into()));
     Ok(())
 }
 
 #[test]
-fn the_end_token_is_no_part_of_the_text_in_json_either() -> Result {
+fn json_leaves_the_end_token_out_of_the_text() -> Result {
     // The demo model, with the third token that it would generate as its end token.
     let folder = Folder::empty()?;
-    for name in ["config.json", "model.safetensors", "tokenizer.json"] {
-        std::fs::copy(data("../../models/tiny-shakespeare").join(name), folder.file(name))?;
-    }
-    let model = folder.path().display().to_string();
+    copy_demo(folder.path())?;
+    let model = folder.dir();
     let args = ["generate", "--model", &model, "--greedy", "-n8", "ROMEO:", "--json"];
     let endless = ids(&json(&args)?["ids"])?;
     folder.set_config("eos_token_id", endless[2].into())?;
     let report = json(&args)?;
     assert_eq!(report["stopped_at_eos"], true);
-    let streamed = gpt2(&args[..args.len() - 1])?.succeeded().stdout;
+    let streamed = stdout(&args[..args.len() - 1])?;
     assert_eq!(streamed, format!("ROMEO:{}\n", report["text"].as_str().ok_or("text")?));
     Ok(())
 }
@@ -133,7 +118,7 @@ fn the_end_token_is_no_part_of_the_text_in_json_either() -> Result {
 fn the_context_is_used_to_its_end_and_not_beyond() -> Result {
     let folder = Folder::of("odd")?;
     folder.set_config("eos_token_id", Value::Null)?;
-    let (model, full) = (folder.path().display().to_string(), comma_separated(&[3; 77]));
+    let (model, full) = (folder.dir(), comma_separated(&[3; 77]));
     // The model reads 77 positions and generates the 78th token from the last.
     let run = gpt2(&["generate", "--model", &model, "--ids", &full])?.succeeded();
     assert_eq!(run.stdout.trim_end().split(',').count(), 1, "{}", run.stdout);
@@ -146,7 +131,7 @@ fn the_context_is_used_to_its_end_and_not_beyond() -> Result {
 
 #[test]
 fn nothing_is_generated_where_nothing_is_asked_for() -> Result {
-    let run = gpt2(&["generate", "--model", &case("odd"), "--ids", "1,2", "-n0"])?.succeeded();
+    let run = gpt2(&["generate", "--model", ODD, "--ids", "1,2", "-n0"])?.succeeded();
     assert_eq!(run.stdout, "\n");
     let report = json(&["generate", "--json", "-n0", "O Romeo"])?;
     assert_eq!((&report["text"], &report["stopped_at_eos"]), (&"".into(), &false.into()));
@@ -163,16 +148,8 @@ fn values_without_a_meaning_are_refused_by_name() -> Result {
         ("--repetition-penalty", "0", "repetition-penalty"),
     ] {
         let options: &[&str] = if value.is_empty() { &[option] } else { &[option, value] };
-        let args = ["generate", "--model", &case("odd"), "--ids", "1"];
+        let args = ["generate", "--model", ODD, "--ids", "1"];
         gpt2(&[&args[..], options].concat())?.refused(2, &[name, "expected"]);
     }
-    Ok(())
-}
-
-#[test]
-fn a_top_p_of_all_is_no_limit() -> Result {
-    let args = ["generate", "--ids", "1,2", "-n4", "--seed", "3", "--top-k", "0", "--model"];
-    let run = |more: &[&str]| gpt2(&[&args[..], &[&case("odd")], more].concat());
-    assert_eq!(run(&["--top-p", "1"])?.succeeded().stdout, run(&[])?.succeeded().stdout);
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! Files made to do harm: the program refuses them within limits of memory and time, and never crashes.
 
-use super::{Run, command};
+use super::{GPT2, Run, launched};
 use crate::common::Result;
 use crate::folder::Folder;
 use crate::pickles::{Entries, entries, with_pickle, zip};
@@ -9,17 +9,15 @@ use std::process::Command;
 /// Runs the program with limits of 2 GiB of address space and 10 seconds of CPU time.
 #[track_caller]
 fn bounded(args: &[&str]) -> Result<Run> {
-    let gpt2 = command(args);
     let mut shell = Command::new("sh");
-    shell.args(["-c", "ulimit -v 2097152; ulimit -t 10; ulimit -c 0; exec \"$0\" \"$@\""]);
-    shell.arg(gpt2.get_program()).args(gpt2.get_args()).stdin(std::process::Stdio::null());
-    Run::of(shell.env_remove("RUST_BACKTRACE").env("RAYON_NUM_THREADS", "1").output()?)
+    shell.args(["-c", "ulimit -v 2097152; ulimit -t 10; ulimit -c 0; exec \"$0\" \"$@\"", GPT2]);
+    Run::of(launched(shell, args).env("RAYON_NUM_THREADS", "1"))
 }
 
 /// Fails unless the program refuses the folder with exit code 1 and a message that names it or a file in it.
 #[track_caller]
 fn assert_refused(folder: &Folder) -> Result {
-    let model = folder.path().display().to_string();
+    let model = folder.dir();
     let run = bounded(&["forward", "--ids", "1", "--device", "cpu", "--model", &model])?;
     run.refused(1, &[&model]);
     Ok(())
@@ -34,12 +32,11 @@ fn dictionary(operations: &[u8]) -> Vec<u8> {
 fn the_bounds_leave_room_for_an_honest_model() -> Result {
     for case in ["odd", "pickle"] {
         let folder = Folder::of(case)?;
-        let run =
-            bounded(&["forward", "--ids", "1", "--model", &folder.path().display().to_string()])?.succeeded();
+        let run = bounded(&["forward", "--ids", "1", "--model", &folder.dir()])?.succeeded();
         assert!(run.stdout.contains("next token"), "{run:?}");
     }
     let folder = with_pickle(&dictionary(b"N"))?;
-    let run = bounded(&["forward", "--ids", "1", "--model", &folder.path().display().to_string()])?;
+    let run = bounded(&["forward", "--ids", "1", "--model", &folder.dir()])?;
     run.refused(1, &["missing     wte.weight"]);
     Ok(())
 }
@@ -48,7 +45,7 @@ fn the_bounds_leave_room_for_an_honest_model() -> Result {
 fn a_config_of_four_billion_layers() -> Result {
     let folder = Folder::of("odd")?;
     folder.set_config("n_layer", 4_000_000_000u32.into())?;
-    let run = bounded(&["inspect", &folder.path().display().to_string()])?;
+    let run = bounded(&["inspect", &folder.dir()])?;
     assert_eq!(run.code, 1, "{run:?}");
     Ok(())
 }
@@ -100,9 +97,7 @@ fn json_nested_without_end() -> Result {
             std::fs::remove_file(folder.file("model.safetensors"))?;
         }
         folder.write(file, content)?;
-        let path = folder.path().display().to_string();
-        let run = bounded(&["generate", "--model", &path, "text"])?;
-        run.refused(1, &[&folder.file(file).display().to_string()]);
+        bounded(&["generate", "--model", &folder.dir(), "text"])?.refused(1, &[&folder.at(file)]);
     }
     Ok(())
 }

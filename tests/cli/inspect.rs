@@ -1,13 +1,13 @@
 //! `gpt2 inspect`: the contents of a folder, without reading the weights.
 
-use super::{case, gpt2, json};
+use super::{ODD, case, gpt2, json, list, stdout};
 use crate::common::{Result, data};
 use crate::folder::{Folder, assert_says, read, zeros};
 use crate::models::load;
 use candle_core::DType;
 use gpt2_loader::{Checkpoint, SaveOptions, Source, save};
 use safetensors::Dtype;
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
 #[test]
 fn json_agrees_with_the_library() -> Result {
@@ -29,7 +29,7 @@ fn json_agrees_with_the_library() -> Result {
             .map(|(_, t)| json!({"name": t.name, "shape": t.shape, "dtype": t.dtype.to_string(), "file": t.file_name()}))
             .collect();
         assert_eq!(report["tensors"], json!(tensors));
-        // This one holds its tied head, too.
+        // This one also holds its tied head.
         let heads = usize::from(name == "pickle_tied");
         assert_eq!(tensors.len(), checkpoint.config().parameters()?.len() + buffers.len() + heads, "{name}");
     }
@@ -38,7 +38,7 @@ fn json_agrees_with_the_library() -> Result {
 
 #[test]
 fn the_tables_name_every_field_and_tensor() -> Result {
-    let text = gpt2(&["inspect", "--model", &case("odd")])?.succeeded().stdout;
+    let text = stdout(&["inspect", "--model", ODD])?;
     let line_of = |words: &[&str]| text.lines().any(|l| l.split_whitespace().eq(words.iter().copied()));
     assert!(line_of(&["n_embd", "48"]) && line_of(&["vocab_size", "101"]), "{text}");
     for (name, tensor) in read(&data("odd").join("model.safetensors"))? {
@@ -57,10 +57,9 @@ fn the_tables_name_every_field_and_tensor() -> Result {
 
 #[test]
 fn the_folder_is_an_argument_or_an_option() -> Result {
-    let model = case("odd");
-    let run = gpt2(&["inspect", &model])?.succeeded();
-    assert_eq!(gpt2(&["inspect", "--model", &model])?.succeeded().stdout, run.stdout);
-    assert_eq!(gpt2(&["inspect", &model, "--model", &model])?.code, 2);
+    let run = gpt2(&["inspect", ODD])?.succeeded();
+    assert_eq!(stdout(&["inspect", "--model", ODD])?, run.stdout);
+    assert_eq!(gpt2(&["inspect", ODD, "--model", ODD])?.code, 2);
     let demo = gpt2(&["inspect"])?.succeeded();
     assert_says("demo", &demo.stdout, &["tiny-shakespeare (built in)", "wte.weight", "audit: "]);
     Ok(())
@@ -74,7 +73,7 @@ fn what_does_not_fit_is_a_result_and_exit_code_1() -> Result {
     tensors.insert("ln_f.bias".into(), zeros(Dtype::F32, &[48]));
     tensors.insert("transformer.extra".into(), zeros(Dtype::I64, &[2]));
     let folder = Folder::with_tensors("odd", &tensors)?;
-    let model = folder.path().display().to_string();
+    let model = folder.dir();
     let run = gpt2(&["inspect", &model])?;
     assert_eq!(run.code, 1, "{run:?}");
     let parts = [
@@ -87,12 +86,12 @@ fn what_does_not_fit_is_a_result_and_exit_code_1() -> Result {
 
     let run = gpt2(&["inspect", "--json", &model])?;
     assert_eq!(run.code, 1, "{run:?}");
-    let report: serde_json::Value = serde_json::from_str(&run.stdout)?;
+    let report: Value = serde_json::from_str(&run.stdout)?;
     let audit = &report["audit"];
     assert_eq!((&audit["clean"], &audit["missing"]), (&json!(false), &json!(["wpe.weight"])));
     assert_eq!(audit["mismatched"], json!(["transformer.ln_f.weight"]));
     assert_eq!(audit["unexpected"], json!(["transformer.extra"]));
-    assert_eq!(audit["duplicates"].as_array().map(Vec::len), Some(1));
+    assert_eq!(list(&audit["duplicates"]).len(), 1);
     Ok(())
 }
 
@@ -101,10 +100,10 @@ fn buffers_are_listed_and_not_counted() -> Result {
     let folder = Folder::empty()?;
     let model = load("odd", DType::F32)?;
     save(folder.path(), &model, None, SaveOptions::default().with_dtype(DType::F16).with_buffers(true))?;
-    let report = json(&["inspect", "--json", &folder.path().display().to_string()])?;
+    let report = json(&["inspect", "--json", &folder.dir()])?;
     assert_eq!(report["audit"]["buffers"], json!(["transformer.h.0.attn.bias", "transformer.h.1.attn.bias"]));
     assert_eq!(report["parameters"], model.config().parameter_count()?);
-    let dtypes: Vec<_> = report["tensors"].as_array().ok_or("tensors")?.iter().map(|t| &t["dtype"]).collect();
+    let dtypes: Vec<_> = list(&report["tensors"]).iter().map(|t| &t["dtype"]).collect();
     assert_eq!(dtypes.iter().filter(|d| **d == "U8").count(), 2);
     assert!(dtypes.iter().all(|d| *d == "U8" || *d == "F16"), "{dtypes:?}");
     Ok(())
@@ -115,11 +114,9 @@ fn the_weights_are_not_read() -> Result {
     // A sparse file of 3 GB, which takes no room on disk.
     let folder = Folder::of("odd")?;
     folder.set_config("vocab_size", 16_000_000.into())?;
-    let mut header = serde_json::Map::new();
+    let mut header = Map::new();
     let mut offset = 0;
-    for p in
-        gpt2_loader::Checkpoint::open(&Source::directory(folder.path()).open()?)?.config().parameters()?
-    {
+    for p in folder.open()?.config().parameters()? {
         let len = 4 * p.shape.iter().map(|&n| n as u64).product::<u64>();
         header.insert(
             p.name,
@@ -127,13 +124,13 @@ fn the_weights_are_not_read() -> Result {
         );
         offset += len;
     }
-    let header = serde_json::Value::Object(header).to_string();
+    let header = Value::Object(header).to_string();
     let content = [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat();
     std::fs::remove_file(folder.file("model.safetensors"))?;
     folder.write("model.safetensors", &content)?;
     let file = std::fs::File::options().write(true).open(folder.file("model.safetensors"))?;
     file.set_len(content.len() as u64 + offset)?;
-    let report = json(&["inspect", "--json", &folder.path().display().to_string()])?;
+    let report = json(&["inspect", "--json", &folder.dir()])?;
     assert!(report["parameters"].as_u64() > Some(768_000_000), "{}", report["parameters"]);
     Ok(())
 }

@@ -1,17 +1,16 @@
 //! LoRA adapters: `train --lora`, `--adapter` of every command, `merge`, and `inspect` of an adapter.
 
-use super::{Run, gpt2, json};
-use crate::common::{Result, data};
-use crate::folder::{Folder, assert_says};
+use super::{DEMO, Run, case, gpt2, json, list, number, stdout};
+use crate::common::Result;
+use crate::folder::{Folder, assert_says, names_in};
 use serde_json::Value;
 
-const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny-shakespeare");
 const PROMPT: &str = "O Romeo, Romeo! wherefore";
 
 /// Trains an adapter of the demo model into `out`, for a few steps on a text that it does not know.
 fn train(folder: &Folder, out: &str, more: &[&str]) -> Result<Run> {
     folder.write("text.txt", "the cat sat on the mat and the dog sat on the log; ".repeat(60))?;
-    let (text, out) = (folder.file("text.txt").display().to_string(), folder.file(out).display().to_string());
+    let (text, out) = (folder.at("text.txt"), folder.at(out));
     let fixed = ["train", "--model", DEMO, "--text", &text, "--out", &out, "--lora", "4"];
     let short = ["--lr", "0.02", "--warmup", "0", "--window", "24", "--batch", "2", "--eval-every", "6"];
     gpt2(&[&fixed[..], &short, more].concat())
@@ -20,7 +19,7 @@ fn train(folder: &Folder, out: &str, more: &[&str]) -> Result<Run> {
 /// An adapter, and the base folder's name as an argument.
 fn adapter(folder: &Folder) -> Result<String> {
     train(folder, "cat", &["--steps", "12", "--lora-target", "c_attn,c_proj,c_fc"])?.succeeded();
-    Ok(folder.file("cat").display().to_string())
+    Ok(folder.at("cat"))
 }
 
 fn next(args: &[&str]) -> Result<Value> {
@@ -32,10 +31,7 @@ fn an_adapter_is_trained_used_by_every_command_and_merged() -> Result {
     let folder = Folder::empty()?;
     let cat = adapter(&folder)?;
     let files = ["adapter_config.json", "adapter_model.safetensors", "loss.png"];
-    let found: Vec<_> =
-        std::fs::read_dir(&cat)?.map(|e| e.map(|e| e.file_name())).collect::<std::io::Result<_>>()?;
-    assert_eq!(found.len(), 3, "{found:?}");
-    assert!(files.iter().all(|name| found.iter().any(|found| *found == **name)), "{found:?}");
+    assert_eq!(names_in(cat.as_ref())?, files);
     assert!(std::fs::metadata(folder.file("cat/adapter_model.safetensors"))?.len() < 200_000, "kilobytes");
 
     let (with, without) = (next(&["--model", DEMO, "--adapter", &cat])?, next(&["--model", DEMO])?);
@@ -53,25 +49,23 @@ fn an_adapter_is_trained_used_by_every_command_and_merged() -> Result {
         let run = gpt2(&[command, &["--adapter", &cat]].concat())?.succeeded();
         assert_says(command[0], &format!("{}{}", run.stdout, run.stderr), &["cat x 1"]);
     }
-    let text = folder.file("text.txt").display().to_string();
+    let text = folder.at("text.txt");
     let compared = json(&["compare", "demo", "demo", "--adapter", &cat, "--text", &text, "--json"])?;
-    let perplexity = |side: &str| compared[side]["perplexity"].as_f64().ok_or("a number");
-    assert!(perplexity("other")? < 0.7 * perplexity("model")?, "it learnt nothing: {compared}");
+    let perplexity = |side: &str| number(&compared[side]["perplexity"]);
+    assert!(perplexity("other") < 0.7 * perplexity("model"), "it learnt nothing: {compared}");
 
-    let merged = folder.file("merged").display().to_string();
+    let merged = folder.at("merged");
     let report = json(&["merge", "--model", DEMO, "--adapter", &cat, "--out", &merged, "--json"])?;
     assert_eq!(report["adapters"][0]["weight"], 1.0);
     let of_merged = next(&["--model", &merged])?;
-    for (a, b) in of_merged.as_array().ok_or("a list")?.iter().zip(with.as_array().ok_or("a list")?) {
+    for (a, b) in list(&of_merged).iter().zip(list(&with)) {
         assert_eq!(a["id"], b["id"]);
-        let [a, b] = [a, b].map(|one| one["probability"].as_f64().unwrap_or(f64::NAN));
+        let [a, b] = [a, b].map(|one| number(&one["probability"]));
         assert!((a - b).abs() < 1e-5, "{a} {b}");
     }
-    let back = folder.file("back").display().to_string();
+    let back = folder.at("back");
     gpt2(&["merge", "--model", &merged, "--adapter", &format!("{cat}=-1"), "--out", &back])?.succeeded();
-    for (a, b) in
-        next(&["--model", &back])?.as_array().ok_or("a list")?.iter().zip(without.as_array().ok_or("a list")?)
-    {
+    for (a, b) in list(&next(&["--model", &back])?).iter().zip(list(&without)) {
         assert_eq!(a["id"], b["id"]);
     }
     Ok(())
@@ -82,11 +76,8 @@ fn inspect_of_an_adapter_says_what_it_changes_and_by_how_much() -> Result {
     let folder = Folder::empty()?;
     let cat = adapter(&folder)?;
     let alone = json(&["inspect", &cat, "--json"])?;
-    assert_eq!(
-        (alone["config"]["r"].as_u64(), alone["layers"].as_array().map(Vec::len)),
-        (Some(4), Some(16))
-    );
-    let norm = alone["layers"][0]["norm"].as_f64().ok_or("a norm")?;
+    assert_eq!((alone["config"]["r"].as_u64(), list(&alone["layers"]).len()), (Some(4), 16));
+    let norm = number(&alone["layers"][0]["norm"]);
     assert!(norm > 0.0 && alone["layers"][0]["relative_norm"].is_null());
     let beside = json(&["inspect", "--adapter", &cat, "--model", DEMO, "--json"])?;
     assert_eq!(beside["fits"], true);
@@ -96,11 +87,11 @@ fn inspect_of_an_adapter_says_what_it_changes_and_by_how_much() -> Result {
         "either way to name the model"
     );
     assert_eq!(beside["layers"][0]["norm"], alone["layers"][0]["norm"]);
-    let relative = beside["layers"][0]["relative_norm"].as_f64().ok_or("a part")?;
+    let relative = number(&beside["layers"][0]["relative_norm"]);
     assert!((1e-4..1.0).contains(&relative), "{relative}");
-    let printed = gpt2(&["inspect", &cat])?.succeeded().stdout;
+    let printed = stdout(&["inspect", &cat])?;
     assert_says("printed", &printed, &["a LoRA adapter of", "h.3.mlp.c_proj", "parameters"]);
-    let other = data("lora/default").display().to_string();
+    let other = case("lora/default");
     let misfit = gpt2(&["inspect", "--adapter", &other, "--model", DEMO])?;
     assert_eq!(misfit.code, 1);
     assert_says("misfit", &misfit.stdout, &["mis-shaped", "[8, 12]"]);
@@ -119,7 +110,7 @@ fn the_same_seed_gives_the_same_adapter_and_a_quantized_base_serves_too() -> Res
     assert_ne!(bytes("one")?, bytes("other")?);
     let run = train(&folder, "small", &["--steps", "6", "--quantize", "q8_0", "--rslora", "--recompute"])?;
     assert_says("notes", &run.succeeded().stderr, &["frozen", "of the adapter learn"]);
-    let small = folder.file("small").display().to_string();
+    let small = folder.at("small");
     gpt2(&["forward", PROMPT, "--quantize", "q8_0", "--adapter", &small])?.succeeded();
     Ok(())
 }
@@ -128,8 +119,7 @@ fn the_same_seed_gives_the_same_adapter_and_a_quantized_base_serves_too() -> Res
 fn what_cannot_be_done_with_an_adapter_is_refused() -> Result {
     let folder = Folder::empty()?;
     let cat = adapter(&folder)?;
-    let (out, misfit) =
-        (folder.file("out").display().to_string(), data("lora/default").display().to_string());
+    let (out, misfit) = (folder.at("out"), case("lora/default"));
     gpt2(&["forward", PROMPT, "--adapter", &misfit])?
         .refused(1, &["mis-shaped", "[8, 12]", "its config names base"]);
     gpt2(&["forward", PROMPT, "--adapter", "no/where/at/all"])?
@@ -146,13 +136,13 @@ fn what_cannot_be_done_with_an_adapter_is_refused() -> Result {
         .refused(1, &["which this run reads"]);
     gpt2(&["merge", "--model", DEMO, "--adapter", &misfit, "--out", &out])?.refused(1, &["mis-shaped"]);
     assert!(!folder.file("out").exists(), "a refused merge leaves a folder");
-    let gguf = folder.file("q.gguf").display().to_string();
+    let gguf = folder.at("q.gguf");
     gpt2(&["quantize", DEMO, "--to", "q8_0", "--out", &gguf])?.succeeded();
     gpt2(&["merge", "--model", &gguf, "--adapter", &cat, "--out", &out])?
         .refused(1, &["quantized (q8_0)", "then quantize"]);
     assert!(!folder.file("out").exists(), "a refused merge leaves a folder");
 
-    let text = folder.file("text.txt").display().to_string();
+    let text = folder.at("text.txt");
     gpt2(&["train", "--text", &text, "--out", &out, "--lora", "4"])?.refused(2, &["--model"]);
     gpt2(&["train", "--text", &text, "--out", &out, "--model", DEMO, "--lora-alpha", "4"])?
         .refused(2, &["--lora"]);
@@ -174,8 +164,7 @@ fn prompts_and_completions_are_learned_and_each_alone() -> Result {
         format!("{{\"prompt\": \"The {animal} says\", \"completion\": \" {sound}!\", \"source\": {i}}}\n")
     };
     folder.write("animals.jsonl", (0..60).map(example).collect::<String>())?;
-    let path = |name: &str| folder.file(name).display().to_string();
-    let (jsonl, out) = (path("animals.jsonl"), path("animals"));
+    let (jsonl, out) = (folder.at("animals.jsonl"), folder.at("animals"));
     let train = |jsonl: &str, more: &[&str]| {
         let fixed =
             ["train", "--model", DEMO, "--jsonl", jsonl, "--out", &out, "--lora", "8", "--window", "48"];
@@ -197,9 +186,9 @@ fn prompts_and_completions_are_learned_and_each_alone() -> Result {
         ("", &["has 0 examples"]),
     ] {
         folder.write("bad.jsonl", content)?;
-        train(&path("bad.jsonl"), &["--steps", "2", "--overwrite"])?.refused(1, parts);
+        train(&folder.at("bad.jsonl"), &["--steps", "2", "--overwrite"])?.refused(1, parts);
     }
-    train(&path("none.jsonl"), &["--steps", "2", "--overwrite"])?.refused(1, &["none.jsonl"]);
+    train(&folder.at("none.jsonl"), &["--steps", "2", "--overwrite"])?.refused(1, &["none.jsonl"]);
     train(&jsonl, &["--steps", "2", "--text", &jsonl])?.refused(2, &["--text"]);
     train(&jsonl, &["--steps", "2", "--repeat-fraction", "0.5"])?.refused(2, &["--repeat-fraction"]);
     Ok(())

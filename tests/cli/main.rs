@@ -8,12 +8,14 @@ mod browser;
 mod circuits;
 #[path = "../common/mod.rs"]
 mod common;
+mod documents;
 mod errors;
 mod files;
 #[path = "../common/folder.rs"]
 mod folder;
 mod forward;
 mod generate;
+mod help;
 #[cfg(unix)]
 mod hostile;
 mod hub;
@@ -24,44 +26,62 @@ mod lora;
 mod models;
 #[path = "../common/mpirun.rs"]
 mod mpirun;
-mod nonfinite;
-mod notebook;
 mod page;
 mod parallel;
 #[cfg(unix)]
 #[path = "../common/pickles.rs"]
 mod pickles;
-mod pipes;
-mod prompt;
 mod provenance;
 mod quantize;
 mod score;
-mod shell;
+mod streams;
 mod train;
-mod tutorial;
-mod verify;
 
 use crate::common::{Result, data};
 use crate::folder::assert_says;
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Device, Tensor};
 use gpt2_loader::{Checkpoint, Source, Tokenizer};
 use gpt2_model::{ForwardArgs, Gpt2LMHeadModel};
 use serde_json::Value;
+use std::borrow::BorrowMut;
+use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::io::Write;
-use std::process::{Command, Output, Stdio};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+const GPT2: &str = env!("CARGO_BIN_EXE_gpt2");
+
+/// The folder of the case `odd`, for `--model`.
+const ODD: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/odd");
+/// The folder of the demo model that is built into the binary.
+const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny-shakespeare");
 
 /// The result of a run.
 #[derive(Debug)]
-pub(crate) struct Run {
-    pub(crate) code: i32,
-    pub(crate) stdout: String,
-    pub(crate) stderr: String,
+struct Run {
+    code: i32,
+    stdout: String,
+    stderr: String,
 }
 
 impl Run {
+    /// Runs a command to its end.
+    #[track_caller]
+    fn of(mut command: impl BorrowMut<Command>) -> Result<Self> {
+        Self::from_output(command.borrow_mut().output()?)
+    }
+
+    /// Waits for a process to end.
+    #[track_caller]
+    fn end_of(process: Child) -> Result<Self> {
+        Self::from_output(process.wait_with_output()?)
+    }
+
     /// Fails if the process was killed by a signal or panicked.
     #[track_caller]
-    pub(crate) fn of(output: Output) -> Result<Self> {
+    fn from_output(output: Output) -> Result<Self> {
         let (stdout, stderr) = (String::from_utf8(output.stdout)?, String::from_utf8(output.stderr)?);
         let code = output.status.code().ok_or_else(|| format!("{}; stderr: {stderr}", output.status))?;
         assert!(!stderr.contains("panicked"), "{stderr}");
@@ -70,14 +90,14 @@ impl Run {
 
     /// Fails unless it succeeded.
     #[track_caller]
-    pub(crate) fn succeeded(self) -> Self {
+    fn succeeded(self) -> Self {
         assert_eq!(self.code, 0, "{}", self.stderr);
         self
     }
 
     /// Fails unless it ended with `code` and a message that contains `parts`, and printed no result.
     #[track_caller]
-    pub(crate) fn refused(&self, code: i32, parts: &[&str]) {
+    fn refused(&self, code: i32, parts: &[&str]) {
         assert_eq!(self.code, code, "{self:?}");
         assert!(self.stderr.contains("error: "), "{}", self.stderr);
         assert_says("stderr", &self.stderr, parts);
@@ -86,61 +106,102 @@ impl Run {
 }
 
 /// The binary with `args`, nothing on its stdin and none of the variables that change its behavior.
-pub(crate) fn command(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_gpt2"));
+fn command(args: &[&str]) -> Command {
+    let mut command = Command::new(GPT2);
     command.args(args).stdin(Stdio::null());
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy().to_uppercase();
-        let other = [
-            "RUST_BACKTRACE",
-            "RAYON_NUM_THREADS",
-            "NO_COLOR",
-            "COLORTERM",
-            "COLUMNS",
-            "TRANSFORMERS_OFFLINE",
-        ];
-        if text.starts_with("HF_") || text.ends_with("_PROXY") || other.contains(&text.as_str()) {
+        let others = "RUST_BACKTRACE RAYON_NUM_THREADS NO_COLOR COLORTERM COLUMNS TRANSFORMERS_OFFLINE";
+        if text.starts_with("HF_") || text.ends_with("_PROXY") || words(others).contains(&text.as_str()) {
             command.env_remove(name);
         }
     }
     command
 }
 
-/// A launcher that starts the binary with these arguments.
-pub(crate) fn launched(mut launcher: Command, args: &[String]) -> Command {
-    let own = command(&[]);
-    for (name, value) in own.get_envs() {
+/// Gives a launcher the environment of the command that it starts.
+fn share_environment(command: &Command, launcher: &mut Command) {
+    for (name, value) in command.get_envs() {
         match value {
             Some(value) => launcher.env(name, value),
             None => launcher.env_remove(name),
         };
     }
-    launcher.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+}
+
+/// A launcher that starts the binary with these arguments.
+fn launched(mut launcher: Command, args: &[impl AsRef<OsStr>]) -> Command {
+    share_environment(&command(&[]), &mut launcher);
+    launcher.args(args).stdin(Stdio::null());
     launcher
 }
 
-pub(crate) const GPT2: &str = env!("CARGO_BIN_EXE_gpt2");
-
 #[track_caller]
 fn gpt2(args: &[&str]) -> Result<Run> {
-    Run::of(command(args).output()?)
+    Run::of(command(args))
 }
 
 /// The binary with `args`, reading `text` through a pipe.
 #[track_caller]
 fn gpt2_with_pipe(args: &[&str], text: &str) -> Result<Run> {
-    let mut child =
-        command(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    let mut child = spawn(command(args).stdin(Stdio::piped()))?;
     child.stdin.take().ok_or("a pipe")?.write_all(text.as_bytes())?;
-    Run::of(child.wait_with_output()?)
+    Run::end_of(child)
+}
+
+/// Starts a command whose stdout and stderr are read later.
+fn spawn(mut command: impl BorrowMut<Command>) -> Result<Child> {
+    Ok(command.borrow_mut().stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?)
+}
+
+/// Sends a signal, such as `INT`, to a process.
+#[cfg_attr(not(unix), allow(dead_code))] // signals are Unix's
+fn signal(name: &str, id: u32) -> Result {
+    let kill = Command::new("kill").args([&format!("-{name}"), &id.to_string()]).status()?;
+    if kill.success() { Ok(()) } else { Err(format!("kill -{name} {id}").into()) }
+}
+
+/// Waits until a file has `lines` lines.
+#[cfg_attr(not(unix), allow(dead_code))] // used before a signal
+fn wait_for_lines(path: &Path, lines: usize) -> Result {
+    let started = Instant::now();
+    while std::fs::read_to_string(path).map_or(0, |text| text.lines().count()) < lines {
+        if started.elapsed() > Duration::from_secs(30) {
+            return Err(format!("no {lines} lines in {}", path.display()).into());
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    Ok(())
+}
+
+/// The arguments in a line.
+fn words(line: &str) -> Vec<&str> {
+    line.split_whitespace().collect()
+}
+
+/// The elements of a list in a report.
+#[track_caller]
+fn list(value: &Value) -> &[Value] {
+    value.as_array().unwrap_or_else(|| panic!("a list, not {value}"))
+}
+
+#[track_caller]
+fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap_or_else(|| panic!("a number, not {value}"))
+}
+
+/// What a run that must succeed prints.
+#[track_caller]
+fn stdout(args: &[&str]) -> Result<String> {
+    Ok(gpt2(args)?.succeeded().stdout)
 }
 
 /// The JSON result of a run that must succeed.
 #[track_caller]
 fn json(args: &[&str]) -> Result<Value> {
-    let run = gpt2(args)?.succeeded();
-    assert!(run.stdout.ends_with('\n'), "the last line is not ended");
-    Ok(serde_json::from_str(&run.stdout)?)
+    let printed = stdout(args)?;
+    assert!(printed.ends_with('\n'), "the last line is not ended");
+    Ok(serde_json::from_str(&printed)?)
 }
 
 /// The folder of a case, for `--model`.
@@ -150,11 +211,19 @@ fn case(name: &str) -> String {
 
 /// The demo model's files, as built into the binary.
 fn demo() -> Source {
-    Source::directory(data("../../models/tiny-shakespeare"))
+    Source::directory(DEMO)
+}
+
+/// Copies the demo model's files into a folder.
+fn copy_demo(folder: &Path) -> Result {
+    for name in ["config.json", "model.safetensors", "tokenizer.json"] {
+        std::fs::copy(Path::new(DEMO).join(name), folder.join(name))?;
+    }
+    Ok(())
 }
 
 fn demo_model() -> Result<Gpt2LMHeadModel> {
-    Ok(Checkpoint::open(&demo().open()?)?.load_model(candle_core::DType::F32, &Device::Cpu)?)
+    Ok(Checkpoint::open(&demo().open()?)?.load_model(DType::F32, &Device::Cpu)?)
 }
 
 fn demo_tokenizer() -> Result<Tokenizer> {
@@ -175,7 +244,7 @@ fn some_ids() -> Vec<u32> {
 fn logits(model: &Gpt2LMHeadModel, ids: &[u32]) -> Result<Vec<Vec<f64>>> {
     let ids = Tensor::new(ids, &Device::Cpu)?.unsqueeze(0)?;
     let logits = model.forward(&ids, ForwardArgs::default())?.logits.squeeze(0)?;
-    Ok(logits.to_dtype(candle_core::DType::F64)?.to_vec2()?)
+    Ok(logits.to_dtype(DType::F64)?.to_vec2()?)
 }
 
 /// `x - ln Σ exp x`
@@ -193,74 +262,8 @@ fn assert_near(what: &str, got: &Value, expected: f64, tolerance: f64) {
 }
 
 /// The text metadata of a safetensors file.
-fn metadata(path: &std::path::Path) -> Result<std::collections::HashMap<String, String>> {
+fn metadata(path: &Path) -> Result<HashMap<String, String>> {
     let bytes = std::fs::read(path)?;
     let (_, header) = safetensors::SafeTensors::read_metadata(&bytes)?;
     Ok(header.metadata().clone().unwrap_or_default())
-}
-
-#[test]
-fn help_and_version_are_results() -> Result {
-    for args in [&["--help"][..], &["help"], &["attention", "--help"], &["train", "--help"], &["bench", "-h"]]
-    {
-        let run = gpt2(args)?.succeeded();
-        assert!(run.stdout.contains("Usage: gpt2") && run.stderr.is_empty(), "{args:?}: {run:?}");
-    }
-    let run = gpt2(&["--version"])?.succeeded();
-    assert_eq!(run.stdout, format!("gpt2 {}\n", env!("CARGO_PKG_VERSION")));
-    Ok(())
-}
-
-#[test]
-fn every_subcommand_has_examples_in_its_help() -> Result {
-    for name in ["attention", "forward", "generate", "inspect", "train", "bench"] {
-        let help = gpt2(&[name, "--help"])?.succeeded().stdout;
-        assert_says(name, &help, &["Example", &format!("gpt2 {name}"), "--device", "--threads", "--seed"]);
-    }
-    Ok(())
-}
-
-#[test]
-fn the_demo_model_says_that_it_is_one_and_how_to_ask_for_another() -> Result {
-    for args in [
-        &["attention", "O Romeo"][..],
-        &["forward", "O Romeo"],
-        &["generate", "-n1", "O Romeo"],
-        &["inspect"],
-    ] {
-        let run = gpt2(args)?.succeeded();
-        assert_says("stderr", &run.stderr, &["tiny-shakespeare", "--model gpt2"]);
-        assert!(!run.stdout.contains("--model gpt2"), "a note among the results: {}", run.stdout);
-    }
-    Ok(())
-}
-
-#[test]
-fn a_named_model_on_a_named_device_leaves_stderr_empty() -> Result {
-    let model = case("odd");
-    for name in ["attention", "forward"] {
-        let run = gpt2(&[name, "--model", &model, "--device", "cpu", "--ids", "1,2,3"])?.succeeded();
-        assert_eq!(run.stderr, "", "{name}");
-        assert!(!run.stdout.is_empty());
-    }
-    assert_eq!(gpt2(&["inspect", &model])?.succeeded().stderr, "");
-    Ok(())
-}
-
-#[test]
-fn auto_says_which_device_it_chose() -> Result {
-    let run = gpt2(&["forward", "--model", &case("odd"), "--ids", "1"])?.succeeded();
-    assert_eq!(run.stderr.lines().filter(|l| l.starts_with("device: ")).count(), 1, "{}", run.stderr);
-    Ok(())
-}
-
-#[test]
-fn any_number_of_threads_gives_the_same_result() -> Result {
-    let model = case("odd");
-    let run =
-        |threads| gpt2(&["generate", "--model", &model, "--ids", "43,97,31,71", "-n9", "--threads", threads]);
-    let one = run("1")?.succeeded();
-    assert_eq!(one.stdout, run("2")?.succeeded().stdout);
-    assert_eq!(one.stdout.split(',').count(), 9, "{}", one.stdout);
-    Ok(())
 }

@@ -4,8 +4,8 @@
 use crate::common::Result;
 use crate::folder::{Folder, assert_says};
 use crate::mpirun::{MPICH, launcher, mpirun};
-use crate::{GPT2, Run, command, gpt2, launched};
-use std::path::{Path, PathBuf};
+use crate::{GPT2, Run, command, gpt2, launched, signal, spawn, wait_for_lines, words};
+use std::path::Path;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
@@ -26,32 +26,17 @@ impl Runs {
         Ok(Self { folder })
     }
 
-    fn path(&self, name: &str) -> String {
-        self.folder.file(name).display().to_string()
-    }
-
     /// The arguments of a run with dropout, clipping and accumulation into the folder `out`.
     fn train(&self, out: &str, steps: u32, more: &[&str]) -> Vec<String> {
         let every = if more.contains(&"--eval-every") { &[][..] } else { &["--eval-every", "20"] };
         let sizes = "--vocab-size 270 --n-layer 2 --n-head 2 --n-embd 16 --n-positions 16 \
                      --batch 2 --accumulate 4 --dropout 0.1 --clip 0.5 --lr 0.01";
-        let (metrics, steps) = (self.path(&format!("{out}.csv")), steps.to_string());
-        let files = [
-            "train",
-            "--text",
-            &self.path("text.txt"),
-            "--out",
-            &self.path(out),
-            "--metrics",
-            &metrics,
-            "--steps",
-            &steps,
-        ];
-        [&files[..], &sizes.split_whitespace().collect::<Vec<_>>(), every, more]
-            .concat()
-            .into_iter()
-            .map(str::to_owned)
-            .collect()
+        let (text, metrics, out) =
+            (self.folder.at("text.txt"), self.folder.at(&format!("{out}.csv")), self.folder.at(out));
+        let files = ["train", "--text", &text, "--out", &out, "--metrics", &metrics];
+        let steps = steps.to_string();
+        let args = [&files[..], &["--steps", &steps], &words(sizes), every, more].concat();
+        args.into_iter().map(str::to_owned).collect()
     }
 
     /// The bytes that a run leaves: the model, the losses.
@@ -60,18 +45,14 @@ impl Runs {
         Ok([std::fs::read(self.folder.file(out).join("model.safetensors"))?, metrics])
     }
 
-    fn state(&self, out: &str) -> PathBuf {
-        self.folder.file(out).join("training-state.safetensors")
+    fn has_state(&self, out: &str) -> bool {
+        self.folder.file(out).join("training-state.safetensors").exists()
     }
 }
 
 /// The binary under Open MPI's mpirun.
 fn ranks(n: usize, args: &[String]) -> Option<Command> {
     Some(launched(mpirun(n, GPT2)?, args))
-}
-
-pub(crate) fn run(command: &mut Command) -> Result<Run> {
-    Run::of(command.output()?)
 }
 
 fn one_process(args: &[String]) -> Result<Run> {
@@ -86,8 +67,8 @@ fn any_number_of_processes_writes_the_same_bytes() -> Result {
     // Started by mpirun, a run alone is still one process; --parallel mpi joins it to itself.
     for (n, more) in [(1, &["--parallel", "mpi"][..]), (2, &[]), (3, &["--threads", "2"])] {
         let name = n.to_string();
-        let Some(mut command) = ranks(n, &runs.train(&name, 44, more)) else { return Ok(()) };
-        let run = run(&mut command)?.succeeded();
+        let Some(command) = ranks(n, &runs.train(&name, 44, more)) else { return Ok(()) };
+        let run = Run::of(command)?.succeeded();
         let said = format!("parallel: {n} rank{} over Open MPI ", if n == 1 { "" } else { "s" });
         assert_eq!(run.stderr.matches(&said).count(), 1, "{}", run.stderr);
         assert_eq!(run.stderr.matches("step 20: ").count(), 1, "rank 0 alone prints: {}", run.stderr);
@@ -108,7 +89,7 @@ fn another_mpi_writes_the_same_bytes() -> Result {
         if let Some(library) = library {
             command.env("GPT2_MPI", library);
         }
-        let run = run(&mut command)?.succeeded();
+        let run = Run::of(command)?.succeeded();
         assert_says("stderr", &run.stderr, &["parallel: 2 ranks over MPICH "]);
     }
     one_process(&runs.train("one", 44, &[]))?.succeeded();
@@ -145,37 +126,14 @@ fn ids(job: &Child, n: usize) -> Result<Vec<u32>> {
     }
 }
 
-fn signal(name: &str, id: u32) -> Result {
-    let kill = Command::new("kill").args([&format!("-{name}"), &id.to_string()]).status()?;
-    if kill.success() { Ok(()) } else { Err(format!("kill -{name} {id}").into()) }
-}
-
-/// Waits until a file with `lines` lines is there.
-fn wait_for(path: &Path, lines: usize) -> Result {
-    let started = Instant::now();
-    while std::fs::read_to_string(path).map_or(0, |text| text.lines().count()) < lines {
-        if started.elapsed() > SECONDS {
-            return Err(format!("no {lines} lines in {}", path.display()).into());
-        }
-        std::thread::sleep(Duration::from_millis(2));
-    }
-    Ok(())
-}
-
-/// Sends a signal to a rank of a job, or to its launcher, amid its steps; what it says, and how long it then takes to end.
+/// Sends a signal to a rank of a job, or to its launcher, amid its steps, after which the job must end within seconds.
 #[cfg(target_os = "linux")]
-fn hit(
-    runs: &Runs,
-    name: &str,
-    n: usize,
-    rank: Option<usize>,
-    args: &[String],
-) -> Result<Option<(Run, Duration)>> {
+fn hit(runs: &Runs, name: &str, n: usize, rank: Option<usize>, args: &[String]) -> Result<Option<Run>> {
     let _ = std::fs::remove_file(runs.folder.file("hit.csv"));
-    let Some(mut command) = ranks(n, &[args, &["--overwrite".into()]].concat()) else { return Ok(None) };
-    let job = command.spawn()?;
+    let Some(command) = ranks(n, &[args, &["--overwrite".into()]].concat()) else { return Ok(None) };
+    let job = spawn(command)?;
     // The first state is there after 20 steps.
-    wait_for(&runs.folder.file("hit.csv"), 30 + 3 * n)?;
+    wait_for_lines(&runs.folder.file("hit.csv"), 30 + 3 * n)?;
     let id = match rank {
         Some(rank) => ids(&job, n)?[rank],
         None => job.id(),
@@ -183,10 +141,10 @@ fn hit(
     signal(name, id)?;
     let hit = Instant::now();
     let output = job.wait_with_output()?;
+    assert!(hit.elapsed() < SECONDS, "{name} to {rank:?} of {n}: {:?}", hit.elapsed());
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let code = output.status.code().unwrap_or(-1);
-    let run = Run { code, stdout: text(&output.stdout), stderr: text(&output.stderr) };
-    Ok(Some((run, hit.elapsed())))
+    Ok(Some(Run { code, stdout: text(&output.stdout), stderr: text(&output.stderr) }))
 }
 
 #[test]
@@ -204,17 +162,16 @@ fn a_job_that_lost_a_rank_ends_and_goes_on_with_another_number_of_ranks() -> Res
     ] {
         let case = format!("{name} to rank {rank} of {n}");
         let args = runs.train("hit", 240, more);
-        let Some((run, took)) = hit(&runs, name, n, Some(rank), &args)? else { return Ok(()) };
-        assert!(took < SECONDS, "{case}: {took:?}");
+        let Some(run) = hit(&runs, name, n, Some(rank), &args)? else { return Ok(()) };
         assert!(run.stderr.contains(says), "{case}: {}", run.stderr);
         assert_eq!(run.code == 0, name == "TERM", "{case}: {run:?}");
-        assert!(runs.state("hit").exists(), "{case}: {}", run.stderr);
+        assert!(runs.has_state("hit"), "{case}: {}", run.stderr);
         let again = runs.train("hit", 240, &["--resume"]);
-        let resumed = match 3 - n {
-            1 => Some(one_process(&again)?),
-            _ => ranks(2, &again).map(|mut command| self::run(&mut command)).transpose()?,
+        let resumed = match n {
+            2 => one_process(&again)?,
+            _ => Run::of(ranks(2, &again).ok_or("mpirun was there")?)?,
         };
-        let resumed = resumed.ok_or("mpirun was there")?.succeeded();
+        let resumed = resumed.succeeded();
         assert_says("stderr", &resumed.stderr, &["going on after step "]);
         assert!(runs.result("hit")? == runs.result("whole")?, "{case}");
     }
@@ -227,11 +184,10 @@ fn a_job_that_lost_a_rank_ends_and_goes_on_with_another_number_of_ranks() -> Res
 fn ctrl_c_under_mpirun_saves_the_state() -> Result {
     let runs = Runs::new()?;
     let args = runs.train("hit", 20_000, &["--eval-every", "20000"]);
-    let Some((run, took)) = hit(&runs, "INT", 2, None, &args)? else { return Ok(()) };
-    assert!(took < SECONDS, "{took:?}");
+    let Some(run) = hit(&runs, "INT", 2, None, &args)? else { return Ok(()) };
     assert_says("stderr", &run.stderr, &["stopped after step ", "--resume"]);
     assert_eq!(run.stderr.matches("stopped after step ").count(), 1);
-    assert!(runs.state("hit").exists());
+    assert!(runs.has_state("hit"));
     Ok(())
 }
 
@@ -240,12 +196,12 @@ fn ctrl_c_under_mpirun_saves_the_state() -> Result {
 #[cfg(unix)]
 fn a_job_that_lost_its_folder_ends_with_the_reason() -> Result {
     let runs = Runs::new()?;
-    let Some(mut command) = ranks(2, &runs.train("gone", 20_000, &[])) else { return Ok(()) };
-    let job = command.spawn()?;
-    wait_for(&runs.folder.file("gone.csv"), 5)?;
+    let Some(command) = ranks(2, &runs.train("gone", 20_000, &[])) else { return Ok(()) };
+    let job = spawn(command)?;
+    wait_for_lines(&runs.folder.file("gone.csv"), 5)?;
     std::fs::remove_dir_all(runs.folder.file("gone"))?;
-    runs.folder.write("gone", "no folder")?;
-    let run = Run::of(job.wait_with_output()?)?;
+    runs.folder.write("gone", "a file")?;
+    let run = Run::end_of(job)?;
     assert_ne!(run.code, 0);
     assert_says("stderr", &run.stderr, &["error: rank 0: ", "gone"]);
     Ok(())
@@ -265,7 +221,7 @@ fn a_rank_that_does_other_work_is_named_before_any() -> Result {
     ] {
         let Some(mut command) = ranks(1, &args) else { return Ok(()) };
         command.args([":", "-n", "1", GPT2]).args(&second);
-        let run = run(&mut command)?;
+        let run = Run::of(command)?;
         assert_ne!(run.code, 0, "{run:?}");
         assert_says("stderr", &run.stderr, &["error: rank 0: ", difference]);
         assert!(!runs.folder.file("out").exists(), "before any work: {}", run.stderr);
@@ -285,11 +241,11 @@ fn a_launcher_without_its_library_is_an_error_that_says_what_to_do() -> Result {
         ("OMPI_COMM_WORLD_RANK", "1"),
         ("GPT2_MPI", "/nowhere/libmpi.so"),
     ]);
-    run(&mut launched)?.refused(1, &["rank 1: /nowhere/libmpi.so: ", "GPT2_MPI"]);
+    Run::of(launched)?.refused(1, &["rank 1: /nowhere/libmpi.so: ", "GPT2_MPI"]);
     // MPICH's launcher without MPICH, whose libraries have other names than Open MPI's.
     let mut launched = command(&args);
     launched.envs([("PMI_SIZE", "2"), ("PMI_RANK", "0"), ("PATH", ""), ("LD_LIBRARY_PATH", "")]);
-    let run = run(&mut launched)?;
+    let run = Run::of(launched)?;
     if !Path::new("/usr/lib/x86_64-linux-gnu/libmpich.so.12").exists() {
         run.refused(1, &["rank 0: found no MPI library (tried libmpi_abi.so.1", "install", "GPT2_MPI"]);
     }

@@ -1,24 +1,25 @@
 //! Every output says how it was made: model, dtype, device, attention, tokens, layers and heads, interventions,
 //! version.
 
-use super::{case, gpt2, json, metadata};
+use super::{DEMO, ODD, gpt2, json, list, metadata};
 use crate::common::Result;
 use crate::folder::{Folder, assert_says};
 use serde_json::{Value, json};
+use sha2::Digest;
 
 const CHANGES: [&str; 4] = ["--ablate", "0.1", "--scale", "1.2=0.5"];
 
 /// `odd` under two interventions, on the CPU.
-fn changed<'a>(model: &'a str, args: &[&'a str]) -> Vec<&'a str> {
-    [args, &["--ids", "1,2,3", "--device", "cpu", "--model", model], &CHANGES].concat()
+fn changed<'a>(args: &[&'a str]) -> Vec<&'a str> {
+    [args, &["--ids", "1,2,3", "--device", "cpu", "--model", ODD], &CHANGES].concat()
 }
 
 /// Fails unless the facts describe such a run.
 #[track_caller]
-fn assert_facts(what: &str, facts: &Value, model: &str) {
+fn assert_facts(what: &str, facts: &Value) {
     let expected = json!({
         "gpt2": env!("CARGO_PKG_VERSION"),
-        "model": model,
+        "model": ODD,
         "dtype": "f32",
         "device": "cpu",
         "implementation": "fused",
@@ -31,21 +32,22 @@ fn assert_facts(what: &str, facts: &Value, model: &str) {
 }
 
 #[test]
-fn every_file_that_attention_writes_says_what_made_it() -> Result {
-    let (model, folder) = (case("odd"), Folder::empty()?);
+fn every_exported_file_says_what_made_it() -> Result {
+    let folder = Folder::empty()?;
+    gpt2(&changed(&["forward", "--export", &folder.at("x.safetensors")]))?.succeeded();
+    let entries = metadata(&folder.file("x.safetensors"))?;
+    assert_eq!(entries["gpt2"], env!("CARGO_PKG_VERSION"));
+    assert_facts("forward", &serde_json::from_str(&entries["provenance"])?);
     let chosen = ["--layer", "1", "--head", "0,2"];
     for name in ["w.safetensors", "w.npy", "w.jsonl", "w.json", "w.png", "w.html"] {
-        let path = folder.file(name).display().to_string();
-        let mut args = match name {
-            "w.png" => vec!["attention", "--picture", &path],
-            "w.html" => vec!["attention", "--html", &path],
-            _ => vec!["attention", "--export", &path],
+        let path = folder.at(name);
+        let option = match name {
+            "w.png" => "--picture",
+            "w.html" => "--html",
+            _ => "--export",
         };
-        if name == "w.npy" {
-            args.push("--provenance");
-        }
-        args.extend(chosen);
-        gpt2(&changed(&model, &args))?.succeeded();
+        let more = if name == "w.npy" { &["--provenance"][..] } else { &[] };
+        gpt2(&changed(&[&["attention", option, &path], more, &chosen].concat()))?.succeeded();
         let bytes = std::fs::read(folder.file(name))?;
         let content = String::from_utf8_lossy(&bytes);
         let facts: Value = match name {
@@ -67,7 +69,7 @@ fn every_file_that_attention_writes_says_what_made_it() -> Result {
                 facts.next().ok_or("an object")??
             }
         };
-        assert_facts(name, &facts, &model);
+        assert_facts(name, &facts);
         assert_eq!((&facts["layers"], &facts["heads"]), (&json!([1]), &json!([0, 2])), "{name}");
         if name == "w.html" {
             assert_says(name, &content, &["f32 on cpu, fused attention; ablate 0.1, scale 1.2=0.5"]);
@@ -78,7 +80,6 @@ fn every_file_that_attention_writes_says_what_made_it() -> Result {
 
 #[test]
 fn json_and_the_terminals_first_line_say_what_made_them() -> Result {
-    let model = case("odd");
     for args in [
         &["attention"][..],
         &["attention", "--layer", "0"],
@@ -86,42 +87,29 @@ fn json_and_the_terminals_first_line_say_what_made_them() -> Result {
         &["forward"],
         &["generate", "-n2", "--greedy"],
     ] {
-        let facts = json(&[&changed(&model, args)[..], &["--json"]].concat())?;
-        assert_facts(args[0], &facts["provenance"], &model);
-        let run = gpt2(&changed(&model, args))?.succeeded();
+        let facts = json(&[&changed(args)[..], &["--json"]].concat())?;
+        assert_facts(args[0], &facts["provenance"]);
+        let run = gpt2(&changed(args))?.succeeded();
         // Generated text has no header.
         let out = if args[0] == "generate" { &run.stderr } else { &run.stdout };
         let first = out.lines().next().unwrap_or_default();
-        assert_says(args[0], first, &[&model, "3 tokens", "f32 on cpu", "ablate 0.1, scale 1.2=0.5"]);
+        assert_says(args[0], first, &[ODD, "3 tokens", "f32 on cpu", "ablate 0.1, scale 1.2=0.5"]);
     }
-    Ok(())
-}
-
-#[test]
-fn forwards_export_says_what_made_it() -> Result {
-    let (model, folder) = (case("odd"), Folder::empty()?);
-    let path = folder.file("x.safetensors").display().to_string();
-    gpt2(&changed(&model, &["forward", "--export", &path]))?.succeeded();
-    let entries = metadata(&folder.file("x.safetensors"))?;
-    assert_eq!(entries["gpt2"], env!("CARGO_PKG_VERSION"));
-    assert_facts("metadata", &serde_json::from_str(&entries["provenance"])?, &model);
     Ok(())
 }
 
 #[test]
 fn heads_names_its_tokens_lens_and_effect_what_they_ran() -> Result {
-    let model = case("odd");
     let heads =
-        json(&["heads", "--length", "4", "--batch", "2", "--json", "--model", &model, "--device", "cpu"])?;
-    let rows = heads["ids"].as_array().ok_or("rows")?;
+        json(&["heads", "--length", "4", "--batch", "2", "--json", "--model", ODD, "--device", "cpu"])?;
+    let rows = list(&heads["ids"]);
     assert_eq!(rows.len(), 2);
-    for row in rows {
-        let row = row.as_array().ok_or("a row")?;
+    for row in rows.iter().map(list) {
         assert_eq!((row.len(), &row[1..5]), (17, &row[5..9]));
     }
     assert_eq!(heads["provenance"]["device"], "cpu");
     for args in [&["lens"][..], &["attention", "--effect"]] {
-        let args = [args, &["--ids", "1,2,3", "--json", "--dtype", "bf16", "--model", &model]].concat();
+        let args = [args, &["--ids", "1,2,3", "--json", "--dtype", "bf16", "--model", ODD]].concat();
         let facts = &json(&args)?["provenance"];
         assert_eq!((&facts["dtype"], &facts["ids"]), (&json!("bf16"), &json!([1, 2, 3])));
     }
@@ -130,9 +118,8 @@ fn heads_names_its_tokens_lens_and_effect_what_they_ran() -> Result {
 
 #[test]
 fn the_built_in_model_names_the_hash_of_its_weights() -> Result {
-    use sha2::Digest;
     let facts = &json(&["forward", "--json", "O Romeo"])?["provenance"];
-    let weights = std::fs::read(crate::common::data("../../models/tiny-shakespeare/model.safetensors"))?;
+    let weights = std::fs::read(format!("{DEMO}/model.safetensors"))?;
     assert_eq!(facts["weights"]["model.safetensors"], hex::encode(sha2::Sha256::digest(weights)));
     Ok(())
 }

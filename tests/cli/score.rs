@@ -3,10 +3,11 @@
 use crate::common::Result;
 use crate::folder::{Folder, assert_says};
 use crate::mpirun::mpirun;
-use crate::parallel::run;
-use crate::{GPT2, Run, assert_near, command, gpt2, gpt2_with_pipe, json, launched};
+use crate::{
+    GPT2, Run, assert_near, command, demo_model, demo_tokenizer, gpt2, gpt2_with_pipe, json, launched, list,
+    log_softmax, logits, number, signal, spawn, stdout, wait_for_lines,
+};
 use serde_json::Value;
-use std::process::Stdio;
 
 /// A folder with texts of many lengths, some longer than the demo model's context of 256 tokens.
 fn corpus(documents: usize) -> Result<Folder> {
@@ -22,10 +23,6 @@ fn corpus(documents: usize) -> Result<Folder> {
     Ok(folder)
 }
 
-fn path(folder: &Folder, name: &str) -> String {
-    folder.file(name).display().to_string()
-}
-
 /// The lines of a file of scores, without the first.
 fn rows(folder: &Folder, name: &str) -> Result<Vec<Value>> {
     let text = std::fs::read_to_string(folder.file(name))?;
@@ -35,8 +32,8 @@ fn rows(folder: &Folder, name: &str) -> Result<Vec<Value>> {
 #[test]
 fn the_scores_of_a_document_are_those_of_forward_and_attention() -> Result {
     let folder = corpus(9)?;
-    let out = path(&folder, "scores.jsonl");
-    let run = gpt2(&["score", &path(&folder, "texts"), "--jsonl", &out, "--summaries"])?.succeeded();
+    let out = folder.at("scores.jsonl");
+    let run = gpt2(&["score", &folder.at("texts"), "--jsonl", &out, "--summaries"])?.succeeded();
     assert_says("stdout", &run.stdout, &["perplexity ", "9 documents"]);
     let rows = rows(&folder, "scores.jsonl")?;
     let files: Vec<&str> = rows.iter().filter_map(|row| row["file"].as_str()).collect();
@@ -44,15 +41,15 @@ fn the_scores_of_a_document_are_those_of_forward_and_attention() -> Result {
     for row in rows.iter().filter(|row| row["tokens"].as_u64() <= Some(256)) {
         let file = row["file"].as_str().ok_or("a file")?;
         let alone = json(&["forward", "--json", "--file", file])?;
-        let expected = alone["perplexity"].as_f64().ok_or("a perplexity")?;
+        let expected = number(&alone["perplexity"]);
         assert_near(file, &row["perplexity"], expected, 1e-4 * expected);
         let attention = json(&["attention", "--json", "--file", file])?;
-        for (layer, heads) in row["layers"].as_array().ok_or("layers")?.iter().enumerate() {
-            for (head, numbers) in heads.as_array().ok_or("heads")?.iter().enumerate() {
+        for (layer, heads) in list(&row["layers"]).iter().enumerate() {
+            for (head, numbers) in list(heads).iter().enumerate() {
                 let expected = &attention["layers"][layer]["heads"][head]["summary"];
-                for (name, number) in numbers.as_object().ok_or("numbers")? {
-                    let expected = expected[name].as_f64().ok_or_else(|| name.clone())?;
-                    assert_near(&format!("{file}, {layer}.{head}, {name}"), number, expected, 1e-4);
+                for (name, found) in numbers.as_object().ok_or("numbers")? {
+                    let expected = number(&expected[name]);
+                    assert_near(&format!("{file}, {layer}.{head}, {name}"), found, expected, 1e-4);
                 }
             }
         }
@@ -65,19 +62,19 @@ fn the_scores_of_a_document_are_those_of_forward_and_attention() -> Result {
 fn a_long_document_is_read_in_windows_that_overlap() -> Result {
     let folder = Folder::empty()?;
     folder.write("long.txt", "What say you to this part of the matter? ".repeat(60))?;
-    let out = path(&folder, "scores.jsonl");
-    gpt2(&["score", &path(&folder, "long.txt"), "--jsonl", &out, "--stride", "100", "--bos"])?.succeeded();
+    let out = folder.at("scores.jsonl");
+    gpt2(&["score", &folder.at("long.txt"), "--jsonl", &out, "--stride", "100", "--bos"])?.succeeded();
     let row = &rows(&folder, "scores.jsonl")?[0];
-    let tokenizer = crate::demo_tokenizer()?;
+    let tokenizer = demo_tokenizer()?;
     let mut ids = vec![0];
     ids.extend(tokenizer.encode(&std::fs::read_to_string(folder.file("long.txt"))?)?);
     assert!(ids.len() > 556, "more than three windows: {}", ids.len());
-    let (model, mut nats, mut start, mut done) = (crate::demo_model()?, 0.0, 0, 1);
+    let (model, mut nats, mut start, mut done) = (demo_model()?, 0.0, 0, 1);
     while done < ids.len() {
         let end = (start + 256).min(ids.len());
-        let logits = crate::logits(&model, &ids[start..end])?;
+        let logits = logits(&model, &ids[start..end])?;
         for token in done..end {
-            nats -= crate::log_softmax(&logits[token - start - 1])[ids[token] as usize];
+            nats -= log_softmax(&logits[token - start - 1])[ids[token] as usize];
         }
         (start, done) = (start + 100, end);
     }
@@ -91,7 +88,7 @@ fn a_long_document_is_read_in_windows_that_overlap() -> Result {
 fn lines_are_documents_of_their_own() -> Result {
     let folder = Folder::empty()?;
     folder.write("lines.txt", "O Romeo, Romeo!\n\nTo be\r\n \nTo be")?;
-    let (text, out) = (path(&folder, "lines.txt"), path(&folder, "scores.jsonl"));
+    let (text, out) = (folder.at("lines.txt"), folder.at("scores.jsonl"));
     gpt2(&["score", &text, "--by", "line", "--jsonl", &out])?.succeeded();
     let rows = rows(&folder, "scores.jsonl")?;
     let lines: Vec<_> = rows.iter().filter_map(|row| row["line"].as_u64()).collect();
@@ -109,11 +106,9 @@ fn lines_are_documents_of_their_own() -> Result {
 #[test]
 fn a_process_with_another_model_is_named() -> Result {
     let folder = corpus(3)?;
-    let args = ["score", &path(&folder, "texts")].map(str::to_owned);
+    let args = ["score", &folder.at("texts")];
     let Some(mpirun) = mpirun(1, GPT2) else { return Ok(()) };
-    let mut command = launched(mpirun, &args);
-    command.args([":", "-n", "1", GPT2]).args(&args).args(["--bos"]);
-    let run = run(&mut command)?;
+    let run = Run::of(launched(mpirun, &args).args([":", "-n", "1", GPT2]).args(args).arg("--bos"))?;
     assert_ne!(run.code, 0, "{run:?}");
     assert_says("stderr", &run.stderr, &["rank 1 has another bos than rank 0: true, not false"]);
     Ok(())
@@ -122,13 +117,13 @@ fn a_process_with_another_model_is_named() -> Result {
 #[test]
 fn any_number_of_processes_writes_the_same_scores() -> Result {
     let folder = corpus(70)?;
-    let (texts, one) = (path(&folder, "texts"), path(&folder, "one.jsonl"));
+    let (texts, one) = (folder.at("texts"), folder.at("one.jsonl"));
     gpt2(&["score", &texts, "--by", "line", "--jsonl", &one, "--summaries"])?.succeeded();
     for n in [2, 3] {
-        let out = path(&folder, &format!("{n}.jsonl"));
-        let args = ["score", &texts, "--by", "line", "--jsonl", &out, "--summaries"].map(str::to_owned);
+        let out = folder.at(&format!("{n}.jsonl"));
+        let args = ["score", &texts, "--by", "line", "--jsonl", &out, "--summaries"];
         let Some(mpirun) = mpirun(n, GPT2) else { return Ok(()) };
-        let run = Run::of(launched(mpirun, &args).output()?)?.succeeded();
+        let run = Run::of(launched(mpirun, &args))?.succeeded();
         assert_says("stderr", &run.stderr, &[&format!("parallel: {n} ranks over Open MPI ")]);
         assert!(std::fs::read(&out)? == std::fs::read(&one)?, "{n} ranks");
     }
@@ -139,9 +134,8 @@ fn any_number_of_processes_writes_the_same_scores() -> Result {
 #[cfg(unix)]
 fn a_run_that_stopped_goes_on_where_it_was() -> Result {
     let folder = corpus(400)?;
-    let (texts, whole, out) =
-        (path(&folder, "texts"), path(&folder, "whole.jsonl"), path(&folder, "out.jsonl"));
-    let expected = gpt2(&["score", &texts, "--by", "line", "--jsonl", &whole])?.succeeded().stdout;
+    let (texts, whole, out) = (folder.at("texts"), folder.at("whole.jsonl"), folder.at("out.jsonl"));
+    let expected = stdout(&["score", &texts, "--by", "line", "--jsonl", &whole])?;
     let part = folder.file("out.jsonl.part");
     for name in ["INT", "KILL"] {
         let args = ["score", &texts, "--by", "line", "--jsonl", &out, "--threads", "1"];
@@ -150,17 +144,9 @@ fn a_run_that_stopped_goes_on_where_it_was() -> Result {
         if name == "KILL" {
             std::fs::copy(&whole, &out)?;
         }
-        let child =
-            command(&[&args[..], begun].concat()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
-        let lines = || std::fs::read_to_string(&part).map_or(0, |text| text.lines().count());
-        for _ in 0..3000 {
-            if lines() > 256 {
-                break;
-            }
-            std::thread::sleep(std::time::Duration::from_millis(10));
-        }
-        let kill = format!("kill -{name} {}", child.id());
-        assert!(std::process::Command::new("sh").args(["-c", &kill]).status()?.success());
+        let child = spawn(command(&[&args[..], begun].concat()))?;
+        wait_for_lines(&part, 257)?;
+        signal(name, child.id())?;
         let stopped = child.wait_with_output()?;
         if name == "INT" {
             let stderr = String::from_utf8_lossy(&stopped.stderr).into_owned();
@@ -189,18 +175,19 @@ fn a_run_that_stopped_goes_on_where_it_was() -> Result {
 #[test]
 fn what_cannot_be_scored_is_refused_with_the_reason() -> Result {
     let folder = corpus(3)?;
-    let (texts, out) = (path(&folder, "texts"), path(&folder, "scores.jsonl"));
+    let (texts, out) = (folder.at("texts"), folder.at("scores.jsonl"));
     gpt2(&["score", "/nowhere"])?.refused(1, &["/nowhere"]);
-    let inside = path(&folder, "texts/scores.jsonl");
+    let inside = folder.at("texts/scores.jsonl");
     gpt2(&["score", &texts, "--jsonl", &inside])?.refused(1, &["--jsonl", "folder of the corpus"]);
     let mut within = command(&["score", ".", "--jsonl", "001.txt", "--overwrite"]);
-    run(within.current_dir(folder.file("texts")))?.refused(1, &["--jsonl 001.txt", "folder of the corpus"]);
-    let mut piped = command(&["score", "-", "--jsonl", &path(&folder, "texts/001.txt"), "--overwrite"]);
-    let piped = piped.stdin(std::fs::File::open(folder.file("texts/001.txt"))?).output()?;
+    Run::of(within.current_dir(folder.file("texts")))?
+        .refused(1, &["--jsonl 001.txt", "folder of the corpus"]);
+    let file = folder.at("texts/001.txt");
+    let mut piped = command(&["score", "-", "--jsonl", &file, "--overwrite"]);
+    let piped = Run::of(piped.stdin(std::fs::File::open(&file)?))?;
     if cfg!(unix) {
-        Run::of(piped)?.refused(1, &["--jsonl", "is the corpus"]);
+        piped.refused(1, &["--jsonl", "is the corpus"]);
     }
-    let file = path(&folder, "texts/001.txt");
     gpt2(&["score", &file, "--jsonl", &file, "--overwrite"])?.refused(1, &["--jsonl", "is the corpus"]);
     gpt2(&["score", &texts, "--stride", "256"])?.refused(1, &["--stride 256", "256"]);
     folder.write("texts/bad.txt", [b'o', b'k', 0xff])?;
@@ -213,7 +200,7 @@ fn what_cannot_be_scored_is_refused_with_the_reason() -> Result {
     gpt2(&["score", &texts, "--jsonl", &out])?.refused(1, &["exists already", "--overwrite"]);
     gpt2(&["score", &texts, "--jsonl", &out, "--overwrite"])?.succeeded();
     let empty = Folder::empty()?;
-    gpt2(&["score", &path(&empty, "")])?.refused(1, &[".txt"]);
+    gpt2(&["score", &empty.at("")])?.refused(1, &[".txt"]);
     gpt2_with_pipe(&["score", "-", "--by", "line"], "\n \n")?.refused(1, &["holds no document"]);
     Ok(())
 }

@@ -1,10 +1,11 @@
 //! `gpt2 train`: writes a folder that every other subcommand accepts, the same for the same seed.
 
-use super::{Run, command, gpt2, json};
+use super::{Run, command, gpt2, json, number, signal, spawn, wait_for_lines};
 use crate::common::Result;
-use crate::folder::{Folder, Raw, assert_says, read, serialized};
+use crate::folder::{Folder, Raw, assert_says, names_in, read, serialized};
 use gpt2_loader::{Checkpoint, Source, Tokenizer};
 use safetensors::Dtype;
+use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
 use std::process::Stdio;
 
@@ -26,10 +27,21 @@ fn arguments<'a>(text: &'a str, out: &'a str, more: &[&'a str]) -> Vec<&'a str> 
 /// Small batches, and validations often enough for a few steps.
 const SHORT: [&str; 6] = ["--batch", "2", "--warmup", "2", "--eval-every", "4"];
 
+/// Reads the lines on a process's stderr up to one that begins so.
+#[cfg(unix)]
+fn read_up_to(begin: &str, stderr: &mut impl BufRead) -> Result {
+    let mut line = String::new();
+    while !line.starts_with(begin) {
+        line.clear();
+        assert!(stderr.read_line(&mut line)? > 0, "it ended before {begin:?}");
+    }
+    Ok(())
+}
+
 /// Trains for a few steps into `out` under `folder`.
 fn train(folder: &Folder, out: &str, more: &[&str]) -> Result<Run> {
     folder.write("text.txt", text())?;
-    let (text, out) = (folder.file("text.txt").display().to_string(), folder.file(out).display().to_string());
+    let (text, out) = (folder.at("text.txt"), folder.at(out));
     gpt2(&arguments(&text, &out, &[&SHORT[..], more].concat()))
 }
 
@@ -37,14 +49,12 @@ fn train(folder: &Folder, out: &str, more: &[&str]) -> Result<Run> {
 fn a_trained_model_is_clean_runs_and_knows_its_text() -> Result {
     let folder = Folder::empty()?;
     let run = train(&folder, "model", &["--steps", "40", "--lr", "0.02"])?.succeeded();
-    assert_eq!(run.stdout, "", "progress is no result");
+    assert_eq!(run.stdout, "", "progress is not a result");
     assert_says("stderr", &run.stderr, &["tokens to learn", "vocabulary 300", "validation", "saved in"]);
     let model = folder.file("model");
-    let mut names: Vec<_> = std::fs::read_dir(&model)?.filter_map(|e| Some(e.ok()?.file_name())).collect();
-    names.sort();
-    assert_eq!(names, ["config.json", "loss.png", "model.safetensors", "tokenizer.json"]);
+    assert_eq!(names_in(&model)?, ["config.json", "loss.png", "model.safetensors", "tokenizer.json"]);
 
-    let path = model.display().to_string();
+    let path = folder.at("model");
     let report = json(&["inspect", &path, "--json"])?;
     assert_eq!(report["audit"]["clean"], true, "{report}");
     for (field, value) in
@@ -92,26 +102,17 @@ fn the_weights_are_saved_in_the_precision_asked_for() -> Result {
 fn ctrl_c_saves_what_there_is() -> Result {
     let folder = Folder::empty()?;
     folder.write("text.txt", text())?;
-    let (text, out) =
-        (folder.file("text.txt").display().to_string(), folder.file("model").display().to_string());
-    let args =
-        ["train", "--text", &text, "--out", &out, "--vocab-size", "300", "--n-layer", "1", "--n-head", "2"];
-    let sizes =
-        ["--n-embd", "8", "--n-positions", "16", "--steps", "20000", "--eval-every", "1", "--lr", "0"];
-    let mut child =
-        command(&[&args[..], &sizes].concat()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    let (text, out) = (folder.at("text.txt"), folder.at("model"));
+    let long = ["--steps", "20000", "--eval-every", "1", "--lr", "0"];
+    let mut child = spawn(command(&arguments(&text, &out, &long)))?;
     let mut stderr = BufReader::new(child.stderr.take().ok_or("a pipe")?);
-    let mut line = String::new();
-    while !line.starts_with("step 1:") {
-        line.clear();
-        assert!(stderr.read_line(&mut line)? > 0, "it ended before the first step");
-    }
-    let kill = format!("kill -INT {}", child.id());
-    assert!(std::process::Command::new("sh").args(["-c", &kill]).status()?.success());
-    stderr.read_to_string(&mut line)?;
-    let run = Run::of(child.wait_with_output()?)?.succeeded();
+    read_up_to("step 1:", &mut stderr)?;
+    signal("INT", child.id())?;
+    let mut rest = String::new();
+    stderr.read_to_string(&mut rest)?;
+    let run = Run::end_of(child)?.succeeded();
     assert_eq!(run.stdout, "");
-    assert_says("stderr", &line, &["stopped after step", "--resume", "saved in"]);
+    assert_says("stderr", &rest, &["stopped after step", "--resume", "saved in"]);
     gpt2(&["inspect", &out])?.succeeded();
     Ok(())
 }
@@ -122,23 +123,15 @@ fn ctrl_c_saves_what_there_is() -> Result {
 fn a_run_that_is_stopped_before_its_first_validation_can_be_resumed() -> Result {
     let folder = Folder::empty()?;
     folder.write("text.txt", text())?;
-    let path = |name: &str| folder.file(name).display().to_string();
-    let (text, out, metrics) = (path("text.txt"), path("model"), path("loss.csv"));
-    let long = ["--metrics", &metrics, "--eval-every", "20000", "--steps", "20000"];
+    let (text, out, metrics) = (folder.at("text.txt"), folder.at("model"), folder.file("loss.csv"));
+    let long = ["--metrics", &folder.at("loss.csv"), "--eval-every", "20000", "--steps", "20000"];
     let args = arguments(&text, &out, &long);
     for resume in [&[][..], &["--resume"]] {
-        let lines = || std::fs::read_to_string(&metrics).map_or(0, |text| text.lines().count());
-        let before = lines();
-        let child = command(&[&args[..], resume].concat()).stderr(Stdio::piped()).spawn()?;
-        for _ in 0..600 {
-            if lines() > before + 2 {
-                break;
-            }
-            std::thread::sleep(std::time::Duration::from_millis(100));
-        }
-        let kill = format!("kill -INT {}", child.id());
-        assert!(std::process::Command::new("sh").args(["-c", &kill]).status()?.success());
-        let run = Run::of(child.wait_with_output()?)?.succeeded();
+        let before = std::fs::read_to_string(&metrics).map_or(0, |text| text.lines().count());
+        let child = spawn(command(&[&args[..], resume].concat()))?;
+        wait_for_lines(&metrics, before + 3)?;
+        signal("INT", child.id())?;
+        let run = Run::end_of(child)?.succeeded();
         assert_says("stderr", &run.stderr, &["stopped after step", "--resume"]);
         assert!(folder.file("model").join("training-state.safetensors").exists(), "resume {resume:?}");
         gpt2(&["inspect", &out])?.succeeded();
@@ -150,7 +143,7 @@ fn a_run_that_is_stopped_before_its_first_validation_can_be_resumed() -> Result 
 #[cfg(unix)]
 fn a_run_that_is_stopped_goes_on_as_if_it_had_not_been() -> Result {
     let folder = Folder::empty()?;
-    let metrics = folder.file("loss.csv").display().to_string();
+    let metrics = folder.at("loss.csv");
     let more =
         ["--steps", "600", "--threads", "1", "--dropout", "0.1", "--accumulate", "2", "--metrics", &metrics];
     train(&folder, "whole", &more)?.succeeded();
@@ -158,40 +151,27 @@ fn a_run_that_is_stopped_goes_on_as_if_it_had_not_been() -> Result {
     assert_eq!(curve.lines().count(), 601, "{curve}");
 
     // Stop it once with Ctrl-C and once by force, at an arbitrary moment.
-    for signal in ["INT", "KILL"] {
-        let out = folder.file(signal).display().to_string();
-        let text = folder.file("text.txt").display().to_string();
+    for name in ["INT", "KILL"] {
+        let (text, out) = (folder.at("text.txt"), folder.at(name));
         let args = arguments(&text, &out, &[&SHORT[..], &more].concat());
         let begun = [&args[..], &["--overwrite"]].concat(); // the curve of the earlier run
         let mut child = command(&begun).stderr(Stdio::piped()).spawn()?;
         let mut stderr = BufReader::new(child.stderr.take().ok_or("a pipe")?);
-        let mut line = String::new();
-        while !line.starts_with("step 8:") {
-            line.clear();
-            assert!(stderr.read_line(&mut line)? > 0, "it ended before the eighth step");
-        }
-        let kill = format!("kill -{signal} {}", child.id());
-        assert!(std::process::Command::new("sh").args(["-c", &kill]).status()?.success());
-        stderr.read_to_string(&mut line)?;
+        read_up_to("step 8:", &mut stderr)?;
+        signal(name, child.id())?;
+        stderr.read_to_string(&mut String::new())?;
         child.wait()?;
-        assert!(
-            folder.file(signal).join("training-state.safetensors").exists(),
-            "done before the signal came"
-        );
-        {
-            gpt2(&args)?.refused(1, &["already", "--resume", "--overwrite"]);
-            let other = [&args[..], &["--resume", "--val-fraction", "0.2"]].concat();
-            gpt2(&other)?.refused(1, &["--resume", "data was"]);
-            let other = [&args[..], &["--resume", "--lr", "0.5"]].concat();
-            gpt2(&other)?.refused(1, &["--resume", "lr was"]);
-            let run = gpt2(&[&args[..], &["--resume"]].concat())?.succeeded();
-            assert_says("stderr", &run.stderr, &["going on after step"]);
-        }
+        let state = folder.file(name).join("training-state.safetensors");
+        assert!(state.exists(), "done before the signal came");
+        gpt2(&args)?.refused(1, &["already", "--resume", "--overwrite"]);
+        let resume = |more: &[&str]| gpt2(&[&args[..], &["--resume"], more].concat());
+        resume(&["--val-fraction", "0.2"])?.refused(1, &["--resume", "data was"]);
+        resume(&["--lr", "0.5"])?.refused(1, &["--resume", "lr was"]);
+        assert_says("stderr", &resume(&[])?.succeeded().stderr, &["going on after step"]);
         let model = |name: &str| std::fs::read(folder.file(name).join("model.safetensors"));
-        assert!(model(signal)? == model("whole")?, "{signal}: another model");
-        let again = std::fs::read_to_string(&metrics)?;
-        assert_eq!(again, curve);
-        gpt2(&[&args[..], &["--resume"]].concat())?.refused(1, &["--resume", "finished"]);
+        assert!(model(name)? == model("whole")?, "{name}: another model");
+        assert_eq!(std::fs::read_to_string(&metrics)?, curve);
+        resume(&[])?.refused(1, &["--resume", "finished"]);
     }
     Ok(())
 }
@@ -200,15 +180,11 @@ fn a_run_that_is_stopped_goes_on_as_if_it_had_not_been() -> Result {
 fn recomputing_changes_time_and_memory_and_little_else() -> Result {
     let folder = Folder::empty()?;
     let losses = |out: &str, more: &[&str]| -> Result<Vec<f64>> {
-        let metrics = folder.file(&format!("{out}.jsonl")).display().to_string();
+        let metrics = folder.at(&format!("{out}.jsonl"));
         let args = ["--steps", "12", "--dropout", "0.1", "--metrics", &metrics];
         train(&folder, out, &[&args[..], more].concat())?.succeeded();
-        let rows = std::fs::read_to_string(&metrics)?;
-        let loss = |line: &str| -> Result<f64> {
-            let row: serde_json::Value = serde_json::from_str(line)?;
-            Ok(row["loss"].as_f64().ok_or("a loss")?)
-        };
-        rows.lines().map(loss).collect()
+        let loss = |line: &str| -> Result<f64> { Ok(number(&serde_json::from_str::<Value>(line)?["loss"])) };
+        std::fs::read_to_string(&metrics)?.lines().map(loss).collect()
     };
     let (kept, again) = (losses("kept", &[])?, losses("again", &["--recompute"])?);
     assert_eq!(kept.len(), 12);
@@ -222,20 +198,17 @@ fn recomputing_changes_time_and_memory_and_little_else() -> Result {
 fn a_model_is_trained_further() -> Result {
     let folder = Folder::empty()?;
     train(&folder, "first", &["--steps", "20", "--lr", "0.02"])?.succeeded();
-    let (text, first) =
-        (folder.file("text.txt").display().to_string(), folder.file("first").display().to_string());
-    let out = folder.file("second").display().to_string();
+    let (text, first, out) = (folder.at("text.txt"), folder.at("first"), folder.at("second"));
     let args = ["train", "--text", &text, "--model", &first, "--out", &out, "--steps", "20", "--lr", "0.02"];
     let more = ["--batch", "2", "--window", "12", "--eval-every", "20", "--warmup", "2"];
     gpt2(&[&args[..], &more].concat())?.succeeded();
     let perplexity = |model: &str| -> Result<f64> {
-        let report = json(&["forward", "--model", model, "--json", "Line 7 of a play in"])?;
-        Ok(report["perplexity"].as_f64().ok_or("a number")?)
+        Ok(number(&json(&["forward", "--model", model, "--json", "Line 7 of a play in"])?["perplexity"]))
     };
     assert!(perplexity(&out)? < perplexity(&first)?, "{} {}", perplexity(&out)?, perplexity(&first)?);
     gpt2(&[&args[..], &["--overwrite", "--window", "17"]].concat())?.refused(1, &["--window is 17", "16"]);
 
-    // A separate head is trained, too, although the config says that the two are tied.
+    // A separate head is also trained, although the config says that the two are tied.
     let weights = folder.file("first").join("model.safetensors");
     let mut tensors = read(&weights)?;
     let wte = tensors.keys().find(|name| name.ends_with("wte.weight")).ok_or("an embedding")?;
@@ -253,11 +226,8 @@ fn a_model_that_is_there_is_replaced_only_where_that_is_asked_for() -> Result {
     let folder = Folder::of("odd")?;
     folder.write("text.txt", text())?;
     let before = std::fs::read(folder.file("model.safetensors"))?;
-    let (text, out) = (folder.file("text.txt").display().to_string(), folder.path().display().to_string());
-    let args =
-        ["train", "--text", &text, "--out", &out, "--vocab-size", "300", "--n-layer", "1", "--n-head", "2"];
-    let sizes = ["--n-embd", "8", "--n-positions", "16", "--batch", "2", "--steps", "1"];
-    let args = [&args[..], &sizes].concat();
+    let (text, out) = (folder.at("text.txt"), folder.dir());
+    let args = arguments(&text, &out, &["--batch", "2", "--steps", "1"]);
     gpt2(&args)?.refused(1, &["config.json", "--overwrite", &out]);
     assert_eq!(std::fs::read(folder.file("model.safetensors"))?, before);
     gpt2(&[&args[..], &["--overwrite"]].concat())?.succeeded();
@@ -268,6 +238,8 @@ fn a_model_that_is_there_is_replaced_only_where_that_is_asked_for() -> Result {
 #[test]
 fn what_cannot_be_trained_is_refused_with_the_reason() -> Result {
     let folder = Folder::empty()?;
+    folder.write("text.txt", text())?;
+    let (text, out) = (folder.at("text.txt"), folder.at("model"));
     for (more, code, parts) in [
         (&["--n-head", "3"][..], 1, &["n_embd (8)", "n_head (3)"][..]),
         (&["--n-layer", "0"], 1, &["n_layer is 0"]),
@@ -281,20 +253,15 @@ fn what_cannot_be_trained_is_refused_with_the_reason() -> Result {
         (&["--lr", "1e30", "--steps", "20"], 1, &["the loss became", "--lr"]),
         (&["--lr", "1e30", "--steps", "1"], 1, &["the validation loss became", "--lr"]),
     ] {
-        // A later option only replaces an earlier one if clap is told so; here each occurs once.
-        folder.write("text.txt", text())?;
-        let (text, out) =
-            (folder.file("text.txt").display().to_string(), folder.file("model").display().to_string());
-        let mut options = vec!["--vocab-size", "300", "--n-layer", "1", "--n-head", "2", "--n-embd", "8"];
-        options.extend(["--n-positions", "16", "--batch", "2", "--warmup", "1", "--steps", "1"]);
+        // Clap refuses an option that is given twice.
+        let mut args = arguments(&text, &out, &["--batch", "2", "--warmup", "1", "--steps", "1"]);
         for pair in more.chunks(2) {
-            match options.iter().position(|o| *o == pair[0]) {
-                Some(at) => options[at + 1] = pair[1],
-                None => options.extend(pair),
+            match args.iter().position(|o| *o == pair[0]) {
+                Some(at) => args[at + 1] = pair[1],
+                None => args.extend(pair),
             }
         }
-        let run = gpt2(&[&["train", "--text", &text, "--out", &out][..], &options].concat())?;
-        run.refused(code, parts);
+        gpt2(&args)?.refused(code, parts);
     }
     Ok(())
 }
@@ -305,14 +272,14 @@ fn texts_and_folders_that_are_not_there_are_named() -> Result {
     folder.write("text.txt", text())?;
     folder.write("latin1.txt", b"caf\xe9")?;
     folder.write("empty.txt", "")?;
-    let path = |name: &str| folder.file(name).display().to_string();
     for (text, reason) in [("nowhere.txt", "No such file"), ("latin1.txt", "UTF-8")] {
-        let run = gpt2(&["train", "--text", &path(text), "--out", &path("out")])?;
-        run.refused(1, &["cannot read the text from", &path(text), reason]);
+        let run = gpt2(&["train", "--text", &folder.at(text), "--out", &folder.at("out")])?;
+        run.refused(1, &["cannot read the text from", &folder.at(text), reason]);
         assert!(!folder.file("out").exists(), "a folder was made for nothing");
     }
-    gpt2(&["train", "--text", &path("empty.txt"), "--out", &path("out")])?.refused(1, &["too short"]);
-    let run = gpt2(&["train", "--text", &path("text.txt"), "--out", &path("latin1.txt")])?;
-    run.refused(1, &["cannot make", &path("latin1.txt")]);
+    gpt2(&["train", "--text", &folder.at("empty.txt"), "--out", &folder.at("out")])?
+        .refused(1, &["too short"]);
+    let run = gpt2(&["train", "--text", &folder.at("text.txt"), "--out", &folder.at("latin1.txt")])?;
+    run.refused(1, &["cannot make", &folder.at("latin1.txt")]);
     Ok(())
 }

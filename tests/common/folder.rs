@@ -98,18 +98,23 @@ impl Folder {
         self.path().join(name)
     }
 
+    /// The folder as an argument.
+    pub(crate) fn dir(&self) -> String {
+        self.path().display().to_string()
+    }
+
+    /// A file in it as an argument.
+    pub(crate) fn at(&self, name: &str) -> String {
+        self.file(name).display().to_string()
+    }
+
     pub(crate) fn write(&self, name: &str, content: impl AsRef<[u8]>) -> Result {
         Ok(std::fs::write(self.file(name), content)?)
     }
 
     /// The names in the folder, in order.
     pub(crate) fn names(&self) -> Result<Vec<String>> {
-        let mut names = vec![];
-        for entry in std::fs::read_dir(self.path())? {
-            names.push(entry?.file_name().to_string_lossy().into_owned());
-        }
-        names.sort();
-        Ok(names)
+        names_in(self.path())
     }
 
     /// Sets a field of config.json.
@@ -139,6 +144,16 @@ impl Folder {
             Err(e) => e.to_string(),
         }
     }
+}
+
+/// The names in a folder, in order.
+pub(crate) fn names_in(folder: &Path) -> Result<Vec<String>> {
+    let mut names = vec![];
+    for entry in std::fs::read_dir(folder)? {
+        names.push(entry?.file_name().to_string_lossy().into_owned());
+    }
+    names.sort();
+    Ok(names)
 }
 
 /// Fails unless `message` contains all of `parts`.

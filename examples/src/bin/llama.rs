@@ -172,7 +172,7 @@ fn rotations(c: &theirs::Config, dtype: DType) -> Result<(Tensor, Tensor)> {
     Ok((angles.cos()?.to_dtype(dtype)?, angles.sin()?.to_dtype(dtype)?))
 }
 
-/// Llama 3.2 1B with 4 of its 16 layers, or a tiny one with as many queries to a key head.
+/// Llama 3.2 1B with 4 of its 16 layers, or a tiny one with the same number of query heads per key head.
 fn config(tiny: bool) -> theirs::Config {
     let size = |whole: usize, small: usize| if tiny { small } else { whole };
     theirs::Config {

@@ -1,13 +1,18 @@
 //! The cache: which files the program uses, and which it trusts.
 
-use super::{At, COMMIT, Fault, MODEL, Result, Run, Setup, git_sha1_of, repository, sha256_of, weights};
+use super::{
+    At, COMMIT, FORWARD_OFFLINE, Fault, MODEL, REPO, Result, Run, Setup, damaged_weights, git_sha1_of,
+    repository, sha256_of, weights,
+};
 use crate::folder::assert_says;
+use crate::list;
 use serde_json::Value;
 use std::io::Write;
 use std::path::Path;
+use std::process::Command;
 
 /// Writes the repository under `folder` in the layout of Python's `huggingface_hub`.
-fn as_python(cache: &Path, folder: &str, skip: &[&str]) -> Result<()> {
+fn as_python(cache: &Path, folder: &str, skip: &[&str]) -> Result {
     let repo = cache.join(folder);
     let snapshot = repo.join("snapshots").join(COMMIT);
     for dir in [snapshot.clone(), repo.join("blobs"), repo.join("refs")] {
@@ -26,29 +31,29 @@ fn as_python(cache: &Path, folder: &str, skip: &[&str]) -> Result<()> {
 }
 
 #[cfg(unix)]
-fn symlink(target: &Path, link: &Path) -> Result<()> {
+fn symlink(target: &Path, link: &Path) -> Result {
     Ok(std::os::unix::fs::symlink(target, link)?)
 }
 
 #[test]
 #[cfg(unix)]
-fn what_python_cached_is_used_without_a_request() -> Result<()> {
+fn what_python_cached_is_used_without_a_request() -> Result {
     // transformers stores a model under the name that the user gave.
-    for folder in ["models--openai-community--gpt2", "models--gpt2"] {
+    for folder in [REPO, "models--gpt2"] {
         let setup = Setup::new()?;
         as_python(setup.cache.path(), folder, &[])?;
         setup.works_offline()?;
         setup.works()?;
-        assert!(setup.server.seen().is_empty(), "{folder}: {:?}", setup.server.seen());
+        assert!(setup.server.state().seen.is_empty(), "{folder}: {:?}", setup.server.state().seen);
     }
     Ok(())
 }
 
 #[test]
 #[cfg(unix)]
-fn a_blob_in_pythons_shared_store_is_used() -> Result<()> {
+fn a_blob_in_pythons_shared_store_is_used() -> Result {
     let setup = Setup::new()?;
-    as_python(setup.cache.path(), "models--openai-community--gpt2", &[])?;
+    as_python(setup.cache.path(), REPO, &[])?;
     let blob = setup.blob(&sha256_of(&weights()));
     // Newer versions store content once for all models, under a name that is not its sha256.
     let store = setup.cache.path().join("blobs/ab");
@@ -59,49 +64,48 @@ fn a_blob_in_pythons_shared_store_is_used() -> Result<()> {
     setup.works_offline()?;
 
     // The program notices damage through both links, and leaves the store alone.
-    let mut damaged = weights();
-    damaged[1_000_000] ^= 1;
-    std::fs::write(store.join(&name), &damaged)?;
+    std::fs::write(store.join(&name), damaged_weights())?;
     setup.works()?;
-    assert_eq!(std::fs::read(store.join(&name))?, damaged);
+    assert_eq!(std::fs::read(store.join(&name))?, damaged_weights());
     assert!(blob.symlink_metadata()?.is_file());
     Ok(())
 }
 
 #[test]
 #[cfg(unix)]
-fn what_python_did_not_cache_is_fetched_at_its_commit() -> Result<()> {
+fn what_python_did_not_cache_is_fetched_at_its_commit() -> Result {
     let setup = Setup::new()?;
-    as_python(setup.cache.path(), "models--openai-community--gpt2", &["model.safetensors"])?;
-    let args = ["forward", "--model", "gpt2", "--offline", "O Romeo"];
-    setup.run(&args)?.refused(1, &["model.safetensors is not in the cache", "offline", "gpt2 download"]);
+    as_python(setup.cache.path(), REPO, &["model.safetensors"])?;
+    setup
+        .run(&FORWARD_OFFLINE)?
+        .refused(1, &["model.safetensors is not in the cache", "offline", "gpt2 download"]);
     setup.works()?;
     setup.works_offline()
 }
 
 #[test]
 #[cfg(unix)]
-fn without_its_tokenizer_a_model_serves_for_ids() -> Result<()> {
+fn without_its_tokenizer_a_model_serves_for_ids() -> Result {
     let setup = Setup::new()?;
-    as_python(setup.cache.path(), "models--openai-community--gpt2", &["tokenizer.json"])?;
+    as_python(setup.cache.path(), REPO, &["tokenizer.json"])?;
     setup.run(&["forward", "--model", "gpt2", "--offline", "--ids", "1,2"])?.succeeded();
-    let run = setup.run(&["forward", "--model", "gpt2", "--offline", "O Romeo"])?;
-    run.refused(1, &["tokenizer", "not in the cache", "token ids"]);
+    setup.run(&FORWARD_OFFLINE)?.refused(1, &["tokenizer", "not in the cache", "token ids"]);
     setup.works()?;
     Ok(())
 }
 
 #[test]
-fn a_cold_cache_offline_says_what_to_do() -> Result<()> {
+fn a_cold_cache_offline_says_what_to_do() -> Result {
     let setup = Setup::new()?;
-    let args = ["forward", "--model", "gpt2", "--offline", "O Romeo"];
-    setup.run(&args)?.refused(1, &["config.json is not in the cache", "gpt2 download", "--offline"]);
-    assert!(setup.server.seen().is_empty());
+    setup
+        .run(&FORWARD_OFFLINE)?
+        .refused(1, &["config.json is not in the cache", "gpt2 download", "--offline"]);
+    assert!(setup.server.state().seen.is_empty());
     Ok(())
 }
 
 #[test]
-fn a_server_that_is_down_matters_to_a_cold_cache_only() -> Result<()> {
+fn a_server_that_is_down_matters_to_a_cold_cache_only() -> Result {
     let setup = Setup::new()?;
     let down = ["forward", "--model", "gpt2", "--endpoint", "http://127.0.0.1:1", "O Romeo"];
     setup.run(&down)?.refused(1, &["http://127.0.0.1:1 cannot be reached"]);
@@ -111,27 +115,24 @@ fn a_server_that_is_down_matters_to_a_cold_cache_only() -> Result<()> {
 }
 
 #[test]
-fn damage_is_noticed_and_mended() -> Result<()> {
+fn damage_is_noticed_and_mended() -> Result {
     let setup = Setup::new()?;
     setup.works()?;
     let blob = setup.blob(&sha256_of(&weights()));
-    let mut damaged = weights();
-    damaged[1_000_000] ^= 1;
-    std::fs::write(&blob, &damaged)?;
+    std::fs::write(&blob, damaged_weights())?;
 
-    let args = ["forward", "--model", "gpt2", "--offline", "O Romeo"];
-    setup.run(&args)?.refused(1, &["model.safetensors: damaged", "sha256", "verify-cache"]);
+    setup.run(&FORWARD_OFFLINE)?.refused(1, &["model.safetensors: damaged", "sha256", "verify-cache"]);
     let run = setup.run(&["verify-cache", "gpt2"])?;
     assert_eq!(run.code, 1, "{run:?}");
     assert_says("stdout", &run.stdout, &["config.json", "good", "model.safetensors", "BAD"]);
     let run = setup.run(&["verify-cache", "gpt2", "--repair", "--json"])?.succeeded();
     let checks: Value = serde_json::from_str(&run.stdout)?;
-    let states: Vec<_> = checks.as_array().ok_or("a list")?.iter().map(|c| &c["state"]).collect();
+    let states: Vec<_> = list(&checks).iter().map(|c| &c["state"]).collect();
     assert_eq!(states, ["good", "repaired", "good"]);
     setup.works_offline()?;
 
     // It also repairs without being asked; and a missing blob is no different.
-    std::fs::write(&blob, &damaged)?;
+    std::fs::write(&blob, damaged_weights())?;
     setup.works()?;
     std::fs::remove_file(&blob)?;
     setup.works()?;
@@ -139,7 +140,7 @@ fn damage_is_noticed_and_mended() -> Result<()> {
 }
 
 #[test]
-fn a_damaged_part_is_not_built_upon_for_ever() -> Result<()> {
+fn a_damaged_part_is_not_built_upon_for_ever() -> Result {
     let setup = Setup::new()?;
     let weights = super::weights();
     let partial = setup.blob(&format!("{}.incomplete", sha256_of(&weights)));
@@ -155,7 +156,7 @@ fn a_damaged_part_is_not_built_upon_for_ever() -> Result<()> {
 }
 
 #[test]
-fn download_asks_for_the_newest_commit_and_prints_where_it_is() -> Result<()> {
+fn download_asks_for_the_newest_commit_and_prints_where_it_is() -> Result {
     let setup = Setup::new()?;
     let old = "f".repeat(40);
     std::fs::create_dir_all(setup.repo().join("refs"))?;
@@ -173,17 +174,16 @@ fn download_asks_for_the_newest_commit_and_prints_where_it_is() -> Result<()> {
 
 #[test]
 #[cfg(unix)]
-fn a_download_that_fails_leaves_the_old_commit_in_place() -> Result<()> {
+fn a_download_that_fails_leaves_the_old_commit_in_place() -> Result {
     let setup = Setup::new()?;
-    as_python(setup.cache.path(), "models--openai-community--gpt2", &[])?;
+    as_python(setup.cache.path(), REPO, &[])?;
     // The cache holds an older commit, with other weights.
     let old = "f".repeat(40);
     let refs = setup.repo().join("refs/main");
     std::fs::write(&refs, &old)?;
     let snapshot = setup.repo().join("snapshots").join(&old);
     std::fs::rename(setup.repo().join("snapshots").join(COMMIT), &snapshot)?;
-    let mut other = weights();
-    other[1_500_000] ^= 1;
+    let other = damaged_weights();
     std::fs::remove_file(setup.blob(&sha256_of(&weights())))?;
     std::fs::write(setup.blob(&sha256_of(&other)), &other)?;
     std::fs::remove_file(snapshot.join("model.safetensors"))?;
@@ -193,7 +193,7 @@ fn a_download_that_fails_leaves_the_old_commit_in_place() -> Result<()> {
     setup.server.fault(At::Storage, Fault::Status(500, vec![]), None);
     setup.run(&["download", "gpt2"])?.refused(1, &["the server failed"]);
     assert_eq!(std::fs::read_to_string(&refs)?, old);
-    setup.run(&["forward", "--model", "gpt2", "--offline", "O Romeo"])?.succeeded();
+    setup.run(&FORWARD_OFFLINE)?.succeeded();
     setup.server.heal();
     setup.run(&["download", "gpt2"])?.succeeded();
     assert_eq!(std::fs::read_to_string(&refs)?, COMMIT);
@@ -201,7 +201,7 @@ fn a_download_that_fails_leaves_the_old_commit_in_place() -> Result<()> {
 }
 
 #[test]
-fn download_fails_without_the_tokenizer() -> Result<()> {
+fn download_fails_without_the_tokenizer() -> Result {
     let setup = Setup::with(At::Get("tokenizer.json"), Fault::Status(500, vec![]), None)?;
     setup.run(&["download", "gpt2"])?.refused(1, &["tokenizer.json", "the server failed"]);
     // For token ids, the other files are enough.
@@ -211,7 +211,7 @@ fn download_fails_without_the_tokenizer() -> Result<()> {
 
 #[test]
 #[cfg(unix)]
-fn a_copy_without_links_is_verified_and_kept() -> Result<()> {
+fn a_copy_without_links_is_verified_and_kept() -> Result {
     use std::os::unix::fs::MetadataExt;
     let setup = Setup::new()?;
     for (name, content) in repository() {
@@ -222,16 +222,13 @@ fn a_copy_without_links_is_verified_and_kept() -> Result<()> {
     std::fs::write(setup.repo().join("refs/main"), COMMIT)?;
     let inode = |name| std::fs::symlink_metadata(setup.pointer(name)).map(|meta| meta.ino());
     let before = inode("model.safetensors")?;
-    let args = ["forward", "--model", "gpt2", "--offline", "O Romeo"];
-    setup.run(&args)?.refused(1, &["does not say what its hash", "name its folder"]);
+    setup.run(&FORWARD_OFFLINE)?.refused(1, &["does not say what its hash", "name its folder"]);
     setup.works()?;
     assert_eq!(inode("model.safetensors")?, before);
     assert!(setup.fetches().is_empty(), "fetched what was there");
     setup.works_offline()?;
     // The program notices that the file has changed.
-    let mut damaged = weights();
-    damaged[1_000_000] ^= 1;
-    std::fs::write(setup.pointer("model.safetensors"), damaged)?;
+    std::fs::write(setup.pointer("model.safetensors"), damaged_weights())?;
     let run = setup.run(&["verify-cache", "gpt2", "--offline"])?;
     assert_eq!(run.code, 1, "{run:?}");
     setup.works()?;
@@ -240,9 +237,9 @@ fn a_copy_without_links_is_verified_and_kept() -> Result<()> {
 
 #[test]
 #[cfg(unix)]
-fn a_cache_that_has_the_files_need_not_keep_the_branch() -> Result<()> {
+fn a_cache_that_has_the_files_need_not_keep_the_branch() -> Result {
     let setup = Setup::new()?;
-    as_python(setup.cache.path(), "models--openai-community--gpt2", &[])?;
+    as_python(setup.cache.path(), REPO, &[])?;
     std::fs::remove_dir_all(setup.repo().join("refs"))?;
     std::fs::write(setup.repo().join("refs"), "a file where a folder should be: nobody can write there")?;
     setup.works()?;
@@ -250,14 +247,11 @@ fn a_cache_that_has_the_files_need_not_keep_the_branch() -> Result<()> {
 }
 
 #[test]
-fn models_lists_names_pins_and_what_is_cached() -> Result<()> {
+fn models_lists_names_pins_and_what_is_cached() -> Result {
     let setup = Setup::new()?;
     let run = setup.run(&["models"])?.succeeded();
-    assert_says(
-        "stdout",
-        &run.stdout,
-        &["gpt2-xl", "distilbert/distilgpt2", "607a30d783df", "MIT", "no models in"],
-    );
+    let known = ["gpt2-xl", "distilbert/distilgpt2", "607a30d783df", "MIT", "no models in"];
+    assert_says("stdout", &run.stdout, &known);
     setup.works()?;
     let run = setup.run(&["models"])?.succeeded();
     assert_says("stdout", &run.stdout, &[MODEL, COMMIT, "main"]);
@@ -268,7 +262,7 @@ fn models_lists_names_pins_and_what_is_cached() -> Result<()> {
 }
 
 #[test]
-fn a_pinned_file_is_held_against_its_pin() -> Result<()> {
+fn a_pinned_file_is_held_against_its_pin() -> Result {
     use gpt2_loader::hub::{FileState, Pin};
     use gpt2_loader::{Hub, ModelId};
     let setup = Setup::new()?;
@@ -296,7 +290,7 @@ fn a_pinned_file_is_held_against_its_pin() -> Result<()> {
         assert!(!setup.pointer("model.safetensors").exists());
     }
     assert_eq!(open(&pin)?, COMMIT);
-    // A cached and verified file is checked against a pin, too, and checking again changes nothing.
+    // The pin also holds for a file that is already cached and verified; checking again changes nothing.
     let wrong = Pin { sha256: Some("0".repeat(64)), ..pin.clone() };
     let mut hub = Hub::new(setup.cache.path());
     (hub.pins, hub.offline) = (vec![wrong], true);
@@ -309,7 +303,7 @@ fn a_pinned_file_is_held_against_its_pin() -> Result<()> {
 
 /// A user who may read a folder but not write to it; root may do anything.
 #[cfg(unix)]
-fn as_reader(command: &mut std::process::Command) -> Result<()> {
+fn as_reader(command: &mut Command) -> Result {
     use std::os::unix::fs::MetadataExt;
     use std::os::unix::process::CommandExt;
     if std::fs::metadata("/proc/self")?.uid() == 0 {
@@ -319,7 +313,7 @@ fn as_reader(command: &mut std::process::Command) -> Result<()> {
 }
 
 #[cfg(unix)]
-fn chmod(dir: &Path, mode: u32) -> Result<()> {
+fn chmod(dir: &Path, mode: u32) -> Result {
     use std::os::unix::fs::PermissionsExt;
     std::fs::set_permissions(dir, std::fs::Permissions::from_mode(mode))?;
     for entry in std::fs::read_dir(dir)? {
@@ -333,9 +327,9 @@ fn chmod(dir: &Path, mode: u32) -> Result<()> {
 
 #[test]
 #[cfg(unix)]
-fn a_cache_that_may_only_be_read_works_where_it_has_the_files() -> Result<()> {
+fn a_cache_that_may_only_be_read_works_where_it_has_the_files() -> Result {
     let setup = Setup::new()?;
-    as_python(setup.cache.path(), "models--openai-community--gpt2", &[])?;
+    as_python(setup.cache.path(), REPO, &[])?;
     chmod(setup.cache.path(), 0o555)?;
     // A copy of the binary where another user can run it.
     let bin = tempfile::tempdir()?;
@@ -343,12 +337,12 @@ fn a_cache_that_may_only_be_read_works_where_it_has_the_files() -> Result<()> {
     std::fs::copy(env!("CARGO_BIN_EXE_gpt2"), &program)?;
     chmod(bin.path(), 0o755)?;
     let run = |model: &str| {
-        let mut command = std::process::Command::new(&program);
+        let mut command = Command::new(&program);
         command.args(["forward", "--model", model, "--json", "O Romeo"]);
         command.env_clear().env("HOME", "/nonexistent");
         command.env("HF_ENDPOINT", setup.server.endpoint()).env("HF_HUB_CACHE", setup.cache.path());
         as_reader(&mut command)?;
-        Run::of(command.output()?)
+        Run::of(command)
     };
     super::assert_is_expected(&run("gpt2")?.succeeded().stdout)?;
     chmod(setup.cache.path(), 0o755)?;
@@ -362,24 +356,19 @@ fn a_cache_that_may_only_be_read_works_where_it_has_the_files() -> Result<()> {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn a_full_disk_is_noticed_beforehand() -> Result<()> {
+fn a_full_disk_is_noticed_beforehand() -> Result {
     let setup = Setup::new()?;
     let disk = tempfile::tempdir()?;
     let mount = |args: &[&str]| {
-        std::process::Command::new("mount")
-            .args(args)
-            .arg(disk.path())
-            .output()
-            .is_ok_and(|o| o.status.success())
+        Command::new("mount").args(args).arg(disk.path()).output().is_ok_and(|o| o.status.success())
     };
     if !mount(&["-t", "tmpfs", "-o", "size=1m", "tmpfs"]) {
         writeln!(std::io::stderr(), "SKIPPED a full disk: mounting a small tmpfs needs root")?;
         return Ok(());
     }
     let cache = disk.path().to_str().ok_or("a path")?;
-    let args = ["forward", "--model", "gpt2", "--cache-dir", cache, "O Romeo"];
-    let full = setup.run(&args);
-    let umount = std::process::Command::new("umount").arg(disk.path()).output()?;
+    let full = setup.run(&["forward", "--model", "gpt2", "--cache-dir", cache, "O Romeo"]);
+    let umount = Command::new("umount").arg(disk.path()).output()?;
     assert!(umount.status.success());
     full?.refused(1, &["bytes are needed", "are free", "make room", "HF_HUB_CACHE"]);
     Ok(())

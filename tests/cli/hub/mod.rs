@@ -1,34 +1,43 @@
 //! Models by name: the binary against a Hub on the loopback interface, with everything that can go wrong.
 
-mod adapter;
+mod access;
 mod cached;
-mod concurrent;
 mod faults;
-mod gguf;
-mod inspect;
-mod names;
-mod proxy;
-mod refusals;
+mod repositories;
 mod server;
 
 use crate::common::Result;
 use crate::{Run, command};
+use serde_json::Value;
 use server::content::{git_sha1_of, sha256_of};
 use server::{At, COMMIT, Fault, MODEL, Seen, Server};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+/// The folder of the model in Python's cache.
+const REPO: &str = "models--openai-community--gpt2";
+const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny-shakespeare");
+const FORWARD: [&str; 4] = ["forward", "--model", "gpt2", "O Romeo"];
+const FORWARD_OFFLINE: [&str; 5] = ["forward", "--model", "gpt2", "--offline", "O Romeo"];
+
 /// The built-in demo model's files, as a repository on the Hub.
 fn repository() -> Vec<(String, Vec<u8>)> {
-    const FILES: &str = "the demo model's files";
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny-shakespeare");
-    let names = ["config.json", "model.safetensors", "tokenizer.json", "README.md"];
-    names.map(|name| (name.to_string(), std::fs::read(dir.join(name)).expect(FILES))).into()
+    let read = |name: &str| std::fs::read(Path::new(DEMO).join(name)).expect("the demo model's files");
+    ["config.json", "model.safetensors", "tokenizer.json", "README.md"]
+        .map(|name| (name.into(), read(name)))
+        .into()
 }
 
 fn weights() -> Vec<u8> {
     repository().swap_remove(1).1
+}
+
+/// The weights with one bit flipped.
+fn damaged_weights() -> Vec<u8> {
+    let mut weights = weights();
+    weights[1_000_000] ^= 1;
+    weights
 }
 
 /// A Hub with the demo model under GPT-2's name, and an empty cache.
@@ -39,7 +48,12 @@ struct Setup {
 
 impl Setup {
     fn new() -> Result<Self> {
-        Ok(Self { server: Server::start(repository()), cache: tempfile::tempdir()? })
+        Self::serving(repository())
+    }
+
+    /// With other files.
+    fn serving(files: impl IntoIterator<Item = (String, Vec<u8>)>) -> Result<Self> {
+        Ok(Self { server: Server::start(files), cache: tempfile::tempdir()? })
     }
 
     /// With a fault that happens `times` times, or always.
@@ -57,7 +71,13 @@ impl Setup {
 
     #[track_caller]
     fn run(&self, args: &[&str]) -> Result<Run> {
-        Run::of(self.command(args).output()?)
+        Run::of(self.command(args))
+    }
+
+    /// Runs with more environment variables.
+    #[track_caller]
+    fn run_with(&self, variables: &[(&str, &str)], args: &[&str]) -> Result<Run> {
+        Run::of(self.command(args).envs(variables.iter().copied()))
     }
 
     /// Runs the model, which comes from the Hub or the cache.
@@ -76,17 +96,17 @@ impl Setup {
 
     /// Fails unless the model runs without any request.
     #[track_caller]
-    fn works_offline(&self) -> Result<()> {
-        let before = self.server.seen().len();
-        let mut command = self.command(&["forward", "--model", "gpt2", "--json", "O Romeo"]);
-        let run = Run::of(command.env("HF_HUB_OFFLINE", "1").output()?)?.succeeded();
+    fn works_offline(&self) -> Result {
+        let before = self.server.state().seen.len();
+        let run =
+            self.run_with(&[("HF_HUB_OFFLINE", "1")], &[&FORWARD[..], &["--json"]].concat())?.succeeded();
         assert_is_expected(&run.stdout)?;
-        assert_eq!(self.server.seen().len(), before, "a request");
+        assert_eq!(self.server.state().seen.len(), before, "a request");
         Ok(())
     }
 
     fn repo(&self) -> PathBuf {
-        self.cache.path().join("models--openai-community--gpt2")
+        self.cache.path().join(REPO)
     }
 
     fn pointer(&self, name: &str) -> PathBuf {
@@ -99,21 +119,21 @@ impl Setup {
 
     /// The requests for the content of large files.
     fn fetches(&self) -> Vec<Seen> {
-        self.server.seen().into_iter().filter(|seen| seen.path.starts_with("/storage/")).collect()
+        self.server.state().seen.iter().filter(|seen| seen.path.starts_with("/storage/")).cloned().collect()
     }
 }
 
 /// Fails unless the numbers equal the built-in model's for the same prompt, and the output names the commit.
 #[track_caller]
-fn assert_is_expected(json: &str) -> Result<()> {
-    let mut got: serde_json::Value = serde_json::from_str(json)?;
+fn assert_is_expected(json: &str) -> Result {
+    let mut got: Value = serde_json::from_str(json)?;
     assert_eq!(got["provenance"]["commit"], COMMIT);
     let hashes = got["provenance"]["weights"].as_object().ok_or("the weights' hashes")?;
     assert!(hashes.values().all(|hash| *hash == *sha256_of(&weights())) && hashes.len() == 1, "{hashes:?}");
-    let mut demo: serde_json::Value = serde_json::from_str(&expected()?)?;
+    let mut demo: Value = serde_json::from_str(&expected()?)?;
     // Each shard of a repository has its own hash.
     for report in [&mut got, &mut demo] {
-        report["provenance"] = serde_json::Value::Null;
+        report["provenance"] = Value::Null;
     }
     assert_eq!(got, demo, "other weights");
     Ok(())
@@ -121,6 +141,6 @@ fn assert_is_expected(json: &str) -> Result<()> {
 
 /// The built-in model's output for the same prompt, under the name of the model on the Hub.
 fn expected() -> Result<String> {
-    let demo = Run::of(command(&["forward", "--json", "O Romeo"]).output()?)?.succeeded().stdout;
+    let demo = Run::of(command(&["forward", "--json", "O Romeo"]))?.succeeded().stdout;
     Ok(demo.replace("tiny-shakespeare (built in)", &format!("{MODEL}@{}", &COMMIT[..12])))
 }

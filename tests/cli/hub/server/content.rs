@@ -1,6 +1,6 @@
 //! A file's content as it goes over the wire, including faults.
 
-use super::{Answer, COMMIT, Fault, State, whole};
+use super::{Answer, COMMIT, Fault, empty, header};
 use http_body_util::combinators::BoxBody;
 use hyper::body::{Body, Bytes, Frame, Incoming};
 use hyper::header::{ACCEPT_RANGES, CONTENT_LENGTH, CONTENT_RANGE, ETAG, IF_NONE_MATCH, RANGE};
@@ -14,10 +14,10 @@ use tokio::time::Sleep;
 
 /// A file's content and its hashes.
 #[derive(Clone)]
-pub(super) struct Content {
-    pub(super) bytes: Bytes,
-    pub(super) sha256: String,
-    pub(super) git_sha1: String,
+pub(crate) struct Content {
+    pub(crate) bytes: Bytes,
+    pub(crate) sha256: String,
+    pub(crate) git_sha1: String,
 }
 
 impl From<Vec<u8>> for Content {
@@ -26,21 +26,20 @@ impl From<Vec<u8>> for Content {
     }
 }
 
-/// A file's content, or the requested range of it, including faults.
+/// A file's content, or the requested range of it, including faults; adds its bytes to `sent`.
 pub(super) fn file(
-    state: &State,
+    sent: &mut u64,
     request: &Request<Incoming>,
     content: &Bytes,
     etag: &str,
     fault: Option<Fault>,
 ) -> Answer {
-    let header = |name| request.headers().get(name).map(|v: &hyper::header::HeaderValue| v.to_str().unwrap());
     let mut answer = Response::builder().header("x-repo-commit", COMMIT).header(ETAG, etag);
-    if header(IF_NONE_MATCH) == Some(etag) {
-        return answer.status(StatusCode::NOT_MODIFIED).body(whole(Bytes::new())).unwrap();
+    if header(request, IF_NONE_MATCH) == Some(etag) {
+        return empty(answer.status(StatusCode::NOT_MODIFIED));
     }
-    let range =
-        header(RANGE).filter(|_| !matches!(fault, Some(Fault::NoRanges | Fault::CutWithoutRanges(_))));
+    let range = header(request, RANGE)
+        .filter(|_| !matches!(fault, Some(Fault::NoRanges | Fault::CutWithoutRanges(_))));
     let (start, end) = match range.and_then(|range| range.strip_prefix("bytes=")?.split_once('-')) {
         Some((start, last)) => {
             let end = last.parse::<usize>().map_or(content.len(), |last| (last + 1).min(content.len()));
@@ -49,7 +48,7 @@ pub(super) fn file(
         None => (0, content.len()),
     };
     if start >= end && range.is_some() {
-        return answer.status(StatusCode::RANGE_NOT_SATISFIABLE).body(whole(Bytes::new())).unwrap();
+        return empty(answer.status(StatusCode::RANGE_NOT_SATISFIABLE));
     }
     if range.is_some() {
         answer = answer
@@ -57,60 +56,52 @@ pub(super) fn file(
             .header(CONTENT_RANGE, format!("bytes {start}-{}/{}", end - 1, content.len()));
     }
     answer = answer.header(ACCEPT_RANGES, "bytes");
-    let mut bytes = content.slice(start..end);
+    let bytes = content.slice(start..end);
     let len = bytes.len();
-    let part = |percent: usize| len * percent / 100;
+    let part = |percent: usize| Step::Send(bytes.slice(..len * percent / 100));
+    let pause = Step::Pause(Duration::from_millis(50));
     let mut promised = Some(len);
-    let mut steps = VecDeque::new();
-    match fault {
+    let steps = match fault {
         Some(Fault::Drop(at) | Fault::Reset(at) | Fault::CutWithoutRanges(at)) => {
-            steps.extend([
-                Step::Send(bytes.slice(..part(at))),
-                Step::Pause(Duration::from_millis(50)),
-                Step::Fail,
-            ]);
+            vec![part(at), pause, Step::Fail]
         }
         Some(Fault::LengthTooLarge) => {
             promised = Some(len + 1000);
-            steps.extend([Step::Send(bytes), Step::Pause(Duration::from_millis(50)), Step::Fail]);
+            vec![part(100), pause, Step::Fail]
         }
         Some(Fault::LengthTooSmall) => {
-            promised = Some(len - 1000.min(len / 2));
-            steps.push_back(Step::Send(bytes.slice(..promised.unwrap())));
+            let less = len - 1000.min(len / 2);
+            promised = Some(less);
+            vec![Step::Send(bytes.slice(..less))]
         }
         Some(Fault::ShortBody) => {
             promised = None;
-            steps.push_back(Step::Send(bytes.slice(..len / 2)));
+            vec![part(50)]
         }
         Some(Fault::NoLength) => {
             promised = None;
-            steps.push_back(Step::Send(bytes));
+            vec![part(100)]
         }
         Some(Fault::Flip) => {
             let mut wrong = bytes.to_vec();
             wrong[len / 2] ^= 1;
-            bytes = wrong.into();
-            steps.push_back(Step::Send(bytes));
+            vec![Step::Send(wrong.into())]
         }
-        Some(Fault::StallBody(at)) => {
-            steps.extend([Step::Send(bytes.slice(..part(at))), Step::Pause(Duration::from_hours(1))]);
-        }
+        Some(Fault::StallBody(at)) => vec![part(at), Step::Pause(Duration::from_hours(1))],
         Some(Fault::Drip(pieces, pause)) => {
-            for piece in 0..pieces {
-                let piece = bytes.slice(piece * len / pieces..(piece + 1) * len / pieces);
-                steps.extend([Step::Send(piece), Step::Pause(pause)]);
-            }
+            let piece = |i: usize| Step::Send(bytes.slice(i * len / pieces..(i + 1) * len / pieces));
+            (0..pieces).flat_map(|i| [piece(i), Step::Pause(pause)]).collect()
         }
-        _ => steps.push_back(Step::Send(bytes)),
-    }
+        _ => vec![part(100)],
+    };
     if let Some(promised) = promised {
         answer = answer.header(CONTENT_LENGTH, promised);
     }
     if request.method() == Method::HEAD {
-        return answer.body(whole(Bytes::new())).unwrap();
+        return empty(answer);
     }
-    *state.sent.lock().unwrap() += len as u64;
-    answer.body(BoxBody::new(Script { steps, pause: None })).unwrap()
+    *sent += len as u64;
+    answer.body(BoxBody::new(Script { steps: steps.into(), pause: None })).unwrap()
 }
 
 /// A body that does not announce its length.

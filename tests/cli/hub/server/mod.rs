@@ -8,14 +8,16 @@ use content::{Content, file};
 use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
-use hyper::header::{AUTHORIZATION, CONTENT_TYPE, LOCATION, RANGE};
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderName, LOCATION, RANGE};
+use hyper::http;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
+use serde_json::json;
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use tokio::net::TcpListener;
 
@@ -77,6 +79,13 @@ pub(crate) enum Fault {
     NoHash,
 }
 
+/// A fault, where it happens, and how often it still will, if not always.
+struct Planned {
+    at: At,
+    fault: Fault,
+    left: Option<usize>,
+}
+
 /// A request as it arrived.
 #[derive(Debug, Clone)]
 pub(crate) struct Seen {
@@ -88,46 +97,40 @@ pub(crate) struct Seen {
 
 /// A server that ends with the test.
 pub(crate) struct Server {
-    pub(crate) address: SocketAddr,
-    state: Arc<State>,
+    address: SocketAddr,
+    state: Arc<Mutex<State>>,
 }
 
-struct State {
+/// What the server has, has seen, and does wrong; a test may change it at any time.
+pub(crate) struct State {
     address: SocketAddr,
-    files: Mutex<BTreeMap<String, Content>>,
-    faults: Mutex<Vec<(At, Fault, Option<usize>)>>,
-    seen: Mutex<Vec<Seen>>,
-    sent: Mutex<u64>,
+    pub(crate) files: BTreeMap<String, Content>,
+    faults: Vec<Planned>,
+    /// The requests so far.
+    pub(crate) seen: Vec<Seen>,
+    /// The bytes of bodies so far.
+    pub(crate) sent: u64,
     /// The token that may read the model; `None` for a public model.
-    gate: Mutex<Option<&'static str>>,
-    /// Whether the answer about the commit lists the files.
-    lists: Mutex<bool>,
+    pub(crate) gate: Option<&'static str>,
+    /// Whether the answer about the commit lists the files; some mirrors list none.
+    pub(crate) lists: bool,
 }
 
 impl Server {
     /// Serves `files` as the model's files.
     pub(crate) fn start(files: impl IntoIterator<Item = (String, Vec<u8>)>) -> Self {
-        let (sender, receiver) = std::sync::mpsc::channel();
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
         let files = files.into_iter().map(|(name, bytes)| (name, Content::from(bytes))).collect();
+        let (faults, seen) = (vec![], vec![]);
+        let state = State { address, files, faults, seen, sent: 0, gate: None, lists: true };
+        let server = Self { address, state: Arc::new(Mutex::new(state)) };
+        let state = Arc::clone(&server.state);
         std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-            runtime.block_on(async {
-                let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-                let state = Arc::new(State {
-                    address: listener.local_addr().unwrap(),
-                    files: Mutex::new(files),
-                    faults: Mutex::new(vec![]),
-                    seen: Mutex::new(vec![]),
-                    sent: Mutex::new(0),
-                    gate: Mutex::new(None),
-                    lists: Mutex::new(true),
-                });
-                sender.send(Arc::clone(&state)).unwrap();
-                accept(listener, state).await;
-            });
+            runtime.block_on(accept(listener, state));
         });
-        let state = receiver.recv().unwrap();
-        Self { address: state.address, state }
+        server
     }
 
     /// The address to give to a client.
@@ -135,46 +138,28 @@ impl Server {
         format!("http://{}", self.address)
     }
 
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap()
+    }
+
     /// Makes the fault happen `times` times, or always.
     pub(crate) fn fault(&self, at: At, fault: Fault, times: impl Into<Option<usize>>) {
-        self.state.faults.lock().unwrap().push((at, fault, times.into()));
+        self.state().faults.push(Planned { at, fault, left: times.into() });
     }
 
     /// Ends all faults.
     pub(crate) fn heal(&self) {
-        self.state.faults.lock().unwrap().clear();
-    }
-
-    /// The requests so far.
-    pub(crate) fn seen(&self) -> Vec<Seen> {
-        self.state.seen.lock().unwrap().clone()
-    }
-
-    /// The bytes of bodies so far.
-    pub(crate) fn sent(&self) -> u64 {
-        *self.state.sent.lock().unwrap()
-    }
-
-    /// Serves the model only to clients with this token.
-    pub(crate) fn gate(&self, token: &'static str) {
-        *self.state.gate.lock().unwrap() = Some(token);
-    }
-
-    /// Lists no files with the commit, as some mirrors do.
-    pub(crate) fn list_nothing(&self) {
-        *self.state.lists.lock().unwrap() = false;
-    }
-
-    pub(crate) fn remove(&self, file: &str) {
-        self.state.files.lock().unwrap().remove(file);
+        self.state().faults.clear();
     }
 }
 
-async fn accept(listener: TcpListener, state: Arc<State>) {
+async fn accept(listener: std::net::TcpListener, state: Arc<Mutex<State>>) {
+    listener.set_nonblocking(true).unwrap();
+    let listener = TcpListener::from_std(listener).unwrap();
     while let Ok((stream, _)) = listener.accept().await {
         let state = Arc::clone(&state);
         // If a connection is to be reset, closing it resets it at once.
-        if state.faults.lock().unwrap().iter().any(|(_, fault, _)| matches!(fault, Fault::Reset(_))) {
+        if state.lock().unwrap().faults.iter().any(|planned| matches!(planned.fault, Fault::Reset(_))) {
             stream.set_zero_linger().unwrap();
         }
         tokio::spawn(async move {
@@ -192,159 +177,167 @@ async fn accept(listener: TcpListener, state: Arc<State>) {
 
 type Answer = Response<BoxBody<Bytes, std::io::Error>>;
 
-/// The fault that replaces the answer, whatever the request.
-async fn instead(state: &State, fault: &Fault) -> Option<Answer> {
-    Some(match fault {
-        Fault::Status(status, headers) => {
-            let mut answer = refusal(*status, "", "");
-            for (name, value) in headers {
-                answer.headers_mut().insert(*name, value.parse().unwrap());
-            }
-            answer
-        }
-        Fault::Html => {
-            let page = "<!DOCTYPE html><html><title>Log in to the hotel's network</title></html>";
-            Response::builder().header(CONTENT_TYPE, "text/html").body(whole(page.into())).unwrap()
-        }
-        Fault::HtmlOfUnknownLength => {
-            let page = Bytes::from_static(b"<html>Log in to the hotel's network</html>");
-            Response::builder().body(content::of_unknown_length(page)).unwrap()
-        }
-        Fault::Elsewhere => {
-            let page = format!("http://localhost:{}/login", state.address.port());
-            let answer = Response::builder().status(StatusCode::FOUND).header(LOCATION, page);
-            answer.body(whole(Bytes::new())).unwrap()
-        }
-        Fault::StallHeaders => {
-            tokio::time::sleep(Duration::from_hours(1)).await;
-            return None;
-        }
-        _ => return None,
-    })
+async fn answer(state: &Mutex<State>, request: &Request<Incoming>) -> Answer {
+    let path: Vec<&str> = request.uri().path().split('/').skip(1).collect();
+    let (at, fault) = state.lock().unwrap().receive(request, &path);
+    if fault == Some(Fault::StallHeaders) {
+        tokio::time::sleep(Duration::from_hours(1)).await;
+    }
+    let mut state = state.lock().unwrap();
+    let instead = fault.as_ref().and_then(|fault| state.instead(fault));
+    instead.unwrap_or_else(|| state.answer(request, &path, at, fault))
 }
 
-async fn answer(state: &State, request: &Request<Incoming>) -> Answer {
-    let header = |name| {
-        request.headers().get(name).map(|v: &hyper::header::HeaderValue| v.to_str().unwrap().to_string())
-    };
-    let path = request.uri().path().to_string();
-    let token = header(AUTHORIZATION).map(|value| value.trim_start_matches("Bearer ").to_string());
-    state.seen.lock().unwrap().push(Seen {
-        path: path.clone(),
-        host: header(hyper::header::HOST).unwrap_or_default(),
-        token: token.clone(),
-        range: header(RANGE),
-    });
-    let parts: Vec<&str> = path.split('/').skip(1).collect();
-    let is_small =
-        |name: &str| state.files.lock().unwrap().get(name).is_some_and(|content| content.bytes.len() < LARGE);
-    let of_file = |name| match *request.method() {
-        Method::HEAD => At::Head(known(name)),
-        _ => At::Get(known(name)),
-    };
-    let at = match parts.as_slice() {
-        ["api", "resolve-cache", .., file] => Some(of_file(file)),
-        ["api", ..] | [] => Some(At::Api),
-        ["storage", ..] => Some(At::Storage),
-        // The answer is a redirect to the cache above.
-        [_, _, "resolve", _, file] if is_small(file) => None,
-        [.., file] => Some(of_file(file)),
-    };
-    let fault = at.and_then(|at| take(state, at));
-    if let Some(fault) = &fault
-        && let Some(answer) = instead(state, fault).await
-    {
-        return answer;
-    }
-    if let ["storage", sha256] = parts.as_slice() {
-        let files = state.files.lock().unwrap();
-        let content = files.values().find(|content| content.sha256 == *sha256);
-        return match content {
-            // Like the real Hub's: not a hash of the content.
-            Some(content) => file(state, request, &content.bytes, "\"d41d8cd9\"", fault),
-            None => refusal(403, "", "no such object"),
+impl State {
+    /// Notes a request; its kind, and the fault that is to happen to it, which is counted down.
+    fn receive(&mut self, request: &Request<Incoming>, path: &[&str]) -> (Option<At>, Option<Fault>) {
+        self.seen.push(Seen {
+            path: request.uri().path().to_string(),
+            host: header(request, HOST).unwrap_or_default().to_string(),
+            token: token(request).map(str::to_string),
+            range: header(request, RANGE).map(str::to_string),
+        });
+        let of_file = |name| match *request.method() {
+            Method::HEAD => At::Head(known(name)),
+            _ => At::Get(known(name)),
         };
+        let at = match path {
+            ["api", "resolve-cache", .., file] => Some(of_file(file)),
+            ["api", ..] | [] => Some(At::Api),
+            ["storage", ..] => Some(At::Storage),
+            // The answer is a redirect to the cache above.
+            [_, _, "resolve", _, file] if self.is_small(file) => None,
+            [.., file] => Some(of_file(file)),
+        };
+        let due = |planned: &&mut Planned| Some(planned.at) == at && planned.left != Some(0);
+        let fault = self.faults.iter_mut().find(due).map(|planned| {
+            planned.left = planned.left.map(|left| left - 1);
+            planned.fault.clone()
+        });
+        (at, fault)
     }
-    if matches!(parts.as_slice(), ["api", "models", "gpt2", ..] | ["gpt2", ..]) {
-        // A model that has moved: like the real Hub, redirect to a path without a host.
-        let location = path.replacen("gpt2", MODEL, 1);
-        let answer = Response::builder().status(StatusCode::TEMPORARY_REDIRECT).header(LOCATION, location);
-        return answer.body(whole(Bytes::new())).unwrap();
+
+    fn is_small(&self, file: &str) -> bool {
+        self.files.get(file).is_some_and(|content| content.bytes.len() < LARGE)
     }
-    let (model, rest) = match parts.as_slice() {
-        ["api", "resolve-cache", "models", owner, name, rest @ ..]
-        | ["api", "models", owner, name, rest @ ..]
-        | [owner, name, rest @ ..] => (format!("{owner}/{name}"), rest),
-        _ => return refusal(404, "", ""),
-    };
-    // The Hub describes a gated model to everyone, but gives its files only to some.
-    let gate = state.gate.lock().unwrap().filter(|_| at != Some(At::Api));
-    if model != MODEL {
-        // The Hub does not tell strangers which models exist.
-        let status = if token.is_some() { 404 } else { 401 };
-        return refusal(status, "RepoNotFound", "Repository not found");
-    }
-    match (gate, token.as_deref()) {
-        (Some(_), None) => return refusal(401, "GatedRepo", "Access to this model is restricted"),
-        (Some(gate), Some(token)) if gate != token => {
-            return refusal(403, "GatedRepo", "You are not in the authorized list");
-        }
-        _ => {}
-    }
-    match rest {
-        ["revision", revision] => commit(state, revision),
-        ["resolve", revision, _] if !is_known(revision) => refusal(404, "RevisionNotFound", "Invalid rev id"),
-        ["resolve", _, name] if is_small(name) => {
-            let location = format!("/api/resolve-cache/models/{MODEL}/{COMMIT}/{name}");
-            let answer =
-                Response::builder().status(StatusCode::TEMPORARY_REDIRECT).header(LOCATION, location);
-            answer.body(whole(Bytes::new())).unwrap()
-        }
-        ["resolve", _, name] | [_, name] => {
-            let files = state.files.lock().unwrap();
-            let Some(content) = files.get(*name) else {
-                return refusal(404, "EntryNotFound", "Entry not found");
-            };
-            if content.bytes.len() >= LARGE {
-                return resolve(state, content);
+
+    /// The answer of a fault that replaces every other, whatever the request.
+    fn instead(&self, fault: &Fault) -> Option<Answer> {
+        Some(match fault {
+            Fault::Status(status, headers) => {
+                let mut answer = refusal(*status, "", "");
+                for (name, value) in headers {
+                    answer.headers_mut().insert(*name, value.parse().unwrap());
+                }
+                answer
             }
-            let etag = if fault == Some(Fault::NoHash) { "5f3a-abc" } else { &content.git_sha1 };
-            file(state, request, &content.bytes, &format!("\"{etag}\""), fault)
-        }
-        _ => refusal(404, "EntryNotFound", "Entry not found"),
+            Fault::Html => {
+                let page = "<!DOCTYPE html><html><title>Log in to the hotel's network</title></html>";
+                Response::builder().header(CONTENT_TYPE, "text/html").body(whole(page.into())).unwrap()
+            }
+            Fault::HtmlOfUnknownLength => {
+                let page = Bytes::from_static(b"<html>Log in to the hotel's network</html>");
+                Response::builder().body(content::of_unknown_length(page)).unwrap()
+            }
+            Fault::Elsewhere => {
+                let page = format!("http://localhost:{}/login", self.address.port());
+                empty(Response::builder().status(StatusCode::FOUND).header(LOCATION, page))
+            }
+            _ => return None,
+        })
     }
+
+    fn answer(
+        &mut self,
+        request: &Request<Incoming>,
+        path: &[&str],
+        at: Option<At>,
+        fault: Option<Fault>,
+    ) -> Answer {
+        if let ["storage", sha256] = path {
+            let Some(content) = self.files.values().find(|content| content.sha256 == *sha256) else {
+                return refusal(403, "", "no such object");
+            };
+            // Like the real Hub's: not a hash of the content.
+            return file(&mut self.sent, request, &content.bytes, "\"d41d8cd9\"", fault);
+        }
+        if let ["api", "models", "gpt2", ..] | ["gpt2", ..] = path {
+            // A model that has moved: like the real Hub, redirect to a path without a host.
+            return redirect(&request.uri().path().replacen("gpt2", MODEL, 1));
+        }
+        let (model, rest) = match path {
+            ["api", "resolve-cache", "models", owner, name, rest @ ..]
+            | ["api", "models", owner, name, rest @ ..]
+            | [owner, name, rest @ ..] => (format!("{owner}/{name}"), rest),
+            _ => return refusal(404, "", ""),
+        };
+        let token = token(request);
+        if model != MODEL {
+            // The Hub does not tell strangers which models exist.
+            let status = if token.is_some() { 404 } else { 401 };
+            return refusal(status, "RepoNotFound", "Repository not found");
+        }
+        // The Hub describes a gated model to everyone, but gives its files only to some.
+        match (self.gate.filter(|_| at != Some(At::Api)), token) {
+            (Some(_), None) => return refusal(401, "GatedRepo", "Access to this model is restricted"),
+            (Some(gate), Some(token)) if gate != token => {
+                return refusal(403, "GatedRepo", "You are not in the authorized list");
+            }
+            _ => {}
+        }
+        match rest {
+            ["revision", revision] | ["resolve", revision, _] if !is_known(revision) => {
+                refusal(404, "RevisionNotFound", "Invalid rev id")
+            }
+            ["revision", _] => self.commit(),
+            ["resolve", _, name] if self.is_small(name) => {
+                redirect(&format!("/api/resolve-cache/models/{MODEL}/{COMMIT}/{name}"))
+            }
+            ["resolve", _, name] | [_, name] => {
+                let Some(content) = self.files.get(*name) else {
+                    return refusal(404, "EntryNotFound", "Entry not found");
+                };
+                if content.bytes.len() >= LARGE {
+                    return self.resolve(content);
+                }
+                let etag = if fault == Some(Fault::NoHash) { "5f3a-abc" } else { &content.git_sha1 };
+                file(&mut self.sent, request, &content.bytes, &format!("\"{etag}\""), fault)
+            }
+            _ => refusal(404, "EntryNotFound", "Entry not found"),
+        }
+    }
+
+    fn commit(&self) -> Answer {
+        let siblings: Vec<_> = self.files.keys().map(|name| json!({ "rfilename": name })).collect();
+        let mut info = json!({ "id": MODEL, "sha": COMMIT, "private": false, "gated": false });
+        if self.lists {
+            info["siblings"] = siblings.into();
+        }
+        let info = whole(info.to_string().into());
+        Response::builder().header(CONTENT_TYPE, "application/json").body(info).unwrap()
+    }
+
+    /// The Hub's answer about a large file: its address and its hash.
+    fn resolve(&self, content: &Content) -> Answer {
+        let sha256 = &content.sha256;
+        // Another name for the same machine, which a client takes for another host.
+        let location = format!("http://localhost:{}/storage/{sha256}", self.address.port());
+        let answer = Response::builder().status(StatusCode::FOUND).header(LOCATION, location);
+        let answer = answer.header("x-repo-commit", COMMIT).header("x-linked-size", content.bytes.len());
+        empty(answer.header("x-linked-etag", format!("\"{sha256}\"")))
+    }
+}
+
+fn header(request: &Request<Incoming>, name: HeaderName) -> Option<&str> {
+    request.headers().get(name).map(|value| value.to_str().unwrap())
+}
+
+fn token(request: &Request<Incoming>) -> Option<&str> {
+    header(request, AUTHORIZATION).map(|value| value.trim_start_matches("Bearer "))
 }
 
 fn is_known(revision: &str) -> bool {
     revision == "main" || revision == COMMIT
-}
-
-fn commit(state: &State, revision: &str) -> Answer {
-    if !is_known(revision) {
-        return refusal(404, "RevisionNotFound", "Invalid rev id");
-    }
-    let files = state.files.lock().unwrap();
-    let siblings: Vec<_> = files.keys().map(|name| serde_json::json!({ "rfilename": name })).collect();
-    let mut info = serde_json::json!({ "id": MODEL, "sha": COMMIT, "private": false, "gated": false });
-    if *state.lists.lock().unwrap() {
-        info["siblings"] = siblings.into();
-    }
-    Response::builder().header(CONTENT_TYPE, "application/json").body(whole(info.to_string().into())).unwrap()
-}
-
-/// The Hub's answer about a large file: its address and its hash.
-fn resolve(state: &State, content: &Content) -> Answer {
-    let sha256 = &content.sha256;
-    // Another name for the same machine, which a client takes for another host.
-    let location = format!("http://localhost:{}/storage/{sha256}", state.address.port());
-    Response::builder()
-        .status(StatusCode::FOUND)
-        .header(LOCATION, location)
-        .header("x-repo-commit", COMMIT)
-        .header("x-linked-size", content.bytes.len())
-        .header("x-linked-etag", format!("\"{sha256}\""))
-        .body(whole(Bytes::new()))
-        .unwrap()
 }
 
 fn refusal(status: u16, code: &str, message: &str) -> Answer {
@@ -352,6 +345,15 @@ fn refusal(status: u16, code: &str, message: &str) -> Answer {
     if !code.is_empty() {
         answer = answer.header("x-error-code", code).header("x-error-message", message);
     }
+    empty(answer)
+}
+
+fn redirect(location: &str) -> Answer {
+    empty(Response::builder().status(StatusCode::TEMPORARY_REDIRECT).header(LOCATION, location))
+}
+
+/// An answer without a body.
+fn empty(answer: http::response::Builder) -> Answer {
     answer.body(whole(Bytes::new())).unwrap()
 }
 
@@ -359,27 +361,8 @@ fn whole(bytes: Bytes) -> BoxBody<Bytes, std::io::Error> {
     BoxBody::new(Full::new(bytes).map_err(|never| match never {}))
 }
 
-/// The fault for this request, if any; counts it down.
-fn take(state: &State, at: At) -> Option<Fault> {
-    let mut faults = state.faults.lock().unwrap();
-    let (_, fault, left) =
-        faults.iter_mut().find(|(place, _, left)| *place == at && left.is_none_or(|left| left > 0))?;
-    if let Some(left) = left {
-        *left -= 1;
-    }
-    Some(fault.clone())
-}
-
 fn known(file: &str) -> &'static str {
-    [
-        "config.json",
-        "model.safetensors",
-        "tokenizer.json",
-        "model.safetensors.index.json",
-        "pytorch_model.bin",
-        "adapter_model.safetensors",
-    ]
-    .into_iter()
-    .find(|name| *name == file)
-    .unwrap_or("another")
+    let names = "config.json model.safetensors tokenizer.json model.safetensors.index.json pytorch_model.bin \
+                 adapter_model.safetensors";
+    names.split(' ').find(|name| *name == file).unwrap_or("another")
 }

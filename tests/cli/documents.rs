@@ -1,4 +1,4 @@
-//! docs/tutorial.md and docs/circuits.md: every command in them runs and prints what the page shows.
+//! The documents that hold code: every command and snippet in them runs.
 //!
 //! A block marked `console` holds commands after `$ ` and what each prints on stdout. A line `...` stands for any number
 //! of lines. Numbers with a decimal point, and percentages, may differ in their last digit, since processors round
@@ -6,6 +6,10 @@
 
 use super::command;
 use crate::common::Result;
+use crate::folder::{Folder, assert_says};
+use std::io::Write;
+use std::path::Path;
+use std::process::Command;
 
 const DOCS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs");
 
@@ -37,7 +41,7 @@ fn steps(page: &str) -> Vec<Step> {
     steps
 }
 
-/// The words of a command line, of which some are in double or single quotes.
+/// The words of a command line; some are in double or single quotes.
 fn words(line: &str) -> Vec<String> {
     let (mut words, mut word, mut quote) = (vec![], None::<String>, None);
     for c in line.chars() {
@@ -62,7 +66,7 @@ fn agree(found: &str, expected: &str) -> bool {
     let (a, b) = (bare(found), bare(expected));
     match (a.parse::<f64>(), b.parse::<f64>()) {
         _ if found == expected => true,
-        // .99 and 1.0 are neighbors, too.
+        // .99 and 1.0 are also neighbors.
         (Ok(x), Ok(y)) if digits(&a).min(digits(&b)) > 0 => {
             let last = 10f64.powi(-i32::try_from(digits(&a).max(digits(&b))).unwrap_or(0));
             (x - y).abs() <= 1.01 * last
@@ -135,4 +139,46 @@ fn the_comparison_allows_a_last_digit_and_nothing_more() {
     assert!(matches(&["a", "b 0.1", "c"], &lines("a\n...\nc")));
     assert!(!matches(&["a", "b"], &lines("a\n...\nc")) && !matches(&["a", "b"], &lines("a")));
     assert_eq!(words("gpt2 x \"a 'b' c\" ''"), ["gpt2", "x", "a 'b' c", ""]);
+}
+
+/// Without Python, this fails under CI, and elsewhere says that it was skipped.
+#[test]
+fn the_snippets_of_the_page_run() -> Result {
+    let found = Command::new("python3").arg("--version").output();
+    if found.is_err() || cfg!(windows) {
+        assert!(std::env::var_os("CI").is_none(), "install python3");
+        // Bypass the capture of output: a test that did not run must not look like one that did.
+        writeln!(std::io::stderr(), "SKIPPED the snippets of docs/notebooks.md: there is no python3")?;
+        return Ok(());
+    }
+    let page = std::fs::read_to_string(format!("{DOCS}/notebooks.md"))?;
+    let snippets: Vec<&str> =
+        page.split("```python\n").skip(1).filter_map(|part| part.split("```").next()).collect();
+    assert_eq!(snippets.len(), 2);
+    let folder = Folder::empty()?;
+    std::fs::create_dir(folder.file("IPython"))?;
+    folder.write("IPython/__init__.py", "")?;
+    folder.write("IPython/display.py", "HTML = str\n")?;
+    // A notebook shows the value of a cell's last line.
+    let shown = |snippet: &str| {
+        let (before, last) = snippet.trim_end().rsplit_once('\n').unwrap_or(("", snippet));
+        format!("{before}\nprint({last})\n")
+    };
+    let refused =
+        "\ntry:\n    attention(\"x\", \"--layer\", \"9\")\nexcept RuntimeError as error:\n    print(error)\n";
+    let script = format!("{}{refused}{}", shown(snippets[0]), shown(snippets[1]));
+    folder.write("cells.py", script)?;
+    let binaries = Path::new(env!("CARGO_BIN_EXE_gpt2")).parent().ok_or("a folder")?.to_path_buf();
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let path = std::env::join_paths([binaries].into_iter().chain(std::env::split_paths(&path)))?;
+    let run = Command::new("python3")
+        .arg(folder.file("cells.py"))
+        .env("PATH", path)
+        .env("PYTHONPATH", folder.path())
+        .output()?;
+    let (stdout, stderr) = (String::from_utf8(run.stdout)?, String::from_utf8(run.stderr)?);
+    assert!(run.status.success(), "{stderr}");
+    assert!(stdout.starts_with("<iframe"), "{}", &stdout[..stdout.len().min(200)]);
+    assert_says("the error", &stdout, &["there is no layer 9", "'layer': 1, 'head': 0"]);
+    Ok(())
 }

@@ -1,20 +1,73 @@
-//! The demo model's page, used as a person would use it.
+//! The demo model's page: `--html` and `--open` run without a browser, and the page used as a person would use it.
 
 use crate::browser::{Browser, browse};
 use crate::common::Result;
-use crate::{Run, command};
+use crate::folder::assert_says;
+use crate::{Run, command, gpt2, list, number};
 use serde_json::{Value, json};
+use std::path::Path;
+
+#[test]
+fn a_page_of_chosen_heads_holds_those_alone() -> Result {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("page.html");
+    let args = ["attention", "O Romeo", "--layer", "1-2", "--head", "3", "--html"];
+    let run = Run::of(command(&args).arg(&path))?.succeeded();
+    assert!(run.stdout.contains("\n\nlayer 1, head 3: "), "the heat maps are printed as ever");
+    let page = std::fs::read_to_string(&path)?;
+    assert_eq!(page.matches("class=\"weights\"").count(), 2);
+    assert!(page.contains("{\"layer\":1,\"heads\":[{\"head\":3,") && page.contains("{\"layer\":2,"));
+    Ok(())
+}
+
+#[test]
+fn a_page_that_cannot_be_written_is_an_error_before_the_results() -> Result {
+    let path = Path::new("no").join("such").join("folder").join("page.html");
+    for chosen in [&[][..], &["--layer", "1"]] {
+        let args = [&["attention", "O Romeo"][..], chosen, &["--html"]].concat();
+        Run::of(command(&args).arg(&path))?.refused(1, &["page.html", "no folder", "make it first"]);
+    }
+    Ok(())
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn without_a_browser_the_page_is_named_and_stays() -> Result {
+    let folder = tempfile::tempdir()?;
+    let mut command = command(&["attention", "O Romeo", "--open"]);
+    let run = Run::of(command.env("PATH", folder.path()).env("TMPDIR", folder.path()))?;
+    run.refused(1, &["cannot open a browser", "open this file in one", "gpt2-attention-", ".html"]);
+    let kept: Vec<_> = std::fs::read_dir(folder.path())?.collect::<std::io::Result<_>>()?;
+    let [page] = &kept[..] else { panic!("{kept:?}") };
+    assert!(std::fs::read_to_string(page.path())?.ends_with("</html>\n"), "a whole page");
+    Ok(())
+}
+
+#[test]
+fn a_fragment_for_a_notebook_is_one_frame_on_stdout() -> Result {
+    let run =
+        gpt2(&["attention", "O Romeo", "--fragment=600", "--with", "effect,scores,rollout,lens,neurons"])?
+            .succeeded();
+    let html = run.stdout.trim();
+    assert!(html.starts_with("<iframe") && html.ends_with("</iframe>"), "{}", &html[..80]);
+    assert_says("the frame", html, &["sandbox=", "height:600px", "srcdoc="]);
+    assert!(!html[8..].contains("<iframe"));
+    let (_, page) = html.split_once("srcdoc=\"").ok_or("a page")?;
+    let (page, after) = page.split_once('"').ok_or("its end")?;
+    assert!(page.len() > 50_000 && after.len() < 300, "no quotation mark ends the page early: {after}");
+    gpt2(&["attention", "O Romeo", "--fragment", "--json"])?.refused(2, &["cannot be used with"]);
+    gpt2(&["attention", "O Romeo", "--fragment=1"])?.refused(2, &["200"]);
+    gpt2(&["attention", "O Romeo", "--compare", "--fragment"])?.refused(1, &["--compare", "intervention"]);
+    gpt2(&["attention", "O Romeo", "--compare", "--fragment", "--ablate", "0.3"])?.succeeded();
+    Ok(())
+}
 
 const PROMPT: &str = "O Romeo, Romeo! wherefore art thou Romeo?\nDeny thy father";
-
-fn report(args: &[&str]) -> Result<Value> {
-    Ok(serde_json::from_str(&Run::of(command(args).output()?)?.succeeded().stdout)?)
-}
 
 fn demo(test: impl FnOnce(&Browser) -> Result) -> Result {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("page.html");
-    let run = Run::of(command(&["attention", PROMPT]).arg("--html").arg(&path).output()?)?.succeeded();
+    let run = Run::of(command(&["attention", PROMPT]).arg("--html").arg(&path))?.succeeded();
     assert!(run.stderr.contains("page.html"), "{}", run.stderr);
     browse(&path, test)
 }
@@ -29,30 +82,30 @@ fn chosen(page: &Browser) -> Result<String> {
 
 #[test]
 fn numbers_of_the_page_are_those_of_the_other_outputs() -> Result {
-    let attention = report(&["attention", "--json", "-l", "2", "-H", "1", PROMPT])?;
-    let tokens = attention["tokens"].as_array().ok_or("tokens")?.len();
+    let attention = crate::json(&["attention", "--json", "-l", "2", "-H", "1", PROMPT])?;
+    let tokens = list(&attention["tokens"]).len();
     let rows = &attention["layers"][0]["heads"][0]["weights"];
-    let forward = report(&["forward", "--json", "-k", "5", PROMPT])?;
+    let forward = crate::json(&["forward", "--json", "-k", "5", PROMPT])?;
     demo(|page| {
         page.head("2.1")?;
         for i in [0, tokens / 2, tokens - 1] {
             page.mouse(page.cell(tokens, tokens, (i, i / 2))?, true)?;
             let (query, key, weight, error) = page.value()?;
             assert_eq!((query, key), (i, i / 2));
-            let expected = rows[i][i / 2].as_f64().ok_or("a weight")?;
+            let expected = number(&rows[i][i / 2]);
             assert!((weight - expected).abs() <= error && error < 1e-4, "{weight} ± {error}: {expected}");
             assert_eq!(chosen(page)?, format!("Token {i}"), "a click chooses the query");
         }
         // The last position's predictions are those of `gpt2 forward`.
         let next = page.texts("#next .word")?;
-        let expected: Vec<_> = forward["next"].as_array().ok_or("next")?.iter().collect();
+        let expected: Vec<_> = list(&forward["next"]).iter().collect();
         assert_eq!(next.len(), 5);
         for (shown, expected) in next.iter().zip(expected) {
             assert_eq!(*shown, gpt2_view::visible_token(expected["token"].as_str().ok_or("a token")?));
         }
         // The token before it gave it this probability.
         page.keys("k")?;
-        let log_prob = forward["tokens"][tokens - 1]["log_prob"].as_f64().ok_or("a number")?;
+        let log_prob = number(&forward["tokens"][tokens - 1]["log_prob"]);
         let follows = page.text("#follows")?;
         let percent: f64 =
             follows.rsplit_once('(').and_then(|(_, p)| p.strip_suffix(" %)")).ok_or("%")?.parse()?;
@@ -117,7 +170,7 @@ fn keys_search_sort_and_views() -> Result {
         page.keys("l")?;
         assert_eq!(page.get("document.getElementById('map-panel').hidden")?, true);
         let rect = page.get("document.getElementById('lines').getBoundingClientRect().toJSON()")?;
-        let at = (rect["x"].as_f64().ok_or("x")? + 60.0, rect["y"].as_f64().ok_or("y")? + 11.0);
+        let at = (number(&rect["x"]) + 60.0, number(&rect["y"]) + 11.0);
         page.get("document.getElementById('scroller').scrollTo(0, 0)")?;
         page.mouse(at, true)?;
         assert_eq!(chosen(page)?, "Token 0");

@@ -1,6 +1,7 @@
-//! The prompt: an argument, a file, a pipe or ids; and the parts of it that must never reach a terminal.
+//! What comes in and goes out: the prompt as an argument, a file, a pipe or ids; what must never reach a terminal;
+//! readers that go away, and disks that are full.
 
-use super::{case, demo_tokenizer, gpt2, gpt2_with_pipe};
+use super::{ODD, Run, comma_separated, command, copy_demo, demo_tokenizer, gpt2, gpt2_with_pipe, stdout};
 use crate::common::{Result, data};
 use crate::folder::{Folder, Tensors, assert_says, read, zeros};
 use safetensors::Dtype;
@@ -11,9 +12,8 @@ fn every_way_of_giving_it_is_the_same_prompt() -> Result {
     let folder = Folder::empty()?;
     folder.write("prompt.txt", format!("{text}\n"))?;
     folder.write("bare.txt", text)?;
-    let (file, bare) =
-        (folder.file("prompt.txt").display().to_string(), folder.file("bare.txt").display().to_string());
-    let expected = gpt2(&["forward", "--json", text])?.succeeded().stdout;
+    let (file, bare) = (folder.at("prompt.txt"), folder.at("bare.txt"));
+    let expected = stdout(&["forward", "--json", text])?;
     for (what, run) in [
         ("a file", gpt2(&["forward", "--json", "--file", &file])?),
         ("a file without a newline at its end", gpt2(&["forward", "--json", "-f", &bare])?),
@@ -24,27 +24,23 @@ fn every_way_of_giving_it_is_the_same_prompt() -> Result {
     }
     // An argument counts as it is; a file loses only one newline.
     let run = gpt2_with_pipe(&["forward", "--json"], &format!("{text}\n\n"))?.succeeded();
-    assert_eq!(gpt2(&["forward", "--json", &format!("{text}\n")])?.succeeded().stdout, run.stdout);
+    assert_eq!(stdout(&["forward", "--json", &format!("{text}\n")])?, run.stdout);
     assert_ne!(run.stdout, expected);
+    // An argument comes before a pipe.
+    let run = gpt2_with_pipe(&["forward", "--json", text], "something else")?.succeeded();
+    assert_eq!(run.stdout, expected);
     Ok(())
 }
 
 #[test]
 fn ids_are_the_prompt_of_their_text() -> Result {
     let text = "What light through yonder window breaks?";
-    let ids = super::comma_separated(&demo_tokenizer()?.encode(text)?);
+    let ids = comma_separated(&demo_tokenizer()?.encode(text)?);
     for name in ["forward", "attention"] {
-        let expected = gpt2(&[name, "--json", text])?.succeeded().stdout;
-        assert_eq!(gpt2(&[name, "--json", "--ids", &ids])?.succeeded().stdout, expected, "{name}");
+        let expected = stdout(&[name, "--json", text])?;
+        assert_eq!(stdout(&[name, "--json", "--ids", &ids])?, expected, "{name}");
         assert_eq!(gpt2(&[name, "--json", "--ids", &ids.replace(',', " ")])?.code, 2, "{name}: one argument");
     }
-    Ok(())
-}
-
-#[test]
-fn an_argument_comes_before_a_pipe() -> Result {
-    let run = gpt2_with_pipe(&["forward", "--json", "O Romeo"], "something else")?.succeeded();
-    assert_eq!(run.stdout, gpt2(&["forward", "--json", "O Romeo"])?.succeeded().stdout);
     Ok(())
 }
 
@@ -52,7 +48,7 @@ fn an_argument_comes_before_a_pipe() -> Result {
 fn an_empty_prompt_is_refused_wherever_it_comes_from() -> Result {
     let folder = Folder::empty()?;
     folder.write("empty.txt", "\n")?;
-    let file = folder.file("empty.txt").display().to_string();
+    let file = folder.at("empty.txt");
     for name in ["forward", "attention", "generate"] {
         let parts = ["the prompt is empty", "at least one token"];
         gpt2(&[name, ""])?.refused(1, &parts);
@@ -68,7 +64,7 @@ fn a_prompt_that_cannot_be_read_is_named() -> Result {
     let folder = Folder::empty()?;
     folder.write("latin1.txt", b"caf\xe9")?;
     for (file, reason) in [("nowhere.txt", "No such file"), ("latin1.txt", "UTF-8"), ("", "directory")] {
-        let path = folder.file(file).display().to_string();
+        let path = folder.at(file);
         gpt2(&["forward", "--file", &path])?.refused(1, &["cannot read the prompt from", &path, reason]);
     }
     Ok(())
@@ -77,20 +73,17 @@ fn a_prompt_that_cannot_be_read_is_named() -> Result {
 #[test]
 fn text_for_a_model_without_a_tokenizer_is_refused_with_the_way_out() -> Result {
     for name in ["forward", "attention", "generate"] {
-        let run = gpt2(&[name, "--model", &case("odd"), "some text"])?;
-        run.refused(1, &[&case("odd"), "no tokenizer", "tokenizer.json", "token ids"]);
+        let run = gpt2(&[name, "--model", ODD, "some text"])?;
+        run.refused(1, &[ODD, "no tokenizer", "tokenizer.json", "token ids"]);
     }
     Ok(())
 }
 
 /// The demo model with a vocabulary that lacks the tokens in `without`.
 fn demo_without(without: &[&str]) -> Result<Folder> {
-    let demo = data("../../models/tiny-shakespeare");
     let folder = Folder::empty()?;
-    for name in ["config.json", "model.safetensors"] {
-        std::fs::copy(demo.join(name), folder.file(name))?;
-    }
-    let mut file: serde_json::Value = serde_json::from_slice(&std::fs::read(demo.join("tokenizer.json"))?)?;
+    copy_demo(folder.path())?;
+    let mut file: serde_json::Value = serde_json::from_slice(&std::fs::read(folder.file("tokenizer.json"))?)?;
     let lacks = |token: &serde_json::Value| without.iter().any(|w| token.as_str() == Some(w));
     let merges = file["model"]["merges"].as_array_mut().ok_or("merges")?;
     merges.retain(|pair| !lacks(&pair[0]) && !lacks(&pair[1]));
@@ -103,7 +96,7 @@ fn demo_without(without: &[&str]) -> Result<Folder> {
 #[test]
 fn characters_that_the_vocabulary_cannot_spell_are_told_and_nothing_left_is_refused() -> Result {
     let folder = demo_without(&["¤", "Z"])?; // the letter that stands for a byte of ä, and a plain letter
-    let model = folder.path().display().to_string();
+    let model = folder.dir();
     let run = gpt2(&["forward", "--model", &model, "Fäll Z ä"])?.succeeded();
     assert_says("left out", &run.stderr, &["cannot spell 3 characters of the prompt", "'ä' (2), 'Z'"]);
     let run = gpt2(&["forward", "--model", &model, "--quiet", "Fäll Z ä"])?.succeeded();
@@ -119,7 +112,7 @@ fn characters_that_the_vocabulary_cannot_spell_are_told_and_nothing_left_is_refu
 fn a_prompt_far_longer_than_the_model_reads_is_refused_before_it_is_tokenized() -> Result {
     let folder = Folder::empty()?;
     folder.write("long.txt", "a ".repeat(5_000_000))?;
-    let file = folder.file("long.txt").display().to_string();
+    let file = folder.at("long.txt");
     let start = std::time::Instant::now();
     gpt2(&["forward", "--file", &file])?.refused(1, &["10000000 bytes", "n_positions", "shorten"]);
     assert!(start.elapsed() < std::time::Duration::from_secs(3), "{:?}", start.elapsed());
@@ -164,7 +157,7 @@ fn painted() -> Result<Folder> {
 #[test]
 fn escapes_in_a_checkpoint_never_reach_the_terminal() -> Result {
     let folder = painted()?;
-    let model = folder.path().display().to_string();
+    let model = folder.dir();
     for args in
         [&["inspect"][..], &["inspect", "--json"], &["forward", "--ids", "1"], &["generate", "--ids", "1"]]
     {
@@ -173,6 +166,60 @@ fn escapes_in_a_checkpoint_never_reach_the_terminal() -> Result {
         assert_says("an unexpected tensor", &(run.stdout.clone() + &run.stderr), &["evil"]);
         assert_harmless(args, &run.stdout);
         assert_harmless(args, &run.stderr);
+    }
+    Ok(())
+}
+
+/// Runs with a stdout whose reader has gone away before the start.
+#[track_caller]
+pub(crate) fn into_nothing(args: &[&str]) -> Result<Run> {
+    let (reader, writer) = std::io::pipe()?;
+    drop(reader);
+    Run::of(command(args).stdout(writer))
+}
+
+/// Runs with a stdout on a disk that is full.
+#[cfg(target_os = "linux")]
+#[track_caller]
+pub(crate) fn onto_a_full_disk(args: &[&str]) -> Result<Run> {
+    Run::of(command(args).stdout(std::fs::File::options().write(true).open("/dev/full")?))
+}
+
+#[test]
+fn a_closed_pipe_ends_every_subcommand_quietly() -> Result {
+    for args in [
+        &["generate", "--ids", "1,2,3", "--model", ODD][..],
+        &["generate", "--json", "--ids", "1,2,3", "--model", ODD],
+        &["forward", "--ids", "1,2,3", "--model", ODD],
+        &["forward", "--json", "--ids", "1,2,3", "--model", ODD],
+        &["attention", "--ids", "1,2,3", "--model", ODD],
+        &["attention", "--json", "--ids", "1,2,3", "--model", ODD],
+        &["attention", "--layer", "0", "--ids", "1,2,3", "--model", ODD],
+        &["generate", "O Romeo"],
+        &["inspect"],
+        &["inspect", "--json"],
+        &["inspect", ODD],
+        &["bench", "forward", "-t4", "-r1", "--model", ODD],
+        &["bench", "forward", "-t4", "-r1", "--json", "--model", ODD],
+        &["--help"],
+    ] {
+        let run = into_nothing(args)?;
+        assert_eq!(run.code, 0, "{args:?}: {}", run.stderr);
+        assert!(!run.stderr.to_lowercase().contains("error"), "{args:?}: {}", run.stderr);
+        assert!(!run.stderr.to_lowercase().contains("broken pipe"), "{args:?}: {}", run.stderr);
+    }
+    Ok(())
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_full_disk_is_an_error() -> Result {
+    for args in [
+        &["forward", "--ids", "1", "--model", ODD][..],
+        &["inspect", ODD],
+        &["attention", "O Romeo", "--json"],
+    ] {
+        onto_a_full_disk(args)?.refused(1, &["No space left"]);
     }
     Ok(())
 }

@@ -1,0 +1,161 @@
+//! What a repository may hold beside a model in one file: shards, pickles, a GGUF file, an adapter; and `gpt2 inspect`,
+//! which reads headers alone.
+
+use super::server::content::{git_sha1_of, sha256_of};
+use super::{At, COMMIT, DEMO, Fault, MODEL, Result, Run, Setup, repository};
+use crate::case;
+use crate::common::data;
+use crate::folder::assert_says;
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+#[test]
+fn a_model_of_the_hub_is_inspected_by_its_header_alone() -> Result {
+    let setup = Setup::new()?;
+    let run = setup.run(&["inspect", "gpt2"])?.succeeded();
+    let local = setup.run(&["inspect", DEMO])?.succeeded();
+    let without_name = |text: &str| -> Vec<String> {
+        text.lines().skip(1).filter(|l| !l.starts_with("audit:")).map(|l| l.replace(DEMO, "")).collect()
+    };
+    assert_eq!(without_name(&run.stdout), without_name(&local.stdout));
+    assert_says("stdout", &run.stdout, &[MODEL, "every tensor that config.json calls for is there"]);
+    assert!(setup.server.state().sent < 20_000, "{} bytes", setup.server.state().sent);
+    assert!(!setup.pointer("model.safetensors").exists());
+
+    // It makes no requests for cached files.
+    setup.works()?;
+    let requests = setup.server.state().seen.len();
+    setup.run(&["inspect", "--model", "gpt2"])?.succeeded();
+    assert_eq!(setup.server.state().seen.len(), requests);
+    Ok(())
+}
+
+#[test]
+fn a_server_without_ranges_serves_too() -> Result {
+    let setup = Setup::with(At::Storage, Fault::NoRanges, None)?;
+    setup.run(&["inspect", "gpt2"])?.succeeded();
+    Ok(())
+}
+
+#[test]
+fn shards_are_inspected_by_their_headers() -> Result {
+    let files = repository();
+    let shard = "model-00001-of-00001.safetensors";
+    let (_, header) = safetensors::SafeTensors::read_metadata(&files[1].1)?;
+    let map: BTreeMap<String, &str> = header.tensors().into_keys().map(|name| (name, shard)).collect();
+    let index = serde_json::json!({ "weight_map": map }).to_string().into_bytes();
+    let setup = Setup::serving([
+        files[0].clone(),
+        (shard.into(), files[1].1.clone()),
+        ("model.safetensors.index.json".into(), index),
+        files[2].clone(),
+    ])?;
+    for _ in 0..2 {
+        let run = setup.run(&["inspect", "gpt2"])?.succeeded();
+        assert_says("stdout", &run.stdout, &["every tensor that config.json calls for is there"]);
+        assert!(!setup.pointer(shard).exists());
+    }
+    setup.works()?;
+    setup.works_offline()
+}
+
+#[test]
+fn a_header_that_is_damaged_is_refused() -> Result {
+    let files = repository();
+    let mut cut = files[1].1.clone();
+    cut.truncate(1_500_000);
+    let mut long = files[1].1.clone();
+    long[..8].copy_from_slice(&u64::MAX.to_le_bytes());
+    let page = format!("<html>{}</html>", " ".repeat(200_000)).into_bytes();
+    for (weights, part) in [(cut, "describes 1919360 bytes"), (long, "header"), (page, "header")] {
+        let setup = Setup::serving([files[0].clone(), ("model.safetensors".into(), weights)])?;
+        setup.run(&["inspect", "gpt2"])?.refused(1, &["model.safetensors", "damaged", part]);
+    }
+    Ok(())
+}
+
+#[test]
+fn pickled_weights_are_not_looked_into_from_afar() -> Result {
+    let config = repository().swap_remove(0);
+    let setup = Setup::serving([config, ("pytorch_model.bin".into(), vec![0; 300_000])])?;
+    setup.run(&["inspect", "gpt2"])?.refused(1, &["pytorch_model.bin", "gpt2 download"]);
+    Ok(())
+}
+
+/// A Hub with the files of an adapter, and its weights.
+fn adapter() -> Result<(Setup, Vec<u8>)> {
+    let read = |name: &str| std::fs::read(data("lora/default").join(name));
+    let weights = read("adapter_model.safetensors")?;
+    let files = [
+        ("adapter_config.json".into(), read("adapter_config.json")?),
+        ("adapter_model.safetensors".into(), weights.clone()),
+    ];
+    Ok((Setup::serving(files)?, weights))
+}
+
+/// Runs the model that the adapter fits.
+fn run_adapter(setup: &Setup, more: &[&str]) -> Result<Run> {
+    let args = ["forward", "--model", &case("lora/base"), "--adapter", MODEL, "--ids", "1,2,3"];
+    setup.run(&[&args[..], &["--json", "--timeout", "2"], more].concat())
+}
+
+#[test]
+fn an_adapter_is_fetched_verified_and_then_cached() -> Result {
+    let (setup, weights) = adapter()?;
+    let run = run_adapter(&setup, &[])?.succeeded();
+    let report: Value = serde_json::from_str(&run.stdout)?;
+    let adapter = &report["provenance"]["adapters"][0];
+    assert_eq!(adapter["commit"], COMMIT);
+    assert_eq!(adapter["weights"]["adapter_model.safetensors"], git_sha1_of(&weights));
+    let before = setup.server.state().seen.len();
+    let offline = run_adapter(&setup, &["--offline"])?.succeeded();
+    assert_eq!(setup.server.state().seen.len(), before, "a request");
+    let again: Value = serde_json::from_str(&offline.stdout)?;
+    assert_eq!(again["next"], report["next"]);
+    Ok(())
+}
+
+#[test]
+fn an_adapter_of_other_content_is_refused() -> Result {
+    let (setup, _) = adapter()?;
+    setup.server.fault(At::Get("adapter_model.safetensors"), Fault::Flip, None);
+    run_adapter(&setup, &[])?.refused(1, &["adapter_model.safetensors", "expected git blob sha1"]);
+    let (setup, _) = adapter()?;
+    run_adapter(&setup, &["--offline"])?.refused(1, &["there is no folder openai-community/gpt2"]);
+    Ok(())
+}
+
+/// A Hub with a GGUF file, and its bytes.
+fn gguf() -> Result<(Setup, Vec<u8>)> {
+    let mut bytes = std::fs::read(data("gguf").join("tiny.gguf"))?;
+    bytes.resize(120_000, 0); // the size at which the Hub moves a file to its storage
+    Ok((Setup::serving([("tiny.gguf".into(), bytes.clone())])?, bytes))
+}
+
+fn run_gguf(setup: &Setup, name: &str, more: &[&str]) -> Result<Run> {
+    let model = format!("{MODEL}/{name}");
+    setup.run(&[&["forward", "--model", &model, "--json", "--timeout", "2", "O Romeo"], more].concat())
+}
+
+#[test]
+fn a_gguf_file_is_fetched_alone_verified_and_then_cached() -> Result {
+    let (setup, bytes) = gguf()?;
+    let run = run_gguf(&setup, "tiny.gguf", &[])?.succeeded();
+    let report: Value = serde_json::from_str(&run.stdout)?;
+    assert_eq!(report["provenance"]["commit"], COMMIT);
+    assert_eq!(report["provenance"]["weights"]["tiny.gguf"], sha256_of(&bytes));
+    let before = setup.server.state().seen.len();
+    run_gguf(&setup, "tiny.gguf", &["--offline"])?.succeeded();
+    assert_eq!(setup.server.state().seen.len(), before, "a request");
+    Ok(())
+}
+
+#[test]
+fn gguf_files_of_other_content_or_that_are_missing_are_refused() -> Result {
+    let (setup, _) = gguf()?;
+    setup.server.fault(At::Storage, Fault::Flip, None);
+    run_gguf(&setup, "tiny.gguf", &[])?.refused(1, &["tiny.gguf"]);
+    run_gguf(&setup, "none.gguf", &[])?.refused(1, &["none.gguf"]);
+    setup.run(&["forward", "--model", "./none.gguf", "O Romeo"])?.refused(1, &["./none.gguf"]);
+    Ok(())
+}
