@@ -114,7 +114,7 @@ pub(crate) fn json(value: &impl serde::Serialize) -> anyhow::Result<()> {
 /// The style of tables and heat maps on stdout.
 pub(crate) fn style(color: ColorArg) -> Style {
     let terminal = std::io::stdout().is_terminal();
-    let color = color(color, terminal, |name| std::env::var_os(name));
+    let color = resolve_color(color, terminal, |name| std::env::var_os(name));
     Style::default().with_color(color).with_width(width(terminal)).with_max_rows(48)
 }
 
@@ -126,7 +126,7 @@ fn width(terminal: bool) -> usize {
 }
 
 /// The colors of stdout, where `env` looks up a variable.
-fn color(color: ColorArg, terminal: bool, env: impl Fn(&str) -> Option<OsString>) -> Color {
+fn resolve_color(color: ColorArg, terminal: bool, env: impl Fn(&str) -> Option<OsString>) -> Color {
     let text = |name| env(name).and_then(|value| value.into_string().ok()).unwrap_or_default();
     let depth = || match (text("COLORTERM").as_str(), text("TERM").as_str()) {
         ("truecolor" | "24bit", _) => Color::TrueColor,
@@ -171,7 +171,11 @@ mod tests {
                 let found = variables.iter().find(|(variable, _)| *variable == name);
                 found.map(|(_, value)| value.into())
             };
-            assert_eq!(color(choice, terminal, env), expected, "{choice:?}, {terminal}, {variables:?}");
+            assert_eq!(
+                resolve_color(choice, terminal, env),
+                expected,
+                "{choice:?}, {terminal}, {variables:?}"
+            );
         }
     }
 }
