@@ -2,11 +2,10 @@
 
 use crate::focus::{Focus, Looks, Places};
 use crate::heatmap::heatmap;
-use crate::overview::{FULL, HeadRow, overview};
-use crate::table::{Cell, Table};
+use crate::rows::lower_triangle;
+use crate::table::{Cell, FULL, HeadRow, Table, overview};
 use crate::terminal::{Color, Style, compact};
 use crate::text::{Align, display_width, fit, visible_token};
-use crate::triangle::lower_triangle;
 use candle_core::{Result, Tensor};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -66,7 +65,7 @@ impl FirstLook {
         if ids.len() != tokens.len() {
             candle_core::bail!("first look: {} ids and {} labels, expected as many", ids.len(), tokens.len())
         }
-        let places = Places::of(ids, tokens);
+        let places = Places::new(ids, tokens);
         Ok(Self { tokens: tokens.to_vec(), places, links: vec![], looks: BTreeMap::new(), best: None })
     }
 
@@ -90,7 +89,7 @@ impl FirstLook {
         for (i, &head) in heads.iter().enumerate() {
             let weights = weights.get(i)?;
             let rows = lower_triangle::<f32>(&weights, "first look")?;
-            self.looks.insert((layer, head), Looks::of(&rows, &self.places));
+            self.looks.insert((layer, head), Looks::new(&rows, &self.places));
             let reach = self.take_links(layer, head, &rows);
             if reach.is_some_and(|reach| self.best.as_ref().is_none_or(|best| reach > best.reach)) {
                 // A copy, since a view would keep the whole layer's weights.
@@ -221,7 +220,7 @@ impl FirstLook {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::summarize;
+    use crate::summary::{HeadSummary, summarize};
     use crate::terminal::tests::unpainted;
     use candle_core::Device;
 
@@ -237,7 +236,7 @@ mod tests {
         let mut look = FirstLook::new(&[5, 6, 7, 5], &tokens())?;
         look.layer(3, &[1, 4], &weights)?;
         let rows = [1, 4].into_iter().zip(summarize(&weights)?);
-        let row = |(head, summary): (usize, crate::HeadSummary)| HeadRow {
+        let row = |(head, summary): (usize, HeadSummary)| HeadRow {
             layer: 3,
             head,
             summary,

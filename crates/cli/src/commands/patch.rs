@@ -77,7 +77,7 @@ struct Edge {
 
 pub(crate) fn run(args: &PatchArgs) -> anyhow::Result<ExitCode> {
     let mut outputs = Outputs::new(args.overwrite);
-    let format = args.picture.as_deref().map(PictureFormat::of).transpose()?;
+    let format = args.picture.as_deref().map(PictureFormat::from_path).transpose()?;
     if let Some(path) = &args.picture {
         outputs.add("--picture", path);
     }

@@ -62,7 +62,7 @@ fn outputs(args: &AttentionArgs) -> anyhow::Result<Outputs> {
         }
     }
     if let Some(path) = &args.picture {
-        PictureFormat::of(path)?;
+        PictureFormat::from_path(path)?;
         outputs.add("--picture", path);
     }
     if let Some(path) = &args.html {
