@@ -60,10 +60,14 @@ impl FirstLook {
     /// Begins with a text and no head. Tokens with the same id count as copies; `tokens` are their labels.
     ///
     /// # Errors
-    /// When there are not as many labels as ids.
+    /// When the numbers of labels and ids differ.
     pub fn new(ids: &[u32], tokens: &[String]) -> Result<Self> {
         if ids.len() != tokens.len() {
-            candle_core::bail!("first look: {} ids and {} labels, expected as many", ids.len(), tokens.len())
+            candle_core::bail!(
+                "first look: {} ids and {} labels, expected one label for each id",
+                ids.len(),
+                tokens.len()
+            )
         }
         let places = Places::new(ids, tokens);
         Ok(Self { tokens: tokens.to_vec(), places, links: vec![], looks: BTreeMap::new(), best: None })
@@ -280,7 +284,7 @@ mod tests {
             let weights = Tensor::full(1f32 / 60.0, (2, t, t), &Device::Cpu)?;
             let mut look = FirstLook::new(&ids, &tokens)?;
             look.layer(11, &[10, 11], &weights)?;
-            // Positions of four digits, too.
+            // Also positions of four digits.
             for link in &mut look.links {
                 (link.query, link.key) = (t - 1, t - 2);
             }
@@ -321,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn nan_is_no_link() -> Result<()> {
+    fn nan_is_not_a_link() -> Result<()> {
         let mut look = FirstLook::new(&[5, 6, 7, 8], &tokens())?;
         let rows =
             [[1f32, 0., 0., 0.], [0.5, 0.5, 0., 0.], [0.5, f32::NAN, 0.5, 0.], [0.1, f32::NAN, 0.3, 0.6]];

@@ -113,7 +113,7 @@ const EVEN: f32 = 0.85;
 const RECENT: usize = 4;
 
 impl Looks {
-    /// A head of which nothing is known.
+    /// A head about which nothing is known.
     pub const NONE: Self = Self {
         duplicate: Share::NONE,
         induction: Share::NONE,
@@ -302,7 +302,7 @@ mod tests {
         assert!(evenness > 0.5 && evenness < 0.9, "{evenness}");
         let parts = ["a", "b", "\u{fffd}", "\u{fffd}", "."].map(String::from);
         let in_parts = Looks::new(&rows, &Places::new(&[7, 8, 7, 8, 8], &parts));
-        assert_eq!(in_parts.marks, Share::NONE, "what may be a letter is no mark");
+        assert_eq!(in_parts.marks, Share::NONE, "what may be a letter is not a mark");
         let once = Looks::new(&rows, &Places::new(&[1, 2, 3, 4, 5], &tokens("abcde")));
         assert_eq!((once.duplicate, once.induction, once.marks), (Share::NONE, Share::NONE, Share::NONE));
     }

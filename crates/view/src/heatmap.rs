@@ -140,7 +140,7 @@ impl Layout {
                 Some(&w) => line + &shade(w, self.column, style.color),
                 None => line + &" ".repeat(self.column),
             },
-            // Paint the space in front, too, so that the cells touch and make a picture.
+            // Also paint the space in front, so that the cells touch and make a picture.
             Some(j) => match weights.get(*j) {
                 Some(&w) => line + &paint(&format!(" {}", self.cell(&compact(w))), w, style.color),
                 None => line + " " + &self.cell(""),

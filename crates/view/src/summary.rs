@@ -80,7 +80,7 @@ impl HeadSummary {
         let t = entropy.len();
         if t == 0 || all.iter().any(|numbers| numbers.len() != t) {
             candle_core::bail!(
-                "HeadSummary: {:?} numbers of queries, expected as many of each, and at least one",
+                "HeadSummary: {:?} numbers of queries, expected the same number of each, and at least one",
                 all.map(<[f32]>::len)
             )
         }

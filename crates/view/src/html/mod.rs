@@ -57,7 +57,7 @@ pub struct PageHeader<'a> {
     pub tokens: &'a [String],
     /// T, the number of queries: they are the last tokens.
     pub queries: usize,
-    /// How many heads will be written, in all layers together; each run has as many.
+    /// How many heads will be written, in all layers together; each run has the same number.
     pub heads: usize,
     /// K, if the weights hold only the K largest of each row (see [`keep_largest`](crate::keep_largest)); the page
     /// then shows no number for the others.
@@ -123,7 +123,7 @@ pub struct PageWriter<W> {
     /// How many heads each run has, and the layers and heads of each run so far.
     announced: usize,
     written: Vec<Vec<(usize, usize)>>,
-    /// The names of each run's maps that are no heads, as the page shows them.
+    /// The names of each run's maps beside its heads, as the page shows them.
     maps: Vec<Vec<String>>,
     /// The room left for the heads that are still to be written.
     room: usize,
@@ -226,10 +226,10 @@ impl<W: Write> PageWriter<W> {
     /// Writes heads of one layer of run 0 or 1, in any order: both runs must have the same heads in the end.
     ///
     /// # Shapes
-    /// As of [`layer`](Self::layer)
+    /// Those of [`layer`](Self::layer)
     ///
     /// # Errors
-    /// As of [`layer`](Self::layer), and when there is no such run.
+    /// When [`layer`](Self::layer) fails, and when there is no such run.
     pub fn layer_of_run(
         &mut self,
         run: usize,

@@ -159,7 +159,7 @@ fn what_a_comparison_and_its_extras_need_is_checked() -> Result<()> {
     says(page.map(0, "rollout", "", &zeros(&[3, 3])?), "[3, 3]");
     says(page.map(0, "rollout", "", &(zeros(&[2, 3])? - 1.0)?), "between 0 and 1");
     says(page.value_norms(0, 0, &[0, 1], &zeros(&[2, 2])?), "[2, 2]");
-    says(page.value_norms(0, 0, &[0], &(zeros(&[1, 3])? - 1.0)?), "no norm");
+    says(page.value_norms(0, 0, &[0], &(zeros(&[1, 3])? - 1.0)?), "is not a norm");
     let (q, k) = (zeros(&[2, 2, 4])?, zeros(&[2, 3, 4])?);
     says(page.vectors(0, 0, &[0, 1], &k, &q, 1.0), "[2, 3, 4]");
     says(page.vectors(0, 0, &[0, 1], &q, &(&k / 0.0)?, 1.0), "not finite");
@@ -206,7 +206,7 @@ fn maps_of_two_runs_belong_together() -> Result<()> {
                 page.map(run, name, "", &weights.get(0)?)?;
             }
         }
-        assert!(page.room < room, "maps take room, too");
+        assert!(page.room < room, "maps take room as heads do");
         let page = page.finish(&[]);
         assert_eq!(page.is_ok(), fits);
         if let Err(err) = page {
@@ -273,6 +273,6 @@ fn no_page_ends_its_attribute() {
 }
 
 #[test]
-fn bytes_that_are_no_text_are_replaced() {
+fn bytes_that_are_not_text_are_replaced() {
     assert!(page_fragment(b"a\xff", 1).contains("srcdoc=\"a\u{fffd}\""));
 }
