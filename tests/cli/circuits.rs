@@ -122,7 +122,7 @@ fn generated_text_leaves_a_row_of_weights_a_step() -> Result {
 fn generated_pages_work_under_patches_and_links_cut_later() -> Result {
     let folder = Folder::empty()?;
     let page = folder.at("page.html");
-    let args = ["generate", CORRUPT, "-n", "6", "--html", &page];
+    let args = ["generate", CORRUPT, "-n", "6", "--html", &page, "--overwrite"];
     gpt2(&[&args[..], &["--patch", "1.0", "--from-prompt", CLEAN, "--block", "11:2"]].concat())?.succeeded();
     assert!(std::fs::metadata(&page)?.len() > 50_000);
     gpt2(&[&args[..], &["--patch", "1.0", "--from-prompt", "O Romeo"]].concat())?

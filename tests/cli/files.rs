@@ -1,5 +1,5 @@
-//! The user loses no file: outputs never replace the run's inputs or other programs' files, and are written whole or
-//! not at all.
+//! The user loses no file: outputs never replace the run's inputs, replace existing files only with `--overwrite`, and
+//! are written whole or not at all.
 
 use super::{ODD, Run, command, gpt2, words};
 use crate::common::Result;
@@ -109,16 +109,20 @@ const OUTPUTS: [(&str, &str, &str); 10] = [
 ];
 
 #[test]
-fn the_files_of_others_are_replaced_with_overwrite_alone_and_our_own_always() -> Result {
+fn existing_files_are_replaced_with_overwrite_alone() -> Result {
     for (what, option, name) in OUTPUTS {
         let folder = Folder::empty()?;
         let path = folder.at(name);
         let args = [&[what, option, &path, "--model", ODD][..], &IDS].concat();
         folder.write(name, "{\"somebody\": \"else's\"}\n")?;
-        gpt2(&args)?.refused(1, &[option, name, "already exists", "that `gpt2` wrote", "--overwrite"]);
+        gpt2(&args)?.refused(1, &[option, name, "already exists", "--overwrite"]);
         assert_eq!(std::fs::read_to_string(folder.file(name))?, "{\"somebody\": \"else's\"}\n");
         gpt2(&[&args[..], &["--overwrite"]].concat())?.succeeded();
         let ours = std::fs::read(folder.file(name))?;
+        gpt2(&args)?.refused(1, &[option, name, "already exists", "--overwrite"]);
+        assert_eq!(std::fs::read(folder.file(name))?, ours);
+        // An empty file, as mktemp makes it, holds nothing to lose.
+        folder.write(name, "")?;
         gpt2(&args)?.succeeded();
         assert_eq!(std::fs::read(folder.file(name))?, ours, "{name}: the same command gave other bytes");
         assert_eq!(folder.names()?, [name]);
@@ -198,14 +202,21 @@ fn metrics_may_lie_in_the_new_folder_of_the_model() -> Result {
     gpt2(&[&args[..], &size].concat())?.succeeded();
     assert_eq!(std::fs::read_to_string(folder.file("out/loss.csv"))?.lines().count(), 3);
     // It does not append to somebody else's table.
-    folder.write("theirs.csv", "step,price\n1,2\n")?;
-    let theirs = folder.at("theirs.csv");
     folder.write("out/training-state.safetensors", "a state")?;
-    let args = ["train", "--text", &input, "--out", &out, "--metrics", &theirs, "--resume"];
-    let run = gpt2(&[&args[..], &size].concat())?;
-    run.refused(1, &["theirs.csv", "no table of metrics"]);
-    assert!(!run.stderr.contains("--overwrite"), "which does not go with --resume: {}", run.stderr);
-    assert_eq!(std::fs::read_to_string(folder.file("theirs.csv"))?, "step,price\n1,2\n");
+    for (name, rows) in [
+        ("theirs.csv", "step,price\n1,2\n"),
+        ("cut.csv", "step,loss\n1,2\n"),
+        ("theirs.jsonl", "{\"step\":1,\"loss\":2.5}\n"),
+        ("longer.jsonl", "{\"step\":1,\"loss\":2,\"val_loss\":null,\"lr\":1,\"grad_norm\":1,\"time\":2}\n"),
+    ] {
+        folder.write(name, rows)?;
+        let theirs = folder.at(name);
+        let args = ["train", "--text", &input, "--out", &out, "--metrics", &theirs, "--resume"];
+        let run = gpt2(&[&args[..], &size].concat())?;
+        run.refused(1, &[name, "table of metrics"]);
+        assert!(!run.stderr.contains("--overwrite"), "which does not go with --resume: {}", run.stderr);
+        assert_eq!(std::fs::read_to_string(folder.file(name))?, rows);
+    }
     Ok(())
 }
 
@@ -227,12 +238,12 @@ fn training_writes_through_no_link_into_the_hubs_cache() -> Result {
 }
 
 #[test]
-fn two_files_of_ours_are_replaced_together_and_one_with_two_names_is_refused() -> Result {
+fn two_files_are_replaced_together_and_one_with_two_names_is_refused() -> Result {
     let folder = Folder::empty()?;
     let (png, html) = (folder.at("w.png"), folder.at("w.html"));
     let args = ["attention", "--picture", &png, "--html", &html, "--model", ODD];
     for _ in 0..2 {
-        gpt2(&[&args[..], &IDS].concat())?.succeeded();
+        gpt2(&[&args[..], &IDS, &["--overwrite"]].concat())?.succeeded();
     }
     std::fs::remove_file(folder.file("w.html"))?;
     std::fs::hard_link(folder.file("w.png"), folder.file("w.html"))?;

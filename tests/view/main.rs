@@ -6,7 +6,6 @@ mod choices;
 #[path = "../common/mod.rs"]
 mod common;
 mod comparison;
-mod frames;
 mod hostile;
 mod numbers;
 mod pages;

@@ -5,7 +5,6 @@ use crate::inputs::{Identity, Inputs};
 use crate::output::{is_closed_pipe, note};
 use anyhow::{Context, bail};
 use gpt2_files::atomic::{self, Staged};
-use gpt2_view::{FileKind, is_ours};
 use std::path::{Path, PathBuf};
 
 /// The files that the user asked a run to write.
@@ -21,27 +20,25 @@ struct Output {
     /// The option and its value.
     named: String,
     path: PathBuf,
-    /// The kind of file that this output may replace; any kind for `None`.
-    kind: Option<FileKind>,
 }
 
 impl Outputs {
-    /// Starts without files; `overwrite` allows replacing files that this program did not write.
+    /// Starts without files; `overwrite` allows replacing existing files.
     pub(crate) fn new(overwrite: bool) -> Self {
         Self { list: vec![], overwrite, staged: vec![] }
     }
 
     /// Adds the file that the option `flag` names.
-    pub(crate) fn add(&mut self, flag: &str, path: &Path, kind: impl Into<Option<FileKind>>) {
+    pub(crate) fn add(&mut self, flag: &str, path: &Path) {
         let named = format!("{flag} {}", path.display());
-        self.list.push(Output { named, path: path.to_path_buf(), kind: kind.into() });
+        self.list.push(Output { named, path: path.to_path_buf() });
     }
 
     /// Refuses an output that cannot be written, that the run reads, that two options name, that stdout goes to, or
-    /// that another program wrote.
+    /// that exists. An empty file may be replaced: it holds nothing to lose.
     pub(crate) fn check(&self, inputs: &Inputs) -> anyhow::Result<()> {
         let mut before: Vec<(&str, PathBuf)> = vec![];
-        for Output { named, path, kind } in &self.list {
+        for Output { named, path } in &self.list {
             let flag = named.split(' ').next().unwrap_or_default();
             let target = atomic::check(path).with_context(|| flag.to_owned())?;
             inputs.spare(named, &target)?;
@@ -53,13 +50,8 @@ impl Outputs {
             if cfg!(unix) && target.exists() && Identity::of(&target) == Identity::of(printed) {
                 bail!("{named}: is the file that the result is printed to; choose another name")
             }
-            if let Some(kind) = kind.filter(|_| !self.overwrite && target.exists())
-                && !is_ours(kind, &target).with_context(|| named.clone())?
-            {
-                bail!(
-                    "{named}: already exists, and is not a {kind} that `gpt2` wrote; choose another name, or replace it \
-                     with --overwrite"
-                )
+            if !self.overwrite && target.metadata().is_ok_and(|file| file.len() > 0) {
+                bail!("{named}: already exists; choose another name, or replace it with --overwrite")
             }
             before.push((named, target));
         }

@@ -2,11 +2,10 @@
 
 use crate::focus::{Focus, Looks, Places};
 use crate::heatmap::heatmap;
-use crate::overview::{FULL, HeadRow, overview};
-use crate::table::{Cell, Table};
+use crate::rows::lower_triangle;
+use crate::table::{Cell, FULL, HeadRow, Table, overview};
 use crate::terminal::{Color, Style, compact};
 use crate::text::{Align, display_width, fit, visible_token};
-use crate::triangle::lower_triangle;
 use candle_core::{Result, Tensor};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -61,12 +60,16 @@ impl FirstLook {
     /// Begins with a text and no head. Tokens with the same id count as copies; `tokens` are their labels.
     ///
     /// # Errors
-    /// When there are not as many labels as ids.
+    /// When the numbers of labels and ids differ.
     pub fn new(ids: &[u32], tokens: &[String]) -> Result<Self> {
         if ids.len() != tokens.len() {
-            candle_core::bail!("first look: {} ids and {} labels, expected as many", ids.len(), tokens.len())
+            candle_core::bail!(
+                "first look: {} ids and {} labels, expected one label for each id",
+                ids.len(),
+                tokens.len()
+            )
         }
-        let places = Places::of(ids, tokens);
+        let places = Places::new(ids, tokens);
         Ok(Self { tokens: tokens.to_vec(), places, links: vec![], looks: BTreeMap::new(), best: None })
     }
 
@@ -90,7 +93,7 @@ impl FirstLook {
         for (i, &head) in heads.iter().enumerate() {
             let weights = weights.get(i)?;
             let rows = lower_triangle::<f32>(&weights, "first look")?;
-            self.looks.insert((layer, head), Looks::of(&rows, &self.places));
+            self.looks.insert((layer, head), Looks::new(&rows, &self.places));
             let reach = self.take_links(layer, head, &rows);
             if reach.is_some_and(|reach| self.best.as_ref().is_none_or(|best| reach > best.reach)) {
                 // A copy, since a view would keep the whole layer's weights.
@@ -221,7 +224,7 @@ impl FirstLook {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::summarize;
+    use crate::summary::{HeadSummary, summarize};
     use crate::terminal::tests::unpainted;
     use candle_core::Device;
 
@@ -237,7 +240,7 @@ mod tests {
         let mut look = FirstLook::new(&[5, 6, 7, 5], &tokens())?;
         look.layer(3, &[1, 4], &weights)?;
         let rows = [1, 4].into_iter().zip(summarize(&weights)?);
-        let row = |(head, summary): (usize, crate::HeadSummary)| HeadRow {
+        let row = |(head, summary): (usize, HeadSummary)| HeadRow {
             layer: 3,
             head,
             summary,
@@ -281,7 +284,7 @@ mod tests {
             let weights = Tensor::full(1f32 / 60.0, (2, t, t), &Device::Cpu)?;
             let mut look = FirstLook::new(&ids, &tokens)?;
             look.layer(11, &[10, 11], &weights)?;
-            // Positions of four digits, too.
+            // Also positions of four digits.
             for link in &mut look.links {
                 (link.query, link.key) = (t - 1, t - 2);
             }
@@ -322,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn nan_is_no_link() -> Result<()> {
+    fn nan_is_not_a_link() -> Result<()> {
         let mut look = FirstLook::new(&[5, 6, 7, 8], &tokens())?;
         let rows =
             [[1f32, 0., 0., 0.], [0.5, 0.5, 0., 0.], [0.5, f32::NAN, 0.5, 0.], [0.1, f32::NAN, 0.3, 0.6]];

@@ -1,6 +1,6 @@
 //! [`Focus`]: the kind of a head, by where it looks most.
 
-use crate::HeadSummary;
+use crate::summary::HeadSummary;
 use serde::Serialize;
 use std::collections::HashMap;
 use std::fmt;
@@ -113,7 +113,7 @@ const EVEN: f32 = 0.85;
 const RECENT: usize = 4;
 
 impl Looks {
-    /// A head of which nothing is known.
+    /// A head about which nothing is known.
     pub const NONE: Self = Self {
         duplicate: Share::NONE,
         induction: Share::NONE,
@@ -123,7 +123,7 @@ impl Looks {
     };
 
     /// The means over the queries that have such keys, from the visible weights of each query.
-    pub(crate) fn of(rows: &[Vec<f32>], text: &Places) -> Self {
+    pub(crate) fn new(rows: &[Vec<f32>], text: &Places) -> Self {
         let mut sums = [Sum::default(); 4];
         let (mut entropy, mut uniform) = (0.0, 0.0);
         for ((i, row), copies) in rows.iter().enumerate().zip(&text.copies) {
@@ -155,7 +155,7 @@ pub(crate) struct Places {
 }
 
 impl Places {
-    pub(crate) fn of(ids: &[u32], tokens: &[String]) -> Self {
+    pub(crate) fn new(ids: &[u32], tokens: &[String]) -> Self {
         let mut places: HashMap<u32, Vec<usize>> = HashMap::new();
         let copies = ids.iter().enumerate().map(|(i, id)| {
             let places = places.entry(*id).or_default();
@@ -288,7 +288,7 @@ mod tests {
         ];
         let tokens = |text: &str| -> Vec<String> { text.chars().map(String::from).collect() };
         let Looks { duplicate, induction, marks, recent, evenness } =
-            Looks::of(&rows, &Places::of(&[7, 8, 7, 8, 8], &tokens("ab,b.")));
+            Looks::new(&rows, &Places::new(&[7, 8, 7, 8, 8], &tokens("ab,b.")));
         let near = |share: Share, weight: f32, uniform: f32| {
             assert!(
                 (share.weight - weight).abs() < 1e-6 && (share.uniform - uniform).abs() < 1e-6,
@@ -301,24 +301,24 @@ mod tests {
         assert_eq!(recent, Share::NONE, "in so short a text everything is recent");
         assert!(evenness > 0.5 && evenness < 0.9, "{evenness}");
         let parts = ["a", "b", "\u{fffd}", "\u{fffd}", "."].map(String::from);
-        let in_parts = Looks::of(&rows, &Places::of(&[7, 8, 7, 8, 8], &parts));
-        assert_eq!(in_parts.marks, Share::NONE, "what may be a letter is no mark");
-        let once = Looks::of(&rows, &Places::of(&[1, 2, 3, 4, 5], &tokens("abcde")));
+        let in_parts = Looks::new(&rows, &Places::new(&[7, 8, 7, 8, 8], &parts));
+        assert_eq!(in_parts.marks, Share::NONE, "what may be a letter is not a mark");
+        let once = Looks::new(&rows, &Places::new(&[1, 2, 3, 4, 5], &tokens("abcde")));
         assert_eq!((once.duplicate, once.induction, once.marks), (Share::NONE, Share::NONE, Share::NONE));
     }
 
     #[test]
     fn uniform_attention_is_even_and_the_latest_tokens_are_recent() {
-        let places = Places::of(&(0..20).collect::<Vec<_>>(), &vec!["a".to_owned(); 20]);
+        let places = Places::new(&(0..20).collect::<Vec<_>>(), &vec!["a".to_owned(); 20]);
         let rows = |weight: &dyn Fn(usize, usize) -> f32| -> Vec<Vec<f32>> {
             (0..20).map(|i| (0..=i).map(|j| weight(i, j)).collect()).collect()
         };
         let none = HeadSummary { on_self: 0.1, on_previous: 0.1, on_first: 0.1, uniform: 0.1, ..some() };
-        let uniform = Looks::of(&rows(&|i, _| 1.0 / (i + 1) as f32), &places);
+        let uniform = Looks::new(&rows(&|i, _| 1.0 / (i + 1) as f32), &places);
         assert!((uniform.evenness - 1.0).abs() < 1e-5);
         assert_eq!(none.focus(uniform), Focus::Even);
         let recent =
-            Looks::of(&rows(&|i, j| if j < i && i - j <= 4 { 1.0 / i.min(4) as f32 } else { 0.0 }), &places);
+            Looks::new(&rows(&|i, j| if j < i && i - j <= 4 { 1.0 / i.min(4) as f32 } else { 0.0 }), &places);
         assert!((recent.recent.weight - 1.0).abs() < 1e-6);
         assert_eq!(none.focus(recent), Focus::Recent);
     }

@@ -19,20 +19,15 @@
 //! | `focus` | [`Focus`]: the kind of a head, by where it looks |
 //! | `first_look` | [`FirstLook`]: the head, the links and the kinds that a person sees first |
 //! | `heatmap` | [`heatmap`]: the weights of one head, with a row and a column for each token |
-//! | `window` | which rows and columns of a heat map fit |
-//! | `overview` | [`overview`]: one row per head |
-//! | `table` | [`Table`]: columns aligned by display width |
+//! | `table` | [`Table`]: columns aligned by display width; [`overview`]: one row per head |
 //! | `text` | [`visible_token`] and the like: token strings without control codes for the terminal |
 //! | `terminal` | [`Style`], and the escape sequences that color a cell |
 //! | `palette` | the colors of weights |
-//! | `triangle` | weights as rows of numbers without the hidden keys |
+//! | `rows` | weights as rows of numbers without the hidden keys; [`keep_largest`]: the largest weights of each row |
 //! | `html` | [`PageWriter`]: every head in one page for a browser, which needs no network; [`page_fragment`] |
 //! | `picture` | as PNG, SVG or PDF ([`PictureFormat`]): one head ([`head_picture`]), all ([`HeadGrid`]), a matrix of signed numbers ([`NumberMap`]), a training run ([`loss_curve`]) |
 //! | `provenance` | [`Provenance`]: how a file was made, recorded in every file |
-//! | `recognize` | [`is_ours`]: whether this crate wrote a file |
-//! | `largest` | [`keep_largest`]: the largest weights of each row |
-//! | `lines` | [`write_json_lines`], and [`write_square_json`] for BertViz and CircuitsVis |
-//! | `export` | [`AttentionJson`] |
+//! | `export` | [`AttentionJson`], [`write_json_lines`], and [`write_square_json`] for BertViz and CircuitsVis |
 //! | crate `gpt2-files` | [`write_safetensors`] |
 //!
 //! ```
@@ -54,35 +49,29 @@ mod first_look;
 mod focus;
 mod heatmap;
 mod html;
-mod largest;
-mod lines;
-mod overview;
 mod palette;
 mod picture;
 mod provenance;
-mod recognize;
+mod rows;
 mod summary;
 mod table;
 mod terminal;
 mod text;
-mod triangle;
-mod window;
 
 pub use candle_core;
-pub use export::{AttentionJson, HeadJson, LayerJson};
+pub use export::{
+    AttentionJson, HeadJson, LayerJson, write_json_lines, write_provenance_line, write_square_json,
+};
 pub use first_look::{FirstLook, Link};
 pub use focus::{FOCUS_THRESHOLD, Focus, Looks, Share};
 pub use gpt2_files::write_safetensors;
 pub use heatmap::heatmap;
 pub use html::{HeadNumbers, NextToken, PageHeader, PageWriter, page_fragment};
-pub use largest::keep_largest;
-pub use lines::{write_json_lines, write_provenance_line, write_square_json};
-pub use overview::{HeadRow, overview};
 pub use picture::{HeadGrid, NumberMap, PictureFormat, head_picture, loss_curve};
 pub use provenance::Provenance;
-pub use recognize::{FileKind, is_ours};
+pub use rows::keep_largest;
 pub use summary::{HeadSummary, QueryNumbers, summarize};
-pub use table::Table;
+pub use table::{HeadRow, Table, overview};
 pub use terminal::{Color, MIN_WIDTH, Style};
 pub use text::{Align, display_width, fit, pad, visible_text, visible_token};
 

@@ -3,6 +3,9 @@
 use crate::text::visible_text;
 use serde_json::Value;
 
+/// This program, in the metadata of pictures.
+pub(crate) const SOFTWARE: &str = concat!("gpt2 ", env!("CARGO_PKG_VERSION"));
+
 /// How the numbers in a file were made. This crate knows no model: it only copies what the caller gives it into each
 /// file.
 ///

@@ -1,6 +1,6 @@
 //! Sums up a head in five numbers and the baseline of three of them.
 
-use crate::triangle::{check, lower_triangle};
+use crate::rows::{check, lower_triangle};
 use candle_core::{Result, Tensor};
 use serde::Serialize;
 
@@ -80,7 +80,7 @@ impl HeadSummary {
         let t = entropy.len();
         if t == 0 || all.iter().any(|numbers| numbers.len() != t) {
             candle_core::bail!(
-                "HeadSummary: {:?} numbers of queries, expected as many of each, and at least one",
+                "HeadSummary: {:?} numbers of queries, expected the same number of each, and at least one",
                 all.map(<[f32]>::len)
             )
         }
@@ -125,7 +125,7 @@ fn average(past: usize, queries: &[[f64; 5]]) -> HeadSummary {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{FOCUS_THRESHOLD, Focus, Looks};
+    use crate::focus::{FOCUS_THRESHOLD, Focus, Looks};
     use candle_core::{DType, Device};
 
     fn one(rows: &[[f32; 4]; 4]) -> Result<HeadSummary> {

@@ -54,7 +54,7 @@ pub(crate) struct AttentionArgs {
     #[arg(long, value_name = "PIXELS", num_args = 0..=1, require_equals = true, default_missing_value = "720",
           conflicts_with_all = ["json", "rollout", "effect"], value_parser = clap::value_parser!(u32).range(200..=10_000))]
     pub(crate) fragment: Option<u32>,
-    /// Let --export, --provenance, --picture and --html replace files that gpt2 did not write
+    /// Let --export, --provenance, --picture and --html replace existing files
     #[arg(long, requires = "files")]
     pub(crate) overwrite: bool,
     /// Keep only the K largest weights of each row in the page, for very long prompts

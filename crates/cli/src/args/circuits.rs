@@ -44,7 +44,7 @@ pub(crate) struct PatchArgs {
     /// Draw the heads, or with --by-position each head at each position: .png, .svg or .pdf
     #[arg(long, value_name = "FILE")]
     pub(crate) picture: Option<PathBuf>,
-    /// Let --picture replace a file that gpt2 did not write
+    /// Let --picture replace an existing file
     #[arg(long, requires = "picture")]
     pub(crate) overwrite: bool,
     /// Print JSON

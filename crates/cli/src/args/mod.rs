@@ -185,7 +185,7 @@ pub(crate) struct ForwardArgs {
     /// Write logits and hidden states to a safetensors file
     #[arg(long, value_name = "FILE")]
     pub(crate) export: Option<PathBuf>,
-    /// Let --export replace a file that gpt2 did not write
+    /// Let --export replace an existing file
     #[arg(long, requires = "export")]
     pub(crate) overwrite: bool,
     /// Print JSON
@@ -252,7 +252,7 @@ pub(crate) struct GenerateArgs {
     /// Keep only the K largest weights of each row in the page
     #[arg(long, value_name = "K", requires = "pages", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) top: Option<u16>,
-    /// Let --export and --html replace files that gpt2 did not write
+    /// Let --export and --html replace existing files
     #[arg(long, requires = "written")]
     pub(crate) overwrite: bool,
     /// Print one JSON object at the end instead of streaming

@@ -9,7 +9,7 @@ use crate::provenance::Provenance;
 use crate::values::highest;
 use candle_core::{D, DType, Tensor};
 use candle_nn::ops::log_softmax;
-use gpt2_view::{Align, FileKind, Table, visible_token, write_safetensors};
+use gpt2_view::{Align, Table, visible_token, write_safetensors};
 use serde::Serialize;
 use std::io::Write;
 use std::process::ExitCode;
@@ -44,7 +44,7 @@ pub(crate) fn run(args: &ForwardArgs) -> anyhow::Result<ExitCode> {
     let text = args.prompt.read()?;
     let mut outputs = Outputs::new(args.overwrite);
     if let Some(path) = &args.export {
-        outputs.add("--export", path, FileKind::Safetensors);
+        outputs.add("--export", path);
     }
     let mut inputs = args.prompt.inputs();
     args.interventions.inputs(&mut inputs);

@@ -38,7 +38,7 @@ pub(crate) fn run(args: &MergeArgs) -> anyhow::Result<ExitCode> {
                 out.display()
             );
         }
-        outputs.add("--out", &path, None);
+        outputs.add("--out", &path);
     }
     if AdapterFiles::is_in(out) {
         bail!(

@@ -77,9 +77,9 @@ struct Edge {
 
 pub(crate) fn run(args: &PatchArgs) -> anyhow::Result<ExitCode> {
     let mut outputs = Outputs::new(args.overwrite);
-    let format = args.picture.as_deref().map(PictureFormat::of).transpose()?;
-    if let (Some(path), Some(format)) = (&args.picture, format) {
-        outputs.add("--picture", path, format.kind());
+    let format = args.picture.as_deref().map(PictureFormat::from_path).transpose()?;
+    if let Some(path) = &args.picture {
+        outputs.add("--picture", path);
     }
     let mut inputs = Inputs::default();
     args.interventions.inputs(&mut inputs);

@@ -25,11 +25,8 @@ struct Report<'a> {
 
 pub(crate) fn run(args: &QuantizeArgs) -> anyhow::Result<ExitCode> {
     let out = &args.out;
-    if !args.overwrite && out.exists() {
-        bail!("--out {}: already exists; choose another name, or replace it with --overwrite", out.display());
-    }
     let mut outputs = Outputs::new(args.overwrite);
-    outputs.add("--out", out, None);
+    outputs.add("--out", out);
     let mut inputs = Inputs::default();
     hub::inputs(&args.hub, &mut inputs);
     outputs.check(&inputs)?;

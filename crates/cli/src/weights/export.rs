@@ -4,7 +4,7 @@ use super::subject::Subject;
 use crate::outputs::Outputs;
 use anyhow::bail;
 use candle_core::{DType, Tensor};
-use gpt2_view::{FileKind, write_json_lines, write_provenance_line, write_safetensors, write_square_json};
+use gpt2_view::{write_json_lines, write_provenance_line, write_safetensors, write_square_json};
 use std::path::{Path, PathBuf};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,15 +16,6 @@ pub(crate) enum Format {
 }
 
 impl Format {
-    pub(crate) fn kind(self) -> FileKind {
-        match self {
-            Self::Safetensors => FileKind::Safetensors,
-            Self::Npy => FileKind::Npy,
-            Self::JsonLines => FileKind::JsonLines,
-            Self::SquareJson => FileKind::SquareJson,
-        }
-    }
-
     /// The format given by a file's extension.
     pub(crate) fn of(path: &Path) -> anyhow::Result<Self> {
         match path.extension().and_then(|e| e.to_str()) {

@@ -2,8 +2,8 @@
 //!
 //! A weight `w` becomes the code `c = round(L · w^(2/3))`, and the page reads it as `(c / L)^(3/2)`. The
 //! power spends the codes where people look: at 8 bits, an even scale rounds everything below 1/510 to 0, and
-//! that is where all of a long text's diffuse heads lie; a square root spends so many codes there that their
-//! noise makes the page half as large again.
+//! that is where all of a long text's diffuse heads lie; a square root spends more codes there, and their noise
+//! makes the page half as large again.
 //!
 //! The page's value differs from the weight by at most half a step of the codes times the slope at the step's end:
 //! `|w' - w| <= 1.5 · h · √(w^(2/3) + h)` with `h = 1 / (2L)`.
@@ -35,7 +35,7 @@ pub(super) struct Codes {
 /// `weights` (T, S), T at most S; query i has the keys 0 to S - T + i
 ///
 /// # Errors
-/// When a weight is negative or above 1, so that it is no share of a query's attention. NaN is allowed.
+/// When a weight is negative or above 1, and so cannot be a share of a query's attention. NaN is allowed.
 pub(super) fn encode(weights: &Tensor, levels: &[u16], room: usize) -> Result<Codes> {
     let (t, s) = weights.dims2()?;
     let weights = weights.to_device(&Device::Cpu)?.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
@@ -78,7 +78,7 @@ fn code(weight: f32, levels: u16) -> Result<u16> {
     let code = (f64::from(weight).cbrt().powi(2) * f64::from(levels)).round();
     // Rounding may lift a softmax a little above 1.
     if weight < 0.0 || code > f64::from(levels) {
-        candle_core::bail!("page: {weight} is no attention weight, which lie between 0 and 1")
+        candle_core::bail!("page: {weight} is not an attention weight: those lie between 0 and 1")
     }
     Ok(code as u16)
 }
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_weight_is_refused() {
+    fn what_is_not_a_weight_is_refused() {
         for wrong in [-0.1f32, 1.1, f32::INFINITY] {
             let weights = Tensor::new(&[[wrong]], &Device::Cpu).expect("a tensor");
             let err = encode(&weights, &[FINE], usize::MAX).err().expect("refused").to_string();

@@ -104,7 +104,7 @@ impl<W: Write> PageWriter<W> {
     }
 
     /// The logit lens: what the model would predict if `layer` were its last block. Call it once for each block, in
-    /// order, also for a block of which no head is written.
+    /// order, also for a block without a written head.
     ///
     /// # Shapes
     /// `likely` T: the most probable token after each query, and its probability
@@ -125,7 +125,7 @@ impl<W: Write> PageWriter<W> {
         self.json("class=\"lens\"", &LensEntry { run, layer, likely })
     }
 
-    /// A map that is no head, which the page lists below the heads: attention rollout up to a block, a mean of heads.
+    /// A map beside the heads, listed below them: attention rollout up to a block, or a mean of heads.
     /// With two runs, maps of the same name belong together, and both need the same.
     ///
     /// # Shapes
@@ -176,7 +176,7 @@ impl<W: Write> PageWriter<W> {
         let mut entries = Vec::with_capacity(heads.len());
         for (&head, norms) in heads.iter().zip(numbers(norms)?.chunks_exact(self.keys)) {
             if let Some(wrong) = norms.iter().find(|n| !n.is_finite() || **n < 0.0) {
-                candle_core::bail!("page: {wrong} is no norm, in layer {layer}, head {head}")
+                candle_core::bail!("page: {wrong} is not a norm, in layer {layer}, head {head}")
             }
             let bytes: Vec<u8> = norms.iter().flat_map(|n| n.to_le_bytes()).collect();
             entries.push(NormsEntry { run, layer, head, norms: BASE64_STANDARD.encode(bytes) });
@@ -186,7 +186,7 @@ impl<W: Write> PageWriter<W> {
 
     /// The queries and keys of heads: the page then shows `q_d · k_d · scale` of a cell for each dimension d.
     ///
-    /// They take 5.4 bytes of the page per number pair, so leave them out when there are many: all heads of GPT-2
+    /// They take 5.4 bytes of the page per pair of numbers, so leave them out when there are many: all heads of GPT-2
     /// small at 100 tokens take 5 MB. The page shows each product within `3.1e-5` of the head's largest `|q| · |k|`.
     /// Vectors of heads that are never written have no effect.
     ///

@@ -6,16 +6,12 @@
 
 mod codes;
 mod extras;
-mod fragment;
-mod header;
 
-pub use fragment::page_fragment;
-pub use header::{HeadNumbers, NextToken, PageHeader};
-
-use crate::palette::ANCHORS;
+use crate::palette::{ANCHORS, Rgb};
+use crate::provenance::Provenance;
+use crate::rows::check;
 use crate::summary::HeadSummary;
 use crate::text::{has_shape, visible_text, visible_token};
-use crate::triangle::check;
 use base64::{Engine, prelude::BASE64_STANDARD};
 use candle_core::{Error, Result, Tensor};
 use codes::{COARSE, Codes, FINE, encode};
@@ -51,6 +47,66 @@ const FEW: usize = 525_000;
 /// The size of all heads' text together, above which heads get fewer levels.
 const ROOM: usize = 28_000_000;
 
+/// What a page is about: start with [`PageHeader::new`] and change the fields that differ.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct PageHeader<'a> {
+    /// The title at the top: the model's name.
+    pub title: &'a str,
+    /// The S tokens that queries can attend to, as they are in the text.
+    pub tokens: &'a [String],
+    /// T, the number of queries: they are the last tokens.
+    pub queries: usize,
+    /// How many heads will be written, in all layers together; each run has the same number.
+    pub heads: usize,
+    /// K, if the weights hold only the K largest of each row (see [`keep_largest`](crate::keep_largest)); the page
+    /// then shows no number for the others.
+    pub top: Option<usize>,
+    /// The names of the two runs that the page compares, such as "clean" and "ablate 3.7"; none for a single run.
+    pub runs: &'a [&'a str],
+    /// How many of the tokens are the prompt, if the model wrote the others one by one. The page then has a slider
+    /// over the steps.
+    pub prompt: Option<usize>,
+    /// How it was made: the caption goes below the title, the facts into `provenance` in the header's JSON.
+    pub provenance: &'a Provenance,
+}
+
+impl<'a> PageHeader<'a> {
+    /// A page of `heads` heads of one run with all their weights, where each token is a query.
+    #[must_use]
+    pub fn new(title: &'a str, tokens: &'a [String], heads: usize, provenance: &'a Provenance) -> Self {
+        let queries = tokens.len();
+        Self { title, tokens, queries, heads, top: None, runs: &[], prompt: None, provenance }
+    }
+}
+
+/// The model's prediction after a query.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct NextToken {
+    /// The most probable tokens and their probabilities, most probable first.
+    #[serde(serialize_with = "visible")]
+    pub likely: Vec<(String, f32)>,
+    /// The probability of the token that really follows; `None` after the last.
+    pub actual: Option<f32>,
+}
+
+fn visible<S: serde::Serializer>(likely: &[(String, f32)], to: S) -> std::result::Result<S::Ok, S::Error> {
+    to.collect_seq(likely.iter().map(|(token, p)| (visible_token(token), p)))
+}
+
+/// A number of each head, by which the page sorts and colors its small maps.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct HeadNumbers {
+    /// A word or two for menus: "effect", "induction".
+    pub name: String,
+    /// One sentence that says what the number means and its unit; may be empty.
+    pub meaning: String,
+    /// One per head, in the order in which the first run's heads are written. The page shows NaN as unknown.
+    pub values: Vec<f32>,
+    /// Whether 0 is the middle: the colors then go both ways from it.
+    pub signed: bool,
+}
+
 /// Writes a page one layer at a time, so that memory never has to hold more than one layer's weights.
 ///
 /// A page of up to 525,000 weights shows them within 1.2e-5. A larger page keeps 8 bits per weight and shows a
@@ -67,7 +123,7 @@ pub struct PageWriter<W> {
     /// How many heads each run has, and the layers and heads of each run so far.
     announced: usize,
     written: Vec<Vec<(usize, usize)>>,
-    /// The names of each run's maps that are no heads, as the page shows them.
+    /// The names of each run's maps beside its heads, as the page shows them.
     maps: Vec<Vec<String>>,
     /// The room left for the heads that are still to be written.
     room: usize,
@@ -85,7 +141,7 @@ struct Header<'a> {
     top: Option<usize>,
     runs: Vec<String>,
     prompt: Option<usize>,
-    palette: [(u8, u8, u8); ANCHORS.len()],
+    palette: [Rgb; ANCHORS.len()],
     provenance: &'a Value,
 }
 
@@ -170,10 +226,10 @@ impl<W: Write> PageWriter<W> {
     /// Writes heads of one layer of run 0 or 1, in any order: both runs must have the same heads in the end.
     ///
     /// # Shapes
-    /// As of [`layer`](Self::layer)
+    /// Those of [`layer`](Self::layer)
     ///
     /// # Errors
-    /// As of [`layer`](Self::layer), and when there is no such run.
+    /// When [`layer`](Self::layer) fails, and when there is no such run.
     pub fn layer_of_run(
         &mut self,
         run: usize,
@@ -300,6 +356,21 @@ fn between(from: &str, to: &str) -> &'static str {
 /// The hash by which a content security policy names a script or a style.
 fn hash(text: &str) -> String {
     BASE64_STANDARD.encode(Sha256::digest(text))
+}
+
+/// A page as an element to put into another document, such as a notebook: an `iframe` that holds the whole page and
+/// needs no file.
+///
+/// The frame is `height` CSS pixels high and as wide as its place. It is sandboxed: the page runs its own script and
+/// offers files to save, but cannot touch the document around it. A Jupyter kernel shows it as `text/html`.
+#[must_use]
+pub fn page_fragment(page: &[u8], height: u32) -> String {
+    // Inside quotes, only these two characters mean anything.
+    let page = String::from_utf8_lossy(page).replace('&', "&amp;").replace('"', "&quot;");
+    format!(
+        "<iframe title=\"Attention\" sandbox=\"allow-scripts allow-downloads\" allow=\"clipboard-write\" \
+         style=\"width:100%;height:{height}px;border:0\" srcdoc=\"{page}\"></iframe>\n"
+    )
 }
 
 #[cfg(test)]

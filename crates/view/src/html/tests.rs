@@ -1,7 +1,6 @@
 //! The content of a page. The workspace's tests/view and tests/cli/page test how a browser shows it.
 
 use super::*;
-use crate::provenance::Provenance;
 use crate::summary::summarize;
 use candle_core::{DType, Device};
 use serde_json::json;
@@ -56,7 +55,7 @@ fn a_page_says_what_made_it() -> Result<()> {
     let header = data(&page, "id=\"header\"");
     assert_eq!((&header["caption"], &header["provenance"]), (&json!("f32 on cpu; ablate 0.1"), &facts));
     assert!(page.contains("<p id=\"caption\" hidden>") && !page.contains('\u{feff}'));
-    let unknown = data(&super::tests::page("model", &["a", " b"], &[])?, "id=\"header\"");
+    let unknown = data(&self::page("model", &["a", " b"], &[])?, "id=\"header\"");
     assert_eq!((&unknown["caption"], &unknown["provenance"]), (&json!(""), &Value::Null));
     assert_eq!(page_by("model", &["a", " b"], &[], &made)?, page, "the same bytes");
     Ok(())
@@ -160,7 +159,7 @@ fn what_a_comparison_and_its_extras_need_is_checked() -> Result<()> {
     says(page.map(0, "rollout", "", &zeros(&[3, 3])?), "[3, 3]");
     says(page.map(0, "rollout", "", &(zeros(&[2, 3])? - 1.0)?), "between 0 and 1");
     says(page.value_norms(0, 0, &[0, 1], &zeros(&[2, 2])?), "[2, 2]");
-    says(page.value_norms(0, 0, &[0], &(zeros(&[1, 3])? - 1.0)?), "no norm");
+    says(page.value_norms(0, 0, &[0], &(zeros(&[1, 3])? - 1.0)?), "is not a norm");
     let (q, k) = (zeros(&[2, 2, 4])?, zeros(&[2, 3, 4])?);
     says(page.vectors(0, 0, &[0, 1], &k, &q, 1.0), "[2, 3, 4]");
     says(page.vectors(0, 0, &[0, 1], &q, &(&k / 0.0)?, 1.0), "not finite");
@@ -207,7 +206,7 @@ fn maps_of_two_runs_belong_together() -> Result<()> {
                 page.map(run, name, "", &weights.get(0)?)?;
             }
         }
-        assert!(page.room < room, "maps take room, too");
+        assert!(page.room < room, "maps take room as heads do");
         let page = page.finish(&[]);
         assert_eq!(page.is_ok(), fits);
         if let Err(err) = page {
@@ -258,4 +257,22 @@ fn extras_come_back_as_they_were_given() -> Result<()> {
     }
     assert_eq!((vectors["width"].as_u64(), vectors["scale"].as_f64()), (Some(2), Some(0.125)));
     Ok(())
+}
+
+#[test]
+fn no_page_ends_its_attribute() {
+    let page = "<!doctype html>\n<p title=\"a\">&lt;b&gt; '\u{1f600}' </iframe></p>";
+    let fragment = page_fragment(page.as_bytes(), 640);
+    assert!(
+        fragment.contains("height:640px") && fragment.contains("sandbox=\"allow-scripts allow-downloads\"")
+    );
+    let (_, rest) = fragment.split_once(" srcdoc=\"").expect("the page");
+    let (held, end) = rest.split_once('"').expect("an end");
+    assert_eq!(end, "></iframe>\n", "the first quote ends the attribute, and nothing follows");
+    assert_eq!(held.replace("&quot;", "\"").replace("&amp;", "&"), page);
+}
+
+#[test]
+fn bytes_that_are_not_text_are_replaced() {
+    assert!(page_fragment(b"a\xff", 1).contains("srcdoc=\"a\u{fffd}\""));
 }

@@ -1,9 +1,8 @@
 //! The loss of a training run over its steps.
 
-use super::PictureFormat;
-use super::heading::Heading;
+use super::format::PictureFormat;
+use super::guides::{Heading, axis_number, round_numbers};
 use super::letters::Letters;
-use super::numbers::{of_axis, round_numbers};
 use super::scene::{Anchor, FAINT, GREY, INK, Mark, Scene, Style, WHITE};
 use crate::palette::Rgb;
 use crate::provenance::Provenance;
@@ -74,7 +73,8 @@ fn scene(
     heading.draw(&mut scene);
     let chart = Chart { steps, losses, top: heading.height() + 8.0 };
     chart.axes(&mut scene);
-    let groups: Vec<Group> = training.chunks(training.len().div_ceil(POINTS).max(1)).map(Group::of).collect();
+    let groups: Vec<Group> =
+        training.chunks(training.len().div_ceil(POINTS).max(1)).map(Group::new).collect();
     for group in groups.iter().filter(|group| group.lowest < group.highest) {
         let ends = [group.lowest, group.highest].map(|loss| chart.place((group.step, loss)));
         scene.line(ends, 1.0, SPREAD);
@@ -126,7 +126,7 @@ impl Chart {
         for loss in losses {
             let y = self.place((self.steps.start, loss)).1.round() + 0.5;
             scene.line([(LEFT, y), (Self::RIGHT, y)], 1.0, FAINT);
-            scene.text(of_axis(loss, digits), (LEFT - 10.0, y + beside.to_baseline()), beside);
+            scene.text(axis_number(loss, digits), (LEFT - 10.0, y + beside.to_baseline()), beside);
         }
         let (steps, digits) = round_numbers(self.steps.start, self.steps.end, 8);
         let below = NUMBER.anchor(Anchor::Middle);
@@ -134,7 +134,7 @@ impl Chart {
             let x = self.place((step, self.losses.start)).0.round() + 0.5;
             scene.line([(x, Self::BOTTOM), (x, Self::BOTTOM + 6.0)], 1.0, GREY);
             // Steps are whole numbers, and nobody reads them with an exponent.
-            let text = if digits == 0 && step < 1e12 { format!("{step}") } else { of_axis(step, 0) };
+            let text = if digits == 0 && step < 1e12 { format!("{step}") } else { axis_number(step, 0) };
             scene.text(text, (x, Self::BOTTOM + 24.0), below);
         }
         let (left, bottom) = (LEFT + 0.5, Self::BOTTOM + 0.5);
@@ -220,7 +220,7 @@ struct Group {
 }
 
 impl Group {
-    fn of(points: &[(f64, f64)]) -> Self {
+    fn new(points: &[(f64, f64)]) -> Self {
         let mean = |values: &dyn Fn(&(f64, f64)) -> f64| {
             points.iter().map(values).sum::<f64>() / points.len() as f64
         };

@@ -2,7 +2,7 @@
 
 use super::{pdf, png, scene::Scene, svg};
 use crate::provenance::Provenance;
-use crate::recognize::FileKind;
+use crate::text::visible_text;
 use candle_core::Result;
 use std::path::Path;
 
@@ -12,8 +12,8 @@ use std::path::Path;
 /// use gpt2_view::PictureFormat;
 /// use std::path::Path;
 ///
-/// assert_eq!(PictureFormat::of(Path::new("heads.PDF"))?, PictureFormat::Pdf);
-/// assert!(PictureFormat::of(Path::new("heads.bmp")).is_err());
+/// assert_eq!(PictureFormat::from_path(Path::new("heads.PDF"))?, PictureFormat::Pdf);
+/// assert!(PictureFormat::from_path(Path::new("heads.bmp")).is_err());
 /// # Ok::<(), candle_core::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -27,41 +27,49 @@ pub enum PictureFormat {
     Pdf,
 }
 
+/// Turns a scene into the bytes of a file that records how it was made.
+type Writer = fn(&Scene, &Provenance) -> Result<Vec<u8>>;
+
 impl PictureFormat {
-    /// The format that the name of a file asks for.
-    ///
-    /// # Errors
-    /// When the name ends in neither `.png`, `.svg` nor `.pdf`, in capitals or not.
-    pub fn of(path: &Path) -> Result<Self> {
-        let extension = path.extension().unwrap_or_default().to_ascii_lowercase();
-        match extension.to_str() {
-            Some("png") => Ok(Self::Png),
-            Some("svg") => Ok(Self::Svg),
-            Some("pdf") => Ok(Self::Pdf),
-            _ => candle_core::bail!(
-                "{}: the name of a picture ends in .png, .svg or .pdf",
-                crate::visible_text(&path.display().to_string())
-            ),
+    /// All formats.
+    pub const ALL: [Self; 3] = [Self::Png, Self::Svg, Self::Pdf];
+
+    /// The extension of file names, and the writer.
+    fn parts(self) -> (&'static str, Writer) {
+        match self {
+            Self::Png => ("png", png::write),
+            Self::Svg => ("svg", svg::write),
+            Self::Pdf => ("pdf", pdf::write),
         }
     }
 
-    /// What [`is_ours`](crate::is_ours) knows such files as.
+    /// The end of the names of such files, without the dot.
     #[must_use]
-    pub fn kind(self) -> FileKind {
-        match self {
-            Self::Png => FileKind::Png,
-            Self::Svg => FileKind::Svg,
-            Self::Pdf => FileKind::Pdf,
+    pub fn extension(self) -> &'static str {
+        self.parts().0
+    }
+
+    /// The format that the name of a file asks for.
+    ///
+    /// # Errors
+    /// When the name does not end in the [`extension`](Self::extension) of a format, in capitals or not.
+    pub fn from_path(path: &Path) -> Result<Self> {
+        let extension = path.extension().unwrap_or_default().to_ascii_lowercase();
+        if let Some(format) = Self::ALL.into_iter().find(|format| format.extension() == extension) {
+            return Ok(format);
         }
+        let [others @ .., last] = Self::ALL.map(|format| format!(".{}", format.extension()));
+        candle_core::bail!(
+            "{}: the name of a picture ends in {} or {last}",
+            visible_text(&path.display().to_string()),
+            others.join(", ")
+        )
     }
 
     /// The bytes of a file.
     pub(super) fn write(self, scene: &Scene, provenance: &Provenance) -> Result<Vec<u8>> {
-        match self {
-            Self::Png => png::write(scene, provenance),
-            Self::Svg => svg::write(scene, provenance),
-            Self::Pdf => pdf::write(scene, provenance),
-        }
+        let (_, write) = self.parts();
+        write(scene, provenance)
     }
 }
 
@@ -75,16 +83,12 @@ mod tests {
             ("a.png", PictureFormat::Png),
             ("/x.pdf/a.b.Svg", PictureFormat::Svg),
             ("a.PDF", PictureFormat::Pdf),
+            ("a.svg/", PictureFormat::Svg),
         ] {
-            assert_eq!(PictureFormat::of(Path::new(name))?, format);
+            assert_eq!(PictureFormat::from_path(Path::new(name))?, format);
         }
-        for name in ["", "png", ".png", "a.jpg", "a.png.gz", "a.svg/"] {
-            let found = PictureFormat::of(Path::new(name));
-            if name == "a.svg/" {
-                assert_eq!(found?, PictureFormat::Svg);
-                continue;
-            }
-            let error = found.unwrap_err().to_string();
+        for name in ["", "png", ".png", "a.jpg", "a.png.gz"] {
+            let error = PictureFormat::from_path(Path::new(name)).unwrap_err().to_string();
             assert!(error.starts_with(name) && error.contains(".png, .svg or .pdf"), "{error}");
         }
         Ok(())

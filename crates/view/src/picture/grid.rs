@@ -1,13 +1,12 @@
 //! All heads as small heat maps: one row per layer, one column per head.
 
-use super::PictureFormat;
-use super::color_bar::ColorBar;
-use super::heading::Heading;
+use super::format::PictureFormat;
+use super::guides::{ColorBar, Heading, NARROWEST};
 use super::letters::Letters;
 use super::scene::{Anchor, Cells, INK, NOT_A_NUMBER, Scene, Style};
 use crate::palette::{Rgb, level, rgb};
 use crate::provenance::Provenance;
-use crate::triangle::lower_triangle;
+use crate::rows::lower_triangle;
 use candle_core::{Result, Tensor};
 
 /// The side of a head's picture, in pixels.
@@ -17,7 +16,6 @@ const LEFT: f32 = 90.0;
 /// The room of the heads' names.
 const TOP: f32 = 30.0;
 const MARGIN: f32 = 16.0;
-const NARROWEST: f32 = 560.0;
 const LABEL: Style = Style::new(16.0, INK);
 
 /// All heads of a model as one picture. Add one layer at a time, so that memory never has to hold more than one layer's
@@ -61,7 +59,7 @@ impl HeadGrid {
             candle_core::bail!("head grid: layer {layer} has other heads than the first row")
         }
         let head =
-            |(i, &head): (usize, &usize)| Ok(Head { head, thumbnail: Thumbnail::of(&weights.get(i)?)? });
+            |(i, &head): (usize, &usize)| Ok(Head { head, thumbnail: Thumbnail::new(&weights.get(i)?)? });
         self.rows.push((layer, heads.iter().enumerate().map(head).collect::<Result<_>>()?));
         Ok(())
     }
@@ -122,7 +120,7 @@ struct Thumbnail {
 
 impl Thumbnail {
     /// Each cell shows one weight, or the mean level of those that it covers.
-    fn of(weights: &Tensor) -> Result<Self> {
+    fn new(weights: &Tensor) -> Result<Self> {
         let rows = lower_triangle::<f32>(weights, "head grid")?;
         let (t, s) = weights.dims2()?;
         let (height, width) = (t.min(SIDE), s.min(SIDE));
@@ -154,7 +152,7 @@ impl Thumbnail {
 mod tests {
     use super::*;
     use crate::picture::png::tests::{decode, provenance};
-    use crate::picture::raster::whole;
+    use crate::picture::png::whole;
     use candle_core::Device;
     use serde_json::Value;
 
@@ -202,7 +200,7 @@ mod tests {
         let t = 4 * SIDE;
         let weights =
             Tensor::from_iter((0..t * t).map(|n| if n % 4 == 0 { 1f32 } else { 0. }), &Device::Cpu)?;
-        let picture = Thumbnail::of(&weights.reshape((t, t))?)?;
+        let picture = Thumbnail::new(&weights.reshape((t, t))?)?;
         let mean_of_levels = rgb(0.25);
         let level_of_mean = rgb(level(0.25).unwrap());
         assert_ne!(mean_of_levels, level_of_mean, "the two rules are told apart");
@@ -219,7 +217,7 @@ mod tests {
     fn one_weight_that_is_not_a_number_makes_its_pixel_gray() -> Result<()> {
         let t = 2 * SIDE;
         let weights = (0..t * t).map(|n| if n == 100 * t + 21 { f32::NAN } else { 0.25 });
-        let picture = Thumbnail::of(&Tensor::from_iter(weights, &Device::Cpu)?.reshape((t, t))?)?;
+        let picture = Thumbnail::new(&Tensor::from_iter(weights, &Device::Cpu)?.reshape((t, t))?)?;
         assert!(picture.has_nan);
         assert_eq!(pixel(&picture, 10, 50), (160, 160, 160));
         assert!(
@@ -230,7 +228,7 @@ mod tests {
 
     #[test]
     fn a_short_text_has_a_cell_for_each_weight() -> Result<()> {
-        let picture = Thumbnail::of(&Tensor::new(&[[1f32, 0., 9.], [0.25, 0.5, 0.25]], &Device::Cpu)?)?;
+        let picture = Thumbnail::new(&Tensor::new(&[[1f32, 0., 9.], [0.25, 0.5, 0.25]], &Device::Cpu)?)?;
         let color = |weight: f32| (weight <= 1.0).then(|| rgb(level(weight).unwrap()));
         assert_eq!((picture.columns, picture.has_nan), (3, false));
         assert_eq!(picture.colors, [1.0, 0.0, 9.0, 0.25, 0.5, 0.25].map(color));

@@ -1,27 +1,19 @@
 //! One head's weights: a row and a column for each token, and a color bar.
 
-use super::PictureFormat;
-use super::axis::Axis;
-use super::color_bar::ColorBar;
-use super::heading::Heading;
+use super::format::PictureFormat;
+use super::guides::{AXIS_NAME, AXIS_ROOM, Axis, ColorBar, Heading, MARGIN, NARROWEST};
 use super::letters::Letters;
-use super::scene::{Anchor, Cells, INK, NOT_A_NUMBER, Scene, Style};
+use super::scene::{Anchor, Cells, NOT_A_NUMBER, Scene};
 use crate::palette::{level, rgb};
 use crate::provenance::Provenance;
+use crate::rows::lower_triangle;
 use crate::text::visible_token;
-use crate::triangle::lower_triangle;
 use candle_core::{Result, Tensor};
 
 /// The longest side of the weights in pixels, unless one pixel per weight needs more.
 const LONGEST: usize = 1100;
 /// The largest cell.
 const LARGEST: usize = 40;
-/// The least width, which leaves room for a title.
-const NARROWEST: f32 = 560.0;
-/// The room of an axis name.
-const NAME: f32 = 26.0;
-const MARGIN: f32 = 20.0;
-const AXIS: Style = Style::new(16.0, INK);
 
 /// The weights of one head as a picture: queries down the side, keys along the top, each with its position, and a
 /// color bar. Keys that a query cannot see are white, a NaN is gray.
@@ -74,16 +66,16 @@ fn scene(
     let (side, top) = (axis(queries, s - t), axis(keys, 0));
     let bar = ColorBar::of_weights(rows.iter().flatten().any(|weight| weight.is_nan()));
     let heading = Heading::new(title, provenance);
-    let (x, y) = (MARGIN + NAME + side.beside(), heading.height() + NAME + top.above());
+    let (x, y) = (MARGIN + AXIS_ROOM + side.beside(), heading.height() + AXIS_ROOM + top.above());
     // An axis name may be longer than the weights are high or wide.
     let (across, down) = ("keys: what is attended to", "queries");
     let tall = height.max(bar.least_height(&letters));
-    let right = (x + width + bar.room(&letters)).max(x + letters.width(across, AXIS.size)) + MARGIN;
+    let right = (x + width + bar.room(&letters)).max(x + letters.width(across, AXIS_NAME.size)) + MARGIN;
     let least = heading.width(&letters, NARROWEST);
     let mut scene = Scene::new(letters, (right.max(least), y + tall + MARGIN), heading.title())?;
     heading.draw(&mut scene);
-    scene.text(across, (x, heading.height() + 16.0), AXIS);
-    let name = AXIS.upward().anchor(Anchor::Middle);
+    scene.text(across, (x, heading.height() + 16.0), AXIS_NAME);
+    let name = AXIS_NAME.upward().anchor(Anchor::Middle);
     scene.text(down, (MARGIN + 14.0, y + (height / 2.0).max(30.0)), name);
 
     let color = |weight: &f32| level(*weight).map_or(NOT_A_NUMBER, rgb);
@@ -101,7 +93,7 @@ fn scene(
 mod tests {
     use super::*;
     use crate::picture::png::tests::{Picture, decode, provenance};
-    use crate::picture::raster::whole;
+    use crate::picture::png::whole;
     use crate::picture::scene::Mark;
     use crate::text::tests::NASTY;
     use candle_core::{DType, Device};
@@ -184,7 +176,7 @@ mod tests {
             [(2, 3, 1, 3, "[2, 3]"), (3, 2, 3, 2, "3 queries"), (1, 20_000, 1, 20_000, "too large")]
         {
             let (queries, keys) = (tokens(queries), tokens(keys));
-            for format in [PictureFormat::Png, PictureFormat::Svg, PictureFormat::Pdf] {
+            for format in PictureFormat::ALL {
                 let drawn =
                     head_picture(format, "", &weights(t, s)?, &queries, &keys, &Provenance::default());
                 let error = drawn.unwrap_err().to_string();

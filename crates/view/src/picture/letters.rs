@@ -65,7 +65,7 @@ impl Letters {
         -self.font.descent_unscaled() / self.units_per_em
     }
 
-    /// The shape of a glyph, in units of which [`Self::units_per_em`] are one em.
+    /// The shape of a glyph, in units; [`Self::units_per_em`] of them are one em.
     pub(super) fn outline(&self, glyph: GlyphId) -> Option<Outline> {
         self.font.outline(glyph)
     }

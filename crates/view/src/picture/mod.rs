@@ -1,21 +1,16 @@
 //! Pictures as PNG, SVG and PDF. A view lays its marks out in a [`scene`] once; three writers turn that into files, so
 //! that the formats cannot disagree. The font is part of the binary (its license: `licenses/DejaVu.txt`).
 
-mod axis;
-mod color_bar;
 mod curve;
 mod format;
 mod grid;
+mod guides;
 mod head;
-mod heading;
 mod letters;
 mod number_map;
-mod numbers;
 mod pdf;
 mod png;
-mod raster;
 mod scene;
-pub(crate) mod signature;
 mod svg;
 
 pub use curve::loss_curve;

@@ -1,11 +1,10 @@
 //! A matrix of signed numbers, such as the effect of patching each head at each token.
 
-use super::PictureFormat;
-use super::axis::Axis;
-use super::color_bar::ColorBar;
-use super::heading::Heading;
+use super::format::PictureFormat;
+use super::guides::{
+    AXIS_NAME, AXIS_ROOM, Axis, ColorBar, Heading, MARGIN, NARROWEST, axis_number, fixed, round_numbers,
+};
 use super::letters::Letters;
-use super::numbers::{fixed, of_axis, round_numbers};
 use super::scene::{Anchor, Cells, INK, NOT_A_NUMBER, Scene, Style, WHITE};
 use crate::palette::{diverging, wants_black};
 use crate::provenance::Provenance;
@@ -17,12 +16,6 @@ const LONGEST: usize = 1500;
 /// The largest cell.
 const WIDEST: usize = 60;
 const TALLEST: usize = 34;
-/// The least width, which leaves room for a title.
-const NARROWEST: f32 = 560.0;
-/// The room of an axis name.
-const NAME: f32 = 26.0;
-const MARGIN: f32 = 20.0;
-const AXIS: Style = Style::new(16.0, INK);
 /// The sizes of the numbers in cells.
 const LARGE: f32 = 13.0;
 const MEDIUM: f32 = 10.0;
@@ -109,7 +102,7 @@ impl NumberMap<'_> {
         };
         let (beside, above) = (axis(self.rows, tall), axis(self.columns, wide));
         let (marks, digits) = round_numbers(f64::from(-most), f64::from(most), 6);
-        let number = |mark: f64| (0.5 + mark / f64::from(most) / 2.0, of_axis(mark, digits));
+        let number = |mark: f64| (0.5 + mark / f64::from(most) / 2.0, axis_number(mark, digits));
         #[allow(clippy::cast_possible_truncation)] // between 0 and 1
         let numbers = marks.into_iter().map(number).map(|(level, text)| (level as f32, text)).collect();
         let bar = ColorBar {
@@ -119,17 +112,18 @@ impl NumberMap<'_> {
             has_nan: finite().count() < values.len(),
         };
         let heading = Heading::new(self.title, provenance);
-        let (x, y) = (MARGIN + NAME + beside.beside(), heading.height() + NAME + above.above());
+        let (x, y) = (MARGIN + AXIS_ROOM + beside.beside(), heading.height() + AXIS_ROOM + above.above());
         let room = height.max(bar.least_height(&letters));
         let size = (x + width + bar.room(&letters), y + room + MARGIN);
         let least = heading.width(&letters, NARROWEST);
         let mut scene = Scene::new(letters, (size.0.max(least), size.1), heading.title())?;
         heading.draw(&mut scene);
-        let across = scene.letters.cut(&visible_text(self.column_axis), AXIS.size, scene.width - x - MARGIN);
-        scene.text(across, (x, heading.height() + 16.0), AXIS);
-        let down = scene.letters.cut(&visible_text(self.row_axis), AXIS.size, room);
-        let name = AXIS.upward().anchor(Anchor::Middle);
-        let half = scene.letters.width(&down, AXIS.size) / 2.0;
+        let across =
+            scene.letters.cut(&visible_text(self.column_axis), AXIS_NAME.size, scene.width - x - MARGIN);
+        scene.text(across, (x, heading.height() + 16.0), AXIS_NAME);
+        let down = scene.letters.cut(&visible_text(self.row_axis), AXIS_NAME.size, room);
+        let name = AXIS_NAME.upward().anchor(Anchor::Middle);
+        let half = scene.letters.width(&down, AXIS_NAME.size) / 2.0;
         scene.text(down, (MARGIN + 14.0, y + (height / 2.0).max(half)), name);
 
         let color = |value: &f32| if value.is_finite() { diverging(level(*value)) } else { NOT_A_NUMBER };
@@ -187,7 +181,7 @@ mod tests {
     use super::*;
     use crate::palette::Rgb;
     use crate::picture::png::tests::{decode, provenance};
-    use crate::picture::raster::whole;
+    use crate::picture::png::whole;
     use crate::picture::scene::Mark;
     use crate::text::tests::NASTY;
     use candle_core::Device;

@@ -1,20 +1,28 @@
-//! A scene as PNG. Text chunks record how it was made: `Software` is this program and `Comment` the facts as JSON, if
-//! there are any.
+//! A scene as PNG: pixels, and text chunks that record how it was made. `Software` is this program and `Comment` the
+//! facts as JSON, if there are any.
+//!
+//! Edges are smooth: a pixel that a shape covers in part has a mix of both colors.
 
-use super::raster::{self, Pixels};
-use super::scene::Scene;
-use super::signature::SOFTWARE;
-use crate::provenance::Provenance;
+use super::letters::{Letters, visual};
+use super::scene::{Cells, Mark, Scene, Text, WHITE};
+use crate::palette::Rgb;
+use crate::provenance::{Provenance, SOFTWARE};
+use ab_glyph::OutlineCurve;
+use ab_glyph_rasterizer::{Point, Rasterizer, point};
 use candle_core::{Error, Result};
 use png::{BitDepth, ColorType, Encoder};
 use serde_json::Value;
+use std::f32::consts::TAU;
+
+/// How many lines a circle has.
+const CORNERS: usize = 32;
 
 pub(super) fn write(scene: &Scene, provenance: &Provenance) -> Result<Vec<u8>> {
     let mut texts = vec![("Software", SOFTWARE.to_owned())];
     if provenance.facts != Value::Null {
         texts.push(("Comment", provenance.facts.to_string()));
     }
-    encode(&raster::draw(scene), texts)
+    encode(&draw(scene), texts)
 }
 
 /// Pixels as the bytes of a PNG with these texts.
@@ -42,11 +50,217 @@ fn add_text(encoder: &mut Encoder<&mut Vec<u8>>, keyword: &str, text: String) ->
         .map_err(Error::wrap)
 }
 
+/// RGB, (height, width)
+pub(super) struct Pixels {
+    pub(super) width: usize,
+    pub(super) height: usize,
+    pub(super) data: Vec<u8>,
+}
+
+/// `scene` on white.
+pub(super) fn draw(scene: &Scene) -> Pixels {
+    let (width, height) = (whole(scene.width), whole(scene.height));
+    let mut pixels = Pixels { width, height, data: vec![255; width * height * 3] };
+    for mark in &scene.marks {
+        match mark {
+            Mark::Box { x, y, width, height, color } => pixels.fill(*x, *y, x + width, y + height, *color),
+            Mark::Line { points, width, color } => pixels.shape(*color, &stroke(points, *width)),
+            Mark::Disc { center, radius, color } => pixels.shape(*color, &[circle(*center, *radius)]),
+            Mark::Ring { center, radius, width, color } => {
+                let mut edge = circle(*center, *radius);
+                edge.extend(edge.first().copied());
+                let edge: Vec<(f32, f32)> = edge.iter().map(|p| (p.x, p.y)).collect();
+                pixels.shape(*color, &stroke(&edge, *width));
+            }
+            Mark::Cells(cells) => pixels.cells(cells),
+            Mark::Text(text) => pixels.shape(text.style.color, &outlines(text, &scene.letters)),
+        }
+    }
+    pixels
+}
+
+impl Cells {
+    /// The cells alone, each with as many pixels as it has in a PNG: many viewers smooth images that they enlarge.
+    pub(super) fn pixels(&self) -> Pixels {
+        let (columns, rows) = (self.columns.max(1), self.rows().max(1));
+        let scale = |length: f32, count: usize| whole(length / count as f32).max(1);
+        let (wide, tall) = (scale(self.width, columns), scale(self.height, rows));
+        let (width, height) = (columns * wide, rows * tall);
+        let mut data = Vec::with_capacity(width * height * 3);
+        for row in self.colors.chunks_exact(columns) {
+            let colors = row.iter().map(|color| color.unwrap_or(WHITE));
+            let line: Vec<u8> = colors.flat_map(|(r, g, b)| [r, g, b].repeat(wide)).collect();
+            data.extend(line.repeat(tall));
+        }
+        Pixels { width, height, data }
+    }
+}
+
+/// The nearest pixel's edge.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // a scene has at most 2^14 pixels a side
+pub(super) fn whole(place: f32) -> usize {
+    place.round().max(0.0) as usize
+}
+
+impl Pixels {
+    fn set(&mut self, x: usize, y: usize, (r, g, b): Rgb) {
+        if let Some(pixel) = self.data.get_mut((y * self.width + x) * 3..).and_then(|rest| rest.get_mut(..3))
+            && x < self.width
+        {
+            pixel.copy_from_slice(&[r, g, b]);
+        }
+    }
+
+    fn fill(&mut self, left: f32, top: f32, right: f32, bottom: f32, color: Rgb) {
+        for y in whole(top)..whole(bottom).min(self.height) {
+            for x in whole(left)..whole(right).min(self.width) {
+                self.set(x, y, color);
+            }
+        }
+    }
+
+    fn cells(&mut self, cells: &Cells) {
+        let (left, top) = (whole(cells.x), whole(cells.y));
+        let (width, height, rows) = (whole(cells.width), whole(cells.height), cells.rows());
+        for y in 0..height {
+            let row = y * rows / height * cells.columns;
+            for x in 0..width {
+                if let Some(Some(color)) = cells.colors.get(row + x * cells.columns / width) {
+                    self.set(left + x, top + y, *color);
+                }
+            }
+        }
+    }
+
+    /// Fills closed outlines that turn the same way; where one turns the other way, it is a hole.
+    fn shape(&mut self, color: Rgb, outlines: &[Vec<Point>]) {
+        let points = || outlines.iter().flatten();
+        let bound = |of: fn(&Point) -> f32, pick: fn(f32, f32) -> f32| points().map(of).reduce(pick);
+        let (Some(left), Some(right), Some(top), Some(bottom)) = (
+            bound(|p| p.x, f32::min),
+            bound(|p| p.x, f32::max),
+            bound(|p| p.y, f32::min),
+            bound(|p| p.y, f32::max),
+        ) else {
+            return;
+        };
+        // The rasterizer takes no point outside of its own picture.
+        let (left, top) = (left.floor() - 1.0, top.floor() - 1.0);
+        let (width, height) = (whole(right - left + 2.0), whole(bottom - top + 2.0));
+        let mut coverage = Rasterizer::new(width, height);
+        let local = |p: &Point| point(p.x - left, p.y - top);
+        for outline in outlines {
+            for (from, to) in outline.iter().zip(outline.iter().cycle().skip(1)) {
+                coverage.draw_line(local(from), local(to));
+            }
+        }
+        coverage.for_each_pixel_2d(|x, y, alpha| {
+            let (x, y) = (x as f32 + left, y as f32 + top);
+            if alpha > 0.0 && x >= 0.0 && y >= 0.0 {
+                self.mix(whole(x), whole(y), color, alpha.min(1.0));
+            }
+        });
+    }
+
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // between two colors' parts
+    fn mix(&mut self, x: usize, y: usize, (r, g, b): Rgb, alpha: f32) {
+        if x < self.width
+            && let Some(pixel) = self.data.get_mut((y * self.width + x) * 3..)
+        {
+            for (old, new) in pixel.iter_mut().zip([r, g, b]) {
+                let (from, to) = (f32::from(*old), f32::from(new));
+                *old = (from + (to - from) * alpha).round() as u8;
+            }
+        }
+    }
+}
+
+/// A rectangle around each line, and a round join where two meet.
+fn stroke(points: &[(f32, f32)], width: f32) -> Vec<Vec<Point>> {
+    let half = width / 2.0;
+    let mut shapes: Vec<Vec<Point>> = points
+        .windows(2)
+        .filter(|pair| pair[0] != pair[1])
+        .map(|pair| {
+            let ((x0, y0), (x1, y1)) = (pair[0], pair[1]);
+            let length = (x1 - x0).hypot(y1 - y0);
+            let (across, along) = (half * (y0 - y1) / length, half * (x1 - x0) / length);
+            vec![
+                point(x0 + across, y0 + along),
+                point(x0 - across, y0 - along),
+                point(x1 - across, y1 - along),
+                point(x1 + across, y1 + along),
+            ]
+        })
+        .collect();
+    if width > 1.0 && points.len() > 2 {
+        shapes.extend(points[1..points.len() - 1].iter().map(|&center| circle(center, half)));
+    }
+    shapes
+}
+
+/// Turns the same way as the rectangles of [`stroke`].
+fn circle((x, y): (f32, f32), radius: f32) -> Vec<Point> {
+    let corner = |n: usize| {
+        let (sin, cos) = (TAU * n as f32 / CORNERS as f32).sin_cos();
+        point(x + radius * cos, y + radius * sin)
+    };
+    (0..CORNERS).map(corner).collect()
+}
+
+/// The outlines of a line of text as closed polygons. The baseline lies on the edge of a pixel, so that the feet of
+/// letters are sharp.
+fn outlines(text: &Text, letters: &Letters) -> Vec<Vec<Point>> {
+    let (scale, size) = (text.style.size / letters.units_per_em(), text.style.size);
+    let (x, y) = text.start();
+    let (x, y) = if text.style.upward { (x.round(), y) } else { (x, y.round()) };
+    let mut outlines: Vec<Vec<Point>> = vec![];
+    let mut pen = 0.0;
+    for c in visual(&text.shown) {
+        let letter = letters.letter(c);
+        let place = |p: Point| {
+            let (along, above) = (pen + p.x * scale, p.y * scale);
+            if text.style.upward { point(x - above, y - along) } else { point(x + along, y - above) }
+        };
+        let curves = letters.outline(letter.glyph).map(|outline| outline.curves).unwrap_or_default();
+        let mut end = None;
+        for curve in &curves {
+            let (first, rest) = flatten(curve);
+            if end != Some(first) {
+                outlines.push(vec![]);
+            }
+            end = rest.last().copied();
+            if let Some(outline) = outlines.last_mut() {
+                outline.extend(rest.into_iter().map(place));
+            }
+        }
+        pen += letter.advance * size;
+    }
+    outlines
+}
+
+/// Where a curve begins, and points along the rest of it.
+fn flatten(curve: &OutlineCurve) -> (Point, Vec<Point>) {
+    let mix = |a: Point, b: Point, t: f32| point(a.x + (b.x - a.x) * t, a.y + (b.y - a.y) * t);
+    let steps = [0.25, 0.5, 0.75, 1.0];
+    match *curve {
+        OutlineCurve::Line(from, to) => (from, vec![to]),
+        OutlineCurve::Quad(a, b, c) => {
+            (a, steps.iter().map(|&t| mix(mix(a, b, t), mix(b, c, t), t)).collect())
+        }
+        OutlineCurve::Cubic(a, b, c, d) => {
+            let at = |t: f32| {
+                let (ab, bc, cd) = (mix(a, b, t), mix(b, c, t), mix(c, d, t));
+                mix(mix(ab, bc, t), mix(bc, cd, t), t)
+            };
+            (a, steps.iter().map(|&t| at(t)).collect())
+        }
+    }
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::palette::Rgb;
-    use crate::picture::letters::Letters;
     use serde_json::json;
 
     pub(crate) fn provenance(caption: &str, facts: Value) -> Provenance {

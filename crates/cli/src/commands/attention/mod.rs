@@ -17,7 +17,7 @@ use crate::values::select;
 use crate::weights::{Format, beside, open};
 use anyhow::bail;
 use gpt2_model::ForwardArgs;
-use gpt2_view::{FileKind, PictureFormat, page_fragment};
+use gpt2_view::{PictureFormat, page_fragment};
 use scene::Scene;
 use std::io::Write;
 use std::process::ExitCode;
@@ -53,19 +53,20 @@ fn outputs(args: &AttentionArgs) -> anyhow::Result<Outputs> {
     let mut outputs = Outputs::new(args.overwrite);
     if let Some(path) = &args.export {
         let format = Format::of(path)?;
-        outputs.add("--export", path, format.kind());
+        outputs.add("--export", path);
         if args.provenance && format != Format::Npy {
             bail!("--provenance: only for .npy files; {} itself records what made it", path.display())
         }
         if args.provenance {
-            outputs.add("--provenance", &beside(path), FileKind::Provenance);
+            outputs.add("--provenance", &beside(path));
         }
     }
     if let Some(path) = &args.picture {
-        outputs.add("--picture", path, PictureFormat::of(path)?.kind());
+        PictureFormat::from_path(path)?;
+        outputs.add("--picture", path);
     }
     if let Some(path) = &args.html {
-        outputs.add("--html", path, FileKind::Page);
+        outputs.add("--html", path);
     }
     Ok(outputs)
 }

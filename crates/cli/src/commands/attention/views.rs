@@ -103,7 +103,8 @@ impl Views {
                 let tokens = &scene.prompt.tokens;
                 let title = format!("{}: layer {layer}, head {}", scene.session.name, heads[0]);
                 let made_by = scene.made_by.for_files()?;
-                let format = PictureFormat::of(scene.args.picture.as_deref().unwrap_or(Path::new("")))?;
+                let format =
+                    PictureFormat::from_path(scene.args.picture.as_deref().unwrap_or(Path::new("")))?;
                 *picture =
                     Picture::Head(head_picture(format, &title, &weights.get(0)?, tokens, tokens, &made_by)?);
             }
@@ -134,7 +135,7 @@ impl Views {
                 Picture::Head(bytes) => bytes,
                 Picture::Grid(grid) => {
                     let title = format!("{}: {} tokens", scene.session.name, scene.prompt.tokens.len());
-                    grid.finish(PictureFormat::of(path)?, &title, &scene.made_by.for_files()?)?
+                    grid.finish(PictureFormat::from_path(path)?, &title, &scene.made_by.for_files()?)?
                 }
             };
             outputs.stage_bytes(path, &bytes)?;

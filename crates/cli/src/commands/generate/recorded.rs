@@ -10,7 +10,6 @@ use crate::weights::{Export, Format, LayerValues, Page, PageOptions, Subject, op
 use candle_core::DType;
 use gpt2_model::hooks::WeightRows;
 use gpt2_model::{ForwardArgs, KvCache};
-use gpt2_view::FileKind;
 
 /// The rows of weights that generation leaves, of the chosen layers and heads; none without an option that asks for them.
 pub(super) struct Recorded {
@@ -32,10 +31,11 @@ pub(super) struct Text<'a> {
 pub(super) fn outputs(args: &GenerateArgs) -> anyhow::Result<Outputs> {
     let mut outputs = Outputs::new(args.overwrite);
     if let Some(path) = &args.export {
-        outputs.add("--export", path, Format::of(path)?.kind());
+        Format::of(path)?;
+        outputs.add("--export", path);
     }
     if let Some(path) = &args.html {
-        outputs.add("--html", path, FileKind::Page);
+        outputs.add("--html", path);
     }
     Ok(outputs)
 }

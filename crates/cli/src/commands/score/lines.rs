@@ -7,7 +7,7 @@ use gpt2_files::open_regular;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs::{File, TryLockError};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 
 /// The file that grows.
@@ -34,6 +34,14 @@ pub(super) fn part_of(out: &Path) -> PathBuf {
     let mut name = out.file_name().unwrap_or_default().to_owned();
     name.push(".part");
     out.with_file_name(name)
+}
+
+/// Whether the file begins as a file of scores does.
+pub(super) fn holds_scores(out: &Path) -> anyhow::Result<bool> {
+    const START: &[u8] = b"{\"provenance\":{\"gpt2\":";
+    let mut start = vec![];
+    open_regular(out)?.take(START.len() as u64).read_to_end(&mut start)?;
+    Ok(start == START)
 }
 
 impl Lines {

@@ -19,9 +19,8 @@ use candle_fused::Isa;
 use corpus::{Corpus, Document, STDIN};
 use gpt2_loader::Tokenizer;
 use gpt2_parallel::{Fact, Group};
-use gpt2_view::FileKind;
 use indicatif::{ProgressBar, ProgressStyle};
-use lines::{Found, Lines, fields, part_of};
+use lines::{Found, Lines, fields, holds_scores, part_of};
 use scores::{Part, Row, layers};
 use section::{Reading, Scored, scored};
 use serde::Serialize;
@@ -154,7 +153,8 @@ fn files(args: &ScoreArgs, corpus: &Corpus) -> anyhow::Result<(Inputs, Outputs)>
             true => {}
         }
     }
-    let mut outputs = Outputs::new(args.overwrite);
+    // This decides itself which files may be replaced.
+    let mut outputs = Outputs::new(true);
     if let Some(out) = &args.jsonl {
         let part = part_of(out);
         let folder = out.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -164,8 +164,9 @@ fn files(args: &ScoreArgs, corpus: &Corpus) -> anyhow::Result<(Inputs, Outputs)>
         {
             bail!("--jsonl {}: lies in the folder of the corpus; choose another", out.display());
         }
-        // A run that was started with --overwrite goes on without it.
-        if out.exists() && !args.overwrite && !(args.resume && part.exists()) {
+        // A run that was started with --overwrite goes on without it, if the file that it replaces holds scores.
+        let goes_on = || anyhow::Ok(args.resume && part.exists() && holds_scores(out)?);
+        if out.exists() && !args.overwrite && !goes_on()? {
             bail!("--jsonl {}: exists already; choose another name, or give --overwrite", out.display());
         }
         if part.exists() && !args.overwrite && !args.resume {
@@ -175,8 +176,8 @@ fn files(args: &ScoreArgs, corpus: &Corpus) -> anyhow::Result<(Inputs, Outputs)>
                 part.display()
             );
         }
-        outputs.add("--jsonl", out, FileKind::JsonLines);
-        outputs.add("--jsonl", &part, FileKind::JsonLines);
+        outputs.add("--jsonl", out);
+        outputs.add("--jsonl", &part);
     }
     Ok((inputs, outputs))
 }

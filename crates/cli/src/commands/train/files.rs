@@ -6,13 +6,17 @@ use crate::inputs::Inputs;
 use crate::new_folder::NewFolder;
 use crate::outputs::Outputs;
 use anyhow::{Context, bail};
+use gpt2_files::open_regular;
 use gpt2_loader::Files;
 use gpt2_train::MetricsFormat;
-use gpt2_view::{FileKind, is_ours};
+use serde_json::{Map, Value};
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 const STATE: &str = "training-state.safetensors";
 const PICTURE: &str = "loss.png";
+/// The columns of `--metrics`.
+const METRICS: &str = "step,loss,val_loss,lr,grad_norm";
 /// The files that a run leaves in its folder.
 const FILES: [&str; 5] = ["config.json", "model.safetensors", "tokenizer.json", STATE, PICTURE];
 /// Those of a run that trains an adapter.
@@ -39,20 +43,22 @@ pub(super) fn picture(out: &Path) -> PathBuf {
 
 /// The format of `--metrics`.
 pub(super) fn metrics_format(path: &Path) -> anyhow::Result<MetricsFormat> {
-    MetricsFormat::of(path).with_context(|| unknown_metrics(path))
+    MetricsFormat::of(path)
+        .with_context(|| format!("--metrics {}: expected a name that ends in .csv or .jsonl", path.display()))
 }
 
-/// The kind of file that `--metrics` names.
-fn metrics_kind(path: &Path) -> anyhow::Result<FileKind> {
-    match metrics_format(path)? {
-        MetricsFormat::Csv => Ok(FileKind::MetricsCsv),
-        MetricsFormat::JsonLines => Ok(FileKind::MetricsJsonLines),
-        _ => bail!(unknown_metrics(path)),
-    }
-}
-
-fn unknown_metrics(path: &Path) -> String {
-    format!("--metrics {}: expected a name that ends in .csv or .jsonl", path.display())
+/// Whether the file begins as a table of metrics does, so that a resumed run may continue it.
+fn is_metrics(path: &Path, format: MetricsFormat) -> anyhow::Result<bool> {
+    let mut line = vec![];
+    BufReader::new(open_regular(path)?).take(1 << 12).read_until(b'\n', &mut line)?;
+    let mut columns = METRICS.split(',');
+    Ok(match format {
+        _ if line.is_empty() => true,
+        MetricsFormat::JsonLines => serde_json::from_slice::<Map<String, Value>>(&line).is_ok_and(|row| {
+            row.len() == columns.clone().count() && columns.all(|name| row.contains_key(name))
+        }),
+        _ => line.trim_ascii_end() == METRICS.as_bytes(),
+    })
 }
 
 /// Makes the folder of a run, and refuses one, or a file in it, that the run would harm.
@@ -107,16 +113,16 @@ pub(super) fn check(args: &TrainArgs, files: Option<&Files>) -> anyhow::Result<(
     // This decides for all files of the run together whether they may be replaced.
     let mut outputs = Outputs::new(true);
     for name in names(args) {
-        outputs.add("--out", &args.out.join(name), None);
+        outputs.add("--out", &args.out.join(name));
     }
     let Some(path) = &args.metrics else { return outputs.check(&inputs) };
-    let (named, kind) = (format!("--metrics {}", path.display()), metrics_kind(path)?);
-    if path.exists() && args.resume && !is_ours(kind, path).with_context(|| named.clone())? {
-        bail!("{named}: is no {kind} that `gpt2` wrote; choose another name");
+    let (named, format) = (format!("--metrics {}", path.display()), metrics_format(path)?);
+    if path.exists() && args.resume && !is_metrics(path, format).with_context(|| named.clone())? {
+        bail!("{named}: is no table of metrics that `gpt2` wrote; choose another name");
     }
     if path.exists() && !args.resume && !args.overwrite {
         bail!("{named}: already exists; choose another name, or give --overwrite");
     }
-    outputs.add("--metrics", path, kind);
+    outputs.add("--metrics", path);
     outputs.check(&inputs)
 }

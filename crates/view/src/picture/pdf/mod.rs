@@ -2,25 +2,36 @@
 //!
 //! The file has no date and no random identifier, so two runs write the same bytes.
 
-mod font;
-mod stream;
-
+use super::letters::{Letters, visual};
 use super::scene::{Cells, Mark, Scene, Text};
-use super::signature::SOFTWARE;
 use crate::palette::Rgb;
-use crate::provenance::Provenance;
+use crate::provenance::{Provenance, SOFTWARE};
 use candle_core::{Error, Result};
-use font::Font;
-use pdf_writer::types::{LineCapStyle, LineJoinStyle};
-use pdf_writer::{Content, Filter, Finish, Name, Pdf, Rect, Ref, TextStr};
+use miniz_oxide::deflate::compress_to_vec_zlib;
+use pdf_writer::types::{
+    CidFontType, FontFlags, FontStretch, LineCapStyle, LineJoinStyle, SystemInfo, UnicodeCmap,
+};
+use pdf_writer::{Content, Filter, Finish, Name, Pdf, Rect, Ref, Str, TextStr};
 use serde_json::Value;
-use stream::compressed;
+use std::collections::HashMap;
+use subsetter::GlyphRemapper;
 
 /// Points in a pixel, at CSS' 96 pixels an inch.
 const POINT: f32 = 0.75;
+/// What the page calls its font.
 const FONT: Name<'static> = Name(b"F");
 /// How far a circle's control points are from its corners' (1 is the radius), for four Bézier curves.
 const BEZIER: f32 = 0.552_285;
+
+/// Six letters that stand for this subset, as PDF asks for.
+const FONT_NAME: Name<'static> = Name(b"GPTTWO+DejaVuSansCondensed");
+const SYSTEM: SystemInfo<'static> =
+    SystemInfo { registry: Str(b"Adobe"), ordering: Str(b"Identity"), supplement: 0 };
+/// Units of an em in PDF.
+const EM: f32 = 1000.0;
+
+/// The strength of the compression, 0 to 10: a higher one hardly makes a picture smaller.
+const LEVEL: u8 = 6;
 
 pub(super) fn write(scene: &Scene, provenance: &Provenance) -> Result<Vec<u8>> {
     let mut next = 1;
@@ -167,6 +178,85 @@ fn image(pdf: &mut Pdf, id: Ref, cells: &Cells) -> Result<()> {
     image.width(size(pixels.width)?).height(size(pixels.height)?).bits_per_component(8).interpolate(false);
     image.color_space().device_rgb();
     Ok(())
+}
+
+/// The font of the page: only the letters that it uses, and what they mean.
+///
+/// Each character has a code of its own, also those that the font lacks and that all show the same box, so that each
+/// can be found and copied. Hebrew and Arabic are stored as they are shown, from left to right, and most programs copy
+/// them in that order.
+#[derive(Default)]
+struct Font {
+    /// The characters that were used, by their code less 1: some programs take 0 for no character.
+    characters: Vec<char>,
+    codes: HashMap<char, u16>,
+}
+
+impl Font {
+    /// `text` as codes of two bytes, from left to right.
+    fn codes(&mut self, text: &str) -> Vec<u8> {
+        visual(text).into_iter().flat_map(|c| self.code(c).to_be_bytes()).collect()
+    }
+
+    fn code(&mut self, c: char) -> u16 {
+        if let Some(code) = self.codes.get(&c) {
+            return *code;
+        }
+        // No picture has room for 65,535 different characters; what follows would show as the last of them.
+        let Ok(code) = u16::try_from(self.characters.len() + 1) else { return u16::MAX };
+        self.characters.push(c);
+        self.codes.insert(c, code);
+        code
+    }
+
+    /// Writes the font as `id`.
+    fn write(self, pdf: &mut Pdf, letters: &Letters, id: Ref, next: &mut impl FnMut() -> Ref) -> Result<()> {
+        let (cid_font, descriptor, file, to_glyph, to_unicode) = (next(), next(), next(), next(), next());
+        let mut glyphs = GlyphRemapper::new();
+        let mut map = vec![0; 2];
+        let mut unicode = UnicodeCmap::new(Name(b"Custom"), SYSTEM);
+        let mut widths = Vec::with_capacity(self.characters.len());
+        for (code, c) in (1u16..).zip(&self.characters) {
+            let letter = letters.letter(*c);
+            map.extend(glyphs.remap(letter.glyph.0).to_be_bytes());
+            widths.push((letter.advance * EM).round());
+            unicode.pair(code, *c);
+        }
+
+        pdf.type0_font(id)
+            .base_font(FONT_NAME)
+            .encoding_predefined(Name(b"Identity-H"))
+            .descendant_font(cid_font)
+            .to_unicode(to_unicode);
+        let mut font = pdf.cid_font(cid_font);
+        font.subtype(CidFontType::Type2).base_font(FONT_NAME).system_info(SYSTEM).font_descriptor(descriptor);
+        font.default_width(0.0).cid_to_gid_map_stream(to_glyph).widths().consecutive(1, widths);
+        font.finish();
+        let (ascent, descent) = (letters.ascent() * EM, -letters.descent() * EM);
+        pdf.font_descriptor(descriptor)
+            .name(FONT_NAME)
+            .family(Str(b"DejaVu Sans"))
+            .stretch(FontStretch::Condensed)
+            .flags(FontFlags::NON_SYMBOLIC)
+            .bbox(Rect::new(-EM, descent, 2.0 * EM, ascent))
+            .italic_angle(0.0)
+            .ascent(ascent)
+            .descent(descent)
+            .cap_height(729.0)
+            .stem_v(80.0)
+            .font_file2(file);
+        let subset = subsetter::subset(Letters::file(), 0, &glyphs).map_err(Error::wrap)?;
+        let length = i32::try_from(subset.len()).map_err(Error::wrap)?;
+        pdf.stream(file, &compressed(&subset)).filter(Filter::FlateDecode).pair(Name(b"Length1"), length);
+        pdf.stream(to_glyph, &compressed(&map)).filter(Filter::FlateDecode);
+        pdf.cmap(to_unicode, &compressed(&unicode.finish())).filter(Filter::FlateDecode);
+        Ok(())
+    }
+}
+
+/// `data` as [`pdf_writer::Filter::FlateDecode`] expects it.
+fn compressed(data: &[u8]) -> Vec<u8> {
+    compress_to_vec_zlib(data, LEVEL)
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
-//! Causal weights as rows of numbers, without the keys that a query cannot see.
+//! Rows of weights: without the keys that a query cannot see, and with the largest weights alone.
 
-use candle_core::{Device, Result, Tensor, WithDType};
+use candle_core::{DType, Device, Result, Tensor, WithDType};
+use rayon::prelude::*;
 
 /// The visible part of causal weights: row i holds the keys 0 to `S - T + i`, so no row is empty.
 ///
@@ -35,10 +36,33 @@ pub(crate) fn check(queries: usize, keys: usize, op: &str) -> Result<()> {
     Ok(())
 }
 
+/// The weights with all but the `k` largest of each row set to 0, for texts so long that the rest is noise and bulk;
+/// among equal ones, earlier keys stay.
+///
+/// # Shapes
+/// `weights` (.., S) of any float dtype, on any device -> f32 of the same shape on the CPU
+///
+/// # Errors
+/// When the weights cannot be copied to the CPU, or `k` is 0.
+pub fn keep_largest(weights: &Tensor, k: usize) -> Result<Tensor> {
+    if k == 0 {
+        candle_core::bail!("keep_largest: at least one weight of each row has to stay")
+    }
+    let s = weights.dims().last().copied().unwrap_or(1).max(1);
+    let mut data = weights.to_device(&Device::Cpu)?.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
+    if k < s {
+        data.par_chunks_mut(s).for_each(|row| {
+            let mut order: Vec<usize> = (0..s).collect();
+            order.select_nth_unstable_by(k, |&a, &b| row[b].total_cmp(&row[a]).then(a.cmp(&b)));
+            order[k..].iter().for_each(|&key| row[key] = 0.0);
+        });
+    }
+    Tensor::from_vec(data, weights.shape(), &Device::Cpu)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use candle_core::DType;
 
     #[test]
     fn rows_end_at_the_query() -> Result<()> {
@@ -62,6 +86,20 @@ mod tests {
             let err = lower_triangle::<f32>(&weights, "op").expect_err(said).to_string();
             assert!(err.contains(said) && err.contains("op: "), "{err}");
         }
+        Ok(())
+    }
+
+    #[test]
+    fn the_largest_stay() -> Result<()> {
+        let weights = Tensor::new(&[[[0.1f32, 0.4, 0.2, 0.3], [0.25, 0.25, 0.25, 0.25]]], &Device::Cpu)?;
+        let kept = |k| -> Result<Vec<Vec<f32>>> { keep_largest(&weights, k)?.get(0)?.to_vec2() };
+        assert_eq!(kept(2)?, [[0.0, 0.4, 0.0, 0.3], [0.25, 0.25, 0.0, 0.0]]);
+        assert_eq!(kept(1)?, [[0.0, 0.4, 0.0, 0.0], [0.25, 0.0, 0.0, 0.0]]);
+        assert_eq!(kept(4)?, kept(9)?);
+        assert_eq!(kept(4)?, weights.get(0)?.to_vec2::<f32>()?);
+        assert!(keep_largest(&weights, 0).is_err());
+        let half = keep_largest(&weights.to_dtype(DType::F16)?.transpose(1, 2)?, 1)?;
+        assert_eq!(half.dims(), [1, 4, 2]);
         Ok(())
     }
 }
