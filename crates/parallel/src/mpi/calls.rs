@@ -2,7 +2,7 @@
 //!
 //! MPI fixes the functions but, before version 5, not what a communicator or a datatype is: in Open MPI they are addresses
 //! of objects in the library, in MPICH C integers, and in the ABI of MPI 5 small addresses. A handle here is a `usize`. The
-//! conventions of x86-64 and of 64-bit Arm pass it where a callee expects a C integer, too, which reads the lower half:
+//! conventions of x86-64 and of 64-bit Arm also pass it where a callee expects a C integer, which reads the lower half:
 //! in registers, and as the only argument on the stack, which is the ninth of `MPI_Alltoallv`.
 #![allow(unsafe_code)] // calls into C; each unsafe block says why it is sound
 
@@ -75,8 +75,8 @@ pub(super) struct Calls {
 }
 
 impl Calls {
-    /// The functions of an opened library; the reason where it is none of MPI.
-    pub(super) fn of(opened: Opened) -> std::result::Result<Self, &'static str> {
+    /// The functions of an opened library, or why it is not one of MPI.
+    pub(super) fn new(opened: Opened) -> std::result::Result<Self, &'static str> {
         let Opened { library, is_standard, .. } = opened;
         macro_rules! function {
             ($name:literal) => {

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::data::batch;
+use gpt2_model::ForwardArgs;
 use gpt2_model::training::Training;
 use std::borrow::Cow;
 
@@ -36,8 +37,9 @@ fn data() -> Dataset {
 
 impl Trainer {
     fn loss_of(&self, ids: &[u32], training: Option<Training>) -> Result<f64> {
-        let (inputs, targets) = batch(&[Cow::Borrowed(&ids[..=WINDOW])], &self.device)?;
-        Ok(self.model.loss(&inputs, &targets, training)?.to_scalar::<f32>()?.into())
+        let batch = batch(&[Cow::Borrowed(&ids[..=WINDOW])], &self.device)?;
+        let args = ForwardArgs { training, ..ForwardArgs::default() };
+        Ok(self.model.loss(&batch, args)?.to_scalar::<f32>()?.into())
     }
 }
 

@@ -1,14 +1,51 @@
-//! A line for each step and each validation, as CSV or JSON lines. It holds no times: the same run writes the same bytes.
+//! What a run reports: the events that its callback hears, and a line for each of them in a file of metrics.
 
 use crate::error::{BoxError, Result, TrainError};
-use crate::event::{StepReport, Validation};
-use crate::write;
+use gpt2_files::{atomic, read_text};
 use serde::Serialize;
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// One line.
+/// Something that happened.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub enum Event {
+    /// A step is done. If its [`validates`](StepReport::validates) is true, [`Validated`](Self::Validated) follows.
+    Stepped(StepReport),
+    /// The model was validated after that step.
+    Validated(StepReport, Validation),
+}
+
+/// One step of the optimizer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub struct StepReport {
+    /// Steps done, this one included.
+    pub step: u64,
+    /// Mean loss of the step's batches, in nats a token.
+    pub loss: f32,
+    /// Learning rate.
+    pub lr: f64,
+    /// Norm of all gradients together, before clipping.
+    pub grad_norm: f64,
+    /// Training tokens per second.
+    pub tokens_per_s: f64,
+    /// Whether a validation comes next.
+    pub validates: bool,
+}
+
+/// A measurement on the data held back for validation.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub struct Validation {
+    /// Mean loss in nats a token.
+    pub loss: f64,
+    /// Whether this loss is lower than all before it.
+    pub is_best: bool,
+}
+
+/// A line of metrics, as CSV or JSON. It holds no times: the same run writes the same bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct MetricsRow {
@@ -46,7 +83,7 @@ pub enum MetricsFormat {
 impl MetricsFormat {
     /// The format given by a file name's extension: `.csv` or `.jsonl`.
     #[must_use]
-    pub fn of(path: &Path) -> Option<Self> {
+    pub fn from_path(path: &Path) -> Option<Self> {
         match path.extension()?.to_str()? {
             "csv" => Some(Self::Csv),
             "jsonl" => Some(Self::JsonLines),
@@ -76,7 +113,7 @@ impl Metrics {
     /// When the existing file of a resumed run cannot be read.
     pub fn open(path: &Path, format: MetricsFormat, done: u64) -> Result<Self> {
         let csv = format == MetricsFormat::Csv;
-        let before = match write::read_text(path, LONGEST) {
+        let before = match read_text(path, LONGEST) {
             Ok(before) if done > 0 => before,
             Err(e) if done > 0 && e.kind() != std::io::ErrorKind::NotFound => {
                 return Err(TrainError::Metrics { path: path.to_path_buf(), source: e.into() });
@@ -119,7 +156,7 @@ impl Metrics {
         let file = if let Some(file) = self.file.take() {
             file
         } else {
-            write::bytes(&self.path, self.kept.as_bytes())?;
+            atomic::write_bytes(&self.path, self.kept.as_bytes())?;
             File::options().append(true).open(&self.path)?
         };
         Ok(self.file.insert(file))
