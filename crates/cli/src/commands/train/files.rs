@@ -39,7 +39,7 @@ pub(super) fn picture(out: &Path) -> PathBuf {
 
 /// The format of `--metrics`.
 pub(super) fn metrics_format(path: &Path) -> anyhow::Result<MetricsFormat> {
-    MetricsFormat::of(path).with_context(|| unknown_metrics(path))
+    MetricsFormat::from_path(path).with_context(|| unknown_metrics(path))
 }
 
 /// The kind of file that `--metrics` names.
