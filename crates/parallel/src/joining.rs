@@ -16,7 +16,7 @@ pub enum Choice {
     Mpi,
 }
 
-/// How to join.
+/// How to join. [`new`](Self::new) sets the defaults; you may change every field.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Joining {
@@ -33,20 +33,6 @@ impl Joining {
     #[must_use]
     pub fn new(choice: Choice) -> Self {
         Self { choice, timeout: Duration::from_mins(10), on_stuck: |_| {} }
-    }
-
-    /// With this timeout.
-    #[must_use]
-    pub fn with_timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
-        self
-    }
-
-    /// With this function to report that a transfer is stuck.
-    #[must_use]
-    pub fn on_stuck(mut self, report: fn(&Error)) -> Self {
-        self.on_stuck = report;
-        self
     }
 }
 

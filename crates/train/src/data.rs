@@ -25,8 +25,7 @@ impl Dataset {
     /// When `val_fraction` is not between 0 and 1.
     pub fn split(mut ids: Vec<u32>, val_fraction: f64) -> Result<Self> {
         if !(0.0..=1.0).contains(&val_fraction) {
-            let (option, value) = ("val_fraction", val_fraction.to_string());
-            return Err(TrainError::Option { option, value, expected: "a number between 0 and 1" });
+            return Err(TrainError::option("val_fraction", val_fraction, "a number between 0 and 1"));
         }
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // a part of a length
         let train_len = ids.len() - (ids.len() as f64 * val_fraction) as usize;
@@ -40,12 +39,8 @@ impl Dataset {
     /// When `val_fraction` is not between 0 and 1, or there are fewer than two documents.
     pub fn from_documents(mut documents: Vec<Document>, val_fraction: f64) -> Result<Self> {
         if documents.len() < 2 {
-            let (option, value) = ("documents", documents.len().to_string());
-            return Err(TrainError::Option {
-                option,
-                value,
-                expected: "at least 2: one to learn, one for validation",
-            });
+            let expected = "at least 2: one to learn, one for validation";
+            return Err(TrainError::option("documents", documents.len(), expected));
         }
         #[allow(clippy::cast_possible_truncation)] // a number of documents
         let places = Self::split((0..documents.len() as u32).collect(), val_fraction)?;

@@ -21,9 +21,8 @@ impl Document {
     /// When nothing is learned, or the first id, which nothing precedes.
     pub fn new(ids: Vec<u32>, learn_from: usize) -> Result<Self> {
         if learn_from == 0 || learn_from >= ids.len() {
-            let (option, value) = ("learn_from", learn_from.to_string());
             let expected = "at least 1 and less than the number of ids";
-            return Err(TrainError::Option { option, value, expected });
+            return Err(TrainError::option("learn_from", learn_from, expected));
         }
         Ok(Self { ids, learn_from })
     }

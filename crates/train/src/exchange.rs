@@ -51,6 +51,12 @@ impl Piece {
         }
         Ok(Var::from_tensor(&self.of(var)?)?)
     }
+
+    /// Writes this piece into its variable's values, which are contiguous.
+    pub(crate) fn write(&self, values: &[f32], whole: &Tensor) -> Result<()> {
+        let row = Tensor::from_slice(values, values.len(), whole.device())?;
+        Ok(whole.flatten_all()?.slice_set(&row, 0, self.part.start)?)
+    }
 }
 
 impl Shares {
@@ -156,52 +162,38 @@ impl Exchange {
         Ok(self.shares.over_variables(&bytemuck::pod_collect_to_vec(&all)))
     }
 
-    /// Collects the variables that are not wholly this rank's from the pieces of all ranks, of which `own` are this one's;
-    /// calls `whole` with each and its values.
+    /// Collects the pieces of all ranks, of which `own` are this one's; calls `take` with each and its values. A process
+    /// alone has all pieces already, and collects none.
     pub(crate) fn gather(
         &self,
         own: &[Tensor],
-        mut whole: impl FnMut(usize, Vec<f32>) -> Result<()>,
+        mut take: impl FnMut(&Piece, &[f32]) -> Result<()>,
     ) -> Result<()> {
         let Self { group, shares, .. } = self;
         if shares.is_undivided() {
             return Ok(());
         }
-        let lengths: Vec<usize> = shares.lengths().collect();
         let pieces = self.own();
-        let is_own = |variable: usize| pieces.contains(&Piece { variable, part: 0..lengths[variable] });
-        // What has come of variables that are not complete, and how much.
-        let mut begun: Vec<(Vec<f32>, usize)> = vec![(vec![], 0); lengths.len()];
         let (mut out, mut all) = (vec![], vec![]);
         for stretch in shares.stretches() {
             out.clear();
             for Piece { variable, part } in shares.pieces(group.rank(), &stretch) {
-                let holds = |(piece, _): &(&Piece, &Tensor)| {
-                    piece.variable == variable && piece.part.contains(&part.start)
-                };
-                let Some((piece, values)) = pieces.iter().zip(own).find(holds) else {
-                    return Err(candle_core::Error::msg("a piece is not this rank's").into());
-                };
-                append(values, part.start - piece.part.start..part.end - piece.part.start, &mut out)?;
+                // A rank has at most one piece of a variable.
+                for (piece, values) in pieces.iter().zip(own).filter(|(piece, _)| piece.variable == variable)
+                {
+                    let start = part.start - piece.part.start;
+                    append(values, start..start + part.len(), &mut out)?;
+                }
             }
-            let received = (0..group.size()).map(|rank| shares.pieces(rank, &stretch)).collect::<Vec<_>>();
-            let bytes: Vec<usize> = received.iter().map(|pieces| bytes_of(pieces)).collect();
+            let collected: Vec<_> = (0..group.size()).map(|rank| shares.pieces(rank, &stretch)).collect();
+            let bytes: Vec<usize> = collected.iter().map(|pieces| bytes_of(pieces)).collect();
             all.resize(bytes.iter().sum::<usize>() / size_of::<f32>(), 0f32);
             group.all_gather(bytemuck::cast_slice(&out), bytemuck::cast_slice_mut(&mut all), &bytes)?;
             let mut rest = &all[..];
-            for Piece { variable, part } in received.into_iter().flatten() {
-                let (values, after) = rest.split_at(part.len());
+            for piece in collected.into_iter().flatten() {
+                let (values, after) = rest.split_at(piece.part.len());
+                take(&piece, values)?;
                 rest = after;
-                if is_own(variable) {
-                    continue;
-                }
-                let (so_far, count) = &mut begun[variable];
-                so_far.resize(lengths[variable], 0.0);
-                so_far[part].copy_from_slice(values);
-                *count += values.len();
-                if *count == lengths[variable] {
-                    whole(variable, std::mem::take(so_far))?;
-                }
             }
         }
         Ok(())

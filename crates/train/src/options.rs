@@ -85,23 +85,21 @@ impl TrainOptions {
             ("eval_every", self.eval_every),
         ] {
             if value == 0 {
-                return Err(TrainError::Option { option, value: "0".into(), expected: "at least 1" });
+                return Err(TrainError::option(option, 0, "at least 1"));
             }
         }
         for (option, value) in [("lr", self.lr), ("weight_decay", self.weight_decay), ("clip", self.clip)] {
             if !(value >= 0.0 && value.is_finite()) {
-                let expected = "a finite number of at least 0";
-                return Err(TrainError::Option { option, value: value.to_string(), expected });
+                return Err(TrainError::option(option, value, "a finite number of at least 0"));
             }
         }
         if !(0.0..=1.0).contains(&self.repeat_fraction) {
-            let (value, expected) = (self.repeat_fraction.to_string(), "a number between 0 and 1");
-            return Err(TrainError::Option { option: "repeat_fraction", value, expected });
+            let value = self.repeat_fraction;
+            return Err(TrainError::option("repeat_fraction", value, "a number between 0 and 1"));
         }
         match self.dropout {
             Some(rate) if !(0.0..1.0).contains(&rate) => {
-                let expected = "a number of at least 0 and below 1";
-                Err(TrainError::Option { option: "dropout", value: rate.to_string(), expected })
+                Err(TrainError::option("dropout", rate, "a number of at least 0 and below 1"))
             }
             _ => Ok(()),
         }

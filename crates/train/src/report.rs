@@ -45,29 +45,14 @@ pub struct Validation {
     pub is_best: bool,
 }
 
-/// A line of metrics, as CSV or JSON. It holds no times: the same run writes the same bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-#[non_exhaustive]
-pub struct MetricsRow {
-    /// Steps done.
-    pub step: u64,
-    /// Mean loss of the step's batches, in nats a token.
-    pub loss: f32,
-    /// Validation loss, if it was just measured.
-    pub val_loss: Option<f64>,
-    /// Learning rate.
-    pub lr: f64,
-    /// Norm of all gradients together, before clipping.
-    pub grad_norm: f64,
-}
-
-impl MetricsRow {
-    /// The line for a step and for the validation after it, if there was one.
-    #[must_use]
-    pub fn new(step: StepReport, validation: Option<Validation>) -> Self {
-        let StepReport { step, loss, lr, grad_norm, .. } = step;
-        Self { step, loss, val_loss: validation.map(|v| v.loss), lr, grad_norm }
-    }
+/// A line of metrics. It holds no times: the same run writes the same bytes.
+#[derive(Serialize)]
+struct Row {
+    step: u64,
+    loss: f32,
+    val_loss: Option<f64>,
+    lr: f64,
+    grad_norm: f64,
 }
 
 /// How lines are written.
@@ -134,18 +119,21 @@ impl Metrics {
         Ok(Self { path: path.to_path_buf(), kept, file: None, format })
     }
 
-    /// Appends a line.
+    /// Appends a line for a step and the validation after it, if there was one.
     ///
     /// # Errors
     /// When the file cannot be written.
-    pub fn add(&mut self, row: MetricsRow) -> Result<()> {
+    pub fn add(&mut self, step: StepReport, validation: Option<Validation>) -> Result<()> {
+        let StepReport { step, loss, lr, grad_norm, .. } = step;
+        let val_loss = validation.map(|validation| validation.loss);
         let line = match self.format {
             MetricsFormat::Csv => {
-                let MetricsRow { step, loss, val_loss, lr, grad_norm } = row;
                 let val_loss = val_loss.map_or_else(String::new, |loss| loss.to_string());
                 Ok(format!("{step},{loss},{val_loss},{lr},{grad_norm}"))
             }
-            MetricsFormat::JsonLines => serde_json::to_string(&row).map_err(BoxError::from),
+            MetricsFormat::JsonLines => {
+                serde_json::to_string(&Row { step, loss, val_loss, lr, grad_norm }).map_err(BoxError::from)
+            }
         };
         line.and_then(|line| Ok(writeln!(self.file()?, "{line}")?))
             .map_err(|source| TrainError::Metrics { path: self.path.clone(), source })

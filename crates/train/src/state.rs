@@ -6,6 +6,7 @@ use crate::error::{BoxError, Result, TrainError};
 use crate::options::Settings;
 use candle_core::{Device, Tensor, Var};
 use gpt2_files::{atomic, open_regular, write_safetensors};
+use gpt2_parallel::Group;
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -58,29 +59,17 @@ impl History {
         best.map(|&(step, loss)| Best { loss, step })
     }
 
-    /// All losses as bytes, for other ranks.
-    pub(crate) fn to_bytes(&self) -> Vec<u8> {
-        let mut bytes = (self.training.len() as u64).to_le_bytes().to_vec();
-        bytes.extend(self.training.iter().flat_map(|loss| loss.to_le_bytes()));
-        bytes.extend(
-            self.validation.iter().flat_map(|(step, loss)| [step.to_le_bytes(), loss.to_le_bytes()].concat()),
-        );
-        bytes
-    }
-
-    /// Reads [`to_bytes`](Self::to_bytes).
-    pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let (length, rest) = bytes.split_first_chunk()?;
-        let steps = usize::try_from(u64::from_le_bytes(*length)).ok()?;
-        let (training, rest) = rest.split_at_checked(steps.checked_mul(4)?)?;
-        let (pairs, left) = rest.as_chunks::<16>();
-        let pair = |pair: &[u8; 16]| {
-            let (step, loss) = pair.split_first_chunk::<8>()?;
-            Some((u64::from_le_bytes(*step), f64::from_le_bytes(loss.try_into().ok()?)))
-        };
-        let training = training.as_chunks().0.iter().map(|loss| f32::from_le_bytes(*loss)).collect();
-        let validation = pairs.iter().map(pair).collect::<Option<_>>()?;
-        left.is_empty().then_some(Self { training, validation })
+    /// The history of rank 0, on every rank.
+    pub(crate) fn broadcast(&self, group: &dyn Group) -> gpt2_parallel::Result<Self> {
+        let bits: Vec<[u64; 2]> =
+            self.validation.iter().map(|(step, loss)| [*step, loss.to_bits()]).collect();
+        let training = group.broadcast_bytes(bytemuck::cast_slice(&self.training).to_vec())?;
+        let bits = group.broadcast_bytes(bytemuck::cast_slice(&bits).to_vec())?;
+        let bits: Vec<[u64; 2]> = bytemuck::pod_collect_to_vec(&bits);
+        Ok(Self {
+            training: bytemuck::pod_collect_to_vec(&training),
+            validation: bits.into_iter().map(|[step, loss]| (step, f64::from_bits(loss))).collect(),
+        })
     }
 
     /// The tensors to save in a file.
@@ -207,7 +196,7 @@ mod tests {
                 History::from_tensors(&tensors.into(), steps)
             };
             assert_eq!(read(step - 1)?, history);
-            assert_eq!(History::from_bytes(&history.to_bytes()).as_ref(), Some(&history));
+            assert_eq!(history.broadcast(&gpt2_parallel::Alone)?, history);
             assert!(read(step).is_err(), "a step that is not there");
             history.add_step(step as f32);
             if let Some(loss) = validation {

@@ -156,12 +156,7 @@ impl Trainer {
         let window = options.window_for(config.n_positions)?;
         data.check(window, config.vocab_size)?;
         if data.documents.is_some() && options.repeat_fraction > 0.0 {
-            let value = options.repeat_fraction.to_string();
-            return Err(TrainError::Option {
-                option: "repeat_fraction",
-                value,
-                expected: "0 with documents",
-            });
+            return Err(TrainError::option("repeat_fraction", options.repeat_fraction, "0 with documents"));
         }
         let mut variables = model.named_variables()?;
         variables.sort_unstable_by(|a, b| a.0.cmp(&b.0));
@@ -250,11 +245,7 @@ impl Trainer {
         let own = self.exchange.own().into_iter().map(piece).collect::<Result<Vec<Var>>>()?;
         self.optimizer.apply(&own, gradients, ScaledStep { lr, scale, norm }).map_err(failed)?;
         let own: Vec<Tensor> = own.iter().map(Var::as_detached_tensor).collect();
-        self.exchange.gather(&own, |variable, values| {
-            let var = &self.variables[variable].1;
-            let values = Tensor::from_vec(values, var.dims(), &Device::Cpu)?;
-            Ok(var.set(&values.to_device(var.device())?)?)
-        })?;
+        self.exchange.gather(&own, |piece, values| piece.write(values, &self.variables[piece.variable].1))?;
         Ok(norm)
     }
 
@@ -334,5 +325,3 @@ fn optimizer(exchange: &Exchange, variables: &[(String, Var)], params: AdamWPara
 
 mod passes;
 mod shared;
-#[cfg(test)]
-mod tests;

@@ -2,7 +2,7 @@
 
 use super::{Trainer, optimizer};
 use crate::error::{Result, TrainError};
-use crate::exchange::{Exchange, Piece};
+use crate::exchange::Exchange;
 use crate::optimizer::AdamW;
 use crate::state::{self, History};
 use candle_core::{Device, DeviceLocation, Tensor};
@@ -78,23 +78,26 @@ impl Trainer {
     /// # Errors
     /// When the file cannot be written.
     pub fn save_state(&self, path: &Path) -> Result<()> {
-        let is_first = self.exchange.group.rank() == 0;
+        let writes = self.exchange.group.rank() == 0;
         let own = self.optimizer.state();
-        // Rank 0 needs those variables as a whole of which it has no piece, or only a part.
-        let mut moments = if is_first { own.clone() } else { BTreeMap::new() };
+        let mut moments = BTreeMap::new();
         for kind in ["m", "v"] {
-            let moment = |piece: Piece| own[&format!("{kind}.{}", self.variables[piece.variable].0)].clone();
-            let own: Vec<Tensor> = self.exchange.own().into_iter().map(moment).collect();
-            self.exchange.gather(&own, |variable, values| {
-                let (name, var) = &self.variables[variable];
-                if is_first {
-                    let whole = Tensor::from_vec(values, var.dims(), &Device::Cpu)?;
-                    moments.insert(format!("{kind}.{name}"), whole);
-                }
-                Ok(())
+            let name = |variable: usize| format!("{kind}.{}", self.variables[variable].0);
+            for (variable, (_, var)) in self.variables.iter().enumerate().filter(|_| writes) {
+                let whole = own.get(&name(variable)).filter(|own| own.dims() == var.dims());
+                let whole = whole.map_or_else(
+                    || Tensor::zeros(var.shape(), var.dtype(), &Device::Cpu),
+                    |whole| Ok(whole.clone()),
+                )?;
+                moments.insert(name(variable), whole);
+            }
+            let pieces = self.exchange.own();
+            let own: Vec<Tensor> = pieces.iter().map(|piece| own[&name(piece.variable)].clone()).collect();
+            self.exchange.gather(&own, |piece, values| {
+                moments.get(&name(piece.variable)).map_or(Ok(()), |whole| piece.write(values, whole))
             })?;
         }
-        if !is_first {
+        if !writes {
             return Ok(());
         }
         state::save(path, &self.settings, &self.variables, moments, self.steps(), &self.history)
@@ -107,11 +110,10 @@ impl Trainer {
     /// When the file is not the state of a run with these settings.
     pub fn resume(&mut self, path: &Path) -> Result<()> {
         let group = &*self.exchange.group;
-        let is_first = group.rank() == 0;
-        let mut read = is_first.then(|| state::read(path, &self.settings, &self.variables)).transpose()?;
-        let history = read.as_ref().map_or(vec![], |state| state.history.to_bytes());
-        let history = History::from_bytes(&group.broadcast_bytes(history)?);
-        let history = history.ok_or_else(|| TrainError::damaged(path, "its losses did not arrive"))?;
+        let reads = group.rank() == 0;
+        let mut read = reads.then(|| state::read(path, &self.settings, &self.variables)).transpose()?;
+        let history = read.as_ref().map_or_else(History::default, |state| state.history.clone());
+        let history = history.broadcast(group)?;
         let pieces = self.exchange.own();
         let mut moments = BTreeMap::new();
         for (index, (name, var)) in self.variables.iter().enumerate() {
