@@ -19,9 +19,10 @@ pub(crate) fn run(
     timeout: Option<u64>,
     work: impl FnOnce(&Arc<dyn Group>) -> anyhow::Result<ExitCode>,
 ) -> anyhow::Result<ExitCode> {
-    let mut joining = Joining::new(args.parallel.into()).on_stuck(report_stuck);
+    let mut joining = Joining::new(args.parallel.into());
+    joining.on_stuck = report_stuck;
     if let Some(seconds) = timeout {
-        joining = joining.with_timeout(Duration::from_secs(seconds));
+        joining.timeout = Duration::from_secs(seconds);
     }
     let group = match join(&joining) {
         Ok(group) => group,
