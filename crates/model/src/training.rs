@@ -28,7 +28,7 @@ pub struct Documents {
 }
 
 impl TrainingBatch {
-    /// Rows of a text, of which every target is learned.
+    /// Rows of a text. Every target is learned.
     #[must_use]
     pub fn new(input_ids: Tensor, targets: Tensor) -> Self {
         Self { input_ids, targets, documents: None }

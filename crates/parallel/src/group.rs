@@ -85,7 +85,7 @@ impl dyn Group + '_ {
     }
 
     /// The sum, in rank order, of what all ranks have for this one. `parts` are one after the other: `lengths[r]` numbers for
-    /// rank r, as many on every rank.
+    /// rank r, the same number on every rank.
     pub(crate) fn sum_own_part(&self, parts: &[f32], lengths: &[usize]) -> Result<Vec<f32>> {
         let (length, size) = (lengths[self.rank()], self.size());
         let bytes: Vec<usize> = lengths.iter().map(|length| 4 * length).collect();

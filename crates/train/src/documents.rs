@@ -81,7 +81,7 @@ pub(crate) struct BatchSize {
     pub(crate) window: usize,
 }
 
-/// Which documents a training batch has in each row: as many as fit.
+/// The documents in each row of a training batch, drawn until a row is full.
 pub(crate) fn drawn(documents: &[Document], draw: Draw, size: BatchSize) -> Vec<Vec<usize>> {
     let (mut rng, BatchSize { rows, window }) = (draw.rng(), size);
     // What does not fit begins the next row, so that long documents are drawn as often as short ones.
@@ -102,7 +102,7 @@ pub(crate) fn drawn(documents: &[Document], draw: Draw, size: BatchSize) -> Vec<
     (0..rows).map(|_| row()).collect()
 }
 
-/// All documents in order, as many in each row as fit.
+/// All documents in order; a row ends where the next document does not fit.
 pub(crate) fn in_order(documents: &[Document], window: usize) -> Vec<Vec<usize>> {
     let mut rows: Vec<Vec<usize>> = vec![];
     let mut left = 0;

@@ -36,7 +36,7 @@ pub(crate) struct Piece {
 
 impl Piece {
     /// This piece of its variable's values: the tensor itself if it is the whole, otherwise a copy as a row.
-    pub(crate) fn of(&self, values: &Tensor) -> Result<Tensor> {
+    pub(crate) fn cut(&self, values: &Tensor) -> Result<Tensor> {
         if self.part == (0..values.elem_count()) {
             return Ok(values.clone());
         }
@@ -44,12 +44,12 @@ impl Piece {
         Ok(values.flatten_all()?.narrow(0, self.part.start, self.part.len())?.force_contiguous()?)
     }
 
-    /// [`of`](Self::of) the variable itself: steps of the whole are steps of the variable.
-    pub(crate) fn of_variable(&self, var: &Var) -> Result<Var> {
+    /// [`cut`](Self::cut) of the variable itself: steps of the whole are steps of the variable.
+    pub(crate) fn cut_var(&self, var: &Var) -> Result<Var> {
         if self.part == (0..var.elem_count()) {
             return Ok(var.clone());
         }
-        Ok(Var::from_tensor(&self.of(var)?)?)
+        Ok(Var::from_tensor(&self.cut(var)?)?)
     }
 
     /// Writes this piece into its variable's values, which are contiguous.
@@ -162,8 +162,8 @@ impl Exchange {
         Ok(self.shares.over_variables(&bytemuck::pod_collect_to_vec(&all)))
     }
 
-    /// Collects the pieces of all ranks, of which `own` are this one's; calls `take` with each and its values. A process
-    /// alone has all pieces already, and collects none.
+    /// Collects the pieces of all ranks and calls `take` with each and its values; `own` are the values of this rank's. A
+    /// process alone has all pieces already, and collects none.
     pub(crate) fn gather(
         &self,
         own: &[Tensor],
@@ -248,7 +248,7 @@ impl Sums<'_> {
                 let mut sum = before.next();
                 for sender in 0..senders {
                     let more = match gradients.filter(|_| sender == rank) {
-                        Some(gradients) => piece.of(&gradients[piece.variable])?.flatten_all()?,
+                        Some(gradients) => piece.cut(&gradients[piece.variable])?.flatten_all()?,
                         None => Tensor::from_slice(others.next().unwrap_or_default(), length, device)?,
                     };
                     sum = Some(if let Some(sum) = sum { (sum + more)? } else { more });

@@ -241,7 +241,7 @@ impl Trainer {
         let step = self.steps();
         let failed = |source| TrainError::Step { step, source };
         let norm = norm(&self.exchange.squares(gradients)?, scale).map_err(failed)?;
-        let piece = |piece: Piece| piece.of_variable(&self.variables[piece.variable].1);
+        let piece = |piece: Piece| piece.cut_var(&self.variables[piece.variable].1);
         let own = self.exchange.own().into_iter().map(piece).collect::<Result<Vec<Var>>>()?;
         self.optimizer.apply(&own, gradients, ScaledStep { lr, scale, norm }).map_err(failed)?;
         let own: Vec<Tensor> = own.iter().map(Var::as_detached_tensor).collect();
@@ -318,7 +318,7 @@ impl std::fmt::Debug for Trainer {
 fn optimizer(exchange: &Exchange, variables: &[(String, Var)], params: AdamWParams) -> Result<AdamW> {
     let slot = |piece: Piece| {
         let (name, var) = &variables[piece.variable];
-        Ok(Slot::new(name, var, &piece.of_variable(var)?)?)
+        Ok(Slot::new(name, var, &piece.cut_var(var)?)?)
     };
     Ok(AdamW::from_slots(exchange.own().into_iter().map(slot).collect::<Result<_>>()?, params))
 }

@@ -173,7 +173,7 @@ impl Calls {
     pub(super) fn broadcast(&self, root: usize, data: &mut [u8]) -> Result<()> {
         let (length, root) = (int("MPI_Bcast", data.len())?, int("MPI_Bcast", root)?);
         let Constants { world, byte, .. } = self.constants;
-        // SAFETY: MPI reads or writes as many bytes as the slice has.
+        // SAFETY: MPI reads or writes `length` bytes, the length of the slice.
         done("MPI_Bcast", unsafe { (self.bcast)(start_mut(data), length, byte, root, world) })
     }
 
@@ -184,7 +184,7 @@ impl Calls {
         let length = int(function, mine.len())?;
         let Constants { world, byte, .. } = self.constants;
         let (from, to) = (start(mine), start_mut(all));
-        // SAFETY: MPI reads as many bytes as `mine` has, and one count and offset a rank, which `Mpi::check` has made sure of;
+        // SAFETY: MPI reads the `length` bytes of `mine`, and one count and offset a rank, which `Mpi::check` has made sure of;
         // it writes at the offsets, which `layout` holds within `all`.
         let code = unsafe {
             (self.allgatherv)(from, length, byte, to, counts.as_ptr(), offsets.as_ptr(), byte, world)

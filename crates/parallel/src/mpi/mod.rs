@@ -173,7 +173,7 @@ impl Group for Mpi {
     fn all_to_all(&self, parts: &[u8], lengths: &[usize], received: &mut [u8], from: &[usize]) -> Result<()> {
         self.check("all_to_all", lengths, parts.len())?;
         self.check("all_to_all", from, received.len())?;
-        // Ranks with less to move make as many calls as those with more.
+        // Ranks with less to move make the same number of calls.
         let longest = lengths.iter().chain(from).copied().max().unwrap_or(0);
         let longest = self.meet(Doing::AllToAll, longest)?;
         let most = BUCKET / self.size;

@@ -126,7 +126,7 @@ impl Trainer {
             for kind in ["m", "v"] {
                 let whole = value(kind)?;
                 if let Some(piece) = pieces.iter().find(|piece| piece.variable == index) {
-                    moments.insert(format!("{kind}.{name}"), piece.of(&whole)?);
+                    moments.insert(format!("{kind}.{name}"), piece.cut(&whole)?);
                 }
             }
         }
