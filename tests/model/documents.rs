@@ -112,7 +112,7 @@ fn the_loss_of_packed_documents_is_that_of_each_alone() -> Result {
     let targets = Tensor::cat(&[ids.narrow(1, 1, 18)?, ids.narrow(1, 0, 1)?], 1)?;
     let learned = Tensor::new(learned, &Device::Cpu)?;
     let batch = TrainingBatch { input_ids: ids, targets, documents: Some(Documents { starts, learned }) };
-    let loss = model.loss_of_batch(&batch, None, None)?;
+    let loss = model.loss(&batch, ForwardArgs::default())?;
     assert_close("loss", &loss, &expected, 1e-5);
     let (of_batch, alone) = (loss.backward()?, expected.backward()?);
     let (again, recomputed) = model.recomputed_gradients_of(&batch, None)?;

@@ -7,7 +7,9 @@ use candle_nn::{VarBuilder, VarMap};
 use gpt2_loader::{Checkpoint, Source};
 use gpt2_model::Implementation;
 use gpt2_model::mask::position_ids;
-use gpt2_model::training::{Training, add_gradients, check_gradients, cross_entropy, variables_of};
+use gpt2_model::training::{
+    Training, TrainingBatch, add_gradients, check_gradients, cross_entropy, variables_of,
+};
 use gpt2_model::{Config, ForwardArgs, Gpt2LMHeadModel, init};
 use gpt2_train::{AdamW, AdamWParams};
 use std::collections::HashMap;
@@ -53,9 +55,10 @@ fn every_parameter_gets_pytorchs_gradient() -> Result {
     for implementation in [Implementation::Eager, Implementation::Fused] {
         let (variables, model) = trainable("gradients", implementation)?;
         let logits = model.forward(&inputs, ForwardArgs::default())?.logits;
+        let batch = TrainingBatch::new(inputs.clone(), targets.clone());
         let ways = [
             ("loss of the logits", cross_entropy(&logits, &targets)?),
-            ("loss without logits", model.loss(&inputs, &targets, None)?),
+            ("loss without logits", model.loss(&batch, ForwardArgs::default())?),
         ];
         for (way, loss) in ways {
             let what = format!("{implementation:?}, {way}");

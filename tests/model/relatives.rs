@@ -8,6 +8,7 @@ use gpt2_loader::{Checkpoint, Source};
 use gpt2_model::attention::Chosen;
 use gpt2_model::hooks::{Hooks, Point, on};
 use gpt2_model::linear::BlockFormat;
+use gpt2_model::training::TrainingBatch;
 use gpt2_model::{
     Block, ChosenWeights, Config, Encoder, ForwardArgs, Gpt2LMHeadModel, Implementation, KvCache, LayerCache,
     ModelOutput, Pass, Training, init,
@@ -69,7 +70,8 @@ fn gpt_bigcode_gets_pytorchs_gradients() -> Result {
         let (inputs, targets) = (ids.narrow(1, 0, 8)?, ids.narrow(1, 1, 8)?.contiguous()?);
         for implementation in BOTH {
             let (variables, model) = trainable(case, implementation)?;
-            let loss = model.loss(&inputs, &targets, None)?;
+            let batch = TrainingBatch::new(inputs.clone(), targets.clone());
+            let loss = model.loss(&batch, ForwardArgs::default())?;
             assert_close(case, &loss, &expected["loss"], 1e-5);
             assert_gradients(
                 &format!("{case}, {implementation:?}"),
@@ -178,7 +180,8 @@ fn cross_attention_gets_pytorchs_gradients_and_so_does_its_encoder() -> Result {
         let (variables, model) = trainable("cross", implementation)?;
         let hidden_states = Var::from_tensor(&expected["encoder_hidden_states"])?;
         let encoder = Encoder { hidden_states: &hidden_states, ..encoder(&expected) };
-        let loss = model.loss_with_encoder(&inputs, &targets, Some(encoder), None)?;
+        let args = ForwardArgs { encoder: Some(encoder), ..Default::default() };
+        let loss = model.loss(&TrainingBatch::new(inputs.clone(), targets.clone()), args)?;
         assert_close("loss", &loss, &expected["loss"], 1e-5);
         let gradients = loss.backward()?;
         let what = format!("{implementation:?}");
@@ -352,7 +355,7 @@ fn recomputed_gradients_of_gpt_bigcode_are_those_of_the_loss() -> Result {
     let (expected, (_, cross)) = (reference("cross")?, trainable("cross", Implementation::Auto)?);
     let ids = &expected["input_ids"];
     let message = cross.recomputed_gradients(ids, ids, None).expect_err("no encoder").to_string();
-    assert!(message.contains("loss_with_encoder"), "{message}");
+    assert!(message.contains("loss with an encoder"), "{message}");
     Ok(())
 }
 

@@ -49,14 +49,15 @@ pub(crate) fn every_exchange(group: &dyn Group, length: usize) {
     assert_eq!(text.expect("broadcast_bytes"), b"hello");
 
     let fact = |value: String| Fact { what: "shoe size".into(), value, remedy: "change shoes" };
-    group.agree(&[fact("42".into())]).expect("all agree");
+    group.agree::<Error>(|| Ok(vec![fact("42".into())])).expect("all agree");
     if size > 1 {
         let own = (42 + rank / (size - 1)).to_string(); // only the last rank differs
-        let error = group.agree(&[fact("a".into()), fact(own)]).expect_err("43").to_string();
+        let error =
+            group.agree::<Error>(|| Ok(vec![fact("a".into()), fact(own)])).expect_err("43").to_string();
         let last = size - 1;
         let mut facts = vec![fact("a".into())];
         facts.extend((rank == last).then(|| fact("b".into())));
-        let longer = group.agree(&facts).expect_err("one more").to_string();
+        let longer = group.agree::<Error>(|| Ok(facts)).expect_err("one more").to_string();
         assert!(longer.contains("another list of settings than rank 0: 2 facts, not 1 facts"), "{longer}");
         assert_eq!(error, format!("rank {last} has another shoe size than rank 0: 43, not 42; change shoes"));
     }

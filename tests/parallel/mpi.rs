@@ -59,7 +59,8 @@ fn a_rank_that_does_not_come_is_named() {
 #[test]
 #[ignore = "a rank of the test above"]
 fn rank_1_never_comes() {
-    let joining = Joining::new(Choice::Auto).with_timeout(Duration::from_secs(1));
+    let mut joining = Joining::new(Choice::Auto);
+    joining.timeout = Duration::from_secs(1);
     let group = join(&joining).expect("mpirun started this");
     group.barrier().expect("all are here");
     if group.rank() == 1 {

@@ -19,14 +19,15 @@ pub(crate) fn run(
     timeout: Option<u64>,
     work: impl FnOnce(&Arc<dyn Group>) -> anyhow::Result<ExitCode>,
 ) -> anyhow::Result<ExitCode> {
-    let mut joining = Joining::new(args.parallel.into()).on_stuck(report_stuck);
+    let mut joining = Joining::new(args.parallel.into());
+    joining.on_stuck = report_stuck;
     if let Some(seconds) = timeout {
-        joining = joining.with_timeout(Duration::from_secs(seconds));
+        joining.timeout = Duration::from_secs(seconds);
     }
     let group = match join(&joining) {
         Ok(group) => group,
         Err(error) => {
-            let rank = Launcher::of_environment().map_or(0, |launcher| launcher.rank);
+            let rank = Launcher::from_environment().map_or(0, |launcher| launcher.rank);
             wait_for_first(rank);
             return Err(anyhow!("rank {rank}: {error}"));
         }
@@ -57,7 +58,7 @@ fn wait_for_first(rank: usize) {
 }
 
 fn report_stuck(error: &Error) {
-    let rank = Launcher::of_environment().map_or(0, |launcher| launcher.rank);
+    let rank = Launcher::from_environment().map_or(0, |launcher| launcher.rank);
     output::error(&anyhow!("rank {rank}: {error}"));
 }
 
@@ -74,7 +75,7 @@ fn online_cores() -> Option<usize> {
 impl ParallelArgs {
     /// The CPU threads of this process, where the processes of one machine share its cores.
     pub(crate) fn threads(&self) -> Option<u16> {
-        let launcher = Launcher::of_environment().filter(|_| self.parallel != ParallelArg::None)?;
+        let launcher = Launcher::from_environment().filter(|_| self.parallel != ParallelArg::None)?;
         let here = launcher.local_size.filter(|here| *here > 1)?;
         // A launcher may have given this process cores of its own; else it sees those of all.
         let own = std::thread::available_parallelism().ok()?.get();

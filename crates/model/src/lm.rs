@@ -1,14 +1,14 @@
 //! [`Gpt2LMHeadModel`], the transformer with its output projection: logits are `x · lm_headᵀ`.
 
 use crate::forward::{CausalLMOutput, ForwardArgs};
-use crate::hooks::{Hooks, PassHooks, Point};
+use crate::hooks::{PassHooks, Point};
 use crate::inputs::check_targets;
 use crate::linear::{BlockFormat, Linear, Weight, WeightLayout};
 use crate::loading::{WeightSource, given};
 use crate::model::embedding;
 use crate::parameters::{LM_HEAD, PREFIX, Visitor, WPE, WTE};
-use crate::training::{Training, TrainingBatch};
-use crate::{Config, Embedding, Encoder, Gpt2Model, LmHead};
+use crate::training::TrainingBatch;
+use crate::{Config, Embedding, Gpt2Model, LmHead};
 use candle_core::{DType, Module, Result, Tensor};
 use candle_nn::VarBuilder;
 
@@ -128,65 +128,42 @@ impl Gpt2LMHeadModel {
         Ok(CausalLMOutput { logits, transformer })
     }
 
-    /// The mean cross-entropy in nats of predicting `targets`; differentiable. The result is the [`cross_entropy`]
+    /// The mean cross-entropy in nats of predicting the batch's targets; differentiable. The result is the [`cross_entropy`]
     /// of the logits, but in f32 on the CPU the logits, the largest tensors of a training step, are never all in
     /// memory at once (except in builds with `mkl` or `accelerate`).
+    ///
+    /// `args` says what else the pass depends on: dropout ([`ForwardArgs::training`]), hooks, or an encoder's hidden states,
+    /// which get a gradient, and without which the parameters of cross-attention get none. Where the batch's documents begin,
+    /// the batch alone says.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Tensor};
+    /// use gpt2_model::training::{Training, TrainingBatch};
+    /// use gpt2_model::{Config, ForwardArgs, Gpt2LMHeadModel, init};
+    ///
+    /// # fn main() -> candle_core::Result<()> {
+    /// let config = Config { vocab_size: 9, n_positions: 8, n_embd: 8, n_layer: 1, n_head: 2, ..Config::gpt2() };
+    /// let model = Gpt2LMHeadModel::load(init::seeded(1, DType::F32, &Device::Cpu), &config)?;
+    /// let ids = Tensor::new(&[[1u32, 2, 3, 4, 5]], &Device::Cpu)?;
+    /// let batch = TrainingBatch::new(ids.narrow(1, 0, 4)?, ids.narrow(1, 1, 4)?);
+    /// let loss = model.loss(&batch, ForwardArgs::default())?; // without dropout, as in validation
+    /// let training = Some(Training { seed: 0, step: 0 });
+    /// let dropped = model.loss(&batch, ForwardArgs { training, ..ForwardArgs::default() })?;
+    /// assert!(loss.to_scalar::<f32>()? != dropped.to_scalar::<f32>()?);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// [`cross_entropy`]: crate::training::cross_entropy
     ///
     /// # Shapes
-    /// `input_ids` (B, T), `targets` (B, T): the token that follows each -> scalar
+    /// `batch` (B, T) -> scalar
     ///
     /// # Errors
     /// The errors of [`forward`](Self::forward), and targets that do not fit.
-    pub fn loss(&self, input_ids: &Tensor, targets: &Tensor, training: Option<Training>) -> Result<Tensor> {
-        self.loss_with_encoder(input_ids, targets, None, training)
-    }
-
-    /// [`loss`](Self::loss), given an encoder's hidden states, without which the parameters of cross-attention get no
-    /// gradient. A gradient reaches the hidden states, too.
-    ///
-    /// # Shapes
-    /// `input_ids` (B, T), `targets` (B, T): the token that follows each -> scalar
-    ///
-    /// # Errors
-    /// The errors of [`forward`](Self::forward), and targets that do not fit.
-    pub fn loss_with_encoder(
-        &self,
-        input_ids: &Tensor,
-        targets: &Tensor,
-        encoder: Option<Encoder>,
-        training: Option<Training>,
-    ) -> Result<Tensor> {
-        let batch = TrainingBatch::new(input_ids.clone(), targets.clone());
-        self.loss_of_batch(&batch, encoder, training)
-    }
-
-    /// [`loss`](Self::loss) over a batch that may hold several documents in a row, and targets that are not learned.
-    ///
-    /// # Errors
-    /// The errors of [`forward`](Self::forward), and targets that do not fit.
-    pub fn loss_of_batch(
-        &self,
-        batch: &TrainingBatch,
-        encoder: Option<Encoder>,
-        training: Option<Training>,
-    ) -> Result<Tensor> {
-        let args = ForwardArgs { encoder, training, document_starts: batch.starts(), ..Default::default() };
-        self.loss_with(batch, args)
-    }
-
-    /// [`loss`](Self::loss) over a batch under `hooks`, without dropout.
-    ///
-    /// # Errors
-    /// The errors of [`forward`](Self::forward), and targets that do not fit.
-    pub fn loss_under(&self, batch: &TrainingBatch, hooks: &dyn Hooks) -> Result<Tensor> {
-        let args = ForwardArgs { hooks: Some(hooks), document_starts: batch.starts(), ..Default::default() };
-        self.loss_with(batch, args)
-    }
-
-    fn loss_with(&self, batch: &TrainingBatch, args: ForwardArgs) -> Result<Tensor> {
+    pub fn loss(&self, batch: &TrainingBatch, args: ForwardArgs) -> Result<Tensor> {
         check_targets(&batch.input_ids, &batch.targets)?;
+        let args = ForwardArgs { document_starts: batch.starts(), ..args };
         let output = self.transformer.forward(&batch.input_ids, args)?;
         let (x, targets) = batch.learned(&output.last_hidden_state)?;
         self.lm_head.cross_entropy(&x, &targets)

@@ -43,7 +43,7 @@ impl Gpt2LMHeadModel {
         if self.config().add_cross_attention {
             candle_core::bail!(
                 "recomputed_gradients: there is no encoder, without which the parameters of cross-attention get no gradient; \
-                 use loss_with_encoder"
+                 use Gpt2LMHeadModel::loss with an encoder"
             )
         }
         let variables = &self.named_variables()?;

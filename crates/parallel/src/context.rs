@@ -74,8 +74,8 @@ impl ContextParallel {
         Tensor::cat(&[front?, back?], dim)
     }
 
-    /// The whole of a tensor of which each rank has its positions. Differentiable: a rank's gradient is the sum of those
-    /// of all ranks, in rank order. The backward pass must run on every rank, too.
+    /// The whole of a tensor whose positions the ranks share. Differentiable: a rank's gradient is the sum of those
+    /// of all ranks, in rank order. The backward pass must also run on every rank.
     ///
     /// # Shapes
     /// `mine` with this rank's positions in dimension `dim`, f32 on the CPU -> the same with T
@@ -88,8 +88,8 @@ impl ContextParallel {
         mine.contiguous()?.apply_op1(Join { group: Arc::clone(&self.group), runs, dim, t })
     }
 
-    /// Attention of this rank's queries over the keys and values of all. Differentiable; the backward pass must run on
-    /// every rank, too.
+    /// Attention of this rank's queries over the keys and values of all. Differentiable; the backward pass must also run on
+    /// every rank.
     ///
     /// With [`Window::CAUSAL`](candle_fused::attention::Window::CAUSAL), the context is that of one process, bit for bit, and so is
     /// the gradient of q, if each run has five positions or more

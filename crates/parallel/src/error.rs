@@ -19,7 +19,7 @@ pub enum Error {
         /// The names and paths that were tried.
         tried: String,
     },
-    /// A library cannot be opened, or is no MPI library.
+    /// A library cannot be opened, or is not one of MPI.
     #[error("{}: {reason}; set GPT2_MPI to the path of an MPI library", path.display())]
     NotALibrary {
         /// The path.

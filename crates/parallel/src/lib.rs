@@ -3,7 +3,7 @@
 //! MPI is what clusters have: `mpirun` or `srun` starts the processes and finds the network. This crate opens the MPI
 //! library at run time, so the same program starts on machines with Open MPI, with MPICH, and with neither.
 //!
-//! Nothing here sums numbers in an order that depends on the library or the network. Whoever needs a sum gets every
+//! Nothing here sums numbers in an order that depends on the library or the network. A sum takes every
 //! rank's numbers ([`Group::all_to_all`], [`Group::all_gather`]) and adds them in rank order, as
 //! [`all_reduce`](trait.Group.html#method.all_reduce) does: the same bits every time.
 //!
@@ -19,25 +19,33 @@
 //! # }
 //! ```
 
-mod agreement;
-mod alone;
 mod context;
 mod error;
 mod group;
-mod join;
 mod joining;
-mod launcher;
 mod mpi;
-mod values;
 
-pub use agreement::Fact;
-pub use alone::Alone;
 pub use candle_core;
 pub use candle_fused;
 pub use context::ContextParallel;
 pub use error::{Error, Result};
-pub use group::Group;
-pub use join::join;
-pub use joining::{Choice, Joining};
-pub use launcher::Launcher;
+pub use group::{Alone, Fact, Group};
+pub use joining::{Choice, Joining, Launcher};
 pub use mpi::Mpi;
+
+use std::sync::Arc;
+
+/// Joins the other processes of this job; call it once, before any other work. All later calls of the group must come
+/// from the thread that called this.
+///
+/// # Errors
+/// When there are others, but no MPI library, or one of another MPI than the launcher's.
+pub fn join(joining: &Joining) -> Result<Arc<dyn Group>> {
+    let launcher = Launcher::from_environment();
+    let others = launcher.is_some_and(|launcher| launcher.size > 1);
+    match joining.choice {
+        Choice::Mpi => Ok(Arc::new(Mpi::open(launcher, joining)?)),
+        Choice::Auto if others => Ok(Arc::new(Mpi::open(launcher, joining)?)),
+        Choice::Auto | Choice::None => Ok(Arc::new(Alone)),
+    }
+}

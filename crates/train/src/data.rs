@@ -1,12 +1,10 @@
-//! The text as token ids, in two parts: training and validation.
+//! The text as token ids, in two parts, training and validation, and the batches that are drawn from them.
 
-use crate::documents::{Document, drawn, in_order, packed};
+use crate::documents::{BatchSize, Document, Draw, drawn, in_order, packed};
 use crate::error::{Result, TrainError};
-use crate::repeats::Repeats;
 use candle_core::{Device, Tensor};
 use gpt2_model::training::TrainingBatch;
-use rand::{Rng, SeedableRng};
-use rand_chacha::ChaCha8Rng;
+use rand::Rng;
 use std::borrow::Cow;
 
 /// A text, or documents, as token ids, the last part held back for validation.
@@ -27,8 +25,7 @@ impl Dataset {
     /// When `val_fraction` is not between 0 and 1.
     pub fn split(mut ids: Vec<u32>, val_fraction: f64) -> Result<Self> {
         if !(0.0..=1.0).contains(&val_fraction) {
-            let (option, value) = ("val_fraction", val_fraction.to_string());
-            return Err(TrainError::Option { option, value, expected: "a number between 0 and 1" });
+            return Err(TrainError::option("val_fraction", val_fraction, "a number between 0 and 1"));
         }
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // a part of a length
         let train_len = ids.len() - (ids.len() as f64 * val_fraction) as usize;
@@ -36,18 +33,14 @@ impl Dataset {
         Ok(Self { train: ids, val, documents: None })
     }
 
-    /// Documents of prompts and completions, of which the last `val_fraction`, at least one, is held back.
+    /// Documents of prompts and completions. Holds back the last `val_fraction` of them, but at least one.
     ///
     /// # Errors
     /// When `val_fraction` is not between 0 and 1, or there are fewer than two documents.
-    pub fn of_documents(mut documents: Vec<Document>, val_fraction: f64) -> Result<Self> {
+    pub fn from_documents(mut documents: Vec<Document>, val_fraction: f64) -> Result<Self> {
         if documents.len() < 2 {
-            let (option, value) = ("documents", documents.len().to_string());
-            return Err(TrainError::Option {
-                option,
-                value,
-                expected: "at least 2: one to learn, one for validation",
-            });
+            let expected = "at least 2: one to learn, one for validation";
+            return Err(TrainError::option("documents", documents.len(), expected));
         }
         #[allow(clippy::cast_possible_truncation)] // a number of documents
         let places = Self::split((0..documents.len() as u32).collect(), val_fraction)?;
@@ -107,22 +100,20 @@ impl Dataset {
     /// resumed run sees the same data without saving any state for it.
     pub(crate) fn training_batch(
         &self,
-        (seed, number): (u64, u64),
-        rows: usize,
-        window: usize,
+        draw: Draw,
+        size: BatchSize,
         repeats: Repeats,
         device: &Device,
     ) -> Result<TrainingBatch> {
         if let Some([documents, _]) = &self.documents {
-            return packed(documents, &drawn(documents, (seed, number), rows, window), window, device);
+            return packed(documents, &drawn(documents, draw, size), size.window, device);
         }
-        let (inputs, targets) = batch(&self.rows(seed, number, rows, window, repeats), device)?;
-        Ok(TrainingBatch::new(inputs, targets))
+        Ok(batch(&self.rows(draw, size, repeats), device)?)
     }
 
-    /// The batches of the validation part, of so many rows, each with the number of its targets that count: consecutive
-    /// windows, or all documents.
-    pub(crate) fn validation_batches(&self, rows: usize, window: usize) -> Vec<ValidationBatch<'_>> {
+    /// The batches of the validation part: consecutive windows, or all documents.
+    pub(crate) fn validation_batches(&self, size: BatchSize) -> Vec<ValidationBatch<'_>> {
+        let BatchSize { rows, window } = size;
         if let Some([_, documents]) = &self.documents {
             let all = in_order(documents, window);
             return all
@@ -135,18 +126,9 @@ impl Dataset {
         windows.chunks(rows).map(|rows| ValidationBatch::Windows(rows.to_vec())).collect()
     }
 
-    /// The rows of a training batch, `window` tokens each and the one after them. They depend only on the seed and the
-    /// batch's number, so that a resumed run sees the same data without saving any state for it.
-    pub(crate) fn rows(
-        &self,
-        seed: u64,
-        batch: u64,
-        rows: usize,
-        window: usize,
-        repeats: Repeats,
-    ) -> Vec<Cow<'_, [u32]>> {
-        let mut rng = ChaCha8Rng::seed_from_u64(seed);
-        rng.set_stream(batch);
+    /// The rows of a training batch: `window` tokens each and the one after them.
+    fn rows(&self, draw: Draw, size: BatchSize, repeats: Repeats) -> Vec<Cow<'_, [u32]>> {
+        let (mut rng, BatchSize { rows, window }) = (draw.rng(), size);
         let starts: Vec<usize> = (0..rows).map(|_| rng.random_range(0..self.train.len() - window)).collect();
         let row = |start| match repeats.row(window + 1, &mut rng) {
             Some(repeated) => Cow::Owned(repeated),
@@ -184,10 +166,7 @@ impl ValidationBatch<'_> {
     /// The batch, and the number of targets that count.
     pub(crate) fn load(&self, window: usize, device: &Device) -> Result<(TrainingBatch, usize)> {
         match self {
-            Self::Windows(rows) => {
-                let (inputs, targets) = batch(rows, device)?;
-                Ok((TrainingBatch::new(inputs, targets), rows.len() * window))
-            }
+            Self::Windows(rows) => Ok((batch(rows, device)?, rows.len() * window)),
             Self::Documents(documents, rows) => {
                 let batch = packed(documents, rows, window, device)?;
                 let learned = batch.documents.as_ref().map_or(0, |documents| documents.learned.elem_count());
@@ -197,19 +176,67 @@ impl ValidationBatch<'_> {
     }
 }
 
-/// Input tokens, and the token that follows each: two tensors (B, T), from rows of T + 1 tokens.
-pub(crate) fn batch(rows: &[Cow<'_, [u32]>], device: &Device) -> candle_core::Result<(Tensor, Tensor)> {
+/// Input tokens, and the token that follows each, from rows of T + 1 tokens.
+pub(crate) fn batch(rows: &[Cow<'_, [u32]>], device: &Device) -> candle_core::Result<TrainingBatch> {
     let t = rows.first().map_or(0, |row| row.len() - 1);
     let tensor = |shift: usize| {
         let flat: Vec<u32> = rows.iter().flat_map(|row| &row[shift..shift + t]).copied().collect();
         Tensor::from_vec(flat, (rows.len(), t), device)
     };
-    Ok((tensor(0)?, tensor(1)?))
+    Ok(TrainingBatch::new(tensor(0)?, tensor(1)?))
+}
+
+/// The tokens of the shortest span: one to recognize, and one to predict.
+const SHORTEST: f64 = 2.0;
+/// How often a span is new rather than a copy of an earlier one.
+const NEW: f64 = 0.25;
+
+/// Training rows that only a model which looks back can predict: random tokens whose spans come again.
+///
+/// In a text there is little to gain from finding an earlier copy of the present token, so small models do not learn it.
+/// In these rows nothing else helps, and the heads that do it appear: one that attends to the previous token, and
+/// induction heads, which attend to what followed the present token before (Olsson et al. 2022, "In-context Learning
+/// and Induction Heads").
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Repeats {
+    /// The probability of each row.
+    pub(crate) fraction: f64,
+    pub(crate) vocab_size: usize,
+}
+
+impl Repeats {
+    /// `len` tokens: spans of random ones, most of them copies of an earlier span of the row, in random order. If one
+    /// span came again and again, a model could as well compare what stood two or three tokens back.
+    /// The spans have 2 tokens to a quarter of the row, short ones more often. `None` for a row of the text.
+    pub(crate) fn row(&self, len: usize, rng: &mut impl Rng) -> Option<Vec<u32>> {
+        // Draw nothing if no rows are wanted: a run without repeats sees the same text as ever.
+        if self.fraction == 0.0 || !rng.random_bool(self.fraction) {
+            return None;
+        }
+        let longest = (len as f64 / 4.0).max(SHORTEST);
+        let mut spans: Vec<Vec<u32>> = vec![];
+        let mut row = vec![];
+        while row.len() < len {
+            if spans.is_empty() || rng.random_bool(NEW) {
+                #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // between the two
+                let span = rng.random_range(SHORTEST.ln()..=longest.ln()).exp().round() as usize;
+                #[allow(clippy::cast_possible_truncation)] // ids are u32
+                spans.push((0..span).map(|_| rng.random_range(0..self.vocab_size) as u32).collect());
+                row.extend(spans.last().into_iter().flatten());
+            } else {
+                row.extend(&spans[rng.random_range(0..spans.len())]);
+            }
+        }
+        row.truncate(len);
+        Some(row)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rand::SeedableRng;
+    use rand_chacha::ChaCha8Rng;
 
     /// Each window is followed by the token that its last position predicts.
     #[test]
@@ -230,5 +257,40 @@ mod tests {
         let expected = -(3.0 / 7.0f64 * (2.0 / 7.0) * (2.0 / 7.0) * (1.0 / 7.0)).ln() / 4.0;
         let loss = data.unigram_loss(4);
         assert!((loss - expected).abs() < 1e-12, "{loss}, not {expected}");
+    }
+
+    /// In a vocabulary so large that no token occurs twice by chance, a token that has occurred before tells what follows
+    /// in most places, and the other tokens tell nothing.
+    #[test]
+    fn most_tokens_follow_what_they_followed_before() {
+        let mut rng = ChaCha8Rng::seed_from_u64(3);
+        let repeats = Repeats { fraction: 1.0, vocab_size: 1 << 30 };
+        let (mut known, mut right) = (0, 0);
+        for _ in 0..50 {
+            let row = repeats.row(257, &mut rng).unwrap();
+            assert_eq!(row.len(), 257);
+            for i in 1..256 {
+                if let Some(copy) = row[..i].iter().rposition(|id| *id == row[i]) {
+                    known += 1;
+                    right += usize::from(row[copy + 1] == row[i + 1]);
+                }
+            }
+        }
+        let (known, right) = (f64::from(known) / (50.0 * 255.0), right as f64 / f64::from(known));
+        assert!((0.5..0.9).contains(&known), "{known} of the tokens have occurred before");
+        // The end of a span tells nothing, and spans have 62 / ln 32 = 18 tokens on average.
+        assert!((0.92..0.98).contains(&right), "{right} of those are followed by the same");
+    }
+
+    #[test]
+    fn the_fraction_is_that_of_the_rows() {
+        let mut rng = ChaCha8Rng::seed_from_u64(3);
+        let mut count = |fraction| {
+            let repeats = Repeats { fraction, vocab_size: 10 };
+            (0..1000).filter(|_| repeats.row(9, &mut rng).is_some()).count()
+        };
+        assert_eq!((count(0.0), count(1.0)), (0, 1000));
+        // Five standard deviations of 1000 draws.
+        assert!((230..=370).contains(&count(0.3)));
     }
 }

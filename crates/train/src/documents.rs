@@ -21,9 +21,8 @@ impl Document {
     /// When nothing is learned, or the first id, which nothing precedes.
     pub fn new(ids: Vec<u32>, learn_from: usize) -> Result<Self> {
         if learn_from == 0 || learn_from >= ids.len() {
-            let (option, value) = ("learn_from", learn_from.to_string());
             let expected = "at least 1 and less than the number of ids";
-            return Err(TrainError::Option { option, value, expected });
+            return Err(TrainError::option("learn_from", learn_from, expected));
         }
         Ok(Self { ids, learn_from })
     }
@@ -57,15 +56,34 @@ impl Document {
     }
 }
 
-/// Which documents a training batch has in each row: as many as fit, drawn by the seed and the batch's number alone.
-pub(crate) fn drawn(
-    documents: &[Document],
-    (seed, batch): (u64, u64),
-    rows: usize,
-    window: usize,
-) -> Vec<Vec<usize>> {
-    let mut rng = ChaCha8Rng::seed_from_u64(seed);
-    rng.set_stream(batch);
+/// What decides what a training batch holds, so that a resumed run sees the same data without saving any state for it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Draw {
+    pub(crate) seed: u64,
+    /// The batch's number in the run.
+    pub(crate) batch: u64,
+}
+
+impl Draw {
+    /// The random numbers of this batch.
+    pub(crate) fn rng(self) -> ChaCha8Rng {
+        let mut rng = ChaCha8Rng::seed_from_u64(self.seed);
+        rng.set_stream(self.batch);
+        rng
+    }
+}
+
+/// The shape of a batch.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct BatchSize {
+    pub(crate) rows: usize,
+    /// Tokens in each row.
+    pub(crate) window: usize,
+}
+
+/// The documents in each row of a training batch, drawn until a row is full.
+pub(crate) fn drawn(documents: &[Document], draw: Draw, size: BatchSize) -> Vec<Vec<usize>> {
+    let (mut rng, BatchSize { rows, window }) = (draw.rng(), size);
     // What does not fit begins the next row, so that long documents are drawn as often as short ones.
     let mut held = None;
     let mut row = || {
@@ -84,7 +102,7 @@ pub(crate) fn drawn(
     (0..rows).map(|_| row()).collect()
 }
 
-/// All documents in order, as many in each row as fit.
+/// All documents in order; a row ends where the next document does not fit.
 pub(crate) fn in_order(documents: &[Document], window: usize) -> Vec<Vec<usize>> {
     let mut rows: Vec<Vec<usize>> = vec![];
     let mut left = 0;
@@ -101,7 +119,7 @@ pub(crate) fn in_order(documents: &[Document], window: usize) -> Vec<Vec<usize>>
     rows
 }
 
-/// The batch of these rows. Positions that no document takes are documents of one token, of which nothing is learned.
+/// The batch of these rows. A position that no document takes is a document of one token, and is not learned.
 pub(crate) fn packed(
     documents: &[Document],
     rows: &[Vec<usize>],
@@ -172,12 +190,13 @@ mod tests {
     #[test]
     fn rows_are_drawn_by_the_seed_and_the_batchs_number() {
         let documents: Vec<Document> = (0..9).map(|i| document(0, 3 + i % 4, 1)).collect();
-        let of = |seed, batch| drawn(&documents, (seed, batch), 5, 12);
+        let of = |seed, batch| drawn(&documents, Draw { seed, batch }, BatchSize { rows: 5, window: 12 });
         assert_eq!(of(1, 2), of(1, 2));
         assert!(of(1, 2) != of(1, 3) && of(1, 2) != of(2, 2));
         // Half of the documents fill a row, and half a part of one: both are drawn alike.
         let two = [document(0, 13, 1), document(0, 2, 1)];
-        let counts = (0..200).flat_map(|batch| drawn(&two, (3, batch), 8, 12)).flatten();
+        let size = BatchSize { rows: 8, window: 12 };
+        let counts = (0..200).flat_map(|batch| drawn(&two, Draw { seed: 3, batch }, size)).flatten();
         let long = counts.clone().filter(|i| *i == 0).count();
         let part = long as f64 / counts.count() as f64;
         assert!((0.42..0.52).contains(&part), "{part}");

@@ -141,6 +141,11 @@ impl TrainError {
         Self::Other(error.into())
     }
 
+    /// The error for an option with a value other than those that are `expected`.
+    pub(crate) fn option(option: &'static str, value: impl ToString, expected: &'static str) -> Self {
+        Self::Option { option, value: value.to_string(), expected }
+    }
+
     /// The error for a state that is damaged in this way.
     pub(crate) fn damaged(path: &std::path::Path, reason: impl Into<BoxError>) -> Self {
         Self::DamagedState { path: path.to_path_buf(), reason: reason.into() }

@@ -32,7 +32,7 @@
 //! # }
 //! ```
 //!
-//! [`Trainer::adapter`] trains a LoRA adapter (`gpt2_model::lora`) of a frozen model, and [`Dataset::of_documents`] takes prompts
+//! [`Trainer::adapter`] trains a LoRA adapter (`gpt2_model::lora`) of a frozen model, and [`Dataset::from_documents`] takes prompts
 //! and completions. [`Trainer::in_group`] shares the work out over the processes of a [`gpt2_parallel::Group`], with the same result, byte
 //! for byte. [`Trainer::save_state`] writes everything needed to resume a run, [`Trainer::resume`] reads it, and [`Metrics`]
 //! writes a line per step. For a loop of your own, use [`AdamW`], [`CosineSchedule`] and [`gpt2_model::training`].
@@ -40,32 +40,22 @@
 mod data;
 mod documents;
 mod error;
-mod event;
 mod exchange;
-mod history;
-mod metrics;
 mod optimizer;
 mod options;
-mod repeats;
-mod schedule;
-mod settings;
-mod shares;
+mod report;
 mod state;
 mod trainer;
-mod write;
 
 pub use candle_core;
 pub use data::Dataset;
 pub use documents::Document;
 pub use error::{BoxError, Result, TrainError};
-pub use event::{Event, StepReport, Validation};
 pub use gpt2_model;
 pub use gpt2_model::training::variables_of;
 pub use gpt2_parallel;
-pub use history::{Best, History};
-pub use metrics::{Metrics, MetricsFormat, MetricsRow};
 pub use optimizer::{AdamW, AdamWParams};
-pub use options::TrainOptions;
-pub use schedule::CosineSchedule;
-pub use settings::Settings;
+pub use options::{CosineSchedule, Settings, TrainOptions};
+pub use report::{Event, Metrics, MetricsFormat, StepReport, Validation};
+pub use state::{Best, History};
 pub use trainer::Trainer;

@@ -1,7 +1,7 @@
 //! AdamW with a state that can be saved.
 
 use candle_core::backprop::GradStore;
-use candle_core::{DType, Device, Result, Tensor, Var};
+use candle_core::{Result, Tensor, Var};
 use candle_fused::adamw::{AdamWStep, sum_of_squares};
 use std::collections::BTreeMap;
 
@@ -37,14 +37,21 @@ pub struct AdamW {
     slots: Vec<Slot>,
 }
 
-/// What belongs to a variable, or to a part of one.
+/// What belongs to a variable, or to a piece of one.
 #[derive(Debug)]
-struct Slot {
+pub(crate) struct Slot {
     name: String,
-    /// Whether weight decay applies.
     decays: bool,
     m: Var,
     v: Var,
+}
+
+impl Slot {
+    /// The slot of a piece of the variable `name`. Weight decay applies to matrices and embeddings.
+    pub(crate) fn new(name: &str, variable: &Var, piece: &Var) -> Result<Self> {
+        let zero = || Var::zeros(piece.shape(), piece.dtype(), piece.device());
+        Ok(Self { name: name.into(), decays: variable.rank() >= 2, m: zero()?, v: zero()? })
+    }
 }
 
 impl AdamW {
@@ -60,26 +67,14 @@ impl AdamW {
         if let Some(pair) = variables.windows(2).find(|pair| pair[0].0 == pair[1].0) {
             candle_core::bail!("AdamW: two variables are called {}; give each a name of its own", pair[0].0)
         }
-        let zero = |var: &Var| Var::zeros(var.shape(), var.dtype(), var.device());
-        let slot = |(name, var): &(String, Var)| {
-            Ok(Slot { name: name.clone(), decays: decays(var), m: zero(var)?, v: zero(var)? })
-        };
-        let slots = variables.iter().map(slot).collect::<Result<_>>()?;
+        let slots = variables.iter().map(|(name, var)| Slot::new(name, var, var)).collect::<Result<_>>()?;
         let variables = variables.into_iter().map(|(_, var)| var).collect();
-        Ok(Self { params, step: 0, variables, slots })
+        Ok(Self { variables, ..Self::from_slots(slots, params) })
     }
 
-    /// An optimizer of parts of variables, which [`apply`](Self::apply) gets each time: the length of each, in f32 on the
-    /// CPU, and whether it decays.
-    pub(crate) fn of_parts(
-        parts: impl IntoIterator<Item = (usize, bool)>,
-        params: AdamWParams,
-    ) -> Result<Self> {
-        let zero = |length| Var::zeros(length, DType::F32, &Device::Cpu);
-        let slot =
-            |(length, decays)| Ok(Slot { name: String::new(), decays, m: zero(length)?, v: zero(length)? });
-        let slots = parts.into_iter().map(slot).collect::<Result<_>>()?;
-        Ok(Self { params, step: 0, variables: vec![], slots })
+    /// An optimizer of pieces of variables, which [`apply`](Self::apply) gets each time.
+    pub(crate) fn from_slots(slots: Vec<Slot>, params: AdamWParams) -> Self {
+        Self { params, step: 0, variables: vec![], slots }
     }
 
     /// Takes one step at learning rate `lr`, with `gradients` times `scale` (1 / the number of summed batches);
@@ -93,35 +88,27 @@ impl AdamW {
             None => candle_core::bail!("AdamW: {} has no gradient", slot.name),
         };
         let gradients = self.variables.iter().zip(&self.slots).map(found).collect::<Result<Vec<_>>>()?;
-        self.step_in_order(&gradients, lr, scale)
-    }
-
-    /// [`step`](Self::step) with the gradients of all variables in their order.
-    pub(crate) fn step_in_order(&mut self, gradients: &[Tensor], lr: f64, scale: f64) -> Result<f64> {
         let squares = gradients.iter().map(sum_of_squares).collect::<Result<Vec<_>>>()?;
         let norm = norm(&squares, scale)?;
-        self.apply(&self.variables.clone(), gradients, lr, scale, norm)?;
+        self.apply(&self.variables.clone(), &gradients, ScaledStep { lr, scale, norm })?;
         Ok(norm)
     }
 
-    /// Takes a step of these variables with their gradients, where `norm` is that of all gradients together, other
-    /// optimizers' among them.
-    pub(crate) fn apply(
-        &mut self,
-        variables: &[Var],
-        gradients: &[Tensor],
-        lr: f64,
-        scale: f64,
-        norm: f64,
-    ) -> Result<()> {
+    /// Takes a step of these variables along their gradients.
+    pub(crate) fn apply(&mut self, variables: &[Var], gradients: &[Tensor], step: ScaledStep) -> Result<()> {
+        let ScaledStep { lr, scale, norm } = step;
         let clip = self.params.max_grad_norm.filter(|max| norm > *max).map_or(1.0, |max| max / norm);
         self.step += 1;
         let AdamWParams { beta1, beta2, eps, weight_decay, .. } = self.params;
         for ((slot, var), gradient) in self.slots.iter().zip(variables).zip(gradients) {
             let weight_decay = if slot.decays { weight_decay } else { 0.0 };
             let gradient_scale = scale * clip;
-            AdamWStep { lr, beta1, beta2, eps, weight_decay, step: self.step, gradient_scale }
-                .apply(var, gradient, &slot.m, &slot.v)?;
+            AdamWStep { lr, beta1, beta2, eps, weight_decay, step: self.step, gradient_scale }.apply(
+                var,
+                &gradient.reshape(var.shape())?,
+                &slot.m,
+                &slot.v,
+            )?;
         }
         Ok(())
     }
@@ -145,23 +132,6 @@ impl AdamW {
                 .map(|(name, var)| (name, var.as_tensor().clone()))
         };
         self.slots.iter().flat_map(moments).collect()
-    }
-
-    /// The first moments of all parts, then the second, in the order of the parts.
-    pub(crate) fn moments(&self) -> [Vec<Tensor>; 2] {
-        let of =
-            |var: fn(&Slot) -> &Var| self.slots.iter().map(|slot| var(slot).as_detached_tensor()).collect();
-        [of(|slot| &slot.m), of(|slot| &slot.v)]
-    }
-
-    /// Resumes after `steps` steps from [`moments`](Self::moments).
-    pub(crate) fn restore_moments(&mut self, moments: [Vec<Tensor>; 2], steps: u64) -> Result<()> {
-        for (slot, (m, v)) in self.slots.iter().zip(moments[0].iter().zip(&moments[1])) {
-            slot.m.set(m)?;
-            slot.v.set(v)?;
-        }
-        self.step = steps;
-        Ok(())
     }
 
     /// Resumes from a [`state`](Self::state) saved after `steps` steps.
@@ -194,9 +164,15 @@ impl AdamW {
     }
 }
 
-/// Whether weight decay applies to a variable: to matrices and embeddings.
-pub(crate) fn decays(var: &Var) -> bool {
-    var.rank() >= 2
+/// How far a step goes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ScaledStep {
+    /// The learning rate.
+    pub(crate) lr: f64,
+    /// What gradients are multiplied by: 1 / the number of summed batches.
+    pub(crate) scale: f64,
+    /// The norm of all scaled gradients together, other optimizers' among them.
+    pub(crate) norm: f64,
 }
 
 /// The norm of all gradients together, times `scale`, from the squares of each in the variables' order.
@@ -211,6 +187,7 @@ pub(crate) fn norm(squares: &[f64], scale: f64) -> Result<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use candle_core::{DType, Device};
     use candle_nn::VarMap;
     use gpt2_model::training::variables_of;
 

@@ -1,9 +1,12 @@
-//! The options of a training run.
+//! The options of a training run, the settings that its numbers depend on, and its learning rate.
 
 use crate::error::{Result, TrainError};
+use gpt2_model::Config;
+use gpt2_model::lora::LoraOptions;
+use serde::Serialize;
 
 /// The options of a training run. [`new`](Self::new) sets the defaults; you may change every field.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct TrainOptions {
     /// Steps of the optimizer.
@@ -23,6 +26,7 @@ pub struct TrainOptions {
     /// The largest norm of all gradients together; larger ones are scaled down: 1; 0 is off.
     pub clip: f64,
     /// Dropout on embeddings, attention weights and residuals: `None` for the config's rates.
+    #[serde(skip)] // the config has it
     pub dropout: Option<f64>,
     /// The part of the training rows, 0 to 1, that are random tokens repeated instead of text: 0. They teach heads to
     /// look for earlier copies of the present token (induction).
@@ -81,26 +85,67 @@ impl TrainOptions {
             ("eval_every", self.eval_every),
         ] {
             if value == 0 {
-                return Err(TrainError::Option { option, value: "0".into(), expected: "at least 1" });
+                return Err(TrainError::option(option, 0, "at least 1"));
             }
         }
         for (option, value) in [("lr", self.lr), ("weight_decay", self.weight_decay), ("clip", self.clip)] {
             if !(value >= 0.0 && value.is_finite()) {
-                let expected = "a finite number of at least 0";
-                return Err(TrainError::Option { option, value: value.to_string(), expected });
+                return Err(TrainError::option(option, value, "a finite number of at least 0"));
             }
         }
         if !(0.0..=1.0).contains(&self.repeat_fraction) {
-            let (value, expected) = (self.repeat_fraction.to_string(), "a number between 0 and 1");
-            return Err(TrainError::Option { option: "repeat_fraction", value, expected });
+            let value = self.repeat_fraction;
+            return Err(TrainError::option("repeat_fraction", value, "a number between 0 and 1"));
         }
         match self.dropout {
             Some(rate) if !(0.0..1.0).contains(&rate) => {
-                let expected = "a number of at least 0 and below 1";
-                Err(TrainError::Option { option: "dropout", value: rate.to_string(), expected })
+                Err(TrainError::option("dropout", rate, "a number of at least 0 and below 1"))
             }
             _ => Ok(()),
         }
+    }
+}
+
+/// The settings that a run's numbers depend on: saved with its state, and compared when it resumes.
+#[derive(Debug, Clone, Serialize)]
+pub struct Settings {
+    pub(crate) config: Config,
+    /// The fingerprint of the data.
+    pub(crate) data: u64,
+    /// With the window that the config decides if they name none.
+    #[serde(flatten)]
+    pub(crate) options: TrainOptions,
+    /// Of the adapter that is trained, if one is.
+    pub(crate) lora: Option<LoraOptions>,
+    /// The fingerprint of the frozen model behind it.
+    #[serde(rename = "frozen_model_fingerprint")]
+    pub(crate) base: Option<u64>,
+}
+
+/// A learning rate that rises over `warmup` steps to `peak` and falls along half a cosine to `floor` at
+/// step `total` (Loshchilov & Hutter 2017).
+#[derive(Debug, Clone, PartialEq)]
+pub struct CosineSchedule {
+    /// The highest rate.
+    pub peak: f64,
+    /// The rate at the end.
+    pub floor: f64,
+    /// Steps over which the rate rises linearly.
+    pub warmup: usize,
+    /// The number of all steps.
+    pub total: usize,
+}
+
+impl CosineSchedule {
+    /// The rate of step `step`, counted from 0.
+    #[must_use]
+    pub fn rate(&self, step: usize) -> f64 {
+        if step < self.warmup {
+            return self.peak * (step + 1) as f64 / self.warmup as f64;
+        }
+        let span = self.total.saturating_sub(self.warmup).max(1);
+        let done = ((step - self.warmup) as f64 / span as f64).min(1.0);
+        self.floor + 0.5 * (self.peak - self.floor) * (1.0 + (std::f64::consts::PI * done).cos())
     }
 }
 
@@ -134,5 +179,15 @@ mod tests {
                 "{name}: {refused:?}"
             );
         }
+    }
+
+    #[test]
+    fn the_rate_rises_then_falls_to_the_floor() {
+        let schedule = CosineSchedule { peak: 1.0, floor: 0.1, warmup: 10, total: 110 };
+        assert!((schedule.rate(0) - 0.1).abs() < 1e-12);
+        assert!((schedule.rate(9) - 1.0).abs() < 1e-12);
+        assert!((schedule.rate(60) - 0.55).abs() < 1e-12, "half way down");
+        assert!((schedule.rate(110) - 0.1).abs() < 1e-12);
+        assert!((schedule.rate(10_000) - 0.1).abs() < 1e-12);
     }
 }

@@ -1,14 +1,103 @@
-//! Everything a run needs to resume as if it had never stopped: weights, the optimizer's moments, the step and the
-//! losses. Data, dropout and learning rate follow from the step and the settings; the settings are saved so that they
-//! can be compared.
+//! The losses of a run, and the file with everything it needs to resume as if it had never stopped: weights, the
+//! optimizer's moments, the step and the losses. Data, dropout and learning rate follow from the step and the settings;
+//! the settings are saved so that they can be compared.
 
-use crate::error::{Result, TrainError};
-use crate::history::History;
-use crate::settings::Settings;
-use crate::write;
+use crate::error::{BoxError, Result, TrainError};
+use crate::options::Settings;
 use candle_core::{Device, Tensor, Var};
+use gpt2_files::{atomic, open_regular, write_safetensors};
+use gpt2_parallel::Group;
 use std::collections::BTreeMap;
 use std::path::Path;
+
+/// A run's losses in nats a token.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct History {
+    /// The loss of each step, starting with the first.
+    training: Vec<f32>,
+    /// Step and loss of each validation.
+    validation: Vec<(u64, f64)>,
+}
+
+/// The best validation of a run.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Best {
+    /// Mean loss in nats a token.
+    pub loss: f64,
+    /// Steps done before it.
+    pub step: u64,
+}
+
+impl History {
+    pub(crate) fn add_step(&mut self, loss: f32) {
+        self.training.push(loss);
+    }
+
+    /// Whether this loss is lower than all before it.
+    pub(crate) fn add_validation(&mut self, step: u64, loss: f64) -> bool {
+        let lowest = self.best().is_none_or(|best| loss < best.loss);
+        self.validation.push((step, loss));
+        lowest
+    }
+
+    /// The loss of each step, from the first on.
+    #[must_use]
+    pub fn training(&self) -> &[f32] {
+        &self.training
+    }
+
+    /// Step and loss of each validation.
+    #[must_use]
+    pub fn validation(&self) -> &[(u64, f64)] {
+        &self.validation
+    }
+
+    /// The first validation with the lowest loss.
+    #[must_use]
+    pub fn best(&self) -> Option<Best> {
+        let best = self.validation.iter().min_by(|a, b| a.1.total_cmp(&b.1));
+        best.map(|&(step, loss)| Best { loss, step })
+    }
+
+    /// The history of rank 0, on every rank.
+    pub(crate) fn broadcast(&self, group: &dyn Group) -> gpt2_parallel::Result<Self> {
+        let bits: Vec<[u64; 2]> =
+            self.validation.iter().map(|(step, loss)| [*step, loss.to_bits()]).collect();
+        let training = group.broadcast_bytes(bytemuck::cast_slice(&self.training).to_vec())?;
+        let bits = group.broadcast_bytes(bytemuck::cast_slice(&bits).to_vec())?;
+        let bits: Vec<[u64; 2]> = bytemuck::pod_collect_to_vec(&bits);
+        Ok(Self {
+            training: bytemuck::pod_collect_to_vec(&training),
+            validation: bits.into_iter().map(|[step, loss]| (step, f64::from_bits(loss))).collect(),
+        })
+    }
+
+    /// The tensors to save in a file.
+    pub(crate) fn tensors(&self) -> candle_core::Result<[(&'static str, Tensor); 3]> {
+        let (steps, losses): (Vec<i64>, Vec<f64>) =
+            self.validation.iter().map(|&(step, loss)| (step.cast_signed(), loss)).unzip();
+        Ok([
+            ("history.training", Tensor::new(self.training.as_slice(), &Device::Cpu)?),
+            ("history.validation", Tensor::new(losses, &Device::Cpu)?),
+            ("history.validation_steps", Tensor::new(steps, &Device::Cpu)?),
+        ])
+    }
+
+    /// Rebuilds the history from the tensors of a file saved after `steps_done` steps.
+    pub(crate) fn from_tensors(
+        tensors: &BTreeMap<String, Tensor>,
+        steps_done: u64,
+    ) -> std::result::Result<Self, BoxError> {
+        let part = |name: &str| tensors.get(name).ok_or_else(|| format!("it lacks {name}"));
+        let steps = part("history.validation_steps")?.to_vec1::<i64>()?;
+        let losses = part("history.validation")?.to_vec1::<f64>()?;
+        let training: Vec<f32> = part("history.training")?.to_vec1()?;
+        if training.len() as u64 != steps_done || steps.len() != losses.len() {
+            return Err(format!("its losses are damaged: {} of {steps_done} steps", training.len()).into());
+        }
+        Ok(Self { training, validation: steps.into_iter().map(i64::cast_unsigned).zip(losses).collect() })
+    }
+}
 
 /// A state that fits the run.
 pub(crate) struct State {
@@ -33,17 +122,18 @@ pub(crate) fn save(
     for (name, tensor) in history.tensors()? {
         tensors.insert(name.into(), tensor);
     }
-    let too_many = |e: std::num::TryFromIntError| TrainError::other(e);
-    let steps = u32::try_from(steps).map_err(too_many)?;
+    let steps = u32::try_from(steps).map_err(TrainError::other)?;
     let settings = serde_json::to_vec(settings).map_err(TrainError::other)?;
     tensors.insert("steps".into(), Tensor::new(&[steps], &Device::Cpu)?);
     tensors.insert("settings".into(), Tensor::new(settings, &Device::Cpu)?);
-    write::tensors(path, &tensors, ("gpt2", env!("CARGO_PKG_VERSION")))
+    let tensors: Vec<(&str, &Tensor)> = tensors.iter().map(|(name, value)| (name.as_str(), value)).collect();
+    let version = [("gpt2", env!("CARGO_PKG_VERSION").to_owned())];
+    Ok(atomic::write(path, |temporary| write_safetensors(temporary, &tensors, &version))?)
 }
 
 /// Reads a state, and refuses one that does not fit the settings or the variables.
 pub(crate) fn read(path: &Path, settings: &Settings, variables: &[(String, Var)]) -> Result<State> {
-    write::open_regular(path).map_err(|reason| TrainError::Io { path: path.to_path_buf(), reason })?;
+    open_regular(path).map_err(|reason| TrainError::Io { path: path.to_path_buf(), reason })?;
     let tensors = candle_core::safetensors::load(path, &Device::Cpu)
         .map_err(|source| TrainError::NotAState { path: path.to_path_buf(), source })?;
     let tensors: BTreeMap<String, Tensor> = tensors.into_iter().collect();
@@ -90,4 +180,30 @@ fn compare(path: &Path, saved: &[u8], settings: &Settings) -> Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_history_is_read_as_it_was_written() -> std::result::Result<(), BoxError> {
+        let mut history = History::default();
+        for (step, validation) in [(1, None), (2, Some(3.0)), (3, Some(2.5)), (4, Some(2.5)), (5, Some(2.75))]
+        {
+            let read = |steps| {
+                let tensors = history.tensors()?.map(|(name, tensor)| (name.to_string(), tensor));
+                History::from_tensors(&tensors.into(), steps)
+            };
+            assert_eq!(read(step - 1)?, history);
+            assert_eq!(history.broadcast(&gpt2_parallel::Alone)?, history);
+            assert!(read(step).is_err(), "a step that is not there");
+            history.add_step(step as f32);
+            if let Some(loss) = validation {
+                assert_eq!(history.add_validation(step, loss), [3.0, 2.5].contains(&loss) && step < 4);
+            }
+        }
+        assert_eq!(history.best().map(|best| best.step), Some(3), "the first of the lowest");
+        Ok(())
+    }
 }

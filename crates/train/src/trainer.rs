@@ -2,20 +2,16 @@
 
 use crate::data::Dataset;
 use crate::error::{Result, TrainError};
-use crate::event::{Event, StepReport, Validation};
-use crate::history::History;
-use crate::optimizer::{AdamW, AdamWParams};
-use crate::options::TrainOptions;
-use crate::schedule::CosineSchedule;
-use crate::settings::Settings;
-use crate::shares::Shares;
+use crate::exchange::{Exchange, Piece};
+use crate::optimizer::{AdamW, AdamWParams, ScaledStep, Slot, norm};
+use crate::options::{CosineSchedule, Settings, TrainOptions};
+use crate::report::{Event, StepReport, Validation};
+use crate::state::History;
 use candle_core::{DType, Device, Tensor, Var};
-use candle_fused::adamw::CHUNK;
 use candle_nn::VarMap;
 use gpt2_model::linear::WeightDType;
 use gpt2_model::lora::{Adapter, LoraOptions};
-use gpt2_model::parameters::Values;
-use gpt2_model::parameters::WPE;
+use gpt2_model::parameters::{Values, WPE};
 use gpt2_model::{Config, Gpt2LMHeadModel, init};
 use gpt2_parallel::{Alone, Group};
 use std::ops::ControlFlow;
@@ -35,19 +31,17 @@ const ADAPTER: &str = "default";
 /// A model in training, and everything that a step needs. The result of a step depends only on the settings and on the
 /// number of steps done.
 pub struct Trainer {
-    options: TrainOptions,
-    data: Dataset,
     settings: Settings,
+    data: Dataset,
     window: usize,
     /// Sorted by name.
     variables: Vec<(String, Var)>,
     model: Gpt2LMHeadModel,
     /// What is trained of the model, if not all of it.
     tuned: Option<Tuned>,
-    /// Of all variables or, in a group, of this rank's pieces.
+    /// Of this rank's pieces of the variables.
     optimizer: AdamW,
-    group: Arc<dyn Group>,
-    shares: Shares,
+    exchange: Exchange,
     schedule: CosineSchedule,
     history: History,
     device: Device,
@@ -118,8 +112,9 @@ impl Trainer {
         let base = options.dropout.map_or_else(|| base.clone(), |rate| base.clone().with_dropout(rate));
         let adapter = Adapter::new(base.config(), lora, options.seed, &device)?;
         let model = base.clone().with_adapter(ADAPTER, &adapter, 1.0)?;
-        let mut trainer = Self::of_model(model, data, options, &device)?;
-        trainer.settings = trainer.settings.of_adapter(lora, base.fingerprint()?);
+        let mut trainer = Self::from_trainable(model, data, options, &device)?;
+        trainer.settings.lora = Some(lora.clone());
+        trainer.settings.base = Some(base.fingerprint()?);
         trainer.tuned = Some(Tuned { base, adapter, lora: lora.clone() });
         Ok(trainer)
     }
@@ -139,14 +134,14 @@ impl Trainer {
         data.check(window, config.vocab_size)?;
         let vb = init::seeded_variables(options.seed, &VarMap::new(), DType::F32, device);
         let model = Gpt2LMHeadModel::load(vb, &Config { tie_word_embeddings: tied, ..config.clone() })?;
-        let mut trainer = Self::of_model(model, data, options, device)?;
+        let mut trainer = Self::from_trainable(model, data, options, device)?;
         // A state holds the config as it was given.
-        trainer.settings = trainer.settings.of_config(&config);
+        trainer.settings.config = config;
         Ok(trainer)
     }
 
     /// A trainer of the variables of `model`.
-    fn of_model(
+    fn from_trainable(
         model: Gpt2LMHeadModel,
         data: Dataset,
         options: TrainOptions,
@@ -155,42 +150,42 @@ impl Trainer {
         let config = model.config();
         if config.add_cross_attention {
             let reason = "add_cross_attention: the data have no encoder's hidden states, without which the parameters of \
-                          cross-attention get no gradient; train with Gpt2LMHeadModel::loss_with_encoder";
+                          cross-attention get no gradient; use Gpt2LMHeadModel::loss with an encoder";
             return Err(candle_core::Error::msg(reason).into());
         }
         let window = options.window_for(config.n_positions)?;
         data.check(window, config.vocab_size)?;
         if data.documents.is_some() && options.repeat_fraction > 0.0 {
-            let value = options.repeat_fraction.to_string();
-            return Err(TrainError::Option {
-                option: "repeat_fraction",
-                value,
-                expected: "0 with documents",
-            });
+            return Err(TrainError::option("repeat_fraction", options.repeat_fraction, "0 with documents"));
         }
-        let settings = Settings::new(&options, config, window, data.fingerprint());
         let mut variables = model.named_variables()?;
         variables.sort_unstable_by(|a, b| a.0.cmp(&b.0));
-        let lengths: Vec<usize> = variables.iter().map(|(_, var)| var.elem_count()).collect();
         let params = AdamWParams {
             beta2: 0.99,
             weight_decay: options.weight_decay,
             max_grad_norm: Some(options.clip).filter(|clip| *clip > 0.0),
             ..AdamWParams::default()
         };
+        let schedule = CosineSchedule {
+            peak: options.lr,
+            floor: options.lr / 10.0,
+            warmup: options.warmup as usize,
+            total: options.steps as usize,
+        };
+        let settings = Settings {
+            config: config.clone(),
+            data: data.fingerprint(),
+            options: TrainOptions { window: Some(window), ..options },
+            lora: None,
+            base: None,
+        };
+        let exchange = Exchange::new(Arc::new(Alone), &variables, device);
         Ok(Self {
-            optimizer: AdamW::new(variables.clone(), params)?,
-            group: Arc::new(Alone),
-            shares: Shares::new(&lengths, 1, CHUNK),
-            schedule: CosineSchedule {
-                peak: options.lr,
-                floor: options.lr / 10.0,
-                warmup: options.warmup as usize,
-                total: options.steps as usize,
-            },
+            optimizer: optimizer(&exchange, &variables, params)?,
+            exchange,
+            schedule,
             history: History::default(),
             device: device.clone(),
-            options,
             data,
             settings,
             window,
@@ -207,7 +202,7 @@ impl Trainer {
     /// # Errors
     /// When a loss is not finite, the device fails, or `progress` fails.
     pub fn run(&mut self, mut progress: impl FnMut(&Self, Event) -> Result<ControlFlow<()>>) -> Result<bool> {
-        let steps = u64::from(self.options.steps);
+        let steps = u64::from(self.settings.options.steps);
         while self.steps() < steps {
             let stepped = self.step()?;
             let mut flow = progress(self, Event::Stepped(stepped))?;
@@ -226,23 +221,32 @@ impl Trainer {
     fn step(&mut self) -> Result<StepReport> {
         let begun = std::time::Instant::now();
         let before = self.steps();
-        let batches = u64::from(self.options.accumulate);
+        let options = &self.settings.options;
+        let tokens = usize::from(options.batch) * usize::from(options.accumulate) * self.window;
+        let (scale, steps, eval_every) =
+            (1.0 / f64::from(options.accumulate), options.steps, options.eval_every);
         let (loss, gradients) = self.summed_gradients(before)?;
         let lr = self.schedule.rate(usize::try_from(before).map_err(TrainError::other)?);
-        let scale = 1.0 / batches as f64;
-        let grad_norm = if self.group.size() > 1 {
-            self.step_of_all_ranks(&gradients, lr, scale)?
-        } else {
-            let stepped = self.optimizer.step_in_order(&gradients, lr, scale);
-            stepped.map_err(|source| TrainError::Step { step: before, source })?
-        };
-        let tokens = usize::from(self.options.batch) * usize::from(self.options.accumulate) * self.window;
+        let grad_norm = self.optimize(&gradients, lr, scale)?;
         let tokens_per_s = tokens as f64 / begun.elapsed().as_secs_f64();
         self.history.add_step(loss);
         let step = self.steps();
-        let is_last = step == u64::from(self.options.steps);
-        let validates = step.is_multiple_of(u64::from(self.options.eval_every)) || is_last;
+        let validates = step.is_multiple_of(eval_every.into()) || step == u64::from(steps);
         Ok(StepReport { step, loss, lr, grad_norm, tokens_per_s, validates })
+    }
+
+    /// Steps this rank's pieces with the sums of their gradients, and collects those of the others; returns the norm of all
+    /// gradients.
+    fn optimize(&mut self, gradients: &[Tensor], lr: f64, scale: f64) -> Result<f64> {
+        let step = self.steps();
+        let failed = |source| TrainError::Step { step, source };
+        let norm = norm(&self.exchange.squares(gradients)?, scale).map_err(failed)?;
+        let piece = |piece: Piece| piece.cut_var(&self.variables[piece.variable].1);
+        let own = self.exchange.own().into_iter().map(piece).collect::<Result<Vec<Var>>>()?;
+        self.optimizer.apply(&own, gradients, ScaledStep { lr, scale, norm }).map_err(failed)?;
+        let own: Vec<Tensor> = own.iter().map(Var::as_detached_tensor).collect();
+        self.exchange.gather(&own, |piece, values| piece.write(values, &self.variables[piece.variable].1))?;
+        Ok(norm)
     }
 
     /// Measures the model on the validation part.
@@ -269,7 +273,7 @@ impl Trainer {
     /// The processes that share the work.
     #[must_use]
     pub fn group(&self) -> &dyn Group {
-        &*self.group
+        &*self.exchange.group
     }
 
     /// The data.
@@ -310,8 +314,14 @@ impl std::fmt::Debug for Trainer {
     }
 }
 
+/// An optimizer of this rank's pieces.
+fn optimizer(exchange: &Exchange, variables: &[(String, Var)], params: AdamWParams) -> Result<AdamW> {
+    let slot = |piece: Piece| {
+        let (name, var) = &variables[piece.variable];
+        Ok(Slot::new(name, var, &piece.cut_var(var)?)?)
+    };
+    Ok(AdamW::from_slots(exchange.own().into_iter().map(slot).collect::<Result<_>>()?, params))
+}
+
 mod passes;
-mod saved;
 mod shared;
-#[cfg(test)]
-mod tests;

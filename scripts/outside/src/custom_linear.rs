@@ -4,7 +4,8 @@ use crate::Result;
 use candle_core::{DType, Device, Module, Tensor, Var};
 use gpt2_model::linear::{Epilogue, LinearLayer};
 use gpt2_model::parameters::{Role, Visitor};
-use gpt2_model::{CausalSelfAttention, Config, Conv1D, Gpt2LMHeadModel, init};
+use gpt2_model::training::TrainingBatch;
+use gpt2_model::{CausalSelfAttention, Config, Conv1D, ForwardArgs, Gpt2LMHeadModel, init};
 
 #[derive(Debug)]
 struct LowRank {
@@ -60,7 +61,8 @@ pub fn run() -> Result {
     let mut model = Gpt2LMHeadModel::load(init::seeded(1, DType::F32, &Device::Cpu), &config)?;
     let ids = Tensor::new(&[[3u32, 1, 4, 1, 5]], &Device::Cpu)?;
     let targets = Tensor::new(&[[1u32, 4, 1, 5, 9]], &Device::Cpu)?;
-    let before = model.loss(&ids, &targets, None)?.to_scalar::<f32>()?;
+    let batch = TrainingBatch::new(ids, targets);
+    let before = model.loss(&batch, ForwardArgs::default())?.to_scalar::<f32>()?;
 
     for block in &mut model.transformer.h {
         let attn: &mut CausalSelfAttention = &mut block.attn;
@@ -73,7 +75,7 @@ pub fn run() -> Result {
 
     let mut losses = vec![];
     for _ in 0..20 {
-        let loss = model.loss(&ids, &targets, None)?;
+        let loss = model.loss(&batch, ForwardArgs::default())?;
         let gradients = loss.backward()?;
         for (name, variable) in &variables {
             let gradient = gradients.get(variable).ok_or_else(|| format!("{name} has no gradient"))?;

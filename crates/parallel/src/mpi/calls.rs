@@ -2,7 +2,7 @@
 //!
 //! MPI fixes the functions but, before version 5, not what a communicator or a datatype is: in Open MPI they are addresses
 //! of objects in the library, in MPICH C integers, and in the ABI of MPI 5 small addresses. A handle here is a `usize`. The
-//! conventions of x86-64 and of 64-bit Arm pass it where a callee expects a C integer, too, which reads the lower half:
+//! conventions of x86-64 and of 64-bit Arm also pass it where a callee expects a C integer, which reads the lower half:
 //! in registers, and as the only argument on the stack, which is the ninth of `MPI_Alltoallv`.
 #![allow(unsafe_code)] // calls into C; each unsafe block says why it is sound
 
@@ -75,8 +75,8 @@ pub(super) struct Calls {
 }
 
 impl Calls {
-    /// The functions of an opened library; the reason where it is none of MPI.
-    pub(super) fn of(opened: Opened) -> std::result::Result<Self, &'static str> {
+    /// The functions of an opened library, or why it is not one of MPI.
+    pub(super) fn new(opened: Opened) -> std::result::Result<Self, &'static str> {
         let Opened { library, is_standard, .. } = opened;
         macro_rules! function {
             ($name:literal) => {
@@ -173,7 +173,7 @@ impl Calls {
     pub(super) fn broadcast(&self, root: usize, data: &mut [u8]) -> Result<()> {
         let (length, root) = (int("MPI_Bcast", data.len())?, int("MPI_Bcast", root)?);
         let Constants { world, byte, .. } = self.constants;
-        // SAFETY: MPI reads or writes as many bytes as the slice has.
+        // SAFETY: MPI reads or writes `length` bytes, the length of the slice.
         done("MPI_Bcast", unsafe { (self.bcast)(start_mut(data), length, byte, root, world) })
     }
 
@@ -184,7 +184,7 @@ impl Calls {
         let length = int(function, mine.len())?;
         let Constants { world, byte, .. } = self.constants;
         let (from, to) = (start(mine), start_mut(all));
-        // SAFETY: MPI reads as many bytes as `mine` has, and one count and offset a rank, which `Mpi::check` has made sure of;
+        // SAFETY: MPI reads the `length` bytes of `mine`, and one count and offset a rank, which `Mpi::check` has made sure of;
         // it writes at the offsets, which `layout` holds within `all`.
         let code = unsafe {
             (self.allgatherv)(from, length, byte, to, counts.as_ptr(), offsets.as_ptr(), byte, world)

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)] // opening a library runs its own code
 
 use crate::error::{Error, Result};
-use crate::launcher::{Launcher, OPEN_MPI};
+use crate::joining::{Launcher, OPEN_MPI};
 use std::path::{Path, PathBuf};
 
 #[cfg(unix)]

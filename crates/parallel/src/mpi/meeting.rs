@@ -2,10 +2,12 @@
 //!
 //! MPI's own calls wait at full speed, forever, and do not tell for whom. Here the waiting ranks sleep, which leaves the
 //! processor to those that still compute, and rank 0 knows who is missing, and who wants something else than it does.
+//! A [`Watch`] ends the process if a transfer never ends after that.
 
 use super::calls::Calls;
 use crate::error::{Error, Result};
 use std::ffi::c_int;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The tags of the two messages.
@@ -118,4 +120,69 @@ fn waited(limit: Duration, mut ask: impl FnMut() -> Result<bool>) -> Result<bool
         sleep = (sleep * 2).min(LONGEST_SLEEP);
     }
     Ok(true)
+}
+
+/// What the thread in a transfer and the one that watches share.
+#[derive(Debug, Default)]
+struct Watched {
+    /// How long the present transfer has taken, and what it is.
+    since: Option<(Duration, &'static str)>,
+    is_over: bool,
+}
+
+/// Ends this process if a transfer never ends: the thread in it cannot look at a clock.
+#[derive(Debug)]
+pub(super) struct Watch {
+    shared: Arc<(Mutex<Watched>, Condvar)>,
+}
+
+impl Watch {
+    /// Watches for transfers that take longer than `limit`; reports one with `on_stuck`.
+    pub(super) fn new(limit: Duration, on_stuck: fn(&Error)) -> Self {
+        let shared = Arc::new((Mutex::new(Watched::default()), Condvar::new()));
+        let watched = Arc::clone(&shared);
+        let pause = (limit / 4).clamp(Duration::from_millis(50), Duration::from_secs(5));
+        std::thread::spawn(move || {
+            let (state, change) = &*watched;
+            let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
+            while !state.is_over {
+                if let Some((waited, doing)) = state.since
+                    && waited > limit
+                {
+                    on_stuck(&Error::Stuck { missing: vec![], after: limit, doing });
+                    // SAFETY: ends the process, whatever its other threads do. Exit handlers might wait for the library,
+                    // which is what is stuck. The launcher notices, and ends the others.
+                    #[allow(unsafe_code)] // leaving without the library's own clean-up
+                    unsafe {
+                        libc::_exit(1)
+                    }
+                }
+                state = change.wait_timeout(state, pause).unwrap_or_else(PoisonError::into_inner).0;
+                // Not the clock's time: a job that was paused as a whole has lost none.
+                if let Some((waited, _)) = &mut state.since {
+                    *waited += pause;
+                }
+            }
+        });
+        Self { shared }
+    }
+
+    /// Runs a transfer under watch.
+    pub(super) fn during<T>(&self, doing: &'static str, transfer: impl FnOnce() -> T) -> T {
+        self.set(Some((Duration::ZERO, doing)));
+        let result = transfer();
+        self.set(None);
+        result
+    }
+
+    fn set(&self, since: Option<(Duration, &'static str)>) {
+        self.shared.0.lock().unwrap_or_else(PoisonError::into_inner).since = since;
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.shared.0.lock().unwrap_or_else(PoisonError::into_inner).is_over = true;
+        self.shared.1.notify_all();
+    }
 }

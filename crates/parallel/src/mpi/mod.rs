@@ -3,18 +3,15 @@
 mod calls;
 mod library;
 mod meeting;
-mod watch;
 
 use crate::error::{Error, Result};
 use crate::group::Group;
-use crate::joining::Joining;
-use crate::launcher::{Launcher, OPEN_MPI};
+use crate::joining::{Joining, Launcher, OPEN_MPI};
 use calls::Calls;
-use meeting::{Doing, Member};
+use meeting::{Doing, Member, Watch};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::ThreadId;
 use std::time::Duration;
-use watch::Watch;
 
 /// Bytes in one call of the library, over all ranks: 25 MB. Larger calls gain no speed, and the library's own buffers
 /// grow with them.
@@ -45,7 +42,8 @@ impl Mpi {
     pub(crate) fn open(launcher: Option<Launcher>, joining: &Joining) -> Result<Self> {
         let opened = library::open(launcher.as_ref())?;
         let path = opened.path.clone();
-        let calls = Calls::of(opened).map_err(|reason| Error::NotALibrary { path, reason: reason.into() })?;
+        let calls =
+            Calls::new(opened).map_err(|reason| Error::NotALibrary { path, reason: reason.into() })?;
         // Another library would end the process, with a message about its own insides.
         if let Some(launcher) = launcher.filter(|launcher| launcher.name == OPEN_MPI)
             && !calls.version().starts_with("Open MPI")
@@ -175,7 +173,7 @@ impl Group for Mpi {
     fn all_to_all(&self, parts: &[u8], lengths: &[usize], received: &mut [u8], from: &[usize]) -> Result<()> {
         self.check("all_to_all", lengths, parts.len())?;
         self.check("all_to_all", from, received.len())?;
-        // Ranks with less to move make as many calls as those with more.
+        // Ranks with less to move make the same number of calls.
         let longest = lengths.iter().chain(from).copied().max().unwrap_or(0);
         let longest = self.meet(Doing::AllToAll, longest)?;
         let most = BUCKET / self.size;

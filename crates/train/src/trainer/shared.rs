@@ -1,19 +1,20 @@
-//! Joins a trainer to the processes of a group.
+//! A trainer among the processes of a group: how it joins them, and where a run's state is while many ranks hold it.
 
-use super::Trainer;
+use super::{Trainer, optimizer};
 use crate::error::{Result, TrainError};
-use crate::exchange::{collect, own_rows};
-use crate::optimizer::{AdamW, decays, norm};
-use crate::shares::Shares;
-use candle_core::{Device, DeviceLocation, Tensor, Var};
-use candle_fused::adamw::{CHUNK, squares_of_chunks};
+use crate::exchange::Exchange;
+use crate::optimizer::AdamW;
+use crate::state::{self, History};
+use candle_core::{Device, DeviceLocation, Tensor};
 use gpt2_parallel::{Fact, Group};
+use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 
 impl Trainer {
     /// Shares the work out over the processes of a group, each of which has a trainer with the same model, data and
     /// options. A step's batches are computed by the ranks in turn, and each rank keeps the optimizer's moments and sums
-    /// the gradients of a share of the parameters, on the CPU. Losses and weights are those of one process, bit for bit.
+    /// the gradients of a share of the parameters. Losses and weights are those of one process, bit for bit.
     ///
     /// After an error on one rank, in any method, the others may wait for it: end the job with [`Group::abort`]. The memory
     /// for all moments, which a trainer alone needs, is given back here before it was touched.
@@ -23,50 +24,15 @@ impl Trainer {
     /// steps were already taken.
     pub fn in_group(mut self, group: Arc<dyn Group>) -> Result<Self> {
         if self.steps() > 0 {
-            return Err(TrainError::other(
-                "join the group before the first step, and before a run is resumed",
-            ));
+            let reason = "join the group before the first step, and before a run is resumed";
+            return Err(TrainError::other(reason));
         }
-        if group.size() > 1 {
-            group.agree(&self.facts()?)?;
-        }
-        self.group = group;
-        if self.group.size() > 1 {
-            self.shares = Shares::new(&self.lengths(), self.group.size(), CHUNK);
-            let mine = self.shares.of(self.group.rank());
-            let parts =
-                mine.iter().map(|piece| (piece.part.len(), decays(&self.variables[piece.variable].1)));
-            self.optimizer = AdamW::of_parts(parts, self.optimizer.params())?;
-        }
+        group.agree(|| self.facts())?;
+        let params = self.optimizer.params();
+        self.optimizer = AdamW::from_slots(vec![], params);
+        self.exchange = Exchange::new(group, &self.variables, &self.device);
+        self.optimizer = optimizer(&self.exchange, &self.variables, params)?;
         Ok(self)
-    }
-
-    /// How many numbers each variable has.
-    pub(super) fn lengths(&self) -> Vec<usize> {
-        self.variables.iter().map(|(_, var)| var.elem_count()).collect()
-    }
-
-    /// Steps this rank's pieces with the sums of their gradients, and collects those of the others; returns the norm of all
-    /// gradients.
-    pub(super) fn step_of_all_ranks(&mut self, gradients: &[Tensor], lr: f64, scale: f64) -> Result<f64> {
-        let step = self.steps();
-        let failed = |source| TrainError::Step { step, source };
-        let squares = gradients.iter().map(squares_of_chunks).collect::<candle_core::Result<Vec<_>>>();
-        let squares = squares.map_err(failed)?.concat();
-        let all = self.group.gather_bytes(bytemuck::cast_slice(&squares))?.concat();
-        let squares = self.shares.over_variables(&bytemuck::pod_collect_to_vec(&all));
-        let norm = norm(&squares, scale).map_err(failed)?;
-        let mine = own_rows(&*self.group, &self.shares, |variable| self.variables[variable].1.as_tensor())?;
-        // Copies: the variables change when all ranks have their pieces.
-        let mine: Vec<Var> = mine.iter().map(Var::from_tensor).collect::<candle_core::Result<_>>()?;
-        self.optimizer.apply(&mine, gradients, lr, scale, norm).map_err(failed)?;
-        let mine: Vec<Tensor> = mine.iter().map(Var::as_detached_tensor).collect();
-        collect(&*self.group, &self.shares, &self.lengths(), &mine, |variable, values| {
-            let var = &self.variables[variable].1;
-            let values = Tensor::from_vec(values, var.dims(), &Device::Cpu)?;
-            Ok(var.set(&values.to_device(var.device())?)?)
-        })?;
-        Ok(norm)
     }
 
     /// What must be the same on every rank for the result to be that of one process.
@@ -104,5 +70,68 @@ impl Trainer {
         let weights = self.model.fingerprint()?.to_string();
         facts.push(fact("set of weights (by its fingerprint)", weights, same));
         Ok(facts)
+    }
+
+    /// Writes everything that a run needs to resume to a file, whole or not at all. The file does not depend on the number
+    /// of ranks; rank 0 writes it, and every rank must call this together.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn save_state(&self, path: &Path) -> Result<()> {
+        let writes = self.exchange.group.rank() == 0;
+        let own = self.optimizer.state();
+        let mut moments = BTreeMap::new();
+        for kind in ["m", "v"] {
+            let name = |variable: usize| format!("{kind}.{}", self.variables[variable].0);
+            for (variable, (_, var)) in self.variables.iter().enumerate().filter(|_| writes) {
+                let whole = own.get(&name(variable)).filter(|own| own.dims() == var.dims());
+                let whole = whole.map_or_else(
+                    || Tensor::zeros(var.shape(), var.dtype(), &Device::Cpu),
+                    |whole| Ok(whole.clone()),
+                )?;
+                moments.insert(name(variable), whole);
+            }
+            let pieces = self.exchange.own();
+            let own: Vec<Tensor> = pieces.iter().map(|piece| own[&name(piece.variable)].clone()).collect();
+            self.exchange.gather(&own, |piece, values| {
+                moments.get(&name(piece.variable)).map_or(Ok(()), |whole| piece.write(values, whole))
+            })?;
+        }
+        if !writes {
+            return Ok(());
+        }
+        state::save(path, &self.settings, &self.variables, moments, self.steps(), &self.history)
+    }
+
+    /// Resumes from the state in a file: the run continues exactly as if it had not stopped, on any number of ranks. Rank
+    /// 0 reads the file, and every rank must call this together.
+    ///
+    /// # Errors
+    /// When the file is not the state of a run with these settings.
+    pub fn resume(&mut self, path: &Path) -> Result<()> {
+        let group = &*self.exchange.group;
+        let reads = group.rank() == 0;
+        let mut read = reads.then(|| state::read(path, &self.settings, &self.variables)).transpose()?;
+        let history = read.as_ref().map_or_else(History::default, |state| state.history.clone());
+        let history = history.broadcast(group)?;
+        let pieces = self.exchange.own();
+        let mut moments = BTreeMap::new();
+        for (index, (name, var)) in self.variables.iter().enumerate() {
+            let mut value = |kind: &str| {
+                let value = read.as_mut().and_then(|state| state.tensors.remove(&format!("{kind}.{name}")));
+                // The other ranks need room for rank 0's numbers.
+                self.exchange.broadcast(&value.unwrap_or_else(|| var.as_detached_tensor()))
+            };
+            var.set(&value("p")?.to_device(var.device())?)?;
+            for kind in ["m", "v"] {
+                let whole = value(kind)?;
+                if let Some(piece) = pieces.iter().find(|piece| piece.variable == index) {
+                    moments.insert(format!("{kind}.{name}"), piece.cut(&whole)?);
+                }
+            }
+        }
+        self.optimizer.restore(&moments, history.training().len() as u64)?;
+        self.history = history;
+        Ok(())
     }
 }

@@ -11,6 +11,7 @@ use candle_nn::VarMap;
 use gpt2_model::analysis::{Contrast, Metric, attribution_patching};
 use gpt2_model::hooks::{Hooks, Point, Recorder};
 use gpt2_model::lora::{Adapter, LoraOptions};
+use gpt2_model::training::TrainingBatch;
 use gpt2_model::{
     CausalSelfAttention, Chosen, ChosenWeights, ForwardArgs, Generation, Gpt2LMHeadModel, KvCache, Pass,
     Sampling, Training, init,
@@ -180,11 +181,12 @@ impl Bench<'_> {
         let ids = self.ids(t + 1)?;
         let (inputs, targets) = (ids.narrow(1, 0, t)?, ids.narrow(1, 1, t)?);
         let training = Some(Training { seed: 0, step: 0 });
+        let batch = TrainingBatch::new(inputs.clone(), targets.clone());
         self.time(|_| {
             let gradients = if self.args.recompute {
                 model.recomputed_gradients(&inputs, &targets, training)?.1
             } else {
-                model.loss(&inputs, &targets, training)?.backward()?
+                model.loss(&batch, ForwardArgs { training, ..Default::default() })?.backward()?
             };
             optimizer.step(&gradients, 1e-3, 1.0)?;
             Ok(())

@@ -216,7 +216,7 @@ fn agree(group: &dyn Group, first_line: &str) -> anyhow::Result<()> {
     let remedy = "start every rank with the same command and the same model";
     let facts = fields(&serde_json::from_str(first_line)?);
     let fact = |(what, value): (String, serde_json::Value)| Fact { what, value: value.to_string(), remedy };
-    Ok(group.agree(&facts.into_iter().map(fact).collect::<Vec<_>>())?)
+    group.agree(|| Ok(facts.into_iter().map(fact).collect()))
 }
 
 /// The next documents that are not scored yet, on every rank; tells `skipped` of those that are.

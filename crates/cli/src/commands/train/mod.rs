@@ -53,7 +53,7 @@ fn train(args: &TrainArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
     let options = options(args);
     let window = options.window_for(config.n_positions).map_err(worded)?;
     let data = match &examples {
-        Some(examples) => Dataset::of_documents(jsonl::documents(examples, &tokenizer)?, args.val_fraction),
+        Some(examples) => Dataset::from_documents(jsonl::documents(examples, &tokenizer)?, args.val_fraction),
         None => Dataset::split(encode(&tokenizer, &text, "the training text")?, args.val_fraction),
     };
     let data = data.map_err(worded)?;

@@ -8,7 +8,7 @@ use crate::output::{is_quiet, note};
 use crate::stop::Stop;
 use candle_core::DType;
 use gpt2_loader::{AdapterConfig, SaveOptions, Tokenizer, save_adapter};
-use gpt2_train::{Event, Metrics, MetricsRow, StepReport, Trainer, Validation};
+use gpt2_train::{Event, Metrics, StepReport, Trainer, Validation};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::ops::ControlFlow;
 
@@ -112,7 +112,7 @@ impl<'a> Progress<'a> {
         validation: Option<Validation>,
     ) -> anyhow::Result<ControlFlow<()>> {
         if let Some(metrics) = &mut self.metrics {
-            metrics.add(MetricsRow::new(step, validation)).map_err(worded)?;
+            metrics.add(step, validation).map_err(worded)?;
         }
         // All ranks stop after the same step.
         let stopped = trainer.group().any(self.stop.is_asked())?;

@@ -1,36 +1,58 @@
-//! A line for each step and each validation, as CSV or JSON lines. It holds no times: the same run writes the same bytes.
+//! What a run reports: the events that its callback hears, and a line for each of them in a file of metrics.
 
 use crate::error::{BoxError, Result, TrainError};
-use crate::event::{StepReport, Validation};
-use crate::write;
+use gpt2_files::{atomic, read_text};
 use serde::Serialize;
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// One line.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+/// Something that happened.
+#[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
-pub struct MetricsRow {
-    /// Steps done.
+pub enum Event {
+    /// A step is done. If its [`validates`](StepReport::validates) is true, [`Validated`](Self::Validated) follows.
+    Stepped(StepReport),
+    /// The model was validated after that step.
+    Validated(StepReport, Validation),
+}
+
+/// One step of the optimizer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub struct StepReport {
+    /// Steps done, this one included.
     pub step: u64,
     /// Mean loss of the step's batches, in nats a token.
     pub loss: f32,
-    /// Validation loss, if it was just measured.
-    pub val_loss: Option<f64>,
     /// Learning rate.
     pub lr: f64,
     /// Norm of all gradients together, before clipping.
     pub grad_norm: f64,
+    /// Training tokens per second.
+    pub tokens_per_s: f64,
+    /// Whether a validation comes next.
+    pub validates: bool,
 }
 
-impl MetricsRow {
-    /// The line for a step and for the validation after it, if there was one.
-    #[must_use]
-    pub fn new(step: StepReport, validation: Option<Validation>) -> Self {
-        let StepReport { step, loss, lr, grad_norm, .. } = step;
-        Self { step, loss, val_loss: validation.map(|v| v.loss), lr, grad_norm }
-    }
+/// A measurement on the data held back for validation.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub struct Validation {
+    /// Mean loss in nats a token.
+    pub loss: f64,
+    /// Whether this loss is lower than all before it.
+    pub is_best: bool,
+}
+
+/// A line of metrics. It holds no times: the same run writes the same bytes.
+#[derive(Serialize)]
+struct Row {
+    step: u64,
+    loss: f32,
+    val_loss: Option<f64>,
+    lr: f64,
+    grad_norm: f64,
 }
 
 /// How lines are written.
@@ -46,7 +68,7 @@ pub enum MetricsFormat {
 impl MetricsFormat {
     /// The format given by a file name's extension: `.csv` or `.jsonl`.
     #[must_use]
-    pub fn of(path: &Path) -> Option<Self> {
+    pub fn from_path(path: &Path) -> Option<Self> {
         match path.extension()?.to_str()? {
             "csv" => Some(Self::Csv),
             "jsonl" => Some(Self::JsonLines),
@@ -76,7 +98,7 @@ impl Metrics {
     /// When the existing file of a resumed run cannot be read.
     pub fn open(path: &Path, format: MetricsFormat, done: u64) -> Result<Self> {
         let csv = format == MetricsFormat::Csv;
-        let before = match write::read_text(path, LONGEST) {
+        let before = match read_text(path, LONGEST) {
             Ok(before) if done > 0 => before,
             Err(e) if done > 0 && e.kind() != std::io::ErrorKind::NotFound => {
                 return Err(TrainError::Metrics { path: path.to_path_buf(), source: e.into() });
@@ -97,18 +119,21 @@ impl Metrics {
         Ok(Self { path: path.to_path_buf(), kept, file: None, format })
     }
 
-    /// Appends a line.
+    /// Appends a line for a step and the validation after it, if there was one.
     ///
     /// # Errors
     /// When the file cannot be written.
-    pub fn add(&mut self, row: MetricsRow) -> Result<()> {
+    pub fn add(&mut self, step: StepReport, validation: Option<Validation>) -> Result<()> {
+        let StepReport { step, loss, lr, grad_norm, .. } = step;
+        let val_loss = validation.map(|validation| validation.loss);
         let line = match self.format {
             MetricsFormat::Csv => {
-                let MetricsRow { step, loss, val_loss, lr, grad_norm } = row;
                 let val_loss = val_loss.map_or_else(String::new, |loss| loss.to_string());
                 Ok(format!("{step},{loss},{val_loss},{lr},{grad_norm}"))
             }
-            MetricsFormat::JsonLines => serde_json::to_string(&row).map_err(BoxError::from),
+            MetricsFormat::JsonLines => {
+                serde_json::to_string(&Row { step, loss, val_loss, lr, grad_norm }).map_err(BoxError::from)
+            }
         };
         line.and_then(|line| Ok(writeln!(self.file()?, "{line}")?))
             .map_err(|source| TrainError::Metrics { path: self.path.clone(), source })
@@ -119,7 +144,7 @@ impl Metrics {
         let file = if let Some(file) = self.file.take() {
             file
         } else {
-            write::bytes(&self.path, self.kept.as_bytes())?;
+            atomic::write_bytes(&self.path, self.kept.as_bytes())?;
             File::options().append(true).open(&self.path)?
         };
         Ok(self.file.insert(file))
