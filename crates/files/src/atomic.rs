@@ -1,6 +1,6 @@
 //! Writes files whole or not at all.
 
-use crate::error::Error;
+use crate::Error;
 use std::fs::{File, TryLockError};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};

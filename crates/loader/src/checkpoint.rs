@@ -4,8 +4,8 @@ use crate::audit::Audit;
 use crate::error::LoadError;
 use crate::files::{Files, WeightFiles};
 use crate::stored::Stored;
-use crate::tensor_info::{Encoding, TensorInfo};
-use crate::{gguf, json, names, pickle, safetensors_file};
+use crate::stored::{Encoding, TensorInfo};
+use crate::{gguf, names, pickle, safetensors_file};
 use candle_core::{DType, Device, Shape, Tensor};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
@@ -38,7 +38,7 @@ impl Checkpoint {
             let reason = candle_core::Error::msg("a list; expected a GPT-2 config, a JSON object");
             return Err(LoadError::Config { path: path.clone(), reason });
         }
-        let config: Config = json::parse(json).map_err(LoadError::json(path, "GPT-2 config"))?;
+        let config: Config = json.parse().map_err(LoadError::json(path, "GPT-2 config"))?;
         let parameters = config
             .parameters_and_ties()
             .map_err(|reason| LoadError::Config { path: path.clone(), reason })?;

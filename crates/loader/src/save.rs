@@ -1,7 +1,7 @@
 //! Saves a model in a form that transformers and this crate can load.
 
 use crate::error::LoadError;
-use crate::file_names::{CONFIG, SAFETENSORS, TOKENIZER};
+use crate::files::{CONFIG, SAFETENSORS, TOKENIZER};
 use crate::names;
 use crate::tokenizer::Tokenizer;
 use candle_core::{DType, Tensor};

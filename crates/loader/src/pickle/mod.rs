@@ -8,17 +8,12 @@
 //! each tensor. This one reads files that anybody may have uploaded: the file's length limits time and memory, an
 //! error names the tensor, it compares checksums, and data goes straight into a tensor's own memory.
 
-mod input;
 mod machine;
-mod object;
-mod op;
 
 use crate::bytes::Bytes;
 use crate::error::LoadError;
-use crate::stored::Stored;
-use crate::tensor_info::{Encoding, TensorInfo};
-use crate::zip_entry::ZipEntry;
-use object::{Object, Tuple};
+use crate::stored::{Encoding, Stored, TensorInfo, ZipEntry};
+use machine::{Object, Tuple};
 use safetensors::Dtype;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Cursor, Read};

@@ -4,9 +4,8 @@
 //! file: a file is read into a [`Shape`], which has room only for what GPT-2's family uses, every part is checked,
 //! and the tokenizer is built from that. Any other part is refused by name.
 
-use super::file::{check_len, read_json};
 use super::parts::{Decoder, Normalizer, PostProcessor, PreTokenizer, handed_on};
-use super::vocab::{Merges, Vocab, check_id, check_token};
+use super::vocab::{Merges, Vocab, check_id, check_len, check_token, read_json};
 use serde::Deserialize;
 use tokenizers::models::bpe::BPE;
 use tokenizers::{
