@@ -40,7 +40,7 @@ impl Bytes {
         }
         #[allow(unsafe_code)]
         // SAFETY: the map is read-only and lives as long as what reads from it; it is read as plain bytes,
-        // of which any are valid. Another process that writes to the file changes the bytes that are read here,
+        // and any byte is valid. Another process that writes to the file changes the bytes that are read here,
         // and one that truncates it ends this process (SIGBUS). This crate itself never changes a file in place:
         // it renames a new one over it.
         let map = unsafe { memmap2::Mmap::map(&file) }.map_err(Error::at(path))?;

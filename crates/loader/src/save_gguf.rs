@@ -23,7 +23,7 @@ type Progress<'a> = dyn FnMut(usize, usize, &str) + 'a;
 ///
 /// # Errors
 /// For gpt_bigcode and cross-attention; when the config, the tokenizer or the widths are such that GGUF cannot hold them, a weight is not finite or does not fit
-/// f16, the file cannot be written, or what is read back is not what was written.
+/// f16, the file cannot be written, or what is read back differs from what was written.
 pub fn save_gguf(
     path: &Path,
     checkpoint: &Checkpoint,
@@ -110,7 +110,7 @@ fn encode(planned: &Planned, tensor: &Tensor) -> Result<Vec<u8>, String> {
     let tensor = if planned.transposed { tensor.t() } else { Ok(tensor.clone()) };
     let numbers =
         tensor.and_then(|tensor| tensor.flatten_all()?.to_vec1::<f32>()).map_err(|e| e.to_string())?;
-    // The scales of blocks are in f16, too.
+    // The scales of blocks are also in f16.
     let limit = match planned.encoding {
         Encoding::Plain(safetensors::Dtype::F32) => f32::MAX,
         _ => f16::MAX.to_f32(),

@@ -111,14 +111,34 @@ pub(crate) struct Stored {
 }
 
 impl Stored {
-    /// The error for data that could not be read.
-    pub(crate) fn unreadable(&self, name: &str, error: candle_core::Error) -> candle_core::Error {
+    /// The tensor, read straight into its own memory, in the file's dtype; blocks become f32.
+    ///
+    /// # Errors
+    /// When the data cannot be read; the error names the file and the tensor.
+    pub(crate) fn load(&self, name: &str, device: &Device) -> candle_core::Result<Tensor> {
+        self.read(device).map_err(|e| self.unreadable(name, e))
+    }
+
+    /// The weight (in, out) of a linear layer, or the transpose of a table, if it is quantized.
+    ///
+    /// # Errors
+    /// As for [`load`](Self::load).
+    pub(crate) fn load_quantized(&self, name: &str) -> candle_core::Result<Option<QuantizedWeight>> {
+        let (Encoding::Blocks(format), &[n_out, n_in]) = (self.info.dtype, self.file_shape().as_slice())
+        else {
+            return Ok(None);
+        };
+        let read = |at: usize, out: &mut [u8]| Ok(self.bytes.read_at(self.range.start + at, out)?);
+        let weight = QuantizedWeight::read_blocks(format, (n_in, n_out), read);
+        weight.map(Some).map_err(|e| self.unreadable(name, e))
+    }
+
+    fn unreadable(&self, name: &str, error: candle_core::Error) -> candle_core::Error {
         let file = self.info.file.display();
         error.context(format!("cannot read {name} from {file}; was the file changed? fetch it again"))
     }
 
-    /// The data, aligned or not, read straight into the tensor's own memory.
-    pub(crate) fn load(&self, device: &Device) -> candle_core::Result<Tensor> {
+    fn read(&self, device: &Device) -> candle_core::Result<Tensor> {
         let dtype = match self.info.dtype {
             Encoding::Plain(dtype) => dtype,
             Encoding::Blocks(format) => return self.dequantized(format, device),
@@ -127,10 +147,10 @@ impl Stored {
             }
         };
         match dtype {
-            Dtype::F32 => self.load_as::<f32>(device),
-            Dtype::F16 => self.load_as::<f16>(device),
-            Dtype::BF16 => self.load_as::<bf16>(device),
-            Dtype::F64 => self.load_as::<f64>(device),
+            Dtype::F32 => self.read_as::<f32>(device),
+            Dtype::F16 => self.read_as::<f16>(device),
+            Dtype::BF16 => self.read_as::<bf16>(device),
+            Dtype::F64 => self.read_as::<f64>(device),
             other => {
                 let dtype = DType::try_from(other)?;
                 self.turned(Tensor::from_raw_buffer(
@@ -143,7 +163,7 @@ impl Stored {
         }
     }
 
-    fn load_as<T: WithDType + Pod>(&self, device: &Device) -> candle_core::Result<Tensor> {
+    fn read_as<T: WithDType + Pod>(&self, device: &Device) -> candle_core::Result<Tensor> {
         let mut values: Vec<T> = bytemuck::zeroed_vec(self.range.len() / size_of::<T>());
         self.bytes.read_at(self.range.start, bytemuck::cast_slice_mut(&mut values))?;
         self.turned(Tensor::from_vec(values, self.file_shape(), device)?)
@@ -172,17 +192,6 @@ impl Stored {
             .zip(blocks.par_chunks(PART * format.block_bytes()))
             .for_each(|(values, blocks)| format.dequantize(blocks, values));
         self.turned(Tensor::from_vec(values, self.file_shape(), device)?)
-    }
-
-    /// The weight (in, out) of a linear layer, or the transpose of a table, if it is quantized.
-    pub(crate) fn quantized(&self) -> candle_core::Result<Option<QuantizedWeight>> {
-        match (self.info.dtype, self.file_shape().as_slice()) {
-            (Encoding::Blocks(format), &[n_out, n_in]) => {
-                let read = |at: usize, out: &mut [u8]| Ok(self.bytes.read_at(self.range.start + at, out)?);
-                QuantizedWeight::read_blocks(format, (n_in, n_out), read).map(Some)
-            }
-            _ => Ok(None),
-        }
     }
 }
 

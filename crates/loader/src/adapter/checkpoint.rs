@@ -204,7 +204,7 @@ impl AdapterCheckpoint {
                 |reason| LoadError::damaged(&stored.info.file, pickle::FORMAT, &stored.bytes, reason);
             entry.check(&stored.bytes).map_err(damaged)?;
         }
-        let tensor = stored.load(&Device::Cpu).map_err(|e| failed(stored.unreadable(name, e)))?;
+        let tensor = stored.load(name, &Device::Cpu).map_err(failed)?;
         let count = not_finite(&tensor).map_err(failed)?;
         Ok((tensor, count))
     }

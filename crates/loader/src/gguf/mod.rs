@@ -143,7 +143,7 @@ fn config_json(header: &Header, vocab_size: Option<usize>, tied: bool) -> Result
         Some(Value::Float(epsilon)) => {
             json!((*epsilon as f32).to_string().parse::<f64>().unwrap_or(*epsilon))
         }
-        _ => return Err("gpt2.attention.layer_norm_epsilon is missing, or is no float".into()),
+        _ => return Err("gpt2.attention.layer_norm_epsilon is missing, or is not a float".into()),
     };
     let vocab_size = vocab_size.ok_or("there is no token_embd.weight of two dimensions")?;
     let config = json!({
@@ -197,7 +197,7 @@ pub(crate) fn vocabulary(bytes: &[u8]) -> Result<Option<Vocabulary<'_>>, String>
     }
     let list = |key: &str| match header.get(key) {
         Some(Value::List(list)) => Ok(list),
-        _ => Err(format!("{key} is missing, or is no list")),
+        _ => Err(format!("{key} is missing, or is not a list")),
     };
     let tokens = list(TOKENS)?.texts(TOKENS)?;
     // Writers leave out an empty list.

@@ -239,7 +239,7 @@ impl Repo {
         }
     }
 
-    /// The bytes on disk of a blob and of its parts, whoever writes them.
+    /// The bytes on disk of a blob and of its parts, of every process that writes them.
     fn bytes_of(&self, digest: &Digest) -> u64 {
         let Ok(entries) = std::fs::read_dir(self.root.join("blobs")) else { return 0 };
         entries
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_waits_is_patient_while_the_blob_grows() {
+    fn a_waiting_process_is_patient_while_the_blob_grows() {
         let cache = tempfile::tempdir().unwrap();
         let repo = Repo::new(cache.path(), &ModelId::parse("gpt2").unwrap(), "main");
         let digest = Digest::parse(&"a".repeat(40)).unwrap();

@@ -1,7 +1,7 @@
 //! [`HubError`]: why the Hub or its cache did not give a file, and [`Remedy`]: what to do about it, as data.
 
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Why the Hub, or the cache of its files, did not give what was asked for. Displays as what is wrong; where a program
 /// may have its own words for what to do, [`remedy`](Self::remedy) says it.
@@ -94,7 +94,7 @@ pub enum HubError {
     FileNotFound {
         /// The model.
         model: String,
-        /// The file, or several of which one is enough.
+        /// The file, or several files, any one of which is enough.
         file: String,
         /// The files that it has.
         found: String,
@@ -302,7 +302,7 @@ impl HubError {
 
     /// A failure to write to the cache.
     #[cfg(feature = "hub")]
-    pub(super) fn cache(path: &Path) -> impl FnOnce(std::io::Error) -> Self + use<> {
+    pub(super) fn cache(path: &std::path::Path) -> impl FnOnce(std::io::Error) -> Self + use<> {
         use std::io::ErrorKind::{QuotaExceeded, StorageFull};
         let path = path.to_path_buf();
         move |reason| match reason.kind() {

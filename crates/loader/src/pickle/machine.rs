@@ -22,7 +22,7 @@ pub(super) enum Object<'a> {
     /// A list without its items, which tensors do not need.
     List,
     Tuple(Rc<Tuple<'a>>),
-    /// The memo has it, too, while it is filled.
+    /// The memo shares it while it is filled.
     Dict(Rc<RefCell<Entries<'a>>>),
     /// A function that is not called, and its arguments.
     Call(Global<'a>, Rc<Tuple<'a>>),
@@ -287,7 +287,9 @@ impl<'a> Machine<'a> {
 
     fn reduce(&mut self) -> Result<Object<'a>, String> {
         let args = self.pop_tuple()?;
-        let Object::Global(function) = self.pop()? else { return Err("a call of what is no name".into()) };
+        let Object::Global(function) = self.pop()? else {
+            return Err("a call of something that is not a name".into());
+        };
         Ok(match (function.module, function.name, args.items()) {
             ("collections", "OrderedDict", []) => Object::Dict(Rc::default()),
             _ => Object::Call(function, args),
@@ -299,7 +301,7 @@ impl<'a> Machine<'a> {
 mod tests {
     use super::*;
 
-    /// A state dictionary with one tensor, attributes, and every operation; Python's pickle reads it, too.
+    /// A state dictionary with one tensor, attributes, and every operation; Python's pickle also reads it.
     fn sample() -> Vec<u8> {
         let parts: [&[u8]; 14] = [
             b"\x80\x02ccollections\nOrderedDict\nq\0)Rq\x01(X\x06\0\0\0weightq\x02",

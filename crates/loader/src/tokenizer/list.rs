@@ -71,7 +71,7 @@ fn of_json(json: &Value) -> Result<Lists, String> {
         Value::String(pair) => Some(pair.clone()),
         pair => Some(format!("{} {}", pair[0].as_str()?, pair[1].as_str()?)),
     };
-    let merges = merges.iter().map(|pair| merge(pair).ok_or("a merge is no pair of tokens".to_string()));
+    let merges = merges.iter().map(|pair| merge(pair).ok_or("a merge is not a pair of tokens".to_string()));
     Ok((tokens, merges.collect::<Result<_, _>>()?, own))
 }
 

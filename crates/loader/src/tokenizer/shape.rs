@@ -35,7 +35,7 @@ pub(super) struct Shape {
     #[serde(default)]
     decoder: Option<Decoder>,
     pub(super) model: Model,
-    // Truncation and padding are remains of the tokenizer's last use; transformers ignores them, too.
+    // Truncation and padding are remains of the tokenizer's last use; like transformers, this crate ignores them.
 }
 
 /// A token that is searched for in the text before any other step.
@@ -178,7 +178,7 @@ impl Model {
         if let Some(unk) = self.unk_token {
             builder = builder.unk_token(unk);
         }
-        // Empty ones do nothing; they are kept so that a saved tokenizer has them, too.
+        // Empty ones do nothing; they are kept so that a saved tokenizer has them as well.
         if let Some(prefix) = self.continuing_subword_prefix {
             builder = builder.continuing_subword_prefix(prefix);
         }

@@ -143,7 +143,7 @@ fn pair(line: &str) -> Result<(String, String), String> {
         Some((a, b)) if !a.is_empty() && !b.is_empty() && !b.contains(' ') => Ok((a.into(), b.into())),
         _ => {
             let start: String = line.chars().take(40).collect();
-            Err(format!("{start:?} is no merge; expected two tokens with a space between them"))
+            Err(format!("{start:?} is not a merge; expected two tokens with a space between them"))
         }
     }
 }
