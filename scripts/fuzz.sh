@@ -13,8 +13,7 @@
 # fuzz/artifacts/ reproducers; not in git
 #
 # The gate runs fuzz/corpus and fuzz/found as an ordinary test (tests/loader/fuzz_corpus.rs). A new target is a function
-# in fuzz/src/targets, its name in TARGETS there, a file in fuzz/fuzz_targets, a [[bin]] in fuzz/Cargo.toml, and
-# seeds.
+# in fuzz/src/targets, its name in TARGETS there, and seeds.
 #
 # Needs cargo-fuzz, a C++ compiler and a nightly toolchain (FUZZ_TOOLCHAIN overrides the pinned one).
 # It uses no sanitizer: the code is safe Rust, and runs several times as fast without.
@@ -22,7 +21,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 pinned=nightly-2026-05-20 pinned_commit=2026-05-19
-all=(config safetensors gguf index pickle pickle_zip tokenizer_json vocab_merges prompts interventions)
+mapfile -t all < <(sed -n 's/^    ("\([a-z_]*\)", .*/\1/p' fuzz/src/targets/mod.rs) # the names in TARGETS
 minutes=${1:-80}
 shift || true
 targets=("$@")
@@ -33,7 +32,7 @@ fail() { printf 'error: %s\n' "$*" >&2; exit 1; }
 [[ $minutes =~ ^[1-9][0-9]*$ ]] || fail "MINUTES is '$minutes', expected a whole number of at least 1"
 [[ $jobs =~ ^[1-9][0-9]*$ ]] || fail "JOBS is '$jobs', expected a whole number of at least 1"
 for target in "${targets[@]}"; do
-    [ -f "fuzz/fuzz_targets/$target.rs" ] || fail "no target $target; there are: ${all[*]}"
+    [[ " ${all[*]} " == *" $target "* ]] || fail "no target $target; there are: ${all[*]}"
 done
 cargo fuzz --version >/dev/null 2>&1 || fail "cargo-fuzz is not installed; run: cargo install cargo-fuzz --locked"
 command -v c++ >/dev/null || fail "no C++ compiler, which libFuzzer needs; run: apt-get install g++"
@@ -51,11 +50,9 @@ if [ -z "$toolchain" ]; then
 fi
 
 # Use a separate target folder, because everything is compiled with coverage counters.
-for target in "${targets[@]}"; do
-    env -u CARGO_TARGET_DIR RUSTFLAGS=-Cdebuginfo=0 cargo "+$toolchain" fuzz build --sanitizer none "$target"
-done
+env -u CARGO_TARGET_DIR RUSTFLAGS=-Cdebuginfo=0 cargo "+$toolchain" fuzz build --sanitizer none fuzz
 host=$(rustc "+$toolchain" -vV | sed -n 's/^host: //p')
-binaries=fuzz/target/$host/release
+binary=fuzz/target/$host/release/fuzz
 
 memory=/dev/shm
 [ -d "$memory" ] && [ -w "$memory" ] || memory=${TMPDIR:-/tmp}
@@ -74,7 +71,7 @@ fuzz() {
     # The limit on addresses is far above the limit on memory; it catches code that trusts a length in a file.
     (
         ulimit -v 4194304
-        TMPDIR=$scratch/$target RAYON_NUM_THREADS=1 exec "$binaries/$target" "fuzz/work/$target" "${seeds[@]}" \
+        FUZZ_TARGET=$target TMPDIR=$scratch/$target RAYON_NUM_THREADS=1 exec "$binary" "fuzz/work/$target" "${seeds[@]}" \
             "-dict=fuzz/dict/$target.dict" "-artifact_prefix=fuzz/artifacts/$target/" -max_len=65536 -timeout=10 \
             -rss_limit_mb=1024 -max_total_time="$seconds" -print_final_stats=1
     ) >"$log" 2>&1 || status=$?
@@ -90,7 +87,7 @@ fuzz() {
         {
             printf '\n%s: ' "$target"
             grep -v '^#\|^INFO\|^\(Dictionary\|stat::\)' "$log" | grep -m1 -A1 'panicked at\|libFuzzer:\|memory alloc' || true
-            printf 'the whole log: fuzz/artifacts/%s/log\nrun it again: %s/%s %s\n' "$target" "$binaries" "$target" \
+            printf 'the whole log: fuzz/artifacts/%s/log\nrun it again: FUZZ_TARGET=%s %s %s\n' "$target" "$target" "$binary" \
                 "$(sed -n 's/.*Test unit written to //p' "$log" | tail -1)"
         } >"$scratch/$target.found"
     fi

@@ -1,14 +1,11 @@
 //! The audit: one error lists everything that does not fit, and buffers do not count.
 
+use super::odd;
 use crate::common::{Result, data};
-use crate::folder::{Folder, Raw, Tensors, assert_says, read, zeros};
+use crate::folder::{Folder, Raw, assert_says, read, zeros};
 use candle_core::{DType, Device};
 use gpt2_loader::LoadError;
 use safetensors::Dtype;
-
-fn odd() -> Result<Tensors> {
-    read(&data("odd").join("model.safetensors"))
-}
 
 fn u8_triangle(n: usize) -> Raw {
     zeros(Dtype::U8, &[1, 1, n, n])

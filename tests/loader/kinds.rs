@@ -1,7 +1,7 @@
 //! Every kind of checkpoint with the same numbers gives the same logits, bit for bit.
 
-use super::{logit_bits, parameter_bits};
-use crate::common::{Result, data};
+use super::{logit_bits, odd, parameter_bits};
+use crate::common::Result;
 use crate::folder::{Folder, Raw, Tensors, read, serialized, zeros};
 use crate::models::load;
 use candle_core::DType;
@@ -9,10 +9,6 @@ use safetensors::Dtype;
 use serde_json::json;
 
 const PREFIX: &str = "transformer.";
-
-fn odd() -> Result<Tensors> {
-    read(&data("odd").join("model.safetensors"))
-}
 
 fn without_prefix(tensors: Tensors) -> Tensors {
     tensors.into_iter().map(|(n, t)| (n.strip_prefix(PREFIX).unwrap_or(&n).to_string(), t)).collect()
@@ -158,10 +154,10 @@ fn safetensors_come_before_shards_and_shards_before_a_pickle() -> Result {
     folder.write("model.safetensors.index.json", "not read")?;
     assert_same("all three", &folder, "odd", 0)?;
     std::fs::remove_file(folder.file("model.safetensors"))?;
-    let message = folder.refusal("an index that is none");
+    let message = folder.refusal("not an index");
     assert!(message.contains("model.safetensors.index.json"), "{message}");
     std::fs::remove_file(folder.file("model.safetensors.index.json"))?;
-    let message = folder.refusal("a pickle that is none");
+    let message = folder.refusal("not a pickle");
     assert!(message.contains("pytorch_model.bin"), "{message}");
     Ok(())
 }

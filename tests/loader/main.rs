@@ -9,6 +9,7 @@ mod config;
 mod folder;
 mod fuzz_corpus;
 mod gguf;
+mod gguf_damage;
 mod halves;
 mod kinds;
 #[path = "../common/models.rs"]
@@ -24,8 +25,10 @@ mod tokenizer_shape;
 mod tokenizer_text;
 mod weights;
 
-use crate::common::Result;
+use crate::common::{Result, data};
+use crate::folder::{Folder, Tensors, assert_says, read};
 use candle_core::{DType, Device, Tensor};
+use gpt2_loader::{LoadError, Source, Tokenizer};
 use gpt2_model::{ForwardArgs, Gpt2LMHeadModel};
 
 /// Each f32 as its bits.
@@ -49,4 +52,26 @@ fn logit_bits(model: &Gpt2LMHeadModel) -> Result<Vec<u32>> {
         (0..n).map(|i| u32::try_from((i * 7 + 3) % v)).collect::<std::result::Result<_, _>>()?;
     let ids = Tensor::from_vec(ids, (1, n), &Device::Cpu)?;
     bits(&model.forward(&ids, ForwardArgs::default())?.logits)
+}
+
+/// The tensors of the case `odd`.
+fn odd() -> Result<Tensors> {
+    read(&data("odd").join("model.safetensors"))
+}
+
+/// The tokenizer of a folder, for a model of `vocab_size` tokens.
+fn open_tokenizer(folder: &Folder, vocab_size: usize) -> std::result::Result<Tokenizer, LoadError> {
+    Tokenizer::open(&Source::directory(folder.path()).open()?, vocab_size)
+}
+
+/// Fails unless loading the folder says that `file` is damaged, what to do, and all of `parts`.
+#[track_caller]
+fn assert_damaged(what: &str, folder: &Folder, file: &str, parts: &[&str]) {
+    let error = folder.load().expect_err(what);
+    assert!(matches!(error, LoadError::Damaged { .. }), "{what}: {error:?}");
+    let (path, message) = (folder.file(file).display().to_string(), error.to_string());
+    let format =
+        format!("damaged or not a {}", if file == pickles::BIN { "PyTorch zip file" } else { "safetensors" });
+    assert_says(what, &message, &[&[path.as_str(), format.as_str()], parts].concat());
+    assert!(message.contains("fetch") || message.contains("git lfs pull"), "{what}: {message}");
 }

@@ -1,25 +1,15 @@
 //! Damage to `pytorch_model.bin`: an error or a success, never a panic.
 
-use super::parameter_bits;
 use super::weights::wrong_files;
+use super::{assert_damaged, parameter_bits};
 use crate::common::{Result, data};
-use crate::folder::{Folder, assert_says};
+use crate::folder::Folder;
 use crate::models::load;
 use crate::pickles::{BIN, entries, with_pickle, zip};
 use candle_core::DType;
-use gpt2_loader::LoadError;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-
-#[track_caller]
-fn assert_damaged(what: &str, folder: &Folder, parts: &[&str]) {
-    let error = folder.load().expect_err(what);
-    assert!(matches!(error, LoadError::Damaged { .. }), "{what}: {error:?}");
-    let path = folder.file(BIN).display().to_string();
-    assert_says(what, &error.to_string(), &[&path, "damaged or not a PyTorch zip file", "fetch"]);
-    assert_says(what, &error.to_string(), parts);
-}
 
 #[test]
 fn an_archive_written_by_these_tests_is_read() -> Result {
@@ -36,13 +26,11 @@ fn a_file_that_is_not_whole_or_no_archive() -> Result {
     for (what, file, remedy) in wrong_files(&whole) {
         let folder = Folder::of("pickle")?;
         folder.write(BIN, file)?;
-        let error = folder.load().expect_err(what);
-        assert!(matches!(error, LoadError::Damaged { .. }), "{what}: {error:?}");
-        assert_says(what, &error.to_string(), &[&folder.file(BIN).display().to_string(), remedy]);
+        assert_damaged(what, &folder, BIN, &[remedy]);
     }
     let folder = Folder::of("pickle")?;
     folder.write(BIN, b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.")?;
-    assert_damaged("before 1.6", &folder, &["before PyTorch 1.6", "save it again"]);
+    assert_damaged("before 1.6", &folder, BIN, &["before PyTorch 1.6", "save it again"]);
     Ok(())
 }
 
@@ -52,18 +40,18 @@ fn an_archive_without_what_the_pickle_names() -> Result {
     let mut some = entries("pickle")?;
     some.retain(|(name, _)| name != "pytorch_model/data/7");
     folder.write(BIN, zip(&some)?)?;
-    assert_damaged("no storage 7", &folder, &["pytorch_model/data/7"]);
+    assert_damaged("no storage 7", &folder, BIN, &["pytorch_model/data/7"]);
 
     let mut short = entries("pickle")?;
     if let Some((_, data)) = short.iter_mut().find(|(name, _)| name == "pytorch_model/data/0") {
         data.pop();
     }
     folder.write(BIN, zip(&short)?)?;
-    assert_damaged("a short storage", &folder, &["transformer.wte.weight", "outside its storage"]);
+    assert_damaged("a short storage", &folder, BIN, &["transformer.wte.weight", "outside its storage"]);
 
     some.remove(0);
     folder.write(BIN, zip(&some)?)?;
-    assert_damaged("no pickle", &folder, &["no data.pkl"]);
+    assert_damaged("no pickle", &folder, BIN, &["no data.pkl"]);
     Ok(())
 }
 
@@ -71,7 +59,7 @@ fn an_archive_without_what_the_pickle_names() -> Result {
 fn a_pickle_cut_at_any_place_is_an_error() -> Result {
     let whole = entries("pickle")?.swap_remove(0).1;
     for len in (0..whole.len()).step_by(97).chain([whole.len() - 1]) {
-        assert_damaged(&format!("{len} bytes"), &with_pickle(&whole[..len])?, &[]);
+        assert_damaged(&format!("{len} bytes"), &with_pickle(&whole[..len])?, BIN, &[]);
     }
     Ok(())
 }
@@ -144,7 +132,7 @@ fn pickles_that_hold_no_weights_are_errors() -> Result {
         ("a tensor without arguments", b"\x80\x02}X\x01\0\0\0uctorch._utils\n_rebuild_tensor_v2\n)Rs."),
         ("a parameter without a tensor", b"\x80\x02}X\x01\0\0\0uctorch._utils\n_rebuild_parameter\n)Rs."),
     ] {
-        assert_damaged(what, &with_pickle(pickle)?, &[]);
+        assert_damaged(what, &with_pickle(pickle)?, BIN, &[]);
     }
     Ok(())
 }
@@ -176,7 +164,7 @@ fn a_flipped_bit_in_any_storage_is_an_error_that_names_it() -> Result {
         let mut bytes = whole.clone();
         bytes[local + data + content.len() / 2] ^= 1;
         folder.write(BIN, bytes)?;
-        assert_damaged(name, &folder, &[name, "CRC-32"]);
+        assert_damaged(name, &folder, BIN, &[name, "CRC-32"]);
         storages += 1;
     }
     assert!(storages > 10, "{storages} storages");

@@ -1,14 +1,11 @@
 //! Tokenizers from each kind of file, damaged files, and text that arrives token by token.
 
+use super::open_tokenizer as open;
 use crate::common::Result;
 use crate::folder::{Folder, assert_says};
-use gpt2_loader::{LoadError, Source, Tokenizer};
+use gpt2_loader::{LoadError, Tokenizer};
 use proptest::prelude::*;
 use serde_json::json;
-
-fn open(folder: &Folder, vocab_size: usize) -> std::result::Result<Tokenizer, LoadError> {
-    Tokenizer::open(&Source::directory(folder.path()).open()?, vocab_size)
-}
 
 /// A tokenizer over bytes, with few merges and none beyond ASCII.
 fn bytes_mostly() -> std::result::Result<Tokenizer, LoadError> {

@@ -1,8 +1,9 @@
 //! Files on which the crate tokenizers panics, fills memory or never ends: the loader refuses them quickly and by name.
 
+use super::open_tokenizer;
 use crate::common::Result;
 use crate::folder::{Folder, assert_says};
-use gpt2_loader::{LoadError, Source, Tokenizer};
+use gpt2_loader::{LoadError, Tokenizer};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
@@ -12,7 +13,7 @@ fn whole() -> Result<Value> {
 }
 
 fn open(folder: &Folder) -> std::result::Result<Tokenizer, LoadError> {
-    Tokenizer::open(&Source::directory(folder.path()).open()?, 31)
+    open_tokenizer(folder, 31)
 }
 
 /// Opens `file`, which must be refused quickly; returns the message.
@@ -109,7 +110,7 @@ fn what_makes_the_crate_tokenizers_panic_is_refused_by_name() -> Result {
             part("added_tokens", json!([strip, space]))?,
             ["added_tokens", "\"  \"", "white space"],
         ),
-        ("a token of which the normalizer leaves nothing", nothing, ["added_tokens", "normalized", "empty"]),
+        ("a token that the normalizer empties", nothing, ["added_tokens", "normalized", "empty"]),
     ] {
         assert_says(what, &refusal(what, &file)?, &says);
     }

@@ -1,5 +1,6 @@
 //! Damage to safetensors files, shards and their index: each has its own message and remedy.
 
+use super::assert_damaged;
 use crate::common::{Result, data};
 use crate::folder::{Folder, assert_says, read, serialized, zeros};
 use gpt2_loader::LoadError;
@@ -34,14 +35,6 @@ fn with_header(header: &str, data: usize) -> Vec<u8> {
     bytes
 }
 
-#[track_caller]
-fn assert_damaged(what: &str, folder: &Folder, file: &str, remedy: &str) {
-    let error = folder.load().expect_err(what);
-    assert!(matches!(error, LoadError::Damaged { .. }), "{what}: {error:?}");
-    let path = folder.file(file).display().to_string();
-    assert_says(what, &error.to_string(), &[&path, "damaged or not a", remedy]);
-}
-
 #[test]
 fn a_safetensors_file_that_is_not_whole_or_none() -> Result {
     let whole = std::fs::read(data("odd").join("model.safetensors"))?;
@@ -66,7 +59,7 @@ fn a_safetensors_file_that_is_not_whole_or_none() -> Result {
     for (what, file, remedy) in cases {
         let folder = Folder::of("odd")?;
         folder.write("model.safetensors", file)?;
-        assert_damaged(what, &folder, "model.safetensors", remedy);
+        assert_damaged(what, &folder, "model.safetensors", &[remedy]);
     }
     Ok(())
 }
@@ -91,7 +84,7 @@ fn a_safetensors_header_that_does_not_hold() -> Result {
     ] {
         let folder = Folder::of("odd")?;
         folder.write("model.safetensors", with_header(&header, data))?;
-        assert_damaged(what, &folder, "model.safetensors", "fetch the file again");
+        assert_damaged(what, &folder, "model.safetensors", &["fetch the file again"]);
     }
     Ok(())
 }
@@ -156,7 +149,7 @@ fn a_shard_that_is_damaged_is_named() -> Result {
     for (what, file, remedy) in wrong_files(&whole) {
         let folder = sharded()?;
         folder.write("b.safetensors", file)?;
-        assert_damaged(what, &folder, "b.safetensors", remedy);
+        assert_damaged(what, &folder, "b.safetensors", &[remedy]);
     }
     Ok(())
 }
@@ -171,7 +164,12 @@ fn an_index_that_points_outside_its_folder_is_refused() -> Result {
         std::fs::copy(folder.file("a.safetensors"), folder.file("sub/a.safetensors"))?;
         let index = json!({"weight_map": {"transformer.wte.weight": shard}});
         folder.write("model.safetensors.index.json", index.to_string())?;
-        assert_damaged(shard, &folder, "model.safetensors.index.json", "is not a file name beside the index");
+        assert_damaged(
+            shard,
+            &folder,
+            "model.safetensors.index.json",
+            &["is not a file name beside the index"],
+        );
         assert_says(shard, &folder.refusal(shard), &[&format!("{shard:?}"), "fetch the file again"]);
     }
     Ok(())
@@ -188,7 +186,7 @@ fn a_tensor_that_is_not_in_its_shard_is_named() -> Result {
         index["weight_map"][name] = other.into();
         folder.write("model.safetensors.index.json", index.to_string())?;
         let part = format!("tensor {name} is not in {other}, where the index puts it");
-        assert_damaged(name, &folder, "model.safetensors.index.json", &part);
+        assert_damaged(name, &folder, "model.safetensors.index.json", &[&part]);
     }
     Ok(())
 }

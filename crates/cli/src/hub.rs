@@ -208,7 +208,7 @@ fn progress() -> gpt2_loader::hub::Progress {
             Event::Retrying { error, wait } => {
                 say(
                     &bar.take(),
-                    format!("{}\nnext try in {:.1} s", remedy::of_the_loader(error), wait.as_secs_f64()),
+                    format!("{}\nnext try in {:.1} s", remedy::of_the_hub(error), wait.as_secs_f64()),
                 );
             }
             _ => {}

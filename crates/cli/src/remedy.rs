@@ -1,6 +1,6 @@
 //! What to do about the loader's errors and findings, in the command's words: the library does not know the options.
 
-use gpt2_loader::{Advice, LoadError, Remedy};
+use gpt2_loader::{Advice, HubError, LoadError, Remedy};
 use std::error::Error;
 
 /// The text of an error, without its causes.
@@ -17,9 +17,15 @@ pub(crate) fn of_the_loader(error: &LoadError) -> String {
             "{name}: tokenizer: {reason}; fetch its files again, or give token ids instead of text"
         );
     }
-    error
-        .remedy()
-        .map_or_else(|| error.to_string(), |remedy| format!("{}{}", error.problem(), words(&remedy)))
+    match error {
+        LoadError::Hub(error) => of_the_hub(error),
+        error => error.to_string(),
+    }
+}
+
+/// The same for an error of the Hub's.
+pub(crate) fn of_the_hub(error: &HubError) -> String {
+    format!("{error}{}", error.remedy().as_ref().map_or_else(String::new, words))
 }
 
 /// The words for a remedy, to append to the problem.
@@ -80,7 +86,7 @@ mod tests {
 
     #[test]
     fn remedies_name_options_and_variables() {
-        let timeout = || LoadError::Timeout { url: "http://hub/x".into(), seconds: 30 };
+        let timeout = || LoadError::from(HubError::Timeout { url: "http://hub/x".into(), seconds: 30 });
         let words = "http://hub/x: no answer for 30 s; run the command again, or allow more with --timeout";
         assert_eq!(of_the_loader(&timeout()), words);
         assert_eq!(timeout().to_string(), "http://hub/x: no answer for 30 s; try again, or allow more time");
@@ -90,7 +96,7 @@ mod tests {
             format!("a/b: tokenizer: {words}; fetch its files again, or give token ids instead of text");
         assert_eq!(of_the_loader(&tokenizer), expected);
 
-        let not_cached = |offline| LoadError::NotCached {
+        let not_cached = |offline| HubError::NotCached {
             model: "a/b".into(),
             revision: "main".into(),
             file: "config.json".into(),
@@ -100,19 +106,19 @@ mod tests {
         let download = "run `gpt2 download a/b --revision main` where there is a network, or name a folder with \
                         the model's files";
         let missing = "a/b at main: config.json is not in the cache /cache";
-        assert_eq!(of_the_loader(&not_cached(false)), format!("{missing}; {download}"));
+        assert_eq!(of_the_hub(&not_cached(false)), format!("{missing}; {download}"));
         assert_eq!(
-            of_the_loader(&not_cached(true)),
+            of_the_hub(&not_cached(true)),
             format!("{missing}, and no request is made offline (--offline, HF_HUB_OFFLINE); {download}")
         );
     }
 
     #[test]
     fn a_cause_is_worded_too() {
-        let error = anyhow::Error::from(LoadError::TokenRefused {
+        let error = anyhow::Error::from(LoadError::from(HubError::TokenRefused {
             endpoint: "http://hub".into(),
             reason: "it is old".into(),
-        });
+        }));
         let error = error.context("there is no folder");
         let texts: Vec<String> = error.chain().map(text).collect();
         let token = "http://hub does not take the token: it is old; check HF_TOKEN, or log in again";

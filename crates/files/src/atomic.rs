@@ -1,6 +1,6 @@
 //! Writes files whole or not at all.
 
-use crate::error::Error;
+use crate::Error;
 use std::fs::{File, TryLockError};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -112,7 +112,7 @@ impl Staged {
 /// Follows links: returns the final path and the file's metadata, if it exists.
 fn target(path: &Path) -> Result<(PathBuf, Option<std::fs::Metadata>), Error> {
     let refused = |reason: &str| Error::at(path)(io::Error::other(reason));
-    // Check the path itself, too: some links, such as /dev/stdout, do not lead where they say.
+    // Check the path itself as well: some links, such as /dev/stdout, do not lead where they say.
     let before = std::fs::metadata(path).ok();
     if before.as_ref().is_some_and(|m| !m.is_file()) {
         return Err(refused("is a folder, a device or a pipe; name a file"));

@@ -15,11 +15,55 @@
 //! ```
 
 pub mod atomic;
-mod error;
-mod regular;
 mod safetensors;
 
 pub use candle_core;
-pub use error::Error;
-pub use regular::{open_regular, read_text};
 pub use safetensors::write_safetensors;
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+/// A file that could not be read or written.
+#[derive(Debug, thiserror::Error)]
+#[error("{path}: {source}", path = path.display())]
+#[non_exhaustive]
+pub struct Error {
+    /// The file, as the caller named it.
+    pub path: PathBuf,
+    /// The system's reason, or advice on what path to give instead.
+    pub source: io::Error,
+}
+
+impl Error {
+    /// Adds the file's name to a reason.
+    pub fn at(path: &Path) -> impl FnOnce(io::Error) -> Self + use<> {
+        let path = path.to_path_buf();
+        move |source| Self { path, source }
+    }
+}
+
+/// Opens the file at `path`.
+///
+/// # Errors
+/// When it is a folder, a device or a pipe, and when it cannot be opened.
+pub fn open_regular(path: &Path) -> io::Result<File> {
+    // Check before opening: opening a pipe would wait for its writer.
+    if !std::fs::metadata(path)?.is_file() {
+        return Err(io::Error::other("is a folder, a device or a pipe; expected a file"));
+    }
+    File::open(path)
+}
+
+/// The text of the file at `path`, of at most `limit` bytes.
+///
+/// # Errors
+/// When [`open_regular`] fails, or the file is longer or not UTF-8.
+pub fn read_text(path: &Path, limit: u64) -> io::Result<String> {
+    let mut text = String::new();
+    let read = open_regular(path)?.take(limit.saturating_add(1)).read_to_string(&mut text)?;
+    if read as u64 > limit {
+        return Err(io::Error::other(format!("is longer than {limit} bytes")));
+    }
+    Ok(text)
+}

@@ -1,8 +1,8 @@
-//! Bytes of a file: opened, or compiled into the binary.
+//! Bytes of a file, opened or compiled into the binary, and the JSON in them.
 
-use crate::error::LoadError;
-use gpt2_files::open_regular;
+use gpt2_files::{Error, open_regular};
 use rayon::prelude::*;
+use serde::Deserialize;
 use std::fs::File;
 use std::io;
 use std::path::Path;
@@ -33,18 +33,26 @@ impl Bytes {
     ///
     /// # Errors
     /// When the file cannot be opened or mapped.
-    pub fn open(path: &Path) -> Result<Self, LoadError> {
-        let file = open_regular(path).map_err(LoadError::io(path))?;
-        if file.metadata().map_err(LoadError::io(path))?.len() == 0 {
+    pub fn open(path: &Path) -> Result<Self, Error> {
+        let file = open_regular(path).map_err(Error::at(path))?;
+        if file.metadata().map_err(Error::at(path))?.len() == 0 {
             return Ok(Self::Embedded(&[])); // an empty file cannot be mapped everywhere
         }
         #[allow(unsafe_code)]
         // SAFETY: the map is read-only and lives as long as what reads from it; it is read as plain bytes,
-        // of which any are valid. Another process that writes to the file changes the bytes that are read here,
+        // and any byte is valid. Another process that writes to the file changes the bytes that are read here,
         // and one that truncates it ends this process (SIGBUS). This crate itself never changes a file in place:
         // it renames a new one over it.
-        let map = unsafe { memmap2::Mmap::map(&file) }.map_err(LoadError::io(path))?;
+        let map = unsafe { memmap2::Mmap::map(&file) }.map_err(Error::at(path))?;
         Ok(Self::OnDisk(Arc::new(OnDisk { file, map })))
+    }
+
+    /// The JSON value that they hold, and nothing after it.
+    ///
+    /// # Errors
+    /// The field that does not fit, and why.
+    pub(crate) fn parse<'de, T: Deserialize<'de>>(&'de self) -> Result<T, String> {
+        parse_json(self)
     }
 
     /// Fills `out` with the bytes from `start` on, on all threads.
@@ -98,4 +106,19 @@ impl std::ops::Deref for Bytes {
             Self::InMemory(bytes) => bytes,
         }
     }
+}
+
+/// Reads one JSON value and nothing after it.
+///
+/// # Errors
+/// The field that does not fit, and why.
+pub(crate) fn parse_json<'de, T: Deserialize<'de>>(json: &'de [u8]) -> Result<T, String> {
+    let mut deserializer = serde_json::Deserializer::from_slice(json);
+    let value =
+        serde_path_to_error::deserialize(&mut deserializer).map_err(|e| match e.path().to_string() {
+            whole if whole == "." => e.into_inner().to_string(),
+            field => format!("{field}: {}", e.into_inner()),
+        })?;
+    deserializer.end().map_err(|e| e.to_string())?;
+    Ok(value)
 }

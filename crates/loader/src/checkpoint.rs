@@ -4,8 +4,8 @@ use crate::audit::Audit;
 use crate::error::LoadError;
 use crate::files::{Files, WeightFiles};
 use crate::stored::Stored;
-use crate::tensor_info::{Encoding, TensorInfo};
-use crate::{gguf, json, names, pickle, safetensors_file};
+use crate::stored::{Encoding, TensorInfo};
+use crate::{gguf, names, pickle, safetensors_file};
 use candle_core::{DType, Device, Shape, Tensor};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
@@ -38,7 +38,7 @@ impl Checkpoint {
             let reason = candle_core::Error::msg("a list; expected a GPT-2 config, a JSON object");
             return Err(LoadError::Config { path: path.clone(), reason });
         }
-        let config: Config = json::parse(json).map_err(LoadError::json(path, "GPT-2 config"))?;
+        let config: Config = json.parse().map_err(LoadError::json(path, "GPT-2 config"))?;
         let parameters = config
             .parameters_and_ties()
             .map_err(|reason| LoadError::Config { path: path.clone(), reason })?;
@@ -102,7 +102,7 @@ impl Checkpoint {
     /// When the audit finds anything, or the checksum of a zip archive's entry does not match.
     pub fn var_builder(&self, dtype: DType, device: &Device) -> Result<VarBuilder<'static>, LoadError> {
         self.check()?;
-        let backend = Backend { tensors: Arc::clone(&self.tensors) };
+        let backend = Backend(Arc::clone(&self.tensors));
         Ok(VarBuilder::from_backend(Box::new(backend), dtype, device.clone()))
     }
 
@@ -131,13 +131,9 @@ impl Checkpoint {
 
     /// A tensor of files that passed [`check`](Self::check), by its name in the model.
     pub(crate) fn tensor(&self, name: &str, dtype: DType, device: &Device) -> Result<Tensor, LoadError> {
-        let found = self.stored(name).or_else(|| self.stored(LM_HEAD).filter(|_| name == WTE));
-        let failed = |source| LoadError::Tensor { name: self.name.clone(), source };
-        let Some(stored) = found else {
-            return Err(failed(candle_core::Error::msg(format!("{name}: no such tensor"))));
-        };
-        let loaded = stored.load(device).and_then(|tensor| tensor.to_dtype(dtype));
-        loaded.map_err(|e| failed(stored.unreadable(name, e)))
+        let found = if name == WTE && !self.tensors.contains_key(WTE) { LM_HEAD } else { name };
+        read(&self.tensors, found, dtype, device)
+            .map_err(|source| LoadError::Tensor { name: self.name.clone(), source })
     }
 
     /// A tensor of the files, by its name in the model.
@@ -194,7 +190,7 @@ impl Checkpoint {
         let weight = |name: &str, shape| match self.tensors.get(name).filter(|_| stay) {
             Some(stored) => {
                 let layout = if matches!(name, WTE | LM_HEAD) { WeightLayout::OutIn } else { layout };
-                stored.frozen(shape, layout).map_err(|e| stored.unreadable(name, e))
+                stored.load_frozen(name, shape, layout)
             }
             None => Ok(None),
         };
@@ -223,9 +219,21 @@ impl Checkpoint {
     }
 }
 
-struct Backend {
-    tensors: Arc<BTreeMap<String, Stored>>,
+/// A tensor by its name in the model, converted to `dtype`.
+fn read(
+    tensors: &BTreeMap<String, Stored>,
+    name: &str,
+    dtype: DType,
+    device: &Device,
+) -> candle_core::Result<Tensor> {
+    let Some(stored) = tensors.get(name) else {
+        candle_core::bail!("{name}: no such tensor in the checkpoint")
+    };
+    stored.load(name, device)?.to_dtype(dtype)
 }
+
+/// The tensors of a checkpoint, for a [`VarBuilder`].
+struct Backend(Arc<BTreeMap<String, Stored>>);
 
 impl SimpleBackend for Backend {
     fn get(
@@ -244,14 +252,10 @@ impl SimpleBackend for Backend {
     }
 
     fn get_unchecked(&self, name: &str, dtype: DType, device: &Device) -> candle_core::Result<Tensor> {
-        let Some(stored) = self.tensors.get(name) else {
-            candle_core::bail!("{name}: no such tensor in the checkpoint")
-        };
-        let loaded = stored.load(device).and_then(|tensor| tensor.to_dtype(dtype));
-        loaded.map_err(|e| stored.unreadable(name, e))
+        read(&self.0, name, dtype, device)
     }
 
     fn contains_tensor(&self, name: &str) -> bool {
-        self.tensors.contains_key(name)
+        self.0.contains_key(name)
     }
 }

@@ -1,7 +1,7 @@
 //! [`Checkpoint::findings`]: what is unusual about a checkpoint that fits its config.
 
 use crate::checkpoint::Checkpoint;
-use crate::tensor_info::TensorInfo;
+use crate::stored::TensorInfo;
 use gpt2_model::parameters::{LM_HEAD, PREFIX, WTE};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -147,7 +147,7 @@ fn bytes(info: &TensorInfo) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tensor_info::Encoding;
+    use crate::stored::Encoding;
     use safetensors::Dtype;
 
     #[test]

@@ -1,13 +1,32 @@
-//! [`Files`]: the files of one model, by their purpose.
+//! [`Files`]: the files of one model, by their purpose, and their names.
 
 use crate::bytes::Bytes;
 use crate::error::LoadError;
-use crate::file_names::{INDEX, SAFETENSORS};
 use crate::gguf;
-use crate::shards::Index;
+use crate::safetensors_file::{Header, Index};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+pub(crate) const CONFIG: &str = "config.json";
+pub(crate) const SAFETENSORS: &str = "model.safetensors";
+pub(crate) const INDEX: &str = "model.safetensors.index.json";
+pub(crate) const PICKLE: &str = "pytorch_model.bin";
+pub(crate) const TOKENIZER: &str = "tokenizer.json";
+pub(crate) const VOCAB: &str = "vocab.json";
+pub(crate) const MERGES: &str = "merges.txt";
+pub(crate) const ADAPTER_CONFIG: &str = "adapter_config.json";
+pub(crate) const ADAPTER_SAFETENSORS: &str = "adapter_model.safetensors";
+pub(crate) const ADAPTER_PICKLE: &str = "adapter_model.bin";
+
+/// The files that hold the parameters, or say which files do; the first that exists is used.
+pub(crate) const WEIGHTS: [&str; 3] = [SAFETENSORS, INDEX, PICKLE];
+
+/// The same for an adapter.
+pub(crate) const ADAPTERS: [&str; 2] = [ADAPTER_SAFETENSORS, ADAPTER_PICKLE];
+
+/// The names under which [`Source::directory`](crate::Source::directory) looks for a model's files.
+pub const FILE_NAMES: [&str; 7] = [CONFIG, SAFETENSORS, INDEX, PICKLE, TOKENIZER, VOCAB, MERGES];
 
 /// The files of one model. They exist; nothing else about them has been checked.
 #[derive(Debug, Clone)]
@@ -97,7 +116,7 @@ pub enum WeightFiles {
 }
 
 impl WeightFiles {
-    /// The file at `path`, which has one of the names in [`WEIGHTS`](crate::file_names::WEIGHTS).
+    /// The file at `path`, which has one of the names in [`WEIGHTS`].
     pub(crate) fn open(path: PathBuf) -> Result<Self, LoadError> {
         let is = |name: &str| path.file_name() == Some(name.as_ref());
         if is(SAFETENSORS) {
@@ -109,17 +128,6 @@ impl WeightFiles {
             Ok(Self::Pickle(path))
         }
     }
-}
-
-/// The beginning of a safetensors file that was not downloaded.
-#[derive(Debug, Clone)]
-pub struct Header {
-    /// The file's name in messages.
-    pub path: PathBuf,
-    /// The length of the header, the header, and possibly more.
-    pub bytes: Vec<u8>,
-    /// The length of the whole file, if known.
-    pub file_len: Option<u64>,
 }
 
 /// The tokenizer's files.

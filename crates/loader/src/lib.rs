@@ -23,22 +23,17 @@ mod bytes;
 mod checkpoint;
 mod doctor;
 mod error;
-mod file_names;
 mod files;
 mod gguf;
 pub mod hub;
-mod json;
 mod names;
 mod pickle;
 mod safetensors_file;
 mod save;
 mod save_gguf;
-mod shards;
 mod source;
 mod stored;
-mod tensor_info;
 mod tokenizer;
-mod zip_entry;
 
 pub use adapter::{
     AdapterAudit, AdapterCheckpoint, AdapterConfig, AdapterFiles, Names, OneOrMany, Patterns, save_adapter,
@@ -49,15 +44,15 @@ pub use candle_core;
 pub use candle_nn;
 pub use checkpoint::Checkpoint;
 pub use doctor::{Advice, Finding};
-pub use error::{LoadError, Remedy};
-pub use file_names::FILE_NAMES;
-pub use files::{Files, Header, TokenizerFiles, WeightFiles};
+pub use error::LoadError;
+pub use files::{FILE_NAMES, Files, TokenizerFiles, WeightFiles};
 pub use gguf::GgufType;
-pub use hub::{Hub, ModelId};
+pub use hub::{Hub, HubError, ModelId, Remedy};
+pub use safetensors_file::Header;
 pub use save::{SaveOptions, save};
 pub use save_gguf::save_gguf;
 pub use source::{EmbeddedFiles, Source};
-pub use tensor_info::{Encoding, TensorInfo};
+pub use stored::{Encoding, TensorInfo};
 pub use tokenizer::{TextStream, Tokenizer, Unspellable};
 
 // The example of the README is a test.

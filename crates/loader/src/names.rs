@@ -1,6 +1,6 @@
-//! The names in a saved `GPT2LMHeadModel`, and how they relate to the model's own names.
+//! The names of tensors in files, transformers' and llama.cpp's, and how they relate to the model's own names.
 
-use gpt2_model::parameters::PREFIX;
+use gpt2_model::parameters::{LM_HEAD, PREFIX};
 
 /// The prefix of the output projection, which is outside the transformer.
 const HEAD: &str = "lm_head.";
@@ -38,4 +38,65 @@ pub(crate) fn is_mask_buffer(name: &str, shape: &[usize], n_layer: usize) -> boo
         _ => false,
     };
     known && layer.parse::<usize>().is_ok_and(|n| n < n_layer)
+}
+
+/// The names of GGUF files outside the blocks: llama.cpp's, and the checkpoint's.
+const ROOT: [(&str, &str); 3] = [("token_embd", "wte"), ("position_embd", "wpe"), ("output_norm", "ln_f")];
+
+/// The output projection, if it is not the token embedding.
+pub(crate) const GGUF_OUTPUT: (&str, &str) = ("output.weight", LM_HEAD);
+
+/// The names inside a block, and whether the weight is one of a `Conv1D`: GGUF holds its transpose.
+const BLOCK: [(&str, &str, bool); 6] = [
+    ("attn_norm", "ln_1", false),
+    ("attn_qkv", "attn.c_attn", true),
+    ("attn_output", "attn.c_proj", true),
+    ("ffn_norm", "ln_2", false),
+    ("ffn_up", "mlp.c_fc", true),
+    ("ffn_down", "mlp.c_proj", true),
+];
+
+/// The checkpoint's name for llama.cpp's `name`, and whether the tensor is transposed.
+pub(crate) fn from_gguf(name: &str) -> Option<(String, bool)> {
+    if name == GGUF_OUTPUT.0 {
+        return Some((GGUF_OUTPUT.1.into(), false));
+    }
+    let (module, parameter) = name.rsplit_once('.')?;
+    if let Some((_, found)) = ROOT.iter().find(|(theirs, _)| *theirs == module) {
+        return Some((format!("{found}.{parameter}"), false));
+    }
+    let (layer, module) = module.strip_prefix("blk.")?.split_once('.')?;
+    let (_, found, conv1d) = BLOCK.iter().find(|(theirs, ..)| *theirs == module)?;
+    Some((format!("h.{layer}.{found}.{parameter}"), *conv1d && parameter == "weight"))
+}
+
+/// llama.cpp's name for the checkpoint's `name`, and whether the tensor is transposed.
+pub(crate) fn in_gguf(name: &str) -> Option<(String, bool)> {
+    if name == GGUF_OUTPUT.1 {
+        return Some((GGUF_OUTPUT.0.into(), false));
+    }
+    let (module, parameter) = name.rsplit_once('.')?;
+    if let Some((found, _)) = ROOT.iter().find(|(_, ours)| *ours == module) {
+        return Some((format!("{found}.{parameter}"), false));
+    }
+    let (layer, module) = module.strip_prefix("h.")?.split_once('.')?;
+    let (found, _, conv1d) = BLOCK.iter().find(|(_, ours, _)| *ours == module)?;
+    Some((format!("blk.{layer}.{found}.{parameter}"), *conv1d && parameter == "weight"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpt2_model::Config;
+
+    #[test]
+    fn every_parameter_has_a_name_and_gets_its_own_back() {
+        let config = Config { n_layer: 2, tie_word_embeddings: false, ..Config::gpt2() };
+        for parameter in config.parameters().expect("valid") {
+            let (name, transposed) = in_gguf(&parameter.name).expect("a name");
+            assert_eq!(from_gguf(&name), Some((parameter.name.clone(), transposed)), "{name}");
+        }
+        assert_eq!(in_gguf("h.11.mlp.c_proj.weight"), Some(("blk.11.ffn_down.weight".into(), true)));
+        assert_eq!(from_gguf("rope_freqs.weight"), None);
+    }
 }

@@ -1,17 +1,74 @@
-//! Tensors of a safetensors file, and of the shards that an index names.
+//! Tensors of safetensors files: of one, of its [`Header`] alone, and of the shards that an [`Index`] names.
 
 use crate::bytes::Bytes;
 use crate::error::LoadError;
-use crate::files::Header;
-use crate::shards::Index;
-use crate::stored::Stored;
-use crate::tensor_info::{Encoding, TensorInfo};
+use crate::stored::{Encoding, Stored, TensorInfo};
 use safetensors::SafeTensors;
 use safetensors::tensor::Metadata;
-use std::collections::BTreeSet;
-use std::path::Path;
+use serde::Deserialize;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
 
 const FORMAT: &str = "safetensors";
+const INDEX_FORMAT: &str = "safetensors index";
+
+/// The beginning of a safetensors file that was not downloaded.
+#[derive(Debug, Clone)]
+pub struct Header {
+    /// The file's name in messages.
+    pub path: PathBuf,
+    /// The length of the header, the header, and possibly more.
+    pub bytes: Vec<u8>,
+    /// The length of the whole file, if known.
+    pub file_len: Option<u64>,
+}
+
+/// `model.safetensors.index.json`. Each shard that it names is a plain file name, and so lies beside the index.
+pub(crate) struct Index {
+    path: PathBuf,
+    json: Bytes,
+    /// The shard of each tensor.
+    weight_map: BTreeMap<String, String>,
+}
+
+#[derive(Deserialize)]
+struct Json {
+    weight_map: BTreeMap<String, String>,
+}
+
+impl Index {
+    /// Reads the index at `path`.
+    pub(crate) fn open(path: &Path) -> Result<Self, LoadError> {
+        let json = Bytes::open(path)?;
+        let Json { weight_map } = json.parse().map_err(LoadError::json(path, INDEX_FORMAT))?;
+        let index = Self { path: path.to_path_buf(), json, weight_map };
+        if let Some(shard) = index.shards().find(|shard| Path::new(shard).file_name() != Some(shard.as_ref()))
+        {
+            return Err(index.damaged(format!("shard {shard:?} is not a file name beside the index")));
+        }
+        Ok(index)
+    }
+
+    /// Each tensor and its shard.
+    pub(crate) fn tensors(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.weight_map.iter().map(|(tensor, shard)| (tensor.as_str(), shard.as_str()))
+    }
+
+    /// Each shard once.
+    pub(crate) fn shards(&self) -> impl Iterator<Item = &str> {
+        self.weight_map.values().map(String::as_str).collect::<BTreeSet<_>>().into_iter()
+    }
+
+    /// The path of a shard.
+    pub(crate) fn path_of(&self, shard: &str) -> PathBuf {
+        self.path.with_file_name(shard)
+    }
+
+    /// The error for an index whose content is wrong.
+    pub(crate) fn damaged(&self, reason: String) -> LoadError {
+        LoadError::damaged(&self.path, INDEX_FORMAT, &self.json, reason)
+    }
+}
 
 /// Every tensor of one file; reads only the header.
 pub(crate) fn read(path: &Path, bytes: &Bytes) -> Result<Vec<Stored>, LoadError> {

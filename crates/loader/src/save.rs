@@ -1,7 +1,7 @@
 //! Saves a model in a form that transformers and this crate can load.
 
 use crate::error::LoadError;
-use crate::file_names::{CONFIG, SAFETENSORS, TOKENIZER};
+use crate::files::{CONFIG, SAFETENSORS, TOKENIZER};
 use crate::names;
 use crate::tokenizer::Tokenizer;
 use candle_core::{DType, Tensor};
@@ -15,7 +15,7 @@ use std::path::Path;
 pub struct SaveOptions {
     /// The dtype in the file; `None` for the model's own.
     pub dtype: Option<DType>,
-    /// Save the causal triangle of each layer, too, as `attn.bias`, u8 (1, 1, N, N), for readers that expect
+    /// Also save the causal triangle of each layer, as `attn.bias`, u8 (1, 1, N, N), for readers that expect
     /// GPT-2's original layout. transformers ignores it.
     pub buffers: bool,
 }

@@ -3,9 +3,10 @@
 use crate::checkpoint::Checkpoint;
 use crate::error::LoadError;
 use crate::files::Files;
-use crate::gguf::{ALIGNMENT, GgufType, Keys, Planned, number, plan, put_text};
-use crate::tensor_info::Encoding;
-use crate::tokenizer::{List, Tokenizer};
+use crate::gguf::{ALIGNMENT, GgufType, Planned, number, plan};
+use crate::stored::Encoding;
+use crate::tokenizer::Tokenizer;
+use crate::tokenizer::list::List;
 use candle_core::{DType, Device, Tensor};
 use gpt2_model::Config;
 use gpt2_model::config::TokenIds;
@@ -22,7 +23,7 @@ type Progress<'a> = dyn FnMut(usize, usize, &str) + 'a;
 ///
 /// # Errors
 /// For gpt_bigcode and cross-attention; when the config, the tokenizer or the widths are such that GGUF cannot hold them, a weight is not finite or does not fit
-/// f16, the file cannot be written, or what is read back is not what was written.
+/// f16, the file cannot be written, or what is read back differs from what was written.
 pub fn save_gguf(
     path: &Path,
     checkpoint: &Checkpoint,
@@ -109,7 +110,7 @@ fn encode(planned: &Planned, tensor: &Tensor) -> Result<Vec<u8>, String> {
     let tensor = if planned.transposed { tensor.t() } else { Ok(tensor.clone()) };
     let numbers =
         tensor.and_then(|tensor| tensor.flatten_all()?.to_vec1::<f32>()).map_err(|e| e.to_string())?;
-    // The scales of blocks are in f16, too.
+    // The scales of blocks are also in f16.
     let limit = match planned.encoding {
         Encoding::Plain(safetensors::Dtype::F32) => f32::MAX,
         _ => f16::MAX.to_f32(),
@@ -204,4 +205,57 @@ fn tokenizer(keys: &mut Keys, config: &Config, list: &List) -> Result<(), String
         keys.u32("tokenizer.ggml.bos_token_id", begin);
     }
     Ok(())
+}
+
+/// Keys and their values.
+#[derive(Default)]
+struct Keys {
+    bytes: Vec<u8>,
+    count: u64,
+}
+
+impl Keys {
+    fn key(&mut self, name: &str, kind: u32) {
+        self.count += 1;
+        put_text(&mut self.bytes, name);
+        self.bytes.extend(kind.to_le_bytes());
+    }
+
+    fn u32(&mut self, name: &str, value: u32) {
+        self.key(name, 4);
+        self.bytes.extend(value.to_le_bytes());
+    }
+
+    fn f32(&mut self, name: &str, value: f32) {
+        self.key(name, 6);
+        self.bytes.extend(value.to_le_bytes());
+    }
+
+    fn text(&mut self, name: &str, value: &str) {
+        self.key(name, 8);
+        put_text(&mut self.bytes, value);
+    }
+
+    fn list(&mut self, name: &str, kind: u32, len: usize) {
+        self.key(name, 9);
+        self.bytes.extend(kind.to_le_bytes());
+        self.bytes.extend((len as u64).to_le_bytes());
+    }
+
+    fn texts(&mut self, name: &str, values: &[String]) {
+        self.list(name, 8, values.len());
+        for value in values {
+            put_text(&mut self.bytes, value);
+        }
+    }
+
+    fn i32s(&mut self, name: &str, values: &[i32]) {
+        self.list(name, 5, values.len());
+        self.bytes.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+    }
+}
+
+fn put_text(out: &mut Vec<u8>, text: &str) {
+    out.extend((text.len() as u64).to_le_bytes());
+    out.extend(text.as_bytes());
 }

@@ -2,7 +2,7 @@
 
 use crate::bytes::Bytes;
 use crate::error::LoadError;
-use crate::file_names::{CONFIG, MERGES, SAFETENSORS, TOKENIZER, VOCAB, WEIGHTS};
+use crate::files::{CONFIG, MERGES, SAFETENSORS, TOKENIZER, VOCAB, WEIGHTS};
 use crate::files::{Files, TokenizerFiles, WeightFiles};
 use crate::hub::{Hub, ModelId};
 use std::collections::BTreeMap;

@@ -1,12 +1,18 @@
 //! Checkpoints: config.json, safetensors, an index of shards, and pickles.
 
-use super::folder::Folder;
-use super::{archive, assert_names, parts};
+use super::{Folder, assert_names, parts};
 use candle_core::{DType, Device, Tensor};
 use gpt2_loader::{
     Bytes, Checkpoint, Files, Header, LoadError, Source, Tokenizer, TokenizerFiles, WeightFiles,
 };
 use gpt2_model::{Config, ForwardArgs};
+use std::io::{Cursor, Write};
+use zip::write::SimpleFileOptions;
+use zip::{CompressionMethod, ZipWriter};
+
+/// Storages `0` to `19`, each large enough for any tensor of the tiny model.
+const STORAGES: usize = 20;
+const STORAGE: [u8; 256] = [0; 256];
 
 /// The config of the corpus's models, 300 numbers each, with and without a table of `lm_head`'s own.
 fn tiny(tie_word_embeddings: bool) -> Vec<u8> {
@@ -66,14 +72,9 @@ pub(super) fn safetensors(data: &[u8]) {
             file_len: Some(data.len() as u64),
         };
         let config = Folder::dir().join("config.json");
-        let of_header = Bytes::open(&config).and_then(|bytes| {
-            Checkpoint::open(&Files::new(
-                "fuzz".into(),
-                (config, bytes),
-                WeightFiles::Headers(vec![header]),
-                TokenizerFiles::Absent,
-            ))
-        });
+        let json = (config.clone(), Bytes::open(&config).expect("it was written above"));
+        let headers = WeightFiles::Headers(vec![header]);
+        let of_header = Checkpoint::open(&Files::new("fuzz".into(), json, headers, TokenizerFiles::Absent));
         if let Some(whole) = whole {
             let of_header = of_header.expect("the header of a file that opens opens alone");
             let tensors = |c: &Checkpoint| -> Vec<_> {
@@ -97,7 +98,20 @@ pub(super) fn index(data: &[u8]) {
 
 /// A pickle inside a valid `pytorch_model.bin`.
 pub(super) fn pickle(data: &[u8]) {
-    pickle_zip(&archive::around(data));
+    pickle_zip(&archive_around(data));
+}
+
+/// A `pytorch_model.bin` around a pickle: a valid zip, so that the fuzzer reaches what is inside.
+fn archive_around(pickle: &[u8]) -> Vec<u8> {
+    let mut zip = ZipWriter::new(Cursor::new(vec![]));
+    let options = SimpleFileOptions::default().compression_method(CompressionMethod::Stored);
+    let mut add = |name: String, data: &[u8]| {
+        zip.start_file(name, options).expect("a new entry");
+        zip.write_all(data).expect("memory can be written to");
+    };
+    add("archive/data.pkl".into(), pickle);
+    (0..STORAGES).for_each(|i| add(format!("archive/data/{i}"), &STORAGE));
+    zip.finish().expect("a zip").into_inner()
 }
 
 /// A whole `pytorch_model.bin`.
@@ -138,7 +152,7 @@ fn look(checkpoint: &Checkpoint) {
         }
         Err(LoadError::Audit(_)) => assert!(!audit.is_clean(), "refused, and nothing is wrong: {audit}"),
         // A storage whose checksum does not hold.
-        Err(error @ LoadError::Damaged { .. }) => super::assert_names(&error, "pytorch_model.bin"),
+        Err(error @ LoadError::Damaged { .. }) => assert_names(&error, "pytorch_model.bin"),
         Err(error) => panic!("what the audit passed cannot be loaded: {error}"),
     }
 }

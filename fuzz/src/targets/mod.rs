@@ -1,11 +1,12 @@
 //! What is done with each input. A target panics only where the loader breaks a promise: bad input is refused
 //! with an error that names the file, and what is accepted works.
 
-mod archive;
 mod checkpoint;
-mod folder;
 mod interventions;
 mod tokenizer;
+
+use std::path::PathBuf;
+use tempfile::TempDir;
 
 /// Does with an input what a target is about.
 pub(crate) type Target = fn(&[u8]);
@@ -48,4 +49,37 @@ fn assert_names(error: &gpt2_loader::LoadError, file: &str) {
     }
     assert!(text.contains(file), "an error that does not name {file}: {text}");
     assert!(!text.contains("the tokenizer broke off"), "a panic that the checks let through: {text}");
+}
+
+thread_local! {
+    /// Made once: a fuzzer runs thousands of inputs a second.
+    static DIR: TempDir = tempfile::tempdir().expect("a temporary folder");
+}
+
+/// A folder for the files of one input, in memory where the system has such a place; they are gone with it.
+struct Folder(Vec<PathBuf>);
+
+impl Folder {
+    fn new() -> Self {
+        Self(vec![])
+    }
+
+    fn dir() -> PathBuf {
+        DIR.with(|dir| dir.path().to_path_buf())
+    }
+
+    fn write(&mut self, name: &str, data: &[u8]) -> PathBuf {
+        let path = Self::dir().join(name);
+        std::fs::write(&path, data).expect("the temporary folder can be written to");
+        self.0.push(path.clone());
+        path
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        for path in &self.0 {
+            let _ = std::fs::remove_file(path);
+        }
+    }
 }

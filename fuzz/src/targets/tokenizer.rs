@@ -1,7 +1,6 @@
 //! Tokenizers: their files, and what is asked of good ones.
 
-use super::folder::Folder;
-use super::{assert_names, parts};
+use super::{Folder, assert_names, parts};
 use gpt2_loader::{Bytes, Files, LoadError, Tokenizer, TokenizerFiles, WeightFiles};
 use std::sync::OnceLock;
 

@@ -232,7 +232,7 @@ impl AdapterConfig {
         };
         if !harmless {
             return Some(format!(
-                "init_lora_weights is {}, which changes the model's own weights, too; save the adapter with PEFT's \
+                "init_lora_weights is {}, which also changes the model's own weights; save the adapter with PEFT's \
                  path_initial_model_for_weight_conversion, which makes a plain one of it",
                 self.init_lora_weights
             ));

@@ -3,27 +3,19 @@
 //! The layout is that of ggml's `docs/gguf.md`, version 3; version 2 differs in nothing that GPT-2 uses. Nothing in a file is
 //! trusted: every length is compared with what is left of the file before it is used.
 
-mod config;
 mod header;
-mod keys;
 mod kind;
-mod names;
-mod plan;
-mod value;
-mod vocabulary;
 
 pub(crate) use header::ALIGNMENT;
-pub(crate) use keys::{Keys, put_text};
-pub(crate) use kind::number;
-pub use plan::GgufType;
-pub(crate) use plan::{Planned, plan};
-pub(crate) use vocabulary::{Vocabulary, vocabulary};
+pub use kind::GgufType;
+pub(crate) use kind::{Planned, number, plan};
 
 use crate::bytes::Bytes;
 use crate::error::LoadError;
-use crate::stored::Stored;
-use crate::tensor_info::{Encoding, TensorInfo};
-use header::Header;
+use crate::names::{self, GGUF_OUTPUT};
+use crate::stored::{Encoding, Stored, TensorInfo};
+use header::{Header, Value};
+use serde_json::json;
 use std::path::Path;
 
 pub(crate) const FORMAT: &str = "GGUF";
@@ -34,10 +26,10 @@ pub(crate) fn config(path: &Path, bytes: &Bytes) -> Result<Vec<u8>, LoadError> {
     let header = Header::parse(bytes).map_err(damaged)?;
     let stored = read_tensors(path, bytes, &header).map_err(damaged)?;
     let find = |name: &str| stored.iter().find(|tensor| tensor.info.name == name);
-    let (table, output) = (find("token_embd.weight"), find(names::OUTPUT.0));
+    let (table, output) = (find("token_embd.weight"), find(GGUF_OUTPUT.0));
     let vocab_size = table.and_then(|table| table.info.shape.first().copied());
     let tied = output.is_none() || same_numbers(table, output);
-    config::config_json(&header, vocab_size, tied).map_err(damaged)
+    config_json(&header, vocab_size, tied).map_err(damaged)
 }
 
 /// Every tensor of the file, under the name and with the shape that it has in a checkpoint. A table that the file holds twice,
@@ -47,11 +39,11 @@ pub(crate) fn read(path: &Path, bytes: &Bytes) -> Result<Vec<(String, Stored)>, 
     let header = Header::parse(bytes).map_err(damaged)?;
     let mut stored = read_tensors(path, bytes, &header).map_err(damaged)?;
     let find = |name: &str| stored.iter().find(|tensor| tensor.info.name == name);
-    if same_numbers(find("token_embd.weight"), find(names::OUTPUT.0)) {
-        stored.retain(|tensor| tensor.info.name != names::OUTPUT.0);
+    if same_numbers(find("token_embd.weight"), find(GGUF_OUTPUT.0)) {
+        stored.retain(|tensor| tensor.info.name != GGUF_OUTPUT.0);
     }
     let named = stored.into_iter().map(|tensor| {
-        let name = names::of_checkpoint(&tensor.info.name).map(|(name, _)| name);
+        let name = names::from_gguf(&tensor.info.name).map(|(name, _)| name);
         // Another name is none of the model's, even if a checkpoint would have it.
         (name.unwrap_or_else(|| format!("{FORMAT}: {}", tensor.info.name)), tensor)
     });
@@ -85,7 +77,7 @@ fn read_tensors(path: &Path, bytes: &Bytes, header: &Header) -> Result<Vec<Store
     for tensor in &header.tensors {
         let name = tensor.name;
         let encoding = kind::encoding(tensor.kind);
-        let transposed = names::of_checkpoint(name).is_some_and(|(_, transposed)| transposed);
+        let transposed = names::from_gguf(name).is_some_and(|(_, transposed)| transposed);
         let (row, rest) = tensor.dims.split_first().map_or((1, &[][..]), |(row, rest)| (*row, rest));
         let rows = rest.iter().try_fold(1usize, |rows, n| rows.checked_mul(*n));
         let too_many =
@@ -127,4 +119,97 @@ fn check_overlap(stored: &[Stored]) -> Result<(), String> {
         Some(pair) => Err(format!("{} and {} share bytes of the file", pair[0].info.name, pair[1].info.name)),
         None => Ok(()),
     }
+}
+
+const ARCHITECTURE: &str = "general.architecture";
+
+/// config.json for the model that the keys describe. `vocab_size` and `tied` come from its tensors.
+fn config_json(header: &Header, vocab_size: Option<usize>, tied: bool) -> Result<Vec<u8>, String> {
+    let architecture = header.text(ARCHITECTURE)?;
+    if architecture != Some("gpt2") {
+        let found = architecture.map_or_else(|| "there is none".into(), |name| format!("it is {name:?}"));
+        return Err(format!("{ARCHITECTURE}: {found}; expected \"gpt2\""));
+    }
+    let required = |key: &str| header.count(key)?.ok_or_else(|| format!("{key} is missing"));
+    let heads = required("gpt2.attention.head_count")?;
+    if let Some(key_heads) = header.count("gpt2.attention.head_count_kv")?.filter(|n| *n != heads) {
+        return Err(format!(
+            "gpt2.attention.head_count_kv is {key_heads}; expected the {heads} heads of the queries"
+        ));
+    }
+    let epsilon = match header.get("gpt2.attention.layer_norm_epsilon") {
+        // As decimal digits, so that 1e-5 in f32 is 1e-5 again.
+        #[allow(clippy::cast_possible_truncation)] // it was f32
+        Some(Value::Float(epsilon)) => {
+            json!((*epsilon as f32).to_string().parse::<f64>().unwrap_or(*epsilon))
+        }
+        _ => return Err("gpt2.attention.layer_norm_epsilon is missing, or is not a float".into()),
+    };
+    let vocab_size = vocab_size.ok_or("there is no token_embd.weight of two dimensions")?;
+    let config = json!({
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "vocab_size": vocab_size,
+        "n_positions": required("gpt2.context_length")?,
+        "n_embd": required("gpt2.embedding_length")?,
+        "n_layer": required("gpt2.block_count")?,
+        "n_head": heads,
+        "n_inner": header.count("gpt2.feed_forward_length")?,
+        "layer_norm_epsilon": epsilon,
+        "tie_word_embeddings": tied,
+        "bos_token_id": header.count("tokenizer.ggml.bos_token_id")?,
+        "eos_token_id": header.count("tokenizer.ggml.eos_token_id")?,
+    });
+    serde_json::to_vec_pretty(&config).map_err(|e| e.to_string())
+}
+
+/// The parts of a byte-level BPE.
+pub(crate) struct Vocabulary<'a> {
+    /// By id.
+    pub(crate) tokens: Vec<&'a str>,
+    /// Pairs with a space between, in order of priority.
+    pub(crate) merges: Vec<&'a str>,
+    /// The ids of tokens that stand for their own text.
+    pub(crate) special: Vec<u32>,
+}
+
+/// llama.cpp's types of tokens that are searched for in the text before any other step.
+const CONTROL: i128 = 3;
+const USER_DEFINED: i128 = 4;
+
+const TOKENS: &str = "tokenizer.ggml.tokens";
+const MERGES: &str = "tokenizer.ggml.merges";
+const TYPES: &str = "tokenizer.ggml.token_type";
+
+/// The tokenizer that the file holds, if any.
+pub(crate) fn vocabulary(bytes: &[u8]) -> Result<Option<Vocabulary<'_>>, String> {
+    let header = Header::parse(bytes)?;
+    let kind = header.text("tokenizer.ggml.model")?;
+    match kind {
+        None => return Ok(None),
+        Some("gpt2") => {}
+        Some(other) => return Err(format!("tokenizer.ggml.model is {other:?}; expected \"gpt2\"")),
+    }
+    if let Some(other) =
+        header.text("tokenizer.ggml.pre")?.filter(|pre| !["gpt-2", "default", ""].contains(pre))
+    {
+        return Err(format!("tokenizer.ggml.pre is {other:?}; expected \"gpt-2\""));
+    }
+    let list = |key: &str| match header.get(key) {
+        Some(Value::List(list)) => Ok(list),
+        _ => Err(format!("{key} is missing, or is not a list")),
+    };
+    let tokens = list(TOKENS)?.texts(TOKENS)?;
+    // Writers leave out an empty list.
+    let merges = if header.get(MERGES).is_some() { list(MERGES)?.texts(MERGES)? } else { vec![] };
+    let types = if header.get(TYPES).is_some() { list(TYPES)?.integers(TYPES)? } else { vec![] };
+    if !types.is_empty() && types.len() != tokens.len() {
+        return Err(format!("{TYPES} has {} elements for {} tokens", types.len(), tokens.len()));
+    }
+    let special = (0..)
+        .zip(types)
+        .filter(|(_, kind)| [CONTROL, USER_DEFINED].contains(kind))
+        .map(|(id, _)| id)
+        .collect();
+    Ok(Some(Vocabulary { tokens, merges, special }))
 }

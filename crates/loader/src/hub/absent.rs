@@ -1,6 +1,6 @@
 //! [`Hub`]'s calls in a build without the feature `hub`: each refuses.
 
-use super::{CachedModel, FileCheck, Headers, Hub, ModelId, Snapshot};
+use super::{CachedModel, FileCheck, Headers, Hub, HubError, ModelId, Snapshot};
 use crate::adapter::AdapterFiles;
 use crate::error::LoadError;
 use std::fmt::Display;
@@ -38,5 +38,5 @@ impl Hub {
 }
 
 fn no_hub<T>(model: impl Display) -> Result<T, LoadError> {
-    Err(LoadError::NoHub { model: model.to_string() })
+    Err(HubError::NoHub { model: model.to_string() }.into())
 }

@@ -11,11 +11,10 @@
 //! .locks/models--owner--name/HASH.lock
 //! ```
 
-use super::commit::is_commit;
 use super::digest::Digest;
+use super::error::HubError;
 use super::model_id::ModelId;
-use crate::error::LoadError;
-use crate::file_names::WEIGHTS;
+use crate::files::WEIGHTS;
 use gpt2_files::atomic;
 use gpt2_files::read_text;
 use std::fs::{File, TryLockError};
@@ -28,6 +27,11 @@ const POLL: Duration = Duration::from_millis(100);
 
 /// Bytes of a ref, which holds a commit, or of a record, which holds a hash and three numbers.
 pub(super) const LONGEST_RECORD: u64 = 4096;
+
+/// Whether `revision` is the full hash of a commit.
+pub(crate) fn is_commit(revision: &str) -> bool {
+    revision.len() == 40 && revision.bytes().all(|b| b.is_ascii_hexdigit())
+}
 
 /// One model's part of a cache.
 #[derive(Debug, Clone)]
@@ -146,10 +150,10 @@ impl Repo {
     }
 
     /// Removes the pointer of a file and the blob that it points to, so that nobody trusts it.
-    pub(crate) fn discard(&self, commit: &str, name: &str, digest: &Digest) -> Result<(), LoadError> {
+    pub(crate) fn discard(&self, commit: &str, name: &str, digest: &Digest) -> Result<(), HubError> {
         for path in [self.record(commit, name), self.pointer(commit, name), self.blob(digest)] {
             match std::fs::remove_file(&path) {
-                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(LoadError::cache(&path)(e)),
+                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(HubError::cache(&path)(e)),
                 _ => {}
             }
         }
@@ -168,18 +172,18 @@ impl Repo {
     }
 
     /// Remembers the commit of `revision`.
-    pub(crate) fn set_commit(&self, revision: &str, commit: &str) -> Result<(), LoadError> {
+    pub(crate) fn set_commit(&self, revision: &str, commit: &str) -> Result<(), HubError> {
         if is_commit(revision) || self.commit(revision).is_some_and(|known| known == commit) {
             return Ok(());
         }
         let path = self.root.join("refs").join(revision);
         make_parent(&path)?;
         atomic::write_bytes(&path, commit.as_bytes())
-            .map_err(|error| LoadError::cache(&error.path)(error.source))
+            .map_err(|error| HubError::cache(&error.path)(error.source))
     }
 
     /// Puts a link to the blob in the place of a commit's file.
-    pub(crate) fn link(&self, commit: &str, name: &str, digest: &Digest) -> Result<(), LoadError> {
+    pub(crate) fn link(&self, commit: &str, name: &str, digest: &Digest) -> Result<(), HubError> {
         let pointer = self.pointer(commit, name);
         make_parent(&pointer)?;
         let up = "../".repeat(2 + name.matches('/').count());
@@ -193,7 +197,7 @@ impl Repo {
             Err(_) if cfg!(windows) => std::fs::rename(self.blob(digest), &pointer),
             Err(e) => Err(e),
         };
-        linked.map_err(LoadError::cache(&pointer))
+        linked.map_err(HubError::cache(&pointer))
     }
 
     /// Waits until no other process writes this blob. Calls `waiting` once if it has to wait.
@@ -205,16 +209,15 @@ impl Repo {
         digest: &Digest,
         patience: Duration,
         waiting: impl FnOnce(),
-    ) -> Result<Lock, LoadError> {
+    ) -> Result<Lock, HubError> {
         make_parent(&self.blob(digest))?;
         let path = self.locks.join(format!("{}.lock", digest.as_str()));
         make_parent(&path)?;
         if std::fs::metadata(&path).is_ok_and(|meta| !meta.is_file()) {
-            let reason = io::Error::other("is a folder, a device or a pipe; remove it, and run this again");
-            return Err(LoadError::io(&path)(reason));
+            return Err(HubError::NotAFile { path });
         }
         let file = File::options().create(true).truncate(false).write(true).open(&path);
-        let file = file.map_err(LoadError::cache(&path))?;
+        let file = file.map_err(HubError::cache(&path))?;
         let mut waiting = Some(waiting);
         let mut seen = (self.bytes_of(digest), Instant::now());
         loop {
@@ -230,13 +233,13 @@ impl Repo {
             if bytes != seen.0 {
                 seen = (bytes, Instant::now());
             } else if seen.1.elapsed() > patience {
-                return Err(LoadError::Locked { path, seconds: patience.as_secs() });
+                return Err(HubError::Locked { path, seconds: patience.as_secs() });
             }
             std::thread::sleep(POLL);
         }
     }
 
-    /// The bytes on disk of a blob and of its parts, whoever writes them.
+    /// The bytes on disk of a blob and of its parts, of every process that writes them.
     fn bytes_of(&self, digest: &Digest) -> u64 {
         let Ok(entries) = std::fs::read_dir(self.root.join("blobs")) else { return 0 };
         entries
@@ -248,9 +251,9 @@ impl Repo {
 }
 
 /// Creates the folder for `path`.
-pub(crate) fn make_parent(path: &Path) -> Result<(), LoadError> {
+pub(crate) fn make_parent(path: &Path) -> Result<(), HubError> {
     let dir = path.parent().unwrap_or(Path::new("."));
-    std::fs::create_dir_all(dir).map_err(LoadError::cache(dir))
+    std::fs::create_dir_all(dir).map_err(HubError::cache(dir))
 }
 
 /// The state of a file when it was verified: its hash, size, time of change and inode.
@@ -282,8 +285,7 @@ fn symlink(target: &Path, link: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Digest, Repo};
-    use crate::error::LoadError;
+    use super::{Digest, HubError, Repo, is_commit};
     use crate::hub::ModelId;
     use std::fs::File;
     use std::io::Write;
@@ -297,13 +299,13 @@ mod tests {
         let held = repo.lock(&digest, Duration::ZERO, || panic!("nobody to wait for")).unwrap();
         let mut waited = false;
         let error = repo.lock(&digest, Duration::from_millis(300), || waited = true).err().unwrap();
-        assert!(matches!(error, LoadError::Locked { .. }) && waited, "{error}");
+        assert!(matches!(error, HubError::Locked { .. }) && waited, "{error}");
         drop(held);
         repo.lock(&digest, Duration::ZERO, || panic!("nobody to wait for")).unwrap();
     }
 
     #[test]
-    fn whoever_waits_is_patient_while_the_blob_grows() {
+    fn a_waiting_process_is_patient_while_the_blob_grows() {
         let cache = tempfile::tempdir().unwrap();
         let repo = Repo::new(cache.path(), &ModelId::parse("gpt2").unwrap(), "main");
         let digest = Digest::parse(&"a".repeat(40)).unwrap();
@@ -322,5 +324,15 @@ mod tests {
         let lock = repo.lock(&digest, patience, || {});
         download.join().unwrap();
         assert!(lock.is_ok() && begun.elapsed() > patience, "{:?}", lock.err());
+    }
+
+    #[test]
+    fn a_commit_is_forty_hexadecimal_digits() {
+        assert!(is_commit(&"0a".repeat(20)));
+        for other in
+            ["0a".repeat(19), "0a".repeat(21), format!("a{}", "g".repeat(39)), format!("{}/", "a".repeat(39))]
+        {
+            assert!(!is_commit(&other), "{other}");
+        }
     }
 }

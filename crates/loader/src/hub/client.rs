@@ -1,14 +1,11 @@
 //! [`Client`]: requests to the Hub, each tried again if that may help.
 
 use super::address::{Endpoint, Origin, join, shown, without_user};
-use super::commit::is_commit;
+use super::cache::is_commit;
 use super::digest::Digest;
-use super::failure::Failure;
-use super::http::{Answer, Http};
-use super::model_id::ModelId;
-use super::refusal::{About, RequestContext};
-use super::{Event, Hub};
-use crate::error::LoadError;
+use super::error::HubError;
+use super::http::{About, Answer, Failure, Http, RequestContext};
+use super::{Event, Hub, ModelId};
 use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
 use hf_hub::api::Siblings;
 use serde::Deserialize;
@@ -52,13 +49,13 @@ struct Info {
 }
 
 impl<'a> Client<'a> {
-    pub(crate) fn new(hub: &'a Hub, model: &'a ModelId) -> Result<Self, LoadError> {
+    pub(crate) fn new(hub: &'a Hub, model: &'a ModelId) -> Result<Self, HubError> {
         let endpoint = Endpoint::parse(&hub.endpoint)
-            .map_err(|reason| LoadError::Endpoint { endpoint: without_user(&hub.endpoint), reason })?;
+            .map_err(|reason| HubError::Endpoint { endpoint: without_user(&hub.endpoint), reason })?;
         let shown = endpoint.shown().to_string();
         if hub.token.as_ref().is_some_and(|token| !token.bytes().all(|b| b.is_ascii_graphic())) {
             let reason = "it holds characters that no token has".into();
-            return Err(LoadError::TokenRefused { endpoint: shown, reason });
+            return Err(HubError::TokenRefused { endpoint: shown, reason });
         }
         let context =
             RequestContext { endpoint: shown, model, has_token: hub.token.is_some(), timeout: hub.timeout };
@@ -66,7 +63,7 @@ impl<'a> Client<'a> {
     }
 
     /// The commit of a revision.
-    pub(crate) fn commit(&self, revision: &str) -> Result<Commit, LoadError> {
+    pub(crate) fn commit(&self, revision: &str) -> Result<Commit, HubError> {
         let uri = self.valid(self.endpoint.revision(self.context.model, revision))?;
         self.retry(|| {
             let mut answer = self.follow(&Method::GET, uri.clone(), None, |_, _| true)?;
@@ -74,7 +71,7 @@ impl<'a> Client<'a> {
                 return Err(self.context.refused(&answer, About { revision, is_file: false }));
             }
             let text = answer.text(self.hub.timeout).map_err(|e| self.context.broken(&e, &answer.uri))?;
-            let unexpected = |reason| LoadError::Unexpected { url: answer.shown(), reason };
+            let unexpected = |reason| HubError::Unexpected { url: answer.shown(), reason };
             // A login page may be gone at the next try.
             let info: Info = serde_json::from_slice(&text)
                 .map_err(|e| Failure::passing(unexpected(format!("it is not the JSON of the Hub: {e}"))))?;
@@ -85,15 +82,15 @@ impl<'a> Client<'a> {
     }
 
     /// The Hub's description of a commit's file; `None` if the commit has no such file.
-    pub(crate) fn announced(&self, commit: &str, name: &str) -> Result<Option<Announced>, LoadError> {
+    pub(crate) fn announced(&self, commit: &str, name: &str) -> Result<Option<Announced>, HubError> {
         self.retry(|| {
             let Some(answer) = self.head(commit, name)? else { return Ok(None) };
             let Some(etag) = answer.header("x-linked-etag").or(answer.header(ETAG.as_str())) else {
                 let reason = format!("it describes no file (status {})", answer.status);
-                return Err(Failure::passing(LoadError::Unexpected { url: answer.shown(), reason }));
+                return Err(Failure::passing(HubError::Unexpected { url: answer.shown(), reason }));
             };
             let etag = etag.strip_prefix("W/").unwrap_or(etag).trim_matches('"');
-            let no_hash = || LoadError::NoHash { url: answer.shown(), etag: etag.to_string() };
+            let no_hash = || HubError::NoHash { url: answer.shown(), etag: etag.to_string() };
             let digest = Digest::parse(etag).ok_or_else(no_hash)?;
             // The length of a redirect is not the file's.
             let len = answer.header(CONTENT_LENGTH.as_str()).filter(|_| answer.status.is_success());
@@ -158,7 +155,7 @@ impl<'a> Client<'a> {
             }
         }
         let reason = format!("more than {MOST_REDIRECTS} redirects");
-        Err(LoadError::Unexpected { url: shown(&begun), reason }.into())
+        Err(HubError::Unexpected { url: shown(&begun), reason }.into())
     }
 
     fn send(&self, method: &Method, uri: Uri, range: Option<&str>) -> Result<Answer, Failure> {
@@ -177,7 +174,7 @@ impl<'a> Client<'a> {
     }
 
     /// The bytes of a commit's file from `start` to `end`, or to the end of the file.
-    pub(crate) fn range(&self, commit: &str, name: &str, start: u64, end: u64) -> Result<Vec<u8>, LoadError> {
+    pub(crate) fn range(&self, commit: &str, name: &str, start: u64, end: u64) -> Result<Vec<u8>, HubError> {
         self.retry(|| {
             let mut answer = self.get(commit, name, start, Some(end))?;
             // A server that ignores the range sends the file from its start.
@@ -209,12 +206,12 @@ impl<'a> Client<'a> {
         Ok(bytes)
     }
 
-    fn valid(&self, uri: Result<Uri, String>) -> Result<Uri, LoadError> {
-        uri.map_err(|reason| LoadError::Endpoint { endpoint: self.context.endpoint.clone(), reason })
+    fn valid(&self, uri: Result<Uri, String>) -> Result<Uri, HubError> {
+        uri.map_err(|reason| HubError::Endpoint { endpoint: self.context.endpoint.clone(), reason })
     }
 
     /// Repeats `attempt` while it fails for a reason that may pass.
-    fn retry<T>(&self, mut attempt: impl FnMut() -> Result<T, Failure>) -> Result<T, LoadError> {
+    fn retry<T>(&self, mut attempt: impl FnMut() -> Result<T, Failure>) -> Result<T, HubError> {
         let mut delays = delays();
         loop {
             let failure = match attempt() {
@@ -226,7 +223,7 @@ impl<'a> Client<'a> {
     }
 
     /// Sleeps before the next try, or gives up with the failure's error.
-    pub(crate) fn wait(&self, failure: Failure, delays: &mut ExponentialBackoff) -> Result<(), LoadError> {
+    pub(crate) fn wait(&self, failure: Failure, delays: &mut ExponentialBackoff) -> Result<(), HubError> {
         let Failure { error, retry } = failure;
         let Some(delay) = retry.and_then(|asked| Some(delays.next()?.max(asked))) else { return Err(*error) };
         if delay > LONGEST_WAIT {

@@ -1,4 +1,5 @@
-//! [`Digest`]: the hash that the Hub announces for a file, and the file's own.
+//! [`Digest`]: the hash that the Hub announces for a file, and the file's own; [`Follower`] computes it while the file is
+//! being written.
 
 use gpt2_files::open_regular;
 use sha1::Digest as _;
@@ -6,6 +7,8 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
 
 /// The hash that a file's content must have. It is the file's `ETag` on the Hub and its blob's name in the cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,13 +56,13 @@ impl fmt::Display for Digest {
 }
 
 /// A hash that is being computed.
-pub(super) enum Hasher {
+enum Hasher {
     Sha256(sha2::Sha256),
     Sha1(sha1::Sha1),
 }
 
 impl Hasher {
-    pub(super) fn new(digest: &Digest, len: u64) -> Self {
+    fn new(digest: &Digest, len: u64) -> Self {
         match digest {
             Digest::Sha256(_) => Self::Sha256(sha2::Sha256::new()),
             Digest::GitSha1(_) => Self::Sha1(sha1::Sha1::new_with_prefix(format!("blob {len}\0"))),
@@ -67,7 +70,7 @@ impl Hasher {
     }
 
     /// Takes in up to `limit` bytes of `file`; returns how many there were.
-    pub(super) fn read(&mut self, file: &mut File, limit: u64) -> io::Result<u64> {
+    fn read(&mut self, file: &mut File, limit: u64) -> io::Result<u64> {
         let mut buffer = vec![0; 1 << 18];
         let mut total = 0;
         while total < limit {
@@ -87,7 +90,7 @@ impl Hasher {
         Ok(total)
     }
 
-    pub(super) fn finish(self) -> String {
+    fn finish(self) -> String {
         match self {
             Self::Sha256(hasher) => hex::encode(hasher.finalize()),
             Self::Sha1(hasher) => hex::encode(hasher.finalize()),
@@ -95,9 +98,89 @@ impl Hasher {
     }
 }
 
+/// How many bytes are written between two flushes.
+const FLUSH: u64 = 32 << 20;
+
+/// Two threads that follow the writing thread. They compute the hash from bytes read back from the file, so it
+/// covers the file's real content.
+pub(crate) struct Follower {
+    hash: Worker<String>,
+    flush: Worker<()>,
+}
+
+impl Follower {
+    /// Follows the file at `path`, which will be `len` bytes long.
+    pub(crate) fn start(path: &Path, digest: &Digest, len: u64) -> io::Result<Self> {
+        let mut hasher = Hasher::new(digest, len);
+        let mut file = File::open(path)?;
+        let hash = Worker::start("hash", move |written| {
+            let mut done = 0;
+            while let Some(end) = latest(written) {
+                done += hasher.read(&mut file, end - done)?;
+                if done < end {
+                    let reason = "the file was cut while it was hashed";
+                    return Err(io::Error::new(io::ErrorKind::UnexpectedEof, reason));
+                }
+            }
+            Ok(hasher.finish())
+        })?;
+        let file = File::options().write(true).open(path)?;
+        let flush = Worker::start("flush", move |written| {
+            let mut done = 0;
+            while let Some(end) = latest(written) {
+                if end - done >= FLUSH {
+                    file.sync_data()?;
+                    done = end;
+                }
+            }
+            file.sync_all()
+        })?;
+        Ok(Self { hash, flush })
+    }
+
+    /// Tells the threads that the first `len` bytes are in the file.
+    pub(crate) fn written(&self, len: u64) {
+        // If a thread has failed, `finish` says why.
+        let _ = self.hash.written.send(len);
+        let _ = self.flush.written.send(len);
+    }
+
+    /// Waits until everything is on disk, and returns the hash of the announced bytes.
+    pub(crate) fn finish(self) -> io::Result<String> {
+        let Self { hash, flush } = self;
+        drop((hash.written, flush.written));
+        let joined = |_| io::Error::other("a thread behind a download panicked");
+        flush.thread.join().map_err(joined)??;
+        hash.thread.join().map_err(joined)?
+    }
+}
+
+/// A thread, and the channel that tells it how far the writer is.
+struct Worker<T> {
+    written: Sender<u64>,
+    thread: JoinHandle<io::Result<T>>,
+}
+
+impl<T: Send + 'static> Worker<T> {
+    fn start(
+        name: &str,
+        work: impl FnOnce(&Receiver<u64>) -> io::Result<T> + Send + 'static,
+    ) -> io::Result<Self> {
+        let (written, receiver) = channel();
+        let thread = std::thread::Builder::new().name(name.into()).spawn(move || work(&receiver))?;
+        Ok(Self { written, thread })
+    }
+}
+
+/// The writer's present position; `None` once it is done.
+fn latest(written: &Receiver<u64>) -> Option<u64> {
+    let first = written.recv().ok()?;
+    Some(written.try_iter().last().unwrap_or(first))
+}
+
 #[cfg(test)]
 mod tests {
-    use super::Digest;
+    use super::{Digest, Follower};
     use std::io::Write;
 
     // `printf 'hello\n' | git hash-object --stdin` and `printf 'hello\n' | sha256sum`
@@ -117,5 +200,24 @@ mod tests {
         {
             assert_eq!(Digest::parse(etag), None, "{etag}");
         }
+    }
+
+    #[test]
+    fn a_growing_file_hashes_to_what_it_holds() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        let follower = Follower::start(file.path(), &Digest::parse(SHA256).unwrap(), 6).unwrap();
+        for (i, byte) in b"hello\n".iter().enumerate() {
+            file.write_all(&[*byte]).unwrap();
+            follower.written(i as u64 + 1);
+        }
+        assert_eq!(follower.finish().unwrap(), SHA256);
+    }
+
+    #[test]
+    fn a_file_that_is_cut_is_an_error() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let follower = Follower::start(file.path(), &Digest::parse(SHA256).unwrap(), 6).unwrap();
+        follower.written(6);
+        assert!(follower.finish().is_err());
     }
 }

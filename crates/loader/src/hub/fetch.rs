@@ -1,13 +1,13 @@
 //! [`Fetch`]: a file of a model, from the cache or from the Hub, verified.
 
-use super::cache::Repo;
+use super::cache::{Repo, is_commit};
 use super::client::{Announced, Client};
-use super::commit::is_commit;
 use super::digest::Digest;
+use super::error::HubError;
 use super::transfer::Transfer;
-use super::{Event, Hub, ModelId, pin};
+use super::{Event, Hub, ModelId, Pin};
 use crate::error::LoadError;
-use crate::file_names::CONFIG;
+use crate::files::CONFIG;
 use std::cell::{Cell, OnceCell, RefCell};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -47,13 +47,13 @@ impl<'a> Fetch<'a> {
         model: &'a ModelId,
         revision: &'a str,
         ask: Ask,
-    ) -> Result<Self, LoadError> {
+    ) -> Result<Self, HubError> {
         // The revision becomes part of a path and of an address.
         let is_plain = |part: &str| !part.is_empty() && part != "." && part != "..";
         let is_printable = |c: char| c.is_ascii_graphic() && !"\\?#%:*\"<>|".contains(c);
         if !revision.split('/').all(is_plain) || !revision.chars().all(is_printable) {
             let model = model.to_string();
-            return Err(LoadError::RevisionNotFound { model, revision: revision.into() });
+            return Err(HubError::RevisionNotFound { model, revision: revision.into() });
         }
         Ok(Self {
             hub,
@@ -69,13 +69,13 @@ impl<'a> Fetch<'a> {
     }
 
     /// Remembers the revision's commit, if the Hub was asked.
-    pub(super) fn keep_commit(&self, commit: &str) -> Result<(), LoadError> {
+    pub(super) fn keep_commit(&self, commit: &str) -> Result<(), HubError> {
         if self.client.get().is_none() {
             return Ok(());
         }
         match self.repo.set_commit(self.revision, commit) {
             // A read-only cache that has all the files.
-            Err(LoadError::CacheNotWritable { .. }) if !self.fetched.get() => Ok(()),
+            Err(HubError::CacheNotWritable { .. }) if !self.fetched.get() => Ok(()),
             done => done,
         }
     }
@@ -86,7 +86,7 @@ impl<'a> Fetch<'a> {
     }
 
     /// The revision's commit, from the cache if that is enough.
-    pub(super) fn commit(&self) -> Result<String, LoadError> {
+    pub(super) fn commit(&self) -> Result<String, HubError> {
         match self.repo.commit(self.revision) {
             Some(commit) if self.ask == Ask::WhereNeeded || self.hub.offline || is_commit(self.revision) => {
                 Ok(commit)
@@ -95,7 +95,7 @@ impl<'a> Fetch<'a> {
         }
     }
 
-    fn ask_for_commit(&self, revision: &str) -> Result<String, LoadError> {
+    fn ask_for_commit(&self, revision: &str) -> Result<String, HubError> {
         let commit = self.client(CONFIG)?.commit(revision)?;
         self.asked.set(true);
         *self.listing.borrow_mut() = commit.files;
@@ -103,7 +103,7 @@ impl<'a> Fetch<'a> {
     }
 
     /// The client, unless the Hub is set offline; the error then names `file`, which the Hub would have been asked for.
-    pub(super) fn client(&self, file: &str) -> Result<&Client<'a>, LoadError> {
+    pub(super) fn client(&self, file: &str) -> Result<&Client<'a>, HubError> {
         if self.hub.offline {
             return Err(self.not_cached(file));
         }
@@ -114,8 +114,8 @@ impl<'a> Fetch<'a> {
         Ok(self.client.get_or_init(|| client))
     }
 
-    pub(super) fn not_cached(&self, file: &str) -> LoadError {
-        LoadError::NotCached {
+    pub(super) fn not_cached(&self, file: &str) -> HubError {
+        HubError::NotCached {
             model: self.model.to_string(),
             revision: self.revision.into(),
             file: file.into(),
@@ -125,7 +125,7 @@ impl<'a> Fetch<'a> {
     }
 
     /// Whether the commit has the file, according to the cache or the Hub's list.
-    pub(super) fn is_listed(&self, commit: &str, name: &str) -> Result<bool, LoadError> {
+    pub(super) fn is_listed(&self, commit: &str, name: &str) -> Result<bool, HubError> {
         if self.repo.has_file(commit, name) {
             return Ok(true);
         }
@@ -141,7 +141,7 @@ impl<'a> Fetch<'a> {
             Some(listed) => listed,
             // If the server lists no files, its answer to the request for the file will tell.
             None => match client.announced(commit, name) {
-                Err(LoadError::Refused { status: 404, .. }) => return Ok(false),
+                Err(HubError::Refused { status: 404, .. }) => return Ok(false),
                 announced => announced?.is_some(),
             },
         };
@@ -151,9 +151,9 @@ impl<'a> Fetch<'a> {
         Ok(listed)
     }
 
-    pub(super) fn missing(&self, file: &str) -> LoadError {
+    pub(super) fn missing(&self, file: &str) -> HubError {
         let found = self.listing.borrow().clone().unwrap_or_default();
-        LoadError::FileNotFound { model: self.model.to_string(), file: file.into(), found: found.join(", ") }
+        HubError::FileNotFound { model: self.model.to_string(), file: file.into(), found: found.join(", ") }
     }
 
     /// The verified path of a file that the model needs.
@@ -167,9 +167,9 @@ impl<'a> Fetch<'a> {
             if !self.asked.get() {
                 self.ask_for_commit(commit)?;
             }
-            return Err(self.missing(name));
+            return Err(self.missing(name).into());
         };
-        pin::check(&self.hub.pins, self.model, commit, name, &announced)?;
+        check_pin(&self.hub.pins, self.model, commit, name, &announced)?;
         self.fetch(client, commit, name, &announced)?;
         Ok(path)
     }
@@ -198,7 +198,7 @@ impl<'a> Fetch<'a> {
     pub(super) fn fits_pin(&self, commit: &str, name: &str, digest: &Digest) -> bool {
         let size = std::fs::metadata(self.repo.pointer(commit, name)).ok().map(|meta| meta.len());
         let announced = Announced { digest: digest.clone(), size };
-        pin::check(&self.hub.pins, self.model, commit, name, &announced).is_ok()
+        check_pin(&self.hub.pins, self.model, commit, name, &announced).is_ok()
     }
 
     /// Whether the file at `path` exists and has this content.
@@ -210,7 +210,7 @@ impl<'a> Fetch<'a> {
     }
 
     /// The error for a file that cannot be fetched: it is missing or has the wrong content.
-    fn bad_or(&self, commit: &str, name: &str, not_cached: LoadError) -> LoadError {
+    fn bad_or(&self, commit: &str, name: &str, not_cached: HubError) -> HubError {
         if !self.repo.has_file(commit, name) {
             return not_cached;
         }
@@ -218,9 +218,9 @@ impl<'a> Fetch<'a> {
         match self.repo.digest(commit, name) {
             Some(digest) => {
                 let model = self.model.to_string();
-                LoadError::BadCache { path, expected: digest.to_string(), model }
+                HubError::BadCache { path, expected: digest.to_string(), model }
             }
-            None => LoadError::Unverified { path },
+            None => HubError::Unverified { path },
         }
     }
 
@@ -254,4 +254,27 @@ impl<'a> Fetch<'a> {
         self.hub.tell(&Event::Fetched { file: name });
         Ok(())
     }
+}
+
+/// Refuses a commit's file that is pinned to different content.
+fn check_pin(
+    pins: &[Pin],
+    model: &ModelId,
+    commit: &str,
+    name: &str,
+    announced: &Announced,
+) -> Result<(), HubError> {
+    let model = model.to_string();
+    let is_it = |pin: &&Pin| pin.id == model && pin.revision == commit && pin.file == name;
+    let Some(pin) = pins.iter().find(is_it) else { return Ok(()) };
+    let sha256 = pin.sha256.as_deref().unwrap_or(announced.digest.as_str());
+    if sha256 == announced.digest.as_str() && announced.size.is_none_or(|size| size == pin.size) {
+        return Ok(());
+    }
+    let size = announced.size.map_or_else(String::new, |size| format!(", {size} bytes"));
+    Err(HubError::Pin {
+        file: format!("{model}/{name}"),
+        expected: format!("sha256 {sha256}, {} bytes", pin.size),
+        found: format!("{}{size}", announced.digest),
+    })
 }

@@ -4,45 +4,31 @@
 //! without a request. The cache is shared with Python's `huggingface_hub`: each uses the files that the other has
 //! downloaded. Downloads are HTTP requests with ranges, so that an interrupted one resumes where it stopped.
 
+mod error;
 mod model_id;
 
 #[cfg(not(feature = "hub"))]
 mod absent;
 #[cfg(feature = "hub")]
-mod adapter;
-#[cfg(feature = "hub")]
 mod address;
 #[cfg(feature = "hub")]
 mod cache;
 #[cfg(feature = "hub")]
-mod check;
+mod cached;
 #[cfg(feature = "hub")]
 mod client;
 #[cfg(feature = "hub")]
-mod commit;
-#[cfg(feature = "hub")]
 mod digest;
-#[cfg(feature = "hub")]
-mod failure;
 #[cfg(feature = "hub")]
 mod fetch;
 #[cfg(feature = "hub")]
-mod follow;
-#[cfg(feature = "hub")]
-mod headers;
-#[cfg(feature = "hub")]
 mod http;
-#[cfg(feature = "hub")]
-mod list;
 #[cfg(feature = "hub")]
 mod open;
 #[cfg(feature = "hub")]
-mod pin;
-#[cfg(feature = "hub")]
-mod refusal;
-#[cfg(feature = "hub")]
 mod transfer;
 
+pub use error::{HubError, Remedy};
 pub use model_id::ModelId;
 
 use crate::error::LoadError;
@@ -139,7 +125,7 @@ pub enum Event<'a> {
     /// A try failed, and another will follow.
     Retrying {
         /// Why.
-        error: &'a LoadError,
+        error: &'a HubError,
         /// How long until the next try.
         wait: Duration,
     },

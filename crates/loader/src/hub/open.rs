@@ -1,14 +1,24 @@
-//! [`Hub::open`]: finds the files that a model needs, and verifies them.
+//! [`Hub::open`] and its kin: find the files that a model or an adapter needs, and verify them.
 
+use super::error::HubError;
 use super::fetch::{Ask, Fetch};
-use super::{Hub, ModelId, Snapshot};
+use super::{Headers, Hub, ModelId, Snapshot};
+use crate::adapter::AdapterFiles;
 use crate::bytes::Bytes;
 use crate::error::LoadError;
-use crate::file_names::{CONFIG, INDEX, MERGES, PICKLE, SAFETENSORS, TOKENIZER, VOCAB, WEIGHTS};
-use crate::files::{Files, TokenizerFiles, WeightFiles};
-use crate::shards::Index;
+use crate::files::{
+    ADAPTER_CONFIG, ADAPTERS, CONFIG, Files, INDEX, MERGES, PICKLE, SAFETENSORS, TOKENIZER, TokenizerFiles,
+    VOCAB, WEIGHTS, WeightFiles,
+};
+use crate::safetensors_file::{Header, Index};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
+
+/// The first request for a header: enough for that of GPT-2 small, 8 bytes of length and 14,283 of JSON.
+const FIRST: u64 = 1 << 14;
+/// The longest header that the format allows.
+const LONGEST: u64 = 100_000_000;
 
 impl Hub {
     /// The files of a model at a revision: a branch, a tag or a commit. It uses cached files without a request,
@@ -17,7 +27,15 @@ impl Hub {
     /// # Errors
     /// When a file is neither cached nor available, or its content differs from what the Hub announced.
     pub fn open(&self, model: &ModelId, revision: &str) -> Result<Snapshot, LoadError> {
-        Fetch::new(self, model, revision, Ask::WhereNeeded)?.snapshot()
+        Fetch::new(self, model, revision, Ask::WhereNeeded)?.model()
+    }
+
+    /// Like [`open`](Self::open), but at the revision's present commit.
+    ///
+    /// # Errors
+    /// When `open` would fail, or the Hub cannot be asked.
+    pub fn download(&self, model: &ModelId, revision: &str) -> Result<Snapshot, LoadError> {
+        Fetch::new(self, model, revision, Ask::First)?.model()
     }
 
     /// A GGUF file of a model at a revision, such as `gpt2.Q8_0.gguf`; cached as by [`open`](Self::open).
@@ -29,30 +47,66 @@ impl Hub {
         let commit = fetch.commit()?;
         let path = fetch.required(&commit, file)?;
         fetch.keep_commit(&commit)?;
-        let digest = fetch.repo.digest(&commit, file);
         let files = Files {
             name: format!("{}, {file}", fetch.label(&commit)),
             commit: Some(commit.clone()),
-            verified: digest
-                .map(|digest| (file.to_string(), digest.as_str().to_string()))
-                .into_iter()
-                .collect(),
+            verified: fetch.verified(&commit, vec![file.to_string()]),
             ..Files::open_gguf(&path)?
         };
         Ok(Snapshot { dir: fetch.repo.snapshot(&commit), commit, files })
     }
 
-    /// Like [`open`](Self::open), but at the revision's present commit.
+    /// The files of a LoRA adapter at a revision; cached as by [`open`](Self::open).
     ///
     /// # Errors
-    /// When `open` would fail, or the Hub cannot be asked.
-    pub fn download(&self, model: &ModelId, revision: &str) -> Result<Snapshot, LoadError> {
-        Fetch::new(self, model, revision, Ask::First)?.snapshot()
+    /// When a file is neither cached nor available, or its content differs from what the Hub announced.
+    pub fn open_adapter(&self, adapter: &ModelId, revision: &str) -> Result<AdapterFiles, LoadError> {
+        let fetch = Fetch::new(self, adapter, revision, Ask::WhereNeeded)?;
+        let commit = fetch.commit()?;
+        let config = fetch.required(&commit, ADAPTER_CONFIG)?;
+        let name = fetch.first(&commit, &ADAPTERS)?;
+        let weights = fetch.required(&commit, name)?;
+        fetch.keep_commit(&commit)?;
+        Ok(AdapterFiles {
+            verified: fetch.verified(&commit, vec![name.to_string()]),
+            commit: Some(commit.clone()),
+            ..AdapterFiles::new(fetch.label(&commit), config, weights)
+        })
+    }
+
+    /// Reads a model's config and the headers of its weight files. Asks the Hub for nothing that is cached.
+    ///
+    /// # Errors
+    /// When [`open`](Self::open) would fail, and when the weight files are not safetensors.
+    pub fn headers(&self, model: &ModelId, revision: &str) -> Result<Headers, LoadError> {
+        let fetch = Fetch::new(self, model, revision, Ask::WhereNeeded)?;
+        let commit = fetch.commit()?;
+        let config = fetch.required(&commit, CONFIG)?;
+        let mut bytes_read = 0;
+        let name = fetch.first(&commit, &WEIGHTS)?;
+        let names = match name {
+            INDEX => {
+                let index = Index::open(&fetch.required(&commit, name)?)?;
+                index.shards().map(str::to_string).collect()
+            }
+            _ => vec![name.to_string()],
+        };
+        let cached = names.iter().map(|name| fetch.is_good(&commit, name));
+        let weights = if cached.collect::<Result<Vec<_>, _>>()?.into_iter().all(|good| good) {
+            fetch.weights(&commit)?
+        } else if name == SAFETENSORS || name == INDEX {
+            let headers = names.iter().map(|name| fetch.header(&commit, name, &mut bytes_read));
+            WeightFiles::Headers(headers.collect::<Result<_, _>>()?)
+        } else {
+            return Err(HubError::NoHeader { model: model.to_string(), file: name }.into());
+        };
+        let files = fetch.files(&commit, config, weights, TokenizerFiles::Absent)?;
+        Ok(Headers { commit, files, bytes_read })
     }
 }
 
 impl Fetch<'_> {
-    fn snapshot(&self) -> Result<Snapshot, LoadError> {
+    fn model(&self) -> Result<Snapshot, LoadError> {
         let commit = self.commit()?;
         let config = self.required(&commit, CONFIG)?;
         let weights = self.weights(&commit)?;
@@ -63,7 +117,7 @@ impl Fetch<'_> {
         Ok(Snapshot { dir: self.repo.snapshot(&commit), commit, files })
     }
 
-    pub(super) fn files(
+    fn files(
         &self,
         commit: &str,
         config: PathBuf,
@@ -77,23 +131,37 @@ impl Fetch<'_> {
             WeightFiles::Index(path) => Index::open(path)?.shards().map(str::to_string).collect(),
             WeightFiles::Headers(_) | WeightFiles::Gguf(..) => vec![],
         };
-        let hash = |name: String| {
-            let digest = self.repo.digest(commit, &name)?;
-            Some((name, digest.as_str().to_string()))
-        };
         Ok(Files {
             commit: Some(commit.to_string()),
-            verified: names.into_iter().filter_map(hash).collect(),
+            verified: self.verified(commit, names),
             ..Files::new(self.label(commit), (config, json), weight_files, tokenizer)
         })
     }
 
-    /// The cached weight files, or else those that the commit has.
-    pub(super) fn weights(&self, commit: &str) -> Result<WeightFiles, LoadError> {
-        let name = match self.cached_weights(commit) {
-            Some(name) => name,
-            None => self.listed_weights(commit)?,
+    /// The hashes of the files with these names, as far as the cache knows them.
+    fn verified(&self, commit: &str, names: Vec<String>) -> BTreeMap<String, String> {
+        let hash = |name: String| {
+            let digest = self.repo.digest(commit, &name)?;
+            Some((name, digest.as_str().to_string()))
         };
+        names.into_iter().filter_map(hash).collect()
+    }
+
+    /// The first of several names that the cache has, or else that the commit has.
+    fn first(&self, commit: &str, names: &[&'static str]) -> Result<&'static str, HubError> {
+        if let Some(name) = names.iter().find(|name| self.repo.has_file(commit, name)) {
+            return Ok(name);
+        }
+        for name in names {
+            if self.is_listed(commit, name)? {
+                return Ok(name);
+            }
+        }
+        Err(self.missing(&names.join(", ")))
+    }
+
+    fn weights(&self, commit: &str) -> Result<WeightFiles, LoadError> {
+        let name = self.first(commit, &WEIGHTS)?;
         let path = self.required(commit, name)?;
         if name == INDEX {
             for shard in Index::open(&path)?.shards() {
@@ -103,26 +171,11 @@ impl Fetch<'_> {
         WeightFiles::open(path)
     }
 
-    /// The name of the weight file that the cache has.
-    pub(super) fn cached_weights(&self, commit: &str) -> Option<&'static str> {
-        WEIGHTS.into_iter().find(|name| self.repo.has_file(commit, name))
-    }
-
-    /// The name of the weight file that the commit has.
-    pub(super) fn listed_weights(&self, commit: &str) -> Result<&'static str, LoadError> {
-        for name in WEIGHTS {
-            if self.is_listed(commit, name)? {
-                return Ok(name);
-            }
-        }
-        Err(self.missing(&WEIGHTS.join(", ")))
-    }
-
     /// Fetches the tokenizer. If only that is unavailable, the model can still be used with token ids.
     fn tokenizer(&self, commit: &str) -> Result<TokenizerFiles, LoadError> {
         match self.tokenizer_files(commit) {
-            Err(error) if error.is_unreachable() && self.ask == Ask::WhereNeeded => {
-                Ok(TokenizerFiles::Unreachable(Arc::new(error)))
+            Err(LoadError::Hub(error)) if error.is_unreachable() && self.ask == Ask::WhereNeeded => {
+                Ok(TokenizerFiles::Unreachable(Arc::new(error.into())))
             }
             files => files,
         }
@@ -139,5 +192,25 @@ impl Fetch<'_> {
             return Ok(TokenizerFiles::VocabMerges(vocab, merges));
         }
         Ok(TokenizerFiles::Absent)
+    }
+
+    /// The header of a safetensors file, without its data; adds the bytes that came to `bytes_read`.
+    fn header(&self, commit: &str, name: &str, bytes_read: &mut u64) -> Result<Header, HubError> {
+        let path = PathBuf::from(self.label(commit)).join(name);
+        let client = self.client(name)?;
+        let announced = client.announced(commit, name)?.ok_or_else(|| self.missing(name))?;
+        if announced.size == Some(0) {
+            return Ok(Header { path, bytes: vec![], file_len: announced.size });
+        }
+        let file_len = announced.size.unwrap_or(u64::MAX);
+        let mut bytes = client.range(commit, name, 0, FIRST.min(file_len))?;
+        if let Some(len) = bytes.first_chunk().map(|len| u64::from_le_bytes(*len)) {
+            let end = len.saturating_add(8);
+            if end > bytes.len() as u64 && end <= file_len.min(LONGEST) {
+                bytes.extend(client.range(commit, name, bytes.len() as u64, end)?);
+            }
+        }
+        *bytes_read += bytes.len() as u64;
+        Ok(Header { path, bytes, file_len: announced.size })
     }
 }

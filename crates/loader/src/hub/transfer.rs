@@ -3,10 +3,9 @@
 use super::Event;
 use super::cache::{Lock, Repo};
 use super::client::{self, Announced, CHUNK, Client};
-use super::failure::Failure;
-use super::follow::Follower;
-use super::http::Answer;
-use crate::error::LoadError;
+use super::digest::Follower;
+use super::error::HubError;
+use super::http::{Answer, Failure};
 use std::fs::File;
 use std::io::{ErrorKind, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -44,7 +43,7 @@ impl Transfer<'_> {
     /// Fetches the missing bytes of the file and, once the whole is verified, renames it to its blob's name.
     ///
     /// The part that has arrived stays when a try fails or this process ends; the next try resumes there.
-    pub(crate) fn run(&self) -> Result<(), LoadError> {
+    pub(crate) fn run(&self) -> Result<(), HubError> {
         let mut delays = client::delays();
         let (mut wrong, mut furthest) = (0, 0);
         loop {
@@ -54,7 +53,7 @@ impl Transfer<'_> {
                 Ok(()) => return self.keep(&partial),
                 Err(failure) => failure,
             };
-            if matches!(*failure.error, LoadError::Checksum { .. }) {
+            if matches!(*failure.error, HubError::Checksum { .. }) {
                 wrong += 1;
                 if wrong > WRONG_CONTENTS {
                     return Err(*failure.error);
@@ -66,14 +65,13 @@ impl Transfer<'_> {
         }
     }
 
-    fn open(&self) -> Result<Partial, LoadError> {
+    fn open(&self) -> Result<Partial, HubError> {
         let path = self.lock.partial(self.repo, &self.announced.digest);
         let file = File::options().create(true).truncate(false).read(true).write(true).open(&path);
-        let file = file.map_err(LoadError::cache(&path))?;
-        let meta = file.metadata().map_err(LoadError::cache(&path))?;
+        let file = file.map_err(HubError::cache(&path))?;
+        let meta = file.metadata().map_err(HubError::cache(&path))?;
         if !meta.is_file() {
-            let reason = std::io::Error::other("is a device or a pipe; remove it, and run this again");
-            return Err(LoadError::io(&path)(reason));
+            return Err(HubError::NotAFile { path });
         }
         let len = meta.len();
         let mut partial = Partial { path, file, len };
@@ -83,11 +81,11 @@ impl Transfer<'_> {
         Ok(partial)
     }
 
-    fn keep(&self, partial: &Partial) -> Result<(), LoadError> {
+    fn keep(&self, partial: &Partial) -> Result<(), HubError> {
         let blob = self.repo.blob(&self.announced.digest);
         // It must be on disk before the rename: a power cut must not leave a hole in a file that looks verified.
-        partial.file.sync_all().map_err(LoadError::cache(&partial.path))?;
-        std::fs::rename(&partial.path, &blob).map_err(LoadError::cache(&blob))
+        partial.file.sync_all().map_err(HubError::cache(&partial.path))?;
+        std::fs::rename(&partial.path, &blob).map_err(HubError::cache(&blob))
     }
 
     /// Requests the missing bytes once, and verifies the whole file.
@@ -111,7 +109,7 @@ impl Transfer<'_> {
         let range = answer.header(CONTENT_RANGE.as_str());
         if start > 0 && !range.is_some_and(|r| r.starts_with(&format!("bytes {start}-"))) {
             let reason = format!("asked for bytes from {start} on, got {range:?}");
-            return Err(LoadError::Unexpected { url: answer.shown(), reason }.into());
+            return Err(HubError::Unexpected { url: answer.shown(), reason }.into());
         }
         let len: Option<u64> = answer.header(CONTENT_LENGTH.as_str()).and_then(|len| len.parse().ok());
         let total = self.announced.size.or(len.map(|len| start + len));
@@ -138,7 +136,7 @@ impl Transfer<'_> {
         let follower = total
             .map(|total| Follower::start(&partial.path, &self.announced.digest, total))
             .transpose()
-            .map_err(LoadError::cache(&partial.path))?;
+            .map_err(HubError::cache(&partial.path))?;
         if let Some(follower) = &follower {
             follower.written(start);
         }
@@ -166,7 +164,7 @@ impl Transfer<'_> {
         if let Some(total) = total.filter(|&total| partial.len < total) {
             let found = format!("{} of {total} bytes", partial.len);
             if partial.len - start >= STRAY as u64 {
-                return Err(Failure::passing(LoadError::Interrupted {
+                return Err(Failure::passing(HubError::Interrupted {
                     url: answer.shown(),
                     reason: format!("it ended after {found}"),
                 }));
@@ -184,7 +182,7 @@ impl Transfer<'_> {
             Some(follower) => follower.finish(),
             None => self.announced.digest.of_file(&partial.path),
         };
-        let found = found.map_err(LoadError::cache(&partial.path))?;
+        let found = found.map_err(HubError::cache(&partial.path))?;
         if found == self.announced.digest.as_str() {
             return Ok(());
         }
@@ -194,7 +192,7 @@ impl Transfer<'_> {
     }
 
     fn wrong(&self, found: String, start: &[u8]) -> Failure {
-        Failure::passing(LoadError::Checksum {
+        Failure::passing(HubError::Checksum {
             file: format!("{}/{}", self.client.context.model, self.name),
             expected: self.announced.digest.to_string(),
             found,
@@ -202,13 +200,13 @@ impl Transfer<'_> {
         })
     }
 
-    fn check_room(&self, partial: &Partial) -> Result<(), LoadError> {
+    fn check_room(&self, partial: &Partial) -> Result<(), HubError> {
         let Some(size) = self.announced.size else { return Ok(()) };
         let needed = size - partial.len;
         let dir = partial.path.parent().unwrap_or(Path::new("."));
         match fs4::available_space(dir) {
             Ok(free) if free < needed => {
-                Err(LoadError::DiskFull { path: dir.to_path_buf(), needed, free: Some(free) })
+                Err(HubError::DiskFull { path: dir.to_path_buf(), needed, free: Some(free) })
             }
             // If the system does not say, writing fails when the disk is full.
             _ => Ok(()),
@@ -219,16 +217,16 @@ impl Transfer<'_> {
         let needed = self.announced.size.unwrap_or_default().saturating_sub(partial.len);
         match error.kind() {
             ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
-                LoadError::DiskFull { path: partial.path.clone(), needed, free: None }.into()
+                HubError::DiskFull { path: partial.path.clone(), needed, free: None }.into()
             }
-            _ => LoadError::cache(&partial.path)(error).into(),
+            _ => HubError::cache(&partial.path)(error).into(),
         }
     }
 }
 
 impl Partial {
-    fn cut(&mut self, len: u64) -> Result<(), LoadError> {
-        self.file.set_len(len).map_err(LoadError::cache(&self.path))?;
+    fn cut(&mut self, len: u64) -> Result<(), HubError> {
+        self.file.set_len(len).map_err(HubError::cache(&self.path))?;
         self.len = len;
         Ok(())
     }
@@ -236,7 +234,7 @@ impl Partial {
 
 /// Whether the file ends before the requested bytes.
 fn is_beyond_the_end(failure: &Failure) -> bool {
-    matches!(&*failure.error, LoadError::Refused { status, .. } if *status == StatusCode::RANGE_NOT_SATISFIABLE)
+    matches!(&*failure.error, HubError::Refused { status, .. } if *status == StatusCode::RANGE_NOT_SATISFIABLE)
 }
 
 /// The beginning of an answer, if it is text.

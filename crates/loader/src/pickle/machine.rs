@@ -1,13 +1,169 @@
 //! Reads the pickle that `torch.save` writes for a state dictionary: the part of protocol 2 that describes
-//! tensors. It runs nothing: a global is a name, and a call is only recorded.
+//! tensors. It runs nothing: a global is a name, and a call is only recorded. What it reads are [`Object`]s; shared ones
+//! stay shared, so that a copy costs one pointer.
 //!
 //! Any input takes one pass, with time and memory in proportion.
 
-use super::input::Input;
-use super::object::{Global, Object, Tuple};
-use super::op;
+use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::rc::Rc;
+
+/// How deep tuples may nest. A tensor needs four; dropping an object recurses this deep.
+const DEEPEST: usize = 64;
+
+#[derive(Clone)]
+pub(super) enum Object<'a> {
+    /// `None`, a bool, a float, or a dictionary inside another object: tensors do not need them.
+    Other,
+    Int(i64),
+    Text(&'a str),
+    Global(Global<'a>),
+    /// A list without its items, which tensors do not need.
+    List,
+    Tuple(Rc<Tuple<'a>>),
+    /// The memo shares it while it is filled.
+    Dict(Rc<RefCell<Entries<'a>>>),
+    /// A function that is not called, and its arguments.
+    Call(Global<'a>, Rc<Tuple<'a>>),
+    /// The description of an object that lies outside the pickle.
+    Persistent(Rc<Tuple<'a>>),
+}
+
+/// Keys and values, in their order.
+pub(super) type Entries<'a> = Vec<(Object<'a>, Object<'a>)>;
+
+impl Object<'_> {
+    /// The form of this object inside another one. A dictionary can change after it was put somewhere, and can even
+    /// contain itself, so it is dropped. Tuples never change, and without dictionaries only tuples nest.
+    pub(super) fn inside(self) -> Self {
+        if let Self::Dict(_) = self { Self::Other } else { self }
+    }
+
+    fn depth(&self) -> usize {
+        match self {
+            Self::Tuple(tuple) | Self::Call(_, tuple) | Self::Persistent(tuple) => tuple.depth,
+            _ => 0,
+        }
+    }
+}
+
+/// A name in a Python module.
+#[derive(Clone, Copy)]
+pub(super) struct Global<'a> {
+    pub(super) module: &'a str,
+    pub(super) name: &'a str,
+}
+
+impl fmt::Display for Global<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.module, self.name)
+    }
+}
+
+/// Objects that never change, no deeper than [`DEEPEST`].
+pub(super) struct Tuple<'a> {
+    items: Vec<Object<'a>>,
+    depth: usize,
+}
+
+impl<'a> Tuple<'a> {
+    pub(super) fn new(items: Vec<Object<'a>>) -> Result<Rc<Self>, String> {
+        let items: Vec<_> = items.into_iter().map(Object::inside).collect();
+        let depth = 1 + items.iter().map(Object::depth).max().unwrap_or(0);
+        if depth > DEEPEST {
+            return Err(format!("more than {DEEPEST} tuples inside one another"));
+        }
+        Ok(Rc::new(Self { items, depth }))
+    }
+
+    pub(super) fn items(&self) -> &[Object<'a>] {
+        &self.items
+    }
+}
+
+/// The unread bytes of a pickle. It uses a length only after checking that as many bytes exist.
+struct Input<'a>(&'a [u8]);
+
+impl<'a> Input<'a> {
+    fn bytes(&mut self, len: usize) -> Result<&'a [u8], String> {
+        let (bytes, rest) = self.0.split_at_checked(len).ok_or_else(|| self.short(len))?;
+        self.0 = rest;
+        Ok(bytes)
+    }
+
+    fn array<const LEN: usize>(&mut self) -> Result<[u8; LEN], String> {
+        let (bytes, rest) = self.0.split_first_chunk().ok_or_else(|| self.short(LEN))?;
+        self.0 = rest;
+        Ok(*bytes)
+    }
+
+    fn short(&self, len: usize) -> String {
+        format!("cut short: {} of {len} bytes are there", self.0.len())
+    }
+
+    /// A length of four bytes, then as many bytes of UTF-8.
+    fn text(&mut self) -> Result<&'a str, String> {
+        let len = u32::from_le_bytes(self.array()?);
+        utf8(self.bytes(usize::try_from(len).map_err(|e| e.to_string())?)?)
+    }
+
+    /// UTF-8 that a newline ends.
+    fn line(&mut self) -> Result<&'a str, String> {
+        let len = self.0.iter().position(|&byte| byte == b'\n').ok_or("a name without its end")?;
+        let line = self.bytes(len)?;
+        self.bytes(1)?;
+        utf8(line)
+    }
+
+    /// A length of one byte, then as many bytes of an integer in two's complement.
+    fn long(&mut self) -> Result<i64, String> {
+        let [len] = self.array()?;
+        let bytes = self.bytes(len.into())?;
+        if bytes.len() > 8 {
+            return Err(format!("an integer of {len} bytes; a size has at most 8"));
+        }
+        let sign = if bytes.last().is_some_and(|&byte| byte >= 0x80) { -1 } else { 0 };
+        Ok(bytes.iter().rev().fold(sign, |n, &byte| n << 8 | i64::from(byte)))
+    }
+}
+
+fn utf8(bytes: &[u8]) -> Result<&str, String> {
+    std::str::from_utf8(bytes).map_err(|e| e.to_string())
+}
+
+// The operations that describe tensors, under Python's names.
+const PROTO: u8 = 0x80;
+const STOP: u8 = b'.';
+const MARK: u8 = b'(';
+const BINPUT: u8 = b'q';
+const LONG_BINPUT: u8 = b'r';
+const BINGET: u8 = b'h';
+const LONG_BINGET: u8 = b'j';
+const NONE: u8 = b'N';
+const NEWTRUE: u8 = 0x88;
+const NEWFALSE: u8 = 0x89;
+const BINFLOAT: u8 = b'G';
+const BININT: u8 = b'J';
+const BININT1: u8 = b'K';
+const BININT2: u8 = b'M';
+const LONG1: u8 = 0x8a;
+const BINUNICODE: u8 = b'X';
+const GLOBAL: u8 = b'c';
+const EMPTY_TUPLE: u8 = b')';
+const TUPLE1: u8 = 0x85;
+const TUPLE2: u8 = 0x86;
+const TUPLE3: u8 = 0x87;
+const TUPLE: u8 = b't';
+const EMPTY_LIST: u8 = b']';
+const APPEND: u8 = b'a';
+const APPENDS: u8 = b'e';
+const EMPTY_DICT: u8 = b'}';
+const SETITEM: u8 = b's';
+const SETITEMS: u8 = b'u';
+const BINPERSID: u8 = b'Q';
+const REDUCE: u8 = b'R';
+const BUILD: u8 = b'b';
 
 /// The object that a whole pickle describes.
 pub(super) fn read(pickle: &[u8]) -> Result<Object<'_>, String> {
@@ -34,51 +190,51 @@ impl<'a> Machine<'a> {
     fn step(&mut self) -> Result<Option<Object<'a>>, String> {
         let [operation] = self.input.array()?;
         let object = match operation {
-            op::STOP => return self.pop().map(Some),
-            op::PROTO => match self.input.array()? {
+            STOP => return self.pop().map(Some),
+            PROTO => match self.input.array()? {
                 [2] => return Ok(None),
                 [other] => return Err(format!("protocol {other}; torch.save writes protocol 2")),
             },
-            op::MARK => {
+            MARK => {
                 self.marked.push(std::mem::take(&mut self.stack));
                 return Ok(None);
             }
-            op::BINPUT | op::LONG_BINPUT => {
-                let index = self.index(operation == op::LONG_BINPUT)?;
+            BINPUT | LONG_BINPUT => {
+                let index = self.index(operation == LONG_BINPUT)?;
                 let object = self.stack.last().ok_or("there is nothing to remember")?;
                 self.memo.insert(index, object.clone());
                 return Ok(None);
             }
-            op::BINGET | op::LONG_BINGET => {
-                let index = self.index(operation == op::LONG_BINGET)?;
+            BINGET | LONG_BINGET => {
+                let index = self.index(operation == LONG_BINGET)?;
                 self.memo.get(&index).ok_or_else(|| format!("nothing is remembered as {index}"))?.clone()
             }
-            op::NONE | op::NEWTRUE | op::NEWFALSE => Object::Other,
-            op::BINFLOAT => {
+            NONE | NEWTRUE | NEWFALSE => Object::Other,
+            BINFLOAT => {
                 self.input.bytes(8)?;
                 Object::Other
             }
-            op::BININT => Object::Int(i32::from_le_bytes(self.input.array()?).into()),
-            op::BININT1 => Object::Int(u8::from_le_bytes(self.input.array()?).into()),
-            op::BININT2 => Object::Int(u16::from_le_bytes(self.input.array()?).into()),
-            op::LONG1 => Object::Int(self.input.long()?),
-            op::BINUNICODE => Object::Text(self.input.text()?),
-            op::GLOBAL => Object::Global(Global { module: self.input.line()?, name: self.input.line()? }),
-            op::EMPTY_TUPLE => Object::Tuple(Tuple::new(vec![])?),
-            op::TUPLE1 => Object::Tuple(Tuple::new(self.pop_last(1)?)?),
-            op::TUPLE2 => Object::Tuple(Tuple::new(self.pop_last(2)?)?),
-            op::TUPLE3 => Object::Tuple(Tuple::new(self.pop_last(3)?)?),
-            op::TUPLE => Object::Tuple(Tuple::new(self.pop_mark()?)?),
-            op::EMPTY_LIST => Object::List,
-            op::APPEND => self.pop_last(1).and_then(|_| self.pop_list())?,
-            op::APPENDS => self.pop_mark().and_then(|_| self.pop_list())?,
-            op::EMPTY_DICT => Object::Dict(Rc::default()),
-            op::SETITEM => self.pop_last(2).and_then(|items| self.pop_dict(items))?,
-            op::SETITEMS => self.pop_mark().and_then(|items| self.pop_dict(items))?,
+            BININT => Object::Int(i32::from_le_bytes(self.input.array()?).into()),
+            BININT1 => Object::Int(u8::from_le_bytes(self.input.array()?).into()),
+            BININT2 => Object::Int(u16::from_le_bytes(self.input.array()?).into()),
+            LONG1 => Object::Int(self.input.long()?),
+            BINUNICODE => Object::Text(self.input.text()?),
+            GLOBAL => Object::Global(Global { module: self.input.line()?, name: self.input.line()? }),
+            EMPTY_TUPLE => Object::Tuple(Tuple::new(vec![])?),
+            TUPLE1 => Object::Tuple(Tuple::new(self.pop_last(1)?)?),
+            TUPLE2 => Object::Tuple(Tuple::new(self.pop_last(2)?)?),
+            TUPLE3 => Object::Tuple(Tuple::new(self.pop_last(3)?)?),
+            TUPLE => Object::Tuple(Tuple::new(self.pop_mark()?)?),
+            EMPTY_LIST => Object::List,
+            APPEND => self.pop_last(1).and_then(|_| self.pop_list())?,
+            APPENDS => self.pop_mark().and_then(|_| self.pop_list())?,
+            EMPTY_DICT => Object::Dict(Rc::default()),
+            SETITEM => self.pop_last(2).and_then(|items| self.pop_dict(items))?,
+            SETITEMS => self.pop_mark().and_then(|items| self.pop_dict(items))?,
             // Attributes; a state dictionary has `_metadata`, which says nothing of its tensors.
-            op::BUILD => self.pop().and_then(|_| self.pop_dict(vec![]))?,
-            op::BINPERSID => Object::Persistent(self.pop_tuple()?),
-            op::REDUCE => self.reduce()?,
+            BUILD => self.pop().and_then(|_| self.pop_dict(vec![]))?,
+            BINPERSID => Object::Persistent(self.pop_tuple()?),
+            REDUCE => self.reduce()?,
             other => return Err(format!("operation {other:#04x} is not one that torch.save writes")),
         };
         self.stack.push(object);
@@ -131,7 +287,9 @@ impl<'a> Machine<'a> {
 
     fn reduce(&mut self) -> Result<Object<'a>, String> {
         let args = self.pop_tuple()?;
-        let Object::Global(function) = self.pop()? else { return Err("a call of what is no name".into()) };
+        let Object::Global(function) = self.pop()? else {
+            return Err("a call of something that is not a name".into());
+        };
         Ok(match (function.module, function.name, args.items()) {
             ("collections", "OrderedDict", []) => Object::Dict(Rc::default()),
             _ => Object::Call(function, args),
@@ -143,7 +301,7 @@ impl<'a> Machine<'a> {
 mod tests {
     use super::*;
 
-    /// A state dictionary with one tensor, attributes, and every operation; Python's pickle reads it, too.
+    /// A state dictionary with one tensor, attributes, and every operation; Python's pickle also reads it.
     fn sample() -> Vec<u8> {
         let parts: [&[u8]; 14] = [
             b"\x80\x02ccollections\nOrderedDict\nq\0)Rq\x01(X\x06\0\0\0weightq\x02",
@@ -192,8 +350,7 @@ mod tests {
         for (bytes, expected) in
             [(&[0x7f][..], 127), (&[0x80], -128), (&[0x80, 0], 128), (&[0, 0x80], -32768), (&[0xff], -1)]
         {
-            let pickle =
-                [&[op::LONG1, u8::try_from(bytes.len()).expect("short")], bytes, &[op::STOP]].concat();
+            let pickle = [&[LONG1, u8::try_from(bytes.len()).expect("short")], bytes, &[STOP]].concat();
             assert!(matches!(read(&pickle)?, Object::Int(n) if n == expected), "{bytes:?}");
         }
         Ok(())
@@ -215,9 +372,9 @@ mod tests {
     fn doubling_costs_pointers() -> Result<(), String> {
         let mut pickle = b"\x80\x02)q\0".to_vec();
         for i in 0..60 {
-            pickle.extend([b'h', i, b'h', i, op::TUPLE2, b'q', i + 1]);
+            pickle.extend([b'h', i, b'h', i, TUPLE2, b'q', i + 1]);
         }
-        pickle.push(op::STOP);
+        pickle.push(STOP);
         let Object::Tuple(pair) = read(&pickle)? else { return Err("a pair".into()) };
         let [Object::Tuple(left), Object::Tuple(right)] = pair.items() else { return Err("two".into()) };
         assert!(Rc::ptr_eq(left, right));
@@ -226,7 +383,7 @@ mod tests {
 
     #[test]
     fn nesting_is_bounded_whatever_nests() {
-        let tuples = |count| [b")", &vec![op::TUPLE1; count][..], b"."].concat();
+        let tuples = |count| [b")", &vec![TUPLE1; count][..], b"."].concat();
         assert!(read(&tuples(63)).is_ok());
         for count in [64, 3_000_000] {
             assert_refused(&tuples(count), "byte 64 of data.pkl: more than 64 tuples inside one another");

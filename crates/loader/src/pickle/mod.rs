@@ -3,22 +3,17 @@
 //! `archive -> data.pkl -> objects -> views of storages -> ranges of the file`. This reader runs nothing in the
 //! file, and trusts no size before checking it.
 //!
-//! Candle has such a reader, too, `candle_core::pickle`, for trusted files: it allocates as much as a length claims
+//! Candle also has such a reader, `candle_core::pickle`, for trusted files: it allocates as much as a length claims
 //! before reading, copies shared objects, leaves out tensors that it cannot read, and opens the archive again for
 //! each tensor. This one reads files that anybody may have uploaded: the file's length limits time and memory, an
 //! error names the tensor, it compares checksums, and data goes straight into a tensor's own memory.
 
-mod input;
 mod machine;
-mod object;
-mod op;
 
 use crate::bytes::Bytes;
 use crate::error::LoadError;
-use crate::stored::Stored;
-use crate::tensor_info::{Encoding, TensorInfo};
-use crate::zip_entry::ZipEntry;
-use object::{Object, Tuple};
+use crate::stored::{Encoding, Stored, TensorInfo, ZipEntry};
+use machine::{Object, Tuple};
 use safetensors::Dtype;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Cursor, Read};

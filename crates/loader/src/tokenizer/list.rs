@@ -1,6 +1,7 @@
 //! [`Tokenizer::list`]: a vocabulary as plain lists, as GGUF files hold it.
 
-use super::bpe::{Kind, Tokenizer};
+use super::spelling::letters;
+use super::{Kind, Tokenizer};
 use crate::error::LoadError;
 use serde_json::Value;
 use std::collections::HashMap;
@@ -24,10 +25,10 @@ impl Tokenizer {
     /// When the tokenizer has a part that lists cannot hold: anything but GPT-2's way to split text.
     pub(crate) fn list(&self) -> Result<List, LoadError> {
         let failed = |reason: String| LoadError::Tokenizer {
-            name: self.name().to_string(),
+            name: self.name.clone(),
             reason: format!("a GGUF file cannot hold it: {reason}"),
         };
-        let (tokens, merges, added) = match self.kind() {
+        let (tokens, merges, added) = match &self.kind {
             Kind::Gpt2(bpe) => of_gpt2(bpe),
             Kind::HuggingFace(_) => {
                 let json = serde_json::from_str(&self.to_json()?).map_err(|e| failed(e.to_string()))?;
@@ -70,7 +71,7 @@ fn of_json(json: &Value) -> Result<Lists, String> {
         Value::String(pair) => Some(pair.clone()),
         pair => Some(format!("{} {}", pair[0].as_str()?, pair[1].as_str()?)),
     };
-    let merges = merges.iter().map(|pair| merge(pair).ok_or("a merge is no pair of tokens".to_string()));
+    let merges = merges.iter().map(|pair| merge(pair).ok_or("a merge is not a pair of tokens".to_string()));
     Ok((tokens, merges.collect::<Result<_, _>>()?, own))
 }
 
@@ -152,21 +153,6 @@ fn last_split(token: &[u8], rank: usize, ranks: &HashMap<&[u8], usize>) -> usize
         starts.remove(i + 1);
     }
     starts[1]
-}
-
-/// GPT-2's letter for each byte: the byte's own character if it prints, otherwise the next of those from U+0100 on.
-fn letters() -> [char; 256] {
-    let mut next = 0x100;
-    std::array::from_fn(|byte| {
-        let prints = matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
-        let code = if prints {
-            u32::try_from(byte).unwrap_or_default()
-        } else {
-            next += 1;
-            next - 1
-        };
-        char::from_u32(code).unwrap_or_default()
-    })
 }
 
 #[cfg(test)]

@@ -4,9 +4,8 @@
 //! file: a file is read into a [`Shape`], which has room only for what GPT-2's family uses, every part is checked,
 //! and the tokenizer is built from that. Any other part is refused by name.
 
-use super::file::{check_len, read_json};
 use super::parts::{Decoder, Normalizer, PostProcessor, PreTokenizer, handed_on};
-use super::vocab::{Merges, Vocab, check_id, check_token};
+use super::vocab::{Merges, Vocab, check_id, check_len, check_token, read_json};
 use serde::Deserialize;
 use tokenizers::models::bpe::BPE;
 use tokenizers::{
@@ -36,7 +35,7 @@ pub(super) struct Shape {
     #[serde(default)]
     decoder: Option<Decoder>,
     pub(super) model: Model,
-    // Truncation and padding are remains of the tokenizer's last use; transformers ignores them, too.
+    // Truncation and padding are remains of the tokenizer's last use; like transformers, this crate ignores them.
 }
 
 /// A token that is searched for in the text before any other step.
@@ -179,7 +178,7 @@ impl Model {
         if let Some(unk) = self.unk_token {
             builder = builder.unk_token(unk);
         }
-        // Empty ones do nothing; they are kept so that a saved tokenizer has them, too.
+        // Empty ones do nothing; they are kept so that a saved tokenizer has them as well.
         if let Some(prefix) = self.continuing_subword_prefix {
             builder = builder.continuing_subword_prefix(prefix);
         }

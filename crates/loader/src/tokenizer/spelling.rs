@@ -1,15 +1,18 @@
-//! Which characters a vocabulary can spell, and how much text a token stands for.
+//! [`Spelling`]: which characters a vocabulary can spell, and how much text a token stands for; and [`Unspellable`]: those
+//! that it cannot.
 
 use super::parts::{Normalizer, PreTokenizer};
 use super::shape::Shape;
-use super::unspellable::Unspellable;
 use std::collections::HashMap;
+use std::fmt;
 use tokenizers::models::bpe::BPE;
-use tokenizers::{Model, ModelWrapper, OffsetReferential, OffsetType, PreTokenizer as _};
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::{Decoder as _, Model, ModelWrapper, OffsetReferential, OffsetType, PreTokenizer as _};
 
 /// The longest prompt in bytes that is tokenized for any model: each byte takes up to 450 bytes of memory and two
 /// microseconds.
 const MOST_BYTES: usize = 1 << 20;
+
 /// How the vocabulary spells a text.
 #[derive(Debug, Clone)]
 pub(super) struct Spelling {
@@ -39,9 +42,13 @@ impl Spelling {
 
     /// The spelling of a plain byte-level BPE with these tokens.
     pub(super) fn of_byte_level<'a>(tokens: impl Iterator<Item = &'a String> + Clone) -> Self {
-        let letters = tokens.clone().filter(|token| is_letter(token)).count();
+        let alphabet = ByteLevel::alphabet();
+        let is_letter = |token: &&String| {
+            let mut characters = token.chars();
+            characters.next().is_some_and(|c| alphabet.contains(&c)) && characters.next().is_none()
+        };
+        let whole = tokens.clone().filter(is_letter).count() == alphabet.len();
         let longest = tokens.map(|token| token.chars().count()).max().unwrap_or(0);
-        let whole = letters == 256;
         Self { whole, longest: Some(longest).filter(|_| whole), ..Self::of_bytes(longest) }
     }
 
@@ -110,9 +117,7 @@ impl Spelling {
             });
             found.0[place].1 += 1;
         };
-        let bytes: HashMap<char, u8> =
-            (0..=u8::MAX).zip(letters()).map(|(byte, letter)| (letter, byte)).collect();
-        let letters: Vec<char> = letters().collect();
+        let letters = letters();
         // The words as the model gets them; words that already have tokens are added tokens.
         let added = tokenizer.get_added_vocabulary();
         let mut words = added.extract_and_normalize(tokenizer.get_normalizer(), text);
@@ -124,12 +129,10 @@ impl Spelling {
                 continue;
             }
             if self.byte_level {
-                let word: Vec<u8> = word.chars().filter_map(|letter| bytes.get(&letter).copied()).collect();
                 let is_spelt = |byte| has(bpe, letters[usize::from(byte)]);
-                String::from_utf8_lossy(&word)
-                    .chars()
-                    .filter(|c| !c.encode_utf8(&mut [0; 4]).bytes().all(is_spelt))
-                    .for_each(&mut count);
+                let text = ByteLevel::default().decode(vec![word.to_string()]).map_err(|e| e.to_string())?;
+                let lacks = |c: &char| !c.encode_utf8(&mut [0; 4]).bytes().all(is_spelt);
+                text.chars().filter(lacks).for_each(&mut count);
             } else {
                 word.chars().filter(|&c| !has(bpe, c) && !self.falls_back(bpe, c)).for_each(&mut count);
             }
@@ -153,33 +156,79 @@ fn fallback_token(byte: u8) -> String {
     format!("<{byte:#04X}>")
 }
 
-/// The letter of each byte in a byte-level vocabulary: itself if it is printable, otherwise one from U+0100 on.
-fn letters() -> impl Iterator<Item = char> {
-    let mut next = (0x100..).filter_map(char::from_u32);
-    (0..=u8::MAX).map(move |byte| match byte {
-        b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff => char::from(byte),
-        _ => next.next().unwrap_or(char::REPLACEMENT_CHARACTER),
-    })
+/// GPT-2's letter for each byte: its own character where the alphabet has that, otherwise the next one from U+0100 on.
+pub(super) fn letters() -> Vec<char> {
+    let alphabet = ByteLevel::alphabet();
+    let mut others: Vec<char> = alphabet.iter().copied().filter(|letter| *letter > '\u{ff}').collect();
+    others.sort_unstable();
+    let mut others = others.into_iter();
+    let own = |byte| Some(char::from(byte)).filter(|letter| alphabet.contains(letter));
+    (0..=u8::MAX).filter_map(|byte| own(byte).or_else(|| others.next())).collect()
 }
 
-fn is_letter(token: &str) -> bool {
-    let mut characters = token.chars();
-    let printing = |c| matches!(c, '!'..='~' | '\u{a1}'..='\u{ac}' | '\u{ae}'..='\u{143}');
-    characters.next().is_some_and(printing) && characters.next().is_none()
+/// How many characters a message shows.
+const SHOWN: usize = 10;
+
+/// Characters of a text that a vocabulary cannot spell, in order of first appearance, and how often each occurs.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Unspellable(Vec<(char, usize)>);
+
+impl Unspellable {
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Each character and how often it occurs.
+    #[must_use]
+    pub fn characters(&self) -> &[(char, usize)] {
+        &self.0
+    }
+
+    /// How many characters of the text these are in total.
+    #[must_use]
+    pub fn total(&self) -> usize {
+        self.0.iter().map(|(_, count)| count).sum()
+    }
+}
+
+/// `'ä' (3), U+200B, …`: the first ten.
+impl fmt::Display for Unspellable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, &(character, count)) in self.0.iter().take(SHOWN).enumerate() {
+            f.write_str(if i == 0 { "" } else { ", " })?;
+            // Debug writes an invisible character as an escape.
+            if character.escape_debug().len() > 1 || character.is_whitespace() {
+                write!(f, "U+{:04X}", u32::from(character))?;
+            } else {
+                write!(f, "'{character}'")?;
+            }
+            if count > 1 {
+                write!(f, " ({count})")?;
+            }
+        }
+        f.write_str(if self.0.len() > SHOWN { ", …" } else { "" })
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 
     #[test]
-    fn the_letters_are_those_of_the_byte_level_alphabet() {
-        let alphabet = ByteLevel::alphabet();
-        let ours: Vec<char> = letters().collect();
-        assert_eq!((ours[0], ours[usize::from(b' ')], ours[usize::from(b'a')]), ('\u{100}', '\u{120}', 'a'));
-        assert!(ours.iter().all(|letter| alphabet.contains(letter)) && ours.len() == alphabet.len());
-        let single = (0..0x300).filter_map(char::from_u32).filter(|c| is_letter(&c.to_string()));
-        assert_eq!(single.count(), 256);
+    fn the_letters_are_those_that_the_byte_level_decoder_reads() {
+        let letters = letters();
+        assert_eq!((letters.len(), letters[0], letters[usize::from(b' ')]), (256, '\u{100}', '\u{120}'));
+        for (byte, letter) in (0..0x80).zip(&letters) {
+            let text = ByteLevel::default().decode(vec![letter.to_string()]).unwrap();
+            assert_eq!(text.as_bytes(), [byte], "{letter:?}");
+        }
+        // The other bytes are text in pairs: the two of each character up to U+00FF.
+        for character in '\u{80}'..='\u{ff}' {
+            let bytes = character.to_string().into_bytes();
+            let word = bytes.iter().map(|byte| letters[usize::from(*byte)]).collect();
+            assert_eq!(ByteLevel::default().decode(vec![word]).unwrap(), character.to_string());
+        }
     }
 }

@@ -3,13 +3,15 @@
 //! Only what the crate tokenizers handles safely gets through: ids that are distinct and small, tokens of bounded
 //! length, merges whose three tokens all exist.
 
-use super::file::read_json;
+use crate::bytes::parse_json;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use std::collections::HashSet;
 use std::fmt;
 use tokenizers::models::bpe;
 
+/// The most bytes of a file; the largest vocabularies in use take a fifth of that.
+const LARGEST_FILE: usize = 64 << 20;
 /// All ids are below this; the largest vocabularies in use need a 64th of it.
 const MOST_IDS: u32 = 1 << 24;
 /// GPT-2's own longest token has 256 bytes as letters.
@@ -22,6 +24,20 @@ pub(super) struct Vocab(pub(super) bpe::Vocab);
 /// Pairs of tokens that are merged into one, in order of priority.
 #[derive(Default)]
 pub(super) struct Merges(pub(super) bpe::Merges);
+
+/// Refuses a file that is larger than any tokenizer's.
+pub(super) fn check_len(bytes: &[u8]) -> Result<(), String> {
+    if bytes.len() <= LARGEST_FILE {
+        return Ok(());
+    }
+    Err(format!("{} bytes; expected at most {LARGEST_FILE}", bytes.len()))
+}
+
+/// JSON into a value; the error names the field.
+pub(super) fn read_json<'de, T: Deserialize<'de>>(bytes: &'de [u8]) -> Result<T, String> {
+    check_len(bytes)?;
+    parse_json(bytes)
+}
 
 /// Whether `id` is small enough for a vocabulary.
 pub(super) fn check_id(id: u32) -> Result<(), String> {
@@ -127,7 +143,7 @@ fn pair(line: &str) -> Result<(String, String), String> {
         Some((a, b)) if !a.is_empty() && !b.is_empty() && !b.contains(' ') => Ok((a.into(), b.into())),
         _ => {
             let start: String = line.chars().take(40).collect();
-            Err(format!("{start:?} is no merge; expected two tokens with a space between them"))
+            Err(format!("{start:?} is not a merge; expected two tokens with a space between them"))
         }
     }
 }

@@ -1,20 +1,75 @@
-//! [`AdapterCheckpoint`]: an adapter's config and the names and places of its tensors.
+//! [`AdapterFiles`]: where an adapter's files are; and [`AdapterCheckpoint`]: its config and the names and places of its
+//! tensors.
 
-use super::audit::AdapterAudit;
 use super::config::AdapterConfig;
-use super::expected::{Expected, scaling};
-use super::files::AdapterFiles;
+use super::expected::{AdapterAudit, Expected, scaling};
 use crate::audit::Mismatch;
 use crate::bytes::Bytes;
 use crate::error::LoadError;
-use crate::stored::Stored;
-use crate::tensor_info::TensorInfo;
-use crate::{json, names, pickle, safetensors_file};
+use crate::files::{ADAPTER_CONFIG, ADAPTERS, CONFIG};
+use crate::stored::{Stored, TensorInfo};
+use crate::{names, pickle, safetensors_file};
 use candle_core::{DType, Device, Tensor};
 use gpt2_model::Config;
 use gpt2_model::lora::{Adapter, Update};
 use gpt2_model::parameters::PREFIX;
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// The files of an adapter. They exist; nothing else about them has been checked.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct AdapterFiles {
+    /// The adapter's name in messages.
+    pub name: String,
+    /// `adapter_config.json`
+    pub config: PathBuf,
+    /// `adapter_model.safetensors` or `adapter_model.bin`
+    pub weights: PathBuf,
+    /// The commit, for files from the Hub.
+    pub commit: Option<String>,
+    /// The hash of the weights by the file's name, as in [`Files::verified`](crate::Files::verified).
+    pub verified: BTreeMap<String, String>,
+}
+
+impl AdapterFiles {
+    /// The files of an adapter in a folder, as PEFT's `save_pretrained` writes them.
+    ///
+    /// # Errors
+    /// When the folder or one of the two files is missing.
+    pub fn directory(dir: &Path) -> Result<Self, LoadError> {
+        let refused =
+            |reason: &str| LoadError::Adapter { name: dir.display().to_string(), reason: reason.into() };
+        if !dir.is_dir() {
+            return Err(refused(
+                "no such folder, nor the name of an adapter on the Hub (owner/name); expected one with \
+                 adapter_config.json and adapter_model.safetensors",
+            ));
+        }
+        let find = |name: &str| Some(dir.join(name)).filter(|path| path.symlink_metadata().is_ok());
+        let Some(config) = find(ADAPTER_CONFIG) else {
+            return Err(refused(if find(CONFIG).is_some() {
+                "holds a model, not an adapter: there is a config.json and no adapter_config.json"
+            } else {
+                "no adapter_config.json here; expected a folder as PEFT's save_pretrained writes it"
+            }));
+        };
+        let Some(weights) = ADAPTERS.into_iter().find_map(find) else {
+            return Err(refused("neither adapter_model.safetensors nor adapter_model.bin is here"));
+        };
+        Ok(Self::new(dir.display().to_string(), config, weights))
+    }
+
+    pub(crate) fn new(name: String, config: PathBuf, weights: PathBuf) -> Self {
+        Self { name, config, weights, commit: None, verified: BTreeMap::new() }
+    }
+
+    /// Whether a folder holds an adapter.
+    #[must_use]
+    pub fn is_in(dir: &Path) -> bool {
+        dir.join(ADAPTER_CONFIG).symlink_metadata().is_ok()
+    }
+}
 
 /// What PEFT puts before the names of the model's tensors.
 pub(super) const PEFT_PREFIX: &str = "base_model.model.";
@@ -36,18 +91,18 @@ impl AdapterCheckpoint {
     /// # Errors
     /// When a file is damaged, and when the config asks for something unsupported.
     pub fn open(files: &AdapterFiles) -> Result<Self, LoadError> {
-        let json = files.config_bytes()?;
+        let json = Bytes::open(&files.config)?;
         if json.trim_ascii_start().starts_with(b"[") {
             let reason =
                 candle_core::Error::msg("a list; expected the config of a LoRA adapter, a JSON object");
             return Err(LoadError::Config { path: files.config.clone(), reason });
         }
         let config: AdapterConfig =
-            json::parse(&json).map_err(LoadError::json(&files.config, "config of a LoRA adapter"))?;
+            json.parse().map_err(LoadError::json(&files.config, "config of a LoRA adapter"))?;
         if let Some(reason) = config.problem() {
             return Err(LoadError::Adapter { name: files.config.display().to_string(), reason });
         }
-        let stored = if files.is_pickle() {
+        let stored = if files.weights.extension().is_some_and(|end| end == "bin") {
             pickle::read(&files.weights)?
         } else {
             safetensors_file::read(&files.weights, &Bytes::open(&files.weights)?)?
@@ -149,7 +204,7 @@ impl AdapterCheckpoint {
                 |reason| LoadError::damaged(&stored.info.file, pickle::FORMAT, &stored.bytes, reason);
             entry.check(&stored.bytes).map_err(damaged)?;
         }
-        let tensor = stored.load(&Device::Cpu).map_err(|e| failed(stored.unreadable(name, e)))?;
+        let tensor = stored.load(name, &Device::Cpu).map_err(failed)?;
         let count = not_finite(&tensor).map_err(failed)?;
         Ok((tensor, count))
     }

@@ -1,13 +1,50 @@
-//! [`Hub::verify`]: the cached files of a model, hashed again.
+//! [`Hub::cached`] and [`Hub::verify`]: what the cache holds, and whether it is good.
 
+use super::cache::{LONGEST_RECORD, is_commit};
 use super::fetch::{Ask, Fetch};
-use super::{FileCheck, FileState, Hub, ModelId};
+use super::{CachedModel, FileCheck, FileState, Hub, ModelId};
 use crate::error::LoadError;
-use crate::file_names::CONFIG;
+use crate::files::CONFIG;
+use gpt2_files::read_text;
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
 impl Hub {
+    /// The models that the cache has files of.
+    ///
+    /// # Errors
+    /// When the cache cannot be read.
+    pub fn cached(&self) -> Result<Vec<CachedModel>, LoadError> {
+        let folders = match std::fs::read_dir(&self.cache_dir) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(vec![]),
+            folders => folders.map_err(LoadError::io(&self.cache_dir))?,
+        };
+        let mut models = vec![];
+        for folder in folders.flatten() {
+            let name = folder.file_name();
+            let Some(id) = name.to_str().and_then(|name| name.strip_prefix("models--")) else { continue };
+            let refs = folder.path().join("refs");
+            let commit_of = |name: &String| read_text(&refs.join(name), LONGEST_RECORD).unwrap_or_default();
+            let names = files_below(&refs).unwrap_or_default();
+            let Ok(snapshots) = std::fs::read_dir(folder.path().join("snapshots")) else { continue };
+            for snapshot in snapshots.flatten() {
+                let Ok(commit) = snapshot.file_name().into_string() else { continue };
+                let files = files_below(&snapshot.path()).unwrap_or_default();
+                if files.is_empty() || !is_commit(&commit) {
+                    continue;
+                }
+                let len =
+                    |file: &String| std::fs::metadata(snapshot.path().join(file)).map_or(0, |m| m.len());
+                let size = files.iter().map(len).sum();
+                let refs = names.iter().filter(|name| commit_of(name).trim() == commit).cloned().collect();
+                models.push(CachedModel { id: id.replace("--", "/"), commit, refs, size });
+            }
+        }
+        models.sort_by(|a, b| (&a.id, &a.commit).cmp(&(&b.id, &b.commit)));
+        Ok(models)
+    }
+
     /// Hashes every cached file of a model again; with `repair`, downloads the bad ones again.
     ///
     /// # Errors
@@ -15,10 +52,7 @@ impl Hub {
     pub fn verify(&self, model: &ModelId, revision: &str, repair: bool) -> Result<Vec<FileCheck>, LoadError> {
         let fetch = Fetch::new(self, model, revision, Ask::WhereNeeded)?;
         let commit = fetch.repo.commit(revision).ok_or_else(|| fetch.not_cached(CONFIG))?;
-        let dir = fetch.repo.snapshot(&commit);
-        let mut names = vec![];
-        file_names(&dir, "", &mut names).map_err(|_| fetch.not_cached(CONFIG))?;
-        names.sort();
+        let names = files_below(&fetch.repo.snapshot(&commit)).map_err(|_| fetch.not_cached(CONFIG))?;
         Ok(names.into_iter().map(|name| fetch.check(&commit, name, repair)).collect())
     }
 }
@@ -59,17 +93,18 @@ impl Fetch<'_> {
     }
 }
 
-/// The files below `dir`, by their paths relative to it.
-fn file_names(dir: &Path, prefix: &str, names: &mut Vec<String>) -> std::io::Result<()> {
+/// The files below `dir` in order, by their paths relative to it.
+fn files_below(dir: &Path) -> io::Result<Vec<String>> {
+    let mut names = vec![];
     for entry in std::fs::read_dir(dir)? {
         let entry = entry?;
         let Ok(name) = entry.file_name().into_string() else { continue };
-        let name = format!("{prefix}{name}");
         if entry.file_type()?.is_dir() {
-            file_names(&entry.path(), &format!("{name}/"), names)?;
+            names.extend(files_below(&entry.path())?.into_iter().map(|below| format!("{name}/{below}")));
         } else {
             names.push(name);
         }
     }
-    Ok(())
+    names.sort();
+    Ok(names)
 }
