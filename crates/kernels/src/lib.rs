@@ -28,15 +28,15 @@ pub mod dropout;
 mod element;
 mod epilogue;
 pub mod flash;
-mod gelu;
 mod gpu;
-pub mod isa;
+mod isa;
 mod layer_norm;
 mod linear;
+#[doc(hidden)]
+pub mod measure;
+mod memory;
 mod product;
 mod quantized;
-pub mod roofline;
-pub mod stopwatch;
 mod streams;
 mod team;
 #[cfg(test)]
@@ -48,24 +48,13 @@ pub use candle_core;
 pub use cross_entropy::{cross_entropies, cross_entropy, linear_cross_entropy};
 pub use dispatch::{Dispatch, Implementation};
 pub use dropout::Dropout;
-pub use epilogue::Epilogue;
-pub use gelu::gelu;
+pub use element::accumulator;
+pub use epilogue::{Epilogue, gelu};
 pub use gpu::{keep_freed_memory, open_cuda};
-pub use isa::Isa;
+pub use isa::{Isa, IsaError};
 pub use layer_norm::layer_norm;
 pub use linear::{PackedWeight, linear, linear_transposed};
 pub use quantized::{BlockFormat, QuantizedWeight};
-
-use candle_core::DType;
-
-/// The dtype for sums over `dtype` values: f32 for f16 and bf16, otherwise the dtype itself.
-#[must_use]
-pub fn accumulator(dtype: DType) -> DType {
-    match dtype {
-        DType::F16 | DType::BF16 => DType::F32,
-        wide => wide,
-    }
-}
 
 // Runs the README's example as a test.
 #[cfg(doctest)]

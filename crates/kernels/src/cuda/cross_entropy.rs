@@ -6,7 +6,7 @@ use candle_core::DType;
 /// Threads per block in `cross_entropy.cu`.
 const THREADS: u32 = 256;
 
-/// The launch for so many rows of logits, if there is a kernel for it.
+/// The launch for `rows` rows of logits, if there is a kernel for it.
 pub(crate) fn cross_entropy_launch(dtype: DType, rows: usize, width: usize) -> Option<Launch> {
     let name = dtype_name(dtype).filter(|_| i32::try_from(width).is_ok())?;
     Launch::new(format!("cross_entropy_{name}"), rows, THREADS, THREADS as usize / 32 * 4)
@@ -20,7 +20,7 @@ mod ops {
     #![allow(unsafe_code)] // kernels take pointers; each unsafe block says why they are sound
 
     use super::{Launch, cross_entropy_launch};
-    use crate::cuda::{function, gpu_limits, launch, view_of};
+    use crate::cuda::device::{function, gpu_limits, launch, view_of};
     use crate::dispatch::Dispatch;
     use candle_core::backend::BackendStorage;
     use candle_core::cuda_backend::CudaDType;

@@ -37,7 +37,7 @@ mod ops {
 
     use super::{Launch, finish_launch, layer_norm_launch};
     use crate::cuda::blas_lt;
-    use crate::cuda::{UNIT, aligned, function, gpu_limits, launch, view, view_of};
+    use crate::cuda::device::{UNIT, aligned, function, gpu_limits, launch, view, view_of};
     use crate::dispatch::Dispatch;
     use crate::epilogue::Epilogue;
     use candle_core::backend::BackendStorage;
@@ -234,8 +234,9 @@ mod ops {
 mod tests {
     use super::*;
     use crate::cuda::emulator::{Emulator, bytes, difference};
+    use crate::dispatch::{Dispatch, Implementation};
     use crate::test_numbers::numbers;
-    use crate::{Dispatch, Implementation, gelu, layer_norm};
+    use crate::{gelu, layer_norm};
     use candle_core::{Result, Tensor};
 
     const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];

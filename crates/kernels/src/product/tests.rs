@@ -1,4 +1,4 @@
-use super::block::product;
+use super::multiply::product;
 use super::panels::Stored;
 use super::rows::Rows;
 use super::{Finish, Matrix, Panels, multiply};

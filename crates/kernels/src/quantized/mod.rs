@@ -1,13 +1,12 @@
 //! Linear layers with quantized weights, in the formats of GGUF files.
 //!
 //! [`format`] says what the files hold, [`panels`] how the product reads it, and [`product`] how it is computed.
-//! [`tile`] is its innermost part, and [`vectors`] what an instruction set offers for that.
+//! [`tile`] is its innermost part, and [`vectors`] what an instruction set offers for that. A new format touches
+//! [`format`], [`encode`] and [`panels`].
 
 #![allow(unsafe_code)]
 
 mod activations;
-mod codes;
-mod dispatch;
 mod encode;
 mod format;
 mod panels;
@@ -17,8 +16,6 @@ mod tests;
 mod tile;
 mod vectors;
 mod weight;
-#[cfg(target_arch = "x86_64")]
-mod x86;
 
 pub use format::BlockFormat;
 pub use weight::QuantizedWeight;

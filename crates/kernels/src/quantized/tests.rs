@@ -1,5 +1,5 @@
 use super::activations::Activations;
-use super::codes::PANEL;
+use super::panels::PANEL;
 use super::panels::Panels;
 use super::product::product;
 use super::{BlockFormat, QuantizedWeight};

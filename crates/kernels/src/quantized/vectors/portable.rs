@@ -1,9 +1,9 @@
-//! Sixteen outputs at a time, on every instruction set.
+//! What products of codes ask of an instruction set, for sixteen outputs at a time, and the answer in plain Rust.
 
 use half::f16;
 
 /// Code that is compiled for each instruction set.
-pub(super) trait Work {
+pub(in crate::quantized) trait Work {
     type Output;
 
     /// # Safety
@@ -16,7 +16,7 @@ pub(super) trait Work {
 /// # Safety
 /// Every function may be called only where the processor has the instruction set, and reads or writes as many numbers as its
 /// name says. Callers are compiled for the set, see [`Vectors::call`].
-pub(super) trait Vectors: Copy + Send + Sync + 'static {
+pub(in crate::quantized) trait Vectors: Copy + Send + Sync + 'static {
     /// 64 bytes: 4 neighboring inputs of each of 16 outputs.
     type Bytes: Copy;
     /// 16 i32
@@ -70,17 +70,17 @@ pub(super) trait Vectors: Copy + Send + Sync + 'static {
 }
 
 /// A code of an activation.
-pub(super) trait Wide: Copy + Default + Send + Sync {
+pub(in crate::quantized) trait Wide: Copy + Default + Send + Sync {
     /// How many fit 4 bytes.
     const STEP: usize = 4 / size_of::<Self>();
     /// A number of −127 to 127.
-    fn of(x: i32) -> Self;
+    fn from_i32(x: i32) -> Self;
 }
 
 #[allow(clippy::cast_possible_truncation)] // -127 to 127
 impl Wide for i8 {
     #[inline(always)]
-    fn of(x: i32) -> Self {
+    fn from_i32(x: i32) -> Self {
         x as Self
     }
 }
@@ -89,14 +89,14 @@ impl Wide for i8 {
 #[allow(clippy::cast_possible_truncation)] // -127 to 127
 impl Wide for i16 {
     #[inline(always)]
-    fn of(x: i32) -> Self {
+    fn from_i32(x: i32) -> Self {
         x as Self
     }
 }
 
 /// Plain Rust: what every other set must agree with.
 #[derive(Clone, Copy)]
-pub(super) struct Portable;
+pub(in crate::quantized) struct Portable;
 
 impl Vectors for Portable {
     type Bytes = [u8; 64];
@@ -113,7 +113,7 @@ impl Vectors for Portable {
 
     #[inline(always)]
     unsafe fn bytes(from: *const u8) -> [u8; 64] {
-        // SAFETY: the caller's pointer leads to so many.
+        // SAFETY: the caller's pointer leads to 64 bytes.
         unsafe { from.cast::<[u8; 64]>().read() }
     }
 
@@ -173,7 +173,7 @@ impl Vectors for Portable {
 
     #[inline(always)]
     unsafe fn load(from: *const f32) -> [f32; 16] {
-        // SAFETY: the caller's pointer leads to so many.
+        // SAFETY: the caller's pointer leads to 16 numbers.
         unsafe { from.cast::<[f32; 16]>().read_unaligned() }
     }
 

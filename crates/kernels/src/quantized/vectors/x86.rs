@@ -2,11 +2,11 @@
 //!
 //! `dpbusd` multiplies bytes without a sign by bytes with one and sums four products in i32. AVX2 has no such instruction:
 //! `maddubs` sums two products in i16, which it saturates. Codes below 16 are safe from that, and so are codes with a sign,
-//! of which the first factor is the magnitude: 2·128·127 is below 2¹⁵. Many rows share codes in i16 instead.
+//! whose magnitude is the first factor: 2·128·127 is below 2¹⁵. Many rows share codes in i16 instead.
 //!
 //! SAFETY of every block here: the conditions of [`Vectors`], which its callers meet.
 
-use super::vectors::{Vectors, Work};
+use super::portable::{Vectors, Work};
 use half::f16;
 #[allow(clippy::wildcard_imports)] // fifty intrinsics
 use std::arch::x86_64::*;
@@ -15,7 +15,7 @@ use std::arch::x86_64::*;
 #[derive(Clone, Copy)]
 pub(super) struct Avx2;
 
-/// The same with `vpdpbusd`.
+/// Two 256-bit vectors, with `vpdpbusd`.
 #[derive(Clone, Copy)]
 pub(super) struct AvxVnni;
 
