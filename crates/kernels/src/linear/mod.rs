@@ -18,8 +18,7 @@ mod tests;
 mod weight;
 
 use crate::dispatch::{Dispatch, cpu_product};
-use crate::epilogue::Epilogue;
-use crate::gelu::gelu_in_place;
+use crate::epilogue::{Epilogue, gelu_in_place};
 use crate::gpu;
 use candle_core::{Result, Tensor};
 use few_rows::FEW_ROWS;

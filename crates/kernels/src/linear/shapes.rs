@@ -25,7 +25,6 @@ pub(crate) fn check_residual(epilogue: Epilogue, shape: &[usize]) -> Result<()> 
 }
 
 pub(crate) fn flatten(x: &Tensor, n_in: usize, n_out: usize) -> Result<(Tensor, Vec<usize>)> {
-    crate::isa::check_environment().map_err(candle_core::Error::wrap)?;
     if x.dim(D::Minus1)? != n_in || n_in == 0 {
         candle_core::bail!("linear: x {:?} does not end in the {n_in} inputs of the weight", x.dims())
     }

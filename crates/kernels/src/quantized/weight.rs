@@ -189,7 +189,7 @@ impl QuantizedWeight {
         if columns.is_empty() || columns.end > n_out {
             candle_core::bail!("quantized weight: columns {columns:?} of {n_out}")
         }
-        let first = columns.start / super::codes::PANEL * super::codes::PANEL;
+        let first = columns.start / super::panels::PANEL * super::panels::PANEL;
         let bias = bias.map(|bias| bias.narrow(0, first, columns.end - first)).transpose()?;
         let y = self.run(x, bias.as_ref(), Epilogue::None, first..columns.end)?;
         if first == columns.start { Ok(y) } else { y.narrow(D::Minus1, columns.start - first, columns.len()) }
