@@ -2,11 +2,11 @@
 
 use crate::dispatch::cpu_f32;
 use crate::isa;
-use crate::vector::with_slices;
-
-pub use crate::vector::CHUNK;
+use crate::vector::{contiguous, with_slices};
 use candle_core::{CpuStorage, DType, InplaceOp2, InplaceOp3, Layout, Result, Tensor, Var};
 use rayon::prelude::*;
+
+pub use crate::vector::CHUNK;
 
 /// The coefficients of a step of AdamW.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -85,8 +85,8 @@ pub fn sum_of_squares(x: &Tensor) -> Result<f64> {
     Ok(squares_of_chunks(x)?.iter().sum())
 }
 
-/// `Σ x²` over each [`CHUNK`] of elements, of which [`sum_of_squares`] is the sum: whoever has only some chunks of a tensor can
-/// add theirs to those of others, with the same bits.
+/// `Σ x²` over each [`CHUNK`] of elements; [`sum_of_squares`] adds these up. Processes that each have some chunks of a tensor
+/// get the same bits from all of their sums together.
 ///
 /// # Errors
 /// When `x` is not f32 on the CPU.
@@ -129,7 +129,7 @@ fn zip(
     from: (&CpuStorage, &Layout),
     update: impl Fn(&mut f32, f32) + Sync,
 ) -> Result<()> {
-    let from = crate::vector::contiguous::<f32>(from.0, from.1)?;
+    let from = contiguous::<f32>(from.0, from.1)?;
     let to = numbers(to.0, to.1)?;
     to.par_chunks_mut(CHUNK).zip(from.par_chunks(CHUNK)).for_each(|(to, from)| {
         to.iter_mut().zip(from).for_each(|(to, from)| update(to, *from));
@@ -192,8 +192,7 @@ impl InplaceOp3 for Update {
         let (rate, root) = self.0.corrections();
         let (rate, root, eps) = (rate as f32, root as f32, self.0.eps as f32);
         let keep = (1.0 - self.0.lr * self.0.weight_decay) as f32;
-        let (m, v) =
-            (crate::vector::contiguous::<f32>(m, m_layout)?, crate::vector::contiguous::<f32>(v, v_layout)?);
+        let (m, v) = (contiguous::<f32>(m, m_layout)?, contiguous::<f32>(v, v_layout)?);
         let moments = m.par_chunks(CHUNK).zip(v.par_chunks(CHUNK));
         numbers(p, p_layout)?.par_chunks_mut(CHUNK).zip(moments).for_each(|(p, (m, v))| {
             for (p, (m, v)) in p.iter_mut().zip(m.iter().zip(v)) {

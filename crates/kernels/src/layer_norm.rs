@@ -90,7 +90,7 @@ impl CustomOp3 for LayerNorm {
         bias: &CpuStorage,
         bias_layout: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
-        let parts = ((x, x_layout), (weight, weight_layout), (bias, bias_layout));
+        let parts = [(x, x_layout), (weight, weight_layout), (bias, bias_layout)];
         match x {
             CpuStorage::F16(_) => return halves::<f16>(parts, self.eps),
             CpuStorage::BF16(_) => return halves::<bf16>(parts, self.eps),
@@ -126,19 +126,17 @@ impl CustomOp3 for LayerNorm {
     }
 }
 
-type Part<'a> = (&'a CpuStorage, &'a Layout);
-
 /// x, weight, bias -> y: computed in f32 and rounded once.
 fn halves<E: Element + WithDType>(
-    (x, weight, bias): (Part, Part, Part),
+    [x, weight, bias]: [(&CpuStorage, &Layout); 3],
     eps: f64,
 ) -> Result<(CpuStorage, Shape)> {
     /// How many rows a thread takes at a time.
     const ROWS: usize = 8;
     let shape = x.1.shape().clone();
     let x = contiguous::<E>(x.0, x.1)?;
-    let wide = |part: Part| -> Result<Vec<f32>> {
-        Ok(contiguous::<E>(part.0, part.1)?.iter().map(|x| x.to_f32()).collect())
+    let wide = |(storage, layout): (&CpuStorage, &Layout)| -> Result<Vec<f32>> {
+        Ok(contiguous::<E>(storage, layout)?.iter().map(|x| x.to_f32()).collect())
     };
     let (weight, bias) = (wide(weight)?, wide(bias)?);
     let (width, arch) = (weight.len(), isa::arch());

@@ -48,7 +48,7 @@ fn run([x, weight, bias]: [&Tensor; 3], gelu: bool, residual: Option<&Tensor>) -
         Some(residual) => residual.force_contiguous()?, // a copy, to which the product is added
         None => uninitialized(x, (rows, width))?,
     };
-    let op = Product {
+    let op = LinearWithEpilogue {
         x: aligned(x, ALIGNMENT)?,
         weight: aligned(weight, ALIGNMENT)?,
         bias: aligned(bias, ALIGNMENT)?,
@@ -114,7 +114,7 @@ fn compare_gelu(device: &Device, dtype: DType) -> Result<bool> {
 }
 
 /// `x·W + bias` into a tensor (rows, out), or onto it.
-struct Product {
+struct LinearWithEpilogue {
     x: Tensor,
     weight: Tensor,
     bias: Tensor,
@@ -124,7 +124,7 @@ struct Product {
     unsupported: Cell<bool>,
 }
 
-impl Product {
+impl LinearWithEpilogue {
     fn run<E: CudaDType + DeviceRepr>(&self, out: &mut CudaStorage) -> Result<()>
     where
         CudaBlasLT: Matmul<E>,
@@ -170,7 +170,7 @@ impl Product {
     }
 }
 
-impl InplaceOp1 for Product {
+impl InplaceOp1 for LinearWithEpilogue {
     fn name(&self) -> &'static str {
         "linear-with-epilogue"
     }

@@ -47,7 +47,7 @@ mod ops {
         let Some(launch) = cross_entropy_launch(logits.dtype(), rows, width) else {
             candle_core::bail!("cross-entropy: no kernel for {:?}", logits.dtype())
         };
-        let op = Rows {
+        let op = LossesToGradients {
             launch,
             width: i32::try_from(width)?,
             targets: targets.contiguous()?,
@@ -59,7 +59,7 @@ mod ops {
         losses.ok_or_else(|| candle_core::Error::msg("cross-entropy: the kernel left no losses"))
     }
 
-    struct Rows {
+    struct LossesToGradients {
         launch: Launch,
         width: i32,
         targets: Tensor,
@@ -67,7 +67,7 @@ mod ops {
         losses: Mutex<Option<Tensor>>,
     }
 
-    impl Rows {
+    impl LossesToGradients {
         fn run<E: CudaDType + DeviceRepr>(&self, logits: &mut CudaStorage, layout: &Layout) -> Result<()> {
             let (device, rows) = (logits.device().clone(), layout.dims()[0]);
             if !layout.is_contiguous() || layout.start_offset() != 0 {
@@ -97,7 +97,7 @@ mod ops {
         }
     }
 
-    impl InplaceOp1 for Rows {
+    impl InplaceOp1 for LossesToGradients {
         fn name(&self) -> &'static str {
             "cross-entropy-rows"
         }

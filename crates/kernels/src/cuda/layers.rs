@@ -108,7 +108,7 @@ mod ops {
         let (bias, residual) =
             (aligned(bias, UNIT)?, residual.map(|residual| aligned(residual, UNIT)).transpose()?);
         let product = x.matmul(&weight.contiguous()?)?; // (rows, out); no other tensor shares its memory
-        product.inplace_op1(&Finish { launch, units, width, bias, residual })?;
+        product.inplace_op1(&FinishProduct { launch, units, width, bias, residual })?;
         Ok(Some(product))
     }
 
@@ -178,7 +178,7 @@ mod ops {
     }
 
     /// Everything that follows a product, in place.
-    struct Finish {
+    struct FinishProduct {
         launch: Launch,
         units: i64,
         width: i32,
@@ -188,7 +188,7 @@ mod ops {
         residual: Option<Tensor>,
     }
 
-    impl Finish {
+    impl FinishProduct {
         fn run<E: CudaDType + DeviceRepr>(&self, x: &mut CudaStorage) -> Result<()> {
             let stream = x.device().cuda_stream();
             let function = function(&stream, &self.launch)?;
@@ -211,7 +211,7 @@ mod ops {
         }
     }
 
-    impl InplaceOp1 for Finish {
+    impl InplaceOp1 for FinishProduct {
         fn name(&self) -> &'static str {
             "finish-product"
         }

@@ -23,7 +23,7 @@ impl<E> Finish<'_, E> {
     pub(crate) const NOTHING: Self = Self { bias: None, residual: None, gelu: false, onto: false };
 }
 
-/// The result of a product, of which tasks write a part each.
+/// The result of a product. Each task writes its own part.
 pub(crate) struct Destination<'a, E> {
     finish: Finish<'a, E>,
     width: usize,

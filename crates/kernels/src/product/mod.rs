@@ -1,7 +1,7 @@
 //! Matrix products on the CPU, by tiles whose sums stay in registers.
 //!
 //! The right factor lies in [`panels`], packed once for weights that do not change. The left factor is copied into groups
-//! of [`rows`], a block of which fits a cache. A tile of a group and a strip of panels ([`tile`]) sums over a part of the
+//! of [`rows`]; a block of groups fits a cache. A tile of a group and a strip of panels ([`tile`]) sums over a part of the
 //! depth, and the [`sums`] of the parts are added: each number of the result comes from the same operations in the same
 //! order, whatever the number of threads and of rows. Meanwhile, the next strip is fetched from memory. What follows a
 //! product ([`Finish`]) is computed while its numbers are in the first-level cache. With AMX, factors in bf16 are read as

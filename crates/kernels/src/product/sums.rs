@@ -87,7 +87,7 @@ impl<E> Drop for PackedRows<'_, E> {
     }
 }
 
-/// The packed rows, of which each task writes a part of its own.
+/// The memory for packed rows. Each task writes its own part.
 struct Shared(*mut f32);
 
 // SAFETY: the tasks' parts do not overlap.

@@ -4,16 +4,16 @@ use super::format::BlockFormat;
 use half::f16;
 
 impl BlockFormat {
-    /// Whole blocks of these weights. `Q8_0`'s bytes are those of the Python package `gguf`; 4- and 6-bit scales are those of the
+    /// These weights in whole blocks. `Q8_0`'s bytes are those of the Python package `gguf`; 4- and 6-bit scales are those of the
     /// least squared error that a search finds.
     ///
     /// # Panics
-    /// When the weights are not whole blocks.
+    /// When the weights do not fill whole blocks.
     #[must_use]
     pub fn quantize(self, weights: &[f32]) -> Vec<u8> {
         let len = self
             .bytes_of(weights.len())
-            .unwrap_or_else(|| panic!("{} weights are no whole blocks", weights.len()));
+            .unwrap_or_else(|| panic!("{} weights do not fill whole blocks", weights.len()));
         let mut out = vec![0; len];
         for (x, block) in weights.chunks_exact(self.block_len()).zip(out.chunks_exact_mut(self.block_bytes()))
         {

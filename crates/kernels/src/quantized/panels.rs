@@ -18,7 +18,7 @@ pub(super) const PANEL: usize = 16;
 /// The bytes of a group of codes.
 pub(super) const GROUP: usize = 64;
 
-/// The blocks of 32 in one of 256.
+/// The number of blocks of 32 in a block of 256.
 const LARGE: usize = 8;
 
 /// The bytes of a cache line.
@@ -162,7 +162,7 @@ pub(super) trait Code: Copy + Send + Sync + 'static {
     const OFFSET: i32;
     /// The scales of a block.
     const PARTS: usize;
-    /// Whether each weight has a minimum taken from it.
+    /// Whether a minimum is subtracted from each weight.
     const MINIMA: bool;
 
     /// The bytes of the scales of `blocks` blocks.
@@ -199,11 +199,11 @@ pub(super) struct Bytes;
 #[derive(Clone, Copy)]
 pub(super) struct Nibbles;
 
-/// 8 bits, two scales of 8 bits that share one in f16: `Q6_K`.
+/// 8 bits, two scales of 8 bits that share a factor in f16: `Q6_K`.
 #[derive(Clone, Copy)]
 pub(super) struct ScaledBytes;
 
-/// 4 bits, a scale and a minimum of 8 bits, which share one in f16 each: `Q4_K`.
+/// 4 bits, a scale and a minimum of 8 bits, each with a shared factor in f16: `Q4_K`.
 #[derive(Clone, Copy)]
 pub(super) struct ScaledNibbles;
 

@@ -7,7 +7,7 @@
 use super::activations::Activations;
 use super::format::BlockFormat;
 use super::panels::{Code, GROUP, PANEL, Panels, with_code};
-use super::tile::{PanelParts, Strip, few, tile, widen};
+use super::tile::{PanelParts, WideStrip, few, tile, widen};
 use super::vectors::{Vectors, Wide, Work, dispatch};
 use crate::isa::Isa;
 use crate::memory::room;
@@ -210,7 +210,7 @@ impl<C: Code, X: Wide> Work for Many<'_, C, X> {
             // Panels beyond the last give sums that nobody reads.
             let scales = std::array::from_fn(|i| shared.panel((first + i).min(strip.end - 1)).scales);
             for (row, sums) in rows.clone().step_by(V::ROWS).zip(sums.chunks_mut(V::ROWS * width)) {
-                let strip = Strip { wide, wide_len, scales, blocks };
+                let strip = WideStrip { wide, wide_len, scales, blocks };
                 // SAFETY: as above.
                 unsafe { tile::<V, C, X>(x, row, (rows.end - row).min(V::ROWS), strip, sums) };
             }

@@ -151,9 +151,9 @@ pub(super) unsafe fn widen<V: Vectors, C: Code>(codes: &[u8], out: &mut [u8]) {
     }
 }
 
-/// The panels of a tile.
+/// The panels of a tile, their codes widened.
 #[derive(Clone, Copy)]
-pub(super) struct Strip<'a> {
+pub(super) struct WideStrip<'a> {
     /// Their codes, each panel's in `wide_len` bytes.
     pub(super) wide: &'a [u8],
     pub(super) wide_len: usize,
@@ -170,7 +170,7 @@ pub(super) unsafe fn tile<V: Vectors, C: Code, X: Wide>(
     x: &Activations<X>,
     first: usize,
     rows: usize,
-    strip: Strip,
+    strip: WideStrip,
     sums: &mut [f32],
 ) {
     macro_rules! of_rows {
@@ -193,7 +193,7 @@ pub(super) unsafe fn tile<V: Vectors, C: Code, X: Wide>(
 struct TileWork<'a, C, X, const R: usize, const P: usize> {
     x: &'a Activations<X>,
     first: usize,
-    strip: Strip<'a>,
+    strip: WideStrip<'a>,
     sums: &'a mut [f32],
     code: PhantomData<C>,
 }
@@ -204,7 +204,7 @@ impl<C: Code, X: Wide, const R: usize, const P: usize> Work for TileWork<'_, C, 
     #[inline(always)]
     #[allow(clippy::needless_range_loop)] // several arrays have the index
     unsafe fn run<V: Vectors>(self) {
-        let Self { x, first, strip: Strip { wide, wide_len, scales, blocks }, sums, .. } = self;
+        let Self { x, first, strip: WideStrip { wide, wide_len, scales, blocks }, sums, .. } = self;
         let depth = blocks * BLOCK;
         let part = BLOCK / C::PARTS;
         let steps = part / X::STEP;
