@@ -4,8 +4,8 @@
 //! A new instruction set is a variant of [`Isa`] with its answers in this file, its vectors in `product/lanes.rs` if `pulp`
 //! has a token for them, and its products of bytes in a file of `quantized/vectors/`.
 
+use candle_core::{Error, Result};
 use pulp::Arch;
-use std::fmt;
 use std::str::FromStr;
 use std::sync::OnceLock;
 
@@ -91,11 +91,11 @@ impl Isa {
     ///
     /// # Errors
     /// When the processor lacks it, this build has no code for it, or the process already uses another.
-    pub fn hold(self) -> Result<(), IsaError> {
+    pub fn hold(self) -> Result<()> {
         self.check()?;
         match *CHOSEN.get_or_init(|| self) {
             chosen if chosen == self => Ok(()),
-            chosen => Err(IsaError(format!(
+            chosen => Err(Error::msg(format!(
                 "instruction set {}: this process already runs on {}; choose one before the first operation",
                 self.as_str(),
                 chosen.as_str()
@@ -108,23 +108,23 @@ impl Isa {
     ///
     /// # Errors
     /// When the variable names no instruction set, or one that cannot run here.
-    pub fn from_environment() -> Result<Option<Self>, IsaError> {
+    pub fn from_environment() -> Result<Option<Self>> {
         match std::env::var(ENVIRONMENT_VARIABLE) {
             Ok(name) if !name.is_empty() => {
                 let isa = name.parse::<Self>().and_then(Self::check);
-                isa.map(Some).map_err(|error| IsaError(format!("{ENVIRONMENT_VARIABLE}: {error}")))
+                isa.map(Some).map_err(|error| Error::msg(format!("{ENVIRONMENT_VARIABLE}: {error}")))
             }
             _ => Ok(None),
         }
     }
 
     /// Refuses an instruction set that cannot run here.
-    fn check(self) -> Result<Self, IsaError> {
+    fn check(self) -> Result<Self> {
         if self.arch().is_some() {
             return Ok(self);
         }
         let names: Vec<&str> = Self::available().into_iter().map(Self::as_str).collect();
-        Err(IsaError(format!(
+        Err(Error::msg(format!(
             "instruction set {}: this processor or this build does not have it; choose one of {}",
             self.as_str(),
             names.join(", ")
@@ -185,26 +185,14 @@ impl Isa {
 }
 
 impl FromStr for Isa {
-    type Err = IsaError;
+    type Err = Error;
 
-    fn from_str(name: &str) -> Result<Self, IsaError> {
+    fn from_str(name: &str) -> Result<Self> {
         let found = ALL.into_iter().find(|isa| isa.as_str() == name);
         let names = || ALL.map(Self::as_str).join(", ");
-        found.ok_or_else(|| IsaError(format!("instruction set {name:?}: expected one of {}", names())))
+        found.ok_or_else(|| Error::msg(format!("instruction set {name:?}: expected one of {}", names())))
     }
 }
-
-/// An instruction set that does not exist, or not here.
-#[derive(Debug, Clone)]
-pub struct IsaError(String);
-
-impl fmt::Display for IsaError {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for IsaError {}
 
 /// The vectors of the instruction set of [`Isa::current`].
 pub(crate) fn arch() -> Arch {

@@ -51,7 +51,7 @@ pub use dropout::Dropout;
 pub use element::accumulator;
 pub use epilogue::{Epilogue, gelu};
 pub use gpu::{keep_freed_memory, open_cuda};
-pub use isa::{Isa, IsaError};
+pub use isa::Isa;
 pub use layer_norm::layer_norm;
 pub use linear::{PackedWeight, linear, linear_transposed};
 pub use quantized::{BlockFormat, QuantizedWeight};

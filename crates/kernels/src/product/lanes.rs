@@ -65,12 +65,18 @@ pub(crate) fn dispatch<K: Kernel>(arch: Arch, kernel: K) -> K::Output {
     }
 }
 
-/// `tile` for the shapes listed: for each number of rows and panels, a tile of that many rows and vectors.
+/// [`Lanes::tile`] for the shapes listed: for each number of rows and panels, a tile of that many rows and vectors. The
+/// attributes are those of the function that computes it.
 macro_rules! tiles {
-    ($function:ident: $($rows:literal x $panels:literal => $vectors:literal),* $(,)?) => {
+    ($simd:ty: $(#[$attribute:meta])? $($rows:literal x $panels:literal => $vectors:literal),* $(,)?) => {
         fn tile<E: Stored>(rows: usize, panels: usize) -> TileFunction<Self, E> {
+            $(#[$attribute])?
+            unsafe fn tile<E: Stored, const M: usize, const N: usize>(simd: $simd, tile: Tile<E>) {
+                // SAFETY: passed on.
+                unsafe { compute::<_, E, M, N>(simd, tile) };
+            }
             match (rows, panels) {
-                $(($rows, $panels) => $function::<E, $rows, $vectors>,)*
+                $(($rows, $panels) => tile::<E, $rows, $vectors>,)*
                 _ => unreachable!("no tile of {rows} rows by {panels} panels"),
             }
         }
@@ -91,12 +97,7 @@ impl Lanes for Scalar {
         kernel.with(self)
     }
 
-    tiles! { tile_scalar: 1 x 1 => 16, 2 x 1 => 16 }
-}
-
-unsafe fn tile_scalar<E: Stored, const M: usize, const N: usize>(simd: Scalar, tile: Tile<E>) {
-    // SAFETY: passed on.
-    unsafe { compute::<_, E, M, N>(simd, tile) };
+    tiles! { Scalar: 1 x 1 => 16, 2 x 1 => 16 }
 }
 
 #[cfg(target_arch = "aarch64")]
@@ -114,14 +115,8 @@ impl Lanes for Neon {
     }
 
     tiles! {
-        tile_neon: 1 x 1 => 4, 2 x 1 => 4, 3 x 1 => 4, 4 x 1 => 4, 5 x 1 => 4, 6 x 1 => 4, 2 x 2 => 8, 1 x 4 => 16,
+        Neon: 1 x 1 => 4, 2 x 1 => 4, 3 x 1 => 4, 4 x 1 => 4, 5 x 1 => 4, 6 x 1 => 4, 2 x 2 => 8, 1 x 4 => 16,
     }
-}
-
-#[cfg(target_arch = "aarch64")]
-unsafe fn tile_neon<E: Stored, const M: usize, const N: usize>(simd: Neon, tile: Tile<E>) {
-    // SAFETY: passed on.
-    unsafe { compute::<_, E, M, N>(simd, tile) };
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -155,15 +150,9 @@ impl Lanes for V3 {
     }
 
     tiles! {
-        tile_v3: 1 x 1 => 2, 2 x 1 => 2, 3 x 1 => 2, 4 x 1 => 2, 5 x 1 => 2, 6 x 1 => 2, 2 x 2 => 4, 1 x 4 => 8,
+        V3: #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
+        1 x 1 => 2, 2 x 1 => 2, 3 x 1 => 2, 4 x 1 => 2, 5 x 1 => 2, 6 x 1 => 2, 2 x 2 => 4, 1 x 4 => 8,
     }
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
-unsafe fn tile_v3<E: Stored, const M: usize, const N: usize>(simd: V3, tile: Tile<E>) {
-    // SAFETY: passed on.
-    unsafe { compute::<_, E, M, N>(simd, tile) };
 }
 
 #[cfg(all(target_arch = "x86_64", feature = "x86-v4"))]
@@ -203,15 +192,11 @@ impl Lanes for V4 {
     }
 
     tiles! {
-        tile_v4: 1 x 2 => 2, 2 x 2 => 2, 3 x 2 => 2, 4 x 2 => 2, 5 x 2 => 2, 6 x 2 => 2, 7 x 2 => 2, 8 x 2 => 2,
+        V4: #[target_feature(
+            enable = "avx512f,avx512bw,avx512cd,avx512dq,avx512vl,avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt"
+        )]
+        1 x 2 => 2, 2 x 2 => 2, 3 x 2 => 2, 4 x 2 => 2, 5 x 2 => 2, 6 x 2 => 2, 7 x 2 => 2, 8 x 2 => 2,
         9 x 2 => 2, 10 x 2 => 2, 11 x 2 => 2, 12 x 2 => 2, 13 x 2 => 2, 14 x 2 => 2,
         1 x 4 => 4, 2 x 4 => 4, 3 x 4 => 4, 4 x 4 => 4, 5 x 4 => 4, 6 x 4 => 4, 7 x 4 => 4,
     }
-}
-
-#[cfg(all(target_arch = "x86_64", feature = "x86-v4"))]
-#[target_feature(enable = "avx512f,avx512bw,avx512cd,avx512dq,avx512vl,avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
-unsafe fn tile_v4<E: Stored, const M: usize, const N: usize>(simd: V4, tile: Tile<E>) {
-    // SAFETY: passed on.
-    unsafe { compute::<_, E, M, N>(simd, tile) };
 }

@@ -154,41 +154,49 @@ fn put_row(format: BlockFormat, row: &[u8], output: usize, codes: &mut [u8], pan
     });
 }
 
-/// What a panel holds.
+/// What a panel holds: by default, a block of 32 inputs has one scale in f16.
 pub(super) trait Code: Copy + Send + Sync + 'static {
     /// Whether codes take 4 bits, and 8 otherwise.
     const NIBBLES: bool;
     /// Subtracted from each code before it is scaled.
     const OFFSET: i32;
     /// The scales of a block.
-    const PARTS: usize;
+    const PARTS: usize = 1;
     /// Whether a minimum is subtracted from each weight.
-    const MINIMA: bool;
+    const MINIMA: bool = false;
+    /// The bytes of the codes of a block.
+    const CODES: usize = if Self::NIBBLES { BLOCK * PANEL / 2 } else { BLOCK * PANEL };
 
     /// The bytes of the scales of `blocks` blocks.
-    fn scales_len(blocks: usize) -> usize;
+    fn scales_len(blocks: usize) -> usize {
+        blocks * PANEL * size_of::<f16>()
+    }
 
     /// Writes the scales that the file's block `from`, number `block` of the row of output `output`, holds to those of a
     /// panel of `blocks` blocks of 32.
-    fn put_scales(from: &[u8], block: usize, output: usize, blocks: usize, scales: &mut [u8]);
+    fn put_scales(from: &[u8], block: usize, output: usize, _blocks: usize, scales: &mut [u8]) {
+        put_half(from, block, output, scales);
+    }
 
     /// The scales of a part of a block.
     ///
     /// # Safety
     /// As in [`Vectors`]; `scales` leads to those of a panel of `blocks` blocks.
-    unsafe fn scale<V: Vectors>(scales: *const u8, block: usize, part: usize, blocks: usize) -> V::Floats;
+    #[inline(always)]
+    unsafe fn scale<V: Vectors>(scales: *const u8, block: usize, _part: usize, _blocks: usize) -> V::Floats {
+        // SAFETY: passed on.
+        unsafe { V::load_f16(scales.add(block * PANEL * size_of::<f16>()).cast()) }
+    }
 
     /// The minima of a block.
     ///
     /// # Safety
     /// As above.
-    unsafe fn minimum<V: Vectors>(_: *const u8, _: usize, _: usize) -> V::Floats {
+    #[inline(always)]
+    unsafe fn minimum<V: Vectors>(_scales: *const u8, _block: usize, _blocks: usize) -> V::Floats {
         // SAFETY: passed on.
         unsafe { V::splat(0.0) }
     }
-
-    /// The bytes of the codes of a block.
-    const CODES: usize = if Self::NIBBLES { BLOCK * PANEL / 2 } else { BLOCK * PANEL };
 }
 
 /// 8 bits, a scale in f16: `Q8_0` and `Q5_0`.
@@ -207,52 +215,20 @@ pub(super) struct ScaledBytes;
 #[derive(Clone, Copy)]
 pub(super) struct ScaledNibbles;
 
-/// The scale in f16 at the start of a block.
-fn put_half(from: &[u8], block: usize, output: usize, scales: &mut [u8]) {
-    let at = (block * PANEL + output) * size_of::<f16>();
-    scales[at..at + 2].copy_from_slice(&from[..2]);
-}
-
 impl Code for Bytes {
     const NIBBLES: bool = false;
     const OFFSET: i32 = 128;
-    const PARTS: usize = 1;
-    const MINIMA: bool = false;
-
-    fn scales_len(blocks: usize) -> usize {
-        blocks * PANEL * size_of::<f16>()
-    }
-
-    fn put_scales(from: &[u8], block: usize, output: usize, _: usize, scales: &mut [u8]) {
-        put_half(from, block, output, scales);
-    }
-
-    #[inline(always)]
-    unsafe fn scale<V: Vectors>(scales: *const u8, block: usize, _: usize, _: usize) -> V::Floats {
-        // SAFETY: passed on.
-        unsafe { V::load_f16(scales.add(block * PANEL * size_of::<f16>()).cast()) }
-    }
 }
 
 impl Code for Nibbles {
     const NIBBLES: bool = true;
     const OFFSET: i32 = 8;
-    const PARTS: usize = 1;
-    const MINIMA: bool = false;
+}
 
-    fn scales_len(blocks: usize) -> usize {
-        Bytes::scales_len(blocks)
-    }
-
-    fn put_scales(from: &[u8], block: usize, output: usize, _: usize, scales: &mut [u8]) {
-        put_half(from, block, output, scales);
-    }
-
-    #[inline(always)]
-    unsafe fn scale<V: Vectors>(scales: *const u8, block: usize, part: usize, blocks: usize) -> V::Floats {
-        // SAFETY: passed on.
-        unsafe { Bytes::scale::<V>(scales, block, part, blocks) }
-    }
+/// The scale in f16 at the start of a block.
+fn put_half(from: &[u8], block: usize, output: usize, scales: &mut [u8]) {
+    let at = (block * PANEL + output) * size_of::<f16>();
+    scales[at..at + 2].copy_from_slice(&from[..2]);
 }
 
 /// The scales of 16 outputs: those of 8 bits at `small`, times those in f16 that `block`'s block of 256 shares.
@@ -272,7 +248,6 @@ impl Code for ScaledBytes {
     const NIBBLES: bool = false;
     const OFFSET: i32 = 128;
     const PARTS: usize = 2;
-    const MINIMA: bool = false;
 
     fn scales_len(blocks: usize) -> usize {
         2 * blocks * PANEL + blocks / LARGE * PANEL * size_of::<f16>()
@@ -296,7 +271,6 @@ impl Code for ScaledBytes {
 impl Code for ScaledNibbles {
     const NIBBLES: bool = true;
     const OFFSET: i32 = 0;
-    const PARTS: usize = 1;
     const MINIMA: bool = true;
 
     fn scales_len(blocks: usize) -> usize {

@@ -42,13 +42,25 @@ pub(in crate::quantized) trait Vectors: Copy + Send + Sync + 'static {
     /// The same number for each output.
     unsafe fn ints(x: i32) -> Self::Ints;
     /// What [`dot`](Self::dot) adds to, for codes with an offset of 128 and four-byte groups whose inputs sum to `sum`.
-    unsafe fn start(sum: i32) -> Self::Ints;
+    #[inline(always)]
+    unsafe fn start(sum: i32) -> Self::Ints {
+        // SAFETY: passed on.
+        unsafe { Self::ints(-128 * sum) }
+    }
     /// `sums + Σ (code − 128)·x` over 4 inputs, if the sums are from [`start`](Self::start).
     unsafe fn dot(sums: Self::Ints, codes: Self::Bytes, x: Self::Ints) -> Self::Ints;
     /// `sums + Σ code·x` over 4 inputs, for codes below 16.
-    unsafe fn dot_nibbles(sums: Self::Ints, codes: Self::Bytes, x: Self::Ints) -> Self::Ints;
+    #[inline(always)]
+    unsafe fn dot_nibbles(sums: Self::Ints, codes: Self::Bytes, x: Self::Ints) -> Self::Ints {
+        // SAFETY: passed on.
+        unsafe { Self::dot(sums, codes, x) }
+    }
     /// `sums + Σ code·x` over the inputs of a step of 64 bytes as [`widen`](Self::widen) writes them.
-    unsafe fn dot_wide(sums: Self::Ints, codes: Self::Bytes, x: Self::Ints) -> Self::Ints;
+    #[inline(always)]
+    unsafe fn dot_wide(sums: Self::Ints, codes: Self::Bytes, x: Self::Ints) -> Self::Ints {
+        // SAFETY: passed on.
+        unsafe { Self::dot(sums, codes, x) }
+    }
     /// Each sum as a float: exact below 2²⁴.
     unsafe fn floats(sums: Self::Ints) -> Self::Floats;
     /// The same number for each output.
@@ -66,7 +78,8 @@ pub(in crate::quantized) trait Vectors: Copy + Send + Sync + 'static {
     /// `a·b + c`, rounded once.
     unsafe fn mul_add(a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
     /// Starts to read the cache line at `from`. Any address will do.
-    unsafe fn fetch(from: *const u8);
+    #[inline(always)]
+    unsafe fn fetch(_from: *const u8) {}
 }
 
 /// A code of an activation.
@@ -134,11 +147,6 @@ impl Vectors for Portable {
     }
 
     #[inline(always)]
-    unsafe fn start(sum: i32) -> [i32; 16] {
-        [-128 * sum; 16]
-    }
-
-    #[inline(always)]
     unsafe fn dot(mut sums: [i32; 16], codes: [u8; 64], x: [i32; 16]) -> [i32; 16] {
         let x = x[0].to_le_bytes().map(u8::cast_signed);
         for (sum, codes) in sums.iter_mut().zip(codes.as_chunks::<4>().0) {
@@ -147,18 +155,6 @@ impl Vectors for Portable {
             }
         }
         sums
-    }
-
-    #[inline(always)]
-    unsafe fn dot_nibbles(sums: [i32; 16], codes: [u8; 64], x: [i32; 16]) -> [i32; 16] {
-        // SAFETY: it needs nothing of the processor.
-        unsafe { Self::dot(sums, codes, x) }
-    }
-
-    #[inline(always)]
-    unsafe fn dot_wide(sums: [i32; 16], codes: [u8; 64], x: [i32; 16]) -> [i32; 16] {
-        // SAFETY: as above.
-        unsafe { Self::dot(sums, codes, x) }
     }
 
     #[inline(always)]
@@ -204,7 +200,4 @@ impl Vectors for Portable {
     unsafe fn mul_add(a: [f32; 16], b: [f32; 16], c: [f32; 16]) -> [f32; 16] {
         std::array::from_fn(|i| a[i].mul_add(b[i], c[i]))
     }
-
-    #[inline(always)]
-    unsafe fn fetch(_: *const u8) {}
 }

@@ -209,11 +209,6 @@ impl Vectors for AvxVnni {
     }
 
     #[inline(always)]
-    unsafe fn start(sum: i32) -> [__m256i; 2] {
-        unsafe { Self::ints(-128 * sum) }
-    }
-
-    #[inline(always)]
     unsafe fn dot(sums: [__m256i; 2], codes: [__m256i; 2], x: [__m256i; 2]) -> [__m256i; 2] {
         unsafe {
             [
@@ -221,16 +216,6 @@ impl Vectors for AvxVnni {
                 _mm256_dpbusd_avx_epi32(sums[1], codes[1], x[1]),
             ]
         }
-    }
-
-    #[inline(always)]
-    unsafe fn dot_nibbles(sums: [__m256i; 2], codes: [__m256i; 2], x: [__m256i; 2]) -> [__m256i; 2] {
-        unsafe { Self::dot(sums, codes, x) }
-    }
-
-    #[inline(always)]
-    unsafe fn dot_wide(sums: [__m256i; 2], codes: [__m256i; 2], x: [__m256i; 2]) -> [__m256i; 2] {
-        unsafe { Self::dot(sums, codes, x) }
     }
 }
 
@@ -277,23 +262,8 @@ impl Vectors for Avx512Vnni {
     }
 
     #[inline(always)]
-    unsafe fn start(sum: i32) -> __m512i {
-        unsafe { Self::ints(-128 * sum) }
-    }
-
-    #[inline(always)]
     unsafe fn dot(sums: __m512i, codes: __m512i, x: __m512i) -> __m512i {
         unsafe { _mm512_dpbusd_epi32(sums, codes, x) }
-    }
-
-    #[inline(always)]
-    unsafe fn dot_nibbles(sums: __m512i, codes: __m512i, x: __m512i) -> __m512i {
-        unsafe { Self::dot(sums, codes, x) }
-    }
-
-    #[inline(always)]
-    unsafe fn dot_wide(sums: __m512i, codes: __m512i, x: __m512i) -> __m512i {
-        unsafe { Self::dot(sums, codes, x) }
     }
 
     #[inline(always)]
