@@ -55,7 +55,7 @@ fn main() -> ExitCode {
 
 fn run(command: &Command) -> anyhow::Result<ExitCode> {
     restart::apply(command)?;
-    candle_fused::isa::check_environment()?;
+    candle_fused::Isa::from_environment()?;
     // Run on a thread of the pool that the kernels use. From outside, each of the hundreds of products for a token
     // would wake the pool and sleep until it has finished. The thread's stack is as large as a main thread's usually
     // is, because dropping a graph recurses through its layers.

@@ -2,11 +2,11 @@
 
 use crate::dispatch::cpu_f32;
 use crate::isa;
-use crate::vector::with_slices;
-
-pub use crate::vector::CHUNK;
+use crate::vector::{contiguous, with_slices};
 use candle_core::{CpuStorage, DType, InplaceOp2, InplaceOp3, Layout, Result, Tensor, Var};
 use rayon::prelude::*;
+
+pub use crate::vector::CHUNK;
 
 /// The coefficients of a step of AdamW.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -55,8 +55,8 @@ impl AdamWStep {
         let all = [parameter.as_tensor(), m, v];
         if cpu_f32(&all) && all.iter().all(|t| t.is_contiguous()) {
             let gradient = gradient.contiguous()?;
-            m.inplace_op2(&gradient, &First(*self))?;
-            v.inplace_op2(&gradient, &Second(*self))?;
+            m.inplace_op2(&gradient, &Moment { step: *self, second: false })?;
+            v.inplace_op2(&gradient, &Moment { step: *self, second: true })?;
             return parameter.inplace_op3(m, v, &Update(*self));
         }
         let g = (gradient * self.gradient_scale)?;
@@ -85,8 +85,8 @@ pub fn sum_of_squares(x: &Tensor) -> Result<f64> {
     Ok(squares_of_chunks(x)?.iter().sum())
 }
 
-/// `Σ x²` over each [`CHUNK`] of elements, of which [`sum_of_squares`] is the sum: whoever has only some chunks of a tensor can
-/// add theirs to those of others, with the same bits.
+/// `Σ x²` over each [`CHUNK`] of elements; [`sum_of_squares`] adds these up. Processes that each have some chunks of a tensor
+/// get the same bits from all of their sums together.
 ///
 /// # Errors
 /// When `x` is not f32 on the CPU.
@@ -113,8 +113,13 @@ fn squares(x: &[f32]) -> f64 {
     sums.iter().sum::<f64>() + tail.iter().map(|x| f64::from(*x) * f64::from(*x)).sum::<f64>()
 }
 
-struct First(AdamWStep);
-struct Second(AdamWStep);
+/// The first moment or, of the squares of gradients, the second.
+struct Moment {
+    step: AdamWStep,
+    second: bool,
+}
+
+/// The parameter, from both moments.
 struct Update(AdamWStep);
 
 fn numbers<'a>(storage: &'a mut CpuStorage, layout: &Layout) -> Result<&'a mut [f32]> {
@@ -124,53 +129,32 @@ fn numbers<'a>(storage: &'a mut CpuStorage, layout: &Layout) -> Result<&'a mut [
     }
 }
 
-fn zip(
-    to: (&mut CpuStorage, &Layout),
-    from: (&CpuStorage, &Layout),
-    update: impl Fn(&mut f32, f32) + Sync,
-) -> Result<()> {
-    let from = crate::vector::contiguous::<f32>(from.0, from.1)?;
-    let to = numbers(to.0, to.1)?;
-    to.par_chunks_mut(CHUNK).zip(from.par_chunks(CHUNK)).for_each(|(to, from)| {
-        to.iter_mut().zip(from).for_each(|(to, from)| update(to, *from));
-    });
-    Ok(())
-}
-
-#[allow(clippy::cast_possible_truncation)] // the coefficients of f32 numbers
-impl InplaceOp2 for First {
+impl InplaceOp2 for Moment {
     fn name(&self) -> &'static str {
-        "adamw-first-moment"
+        "adamw-moment"
     }
 
+    #[allow(clippy::cast_possible_truncation)] // the coefficients of f32 numbers
     fn cpu_fwd(
         &self,
-        m: &mut CpuStorage,
-        m_layout: &Layout,
-        g: &CpuStorage,
-        g_layout: &Layout,
+        moment: &mut CpuStorage,
+        layout: &Layout,
+        gradient: &CpuStorage,
+        gradient_layout: &Layout,
     ) -> Result<()> {
-        let (keep, add) = (self.0.beta1 as f32, ((1.0 - self.0.beta1) * self.0.gradient_scale) as f32);
-        zip((m, m_layout), (g, g_layout), |m, g| *m = keep * *m + add * g)
-    }
-}
-
-#[allow(clippy::cast_possible_truncation)] // as above
-impl InplaceOp2 for Second {
-    fn name(&self) -> &'static str {
-        "adamw-second-moment"
-    }
-
-    fn cpu_fwd(
-        &self,
-        v: &mut CpuStorage,
-        v_layout: &Layout,
-        g: &CpuStorage,
-        g_layout: &Layout,
-    ) -> Result<()> {
-        let (keep, add) = (self.0.beta2 as f32, (1.0 - self.0.beta2) as f32);
-        let scale = self.0.gradient_scale as f32;
-        zip((v, v_layout), (g, g_layout), |v, g| *v = keep * *v + add * (g * scale) * (g * scale))
+        let AdamWStep { beta1, beta2, gradient_scale, .. } = self.step;
+        let gradient = contiguous::<f32>(gradient, gradient_layout)?;
+        let chunks = numbers(moment, layout)?.par_chunks_mut(CHUNK).zip(gradient.par_chunks(CHUNK));
+        if self.second {
+            let (keep, add, scale) = (beta2 as f32, (1.0 - beta2) as f32, gradient_scale as f32);
+            chunks.for_each(|(v, g)| {
+                v.iter_mut().zip(g).for_each(|(v, g)| *v = keep * *v + add * (g * scale) * (g * scale));
+            });
+        } else {
+            let (keep, add) = (beta1 as f32, ((1.0 - beta1) * gradient_scale) as f32);
+            chunks.for_each(|(m, g)| m.iter_mut().zip(g).for_each(|(m, g)| *m = keep * *m + add * g));
+        }
+        Ok(())
     }
 }
 
@@ -192,8 +176,7 @@ impl InplaceOp3 for Update {
         let (rate, root) = self.0.corrections();
         let (rate, root, eps) = (rate as f32, root as f32, self.0.eps as f32);
         let keep = (1.0 - self.0.lr * self.0.weight_decay) as f32;
-        let (m, v) =
-            (crate::vector::contiguous::<f32>(m, m_layout)?, crate::vector::contiguous::<f32>(v, v_layout)?);
+        let (m, v) = (contiguous::<f32>(m, m_layout)?, contiguous::<f32>(v, v_layout)?);
         let moments = m.par_chunks(CHUNK).zip(v.par_chunks(CHUNK));
         numbers(p, p_layout)?.par_chunks_mut(CHUNK).zip(moments).for_each(|(p, (m, v))| {
             for (p, (m, v)) in p.iter_mut().zip(m.iter().zip(v)) {

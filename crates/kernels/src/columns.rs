@@ -1,6 +1,7 @@
 //! Sums over the rows of a matrix: the gradient of anything that was added to each row.
 
 use crate::dispatch::cpu_f32;
+use crate::element::accumulator;
 use crate::isa;
 use crate::vector::contiguous;
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
@@ -16,7 +17,7 @@ pub(crate) fn column_sums(x: &Tensor) -> Result<Tensor> {
     if cpu_f32(&[x]) && x.elem_count() > 0 {
         return x.detach().contiguous()?.apply_op1_no_bwd(&ColumnSums);
     }
-    x.to_dtype(crate::accumulator(x.dtype()))?.sum(0)?.to_dtype(x.dtype())
+    x.to_dtype(accumulator(x.dtype()))?.sum(0)?.to_dtype(x.dtype())
 }
 
 struct ColumnSums;

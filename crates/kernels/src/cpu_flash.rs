@@ -12,9 +12,9 @@
 //! | a causal sequence with fewer keys than queries | an error | the first queries see no key and get zeros |
 //! | masks, soft caps and bf16 for several batch rows | an error | computed |
 
-use crate::accumulator;
 use crate::attention::{Lengths, Mask, Sdpa, Window};
 use crate::dispatch::{Dispatch, Implementation};
+use crate::element::accumulator;
 use crate::flash::sdpa;
 use candle_core::{Result, Tensor, WithDType};
 pub use candle_nn::attention::AttnMask;

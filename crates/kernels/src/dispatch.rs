@@ -108,9 +108,14 @@ pub(crate) fn cpu_f32(tensors: &[&Tensor]) -> bool {
     tensors.iter().all(|x| x.device().is_cpu() && x.dtype() == DType::F32)
 }
 
-/// Whether all are on the CPU, in one dtype of the three that kernels read.
+/// Whether all are on the CPU, in one dtype that [`has_cpu_kernels`].
 pub(crate) fn cpu_floats(tensors: &[&Tensor]) -> bool {
     let dtype = tensors.first().map(|x| x.dtype());
-    matches!(dtype, Some(DType::F32 | DType::F16 | DType::BF16))
+    dtype.is_some_and(has_cpu_kernels)
         && tensors.iter().all(|x| x.device().is_cpu() && Some(x.dtype()) == dtype)
+}
+
+/// Whether the CPU kernels of attention, products and layer norm read this dtype.
+pub(crate) fn has_cpu_kernels(dtype: DType) -> bool {
+    matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
 }

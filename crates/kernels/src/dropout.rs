@@ -7,6 +7,7 @@
 //! the backward pass or inside a kernel, and it is the same on every device and for any number of threads.
 
 use crate::dispatch::cpu_f32;
+use crate::vector::contiguous;
 use candle_core::{CpuStorage, CustomOp1, Device, Layout, Result, Shape, Tensor};
 use rand_philox::philox4x32_10;
 use rayon::prelude::*;
@@ -159,7 +160,7 @@ impl CustomOp1 for Op {
     }
 
     fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        let mut out = crate::vector::contiguous::<f32>(x, layout)?.to_vec();
+        let mut out = contiguous::<f32>(x, layout)?.to_vec();
         self.0.scale(&mut out, columns(layout.shape()))?;
         Ok((CpuStorage::F32(out), layout.shape().clone()))
     }
@@ -173,7 +174,7 @@ impl CustomOp1 for Op {
 mod tests {
     use super::*;
     use crate::attention::{Mask, Sdpa};
-    use crate::{Dispatch, Implementation};
+    use crate::dispatch::{Dispatch, Implementation};
     use candle_core::{DType, Var};
 
     fn ones(dims: (usize, usize)) -> Tensor {

@@ -1,8 +1,18 @@
 //! The dtypes that the kernels read and write; they compute in f32.
 
+use candle_core::DType;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use pulp::{Simd, WithSimd};
+
+/// The dtype for sums over `dtype` values: f32 for f16 and bf16, otherwise the dtype itself.
+#[must_use]
+pub fn accumulator(dtype: DType) -> DType {
+    match dtype {
+        DType::F16 | DType::BF16 => DType::F32,
+        wide => wide,
+    }
+}
 
 /// A dtype that the kernels read and write.
 pub(crate) trait Element: Copy + Send + Sync + 'static {

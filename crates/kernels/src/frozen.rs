@@ -3,7 +3,7 @@
 //! Panels of f32, f16 and bf16 and panels of quantized blocks implement it. A new format is one more implementation.
 
 use crate::product::panels::{PANEL, STRIP, Stored};
-use crate::product::{Finish, Panels, append_product};
+use crate::product::{Finish, Panels, new_product};
 use crate::quantized::{self, BlockFormat};
 use crate::vector::contiguous;
 use candle_core::{CpuStorage, DType, Layout, Result, Storage, Tensor, WithDType};
@@ -115,9 +115,7 @@ fn product_in<X: Stored + WithDType, E: Stored>(
 ) -> Result<CpuStorage> {
     let residual = then.residual.map(Rows::slice::<X>).transpose()?;
     let finish = Finish { bias: then.bias, residual, gelu: then.gelu, onto: false };
-    let mut out = vec![];
-    append_product(&mut out, x.slice::<X>()?, w, columns, finish);
-    Ok(X::to_cpu_storage_owned(out))
+    Ok(X::to_cpu_storage_owned(new_product(x.slice::<X>()?, w, columns, finish)))
 }
 
 impl Frozen for quantized::Panels {

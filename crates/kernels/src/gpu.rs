@@ -37,17 +37,6 @@ pub fn keep_freed_memory(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// The bytes of a GPU's L2 cache, where we can ask for them.
-#[cfg_attr(not(feature = "cuda"), allow(clippy::unnecessary_wraps))]
-pub(crate) fn l2_bytes(device: &Device) -> Result<Option<usize>> {
-    #[cfg(feature = "cuda")]
-    if let Device::Cuda(device) = device {
-        return Ok(Some(crate::cuda::gpu_limits(device)?.l2));
-    }
-    let _ = device;
-    Ok(None)
-}
-
 #[cfg(not(feature = "cuda"))]
 #[allow(clippy::unnecessary_wraps)] // same signatures as the CUDA versions
 mod none {

@@ -29,16 +29,16 @@ mod element;
 mod epilogue;
 pub mod flash;
 mod frozen;
-mod gelu;
 mod gpu;
-pub mod isa;
+mod isa;
 mod layer_norm;
 mod linear;
 mod linear_cross_entropy;
+#[doc(hidden)]
+pub mod measure;
+mod memory;
 mod product;
 mod quantized;
-pub mod roofline;
-pub mod stopwatch;
 mod streams;
 mod team;
 #[cfg(test)]
@@ -51,9 +51,9 @@ pub use candle_core;
 pub use cross_entropy::{cross_entropies, cross_entropy};
 pub use dispatch::{Dispatch, Implementation};
 pub use dropout::Dropout;
-pub use epilogue::Epilogue;
+pub use element::accumulator;
+pub use epilogue::{Epilogue, gelu};
 pub use frozen::WeightDType;
-pub use gelu::gelu;
 pub use gpu::{keep_freed_memory, open_cuda};
 pub use isa::Isa;
 pub use layer_norm::layer_norm;
@@ -61,17 +61,6 @@ pub use linear::{linear, linear_transposed};
 pub use linear_cross_entropy::linear_cross_entropy;
 pub use quantized::BlockFormat;
 pub use weight::{Weight, WeightLayout};
-
-use candle_core::DType;
-
-/// The dtype for sums over `dtype` values: f32 for f16 and bf16, otherwise the dtype itself.
-#[must_use]
-pub fn accumulator(dtype: DType) -> DType {
-    match dtype {
-        DType::F16 | DType::BF16 => DType::F32,
-        wide => wide,
-    }
-}
 
 // Runs the README's example as a test.
 #[cfg(doctest)]

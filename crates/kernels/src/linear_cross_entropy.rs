@@ -6,6 +6,7 @@
 
 use crate::cross_entropy::{LogSum, Row, check_targets, cross_entropy, losses, to_gradients};
 use crate::dispatch::{Dispatch, cpu_f32, cpu_product};
+use crate::element::accumulator;
 use crate::frozen::{Frozen, Rows, Then};
 use crate::product::{Matrix, multiply};
 use crate::vector::with_slices;
@@ -39,7 +40,7 @@ pub fn linear_cross_entropy(
     let on_cpu = cpu_f32(&[x, weight]) && cpu_product(&[x, weight]);
     if rows == 0 || !(on_cpu || gpu::has_cross_entropy(dispatch, x, weight)?) {
         let logits = crate::linear_transposed(x, weight)?.reshape((rows, v))?;
-        return cross_entropy(&logits.to_dtype(crate::accumulator(logits.dtype()))?, &targets.flatten_all()?);
+        return cross_entropy(&logits.to_dtype(accumulator(logits.dtype()))?, &targets.flatten_all()?);
     }
     if x.dims().last() != Some(&c) {
         candle_core::bail!("cross-entropy: x {:?} does not end in the width of {:?}", x.dims(), weight.dims())

@@ -103,7 +103,7 @@ impl Open {
 }
 
 impl Drop for Open {
-    /// Lets nobody join any more, and waits for those at work. Runs also when the caller's own part panics.
+    /// Lets no further helper join, and waits for those at work, even when the caller's own part panics.
     fn drop(&mut self) {
         let Self(team) = self;
         team.state.fetch_and(AT_WORK, Ordering::AcqRel);
@@ -128,7 +128,7 @@ impl Team {
         }
     }
 
-    /// Joins work for ever.
+    /// Joins work forever.
     fn help(&self) {
         let (mut idle_since, mut looks) = (Instant::now(), 0u32);
         loop {
@@ -165,11 +165,11 @@ impl Team {
         true
     }
 
-    /// Sleeps until somebody has work.
+    /// Sleeps until a caller has work.
     fn sleep(&self) {
         let mut helpers = self.helpers.lock().unwrap_or_else(PoisonError::into_inner);
         self.asleep.fetch_add(1, Ordering::SeqCst);
-        // Whoever opens work after this look sees this helper asleep, and wakes it.
+        // A caller that opens work after this look sees this helper asleep, and wakes it.
         while !self.is_open() {
             helpers = self.wake.wait(helpers).unwrap_or_else(PoisonError::into_inner);
         }
@@ -177,7 +177,7 @@ impl Team {
     }
 }
 
-/// Waits for a moment; every now and then another program may have the processor.
+/// Waits for a moment; every now and then, lets another program have the processor.
 fn pause(looks: &mut u32) {
     *looks = looks.wrapping_add(1);
     if looks.is_multiple_of(32) {

@@ -74,7 +74,7 @@ pub(crate) trait Function {
     fn apply<S: Simd>(simd: S, a: S::f32s, b: S::f32s) -> S::f32s;
 }
 
-/// `E(x)` of a contiguous f32 tensor; E gets x as its second argument, too.
+/// `E(x, x)` of a contiguous f32 tensor.
 pub(crate) fn parallel_map<E: Function>(x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
     parallel_map2::<E>(x, layout, x, layout)
 }
@@ -98,7 +98,7 @@ pub(crate) fn parallel_map2<E: Function>(
     Ok((CpuStorage::F32(out), a_layout.shape().clone()))
 }
 
-/// `E(x)` in place of x, contiguous and f32; E gets x as its second argument, too.
+/// `E(x, x)` in place of x, contiguous and f32.
 pub(crate) fn parallel_map_in_place<E: Function>(x: &mut CpuStorage, layout: &Layout) -> Result<()> {
     let (CpuStorage::F32(data), Some((start, end))) = (x, layout.contiguous_offsets()) else {
         candle_core::bail!("expected a contiguous f32 tensor, got {layout:?}")

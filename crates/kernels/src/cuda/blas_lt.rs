@@ -2,8 +2,8 @@
 
 #![allow(unsafe_code)] // products take pointers; each unsafe block says why they are sound
 
-use super::module::{aligned, view_of};
-use super::per_stream::PerStream;
+use super::device::{PerStream, aligned, view_of};
+use crate::epilogue::gelu;
 use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::CudaDType;
 use candle_core::cuda_backend::cudarc::cublaslt::result::CublasError;
@@ -48,7 +48,7 @@ fn run([x, weight, bias]: [&Tensor; 3], gelu: bool, residual: Option<&Tensor>) -
         Some(residual) => residual.force_contiguous()?, // a copy, to which the product is added
         None => uninitialized(x, (rows, width))?,
     };
-    let op = Product {
+    let op = LinearWithEpilogue {
         x: aligned(x, ALIGNMENT)?,
         weight: aligned(weight, ALIGNMENT)?,
         bias: aligned(bias, ALIGNMENT)?,
@@ -107,14 +107,14 @@ fn compare_gelu(device: &Device, dtype: DType) -> Result<bool> {
     let bias = Tensor::zeros(64, dtype, device)?;
     let Some(found) = run([&x, &weight, &bias], true, None)? else { return Ok(false) };
     let found = found.to_device(&Device::Cpu)?.to_dtype(DType::F32)?.to_vec2::<f32>()?;
-    let expected = crate::gelu(&values.to_dtype(DType::F32)?)?.to_vec1::<f32>()?;
+    let expected = gelu(&values.to_dtype(DType::F32)?)?.to_vec1::<f32>()?;
     let unit = if dtype == DType::F16 { 2f32.powi(-11) } else { 2f32.powi(-8) };
     let close = |y: &f32, expected: f32| (y - expected).abs() <= unit * expected.abs() + 2e-5;
     Ok(found.iter().zip(expected).all(|(row, expected)| row.iter().all(|y| close(y, expected))))
 }
 
 /// `x·W + bias` into a tensor (rows, out), or onto it.
-struct Product {
+struct LinearWithEpilogue {
     x: Tensor,
     weight: Tensor,
     bias: Tensor,
@@ -124,7 +124,7 @@ struct Product {
     unsupported: Cell<bool>,
 }
 
-impl Product {
+impl LinearWithEpilogue {
     fn run<E: CudaDType + DeviceRepr>(&self, out: &mut CudaStorage) -> Result<()>
     where
         CudaBlasLT: Matmul<E>,
@@ -170,7 +170,7 @@ impl Product {
     }
 }
 
-impl InplaceOp1 for Product {
+impl InplaceOp1 for LinearWithEpilogue {
     fn name(&self) -> &'static str {
         "linear-with-epilogue"
     }

@@ -6,7 +6,7 @@ use candle_core::DType;
 /// Threads per block in `cross_entropy.cu`.
 const THREADS: u32 = 256;
 
-/// The launch for so many rows of logits, if there is a kernel for it.
+/// The launch for `rows` rows of logits, if there is a kernel for it.
 pub(crate) fn cross_entropy_launch(dtype: DType, rows: usize, width: usize) -> Option<Launch> {
     let name = dtype_name(dtype).filter(|_| i32::try_from(width).is_ok())?;
     Launch::new(format!("cross_entropy_{name}"), rows, THREADS, THREADS as usize / 32 * 4)
@@ -20,7 +20,7 @@ mod ops {
     #![allow(unsafe_code)] // kernels take pointers; each unsafe block says why they are sound
 
     use super::{Launch, cross_entropy_launch};
-    use crate::cuda::{function, gpu_limits, launch, view_of};
+    use crate::cuda::device::{function, gpu_limits, launch, view_of};
     use crate::dispatch::Dispatch;
     use candle_core::backend::BackendStorage;
     use candle_core::cuda_backend::CudaDType;
@@ -47,7 +47,7 @@ mod ops {
         let Some(launch) = cross_entropy_launch(logits.dtype(), rows, width) else {
             candle_core::bail!("cross-entropy: no kernel for {:?}", logits.dtype())
         };
-        let op = Rows {
+        let op = LossesToGradients {
             launch,
             width: i32::try_from(width)?,
             targets: targets.contiguous()?,
@@ -59,7 +59,7 @@ mod ops {
         losses.ok_or_else(|| candle_core::Error::msg("cross-entropy: the kernel left no losses"))
     }
 
-    struct Rows {
+    struct LossesToGradients {
         launch: Launch,
         width: i32,
         targets: Tensor,
@@ -67,7 +67,7 @@ mod ops {
         losses: Mutex<Option<Tensor>>,
     }
 
-    impl Rows {
+    impl LossesToGradients {
         fn run<E: CudaDType + DeviceRepr>(&self, logits: &mut CudaStorage, layout: &Layout) -> Result<()> {
             let (device, rows) = (logits.device().clone(), layout.dims()[0]);
             if !layout.is_contiguous() || layout.start_offset() != 0 {
@@ -97,7 +97,7 @@ mod ops {
         }
     }
 
-    impl InplaceOp1 for Rows {
+    impl InplaceOp1 for LossesToGradients {
         fn name(&self) -> &'static str {
             "cross-entropy-rows"
         }

@@ -37,7 +37,7 @@ mod ops {
 
     use super::{Launch, finish_launch, layer_norm_launch};
     use crate::cuda::blas_lt;
-    use crate::cuda::{UNIT, aligned, function, gpu_limits, launch, view, view_of};
+    use crate::cuda::device::{UNIT, aligned, function, gpu_limits, launch, view, view_of};
     use crate::dispatch::Dispatch;
     use crate::epilogue::Epilogue;
     use candle_core::backend::BackendStorage;
@@ -108,7 +108,7 @@ mod ops {
         let (bias, residual) =
             (aligned(bias, UNIT)?, residual.map(|residual| aligned(residual, UNIT)).transpose()?);
         let product = x.matmul(&weight.contiguous()?)?; // (rows, out); no other tensor shares its memory
-        product.inplace_op1(&Finish { launch, units, width, bias, residual })?;
+        product.inplace_op1(&FinishProduct { launch, units, width, bias, residual })?;
         Ok(Some(product))
     }
 
@@ -178,7 +178,7 @@ mod ops {
     }
 
     /// Everything that follows a product, in place.
-    struct Finish {
+    struct FinishProduct {
         launch: Launch,
         units: i64,
         width: i32,
@@ -188,7 +188,7 @@ mod ops {
         residual: Option<Tensor>,
     }
 
-    impl Finish {
+    impl FinishProduct {
         fn run<E: CudaDType + DeviceRepr>(&self, x: &mut CudaStorage) -> Result<()> {
             let stream = x.device().cuda_stream();
             let function = function(&stream, &self.launch)?;
@@ -211,7 +211,7 @@ mod ops {
         }
     }
 
-    impl InplaceOp1 for Finish {
+    impl InplaceOp1 for FinishProduct {
         fn name(&self) -> &'static str {
             "finish-product"
         }
@@ -234,8 +234,9 @@ mod ops {
 mod tests {
     use super::*;
     use crate::cuda::emulator::{Emulator, bytes, difference};
+    use crate::dispatch::{Dispatch, Implementation};
     use crate::test_numbers::numbers;
-    use crate::{Dispatch, Implementation, gelu, layer_norm};
+    use crate::{gelu, layer_norm};
     use candle_core::{Result, Tensor};
 
     const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];

@@ -11,8 +11,7 @@ mod plain;
 mod tests;
 
 use crate::dispatch::{Dispatch, cpu_product};
-use crate::epilogue::Epilogue;
-use crate::gelu::gelu_in_place;
+use crate::epilogue::{Epilogue, gelu_in_place};
 use crate::gpu;
 use candle_core::{D, Result, Tensor};
 use few_rows::FEW_ROWS;
@@ -116,7 +115,6 @@ pub(crate) fn check_residual(epilogue: Epilogue, shape: &[usize]) -> Result<()> 
 
 /// `x` as a contiguous (rows, in), and the shape of a product with a weight (`n_in`, `n_out`).
 pub(crate) fn flatten(x: &Tensor, n_in: usize, n_out: usize) -> Result<(Tensor, Vec<usize>)> {
-    crate::isa::check_environment().map_err(candle_core::Error::wrap)?;
     if x.dim(D::Minus1)? != n_in || n_in == 0 {
         candle_core::bail!("linear: x {:?} does not end in the {n_in} inputs of the weight", x.dims())
     }

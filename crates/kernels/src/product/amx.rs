@@ -4,11 +4,11 @@
 //! tile of 16 by 16 f32 numbers. A panel of bf16 numbers is a column of such tiles as it is. Products are exact and sums
 //! are rounded to f32, as in the other tiles; subnormal numbers count as 0.
 
-use super::ahead::Ahead;
 use super::lanes::Lanes;
 use super::panels::{PANEL, Panels, Stored};
 use super::rows::Source;
 use super::sums::{DEPTH, Sums};
+use super::tile::Ahead;
 use crate::isa::Isa;
 use half::bf16;
 use std::any::Any;
@@ -31,11 +31,15 @@ pub(super) struct Tiles<'a> {
 
 impl<'a> Tiles<'a> {
     /// The factors, if they suit AMX and `isa` has it.
-    pub(super) fn of<E: Stored>(isa: Isa, x: &'a impl Source, rows: usize, w: &'a Panels<E>) -> Option<Self> {
+    pub(super) fn new<E: Stored>(
+        isa: Isa,
+        x: &'a impl Source,
+        rows: usize,
+        w: &'a Panels<E>,
+    ) -> Option<Self> {
         let (x, w) = (x.as_bf16s()?, (w as &dyn Any).downcast_ref::<Panels<bf16>>()?);
         assert!(x.len() >= rows * w.depth());
-        (isa == Isa::Amx && isa.arch().is_some() && w.depth() > 0 && w.depth().is_multiple_of(STEP))
-            .then_some(Self { x, w })
+        (isa.has_tiles() && w.depth() > 0 && w.depth().is_multiple_of(STEP)).then_some(Self { x, w })
     }
 }
 
@@ -76,7 +80,7 @@ unsafe fn sum(x: &[bf16], rows: usize, strips: &[bf16], depth: usize, sums: &mut
     const ROWS: usize = 2 * TILE;
     assert!(depth.is_multiple_of(STEP) && x.len() >= rows * depth);
     assert!(strips.len() >= WIDTH * depth && sums.len() >= rows * WIDTH);
-    let mut next = Ahead::of(&strips[WIDTH * depth..], WIDTH * depth);
+    let mut next = Ahead::new(&strips[WIDTH * depth..], WIDTH * depth);
     let whole = rows / ROWS * ROWS;
     for (from, to) in [(0, whole), (whole, rows)] {
         let height = (to - from).min(ROWS);

@@ -1,9 +1,8 @@
 //! What follows a matrix product, a row of a strip at a time.
 
-use super::halves::Halves;
 use super::lanes::{Kernel, Lanes, dispatch};
-use super::panels::{PANEL, Stored};
-use crate::gelu;
+use super::panels::{Halves, PANEL, Stored};
+use crate::epilogue::gelu_forward;
 use crate::isa::Isa;
 use pulp::Arch;
 use std::ops::Range;
@@ -24,24 +23,73 @@ impl<E> Finish<'_, E> {
     pub(crate) const NOTHING: Self = Self { bias: None, residual: None, gelu: false, onto: false };
 }
 
-impl<E: Stored> Finish<'_, E> {
-    /// Writes `columns` of row `row` of the result, of which `sums` is the product, to `out`.
+/// The result of a product. Each task writes its own part.
+pub(crate) struct Destination<'a, E> {
+    finish: Finish<'a, E>,
+    width: usize,
+    out: *mut E,
+}
+
+// SAFETY: tasks write through `out` only, and the callers of `write` guarantee that their parts do not overlap.
+unsafe impl<E: Send + Sync> Sync for Destination<'_, E> {}
+
+impl<'a, E: Stored> Destination<'a, E> {
+    /// `out` is (rows, width).
+    pub(crate) fn new(finish: Finish<'a, E>, rows: usize, width: usize, out: *mut E) -> Self {
+        // With `is_none_or`, the compiler may compare the length of a bias that is not there, which valgrind reports.
+        assert_eq!(finish.bias.map_or(width, <[f32]>::len), width);
+        assert_eq!(finish.residual.map_or(rows * width, <[E]>::len), rows * width);
+        Self { finish, width, out }
+    }
+
+    /// Writes some columns of some rows of the result from their sums, whose rows are `stride` apart, a multiple of
+    /// [`PANEL`].
     ///
     /// # Safety
-    /// `out` has room for `columns.len()` numbers, and holds them if `onto` is set.
+    /// The result has room for the rows and columns, and holds numbers there if `onto` is set; nobody else reads or writes
+    /// them meanwhile.
     #[inline(always)]
-    pub(super) unsafe fn run<S: Halves>(
+    pub(super) unsafe fn write<S: Lanes>(
         &self,
         simd: S,
+        rows: Range<usize>,
+        columns: Range<usize>,
         sums: &mut [f32],
-        row: usize,
-        (columns, width): (Range<usize>, usize),
-        out: *mut E,
+        stride: usize,
     ) {
+        for (row, sums) in rows.zip(sums.chunks_exact_mut(stride)) {
+            // SAFETY: passed on.
+            unsafe { self.write_row(simd, row, columns.clone(), sums) };
+        }
+    }
+
+    /// [`write`](Self::write), compiled for an instruction set.
+    ///
+    /// # Safety
+    /// As for `write`.
+    pub(crate) unsafe fn write_on(
+        &self,
+        isa: Isa,
+        rows: Range<usize>,
+        columns: Range<usize>,
+        sums: &mut [f32],
+        stride: usize,
+    ) {
+        assert!(stride.is_multiple_of(PANEL) && columns.len() <= stride);
+        dispatch(isa.arch().unwrap_or(Arch::Scalar), Part { result: self, rows, columns, sums, stride });
+    }
+
+    /// # Safety
+    /// As for [`write`](Self::write).
+    #[inline(always)]
+    unsafe fn write_row<S: Halves>(&self, simd: S, row: usize, columns: Range<usize>, sums: &mut [f32]) {
+        let Self { finish: Finish { bias, residual, gelu, onto }, width, out } = *self;
+        // SAFETY: the caller guarantees the row and its columns.
+        let out = unsafe { out.add(row * width + columns.start) };
         let lanes = S::F32_LANES;
         let count = columns.len();
-        let residual = self.residual.map(|all| &all[row * width..][columns.clone()]);
-        let bias = self.bias.map(|bias| &bias[columns]);
+        let residual = residual.map(|all| &all[row * width..][columns.clone()]);
+        let bias = bias.map(|bias| &bias[columns]);
         let sums = &mut S::as_mut_simd_f32s(sums).0[..count.div_ceil(lanes)];
         for (sum, first) in sums.iter_mut().zip((0..).step_by(lanes)) {
             let part = first..count.min(first + lanes);
@@ -49,14 +97,14 @@ impl<E: Stored> Finish<'_, E> {
             if let Some(bias) = bias {
                 y = simd.add_f32s(y, read(simd, &bias[part.clone()]));
             }
-            if self.gelu {
-                y = gelu::forward(simd, y);
+            if gelu {
+                y = gelu_forward(simd, y);
             }
             if let Some(residual) = residual {
                 y = simd.add_f32s(y, read(simd, &residual[part.clone()]));
             }
-            if self.onto {
-                // SAFETY: the caller guarantees that `out` holds so many numbers.
+            if onto {
+                // SAFETY: the caller guarantees that `out` holds these numbers.
                 let held = unsafe { std::slice::from_raw_parts(out.add(first), part.len()) };
                 y = simd.add_f32s(y, read(simd, held));
             }
@@ -66,62 +114,22 @@ impl<E: Stored> Finish<'_, E> {
     }
 }
 
-/// The result of a product whose sums were computed elsewhere, of which tasks finish a part each.
-pub(crate) struct Finishing<'a> {
-    finish: Finish<'a, f32>,
-    width: usize,
-    out: *mut f32,
-}
-
-// SAFETY: tasks write through `out` only, and the callers of `part` guarantee that their parts do not overlap.
-unsafe impl Sync for Finishing<'_> {}
-
-impl<'a> Finishing<'a> {
-    /// `out` is (rows, width).
-    pub(crate) fn new(finish: Finish<'a, f32>, (rows, width): (usize, usize), out: *mut f32) -> Self {
-        assert_eq!(finish.bias.map_or(width, <[f32]>::len), width);
-        assert_eq!(finish.residual.map_or(rows * width, <[f32]>::len), rows * width);
-        Self { finish, width, out }
-    }
-
-    /// Writes some columns of some rows of the result from their sums, whose rows are `stride` apart, a multiple of
-    /// [`PANEL`].
-    ///
-    /// # Safety
-    /// The result has the rows and columns, and nobody else reads or writes them meanwhile.
-    pub(crate) unsafe fn part(
-        &self,
-        isa: Isa,
-        (rows, columns): (Range<usize>, Range<usize>),
-        sums: &mut [f32],
-        stride: usize,
-    ) {
-        assert!(stride.is_multiple_of(PANEL) && columns.len() <= stride);
-        dispatch(isa.arch().unwrap_or(Arch::Scalar), Part { all: self, rows, columns, sums, stride });
-    }
-}
-
-struct Part<'a> {
-    all: &'a Finishing<'a>,
+struct Part<'a, E> {
+    result: &'a Destination<'a, E>,
     rows: Range<usize>,
     columns: Range<usize>,
     sums: &'a mut [f32],
     stride: usize,
 }
 
-impl Kernel for Part<'_> {
+impl<E: Stored> Kernel for Part<'_, E> {
     type Output = ();
 
     #[inline(always)]
     fn with<S: Lanes>(self, simd: S) {
-        let Self { all: Finishing { finish, width, out }, rows, columns, sums, stride } = self;
-        for (row, sums) in rows.zip(sums.chunks_exact_mut(stride)) {
-            // SAFETY: as the caller of `Finishing::part` guarantees.
-            unsafe {
-                let out = out.add(row * width + columns.start);
-                finish.run(simd, sums, row, (columns.clone(), *width), out);
-            }
-        }
+        let Self { result, rows, columns, sums, stride } = self;
+        // SAFETY: as the caller of `write_on` guarantees.
+        unsafe { result.write(simd, rows, columns, sums, stride) };
     }
 }
 

@@ -1,9 +1,16 @@
 //! Code that is compiled once for each instruction set, with functions of their own for loops that need every register,
 //! which `pulp` does not offer.
 
-use super::halves::Halves;
-use super::panels::Stored;
-use super::tile::{Shape, Tile};
+use super::panels::{Halves, Stored};
+use super::tile::{Tile, compute};
+#[cfg(target_arch = "x86_64")]
+use half::f16;
+#[cfg(target_arch = "aarch64")]
+use pulp::aarch64::Neon;
+#[cfg(target_arch = "x86_64")]
+use pulp::x86::V3;
+#[cfg(all(target_arch = "x86_64", feature = "x86-v4"))]
+use pulp::x86::V4;
 use pulp::{Arch, Scalar};
 
 /// Code that is compiled for each instruction set.
@@ -58,139 +65,138 @@ pub(crate) fn dispatch<K: Kernel>(arch: Arch, kernel: K) -> K::Output {
     }
 }
 
-/// `tile` for the shapes listed: for so many rows and panels, a tile of so many rows by so many vectors.
+/// [`Lanes::tile`] for the shapes listed: for each number of rows and panels, a tile of that many rows and vectors. The
+/// attributes are those of the function that computes it.
 macro_rules! tiles {
-    ($function:ident: $($rows:literal x $panels:literal => $vectors:literal),* $(,)?) => {
+    ($simd:ty: $(#[$attribute:meta])? $($rows:literal x $panels:literal => $vectors:literal),* $(,)?) => {
         fn tile<E: Stored>(rows: usize, panels: usize) -> TileFunction<Self, E> {
+            $(#[$attribute])?
+            unsafe fn tile<E: Stored, const M: usize, const N: usize>(simd: $simd, tile: Tile<E>) {
+                // SAFETY: passed on.
+                unsafe { compute::<_, E, M, N>(simd, tile) };
+            }
             match (rows, panels) {
-                $(($rows, $panels) => $function::<E, $rows, $vectors>,)*
+                $(($rows, $panels) => tile::<E, $rows, $vectors>,)*
                 _ => unreachable!("no tile of {rows} rows by {panels} panels"),
             }
         }
     };
 }
 
+impl Halves for Scalar {}
+
+impl Lanes for Scalar {
+    const ROWS: usize = 2;
+
+    fn panels(_: usize) -> usize {
+        1
+    }
+
+    #[inline(always)]
+    unsafe fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        kernel.with(self)
+    }
+
+    tiles! { Scalar: 1 x 1 => 16, 2 x 1 => 16 }
+}
+
+#[cfg(target_arch = "aarch64")]
+impl Halves for Neon {}
+
+#[cfg(target_arch = "aarch64")]
+impl Lanes for Neon {
+    // 6·4 sums, 4 vectors of weights and 1 of a row, out of 32 registers.
+    const ROWS: usize = 6;
+
+    // Every processor of the target has NEON.
+    #[inline(always)]
+    unsafe fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        kernel.with(self)
+    }
+
+    tiles! {
+        Neon: 1 x 1 => 4, 2 x 1 => 4, 3 x 1 => 4, 4 x 1 => 4, 5 x 1 => 4, 6 x 1 => 4, 2 x 2 => 8, 1 x 4 => 16,
+    }
+}
+
 #[cfg(target_arch = "x86_64")]
-mod v3 {
-    use super::{Kernel, Lanes, Shape, Stored, Tile, TileFunction};
-    use pulp::x86::V3;
-
-    impl Lanes for V3 {
-        // 6·2 sums, 2 vectors of weights and 1 of a row, out of 16 registers.
-        const ROWS: usize = 6;
-
-        #[inline(always)]
-        unsafe fn run<K: Kernel>(self, kernel: K) -> K::Output {
-            // SAFETY: the caller guarantees F16C, and a V3 proves the rest.
-            unsafe { run(self, kernel) }
-        }
-
-        tiles! {
-            tile: 1 x 1 => 2, 2 x 1 => 2, 3 x 1 => 2, 4 x 1 => 2, 5 x 1 => 2, 6 x 1 => 2, 2 x 2 => 4, 1 x 4 => 8,
-        }
+impl Halves for V3 {
+    #[inline(always)]
+    unsafe fn read_f16s(self, from: *const f16) -> Self::f32s {
+        use std::arch::x86_64::{_mm_loadu_si128, _mm256_cvtph_ps};
+        // SAFETY: 8 numbers are readable, and `Isa` has looked for F16C.
+        pulp::cast(unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.cast())) })
     }
 
-    #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
-    fn run<K: Kernel>(simd: V3, kernel: K) -> K::Output {
-        kernel.with(simd)
+    #[inline(always)]
+    unsafe fn write_f16s(self, vector: Self::f32s, to: *mut f16) {
+        use std::arch::x86_64::{_MM_FROUND_TO_NEAREST_INT, _mm_storeu_si128, _mm256_cvtps_ph};
+        // SAFETY: there is room for 8 numbers, and as above.
+        unsafe {
+            let rounded = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(pulp::cast(vector));
+            _mm_storeu_si128(to.cast(), rounded);
+        }
     }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Lanes for V3 {
+    // 6·2 sums, 2 vectors of weights and 1 of a row, out of 16 registers.
+    const ROWS: usize = 6;
 
     #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
-    unsafe fn tile<E: Stored, const M: usize, const N: usize>(simd: V3, tile: Tile<E>) {
-        // SAFETY: passed on.
-        unsafe { Shape::<E, M, N>::new(tile) }.compute(simd);
+    unsafe fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        kernel.with(self)
+    }
+
+    tiles! {
+        V3: #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
+        1 x 1 => 2, 2 x 1 => 2, 3 x 1 => 2, 4 x 1 => 2, 5 x 1 => 2, 6 x 1 => 2, 2 x 2 => 4, 1 x 4 => 8,
     }
 }
 
 #[cfg(all(target_arch = "x86_64", feature = "x86-v4"))]
-mod v4 {
-    use super::{Kernel, Lanes, Shape, Stored, Tile, TileFunction};
-    use pulp::x86::V4;
+impl Halves for V4 {
+    #[inline(always)]
+    unsafe fn read_f16s(self, from: *const f16) -> Self::f32s {
+        use std::arch::x86_64::{_mm256_loadu_si256, _mm512_cvtph_ps};
+        // SAFETY: 16 numbers are readable, and a V4 proves AVX-512.
+        pulp::cast(unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) })
+    }
 
-    impl Lanes for V4 {
-        // 14·2 sums, 2 vectors of weights and 1 of a row, out of 32 registers.
-        const ROWS: usize = 14;
-
-        fn panels(rows: usize) -> usize {
-            if rows <= 7 { 4 } else { 2 }
+    #[inline(always)]
+    unsafe fn write_f16s(self, vector: Self::f32s, to: *mut f16) {
+        use std::arch::x86_64::{_MM_FROUND_TO_NEAREST_INT, _mm256_storeu_si256, _mm512_cvtps_ph};
+        // SAFETY: there is room for 16 numbers, and a V4 proves AVX-512.
+        unsafe {
+            let rounded = _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(pulp::cast(vector));
+            _mm256_storeu_si256(to.cast(), rounded);
         }
+    }
+}
 
-        #[inline(always)]
-        unsafe fn run<K: Kernel>(self, kernel: K) -> K::Output {
-            // SAFETY: the caller guarantees F16C, and a V4 proves the rest.
-            unsafe { run(self, kernel) }
-        }
+#[cfg(all(target_arch = "x86_64", feature = "x86-v4"))]
+impl Lanes for V4 {
+    // 14·2 sums, 2 vectors of weights and 1 of a row, out of 32 registers.
+    const ROWS: usize = 14;
 
-        tiles! {
-            tile: 1 x 2 => 2, 2 x 2 => 2, 3 x 2 => 2, 4 x 2 => 2, 5 x 2 => 2, 6 x 2 => 2, 7 x 2 => 2, 8 x 2 => 2,
-            9 x 2 => 2, 10 x 2 => 2, 11 x 2 => 2, 12 x 2 => 2, 13 x 2 => 2, 14 x 2 => 2,
-            1 x 4 => 4, 2 x 4 => 4, 3 x 4 => 4, 4 x 4 => 4, 5 x 4 => 4, 6 x 4 => 4, 7 x 4 => 4,
-        }
+    fn panels(rows: usize) -> usize {
+        if rows <= 7 { 4 } else { 2 }
     }
 
     #[target_feature(
         enable = "avx512f,avx512bw,avx512cd,avx512dq,avx512vl,avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt"
     )]
-    fn run<K: Kernel>(simd: V4, kernel: K) -> K::Output {
-        kernel.with(simd)
+    unsafe fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        kernel.with(self)
     }
 
-    #[target_feature(
-        enable = "avx512f,avx512bw,avx512cd,avx512dq,avx512vl,avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt"
-    )]
-    unsafe fn tile<E: Stored, const M: usize, const N: usize>(simd: V4, tile: Tile<E>) {
-        // SAFETY: passed on.
-        unsafe { Shape::<E, M, N>::new(tile) }.compute(simd);
-    }
-}
-
-#[cfg(target_arch = "aarch64")]
-mod neon {
-    use super::{Kernel, Lanes, Shape, Stored, Tile, TileFunction};
-    use pulp::aarch64::Neon;
-
-    impl Lanes for Neon {
-        // 6·4 sums, 4 vectors of weights and 1 of a row, out of 32 registers.
-        const ROWS: usize = 6;
-
-        // Every processor of the target has NEON.
-        #[inline(always)]
-        unsafe fn run<K: Kernel>(self, kernel: K) -> K::Output {
-            kernel.with(self)
-        }
-
-        tiles! {
-            tile: 1 x 1 => 4, 2 x 1 => 4, 3 x 1 => 4, 4 x 1 => 4, 5 x 1 => 4, 6 x 1 => 4, 2 x 2 => 8, 1 x 4 => 16,
-        }
-    }
-
-    unsafe fn tile<E: Stored, const M: usize, const N: usize>(simd: Neon, tile: Tile<E>) {
-        // SAFETY: passed on.
-        unsafe { Shape::<E, M, N>::new(tile) }.compute(simd);
-    }
-}
-
-mod scalar {
-    use super::{Kernel, Lanes, Shape, Stored, Tile, TileFunction};
-    use pulp::Scalar;
-
-    impl Lanes for Scalar {
-        const ROWS: usize = 2;
-
-        fn panels(_: usize) -> usize {
-            1
-        }
-
-        #[inline(always)]
-        unsafe fn run<K: Kernel>(self, kernel: K) -> K::Output {
-            kernel.with(self)
-        }
-
-        tiles! { tile: 1 x 1 => 16, 2 x 1 => 16 }
-    }
-
-    unsafe fn tile<E: Stored, const M: usize, const N: usize>(simd: Scalar, tile: Tile<E>) {
-        // SAFETY: passed on.
-        unsafe { Shape::<E, M, N>::new(tile) }.compute(simd);
+    tiles! {
+        V4: #[target_feature(
+            enable = "avx512f,avx512bw,avx512cd,avx512dq,avx512vl,avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt"
+        )]
+        1 x 2 => 2, 2 x 2 => 2, 3 x 2 => 2, 4 x 2 => 2, 5 x 2 => 2, 6 x 2 => 2, 7 x 2 => 2, 8 x 2 => 2,
+        9 x 2 => 2, 10 x 2 => 2, 11 x 2 => 2, 12 x 2 => 2, 13 x 2 => 2, 14 x 2 => 2,
+        1 x 4 => 4, 2 x 4 => 4, 3 x 4 => 4, 4 x 4 => 4, 5 x 4 => 4, 6 x 4 => 4, 7 x 4 => 4,
     }
 }

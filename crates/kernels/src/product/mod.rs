@@ -1,37 +1,30 @@
 //! Matrix products on the CPU, by tiles whose sums stay in registers.
 //!
 //! The right factor lies in [`panels`], packed once for weights that do not change. The left factor is copied into groups
-//! of [`rows`], a block of which fits a cache. A tile of a group and a strip of panels ([`tile`]) sums over a part of the
+//! of [`rows`]; a block of groups fits a cache. A tile of a group and a strip of panels ([`tile`]) sums over a part of the
 //! depth, and the [`sums`] of the parts are added: each number of the result comes from the same operations in the same
-//! order, whatever the number of threads and of rows. Meanwhile, the next strip is fetched from memory ([`ahead`]). What
-//! follows a product ([`Finish`]) is computed while its numbers are in the first-level cache. With AMX, factors in bf16
-//! are read as they are.
+//! order, whatever the number of threads and of rows. Meanwhile, the next strip is fetched from memory. What follows a
+//! product ([`Finish`]) is computed while its numbers are in the first-level cache. With AMX, factors in bf16 are read as
+//! they are. [`lanes`] has what differs between instruction sets.
 //!
 //! The structure is that of BLIS (Van Zee & van de Geijn 2015) without the loop over the depth outside the panels: at
 //! GPT-2's depths, 768 to 6400, a block of rows fits the second-level cache.
 
 #![allow(unsafe_code)]
 
-mod ahead;
 #[cfg(amx)]
 pub(crate) mod amx;
-mod append;
-mod block;
 mod finish;
-mod halves;
 mod lanes;
-mod matrix;
-pub(crate) mod memory;
 mod multiply;
 pub(crate) mod panels;
-pub(crate) mod rows;
+mod rows;
 mod sums;
 #[cfg(test)]
 mod tests;
 mod tile;
 
-pub(crate) use append::append_product;
-pub(crate) use finish::{Finish, Finishing};
-pub(crate) use matrix::Matrix;
-pub(crate) use multiply::multiply;
+pub(crate) use finish::{Destination, Finish};
+pub(crate) use multiply::{multiply, new_product};
 pub(crate) use panels::Panels;
+pub(crate) use rows::Matrix;

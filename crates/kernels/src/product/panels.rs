@@ -1,9 +1,9 @@
 //! The right factor of a matrix product, as the tiles read it: panels of [`PANEL`] columns, one row after the other.
 
-use super::halves::Halves;
-use super::memory::Lines;
 use crate::element::Element;
+use crate::memory::Lines;
 use half::{bf16, f16};
+use pulp::Simd;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
@@ -16,8 +16,49 @@ pub(crate) const PANEL: usize = 16;
 /// The most panels that a tile takes. There is always a multiple of it.
 pub(crate) const STRIP: usize = 4;
 
-/// So many rows are packed at a time, so that reading down the columns of a transposed matrix uses whole cache lines.
+/// How many rows are packed at a time: reading down the columns of a transposed matrix then uses whole cache lines.
 const BLOCK: usize = 16;
+
+/// An instruction set, with what `pulp` does not offer: vectors of f16, and reading ahead.
+pub(crate) trait Halves: Simd {
+    /// Reads a vector of f16 numbers.
+    ///
+    /// # Safety
+    /// `F32_LANES` numbers are readable at `from`.
+    #[inline(always)]
+    unsafe fn read_f16s(self, from: *const f16) -> Self::f32s {
+        let mut wide = [0.0; 16];
+        // SAFETY: the caller guarantees the length.
+        let from = unsafe { std::slice::from_raw_parts(from, Self::F32_LANES) };
+        Element::widen(from, &mut wide[..Self::F32_LANES]);
+        self.partial_load_f32s(&wide[..Self::F32_LANES])
+    }
+
+    /// Writes a vector as f16 numbers, rounded to even.
+    ///
+    /// # Safety
+    /// There is room for `F32_LANES` numbers at `to`, which may hold nothing yet.
+    #[inline(always)]
+    unsafe fn write_f16s(self, vector: Self::f32s, to: *mut f16) {
+        let (mut wide, mut rounded) = ([0.0; 16], [f16::ZERO; 16]);
+        self.partial_store_f32s(&mut wide[..Self::F32_LANES], vector);
+        Element::narrow(&wide[..Self::F32_LANES], &mut rounded[..Self::F32_LANES]);
+        // SAFETY: the caller guarantees the room.
+        unsafe { rounded.as_ptr().copy_to_nonoverlapping(to, Self::F32_LANES) };
+    }
+
+    /// Starts to read the cache line at `from` into the second-level cache. Any address will do.
+    #[inline(always)]
+    fn fetch(self, from: *const u8) {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: a prefetch changes nothing but what the caches hold, and never faults.
+        unsafe {
+            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(from.cast());
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = from;
+    }
+}
 
 /// A dtype that panels hold: one row after the other, unless it says otherwise.
 pub(crate) trait Stored: Element {
@@ -125,7 +166,7 @@ impl<E: Stored> Panels<E> {
     pub(crate) fn pack(data: &[E], (depth, width): (usize, usize), (row, column): (usize, usize)) -> Self {
         let last = |n: usize, stride: usize| n.saturating_sub(1) * stride;
         assert!(depth * width == 0 || last(depth, row) + last(width, column) < data.len());
-        Self::of_blocks((depth, width), |rows, columns| read_block(data, rows, columns, (row, column)))
+        Self::from_blocks((depth, width), |rows, columns| read_block(data, rows, columns, (row, column)))
     }
 
     /// Packs the transpose of some columns, from a multiple of [`PANEL`] on: (`columns.len()`, depth).
@@ -134,10 +175,10 @@ impl<E: Stored> Panels<E> {
     /// When the columns are outside the matrix, or start elsewhere.
     pub(crate) fn transposed(&self, columns: Range<usize>) -> Self {
         assert!(columns.start.is_multiple_of(PANEL) && columns.end <= self.width);
-        Self::of_blocks((columns.len(), self.depth), |(first, rows), of_depth| {
+        Self::from_blocks((columns.len(), self.depth), |(first, rows), depth| {
             let panel = self.starting_at((columns.start + first) / PANEL);
             let mut block = [[E::from_f32(0.0); PANEL]; BLOCK];
-            for (c, k) in of_depth.enumerate() {
+            for (c, k) in depth.enumerate() {
                 for (r, out) in block[..rows].iter_mut().enumerate() {
                     out[c] = panel[E::place(k, r)];
                 }
@@ -148,7 +189,7 @@ impl<E: Stored> Panels<E> {
 
     /// The matrix whose block of at most [`BLOCK`] rows (the first of them, and how many) and [`PANEL`] columns `read`
     /// returns, with zeros for the rest.
-    fn of_blocks(
+    fn from_blocks(
         (depth, width): (usize, usize),
         read: impl Fn((usize, usize), Range<usize>) -> [[E; PANEL]; BLOCK] + Sync,
     ) -> Self {

@@ -1,17 +1,17 @@
-//! The sums of a strip of panels; [`Packed`] computes them in vectors.
+//! The sums of a strip of panels; [`PackedRows`] computes them in vectors.
 
-use super::ahead::Ahead;
 use super::lanes::{Kernel, Lanes, dispatch};
 use super::panels::{PANEL, Panels, Stored};
 use super::rows::{self, Source};
-use super::tile::{FETCHED, Tile};
+use super::tile::{Ahead, FETCHED, Tile};
+use crate::memory::room;
 use crate::team;
 use pulp::Arch;
 use std::cell::Cell;
 use std::ops::Range;
 
-/// A tile sums over so many rows of a panel, then adds to earlier sums: long chains of additions lose digits, and 256 rows
-/// of a panel fit the first-level cache of every processor.
+/// How many rows of a panel a tile sums over before it adds to earlier sums: long chains of additions lose digits, and 256
+/// rows of a panel fit the first-level cache of every processor.
 pub(super) const DEPTH: usize = 256;
 
 /// Two factors, ready for the sums of their products.
@@ -22,7 +22,7 @@ pub(super) trait Sums: Sync {
     /// The bytes of a row of the left factor.
     fn row_bytes(&self) -> usize;
 
-    /// How many panels at a time suit a block of so many rows: a divisor of [`STRIP`](super::panels::STRIP).
+    /// How many panels at a time suit a block of `rows` rows: a divisor of [`STRIP`](super::panels::STRIP).
     fn panels<S: Lanes>(&self, rows: usize) -> usize;
 
     /// `sums[r][c] = Σ_k x[rows.start + r][k]·w[k][c]` for the columns c of some panels. `rows` starts at a whole group;
@@ -37,17 +37,9 @@ pub(super) trait Sums: Sync {
     );
 }
 
-/// `len` numbers of working memory, which keep what an earlier use left in them.
-pub(super) fn room(memory: &mut Vec<f32>, len: usize) -> &mut [f32] {
-    if memory.len() < len {
-        memory.resize(len, 0.0);
-    }
-    &mut memory[..len]
-}
-
 /// The left factor packed, and the right one.
-pub(super) struct Packed<'a, E> {
-    x: &'a [f32],
+pub(super) struct PackedRows<'a, E> {
+    x: Vec<f32>,
     group: usize,
     w: &'a Panels<E>,
 }
@@ -57,44 +49,45 @@ thread_local! {
     static MEMORY: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
 }
 
-/// So many packed numbers stay for the next product: new memory costs a system call and a fault for each page.
+/// How many packed numbers stay for the next product: new memory costs a system call and a fault for each page.
 const KEPT: usize = 4 << 20;
 
-/// Packs the rows of `x` on all threads, and gives `then` the factors.
-pub(super) fn with_packed_rows<X: Source, E: Stored>(
-    arch: Arch,
-    x: &X,
-    rows: usize,
-    w: &Panels<E>,
-    then: impl FnOnce(&Packed<E>),
-) {
-    let (depth, group) = (w.depth(), dispatch(arch, Group));
-    let per_row = rows::packed_len(depth);
-    // Another product of this thread may begin while this one waits for its tasks: it finds no memory, and makes its own.
-    let mut memory = MEMORY.take();
-    memory.reserve(rows * per_row);
-    let out = Shared(memory.as_mut_ptr());
-    team::for_each(rows.div_ceil(group), |i| {
-        let (out, rows) = (&out, i * group..((i + 1) * group).min(rows));
-        let len = rows.len() * per_row;
-        // SAFETY: there is room for all rows, and each task writes its own. Zeros make numbers of the memory.
-        let out = unsafe {
-            let out = out.0.add(rows.start * per_row);
-            out.write_bytes(0, len);
-            std::slice::from_raw_parts_mut(out, len)
-        };
-        dispatch(arch, Pack { x, rows, depth, out });
-    });
-    // SAFETY: the tasks have written so many numbers.
-    unsafe { memory.set_len(rows * per_row) };
-    then(&Packed { x: &memory, group, w });
-    if memory.capacity() <= KEPT {
-        memory.clear();
-        MEMORY.set(memory);
+impl<'a, E: Stored> PackedRows<'a, E> {
+    /// Packs the rows of `x` on all threads.
+    pub(super) fn new<X: Source>(arch: Arch, x: &X, rows: usize, w: &'a Panels<E>) -> Self {
+        let (depth, group) = (w.depth(), dispatch(arch, Group));
+        let per_row = rows::packed_len(depth);
+        // Another product of this thread may begin while this one waits for its tasks: it finds no memory, and makes its own.
+        let mut memory = MEMORY.take();
+        memory.reserve(rows * per_row);
+        let out = Shared(memory.as_mut_ptr());
+        team::for_each(rows.div_ceil(group), |i| {
+            let (out, rows) = (&out, i * group..((i + 1) * group).min(rows));
+            let len = rows.len() * per_row;
+            // SAFETY: there is room for all rows, and each task writes its own. Zeros make numbers of the memory.
+            let out = unsafe {
+                let out = out.0.add(rows.start * per_row);
+                out.write_bytes(0, len);
+                std::slice::from_raw_parts_mut(out, len)
+            };
+            dispatch(arch, Pack { x, rows, depth, out });
+        });
+        // SAFETY: the tasks have written all rows.
+        unsafe { memory.set_len(rows * per_row) };
+        Self { x: memory, group, w }
     }
 }
 
-/// The packed rows, of which each task writes a part of its own.
+impl<E> Drop for PackedRows<'_, E> {
+    fn drop(&mut self) {
+        if self.x.capacity() <= KEPT {
+            self.x.clear();
+            MEMORY.set(std::mem::take(&mut self.x));
+        }
+    }
+}
+
+/// The memory for packed rows. Each task writes its own part.
 struct Shared(*mut f32);
 
 // SAFETY: the tasks' parts do not overlap.
@@ -127,7 +120,7 @@ impl<X: Source> Kernel for Pack<'_, X> {
     }
 }
 
-impl<E: Stored> Sums for Packed<'_, E> {
+impl<E: Stored> Sums for PackedRows<'_, E> {
     fn group(&self) -> usize {
         self.group
     }
@@ -149,32 +142,34 @@ impl<E: Stored> Sums for Packed<'_, E> {
         other: &mut Vec<f32>,
         sums: &mut [f32],
     ) {
-        let (strip, depth) = (self.w.starting_at(panels.start), self.w.rows());
+        let (from, depth) = (self.w.starting_at(panels.start), self.w.rows());
         let x = &self.x[rows.start * rows::packed_len(self.w.depth())..];
-        let panels = panels.len();
+        let count = panels.len();
         if depth == 0 {
             sums.fill(0.0);
         }
-        let (strip, later) = strip.split_at(panels * depth * PANEL);
+        let (panels, later) = from.split_at(count * depth * PANEL);
         let many = rows.len() > S::ROWS;
         // A few rows leave no time to fetch what comes after their panels.
-        let next = Ahead::of(later, if many { strip.len() } else { 0 });
+        let next = Ahead::new(later, if many { panels.len() } else { 0 });
+        let strip = Strip { panels, count, depth };
         // Many rows share one conversion of the halves.
         if many && E::as_f32s(&[]).is_none() {
-            let wide = room(other, strip.len());
-            widen(simd, strip, Strip { panels, depth }, wide);
-            sum::<S, f32>(simd, x, rows.len(), wide, Strip { panels, depth }, next, sums);
+            let wide = room(other, panels.len());
+            widen(simd, strip, wide);
+            sum::<S, f32>(simd, x, rows.len(), Strip { panels: wide, count, depth }, next, sums);
         } else {
-            sum::<S, E>(simd, x, rows.len(), strip, Strip { panels, depth }, next, sums);
+            sum::<S, E>(simd, x, rows.len(), strip, next, sums);
         }
     }
 }
 
-/// The size of a strip.
+/// A strip of panels, one after the other.
 #[derive(Clone, Copy)]
-struct Strip {
-    panels: usize,
-    /// Even.
+struct Strip<'a, E> {
+    panels: &'a [E],
+    count: usize,
+    /// The rows of each panel: even.
     depth: usize,
 }
 
@@ -184,20 +179,19 @@ fn sum<S: Lanes, E: Stored>(
     simd: S,
     x: &[f32],
     rows: usize,
-    strip: &[E],
-    Strip { panels, depth }: Strip,
+    Strip { panels, count, depth }: Strip<E>,
     mut next: Ahead,
     sums: &mut [f32],
 ) {
     let packed = rows::packed_len(depth);
-    let (stride, panel) = (panels * PANEL, depth * PANEL);
-    assert!(x.len() >= rows * packed && sums.len() >= rows * stride && strip.len() >= panels * depth * PANEL);
+    let (stride, panel) = (count * PANEL, depth * PANEL);
+    assert!(x.len() >= rows * packed && sums.len() >= rows * stride && panels.len() >= count * depth * PANEL);
     let (whole, last) =
-        (S::tile::<E>(S::ROWS.min(rows), panels), S::tile::<E>((rows - 1) % S::ROWS + 1, panels));
+        (S::tile::<E>(S::ROWS.min(rows), count), S::tile::<E>((rows - 1) % S::ROWS + 1, count));
     for k in (0..depth).step_by(DEPTH) {
         for first in (0..rows).step_by(S::ROWS) {
             let count = S::ROWS.min(rows - first);
-            let panels = strip[k * PANEL..].as_ptr();
+            let panels = panels[k * PANEL..].as_ptr();
             let depth = DEPTH.min(depth - k);
             let ahead = next.next(depth * FETCHED).unwrap_or(panels.cast());
             // SAFETY: the lengths above cover the group of `count` rows, each panel's rows from k on, and the sums.
@@ -221,10 +215,10 @@ fn sum<S: Lanes, E: Stored>(
 
 /// Panels in f32.
 #[inline(always)]
-fn widen<S: Lanes, E: Stored>(simd: S, strip: &[E], Strip { panels, depth }: Strip, out: &mut [f32]) {
+fn widen<S: Lanes, E: Stored>(simd: S, Strip { panels, count, depth }: Strip<E>, out: &mut [f32]) {
     let per_panel = depth * PANEL;
-    assert!(strip.len() >= panels * per_panel && out.len() >= panels * per_panel);
-    for (from, out) in strip.chunks_exact(per_panel).zip(out.chunks_exact_mut(per_panel)).take(panels) {
+    assert!(panels.len() >= count * per_panel && out.len() >= count * per_panel);
+    for (from, out) in panels.chunks_exact(per_panel).zip(out.chunks_exact_mut(per_panel)).take(count) {
         for (k, out) in out.as_chunks_mut::<PANEL>().0.iter_mut().enumerate() {
             for (i, out) in S::as_mut_simd_f32s(out).0.iter_mut().enumerate() {
                 // SAFETY: the panel has row k.

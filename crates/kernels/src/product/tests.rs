@@ -1,4 +1,4 @@
-use super::block::product;
+use super::multiply::product;
 use super::panels::Stored;
 use super::rows::Rows;
 use super::{Finish, Matrix, Panels, multiply};
@@ -15,7 +15,8 @@ fn wide<E: Stored>(x: &[E]) -> Vec<f64> {
 }
 
 /// `x·W` from the definition.
-fn definition(x: &[f64], w: &[f64], (rows, depth, width): (usize, usize, usize)) -> Vec<f64> {
+fn definition(x: &[f64], w: &[f64], depth: usize) -> Vec<f64> {
+    let (rows, width) = (x.len() / depth, w.len() / depth);
     let mut out = vec![0.0; rows * width];
     for r in 0..rows {
         for k in 0..depth {
@@ -66,7 +67,7 @@ fn check<E: Stored>(isa: Isa) {
         let (x, w) = (numbers::<E>(rows * depth, 1), numbers::<E>(depth * width, 2));
         let (bias, residual) = (numbers::<f32>(width, 3), numbers::<f32>(rows * width, 4));
         let packed = Panels::pack(&w, (depth, width), (width, 1));
-        let plain = definition(&wide(&x), &wide(&w), (rows, depth, width));
+        let plain = definition(&wide(&x), &wide(&w), depth);
         let case = format!("{} {}, {rows} x {depth} x {width}", isa.as_str(), std::any::type_name::<E>());
         let scale = plain.iter().fold(1e-30f64, |most, x| most.max(x.abs()));
         let close = |got: &[f32], expected: &dyn Fn(usize) -> f64, what: &str| {
@@ -131,7 +132,7 @@ fn factors_may_be_transposed() {
         (0..rows * columns).map(|i| x[i % rows * columns + i / rows]).collect()
     };
     let (a_t, b_t) = (transposed(&a, m, k), transposed(&b, k, n));
-    let expected = definition(&wide(&a), &wide(&b), (m, k, n));
+    let expected = definition(&wide(&a), &wide(&b), k);
     for (a, b) in [
         (Matrix::rows(&a, k), Matrix::rows(&b, n)),
         (Matrix::rows(&a_t, m).t(), Matrix::rows(&b, n)),

@@ -1,8 +1,8 @@
 //! The innermost loop of a matrix product: a tile of the result whose sums stay in registers.
 
-use super::halves::Halves;
-use super::panels::{PANEL, Stored};
+use super::panels::{Halves, PANEL, Stored};
 use super::rows::STEP;
+use std::ops::Range;
 
 /// `out[r][c] = Σ_k rows[r][k]·panels[k][c]` for `depth` values of k, or `out += ` that.
 ///
@@ -27,72 +27,84 @@ pub(crate) struct Tile<E> {
 /// The bytes of a cache line.
 const LINE: usize = 64;
 
-/// A single row goes through its panels at the speed of memory: what lies so many bytes on is fetched.
+/// A single row goes through its panels at the speed of memory: how many bytes ahead it fetches.
 const AHEAD: usize = 2048;
 
 /// How many bytes a tile fetches while it reads one row of its panels: every other row, a cache line.
 pub(crate) const FETCHED: usize = 32;
 
-/// A tile of M rows and N vectors.
-pub(crate) struct Shape<E, const M: usize, const N: usize>(Tile<E>);
+/// Computes a tile of M rows and N vectors.
+///
+/// # Safety
+/// `tile` is what [`Tile`] says, for M rows and N vectors.
+#[inline(always)]
+pub(super) unsafe fn compute<S: Halves, E: Stored, const M: usize, const N: usize>(simd: S, tile: Tile<E>) {
+    let Tile { rows, panels, panel, depth, out, stride, add, next } = tile;
+    let per_panel = PANEL / S::F32_LANES;
+    let mut sums = [[simd.splat_f32s(0.0); N]; M];
+    let mut first = 0;
+    while first < depth {
+        let steps = STEP.min(depth - first);
+        let mut k = 0;
+        while k < steps {
+            // Two rows at a time, so that the compiler knows which is even.
+            for k in [k, k + 1] {
+                let mut weights = [simd.splat_f32s(0.0); N];
+                for (n, weights) in weights.iter_mut().enumerate() {
+                    // SAFETY: the caller guarantees the panels.
+                    *weights = unsafe {
+                        let panel = panels.add(n / per_panel * panel + first * PANEL);
+                        E::vector(simd, panel, k, n % per_panel)
+                    };
+                }
+                for (m, sums) in sums.iter_mut().enumerate() {
+                    // SAFETY: the caller guarantees the group of rows.
+                    let x = simd.splat_f32s(unsafe { *rows.add(first * M + m * STEP + k) });
+                    for (sum, weights) in sums.iter_mut().zip(weights) {
+                        *sum = simd.mul_add_e_f32s(x, weights, *sum);
+                    }
+                }
+            }
+            if M == 1 {
+                let pair = 2 * PANEL * size_of::<E>();
+                for n in 0..N / per_panel {
+                    let rows = panels.wrapping_add(n * panel + (first + k) * PANEL).cast::<u8>();
+                    (0..pair).step_by(LINE).for_each(|i| simd.fetch(rows.wrapping_add(AHEAD + i)));
+                }
+            } else {
+                simd.fetch(next.wrapping_add((first + k) * FETCHED));
+            }
+            k += 2;
+        }
+        first += STEP;
+    }
+    for (m, sums) in sums.into_iter().enumerate() {
+        for (n, sum) in sums.into_iter().enumerate() {
+            // SAFETY: the caller guarantees M rows of N vectors.
+            unsafe {
+                let out = out.add(m * stride + n * S::F32_LANES).cast::<S::f32s>();
+                let sum = if add { simd.add_f32s(out.read_unaligned(), sum) } else { sum };
+                out.write_unaligned(sum);
+            }
+        }
+    }
+}
 
-impl<E: Stored, const M: usize, const N: usize> Shape<E, M, N> {
-    /// # Safety
-    /// `tile` is what [`Tile`] says, for M rows and N vectors.
-    pub(crate) unsafe fn new(tile: Tile<E>) -> Self {
-        Self(tile)
+/// The panels that come next, which are fetched piece by piece while the tiles of a strip are computed.
+pub(super) struct Ahead(Range<*const u8>);
+
+impl Ahead {
+    /// The first `count` of `later`, or all if there are fewer.
+    pub(super) fn new<E>(later: &[E], count: usize) -> Self {
+        let Range { start, end } = later[..count.min(later.len())].as_ptr_range();
+        Self(start.cast()..end.cast())
     }
 
+    /// Where the next piece of `bytes` bytes begins, if there is one.
     #[inline(always)]
-    pub(crate) fn compute<S: Halves>(self, simd: S) {
-        let Tile { rows, panels, panel, depth, out, stride, add, next } = self.0;
-        let per_panel = PANEL / S::F32_LANES;
-        let mut sums = [[simd.splat_f32s(0.0); N]; M];
-        let mut first = 0;
-        while first < depth {
-            let steps = STEP.min(depth - first);
-            let mut k = 0;
-            while k < steps {
-                // Two rows at a time, so that the compiler knows which is even.
-                for k in [k, k + 1] {
-                    let mut weights = [simd.splat_f32s(0.0); N];
-                    for (n, weights) in weights.iter_mut().enumerate() {
-                        // SAFETY: whoever made the tile guarantees the panels.
-                        *weights = unsafe {
-                            let panel = panels.add(n / per_panel * panel + first * PANEL);
-                            E::vector(simd, panel, k, n % per_panel)
-                        };
-                    }
-                    for (m, sums) in sums.iter_mut().enumerate() {
-                        // SAFETY: whoever made the tile guarantees the group of rows.
-                        let x = simd.splat_f32s(unsafe { *rows.add(first * M + m * STEP + k) });
-                        for (sum, weights) in sums.iter_mut().zip(weights) {
-                            *sum = simd.mul_add_e_f32s(x, weights, *sum);
-                        }
-                    }
-                }
-                if M == 1 {
-                    let pair = 2 * PANEL * size_of::<E>();
-                    for n in 0..N / per_panel {
-                        let rows = panels.wrapping_add(n * panel + (first + k) * PANEL).cast::<u8>();
-                        (0..pair).step_by(LINE).for_each(|i| simd.fetch(rows.wrapping_add(AHEAD + i)));
-                    }
-                } else {
-                    simd.fetch(next.wrapping_add((first + k) * FETCHED));
-                }
-                k += 2;
-            }
-            first += STEP;
-        }
-        for (m, sums) in sums.into_iter().enumerate() {
-            for (n, sum) in sums.into_iter().enumerate() {
-                // SAFETY: whoever made the tile guarantees M rows of N vectors.
-                unsafe {
-                    let out = out.add(m * stride + n * S::F32_LANES).cast::<S::f32s>();
-                    let sum = if add { simd.add_f32s(out.read_unaligned(), sum) } else { sum };
-                    out.write_unaligned(sum);
-                }
-            }
-        }
+    pub(super) fn next(&mut self, bytes: usize) -> Option<*const u8> {
+        let at = self.0.start;
+        self.0.start = at.wrapping_add(bytes);
+        (at < self.0.end).then_some(at)
     }
 }

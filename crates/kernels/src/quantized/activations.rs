@@ -1,7 +1,6 @@
 //! Activations as codes of −127 to 127, in blocks of 32 that share a scale.
 
-use super::dispatch::dispatch;
-use super::vectors::{Vectors, Wide, Work};
+use super::vectors::{Vectors, Wide, Work, dispatch};
 use crate::isa::Isa;
 use rayon::prelude::*;
 
@@ -21,7 +20,7 @@ pub(super) struct Activations<X> {
     pub(super) sums: Vec<i32>,
 }
 
-/// So many blocks are a task.
+/// The number of blocks in a task.
 const TASK: usize = 256;
 
 impl<X: Wide> Activations<X> {
@@ -62,7 +61,7 @@ impl<X: Wide> Work for Quantize<'_, X> {
         let blocks = self.x.as_chunks::<BLOCK>().0.iter().zip(self.codes.as_chunks_mut::<BLOCK>().0);
         let sums = self.sums.as_chunks_mut::<SUMS>().0;
         for (((x, codes), scale), sums) in blocks.zip(self.scales).zip(sums) {
-            *scale = block(x, codes, sums);
+            *scale = quantize(x, codes, sums);
         }
     }
 }
@@ -72,7 +71,7 @@ impl<X: Wide> Work for Quantize<'_, X> {
 /// Bits are compared instead of numbers, so that NaN is the largest of all.
 #[inline(always)]
 #[allow(clippy::cast_possible_wrap)] // both are below 2³¹
-fn block<X: Wide>(x: &[f32; BLOCK], codes: &mut [X; BLOCK], sums: &mut [i32; SUMS]) -> f32 {
+fn quantize<X: Wide>(x: &[f32; BLOCK], codes: &mut [X; BLOCK], sums: &mut [i32; SUMS]) -> f32 {
     /// Adding 1.5·2²³ leaves the nearest integer in the low bits.
     const ROUND: f32 = 12_582_912.0;
     /// Below this, the inverse of the scale may overflow.
@@ -98,7 +97,7 @@ fn block<X: Wide>(x: &[f32; BLOCK], codes: &mut [X; BLOCK], sums: &mut [i32; SUM
         *sum = codes.iter().sum();
     }
     for (code, wide) in codes.iter_mut().zip(wide) {
-        *code = X::of(wide);
+        *code = X::from_i32(wide);
     }
     scale
 }

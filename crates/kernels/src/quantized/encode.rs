@@ -4,16 +4,16 @@ use super::format::BlockFormat;
 use half::f16;
 
 impl BlockFormat {
-    /// Whole blocks of these weights. `Q8_0`'s bytes are those of the Python package `gguf`; 4- and 6-bit scales are those of the
+    /// These weights in whole blocks. `Q8_0`'s bytes are those of the Python package `gguf`; 4- and 6-bit scales are those of the
     /// least squared error that a search finds.
     ///
     /// # Panics
-    /// When the weights are not whole blocks.
+    /// When the weights do not fill whole blocks.
     #[must_use]
     pub fn quantize(self, weights: &[f32]) -> Vec<u8> {
         let len = self
             .bytes_of(weights.len())
-            .unwrap_or_else(|| panic!("{} weights are no whole blocks", weights.len()));
+            .unwrap_or_else(|| panic!("{} weights do not fill whole blocks", weights.len()));
         let mut out = vec![0; len];
         for (x, block) in weights.chunks_exact(self.block_len()).zip(out.chunks_exact_mut(self.block_bytes()))
         {
@@ -35,7 +35,7 @@ fn encode(format: BlockFormat, x: &[f32], out: &mut [u8]) {
         BlockFormat::Q5_0 => {
             let mut codes = [0; 32];
             put_half(out, 0, symmetric(x, 16.0, &mut codes));
-            put_nibbles(&codes.map(|code| code & 15), &mut out[6..22]);
+            put_nibbles(&codes, &mut out[6..22]);
             let fifth = (0..32).fold(0, |bits, i| bits | u32::from(codes[i] >> 4) << i);
             out[2..6].copy_from_slice(&fifth.to_le_bytes());
         }
@@ -48,11 +48,11 @@ fn put_half(out: &mut [u8], at: usize, x: f32) {
     out[at..at + 2].copy_from_slice(&f16::from_f32(x).to_le_bytes());
 }
 
-/// The first half of the codes in the lower bits, the second in the upper ones.
+/// The lower four bits of codes: those of the first half in the lower bits, those of the second in the upper ones.
 fn put_nibbles(codes: &[u8], out: &mut [u8]) {
     let (low, high) = codes.split_at(out.len());
     for ((out, low), high) in out.iter_mut().zip(low).zip(high) {
-        *out = low | high << 4;
+        *out = low & 15 | high << 4;
     }
 }
 
@@ -68,12 +68,16 @@ fn q8_0(x: &[f32], out: &mut [u8]) {
     }
 }
 
+/// The number of the largest magnitude.
+fn largest(x: &[f32]) -> f32 {
+    x.iter().fold(0f32, |most, x| if x.abs() > most.abs() { *x } else { most })
+}
+
 /// Codes 0 to `2·half − 1` whose weights are `scale·(code − half)`; returns the scale. The weight of the largest magnitude has
 /// code 0, so one sign has a code more than the other.
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // limited to the codes
 fn symmetric(x: &[f32], half: f32, codes: &mut [u8]) -> f32 {
-    let largest = x.iter().fold(0f32, |most, x| if x.abs() > most.abs() { *x } else { most });
-    let scale = largest / -half;
+    let scale = largest(x) / -half;
     let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
     for (code, x) in codes.iter_mut().zip(x) {
         *code = (x * inverse + (half + 0.5)).clamp(0.0, 2.0 * half - 1.0) as u8;
@@ -171,7 +175,7 @@ fn put_six_bits(packed: &mut [u8], i: usize, scale: u8, min: u8) {
 /// The scale of `scale·code`, with codes −32 to 31, that a search around the largest weight finds to have the least squared
 /// error.
 fn centered(x: &[f32]) -> f32 {
-    let largest = x.iter().fold(0f32, |most, x| if x.abs() > most.abs() { *x } else { most });
+    let largest = largest(x);
     if largest == 0.0 {
         return 0.0;
     }
@@ -205,8 +209,7 @@ fn q6_k(x: &[f32], out: &mut [u8]) {
     for (scale, x) in scales.iter_mut().zip(x.chunks_exact(16)) {
         *scale = centered(x);
     }
-    let largest = scales.iter().fold(0f32, |most, x| if x.abs() > most.abs() { *x } else { most });
-    let unit = f16::from_f32(largest / -128.0).to_f32();
+    let unit = f16::from_f32(largest(&scales) / -128.0).to_f32();
     put_half(out, 208, unit);
     let mut codes = [0u8; 256];
     for (i, (scale, x)) in scales.iter().zip(x.chunks_exact(16)).enumerate() {
@@ -218,16 +221,9 @@ fn q6_k(x: &[f32], out: &mut [u8]) {
     }
     for (half, codes) in codes.chunks_exact(128).enumerate() {
         let (low, high) = out[..192].split_at_mut(128);
-        put_nibbles_of_quarters(codes, &mut low[half * 64..][..64]);
+        put_nibbles(codes, &mut low[half * 64..][..64]);
         for (l, high) in high[half * 32..][..32].iter_mut().enumerate() {
             *high = (0..4).fold(0, |bits, quarter| bits | codes[quarter * 32 + l] >> 4 << (2 * quarter));
         }
-    }
-}
-
-/// The lower four bits of 128 codes: those of the first half of the codes in the lower bits.
-fn put_nibbles_of_quarters(codes: &[u8], out: &mut [u8]) {
-    for (l, out) in out.iter_mut().enumerate() {
-        *out = (codes[l] & 15) | (codes[64 + l] & 15) << 4;
     }
 }

@@ -74,7 +74,7 @@ impl BlockFormat {
         )
     }
 
-    /// The bytes of `weights` weights; `None` if they are not whole blocks, or too many.
+    /// The bytes of `weights` weights; `None` if they do not fill whole blocks, or are too many.
     #[must_use]
     pub fn bytes_of(self, weights: usize) -> Option<usize> {
         let whole = weights.is_multiple_of(self.block_len());
@@ -106,7 +106,7 @@ impl BlockFormat {
         if self == Self::Q6K { 16 } else { 32 }
     }
 
-    /// What is taken from a code before it is scaled.
+    /// Subtracted from a code before it is scaled.
     pub(super) fn offset(self) -> f32 {
         match self {
             Self::Q4_0 => 8.0,
@@ -124,7 +124,7 @@ impl BlockFormat {
         }
     }
 
-    /// What is taken from every weight of part `i`.
+    /// Subtracted from every weight of part `i`.
     fn minimum(self, block: &[u8], i: usize) -> f32 {
         match self {
             Self::Q4K => half_at(block, 2) * f32::from(six_bits(block, i).1),

@@ -1,24 +1,23 @@
 //! Products of activations with quantized weights.
 //!
-//! Both are codes with scales, see [`super::activations`] and [`super::codes`]. The sum over a block of 32 inputs, or half of
+//! Both are codes with scales, see [`super::activations`] and [`super::panels`]. The sum over a block of 32 inputs, or half of
 //! one, is exact in integers and in f32; the blocks' sums, times their scales, are added in order, each with one rounding. So
 //! the result has the same bits on every instruction set and for any number of rows and threads.
 
 use super::activations::Activations;
-use super::codes::{Code, GROUP, PANEL, with_code};
-use super::dispatch::dispatch;
 use super::format::BlockFormat;
-use super::panels::Panels;
-use super::tile::{Strip, few, tile, widen};
-use super::vectors::{Vectors, Wide, Work};
+use super::panels::{Code, GROUP, PANEL, Panels, with_code};
+use super::tile::{PanelParts, WideStrip, few, tile, widen};
+use super::vectors::{Vectors, Wide, Work, dispatch};
 use crate::isa::Isa;
-use crate::product::{Finish, Finishing};
+use crate::memory::room;
+use crate::product::{Destination, Finish};
 use crate::team;
 use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// Up to so many rows read the weights as they are; more of them share codes that are ready for products.
+/// The most rows that read the weights as they are; more of them share codes that are ready for products.
 const FEW: usize = 4;
 
 /// The bytes of the codes of a block of rows: half of a small second-level cache.
@@ -61,34 +60,30 @@ pub(super) unsafe fn product_on(
     if rows == 0 || columns.is_empty() {
         return;
     }
-    let result = Output { finish: Finishing::new(finish, (rows, columns.len()), out), columns };
+    let result = Destination::new(finish, rows, columns.len(), out);
     with_code!(w.format(), C => {
-        let factors = Factors::<C> { isa, w, rows, result: &result, code: PhantomData };
-        dispatch(isa, Product { factors, x });
+        let shared = Shared::<C> { isa, w, rows, columns: &columns, result: &result, code: PhantomData };
+        dispatch(isa, ShareOut { shared, x });
     });
-}
-
-/// What a product writes.
-struct Output<'a> {
-    finish: Finishing<'a>,
-    columns: Range<usize>,
 }
 
 /// What all tasks of a product share, apart from the activations.
 #[derive(Clone, Copy)]
-struct Factors<'a, C> {
+struct Shared<'a, C> {
     isa: Isa,
     w: &'a Panels,
     rows: usize,
-    result: &'a Output<'a>,
+    columns: &'a Range<usize>,
+    result: &'a Destination<'a, f32>,
     code: PhantomData<C>,
 }
 
-impl<C: Code> Factors<'_, C> {
-    /// Panel `i` of the result: its codes and its scales.
-    fn panel(&self, i: usize) -> (&[u8], &[u8]) {
-        let panel = self.w.panel(self.result.columns.start / PANEL + i);
-        panel.split_at(self.w.blocks() * C::CODES)
+impl<C: Code> Shared<'_, C> {
+    /// Panel `i` of the result.
+    fn panel(&self, i: usize) -> PanelParts<'_> {
+        let panel = self.w.panel(self.columns.start / PANEL + i);
+        let (codes, scales) = panel.split_at(self.w.blocks() * C::CODES);
+        PanelParts { codes, scales }
     }
 
     /// Writes the part of the result whose sums these are, in rows of `stride` numbers.
@@ -96,32 +91,32 @@ impl<C: Code> Factors<'_, C> {
     /// # Safety
     /// No other task writes the same part.
     unsafe fn finish(&self, rows: Range<usize>, panels: Range<usize>, sums: &mut [f32], stride: usize) {
-        let columns = panels.start * PANEL..(panels.end * PANEL).min(self.result.columns.len());
+        let columns = panels.start * PANEL..(panels.end * PANEL).min(self.columns.len());
         // SAFETY: the caller of `product` guarantees the room, and this one's caller the rest.
-        unsafe { self.result.finish.part(self.isa, (rows, columns), sums, stride) };
+        unsafe { self.result.write_on(self.isa, rows, columns, sums, stride) };
     }
 }
 
-/// All of a product.
-struct Product<'a, C> {
-    factors: Factors<'a, C>,
+/// All of a product, in tasks for all threads.
+struct ShareOut<'a, C> {
+    shared: Shared<'a, C>,
     x: &'a [f32],
 }
 
-impl<C: Code> Work for Product<'_, C> {
+impl<C: Code> Work for ShareOut<'_, C> {
     type Output = ();
 
     unsafe fn run<V: Vectors>(self) {
-        let Self { factors, x } = self;
-        let Factors { isa, w, rows, result, .. } = factors;
-        let panels = result.columns.len().div_ceil(PANEL);
+        let Self { shared, x } = self;
+        let Shared { isa, w, rows, columns, .. } = shared;
+        let panels = columns.len().div_ceil(PANEL);
         let threads = rayon::current_num_threads();
         if rows <= FEW {
             let x = Activations::<i8>::new(isa, x);
             let chunk = panels.div_ceil(threads * TASKS_PER_THREAD).min(MOST_PANELS);
             team::for_each(panels.div_ceil(chunk), |i| {
                 let panels = i * chunk..((i + 1) * chunk).min(panels);
-                in_scratch(|scratch| dispatch(isa, Few { factors, x: &x, panels, scratch }));
+                in_scratch(|scratch| dispatch(isa, Few { shared, x: &x, panels, scratch }));
             });
             return;
         }
@@ -136,7 +131,7 @@ impl<C: Code> Work for Product<'_, C> {
             let strips = strips * part / parts..strips * (part + 1) / parts;
             let panels = strips.start * V::PANELS..(strips.end * V::PANELS).min(panels);
             in_scratch(|scratch| {
-                dispatch(isa, Many { factors, x: &x, rows, panels, scratch });
+                dispatch(isa, Many { shared, x: &x, rows, panels, scratch });
             });
         });
     }
@@ -159,17 +154,9 @@ fn in_scratch(work: impl FnOnce(&mut Scratch)) {
     SCRATCH.with_borrow_mut(work);
 }
 
-/// `len` numbers of working memory.
-fn room<T: Default + Copy>(memory: &mut Vec<T>, len: usize) -> &mut [T] {
-    if memory.len() < len {
-        memory.resize(len, T::default());
-    }
-    &mut memory[..len]
-}
-
 /// Some panels, for all of a few rows.
 struct Few<'a, C> {
-    factors: Factors<'a, C>,
+    shared: Shared<'a, C>,
     x: &'a Activations<i8>,
     panels: Range<usize>,
     scratch: &'a mut Scratch,
@@ -180,14 +167,14 @@ impl<C: Code> Work for Few<'_, C> {
 
     #[inline(always)]
     unsafe fn run<V: Vectors>(self) {
-        let Self { factors, x, panels, scratch } = self;
-        let rows = factors.rows;
-        assert!(x.codes.len() >= rows * factors.w.depth() && rows <= FEW);
+        let Self { shared, x, panels, scratch } = self;
+        let rows = shared.rows;
+        assert!(x.codes.len() >= rows * shared.w.depth() && rows <= FEW);
         let width = panels.len() * PANEL;
         let sums = room(&mut scratch.sums, rows * width);
         for (i, panel) in panels.clone().enumerate() {
-            let panel = factors.panel(panel);
-            let (blocks, out) = (factors.w.blocks(), &mut sums[i * PANEL..]);
+            let panel = shared.panel(panel);
+            let (blocks, out) = (shared.w.blocks(), &mut sums[i * PANEL..]);
             // SAFETY: as the caller of `run` guarantees; the rows and the sums are as long as needed.
             unsafe {
                 match rows {
@@ -199,13 +186,13 @@ impl<C: Code> Work for Few<'_, C> {
             }
         }
         // SAFETY: each task has panels of its own.
-        unsafe { factors.finish(0..rows, panels, sums, width) };
+        unsafe { shared.finish(0..rows, panels, sums, width) };
     }
 }
 
 /// Some panels, for some of many rows.
 struct Many<'a, C, X> {
-    factors: Factors<'a, C>,
+    shared: Shared<'a, C>,
     x: &'a Activations<X>,
     rows: Range<usize>,
     panels: Range<usize>,
@@ -217,8 +204,8 @@ impl<C: Code, X: Wide> Work for Many<'_, C, X> {
 
     #[inline(always)]
     unsafe fn run<V: Vectors>(self) {
-        let Self { factors, x, rows, panels, scratch } = self;
-        let (depth, blocks) = (factors.w.depth(), factors.w.blocks());
+        let Self { shared, x, rows, panels, scratch } = self;
+        let (depth, blocks) = (shared.w.depth(), shared.w.blocks());
         assert!(size_of::<X>() == size_of::<V::Wide>() && x.codes.len() >= rows.end * depth);
         let step = 4 / size_of::<X>();
         let wide_len = depth / step * GROUP;
@@ -230,17 +217,17 @@ impl<C: Code, X: Wide> Work for Many<'_, C, X> {
             sums.fill(0.0);
             for (i, wide) in strip.clone().zip(wide.chunks_exact_mut(wide_len)) {
                 // SAFETY: as the caller of `run` guarantees.
-                unsafe { widen::<V, C>(factors.panel(i).0, wide) };
+                unsafe { widen::<V, C>(shared.panel(i).codes, wide) };
             }
             // Panels beyond the last give sums that nobody reads.
-            let scales = std::array::from_fn(|i| factors.panel((first + i).min(strip.end - 1)).1);
+            let scales = std::array::from_fn(|i| shared.panel((first + i).min(strip.end - 1)).scales);
             for (row, sums) in rows.clone().step_by(V::ROWS).zip(sums.chunks_mut(V::ROWS * width)) {
-                let strip = Strip { wide, wide_len, scales, blocks };
+                let strip = WideStrip { wide, wide_len, scales, blocks };
                 // SAFETY: as above.
                 unsafe { tile::<V, C, X>(x, row, (rows.end - row).min(V::ROWS), strip, sums) };
             }
             // SAFETY: each task has rows and panels of its own.
-            unsafe { factors.finish(rows.clone(), strip, sums, width) };
+            unsafe { shared.finish(rows.clone(), strip, sums, width) };
         }
     }
 }

@@ -1,6 +1,6 @@
 use super::BlockFormat;
 use super::activations::Activations;
-use super::codes::PANEL;
+use super::panels::PANEL;
 use super::panels::Panels;
 use super::product::product_on;
 use crate::isa::Isa;

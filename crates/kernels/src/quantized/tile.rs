@@ -1,12 +1,19 @@
 //! The sums of a few rows and a panel, and of a tile of rows and panels.
 
 use super::activations::{Activations, BLOCK, SUMS};
-use super::codes::{Code, GROUP, PANEL};
+use super::panels::{Code, GROUP, PANEL};
 use super::vectors::{Vectors, Wide, Work};
 use std::marker::PhantomData;
 
 /// How far ahead a few rows fetch weights from memory.
 const AHEAD: usize = 2048;
+
+/// A panel of weights.
+#[derive(Clone, Copy)]
+pub(super) struct PanelParts<'a> {
+    pub(super) codes: &'a [u8],
+    pub(super) scales: &'a [u8],
+}
 
 /// The sums of R rows and a panel.
 ///
@@ -16,7 +23,7 @@ const AHEAD: usize = 2048;
 #[allow(clippy::needless_range_loop)] // several arrays have the index
 pub(super) unsafe fn few<V: Vectors, C: Code, const R: usize>(
     x: &Activations<i8>,
-    (codes, scales): (&[u8], &[u8]),
+    PanelParts { codes, scales }: PanelParts,
     blocks: usize,
     out: &mut [f32],
     stride: usize,
@@ -144,9 +151,9 @@ pub(super) unsafe fn widen<V: Vectors, C: Code>(codes: &[u8], out: &mut [u8]) {
     }
 }
 
-/// The panels of a tile.
+/// The panels of a tile, their codes widened.
 #[derive(Clone, Copy)]
-pub(super) struct Strip<'a> {
+pub(super) struct WideStrip<'a> {
     /// Their codes, each panel's in `wide_len` bytes.
     pub(super) wide: &'a [u8],
     pub(super) wide_len: usize,
@@ -163,15 +170,15 @@ pub(super) unsafe fn tile<V: Vectors, C: Code, X: Wide>(
     x: &Activations<X>,
     first: usize,
     rows: usize,
-    strip: Strip,
+    strip: WideStrip,
     sums: &mut [f32],
 ) {
     macro_rules! of_rows {
         ($($rows:literal)*) => {
             match (rows, V::PANELS) {
                 $(
-                    ($rows, 1) => V::call(Tile::<C, X, $rows, 1> { x, first, strip, sums, code: PhantomData }),
-                    ($rows, 4) => V::call(Tile::<C, X, $rows, 4> { x, first, strip, sums, code: PhantomData }),
+                    ($rows, 1) => V::call(TileWork::<C, X, $rows, 1> { x, first, strip, sums, code: PhantomData }),
+                    ($rows, 4) => V::call(TileWork::<C, X, $rows, 4> { x, first, strip, sums, code: PhantomData }),
                 )*
                 _ => unreachable!("no tile of {rows} rows by {} panels", V::PANELS),
             }
@@ -183,21 +190,21 @@ pub(super) unsafe fn tile<V: Vectors, C: Code, X: Wide>(
 
 /// Adds the sums of R rows, from `first` on, and P panels. Runs in a function of its own, because the compiler keeps all sums
 /// in registers only if nothing else is around them.
-struct Tile<'a, C, X, const R: usize, const P: usize> {
+struct TileWork<'a, C, X, const R: usize, const P: usize> {
     x: &'a Activations<X>,
     first: usize,
-    strip: Strip<'a>,
+    strip: WideStrip<'a>,
     sums: &'a mut [f32],
     code: PhantomData<C>,
 }
 
-impl<C: Code, X: Wide, const R: usize, const P: usize> Work for Tile<'_, C, X, R, P> {
+impl<C: Code, X: Wide, const R: usize, const P: usize> Work for TileWork<'_, C, X, R, P> {
     type Output = ();
 
     #[inline(always)]
     #[allow(clippy::needless_range_loop)] // several arrays have the index
     unsafe fn run<V: Vectors>(self) {
-        let Self { x, first, strip: Strip { wide, wide_len, scales, blocks }, sums, .. } = self;
+        let Self { x, first, strip: WideStrip { wide, wide_len, scales, blocks }, sums, .. } = self;
         let depth = blocks * BLOCK;
         let part = BLOCK / C::PARTS;
         let steps = part / X::STEP;

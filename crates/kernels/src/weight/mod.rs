@@ -4,9 +4,9 @@ mod operation;
 #[cfg(test)]
 mod tests;
 
-use crate::accumulator;
 use crate::cross_entropy::cross_entropy;
 use crate::dispatch::{Dispatch, Implementation, cpu_product};
+use crate::element::accumulator;
 use crate::epilogue::Epilogue;
 use crate::frozen::{self, Frozen, WeightDType};
 use crate::linear::{linear, linear_transposed};

@@ -1,8 +1,7 @@
 use super::Weight;
 use super::WeightLayout::{InOut, OutIn};
 use crate::dispatch::{Dispatch, Implementation};
-use crate::epilogue::Epilogue;
-use crate::gelu::gelu;
+use crate::epilogue::{Epilogue, gelu};
 use crate::linear::linear;
 use crate::quantized::BlockFormat;
 use crate::test_numbers::numbers;

@@ -3,6 +3,7 @@
 mod report;
 mod setup;
 mod targets;
+mod timing;
 mod work;
 
 use crate::args::{BenchArgs, BenchTarget, DTypeArg};
@@ -10,8 +11,7 @@ use crate::device::rounds_to_tf32;
 use crate::output;
 use anyhow::bail;
 use candle_fused::Isa;
-use candle_fused::roofline;
-use candle_fused::stopwatch::Stopwatch;
+use candle_fused::measure::{self, Stopwatch};
 use report::{Report, print};
 use serde::Serialize;
 use setup::Bench;
@@ -114,8 +114,8 @@ fn machine(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     }
     let threads = rayon::current_num_threads();
     let isa = Isa::current().as_str();
-    let (fma_gflops, read_gb_s) = (roofline::fma_gflops(), roofline::read_gb_s());
-    let bf16_gflops = roofline::bf16_gflops();
+    let (fma_gflops, read_gb_s) = (measure::fma_gflops(), measure::read_gb_s());
+    let bf16_gflops = measure::bf16_gflops();
     if args.json {
         output::json(&Machine { threads, isa, fma_gflops, bf16_gflops, read_gb_s })?;
     } else {

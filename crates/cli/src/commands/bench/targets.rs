@@ -1,12 +1,13 @@
 //! The work of each target.
 
 use super::setup::Bench;
+use super::timing::{copies_beyond_the_cache, time_runs};
 use crate::qkv;
 use anyhow::bail;
 use candle_core::Tensor;
 use candle_fused::Dispatch;
 use candle_fused::attention::{Mask, Sdpa};
-use candle_fused::stopwatch::{Stopwatch, copies_beyond_the_cache, time_runs};
+use candle_fused::measure::Stopwatch;
 use candle_nn::VarMap;
 use gpt2_model::analysis::{Contrast, Metric, attribution_patching};
 use gpt2_model::hooks::{Hooks, Point, Recorder};

@@ -2,7 +2,7 @@
 
 use crate::args::{BenchArgs, BenchTarget};
 use candle_core::DType;
-use candle_fused::{BlockFormat, roofline};
+use candle_fused::{BlockFormat, measure};
 use gpt2_loader::{Checkpoint, Encoding, TensorInfo};
 use gpt2_model::Config;
 use gpt2_model::parameters::WPE;
@@ -24,7 +24,7 @@ impl Work {
     pub(super) fn of(args: &BenchArgs, config: &Config, numbers: Numbers, seconds: f64) -> Option<Self> {
         let (giga, unit, peak) = if args.what.makes_tokens() {
             let bytes = bytes_of_a_token(args, config, (numbers.weight, numbers.number));
-            (1e-9 * bytes, "GB/s", roofline::read_gb_s())
+            (1e-9 * bytes, "GB/s", measure::read_gb_s())
         } else if numbers.quantized {
             return None;
         } else {
@@ -68,7 +68,7 @@ pub(super) fn bytes_of_a_weight(checkpoint: &Checkpoint) -> f64 {
 /// The most operations that the products of a target can do. Attention and training compute in f32.
 fn peak(what: BenchTarget, dtype: DType) -> f64 {
     let in_tiles = dtype == DType::BF16 && matches!(what, BenchTarget::Block | BenchTarget::Forward);
-    in_tiles.then(roofline::bf16_gflops).flatten().unwrap_or_else(roofline::fma_gflops)
+    in_tiles.then(measure::bf16_gflops).flatten().unwrap_or_else(measure::fma_gflops)
 }
 
 /// The bytes that decoding a token reads: all weights but the position embedding, and the keys and values of the tokens

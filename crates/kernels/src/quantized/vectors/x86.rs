@@ -2,11 +2,11 @@
 //!
 //! `dpbusd` multiplies bytes without a sign by bytes with one and sums four products in i32. AVX2 has no such instruction:
 //! `maddubs` sums two products in i16, which it saturates. Codes below 16 are safe from that, and so are codes with a sign,
-//! of which the first factor is the magnitude: 2·128·127 is below 2¹⁵. Many rows share codes in i16 instead.
+//! whose magnitude is the first factor: 2·128·127 is below 2¹⁵. Many rows share codes in i16 instead.
 //!
 //! SAFETY of every block here: the conditions of [`Vectors`], which its callers meet.
 
-use super::vectors::{Vectors, Work};
+use super::portable::{Vectors, Work};
 use half::f16;
 #[allow(clippy::wildcard_imports)] // fifty intrinsics
 use std::arch::x86_64::*;
@@ -15,7 +15,7 @@ use std::arch::x86_64::*;
 #[derive(Clone, Copy)]
 pub(super) struct Avx2;
 
-/// The same with `vpdpbusd`.
+/// Two 256-bit vectors, with `vpdpbusd`.
 #[derive(Clone, Copy)]
 pub(super) struct AvxVnni;
 
@@ -209,11 +209,6 @@ impl Vectors for AvxVnni {
     }
 
     #[inline(always)]
-    unsafe fn start(sum: i32) -> [__m256i; 2] {
-        unsafe { Self::ints(-128 * sum) }
-    }
-
-    #[inline(always)]
     unsafe fn dot(sums: [__m256i; 2], codes: [__m256i; 2], x: [__m256i; 2]) -> [__m256i; 2] {
         unsafe {
             [
@@ -221,16 +216,6 @@ impl Vectors for AvxVnni {
                 _mm256_dpbusd_avx_epi32(sums[1], codes[1], x[1]),
             ]
         }
-    }
-
-    #[inline(always)]
-    unsafe fn dot_nibbles(sums: [__m256i; 2], codes: [__m256i; 2], x: [__m256i; 2]) -> [__m256i; 2] {
-        unsafe { Self::dot(sums, codes, x) }
-    }
-
-    #[inline(always)]
-    unsafe fn dot_wide(sums: [__m256i; 2], codes: [__m256i; 2], x: [__m256i; 2]) -> [__m256i; 2] {
-        unsafe { Self::dot(sums, codes, x) }
     }
 }
 
@@ -277,23 +262,8 @@ impl Vectors for Avx512Vnni {
     }
 
     #[inline(always)]
-    unsafe fn start(sum: i32) -> __m512i {
-        unsafe { Self::ints(-128 * sum) }
-    }
-
-    #[inline(always)]
     unsafe fn dot(sums: __m512i, codes: __m512i, x: __m512i) -> __m512i {
         unsafe { _mm512_dpbusd_epi32(sums, codes, x) }
-    }
-
-    #[inline(always)]
-    unsafe fn dot_nibbles(sums: __m512i, codes: __m512i, x: __m512i) -> __m512i {
-        unsafe { Self::dot(sums, codes, x) }
-    }
-
-    #[inline(always)]
-    unsafe fn dot_wide(sums: __m512i, codes: __m512i, x: __m512i) -> __m512i {
-        unsafe { Self::dot(sums, codes, x) }
     }
 
     #[inline(always)]

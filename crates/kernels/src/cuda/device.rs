@@ -1,19 +1,18 @@
-//! Loading and launching kernels.
+//! A CUDA device: its kernels, what its streams share, the host threads that may use it, and its memory.
 
-#![allow(unsafe_code)] // launching a kernel is unsafe
+#![allow(unsafe_code)] // launching a kernel and the driver's own calls are unsafe
 
-use super::gpu_limits::{GpuLimits, code_for};
-use super::launch::Launch;
-use super::threads::check_thread;
-use candle_core::cuda_backend::cudarc::driver::sys::{CUdevice_attribute, CUfunction_attribute};
+use super::launch::{GpuLimits, Launch, code_for};
+use candle_core::cuda_backend::cudarc::driver::sys::{self, CUdevice_attribute, CUfunction_attribute};
 use candle_core::cuda_backend::cudarc::driver::{
-    CudaFunction, CudaModule, CudaStream, CudaView, LaunchArgs, LaunchConfig,
+    CudaFunction, CudaModule, CudaSlice, CudaStream, CudaView, LaunchArgs, LaunchConfig, result,
 };
 use candle_core::cuda_backend::cudarc::nvrtc::Ptx;
-use candle_core::cuda_backend::{CudaDType, CudaDevice, CudaStorage, WrapErr};
-use candle_core::{Layout, Result, Storage, Tensor};
+use candle_core::cuda_backend::{CudaDType, CudaDevice, CudaStorage, DeviceId, WrapErr};
+use candle_core::{Device, Layout, Result, Storage, Tensor};
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::thread::{ThreadId, current};
 
 macro_rules! binary {
     ($source:literal) => {
@@ -99,7 +98,7 @@ pub(crate) fn gpu_limits(device: &CudaDevice) -> Result<GpuLimits> {
 /// The bytes that our kernels load at once.
 pub(crate) const UNIT: usize = 16;
 
-/// A contiguous tensor, aligned to so many bytes.
+/// A contiguous tensor, aligned to `bytes` bytes.
 pub(crate) fn aligned(x: &Tensor, bytes: usize) -> Result<Tensor> {
     let offset = x.layout().start_offset() * x.dtype().size_in_bytes();
     if offset.is_multiple_of(bytes) { x.contiguous() } else { x.force_contiguous() }
@@ -133,5 +132,103 @@ pub(crate) unsafe fn launch(mut args: LaunchArgs, launch: &Launch) -> Result<()>
     };
     // SAFETY: the caller upholds this function's own contract.
     unsafe { args.launch(config) }.w()?;
+    Ok(())
+}
+
+/// A stream: its context and handle, and the thread if it is another one in each, under the same handle.
+type Stream = (usize, usize, Option<ThreadId>);
+
+/// One `T` for each stream, made when it is needed and kept.
+#[derive(Debug)]
+pub(super) struct PerStream<T>(Mutex<HashMap<Stream, Arc<T>>>);
+
+impl<T> Default for PerStream<T> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<T> PerStream<T> {
+    /// That of the device's stream, if it is `enough`; otherwise a new one takes its place.
+    pub(super) fn get(
+        &self,
+        device: &CudaDevice,
+        enough: impl Fn(&T) -> bool,
+        make: impl FnOnce() -> Result<T>,
+    ) -> Result<Arc<T>> {
+        let stream = device.cuda_stream();
+        let key =
+            (stream.context().cu_ctx() as usize, stream.cu_stream() as usize, own_stream_of_thread(&stream));
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(found) = all.get(&key).filter(|found| enough(found)) {
+            return Ok(found.clone());
+        }
+        let made = Arc::new(make()?);
+        all.insert(key, made.clone());
+        Ok(made)
+    }
+}
+
+/// At least `count` counters of the device's stream, with which the blocks of a launch tell each other how many are done. They
+/// are 0, and every launch leaves them at 0, so launches of one
+/// stream share them.
+pub(crate) fn counters(device: &CudaDevice, count: usize) -> Result<Arc<CudaSlice<u32>>> {
+    static COUNTERS: LazyLock<PerStream<CudaSlice<u32>>> = LazyLock::new(PerStream::default);
+    COUNTERS.get(
+        device,
+        |counters| counters.len() >= count,
+        || device.alloc_zeros::<u32>(count.next_power_of_two()),
+    )
+}
+
+/// The handle of the stream that is another one in each thread (`CU_STREAM_PER_THREAD`).
+const PER_THREAD: usize = 2;
+
+/// This thread, if the stream is another one in each thread.
+fn own_stream_of_thread(stream: &CudaStream) -> Option<ThreadId> {
+    (stream.cu_stream() as usize == PER_THREAD).then(|| current().id())
+}
+
+/// Fails if a second thread uses a device whose stream is another one in each thread, as `Device::new_cuda` makes it:
+/// nothing would order what the two do with a shared tensor.
+pub(crate) fn check_thread(device: &CudaDevice) -> Result<()> {
+    static FIRST: LazyLock<Mutex<HashMap<DeviceId, ThreadId>>> = LazyLock::new(Mutex::default);
+    let stream = device.cuda_stream();
+    // Events would order the two, but Candle's device does not manage them with its one stream.
+    if own_stream_of_thread(&stream).is_none() || stream.context().is_managing_stream_synchronization() {
+        return Ok(());
+    }
+    let mut first = FIRST.lock().unwrap_or_else(PoisonError::into_inner);
+    if *first.entry(device.id()).or_insert_with(|| current().id()) == current().id() {
+        return Ok(());
+    }
+    candle_core::bail!(
+        "a second host thread uses a CUDA device made with Device::new_cuda, whose stream is another one in each \
+         thread: make the device with Device::new_cuda_with_stream, or use it in one thread"
+    )
+}
+
+/// Keeps freed memory with the process. By default, the pool that Candle allocates from releases all of it at every
+/// synchronization, and maps it again for the next tensor.
+pub(crate) fn keep_freed_memory(device: &CudaDevice) -> Result<()> {
+    let stream = device.cuda_stream();
+    if !stream.context().has_async_alloc() {
+        return Ok(()); // no pool: the driver allocates and frees each tensor separately
+    }
+    let mut threshold = u64::MAX;
+    let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+    // SAFETY: the device is open, its default pool lives as long, and the call reads this attribute as a u64.
+    unsafe {
+        let pool = result::device::get_default_mem_pool(stream.context().cu_device()).w()?;
+        result::mem_pool::set_attribute(pool, attribute, (&raw mut threshold).cast()).w()
+    }
+}
+
+/// Turns off the events by which cudarc orders streams, two or more driver calls for each tensor of each launch.
+pub(crate) fn order_by_stream(device: &Device) -> Result<()> {
+    let device = device.as_cuda_device()?;
+    // SAFETY: the device was just opened with a stream of its own. Everything on it, of all host threads, goes through
+    // this one stream, which orders it.
+    unsafe { device.disable_event_tracking() };
     Ok(())
 }

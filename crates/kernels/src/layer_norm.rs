@@ -2,14 +2,13 @@
 //!
 //! `y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias`, with the biased variance, like PyTorch.
 
-mod backward;
-
+use crate::columns::{ROWS, add, total};
 use crate::dispatch::{Dispatch, cpu_f32, cpu_floats};
-use crate::element::Element;
+use crate::element::{Element, accumulator};
 use crate::gpu;
 use crate::isa;
-use crate::vector::{chunked, contiguous};
-use candle_core::{CpuStorage, CustomOp3, D, Layout, Result, Shape, Tensor, WithDType};
+use crate::vector::{chunked, contiguous, sum3, with_slices};
+use candle_core::{CpuStorage, CustomOp3, D, Device, Layout, Result, Shape, Tensor, WithDType};
 use half::{bf16, f16};
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
@@ -56,7 +55,7 @@ pub fn layer_norm(
     if let Some(y) = gpu::layer_norm(dispatch, x, weight, bias, eps)? {
         return Ok(y);
     }
-    let wide = crate::accumulator(x.dtype());
+    let wide = accumulator(x.dtype());
     let (centered, deviation) = center(&x.to_dtype(wide)?, eps)?;
     centered
         .broadcast_div(&deviation)?
@@ -91,7 +90,7 @@ impl CustomOp3 for LayerNorm {
         bias: &CpuStorage,
         bias_layout: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
-        let parts = ((x, x_layout), (weight, weight_layout), (bias, bias_layout));
+        let parts = [(x, x_layout), (weight, weight_layout), (bias, bias_layout)];
         match x {
             CpuStorage::F16(_) => return halves::<f16>(parts, self.eps),
             CpuStorage::BF16(_) => return halves::<bf16>(parts, self.eps),
@@ -122,24 +121,22 @@ impl CustomOp3 for LayerNorm {
         let rows = (x.elem_count() / width, width);
         // Detached, so that the gradient keeps no graph for a second derivative.
         let (flat, grad) = (x.detach().reshape(rows)?, grad.detach().contiguous()?.reshape(rows)?);
-        let [dx, d_weight, d_bias] = backward::gradients(&flat, &weight.detach(), &grad, self.eps)?;
+        let [dx, d_weight, d_bias] = gradients(&flat, &weight.detach(), &grad, self.eps)?;
         Ok((Some(dx.reshape(x.shape())?), Some(d_weight), Some(d_bias)))
     }
 }
 
-type Part<'a> = (&'a CpuStorage, &'a Layout);
-
 /// x, weight, bias -> y: computed in f32 and rounded once.
 fn halves<E: Element + WithDType>(
-    (x, weight, bias): (Part, Part, Part),
+    [x, weight, bias]: [(&CpuStorage, &Layout); 3],
     eps: f64,
 ) -> Result<(CpuStorage, Shape)> {
     /// How many rows a thread takes at a time.
     const ROWS: usize = 8;
     let shape = x.1.shape().clone();
     let x = contiguous::<E>(x.0, x.1)?;
-    let wide = |part: Part| -> Result<Vec<f32>> {
-        Ok(contiguous::<E>(part.0, part.1)?.iter().map(|x| x.to_f32()).collect())
+    let wide = |(storage, layout): (&CpuStorage, &Layout)| -> Result<Vec<f32>> {
+        Ok(contiguous::<E>(storage, layout)?.iter().map(|x| x.to_f32()).collect())
     };
     let (weight, bias) = (wide(weight)?, wide(bias)?);
     let (width, arch) = (weight.len(), isa::arch());
@@ -233,11 +230,61 @@ fn sum<S: Simd>(simd: S, vectors: &[S::f32s], f: impl Fn(S::f32s) -> S::f32s) ->
     simd.reduce_sum_f32s(simd.add_f32s(simd.add_f32s(a, b), simd.add_f32s(c, d)))
 }
 
+/// The gradients of x (rows, C), weight (C) and bias (C), in one pass over the rows.
+///
+/// With x̂ the normalized row, σ its deviation and h = g·weight: `dx = (h - mean(h) - x̂·mean(h·x̂)) / σ`, and the
+/// gradients of weight and bias are the sums of `g·x̂` and of `g` over the rows.
+///
+/// `x` and `grad` (rows, C), `weight` (C), all contiguous and f32
+fn gradients(x: &Tensor, weight: &Tensor, grad: &Tensor, eps: f64) -> Result<[Tensor; 3]> {
+    let width = weight.elem_count();
+    let (dx, d_weight, d_bias) = with_slices([x, weight, grad], |[x, weight, grad]| {
+        let mut dx = vec![0f32; x.len()];
+        let arch = isa::arch();
+        let chunk = ROWS * width;
+        let chunks = dx.par_chunks_mut(chunk).zip(x.par_chunks(chunk).zip(grad.par_chunks(chunk)));
+        let partial = chunks.map(|(dx, (x, grad))| {
+            let (mut d_weight, mut d_bias) = (vec![0f32; width], vec![0f32; width]);
+            arch.dispatch(|| {
+                let rows =
+                    dx.chunks_exact_mut(width).zip(x.chunks_exact(width).zip(grad.chunks_exact(width)));
+                for (dx, (x, grad)) in rows {
+                    row_gradients(x, weight, grad, eps, dx, &mut d_weight);
+                    add(&mut d_bias, grad);
+                }
+            });
+            (d_weight, d_bias)
+        });
+        let (d_weight, d_bias) = partial.unzip();
+        (dx, total(d_weight, width), total(d_bias, width))
+    })?;
+    let tensor = |data, like: &Tensor| Tensor::from_vec(data, like.shape(), &Device::Cpu);
+    Ok([tensor(dx, x)?, tensor(d_weight, weight)?, tensor(d_bias, weight)?])
+}
+
+/// Processes one row: writes `dx` and adds to `d_weight`.
+#[allow(clippy::cast_possible_truncation)] // row sums are converted to f32 at the end
+#[inline(always)]
+fn row_gradients(x: &[f32], weight: &[f32], grad: &[f32], eps: f64, dx: &mut [f32], d_weight: &mut [f32]) {
+    let count = x.len() as f32;
+    let mean = sum3(x, x, x, |x, _, _| x) / count;
+    let variance = sum3(x, x, x, |x, _, _| (x - mean) * (x - mean)) / count;
+    let factor = (1.0 / (f64::from(variance) + eps).sqrt()) as f32;
+    let mean_h = sum3(weight, grad, x, |w, g, _| w * g) / count;
+    let along = sum3(weight, grad, x, |w, g, x| w * g * ((x - mean) * factor)) / count;
+    let inputs = x.iter().zip(weight.iter().zip(grad));
+    for ((dx, d_weight), (x, (w, g))) in dx.iter_mut().zip(d_weight).zip(inputs) {
+        let unit = (x - mean) * factor;
+        *dx = (w * g - mean_h - unit * along) * factor;
+        *d_weight += g * unit;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::dispatch::Implementation;
-    use candle_core::{DType, Device, Var};
+    use candle_core::{DType, Var};
 
     #[test]
     fn keeps_its_digits_when_the_mean_is_large() -> Result<()> {

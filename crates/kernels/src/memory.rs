@@ -1,4 +1,6 @@
-//! Memory that starts at a cache line, so that no vector of it lies across two.
+//! Memory for the kernels: whole cache lines, and working memory that stays.
+
+#![allow(unsafe_code)]
 
 use rayon::prelude::*;
 use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
@@ -9,13 +11,13 @@ use std::mem::MaybeUninit;
 #[repr(C, align(64))]
 struct Line([u8; 64]);
 
-/// Numbers in whole cache lines.
+/// Numbers in whole cache lines, so that no vector lies across two.
 pub(crate) struct Lines<E> {
     lines: Vec<Line>,
     numbers: PhantomData<E>,
 }
 
-/// A type of which zeros make a number.
+/// A type with the value 0 where all bytes are 0.
 ///
 /// # Safety
 /// Bytes that are all 0 are a value of the type.
@@ -76,13 +78,21 @@ impl<E: Copy + Send + Sync> Lines<E> {
 
     pub(crate) fn as_mut_slice(&mut self) -> &mut [E] {
         let len = self.lines.len() * size_of::<Line>() / size_of::<E>();
-        // SAFETY: the lines hold so many numbers.
+        // SAFETY: the lines hold `len` numbers.
         unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), len) }
     }
 
     pub(crate) fn as_slice(&self) -> &[E] {
         let len = self.lines.len() * size_of::<Line>() / size_of::<E>();
-        // SAFETY: the lines hold so many numbers, which `filled` has written, or which are 0.
+        // SAFETY: the lines hold `len` numbers, which `filled` has written, or which are 0.
         unsafe { std::slice::from_raw_parts(self.lines.as_ptr().cast(), len) }
     }
+}
+
+/// `len` numbers of working memory, which keep what an earlier use left in them.
+pub(crate) fn room<T: Default + Copy>(memory: &mut Vec<T>, len: usize) -> &mut [T] {
+    if memory.len() < len {
+        memory.resize(len, T::default());
+    }
+    &mut memory[..len]
 }

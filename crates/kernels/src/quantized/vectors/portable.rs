@@ -1,9 +1,9 @@
-//! Sixteen outputs at a time, on every instruction set.
+//! What products of codes ask of an instruction set, for sixteen outputs at a time, and the answer in plain Rust.
 
 use half::f16;
 
 /// Code that is compiled for each instruction set.
-pub(super) trait Work {
+pub(in crate::quantized) trait Work {
     type Output;
 
     /// # Safety
@@ -16,7 +16,7 @@ pub(super) trait Work {
 /// # Safety
 /// Every function may be called only where the processor has the instruction set, and reads or writes as many numbers as its
 /// name says. Callers are compiled for the set, see [`Vectors::call`].
-pub(super) trait Vectors: Copy + Send + Sync + 'static {
+pub(in crate::quantized) trait Vectors: Copy + Send + Sync + 'static {
     /// 64 bytes: 4 neighboring inputs of each of 16 outputs.
     type Bytes: Copy;
     /// 16 i32
@@ -42,13 +42,25 @@ pub(super) trait Vectors: Copy + Send + Sync + 'static {
     /// The same number for each output.
     unsafe fn ints(x: i32) -> Self::Ints;
     /// What [`dot`](Self::dot) adds to, for codes with an offset of 128 and four-byte groups whose inputs sum to `sum`.
-    unsafe fn start(sum: i32) -> Self::Ints;
+    #[inline(always)]
+    unsafe fn start(sum: i32) -> Self::Ints {
+        // SAFETY: passed on.
+        unsafe { Self::ints(-128 * sum) }
+    }
     /// `sums + Σ (code − 128)·x` over 4 inputs, if the sums are from [`start`](Self::start).
     unsafe fn dot(sums: Self::Ints, codes: Self::Bytes, x: Self::Ints) -> Self::Ints;
     /// `sums + Σ code·x` over 4 inputs, for codes below 16.
-    unsafe fn dot_nibbles(sums: Self::Ints, codes: Self::Bytes, x: Self::Ints) -> Self::Ints;
+    #[inline(always)]
+    unsafe fn dot_nibbles(sums: Self::Ints, codes: Self::Bytes, x: Self::Ints) -> Self::Ints {
+        // SAFETY: passed on.
+        unsafe { Self::dot(sums, codes, x) }
+    }
     /// `sums + Σ code·x` over the inputs of a step of 64 bytes as [`widen`](Self::widen) writes them.
-    unsafe fn dot_wide(sums: Self::Ints, codes: Self::Bytes, x: Self::Ints) -> Self::Ints;
+    #[inline(always)]
+    unsafe fn dot_wide(sums: Self::Ints, codes: Self::Bytes, x: Self::Ints) -> Self::Ints {
+        // SAFETY: passed on.
+        unsafe { Self::dot(sums, codes, x) }
+    }
     /// Each sum as a float: exact below 2²⁴.
     unsafe fn floats(sums: Self::Ints) -> Self::Floats;
     /// The same number for each output.
@@ -66,21 +78,22 @@ pub(super) trait Vectors: Copy + Send + Sync + 'static {
     /// `a·b + c`, rounded once.
     unsafe fn mul_add(a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
     /// Starts to read the cache line at `from`. Any address will do.
-    unsafe fn fetch(from: *const u8);
+    #[inline(always)]
+    unsafe fn fetch(_from: *const u8) {}
 }
 
 /// A code of an activation.
-pub(super) trait Wide: Copy + Default + Send + Sync {
+pub(in crate::quantized) trait Wide: Copy + Default + Send + Sync {
     /// How many fit 4 bytes.
     const STEP: usize = 4 / size_of::<Self>();
     /// A number of −127 to 127.
-    fn of(x: i32) -> Self;
+    fn from_i32(x: i32) -> Self;
 }
 
 #[allow(clippy::cast_possible_truncation)] // -127 to 127
 impl Wide for i8 {
     #[inline(always)]
-    fn of(x: i32) -> Self {
+    fn from_i32(x: i32) -> Self {
         x as Self
     }
 }
@@ -89,14 +102,14 @@ impl Wide for i8 {
 #[allow(clippy::cast_possible_truncation)] // -127 to 127
 impl Wide for i16 {
     #[inline(always)]
-    fn of(x: i32) -> Self {
+    fn from_i32(x: i32) -> Self {
         x as Self
     }
 }
 
 /// Plain Rust: what every other set must agree with.
 #[derive(Clone, Copy)]
-pub(super) struct Portable;
+pub(in crate::quantized) struct Portable;
 
 impl Vectors for Portable {
     type Bytes = [u8; 64];
@@ -113,7 +126,7 @@ impl Vectors for Portable {
 
     #[inline(always)]
     unsafe fn bytes(from: *const u8) -> [u8; 64] {
-        // SAFETY: the caller's pointer leads to so many.
+        // SAFETY: the caller's pointer leads to 64 bytes.
         unsafe { from.cast::<[u8; 64]>().read() }
     }
 
@@ -134,11 +147,6 @@ impl Vectors for Portable {
     }
 
     #[inline(always)]
-    unsafe fn start(sum: i32) -> [i32; 16] {
-        [-128 * sum; 16]
-    }
-
-    #[inline(always)]
     unsafe fn dot(mut sums: [i32; 16], codes: [u8; 64], x: [i32; 16]) -> [i32; 16] {
         let x = x[0].to_le_bytes().map(u8::cast_signed);
         for (sum, codes) in sums.iter_mut().zip(codes.as_chunks::<4>().0) {
@@ -147,18 +155,6 @@ impl Vectors for Portable {
             }
         }
         sums
-    }
-
-    #[inline(always)]
-    unsafe fn dot_nibbles(sums: [i32; 16], codes: [u8; 64], x: [i32; 16]) -> [i32; 16] {
-        // SAFETY: it needs nothing of the processor.
-        unsafe { Self::dot(sums, codes, x) }
-    }
-
-    #[inline(always)]
-    unsafe fn dot_wide(sums: [i32; 16], codes: [u8; 64], x: [i32; 16]) -> [i32; 16] {
-        // SAFETY: as above.
-        unsafe { Self::dot(sums, codes, x) }
     }
 
     #[inline(always)]
@@ -173,7 +169,7 @@ impl Vectors for Portable {
 
     #[inline(always)]
     unsafe fn load(from: *const f32) -> [f32; 16] {
-        // SAFETY: the caller's pointer leads to so many.
+        // SAFETY: the caller's pointer leads to 16 numbers.
         unsafe { from.cast::<[f32; 16]>().read_unaligned() }
     }
 
@@ -204,7 +200,4 @@ impl Vectors for Portable {
     unsafe fn mul_add(a: [f32; 16], b: [f32; 16], c: [f32; 16]) -> [f32; 16] {
         std::array::from_fn(|i| a[i].mul_add(b[i], c[i]))
     }
-
-    #[inline(always)]
-    unsafe fn fetch(_: *const u8) {}
 }

@@ -1,0 +1,255 @@
+//! The instruction sets that the CPU kernels are compiled for, and the one that runs: what the processor has is asked here
+//! alone.
+//!
+//! A new instruction set is a variant of [`Isa`] with its answers in this file, its vectors in `product/lanes.rs` if `pulp`
+//! has a token for them, and its products of bytes in a file of `quantized/vectors/`.
+
+use candle_core::{Error, Result};
+use pulp::Arch;
+use std::str::FromStr;
+use std::sync::OnceLock;
+
+/// The environment variable that names the instruction set of a process: the only one that this crate reads.
+const ENVIRONMENT_VARIABLE: &str = "GPT2_ISA";
+
+/// An instruction set, slowest first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Isa {
+    /// What every processor of the target has.
+    Portable,
+    /// 128-bit vectors of Arm processors.
+    Neon,
+    /// 256-bit vectors with FMA and F16C.
+    Avx2,
+    /// The same with AVX-VNNI, whose products of bytes quantized layers use; everything else runs as on AVX2.
+    AvxVnni,
+    /// 512-bit vectors; compiled only with the feature `x86-v4`.
+    Avx512,
+    /// Intel's tile registers for products of bf16 matrices, where subnormal numbers count as 0, and AVX-512 for everything
+    /// else; Linux only, with the feature `x86-v4`. The first question for the instruction set asks Linux to let this process
+    /// use the tiles, which needs signal stacks of about 11 KB; a lower set in `GPT2_ISA` does not ask.
+    Amx,
+}
+
+/// Slowest first, as in [`Isa`].
+const ALL: [Isa; 6] = [Isa::Portable, Isa::Neon, Isa::Avx2, Isa::AvxVnni, Isa::Avx512, Isa::Amx];
+
+/// The choice for the whole process.
+static CHOSEN: OnceLock<Isa> = OnceLock::new();
+
+/// The code that multiplies bytes, for quantized weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ByteProducts {
+    /// Plain Rust.
+    Portable,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    #[cfg(target_arch = "x86_64")]
+    AvxVnni,
+    #[cfg(all(target_arch = "x86_64", feature = "x86-v4"))]
+    Avx512Vnni,
+}
+
+impl Isa {
+    /// The name in lower case.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Portable => "portable",
+            Self::Neon => "neon",
+            Self::Avx2 => "avx2",
+            Self::AvxVnni => "avx-vnni",
+            Self::Avx512 => "avx512",
+            Self::Amx => "amx",
+        }
+    }
+
+    /// The instruction sets that this processor has and this build has code for, slowest first.
+    #[must_use]
+    pub fn available() -> Vec<Self> {
+        ALL.into_iter().filter(|isa| isa.arch().is_some()).collect()
+    }
+
+    /// The instruction set that the kernels use, chosen once for the process: the one given to [`hold`](Self::hold), else the
+    /// one [`from_environment`](Self::from_environment), read at the first operation, else the [`best`](Self::best).
+    ///
+    /// Products of two factors that both change use the crate `gemm` on AVX-512, AMX and NEON only. Candle's own products are
+    /// `gemm`'s, which always takes the fastest.
+    #[must_use]
+    pub fn current() -> Self {
+        *CHOSEN.get_or_init(|| Self::from_environment().ok().flatten().unwrap_or_else(Self::best))
+    }
+
+    /// The fastest of [`available`](Self::available).
+    #[must_use]
+    pub fn best() -> Self {
+        Self::available().pop().unwrap_or(Self::Portable)
+    }
+
+    /// Holds the whole process to this instruction set, to test or time it. Call it before the first operation.
+    ///
+    /// # Errors
+    /// When the processor lacks it, this build has no code for it, or the process already uses another.
+    pub fn hold(self) -> Result<()> {
+        self.check()?;
+        match *CHOSEN.get_or_init(|| self) {
+            chosen if chosen == self => Ok(()),
+            chosen => Err(Error::msg(format!(
+                "instruction set {}: this process already runs on {}; choose one before the first operation",
+                self.as_str(),
+                chosen.as_str()
+            ))),
+        }
+    }
+
+    /// The instruction set that the environment variable `GPT2_ISA` names, if it is set. A program calls this once, where it
+    /// starts, to refuse a wrong name; the kernels ignore it.
+    ///
+    /// # Errors
+    /// When the variable names no instruction set, or one that cannot run here.
+    pub fn from_environment() -> Result<Option<Self>> {
+        match std::env::var(ENVIRONMENT_VARIABLE) {
+            Ok(name) if !name.is_empty() => {
+                let isa = name.parse::<Self>().and_then(Self::check);
+                isa.map(Some).map_err(|error| Error::msg(format!("{ENVIRONMENT_VARIABLE}: {error}")))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Refuses an instruction set that cannot run here.
+    fn check(self) -> Result<Self> {
+        if self.arch().is_some() {
+            return Ok(self);
+        }
+        let names: Vec<&str> = Self::available().into_iter().map(Self::as_str).collect();
+        Err(Error::msg(format!(
+            "instruction set {}: this processor or this build does not have it; choose one of {}",
+            self.as_str(),
+            names.join(", ")
+        )))
+    }
+
+    /// `pulp`'s token for it, if it can run here.
+    pub(crate) fn arch(self) -> Option<Arch> {
+        match self {
+            Self::Portable => Some(Arch::Scalar),
+            #[cfg(target_arch = "x86_64")]
+            // Every processor with AVX2 has F16C, but a virtual machine can hide it.
+            Self::Avx2 => pulp::x86::V3::try_new().filter(|_| is_x86_feature_detected!("f16c")).map(Arch::V3),
+            #[cfg(target_arch = "x86_64")]
+            Self::AvxVnni => Self::Avx2.arch().filter(|_| is_x86_feature_detected!("avxvnni")),
+            #[cfg(all(target_arch = "x86_64", feature = "x86-v4"))]
+            Self::Avx512 => {
+                pulp::x86::V4::try_new().filter(|_| is_x86_feature_detected!("f16c")).map(Arch::V4)
+            }
+            #[cfg(amx)]
+            Self::Amx => Self::Avx512.arch().filter(|_| tiles_are_available()),
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon => pulp::aarch64::Neon::try_new().map(Arch::Neon),
+            #[allow(unreachable_patterns)] // which are left depends on the target
+            _ => None,
+        }
+    }
+
+    /// The code for products of bytes.
+    pub(crate) fn byte_products(self) -> ByteProducts {
+        #[cfg(target_arch = "x86_64")]
+        match self {
+            #[cfg(feature = "x86-v4")]
+            Self::Avx512 | Self::Amx if self.arch().is_some() && is_x86_feature_detected!("avx512vnni") => {
+                return ByteProducts::Avx512Vnni;
+            }
+            Self::AvxVnni if self.arch().is_some() => return ByteProducts::AvxVnni,
+            Self::Avx2 | Self::Avx512 | Self::Amx if Self::Avx2.arch().is_some() => {
+                return ByteProducts::Avx2;
+            }
+            _ => {}
+        }
+        ByteProducts::Portable
+    }
+
+    /// Whether products of bf16 matrices run in tile registers.
+    #[cfg(amx)]
+    pub(crate) fn has_tiles(self) -> bool {
+        self == Self::Amx && self.arch().is_some()
+    }
+
+    /// Whether the crate `gemm`, which packs both factors, takes no longer than our tiles. On AVX2 it takes longer: it reaches
+    /// half of what the processor can do, see docs/benchmarks.md. NEON has not been measured. `gemm` always uses the fastest
+    /// instruction set.
+    pub(crate) fn gemm_is_as_fast(self) -> bool {
+        matches!(self, Self::Avx512 | Self::Amx | Self::Neon)
+    }
+}
+
+impl FromStr for Isa {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        let found = ALL.into_iter().find(|isa| isa.as_str() == name);
+        let names = || ALL.map(Self::as_str).join(", ");
+        found.ok_or_else(|| Error::msg(format!("instruction set {name:?}: expected one of {}", names())))
+    }
+}
+
+/// The vectors of the instruction set of [`Isa::current`].
+pub(crate) fn arch() -> Arch {
+    Isa::current().arch().unwrap_or(Arch::Scalar)
+}
+
+/// Whether the processor has AMX for bf16, and the system lets this process use it: Linux grants the tiles on request.
+#[cfg(amx)]
+#[allow(unsafe_code)]
+fn tiles_are_available() -> bool {
+    use std::arch::x86_64::{__cpuid, __cpuid_count};
+    use std::sync::LazyLock;
+    const BF16_AND_TILE: u32 = 1 << 22 | 1 << 24;
+    // arch_prctl's request for the use of an extended state, and the number of the tiles' state.
+    const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
+    const XTILEDATA: libc::c_long = 18;
+    static AVAILABLE: LazyLock<bool> = LazyLock::new(|| {
+        __cpuid(0).eax >= 7
+            && __cpuid_count(7, 0).edx & BF16_AND_TILE == BF16_AND_TILE
+            // SAFETY: the call reads no memory. A system that does not know it returns an error.
+            && unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA) } == 0
+    });
+    *AVAILABLE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_is_read_back_and_others_are_refused_with_the_list() {
+        for isa in ALL {
+            assert_eq!(isa.as_str().parse::<Isa>().expect("a name"), isa);
+        }
+        let message = "sse9".parse::<Isa>().expect_err("no such set").to_string();
+        assert!(message.contains("\"sse9\"") && message.contains("avx2"), "{message}");
+    }
+
+    /// A wrong name in the environment would let every test of a lower instruction set run on the best.
+    #[test]
+    fn the_tests_run_on_the_instruction_set_that_the_environment_names() {
+        let named = Isa::from_environment().expect("a set of this machine");
+        assert_eq!(Isa::current(), named.unwrap_or_else(Isa::best));
+        for other in Isa::available().into_iter().filter(|isa| *isa != Isa::current()) {
+            let message = other.hold().expect_err("the tests run already").to_string();
+            assert!(message.contains(Isa::current().as_str()), "{message}");
+        }
+    }
+
+    #[test]
+    fn the_best_is_the_last_of_those_that_there_are_and_what_is_missing_is_refused() {
+        let available = Isa::available();
+        assert!(available.is_sorted() && available.first() == Some(&Isa::Portable));
+        assert_eq!(available.last(), Some(&Isa::best()));
+        for missing in ALL.into_iter().filter(|isa| !available.contains(isa)) {
+            let message = missing.hold().expect_err("it is not there").to_string();
+            assert!(message.contains(missing.as_str()) && message.contains("portable"), "{message}");
+        }
+    }
+}

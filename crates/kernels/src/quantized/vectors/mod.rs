@@ -1,0 +1,25 @@
+//! The instruction sets that multiply codes, each in a file of its own.
+
+mod portable;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+pub(super) use portable::{Portable, Vectors, Wide, Work};
+
+use crate::isa::{ByteProducts, Isa};
+
+/// Runs `work` on the instruction set, or in plain Rust where there is no code for it here.
+pub(super) fn dispatch<W: Work>(isa: Isa, work: W) -> W::Output {
+    // SAFETY: `Isa` has looked for the features.
+    unsafe {
+        match isa.byte_products() {
+            ByteProducts::Portable => Portable::call(work),
+            #[cfg(target_arch = "x86_64")]
+            ByteProducts::Avx2 => x86::Avx2::call(work),
+            #[cfg(target_arch = "x86_64")]
+            ByteProducts::AvxVnni => x86::AvxVnni::call(work),
+            #[cfg(all(target_arch = "x86_64", feature = "x86-v4"))]
+            ByteProducts::Avx512Vnni => x86::Avx512Vnni::call(work),
+        }
+    }
+}
