@@ -88,7 +88,7 @@ fn gpt2s_block_comes_apart_and_together() -> Result {
     for attn_implementation in [Implementation::Eager, Implementation::Fused] {
         let config = Config { n_embd: 48, n_head: 3, n_positions: 77, attn_implementation, ..Config::gpt2() };
         let config = Config { initializer_range: 0.3, ..config };
-        let block = CausalSelfAttention::load(seeded(1), &config)?;
+        let block = CausalSelfAttention::load(seeded(1), &config, 0)?;
         let split = MultiHeadAttention::from_gpt2(&block)?;
         let again = split.to_gpt2()?;
         let x = normal(1, (3, 77, 48))?;

@@ -19,7 +19,7 @@ fn block() -> Result<CausalSelfAttention> {
     }
     let vb = VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu);
     let config = Config { n_embd: 6, n_head: 3, n_positions: 12, ..Config::gpt2() };
-    Ok(CausalSelfAttention::load(vb.pp("fused"), &config)?)
+    Ok(CausalSelfAttention::load(vb.pp("fused"), &config, 0)?)
 }
 
 /// Every shape in its text and comments, in the order of its forward pass.

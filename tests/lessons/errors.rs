@@ -143,7 +143,7 @@ fn layers_that_no_conversion_can_keep() -> Result {
     let narrow = MultiHeadAttention::load(seeded(), 3, 4, 6, 2, false)?;
     refuses(narrow.to_gpt2(), "one width n_embd; this layer takes 3 and gives 4");
     let config = Config { n_embd: 8, n_head: 2, n_positions: 6, scale_attn_weights: false, ..Config::gpt2() };
-    let unscaled = CausalSelfAttention::load(seeded(), &config)?;
+    let unscaled = CausalSelfAttention::load(seeded(), &config, 0)?;
     refuses(MultiHeadAttention::from_gpt2(&unscaled), "scales scores by 0.5; this block scales by 1");
     Ok(())
 }

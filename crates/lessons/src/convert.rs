@@ -116,7 +116,7 @@ impl MultiHeadAttention {
             resid_pdrop: 0.,
             ..Config::gpt2()
         };
-        CausalSelfAttention::load(VarBuilder::from_tensors(tensors, dtype, device), &config)
+        CausalSelfAttention::load(VarBuilder::from_tensors(tensors, dtype, device), &config, 0)
     }
 }
 

@@ -55,7 +55,8 @@ impl Gpt2LMHeadModel {
         // A square weight has the same shape either way.
         let layout = self.config().weight_layout();
         let layers = self.transformer.h.iter().enumerate();
-        let mut layers = layers.flat_map(|(i, block)| block.linear_layers().map(move |layer| (i, layer)));
+        let mut layers =
+            layers.flat_map(|(i, block)| block.linear_layers().into_iter().map(move |layer| (i, layer)));
         let turned = layers.find(|(_, (_, layer))| layer.layout() != layout);
         let other =
             other.map(|(name, _)| format!("{name} is not a parameter of {}", self.config().model_type));

@@ -68,8 +68,7 @@ impl Branches<'_> {
         let t = x.dim(1)?;
         let last = x.narrow(1, t - 1, 1)?.contiguous()?;
         let hooks = PassHooks { hooks: self.hooks, past: t - 1, ..PassHooks::default() };
-        let points = [Point::LnFinalScale, Point::LnFinalNormalized, Point::LnFinal];
-        let normed = self.model.transformer.ln_f.forward_hooked(&last, points, hooks)?;
+        let normed = self.model.transformer.ln_f.forward_hooked(&last, Point::LN_F, hooks)?;
         let logits = hooks.pass(Point::Logits, self.model.lm_head.forward(&normed)?)?;
         self.metric.at_end(&logits)
     }

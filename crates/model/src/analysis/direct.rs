@@ -2,7 +2,7 @@
 
 use super::{Metric, wide::wide};
 use crate::hooks::{Chain, Hooks, Point, Recorder};
-use crate::{ForwardArgs, Gpt2LMHeadModel};
+use crate::{Block, ForwardArgs, Gpt2LMHeadModel, HeadWeights};
 use candle_core::{DType, Device, Result, Tensor};
 
 /// What counts as a head's share.
@@ -115,7 +115,7 @@ pub fn direct_attribution(
         stream = meet(&(stream + &mlp)?, Point::ResidPost(layer))?;
         let mut z = last(Point::Z(layer))?.reshape((attn.n_head(), 1, ()))?; // (H, 1, D)
         if centering == Centering::Centered {
-            let constants = Tensor::stack(&attn.constant_values(&blocks[layer].ln_1)?, 0)?; // (H, D)
+            let constants = Tensor::stack(&constant_values(&blocks[layer])?, 0)?; // (H, D)
             z = (z - constants.unsqueeze(1)?)?;
         }
         let w_o = wide(&attn.c_proj.weight()?)?.reshape((attn.n_head(), z.dim(2)?, ()))?; // (H, D, C)
@@ -141,6 +141,14 @@ pub fn direct_attribution(
         final_bias: (wide(&ln_f.bias)? * unembedding)?.sum_all()?.to_scalar()?,
         total,
     })
+}
+
+/// The part of each head's z that does not depend on what it attends to, as its weights sum to 1: `b_v + β·W_v` with β of the
+/// layer norm before, (D) in f64.
+fn constant_values(block: &Block) -> Result<Vec<Tensor>> {
+    let bias = wide(&block.ln_1.bias)?.unsqueeze(0)?; // (1, C)
+    let of_head = |head: &HeadWeights| bias.matmul(&wide(&head.v)?)?.squeeze(0)? + wide(&head.v_bias)?;
+    block.attn.head_weights()?.iter().map(of_head).collect()
 }
 
 /// The direction of the metric in the output of `ln_f`, (C) in f64.

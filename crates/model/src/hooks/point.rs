@@ -143,6 +143,19 @@ impl Point {
         IN_BLOCK.iter().map(move |(point, _)| point(layer))
     }
 
+    /// The points of `ln_1` of a layer: its scale, the normalized stream and its output.
+    pub(crate) fn ln_1(layer: usize) -> [Self; 3] {
+        [Ln1Scale(layer), Ln1Normalized(layer), Ln1(layer)]
+    }
+
+    /// The points of `ln_2` of a layer, as for [`ln_1`](Self::ln_1).
+    pub(crate) fn ln_2(layer: usize) -> [Self; 3] {
+        [Ln2Scale(layer), Ln2Normalized(layer), Ln2(layer)]
+    }
+
+    /// The points of `ln_f`, as for [`ln_1`](Self::ln_1).
+    pub(crate) const LN_F: [Self; 3] = [LnFinalScale, LnFinalNormalized, LnFinal];
+
     /// All points of a model with `layers` layers.
     pub fn of_model(layers: usize) -> impl Iterator<Item = Self> {
         (0..layers).flat_map(Self::of_layer).chain(OUTSIDE.iter().map(|(point, _)| *point))
