@@ -1,4 +1,4 @@
-//! `000_4b640e2881ba5b39`: GPT-2's block on [4, 12, 6] with 3 heads, described by its shapes.
+//! The text on the path from theory to code: GPT-2's block on [4, 12, 6] with 3 heads, described by its shapes.
 
 use super::{Printed, stored};
 use crate::common::{Result, assert_close};

@@ -9,7 +9,7 @@
 //!
 //! All conversions use differentiable operations, so gradients reach the original layer.
 
-use crate::causal_mask::causal_mask;
+use crate::causal_attention::causal_mask;
 use crate::{
     CausalAttention, MultiHeadAttention, MultiHeadAttentionWrapper, PerHeadAttention, PerHeadProjections,
 };
