@@ -238,7 +238,7 @@ impl Config {
         self.model_type == GPT_BIGCODE
     }
 
-    /// How many heads of keys and values a block has: `n_head`, or 1 if all heads of queries share them.
+    /// The number of heads of keys and values in a block: `n_head`, or 1 if all heads of queries share them.
     #[must_use]
     pub fn key_heads(&self) -> usize {
         if self.is_bigcode() && self.multi_query.unwrap_or(true) { 1 } else { self.n_head }
