@@ -99,7 +99,7 @@ pub struct CausalLMOutput {
 }
 
 /// Collects what the blocks of a pass return, layer by layer.
-pub(crate) struct Outputs<'a> {
+pub(crate) struct Collected<'a> {
     weights: WeightsByLayer<'a>,
     cross_weights: WeightsByLayer<'a>,
     hidden_states: Option<Vec<Tensor>>,
@@ -108,7 +108,7 @@ pub(crate) struct Outputs<'a> {
     last_only: bool,
 }
 
-impl<'a> Outputs<'a> {
+impl<'a> Collected<'a> {
     /// What `args` ask of a model with this number of layers.
     pub(crate) fn new(args: &ForwardArgs<'a>, layers: usize) -> Result<Self> {
         let all_cross = args.output_attentions && args.encoder.is_some();

@@ -1,6 +1,6 @@
 //! [`Gpt2Model`], the transformer: `x = wte[ids] + wpe[positions]`, then L blocks, then `ln_f`.
 
-use crate::forward::{ForwardArgs, ModelOutput, Outputs};
+use crate::forward::{Collected, ForwardArgs, ModelOutput};
 use crate::hooks::{PassHooks, Point};
 use crate::inputs::{Inputs, check_below};
 use crate::loading::{Loading, QuantizedWeights};
@@ -96,7 +96,7 @@ impl Gpt2Model {
     /// without position ids, weights of a layer, head or query that does not exist, and errors from hooks.
     pub fn forward(&self, input_ids: &Tensor, mut args: ForwardArgs) -> Result<ModelOutput> {
         let inputs = Inputs::new(input_ids, &mut args, &self.config, &self.wpe)?;
-        let mut outputs = Outputs::new(&args, self.h.len())?;
+        let mut outputs = Collected::new(&args, self.h.len())?;
         let hooks = inputs.hooks(&args);
         let last = self.h.len() - 1;
         let last_alone = args.last_logits_only && !outputs.cover_all_positions(last) && !hooks.touches(last);
