@@ -111,7 +111,7 @@ def write_kinds(root: Path) -> Iterator[tuple[str, Path]]:
         save_checkpoint(build_bigcode(seed=4, multi_query=multi_query, **ODD), folder(name))
         yield name, folder(name)
 
-    name = "cross-attention"  # without an encoder; with one: tests/model/relatives.rs
+    name = "cross-attention"  # without an encoder; with one: tests/model/cross_attention.rs
     save_checkpoint(build_model(seed=5, add_cross_attention=True, **ODD), folder(name))
     yield name, folder(name)
 

@@ -1,6 +1,7 @@
 //! One mechanism in several layouts gives the same numbers, for random shapes and for the documents' shapes.
 
-use super::{Printed, batch, checkpoint, normal, printed_001};
+use super::coding_attention_numbers as printed;
+use super::{Printed, batch, checkpoint, normal};
 use crate::common::{Result, assert_close, cases};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarMap;
@@ -88,7 +89,7 @@ fn gpt2s_block_comes_apart_and_together() -> Result {
     for attn_implementation in [Implementation::Eager, Implementation::Fused] {
         let config = Config { n_embd: 48, n_head: 3, n_positions: 77, attn_implementation, ..Config::gpt2() };
         let config = Config { initializer_range: 0.3, ..config };
-        let block = CausalSelfAttention::load(seeded(1), &config)?;
+        let block = CausalSelfAttention::load(seeded(1), &config, 0)?;
         let split = MultiHeadAttention::from_gpt2(&block)?;
         let again = split.to_gpt2()?;
         let x = normal(1, (3, 77, 48))?;
@@ -109,8 +110,8 @@ fn the_documents_wrapper_prints_the_same_as_one_layer() -> Result {
         let wrapper = MultiHeadAttentionWrapper::load(checkpoint()?.pp(name), 3, d_out, 6, 2, false)?;
         let context = MultiHeadAttention::from_wrapper(&wrapper)?.forward(&batch()?)?;
         match d_out {
-            1 => Printed::new("[52]", &context, &[printed_001::WRAPPER_OF_1; 2].concat())?.check(),
-            _ => Printed::new("[51]", &context, &[printed_001::WRAPPER; 2].concat())?.check(),
+            1 => Printed::new("[52]", &context, &[printed::WRAPPER_OF_1; 2].concat())?.check(),
+            _ => Printed::new("[51]", &context, &[printed::WRAPPER; 2].concat())?.check(),
         }
     }
     Ok(())

@@ -5,7 +5,7 @@ use crate::common::Result;
 use candle_core::{DType, Device, Tensor};
 use candle_fused::Dropout;
 use candle_nn::VarBuilder;
-use gpt2_lessons::causal_mask::{causal_mask, masked_weights, renormalized_weights};
+use gpt2_lessons::causal_attention::{causal_mask, masked_weights, renormalized_weights};
 use gpt2_lessons::{
     CausalAttention, MultiHeadAttention, MultiHeadAttentionWrapper, PerHeadAttention, PerHeadSizes,
     SelfAttention, simple,
@@ -143,7 +143,7 @@ fn layers_that_no_conversion_can_keep() -> Result {
     let narrow = MultiHeadAttention::load(seeded(), 3, 4, 6, 2, false)?;
     refuses(narrow.to_gpt2(), "one width n_embd; this layer takes 3 and gives 4");
     let config = Config { n_embd: 8, n_head: 2, n_positions: 6, scale_attn_weights: false, ..Config::gpt2() };
-    let unscaled = CausalSelfAttention::load(seeded(), &config)?;
+    let unscaled = CausalSelfAttention::load(seeded(), &config, 0)?;
     refuses(MultiHeadAttention::from_gpt2(&unscaled), "scales scores by 0.5; this block scales by 1");
     Ok(())
 }

@@ -5,7 +5,7 @@ use crate::common::{Result, assert_close};
 use candle_core::{DType, Device, Tensor, Var};
 use candle_fused::Dropout;
 use candle_nn::{VarBuilder, VarMap};
-use gpt2_lessons::causal_mask::{causal_mask, masked_weights, renormalized_weights};
+use gpt2_lessons::causal_attention::{causal_mask, masked_weights, renormalized_weights};
 use gpt2_lessons::{
     CausalAttention, MultiHeadAttention, MultiHeadAttentionWrapper, PerHeadAttention, PerHeadSizes,
     SelfAttention, simple,

@@ -1,18 +1,18 @@
 //! Five texts on attention, which are not part of this repository: every number that they print, their other claims,
 //! and the variants that they build.
 
+mod capital_of_france;
+mod coding_attention;
+mod coding_attention_numbers;
 #[path = "../common/mod.rs"]
 mod common;
 mod conversions;
-mod document_000;
-mod document_001;
-mod document_002;
-mod document_003;
-mod document_004;
 mod errors;
+mod gpt_style_attention;
 mod gradients;
 mod masking;
-mod printed_001;
+mod mechanics;
+mod theory_to_code;
 
 use crate::common::{Result, data};
 use candle_core::{DType, Device, Tensor};
@@ -41,7 +41,7 @@ impl Printed {
         Self { cell, numbers: shape.iter().copied().map(f64::from).collect(), got }
     }
 
-    /// How many numbers agree with ours.
+    /// The number of values that agree with ours.
     fn reproduced(&self) -> usize {
         // -inf equals itself, but has no distance from other numbers.
         let equal = |(a, b): (&f64, &f64)| a.total_cmp(b).is_eq() || (a - b).abs() <= TOLERANCE;
@@ -74,7 +74,7 @@ fn checkpoint() -> Result<VarBuilder<'static>> {
 
 /// "Your journey starts with one step": (6, 3).
 fn words() -> Result<Tensor> {
-    Ok(Tensor::new(&printed_001::WORDS, &Device::Cpu)?)
+    Ok(Tensor::new(&coding_attention_numbers::WORDS, &Device::Cpu)?)
 }
 
 /// The six words twice: (2, 6, 3).
@@ -88,15 +88,17 @@ fn normal(seed: u64, shape: impl Into<candle_core::Shape>) -> Result<Tensor> {
     Ok(gpt2_model::init::seeded(seed, DType::F32, &Device::Cpu).get_with_hints(shape.into(), "x", init)?)
 }
 
-/// The docs of `gpt2_lessons` say how many numbers of each document the types reproduce; this checks them.
+/// The docs of `gpt2_lessons` say how many numbers of each text the types reproduce; this checks them.
 #[test]
 fn the_docs_count_as_the_tests_do() -> Result {
     let docs = include_str!("../../crates/lessons/src/lib.rs");
-    let mut rows = vec![("000_4b640e2881ba5b39", "GPT-2's block", document_000::count()?)];
-    rows.extend(document_001::counts()?.map(|(what, count)| ("001_3b936f420483d060", what, count)));
-    rows.push(("002_4cdd2acc7d76054e", "matrices for each head", document_002::count()?));
-    for (file, mechanism, count) in rows {
-        let start = format!("//! | `{file}` | {mechanism} |");
+    let mut rows = vec![("From theory to code", "GPT-2's block", theory_to_code::count()?)];
+    rows.extend(
+        coding_attention::counts()?.map(|(what, count)| ("Coding Attention Mechanisms", what, count)),
+    );
+    rows.push(("The capital of France", "matrices for each head", capital_of_france::count()?));
+    for (text, mechanism, count) in rows {
+        let start = format!("//! | {text} | {mechanism} |");
         let row = docs.lines().find(|line| line.starts_with(&start)).ok_or_else(|| format!("no {start}"))?;
         assert!(row.contains(&format!("| {count}")), "{row}\nshould say {count}");
     }

@@ -3,7 +3,7 @@
 use super::normal;
 use crate::common::{Result, assert_close, cases};
 use candle_core::{D, DType, Device, Tensor};
-use gpt2_lessons::causal_mask::{causal_mask, masked_weights, renormalized_weights};
+use gpt2_lessons::causal_attention::{causal_mask, masked_weights, renormalized_weights};
 use gpt2_lessons::simple::{softmax, softmax_naive};
 use proptest::prelude::*;
 

@@ -2,19 +2,18 @@
 
 mod analysis;
 mod cache;
-mod causality;
 mod circuits;
 #[path = "../common/mod.rs"]
 mod common;
-mod documents;
+mod cross_attention;
 mod dropout;
 mod generate;
+mod gpt_bigcode;
 mod gradients;
 mod hooks;
 mod lora;
 #[path = "../common/models.rs"]
 mod models;
-mod padding;
 mod parity;
 mod quantized;
-mod relatives;
+mod rows;

@@ -1,7 +1,6 @@
 //! A head's circuits as tables of tokens.
 
-use crate::Circuits;
-use crate::circuit::Circuit;
+use crate::circuits::{Circuit, Circuits};
 use candle_core::{DType, Result, Tensor};
 use gpt2_model::hooks::Head;
 use rayon::prelude::*;
@@ -17,7 +16,7 @@ pub struct Entry {
     pub value: f64,
 }
 
-/// How many rows of the table to compute at a time.
+/// The number of rows of the table to compute at a time.
 const ROWS: usize = 256;
 
 impl Circuits {

@@ -15,16 +15,12 @@
 //! | V | `vocab_size` | | | |
 
 mod by_token;
-mod circuit;
-mod composition;
-mod linear_algebra;
-mod processed;
+mod circuits;
+mod matrices;
 
 pub use by_token::Entry;
-pub use circuit::Circuit;
-pub use composition::Composition;
-pub use linear_algebra::{Eigenvalue, Singular};
-pub use processed::Circuits;
+pub use circuits::{Circuit, Circuits};
+pub use matrices::{Composition, Eigenvalue, Singular};
 
 // Runs the README's example as a test.
 #[cfg(doctest)]

@@ -1,13 +1,13 @@
 //! From six words to GPT-2's block, printing every matrix: `cargo run --release --example walkthrough`.
 //!
-//! The words, and the matrices of step 2, come from the text that tests/lessons calls `document_001`.
+//! The words, and the matrices of step 2, come from "Coding Attention Mechanisms".
 
 #![allow(clippy::print_stdout)] // a text to read
 
 use candle_core::{D, DType, Device, IndexOp, Module, Result, Shape, Tensor};
 use candle_fused::Dropout;
 use candle_nn::Init;
-use gpt2_lessons::causal_mask::{causal_mask, masked_scores, masked_weights, renormalized_weights};
+use gpt2_lessons::causal_attention::{causal_mask, masked_scores, masked_weights, renormalized_weights};
 use gpt2_lessons::self_attention::{scale, scores};
 use gpt2_lessons::simple::{self, softmax};
 use gpt2_lessons::{MultiHeadAttention, MultiHeadAttentionWrapper, SelfAttention};

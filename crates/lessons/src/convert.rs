@@ -9,7 +9,7 @@
 //!
 //! All conversions use differentiable operations, so gradients reach the original layer.
 
-use crate::causal_mask::causal_mask;
+use crate::causal_attention::causal_mask;
 use crate::{
     CausalAttention, MultiHeadAttention, MultiHeadAttentionWrapper, PerHeadAttention, PerHeadProjections,
 };
@@ -116,7 +116,7 @@ impl MultiHeadAttention {
             resid_pdrop: 0.,
             ..Config::gpt2()
         };
-        CausalSelfAttention::load(VarBuilder::from_tensors(tensors, dtype, device), &config)
+        CausalSelfAttention::load(VarBuilder::from_tensors(tensors, dtype, device), &config, 0)
     }
 }
 

@@ -1,17 +1,83 @@
-//! Several heads in one: project once, split the result into heads, attend, merge, project again.
+//! Several heads: first a stack of single heads, run in turn, with their results side by side; then all in one layer.
 //!
-//! `softmax(mask(q·kᵀ)/√D)·v` for H heads of width `D = d_out / H` at a time, then `out_proj`. It is the
-//! [stack of heads](crate::MultiHeadAttentionWrapper) with the heads' matrices side by side in one, as in
-//! `001_3b936f420483d060` and `004_a3b10401148b1338`. GPT-2's block takes the same step again and puts
+//! The stack is `Concat(head_1, .., head_H)`, as "Coding Attention Mechanisms" builds it. What one head computes for `d_out`
+//! numbers, H heads compute for `H·d_out`; with `d_out` 1 each head says a single number (its exercise).
+//!
+//! The one layer projects once, splits the result into heads, attends, merges and projects again: `softmax(mask(q·kᵀ)/√D)·v` for
+//! H heads of width `D = d_out / H` at a time, then `out_proj`. It has the matrices of the stack's heads side by side in one, as in
+//! "Coding Attention Mechanisms" and "Implementing GPT-Style Attention". GPT-2's block takes the same step again and puts
 //! `W_query`, `W_key` and `W_value` side by side in `c_attn`.
 
-use crate::causal_mask::{causal_mask, masked_weights};
-use crate::projections::{load_linear, load_qkv, project};
-use crate::self_attention::{scale, scores};
+use crate::causal_attention::{CausalAttention, causal_mask, masked_weights};
+use crate::self_attention::{load_linear, load_qkv, project, scale, scores};
 use crate::simple::context;
 use candle_core::{D, Module, Result, Tensor};
 use candle_fused::dropout::Dropout;
 use candle_nn::{Linear, VarBuilder};
+
+/// A stack of single heads.
+#[derive(Debug, Clone)]
+pub struct MultiHeadAttentionWrapper {
+    /// The heads, in the order of their results.
+    pub heads: Vec<CausalAttention>,
+}
+
+impl MultiHeadAttentionWrapper {
+    /// Loads `n_head` heads, `heads.0`, `heads.1`, .., each `d_in -> d_out`; they share one mask.
+    ///
+    /// # Errors
+    /// When there is no head, or a tensor is missing or has another shape.
+    pub fn load(
+        vb: VarBuilder,
+        d_in: usize,
+        d_out: usize,
+        context_length: usize,
+        n_head: usize,
+        qkv_bias: bool,
+    ) -> Result<Self> {
+        if n_head == 0 {
+            candle_core::bail!("MultiHeadAttentionWrapper: needs a head at least")
+        }
+        let mask = causal_mask(context_length, vb.device())?;
+        let load = |i| CausalAttention::load_head(vb.pp(format!("heads.{i}")), d_in, d_out, &mask, qkv_bias);
+        Ok(Self { heads: (0..n_head).map(load).collect::<Result<_>>()? })
+    }
+
+    /// `Concat(head_1(x), .., head_H(x))`.
+    ///
+    /// # Shapes
+    /// `x` (B, T, `d_in`) -> (B, T, H·`d_out`)
+    ///
+    /// # Errors
+    /// When `x` does not fit the heads, or T is above the mask's N.
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.concat(|_, head| head.forward(x))
+    }
+
+    /// Like [`forward`](Self::forward), with dropout on the weights, for training: head `i` uses `dropouts[i]`.
+    ///
+    /// # Shapes
+    /// `x` (B, T, `d_in`) -> (B, T, H·`d_out`)
+    ///
+    /// # Errors
+    /// When there is not one dropout for each head, `x` does not fit the heads, or T is above the mask's N.
+    pub fn forward_with(&self, x: &Tensor, dropouts: &[Dropout]) -> Result<Tensor> {
+        if dropouts.len() != self.heads.len() {
+            candle_core::bail!(
+                "MultiHeadAttentionWrapper: {} heads need as many dropouts, got {}",
+                self.heads.len(),
+                dropouts.len()
+            )
+        }
+        self.concat(|i, head| head.forward_with(x, Some(&dropouts[i])))
+    }
+
+    fn concat(&self, run: impl Fn(usize, &CausalAttention) -> Result<Tensor>) -> Result<Tensor> {
+        let heads =
+            self.heads.iter().enumerate().map(|(i, head)| run(i, head)).collect::<Result<Vec<_>>>()?;
+        Tensor::cat(&heads, D::Minus1)
+    }
+}
 
 /// Causal attention with H heads, split from one projection.
 ///

@@ -1,11 +1,11 @@
 //! Several heads in the papers' notation: `Concat(head_1, .., head_H)·W_O` with
 //! `head_h = softmax(mask(Q_h·K_hᵀ)/√d_k)·V_h` and `Q_h, K_h, V_h = x·W_h^Q, x·W_h^K, x·W_h^V`.
 //!
-//! Vaswani et al. 2017, §3.2.2. `002_4cdd2acc7d76054e` has it without a mask and with `W_O`,
-//! `003_fa08c9926b7972e4` with a mask and without `W_O`. Matrices multiply from the right and have no bias;
+//! Vaswani et al. 2017, §3.2.2. The text on the capital of France has it without a mask and with `W_O`, "The Mechanics
+//! of Causal Self Attention" with a mask and without `W_O`. Matrices multiply from the right and have no bias;
 //! `d_k` and `d_v` need not be equal.
 
-use crate::causal_mask::{causal_mask, masked_weights};
+use crate::causal_attention::{causal_mask, masked_weights};
 use crate::self_attention::{scale, scores};
 use crate::simple::{context, softmax};
 use candle_core::{D, Module, Result, Tensor};

@@ -1,13 +1,12 @@
 //! Self-attention with weights to train: `softmax(q·kᵀ/√d)·v` with `q, k, v = x·W_query, x·W_key, x·W_value`.
 //!
 //! What a word looks for, what it offers and what it says are three different things, so `x` is projected
-//! three times (Vaswani et al. 2017, §3.2.1). `001_3b936f420483d060` first writes the matrices as parameters
-//! (in, out), its v1, and then as linear layers (out, in), its v2; `004_a3b10401148b1338` has v2 with
-//! a bias; `002_4cdd2acc7d76054e` only defines the function of q, k and v.
+//! three times (Vaswani et al. 2017, §3.2.1). "Coding Attention Mechanisms" first writes the matrices as parameters
+//! (in, out), its v1, and then as linear layers (out, in), its v2; "Implementing GPT-Style Attention" has v2 with
+//! a bias; the text on the capital of France only defines the function of q, k and v.
 
-use crate::projections::{load_qkv, project};
 use crate::simple::{context, softmax};
-use candle_core::{D, Result, Tensor};
+use candle_core::{D, Module, Result, Tensor};
 use candle_nn::{Init, Linear, VarBuilder};
 
 /// How well each query matches each key, `q·kᵀ`, not yet scaled.
@@ -24,7 +23,7 @@ pub fn scores(q: &Tensor, k: &Tensor) -> Result<Tensor> {
 /// The scores divided by `√d`, d the width of a key.
 ///
 /// A sum of d products of independent numbers of variance 1 has variance d; divided by `√d` it has variance
-/// 1 again (`003_fa08c9926b7972e4`). Without the scale, the softmax of wide keys is almost one-hot, and its
+/// 1 again ("The Mechanics of Causal Self Attention"). Without the scale, the softmax of wide keys is almost one-hot, and its
 /// gradient almost 0.
 ///
 /// # Shapes
@@ -140,4 +139,46 @@ impl SelfAttention {
         let [q, k, v] = self.qkv(x)?; // (.., T, d_out)
         scaled_dot_product_attention(&q, &k, &v)
     }
+}
+
+/// `W_query`, `W_key` and `W_value` below `vb`, each `d_in -> d_out`.
+pub(crate) fn load_qkv(vb: &VarBuilder, d_in: usize, d_out: usize, bias: bool) -> Result<[Linear; 3]> {
+    Ok([
+        load_linear(vb.pp("W_query"), d_in, d_out, bias)?,
+        load_linear(vb.pp("W_key"), d_in, d_out, bias)?,
+        load_linear(vb.pp("W_value"), d_in, d_out, bias)?,
+    ])
+}
+
+/// A linear layer `x·Wᵀ + b` in the layout of PyTorch's `nn.Linear`, W (out, in). If `vb` creates
+/// variables, it draws them from that layer's own distribution, `U(-1/√in, 1/√in)`.
+pub(crate) fn load_linear(vb: VarBuilder, n_in: usize, n_out: usize, bias: bool) -> Result<Linear> {
+    if n_in == 0 || n_out == 0 {
+        candle_core::bail!("{}: a layer of {n_in} inputs and {n_out} outputs is empty", vb.prefix())
+    }
+    let bound = 1. / (n_in as f64).sqrt();
+    let init = Init::Uniform { lo: -bound, up: bound };
+    let weight = vb.get_with_hints((n_out, n_in), "weight", init)?;
+    let bias = if bias { Some(vb.get_with_hints(n_out, "bias", init)?) } else { None };
+    Ok(Linear::new(weight, bias))
+}
+
+/// `x` (.., T, `d_in`) through the three layers: q, k and v, each (.., T, `d_out`).
+///
+/// Refuses an `x` without words, or one whose last dimension is not the layers' input width; the error names `who`.
+pub(crate) fn project(who: &str, x: &Tensor, layers: [&Linear; 3]) -> Result<[Tensor; 3]> {
+    let [query, key, value] = layers;
+    if x.elem_count() == 0 {
+        candle_core::bail!("{who}: x {:?} holds no word", x.dims())
+    }
+    if x.rank() < 2 {
+        candle_core::bail!("{who}: x is {:?}, but must be (.., T, d_in): at least one row of words", x.dims())
+    }
+    for (name, layer) in [("W_query", query), ("W_key", key), ("W_value", value)] {
+        let (_, n_in) = layer.weight().dims2()?;
+        if x.dim(D::Minus1)? != n_in {
+            candle_core::bail!("{who}: x {:?} does not end in the {n_in} inputs of {name}", x.dims())
+        }
+    }
+    Ok([query.forward(x)?, key.forward(x)?, value.forward(x)?])
 }

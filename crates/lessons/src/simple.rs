@@ -2,7 +2,7 @@
 //!
 //! Each word asks how similar it is to each other word (a dot product, the score), turns the answers into
 //! shares of 1 (the weights), and becomes the sum of all words, each times its share (the context).
-//! `001_3b936f420483d060` and `004_a3b10401148b1338` start with this step.
+//! "Coding Attention Mechanisms" and "Implementing GPT-Style Attention" start with this step.
 
 use candle_core::{D, Result, Tensor};
 

@@ -2,13 +2,12 @@
 //! residual stream.
 
 use crate::attention::last_position;
-use crate::head_inputs::HeadInputs;
 use crate::hooks::Point;
 use crate::loading::Loading;
 use crate::parameters::Visitor;
 use crate::{CausalSelfAttention, Config, Conv1D, CrossAttention, LayerNorm, Mlp, Pass};
 use candle_core::{Module, Result, Tensor};
-use candle_fused::attention::{Summary, Wanted};
+use candle_fused::attention::Summary;
 use candle_nn::VarBuilder;
 
 /// `h.N`: `x + attn(ln_1(x))`, then, with an encoder, `x + crossattention(ln_cross_attn(x))`, then `x + mlp(ln_2(x))`.
@@ -45,6 +44,79 @@ pub struct BlockOutput {
 }
 
 impl Block {
+    /// Runs the block.
+    ///
+    /// # Shapes
+    /// `x` (B, T, C) -> see [`BlockOutput`]
+    ///
+    /// # Errors
+    /// When a shape does not fit, or a hook fails.
+    pub fn forward(&self, x: &Tensor, mut pass: Pass) -> Result<BlockOutput> {
+        self.check(x, &pass)?;
+        let (layer, hooks) = (self.attn.layer_idx(), pass.hooks());
+        let x = hooks.pass(Point::ResidPre(layer), x.clone())?; // (B, T, C)
+
+        let inputs = self.attn.hooked_inputs(&x, &self.ln_1, hooks)?;
+        let normed = self.ln_1.forward_hooked(&x, Point::ln_1(layer), hooks)?;
+        let attended = self.attn.attend(&normed, &inputs, &mut pass)?;
+        let x = if pass.last_position_only { last_position(&x)? } else { x }; // (B, T, C) or (B, 1, C)
+        let output = self.attn.hooked_output(&attended.context, &pass, hooks)?;
+        let x = match &output {
+            Some(output) => (x + output)?,
+            None => self.attn.project_onto(&x, &attended.context, pass.training)?,
+        };
+        let (x, cross_weights) = self.cross_attend(x, &mut pass)?;
+        let x = hooks.pass(Point::ResidMid(layer), x)?;
+
+        let copy = hooks.pass(Point::MlpIn(layer), x.clone())?;
+        let normed = self.ln_2.forward_hooked(&copy, Point::ln_2(layer), hooks)?;
+        let x = self.mlp.forward_hooked_onto(&x, &normed, pass.training, hooks)?;
+        Ok(BlockOutput {
+            hidden_state: hooks.pass(Point::ResidPost(layer), x)?,
+            attention_output: output.filter(|_| pass.output_attention_outputs),
+            weights: attended.weights,
+            cross_weights,
+            summary: attended.summary,
+        })
+    }
+
+    /// `x + crossattention(ln_cross_attn(x))` if there is an encoder, and the weights that `pass` asks for.
+    fn cross_attend(&self, x: Tensor, pass: &mut Pass) -> Result<(Tensor, Vec<Tensor>)> {
+        match (pass.encoder, &self.crossattention, &self.ln_cross_attn) {
+            (Some(encoder), Some(crossattention), Some(norm)) => {
+                let attended = crossattention.attend(&norm.forward(&x)?, encoder, pass)?;
+                Ok((crossattention.project_onto(&x, &attended.context, pass.training)?, attended.weights))
+            }
+            _ => Ok((x, vec![])),
+        }
+    }
+
+    /// Fails if `x` is empty, if the arguments cannot be combined, or if there is an encoder and nothing attends to it, or the
+    /// other way round.
+    fn check(&self, x: &Tensor, pass: &Pass) -> Result<()> {
+        pass.check()?;
+        if x.dim(1)? == 0 {
+            candle_core::bail!("Block: x has no positions, its shape is {:?}", x.dims())
+        }
+        let layer = self.attn.layer_idx();
+        if let Some(cache) = &pass.cache {
+            cache.check_encoder(pass.encoder.map(|encoder| encoder.hidden_states))?;
+        }
+        match (&self.crossattention, &self.ln_cross_attn, pass.encoder) {
+            (Some(_), None, _) | (None, Some(_), _) => candle_core::bail!(
+                "layer {layer}: crossattention and ln_cross_attn belong together, and only one of them is there"
+            ),
+            (None, _, Some(_)) => candle_core::bail!(
+                "layer {layer} has no cross-attention, but the pass has an encoder's hidden states; load a checkpoint with \
+                 add_cross_attention = true"
+            ),
+            (_, _, None) if !pass.cross_weights.is_empty() => candle_core::bail!(
+                "layer {layer}: weights of cross-attention need an encoder's hidden states, and the pass has none"
+            ),
+            _ => Ok(()),
+        }
+    }
+
     /// Loads the block of layer `layer_idx` alone.
     ///
     /// # Errors
@@ -65,90 +137,6 @@ impl Block {
             ln_2: place.layer_norm("ln_2")?,
             mlp: Mlp::load_at(&place.pp("mlp"))?,
         })
-    }
-
-    /// Runs the block.
-    ///
-    /// # Shapes
-    /// `x` (B, T, C) -> see [`BlockOutput`]
-    ///
-    /// # Errors
-    /// When a shape does not fit, or a hook fails.
-    pub fn forward(&self, x: &Tensor, pass: Pass) -> Result<BlockOutput> {
-        pass.check()?;
-        if x.dim(1)? == 0 {
-            candle_core::bail!("Block: x has no positions, its shape is {:?}", x.dims())
-        }
-        let (layer, training, hooks) = (self.attn.layer_idx(), pass.training, pass.hooks());
-        let (last, output_attention, wanted) =
-            (pass.last_position_only, pass.output_attention_outputs, pass.wanted());
-        let (encoder, chosen_cross) = (pass.encoder, pass.cross_weights);
-        self.check_cross_attention(&pass)?;
-        let mut cache = pass.cache;
-
-        let x = hooks.pass(Point::ResidPre(layer), x.clone())?;
-        let inputs = HeadInputs::of(&x, &self.ln_1, self.attn.heads(), (layer, hooks))?;
-        let points = [Point::Ln1Scale(layer), Point::Ln1Normalized(layer), Point::Ln1(layer)];
-        let normed = self.ln_1.forward_hooked(&x, points, hooks)?; // (B, T, C)
-        let own = Pass { cache: cache.as_deref_mut(), ..pass };
-        let attended = self.attn.attend_from(&normed, &inputs, own, wanted)?;
-        let context = &attended.context; // (B, T, C), or (B, 1, C) for the last position
-        let x = if last { last_position(&x)? } else { x };
-
-        let results = hooks.read(Point::Result(layer), || self.attn.results(context))?; // (B, T, H, C)
-        let project = || match &results {
-            Some(results) => self.attn.sum_of(results, training),
-            None => self.attn.project(context, training),
-        };
-        let mut attention_output = hooks.read(Point::AttnOut(layer), project)?;
-        if attention_output.is_none() && (output_attention || results.is_some()) {
-            attention_output = Some(project()?);
-        }
-        let x = match &attention_output {
-            Some(output) => (&x + output)?,
-            None => self.attn.project_onto(&x, context, training)?,
-        };
-        let (x, cross_weights) = match (encoder, &self.crossattention, &self.ln_cross_attn) {
-            (Some(encoder), Some(crossattention), Some(norm)) => {
-                let wanted = Wanted { weights: chosen_cross, summary: false };
-                let attended = crossattention.attend(&norm.forward(&x)?, encoder, cache, training, wanted)?;
-                (crossattention.project_onto(&x, &attended.context, training)?, attended.weights)
-            }
-            _ => (x, vec![]),
-        };
-        let x = hooks.pass(Point::ResidMid(layer), x)?;
-        let copy = hooks.pass(Point::MlpIn(layer), x.clone())?;
-        let points = [Point::Ln2Scale(layer), Point::Ln2Normalized(layer), Point::Ln2(layer)];
-        let normed = self.ln_2.forward_hooked(&copy, points, hooks)?; // (B, T, C)
-        let x = self.mlp.forward_hooked_onto(&x, &normed, training, hooks)?;
-        Ok(BlockOutput {
-            hidden_state: hooks.pass(Point::ResidPost(layer), x)?,
-            attention_output: attention_output.filter(|_| output_attention),
-            weights: attended.weights,
-            cross_weights,
-            summary: attended.summary,
-        })
-    }
-
-    /// Fails if there is an encoder and nothing attends to it, or the other way round.
-    fn check_cross_attention(&self, pass: &Pass) -> Result<()> {
-        let layer = self.attn.layer_idx();
-        if let Some(cache) = &pass.cache {
-            cache.check_encoder(pass.encoder.map(|encoder| encoder.hidden_states))?;
-        }
-        match (&self.crossattention, &self.ln_cross_attn, pass.encoder) {
-            (Some(_), None, _) | (None, Some(_), _) => candle_core::bail!(
-                "layer {layer}: crossattention and ln_cross_attn belong together, and only one of them is there"
-            ),
-            (None, _, Some(_)) => candle_core::bail!(
-                "layer {layer} has no cross-attention, but the pass has an encoder's hidden states; load a checkpoint with \
-                 add_cross_attention = true"
-            ),
-            (_, _, None) if !pass.cross_weights.is_empty() => candle_core::bail!(
-                "layer {layer}: weights of cross-attention need an encoder's hidden states, and the pass has none"
-            ),
-            _ => Ok(()),
-        }
     }
 
     /// The linear layers, each with its name below the block.

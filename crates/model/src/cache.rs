@@ -89,7 +89,7 @@ impl KvCache {
         self.len()
     }
 
-    /// Forgets all but the first `len` positions. With the last one, an encoder's keys and values go, too.
+    /// Forgets all but the first `len` positions. Without any position left, an encoder's keys and values go as well.
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
         self.has_encoder &= self.len > 0;

@@ -1,11 +1,19 @@
 //! The `config.json` of GPT-2 and of gpt_bigcode.
 
 use crate::linear::WeightLayout;
-use crate::qkv_order::QkvOrder;
 use candle_core::{Result, Tensor};
 use candle_fused::Implementation;
 use candle_fused::attention::HeadLayout;
 use serde::{Deserialize, Serialize};
+
+/// The order of queries, keys and values in the output of `c_attn`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum QkvOrder {
+    /// The queries of all heads, then all keys, then all values: GPT-2, and gpt_bigcode with one head of keys.
+    SideBySide,
+    /// The query, key and value of the first head, then those of the next: gpt_bigcode with keys for each head.
+    HeadByHead,
+}
 
 /// The value of `model_type` of GPT-2.
 const GPT2: &str = "gpt2";
@@ -230,7 +238,7 @@ impl Config {
         self.model_type == GPT_BIGCODE
     }
 
-    /// How many heads of keys and values a block has: `n_head`, or 1 if all heads of queries share them.
+    /// The number of heads of keys and values in a block: `n_head`, or 1 if all heads of queries share them.
     #[must_use]
     pub fn key_heads(&self) -> usize {
         if self.is_bigcode() && self.multi_query.unwrap_or(true) { 1 } else { self.n_head }

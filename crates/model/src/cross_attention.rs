@@ -3,24 +3,16 @@
 //! The attention of a decoder over its encoder (Vaswani et al. 2017, §3.2.3), in the layout of transformers' GPT-2 with
 //! `add_cross_attention`, as in models that caption images or translate.
 
-use crate::cache::{LayerCache, split_kv};
+use crate::cache::split_kv;
 use crate::linear::Epilogue;
 use crate::loading::Loading;
 use crate::parameters::Visitor;
+use crate::pass::{Encoder, Pass};
 use crate::training::{Site, Training, dropout};
 use crate::{Conv1D, HeadLayout};
 use candle_core::{Result, Tensor};
+use candle_fused::Dispatch;
 use candle_fused::attention::{Attended, Mask, Sdpa, Wanted};
-
-/// What an encoder gives to cross-attention. A cache keeps the keys and values computed from it, so pass the same tensor with
-/// every further token.
-#[derive(Debug, Clone, Copy)]
-pub struct Encoder<'a> {
-    /// The encoder's last hidden states, (B, S, C): S has nothing to do with the length of the text.
-    pub hidden_states: &'a Tensor,
-    /// (B, S), 1 = visible, 0 = padding. Any integer dtype; u8 for a single block.
-    pub attention_mask: Option<&'a Tensor>,
-}
 
 /// GPT-2's attention over an encoder: every query sees every position of the encoder that is not padding.
 #[derive(Debug, Clone)]
@@ -32,7 +24,8 @@ pub struct CrossAttention {
     /// C -> C, on the merged heads.
     pub c_proj: Conv1D,
     heads: HeadLayout,
-    attention: Sdpa,
+    scale: f64,
+    dispatch: Dispatch,
     layer_idx: usize,
     attn_pdrop: f64,
     resid_pdrop: f64,
@@ -42,13 +35,13 @@ impl CrossAttention {
     pub(crate) fn load_at(place: &Loading) -> Result<Self> {
         let (config, c, stdev) = (place.config, place.config.n_embd, place.config.initializer_range);
         let heads = HeadLayout::all(config.n_head, config.head_dim());
-        let scale = config.attention_scale(place.layer_idx);
         Ok(Self {
             c_attn: place.conv1d("c_attn", (c, 2 * c), stdev)?,
             q_attn: place.conv1d("q_attn", (c, c), stdev)?,
             c_proj: place.conv1d("c_proj", (c, c), config.residual_stdev())?,
             heads,
-            attention: Sdpa::full(scale, place.dispatch).with_heads(heads),
+            scale: config.attention_scale(place.layer_idx),
+            dispatch: place.dispatch,
             layer_idx: place.layer_idx,
             attn_pdrop: config.attn_pdrop,
             resid_pdrop: config.resid_pdrop,
@@ -61,34 +54,34 @@ impl CrossAttention {
         self.heads
     }
 
-    /// The heads' contexts side by side, before `c_proj`, (B, T, C), and whatever else is `wanted`.
+    /// The heads' contexts side by side, before `c_proj`, (B, T, C), and the weights that `pass` asks for.
     ///
     /// # Shapes
     /// `x` (B, T, C), the encoder's hidden states (B, S, C) -> context (B, T, C), weights (B, heads, queries, S)
     ///
     /// # Errors
     /// When a shape does not fit, or the cache holds the keys of other hidden states.
-    pub fn attend(
-        &self,
-        x: &Tensor,
-        encoder: Encoder,
-        cache: Option<&mut LayerCache>,
-        training: Option<Training>,
-        wanted: Wanted,
-    ) -> Result<Attended> {
+    pub fn attend(&self, x: &Tensor, encoder: Encoder, pass: &mut Pass) -> Result<Attended> {
         let ((b, t, _), HeadLayout { heads: h, dim: d, .. }) = (x.dims3()?, self.heads);
-        let q = self.q_attn.run(x, Epilogue::None, training)?.reshape((b, t, h, d))?.transpose(1, 2)?; // (B, H, T, D)
-        let (k, v) = match cache {
-            Some(cache) => {
-                cache.of_encoder(encoder.hidden_states, || self.kv(encoder.hidden_states, training))?
-            }
-            None => self.kv(encoder.hidden_states, training)?,
+        let Encoder { hidden_states, attention_mask } = encoder;
+        let training = pass.training;
+        let q = self.q_attn.run(x, Epilogue::None, training)?; // (B, T, C)
+        let q = q.reshape((b, t, h, d))?.transpose(1, 2)?; // (B, H, T, D)
+        let (k, v) = match pass.cache.as_deref_mut() {
+            Some(cache) => cache.of_encoder(hidden_states, || self.kv(hidden_states, training))?,
+            None => self.kv(hidden_states, training)?,
         }; // (B, H, S, D)
-        let dropout = dropout(training, self.attn_pdrop, self.layer_idx, Site::CrossWeights)?;
-        let mask = Mask { padding: encoder.attention_mask, ..Mask::default() };
-        let mut attended = self.attention.clone().with_dropout(dropout).attend(&q, &k, &v, mask, wanted)?;
+        let mask = Mask { padding: attention_mask, ..Mask::default() };
+        let wanted = Wanted { weights: pass.cross_weights, summary: false };
+        let mut attended = self.sdpa(training)?.attend(&q, &k, &v, mask, wanted)?; // (B, T, H, D)
         attended.context = attended.context.flatten_from(2)?; // (B, T, C)
         Ok(attended)
+    }
+
+    /// The options of attention over an encoder.
+    fn sdpa(&self, training: Option<Training>) -> Result<Sdpa> {
+        let dropout = dropout(training, self.attn_pdrop, self.layer_idx, Site::CrossWeights)?;
+        Ok(Sdpa::full(self.scale, self.dispatch).with_heads(self.heads).with_dropout(dropout))
     }
 
     /// `residual` and what the context adds to it after `c_proj`: (B, T, C), (B, T, C) -> (B, T, C)

@@ -1,10 +1,11 @@
 //! The arguments and results of a forward pass.
 
-use crate::KvCache;
-use crate::cross_attention::Encoder;
+use crate::block::BlockOutput;
+use crate::cache::KvCache;
 use crate::hooks::Hooks;
+use crate::pass::Encoder;
 use crate::training::Training;
-use candle_core::Tensor;
+use candle_core::{Result, Tensor};
 use candle_fused::attention::{Chosen, Summary};
 
 /// The arguments of a forward pass besides the ids, including which intermediate results to return.
@@ -95,4 +96,115 @@ pub struct CausalLMOutput {
     pub logits: Tensor,
     /// The output of the transformer.
     pub transformer: ModelOutput,
+}
+
+/// Collects what the blocks of a pass return, layer by layer.
+pub(crate) struct Collected<'a> {
+    weights: WeightsByLayer<'a>,
+    cross_weights: WeightsByLayer<'a>,
+    hidden_states: Option<Vec<Tensor>>,
+    attention_outputs: Option<Vec<Tensor>>,
+    summaries: Vec<Summary>,
+    last_only: bool,
+}
+
+impl<'a> Collected<'a> {
+    /// What `args` ask of a model with this number of layers.
+    pub(crate) fn new(args: &ForwardArgs<'a>, layers: usize) -> Result<Self> {
+        let all_cross = args.output_attentions && args.encoder.is_some();
+        Ok(Self {
+            weights: WeightsByLayer::new(args.weights, args.output_attentions, layers)?,
+            cross_weights: WeightsByLayer::new(args.cross_weights, all_cross, layers)?,
+            hidden_states: args.output_hidden_states.then(Vec::new),
+            attention_outputs: args.output_attention_outputs.then(Vec::new),
+            summaries: vec![],
+            last_only: args.last_logits_only,
+        })
+    }
+
+    /// Whether any output besides the weights of self-attention covers all positions after this layer.
+    pub(crate) fn cover_all_positions(&self, layer: usize) -> bool {
+        self.hidden_states.is_some()
+            || self.attention_outputs.is_some()
+            || !self.cross_weights.of_layer(layer).is_empty()
+    }
+
+    /// The attention weights to ask of a layer.
+    pub(crate) fn weights_of(&self, layer: usize) -> Vec<Chosen> {
+        self.weights.of_layer(layer)
+    }
+
+    /// The weights to ask of a layer's cross-attention.
+    pub(crate) fn cross_weights_of(&self, layer: usize) -> Vec<Chosen> {
+        self.cross_weights.of_layer(layer)
+    }
+
+    /// Takes what a layer has made of the stream `before` it, and returns the stream after it.
+    pub(crate) fn take(&mut self, layer: usize, before: Tensor, output: BlockOutput) -> Tensor {
+        if let Some(states) = &mut self.hidden_states {
+            states.push(before);
+        }
+        if let Some(outputs) = &mut self.attention_outputs {
+            outputs.extend(output.attention_output);
+        }
+        self.weights.take(layer, output.weights);
+        self.cross_weights.take(layer, output.cross_weights);
+        self.summaries.extend(output.summary);
+        output.hidden_state
+    }
+
+    /// The results, with the output of `ln_f`.
+    pub(crate) fn finish(self, normed: Tensor) -> Result<ModelOutput> {
+        let mut hidden_states = self.hidden_states;
+        if let Some(states) = &mut hidden_states {
+            states.push(normed.clone());
+        }
+        let rows = normed.dim(1)?;
+        let last_hidden_state = if self.last_only { normed.narrow(1, rows - 1, 1)? } else { normed };
+        Ok(ModelOutput {
+            last_hidden_state,
+            hidden_states: hidden_states.unwrap_or_default(),
+            attentions: self.weights.of_all,
+            weights: self.weights.found.into_iter().flatten().collect(),
+            cross_attentions: self.cross_weights.of_all,
+            cross_weights: self.cross_weights.found.into_iter().flatten().collect(),
+            summaries: self.summaries,
+            attention_outputs: self.attention_outputs.unwrap_or_default(),
+        })
+    }
+}
+
+/// The weights that a pass returns, collected layer by layer.
+struct WeightsByLayer<'a> {
+    asked: &'a [ChosenWeights],
+    /// Whether all weights of each layer are asked for besides.
+    all: bool,
+    found: Vec<Option<Tensor>>,
+    of_all: Vec<Tensor>,
+}
+
+impl<'a> WeightsByLayer<'a> {
+    fn new(asked: &'a [ChosenWeights], all: bool, layers: usize) -> Result<Self> {
+        if let Some(beyond) = asked.iter().find(|chosen| chosen.layer >= layers) {
+            candle_core::bail!("weights of layer {}: the model has layers 0 to {}", beyond.layer, layers - 1)
+        }
+        Ok(Self { asked, all, found: vec![None; asked.len()], of_all: vec![] })
+    }
+
+    fn places(&self, layer: usize) -> impl Iterator<Item = usize> {
+        (0..self.asked.len()).filter(move |&n| self.asked[n].layer == layer)
+    }
+
+    /// What to ask of a layer.
+    fn of_layer(&self, layer: usize) -> Vec<Chosen> {
+        let chosen = self.places(layer).map(|n| self.asked[n].of.clone());
+        chosen.chain(self.all.then(Chosen::default)).collect()
+    }
+
+    /// Takes what the layer returned.
+    fn take(&mut self, layer: usize, mut weights: Vec<Tensor>) {
+        let places: Vec<usize> = self.places(layer).collect();
+        self.of_all.extend(weights.drain(places.len().min(weights.len())..));
+        places.into_iter().zip(weights).for_each(|(n, found)| self.found[n] = Some(found));
+    }
 }

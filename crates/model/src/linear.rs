@@ -38,7 +38,7 @@
 //! # fn main() -> Result<()> {
 //! let config = Config { n_embd: 6, n_head: 3, n_positions: 12, ..Config::gpt2() };
 //! let vb = init::seeded(1, DType::F32, &Device::Cpu);
-//! let mut attn = CausalSelfAttention::load(vb, &config)?;
+//! let mut attn = CausalSelfAttention::load(vb, &config, 0)?;
 //! let (d, bias) = (Tensor::ones(6, DType::F32, &Device::Cpu)?, Tensor::zeros(6, DType::F32, &Device::Cpu)?);
 //! attn.c_proj = attn.c_proj.with_layer(Diagonal { d, bias })?; // fails if the shape differs
 //! let x = Tensor::randn(0f32, 1., (4, 12, 6), &Device::Cpu)?;

@@ -1,4 +1,4 @@
-//! The `bias` triangle and padding masks. In all of them 1 means visible.
+//! The `bias` triangle, padding masks, and the positions that follow from them. In all masks 1 means visible.
 
 use candle_core::{DType, Device, Result, Tensor};
 
@@ -44,4 +44,41 @@ pub fn position_ids(mask: &Tensor) -> Result<Tensor> {
         })
         .collect();
     Tensor::from_vec(ids, (b, s), mask.device())
+}
+
+/// Each position counted from the start of its document: (B, T) -> (B, T)
+pub(crate) fn positions_in_documents(starts: &Tensor) -> Result<Tensor> {
+    #[allow(clippy::cast_possible_truncation)] // a length
+    let columns = Tensor::arange(0, starts.dim(1)? as u32, starts.device())?;
+    if starts.broadcast_gt(&columns)?.to_dtype(DType::U32)?.sum_all()?.to_scalar::<u32>()? > 0 {
+        candle_core::bail!("document_starts: a position comes before the start of its document")
+    }
+    columns.broadcast_sub(starts)
+}
+
+/// Converts a mask of any integer dtype to the u8 mask (B, S) that attention takes. `over` says what S counts.
+pub(crate) fn padding_mask(mask: &Tensor, shape: [usize; 2], over: &str, device: &Device) -> Result<Tensor> {
+    if mask.dims() != shape || mask.dtype().is_float() {
+        candle_core::bail!(
+            "attention_mask must be integers {shape:?} (1 = visible) over {over}, got {:?} {:?}",
+            mask.dtype(),
+            mask.dims()
+        )
+    }
+    mask.ne(&mask.zeros_like()?)?.to_device(device)
+}
+
+/// Rejects a mask (B, S) with padding before a visible token: default positions count columns, so the row would not
+/// give the same result as it does alone.
+pub(crate) fn refuse_padding_before_a_token(mask: &Tensor) -> Result<()> {
+    for (i, row) in mask.to_vec2::<u8>()?.iter().enumerate() {
+        let visible = row.iter().rposition(|&visible| visible != 0).map_or(0, |last| last + 1);
+        if row[..visible].contains(&0) {
+            candle_core::bail!(
+                "attention_mask: row {i} has padding before a visible token, and there are no position_ids; give \
+                 gpt2_model::mask::position_ids(mask), of which the last T columns belong to T new tokens"
+            )
+        }
+    }
+    Ok(())
 }

@@ -24,19 +24,11 @@ pub struct Mlp {
 }
 
 impl Mlp {
-    /// Loads `c_fc` and `c_proj` of layer 0.
+    /// Loads the MLP of layer `layer_idx`, whose dropout differs from that of other layers.
     ///
     /// # Errors
     /// When the config is not valid, or a tensor is missing or has another shape.
-    pub fn load(vb: VarBuilder, config: &Config) -> Result<Self> {
-        Self::load_layer(vb, config, 0)
-    }
-
-    /// As [`load`](Self::load), of layer `layer_idx`, which has dropout of its own.
-    ///
-    /// # Errors
-    /// When the config is not valid, or a tensor is missing or has another shape.
-    pub fn load_layer(vb: VarBuilder, config: &Config, layer_idx: usize) -> Result<Self> {
+    pub fn load(vb: VarBuilder, config: &Config, layer_idx: usize) -> Result<Self> {
         config.validate()?;
         Self::load_at(&Loading::new(vb, config, layer_idx))
     }
@@ -62,9 +54,7 @@ impl Mlp {
         self.c_fc.visit(&mut visitor.pp("c_fc"));
         self.c_proj.visit(&mut visitor.pp("c_proj"));
     }
-}
 
-impl Mlp {
     /// `residual + c_proj(act(c_fc(x)))`, with dropout on the added part during training: (B, T, C), (B, T,
     /// C) -> (B, T, C)
     ///

@@ -1,13 +1,12 @@
 //! [`Gpt2Model`], the transformer: `x = wte[ids] + wpe[positions]`, then L blocks, then `ln_f`.
 
-use crate::cross_attention::Encoder;
-use crate::forward::{ForwardArgs, ModelOutput};
+use crate::forward::{Collected, ForwardArgs, ModelOutput};
 use crate::hooks::{PassHooks, Point};
-use crate::inputs::{check_below, check_encoder, padding_mask, refuse_padding_before_a_token};
+use crate::inputs::{Inputs, check_below};
 use crate::loading::{Loading, WeightSource};
+use crate::mask::positions_in_documents;
 use crate::parameters::{Role, Visitor, WPE, WTE};
 use crate::training::{Site, Training, dropout};
-use crate::weights_by_layer::WeightsByLayer;
 use crate::{Block, Config, Embedding, LayerNorm, Pass};
 use candle_core::{DType, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
@@ -95,103 +94,39 @@ impl Gpt2Model {
     /// # Errors
     /// For an empty prompt, an id of V or above, more than N positions, shapes that do not fit, padding before a token
     /// without position ids, weights of a layer, head or query that does not exist, and errors from hooks.
-    pub fn forward(&self, input_ids: &Tensor, args: ForwardArgs) -> Result<ModelOutput> {
-        let ForwardArgs { position_ids, attention_mask, document_starts, mut cache, .. } = args;
-        let (b, t) = input_ids.dims2()?;
-        if b == 0 || t == 0 {
-            candle_core::bail!("input_ids {:?}: a prompt needs at least one token", input_ids.dims())
-        }
-        if let Some(cache) = cache.as_deref_mut() {
-            cache.check_room(b, t, self.config.n_layer)?;
-        }
-        let past = cache.as_ref().map_or(0, |c| c.len());
-        let s = past + t;
-        let n = self.config.n_positions;
-        if s > n {
-            candle_core::bail!("{s} tokens are more than the model's n_positions = {n}; shorten the prompt")
-        }
-        let device = self.wte.device();
-        let over = "the cache and the new tokens";
-        let padding = attention_mask.map(|mask| padding_mask(mask, [b, s], over, device)).transpose()?;
-        if let (Some(padding), None) = (&padding, position_ids) {
-            refuse_padding_before_a_token(padding)?;
-        }
+    pub fn forward(&self, input_ids: &Tensor, mut args: ForwardArgs) -> Result<ModelOutput> {
+        let inputs = Inputs::new(input_ids, &mut args, &self.config, &self.wpe)?;
+        let mut outputs = Collected::new(&args, self.h.len())?;
+        let hooks = inputs.hooks(&args);
+        let last = self.h.len() - 1;
+        let last_alone = args.last_logits_only && !outputs.cover_all_positions(last) && !hooks.touches(last);
 
-        if document_starts.is_some() && cache.is_some() {
-            candle_core::bail!("document_starts cannot be combined with a cache")
-        }
-        let positions = document_starts.map(positions_in_documents).transpose()?;
-        let position_ids = position_ids.or(positions.as_ref());
-
-        let layers = self.h.len();
-        let mut weights = WeightsByLayer::new(args.weights, args.output_attentions, layers)?;
-        let all_cross = args.output_attentions && args.encoder.is_some();
-        let mut cross_weights = WeightsByLayer::new(args.cross_weights, all_cross, layers)?;
-        let encoder_mask = args.encoder.map(|encoder| self.encoder_mask(encoder, b)).transpose()?.flatten();
-        let encoder = |encoder| Encoder { attention_mask: encoder_mask.as_ref(), ..encoder };
-        let hooks = PassHooks { hooks: args.hooks, past, cached: cache.is_some(), padding: padding.as_ref() };
-        let everything = args.output_hidden_states
-            || args.output_attention_outputs
-            || !cross_weights.of_layer(layers - 1).is_empty()
-            || hooks.touches(layers - 1);
-        let last_alone = args.last_logits_only && !everything;
-        let mut x = self.drop(self.embed(input_ids, position_ids, past, hooks)?, args.training)?; // (B, T, C)
-        let (mut hidden_states, mut attention_outputs) = (vec![], vec![]);
-        let mut summaries = vec![];
-        let pass = Pass {
-            padding_mask: padding.as_ref(),
-            document_starts,
-            encoder: args.encoder.map(encoder),
-            training: args.training,
-            output_summary: args.output_summaries,
-            output_attention_outputs: args.output_attention_outputs,
-            ..Pass::default()
-        };
-        for (i, block) in self.h.iter().enumerate() {
-            let layer_cache = cache.as_deref_mut().and_then(|c| c.layer_mut(i));
-            let (chosen, chosen_cross) = (weights.of_layer(i), cross_weights.of_layer(i));
-            let last_position_only = last_alone && i + 1 == layers;
-            let hooks = args.hooks.filter(|_| !last_position_only);
+        let x = self.embed(input_ids, inputs.positions.as_ref(), inputs.past, hooks)?;
+        let mut x = self.drop(x, args.training)?; // (B, T, C)
+        for (layer, block) in self.h.iter().enumerate() {
+            let last_position_only = last_alone && layer == last;
+            let (weights, cross_weights) = (outputs.weights_of(layer), outputs.cross_weights_of(layer));
             let pass = Pass {
-                cache: layer_cache,
-                weights: &chosen,
-                cross_weights: &chosen_cross,
-                hooks,
+                padding_mask: inputs.padding.as_ref(),
+                document_starts: args.document_starts,
+                encoder: inputs.encoder(&args),
+                cache: args.cache.as_deref_mut().and_then(|cache| cache.layer_mut(layer)),
+                training: args.training,
+                hooks: args.hooks.filter(|_| !last_position_only),
+                weights: &weights,
+                cross_weights: &cross_weights,
+                output_summary: args.output_summaries,
+                output_attention_outputs: args.output_attention_outputs,
                 last_position_only,
-                ..pass
             };
-            let done = block.forward(&x, pass)?;
-            let before = std::mem::replace(&mut x, done.hidden_state); // (B, T, C)
-            if args.output_hidden_states {
-                hidden_states.push(before);
-            }
-            attention_outputs.extend(done.attention_output);
-            weights.take(i, done.weights);
-            cross_weights.take(i, done.cross_weights);
-            summaries.extend(done.summary);
+            let output = block.forward(&x, pass)?;
+            x = outputs.take(layer, x, output); // (B, T, C), or (B, 1, C) after the last block
         }
-        let points = [Point::LnFinalScale, Point::LnFinalNormalized, Point::LnFinal];
-        let normed = self.ln_f.forward_hooked(&x, points, hooks)?;
-        if let Some(cache) = cache {
-            cache.advance(t);
+        let x = self.ln_f.forward_hooked(&x, Point::LN_F, hooks)?;
+        if let Some(cache) = args.cache {
+            cache.advance(input_ids.dim(1)?);
         }
-        if args.output_hidden_states {
-            hidden_states.push(normed.clone());
-        }
-        let rows = normed.dim(1)?;
-        let last_hidden_state = if args.last_logits_only { normed.narrow(1, rows - 1, 1)? } else { normed };
-        let ((attentions, weights), (cross_attentions, cross_weights)) =
-            (weights.finish(), cross_weights.finish());
-        Ok(ModelOutput {
-            last_hidden_state,
-            hidden_states,
-            attentions,
-            weights,
-            cross_attentions,
-            cross_weights,
-            summaries,
-            attention_outputs,
-        })
+        outputs.finish(x)
     }
 
     /// The input of the first block, from position 0 on, or from the start of each document: (B, T) -> (B, T, C)
@@ -244,24 +179,6 @@ impl Gpt2Model {
         let ids = check_below("position", ids, n, "n_positions")?;
         add(&self.wpe.index_select(&ids, 0)?.reshape((rows, t, c))?)
     }
-
-    /// The mask of the encoder's padding as u8 (B, S), if there is one.
-    fn encoder_mask(&self, encoder: Encoder, b: usize) -> Result<Option<Tensor>> {
-        check_encoder(encoder, (b, self.config.n_embd), self.dtype())?;
-        let shape = [b, encoder.hidden_states.dim(1)?];
-        let over = "the encoder's positions";
-        encoder.attention_mask.map(|mask| padding_mask(mask, shape, over, self.wte.device())).transpose()
-    }
-}
-
-/// Each position counted from the start of its document: (B, T) -> (B, T)
-fn positions_in_documents(starts: &Tensor) -> Result<Tensor> {
-    #[allow(clippy::cast_possible_truncation)] // a length
-    let columns = Tensor::arange(0, starts.dim(1)? as u32, starts.device())?;
-    if starts.broadcast_gt(&columns)?.to_dtype(DType::U32)?.sum_all()?.to_scalar::<u32>()? > 0 {
-        candle_core::bail!("document_starts: a position comes before the start of its document")
-    }
-    columns.broadcast_sub(starts)
 }
 
 /// A table of `rows` vectors of width C, initially drawn from a normal distribution.

@@ -1,11 +1,20 @@
 //! The arguments that go with the activations through a block and its attention.
 
 use crate::cache::LayerCache;
-use crate::cross_attention::Encoder;
 use crate::hooks::{Hooks, PassHooks};
 use crate::training::Training;
 use candle_core::{Result, Tensor};
-use candle_fused::attention::{Chosen, Wanted};
+use candle_fused::attention::{Chosen, Hidden, Mask, Wanted};
+
+/// What an encoder gives to cross-attention. A cache keeps the keys and values computed from it, so pass the same tensor with
+/// every further token.
+#[derive(Debug, Clone, Copy)]
+pub struct Encoder<'a> {
+    /// The encoder's last hidden states, (B, S, C): S has nothing to do with the length of the text.
+    pub hidden_states: &'a Tensor,
+    /// (B, S), 1 = visible, 0 = padding. Any integer dtype; u8 for a single block.
+    pub attention_mask: Option<&'a Tensor>,
+}
 
 /// The arguments of a block and its attention besides their input. The model makes one for each of its
 /// blocks from [`ForwardArgs`](crate::ForwardArgs).
@@ -64,6 +73,19 @@ impl<'a> Pass<'a> {
             )
         }
         Ok(())
+    }
+
+    /// Whether the last position's query is all that attention needs; weights and summaries cover all queries.
+    pub(crate) fn needs_last_query_only(&self) -> bool {
+        self.last_position_only && self.weights.is_empty() && !self.output_summary
+    }
+
+    /// What queries do not see besides the future: padding, other documents, and `hidden` keys.
+    pub(crate) fn mask<'b>(&self, hidden: &'b [Hidden]) -> Mask<'b>
+    where
+        'a: 'b,
+    {
+        Mask { padding: self.padding_mask, first: self.document_starts, hidden, ..Mask::default() }
     }
 
     /// What the kernels must return besides the context.

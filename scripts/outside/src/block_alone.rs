@@ -20,7 +20,7 @@ impl Model {
         let config = Config { n_embd: WIDTH, n_head: 3, n_positions: 16, ..Config::gpt2() };
         Ok(Self {
             tokens: embedding(VOCABULARY, WIDTH, vb.pp("tokens"))?,
-            attn: CausalSelfAttention::load(vb.pp("attn"), &config)?,
+            attn: CausalSelfAttention::load(vb.pp("attn"), &config, 0)?,
             head: linear(WIDTH, VOCABULARY, vb.pp("head"))?,
         })
     }

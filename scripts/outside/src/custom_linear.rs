@@ -85,6 +85,6 @@ pub fn run() -> Result {
     }
     assert!((losses[0] - before).abs() < 1e-6, "B begins as 0: {} is not {before}", losses[0]);
     assert!(losses[19] < before, "{losses:?}");
-    println!("a linear layer of one's own: loss {before:.3}, then {:.3} with W frozen", losses[19]);
+    println!("a linear layer of your own: loss {before:.3}, then {:.3} with W frozen", losses[19]);
     Ok(())
 }

@@ -11,7 +11,7 @@ use std::collections::HashMap;
 /// The same as in `parity`.
 const TOLERANCE: f64 = 3e-5;
 
-pub(super) fn expected() -> Result<HashMap<String, Tensor>> {
+pub(crate) fn expected() -> Result<HashMap<String, Tensor>> {
     Ok(candle_core::safetensors::load(data("odd").join("interventions.safetensors"), &Device::Cpu)?)
 }
 

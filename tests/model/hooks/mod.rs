@@ -1,7 +1,6 @@
 //! Reading and changing the model's values, and asking for weights and summaries while it runs.
 
-mod analysis;
-mod interventions;
+pub(crate) mod interventions;
 mod reference;
 
 use crate::common::{Result, assert_close, max_abs, some_ids};
@@ -16,7 +15,7 @@ fn every_point() -> Vec<Point> {
     Point::of_model(LAYERS).collect()
 }
 
-fn hooked(hooks: &dyn Hooks) -> ForwardArgs<'_> {
+pub(crate) fn hooked(hooks: &dyn Hooks) -> ForwardArgs<'_> {
     ForwardArgs { hooks: Some(hooks), ..Default::default() }
 }
 
@@ -82,7 +81,7 @@ fn replacing_the_residual_stream_continues_the_other_run() -> Result {
     Ok(())
 }
 
-/// Patching in q, k, v and the weights of another run gives its z; z and everything after it are then the same, too.
+/// Patching in q, k, v and the weights of another run gives its z; z and everything after it are then the same.
 #[test]
 fn replacing_inside_attention_gives_the_other_runs_context() -> Result {
     let (model, ids, other) = (random_model(3, 8, 40)?, some_ids(20, 1)?, some_ids(20, 5)?);

@@ -1,7 +1,6 @@
 //! One number that says how a prediction came out.
 
-use super::wide::wide;
-use candle_core::{D, Result, Tensor};
+use candle_core::{D, DType, Device, Result, Tensor};
 use candle_nn::ops::log_softmax;
 
 /// What to measure of the prediction after a text.
@@ -58,4 +57,9 @@ impl Metric {
         let t = logits.dim(1)?;
         wide(&self.of(&logits.narrow(1, t - 1, 1)?)?.flatten_all()?)?.to_vec1()
     }
+}
+
+/// f64 on the CPU: some GPUs have no f64.
+pub(super) fn wide(x: &Tensor) -> Result<Tensor> {
+    x.to_device(&Device::Cpu)?.to_dtype(DType::F64)
 }

@@ -14,27 +14,17 @@
 //! | [`ablation_effects`] | how ablating each head changes a token's probability, through everything that reads it |
 
 mod attribution;
-mod branches;
-mod comparison;
-mod direct;
-mod edges;
-mod effects;
-mod head_scores;
-mod logit_lens;
+mod logits;
 mod metric;
 mod patching;
-mod rollout;
-mod surprise;
-mod wide;
+mod patterns;
+mod predictions;
 
-pub use attribution::{Attribution, attribution_patching};
-pub use comparison::Comparison;
-pub use direct::{Centering, DirectAttribution, direct_attribution};
-pub use edges::{EdgeGradients, edge_attribution};
-pub use effects::{Ablation, AblationEffects, ablation_effects};
-pub use head_scores::{HeadScores, RepeatedTokens, Score, chance_scores, head_scores};
-pub use logit_lens::logit_lens;
+pub use attribution::{Attribution, EdgeGradients, attribution_patching, edge_attribution};
+pub use logits::{Centering, DirectAttribution, direct_attribution, logit_lens};
 pub use metric::Metric;
-pub use patching::{Contrast, Parts, Patched, activation_patching};
-pub use rollout::attention_rollout;
-pub use surprise::{Surprises, surprises};
+pub use patching::{
+    Ablation, AblationEffects, Contrast, Parts, Patched, ablation_effects, activation_patching,
+};
+pub use patterns::{HeadScores, RepeatedTokens, Score, attention_rollout, chance_scores, head_scores};
+pub use predictions::{Comparison, Surprises, surprises};

@@ -1,9 +1,11 @@
-//! Activation patching: which parts of a run carry what makes two texts differ.
+//! Which parts of a run matter: heads ablated one at a time, and parts replaced by those of another text.
 
-use super::{Metric, branches::Branches, wide::wide};
-use crate::hooks::{Head, Hooks, Intervention, Interventions, Patch, Place, Point, Recorder};
-use crate::{ForwardArgs, Gpt2LMHeadModel};
-use candle_core::{Device, Result, Tensor};
+use super::metric::{Metric, wide};
+use crate::hooks::{
+    At, Chain, Head, Hooks, Intervention, Interventions, KnockOut, PassHooks, Patch, Place, Point, Recorder,
+};
+use crate::{ForwardArgs, Gpt2LMHeadModel, Pass};
+use candle_core::{Device, Module, Result, Tensor};
 use std::collections::BTreeMap;
 
 /// Which parts of the corrupted run to replace by those of the clean one, each in a run of its own.
@@ -164,8 +166,169 @@ impl Contrast<'_> {
     /// The last position's logits, (1, 1, V).
     pub(super) fn logits(&self, model: &Gpt2LMHeadModel, ids: &Tensor, hooks: &dyn Hooks) -> Result<Tensor> {
         let all: Vec<&dyn Hooks> = self.hooks.into_iter().chain([hooks]).collect();
-        let chain = crate::hooks::Chain(&all);
+        let chain = Chain(&all);
         let args = ForwardArgs { hooks: Some(&chain), last_logits_only: true, ..Default::default() };
         Ok(model.forward(ids, args)?.logits)
+    }
+}
+
+/// The value that replaces a head's context z.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Ablation {
+    /// Zero (Michel et al. 2019).
+    #[default]
+    Zero,
+    /// The mean of z over the text's positions, the same vector at each position (after Wang et al. 2022).
+    Mean,
+}
+
+/// The effect of ablating each head on the prediction at the end of a text.
+#[derive(Debug, Clone)]
+pub struct AblationEffects {
+    /// The metric with all heads in place.
+    pub plain: f64,
+    /// How much ablating the head at every position changes it, (L, H) in f64. Below 0, the head helped.
+    pub change: Tensor,
+}
+
+/// For every head, the change in `metric` after the text when the head is ablated: its total effect, through everything that
+/// reads it later. The numbers are the same as from one forward pass per head under
+/// [`Interventions`](crate::hooks::Interventions), on top of `hooks`, which act in every run and must treat the rows of a
+/// batch alike and apart.
+///
+/// The layers below a head run once; those above it run on copies of the text, several heads at a time; without hooks, the
+/// last block runs for the last position only.
+///
+/// # Shapes
+/// `input_ids` (1, T) -> see [`AblationEffects`]
+///
+/// # Errors
+/// When the ids are not one text of 1 to N ids below V, a token of the metric is not below V, or a hook fails.
+pub fn ablation_effects(
+    model: &Gpt2LMHeadModel,
+    input_ids: &Tensor,
+    metric: Metric,
+    ablation: Ablation,
+    hooks: Option<&dyn Hooks>,
+) -> Result<AblationEffects> {
+    if input_ids.dims2()?.0 != 1 {
+        candle_core::bail!("input_ids {:?}: expected one text of shape [1, T]", input_ids.dims())
+    }
+    let config = model.config();
+    let (layers, heads) = (config.n_layer, config.n_head);
+    let of_layer = |layer: usize| {
+        let ablated = |head: usize| {
+            let head = Head { layer, head };
+            let change = match ablation {
+                Ablation::Zero => Intervention::ZeroAblate(head),
+                Ablation::Mean => Intervention::MeanAblate(head),
+            };
+            Interventions::new([change], config)
+        };
+        (0..heads).map(ablated).collect()
+    };
+    let (plain, found) = Branches { model, metric, hooks }.run(input_ids, of_layer, &mut |_| {})?;
+    let change: Vec<f64> = found.into_iter().flatten().map(|ablated| ablated - plain).collect();
+    Ok(AblationEffects { plain, change: Tensor::from_vec(change, (layers, heads), &Device::Cpu)? })
+}
+
+/// The number of positions to run at a time, over all copies of the text: enough to keep the matrix products
+/// busy, few enough for memory.
+const POSITIONS: usize = 1024;
+
+/// A text, whose copies run from some layer on, each with its own change. The layers below run once.
+struct Branches<'a> {
+    model: &'a Gpt2LMHeadModel,
+    metric: Metric,
+    /// Hooks for the text itself and all of its copies.
+    hooks: Option<&'a dyn Hooks>,
+}
+
+impl Branches<'_> {
+    /// The metric without a change, and that with each of a layer's changes: `changes` gives those of a layer. Calls
+    /// `done` with the number of changes that have run, after each group of them.
+    ///
+    /// `input_ids` (1, T)
+    fn run(
+        &self,
+        input_ids: &Tensor,
+        changes: impl Fn(usize) -> Result<Vec<Interventions>>,
+        done: &mut dyn FnMut(usize),
+    ) -> Result<(f64, Vec<Vec<f64>>)> {
+        let mut x = self.model.transformer.embedded(
+            input_ids,
+            None,
+            None,
+            PassHooks { hooks: self.hooks, ..PassHooks::default() },
+        )?; // (1, T, C)
+        let at_once = (POSITIONS / x.dim(1)?).max(1);
+        let mut found = vec![];
+        for layer in 0..self.model.transformer.h.len() {
+            let mut of_layer = vec![];
+            for some in changes(layer)?.chunks(at_once) {
+                let copies = x.repeat((some.len(), 1, 1))?;
+                let change = ByRow(some);
+                let copies = self.block(layer, &copies, Some(&change))?;
+                of_layer.extend(self.finish(layer + 1, copies)?);
+                done(some.len());
+            }
+            found.push(of_layer);
+            x = self.block(layer, &x, None)?;
+        }
+        let plain = self.finish(self.model.transformer.h.len(), x)?;
+        Ok((plain.first().copied().unwrap_or(f64::NAN), found))
+    }
+
+    /// The metric at the end of each copy, from the stream before block `layer`: (copies, T, C) -> copies
+    fn finish(&self, layer: usize, mut x: Tensor) -> Result<Vec<f64>> {
+        let transformer = &self.model.transformer;
+        let blocks = transformer.h.len();
+        for layer in layer..blocks {
+            // Nothing reads the other positions after the last block.
+            let last_position_only = self.hooks.is_none() && layer + 1 == blocks;
+            x = if last_position_only {
+                transformer.h[layer].forward(&x, Pass { last_position_only, ..Pass::default() })?.hidden_state
+            } else {
+                self.block(layer, &x, None)?
+            };
+        }
+        let t = x.dim(1)?;
+        let last = x.narrow(1, t - 1, 1)?.contiguous()?;
+        let hooks = PassHooks { hooks: self.hooks, past: t - 1, ..PassHooks::default() };
+        let normed = self.model.transformer.ln_f.forward_hooked(&last, Point::LN_F, hooks)?;
+        let logits = hooks.pass(Point::Logits, self.model.lm_head.forward(&normed)?)?;
+        self.metric.at_end(&logits)
+    }
+
+    fn block(&self, layer: usize, x: &Tensor, change: Option<&ByRow>) -> Result<Tensor> {
+        let all: Vec<&dyn Hooks> =
+            self.hooks.into_iter().chain(change.map(|change| change as &dyn Hooks)).collect();
+        let chain = Chain(&all);
+        let hooks: Option<&dyn Hooks> = if all.is_empty() { None } else { Some(&chain) };
+        Ok(self.model.transformer.h[layer].forward(x, Pass { hooks, ..Pass::default() })?.hidden_state)
+    }
+}
+
+/// A change for each row of the batch.
+struct ByRow<'a>(&'a [Interventions]);
+
+impl Hooks for ByRow<'_> {
+    fn wants(&self, point: Point) -> bool {
+        self.0.iter().any(|change| change.wants(point))
+    }
+
+    fn at(&self, at: At, value: &Tensor) -> Result<Option<Tensor>> {
+        let rows = self.0.iter().enumerate().map(|(i, change)| {
+            let row = value.narrow(0, i, 1)?;
+            if !change.wants(at.point) {
+                return Ok(row);
+            }
+            Ok(change.at(at, &row)?.unwrap_or(row))
+        });
+        Ok(Some(Tensor::cat(&rows.collect::<Result<Vec<_>>>()?, 0)?))
+    }
+
+    fn knocked_out(&self, _: usize) -> Vec<KnockOut> {
+        vec![] // The changes of this file act on values.
     }
 }

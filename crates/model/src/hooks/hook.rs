@@ -1,8 +1,10 @@
-//! [`Hooks`] read and change values while a model runs.
+//! [`Hooks`] read and change values while a model runs: the trait, hooks from a closure, and how a pass calls them.
 
 use super::point::Point;
-use candle_core::{Result, Tensor};
+use candle_core::{Error, Result, Tensor};
+use candle_fused::attention::Hidden;
 use std::fmt;
+use std::io;
 
 /// Where in the model and the text a hook is called.
 #[derive(Debug, Clone, Copy)]
@@ -54,5 +56,139 @@ pub trait Hooks {
 impl fmt::Debug for dyn Hooks + '_ {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Hooks")
+    }
+}
+
+/// An error of any kind, as one that a hook may return. It ends the forward pass, whose caller gets it with its message and its
+/// sources as they are.
+///
+/// ```
+/// use candle_core::Result;
+/// use gpt2_model::hooks::{self, Point, on};
+///
+/// fn save(_: &candle_core::Tensor) -> std::result::Result<(), std::fmt::Error> {
+///     Err(std::fmt::Error)
+/// }
+/// let saves = on([Point::LnFinal], |_, x| {
+///     save(x).map_err(hooks::error)?;
+///     Ok(None)
+/// });
+/// ```
+pub fn error(cause: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
+    // The one variant that shows nothing of its own and passes its sources on.
+    Error::Io(io::Error::other(cause))
+}
+
+/// Hooks that call `hook` at each of `points`.
+pub fn on<F>(points: impl IntoIterator<Item = Point>, hook: F) -> impl Hooks
+where
+    F: Fn(At, &Tensor) -> Result<Option<Tensor>>,
+{
+    On { points: points.into_iter().collect(), hook }
+}
+
+struct On<F> {
+    points: Vec<Point>,
+    hook: F,
+}
+
+impl<F: Fn(At, &Tensor) -> Result<Option<Tensor>>> Hooks for On<F> {
+    fn wants(&self, point: Point) -> bool {
+        self.points.contains(&point)
+    }
+
+    fn at(&self, at: At, value: &Tensor) -> Result<Option<Tensor>> {
+        (self.hook)(at, value)
+    }
+}
+
+/// Several hooks in sequence: each gets the value after the previous ones have changed it.
+#[derive(Debug, Clone, Copy)]
+pub struct Chain<'a>(pub &'a [&'a dyn Hooks]);
+
+impl Hooks for Chain<'_> {
+    fn wants(&self, point: Point) -> bool {
+        self.0.iter().any(|hooks| hooks.wants(point))
+    }
+
+    fn at(&self, at: At, value: &Tensor) -> Result<Option<Tensor>> {
+        let mut replaced = None;
+        for hooks in self.0.iter().filter(|hooks| hooks.wants(at.point)) {
+            let current = replaced.as_ref().unwrap_or(value);
+            replaced = hooks.at(at, current)?.or(replaced);
+        }
+        Ok(replaced)
+    }
+
+    fn knocked_out(&self, layer: usize) -> Vec<KnockOut> {
+        self.0.iter().flat_map(|hooks| hooks.knocked_out(layer)).collect()
+    }
+}
+
+/// The hooks of a pass, and what they learn about it. Without hooks, nothing here has any effect.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct PassHooks<'a> {
+    pub(crate) hooks: Option<&'a dyn Hooks>,
+    pub(crate) past: usize,
+    pub(crate) cached: bool,
+    pub(crate) padding: Option<&'a Tensor>,
+}
+
+impl PassHooks<'_> {
+    /// Whether the hooks touch a layer's values or its attention.
+    pub(crate) fn touches(&self, layer: usize) -> bool {
+        let touches = |hooks: &dyn Hooks| {
+            Point::of_layer(layer).any(|point| hooks.wants(point)) || !hooks.knocked_out(layer).is_empty()
+        };
+        self.hooks.is_some_and(touches)
+    }
+
+    /// Passes `value` to a hook that wants it and returns the replacement, if any.
+    pub(crate) fn read(
+        &self,
+        point: Point,
+        value: impl FnOnce() -> Result<Tensor>,
+    ) -> Result<Option<Tensor>> {
+        let Some(hooks) = self.hooks.filter(|hooks| hooks.wants(point)) else { return Ok(None) };
+        let value = value()?;
+        let at = At { point, past: self.past, cached: self.cached, padding: self.padding };
+        let replaced = hooks.at(at, &value)?;
+        if let Some(new) = &replaced
+            && (new.dims() != value.dims() || new.dtype() != value.dtype())
+        {
+            candle_core::bail!(
+                "hook at {point}: the value is {:?} {:?}, but its replacement is {:?} {:?}",
+                value.dtype(),
+                value.dims(),
+                new.dtype(),
+                new.dims()
+            )
+        }
+        Ok(replaced)
+    }
+
+    /// `value`, or its replacement.
+    pub(crate) fn pass(&self, point: Point, value: Tensor) -> Result<Tensor> {
+        Ok(self.read(point, || Ok(value.clone()))?.unwrap_or(value))
+    }
+
+    /// A layer's knock-outs whose query is among the `t` new positions.
+    pub(crate) fn hidden(&self, layer: usize, t: usize) -> Result<Vec<Hidden>> {
+        let Some(hooks) = self.hooks else { return Ok(vec![]) };
+        let mut hidden = vec![];
+        for x in hooks.knocked_out(layer) {
+            if x.query >= self.past + t && !self.cached {
+                candle_core::bail!(
+                    "knock-out from position {} to {}: the text has positions 0 to {}",
+                    x.query,
+                    x.key,
+                    t - 1
+                )
+            }
+            if (self.past..self.past + t).contains(&x.query) {
+                hidden.push(Hidden { head: x.head, query: x.query - self.past, key: x.key });
+            }
+        }
+        Ok(hidden)
     }
 }

@@ -25,24 +25,17 @@
 //! `last_logits_only`, the last block still processes all positions if a hook wants one of its points; the
 //! result is the same.
 
-mod closure;
 mod hook;
 mod intervention;
 mod interventions;
-mod parse_error;
-mod pass;
 mod point;
 mod recorder;
 mod text;
-mod weight_rows;
 
-pub use closure::{Chain, on};
-pub use hook::{At, Hooks, KnockOut};
+pub(crate) use hook::PassHooks;
+pub use hook::{At, Chain, Hooks, KnockOut, error, on};
 pub(crate) use intervention::mean;
 pub use intervention::{Head, Intervention, Patch, Place};
 pub use interventions::Interventions;
-pub use parse_error::ParseError;
-pub(crate) use pass::PassHooks;
-pub use point::Point;
-pub use recorder::Recorder;
-pub use weight_rows::WeightRows;
+pub use point::{ParseError, Point};
+pub use recorder::{Recorder, WeightRows};

@@ -1,6 +1,5 @@
 //! The points where hooks read and change values, and their names in TransformerLens.
 
-use super::parse_error::ParseError;
 use std::fmt;
 use std::str::FromStr;
 
@@ -143,6 +142,19 @@ impl Point {
         IN_BLOCK.iter().map(move |(point, _)| point(layer))
     }
 
+    /// The points of `ln_1` of a layer: its scale, the normalized stream and its output.
+    pub(crate) fn ln_1(layer: usize) -> [Self; 3] {
+        [Ln1Scale(layer), Ln1Normalized(layer), Ln1(layer)]
+    }
+
+    /// The points of `ln_2` of a layer, as for [`ln_1`](Self::ln_1).
+    pub(crate) fn ln_2(layer: usize) -> [Self; 3] {
+        [Ln2Scale(layer), Ln2Normalized(layer), Ln2(layer)]
+    }
+
+    /// The points of `ln_f`, as for [`ln_1`](Self::ln_1).
+    pub(crate) const LN_F: [Self; 3] = [LnFinalScale, LnFinalNormalized, LnFinal];
+
     /// All points of a model with `layers` layers.
     pub fn of_model(layers: usize) -> impl Iterator<Item = Self> {
         (0..layers).flat_map(Self::of_layer).chain(OUTSIDE.iter().map(|(point, _)| *point))
@@ -212,6 +224,24 @@ impl FromStr for Point {
         found.ok_or(ParseError::HOOK_POINT)
     }
 }
+
+/// The text is not a head, an intervention or a hook point; the error says which form was expected.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ParseError(pub(super) &'static str);
+
+impl ParseError {
+    pub(super) const HOOK_POINT: Self = Self(
+        "a hook point's name in TransformerLens, such as blocks.3.attn.hook_pattern or ln_final.hook_out",
+    );
+}
+
+impl fmt::Display for ParseError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "expected {}", self.0)
+    }
+}
+
+impl std::error::Error for ParseError {}
 
 #[cfg(test)]
 mod tests {

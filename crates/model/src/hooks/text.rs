@@ -3,7 +3,7 @@
 
 use super::hook::KnockOut;
 use super::intervention::{Head, Intervention, Patch, Place};
-use super::parse_error::ParseError;
+use super::point::ParseError;
 use std::fmt;
 use std::str::FromStr;
 

@@ -36,7 +36,7 @@ impl Bench<'_> {
     }
 
     pub(super) fn block(&self) -> anyhow::Result<Vec<f64>> {
-        let block = CausalSelfAttention::load(self.weights()?.pp("h.0.attn"), &self.config)?;
+        let block = CausalSelfAttention::load(self.weights()?.pp("h.0.attn"), &self.config, 0)?;
         let inputs =
             copies_beyond_the_cache(&self.random(&[self.batch, self.tokens, self.config.n_embd])?)?;
         self.time(|run| {

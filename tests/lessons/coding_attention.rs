@@ -1,4 +1,4 @@
-//! `001_3b936f420483d060`, cell by cell.
+//! "Coding Attention Mechanisms", cell by cell.
 //!
 //! Three things that it prints are not results of its code on these inputs:
 //!
@@ -10,12 +10,12 @@
 //!   after [53]'s exercise had set `d_in` and `d_out` to 768. The output that it should have printed is in [51],
 //!   whose first head has the same seed.
 
-use super::printed_001 as printed;
+use super::coding_attention_numbers as printed;
 use super::{Printed, batch, checkpoint, words};
 use crate::common::{Result, assert_close};
 use candle_core::{D, DType, Device, Tensor};
 use candle_fused::Dropout;
-use gpt2_lessons::causal_mask::{causal_mask, masked_scores, masked_weights, renormalized_weights};
+use gpt2_lessons::causal_attention::{causal_mask, masked_scores, masked_weights, renormalized_weights};
 use gpt2_lessons::self_attention::{scale, scores};
 use gpt2_lessons::{CausalAttention, MultiHeadAttention, MultiHeadAttentionWrapper, SelfAttention, simple};
 use gpt2_model::Pass;

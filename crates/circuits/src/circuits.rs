@@ -1,11 +1,19 @@
-//! The weights of all heads, with layer norms folded in and centered.
+//! The weights of all heads, with layer norms folded in and centered, and the two circuits that they form.
 
-use crate::circuit::Circuit;
 use candle_core::{DType, Device, Result, Tensor};
 use gpt2_model::finite::all_finite;
 use gpt2_model::hooks::Head;
 use gpt2_model::{Block, Gpt2LMHeadModel, HeadWeights, LayerNorm};
 use std::sync::OnceLock;
+
+/// What a head does with a token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Circuit {
+    /// Where it attends: the score of each key's token for each query's token.
+    Qk,
+    /// What it writes: the change of each token's logit when it attends to a token.
+    Ov,
+}
 
 /// A head's matrices on the CPU, in f32, or in f64 for a model in f64.
 #[derive(Debug)]

@@ -1,4 +1,4 @@
-//! `003_fa08c9926b7972e4`: causal self-attention by its formulas, and why scores are divided by `√d`.
+//! "The Mechanics of Causal Self Attention": causal self-attention by its formulas, and why scores are divided by `√d`.
 //!
 //! It prints no number. Its claims: `E[q·k]` = 0 and `Var(q·k)` = d for independent entries of variance 1,
 //! `Var(q·k/√d)` = 1, the rows of the weights are distributions over no later words, and heads go side by side.
@@ -6,7 +6,7 @@
 use super::normal;
 use crate::common::{Result, assert_close};
 use candle_core::{D, DType, Device, Tensor};
-use gpt2_lessons::causal_mask::{causal_mask, masked_weights};
+use gpt2_lessons::causal_attention::{causal_mask, masked_weights};
 use gpt2_lessons::self_attention::{scale, scores};
 use gpt2_lessons::{PerHeadAttention, PerHeadSizes, simple};
 use gpt2_model::init;

@@ -1,4 +1,4 @@
-//! The numbers that `001_3b936f420483d060` prints, by the cell that prints them.
+//! The numbers that "Coding Attention Mechanisms" prints, by the cell that prints them.
 
 const INF: f64 = f64::INFINITY;
 

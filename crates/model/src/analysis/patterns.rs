@@ -1,23 +1,19 @@
-//! Scores heads on repeated random tokens, to find previous-token, duplicate-token and induction heads.
-//!
-//! In random tokens nothing but the repetition is predictable, so a head that uses it stands out (Elhage et al. 2021,
-//! "A Mathematical Framework for Transformer Circuits"; Olsson et al. 2022, "In-context Learning and Induction Heads";
-//! Wang et al. 2022, "Interpretability in the Wild", for duplicate-token heads).
+//! What attention's patterns show: the scores of heads on repeated tokens, and rollout through the layers.
 
-use super::wide::wide;
+use super::metric::wide;
 use crate::hooks::{Chain, Hooks, Point, on};
 use crate::{ForwardArgs, Gpt2Model};
-use candle_core::{Result, Tensor};
+use candle_core::{D, DType, Result, Tensor};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::cell::RefCell;
 
-/// Texts of random tokens, each of which comes several times in the same order.
+/// Texts of random tokens, repeated several times in the same order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RepeatedTokens {
     /// The ids of each text, all of the same length: perhaps a token that begins every text, then the repetitions.
     pub rows: Vec<Vec<u32>>,
-    /// How many tokens are repeated.
+    /// The number of tokens that are repeated.
     pub length: usize,
     /// Whether a text begins with a token that is not repeated.
     pub begins: bool,
@@ -65,7 +61,7 @@ impl RepeatedTokens {
         (1..).map_while(move |k| query.checked_sub(k * self.length)).take_while(move |&copy| copy >= first)
     }
 
-    /// How many earlier copies a token has on average: Olsson et al.'s prefix matching score is the mean over all of these
+    /// The mean number of earlier copies of a token: Olsson et al.'s prefix matching score is the mean over all of these
     /// entries, so it is [`HeadScores::induction`] divided by this number.
     #[must_use]
     pub fn copies_per_query(&self) -> f64 {
@@ -113,7 +109,13 @@ pub fn chance_scores(texts: &RepeatedTokens) -> [f64; 3] {
     kinds(texts, uniform)
 }
 
-/// The scores of each head on repeated tokens. `hooks` act in every run; they must not change the shape of the weights.
+/// The scores of each head on repeated tokens: they find previous-token, duplicate-token and induction heads.
+///
+/// In random tokens nothing but the repetition is predictable, so a head that uses it stands out (Elhage et al. 2021,
+/// "A Mathematical Framework for Transformer Circuits"; Olsson et al. 2022, "In-context Learning and Induction Heads";
+/// Wang et al. 2022, "Interpretability in the Wild", for duplicate-token heads).
+///
+/// `hooks` act in every run; they must not change the shape of the weights.
 ///
 /// # Shapes
 /// -> L layers of H scores
@@ -180,9 +182,47 @@ fn kinds(texts: &RepeatedTokens, weight: impl Fn(usize, usize) -> f64) -> [f64; 
     ]
 }
 
+/// Attention rollout (Abnar & Zuidema 2020, "Quantifying Attention Flow in Transformers", §3).
+///
+/// How much of each input token each position holds after every layer, if attention alone moved information: the
+/// product of the layers' matrices `(A + I) / 2`, where A is the mean over the heads and I represents the residual
+/// stream.
+///
+/// # Shapes
+/// each of `attentions` (B, H, T, T), as [`ForwardArgs::output_attentions`] gives them -> L tensors (B, T, T): row i of
+/// the l-th describes position i after block l and sums to 1
+///
+/// [`ForwardArgs::output_attentions`]: crate::ForwardArgs::output_attentions
+///
+/// # Errors
+/// When a layer's weights are not square, or differ in shape from the first layer's.
+pub fn attention_rollout(attentions: &[Tensor]) -> Result<Vec<Tensor>> {
+    let mut rollout: Vec<Tensor> = vec![];
+    for weights in attentions {
+        let (_, _, t, s) = weights.dims4()?;
+        if t != s {
+            candle_core::bail!(
+                "attention rollout: weights {:?} come from a cache, expected T x T",
+                weights.dims()
+            )
+        }
+        let mean = weights.to_dtype(DType::F32)?.mean(1)?; // (B, T, T)
+        let mixed = ((mean.broadcast_add(&Tensor::eye(t, DType::F32, weights.device())?))? * 0.5)?;
+        // Padding rows attend to nothing, so they sum to one half.
+        let mixed = mixed.broadcast_div(&mixed.sum_keepdim(D::Minus1)?)?;
+        let next = match rollout.last() {
+            Some(before) => mixed.matmul(before)?,
+            None => mixed,
+        };
+        rollout.push(next);
+    }
+    Ok(rollout)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use candle_core::Device;
 
     #[test]
     fn each_kind_of_head_has_its_diagonals() {
@@ -212,5 +252,48 @@ mod tests {
         // The squares of the deviations are 4, 1, 0 and 9: the variance is 14 / 3.
         assert!((score.standard_error - (14.0f64 / 3.0 / 4.0).sqrt()).abs() < 1e-12);
         assert!(Score::of(&[1.0]).standard_error.is_nan());
+    }
+
+    #[test]
+    fn it_is_the_product_of_the_layers() -> Result<()> {
+        let layer = |w: f32| {
+            Tensor::new(&[[1f32, 0., 0.], [w, 1. - w, 0.], [0.2, 0.3, 0.5]], &Device::Cpu)?
+                .reshape((1, 1, 3, 3))
+        };
+        let other = Tensor::new(&[[1f32, 0., 0.], [1., 0., 0.], [0., 1., 0.]], &Device::Cpu)?
+            .reshape((1, 1, 3, 3))?;
+        let two_heads = Tensor::cat(&[layer(0.5)?, other], 1)?; // (1, 2, 3, 3)
+        let rollout = attention_rollout(&[two_heads, layer(0.25)?])?;
+        // Computed by hand: the first layer's mean, with the residual added to its rows.
+        let first = [[1.0f32, 0.0, 0.0], [0.375, 0.625, 0.0], [0.05, 0.325, 0.625]];
+        let mixed = [[1.0f32, 0.0, 0.0], [0.125, 0.875, 0.0], [0.1, 0.15, 0.75]];
+        let mut product = [[0.0f32; 3]; 3];
+        for i in 0..3 {
+            for j in 0..3 {
+                product[i][j] = (0..3).map(|k| mixed[i][k] * first[k][j]).sum();
+            }
+        }
+        for (got, expected) in [(&rollout[0], first), (&rollout[1], product)] {
+            let got = got.squeeze(0)?.to_vec2::<f32>()?;
+            for (got, expected) in got.iter().flatten().zip(expected.iter().flatten()) {
+                assert!((got - expected).abs() < 1e-6, "{got}, not {expected}");
+            }
+        }
+        assert!(attention_rollout(&[Tensor::zeros((1, 1, 1, 3), DType::F32, &Device::Cpu)?]).is_err());
+        Ok(())
+    }
+
+    #[test]
+    fn a_row_of_padding_holds_its_own_token_and_every_row_sums_to_1() -> Result<()> {
+        // The first token is padding: it attends to nothing, and nothing attends to it.
+        let layer = Tensor::new(&[[0f32, 0., 0.], [0., 1., 0.], [0., 0.5, 0.5]], &Device::Cpu)?;
+        let layer = layer.reshape((1, 1, 3, 3))?;
+        let rollout = attention_rollout(&[layer.clone(), layer])?;
+        let first = [[1f32, 0., 0.], [0., 1., 0.], [0., 0.25, 0.75]];
+        let second = [[1f32, 0., 0.], [0., 1., 0.], [0., 0.4375, 0.5625]];
+        for (got, expected) in rollout.iter().zip([first, second]) {
+            assert_eq!(got.squeeze(0)?.to_vec2::<f32>()?, expected);
+        }
+        Ok(())
     }
 }

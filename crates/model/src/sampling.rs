@@ -3,12 +3,10 @@
 //! The steps run in the same order as in transformers' `generate`: repetition penalty, temperature,
 //! top-k, top-p, draw.
 
-mod ranked;
-
 use candle_core::Result;
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
-use ranked::Ranked;
+use std::cmp::Ordering;
 
 /// How to choose the next token from the logits.
 #[derive(Debug, Clone, PartialEq)]
@@ -157,6 +155,41 @@ struct Kept {
 
 fn id(index: usize) -> Result<u32> {
     u32::try_from(index).map_err(candle_core::Error::wrap)
+}
+
+/// The number of tokens to sort at first; each further step sorts three times the number that is already sorted. A draw rarely looks
+/// further than the first ones, and to sort a whole vocabulary takes milliseconds.
+const FIRST: usize = 64;
+
+/// Tokens and their logits, the highest first; of equal ones, the lower token first.
+struct Ranked {
+    tokens: Vec<(usize, f32)>,
+    /// The number of tokens in order; all others come after these.
+    sorted: usize,
+}
+
+fn descending(a: &(usize, f32), b: &(usize, f32)) -> Ordering {
+    b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
+}
+
+impl Ranked {
+    fn new(logits: &[f32]) -> Self {
+        Self { tokens: logits.iter().copied().enumerate().collect(), sorted: 0 }
+    }
+
+    /// The token of this rank, and its logit.
+    fn get(&mut self, rank: usize) -> (usize, f32) {
+        while rank >= self.sorted && self.sorted < self.tokens.len() {
+            let rest = &mut self.tokens[self.sorted..];
+            let next = (3 * self.sorted).max(FIRST).min(rest.len());
+            if next < rest.len() {
+                rest.select_nth_unstable_by(next, descending);
+            }
+            rest[..next].sort_unstable_by(descending);
+            self.sorted += next;
+        }
+        self.tokens[rank]
+    }
 }
 
 #[cfg(test)]

@@ -1,9 +1,41 @@
-//! Direct logit attribution: what each part of the model adds to a logit on its own.
+//! Where logits come from: the logit lens, and what each part of the model adds to a logit on its own.
 
-use super::{Metric, wide::wide};
+use super::metric::{Metric, wide};
 use crate::hooks::{Chain, Hooks, Point, Recorder};
-use crate::{ForwardArgs, Gpt2LMHeadModel};
-use candle_core::{DType, Device, Result, Tensor};
+use crate::{Block, ForwardArgs, Gpt2LMHeadModel, HeadWeights};
+use candle_core::{DType, Device, Module, Result, Tensor};
+
+/// What the model would predict after each block: the logit lens (nostalgebraist 2020, "interpreting GPT: the logit lens").
+/// The logits of one position, read from the residual stream before the first block and after each block by applying
+/// `ln_f` and `lm_head` directly. `hooks` act in the run. The last row holds the model's own logits.
+///
+/// # Shapes
+/// `input_ids` (B, T), `position` below T -> (L + 1, B, V)
+///
+/// # Errors
+/// When `position` is not below T, and for the errors of [`Gpt2LMHeadModel::forward`].
+pub fn logit_lens(
+    model: &Gpt2LMHeadModel,
+    input_ids: &Tensor,
+    position: usize,
+    hooks: Option<&dyn Hooks>,
+) -> Result<Tensor> {
+    let t = input_ids.dim(1)?;
+    if position >= t {
+        candle_core::bail!(
+            "logit lens: position {position} of a text of {t} tokens, expected 0 to {}",
+            t.saturating_sub(1)
+        )
+    }
+    let args = ForwardArgs { output_hidden_states: true, hooks, ..Default::default() };
+    let states = model.transformer.forward(input_ids, args)?.hidden_states; // L + 1 of (B, T, C), the last one after `ln_f`
+    let rows = states.iter().enumerate().map(|(i, state)| {
+        let row = state.narrow(1, position, 1)?.squeeze(1)?; // (B, C)
+        if i + 1 == states.len() { Ok(row) } else { model.transformer.ln_f.forward(&row) }
+    });
+    let rows = Tensor::stack(&rows.collect::<Result<Vec<_>>>()?, 0)?; // (L + 1, B, C)
+    model.lm_head.forward(&rows)
+}
 
 /// What counts as a head's share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -115,7 +147,7 @@ pub fn direct_attribution(
         stream = meet(&(stream + &mlp)?, Point::ResidPost(layer))?;
         let mut z = last(Point::Z(layer))?.reshape((attn.n_head(), 1, ()))?; // (H, 1, D)
         if centering == Centering::Centered {
-            let constants = Tensor::stack(&attn.constant_values(&blocks[layer].ln_1)?, 0)?; // (H, D)
+            let constants = Tensor::stack(&constant_values(&blocks[layer])?, 0)?; // (H, D)
             z = (z - constants.unsqueeze(1)?)?;
         }
         let w_o = wide(&attn.c_proj.weight()?)?.reshape((attn.n_head(), z.dim(2)?, ()))?; // (H, D, C)
@@ -141,6 +173,14 @@ pub fn direct_attribution(
         final_bias: (wide(&ln_f.bias)? * unembedding)?.sum_all()?.to_scalar()?,
         total,
     })
+}
+
+/// The part of each head's z that does not depend on what it attends to, as its weights sum to 1: `b_v + β·W_v` with β of the
+/// layer norm before, (D) in f64.
+fn constant_values(block: &Block) -> Result<Vec<Tensor>> {
+    let bias = wide(&block.ln_1.bias)?.unsqueeze(0)?; // (1, C)
+    let of_head = |head: &HeadWeights| bias.matmul(&wide(&head.v)?)?.squeeze(0)? + wide(&head.v_bias)?;
+    block.attn.head_weights()?.iter().map(of_head).collect()
 }
 
 /// The direction of the metric in the output of `ln_f`, (C) in f64.

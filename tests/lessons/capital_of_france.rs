@@ -1,4 +1,4 @@
-//! `002_4cdd2acc7d76054e`: `softmax(Q·Kᵀ/√d_k)·V`, then heads with separate matrices and `W_O`.
+//! The text that starts from "What is the capital of France?": `softmax(Q·Kᵀ/√d_k)·V`, then heads with separate matrices and `W_O`.
 //!
 //! Its vectors (39 numbers) are examples of an embedding that the text does not give, and they contradict each
 //! other: the text says that row 2 of its matrix M is the second token's vector, whose first number it prints

@@ -1,4 +1,4 @@
-//! `004_a3b10401148b1338`: the same steps with biases, compared with PyTorch's results; it prints none of its own.
+//! "Implementing GPT-Style Attention": the same steps with biases, compared with PyTorch's results; it prints none of its own.
 //!
 //! In three places its text disagrees with its mechanism:
 //!
@@ -27,11 +27,11 @@ fn its_classes_give_pytorchs_results() -> Result {
     Ok(())
 }
 
-/// It starts from the words of `001_3b936f420483d060`, so its first results are the same as there.
+/// It starts from the words of "Coding Attention Mechanisms", so its first results are the same as there.
 #[test]
-fn its_first_steps_are_those_of_document_001() -> Result {
+fn its_first_steps_are_those_of_coding_attention() -> Result {
     let context = simple::self_attention(&words()?)?;
-    Printed::new("context_vecs", &context, &super::printed_001::CONTEXT)?.check();
+    Printed::new("context_vecs", &context, &super::coding_attention_numbers::CONTEXT)?.check();
     Ok(())
 }
 

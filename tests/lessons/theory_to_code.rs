@@ -1,4 +1,4 @@
-//! `000_4b640e2881ba5b39`: GPT-2's block on [4, 12, 6] with 3 heads, described by its shapes.
+//! The text on the path from theory to code: GPT-2's block on [4, 12, 6] with 3 heads, described by its shapes.
 
 use super::{Printed, stored};
 use crate::common::{Result, assert_close};
@@ -19,7 +19,7 @@ fn block() -> Result<CausalSelfAttention> {
     }
     let vb = VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu);
     let config = Config { n_embd: 6, n_head: 3, n_positions: 12, ..Config::gpt2() };
-    Ok(CausalSelfAttention::load(vb.pp("fused"), &config)?)
+    Ok(CausalSelfAttention::load(vb.pp("fused"), &config, 0)?)
 }
 
 /// Every shape in its text and comments, in the order of its forward pass.
