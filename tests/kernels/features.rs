@@ -3,10 +3,11 @@
 
 use crate::common::{Result, cases};
 use candle_core::{D, DType, Device, Tensor, Var};
+use candle_fused::Dropout;
 use candle_fused::Implementation::{self, Eager, Fused};
 use candle_fused::attention::{Chosen, Hidden, Mask, Sdpa, Wanted, Window};
-use candle_fused::{Dispatch, Dropout};
 use proptest::prelude::*;
+use std::sync::Arc;
 
 #[derive(Debug, Clone)]
 struct Case {
@@ -50,7 +51,7 @@ impl Case {
         ])
     }
 
-    fn slopes(&self) -> Option<Vec<f32>> {
+    fn slopes(&self) -> Option<Arc<[f32]>> {
         self.alibi.then(|| (0..self.heads()).map(|h| 0.5 / (h + 1) as f32).collect())
     }
 
@@ -87,11 +88,14 @@ impl Case {
     }
 
     fn attention(&self, implementation: Implementation) -> Result<Sdpa> {
-        let scale = 1. / (self.d as f64).sqrt();
-        Ok(Sdpa::new(scale, self.window, Dispatch::new(implementation, &Device::Cpu))
-            .with_softcap(self.softcap)
-            .with_alibi(self.slopes().as_deref())
-            .with_dropout(self.dropping.then(|| Dropout::new(0.25, self.seed, 1)).transpose()?))
+        Ok(Sdpa {
+            window: self.window,
+            softcap: self.softcap,
+            slopes: self.slopes(),
+            dropout: self.dropping.then(|| Dropout::new(0.25, self.seed, 1)).transpose()?,
+            implementation,
+            ..Sdpa::default()
+        })
     }
 
     /// The context (B, T, H, Dv), weights of two heads, summary, and gradients of q, k and v, all in f64.

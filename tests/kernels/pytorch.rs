@@ -2,9 +2,9 @@
 
 use crate::common::{Result, data};
 use candle_core::{DType, Device, Tensor, Var};
-use candle_fused::Dispatch;
 use candle_fused::Implementation::{Eager, Fused};
 use candle_fused::attention::{Mask, Sdpa, Window};
+use std::sync::Arc;
 
 /// The files, and what `scripts/make_attention_reference.py` gave PyTorch for each.
 const CASES: [(&str, Window, Option<f64>); 9] = [
@@ -25,15 +25,13 @@ fn context_and_gradients_are_pytorchs() -> Result {
         let file = data("attention").join(format!("{name}.safetensors"));
         let stored = candle_core::safetensors::load(file, &Device::Cpu)?;
         let get = |name: &str| stored.get(name).ok_or_else(|| format!("no {name}"));
-        let slopes = stored.get("slopes").map(Tensor::to_vec1::<f32>).transpose()?;
+        let slopes: Option<Arc<[f32]>> =
+            stored.get("slopes").map(Tensor::to_vec1::<f32>).transpose()?.map(Arc::from);
         for (implementation, dtype, tolerance) in [(Eager, DType::F64, 1e-7), (Fused, DType::F32, 3e-6)] {
             let variable =
                 |name: &str| -> Result<Var> { Ok(Var::from_tensor(&get(name)?.to_dtype(dtype)?)?) };
             let (q, k, v) = (variable("q")?, variable("k")?, variable("v")?);
-            let scale = 1. / (q.dim(3)? as f64).sqrt();
-            let sdpa = Sdpa::new(scale, window, Dispatch::new(implementation, &Device::Cpu))
-                .with_softcap(softcap)
-                .with_alibi(slopes.as_deref());
+            let sdpa = Sdpa { window, softcap, slopes: slopes.clone(), implementation, ..Sdpa::default() };
             let mask = Mask { added: stored.get("added"), ..Mask::default() };
             let context = sdpa.forward(&q, &k, &v, mask)?.transpose(1, 2)?; // (B, H, T, Dv)
             let gradients = (&context * get("grad")?.to_dtype(dtype)?)?.sum_all()?.backward()?;

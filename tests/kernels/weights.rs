@@ -3,10 +3,11 @@
 mod odd;
 
 use crate::common::{Result, cases, max_abs, some_padding};
+use crate::packed_views;
 use candle_core::{D, DType, Device, Tensor, Var};
+use candle_fused::Dropout;
 use candle_fused::Implementation::{self, Eager, Fused};
-use candle_fused::attention::{Attended, Chosen, Hidden, Mask, Sdpa, Summary, Wanted, packed_part};
-use candle_fused::{Dispatch, Dropout};
+use candle_fused::attention::{Attended, Chosen, Hidden, Mask, Sdpa, Summary, Wanted};
 use gpt2_view::{HeadSummary, QueryNumbers, summarize};
 use proptest::prelude::*;
 
@@ -30,10 +31,8 @@ impl Case {
 
     /// `packed` (B, S, 3, H, D)
     fn of(packed: &Tensor, t: usize) -> Result<Self> {
-        let s = packed.dim(1)?;
-        let part = |i| packed_part(packed, i); // (B, H, S, D), strided
-        let q = part(0)?.narrow(2, s - t, t)?;
-        Ok(Self { q, k: part(1)?, v: part(2)?, padding: None, hidden: vec![], dropout: None })
+        let [q, k, v] = packed_views(packed, t)?;
+        Ok(Self { q, k, v, padding: None, hidden: vec![], dropout: None })
     }
 
     fn cast(&self, dtype: DType) -> Result<Self> {
@@ -44,10 +43,8 @@ impl Case {
 
     fn run(&self, implementation: Implementation, wanted: Wanted) -> candle_core::Result<Attended> {
         let mask = Mask { padding: self.padding.as_ref(), hidden: &self.hidden, ..Mask::default() };
-        let dispatch = Dispatch::of(implementation, &self.q);
-        Sdpa::causal(1. / (self.q.dim(3)? as f64).sqrt(), dispatch)
-            .with_dropout(self.dropout)
-            .attend(&self.q, &self.k, &self.v, mask, wanted)
+        let attention = Sdpa { dropout: self.dropout, implementation, ..Sdpa::default() };
+        attention.attend(&self.q, &self.k, &self.v, mask, wanted)
     }
 
     fn weights(&self, implementation: Implementation, chosen: Chosen) -> candle_core::Result<Tensor> {

@@ -43,7 +43,6 @@ mod team;
 mod test_numbers;
 mod vector;
 
-pub use attention::{CausalBias, Mask, Sdpa};
 pub use candle_core;
 pub use cross_entropy::{cross_entropies, cross_entropy, linear_cross_entropy};
 pub use dispatch::{Dispatch, Implementation};

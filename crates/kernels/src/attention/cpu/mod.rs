@@ -11,23 +11,13 @@
 mod backward;
 mod blocks;
 mod forward;
-mod gradients;
-mod heads;
-mod log_sum;
 mod operation;
-mod output;
 mod pack;
 mod problem;
-mod row_summary;
 mod rows;
-mod sizes;
 mod summary;
-#[cfg(test)]
-mod tests;
 mod tile;
-mod tile_task;
 mod weights;
 
 pub(super) use operation::CpuAttention;
-pub(super) use summary::{RowSummary, key_position};
 pub(super) use weights::CpuWeights;
