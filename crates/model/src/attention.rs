@@ -81,7 +81,13 @@ impl CausalSelfAttention {
             bias: place.bias.clone(),
             heads,
             order: config.qkv_order(),
-            attention: Sdpa::causal(scale, place.dispatch).with_heads(heads),
+            attention: Sdpa {
+                scale: Some(scale),
+                heads: Some(heads),
+                bias: Some(place.bias.clone()),
+                implementation: place.dispatch.implementation(),
+                ..Sdpa::default()
+            },
             layer_idx: place.layer_idx,
             attn_pdrop: config.attn_pdrop,
             resid_pdrop: config.resid_pdrop,
@@ -103,7 +109,7 @@ impl CausalSelfAttention {
     /// The factor on the scores: `1 / sqrt(D)`, unless the config says otherwise.
     #[must_use]
     pub fn scale(&self) -> f64 {
-        self.attention.scale()
+        self.attention.scale_for(self.heads.dim)
     }
 
     /// Where queries, keys and values lie in the output of `c_attn`.
@@ -230,7 +236,7 @@ impl CausalSelfAttention {
 
     fn attention(&self, training: Option<Training>) -> Result<Sdpa> {
         let dropout = dropout(training, self.attn_pdrop, self.layer_idx, Site::Weights)?;
-        Ok(self.attention.clone().with_bias(&self.bias).with_dropout(dropout))
+        Ok(Sdpa { dropout, ..self.attention.clone() })
     }
 
     /// q from `x`, or from its last position, and k and v from the cache and `x`: strided views (B, H, T, D) or (B, H,

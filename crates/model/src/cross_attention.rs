@@ -10,7 +10,7 @@ use crate::parameters::Visitor;
 use crate::training::{Site, Training, dropout};
 use crate::{Conv1D, HeadLayout};
 use candle_core::{Result, Tensor};
-use candle_fused::attention::{Attended, Mask, Sdpa, Wanted};
+use candle_fused::attention::{Attended, Mask, Sdpa, Wanted, Window};
 
 /// What an encoder gives to cross-attention. A cache keeps the keys and values computed from it, so pass the same tensor with
 /// every further token.
@@ -48,7 +48,13 @@ impl CrossAttention {
             q_attn: place.conv1d("q_attn", (c, c), stdev)?,
             c_proj: place.conv1d("c_proj", (c, c), config.residual_stdev())?,
             heads,
-            attention: Sdpa::full(scale, place.dispatch).with_heads(heads),
+            attention: Sdpa {
+                scale: Some(scale),
+                window: Window::ALL,
+                heads: Some(heads),
+                implementation: place.dispatch.implementation(),
+                ..Sdpa::default()
+            },
             layer_idx: place.layer_idx,
             attn_pdrop: config.attn_pdrop,
             resid_pdrop: config.resid_pdrop,
@@ -86,7 +92,8 @@ impl CrossAttention {
         }; // (B, H, S, D)
         let dropout = dropout(training, self.attn_pdrop, self.layer_idx, Site::CrossWeights)?;
         let mask = Mask { padding: encoder.attention_mask, ..Mask::default() };
-        let mut attended = self.attention.clone().with_dropout(dropout).attend(&q, &k, &v, mask, wanted)?;
+        let attention = Sdpa { dropout, ..self.attention.clone() };
+        let mut attended = attention.attend(&q, &k, &v, mask, wanted)?;
         attended.context = attended.context.flatten_from(2)?; // (B, T, C)
         Ok(attended)
     }
