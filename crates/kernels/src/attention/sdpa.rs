@@ -10,7 +10,7 @@ use super::request::Inputs;
 use super::window::{CausalBias, Window};
 use crate::dispatch::Implementation;
 use crate::dropout::Dropout;
-use candle_core::{DType, Device, Result, Tensor};
+use candle_core::{DType, Device, Layout, Result, Tensor};
 use std::sync::Arc;
 
 /// Scaled dot-product attention (SDPA) and its options, the same for every call. The default is GPT-2's and Llama's: causal
@@ -110,7 +110,7 @@ impl Sdpa {
     /// The GPU kernel that computes this, if the caller asked for one and this build has it.
     #[cfg_attr(not(any(feature = "cuda", feature = "metal")), allow(clippy::unnecessary_wraps))]
     fn gpu_kernel(&self, inputs: &Inputs, dropout: Option<WeightDropout>) -> Result<Option<GpuKernel>> {
-        let [q, k, v] = inputs.layouts.each_ref().map(|layout| layout.dims());
+        let [q, k, v] = inputs.layouts.each_ref().map(Layout::dims);
         let plain = self.window == Window::CAUSAL && self.softcap.is_none() && self.slopes.is_none();
         let plain = plain && !inputs.added && !inputs.first && q[1] == k[1] && q[3] == v[3] && q[2] <= k[2];
         if !plain || !self.may_fuse(inputs) || dropout.is_some_and(|dropout| !dropout.is_first()) {

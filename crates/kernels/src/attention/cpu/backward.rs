@@ -303,7 +303,7 @@ impl<E: Element> HeadBackward<'_, E> {
                 let p = &p[before * KEYS + c..];
                 let v = &v[(first + before) * width..];
                 let out = &mut out[(start + c) * width..];
-                add_rows::<S, M, N>(simd, (after - before, width), (p, v, out), strides);
+                add_rows::<S, M, N>(simd, after - before, width, p, v, out, strides);
             }
         }
         for r in (0..rows).step_by(M) {
@@ -311,7 +311,7 @@ impl<E: Element> HeadBackward<'_, E> {
             let strides = Strides { p: (KEYS, 1), v: width, out: width };
             let (p, v) = (&d_scores[r * KEYS + before..], &keys[(start + before) * width..]);
             let out = &mut dq[(first + r) * width..];
-            add_rows::<S, M, N>(simd, (after.saturating_sub(before), width), (p, v, out), strides);
+            add_rows::<S, M, N>(simd, after.saturating_sub(before), width, p, v, out, strides);
         }
     }
 }

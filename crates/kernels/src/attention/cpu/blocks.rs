@@ -184,8 +184,11 @@ unsafe fn accumulate<S: Simd, const M: usize, const N: usize>(
 #[inline(always)]
 pub(super) fn add_rows<S: Simd, const M: usize, const N: usize>(
     simd: S,
-    (depth, columns): (usize, usize),
-    (p, v, out): (&[f32], &[f32], &mut [f32]),
+    depth: usize,
+    columns: usize,
+    p: &[f32],
+    v: &[f32],
+    out: &mut [f32],
     strides: Strides,
 ) {
     let lanes = S::F32_LANES;

@@ -1,7 +1,7 @@
 //! The forward pass: which thread computes which queries, and in what order.
 
 use super::blocks::{Blocks, FEW_QUERIES, QUERIES};
-use super::pack::PackedHead;
+use super::pack::{PackSizes, PackedHead};
 use super::problem::{HeadAt, LogSum, Problem, SharedOutput};
 use super::rows::{Partial, Span};
 use super::tile::{QueryTile, Scratch, TileTask};
@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// With this many heads per thread, the last heads to finish are a small part of the whole.
 const HEADS_PER_THREAD: usize = 4;
 
-/// A forward pass over all queries: [`CpuAttention`](super::operation::CpuAttention)'s work.
+/// A forward pass over all queries: [`CpuAttention`](super::CpuAttention)'s work.
 pub(super) struct Forward<'a, E, K = E> {
     pub(super) problem: &'a Problem<'a, E, K>,
     /// (B, T, H, Dv); the pass writes every number.
@@ -75,7 +75,8 @@ impl<E: Element, K: Element> WithSimd for Forward<'_, E, K> {
         let group = self.problem.group();
         assert!(heads.len() == batch * key_heads * group); // `out` is written head by head
         let width = dv.next_multiple_of(S::F32_LANES);
-        let (panel, columns) = (Blocks::of::<S>().panel::<S>(), Blocks::of::<S>().columns::<S>());
+        let blocks = Blocks::of::<S>();
+        let sizes = PackSizes { panel: blocks.panel::<S>(), width, columns: blocks.columns::<S>() };
         let Problem { k, v, .. } = self.problem;
         // Dropout scales up the weights that it keeps.
         #[allow(clippy::cast_possible_truncation)] // a factor on f32 weights
@@ -90,7 +91,7 @@ impl<E: Element, K: Element> WithSimd for Forward<'_, E, K> {
         } else {
             let pack = |n| {
                 let mut packed = PackedHead::default();
-                packed.pack(k, v, of_keys(n), (panel, width, columns), largest_weight);
+                packed.pack(k, v, of_keys(n), sizes, largest_weight);
                 packed
             };
             (0..batch * key_heads).into_par_iter().map(pack).collect()
@@ -112,7 +113,7 @@ impl<E: Element, K: Element> WithSimd for Forward<'_, E, K> {
                     return;
                 }
                 if whole_heads {
-                    own.pack(k, v, of_keys(task), (panel, width, columns), largest_weight);
+                    own.pack(k, v, of_keys(task), sizes, largest_weight);
                     // All heads take a tile in turn, so that the keys they share are still in the cache.
                     for tile in 0..tiles {
                         heads[task * group..(task + 1) * group]

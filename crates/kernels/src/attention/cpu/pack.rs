@@ -89,6 +89,17 @@ fn blocks_into<E: Element>(out: &mut Vec<f32>, x: &Heads<E>, head: HeadAt, width
     }
 }
 
+/// How the forward pass lays out a head.
+#[derive(Clone, Copy)]
+pub(super) struct PackSizes {
+    /// The keys of a panel.
+    pub(super) panel: usize,
+    /// Dv, padded to whole vectors.
+    pub(super) width: usize,
+    /// The columns of a block of values.
+    pub(super) columns: usize,
+}
+
 /// One head's keys and values for the forward pass.
 #[derive(Default)]
 pub(super) struct PackedHead {
@@ -110,11 +121,11 @@ impl PackedHead {
         k: &Heads<E>,
         v: &Heads<E>,
         head: HeadAt,
-        (panel, width, columns): (usize, usize, usize),
+        sizes: PackSizes,
         largest_weight: f32,
     ) {
-        panels_into(&mut self.keys, k, head, panel, 1.0);
-        blocks_into(&mut self.values, v, head, width, columns);
+        panels_into(&mut self.keys, k, head, sizes.panel, 1.0);
+        blocks_into(&mut self.values, v, head, sizes.width, sizes.columns);
         let largest = f32::MAX / (2 * k.dims[2]) as f32 / HEADROOM.exp2() / largest_weight;
         // NaN compares as false.
         let small = |row: &[f32]| row.iter().fold(true, |all, x| all & (x.abs() <= largest));

@@ -317,7 +317,7 @@ impl<E: Element, K: Element> QueryTile<'_, E, K> {
                     (self.seen(r, start, keys).start, self.seen(r + M - 1, start, keys).end);
                 let p = &scratch.scores[r * KEYS + before..];
                 let (v, out) = (&v[(start + before) * columns..], &mut scratch.context[r * self.width + c..]);
-                add_rows::<S, M, N>(simd, (after.saturating_sub(before), columns), (p, v, out), strides);
+                add_rows::<S, M, N>(simd, after.saturating_sub(before), columns, p, v, out, strides);
             }
         }
     }

@@ -133,8 +133,17 @@ const THREADS: u32 = 128;
 const DELTA_ROWS: usize = 16;
 /// The fewest keys per block in decoding: with fewer, merging takes longer than decoding.
 const MIN_SPLIT_KEYS: usize = 64;
-/// Tiles in f32: own rows, other rows, and the length of a row of weights in shared memory.
-const F32_TILE: (usize, usize, usize) = (64, 32, 36);
+/// A tile in f32.
+struct F32Tile {
+    /// The rows of the block itself.
+    own: usize,
+    /// The rows that it meets at a time.
+    others: usize,
+    /// The length of a row of weights in shared memory.
+    weight_row: usize,
+}
+
+const F32_TILE: F32Tile = F32Tile { own: 64, others: 32, weight_row: 36 };
 
 /// What an attention computes, as numbers.
 struct Sizes {
@@ -232,7 +241,7 @@ impl Plan {
         }
         let bits = |queries: usize, keys: usize| if masked { 2 * queries * keys / 8 } else { 0 };
         let (queries, shared) = if dtype == DType::F32 {
-            let (own, others, weight_row) = F32_TILE;
+            let F32Tile { own, others, weight_row } = F32_TILE;
             let rows = (own + 2 * others) * (d + 4); // q, k and v
             (own, (rows + own * weight_row) * size + bits(own, others))
         } else {
@@ -260,14 +269,14 @@ impl BackwardPlan {
         let &Sizes { name, size, b, h, t, s, d, .. } = &sizes;
         let own = 64;
         let others = match dtype {
-            DType::F32 => F32_TILE.1,
+            DType::F32 => F32_TILE.others,
             _ if gpu.capability < 80 => 32,
             _ => sizes.others(),
         };
         // Tiles of (rows of D, numbers, bits) for kernels whose block meets `queries` and `keys`.
         let shared = |queries: usize, keys: usize| {
             let rows = if dtype == DType::F32 {
-                let weight_row = F32_TILE.2;
+                let weight_row = F32_TILE.weight_row;
                 ((2 * own + 2 * others) * (d + 4) + 2 * own * weight_row) * 4 + 2 * queries * 4
             } else {
                 (2 * own + 4 * others) * (d + 8) * size + 4 * queries * 4

@@ -241,7 +241,7 @@ impl Case {
         if gradient { 1.5 * place } else { 1.1 * kept * place }
     }
 
-    #[allow(clippy::print_stdout)] // the errors, for whoever asks with --nocapture
+    #[allow(clippy::print_stdout)] // the errors, shown with --nocapture
     fn check(&self, gradients: bool) -> Result<()> {
         for (i, error) in self.errors(gradients)?.into_iter().enumerate() {
             let (what, tolerance) = (["context", "dq", "dk", "dv"][i], self.tolerance(i > 0));
