@@ -5,7 +5,6 @@ mod common;
 mod features;
 mod fused;
 mod fused_backward;
-mod pytorch;
 mod signatures;
 mod weights;
 
