@@ -1,12 +1,13 @@
-//! Attention with everything that other models than GPT-2 need of it, alone and together, against its definition in f64:
-//! shared keys, windows, soft caps, ALiBi, added scores, other widths of values.
+//! Attention with everything that other models than GPT-2 need of it, alone and together, against its definition in f64 and
+//! against what PyTorch computes: shared keys, windows, soft caps, ALiBi, added scores, other widths of values.
 
-use crate::common::{Result, cases};
+use crate::common::{Result, cases, data};
 use candle_core::{D, DType, Device, Tensor, Var};
-use candle_fused::Implementation::{self, Eager, Fused};
-use candle_fused::attention::{Chosen, Hidden, Mask, Sdpa, Wanted, Window};
-use candle_fused::{Dispatch, Dropout};
+use candle_fused::Dropout;
+use candle_fused::Implementation::{self, Auto, Eager, Fused};
+use candle_fused::attention::{Chosen, HeadLayout, Hidden, Inputs, Mask, Sdpa, Wanted, Window};
 use proptest::prelude::*;
+use std::sync::Arc;
 
 #[derive(Debug, Clone)]
 struct Case {
@@ -50,7 +51,7 @@ impl Case {
         ])
     }
 
-    fn slopes(&self) -> Option<Vec<f32>> {
+    fn slopes(&self) -> Option<Arc<[f32]>> {
         self.alibi.then(|| (0..self.heads()).map(|h| 0.5 / (h + 1) as f32).collect())
     }
 
@@ -87,11 +88,14 @@ impl Case {
     }
 
     fn attention(&self, implementation: Implementation) -> Result<Sdpa> {
-        let scale = 1. / (self.d as f64).sqrt();
-        Ok(Sdpa::new(scale, self.window, Dispatch::new(implementation, &Device::Cpu))
-            .with_softcap(self.softcap)
-            .with_alibi(self.slopes().as_deref())
-            .with_dropout(self.dropping.then(|| Dropout::new(0.25, self.seed, 1)).transpose()?))
+        Ok(Sdpa {
+            window: self.window,
+            softcap: self.softcap,
+            slopes: self.slopes(),
+            dropout: self.dropping.then(|| Dropout::new(0.25, self.seed, 1)).transpose()?,
+            implementation,
+            ..Sdpa::default()
+        })
     }
 
     /// The context (B, T, H, Dv), weights of two heads, summary, and gradients of q, k and v, all in f64.
@@ -272,4 +276,98 @@ proptest! {
         let case = Case { t, s, ..case };
         case.check().map_err(|e| TestCaseError::fail(e.to_string()))?;
     }
+}
+
+/// No kernel has a gradient for what is added to the scores: plain operations run, whatever the caller asks for.
+#[test]
+fn what_is_added_gets_its_gradient() -> Result {
+    let normal = candle_nn::Init::Randn { mean: 0., stdev: 1. };
+    let vb = gpt2_model::init::seeded(1, DType::F64, &Device::Cpu);
+    let numbers = |name: &str, shape: &[usize]| vb.get_with_hints(shape, name, normal);
+    let (q, k) = (numbers("q", &[2, 4, 9, 8])?, numbers("k", &[2, 2, 12, 8])?);
+    let added = Var::from_tensor(&numbers("added", &[1, 4, 9, 12])?)?;
+    let gradients = |dtype, implementation| -> Result<[Tensor; 2]> {
+        let (q, k, added_then) = (q.to_dtype(dtype)?, k.to_dtype(dtype)?, added.to_dtype(dtype)?);
+        let mask = Mask { added: Some(&added_then), ..Mask::default() };
+        let attention = Sdpa { implementation, ..Sdpa::default() };
+        assert_eq!(attention.code_for(&Inputs::from_tensors(&q, &k, &k, mask))?, Eager);
+        let wanted = Wanted { weights: &[Chosen::default()], summary: true };
+        let attended = attention.attend(&q, &k, &k, mask, wanted)?;
+        let of = |x: &Tensor| -> Result<Tensor> {
+            let gradients = x.sqr()?.sum_all()?.backward()?;
+            Ok(gradients.get(&added).ok_or("no gradient")?.clone())
+        };
+        Ok([of(&attended.context)?, of(&attended.weights[0])?])
+    };
+    let expected = gradients(DType::F64, Eager)?;
+    for implementation in [Fused, Auto] {
+        for (got, expected) in gradients(DType::F32, implementation)?.iter().zip(&expected) {
+            assert!(distance(got, expected)? < 1e-5, "{implementation:?}");
+            assert!(expected.abs()?.max_all()?.to_scalar::<f64>()? > 0.01);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn which_code_runs_is_known_without_tensors() -> Result {
+    let of = |dtype| Inputs::new(&Device::Cpu, dtype, HeadLayout::grouped(4, 2, 8), 2, 3, 5);
+    let all_there =
+        Inputs { padding: true, hidden: true, first: true, added: true, gradient: true, ..of(DType::F16) };
+    let half_keys = Inputs { dtypes: [DType::F32, DType::F16, DType::F16], ..of(DType::F32) };
+    for (inputs, expected) in [
+        (of(DType::F32), Fused),
+        (of(DType::BF16), Fused),
+        (all_there, Fused),
+        (half_keys, Fused),
+        (of(DType::F64), Eager),
+        (Inputs { added: true, added_gradient: true, ..of(DType::F32) }, Eager),
+    ] {
+        assert_eq!(Sdpa::default().code_for(&inputs)?, expected, "{inputs:?}");
+        let eager = Sdpa { implementation: Eager, ..Sdpa::default() };
+        assert_eq!(eager.code_for(&inputs)?, Eager);
+    }
+    Ok(())
+}
+
+/// The files, and what `scripts/make_attention_reference.py` gave PyTorch for each.
+const PYTORCH: [(&str, Window, Option<f64>); 9] = [
+    ("grouped", Window::CAUSAL, None),
+    ("single_key_head", Window::CAUSAL, None),
+    ("full", Window::ALL, None),
+    ("sliding", Window { left: Some(15), right: Some(0) }, None),
+    ("both_sides", Window { left: Some(9), right: Some(4) }, None),
+    ("added", Window::ALL, None),
+    ("softcap", Window::CAUSAL, Some(1.5)),
+    ("alibi", Window::CAUSAL, None),
+    ("softcap_alibi_sliding", Window { left: Some(20), right: Some(0) }, Some(2.0)),
+];
+
+/// `scaled_dot_product_attention` and `flex_attention`, with gradients.
+#[test]
+fn context_and_gradients_are_pytorchs() -> Result {
+    for (name, window, softcap) in PYTORCH {
+        let file = data("attention").join(format!("{name}.safetensors"));
+        let stored = candle_core::safetensors::load(file, &Device::Cpu)?;
+        let get = |name: &str| stored.get(name).ok_or_else(|| format!("no {name}"));
+        let slopes: Option<Arc<[f32]>> =
+            stored.get("slopes").map(Tensor::to_vec1::<f32>).transpose()?.map(Arc::from);
+        for (implementation, dtype, tolerance) in [(Eager, DType::F64, 1e-7), (Fused, DType::F32, 3e-6)] {
+            let variable =
+                |name: &str| -> Result<Var> { Ok(Var::from_tensor(&get(name)?.to_dtype(dtype)?)?) };
+            let (q, k, v) = (variable("q")?, variable("k")?, variable("v")?);
+            let sdpa = Sdpa { window, softcap, slopes: slopes.clone(), implementation, ..Sdpa::default() };
+            let mask = Mask { added: stored.get("added"), ..Mask::default() };
+            let context = sdpa.forward(&q, &k, &v, mask)?.transpose(1, 2)?; // (B, H, T, Dv)
+            let gradients = (&context * get("grad")?.to_dtype(dtype)?)?.sum_all()?.backward()?;
+            let of = |x: &Var| gradients.get(x).cloned().ok_or("no gradient");
+            for (what, got) in [("context", context), ("dq", of(&q)?), ("dk", of(&k)?), ("dv", of(&v)?)] {
+                let expected = get(what)?.to_dtype(DType::F64)?;
+                let error = (got.to_dtype(DType::F64)? - &expected)?.abs()?.max_all()?.to_scalar::<f64>()?;
+                let error = error / expected.abs()?.max_all()?.to_scalar::<f64>()?;
+                assert!(error < tolerance, "{what} of {name}, {implementation:?}: {error}");
+            }
+        }
+    }
+    Ok(())
 }

@@ -1,10 +1,10 @@
 //! Attention, eager and fused, against its definition in f64.
 
 use crate::common::{Result, cases, some_padding};
+use crate::packed_views;
 use candle_core::{DType, Device, Tensor};
-use candle_fused::Dispatch;
-use candle_fused::Implementation::{Eager, Fused};
-use candle_fused::attention::{CausalBias, Mask, Sdpa, packed_part};
+use candle_fused::Implementation::{self, Eager, Fused};
+use candle_fused::attention::{CausalBias, Mask, Sdpa};
 use proptest::prelude::*;
 
 /// q, k and v as views of one packed projection, as `c_attn` returns them, and a padding mask.
@@ -27,17 +27,16 @@ impl Case {
         let vb = gpt2_model::init::seeded(seed, DType::F32, &Device::Cpu);
         let init = candle_nn::Init::Randn { mean: 0., stdev: spread };
         let packed = vb.get_with_hints((b, s, 3, h, d), "x", init)?;
-        let part = |i| packed_part(&packed, i); // (B, H, S, D), strided
-        let q = part(0)?.narrow(2, s - t, t)?;
-        Ok(Self { q, k: part(1)?, v: part(2)?, padding: None, scale: 1. / (d as f64).sqrt() })
+        let [q, k, v] = packed_views(&packed, t)?;
+        Ok(Self { q, k, v, padding: None, scale: 1. / (d as f64).sqrt() })
     }
 
-    fn run(&self, implementation: candle_fused::Implementation) -> Result<Tensor> {
+    fn run(&self, implementation: Implementation) -> Result<Tensor> {
         let s = self.k.dim(2)?;
         let padding = self.padding.clone().map(|p| Tensor::new(p, &Device::Cpu)).transpose()?;
         let mask = Mask { padding: padding.as_ref(), ..Default::default() };
-        let attention = Sdpa::causal(self.scale, Dispatch::of(implementation, &self.q));
-        let attention = attention.with_bias(&CausalBias::new(s + 3, &Device::Cpu));
+        let bias = Some(CausalBias::new(s + 3, &Device::Cpu));
+        let attention = Sdpa { scale: Some(self.scale), bias, implementation, ..Sdpa::default() };
         Ok(attention.forward(&self.q, &self.k, &self.v, mask)?) // (B, T, H, D)
     }
 
@@ -72,7 +71,7 @@ impl Case {
     }
 
     /// The largest error of `implementation`, relative to the largest value.
-    fn error(&self, implementation: candle_fused::Implementation) -> Result<f64> {
+    fn error(&self, implementation: Implementation) -> Result<f64> {
         let expected = self.by_definition()?;
         let got = self.run(implementation)?;
         let (b, h, t, d) = self.q.dims4()?;

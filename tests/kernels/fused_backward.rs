@@ -2,10 +2,11 @@
 //! and with themselves on other numbers of threads.
 
 use crate::common::{Result, cases, some_padding};
+use crate::packed_views;
 use candle_core::{DType, Device, Tensor, Var};
+use candle_fused::Dropout;
 use candle_fused::Implementation::{self, Eager, Fused};
-use candle_fused::attention::{Mask, Sdpa, packed_part};
-use candle_fused::{Dispatch, Dropout};
+use candle_fused::attention::{Mask, Sdpa};
 use proptest::prelude::*;
 
 /// q, k and v as views of one packed variable, as `c_attn` returns them, and the weights of the sum over the
@@ -31,14 +32,10 @@ impl Case {
     }
 
     fn loss(&self, packed: &Tensor, implementation: Implementation) -> Result<Tensor> {
-        let (_, s, _, _, d) = packed.dims5()?;
-        let t = self.weights.dim(1)?;
-        let part = |i| packed_part(packed, i); // (B, H, S, D), strided
-        let (q, k, v) = (part(0)?.narrow(2, s - t, t)?, part(1)?, part(2)?);
+        let [q, k, v] = packed_views(packed, self.weights.dim(1)?)?;
         let padding = self.padding.clone().map(|p| Tensor::new(p, &Device::Cpu)).transpose()?;
         let mask = Mask { padding: padding.as_ref(), ..Default::default() };
-        let dispatch = Dispatch::of(implementation, &q);
-        let attention = Sdpa::causal(1. / (d as f64).sqrt(), dispatch).with_dropout(self.dropout);
+        let attention = Sdpa { dropout: self.dropout, implementation, ..Sdpa::default() };
         let context = attention.forward(&q, &k, &v, mask)?;
         Ok((context.to_dtype(DType::F64)? * self.weights.to_dtype(DType::F64)?)?.sum_all()?)
     }

@@ -5,8 +5,9 @@ use candle_core::{DType, Device, Tensor, Var};
 use candle_fused::Implementation::{Eager, Fused};
 use candle_fused::attention::{Chosen, Lengths, Mask, Sdpa, Wanted, Window};
 use candle_fused::cpu_flash::{self, AttnMask};
-use candle_fused::{Dispatch, Dropout, flash};
+use candle_fused::{Dropout, flash};
 use candle_nn::attention as theirs;
+use std::sync::Arc;
 
 fn numbers(shape: &[usize], name: &str) -> Result<Tensor> {
     let vb = gpt2_model::init::seeded(3, DType::F32, &Device::Cpu);
@@ -168,18 +169,20 @@ fn packed_sequences_give_what_candle_nn_gives() -> Result {
 fn flash_gives_what_sdpa_gives() -> Result {
     let [q, k, v] = qkv(2, (9, 14), (4, 2), 8)?;
     let slopes = Tensor::new(&[0.5f32, 0.3, 0.2, 0.1], &Device::Cpu)?;
-    let sdpa = |window| Sdpa::new(f64::from(0.3f32), window, Dispatch::new(Eager, &Device::Cpu));
-    let with_slopes = |window| Ok::<_, candle_core::Error>(sdpa(window).with_alibi(Some(&slopes.to_vec1()?)));
+    let scale = Some(f64::from(0.3f32));
+    let sdpa = |window| Sdpa { scale, window, implementation: Eager, ..Sdpa::default() };
+    let numbers: Arc<[f32]> = slopes.to_vec1()?.into();
+    let with_slopes = |window| Sdpa { slopes: Some(numbers.clone()), ..sdpa(window) };
     let window = Window { left: Some(3), right: Some(1) };
     for (got, attention) in [
         (flash::flash_attn(&q, &k, &v, 0.3, true)?, sdpa(Window::CAUSAL)),
         (flash::flash_attn(&q, &k, &v, 0.3, false)?, sdpa(Window::ALL)),
         (flash::flash_attn_windowed(&q, &k, &v, 0.3, Some(3), Some(1))?, sdpa(window)),
-        (flash::flash_attn_alibi(&q, &k, &v, &slopes, 0.3, true)?, with_slopes(Window::CAUSAL)?),
-        (flash::flash_attn_alibi_windowed(&q, &k, &v, &slopes, 0.3, Some(3), Some(1))?, with_slopes(window)?),
+        (flash::flash_attn_alibi(&q, &k, &v, &slopes, 0.3, true)?, with_slopes(Window::CAUSAL)),
+        (flash::flash_attn_alibi_windowed(&q, &k, &v, &slopes, 0.3, Some(3), Some(1))?, with_slopes(window)),
         (
             flash::flash_attn_alibi_windowed_softcap(&q, &k, &v, None, 0.3, Some(3), Some(1), 2.0)?,
-            sdpa(window).with_softcap(Some(2.0)),
+            Sdpa { softcap: Some(2.0), ..sdpa(window) },
         ),
     ] {
         let [q, k, v] = [&q, &k, &v].map(|x| x.transpose(1, 2));
@@ -214,7 +217,7 @@ fn packed_sequences_are_computed_as_if_alone() -> Result {
     let all = Tensor::cat(&[&more.narrow(0, 0, 30)?, &x.narrow(0, 0, 1)?, &more.narrow(0, 0, 30)?], 0)?;
     let all = Var::from_tensor(&all)?;
     for implementation in [Fused, Eager] {
-        let attention = Sdpa::causal(0.3, Dispatch::new(implementation, &Device::Cpu));
+        let attention = Sdpa { scale: Some(0.3), implementation, ..Sdpa::default() };
         let wanted = Wanted { weights: &[Chosen::default()], summary: true };
         let packed = attention.attend_varlen(&all, &all, &all, &Lengths::of_both(&lengths), wanted)?;
         let mut first = 0;
@@ -235,7 +238,7 @@ fn packed_sequences_are_computed_as_if_alone() -> Result {
         assert!(gradient.narrow(0, 0, 30)?.abs()?.max_all()?.to_scalar::<f32>()? > 0.0);
         assert!(is_zero(&gradient.narrow(0, 30, 31)?)?);
         // The first and the last sequence are equal; their weights are dropped elsewhere.
-        let dropping = attention.with_dropout(Some(Dropout::new(0.5, 1, 1)?));
+        let dropping = Sdpa { dropout: Some(Dropout::new(0.5, 1, 1)?), ..attention };
         let packed = dropping.attend_varlen(&all, &all, &all, &Lengths::of_both(&lengths), wanted)?;
         assert!(distance(&packed[0].context, &packed[2].context)? > 0.1);
         let product =
@@ -252,7 +255,7 @@ fn packed_sequences_are_computed_as_if_alone() -> Result {
 fn queries_without_keys_and_sequences_without_queries_have_their_place() -> Result {
     let (q, none) = (numbers(&[2, 3, 4, 8], "q")?, Tensor::zeros((2, 1, 0, 8), DType::F32, &Device::Cpu)?);
     for implementation in [Fused, Eager] {
-        let attention = Sdpa::full(0.3, Dispatch::new(implementation, &Device::Cpu));
+        let attention = Sdpa { window: Window::ALL, implementation, ..Sdpa::default() };
         let wanted = Wanted { weights: &[Chosen::default()], summary: true };
         let attended = attention.attend(&q, &none, &none, Mask::default(), wanted)?;
         assert_eq!(

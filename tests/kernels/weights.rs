@@ -1,12 +1,11 @@
 //! Weights on demand and summaries from the fused kernel, compared with the eager definition.
 
-mod odd;
-
 use crate::common::{Result, cases, max_abs, some_padding};
+use crate::packed_views;
 use candle_core::{D, DType, Device, Tensor, Var};
+use candle_fused::Dropout;
 use candle_fused::Implementation::{self, Eager, Fused};
-use candle_fused::attention::{Attended, Chosen, Hidden, Mask, Sdpa, Summary, Wanted, packed_part};
-use candle_fused::{Dispatch, Dropout};
+use candle_fused::attention::{Attended, Chosen, Hidden, Mask, Sdpa, Summary, Wanted};
 use gpt2_view::{HeadSummary, QueryNumbers, summarize};
 use proptest::prelude::*;
 
@@ -30,10 +29,8 @@ impl Case {
 
     /// `packed` (B, S, 3, H, D)
     fn of(packed: &Tensor, t: usize) -> Result<Self> {
-        let s = packed.dim(1)?;
-        let part = |i| packed_part(packed, i); // (B, H, S, D), strided
-        let q = part(0)?.narrow(2, s - t, t)?;
-        Ok(Self { q, k: part(1)?, v: part(2)?, padding: None, hidden: vec![], dropout: None })
+        let [q, k, v] = packed_views(packed, t)?;
+        Ok(Self { q, k, v, padding: None, hidden: vec![], dropout: None })
     }
 
     fn cast(&self, dtype: DType) -> Result<Self> {
@@ -44,10 +41,8 @@ impl Case {
 
     fn run(&self, implementation: Implementation, wanted: Wanted) -> candle_core::Result<Attended> {
         let mask = Mask { padding: self.padding.as_ref(), hidden: &self.hidden, ..Mask::default() };
-        let dispatch = Dispatch::of(implementation, &self.q);
-        Sdpa::causal(1. / (self.q.dim(3)? as f64).sqrt(), dispatch)
-            .with_dropout(self.dropout)
-            .attend(&self.q, &self.k, &self.v, mask, wanted)
+        let attention = Sdpa { dropout: self.dropout, implementation, ..Sdpa::default() };
+        attention.attend(&self.q, &self.k, &self.v, mask, wanted)
     }
 
     fn weights(&self, implementation: Implementation, chosen: Chosen) -> candle_core::Result<Tensor> {
@@ -389,5 +384,44 @@ fn peak_of_asking() -> Result {
     let rows = Chosen { heads: Some(vec![0]), queries: Some((0..100).map(|i| i * 80).collect()) };
     case.run(Fused, Wanted { weights: &[rows], summary: true })?;
     println!("grew by {} kB", peak()? - before);
+    Ok(())
+}
+
+/// A NaN score turns its row into NaN, except for keys that the row cannot see; on every path to the weights.
+#[test]
+fn hidden_keys_have_no_weight_beside_one_that_is_not_a_number() -> Result {
+    for t in [2, 50] {
+        let mut case = Case::random((2, 1, 8), (t, 50), 3)?;
+        case.hide(4)?;
+        let nan = Tensor::from_iter((0..50).map(|key| if key == 3 { f32::NAN } else { 1.0 }), &Device::Cpu)?;
+        case.k = case.k.broadcast_mul(&nan.reshape((1, 1, 50, 1))?)?;
+        let kinds = |implementation| -> Result<Vec<u8>> {
+            let weights = case.weights(implementation, Chosen::default())?.flatten_all()?.to_vec1::<f32>()?;
+            let kind = |w: f32| if w.is_nan() { 2 } else { u8::from(w > 0.0) };
+            Ok(weights.into_iter().map(kind).collect())
+        };
+        let expected = kinds(Eager)?;
+        assert!(expected.contains(&2) && expected.contains(&0), "T {t}");
+        assert!(kinds(Fused)? == expected, "T {t}: another row or key");
+        let entropy = |implementation| -> Result<Vec<bool>> {
+            let entropy = case.summary(implementation)?.entropy.flatten_all()?.to_vec1::<f32>()?;
+            Ok(entropy.into_iter().map(f32::is_nan).collect())
+        };
+        assert_eq!(entropy(Fused)?, entropy(Eager)?, "T {t}");
+    }
+    Ok(())
+}
+
+/// Among equal weights, the first key counts as the largest, on every path to a summary.
+#[test]
+fn the_first_of_equal_weights_is_the_largest() -> Result {
+    for t in [2, 90] {
+        let mut case = Case::random((1, 2, 8), (t, 400), 3)?;
+        case.q = case.q.zeros_like()?;
+        for implementation in [Fused, Eager] {
+            let positions = case.summary(implementation)?.max_position.flatten_all()?.to_vec1::<u32>()?;
+            assert!(positions.iter().all(|&key| key == 0), "{implementation:?}, T {t}: {positions:?}");
+        }
+    }
     Ok(())
 }

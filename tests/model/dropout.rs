@@ -3,7 +3,7 @@
 use crate::common::{Result, relative_error};
 use candle_core::{DType, Device, Tensor};
 use candle_fused::attention::{Mask, Sdpa};
-use candle_fused::{Dispatch, Dropout, Implementation};
+use candle_fused::{Dropout, Implementation};
 use candle_nn::VarMap;
 use gpt2_model::training::{Training, cross_entropy};
 use gpt2_model::{Config, ForwardArgs, Gpt2LMHeadModel, init};
@@ -108,12 +108,12 @@ fn the_expectation_of_attention_is_attention() -> Result {
     let normal = candle_nn::Init::Randn { mean: 0., stdev: 1. };
     let [q, k, v] = ["q", "k", "v"].map(|name| vb.get_with_hints((b, h, t, d), name, normal));
     let (q, k, v) = (q?, k?, v?);
-    let attention = Sdpa::causal(0.4, Dispatch::of(Implementation::Auto, &q));
+    let attention = Sdpa { scale: Some(0.4), ..Sdpa::default() };
     let expected = attention.forward(&q, &k, &v, Mask::default())?;
     let n = 4000;
     let mut sum = expected.zeros_like()?;
     for stream in 0..n {
-        let dropping = attention.clone().with_dropout(Some(Dropout::new(0.5, 1, stream)?));
+        let dropping = Sdpa { dropout: Some(Dropout::new(0.5, 1, stream)?), ..attention.clone() };
         sum = (sum + dropping.forward(&q, &k, &v, Mask::default())?)?;
     }
     // At rate 0.5, a draw's deviation is at most the largest |v|, about 3.5; allow five deviations of the mean.
@@ -149,7 +149,7 @@ fn values_near_the_largest_meet_the_same_masks() -> Result {
     for size in [1.0, 1e33, 1e35, 5e36] {
         let v = (&v * size)?;
         let run = |implementation| {
-            let attention = Sdpa::causal(0.4, Dispatch::of(implementation, &q)).with_dropout(dropout);
+            let attention = Sdpa { scale: Some(0.4), dropout, implementation, ..Sdpa::default() };
             attention.forward(&q, &k, &v, Mask::default())
         };
         let error = relative_error(&run(Implementation::Fused)?, &run(Implementation::Eager)?)?;

@@ -3,8 +3,8 @@
 use crate::common::{Result, assert_close, some_ids};
 use crate::models::random_model;
 use candle_core::{DType, Device, IndexOp, Tensor};
+use candle_fused::Implementation;
 use candle_fused::attention::{Mask, Sdpa};
-use candle_fused::{Dispatch, Implementation};
 use gpt2_model::lora::{Adapter, LoraOptions};
 use gpt2_model::mask::{left_padding, position_ids};
 use gpt2_model::training::{Documents, TrainingBatch};
@@ -80,7 +80,7 @@ fn a_query_that_sees_no_key_gives_zeros() -> Result {
     let padding = Tensor::new(&[[0u8, 0, 1, 1], [0, 0, 0, 0]], &Device::Cpu)?;
     let mask = Mask { padding: Some(&padding), ..Default::default() };
     let (context, weights) =
-        Sdpa::causal(1.0, Dispatch::of(Implementation::Auto, &q)).forward_with_weights(&q, &q, &q, mask)?;
+        Sdpa { scale: Some(1.0), ..Sdpa::default() }.forward_with_weights(&q, &q, &q, mask)?;
     let sums = weights.sum(3)?.to_vec3::<f32>()?; // (B, H, T)
     for (i, sum) in sums[0][0].iter().enumerate() {
         let expected = if i < 2 { 0.0 } else { 1.0 };

@@ -2,8 +2,8 @@
 
 use crate::threads::on_threads;
 use candle_core::{DType, Device, Result, Tensor, Var};
-use candle_fused::attention::Mask;
-use candle_fused::{Dispatch, Dropout, Implementation, Sdpa};
+use candle_fused::Dropout;
+use candle_fused::attention::{Mask, Sdpa};
 use gpt2_parallel::{Alone, ContextParallel, Group};
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ impl Case {
     fn new(h: usize, t: usize, d: usize) -> Result<Self> {
         let qkv = [numbers((1, h, t, d), 1)?, numbers((1, h, t, d), 2)?, numbers((1, h, t, d), 3)?];
         let factor = numbers((1, t, h, d), 4)?;
-        let attention = Sdpa::causal(3.0 / (d as f64).sqrt(), Dispatch::of(Implementation::Auto, &qkv[0]));
+        let attention = Sdpa { scale: Some(3.0 / (d as f64).sqrt()), ..Sdpa::default() };
         let [q, k, v] = qkv.each_ref().map(Var::from_tensor);
         let (q, k, v) = (q?, k?, v?);
         let context = attention.forward(&q, &k, &v, Mask::default())?;
@@ -96,7 +96,7 @@ fn what_cannot_be_shared_out_is_refused() -> Result<()> {
         let wrong = parallel.forward(&case.attention, q, &k.narrow(2, 0, 5)?, v).map(|_| ());
         let uneven = parallel.join(&q.narrow(2, 0, 1 + parallel.rank())?, 2).map(|_| ());
         let half = parallel.join(&parallel.split(q, 2)?.to_dtype(DType::F16)?, 2).map(|_| ());
-        let attention = case.attention.clone().with_dropout(Some(Dropout::new(0.1, 1, 2)?));
+        let attention = Sdpa { dropout: Some(Dropout::new(0.1, 1, 2)?), ..case.attention.clone() };
         let dropped = parallel.forward(&attention, q, k, v).map(|_| ());
         Ok::<_, candle_core::Error>(
             [few, wrong, uneven, half, dropped].map(|r| r.err().map(|e| e.to_string())),

@@ -1,8 +1,7 @@
 //! q, k and v as `c_attn` returns them, and which attention runs for them.
 
 use candle_core::{DType, Device, Result, Tensor};
-use candle_fused::Dispatch;
-use candle_fused::attention::{Mask, Sdpa};
+use candle_fused::attention::{Inputs, Sdpa};
 use gpt2_model::{Config, HeadLayout, Implementation};
 
 /// q (B, H, T, D) and k, v (B, key heads, S, D) as views of one packed tensor (B, S, (H + 2·key heads)·D), q cut to the last
@@ -18,18 +17,21 @@ pub(crate) fn views(packed: &Tensor, layout: HeadLayout, t: usize) -> Result<[Te
     ])
 }
 
+/// The attention of a model's first layer, without dropout.
+pub(crate) fn attention(config: &Config) -> Sdpa {
+    Sdpa {
+        scale: Some(config.attention_scale(0)),
+        implementation: config.attn_implementation,
+        ..Sdpa::default()
+    }
+}
+
 /// Which attention a model of this config runs for T queries at the end of S keys, some of which may be padding.
 pub(crate) fn implementation_of(
     config: &Config,
-    (t, s, padded): (usize, usize, bool),
+    (t, s, padding): (usize, usize, bool),
     dtype: DType,
     device: &Device,
 ) -> Result<Implementation> {
-    let HeadLayout { heads, key_heads, dim, .. } = config.heads();
-    let q = Tensor::zeros((1, heads, t, dim), dtype, device)?;
-    let k = Tensor::zeros((1, key_heads, s, dim), dtype, device)?;
-    let padding = padded.then(|| Tensor::ones((1, s), DType::U8, device)).transpose()?;
-    let mask = Mask { padding: padding.as_ref(), ..Default::default() };
-    let dispatch = Dispatch::new(config.attn_implementation, device);
-    Sdpa::causal(config.attention_scale(0), dispatch).runs(&q, &k, &k, mask)
+    attention(config).code_for(&Inputs { padding, ..Inputs::new(device, dtype, config.heads(), 1, t, s) })
 }

@@ -1,7 +1,7 @@
 //! Times each kernel on its own, at GPT-2 small's sizes: `cargo bench --workspace --bench kernels`.
 
 use candle_core::{DType, Device, Result, Tensor};
-use candle_fused::attention::{Chosen, Mask, Sdpa, Wanted, packed_part};
+use candle_fused::attention::{Chosen, Mask, Sdpa, Wanted};
 use candle_fused::{
     Dispatch, Epilogue, Implementation, Weight, WeightLayout, gelu, layer_norm, linear, linear_transposed,
 };
@@ -25,6 +25,12 @@ fn done(result: Result<Tensor>) -> Tensor {
     result.expect("the shapes of this file fit each other")
 }
 
+/// q (B, H, T, D), k and v (B, H, S, D) as views of a packed projection (B, S, 3, H, D), q cut to the last T.
+fn packed_views(packed: &Tensor, t: usize) -> [Tensor; 3] {
+    let part = |i| done(packed.narrow(2, i, 1).and_then(|x| x.squeeze(2)?.transpose(1, 2)));
+    [done(part(0).narrow(2, packed.dims()[1] - t, t)), part(1), part(2)]
+}
+
 fn attention(c: &mut Criterion) {
     let mut group = c.benchmark_group("attention");
     for (b, t, s) in [(1, 128, 128), (8, 128, 128), (1, 1024, 1024), (1, 1, 1024)] {
@@ -37,9 +43,8 @@ fn attention(c: &mut Criterion) {
             ("eager f32", DType::F32, Implementation::Eager),
         ] {
             let packed = done(numbers(&[b, s, 3, H, D]).and_then(|x| x.to_dtype(dtype)));
-            let part = |i| done(packed_part(&packed, i));
-            let (q, k, v) = (done(part(0).narrow(2, s - t, t)), part(1), part(2));
-            let attention = Sdpa::causal(0.125, Dispatch::of(implementation, &q));
+            let [q, k, v] = packed_views(&packed, t);
+            let attention = Sdpa { implementation, ..Sdpa::default() };
             group.bench_function(BenchmarkId::new(name, format!("B{b} T{t} S{s}")), |bench| {
                 bench.iter(|| done(attention.forward(&q, &k, &v, Mask::default())));
             });
@@ -53,8 +58,7 @@ fn asking(c: &mut Criterion) {
     let mut group = c.benchmark_group("attention, asked");
     let t = 1024;
     let packed = done(numbers(&[1, t, 3, H, D]));
-    let part = |i| done(packed_part(&packed, i));
-    let (q, k, v) = (part(0), part(1), part(2));
+    let [q, k, v] = packed_views(&packed, t);
     let one_head = [Chosen { heads: Some(vec![0]), queries: None }];
     let one_query = [Chosen { heads: None, queries: Some(vec![t - 1]) }];
     for (name, weights, summary) in [
@@ -63,8 +67,7 @@ fn asking(c: &mut Criterion) {
         ("weights of a query", &one_query, false),
         ("all weights", &[Chosen::default()], false),
     ] {
-        let dispatch = Dispatch::of(Implementation::Auto, &q);
-        let (attention, mask) = (Sdpa::causal(0.125, dispatch), Mask::default());
+        let (attention, mask) = (Sdpa::default(), Mask::default());
         group.bench_function(name, |bench| {
             bench.iter(|| {
                 let attended = attention.attend(&q, &k, &v, mask, Wanted { weights, summary });

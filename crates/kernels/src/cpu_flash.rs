@@ -13,14 +13,14 @@
 //! | masks, soft caps and bf16 for several batch rows | an error | computed |
 
 use crate::attention::{Lengths, Mask, Sdpa, Window};
-use crate::dispatch::{Dispatch, Implementation};
 use crate::element::accumulator;
 use crate::flash::sdpa;
 use candle_core::{Result, Tensor, WithDType};
 pub use candle_nn::attention::AttnMask;
+use std::sync::Arc;
 
 /// ALiBi's slope for each head, as `candle_nn` has them: `2^(-max_bias·(h + 1) / n)` with n the next power of two.
-fn slopes_of(max_bias: f32, heads: usize) -> Vec<f32> {
+fn slopes_of(max_bias: f32, heads: usize) -> Arc<[f32]> {
     let n = heads.next_power_of_two() as f32;
     (0..heads).map(|head| (-max_bias * (head + 1) as f32 / n).exp2()).collect()
 }
@@ -54,18 +54,16 @@ pub fn flash_attn<T: WithDType>(
     }
     let (_, t, heads, _) = q.dims4()?;
     let slopes = max_bias.filter(|bias| *bias > 0.0).map(|bias| slopes_of(bias, heads));
+    let softcap = softcap.filter(|cap| *cap != 0.0).map(f64::from);
     let [q, k, v] = [q, k, v].map(|x| x.transpose(1, 2)); // (B, H, S, D)
     let (q, mut k, mut v) = (q?, k?, v?);
     let s = k.dim(2)?;
-    let sdpa = Sdpa::full(f64::from(softmax_scale), Dispatch::of(Implementation::Auto, &q))
-        .with_softcap(softcap.filter(|cap| *cap != 0.0).map(f64::from));
+    let scale = Some(f64::from(softmax_scale));
+    let mut sdpa = Sdpa { scale, window: Window::ALL, softcap, slopes, ..Sdpa::default() };
     let mut added = None;
-    let sdpa = match &attn_mask {
-        AttnMask::None => sdpa.with_alibi(slopes.as_deref()),
-        AttnMask::Mask(mask) => {
-            added = Some(scaled(mask, slopes.as_deref())?);
-            sdpa
-        }
+    match &attn_mask {
+        AttnMask::None => {}
+        AttnMask::Mask(mask) => added = Some(scaled(mask, sdpa.slopes.take().as_deref())?),
         AttnMask::Causal { kv_offset } => {
             let seen = kv_offset.saturating_add(t);
             if seen < s && t == 1 {
@@ -76,7 +74,7 @@ pub fn flash_attn<T: WithDType>(
                     s - 1
                 )
             }
-            if seen > s && slopes.is_some() {
+            if seen > s && sdpa.slopes.is_some() {
                 candle_core::bail!(
                     "flash_attn: kv_offset {kv_offset} puts {t} queries beyond {s} keys, under ALiBi"
                 )
@@ -84,9 +82,9 @@ pub fn flash_attn<T: WithDType>(
             let last = seen.min(s);
             (k, v) = (k.narrow(2, 0, last)?, v.narrow(2, 0, last)?);
             // A query is aligned with the last key; beyond the keys it sees what lies to the right of that.
-            sdpa.with_window(Window { left: None, right: Some(seen - last) }).with_alibi(slopes.as_deref())
+            sdpa.window = Window { left: None, right: Some(seen - last) };
         }
-    };
+    }
     let mask = Mask { added: added.as_ref(), ..Mask::default() };
     sdpa.forward(&q, &k, &v, mask)?.transpose(1, 2)?.contiguous()
 }
@@ -141,5 +139,5 @@ pub fn flash_attn_varlen_cpu(
     let lengths =
         |x: &Tensor| -> Result<Vec<usize>> { Ok(x.to_vec1::<u32>()?.iter().map(|n| *n as usize).collect()) };
     let lengths = Lengths::new(&lengths(seqlens_q)?, &lengths(seqlens_k)?)?;
-    sdpa(q, softmax_scale, window, alibi_slopes, 0.0)?.forward_varlen(q, k, v, &lengths)
+    sdpa(softmax_scale, window, alibi_slopes, 0.0)?.forward_varlen(q, k, v, &lengths)
 }

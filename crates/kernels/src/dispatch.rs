@@ -86,13 +86,9 @@ impl Dispatch {
     }
 
     /// Whether GPU kernels may run: only if the caller chose `Fused`.
+    #[cfg(feature = "cuda")]
     pub(crate) fn gpu_kernels(self) -> bool {
         !self.cpu && self.implementation == Implementation::Fused
-    }
-
-    /// Whether the CPU attention kernels can compute these tensors.
-    pub(crate) fn cpu_attention(self, tensors: &[&Tensor]) -> bool {
-        self.implementation == Implementation::Fused && cpu_floats(tensors)
     }
 }
 

@@ -173,8 +173,8 @@ impl CustomOp1 for Op {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Implementation;
     use crate::attention::{Mask, Sdpa};
-    use crate::dispatch::{Dispatch, Implementation};
     use candle_core::{DType, Var};
 
     fn ones(dims: (usize, usize)) -> Tensor {
@@ -264,8 +264,8 @@ mod tests {
         let run = |implementation, dtype| -> Result<[Vec<bool>; 2]> {
             let zeros = Tensor::zeros((1, h, t, t), dtype, &Device::Cpu)?;
             let v = Var::from_tensor(&eye.to_dtype(dtype)?.broadcast_as((1, h, t, t))?.contiguous()?)?;
-            let attention = Sdpa::causal(1.0, Dispatch::of(implementation, &v));
-            let attention = attention.with_dropout(Some(Dropout::new(0.5, 1, 2)?));
+            let dropout = Some(Dropout::new(0.5, 1, 2)?);
+            let attention = Sdpa { dropout, implementation, ..Sdpa::default() };
             let context = attention.forward(&zeros, &zeros, &v, Mask::default())?; // (1, T, H, T)
             let chosen = context.broadcast_mul(&eye.to_dtype(dtype)?.unsqueeze(1)?)?;
             let gradients = chosen.sum_all()?.backward()?;

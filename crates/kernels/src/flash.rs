@@ -10,8 +10,8 @@
 //! [`Sdpa`] offers more: weights, summaries, dropout, padding.
 
 use crate::attention::{Lengths, Mask, Sdpa, Window};
-use crate::dispatch::{Dispatch, Implementation};
 use candle_core::{DType, Result, Tensor};
+use std::sync::Arc;
 
 /// `window_size_right` of an attention that is causal or not.
 fn right(causal: bool) -> Option<usize> {
@@ -20,16 +20,18 @@ fn right(causal: bool) -> Option<usize> {
 
 /// The attention that the arguments describe; a soft cap of 0 is none.
 pub(crate) fn sdpa(
-    q: &Tensor,
     softmax_scale: f32,
     window: Window,
     alibi_slopes: Option<&Tensor>,
     softcap: f32,
 ) -> Result<Sdpa> {
-    let slopes = alibi_slopes.map(slopes).transpose()?;
-    Ok(Sdpa::new(f64::from(softmax_scale), window, Dispatch::of(Implementation::Auto, q))
-        .with_alibi(slopes.as_deref())
-        .with_softcap((softcap > 0.0).then_some(f64::from(softcap))))
+    Ok(Sdpa {
+        scale: Some(f64::from(softmax_scale)),
+        window,
+        softcap: (softcap > 0.0).then_some(f64::from(softcap)),
+        slopes: alibi_slopes.map(slopes).transpose()?.map(Arc::from),
+        ..Sdpa::default()
+    })
 }
 
 /// The slopes as numbers. Refuses those that need a gradient, which they would not get.
@@ -51,7 +53,7 @@ pub fn flash_attn(q: &Tensor, k: &Tensor, v: &Tensor, softmax_scale: f32, causal
     flash_attn_alibi_windowed_softcap(q, k, v, None, softmax_scale, None, right(causal), 0.0)
 }
 
-/// Attention in which a query sees so many keys to the left and to the right of its own.
+/// Attention in which a query sees `window_size_left` keys to the left of its own and `window_size_right` to the right.
 ///
 /// # Shapes
 /// As [`flash_attn`]
@@ -134,7 +136,7 @@ pub fn flash_attn_alibi_windowed_softcap(
     softcap: f32,
 ) -> Result<Tensor> {
     let window = Window { left: window_size_left, right: window_size_right };
-    let sdpa = sdpa(q, softmax_scale, window, alibi_slopes, softcap)?;
+    let sdpa = sdpa(softmax_scale, window, alibi_slopes, softcap)?;
     let [q, k, v] = [q, k, v].map(|x| x.transpose(1, 2)); // (B, H, S, D)
     sdpa.forward(&q?, &k?, &v?, Mask::default())
 }
@@ -182,7 +184,7 @@ pub fn flash_attn_varlen(
 ) -> Result<Tensor> {
     let window = Window { left: None, right: right(causal) };
     let lengths = lengths([seqlens_q, seqlens_k], [max_seqlen_q, max_seqlen_k])?;
-    sdpa(q, softmax_scale, window, None, 0.0)?.forward_varlen(q, k, v, &lengths)
+    sdpa(softmax_scale, window, None, 0.0)?.forward_varlen(q, k, v, &lengths)
 }
 
 /// Attention within each of several sequences, in a window.
@@ -207,7 +209,7 @@ pub fn flash_attn_varlen_windowed(
 ) -> Result<Tensor> {
     let window = Window { left: window_size_left, right: window_size_right };
     let lengths = lengths([seqlens_q, seqlens_k], [max_seqlen_q, max_seqlen_k])?;
-    sdpa(q, softmax_scale, window, None, 0.0)?.forward_varlen(q, k, v, &lengths)
+    sdpa(softmax_scale, window, None, 0.0)?.forward_varlen(q, k, v, &lengths)
 }
 
 /// Attention with ALiBi within each of several sequences, causal or not.
@@ -232,7 +234,7 @@ pub fn flash_attn_varlen_alibi(
 ) -> Result<Tensor> {
     let window = Window { left: None, right: right(causal) };
     let lengths = lengths([seqlens_q, seqlens_k], [max_seqlen_q, max_seqlen_k])?;
-    sdpa(q, softmax_scale, window, Some(alibi_slopes), 0.0)?.forward_varlen(q, k, v, &lengths)
+    sdpa(softmax_scale, window, Some(alibi_slopes), 0.0)?.forward_varlen(q, k, v, &lengths)
 }
 
 /// Attention with ALiBi within each of several sequences, in a window.
@@ -258,7 +260,7 @@ pub fn flash_attn_varlen_alibi_windowed(
 ) -> Result<Tensor> {
     let window = Window { left: window_size_left, right: window_size_right };
     let lengths = lengths([seqlens_q, seqlens_k], [max_seqlen_q, max_seqlen_k])?;
-    sdpa(q, softmax_scale, window, Some(alibi_slopes), 0.0)?.forward_varlen(q, k, v, &lengths)
+    sdpa(softmax_scale, window, Some(alibi_slopes), 0.0)?.forward_varlen(q, k, v, &lengths)
 }
 
 /// Attention with a soft cap (0 is none) within each of several sequences, in a window, with or without ALiBi.
@@ -285,5 +287,5 @@ pub fn flash_attn_varlen_alibi_windowed_softcap(
 ) -> Result<Tensor> {
     let window = Window { left: window_size_left, right: window_size_right };
     let lengths = lengths([seqlens_q, seqlens_k], [max_seqlen_q, max_seqlen_k])?;
-    sdpa(q, softmax_scale, window, alibi_slopes, softcap)?.forward_varlen(q, k, v, &lengths)
+    sdpa(softmax_scale, window, alibi_slopes, softcap)?.forward_varlen(q, k, v, &lengths)
 }

@@ -46,7 +46,6 @@ mod test_numbers;
 mod vector;
 mod weight;
 
-pub use attention::{CausalBias, Mask, Sdpa};
 pub use candle_core;
 pub use cross_entropy::{cross_entropies, cross_entropy};
 pub use dispatch::{Dispatch, Implementation};

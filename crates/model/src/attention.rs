@@ -18,7 +18,7 @@ use crate::{Config, Conv1D, LayerNorm, Pass};
 use candle_core::{Module, Result, Tensor};
 use candle_fused::attention::{Attended, Sdpa};
 pub use candle_fused::attention::{CausalBias, Chosen, HeadLayout};
-use candle_fused::{Dispatch, Dropout};
+use candle_fused::{Dropout, Implementation};
 use candle_nn::VarBuilder;
 pub(crate) use hooked::HeadInputs;
 use hooked::{hooked_qkv, hooked_weights, results, sum_of_results};
@@ -55,7 +55,7 @@ pub struct CausalSelfAttention {
     pub bias: CausalBias,
     layout: QkvLayout,
     scale: f64,
-    dispatch: Dispatch,
+    implementation: Implementation,
     layer_idx: usize,
     attn_pdrop: f64,
     resid_pdrop: f64,
@@ -70,7 +70,7 @@ impl CausalSelfAttention {
             bias: place.bias.clone(),
             layout: QkvLayout { heads, order: config.qkv_order() },
             scale: config.attention_scale(place.layer_idx),
-            dispatch: place.dispatch,
+            implementation: config.attn_implementation,
             layer_idx: place.layer_idx,
             attn_pdrop: config.attn_pdrop,
             resid_pdrop: config.resid_pdrop,
@@ -124,8 +124,14 @@ impl CausalSelfAttention {
     /// The options of GPT-2's attention.
     fn sdpa(&self, training: Option<Training>) -> Result<Sdpa> {
         let dropout = dropout(training, self.attn_pdrop, self.layer_idx, Site::Weights)?;
-        let causal = Sdpa::causal(self.scale, self.dispatch).with_heads(self.layout.heads);
-        Ok(causal.with_bias(&self.bias).with_dropout(dropout))
+        Ok(Sdpa {
+            scale: Some(self.scale),
+            heads: Some(self.layout.heads),
+            bias: Some(self.bias.clone()),
+            dropout,
+            implementation: self.implementation,
+            ..Sdpa::default() // causal
+        })
     }
 
     /// `c_proj` and its dropout: (B, T, C) -> (B, T, C)

@@ -11,8 +11,8 @@ use crate::pass::{Encoder, Pass};
 use crate::training::{Site, Training, dropout};
 use crate::{Conv1D, HeadLayout};
 use candle_core::{Result, Tensor};
-use candle_fused::Dispatch;
-use candle_fused::attention::{Attended, Mask, Sdpa, Wanted};
+use candle_fused::Implementation;
+use candle_fused::attention::{Attended, Mask, Sdpa, Wanted, Window};
 
 /// GPT-2's attention over an encoder: every query sees every position of the encoder that is not padding.
 #[derive(Debug, Clone)]
@@ -25,7 +25,7 @@ pub struct CrossAttention {
     pub c_proj: Conv1D,
     heads: HeadLayout,
     scale: f64,
-    dispatch: Dispatch,
+    implementation: Implementation,
     layer_idx: usize,
     attn_pdrop: f64,
     resid_pdrop: f64,
@@ -41,7 +41,7 @@ impl CrossAttention {
             c_proj: place.conv1d("c_proj", (c, c), config.residual_stdev())?,
             heads,
             scale: config.attention_scale(place.layer_idx),
-            dispatch: place.dispatch,
+            implementation: config.attn_implementation,
             layer_idx: place.layer_idx,
             attn_pdrop: config.attn_pdrop,
             resid_pdrop: config.resid_pdrop,
@@ -81,7 +81,14 @@ impl CrossAttention {
     /// The options of attention over an encoder.
     fn sdpa(&self, training: Option<Training>) -> Result<Sdpa> {
         let dropout = dropout(training, self.attn_pdrop, self.layer_idx, Site::CrossWeights)?;
-        Ok(Sdpa::full(self.scale, self.dispatch).with_heads(self.heads).with_dropout(dropout))
+        Ok(Sdpa {
+            scale: Some(self.scale),
+            window: Window::ALL,
+            heads: Some(self.heads),
+            dropout,
+            implementation: self.implementation,
+            ..Sdpa::default()
+        })
     }
 
     /// `residual` and what the context adds to it after `c_proj`: (B, T, C), (B, T, C) -> (B, T, C)

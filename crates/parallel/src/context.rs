@@ -7,8 +7,7 @@
 
 use crate::group::Group;
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
-use candle_fused::Sdpa;
-use candle_fused::attention::Mask;
+use candle_fused::attention::{Mask, Sdpa};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -16,7 +15,7 @@ use std::sync::Arc;
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
-/// use candle_fused::{Sdpa, Dispatch, Implementation};
+/// use candle_fused::attention::Sdpa;
 /// use gpt2_parallel::{Alone, ContextParallel};
 /// use std::sync::Arc;
 ///
@@ -24,8 +23,7 @@ use std::sync::Arc;
 /// let parallel = ContextParallel::new(Arc::new(Alone)); // or what gpt2_parallel::join returns
 /// let x = Tensor::randn(0f32, 1., (1, 3, 10, 4), &Device::Cpu)?; // (B, H, T, D)
 /// let mine = parallel.split(&x, 2)?; // this rank's positions
-/// let attention = Sdpa::causal(0.5, Dispatch::of(Implementation::Auto, &x));
-/// let context = parallel.forward(&attention, &mine, &mine, &mine)?; // (B, this rank's positions, H, D)
+/// let context = parallel.forward(&Sdpa::default(), &mine, &mine, &mine)?; // (B, this rank's positions, H, D)
 /// assert_eq!(parallel.join(&context, 1)?.dims(), [1, 10, 3, 4]);
 /// # Ok(())
 /// # }
@@ -104,15 +102,15 @@ impl ContextParallel {
     /// When the shapes do not fit each other or the ranks, for attention with dropout or with a window that is not causal, and
     /// when a rank does not answer.
     pub fn forward(&self, attention: &Sdpa, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
-        if attention.has_dropout() {
+        if attention.dropout.is_some_and(|dropout| dropout.rate() > 0.0) {
             candle_core::bail!(
                 "context parallelism: dropout would draw another mask than one process; leave it out"
             )
         }
-        if !attention.window().is_causal() {
+        if !attention.window.is_causal() {
             candle_core::bail!(
                 "context parallelism: {:?} lets a query see later keys; use a causal one",
-                attention.window()
+                attention.window
             )
         }
         let (mine, of_k, of_v) = (q.dim(2)?, k.dim(2)?, v.dim(2)?);

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use attention_in_other_models::{random, relative_difference};
 use candle_core::{DType, Device, Tensor, Var};
 use candle_fused::attention::{Mask, Sdpa, Window};
-use candle_fused::{Dispatch, Implementation, Isa};
+use candle_fused::Isa;
 use candle_nn::attention::{AttnMask, flash_attn, flash_attn_varlen_cpu};
 use clap::{Parser, ValueEnum};
 use std::time::Instant;
@@ -99,7 +99,7 @@ impl Inputs {
     }
 
     fn ours(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
-        let attention = Sdpa::new(self.scale, self.window, Dispatch::of(Implementation::Auto, q));
+        let attention = Sdpa { scale: Some(self.scale), window: self.window, ..Sdpa::default() };
         let [q, k, v] = [q, k, v].map(|x| x.transpose(1, 2)); // views (B, heads, T or S, D)
         Ok(attention.forward(&q?, &k?, &v?, Mask::default())?)
     }

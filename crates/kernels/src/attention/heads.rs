@@ -1,5 +1,8 @@
-//! The place of a tensor's heads among the heads of their layer.
+//! The place of a tensor's heads among the heads of their layer, which decides what dropout drops of their weights.
 
+use crate::dropout::Dropout;
+#[cfg(any(feature = "cuda", all(test, target_os = "linux")))]
+use crate::dropout::DropoutWords;
 use candle_core::Result;
 
 /// Which of a layer's heads a tensor holds, and how many heads of keys and values serve them.
@@ -64,5 +67,145 @@ impl HeadLayout {
     #[must_use]
     pub fn packed_width(&self) -> usize {
         (self.heads + 2 * self.key_heads) * self.dim
+    }
+}
+
+/// A query of one call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Query {
+    /// The row of the batch.
+    pub(super) b: usize,
+    /// The head, of H.
+    pub(super) h: usize,
+    /// The query, of T.
+    pub(super) i: usize,
+}
+
+/// Which weights to drop: row `(b·H + h)·T + i` of the mask belongs to query i of head h of batch row b, with H and h
+/// counted over the whole layer. Heads therefore drop the same weights whether they are computed separately or
+/// together.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct WeightDropout {
+    dropout: Dropout,
+    heads: HeadLayout,
+    /// T
+    queries: usize,
+    /// Rows of the mask before this sequence's.
+    before: usize,
+}
+
+impl WeightDropout {
+    /// For `queries` queries of a head, after `before` rows of the mask that belong to other sequences.
+    pub(super) fn new(dropout: Dropout, heads: HeadLayout, queries: usize, before: usize) -> Self {
+        Self { dropout, heads, queries, before }
+    }
+
+    /// Whether this is the first sequence of the mask.
+    pub(super) fn is_first(&self) -> bool {
+        self.before == 0
+    }
+
+    /// The factor on the weights that are kept.
+    pub(super) fn kept(&self) -> f64 {
+        1.0 / (1.0 - self.dropout.rate())
+    }
+
+    /// What decides which weights stay, for a kernel on another device.
+    #[cfg(any(feature = "cuda", all(test, target_os = "linux")))]
+    pub(super) fn words(&self) -> DropoutWords {
+        self.dropout.words()
+    }
+
+    /// The heads that are here, among the layer's.
+    #[cfg(any(feature = "cuda", all(test, target_os = "linux")))]
+    pub(super) fn heads(&self) -> HeadLayout {
+        self.heads
+    }
+
+    /// Multiplies the weights of a query, from key `first` on, by their factors.
+    #[inline(always)]
+    pub(super) fn scale_row(&self, query: Query, first: usize, weights: &mut [f32]) {
+        let head = query.b * self.heads.total + self.heads.first + query.h;
+        self.dropout.scale_row(self.before + head * self.queries + query.i, first, weights);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Implementation;
+    use crate::attention::{Chosen, Mask, Sdpa};
+    use crate::test_numbers::numbers;
+    use candle_core::Tensor;
+
+    /// Queries, keys or values: (2, heads, 9, 8).
+    fn heads_of(heads: usize, salt: u32) -> Result<Tensor> {
+        numbers((2, heads, 9, 8), salt)
+    }
+
+    /// Four heads split over two machines, two on each.
+    #[test]
+    fn heads_that_are_computed_apart_drop_what_they_drop_together() -> Result<()> {
+        let (q, k, v) = (heads_of(4, 1)?, heads_of(4, 1000)?, heads_of(4, 2000)?);
+        for implementation in [Implementation::Fused, Implementation::Eager] {
+            let run = |first: usize, heads: usize| {
+                let [q, k, v] = [&q, &k, &v].map(|x| x.narrow(1, first, heads));
+                let (q, k, v, mask) = (q?, k?, v?, Mask::default());
+                let attention = Sdpa {
+                    heads: Some(HeadLayout::all(4, 8).part(first, heads)?),
+                    dropout: Some(Dropout::new(0.5, 7, 3)?),
+                    implementation,
+                    ..Sdpa::default()
+                };
+                let context = attention.forward(&q, &k, &v, mask)?; // (B, T, heads, D)
+                let weights = attention.weights(&q, &k, mask, &Chosen::default())?; // (B, heads, T, S)
+                Result::Ok((context.transpose(1, 2)?, weights))
+            };
+            let (context, weights) = run(0, 4)?;
+            for first in [0, 2] {
+                let (part, part_weights) = run(first, 2)?;
+                for (part, whole) in [(part, &context), (part_weights, &weights)] {
+                    let whole = whole.narrow(1, first, 2)?;
+                    let difference = (part - whole)?.abs()?.max_all()?.to_scalar::<f32>()?;
+                    assert!(difference < 1e-6, "{implementation:?}, heads from {first} on: {difference}");
+                }
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn heads_of_another_layout_are_refused() -> Result<()> {
+        let q = heads_of(4, 1)?;
+        let attention = Sdpa { heads: Some(HeadLayout::all(3, 8)), ..Sdpa::default() };
+        let message = attention.forward(&q, &q, &q, Mask::default()).expect_err("4 are not 3").to_string();
+        assert!(
+            message.contains("3 and 3 heads of width 8") && message.contains("[2, 4, 9, 8]"),
+            "{message}"
+        );
+        Ok(())
+    }
+
+    #[test]
+    fn heads_that_a_layer_does_not_have_are_refused() {
+        let layer = HeadLayout::all(4, 8);
+        assert!(layer.part(2, 2).is_ok());
+        for (first, heads) in [(3, 2), (5, 0), (usize::MAX, 1)] {
+            assert!(layer.part(first, heads).is_err(), "{first}, {heads}");
+        }
+    }
+
+    #[test]
+    fn heads_that_share_keys_stay_together() -> Result<()> {
+        let (grouped, single) = (HeadLayout::grouped(12, 4, 8), HeadLayout::grouped(12, 1, 8));
+        assert_eq!((grouped.query_width(), grouped.packed_width()), (96, 160));
+        assert_eq!(grouped.part(3, 6)?.key_heads, 2);
+        assert!(grouped.part(2, 6).is_err() && grouped.part(3, 4).is_err());
+        assert_eq!(single.part(5, 2)?.key_heads, 1);
+        let one_group = grouped.part(3, 3)?;
+        assert_eq!((one_group.key_heads, one_group.part(0, 6)?.key_heads), (1, 2));
+        assert!(one_group.part(4, 2).is_err());
+        assert!(HeadLayout::all(0, 8).part(0, 0).is_ok());
+        Ok(())
     }
 }

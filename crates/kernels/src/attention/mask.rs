@@ -1,10 +1,11 @@
 //! Masks on top of the window: padding, single keys hidden from single queries, and numbers added to the scores.
 
+use super::heads::Query;
 use candle_core::{DType, Result, Tensor};
 use std::ops::Range;
 
 /// Restricts what each query sees, in addition to its [`Window`](super::Window). Every mask has the same polarity: 1
-/// is visible, 0 is hidden; [`padding_from_hidden`](super::padding_from_hidden) and its like turn others by name.
+/// is visible, 0 is hidden; [`padding_from_hidden`](super::padding_from_hidden) and its like convert masks of the other one.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Mask<'a> {
     /// The padding mask, u8 (B, S), or `None` if no key is padding.
@@ -12,8 +13,8 @@ pub struct Mask<'a> {
     /// Single keys hidden from single queries, in every row of the batch.
     pub hidden: &'a [Hidden],
     /// Floats (B or 1, H or 1, T, S) that are added to the scores after the scale and the soft cap, -inf to hide a key. Unlike
-    /// padding, a value so hidden must be finite, because 0 times infinity is NaN. The kernels give these numbers no gradient;
-    /// if they need one, plain operations run.
+    /// under padding, the value of a key hidden in this way must be finite, because 0 times infinity is NaN. If these numbers
+    /// need a gradient, plain operations run, which give it to them.
     pub added: Option<&'a Tensor>,
     /// The first key that each query may see, u32 (B, T): with the first token of its document, documents that share a row do
     /// not attend across each other.
@@ -33,7 +34,7 @@ pub struct Hidden {
 }
 
 impl Mask<'_> {
-    /// The masks as plain numbers on the CPU, for `heads` heads.
+    /// The masks as plain numbers on the CPU, for H heads.
     pub(super) fn on_cpu(&self, heads: usize) -> Result<CpuMask> {
         Ok(CpuMask {
             padding: self.padding.map(|p| p.flatten_all()?.to_vec1()).transpose()?,
@@ -45,8 +46,9 @@ impl Mask<'_> {
         })
     }
 
-    /// Fails if the masks do not fit q (B, H, T, D) and S keys.
-    pub(super) fn check(&self, (b, h, t): (usize, usize, usize), s: usize) -> Result<()> {
+    /// Fails if the masks do not fit `q` (B, H, T, D) and S keys.
+    pub(super) fn check(&self, q: &Tensor, s: usize) -> Result<()> {
+        let (b, h, t, _) = q.dims4()?;
         if let Some(p) = self.padding
             && (p.dims() != [b, s] || p.dtype() != DType::U8)
         {
@@ -119,21 +121,20 @@ impl CpuMask {
         self.padding.as_ref().map(|p| &p[b * s..(b + 1) * s])
     }
 
-    /// Sets the scores of keys hidden from query (b, h, i) to -inf. `scores` belong to the keys from `start`
-    /// on, of S in all.
+    /// Sets the scores of keys hidden from a query to -inf. `scores` belong to the keys from `start` on, of S in all.
     #[inline(always)]
-    pub(super) fn hide(&self, (b, h, i): (usize, usize, usize), s: usize, start: usize, scores: &mut [f32]) {
-        if let Some(visible) = self.visible(b, s) {
+    pub(super) fn hide(&self, query: Query, s: usize, start: usize, scores: &mut [f32]) {
+        if let Some(visible) = self.visible(query.b, s) {
             for (x, &v) in scores.iter_mut().zip(&visible[start..]) {
                 if v == 0 {
                     *x = f32::NEG_INFINITY;
                 }
             }
         }
-        let before = self.first_of(b, i).saturating_sub(start).min(scores.len());
+        let before = self.first_of(query.b, query.i).saturating_sub(start).min(scores.len());
         scores[..before].fill(f32::NEG_INFINITY);
-        for &(_, _, key) in self.hidden.of(h, i) {
-            if let Some(x) = key.checked_sub(start).and_then(|j| scores.get_mut(j)) {
+        for hidden in self.hidden.of(query.h, query.i) {
+            if let Some(x) = hidden.key.checked_sub(start).and_then(|j| scores.get_mut(j)) {
                 *x = f32::NEG_INFINITY;
             }
         }
@@ -145,15 +146,23 @@ impl CpuMask {
     }
 }
 
-/// [`Hidden`] keys by head and query.
+/// [`Hidden`] keys, sorted by head and query.
 #[derive(Debug, Clone, Default)]
-pub(super) struct HiddenKeys(Vec<(usize, usize, usize)>);
+pub(super) struct HiddenKeys(Vec<HiddenKey>);
+
+/// A key hidden from a query of one head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct HiddenKey {
+    head: usize,
+    query: usize,
+    pub(super) key: usize,
+}
 
 impl HiddenKeys {
     pub(super) fn new(hidden: &[Hidden], heads: usize) -> Self {
-        let all = hidden.iter().flat_map(|x| {
-            let heads = x.head.map_or(0..heads, |head| head..head + 1);
-            heads.map(|head| (head, x.query, x.key))
+        let all = hidden.iter().flat_map(|&Hidden { head, query, key }| {
+            let heads = head.map_or(0..heads, |head| head..head + 1);
+            heads.map(move |head| HiddenKey { head, query, key })
         });
         let mut keys: Vec<_> = all.collect();
         keys.sort_unstable();
@@ -166,28 +175,28 @@ impl HiddenKeys {
 
     /// The keys hidden from a query of a head.
     #[inline(always)]
-    pub(super) fn of(&self, head: usize, query: usize) -> &[(usize, usize, usize)] {
+    pub(super) fn of(&self, head: usize, query: usize) -> &[HiddenKey] {
         if self.is_empty() {
             return &[];
         }
-        let start = self.0.partition_point(|x| (x.0, x.1) < (head, query));
-        let len = self.0[start..].partition_point(|x| (x.0, x.1) == (head, query));
+        let start = self.0.partition_point(|x| (x.head, x.query) < (head, query));
+        let len = self.0[start..].partition_point(|x| (x.head, x.query) == (head, query));
         &self.0[start..start + len]
-    }
-
-    /// The hidden keys in order, and where those of each (head, query) start among them, with the end of all as the last
-    /// start: as the CUDA kernels get them.
-    #[cfg(any(feature = "cuda", all(test, target_os = "linux")))]
-    #[allow(clippy::cast_possible_truncation)] // heads, T and S are below 2^31 where there is a plan
-    pub(super) fn by_row(&self, heads: usize, queries: usize) -> (Vec<u32>, Vec<u32>) {
-        let rows = (0..heads).flat_map(|h| (0..queries).map(move |i| (h, i)));
-        let start = |row| self.0.partition_point(|x| (x.0, x.1) < row) as u32;
-        let starts = rows.map(start).chain([self.0.len() as u32]).collect();
-        (starts, self.0.iter().map(|x| x.2 as u32).collect())
     }
 
     /// Whether a key is hidden from a query of a head.
     pub(super) fn hides(&self, head: usize, query: usize, key: usize) -> bool {
-        self.of(head, query).iter().any(|x| x.2 == key)
+        self.of(head, query).iter().any(|x| x.key == key)
+    }
+
+    /// The hidden keys in order, and where those of each (head, query) start among them, with the end of all as the last
+    /// start: the form in which the CUDA kernels read them.
+    #[cfg(any(feature = "cuda", all(test, target_os = "linux")))]
+    #[allow(clippy::cast_possible_truncation)] // heads, T and S are below 2^31 where there is a plan
+    pub(super) fn by_row(&self, heads: usize, queries: usize) -> (Vec<u32>, Vec<u32>) {
+        let rows = (0..heads).flat_map(|h| (0..queries).map(move |i| (h, i)));
+        let start = |row| self.0.partition_point(|x| (x.head, x.query) < row) as u32;
+        let starts = rows.map(start).chain([self.0.len() as u32]).collect();
+        (starts, self.0.iter().map(|x| x.key as u32).collect())
     }
 }

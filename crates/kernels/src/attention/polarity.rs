@@ -1,6 +1,6 @@
 //! Masks of other crates as those of [`Mask`](super::Mask), where 1 is visible.
 //!
-//! Elsewhere 1 is visible, too (transformers' `attention_mask`, PyTorch's boolean `attn_mask`), or hidden (most masks of
+//! Elsewhere 1 may also be visible (transformers' `attention_mask`, PyTorch's boolean `attn_mask`), or hidden (most masks of
 //! candle-transformers, PyTorch's `key_padding_mask`), and nothing in a tensor tells which. So the caller says it by the
 //! name of the function.
 
@@ -94,17 +94,15 @@ fn added(visible: &Tensor) -> Result<Tensor> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attention::{Mask, Sdpa};
+    use crate::attention::{Mask, Sdpa, Window};
     use crate::test_numbers::numbers;
-    use crate::{Dispatch, Implementation};
     use candle_core::{DType, Device};
 
     /// The causal rule as a mask of either polarity, beside the rule itself.
     #[test]
     fn both_polarities_hide_what_they_say() -> Result<()> {
         let (q, k) = (numbers((2, 2, 5, 8), 1)?, numbers((2, 2, 7, 8), 50)?);
-        let dispatch = Dispatch::of(Implementation::Auto, &q);
-        let causal = Sdpa::causal(0.4, dispatch).forward(&q, &k, &k, Mask::default())?;
+        let causal = Sdpa::default().forward(&q, &k, &k, Mask::default())?;
         let visible: Vec<i64> = (0..5 * 7).map(|n| i64::from(n % 7 <= n / 7 + 2)).collect();
         let visible = Tensor::from_vec(visible, (5, 7), &Device::Cpu)?;
         let hidden = visible.eq(0i64)?;
@@ -114,7 +112,7 @@ mod tests {
             added_from_hidden(&hidden)?,
             added_from_hidden(&hidden.to_dtype(DType::U32)?.unsqueeze(0)?.unsqueeze(0)?)?,
         ] {
-            let full = Sdpa::full(0.4, dispatch);
+            let full = Sdpa { window: Window::ALL, ..Sdpa::default() };
             let masked = full.forward(&q, &k, &k, Mask { added: Some(&added), ..Mask::default() })?;
             let difference = (masked - &causal)?.abs()?.max_all()?.to_scalar::<f32>()?;
             assert!(difference < 1e-6, "{difference}");

@@ -1,8 +1,95 @@
-//! What attention can return besides the context: the weights of chosen heads and queries, and summaries.
+//! What a call gives to attention, without its numbers, and what it asks for besides the context.
 
+use super::heads::HeadLayout;
+use super::mask::Mask;
 use super::window::Window;
-use candle_core::{Result, Tensor};
+use candle_core::{DType, Device, Layout, Result, Tensor};
 use std::ops::Range;
+
+/// What a call gives to attention, without its numbers: the choice of code depends on nothing else.
+///
+/// ```
+/// use candle_core::{DType, Device};
+/// use candle_fused::Implementation;
+/// use candle_fused::attention::{HeadLayout, Inputs, Sdpa};
+///
+/// # fn main() -> candle_core::Result<()> {
+/// let decoding = Inputs::new(&Device::Cpu, DType::F32, HeadLayout::grouped(8, 2, 64), 1, 1, 500);
+/// assert_eq!(Sdpa::default().code_for(&decoding)?, Implementation::Fused);
+/// let learned = Inputs { added: true, added_gradient: true, ..decoding };
+/// assert_eq!(Sdpa::default().code_for(&learned)?, Implementation::Eager);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+#[allow(clippy::struct_excessive_bools)] // each part of a `Mask` is there or not
+pub struct Inputs {
+    /// Where the tensors are.
+    pub device: Device,
+    /// The dtypes of q, k and v.
+    pub dtypes: [DType; 3],
+    /// The layouts of q (B, H, T, D), k (B, key heads, S, D) and v (B, key heads, S, Dv).
+    pub layouts: [Layout; 3],
+    /// Whether q, k or v needs a gradient.
+    pub gradient: bool,
+    /// Whether there is a padding mask.
+    pub padding: bool,
+    /// Whether single keys are hidden from single queries.
+    pub hidden: bool,
+    /// Whether queries have first keys.
+    pub first: bool,
+    /// Whether something is added to the scores.
+    pub added: bool,
+    /// Whether what is added needs a gradient.
+    pub added_gradient: bool,
+}
+
+impl Inputs {
+    /// Contiguous q, k and v of one dtype with `t` queries and `s` keys in each of `batch` rows, without masks or gradients.
+    #[must_use]
+    pub fn new(device: &Device, dtype: DType, heads: HeadLayout, batch: usize, t: usize, s: usize) -> Self {
+        let keys = Layout::contiguous((batch, heads.key_heads, s, heads.dim));
+        Self {
+            device: device.clone(),
+            dtypes: [dtype; 3],
+            layouts: [Layout::contiguous((batch, heads.heads, t, heads.dim)), keys.clone(), keys],
+            gradient: false,
+            padding: false,
+            hidden: false,
+            first: false,
+            added: false,
+            added_gradient: false,
+        }
+    }
+
+    /// Those of a call.
+    #[must_use]
+    pub fn from_tensors(q: &Tensor, k: &Tensor, v: &Tensor, mask: Mask) -> Self {
+        let qkv = [q, k, v];
+        Self {
+            device: q.device().clone(),
+            dtypes: qkv.map(Tensor::dtype),
+            layouts: qkv.map(|x| x.layout().clone()),
+            gradient: qkv.iter().any(|x| x.track_op()),
+            padding: mask.padding.is_some(),
+            hidden: !mask.hidden.is_empty(),
+            first: mask.first.is_some(),
+            added: mask.added.is_some(),
+            added_gradient: mask.added.is_some_and(Tensor::track_op),
+        }
+    }
+
+    /// Whether q, k or v has no numbers.
+    pub(super) fn is_empty(&self) -> bool {
+        self.layouts.iter().any(|layout| layout.shape().elem_count() == 0)
+    }
+
+    /// Whether keys and values are halves under queries in f32, which the CPU kernels read in place if no gradient is needed.
+    pub(super) fn has_half_keys(&self) -> bool {
+        let [q, k, v] = self.dtypes;
+        q == DType::F32 && matches!(k, DType::F16 | DType::BF16) && k == v && !self.gradient
+    }
+}
 
 /// The heads and queries whose weights you want.
 ///
@@ -20,7 +107,7 @@ pub struct Chosen {
     pub queries: Option<Vec<usize>>,
 }
 
-/// What to return besides the context. Neither part slows down the fused kernel's work on the context.
+/// What to return besides the context. Neither slows down the fused kernel's work on the context.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Wanted<'a> {
     /// The exact weights of these heads and queries.

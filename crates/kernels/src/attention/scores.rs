@@ -1,4 +1,4 @@
-//! What happens to a score between `q·k` and the softmax, on the CPU: soft cap, ALiBi, an added tensor and masks.
+//! What happens to a score between `q·k` and the softmax: scale, soft cap, ALiBi, an added tensor, the window and the masks.
 //!
 //! ```text
 //! score = cap·tanh(q·k·scale / cap) - slope·|position - key| + added        -inf for a hidden key
@@ -6,15 +6,113 @@
 //!
 //! Soft capping is that of Gemma Team 2024, "Gemma 2", §2; ALiBi that of Press et al. 2022, "Train Short, Test Long", which
 //! is written here with absolute distances, so that it also serves without the causal rule.
+//!
+//! It stands here twice: [`scores_and_visible`] in plain differentiable operations, which is the definition, and
+//! [`ScoreRules`], which every CPU kernel applies to its rows of products.
 
-use super::mask::{CpuMask, Mask};
+use super::heads::Query;
+use super::mask::{CpuMask, HiddenKeys, Mask};
+use super::request::{Rows, select};
+use super::sdpa::Sdpa;
 use super::window::Window;
+use crate::accumulator;
 use crate::vector::tanh;
-use candle_core::{DType, Result, Tensor};
+use candle_core::{DType, Device, Result, Tensor};
 use pulp::Simd;
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
-use std::sync::Arc;
+
+/// The scores of `rows`, and which keys they see, u8, in one shape: by the definition.
+///
+/// `q` (B, H, T, D), `k` (B, key heads, S, D) -> (B, heads, queries, S) in f32 or wider
+pub(super) fn scores_and_visible(
+    sdpa: &Sdpa,
+    q: &Tensor,
+    k: &Tensor,
+    mask: Mask,
+    rows: &Rows,
+) -> Result<(Tensor, Tensor)> {
+    let scores = scores(sdpa, &rows.of_queries(q)?, &rows.of_keys(k)?, mask, rows)?;
+    let mut visible = visible(sdpa, mask, rows, k.dim(2)?, q.device())?;
+    if mask.added.is_some() {
+        visible = visible.broadcast_mul(&scores.detach().ne(f64::NEG_INFINITY)?)?;
+    }
+    let visible = visible.broadcast_as(scores.shape())?;
+    Ok((scores, visible))
+}
+
+/// The scores of `rows` without masks.
+///
+/// `q` (B, heads, queries, D), `k` (B, heads, S, D) -> (B, heads, queries, S)
+fn scores(sdpa: &Sdpa, q: &Tensor, k: &Tensor, mask: Mask, rows: &Rows) -> Result<Tensor> {
+    let wide = accumulator(q.dtype());
+    let q = (q.to_dtype(wide)?.contiguous()? * sdpa.scale_for(q.dim(3)?))?;
+    let k = k.to_dtype(wide)?.contiguous()?;
+    let mut scores = q.matmul(&k.transpose(2, 3)?)?;
+    if let Some(cap) = sdpa.softcap {
+        scores = ((scores / cap)?.tanh()? * cap)?;
+    }
+    if let Some(slopes) = &sdpa.slopes {
+        let s = k.dim(2)?;
+        let distances = rows.positions(s).flat_map(|at| (0..s).map(move |key| (at - key as f64).abs()));
+        let distances = Tensor::from_iter(distances, &Device::Cpu)?.reshape((1, 1, rows.queries.len(), s))?;
+        let slopes = rows.heads.iter().map(|&head| -f64::from(slopes[head]));
+        let slopes = Tensor::from_iter(slopes, &Device::Cpu)?.reshape((1, rows.heads.len(), 1, 1))?;
+        // Some GPUs have no f64.
+        let there = |x: Tensor| x.to_dtype(wide)?.to_device(q.device());
+        scores = scores.broadcast_add(&there(distances)?.broadcast_mul(&there(slopes)?)?)?;
+    }
+    if let Some(added) = mask.added {
+        let added = if added.dim(1)? == 1 { added.clone() } else { select(added, 1, &rows.heads)? };
+        scores = scores.broadcast_add(&select(&added, 2, &rows.queries)?.to_dtype(wide)?)?;
+    }
+    Ok(scores)
+}
+
+/// Which of S keys `rows` see, by the window (read from the causal triangle if there is one) and the mask: u8 (1 or B, 1 or
+/// heads, queries, S).
+fn visible(sdpa: &Sdpa, mask: Mask, rows: &Rows, s: usize, device: &Device) -> Result<Tensor> {
+    // The triangle has a row for each position, and none before the first key.
+    let triangle = sdpa
+        .bias
+        .as_ref()
+        .filter(|bias| bias.is_worth_keeping() && sdpa.window == Window::CAUSAL && s >= rows.all_queries);
+    let mut visible = if let Some(triangle) = triangle {
+        let positions: Vec<usize> = rows.seen(sdpa.window, s).map(|seen| seen.end - 1).collect();
+        select(&triangle.tensor()?.narrow(3, 0, s)?, 2, &positions)?
+    } else {
+        let visible: Vec<u8> = rows
+            .seen(sdpa.window, s)
+            .flat_map(|seen| (0..s).map(move |key| u8::from(seen.contains(&key))))
+            .collect();
+        Tensor::from_vec(visible, (1, 1, rows.queries.len(), s), device)?
+    }; // (1, 1, queries, S)
+    if !mask.hidden.is_empty() {
+        visible = visible.broadcast_mul(&not_hidden(mask, rows, s, device)?)?;
+    }
+    if let Some(first) = mask.first {
+        let first = select(first, 1, &rows.queries)?.unsqueeze(1)?.unsqueeze(3)?; // (B, 1, queries, 1)
+        #[allow(clippy::cast_possible_truncation)] // a number of keys
+        let keys = Tensor::arange(0, s as u32, device)?.reshape((1, 1, 1, s))?;
+        visible = visible.broadcast_mul(&keys.broadcast_ge(&first)?)?;
+    }
+    match mask.padding {
+        None => Ok(visible),
+        Some(padding) => visible.broadcast_mul(&padding.unsqueeze(1)?.unsqueeze(1)?),
+    }
+}
+
+/// u8 (1, heads, queries, S): 0 if a key is hidden from a query, 1 otherwise.
+fn not_hidden(mask: Mask, rows: &Rows, s: usize, device: &Device) -> Result<Tensor> {
+    let hidden = HiddenKeys::new(mask.hidden, rows.all_heads);
+    let (heads, queries) = (rows.heads.len(), rows.queries.len());
+    let mut visible = vec![1u8; heads * queries * s];
+    let places = rows.heads.iter().flat_map(|&h| rows.queries.iter().map(move |&i| (h, i)));
+    for ((h, i), row) in places.zip(visible.chunks_exact_mut(s.max(1))) {
+        hidden.of(h, i).iter().for_each(|hidden| row[hidden.key] = 0);
+    }
+    Tensor::from_vec(visible, (1, heads, queries, s), device)
+}
 
 /// The unit of scores: the logarithm that they are of.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -32,27 +130,12 @@ impl Base {
     }
 }
 
-/// What makes a score of a product, in every call alike.
-#[derive(Debug, Clone)]
-pub(super) struct Scoring {
-    pub(super) scale: f64,
-    pub(super) window: Window,
-    pub(super) softcap: Option<f64>,
-    /// ALiBi's slope of each head.
-    pub(super) slopes: Option<Arc<[f32]>>,
-}
-
-impl Scoring {
-    /// Only a scale, and the causal window.
-    pub(super) fn causal(scale: f64) -> Self {
-        Self { scale, window: Window::CAUSAL, softcap: None, slopes: None }
-    }
-}
-
-/// The rules for T queries against S keys in one call.
+/// The rules for T queries against S keys in one call, as the CPU kernels read them.
 #[derive(Debug)]
 pub(super) struct ScoreRules {
-    scoring: Scoring,
+    sdpa: Sdpa,
+    /// The factor on the scores.
+    pub(super) scale: f64,
     /// T
     pub(super) queries: usize,
     /// S
@@ -63,26 +146,16 @@ pub(super) struct ScoreRules {
 
 impl ScoreRules {
     /// For `q` (B, H, T, D) against S keys.
-    pub(super) fn new(scoring: &Scoring, mask: Mask, q: &Tensor, keys: usize) -> Result<Self> {
-        let (_, heads, queries, _) = q.dims4()?;
-        let added = mask.added.map(Added::new).transpose()?;
-        Ok(Self { scoring: scoring.clone(), queries, keys, added, mask: mask.on_cpu(heads)? })
-    }
-
-    /// The factor on the scores.
-    pub(super) fn scale(&self) -> f64 {
-        self.scoring.scale
-    }
-
-    /// The soft cap.
-    pub(super) fn softcap(&self) -> Option<f64> {
-        self.scoring.softcap
+    pub(super) fn new(sdpa: &Sdpa, mask: Mask, q: &Tensor, keys: usize) -> Result<Self> {
+        let (_, heads, queries, d) = q.dims4()?;
+        let (added, mask) = (mask.added.map(Added::new).transpose()?, mask.on_cpu(heads)?);
+        Ok(Self { sdpa: sdpa.clone(), scale: sdpa.scale_for(d), queries, keys, added, mask })
     }
 
     /// The keys that a query sees by its position.
     #[inline(always)]
     pub(super) fn keys_of(&self, i: usize) -> Range<usize> {
-        self.scoring.window.keys(i, self.queries, self.keys)
+        self.sdpa.window.keys(i, self.queries, self.keys)
     }
 
     /// Which of `count` keys from `start` on a query sees by its position, counted from `start`.
@@ -96,7 +169,7 @@ impl ScoreRules {
     /// The queries that see some of these keys by their position.
     #[inline(always)]
     pub(super) fn queries_of(&self, keys: Range<usize>) -> Range<usize> {
-        self.scoring.window.queries(keys, self.queries, self.keys)
+        self.sdpa.window.queries(keys, self.queries, self.keys)
     }
 
     /// A query's own position: negative before the first key.
@@ -108,28 +181,33 @@ impl ScoreRules {
 
     /// The most keys that a query sees by its position.
     pub(super) fn most_keys(&self) -> usize {
-        match (self.scoring.window.left, self.scoring.window.right) {
-            (Some(left), Some(right)) => left.saturating_add(right).saturating_add(1).min(self.keys),
-            _ => self.keys,
-        }
+        self.sdpa.window.most_keys(self.keys)
     }
 
     /// The factor on q that makes q·k what [`finish`](Self::finish) takes.
     #[allow(clippy::cast_possible_truncation)] // the scale of f32 scores
     pub(super) fn query_factor(&self, base: Base) -> f32 {
-        match self.scoring.softcap {
-            Some(cap) => (self.scoring.scale / cap) as f32,
-            None => (self.scoring.scale * f64::from(base.unit())) as f32,
+        match self.sdpa.softcap {
+            Some(cap) => (self.scale / cap) as f32,
+            None => (self.scale * f64::from(base.unit())) as f32,
         }
     }
 
-    /// Makes scores of the products of query (b, h, i) with the keys from `start` on. Does not look at the window.
+    /// The gradient of `q·kᵀ` from that of the scores, by plain operations.
+    pub(super) fn products_gradient(&self, scores: &Tensor, q: &Tensor, k: &Tensor) -> Result<Tensor> {
+        let scaled = (scores * self.scale)?;
+        let Some(cap) = self.sdpa.softcap else { return Ok(scaled) };
+        let products = (q.matmul(&k.t()?)? * (self.scale / cap))?;
+        scaled * (1.0 - products.tanh()?.sqr()?)?
+    }
+
+    /// Makes scores of the products of a query with the keys from `start` on. Does not look at the window.
     #[inline(always)]
     pub(super) fn finish<S: Simd>(
         &self,
         simd: S,
         base: Base,
-        query: (usize, usize, usize),
+        query: Query,
         start: usize,
         scores: &mut [f32],
     ) {
@@ -155,7 +233,7 @@ impl ScoreRules {
     /// The soft cap in the unit of the scores.
     #[allow(clippy::cast_possible_truncation)] // a cap on f32 scores
     pub(super) fn cap_in(&self, base: Base) -> Option<f32> {
-        self.scoring.softcap.map(|cap| (cap * f64::from(base.unit())) as f32)
+        self.sdpa.softcap.map(|cap| (cap * f64::from(base.unit())) as f32)
     }
 
     /// What follows the soft cap.
@@ -164,17 +242,17 @@ impl ScoreRules {
         &self,
         simd: S,
         base: Base,
-        query @ (b, h, i): (usize, usize, usize),
+        query: Query,
         start: usize,
         scores: &mut [f32],
     ) {
-        if let Some(slopes) = &self.scoring.slopes {
-            let distance = self.position(i) as f32 - start as f32;
-            add_distances(simd, -slopes[h] * base.unit(), distance, scores);
+        if let Some(slopes) = &self.sdpa.slopes {
+            let distance = self.position(query.i) as f32 - start as f32;
+            add_distances(simd, -slopes[query.h] * base.unit(), distance, scores);
         }
         if let Some(added) = &self.added {
             let unit = base.unit();
-            for (score, x) in scores.iter_mut().zip(&added.row(b, h, i)[start..]) {
+            for (score, x) in scores.iter_mut().zip(&added.row(query)[start..]) {
                 // In base 2, the lowest finite number would become -inf.
                 let in_base = x * unit;
                 *score += if in_base == f32::NEG_INFINITY && x.is_finite() { f32::MIN } else { in_base };
@@ -236,8 +314,8 @@ impl Added {
 
     /// What is added to the scores of a query, (S).
     #[inline(always)]
-    fn row(&self, b: usize, h: usize, i: usize) -> &[f32] {
-        let start = b * self.strides[0] + h * self.strides[1] + i * self.keys;
+    fn row(&self, query: Query) -> &[f32] {
+        let start = query.b * self.strides[0] + query.h * self.strides[1] + query.i * self.keys;
         &self.numbers[start..start + self.keys]
     }
 }

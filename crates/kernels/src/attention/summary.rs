@@ -1,11 +1,9 @@
 //! A few statistics of each query's weights, for looking at all heads of a long text at once.
 
-use super::bias::CausalBias;
-use super::cpu::{RowSummary, key_position};
 use super::eager;
 use super::mask::Mask;
 use super::request::Chosen;
-use super::scores::Scoring;
+use super::sdpa::Sdpa;
 use candle_core::{D, DType, Device, Result, Tensor};
 
 /// Describes the weights of each query in every head: seven tensors (B, H, T) instead of one (B, H, T, S).
@@ -35,7 +33,7 @@ const CHUNK: usize = 64;
 
 impl Summary {
     /// The numbers of each row (B, H, T) as tensors.
-    pub(super) fn of_rows(rows: &[RowSummary], (b, h, t, _): (usize, usize, usize, usize)) -> Result<Self> {
+    pub(super) fn from_rows(rows: &[RowSummary], b: usize, h: usize, t: usize) -> Result<Self> {
         let tensor = |number: fn(&RowSummary) -> f32| {
             Tensor::from_vec(rows.iter().map(number).collect::<Vec<_>>(), (b, h, t), &Device::Cpu)
         };
@@ -55,11 +53,11 @@ impl Summary {
     pub(super) fn zeros(shape: (usize, usize, usize), device: &Device) -> Result<Self> {
         let zeros = |dtype| Tensor::zeros(shape, dtype, device);
         let [entropy, mean_distance, on_self, on_previous, on_first, max] = [DType::F32; 6].map(zeros);
-        Self::of_fields([entropy, mean_distance, on_self, on_previous, on_first, max, zeros(DType::U32)])
+        Self::from_fields([entropy, mean_distance, on_self, on_previous, on_first, max, zeros(DType::U32)])
     }
 
     /// The fields in their order, (B, H, T) each.
-    fn of_fields(fields: [Result<Tensor>; 7]) -> Result<Self> {
+    fn from_fields(fields: [Result<Tensor>; 7]) -> Result<Self> {
         let [entropy, mean_distance, on_self, on_previous, on_first, max, max_position] = fields;
         Ok(Self {
             entropy: entropy?,
@@ -75,26 +73,23 @@ impl Summary {
     /// The definition, in plain operations on the weights of [`CHUNK`] queries at a time.
     ///
     /// `q` (B, H, T, D), `k` (B, key heads, S, D)
-    pub(super) fn eager(
-        (q, k): (&Tensor, &Tensor),
-        scoring: &Scoring,
-        (mask, bias): (Mask, Option<&CausalBias>),
-    ) -> Result<Self> {
-        let (_, h, t, _) = q.dims4()?;
+    pub(super) fn eager(sdpa: &Sdpa, q: &Tensor, k: &Tensor, mask: Mask) -> Result<Self> {
+        let (b, h, t, _) = q.dims4()?;
         let s = k.dim(2)?;
-        let added = mask.added.map(Tensor::detach);
+        let (q, k, added) = (q.detach(), k.detach(), mask.added.map(Tensor::detach));
         let mask = Mask { added: added.as_ref(), ..mask };
-        let first = first_keys(mask, (q.dim(0)?, s), q.device())?; // (B)
+        let padding = mask.on_cpu(0)?;
+        let first = Tensor::from_iter((0..b).map(|b| key_position(padding.first_key(b, s))), q.device())?; // (B)
         let mut chunks: [Vec<Tensor>; 7] = Default::default();
         for start in (0..t).step_by(CHUNK) {
             let queries: Vec<usize> = (start..t.min(start + CHUNK)).collect();
             let rows = Chosen { heads: None, queries: Some(queries) }.resolve(h, t)?;
-            let weights = eager::weights(&q.detach(), &k.detach(), scoring, (mask, bias), &rows)?; // (B, H, chunk, S)
+            let weights = eager::weights(sdpa, &q, &k, mask, &rows)?; // (B, H, chunk, S)
             let positions: Vec<f64> = rows.positions(s).collect();
             let numbers = of_weights(&weights, &positions, &first)?;
-            chunks.iter_mut().zip(numbers).for_each(|(chunks, number)| chunks.push(number));
+            chunks.iter_mut().zip(numbers).for_each(|(chunks, numbers)| chunks.push(numbers));
         }
-        Self::of_fields(chunks.map(|chunks| Tensor::cat(&chunks, 2)))
+        Self::from_fields(chunks.map(|chunks| Tensor::cat(&chunks, 2)))
     }
 }
 
@@ -112,7 +107,7 @@ fn of_weights(weights: &Tensor, positions: &[f64], first: &Tensor) -> Result<[Te
     let distances = Tensor::from_iter(distances, device)?.reshape((t, s))?;
     let on =
         |key: &Tensor| weights.gather(&key.broadcast_as((b, h, t, 1))?.contiguous()?, D::Minus1)?.squeeze(3);
-    // The weight on the key so far before each query's position, or 0 if there is none.
+    // The weight on the key `by` before each query's position, or 0 if there is none.
     let back = |by: f64| {
         let there = |position: f64| (0.0..s as f64).contains(&(position - by));
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // there are fewer than 2^32 keys
@@ -133,8 +128,50 @@ fn of_weights(weights: &Tensor, positions: &[f64], first: &Tensor) -> Result<[Te
     ])
 }
 
-/// The first key of each of B rows that is not padding: u32 (B).
-fn first_keys(mask: Mask, (b, s): (usize, usize), device: &Device) -> Result<Tensor> {
-    let mask = mask.on_cpu(0)?;
-    Tensor::from_iter((0..b).map(|b| key_position(mask.first_key(b, s))), device)
+/// The numbers of one query.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct RowSummary {
+    pub(super) entropy: f32,
+    pub(super) mean_distance: f32,
+    pub(super) on_self: f32,
+    pub(super) on_previous: f32,
+    pub(super) on_first: f32,
+    pub(super) max: f32,
+    pub(super) max_position: u32,
+}
+
+impl RowSummary {
+    /// Computes the numbers from the weights on the first keys, for a query at `position`.
+    pub(super) fn new(weights: &[f32], position: isize, first_key: usize) -> Self {
+        let mut found = Self::default();
+        let (mut entropy, mut distance) = (0f64, 0f64);
+        // The last key first: in a causal window it is the query's own.
+        for (key, &w) in weights.iter().enumerate().rev() {
+            let wide = f64::from(w);
+            if w != 0.0 {
+                entropy -= wide * wide.ln(); // 0·ln 0 is 0, its limit
+            }
+            distance += wide * position.abs_diff(key.cast_signed()) as f64;
+        }
+        for (key, &w) in weights.iter().enumerate() {
+            if w > found.max || (w.is_nan() && !found.max.is_nan()) {
+                (found.max, found.max_position) = (w, key_position(key));
+            }
+        }
+        #[allow(clippy::cast_possible_truncation)] // the result is f32
+        {
+            (found.entropy, found.mean_distance) = (entropy as f32, distance as f32);
+        }
+        let at = |key: Option<usize>| key.and_then(|key| weights.get(key)).copied().unwrap_or(0.0);
+        found.on_self = at(usize::try_from(position).ok());
+        found.on_previous = at(usize::try_from(position - 1).ok());
+        found.on_first = at(Some(first_key));
+        found
+    }
+}
+
+/// There are fewer than 2^32 keys: a tensor with more would leave no room for another dimension.
+#[allow(clippy::cast_possible_truncation)]
+pub(super) fn key_position(key: usize) -> u32 {
+    key as u32
 }

@@ -1,8 +1,9 @@
 //! Sequences of different lengths, one after another without padding.
 
+use super::attend::Attended;
 use super::mask::Mask;
 use super::request::Wanted;
-use super::sdpa::{Attended, Sdpa};
+use super::sdpa::Sdpa;
 use candle_core::{Result, Tensor};
 
 /// How many queries and keys each of several sequences has, which lie one after another in one tensor.
@@ -82,9 +83,9 @@ impl Sdpa {
         Tensor::cat(&contexts, 0)
     }
 
-    /// Like [`forward_varlen`](Self::forward_varlen), but returns each sequence's context (1, its queries, H, Dv) for
-    /// itself, together with whatever `wanted` asks for of each, nothing of one without queries. Dropout differs from sequence
-    /// to sequence.
+    /// Like [`forward_varlen`](Self::forward_varlen), but returns each sequence's context (1, its queries, H, Dv) on its own,
+    /// together with whatever `wanted` asks for; a sequence without queries has only an empty context. Dropout differs from
+    /// sequence to sequence.
     ///
     /// # Shapes
     /// `q` (all queries, H, D), `k` (all keys, key heads, D), `v` (all keys, key heads, Dv) -> see [`Attended`]
@@ -117,11 +118,11 @@ impl Sdpa {
             let part = |x: &Tensor, first, len| x.narrow(0, first, len)?.transpose(0, 1)?.unsqueeze(0); // (1, heads, len, D)
             let (q, k, v) =
                 (part(q, first_query, queries)?, part(k, first_key, keys)?, part(v, first_key, keys)?);
-            let here = self.clone().with_rows_before(first_query * self.layer_heads(heads));
-            // A sequence without queries, too, has its place in the result.
+            let rows_before = first_query * self.layer_heads(heads);
+            // A sequence without queries has its place in the result as well.
             attended.push(match queries {
-                0 => Self::without_keys(&q, &v, Wanted { weights: &[], summary: false })?,
-                _ => here.attend(&q, &k, &v, Mask::default(), wanted)?,
+                0 => Self::without_keys(&q, &v, Wanted::default())?,
+                _ => self.attend_after(&q, &k, &v, Mask::default(), wanted, rows_before)?,
             });
             first_query += queries;
             first_key += keys;

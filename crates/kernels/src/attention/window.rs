@@ -1,6 +1,8 @@
-//! Which keys a query sees by its position alone.
+//! Which keys a query sees by its position alone: a [`Window`], and GPT-2's causal one as a buffer, [`CausalBias`].
 
+use candle_core::{Device, Result, Tensor};
 use std::ops::Range;
+use std::sync::{Arc, OnceLock};
 
 /// How far a query sees to both sides of its own position, in keys; `None` is no limit. The terms are those of
 /// FlashAttention.
@@ -22,6 +24,12 @@ pub struct Window {
     pub left: Option<usize>,
     /// How many keys after it.
     pub right: Option<usize>,
+}
+
+impl Default for Window {
+    fn default() -> Self {
+        Self::CAUSAL
+    }
 }
 
 impl Window {
@@ -62,6 +70,15 @@ impl Window {
         first.min(end)..end
     }
 
+    /// The most keys that any query sees, of `s`.
+    #[must_use]
+    pub fn most_keys(self, s: usize) -> usize {
+        match (self.left, self.right) {
+            (Some(left), Some(right)) => left.saturating_add(right).saturating_add(1).min(s),
+            _ => s,
+        }
+    }
+
     /// Whether no query sees a key after its own position.
     #[must_use]
     pub fn is_causal(self) -> bool {
@@ -69,9 +86,88 @@ impl Window {
     }
 }
 
+/// The eager path keeps a triangle up to this side (256 MiB); of a longer one it makes only the rows that it reads.
+const KEPT: usize = 1 << 14;
+/// The longest side of a triangle: 4 GiB.
+const LONGEST: usize = 1 << 16;
+
+/// The u8 lower triangle (1, 1, n, n), 1 = visible.
+///
+/// # Errors
+/// When n is above 65536, or the device cannot hold the triangle.
+pub fn causal_bias(n: usize, device: &Device) -> Result<Tensor> {
+    if n > LONGEST {
+        candle_core::bail!(
+            "a causal triangle of {n} positions takes {n}² bytes, expected at most {LONGEST} positions"
+        )
+    }
+    let mut tril = vec![0u8; n * n];
+    for (i, row) in tril.chunks_exact_mut(n.max(1)).enumerate() {
+        row[..=i].fill(1);
+    }
+    Tensor::from_vec(tril, (1, 1, n, n), device)
+}
+
+/// GPT-2's `bias` buffer: the causal triangle of up to N positions, made when something first reads it.
+///
+/// Only the eager path reads it, so a model that never takes that path never holds N² bytes. Clones share the buffer.
+///
+/// ```
+/// use candle_core::Device;
+/// use candle_fused::attention::CausalBias;
+///
+/// # fn main() -> candle_core::Result<()> {
+/// let bias = CausalBias::new(3, &Device::Cpu);
+/// assert_eq!(bias.tensor()?.dims(), [1, 1, 3, 3]);
+/// assert_eq!(bias.tensor()?.flatten_all()?.to_vec1::<u8>()?, [1, 0, 0, 1, 1, 0, 1, 1, 1]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+pub struct CausalBias {
+    positions: usize,
+    device: Device,
+    made: Arc<OnceLock<Tensor>>,
+}
+
+impl CausalBias {
+    /// The triangle of `positions` positions on `device`.
+    #[must_use]
+    pub fn new(positions: usize, device: &Device) -> Self {
+        Self { positions, device: device.clone(), made: Arc::default() }
+    }
+
+    /// N, the positions on each side.
+    #[must_use]
+    pub fn positions(&self) -> usize {
+        self.positions
+    }
+
+    /// Whether the triangle is small enough to keep when a caller needs only a few of its rows.
+    pub(super) fn is_worth_keeping(&self) -> bool {
+        self.positions <= KEPT
+    }
+
+    /// u8 (1, 1, N, N), 1 = visible.
+    ///
+    /// # Errors
+    /// When N is above 65536, or the device cannot hold the triangle.
+    pub fn tensor(&self) -> Result<Tensor> {
+        if let Some(tensor) = self.made.get() {
+            return Ok(tensor.clone());
+        }
+        // Two threads may both get here; the first triangle stays.
+        let tensor = causal_bias(self.positions, &self.device)?;
+        Ok(self.made.get_or_init(|| tensor).clone())
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::Window;
+    use super::*;
+    use crate::Implementation;
+    use crate::attention::{Mask, Sdpa};
+    use crate::test_numbers::numbers;
 
     /// The definition, key by key.
     #[test]
@@ -103,5 +199,23 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Of a long triangle the eager path makes the rows that it reads.
+    #[test]
+    fn a_long_triangle_gives_what_a_short_one_gives_and_is_never_made() -> Result<()> {
+        let (q, k) = (numbers((2, 2, 9, 8), 1)?.narrow(2, 6, 3)?, numbers((2, 2, 9, 8), 50)?);
+        let run = |n: usize| {
+            let bias = CausalBias::new(n, &Device::Cpu);
+            let attention =
+                Sdpa { bias: Some(bias), implementation: Implementation::Eager, ..Sdpa::default() };
+            attention.forward(&q, &k, &k, Mask::default())?.flatten_all()?.to_vec1::<f32>()
+        };
+        assert_eq!(run(9)?, run(1 << 24)?);
+        let message = run(8).expect_err("9 keys").to_string();
+        assert!(message.contains("9 keys") && message.contains("at least 9"), "{message}");
+        let message = CausalBias::new(1 << 24, &Device::Cpu).tensor().expect_err("2^48 bytes").to_string();
+        assert!(message.contains("16777216"), "{message}");
+        Ok(())
     }
 }

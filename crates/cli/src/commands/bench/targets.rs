@@ -5,8 +5,7 @@ use super::timing::{copies_beyond_the_cache, time_runs};
 use crate::qkv;
 use anyhow::bail;
 use candle_core::Tensor;
-use candle_fused::Dispatch;
-use candle_fused::attention::{Mask, Sdpa};
+use candle_fused::attention::Mask;
 use candle_fused::measure::Stopwatch;
 use candle_nn::VarMap;
 use gpt2_model::analysis::{Contrast, Metric, attribution_patching};
@@ -23,8 +22,7 @@ impl Bench<'_> {
     pub(super) fn core(&self) -> anyhow::Result<Vec<f64>> {
         let (t, heads) = (self.tokens, self.config.heads());
         let packed = self.random(&[self.batch, t, heads.packed_width()])?; // as c_attn returns them
-        let dispatch = Dispatch::of(self.config.attn_implementation, &packed);
-        let attention = Sdpa::causal(self.config.attention_scale(0), dispatch);
+        let attention = qkv::attention(&self.config);
         let inputs = copies_beyond_the_cache(&packed)?;
         let views: Vec<_> =
             inputs.iter().map(|packed| qkv::views(packed, heads, t)).collect::<candle_core::Result<_>>()?;

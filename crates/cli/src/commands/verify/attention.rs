@@ -3,9 +3,9 @@
 use super::{Verify, rounding};
 use crate::qkv;
 use candle_core::{DType, Device, Var};
+use candle_fused::Dropout;
 use candle_fused::Implementation::{self, Eager, Fused};
-use candle_fused::attention::{HeadLayout, Hidden, Mask, Sdpa};
-use candle_fused::{Dispatch, Dropout};
+use candle_fused::attention::{HeadLayout, Hidden, Inputs, Mask, Sdpa};
 use candle_nn::Init;
 use gpt2_model::init;
 use gpt2_model::mask::left_padding;
@@ -42,7 +42,7 @@ const MASKED: &str = ", padded, with hidden keys and dropout";
 const HEADS: usize = 3;
 
 impl Verify {
-    /// Attention alone: its context, its gradient, and its context when weights are computed, too.
+    /// Attention alone: its context, its gradient, and its context when weights are also computed.
     pub(super) fn attention(&mut self) -> anyhow::Result<()> {
         let shared = if self.device.is_cpu() { Some(1) } else { None };
         let cases = ATTENTION.into_iter().flat_map(|case| [Some(HEADS), shared].map(|heads| (case, heads)));
@@ -71,16 +71,15 @@ impl Verify {
                     let packed = Var::from_tensor(&rounded.to_dtype(dtype)?.to_device(device)?)?;
                     let padding = padding.as_ref().map(|p| p.to_device(device)).transpose()?;
                     let mask = Mask { padding: padding.as_ref(), hidden: &hidden, ..Mask::default() };
-                    let dispatch = Dispatch::new(implementation, device);
-                    let attention = Sdpa::causal(1. / (d as f64).sqrt(), dispatch).with_dropout(dropout);
+                    let attention = Sdpa { dropout, implementation, ..Sdpa::default() };
                     // Some kernels only run if no gradient is needed.
                     let [q, k, v] = qkv::views(&packed.as_detached_tensor(), layout, t)?;
-                    let ran = attention.runs(&q, &k, &v, mask)?;
+                    let ran = attention.code_for(&Inputs::from_tensors(&q, &k, &v, mask))?;
                     let context = attention.forward(&q, &k, &v, mask)?;
                     let (weighted, _) = attention.forward_with_weights(&q, &k, &v, mask)?;
 
                     let [q, k, v] = qkv::views(&packed, layout, t)?;
-                    let trained_by = attention.runs(&q, &k, &v, mask)?;
+                    let trained_by = attention.code_for(&Inputs::from_tensors(&q, &k, &v, mask))?;
                     let trained = attention.forward(&q, &k, &v, mask)?;
                     let wide = trained.to_device(&Device::Cpu)?.to_dtype(DType::F64)?;
                     let gradients = (wide * &grad)?.sum_all()?.backward()?;

@@ -15,12 +15,11 @@
 //! keys are then added in order. A hidden key or value that is not finite makes gradients NaN in rows that do not see it,
 //! because 0 times infinity is NaN. Plain operations do the same.
 
-use super::blocks::{Strides, add_rows, outer};
-use super::heads::Heads;
-use super::log_sum::LogSum;
+use super::blocks::{
+    Blocks, KEYS, NARROW_SCORES, NARROW_SUMS, QUERIES, Strides, WIDE_SCORES, WIDE_SUMS, add_rows, outer,
+};
 use super::pack::{panels, rows};
-use super::problem::Problem;
-use super::sizes::{Blocks, KEYS, NARROW_SCORES, NARROW_SUMS, QUERIES, WIDE_SCORES, WIDE_SUMS};
+use super::problem::{HeadAt, Heads, LogSum, Problem};
 use crate::attention::scores::{Base, slopes_of_cap};
 use crate::element::Element;
 use crate::streams::dots;
@@ -35,7 +34,7 @@ pub(super) struct HeadBackward<'a, E> {
     pub(super) context: Heads<'a, E>,
     /// (B, H, T, Dv)
     pub(super) grad: Heads<'a, E>,
-    pub(super) head: (usize, usize),
+    pub(super) head: HeadAt,
     /// (T)
     pub(super) log_sums: &'a [LogSum],
 }
@@ -163,7 +162,7 @@ impl<E: Element> HeadBackward<'_, E> {
             }
         }
         #[allow(clippy::cast_possible_truncation)] // the scale of f32 scores
-        let scale = self.problem.rules.scale() as f32;
+        let scale = self.problem.rules.scale as f32;
         let finished = |sums: &[f32], (width, d): (usize, usize), count: usize, factor: f32| -> Vec<f32> {
             let rows = sums.chunks_exact(width).take(count);
             rows.flat_map(|row| row[..d].iter().map(|x| x * factor)).collect()
@@ -239,9 +238,10 @@ impl<E: Element> HeadBackward<'_, E> {
                 d_scores.fill(0.0);
                 continue;
             }
-            let (query, start) = ((self.head.0, self.head.1, tile.first + r), tile.start + seen.start);
+            let (query, start) = (self.head.query(tile.first + r), tile.start + seen.start);
             rules.cap(simd, Base::Two, &mut weights[seen.clone()]);
-            if let Some(cap) = rules.cap_in(Base::Two) {
+            let cap = rules.cap_in(Base::Two);
+            if let Some(cap) = cap {
                 memory.slopes.fill(1.0);
                 slopes_of_cap(simd, cap, &weights[seen.clone()], &mut memory.slopes[seen.clone()]);
             }
@@ -262,7 +262,7 @@ impl<E: Element> HeadBackward<'_, E> {
             if self.problem.dropout.is_some() {
                 memory.factors.fill(1.0);
                 let factors = &mut memory.factors[seen];
-                self.problem.drop_weights(self.head, tile.first + r, start, factors);
+                self.problem.drop_weights(query, start, factors);
             }
             let (max, rest) = (simd.splat_f32s(log_sum.max), simd.splat_f32s(log_sum.rest));
             let delta = simd.splat_f32s(memory.deltas[tile.first + r]);
@@ -274,7 +274,7 @@ impl<E: Element> HeadBackward<'_, E> {
                 *ds = simd.mul_f32s(p, simd.sub_f32s(simd.mul_f32s(*ds, *factor), delta));
                 *w = simd.mul_f32s(p, *factor);
             }
-            if rules.softcap().is_some() {
+            if cap.is_some() {
                 let slopes = S::as_simd_f32s(&memory.slopes).0;
                 for (ds, slope) in S::as_mut_simd_f32s(d_scores).0.iter_mut().zip(slopes) {
                     *ds = simd.mul_f32s(*ds, *slope);
@@ -303,7 +303,7 @@ impl<E: Element> HeadBackward<'_, E> {
                 let p = &p[before * KEYS + c..];
                 let v = &v[(first + before) * width..];
                 let out = &mut out[(start + c) * width..];
-                add_rows::<S, M, N>(simd, (after - before, width), (p, v, out), strides);
+                add_rows::<S, M, N>(simd, after - before, width, p, v, out, strides);
             }
         }
         for r in (0..rows).step_by(M) {
@@ -311,7 +311,7 @@ impl<E: Element> HeadBackward<'_, E> {
             let strides = Strides { p: (KEYS, 1), v: width, out: width };
             let (p, v) = (&d_scores[r * KEYS + before..], &keys[(start + before) * width..]);
             let out = &mut dq[(first + r) * width..];
-            add_rows::<S, M, N>(simd, (after.saturating_sub(before), width), (p, v, out), strides);
+            add_rows::<S, M, N>(simd, after.saturating_sub(before), width, p, v, out, strides);
         }
     }
 }

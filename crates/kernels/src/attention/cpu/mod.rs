@@ -1,4 +1,4 @@
-//! Fused attention on the CPU: no (T, S) tensor, memory linear in S, forward and [`backward`].
+//! Fused attention on the CPU: no (T, S) tensor, memory linear in S, forward and [`backward`], as one Candle operation.
 //!
 //! Keys are packed once for the heads that share them; then each task walks a tile of queries through the keys that it sees
 //! (see [`tile`]). A few queries against many keys (decoding) skip the packing and read k and v in
@@ -11,23 +11,201 @@
 mod backward;
 mod blocks;
 mod forward;
-mod gradients;
-mod heads;
-mod log_sum;
-mod operation;
-mod output;
 mod pack;
 mod problem;
-mod row_summary;
 mod rows;
-mod sizes;
 mod summary;
-#[cfg(test)]
-mod tests;
 mod tile;
-mod tile_task;
 mod weights;
 
-pub(super) use operation::CpuAttention;
-pub(super) use summary::{RowSummary, key_position};
 pub(super) use weights::CpuWeights;
+
+use self::backward::HeadBackward;
+use self::forward::Forward;
+use self::problem::{Heads, LogSum, Problem};
+use crate::attention::heads::WeightDropout;
+use crate::attention::scores::ScoreRules;
+use crate::attention::summary::RowSummary;
+use crate::element::Element;
+use crate::isa;
+use candle_core::{CpuStorage, CustomOp3, DType, Device, Layout, Result, Shape, Storage, Tensor, WithDType};
+use half::{bf16, f16};
+use rayon::prelude::*;
+use std::sync::{Arc, OnceLock};
+
+/// The operation as Candle sees it.
+pub(super) struct CpuAttention {
+    rules: ScoreRules,
+    dropout: Option<WeightDropout>,
+    /// (B, H, T), which the forward pass saves for the backward pass.
+    log_sums: OnceLock<Vec<LogSum>>,
+    summarize: bool,
+    /// (B, H, T), which the forward pass fills if `summarize` is set.
+    summaries: Arc<OnceLock<Vec<RowSummary>>>,
+}
+
+impl CpuAttention {
+    pub(super) fn new(rules: ScoreRules, dropout: Option<WeightDropout>, summarize: bool) -> Self {
+        Self { rules, dropout, log_sums: OnceLock::new(), summarize, summaries: Arc::default() }
+    }
+
+    /// The cell in which the forward pass stores the summary of each row (B, H, T).
+    pub(super) fn summaries(&self) -> Arc<OnceLock<Vec<RowSummary>>> {
+        self.summaries.clone()
+    }
+
+    fn run<E: Element + WithDType, K: Element>(
+        &self,
+        (q, q_layout): (&[E], &Layout),
+        (k, k_layout): (&[K], &Layout),
+        (v, v_layout): (&[K], &Layout),
+    ) -> Result<(CpuStorage, Shape)> {
+        let (q, k, v) = (Heads::new(q, q_layout)?, Heads::new(k, k_layout)?, Heads::new(v, v_layout)?);
+        let problem = Problem { q, k, v, rules: &self.rules, dropout: self.dropout };
+        let [b, h, t, d] = problem.context_dims();
+        let mut out = Vec::with_capacity(b * t * h * d);
+        let mut log_sums = vec![LogSum::default(); b * h * t];
+        let mut summaries = vec![RowSummary::default(); if self.summarize { b * h * t } else { 0 }];
+        let uninit = &mut out.spare_capacity_mut()[..b * t * h * d];
+        let wanted = self.summarize.then_some(summaries.as_mut_slice());
+        let log = &mut log_sums;
+        isa::arch().dispatch(Forward { problem: &problem, out: uninit, log_sums: log, summaries: wanted });
+        // SAFETY: `Forward` has written every row.
+        unsafe { out.set_len(b * t * h * d) };
+        // A second forward pass of the same operation would compute the same values.
+        let _ = self.log_sums.set(log_sums);
+        if self.summarize {
+            let _ = self.summaries.set(summaries);
+        }
+        Ok((E::to_cpu_storage_owned(out), Shape::from((b, t, h, d))))
+    }
+}
+
+impl CustomOp3 for CpuAttention {
+    fn name(&self) -> &'static str {
+        "attention"
+    }
+
+    fn cpu_fwd(
+        &self,
+        q: &CpuStorage,
+        q_layout: &Layout,
+        k: &CpuStorage,
+        k_layout: &Layout,
+        v: &CpuStorage,
+        v_layout: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        use CpuStorage as C;
+        match (q, k, v) {
+            (C::F32(q), C::F32(k), C::F32(v)) => self.run((q, q_layout), (k, k_layout), (v, v_layout)),
+            (C::F16(q), C::F16(k), C::F16(v)) => self.run((q, q_layout), (k, k_layout), (v, v_layout)),
+            (C::BF16(q), C::BF16(k), C::BF16(v)) => self.run((q, q_layout), (k, k_layout), (v, v_layout)),
+            (C::F32(q), C::F16(k), C::F16(v)) => self.run((q, q_layout), (k, k_layout), (v, v_layout)),
+            (C::F32(q), C::BF16(k), C::BF16(v)) => self.run((q, q_layout), (k, k_layout), (v, v_layout)),
+            _ => candle_core::bail!(
+                "attention: q, k and v must be all f32, all f16 or all bf16, or k and v halves of one dtype and q \
+                 f32"
+            ),
+        }
+    }
+
+    fn bwd(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        context: &Tensor,
+        grad: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+        let Some(log_sums) = self.log_sums.get() else {
+            candle_core::bail!("attention: the backward pass ran without a forward pass before it")
+        };
+        let saved = Saved { rules: &self.rules, dropout: self.dropout, log_sums };
+        let [dq, dk, dv] = match q.dtype() {
+            DType::F16 => saved.gradients::<f16>([q, k, v, context, grad])?,
+            DType::BF16 => saved.gradients::<bf16>([q, k, v, context, grad])?,
+            _ => saved.gradients::<f32>([q, k, v, context, grad])?,
+        };
+        Ok((Some(dq), Some(dk), Some(dv)))
+    }
+}
+
+/// What the forward pass saved for the backward pass.
+struct Saved<'a> {
+    rules: &'a ScoreRules,
+    dropout: Option<WeightDropout>,
+    /// (B, H, T)
+    log_sums: &'a [LogSum],
+}
+
+impl Saved<'_> {
+    /// The gradients of q, k and v: contiguous, with the shapes and dtype of q, k and v.
+    ///
+    /// q (B, H, T, D), k (B, key heads, S, D), v (B, key heads, S, Dv); context and its gradient (B, T, H, Dv)
+    fn gradients<E: Element + WithDType>(&self, tensors: [&Tensor; 5]) -> Result<[Tensor; 3]> {
+        let [q, k, v, context, grad] = tensors;
+        let (context, grad) = (context.transpose(1, 2)?, grad.transpose(1, 2)?); // (B, H, T, Dv)
+        let guards = [q, k, v, &context, &grad].map(|x| x.storage_and_layout());
+        let views = guards.iter().map(|(storage, layout)| match &**storage {
+            Storage::Cpu(storage) => Heads::new(storage.as_slice::<E>()?, layout),
+            _ => candle_core::bail!("attention: the CPU's backward pass needs tensors on the CPU"),
+        });
+        let views = views.collect::<Result<Vec<Heads<E>>>>()?;
+        let [q_view, k_view, v_view, context_view, grad_view] = views[..] else {
+            candle_core::bail!("attention: the backward pass takes five tensors")
+        };
+        let problem = Problem { q: q_view, k: k_view, v: v_view, rules: self.rules, dropout: self.dropout };
+        let [b, h, t, dv] = problem.context_dims();
+        if context_view.dims != [b, h, t, dv]
+            || grad_view.dims != [b, h, t, dv]
+            || self.log_sums.len() != b * h * t
+        {
+            candle_core::bail!(
+                "attention: the gradient {:?} does not fit queries {:?} and values {:?}",
+                grad.dims(),
+                q.dims(),
+                v.dims()
+            )
+        }
+        let heads: Vec<[Vec<f32>; 3]> = problem
+            .heads()
+            .into_par_iter()
+            .enumerate()
+            .map(|(i, head)| {
+                let log_sums = &self.log_sums[i * t..(i + 1) * t];
+                let one = HeadBackward {
+                    problem: &problem,
+                    context: context_view,
+                    grad: grad_view,
+                    head,
+                    log_sums,
+                };
+                isa::arch().dispatch(one)
+            })
+            .collect();
+        let group = problem.group();
+        let [mut of_q, mut of_k, mut of_v] = [(); 3].map(|()| Vec::with_capacity(heads.len()));
+        for [dq, dk, dv] in heads {
+            of_q.push(dq);
+            of_k.push(dk);
+            of_v.push(dv);
+        }
+        Ok([gather::<E>(of_q, 1, q)?, gather::<E>(of_k, group, k)?, gather::<E>(of_v, group, v)?])
+    }
+}
+
+/// The gradient of a tensor each of whose heads is shared by `group` heads: the sum of theirs.
+fn gather<E: Element + WithDType>(mut heads: Vec<Vec<f32>>, group: usize, like: &Tensor) -> Result<Tensor> {
+    heads.par_chunks_mut(group).for_each(|heads| {
+        if let [sum, others @ ..] = heads {
+            for other in others {
+                sum.iter_mut().zip(other).for_each(|(sum, x)| *sum += *x);
+            }
+        }
+    });
+    let mut all = Vec::with_capacity(like.elem_count());
+    for sum in heads.into_iter().step_by(group) {
+        all.extend(sum.into_iter().map(E::from_f32));
+    }
+    Tensor::from_vec(all, like.shape(), &Device::Cpu)
+}

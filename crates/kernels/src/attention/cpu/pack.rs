@@ -1,7 +1,7 @@
 //! Rows of one head, laid out in f32 for the micro-kernels.
 
-use super::heads::Heads;
-use super::sizes::{HEADROOM, NARROW_SCORES};
+use super::blocks::{HEADROOM, NARROW_SCORES};
+use super::problem::{HeadAt, Heads};
 use crate::element::Element;
 use std::ops::Range;
 
@@ -11,19 +11,13 @@ const GROUP: usize = 8;
 const NARROW_GROUP: usize = NARROW_SCORES.rows;
 
 /// Panels of `panel` rows, depth-major and times `factor`: `out[p][d][r]`; rows beyond the last are 0.
-pub(super) fn panels<E: Element>(x: &Heads<E>, head: (usize, usize), panel: usize, factor: f32) -> Vec<f32> {
+pub(super) fn panels<E: Element>(x: &Heads<E>, head: HeadAt, panel: usize, factor: f32) -> Vec<f32> {
     let mut out = vec![];
     panels_into(&mut out, x, head, panel, factor);
     out
 }
 
-fn panels_into<E: Element>(
-    out: &mut Vec<f32>,
-    x: &Heads<E>,
-    head: (usize, usize),
-    panel: usize,
-    factor: f32,
-) {
+fn panels_into<E: Element>(out: &mut Vec<f32>, x: &Heads<E>, head: HeadAt, panel: usize, factor: f32) {
     let [_, _, s, d] = x.dims;
     // Everything beyond the last row stays 0, even in memory that held another head before.
     out.resize(s.div_ceil(panel) * d * panel, 0.0);
@@ -38,7 +32,7 @@ fn panels_into<E: Element>(
 #[inline(always)]
 pub(super) fn transpose<E: Element>(
     x: &Heads<E>,
-    (b, h): (usize, usize),
+    head: HeadAt,
     rows: Range<usize>,
     factor: f32,
     (out, stride): (&mut [f32], usize),
@@ -51,7 +45,7 @@ pub(super) fn transpose<E: Element>(
         let mut lines = scratch.chunks_exact_mut(d);
         let mut group: [&[f32]; GROUP] = [&[]; GROUP];
         for (i, row) in group.iter_mut().enumerate() {
-            *row = &x.row(b, h, first + i.min(count - 1), lines.next().unwrap_or_default())[..d];
+            *row = &x.row(head, first + i.min(count - 1), lines.next().unwrap_or_default())[..d];
         }
         let out = &mut out[first - rows.start..];
         match count {
@@ -74,26 +68,20 @@ fn put<const N: usize>(rows: &[&[f32]; GROUP], count: usize, factor: f32, out: &
 }
 
 /// Rows of `width` floats; columns beyond D are 0.
-pub(super) fn rows<E: Element>(x: &Heads<E>, head: (usize, usize), width: usize) -> Vec<f32> {
+pub(super) fn rows<E: Element>(x: &Heads<E>, head: HeadAt, width: usize) -> Vec<f32> {
     let mut out = vec![];
     blocks_into(&mut out, x, head, width, width);
     out
 }
 
 /// Rows of `width` floats in blocks of `columns`, the last one perhaps narrower. Columns beyond D are 0.
-fn blocks_into<E: Element>(
-    out: &mut Vec<f32>,
-    x: &Heads<E>,
-    (b, h): (usize, usize),
-    width: usize,
-    columns: usize,
-) {
+fn blocks_into<E: Element>(out: &mut Vec<f32>, x: &Heads<E>, head: HeadAt, width: usize, columns: usize) {
     let [_, _, s, d] = x.dims;
     let mut scratch = vec![0.0; d];
     // Everything beyond column D stays 0, as above.
     out.resize(s * width, 0.0);
     for j in 0..s {
-        let row = x.row(b, h, j, &mut scratch);
+        let row = x.row(head, j, &mut scratch);
         for (first, part) in (0..d).step_by(columns).zip(row.chunks(columns)) {
             let at = first * s + j * columns.min(width - first);
             out[at..at + part.len()].copy_from_slice(part);
@@ -101,9 +89,20 @@ fn blocks_into<E: Element>(
     }
 }
 
+/// How the forward pass lays out a head.
+#[derive(Clone, Copy)]
+pub(super) struct PackSizes {
+    /// The keys of a panel.
+    pub(super) panel: usize,
+    /// Dv, padded to whole vectors.
+    pub(super) width: usize,
+    /// The columns of a block of values.
+    pub(super) columns: usize,
+}
+
 /// One head's keys and values for the forward pass.
 #[derive(Default)]
-pub(super) struct Packed {
+pub(super) struct PackedHead {
     /// [`panels`] of keys.
     pub(super) keys: Vec<f32>,
     /// Values in blocks of columns: those of a block's rows lie side by side, so that a block of the rows of a tile's keys
@@ -115,18 +114,18 @@ pub(super) struct Packed {
     pub(super) summable: bool,
 }
 
-impl Packed {
+impl PackedHead {
     /// Reuses the memory of the previous head, which has the same shape.
     pub(super) fn pack<E: Element>(
         &mut self,
         k: &Heads<E>,
         v: &Heads<E>,
-        head: (usize, usize),
-        (panel, width, columns): (usize, usize, usize),
+        head: HeadAt,
+        sizes: PackSizes,
         largest_weight: f32,
     ) {
-        panels_into(&mut self.keys, k, head, panel, 1.0);
-        blocks_into(&mut self.values, v, head, width, columns);
+        panels_into(&mut self.keys, k, head, sizes.panel, 1.0);
+        blocks_into(&mut self.values, v, head, sizes.width, sizes.columns);
         let largest = f32::MAX / (2 * k.dims[2]) as f32 / HEADROOM.exp2() / largest_weight;
         // NaN compares as false.
         let small = |row: &[f32]| row.iter().fold(true, |all, x| all & (x.abs() <= largest));

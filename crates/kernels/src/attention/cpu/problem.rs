@@ -1,8 +1,76 @@
-//! The tensors and settings of a forward or backward pass, the same for all its queries.
+//! What a pass reads and writes: views of q, k and v, the settings of all their queries, and the output that threads share.
 
-use super::heads::Heads;
-use crate::attention::drop_weights::WeightDropout;
+use crate::attention::heads::{Query, WeightDropout};
 use crate::attention::scores::{Base, ScoreRules};
+use crate::attention::summary::RowSummary;
+use crate::element::Element;
+use candle_core::{Layout, Result};
+
+/// A head of a row of the batch.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct HeadAt {
+    pub(super) b: usize,
+    pub(super) h: usize,
+}
+
+impl HeadAt {
+    /// Query `i` of the head.
+    #[inline(always)]
+    pub(super) fn query(self, i: usize) -> Query {
+        Query { b: self.b, h: self.h, i }
+    }
+}
+
+/// A tensor (B, H, T, D) with any strides.
+#[derive(Clone, Copy)]
+pub(super) struct Heads<'a, E> {
+    data: &'a [E],
+    strides: [usize; 4],
+    pub(super) dims: [usize; 4],
+}
+
+impl<'a, E: Element> Heads<'a, E> {
+    /// # Errors
+    /// When the layout is not of rank 4 or reaches beyond `data`.
+    pub(super) fn new(data: &'a [E], layout: &Layout) -> Result<Self> {
+        let (b, h, t, d) = layout.shape().dims4()?;
+        let dims = [b, h, t, d];
+        let mut strides = [0; 4];
+        strides.copy_from_slice(layout.stride());
+        let data = data.get(layout.start_offset()..).unwrap_or_default();
+        let end: usize = dims.iter().zip(&strides).map(|(n, s)| n.saturating_sub(1) * s).sum();
+        // A dimension of stride 0 can make the count arbitrarily large.
+        let count = dims.iter().try_fold(1usize, |count, n| count.checked_mul(*n));
+        if dims.contains(&0) || end >= data.len() || count.is_none() {
+            candle_core::bail!("attention: a layout of {dims:?} with strides {strides:?} is outside its data")
+        }
+        Ok(Self { data, strides, dims })
+    }
+
+    /// Row `i` of a head as f32: borrowed in place if memory holds it that way, otherwise copied into `scratch` (D).
+    // Inlined so that widening is compiled for its caller's instruction set.
+    #[inline(always)]
+    pub(super) fn row<'b>(&self, head: HeadAt, i: usize, scratch: &'b mut [f32]) -> &'b [f32]
+    where
+        'a: 'b,
+    {
+        let [sb, sh, st, sd] = self.strides;
+        let start = head.b * sb + head.h * sh + i * st;
+        let d = self.dims[3];
+        if sd == 1 {
+            let row = &self.data[start..start + d];
+            if let Some(row) = E::as_f32s(row) {
+                return row;
+            }
+            E::widen(row, &mut scratch[..d]);
+            return &scratch[..d];
+        }
+        for (c, x) in scratch.iter_mut().enumerate().take(d) {
+            *x = self.data[start + c * sd].to_f32();
+        }
+        &scratch[..d]
+    }
+}
 
 /// q (B, H, T, D) against k (B, key heads, S, D) and v (B, key heads, S, Dv), which may be of another dtype.
 pub(super) struct Problem<'a, E, K = E> {
@@ -14,10 +82,10 @@ pub(super) struct Problem<'a, E, K = E> {
 }
 
 impl<E, K> Problem<'_, E, K> {
-    /// All pairs (b, h) of H heads.
-    pub(super) fn heads(&self) -> Vec<(usize, usize)> {
+    /// All heads of all rows of the batch.
+    pub(super) fn heads(&self) -> Vec<HeadAt> {
         let [b, h, ..] = self.q.dims;
-        (0..b).flat_map(|b| (0..h).map(move |h| (b, h))).collect()
+        (0..b).flat_map(|b| (0..h).map(move |h| HeadAt { b, h })).collect()
     }
 
     /// How many heads share a head of keys and values.
@@ -26,8 +94,8 @@ impl<E, K> Problem<'_, E, K> {
     }
 
     /// The head of keys and values that a head reads.
-    pub(super) fn key_head(&self, (b, h): (usize, usize)) -> (usize, usize) {
-        (b, h / self.group())
+    pub(super) fn key_head(&self, HeadAt { b, h }: HeadAt) -> HeadAt {
+        HeadAt { b, h: h / self.group() }
     }
 
     /// The sizes of the context: B, H, T and Dv.
@@ -36,16 +104,69 @@ impl<E, K> Problem<'_, E, K> {
         [b, h, t, self.v.dims[3]]
     }
 
-    /// The factor that turns q·k into what the rules make the exponent of a power of 2.
+    /// The factor on q with which the rules make scores in base 2.
     pub(super) fn query_factor(&self) -> f32 {
         self.rules.query_factor(Base::Two)
     }
 
-    /// Dropout on the weights of query `i` of a head, from key `first` on.
+    /// Dropout on the weights of a query, from key `first` on.
     #[inline(always)]
-    pub(super) fn drop_weights(&self, (b, h): (usize, usize), i: usize, first: usize, weights: &mut [f32]) {
+    pub(super) fn drop_weights(&self, query: Query, first: usize, weights: &mut [f32]) {
         if let Some(dropout) = &self.dropout {
-            dropout.scale_row((b, h, i), first, weights);
+            dropout.scale_row(query, first, weights);
+        }
+    }
+}
+
+/// The base-2 logarithm of a row's `Σ 2^score`, as a sum of two: of its largest score, and of what the others add to it. One
+/// number would lose the second where scores are large.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct LogSum {
+    pub(super) max: f32,
+    /// The logarithm of `Σ 2^(score - max)`: -inf if the row sees no key.
+    pub(super) rest: f32,
+}
+
+/// What a forward pass writes: the context (B, T, H, Dv), the log-sums (B, H, T) and, if wanted, the summaries (B, H, T).
+/// Several threads write to it, each its own rows.
+pub(super) struct SharedOutput<E> {
+    pub(super) context: *mut E,
+    pub(super) log_sums: *mut LogSum,
+    pub(super) summaries: Option<*mut RowSummary>,
+    /// B, H, T and Dv.
+    pub(super) dims: [usize; 4],
+}
+
+// SAFETY: `write` and `write_summary` are the only accesses, and their callers write each row once.
+unsafe impl<E: Send> Sync for SharedOutput<E> {}
+
+impl<E: Element> SharedOutput<E> {
+    /// Writes `row · factor` and the row's log-sum.
+    ///
+    /// # Safety
+    /// No two calls name the same query.
+    pub(super) unsafe fn write(&self, Query { b, h, i }: Query, row: &[f32], factor: f32, log_sum: LogSum) {
+        let [batch, heads, t, d] = self.dims;
+        assert!(b < batch && h < heads && i < t);
+        // SAFETY: (b, h, i) is inside the log-sums, and this row is the caller's own.
+        unsafe { self.log_sums.add((b * heads + h) * t + i).write(log_sum) };
+        let start = ((b * t + i) * heads + h) * d;
+        for (c, x) in row[..d].iter().enumerate() {
+            // SAFETY: (b, i, h, c) is inside the output, and this row is the caller's own.
+            unsafe { self.context.add(start + c).write(E::from_f32(x * factor)) };
+        }
+    }
+
+    /// Writes the row's summary, if summaries are wanted.
+    ///
+    /// # Safety
+    /// No two calls name the same query.
+    pub(super) unsafe fn write_summary(&self, Query { b, h, i }: Query, find: impl FnOnce() -> RowSummary) {
+        let [batch, heads, t, _] = self.dims;
+        assert!(b < batch && h < heads && i < t);
+        if let Some(summaries) = self.summaries {
+            // SAFETY: (b, h, i) is inside the summaries, and this row is the caller's own.
+            unsafe { summaries.add((b * heads + h) * t + i).write(find()) };
         }
     }
 }

@@ -6,9 +6,8 @@
 //! in order. A long past therefore keeps all threads busy, and the result does not depend on how many
 //! there are.
 
-use super::heads::Heads;
-use super::log_sum::LogSum;
-use super::problem::Problem;
+use super::problem::{HeadAt, Heads, LogSum, Problem};
+use crate::attention::heads::Query;
 use crate::attention::scores::Base;
 use crate::element::Element;
 use crate::streams::{add_scaled, add_scaled_to, dots, dots_of};
@@ -24,25 +23,33 @@ const STREAMS: usize = 4;
 /// How many heads that share their keys one task computes: each row of keys is then read once for all of them.
 const HEADS: usize = 4;
 
-/// Query i of some heads of batch row b that share their keys: (b, heads, i).
-pub(super) type Query = (usize, Range<usize>, usize);
+/// Query `i` of some heads of batch row `b` that share their keys.
+#[derive(Debug, Clone)]
+pub(super) struct QueryOfHeads {
+    pub(super) b: usize,
+    pub(super) heads: Range<usize>,
+    pub(super) i: usize,
+}
 
 /// A query and a span of the keys: the work of one task.
 pub(super) struct Span<'a, E, K> {
     problem: &'a Problem<'a, E, K>,
-    query: Query,
+    query: QueryOfHeads,
     keys: Range<usize>,
 }
 
 impl<'a, E: Element, K: Element> Span<'a, E, K> {
     /// All queries.
-    pub(super) fn queries(problem: &Problem<E, K>) -> Vec<Query> {
+    pub(super) fn queries(problem: &Problem<E, K>) -> Vec<QueryOfHeads> {
         let ([b, h, t, _], group) = (problem.q.dims, problem.group());
         let firsts = (0..h).filter(|h| (h % group).is_multiple_of(HEADS));
         let heads: Vec<_> =
             firsts.map(|first| first..(first + HEADS).min(first - first % group + group)).collect();
-        let of_row = |b| heads.iter().flat_map(move |heads| (0..t).map(move |i| (b, heads.clone(), i)));
-        (0..b).flat_map(of_row).collect()
+        let queries = |b| {
+            let queries = heads.iter().flat_map(|heads| (0..t).map(move |i| (heads.clone(), i)));
+            queries.map(move |(heads, i)| QueryOfHeads { b, heads, i })
+        };
+        (0..b).flat_map(queries).collect()
     }
 
     /// How many spans each query has.
@@ -51,8 +58,8 @@ impl<'a, E: Element, K: Element> Span<'a, E, K> {
     }
 
     /// The n-th span of a query; empty if the query sees none of its keys.
-    pub(super) fn new(problem: &'a Problem<'a, E, K>, query: Query, n: usize) -> Self {
-        let seen = problem.rules.keys_of(query.2);
+    pub(super) fn new(problem: &'a Problem<'a, E, K>, query: QueryOfHeads, n: usize) -> Self {
+        let seen = problem.rules.keys_of(query.i);
         let at = |n: usize| (seen.start + n * SPAN).min(seen.end);
         Self { problem, query, keys: at(n)..at(n + 1) }
     }
@@ -104,12 +111,12 @@ impl Partial {
 #[inline(always)]
 fn streams<'a, 'b: 'a, E: Element>(
     x: &Heads<'b, E>,
-    (b, h): (usize, usize),
+    head: HeadAt,
     rows: [usize; STREAMS],
     scratch: &'a mut [Vec<f32>; STREAMS],
 ) -> [&'a [f32]; STREAMS] {
     let ([i, j, k, l], [p, q, r, s]) = (rows, scratch);
-    [x.row(b, h, i, p), x.row(b, h, j, q), x.row(b, h, k, r), x.row(b, h, l, s)]
+    [x.row(head, i, p), x.row(head, j, q), x.row(head, k, r), x.row(head, l, s)]
 }
 
 impl<E: Element, K: Element> WithSimd for Span<'_, E, K> {
@@ -118,7 +125,7 @@ impl<E: Element, K: Element> WithSimd for Span<'_, E, K> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) -> Vec<Partial> {
-        let (_, heads, _) = &self.query;
+        let heads = &self.query.heads;
         if self.problem.rules.mask.hidden.is_empty() {
             return self.of_heads(simd, heads.clone());
         }
@@ -136,14 +143,14 @@ impl<E: Element, K: Element> Span<'_, E, K> {
     #[inline(always)]
     fn of_heads<S: Simd>(&self, simd: S, heads: Range<usize>) -> Vec<Partial> {
         let &Problem { q, k, v, rules, .. } = self.problem;
-        let (b, _, i) = self.query;
+        let QueryOfHeads { b, i, .. } = self.query;
         let (d, dv) = (q.dims[3], v.dims[3]);
-        let of_keys = self.problem.key_head((b, heads.start));
+        let of_keys = self.problem.key_head(HeadAt { b, h: heads.start });
         let mut scratch: [Vec<f32>; STREAMS] = std::array::from_fn(|_| vec![0.0; d.max(dv)]);
         let factor = self.problem.query_factor();
         let mut queries = Vec::with_capacity(heads.len() * d);
         for h in heads.clone() {
-            queries.extend(q.row(b, h, i, &mut scratch[0]).iter().map(|x| x * factor));
+            queries.extend(q.row(HeadAt { b, h }, i, &mut scratch[0]).iter().map(|x| x * factor));
         }
 
         // A hidden key keeps the score -inf, and so does everything beyond the span.
@@ -176,7 +183,7 @@ impl<E: Element, K: Element> Span<'_, E, K> {
             }
         }
         for j in rest {
-            let row = k.row(of_keys.0, of_keys.1, self.keys.start + j, &mut scratch[0]);
+            let row = k.row(of_keys, self.keys.start + j, &mut scratch[0]);
             for (query, weights) in queries.chunks_exact(d).zip(weights.chunks_exact_mut(SPAN)) {
                 [weights[*j]] = dots(simd, query, [row]);
             }
@@ -185,7 +192,8 @@ impl<E: Element, K: Element> Span<'_, E, K> {
         let mut partials = Vec::with_capacity(heads.len());
         for (h, weights) in heads.zip(weights.chunks_exact_mut(SPAN)) {
             let mut partial = Partial { max: f32::NEG_INFINITY, sum: 0.0, context: vec![0.0; dv] };
-            rules.finish(simd, Base::Two, (b, h, i), self.keys.start, &mut weights[..self.keys.len()]);
+            let query = Query { b, h, i };
+            rules.finish(simd, Base::Two, query, self.keys.start, &mut weights[..self.keys.len()]);
             // Whatever is not seen has the score -inf.
             let mut highest = simd.splat_f32s(f32::NEG_INFINITY);
             for x in S::as_simd_f32s(weights).0 {
@@ -204,7 +212,7 @@ impl<E: Element, K: Element> Span<'_, E, K> {
                 sum = simd.add_f32s(sum, *x);
             }
             partial.sum = simd.reduce_sum_f32s(sum);
-            self.problem.drop_weights((b, h), i, self.keys.start, &mut weights[..self.keys.len()]);
+            self.problem.drop_weights(query, self.keys.start, &mut weights[..self.keys.len()]);
             let share = 1.0 / partial.sum;
             for x in weights {
                 *x *= share;
@@ -231,7 +239,7 @@ impl<E: Element, K: Element> Span<'_, E, K> {
             }
         }
         for j in rest {
-            let row = v.row(of_keys.0, of_keys.1, self.keys.start + j, &mut scratch[0]);
+            let row = v.row(of_keys, self.keys.start + j, &mut scratch[0]);
             for (partial, weights) in partials.iter_mut().zip(weights.chunks_exact(SPAN)) {
                 if partial.sees_any() {
                     add_scaled(simd, &mut partial.context, [weights[*j]], [row]);

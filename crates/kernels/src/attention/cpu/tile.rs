@@ -1,28 +1,34 @@
 //! One tile of queries against all keys that they see: online softmax as in FlashAttention-2
 //! (Dao 2023, algorithm 1), with scores in base 2.
 
-use super::blocks::{Strides, add_rows, outer};
-use super::pack::Packed;
-use super::sizes::{Blocks, HEADROOM, KEYS, NARROW_SCORES, NARROW_SUMS, QUERIES, WIDE_SCORES, WIDE_SUMS};
+use super::blocks::{
+    Blocks, HEADROOM, KEYS, NARROW_SCORES, NARROW_SUMS, QUERIES, Strides, WIDE_SCORES, WIDE_SUMS, add_rows,
+    outer,
+};
+use super::pack::{PackedHead, transpose};
+use super::problem::{HeadAt, LogSum, Problem, SharedOutput};
+use super::rows::{Partial, QueryOfHeads, Span};
 use super::summary::{Moments, RunningSummary};
-use crate::attention::scores::{Base, ScoreRules};
+use super::weights::SummaryOfRow;
+use crate::attention::scores::Base;
+use crate::element::Element;
 use crate::vector::exp2;
-use pulp::Simd;
+use pulp::{Simd, WithSimd};
 use std::ops::Range;
 
 /// A tile's working memory.
 pub(super) struct Scratch {
     /// Scaled queries, depth-major in groups of a block's rows: `queries[group][d][row]`.
-    pub(super) queries: Vec<f32>,
+    queries: Vec<f32>,
     /// Queries that memory does not hold as rows of f32.
-    pub(super) copied_rows: Vec<f32>,
+    copied_rows: Vec<f32>,
     scores: Vec<f32>,
     /// The unnormalized context, `QUERIES` rows of `width`.
-    pub(super) context: Vec<f32>,
-    pub(super) max: [f32; QUERIES],
-    pub(super) sum: [f32; QUERIES],
+    context: Vec<f32>,
+    max: [f32; QUERIES],
+    sum: [f32; QUERIES],
     /// The running summary of each query's weights.
-    pub(super) summaries: [RunningSummary; QUERIES],
+    summaries: [RunningSummary; QUERIES],
 }
 
 impl Scratch {
@@ -40,45 +46,119 @@ impl Scratch {
 }
 
 /// Queries `first..first + rows` of a head.
-pub(super) struct Tile<'a, F> {
-    pub(super) packed: &'a Packed,
-    /// Applies dropout to the weights of a query, starting at a key; does nothing without dropout.
-    pub(super) drop: F,
-    pub(super) rules: &'a ScoreRules,
-    /// (b, h)
-    pub(super) head: (usize, usize),
-    /// D
-    pub(super) d: usize,
+pub(super) struct QueryTile<'a, E, K> {
+    pub(super) problem: &'a Problem<'a, E, K>,
+    pub(super) packed: &'a PackedHead,
+    pub(super) head: HeadAt,
+    pub(super) first: usize,
+    /// Up to [`QUERIES`].
+    pub(super) rows: usize,
     /// Dv, padded to whole vectors.
     pub(super) width: usize,
-    /// The first key that is not padding.
-    pub(super) first_key: usize,
-    pub(super) first: usize,
-    pub(super) rows: usize,
+    pub(super) out: &'a SharedOutput<E>,
 }
 
-impl<F: Fn(usize, usize, &mut [f32])> Tile<'_, F> {
+/// A tile, from q to the output, and its thread's memory.
+pub(super) struct TileTask<'a, E, K> {
+    pub(super) tile: QueryTile<'a, E, K>,
+    pub(super) scratch: &'a mut Scratch,
+}
+
+impl<E: Element, K: Element> WithSimd for TileTask<'_, E, K> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Self { tile, scratch } = self;
+        if !tile.packed.summable {
+            tile.run_row_by_row(simd);
+        } else if tile.out.summaries.is_some() {
+            tile.run::<S, true>(simd, scratch);
+        } else {
+            tile.run::<S, false>(simd, scratch);
+        }
+    }
+}
+
+impl<E: Element, K: Element> QueryTile<'_, E, K> {
+    /// For values that a tile cannot sum.
+    #[inline(always)]
+    fn run_row_by_row<S: Simd>(&self, simd: S) {
+        let HeadAt { b, h } = self.head;
+        for i in self.first..self.first + self.rows {
+            let query = QueryOfHeads { b, heads: h..h + 1, i };
+            let span = |n| Span::new(self.problem, query.clone(), n).with_simd(simd);
+            let spans: Vec<Vec<Partial>> = (0..Span::count(self.problem)).map(span).collect();
+            let row = Partial::merge(&spans, 0);
+            let query = self.head.query(i);
+            // SAFETY: each query is written once, because tiles do not overlap.
+            unsafe {
+                self.out.write(query, &row.context, 1.0, row.log_sum());
+                self.out
+                    .write_summary(query, || SummaryOfRow { problem: self.problem, query }.with_simd(simd));
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn run<S: Simd, const SUMMARY: bool>(&self, simd: S, scratch: &mut Scratch) {
+        self.load_queries(Blocks::of::<S>().rows(), scratch);
+        self.sum::<S, SUMMARY>(simd, scratch);
+        for r in 0..self.rows {
+            let sum = scratch.sum[r];
+            let factor = if sum == 0.0 { 0.0 } else { 1.0 / sum };
+            let log_sum = LogSum { max: scratch.max[r], rest: sum.log2() };
+            let row = &scratch.context[r * self.width..(r + 1) * self.width];
+            let query = self.head.query(self.first + r);
+            // SAFETY: each query is written once, because tiles do not overlap.
+            unsafe {
+                self.out.write(query, row, factor, log_sum);
+                self.out.write_summary(query, || scratch.summaries[r].finish(sum, log_sum));
+            }
+        }
+    }
+
+    /// The queries times the rules' factor, depth-major in groups of `group` rows.
+    #[inline(always)]
+    fn load_queries(&self, group: usize, scratch: &mut Scratch) {
+        let q = &self.problem.q;
+        for (i, out) in scratch.queries.chunks_exact_mut(group * q.dims[3]).enumerate() {
+            let rows = (i * group).min(self.rows)..((i + 1) * group).min(self.rows);
+            let rows = self.first + rows.start..self.first + rows.end;
+            transpose(
+                q,
+                self.head,
+                rows,
+                self.problem.query_factor(),
+                (out, group),
+                &mut scratch.copied_rows,
+            );
+        }
+    }
+
     /// Writes `Σ 2^(s-max)·v` to `scratch.context` and `Σ 2^(s-max)` to `scratch.sum`; both are 0 for a
     /// query that sees no key. With `SUMMARY`, it also fills `scratch.summaries`.
     #[inline(always)]
-    pub(super) fn run<S: Simd, const SUMMARY: bool>(&self, simd: S, scratch: &mut Scratch) {
+    fn sum<S: Simd, const SUMMARY: bool>(&self, simd: S, scratch: &mut Scratch) {
         scratch.context.fill(0.0);
         scratch.max.fill(f32::NEG_INFINITY);
         scratch.sum.fill(0.0);
         scratch.summaries.fill(RunningSummary::NOTHING);
-        let visible = self.rules.mask.visible(self.head.0, self.rules.keys);
+        let (rules, b) = (self.problem.rules, self.head.b);
+        let visible = rules.mask.visible(b, rules.keys);
         // From the first key that the first query sees, at the start of its panel, to the last that the last one sees.
-        let of_mask = self.rules.mask.first_of_any(self.head.0, self.first..self.first + self.rows);
-        let first = self.rules.keys_of(self.first).start.max(of_mask);
+        let of_mask = rules.mask.first_of_any(b, self.first..self.first + self.rows);
+        let first = rules.keys_of(self.first).start.max(of_mask);
         let first = first - first % Blocks::of::<S>().panel::<S>();
-        let end = self.rules.keys_of(self.first + self.rows - 1).end;
+        let end = rules.keys_of(self.first + self.rows - 1).end;
+        let first_key = rules.mask.first_key(b, rules.keys);
         for start in (first..end).step_by(KEYS) {
             let keys = KEYS.min(end - start);
             if visible.is_some_and(|v| v[start..start + keys].iter().all(|&x| x == 0)) {
                 continue;
             }
             self.scores(simd, scratch, start, keys);
-            self.softmax::<S, SUMMARY>(simd, scratch, start, keys);
+            self.softmax::<S, SUMMARY>(simd, scratch, start, keys, first_key);
             self.context(simd, scratch, start, keys);
         }
     }
@@ -86,7 +166,7 @@ impl<F: Fn(usize, usize, &mut [f32])> Tile<'_, F> {
     /// Which of the `keys` keys from `start` on row `r` sees by its position.
     #[inline(always)]
     fn seen(&self, r: usize, start: usize, keys: usize) -> Range<usize> {
-        self.rules.keys_in(self.first + r, start, keys)
+        self.problem.rules.keys_in(self.first + r, start, keys)
     }
 
     #[inline(always)]
@@ -111,10 +191,10 @@ impl<F: Fn(usize, usize, &mut [f32])> Tile<'_, F> {
         start: usize,
         keys: usize,
     ) {
-        let panel = N * S::F32_LANES;
+        let (panel, d) = (N * S::F32_LANES, self.problem.q.dims[3]);
         assert!(KEYS.is_multiple_of(panel) && QUERIES.is_multiple_of(M) && start.is_multiple_of(panel));
-        assert!(scratch.queries.len() == QUERIES * self.d && scratch.scores.len() == QUERIES * KEYS);
-        assert!(self.packed.keys.len() >= (start + keys).div_ceil(panel) * panel * self.d);
+        assert!(scratch.queries.len() == QUERIES * d && scratch.scores.len() == QUERIES * KEYS);
+        assert!(self.packed.keys.len() >= (start + keys).div_ceil(panel) * panel * d);
         for c in (0..keys).step_by(panel) {
             for r in (0..self.rows).step_by(M) {
                 // The last row of the group sees the latest key, and the first one the earliest.
@@ -128,9 +208,9 @@ impl<F: Fn(usize, usize, &mut [f32])> Tile<'_, F> {
                 unsafe {
                     outer::<S, M, N>(
                         simd,
-                        self.d,
-                        scratch.queries.as_ptr().add(r * self.d),
-                        self.packed.keys.as_ptr().add((start + c) * self.d),
+                        d,
+                        scratch.queries.as_ptr().add(r * d),
+                        self.packed.keys.as_ptr().add((start + c) * d),
                         scratch.scores.as_mut_ptr().add(r * KEYS + c),
                         KEYS,
                     );
@@ -147,7 +227,9 @@ impl<F: Fn(usize, usize, &mut [f32])> Tile<'_, F> {
         scratch: &mut Scratch,
         start: usize,
         keys: usize,
+        first_key: usize,
     ) {
+        let rules = self.problem.rules;
         let lanes = S::F32_LANES;
         let columns = keys.next_multiple_of(lanes); // KEYS is a multiple of the lanes
         for r in 0..self.rows {
@@ -155,9 +237,9 @@ impl<F: Fn(usize, usize, &mut [f32])> Tile<'_, F> {
             let seen = self.seen(r, start, keys);
             row[..seen.start].fill(f32::NEG_INFINITY);
             row[seen.end..columns].fill(f32::NEG_INFINITY);
-            let query = (self.head.0, self.head.1, self.first + r);
-            self.rules.finish(simd, Base::Two, query, start + seen.start, &mut row[seen.clone()]);
-            let position = self.rules.position(self.first + r);
+            let query = self.head.query(self.first + r);
+            rules.finish(simd, Base::Two, query, start + seen.start, &mut row[seen.clone()]);
+            let position = rules.position(query.i);
             let mut highest = simd.splat_f32s(f32::NEG_INFINITY);
             for x in S::as_simd_f32s(&row[..columns]).0 {
                 highest = simd.max_f32s(highest, *x);
@@ -165,8 +247,7 @@ impl<F: Fn(usize, usize, &mut [f32])> Tile<'_, F> {
             let before = scratch.max[r];
             let highest = simd.reduce_max_f32s(highest);
             if SUMMARY {
-                let places = (start, position, self.first_key);
-                scratch.summaries[r].look(&row[..columns], places, highest);
+                scratch.summaries[r].look(&row[..columns], start, position, first_key, highest);
             }
             let max = if highest <= before + HEADROOM { before } else { highest };
             if max == f32::NEG_INFINITY {
@@ -189,7 +270,7 @@ impl<F: Fn(usize, usize, &mut [f32])> Tile<'_, F> {
                 }
             }
             // The sum covers all weights; only the weights that dropout keeps multiply the values.
-            (self.drop)(self.first + r, start + seen.start, &mut row[seen]);
+            self.problem.drop_weights(query, start + seen.start, &mut row[seen]);
             #[allow(clippy::float_cmp)] // exactly 1 if the maximum stays the same
             let scale = if before == max { 1.0 } else { (before - max).exp2() };
             scratch.max[r] = max;
@@ -229,14 +310,14 @@ impl<F: Fn(usize, usize, &mut [f32])> Tile<'_, F> {
         let block = N * S::F32_LANES;
         for c in (0..self.width).step_by(block) {
             let columns = block.min(self.width - c);
-            let v = &self.packed.values[c * self.rules.keys..];
+            let v = &self.packed.values[c * self.problem.rules.keys..];
             let strides = Strides { p: (KEYS, 1), v: columns, out: self.width };
             for r in (0..self.rows).step_by(M) {
                 let (before, after) =
                     (self.seen(r, start, keys).start, self.seen(r + M - 1, start, keys).end);
                 let p = &scratch.scores[r * KEYS + before..];
                 let (v, out) = (&v[(start + before) * columns..], &mut scratch.context[r * self.width + c..]);
-                add_rows::<S, M, N>(simd, (after.saturating_sub(before), columns), (p, v, out), strides);
+                add_rows::<S, M, N>(simd, after.saturating_sub(before), columns, p, v, out, strides);
             }
         }
     }

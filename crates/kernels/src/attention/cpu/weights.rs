@@ -1,17 +1,17 @@
 //! The weights of chosen queries on the CPU: the forward pass's micro-kernel computes the scores, a tile of
 //! queries at a time, and a softmax then runs on each row in place.
 
-use super::blocks::outer;
-use super::heads::Heads;
+use super::blocks::{Blocks, FEW_QUERIES, NARROW_SCORES, QUERIES, WIDE_SCORES, outer};
 use super::pack::{panels, transpose};
-use super::sizes::{Blocks, FEW_QUERIES, NARROW_SCORES, QUERIES, WIDE_SCORES};
+use super::problem::{HeadAt, Heads, Problem};
+use crate::attention::heads::Query;
 use crate::attention::request::Rows;
 use crate::attention::scores::{Base, ScoreRules};
-use crate::attention::softmax::{SoftmaxBackward, SoftmaxRow};
+use crate::attention::summary::RowSummary;
 use crate::element::Element;
 use crate::isa;
 use crate::streams::dots;
-use crate::vector::chunked;
+use crate::vector::{chunked, contiguous, exp2};
 use candle_core::{CpuStorage, CustomOp2, DType, Layout, Result, Shape, Tensor};
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
@@ -46,7 +46,7 @@ impl CustomOp2 for CpuWeights {
         }
     }
 
-    /// `dS = w ∘ (g - rowsum(w ∘ g))`, times the slope of the soft cap; `dQ = scale·dS·K`, `dK = scale·dSᵀ·Q`
+    /// `dS = w ∘ (g - rowsum(w ∘ g))`, times the slope of the score; `dQ = dS·K`, `dK = dSᵀ·Q`
     fn bwd(
         &self,
         q: &Tensor,
@@ -56,13 +56,9 @@ impl CustomOp2 for CpuWeights {
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
         let seen = self.seen().collect();
         let d_scores = weights.apply_op2_no_bwd(&grad.contiguous()?, &SoftmaxBackward { seen })?;
-        let mut d_scores = (d_scores * self.rules.scale())?; // (B, heads, queries, S)
         let wide = |x: &Tensor| x.detach().to_dtype(DType::F32)?.contiguous();
         let (q_wide, k_wide) = (wide(q)?, wide(k)?);
-        if let Some(cap) = self.rules.softcap() {
-            let scores = (q_wide.matmul(&k_wide.t()?)? * (self.rules.scale() / cap))?;
-            d_scores = (d_scores * (1.0 - scores.tanh()?.sqr()?)?)?;
-        }
+        let d_scores = self.rules.products_gradient(&d_scores, &q_wide, &k_wide)?; // (B, heads, queries, S)
         let dq = d_scores.matmul(&k_wide)?.to_dtype(q.dtype())?;
         let dk = d_scores.transpose(2, 3)?.contiguous()?.matmul(&q_wide)?.to_dtype(k.dtype())?;
         Ok((Some(dq), Some(dk)))
@@ -79,9 +75,10 @@ impl CpuWeights {
         let [b, h, t, _] = q.dims;
         let s = k.dims[2];
         let fill = |i: usize, out: &mut [MaybeUninit<f32>]| {
-            let place = (i / h, i % h);
-            let head = HeadInputs { q, k, places: (place, place), rules: &self.rules };
-            let rows = ChosenRows { b: i / h, h: self.rows.heads[i % h], queries: &self.rows.queries };
+            let place = HeadAt { b: i / h, h: i % h };
+            let head = HeadInputs { q, k, of_queries: place, of_keys: place, rules: &self.rules };
+            let in_layer = HeadAt { b: i / h, h: self.rows.heads[i % h] };
+            let rows = ChosenRows { head: in_layer, queries: &self.rows.queries };
             isa::arch().dispatch(AllRows { head: &head, rows, out });
         };
         // SAFETY: `AllRows` writes every row of a head, and `written` every number of a row.
@@ -91,26 +88,27 @@ impl CpuWeights {
 }
 
 /// One head's queries and keys.
-pub(super) struct HeadInputs<'a, E, K = E> {
-    pub(super) q: Heads<'a, E>,
-    pub(super) k: Heads<'a, K>,
-    /// The places (b, h) of the head in q and in k.
-    pub(super) places: ((usize, usize), (usize, usize)),
-    pub(super) rules: &'a ScoreRules,
+struct HeadInputs<'a, E, K = E> {
+    q: Heads<'a, E>,
+    k: Heads<'a, K>,
+    /// The head's place in q.
+    of_queries: HeadAt,
+    /// Its place in k.
+    of_keys: HeadAt,
+    rules: &'a ScoreRules,
 }
 
 /// Which queries of the whole layer the rows of a head are.
 #[derive(Clone, Copy)]
 struct ChosenRows<'a> {
-    b: usize,
-    h: usize,
+    head: HeadAt,
     queries: &'a [usize],
 }
 
 impl ChosenRows<'_> {
     #[inline(always)]
-    fn query(&self, row: usize) -> (usize, usize, usize) {
-        (self.b, self.h, self.queries[row])
+    fn query(&self, row: usize) -> Query {
+        self.head.query(self.queries[row])
     }
 }
 
@@ -128,17 +126,16 @@ impl<E: Element> WithSimd for AllRows<'_, E> {
     fn with_simd<S: Simd>(self, simd: S) {
         let Self { head, rows, out } = self;
         let [_, _, s, d] = head.k.dims;
-        let ((b, h), of_keys) = head.places;
         if rows.queries.len() <= FEW_QUERIES {
             out.par_chunks_mut(s).enumerate().for_each(|(i, out)| {
                 let query = rows.query(i);
-                let out = written(out, &[], head.rules.keys_of(query.2).end);
+                let out = written(out, &[], head.rules.keys_of(query.i).end);
                 simd.vectorize(OneRow { head, query, i, out });
             });
             return;
         }
         let blocks = Blocks::of::<S>();
-        let keys = panels(&head.k, of_keys, blocks.panel::<S>(), 1.0);
+        let keys = panels(&head.k, head.of_keys, blocks.panel::<S>(), 1.0);
         let factor = head.rules.query_factor(Base::E);
         out.par_chunks_mut(QUERIES * s).enumerate().for_each(|(i, out)| {
             let first = i * QUERIES;
@@ -147,7 +144,7 @@ impl<E: Element> WithSimd for AllRows<'_, E> {
             for (g, group) in queries.chunks_exact_mut(blocks.rows() * d).enumerate() {
                 let here = (g * blocks.rows()).min(count)..((g + 1) * blocks.rows()).min(count);
                 let here = first + here.start..first + here.end;
-                transpose(&head.q, (b, h), here, factor, (group, blocks.rows()), &mut scratch);
+                transpose(&head.q, head.of_queries, here, factor, (group, blocks.rows()), &mut scratch);
             }
             simd.vectorize(TileOfRows { head, rows, first, queries: &queries, keys: &keys, out });
         });
@@ -167,8 +164,8 @@ fn written<'a>(row: &'a mut [MaybeUninit<f32>], scores: &[f32], seen: usize) -> 
 
 /// The softmax of a row of products. Hidden keys get exactly 0, even if another score is NaN.
 #[inline(always)]
-fn softmax<S: Simd>(simd: S, rules: &ScoreRules, query: (usize, usize, usize), scores: &mut [f32]) {
-    let first = rules.keys_of(query.2).start;
+fn softmax<S: Simd>(simd: S, rules: &ScoreRules, query: Query, scores: &mut [f32]) {
+    let first = rules.keys_of(query.i).start;
     scores[..first].fill(f32::NEG_INFINITY);
     rules.finish(simd, Base::E, query, first, &mut scores[first..]);
     SoftmaxRow(scores).with_simd(simd);
@@ -184,13 +181,13 @@ fn softmax<S: Simd>(simd: S, rules: &ScoreRules, query: (usize, usize, usize), s
     }
 }
 
-/// The weights of query (b, h, i) of the whole layer, row `i` of the head, computed from the keys in place.
-pub(super) struct OneRow<'a, E, K> {
-    pub(super) head: &'a HeadInputs<'a, E, K>,
-    pub(super) query: (usize, usize, usize),
-    pub(super) i: usize,
+/// The weights of a query, row `i` of the head, computed from the keys in place.
+struct OneRow<'a, E, K> {
+    head: &'a HeadInputs<'a, E, K>,
+    query: Query,
+    i: usize,
     /// Up to the last key that the query sees.
-    pub(super) out: &'a mut [f32],
+    out: &'a mut [f32],
 }
 
 impl<E: Element, K: Element> WithSimd for OneRow<'_, E, K> {
@@ -198,22 +195,21 @@ impl<E: Element, K: Element> WithSimd for OneRow<'_, E, K> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let &HeadInputs { q, k, places: ((b, h), (of_row, of_keys)), rules } = self.head;
+        let &HeadInputs { q, k, of_queries, of_keys, rules } = self.head;
         let factor = rules.query_factor(Base::E);
         let (mut first, mut second) = (vec![0.0; q.dims[3]], vec![0.0; q.dims[3]]);
-        let mut query = q.row(b, h, self.i, &mut first).to_vec();
+        let mut query = q.row(of_queries, self.i, &mut first).to_vec();
         for x in &mut query {
             *x *= factor;
         }
         let (pairs, rest) = self.out.as_chunks_mut::<2>();
         let last = 2 * pairs.len();
         for (j, pair) in pairs.iter_mut().enumerate() {
-            let keys =
-                [k.row(of_row, of_keys, 2 * j, &mut first), k.row(of_row, of_keys, 2 * j + 1, &mut second)];
+            let keys = [k.row(of_keys, 2 * j, &mut first), k.row(of_keys, 2 * j + 1, &mut second)];
             *pair = dots(simd, &query, keys);
         }
         for x in rest {
-            [*x] = dots(simd, &query, [k.row(of_row, of_keys, last, &mut first)]);
+            [*x] = dots(simd, &query, [k.row(of_keys, last, &mut first)]);
         }
         softmax(simd, rules, self.query, self.out);
     }
@@ -270,9 +266,100 @@ impl<E: Element> TileOfRows<'_, E> {
             }
             for (r, (out, scores)) in out.chunks_exact_mut(s).zip(scores.chunks_exact(stride)).enumerate() {
                 let query = self.rows.query(first + r);
-                let seen = rules.keys_of(query.2).end;
+                let seen = rules.keys_of(query.i).end;
                 softmax(simd, rules, query, written(out, &scores[..seen], seen));
             }
+        }
+    }
+}
+
+/// The summary of a query, computed from its weights: for queries that no tile summarizes as it goes.
+pub(super) struct SummaryOfRow<'a, E, K> {
+    pub(super) problem: &'a Problem<'a, E, K>,
+    pub(super) query: Query,
+}
+
+impl<E: Element, K: Element> WithSimd for SummaryOfRow<'_, E, K> {
+    type Output = RowSummary;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) -> RowSummary {
+        let Self { problem, query } = self;
+        let (&Problem { q, k, rules, .. }, Query { b, h, i }) = (problem, query);
+        let mut weights = vec![0.0; rules.keys_of(i).end];
+        let of_queries = HeadAt { b, h };
+        let head = HeadInputs { q, k, of_queries, of_keys: problem.key_head(of_queries), rules };
+        OneRow { head: &head, query, i, out: &mut weights }.with_simd(simd);
+        RowSummary::new(&weights, rules.position(i), rules.mask.first_key(b, rules.keys))
+    }
+}
+
+/// Computes the gradient of the scores from that of their softmax, (.., rows, S) each: `w · (g - Σ w·g)`,
+/// which is 0 wherever the weight is 0. `seen` holds the keys that each row sees; the gradients of the
+/// other keys are never read.
+struct SoftmaxBackward {
+    seen: Vec<Range<usize>>,
+}
+
+impl CustomOp2 for SoftmaxBackward {
+    fn name(&self) -> &'static str {
+        "softmax-backward"
+    }
+
+    fn cpu_fwd(
+        &self,
+        weights: &CpuStorage,
+        layout: &Layout,
+        grad: &CpuStorage,
+        grad_layout: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        let (_, _, _, s) = layout.shape().dims4()?;
+        let (weights, grad) = (contiguous::<f32>(weights, layout)?, contiguous::<f32>(grad, grad_layout)?);
+        let mut out = vec![0f32; weights.len()];
+        let rows = out.par_chunks_mut(s).zip(weights.par_chunks(s).zip(grad.par_chunks(s)));
+        rows.enumerate().with_min_len(16).for_each(|(row, (out, (w, g)))| {
+            let seen = &self.seen[row % self.seen.len()];
+            let (out, w, g) = (&mut out[seen.clone()], &w[seen.clone()], &g[seen.clone()]);
+            let dot: f32 = w.iter().zip(g).map(|(w, g)| w * g).sum();
+            for (out, (w, g)) in out.iter_mut().zip(w.iter().zip(g)) {
+                *out = w * (g - dot);
+            }
+        });
+        Ok((CpuStorage::F32(out), layout.shape().clone()))
+    }
+}
+
+/// Softmax of a row of scores in place; all zeros if every score is -inf.
+struct SoftmaxRow<'a>(&'a mut [f32]);
+
+impl WithSimd for SoftmaxRow<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let max = self.0.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        if max == f32::NEG_INFINITY && !self.0.iter().any(|x| x.is_nan()) {
+            self.0.fill(0.0);
+            return;
+        }
+        let (vectors, tail) = S::as_mut_simd_f32s(self.0);
+        let (minus, log2_e) = (simd.splat_f32s(-max), simd.splat_f32s(std::f32::consts::LOG2_E));
+        let mut sum = simd.splat_f32s(0.0);
+        for x in vectors.iter_mut() {
+            *x = exp2(simd, simd.mul_f32s(simd.add_f32s(*x, minus), log2_e));
+            sum = simd.add_f32s(sum, *x);
+        }
+        let mut total = simd.reduce_sum_f32s(sum);
+        for x in tail.iter_mut() {
+            *x = ((*x - max) * std::f32::consts::LOG2_E).exp2();
+            total += *x;
+        }
+        let factor = simd.splat_f32s(1.0 / total);
+        for x in vectors {
+            *x = simd.mul_f32s(*x, factor);
+        }
+        for x in tail {
+            *x /= total;
         }
     }
 }

@@ -3,18 +3,10 @@
 //! They read q, k and v in place, as views of the packed `c_attn` output or of a cache.
 
 #[cfg(feature = "cuda")]
-mod backward;
-#[cfg(feature = "cuda")]
-mod hidden;
-#[cfg(feature = "cuda")]
 mod launch;
 mod plan;
-mod shape;
-
-#[cfg(feature = "cuda")]
-pub(super) use launch::kernel;
-
-#[cfg(all(test, target_os = "linux"))]
-mod emulated;
 #[cfg(all(test, target_os = "linux"))]
 mod tests;
+
+#[cfg(feature = "cuda")]
+pub(super) use launch::Kernels;

@@ -1,19 +1,112 @@
 //! Compares the kernels, run in the emulator, with the eager path.
 
-use super::emulated::Inputs;
-use super::plan::{BackwardPlan, Plan};
-use super::shape::Masks;
-use crate::attention::drop_weights::WeightDropout;
+use super::plan::{BackwardPlan, KernelShape, Masks, Plan, Strides};
+use crate::attention::heads::WeightDropout;
+use crate::attention::mask::HiddenKeys;
 use crate::attention::{HeadLayout, Hidden, Mask, Sdpa};
 use crate::cuda::GpuLimits;
-use crate::cuda::emulator::{bytes, difference};
-use crate::dispatch::{Dispatch, Implementation};
+use crate::cuda::emulator::{Emulator, bytes, difference};
+use crate::dispatch::Implementation;
 use crate::dropout::Dropout;
 use candle_core::{DType, Device, Result, Tensor, Var};
 
+/// What a kernel gets: the bytes of q, k and v, each from the start of its layout, and of a padding mask or nothing.
+struct KernelInputs<'a> {
+    qkv: [&'a [u8]; 3],
+    padding: &'a [u8],
+    masks: Option<Masks>,
+    hidden: &'a [Hidden],
+    /// The compute capability, as a number.
+    capability: u32,
+}
+
+impl KernelInputs<'_> {
+    fn put(&self, shape: &KernelShape) -> Emulator {
+        let mut emulator = Emulator::of(self.capability);
+        let strides = [("q", shape.q), ("k", shape.k), ("v", shape.v)];
+        for ((name, Strides { batch, head, position }), bytes) in strides.into_iter().zip(self.qkv) {
+            emulator.put(name, bytes);
+            emulator.set(&format!("{name}.batch"), batch);
+            emulator.set(&format!("{name}.head"), head);
+            emulator.set(&format!("{name}.position"), position);
+        }
+        if !self.padding.is_empty() {
+            emulator.put("padding", self.padding);
+        }
+        emulator.set("heads", shape.heads);
+        emulator.set("queries", shape.queries);
+        emulator.set("keys", shape.keys);
+        emulator.set("split_keys", shape.split_keys);
+        emulator.set("splits", shape.splits);
+        emulator.set("section", shape.section);
+        emulator.set("scale", shape.scale);
+        if let Some(masks) = &self.masks {
+            for i in 0..2 {
+                emulator.set(&format!("seed.{i}"), masks.seed[i]);
+                emulator.set(&format!("stream.{i}"), masks.stream[i]);
+            }
+            emulator.set("threshold", masks.threshold);
+            emulator.set("kept", masks.kept);
+            emulator.set("first_head", masks.first_head);
+            emulator.set("all_heads", masks.all_heads);
+        }
+        if !self.hidden.is_empty() {
+            let (heads, queries) =
+                (shape.heads.unsigned_abs() as usize, shape.queries.unsigned_abs() as usize);
+            let (starts, keys) = HiddenKeys::new(self.hidden, heads).by_row(heads, queries);
+            let bytes =
+                |numbers: Vec<u32>| numbers.into_iter().flat_map(u32::to_ne_bytes).collect::<Vec<_>>();
+            emulator.put("hidden_starts", &bytes(starts));
+            emulator.put("hidden_keys", &bytes(keys));
+        }
+        emulator
+    }
+
+    /// Runs a forward pass: the `out` bytes of the context, and the logarithms of the sums unless it decodes.
+    fn forward(&self, plan: &Plan, out: usize) -> [Vec<u8>; 2] {
+        let mut emulator = self.put(&plan.shape);
+        emulator.allocate("out", out);
+        let rows = (plan.shape.queries * plan.launch.blocks.cast_signed()).unsigned_abs() as usize;
+        emulator.allocate("log_sums", 4 * rows);
+        if let Some((found, heads)) = plan.partials {
+            emulator.allocate("found", 4 * found);
+            emulator.put("finished", &vec![0; 4 * heads]);
+        }
+        emulator.launch(&plan.launch);
+        if let Some((found, _)) = plan.partials {
+            // A second step finds the counters as the first one did, and memory that nobody has written yet.
+            emulator.allocate("out", out);
+            emulator.allocate("found", 4 * found);
+            emulator.launch(&plan.launch);
+        }
+        emulator.get(["out", "log_sums"])
+    }
+
+    /// Runs a backward pass: dq, dk and dv, for the bytes of the gradient of the context, of the context, and of the
+    /// logarithms of the sums.
+    fn backward(&self, plan: &BackwardPlan, [grad, out, log_sums]: [&[u8]; 3], width: usize) -> [Vec<u8>; 3] {
+        let mut emulator = self.put(&plan.shape);
+        emulator.put("grad", grad);
+        emulator.put("out", out);
+        emulator.put("log_sums", log_sums);
+        emulator.allocate("deltas", log_sums.len());
+        emulator.set("rows", log_sums.len() / 4);
+        emulator.set("width", width);
+        let keys =
+            grad.len() / plan.shape.queries.unsigned_abs() as usize * plan.shape.keys.unsigned_abs() as usize;
+        for (name, bytes) in [("dq", grad.len()), ("dk", keys), ("dv", keys)] {
+            emulator.allocate(name, bytes);
+        }
+        for launch in [&plan.deltas, &plan.of_queries, &plan.of_keys] {
+            emulator.launch(launch);
+        }
+        emulator.get(["dq", "dk", "dv"])
+    }
+}
+
 const WIDTHS: [usize; 5] = [32, 64, 80, 96, 128];
 
-/// A GPU with so many multiprocessors, and otherwise like an H100.
+/// A GPU with this number of multiprocessors, and otherwise like an H100.
 fn gpu(multiprocessors: usize) -> GpuLimits {
     GpuLimits { multiprocessors, shared: 232_448, l2: 50 << 20, capability: 90 }
 }
@@ -87,8 +180,12 @@ impl Case {
 
         let wide = |x: &Tensor| Var::from_tensor(&x.to_dtype(DType::F64)?);
         let [wide_q, wide_k, wide_v] = [wide(&q)?, wide(&k)?, wide(&v)?];
-        let eager = Sdpa::causal(scale, Dispatch::of(Implementation::Eager, &q));
-        let eager = eager.with_heads(self.heads()).with_dropout(self.dropout()?);
+        let eager = Sdpa {
+            heads: Some(self.heads()),
+            dropout: self.dropout()?,
+            implementation: Implementation::Eager,
+            ..Sdpa::default()
+        };
         let expected = eager.forward(&wide_q, &wide_k, &wide_v, mask)?;
 
         let layouts = [q.layout(), k.layout(), v.layout()];
@@ -98,8 +195,8 @@ impl Case {
         let all = bytes(&packed)?;
         let from = |x: &Tensor| &all[x.layout().start_offset() * dtype.size_in_bytes()..];
         let padding = if self.padded { padding.flatten_all()?.to_vec1()? } else { vec![] };
-        let dropout = self.dropout()?.map(|dropout| WeightDropout::new(dropout, self.heads(), t));
-        let inputs = Inputs {
+        let dropout = self.dropout()?.map(|dropout| WeightDropout::new(dropout, self.heads(), t, 0));
+        let inputs = KernelInputs {
             qkv: [from(&q), from(&k), from(&v)],
             padding: &padding,
             masks: Masks::new(dropout.as_ref()),
@@ -144,7 +241,7 @@ impl Case {
         if gradient { 1.5 * place } else { 1.1 * kept * place }
     }
 
-    #[allow(clippy::print_stdout)] // the errors, for whoever asks with --nocapture
+    #[allow(clippy::print_stdout)] // the errors, shown with --nocapture
     fn check(&self, gradients: bool) -> Result<()> {
         for (i, error) in self.errors(gradients)?.into_iter().enumerate() {
             let (what, tolerance) = (["context", "dq", "dk", "dv"][i], self.tolerance(i > 0));

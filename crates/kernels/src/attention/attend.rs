@@ -1,0 +1,217 @@
+//! Runs attention: the context, and whatever else a call asks for.
+
+use super::cpu::{CpuAttention, CpuWeights};
+use super::eager;
+use super::heads::WeightDropout;
+use super::mask::Mask;
+use super::request::{Chosen, Inputs, Wanted};
+use super::scores::ScoreRules;
+use super::sdpa::{Code, Sdpa};
+use super::summary::Summary;
+use crate::accumulator;
+use candle_core::{Result, Tensor};
+
+/// The result of attention.
+#[derive(Debug)]
+pub struct Attended {
+    /// `weights·v`, (B, T, H, Dv).
+    pub context: Tensor,
+    /// A tensor (B, heads, queries, S) for each entry of [`Wanted::weights`], in f32, or f64 for f64 inputs.
+    pub weights: Vec<Tensor>,
+    /// The summary, if it was asked for.
+    pub summary: Option<Summary>,
+}
+
+impl Sdpa {
+    /// The context of each query, `weights·v`. Scores, softmax and sums are f32 or wider; the result has the dtype of `q`, to
+    /// which `k` and `v` are converted if they have another; only the CPU's fused kernels read halves under f32 in place. A
+    /// query with no visible key gets a context of zeros.
+    ///
+    /// # Shapes
+    /// `q` (B, H, T, D), `k` (B, key heads, S, D), `v` (B, key heads, S, Dv), with any strides -> (B, T, H, Dv), contiguous,
+    /// so that merging the heads is a reshape.
+    ///
+    /// # Errors
+    /// When the shapes do not fit each other, the options or the mask.
+    pub fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor, mask: Mask) -> Result<Tensor> {
+        Ok(self.attend(q, k, v, mask, Wanted::default())?.context)
+    }
+
+    /// Like [`forward`](Self::forward), but also returns the weights of all heads and queries, after dropout, as they
+    /// multiply v.
+    ///
+    /// # Shapes
+    /// context (B, T, H, Dv), weights (B, H, T, S) in f32, or in f64 for f64 inputs.
+    ///
+    /// # Errors
+    /// When the shapes do not fit each other, the options or the mask.
+    pub fn forward_with_weights(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        mask: Mask,
+    ) -> Result<(Tensor, Tensor)> {
+        let wanted = Wanted { weights: &[Chosen::default()], summary: false };
+        let mut attended = self.attend(q, k, v, mask, wanted)?;
+        Ok((attended.context, attended.weights.remove(0)))
+    }
+
+    /// Like [`forward`](Self::forward), but also returns whatever `wanted` asks for.
+    ///
+    /// The weights are those that multiply v, after dropout, and a gradient flows through them to q and k. A [`Summary`]
+    /// describes the weights before dropout and has no gradient.
+    ///
+    /// # Shapes
+    /// `q` (B, H, T, D), `k` (B, key heads, S, D), `v` (B, key heads, S, Dv) -> see [`Attended`]
+    ///
+    /// # Errors
+    /// When the shapes do not fit each other, the options or the mask, or a chosen head or query does not exist.
+    pub fn attend(&self, q: &Tensor, k: &Tensor, v: &Tensor, mask: Mask, wanted: Wanted) -> Result<Attended> {
+        self.attend_after(q, k, v, mask, wanted, 0)
+    }
+
+    /// [`attend`](Self::attend), where the first rows of dropout's mask belong to other sequences.
+    pub(super) fn attend_after(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        mask: Mask,
+        wanted: Wanted,
+        rows_before: usize,
+    ) -> Result<Attended> {
+        self.check(q, k, v, mask)?;
+        let (b, h, t, d) = q.dims4()?;
+        if k.dim(2)? == 0 {
+            return Self::without_keys(q, v, wanted);
+        }
+        let dropout = self.weight_dropout(h, t, d, rows_before);
+        let rows = rows_before + b * self.layer_heads(h) * t;
+        if dropout.is_some() && u32::try_from(rows).is_err() {
+            candle_core::bail!("attention: dropout on {rows} rows of weights, expected fewer than 2^32")
+        }
+        let inputs = Inputs::from_tensors(q, k, v, mask);
+        let code = self.choose(&inputs, dropout)?;
+        let in_place = matches!(code, Code::Cpu) && inputs.has_half_keys();
+        let as_read = |x: &Tensor| if in_place { Ok(x.clone()) } else { x.to_dtype(q.dtype()) };
+        let (k, v) = (&as_read(k)?, &as_read(v)?);
+        let chosen_weights = || {
+            let of = |chosen| self.weights_under(q, k, mask, chosen, dropout.as_ref());
+            wanted.weights.iter().map(of).collect::<Result<_>>()
+        };
+        let eager_summary = || wanted.summary.then(|| Summary::eager(self, q, k, mask)).transpose();
+        match code {
+            Code::Cpu => {
+                let rules = ScoreRules::new(self, mask, q, k.dim(2)?)?;
+                let op = CpuAttention::new(rules, dropout, wanted.summary);
+                let rows = op.summaries();
+                let context = q.apply_op3(k, v, op)?;
+                let summary = rows.get().map(|rows| Summary::from_rows(rows, b, h, t)).transpose()?;
+                Ok(Attended { context, weights: chosen_weights()?, summary })
+            }
+            Code::Gpu(kernel) => Ok(Attended {
+                context: kernel([q, k, v], mask)?,
+                weights: chosen_weights()?,
+                summary: eager_summary()?,
+            }),
+            Code::Eager => {
+                let all = self.weights_under(q, k, mask, &Chosen::default(), dropout.as_ref())?; // (B, H, T, S)
+                let of_all = |chosen: &Chosen| chosen.resolve(h, t)?.of_queries(&all);
+                Ok(Attended {
+                    context: eager::context(&all, v, q.dtype())?,
+                    weights: wanted.weights.iter().map(of_all).collect::<Result<_>>()?,
+                    summary: eager_summary()?,
+                })
+            }
+        }
+    }
+
+    /// What queries without any key get: zeros, and a summary of zeros.
+    pub(super) fn without_keys(q: &Tensor, v: &Tensor, wanted: Wanted) -> Result<Attended> {
+        let ((b, h, t, _), (_, _, s, dv)) = (q.dims4()?, v.dims4()?);
+        let weights = |chosen: &Chosen| {
+            let rows = chosen.resolve(h, t)?;
+            let shape = (b, rows.heads.len(), rows.queries.len(), s);
+            Tensor::zeros(shape, accumulator(q.dtype()), q.device())
+        };
+        Ok(Attended {
+            context: Tensor::zeros((b, t, h, dv), q.dtype(), q.device())?,
+            weights: wanted.weights.iter().map(weights).collect::<Result<_>>()?,
+            summary: wanted.summary.then(|| Summary::zeros((b, h, t), q.device())).transpose()?,
+        })
+    }
+
+    /// The weights of chosen heads and queries alone, after dropout, as they multiply v: computed from q and k, in memory for
+    /// the chosen ones. A gradient flows through them to q and k.
+    ///
+    /// # Shapes
+    /// `q` (B, H, T, D), `k` (B, key heads, S, D) -> (B, heads, queries, S) in f32, or in f64 for f64 inputs
+    ///
+    /// # Errors
+    /// When the shapes do not fit each other, the options or the mask, or a chosen head or query does not exist.
+    pub fn weights(&self, q: &Tensor, k: &Tensor, mask: Mask, chosen: &Chosen) -> Result<Tensor> {
+        self.check(q, k, k, mask)?;
+        let (_, h, t, d) = q.dims4()?;
+        self.weights_under(q, k, mask, chosen, self.weight_dropout(h, t, d, 0).as_ref())
+    }
+
+    fn weights_under(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        mask: Mask,
+        chosen: &Chosen,
+        dropout: Option<&WeightDropout>,
+    ) -> Result<Tensor> {
+        let (_, h, t, _) = q.dims4()?;
+        let k = &k.to_dtype(q.dtype())?;
+        let rows = chosen.resolve(h, t)?;
+        let weights = if self.has_cpu_kernel(&Inputs::from_tensors(q, k, k, mask)) {
+            let rules = ScoreRules::new(self, mask, q, k.dim(2)?)?;
+            rows.of_queries(q)?.apply_op2(&rows.of_keys(k)?, CpuWeights { rules, rows: rows.clone() })?
+        } else {
+            eager::weights(self, q, k, mask, &rows)?
+        };
+        match dropout {
+            Some(dropout) => eager::dropped(&weights, dropout, &rows),
+            None => Ok(weights),
+        }
+    }
+
+    /// The scores before the softmax, by plain operations: scaled, capped, with what is added, and -inf where a query does
+    /// not see a key.
+    ///
+    /// # Shapes
+    /// `q` (B, H, T, D), `k` (B, key heads, S, D) -> (B, H, T, S) in f32, or in f64 for f64 inputs
+    ///
+    /// # Errors
+    /// When the shapes do not fit each other, the options or the mask.
+    pub fn scores(&self, q: &Tensor, k: &Tensor, mask: Mask) -> Result<Tensor> {
+        self.check(q, k, k, mask)?;
+        let rows = Chosen::default().resolve(q.dim(1)?, q.dim(2)?)?;
+        eager::masked_scores(self, q, &k.to_dtype(q.dtype())?, mask, &rows)
+    }
+
+    /// The weights of `scores`: their softmax over the last dimension, and zeros where all scores of a row are -inf.
+    ///
+    /// # Shapes
+    /// `scores` (.., S) -> (.., S)
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn softmax(scores: &Tensor) -> Result<Tensor> {
+        eager::softmax(scores, &scores.ne(f64::NEG_INFINITY)?)
+    }
+
+    /// The context for weights that you supply, in the layout of [`forward`](Self::forward).
+    ///
+    /// # Shapes
+    /// `weights` (B, H, T, S), `v` (B, key heads, S, Dv) -> (B, T, H, Dv) in the dtype of `v`
+    ///
+    /// # Errors
+    /// When the shapes do not fit each other.
+    pub fn context(weights: &Tensor, v: &Tensor) -> Result<Tensor> {
+        eager::context(weights, v, v.dtype())
+    }
+}
