@@ -1,17 +1,20 @@
 //! `gpt2 bench`: times random weights of GPT-2 small's shape, or `--model`.
 
+mod args;
 mod report;
 mod setup;
 mod targets;
 mod work;
 
-use crate::args::{BenchArgs, BenchTarget, DTypeArg};
+pub(super) use args::BenchArgs;
+
 use crate::device::rounds_to_tf32;
 use crate::output;
+use crate::session::DTypeArg;
 use anyhow::bail;
-use candle_fused::Isa;
-use candle_fused::roofline;
+use args::BenchTarget;
 use candle_fused::stopwatch::Stopwatch;
+use candle_fused::{Isa, roofline};
 use report::{Report, print};
 use serde::Serialize;
 use setup::Bench;

@@ -1,10 +1,9 @@
 //! What is to be timed: the model or its shape, the device and the sizes.
 
+use super::args::{BenchArgs, BenchTarget};
 use super::work::{self, Numbers, Work};
-use crate::adapters;
-use crate::args::{BenchArgs, BenchTarget};
 use crate::inputs::Inputs;
-use crate::qkv;
+use crate::{adapters, qkv};
 use anyhow::bail;
 use candle_core::{DType, Device, Tensor};
 use candle_fused::BlockFormat;

@@ -42,7 +42,7 @@ const MASKED: &str = ", padded, with hidden keys and dropout";
 const HEADS: usize = 3;
 
 impl Verify {
-    /// Attention alone: its context, its gradient, and its context when weights are computed, too.
+    /// Attention alone: its context, its gradient, and its context when weights are also computed.
     pub(super) fn attention(&mut self) -> anyhow::Result<()> {
         let shared = if self.device.is_cpu() { Some(1) } else { None };
         let cases = ATTENTION.into_iter().flat_map(|case| [Some(HEADS), shared].map(|heads| (case, heads)));
