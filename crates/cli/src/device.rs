@@ -5,6 +5,14 @@ use anyhow::{Context, bail};
 use candle_core::Device;
 use candle_core::utils::{cuda_is_available, metal_is_available};
 
+/// `--threads`, which is read before the command: see `restart`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ThreadsArg {
+    /// CPU threads [default: all cores]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) threads: Option<u16>,
+}
+
 /// Where a command runs, and with which seed.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Model and device")]
@@ -15,9 +23,8 @@ pub(crate) struct RunArgs {
     /// On CUDA, round the inputs of f32 matrix products to TF32's 10 bits: faster, but inexact
     #[arg(long)]
     pub(crate) tf32: bool,
-    /// CPU threads [default: all cores]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
-    pub(crate) threads: Option<u16>,
+    #[command(flatten)]
+    pub(crate) threads: ThreadsArg,
     /// Seed for everything random: the same command with the same seed gives the same result
     #[arg(long, default_value_t = 0)]
     pub(crate) seed: u64,

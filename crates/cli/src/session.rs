@@ -14,13 +14,15 @@ use gpt2_loader::{Checkpoint, EmbeddedFiles, Files, Hub, LoadError, ModelId, Sou
 use gpt2_model::Gpt2LMHeadModel;
 use std::cell::OnceCell;
 
+/// The help of every option that names a model.
+pub(crate) const MODEL: &str = "A folder, a GGUF file, or a model on the Hugging Face Hub: gpt2, gpt2-medium, gpt2-large, \
+     gpt2-xl, distilgpt2, owner/name or owner/name/FILE.gguf [default: the built-in demo model]";
+
 /// Options of every command that runs a model.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Model and device")]
 pub(crate) struct ModelArgs {
-    /// A folder, a GGUF file, or a model on the Hugging Face Hub: gpt2, gpt2-medium, gpt2-large, gpt2-xl, distilgpt2,
-    /// owner/name or owner/name/FILE.gguf [default: the built-in demo model]
-    #[arg(short, long, value_name = "DIR|FILE|NAME")]
+    #[arg(short, long, value_name = "DIR|FILE|NAME", help = MODEL)]
     pub(crate) model: Option<String>,
     /// Precision of the activations; weights stay as the file stores them; scores and softmax are f32 at least
     #[arg(long, default_value = "f32", value_enum)]
@@ -115,17 +117,38 @@ impl From<QuantizeArg> for candle_fused::BlockFormat {
 }
 
 impl ModelArgs {
-    /// The format of `--quantize`; refuses a dtype or a device that quantized layers do not have.
-    pub(crate) fn quantize_on(&self, device: &Device) -> anyhow::Result<Option<BlockFormat>> {
-        let Some(format) = self.quantize else { return Ok(None) };
-        if self.dtype != DTypeArg::F32 {
+    /// The format of `--quantize`; refuses a dtype that quantized layers do not have.
+    pub(crate) fn quantize_on(
+        &self,
+        checkpoint: Option<&Checkpoint>,
+        device: &Device,
+    ) -> anyhow::Result<Option<BlockFormat>> {
+        if self.quantize.is_some() && self.dtype != DTypeArg::F32 {
             bail!("--quantize: quantized layers compute in f32; leave --dtype out");
         }
-        if !device.is_cpu() {
-            bail!("--quantize: quantized layers run on the CPU only; give --device cpu");
-        }
-        Ok(Some(format.into()))
+        quantize("--quantize", self.quantize, checkpoint, device)
     }
+}
+
+/// The format that `option` asks to quantize a model to as it is loaded; refuses a device that has no quantized layers
+/// and a checkpoint that is quantized already.
+pub(crate) fn quantize(
+    option: &str,
+    format: Option<QuantizeArg>,
+    checkpoint: Option<&Checkpoint>,
+    device: &Device,
+) -> anyhow::Result<Option<BlockFormat>> {
+    let Some(format) = format else { return Ok(None) };
+    if !device.is_cpu() {
+        bail!("{option}: quantized layers run on the CPU only; give --device cpu");
+    }
+    if let Some((checkpoint, format)) = checkpoint.and_then(|of| Some((of, *of.formats().first()?))) {
+        bail!(
+            "{option}: the weights of {} are quantized already ({format}); leave it out",
+            checkpoint.name()
+        );
+    }
+    Ok(Some(format.into()))
 }
 
 /// The demo model.
@@ -244,20 +267,11 @@ impl ModelArgs {
         checkpoint: &Checkpoint,
         device: &Device,
     ) -> anyhow::Result<(Gpt2LMHeadModel, Vec<BlockFormat>)> {
-        let of_file = checkpoint.formats();
-        Ok(match (self.quantize_on(device)?, of_file.first()) {
-            (Some(_), Some(format)) => {
-                bail!(
-                    "--quantize: the weights of {} are quantized already ({format}); leave it out",
-                    checkpoint.name()
-                )
-            }
-            (Some(format), None) => (checkpoint.load_quantized(format)?, vec![format]),
-            (None, _) => {
-                let dtype: DType = self.dtype.into();
-                (checkpoint.load_model(dtype, device)?, kept(of_file, dtype, device))
-            }
-        })
+        if let Some(format) = self.quantize_on(Some(checkpoint), device)? {
+            return Ok((checkpoint.load_quantized(format)?, vec![format]));
+        }
+        let dtype: DType = self.dtype.into();
+        Ok((checkpoint.load_model(dtype, device)?, kept(checkpoint.formats(), dtype, device)))
     }
 }
 

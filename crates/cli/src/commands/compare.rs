@@ -95,12 +95,9 @@ struct Loaded {
 
 pub(crate) fn run(args: &CompareArgs) -> anyhow::Result<ExitCode> {
     let device = args.run.open()?;
-    let quantize = args.quantize_other.map(BlockFormat::from);
-    if quantize.is_some() && !device.is_cpu() {
-        bail!("--quantize-other: quantized layers run on the CPU only; give --device cpu");
-    }
     let text = read(&args.text)?;
-    let (a, b) = (load(&args.model, args, None, &device)?, load(&args.other, args, quantize, &device)?);
+    let (a, b) =
+        (load(&args.model, args, None, &device)?, load(&args.other, args, args.quantize_other, &device)?);
     let adapters = adapters::find(&args.adapters, &args.hub, &mut Inputs::default())?;
     let (model, used) = adapters::put_on(b.model, &adapters)?;
     let b = Loaded { model, adapters: used, ..b };
@@ -180,19 +177,17 @@ fn read(path: &Path) -> anyhow::Result<String> {
 fn load(
     name: &str,
     args: &CompareArgs,
-    quantize: Option<BlockFormat>,
+    quantize: Option<QuantizeArg>,
     device: &Device,
 ) -> anyhow::Result<Loaded> {
     let files = session::files(Some(name).filter(|name| *name != "demo"), &args.hub)?;
     let checkpoint = Checkpoint::open(&files)?;
-    let of_file = checkpoint.formats();
-    let (model, formats) = match quantize {
-        Some(format) if of_file.is_empty() => (checkpoint.load_quantized(format)?, vec![format]),
-        Some(_) => bail!("--quantize-other: {} is quantized already", checkpoint.name()),
-        None => {
-            let model = checkpoint.load_model(DType::F32, device)?;
-            (model, session::kept(of_file, DType::F32, device))
-        }
+    let quantize = session::quantize("--quantize-other", quantize, Some(&checkpoint), device)?;
+    let (model, formats) = if let Some(format) = quantize {
+        (checkpoint.load_quantized(format)?, vec![format])
+    } else {
+        let model = checkpoint.load_model(DType::F32, device)?;
+        (model, session::kept(checkpoint.formats(), DType::F32, device))
     };
     let formats = formats.into_iter().map(BlockFormat::as_str).collect();
     Ok(Loaded { name: checkpoint.name().to_string(), formats, adapters: vec![], model, files })

@@ -1,10 +1,11 @@
 //! `gpt2 merge`: adds adapters to a model's weights.
 
 use crate::adapters::{self, AdapterArg, Used};
+use crate::device::ThreadsArg;
 use crate::hub::HubArgs;
 use crate::inputs::Inputs;
 use crate::outputs::{NewFolder, Outputs};
-use crate::session::DTypeArg;
+use crate::session::{DTypeArg, MODEL};
 use crate::{hub, output, session};
 use anyhow::bail;
 use candle_core::{DType, Device};
@@ -22,9 +23,7 @@ Examples:
   gpt2 merge --model gpt2 --adapter poems --out gpt2-poems
   gpt2 merge --model gpt2 --adapter poems=0.5 --adapter plays=0.5 --out gpt2-mixed --save-dtype f16")]
 pub(crate) struct MergeArgs {
-    /// Folder with config.json and weights, a GGUF file that is not quantized, or a model on the Hub [default: the built-in
-    /// demo model]
-    #[arg(short, long, value_name = "DIR|FILE|NAME")]
+    #[arg(short, long, value_name = "DIR|FILE|NAME", help = MODEL)]
     pub(crate) model: Option<String>,
     /// The adapter, in PEFT's files: a folder or owner/name on the Hub, times WEIGHT; may be repeated. A weight of -1 takes
     /// one out again
@@ -42,9 +41,8 @@ pub(crate) struct MergeArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
-    /// CPU threads [default: all cores]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
-    pub(crate) threads: Option<u16>,
+    #[command(flatten)]
+    pub(crate) threads: ThreadsArg,
     #[command(flatten)]
     pub(crate) hub: HubArgs,
 }

@@ -1,9 +1,11 @@
 //! `gpt2 quantize`: writes a model as a GGUF file.
 
+use crate::device::ThreadsArg;
 use crate::hub::HubArgs;
 use crate::inputs::Inputs;
 use crate::outputs::Outputs;
 use crate::progress::bar;
+use crate::session::MODEL;
 use crate::{hub, output, session};
 use anyhow::bail;
 use clap::ValueEnum;
@@ -23,9 +25,7 @@ Examples:
   gpt2 quantize --to q4_0 --out demo.gguf                the built-in demo model
   gpt2 compare gpt2 gpt2-q8_0.gguf --text notes.txt")]
 pub(crate) struct QuantizeArgs {
-    /// Folder with config.json and weights, a GGUF file that is not quantized, or a model on the Hugging Face Hub
-    /// [default: the built-in demo model]
-    #[arg(value_name = "MODEL")]
+    #[arg(value_name = "MODEL", help = MODEL)]
     pub(crate) model: Option<String>,
     /// Type of the weights
     #[arg(long, value_enum)]
@@ -39,9 +39,8 @@ pub(crate) struct QuantizeArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
-    /// CPU threads [default: all cores]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
-    pub(crate) threads: Option<u16>,
+    #[command(flatten)]
+    pub(crate) threads: ThreadsArg,
     #[command(flatten)]
     pub(crate) hub: HubArgs,
 }

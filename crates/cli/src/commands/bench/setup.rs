@@ -45,12 +45,7 @@ impl<'a> Bench<'a> {
         }
         config.validate()?;
         let device = args.model.run.open()?;
-        let quantize = args.model.quantize_on(&device)?;
-        if let Some(format) =
-            checkpoint.as_ref().and_then(|c| c.formats().first().copied()).filter(|_| quantize.is_some())
-        {
-            bail!("--quantize: the weights of the model are quantized already ({format}); leave it out");
-        }
+        let quantize = args.model.quantize_on(checkpoint.as_ref(), &device)?;
         if args.kv.is_some() && args.what != BenchTarget::Decode {
             bail!("--kv is for bench decode");
         }

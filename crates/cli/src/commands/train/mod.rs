@@ -113,16 +113,9 @@ fn train(args: &TrainArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
 
 /// The model that an adapter is trained on, which may be quantized.
 fn base(args: &TrainArgs, checkpoint: &Checkpoint, device: &Device) -> anyhow::Result<Gpt2LMHeadModel> {
-    match (args.lora.quantize, checkpoint.formats().first()) {
-        (Some(_), Some(format)) => bail!(
-            "--quantize: the weights of {} are quantized already ({format}); leave it out",
-            checkpoint.name()
-        ),
-        (Some(_), None) if !device.is_cpu() => {
-            bail!("--quantize: quantized layers run on the CPU only; give --device cpu")
-        }
-        (Some(format), None) => Ok(checkpoint.load_quantized(format.into())?),
-        (None, _) => Ok(checkpoint.load_model(DType::F32, device)?),
+    match session::quantize("--quantize", args.lora.quantize, Some(checkpoint), device)? {
+        Some(format) => Ok(checkpoint.load_quantized(format)?),
+        None => Ok(checkpoint.load_model(DType::F32, device)?),
     }
 }
 

@@ -8,6 +8,7 @@ mod model;
 use crate::device::RunArgs;
 use crate::hub::HubArgs;
 use crate::output;
+use crate::session::MODEL;
 use candle_core::{DType, Device, Tensor};
 use candle_fused::Implementation;
 use gpt2_loader::Checkpoint;
@@ -27,9 +28,7 @@ pub(crate) struct VerifyArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
-    /// Folder with config.json and weights, a GGUF file, or a model on the Hugging Face Hub [default: the
-    /// built-in demo model]
-    #[arg(short, long, value_name = "DIR|FILE|NAME", help_heading = "Model and device")]
+    #[arg(short, long, value_name = "DIR|FILE|NAME", help_heading = "Model and device", help = MODEL)]
     pub(crate) model: Option<String>,
     #[command(flatten)]
     pub(crate) hub: HubArgs,
