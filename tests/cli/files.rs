@@ -213,7 +213,7 @@ fn metrics_may_lie_in_the_new_folder_of_the_model() -> Result {
     folder.write("out/training-state.safetensors", "a state")?;
     let args = ["train", "--text", &input, "--out", &out, "--metrics", &theirs, "--resume"];
     let run = gpt2(&[&args[..], &size].concat())?;
-    run.refused(1, &["theirs.csv", "no table of metrics"]);
+    run.refused(1, &["theirs.csv", "not a table of metrics"]);
     assert!(!run.stderr.contains("--overwrite"), "which does not go with --resume: {}", run.stderr);
     assert_eq!(std::fs::read_to_string(folder.file("theirs.csv"))?, "step,price\n1,2\n");
     Ok(())
