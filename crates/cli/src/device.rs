@@ -1,10 +1,60 @@
-//! Opens `--device`: an explicit choice never falls back, and `auto` says what it chose.
+//! `--device`, `--threads` and `--seed`: an explicit device never falls back, and `auto` says what it chose.
 
-use crate::args::{DeviceArg, RunArgs};
 use crate::output::note;
 use anyhow::{Context, bail};
 use candle_core::Device;
 use candle_core::utils::{cuda_is_available, metal_is_available};
+
+/// `--threads`, which is read before the command: see `restart`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ThreadsArg {
+    /// CPU threads [default: all cores]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) threads: Option<u16>,
+}
+
+/// Where a command runs, and with which seed.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Model and device")]
+pub(crate) struct RunArgs {
+    /// Where to run: auto, cpu, cuda[:N] or metal[:N]; only auto ever falls back
+    #[arg(long, default_value = "auto", value_name = "DEVICE")]
+    pub(crate) device: DeviceArg,
+    /// On CUDA, round the inputs of f32 matrix products to TF32's 10 bits: faster, but inexact
+    #[arg(long)]
+    pub(crate) tf32: bool,
+    #[command(flatten)]
+    pub(crate) threads: ThreadsArg,
+    /// Seed for everything random: the same command with the same seed gives the same result
+    #[arg(long, default_value_t = 0)]
+    pub(crate) seed: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum DeviceArg {
+    Auto,
+    Cpu,
+    Cuda(usize),
+    Metal(usize),
+}
+
+impl std::str::FromStr for DeviceArg {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        let (name, ordinal) = match s.split_once(':') {
+            None => (s, 0),
+            Some((name, n)) => (name, n.parse().map_err(|_| format!("`{n}` is not a device number"))?),
+        };
+        match (name, s.contains(':')) {
+            ("auto", false) => Ok(Self::Auto),
+            ("cpu", false) => Ok(Self::Cpu),
+            ("cuda", _) => Ok(Self::Cuda(ordinal)),
+            ("metal", _) => Ok(Self::Metal(ordinal)),
+            _ => Err("expected auto, cpu, cuda, cuda:N, metal or metal:N".into()),
+        }
+    }
+}
 
 impl RunArgs {
     /// Opens the device, and lets its products in f32 round to TF32 if the caller asks for it.

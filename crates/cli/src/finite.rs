@@ -1,12 +1,24 @@
 //! Turns results that are not finite into an error that says where in the model they first appear.
 
-use crate::args::FiniteArgs;
 use crate::session::Session;
 use anyhow::bail;
 use candle_core::{DType, Tensor};
 use gpt2_model::Gpt2LMHeadModel;
 use gpt2_model::finite::{NotFinite, all_finite};
 use gpt2_model::hooks::Hooks;
+
+/// Whether to show numbers that are not finite.
+#[derive(Debug, clap::Args)]
+pub(crate) struct FiniteArgs {
+    /// Show NaN and infinity instead of refusing them, for looking at broken models
+    #[arg(long)]
+    pub(crate) allow_nonfinite: bool,
+}
+
+impl FiniteArgs {
+    /// For commands whose results must be finite.
+    pub(crate) const STRICT: Self = Self { allow_nonfinite: false };
+}
 
 impl FiniteArgs {
     /// Refuses `results` of a run over `ids` (B, T) if any number is not finite, unless the user allows it.

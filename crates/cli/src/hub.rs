@@ -1,24 +1,41 @@
 //! How this machine accesses the Hub: flags come first, then the variables that Python's
 //! `huggingface_hub` reads, in its order.
 
-use crate::args::HubArgs;
 use crate::inputs::Inputs;
 use crate::output::{self, note};
-use crate::remedy;
+use crate::progress::downloads;
 use anyhow::{Context, bail};
+use clap::Args;
 use gpt2_files::read_text;
-use gpt2_loader::hub::{ENDPOINT, Event, MAIN, Pin};
+use gpt2_loader::hub::{ENDPOINT, MAIN, Pin};
 use gpt2_loader::{Hub, ModelId};
-use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
-use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
+
+/// Where to find models that are given by name rather than as a folder.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Hugging Face Hub")]
+pub(crate) struct HubArgs {
+    /// Branch, tag or commit of a model on the Hub [default: main]
+    #[arg(long, value_name = "REV")]
+    pub(crate) revision: Option<String>,
+    /// Make no request and use only the cache [env: HF_HUB_OFFLINE]
+    #[arg(long)]
+    pub(crate) offline: bool,
+    /// Folder for downloaded models, shared with Python [env: HF_HUB_CACHE] [default:
+    /// ~/.cache/huggingface/hub]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) cache_dir: Option<PathBuf>,
+    /// Address of the Hub or of a mirror [env: HF_ENDPOINT] [default: https://huggingface.co]
+    #[arg(long, value_name = "URL")]
+    pub(crate) endpoint: Option<String>,
+    /// Give up on a request that brings no data for this long [default: 30]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86400))]
+    pub(crate) timeout: Option<u64>,
+}
 
 /// The largest token file to read; a token has some forty characters.
 const LONGEST_TOKEN: u64 = 4096;
-/// Files of at least this size get a progress bar.
-const LARGE: u64 = 8_000_000;
 
 /// What `--model` names.
 pub(crate) enum Model {
@@ -98,7 +115,7 @@ pub(crate) fn settings(args: &HubArgs) -> anyhow::Result<Hub> {
     hub.offline = args.offline || offline.is_some_and(|value| is_true(&value));
     hub.timeout = Duration::from_secs(args.timeout.unwrap_or(30));
     hub.pins = pins()?;
-    hub.progress = (!output::is_quiet()).then(progress);
+    hub.progress = (!output::is_quiet()).then(downloads);
     Ok(hub)
 }
 
@@ -165,67 +182,4 @@ fn is_true(value: &str) -> bool {
 fn expand(path: &str) -> PathBuf {
     let home = || Some(std::env::home_dir()?.to_string_lossy().into_owned());
     PathBuf::from(shellexpand::full_with_context_no_errors(path, home, variable).into_owned())
-}
-
-/// A bar for each large file on a terminal, a line for each file elsewhere.
-fn progress() -> gpt2_loader::hub::Progress {
-    let bar: Mutex<Option<ProgressBar>> = Mutex::new(None);
-    Arc::new(move |event| {
-        let Ok(mut bar) = bar.lock() else { return };
-        let say = |bar: &Option<ProgressBar>, text: String| match bar {
-            Some(bar) => bar.suspend(|| note(&text)),
-            None => note(&text),
-        };
-        let bytes = |n: u64| HumanBytes(n).to_string();
-        match event {
-            Event::Waiting { file } => {
-                say(&bar, format!("{file}: another process fetches it; waiting for that"));
-            }
-            Event::Fetching { file, size, have } => {
-                let large = size.is_none_or(|size| size >= LARGE);
-                if large && std::io::stderr().is_terminal() {
-                    *bar = Some(progress_bar(file, *size, *have));
-                } else {
-                    let of = size.map_or_else(String::new, |size| format!(", {}", bytes(size)));
-                    let from = if *have > 0 { format!(", from {} on", bytes(*have)) } else { String::new() };
-                    say(&bar, format!("fetching {file}{of}{from}"));
-                }
-            }
-            Event::Received { bytes, .. } => {
-                if let Some(bar) = &*bar {
-                    bar.set_position(*bytes);
-                }
-            }
-            Event::Fetched { file } => {
-                if let Some(bar) = bar.take() {
-                    bar.finish_and_clear();
-                    note(&format!("fetched {file}, {}", bytes(bar.position())));
-                }
-            }
-            Event::Verifying { file, size } if *size >= LARGE => {
-                say(&bar, format!("verifying {file}, {}", bytes(*size)));
-            }
-            Event::Retrying { error, wait } => {
-                say(
-                    &bar.take(),
-                    format!("{}\nnext try in {:.1} s", remedy::of_the_hub(error), wait.as_secs_f64()),
-                );
-            }
-            _ => {}
-        }
-    })
-}
-
-fn progress_bar(file: &str, size: Option<u64>, have: u64) -> ProgressBar {
-    let (bar, template) = match size {
-        Some(size) => {
-            (ProgressBar::new(size), "{msg} {bar:30} {bytes}/{total_bytes}, {bytes_per_sec}, {eta} left")
-        }
-        None => (ProgressBar::new_spinner(), "{msg} {spinner} {bytes}, {bytes_per_sec}"),
-    };
-    let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
-    let bar = bar.with_style(style).with_message(file.to_string()).with_position(have);
-    // The rate counts only this transfer, not the part that was already there.
-    bar.reset_eta();
-    bar
 }

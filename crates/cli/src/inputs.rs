@@ -39,7 +39,7 @@ impl Inputs {
         }
     }
 
-    /// Adds the Hub's cache, which Python uses, too.
+    /// Adds the Hub's cache, which Python also uses.
     pub(crate) fn cache(&mut self, dir: PathBuf) {
         self.cache = Some(dir);
     }

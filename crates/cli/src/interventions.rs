@@ -1,194 +1,122 @@
-//! Interventions as the options give them, with what they need from files and other prompts.
+//! The options that change heads, attention and the residual stream while the model runs.
 
-use crate::args::{At, InterventionArgs, Steer};
-use crate::changes::{Changes, MeanOf, Sources};
-use crate::inputs::Inputs;
-use crate::npy;
-use crate::prompt::encode;
-use crate::provenance::count;
-use crate::session::Session;
 use anyhow::{Context, bail};
 use candle_core::{DType, Device, Tensor};
-use gpt2_model::hooks::{Intervention, Interventions, Patch, Recorder};
-use gpt2_model::{Config, ForwardArgs, MeanOver};
-use std::path::Path;
+use gpt2_model::hooks::{Intervention, ParseError, Place};
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
-/// The text that a run reads, on which some interventions depend.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Reads<'a> {
-    /// A prompt of these tokens, in one pass.
-    Whole(&'a [u32]),
-    /// A prompt of these tokens, then more through a cache: means are fixed beforehand.
-    Growing(&'a [u32]),
-    /// Texts without the prompt's positions, of which the string says what they are.
-    Others(&'static str),
+/// Options that change heads, attention and the residual stream while the model runs.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Interventions")]
+pub(crate) struct InterventionArgs {
+    /// Set heads' outputs to 0: LAYER.HEAD, counted from 0 (all of these options are repeatable)
+    #[arg(long, value_name = "L.H", value_delimiter = ',', value_parser = ablate)]
+    pub(crate) ablate: Vec<Intervention>,
+    /// Set heads' outputs to their mean over the prompt, or over the texts of --mean-of
+    #[arg(long, value_name = "L.H", value_delimiter = ',', value_parser = mean_ablate)]
+    pub(crate) mean_ablate: Vec<Intervention>,
+    /// Texts to take the means over, one per line: by position if all are as long as the prompt (Wang et al.), else over
+    /// all positions
+    #[arg(long, value_name = "FILE", requires = "mean_ablate")]
+    pub(crate) mean_of: Option<PathBuf>,
+    /// Multiply heads' outputs by a factor
+    #[arg(long, value_name = "L.H=FACTOR", value_delimiter = ',', value_parser = scale)]
+    pub(crate) scale: Vec<Intervention>,
+    /// Divide heads' scores by a temperature before the softmax; below 1, attention gets sharper
+    #[arg(long, value_name = "L.H=T", value_delimiter = ',', value_parser = temperature)]
+    pub(crate) attention_temperature: Vec<Intervention>,
+    /// Stop position QUERY from attending to KEY, everywhere or in one layer or head, as in 3/7:4 and 3.2/7:4
+    #[arg(long, value_name = "[L[.H]/]QUERY:KEY", value_delimiter = ',', value_parser = block)]
+    pub(crate) block: Vec<Intervention>,
+    /// Take values from a run over --from-prompt: a head's output (L.H), the residual stream before block L (L), or
+    /// what the block's attention or MLP adds (L.attn, L.mlp), at one position or at all; after a head's other changes
+    #[arg(long, value_name = "PLACE[@POS]", value_delimiter = ',', requires = "from_prompt", value_parser = at::<Place>)]
+    pub(crate) patch: Vec<At<Place>>,
+    /// The prompt for --patch, with as many tokens as the prompt unless each patch names a position
+    #[arg(long, value_name = "TEXT", requires = "patch")]
+    pub(crate) from_prompt: Option<String>,
+    /// Steer: add a vector, n_embd numbers in a NumPy file, to the residual stream before block L
+    #[arg(long, value_name = "L[@POS]=FILE.npy[*SCALE]", value_parser = Steer::from_str)]
+    pub(crate) add: Vec<Steer>,
 }
 
-impl InterventionArgs {
-    /// Adds the files that the options name.
-    pub(crate) fn inputs(&self, inputs: &mut Inputs) {
-        for steer in &self.add {
-            inputs.file("a vector of --add", &steer.file);
-        }
-        if let Some(path) = &self.mean_of {
-            inputs.file("the texts of --mean-of", path);
-        }
-    }
+/// A place, at one position or at all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct At<P> {
+    pub(crate) place: P,
+    pub(crate) position: Option<usize>,
+}
 
-    /// The interventions, checked against the model.
-    pub(crate) fn build(&self, session: &Session, reads: Reads) -> anyhow::Result<Changes> {
-        let (model, config) = (&session.model, session.model.config());
-        if let Reads::Others(what) = reads {
-            if let Some(option) = [("--patch", self.patch.is_empty()), ("--block", self.block.is_empty())]
-                .iter()
-                .find_map(|(option, none)| (!none).then_some(option))
-            {
-                bail!("{option}: names positions of a prompt, but this command runs on {what}; leave it out");
-            }
-            if !self.mean_ablate.is_empty() && self.mean_of.is_none() {
-                bail!(
-                    "--mean-ablate: this command runs on {what}; give the texts to take the mean over with --mean-of FILE"
-                );
-            }
-        }
-        let lists = [&self.ablate, &self.mean_ablate, &self.scale, &self.attention_temperature, &self.block];
-        let mut all: Vec<Intervention> = lists.into_iter().flatten().cloned().collect();
-        let mut texts: Vec<String> = all.iter().map(Intervention::to_string).collect();
-        let mut sources = Sources::default();
-        if let Some(text) = &self.from_prompt {
-            let ids = tokens(session, text, "--from-prompt")?;
-            self.check_lengths(&ids, reads)?;
-            for patch in self.patches(session, &ids)? {
-                texts.push(format!("{patch} from a prompt of {}", count(ids.len(), "token")));
-                all.push(patch);
-            }
-            sources.from_prompt = Some(ids);
-        }
-        self.add_vectors(&mut all, &mut texts, reads)?;
-        let mut list = Interventions::new(all, config)?;
-        if let Some(path) = &self.mean_of {
-            let others = others(session, path)?;
-            let t = match reads {
-                Reads::Whole(ids) => Some(ids.len()),
-                Reads::Growing(_) | Reads::Others(_) => None,
-            };
-            let by_position = others.iter().all(|ids| Some(ids.len()) == t);
-            let over = if by_position { MeanOver::EachPosition } else { MeanOver::AllPositions };
-            let tensors =
-                others.iter().map(|ids| session.input_ids(ids)).collect::<anyhow::Result<Vec<_>>>()?;
-            list = list.with_means_over(model, &tensors, over)?;
-            let each = if by_position { "each position of" } else { "all positions of" };
-            let over = format!(" over {each} {}", count(others.len(), "text"));
-            for text in texts.iter_mut().filter(|text| text.starts_with("mean-ablate")) {
-                text.push_str(&over);
-            }
-            sources.mean_of = Some(MeanOf { file: path.clone(), texts: others.len(), by_position });
-        }
-        if let Reads::Growing(ids) = reads {
-            // The text grows, but means are still taken over the prompt.
-            list = list.with_means_of(model, &session.input_ids(ids)?)?;
-        }
-        Ok(Changes { list, texts, sources })
-    }
+/// A vector to add to the residual stream.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Steer {
+    pub(crate) at: At<usize>,
+    pub(crate) file: PathBuf,
+    pub(crate) scale: f64,
+    /// As the user typed it.
+    pub(crate) text: String,
+}
 
-    /// Those interventions that need no prompt and no tokenizer, for a model that is in training.
-    pub(crate) fn for_training(&self, config: &Config) -> anyhow::Result<Changes> {
-        for (option, none) in [
-            ("--patch", self.patch.is_empty()),
-            ("--block", self.block.is_empty()),
-            ("--mean-ablate", self.mean_ablate.is_empty()),
-        ] {
-            if !none {
-                bail!(
-                    "{option}: is not for training; use --ablate, --scale, --attention-temperature or --add"
-                );
-            }
-        }
-        let lists = [&self.ablate, &self.scale, &self.attention_temperature];
-        let mut all: Vec<Intervention> = lists.into_iter().flatten().cloned().collect();
-        let mut texts: Vec<String> = all.iter().map(Intervention::to_string).collect();
-        self.add_vectors(&mut all, &mut texts, Reads::Others("batches of the text"))?;
-        Ok(Changes { list: Interventions::new(all, config)?, texts, sources: Sources::default() })
-    }
+impl FromStr for Steer {
+    type Err = String;
 
-    /// The vectors of `--add`.
-    fn add_vectors(
-        &self,
-        all: &mut Vec<Intervention>,
-        texts: &mut Vec<String>,
-        reads: Reads,
-    ) -> anyhow::Result<()> {
-        for steer in &self.add {
-            match (reads, steer.at.position) {
-                (Reads::Whole(ids), Some(position)) if position >= ids.len() => bail!(
-                    "--add {}: the prompt has positions 0 to {}",
-                    steer.text,
-                    ids.len().saturating_sub(1)
-                ),
-                (Reads::Others(what), Some(_)) => {
-                    bail!(
-                        "--add {}: names a position, but this command runs on {what}; leave @POS out",
-                        steer.text
-                    )
-                }
-                _ => {}
-            }
-            let vector = vector(steer).with_context(|| format!("--add {}", steer.text))?;
-            let At { place: layer, position } = steer.at;
-            all.push(Intervention::Add { layer, position, vector });
-            texts.push(format!("add {}", steer.text));
-        }
-        Ok(())
-    }
-
-    /// Refuses patches at all positions from a prompt of another length.
-    fn check_lengths(&self, other: &[u32], reads: Reads) -> anyhow::Result<()> {
-        if let Reads::Whole(ids) | Reads::Growing(ids) = reads
-            && ids.len() != other.len()
-            && self.patch.iter().any(|patch| patch.position.is_none())
-        {
-            bail!(
-                "--from-prompt has {} tokens and the prompt {}: make them equal, or patch single positions (--patch PLACE@POS)",
-                other.len(),
-                ids.len()
-            );
-        }
-        if let Reads::Whole(ids) | Reads::Growing(ids) = reads
-            && let Some(position) = self
-                .patch
-                .iter()
-                .filter_map(|patch| patch.position)
-                .find(|&p| p >= ids.len().min(other.len()))
-        {
-            bail!(
-                "--patch at position {position}: the prompt has positions 0 to {} and --from-prompt 0 to {}",
-                ids.len() - 1,
-                other.len() - 1
-            );
-        }
-        Ok(())
-    }
-
-    /// The patches, with the values of a run over the other prompt.
-    fn patches(&self, session: &Session, other: &[u32]) -> anyhow::Result<Vec<Intervention>> {
-        let layers = session.model.config().n_layer;
-        if let Some(beyond) = self.patch.iter().find(|patch| patch.place.layer() >= layers) {
-            bail!("--patch {}: the model has layers 0 to {}", beyond.place, layers - 1);
-        }
-        let recorder = Recorder::new(self.patch.iter().map(|patch| patch.place.point()));
-        let args = ForwardArgs { hooks: Some(&recorder), ..Default::default() };
-        session.model.transformer.forward(&session.input_ids(other)?, args)?;
-        let patch = |&At { place, position }: &At<_>| -> anyhow::Result<Intervention> {
-            Ok(Intervention::Patch(Patch { place, position, from: recorder.value(place.point())? }))
+    /// `5=v.npy`, `5@3=v.npy*-2.5`
+    fn from_str(s: &str) -> Result<Self, String> {
+        let expected =
+            || "expected L=FILE.npy, L@POS=FILE.npy or either with *SCALE, such as 5=v.npy*4".to_owned();
+        let (place, rest) = s.split_once('=').ok_or_else(expected)?;
+        let (file, scale) = match rest.rsplit_once('*') {
+            Some((file, scale)) => (file, scale.trim().parse().ok().filter(|x: &f64| x.is_finite())),
+            None => (rest, Some(1.0)),
         };
-        self.patch.iter().map(patch).collect()
+        let scale = scale.ok_or_else(expected)?;
+        let at = at::<usize>(place).map_err(|_| expected())?;
+        if file.is_empty() {
+            return Err(expected());
+        }
+        Ok(Self { at, file: file.into(), scale, text: s.to_owned() })
     }
+}
+
+/// `PLACE` or `PLACE@POS`
+fn at<P: FromStr<Err: ToString>>(s: &str) -> Result<At<P>, String> {
+    let (place, position) = match s.split_once('@') {
+        Some((place, position)) => {
+            let position = position.trim().parse().map_err(|_| format!("`{position}` is not a position"))?;
+            (place, Some(position))
+        }
+        None => (s, None),
+    };
+    Ok(At { place: place.trim().parse().map_err(|e: P::Err| e.to_string())?, position })
+}
+
+fn ablate(s: &str) -> Result<Intervention, ParseError> {
+    format!("ablate {s}").parse()
+}
+
+fn mean_ablate(s: &str) -> Result<Intervention, ParseError> {
+    format!("mean-ablate {s}").parse()
+}
+
+fn scale(s: &str) -> Result<Intervention, ParseError> {
+    format!("scale {s}").parse()
+}
+
+fn temperature(s: &str) -> Result<Intervention, ParseError> {
+    format!("temperature {s}").parse()
+}
+
+fn block(s: &str) -> Result<Intervention, ParseError> {
+    format!("block {s}").parse()
 }
 
 /// The vector of `--add`, times its scale.
-fn vector(steer: &Steer) -> anyhow::Result<Tensor> {
+pub(crate) fn vector(steer: &Steer) -> anyhow::Result<Tensor> {
     let read = || -> anyhow::Result<Tensor> {
-        npy::check_length(&steer.file)?;
+        check_length(&steer.file)?;
         Ok(Tensor::read_npy(&steer.file)?)
     };
     let vector = read().with_context(|| {
@@ -208,28 +136,79 @@ fn vector(steer: &Steer) -> anyhow::Result<Tensor> {
     Ok(vector)
 }
 
-/// The texts of `--mean-of`, one a line.
-fn others(session: &Session, path: &Path) -> anyhow::Result<Vec<Vec<u32>>> {
-    const LONGEST: u64 = 1 << 24;
-    let read = std::fs::File::open(path).and_then(|file| crate::prompt::read_limited(file, LONGEST));
-    let text = read.with_context(|| format!("cannot read the texts of --mean-of from {}", path.display()))?;
-    let mut all = vec![];
-    for (i, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
-        all.push(tokens(session, line, &format!("{}: line {}", path.display(), i + 1))?);
+/// Far more than a header takes.
+const LONGEST_HEADER: u64 = 1 << 16;
+
+/// Refuses a file that is shorter than the array that its header announces.
+fn check_length(path: &Path) -> anyhow::Result<()> {
+    let file = gpt2_files::open_regular(path)?;
+    let length = file.metadata()?.len();
+    let mut start = vec![];
+    File::take(file, LONGEST_HEADER).read_to_end(&mut start)?;
+    let text = String::from_utf8_lossy(&start);
+    if !start.starts_with(b"\x93NUMPY") {
+        bail!("it does not begin as a NumPy file does");
     }
-    if all.is_empty() {
-        bail!("{}: holds no text; write one a line", path.display());
+    let (_, shape) = text.split_once("'shape':").context("its header has no shape")?;
+    let (_, shape) = shape.split_once('(').context("its shape has no parenthesis")?;
+    let (shape, _) = shape.split_once(')').context("its shape does not end")?;
+    let mut numbers = 1u64;
+    for dim in shape.split(',').map(str::trim).filter(|dim| !dim.is_empty()) {
+        let dim: u64 = dim.parse().context("its shape holds something else than numbers")?;
+        numbers = numbers.checked_mul(dim).context("its shape is larger than any file")?;
     }
-    Ok(all)
+    // A number takes a byte at least.
+    if numbers > length {
+        bail!("its header announces {numbers} numbers, but the file has {length} bytes");
+    }
+    Ok(())
 }
 
-/// The tokens of a text that the model can read in one pass; `what` names the text in errors.
-fn tokens(session: &Session, text: &str, what: &str) -> anyhow::Result<Vec<u32>> {
-    let (tokenizer, n) = (session.tokenizer()?, session.model.config().n_positions);
-    tokenizer.check_length(text, n).with_context(|| what.to_string())?;
-    let ids = encode(tokenizer, text, what)?;
-    if ids.is_empty() || ids.len() > n {
-        bail!("{what} has {} tokens, expected 1 to the model's n_positions = {n}", ids.len());
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpt2_model::hooks::Head;
+
+    #[test]
+    fn a_vector_has_a_layer_a_file_and_perhaps_a_position_and_a_scale() {
+        let parsed = |s: &str| s.parse::<Steer>().map(|Steer { at, file, scale, .. }| (at, file, scale));
+        let at = |place, position| At { place, position };
+        assert_eq!(parsed("5=v.npy"), Ok((at(5, None), "v.npy".into(), 1.0)));
+        assert_eq!(parsed("5@3=a=b.npy*-2.5"), Ok((at(5, Some(3)), "a=b.npy".into(), -2.5)));
+        assert_eq!(parsed("0=a*b.npy*2"), Ok((at(0, None), "a*b.npy".into(), 2.0)));
+        for wrong in ["", "5", "5=", "x=v.npy", "5@=v.npy", "5=v.npy*", "5=v.npy*nan", "-1=v.npy"] {
+            assert!(parsed(wrong).is_err_and(|e| e.contains("5=v.npy*4")), "{wrong:?}");
+        }
     }
-    Ok(ids)
+
+    #[test]
+    fn a_patch_has_a_place_and_perhaps_a_position() {
+        let parsed = |s: &str| at::<Place>(s);
+        assert_eq!(parsed("2@7"), Ok(At { place: Place::Stream(2), position: Some(7) }));
+        assert_eq!(parsed("2.1"), Ok(At { place: Place::Head(Head { layer: 2, head: 1 }), position: None }));
+        assert!(parsed("2.1@x").is_err_and(|e| e.contains("not a position")));
+        assert!(parsed("2.x@1").is_err_and(|e| e.contains("5.mlp")));
+    }
+
+    #[test]
+    fn a_header_that_announces_more_than_the_file_is_refused() -> anyhow::Result<()> {
+        let folder = tempfile::tempdir()?;
+        let path = folder.path().join("v.npy");
+        Tensor::zeros((3, 4), candle_core::DType::F32, &Device::Cpu)?.write_npy(&path)?;
+        check_length(&path)?;
+        let bytes = std::fs::read(&path)?;
+        let refused = |bytes: &[u8], says: &str| -> anyhow::Result<()> {
+            std::fs::write(&path, bytes)?;
+            let error = check_length(&path).expect_err(says).to_string();
+            assert!(error.contains(says), "{error}");
+            Ok(())
+        };
+        let at = bytes.windows(3).position(|part| part == b"3,4").expect("a shape");
+        let mut larger = bytes.clone();
+        larger[at..at + 3].copy_from_slice(b"999");
+        refused(&larger, "announces")?;
+        refused(b"not numpy", "begin")?;
+        refused(b"\x93NUMPY {'shape': (99999999999, 99999999999), }", "larger than any file")?;
+        refused(b"\x93NUMPY {'shape': (x,), }", "something else")
+    }
 }

@@ -1,11 +1,17 @@
 //! Printing: results go to stdout, everything else to stderr.
 
-use crate::args::ColorArg;
 use crate::remedy;
 use gpt2_view::{Color, Style, visible_text};
 use std::ffi::OsString;
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum ColorArg {
+    Auto,
+    Always,
+    Never,
+}
 
 /// The width of a table for a pipe, which has no width of its own; most readers can show it.
 const PIPE_WIDTH: usize = 120;

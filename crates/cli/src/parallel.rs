@@ -1,13 +1,41 @@
 //! Runs a command on one process or on many. Rank 0 alone prints; an error or a panic on any rank ends all of them.
 
-use crate::args::{ParallelArg, ParallelArgs};
 use crate::output::{self, note};
 use anyhow::anyhow;
-use gpt2_parallel::{Error, Group, Joining, Launcher, join};
+use gpt2_parallel::{Choice, Error, Group, Joining, Launcher, join};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
+
+/// The help of `--timeout` for commands that also wait for other processes.
+pub(crate) const TIMEOUT: &str = "Give up on a request to the Hub that brings no data for this long [default: 30], and on another process that does \
+     not answer for this long [default: 600]";
+
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Several processes")]
+pub(crate) struct ParallelArgs {
+    /// Share the work out over the processes that mpirun or srun started; auto joins them if there are several
+    #[arg(long, value_enum, default_value = "auto")]
+    pub(crate) parallel: ParallelArg,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum ParallelArg {
+    Auto,
+    None,
+    Mpi,
+}
+
+impl From<ParallelArg> for Choice {
+    fn from(arg: ParallelArg) -> Self {
+        match arg {
+            ParallelArg::Auto => Self::Auto,
+            ParallelArg::None => Self::None,
+            ParallelArg::Mpi => Self::Mpi,
+        }
+    }
+}
 
 /// How long other ranks keep an error to themselves: rank 0 mostly has the same one, and says so first.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -72,10 +100,10 @@ fn online_cores() -> Option<usize> {
     list.trim().split(',').map(count).sum()
 }
 
-impl ParallelArgs {
+impl ParallelArg {
     /// The CPU threads of this process, where the processes of one machine share its cores.
-    pub(crate) fn threads(&self) -> Option<u16> {
-        let launcher = Launcher::from_environment().filter(|_| self.parallel != ParallelArg::None)?;
+    pub(crate) fn threads(self) -> Option<u16> {
+        let launcher = Launcher::from_environment().filter(|_| self != Self::None)?;
         let here = launcher.local_size.filter(|here| *here > 1)?;
         // A launcher may have given this process cores of its own; else it sees those of all.
         let own = std::thread::available_parallelism().ok()?.get();

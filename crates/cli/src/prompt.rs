@@ -1,13 +1,27 @@
 //! The prompt: an argument, a file, a pipe or ids.
 
-use crate::args::{Args, PromptArgs};
 use crate::inputs::Inputs;
 use crate::output::note;
 use crate::session::Session;
 use anyhow::{Context, bail};
-use clap::{CommandFactory, error::ErrorKind};
+use clap::error::ErrorKind;
 use gpt2_loader::{LoadError, Tokenizer};
 use std::io::{IsTerminal, Read};
+use std::path::PathBuf;
+
+/// The prompt: an argument, a file, a pipe or ids.
+#[derive(Debug, clap::Args)]
+pub(crate) struct PromptArgs {
+    /// The prompt [default: standard input, if it is a pipe]
+    #[arg(conflicts_with_all = ["file", "ids"])]
+    pub(crate) prompt: Option<String>,
+    /// Read the prompt from a file, without one newline at its end
+    #[arg(short, long, value_name = "FILE", conflicts_with = "ids")]
+    pub(crate) file: Option<PathBuf>,
+    /// Token ids instead of text
+    #[arg(long, value_delimiter = ',', value_name = "1,2,3", num_args = 1..)]
+    pub(crate) ids: Option<Vec<u32>>,
+}
 
 /// Far more text than any context holds, but little enough to read in full.
 const LONGEST_PROMPT: u64 = 1 << 24;
@@ -49,12 +63,9 @@ impl PromptArgs {
             let text = std::fs::File::open(path).and_then(|file| read_limited(file, LONGEST_PROMPT));
             text.with_context(|| format!("cannot read the prompt from {}", path.display()))?
         } else if std::io::stdin().is_terminal() {
-            Args::command()
-                .error(
-                    ErrorKind::MissingRequiredArgument,
-                    "no prompt: give one as an argument, with --file FILE or --ids 1,2,3, or through a pipe",
-                )
-                .exit()
+            let none =
+                "no prompt: give one as an argument, with --file FILE or --ids 1,2,3, or through a pipe";
+            return Err(clap::Error::raw(ErrorKind::MissingRequiredArgument, none).into());
         } else {
             read_limited(std::io::stdin(), LONGEST_PROMPT)
                 .context("cannot read the prompt from standard input")?

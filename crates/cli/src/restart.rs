@@ -1,8 +1,9 @@
 //! Sets the environment variables that must be there before the first thread runs: the number of CPU threads, and
 //! whether a training run keeps memory that it will use again.
 
-use crate::args::{BenchTarget, Command};
+use crate::parallel::ParallelArg;
 use anyhow::Context;
+use clap::ArgMatches;
 
 /// The variable that rayon, gemm and Candle's own pool read when they first start.
 const THREADS: &str = "RAYON_NUM_THREADS";
@@ -10,18 +11,19 @@ const THREADS: &str = "RAYON_NUM_THREADS";
 /// third of a training step clearing the same pages again.
 const PURGE_DELAY: &str = "MIMALLOC_PURGE_DELAY";
 
-/// Starts this program again with those variables set, unless they already are.
+/// Starts this program again with those variables set, unless they already are. `options` are those of the command `name`.
 ///
 /// Candle and the allocator have no function to set them, and a process must not change its own environment once a
 /// second thread runs, so a new process replaces this one. Returns if nothing needs to change.
-pub(crate) fn apply(command: &Command) -> anyhow::Result<()> {
-    let trains = match command {
-        Command::Train(_) => true,
-        Command::Bench(args) => args.what == BenchTarget::Train,
-        _ => false,
+pub(crate) fn apply(name: &str, options: &ArgMatches) -> anyhow::Result<()> {
+    let times_training = || options.get_raw("what").is_some_and(|mut what| what.any(|what| what == "train"));
+    let trains = name == "train" || (name == "bench" && times_training());
+    let asked = options.try_get_one::<u16>("threads").ok().flatten().copied();
+    let shared = || {
+        let parallel = options.try_get_one::<ParallelArg>("parallel").ok().flatten()?;
+        parallel.threads().filter(|_| std::env::var_os(THREADS).is_none())
     };
-    let shared = || command.parallel()?.threads().filter(|_| std::env::var_os(THREADS).is_none());
-    let threads = command.threads().or_else(shared).map(|n| n.to_string());
+    let threads = asked.or_else(shared).map(|n| n.to_string());
     let threads = threads.filter(|n| std::env::var(THREADS).ok().as_ref() != Some(n));
     let keep = trains && std::env::var_os(PURGE_DELAY).is_none();
     if threads.is_none() && !keep {

@@ -1,17 +1,155 @@
 //! A model that is ready to run, built from the options that every subcommand has.
 
-use crate::adapters::{self, Used};
-use crate::args::{HubArgs, ModelArgs};
-use crate::hub::{self, Model};
+use crate::adapters::{self, AdapterArgs, Used};
+use crate::device::RunArgs;
+use crate::hub::{self, HubArgs, Model};
 use crate::inputs::Inputs;
 use crate::output::note;
 use crate::outputs::Outputs;
 use anyhow::{Context, bail};
 use candle_core::{DType, Device, Tensor};
 use candle_fused::BlockFormat;
+use clap::ValueEnum;
 use gpt2_loader::{Checkpoint, EmbeddedFiles, Files, Hub, LoadError, ModelId, Source, Tokenizer};
 use gpt2_model::Gpt2LMHeadModel;
 use std::cell::OnceCell;
+
+/// The help of every option that names a model.
+pub(crate) const MODEL: &str = "A folder, a GGUF file, or a model on the Hugging Face Hub: gpt2, gpt2-medium, gpt2-large, \
+     gpt2-xl, distilgpt2, owner/name or owner/name/FILE.gguf [default: the built-in demo model]";
+
+/// Options of every command that runs a model.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Model and device")]
+pub(crate) struct ModelArgs {
+    #[arg(short, long, value_name = "DIR|FILE|NAME", help = MODEL)]
+    pub(crate) model: Option<String>,
+    /// Precision of the activations; weights stay as the file stores them; scores and softmax are f32 at least
+    #[arg(long, default_value = "f32", value_enum)]
+    pub(crate) dtype: DTypeArg,
+    /// Quantize the weights as they are loaded, to 8.5 or 4.5 bits each: less memory, faster decoding, less exact; on the
+    /// CPU, with --dtype f32
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    pub(crate) quantize: Option<QuantizeArg>,
+    /// What computes attention and, on GPUs, the layers around it: one kernel without a (T, T) tensor (fused), plain Candle
+    /// operations (eager), or fused on the CPU and eager on GPUs (auto)
+    #[arg(long = "impl", value_enum, default_value = "auto")]
+    pub(crate) implementation: ImplArg,
+    #[command(flatten)]
+    pub(crate) adapters: AdapterArgs,
+    #[command(flatten)]
+    pub(crate) run: RunArgs,
+    #[command(flatten)]
+    pub(crate) hub: HubArgs,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ImplArg {
+    // On GPUs it is eager: nobody has verified the fused kernels there yet.
+    Auto,
+    Fused,
+    Eager,
+}
+
+impl From<ImplArg> for candle_fused::Implementation {
+    fn from(arg: ImplArg) -> Self {
+        match arg {
+            ImplArg::Auto => Self::Auto,
+            ImplArg::Fused => Self::Fused,
+            ImplArg::Eager => Self::Eager,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DTypeArg {
+    F32,
+    F16,
+    Bf16,
+    F64,
+}
+
+impl From<DTypeArg> for candle_core::DType {
+    fn from(arg: DTypeArg) -> Self {
+        match arg {
+            DTypeArg::F32 => Self::F32,
+            DTypeArg::F16 => Self::F16,
+            DTypeArg::Bf16 => Self::BF16,
+            DTypeArg::F64 => Self::F64,
+        }
+    }
+}
+
+/// The dtype of the cache of keys and values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum KvArg {
+    F32,
+    F16,
+    Bf16,
+}
+
+impl From<KvArg> for candle_core::DType {
+    fn from(arg: KvArg) -> Self {
+        match arg {
+            KvArg::F32 => Self::F32,
+            KvArg::F16 => Self::F16,
+            KvArg::Bf16 => Self::BF16,
+        }
+    }
+}
+
+/// A format that a model is quantized to when it is loaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum QuantizeArg {
+    #[value(name = "q8_0")]
+    Q8,
+    #[value(name = "q4_0")]
+    Q4,
+}
+
+impl From<QuantizeArg> for candle_fused::BlockFormat {
+    fn from(arg: QuantizeArg) -> Self {
+        match arg {
+            QuantizeArg::Q8 => Self::Q8_0,
+            QuantizeArg::Q4 => Self::Q4_0,
+        }
+    }
+}
+
+impl ModelArgs {
+    /// The format of `--quantize`; refuses a dtype that quantized layers do not have.
+    pub(crate) fn quantize_on(
+        &self,
+        checkpoint: Option<&Checkpoint>,
+        device: &Device,
+    ) -> anyhow::Result<Option<BlockFormat>> {
+        if self.quantize.is_some() && self.dtype != DTypeArg::F32 {
+            bail!("--quantize: quantized layers compute in f32; leave --dtype out");
+        }
+        quantize("--quantize", self.quantize, checkpoint, device)
+    }
+}
+
+/// The format that `option` asks to quantize a model to as it is loaded; refuses a device that has no quantized layers
+/// and a checkpoint that is quantized already.
+pub(crate) fn quantize(
+    option: &str,
+    format: Option<QuantizeArg>,
+    checkpoint: Option<&Checkpoint>,
+    device: &Device,
+) -> anyhow::Result<Option<BlockFormat>> {
+    let Some(format) = format else { return Ok(None) };
+    if !device.is_cpu() {
+        bail!("{option}: quantized layers run on the CPU only; give --device cpu");
+    }
+    if let Some((checkpoint, format)) = checkpoint.and_then(|of| Some((of, *of.formats().first()?))) {
+        bail!(
+            "{option}: the weights of {} are quantized already ({format}); leave it out",
+            checkpoint.name()
+        );
+    }
+    Ok(Some(format.into()))
+}
 
 /// The demo model.
 pub(crate) const DEMO: EmbeddedFiles = EmbeddedFiles {
@@ -129,20 +267,11 @@ impl ModelArgs {
         checkpoint: &Checkpoint,
         device: &Device,
     ) -> anyhow::Result<(Gpt2LMHeadModel, Vec<BlockFormat>)> {
-        let of_file = checkpoint.formats();
-        Ok(match (self.quantize_on(device)?, of_file.first()) {
-            (Some(_), Some(format)) => {
-                bail!(
-                    "--quantize: the weights of {} are quantized already ({format}); leave it out",
-                    checkpoint.name()
-                )
-            }
-            (Some(format), None) => (checkpoint.load_quantized(format)?, vec![format]),
-            (None, _) => {
-                let dtype: DType = self.dtype.into();
-                (checkpoint.load_model(dtype, device)?, kept(of_file, dtype, device))
-            }
-        })
+        if let Some(format) = self.quantize_on(Some(checkpoint), device)? {
+            return Ok((checkpoint.load_quantized(format)?, vec![format]));
+        }
+        let dtype: DType = self.dtype.into();
+        Ok((checkpoint.load_model(dtype, device)?, kept(checkpoint.formats(), dtype, device)))
     }
 }
 

@@ -1,17 +1,54 @@
 //! `gpt2 circuits`: what the weights of heads do by token, and how heads feed one another.
 
-use crate::args::{CircuitsArgs, CompositionArg};
-use crate::output::{self, is_quiet, note};
+use crate::output::{self, note};
+use crate::progress::with_bar;
 use crate::prompt::single_token;
 use crate::provenance::Provenance;
-use crate::session::Session;
+use crate::session::{ModelArgs, Session};
+use clap::ValueEnum;
 use gpt2_circuits::{Circuit, Circuits, Composition, Eigenvalue, Entry};
 use gpt2_model::hooks::Head;
 use gpt2_view::{Align, Table, visible_text, visible_token};
-use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use std::io::Write;
 use std::process::ExitCode;
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Weights alone, without a text: layer norms are folded in and everything is centered, as in TransformerLens. QK says which
+token looks for which, OV which tokens become likelier when a token is attended to.
+
+Examples:
+  gpt2 circuits                           copying scores and the strongest compositions between heads
+  gpt2 circuits 1.2                       one head: its largest entries by token, eigenvalues, singular vectors
+  gpt2 circuits 1.2 --token \" Romeo\"      what the head does with one token
+  gpt2 circuits 5.1 --model gpt2 --json")]
+pub(crate) struct CircuitsArgs {
+    /// A head, LAYER.HEAD counted from 0 [default: all heads, and how they feed one another]
+    #[arg(value_name = "L.H", value_parser = str::parse::<Head>)]
+    pub(crate) head: Option<Head>,
+    /// Tokens whose rows to show, including their leading space, instead of the largest entries (repeatable)
+    #[arg(long, value_name = "TOKEN", requires = "head")]
+    pub(crate) token: Vec<String>,
+    /// Which compositions to rank: of queries, keys or values, or all
+    #[arg(long, value_enum, value_name = "KIND", conflicts_with = "head")]
+    pub(crate) composition: Vec<CompositionArg>,
+    /// How many entries to show
+    #[arg(short = 'k', long, default_value_t = 10, value_name = "K", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) top: u16,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum CompositionArg {
+    Q,
+    K,
+    V,
+}
 
 /// How many singular values to show, and how many tokens of each.
 const SINGULAR: usize = 5;
@@ -114,12 +151,7 @@ fn overview(args: &CircuitsArgs, circuits: &Circuits, provenance: Provenance) ->
             CompositionArg::K => (Composition::K, "k"),
             CompositionArg::V => (Composition::V, "v"),
         };
-        let bar = bar("{bar:30} {pos}/{len} pairs of layers, {eta} left")?;
-        let scores = circuits.composition(kind, &mut |done, total| {
-            bar.set_length(total as u64);
-            bar.set_position(done as u64);
-        })?;
-        bar.finish_and_clear();
+        let scores = with_bar("pairs of layers", |progress| circuits.composition(kind, progress))?;
         let count = heads.len();
         for (i, score) in scores.flatten_all()?.to_vec1::<f64>()?.into_iter().enumerate() {
             let name = |i: usize| format!("{}.{}", heads[i].layer, heads[i].head);
@@ -143,7 +175,7 @@ fn one_head(
     let tokens = tokens.collect::<anyhow::Result<Vec<u32>>>()?;
     let links = |circuit: Circuit| -> anyhow::Result<Vec<Link>> {
         let entries = if tokens.is_empty() {
-            largest(circuits, head, circuit, args.top.into())?
+            with_bar("tokens", |progress| circuits.largest_entries(head, circuit, args.top.into(), progress))?
         } else {
             rows(circuits, head, circuit, &tokens, args.top.into())?
         };
@@ -175,23 +207,6 @@ fn one_head(
         ov_singular: singular(Circuit::Ov)?,
         qk_singular: singular(Circuit::Qk)?,
     })
-}
-
-/// The largest entries of a whole table, with a bar while it is searched.
-fn largest(circuits: &Circuits, head: Head, circuit: Circuit, count: usize) -> anyhow::Result<Vec<Entry>> {
-    let bar = bar("{bar:30} {pos}/{len} tokens, {eta} left")?;
-    let found = circuits.largest_entries(head, circuit, count, &mut |done, total| {
-        bar.set_length(total as u64);
-        bar.set_position(done as u64);
-    })?;
-    bar.finish_and_clear();
-    Ok(found)
-}
-
-/// A bar for work on a terminal.
-fn bar(template: &str) -> anyhow::Result<ProgressBar> {
-    let bar = if is_quiet() { ProgressBar::hidden() } else { ProgressBar::new(0) };
-    Ok(bar.with_style(ProgressStyle::with_template(template)?))
 }
 
 /// The largest entries of some tokens' rows, token by token.

@@ -1,9 +1,12 @@
 //! `gpt2 compare`: how far the predictions of two models lie apart on a text.
 
-use crate::adapters::{self, Used};
-use crate::args::CompareArgs;
+use crate::adapters::{self, AdapterArg, Used};
+use crate::device::RunArgs;
+use crate::hub::HubArgs;
 use crate::inputs::Inputs;
+use crate::progress::bar;
 use crate::prompt::{encode, read_limited};
+use crate::session::QuantizeArg;
 use crate::{output, session};
 use anyhow::{Context, bail};
 use candle_core::{DType, Device, Tensor};
@@ -12,11 +15,50 @@ use gpt2_loader::{Checkpoint, Files, Tokenizer};
 use gpt2_model::analysis::Comparison;
 use gpt2_model::{ForwardArgs, Gpt2LMHeadModel};
 use gpt2_view::visible_text;
-use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Both models must have the same vocabulary. The text is cut into windows of the shorter context; each token but the first
+of a window is predicted once. KL divergence is that of MODEL's distribution from OTHER's, in nats.
+
+Examples:
+  gpt2 compare gpt2 gpt2-q4_0.gguf --text notes.txt
+  gpt2 compare gpt2 gpt2 --quantize-other q4_0 --text notes.txt --tokens 20000 --json
+  gpt2 compare gpt2 gpt2 --adapter poems --text poems.txt       what an adapter changes")]
+pub(crate) struct CompareArgs {
+    /// The model that is taken for right: a folder, a GGUF file, a model on the Hugging Face Hub, or `demo`
+    #[arg(value_name = "MODEL")]
+    pub(crate) model: String,
+    /// The model to compare with it
+    #[arg(value_name = "OTHER")]
+    pub(crate) other: String,
+    /// The text to predict; - is standard input
+    #[arg(long, value_name = "FILE")]
+    pub(crate) text: PathBuf,
+    /// Quantize OTHER as it is loaded
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    pub(crate) quantize_other: Option<QuantizeArg>,
+    /// Put a LoRA adapter on OTHER, in PEFT's files: a folder or owner/name on the Hub, times WEIGHT; may be repeated
+    #[arg(long = "adapter", value_name = "DIR|NAME[=WEIGHT]")]
+    pub(crate) adapters: Vec<AdapterArg>,
+    /// Compare only the first N tokens of the text [default: all]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(2..))]
+    pub(crate) tokens: Option<u64>,
+    /// Tokens of a window [default: the shorter context of the two models]
+    #[arg(long, value_name = "T", value_parser = clap::value_parser!(u32).range(2..))]
+    pub(crate) window: Option<u32>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) run: RunArgs,
+    #[command(flatten)]
+    pub(crate) hub: HubArgs,
+}
 
 /// The longest text in bytes.
 const LONGEST_TEXT: u64 = 1 << 28;
@@ -53,19 +95,16 @@ struct Loaded {
 
 pub(crate) fn run(args: &CompareArgs) -> anyhow::Result<ExitCode> {
     let device = args.run.open()?;
-    let quantize = args.quantize_other.map(BlockFormat::from);
-    if quantize.is_some() && !device.is_cpu() {
-        bail!("--quantize-other: quantized layers run on the CPU only; give --device cpu");
-    }
     let text = read(&args.text)?;
-    let (a, b) = (load(&args.model, args, None, &device)?, load(&args.other, args, quantize, &device)?);
+    let (a, b) =
+        (load(&args.model, args, None, &device)?, load(&args.other, args, args.quantize_other, &device)?);
     let adapters = adapters::find(&args.adapters, &args.hub, &mut Inputs::default())?;
     let (model, used) = adapters::put_on(b.model, &adapters)?;
     let b = Loaded { model, adapters: used, ..b };
     let (config, other) = (a.model.config(), b.model.config());
     if config.vocab_size != other.vocab_size {
         bail!(
-            "the models have vocabularies of {} and {} tokens; compare two of one",
+            "the models have vocabularies of {} and {} tokens; compare two models with one vocabulary",
             config.vocab_size,
             other.vocab_size
         );
@@ -97,10 +136,7 @@ pub(crate) fn run(args: &CompareArgs) -> anyhow::Result<ExitCode> {
         bail!("the tokenizer gives id {id}, the models have {} tokens", config.vocab_size);
     }
 
-    let bar = if output::is_quiet() { ProgressBar::hidden() } else { ProgressBar::new(ids.len() as u64) };
-    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} tokens, {eta} left") {
-        bar.set_style(style);
-    }
+    let bar = bar(Some(ids.len() as u64), "{bar:30} {pos}/{len} tokens, {eta} left");
     let mut comparison = Comparison::default();
     for part in ids.chunks(window).filter(|part| part.len() > 1) {
         let inputs = Tensor::new(&part[..part.len() - 1], &device)?.unsqueeze(0)?; // (1, T)
@@ -114,7 +150,7 @@ pub(crate) fn run(args: &CompareArgs) -> anyhow::Result<ExitCode> {
     bar.finish_and_clear();
     let [perplexity, of_other] = comparison.perplexity();
     if !perplexity.is_finite() || !of_other.is_finite() {
-        bail!("a perplexity is beyond every number: the text is too improbable for one of the models");
+        bail!("a perplexity exceeds the range of f64: the text is too improbable for one of the models");
     }
     let report = Report {
         model: Side { name: a.name, formats: a.formats, adapters: a.adapters, perplexity },
@@ -141,19 +177,17 @@ fn read(path: &Path) -> anyhow::Result<String> {
 fn load(
     name: &str,
     args: &CompareArgs,
-    quantize: Option<BlockFormat>,
+    quantize: Option<QuantizeArg>,
     device: &Device,
 ) -> anyhow::Result<Loaded> {
     let files = session::files(Some(name).filter(|name| *name != "demo"), &args.hub)?;
     let checkpoint = Checkpoint::open(&files)?;
-    let of_file = checkpoint.formats();
-    let (model, formats) = match quantize {
-        Some(format) if of_file.is_empty() => (checkpoint.load_quantized(format)?, vec![format]),
-        Some(_) => bail!("--quantize-other: {} is quantized already", checkpoint.name()),
-        None => {
-            let model = checkpoint.load_model(DType::F32, device)?;
-            (model, session::kept(of_file, DType::F32, device))
-        }
+    let quantize = session::quantize("--quantize-other", quantize, Some(&checkpoint), device)?;
+    let (model, formats) = if let Some(format) = quantize {
+        (checkpoint.load_quantized(format)?, vec![format])
+    } else {
+        let model = checkpoint.load_model(DType::F32, device)?;
+        (model, session::kept(checkpoint.formats(), DType::F32, device))
     };
     let formats = formats.into_iter().map(BlockFormat::as_str).collect();
     Ok(Loaded { name: checkpoint.name().to_string(), formats, adapters: vec![], model, files })

@@ -1,18 +1,50 @@
 //! `gpt2 forward`: the next token's probabilities, and how surprising the prompt is.
 
-use crate::args::ForwardArgs;
-use crate::interventions::Reads;
+use crate::changes::Reads;
+use crate::finite::FiniteArgs;
+use crate::interventions::InterventionArgs;
 use crate::output;
 use crate::outputs::Outputs;
-use crate::prompt::Prompt;
+use crate::prompt::{Prompt, PromptArgs};
 use crate::provenance::Provenance;
+use crate::session::ModelArgs;
 use crate::values::highest;
 use candle_core::{D, DType, Tensor};
 use candle_nn::ops::log_softmax;
 use gpt2_view::{Align, Table, visible_token, write_safetensors};
 use serde::Serialize;
 use std::io::Write;
+use std::path::PathBuf;
 use std::process::ExitCode;
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  gpt2 forward \"To be, or not to\"
+  gpt2 forward --model gpt2 --json --ids 15496,11,314
+  gpt2 forward --ablate 1.2,1.3 --block 5:2 \"To be, or not to\"   ablate two heads; hide token 2 from token 5")]
+pub(crate) struct ForwardArgs {
+    #[command(flatten)]
+    pub(crate) prompt: PromptArgs,
+    /// How many next tokens to show
+    #[arg(short = 'k', long, default_value_t = 10, value_name = "K")]
+    pub(crate) top_k: usize,
+    /// Write logits and hidden states to a safetensors file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) export: Option<PathBuf>,
+    /// Let --export replace an existing file
+    #[arg(long, requires = "export")]
+    pub(crate) overwrite: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) interventions: InterventionArgs,
+    #[command(flatten)]
+    pub(crate) finite: FiniteArgs,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+}
 
 #[derive(Serialize)]
 struct Report {

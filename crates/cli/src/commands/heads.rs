@@ -1,11 +1,13 @@
 //! `gpt2 heads`: previous-token, duplicate-token and induction scores of each head, and how much it copies.
 
-use crate::args::HeadsArgs;
+use crate::changes::Reads;
+use crate::finite::FiniteArgs;
 use crate::inputs::Inputs;
-use crate::interventions::Reads;
+use crate::interventions::InterventionArgs;
 use crate::output::{self, note};
 use crate::outputs::Outputs;
 use crate::provenance::{Provenance, count};
+use crate::session::ModelArgs;
 use anyhow::bail;
 use candle_core::{Device, Tensor};
 use gpt2_circuits::Circuits;
@@ -15,6 +17,41 @@ use gpt2_view::{Align, Table, visible_text};
 use serde::Serialize;
 use std::io::Write;
 use std::process::ExitCode;
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+A text is the model's first token, then random tokens that come several times (Olsson et al.: 25 tokens four times). The
+scores are mean weights, with standard errors between the texts: on the token before; on all earlier copies of the token;
+and on the tokens after those copies, which is what comes next. Copying is a property of the weights, from -1 to 1: whether the
+head raises the logits of the tokens that it attends to.
+
+Examples:
+  gpt2 heads
+  gpt2 heads --model gpt2 --batch 20 --json
+  gpt2 heads --ablate 0.3                     which heads still find the repetition without head 3 of layer 0")]
+pub(crate) struct HeadsArgs {
+    /// Random tokens that are repeated
+    #[arg(long, default_value_t = 25, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) length: u16,
+    /// How often they come
+    #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u16).range(2..))]
+    pub(crate) repeats: u16,
+    /// Texts
+    #[arg(short, long, default_value_t = 10, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) batch: u16,
+    /// Begin with the first random token instead of the model's first token (<|endoftext|> in GPT-2)
+    #[arg(long)]
+    pub(crate) no_bos: bool,
+    #[command(flatten)]
+    pub(crate) interventions: InterventionArgs,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) finite: FiniteArgs,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+}
 
 #[derive(Serialize)]
 struct Report {

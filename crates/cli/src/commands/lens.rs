@@ -1,10 +1,13 @@
 //! `gpt2 lens`: what the model would predict after each block.
 
-use crate::args::LensArgs;
-use crate::interventions::Reads;
+use crate::changes::Reads;
+use crate::finite::FiniteArgs;
+use crate::interventions::InterventionArgs;
 use crate::output;
 use crate::outputs::Outputs;
+use crate::prompt::PromptArgs;
 use crate::provenance::Provenance;
+use crate::session::ModelArgs;
 use crate::values::highest;
 use anyhow::bail;
 use candle_core::{D, DType};
@@ -14,6 +17,31 @@ use gpt2_view::{Align, Table, visible_token};
 use serde::Serialize;
 use std::io::Write;
 use std::process::ExitCode;
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  gpt2 lens \"To be, or not to\"
+  gpt2 lens --model gpt2 --position 3 \"The capital of France is\"")]
+pub(crate) struct LensArgs {
+    #[command(flatten)]
+    pub(crate) prompt: PromptArgs,
+    /// The position whose next token is predicted, counted from 0 [default: the last]
+    #[arg(long, value_name = "I")]
+    pub(crate) position: Option<usize>,
+    /// How many tokens to show for each layer
+    #[arg(short = 'k', long, default_value_t = 3, value_name = "K", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) top_k: u16,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) interventions: InterventionArgs,
+    #[command(flatten)]
+    pub(crate) finite: FiniteArgs,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+}
 
 #[derive(Serialize)]
 struct Report {

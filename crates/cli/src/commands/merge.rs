@@ -1,18 +1,51 @@
 //! `gpt2 merge`: adds adapters to a model's weights.
 
-use crate::adapters::{self, Used};
-use crate::args::MergeArgs;
+use crate::adapters::{self, AdapterArg, Used};
+use crate::device::ThreadsArg;
+use crate::hub::HubArgs;
 use crate::inputs::Inputs;
-use crate::new_folder::NewFolder;
-use crate::outputs::Outputs;
+use crate::outputs::{NewFolder, Outputs};
+use crate::session::{DTypeArg, MODEL};
 use crate::{hub, output, session};
 use anyhow::bail;
 use candle_core::{DType, Device};
 use gpt2_loader::{AdapterFiles, Checkpoint, SaveOptions, Tokenizer, TokenizerFiles, save};
 use serde::Serialize;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+The merged model is a plain checkpoint, as fast as the original, for every command, for transformers and for `gpt2 quantize`.
+
+Examples:
+  gpt2 merge --model gpt2 --adapter poems --out gpt2-poems
+  gpt2 merge --model gpt2 --adapter poems=0.5 --adapter plays=0.5 --out gpt2-mixed --save-dtype f16")]
+pub(crate) struct MergeArgs {
+    #[arg(short, long, value_name = "DIR|FILE|NAME", help = MODEL)]
+    pub(crate) model: Option<String>,
+    /// The adapter, in PEFT's files: a folder or owner/name on the Hub, times WEIGHT; may be repeated. A weight of -1 takes
+    /// one out again
+    #[arg(long = "adapter", value_name = "DIR|NAME[=WEIGHT]", required = true)]
+    pub(crate) adapters: Vec<AdapterArg>,
+    /// Folder for config.json, model.safetensors and tokenizer.json
+    #[arg(short, long, value_name = "DIR")]
+    pub(crate) out: PathBuf,
+    /// Precision of the saved weights
+    #[arg(long, default_value = "f32", value_enum)]
+    pub(crate) save_dtype: DTypeArg,
+    /// Replace a model that is already in --out
+    #[arg(long)]
+    pub(crate) overwrite: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) threads: ThreadsArg,
+    #[command(flatten)]
+    pub(crate) hub: HubArgs,
+}
 
 /// The files of a merged model.
 const FILES: [&str; 3] = ["config.json", "model.safetensors", "tokenizer.json"];
@@ -54,7 +87,7 @@ pub(crate) fn run(args: &MergeArgs) -> anyhow::Result<ExitCode> {
     let checkpoint = Checkpoint::open(&files)?;
     if let Some(format) = checkpoint.formats().first() {
         bail!(
-            "{}: its weights are quantized ({format}), and adding to them would round them once more; merge into the original, \
+            "{}: its weights are quantized ({format}), and adding to them would round them a second time; merge into the original, \
              then quantize",
             checkpoint.name()
         );

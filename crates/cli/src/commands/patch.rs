@@ -1,13 +1,15 @@
-//! `gpt2 patch`: which parts of the model carry what two prompts differ in.
+//! `gpt2 patch`: which parts of the model carry the difference between two prompts.
 
-use crate::args::PatchArgs;
+use crate::changes::Reads;
+use crate::finite::FiniteArgs;
 use crate::inputs::Inputs;
-use crate::interventions::Reads;
-use crate::output::{self, is_quiet, note};
+use crate::interventions::InterventionArgs;
+use crate::output::{self, note};
 use crate::outputs::Outputs;
+use crate::progress::with_bar;
 use crate::prompt::{encode, single_token};
 use crate::provenance::Provenance;
-use crate::session::Session;
+use crate::session::{ModelArgs, Session};
 use anyhow::bail;
 use candle_core::{Device, Tensor};
 use gpt2_model::analysis::{
@@ -16,10 +18,59 @@ use gpt2_model::analysis::{
 };
 use gpt2_model::hooks::Hooks;
 use gpt2_view::{Align, NumberMap, PictureFormat, Table, visible_token};
-use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use std::io::Write;
+use std::path::PathBuf;
 use std::process::ExitCode;
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Both prompts need the same number of tokens. Each part of the corrupted run is replaced by the clean run's. Its number says
+how far that moves the logit difference: 0 leaves the corrupted run's, 1 restores the clean run's. Exact numbers take one run
+per part; estimates (attribution patching) take one forward and one backward pass for all parts.
+
+Examples:
+  gpt2 patch \"O Romeo, Romeo\" \"O Romeo, Juliet\" --answer \",\" --against \".\"
+  gpt2 patch --model gpt2 \"When Mary and John went to the store, John gave a drink to\" \\
+             \"When Mary and John went to the store, Mary gave a drink to\" --answer \" Mary\" --against \" John\"
+  gpt2 patch CLEAN CORRUPT --answer A --against B --by-position --picture patch.svg --json")]
+pub(crate) struct PatchArgs {
+    /// The prompt that the model gets right
+    #[arg(value_name = "CLEAN")]
+    pub(crate) clean: String,
+    /// The prompt that differs from it in the tokens of interest
+    #[arg(value_name = "CORRUPT")]
+    pub(crate) corrupt: String,
+    /// The token that should follow the clean prompt, including its leading space
+    #[arg(long, value_name = "TOKEN")]
+    pub(crate) answer: String,
+    /// The token that should follow the corrupted prompt
+    #[arg(long, value_name = "TOKEN")]
+    pub(crate) against: String,
+    /// Also patch each head at each position: a run for each
+    #[arg(long)]
+    pub(crate) by_position: bool,
+    /// Also estimate the edges between heads, with gradients in the corrupted run, or their mean over STEPS runs between the
+    /// prompts (integrated gradients); for small models and short prompts
+    #[arg(long, value_name = "STEPS", num_args = 0..=1, require_equals = true, default_missing_value = "0",
+          value_parser = clap::value_parser!(u16).range(0..=100))]
+    pub(crate) edges: Option<u16>,
+    /// Draw the heads, or with --by-position each head at each position: .png, .svg or .pdf
+    #[arg(long, value_name = "FILE")]
+    pub(crate) picture: Option<PathBuf>,
+    /// Let --picture replace an existing file
+    #[arg(long, requires = "picture")]
+    pub(crate) overwrite: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) interventions: InterventionArgs,
+    #[command(flatten)]
+    pub(crate) finite: FiniteArgs,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+}
 
 /// How many parts of a kind to print; JSON has all.
 const SHOWN: usize = 10;
@@ -184,7 +235,7 @@ fn check_edges(session: &Session, t: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The tokens of both prompts, of which there must be as many.
+/// The tokens of both prompts, which must have the same number.
 fn prompts(args: &PatchArgs, session: &Session) -> anyhow::Result<(Vec<u32>, Vec<u32>)> {
     let (tokenizer, n) = (session.tokenizer()?, session.model.config().n_positions);
     let ids = |text: &str, what: &str| -> anyhow::Result<Vec<u32>> {
@@ -218,14 +269,7 @@ fn patch(args: &PatchArgs, session: &Session, contrast: &Contrast) -> anyhow::Re
     if args.json {
         parts.extend([Parts::Attention, Parts::Mlps]); // the terminal does not show them
     }
-    let bar = if is_quiet() { ProgressBar::hidden() } else { ProgressBar::new(0) };
-    bar.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} runs, {eta} left")?);
-    let patched = activation_patching(&session.model, contrast, &parts, &mut |done, total| {
-        bar.set_length(total as u64);
-        bar.set_position(done as u64);
-    })?;
-    bar.finish_and_clear();
-    Ok(patched)
+    Ok(with_bar("runs", |progress| activation_patching(&session.model, contrast, &parts, progress))?)
 }
 
 fn heads(exact: &Tensor, estimated: &Tensor) -> anyhow::Result<Vec<HeadPatch>> {

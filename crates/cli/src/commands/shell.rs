@@ -1,31 +1,52 @@
 //! `gpt2 completions` and `gpt2 man`: what a shell and its manual know of this command.
 
-use crate::args::{Args, CompletionsArgs, ManArgs};
 use crate::output;
 use anyhow::anyhow;
-use clap::CommandFactory;
+use clap_complete::Shell;
 use std::io::Write;
 use std::process::ExitCode;
 
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  gpt2 completions bash > ~/.local/share/bash-completion/completions/gpt2
+  gpt2 completions zsh > ~/.zfunc/_gpt2
+  gpt2 completions fish > ~/.config/fish/completions/gpt2.fish")]
+pub(crate) struct CompletionsArgs {
+    /// The shell
+    #[arg(value_enum)]
+    pub(crate) shell: Shell,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  gpt2 man > ~/.local/share/man/man1/gpt2.1
+  gpt2 man attention | man -l -")]
+pub(crate) struct ManArgs {
+    /// The page of one of gpt2's commands instead of the page of gpt2
+    #[arg(value_name = "COMMAND")]
+    pub(crate) command: Option<String>,
+}
+
 const NAME: &str = "gpt2";
 
-pub(crate) fn completions(args: &CompletionsArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn completions(args: &CompletionsArgs, mut gpt2: clap::Command) -> anyhow::Result<ExitCode> {
     // The generator panics where it cannot write, so it writes to memory.
     let mut script = vec![];
-    clap_complete::generate(args.shell, &mut Args::command(), NAME, &mut script);
+    clap_complete::generate(args.shell, &mut gpt2, NAME, &mut script);
     output::stdout().write_all(&script)?;
     Ok(ExitCode::SUCCESS)
 }
 
-pub(crate) fn man(args: &ManArgs) -> anyhow::Result<ExitCode> {
-    let mut all = Args::command();
+pub(crate) fn man(args: &ManArgs, mut gpt2: clap::Command) -> anyhow::Result<ExitCode> {
     // Gives every command the options that are global.
-    all.build();
+    gpt2.build();
     let page = match &args.command {
-        None => all,
+        None => gpt2,
         Some(name) => {
-            let found = all.find_subcommand(name).ok_or_else(|| {
-                let names: Vec<_> = all.get_subcommands().map(clap::Command::get_name).collect();
+            let found = gpt2.find_subcommand(name).ok_or_else(|| {
+                let names: Vec<_> = gpt2.get_subcommands().map(clap::Command::get_name).collect();
                 anyhow!("gpt2 has no command {name:?}: it has {}", names.join(", "))
             })?;
             found.clone()

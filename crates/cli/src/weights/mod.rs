@@ -1,15 +1,9 @@
 //! Attention weights as files, for the commands that write them: exports, and the page for a browser.
 
 mod export;
-mod extras;
-mod open;
 mod page;
-mod predictions;
 mod subject;
 
 pub(crate) use export::{Export, Format, beside};
-pub(crate) use extras::{LayerValues, likely_by_layer};
-pub(crate) use open::open;
-pub(crate) use page::{Page, PageOptions};
-pub(crate) use predictions::predictions;
-pub(crate) use subject::Subject;
+pub(crate) use page::{LayerValues, Page, PageOptions, open};
+pub(crate) use subject::{Subject, likely_by_layer, predictions};

@@ -1,9 +1,15 @@
 //! A page for a browser, built one layer at a time.
 
-use super::extras::{LayerValues, value_norms, vectors};
 use super::subject::Subject;
-use candle_core::Tensor;
+use crate::output::note;
+use anyhow::{Context, anyhow};
+use candle_core::{DType, Device, Result, Tensor};
+use gpt2_model::CausalSelfAttention;
 use gpt2_view::{HeadNumbers, NextToken, PageHeader, PageWriter, keep_largest, summarize};
+use std::io::Write;
+use std::path::Path;
+use std::sync::mpsc;
+use std::time::Duration;
 
 /// The most numbers in the queries and keys of all heads together: 16 bits each, in base64.
 const VECTORS: usize = 3_000_000;
@@ -94,5 +100,73 @@ impl Page {
     /// The whole file, with the predictions of the first run.
     pub(crate) fn finish(self, predictions: &[NextToken]) -> anyhow::Result<Vec<u8>> {
         Ok(self.writer.finish(predictions)?)
+    }
+}
+
+/// What a layer's attention computed from, as its hook points have it, (1, T, heads, D) each.
+#[derive(Debug, Default)]
+pub(crate) struct LayerValues {
+    pub(crate) q: Option<Tensor>,
+    pub(crate) k: Option<Tensor>,
+    pub(crate) v: Option<Tensor>,
+}
+
+/// The norm of what each key adds to the residual stream at weight 1, `‖v_j·W_O‖`, of some heads: (heads, S) in f32.
+///
+/// `v` (1, S, key heads, D)
+pub(super) fn value_norms(attn: &CausalSelfAttention, heads: &[usize], v: &Tensor) -> Result<Tensor> {
+    let v = v.squeeze(0)?.to_device(&Device::Cpu)?.to_dtype(DType::F32)?; // (S, key heads, D)
+    let d = attn.heads().dim;
+    let output = attn.c_proj.weight()?.to_device(&Device::Cpu)?.to_dtype(DType::F32)?; // (H·D, C)
+    let norms = heads.iter().map(|&head| {
+        let o = output.narrow(0, head * d, d)?; // (D, C)
+        let gram = o.matmul(&o.t()?)?; // (D, D)
+        let v = of_head(&v, head, attn.n_head())?; // (S, D)
+        // Rounding may take a square of 0 a little below it.
+        (v.matmul(&gram)? * &v)?.sum(1)?.relu()?.sqrt()
+    });
+    Tensor::stack(&norms.collect::<Result<Vec<_>>>()?, 0)
+}
+
+/// The queries or keys of some heads, (heads, T, D) in f32, from (1, T, heads or key heads, D).
+pub(super) fn vectors(x: &Tensor, heads: &[usize], all: usize) -> Result<Tensor> {
+    let x = x.squeeze(0)?.to_device(&Device::Cpu)?.to_dtype(DType::F32)?;
+    Tensor::stack(&heads.iter().map(|&head| of_head(&x, head, all)).collect::<Result<Vec<_>>>()?, 0)
+}
+
+/// One head of `all`, which may share keys and values: (S, key heads, D) -> (S, D)
+fn of_head(x: &Tensor, head: usize, all: usize) -> Result<Tensor> {
+    x.narrow(1, head * x.dim(1)? / all, 1)?.squeeze(1)?.contiguous()
+}
+
+/// How long to wait for a launcher to fail. One that is still running by then is the browser's own process.
+const LAUNCH: Duration = Duration::from_secs(3);
+
+/// Opens the page in a browser: the file at `path`, or a temporary one that is kept.
+pub(crate) fn open(path: Option<&Path>, page: &[u8]) -> anyhow::Result<()> {
+    let path = if let Some(path) = path {
+        path.to_path_buf()
+    } else {
+        let mut file = tempfile::Builder::new().prefix("gpt2-attention-").suffix(".html").tempfile()?;
+        file.write_all(page)?;
+        let path = file.keep().context("cannot keep the temporary file")?.1;
+        note(&format!("wrote {}", path.display()));
+        path
+    };
+    launch(&path).with_context(|| format!("cannot open a browser; open this file in one: {}", path.display()))
+}
+
+/// Opens `path` with the system's program for opening pages.
+fn launch(path: &Path) -> anyhow::Result<()> {
+    let path = std::path::absolute(path)?;
+    let (send, receive) = mpsc::channel();
+    std::thread::spawn(move || {
+        // Once the time is up, nobody receives this.
+        let _ = send.send(open::that(path));
+    });
+    match receive.recv_timeout(LAUNCH) {
+        Ok(result) => result.map_err(|e| anyhow!(e)),
+        Err(mpsc::RecvTimeoutError::Timeout) => Ok(()),
+        Err(e @ mpsc::RecvTimeoutError::Disconnected) => Err(anyhow!(e)),
     }
 }

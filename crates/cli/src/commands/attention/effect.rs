@@ -1,17 +1,20 @@
-//! `gpt2 attention --effect`: how each head changes a prediction, and what each part adds to it directly.
+//! `--effect`: how each head changes a prediction, and what each part adds to it directly. `--rollout`: how much of each
+//! token reaches each position.
 
-use super::scene::Scene;
-use crate::args::EffectArg;
+use super::args::EffectArg;
+use super::scene::{CELL, Scene};
 use crate::output::{self, note};
 use crate::prompt::single_token;
 use crate::provenance::Provenance;
-use anyhow::bail;
+use anyhow::{Context, bail};
 use candle_core::{D, DType, Device, Tensor};
 use gpt2_model::ForwardArgs;
 use gpt2_model::analysis::{
-    Ablation, AblationEffects, Centering, DirectAttribution, Metric, ablation_effects, direct_attribution,
+    Ablation, AblationEffects, Centering, DirectAttribution, Metric, ablation_effects, attention_rollout,
+    direct_attribution,
 };
-use gpt2_view::{Align, Table, visible_token};
+use gpt2_model::hooks::Interventions;
+use gpt2_view::{Align, Table, heatmap, visible_token};
 use serde::Serialize;
 use std::io::Write;
 
@@ -19,7 +22,7 @@ use std::io::Write;
 const SHOWN: usize = 20;
 
 #[derive(Serialize)]
-struct Report {
+struct EffectReport {
     provenance: Provenance,
     target: Token,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -34,9 +37,9 @@ struct Report {
 }
 
 #[derive(Serialize)]
-pub(crate) struct Token {
-    pub(crate) token: String,
-    pub(crate) id: u32,
+struct Token {
+    token: String,
+    id: u32,
 }
 
 #[derive(Serialize)]
@@ -77,9 +80,10 @@ pub(super) struct Effects {
 
 impl Effects {
     pub(super) fn of(scene: &Scene, how: EffectArg) -> anyhow::Result<Self> {
-        let (session, ids) = (scene.session, &scene.ids);
+        let session = scene.subject.session;
+        let ids = &session.input_ids(scene.subject.ids)?; // (1, T)
         // The means of a mean ablation do not depend on what else is ablated.
-        let hooks = scene.changes.list.clone().with_means_of(&session.model, ids)?;
+        let hooks = scene.subject.changes.list.clone().with_means_of(&session.model, ids)?;
         let against =
             scene.args.against.as_deref().map(|text| single_token(session, "--against", text)).transpose()?;
         let target = if let Some(text) = &scene.args.target {
@@ -108,12 +112,12 @@ impl Effects {
         let total = ablation_effects(&session.model, ids, metric, ablation, hooks)?;
         let direct = direct_attribution(&session.model, ids, logit, centering, hooks)?;
         let value = Tensor::new(total.plain, &Device::Cpu)?;
-        scene.subject().check_finite([&value, &total.change, &direct.heads, &direct.mlps])?;
+        scene.subject.check_finite([&value, &total.change, &direct.heads, &direct.mlps])?;
         Ok(Self { target, against, total, direct })
     }
 }
 
-pub(super) fn show(scene: &Scene, how: EffectArg) -> anyhow::Result<()> {
+pub(super) fn show_effect(scene: &Scene, how: EffectArg) -> anyhow::Result<()> {
     let found = Effects::of(scene, how)?;
     let (changes, direct) = (found.total.change.to_vec2::<f64>()?, found.direct.heads.to_vec2::<f64>()?);
     let of_layer = |(layer, (changes, direct)): (usize, (Vec<f64>, Vec<f64>))| {
@@ -122,10 +126,10 @@ pub(super) fn show(scene: &Scene, how: EffectArg) -> anyhow::Result<()> {
     };
     let mut heads: Vec<_> = changes.into_iter().zip(direct).enumerate().flat_map(of_layer).collect();
     heads.sort_by(|a, b| b.change.abs().total_cmp(&a.change.abs()));
-    let token = |id: u32| Token { token: scene.session.labels(&[id]).concat(), id };
+    let token = |id: u32| Token { token: scene.subject.session.labels(&[id]).concat(), id };
     let numbers = |x: &Tensor| x.to_dtype(DType::F64)?.to_vec1::<f64>();
-    let report = Report {
-        provenance: scene.made_by.clone(),
+    let report = EffectReport {
+        provenance: scene.subject.made_by.clone(),
         target: token(found.target),
         against: found.against.map(token),
         metric: if found.against.is_some() { "logit difference" } else { "log-probability" },
@@ -147,10 +151,10 @@ pub(super) fn show(scene: &Scene, how: EffectArg) -> anyhow::Result<()> {
             total: found.direct.total,
         },
     };
-    if scene.args.json { output::json(&report) } else { print(&report) }
+    if scene.args.json { output::json(&report) } else { print_effect(&report) }
 }
 
-fn print(report: &Report) -> anyhow::Result<()> {
+fn print_effect(report: &EffectReport) -> anyhow::Result<()> {
     let mut out = output::stdout();
     writeln!(out, "{}\n", report.provenance.first_line())?;
     let shown = |token: &Token| format!("{} (id {})", visible_token(&token.token), token.id);
@@ -206,5 +210,43 @@ fn print(report: &Report) -> anyhow::Result<()> {
     if report.heads.len() > SHOWN {
         note(&format!("{SHOWN} of {} heads; --json has all", report.heads.len()));
     }
+    Ok(())
+}
+
+#[derive(Serialize)]
+struct RolloutReport<'a> {
+    provenance: &'a Provenance,
+    tokens: &'a [String],
+    /// Row i: how much of each token up to itself position i holds after the last block.
+    rollout: Vec<Vec<f32>>,
+}
+
+/// The rollout after each block, L of (T, T).
+pub(super) fn rollout_by_layer(scene: &Scene, changes: &Interventions) -> anyhow::Result<Vec<Tensor>> {
+    let all: Vec<usize> = (0..scene.subject.session.model.config().n_layer).collect();
+    let mut means = vec![];
+    scene.run_under(changes, ForwardArgs::default(), &all, &[], |_, weights, _| {
+        means.push(weights.mean_keepdim(1)?); // (1, 1, T, T)
+        Ok(())
+    })?;
+    Ok(attention_rollout(&means)?.into_iter().map(|map| map.squeeze(0)).collect::<Result<_, _>>()?)
+}
+
+pub(super) fn show_rollout(scene: &Scene) -> anyhow::Result<()> {
+    let mut maps = rollout_by_layer(scene, &scene.subject.changes.list)?;
+    let layers = maps.len();
+    let rollout = maps.pop().context("a model without layers")?; // (T, T)
+    scene.subject.check_finite([&rollout])?;
+    let tokens = scene.subject.tokens;
+    if scene.args.json {
+        let mut rows = rollout.to_vec2::<f32>()?;
+        rows.iter_mut().enumerate().for_each(|(i, row)| row.truncate(i + 1));
+        return output::json(&RolloutReport { provenance: scene.subject.made_by, tokens, rollout: rows });
+    }
+    let map = heatmap(&rollout, tokens, tokens, &output::style(scene.args.color).with_max_cell(CELL))?;
+    let mut out = output::stdout();
+    writeln!(out, "{}\n", scene.subject.made_by.first_line())?;
+    writeln!(out, "attention rollout after {layers} layers: each row shows what reaches a token")?;
+    write!(out, "{map}")?;
     Ok(())
 }

@@ -1,27 +1,25 @@
 //! `gpt2 attention`: what each token attends to.
 
+mod args;
 mod effect;
-mod first;
-mod looked;
-mod rollout;
+mod page;
 mod scene;
-mod summaries;
 mod views;
 
-use crate::args::AttentionArgs;
-use crate::interventions::Reads;
+pub(super) use args::AttentionArgs;
+
+use crate::changes::Reads;
 use crate::output;
 use crate::outputs::Outputs;
 use crate::provenance::Provenance;
 use crate::values::select;
-use crate::weights::{Format, beside, open};
+use crate::weights::{Format, Subject, beside, open};
 use anyhow::bail;
 use gpt2_model::ForwardArgs;
 use gpt2_view::{PictureFormat, page_fragment};
 use scene::Scene;
 use std::io::Write;
 use std::process::ExitCode;
-use summaries::summaries;
 use views::{Finished, Views};
 
 pub(crate) fn run(args: &AttentionArgs) -> anyhow::Result<ExitCode> {
@@ -36,12 +34,21 @@ pub(crate) fn run(args: &AttentionArgs) -> anyhow::Result<ExitCode> {
     let prompt = args.prompt.encode(text, &session)?;
     let changes = args.interventions.build(&session, Reads::Whole(&prompt.ids))?;
     let made_by = Provenance::new(&session, &prompt.ids)?.of(&layers, &heads).under(&changes);
-    let ids = session.input_ids(&prompt.ids)?;
-    let scene = Scene { args, session: &session, prompt: &prompt, ids, layers, heads, changes, made_by };
+    let subject = Subject {
+        session: &session,
+        ids: &prompt.ids,
+        tokens: &prompt.tokens,
+        layers: &layers,
+        heads: &heads,
+        changes: &changes,
+        finite: &args.finite,
+        made_by: &made_by,
+    };
+    let scene = Scene { args, subject, text: prompt.text.as_deref() };
     if let Some(ablation) = args.effect {
-        effect::show(&scene, ablation)?;
+        effect::show_effect(&scene, ablation)?;
     } else if args.rollout {
-        rollout::show(&scene)?;
+        effect::show_rollout(&scene)?;
     } else {
         show(&scene, outputs)?;
     }
@@ -77,20 +84,21 @@ fn show(scene: &Scene, mut outputs: Outputs) -> anyhow::Result<()> {
     let forward = ForwardArgs {
         output_summaries: !scene.is_chosen(),
         output_attention_outputs: args.export.is_some(),
-        output_hidden_states: looked::lens(scene),
+        output_hidden_states: page::lens(scene),
         ..Default::default()
     };
-    let kinds = if views.has_page() { looked::kinds(scene) } else { &[] };
-    let wanted: &[usize] = if views.want_weights(scene) { &scene.layers } else { &[] };
-    let output = scene.run_under(&scene.changes.list, forward, wanted, kinds, |layer, weights, values| {
-        views.layer(scene, layer, weights, values)
-    })?;
+    let kinds = if views.has_page() { page::kinds(scene) } else { &[] };
+    let wanted: &[usize] = if views.want_weights(scene) { scene.subject.layers } else { &[] };
+    let output =
+        scene.run_under(&scene.subject.changes.list, forward, wanted, kinds, |layer, weights, values| {
+            views.layer(scene, layer, weights, values)
+        })?;
     let Finished { maps, json, first, page } = views.finish(scene, &output, &mut outputs)?;
     let print = || match (maps, json, first) {
         (Some(maps), ..) => Ok(output::stdout().write_all(maps.as_bytes())?),
         (None, Some(layers), _) => views::print_json(scene, layers),
-        (None, None, Some(first)) => first::print(scene, &first, &output),
-        (None, None, None) => views::print_json(scene, summaries(scene, &output.summaries)?),
+        (None, None, Some(first)) => views::print_first(scene, &first, &output),
+        (None, None, None) => views::print_json(scene, scene::summaries(scene, &output.summaries)?),
     };
     let Some(page) = page else { return outputs.commit_after(print) };
     if let Some(height) = args.fragment {

@@ -1,51 +1,28 @@
 //! A run of `gpt2 attention`: the model, the prompt, and the chosen layers and heads.
 
-use crate::args::AttentionArgs;
-use crate::changes::Changes;
-use crate::prompt::Prompt;
-use crate::provenance::Provenance;
-use crate::session::Session;
+use super::args::AttentionArgs;
 use crate::weights::{LayerValues, Subject};
 use candle_core::Tensor;
 use gpt2_model::hooks::{Chain, Hooks, Interventions, Point, on};
-use gpt2_model::{ForwardArgs, ModelOutput};
+use gpt2_model::{ForwardArgs, ModelOutput, Summary};
+use gpt2_view::{HeadJson, HeadSummary, LayerJson, QueryNumbers};
 use std::cell::RefCell;
 
 /// The most columns that a key takes in a heat map.
 pub(super) const CELL: usize = 4;
 
-/// The model and the prompt to look at.
+/// A run to look at, and the options that say how.
 pub(super) struct Scene<'a> {
     pub(super) args: &'a AttentionArgs,
-    pub(super) session: &'a Session,
-    pub(super) prompt: &'a Prompt,
-    /// The prompt's ids, (1, T).
-    pub(super) ids: Tensor,
-    /// The chosen layers, and the chosen heads of each.
-    pub(super) layers: Vec<usize>,
-    pub(super) heads: Vec<usize>,
-    pub(super) changes: Changes,
-    pub(super) made_by: Provenance,
+    pub(super) subject: Subject<'a>,
+    /// The prompt as it was given; `None` for ids.
+    pub(super) text: Option<&'a str>,
 }
 
 impl Scene<'_> {
     /// Whether the user named any layers or heads.
     pub(super) fn is_chosen(&self) -> bool {
         !(self.args.layer.is_empty() && self.args.head.is_empty())
-    }
-
-    /// What its weights are about.
-    pub(super) fn subject(&self) -> Subject<'_> {
-        Subject {
-            session: self.session,
-            ids: &self.prompt.ids,
-            tokens: &self.prompt.tokens,
-            layers: &self.layers,
-            heads: &self.heads,
-            changes: &self.changes,
-            finite: &self.args.finite,
-            made_by: &self.made_by,
-        }
     }
 
     /// Runs the transformer under `changes` and calls `each` with every layer that it names, the layer's weights (1, H, T, T), one
@@ -59,24 +36,19 @@ impl Scene<'_> {
         kinds: &[fn(usize) -> Point],
         each: impl FnMut(usize, &Tensor, &LayerValues) -> anyhow::Result<()>,
     ) -> anyhow::Result<ModelOutput> {
-        let state = RefCell::new((each, None, LayerValues::default()));
+        let state = RefCell::new((each, LayerValues::default()));
         let points = layers.iter().flat_map(|&layer| kinds.iter().map(move |kind| kind(layer)));
         let points: Vec<_> = points.chain(layers.iter().map(|&layer| Point::Pattern(layer))).collect();
         let reader = on(points, |at, value| {
-            let (each, failed, values) = &mut *state.borrow_mut();
+            let (each, values) = &mut *state.borrow_mut();
             match at.point {
                 Point::Q(_) => values.q = Some(value.clone()),
                 Point::K(_) => values.k = Some(value.clone()),
                 Point::V(_) => values.v = Some(value.clone()),
                 Point::Pattern(layer) => {
                     let values = std::mem::take(values);
-                    self.subject().check_finite([value]).and_then(|()| each(layer, value, &values)).map_err(
-                        |e| {
-                            let error = candle_core::Error::msg(format!("{e:#}"));
-                            *failed = Some(e);
-                            error
-                        },
-                    )?;
+                    let taken = self.subject.check_finite([value]).and_then(|()| each(layer, value, &values));
+                    taken.map_err(|error| candle_core::Error::msg(format!("{error:#}")))?;
                 }
                 _ => {}
             }
@@ -84,15 +56,32 @@ impl Scene<'_> {
         });
         let hooks: [&dyn Hooks; 2] = [changes, &reader];
         let args = ForwardArgs { hooks: Some(&Chain(&hooks)), ..args };
-        let output = self.session.model.transformer.forward(&self.ids, args);
-        drop(reader);
-        if let Some(error) = state.into_inner().1 {
-            return Err(error);
-        }
-        let output = output?;
+        let Subject { session, ids, .. } = self.subject;
+        let output = session.model.transformer.forward(&session.input_ids(ids)?, args)?;
         let summaries = output.summaries.iter().flat_map(|of| [&of.entropy, &of.mean_distance, &of.on_first]);
         let others = output.attention_outputs.iter().chain([&output.last_hidden_state]);
-        self.subject().check_finite(summaries.chain(others))?;
+        self.subject.check_finite(summaries.chain(others))?;
         Ok(output)
     }
+}
+
+/// Picks the summaries of the chosen layers and heads from those of all, each (1, H, T).
+pub(super) fn summaries(scene: &Scene, all: &[Summary]) -> anyhow::Result<Vec<LayerJson>> {
+    let numbers = |tensor: &Tensor, head: usize| tensor.get(0)?.get(head)?.to_vec1::<f32>();
+    let head = |of: &Summary, head: usize| -> anyhow::Result<HeadJson> {
+        let numbers = QueryNumbers {
+            entropy: &numbers(&of.entropy, head)?,
+            mean_distance: &numbers(&of.mean_distance, head)?,
+            on_self: &numbers(&of.on_self, head)?,
+            on_previous: &numbers(&of.on_previous, head)?,
+            on_first: &numbers(&of.on_first, head)?,
+        };
+        Ok(HeadJson { head, summary: HeadSummary::of_queries(0, numbers)?, weights: None })
+    };
+    let layer = |&layer: &usize| -> anyhow::Result<LayerJson> {
+        let heads =
+            scene.subject.heads.iter().map(|&i| head(&all[layer], i)).collect::<anyhow::Result<_>>()?;
+        Ok(LayerJson { layer, heads })
+    };
+    scene.subject.layers.iter().map(layer).collect()
 }

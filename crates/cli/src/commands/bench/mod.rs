@@ -1,15 +1,19 @@
 //! `gpt2 bench`: times random weights of GPT-2 small's shape, or `--model`.
 
+mod args;
 mod report;
 mod setup;
 mod targets;
 mod timing;
 mod work;
 
-use crate::args::{BenchArgs, BenchTarget, DTypeArg};
+pub(super) use args::BenchArgs;
+
 use crate::device::rounds_to_tf32;
 use crate::output;
+use crate::session::DTypeArg;
 use anyhow::bail;
+use args::BenchTarget;
 use candle_fused::Isa;
 use candle_fused::measure::{self, Stopwatch};
 use report::{Report, print};

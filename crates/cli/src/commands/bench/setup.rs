@@ -1,10 +1,9 @@
 //! What is to be timed: the model or its shape, the device and the sizes.
 
+use super::args::{BenchArgs, BenchTarget};
 use super::work::{self, Numbers, Work};
-use crate::adapters;
-use crate::args::{BenchArgs, BenchTarget};
 use crate::inputs::Inputs;
-use crate::qkv;
+use crate::{adapters, qkv};
 use anyhow::bail;
 use candle_core::{DType, Device, Tensor};
 use candle_fused::BlockFormat;
@@ -46,12 +45,7 @@ impl<'a> Bench<'a> {
         }
         config.validate()?;
         let device = args.model.run.open()?;
-        let quantize = args.model.quantize_on(&device)?;
-        if let Some(format) =
-            checkpoint.as_ref().and_then(|c| c.formats().first().copied()).filter(|_| quantize.is_some())
-        {
-            bail!("--quantize: the weights of the model are quantized already ({format}); leave it out");
-        }
+        let quantize = args.model.quantize_on(checkpoint.as_ref(), &device)?;
         if args.kv.is_some() && args.what != BenchTarget::Decode {
             bail!("--kv is for bench decode");
         }

@@ -1,6 +1,6 @@
 //! How much a timed run computes or reads, and how much of the machine's limit that is.
 
-use crate::args::{BenchArgs, BenchTarget};
+use super::args::{BenchArgs, BenchTarget};
 use candle_core::DType;
 use candle_fused::{BlockFormat, measure};
 use gpt2_loader::{Checkpoint, Encoding, TensorInfo};

@@ -1,13 +1,14 @@
 //! `gpt2 generate`: continues a prompt, token by token.
 
+mod args;
 mod recorded;
 
-use crate::args::GenerateArgs;
-use crate::finite;
-use crate::interventions::Reads;
-use crate::output;
+pub(super) use args::GenerateArgs;
+
+use crate::changes::Reads;
 use crate::provenance::Provenance;
 use crate::session::Session;
+use crate::{finite, output};
 use candle_core::DType;
 use gpt2_loader::TextStream;
 use gpt2_model::hooks::{Chain, Hooks};

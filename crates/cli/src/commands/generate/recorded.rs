@@ -1,7 +1,8 @@
 //! The attention of a generated text, as files: one row per token, from the cache.
 
-use crate::args::{FiniteArgs, GenerateArgs};
+use super::args::GenerateArgs;
 use crate::changes::Changes;
+use crate::finite::FiniteArgs;
 use crate::outputs::Outputs;
 use crate::provenance::Provenance;
 use crate::session::Session;

@@ -1,6 +1,6 @@
 //! What an adapter changes, and by how much.
 
-use crate::args::InspectArgs;
+use crate::session::ModelArgs;
 use crate::{adapters, output, session};
 use candle_core::{DType, Device, Tensor};
 use gpt2_loader::{AdapterAudit, AdapterCheckpoint, AdapterConfig, AdapterFiles, Checkpoint};
@@ -43,12 +43,12 @@ struct Row {
 }
 
 /// The adapter that the arguments ask about, if they do.
-pub(super) fn named(args: &InspectArgs) -> anyhow::Result<Option<AdapterFiles>> {
-    match (&args.name, args.model.adapters.list.as_slice()) {
+pub(super) fn named(name: Option<&str>, args: &ModelArgs) -> anyhow::Result<Option<AdapterFiles>> {
+    match (name, args.adapters.list.as_slice()) {
         (_, [one]) if (one.weight - 1.0).abs() > 0.0 => {
             anyhow::bail!("--adapter: inspect shows an adapter as it is; leave ={} out", one.weight)
         }
-        (_, [one]) => Ok(Some(adapters::files(&one.source, &args.model.hub)?)),
+        (_, [one]) => Ok(Some(adapters::files(&one.source, &args.hub)?)),
         (_, [_, second, ..]) => {
             anyhow::bail!("--adapter: inspect shows one at a time, and {} is the second", second.source)
         }
@@ -59,12 +59,17 @@ pub(super) fn named(args: &InspectArgs) -> anyhow::Result<Option<AdapterFiles>> 
     }
 }
 
-pub(super) fn run(args: &InspectArgs, files: &AdapterFiles) -> anyhow::Result<ExitCode> {
+pub(super) fn run(
+    name: Option<&str>,
+    args: &ModelArgs,
+    json: bool,
+    files: &AdapterFiles,
+) -> anyhow::Result<ExitCode> {
     let adapter = AdapterCheckpoint::open(files)?;
     // A model to compare it with, only if it was asked for.
-    let positional = args.name.as_ref().filter(|_| !args.model.adapters.list.is_empty());
-    let base = match args.model.model.as_ref().or(positional) {
-        Some(name) => Some(Checkpoint::open(&session::files(Some(name), &args.model.hub)?)?),
+    let positional = name.filter(|_| !args.adapters.list.is_empty());
+    let base = match args.model.as_deref().or(positional) {
+        Some(name) => Some(Checkpoint::open(&session::files(Some(name), &args.hub)?)?),
         None => None,
     };
     let audit = base.as_ref().map(|base| adapter.audit(base.config())).transpose()?;
@@ -89,7 +94,7 @@ pub(super) fn run(args: &InspectArgs, files: &AdapterFiles) -> anyhow::Result<Ex
         layers: layers.collect::<anyhow::Result<_>>()?,
         replaced,
     };
-    output::report(args.json, &report, |report| print(report, audit.as_ref()))?;
+    output::report(json, &report, |report| print(report, audit.as_ref()))?;
     Ok(if fits == Some(false) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 

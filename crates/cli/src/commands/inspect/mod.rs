@@ -2,7 +2,7 @@
 
 mod adapter;
 
-use crate::args::InspectArgs;
+use crate::session::ModelArgs;
 use crate::{output, remedy, session};
 use gpt2_loader::{Audit, Checkpoint, Files, Finding};
 use gpt2_model::Config;
@@ -10,6 +10,25 @@ use gpt2_view::{Align, Table, visible_text};
 use serde::Serialize;
 use std::io::Write;
 use std::process::ExitCode;
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  gpt2 inspect
+  gpt2 inspect ./gpt2 --json
+  gpt2 inspect gpt2-xl       a model on the Hub: reads a few kilobytes of its 6 GB
+  gpt2 inspect ./poems       a LoRA adapter: what it changes, and by how much
+  gpt2 inspect --adapter ./poems --model gpt2       the same beside the weights that it changes")]
+pub(crate) struct InspectArgs {
+    /// The folder or name of a model, instead of --model, or the folder of an adapter
+    #[arg(value_name = "MODEL", conflicts_with = "model")]
+    pub(crate) name: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+}
 
 #[derive(Serialize)]
 struct Report<'a> {
@@ -62,8 +81,9 @@ struct TensorRow {
 }
 
 pub(crate) fn run(args: &InspectArgs) -> anyhow::Result<ExitCode> {
-    if let Some(files) = adapter::named(args)? {
-        return adapter::run(args, &files);
+    let name = args.name.as_deref();
+    if let Some(files) = adapter::named(name, &args.model)? {
+        return adapter::run(name, &args.model, args.json, &files);
     }
     let checkpoint = Checkpoint::open(&files(args)?)?;
     let audit = checkpoint.audit();

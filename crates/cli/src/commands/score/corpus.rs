@@ -1,21 +1,27 @@
 //! The documents of a corpus, section by section, so that a corpus of any size fits.
 
-use crate::args::ByArg;
 use crate::prompt::read_limited;
 use anyhow::{Context, bail};
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
-/// A section has at most so many documents, and ends after the one with which it has so many bytes. Where sections end
-/// depends on the corpus alone, and with it which documents share a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ByArg {
+    Line,
+    Document,
+}
+
+/// A section has at most `DOCUMENTS` documents, and ends after the one with which it reaches `BYTES` bytes. Where sections
+/// end depends on the corpus alone, and with it which documents share a batch.
 const DOCUMENTS: usize = 256;
 const BYTES: usize = 1 << 17;
 /// The longest document in bytes.
 const LONGEST: u64 = 1 << 28;
-/// How standard input is called.
+/// The name of standard input.
 pub(super) const STDIN: &str = "-";
 
 /// A text with its place.

@@ -4,32 +4,78 @@ mod corpus;
 mod lines;
 mod scores;
 mod section;
-mod windows;
 
-use crate::args::{ByArg, ScoreArgs};
 use crate::inputs::Inputs;
-use crate::output::{self, is_quiet, note};
+use crate::output::{self, note};
 use crate::outputs::Outputs;
-use crate::parallel;
+use crate::parallel::{self, ParallelArgs, TIMEOUT};
+use crate::progress::{Stop, bar};
 use crate::provenance::{Provenance, count};
-use crate::session::Session;
-use crate::stop::Stop;
+use crate::session::{ModelArgs, Session};
 use anyhow::{Context, bail};
 use candle_fused::Isa;
-use corpus::{Corpus, Document, STDIN};
+use corpus::{ByArg, Corpus, Document, STDIN};
 use gpt2_loader::Tokenizer;
 use gpt2_parallel::{Fact, Group};
-use indicatif::{ProgressBar, ProgressStyle};
 use lines::{Found, Lines, fields, holds_scores, part_of};
 use scores::{Part, Row, layers};
 use section::{Reading, Scored, scored};
 use serde::Serialize;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
+
+#[derive(Debug, clap::Args)]
+#[command(mut_arg("timeout", |arg| arg.help(TIMEOUT)))]
+#[command(after_help = "\
+OUT holds a line of JSON for each document, in the order of the corpus: tokens, predicted (how many of them were
+predicted), loss (nats a token) and perplexity. The first line says how they were made. A document longer than the
+context is read in windows that overlap; each token is predicted once. The same corpus gives the same bytes on any number
+of processes.
+
+Examples:
+  gpt2 score notes.txt                                         the perplexity of one text
+  gpt2 score texts/ --jsonl scores.jsonl --model gpt2          of each .txt file in a folder
+  gpt2 score lines.txt --by line --jsonl scores.jsonl --summaries
+  mpirun -n 4 gpt2 score texts/ --jsonl scores.jsonl           on four processes
+  gpt2 score texts/ --jsonl scores.jsonl --resume              go on after Ctrl-C")]
+pub(crate) struct ScoreArgs {
+    /// A text, a folder of .txt files (with its subfolders), or - for standard input
+    #[arg(value_name = "FILE|FOLDER|-")]
+    pub(crate) corpus: PathBuf,
+    /// What a document is: a whole file, or each line that is not blank
+    #[arg(long, value_enum, default_value = "document")]
+    pub(crate) by: ByArg,
+    /// Write a line for each document to this file
+    #[arg(long, value_name = "OUT")]
+    pub(crate) jsonl: Option<PathBuf>,
+    /// Add the summary of every head's attention over each document
+    #[arg(long, requires = "jsonl")]
+    pub(crate) summaries: bool,
+    /// Put the model's first token (<|endoftext|> in GPT-2) before each document, so that its first token is also predicted
+    #[arg(long)]
+    pub(crate) bos: bool,
+    /// How far each window of a long document moves on, less than the model's context; the rest of the window is context
+    /// [default: half of the model's context]
+    #[arg(long, value_name = "T", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) stride: Option<u32>,
+    /// Go on where an earlier run stopped
+    #[arg(long, requires = "jsonl", conflicts_with = "overwrite")]
+    pub(crate) resume: bool,
+    /// Replace an existing OUT, or start an unfinished one anew
+    #[arg(long, requires = "jsonl")]
+    pub(crate) overwrite: bool,
+    /// Print the total as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) parallel: ParallelArgs,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+}
 
 /// The first line of OUT.
 #[derive(Serialize)]
@@ -89,7 +135,11 @@ fn score(args: &ScoreArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
     agree(group, &first_line)?;
     let lines = args.jsonl.as_ref().filter(|_| leads);
     let mut lines = lines.map(|out| Lines::open(out, &first_line, args.resume)).transpose()?;
-    let (stop, bar) = (Stop::listen()?, bar(corpus.as_ref())?);
+    let stop = Stop::listen()?;
+    let bar = match corpus.as_ref().map(|corpus| corpus.bytes) {
+        Some(None) => bar(None, "{bytes} scored, {elapsed}"),
+        known => bar(known.flatten(), "{bar:30} {bytes} of {total_bytes}, {eta} left"),
+    };
     let (started, mut fresh) = (Instant::now(), 0);
     let mut total = Total::default();
     loop {
@@ -252,7 +302,7 @@ fn row<'a>(document: &'a Document, tokens: usize, parts: &[Part], heads: usize) 
     let perplexity = loss.map(f64::exp);
     if perplexity.is_some_and(f64::is_infinite) {
         bail!(
-            "{}: its perplexity is beyond every number: the text is too improbable for the model",
+            "{}: its perplexity exceeds the range of f64: the text is too improbable for the model",
             document.file
         );
     }
@@ -266,18 +316,6 @@ fn surprise(parts: &[Part]) -> f64 {
     parts.iter().map(|part| part.surprise).sum()
 }
 
-fn bar(corpus: Option<&Corpus>) -> anyhow::Result<ProgressBar> {
-    let Some(corpus) = corpus.filter(|_| !is_quiet()) else { return Ok(ProgressBar::hidden()) };
-    let bar = match corpus.bytes {
-        Some(bytes) => ProgressBar::new(bytes)
-            .with_style(ProgressStyle::with_template("{bar:30} {bytes} of {total_bytes}, {eta} left")?),
-        None => {
-            ProgressBar::no_length().with_style(ProgressStyle::with_template("{bytes} scored, {elapsed}")?)
-        }
-    };
-    Ok(bar)
-}
-
 fn print(total: &Total) -> anyhow::Result<()> {
     let mut out = output::stdout();
     let Total { documents, tokens, predicted, loss, perplexity, .. } = total;
@@ -287,7 +325,7 @@ fn print(total: &Total) -> anyhow::Result<()> {
         }
         _ => writeln!(
             out,
-            "no token to predict: every document has one token at most; --bos predicts that, too"
+            "no token to predict: every document has one token at most; --bos also predicts that one"
         )?,
     }
     writeln!(out, "{}, {}, {predicted} predicted", count(*documents, "document"), count(*tokens, "token"))?;

@@ -1,11 +1,10 @@
 //! The scores of a section of the corpus, computed by all ranks together.
 
 use super::corpus::Document;
-use super::scores::Part;
-use super::windows::{Window, batches, windows};
+use super::scores::{Part, Window, batches, windows};
 use crate::finite;
+use crate::progress::Stop;
 use crate::session::Session;
-use crate::stop::Stop;
 use anyhow::{Context, bail};
 use candle_core::Tensor;
 use gpt2_loader::Tokenizer;

@@ -1,15 +1,17 @@
 //! The files that a training run writes. Refuses them before the run starts if they would do harm.
 
-use crate::args::TrainArgs;
+use super::args::TrainArgs;
 use crate::hub;
 use crate::inputs::Inputs;
-use crate::new_folder::NewFolder;
-use crate::outputs::Outputs;
+use crate::outputs::{NewFolder, Outputs};
+use crate::provenance::device_name;
 use anyhow::{Context, bail};
+use candle_core::Device;
 use gpt2_files::open_regular;
 use gpt2_loader::Files;
-use gpt2_train::MetricsFormat;
-use serde_json::{Map, Value};
+use gpt2_train::{MetricsFormat, Trainer};
+use gpt2_view::{PictureFormat, Provenance};
+use serde_json::{Map, Value, json};
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
@@ -78,7 +80,7 @@ fn check_out(args: &TrainArgs) -> anyhow::Result<()> {
         }
         return Ok(());
     }
-    // A dangling link counts, too.
+    // A dangling link also counts.
     let is_there = |name: &str| args.out.join(name).symlink_metadata().is_ok();
     let own = names(args);
     if let Some(name) = own.iter().find(|name| !args.overwrite && is_there(name)) {
@@ -118,11 +120,40 @@ pub(super) fn check(args: &TrainArgs, files: Option<&Files>) -> anyhow::Result<(
     let Some(path) = &args.metrics else { return outputs.check(&inputs) };
     let (named, format) = (format!("--metrics {}", path.display()), metrics_format(path)?);
     if path.exists() && args.resume && !is_metrics(path, format).with_context(|| named.clone())? {
-        bail!("{named}: is no table of metrics that `gpt2` wrote; choose another name");
+        bail!("{named}: is not a table of metrics that `gpt2` wrote; choose another name");
     }
     if path.exists() && !args.resume && !args.overwrite {
         bail!("{named}: already exists; choose another name, or give --overwrite");
     }
     outputs.add("--metrics", path);
     outputs.check(&inputs)
+}
+
+/// Draws the losses so far into `--out`.
+pub(super) fn draw(args: &TrainArgs, trainer: &Trainer, device: &Device) -> anyhow::Result<()> {
+    let history = trainer.history();
+    let training: Vec<(u64, f32)> = (1..).zip(history.training().iter().copied()).collect();
+    #[allow(clippy::cast_possible_truncation)] // a picture
+    let validation: Vec<(u64, f32)> =
+        history.validation().iter().map(|&(step, loss)| (step, loss as f32)).collect();
+    let made_by = made_by(args, trainer, device);
+    let drawn =
+        gpt2_view::loss_curve(PictureFormat::Png, &title(&args.out), &training, &validation, &made_by)?;
+    Ok(gpt2_files::atomic::write_bytes(&picture(&args.out), &drawn)?)
+}
+
+fn made_by(args: &TrainArgs, trainer: &Trainer, device: &Device) -> Provenance {
+    let (version, device) = (env!("CARGO_PKG_VERSION"), device_name(device));
+    let (steps, window, seed) = (args.steps, trainer.window(), args.run.seed);
+    let batches = usize::from(args.batch) * usize::from(args.accumulate);
+    Provenance {
+        caption: format!("f32 on {device}; {steps} steps of {batches} x {window} tokens; seed {seed}"),
+        facts: json!({ "gpt2": version, "dtype": "f32", "device": device, "training": trainer.settings() }),
+    }
+}
+
+/// The folder's own name; empty for a folder without one, such as the root.
+fn title(out: &Path) -> String {
+    let path = std::path::absolute(out).unwrap_or_else(|_| out.to_path_buf());
+    path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned())
 }

@@ -1,20 +1,19 @@
 //! `gpt2 train`: trains a new GPT-2 on a text file, or fine-tunes an existing one.
 
+mod args;
 mod files;
 mod jsonl;
-mod picture;
 mod progress;
 #[cfg(test)]
 mod tests;
-mod wording;
 
-use crate::args::TrainArgs;
-use crate::finite;
+pub(super) use args::TrainArgs;
+
 use crate::output::note;
-use crate::parallel;
 use crate::prompt::{encode, read_limited};
-use crate::session;
+use crate::{finite, parallel, session};
 use anyhow::{Context, anyhow, bail};
+use args::worded;
 use candle_core::{DType, Device};
 use gpt2_loader::{Checkpoint, Files, Tokenizer};
 use gpt2_model::config::TokenIds;
@@ -24,7 +23,6 @@ use gpt2_train::{Dataset, TrainError, TrainOptions, Trainer};
 use progress::Progress;
 use std::process::ExitCode;
 use std::sync::Arc;
-use wording::worded;
 
 /// The longest text in bytes, some 300 million tokens.
 const LONGEST_TEXT: u64 = 1 << 30;
@@ -95,7 +93,7 @@ fn train(args: &TrainArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
     if !writes {
         return Ok(ExitCode::SUCCESS);
     }
-    if let Err(e) = picture::draw(args, &trainer, &device) {
+    if let Err(e) = files::draw(args, &trainer, &device) {
         note(&format!("the loss curve could not be drawn: {e:#}"));
     }
     let Some(best) = trainer.history().best() else { return Ok(ExitCode::SUCCESS) };
@@ -115,16 +113,9 @@ fn train(args: &TrainArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
 
 /// The model that an adapter is trained on, which may be quantized.
 fn base(args: &TrainArgs, checkpoint: &Checkpoint, device: &Device) -> anyhow::Result<Gpt2LMHeadModel> {
-    match (args.lora.quantize, checkpoint.formats().first()) {
-        (Some(_), Some(format)) => bail!(
-            "--quantize: the weights of {} are quantized already ({format}); leave it out",
-            checkpoint.name()
-        ),
-        (Some(_), None) if !device.is_cpu() => {
-            bail!("--quantize: quantized layers run on the CPU only; give --device cpu")
-        }
-        (Some(format), None) => Ok(checkpoint.load_quantized(format.into())?),
-        (None, _) => Ok(checkpoint.load_model(DType::F32, device)?),
+    match session::quantize("--quantize", args.lora.quantize, Some(checkpoint), device)? {
+        Some(format) => Ok(checkpoint.load_quantized(format)?),
+        None => Ok(checkpoint.load_model(DType::F32, device)?),
     }
 }
 

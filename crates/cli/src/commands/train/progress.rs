@@ -1,15 +1,14 @@
 //! Everything that a run shows and saves while it trains: the bar, the notes, the best model, the state, the metrics.
 
+use super::args::{TrainArgs, worded};
 use super::files;
-use super::wording::worded;
-use crate::args::TrainArgs;
 use crate::changes::Changes;
 use crate::output::{is_quiet, note};
-use crate::stop::Stop;
+use crate::progress::{Stop, bar};
 use candle_core::DType;
 use gpt2_loader::{AdapterConfig, SaveOptions, Tokenizer, save_adapter};
 use gpt2_train::{Event, Metrics, StepReport, Trainer, Validation};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use std::ops::ControlFlow;
 
 /// The trainer's callback.
@@ -38,7 +37,8 @@ impl<'a> Progress<'a> {
     ) -> anyhow::Result<Self> {
         let (done, writes) = (trainer.steps(), trainer.group().rank() == 0);
         let stop = Stop::listen()?;
-        let bar = progress_bar(args.steps.into(), done)?;
+        let bar = bar(Some(args.steps.into()), "{bar:30} {pos}/{len} {msg}, {eta} left").with_position(done);
+        bar.reset_eta();
         let metrics = match args.metrics.as_ref().filter(|_| writes) {
             Some(path) => Some(Metrics::open(path, files::metrics_format(path)?, done).map_err(worded)?),
             None => None,
@@ -162,14 +162,4 @@ impl<'a> Progress<'a> {
     pub(super) fn finish(self) {
         self.bar.finish_and_clear();
     }
-}
-
-fn progress_bar(steps: u64, done: u64) -> anyhow::Result<ProgressBar> {
-    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}, {eta} left")?;
-    if is_quiet() {
-        return Ok(ProgressBar::hidden());
-    }
-    let bar = ProgressBar::new(steps).with_style(style).with_position(done);
-    bar.reset_eta();
-    Ok(bar)
 }

@@ -1,18 +1,14 @@
 //! A run only resumes with the settings that it had.
 
 use super::*;
-use crate::args::{Args, Command};
-use anyhow::bail;
 use candle_core::Device;
-use clap::Parser;
+use clap::{Args, FromArgMatches};
 
 /// The parsed arguments of `gpt2 train` with `options`.
 fn train_args(options: &[&str]) -> anyhow::Result<TrainArgs> {
-    let args = [&["gpt2", "train", "--text", "text", "--out", "out"], options].concat();
-    match Args::try_parse_from(args)?.command {
-        Command::Train(args) => Ok(args),
-        other => bail!("{other:?}"),
-    }
+    let args = [&["train", "--text", "text", "--out", "out"], options].concat();
+    let matches = TrainArgs::augment_args(clap::Command::new("train")).try_get_matches_from(args)?;
+    Ok(TrainArgs::from_arg_matches(&matches)?)
 }
 
 /// A run of a tiny model over a text of `tokens` tokens.

@@ -5,8 +5,10 @@ mod attention;
 mod layers;
 mod model;
 
-use crate::args::VerifyArgs;
+use crate::device::RunArgs;
+use crate::hub::HubArgs;
 use crate::output;
+use crate::session::MODEL;
 use candle_core::{DType, Device, Tensor};
 use candle_fused::Implementation;
 use gpt2_loader::Checkpoint;
@@ -14,6 +16,25 @@ use gpt2_view::{Align, Table, visible_text};
 use serde::Serialize;
 use std::io::Write;
 use std::process::ExitCode;
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+The exit code is 1 if any path exceeds its tolerance.
+
+Examples:
+  gpt2 verify
+  gpt2 verify --model gpt2 --device cuda --json")]
+pub(crate) struct VerifyArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[arg(short, long, value_name = "DIR|FILE|NAME", help_heading = "Model and device", help = MODEL)]
+    pub(crate) model: Option<String>,
+    #[command(flatten)]
+    pub(crate) hub: HubArgs,
+    #[command(flatten)]
+    pub(crate) run: RunArgs,
+}
 
 #[derive(Serialize)]
 struct Report {

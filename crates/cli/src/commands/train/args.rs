@@ -1,14 +1,13 @@
-//! Options of `gpt2 train`.
-// These comments are the help text, which would print backticks and angle brackets.
-#![allow(clippy::doc_markdown, rustdoc::bare_urls, rustdoc::broken_intra_doc_links)]
+//! The options of `gpt2 train`, and training errors in words that name them.
 
-use super::choices::{DTypeArg, ImplArg, QuantizeArg};
-use super::hub::HubArgs;
-use super::interventions::InterventionArgs;
-use super::model::RunArgs;
-use super::parallel::{ParallelArgs, TIMEOUT};
+use crate::device::RunArgs;
+use crate::hub::HubArgs;
+use crate::interventions::InterventionArgs;
+use crate::parallel::{ParallelArgs, TIMEOUT};
+use crate::session::{DTypeArg, ImplArg, QuantizeArg};
 use crate::values::{above_0, at_least_0, below_1, fraction, share};
 use gpt2_model::lora::LoraOptions;
+use gpt2_train::TrainError;
 use std::path::{Path, PathBuf};
 
 /// What to train of `--model`, if not all of it.
@@ -57,12 +56,12 @@ impl LoraArgs {
 
 #[derive(Debug, clap::Args)]
 #[command(mut_arg("timeout", |arg| arg.help(TIMEOUT)))]
-// These depend on a prompt, which a validation has not.
+// These depend on a prompt, which a validation does not have.
 #[command(mut_arg("mean_ablate", |arg| arg.hide(true)), mut_arg("mean_of", |arg| arg.hide(true)))]
 #[command(mut_arg("block", |arg| arg.hide(true)), mut_arg("patch", |arg| arg.hide(true)))]
 #[command(mut_arg("from_prompt", |arg| arg.hide(true)))]
 #[command(after_help = "\
-With interventions, each validation is also measured under them: how much the model relies on a head by then. Training itself
+With interventions, each validation is also measured under them: how much the model relies on a head at that step. Training itself
 does not change.
 
 The same command with the same seed gives the same model, even if you stop it with Ctrl-C and resume, and on any number
@@ -162,7 +161,7 @@ pub(crate) struct TrainArgs {
     pub(crate) interventions: InterventionArgs,
     #[command(flatten)]
     pub(crate) parallel: ParallelArgs,
-    /// Which code computes attention and, on GPUs, the layers around it
+    /// What computes attention and, on GPUs, the layers around it: fused, eager, or fused on the CPU and eager on GPUs (auto)
     #[arg(long = "impl", value_enum, default_value = "auto", help_heading = "Model and device")]
     pub(crate) implementation: ImplArg,
     #[command(flatten)]
@@ -179,5 +178,37 @@ impl TrainArgs {
             (None, Some(jsonl)) => ("--jsonl", jsonl),
             (None, None) => ("--text", Path::new("-")), // clap requires one of them
         }
+    }
+}
+
+/// The error in this command's words.
+pub(super) fn worded(error: TrainError) -> anyhow::Error {
+    match error {
+        TrainError::Window { window, n_positions } => {
+            anyhow::anyhow!("--window is {window}, expected 1 to the model's n_positions = {n_positions}")
+        }
+        TrainError::TooShort { train, validation, window } => anyhow::anyhow!(
+            "the text is too short: {train} tokens to learn and {validation} for validation, but each part needs \
+             more than --n-positions {window}, or --window"
+        ),
+        TrainError::Loss { step, loss, .. } => {
+            anyhow::anyhow!("the loss became {loss} at step {step}: try a lower --lr")
+        }
+        TrainError::ValidationLoss { step, loss } => {
+            anyhow::anyhow!("the validation loss became {loss} after step {step}: try a lower --lr")
+        }
+        TrainError::Step { step, source } => {
+            anyhow::Error::new(source).context(format!("step {step} failed: try a lower --lr"))
+        }
+        TrainError::NotAState { path, source } => anyhow::Error::new(source)
+            .context(format!("{}: not a training run's state; train without --resume", path.display())),
+        TrainError::Setting { name, before, now } => anyhow::anyhow!(
+            "--resume: {name} was {before} and is {now}; a run only resumes with the settings that it had"
+        ),
+        TrainError::Metrics { path, source } => {
+            anyhow::Error::from_boxed(source).context(format!("--metrics {}", path.display()))
+        }
+        TrainError::Other(source) => anyhow::Error::from_boxed(source),
+        other => other.into(),
     }
 }

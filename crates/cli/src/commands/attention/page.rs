@@ -1,9 +1,8 @@
 //! The page of `gpt2 attention`: one run, or a plain one beside one with interventions, and what `--with` adds.
 
-use super::effect::Effects;
-use super::rollout;
+use super::args::{EffectArg, WithArg};
+use super::effect::{self, Effects};
 use super::scene::Scene;
-use crate::args::{EffectArg, WithArg};
 use crate::weights::{LayerValues, Page, PageOptions, likely_by_layer, predictions};
 use candle_core::Tensor;
 use gpt2_circuits::Circuits;
@@ -23,8 +22,8 @@ pub(super) struct Looked {
 
 impl Looked {
     pub(super) fn new(scene: &Scene) -> anyhow::Result<Self> {
-        let (args, subject) = (scene.args, scene.subject());
-        let changed = scene.changes.texts.join(", ");
+        let (args, subject) = (scene.args, scene.subject);
+        let changed = scene.subject.changes.texts.join(", ");
         if args.compare && changed.is_empty() {
             anyhow::bail!(
                 "--compare: there is nothing to compare the plain run with; add an intervention, such as --ablate 0.3"
@@ -40,7 +39,7 @@ impl Looked {
         let plain = args.compare.then(|| {
             let forward = ForwardArgs { output_hidden_states: lens(scene), ..Default::default() };
             let none = Interventions::default();
-            scene.run_under(&none, forward, &scene.layers, kinds(scene), |layer, weights, values| {
+            scene.run_under(&none, forward, scene.subject.layers, kinds(scene), |layer, weights, values| {
                 page.layer(&subject, 0, layer, &subject.of_chosen(weights)?, values)
             })
         });
@@ -56,7 +55,7 @@ impl Looked {
         weights: &Tensor,
         values: &LayerValues,
     ) -> anyhow::Result<()> {
-        self.page.layer(&scene.subject(), self.run, layer, weights, values)
+        self.page.layer(&scene.subject, self.run, layer, weights, values)
     }
 
     /// The whole file; `output` is that of the run under interventions.
@@ -77,7 +76,7 @@ impl Looked {
                 WithArg::Neurons => {} // with the layers
             }
         }
-        let subject = scene.subject();
+        let subject = scene.subject;
         let of = |output: &ModelOutput| predictions(&subject, &output.last_hidden_state.squeeze(0)?, None);
         match &self.plain {
             Some(plain) => {
@@ -90,7 +89,7 @@ impl Looked {
 
     fn effects(&mut self, scene: &Scene) -> anyhow::Result<()> {
         let found = Effects::of(scene, EffectArg::Zero)?;
-        let target = scene.session.labels(&[found.target]).concat();
+        let target = scene.subject.session.labels(&[found.target]).concat();
         let numbers = |name: &str, meaning: String, map: &Tensor| -> anyhow::Result<HeadNumbers> {
             let map = map.to_vec2::<f64>()?;
             Ok(signed(name, meaning, scene, |Head { layer, head }| map[layer][head]))
@@ -104,7 +103,7 @@ impl Looked {
 
     /// What `gpt2 heads` prints of the plain model: its texts have other positions than the prompt.
     fn scores(&mut self, scene: &Scene) -> anyhow::Result<()> {
-        let (session, seed) = (scene.session, scene.args.model.run.seed);
+        let (session, seed) = (scene.subject.session, scene.args.model.run.seed);
         let config = session.model.config();
         let bos = config.bos_token_id.filter(|&id| (id as usize) < config.vocab_size);
         let length = ((config.n_positions - 1) / 4).min(25);
@@ -150,10 +149,10 @@ impl Looked {
         let meaning =
             "How much of each token reaches each position, through all heads and the residual stream";
         let plain = Interventions::default();
-        let runs = [(0, &plain), (self.run, &scene.changes.list)];
+        let runs = [(0, &plain), (self.run, &scene.subject.changes.list)];
         for (run, changes) in &runs[usize::from(self.run == 0)..] {
-            for (layer, map) in rollout::by_layer(scene, changes)?.iter().enumerate() {
-                scene.subject().check_finite([map])?;
+            for (layer, map) in effect::rollout_by_layer(scene, changes)?.iter().enumerate() {
+                scene.subject.check_finite([map])?;
                 self.page.map(*run, &format!("rollout to block {layer}"), meaning, map)?;
             }
         }
@@ -163,7 +162,7 @@ impl Looked {
     fn lens(&mut self, scene: &Scene, run: usize, output: &ModelOutput) -> anyhow::Result<()> {
         let last = output.hidden_states.len() - 1;
         for (layer, hidden) in output.hidden_states.iter().skip(1).enumerate() {
-            let likely = likely_by_layer(&scene.subject(), &hidden.squeeze(0)?, layer + 1 == last)?;
+            let likely = likely_by_layer(&scene.subject, &hidden.squeeze(0)?, layer + 1 == last)?;
             self.page.lens(run, layer, &likely)?;
         }
         Ok(())
@@ -183,8 +182,11 @@ pub(super) fn kinds(scene: &Scene) -> &'static [fn(usize) -> Point] {
 /// A number of each chosen head.
 #[allow(clippy::cast_possible_truncation)] // f32 is what is shown
 fn signed(name: &str, meaning: String, scene: &Scene, value: impl Fn(Head) -> f64) -> HeadNumbers {
-    let heads =
-        scene.layers.iter().flat_map(|&layer| scene.heads.iter().map(move |&head| Head { layer, head }));
+    let heads = scene
+        .subject
+        .layers
+        .iter()
+        .flat_map(|&layer| scene.subject.heads.iter().map(move |&head| Head { layer, head }));
     HeadNumbers {
         name: name.to_owned(),
         meaning,

@@ -1,0 +1,129 @@
+//! Long work: shows how far it is, and stops in good order.
+
+use crate::output::{is_quiet, note};
+use crate::remedy;
+use gpt2_loader::hub::{Event, Progress};
+use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
+use std::io::IsTerminal;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// Files of at least this size get a progress bar.
+const LARGE: u64 = 8_000_000;
+/// A signal this soon after the first is another copy of it: a launcher passes on what the terminal has sent already.
+const COPY: Duration = Duration::from_secs(2);
+
+/// A bar on a terminal, with indicatif's `template` after it; hidden with `--quiet`. `None` is work of unknown length.
+pub(crate) fn bar(length: Option<u64>, template: &str) -> ProgressBar {
+    if is_quiet() {
+        return ProgressBar::hidden();
+    }
+    styled(length.map_or_else(ProgressBar::no_length, ProgressBar::new), template)
+}
+
+/// Shows a bar while `work` runs, which says how many of its steps are done, and how many there are. `steps` names them.
+pub(crate) fn with_bar<T, E>(
+    steps: &str,
+    work: impl FnOnce(&mut dyn FnMut(usize, usize)) -> Result<T, E>,
+) -> Result<T, E> {
+    let bar = bar(Some(0), &format!("{{bar:30}} {{pos}}/{{len}} {steps}, {{eta}} left"));
+    let result = work(&mut |done, all| {
+        bar.set_length(all as u64);
+        bar.set_position(done as u64);
+    });
+    bar.finish_and_clear();
+    result
+}
+
+fn styled(bar: ProgressBar, template: &str) -> ProgressBar {
+    bar.with_style(ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+/// A bar for each large file on a terminal, a line for each file elsewhere.
+pub(crate) fn downloads() -> Progress {
+    let bar: Mutex<Option<ProgressBar>> = Mutex::new(None);
+    Arc::new(move |event| {
+        let Ok(mut bar) = bar.lock() else { return };
+        let say = |bar: &Option<ProgressBar>, text: String| match bar {
+            Some(bar) => bar.suspend(|| note(&text)),
+            None => note(&text),
+        };
+        let bytes = |n: u64| HumanBytes(n).to_string();
+        match event {
+            Event::Waiting { file } => {
+                say(&bar, format!("{file}: another process fetches it; waiting for that"));
+            }
+            Event::Fetching { file, size, have } => {
+                let large = size.is_none_or(|size| size >= LARGE);
+                if large && std::io::stderr().is_terminal() {
+                    *bar = Some(progress_bar(file, *size, *have));
+                } else {
+                    let of = size.map_or_else(String::new, |size| format!(", {}", bytes(size)));
+                    let from = if *have > 0 { format!(", from {} on", bytes(*have)) } else { String::new() };
+                    say(&bar, format!("fetching {file}{of}{from}"));
+                }
+            }
+            Event::Received { bytes, .. } => {
+                if let Some(bar) = &*bar {
+                    bar.set_position(*bytes);
+                }
+            }
+            Event::Fetched { file } => {
+                if let Some(bar) = bar.take() {
+                    bar.finish_and_clear();
+                    note(&format!("fetched {file}, {}", bytes(bar.position())));
+                }
+            }
+            Event::Verifying { file, size } if *size >= LARGE => {
+                say(&bar, format!("verifying {file}, {}", bytes(*size)));
+            }
+            Event::Retrying { error, wait } => {
+                say(
+                    &bar.take(),
+                    format!("{}\nnext try in {:.1} s", remedy::of_the_hub(error), wait.as_secs_f64()),
+                );
+            }
+            _ => {}
+        }
+    })
+}
+
+fn progress_bar(file: &str, size: Option<u64>, have: u64) -> ProgressBar {
+    let (bar, template) = match size {
+        Some(size) => {
+            (ProgressBar::new(size), "{msg} {bar:30} {bytes}/{total_bytes}, {bytes_per_sec}, {eta} left")
+        }
+        None => (ProgressBar::new_spinner(), "{msg} {spinner} {bytes}, {bytes_per_sec}"),
+    };
+    let bar = styled(bar, template).with_message(file.to_string()).with_position(have);
+    // The rate counts only this transfer, not the part that was already there.
+    bar.reset_eta();
+    bar
+}
+
+/// Whether somebody asked this run to stop.
+#[derive(Debug)]
+pub(crate) struct Stop(Arc<AtomicBool>);
+
+impl Stop {
+    /// Listens from now on. A second signal, before the run has stopped, ends the process at once.
+    pub(crate) fn listen() -> anyhow::Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let flag = Arc::clone(&stop);
+        let mut first: Option<Instant> = None;
+        #[cfg(unix)]
+        signal_hook::flag::register(signal_hook::consts::SIGTERM, Arc::clone(&stop))?;
+        ctrlc::set_handler(move || {
+            flag.store(true, Ordering::SeqCst);
+            if first.get_or_insert_with(Instant::now).elapsed() > COPY {
+                std::process::exit(130);
+            }
+        })?;
+        Ok(Self(stop))
+    }
+
+    pub(crate) fn is_asked(&self) -> bool {
+        self.0.load(Ordering::SeqCst)
+    }
+}
