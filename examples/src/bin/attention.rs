@@ -8,8 +8,8 @@
 use anyhow::{Context, Result, bail, ensure};
 use attention_in_other_models::{random, relative_difference};
 use candle_core::{DType, Device, Tensor, Var};
-use candle_fused::attention::{Mask, Sdpa, Window};
 use candle_fused::Isa;
+use candle_fused::attention::{Mask, Sdpa, Window};
 use candle_nn::attention::{AttnMask, flash_attn, flash_attn_varlen_cpu};
 use clap::{Parser, ValueEnum};
 use std::time::Instant;
