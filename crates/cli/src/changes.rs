@@ -3,8 +3,8 @@
 use crate::inputs::Inputs;
 use crate::interventions::{At, InterventionArgs, vector};
 use crate::prompt::encode;
-use crate::provenance::count;
 use crate::session::Session;
+use crate::values::count;
 use anyhow::{Context, bail};
 use gpt2_model::hooks::{Intervention, Interventions, Patch, Recorder};
 use gpt2_model::{Config, ForwardArgs, MeanOver};

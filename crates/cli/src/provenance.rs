@@ -4,6 +4,7 @@ use crate::adapters::Used;
 use crate::changes::{Changes, Sources};
 use crate::device::rounds_to_tf32;
 use crate::session::Session;
+use crate::values::count;
 use candle_core::{DType, Device, DeviceLocation};
 use candle_fused::BlockFormat;
 use gpt2_model::Implementation;
@@ -168,11 +169,6 @@ impl Provenance {
     pub(crate) fn metadata(&self) -> anyhow::Result<Vec<(&'static str, String)>> {
         Ok(vec![("gpt2", self.gpt2.to_owned()), ("provenance", serde_json::to_string(self)?)])
     }
-}
-
-/// `1 token`, `2 tokens`
-pub(crate) fn count(n: usize, what: &str) -> String {
-    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
 }
 
 /// `cpu`, `cuda:0` or `metal:0`, as `--device` takes it.

@@ -1,4 +1,4 @@
-//! Values on the command line that clap cannot parse by itself, and the ids with the highest values.
+//! Values on the command line that clap cannot parse by itself, counts in words, and the ids with the highest values.
 
 fn number(s: &str, fits: impl Fn(f64) -> bool, expected: &str) -> Result<f64, String> {
     s.parse().ok().filter(|x| fits(*x)).ok_or_else(|| format!("expected {expected}"))
@@ -26,6 +26,11 @@ pub(crate) fn part(s: &str) -> Result<f64, String> {
 
 pub(crate) fn share(s: &str) -> Result<f64, String> {
     number(s, |x| (0.0..=1.0).contains(&x), "a number from 0 to 1")
+}
+
+/// `1 token`, `2 tokens`
+pub(crate) fn count(n: usize, what: &str) -> String {
+    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
 }
 
 /// `3` or `0-3`, including both ends.
