@@ -155,19 +155,17 @@ impl Isa {
 
     /// The code for products of bytes.
     pub(crate) fn byte_products(self) -> ByteProducts {
-        #[cfg(target_arch = "x86_64")]
         match self {
-            #[cfg(feature = "x86-v4")]
+            #[cfg(all(target_arch = "x86_64", feature = "x86-v4"))]
             Self::Avx512 | Self::Amx if self.arch().is_some() && is_x86_feature_detected!("avx512vnni") => {
-                return ByteProducts::Avx512Vnni;
+                ByteProducts::Avx512Vnni
             }
-            Self::AvxVnni if self.arch().is_some() => return ByteProducts::AvxVnni,
-            Self::Avx2 | Self::Avx512 | Self::Amx if Self::Avx2.arch().is_some() => {
-                return ByteProducts::Avx2;
-            }
-            _ => {}
+            #[cfg(target_arch = "x86_64")]
+            Self::AvxVnni if self.arch().is_some() => ByteProducts::AvxVnni,
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 | Self::Avx512 | Self::Amx if Self::Avx2.arch().is_some() => ByteProducts::Avx2,
+            _ => ByteProducts::Portable,
         }
-        ByteProducts::Portable
     }
 
     /// Whether products of bf16 matrices run in tile registers.
