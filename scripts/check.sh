@@ -17,6 +17,7 @@ step scripts/check_circles.py --self-test
 step scripts/cuda/kernels.py --self-test
 step scripts/check_gpu.py --self-test
 step scripts/check_circles.py
+step scripts/check_paths.py
 step "$cargo" clippy --release --workspace --all-targets -- -D warnings
 # A build without the Hub must not build any of its crates.
 step "$cargo" clippy --release -p gpt2-cli --no-default-features --features x86-v4 -- -D warnings
