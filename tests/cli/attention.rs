@@ -106,7 +106,8 @@ fn the_export_holds_weights_and_outputs_of_the_chosen_layers_and_heads() -> Resu
         (&["-l0-1", "-H1", "-H2"], &[0, 1], &[1, 2]),
     ] {
         let path = folder.at("attention.safetensors");
-        let args = ["attention", "--model", ODD, "--export", &path, "--ids", &comma_separated(&ids)];
+        let args =
+            ["attention", "--model", ODD, "--export", &path, "--overwrite", "--ids", &comma_separated(&ids)];
         let run = gpt2(&[&args[..], choice].concat())?.succeeded();
         assert_says("stderr", &run.stderr, &[&path]);
         assert!(!run.stdout.contains(&path), "a note among the results");
