@@ -1,10 +1,10 @@
 //! Sums over the rows of a matrix: the gradient of anything that was added to each row.
 
+use crate::cpu_op::{CpuOp, Input, OnCpu};
 use crate::dispatch::cpu_f32;
 use crate::element::accumulator;
 use crate::isa;
-use crate::vector::contiguous;
-use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
+use candle_core::{CpuStorage, Result, Shape, Tensor};
 use rayon::prelude::*;
 
 /// Rows per partial sum. Errors grow with the length of the partial sums and of their total, not with
@@ -15,23 +15,20 @@ pub(crate) const ROWS: usize = 32;
 /// thread, and sums f16 and bf16 in their own dtype.
 pub(crate) fn column_sums(x: &Tensor) -> Result<Tensor> {
     if cpu_f32(&[x]) && x.elem_count() > 0 {
-        return x.detach().contiguous()?.apply_op1_no_bwd(&ColumnSums);
+        return x.detach().contiguous()?.apply_op1_no_bwd(&OnCpu(ColumnSums));
     }
     x.to_dtype(accumulator(x.dtype()))?.sum(0)?.to_dtype(x.dtype())
 }
 
 struct ColumnSums;
 
-impl CustomOp1 for ColumnSums {
-    fn name(&self) -> &'static str {
-        "column-sums"
-    }
+impl CpuOp<1> for ColumnSums {
+    const NAME: &'static str = "column-sums";
 
-    fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        let (_, width) = layout.shape().dims2()?;
-        let x = contiguous::<f32>(x, layout)?;
+    fn forward(&self, [x]: [Input; 1]) -> Result<(CpuStorage, Shape)> {
+        let (_, width) = x.shape().dims2()?;
         let arch = isa::arch();
-        let partial = x.par_chunks(ROWS * width).map(|rows| {
+        let partial = x.slice()?.par_chunks(ROWS * width).map(|rows| {
             let mut sums = vec![0f32; width];
             arch.dispatch(|| rows.chunks_exact(width).for_each(|row| add(&mut sums, row)));
             sums

@@ -4,14 +4,15 @@
 //! computes their gradient and from that the gradients of x and W. Nothing of the logits' size outlives its chunk. On the CPU
 //! there is one loop for a plain W and one for a frozen W, which gets no gradient; on GPUs one of Candle's operations.
 
+use crate::cpu_op::{CpuOp, Input, OnCpu};
 use crate::cross_entropy::{LogSum, Row, check_targets, cross_entropy, losses, to_gradients};
 use crate::dispatch::{Dispatch, cpu_f32, cpu_product};
 use crate::element::accumulator;
-use crate::frozen::{Frozen, Rows, Then};
+use crate::frozen::{Frozen, Then};
 use crate::product::{Matrix, multiply};
 use crate::vector::with_slices;
 use crate::{gpu, isa};
-use candle_core::{CpuStorage, CustomOp1, CustomOp2, DType, Device, Layout, Result, Shape, Storage, Tensor};
+use candle_core::{CpuStorage, CustomOp2, DType, Device, Layout, Result, Shape, Storage, Tensor};
 #[cfg(feature = "cuda")]
 use candle_core::{CudaStorage, backend::BackendStorage};
 use rayon::prelude::*;
@@ -234,13 +235,13 @@ pub(crate) fn frozen_cross_entropy(x: &Tensor, weight: &Arc<dyn Frozen>, targets
         let Storage::Cpu(storage) = &*storage else {
             candle_core::bail!("cross-entropy: x is on another device")
         };
-        let mut logits = in_f32s(weight.product(Rows { storage, layout }, 0..v, Then::default())?)?; // (count, V)
+        let mut logits = in_f32s(weight.product(Input { storage, layout }, 0..v, Then::default())?)?; // (count, V)
         let log_sums: Vec<LogSum> = logits.par_chunks(v).map(|row| arch.dispatch(Row(row))).collect();
         sum += losses(&logits, targets, &log_sums).sum::<f64>();
         let Some(transposed) = &transposed else { continue };
         to_gradients(&mut logits, targets, &log_sums, factor);
         let layout = Layout::contiguous((count, v));
-        let d_logits = Rows { storage: &CpuStorage::F32(logits), layout: &layout };
+        let d_logits = Input { storage: &CpuStorage::F32(logits), layout: &layout };
         d_x.extend(in_f32s(transposed.product(d_logits, 0..c, Then::default())?)?);
     }
     #[allow(clippy::cast_possible_truncation)] // the loss of f32 logits
@@ -249,7 +250,7 @@ pub(crate) fn frozen_cross_entropy(x: &Tensor, weight: &Arc<dyn Frozen>, targets
         return Tensor::new(loss, &Device::Cpu);
     }
     let gradient = Tensor::from_vec(d_x, (rows, c), &Device::Cpu)?;
-    x.apply_op1(Known { loss, gradient })
+    x.apply_op1(OnCpu(Known { loss, gradient }))
 }
 
 fn in_f32s(storage: CpuStorage) -> Result<Vec<f32>> {
@@ -266,22 +267,20 @@ struct Known {
     gradient: Tensor,
 }
 
-impl CustomOp1 for Known {
-    fn name(&self) -> &'static str {
-        "frozen-cross-entropy"
-    }
+impl CpuOp<1> for Known {
+    const NAME: &'static str = "frozen-cross-entropy";
 
-    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
+    fn forward(&self, [_]: [Input; 1]) -> Result<(CpuStorage, Shape)> {
         Ok((CpuStorage::F32(vec![self.loss]), Shape::from(())))
     }
 
-    fn bwd(&self, _: &Tensor, _: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
+    fn backward(&self, [_]: [&Tensor; 1], _: &Tensor, grad: &Tensor) -> Result<[Option<Tensor>; 1]> {
         let factor = f64::from(grad.to_scalar::<f32>()?);
         // Saves a copy when the loss itself is differentiated.
         if factor.to_bits() == 1f64.to_bits() {
-            return Ok(Some(self.gradient.clone()));
+            return Ok([Some(self.gradient.clone())]);
         }
-        Ok(Some((&self.gradient * factor)?))
+        Ok([Some((&self.gradient * factor)?)])
     }
 }
 
