@@ -1,6 +1,7 @@
 //! `flash` and `cpu_flash`: the functions that Candle's authors know give what theirs give, and what theirs refuse.
 
 use crate::common::Result;
+use crate::random;
 use candle_core::{DType, Device, Tensor, Var};
 use candle_fused::Implementation::{Eager, Fused};
 use candle_fused::attention::{Chosen, Lengths, Mask, Sdpa, Wanted, Window};
@@ -10,8 +11,7 @@ use candle_nn::attention as theirs;
 use std::sync::Arc;
 
 fn numbers(shape: &[usize], name: &str) -> Result<Tensor> {
-    let vb = gpt2_model::init::seeded(3, DType::F32, &Device::Cpu);
-    Ok(vb.get_with_hints(shape, name, candle_nn::Init::Randn { mean: 0., stdev: 1. })?)
+    Ok(random(3, name, 1., shape)?)
 }
 
 /// q (B, T, H, D), k and v (B, S, key heads, D)
