@@ -40,10 +40,9 @@ pub fn cross_entropies(logits: &Tensor, targets: &Tensor) -> Result<Vec<f64>> {
     let (n, v) = logits.dims2()?;
     let targets = check_targets(targets, n, v)?;
     if cpu_f32(&[logits]) {
-        let (targets, arch) = (targets.to_vec1::<u32>()?, isa::arch());
+        let targets = targets.to_vec1::<u32>()?;
         return with_slices([&logits.contiguous()?], |[logits]| {
-            let log_sums: Vec<LogSum> = logits.par_chunks(v).map(|row| arch.dispatch(Row(row))).collect();
-            losses(logits, &targets, &log_sums).collect()
+            losses(logits, &targets, &log_sums(logits, v)).collect()
         });
     }
     let log_probs = candle_nn::ops::log_softmax(logits, D::Minus1)?;
@@ -62,8 +61,7 @@ impl CpuOp<2> for CrossEntropy {
     fn forward(&self, [logits, targets]: [Input; 2]) -> Result<(CpuStorage, Shape)> {
         let v = logits.layout.dims()[1];
         let (logits, targets) = (logits.slice::<f32>()?, targets.slice()?);
-        let arch = isa::arch();
-        let log_sums: Vec<LogSum> = logits.par_chunks(v).map(|row| arch.dispatch(Row(row))).collect();
+        let log_sums = log_sums(logits, v);
         let sum: f64 = losses(logits, targets, &log_sums).sum();
         #[allow(clippy::cast_possible_truncation)] // the loss of f32 logits
         let mean = (sum / log_sums.len() as f64) as f32;
@@ -117,6 +115,12 @@ pub(crate) fn check_targets(targets: &Tensor, n: usize, v: usize) -> Result<Tens
     targets.to_dtype(DType::U32)?.contiguous()
 }
 
+/// The log-sum of each row of `v` logits.
+pub(crate) fn log_sums(logits: &[f32], v: usize) -> Vec<LogSum> {
+    let arch = isa::arch();
+    logits.par_chunks(v).map(|row| arch.dispatch(Row(row))).collect()
+}
+
 /// The loss of each row in nats.
 pub(crate) fn losses(logits: &[f32], targets: &[u32], log_sums: &[LogSum]) -> impl Iterator<Item = f64> {
     let rows = logits.chunks_exact(logits.len() / targets.len()).zip(targets);
@@ -146,7 +150,7 @@ pub(crate) struct LogSum {
     log2: f32,
 }
 
-pub(crate) struct Row<'a>(pub(crate) &'a [f32]);
+struct Row<'a>(&'a [f32]);
 
 impl WithSimd for Row<'_> {
     type Output = LogSum;

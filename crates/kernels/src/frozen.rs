@@ -5,7 +5,7 @@
 use crate::cpu_op::Input;
 use crate::product::panels::{PANEL, STRIP, Stored};
 use crate::product::{Finish, Panels, new_product};
-use crate::quantized::{self, BlockFormat};
+use crate::quantized::{self, BlockFormat, BlockPanels};
 use candle_core::{CpuStorage, DType, Result, Storage, Tensor, WithDType};
 use rayon::prelude::*;
 use std::fmt;
@@ -105,7 +105,7 @@ fn product_in<X: Stored + WithDType, E: Stored>(
     Ok(X::to_cpu_storage_owned(new_product(x.slice::<X>()?, w, columns, finish)))
 }
 
-impl Frozen for quantized::Panels {
+impl Frozen for BlockPanels {
     fn shape(&self) -> (usize, usize) {
         (self.depth(), self.width())
     }
@@ -115,7 +115,7 @@ impl Frozen for quantized::Panels {
     }
 
     fn alignment(&self) -> usize {
-        quantized::PANEL
+        PANEL
     }
 
     fn product(&self, x: Input, columns: Range<usize>, then: Then) -> Result<CpuStorage> {
@@ -171,7 +171,7 @@ pub(crate) fn quantize(weight: &Tensor, format: BlockFormat) -> Result<Arc<dyn F
         candle_core::bail!("weight: it holds a number that is not finite, or beyond ±{limit}")
     }
     let row = format.bytes_of(n_in).unwrap_or_default();
-    Ok(Arc::new(quantized::Panels::pack(format, (n_in, n_out), |outputs, out| {
+    Ok(Arc::new(BlockPanels::pack(format, (n_in, n_out), |outputs, out| {
         for (j, out) in outputs.zip(out.chunks_exact_mut(row)) {
             let inputs: Vec<f32> = (0..n_in).map(|k| number(k, j)).collect();
             out.copy_from_slice(&format.quantize(&inputs));
@@ -193,7 +193,7 @@ pub(crate) fn read_blocks(
     }
     let row = format.bytes_of(n_in).unwrap_or_default();
     let read = |outputs: Range<usize>, out: &mut [u8]| read(outputs.start * row, out);
-    Ok(Arc::new(quantized::Panels::pack(format, (n_in, n_out), read)?))
+    Ok(Arc::new(BlockPanels::pack(format, (n_in, n_out), read)?))
 }
 
 /// Fails if a weight cannot be frozen.

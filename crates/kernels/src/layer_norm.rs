@@ -272,6 +272,7 @@ fn row_gradients(x: &[f32], weight: &[f32], grad: &[f32], eps: f64, dx: &mut [f3
 mod tests {
     use super::*;
     use crate::dispatch::Implementation;
+    use crate::test_numbers::{error, numbers, wide};
     use candle_core::{DType, Var};
 
     #[test]
@@ -335,18 +336,16 @@ mod tests {
     fn halves_are_computed_in_f32_and_rounded_once() -> Result<()> {
         for (dtype, rounding) in [(DType::F16, 2f64.powi(-11)), (DType::BF16, 2f64.powi(-8))] {
             for (rows, width) in [(1, 7), (3, 33), (20, 768)] {
-                let half = |shape: &[usize], salt| crate::test_numbers::numbers(shape, salt)?.to_dtype(dtype);
+                let half = |shape: &[usize], salt| numbers(shape, salt)?.to_dtype(dtype);
                 let (x, w, b) = (half(&[rows, width], 1)?, half(&[width], 2)?, half(&[width], 3)?);
                 let run = |x: &Tensor, w: &Tensor, b: &Tensor| {
                     layer_norm(x, w, b, 1e-5, Dispatch::of(Implementation::Auto, x))
                 };
-                let wide = |t: &Tensor| t.to_dtype(DType::F64);
                 let expected = run(&wide(&x)?, &wide(&w)?, &wide(&b)?)?;
                 let got = run(&x, &w, &b)?;
                 assert_eq!(got.dtype(), dtype);
-                let error = (wide(&got)? - &expected)?.abs()?.max_all()?.to_scalar::<f64>()?;
-                let scale = expected.abs()?.max_all()?.to_scalar::<f64>()?;
-                assert!(error <= 1.01 * rounding * scale, "{dtype:?}, {rows} x {width}: {error:e}");
+                let error = error(&got, &expected)?;
+                assert!(error <= 1.01 * rounding, "{dtype:?}, {rows} x {width}: {error:e}");
             }
         }
         Ok(())

@@ -142,8 +142,8 @@ fn add_product<E: Element>(x: &[f32], weight: WeightRows<E>, out: &mut [f32]) {
         return few_rows::add_product(x, weight, out);
     }
     let (data, row) = weight.in_f32();
-    let weight = Matrix { data: &data, row, column: 1 };
-    multiply(out, true, (rows, depth, width), Matrix::rows(x, depth), weight);
+    let weight = Matrix { data: &data, shape: [depth, width], strides: [row, 1] };
+    multiply(out, true, Matrix::new(x, rows, depth), weight);
 }
 
 /// `a·b`, without a graph. In f32 on the CPU, with [`multiply`].
@@ -154,18 +154,18 @@ pub(crate) fn matmul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     if !cpu_f32(&[a, b]) || !cpu_product(&[a, b]) {
         return a.matmul(b);
     }
-    let ((m, k), (_, n)) = (a.dims2()?, b.dims2()?);
+    let (m, n) = (a.dims2()?.0, b.dims2()?.1);
     let guards = [a, b].map(Tensor::storage_and_layout);
     let [a, b] = guards.each_ref().map(|(storage, layout)| match &**storage {
         Storage::Cpu(CpuStorage::F32(data)) => Ok(Matrix {
             data: &data[layout.start_offset()..],
-            row: layout.stride()[0],
-            column: layout.stride()[1],
+            shape: layout.shape().dims2()?.into(),
+            strides: [layout.stride()[0], layout.stride()[1]],
         }),
         _ => candle_core::bail!("expected f32 on the CPU, got {layout:?}"),
     });
     let mut out = vec![0f32; m * n];
-    multiply(&mut out, false, (m, k, n), a?, b?);
+    multiply(&mut out, false, a?, b?);
     Tensor::from_vec(out, (m, n), &Device::Cpu)
 }
 

@@ -2,7 +2,7 @@ use super::few_rows::FEW_ROWS;
 use super::linear_transposed;
 use crate::dispatch::{Dispatch, Implementation};
 use crate::epilogue::Epilogue;
-use crate::test_numbers::numbers;
+use crate::test_numbers::{error, numbers, wide};
 use candle_core::{DType, Device, Result, Tensor, Var};
 
 fn linear(x: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor> {
@@ -11,17 +11,6 @@ fn linear(x: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor> {
 
 fn linear_onto(residual: &Tensor, x: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor> {
     super::linear(x, weight, Some(bias), Epilogue::Residual(residual), Dispatch::of(Implementation::Auto, x))
-}
-
-/// The largest difference, relative to the largest expected value.
-fn error(got: &Tensor, expected: &Tensor) -> Result<f64> {
-    assert_eq!(got.dims(), expected.dims());
-    let difference = (got.to_dtype(DType::F64)? - expected)?.abs()?.flatten_all()?.max(0)?;
-    Ok(difference.to_scalar::<f64>()? / expected.abs()?.flatten_all()?.max(0)?.to_scalar::<f64>()?.max(1e-30))
-}
-
-fn wide(x: &Tensor) -> Result<Tensor> {
-    x.to_dtype(DType::F64)
 }
 
 /// Every path of a product: few rows and many, lengths that are not multiples of a vector, columns of a

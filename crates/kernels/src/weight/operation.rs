@@ -165,7 +165,7 @@ impl CpuOp<3> for Product {
         let (rows, (n_out, rank)) = (u.shape().dims2()?.0, b.shape().dims2()?);
         let (u, b) = (u.slice()?, b.slice()?);
         let mut added = vec![0f32; rows * n_out];
-        multiply(&mut added, false, (rows, rank, n_out), Matrix::rows(u, rank), Matrix::rows(b, rank).t());
+        multiply(&mut added, false, Matrix::new(u, rows, rank), Matrix::new(b, n_out, rank).t());
         let layout = Layout::contiguous((rows, n_out));
         self.compute(x, Some(Input { storage: &CpuStorage::F32(added), layout: &layout }))
     }
