@@ -1,7 +1,7 @@
 //! Attention, eager and fused, against its definition in f64.
 
 use crate::common::{Result, cases, some_padding};
-use crate::{packed_views, random, relative_error};
+use crate::{packed_views, random, relative_error, same_on_any_number_of_threads};
 use candle_core::{DType, Device, Tensor};
 use candle_fused::Implementation::{self, Eager, Fused};
 use candle_fused::attention::{CausalBias, Mask, Sdpa};
@@ -302,16 +302,7 @@ impl Head for Tensor {
 #[test]
 fn the_result_does_not_depend_on_the_number_of_threads() -> Result {
     let case = Case::random((2, 3, 20), (130, 150), 1.0, 11)?;
-    let bits = |threads: usize| -> Result<Vec<u32>> {
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
-        let out = pool.install(|| case.run(Fused).map_err(|e| e.to_string()))?;
-        Ok(out.flatten_all()?.to_vec1::<f32>()?.into_iter().map(f32::to_bits).collect())
-    };
-    let one = bits(1)?;
-    for threads in [2, 7, 64] {
-        assert_eq!(bits(threads)?, one, "{threads} threads");
-    }
-    Ok(())
+    same_on_any_number_of_threads(|| Ok(case.run(Fused)?.to_dtype(DType::F64)?.flatten_all()?.to_vec1()?))
 }
 
 #[test]

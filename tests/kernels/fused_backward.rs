@@ -2,7 +2,7 @@
 //! and with themselves on other numbers of threads.
 
 use crate::common::{Result, cases, some_padding};
-use crate::{packed_views, random, relative_error as error};
+use crate::{packed_views, random, relative_error as error, same_on_any_number_of_threads};
 use candle_core::{DType, Device, Tensor, Var};
 use candle_fused::Dropout;
 use candle_fused::Implementation::{self, Eager, Fused};
@@ -120,16 +120,7 @@ fn few_queries_and_rising_scores_have_the_definitions_gradient() -> Result {
 #[test]
 fn the_gradient_does_not_depend_on_the_number_of_threads() -> Result {
     let case = Case::random((2, 3, 20), (130, 150), 11)?;
-    let bits = |threads: usize| -> Result<Vec<u64>> {
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
-        let gradient = pool.install(|| case.gradient(DType::F32, Fused).map_err(|e| e.to_string()))?;
-        Ok(gradient.into_iter().map(f64::to_bits).collect())
-    };
-    let one = bits(1)?;
-    for threads in [2, 7, 64] {
-        assert_eq!(bits(threads)?, one, "{threads} threads");
-    }
-    Ok(())
+    same_on_any_number_of_threads(|| case.gradient(DType::F32, Fused))
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Weights on demand and summaries from the fused kernel, compared with the eager definition.
 
 use crate::common::{Result, cases, max_abs, some_padding};
-use crate::{packed_views, random};
+use crate::{packed_views, random, same_on_any_number_of_threads};
 use candle_core::{D, DType, Device, Tensor, Var};
 use candle_fused::Dropout;
 use candle_fused::Implementation::{self, Eager, Fused};
@@ -338,20 +338,13 @@ fn heads_and_queries_that_are_not_there_are_refused_by_name() -> Result {
 #[test]
 fn weights_and_summaries_do_not_depend_on_the_number_of_threads() -> Result {
     let case = Case::random((2, 3, 20), (130, 150), 11)?;
-    let bits = |threads: usize| -> Result<Vec<u32>> {
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
-        let wanted = Wanted { weights: &[Chosen::default()], summary: true };
-        let found = pool.install(|| case.run(Fused, wanted))?;
+    same_on_any_number_of_threads(|| {
+        let found = case.run(Fused, Wanted { weights: &[Chosen::default()], summary: true })?;
         let summary = found.summary.ok_or("it was asked for")?;
-        let all =
-            [&found.weights[0].flatten_all()?, &summary.entropy.flatten_all()?, &summary.max.flatten_all()?];
-        Ok(Tensor::cat(&all, 0)?.to_vec1::<f32>()?.into_iter().map(f32::to_bits).collect())
-    };
-    let one = bits(1)?;
-    for threads in [2, 7] {
-        assert_eq!(bits(threads)?, one, "{threads} threads");
-    }
-    Ok(())
+        let all = [&found.weights[0], &summary.entropy, &summary.max].map(Tensor::flatten_all);
+        let all = all.into_iter().collect::<candle_core::Result<Vec<_>>>()?;
+        Ok(Tensor::cat(&all, 0)?.to_dtype(DType::F64)?.to_vec1()?)
+    })
 }
 
 /// Asking for some rows and a summary takes no memory for the rest: a separate process runs this, and its peak counts.
