@@ -259,24 +259,18 @@ impl Weight {
         if columns.is_empty() || columns.end > n_out {
             candle_core::bail!("weight: columns {columns:?} of {n_out}")
         }
-        let first = match &self.kind {
-            Kind::Frozen(weight) => columns.start / weight.alignment() * weight.alignment(),
-            Kind::Plain(..) => columns.start,
-        };
-        let bias = bias.map(|bias| bias.narrow(0, first, columns.end - first)).transpose()?;
+        let bias_from = |first| bias.map(|bias| bias.narrow(0, first, columns.end - first)).transpose();
         match &self.kind {
             Kind::Frozen(weight) => {
-                let product = Product::new(weight.clone(), first..columns.end, bias.as_ref());
+                let first = columns.start / weight.alignment() * weight.alignment();
+                let product = Product::new(weight.clone(), first..columns.end, bias_from(first)?.as_ref());
                 let y = product.forward(x, Epilogue::None)?;
-                if first == columns.start {
-                    return Ok(y);
-                }
                 y.narrow(D::Minus1, columns.start - first, columns.len())
             }
             Kind::Plain(weight, implementation) => {
                 let axis = usize::from(self.layout == WeightLayout::InOut);
-                let weight = weight.narrow(axis, first, columns.len())?;
-                let dispatch = Dispatch::of(*implementation, x);
+                let weight = weight.narrow(axis, columns.start, columns.len())?;
+                let (bias, dispatch) = (bias_from(columns.start)?, Dispatch::of(*implementation, x));
                 self.layout.product(x, &weight, bias.as_ref(), Epilogue::None, dispatch)
             }
         }

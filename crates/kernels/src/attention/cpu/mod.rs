@@ -134,12 +134,10 @@ impl Saved<'_> {
         let [q, k, v, context, grad] = tensors;
         let (context, grad) = (context.transpose(1, 2)?, grad.transpose(1, 2)?); // (B, H, T, Dv)
         let guards = [q, k, v, &context, &grad].map(|x| x.storage_and_layout());
-        let views = guards.iter().map(|(storage, layout)| Heads::of(Input::new(storage, layout)?));
-        let views = views.collect::<Result<Vec<Heads<E>>>>()?;
-        let [q_view, k_view, v_view, context_view, grad_view] = views[..] else {
-            candle_core::bail!("attention: the backward pass takes five tensors")
-        };
-        let problem = Problem { q: q_view, k: k_view, v: v_view, rules: self.rules, dropout: self.dropout };
+        let view = |i: usize| Heads::<E>::of(Input::new(&guards[i].0, guards[i].1)?);
+        let (context_view, grad_view) = (view(3)?, view(4)?);
+        let (rules, dropout) = (self.rules, self.dropout);
+        let problem = Problem { q: view(0)?, k: view(1)?, v: view(2)?, rules, dropout };
         let [b, h, t, dv] = problem.context_dims();
         if context_view.dims != [b, h, t, dv]
             || grad_view.dims != [b, h, t, dv]
