@@ -57,7 +57,7 @@ pub(crate) fn total(parts: Vec<Vec<f32>>, width: usize) -> Vec<f32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::test_numbers::numbers;
+    use crate::test_numbers::{numbers, pool};
     use candle_core::{DType, Device};
 
     #[test]
@@ -89,13 +89,7 @@ mod tests {
     #[test]
     fn the_number_of_threads_changes_no_bit() -> Result<()> {
         let x = numbers((1000, 37), 1)?;
-        let with = |threads: usize| -> Result<Vec<f32>> {
-            let pool = rayon::ThreadPoolBuilder::new()
-                .num_threads(threads)
-                .build()
-                .map_err(candle_core::Error::wrap)?;
-            pool.install(|| column_sums(&x)?.to_vec1())
-        };
+        let with = |threads| pool(threads).install(|| column_sums(&x)?.to_vec1::<f32>());
         assert_eq!(with(1)?, with(3)?);
         Ok(())
     }

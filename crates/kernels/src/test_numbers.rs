@@ -1,4 +1,5 @@
-//! Numbers for tests: the same at each run, without a pattern that fits the blocks of a kernel.
+//! For tests: numbers that are the same at each run, without a pattern that fits the blocks of a kernel; how far off results
+//! are; and pools of threads.
 
 use candle_core::{DType, Device, Result, Shape, Tensor};
 
@@ -26,4 +27,8 @@ pub(crate) fn error(got: &Tensor, expected: &Tensor) -> Result<f64> {
     }
     let difference = (wide(got)? - expected)?.abs()?.max_all()?.to_scalar::<f64>()?;
     Ok(difference / expected.abs()?.max_all()?.to_scalar::<f64>()?.max(1e-30))
+}
+
+pub(crate) fn pool(threads: usize) -> rayon::ThreadPool {
+    rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads")
 }

@@ -2,7 +2,7 @@ use super::few_rows::FEW_ROWS;
 use super::linear_transposed;
 use crate::dispatch::{Dispatch, Implementation};
 use crate::epilogue::Epilogue;
-use crate::test_numbers::{error, numbers, wide};
+use crate::test_numbers::{error, numbers, pool, wide};
 use candle_core::{DType, Device, Result, Tensor, Var};
 
 fn linear(x: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor> {
@@ -82,8 +82,7 @@ fn the_bits_do_not_depend_on_the_number_of_threads() -> Result<()> {
     for rows in [1, 5, 64] {
         let (x, w, b) = (numbers((rows, 700), 1)?, numbers((700, 900), 2)?, numbers(900, 3)?);
         let run = |threads: usize| -> Result<Vec<Vec<f32>>> {
-            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
-            pool.map_err(candle_core::Error::wrap)?.install(|| linear(&x, &w, &b))?.to_vec2()
+            pool(threads).install(|| linear(&x, &w, &b))?.to_vec2()
         };
         let one = run(1)?;
         for threads in [2, 7, 16] {

@@ -3,6 +3,7 @@ use super::panels::Stored;
 use super::rows::Rows;
 use super::{Finish, Matrix, Panels, multiply};
 use crate::isa::Isa;
+use crate::test_numbers::pool;
 use half::{bf16, f16};
 
 /// Numbers between -1 and 1, the same for the same seed.
@@ -107,10 +108,8 @@ fn the_bits_depend_neither_on_threads_nor_on_the_other_rows() {
         let (rows, depth, width) = (150, 608, 300);
         let (x, w) = (numbers::<E>(rows * depth, 1), numbers::<E>(depth * width, 2));
         let packed = Panels::pack(&w, (depth, width), (width, 1));
-        let all = |threads: usize| {
-            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
-            pool.install(|| run(isa, &x, &packed, 0..width, Finish::NOTHING, None))
-        };
+        let all =
+            |threads: usize| pool(threads).install(|| run(isa, &x, &packed, 0..width, Finish::NOTHING, None));
         let one = all(1);
         assert!([2, 7, 16].into_iter().all(|threads| all(threads) == one), "{isa:?}");
         for (x, expected) in x.chunks(depth).zip(one.chunks(width)) {

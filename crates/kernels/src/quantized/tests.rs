@@ -5,7 +5,7 @@ use super::product::product_on;
 use crate::isa::Isa;
 use crate::product::Finish;
 use crate::product::panels::PANEL;
-use crate::test_numbers::values as numbers;
+use crate::test_numbers::{pool, values as numbers};
 
 const FORMATS: [BlockFormat; 5] =
     [BlockFormat::Q4_0, BlockFormat::Q5_0, BlockFormat::Q8_0, BlockFormat::Q4K, BlockFormat::Q6K];
@@ -98,7 +98,7 @@ fn the_bits_are_the_same_on_every_instruction_set_for_any_threads_and_any_rows()
             let expected = run(Isa::Portable, &x, &w, finish(23));
             for isa in Isa::available() {
                 for threads in [1, 2, 8] {
-                    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
+                    let pool = pool(threads);
                     for rows in [1, 2, 3, 4, 5, 7, 23] {
                         let got = pool.install(|| run(isa, &x[..rows * depth], &w, finish(rows)));
                         let same = got.iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits());

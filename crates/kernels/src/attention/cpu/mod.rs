@@ -108,40 +108,35 @@ impl CpuOp<3> for CpuAttention {
         let Some(log_sums) = self.log_sums.get() else {
             candle_core::bail!("attention: the backward pass ran without a forward pass before it")
         };
-        let saved = Saved { rules: &self.rules, dropout: self.dropout, log_sums };
         let [dq, dk, dv] = match q.dtype() {
-            DType::F16 => saved.gradients::<f16>([q, k, v, context, grad])?,
-            DType::BF16 => saved.gradients::<bf16>([q, k, v, context, grad])?,
-            _ => saved.gradients::<f32>([q, k, v, context, grad])?,
+            DType::F16 => self.gradients::<f16>([q, k, v, context, grad], log_sums)?,
+            DType::BF16 => self.gradients::<bf16>([q, k, v, context, grad], log_sums)?,
+            _ => self.gradients::<f32>([q, k, v, context, grad], log_sums)?,
         };
         Ok([Some(dq), Some(dk), Some(dv)])
     }
 }
 
-/// What the forward pass saved for the backward pass.
-struct Saved<'a> {
-    rules: &'a ScoreRules,
-    dropout: Option<WeightDropout>,
-    /// (B, H, T)
-    log_sums: &'a [LogSum],
-}
-
-impl Saved<'_> {
+impl CpuAttention {
     /// The gradients of q, k and v: contiguous, with the shapes and dtype of q, k and v.
     ///
-    /// q (B, H, T, D), k (B, key heads, S, D), v (B, key heads, S, Dv); context and its gradient (B, T, H, Dv)
-    fn gradients<E: Element + WithDType>(&self, tensors: [&Tensor; 5]) -> Result<[Tensor; 3]> {
-        let [q, k, v, context, grad] = tensors;
+    /// q (B, H, T, D), k (B, key heads, S, D), v (B, key heads, S, Dv); context and its gradient (B, T, H, Dv);
+    /// `log_sums` (B, H, T)
+    fn gradients<E: Element + WithDType>(
+        &self,
+        [q, k, v, context, grad]: [&Tensor; 5],
+        log_sums: &[LogSum],
+    ) -> Result<[Tensor; 3]> {
         let (context, grad) = (context.transpose(1, 2)?, grad.transpose(1, 2)?); // (B, H, T, Dv)
         let guards = [q, k, v, &context, &grad].map(|x| x.storage_and_layout());
         let view = |i: usize| Heads::<E>::of(Input::new(&guards[i].0, guards[i].1)?);
         let (context_view, grad_view) = (view(3)?, view(4)?);
-        let (rules, dropout) = (self.rules, self.dropout);
+        let (rules, dropout) = (&self.rules, self.dropout);
         let problem = Problem { q: view(0)?, k: view(1)?, v: view(2)?, rules, dropout };
         let [b, h, t, dv] = problem.context_dims();
         if context_view.dims != [b, h, t, dv]
             || grad_view.dims != [b, h, t, dv]
-            || self.log_sums.len() != b * h * t
+            || log_sums.len() != b * h * t
         {
             candle_core::bail!(
                 "attention: the gradient {:?} does not fit queries {:?} and values {:?}",
@@ -155,13 +150,12 @@ impl Saved<'_> {
             .into_par_iter()
             .enumerate()
             .map(|(i, head)| {
-                let log_sums = &self.log_sums[i * t..(i + 1) * t];
                 let one = HeadBackward {
                     problem: &problem,
                     context: context_view,
                     grad: grad_view,
                     head,
-                    log_sums,
+                    log_sums: &log_sums[i * t..(i + 1) * t],
                 };
                 isa::arch().dispatch(one)
             })
