@@ -1,10 +1,10 @@
 //! Sums over the rows of a matrix: the gradient of anything that was added to each row.
 
-use crate::cpu_op::{CpuOp, Input, OnCpu};
 use crate::dispatch::cpu_f32;
 use crate::element::accumulator;
 use crate::isa;
-use candle_core::{CpuStorage, Result, Shape, Tensor};
+use crate::vector::with_slices;
+use candle_core::{Device, Result, Tensor};
 use rayon::prelude::*;
 
 /// Rows per partial sum. Errors grow with the length of the partial sums and of their total, not with
@@ -15,26 +15,19 @@ pub(crate) const ROWS: usize = 32;
 /// thread, and sums f16 and bf16 in their own dtype.
 pub(crate) fn column_sums(x: &Tensor) -> Result<Tensor> {
     if cpu_f32(&[x]) && x.elem_count() > 0 {
-        return x.detach().contiguous()?.apply_op1_no_bwd(&OnCpu(ColumnSums));
+        let (_, width) = x.dims2()?;
+        let arch = isa::arch();
+        let sums = with_slices([&x.contiguous()?], |[x]| {
+            let partial = x.par_chunks(ROWS * width).map(|rows| {
+                let mut sums = vec![0f32; width];
+                arch.dispatch(|| rows.chunks_exact(width).for_each(|row| add(&mut sums, row)));
+                sums
+            });
+            total(partial.collect(), width)
+        })?;
+        return Tensor::from_vec(sums, width, &Device::Cpu);
     }
     x.to_dtype(accumulator(x.dtype()))?.sum(0)?.to_dtype(x.dtype())
-}
-
-struct ColumnSums;
-
-impl CpuOp<1> for ColumnSums {
-    const NAME: &'static str = "column-sums";
-
-    fn forward(&self, [x]: [Input; 1]) -> Result<(CpuStorage, Shape)> {
-        let (_, width) = x.shape().dims2()?;
-        let arch = isa::arch();
-        let partial = x.slice()?.par_chunks(ROWS * width).map(|rows| {
-            let mut sums = vec![0f32; width];
-            arch.dispatch(|| rows.chunks_exact(width).for_each(|row| add(&mut sums, row)));
-            sums
-        });
-        Ok((CpuStorage::F32(total(partial.collect(), width)), Shape::from(width)))
-    }
 }
 
 /// `sums += row`
@@ -58,7 +51,7 @@ pub(crate) fn total(parts: Vec<Vec<f32>>, width: usize) -> Vec<f32> {
 mod tests {
     use super::*;
     use crate::test_numbers::{numbers, pool};
-    use candle_core::{DType, Device};
+    use candle_core::DType;
 
     #[test]
     fn the_sums_are_those_of_f64() -> Result<()> {

@@ -79,23 +79,13 @@ impl CpuOp<2> for CrossEntropy {
             candle_core::bail!("cross-entropy: the backward pass ran without a forward pass before it")
         };
         let factor = grad.to_scalar::<f32>()? / log_sums.len() as f32;
-        let gradient = Gradient { log_sums, factor };
-        Ok([Some(logits.detach().apply_op2_no_bwd(targets, &OnCpu(gradient))?), None])
-    }
-}
-
-struct Gradient<'a> {
-    log_sums: &'a [LogSum],
-    factor: f32,
-}
-
-impl CpuOp<2> for Gradient<'_> {
-    const NAME: &'static str = "cross-entropy-backward";
-
-    fn forward(&self, [logits, targets]: [Input; 2]) -> Result<(CpuStorage, Shape)> {
-        let mut out = logits.slice()?.to_vec();
-        to_gradients(&mut out, targets.slice()?, self.log_sums, self.factor);
-        Ok((CpuStorage::F32(out), logits.shape().clone()))
+        let targets = targets.to_vec1()?;
+        let gradient = with_slices([logits], |[logits]| {
+            let mut out = logits.to_vec();
+            to_gradients(&mut out, &targets, log_sums, factor);
+            out
+        })?;
+        Ok([Some(Tensor::from_vec(gradient, logits.shape(), &Device::Cpu)?), None])
     }
 }
 

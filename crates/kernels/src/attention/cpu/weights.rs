@@ -8,13 +8,13 @@ use crate::attention::heads::Query;
 use crate::attention::request::Rows;
 use crate::attention::scores::{Base, ScoreRules};
 use crate::attention::summary::RowSummary;
-use crate::cpu_op::{CpuOp, Input, OnCpu};
+use crate::cpu_op::{CpuOp, Input};
 use crate::element::Element;
 use crate::isa;
 use crate::streams::dots;
-use crate::vector::{chunked, exp2};
+use crate::vector::{chunked, exp2, with_slices};
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, DType, Result, Shape, Tensor};
+use candle_core::{CpuStorage, DType, Device, Result, Shape, Tensor};
 use half::{bf16, f16};
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
@@ -42,8 +42,7 @@ impl CpuOp<2> for CpuWeights {
 
     /// `dS = w ∘ (g - rowsum(w ∘ g))`, times the slope of the score; `dQ = dS·K`, `dK = dSᵀ·Q`
     fn backward(&self, [q, k]: [&Tensor; 2], weights: &Tensor, grad: &Tensor) -> Result<[Option<Tensor>; 2]> {
-        let seen = self.seen().collect();
-        let d_scores = weights.apply_op2_no_bwd(&grad.contiguous()?, &OnCpu(SoftmaxBackward { seen }))?;
+        let d_scores = softmax_backward(weights, &grad.contiguous()?, &self.seen().collect::<Vec<_>>())?;
         let wide = |x: &Tensor| x.detach().to_dtype(DType::F32)?.contiguous();
         let (q_wide, k_wide) = (wide(q)?, wide(k)?);
         let d_scores = self.rules.products_gradient(&d_scores, &q_wide, &k_wide)?; // (B, heads, queries, S)
@@ -282,32 +281,24 @@ impl<E: Element, K: Element> WithSimd for SummaryOfRow<'_, E, K> {
     }
 }
 
-/// Computes the gradient of the scores from that of their softmax, (.., rows, S) each: `w · (g - Σ w·g)`,
-/// which is 0 wherever the weight is 0. `seen` holds the keys that each row sees; the gradients of the
-/// other keys are never read.
-struct SoftmaxBackward {
-    seen: Vec<Range<usize>>,
-}
-
-impl CpuOp<2> for SoftmaxBackward {
-    const NAME: &'static str = "softmax-backward";
-
-    fn forward(&self, [weights, grad]: [Input; 2]) -> Result<(CpuStorage, Shape)> {
-        let shape = weights.shape().clone();
-        let (_, _, _, s) = shape.dims4()?;
-        let (weights, grad) = (weights.slice::<f32>()?, grad.slice::<f32>()?);
+/// The gradient of the scores from that of their softmax, (.., rows, S) each, contiguous: `w · (g - Σ w·g)`, which is 0
+/// wherever the weight is 0. `seen` holds the keys that each row sees; the gradients of the other keys are never read.
+fn softmax_backward(weights: &Tensor, grad: &Tensor, seen: &[Range<usize>]) -> Result<Tensor> {
+    let (_, _, _, s) = weights.dims4()?;
+    let d_scores = with_slices([weights, grad], |[weights, grad]| {
         let mut out = vec![0f32; weights.len()];
         let rows = out.par_chunks_mut(s).zip(weights.par_chunks(s).zip(grad.par_chunks(s)));
         rows.enumerate().with_min_len(16).for_each(|(row, (out, (w, g)))| {
-            let seen = &self.seen[row % self.seen.len()];
+            let seen = &seen[row % seen.len()];
             let (out, w, g) = (&mut out[seen.clone()], &w[seen.clone()], &g[seen.clone()]);
             let dot: f32 = w.iter().zip(g).map(|(w, g)| w * g).sum();
             for (out, (w, g)) in out.iter_mut().zip(w.iter().zip(g)) {
                 *out = w * (g - dot);
             }
         });
-        Ok((CpuStorage::F32(out), shape))
-    }
+        out
+    })?;
+    Tensor::from_vec(d_scores, weights.shape(), &Device::Cpu)
 }
 
 /// Softmax of a row of scores in place; all zeros if every score is -inf.
