@@ -2,6 +2,7 @@
 //! against what PyTorch computes: shared keys, windows, soft caps, ALiBi, added scores, other widths of values.
 
 use crate::common::{Result, cases, data};
+use crate::random;
 use candle_core::{D, DType, Device, Tensor, Var};
 use candle_fused::Dropout;
 use candle_fused::Implementation::{self, Auto, Eager, Fused};
@@ -37,8 +38,7 @@ impl Case {
     }
 
     fn numbers(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
-        let vb = gpt2_model::init::seeded(self.seed, DType::F32, &Device::Cpu);
-        Ok(vb.get_with_hints(shape, name, candle_nn::Init::Randn { mean: 0., stdev: 1. })?)
+        Ok(random(self.seed, name, 1., shape)?)
     }
 
     /// q (B, H, T, D), k (B, key heads, S, D), v (B, key heads, S, Dv)

@@ -1,7 +1,7 @@
 //! Attention, eager and fused, against its definition in f64.
 
 use crate::common::{Result, cases, some_padding};
-use crate::packed_views;
+use crate::{packed_views, random, relative_error, same_on_any_number_of_threads};
 use candle_core::{DType, Device, Tensor};
 use candle_fused::Implementation::{self, Eager, Fused};
 use candle_fused::attention::{CausalBias, Mask, Sdpa};
@@ -24,10 +24,7 @@ impl Case {
         spread: f64,
         seed: u64,
     ) -> Result<Self> {
-        let vb = gpt2_model::init::seeded(seed, DType::F32, &Device::Cpu);
-        let init = candle_nn::Init::Randn { mean: 0., stdev: spread };
-        let packed = vb.get_with_hints((b, s, 3, h, d), "x", init)?;
-        let [q, k, v] = packed_views(&packed, t)?;
+        let [q, k, v] = packed_views(&random(seed, "x", spread, (b, s, 3, h, d))?, t)?;
         Ok(Self { q, k, v, padding: None, scale: 1. / (d as f64).sqrt() })
     }
 
@@ -78,9 +75,7 @@ impl Case {
         assert_eq!(got.dims(), [b, t, h, d]);
         assert_eq!(got.dtype(), self.q.dtype());
         let got: Vec<f64> = got.to_dtype(DType::F64)?.flatten_all()?.to_vec1()?;
-        let largest = expected.iter().fold(1e-30, |a: f64, x| a.max(x.abs()));
-        let worst = got.iter().zip(&expected).map(|(a, b)| (a - b).abs());
-        Ok(worst.fold(0.0, |a: f64, x| if x.is_nan() { f64::NAN } else { a.max(x) }) / largest)
+        Ok(relative_error(&got, &expected))
     }
 }
 
@@ -124,13 +119,11 @@ proptest! {
                                                      t in 1usize..70, seed in 0u64..1000) {
         let check = || -> Result {
             let (b, h, s, d) = (2, 3, 70, 9);
-            let vb = gpt2_model::init::seeded(seed, DType::F32, &Device::Cpu);
             let strided = |name: &str| -> Result<Tensor> {
                 let sizes = [b + 1, h, s * step, d + 2];
                 let mut order: Vec<usize> = permutation(order);
                 let stored: Vec<usize> = order.iter().map(|&i| sizes[i]).collect();
-                let init = candle_nn::Init::Randn { mean: 0., stdev: 1. };
-                let x = vb.get_with_hints(stored, name, init)?;
+                let x = random(seed, name, 1., stored)?;
                 let mut back = vec![0; 4];
                 order.drain(..).enumerate().for_each(|(at, i)| back[i] = at);
                 let x = x.permute(back)?.narrow(0, 1, b)?.narrow(3, 1, d)?; // (B, H, S·step, D)
@@ -309,16 +302,7 @@ impl Head for Tensor {
 #[test]
 fn the_result_does_not_depend_on_the_number_of_threads() -> Result {
     let case = Case::random((2, 3, 20), (130, 150), 1.0, 11)?;
-    let bits = |threads: usize| -> Result<Vec<u32>> {
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
-        let out = pool.install(|| case.run(Fused).map_err(|e| e.to_string()))?;
-        Ok(out.flatten_all()?.to_vec1::<f32>()?.into_iter().map(f32::to_bits).collect())
-    };
-    let one = bits(1)?;
-    for threads in [2, 7, 64] {
-        assert_eq!(bits(threads)?, one, "{threads} threads");
-    }
-    Ok(())
+    same_on_any_number_of_threads(|| Ok(case.run(Fused)?.to_dtype(DType::F64)?.flatten_all()?.to_vec1()?))
 }
 
 #[test]

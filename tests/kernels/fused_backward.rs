@@ -2,7 +2,7 @@
 //! and with themselves on other numbers of threads.
 
 use crate::common::{Result, cases, some_padding};
-use crate::packed_views;
+use crate::{packed_views, random, relative_error as error, same_on_any_number_of_threads};
 use candle_core::{DType, Device, Tensor, Var};
 use candle_fused::Dropout;
 use candle_fused::Implementation::{self, Eager, Fused};
@@ -20,12 +20,9 @@ struct Case {
 
 impl Case {
     fn random((b, h, d): (usize, usize, usize), (t, s): (usize, usize), seed: u64) -> Result<Self> {
-        let vb = gpt2_model::init::seeded(seed, DType::F32, &Device::Cpu);
-        let init = candle_nn::Init::Randn { mean: 0., stdev: 1.2 };
-        let packed = vb.get_with_hints((b, s, 3, h, d), "x", init)?;
         Ok(Self {
-            packed,
-            weights: vb.get_with_hints((b, t, h, d), "w", init)?,
+            packed: random(seed, "x", 1.2, (b, s, 3, h, d))?,
+            weights: random(seed, "w", 1.2, (b, t, h, d))?,
             padding: None,
             dropout: None,
         })
@@ -48,13 +45,6 @@ impl Case {
         assert_eq!((gradient.dims(), gradient.dtype()), (packed.dims(), dtype));
         Ok(gradient.to_dtype(DType::F64)?.flatten_all()?.to_vec1()?)
     }
-}
-
-/// The largest difference, relative to the largest value.
-fn error(got: &[f64], expected: &[f64]) -> f64 {
-    let largest = expected.iter().fold(1e-30, |a: f64, x| a.max(x.abs()));
-    let worst = got.iter().zip(expected).map(|(a, b)| (a - b).abs());
-    worst.fold(0.0, |a: f64, x| if x.is_nan() { f64::NAN } else { a.max(x) }) / largest
 }
 
 proptest! {
@@ -130,16 +120,7 @@ fn few_queries_and_rising_scores_have_the_definitions_gradient() -> Result {
 #[test]
 fn the_gradient_does_not_depend_on_the_number_of_threads() -> Result {
     let case = Case::random((2, 3, 20), (130, 150), 11)?;
-    let bits = |threads: usize| -> Result<Vec<u64>> {
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
-        let gradient = pool.install(|| case.gradient(DType::F32, Fused).map_err(|e| e.to_string()))?;
-        Ok(gradient.into_iter().map(f64::to_bits).collect())
-    };
-    let one = bits(1)?;
-    for threads in [2, 7, 64] {
-        assert_eq!(bits(threads)?, one, "{threads} threads");
-    }
-    Ok(())
+    same_on_any_number_of_threads(|| case.gradient(DType::F32, Fused))
 }
 
 #[test]

@@ -8,7 +8,8 @@ mod fused_backward;
 mod signatures;
 mod weights;
 
-use candle_core::Tensor;
+use candle_core::{DType, Device, Shape, Tensor};
+use common::Result;
 
 /// q (B, H, T, D), k and v (B, H, S, D) as strided views of one packed projection (B, S, 3, H, D), as `c_attn` returns it; q
 /// cut to the last T positions.
@@ -16,4 +17,31 @@ fn packed_views(packed: &Tensor, t: usize) -> candle_core::Result<[Tensor; 3]> {
     let part = |i| packed.narrow(2, i, 1)?.squeeze(2)?.transpose(1, 2);
     let q = part(0)?;
     Ok([q.narrow(2, q.dim(2)? - t, t)?, part(1)?, part(2)?])
+}
+
+/// Normally distributed numbers in f32, the same for each seed, name and shape.
+fn random(seed: u64, name: &str, stdev: f64, shape: impl Into<Shape>) -> candle_core::Result<Tensor> {
+    let vb = gpt2_model::init::seeded(seed, DType::F32, &Device::Cpu);
+    vb.get_with_hints(shape.into(), name, candle_nn::Init::Randn { mean: 0., stdev })
+}
+
+/// The largest difference, relative to the largest value.
+fn relative_error(got: &[f64], expected: &[f64]) -> f64 {
+    let largest = expected.iter().fold(1e-30, |a: f64, x| a.max(x.abs()));
+    let worst = got.iter().zip(expected).map(|(a, b)| (a - b).abs());
+    worst.fold(0.0, |a: f64, x| if x.is_nan() { f64::NAN } else { a.max(x) }) / largest
+}
+
+/// Computes the numbers on one thread and on several: they are the same to the bit.
+fn same_on_any_number_of_threads(numbers: impl Fn() -> Result<Vec<f64>> + Sync) -> Result {
+    let bits = |threads: usize| -> Result<Vec<u64>> {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
+        let numbers = pool.install(|| numbers().map_err(|e| e.to_string()))?;
+        Ok(numbers.into_iter().map(f64::to_bits).collect())
+    };
+    let one = bits(1)?;
+    for threads in [2, 7, 64] {
+        assert_eq!(bits(threads)?, one, "{threads} threads");
+    }
+    Ok(())
 }

@@ -1,6 +1,7 @@
 //! `flash` and `cpu_flash`: the functions that Candle's authors know give what theirs give, and what theirs refuse.
 
 use crate::common::Result;
+use crate::random;
 use candle_core::{DType, Device, Tensor, Var};
 use candle_fused::Implementation::{Eager, Fused};
 use candle_fused::attention::{Chosen, Lengths, Mask, Sdpa, Wanted, Window};
@@ -10,8 +11,7 @@ use candle_nn::attention as theirs;
 use std::sync::Arc;
 
 fn numbers(shape: &[usize], name: &str) -> Result<Tensor> {
-    let vb = gpt2_model::init::seeded(3, DType::F32, &Device::Cpu);
-    Ok(vb.get_with_hints(shape, name, candle_nn::Init::Randn { mean: 0., stdev: 1. })?)
+    Ok(random(3, name, 1., shape)?)
 }
 
 /// q (B, T, H, D), k and v (B, S, key heads, D)
@@ -283,35 +283,13 @@ fn what_cannot_be_honored_is_refused() -> Result {
     let flat = |x: &Tensor| x.squeeze(0);
     let attn = |q: &Tensor, mask| cpu_flash::flash_attn::<f32>(q, &k, &v, 0.3, mask, None, None);
     let window = |left, right| {
-        let (q, lengths) = (flat(&q)?, (tensor(&[1])?, tensor(&[5])?));
-        cpu_flash::flash_attn_varlen_cpu(
-            &q,
-            &flat(&k)?,
-            &flat(&v)?,
-            None,
-            &lengths.0,
-            &lengths.1,
-            1,
-            5,
-            0.3,
-            false,
-            left,
-            right,
-        )
+        let (q, k, v) = (flat(&q)?, flat(&k)?, flat(&v)?);
+        let (of_q, of_k) = (tensor(&[1])?, tensor(&[5])?);
+        cpu_flash::flash_attn_varlen_cpu(&q, &k, &v, None, &of_q, &of_k, 1, 5, 0.3, false, left, right)
     };
     let starts = |q_starts: &[u32], k_starts: &[u32], most| {
-        let (q_starts, k_starts) = (tensor(q_starts)?, tensor(k_starts)?);
-        flash::flash_attn_varlen(
-            &flat(&q)?,
-            &flat(&k)?,
-            &flat(&v)?,
-            &q_starts,
-            &k_starts,
-            1,
-            most,
-            0.3,
-            false,
-        )
+        let (q, k, v) = (flat(&q)?, flat(&k)?, flat(&v)?);
+        flash::flash_attn_varlen(&q, &k, &v, &tensor(q_starts)?, &tensor(k_starts)?, 1, most, 0.3, false)
     };
     for (result, says) in [
         (flash::flash_attn(&q, &k2, &v2, 0.3, true), "a number of key heads that divides 3"),

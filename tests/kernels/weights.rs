@@ -1,7 +1,7 @@
 //! Weights on demand and summaries from the fused kernel, compared with the eager definition.
 
 use crate::common::{Result, cases, max_abs, some_padding};
-use crate::packed_views;
+use crate::{packed_views, random, same_on_any_number_of_threads};
 use candle_core::{D, DType, Device, Tensor, Var};
 use candle_fused::Dropout;
 use candle_fused::Implementation::{self, Eager, Fused};
@@ -21,10 +21,26 @@ struct Case {
 
 impl Case {
     fn random((b, h, d): (usize, usize, usize), (t, s): (usize, usize), seed: u64) -> Result<Self> {
-        let vb = gpt2_model::init::seeded(seed, DType::F32, &Device::Cpu);
-        let init = candle_nn::Init::Randn { mean: 0., stdev: 1.2 };
-        let packed = vb.get_with_hints((b, s, 3, h, d), "x", init)?;
-        Self::of(&packed, t)
+        Self::of(&random(seed, "x", 1.2, (b, s, 3, h, d))?, t)
+    }
+
+    /// Random numbers and T queries, at most S and sometimes few; with padding and hidden keys if wanted.
+    fn masked(
+        (b, h, d): (usize, usize, usize),
+        (t, s): (usize, usize),
+        seed: usize,
+        padded: bool,
+        hidden: bool,
+    ) -> Result<Self> {
+        let t = if seed.is_multiple_of(4) { t.min(s).min(5) } else { t.min(s) };
+        let mut case = Self::random((b, h, d), (t, s), seed as u64)?;
+        if padded {
+            case.padding = Some(Tensor::new(some_padding(b, s, seed as u64), &Device::Cpu)?);
+        }
+        if hidden {
+            case.hide(seed)?;
+        }
+        Ok(case)
     }
 
     /// `packed` (B, S, 3, H, D)
@@ -100,14 +116,8 @@ proptest! {
                                             t in 1usize..301, seed in 0usize..100_000, padded: bool,
                                             hidden: bool) {
         let check = || -> Result {
-            let t = if seed % 4 == 0 { t.min(s).min(5) } else { t.min(s) };
-            let mut case = Case::random((b, h, d), (t, s), seed as u64)?;
-            if padded {
-                case.padding = Some(Tensor::new(some_padding(b, s, seed as u64), &Device::Cpu)?);
-            }
-            if hidden {
-                case.hide(seed)?;
-            }
+            let case = Case::masked((b, h, d), (t, s), seed, padded, hidden)?;
+            let t = case.q.dim(2)?;
             let chosen = Chosen { heads: some_indices(h, seed), queries: some_indices(t, seed / 3) };
             let expected = case.cast(DType::F64)?.weights(Eager, Chosen::default())?;
             let pick = |x: &Tensor, dim, indices: &Option<Vec<usize>>| -> Result<Tensor> {
@@ -139,14 +149,8 @@ proptest! {
                                             t in 1usize..301, seed in 0usize..100_000, padded: bool,
                                             hidden: bool, huge: bool) {
         let check = || -> Result {
-            let t = if seed % 4 == 0 { t.min(s).min(5) } else { t.min(s) };
-            let mut case = Case::random((b, h, d), (t, s), seed as u64)?;
-            if padded {
-                case.padding = Some(Tensor::new(some_padding(b, s, seed as u64), &Device::Cpu)?);
-            }
-            if hidden {
-                case.hide(seed)?;
-            }
+            let mut case = Case::masked((b, h, d), (t, s), seed, padded, hidden)?;
+            let t = case.q.dim(2)?;
             if huge {
                 case.v = (case.v * 1e38)?; // rows are computed one by one
             }
@@ -279,9 +283,7 @@ fn hidden_keys_are_hidden_forward_and_backward() -> Result {
         assert!(max_abs(&(got - before.to_dtype(DType::F64)?)?)? > 0.1, "nothing was hidden");
     }
     let gradient = |implementation, dtype| -> Result<Tensor> {
-        let packed = gpt2_model::init::seeded(2, DType::F32, &Device::Cpu);
-        let init = candle_nn::Init::Randn { mean: 0., stdev: 1.2 };
-        let packed = Var::from_tensor(&packed.get_with_hints((1, 50, 3, 2, 8), "x", init)?.to_dtype(dtype)?)?;
+        let packed = Var::from_tensor(&random(2, "x", 1.2, (1, 50, 3, 2, 8))?.to_dtype(dtype)?)?;
         let mut case = Case::of(&packed, 50)?;
         case.hide(4)?;
         let context = case.run(implementation, Wanted::default())?.context;
@@ -300,9 +302,7 @@ fn chosen_weights_are_differentiable() -> Result {
     for (dropout, few) in [(0.0, false), (0.0, true), (0.3, false)] {
         let queries = if few { vec![7, 3] } else { vec![30, 31, 2, 9, 10, 11, 40] };
         let gradient = |implementation, dtype| -> Result<Tensor> {
-            let vb = gpt2_model::init::seeded(2, DType::F32, &Device::Cpu);
-            let init = candle_nn::Init::Randn { mean: 0., stdev: 1.2 };
-            let packed = Var::from_tensor(&vb.get_with_hints((2, 50, 3, 3, 8), "x", init)?.to_dtype(dtype)?)?;
+            let packed = Var::from_tensor(&random(2, "x", 1.2, (2, 50, 3, 3, 8))?.to_dtype(dtype)?)?;
             let mut case = Case::of(&packed, 45)?;
             case.dropout = (dropout > 0.0).then(|| Dropout::new(dropout, 1, 2)).transpose()?;
             let chosen = Chosen { heads: Some(vec![2, 0]), queries: Some(queries.clone()) };
@@ -338,20 +338,13 @@ fn heads_and_queries_that_are_not_there_are_refused_by_name() -> Result {
 #[test]
 fn weights_and_summaries_do_not_depend_on_the_number_of_threads() -> Result {
     let case = Case::random((2, 3, 20), (130, 150), 11)?;
-    let bits = |threads: usize| -> Result<Vec<u32>> {
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
-        let wanted = Wanted { weights: &[Chosen::default()], summary: true };
-        let found = pool.install(|| case.run(Fused, wanted))?;
+    same_on_any_number_of_threads(|| {
+        let found = case.run(Fused, Wanted { weights: &[Chosen::default()], summary: true })?;
         let summary = found.summary.ok_or("it was asked for")?;
-        let all =
-            [&found.weights[0].flatten_all()?, &summary.entropy.flatten_all()?, &summary.max.flatten_all()?];
-        Ok(Tensor::cat(&all, 0)?.to_vec1::<f32>()?.into_iter().map(f32::to_bits).collect())
-    };
-    let one = bits(1)?;
-    for threads in [2, 7] {
-        assert_eq!(bits(threads)?, one, "{threads} threads");
-    }
-    Ok(())
+        let all = [&found.weights[0], &summary.entropy, &summary.max].map(Tensor::flatten_all);
+        let all = all.into_iter().collect::<candle_core::Result<Vec<_>>>()?;
+        Ok(Tensor::cat(&all, 0)?.to_dtype(DType::F64)?.to_vec1()?)
+    })
 }
 
 /// Asking for some rows and a summary takes no memory for the rest: a separate process runs this, and its peak counts.

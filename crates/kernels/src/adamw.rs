@@ -192,28 +192,29 @@ mod tests {
     use super::*;
     use candle_core::Device;
 
+    const STEP: AdamWStep = AdamWStep {
+        lr: 0.01,
+        beta1: 0.9,
+        beta2: 0.99,
+        eps: 1e-8,
+        weight_decay: 0.1,
+        step: 1,
+        gradient_scale: 0.5,
+    };
+
     #[test]
     fn a_gradient_or_moment_of_another_shape_or_dtype_is_refused() -> Result<()> {
         let var = |len: usize, dtype| Var::zeros(len, dtype, &Device::Cpu);
         let p = var(3, DType::F32)?;
-        let step = AdamWStep {
-            lr: 0.1,
-            beta1: 0.9,
-            beta2: 0.99,
-            eps: 1e-8,
-            weight_decay: 0.0,
-            step: 1,
-            gradient_scale: 1.0,
-        };
         let good = || var(3, DType::F32);
-        step.apply(&p, &good()?.as_detached_tensor(), &good()?, &good()?)?;
+        STEP.apply(&p, &good()?.as_detached_tensor(), &good()?, &good()?)?;
         for bad in [var(4, DType::F32)?, var(3, DType::F64)?] {
             for (g, m, v) in [
                 (bad.clone(), good()?, good()?),
                 (good()?, bad.clone(), good()?),
                 (good()?, good()?, bad.clone()),
             ] {
-                let error = step
+                let error = STEP
                     .apply(&p, &g.as_detached_tensor(), &m, &v)
                     .expect_err("another shape or dtype")
                     .to_string();
@@ -235,16 +236,10 @@ mod tests {
             let mut expected: Vec<[f64; 3]> = start.iter().map(|p| [*p, 0.0, 0.0]).collect();
             for step in 1..=4u32 {
                 let g: Vec<f64> = (0..n).map(|i| f64::from((i * 31 + step) % 89) / 60.0 - 0.7).collect();
-                let (lr, b1, b2, eps, wd, scale) = (0.01, 0.9, 0.99, 1e-8, 0.1, 0.5);
-                let op = AdamWStep {
-                    lr,
-                    beta1: b1,
-                    beta2: b2,
-                    eps,
-                    weight_decay: wd,
-                    step: u64::from(step),
-                    gradient_scale: scale,
-                };
+                let AdamWStep {
+                    lr, beta1: b1, beta2: b2, eps, weight_decay: wd, gradient_scale: scale, ..
+                } = STEP;
+                let op = AdamWStep { step: u64::from(step), ..STEP };
                 op.apply(&p, &Tensor::from_slice(&g, len, &Device::Cpu)?.to_dtype(dtype)?, &m, &v)?;
                 for ([p, m, v], g) in expected.iter_mut().zip(&g) {
                     let g = g * scale;

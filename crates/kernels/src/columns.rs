@@ -3,8 +3,8 @@
 use crate::dispatch::cpu_f32;
 use crate::element::accumulator;
 use crate::isa;
-use crate::vector::contiguous;
-use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
+use crate::vector::with_slices;
+use candle_core::{Device, Result, Tensor};
 use rayon::prelude::*;
 
 /// Rows per partial sum. Errors grow with the length of the partial sums and of their total, not with
@@ -15,29 +15,19 @@ pub(crate) const ROWS: usize = 32;
 /// thread, and sums f16 and bf16 in their own dtype.
 pub(crate) fn column_sums(x: &Tensor) -> Result<Tensor> {
     if cpu_f32(&[x]) && x.elem_count() > 0 {
-        return x.detach().contiguous()?.apply_op1_no_bwd(&ColumnSums);
+        let (_, width) = x.dims2()?;
+        let arch = isa::arch();
+        let sums = with_slices([&x.contiguous()?], |[x]| {
+            let partial = x.par_chunks(ROWS * width).map(|rows| {
+                let mut sums = vec![0f32; width];
+                arch.dispatch(|| rows.chunks_exact(width).for_each(|row| add(&mut sums, row)));
+                sums
+            });
+            total(partial.collect(), width)
+        })?;
+        return Tensor::from_vec(sums, width, &Device::Cpu);
     }
     x.to_dtype(accumulator(x.dtype()))?.sum(0)?.to_dtype(x.dtype())
-}
-
-struct ColumnSums;
-
-impl CustomOp1 for ColumnSums {
-    fn name(&self) -> &'static str {
-        "column-sums"
-    }
-
-    fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        let (_, width) = layout.shape().dims2()?;
-        let x = contiguous::<f32>(x, layout)?;
-        let arch = isa::arch();
-        let partial = x.par_chunks(ROWS * width).map(|rows| {
-            let mut sums = vec![0f32; width];
-            arch.dispatch(|| rows.chunks_exact(width).for_each(|row| add(&mut sums, row)));
-            sums
-        });
-        Ok((CpuStorage::F32(total(partial.collect(), width)), Shape::from(width)))
-    }
 }
 
 /// `sums += row`
@@ -60,8 +50,8 @@ pub(crate) fn total(parts: Vec<Vec<f32>>, width: usize) -> Vec<f32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::test_numbers::numbers;
-    use candle_core::{DType, Device};
+    use crate::test_numbers::{numbers, pool};
+    use candle_core::DType;
 
     #[test]
     fn the_sums_are_those_of_f64() -> Result<()> {
@@ -92,13 +82,7 @@ mod tests {
     #[test]
     fn the_number_of_threads_changes_no_bit() -> Result<()> {
         let x = numbers((1000, 37), 1)?;
-        let with = |threads: usize| -> Result<Vec<f32>> {
-            let pool = rayon::ThreadPoolBuilder::new()
-                .num_threads(threads)
-                .build()
-                .map_err(candle_core::Error::wrap)?;
-            pool.install(|| column_sums(&x)?.to_vec1())
-        };
+        let with = |threads| pool(threads).install(|| column_sums(&x)?.to_vec1::<f32>());
         assert_eq!(with(1)?, with(3)?);
         Ok(())
     }

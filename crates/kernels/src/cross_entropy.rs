@@ -3,10 +3,11 @@
 //! Its gradient is `(softmax(logits) - onehot(target)) / rows`, recomputed from the logits. A language
 //! model's logits are large, and nothing else of their size is kept.
 
+use crate::cpu_op::{CpuOp, Input, OnCpu};
 use crate::dispatch::cpu_f32;
 use crate::isa;
-use crate::vector::{contiguous, exp2, with_slices};
-use candle_core::{CpuStorage, CustomOp2, D, DType, Device, Layout, Result, Shape, Tensor};
+use crate::vector::{exp2, with_slices};
+use candle_core::{CpuStorage, D, DType, Device, Result, Shape, Tensor};
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 use std::sync::OnceLock;
@@ -22,7 +23,7 @@ pub fn cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
     let (n, v) = logits.dims2()?;
     let targets = check_targets(targets, n, v)?;
     if cpu_f32(&[logits]) {
-        return logits.contiguous()?.apply_op2(&targets, CrossEntropy { log_sums: OnceLock::new() });
+        return logits.contiguous()?.apply_op2(&targets, OnCpu(CrossEntropy { log_sums: OnceLock::new() }));
     }
     let log_probs = candle_nn::ops::log_softmax(logits, D::Minus1)?;
     log_probs.gather(&targets.unsqueeze(1)?, 1)?.mean_all()?.neg()
@@ -39,10 +40,9 @@ pub fn cross_entropies(logits: &Tensor, targets: &Tensor) -> Result<Vec<f64>> {
     let (n, v) = logits.dims2()?;
     let targets = check_targets(targets, n, v)?;
     if cpu_f32(&[logits]) {
-        let (targets, arch) = (targets.to_vec1::<u32>()?, isa::arch());
+        let targets = targets.to_vec1::<u32>()?;
         return with_slices([&logits.contiguous()?], |[logits]| {
-            let log_sums: Vec<LogSum> = logits.par_chunks(v).map(|row| arch.dispatch(Row(row))).collect();
-            losses(logits, &targets, &log_sums).collect()
+            losses(logits, &targets, &log_sums(logits, v)).collect()
         });
     }
     let log_probs = candle_nn::ops::log_softmax(logits, D::Minus1)?;
@@ -55,22 +55,13 @@ struct CrossEntropy {
     log_sums: OnceLock<Vec<LogSum>>,
 }
 
-impl CustomOp2 for CrossEntropy {
-    fn name(&self) -> &'static str {
-        "cross-entropy"
-    }
+impl CpuOp<2> for CrossEntropy {
+    const NAME: &'static str = "cross-entropy";
 
-    fn cpu_fwd(
-        &self,
-        logits: &CpuStorage,
-        layout: &Layout,
-        targets: &CpuStorage,
-        targets_layout: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        let (logits, v) = (contiguous::<f32>(logits, layout)?, layout.dims()[1]);
-        let targets = contiguous::<u32>(targets, targets_layout)?;
-        let arch = isa::arch();
-        let log_sums: Vec<LogSum> = logits.par_chunks(v).map(|row| arch.dispatch(Row(row))).collect();
+    fn forward(&self, [logits, targets]: [Input; 2]) -> Result<(CpuStorage, Shape)> {
+        let v = logits.layout.dims()[1];
+        let (logits, targets) = (logits.slice::<f32>()?, targets.slice()?);
+        let log_sums = log_sums(logits, v);
         let sum: f64 = losses(logits, targets, &log_sums).sum();
         #[allow(clippy::cast_possible_truncation)] // the loss of f32 logits
         let mean = (sum / log_sums.len() as f64) as f32;
@@ -78,44 +69,23 @@ impl CustomOp2 for CrossEntropy {
         Ok((CpuStorage::F32(vec![mean]), Shape::from(())))
     }
 
-    fn bwd(
+    fn backward(
         &self,
-        logits: &Tensor,
-        targets: &Tensor,
+        [logits, targets]: [&Tensor; 2],
         _: &Tensor,
         grad: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+    ) -> Result<[Option<Tensor>; 2]> {
         let Some(log_sums) = self.log_sums.get() else {
             candle_core::bail!("cross-entropy: the backward pass ran without a forward pass before it")
         };
         let factor = grad.to_scalar::<f32>()? / log_sums.len() as f32;
-        let gradient = Gradient { log_sums, factor };
-        Ok((Some(logits.detach().apply_op2_no_bwd(targets, &gradient)?), None))
-    }
-}
-
-struct Gradient<'a> {
-    log_sums: &'a [LogSum],
-    factor: f32,
-}
-
-impl CustomOp2 for Gradient<'_> {
-    fn name(&self) -> &'static str {
-        "cross-entropy-backward"
-    }
-
-    fn cpu_fwd(
-        &self,
-        logits: &CpuStorage,
-        layout: &Layout,
-        targets: &CpuStorage,
-        targets_layout: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        let logits = contiguous::<f32>(logits, layout)?;
-        let targets = contiguous::<u32>(targets, targets_layout)?;
-        let mut out = logits.to_vec();
-        to_gradients(&mut out, targets, self.log_sums, self.factor);
-        Ok((CpuStorage::F32(out), layout.shape().clone()))
+        let targets = targets.to_vec1()?;
+        let gradient = with_slices([logits], |[logits]| {
+            let mut out = logits.to_vec();
+            to_gradients(&mut out, &targets, log_sums, factor);
+            out
+        })?;
+        Ok([Some(Tensor::from_vec(gradient, logits.shape(), &Device::Cpu)?), None])
     }
 }
 
@@ -133,6 +103,12 @@ pub(crate) fn check_targets(targets: &Tensor, n: usize, v: usize) -> Result<Tens
         candle_core::bail!("cross-entropy: target {target} is not one of the {v} columns of the logits")
     }
     targets.to_dtype(DType::U32)?.contiguous()
+}
+
+/// The log-sum of each row of `v` logits.
+pub(crate) fn log_sums(logits: &[f32], v: usize) -> Vec<LogSum> {
+    let arch = isa::arch();
+    logits.par_chunks(v).map(|row| arch.dispatch(Row(row))).collect()
 }
 
 /// The loss of each row in nats.
@@ -164,7 +140,7 @@ pub(crate) struct LogSum {
     log2: f32,
 }
 
-pub(crate) struct Row<'a>(pub(crate) &'a [f32]);
+struct Row<'a>(&'a [f32]);
 
 impl WithSimd for Row<'_> {
     type Output = LogSum;

@@ -6,9 +6,9 @@
 //! tensor viewed as rows of its last dimension. A mask is therefore never stored but drawn again when needed, in
 //! the backward pass or inside a kernel, and it is the same on every device and for any number of threads.
 
+use crate::cpu_op::{CpuOp, Input, OnCpu};
 use crate::dispatch::cpu_f32;
-use crate::vector::contiguous;
-use candle_core::{CpuStorage, CustomOp1, Device, Layout, Result, Shape, Tensor};
+use candle_core::{CpuStorage, Device, Result, Shape, Tensor};
 use rand_philox::philox4x32_10;
 use rayon::prelude::*;
 
@@ -64,7 +64,7 @@ impl Dropout {
             return Ok(x.clone());
         }
         if cpu_f32(&[x]) {
-            return x.contiguous()?.apply_op1(Op(*self));
+            return x.contiguous()?.apply_op1(OnCpu(*self));
         }
         x * self.factors_of(x.shape(), x.device())?.to_dtype(x.dtype())?
     }
@@ -152,21 +152,17 @@ fn columns(shape: &Shape) -> usize {
 }
 
 /// Dropout of a contiguous f32 tensor. It is linear, so its backward pass is the same operation.
-struct Op(Dropout);
+impl CpuOp<1> for Dropout {
+    const NAME: &'static str = "dropout";
 
-impl CustomOp1 for Op {
-    fn name(&self) -> &'static str {
-        "dropout"
+    fn forward(&self, [x]: [Input; 1]) -> Result<(CpuStorage, Shape)> {
+        let mut out = x.slice()?.to_vec();
+        self.scale(&mut out, columns(x.shape()))?;
+        Ok((CpuStorage::F32(out), x.shape().clone()))
     }
 
-    fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        let mut out = contiguous::<f32>(x, layout)?.to_vec();
-        self.0.scale(&mut out, columns(layout.shape()))?;
-        Ok((CpuStorage::F32(out), layout.shape().clone()))
-    }
-
-    fn bwd(&self, _: &Tensor, _: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
-        Ok(Some(self.0.apply(grad)?))
+    fn backward(&self, [_]: [&Tensor; 1], _: &Tensor, grad: &Tensor) -> Result<[Option<Tensor>; 1]> {
+        Ok([Some(self.apply(grad)?)])
     }
 }
 

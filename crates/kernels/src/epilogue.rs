@@ -3,9 +3,10 @@
 //! GELU is GPT-2's own, in its tanh form (Hendrycks & Gimpel 2016): `0.5x(1 + tanh(√(2/π)(x + 0.044715x³)))`, computed as
 //! `x·σ(z)` with `z = 2√(2/π)(x + 0.044715x³)`, the same function without the cancellation of `1 + tanh` for negative x. Its derivative is `σ + x·σ(1 - σ)·z'`.
 
+use crate::cpu_op::{CpuOp, Input, OnCpu};
 use crate::dispatch::cpu_f32;
-use crate::vector::{Function, exp2, parallel_map, parallel_map_in_place, parallel_map2};
-use candle_core::{CpuStorage, CustomOp1, CustomOp2, DType, InplaceOp1, Layout, Result, Shape, Tensor};
+use crate::vector::{Function, exp2, parallel_map, parallel_map_in_place};
+use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Result, Shape, Tensor};
 use pulp::Simd;
 
 #[allow(clippy::cast_possible_truncation)] // the coefficients are f32
@@ -56,7 +57,7 @@ impl<'a> Epilogue<'a> {
 /// When the device fails.
 pub fn gelu(x: &Tensor) -> Result<Tensor> {
     if cpu_f32(&[x]) {
-        return x.contiguous()?.apply_op1(Gelu);
+        return x.contiguous()?.apply_op1(OnCpu(Gelu));
     }
     // Candle's own gradient has constants of six digits, too few for f64.
     if x.track_op() && x.dtype() == DType::F64 { by_formula(x) } else { x.gelu() }
@@ -146,33 +147,23 @@ impl Function for Backward {
     }
 }
 
-impl CustomOp1 for Gelu {
-    fn name(&self) -> &'static str {
-        "gelu"
+impl CpuOp<1> for Gelu {
+    const NAME: &'static str = "gelu";
+
+    fn forward(&self, [x]: [Input; 1]) -> Result<(CpuStorage, Shape)> {
+        parallel_map::<Forward>(x, x)
     }
 
-    fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        parallel_map::<Forward>(x, layout)
-    }
-
-    fn bwd(&self, x: &Tensor, _: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
-        Ok(Some(x.contiguous()?.apply_op2_no_bwd(&grad.contiguous()?, &GeluBackward)?))
+    fn backward(&self, [x]: [&Tensor; 1], _: &Tensor, grad: &Tensor) -> Result<[Option<Tensor>; 1]> {
+        Ok([Some(x.contiguous()?.apply_op2_no_bwd(&grad.contiguous()?, &OnCpu(GeluBackward))?)])
     }
 }
 
-impl CustomOp2 for GeluBackward {
-    fn name(&self) -> &'static str {
-        "gelu-backward"
-    }
+impl CpuOp<2> for GeluBackward {
+    const NAME: &'static str = "gelu-backward";
 
-    fn cpu_fwd(
-        &self,
-        x: &CpuStorage,
-        x_layout: &Layout,
-        grad: &CpuStorage,
-        grad_layout: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        parallel_map2::<Backward>(x, x_layout, grad, grad_layout)
+    fn forward(&self, [x, grad]: [Input; 2]) -> Result<(CpuStorage, Shape)> {
+        parallel_map::<Backward>(x, grad)
     }
 }
 

@@ -2,11 +2,11 @@
 //!
 //! Panels of f32, f16 and bf16 and panels of quantized blocks implement it. A new format is one more implementation.
 
+use crate::cpu_op::Input;
 use crate::product::panels::{PANEL, STRIP, Stored};
 use crate::product::{Finish, Panels, new_product};
-use crate::quantized::{self, BlockFormat};
-use crate::vector::contiguous;
-use candle_core::{CpuStorage, DType, Layout, Result, Storage, Tensor, WithDType};
+use crate::quantized::{self, BlockFormat, BlockPanels};
+use candle_core::{CpuStorage, DType, Result, Storage, Tensor, WithDType};
 use rayon::prelude::*;
 use std::fmt;
 use std::ops::Range;
@@ -30,26 +30,13 @@ impl fmt::Display for WeightDType {
     }
 }
 
-/// A matrix of rows in a storage.
-#[derive(Clone, Copy)]
-pub(crate) struct Rows<'a> {
-    pub(crate) storage: &'a CpuStorage,
-    pub(crate) layout: &'a Layout,
-}
-
-impl<'a> Rows<'a> {
-    fn slice<E: WithDType>(self) -> Result<&'a [E]> {
-        contiguous(self.storage, self.layout)
-    }
-}
-
 /// What follows a product in the same pass: `gelu(x·W + bias) + residual`, each part only if it is wanted.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Then<'a> {
     /// (columns)
     pub(crate) bias: Option<&'a [f32]>,
     /// (rows, columns)
-    pub(crate) residual: Option<Rows<'a>>,
+    pub(crate) residual: Option<Input<'a>>,
     pub(crate) gelu: bool,
 }
 
@@ -65,7 +52,7 @@ pub(crate) trait Frozen: Send + Sync {
 
     /// `x·W[:, columns]` with sums in f32, and what follows: (rows, in) -> (rows, `columns.len()`), in the dtype of `x`, which
     /// is f32 or the weight's own half.
-    fn product(&self, x: Rows, columns: Range<usize>, then: Then) -> Result<CpuStorage>;
+    fn product(&self, x: Input, columns: Range<usize>, then: Then) -> Result<CpuStorage>;
 
     /// The weights of some outputs, (`outputs.len()`, in): in the weight's own dtype, or f32 if it is quantized.
     fn outputs(&self, outputs: &[u32]) -> CpuStorage;
@@ -87,7 +74,7 @@ impl<E: Stored + WithDType> Frozen for Panels<E> {
         PANEL * STRIP
     }
 
-    fn product(&self, x: Rows, columns: Range<usize>, then: Then) -> Result<CpuStorage> {
+    fn product(&self, x: Input, columns: Range<usize>, then: Then) -> Result<CpuStorage> {
         match x.storage {
             CpuStorage::F32(_) => product_in::<f32, E>(self, x, columns, then),
             _ => product_in::<E, E>(self, x, columns, then),
@@ -109,16 +96,16 @@ impl<E: Stored + WithDType> Frozen for Panels<E> {
 /// The product of rows in dtype `X`, which the result has as well.
 fn product_in<X: Stored + WithDType, E: Stored>(
     w: &Panels<E>,
-    x: Rows,
+    x: Input,
     columns: Range<usize>,
     then: Then,
 ) -> Result<CpuStorage> {
-    let residual = then.residual.map(Rows::slice::<X>).transpose()?;
+    let residual = then.residual.map(Input::slice::<X>).transpose()?;
     let finish = Finish { bias: then.bias, residual, gelu: then.gelu, onto: false };
     Ok(X::to_cpu_storage_owned(new_product(x.slice::<X>()?, w, columns, finish)))
 }
 
-impl Frozen for quantized::Panels {
+impl Frozen for BlockPanels {
     fn shape(&self) -> (usize, usize) {
         (self.depth(), self.width())
     }
@@ -128,11 +115,11 @@ impl Frozen for quantized::Panels {
     }
 
     fn alignment(&self) -> usize {
-        quantized::PANEL
+        PANEL
     }
 
-    fn product(&self, x: Rows, columns: Range<usize>, then: Then) -> Result<CpuStorage> {
-        let residual = then.residual.map(Rows::slice).transpose()?;
+    fn product(&self, x: Input, columns: Range<usize>, then: Then) -> Result<CpuStorage> {
+        let residual = then.residual.map(Input::slice).transpose()?;
         let finish = Finish { bias: then.bias, residual, gelu: then.gelu, onto: false };
         Ok(CpuStorage::F32(quantized::product(x.slice()?, self, columns, finish)))
     }
@@ -184,7 +171,7 @@ pub(crate) fn quantize(weight: &Tensor, format: BlockFormat) -> Result<Arc<dyn F
         candle_core::bail!("weight: it holds a number that is not finite, or beyond ±{limit}")
     }
     let row = format.bytes_of(n_in).unwrap_or_default();
-    Ok(Arc::new(quantized::Panels::pack(format, (n_in, n_out), |outputs, out| {
+    Ok(Arc::new(BlockPanels::pack(format, (n_in, n_out), |outputs, out| {
         for (j, out) in outputs.zip(out.chunks_exact_mut(row)) {
             let inputs: Vec<f32> = (0..n_in).map(|k| number(k, j)).collect();
             out.copy_from_slice(&format.quantize(&inputs));
@@ -206,7 +193,7 @@ pub(crate) fn read_blocks(
     }
     let row = format.bytes_of(n_in).unwrap_or_default();
     let read = |outputs: Range<usize>, out: &mut [u8]| read(outputs.start * row, out);
-    Ok(Arc::new(quantized::Panels::pack(format, (n_in, n_out), read)?))
+    Ok(Arc::new(BlockPanels::pack(format, (n_in, n_out), read)?))
 }
 
 /// Fails if a weight cannot be frozen.

@@ -3,12 +3,13 @@
 //! `y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias`, with the biased variance, like PyTorch.
 
 use crate::columns::{ROWS, add, total};
+use crate::cpu_op::{CpuOp, Input, OnCpu};
 use crate::dispatch::{Dispatch, cpu_f32, cpu_floats};
 use crate::element::{Element, accumulator};
 use crate::gpu;
 use crate::isa;
-use crate::vector::{chunked, contiguous, sum3, with_slices};
-use candle_core::{CpuStorage, CustomOp3, D, Device, Layout, Result, Shape, Tensor, WithDType};
+use crate::vector::{chunked, sum3, with_slices};
+use candle_core::{CpuStorage, D, Device, Error, Result, Shape, Tensor, WithDType};
 use half::{bf16, f16};
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
@@ -45,12 +46,16 @@ pub fn layer_norm(
         )
     }
     if x.elem_count() > 0 && cpu_f32(&[x, weight, bias]) {
-        return x.contiguous()?.apply_op3(&weight.contiguous()?, &bias.contiguous()?, LayerNorm { eps });
+        return x.contiguous()?.apply_op3(
+            &weight.contiguous()?,
+            &bias.contiguous()?,
+            OnCpu(LayerNorm { eps }),
+        );
     }
     let tensors = [x, weight, bias];
     if x.elem_count() > 0 && cpu_floats(&tensors) && tensors.iter().all(|t| !t.track_op()) {
         let (x, weight, bias) = (x.contiguous()?, weight.contiguous()?, bias.contiguous()?);
-        return x.apply_op3_no_bwd(&weight, &bias, &LayerNorm { eps });
+        return x.apply_op3_no_bwd(&weight, &bias, &OnCpu(LayerNorm { eps }));
     }
     if let Some(y) = gpu::layer_norm(dispatch, x, weight, bias, eps)? {
         return Ok(y);
@@ -76,28 +81,18 @@ struct LayerNorm {
     eps: f64,
 }
 
-impl CustomOp3 for LayerNorm {
-    fn name(&self) -> &'static str {
-        "layer-norm"
-    }
+impl CpuOp<3> for LayerNorm {
+    const NAME: &'static str = "layer-norm";
 
-    fn cpu_fwd(
-        &self,
-        x: &CpuStorage,
-        x_layout: &Layout,
-        weight: &CpuStorage,
-        weight_layout: &Layout,
-        bias: &CpuStorage,
-        bias_layout: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        let parts = [(x, x_layout), (weight, weight_layout), (bias, bias_layout)];
-        match x {
-            CpuStorage::F16(_) => return halves::<f16>(parts, self.eps),
-            CpuStorage::BF16(_) => return halves::<bf16>(parts, self.eps),
+    fn forward(&self, inputs: [Input; 3]) -> Result<(CpuStorage, Shape)> {
+        let [x, weight, bias] = inputs;
+        match x.storage {
+            CpuStorage::F16(_) => return halves::<f16>(inputs, self.eps),
+            CpuStorage::BF16(_) => return halves::<bf16>(inputs, self.eps),
             _ => {}
         }
-        let x = contiguous(x, x_layout)?;
-        let (weight, bias) = (contiguous(weight, weight_layout)?, contiguous(bias, bias_layout)?);
+        let shape = x.shape().clone();
+        let (x, weight, bias) = (x.slice()?, weight.slice()?, bias.slice()?);
         let (width, arch) = (weight.len(), isa::arch());
         let eps = self.eps;
         let row = |i: usize, out: &mut [MaybeUninit<f32>]| {
@@ -106,38 +101,31 @@ impl CustomOp3 for LayerNorm {
         #[allow(unsafe_code)]
         // SAFETY: `Row` writes all of `out`, which is as long as weight, bias and the row of x.
         let out = unsafe { chunked(x.len(), width, row) };
-        Ok((CpuStorage::F32(out), x_layout.shape().clone()))
+        Ok((CpuStorage::F32(out), shape))
     }
 
-    fn bwd(
+    fn backward(
         &self,
-        x: &Tensor,
-        weight: &Tensor,
-        _: &Tensor,
+        [x, weight, _]: [&Tensor; 3],
         _: &Tensor,
         grad: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+    ) -> Result<[Option<Tensor>; 3]> {
         let width = weight.elem_count();
         let rows = (x.elem_count() / width, width);
         // Detached, so that the gradient keeps no graph for a second derivative.
         let (flat, grad) = (x.detach().reshape(rows)?, grad.detach().contiguous()?.reshape(rows)?);
         let [dx, d_weight, d_bias] = gradients(&flat, &weight.detach(), &grad, self.eps)?;
-        Ok((Some(dx.reshape(x.shape())?), Some(d_weight), Some(d_bias)))
+        Ok([Some(dx.reshape(x.shape())?), Some(d_weight), Some(d_bias)])
     }
 }
 
 /// x, weight, bias -> y: computed in f32 and rounded once.
-fn halves<E: Element + WithDType>(
-    [x, weight, bias]: [(&CpuStorage, &Layout); 3],
-    eps: f64,
-) -> Result<(CpuStorage, Shape)> {
+fn halves<E: Element + WithDType>([x, weight, bias]: [Input; 3], eps: f64) -> Result<(CpuStorage, Shape)> {
     /// How many rows a thread takes at a time.
     const ROWS: usize = 8;
-    let shape = x.1.shape().clone();
-    let x = contiguous::<E>(x.0, x.1)?;
-    let wide = |(storage, layout): (&CpuStorage, &Layout)| -> Result<Vec<f32>> {
-        Ok(contiguous::<E>(storage, layout)?.iter().map(|x| x.to_f32()).collect())
-    };
+    let shape = x.shape().clone();
+    let x = x.slice::<E>()?;
+    let wide = |input: Input| Ok::<Vec<f32>, Error>(input.slice::<E>()?.iter().map(|x| x.to_f32()).collect());
     let (weight, bias) = (wide(weight)?, wide(bias)?);
     let (width, arch) = (weight.len(), isa::arch());
     let mut out = vec![E::from_f32(0.0); x.len()];
@@ -284,6 +272,7 @@ fn row_gradients(x: &[f32], weight: &[f32], grad: &[f32], eps: f64, dx: &mut [f3
 mod tests {
     use super::*;
     use crate::dispatch::Implementation;
+    use crate::test_numbers::{error, numbers, wide};
     use candle_core::{DType, Var};
 
     #[test]
@@ -347,18 +336,16 @@ mod tests {
     fn halves_are_computed_in_f32_and_rounded_once() -> Result<()> {
         for (dtype, rounding) in [(DType::F16, 2f64.powi(-11)), (DType::BF16, 2f64.powi(-8))] {
             for (rows, width) in [(1, 7), (3, 33), (20, 768)] {
-                let half = |shape: &[usize], salt| crate::test_numbers::numbers(shape, salt)?.to_dtype(dtype);
+                let half = |shape: &[usize], salt| numbers(shape, salt)?.to_dtype(dtype);
                 let (x, w, b) = (half(&[rows, width], 1)?, half(&[width], 2)?, half(&[width], 3)?);
                 let run = |x: &Tensor, w: &Tensor, b: &Tensor| {
                     layer_norm(x, w, b, 1e-5, Dispatch::of(Implementation::Auto, x))
                 };
-                let wide = |t: &Tensor| t.to_dtype(DType::F64);
                 let expected = run(&wide(&x)?, &wide(&w)?, &wide(&b)?)?;
                 let got = run(&x, &w, &b)?;
                 assert_eq!(got.dtype(), dtype);
-                let error = (wide(&got)? - &expected)?.abs()?.max_all()?.to_scalar::<f64>()?;
-                let scale = expected.abs()?.max_all()?.to_scalar::<f64>()?;
-                assert!(error <= 1.01 * rounding * scale, "{dtype:?}, {rows} x {width}: {error:e}");
+                let error = error(&got, &expected)?;
+                assert!(error <= 1.01 * rounding, "{dtype:?}, {rows} x {width}: {error:e}");
             }
         }
         Ok(())

@@ -19,6 +19,7 @@ pub mod adamw;
 pub mod attention;
 mod columns;
 pub mod cpu_flash;
+mod cpu_op;
 mod cross_entropy;
 // The emulator needs Linux.
 #[cfg(any(feature = "cuda", all(test, target_os = "linux")))]

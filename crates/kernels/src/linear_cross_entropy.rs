@@ -4,17 +4,17 @@
 //! computes their gradient and from that the gradients of x and W. Nothing of the logits' size outlives its chunk. On the CPU
 //! there is one loop for a plain W and one for a frozen W, which gets no gradient; on GPUs one of Candle's operations.
 
-use crate::cross_entropy::{LogSum, Row, check_targets, cross_entropy, losses, to_gradients};
+use crate::cpu_op::{CpuOp, Input, OnCpu};
+use crate::cross_entropy::{check_targets, cross_entropy, log_sums, losses, to_gradients};
 use crate::dispatch::{Dispatch, cpu_f32, cpu_product};
 use crate::element::accumulator;
-use crate::frozen::{Frozen, Rows, Then};
+use crate::frozen::{Frozen, Then};
+use crate::gpu;
 use crate::product::{Matrix, multiply};
 use crate::vector::with_slices;
-use crate::{gpu, isa};
-use candle_core::{CpuStorage, CustomOp1, CustomOp2, DType, Device, Layout, Result, Shape, Storage, Tensor};
+use candle_core::{CpuStorage, CustomOp2, DType, Device, Layout, Result, Shape, Storage, Tensor};
 #[cfg(feature = "cuda")]
 use candle_core::{CudaStorage, backend::BackendStorage};
-use rayon::prelude::*;
 use std::sync::Arc;
 
 /// The number of rows whose logits are in memory at a time: enough for the matrix products to run at full speed.
@@ -75,7 +75,7 @@ fn loss_and_gradients(
     let rows = targets.len();
     let c = x.len() / rows;
     let v = weight.len() / c;
-    let (arch, factor) = (isa::arch(), 1.0 / rows as f32);
+    let factor = 1.0 / rows as f32;
     let mut d_x = wanted[0].then(|| vec![0f32; x.len()]); // (rows, C)
     let mut d_weight = wanted[1].then(|| vec![0f32; weight.len()]); // (V, C)
     let mut logits = vec![0f32; ROWS.min(rows) * v]; // (ROWS, V)
@@ -83,20 +83,21 @@ fn loss_and_gradients(
     for (i, (x, targets)) in x.chunks(ROWS * c).zip(targets.chunks(ROWS)).enumerate() {
         let count = targets.len();
         let logits = &mut logits[..count * v];
-        multiply(logits, false, (count, c, v), Matrix::rows(x, c), Matrix::rows(weight, c).t());
-        let log_sums: Vec<LogSum> = logits.par_chunks(v).map(|row| arch.dispatch(Row(row))).collect();
+        let (x, weight) = (Matrix::new(x, count, c), Matrix::new(weight, v, c));
+        multiply(logits, false, x, weight.t());
+        let log_sums = log_sums(logits, v);
         sum += losses(logits, targets, &log_sums).sum::<f64>();
         if wanted == [false; 2] {
             continue;
         }
         to_gradients(logits, targets, &log_sums, factor);
-        let d_logits = Matrix::rows(logits, v);
+        let d_logits = Matrix::new(logits, count, v);
         if let Some(d_x) = &mut d_x {
             let d_x = &mut d_x[i * ROWS * c..][..count * c];
-            multiply(d_x, false, (count, v, c), d_logits, Matrix::rows(weight, c));
+            multiply(d_x, false, d_logits, weight);
         }
         if let Some(d_weight) = &mut d_weight {
-            multiply(d_weight, i > 0, (v, count, c), d_logits.t(), Matrix::rows(x, c));
+            multiply(d_weight, i > 0, d_logits.t(), x);
         }
     }
     #[allow(clippy::cast_possible_truncation)] // the loss of f32 logits
@@ -176,12 +177,12 @@ fn in_chunks(
 ) -> Result<(Tensor, [Option<Tensor>; 2])> {
     let (rows, v) = (x.dim(0)?, weight.dim(0)?);
     let together = (GPU_BYTES / (v * x.dtype().size_in_bytes()).max(1)).clamp(1, rows.min(MOST_GPU_ROWS));
-    in_chunks_of(together, (x, weight, targets), wanted, of_rows)
+    in_chunks_of(together, [x, weight, targets], wanted, of_rows)
 }
 
 fn in_chunks_of(
     together: usize,
-    (x, weight, targets): (&Tensor, &Tensor, &Tensor),
+    [x, weight, targets]: [&Tensor; 3],
     wanted: [bool; 2],
     of_rows: impl Fn(&Tensor, &Tensor, bool) -> Result<Tensor>,
 ) -> Result<(Tensor, [Option<Tensor>; 2])> {
@@ -224,7 +225,7 @@ pub(crate) fn frozen_cross_entropy(x: &Tensor, weight: &Arc<dyn Frozen>, targets
     let x = x.contiguous()?.reshape((rows, c))?;
     let inputs = x.detach();
     let transposed = x.track_op().then(|| weight.transposed(0..v)); // (V, C)
-    let (arch, factor) = (isa::arch(), 1.0 / rows as f32);
+    let factor = 1.0 / rows as f32;
     let mut d_x: Vec<f32> = Vec::with_capacity(if transposed.is_some() { rows * c } else { 0 });
     let mut sum = 0.0;
     for (first, targets) in (0..rows).step_by(ROWS).zip(targets.chunks(ROWS)) {
@@ -234,13 +235,13 @@ pub(crate) fn frozen_cross_entropy(x: &Tensor, weight: &Arc<dyn Frozen>, targets
         let Storage::Cpu(storage) = &*storage else {
             candle_core::bail!("cross-entropy: x is on another device")
         };
-        let mut logits = in_f32s(weight.product(Rows { storage, layout }, 0..v, Then::default())?)?; // (count, V)
-        let log_sums: Vec<LogSum> = logits.par_chunks(v).map(|row| arch.dispatch(Row(row))).collect();
+        let mut logits = in_f32s(weight.product(Input { storage, layout }, 0..v, Then::default())?)?; // (count, V)
+        let log_sums = log_sums(&logits, v);
         sum += losses(&logits, targets, &log_sums).sum::<f64>();
         let Some(transposed) = &transposed else { continue };
         to_gradients(&mut logits, targets, &log_sums, factor);
         let layout = Layout::contiguous((count, v));
-        let d_logits = Rows { storage: &CpuStorage::F32(logits), layout: &layout };
+        let d_logits = Input { storage: &CpuStorage::F32(logits), layout: &layout };
         d_x.extend(in_f32s(transposed.product(d_logits, 0..c, Then::default())?)?);
     }
     #[allow(clippy::cast_possible_truncation)] // the loss of f32 logits
@@ -249,7 +250,7 @@ pub(crate) fn frozen_cross_entropy(x: &Tensor, weight: &Arc<dyn Frozen>, targets
         return Tensor::new(loss, &Device::Cpu);
     }
     let gradient = Tensor::from_vec(d_x, (rows, c), &Device::Cpu)?;
-    x.apply_op1(Known { loss, gradient })
+    x.apply_op1(OnCpu(Known { loss, gradient }))
 }
 
 fn in_f32s(storage: CpuStorage) -> Result<Vec<f32>> {
@@ -266,29 +267,27 @@ struct Known {
     gradient: Tensor,
 }
 
-impl CustomOp1 for Known {
-    fn name(&self) -> &'static str {
-        "frozen-cross-entropy"
-    }
+impl CpuOp<1> for Known {
+    const NAME: &'static str = "frozen-cross-entropy";
 
-    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
+    fn forward(&self, [_]: [Input; 1]) -> Result<(CpuStorage, Shape)> {
         Ok((CpuStorage::F32(vec![self.loss]), Shape::from(())))
     }
 
-    fn bwd(&self, _: &Tensor, _: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
+    fn backward(&self, [_]: [&Tensor; 1], _: &Tensor, grad: &Tensor) -> Result<[Option<Tensor>; 1]> {
         let factor = f64::from(grad.to_scalar::<f32>()?);
         // Saves a copy when the loss itself is differentiated.
         if factor.to_bits() == 1f64.to_bits() {
-            return Ok(Some(self.gradient.clone()));
+            return Ok([Some(self.gradient.clone())]);
         }
-        Ok(Some((&self.gradient * factor)?))
+        Ok([Some((&self.gradient * factor)?)])
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::test_numbers::numbers;
+    use crate::test_numbers::{error, numbers};
     use crate::{Dispatch, Implementation};
     use candle_core::{D, Var};
 
@@ -314,9 +313,8 @@ mod tests {
                 Ok([found.detach(), of(&x), of(&w)])
             };
             for (got, expected) in run(DType::F32)?.iter().zip(&run(DType::F64)?) {
-                let scale = expected.abs()?.flatten_all()?.max(0)?.to_scalar::<f64>()?;
-                let error = (got.to_dtype(DType::F64)? - expected)?.abs()?.flatten_all()?.max(0)?;
-                assert!(error.to_scalar::<f64>()? <= 3e-6 * scale, "{rows} {v} {c}: {error} of {scale}");
+                let error = error(got, expected)?;
+                assert!(error <= 3e-6, "{rows} {v} {c}: {error}");
             }
             // If one of the two is a constant, the other gets the same gradient, and nothing else gets one.
             let (var, constant) = (Var::from_tensor(&x)?, Var::from_tensor(&weight)?);
@@ -381,7 +379,7 @@ mod tests {
             Ok(())
         };
         let (plain_x, plain_weight) = (x.as_detached_tensor(), weight.as_detached_tensor());
-        let inputs = (&plain_x, &plain_weight, &targets);
+        let inputs = [&plain_x, &plain_weight, &targets];
         for together in [1, 4, 11] {
             for wanted in [[true, true], [true, false], [false, true], [false, false]] {
                 let (loss, [d_x, d_weight]) = in_chunks_of(together, inputs, wanted, of_rows)?;

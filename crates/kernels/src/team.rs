@@ -190,10 +190,7 @@ fn pause(looks: &mut u32) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn pool(threads: usize) -> rayon::ThreadPool {
-        rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads")
-    }
+    use crate::test_numbers::pool;
 
     #[test]
     fn every_task_runs_once_for_any_number_of_threads() {

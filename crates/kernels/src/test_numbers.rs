@@ -1,6 +1,7 @@
-//! Numbers for tests: the same at each run, without a pattern that fits the blocks of a kernel.
+//! For tests: numbers that are the same at each run, without a pattern that fits the blocks of a kernel; how far off results
+//! are; and pools of threads.
 
-use candle_core::{Device, Result, Shape, Tensor};
+use candle_core::{DType, Device, Result, Shape, Tensor};
 
 /// `n` numbers between -1 and 1, different for each `salt`.
 pub(crate) fn values(n: usize, salt: u32) -> Vec<f32> {
@@ -12,4 +13,22 @@ pub(crate) fn values(n: usize, salt: u32) -> Vec<f32> {
 pub(crate) fn numbers(shape: impl Into<Shape>, salt: u32) -> Result<Tensor> {
     let shape = shape.into();
     Tensor::from_vec(values(shape.elem_count(), salt), shape, &Device::Cpu)
+}
+
+pub(crate) fn wide(x: &Tensor) -> Result<Tensor> {
+    x.to_dtype(DType::F64)
+}
+
+/// The largest difference, relative to the largest expected value, which is f64.
+pub(crate) fn error(got: &Tensor, expected: &Tensor) -> Result<f64> {
+    assert_eq!(got.dims(), expected.dims());
+    if expected.elem_count() == 0 {
+        return Ok(0.0);
+    }
+    let difference = (wide(got)? - expected)?.abs()?.max_all()?.to_scalar::<f64>()?;
+    Ok(difference / expected.abs()?.max_all()?.to_scalar::<f64>()?.max(1e-30))
+}
+
+pub(crate) fn pool(threads: usize) -> rayon::ThreadPool {
+    rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads")
 }

@@ -1,7 +1,8 @@
 //! Elementwise work on vectors, generic over the instruction set and spread over threads.
 
+use crate::cpu_op::Input;
 use crate::isa;
-use candle_core::{CpuStorage, Layout, Result, Shape, Storage, Tensor, WithDType};
+use candle_core::{CpuStorage, Layout, Result, Shape, Tensor, WithDType};
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 use std::mem::MaybeUninit;
@@ -74,28 +75,19 @@ pub(crate) trait Function {
     fn apply<S: Simd>(simd: S, a: S::f32s, b: S::f32s) -> S::f32s;
 }
 
-/// `E(x, x)` of a contiguous f32 tensor.
-pub(crate) fn parallel_map<E: Function>(x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-    parallel_map2::<E>(x, layout, x, layout)
-}
-
 /// `E(a, b)` of two contiguous f32 tensors of one shape.
-pub(crate) fn parallel_map2<E: Function>(
-    a: &CpuStorage,
-    a_layout: &Layout,
-    b: &CpuStorage,
-    b_layout: &Layout,
-) -> Result<(CpuStorage, Shape)> {
-    let (a, b) = (contiguous(a, a_layout)?, contiguous(b, b_layout)?);
-    if a_layout.dims() != b_layout.dims() {
-        candle_core::bail!("shapes {:?} and {:?} differ", a_layout.dims(), b_layout.dims())
+pub(crate) fn parallel_map<E: Function>(a: Input, b: Input) -> Result<(CpuStorage, Shape)> {
+    let shape = a.shape();
+    if shape != b.shape() {
+        candle_core::bail!("shapes {shape:?} and {:?} differ", b.shape())
     }
+    let (a, b) = (a.slice()?, b.slice()?);
     let mut out = vec![0f32; a.len()];
     let arch = isa::arch();
     out.par_chunks_mut(CHUNK).zip(a.par_chunks(CHUNK).zip(b.par_chunks(CHUNK))).for_each(|(out, (a, b))| {
         arch.dispatch(Map { a, b, out, function: std::marker::PhantomData::<E> });
     });
-    Ok((CpuStorage::F32(out), a_layout.shape().clone()))
+    Ok((CpuStorage::F32(out), shape.clone()))
 }
 
 /// `E(x, x)` in place of x, contiguous and f32.
@@ -130,10 +122,7 @@ pub(crate) fn with_slices<const N: usize, R>(
     let guards = tensors.map(Tensor::storage_and_layout);
     let mut slices = [&[][..]; N];
     for (slice, (storage, layout)) in slices.iter_mut().zip(&guards) {
-        let Storage::Cpu(storage) = &**storage else {
-            candle_core::bail!("expected a tensor on the CPU, got {layout:?} on another device")
-        };
-        *slice = contiguous(storage, layout)?;
+        *slice = Input::new(storage, layout)?.slice()?;
     }
     Ok(f(slices))
 }

@@ -9,6 +9,7 @@ use super::scores::ScoreRules;
 use super::sdpa::{Code, Sdpa};
 use super::summary::Summary;
 use crate::accumulator;
+use crate::cpu_op::OnCpu;
 use candle_core::{Result, Tensor};
 
 /// The result of attention.
@@ -106,7 +107,7 @@ impl Sdpa {
                 let rules = ScoreRules::new(self, mask, q, k.dim(2)?)?;
                 let op = CpuAttention::new(rules, dropout, wanted.summary);
                 let rows = op.summaries();
-                let context = q.apply_op3(k, v, op)?;
+                let context = q.apply_op3(k, v, OnCpu(op))?;
                 let summary = rows.get().map(|rows| Summary::from_rows(rows, b, h, t)).transpose()?;
                 Ok(Attended { context, weights: chosen_weights()?, summary })
             }
@@ -169,7 +170,8 @@ impl Sdpa {
         let rows = chosen.resolve(h, t)?;
         let weights = if self.has_cpu_kernel(&Inputs::from_tensors(q, k, k, mask)) {
             let rules = ScoreRules::new(self, mask, q, k.dim(2)?)?;
-            rows.of_queries(q)?.apply_op2(&rows.of_keys(k)?, CpuWeights { rules, rows: rows.clone() })?
+            let op = OnCpu(CpuWeights { rules, rows: rows.clone() });
+            rows.of_queries(q)?.apply_op2(&rows.of_keys(k)?, op)?
         } else {
             eager::weights(self, q, k, mask, &rows)?
         };

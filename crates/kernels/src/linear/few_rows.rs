@@ -1,10 +1,11 @@
 //! Products of a few rows with a large matrix, which is read once, in memory order. Decoding spends its
 //! time here, limited by the speed of memory.
 
+use crate::cpu_op::Input;
 use crate::element::{Element, Widen};
 use crate::isa;
 use crate::streams::{add_scaled, dots};
-use candle_core::{CpuStorage, Layout, Result, WithDType};
+use candle_core::{Result, WithDType};
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 use std::borrow::Cow;
@@ -20,7 +21,7 @@ pub(super) struct WeightRows<'a, E> {
 }
 
 impl<'a, E: Element + WithDType> WeightRows<'a, E> {
-    pub(super) fn new(storage: &'a CpuStorage, layout: &Layout) -> Result<Self> {
+    pub(super) fn new(Input { storage, layout }: Input<'a>) -> Result<Self> {
         let (depth, width) = layout.shape().dims2()?;
         let data = storage.as_slice::<E>()?.get(layout.start_offset()..).unwrap_or_default();
         let stride = layout.stride()[0];

@@ -10,6 +10,7 @@ mod plain;
 #[cfg(test)]
 mod tests;
 
+use crate::cpu_op::OnCpu;
 use crate::dispatch::{Dispatch, cpu_product};
 use crate::epilogue::{Epilogue, gelu_in_place};
 use crate::gpu;
@@ -68,10 +69,11 @@ pub fn linear(
         && [residual, x, weight, bias].iter().all(|t| !t.track_op())
     {
         let residual = residual.contiguous()?.reshape((flat.dim(0)?, bias.elem_count()))?;
-        return flat.apply_op3_no_bwd(weight, &residual, &LinearOnto { bias: bias.clone() })?.reshape(shape);
+        let op = OnCpu(LinearOnto { bias: bias.clone() });
+        return flat.apply_op3_no_bwd(weight, &residual, &op)?.reshape(shape);
     }
     let y = if has_kernel {
-        flat.apply_op3(weight, &bias.contiguous()?, Linear)?.reshape(shape)?
+        flat.apply_op3(weight, &bias.contiguous()?, OnCpu(Linear))?.reshape(shape)?
     } else {
         flat.matmul(&weight.contiguous()?)?.broadcast_add(bias)?.reshape(shape)?
     };
@@ -93,7 +95,7 @@ pub fn linear_transposed(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
     let (flat, shape) = flatten(x, n_in, n_out)?;
     let few = flat.dim(0)? <= FEW_ROWS && !x.track_op() && !weight.track_op();
     if few && cpu_product(&[x, weight]) && weight.is_contiguous() {
-        return flat.apply_op2_no_bwd(weight, &RowProducts)?.reshape(shape);
+        return flat.apply_op2_no_bwd(weight, &OnCpu(RowProducts))?.reshape(shape);
     }
     flat.matmul(&weight.t()?)?.reshape(shape)
 }

@@ -3,14 +3,13 @@
 
 use super::few_rows::{self, FEW_ROWS, WeightRows};
 use crate::columns::column_sums;
+use crate::cpu_op::{CpuOp, Input};
 use crate::dispatch::{cpu_f32, cpu_product};
 use crate::element::{Element, Widen};
 use crate::isa;
 use crate::product::{Matrix, multiply};
-use crate::vector::{CHUNK, chunked, contiguous};
-use candle_core::{
-    CpuStorage, CustomOp2, CustomOp3, DType, Device, Layout, Result, Shape, Storage, Tensor, WithDType,
-};
+use crate::vector::{CHUNK, chunked};
+use candle_core::{CpuStorage, DType, Device, Result, Shape, Storage, Tensor, WithDType};
 use half::{bf16, f16};
 use rayon::prelude::*;
 use std::borrow::Cow;
@@ -38,37 +37,22 @@ macro_rules! for_dtype {
 
 pub(super) struct Linear;
 
-impl CustomOp3 for Linear {
-    fn name(&self) -> &'static str {
-        "linear"
+impl CpuOp<3> for Linear {
+    const NAME: &'static str = "linear";
+
+    fn forward(&self, [x, weight, bias]: [Input; 3]) -> Result<(CpuStorage, Shape)> {
+        for_dtype!(x.storage, E => product::<E>(x.slice()?, WeightRows::new(weight)?, bias.slice()?, None))
     }
 
-    fn cpu_fwd(
+    fn backward(
         &self,
-        x: &CpuStorage,
-        x_layout: &Layout,
-        weight: &CpuStorage,
-        weight_layout: &Layout,
-        bias: &CpuStorage,
-        bias_layout: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        for_dtype!(x, E => {
-            let weight = WeightRows::<E>::new(weight, weight_layout)?;
-            product(contiguous(x, x_layout)?, weight, contiguous(bias, bias_layout)?, None)
-        })
-    }
-
-    fn bwd(
-        &self,
-        x: &Tensor,
-        weight: &Tensor,
-        _: &Tensor,
+        [x, weight, _]: [&Tensor; 3],
         _: &Tensor,
         grad: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+    ) -> Result<[Option<Tensor>; 3]> {
         // Detached, so that the gradient keeps no graph for a second derivative.
         let (x, weight, grad) = (x.detach(), weight.detach().contiguous()?, grad.detach().contiguous()?);
-        Ok((Some(matmul(&grad, &weight.t()?)?), Some(matmul(&x.t()?, &grad)?), Some(column_sums(&grad)?)))
+        Ok([Some(matmul(&grad, &weight.t()?)?), Some(matmul(&x.t()?, &grad)?), Some(column_sums(&grad)?)])
     }
 }
 
@@ -78,24 +62,13 @@ pub(super) struct LinearOnto {
     pub(super) bias: Tensor,
 }
 
-impl CustomOp3 for LinearOnto {
-    fn name(&self) -> &'static str {
-        "linear-onto"
-    }
+impl CpuOp<3> for LinearOnto {
+    const NAME: &'static str = "linear-onto";
 
-    fn cpu_fwd(
-        &self,
-        x: &CpuStorage,
-        x_layout: &Layout,
-        weight: &CpuStorage,
-        weight_layout: &Layout,
-        residual: &CpuStorage,
-        residual_layout: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        for_dtype!(x, E => {
-            let weight = WeightRows::<E>::new(weight, weight_layout)?;
-            let residual = contiguous(residual, residual_layout)?;
-            product(contiguous(x, x_layout)?, weight, &self.bias.to_vec1::<E>()?, Some(residual))
+    fn forward(&self, [x, weight, residual]: [Input; 3]) -> Result<(CpuStorage, Shape)> {
+        for_dtype!(x.storage, E => {
+            let bias = self.bias.to_vec1::<E>()?;
+            product(x.slice()?, WeightRows::new(weight)?, &bias, Some(residual.slice()?))
         })
     }
 }
@@ -103,23 +76,15 @@ impl CustomOp3 for LinearOnto {
 /// `x·Wᵀ` for a few rows; for inference, because it has no backward pass.
 pub(super) struct RowProducts;
 
-impl CustomOp2 for RowProducts {
-    fn name(&self) -> &'static str {
-        "linear-transposed"
-    }
+impl CpuOp<2> for RowProducts {
+    const NAME: &'static str = "linear-transposed";
 
-    fn cpu_fwd(
-        &self,
-        x: &CpuStorage,
-        x_layout: &Layout,
-        weight: &CpuStorage,
-        weight_layout: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        let (width, depth) = weight_layout.shape().dims2()?;
-        for_dtype!(x, E => {
-            let x = in_f32::<E>(contiguous(x, x_layout)?);
+    fn forward(&self, [x, weight]: [Input; 2]) -> Result<(CpuStorage, Shape)> {
+        let (width, depth) = weight.shape().dims2()?;
+        for_dtype!(x.storage, E => {
+            let x = in_f32::<E>(x.slice()?);
             let mut out = vec![0f32; x.len() / depth * width];
-            few_rows::row_products::<E>(&x, contiguous(weight, weight_layout)?, depth, &mut out);
+            few_rows::row_products::<E>(&x, weight.slice()?, depth, &mut out);
             let shape = Shape::from((x.len() / depth, width));
             Ok((narrowed::<E>(out), shape))
         })
@@ -177,8 +142,8 @@ fn add_product<E: Element>(x: &[f32], weight: WeightRows<E>, out: &mut [f32]) {
         return few_rows::add_product(x, weight, out);
     }
     let (data, row) = weight.in_f32();
-    let weight = Matrix { data: &data, row, column: 1 };
-    multiply(out, true, (rows, depth, width), Matrix::rows(x, depth), weight);
+    let weight = Matrix { data: &data, shape: [depth, width], strides: [row, 1] };
+    multiply(out, true, Matrix::new(x, rows, depth), weight);
 }
 
 /// `a·b`, without a graph. In f32 on the CPU, with [`multiply`].
@@ -189,18 +154,18 @@ pub(crate) fn matmul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     if !cpu_f32(&[a, b]) || !cpu_product(&[a, b]) {
         return a.matmul(b);
     }
-    let ((m, k), (_, n)) = (a.dims2()?, b.dims2()?);
+    let (m, n) = (a.dims2()?.0, b.dims2()?.1);
     let guards = [a, b].map(Tensor::storage_and_layout);
     let [a, b] = guards.each_ref().map(|(storage, layout)| match &**storage {
         Storage::Cpu(CpuStorage::F32(data)) => Ok(Matrix {
             data: &data[layout.start_offset()..],
-            row: layout.stride()[0],
-            column: layout.stride()[1],
+            shape: layout.shape().dims2()?.into(),
+            strides: [layout.stride()[0], layout.stride()[1]],
         }),
         _ => candle_core::bail!("expected f32 on the CPU, got {layout:?}"),
     });
     let mut out = vec![0f32; m * n];
-    multiply(&mut out, false, (m, k, n), a?, b?);
+    multiply(&mut out, false, a?, b?);
     Tensor::from_vec(out, (m, n), &Device::Cpu)
 }
 

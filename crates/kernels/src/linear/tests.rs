@@ -2,7 +2,7 @@ use super::few_rows::FEW_ROWS;
 use super::linear_transposed;
 use crate::dispatch::{Dispatch, Implementation};
 use crate::epilogue::Epilogue;
-use crate::test_numbers::numbers;
+use crate::test_numbers::{error, numbers, pool, wide};
 use candle_core::{DType, Device, Result, Tensor, Var};
 
 fn linear(x: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor> {
@@ -11,17 +11,6 @@ fn linear(x: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor> {
 
 fn linear_onto(residual: &Tensor, x: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor> {
     super::linear(x, weight, Some(bias), Epilogue::Residual(residual), Dispatch::of(Implementation::Auto, x))
-}
-
-/// The largest difference, relative to the largest expected value.
-fn error(got: &Tensor, expected: &Tensor) -> Result<f64> {
-    assert_eq!(got.dims(), expected.dims());
-    let difference = (got.to_dtype(DType::F64)? - expected)?.abs()?.flatten_all()?.max(0)?;
-    Ok(difference.to_scalar::<f64>()? / expected.abs()?.flatten_all()?.max(0)?.to_scalar::<f64>()?.max(1e-30))
-}
-
-fn wide(x: &Tensor) -> Result<Tensor> {
-    x.to_dtype(DType::F64)
 }
 
 /// Every path of a product: few rows and many, lengths that are not multiples of a vector, columns of a
@@ -93,8 +82,7 @@ fn the_bits_do_not_depend_on_the_number_of_threads() -> Result<()> {
     for rows in [1, 5, 64] {
         let (x, w, b) = (numbers((rows, 700), 1)?, numbers((700, 900), 2)?, numbers(900, 3)?);
         let run = |threads: usize| -> Result<Vec<Vec<f32>>> {
-            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
-            pool.map_err(candle_core::Error::wrap)?.install(|| linear(&x, &w, &b))?.to_vec2()
+            pool(threads).install(|| linear(&x, &w, &b))?.to_vec2()
         };
         let one = run(1)?;
         for threads in [2, 7, 16] {

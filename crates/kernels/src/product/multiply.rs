@@ -41,13 +41,13 @@ pub(crate) fn new_product<X: Stored, E: Stored>(
     out
 }
 
-/// `out += a·b`, or `out = a·b` if `onto` is false, for factors that both change: `out` (m, n) is row-major, `a` is (m, k) and
-/// `b` is (k, n).
-pub(crate) fn multiply(out: &mut [f32], onto: bool, (m, k, n): (usize, usize, usize), a: Matrix, b: Matrix) {
-    assert!(m.checked_mul(n) == Some(out.len()) && a.holds(m, k) && b.holds(k, n));
+/// `out += a·b`, or `out = a·b` if `onto` is false, for factors that both change: `out` is row-major.
+pub(crate) fn multiply(out: &mut [f32], onto: bool, a: Matrix, b: Matrix) {
+    let ([m, k], [depth, n]) = (a.shape, b.shape);
+    assert!(k == depth && m.checked_mul(n) == Some(out.len()) && a.is_whole() && b.is_whole());
     let isa = Isa::current();
     if !isa.gemm_is_as_fast() {
-        let b = Panels::pack(b.data, (k, n), (b.row, b.column));
+        let b = Panels::pack(b.data, (k, n), b.strides.into());
         let finish = Finish { onto, ..Finish::NOTHING };
         // SAFETY: `out` holds the m·n numbers of the result.
         return unsafe { product(isa, &a, m, &b, 0..n, finish, out.as_mut_ptr()) };
@@ -65,11 +65,11 @@ pub(crate) fn multiply(out: &mut [f32], onto: bool, (m, k, n): (usize, usize, us
             stride(n),
             onto,
             a.data.as_ptr(),
-            stride(a.column),
-            stride(a.row),
+            stride(a.strides[1]),
+            stride(a.strides[0]),
             b.data.as_ptr(),
-            stride(b.column),
-            stride(b.row),
+            stride(b.strides[1]),
+            stride(b.strides[0]),
             1.0,
             1.0,
             false,

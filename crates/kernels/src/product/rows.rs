@@ -50,37 +50,39 @@ impl<E: Element> Source for Rows<'_, E> {
     }
 }
 
-/// A matrix in a slice: its rows are `row` numbers apart, and the numbers within a row `column` apart.
+/// A matrix (rows, columns) in a slice: number (r, c) is `data[r·strides[0] + c·strides[1]]`.
 #[derive(Clone, Copy)]
 pub(crate) struct Matrix<'a> {
     pub(crate) data: &'a [f32],
-    pub(crate) row: usize,
-    pub(crate) column: usize,
+    pub(crate) shape: [usize; 2],
+    pub(crate) strides: [usize; 2],
 }
 
 impl<'a> Matrix<'a> {
-    /// Rows of `width` numbers, one after the other.
-    pub(crate) fn rows(data: &'a [f32], width: usize) -> Self {
-        Self { data, row: width, column: 1 }
+    /// Rows of numbers, one after the other.
+    pub(crate) fn new(data: &'a [f32], rows: usize, columns: usize) -> Self {
+        Self { data, shape: [rows, columns], strides: [columns, 1] }
     }
 
     /// The transpose.
     pub(crate) fn t(self) -> Self {
-        Self { row: self.column, column: self.row, ..self }
+        let ([rows, columns], [row, column]) = (self.shape, self.strides);
+        Self { shape: [columns, rows], strides: [column, row], ..self }
     }
 
-    pub(super) fn holds(&self, rows: usize, columns: usize) -> bool {
-        let last = |n: usize, stride: usize| (n - 1).checked_mul(stride);
-        let end = || last(rows, self.row)?.checked_add(last(columns, self.column)?);
-        rows == 0 || columns == 0 || end().is_some_and(|end| end < self.data.len())
+    /// Whether the slice is long enough.
+    pub(super) fn is_whole(&self) -> bool {
+        let last = |axis: usize| (self.shape[axis] - 1).checked_mul(self.strides[axis]);
+        let end = || last(0)?.checked_add(last(1)?);
+        self.shape.contains(&0) || end().is_some_and(|end| end < self.data.len())
     }
 }
 
 impl Source for Matrix<'_> {
     #[inline(always)]
     fn copy(&self, row: usize, first: usize, out: &mut [f32; STEP]) {
-        let start = row * self.row + first * self.column;
-        if let (1, Some(from)) = (self.column, self.data[start..].first_chunk::<STEP>()) {
+        let start = row * self.strides[0] + first * self.strides[1];
+        if let (1, Some(from)) = (self.strides[1], self.data[start..].first_chunk::<STEP>()) {
             *out = *from;
         } else {
             self.copy_rest(row, first, out);
@@ -88,9 +90,9 @@ impl Source for Matrix<'_> {
     }
 
     fn copy_rest(&self, row: usize, first: usize, out: &mut [f32]) {
-        let start = row * self.row + first * self.column;
+        let start = row * self.strides[0] + first * self.strides[1];
         for (i, out) in out.iter_mut().enumerate() {
-            *out = self.data[start + i * self.column];
+            *out = self.data[start + i * self.strides[1]];
         }
     }
 }

@@ -3,6 +3,7 @@ use super::panels::Stored;
 use super::rows::Rows;
 use super::{Finish, Matrix, Panels, multiply};
 use crate::isa::Isa;
+use crate::test_numbers::pool;
 use half::{bf16, f16};
 
 /// Numbers between -1 and 1, the same for the same seed.
@@ -107,10 +108,8 @@ fn the_bits_depend_neither_on_threads_nor_on_the_other_rows() {
         let (rows, depth, width) = (150, 608, 300);
         let (x, w) = (numbers::<E>(rows * depth, 1), numbers::<E>(depth * width, 2));
         let packed = Panels::pack(&w, (depth, width), (width, 1));
-        let all = |threads: usize| {
-            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
-            pool.install(|| run(isa, &x, &packed, 0..width, Finish::NOTHING, None))
-        };
+        let all =
+            |threads: usize| pool(threads).install(|| run(isa, &x, &packed, 0..width, Finish::NOTHING, None));
         let one = all(1);
         assert!([2, 7, 16].into_iter().all(|threads| all(threads) == one), "{isa:?}");
         for (x, expected) in x.chunks(depth).zip(one.chunks(width)) {
@@ -134,14 +133,14 @@ fn factors_may_be_transposed() {
     let (a_t, b_t) = (transposed(&a, m, k), transposed(&b, k, n));
     let expected = definition(&wide(&a), &wide(&b), k);
     for (a, b) in [
-        (Matrix::rows(&a, k), Matrix::rows(&b, n)),
-        (Matrix::rows(&a_t, m).t(), Matrix::rows(&b, n)),
-        (Matrix::rows(&a, k), Matrix::rows(&b_t, k).t()),
-        (Matrix::rows(&a_t, m).t(), Matrix::rows(&b_t, k).t()),
+        (Matrix::new(&a, m, k), Matrix::new(&b, k, n)),
+        (Matrix::new(&a_t, k, m).t(), Matrix::new(&b, k, n)),
+        (Matrix::new(&a, m, k), Matrix::new(&b_t, n, k).t()),
+        (Matrix::new(&a_t, k, m).t(), Matrix::new(&b_t, n, k).t()),
     ] {
         for onto in [false, true] {
             let mut out = vec![if onto { 1.0 } else { f32::NAN }; m * n];
-            multiply(&mut out, onto, (m, k, n), a, b);
+            multiply(&mut out, onto, a, b);
             for (got, expected) in out.iter().zip(&expected) {
                 let expected = expected + f64::from(u8::from(onto));
                 assert!((f64::from(*got) - expected).abs() < 2e-5, "{got}, not {expected}");
@@ -155,6 +154,6 @@ fn no_rows_and_no_depth_are_no_work() {
     let packed = Panels::pack(&numbers::<f32>(12, 1), (3, 4), (4, 1));
     assert!(run(Isa::best(), &[], &packed, 0..4, Finish::NOTHING, None).is_empty());
     let mut out = vec![1.0; 6];
-    multiply(&mut out, false, (2, 0, 3), Matrix::rows(&[], 0), Matrix::rows(&[], 3));
+    multiply(&mut out, false, Matrix::new(&[], 2, 0), Matrix::new(&[], 0, 3));
     assert_eq!(out, [0.0; 6]);
 }

@@ -17,5 +17,5 @@ mod tile;
 mod vectors;
 
 pub use format::BlockFormat;
-pub(crate) use panels::{PANEL, Panels};
+pub(crate) use panels::BlockPanels;
 pub(crate) use product::product;

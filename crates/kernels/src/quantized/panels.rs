@@ -7,16 +7,14 @@ use super::activations::BLOCK;
 use super::format::{BlockFormat, six_bits};
 use super::vectors::{Portable, Vectors};
 use crate::memory::Lines;
+use crate::product::panels::PANEL;
 use candle_core::Result;
 use half::f16;
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// The outputs of a panel.
-pub(crate) const PANEL: usize = 16;
-
 /// The bytes of a group of codes.
-pub(super) const GROUP: usize = 64;
+pub(super) const GROUP: usize = 4 * PANEL;
 
 /// The number of blocks of 32 in a block of 256.
 const LARGE: usize = 8;
@@ -50,14 +48,14 @@ macro_rules! with_code {
 pub(super) use with_code;
 
 /// Quantized weights (depth, width) in panels of 16 outputs. Outputs that fill the last panel up are 0.
-pub(crate) struct Panels {
+pub(crate) struct BlockPanels {
     lines: Lines<u8>,
     format: BlockFormat,
     depth: usize,
     width: usize,
 }
 
-impl Panels {
+impl BlockPanels {
     /// Packs rows of blocks on all threads: `read(outputs, room)` writes those of some outputs, one after the other.
     ///
     /// # Errors

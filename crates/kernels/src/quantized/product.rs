@@ -6,11 +6,12 @@
 
 use super::activations::Activations;
 use super::format::BlockFormat;
-use super::panels::{Code, GROUP, PANEL, Panels, with_code};
+use super::panels::{BlockPanels, Code, GROUP, with_code};
 use super::tile::{PanelParts, WideStrip, few, tile, widen};
 use super::vectors::{Vectors, Wide, Work, dispatch};
 use crate::isa::Isa;
 use crate::memory::room;
+use crate::product::panels::PANEL;
 use crate::product::{Destination, Finish};
 use crate::team;
 use std::cell::RefCell;
@@ -31,7 +32,7 @@ const MOST_PANELS: usize = 64;
 
 /// `finish(x·W)` for the columns `columns` of W, which start at a whole panel: `x` (rows, depth) -> (rows,
 /// `columns.len()`).
-pub(crate) fn product(x: &[f32], w: &Panels, columns: Range<usize>, finish: Finish<f32>) -> Vec<f32> {
+pub(crate) fn product(x: &[f32], w: &BlockPanels, columns: Range<usize>, finish: Finish<f32>) -> Vec<f32> {
     let count = x.len() / w.depth() * columns.len();
     let mut out: Vec<f32> = Vec::with_capacity(count);
     // SAFETY: there is room for the result, and the product writes all of it.
@@ -49,7 +50,7 @@ pub(crate) fn product(x: &[f32], w: &Panels, columns: Range<usize>, finish: Fini
 pub(super) unsafe fn product_on(
     isa: Isa,
     x: &[f32],
-    w: &Panels,
+    w: &BlockPanels,
     columns: Range<usize>,
     finish: Finish<f32>,
     out: *mut f32,
@@ -71,7 +72,7 @@ pub(super) unsafe fn product_on(
 #[derive(Clone, Copy)]
 struct Shared<'a, C> {
     isa: Isa,
-    w: &'a Panels,
+    w: &'a BlockPanels,
     rows: usize,
     columns: &'a Range<usize>,
     result: &'a Destination<'a, f32>,

@@ -1,32 +1,32 @@
 use super::BlockFormat;
 use super::activations::Activations;
-use super::panels::PANEL;
-use super::panels::Panels;
+use super::panels::BlockPanels;
 use super::product::product_on;
 use crate::isa::Isa;
 use crate::product::Finish;
-use crate::test_numbers::values as numbers;
+use crate::product::panels::PANEL;
+use crate::test_numbers::{pool, values as numbers};
 
 const FORMATS: [BlockFormat; 5] =
     [BlockFormat::Q4_0, BlockFormat::Q5_0, BlockFormat::Q8_0, BlockFormat::Q4K, BlockFormat::Q6K];
 
 /// Quantized weights (depth, width) from numbers.
-fn panels(format: BlockFormat, (depth, width): (usize, usize)) -> Panels {
+fn panels(format: BlockFormat, (depth, width): (usize, usize)) -> BlockPanels {
     let data = numbers(depth * width, 7);
     let blocks: Vec<u8> = data.chunks(depth).flat_map(|row| format.quantize(row)).collect();
     packed(format, (depth, width), &blocks)
 }
 
-fn packed(format: BlockFormat, shape: (usize, usize), blocks: &[u8]) -> Panels {
+fn packed(format: BlockFormat, shape: (usize, usize), blocks: &[u8]) -> BlockPanels {
     let row = blocks.len() / shape.1;
     let read = |outputs: std::ops::Range<usize>, out: &mut [u8]| {
         out.copy_from_slice(&blocks[outputs.start * row..outputs.end * row]);
         Ok(())
     };
-    Panels::pack(format, shape, read).expect("no reader fails")
+    BlockPanels::pack(format, shape, read).expect("no reader fails")
 }
 
-fn run(isa: Isa, x: &[f32], w: &Panels, finish: Finish<f32>) -> Vec<f32> {
+fn run(isa: Isa, x: &[f32], w: &BlockPanels, finish: Finish<f32>) -> Vec<f32> {
     let rows = x.len() / w.depth();
     let mut out = vec![0.0; rows * w.width()];
     // SAFETY: there is room for the result.
@@ -98,7 +98,7 @@ fn the_bits_are_the_same_on_every_instruction_set_for_any_threads_and_any_rows()
             let expected = run(Isa::Portable, &x, &w, finish(23));
             for isa in Isa::available() {
                 for threads in [1, 2, 8] {
-                    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
+                    let pool = pool(threads);
                     for rows in [1, 2, 3, 4, 5, 7, 23] {
                         let got = pool.install(|| run(isa, &x[..rows * depth], &w, finish(rows)));
                         let same = got.iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits());

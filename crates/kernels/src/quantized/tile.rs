@@ -1,8 +1,9 @@
 //! The sums of a few rows and a panel, and of a tile of rows and panels.
 
 use super::activations::{Activations, BLOCK, SUMS};
-use super::panels::{Code, GROUP, PANEL};
+use super::panels::{Code, GROUP};
 use super::vectors::{Vectors, Wide, Work};
+use crate::product::panels::PANEL;
 use std::marker::PhantomData;
 
 /// How far ahead a few rows fetch weights from memory.

@@ -28,7 +28,7 @@ pub enum WeightLayout {
 }
 
 impl WeightLayout {
-    /// The stored shape of a weight with `n_in` inputs and `n_out` outputs.
+    /// The stored shape of a weight with `n_in` inputs and `n_out` outputs, or the other way round.
     #[must_use]
     pub fn shape(self, n_in: usize, n_out: usize) -> (usize, usize) {
         match self {
@@ -166,10 +166,9 @@ impl Weight {
     /// (in, out)
     #[must_use]
     pub fn shape(&self) -> (usize, usize) {
-        match (&self.kind, self.layout) {
-            (Kind::Frozen(weight), _) => weight.shape(),
-            (Kind::Plain(weight, _), WeightLayout::InOut) => (weight.dims()[0], weight.dims()[1]),
-            (Kind::Plain(weight, _), WeightLayout::OutIn) => (weight.dims()[1], weight.dims()[0]),
+        match &self.kind {
+            Kind::Frozen(weight) => weight.shape(),
+            Kind::Plain(weight, _) => self.layout.shape(weight.dims()[0], weight.dims()[1]),
         }
     }
 
@@ -260,24 +259,18 @@ impl Weight {
         if columns.is_empty() || columns.end > n_out {
             candle_core::bail!("weight: columns {columns:?} of {n_out}")
         }
-        let first = match &self.kind {
-            Kind::Frozen(weight) => columns.start / weight.alignment() * weight.alignment(),
-            Kind::Plain(..) => columns.start,
-        };
-        let bias = bias.map(|bias| bias.narrow(0, first, columns.end - first)).transpose()?;
+        let bias_from = |first| bias.map(|bias| bias.narrow(0, first, columns.end - first)).transpose();
         match &self.kind {
             Kind::Frozen(weight) => {
-                let product = Product::new(weight.clone(), first..columns.end, bias.as_ref());
+                let first = columns.start / weight.alignment() * weight.alignment();
+                let product = Product::new(weight.clone(), first..columns.end, bias_from(first)?.as_ref());
                 let y = product.forward(x, Epilogue::None)?;
-                if first == columns.start {
-                    return Ok(y);
-                }
                 y.narrow(D::Minus1, columns.start - first, columns.len())
             }
             Kind::Plain(weight, implementation) => {
                 let axis = usize::from(self.layout == WeightLayout::InOut);
-                let weight = weight.narrow(axis, first, columns.len())?;
-                let dispatch = Dispatch::of(*implementation, x);
+                let weight = weight.narrow(axis, columns.start, columns.len())?;
+                let (bias, dispatch) = (bias_from(columns.start)?, Dispatch::of(*implementation, x));
                 self.layout.product(x, &weight, bias.as_ref(), Epilogue::None, dispatch)
             }
         }
@@ -328,8 +321,8 @@ impl Weight {
             Kind::Frozen(weight) if x.track_op() && x.dtype() == DType::F32 => {
                 frozen_cross_entropy(x, weight, targets)
             }
-            Kind::Frozen(_) if x.track_op() => {
-                plain(&self.out_in()?.to_dtype(x.dtype())?, Implementation::Auto)
+            Kind::Frozen(weight) if x.track_op() => {
+                plain(&out_in(&**weight)?.to_dtype(x.dtype())?, Implementation::Auto)
             }
             Kind::Frozen(_) => self.cross_entropy_in_parts(x, targets),
         }
@@ -387,8 +380,8 @@ impl Weight {
     pub fn tensor(&self) -> Result<Tensor> {
         match (&self.kind, self.layout) {
             (Kind::Plain(weight, _), _) => Ok(weight.clone()),
-            (Kind::Frozen(_), WeightLayout::OutIn) => self.out_in(),
-            (Kind::Frozen(_), WeightLayout::InOut) => self.out_in()?.t()?.contiguous(),
+            (Kind::Frozen(weight), WeightLayout::OutIn) => out_in(&**weight),
+            (Kind::Frozen(weight), WeightLayout::InOut) => out_in(&**weight)?.t()?.contiguous(),
         }
     }
 
@@ -399,18 +392,13 @@ impl Weight {
     pub fn in_out(&self) -> Result<Tensor> {
         self.layout.in_out(&self.tensor()?)
     }
+}
 
-    /// The transpose, (out, in).
-    fn out_in(&self) -> Result<Tensor> {
-        let (n_in, n_out) = self.shape();
-        match &self.kind {
-            Kind::Plain(..) => self.in_out()?.t(),
-            Kind::Frozen(weight) => {
-                let all: Vec<u32> = (0..).take(n_out).collect();
-                operation::tensor(weight.outputs(&all), (n_out, n_in))
-            }
-        }
-    }
+/// All of a frozen weight, (out, in).
+fn out_in(weight: &dyn Frozen) -> Result<Tensor> {
+    let (n_in, n_out) = weight.shape();
+    let all: Vec<u32> = (0..).take(n_out).collect();
+    operation::tensor(weight.outputs(&all), (n_out, n_in))
 }
 
 impl WeightLayout {

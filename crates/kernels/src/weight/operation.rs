@@ -1,13 +1,11 @@
 //! The product with a frozen weight as a Candle operation: forward, backward, and what is added in the same pass.
 
+use crate::cpu_op::{CpuOp, Input, OnCpu};
 use crate::epilogue::Epilogue;
-use crate::frozen::{Frozen, Rows, Then, WeightDType};
+use crate::frozen::{Frozen, Then, WeightDType};
 use crate::linear::{check_residual, flatten, matmul};
 use crate::product::{Matrix, multiply};
-use crate::vector::contiguous;
-use candle_core::{
-    CpuStorage, CustomOp1, CustomOp2, CustomOp3, DType, Device, Layout, Result, Shape, Storage, Tensor,
-};
+use candle_core::{CpuStorage, DType, Device, Layout, Result, Shape, Tensor};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -43,9 +41,9 @@ impl Product {
             // The sum with a residual is part of the product where that is all that follows.
             if let (Epilogue::Residual(residual), None) = (epilogue, &bias) {
                 let residual = residual.contiguous()?.reshape((flat.dim(0)?, n_out))?;
-                return flat.apply_op2(&residual, self)?.reshape(shape);
+                return flat.apply_op2(&residual, OnCpu(self))?.reshape(shape);
             }
-            let y = flat.apply_op1(self)?.reshape(shape)?;
+            let y = flat.apply_op1(OnCpu(self))?.reshape(shape)?;
             let y = bias.map_or_else(|| Ok(y.clone()), |bias| y.broadcast_add(&bias))?;
             return epilogue.apply(y);
         }
@@ -54,7 +52,7 @@ impl Product {
             Epilogue::Gelu => self.gelu = true,
             Epilogue::Residual(residual) => self.residual = Some(residual.contiguous()?),
         }
-        flat.apply_op1_no_bwd(&self)?.reshape(shape)
+        flat.apply_op1_no_bwd(&OnCpu(self))?.reshape(shape)
     }
 
     /// Adds u·Bᵀ, without a tensor of the outputs in the graph that the backward pass does not need: `x` (.., in), `u` (.., r)
@@ -72,7 +70,7 @@ impl Product {
             )
         }
         self.check(&x, None)?;
-        x.contiguous()?.apply_op3(&u.contiguous()?, &b.contiguous()?, self)?.reshape(shape)
+        x.contiguous()?.apply_op3(&u.contiguous()?, &b.contiguous()?, OnCpu(self))?.reshape(shape)
     }
 
     /// Fails if a tensor is not on the CPU in a dtype that the weight multiplies.
@@ -97,7 +95,7 @@ impl Product {
         }
     }
 
-    fn compute(&self, x: Rows, residual: Option<Rows>) -> Result<(CpuStorage, Shape)> {
+    fn compute(&self, x: Input, residual: Option<Input>) -> Result<(CpuStorage, Shape)> {
         let rows = x.layout.shape().dims2()?.0;
         let bias = self.bias.as_ref().map(|bias| bias.to_dtype(DType::F32)?.to_vec1()).transpose()?;
         let then = Then { bias: bias.as_deref(), residual, gelu: self.gelu };
@@ -109,12 +107,9 @@ impl Product {
     fn gradient(&self, grad: &Tensor) -> Result<Tensor> {
         let grad = grad.contiguous()?;
         let (storage, layout) = grad.storage_and_layout();
-        let Storage::Cpu(storage) = &*storage else {
-            candle_core::bail!("linear: the gradient is on another device")
-        };
         let (rows, n_in) = (grad.dim(0)?, self.weight.shape().0);
         let transpose = self.weight.transposed(self.columns.clone());
-        let y = transpose.product(Rows { storage, layout }, 0..n_in, Then::default())?;
+        let y = transpose.product(Input::new(&storage, layout)?, 0..n_in, Then::default())?;
         tensor(y, (rows, n_in))
     }
 }
@@ -129,91 +124,57 @@ pub(super) fn tensor(storage: CpuStorage, shape: (usize, usize)) -> Result<Tenso
     }
 }
 
-impl CustomOp1 for Product {
-    fn name(&self) -> &'static str {
-        "frozen-linear"
-    }
+impl CpuOp<1> for Product {
+    const NAME: &'static str = "frozen-linear";
 
-    fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        let x = Rows { storage: x, layout };
+    fn forward(&self, [x]: [Input; 1]) -> Result<(CpuStorage, Shape)> {
         let Some(residual) = &self.residual else { return self.compute(x, None) };
         let (storage, layout) = residual.storage_and_layout();
-        match &*storage {
-            Storage::Cpu(storage) => self.compute(x, Some(Rows { storage, layout })),
-            _ => candle_core::bail!("linear: the residual is on another device"),
-        }
+        self.compute(x, Some(Input::new(&storage, layout)?))
     }
 
-    fn bwd(&self, _: &Tensor, _: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
-        self.gradient(grad).map(Some)
+    fn backward(&self, [_]: [&Tensor; 1], _: &Tensor, grad: &Tensor) -> Result<[Option<Tensor>; 1]> {
+        Ok([Some(self.gradient(grad)?)])
     }
 }
 
 /// Plus a residual, (rows, `columns.len()`).
-impl CustomOp2 for Product {
-    fn name(&self) -> &'static str {
-        "frozen-linear-onto"
+impl CpuOp<2> for Product {
+    const NAME: &'static str = "frozen-linear-onto";
+
+    fn forward(&self, [x, residual]: [Input; 2]) -> Result<(CpuStorage, Shape)> {
+        self.compute(x, Some(residual))
     }
 
-    fn cpu_fwd(
+    fn backward(
         &self,
-        x: &CpuStorage,
-        of_x: &Layout,
-        residual: &CpuStorage,
-        of_residual: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        let residual = Rows { storage: residual, layout: of_residual };
-        self.compute(Rows { storage: x, layout: of_x }, Some(residual))
-    }
-
-    fn bwd(
-        &self,
-        x: &Tensor,
-        residual: &Tensor,
+        [x, residual]: [&Tensor; 2],
         _: &Tensor,
         grad: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+    ) -> Result<[Option<Tensor>; 2]> {
         let of_x = x.track_op().then(|| self.gradient(grad)).transpose()?;
-        Ok((of_x, residual.track_op().then(|| grad.clone())))
+        Ok([of_x, residual.track_op().then(|| grad.clone())])
     }
 }
 
 /// Plus u·Bᵀ with u (rows, r) and B (out, r).
-impl CustomOp3 for Product {
-    fn name(&self) -> &'static str {
-        "frozen-linear-low-rank"
-    }
+impl CpuOp<3> for Product {
+    const NAME: &'static str = "frozen-linear-low-rank";
 
-    fn cpu_fwd(
-        &self,
-        x: &CpuStorage,
-        of_x: &Layout,
-        u: &CpuStorage,
-        of_u: &Layout,
-        b: &CpuStorage,
-        of_b: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        let (rows, (n_out, rank)) = (of_u.shape().dims2()?.0, of_b.shape().dims2()?);
-        let (u, b) = (contiguous::<f32>(u, of_u)?, contiguous::<f32>(b, of_b)?);
+    fn forward(&self, [x, u, b]: [Input; 3]) -> Result<(CpuStorage, Shape)> {
+        let (rows, (n_out, rank)) = (u.shape().dims2()?.0, b.shape().dims2()?);
+        let (u, b) = (u.slice()?, b.slice()?);
         let mut added = vec![0f32; rows * n_out];
-        multiply(&mut added, false, (rows, rank, n_out), Matrix::rows(u, rank), Matrix::rows(b, rank).t());
+        multiply(&mut added, false, Matrix::new(u, rows, rank), Matrix::new(b, n_out, rank).t());
         let layout = Layout::contiguous((rows, n_out));
-        let added = Rows { storage: &CpuStorage::F32(added), layout: &layout };
-        self.compute(Rows { storage: x, layout: of_x }, Some(added))
+        self.compute(x, Some(Input { storage: &CpuStorage::F32(added), layout: &layout }))
     }
 
-    fn bwd(
-        &self,
-        x: &Tensor,
-        u: &Tensor,
-        b: &Tensor,
-        _: &Tensor,
-        grad: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+    fn backward(&self, [x, u, b]: [&Tensor; 3], _: &Tensor, grad: &Tensor) -> Result<[Option<Tensor>; 3]> {
         let grad = grad.detach().contiguous()?;
         let of_x = x.track_op().then(|| self.gradient(&grad)).transpose()?;
         let of_u = matmul(&grad, &b.detach())?;
         let of_b = matmul(&grad.t()?, &u.detach())?;
-        Ok((of_x, Some(of_u), Some(of_b)))
+        Ok([of_x, Some(of_u), Some(of_b)])
     }
 }

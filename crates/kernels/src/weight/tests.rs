@@ -4,22 +4,8 @@ use crate::dispatch::{Dispatch, Implementation};
 use crate::epilogue::{Epilogue, gelu};
 use crate::linear::linear;
 use crate::quantized::BlockFormat;
-use crate::test_numbers::numbers;
+use crate::test_numbers::{error, numbers, wide};
 use candle_core::{D, DType, Device, Result, Tensor, Var};
-
-fn wide(x: &Tensor) -> Result<Tensor> {
-    x.to_dtype(DType::F64)
-}
-
-/// The largest difference, relative to the largest expected value.
-fn error(got: &Tensor, expected: &Tensor) -> Result<f64> {
-    assert_eq!(got.dims(), expected.dims());
-    if expected.elem_count() == 0 {
-        return Ok(0.0);
-    }
-    let difference = (wide(got)? - expected)?.abs()?.max_all()?.to_scalar::<f64>()?;
-    Ok(difference / expected.abs()?.max_all()?.to_scalar::<f64>()?.max(1e-30))
-}
 
 #[test]
 fn each_epilogue_is_what_f64_gives_in_each_dtype() -> Result<()> {

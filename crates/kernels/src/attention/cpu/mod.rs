@@ -26,9 +26,11 @@ use self::problem::{Heads, LogSum, Problem};
 use crate::attention::heads::WeightDropout;
 use crate::attention::scores::ScoreRules;
 use crate::attention::summary::RowSummary;
+use crate::cpu_op::{CpuOp, Input};
 use crate::element::Element;
 use crate::isa;
-use candle_core::{CpuStorage, CustomOp3, DType, Device, Layout, Result, Shape, Storage, Tensor, WithDType};
+use candle_core::backend::BackendStorage;
+use candle_core::{CpuStorage, DType, Device, Result, Shape, Tensor, WithDType};
 use half::{bf16, f16};
 use rayon::prelude::*;
 use std::sync::{Arc, OnceLock};
@@ -54,13 +56,11 @@ impl CpuAttention {
         self.summaries.clone()
     }
 
-    fn run<E: Element + WithDType, K: Element>(
+    fn run<E: Element + WithDType, K: Element + WithDType>(
         &self,
-        (q, q_layout): (&[E], &Layout),
-        (k, k_layout): (&[K], &Layout),
-        (v, v_layout): (&[K], &Layout),
+        [q, k, v]: [Input; 3],
     ) -> Result<(CpuStorage, Shape)> {
-        let (q, k, v) = (Heads::new(q, q_layout)?, Heads::new(k, k_layout)?, Heads::new(v, v_layout)?);
+        let (q, k, v) = (Heads::<E>::of(q)?, Heads::<K>::of(k)?, Heads::of(v)?);
         let problem = Problem { q, k, v, rules: &self.rules, dropout: self.dropout };
         let [b, h, t, d] = problem.context_dims();
         let mut out = Vec::with_capacity(b * t * h * d);
@@ -81,27 +81,17 @@ impl CpuAttention {
     }
 }
 
-impl CustomOp3 for CpuAttention {
-    fn name(&self) -> &'static str {
-        "attention"
-    }
+impl CpuOp<3> for CpuAttention {
+    const NAME: &'static str = "attention";
 
-    fn cpu_fwd(
-        &self,
-        q: &CpuStorage,
-        q_layout: &Layout,
-        k: &CpuStorage,
-        k_layout: &Layout,
-        v: &CpuStorage,
-        v_layout: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        use CpuStorage as C;
-        match (q, k, v) {
-            (C::F32(q), C::F32(k), C::F32(v)) => self.run((q, q_layout), (k, k_layout), (v, v_layout)),
-            (C::F16(q), C::F16(k), C::F16(v)) => self.run((q, q_layout), (k, k_layout), (v, v_layout)),
-            (C::BF16(q), C::BF16(k), C::BF16(v)) => self.run((q, q_layout), (k, k_layout), (v, v_layout)),
-            (C::F32(q), C::F16(k), C::F16(v)) => self.run((q, q_layout), (k, k_layout), (v, v_layout)),
-            (C::F32(q), C::BF16(k), C::BF16(v)) => self.run((q, q_layout), (k, k_layout), (v, v_layout)),
+    fn forward(&self, inputs: [Input; 3]) -> Result<(CpuStorage, Shape)> {
+        use DType::{BF16, F16, F32};
+        match inputs.map(|x| x.storage.dtype()) {
+            [F32, F32, F32] => self.run::<f32, f32>(inputs),
+            [F16, F16, F16] => self.run::<f16, f16>(inputs),
+            [BF16, BF16, BF16] => self.run::<bf16, bf16>(inputs),
+            [F32, F16, F16] => self.run::<f32, f16>(inputs),
+            [F32, BF16, BF16] => self.run::<f32, bf16>(inputs),
             _ => candle_core::bail!(
                 "attention: q, k and v must be all f32, all f16 or all bf16, or k and v halves of one dtype and q \
                  f32"
@@ -109,56 +99,44 @@ impl CustomOp3 for CpuAttention {
         }
     }
 
-    fn bwd(
+    fn backward(
         &self,
-        q: &Tensor,
-        k: &Tensor,
-        v: &Tensor,
+        [q, k, v]: [&Tensor; 3],
         context: &Tensor,
         grad: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+    ) -> Result<[Option<Tensor>; 3]> {
         let Some(log_sums) = self.log_sums.get() else {
             candle_core::bail!("attention: the backward pass ran without a forward pass before it")
         };
-        let saved = Saved { rules: &self.rules, dropout: self.dropout, log_sums };
         let [dq, dk, dv] = match q.dtype() {
-            DType::F16 => saved.gradients::<f16>([q, k, v, context, grad])?,
-            DType::BF16 => saved.gradients::<bf16>([q, k, v, context, grad])?,
-            _ => saved.gradients::<f32>([q, k, v, context, grad])?,
+            DType::F16 => self.gradients::<f16>([q, k, v, context, grad], log_sums)?,
+            DType::BF16 => self.gradients::<bf16>([q, k, v, context, grad], log_sums)?,
+            _ => self.gradients::<f32>([q, k, v, context, grad], log_sums)?,
         };
-        Ok((Some(dq), Some(dk), Some(dv)))
+        Ok([Some(dq), Some(dk), Some(dv)])
     }
 }
 
-/// What the forward pass saved for the backward pass.
-struct Saved<'a> {
-    rules: &'a ScoreRules,
-    dropout: Option<WeightDropout>,
-    /// (B, H, T)
-    log_sums: &'a [LogSum],
-}
-
-impl Saved<'_> {
+impl CpuAttention {
     /// The gradients of q, k and v: contiguous, with the shapes and dtype of q, k and v.
     ///
-    /// q (B, H, T, D), k (B, key heads, S, D), v (B, key heads, S, Dv); context and its gradient (B, T, H, Dv)
-    fn gradients<E: Element + WithDType>(&self, tensors: [&Tensor; 5]) -> Result<[Tensor; 3]> {
-        let [q, k, v, context, grad] = tensors;
+    /// q (B, H, T, D), k (B, key heads, S, D), v (B, key heads, S, Dv); context and its gradient (B, T, H, Dv);
+    /// `log_sums` (B, H, T)
+    fn gradients<E: Element + WithDType>(
+        &self,
+        [q, k, v, context, grad]: [&Tensor; 5],
+        log_sums: &[LogSum],
+    ) -> Result<[Tensor; 3]> {
         let (context, grad) = (context.transpose(1, 2)?, grad.transpose(1, 2)?); // (B, H, T, Dv)
         let guards = [q, k, v, &context, &grad].map(|x| x.storage_and_layout());
-        let views = guards.iter().map(|(storage, layout)| match &**storage {
-            Storage::Cpu(storage) => Heads::new(storage.as_slice::<E>()?, layout),
-            _ => candle_core::bail!("attention: the CPU's backward pass needs tensors on the CPU"),
-        });
-        let views = views.collect::<Result<Vec<Heads<E>>>>()?;
-        let [q_view, k_view, v_view, context_view, grad_view] = views[..] else {
-            candle_core::bail!("attention: the backward pass takes five tensors")
-        };
-        let problem = Problem { q: q_view, k: k_view, v: v_view, rules: self.rules, dropout: self.dropout };
+        let view = |i: usize| Heads::<E>::of(Input::new(&guards[i].0, guards[i].1)?);
+        let (context_view, grad_view) = (view(3)?, view(4)?);
+        let (rules, dropout) = (&self.rules, self.dropout);
+        let problem = Problem { q: view(0)?, k: view(1)?, v: view(2)?, rules, dropout };
         let [b, h, t, dv] = problem.context_dims();
         if context_view.dims != [b, h, t, dv]
             || grad_view.dims != [b, h, t, dv]
-            || self.log_sums.len() != b * h * t
+            || log_sums.len() != b * h * t
         {
             candle_core::bail!(
                 "attention: the gradient {:?} does not fit queries {:?} and values {:?}",
@@ -172,13 +150,12 @@ impl Saved<'_> {
             .into_par_iter()
             .enumerate()
             .map(|(i, head)| {
-                let log_sums = &self.log_sums[i * t..(i + 1) * t];
                 let one = HeadBackward {
                     problem: &problem,
                     context: context_view,
                     grad: grad_view,
                     head,
-                    log_sums,
+                    log_sums: &log_sums[i * t..(i + 1) * t],
                 };
                 isa::arch().dispatch(one)
             })

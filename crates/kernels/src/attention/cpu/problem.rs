@@ -3,8 +3,9 @@
 use crate::attention::heads::{Query, WeightDropout};
 use crate::attention::scores::{Base, ScoreRules};
 use crate::attention::summary::RowSummary;
+use crate::cpu_op::Input;
 use crate::element::Element;
-use candle_core::{Layout, Result};
+use candle_core::{Layout, Result, WithDType};
 
 /// A head of a row of the batch.
 #[derive(Debug, Clone, Copy)]
@@ -30,6 +31,13 @@ pub(super) struct Heads<'a, E> {
 }
 
 impl<'a, E: Element> Heads<'a, E> {
+    pub(super) fn of(Input { storage, layout }: Input<'a>) -> Result<Self>
+    where
+        E: WithDType,
+    {
+        Self::new(storage.as_slice()?, layout)
+    }
+
     /// # Errors
     /// When the layout is not of rank 4 or reaches beyond `data`.
     pub(super) fn new(data: &'a [E], layout: &Layout) -> Result<Self> {

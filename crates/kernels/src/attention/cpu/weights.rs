@@ -8,11 +8,14 @@ use crate::attention::heads::Query;
 use crate::attention::request::Rows;
 use crate::attention::scores::{Base, ScoreRules};
 use crate::attention::summary::RowSummary;
+use crate::cpu_op::{CpuOp, Input};
 use crate::element::Element;
 use crate::isa;
 use crate::streams::dots;
-use crate::vector::{chunked, contiguous, exp2};
-use candle_core::{CpuStorage, CustomOp2, DType, Layout, Result, Shape, Tensor};
+use crate::vector::{chunked, exp2, with_slices};
+use candle_core::backend::BackendStorage;
+use candle_core::{CpuStorage, DType, Device, Result, Shape, Tensor};
+use half::{bf16, f16};
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 use std::mem::MaybeUninit;
@@ -25,43 +28,27 @@ pub(in crate::attention) struct CpuWeights {
     pub(in crate::attention) rows: Rows,
 }
 
-impl CustomOp2 for CpuWeights {
-    fn name(&self) -> &'static str {
-        "attention-weights"
-    }
+impl CpuOp<2> for CpuWeights {
+    const NAME: &'static str = "attention-weights";
 
-    fn cpu_fwd(
-        &self,
-        q: &CpuStorage,
-        q_layout: &Layout,
-        k: &CpuStorage,
-        k_layout: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        use CpuStorage as C;
-        match (q, k) {
-            (C::F32(q), C::F32(k)) => Ok(self.run(Heads::new(q, q_layout)?, Heads::new(k, k_layout)?)),
-            (C::F16(q), C::F16(k)) => Ok(self.run(Heads::new(q, q_layout)?, Heads::new(k, k_layout)?)),
-            (C::BF16(q), C::BF16(k)) => Ok(self.run(Heads::new(q, q_layout)?, Heads::new(k, k_layout)?)),
+    fn forward(&self, [q, k]: [Input; 2]) -> Result<(CpuStorage, Shape)> {
+        match [q, k].map(|x| x.storage.dtype()) {
+            [DType::F32, DType::F32] => Ok(self.run::<f32>(Heads::of(q)?, Heads::of(k)?)),
+            [DType::F16, DType::F16] => Ok(self.run::<f16>(Heads::of(q)?, Heads::of(k)?)),
+            [DType::BF16, DType::BF16] => Ok(self.run::<bf16>(Heads::of(q)?, Heads::of(k)?)),
             _ => candle_core::bail!("attention weights: q and k must be both f32, both f16 or both bf16"),
         }
     }
 
     /// `dS = w ∘ (g - rowsum(w ∘ g))`, times the slope of the score; `dQ = dS·K`, `dK = dSᵀ·Q`
-    fn bwd(
-        &self,
-        q: &Tensor,
-        k: &Tensor,
-        weights: &Tensor,
-        grad: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        let seen = self.seen().collect();
-        let d_scores = weights.apply_op2_no_bwd(&grad.contiguous()?, &SoftmaxBackward { seen })?;
+    fn backward(&self, [q, k]: [&Tensor; 2], weights: &Tensor, grad: &Tensor) -> Result<[Option<Tensor>; 2]> {
+        let d_scores = softmax_backward(weights, &grad.contiguous()?, &self.seen().collect::<Vec<_>>())?;
         let wide = |x: &Tensor| x.detach().to_dtype(DType::F32)?.contiguous();
         let (q_wide, k_wide) = (wide(q)?, wide(k)?);
         let d_scores = self.rules.products_gradient(&d_scores, &q_wide, &k_wide)?; // (B, heads, queries, S)
         let dq = d_scores.matmul(&k_wide)?.to_dtype(q.dtype())?;
         let dk = d_scores.transpose(2, 3)?.contiguous()?.matmul(&q_wide)?.to_dtype(k.dtype())?;
-        Ok((Some(dq), Some(dk)))
+        Ok([Some(dq), Some(dk)])
     }
 }
 
@@ -294,39 +281,24 @@ impl<E: Element, K: Element> WithSimd for SummaryOfRow<'_, E, K> {
     }
 }
 
-/// Computes the gradient of the scores from that of their softmax, (.., rows, S) each: `w · (g - Σ w·g)`,
-/// which is 0 wherever the weight is 0. `seen` holds the keys that each row sees; the gradients of the
-/// other keys are never read.
-struct SoftmaxBackward {
-    seen: Vec<Range<usize>>,
-}
-
-impl CustomOp2 for SoftmaxBackward {
-    fn name(&self) -> &'static str {
-        "softmax-backward"
-    }
-
-    fn cpu_fwd(
-        &self,
-        weights: &CpuStorage,
-        layout: &Layout,
-        grad: &CpuStorage,
-        grad_layout: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        let (_, _, _, s) = layout.shape().dims4()?;
-        let (weights, grad) = (contiguous::<f32>(weights, layout)?, contiguous::<f32>(grad, grad_layout)?);
+/// The gradient of the scores from that of their softmax, (.., rows, S) each, contiguous: `w · (g - Σ w·g)`, which is 0
+/// wherever the weight is 0. `seen` holds the keys that each row sees; the gradients of the other keys are never read.
+fn softmax_backward(weights: &Tensor, grad: &Tensor, seen: &[Range<usize>]) -> Result<Tensor> {
+    let (_, _, _, s) = weights.dims4()?;
+    let d_scores = with_slices([weights, grad], |[weights, grad]| {
         let mut out = vec![0f32; weights.len()];
         let rows = out.par_chunks_mut(s).zip(weights.par_chunks(s).zip(grad.par_chunks(s)));
         rows.enumerate().with_min_len(16).for_each(|(row, (out, (w, g)))| {
-            let seen = &self.seen[row % self.seen.len()];
+            let seen = &seen[row % seen.len()];
             let (out, w, g) = (&mut out[seen.clone()], &w[seen.clone()], &g[seen.clone()]);
             let dot: f32 = w.iter().zip(g).map(|(w, g)| w * g).sum();
             for (out, (w, g)) in out.iter_mut().zip(w.iter().zip(g)) {
                 *out = w * (g - dot);
             }
         });
-        Ok((CpuStorage::F32(out), layout.shape().clone()))
-    }
+        out
+    })?;
+    Tensor::from_vec(d_scores, weights.shape(), &Device::Cpu)
 }
 
 /// Softmax of a row of scores in place; all zeros if every score is -inf.
