@@ -92,7 +92,7 @@ impl Checkpoint {
     #[must_use]
     pub fn audit(&self) -> Audit {
         let infos = self.tensors.iter().map(|(name, t)| (name.clone(), &t.info)).collect();
-        Audit::of(&self.name, (&self.config, &self.parameters), &infos, self.duplicates.clone())
+        Audit::new(&self.name, &self.config, &self.parameters, &infos, self.duplicates.clone())
     }
 
     /// A builder over the audited tensors, under their names without `transformer.`, converted to `dtype`
