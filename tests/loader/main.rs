@@ -28,8 +28,9 @@ mod weights;
 use crate::common::{Result, data};
 use crate::folder::{Folder, Tensors, assert_says, read};
 use candle_core::{DType, Device, Tensor};
-use gpt2_loader::{LoadError, Source, Tokenizer};
+use gpt2_loader::{Checkpoint, LoadError, SaveOptions, Source, Tokenizer, save};
 use gpt2_model::{ForwardArgs, Gpt2LMHeadModel};
+use serde_json::Value;
 
 /// Each f32 as its bits.
 fn bits(tensor: &Tensor) -> Result<Vec<u32>> {
@@ -57,6 +58,26 @@ fn logit_bits(model: &Gpt2LMHeadModel) -> Result<Vec<u32>> {
 /// The tensors of the case `odd`.
 fn odd() -> Result<Tensors> {
     read(&data("odd").join("model.safetensors"))
+}
+
+/// A folder in which `model` was saved.
+fn saved(model: &Gpt2LMHeadModel, options: SaveOptions) -> Result<Folder> {
+    let folder = Folder::empty()?;
+    save(folder.path(), model, None, options)?;
+    Ok(folder)
+}
+
+/// The demo model and its tokenizer.
+fn demo() -> Result<(Checkpoint, Tokenizer)> {
+    let files = Source::directory(data("../../models/tiny-shakespeare")).open()?;
+    Ok((Checkpoint::open(&files)?, Tokenizer::open(&files, 1024)?))
+}
+
+/// A folder with this tokenizer.json.
+fn with_tokenizer(file: &Value) -> Result<Folder> {
+    let folder = Folder::of("gelu")?;
+    folder.write("tokenizer.json", file.to_string())?;
+    Ok(folder)
 }
 
 /// The tokenizer of a folder, for a model of `vocab_size` tokens.

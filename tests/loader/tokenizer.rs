@@ -1,6 +1,6 @@
 //! Tokenizers from each kind of file, damaged files, and text that arrives token by token.
 
-use super::open_tokenizer as open;
+use super::{open_tokenizer as open, with_tokenizer};
 use crate::common::Result;
 use crate::folder::{Folder, assert_says};
 use gpt2_loader::{LoadError, Tokenizer};
@@ -64,9 +64,7 @@ fn a_tokenizer_cuts_and_pads_nothing_whatever_its_file_says() -> Result {
         json!({"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0});
     json["padding"] = json!({"strategy": {"Fixed": 8}, "direction": "Right", "pad_to_multiple_of": null,
                              "pad_id": 0, "pad_type_id": 0, "pad_token": "!"});
-    let folder = Folder::of("gelu")?;
-    folder.write("tokenizer.json", json.to_string())?;
-    let tokenizer = open(&folder, 31)?;
+    let tokenizer = open(&with_tokenizer(&json)?, 31)?;
     for text in ["a", "a text of more than two tokens, and of more than eight"] {
         assert_eq!(tokenizer.decode(&tokenizer.encode(text)?), text);
     }

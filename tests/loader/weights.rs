@@ -67,23 +67,22 @@ fn a_safetensors_file_that_is_not_whole_or_none() -> Result {
 #[test]
 fn a_safetensors_header_that_does_not_hold() -> Result {
     for (what, header, data) in [
-        ("a list", "[]".to_string(), 0),
-        ("not UTF-8's first byte", "\u{7f}{}".to_string(), 0),
-        ("nested without end", "[".repeat(200_000), 0),
-        ("offsets backwards", r#"{"x":{"dtype":"F32","shape":[1],"data_offsets":[4,0]}}"#.to_string(), 4),
-        ("offsets beyond the end", r#"{"x":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}"#.to_string(), 8),
-        ("a shape of another size", r#"{"x":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}}"#.to_string(), 8),
+        ("a list", "[]", 0),
+        ("not UTF-8's first byte", "\u{7f}{}", 0),
+        ("nested without end", &"[".repeat(200_000), 0),
+        ("offsets backwards", r#"{"x":{"dtype":"F32","shape":[1],"data_offsets":[4,0]}}"#, 4),
+        ("offsets beyond the end", r#"{"x":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}"#, 8),
+        ("a shape of another size", r#"{"x":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}}"#, 8),
         (
             "a shape of 2^128 elements",
-            r#"{"x":{"dtype":"U8","shape":[18446744073709551615,18446744073709551615],"data_offsets":[0,1]}}"#
-                .to_string(),
+            r#"{"x":{"dtype":"U8","shape":[18446744073709551615,18446744073709551615],"data_offsets":[0,1]}}"#,
             1,
         ),
-        ("a dtype of the future", r#"{"x":{"dtype":"F128","shape":[1],"data_offsets":[0,16]}}"#.to_string(), 16),
-        ("a negative size", r#"{"x":{"dtype":"U8","shape":[-1],"data_offsets":[0,1]}}"#.to_string(), 1),
+        ("a dtype of the future", r#"{"x":{"dtype":"F128","shape":[1],"data_offsets":[0,16]}}"#, 16),
+        ("a negative size", r#"{"x":{"dtype":"U8","shape":[-1],"data_offsets":[0,1]}}"#, 1),
     ] {
         let folder = Folder::of("odd")?;
-        folder.write("model.safetensors", with_header(&header, data))?;
+        folder.write("model.safetensors", with_header(header, data))?;
         assert_damaged(what, &folder, "model.safetensors", &["fetch the file again"]);
     }
     Ok(())
