@@ -58,7 +58,7 @@ fn one_error_lists_everything_that_does_not_fit() -> Result {
     ] {
         assert!(matches!(error, LoadError::Audit(_)), "{error:?}");
         let message = error.to_string();
-        let path = folder.path().display().to_string();
+        let path = folder.dir();
         let parts = [
             path.as_str(),
             "missing     wpe.weight [77, 48]",

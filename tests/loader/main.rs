@@ -90,7 +90,7 @@ fn open_tokenizer(folder: &Folder, vocab_size: usize) -> std::result::Result<Tok
 fn assert_damaged(what: &str, folder: &Folder, file: &str, parts: &[&str]) {
     let error = folder.load().expect_err(what);
     assert!(matches!(error, LoadError::Damaged { .. }), "{what}: {error:?}");
-    let (path, message) = (folder.file(file).display().to_string(), error.to_string());
+    let (path, message) = (folder.at(file), error.to_string());
     let format =
         format!("damaged or not a {}", if file == pickles::BIN { "PyTorch zip file" } else { "safetensors" });
     assert_says(what, &message, &[&[path.as_str(), format.as_str()], parts].concat());

@@ -23,7 +23,7 @@ fn refusal(what: &str, file: &Value) -> Result<String> {
     let Err(error) = open(&folder) else { return Err(format!("{what}: opened").into()) };
     assert!(start.elapsed() < Duration::from_secs(2), "{what}: {:?}", start.elapsed());
     assert!(matches!(error, LoadError::Tokenizer { .. }), "{what}: {error:?}");
-    let path = folder.file("tokenizer.json").display().to_string();
+    let path = folder.at("tokenizer.json");
     assert_says(what, &error.to_string(), &[&path, "give token ids instead of text"]);
     Ok(error.to_string())
 }

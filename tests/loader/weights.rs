@@ -137,7 +137,7 @@ fn a_shard_that_is_missing_is_named_with_the_remedy() -> Result {
     let folder = sharded()?;
     std::fs::remove_file(folder.file("b.safetensors"))?;
     let message = folder.refusal("no shard");
-    assert_says("no shard", &message, &[&folder.file("b.safetensors").display().to_string(), "is not there"]);
+    assert_says("no shard", &message, &[&folder.at("b.safetensors"), "is not there"]);
     assert!(message.contains("index") && message.contains("fetch"), "what to do is missing from: {message}");
     Ok(())
 }
@@ -203,7 +203,7 @@ fn an_index_that_is_no_index_is_named() -> Result {
         folder.write("model.safetensors.index.json", content)?;
         let error = folder.load().expect_err(what);
         assert!(matches!(error, LoadError::Json { .. }), "{what}: {error:?}");
-        let path = folder.file("model.safetensors.index.json").display().to_string();
+        let path = folder.at("model.safetensors.index.json");
         assert_says(what, &error.to_string(), &[&path, "expected a safetensors index"]);
     }
     Ok(())

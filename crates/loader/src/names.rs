@@ -6,7 +6,7 @@ use gpt2_model::parameters::{LM_HEAD, PREFIX};
 const HEAD: &str = "lm_head.";
 
 /// GPT-2's causal triangle, a buffer of each layer.
-const TRIANGLE: &str = "attn.bias";
+pub(crate) const TRIANGLE: &str = "attn.bias";
 /// The score of a hidden key, a buffer of each layer in older checkpoints.
 const HIDDEN_SCORE: &str = "attn.masked_bias";
 /// The same two in cross-attention, which needs no triangle.
@@ -21,11 +21,6 @@ pub(crate) fn without_prefix(saved: &str) -> &str {
 /// The name under which transformers saves a parameter: only the output projection is outside the transformer.
 pub(crate) fn saved(name: &str) -> String {
     if name.starts_with(HEAD) { name.into() } else { format!("{PREFIX}{name}") }
-}
-
-/// The name under which transformers saves the causal triangle of a layer.
-pub(crate) fn saved_triangle(layer: usize) -> String {
-    saved(&format!("h.{layer}.{TRIANGLE}"))
 }
 
 /// Whether this is `h.N.attn.bias`, the triangle (1, 1, n, n), or `h.N.attn.masked_bias`, a scalar, for N < L; or one of
