@@ -4,8 +4,18 @@ use super::odd;
 use crate::common::{Result, data};
 use crate::folder::{Folder, Raw, assert_says, read, zeros};
 use candle_core::{DType, Device};
-use gpt2_loader::LoadError;
+use gpt2_loader::{Audit, LoadError, TensorInfo};
 use safetensors::Dtype;
+
+/// The names of tensors as saved.
+fn names(tensors: &[TensorInfo]) -> Vec<&str> {
+    tensors.iter().map(|t| t.name.as_str()).collect()
+}
+
+/// The names and shapes of what is missing.
+fn missing(audit: &Audit) -> Vec<(&str, &[usize])> {
+    audit.missing.iter().map(|p| (p.name.as_str(), p.shape.as_slice())).collect()
+}
 
 fn u8_triangle(n: usize) -> Raw {
     zeros(Dtype::U8, &[1, 1, n, n])
@@ -26,10 +36,8 @@ fn one_error_lists_everything_that_does_not_fit() -> Result {
     let folder = Folder::with_tensors("odd", &tensors)?;
 
     let audit = folder.audit()?;
-    let missing: Vec<_> = audit.missing.iter().map(|p| (p.name.as_str(), p.shape.as_slice())).collect();
-    assert_eq!(missing, [("wpe.weight", &[77, 48][..]), ("h.0.mlp.c_proj.bias", &[48])]);
-    let unexpected: Vec<_> = audit.unexpected.iter().map(|t| t.name.as_str()).collect();
-    assert_eq!(unexpected, ["transformer.h.1.crossattention.c_attn.weight"]);
+    assert_eq!(missing(&audit), [("wpe.weight", &[77, 48][..]), ("h.0.mlp.c_proj.bias", &[48])]);
+    assert_eq!(names(&audit.unexpected), ["transformer.h.1.crossattention.c_attn.weight"]);
     let mismatched: Vec<_> = audit
         .mismatched
         .iter()
@@ -50,7 +58,7 @@ fn one_error_lists_everything_that_does_not_fit() -> Result {
     ] {
         assert!(matches!(error, LoadError::Audit(_)), "{error:?}");
         let message = error.to_string();
-        let path = folder.path().display().to_string();
+        let path = folder.dir();
         let parts = [
             path.as_str(),
             "missing     wpe.weight [77, 48]",
@@ -80,10 +88,7 @@ fn the_bias_of_c_attn_is_never_taken_for_a_buffer() -> Result {
     tensors.insert("transformer.h.1.attn.bias".into(), bias);
     let audit = Folder::with_tensors("odd", &tensors)?.audit()?;
     assert_eq!(audit.missing.len(), 1);
-    assert_eq!(
-        audit.unexpected.iter().map(|t| t.name.as_str()).collect::<Vec<_>>(),
-        ["transformer.h.1.attn.bias"]
-    );
+    assert_eq!(names(&audit.unexpected), ["transformer.h.1.attn.bias"]);
     assert!(audit.buffers.is_empty());
     Ok(())
 }
@@ -104,9 +109,8 @@ fn cross_attention_is_audited_with_its_old_buffers() -> Result {
     tensors.remove("transformer.h.1.ln_cross_attn.bias");
     tensors.remove("transformer.h.0.crossattention.q_attn.weight");
     let audit = Folder::with_tensors("cross", &tensors)?.audit()?;
-    let missing: Vec<_> = audit.missing.iter().map(|p| (p.name.as_str(), p.shape.as_slice())).collect();
     let expected = [("h.0.crossattention.q_attn.weight", &[12, 12][..]), ("h.1.ln_cross_attn.bias", &[12])];
-    assert_eq!(missing, expected);
+    assert_eq!(missing(&audit), expected);
     Ok(())
 }
 
@@ -131,10 +135,7 @@ fn a_buffer_of_a_layer_that_is_not_there_is_unexpected() -> Result {
     let mut tensors = odd()?;
     tensors.insert("transformer.h.2.attn.bias".into(), u8_triangle(77));
     let audit = Folder::with_tensors("odd", &tensors)?.audit()?;
-    assert_eq!(
-        audit.unexpected.iter().map(|t| t.name.as_str()).collect::<Vec<_>>(),
-        ["transformer.h.2.attn.bias"]
-    );
+    assert_eq!(names(&audit.unexpected), ["transformer.h.2.attn.bias"]);
     Ok(())
 }
 

@@ -30,24 +30,19 @@ fn a_file_where_a_folder_is_needed() -> Result {
 }
 
 #[test]
-fn a_folder_without_a_config() -> Result {
-    let folder = Folder::of("odd")?;
-    std::fs::remove_file(folder.file("config.json"))?;
-    let error = folder.load().expect_err("no config");
-    assert!(matches!(error, LoadError::NoConfig { .. }), "{error:?}");
-    let path = folder.path().display().to_string();
-    assert_says("no config", &error.to_string(), &[&path, "no config.json", "save_pretrained"]);
-    Ok(())
-}
-
-#[test]
-fn a_folder_without_weights() -> Result {
-    let folder = Folder::of("odd")?;
-    std::fs::remove_file(folder.file("model.safetensors"))?;
-    let error = folder.load().expect_err("no weights");
-    assert!(matches!(error, LoadError::NoWeights { .. }), "{error:?}");
-    let path = folder.path().display().to_string();
-    assert_says("no weights", &error.to_string(), &[&path, "model.safetensors", "pytorch_model.bin"]);
+fn a_folder_without_a_config_or_weights() -> Result {
+    for (file, parts) in [
+        ("config.json", ["no config.json", "save_pretrained"]),
+        ("model.safetensors", ["model.safetensors", "pytorch_model.bin"]),
+    ] {
+        let folder = Folder::of("odd")?;
+        std::fs::remove_file(folder.file(file))?;
+        let error = folder.load().expect_err(file);
+        let is_config = file == "config.json";
+        assert_eq!(matches!(error, LoadError::NoConfig { .. }), is_config, "{error:?}");
+        assert_eq!(matches!(error, LoadError::NoWeights { .. }), !is_config, "{error:?}");
+        assert_says(file, &error.to_string(), &[&folder.dir(), parts[0], parts[1]]);
+    }
     Ok(())
 }
 
@@ -58,7 +53,7 @@ fn a_link_that_leads_nowhere_is_named() -> Result {
         let folder = Folder::of("odd")?;
         std::fs::remove_file(folder.file(name))?;
         std::os::unix::fs::symlink(folder.file("gone"), folder.file(name))?;
-        assert_says(name, &folder.refusal(name), &[&folder.file(name).display().to_string(), "No such file"]);
+        assert_says(name, &folder.refusal(name), &[&folder.at(name), "No such file"]);
     }
     Ok(())
 }
@@ -79,7 +74,7 @@ fn a_config_that_is_no_json_or_no_config() -> Result {
         folder.write("config.json", content)?;
         let error = folder.load().expect_err(what);
         assert!(matches!(error, LoadError::Json { .. }), "{what}: {error:?}");
-        let path = folder.file("config.json").display().to_string();
+        let path = folder.at("config.json");
         assert_says(what, &error.to_string(), &[&path, "at line", "expected a GPT-2 config"]);
     }
     Ok(())
@@ -122,7 +117,7 @@ fn every_unsupported_or_impossible_value_is_refused_by_name() -> Result {
         let folder = Folder::of("odd")?;
         folder.set_config(field, value.clone())?;
         let message = folder.refusal(field);
-        let path = folder.file("config.json").display().to_string();
+        let path = folder.at("config.json");
         for part in parts.iter().chain(&[path.as_str()]).filter(|part| !message.contains(**part)) {
             failures.push(format!("{field} = {value}: {part:?} is not in: {message}"));
         }

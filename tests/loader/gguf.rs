@@ -1,14 +1,14 @@
 //! GGUF files: those of the Python package `gguf` are read, and ours are read back.
 
-use super::{logit_bits, parameter_bits};
+use super::{demo, logit_bits, parameter_bits, saved};
 use crate::common::{Result, assert_close, data};
 use crate::folder::{assert_says, read};
 use crate::models::load;
 use candle_core::{DType, Device, Tensor};
-use gpt2_loader::{Checkpoint, GgufType, LoadError, SaveOptions, Source, Tokenizer, save, save_gguf};
+use gpt2_loader::{Checkpoint, GgufType, LoadError, SaveOptions, Source, Tokenizer, save_gguf};
 use gpt2_model::linear::BlockFormat;
 use gpt2_model::{Config, ForwardArgs, Gpt2LMHeadModel, init};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 const FORMATS: [(&str, BlockFormat); 5] = [
     ("Q4_0", BlockFormat::Q4_0),
@@ -25,10 +25,19 @@ pub(super) fn open(path: impl Into<PathBuf>) -> std::result::Result<Checkpoint, 
     Checkpoint::open(&Source::Gguf(path.into()).open()?)
 }
 
-/// The demo model and its tokenizer.
-fn demo() -> Result<(Checkpoint, Tokenizer)> {
-    let files = Source::directory(data("../../models/tiny-shakespeare")).open()?;
-    Ok((Checkpoint::open(&files)?, Tokenizer::open(&files, 1024)?))
+/// The checkpoint of a case.
+fn case(name: &str) -> Result<Checkpoint> {
+    Ok(Checkpoint::open(&Source::directory(data(name)).open()?)?)
+}
+
+/// [`save_gguf`] in silence.
+fn save_quietly(
+    path: &Path,
+    checkpoint: &Checkpoint,
+    tokenizer: &Tokenizer,
+    kind: GgufType,
+) -> std::result::Result<(), LoadError> {
+    save_gguf(path, checkpoint, tokenizer, kind, &mut |_, _, _| ())
 }
 
 fn floats(bytes: &[u8]) -> Vec<f32> {
@@ -154,7 +163,7 @@ fn a_model_is_quantized_in_the_same_way_wherever_it_is() -> Result {
     let (checkpoint, tokenizer) = demo()?;
     let dir = tempfile::tempdir()?;
     let path = dir.path().join("q8_0.gguf");
-    save_gguf(&path, &checkpoint, &tokenizer, GgufType::Q8_0, &mut |_, _, _| ())?;
+    save_quietly(&path, &checkpoint, &tokenizer, GgufType::Q8_0)?;
     let of_file = logit_bits(&open(&path)?.load_model(DType::F32, &Device::Cpu)?)?;
     let while_loading = checkpoint.load_quantized(BlockFormat::Q8_0)?;
     assert!(while_loading.is_tied());
@@ -163,17 +172,9 @@ fn a_model_is_quantized_in_the_same_way_wherever_it_is() -> Result {
     assert_eq!(of_file, logit_bits(&in_memory)?);
 
     // gpt_bigcode stores the transposes of its weights.
-    let config = Config {
-        n_embd: 64,
-        n_head: 4,
-        n_inner: None,
-        ..Checkpoint::open(&Source::directory(data("bigcode")).open()?)?.config().clone()
-    };
+    let config = Config { n_embd: 64, n_head: 4, n_inner: None, ..case("bigcode")?.config().clone() };
     let model = Gpt2LMHeadModel::load(init::seeded(3, DType::F32, &Device::Cpu), &config)?;
-    let dir = tempfile::tempdir()?;
-    save(dir.path(), &model, None, SaveOptions::default())?;
-    let checkpoint = Checkpoint::open(&Source::directory(dir.path()).open()?)?;
-    let while_loading = checkpoint.load_quantized(BlockFormat::Q8_0)?;
+    let while_loading = saved(&model, SaveOptions::default())?.open()?.load_quantized(BlockFormat::Q8_0)?;
     assert_eq!(logit_bits(&while_loading)?, logit_bits(&model.quantize(BlockFormat::Q8_0)?)?);
     Ok(())
 }
@@ -181,7 +182,8 @@ fn a_model_is_quantized_in_the_same_way_wherever_it_is() -> Result {
 #[test]
 fn what_gguf_cannot_hold_is_refused_by_name() -> Result {
     let dir = tempfile::tempdir()?;
-    for (case, named) in [
+    let path = dir.path().join("out.gguf");
+    for (name, named) in [
         ("relu", "activation_function is Relu"),
         ("no_scale", "scale_attn_weights is false"),
         ("inverse_layer", "scale_attn_by_inverse_layer_idx is true"),
@@ -189,14 +191,10 @@ fn what_gguf_cannot_hold_is_refused_by_name() -> Result {
         ("bigcode", "gpt_bigcode"),
         ("cross", "cross-attention"),
     ] {
-        let checkpoint = Checkpoint::open(&Source::directory(data(case)).open()?)?;
-        let path = dir.path().join("out.gguf");
-        let saved = save_gguf(&path, &checkpoint, &Tokenizer::gpt2(), GgufType::Q8_0, &mut |_, _, _| ());
-        assert_says(case, &saved.expect_err(case).to_string(), &[named]);
+        let saved = save_quietly(&path, &case(name)?, &Tokenizer::gpt2(), GgufType::Q8_0);
+        assert_says(name, &saved.expect_err(name).to_string(), &[named]);
     }
-    let checkpoint = Checkpoint::open(&Source::directory(data("untied")).open()?)?;
-    let path = dir.path().join("out.gguf");
-    let saved = save_gguf(&path, &checkpoint, &Tokenizer::gpt2(), GgufType::F16, &mut |_, _, _| ());
+    let saved = save_quietly(&path, &case("untied")?, &Tokenizer::gpt2(), GgufType::F16);
     assert_says("tokens", &saved.expect_err("too many").to_string(), &["50257 tokens, the model only 31"]);
     Ok(())
 }
@@ -215,7 +213,7 @@ fn a_checkpoint_that_does_not_fit_its_config_is_not_written() -> Result {
     let files = Source::directory(dir.path()).open()?;
     let (checkpoint, tokenizer) = (Checkpoint::open(&files)?, Tokenizer::open(&files, 1024)?);
     let path = dir.path().join("out.gguf");
-    let saved = save_gguf(&path, &checkpoint, &tokenizer, GgufType::F16, &mut |_, _, _| ());
+    let saved = save_quietly(&path, &checkpoint, &tokenizer, GgufType::F16);
     assert!(matches!(saved, Err(LoadError::Audit(_))), "{saved:?}");
     assert!(!path.exists());
     Ok(())
@@ -226,11 +224,9 @@ fn a_checkpoint_that_does_not_fit_its_config_is_not_written() -> Result {
 fn the_built_in_tokenizer_is_written_as_lists() -> Result {
     let config = Config { n_layer: 1, n_embd: 32, n_head: 2, n_positions: 8, ..Config::gpt2() };
     let model = Gpt2LMHeadModel::load(init::seeded(3, DType::F32, &Device::Cpu), &config)?;
-    let dir = tempfile::tempdir()?;
-    save(dir.path(), &model, None, SaveOptions::default())?;
-    let checkpoint = Checkpoint::open(&Source::directory(dir.path()).open()?)?;
-    let path = dir.path().join("small.gguf");
-    save_gguf(&path, &checkpoint, &Tokenizer::gpt2(), GgufType::Q8_0, &mut |_, _, _| ())?;
+    let folder = saved(&model, SaveOptions::default())?;
+    let (checkpoint, path) = (folder.open()?, folder.file("small.gguf"));
+    save_quietly(&path, &checkpoint, &Tokenizer::gpt2(), GgufType::Q8_0)?;
     let tokenizer = Tokenizer::open(&Source::Gguf(path).open()?, 50257)?;
     for text in ["The capital of France is", " naïve café — 12345\n\n\tdone<|endoftext|>", "日本語 \u{1f600}"]
     {

@@ -1,10 +1,10 @@
 //! Checkpoints in f16 and bf16 keep their halves in memory, and give the bits of the same numbers in f32.
 
-use super::{logit_bits, parameter_bits};
+use super::{demo, logit_bits, parameter_bits};
 use crate::common::{Result, data};
 use crate::folder::{Folder, Raw, Tensors, read};
 use candle_core::{DType, Device};
-use gpt2_loader::{Checkpoint, GgufType, Source, Tokenizer, save_gguf};
+use gpt2_loader::{Checkpoint, GgufType, Source, save_gguf};
 use gpt2_model::Gpt2LMHeadModel;
 use gpt2_model::linear::WeightDType;
 use gpt2_model::parameters::Role;
@@ -57,8 +57,7 @@ fn a_checkpoint_in_halves_has_the_bits_of_the_same_numbers_in_f32() -> Result {
 
 #[test]
 fn a_gguf_file_in_f16_keeps_its_halves_and_gives_the_bits_of_f32() -> Result {
-    let files = Source::directory(data("../../models/tiny-shakespeare")).open()?;
-    let (checkpoint, tokenizer) = (Checkpoint::open(&files)?, Tokenizer::open(&files, 1024)?);
+    let (checkpoint, tokenizer) = demo()?;
     let dir = tempfile::tempdir()?;
     let path = dir.path().join("f16.gguf");
     save_gguf(&path, &checkpoint, &tokenizer, GgufType::F16, &mut |_, _, _| ())?;

@@ -28,8 +28,9 @@ mod weights;
 use crate::common::{Result, data};
 use crate::folder::{Folder, Tensors, assert_says, read};
 use candle_core::{DType, Device, Tensor};
-use gpt2_loader::{LoadError, Source, Tokenizer};
+use gpt2_loader::{Checkpoint, LoadError, SaveOptions, Source, Tokenizer, save};
 use gpt2_model::{ForwardArgs, Gpt2LMHeadModel};
+use serde_json::Value;
 
 /// Each f32 as its bits.
 fn bits(tensor: &Tensor) -> Result<Vec<u32>> {
@@ -59,6 +60,26 @@ fn odd() -> Result<Tensors> {
     read(&data("odd").join("model.safetensors"))
 }
 
+/// A folder in which `model` was saved.
+fn saved(model: &Gpt2LMHeadModel, options: SaveOptions) -> Result<Folder> {
+    let folder = Folder::empty()?;
+    save(folder.path(), model, None, options)?;
+    Ok(folder)
+}
+
+/// The demo model and its tokenizer.
+fn demo() -> Result<(Checkpoint, Tokenizer)> {
+    let files = Source::directory(data("../../models/tiny-shakespeare")).open()?;
+    Ok((Checkpoint::open(&files)?, Tokenizer::open(&files, 1024)?))
+}
+
+/// A folder with this tokenizer.json.
+fn with_tokenizer(file: &Value) -> Result<Folder> {
+    let folder = Folder::of("gelu")?;
+    folder.write("tokenizer.json", file.to_string())?;
+    Ok(folder)
+}
+
 /// The tokenizer of a folder, for a model of `vocab_size` tokens.
 fn open_tokenizer(folder: &Folder, vocab_size: usize) -> std::result::Result<Tokenizer, LoadError> {
     Tokenizer::open(&Source::directory(folder.path()).open()?, vocab_size)
@@ -69,7 +90,7 @@ fn open_tokenizer(folder: &Folder, vocab_size: usize) -> std::result::Result<Tok
 fn assert_damaged(what: &str, folder: &Folder, file: &str, parts: &[&str]) {
     let error = folder.load().expect_err(what);
     assert!(matches!(error, LoadError::Damaged { .. }), "{what}: {error:?}");
-    let (path, message) = (folder.file(file).display().to_string(), error.to_string());
+    let (path, message) = (folder.at(file), error.to_string());
     let format =
         format!("damaged or not a {}", if file == pickles::BIN { "PyTorch zip file" } else { "safetensors" });
     assert_says(what, &message, &[&[path.as_str(), format.as_str()], parts].concat());

@@ -110,8 +110,7 @@ fn a_storage_beyond_the_end_of_the_file_is_an_error() -> Result {
     assert!(bytes.len() < 65_535);
     let folder = Folder::of("pickle")?;
     folder.write(BIN, bytes)?;
-    let loaded = catch_unwind(AssertUnwindSafe(|| folder.load().map(|_| ())));
-    assert!(loaded.is_ok_and(|l| l.is_err()), "it must be an error, not a panic");
+    assert!(folder.load().is_err());
     Ok(())
 }
 
@@ -143,9 +142,7 @@ fn an_integer_of_many_bytes_is_an_error_or_a_success() -> Result {
     let mut pickle = b"\x80\x02}X\x01\0\0\0u\x8a\xff".to_vec();
     pickle.extend([1; 255]);
     pickle.extend(b"s.");
-    let folder = with_pickle(&pickle)?;
-    let loaded = catch_unwind(AssertUnwindSafe(|| folder.load().map(|_| ())));
-    assert!(loaded.is_ok_and(|l| l.is_err()), "it must be an error, not a panic");
+    assert!(with_pickle(&pickle)?.load().is_err());
     Ok(())
 }
 

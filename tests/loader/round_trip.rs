@@ -1,12 +1,12 @@
 //! A checkpoint from `save` loads again, bit for bit, under the names that transformers uses.
 
-use super::{logit_bits, parameter_bits};
+use super::{logit_bits, parameter_bits, saved};
 use crate::common::{Result, data};
 use crate::folder::{Folder, read};
 use crate::models::load;
 use crate::other_layer::other_layer;
 use candle_core::{DType, Device};
-use gpt2_loader::{Checkpoint, SaveOptions, Source, Tokenizer, save};
+use gpt2_loader::{SaveOptions, Source, Tokenizer, save};
 use safetensors::{Dtype, SafeTensors};
 use std::collections::BTreeSet;
 
@@ -15,13 +15,7 @@ fn a_saved_model_loads_again_bit_for_bit() -> Result {
     for (case, tied) in [("odd", true), ("untied", false), ("cross", true)] {
         let model = load(case, DType::F32)?;
         for (dtype, buffers) in [(None, false), (None, true), (Some(DType::F32), true)] {
-            let folder = Folder::empty()?;
-            save(
-                folder.path(),
-                &model,
-                None,
-                SaveOptions::default().with_dtype(dtype).with_buffers(buffers),
-            )?;
+            let folder = saved(&model, SaveOptions::default().with_dtype(dtype).with_buffers(buffers))?;
             assert_eq!(folder.names()?, ["config.json", "model.safetensors"]);
             let again = folder.load()?;
             assert_eq!(again.config(), model.config(), "{case}");
@@ -37,13 +31,12 @@ fn a_saved_model_loads_again_bit_for_bit() -> Result {
 fn gpt_bigcode_is_saved_as_transformers_saves_it() -> Result {
     for case in ["bigcode", "bigcode_heads"] {
         for dtype in [DType::F32, DType::F16] {
-            let (model, folder) = (load(case, dtype)?, Folder::empty()?);
-            save(folder.path(), &model, None, SaveOptions::default().with_dtype(DType::F32))?;
-            let (saved, original) =
+            let folder = saved(&load(case, dtype)?, SaveOptions::default().with_dtype(DType::F32))?;
+            let (written, original) =
                 (read(&folder.file("model.safetensors"))?, read(&data(case).join("model.safetensors"))?);
-            assert!(saved.keys().eq(original.keys()), "{case}");
+            assert!(written.keys().eq(original.keys()), "{case}");
             if dtype == DType::F32 {
-                assert_eq!(saved, original, "{case}");
+                assert_eq!(written, original, "{case}");
             }
             let json = |path: &std::path::Path| -> Result<serde_json::Value> {
                 Ok(serde_json::from_slice(&std::fs::read(path)?)?)
@@ -67,13 +60,7 @@ fn gpt_bigcode_is_saved_as_transformers_saves_it() -> Result {
 fn a_saved_file_has_transformers_names_and_format() -> Result {
     for (case, tied) in [("odd", true), ("untied", false), ("cross", true)] {
         for buffers in [false, true] {
-            let folder = Folder::empty()?;
-            save(
-                folder.path(),
-                &load(case, DType::F32)?,
-                None,
-                SaveOptions::default().with_buffers(buffers),
-            )?;
+            let folder = saved(&load(case, DType::F32)?, SaveOptions::default().with_buffers(buffers))?;
             let path = folder.file("model.safetensors");
             // transformers wrote the case, so its names are the right ones.
             let mut expected: BTreeSet<String> =
@@ -96,8 +83,7 @@ fn a_saved_file_has_transformers_names_and_format() -> Result {
 #[test]
 fn a_saved_buffer_is_the_lower_triangle_and_no_parameter() -> Result {
     let model = load("odd", DType::F32)?;
-    let folder = Folder::empty()?;
-    save(folder.path(), &model, None, SaveOptions::default().with_dtype(DType::F16).with_buffers(true))?;
+    let folder = saved(&model, SaveOptions::default().with_dtype(DType::F16).with_buffers(true))?;
     let tensors = read(&folder.file("model.safetensors"))?;
     let triangle: Vec<u8> = (0..77 * 77).map(|i| u8::from(i % 77 <= i / 77)).collect();
     for layer in 0..2 {
@@ -115,8 +101,7 @@ fn a_saved_buffer_is_the_lower_triangle_and_no_parameter() -> Result {
 fn a_model_saved_in_halves_is_off_by_their_rounding_only() -> Result {
     let model = load("untied", DType::F32)?;
     for dtype in [DType::F16, DType::BF16] {
-        let folder = Folder::empty()?;
-        save(folder.path(), &model, None, SaveOptions::default().with_dtype(dtype))?;
+        let folder = saved(&model, SaveOptions::default().with_dtype(dtype))?;
         let again = folder.load()?;
         for ((name, got), (_, exact)) in again.named_parameters().iter().zip(model.named_parameters()) {
             let rounded = exact.tensor()?.to_dtype(dtype)?.to_dtype(DType::F32)?;
@@ -135,8 +120,7 @@ fn a_model_saved_in_halves_is_off_by_their_rounding_only() -> Result {
 fn a_model_in_halves_is_saved_in_halves_unless_told_otherwise() -> Result {
     let model = load("odd", DType::F16)?;
     for (dtype, expected) in [(None, Dtype::F16), (Some(DType::F32), Dtype::F32)] {
-        let folder = Folder::empty()?;
-        save(folder.path(), &model, None, SaveOptions::default().with_dtype(dtype))?;
+        let folder = saved(&model, SaveOptions::default().with_dtype(dtype))?;
         let tensors = read(&folder.file("model.safetensors"))?;
         assert!(tensors.values().all(|t| t.dtype == expected), "{expected:?}");
     }
@@ -197,14 +181,12 @@ fn a_folder_that_cannot_be_made_is_named() -> Result {
 
 #[test]
 fn a_saved_config_is_one_that_transformers_recognizes() -> Result {
-    let folder = Folder::empty()?;
-    save(folder.path(), &load("inner", DType::F32)?, None, SaveOptions::default())?;
+    let folder = saved(&load("inner", DType::F32)?, SaveOptions::default())?;
     let config: serde_json::Value = serde_json::from_slice(&std::fs::read(folder.file("config.json"))?)?;
     assert_eq!(config["model_type"], "gpt2");
     assert_eq!(config["architectures"], serde_json::json!(["GPT2LMHeadModel"]));
     assert_eq!((&config["n_inner"], &config["layer_norm_epsilon"]), (&20.into(), &0.1.into()));
-    let checkpoint = Checkpoint::open(&Source::directory(folder.path()).open()?)?;
-    assert_eq!(checkpoint.config(), load("inner", DType::F32)?.config());
+    assert_eq!(folder.open()?.config(), load("inner", DType::F32)?.config());
     Ok(())
 }
 

@@ -1,6 +1,6 @@
 //! Tokenizers from each kind of file, damaged files, and text that arrives token by token.
 
-use super::open_tokenizer as open;
+use super::{open_tokenizer as open, with_tokenizer};
 use crate::common::Result;
 use crate::folder::{Folder, assert_says};
 use gpt2_loader::{LoadError, Tokenizer};
@@ -37,7 +37,7 @@ fn no_tokenizer_for_another_vocabulary_is_an_error_that_says_what_to_do() -> Res
     let folder = Folder::of("gelu")?;
     let error = open(&folder, 31).expect_err("none");
     assert!(matches!(error, LoadError::NoTokenizer { vocab_size: 31, .. }), "{error:?}");
-    let path = folder.path().display().to_string();
+    let path = folder.dir();
     assert_says("none", &error.to_string(), &[&path, "tokenizer.json", "merges.txt", "31", "token ids"]);
     Ok(())
 }
@@ -48,11 +48,7 @@ fn half_a_tokenizer_is_an_error_that_names_the_other_half() -> Result {
         let folder = Folder::of("gelu")?;
         folder.write(present, "{}")?;
         let message = folder.refusal(present);
-        assert_says(
-            present,
-            &message,
-            &[&folder.path().display().to_string(), &format!("{missing} is missing")],
-        );
+        assert_says(present, &message, &[&folder.dir(), &format!("{missing} is missing")]);
     }
     Ok(())
 }
@@ -64,9 +60,7 @@ fn a_tokenizer_cuts_and_pads_nothing_whatever_its_file_says() -> Result {
         json!({"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0});
     json["padding"] = json!({"strategy": {"Fixed": 8}, "direction": "Right", "pad_to_multiple_of": null,
                              "pad_id": 0, "pad_type_id": 0, "pad_token": "!"});
-    let folder = Folder::of("gelu")?;
-    folder.write("tokenizer.json", json.to_string())?;
-    let tokenizer = open(&folder, 31)?;
+    let tokenizer = open(&with_tokenizer(&json)?, 31)?;
     for text in ["a", "a text of more than two tokens, and of more than eight"] {
         assert_eq!(tokenizer.decode(&tokenizer.encode(text)?), text);
     }
@@ -129,7 +123,7 @@ fn damaged_tokenizer_files_are_named_with_the_remedy() -> Result {
         let error = open(&folder, 31).expect_err("damaged");
         assert!(matches!(error, LoadError::Tokenizer { .. }), "{error:?}");
         let message = error.to_string();
-        for part in [folder.path().display().to_string().as_str(), name, "fetch"] {
+        for part in [folder.dir().as_str(), name, "fetch"] {
             if !message.contains(part) {
                 let start: String = content.chars().take(20).collect();
                 failures.push(format!("{name} {start:?}: {part:?} is not in: {message}"));

@@ -1,6 +1,6 @@
 //! Files on which the crate tokenizers panics, fills memory or never ends: the loader refuses them quickly and by name.
 
-use super::open_tokenizer;
+use super::{open_tokenizer, with_tokenizer};
 use crate::common::Result;
 use crate::folder::{Folder, assert_says};
 use gpt2_loader::{LoadError, Tokenizer};
@@ -18,13 +18,12 @@ fn open(folder: &Folder) -> std::result::Result<Tokenizer, LoadError> {
 
 /// Opens `file`, which must be refused quickly; returns the message.
 fn refusal(what: &str, file: &Value) -> Result<String> {
-    let folder = Folder::of("gelu")?;
-    folder.write("tokenizer.json", file.to_string())?;
+    let folder = with_tokenizer(file)?;
     let start = Instant::now();
     let Err(error) = open(&folder) else { return Err(format!("{what}: opened").into()) };
     assert!(start.elapsed() < Duration::from_secs(2), "{what}: {:?}", start.elapsed());
     assert!(matches!(error, LoadError::Tokenizer { .. }), "{what}: {error:?}");
-    let path = folder.file("tokenizer.json").display().to_string();
+    let path = folder.at("tokenizer.json");
     assert_says(what, &error.to_string(), &[&path, "give token ids instead of text"]);
     Ok(error.to_string())
 }
@@ -45,6 +44,14 @@ fn model(changes: &[(&str, Value)]) -> Result<Value> {
 
 fn template(single: Value, special_tokens: Value) -> Value {
     json!({"type": "TemplateProcessing", "single": single, "pair": [], "special_tokens": special_tokens})
+}
+
+fn sequence(pretokenizers: &[Value]) -> Result<Value> {
+    part("pre_tokenizer", json!({"type": "Sequence", "pretokenizers": pretokenizers}))
+}
+
+fn split(pattern: Value) -> Value {
+    json!({"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": false})
 }
 
 fn added(content: &str) -> Value {
@@ -136,38 +143,20 @@ fn what_asks_for_memory_or_time_without_end_is_refused_by_name() -> Result {
             ["normalizer", "Replace"],
         ),
         ("a Sequence in a Sequence", part("normalizer", nested)?, ["normalizer", "Sequence in a Sequence"]),
-        (
-            "many parts",
-            part(
-                "pre_tokenizer",
-                json!({"type": "Sequence", "pretokenizers": vec![json!({"type": "Whitespace"}); 99]}),
-            )?,
-            ["pre_tokenizer", "99 parts"],
-        ),
+        ("many parts", sequence(&vec![json!({"type": "Whitespace"}); 99])?, ["pre_tokenizer", "99 parts"]),
         (
             "letters of letters",
-            part(
-                "pre_tokenizer",
-                json!({"type": "Sequence", "pretokenizers": vec![whole()?["pre_tokenizer"].clone(); 2]}),
-            )?,
+            sequence(&vec![whole()?["pre_tokenizer"].clone(); 2])?,
             ["pre_tokenizer", "more than one ByteLevel"],
         ),
         (
             "a pattern that backtracks",
-            part(
-                "pre_tokenizer",
-                json!({"type": "Split", "pattern": {"Regex": "(a|a)*\\1$"}, "behavior": "Isolated",
-                                         "invert": false}),
-            )?,
+            part("pre_tokenizer", split(json!({"Regex": "(a|a)*\\1$"})))?,
             ["pre_tokenizer", "(a|a)*"],
         ),
         (
             "a split at nothing",
-            part(
-                "pre_tokenizer",
-                json!({"type": "Split", "pattern": {"String": ""}, "behavior": "Isolated",
-                                         "invert": false}),
-            )?,
+            part("pre_tokenizer", split(json!({"String": ""})))?,
             ["pre_tokenizer", "expected 1 to 64"],
         ),
         (
@@ -207,8 +196,7 @@ fn what_gpt2s_family_uses_is_opened_and_gives_the_ids_of_the_plain_file() -> Res
     let pattern = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
     let mut letters_only = byte_level.clone();
     letters_only["use_regex"] = json!(false);
-    let split =
-        json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false});
+    let split = split(json!({"Regex": pattern}));
     let mut legacy = plain.clone();
     legacy["model"].as_object_mut().ok_or("object")?.remove("type");
     legacy["pre_tokenizer"].as_object_mut().ok_or("object")?.remove("use_regex");
@@ -229,10 +217,7 @@ fn what_gpt2s_family_uses_is_opened_and_gives_the_ids_of_the_plain_file() -> Res
         ("NFC", part("normalizer", json!({"type": "NFC"}))?),
         ("merges as lines, no type", legacy),
         ("empty prefix, unk_token", empty),
-        (
-            "GPT-2's pattern beside the letters",
-            part("pre_tokenizer", json!({"type": "Sequence", "pretokenizers": [split, letters_only]}))?,
-        ),
+        ("GPT-2's pattern beside the letters", sequence(&[split, letters_only])?),
         ("no post-processor", part("post_processor", Value::Null)?),
         ("no added tokens' entry", part("added_tokens", json!([]))?),
     ] {
@@ -255,9 +240,7 @@ fn what_gpt2s_family_uses_is_opened_and_gives_the_ids_of_the_plain_file() -> Res
 }
 
 fn ids(file: &Value, text: &str) -> Result<Vec<u32>> {
-    let folder = Folder::of("gelu")?;
-    folder.write("tokenizer.json", file.to_string())?;
-    Ok(open(&folder)?.encode(text)?)
+    Ok(open(&with_tokenizer(file)?)?.encode(text)?)
 }
 
 #[test]
@@ -267,8 +250,7 @@ fn a_saved_tokenizer_is_the_one_that_was_opened() -> Result {
         json!({"type": "Sequence", "normalizers": [{"type": "NFKC"}, {"type": "Lowercase"}]}),
     )?;
     file["decoder"] = json!({"type": "Sequence", "decoders": [file["decoder"], {"type": "Fuse"}]});
-    let folder = Folder::of("gelu")?;
-    folder.write("tokenizer.json", file.to_string())?;
+    let folder = with_tokenizer(&file)?;
     let again: Value = serde_json::from_str(&open(&folder)?.to_json()?)?;
     assert_eq!(again, file);
     assert_eq!(open(&folder)?.encode("THE CAT")?, open(&folder)?.encode("the cat")?);

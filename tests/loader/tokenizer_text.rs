@@ -1,16 +1,14 @@
 //! Text that a tokenizer cannot spell, and text longer than any prompt.
 
-use super::open_tokenizer;
+use super::{open_tokenizer, with_tokenizer};
 use crate::common::Result;
-use crate::folder::{Folder, assert_says};
+use crate::folder::assert_says;
 use gpt2_loader::{LoadError, Tokenizer};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
 fn opened(file: &Value) -> Result<Tokenizer> {
-    let folder = Folder::of("gelu")?;
-    folder.write("tokenizer.json", file.to_string())?;
-    Ok(open_tokenizer(&folder, 31)?)
+    Ok(open_tokenizer(&with_tokenizer(file)?, 31)?)
 }
 
 /// A byte-level tokenizer of the letters a, b and the space.

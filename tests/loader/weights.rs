@@ -67,23 +67,22 @@ fn a_safetensors_file_that_is_not_whole_or_none() -> Result {
 #[test]
 fn a_safetensors_header_that_does_not_hold() -> Result {
     for (what, header, data) in [
-        ("a list", "[]".to_string(), 0),
-        ("not UTF-8's first byte", "\u{7f}{}".to_string(), 0),
-        ("nested without end", "[".repeat(200_000), 0),
-        ("offsets backwards", r#"{"x":{"dtype":"F32","shape":[1],"data_offsets":[4,0]}}"#.to_string(), 4),
-        ("offsets beyond the end", r#"{"x":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}"#.to_string(), 8),
-        ("a shape of another size", r#"{"x":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}}"#.to_string(), 8),
+        ("a list", "[]", 0),
+        ("not UTF-8's first byte", "\u{7f}{}", 0),
+        ("nested without end", &"[".repeat(200_000), 0),
+        ("offsets backwards", r#"{"x":{"dtype":"F32","shape":[1],"data_offsets":[4,0]}}"#, 4),
+        ("offsets beyond the end", r#"{"x":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}"#, 8),
+        ("a shape of another size", r#"{"x":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}}"#, 8),
         (
             "a shape of 2^128 elements",
-            r#"{"x":{"dtype":"U8","shape":[18446744073709551615,18446744073709551615],"data_offsets":[0,1]}}"#
-                .to_string(),
+            r#"{"x":{"dtype":"U8","shape":[18446744073709551615,18446744073709551615],"data_offsets":[0,1]}}"#,
             1,
         ),
-        ("a dtype of the future", r#"{"x":{"dtype":"F128","shape":[1],"data_offsets":[0,16]}}"#.to_string(), 16),
-        ("a negative size", r#"{"x":{"dtype":"U8","shape":[-1],"data_offsets":[0,1]}}"#.to_string(), 1),
+        ("a dtype of the future", r#"{"x":{"dtype":"F128","shape":[1],"data_offsets":[0,16]}}"#, 16),
+        ("a negative size", r#"{"x":{"dtype":"U8","shape":[-1],"data_offsets":[0,1]}}"#, 1),
     ] {
         let folder = Folder::of("odd")?;
-        folder.write("model.safetensors", with_header(&header, data))?;
+        folder.write("model.safetensors", with_header(header, data))?;
         assert_damaged(what, &folder, "model.safetensors", &["fetch the file again"]);
     }
     Ok(())
@@ -138,7 +137,7 @@ fn a_shard_that_is_missing_is_named_with_the_remedy() -> Result {
     let folder = sharded()?;
     std::fs::remove_file(folder.file("b.safetensors"))?;
     let message = folder.refusal("no shard");
-    assert_says("no shard", &message, &[&folder.file("b.safetensors").display().to_string(), "is not there"]);
+    assert_says("no shard", &message, &[&folder.at("b.safetensors"), "is not there"]);
     assert!(message.contains("index") && message.contains("fetch"), "what to do is missing from: {message}");
     Ok(())
 }
@@ -204,7 +203,7 @@ fn an_index_that_is_no_index_is_named() -> Result {
         folder.write("model.safetensors.index.json", content)?;
         let error = folder.load().expect_err(what);
         assert!(matches!(error, LoadError::Json { .. }), "{what}: {error:?}");
-        let path = folder.file("model.safetensors.index.json").display().to_string();
+        let path = folder.at("model.safetensors.index.json");
         assert_says(what, &error.to_string(), &[&path, "expected a safetensors index"]);
     }
     Ok(())

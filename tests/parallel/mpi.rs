@@ -3,7 +3,7 @@
 
 use crate::exchanges::every_exchange;
 use crate::mpirun::mpirun;
-use gpt2_parallel::{Choice, Error, Joining, join};
+use gpt2_parallel::{Choice, Error, Group, Joining, join};
 use std::io::Write;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -14,12 +14,11 @@ const LARGE: usize = 30_000_000;
 /// Exit code and output of the test `worker`, run on `ranks` ranks.
 fn run(ranks: usize, worker: &str) -> Option<(i32, String)> {
     let program = std::env::current_exe().expect("this binary");
-    let mut command = mpirun(ranks, program.to_str().expect("a path in UTF-8"))?;
-    command.args(["--exact", worker, "--ignored", "--nocapture", "--test-threads=1"]);
-    Some(ended(&mut command))
+    Some(ended(&mut mpirun(ranks, program.to_str().expect("a path in UTF-8"))?, worker))
 }
 
-fn ended(command: &mut Command) -> (i32, String) {
+fn ended(command: &mut Command, worker: &str) -> (i32, String) {
+    command.args(["--exact", worker, "--ignored", "--nocapture", "--test-threads=1"]);
     let output = command.output().expect("mpirun");
     let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
     (output.status.code().unwrap_or(-1), text)
@@ -66,7 +65,12 @@ fn rank_1_never_comes() {
     if group.rank() == 1 {
         std::thread::sleep(Duration::from_mins(1));
     }
-    if let Err(error) = group.barrier() {
+    end_at_error(&*group, group.barrier());
+}
+
+/// Ends the job where an exchange failed.
+fn end_at_error(group: &dyn Group, done: gpt2_parallel::Result<()>) {
+    if let Err(error) = done {
         say(&format!("error: {error}"));
         group.abort(1);
     }
@@ -89,17 +93,13 @@ fn a_rank_that_does_something_else_is_named() {
 fn rank_2_does_something_else() {
     let group = join(&Joining::new(Choice::Auto)).expect("mpirun started this");
     let done = if group.rank() == 2 { group.broadcast(0, &mut [0]) } else { group.barrier() };
-    if let Err(error) = done {
-        say(&format!("error: {error}"));
-        group.abort(1);
-    }
+    end_at_error(&*group, done);
 }
 
 /// What a process says that is one of two, by the variables of a launcher, and cannot meet the other.
 fn refusal(variables: &[(&str, &str)]) -> (i32, String) {
     let mut command = Command::new(std::env::current_exe().expect("this binary"));
-    command.args(["--exact", "mpi::this_rank_joins", "--ignored", "--nocapture", "--test-threads=1"]);
-    ended(command.envs(variables.iter().copied()))
+    ended(command.envs(variables.iter().copied()), "mpi::this_rank_joins")
 }
 
 #[test]

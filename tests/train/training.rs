@@ -153,13 +153,26 @@ fn gpt_bigcode_learns_and_cross_attention_is_refused() -> Result {
         options
     };
     let mut trainer = Trainer::new(&config, data()?, options(), &Device::Cpu)?;
-    trainer.run(|_, _| Ok(ControlFlow::Continue(())))?;
+    to_the_end(&mut trainer)?;
     let losses = trainer.history().training();
     assert!(losses[29] < 0.3 * losses[0], "{losses:?}");
     let crossing = Config { add_cross_attention: true, ..self::config(Implementation::Auto, 0.0) };
     let error = Trainer::new(&crossing, data()?, options(), &Device::Cpu).err().ok_or("no encoder")?;
     assert!(error.to_string().contains("loss with an encoder"), "{error}");
     Ok(())
+}
+
+fn frozen(config: &Config) -> candle_core::Result<Gpt2LMHeadModel> {
+    Gpt2LMHeadModel::load(init::seeded(7, DType::F32, &Device::Cpu), config)
+}
+
+/// A text in which a token says something about the next.
+fn squares() -> gpt2_train::Result<Dataset> {
+    Dataset::split((0..600).map(|i| i * i % VOCAB).collect(), 0.2)
+}
+
+fn to_the_end(trainer: &mut Trainer) -> gpt2_train::Result<bool> {
+    trainer.run(|_, _| Ok(ControlFlow::Continue(())))
 }
 
 fn adapter_options(steps: u32, recompute: bool) -> TrainOptions {
@@ -185,22 +198,18 @@ fn trained_bits(trainer: &Trainer) -> Result<BTreeMap<String, Vec<u32>>> {
 /// The base keeps its bits; a stopped run ends with the adapter of one that was not, whatever else differs in how it ran.
 #[test]
 fn an_adapter_learns_beside_a_frozen_model_and_resumes_with_the_same_bytes() -> Result {
-    let base = Gpt2LMHeadModel::load(
-        init::seeded(7, DType::F32, &Device::Cpu),
-        &Config { n_embd: 96, ..config(Implementation::Auto, 0.0) },
-    )?;
+    let base = frozen(&Config { n_embd: 96, ..config(Implementation::Auto, 0.0) })?;
     let before = base.fingerprint()?;
     let lora = LoraOptions {
         target_modules: ["c_attn", "c_proj", "c_fc"].map(String::from).to_vec(),
         lora_dropout: 0.1,
         ..LoraOptions::new(4)
     };
-    let data = || Dataset::split((0..600).map(|i| i * i % VOCAB).collect(), 0.2);
     let quantized = base.clone().quantize(BlockFormat::Q8_0)?;
     for (model, recompute) in [(&base, false), (&base, true), (&quantized, false)] {
-        let begun = || Trainer::adapter(model, &lora, data()?, adapter_options(40, recompute));
+        let begun = || Trainer::adapter(model, &lora, squares()?, adapter_options(40, recompute));
         let mut whole = begun()?;
-        whole.run(|_, _| Ok(ControlFlow::Continue(())))?;
+        to_the_end(&mut whole)?;
         let losses = whole.history().training();
         assert!(losses[39] < 0.8 * losses[0], "{losses:?}");
         let values = whole.model().named_variables()?;
@@ -217,11 +226,11 @@ fn an_adapter_learns_beside_a_frozen_model_and_resumes_with_the_same_bytes() -> 
         assert_ne!(trained_bits(&first)?, trained_bits(&whole)?);
         let mut second = begun()?;
         second.resume(&state)?;
-        second.run(|_, _| Ok(ControlFlow::Continue(())))?;
+        to_the_end(&mut second)?;
         assert_eq!(trained_bits(&second)?, trained_bits(&whole)?);
 
         let other = LoraOptions { lora_alpha: 9.0, ..lora.clone() };
-        let mut other = Trainer::adapter(model, &other, data()?, adapter_options(40, recompute))?;
+        let mut other = Trainer::adapter(model, &other, squares()?, adapter_options(40, recompute))?;
         let error = other.resume(&state).expect_err("another alpha").to_string();
         assert!(error.contains("lora"), "{error}");
     }
@@ -233,23 +242,15 @@ fn an_adapter_learns_beside_a_frozen_model_and_resumes_with_the_same_bytes() -> 
 #[test]
 fn an_adapter_learns_the_same_with_recompute() -> Result {
     let base = Run::new(Implementation::Fused, 0.0)?.model;
-    let error = Trainer::adapter(
-        &base,
-        &LoraOptions::new(2),
-        Dataset::split((0..600).map(|i| i % VOCAB).collect(), 0.2)?,
-        adapter_options(3, false),
-    );
+    let error = Trainer::adapter(&base, &LoraOptions::new(2), squares()?, adapter_options(3, false));
     let error = error.err().ok_or("the base is not frozen")?.to_string();
     assert!(error.contains("frozen"), "{error}");
 
-    let base = Gpt2LMHeadModel::load(
-        init::seeded(7, DType::F32, &Device::Cpu),
-        &config(Implementation::Fused, 0.0),
-    )?;
+    let base = frozen(&config(Implementation::Fused, 0.0))?;
     let trained = |recompute| -> Result<_> {
-        let data = Dataset::split((0..600).map(|i| i * i % VOCAB).collect(), 0.2)?;
-        let mut trainer = Trainer::adapter(&base, &LoraOptions::new(2), data, adapter_options(3, recompute))?;
-        trainer.run(|_, _| Ok(ControlFlow::Continue(())))?;
+        let mut trainer =
+            Trainer::adapter(&base, &LoraOptions::new(2), squares()?, adapter_options(3, recompute))?;
+        to_the_end(&mut trainer)?;
         Ok(trainer.history().training().to_vec())
     };
     let (kept, again): (Vec<f32>, Vec<f32>) = (trained(false)?, trained(true)?);

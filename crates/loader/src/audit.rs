@@ -49,9 +49,10 @@ impl Audit {
     }
 
     /// Compares `tensors`, by their names without prefix, with the `parameters` that `config` calls for.
-    pub(crate) fn of(
+    pub(crate) fn new(
         name: &str,
-        (config, parameters): (&Config, &[Parameter]),
+        config: &Config,
+        parameters: &[Parameter],
         tensors: &BTreeMap<String, &TensorInfo>,
         duplicates: Vec<TensorInfo>,
     ) -> Self {

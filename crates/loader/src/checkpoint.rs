@@ -43,27 +43,23 @@ impl Checkpoint {
             .parameters_and_ties()
             .map_err(|reason| LoadError::Config { path: path.clone(), reason })?;
 
+        let named = |stored: Vec<Stored>| -> Vec<(String, Stored)> {
+            let name = |tensor: &Stored| names::without_prefix(&tensor.info.name).to_string();
+            stored.into_iter().map(|tensor| (name(&tensor), tensor)).collect()
+        };
         let stored = match &files.weight_files {
-            WeightFiles::Safetensors(path, bytes) => safetensors_file::read(path, bytes)?,
-            WeightFiles::Index(path) => safetensors_file::read_index(path)?,
-            WeightFiles::Pickle(path) => pickle::read(path)?,
+            WeightFiles::Safetensors(path, bytes) => named(safetensors_file::read(path, bytes)?),
+            WeightFiles::Index(path) => named(safetensors_file::read_index(path)?),
+            WeightFiles::Pickle(path) => named(pickle::read(path)?),
             WeightFiles::Headers(headers) => {
                 let tensors = headers.iter().map(safetensors_file::read_header);
-                tensors.collect::<Result<Vec<_>, _>>()?.concat()
+                named(tensors.collect::<Result<Vec<_>, _>>()?.concat())
             }
-            WeightFiles::Gguf(..) => vec![],
-        };
-        let stored = stored.into_iter().map(|tensor| {
-            let name = names::without_prefix(&tensor.info.name).to_string();
-            (name, tensor)
-        });
-        let of_gguf = match &files.weight_files {
             WeightFiles::Gguf(path, bytes) => gguf::read(path, bytes)?,
-            _ => vec![],
         };
         let mut tensors = BTreeMap::new();
         let mut duplicates = vec![];
-        for (name, tensor) in stored.chain(of_gguf) {
+        for (name, tensor) in stored {
             if let Some(twin) = tensors.insert(name, tensor) {
                 duplicates.push(twin.info);
             }
@@ -92,7 +88,7 @@ impl Checkpoint {
     #[must_use]
     pub fn audit(&self) -> Audit {
         let infos = self.tensors.iter().map(|(name, t)| (name.clone(), &t.info)).collect();
-        Audit::of(&self.name, (&self.config, &self.parameters), &infos, self.duplicates.clone())
+        Audit::new(&self.name, &self.config, &self.parameters, &infos, self.duplicates.clone())
     }
 
     /// A builder over the audited tensors, under their names without `transformer.`, converted to `dtype`

@@ -6,7 +6,7 @@ use gpt2_model::parameters::{LM_HEAD, PREFIX};
 const HEAD: &str = "lm_head.";
 
 /// GPT-2's causal triangle, a buffer of each layer.
-const TRIANGLE: &str = "attn.bias";
+pub(crate) const TRIANGLE: &str = "attn.bias";
 /// The score of a hidden key, a buffer of each layer in older checkpoints.
 const HIDDEN_SCORE: &str = "attn.masked_bias";
 /// The same two in cross-attention, which needs no triangle.
@@ -23,11 +23,6 @@ pub(crate) fn saved(name: &str) -> String {
     if name.starts_with(HEAD) { name.into() } else { format!("{PREFIX}{name}") }
 }
 
-/// The name under which transformers saves the causal triangle of a layer.
-pub(crate) fn saved_triangle(layer: usize) -> String {
-    saved(&format!("h.{layer}.{TRIANGLE}"))
-}
-
 /// Whether this is `h.N.attn.bias`, the triangle (1, 1, n, n), or `h.N.attn.masked_bias`, a scalar, for N < L; or one of
 /// `h.N.crossattention`.
 pub(crate) fn is_mask_buffer(name: &str, shape: &[usize], n_layer: usize) -> bool {
@@ -40,48 +35,51 @@ pub(crate) fn is_mask_buffer(name: &str, shape: &[usize], n_layer: usize) -> boo
     known && layer.parse::<usize>().is_ok_and(|n| n < n_layer)
 }
 
-/// The names of GGUF files outside the blocks: llama.cpp's, and the checkpoint's.
-const ROOT: [(&str, &str); 3] = [("token_embd", "wte"), ("position_embd", "wpe"), ("output_norm", "ln_f")];
+/// The two namings, as places in the tables.
+const GGUF: usize = 0;
+const OURS: usize = 1;
+
+/// What comes before the number of a block.
+const BLOCKS: [&str; 2] = ["blk.", "h."];
+
+/// The names outside the blocks.
+const ROOT: [[&str; 2]; 3] = [["token_embd", "wte"], ["position_embd", "wpe"], ["output_norm", "ln_f"]];
 
 /// The output projection, if it is not the token embedding.
-pub(crate) const GGUF_OUTPUT: (&str, &str) = ("output.weight", LM_HEAD);
+pub(crate) const GGUF_OUTPUT: &str = "output.weight";
+const OUTPUT: [&str; 2] = [GGUF_OUTPUT, LM_HEAD];
 
 /// The names inside a block, and whether the weight is one of a `Conv1D`: GGUF holds its transpose.
-const BLOCK: [(&str, &str, bool); 6] = [
-    ("attn_norm", "ln_1", false),
-    ("attn_qkv", "attn.c_attn", true),
-    ("attn_output", "attn.c_proj", true),
-    ("ffn_norm", "ln_2", false),
-    ("ffn_up", "mlp.c_fc", true),
-    ("ffn_down", "mlp.c_proj", true),
+const BLOCK: [([&str; 2], bool); 6] = [
+    (["attn_norm", "ln_1"], false),
+    (["attn_qkv", "attn.c_attn"], true),
+    (["attn_output", "attn.c_proj"], true),
+    (["ffn_norm", "ln_2"], false),
+    (["ffn_up", "mlp.c_fc"], true),
+    (["ffn_down", "mlp.c_proj"], true),
 ];
 
 /// The checkpoint's name for llama.cpp's `name`, and whether the tensor is transposed.
 pub(crate) fn from_gguf(name: &str) -> Option<(String, bool)> {
-    if name == GGUF_OUTPUT.0 {
-        return Some((GGUF_OUTPUT.1.into(), false));
-    }
-    let (module, parameter) = name.rsplit_once('.')?;
-    if let Some((_, found)) = ROOT.iter().find(|(theirs, _)| *theirs == module) {
-        return Some((format!("{found}.{parameter}"), false));
-    }
-    let (layer, module) = module.strip_prefix("blk.")?.split_once('.')?;
-    let (_, found, conv1d) = BLOCK.iter().find(|(theirs, ..)| *theirs == module)?;
-    Some((format!("h.{layer}.{found}.{parameter}"), *conv1d && parameter == "weight"))
+    renamed(name, GGUF, OURS)
 }
 
 /// llama.cpp's name for the checkpoint's `name`, and whether the tensor is transposed.
 pub(crate) fn in_gguf(name: &str) -> Option<(String, bool)> {
-    if name == GGUF_OUTPUT.1 {
-        return Some((GGUF_OUTPUT.0.into(), false));
+    renamed(name, OURS, GGUF)
+}
+
+fn renamed(name: &str, from: usize, to: usize) -> Option<(String, bool)> {
+    if name == OUTPUT[from] {
+        return Some((OUTPUT[to].into(), false));
     }
     let (module, parameter) = name.rsplit_once('.')?;
-    if let Some((found, _)) = ROOT.iter().find(|(_, ours)| *ours == module) {
-        return Some((format!("{found}.{parameter}"), false));
+    if let Some(names) = ROOT.iter().find(|names| names[from] == module) {
+        return Some((format!("{}.{parameter}", names[to]), false));
     }
-    let (layer, module) = module.strip_prefix("h.")?.split_once('.')?;
-    let (found, _, conv1d) = BLOCK.iter().find(|(_, ours, _)| *ours == module)?;
-    Some((format!("blk.{layer}.{found}.{parameter}"), *conv1d && parameter == "weight"))
+    let (layer, module) = module.strip_prefix(BLOCKS[from])?.split_once('.')?;
+    let (names, conv1d) = BLOCK.iter().find(|(names, _)| names[from] == module)?;
+    Some((format!("{}{layer}.{}.{parameter}", BLOCKS[to], names[to]), *conv1d && parameter == "weight"))
 }
 
 #[cfg(test)]

@@ -76,7 +76,7 @@ fn tensors(model: &Gpt2LMHeadModel, options: SaveOptions) -> candle_core::Result
             candle_core::bail!("gpt_bigcode has no attn.bias buffers: save it without them")
         }
         for (i, block) in model.transformer.h.iter().enumerate() {
-            tensors.push((names::saved_triangle(i), block.attn.bias.tensor()?));
+            tensors.push((names::saved(&format!("h.{i}.{}", names::TRIANGLE)), block.attn.bias.tensor()?));
         }
     }
     Ok(tensors)

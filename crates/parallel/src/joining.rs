@@ -49,12 +49,12 @@ pub struct Launcher {
     pub local_size: Option<usize>,
 }
 
-/// The variables of a launcher: its name, then the size, the rank, and the size on this machine.
-const LAUNCHERS: [(&str, &str, &str, &str); 3] = [
-    (OPEN_MPI, "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    ("MPICH's mpiexec", "PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS"),
+/// The launchers, and their variables for the size, the rank, and the size on this machine.
+const LAUNCHERS: [(&str, [&str; 3]); 3] = [
+    (OPEN_MPI, ["OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"]),
+    ("MPICH's mpiexec", ["PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS"]),
     // Only srun sets the first, in the processes of a step; a batch script itself has the number of the whole job.
-    ("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_NTASKS_PER_NODE"),
+    ("srun", ["SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_NTASKS_PER_NODE"]),
 ];
 pub(crate) const OPEN_MPI: &str = "Open MPI's mpirun";
 
@@ -67,7 +67,7 @@ impl Launcher {
 
     fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Option<Self> {
         let number = |name: &str| variable(name)?.parse::<usize>().ok();
-        LAUNCHERS.into_iter().find_map(|(name, size, rank, local)| {
+        LAUNCHERS.into_iter().find_map(|(name, [size, rank, local])| {
             Some(Self { name, size: number(size)?, rank: number(rank)?, local_size: number(local) })
         })
     }

@@ -10,6 +10,7 @@ use crate::error::Result;
 use candle_core::{CpuStorage, DType, Device, Storage, Tensor, Var};
 use candle_fused::adamw::{CHUNK, squares_of_chunks};
 use gpt2_parallel::Group;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -42,6 +43,15 @@ impl Piece {
         }
         // A view would keep the memory of the whole.
         Ok(values.flatten_all()?.narrow(0, self.part.start, self.part.len())?.force_contiguous()?)
+    }
+
+    /// [`cut`](Self::cut) of its variable's gradient, which is removed if this piece is the whole: no other needs it.
+    fn take(&self, gradients: &mut BTreeMap<usize, Tensor>) -> Result<Tensor> {
+        let piece = self.cut(&gradients[&self.variable])?;
+        if self.part == (0..gradients[&self.variable].elem_count()) {
+            gradients.remove(&self.variable);
+        }
+        Ok(piece)
     }
 
     /// [`cut`](Self::cut) of the variable itself: steps of the whole are steps of the variable.
@@ -216,9 +226,13 @@ pub(crate) struct Sums<'a> {
 }
 
 impl Sums<'_> {
-    /// Adds the gradients that the first `senders` ranks have for all variables, in rank order. The others give none. A
-    /// rank's gradients of its own pieces stay where they are.
-    pub(crate) fn add(&mut self, gradients: Option<&[Tensor]>, senders: usize) -> Result<()> {
+    /// Adds the gradients that the first `senders` ranks have for all variables, by variable, in rank order. The others give
+    /// none. A rank's gradients of its own pieces stay where they are; those of whole variables are freed once added.
+    pub(crate) fn add(
+        &mut self,
+        mut gradients: Option<BTreeMap<usize, Tensor>>,
+        senders: usize,
+    ) -> Result<()> {
         let Exchange { group, shares, device } = self.exchange;
         let (rank, ranks) = (group.rank(), group.size());
         let mut before = std::mem::take(&mut self.so_far).into_iter();
@@ -227,11 +241,11 @@ impl Sums<'_> {
             out.clear();
             let mut lengths = vec![0; ranks];
             for to in (0..ranks).filter(|to| *to != rank) {
-                let Some(gradients) = gradients else { break };
+                let Some(gradients) = &gradients else { break };
                 let pieces = shares.pieces(to, &stretch);
                 lengths[to] = bytes_of(&pieces);
                 for Piece { variable, part } in pieces {
-                    append(&gradients[variable], part, &mut out)?;
+                    append(&gradients[&variable], part, &mut out)?;
                 }
             }
             let own = shares.pieces(rank, &stretch);
@@ -247,8 +261,8 @@ impl Sums<'_> {
                 let mut others = received.chunks_exact(share).map(|values| &values[start..start + length]);
                 let mut sum = before.next();
                 for sender in 0..senders {
-                    let more = match gradients.filter(|_| sender == rank) {
-                        Some(gradients) => piece.cut(&gradients[piece.variable])?.flatten_all()?,
+                    let more = match gradients.as_mut().filter(|_| sender == rank) {
+                        Some(gradients) => piece.take(gradients)?.flatten_all()?,
                         None => Tensor::from_slice(others.next().unwrap_or_default(), length, device)?,
                     };
                     sum = Some(if let Some(sum) = sum { (sum + more)? } else { more });

@@ -63,7 +63,7 @@ impl<'a> Header<'a> {
                 return Err(format!("key {key:?} occurs twice"));
             }
         }
-        let most = (bytes.len() - file.at()) / (8 + 4 + 4 + 8);
+        let most = (bytes.len() - file.at) / (8 + 4 + 4 + 8);
         let tensor_count =
             usize::try_from(tensor_count).ok().filter(|count| *count <= most).ok_or_else(|| {
                 format!("{tensor_count} tensors do not fit the file, whose rest has room for {most}")
@@ -76,7 +76,7 @@ impl<'a> Header<'a> {
             }
             tensors.push(tensor);
         }
-        let data = file.at().next_multiple_of(alignment(&values)?);
+        let data = file.at.next_multiple_of(alignment(&values)?);
         Ok(Self { values, tensors, data })
     }
 
@@ -184,17 +184,13 @@ const ARRAY: u32 = 9;
 /// What is left of a file.
 struct Cursor<'a> {
     bytes: &'a [u8],
+    /// How many bytes were read.
     at: usize,
 }
 
 impl<'a> Cursor<'a> {
     fn new(bytes: &'a [u8]) -> Self {
         Self { bytes, at: 0 }
-    }
-
-    /// How many bytes were read.
-    fn at(&self) -> usize {
-        self.at
     }
 
     fn left(&self) -> usize {

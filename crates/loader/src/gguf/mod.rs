@@ -26,7 +26,7 @@ pub(crate) fn config(path: &Path, bytes: &Bytes) -> Result<Vec<u8>, LoadError> {
     let header = Header::parse(bytes).map_err(damaged)?;
     let stored = read_tensors(path, bytes, &header).map_err(damaged)?;
     let find = |name: &str| stored.iter().find(|tensor| tensor.info.name == name);
-    let (table, output) = (find("token_embd.weight"), find(GGUF_OUTPUT.0));
+    let (table, output) = (find("token_embd.weight"), find(GGUF_OUTPUT));
     let vocab_size = table.and_then(|table| table.info.shape.first().copied());
     let tied = output.is_none() || same_numbers(table, output);
     config_json(&header, vocab_size, tied).map_err(damaged)
@@ -39,8 +39,8 @@ pub(crate) fn read(path: &Path, bytes: &Bytes) -> Result<Vec<(String, Stored)>, 
     let header = Header::parse(bytes).map_err(damaged)?;
     let mut stored = read_tensors(path, bytes, &header).map_err(damaged)?;
     let find = |name: &str| stored.iter().find(|tensor| tensor.info.name == name);
-    if same_numbers(find("token_embd.weight"), find(GGUF_OUTPUT.0)) {
-        stored.retain(|tensor| tensor.info.name != GGUF_OUTPUT.0);
+    if same_numbers(find("token_embd.weight"), find(GGUF_OUTPUT)) {
+        stored.retain(|tensor| tensor.info.name != GGUF_OUTPUT);
     }
     let named = stored.into_iter().map(|tensor| {
         let name = names::from_gguf(&tensor.info.name).map(|(name, _)| name);

@@ -2,7 +2,7 @@
 //! being written.
 
 use gpt2_files::open_regular;
-use sha1::Digest as _;
+use sha1::digest::{Digest as _, DynDigest};
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
@@ -56,17 +56,14 @@ impl fmt::Display for Digest {
 }
 
 /// A hash that is being computed.
-enum Hasher {
-    Sha256(sha2::Sha256),
-    Sha1(sha1::Sha1),
-}
+struct Hasher(Box<dyn DynDigest + Send>);
 
 impl Hasher {
     fn new(digest: &Digest, len: u64) -> Self {
-        match digest {
-            Digest::Sha256(_) => Self::Sha256(sha2::Sha256::new()),
-            Digest::GitSha1(_) => Self::Sha1(sha1::Sha1::new_with_prefix(format!("blob {len}\0"))),
-        }
+        Self(match digest {
+            Digest::Sha256(_) => Box::new(sha2::Sha256::new()),
+            Digest::GitSha1(_) => Box::new(sha1::Sha1::new_with_prefix(format!("blob {len}\0"))),
+        })
     }
 
     /// Takes in up to `limit` bytes of `file`; returns how many there were.
@@ -81,20 +78,14 @@ impl Hasher {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
                 Err(e) => return Err(e),
             };
-            match self {
-                Self::Sha256(hasher) => hasher.update(&buffer[..n]),
-                Self::Sha1(hasher) => hasher.update(&buffer[..n]),
-            }
+            self.0.update(&buffer[..n]);
             total += n as u64;
         }
         Ok(total)
     }
 
     fn finish(self) -> String {
-        match self {
-            Self::Sha256(hasher) => hex::encode(hasher.finalize()),
-            Self::Sha1(hasher) => hex::encode(hasher.finalize()),
-        }
+        hex::encode(self.0.finalize())
     }
 }
 

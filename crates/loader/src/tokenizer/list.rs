@@ -28,23 +28,21 @@ impl Tokenizer {
             name: self.name.clone(),
             reason: format!("a GGUF file cannot hold it: {reason}"),
         };
-        let (tokens, merges, added) = match &self.kind {
+        let list = match &self.kind {
             Kind::Gpt2(bpe) => of_gpt2(bpe),
             Kind::HuggingFace(_) => {
                 let json = serde_json::from_str(&self.to_json()?).map_err(|e| failed(e.to_string()))?;
                 of_json(&json).map_err(failed)?
             }
         };
-        Ok(List { tokens, merges, added, end_of_text: self.end_of_text() })
+        Ok(List { end_of_text: self.end_of_text(), ..list })
     }
 }
 
-type Lists = (Vec<Option<String>>, Vec<String>, Vec<(u32, bool)>);
-
-fn of_json(json: &Value) -> Result<Lists, String> {
+/// All but the end of text.
+fn of_json(json: &Value) -> Result<List, String> {
     check_plain(json)?;
     let vocab = json["model"]["vocab"].as_object().ok_or("there is no vocabulary")?;
-    let added = json["added_tokens"].as_array().map(Vec::as_slice).unwrap_or_default();
     let mut tokens: Vec<Option<String>> = vec![];
     let mut put = |token: &str, id: &Value| -> Result<u32, String> {
         let id = id
@@ -61,18 +59,19 @@ fn of_json(json: &Value) -> Result<Lists, String> {
     for (token, id) in vocab {
         put(token, id)?;
     }
-    let mut own = vec![];
-    for token in added {
+    let mut added = vec![];
+    for token in json["added_tokens"].as_array().into_iter().flatten() {
         let id = put(token["content"].as_str().unwrap_or_default(), &token["id"])?;
-        own.push((id, token["special"] == true));
+        added.push((id, token["special"] == true));
     }
-    let merges = json["model"]["merges"].as_array().map(Vec::as_slice).unwrap_or_default();
     let merge = |merge: &Value| match merge {
         Value::String(pair) => Some(pair.clone()),
         pair => Some(format!("{} {}", pair[0].as_str()?, pair[1].as_str()?)),
     };
-    let merges = merges.iter().map(|pair| merge(pair).ok_or("a merge is not a pair of tokens".to_string()));
-    Ok((tokens, merges.collect::<Result<_, _>>()?, own))
+    let merges = json["model"]["merges"].as_array().into_iter().flatten();
+    let merges =
+        merges.map(|pair| merge(pair).ok_or("a merge is not a pair of tokens")).collect::<Result<_, _>>()?;
+    Ok(List { tokens, merges, added, end_of_text: None })
 }
 
 /// Refuses parts that change the text, or split it in another way than GPT-2's.
@@ -102,7 +101,7 @@ fn check_plain(json: &Value) -> Result<(), String> {
     if json["post_processor"]["type"].as_str().is_some_and(|kind| kind != "ByteLevel") {
         return Err(format!("post_processor is {}", json["post_processor"]["type"]));
     }
-    for token in json["added_tokens"].as_array().map(Vec::as_slice).unwrap_or_default() {
+    for token in json["added_tokens"].as_array().into_iter().flatten() {
         for flag in ["lstrip", "rstrip", "single_word"] {
             if token[flag] == true {
                 return Err(format!("the token {} has {flag}", token["content"]));
@@ -113,7 +112,7 @@ fn check_plain(json: &Value) -> Result<(), String> {
 }
 
 /// GPT-2's own vocabulary. The pair that makes a token is what merges of lower rank leave of its bytes.
-fn of_gpt2(bpe: &CoreBPE) -> Lists {
+fn of_gpt2(bpe: &CoreBPE) -> List {
     let bytes: Vec<Vec<u8>> = (0..).map_while(|id| bpe.decode_bytes(&[id]).ok()).collect();
     let special: Vec<u32> =
         bpe.special_tokens().iter().flat_map(|text| bpe.encode_with_special_tokens(text)).collect();
@@ -139,7 +138,8 @@ fn of_gpt2(bpe: &CoreBPE) -> Lists {
             merges.push(format!("{} {}", text(&of[..at]), text(&of[at..])));
         }
     }
-    (tokens, merges, special.into_iter().map(|id| (id, true)).collect())
+    let added = special.into_iter().map(|id| (id, true)).collect();
+    List { tokens, merges, added, end_of_text: None }
 }
 
 /// Where the last merge that makes the token of rank `rank` joins its bytes.

@@ -213,12 +213,10 @@ impl Tokenizer {
     /// Whether none of `ids` comes from the text itself: some tokenizers put tokens around it.
     fn has_nothing_of(&self, text: &str, ids: &[u32]) -> Result<bool, LoadError> {
         match &self.kind {
-            Kind::HuggingFace(t) if !ids.is_empty() && !self.spelling.is_whole() => {
-                guarded(&self.name, || {
-                    let plain = t.encode_fast(text, false).map_err(|e| e.to_string())?;
-                    Ok(plain.get_ids().is_empty())
-                })
-            }
+            Kind::HuggingFace(t) if !ids.is_empty() && !self.spelling.whole => guarded(&self.name, || {
+                let plain = t.encode_fast(text, false).map_err(|e| e.to_string())?;
+                Ok(plain.get_ids().is_empty())
+            }),
             _ => Ok(ids.is_empty()),
         }
     }
@@ -240,7 +238,7 @@ impl Tokenizer {
     /// dropped, joined or removed before the text becomes tokens.
     #[must_use]
     pub fn longest_token(&self) -> Option<usize> {
-        self.spelling.longest()
+        self.spelling.longest
     }
 
     /// Refuses a prompt that is too long to fit in `n_positions` tokens, without spending time and memory on

@@ -28,12 +28,13 @@ pub(super) fn handed_on<W: DeserializeOwned>(part: &impl Serialize) -> Result<W,
     serde_json::to_value(part).and_then(serde_json::from_value).map_err(|e| e.to_string())
 }
 
-fn check_flat(what: &str, parts: usize, nested: bool) -> Result<(), String> {
-    if nested {
+/// Refuses parts that nest, and more of them than any tokenizer has.
+fn check_flat<T>(what: &str, parts: &[T], is_sequence: impl Fn(&T) -> bool) -> Result<(), String> {
+    if parts.iter().any(is_sequence) {
         return Err(format!("{what}: a Sequence in a Sequence; expected its parts in one"));
     }
-    if parts > MOST_PARTS {
-        return Err(format!("{what}: {parts} parts; expected at most {MOST_PARTS}"));
+    if parts.len() > MOST_PARTS {
+        return Err(format!("{what}: {} parts; expected at most {MOST_PARTS}", parts.len()));
     }
     Ok(())
 }
@@ -61,8 +62,7 @@ impl Normalizer {
     }
 
     pub(super) fn check(&self) -> Result<(), String> {
-        let parts = self.parts();
-        check_flat("normalizer", parts.len(), parts.iter().any(|part| matches!(part, Self::Sequence { .. })))
+        check_flat("normalizer", self.parts(), |part| matches!(part, Self::Sequence { .. }))
     }
 
     /// By what factor it can lengthen a text, in bytes (U+FDFA has 3 bytes, and 33 in NFKD).
@@ -142,11 +142,7 @@ impl PreTokenizer {
 
     pub(super) fn check(&self) -> Result<(), String> {
         let parts = self.parts();
-        check_flat(
-            "pre_tokenizer",
-            parts.len(),
-            parts.iter().any(|part| matches!(part, Self::Sequence { .. })),
-        )?;
+        check_flat("pre_tokenizer", parts, |part| matches!(part, Self::Sequence { .. }))?;
         // A second one would encode the letters of the first one again.
         if parts.iter().filter(|part| matches!(part, Self::ByteLevel(_))).count() > 1 {
             return Err("pre_tokenizer: more than one ByteLevel; expected one".into());
@@ -232,11 +228,7 @@ impl PostProcessor {
             Self::Sequence { processors } => processors.as_slice(),
             part => std::slice::from_ref(part),
         };
-        check_flat(
-            "post_processor",
-            parts.len(),
-            parts.iter().any(|part| matches!(part, Self::Sequence { .. })),
-        )?;
+        check_flat("post_processor", parts, |part| matches!(part, Self::Sequence { .. }))?;
         // A second template would receive several texts, for which it has no place.
         if parts.iter().filter(|part| matches!(part, Self::TemplateProcessing { .. })).count() > 1 {
             return Err("post_processor: more than one TemplateProcessing; expected one".into());
@@ -303,11 +295,9 @@ pub(super) enum Decoder {
 impl Decoder {
     pub(super) fn check(&self) -> Result<(), String> {
         match self {
-            Self::Sequence { decoders } => check_flat(
-                "decoder",
-                decoders.len(),
-                decoders.iter().any(|part| matches!(part, Self::Sequence { .. })),
-            ),
+            Self::Sequence { decoders } => {
+                check_flat("decoder", decoders, |part| matches!(part, Self::Sequence { .. }))
+            }
             _ => Ok(()),
         }
     }

@@ -17,12 +17,12 @@ const MOST_BYTES: usize = 1 << 20;
 #[derive(Debug, Clone)]
 pub(super) struct Spelling {
     /// Whether no character is ever dropped.
-    whole: bool,
+    pub(super) whole: bool,
     byte_level: bool,
     byte_fallback: bool,
     ignore_merges: bool,
     /// The most bytes of text that one token can stand for; `None` if there is no limit.
-    longest: Option<usize>,
+    pub(super) longest: Option<usize>,
     /// By what factor the normalizer can lengthen a text, in bytes.
     growth: usize,
 }
@@ -57,11 +57,6 @@ impl Spelling {
         Self { longest: self.longest.map(|longest| longest.max(token.len())), ..self }
     }
 
-    /// Whether no character is ever dropped.
-    pub(super) fn is_whole(&self) -> bool {
-        self.whole
-    }
-
     /// The spelling of a tokenizer.json.
     pub(super) fn of_shape(shape: &Shape) -> Self {
         let model = &shape.model;
@@ -85,11 +80,6 @@ impl Spelling {
             longest: letters.longest.map(|longest| longest.max(added)).filter(|_| keeps_length),
             growth: shape.normalizer.as_ref().map_or(1, Normalizer::growth),
         }
-    }
-
-    /// The most bytes of text that one token can stand for; `None` if there is no limit.
-    pub(super) fn longest(&self) -> Option<usize> {
-        self.longest
     }
 
     /// The most bytes of text that can fit in `positions` tokens.

@@ -7,6 +7,7 @@ use crate::bytes::parse_json;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use std::collections::HashSet;
+use std::collections::hash_map::Entry;
 use std::fmt;
 use tokenizers::models::bpe;
 
@@ -61,14 +62,22 @@ impl Vocab {
 
     /// Tokens in the order of their ids.
     pub(super) fn from_list(tokens: &[&str]) -> Result<Self, String> {
-        let mut vocab = bpe::Vocab::default();
-        for (id, token) in (0..).zip(tokens) {
-            check_id(id).and_then(|()| check_token(token))?;
-            if let Some(first) = vocab.insert((*token).to_string(), id) {
-                return Err(format!("token {token:?} has two ids, {first} and {id}"));
+        let mut vocab = Self::default();
+        (0..).zip(tokens).try_for_each(|(id, token)| vocab.insert((*token).into(), id))?;
+        Ok(vocab)
+    }
+
+    fn insert(&mut self, token: String, id: u32) -> Result<(), String> {
+        check_id(id).and_then(|()| check_token(&token))?;
+        match self.0.entry(token) {
+            Entry::Vacant(place) => {
+                place.insert(id);
+                Ok(())
+            }
+            Entry::Occupied(first) => {
+                Err(format!("token {:?} has two ids, {} and {id}", first.key(), first.get()))
             }
         }
-        Ok(Self(vocab))
     }
 
     /// Whether the three tokens of every merge are in the vocabulary.
@@ -97,22 +106,16 @@ impl<'de> Deserialize<'de> for Vocab {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Vocab, A::Error> {
-                let mut vocab = bpe::Vocab::default();
+                let mut vocab = Vocab::default();
                 let mut ids = HashSet::new();
                 while let Some((token, id)) = map.next_entry::<String, u32>()? {
-                    check_id(id).and_then(|()| check_token(&token)).map_err(A::Error::custom)?;
                     if !ids.insert(id) {
-                        return Err(A::Error::custom(format!(
-                            "id {id} is given to two tokens; one is {token:?}"
-                        )));
+                        let reason = format!("id {id} is given to two tokens; one is {token:?}");
+                        return Err(A::Error::custom(reason));
                     }
-                    if let Some(first) = vocab.insert(token.clone(), id) {
-                        return Err(A::Error::custom(format!(
-                            "token {token:?} has two ids, {first} and {id}"
-                        )));
-                    }
+                    vocab.insert(token, id).map_err(A::Error::custom)?;
                 }
-                Ok(Vocab(vocab))
+                Ok(vocab)
             }
         }
         deserializer.deserialize_map(Entries)

@@ -45,15 +45,17 @@ pub(super) fn patience(limit: Duration) -> Duration {
     limit.saturating_add(limit / 2).saturating_add(Duration::from_secs(2))
 }
 
-/// One rank of a group, for a meeting.
-pub(super) struct Member<'a> {
-    pub(super) calls: &'a Calls,
+/// One rank of a group.
+#[derive(Debug)]
+pub(super) struct Member {
+    pub(super) calls: Calls,
     pub(super) rank: usize,
     pub(super) size: usize,
+    /// How long to wait for another rank.
     pub(super) limit: Duration,
 }
 
-impl Member<'_> {
+impl Member {
     /// Returns once all ranks are here to do the same, with the largest of their numbers.
     pub(super) fn meet(&self, doing: Doing, number: usize) -> Result<usize> {
         let number = number as u64 & NUMBER;

@@ -11,7 +11,6 @@ use calls::Calls;
 use meeting::{Doing, Member, Watch};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::ThreadId;
-use std::time::Duration;
 
 /// Bytes in one call of the library, over all ranks: 25 MB. Larger calls gain no speed, and the library's own buffers
 /// grow with them.
@@ -24,11 +23,8 @@ const BUCKET: usize = 25_000_000;
 /// itself, and with [`abort`](Group::abort) the others.
 #[derive(Debug)]
 pub struct Mpi {
-    calls: Calls,
-    rank: usize,
-    size: usize,
+    member: Member,
     thread: ThreadId,
-    timeout: Duration,
     watch: Watch,
     /// Whether a meeting or a transfer has failed: some rank may never come to the end of MPI.
     has_failed: AtomicBool,
@@ -54,13 +50,13 @@ impl Mpi {
         let (rank, size) = (calls.rank()?, calls.size()?);
         let watch = Watch::new(meeting::patience(joining.timeout), joining.on_stuck);
         let thread = std::thread::current().id();
-        let mpi =
-            Self { calls, rank, size, thread, timeout: joining.timeout, watch, has_failed: false.into() };
+        let member = Member { calls, rank, size, limit: joining.timeout };
+        let mpi = Self { member, thread, watch, has_failed: false.into() };
         match launcher {
             Some(Launcher { name, size: started, .. }) if started != size => Err(Error::WrongLauncher {
                 launcher: name,
                 started,
-                library: mpi.calls.version().to_owned(),
+                library: mpi.member.calls.version().to_owned(),
                 seen: size,
             }),
             _ => Ok(mpi),
@@ -72,11 +68,10 @@ impl Mpi {
         if std::thread::current().id() != self.thread {
             return Err(Error::OtherThread);
         }
-        if self.size == 1 {
+        if self.member.size == 1 {
             return Ok(number);
         }
-        let &Self { ref calls, rank, size, timeout: limit, .. } = self;
-        self.noted(Member { calls, rank, size, limit }.meet(doing, number))
+        self.noted(self.member.meet(doing, number))
     }
 
     /// Remembers a failure.
@@ -87,14 +82,14 @@ impl Mpi {
 
     /// Runs a transfer of one bucket, for which the ranks have met.
     fn transfer(&self, doing: Doing, transfer: impl FnOnce(&Calls) -> Result<()>) -> Result<()> {
-        self.noted(self.watch.during(doing.as_str(), || transfer(&self.calls)))
+        self.noted(self.watch.during(doing.as_str(), || transfer(&self.member.calls)))
     }
 
     /// Refuses lengths that are not one for each rank, or do not add up.
     fn check(&self, function: &'static str, lengths: &[usize], whole: usize) -> Result<()> {
         let sum = lengths.iter().sum();
-        if lengths.len() != self.size {
-            return Err(Error::Size { function, found: lengths.len(), expected: self.size });
+        if lengths.len() != self.member.size {
+            return Err(Error::Size { function, found: lengths.len(), expected: self.member.size });
         }
         if sum == whole { Ok(()) } else { Err(Error::Size { function, found: whole, expected: sum }) }
     }
@@ -130,16 +125,16 @@ fn place(bucket: &[u8], lengths: &[usize], shift: usize, to: &mut [u8], starts: 
 
 impl Group for Mpi {
     fn rank(&self) -> usize {
-        self.rank
+        self.member.rank
     }
 
     fn size(&self) -> usize {
-        self.size
+        self.member.size
     }
 
     fn broadcast(&self, root: usize, data: &mut [u8]) -> Result<()> {
-        if root >= self.size {
-            return Err(Error::Size { function: "broadcast", found: root, expected: self.size });
+        if root >= self.member.size {
+            return Err(Error::Size { function: "broadcast", found: root, expected: self.member.size });
         }
         self.meet(Doing::Broadcast, 0)?;
         data.chunks_mut(BUCKET)
@@ -148,22 +143,22 @@ impl Group for Mpi {
 
     fn all_gather(&self, mine: &[u8], all: &mut [u8], lengths: &[usize]) -> Result<()> {
         self.check("all_gather", lengths, all.len())?;
-        if mine.len() != lengths[self.rank] {
-            let (found, expected) = (mine.len(), lengths[self.rank]);
+        if mine.len() != lengths[self.member.rank] {
+            let (found, expected) = (mine.len(), lengths[self.member.rank]);
             return Err(Error::Size { function: "all_gather", found, expected });
         }
         self.meet(Doing::AllGather, 0)?;
         if all.len() <= BUCKET {
             return self.transfer(Doing::AllGather, |calls| calls.all_gather(mine, all, lengths));
         }
-        let (most, starts) = (BUCKET / self.size, starts(lengths));
+        let (most, starts) = (BUCKET / self.member.size, starts(lengths));
         let longest = lengths.iter().copied().max().unwrap_or(0);
         let mut bucket = vec![];
         for turn in 0..longest.div_ceil(most) {
             let parts = turns(lengths, turn, most);
             let from = (turn * most).min(mine.len());
             bucket.resize(parts.iter().sum(), 0);
-            let own = &mine[from..from + parts[self.rank]];
+            let own = &mine[from..from + parts[self.member.rank]];
             self.transfer(Doing::AllGather, |calls| calls.all_gather(own, &mut bucket, &parts))?;
             place(&bucket, &parts, turn * most, all, &starts);
         }
@@ -176,7 +171,7 @@ impl Group for Mpi {
         // Ranks with less to move make the same number of calls.
         let longest = lengths.iter().chain(from).copied().max().unwrap_or(0);
         let longest = self.meet(Doing::AllToAll, longest)?;
-        let most = BUCKET / self.size;
+        let most = BUCKET / self.member.size;
         if longest <= most {
             return self.transfer(Doing::AllToAll, |calls| calls.all_to_all(parts, lengths, received, from));
         }
@@ -201,14 +196,15 @@ impl Group for Mpi {
 
     fn abort(&self, exit_code: i32) -> ! {
         if std::thread::current().id() == self.thread {
-            self.calls.abort(exit_code);
+            self.member.calls.abort(exit_code);
         }
         std::process::exit(exit_code)
     }
 
     fn describe(&self) -> Option<String> {
-        let ranks = if self.size == 1 { "1 rank".into() } else { format!("{} ranks", self.size) };
-        Some(format!("{ranks} over {}", self.calls.version()))
+        let ranks =
+            if self.member.size == 1 { "1 rank".into() } else { format!("{} ranks", self.member.size) };
+        Some(format!("{ranks} over {}", self.member.calls.version()))
     }
 }
 
@@ -217,7 +213,7 @@ impl Drop for Mpi {
         // A rank that fails must not wait for the others, nor may another thread call the library.
         let may_wait = !std::thread::panicking() && !self.has_failed.load(Ordering::Relaxed);
         if std::thread::current().id() == self.thread && may_wait {
-            self.watch.during("the end of MPI", || self.calls.finish());
+            self.watch.during("the end of MPI", || self.member.calls.finish());
         }
     }
 }

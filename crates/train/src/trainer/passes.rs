@@ -14,6 +14,7 @@ use candle_nn::VarBuilder;
 use gpt2_model::hooks::Hooks;
 use gpt2_model::training::{Training, TrainingBatch};
 use gpt2_model::{ForwardArgs, Gpt2LMHeadModel};
+use std::collections::BTreeMap;
 
 impl Trainer {
     /// The mean loss of the batches of a step, and the sums of gradients of this rank's pieces. In each round, rank r computes
@@ -33,7 +34,7 @@ impl Trainer {
                 mean = self.added(mean, loss, step, number)?;
             }
             let gradients = mine.map(|(_, gradients)| self.in_order(gradients)).transpose()?;
-            sums.add(gradients.as_deref(), usize::try_from(senders).map_err(TrainError::other)?)?;
+            sums.add(gradients, usize::try_from(senders).map_err(TrainError::other)?)?;
             first += senders;
         }
         Ok((mean, sums.rows()?))
@@ -73,13 +74,13 @@ impl Trainer {
         Ok((loss.to_scalar()?, loss.backward()?))
     }
 
-    /// The gradients of all variables, in their order, contiguous.
-    fn in_order(&self, mut gradients: GradStore) -> Result<Vec<Tensor>> {
-        let take = |(name, var): &(String, Var)| match gradients.remove(var) {
-            Some(gradient) => Ok(gradient.contiguous()?),
+    /// The gradients of all variables by their places in the order, contiguous.
+    fn in_order(&self, mut gradients: GradStore) -> Result<BTreeMap<usize, Tensor>> {
+        let take = |(place, (name, var)): (usize, &(String, Var))| match gradients.remove(var) {
+            Some(gradient) => Ok((place, gradient.contiguous()?)),
             None => Err(candle_core::Error::msg(format!("{name} has no gradient")).into()),
         };
-        self.variables.iter().map(take).collect()
+        self.variables.iter().enumerate().map(take).collect()
     }
 
     /// The mean loss over the validation part, in consecutive windows; tokens at the end that do not fill a window
