@@ -44,6 +44,27 @@ pub struct BlockOutput {
 }
 
 impl Block {
+    /// Loads the block of layer `layer_idx` alone.
+    ///
+    /// # Errors
+    /// When the config is not valid, or a tensor is missing or has another shape.
+    pub fn load(vb: VarBuilder, config: &Config, layer_idx: usize) -> Result<Self> {
+        Self::load_at(&Loading::new(vb, config, layer_idx)?)
+    }
+
+    pub(crate) fn load_at(place: &Loading) -> Result<Self> {
+        let crosses = place.config.add_cross_attention;
+        let crossattention = || CrossAttention::load_at(&place.pp("crossattention"));
+        Ok(Self {
+            ln_1: place.layer_norm("ln_1")?,
+            attn: CausalSelfAttention::load_at(&place.pp("attn"))?,
+            crossattention: crosses.then(crossattention).transpose()?,
+            ln_cross_attn: crosses.then(|| place.layer_norm("ln_cross_attn")).transpose()?,
+            ln_2: place.layer_norm("ln_2")?,
+            mlp: Mlp::load_at(&place.pp("mlp"))?,
+        })
+    }
+
     /// Runs the block.
     ///
     /// # Shapes
@@ -115,28 +136,6 @@ impl Block {
             ),
             _ => Ok(()),
         }
-    }
-
-    /// Loads the block of layer `layer_idx` alone.
-    ///
-    /// # Errors
-    /// When the config is not valid, or a tensor is missing or has another shape.
-    pub fn load(vb: VarBuilder, config: &Config, layer_idx: usize) -> Result<Self> {
-        config.validate()?;
-        Self::load_at(&Loading::new(vb, config, layer_idx))
-    }
-
-    pub(crate) fn load_at(place: &Loading) -> Result<Self> {
-        let crosses = place.config.add_cross_attention;
-        let crossattention = || CrossAttention::load_at(&place.pp("crossattention"));
-        Ok(Self {
-            ln_1: place.layer_norm("ln_1")?,
-            attn: CausalSelfAttention::load_at(&place.pp("attn"))?,
-            crossattention: crosses.then(crossattention).transpose()?,
-            ln_cross_attn: crosses.then(|| place.layer_norm("ln_cross_attn")).transpose()?,
-            ln_2: place.layer_norm("ln_2")?,
-            mlp: Mlp::load_at(&place.pp("mlp"))?,
-        })
     }
 
     /// The linear layers, each with its name below the block.

@@ -29,8 +29,7 @@ impl Mlp {
     /// # Errors
     /// When the config is not valid, or a tensor is missing or has another shape.
     pub fn load(vb: VarBuilder, config: &Config, layer_idx: usize) -> Result<Self> {
-        config.validate()?;
-        Self::load_at(&Loading::new(vb, config, layer_idx))
+        Self::load_at(&Loading::new(vb, config, layer_idx)?)
     }
 
     pub(crate) fn load_at(place: &Loading) -> Result<Self> {

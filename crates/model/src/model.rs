@@ -43,7 +43,7 @@ impl Gpt2Model {
         weights: &WeightSource,
     ) -> Result<Self> {
         let wpe = embedding(&vb, WPE, config.n_positions, config)?;
-        let root = Loading::new(vb, config, 0).with_weights(weights);
+        let root = Loading::new(vb, config, 0)?.with_weights(weights);
         let block = |i| Block::load_at(&root.pp("h").pp(i).of_layer(i));
         Ok(Self {
             wte,
@@ -52,38 +52,6 @@ impl Gpt2Model {
             ln_f: root.layer_norm("ln_f")?,
             config: config.clone(),
         })
-    }
-
-    /// Visits every parameter of the transformer.
-    pub fn visit(&self, visitor: &mut Visitor) {
-        visitor.weight(WTE, Role::TokenEmbedding, &self.wte.weight);
-        visitor.parameter(WPE, Role::PositionEmbedding, &self.wpe);
-        for (i, block) in self.h.iter().enumerate() {
-            block.visit(&mut visitor.pp("h").pp(i));
-        }
-        self.ln_f.visit(&mut visitor.pp("ln_f"));
-    }
-
-    /// The config that the model was built with.
-    #[must_use]
-    pub fn config(&self) -> &Config {
-        &self.config
-    }
-
-    pub(crate) fn set_dropout(&mut self, rate: f64) {
-        let config = &mut self.config;
-        (config.attn_pdrop, config.resid_pdrop, config.embd_pdrop) = (rate, rate, rate);
-        for block in &mut self.h {
-            block.attn.set_dropout(rate);
-            block.mlp.set_dropout(rate);
-            block.crossattention.iter_mut().for_each(|cross| cross.set_dropout(rate));
-        }
-    }
-
-    /// The dtype of every activation between blocks. Weights may be held in another, see [`crate::linear::Weight`].
-    #[must_use]
-    pub fn dtype(&self) -> DType {
-        self.wpe.dtype()
     }
 
     /// Runs the transformer over `input_ids`, which follow the tokens in the cache.
@@ -129,29 +97,6 @@ impl Gpt2Model {
         outputs.finish(x)
     }
 
-    /// The input of the first block, from position 0 on, or from the start of each document: (B, T) -> (B, T, C)
-    pub(crate) fn embedded(
-        &self,
-        input_ids: &Tensor,
-        document_starts: Option<&Tensor>,
-        training: Option<Training>,
-        hooks: PassHooks,
-    ) -> Result<Tensor> {
-        let (t, n) = (input_ids.dim(1)?, self.config.n_positions);
-        if t == 0 || t > n {
-            candle_core::bail!("{t} tokens, expected 1 to the model's n_positions = {n}")
-        }
-        let positions = document_starts.map(positions_in_documents).transpose()?;
-        self.drop(self.embed(input_ids, positions.as_ref(), 0, hooks)?, training)
-    }
-
-    fn drop(&self, x: Tensor, training: Option<Training>) -> Result<Tensor> {
-        match dropout(training, self.config.embd_pdrop, 0, Site::Embeddings)? {
-            Some(dropout) => dropout.apply(&x),
-            None => Ok(x),
-        }
-    }
-
     /// `wte[ids] + wpe[positions]`: (B, T) -> (B, T, C)
     fn embed(
         &self,
@@ -178,6 +123,61 @@ impl Gpt2Model {
         }
         let ids = check_below("position", ids, n, "n_positions")?;
         add(&self.wpe.index_select(&ids, 0)?.reshape((rows, t, c))?)
+    }
+
+    /// The input of the first block, from position 0 on, or from the start of each document: (B, T) -> (B, T, C)
+    pub(crate) fn embedded(
+        &self,
+        input_ids: &Tensor,
+        document_starts: Option<&Tensor>,
+        training: Option<Training>,
+        hooks: PassHooks,
+    ) -> Result<Tensor> {
+        let (t, n) = (input_ids.dim(1)?, self.config.n_positions);
+        if t == 0 || t > n {
+            candle_core::bail!("{t} tokens, expected 1 to the model's n_positions = {n}")
+        }
+        let positions = document_starts.map(positions_in_documents).transpose()?;
+        self.drop(self.embed(input_ids, positions.as_ref(), 0, hooks)?, training)
+    }
+
+    fn drop(&self, x: Tensor, training: Option<Training>) -> Result<Tensor> {
+        match dropout(training, self.config.embd_pdrop, 0, Site::Embeddings)? {
+            Some(dropout) => dropout.apply(&x),
+            None => Ok(x),
+        }
+    }
+
+    /// Visits every parameter of the transformer.
+    pub fn visit(&self, visitor: &mut Visitor) {
+        visitor.weight(WTE, Role::TokenEmbedding, &self.wte.weight);
+        visitor.parameter(WPE, Role::PositionEmbedding, &self.wpe);
+        for (i, block) in self.h.iter().enumerate() {
+            block.visit(&mut visitor.pp("h").pp(i));
+        }
+        self.ln_f.visit(&mut visitor.pp("ln_f"));
+    }
+
+    /// The config that the model was built with.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    pub(crate) fn set_dropout(&mut self, rate: f64) {
+        let config = &mut self.config;
+        (config.attn_pdrop, config.resid_pdrop, config.embd_pdrop) = (rate, rate, rate);
+        for block in &mut self.h {
+            block.attn.set_dropout(rate);
+            block.mlp.set_dropout(rate);
+            block.crossattention.iter_mut().for_each(|cross| cross.set_dropout(rate));
+        }
+    }
+
+    /// The dtype of every activation between blocks. Weights may be held in another, see [`crate::linear::Weight`].
+    #[must_use]
+    pub fn dtype(&self) -> DType {
+        self.wpe.dtype()
     }
 }
 
