@@ -107,7 +107,7 @@ impl CausalSelfAttention {
         let qkv = self.layout.project(&self.c_attn, x, pass)?;
         let qkv = inputs.replace(qkv, &self.layout, &self.c_attn)?;
         let Qkv { q, kv } = hooked_qkv(qkv, layer, hooks)?; // (B, T, H, D), (B, T, 2·key heads, D)
-        let q = q.transpose(1, 2)?; // (B, H, T, D)
+        let (q, kv) = (q.transpose(1, 2)?, kv.transpose(1, 2)?); // (B, H, T, D), (B, 2·key heads, T, D)
         let (k, v) = match pass.cache.as_deref_mut() {
             Some(cache) => cache.append_packed(&kv)?,
             None => split_kv(&kv)?,

@@ -1,7 +1,7 @@
 //! A transformer block: attention, perhaps attention over an encoder, then the MLP, each on a normalized copy of the
 //! residual stream.
 
-use crate::attention::last_position;
+use crate::attention::{HeadInputs, last_position};
 use crate::hooks::Point;
 use crate::loading::Loading;
 use crate::parameters::Visitor;
@@ -77,7 +77,7 @@ impl Block {
         let (layer, hooks) = (self.attn.layer_idx(), pass.hooks());
         let x = hooks.pass(Point::ResidPre(layer), x.clone())?; // (B, T, C)
 
-        let inputs = self.attn.hooked_inputs(&x, &self.ln_1, hooks)?;
+        let inputs = HeadInputs::new(&x, &self.ln_1, self.attn.heads(), layer, hooks)?;
         let normed = self.ln_1.forward_hooked(&x, Point::ln_1(layer), hooks)?;
         let attended = self.attn.attend(&normed, &inputs, &mut pass)?;
         let x = if pass.last_position_only { last_position(&x)? } else { x }; // (B, T, C) or (B, 1, C)

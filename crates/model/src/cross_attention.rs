@@ -107,7 +107,7 @@ impl CrossAttention {
         let (b, s, _) = hidden_states.dims3()?;
         let HeadLayout { heads: h, dim: d, .. } = self.heads;
         let kv = self.c_attn.run(hidden_states, Epilogue::None, training)?;
-        split_kv(&kv.reshape((b, s, 2 * h, d))?)
+        split_kv(&kv.reshape((b, s, 2 * h, d))?.transpose(1, 2)?)
     }
 
     pub(crate) fn set_dropout(&mut self, rate: f64) {

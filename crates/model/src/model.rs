@@ -78,7 +78,7 @@ impl Gpt2Model {
                 padding_mask: inputs.padding.as_ref(),
                 document_starts: args.document_starts,
                 encoder: inputs.encoder(&args),
-                cache: args.cache.as_deref_mut().and_then(|cache| cache.layer_mut(layer)),
+                cache: args.cache.as_deref_mut().and_then(|cache| cache.layers.get_mut(layer)),
                 training: args.training,
                 hooks: args.hooks.filter(|_| !last_position_only),
                 weights: &weights,

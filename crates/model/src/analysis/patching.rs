@@ -2,7 +2,7 @@
 
 use super::metric::{Metric, wide};
 use crate::hooks::{
-    At, Chain, Head, Hooks, Intervention, Interventions, KnockOut, PassHooks, Patch, Place, Point, Recorder,
+    At, Chain, Head, Hooks, Intervention, Interventions, PassHooks, Patch, Place, Point, Recorder,
 };
 use crate::{ForwardArgs, Gpt2LMHeadModel, Pass};
 use candle_core::{Device, Module, Result, Tensor};
@@ -309,7 +309,7 @@ impl Branches<'_> {
     }
 }
 
-/// A change for each row of the batch.
+/// A change of values, without knock-outs, for each row of the batch.
 struct ByRow<'a>(&'a [Interventions]);
 
 impl Hooks for ByRow<'_> {
@@ -326,9 +326,5 @@ impl Hooks for ByRow<'_> {
             Ok(change.at(at, &row)?.unwrap_or(row))
         });
         Ok(Some(Tensor::cat(&rows.collect::<Result<Vec<_>>>()?, 0)?))
-    }
-
-    fn knocked_out(&self, _: usize) -> Vec<KnockOut> {
-        vec![] // The changes of this file act on values.
     }
 }

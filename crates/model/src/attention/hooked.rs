@@ -30,11 +30,6 @@ impl CausalSelfAttention {
             replaced => Ok(replaced),
         }
     }
-
-    /// What each head reads of the stream `x` (B, T, C), where hooks replace it.
-    pub(crate) fn hooked_inputs(&self, x: &Tensor, norm: &LayerNorm, hooks: PassHooks) -> Result<HeadInputs> {
-        HeadInputs::new(x, norm, self.layout.heads, self.layer_idx, hooks)
-    }
 }
 
 /// The normalized inputs of the queries, keys and values, (B, T, heads, C) each, where a hook has replaced what each head
@@ -48,7 +43,7 @@ pub(crate) struct HeadInputs {
 
 impl HeadInputs {
     /// Offers a copy of the stream `x` (B, T, C) for each head to the hooks, and normalizes those that they replace.
-    pub(super) fn new(
+    pub(crate) fn new(
         x: &Tensor,
         norm: &LayerNorm,
         layout: HeadLayout,
