@@ -73,7 +73,8 @@ impl Gpt2Model {
         let mut x = self.drop(x, args.training)?; // (B, T, C)
         for (layer, block) in self.h.iter().enumerate() {
             let last_position_only = last_alone && layer == last;
-            let (weights, cross_weights) = (outputs.weights_of(layer), outputs.cross_weights_of(layer));
+            let (weights, cross_weights) =
+                (outputs.weights.of_layer(layer), outputs.cross_weights.of_layer(layer));
             let pass = Pass {
                 padding_mask: inputs.padding.as_ref(),
                 document_starts: args.document_starts,

@@ -163,15 +163,19 @@ fn what_a_comparison_and_its_extras_need_is_checked() -> Result<()> {
     Ok(())
 }
 
+/// The beginning of a page of two runs, with one head over two tokens.
+fn two_runs() -> Result<PageWriter<Vec<u8>>> {
+    let (tokens, provenance) = (["a", "b"].map(String::from), Provenance::default());
+    let header = PageHeader { runs: &["clean", "patched"], ..PageHeader::new("m", &tokens, 1, &provenance) };
+    PageWriter::new(Vec::new(), &header)
+}
+
 #[test]
 fn runs_with_other_heads_cannot_be_compared() -> Result<()> {
-    let tokens = ["a", "b"].map(String::from);
-    let provenance = &Provenance::default();
-    let header = PageHeader { runs: &["clean", "patched"], ..PageHeader::new("m", &tokens, 1, provenance) };
     let weights = Tensor::zeros((1, 2, 2), DType::F32, &Device::Cpu)?;
     let summaries = summarize(&weights)?;
     for (second, fits) in [(3, true), (4, false)] {
-        let mut page = PageWriter::new(Vec::new(), &header)?;
+        let mut page = two_runs()?;
         page.layer_of_run(1, second, &[0], &weights, &summaries)?; // runs may come in any order
         page.layer(3, &[0], &weights, &summaries)?;
         let page = page.finish(&[]);
@@ -185,15 +189,12 @@ fn runs_with_other_heads_cannot_be_compared() -> Result<()> {
 
 #[test]
 fn maps_of_two_runs_belong_together() -> Result<()> {
-    let tokens = ["a", "b"].map(String::from);
-    let provenance = &Provenance::default();
-    let header = PageHeader { runs: &["clean", "patched"], ..PageHeader::new("m", &tokens, 1, provenance) };
     let weights = Tensor::zeros((1, 2, 2), DType::F32, &Device::Cpu)?;
     let summaries = summarize(&weights)?;
     for (second, fits) in
         [(&["mean", "rollout"][..], true), (&["rollout"], false), (&["mean", "mean"], false)]
     {
-        let mut page = PageWriter::new(Vec::new(), &header)?;
+        let mut page = two_runs()?;
         for run in [0, 1] {
             page.layer_of_run(run, 0, &[0], &weights, &summaries)?;
         }
