@@ -1,5 +1,5 @@
-//! The list of a model's parameters, read from the model's own structure, and their fingerprint. For a config, the list comes from a model
-//! whose tensors take no memory.
+//! The list of a model's parameters, read from the model's own structure, and their fingerprint. For a config, the list
+//! comes from a model whose tensors take no memory.
 
 use crate::parameters::{Parameter, Role, Values, Visitor};
 use crate::{Config, Gpt2LMHeadModel};
