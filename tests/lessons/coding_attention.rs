@@ -162,26 +162,10 @@ pub(super) fn counts() -> Result<[(&'static str, String); 4]> {
 }
 
 #[test]
-fn simple_self_attention_prints_the_same() -> Result {
-    simple_self_attention()?.iter().for_each(Printed::check);
-    Ok(())
-}
-
-#[test]
-fn self_attention_prints_the_same() -> Result {
-    self_attention()?.iter().for_each(Printed::check);
-    Ok(())
-}
-
-#[test]
-fn causal_attention_prints_the_same() -> Result {
-    causal_attention()?.iter().for_each(Printed::check);
-    Ok(())
-}
-
-#[test]
-fn multi_head_attention_prints_the_same() -> Result {
-    multi_head_attention()?.iter().for_each(Printed::check);
+fn every_part_prints_the_same() -> Result {
+    for part in [simple_self_attention, self_attention, causal_attention, multi_head_attention] {
+        part()?.iter().for_each(Printed::check);
+    }
     Ok(())
 }
 

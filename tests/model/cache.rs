@@ -9,7 +9,7 @@ use gpt2_model::{Config, ForwardArgs, Gpt2LMHeadModel, KvCache, init};
 
 const TOLERANCE: f64 = 1e-5;
 
-fn in_chunks(model: &Gpt2LMHeadModel, ids: &Tensor, chunks: &[usize]) -> Result<Tensor> {
+pub(crate) fn in_chunks(model: &Gpt2LMHeadModel, ids: &Tensor, chunks: &[usize]) -> Result<Tensor> {
     let (b, t) = ids.dims2()?;
     let mut cache = KvCache::new(model.config(), b, t, DType::F32, &Device::Cpu)?;
     let mut logits = vec![];

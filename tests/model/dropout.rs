@@ -101,13 +101,17 @@ fn each_rate_alone_changes_the_result_and_so_does_the_step() -> Result {
     Ok(())
 }
 
-#[test]
-fn the_expectation_of_attention_is_attention() -> Result {
-    let (b, h, t, d) = (1, 2, 30, 8);
+/// Normal numbers, (B, H, T, D) each.
+fn random_qkv() -> Result<[Tensor; 3]> {
     let vb = init::seeded(1, DType::F32, &Device::Cpu);
     let normal = candle_nn::Init::Randn { mean: 0., stdev: 1. };
-    let [q, k, v] = ["q", "k", "v"].map(|name| vb.get_with_hints((b, h, t, d), name, normal));
-    let (q, k, v) = (q?, k?, v?);
+    let [q, k, v] = ["q", "k", "v"].map(|name| vb.get_with_hints((1, 2, 30, 8), name, normal));
+    Ok([q?, k?, v?])
+}
+
+#[test]
+fn the_expectation_of_attention_is_attention() -> Result {
+    let [q, k, v] = random_qkv()?;
     let attention = Sdpa { scale: Some(0.4), ..Sdpa::default() };
     let expected = attention.forward(&q, &k, &v, Mask::default())?;
     let n = 4000;
@@ -140,11 +144,7 @@ fn weights_that_are_handed_back_are_those_that_meet_the_values() -> Result {
 
 #[test]
 fn values_near_the_largest_meet_the_same_masks() -> Result {
-    let (b, h, t, d) = (1, 2, 30, 8);
-    let vb = init::seeded(1, DType::F32, &Device::Cpu);
-    let normal = candle_nn::Init::Randn { mean: 0., stdev: 1. };
-    let [q, k, v] = ["q", "k", "v"].map(|name| vb.get_with_hints((b, h, t, d), name, normal));
-    let (q, k, v) = (q?, k?, v?);
+    let [q, k, v] = random_qkv()?;
     let dropout = Some(Dropout::new(0.9, 1, 1)?);
     for size in [1.0, 1e33, 1e35, 5e36] {
         let v = (&v * size)?;

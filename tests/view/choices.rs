@@ -1,18 +1,16 @@
 //! What a reader can choose on a page with all kinds of data: numbers, means, other maps, norms, steps, search.
 
-use crate::browser::{Browser, browse};
+use crate::browser::Browser;
 use crate::common::Result;
 use crate::pages::{Everything, HEADS, WIDTH};
+use crate::show;
 use candle_core::Tensor;
-use std::io::BufWriter;
 
 const T: usize = 18;
 
 fn open(test: impl FnOnce(&Browser, &Everything) -> Result) -> Result {
     let all = Everything::new(T)?;
-    let file = tempfile::Builder::new().suffix(".html").tempfile()?;
-    all.write(BufWriter::new(file.as_file()), &[])?;
-    browse(file.path(), |page| test(page, &all))
+    show(&all.write(Vec::new(), &[])?, |page| test(page, &all))
 }
 
 fn choose(page: &Browser, menu: &str, value: &str) -> Result {

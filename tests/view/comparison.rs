@@ -1,20 +1,18 @@
 //! Two runs side by side, and their difference.
 
-use crate::browser::{Browser, browse};
+use crate::browser::Browser;
 use crate::common::Result;
 use crate::pages::{Everything, HEADS};
+use crate::show;
 use gpt2_view::{PageHeader, PageWriter, Provenance, keep_largest, summarize};
 use serde_json::json;
-use std::io::BufWriter;
 
 const T: usize = 18;
 const RUNS: [&str; 2] = ["clean", "ablate <1.3>"];
 
 fn compare(test: impl FnOnce(&Browser, &Everything) -> Result) -> Result {
     let all = Everything::new(T)?;
-    let file = tempfile::Builder::new().suffix(".html").tempfile()?;
-    all.write(BufWriter::new(file.as_file()), &RUNS)?;
-    browse(file.path(), |page| test(page, &all))
+    show(&all.write(Vec::new(), &RUNS)?, |page| test(page, &all))
 }
 
 fn switch(page: &Browser, run: &str) -> Result {
@@ -77,17 +75,16 @@ fn a_difference_of_weights_that_were_left_out_has_an_honest_error() -> Result {
     let all = Everything::new(T)?;
     let [first, second] = [0, 1].map(|run| all.runs[run][2].narrow(0, 0, 1));
     let (first, second) = (first?, second?);
-    let file = tempfile::Builder::new().suffix(".html").tempfile()?;
     let provenance = Provenance::default();
     let mut header = PageHeader::new("few", &all.tokens, 1, &provenance);
     (header.runs, header.top) = (&RUNS, Some(3));
-    let mut page = PageWriter::new(BufWriter::new(file.as_file()), &header)?;
+    let mut page = PageWriter::new(Vec::new(), &header)?;
     for (run, weights) in [&first, &second].into_iter().enumerate() {
         page.layer_of_run(run, 0, &[0], &keep_largest(weights, 3)?, &summarize(weights)?)?;
     }
-    page.finish(&[])?;
+    let page = page.finish(&[])?;
     let [a, b] = [first.get(0)?.to_vec2::<f32>()?, second.get(0)?.to_vec2::<f32>()?];
-    browse(file.path(), |page| {
+    show(&page, |page| {
         switch(page, "difference")?;
         let mut left_out = 0;
         for cell in (0..T).flat_map(|i| (0..=i).step_by(3).map(move |j| (i, j))) {
@@ -109,11 +106,10 @@ fn a_difference_of_weights_that_were_left_out_has_an_honest_error() -> Result {
 #[test]
 fn what_only_the_first_run_has_is_not_shown_for_the_second() -> Result {
     let all = Everything::new(T)?;
-    let file = tempfile::Builder::new().suffix(".html").tempfile()?;
     let provenance = Provenance::default();
     let mut header = PageHeader::new("norms of one run", &all.tokens, 1, &provenance);
     header.runs = &RUNS;
-    let mut page = PageWriter::new(BufWriter::new(file.as_file()), &header)?;
+    let mut page = PageWriter::new(Vec::new(), &header)?;
     for run in [0, 1] {
         let weights = all.runs[run][2].narrow(0, 0, 1)?;
         page.layer_of_run(run, 0, &[0], &weights, &summarize(&weights)?)?;
@@ -121,8 +117,8 @@ fn what_only_the_first_run_has_is_not_shown_for_the_second() -> Result {
     let one = |tensor: &candle_core::Tensor| tensor.narrow(0, 0, 1)? * 100.0;
     page.value_norms(0, 0, &[0], &one(&all.norms)?)?;
     page.vectors(0, 0, &[0], &one(&all.q)?, &one(&all.k)?, 0.5)?;
-    page.finish(&[])?;
-    browse(file.path(), |page| {
+    let page = page.finish(&[])?;
+    show(&page, |page| {
         page.click("#weighted")?;
         page.click("#neurons summary")?;
         for (run, end, has) in

@@ -1,7 +1,7 @@
 //! Text that tries to act as markup, script or text direction: the page only shows it.
 
-use crate::browser::browse;
 use crate::common::Result;
+use crate::show;
 use candle_core::{Device, Tensor};
 use gpt2_view::{
     HeadNumbers, NextToken, PageHeader, PageWriter, Provenance, summarize, visible_text, visible_token,
@@ -33,18 +33,17 @@ fn no_text_becomes_anything_but_text() -> Result {
     let rows: Vec<f32> =
         (0..t * t).map(|n| if n % t <= n / t { 1.0 / (n / t + 1) as f32 } else { 0. }).collect();
     let weights = Tensor::from_vec(rows, (1, t, t), &Device::Cpu)?;
-    let file = tempfile::Builder::new().suffix(".html").tempfile()?;
     let provenance = &Provenance {
         caption: tokens.concat(),
         facts: json!({ "model": tokens[0], "prompt": tokens.concat(), &tokens[1]: tokens }),
     };
     let header = PageHeader::new(&tokens[2], &tokens, 1, provenance);
-    let mut page = PageWriter::new(std::io::BufWriter::new(file.as_file()), &header)?;
+    let mut page = PageWriter::new(Vec::new(), &header)?;
     page.layer(0, &[0], &weights, &summarize(&weights)?)?;
     let likely = tokens.iter().map(|token| (token.clone(), 0.01)).collect::<Vec<_>>();
-    page.finish(&vec![NextToken { likely, actual: Some(0.5) }; t])?;
+    let page = page.finish(&vec![NextToken { likely, actual: Some(0.5) }; t])?;
 
-    browse(file.path(), |page| {
+    show(&page, |page| {
         let shown: Vec<String> = tokens.iter().map(|token| visible_token(token)).collect();
         assert_eq!(page.texts("#text [role=option]")?, shown);
         assert_eq!(page.text("#title")?, tokens[2]);
@@ -76,13 +75,12 @@ fn no_text_becomes_anything_but_text() -> Result {
 fn weights_that_are_not_numbers_are_said_to_be_none() -> Result {
     let weights = Tensor::new(&[[[f32::NAN, 0.], [0.5, 0.5]]], &Device::Cpu)?;
     let tokens = ["a", " b"].map(String::from);
-    let file = tempfile::Builder::new().suffix(".html").tempfile()?;
     let provenance = Provenance::default();
     let header = PageHeader::new("nan", &tokens, 1, &provenance);
-    let mut page = PageWriter::new(std::io::BufWriter::new(file.as_file()), &header)?;
+    let mut page = PageWriter::new(Vec::new(), &header)?;
     page.layer(0, &[0], &weights, &summarize(&weights)?)?;
-    page.finish(&[])?;
-    browse(file.path(), |page| {
+    let page = page.finish(&[])?;
+    show(&page, |page| {
         page.mouse(page.cell(2, 2, (0, 0))?, true)?;
         assert_eq!(page.text("#readout .value")?, "not a number");
         assert_eq!(page.texts("#outgoing .number")?, ["NaN"]);
@@ -96,12 +94,11 @@ fn names_of_runs_numbers_and_maps_are_text() -> Result {
     let shown = visible_text(evil);
     let tokens = ["a", " b"].map(String::from);
     let weights = Tensor::new(&[[[1f32, 0.], [0.5, 0.5]]], &Device::Cpu)?;
-    let file = tempfile::Builder::new().suffix(".html").tempfile()?;
     let provenance = Provenance::default();
     let mut header = PageHeader::new("names", &tokens, 1, &provenance);
     let runs = [evil, evil];
     (header.runs, header.prompt) = (&runs, Some(1));
-    let mut page = PageWriter::new(std::io::BufWriter::new(file.as_file()), &header)?;
+    let mut page = PageWriter::new(Vec::new(), &header)?;
     for run in [0, 1] {
         page.layer_of_run(run, 0, &[0], &weights, &summarize(&weights)?)?;
         page.map(run, evil, evil, &weights.get(0)?)?;
@@ -109,8 +106,8 @@ fn names_of_runs_numbers_and_maps_are_text() -> Result {
     }
     let (name, meaning) = (evil.to_owned(), evil.to_owned());
     page.head_numbers(&HeadNumbers { name, meaning, values: vec![1.0], signed: false })?;
-    page.finish(&[])?;
-    browse(file.path(), |page| {
+    let page = page.finish(&[])?;
+    show(&page, |page| {
         assert_eq!(page.texts("#runs label")?[..2], [&*shown, &*shown]);
         assert_eq!(page.texts("#maps [role=option]")?, [&*shown]);
         assert_eq!(page.text("#tint option:last-child")?, shown);

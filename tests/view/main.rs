@@ -10,3 +10,13 @@ mod hostile;
 mod numbers;
 mod pages;
 mod taking_along;
+
+use browser::Browser;
+use common::Result;
+
+/// Opens a page.
+fn show(html: &[u8], test: impl FnOnce(&Browser) -> Result) -> Result {
+    let file = tempfile::Builder::new().suffix(".html").tempfile()?;
+    std::fs::write(file.path(), html)?;
+    browser::browse(file.path(), test)
+}

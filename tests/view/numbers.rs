@@ -1,12 +1,11 @@
 //! A browser shows the tensor's numbers, at sizes from a few tokens to GPT-2's context.
 
 use super::pages::{self, Kind};
-use crate::browser::{Browser, browse};
+use crate::browser::Browser;
 use crate::common::Result;
+use crate::show;
 use candle_core::{Device, Tensor};
 use gpt2_view::{PageHeader, PageWriter, Provenance, keep_largest, summarize};
-use std::fs::File;
-use std::io::BufWriter;
 
 /// Hovers over some cells of the displayed head; `offset` is the position of the first query.
 fn assert_cells(page: &Browser, weights: &Tensor, offset: usize) -> Result {
@@ -48,25 +47,22 @@ fn assert_shows(page: &Browser, t: usize, layers: &[Tensor]) -> Result {
     Ok(())
 }
 
-fn random(t: usize) -> Result<(tempfile::NamedTempFile, Vec<Tensor>)> {
+fn random(t: usize) -> Result<(Vec<u8>, Vec<Tensor>)> {
     let layers = (0..12).map(|l| pages::layer(l, t, Kind::mixed)).collect::<candle_core::Result<Vec<_>>>()?;
-    let file = tempfile::Builder::new().suffix(".html").tempfile()?;
-    pages::write(BufWriter::new(file.as_file()), t, &layers)?;
-    Ok((file, layers))
+    Ok((pages::write(Vec::new(), t, &layers)?, layers))
 }
 
 #[test]
 fn gpt2_small_at_256_tokens() -> Result {
-    let (file, layers) = random(256)?;
-    browse(file.path(), |page| assert_shows(page, 256, &layers))
+    let (html, layers) = random(256)?;
+    show(&html, |page| assert_shows(page, 256, &layers))
 }
 
 #[test]
 fn gpt2_small_at_1024_tokens_is_small_and_quick() -> Result {
-    let (file, layers) = random(1024)?;
-    let bytes = file.as_file().metadata()?.len();
-    assert!(bytes <= 30_000_000, "{bytes} bytes");
-    browse(file.path(), |page| {
+    let (html, layers) = random(1024)?;
+    assert!(html.len() <= 30_000_000, "{} bytes", html.len());
+    show(&html, |page| {
         // Some 0.4 s on a quiet machine, but the tests share one.
         let ready = page.ready_after()?;
         assert!(ready < 5000.0, "{ready} ms");
@@ -90,14 +86,13 @@ fn queries_after_a_cache_are_the_last_of_the_keys() -> Result {
     let rows = [[0.1f32, 0.2, 0.3, 0.4, 0.], [0.05, 0.15, 0.25, 0.25, 0.3]];
     let weights = Tensor::new(&[rows], &Device::Cpu)?; // (1, 2, 5)
     let tokens = ["a", " b", " c", " d", " e"].map(String::from);
-    let file = tempfile::Builder::new().suffix(".html").tempfile()?;
     let provenance = Provenance::default();
     let mut header = PageHeader::new("cache", &tokens, 1, &provenance);
     header.queries = 2;
-    let mut page = PageWriter::new(BufWriter::new(File::create(file.path())?), &header)?;
+    let mut page = PageWriter::new(Vec::new(), &header)?;
     page.layer(4, &[2], &weights, &summarize(&weights)?)?;
-    page.finish(&[])?;
-    browse(file.path(), |page| {
+    let page = page.finish(&[])?;
+    show(&page, |page| {
         assert_eq!(page.text("#head-title")?, "Layer 4, head 2");
         assert_cells(page, &weights.get(0)?, 3)?;
         // The last token is chosen: its row, strongest first.
@@ -116,15 +111,14 @@ fn queries_after_a_cache_are_the_last_of_the_keys() -> Result {
 fn short_rows_are_complete_and_large_numbers_have_no_false_digits() -> Result {
     let weights = Tensor::new(&[[[1f32, 0., 0.], [1., 0., 0.], [0.5124, 0.2876, 0.2]]], &Device::Cpu)?;
     let tokens = ["a", " b", " c"].map(String::from);
-    let file = tempfile::Builder::new().suffix(".html").tempfile()?;
     let provenance = Provenance::default();
     let mut header = PageHeader::new("two of each row", &tokens, 1, &provenance);
     header.top = Some(2);
-    let mut page = PageWriter::new(BufWriter::new(file.as_file()), &header)?;
+    let mut page = PageWriter::new(Vec::new(), &header)?;
     page.layer(0, &[0], &keep_largest(&weights, 2)?, &summarize(&weights)?)?;
     page.value_norms(0, 0, &[0], &Tensor::full(3e6f32, (1, 3), &Device::Cpu)?)?;
-    page.finish(&[])?;
-    browse(file.path(), |page| {
+    let page = page.finish(&[])?;
+    show(&page, |page| {
         page.mouse(page.cell(3, 3, (2, 2))?, false)?;
         assert_eq!(page.text("#readout .value")?, "not among the 2 largest of its row");
         page.mouse(page.cell(3, 3, (1, 1))?, false)?;

@@ -1,21 +1,19 @@
 //! What a reader takes from a page: the value, pictures, numbers, and the page itself into a notebook. And the wheel, which
 //! must not take the page away.
 
-use crate::browser::{Browser, browse};
+use crate::browser::Browser;
 use crate::common::Result;
 use crate::pages::Everything;
+use crate::show;
 use gpt2_view::page_fragment;
 use serde_json::{Value, json};
-use std::io::BufWriter;
 
 const T: usize = 12;
 
 fn open(runs: &[&str], test: impl FnOnce(&Browser, &Everything) -> Result) -> Result {
     let mut all = Everything::new(T)?;
     "=1+\"<b>&".clone_into(&mut all.tokens[3]);
-    let file = tempfile::Builder::new().suffix(".html").tempfile()?;
-    all.write(BufWriter::new(file.as_file()), runs)?;
-    browse(file.path(), |page| test(page, &all))
+    show(&all.write(Vec::new(), runs)?, |page| test(page, &all))
 }
 
 /// The bytes that a button saves, as text.
@@ -173,9 +171,7 @@ fn a_page_works_in_a_frame_without_rights() -> Result {
         "<!doctype html><meta charset=utf-8><title>a \"notebook\"</title><p style=\"height:700px\">above</p>{}<script>performance.mark('ready')</script>",
         page_fragment(&held, 640)
     );
-    let file = tempfile::Builder::new().suffix(".html").tempfile()?;
-    std::fs::write(file.path(), outer)?;
-    browse(file.path(), |page| {
+    show(outer.as_bytes(), |page| {
         assert_eq!(page.get("document.querySelector('iframe').clientHeight")?, 640);
         assert_eq!(page.get("document.querySelector('iframe').contentDocument")?, Value::Null, "no rights");
         assert_eq!(page.get("scrollY")?, 0, "a page that opens does not scroll the notebook to itself");

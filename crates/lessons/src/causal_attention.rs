@@ -53,6 +53,20 @@ pub fn masked_weights(scores: &Tensor, mask: &Tensor) -> Result<Tensor> {
     softmax(&masked_scores(scores, mask)?)
 }
 
+/// `softmax(mask(q·kᵀ)/√d)`, then dropout if there is any: `q` and `k` (.., T, d) -> (.., T, T)
+pub(crate) fn causal_weights(
+    q: &Tensor,
+    k: &Tensor,
+    mask: &Tensor,
+    dropout: Option<&Dropout>,
+) -> Result<Tensor> {
+    let weights = masked_weights(&scale(&scores(q, k)?, k.dim(D::Minus1)?)?, mask)?;
+    match dropout {
+        Some(dropout) => dropout.apply(&weights),
+        None => Ok(weights),
+    }
+}
+
 /// The scores with -inf where the mask is 0.
 ///
 /// # Shapes
@@ -144,7 +158,7 @@ impl CausalAttention {
     /// When `x` does not fit the layers, or T is above the mask's N.
     pub fn weights(&self, x: &Tensor) -> Result<Tensor> {
         let [q, k, _] = self.qkv(x)?;
-        self.attend(&q, &k)
+        causal_weights(&q, &k, &self.mask, None)
     }
 
     /// `softmax(mask(q·kᵀ)/√d)·v`.
@@ -167,11 +181,7 @@ impl CausalAttention {
     /// When `x` does not fit the layers, or T is above the mask's N.
     pub fn forward_with(&self, x: &Tensor, dropout: Option<&Dropout>) -> Result<Tensor> {
         let [q, k, v] = self.qkv(x)?; // (B, T, d_out)
-        let weights = self.attend(&q, &k)?; // (B, T, T)
-        let weights = match dropout {
-            Some(dropout) => dropout.apply(&weights)?,
-            None => weights,
-        };
+        let weights = causal_weights(&q, &k, &self.mask, dropout)?; // (B, T, T)
         context(&weights, &v)
     }
 
@@ -180,9 +190,5 @@ impl CausalAttention {
             candle_core::bail!("CausalAttention: x must be (B, T, d_in), got {:?}", x.dims())
         }
         project("CausalAttention", x, [&self.w_query, &self.w_key, &self.w_value])
-    }
-
-    fn attend(&self, q: &Tensor, k: &Tensor) -> Result<Tensor> {
-        masked_weights(&scale(&scores(q, k)?, k.dim(D::Minus1)?)?, &self.mask)
     }
 }

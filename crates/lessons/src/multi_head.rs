@@ -8,8 +8,8 @@
 //! "Coding Attention Mechanisms" and "Implementing GPT-Style Attention". GPT-2's block takes the same step again and puts
 //! `W_query`, `W_key` and `W_value` side by side in `c_attn`.
 
-use crate::causal_attention::{CausalAttention, causal_mask, masked_weights};
-use crate::self_attention::{load_linear, load_qkv, project, scale, scores};
+use crate::causal_attention::{CausalAttention, causal_mask, causal_weights};
+use crate::self_attention::{load_linear, load_qkv, project};
 use crate::simple::context;
 use candle_core::{D, Module, Result, Tensor};
 use candle_fused::dropout::Dropout;
@@ -170,7 +170,7 @@ impl MultiHeadAttention {
     /// When `x` does not fit the layers, or T is above the mask's N.
     pub fn weights(&self, x: &Tensor) -> Result<Tensor> {
         let [q, k, _] = self.qkv(x)?;
-        self.attend(&q, &k)
+        causal_weights(&q, &k, &self.mask, None)
     }
 
     /// `out_proj(merge(softmax(mask(q·kᵀ)/√D)·v))`.
@@ -193,11 +193,7 @@ impl MultiHeadAttention {
     /// When `x` does not fit the layers, or T is above the mask's N.
     pub fn forward_with(&self, x: &Tensor, dropout: Option<&Dropout>) -> Result<Tensor> {
         let [q, k, v] = self.qkv(x)?; // (B, H, T, D)
-        let weights = self.attend(&q, &k)?; // (B, H, T, T)
-        let weights = match dropout {
-            Some(dropout) => dropout.apply(&weights)?,
-            None => weights,
-        };
+        let weights = causal_weights(&q, &k, &self.mask, dropout)?; // (B, H, T, T)
         let heads = context(&weights, &v)?; // (B, H, T, D)
         let merged = heads.transpose(1, 2)?.flatten_from(2)?; // (B, T, H·D)
         self.out_proj.forward(&merged)
@@ -221,10 +217,6 @@ impl MultiHeadAttention {
                 .contiguous()
         };
         Ok([split(q)?, split(k)?, split(v)?])
-    }
-
-    fn attend(&self, q: &Tensor, k: &Tensor) -> Result<Tensor> {
-        masked_weights(&scale(&scores(q, k)?, k.dim(D::Minus1)?)?, &self.mask)
     }
 }
 

@@ -9,19 +9,18 @@ mod qkv;
 
 use crate::cache::split_kv;
 pub use crate::config::QkvOrder;
-use crate::hooks::{PassHooks, Point};
-use crate::linear::Epilogue;
+use crate::hooks::Point;
 use crate::loading::Loading;
 use crate::parameters::Visitor;
 use crate::training::{Site, Training, dropout};
-use crate::{Config, Conv1D, LayerNorm, Pass};
+use crate::{Config, Conv1D, Pass};
 use candle_core::{Module, Result, Tensor};
 use candle_fused::attention::{Attended, Sdpa};
 pub use candle_fused::attention::{CausalBias, Chosen, HeadLayout};
 use candle_fused::{Dropout, Implementation};
 use candle_nn::VarBuilder;
 pub(crate) use hooked::HeadInputs;
-use hooked::{hooked_qkv, hooked_weights, results, sum_of_results};
+use hooked::{hooked_qkv, hooked_weights};
 pub use qkv::HeadWeights;
 pub(crate) use qkv::last_position;
 use qkv::{Qkv, QkvLayout};
@@ -62,6 +61,14 @@ pub struct CausalSelfAttention {
 }
 
 impl CausalSelfAttention {
+    /// Loads the attention block of layer `layer_idx` alone; in a model of your own, number the layers from 0.
+    ///
+    /// # Errors
+    /// When the config is not valid, or a tensor is missing or has another shape.
+    pub fn load(vb: VarBuilder, config: &Config, layer_idx: usize) -> Result<Self> {
+        Self::load_at(&Loading::new(vb, config, layer_idx)?)
+    }
+
     pub(crate) fn load_at(place: &Loading) -> Result<Self> {
         let (config, c, heads) = (place.config, place.config.n_embd, place.config.heads());
         Ok(Self {
@@ -97,14 +104,10 @@ impl CausalSelfAttention {
     pub(crate) fn attend(&self, x: &Tensor, inputs: &HeadInputs, pass: &mut Pass) -> Result<Attended> {
         pass.check()?;
         let (layer, hooks) = (self.layer_idx, pass.hooks());
-        let qkv = if pass.needs_last_query_only() {
-            self.layout.project_last_query(&self.c_attn, x, pass.training)?
-        } else {
-            self.layout.split(&self.c_attn.run(x, Epilogue::None, pass.training)?)?
-        };
+        let qkv = self.layout.project(&self.c_attn, x, pass)?;
         let qkv = inputs.replace(qkv, &self.layout, &self.c_attn)?;
         let Qkv { q, kv } = hooked_qkv(qkv, layer, hooks)?; // (B, T, H, D), (B, T, 2·key heads, D)
-        let q = q.transpose(1, 2)?; // (B, H, T, D)
+        let (q, kv) = (q.transpose(1, 2)?, kv.transpose(1, 2)?); // (B, H, T, D), (B, 2·key heads, T, D)
         let (k, v) = match pass.cache.as_deref_mut() {
             Some(cache) => cache.append_packed(&kv)?,
             None => split_kv(&kv)?,
@@ -119,6 +122,19 @@ impl CausalSelfAttention {
         let context = hooks.pass(Point::Z(layer), attended.context)?.flatten_from(2)?; // (B, T, C)
         attended.context = if pass.last_position_only { last_position(&context)? } else { context };
         Ok(attended)
+    }
+
+    /// Like [`forward`](Self::forward), but also returns the attention weights, as they multiply the values.
+    ///
+    /// # Shapes
+    /// output (B, T, C), weights (B, H, T, S) in f32 or wider
+    ///
+    /// # Errors
+    /// When a shape does not fit, or S is above N.
+    pub fn forward_with_weights(&self, x: &Tensor, pass: Pass) -> Result<(Tensor, Tensor)> {
+        let mut pass = Pass { weights: &[Chosen::default()], output_summary: false, ..pass };
+        let mut attended = self.attend(x, &HeadInputs::default(), &mut pass)?;
+        Ok((self.project(&attended.context, pass.training)?, attended.weights.remove(0)))
     }
 
     /// The options of GPT-2's attention.
@@ -149,59 +165,8 @@ impl CausalSelfAttention {
         self.c_proj.forward_dropped_onto(residual, context, training, self.output_dropout(training)?)
     }
 
-    /// What attention adds to the stream, (B, T, C), if `pass` asks for it or a hook wants it or a head's part of it; without
-    /// one, [`project_onto`](Self::project_onto) adds it to the stream as it computes it.
-    pub(crate) fn hooked_output(
-        &self,
-        context: &Tensor,
-        pass: &Pass,
-        hooks: PassHooks,
-    ) -> Result<Option<Tensor>> {
-        let of_heads = || results(&self.c_proj, context, self.layout.heads); // (B, T, H, C)
-        let of_heads = hooks.read(Point::Result(self.layer_idx), of_heads)?;
-        let output = || match &of_heads {
-            Some(of_heads) => {
-                let sum = sum_of_results(&self.c_proj, of_heads)?;
-                self.output_dropout(pass.training)?
-                    .map_or_else(|| Ok(sum.clone()), |dropout| dropout.apply(&sum))
-            }
-            None => self.project(context, pass.training),
-        };
-        match hooks.read(Point::AttnOut(self.layer_idx), output)? {
-            None if pass.output_attention_outputs || of_heads.is_some() => Ok(Some(output()?)),
-            replaced => Ok(replaced),
-        }
-    }
-
-    /// What each head reads of the stream `x` (B, T, C), where hooks replace it.
-    pub(crate) fn hooked_inputs(&self, x: &Tensor, norm: &LayerNorm, hooks: PassHooks) -> Result<HeadInputs> {
-        HeadInputs::new(x, norm, self.layout.heads, self.layer_idx, hooks)
-    }
-
     fn output_dropout(&self, training: Option<Training>) -> Result<Option<Dropout>> {
         dropout(training, self.resid_pdrop, self.layer_idx, Site::Attention)
-    }
-
-    /// Like [`forward`](Self::forward), but also returns the attention weights, as they multiply the values.
-    ///
-    /// # Shapes
-    /// output (B, T, C), weights (B, H, T, S) in f32 or wider
-    ///
-    /// # Errors
-    /// When a shape does not fit, or S is above N.
-    pub fn forward_with_weights(&self, x: &Tensor, pass: Pass) -> Result<(Tensor, Tensor)> {
-        let mut pass = Pass { weights: &[Chosen::default()], output_summary: false, ..pass };
-        let mut attended = self.attend(x, &HeadInputs::default(), &mut pass)?;
-        Ok((self.project(&attended.context, pass.training)?, attended.weights.remove(0)))
-    }
-
-    /// Loads the attention block of layer `layer_idx` alone; in a model of your own, number the layers from 0.
-    ///
-    /// # Errors
-    /// When the config is not valid, or a tensor is missing or has another shape.
-    pub fn load(vb: VarBuilder, config: &Config, layer_idx: usize) -> Result<Self> {
-        config.validate()?;
-        Self::load_at(&Loading::new(vb, config, layer_idx))
     }
 
     /// Visits the parameters of `c_attn` and `c_proj`.

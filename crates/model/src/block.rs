@@ -1,7 +1,7 @@
 //! A transformer block: attention, perhaps attention over an encoder, then the MLP, each on a normalized copy of the
 //! residual stream.
 
-use crate::attention::last_position;
+use crate::attention::{HeadInputs, last_position};
 use crate::hooks::Point;
 use crate::loading::Loading;
 use crate::parameters::Visitor;
@@ -44,6 +44,27 @@ pub struct BlockOutput {
 }
 
 impl Block {
+    /// Loads the block of layer `layer_idx` alone.
+    ///
+    /// # Errors
+    /// When the config is not valid, or a tensor is missing or has another shape.
+    pub fn load(vb: VarBuilder, config: &Config, layer_idx: usize) -> Result<Self> {
+        Self::load_at(&Loading::new(vb, config, layer_idx)?)
+    }
+
+    pub(crate) fn load_at(place: &Loading) -> Result<Self> {
+        let crosses = place.config.add_cross_attention;
+        let crossattention = || CrossAttention::load_at(&place.pp("crossattention"));
+        Ok(Self {
+            ln_1: place.layer_norm("ln_1")?,
+            attn: CausalSelfAttention::load_at(&place.pp("attn"))?,
+            crossattention: crosses.then(crossattention).transpose()?,
+            ln_cross_attn: crosses.then(|| place.layer_norm("ln_cross_attn")).transpose()?,
+            ln_2: place.layer_norm("ln_2")?,
+            mlp: Mlp::load_at(&place.pp("mlp"))?,
+        })
+    }
+
     /// Runs the block.
     ///
     /// # Shapes
@@ -56,7 +77,7 @@ impl Block {
         let (layer, hooks) = (self.attn.layer_idx(), pass.hooks());
         let x = hooks.pass(Point::ResidPre(layer), x.clone())?; // (B, T, C)
 
-        let inputs = self.attn.hooked_inputs(&x, &self.ln_1, hooks)?;
+        let inputs = HeadInputs::new(&x, &self.ln_1, self.attn.heads(), layer, hooks)?;
         let normed = self.ln_1.forward_hooked(&x, Point::ln_1(layer), hooks)?;
         let attended = self.attn.attend(&normed, &inputs, &mut pass)?;
         let x = if pass.last_position_only { last_position(&x)? } else { x }; // (B, T, C) or (B, 1, C)
@@ -115,28 +136,6 @@ impl Block {
             ),
             _ => Ok(()),
         }
-    }
-
-    /// Loads the block of layer `layer_idx` alone.
-    ///
-    /// # Errors
-    /// When the config is not valid, or a tensor is missing or has another shape.
-    pub fn load(vb: VarBuilder, config: &Config, layer_idx: usize) -> Result<Self> {
-        config.validate()?;
-        Self::load_at(&Loading::new(vb, config, layer_idx))
-    }
-
-    pub(crate) fn load_at(place: &Loading) -> Result<Self> {
-        let crosses = place.config.add_cross_attention;
-        let crossattention = || CrossAttention::load_at(&place.pp("crossattention"));
-        Ok(Self {
-            ln_1: place.layer_norm("ln_1")?,
-            attn: CausalSelfAttention::load_at(&place.pp("attn"))?,
-            crossattention: crosses.then(crossattention).transpose()?,
-            ln_cross_attn: crosses.then(|| place.layer_norm("ln_cross_attn")).transpose()?,
-            ln_2: place.layer_norm("ln_2")?,
-            mlp: Mlp::load_at(&place.pp("mlp"))?,
-        })
     }
 
     /// The linear layers, each with its name below the block.

@@ -11,7 +11,7 @@ use candle_fused::attention::HeadLayout;
 /// Writing in place keeps no gradient: a cache is for inference.
 #[derive(Debug)]
 pub struct KvCache {
-    layers: Vec<LayerCache>,
+    pub(crate) layers: Vec<LayerCache>,
     capacity: usize,
     len: usize,
     /// Whether a whole pass has left an encoder's keys in the layers.
@@ -112,10 +112,6 @@ impl KvCache {
             )
         }
         check_fits(self.len, t, self.capacity)
-    }
-
-    pub(crate) fn layer_mut(&mut self, layer_idx: usize) -> Option<&mut LayerCache> {
-        self.layers.get_mut(layer_idx)
     }
 
     pub(crate) fn advance(&mut self, t: usize) {
@@ -240,24 +236,17 @@ impl LayerCache {
                 v.dims()
             )
         }
-        self.write(&Tensor::cat(&[k, v], 1)?)
+        self.append_packed(&Tensor::cat(&[k, v], 1)?)
     }
 
-    /// Like [`append`](Self::append), for keys and values side by side.
-    ///
-    /// `kv` (B, T, 2·key heads, D) -> k, v: views (B, key heads, S, D)
+    /// Like [`append`](Self::append), for keys and values in one: `kv` (B, 2·key heads, T, D) -> k, v: views (B, key heads, S, D)
     pub(crate) fn append_packed(&mut self, kv: &Tensor) -> Result<(Tensor, Tensor)> {
-        self.write(&kv.transpose(1, 2)?) // (B, 2·key heads, T, D)
-    }
-
-    /// `kv` (B, 2·key heads, T, D) -> k, v: views (B, key heads, S, D)
-    fn write(&mut self, kv: &Tensor) -> Result<(Tensor, Tensor)> {
         let (capacity, t) = (self.kv.dim(2)?, kv.dim(2)?);
         check_fits(self.len, t, capacity)?;
         let kv = kv.to_dtype(self.kv.dtype())?.contiguous()?;
         self.kv.slice_set(&kv, 2, self.len)?;
         self.len += t;
-        halves(&self.kv.narrow(2, 0, self.len)?) // of (B, 2·key heads, S, D)
+        split_kv(&self.kv.narrow(2, 0, self.len)?) // of (B, 2·key heads, S, D)
     }
 }
 
@@ -272,14 +261,8 @@ fn check_fits(held: usize, more: usize, capacity: usize) -> Result<()> {
     Ok(())
 }
 
-/// k and v from a packed pair, with the head axis moved to the front: (B, S, 2·key heads, D) -> two views (B, key heads, S,
-/// D).
+/// Keys and values apart: (B, 2·key heads, S, D) -> two views (B, key heads, S, D)
 pub(crate) fn split_kv(kv: &Tensor) -> Result<(Tensor, Tensor)> {
-    halves(&kv.transpose(1, 2)?)
-}
-
-/// (B, 2·key heads, S, D) -> two views (B, key heads, S, D)
-fn halves(kv: &Tensor) -> Result<(Tensor, Tensor)> {
     let heads = kv.dim(1)? / 2;
     Ok((kv.narrow(1, 0, heads)?, kv.narrow(1, heads, heads)?))
 }

@@ -48,12 +48,6 @@ impl CrossAttention {
         })
     }
 
-    /// How the heads are laid out in the channels.
-    #[must_use]
-    pub fn heads(&self) -> HeadLayout {
-        self.heads
-    }
-
     /// The heads' contexts side by side, before `c_proj`, (B, T, C), and the weights that `pass` asks for.
     ///
     /// # Shapes
@@ -107,7 +101,13 @@ impl CrossAttention {
         let (b, s, _) = hidden_states.dims3()?;
         let HeadLayout { heads: h, dim: d, .. } = self.heads;
         let kv = self.c_attn.run(hidden_states, Epilogue::None, training)?;
-        split_kv(&kv.reshape((b, s, 2 * h, d))?)
+        split_kv(&kv.reshape((b, s, 2 * h, d))?.transpose(1, 2)?)
+    }
+
+    /// How the heads are laid out in the channels.
+    #[must_use]
+    pub fn heads(&self) -> HeadLayout {
+        self.heads
     }
 
     pub(crate) fn set_dropout(&mut self, rate: f64) {

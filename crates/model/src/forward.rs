@@ -100,8 +100,8 @@ pub struct CausalLMOutput {
 
 /// Collects what the blocks of a pass return, layer by layer.
 pub(crate) struct Collected<'a> {
-    weights: WeightsByLayer<'a>,
-    cross_weights: WeightsByLayer<'a>,
+    pub(crate) weights: WeightsByLayer<'a>,
+    pub(crate) cross_weights: WeightsByLayer<'a>,
     hidden_states: Option<Vec<Tensor>>,
     attention_outputs: Option<Vec<Tensor>>,
     summaries: Vec<Summary>,
@@ -127,16 +127,6 @@ impl<'a> Collected<'a> {
         self.hidden_states.is_some()
             || self.attention_outputs.is_some()
             || !self.cross_weights.of_layer(layer).is_empty()
-    }
-
-    /// The attention weights to ask of a layer.
-    pub(crate) fn weights_of(&self, layer: usize) -> Vec<Chosen> {
-        self.weights.of_layer(layer)
-    }
-
-    /// The weights to ask of a layer's cross-attention.
-    pub(crate) fn cross_weights_of(&self, layer: usize) -> Vec<Chosen> {
-        self.cross_weights.of_layer(layer)
     }
 
     /// Takes what a layer has made of the stream `before` it, and returns the stream after it.
@@ -175,7 +165,7 @@ impl<'a> Collected<'a> {
 }
 
 /// The weights that a pass returns, collected layer by layer.
-struct WeightsByLayer<'a> {
+pub(crate) struct WeightsByLayer<'a> {
     asked: &'a [ChosenWeights],
     /// Whether all weights of each layer are asked for besides.
     all: bool,
@@ -196,7 +186,7 @@ impl<'a> WeightsByLayer<'a> {
     }
 
     /// What to ask of a layer.
-    fn of_layer(&self, layer: usize) -> Vec<Chosen> {
+    pub(crate) fn of_layer(&self, layer: usize) -> Vec<Chosen> {
         let chosen = self.places(layer).map(|n| self.asked[n].of.clone());
         chosen.chain(self.all.then(Chosen::default)).collect()
     }

@@ -14,7 +14,7 @@ pub struct LayerNorm {
     /// (C)
     pub bias: Tensor,
     eps: f64,
-    dispatch: Dispatch,
+    implementation: Implementation,
 }
 
 impl LayerNorm {
@@ -23,21 +23,18 @@ impl LayerNorm {
     /// # Errors
     /// When a tensor is missing or has another shape.
     pub fn load(vb: VarBuilder, width: usize, eps: f64) -> Result<Self> {
-        let dispatch = Dispatch::new(Implementation::Auto, vb.device());
-        Self::load_for(vb, width, eps, dispatch)
-    }
-
-    /// As [`load`](Self::load), for the code that `dispatch` names.
-    ///
-    /// # Errors
-    /// When a tensor is missing or has another shape.
-    pub fn load_for(vb: VarBuilder, width: usize, eps: f64, dispatch: Dispatch) -> Result<Self> {
         Ok(Self {
             weight: vb.get_with_hints(width, "weight", Init::Const(1.))?,
             bias: vb.get_with_hints(width, "bias", Init::Const(0.))?,
             eps,
-            dispatch,
+            implementation: Implementation::Auto,
         })
+    }
+
+    /// The same layer norm, computed by this implementation.
+    #[must_use]
+    pub fn with_implementation(self, implementation: Implementation) -> Self {
+        Self { implementation, ..self }
     }
 
     /// [`forward`](Self::forward) under hooks that may want the standard deviation, the stream that it normalizes, and the
@@ -93,6 +90,7 @@ fn centered(x: &Tensor) -> Result<Tensor> {
 
 impl Module for LayerNorm {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        candle_fused::layer_norm(x, &self.weight, &self.bias, self.eps, self.dispatch)
+        let dispatch = Dispatch::of(self.implementation, x);
+        candle_fused::layer_norm(x, &self.weight, &self.bias, self.eps, dispatch)
     }
 }

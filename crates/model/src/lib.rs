@@ -35,7 +35,6 @@ pub mod config;
 pub mod conv1d;
 mod cross_attention;
 mod embedding;
-mod fingerprint;
 pub mod finite;
 mod forward;
 pub mod generation;

@@ -120,12 +120,11 @@ impl Gpt2LMHeadModel {
     /// For an empty prompt, an id of V or above, more than N positions, shapes that do not fit, padding before a token
     /// without position ids, weights of a layer, head or query that does not exist, and errors from hooks.
     pub fn forward(&self, input_ids: &Tensor, args: ForwardArgs) -> Result<CausalLMOutput> {
-        let (hooks, past, cached) =
-            (args.hooks, args.cache.as_ref().map_or(0, |cache| cache.len()), args.cache.is_some());
+        let (past, cached) = args.cache.as_ref().map_or((0, false), |cache| (cache.len(), true));
+        let hooks = PassHooks { hooks: args.hooks, past, cached, padding: None };
         let transformer = self.transformer.forward(input_ids, args)?;
         let logits = self.lm_head.forward(&transformer.last_hidden_state)?; // (B, T, V)
-        let logits = PassHooks { hooks, past, cached, padding: None }.pass(Point::Logits, logits)?;
-        Ok(CausalLMOutput { logits, transformer })
+        Ok(CausalLMOutput { logits: hooks.pass(Point::Logits, logits)?, transformer })
     }
 
     /// The mean cross-entropy in nats of predicting the batch's targets; differentiable. The result is the [`cross_entropy`]

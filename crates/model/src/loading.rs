@@ -4,7 +4,6 @@ use crate::linear::{Linear, Weight};
 use crate::parameters::PREFIX;
 use crate::{Config, Conv1D, LayerNorm};
 use candle_core::Result;
-use candle_fused::Dispatch;
 use candle_fused::attention::CausalBias;
 use candle_nn::{Init, VarBuilder};
 use std::fmt::Display;
@@ -20,17 +19,17 @@ pub(crate) struct Loading<'a> {
     pub(crate) config: &'a Config,
     /// Counted from 0.
     pub(crate) layer_idx: usize,
-    pub(crate) dispatch: Dispatch,
     /// Shared by all layers.
     pub(crate) bias: CausalBias,
     weights: Option<&'a WeightSource<'a>>,
 }
 
 impl<'a> Loading<'a> {
-    pub(crate) fn new(vb: VarBuilder<'a>, config: &'a Config, layer_idx: usize) -> Self {
-        let dispatch = Dispatch::new(config.attn_implementation, vb.device());
+    /// Fails if the config is not valid.
+    pub(crate) fn new(vb: VarBuilder<'a>, config: &'a Config, layer_idx: usize) -> Result<Self> {
+        config.validate()?;
         let bias = CausalBias::new(config.n_positions, vb.device());
-        Self { vb, config, layer_idx, dispatch, bias, weights: None }
+        Ok(Self { vb, config, layer_idx, bias, weights: None })
     }
 
     /// The same place, with weights from another source.
@@ -67,8 +66,8 @@ impl<'a> Loading<'a> {
 
     /// A layer norm over C.
     pub(crate) fn layer_norm(&self, name: &str) -> Result<LayerNorm> {
-        let (width, eps) = (self.config.n_embd, self.config.layer_norm_epsilon);
-        LayerNorm::load_for(self.vb.pp(name), width, eps, self.dispatch)
+        let norm = LayerNorm::load(self.vb.pp(name), self.config.n_embd, self.config.layer_norm_epsilon)?;
+        Ok(norm.with_implementation(self.config.attn_implementation))
     }
 }
 

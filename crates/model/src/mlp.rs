@@ -8,7 +8,6 @@ use crate::parameters::Visitor;
 use crate::training::{Site, Training, dropout};
 use crate::{Config, Conv1D};
 use candle_core::{Module, Result, Tensor};
-use candle_fused::Dropout;
 use candle_nn::VarBuilder;
 
 /// GPT-2's MLP.
@@ -29,8 +28,7 @@ impl Mlp {
     /// # Errors
     /// When the config is not valid, or a tensor is missing or has another shape.
     pub fn load(vb: VarBuilder, config: &Config, layer_idx: usize) -> Result<Self> {
-        config.validate()?;
-        Self::load_at(&Loading::new(vb, config, layer_idx))
+        Self::load_at(&Loading::new(vb, config, layer_idx)?)
     }
 
     pub(crate) fn load_at(place: &Loading) -> Result<Self> {
@@ -43,16 +41,6 @@ impl Mlp {
             layer_idx: place.layer_idx,
             resid_pdrop: config.resid_pdrop,
         })
-    }
-
-    pub(crate) fn set_dropout(&mut self, rate: f64) {
-        self.resid_pdrop = rate;
-    }
-
-    /// Visits the parameters of `c_fc` and `c_proj`.
-    pub fn visit(&self, visitor: &mut Visitor) {
-        self.c_fc.visit(&mut visitor.pp("c_fc"));
-        self.c_proj.visit(&mut visitor.pp("c_proj"));
     }
 
     /// `residual + c_proj(act(c_fc(x)))`, with dropout on the added part during training: (B, T, C), (B, T,
@@ -72,7 +60,7 @@ impl Mlp {
         training: Option<Training>,
         hooks: PassHooks,
     ) -> Result<Tensor> {
-        let dropout = self.dropout(training)?;
+        let dropout = dropout(training, self.resid_pdrop, self.layer_idx, Site::Mlp)?;
         let neurons = self.neurons(x, training, hooks)?; // (B, T, n_inner)
         let output = || self.c_proj.forward_dropped(&neurons, training, dropout);
         match hooks.read(Point::MlpOut(self.layer_idx), output)? {
@@ -91,16 +79,22 @@ impl Mlp {
         hooks.pass(Point::MlpPost(self.layer_idx), neurons)
     }
 
-    fn dropout(&self, training: Option<Training>) -> Result<Option<Dropout>> {
-        dropout(training, self.resid_pdrop, self.layer_idx, Site::Mlp)
-    }
-
     /// (B, T, C) -> (B, T, `n_inner`)
     fn inner(&self, x: &Tensor, training: Option<Training>) -> Result<Tensor> {
         match self.act {
             Activation::GeluNew | Activation::GeluPytorchTanh => self.c_fc.run(x, Epilogue::Gelu, training),
             act => act.forward(&self.c_fc.run(x, Epilogue::None, training)?),
         }
+    }
+
+    pub(crate) fn set_dropout(&mut self, rate: f64) {
+        self.resid_pdrop = rate;
+    }
+
+    /// Visits the parameters of `c_fc` and `c_proj`.
+    pub fn visit(&self, visitor: &mut Visitor) {
+        self.c_fc.visit(&mut visitor.pp("c_fc"));
+        self.c_proj.visit(&mut visitor.pp("c_proj"));
     }
 }
 

@@ -102,11 +102,6 @@ pub(crate) enum Site {
 }
 
 impl Training {
-    /// The dropout for one place in the model.
-    fn dropout(self, rate: f64, layer_idx: usize, site: Site) -> Result<Dropout> {
-        self.dropout_at(rate, place(layer_idx, site, 0))
-    }
-
     /// The dropout for the place of this number, below 2^20.
     pub(crate) fn dropout_at(self, rate: f64, place: u32) -> Result<Dropout> {
         Dropout::new(rate, self.seed, self.step << 20 | u64::from(place))
@@ -126,7 +121,7 @@ pub(crate) fn dropout(
     layer_idx: usize,
     site: Site,
 ) -> Result<Option<Dropout>> {
-    training.map(|training| training.dropout(rate, layer_idx, site)).transpose()
+    training.map(|training| training.dropout_at(rate, place(layer_idx, site, 0))).transpose()
 }
 
 /// All variables of a map with their names, sorted by name. For a model's variables see

@@ -190,18 +190,16 @@ fn what_the_model_has_not_is_refused_with_what_it_has() -> Result {
 fn several_interventions_on_one_head_are_made_in_their_order_with_and_without_a_cache() -> Result {
     let model = load("odd", DType::F32)?;
     let ids = some_ids(9, 1)?;
-    let head = Head { layer: 0, head: 1 };
+    let head = head(0, 1);
     for list in [
         vec![Intervention::ZeroAblate(head), Intervention::MeanAblate(head)],
         vec![Intervention::Scale(head, 3.0), Intervention::MeanAblate(head)],
         vec![Intervention::MeanAblate(head), Intervention::Scale(head, 3.0)],
     ] {
         let changes = Interventions::new(list, model.config())?;
-        let args = ForwardArgs { hooks: Some(&changes), ..Default::default() };
-        let expected = model.forward(&ids, args)?.logits;
+        let expected = model.forward(&ids, hooked(&changes))?.logits;
         let fixed = changes.clone().with_means_of(&model, &ids)?;
-        let args = ForwardArgs { hooks: Some(&fixed), ..Default::default() };
-        assert_close("fixed means", &model.forward(&ids, args)?.logits, &expected, 1e-5);
+        assert_close("fixed means", &model.forward(&ids, hooked(&fixed))?.logits, &expected, 1e-5);
     }
     Ok(())
 }

@@ -61,18 +61,6 @@ struct Taps {
     found: RefCell<Vec<(Point, Tensor, Var)>>,
 }
 
-impl Taps {
-    fn at(points: Vec<Point>) -> Self {
-        Self { points, found: RefCell::default() }
-    }
-
-    /// The gradients of `metric`, which has one element.
-    fn gradients(self, metric: &Tensor) -> Result<Gradients> {
-        let store = metric.sum_all()?.backward()?;
-        Ok(Gradients { found: self.found.into_inner(), store })
-    }
-}
-
 impl Hooks for Taps {
     fn wants(&self, point: Point) -> bool {
         self.points.contains(&point)
@@ -111,9 +99,10 @@ pub(super) fn gradients_under(
     before: &dyn Hooks,
     points: Vec<Point>,
 ) -> Result<Gradients> {
-    let taps = Taps::at(points);
+    let taps = Taps { points, found: RefCell::default() };
     let logits = contrast.logits(model, ids, &Chain(&[before, &taps]))?;
-    taps.gradients(&contrast.metric.of(&logits)?)
+    let store = contrast.metric.of(&logits)?.sum_all()?.backward()?;
+    Ok(Gradients { found: taps.found.into_inner(), store })
 }
 
 /// Where to take the gradients.

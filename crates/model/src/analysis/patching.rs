@@ -2,11 +2,10 @@
 
 use super::metric::{Metric, wide};
 use crate::hooks::{
-    At, Chain, Head, Hooks, Intervention, Interventions, KnockOut, PassHooks, Patch, Place, Point, Recorder,
+    At, Chain, Head, Hooks, Intervention, Interventions, PassHooks, Patch, Place, Point, Recorder,
 };
 use crate::{ForwardArgs, Gpt2LMHeadModel, Pass};
 use candle_core::{Device, Module, Result, Tensor};
-use std::collections::BTreeMap;
 
 /// Which parts of the corrupted run to replace by those of the clean one, each in a run of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -73,11 +72,12 @@ pub fn activation_patching(
     let recorder =
         Recorder::new((0..layers).flat_map(|layer| parts.iter().map(move |parts| parts.point(layer))));
     let clean = contrast.run(model, contrast.clean, &recorder)?;
-    let count = |parts: &Parts| match parts {
-        Parts::Heads => layers * heads,
-        Parts::HeadsByPosition => layers * heads * t,
-        Parts::Streams | Parts::Attention | Parts::Mlps => layers * t,
+    let shape = |parts: &Parts| match parts {
+        Parts::Heads => vec![layers, heads],
+        Parts::HeadsByPosition => vec![layers, heads, t],
+        Parts::Streams | Parts::Attention | Parts::Mlps => vec![layers, t],
     };
+    let count = |parts: &Parts| shape(parts).iter().product::<usize>();
     let (mut done, total) = (0, parts.iter().map(count).sum());
     let branches = Branches { model, metric: contrast.metric, hooks: contrast.hooks };
     // All parts of a layer run together; their results are told apart by their order.
@@ -96,26 +96,15 @@ pub fn activation_patching(
         done += more;
         progress(done, total);
     })?;
-    let mut values: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
+    let mut values: Vec<Vec<f64>> = vec![vec![]; parts.len()];
     for of_layer in found {
-        let mut rest = &of_layer[..];
-        for (i, parts) in parts.iter().enumerate() {
-            let (mine, others) = rest.split_at(count(parts) / layers);
-            values.entry(i).or_default().extend(mine);
-            rest = others;
+        let mut rest = of_layer.into_iter();
+        for (values, parts) in values.iter_mut().zip(parts) {
+            values.extend(rest.by_ref().take(count(parts) / layers));
         }
     }
-    let map = |(i, parts): (usize, &Parts)| {
-        let values = values.remove(&i).unwrap_or_default();
-        match parts {
-            Parts::Heads => Tensor::from_vec(values, (layers, heads), &Device::Cpu),
-            Parts::HeadsByPosition => Tensor::from_vec(values, (layers, heads, t), &Device::Cpu),
-            Parts::Streams | Parts::Attention | Parts::Mlps => {
-                Tensor::from_vec(values, (layers, t), &Device::Cpu)
-            }
-        }
-    };
-    let maps = parts.iter().enumerate().map(map).collect::<Result<_>>()?;
+    let map = |(values, parts): (Vec<f64>, &Parts)| Tensor::from_vec(values, shape(parts), &Device::Cpu);
+    let maps = values.into_iter().zip(parts).map(map).collect::<Result<_>>()?;
     Ok(Patched { clean, corrupt, maps })
 }
 
@@ -295,7 +284,7 @@ impl Branches<'_> {
         let t = x.dim(1)?;
         let last = x.narrow(1, t - 1, 1)?.contiguous()?;
         let hooks = PassHooks { hooks: self.hooks, past: t - 1, ..PassHooks::default() };
-        let normed = self.model.transformer.ln_f.forward_hooked(&last, Point::LN_F, hooks)?;
+        let normed = transformer.ln_f.forward_hooked(&last, Point::LN_F, hooks)?;
         let logits = hooks.pass(Point::Logits, self.model.lm_head.forward(&normed)?)?;
         self.metric.at_end(&logits)
     }
@@ -309,7 +298,7 @@ impl Branches<'_> {
     }
 }
 
-/// A change for each row of the batch.
+/// A change of values, without knock-outs, for each row of the batch.
 struct ByRow<'a>(&'a [Interventions]);
 
 impl Hooks for ByRow<'_> {
@@ -326,9 +315,5 @@ impl Hooks for ByRow<'_> {
             Ok(change.at(at, &row)?.unwrap_or(row))
         });
         Ok(Some(Tensor::cat(&rows.collect::<Result<Vec<_>>>()?, 0)?))
-    }
-
-    fn knocked_out(&self, _: usize) -> Vec<KnockOut> {
-        vec![] // The changes of this file act on values.
     }
 }

@@ -1,9 +1,8 @@
 //! How `c_attn` holds the heads: queries, keys and values of a pass, and the weights of single heads.
 
-use crate::Conv1D;
 use crate::config::QkvOrder;
 use crate::linear::Epilogue;
-use crate::training::Training;
+use crate::{Conv1D, Pass};
 use candle_core::{Result, Tensor};
 use candle_fused::attention::HeadLayout;
 
@@ -32,7 +31,7 @@ pub(super) struct QkvLayout {
 
 impl QkvLayout {
     /// The output of `c_attn` as heads: (B, T, (H + 2·key heads)·D) -> q (B, T, H, D), kv (B, T, 2·key heads, D)
-    pub(super) fn split(&self, qkv: &Tensor) -> Result<Qkv> {
+    fn split(&self, qkv: &Tensor) -> Result<Qkv> {
         let (b, t, _) = qkv.dims3()?;
         let HeadLayout { heads: h, key_heads, dim: d, .. } = self.heads;
         let qkv = match self.order {
@@ -43,23 +42,21 @@ impl QkvLayout {
         Ok(Qkv { q: qkv.narrow(2, 0, h)?, kv: qkv.narrow(2, h, 2 * key_heads)? })
     }
 
-    /// The last position's query alone, and the keys and values of all: (B, T, C) -> q (B, 1, H, D), kv (B, T, 2·key heads, D)
-    pub(super) fn project_last_query(
-        &self,
-        c_attn: &Conv1D,
-        x: &Tensor,
-        training: Option<Training>,
-    ) -> Result<Qkv> {
-        let (b, t, _) = x.dims3()?;
-        if t == 1 || self.order == QkvOrder::HeadByHead {
-            let Qkv { q, kv } = self.split(&c_attn.run(x, Epilogue::None, training)?)?;
-            return Ok(Qkv { q: q.narrow(1, t - 1, 1)?, kv });
+    /// The heads of `x` (B, T, C): q (B, T, H, D), or (B, 1, H, D) if `pass` needs the last query only, and kv (B, T, 2·key heads,
+    /// D)
+    pub(super) fn project(&self, c_attn: &Conv1D, x: &Tensor, pass: &Pass) -> Result<Qkv> {
+        let last_query_only = pass.needs_last_query_only();
+        if last_query_only && x.dim(1)? > 1 && self.order == QkvOrder::SideBySide {
+            let (b, t, _) = x.dims3()?;
+            let HeadLayout { heads: h, key_heads, dim: d, .. } = self.heads;
+            let (queries, all) = (self.heads.query_width(), self.heads.packed_width());
+            let q = c_attn.forward_columns(&last_position(x)?, 0..queries)?;
+            let kv = c_attn.forward_columns(x, queries..all)?;
+            return Ok(Qkv { q: q.reshape((b, 1, h, d))?, kv: kv.reshape((b, t, 2 * key_heads, d))? });
         }
-        let HeadLayout { heads: h, key_heads, dim: d, .. } = self.heads;
-        let (queries, all) = (self.heads.query_width(), self.heads.packed_width());
-        let q = c_attn.forward_columns(&last_position(x)?, 0..queries)?;
-        let kv = c_attn.forward_columns(x, queries..all)?;
-        Ok(Qkv { q: q.reshape((b, 1, h, d))?, kv: kv.reshape((b, t, 2 * key_heads, d))? })
+        let Qkv { q, kv } = self.split(&c_attn.run(x, Epilogue::None, pass.training)?)?;
+        let q = if last_query_only { q.narrow(1, q.dim(1)? - 1, 1)? } else { q };
+        Ok(Qkv { q, kv })
     }
 
     /// A part of every head, each from an input of its own: (B, T, heads, C) -> (B, T, heads, D)
