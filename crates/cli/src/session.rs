@@ -6,10 +6,10 @@ use crate::hub::{self, HubArgs, Model};
 use crate::inputs::Inputs;
 use crate::output::note;
 use crate::outputs::Outputs;
+use crate::values::one_of;
 use anyhow::{Context, bail};
 use candle_core::{DType, Device, Tensor};
-use candle_fused::BlockFormat;
-use clap::ValueEnum;
+use candle_fused::{BlockFormat, Implementation};
 use gpt2_loader::{Checkpoint, EmbeddedFiles, Files, Hub, LoadError, ModelId, Source, Tokenizer};
 use gpt2_model::Gpt2LMHeadModel;
 use std::cell::OnceCell;
@@ -25,16 +25,16 @@ pub(crate) struct ModelArgs {
     #[arg(short, long, value_name = "DIR|FILE|NAME", help = MODEL)]
     pub(crate) model: Option<String>,
     /// Precision of the activations; weights stay as the file stores them; scores and softmax are f32 at least
-    #[arg(long, default_value = "f32", value_enum)]
-    pub(crate) dtype: DTypeArg,
+    #[arg(long, default_value = "f32", value_parser = one_of(DTYPES))]
+    pub(crate) dtype: DType,
     /// Quantize the weights as they are loaded, to 8.5 or 4.5 bits each: less memory, faster decoding, less exact; on the
     /// CPU, with --dtype f32
-    #[arg(long, value_enum, value_name = "FORMAT")]
-    pub(crate) quantize: Option<QuantizeArg>,
+    #[arg(long, value_name = "FORMAT", value_parser = one_of(FORMATS))]
+    pub(crate) quantize: Option<BlockFormat>,
     /// What computes attention and, on GPUs, the layers around it: one kernel without a (T, T) tensor (fused), plain Candle
     /// operations (eager), or fused on the CPU and eager on GPUs (auto)
-    #[arg(long = "impl", value_enum, default_value = "auto")]
-    pub(crate) implementation: ImplArg,
+    #[arg(long = "impl", default_value = "auto", value_parser = one_of(IMPLEMENTATIONS))]
+    pub(crate) implementation: Implementation,
     #[command(flatten)]
     pub(crate) adapters: AdapterArgs,
     #[command(flatten)]
@@ -43,78 +43,17 @@ pub(crate) struct ModelArgs {
     pub(crate) hub: HubArgs,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum ImplArg {
-    // On GPUs it is eager: nobody has verified the fused kernels there yet.
-    Auto,
-    Fused,
-    Eager,
-}
+/// Precisions by name; the first three are those of cached keys and values.
+pub(crate) const DTYPES: &[(&str, DType)] =
+    &[("f32", DType::F32), ("f16", DType::F16), ("bf16", DType::BF16), ("f64", DType::F64)];
 
-impl From<ImplArg> for candle_fused::Implementation {
-    fn from(arg: ImplArg) -> Self {
-        match arg {
-            ImplArg::Auto => Self::Auto,
-            ImplArg::Fused => Self::Fused,
-            ImplArg::Eager => Self::Eager,
-        }
-    }
-}
+/// The formats that a model is quantized to when it is loaded, by name.
+pub(crate) const FORMATS: &[(&str, BlockFormat)] =
+    &[("q8_0", BlockFormat::Q8_0), ("q4_0", BlockFormat::Q4_0)];
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum DTypeArg {
-    F32,
-    F16,
-    Bf16,
-    F64,
-}
-
-impl From<DTypeArg> for candle_core::DType {
-    fn from(arg: DTypeArg) -> Self {
-        match arg {
-            DTypeArg::F32 => Self::F32,
-            DTypeArg::F16 => Self::F16,
-            DTypeArg::Bf16 => Self::BF16,
-            DTypeArg::F64 => Self::F64,
-        }
-    }
-}
-
-/// The dtype of the cache of keys and values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum KvArg {
-    F32,
-    F16,
-    Bf16,
-}
-
-impl From<KvArg> for candle_core::DType {
-    fn from(arg: KvArg) -> Self {
-        match arg {
-            KvArg::F32 => Self::F32,
-            KvArg::F16 => Self::F16,
-            KvArg::Bf16 => Self::BF16,
-        }
-    }
-}
-
-/// A format that a model is quantized to when it is loaded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum QuantizeArg {
-    #[value(name = "q8_0")]
-    Q8,
-    #[value(name = "q4_0")]
-    Q4,
-}
-
-impl From<QuantizeArg> for candle_fused::BlockFormat {
-    fn from(arg: QuantizeArg) -> Self {
-        match arg {
-            QuantizeArg::Q8 => Self::Q8_0,
-            QuantizeArg::Q4 => Self::Q4_0,
-        }
-    }
-}
+/// The implementations by name. On GPUs, `auto` is eager: nobody has verified the fused kernels there yet.
+pub(crate) const IMPLEMENTATIONS: &[(&str, Implementation)] =
+    &[("auto", Implementation::Auto), ("fused", Implementation::Fused), ("eager", Implementation::Eager)];
 
 impl ModelArgs {
     /// The format of `--quantize`; refuses a dtype that quantized layers do not have.
@@ -123,7 +62,7 @@ impl ModelArgs {
         checkpoint: Option<&Checkpoint>,
         device: &Device,
     ) -> anyhow::Result<Option<BlockFormat>> {
-        if self.quantize.is_some() && self.dtype != DTypeArg::F32 {
+        if self.quantize.is_some() && self.dtype != DType::F32 {
             bail!("--quantize: quantized layers compute in f32; leave --dtype out");
         }
         quantize("--quantize", self.quantize, checkpoint, device)
@@ -134,7 +73,7 @@ impl ModelArgs {
 /// and a checkpoint that is quantized already.
 pub(crate) fn quantize(
     option: &str,
-    format: Option<QuantizeArg>,
+    format: Option<BlockFormat>,
     checkpoint: Option<&Checkpoint>,
     device: &Device,
 ) -> anyhow::Result<Option<BlockFormat>> {
@@ -148,7 +87,7 @@ pub(crate) fn quantize(
             checkpoint.name()
         );
     }
-    Ok(Some(format.into()))
+    Ok(Some(format))
 }
 
 /// The demo model.
@@ -224,7 +163,7 @@ impl ModelArgs {
         inputs.model(&files)?;
         let adapters = adapters::find(&self.adapters.list, &self.hub, &mut inputs)?;
         outputs.check(&inputs)?;
-        let checkpoint = Checkpoint::open(&files)?.with_implementation(self.implementation.into());
+        let checkpoint = Checkpoint::open(&files)?.with_implementation(self.implementation);
         // The tokenizer is built while the weights are read.
         let (loaded, opened) = rayon::join(
             || self.load(&checkpoint, &device),
@@ -270,8 +209,7 @@ impl ModelArgs {
         if let Some(format) = self.quantize_on(Some(checkpoint), device)? {
             return Ok((checkpoint.load_quantized(format)?, vec![format]));
         }
-        let dtype: DType = self.dtype.into();
-        Ok((checkpoint.load_model(dtype, device)?, kept(checkpoint.formats(), dtype, device)))
+        Ok((checkpoint.load_model(self.dtype, device)?, kept(checkpoint.formats(), self.dtype, device)))
     }
 }
 

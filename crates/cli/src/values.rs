@@ -1,5 +1,16 @@
 //! Values on the command line that clap cannot parse by itself, and the ids with the highest values.
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+
+/// Parses one of a few names.
+pub(crate) fn one_of<T: Copy + Send + Sync>(
+    choices: &'static [(&str, T)],
+) -> impl TypedValueParser<Value = T> {
+    PossibleValuesParser::new(choices.iter().map(|(name, _)| *name)).try_map(|text| {
+        choices.iter().find(|(name, _)| *name == text).map(|(_, value)| *value).ok_or("not one of the names")
+    })
+}
+
 fn number(s: &str, fits: impl Fn(f64) -> bool, expected: &str) -> Result<f64, String> {
     s.parse().ok().filter(|x| fits(*x)).ok_or_else(|| format!("expected {expected}"))
 }

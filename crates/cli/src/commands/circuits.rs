@@ -5,13 +5,12 @@ use crate::progress::with_bar;
 use crate::prompt::single_token;
 use crate::provenance::Provenance;
 use crate::session::{ModelArgs, Session};
-use clap::ValueEnum;
+use crate::values::one_of;
 use gpt2_circuits::{Circuit, Circuits, Composition, Eigenvalue, Entry};
 use gpt2_model::hooks::Head;
 use gpt2_view::{Align, Table, visible_text, visible_token};
 use serde::Serialize;
 use std::io::Write;
-use std::process::ExitCode;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -31,8 +30,8 @@ pub(crate) struct CircuitsArgs {
     #[arg(long, value_name = "TOKEN", requires = "head")]
     pub(crate) token: Vec<String>,
     /// Which compositions to rank: of queries, keys or values, or all
-    #[arg(long, value_enum, value_name = "KIND", conflicts_with = "head")]
-    pub(crate) composition: Vec<CompositionArg>,
+    #[arg(long, value_name = "KIND", conflicts_with = "head", value_parser = one_of(COMPOSITIONS))]
+    pub(crate) composition: Vec<Composition>,
     /// How many entries to show
     #[arg(short = 'k', long, default_value_t = 10, value_name = "K", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) top: u16,
@@ -43,12 +42,8 @@ pub(crate) struct CircuitsArgs {
     pub(crate) model: ModelArgs,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum CompositionArg {
-    Q,
-    K,
-    V,
-}
+const COMPOSITIONS: &[(&str, Composition)] =
+    &[("q", Composition::Q), ("k", Composition::K), ("v", Composition::V)];
 
 /// How many singular values to show, and how many tokens of each.
 const SINGULAR: usize = 5;
@@ -112,7 +107,7 @@ struct Direction {
     writes: Vec<String>,
 }
 
-pub(crate) fn run(args: &CircuitsArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &CircuitsArgs) -> anyhow::Result<()> {
     let session = args.model.session()?;
     let circuits = Circuits::new(&session.model)?;
     let provenance = Provenance::of_weights(&session)?;
@@ -126,7 +121,7 @@ pub(crate) fn run(args: &CircuitsArgs) -> anyhow::Result<ExitCode> {
             output::report(args.json, &report, print_head)?;
         }
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 /// `None` for the NaN of a head whose values are 0.
@@ -142,15 +137,9 @@ fn overview(args: &CircuitsArgs, circuits: &Circuits, provenance: Provenance) ->
             heads.push(OfHead { layer, head, copying });
         }
     }
-    let all = [CompositionArg::Q, CompositionArg::K, CompositionArg::V];
-    let kinds = if args.composition.is_empty() { &all[..] } else { &args.composition };
     let mut compositions = vec![];
-    for kind in kinds {
-        let (kind, reads) = match kind {
-            CompositionArg::Q => (Composition::Q, "q"),
-            CompositionArg::K => (Composition::K, "k"),
-            CompositionArg::V => (Composition::V, "v"),
-        };
+    let asked = |kind: &Composition| args.composition.is_empty() || args.composition.contains(kind);
+    for &(reads, kind) in COMPOSITIONS.iter().filter(|(_, kind)| asked(kind)) {
         let scores = with_bar("pairs of layers", |progress| circuits.composition(kind, progress))?;
         let count = heads.len();
         for (i, score) in scores.flatten_all()?.to_vec1::<f64>()?.into_iter().enumerate() {

@@ -6,7 +6,8 @@ use crate::hub::HubArgs;
 use crate::inputs::Inputs;
 use crate::progress::bar;
 use crate::prompt::{encode, read_limited};
-use crate::session::QuantizeArg;
+use crate::session::FORMATS;
+use crate::values::one_of;
 use crate::{output, session};
 use anyhow::{Context, bail};
 use candle_core::{DType, Device, Tensor};
@@ -18,7 +19,6 @@ use gpt2_view::visible_text;
 use serde::Serialize;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -40,8 +40,8 @@ pub(crate) struct CompareArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) text: PathBuf,
     /// Quantize OTHER as it is loaded
-    #[arg(long, value_enum, value_name = "FORMAT")]
-    pub(crate) quantize_other: Option<QuantizeArg>,
+    #[arg(long, value_name = "FORMAT", value_parser = one_of(FORMATS))]
+    pub(crate) quantize_other: Option<BlockFormat>,
     /// Put a LoRA adapter on OTHER, in PEFT's files: a folder or owner/name on the Hub, times WEIGHT; may be repeated
     #[arg(long = "adapter", value_name = "DIR|NAME[=WEIGHT]")]
     pub(crate) adapters: Vec<AdapterArg>,
@@ -93,7 +93,7 @@ struct Loaded {
     files: Files,
 }
 
-pub(crate) fn run(args: &CompareArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &CompareArgs) -> anyhow::Result<()> {
     let device = args.run.open()?;
     let text = read(&args.text)?;
     let (a, b) =
@@ -161,8 +161,7 @@ pub(crate) fn run(args: &CompareArgs) -> anyhow::Result<ExitCode> {
         top_1_agreement: comparison.agreement(),
         largest_logit_difference: comparison.largest_difference,
     };
-    output::report(args.json, &report, print)?;
-    Ok(ExitCode::SUCCESS)
+    output::report(args.json, &report, print)
 }
 
 fn read(path: &Path) -> anyhow::Result<String> {
@@ -177,7 +176,7 @@ fn read(path: &Path) -> anyhow::Result<String> {
 fn load(
     name: &str,
     args: &CompareArgs,
-    quantize: Option<QuantizeArg>,
+    quantize: Option<BlockFormat>,
     device: &Device,
 ) -> anyhow::Result<Loaded> {
     let files = session::files(Some(name).filter(|name| *name != "demo"), &args.hub)?;

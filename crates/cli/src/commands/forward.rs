@@ -15,7 +15,6 @@ use gpt2_view::{Align, Table, visible_token, write_safetensors};
 use serde::Serialize;
 use std::io::Write;
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -72,7 +71,7 @@ struct Candidate {
     log_prob: f32,
 }
 
-pub(crate) fn run(args: &ForwardArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &ForwardArgs) -> anyhow::Result<()> {
     let text = args.prompt.read()?;
     let mut outputs = Outputs::new(args.overwrite);
     if let Some(path) = &args.export {
@@ -108,8 +107,7 @@ pub(crate) fn run(args: &ForwardArgs) -> anyhow::Result<ExitCode> {
     }
     let shown = (args.top_k, args.finite.allow_nonfinite);
     let report = report(&session, made_by, prompt, &logits.squeeze(0)?, shown)?;
-    outputs.commit_after(|| output::report(args.json, &report, print))?;
-    Ok(ExitCode::SUCCESS)
+    outputs.commit_after(|| output::report(args.json, &report, print))
 }
 
 /// `logits` (T, V)

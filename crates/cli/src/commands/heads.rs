@@ -16,7 +16,6 @@ use gpt2_model::hooks::Head;
 use gpt2_view::{Align, Table, visible_text};
 use serde::Serialize;
 use std::io::Write;
-use std::process::ExitCode;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -117,7 +116,7 @@ const KINDS: [&str; 3] = ["previous-token", "duplicate-token", "induction"];
 /// many heads always comes out a little above.
 const CLEARLY: f64 = 0.05;
 
-pub(crate) fn run(args: &HeadsArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &HeadsArgs) -> anyhow::Result<()> {
     let mut inputs = Inputs::default();
     args.interventions.inputs(&mut inputs);
     let session = args.model.session_for(inputs, &Outputs::new(false))?;
@@ -172,8 +171,7 @@ pub(crate) fn run(args: &HeadsArgs) -> anyhow::Result<ExitCode> {
         chance: Chance { previous_token, duplicate_token, induction },
         heads,
     };
-    output::report(args.json, &report, print)?;
-    Ok(ExitCode::SUCCESS)
+    output::report(args.json, &report, print)
 }
 
 fn print(report: &Report) -> anyhow::Result<()> {

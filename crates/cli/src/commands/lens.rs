@@ -16,7 +16,6 @@ use gpt2_model::analysis::logit_lens;
 use gpt2_view::{Align, Table, visible_token};
 use serde::Serialize;
 use std::io::Write;
-use std::process::ExitCode;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -60,7 +59,7 @@ struct Candidate {
     probability: f32,
 }
 
-pub(crate) fn run(args: &LensArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &LensArgs) -> anyhow::Result<()> {
     let text = args.prompt.read()?;
     let mut inputs = args.prompt.inputs();
     args.interventions.inputs(&mut inputs);
@@ -91,8 +90,7 @@ pub(crate) fn run(args: &LensArgs) -> anyhow::Result<ExitCode> {
     let token = prompt.tokens[position].clone();
     let provenance = Provenance::new(&session, &prompt.ids)?.under(&changes);
     let report = Report { provenance, model: session.name.clone(), position, token, layers };
-    output::report(args.json, &report, print)?;
-    Ok(ExitCode::SUCCESS)
+    output::report(args.json, &report, print)
 }
 
 fn print(report: &Report) -> anyhow::Result<()> {

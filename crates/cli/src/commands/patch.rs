@@ -21,7 +21,6 @@ use gpt2_view::{Align, NumberMap, PictureFormat, Table, visible_token};
 use serde::Serialize;
 use std::io::Write;
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -126,7 +125,7 @@ struct Edge {
     estimated: f64,
 }
 
-pub(crate) fn run(args: &PatchArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &PatchArgs) -> anyhow::Result<()> {
     let mut outputs = Outputs::new(args.overwrite);
     let format = args.picture.as_deref().map(PictureFormat::from_path).transpose()?;
     if let Some(path) = &args.picture {
@@ -213,8 +212,7 @@ pub(crate) fn run(args: &PatchArgs) -> anyhow::Result<ExitCode> {
         heads_by_position_estimated: (estimate.heads / difference)?.to_vec3()?,
         edges,
     };
-    outputs.commit_after(|| output::report(args.json, &report, print))?;
-    Ok(ExitCode::SUCCESS)
+    outputs.commit_after(|| output::report(args.json, &report, print))
 }
 
 /// Refuses edges of a model or a text that they are not for.

@@ -5,8 +5,9 @@ use crate::interventions::InterventionArgs;
 use crate::output::ColorArg;
 use crate::prompt::PromptArgs;
 use crate::session::ModelArgs;
-use crate::values::IndexRange;
+use crate::values::{IndexRange, one_of};
 use clap::ValueEnum;
+use gpt2_model::analysis::Ablation;
 use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
@@ -75,9 +76,9 @@ pub(crate) struct AttentionArgs {
     pub(crate) rollout: bool,
     /// Show what ablating each head, to zero or to its mean, does to the prediction of --target, and what each part of
     /// the model adds to its logit directly; on top of the interventions
-    #[arg(long, value_name = "HOW", value_enum, num_args = 0..=1, require_equals = true, default_missing_value = "zero",
+    #[arg(long, value_name = "HOW", value_parser = one_of(ABLATIONS), num_args = 0..=1, require_equals = true, default_missing_value = "zero",
           conflicts_with_all = ["layer", "head", "export", "picture", "html", "open", "top", "rollout"], help_heading = "Effects of heads")]
-    pub(crate) effect: Option<EffectArg>,
+    pub(crate) effect: Option<Ablation>,
     /// The target token, including its leading space [default: the most probable next token]
     #[arg(long, value_name = "TOKEN", requires = "effects", help_heading = "Effects of heads")]
     pub(crate) target: Option<String>,
@@ -101,11 +102,7 @@ pub(crate) struct AttentionArgs {
     pub(crate) model: ModelArgs,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum EffectArg {
-    Zero,
-    Mean,
-}
+const ABLATIONS: &[(&str, Ablation)] = &[("zero", Ablation::Zero), ("mean", Ablation::Mean)];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum WithArg {

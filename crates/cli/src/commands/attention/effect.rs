@@ -1,7 +1,6 @@
 //! `--effect`: how each head changes a prediction, and what each part adds to it directly. `--rollout`: how much of each
 //! token reaches each position.
 
-use super::args::EffectArg;
 use super::scene::{CELL, Scene};
 use crate::output::{self, note};
 use crate::prompt::single_token;
@@ -79,7 +78,7 @@ pub(super) struct Effects {
 }
 
 impl Effects {
-    pub(super) fn of(scene: &Scene, how: EffectArg) -> anyhow::Result<Self> {
+    pub(super) fn of(scene: &Scene, ablation: Ablation) -> anyhow::Result<Self> {
         let session = scene.subject.session;
         let ids = &session.input_ids(scene.subject.ids)?; // (1, T)
         // The means of a mean ablation do not depend on what else is ablated.
@@ -103,10 +102,6 @@ impl Effects {
             }
             None => (Metric::LogProb(target), Metric::Logit(target)),
         };
-        let ablation = match how {
-            EffectArg::Zero => Ablation::Zero,
-            EffectArg::Mean => Ablation::Mean,
-        };
         let centering = if scene.args.raw { Centering::Raw } else { Centering::Centered };
         let hooks = (!hooks.is_empty()).then_some(&hooks as &dyn gpt2_model::hooks::Hooks);
         let total = ablation_effects(&session.model, ids, metric, ablation, hooks)?;
@@ -117,8 +112,8 @@ impl Effects {
     }
 }
 
-pub(super) fn show_effect(scene: &Scene, how: EffectArg) -> anyhow::Result<()> {
-    let found = Effects::of(scene, how)?;
+pub(super) fn show_effect(scene: &Scene, ablation: Ablation) -> anyhow::Result<()> {
+    let found = Effects::of(scene, ablation)?;
     let (changes, direct) = (found.total.change.to_vec2::<f64>()?, found.direct.heads.to_vec2::<f64>()?);
     let of_layer = |(layer, (changes, direct)): (usize, (Vec<f64>, Vec<f64>))| {
         let heads = changes.into_iter().zip(direct).enumerate();
@@ -134,10 +129,7 @@ pub(super) fn show_effect(scene: &Scene, how: EffectArg) -> anyhow::Result<()> {
         against: found.against.map(token),
         metric: if found.against.is_some() { "logit difference" } else { "log-probability" },
         value: found.total.plain,
-        ablation: match how {
-            EffectArg::Zero => "zero",
-            EffectArg::Mean => "mean",
-        },
+        ablation: if ablation == Ablation::Zero { "zero" } else { "mean" },
         heads,
         direct: Direct {
             centered: !scene.args.raw,

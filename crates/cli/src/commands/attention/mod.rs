@@ -19,10 +19,9 @@ use gpt2_model::ForwardArgs;
 use gpt2_view::{PictureFormat, page_fragment};
 use scene::Scene;
 use std::io::Write;
-use std::process::ExitCode;
 use views::{Finished, Views};
 
-pub(crate) fn run(args: &AttentionArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &AttentionArgs) -> anyhow::Result<()> {
     let text = args.prompt.read()?;
     let outputs = outputs(args)?;
     let mut inputs = args.prompt.inputs();
@@ -52,7 +51,7 @@ pub(crate) fn run(args: &AttentionArgs) -> anyhow::Result<ExitCode> {
     } else {
         show(&scene, outputs)?;
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 /// The files that the options ask for.

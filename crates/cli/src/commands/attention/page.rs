@@ -1,12 +1,12 @@
 //! The page of `gpt2 attention`: one run, or a plain one beside one with interventions, and what `--with` adds.
 
-use super::args::{EffectArg, WithArg};
+use super::args::WithArg;
 use super::effect::{self, Effects};
 use super::scene::Scene;
 use crate::weights::{LayerValues, Page, PageOptions, likely_by_layer, predictions};
 use candle_core::Tensor;
 use gpt2_circuits::Circuits;
-use gpt2_model::analysis::{RepeatedTokens, head_scores};
+use gpt2_model::analysis::{Ablation, RepeatedTokens, head_scores};
 use gpt2_model::hooks::{Head, Interventions, Point};
 use gpt2_model::{ForwardArgs, ModelOutput};
 use gpt2_view::HeadNumbers;
@@ -88,7 +88,7 @@ impl Looked {
     }
 
     fn effects(&mut self, scene: &Scene) -> anyhow::Result<()> {
-        let found = Effects::of(scene, EffectArg::Zero)?;
+        let found = Effects::of(scene, Ablation::Zero)?;
         let target = scene.subject.session.labels(&[found.target]).concat();
         let numbers = |name: &str, meaning: String, map: &Tensor| -> anyhow::Result<HeadNumbers> {
             let map = map.to_vec2::<f64>()?;

@@ -29,7 +29,7 @@ impl<'a> Bench<'a> {
             Some(model) => Some(Checkpoint::open(&crate::session::files(Some(model), &args.model.hub)?)?),
             None => None,
         };
-        let implementation = args.model.implementation.into();
+        let implementation = args.model.implementation;
         let checkpoint = checkpoint.map(|checkpoint| checkpoint.with_implementation(implementation));
         let mut config = checkpoint.as_ref().map_or_else(Config::gpt2, |c| c.config().clone());
         config.attn_implementation = implementation;
@@ -59,7 +59,7 @@ impl<'a> Bench<'a> {
             config,
             checkpoint,
             device,
-            dtype: args.model.dtype.into(),
+            dtype: args.model.dtype,
             quantize,
             batch: args.batch.into(),
             tokens,
@@ -77,7 +77,7 @@ impl<'a> Bench<'a> {
 
     /// The dtype of cached keys and values.
     pub(super) fn kv(&self) -> DType {
-        self.args.kv.map_or(self.dtype, DType::from)
+        self.args.kv.unwrap_or(self.dtype)
     }
 
     /// What a run of `seconds` on the CPU reads or computes.

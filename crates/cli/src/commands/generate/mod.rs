@@ -9,14 +9,12 @@ use crate::changes::Reads;
 use crate::provenance::Provenance;
 use crate::session::Session;
 use crate::{finite, output};
-use candle_core::DType;
 use gpt2_loader::TextStream;
 use gpt2_model::hooks::{Chain, Hooks};
 use gpt2_model::{Generation, Sampling};
 use recorded::{Recorded, Text};
 use serde::Serialize;
 use std::io::Write;
-use std::process::ExitCode;
 use std::time::Instant;
 
 /// The default of `--max-new-tokens` if the context has room.
@@ -37,7 +35,7 @@ struct Report {
     tokens_per_second: f64,
 }
 
-pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
     let text = args.prompt.read()?;
     let outputs = recorded::outputs(args)?;
     let mut inputs = args.prompt.inputs();
@@ -50,10 +48,9 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<ExitCode> {
 
     let prompts = std::slice::from_ref(&prompt.ids);
     let changes = args.interventions.build(&session, Reads::Growing(&prompt.ids))?;
-    let kv = args.kv.map(DType::from);
-    let made_by = Provenance::new(&session, &prompt.ids)?.with_kv(kv).under(&changes);
+    let made_by = Provenance::new(&session, &prompt.ids)?.with_kv(args.kv).under(&changes);
     let mut generation = Generation::new(&session.model, prompts, sampling(args), max_new_tokens)?;
-    if let Some(kv) = kv {
+    if let Some(kv) = args.kv {
         generation = generation.with_cache_dtype(kv)?;
     }
     let recorded = Recorded::new(args, &session)?;
@@ -115,7 +112,7 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<ExitCode> {
     } else {
         output::note(&format!("{} tokens in {seconds:.2} s, {tokens_per_second:.1} tokens/s", ids.len()));
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 /// The other settings that the text depends on.

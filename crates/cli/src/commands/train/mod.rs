@@ -145,7 +145,7 @@ fn begin(
     files: Option<&Files>,
 ) -> anyhow::Result<(Config, Tokenizer, Option<Checkpoint>)> {
     if let Some(files) = files {
-        let checkpoint = Checkpoint::open(files)?.with_implementation(args.implementation.into());
+        let checkpoint = Checkpoint::open(files)?.with_implementation(args.implementation);
         if let Some(format) = checkpoint.formats().first().filter(|_| args.lora.rank.is_none()) {
             bail!(
                 "{}: is quantized ({format}) and cannot be trained; start from the original, or train an adapter \
@@ -175,7 +175,7 @@ fn config(args: &TrainArgs, tokenizer: &Tokenizer) -> anyhow::Result<Config> {
     let end = tokenizer.end_of_text();
     let config = Config {
         vocab_size: tokenizer.vocab_size(),
-        attn_implementation: args.implementation.into(),
+        attn_implementation: args.implementation,
         n_positions: args.n_positions,
         n_embd: args.n_embd,
         n_layer: args.n_layer,

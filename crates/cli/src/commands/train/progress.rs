@@ -5,7 +5,6 @@ use super::files;
 use crate::changes::Changes;
 use crate::output::{is_quiet, note};
 use crate::progress::{Stop, bar};
-use candle_core::DType;
 use gpt2_loader::{AdapterConfig, SaveOptions, Tokenizer, save_adapter};
 use gpt2_train::{Event, Metrics, StepReport, Trainer, Validation};
 use indicatif::ProgressBar;
@@ -154,7 +153,7 @@ impl<'a> Progress<'a> {
                 .with_revision(self.args.hub.revision.clone());
             return Ok(save_adapter(out, adapter, &config, model.config())?);
         }
-        let options = SaveOptions::default().with_dtype(DType::from(self.args.save_dtype));
+        let options = SaveOptions::default().with_dtype(self.args.save_dtype);
         Ok(gpt2_loader::save(out, model, Some(self.tokenizer), options)?)
     }
 
