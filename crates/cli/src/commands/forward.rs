@@ -1,13 +1,11 @@
 //! `gpt2 forward`: the next token's probabilities, and how surprising the prompt is.
 
 use crate::changes::Reads;
-use crate::finite::FiniteArgs;
-use crate::interventions::InterventionArgs;
 use crate::output;
 use crate::outputs::Outputs;
 use crate::prompt::{Prompt, PromptArgs};
 use crate::provenance::Provenance;
-use crate::session::ModelArgs;
+use crate::session::StudyArgs;
 use crate::values::highest;
 use candle_core::{D, DType, Tensor};
 use candle_nn::ops::log_softmax;
@@ -34,15 +32,8 @@ pub(crate) struct ForwardArgs {
     /// Let --export replace an existing file
     #[arg(long, requires = "export")]
     pub(crate) overwrite: bool,
-    /// Print JSON
-    #[arg(long)]
-    pub(crate) json: bool,
     #[command(flatten)]
-    pub(crate) interventions: InterventionArgs,
-    #[command(flatten)]
-    pub(crate) finite: FiniteArgs,
-    #[command(flatten)]
-    pub(crate) model: ModelArgs,
+    pub(crate) study: StudyArgs,
 }
 
 #[derive(Serialize)]
@@ -77,11 +68,9 @@ pub(crate) fn run(args: &ForwardArgs) -> anyhow::Result<()> {
     if let Some(path) = &args.export {
         outputs.add("--export", path);
     }
-    let mut inputs = args.prompt.inputs();
-    args.interventions.inputs(&mut inputs);
-    let session = args.model.session_for(inputs, &outputs)?;
+    let session = args.study.session_for(args.prompt.inputs(), &outputs)?;
     let prompt = args.prompt.encode(text, &session)?;
-    let changes = args.interventions.build(&session, Reads::Whole(&prompt.ids))?;
+    let changes = args.study.interventions.build(&session, Reads::Whole(&prompt.ids))?;
     let made_by = Provenance::new(&session, &prompt.ids)?.under(&changes);
     let forward = gpt2_model::ForwardArgs {
         output_hidden_states: args.export.is_some(),
@@ -91,11 +80,11 @@ pub(crate) fn run(args: &ForwardArgs) -> anyhow::Result<()> {
     let ids = session.input_ids(&prompt.ids)?; // (1, T)
     let output = session.model.forward(&ids, forward)?;
     let logits = output.logits.to_dtype(DType::F32)?; // (1, T, V)
-    args.finite.check(&session, &ids, Some(&changes.list), [&logits])?;
+    args.study.finite.check(&session, &ids, Some(&changes.list), [&logits])?;
 
     if let Some(path) = &args.export {
         let hidden_states = Tensor::cat(&output.transformer.hidden_states, 0)?.to_dtype(DType::F32)?; // (L + 1, T, C)
-        args.finite.check(&session, &ids, Some(&changes.list), [&hidden_states])?;
+        args.study.finite.check(&session, &ids, Some(&changes.list), [&hidden_states])?;
         let mut metadata = made_by.metadata()?;
         metadata.extend([
             ("model", session.name.clone()),
@@ -105,9 +94,9 @@ pub(crate) fn run(args: &ForwardArgs) -> anyhow::Result<()> {
         let tensors = [("logits", &logits), ("hidden_states", &hidden_states)];
         outputs.stage(path, |temporary| write_safetensors(temporary, &tensors, &metadata))?;
     }
-    let shown = (args.top_k, args.finite.allow_nonfinite);
+    let shown = (args.top_k, args.study.finite.allow_nonfinite);
     let report = report(&session, made_by, prompt, &logits.squeeze(0)?, shown)?;
-    outputs.commit_after(|| output::report(args.json, &report, print))
+    outputs.commit_after(|| output::report(args.study.json, &report, print))
 }
 
 /// `logits` (T, V)

@@ -1,15 +1,13 @@
 //! `gpt2 patch`: which parts of the model carry the difference between two prompts.
 
 use crate::changes::Reads;
-use crate::finite::FiniteArgs;
 use crate::inputs::Inputs;
-use crate::interventions::InterventionArgs;
 use crate::output::{self, note};
 use crate::outputs::Outputs;
 use crate::progress::with_bar;
 use crate::prompt::{encode, single_token};
 use crate::provenance::Provenance;
-use crate::session::{ModelArgs, Session};
+use crate::session::{Session, StudyArgs};
 use anyhow::bail;
 use candle_core::{Device, Tensor};
 use gpt2_model::analysis::{
@@ -60,15 +58,8 @@ pub(crate) struct PatchArgs {
     /// Let --picture replace an existing file
     #[arg(long, requires = "picture")]
     pub(crate) overwrite: bool,
-    /// Print JSON
-    #[arg(long)]
-    pub(crate) json: bool,
     #[command(flatten)]
-    pub(crate) interventions: InterventionArgs,
-    #[command(flatten)]
-    pub(crate) finite: FiniteArgs,
-    #[command(flatten)]
-    pub(crate) model: ModelArgs,
+    pub(crate) study: StudyArgs,
 }
 
 /// How many parts of a kind to print; JSON has all.
@@ -131,11 +122,9 @@ pub(crate) fn run(args: &PatchArgs) -> anyhow::Result<()> {
     if let Some(path) = &args.picture {
         outputs.add("--picture", path);
     }
-    let mut inputs = Inputs::default();
-    args.interventions.inputs(&mut inputs);
-    let session = args.model.session_for(inputs, &outputs)?;
+    let session = args.study.session_for(Inputs::default(), &outputs)?;
     let (clean, corrupt) = prompts(args, &session)?;
-    let mut changes = args.interventions.build(&session, Reads::Whole(&clean))?;
+    let mut changes = args.study.interventions.build(&session, Reads::Whole(&clean))?;
     let answer = single_token(&session, "--answer", &args.answer)?;
     let against = single_token(&session, "--against", &args.against)?;
     if answer == against {
@@ -156,8 +145,8 @@ pub(crate) fn run(args: &PatchArgs) -> anyhow::Result<()> {
     let patched = patch(args, &session, &contrast)?;
     let difference = patched.clean - patched.corrupt;
     let number = |x: f64| Tensor::new(x, &Device::Cpu);
-    args.finite.check(&session, &clean_ids, contrast.hooks, [&number(patched.clean)?])?;
-    args.finite.check(&session, &corrupt_ids, contrast.hooks, [&number(patched.corrupt)?])?;
+    args.study.finite.check(&session, &clean_ids, contrast.hooks, [&number(patched.clean)?])?;
+    args.study.finite.check(&session, &corrupt_ids, contrast.hooks, [&number(patched.corrupt)?])?;
     if difference.abs() < 1e-6 {
         bail!(
             "the logit difference is {:.4} after either prompt, so there is nothing to bring back: choose prompts, --answer and \
@@ -173,7 +162,7 @@ pub(crate) fn run(args: &PatchArgs) -> anyhow::Result<()> {
     });
     let edges = edges.transpose()?;
     let numbers = patched.maps.iter().chain([&estimate.heads]).chain(&edges);
-    args.finite.check(&session, &corrupt_ids, contrast.hooks, numbers)?;
+    args.study.finite.check(&session, &corrupt_ids, contrast.hooks, numbers)?;
     let edges = edges.map(|scores| ranked(&scores, difference)).transpose()?;
 
     let share = |map: &Tensor| map.affine(1.0 / difference, -patched.corrupt / difference);
@@ -212,7 +201,7 @@ pub(crate) fn run(args: &PatchArgs) -> anyhow::Result<()> {
         heads_by_position_estimated: (estimate.heads / difference)?.to_vec3()?,
         edges,
     };
-    outputs.commit_after(|| output::report(args.json, &report, print))
+    outputs.commit_after(|| output::report(args.study.json, &report, print))
 }
 
 /// Refuses edges of a model or a text that they are not for.
@@ -264,7 +253,7 @@ fn prompts(args: &PatchArgs, session: &Session) -> anyhow::Result<(Vec<u32>, Vec
 fn patch(args: &PatchArgs, session: &Session, contrast: &Contrast) -> anyhow::Result<Patched> {
     let mut parts = vec![Parts::Heads, Parts::Streams];
     parts.extend(args.by_position.then_some(Parts::HeadsByPosition));
-    if args.json {
+    if args.study.json {
         parts.extend([Parts::Attention, Parts::Mlps]); // the terminal does not show them
     }
     Ok(with_bar("runs", |progress| activation_patching(&session.model, contrast, &parts, progress))?)

@@ -1,10 +1,8 @@
 //! The options of `gpt2 attention`.
 
-use crate::finite::FiniteArgs;
-use crate::interventions::InterventionArgs;
 use crate::output::ColorArg;
 use crate::prompt::PromptArgs;
-use crate::session::ModelArgs;
+use crate::session::StudyArgs;
 use crate::values::{IndexRange, one_of};
 use clap::ValueEnum;
 use gpt2_model::analysis::Ablation;
@@ -88,18 +86,11 @@ pub(crate) struct AttentionArgs {
     /// Show shares of the logit itself, not of the logit minus the mean of all (as in TransformerLens)
     #[arg(long, requires = "effects", help_heading = "Effects of heads")]
     pub(crate) raw: bool,
-    /// Print JSON
-    #[arg(long)]
-    pub(crate) json: bool,
     /// When to use colors; auto: on a terminal
     #[arg(long, value_enum, default_value = "auto")]
     pub(crate) color: ColorArg,
     #[command(flatten)]
-    pub(crate) interventions: InterventionArgs,
-    #[command(flatten)]
-    pub(crate) finite: FiniteArgs,
-    #[command(flatten)]
-    pub(crate) model: ModelArgs,
+    pub(crate) study: StudyArgs,
 }
 
 const ABLATIONS: &[(&str, Ablation)] = &[("zero", Ablation::Zero), ("mean", Ablation::Mean)];

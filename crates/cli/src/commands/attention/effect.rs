@@ -143,7 +143,7 @@ pub(super) fn show_effect(scene: &Scene, ablation: Ablation) -> anyhow::Result<(
             total: found.direct.total,
         },
     };
-    if scene.args.json { output::json(&report) } else { print_effect(&report) }
+    if scene.args.study.json { output::json(&report) } else { print_effect(&report) }
 }
 
 fn print_effect(report: &EffectReport) -> anyhow::Result<()> {
@@ -230,7 +230,7 @@ pub(super) fn show_rollout(scene: &Scene) -> anyhow::Result<()> {
     let rollout = maps.pop().context("a model without layers")?; // (T, T)
     scene.subject.check_finite([&rollout])?;
     let tokens = scene.subject.tokens;
-    if scene.args.json {
+    if scene.args.study.json {
         let mut rows = rollout.to_vec2::<f32>()?;
         rows.iter_mut().enumerate().for_each(|(i, row)| row.truncate(i + 1));
         return output::json(&RolloutReport { provenance: scene.subject.made_by, tokens, rollout: rows });

@@ -24,14 +24,12 @@ use views::{Finished, Views};
 pub(crate) fn run(args: &AttentionArgs) -> anyhow::Result<()> {
     let text = args.prompt.read()?;
     let outputs = outputs(args)?;
-    let mut inputs = args.prompt.inputs();
-    args.interventions.inputs(&mut inputs);
-    let session = args.model.session_for(inputs, &outputs)?;
+    let session = args.study.session_for(args.prompt.inputs(), &outputs)?;
     let config = session.model.config();
     let (layers, heads) =
         (select("layer", &args.layer, config.n_layer)?, select("head", &args.head, config.n_head)?);
     let prompt = args.prompt.encode(text, &session)?;
-    let changes = args.interventions.build(&session, Reads::Whole(&prompt.ids))?;
+    let changes = args.study.interventions.build(&session, Reads::Whole(&prompt.ids))?;
     let made_by = Provenance::new(&session, &prompt.ids)?.of(&layers, &heads).under(&changes);
     let subject = Subject {
         session: &session,
@@ -40,7 +38,7 @@ pub(crate) fn run(args: &AttentionArgs) -> anyhow::Result<()> {
         layers: &layers,
         heads: &heads,
         changes: &changes,
-        finite: &args.finite,
+        finite: &args.study.finite,
         made_by: &made_by,
     };
     let scene = Scene { args, subject, text: prompt.text.as_deref() };

@@ -103,7 +103,7 @@ impl Looked {
 
     /// What `gpt2 heads` prints of the plain model: its texts have other positions than the prompt.
     fn scores(&mut self, scene: &Scene) -> anyhow::Result<()> {
-        let (session, seed) = (scene.subject.session, scene.args.model.run.seed);
+        let (session, seed) = (scene.subject.session, scene.args.study.model.run.seed);
         let config = session.model.config();
         let bos = config.bos_token_id.filter(|&id| (id as usize) < config.vocab_size);
         let length = ((config.n_positions - 1) / 4).min(25);

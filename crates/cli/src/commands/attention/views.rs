@@ -46,10 +46,10 @@ impl Views {
         let bar = bar(Some(scene.subject.layers.len() as u64), "{bar:30} {pos}/{len} layers, {eta} left");
         let page = args.html.is_some() || args.open || args.fragment.is_some();
         Ok(Self {
-            maps: (scene.is_chosen() && !args.json && args.fragment.is_none())
+            maps: (scene.is_chosen() && !args.study.json && args.fragment.is_none())
                 .then(|| format!("{}\n\n", scene.subject.made_by.first_line())),
-            json: (scene.is_chosen() && args.json).then(Vec::new),
-            first: (!scene.is_chosen() && !args.json && args.fragment.is_none())
+            json: (scene.is_chosen() && args.study.json).then(Vec::new),
+            first: (!scene.is_chosen() && !args.study.json && args.fragment.is_none())
                 .then(|| FirstLook::new(scene.subject.ids, scene.subject.tokens))
                 .transpose()?,
             export: args
