@@ -19,7 +19,7 @@ use gpt2_model::ForwardArgs;
 use gpt2_view::{PictureFormat, page_fragment};
 use scene::Scene;
 use std::io::Write;
-use views::{Finished, Views};
+use views::Views;
 
 pub(crate) fn run(args: &AttentionArgs) -> anyhow::Result<()> {
     let text = args.prompt.read()?;
@@ -84,13 +84,14 @@ fn show(scene: &Scene, mut outputs: Outputs) -> anyhow::Result<()> {
         output_hidden_states: page::lens(scene),
         ..Default::default()
     };
-    let kinds = if views.has_page() { page::kinds(scene) } else { &[] };
+    let kinds = if views.page.is_some() { page::kinds(scene) } else { &[] };
     let wanted: &[usize] = if views.want_weights(scene) { scene.subject.layers } else { &[] };
     let output =
         scene.run_under(&scene.subject.changes.list, forward, wanted, kinds, |layer, weights, values| {
             views.layer(scene, layer, weights, values)
         })?;
-    let Finished { maps, json, first, page } = views.finish(scene, &output, &mut outputs)?;
+    let page = views.finish(scene, &output, &mut outputs)?;
+    let Views { maps, json, first, .. } = views;
     let print = || match (maps, json, first) {
         (Some(maps), ..) => Ok(output::stdout().write_all(maps.as_bytes())?),
         (None, Some(layers), _) => views::print_json(scene, layers),

@@ -102,7 +102,8 @@ impl Recorded {
         let hooks = Some(&text.changes.list as &dyn gpt2_model::hooks::Hooks);
         let forward = ForwardArgs { hooks, cache: Some(&mut cache), ..Default::default() };
         let hidden = model.transformer.forward(&text.session.input_ids(&ids)?, forward)?;
-        let page = page.finish(&predictions(&subject, &hidden.last_hidden_state.squeeze(0)?, Some(last))?)?;
+        let page =
+            page.writer.finish(&predictions(&subject, &hidden.last_hidden_state.squeeze(0)?, Some(last))?)?;
         if let Some(path) = &args.html {
             outputs.stage_bytes(path, &page)?;
         }
