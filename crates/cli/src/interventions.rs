@@ -12,7 +12,7 @@ use std::str::FromStr;
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Interventions")]
 pub(crate) struct InterventionArgs {
-    /// Set heads' outputs to 0: LAYER.HEAD, counted from 0 (all of these options are repeatable)
+    /// Set heads' outputs to 0: LAYER.HEAD, counted from 0 (these are all repeatable)
     #[arg(long, value_name = "L.H", value_delimiter = ',', value_parser = kind("ablate"))]
     pub(crate) ablate: Vec<Intervention>,
     /// Set heads' outputs to their mean over the prompt, or over the texts of --mean-of
@@ -25,7 +25,7 @@ pub(crate) struct InterventionArgs {
     /// Multiply heads' outputs by a factor
     #[arg(long, value_name = "L.H=FACTOR", value_delimiter = ',', value_parser = kind("scale"))]
     pub(crate) scale: Vec<Intervention>,
-    /// Divide heads' scores by a temperature before the softmax; below 1, attention gets sharper
+    /// Divide heads' scores by a temperature before softmax; below 1 sharpens attention
     #[arg(long, value_name = "L.H=T", value_delimiter = ',', value_parser = kind("temperature"))]
     pub(crate) attention_temperature: Vec<Intervention>,
     /// Stop position QUERY from attending to KEY, everywhere or in one layer or head, as in 3/7:4 and 3.2/7:4

@@ -29,8 +29,8 @@ pub(crate) struct ModelArgs {
     /// Precision of the activations; weights stay as the file stores them; scores and softmax are f32 at least
     #[arg(long, default_value = "f32", value_parser = one_of(DTYPES))]
     pub(crate) dtype: DType,
-    /// Quantize the weights as they are loaded, to 8.5 or 4.5 bits each: less memory, faster decoding, less exact; on the
-    /// CPU, with --dtype f32
+    /// Quantize the weights as they load, to 8.5 or 4.5 bits each: less memory, faster decoding, less exact; on the CPU, with
+    /// --dtype f32
     #[arg(long, value_name = "FORMAT", value_parser = one_of(FORMATS))]
     pub(crate) quantize: Option<BlockFormat>,
     /// What computes attention and, on GPUs, the layers around it: one kernel without a (T, T) tensor (fused), plain Candle

@@ -33,7 +33,7 @@ pub(crate) struct AttentionArgs {
     /// query) or .json (square matrices, for BertViz and CircuitsVis)
     #[arg(long, value_name = "FILE", help_heading = "Files")]
     pub(crate) export: Option<PathBuf>,
-    /// With an .npy export, also write FILE.npy.json, which records what made it; the other formats contain this
+    /// Beside an .npy export, write FILE.npy.json: what made it (other formats contain it)
     #[arg(long, requires = "export", help_heading = "Files")]
     pub(crate) provenance: bool,
     /// Draw the chosen head in full, or several side by side: .png, .svg or .pdf
@@ -80,7 +80,7 @@ pub(crate) struct AttentionArgs {
     /// The target token, including its leading space [default: the most probable next token]
     #[arg(long, value_name = "TOKEN", requires = "effects", help_heading = "Effects of heads")]
     pub(crate) target: Option<String>,
-    /// Measure the logit of --target minus that of this token, instead of the log-probability of --target
+    /// Measure the logit of --target minus this token's, instead of the log-probability of --target
     #[arg(long, value_name = "TOKEN", requires_all = ["effects", "target"], help_heading = "Effects of heads")]
     pub(crate) against: Option<String>,
     /// Show shares of the logit itself, not of the logit minus the mean of all (as in TransformerLens)
