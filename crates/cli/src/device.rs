@@ -77,7 +77,6 @@ pub(crate) fn rounds_to_tf32(device: &Device) -> bool {
 }
 
 impl DeviceArg {
-    /// Opens the device.
     fn open(self) -> anyhow::Result<Device> {
         match self {
             Self::Cpu => Ok(Device::Cpu),

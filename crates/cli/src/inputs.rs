@@ -11,8 +11,8 @@ pub(crate) struct Inputs {
     files: Vec<(&'static str, PathBuf)>,
     /// Folders of models: a new file there becomes part of the model if it has the name of a model's file.
     models: Vec<PathBuf>,
-    /// The Hub's cache.
-    cache: Option<PathBuf>,
+    /// The Hub's cache, which Python also uses.
+    pub(crate) cache: Option<PathBuf>,
 }
 
 impl Inputs {
@@ -21,7 +21,6 @@ impl Inputs {
         self.files.push((what, path.into()));
     }
 
-    /// Adds the files of a model.
     pub(crate) fn model(&mut self, files: &Files) -> anyhow::Result<()> {
         let alone = matches!(files.weight_files, WeightFiles::Gguf(..));
         for path in files.paths()? {
@@ -31,17 +30,11 @@ impl Inputs {
         Ok(())
     }
 
-    /// Adds the files of an adapter.
     pub(crate) fn adapter(&mut self, files: &AdapterFiles) {
         for path in [&files.config, &files.weights] {
             self.models.extend(path.parent().map(Path::to_path_buf));
             self.file("a file of the adapter", path);
         }
-    }
-
-    /// Adds the Hub's cache, which Python also uses.
-    pub(crate) fn cache(&mut self, dir: PathBuf) {
-        self.cache = Some(dir);
     }
 
     /// Refuses an output file that would harm an input. `named` is how the user named it, `target` the file itself.

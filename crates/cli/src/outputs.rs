@@ -122,7 +122,6 @@ fn are_one(a: &Path, b: &Path) -> bool {
 pub(crate) struct NewFolder(Vec<PathBuf>);
 
 impl NewFolder {
-    /// Creates `dir` and any missing parents.
     pub(crate) fn make(dir: &Path) -> anyhow::Result<Self> {
         let missing = dir.ancestors().take_while(|dir| !dir.as_os_str().is_empty() && !dir.exists());
         let made = Self(missing.map(Path::to_path_buf).collect());

@@ -172,7 +172,6 @@ pub(crate) fn files_by(
 }
 
 impl ModelArgs {
-    /// Loads the model onto the device.
     pub(crate) fn session(&self) -> anyhow::Result<Session> {
         self.session_for(Inputs::default(), &Outputs::new(false))
     }
@@ -207,6 +206,18 @@ impl ModelArgs {
         }
         Ok(Session { name, model, formats, adapters, device, files, tokenizer })
     }
+
+    /// The model, and the formats of the weights that stay quantized.
+    fn load(
+        &self,
+        checkpoint: &Checkpoint,
+        device: &Device,
+    ) -> anyhow::Result<(Gpt2LMHeadModel, Vec<BlockFormat>)> {
+        if let Some(format) = self.quantize_on(Some(checkpoint), device)? {
+            return Ok((checkpoint.load_quantized(format)?, vec![format]));
+        }
+        Ok((checkpoint.load_model(self.dtype, device)?, kept(checkpoint.formats(), self.dtype, device)))
+    }
 }
 
 /// The formats of a file's weights that stay quantized; notes if none do, because they are unpacked.
@@ -220,20 +231,6 @@ pub(crate) fn kept(formats: Vec<BlockFormat>, dtype: DType, device: &Device) -> 
             vec![]
         }
         _ => formats,
-    }
-}
-
-impl ModelArgs {
-    /// The model, and the formats of the weights that stay quantized.
-    fn load(
-        &self,
-        checkpoint: &Checkpoint,
-        device: &Device,
-    ) -> anyhow::Result<(Gpt2LMHeadModel, Vec<BlockFormat>)> {
-        if let Some(format) = self.quantize_on(Some(checkpoint), device)? {
-            return Ok((checkpoint.load_quantized(format)?, vec![format]));
-        }
-        Ok((checkpoint.load_model(self.dtype, device)?, kept(checkpoint.formats(), self.dtype, device)))
     }
 }
 

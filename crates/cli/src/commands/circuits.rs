@@ -225,7 +225,7 @@ fn link(session: &Session, Entry { from, to, value }: Entry) -> Link {
 
 fn print_overview(report: &Overview, shown: usize) -> anyhow::Result<()> {
     let mut out = output::stdout();
-    writeln!(out, "{}: weights alone\n", visible_text(report.provenance.model()))?;
+    writeln!(out, "{}: weights alone\n", visible_text(&report.provenance.model))?;
     writeln!(
         out,
         "copying: from -1 to 1, whether a head raises the logits of the tokens that it attends to; highest first\n"
@@ -261,7 +261,7 @@ fn print_overview(report: &Overview, shown: usize) -> anyhow::Result<()> {
 
 fn print_head(report: &OneHead) -> anyhow::Result<()> {
     let mut out = output::stdout();
-    writeln!(out, "{}: weights alone\n", visible_text(report.provenance.model()))?;
+    writeln!(out, "{}: weights alone\n", visible_text(&report.provenance.model))?;
     let largest = report
         .eigenvalues
         .iter()

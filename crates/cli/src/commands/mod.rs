@@ -53,7 +53,6 @@ macro_rules! commands {
         }
 
         impl Command {
-            /// Runs the command.
             pub(crate) fn run(&self) -> anyhow::Result<ExitCode> {
                 match self {
                     $(Self::$name(options) => Ok(($run)(options)?.report()),)*

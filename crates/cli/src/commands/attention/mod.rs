@@ -52,7 +52,6 @@ pub(crate) fn run(args: &AttentionArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The files that the options ask for.
 fn outputs(args: &AttentionArgs) -> anyhow::Result<Outputs> {
     let mut outputs = Outputs::new(args.overwrite);
     if let Some(path) = &args.export {

@@ -82,7 +82,6 @@ fn bytes_of_a_token(args: &BenchArgs, config: &Config, (of_weight, of_number): (
     of_weight * weights + of_number * f64::from(args.batch) * l * keys * kv
 }
 
-/// The width of the keys and values of a position.
 fn keys_and_values(config: &Config) -> f64 {
     let heads = config.heads();
     (heads.packed_width() - heads.query_width()) as f64

@@ -9,6 +9,7 @@ use crate::changes::Reads;
 use crate::provenance::Provenance;
 use crate::session::Session;
 use crate::{finite, output};
+use candle_core::DType;
 use gpt2_loader::TextStream;
 use gpt2_model::hooks::{Chain, Hooks};
 use gpt2_model::{Generation, Sampling};
@@ -48,7 +49,8 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
 
     let prompts = std::slice::from_ref(&prompt.ids);
     let changes = args.interventions.build(&session, Reads::Growing(&prompt.ids))?;
-    let made_by = Provenance::new(&session, &prompt.ids)?.with_kv(args.kv).under(&changes);
+    let mut made_by = Provenance::new(&session, &prompt.ids)?.under(&changes);
+    made_by.kv = args.kv.as_ref().map(DType::as_str);
     let mut generation = Generation::new(&session.model, prompts, sampling(args), max_new_tokens)?;
     if let Some(kv) = args.kv {
         generation = generation.with_cache_dtype(kv)?;

@@ -27,7 +27,6 @@ pub(super) struct Text<'a> {
     pub(super) made_by: &'a Provenance,
 }
 
-/// The files that the options ask for.
 pub(super) fn outputs(args: &GenerateArgs) -> anyhow::Result<Outputs> {
     let mut outputs = Outputs::new(args.overwrite);
     if let Some(path) = &args.export {
@@ -61,8 +60,9 @@ impl Recorded {
             anyhow::bail!("no token was generated, so there is no attention to write")
         };
         let ids = [text.prompt, read].concat();
-        let (tokens, made_by) =
-            (text.session.labels(&ids), text.made_by.clone().reading(&ids).of(&self.layers, &self.heads));
+        let tokens = text.session.labels(&ids);
+        let mut made_by = text.made_by.clone().of(&self.layers, &self.heads);
+        made_by.ids.clone_from(&ids);
         let subject = Subject {
             session: text.session,
             ids: &ids,

@@ -116,7 +116,6 @@ impl Lines {
         Ok(None)
     }
 
-    /// Adds the lines of a section.
     pub(super) fn add(&mut self, lines: &str) -> anyhow::Result<()> {
         use std::io::Seek;
         let named = || self.part.display().to_string();
@@ -131,7 +130,6 @@ impl Lines {
         if self.before.is_some() { Ok(()) } else { Ok(std::fs::remove_file(&self.part)?) }
     }
 
-    /// Gives the file its own name.
     pub(super) fn finish(mut self) -> anyhow::Result<()> {
         let named = || self.out.display().to_string();
         if let Some(before) = &mut self.before

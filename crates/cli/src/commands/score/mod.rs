@@ -295,10 +295,10 @@ fn next_section(
     Ok(serde_json::from_slice(&texts)?)
 }
 
-/// The line of a document.
 fn row<'a>(document: &'a Document, tokens: usize, parts: &[Part], heads: usize) -> anyhow::Result<Row<'a>> {
     let predicted = parts.iter().map(|part| part.predicted).sum();
-    let loss = (predicted > 0).then(|| surprise(parts) / predicted as f64);
+    let surprise: f64 = parts.iter().map(|part| part.surprise).sum(); // nats
+    let loss = (predicted > 0).then(|| surprise / predicted as f64);
     let perplexity = loss.map(f64::exp);
     if perplexity.is_some_and(f64::is_infinite) {
         bail!(
@@ -309,11 +309,6 @@ fn row<'a>(document: &'a Document, tokens: usize, parts: &[Part], heads: usize) 
     let layers = if parts.iter().any(|part| part.heads.is_empty()) { vec![] } else { layers(parts, heads) };
     let Document { file, line, text } = document;
     Ok(Row { file, line: *line, bytes: text.len(), tokens, predicted, loss, perplexity, layers })
-}
-
-/// The surprise of a document in nats.
-fn surprise(parts: &[Part]) -> f64 {
-    parts.iter().map(|part| part.surprise).sum()
 }
 
 fn print(total: &Total) -> anyhow::Result<()> {

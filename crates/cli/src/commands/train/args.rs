@@ -44,7 +44,6 @@ pub(crate) struct LoraArgs {
 }
 
 impl LoraArgs {
-    /// The adapter to train.
     pub(crate) fn options(&self) -> Option<LoraOptions> {
         Some(LoraOptions {
             r: self.rank? as usize,

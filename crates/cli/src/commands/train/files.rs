@@ -43,7 +43,6 @@ pub(super) fn picture(out: &Path) -> PathBuf {
     out.join(PICTURE)
 }
 
-/// The format of `--metrics`.
 pub(super) fn metrics_format(path: &Path) -> anyhow::Result<MetricsFormat> {
     MetricsFormat::from_path(path)
         .with_context(|| format!("--metrics {}: expected a name that ends in .csv or .jsonl", path.display()))

@@ -119,7 +119,6 @@ fn base(args: &TrainArgs, checkpoint: &Checkpoint, device: &Device) -> anyhow::R
     }
 }
 
-/// The trainer's options, from the command line.
 fn options(args: &TrainArgs) -> TrainOptions {
     let mut options = TrainOptions::new(args.steps);
     options.batch = args.batch;

@@ -28,7 +28,6 @@ pub(super) struct Progress<'a> {
 }
 
 impl<'a> Progress<'a> {
-    /// The callback for this trainer's run.
     pub(super) fn new(
         args: &'a TrainArgs,
         tokenizer: &'a Tokenizer,
@@ -103,7 +102,6 @@ impl<'a> Progress<'a> {
         Ok(())
     }
 
-    /// Handles the end of a step.
     fn end(
         &mut self,
         trainer: &Trainer,
