@@ -79,11 +79,6 @@ pub(crate) fn model_id(text: &str) -> anyhow::Result<ModelId> {
     })
 }
 
-/// The first thing to say if the Hub has no model of that name: the user may have meant a folder.
-pub(crate) fn not_a_folder(text: &str) -> String {
-    format!("there is no folder {text}, so it was taken for a model of the Hub")
-}
-
 /// Refuses `--revision` for a model that has no revisions.
 pub(crate) fn no_revision(args: &HubArgs, what: &str) -> anyhow::Result<()> {
     match &args.revision {

@@ -164,7 +164,9 @@ pub(crate) fn files_by(
         }
         Model::Hub(id) => {
             let files = fetch(hub::settings(args)?, id, hub::revision(args));
-            let files = files.with_context(|| hub::not_a_folder(model))?;
+            let files = files.with_context(|| {
+                format!("there is no folder {model}, so it was taken for a model of the Hub")
+            })?;
             note(&format!("model: {}", files.name));
             Ok(files)
         }
@@ -172,10 +174,6 @@ pub(crate) fn files_by(
 }
 
 impl ModelArgs {
-    pub(crate) fn session(&self) -> anyhow::Result<Session> {
-        self.session_for(Inputs::default(), &Outputs::new(false))
-    }
-
     /// Loads the model onto the device, after checking that `outputs` do no harm to it, the Hub's cache and `inputs`.
     pub(crate) fn session_for(&self, mut inputs: Inputs, outputs: &Outputs) -> anyhow::Result<Session> {
         hub::inputs(&self.hub, &mut inputs);

@@ -1,6 +1,8 @@
 //! `gpt2 circuits`: what the weights of heads do by token, and how heads feed one another.
 
+use crate::inputs::Inputs;
 use crate::output::{self, note};
+use crate::outputs::Outputs;
 use crate::progress::with_bar;
 use crate::prompt::single_token;
 use crate::provenance::Provenance;
@@ -8,7 +10,8 @@ use crate::session::{ModelArgs, Session};
 use crate::values::one_of;
 use gpt2_circuits::{Circuit, Circuits, Composition, Eigenvalue, Entry};
 use gpt2_model::hooks::Head;
-use gpt2_view::{Align, Table, visible_text, visible_token};
+use gpt2_view::Align::{Left, Right};
+use gpt2_view::{Table, visible_text, visible_token};
 use serde::Serialize;
 use std::io::Write;
 
@@ -108,7 +111,7 @@ struct Direction {
 }
 
 pub(crate) fn run(args: &CircuitsArgs) -> anyhow::Result<()> {
-    let session = args.model.session()?;
+    let session = args.model.session_for(Inputs::default(), &Outputs::new(false))?;
     let circuits = Circuits::new(&session.model)?;
     let provenance = Provenance::of_weights(&session)?;
     match args.head {
@@ -233,7 +236,7 @@ fn print_overview(report: &Overview, shown: usize) -> anyhow::Result<()> {
     let mut sorted: Vec<&OfHead> = report.heads.iter().collect();
     let of = |head: &OfHead| head.copying.unwrap_or(f64::NEG_INFINITY);
     sorted.sort_by(|a, b| of(b).total_cmp(&of(a)));
-    let mut table = Table::new(&[("head", Align::Right), ("copying", Align::Right)]);
+    let mut table = Table::new(&[("head", Right), ("copying", Right)]);
     for OfHead { layer, head, copying } in sorted.into_iter().take(shown) {
         let copying = copying.map_or_else(|| "none".to_owned(), |copying| format!("{copying:+.3}"));
         table.row(vec![format!("{layer}.{head}"), copying]);
@@ -243,12 +246,7 @@ fn print_overview(report: &Overview, shown: usize) -> anyhow::Result<()> {
         out,
         "composition: how strongly the output of a head feeds a later one's queries, keys or values\n"
     )?;
-    let mut table = Table::new(&[
-        ("from", Align::Right),
-        ("to", Align::Right),
-        ("reads", Align::Left),
-        ("score", Align::Right),
-    ]);
+    let mut table = Table::new(&[("from", Right), ("to", Right), ("reads", Left), ("score", Right)]);
     for Pair { reads, from, to, score } in report.compositions.iter().take(shown) {
         table.row(vec![from.clone(), to.clone(), (*reads).to_owned(), format!("{score:.3}")]);
     }
@@ -285,7 +283,7 @@ fn print_head(report: &OneHead) -> anyhow::Result<()> {
         ),
     ] {
         writeln!(out, "{title}\n")?;
-        let mut table = Table::new(&[(from, Align::Left), (to, Align::Left), ("value", Align::Right)]);
+        let mut table = Table::new(&[(from, Left), (to, Left), ("value", Right)]);
         for Link { from, to, value, .. } in links {
             table.row(vec![visible_token(from), visible_token(to), format!("{value:+.2}")]);
         }
@@ -306,7 +304,7 @@ fn print_head(report: &OneHead) -> anyhow::Result<()> {
         ),
     ] {
         writeln!(out, "{title}\n")?;
-        let mut table = Table::new(&[("value", Align::Right), (reads, Align::Left), (writes, Align::Left)]);
+        let mut table = Table::new(&[("value", Right), (reads, Left), (writes, Left)]);
         for Direction { value, reads, writes } in directions {
             let named =
                 |tokens: &[String]| tokens.iter().map(|t| visible_token(t)).collect::<Vec<_>>().join(" ");

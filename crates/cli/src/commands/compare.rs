@@ -86,9 +86,7 @@ struct Side {
 }
 
 struct Loaded {
-    name: String,
-    formats: Vec<&'static str>,
-    adapters: Vec<Used>,
+    side: Side,
     model: Gpt2LMHeadModel,
     files: Files,
 }
@@ -96,11 +94,10 @@ struct Loaded {
 pub(crate) fn run(args: &CompareArgs) -> anyhow::Result<()> {
     let device = args.run.open()?;
     let text = read(&args.text)?;
-    let (a, b) =
-        (load(&args.model, args, None, &device)?, load(&args.other, args, args.quantize_other, &device)?);
+    let mut a = load(&args.model, args, None, &device)?;
+    let mut b = load(&args.other, args, args.quantize_other, &device)?;
     let adapters = adapters::find(&args.adapters, &args.hub, &mut Inputs::default())?;
-    let (model, used) = adapters::put_on(b.model, &adapters)?;
-    let b = Loaded { model, adapters: used, ..b };
+    (b.model, b.side.adapters) = adapters::put_on(b.model, &adapters)?;
     let (config, other) = (a.model.config(), b.model.config());
     if config.vocab_size != other.vocab_size {
         bail!(
@@ -148,13 +145,13 @@ pub(crate) fn run(args: &CompareArgs) -> anyhow::Result<()> {
         bar.inc(part.len() as u64);
     }
     bar.finish_and_clear();
-    let [perplexity, of_other] = comparison.perplexity();
-    if !perplexity.is_finite() || !of_other.is_finite() {
+    [a.side.perplexity, b.side.perplexity] = comparison.perplexity();
+    if !a.side.perplexity.is_finite() || !b.side.perplexity.is_finite() {
         bail!("a perplexity exceeds the range of f64: the text is too improbable for one of the models");
     }
     let report = Report {
-        model: Side { name: a.name, formats: a.formats, adapters: a.adapters, perplexity },
-        other: Side { name: b.name, formats: b.formats, adapters: b.adapters, perplexity: of_other },
+        model: a.side,
+        other: b.side,
         tokens: comparison.tokens,
         window,
         mean_kl_divergence: comparison.mean_divergence(),
@@ -189,7 +186,8 @@ fn load(
         (model, session::kept(checkpoint.formats(), DType::F32, device))
     };
     let formats = formats.into_iter().map(BlockFormat::as_str).collect();
-    Ok(Loaded { name: checkpoint.name().to_string(), formats, adapters: vec![], model, files })
+    let side = Side { name: checkpoint.name().to_string(), formats, adapters: vec![], perplexity: f64::NAN };
+    Ok(Loaded { side, model, files })
 }
 
 fn print(report: &Report) -> anyhow::Result<()> {

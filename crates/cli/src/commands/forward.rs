@@ -5,11 +5,12 @@ use crate::output;
 use crate::outputs::Outputs;
 use crate::prompt::{Prompt, PromptArgs};
 use crate::provenance::Provenance;
-use crate::session::StudyArgs;
+use crate::session::{Session, StudyArgs};
 use crate::values::highest;
 use candle_core::{D, DType, Tensor};
 use candle_nn::ops::log_softmax;
-use gpt2_view::{Align, Table, visible_token, write_safetensors};
+use gpt2_view::Align::{Left, Right};
+use gpt2_view::{Table, visible_token, write_safetensors};
 use serde::Serialize;
 use std::io::Write;
 use std::path::PathBuf;
@@ -94,18 +95,17 @@ pub(crate) fn run(args: &ForwardArgs) -> anyhow::Result<()> {
         let tensors = [("logits", &logits), ("hidden_states", &hidden_states)];
         outputs.stage(path, |temporary| write_safetensors(temporary, &tensors, &metadata))?;
     }
-    let shown = (args.top_k, args.study.finite.allow_nonfinite);
-    let report = report(&session, made_by, prompt, &logits.squeeze(0)?, shown)?;
+    let report = report(args, &session, made_by, prompt, &logits.squeeze(0)?)?;
     outputs.commit_after(|| output::report(args.study.json, &report, print))
 }
 
 /// `logits` (T, V)
 fn report(
-    session: &crate::session::Session,
+    args: &ForwardArgs,
+    session: &Session,
     provenance: Provenance,
     prompt: Prompt,
     logits: &Tensor,
-    (top_k, allow_nonfinite): (usize, bool),
 ) -> anyhow::Result<Report> {
     let t = prompt.ids.len();
     let log_probs = log_softmax(logits, D::Minus1)?; // (T, V)
@@ -117,7 +117,7 @@ fn report(
     }
     let sum: f64 = given.iter().flatten().map(|&l| f64::from(l)).sum();
     let perplexity = (t > 1).then(|| (-sum / (t - 1) as f64).exp());
-    if perplexity.is_some_and(f64::is_infinite) && !allow_nonfinite {
+    if perplexity.is_some_and(f64::is_infinite) && !args.study.finite.allow_nonfinite {
         anyhow::bail!(
             "the perplexity is not finite: the prompt's tokens are all but impossible under this model, with a mean \
              log-probability of {:.0} nats; are the weights damaged? --allow-nonfinite shows the result anyway",
@@ -126,7 +126,7 @@ fn report(
     }
 
     let last = log_probs.get(t - 1)?.to_vec1::<f32>()?; // (V)
-    let order = highest(&last, top_k);
+    let order = highest(&last, args.top_k);
     let candidate = |(id, token): (&u32, String)| {
         let log_prob = last[*id as usize];
         Candidate { id: *id, token, probability: log_prob.exp(), log_prob }
@@ -145,12 +145,7 @@ fn report(
 fn print(report: &Report) -> anyhow::Result<()> {
     let mut out = output::stdout();
     writeln!(out, "{}\n", report.provenance.first_line())?;
-    let mut prompt = Table::new(&[
-        ("position", Align::Right),
-        ("id", Align::Right),
-        ("token", Align::Left),
-        ("log-prob", Align::Right),
-    ]);
+    let mut prompt = Table::new(&[("position", Right), ("id", Right), ("token", Left), ("log-prob", Right)]);
     for (i, t) in report.tokens.iter().enumerate() {
         let log_prob = t.log_prob.map_or_else(String::new, |l| format!("{l:.3}"));
         prompt.row(vec![i.to_string(), t.id.to_string(), visible_token(&t.token), log_prob]);
@@ -159,8 +154,7 @@ fn print(report: &Report) -> anyhow::Result<()> {
     if let Some(perplexity) = report.perplexity {
         writeln!(out, "perplexity {perplexity:.3} over {} tokens\n", report.tokens.len() - 1)?;
     }
-    let mut next =
-        Table::new(&[("next token", Align::Left), ("id", Align::Right), ("probability", Align::Right)]);
+    let mut next = Table::new(&[("next token", Left), ("id", Right), ("probability", Right)]);
     for c in &report.next {
         next.row(vec![visible_token(&c.token), c.id.to_string(), format!("{:.4}", c.probability)]);
     }

@@ -15,7 +15,8 @@ use gpt2_model::analysis::{
     edge_attribution,
 };
 use gpt2_model::hooks::Hooks;
-use gpt2_view::{Align, NumberMap, PictureFormat, Table, visible_token};
+use gpt2_view::Align::{Left, Right};
+use gpt2_view::{NumberMap, PictureFormat, Table, visible_token};
 use serde::Serialize;
 use std::io::Write;
 use std::path::PathBuf;
@@ -345,8 +346,7 @@ fn print(report: &Report) -> anyhow::Result<()> {
     )?;
     let mut sorted = report.heads.clone();
     sorted.sort_by(|a, b| b.exact.abs().total_cmp(&a.exact.abs()));
-    let mut table =
-        Table::new(&[("head", Align::Right), ("exact", Align::Right), ("estimated", Align::Right)]);
+    let mut table = Table::new(&[("head", Right), ("exact", Right), ("estimated", Right)]);
     for HeadPatch { layer, head, exact, estimated } in sorted.iter().take(SHOWN) {
         table.row(vec![format!("{layer}.{head}"), format!("{exact:+.3}"), format!("{estimated:+.3}")]);
     }
@@ -362,12 +362,7 @@ fn print(report: &Report) -> anyhow::Result<()> {
     write!(out, "{}", streams(report))?;
     if let Some(edges) = &report.edges {
         writeln!(out, "\nedges between heads (estimated):\n")?;
-        let mut table = Table::new(&[
-            ("from", Align::Right),
-            ("to", Align::Right),
-            ("reads", Align::Left),
-            ("estimated", Align::Right),
-        ]);
+        let mut table = Table::new(&[("from", Right), ("to", Right), ("reads", Left), ("estimated", Right)]);
         for Edge { reads, from, to, estimated } in edges.iter().take(SHOWN) {
             table.row(vec![from.clone(), to.clone(), (*reads).to_owned(), format!("{estimated:+.3}")]);
         }
@@ -389,8 +384,8 @@ fn streams(report: &Report) -> String {
     positions.truncate(POSITIONS);
     positions.sort_unstable();
     let titles: Vec<String> = (0..report.streams.len()).map(|layer| layer.to_string()).collect();
-    let mut columns = vec![("", Align::Right), ("clean", Align::Left), ("corrupted", Align::Left)];
-    columns.extend(titles.iter().map(|title| (title.as_str(), Align::Right)));
+    let mut columns = vec![("", Right), ("clean", Left), ("corrupted", Left)];
+    columns.extend(titles.iter().map(|title| (title.as_str(), Right)));
     let mut table = Table::new(&columns);
     for position in positions {
         let mut cells = vec![

@@ -100,9 +100,10 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
         let stopped_at_eos = ids.last().is_some_and(|&id| config.is_eos(id));
         let shown = &ids[..ids.len() - usize::from(stopped_at_eos)];
         let text = prompt.text.is_some().then(|| session.tokenizer().map(|t| t.decode(shown))).transpose()?;
+        let Sampling { temperature, top_k, top_p, repetition_penalty, seed } = sampling(args);
         output::json(&Report {
             provenance: made_by,
-            sampling: Draw::of(&sampling(args), max_new_tokens),
+            sampling: Draw { temperature, top_k, top_p, repetition_penalty, seed, max_new_tokens },
             model: session.name.clone(),
             prompt_ids: prompt.ids,
             ids,
@@ -126,13 +127,6 @@ struct Draw {
     repetition_penalty: f64,
     seed: u64,
     max_new_tokens: usize,
-}
-
-impl Draw {
-    fn of(sampling: &Sampling, max_new_tokens: usize) -> Self {
-        let Sampling { temperature, top_k, top_p, repetition_penalty, seed } = *sampling;
-        Self { temperature, top_k, top_p, repetition_penalty, seed, max_new_tokens }
-    }
 }
 
 fn sampling(args: &GenerateArgs) -> Sampling {

@@ -77,7 +77,7 @@ fn train(args: &TrainArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
         })
     ));
     if args.resume {
-        trainer.resume(&files::state(&args.out)).map_err(worded)?;
+        trainer.resume(&args.out.join(files::STATE)).map_err(worded)?;
         note(&format!("going on after step {}", trainer.steps()));
     }
     let mut progress = Progress::new(args, &tokenizer, &trainer)?;
@@ -106,7 +106,7 @@ fn train(args: &TrainArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
     ));
     if finished {
         // A finished run cannot resume, so it needs no state.
-        let _ = std::fs::remove_file(files::state(&args.out));
+        let _ = std::fs::remove_file(args.out.join(files::STATE));
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -119,7 +119,7 @@ impl<'a> Progress<'a> {
             self.save(trainer)?;
         }
         if (validation.is_some() || stopped) && !is_last {
-            trainer.save_state(&files::state(&self.args.out)).map_err(worded)?;
+            trainer.save_state(&self.args.out.join(files::STATE)).map_err(worded)?;
         }
         if !stopped || is_last {
             return Ok(ControlFlow::Continue(()));
@@ -138,7 +138,8 @@ impl<'a> Progress<'a> {
         // Keep the files of the earlier run that --overwrite replaces until this run has something to show.
         if std::mem::take(&mut self.replaces) {
             // The config of an adapter first: new weights beside it would have another scaling.
-            for file in [files::adapter_config(out), files::state(out), files::picture(out)] {
+            for name in [files::FILES_OF_ADAPTER[0], files::STATE, files::PICTURE] {
+                let file = out.join(name);
                 if file.exists() {
                     std::fs::remove_file(file)?;
                 }
