@@ -2,7 +2,7 @@
 
 use crate::inputs::Inputs;
 use crate::interventions::{At, InterventionArgs, vector};
-use crate::prompt::encode;
+use crate::prompt::{encode, read_file};
 use crate::provenance::count;
 use crate::session::Session;
 use anyhow::{Context, bail};
@@ -210,8 +210,7 @@ fn first_given<'a>(options: impl IntoIterator<Item = (&'a str, usize)>) -> Optio
 /// The texts of `--mean-of`, one a line.
 fn others(session: &Session, path: &Path) -> anyhow::Result<Vec<Vec<u32>>> {
     const LONGEST: u64 = 1 << 24;
-    let read = std::fs::File::open(path).and_then(|file| crate::prompt::read_limited(file, LONGEST));
-    let text = read.with_context(|| format!("cannot read the texts of --mean-of from {}", path.display()))?;
+    let text = read_file("the texts of --mean-of", path, LONGEST)?;
     let mut all = vec![];
     for (i, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
         all.push(tokens(session, line, &format!("{}: line {}", path.display(), i + 1))?);

@@ -5,7 +5,7 @@ use crate::device::RunArgs;
 use crate::hub::HubArgs;
 use crate::inputs::Inputs;
 use crate::progress::bar;
-use crate::prompt::{encode, read_limited};
+use crate::prompt::{encode, read_file, read_limited};
 use crate::session::FORMATS;
 use crate::values::one_of;
 use crate::{output, session};
@@ -166,8 +166,7 @@ fn read(path: &Path) -> anyhow::Result<String> {
         return read_limited(std::io::stdin(), LONGEST_TEXT)
             .context("cannot read the text from standard input");
     }
-    let text = std::fs::File::open(path).and_then(|file| read_limited(file, LONGEST_TEXT));
-    text.with_context(|| format!("cannot read the text from {}", path.display()))
+    read_file("the text", path, LONGEST_TEXT)
 }
 
 fn load(

@@ -25,12 +25,12 @@ pub(super) struct Bench<'a> {
 
 impl<'a> Bench<'a> {
     pub(super) fn new(args: &'a BenchArgs) -> anyhow::Result<Self> {
-        let checkpoint = match &args.model.model {
-            Some(model) => Some(Checkpoint::open(&crate::session::files(Some(model), &args.model.hub)?)?),
-            None => None,
+        let (implementation, hub) = (args.model.implementation, &args.model.hub);
+        let open = |model: &String| -> anyhow::Result<Checkpoint> {
+            let files = crate::session::files(Some(model), hub)?;
+            Ok(Checkpoint::open(&files)?.with_implementation(implementation))
         };
-        let implementation = args.model.implementation;
-        let checkpoint = checkpoint.map(|checkpoint| checkpoint.with_implementation(implementation));
+        let checkpoint = args.model.model.as_ref().map(open).transpose()?;
         let mut config = checkpoint.as_ref().map_or_else(Config::gpt2, |c| c.config().clone());
         config.attn_implementation = implementation;
         let tokens = args.tokens as usize;

@@ -10,9 +10,9 @@ mod tests;
 pub(super) use args::TrainArgs;
 
 use crate::output::note;
-use crate::prompt::{encode, read_limited};
+use crate::prompt::{encode, read_file};
 use crate::{finite, parallel, session};
-use anyhow::{Context, anyhow, bail};
+use anyhow::{anyhow, bail};
 use args::worded;
 use candle_core::{DType, Device};
 use gpt2_loader::{Checkpoint, Files, Tokenizer};
@@ -36,8 +36,7 @@ fn train(args: &TrainArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
     let writes = group.rank() == 0;
     let device = args.run.open()?;
     let (_, source) = args.source();
-    let text = std::fs::File::open(source).and_then(|file| read_limited(file, LONGEST_TEXT));
-    let text = text.with_context(|| format!("cannot read the text from {}", source.display()))?;
+    let text = read_file("the text", source, LONGEST_TEXT)?;
     let examples = args.jsonl.as_ref().map(|path| jsonl::parse(&text, path)).transpose()?;
     let _folder = writes.then(|| files::begin(args)).transpose()?;
     let model = args.model.as_ref().map(|model| session::files(Some(model), &args.hub)).transpose()?;
@@ -89,7 +88,7 @@ fn train(args: &TrainArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
         }
         _ => worded(error),
     })?;
-    progress.finish();
+    progress.bar.finish_and_clear();
     if !writes {
         return Ok(ExitCode::SUCCESS);
     }

@@ -14,7 +14,7 @@ use std::ops::ControlFlow;
 pub(super) struct Progress<'a> {
     args: &'a TrainArgs,
     tokenizer: &'a Tokenizer,
-    bar: ProgressBar,
+    pub(super) bar: ProgressBar,
     metrics: Option<Metrics>,
     stop: Stop,
     /// Whether this rank writes the run's files.
@@ -154,10 +154,5 @@ impl<'a> Progress<'a> {
         }
         let options = SaveOptions::default().with_dtype(self.args.save_dtype);
         Ok(gpt2_loader::save(out, model, Some(self.tokenizer), options)?)
-    }
-
-    /// Removes the bar.
-    pub(super) fn finish(self) {
-        self.bar.finish_and_clear();
     }
 }
