@@ -22,7 +22,6 @@ pub(crate) enum Reads<'a> {
     Others(&'static str),
 }
 
-/// The interventions of a run.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Changes {
     /// As hooks.

@@ -4,7 +4,6 @@ use anyhow::bail;
 use gpt2_loader::{AdapterFiles, FILE_NAMES, Files, WeightFiles};
 use std::path::{Path, PathBuf};
 
-/// The files and folders that a run reads.
 #[derive(Debug, Default)]
 pub(crate) struct Inputs {
     /// What each file is, and its path.

@@ -7,7 +7,6 @@ use anyhow::{Context, bail};
 use gpt2_files::atomic::{self, Staged};
 use std::path::{Path, PathBuf};
 
-/// The files that the user asked a run to write.
 #[derive(Debug)]
 pub(crate) struct Outputs {
     list: Vec<Output>,

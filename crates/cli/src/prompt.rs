@@ -9,7 +9,6 @@ use gpt2_loader::{LoadError, Tokenizer};
 use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
 
-/// The prompt: an argument, a file, a pipe or ids.
 #[derive(Debug, clap::Args)]
 pub(crate) struct PromptArgs {
     /// The prompt [default: standard input, if it is a pipe]

@@ -13,7 +13,6 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// How an output was made.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Provenance {
     /// This program's version.

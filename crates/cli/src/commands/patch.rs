@@ -8,6 +8,7 @@ use crate::progress::with_bar;
 use crate::prompt::{encode, single_token};
 use crate::provenance::Provenance;
 use crate::session::{Session, StudyArgs};
+use crate::values::pairs_by_head;
 use anyhow::bail;
 use candle_core::{Device, Tensor};
 use gpt2_model::analysis::{
@@ -184,7 +185,12 @@ pub(crate) fn run(args: &PatchArgs) -> anyhow::Result<()> {
         let bytes = picture(format, &title, &exact, by_position.as_ref(), &tokens, &provenance)?;
         outputs.stage_bytes(path, &bytes)?;
     }
-    let heads = heads(&exact, &estimated)?;
+    let heads = pairs_by_head(&exact, &estimated, |layer, head, exact, estimated| HeadPatch {
+        layer,
+        head,
+        exact,
+        estimated,
+    })?;
     let report = Report {
         provenance,
         clean: tokens,
@@ -258,17 +264,6 @@ fn patch(args: &PatchArgs, session: &Session, contrast: &Contrast) -> anyhow::Re
         parts.extend([Parts::Attention, Parts::Mlps]); // the terminal does not show them
     }
     Ok(with_bar("runs", |progress| activation_patching(&session.model, contrast, &parts, progress))?)
-}
-
-fn heads(exact: &Tensor, estimated: &Tensor) -> anyhow::Result<Vec<HeadPatch>> {
-    let mut all = vec![];
-    for (layer, (exact, estimated)) in
-        exact.to_vec2::<f64>()?.into_iter().zip(estimated.to_vec2::<f64>()?).enumerate()
-    {
-        let heads = exact.into_iter().zip(estimated).enumerate();
-        all.extend(heads.map(|(head, (exact, estimated))| HeadPatch { layer, head, exact, estimated }));
-    }
-    Ok(all)
 }
 
 /// Pearson's correlation of exact and estimated numbers; `None` if either does not vary.

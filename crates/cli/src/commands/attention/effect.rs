@@ -5,6 +5,7 @@ use super::scene::{CELL, Scene};
 use crate::output::{self, note};
 use crate::prompt::single_token;
 use crate::provenance::Provenance;
+use crate::values::pairs_by_head;
 use anyhow::{Context, bail};
 use candle_core::{D, DType, Device, Tensor};
 use gpt2_model::ForwardArgs;
@@ -114,12 +115,13 @@ impl Effects {
 
 pub(super) fn show_effect(scene: &Scene, ablation: Ablation) -> anyhow::Result<()> {
     let found = Effects::of(scene, ablation)?;
-    let (changes, direct) = (found.total.change.to_vec2::<f64>()?, found.direct.heads.to_vec2::<f64>()?);
-    let of_layer = |(layer, (changes, direct)): (usize, (Vec<f64>, Vec<f64>))| {
-        let heads = changes.into_iter().zip(direct).enumerate();
-        heads.map(move |(head, (change, direct))| HeadEffect { layer, head, change, direct })
-    };
-    let mut heads: Vec<_> = changes.into_iter().zip(direct).enumerate().flat_map(of_layer).collect();
+    let mut heads =
+        pairs_by_head(&found.total.change, &found.direct.heads, |layer, head, change, direct| HeadEffect {
+            layer,
+            head,
+            change,
+            direct,
+        })?;
     heads.sort_by(|a, b| b.change.abs().total_cmp(&a.change.abs()));
     let token = |id: u32| Token { token: scene.subject.session.labels(&[id]).concat(), id };
     let numbers = |x: &Tensor| x.to_dtype(DType::F64)?.to_vec1::<f64>();
@@ -143,7 +145,7 @@ pub(super) fn show_effect(scene: &Scene, ablation: Ablation) -> anyhow::Result<(
             total: found.direct.total,
         },
     };
-    if scene.args.study.json { output::json(&report) } else { print_effect(&report) }
+    output::report(scene.args.study.json, &report, print_effect)
 }
 
 fn print_effect(report: &EffectReport) -> anyhow::Result<()> {

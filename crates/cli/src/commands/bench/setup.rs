@@ -11,7 +11,6 @@ use candle_nn::VarBuilder;
 use gpt2_loader::Checkpoint;
 use gpt2_model::{Config, Gpt2LMHeadModel, Implementation, init};
 
-/// What is to be timed.
 pub(super) struct Bench<'a> {
     pub(super) args: &'a BenchArgs,
     pub(super) config: Config,

@@ -33,7 +33,6 @@ pub(super) struct Document {
     pub(super) text: String,
 }
 
-/// Reads the documents in order.
 pub(super) struct Corpus {
     files: VecDeque<PathBuf>,
     by: ByArg,
@@ -44,7 +43,6 @@ pub(super) struct Corpus {
 }
 
 impl Corpus {
-    /// The files, before any is read.
     pub(super) fn files(&self) -> impl Iterator<Item = &Path> {
         self.files.iter().map(PathBuf::as_path)
     }

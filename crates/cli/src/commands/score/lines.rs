@@ -10,7 +10,6 @@ use std::fs::{File, TryLockError};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 
-/// The file that grows.
 pub(super) struct Lines {
     out: PathBuf,
     part: PathBuf,
