@@ -85,7 +85,10 @@ impl Lines {
             before.read_until(b'\n', &mut line).with_context(|| self.part.display().to_string())?;
             let row = line.strip_suffix(b"\n");
             let Some(row) = row.and_then(|row| serde_json::from_slice::<Value>(row).ok()) else {
-                return self.go_on();
+                // From here on, lines are new.
+                self.before = None;
+                self.file.set_len(self.length).with_context(|| self.part.display().to_string())?;
+                return Ok(None);
             };
             let same = row["file"] == document.file
                 && row["line"] == document.line.map_or(Value::Null, Value::from)
@@ -106,13 +109,6 @@ impl Lines {
         }
         self.length = length;
         Ok(Some(found))
-    }
-
-    /// From here on, lines are new.
-    fn go_on<T>(&mut self) -> anyhow::Result<Option<T>> {
-        self.before = None;
-        self.file.set_len(self.length).with_context(|| self.part.display().to_string())?;
-        Ok(None)
     }
 
     pub(super) fn add(&mut self, lines: &str) -> anyhow::Result<()> {

@@ -196,7 +196,7 @@ fn score(args: &ScoreArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
 /// Refuses an OUT that would do harm.
 fn files(args: &ScoreArgs, corpus: &Corpus) -> anyhow::Result<(Inputs, Outputs)> {
     let mut inputs = Inputs::default();
-    for file in corpus.files() {
+    for file in &corpus.files {
         match file == Path::new(STDIN) {
             false => inputs.file("the corpus", file),
             true if cfg!(unix) => inputs.file("the corpus", "/dev/stdin"),
