@@ -131,22 +131,16 @@ fn existing_files_are_replaced_with_overwrite_alone() -> Result {
 }
 
 #[test]
-fn two_outputs_with_one_name_are_refused() -> Result {
+fn outputs_with_one_name_or_in_no_folder_are_refused_before_any_is_written() -> Result {
     let folder = Folder::empty()?;
-    let (plain, dotted) = (folder.at("x.svg"), folder.at("./x.svg"));
-    let args = ["attention", "--picture", &plain, "--html", &dotted, "--model", ODD];
-    gpt2(&[&args[..], &IDS].concat())?.refused(1, &["--html", "the same file as --picture"]);
-    assert!(folder.names()?.is_empty());
-    Ok(())
-}
-
-#[test]
-fn an_output_that_cannot_be_written_is_refused_before_any_other_is() -> Result {
-    let folder = Folder::empty()?;
-    let (good, bad) = (folder.at("w.npy"), folder.at("nowhere/w.png"));
-    let args = ["attention", "--export", &good, "--picture", &bad, "--model", ODD];
-    gpt2(&[&args[..], &IDS].concat())?.refused(1, &["nowhere", "make it first"]);
-    assert!(folder.names()?.is_empty());
+    let at = |name: &str| folder.at(name);
+    for (args, says) in [
+        (["--picture", &at("x.svg"), "--html", &at("./x.svg")], ["--html", "the same file as --picture"]),
+        (["--export", &at("w.npy"), "--picture", &at("nowhere/w.png")], ["nowhere", "make it first"]),
+    ] {
+        gpt2(&[&["attention", "--model", ODD][..], &args, &IDS].concat())?.refused(1, &says);
+        assert!(folder.names()?.is_empty());
+    }
     Ok(())
 }
 

@@ -27,6 +27,13 @@ fn every_subcommand_has_examples_in_its_help() -> Result {
 }
 
 #[test]
+fn the_longest_help_fits_two_screens() -> Result {
+    let run = Run::of(command(&["help", "attention"]).env("COLUMNS", "120"))?.succeeded();
+    assert!(run.stdout.lines().count() <= 100, "{}", run.stdout);
+    Ok(())
+}
+
+#[test]
 fn the_demo_model_says_that_it_is_one_and_how_to_ask_for_another() -> Result {
     for args in [
         &["attention", "O Romeo"][..],

@@ -12,7 +12,6 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::str::FromStr;
 
-/// The adapters of a model.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Model and device")]
 pub(crate) struct AdapterArgs {

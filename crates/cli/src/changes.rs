@@ -2,7 +2,7 @@
 
 use crate::inputs::Inputs;
 use crate::interventions::{At, InterventionArgs, vector};
-use crate::prompt::encode;
+use crate::prompt::{encode, read_file};
 use crate::session::Session;
 use crate::values::count;
 use anyhow::{Context, bail};
@@ -22,7 +22,6 @@ pub(crate) enum Reads<'a> {
     Others(&'static str),
 }
 
-/// The interventions of a run.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Changes {
     /// As hooks.
@@ -74,9 +73,7 @@ impl InterventionArgs {
     pub(crate) fn build(&self, session: &Session, reads: Reads) -> anyhow::Result<Changes> {
         let (model, config) = (&session.model, session.model.config());
         if let Reads::Others(what) = reads {
-            if let Some(option) = [("--patch", self.patch.is_empty()), ("--block", self.block.is_empty())]
-                .iter()
-                .find_map(|(option, none)| (!none).then_some(option))
+            if let Some(option) = first_given([("--patch", self.patch.len()), ("--block", self.block.len())])
             {
                 bail!("{option}: names positions of a prompt, but this command runs on {what}; leave it out");
             }
@@ -128,16 +125,9 @@ impl InterventionArgs {
 
     /// Those interventions that need no prompt and no tokenizer, for a model that is in training.
     pub(crate) fn for_training(&self, config: &Config) -> anyhow::Result<Changes> {
-        for (option, none) in [
-            ("--patch", self.patch.is_empty()),
-            ("--block", self.block.is_empty()),
-            ("--mean-ablate", self.mean_ablate.is_empty()),
-        ] {
-            if !none {
-                bail!(
-                    "{option}: is not for training; use --ablate, --scale, --attention-temperature or --add"
-                );
-            }
+        let others = [self.patch.len(), self.block.len(), self.mean_ablate.len()];
+        if let Some(option) = first_given(["--patch", "--block", "--mean-ablate"].into_iter().zip(others)) {
+            bail!("{option}: is not for training; use --ablate, --scale, --attention-temperature or --add");
         }
         let lists = [&self.ablate, &self.scale, &self.attention_temperature];
         let mut all: Vec<Intervention> = lists.into_iter().flatten().cloned().collect();
@@ -146,7 +136,6 @@ impl InterventionArgs {
         Ok(Changes { list: Interventions::new(all, config)?, texts, sources: Sources::default() })
     }
 
-    /// The vectors of `--add`.
     fn add_vectors(
         &self,
         all: &mut Vec<Intervention>,
@@ -176,29 +165,21 @@ impl InterventionArgs {
         Ok(())
     }
 
-    /// Refuses patches at all positions from a prompt of another length.
+    /// Refuses patches at all positions from a prompt of another length, and at a position that either lacks.
     fn check_lengths(&self, other: &[u32], reads: Reads) -> anyhow::Result<()> {
-        if let Reads::Whole(ids) | Reads::Growing(ids) = reads
-            && ids.len() != other.len()
-            && self.patch.iter().any(|patch| patch.position.is_none())
-        {
+        let (Reads::Whole(ids) | Reads::Growing(ids)) = reads else { return Ok(()) };
+        let (t, from) = (ids.len(), other.len());
+        if t != from && self.patch.iter().any(|patch| patch.position.is_none()) {
             bail!(
-                "--from-prompt has {} tokens and the prompt {}: make them equal, or patch single positions (--patch PLACE@POS)",
-                other.len(),
-                ids.len()
+                "--from-prompt has {from} tokens and the prompt {t}: make them equal, or patch single positions (--patch PLACE@POS)"
             );
         }
-        if let Reads::Whole(ids) | Reads::Growing(ids) = reads
-            && let Some(position) = self
-                .patch
-                .iter()
-                .filter_map(|patch| patch.position)
-                .find(|&p| p >= ids.len().min(other.len()))
-        {
+        let mut positions = self.patch.iter().filter_map(|patch| patch.position);
+        if let Some(position) = positions.find(|&p| p >= t.min(from)) {
             bail!(
                 "--patch at position {position}: the prompt has positions 0 to {} and --from-prompt 0 to {}",
-                ids.len() - 1,
-                other.len() - 1
+                t - 1,
+                from - 1
             );
         }
         Ok(())
@@ -220,11 +201,15 @@ impl InterventionArgs {
     }
 }
 
+/// The first option that was given, of some with the number of their values.
+fn first_given<'a>(options: impl IntoIterator<Item = (&'a str, usize)>) -> Option<&'a str> {
+    options.into_iter().find(|(_, given)| *given > 0).map(|(option, _)| option)
+}
+
 /// The texts of `--mean-of`, one a line.
 fn others(session: &Session, path: &Path) -> anyhow::Result<Vec<Vec<u32>>> {
     const LONGEST: u64 = 1 << 24;
-    let read = std::fs::File::open(path).and_then(|file| crate::prompt::read_limited(file, LONGEST));
-    let text = read.with_context(|| format!("cannot read the texts of --mean-of from {}", path.display()))?;
+    let text = read_file("the texts of --mean-of", path, LONGEST)?;
     let mut all = vec![];
     for (i, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
         all.push(tokens(session, line, &format!("{}: line {}", path.display(), i + 1))?);

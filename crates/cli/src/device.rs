@@ -17,15 +17,15 @@ pub(crate) struct ThreadsArg {
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Model and device")]
 pub(crate) struct RunArgs {
-    /// Where to run: auto, cpu, cuda[:N] or metal[:N]; only auto ever falls back
+    /// Where to run: auto, cpu, cuda[:N], metal[:N]; only auto falls back
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     pub(crate) device: DeviceArg,
-    /// On CUDA, round the inputs of f32 matrix products to TF32's 10 bits: faster, but inexact
+    /// On CUDA, round the inputs of f32 products to TF32's 10 bits: faster, but inexact
     #[arg(long)]
     pub(crate) tf32: bool,
     #[command(flatten)]
     pub(crate) threads: ThreadsArg,
-    /// Seed for everything random: the same command with the same seed gives the same result
+    /// Seed for everything random: the same seed gives the same result
     #[arg(long, default_value_t = 0)]
     pub(crate) seed: u64,
 }
@@ -77,7 +77,6 @@ pub(crate) fn rounds_to_tf32(device: &Device) -> bool {
 }
 
 impl DeviceArg {
-    /// Opens the device.
     fn open(self) -> anyhow::Result<Device> {
         match self {
             Self::Cpu => Ok(Device::Cpu),

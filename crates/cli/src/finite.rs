@@ -18,9 +18,7 @@ pub(crate) struct FiniteArgs {
 impl FiniteArgs {
     /// For commands whose results must be finite.
     pub(crate) const STRICT: Self = Self { allow_nonfinite: false };
-}
 
-impl FiniteArgs {
     /// Refuses `results` of a run over `ids` (B, T) if any number is not finite, unless the user allows it.
     pub(crate) fn check<'a>(
         &self,

@@ -72,17 +72,11 @@ pub(crate) fn resolve(text: &str, args: &HubArgs) -> anyhow::Result<Model> {
     Ok(id.map_or_else(|| Model::Folder(text.into()), Model::Hub))
 }
 
-/// Parses the name of a model on the Hub.
 pub(crate) fn model_id(text: &str) -> anyhow::Result<ModelId> {
     ModelId::parse(text).with_context(|| {
         let names: Vec<_> = ModelId::aliases().map(|(alias, _)| alias).collect();
         format!("{text:?} is not the name of a model; expected owner/name or one of {}", names.join(", "))
     })
-}
-
-/// The first thing to say if the Hub has no model of that name: the user may have meant a folder.
-pub(crate) fn not_a_folder(text: &str) -> String {
-    format!("there is no folder {text}, so it was taken for a model of the Hub")
 }
 
 /// Refuses `--revision` for a model that has no revisions.
@@ -93,7 +87,6 @@ pub(crate) fn no_revision(args: &HubArgs, what: &str) -> anyhow::Result<()> {
     }
 }
 
-/// `--revision`
 pub(crate) fn revision(args: &HubArgs) -> &str {
     args.revision.as_deref().unwrap_or(MAIN)
 }
@@ -132,9 +125,7 @@ pub(crate) fn cache_dir(args: &HubArgs) -> anyhow::Result<PathBuf> {
 
 /// Adds what this program reads to use the Hub: the cache and the token. Without a home folder there is neither.
 pub(crate) fn inputs(args: &HubArgs, inputs: &mut Inputs) {
-    if let Ok(dir) = cache_dir(args) {
-        inputs.cache(dir);
-    }
+    inputs.cache = cache_dir(args).ok();
     if let Ok(home) = home() {
         inputs.file("the Hub's token", token_path(&home));
     }

@@ -4,15 +4,14 @@ use anyhow::bail;
 use gpt2_loader::{AdapterFiles, FILE_NAMES, Files, WeightFiles};
 use std::path::{Path, PathBuf};
 
-/// The files and folders that a run reads.
 #[derive(Debug, Default)]
 pub(crate) struct Inputs {
     /// What each file is, and its path.
     files: Vec<(&'static str, PathBuf)>,
     /// Folders of models: a new file there becomes part of the model if it has the name of a model's file.
     models: Vec<PathBuf>,
-    /// The Hub's cache.
-    cache: Option<PathBuf>,
+    /// The Hub's cache, which Python also uses.
+    pub(crate) cache: Option<PathBuf>,
 }
 
 impl Inputs {
@@ -21,7 +20,6 @@ impl Inputs {
         self.files.push((what, path.into()));
     }
 
-    /// Adds the files of a model.
     pub(crate) fn model(&mut self, files: &Files) -> anyhow::Result<()> {
         let alone = matches!(files.weight_files, WeightFiles::Gguf(..));
         for path in files.paths()? {
@@ -31,17 +29,11 @@ impl Inputs {
         Ok(())
     }
 
-    /// Adds the files of an adapter.
     pub(crate) fn adapter(&mut self, files: &AdapterFiles) {
         for path in [&files.config, &files.weights] {
             self.models.extend(path.parent().map(Path::to_path_buf));
             self.file("a file of the adapter", path);
         }
-    }
-
-    /// Adds the Hub's cache, which Python also uses.
-    pub(crate) fn cache(&mut self, dir: PathBuf) {
-        self.cache = Some(dir);
     }
 
     /// Refuses an output file that would harm an input. `named` is how the user named it, `target` the file itself.

@@ -8,28 +8,27 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// Options that change heads, attention and the residual stream while the model runs.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Interventions")]
 pub(crate) struct InterventionArgs {
-    /// Set heads' outputs to 0: LAYER.HEAD, counted from 0 (all of these options are repeatable)
-    #[arg(long, value_name = "L.H", value_delimiter = ',', value_parser = ablate)]
+    /// Set heads' outputs to 0: LAYER.HEAD, counted from 0 (these are all repeatable)
+    #[arg(long, value_name = "L.H", value_delimiter = ',', value_parser = kind("ablate"))]
     pub(crate) ablate: Vec<Intervention>,
     /// Set heads' outputs to their mean over the prompt, or over the texts of --mean-of
-    #[arg(long, value_name = "L.H", value_delimiter = ',', value_parser = mean_ablate)]
+    #[arg(long, value_name = "L.H", value_delimiter = ',', value_parser = kind("mean-ablate"))]
     pub(crate) mean_ablate: Vec<Intervention>,
     /// Texts to take the means over, one per line: by position if all are as long as the prompt (Wang et al.), else over
     /// all positions
     #[arg(long, value_name = "FILE", requires = "mean_ablate")]
     pub(crate) mean_of: Option<PathBuf>,
     /// Multiply heads' outputs by a factor
-    #[arg(long, value_name = "L.H=FACTOR", value_delimiter = ',', value_parser = scale)]
+    #[arg(long, value_name = "L.H=FACTOR", value_delimiter = ',', value_parser = kind("scale"))]
     pub(crate) scale: Vec<Intervention>,
-    /// Divide heads' scores by a temperature before the softmax; below 1, attention gets sharper
-    #[arg(long, value_name = "L.H=T", value_delimiter = ',', value_parser = temperature)]
+    /// Divide heads' scores by a temperature before softmax; below 1 sharpens attention
+    #[arg(long, value_name = "L.H=T", value_delimiter = ',', value_parser = kind("temperature"))]
     pub(crate) attention_temperature: Vec<Intervention>,
     /// Stop position QUERY from attending to KEY, everywhere or in one layer or head, as in 3/7:4 and 3.2/7:4
-    #[arg(long, value_name = "[L[.H]/]QUERY:KEY", value_delimiter = ',', value_parser = block)]
+    #[arg(long, value_name = "[L[.H]/]QUERY:KEY", value_delimiter = ',', value_parser = kind("block"))]
     pub(crate) block: Vec<Intervention>,
     /// Take values from a run over --from-prompt: a head's output (L.H), the residual stream before block L (L), or
     /// what the block's attention or MLP adds (L.attn, L.mlp), at one position or at all; after a head's other changes
@@ -93,24 +92,9 @@ fn at<P: FromStr<Err: ToString>>(s: &str) -> Result<At<P>, String> {
     Ok(At { place: place.trim().parse().map_err(|e: P::Err| e.to_string())?, position })
 }
 
-fn ablate(s: &str) -> Result<Intervention, ParseError> {
-    format!("ablate {s}").parse()
-}
-
-fn mean_ablate(s: &str) -> Result<Intervention, ParseError> {
-    format!("mean-ablate {s}").parse()
-}
-
-fn scale(s: &str) -> Result<Intervention, ParseError> {
-    format!("scale {s}").parse()
-}
-
-fn temperature(s: &str) -> Result<Intervention, ParseError> {
-    format!("temperature {s}").parse()
-}
-
-fn block(s: &str) -> Result<Intervention, ParseError> {
-    format!("block {s}").parse()
+/// Parses what comes after the kind of an intervention.
+fn kind(kind: &'static str) -> impl Fn(&str) -> Result<Intervention, ParseError> + Clone {
+    move |s| format!("{kind} {s}").parse()
 }
 
 /// The vector of `--add`, times its scale.

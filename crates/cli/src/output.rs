@@ -56,12 +56,10 @@ pub(crate) fn be_quiet() {
     QUIET.store(true, Ordering::Relaxed);
 }
 
-/// Whether the user gave `--quiet`.
 pub(crate) fn is_quiet() -> bool {
     QUIET.load(Ordering::Relaxed)
 }
 
-/// Prints a note for the person at the terminal.
 pub(crate) fn note(text: &str) {
     if !is_quiet() {
         tell(text);
@@ -75,7 +73,6 @@ fn tell(text: &str) {
     let _ = std::io::stderr().write_all(lines.as_bytes());
 }
 
-/// Prints an error and its causes.
 pub(crate) fn error(error: &anyhow::Error) {
     let mut message = String::new();
     for cause in error.chain() {
@@ -109,7 +106,6 @@ pub(crate) fn report<R: serde::Serialize>(
     if as_json { json(report) } else { print(report) }
 }
 
-/// Prints `value` as indented JSON.
 pub(crate) fn json(value: &impl serde::Serialize) -> anyhow::Result<()> {
     let mut out = stdout();
     serde_json::to_writer_pretty(&mut out, value)?;

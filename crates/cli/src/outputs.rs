@@ -7,7 +7,6 @@ use anyhow::{Context, bail};
 use gpt2_files::atomic::{self, Staged};
 use std::path::{Path, PathBuf};
 
-/// The files that the user asked a run to write.
 #[derive(Debug)]
 pub(crate) struct Outputs {
     list: Vec<Output>,
@@ -122,7 +121,6 @@ fn are_one(a: &Path, b: &Path) -> bool {
 pub(crate) struct NewFolder(Vec<PathBuf>);
 
 impl NewFolder {
-    /// Creates `dir` and any missing parents.
     pub(crate) fn make(dir: &Path) -> anyhow::Result<Self> {
         let missing = dir.ancestors().take_while(|dir| !dir.as_os_str().is_empty() && !dir.exists());
         let made = Self(missing.map(Path::to_path_buf).collect());

@@ -1,6 +1,7 @@
 //! Runs a command on one process or on many. Rank 0 alone prints; an error or a panic on any rank ends all of them.
 
 use crate::output::{self, note};
+use crate::values::one_of;
 use anyhow::anyhow;
 use gpt2_parallel::{Choice, Error, Group, Joining, Launcher, join};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,26 +17,11 @@ pub(crate) const TIMEOUT: &str = "Give up on a request to the Hub that brings no
 #[command(next_help_heading = "Several processes")]
 pub(crate) struct ParallelArgs {
     /// Share the work out over the processes that mpirun or srun started; auto joins them if there are several
-    #[arg(long, value_enum, default_value = "auto")]
-    pub(crate) parallel: ParallelArg,
+    #[arg(long, default_value = "auto", value_parser = one_of(CHOICES))]
+    pub(crate) parallel: Choice,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum ParallelArg {
-    Auto,
-    None,
-    Mpi,
-}
-
-impl From<ParallelArg> for Choice {
-    fn from(arg: ParallelArg) -> Self {
-        match arg {
-            ParallelArg::Auto => Self::Auto,
-            ParallelArg::None => Self::None,
-            ParallelArg::Mpi => Self::Mpi,
-        }
-    }
-}
+const CHOICES: &[(&str, Choice)] = &[("auto", Choice::Auto), ("none", Choice::None), ("mpi", Choice::Mpi)];
 
 /// How long other ranks keep an error to themselves: rank 0 mostly has the same one, and says so first.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -47,7 +33,7 @@ pub(crate) fn run(
     timeout: Option<u64>,
     work: impl FnOnce(&Arc<dyn Group>) -> anyhow::Result<ExitCode>,
 ) -> anyhow::Result<ExitCode> {
-    let mut joining = Joining::new(args.parallel.into());
+    let mut joining = Joining::new(args.parallel);
     joining.on_stuck = report_stuck;
     if let Some(seconds) = timeout {
         joining.timeout = Duration::from_secs(seconds);
@@ -100,13 +86,11 @@ fn online_cores() -> Option<usize> {
     list.trim().split(',').map(count).sum()
 }
 
-impl ParallelArg {
-    /// The CPU threads of this process, where the processes of one machine share its cores.
-    pub(crate) fn threads(self) -> Option<u16> {
-        let launcher = Launcher::from_environment().filter(|_| self != Self::None)?;
-        let here = launcher.local_size.filter(|here| *here > 1)?;
-        // A launcher may have given this process cores of its own; else it sees those of all.
-        let own = std::thread::available_parallelism().ok()?.get();
-        u16::try_from(own.min((online_cores().unwrap_or(own) / here).max(1))).ok()
-    }
+/// The CPU threads of this process, where the processes of one machine share its cores.
+pub(crate) fn threads(choice: Choice) -> Option<u16> {
+    let launcher = Launcher::from_environment().filter(|_| choice != Choice::None)?;
+    let here = launcher.local_size.filter(|here| *here > 1)?;
+    // A launcher may have given this process cores of its own; else it sees those of all.
+    let own = std::thread::available_parallelism().ok()?.get();
+    u16::try_from(own.min((online_cores().unwrap_or(own) / here).max(1))).ok()
 }

@@ -7,9 +7,8 @@ use anyhow::{Context, bail};
 use clap::error::ErrorKind;
 use gpt2_loader::{LoadError, Tokenizer};
 use std::io::{IsTerminal, Read};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-/// The prompt: an argument, a file, a pipe or ids.
 #[derive(Debug, clap::Args)]
 pub(crate) struct PromptArgs {
     /// The prompt [default: standard input, if it is a pipe]
@@ -50,6 +49,12 @@ pub(crate) fn read_limited(reader: impl Read, limit: u64) -> std::io::Result<Str
     })
 }
 
+/// Reads `what`, a text of at most `limit` bytes, from a file.
+pub(crate) fn read_file(what: &str, path: &Path, limit: u64) -> anyhow::Result<String> {
+    let text = std::fs::File::open(path).and_then(|file| read_limited(file, limit));
+    text.with_context(|| format!("cannot read {what} from {}", path.display()))
+}
+
 impl PromptArgs {
     /// Reads the text, if there is one. Call this before loading a model, so that a mistake shows at once.
     pub(crate) fn read(&self) -> anyhow::Result<Option<String>> {
@@ -60,8 +65,7 @@ impl PromptArgs {
             return Ok(Some(text.clone()));
         }
         let mut text = if let Some(path) = &self.file {
-            let text = std::fs::File::open(path).and_then(|file| read_limited(file, LONGEST_PROMPT));
-            text.with_context(|| format!("cannot read the prompt from {}", path.display()))?
+            read_file("the prompt", path, LONGEST_PROMPT)?
         } else if std::io::stdin().is_terminal() {
             let none =
                 "no prompt: give one as an argument, with --file FILE or --ids 1,2,3, or through a pipe";

@@ -14,13 +14,12 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// How an output was made.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Provenance {
     /// This program's version.
     gpt2: &'static str,
     /// The folder as the user gave it, the name with its commit, or the built-in model's name.
-    model: String,
+    pub(crate) model: String,
     /// The folder's absolute path.
     #[serde(skip_serializing_if = "Option::is_none")]
     folder: Option<PathBuf>,
@@ -42,13 +41,13 @@ pub(crate) struct Provenance {
     adapters: Vec<Used>,
     /// The dtype of cached keys and values, if it was given.
     #[serde(skip_serializing_if = "Option::is_none")]
-    kv: Option<&'static str>,
+    pub(crate) kv: Option<&'static str>,
     device: String,
     /// Which attention ran; `none` for what the weights alone say.
     implementation: &'static str,
     /// The prompt's tokens.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    ids: Vec<u32>,
+    pub(crate) ids: Vec<u32>,
     /// The chosen layers and heads, if the output is about particular ones.
     #[serde(skip_serializing_if = "Option::is_none")]
     layers: Option<Vec<usize>>,
@@ -103,16 +102,6 @@ impl Provenance {
         Self { layers: Some(layers.to_vec()), heads: Some(heads.to_vec()), ..self }
     }
 
-    /// The same, of a text that has grown to these tokens.
-    pub(crate) fn reading(self, ids: &[u32]) -> Self {
-        Self { ids: ids.to_vec(), ..self }
-    }
-
-    /// The same, with this dtype of cached keys and values.
-    pub(crate) fn with_kv(self, dtype: Option<DType>) -> Self {
-        Self { kv: dtype.as_ref().map(DType::as_str), ..self }
-    }
-
     /// The same, with interventions.
     pub(crate) fn under(self, changes: &Changes) -> Self {
         // On Metal, plain operations handle knocked-out keys.
@@ -124,11 +113,6 @@ impl Provenance {
         };
         let (interventions, intervention_sources) = (changes.texts.clone(), changes.sources.clone());
         Self { implementation, interventions, intervention_sources, ..self }
-    }
-
-    /// The model's name.
-    pub(crate) fn model(&self) -> &str {
-        &self.model
     }
 
     /// One line: dtype, device, attention and interventions.

@@ -10,14 +10,12 @@ pub(crate) fn text(error: &(dyn Error + 'static)) -> String {
 
 /// What is wrong, and what to do.
 pub(crate) fn of_the_loader(error: &LoadError) -> String {
-    // Its reason has its own remedy.
-    if let LoadError::TokenizerUnreachable { name, reason } = error {
-        let reason = of_the_loader(reason);
-        return format!(
-            "{name}: tokenizer: {reason}; fetch its files again, or give token ids instead of text"
-        );
-    }
     match error {
+        // Its reason has its own remedy.
+        LoadError::TokenizerUnreachable { name, reason } => format!(
+            "{name}: tokenizer: {}; fetch its files again, or give token ids instead of text",
+            of_the_loader(reason)
+        ),
         LoadError::Hub(error) => of_the_hub(error),
         error => error.to_string(),
     }

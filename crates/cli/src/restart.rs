@@ -1,9 +1,10 @@
 //! Sets the environment variables that must be there before the first thread runs: the number of CPU threads, and
 //! whether a training run keeps memory that it will use again.
 
-use crate::parallel::ParallelArg;
+use crate::parallel;
 use anyhow::Context;
 use clap::ArgMatches;
+use gpt2_parallel::Choice;
 
 /// The variable that rayon, gemm and Candle's own pool read when they first start.
 const THREADS: &str = "RAYON_NUM_THREADS";
@@ -20,8 +21,8 @@ pub(crate) fn apply(name: &str, options: &ArgMatches) -> anyhow::Result<()> {
     let trains = name == "train" || (name == "bench" && times_training());
     let asked = options.try_get_one::<u16>("threads").ok().flatten().copied();
     let shared = || {
-        let parallel = options.try_get_one::<ParallelArg>("parallel").ok().flatten()?;
-        parallel.threads().filter(|_| std::env::var_os(THREADS).is_none())
+        let choice = options.try_get_one::<Choice>("parallel").ok().flatten()?;
+        parallel::threads(*choice).filter(|_| std::env::var_os(THREADS).is_none())
     };
     let threads = asked.or_else(shared).map(|n| n.to_string());
     let threads = threads.filter(|n| std::env::var(THREADS).ok().as_ref() != Some(n));

@@ -2,14 +2,16 @@
 
 use crate::adapters::{self, AdapterArgs, Used};
 use crate::device::RunArgs;
+use crate::finite::FiniteArgs;
 use crate::hub::{self, HubArgs, Model};
 use crate::inputs::Inputs;
+use crate::interventions::InterventionArgs;
 use crate::output::note;
 use crate::outputs::Outputs;
+use crate::values::one_of;
 use anyhow::{Context, bail};
 use candle_core::{DType, Device, Tensor};
-use candle_fused::BlockFormat;
-use clap::ValueEnum;
+use candle_fused::{BlockFormat, Implementation};
 use gpt2_loader::{Checkpoint, EmbeddedFiles, Files, Hub, LoadError, ModelId, Source, Tokenizer};
 use gpt2_model::Gpt2LMHeadModel;
 use std::cell::OnceCell;
@@ -25,16 +27,16 @@ pub(crate) struct ModelArgs {
     #[arg(short, long, value_name = "DIR|FILE|NAME", help = MODEL)]
     pub(crate) model: Option<String>,
     /// Precision of the activations; weights stay as the file stores them; scores and softmax are f32 at least
-    #[arg(long, default_value = "f32", value_enum)]
-    pub(crate) dtype: DTypeArg,
-    /// Quantize the weights as they are loaded, to 8.5 or 4.5 bits each: less memory, faster decoding, less exact; on the
-    /// CPU, with --dtype f32
-    #[arg(long, value_enum, value_name = "FORMAT")]
-    pub(crate) quantize: Option<QuantizeArg>,
+    #[arg(long, default_value = "f32", value_parser = one_of(DTYPES))]
+    pub(crate) dtype: DType,
+    /// Quantize the weights as they load, to 8.5 or 4.5 bits each: less memory, faster decoding, less exact; on the CPU, with
+    /// --dtype f32
+    #[arg(long, value_name = "FORMAT", value_parser = one_of(FORMATS))]
+    pub(crate) quantize: Option<BlockFormat>,
     /// What computes attention and, on GPUs, the layers around it: one kernel without a (T, T) tensor (fused), plain Candle
     /// operations (eager), or fused on the CPU and eager on GPUs (auto)
-    #[arg(long = "impl", value_enum, default_value = "auto")]
-    pub(crate) implementation: ImplArg,
+    #[arg(long = "impl", default_value = "auto", value_parser = one_of(IMPLEMENTATIONS))]
+    pub(crate) implementation: Implementation,
     #[command(flatten)]
     pub(crate) adapters: AdapterArgs,
     #[command(flatten)]
@@ -43,78 +45,39 @@ pub(crate) struct ModelArgs {
     pub(crate) hub: HubArgs,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum ImplArg {
-    // On GPUs it is eager: nobody has verified the fused kernels there yet.
-    Auto,
-    Fused,
-    Eager,
+/// Options of every command that looks into a model while it runs.
+#[derive(Debug, clap::Args)]
+pub(crate) struct StudyArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) interventions: InterventionArgs,
+    #[command(flatten)]
+    pub(crate) finite: FiniteArgs,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
 }
 
-impl From<ImplArg> for candle_fused::Implementation {
-    fn from(arg: ImplArg) -> Self {
-        match arg {
-            ImplArg::Auto => Self::Auto,
-            ImplArg::Fused => Self::Fused,
-            ImplArg::Eager => Self::Eager,
-        }
+impl StudyArgs {
+    /// Like [`ModelArgs::session_for`], with the files of the interventions among the inputs.
+    pub(crate) fn session_for(&self, mut inputs: Inputs, outputs: &Outputs) -> anyhow::Result<Session> {
+        self.interventions.inputs(&mut inputs);
+        self.model.session_for(inputs, outputs)
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum DTypeArg {
-    F32,
-    F16,
-    Bf16,
-    F64,
-}
+/// Precisions by name; the first three are those of cached keys and values.
+pub(crate) const DTYPES: &[(&str, DType)] =
+    &[("f32", DType::F32), ("f16", DType::F16), ("bf16", DType::BF16), ("f64", DType::F64)];
 
-impl From<DTypeArg> for candle_core::DType {
-    fn from(arg: DTypeArg) -> Self {
-        match arg {
-            DTypeArg::F32 => Self::F32,
-            DTypeArg::F16 => Self::F16,
-            DTypeArg::Bf16 => Self::BF16,
-            DTypeArg::F64 => Self::F64,
-        }
-    }
-}
+/// The formats that a model is quantized to when it is loaded, by name.
+pub(crate) const FORMATS: &[(&str, BlockFormat)] =
+    &[("q8_0", BlockFormat::Q8_0), ("q4_0", BlockFormat::Q4_0)];
 
-/// The dtype of the cache of keys and values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum KvArg {
-    F32,
-    F16,
-    Bf16,
-}
-
-impl From<KvArg> for candle_core::DType {
-    fn from(arg: KvArg) -> Self {
-        match arg {
-            KvArg::F32 => Self::F32,
-            KvArg::F16 => Self::F16,
-            KvArg::Bf16 => Self::BF16,
-        }
-    }
-}
-
-/// A format that a model is quantized to when it is loaded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum QuantizeArg {
-    #[value(name = "q8_0")]
-    Q8,
-    #[value(name = "q4_0")]
-    Q4,
-}
-
-impl From<QuantizeArg> for candle_fused::BlockFormat {
-    fn from(arg: QuantizeArg) -> Self {
-        match arg {
-            QuantizeArg::Q8 => Self::Q8_0,
-            QuantizeArg::Q4 => Self::Q4_0,
-        }
-    }
-}
+/// The implementations by name. On GPUs, `auto` is eager: nobody has verified the fused kernels there yet.
+pub(crate) const IMPLEMENTATIONS: &[(&str, Implementation)] =
+    &[("auto", Implementation::Auto), ("fused", Implementation::Fused), ("eager", Implementation::Eager)];
 
 impl ModelArgs {
     /// The format of `--quantize`; refuses a dtype that quantized layers do not have.
@@ -123,7 +86,7 @@ impl ModelArgs {
         checkpoint: Option<&Checkpoint>,
         device: &Device,
     ) -> anyhow::Result<Option<BlockFormat>> {
-        if self.quantize.is_some() && self.dtype != DTypeArg::F32 {
+        if self.quantize.is_some() && self.dtype != DType::F32 {
             bail!("--quantize: quantized layers compute in f32; leave --dtype out");
         }
         quantize("--quantize", self.quantize, checkpoint, device)
@@ -134,7 +97,7 @@ impl ModelArgs {
 /// and a checkpoint that is quantized already.
 pub(crate) fn quantize(
     option: &str,
-    format: Option<QuantizeArg>,
+    format: Option<BlockFormat>,
     checkpoint: Option<&Checkpoint>,
     device: &Device,
 ) -> anyhow::Result<Option<BlockFormat>> {
@@ -148,7 +111,7 @@ pub(crate) fn quantize(
             checkpoint.name()
         );
     }
-    Ok(Some(format.into()))
+    Ok(Some(format))
 }
 
 /// The demo model.
@@ -201,7 +164,9 @@ pub(crate) fn files_by(
         }
         Model::Hub(id) => {
             let files = fetch(hub::settings(args)?, id, hub::revision(args));
-            let files = files.with_context(|| hub::not_a_folder(model))?;
+            let files = files.with_context(|| {
+                format!("there is no folder {model}, so it was taken for a model of the Hub")
+            })?;
             note(&format!("model: {}", files.name));
             Ok(files)
         }
@@ -209,11 +174,6 @@ pub(crate) fn files_by(
 }
 
 impl ModelArgs {
-    /// Loads the model onto the device.
-    pub(crate) fn session(&self) -> anyhow::Result<Session> {
-        self.session_for(Inputs::default(), &Outputs::new(false))
-    }
-
     /// Loads the model onto the device, after checking that `outputs` do no harm to it, the Hub's cache and `inputs`.
     pub(crate) fn session_for(&self, mut inputs: Inputs, outputs: &Outputs) -> anyhow::Result<Session> {
         hub::inputs(&self.hub, &mut inputs);
@@ -224,7 +184,7 @@ impl ModelArgs {
         inputs.model(&files)?;
         let adapters = adapters::find(&self.adapters.list, &self.hub, &mut inputs)?;
         outputs.check(&inputs)?;
-        let checkpoint = Checkpoint::open(&files)?.with_implementation(self.implementation.into());
+        let checkpoint = Checkpoint::open(&files)?.with_implementation(self.implementation);
         // The tokenizer is built while the weights are read.
         let (loaded, opened) = rayon::join(
             || self.load(&checkpoint, &device),
@@ -244,6 +204,18 @@ impl ModelArgs {
         }
         Ok(Session { name, model, formats, adapters, device, files, tokenizer })
     }
+
+    /// The model, and the formats of the weights that stay quantized.
+    fn load(
+        &self,
+        checkpoint: &Checkpoint,
+        device: &Device,
+    ) -> anyhow::Result<(Gpt2LMHeadModel, Vec<BlockFormat>)> {
+        if let Some(format) = self.quantize_on(Some(checkpoint), device)? {
+            return Ok((checkpoint.load_quantized(format)?, vec![format]));
+        }
+        Ok((checkpoint.load_model(self.dtype, device)?, kept(checkpoint.formats(), self.dtype, device)))
+    }
 }
 
 /// The formats of a file's weights that stay quantized; notes if none do, because they are unpacked.
@@ -257,21 +229,6 @@ pub(crate) fn kept(formats: Vec<BlockFormat>, dtype: DType, device: &Device) -> 
             vec![]
         }
         _ => formats,
-    }
-}
-
-impl ModelArgs {
-    /// The model, and the formats of the weights that stay quantized.
-    fn load(
-        &self,
-        checkpoint: &Checkpoint,
-        device: &Device,
-    ) -> anyhow::Result<(Gpt2LMHeadModel, Vec<BlockFormat>)> {
-        if let Some(format) = self.quantize_on(Some(checkpoint), device)? {
-            return Ok((checkpoint.load_quantized(format)?, vec![format]));
-        }
-        let dtype: DType = self.dtype.into();
-        Ok((checkpoint.load_model(dtype, device)?, kept(checkpoint.formats(), dtype, device)))
     }
 }
 

@@ -1,4 +1,16 @@
-//! Values on the command line that clap cannot parse by itself, counts in words, and the ids with the highest values.
+//! Values on the command line that clap cannot parse by itself, counts in words, the ids with the highest values, and heads' numbers.
+
+use candle_core::Tensor;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+
+/// Parses one of a few names.
+pub(crate) fn one_of<T: Copy + Send + Sync>(
+    choices: &'static [(&str, T)],
+) -> impl TypedValueParser<Value = T> {
+    PossibleValuesParser::new(choices.iter().map(|(name, _)| *name)).try_map(|text| {
+        choices.iter().find(|(name, _)| *name == text).map(|(_, value)| *value).ok_or("not one of the names")
+    })
+}
 
 fn number(s: &str, fits: impl Fn(f64) -> bool, expected: &str) -> Result<f64, String> {
     s.parse().ok().filter(|x| fits(*x)).ok_or_else(|| format!("expected {expected}"))
@@ -81,4 +93,15 @@ pub(crate) fn highest(numbers: &[f32], k: usize) -> Vec<u32> {
     }
     ids.sort_unstable_by(higher);
     ids
+}
+
+/// What `of` makes of each layer, head and its numbers in two tensors (L, H) of f64, layer by layer.
+pub(crate) fn pairs_by_head<T>(
+    a: &Tensor,
+    b: &Tensor,
+    of: impl Fn(usize, usize, f64, f64) -> T,
+) -> anyhow::Result<Vec<T>> {
+    let heads = a.dim(1)?;
+    let (a, b) = (a.flatten_all()?.to_vec1()?, b.flatten_all()?.to_vec1()?);
+    Ok(a.into_iter().zip(b).enumerate().map(|(i, (a, b))| of(i / heads, i % heads, a, b)).collect())
 }

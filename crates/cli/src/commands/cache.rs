@@ -40,7 +40,7 @@ struct Downloaded<'a> {
     folder: &'a Path,
 }
 
-pub(crate) fn download(args: &DownloadArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn download(args: &DownloadArgs) -> anyhow::Result<()> {
     let id = hub::model_id(&args.model)?;
     let snapshot = hub::settings(&args.hub)?.download(&id, hub::revision(&args.hub))?;
     if args.json {
@@ -49,7 +49,7 @@ pub(crate) fn download(args: &DownloadArgs) -> anyhow::Result<ExitCode> {
     } else {
         writeln!(output::stdout(), "{}\n{}", snapshot.dir.display(), snapshot.commit)?;
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 #[derive(Debug, Args)]
@@ -78,7 +78,7 @@ struct Name {
     id: String,
 }
 
-pub(crate) fn models(args: &ModelsArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn models(args: &ModelsArgs) -> anyhow::Result<()> {
     let hub = hub::settings(&args.hub)?;
     let report = Models {
         names: ModelId::aliases().map(|(name, id)| Name { name, id: id.to_string() }).collect(),
@@ -86,8 +86,7 @@ pub(crate) fn models(args: &ModelsArgs) -> anyhow::Result<ExitCode> {
         cache: &hub.cache_dir,
         cached: hub.cached()?,
     };
-    output::report(args.json, &report, print_models)?;
-    Ok(ExitCode::SUCCESS)
+    output::report(args.json, &report, print_models)
 }
 
 fn print_models(report: &Models<'_>) -> anyhow::Result<()> {

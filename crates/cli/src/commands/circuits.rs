@@ -1,17 +1,19 @@
 //! `gpt2 circuits`: what the weights of heads do by token, and how heads feed one another.
 
+use crate::inputs::Inputs;
 use crate::output::{self, note};
+use crate::outputs::Outputs;
 use crate::progress::with_bar;
 use crate::prompt::single_token;
 use crate::provenance::Provenance;
 use crate::session::{ModelArgs, Session};
-use clap::ValueEnum;
+use crate::values::one_of;
 use gpt2_circuits::{Circuit, Circuits, Composition, Eigenvalue, Entry};
 use gpt2_model::hooks::Head;
-use gpt2_view::{Align, Table, visible_text, visible_token};
+use gpt2_view::Align::{Left, Right};
+use gpt2_view::{Table, visible_text, visible_token};
 use serde::Serialize;
 use std::io::Write;
-use std::process::ExitCode;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -31,8 +33,8 @@ pub(crate) struct CircuitsArgs {
     #[arg(long, value_name = "TOKEN", requires = "head")]
     pub(crate) token: Vec<String>,
     /// Which compositions to rank: of queries, keys or values, or all
-    #[arg(long, value_enum, value_name = "KIND", conflicts_with = "head")]
-    pub(crate) composition: Vec<CompositionArg>,
+    #[arg(long, value_name = "KIND", conflicts_with = "head", value_parser = one_of(COMPOSITIONS))]
+    pub(crate) composition: Vec<Composition>,
     /// How many entries to show
     #[arg(short = 'k', long, default_value_t = 10, value_name = "K", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) top: u16,
@@ -43,12 +45,8 @@ pub(crate) struct CircuitsArgs {
     pub(crate) model: ModelArgs,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum CompositionArg {
-    Q,
-    K,
-    V,
-}
+const COMPOSITIONS: &[(&str, Composition)] =
+    &[("q", Composition::Q), ("k", Composition::K), ("v", Composition::V)];
 
 /// How many singular values to show, and how many tokens of each.
 const SINGULAR: usize = 5;
@@ -112,8 +110,8 @@ struct Direction {
     writes: Vec<String>,
 }
 
-pub(crate) fn run(args: &CircuitsArgs) -> anyhow::Result<ExitCode> {
-    let session = args.model.session()?;
+pub(crate) fn run(args: &CircuitsArgs) -> anyhow::Result<()> {
+    let session = args.model.session_for(Inputs::default(), &Outputs::new(false))?;
     let circuits = Circuits::new(&session.model)?;
     let provenance = Provenance::of_weights(&session)?;
     match args.head {
@@ -126,7 +124,7 @@ pub(crate) fn run(args: &CircuitsArgs) -> anyhow::Result<ExitCode> {
             output::report(args.json, &report, print_head)?;
         }
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 /// `None` for the NaN of a head whose values are 0.
@@ -142,15 +140,9 @@ fn overview(args: &CircuitsArgs, circuits: &Circuits, provenance: Provenance) ->
             heads.push(OfHead { layer, head, copying });
         }
     }
-    let all = [CompositionArg::Q, CompositionArg::K, CompositionArg::V];
-    let kinds = if args.composition.is_empty() { &all[..] } else { &args.composition };
     let mut compositions = vec![];
-    for kind in kinds {
-        let (kind, reads) = match kind {
-            CompositionArg::Q => (Composition::Q, "q"),
-            CompositionArg::K => (Composition::K, "k"),
-            CompositionArg::V => (Composition::V, "v"),
-        };
+    let asked = |kind: &Composition| args.composition.is_empty() || args.composition.contains(kind);
+    for &(reads, kind) in COMPOSITIONS.iter().filter(|(_, kind)| asked(kind)) {
         let scores = with_bar("pairs of layers", |progress| circuits.composition(kind, progress))?;
         let count = heads.len();
         for (i, score) in scores.flatten_all()?.to_vec1::<f64>()?.into_iter().enumerate() {
@@ -236,7 +228,7 @@ fn link(session: &Session, Entry { from, to, value }: Entry) -> Link {
 
 fn print_overview(report: &Overview, shown: usize) -> anyhow::Result<()> {
     let mut out = output::stdout();
-    writeln!(out, "{}: weights alone\n", visible_text(report.provenance.model()))?;
+    writeln!(out, "{}: weights alone\n", visible_text(&report.provenance.model))?;
     writeln!(
         out,
         "copying: from -1 to 1, whether a head raises the logits of the tokens that it attends to; highest first\n"
@@ -244,7 +236,7 @@ fn print_overview(report: &Overview, shown: usize) -> anyhow::Result<()> {
     let mut sorted: Vec<&OfHead> = report.heads.iter().collect();
     let of = |head: &OfHead| head.copying.unwrap_or(f64::NEG_INFINITY);
     sorted.sort_by(|a, b| of(b).total_cmp(&of(a)));
-    let mut table = Table::new(&[("head", Align::Right), ("copying", Align::Right)]);
+    let mut table = Table::new(&[("head", Right), ("copying", Right)]);
     for OfHead { layer, head, copying } in sorted.into_iter().take(shown) {
         let copying = copying.map_or_else(|| "none".to_owned(), |copying| format!("{copying:+.3}"));
         table.row(vec![format!("{layer}.{head}"), copying]);
@@ -254,12 +246,7 @@ fn print_overview(report: &Overview, shown: usize) -> anyhow::Result<()> {
         out,
         "composition: how strongly the output of a head feeds a later one's queries, keys or values\n"
     )?;
-    let mut table = Table::new(&[
-        ("from", Align::Right),
-        ("to", Align::Right),
-        ("reads", Align::Left),
-        ("score", Align::Right),
-    ]);
+    let mut table = Table::new(&[("from", Right), ("to", Right), ("reads", Left), ("score", Right)]);
     for Pair { reads, from, to, score } in report.compositions.iter().take(shown) {
         table.row(vec![from.clone(), to.clone(), (*reads).to_owned(), format!("{score:.3}")]);
     }
@@ -272,7 +259,7 @@ fn print_overview(report: &Overview, shown: usize) -> anyhow::Result<()> {
 
 fn print_head(report: &OneHead) -> anyhow::Result<()> {
     let mut out = output::stdout();
-    writeln!(out, "{}: weights alone\n", visible_text(report.provenance.model()))?;
+    writeln!(out, "{}: weights alone\n", visible_text(&report.provenance.model))?;
     let largest = report
         .eigenvalues
         .iter()
@@ -296,7 +283,7 @@ fn print_head(report: &OneHead) -> anyhow::Result<()> {
         ),
     ] {
         writeln!(out, "{title}\n")?;
-        let mut table = Table::new(&[(from, Align::Left), (to, Align::Left), ("value", Align::Right)]);
+        let mut table = Table::new(&[(from, Left), (to, Left), ("value", Right)]);
         for Link { from, to, value, .. } in links {
             table.row(vec![visible_token(from), visible_token(to), format!("{value:+.2}")]);
         }
@@ -317,7 +304,7 @@ fn print_head(report: &OneHead) -> anyhow::Result<()> {
         ),
     ] {
         writeln!(out, "{title}\n")?;
-        let mut table = Table::new(&[("value", Align::Right), (reads, Align::Left), (writes, Align::Left)]);
+        let mut table = Table::new(&[("value", Right), (reads, Left), (writes, Left)]);
         for Direction { value, reads, writes } in directions {
             let named =
                 |tokens: &[String]| tokens.iter().map(|t| visible_token(t)).collect::<Vec<_>>().join(" ");

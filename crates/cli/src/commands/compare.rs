@@ -5,8 +5,9 @@ use crate::device::RunArgs;
 use crate::hub::HubArgs;
 use crate::inputs::Inputs;
 use crate::progress::bar;
-use crate::prompt::{encode, read_limited};
-use crate::session::QuantizeArg;
+use crate::prompt::{encode, read_file, read_limited};
+use crate::session::FORMATS;
+use crate::values::one_of;
 use crate::{output, session};
 use anyhow::{Context, bail};
 use candle_core::{DType, Device, Tensor};
@@ -18,7 +19,6 @@ use gpt2_view::visible_text;
 use serde::Serialize;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -40,8 +40,8 @@ pub(crate) struct CompareArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) text: PathBuf,
     /// Quantize OTHER as it is loaded
-    #[arg(long, value_enum, value_name = "FORMAT")]
-    pub(crate) quantize_other: Option<QuantizeArg>,
+    #[arg(long, value_name = "FORMAT", value_parser = one_of(FORMATS))]
+    pub(crate) quantize_other: Option<BlockFormat>,
     /// Put a LoRA adapter on OTHER, in PEFT's files: a folder or owner/name on the Hub, times WEIGHT; may be repeated
     #[arg(long = "adapter", value_name = "DIR|NAME[=WEIGHT]")]
     pub(crate) adapters: Vec<AdapterArg>,
@@ -86,21 +86,18 @@ struct Side {
 }
 
 struct Loaded {
-    name: String,
-    formats: Vec<&'static str>,
-    adapters: Vec<Used>,
+    side: Side,
     model: Gpt2LMHeadModel,
     files: Files,
 }
 
-pub(crate) fn run(args: &CompareArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &CompareArgs) -> anyhow::Result<()> {
     let device = args.run.open()?;
     let text = read(&args.text)?;
-    let (a, b) =
-        (load(&args.model, args, None, &device)?, load(&args.other, args, args.quantize_other, &device)?);
+    let mut a = load(&args.model, args, None, &device)?;
+    let mut b = load(&args.other, args, args.quantize_other, &device)?;
     let adapters = adapters::find(&args.adapters, &args.hub, &mut Inputs::default())?;
-    let (model, used) = adapters::put_on(b.model, &adapters)?;
-    let b = Loaded { model, adapters: used, ..b };
+    (b.model, b.side.adapters) = adapters::put_on(b.model, &adapters)?;
     let (config, other) = (a.model.config(), b.model.config());
     if config.vocab_size != other.vocab_size {
         bail!(
@@ -148,21 +145,20 @@ pub(crate) fn run(args: &CompareArgs) -> anyhow::Result<ExitCode> {
         bar.inc(part.len() as u64);
     }
     bar.finish_and_clear();
-    let [perplexity, of_other] = comparison.perplexity();
-    if !perplexity.is_finite() || !of_other.is_finite() {
+    [a.side.perplexity, b.side.perplexity] = comparison.perplexity();
+    if !a.side.perplexity.is_finite() || !b.side.perplexity.is_finite() {
         bail!("a perplexity exceeds the range of f64: the text is too improbable for one of the models");
     }
     let report = Report {
-        model: Side { name: a.name, formats: a.formats, adapters: a.adapters, perplexity },
-        other: Side { name: b.name, formats: b.formats, adapters: b.adapters, perplexity: of_other },
+        model: a.side,
+        other: b.side,
         tokens: comparison.tokens,
         window,
         mean_kl_divergence: comparison.mean_divergence(),
         top_1_agreement: comparison.agreement(),
         largest_logit_difference: comparison.largest_difference,
     };
-    output::report(args.json, &report, print)?;
-    Ok(ExitCode::SUCCESS)
+    output::report(args.json, &report, print)
 }
 
 fn read(path: &Path) -> anyhow::Result<String> {
@@ -170,14 +166,13 @@ fn read(path: &Path) -> anyhow::Result<String> {
         return read_limited(std::io::stdin(), LONGEST_TEXT)
             .context("cannot read the text from standard input");
     }
-    let text = std::fs::File::open(path).and_then(|file| read_limited(file, LONGEST_TEXT));
-    text.with_context(|| format!("cannot read the text from {}", path.display()))
+    read_file("the text", path, LONGEST_TEXT)
 }
 
 fn load(
     name: &str,
     args: &CompareArgs,
-    quantize: Option<QuantizeArg>,
+    quantize: Option<BlockFormat>,
     device: &Device,
 ) -> anyhow::Result<Loaded> {
     let files = session::files(Some(name).filter(|name| *name != "demo"), &args.hub)?;
@@ -190,7 +185,8 @@ fn load(
         (model, session::kept(checkpoint.formats(), DType::F32, device))
     };
     let formats = formats.into_iter().map(BlockFormat::as_str).collect();
-    Ok(Loaded { name: checkpoint.name().to_string(), formats, adapters: vec![], model, files })
+    let side = Side { name: checkpoint.name().to_string(), formats, adapters: vec![], perplexity: f64::NAN };
+    Ok(Loaded { side, model, files })
 }
 
 fn print(report: &Report) -> anyhow::Result<()> {

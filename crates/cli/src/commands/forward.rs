@@ -1,21 +1,19 @@
 //! `gpt2 forward`: the next token's probabilities, and how surprising the prompt is.
 
 use crate::changes::Reads;
-use crate::finite::FiniteArgs;
-use crate::interventions::InterventionArgs;
 use crate::output;
 use crate::outputs::Outputs;
 use crate::prompt::{Prompt, PromptArgs};
 use crate::provenance::Provenance;
-use crate::session::ModelArgs;
+use crate::session::{Session, StudyArgs};
 use crate::values::highest;
 use candle_core::{D, DType, Tensor};
 use candle_nn::ops::log_softmax;
-use gpt2_view::{Align, Table, visible_token, write_safetensors};
+use gpt2_view::Align::{Left, Right};
+use gpt2_view::{Table, visible_token, write_safetensors};
 use serde::Serialize;
 use std::io::Write;
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -35,15 +33,8 @@ pub(crate) struct ForwardArgs {
     /// Let --export replace an existing file
     #[arg(long, requires = "export")]
     pub(crate) overwrite: bool,
-    /// Print JSON
-    #[arg(long)]
-    pub(crate) json: bool,
     #[command(flatten)]
-    pub(crate) interventions: InterventionArgs,
-    #[command(flatten)]
-    pub(crate) finite: FiniteArgs,
-    #[command(flatten)]
-    pub(crate) model: ModelArgs,
+    pub(crate) study: StudyArgs,
 }
 
 #[derive(Serialize)]
@@ -72,17 +63,15 @@ struct Candidate {
     log_prob: f32,
 }
 
-pub(crate) fn run(args: &ForwardArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &ForwardArgs) -> anyhow::Result<()> {
     let text = args.prompt.read()?;
     let mut outputs = Outputs::new(args.overwrite);
     if let Some(path) = &args.export {
         outputs.add("--export", path);
     }
-    let mut inputs = args.prompt.inputs();
-    args.interventions.inputs(&mut inputs);
-    let session = args.model.session_for(inputs, &outputs)?;
+    let session = args.study.session_for(args.prompt.inputs(), &outputs)?;
     let prompt = args.prompt.encode(text, &session)?;
-    let changes = args.interventions.build(&session, Reads::Whole(&prompt.ids))?;
+    let changes = args.study.interventions.build(&session, Reads::Whole(&prompt.ids))?;
     let made_by = Provenance::new(&session, &prompt.ids)?.under(&changes);
     let forward = gpt2_model::ForwardArgs {
         output_hidden_states: args.export.is_some(),
@@ -92,11 +81,11 @@ pub(crate) fn run(args: &ForwardArgs) -> anyhow::Result<ExitCode> {
     let ids = session.input_ids(&prompt.ids)?; // (1, T)
     let output = session.model.forward(&ids, forward)?;
     let logits = output.logits.to_dtype(DType::F32)?; // (1, T, V)
-    args.finite.check(&session, &ids, Some(&changes.list), [&logits])?;
+    args.study.finite.check(&session, &ids, Some(&changes.list), [&logits])?;
 
     if let Some(path) = &args.export {
         let hidden_states = Tensor::cat(&output.transformer.hidden_states, 0)?.to_dtype(DType::F32)?; // (L + 1, T, C)
-        args.finite.check(&session, &ids, Some(&changes.list), [&hidden_states])?;
+        args.study.finite.check(&session, &ids, Some(&changes.list), [&hidden_states])?;
         let mut metadata = made_by.metadata()?;
         metadata.extend([
             ("model", session.name.clone()),
@@ -106,19 +95,17 @@ pub(crate) fn run(args: &ForwardArgs) -> anyhow::Result<ExitCode> {
         let tensors = [("logits", &logits), ("hidden_states", &hidden_states)];
         outputs.stage(path, |temporary| write_safetensors(temporary, &tensors, &metadata))?;
     }
-    let shown = (args.top_k, args.finite.allow_nonfinite);
-    let report = report(&session, made_by, prompt, &logits.squeeze(0)?, shown)?;
-    outputs.commit_after(|| output::report(args.json, &report, print))?;
-    Ok(ExitCode::SUCCESS)
+    let report = report(args, &session, made_by, prompt, &logits.squeeze(0)?)?;
+    outputs.commit_after(|| output::report(args.study.json, &report, print))
 }
 
 /// `logits` (T, V)
 fn report(
-    session: &crate::session::Session,
+    args: &ForwardArgs,
+    session: &Session,
     provenance: Provenance,
     prompt: Prompt,
     logits: &Tensor,
-    (top_k, allow_nonfinite): (usize, bool),
 ) -> anyhow::Result<Report> {
     let t = prompt.ids.len();
     let log_probs = log_softmax(logits, D::Minus1)?; // (T, V)
@@ -130,7 +117,7 @@ fn report(
     }
     let sum: f64 = given.iter().flatten().map(|&l| f64::from(l)).sum();
     let perplexity = (t > 1).then(|| (-sum / (t - 1) as f64).exp());
-    if perplexity.is_some_and(f64::is_infinite) && !allow_nonfinite {
+    if perplexity.is_some_and(f64::is_infinite) && !args.study.finite.allow_nonfinite {
         anyhow::bail!(
             "the perplexity is not finite: the prompt's tokens are all but impossible under this model, with a mean \
              log-probability of {:.0} nats; are the weights damaged? --allow-nonfinite shows the result anyway",
@@ -139,7 +126,7 @@ fn report(
     }
 
     let last = log_probs.get(t - 1)?.to_vec1::<f32>()?; // (V)
-    let order = highest(&last, top_k);
+    let order = highest(&last, args.top_k);
     let candidate = |(id, token): (&u32, String)| {
         let log_prob = last[*id as usize];
         Candidate { id: *id, token, probability: log_prob.exp(), log_prob }
@@ -158,12 +145,7 @@ fn report(
 fn print(report: &Report) -> anyhow::Result<()> {
     let mut out = output::stdout();
     writeln!(out, "{}\n", report.provenance.first_line())?;
-    let mut prompt = Table::new(&[
-        ("position", Align::Right),
-        ("id", Align::Right),
-        ("token", Align::Left),
-        ("log-prob", Align::Right),
-    ]);
+    let mut prompt = Table::new(&[("position", Right), ("id", Right), ("token", Left), ("log-prob", Right)]);
     for (i, t) in report.tokens.iter().enumerate() {
         let log_prob = t.log_prob.map_or_else(String::new, |l| format!("{l:.3}"));
         prompt.row(vec![i.to_string(), t.id.to_string(), visible_token(&t.token), log_prob]);
@@ -172,8 +154,7 @@ fn print(report: &Report) -> anyhow::Result<()> {
     if let Some(perplexity) = report.perplexity {
         writeln!(out, "perplexity {perplexity:.3} over {} tokens\n", report.tokens.len() - 1)?;
     }
-    let mut next =
-        Table::new(&[("next token", Align::Left), ("id", Align::Right), ("probability", Align::Right)]);
+    let mut next = Table::new(&[("next token", Left), ("id", Right), ("probability", Right)]);
     for c in &report.next {
         next.row(vec![visible_token(&c.token), c.id.to_string(), format!("{:.4}", c.probability)]);
     }

@@ -1,13 +1,11 @@
 //! `gpt2 heads`: previous-token, duplicate-token and induction scores of each head, and how much it copies.
 
 use crate::changes::Reads;
-use crate::finite::FiniteArgs;
 use crate::inputs::Inputs;
-use crate::interventions::InterventionArgs;
 use crate::output::{self, note};
 use crate::outputs::Outputs;
 use crate::provenance::Provenance;
-use crate::session::ModelArgs;
+use crate::session::StudyArgs;
 use crate::values::count;
 use anyhow::bail;
 use candle_core::{Device, Tensor};
@@ -17,7 +15,6 @@ use gpt2_model::hooks::Head;
 use gpt2_view::{Align, Table, visible_text};
 use serde::Serialize;
 use std::io::Write;
-use std::process::ExitCode;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -44,14 +41,7 @@ pub(crate) struct HeadsArgs {
     #[arg(long)]
     pub(crate) no_bos: bool,
     #[command(flatten)]
-    pub(crate) interventions: InterventionArgs,
-    /// Print JSON
-    #[arg(long)]
-    pub(crate) json: bool,
-    #[command(flatten)]
-    pub(crate) finite: FiniteArgs,
-    #[command(flatten)]
-    pub(crate) model: ModelArgs,
+    pub(crate) study: StudyArgs,
 }
 
 #[derive(Serialize)]
@@ -118,11 +108,9 @@ const KINDS: [&str; 3] = ["previous-token", "duplicate-token", "induction"];
 /// many heads always comes out a little above.
 const CLEARLY: f64 = 0.05;
 
-pub(crate) fn run(args: &HeadsArgs) -> anyhow::Result<ExitCode> {
-    let mut inputs = Inputs::default();
-    args.interventions.inputs(&mut inputs);
-    let session = args.model.session_for(inputs, &Outputs::new(false))?;
-    let (config, seed) = (session.model.config(), args.model.run.seed);
+pub(crate) fn run(args: &HeadsArgs) -> anyhow::Result<()> {
+    let session = args.study.session_for(Inputs::default(), &Outputs::new(false))?;
+    let (config, seed) = (session.model.config(), args.study.model.run.seed);
     let bos = config.bos_token_id.filter(|&id| !args.no_bos && (id as usize) < config.vocab_size);
     if bos.is_none() && !args.no_bos {
         note("the model's config names no first token (bos_token_id): the texts begin with a random one");
@@ -133,14 +121,14 @@ pub(crate) fn run(args: &HeadsArgs) -> anyhow::Result<ExitCode> {
         bail!("{tokens} tokens in a text, but the model has n_positions = {n}: lower --length or --repeats");
     }
     let texts = RepeatedTokens::random(bos, lengths, args.batch.into(), config.vocab_size, seed);
-    let changes = args.interventions.build(&session, Reads::Others("random tokens"))?;
+    let changes = args.study.interventions.build(&session, Reads::Others("random tokens"))?;
     let scores = head_scores(&session.model.transformer, &texts, Some(&changes.list))?;
     let numbers: Vec<f64> = scores.iter().flatten().map(|head| head.induction.mean).collect();
     let read = Tensor::from_vec(texts.rows.concat(), (texts.rows.len(), texts.tokens()), &session.device)?;
-    args.finite.check(&session, &read, Some(&changes.list), [&Tensor::new(numbers, &Device::Cpu)?])?;
+    args.study.finite.check(&session, &read, Some(&changes.list), [&Tensor::new(numbers, &Device::Cpu)?])?;
     let circuits = match Circuits::new(&session.model) {
         Ok(circuits) => Some(circuits),
-        Err(_) if args.finite.allow_nonfinite => None,
+        Err(_) if args.study.finite.allow_nonfinite => None,
         Err(error) => return Err(error.into()),
     };
     let mut heads = vec![];
@@ -173,8 +161,7 @@ pub(crate) fn run(args: &HeadsArgs) -> anyhow::Result<ExitCode> {
         chance: Chance { previous_token, duplicate_token, induction },
         heads,
     };
-    output::report(args.json, &report, print)?;
-    Ok(ExitCode::SUCCESS)
+    output::report(args.study.json, &report, print)
 }
 
 fn print(report: &Report) -> anyhow::Result<()> {

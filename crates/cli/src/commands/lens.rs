@@ -1,13 +1,11 @@
 //! `gpt2 lens`: what the model would predict after each block.
 
 use crate::changes::Reads;
-use crate::finite::FiniteArgs;
-use crate::interventions::InterventionArgs;
 use crate::output;
 use crate::outputs::Outputs;
 use crate::prompt::PromptArgs;
 use crate::provenance::Provenance;
-use crate::session::ModelArgs;
+use crate::session::StudyArgs;
 use crate::values::highest;
 use anyhow::bail;
 use candle_core::{D, DType};
@@ -16,7 +14,6 @@ use gpt2_model::analysis::logit_lens;
 use gpt2_view::{Align, Table, visible_token};
 use serde::Serialize;
 use std::io::Write;
-use std::process::ExitCode;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -32,15 +29,8 @@ pub(crate) struct LensArgs {
     /// How many tokens to show for each layer
     #[arg(short = 'k', long, default_value_t = 3, value_name = "K", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) top_k: u16,
-    /// Print JSON
-    #[arg(long)]
-    pub(crate) json: bool,
     #[command(flatten)]
-    pub(crate) interventions: InterventionArgs,
-    #[command(flatten)]
-    pub(crate) finite: FiniteArgs,
-    #[command(flatten)]
-    pub(crate) model: ModelArgs,
+    pub(crate) study: StudyArgs,
 }
 
 #[derive(Serialize)]
@@ -60,11 +50,9 @@ struct Candidate {
     probability: f32,
 }
 
-pub(crate) fn run(args: &LensArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &LensArgs) -> anyhow::Result<()> {
     let text = args.prompt.read()?;
-    let mut inputs = args.prompt.inputs();
-    args.interventions.inputs(&mut inputs);
-    let session = args.model.session_for(inputs, &Outputs::new(false))?;
+    let session = args.study.session_for(args.prompt.inputs(), &Outputs::new(false))?;
     let prompt = args.prompt.encode(text, &session)?;
     let t = prompt.ids.len();
     let position = args.position.unwrap_or(t - 1);
@@ -72,10 +60,10 @@ pub(crate) fn run(args: &LensArgs) -> anyhow::Result<ExitCode> {
         bail!("--position {position}: the prompt has positions 0 to {}", t - 1);
     }
     let ids = session.input_ids(&prompt.ids)?; // (1, T)
-    let changes = args.interventions.build(&session, Reads::Whole(&prompt.ids))?;
+    let changes = args.study.interventions.build(&session, Reads::Whole(&prompt.ids))?;
     let logits = logit_lens(&session.model, &ids, position, Some(&changes.list))?; // (L + 1, 1, V)
     let logits = logits.squeeze(1)?.to_dtype(DType::F32)?; // (L + 1, V)
-    args.finite.check(&session, &ids, Some(&changes.list), [&logits])?;
+    args.study.finite.check(&session, &ids, Some(&changes.list), [&logits])?;
     let log_probs = log_softmax(&logits, D::Minus1)?.to_vec2::<f32>()?;
     let layer = |log_probs: &Vec<f32>| -> Vec<Candidate> {
         let order = highest(log_probs, args.top_k.into());
@@ -91,8 +79,7 @@ pub(crate) fn run(args: &LensArgs) -> anyhow::Result<ExitCode> {
     let token = prompt.tokens[position].clone();
     let provenance = Provenance::new(&session, &prompt.ids)?.under(&changes);
     let report = Report { provenance, model: session.name.clone(), position, token, layers };
-    output::report(args.json, &report, print)?;
-    Ok(ExitCode::SUCCESS)
+    output::report(args.study.json, &report, print)
 }
 
 fn print(report: &Report) -> anyhow::Result<()> {

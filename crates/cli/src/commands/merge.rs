@@ -5,7 +5,8 @@ use crate::device::ThreadsArg;
 use crate::hub::HubArgs;
 use crate::inputs::Inputs;
 use crate::outputs::{NewFolder, Outputs};
-use crate::session::{DTypeArg, MODEL};
+use crate::session::{DTYPES, MODEL};
+use crate::values::one_of;
 use crate::{hub, output, session};
 use anyhow::bail;
 use candle_core::{DType, Device};
@@ -13,7 +14,6 @@ use gpt2_loader::{AdapterFiles, Checkpoint, SaveOptions, Tokenizer, TokenizerFil
 use serde::Serialize;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -33,8 +33,8 @@ pub(crate) struct MergeArgs {
     #[arg(short, long, value_name = "DIR")]
     pub(crate) out: PathBuf,
     /// Precision of the saved weights
-    #[arg(long, default_value = "f32", value_enum)]
-    pub(crate) save_dtype: DTypeArg,
+    #[arg(long, default_value = "f32", value_parser = one_of(DTYPES))]
+    pub(crate) save_dtype: DType,
     /// Replace a model that is already in --out
     #[arg(long)]
     pub(crate) overwrite: bool,
@@ -58,7 +58,7 @@ struct Report<'a> {
     parameters: u64,
 }
 
-pub(crate) fn run(args: &MergeArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &MergeArgs) -> anyhow::Result<()> {
     let out = &args.out;
     let mut inputs = Inputs::default();
     hub::inputs(&args.hub, &mut inputs);
@@ -106,7 +106,7 @@ pub(crate) fn run(args: &MergeArgs) -> anyhow::Result<ExitCode> {
     let model = model.merged()?;
     let _folder = NewFolder::make(out)?;
     outputs.check(&inputs)?;
-    save(out, &model, tokenizer.as_ref(), SaveOptions::default().with_dtype(DType::from(args.save_dtype)))?;
+    save(out, &model, tokenizer.as_ref(), SaveOptions::default().with_dtype(args.save_dtype))?;
     let parameters = model.checkpoint_config().parameter_count()?;
     let report = Report { model: checkpoint.name(), adapters: &used, out, parameters };
     output::report(args.json, &report, |report| {
@@ -120,6 +120,5 @@ pub(crate) fn run(args: &MergeArgs) -> anyhow::Result<ExitCode> {
             adapters.join(", ")
         )?;
         Ok(())
-    })?;
-    Ok(ExitCode::SUCCESS)
+    })
 }

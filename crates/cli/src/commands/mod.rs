@@ -19,7 +19,7 @@ mod train;
 mod verify;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use std::process::ExitCode;
+use std::process::{ExitCode, Termination};
 
 /// Runs GPT-2 and shows its attention, on CPU, CUDA or Metal.
 #[derive(Debug, Parser)]
@@ -53,10 +53,9 @@ macro_rules! commands {
         }
 
         impl Command {
-            /// Runs the command.
             pub(crate) fn run(&self) -> anyhow::Result<ExitCode> {
                 match self {
-                    $(Self::$name(options) => ($run)(options),)*
+                    $(Self::$name(options) => Ok(($run)(options)?.report()),)*
                 }
             }
         }

@@ -1,15 +1,14 @@
 //! `gpt2 patch`: which parts of the model carry the difference between two prompts.
 
 use crate::changes::Reads;
-use crate::finite::FiniteArgs;
 use crate::inputs::Inputs;
-use crate::interventions::InterventionArgs;
 use crate::output::{self, note};
 use crate::outputs::Outputs;
 use crate::progress::with_bar;
 use crate::prompt::{encode, single_token};
 use crate::provenance::Provenance;
-use crate::session::{ModelArgs, Session};
+use crate::session::{Session, StudyArgs};
+use crate::values::pairs_by_head;
 use anyhow::bail;
 use candle_core::{Device, Tensor};
 use gpt2_model::analysis::{
@@ -17,11 +16,11 @@ use gpt2_model::analysis::{
     edge_attribution,
 };
 use gpt2_model::hooks::Hooks;
-use gpt2_view::{Align, NumberMap, PictureFormat, Table, visible_token};
+use gpt2_view::Align::{Left, Right};
+use gpt2_view::{NumberMap, PictureFormat, Table, visible_token};
 use serde::Serialize;
 use std::io::Write;
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -61,15 +60,8 @@ pub(crate) struct PatchArgs {
     /// Let --picture replace an existing file
     #[arg(long, requires = "picture")]
     pub(crate) overwrite: bool,
-    /// Print JSON
-    #[arg(long)]
-    pub(crate) json: bool,
     #[command(flatten)]
-    pub(crate) interventions: InterventionArgs,
-    #[command(flatten)]
-    pub(crate) finite: FiniteArgs,
-    #[command(flatten)]
-    pub(crate) model: ModelArgs,
+    pub(crate) study: StudyArgs,
 }
 
 /// How many parts of a kind to print; JSON has all.
@@ -126,17 +118,15 @@ struct Edge {
     estimated: f64,
 }
 
-pub(crate) fn run(args: &PatchArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &PatchArgs) -> anyhow::Result<()> {
     let mut outputs = Outputs::new(args.overwrite);
     let format = args.picture.as_deref().map(PictureFormat::from_path).transpose()?;
     if let Some(path) = &args.picture {
         outputs.add("--picture", path);
     }
-    let mut inputs = Inputs::default();
-    args.interventions.inputs(&mut inputs);
-    let session = args.model.session_for(inputs, &outputs)?;
+    let session = args.study.session_for(Inputs::default(), &outputs)?;
     let (clean, corrupt) = prompts(args, &session)?;
-    let mut changes = args.interventions.build(&session, Reads::Whole(&clean))?;
+    let mut changes = args.study.interventions.build(&session, Reads::Whole(&clean))?;
     let answer = single_token(&session, "--answer", &args.answer)?;
     let against = single_token(&session, "--against", &args.against)?;
     if answer == against {
@@ -157,8 +147,8 @@ pub(crate) fn run(args: &PatchArgs) -> anyhow::Result<ExitCode> {
     let patched = patch(args, &session, &contrast)?;
     let difference = patched.clean - patched.corrupt;
     let number = |x: f64| Tensor::new(x, &Device::Cpu);
-    args.finite.check(&session, &clean_ids, contrast.hooks, [&number(patched.clean)?])?;
-    args.finite.check(&session, &corrupt_ids, contrast.hooks, [&number(patched.corrupt)?])?;
+    args.study.finite.check(&session, &clean_ids, contrast.hooks, [&number(patched.clean)?])?;
+    args.study.finite.check(&session, &corrupt_ids, contrast.hooks, [&number(patched.corrupt)?])?;
     if difference.abs() < 1e-6 {
         bail!(
             "the logit difference is {:.4} after either prompt, so there is nothing to bring back: choose prompts, --answer and \
@@ -174,7 +164,7 @@ pub(crate) fn run(args: &PatchArgs) -> anyhow::Result<ExitCode> {
     });
     let edges = edges.transpose()?;
     let numbers = patched.maps.iter().chain([&estimate.heads]).chain(&edges);
-    args.finite.check(&session, &corrupt_ids, contrast.hooks, numbers)?;
+    args.study.finite.check(&session, &corrupt_ids, contrast.hooks, numbers)?;
     let edges = edges.map(|scores| ranked(&scores, difference)).transpose()?;
 
     let share = |map: &Tensor| map.affine(1.0 / difference, -patched.corrupt / difference);
@@ -195,7 +185,12 @@ pub(crate) fn run(args: &PatchArgs) -> anyhow::Result<ExitCode> {
         let bytes = picture(format, &title, &exact, by_position.as_ref(), &tokens, &provenance)?;
         outputs.stage_bytes(path, &bytes)?;
     }
-    let heads = heads(&exact, &estimated)?;
+    let heads = pairs_by_head(&exact, &estimated, |layer, head, exact, estimated| HeadPatch {
+        layer,
+        head,
+        exact,
+        estimated,
+    })?;
     let report = Report {
         provenance,
         clean: tokens,
@@ -213,8 +208,7 @@ pub(crate) fn run(args: &PatchArgs) -> anyhow::Result<ExitCode> {
         heads_by_position_estimated: (estimate.heads / difference)?.to_vec3()?,
         edges,
     };
-    outputs.commit_after(|| output::report(args.json, &report, print))?;
-    Ok(ExitCode::SUCCESS)
+    outputs.commit_after(|| output::report(args.study.json, &report, print))
 }
 
 /// Refuses edges of a model or a text that they are not for.
@@ -266,21 +260,10 @@ fn prompts(args: &PatchArgs, session: &Session) -> anyhow::Result<(Vec<u32>, Vec
 fn patch(args: &PatchArgs, session: &Session, contrast: &Contrast) -> anyhow::Result<Patched> {
     let mut parts = vec![Parts::Heads, Parts::Streams];
     parts.extend(args.by_position.then_some(Parts::HeadsByPosition));
-    if args.json {
+    if args.study.json {
         parts.extend([Parts::Attention, Parts::Mlps]); // the terminal does not show them
     }
     Ok(with_bar("runs", |progress| activation_patching(&session.model, contrast, &parts, progress))?)
-}
-
-fn heads(exact: &Tensor, estimated: &Tensor) -> anyhow::Result<Vec<HeadPatch>> {
-    let mut all = vec![];
-    for (layer, (exact, estimated)) in
-        exact.to_vec2::<f64>()?.into_iter().zip(estimated.to_vec2::<f64>()?).enumerate()
-    {
-        let heads = exact.into_iter().zip(estimated).enumerate();
-        all.extend(heads.map(|(head, (exact, estimated))| HeadPatch { layer, head, exact, estimated }));
-    }
-    Ok(all)
 }
 
 /// Pearson's correlation of exact and estimated numbers; `None` if either does not vary.
@@ -358,8 +341,7 @@ fn print(report: &Report) -> anyhow::Result<()> {
     )?;
     let mut sorted = report.heads.clone();
     sorted.sort_by(|a, b| b.exact.abs().total_cmp(&a.exact.abs()));
-    let mut table =
-        Table::new(&[("head", Align::Right), ("exact", Align::Right), ("estimated", Align::Right)]);
+    let mut table = Table::new(&[("head", Right), ("exact", Right), ("estimated", Right)]);
     for HeadPatch { layer, head, exact, estimated } in sorted.iter().take(SHOWN) {
         table.row(vec![format!("{layer}.{head}"), format!("{exact:+.3}"), format!("{estimated:+.3}")]);
     }
@@ -375,12 +357,7 @@ fn print(report: &Report) -> anyhow::Result<()> {
     write!(out, "{}", streams(report))?;
     if let Some(edges) = &report.edges {
         writeln!(out, "\nedges between heads (estimated):\n")?;
-        let mut table = Table::new(&[
-            ("from", Align::Right),
-            ("to", Align::Right),
-            ("reads", Align::Left),
-            ("estimated", Align::Right),
-        ]);
+        let mut table = Table::new(&[("from", Right), ("to", Right), ("reads", Left), ("estimated", Right)]);
         for Edge { reads, from, to, estimated } in edges.iter().take(SHOWN) {
             table.row(vec![from.clone(), to.clone(), (*reads).to_owned(), format!("{estimated:+.3}")]);
         }
@@ -402,8 +379,8 @@ fn streams(report: &Report) -> String {
     positions.truncate(POSITIONS);
     positions.sort_unstable();
     let titles: Vec<String> = (0..report.streams.len()).map(|layer| layer.to_string()).collect();
-    let mut columns = vec![("", Align::Right), ("clean", Align::Left), ("corrupted", Align::Left)];
-    columns.extend(titles.iter().map(|title| (title.as_str(), Align::Right)));
+    let mut columns = vec![("", Right), ("clean", Left), ("corrupted", Left)];
+    columns.extend(titles.iter().map(|title| (title.as_str(), Right)));
     let mut table = Table::new(&columns);
     for position in positions {
         let mut cells = vec![

@@ -13,7 +13,6 @@ use gpt2_loader::{Checkpoint, GgufType, Tokenizer, save_gguf};
 use serde::Serialize;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -83,7 +82,7 @@ struct Report<'a> {
     bits_per_parameter: f64,
 }
 
-pub(crate) fn run(args: &QuantizeArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &QuantizeArgs) -> anyhow::Result<()> {
     let out = &args.out;
     let mut outputs = Outputs::new(args.overwrite);
     outputs.add("--out", out);
@@ -134,6 +133,5 @@ pub(crate) fn run(args: &QuantizeArgs) -> anyhow::Result<ExitCode> {
             )?;
             Ok(())
         })
-    })?;
-    Ok(ExitCode::SUCCESS)
+    })
 }

@@ -4,7 +4,6 @@ use crate::output;
 use anyhow::anyhow;
 use clap_complete::Shell;
 use std::io::Write;
-use std::process::ExitCode;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -31,15 +30,14 @@ pub(crate) struct ManArgs {
 
 const NAME: &str = "gpt2";
 
-pub(crate) fn completions(args: &CompletionsArgs, mut gpt2: clap::Command) -> anyhow::Result<ExitCode> {
+pub(crate) fn completions(args: &CompletionsArgs, mut gpt2: clap::Command) -> anyhow::Result<()> {
     // The generator panics where it cannot write, so it writes to memory.
     let mut script = vec![];
     clap_complete::generate(args.shell, &mut gpt2, NAME, &mut script);
-    output::stdout().write_all(&script)?;
-    Ok(ExitCode::SUCCESS)
+    Ok(output::stdout().write_all(&script)?)
 }
 
-pub(crate) fn man(args: &ManArgs, mut gpt2: clap::Command) -> anyhow::Result<ExitCode> {
+pub(crate) fn man(args: &ManArgs, mut gpt2: clap::Command) -> anyhow::Result<()> {
     // Gives every command the options that are global.
     gpt2.build();
     let page = match &args.command {
@@ -52,6 +50,5 @@ pub(crate) fn man(args: &ManArgs, mut gpt2: clap::Command) -> anyhow::Result<Exi
             found.clone()
         }
     };
-    clap_mangen::Man::new(page).render(&mut output::stdout())?;
-    Ok(ExitCode::SUCCESS)
+    Ok(clap_mangen::Man::new(page).render(&mut output::stdout())?)
 }

@@ -16,7 +16,6 @@ pub(crate) enum Format {
 }
 
 impl Format {
-    /// The format given by a file's extension.
     pub(crate) fn of(path: &Path) -> anyhow::Result<Self> {
         match path.extension().and_then(|e| e.to_str()) {
             Some("safetensors") => Ok(Self::Safetensors),
@@ -49,7 +48,6 @@ impl Export {
         Ok(Self { format, provenance, layers: vec![], lines })
     }
 
-    /// Takes one layer's weights (heads, T, T).
     pub(crate) fn layer(&mut self, subject: &Subject, layer: usize, weights: &Tensor) -> anyhow::Result<()> {
         if self.format == Format::JsonLines {
             write_json_lines(&mut self.lines, subject.tokens, layer, subject.heads, weights)?;

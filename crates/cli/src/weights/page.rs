@@ -5,7 +5,7 @@ use crate::output::note;
 use anyhow::{Context, anyhow};
 use candle_core::{DType, Device, Result, Tensor};
 use gpt2_model::CausalSelfAttention;
-use gpt2_view::{HeadNumbers, NextToken, PageHeader, PageWriter, keep_largest, summarize};
+use gpt2_view::{PageHeader, PageWriter, keep_largest, summarize};
 use std::io::Write;
 use std::path::Path;
 use std::sync::mpsc;
@@ -29,7 +29,7 @@ pub(crate) struct PageOptions {
 
 /// A page that is not finished.
 pub(crate) struct Page {
-    writer: PageWriter<Vec<u8>>,
+    pub(crate) writer: PageWriter<Vec<u8>>,
     options: PageOptions,
 }
 
@@ -75,31 +75,6 @@ impl Page {
             self.writer.vectors(run, layer, subject.heads, &of(q)?, &of(k)?, scale)?;
         }
         Ok(())
-    }
-
-    /// A number of each chosen head, by layer, then head.
-    pub(crate) fn numbers(&mut self, numbers: &HeadNumbers) -> anyhow::Result<()> {
-        Ok(self.writer.head_numbers(numbers)?)
-    }
-
-    /// A map of a run that is no head, (T, T).
-    pub(crate) fn map(&mut self, run: usize, name: &str, meaning: &str, map: &Tensor) -> anyhow::Result<()> {
-        Ok(self.writer.map(run, name, meaning, map)?)
-    }
-
-    /// The most probable token after each position, as if `layer` were the last.
-    pub(crate) fn lens(&mut self, run: usize, layer: usize, likely: &[(String, f32)]) -> anyhow::Result<()> {
-        Ok(self.writer.lens(run, layer, likely)?)
-    }
-
-    /// The second run's predictions.
-    pub(crate) fn predictions(&mut self, run: usize, predictions: &[NextToken]) -> anyhow::Result<()> {
-        Ok(self.writer.predictions(run, predictions)?)
-    }
-
-    /// The whole file, with the predictions of the first run.
-    pub(crate) fn finish(self, predictions: &[NextToken]) -> anyhow::Result<Vec<u8>> {
-        Ok(self.writer.finish(predictions)?)
     }
 }
 

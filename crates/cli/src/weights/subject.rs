@@ -39,6 +39,14 @@ impl Subject<'_> {
         self.finite.check(self.session, &ids, Some(&self.changes.list), results)
     }
 
+    /// The logits of some positions, from their inputs of the output projection: (rows, C) -> (rows, V)
+    fn logits(&self, rows: &Tensor) -> anyhow::Result<Vec<Vec<f32>>> {
+        let logits =
+            self.session.model.lm_head.forward(rows)?.to_dtype(DType::F32)?.to_device(&Device::Cpu)?;
+        self.check_finite([&logits])?;
+        Ok(logits.to_vec2()?)
+    }
+
     /// The weights of the chosen heads, in f32, from those of all heads: (1, H, T, T) -> (heads, T, T)
     pub(crate) fn of_chosen(&self, weights: &Tensor) -> anyhow::Result<Tensor> {
         let index = self.heads.iter().map(|&h| u32::try_from(h)).collect::<Result<Vec<_>, _>>()?;
@@ -58,12 +66,8 @@ pub(crate) fn predictions(
     let (t, first) = (hidden.dim(0)?, ids.len() - hidden.dim(0)?);
     let mut all = Vec::with_capacity(t);
     for from in (0..t).step_by(CHUNK) {
-        let rows = hidden.narrow(0, from, CHUNK.min(t - from))?; // (rows, C)
-        let logits = session.model.lm_head.forward(&rows)?; // (rows, V)
-        let logits = logits.to_dtype(DType::F32)?.to_device(&Device::Cpu)?;
-        subject.check_finite([&logits])?;
-        let logits = logits.to_vec2::<f32>()?;
-        let likely: Vec<_> = logits
+        let likely: Vec<_> = subject
+            .logits(&hidden.narrow(0, from, CHUNK.min(t - from))?)?
             .par_iter()
             .enumerate()
             .map(|(i, row)| most_likely(row, ids.get(first + from + i + 1).copied().or(last)))
@@ -101,10 +105,8 @@ pub(crate) fn likely_by_layer(
     for from in (0..t).step_by(CHUNK) {
         let rows = hidden.narrow(0, from, CHUNK.min(t - from))?;
         let rows = if normed { rows } else { model.transformer.ln_f.forward(&rows)? };
-        let logits = model.lm_head.forward(&rows)?.to_dtype(DType::F32)?.to_device(&Device::Cpu)?;
-        subject.check_finite([&logits])?;
         let best = |row: &Vec<f32>| most_likely(row, None).0.first().copied().unwrap_or((0, f32::NAN));
-        let (ids, likely): (Vec<u32>, Vec<f32>) = logits.to_vec2::<f32>()?.par_iter().map(best).unzip();
+        let (ids, likely): (Vec<u32>, Vec<f32>) = subject.logits(&rows)?.par_iter().map(best).unzip();
         all.extend(subject.session.labels(&ids).into_iter().zip(likely));
     }
     Ok(all)

@@ -1,12 +1,11 @@
 //! The options of `gpt2 attention`.
 
-use crate::finite::FiniteArgs;
-use crate::interventions::InterventionArgs;
 use crate::output::ColorArg;
 use crate::prompt::PromptArgs;
-use crate::session::ModelArgs;
-use crate::values::IndexRange;
+use crate::session::StudyArgs;
+use crate::values::{IndexRange, one_of};
 use clap::ValueEnum;
+use gpt2_model::analysis::Ablation;
 use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
@@ -34,7 +33,7 @@ pub(crate) struct AttentionArgs {
     /// query) or .json (square matrices, for BertViz and CircuitsVis)
     #[arg(long, value_name = "FILE", help_heading = "Files")]
     pub(crate) export: Option<PathBuf>,
-    /// With an .npy export, also write FILE.npy.json, which records what made it; the other formats contain this
+    /// Beside an .npy export, write FILE.npy.json: what made it (other formats contain it)
     #[arg(long, requires = "export", help_heading = "Files")]
     pub(crate) provenance: bool,
     /// Draw the chosen head in full, or several side by side: .png, .svg or .pdf
@@ -75,37 +74,26 @@ pub(crate) struct AttentionArgs {
     pub(crate) rollout: bool,
     /// Show what ablating each head, to zero or to its mean, does to the prediction of --target, and what each part of
     /// the model adds to its logit directly; on top of the interventions
-    #[arg(long, value_name = "HOW", value_enum, num_args = 0..=1, require_equals = true, default_missing_value = "zero",
+    #[arg(long, value_name = "HOW", value_parser = one_of(ABLATIONS), num_args = 0..=1, require_equals = true, default_missing_value = "zero",
           conflicts_with_all = ["layer", "head", "export", "picture", "html", "open", "top", "rollout"], help_heading = "Effects of heads")]
-    pub(crate) effect: Option<EffectArg>,
+    pub(crate) effect: Option<Ablation>,
     /// The target token, including its leading space [default: the most probable next token]
     #[arg(long, value_name = "TOKEN", requires = "effects", help_heading = "Effects of heads")]
     pub(crate) target: Option<String>,
-    /// Measure the logit of --target minus that of this token, instead of the log-probability of --target
+    /// Measure the logit of --target minus this token's, instead of the log-probability of --target
     #[arg(long, value_name = "TOKEN", requires_all = ["effects", "target"], help_heading = "Effects of heads")]
     pub(crate) against: Option<String>,
     /// Show shares of the logit itself, not of the logit minus the mean of all (as in TransformerLens)
     #[arg(long, requires = "effects", help_heading = "Effects of heads")]
     pub(crate) raw: bool,
-    /// Print JSON
-    #[arg(long)]
-    pub(crate) json: bool,
     /// When to use colors; auto: on a terminal
     #[arg(long, value_enum, default_value = "auto")]
     pub(crate) color: ColorArg,
     #[command(flatten)]
-    pub(crate) interventions: InterventionArgs,
-    #[command(flatten)]
-    pub(crate) finite: FiniteArgs,
-    #[command(flatten)]
-    pub(crate) model: ModelArgs,
+    pub(crate) study: StudyArgs,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum EffectArg {
-    Zero,
-    Mean,
-}
+const ABLATIONS: &[(&str, Ablation)] = &[("zero", Ablation::Zero), ("mean", Ablation::Mean)];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum WithArg {

@@ -1,11 +1,11 @@
 //! `--effect`: how each head changes a prediction, and what each part adds to it directly. `--rollout`: how much of each
 //! token reaches each position.
 
-use super::args::EffectArg;
 use super::scene::{CELL, Scene};
 use crate::output::{self, note};
 use crate::prompt::single_token;
 use crate::provenance::Provenance;
+use crate::values::pairs_by_head;
 use anyhow::{Context, bail};
 use candle_core::{D, DType, Device, Tensor};
 use gpt2_model::ForwardArgs;
@@ -79,7 +79,7 @@ pub(super) struct Effects {
 }
 
 impl Effects {
-    pub(super) fn of(scene: &Scene, how: EffectArg) -> anyhow::Result<Self> {
+    pub(super) fn of(scene: &Scene, ablation: Ablation) -> anyhow::Result<Self> {
         let session = scene.subject.session;
         let ids = &session.input_ids(scene.subject.ids)?; // (1, T)
         // The means of a mean ablation do not depend on what else is ablated.
@@ -103,10 +103,6 @@ impl Effects {
             }
             None => (Metric::LogProb(target), Metric::Logit(target)),
         };
-        let ablation = match how {
-            EffectArg::Zero => Ablation::Zero,
-            EffectArg::Mean => Ablation::Mean,
-        };
         let centering = if scene.args.raw { Centering::Raw } else { Centering::Centered };
         let hooks = (!hooks.is_empty()).then_some(&hooks as &dyn gpt2_model::hooks::Hooks);
         let total = ablation_effects(&session.model, ids, metric, ablation, hooks)?;
@@ -117,14 +113,15 @@ impl Effects {
     }
 }
 
-pub(super) fn show_effect(scene: &Scene, how: EffectArg) -> anyhow::Result<()> {
-    let found = Effects::of(scene, how)?;
-    let (changes, direct) = (found.total.change.to_vec2::<f64>()?, found.direct.heads.to_vec2::<f64>()?);
-    let of_layer = |(layer, (changes, direct)): (usize, (Vec<f64>, Vec<f64>))| {
-        let heads = changes.into_iter().zip(direct).enumerate();
-        heads.map(move |(head, (change, direct))| HeadEffect { layer, head, change, direct })
-    };
-    let mut heads: Vec<_> = changes.into_iter().zip(direct).enumerate().flat_map(of_layer).collect();
+pub(super) fn show_effect(scene: &Scene, ablation: Ablation) -> anyhow::Result<()> {
+    let found = Effects::of(scene, ablation)?;
+    let mut heads =
+        pairs_by_head(&found.total.change, &found.direct.heads, |layer, head, change, direct| HeadEffect {
+            layer,
+            head,
+            change,
+            direct,
+        })?;
     heads.sort_by(|a, b| b.change.abs().total_cmp(&a.change.abs()));
     let token = |id: u32| Token { token: scene.subject.session.labels(&[id]).concat(), id };
     let numbers = |x: &Tensor| x.to_dtype(DType::F64)?.to_vec1::<f64>();
@@ -134,10 +131,7 @@ pub(super) fn show_effect(scene: &Scene, how: EffectArg) -> anyhow::Result<()> {
         against: found.against.map(token),
         metric: if found.against.is_some() { "logit difference" } else { "log-probability" },
         value: found.total.plain,
-        ablation: match how {
-            EffectArg::Zero => "zero",
-            EffectArg::Mean => "mean",
-        },
+        ablation: if ablation == Ablation::Zero { "zero" } else { "mean" },
         heads,
         direct: Direct {
             centered: !scene.args.raw,
@@ -151,7 +145,7 @@ pub(super) fn show_effect(scene: &Scene, how: EffectArg) -> anyhow::Result<()> {
             total: found.direct.total,
         },
     };
-    if scene.args.json { output::json(&report) } else { print_effect(&report) }
+    output::report(scene.args.study.json, &report, print_effect)
 }
 
 fn print_effect(report: &EffectReport) -> anyhow::Result<()> {
@@ -238,7 +232,7 @@ pub(super) fn show_rollout(scene: &Scene) -> anyhow::Result<()> {
     let rollout = maps.pop().context("a model without layers")?; // (T, T)
     scene.subject.check_finite([&rollout])?;
     let tokens = scene.subject.tokens;
-    if scene.args.json {
+    if scene.args.study.json {
         let mut rows = rollout.to_vec2::<f32>()?;
         rows.iter_mut().enumerate().for_each(|(i, row)| row.truncate(i + 1));
         return output::json(&RolloutReport { provenance: scene.subject.made_by, tokens, rollout: rows });

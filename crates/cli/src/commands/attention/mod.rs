@@ -19,20 +19,17 @@ use gpt2_model::ForwardArgs;
 use gpt2_view::{PictureFormat, page_fragment};
 use scene::Scene;
 use std::io::Write;
-use std::process::ExitCode;
-use views::{Finished, Views};
+use views::Views;
 
-pub(crate) fn run(args: &AttentionArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &AttentionArgs) -> anyhow::Result<()> {
     let text = args.prompt.read()?;
     let outputs = outputs(args)?;
-    let mut inputs = args.prompt.inputs();
-    args.interventions.inputs(&mut inputs);
-    let session = args.model.session_for(inputs, &outputs)?;
+    let session = args.study.session_for(args.prompt.inputs(), &outputs)?;
     let config = session.model.config();
     let (layers, heads) =
         (select("layer", &args.layer, config.n_layer)?, select("head", &args.head, config.n_head)?);
     let prompt = args.prompt.encode(text, &session)?;
-    let changes = args.interventions.build(&session, Reads::Whole(&prompt.ids))?;
+    let changes = args.study.interventions.build(&session, Reads::Whole(&prompt.ids))?;
     let made_by = Provenance::new(&session, &prompt.ids)?.of(&layers, &heads).under(&changes);
     let subject = Subject {
         session: &session,
@@ -41,7 +38,7 @@ pub(crate) fn run(args: &AttentionArgs) -> anyhow::Result<ExitCode> {
         layers: &layers,
         heads: &heads,
         changes: &changes,
-        finite: &args.finite,
+        finite: &args.study.finite,
         made_by: &made_by,
     };
     let scene = Scene { args, subject, text: prompt.text.as_deref() };
@@ -52,10 +49,9 @@ pub(crate) fn run(args: &AttentionArgs) -> anyhow::Result<ExitCode> {
     } else {
         show(&scene, outputs)?;
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
-/// The files that the options ask for.
 fn outputs(args: &AttentionArgs) -> anyhow::Result<Outputs> {
     let mut outputs = Outputs::new(args.overwrite);
     if let Some(path) = &args.export {
@@ -87,13 +83,14 @@ fn show(scene: &Scene, mut outputs: Outputs) -> anyhow::Result<()> {
         output_hidden_states: page::lens(scene),
         ..Default::default()
     };
-    let kinds = if views.has_page() { page::kinds(scene) } else { &[] };
+    let kinds = if views.page.is_some() { page::kinds(scene) } else { &[] };
     let wanted: &[usize] = if views.want_weights(scene) { scene.subject.layers } else { &[] };
     let output =
         scene.run_under(&scene.subject.changes.list, forward, wanted, kinds, |layer, weights, values| {
             views.layer(scene, layer, weights, values)
         })?;
-    let Finished { maps, json, first, page } = views.finish(scene, &output, &mut outputs)?;
+    let page = views.finish(scene, &output, &mut outputs)?;
+    let Views { maps, json, first, .. } = views;
     let print = || match (maps, json, first) {
         (Some(maps), ..) => Ok(output::stdout().write_all(maps.as_bytes())?),
         (None, Some(layers), _) => views::print_json(scene, layers),

@@ -1,21 +1,21 @@
 //! The page of `gpt2 attention`: one run, or a plain one beside one with interventions, and what `--with` adds.
 
-use super::args::{EffectArg, WithArg};
+use super::args::WithArg;
 use super::effect::{self, Effects};
 use super::scene::Scene;
-use crate::weights::{LayerValues, Page, PageOptions, likely_by_layer, predictions};
+use crate::weights::{Page, PageOptions, likely_by_layer, predictions};
 use candle_core::Tensor;
 use gpt2_circuits::Circuits;
-use gpt2_model::analysis::{RepeatedTokens, head_scores};
+use gpt2_model::analysis::{Ablation, HeadScores, RepeatedTokens, head_scores};
 use gpt2_model::hooks::{Head, Interventions, Point};
 use gpt2_model::{ForwardArgs, ModelOutput};
 use gpt2_view::HeadNumbers;
 
 /// The page, into which the layers of the run under interventions go one at a time.
 pub(super) struct Looked {
-    page: Page,
+    pub(super) page: Page,
     /// Which run that is: the second of a comparison.
-    run: usize,
+    pub(super) run: usize,
     /// The plain run of a comparison.
     plain: Option<ModelOutput>,
 }
@@ -47,17 +47,6 @@ impl Looked {
         Ok(Self { page, run: usize::from(args.compare), plain })
     }
 
-    /// Adds the chosen heads' weights (heads, T, T).
-    pub(super) fn layer(
-        &mut self,
-        scene: &Scene,
-        layer: usize,
-        weights: &Tensor,
-        values: &LayerValues,
-    ) -> anyhow::Result<()> {
-        self.page.layer(&scene.subject, self.run, layer, weights, values)
-    }
-
     /// The whole file; `output` is that of the run under interventions.
     pub(super) fn finish(mut self, scene: &Scene, output: &ModelOutput) -> anyhow::Result<Vec<u8>> {
         for with in &scene.args.with {
@@ -66,12 +55,9 @@ impl Looked {
                 WithArg::Scores => self.scores(scene)?,
                 WithArg::Rollout => self.rollout(scene)?,
                 WithArg::Lens => {
-                    let plain = self.plain.take();
-                    if let Some(plain) = &plain {
-                        self.lens(scene, 0, plain)?;
+                    for (run, output) in self.plain.iter().chain([output]).enumerate() {
+                        lens_of_run(&mut self.page, scene, run, output)?;
                     }
-                    self.plain = plain;
-                    self.lens(scene, self.run, output)?;
                 }
                 WithArg::Neurons => {} // with the layers
             }
@@ -80,15 +66,15 @@ impl Looked {
         let of = |output: &ModelOutput| predictions(&subject, &output.last_hidden_state.squeeze(0)?, None);
         match &self.plain {
             Some(plain) => {
-                self.page.predictions(self.run, &of(output)?)?;
-                self.page.finish(&of(plain)?)
+                self.page.writer.predictions(self.run, &of(output)?)?;
+                Ok(self.page.writer.finish(&of(plain)?)?)
             }
-            None => self.page.finish(&of(output)?),
+            None => Ok(self.page.writer.finish(&of(output)?)?),
         }
     }
 
     fn effects(&mut self, scene: &Scene) -> anyhow::Result<()> {
-        let found = Effects::of(scene, EffectArg::Zero)?;
+        let found = Effects::of(scene, Ablation::Zero)?;
         let target = scene.subject.session.labels(&[found.target]).concat();
         let numbers = |name: &str, meaning: String, map: &Tensor| -> anyhow::Result<HeadNumbers> {
             let map = map.to_vec2::<f64>()?;
@@ -97,41 +83,30 @@ impl Looked {
         let effect =
             format!("What ablating the head adds to the prediction of {target:?}: below 0, it helps");
         let direct = format!("What the head adds directly to the logit of {target:?}");
-        self.page.numbers(&numbers("effect", effect, &found.total.change)?)?;
-        self.page.numbers(&numbers("direct", direct, &found.direct.heads)?)
+        self.page.writer.head_numbers(&numbers("effect", effect, &found.total.change)?)?;
+        Ok(self.page.writer.head_numbers(&numbers("direct", direct, &found.direct.heads)?)?)
     }
 
     /// What `gpt2 heads` prints of the plain model: its texts have other positions than the prompt.
     fn scores(&mut self, scene: &Scene) -> anyhow::Result<()> {
-        let (session, seed) = (scene.subject.session, scene.args.model.run.seed);
+        let (session, seed) = (scene.subject.session, scene.args.study.model.run.seed);
         let config = session.model.config();
         let bos = config.bos_token_id.filter(|&id| (id as usize) < config.vocab_size);
         let length = ((config.n_positions - 1) / 4).min(25);
         let texts = RepeatedTokens::random(bos, (length, 4), 10, config.vocab_size, seed);
         let found = head_scores(&session.model.transformer, &texts, None)?;
-        let of = |Head { layer, head }: Head| found[layer][head];
-        let share = |name: &str, meaning: &str, value: &dyn Fn(Head) -> f64| HeadNumbers {
-            signed: false,
-            ..signed(name, meaning.to_owned(), scene, value)
-        };
-        for numbers in [
-            share(
-                "previous-token",
-                "Mean weight on the token before, in repeated random tokens; of the plain model",
-                &|head| of(head).previous_token.mean,
-            ),
-            share(
-                "duplicate-token",
-                "Mean weight on earlier copies of the token, in repeated random tokens; of the plain model",
-                &|head| of(head).duplicate_token.mean,
-            ),
-            share(
-                "induction",
-                "Mean weight on what followed earlier copies, in repeated random tokens; of the plain model",
-                &|head| of(head).induction.mean,
-            ),
-        ] {
-            self.page.numbers(&numbers)?;
+        let kinds = [
+            ("previous-token", "the token before"),
+            ("duplicate-token", "earlier copies of the token"),
+            ("induction", "what followed earlier copies"),
+        ];
+        for (i, (name, on)) in kinds.into_iter().enumerate() {
+            let meaning = format!("Mean weight on {on}, in repeated random tokens; of the plain model");
+            let numbers = signed(name, meaning, scene, |Head { layer, head }| {
+                let HeadScores { previous_token, duplicate_token, induction } = &found[layer][head];
+                [previous_token, duplicate_token, induction][i].mean
+            });
+            self.page.writer.head_numbers(&HeadNumbers { signed: false, ..numbers })?;
         }
         let circuits = Circuits::new(&session.model)?;
         let mut copying = vec![];
@@ -140,9 +115,8 @@ impl Looked {
             copying.push(heads.collect::<Result<Vec<_>, _>>()?);
         }
         let meaning = "Whether the weights raise the logits of the tokens attended to, -1 to 1";
-        self.page.numbers(&signed("copying", meaning.to_owned(), scene, |Head { layer, head }| {
-            copying[layer][head]
-        }))
+        let copying = |Head { layer, head }: Head| copying[layer][head];
+        Ok(self.page.writer.head_numbers(&signed("copying", meaning.to_owned(), scene, copying))?)
     }
 
     fn rollout(&mut self, scene: &Scene) -> anyhow::Result<()> {
@@ -153,20 +127,20 @@ impl Looked {
         for (run, changes) in &runs[usize::from(self.run == 0)..] {
             for (layer, map) in effect::rollout_by_layer(scene, changes)?.iter().enumerate() {
                 scene.subject.check_finite([map])?;
-                self.page.map(*run, &format!("rollout to block {layer}"), meaning, map)?;
+                self.page.writer.map(*run, &format!("rollout to block {layer}"), meaning, map)?;
             }
         }
         Ok(())
     }
+}
 
-    fn lens(&mut self, scene: &Scene, run: usize, output: &ModelOutput) -> anyhow::Result<()> {
-        let last = output.hidden_states.len() - 1;
-        for (layer, hidden) in output.hidden_states.iter().skip(1).enumerate() {
-            let likely = likely_by_layer(&scene.subject, &hidden.squeeze(0)?, layer + 1 == last)?;
-            self.page.lens(run, layer, &likely)?;
-        }
-        Ok(())
+fn lens_of_run(page: &mut Page, scene: &Scene, run: usize, output: &ModelOutput) -> anyhow::Result<()> {
+    let last = output.hidden_states.len() - 1;
+    for (layer, hidden) in output.hidden_states.iter().skip(1).enumerate() {
+        let likely = likely_by_layer(&scene.subject, &hidden.squeeze(0)?, layer + 1 == last)?;
+        page.writer.lens(run, layer, &likely)?;
     }
+    Ok(())
 }
 
 /// Whether the page shows the lens, for which a run keeps its hidden states.

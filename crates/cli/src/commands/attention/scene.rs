@@ -11,7 +11,6 @@ use std::cell::RefCell;
 /// The most columns that a key takes in a heat map.
 pub(super) const CELL: usize = 4;
 
-/// A run to look at, and the options that say how.
 pub(super) struct Scene<'a> {
     pub(super) args: &'a AttentionArgs,
     pub(super) subject: Subject<'a>,

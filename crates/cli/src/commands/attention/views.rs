@@ -24,13 +24,13 @@ pub(super) const MOST_LINKED: usize = 2048;
 /// Every output that needs the weights themselves.
 pub(super) struct Views {
     /// Heat maps for stdout, printed after the files are written.
-    maps: Option<String>,
-    json: Option<Vec<LayerJson>>,
+    pub(super) maps: Option<String>,
+    pub(super) json: Option<Vec<LayerJson>>,
     /// What to show if the user named no head.
-    first: Option<FirstLook>,
+    pub(super) first: Option<FirstLook>,
     export: Option<Export>,
     picture: Option<Picture>,
-    page: Option<Looked>,
+    pub(super) page: Option<Looked>,
     bar: ProgressBar,
 }
 
@@ -46,10 +46,10 @@ impl Views {
         let bar = bar(Some(scene.subject.layers.len() as u64), "{bar:30} {pos}/{len} layers, {eta} left");
         let page = args.html.is_some() || args.open || args.fragment.is_some();
         Ok(Self {
-            maps: (scene.is_chosen() && !args.json && args.fragment.is_none())
+            maps: (scene.is_chosen() && !args.study.json && args.fragment.is_none())
                 .then(|| format!("{}\n\n", scene.subject.made_by.first_line())),
-            json: (scene.is_chosen() && args.json).then(Vec::new),
-            first: (!scene.is_chosen() && !args.json && args.fragment.is_none())
+            json: (scene.is_chosen() && args.study.json).then(Vec::new),
+            first: (!scene.is_chosen() && !args.study.json && args.fragment.is_none())
                 .then(|| FirstLook::new(scene.subject.ids, scene.subject.tokens))
                 .transpose()?,
             export: args
@@ -66,11 +66,6 @@ impl Views {
     /// Whether to look for links between tokens.
     fn looks(&self, scene: &Scene) -> bool {
         self.first.is_some() && scene.subject.ids.len() <= MOST_LINKED
-    }
-
-    /// Whether there is a page, for which a run has to keep more than the weights.
-    pub(super) fn has_page(&self) -> bool {
-        self.page.is_some()
     }
 
     pub(super) fn want_weights(&self, scene: &Scene) -> bool {
@@ -114,26 +109,26 @@ impl Views {
             Some(Picture::Grid(grid)) => grid.add(layer, heads, &weights)?,
             Some(Picture::Head(_)) | None => {}
         }
-        if let Some(page) = &mut self.page {
-            page.layer(scene, layer, &weights, values)?;
+        if let Some(Looked { page, run, .. }) = &mut self.page {
+            page.layer(&scene.subject, *run, layer, &weights, values)?;
         }
         self.bar.inc(1);
         Ok(())
     }
 
-    /// Writes the files under temporary names; returns what to print, and the page if it is to be opened or printed.
+    /// Writes the files under temporary names; returns the page if it is to be opened or printed.
     pub(super) fn finish(
-        self,
+        &mut self,
         scene: &Scene,
         output: &ModelOutput,
         outputs: &mut Outputs,
-    ) -> anyhow::Result<Finished> {
+    ) -> anyhow::Result<Option<Vec<u8>>> {
         let args = scene.args;
         self.bar.finish_and_clear();
-        if let (Some(path), Some(export)) = (&args.export, self.export) {
+        if let (Some(path), Some(export)) = (&args.export, self.export.take()) {
             export.finish(&scene.subject, &output.attention_outputs, path, outputs)?;
         }
-        if let (Some(path), Some(picture)) = (&args.picture, self.picture) {
+        if let (Some(path), Some(picture)) = (&args.picture, self.picture.take()) {
             let bytes = match picture {
                 Picture::Head(bytes) => bytes,
                 Picture::Grid(grid) => {
@@ -144,25 +139,12 @@ impl Views {
             };
             outputs.stage_bytes(path, &bytes)?;
         }
-        let page = self.page.map(|page| page.finish(scene, output)).transpose()?;
+        let page = self.page.take().map(|page| page.finish(scene, output)).transpose()?;
         if let (Some(path), Some(page)) = (&args.html, &page) {
             outputs.stage_bytes(path, page)?;
         }
-        Ok(Finished {
-            maps: self.maps,
-            json: self.json,
-            first: self.first,
-            page: page.filter(|_| args.open || args.fragment.is_some()),
-        })
+        Ok(page.filter(|_| args.open || args.fragment.is_some()))
     }
-}
-
-/// What to print, and the page to open or print.
-pub(super) struct Finished {
-    pub(super) maps: Option<String>,
-    pub(super) json: Option<Vec<LayerJson>>,
-    pub(super) first: Option<FirstLook>,
-    pub(super) page: Option<Vec<u8>>,
 }
 
 pub(super) fn print_json(scene: &Scene, layers: Vec<LayerJson>) -> anyhow::Result<()> {

@@ -11,16 +11,15 @@ pub(super) use args::BenchArgs;
 
 use crate::device::rounds_to_tf32;
 use crate::output;
-use crate::session::DTypeArg;
 use anyhow::bail;
 use args::BenchTarget;
+use candle_core::DType;
 use candle_fused::Isa;
 use candle_fused::measure::{self, Stopwatch};
 use report::{Report, print};
 use serde::Serialize;
 use setup::Bench;
 use std::io::Write;
-use std::process::ExitCode;
 
 #[derive(Serialize)]
 struct Machine {
@@ -33,7 +32,7 @@ struct Machine {
     read_gb_s: f64,
 }
 
-pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
     if let Some(isa) = args.isa {
         isa.hold()?;
     }
@@ -47,7 +46,7 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     if args.lora.is_some() && args.what != BenchTarget::Train {
         bail!("--lora is only for bench train; to time a model with an adapter, give --adapter");
     }
-    if args.lora.is_some() && args.model.dtype != DTypeArg::F32 {
+    if args.lora.is_some() && args.model.dtype != DType::F32 {
         bail!("--lora: an adapter is trained in f32; leave --dtype out");
     }
     let whole = matches!(
@@ -98,8 +97,7 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
         tokens_per_s: ms_per_token.map(|ms| 1e3 * bench.batch as f64 / ms),
         work: if on_cpu && args.what != BenchTarget::Attribution { bench.work(seconds) } else { None },
     };
-    output::report(args.json, &report, print)?;
-    Ok(ExitCode::SUCCESS)
+    output::report(args.json, &report, print)
 }
 
 /// The median of one or more numbers. Sorts them.
@@ -109,7 +107,7 @@ fn median(numbers: &mut [f64]) -> f64 {
 }
 
 /// The machine's limits, to compare with the other targets' times.
-fn machine(args: &BenchArgs) -> anyhow::Result<ExitCode> {
+fn machine(args: &BenchArgs) -> anyhow::Result<()> {
     if args.model.model.is_some() {
         bail!("bench machine needs no model: leave --model out");
     }
@@ -131,5 +129,5 @@ fn machine(args: &BenchArgs) -> anyhow::Result<ExitCode> {
         }
         writeln!(out, "reading from memory: {read_gb_s:.1} GB/s")?;
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }

@@ -11,7 +11,6 @@ use candle_nn::VarBuilder;
 use gpt2_loader::Checkpoint;
 use gpt2_model::{Config, Gpt2LMHeadModel, Implementation, init};
 
-/// What is to be timed.
 pub(super) struct Bench<'a> {
     pub(super) args: &'a BenchArgs,
     pub(super) config: Config,
@@ -25,12 +24,12 @@ pub(super) struct Bench<'a> {
 
 impl<'a> Bench<'a> {
     pub(super) fn new(args: &'a BenchArgs) -> anyhow::Result<Self> {
-        let checkpoint = match &args.model.model {
-            Some(model) => Some(Checkpoint::open(&crate::session::files(Some(model), &args.model.hub)?)?),
-            None => None,
+        let (implementation, hub) = (args.model.implementation, &args.model.hub);
+        let open = |model: &String| -> anyhow::Result<Checkpoint> {
+            let files = crate::session::files(Some(model), hub)?;
+            Ok(Checkpoint::open(&files)?.with_implementation(implementation))
         };
-        let implementation = args.model.implementation.into();
-        let checkpoint = checkpoint.map(|checkpoint| checkpoint.with_implementation(implementation));
+        let checkpoint = args.model.model.as_ref().map(open).transpose()?;
         let mut config = checkpoint.as_ref().map_or_else(Config::gpt2, |c| c.config().clone());
         config.attn_implementation = implementation;
         let tokens = args.tokens as usize;
@@ -59,7 +58,7 @@ impl<'a> Bench<'a> {
             config,
             checkpoint,
             device,
-            dtype: args.model.dtype.into(),
+            dtype: args.model.dtype,
             quantize,
             batch: args.batch.into(),
             tokens,
@@ -77,7 +76,7 @@ impl<'a> Bench<'a> {
 
     /// The dtype of cached keys and values.
     pub(super) fn kv(&self) -> DType {
-        self.args.kv.map_or(self.dtype, DType::from)
+        self.args.kv.unwrap_or(self.dtype)
     }
 
     /// What a run of `seconds` on the CPU reads or computes.

@@ -159,9 +159,7 @@ impl Bench<'_> {
         }
         let variables = VarMap::new();
         let vb = init::seeded_variables(self.args.model.run.seed, &variables, self.dtype, &self.device);
-        let model = Gpt2LMHeadModel::load(vb, &self.config)?;
-        let mut optimizer = AdamW::new(model.named_variables()?, AdamWParams::default())?;
-        self.time_training(&model, &mut optimizer)
+        self.time_training(&Gpt2LMHeadModel::load(vb, &self.config)?)
     }
 
     /// Steps of an adapter on all linear layers, of a frozen model.
@@ -170,12 +168,11 @@ impl Bench<'_> {
         let targets = ["c_attn", "c_proj", "c_fc"].map(String::from).to_vec();
         let options = LoraOptions { target_modules: targets, ..LoraOptions::new(r.into()) };
         let adapter = Adapter::new(&self.config, &options, self.args.model.run.seed, &self.device)?;
-        let model = self.model()?.with_adapter("bench", &adapter, 1.0)?;
-        let mut optimizer = AdamW::new(model.named_variables()?, AdamWParams::default())?;
-        self.time_training(&model, &mut optimizer)
+        self.time_training(&self.model()?.with_adapter("bench", &adapter, 1.0)?)
     }
 
-    fn time_training(&self, model: &Gpt2LMHeadModel, optimizer: &mut AdamW) -> anyhow::Result<Vec<f64>> {
+    fn time_training(&self, model: &Gpt2LMHeadModel) -> anyhow::Result<Vec<f64>> {
+        let mut optimizer = AdamW::new(model.named_variables()?, AdamWParams::default())?;
         let t = self.tokens;
         let ids = self.ids(t + 1)?;
         let (inputs, targets) = (ids.narrow(1, 0, t)?, ids.narrow(1, 1, t)?);

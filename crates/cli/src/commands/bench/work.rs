@@ -23,7 +23,7 @@ impl Work {
     /// Of a target that took `seconds` on the CPU. Products of quantized weights have no limit that is measured here.
     pub(super) fn of(args: &BenchArgs, config: &Config, numbers: Numbers, seconds: f64) -> Option<Self> {
         let (giga, unit, peak) = if args.what.makes_tokens() {
-            let bytes = bytes_of_a_token(args, config, (numbers.weight, numbers.number));
+            let bytes = bytes_of_a_token(args, config, numbers);
             (1e-9 * bytes, "GB/s", measure::read_gb_s())
         } else if numbers.quantized {
             return None;
@@ -72,17 +72,16 @@ fn peak(what: BenchTarget, dtype: DType) -> f64 {
 }
 
 /// The bytes that decoding a token reads: all weights but the position embedding, and the keys and values of the tokens
-/// before it. `of_weight` and `of_number` are the bytes of one weight, and of one key or value.
-fn bytes_of_a_token(args: &BenchArgs, config: &Config, (of_weight, of_number): (f64, f64)) -> f64 {
+/// before it.
+fn bytes_of_a_token(args: &BenchArgs, config: &Config, numbers: Numbers) -> f64 {
     let (c, l, v) = (config.n_embd as f64, config.n_layer as f64, config.vocab_size as f64);
     let inner = config.n_inner.map_or(4.0 * c, |inner| inner as f64);
     let kv = keys_and_values(config);
     let weights = l * (2.0 * c * c + c * kv + 2.0 * c * inner) + v * c;
     let keys = f64::from(args.tokens) + f64::from(args.new_tokens + 1) / 2.0; // on average
-    of_weight * weights + of_number * f64::from(args.batch) * l * keys * kv
+    numbers.weight * weights + numbers.number * f64::from(args.batch) * l * keys * kv
 }
 
-/// The width of the keys and values of a position.
 fn keys_and_values(config: &Config) -> f64 {
     let heads = config.heads();
     (heads.packed_width() - heads.query_width()) as f64

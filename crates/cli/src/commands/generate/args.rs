@@ -2,8 +2,9 @@
 
 use crate::interventions::InterventionArgs;
 use crate::prompt::PromptArgs;
-use crate::session::{KvArg, ModelArgs};
-use crate::values::{IndexRange, above_0, at_least_0, part};
+use crate::session::{DTYPES, ModelArgs};
+use crate::values::{IndexRange, above_0, at_least_0, one_of, part};
+use candle_core::DType;
 use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
@@ -38,8 +39,8 @@ pub(crate) struct GenerateArgs {
     #[arg(short, long, conflicts_with_all = ["temperature", "top_k", "top_p"])]
     pub(crate) greedy: bool,
     /// Precision of the cached keys and values: f16 reads half as much of them as f32 [default: that of --dtype]
-    #[arg(long, value_enum, value_name = "DTYPE")]
-    pub(crate) kv: Option<KvArg>,
+    #[arg(long, value_name = "DTYPE", value_parser = one_of(&DTYPES[..3]))]
+    pub(crate) kv: Option<DType>,
     /// Write the attention weights of the prompt and of each new token, one row a step, as computed from the cache:
     /// .safetensors, .npy, .jsonl or .json
     #[arg(long, value_name = "FILE")]

@@ -16,7 +16,6 @@ use gpt2_model::{Generation, Sampling};
 use recorded::{Recorded, Text};
 use serde::Serialize;
 use std::io::Write;
-use std::process::ExitCode;
 use std::time::Instant;
 
 /// The default of `--max-new-tokens` if the context has room.
@@ -37,7 +36,7 @@ struct Report {
     tokens_per_second: f64,
 }
 
-pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
     let text = args.prompt.read()?;
     let outputs = recorded::outputs(args)?;
     let mut inputs = args.prompt.inputs();
@@ -50,10 +49,10 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<ExitCode> {
 
     let prompts = std::slice::from_ref(&prompt.ids);
     let changes = args.interventions.build(&session, Reads::Growing(&prompt.ids))?;
-    let kv = args.kv.map(DType::from);
-    let made_by = Provenance::new(&session, &prompt.ids)?.with_kv(kv).under(&changes);
+    let mut made_by = Provenance::new(&session, &prompt.ids)?.under(&changes);
+    made_by.kv = args.kv.as_ref().map(DType::as_str);
     let mut generation = Generation::new(&session.model, prompts, sampling(args), max_new_tokens)?;
-    if let Some(kv) = kv {
+    if let Some(kv) = args.kv {
         generation = generation.with_cache_dtype(kv)?;
     }
     let recorded = Recorded::new(args, &session)?;
@@ -101,9 +100,10 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<ExitCode> {
         let stopped_at_eos = ids.last().is_some_and(|&id| config.is_eos(id));
         let shown = &ids[..ids.len() - usize::from(stopped_at_eos)];
         let text = prompt.text.is_some().then(|| session.tokenizer().map(|t| t.decode(shown))).transpose()?;
+        let Sampling { temperature, top_k, top_p, repetition_penalty, seed } = sampling(args);
         output::json(&Report {
             provenance: made_by,
-            sampling: Draw::of(&sampling(args), max_new_tokens),
+            sampling: Draw { temperature, top_k, top_p, repetition_penalty, seed, max_new_tokens },
             model: session.name.clone(),
             prompt_ids: prompt.ids,
             ids,
@@ -115,7 +115,7 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<ExitCode> {
     } else {
         output::note(&format!("{} tokens in {seconds:.2} s, {tokens_per_second:.1} tokens/s", ids.len()));
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 /// The other settings that the text depends on.
@@ -127,13 +127,6 @@ struct Draw {
     repetition_penalty: f64,
     seed: u64,
     max_new_tokens: usize,
-}
-
-impl Draw {
-    fn of(sampling: &Sampling, max_new_tokens: usize) -> Self {
-        let Sampling { temperature, top_k, top_p, repetition_penalty, seed } = *sampling;
-        Self { temperature, top_k, top_p, repetition_penalty, seed, max_new_tokens }
-    }
 }
 
 fn sampling(args: &GenerateArgs) -> Sampling {

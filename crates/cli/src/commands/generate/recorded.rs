@@ -8,7 +8,6 @@ use crate::provenance::Provenance;
 use crate::session::Session;
 use crate::values::select;
 use crate::weights::{Export, Format, LayerValues, Page, PageOptions, Subject, open, predictions};
-use candle_core::DType;
 use gpt2_model::hooks::WeightRows;
 use gpt2_model::{ForwardArgs, KvCache};
 
@@ -28,7 +27,6 @@ pub(super) struct Text<'a> {
     pub(super) made_by: &'a Provenance,
 }
 
-/// The files that the options ask for.
 pub(super) fn outputs(args: &GenerateArgs) -> anyhow::Result<Outputs> {
     let mut outputs = Outputs::new(args.overwrite);
     if let Some(path) = &args.export {
@@ -62,8 +60,9 @@ impl Recorded {
             anyhow::bail!("no token was generated, so there is no attention to write")
         };
         let ids = [text.prompt, read].concat();
-        let (tokens, made_by) =
-            (text.session.labels(&ids), text.made_by.clone().reading(&ids).of(&self.layers, &self.heads));
+        let tokens = text.session.labels(&ids);
+        let mut made_by = text.made_by.clone().of(&self.layers, &self.heads);
+        made_by.ids.clone_from(&ids);
         let subject = Subject {
             session: text.session,
             ids: &ids,
@@ -98,12 +97,13 @@ impl Recorded {
         let Some(page) = page else { return outputs.commit() };
         // Through a cache like that of the steps, where positions beyond a patched text stay as they are.
         let (model, device) = (&text.session.model, &text.session.device);
-        let kv = args.kv.map_or(model.transformer.dtype(), DType::from);
+        let kv = args.kv.unwrap_or(model.transformer.dtype());
         let mut cache = KvCache::new(model.config(), 1, ids.len(), kv, device)?;
         let hooks = Some(&text.changes.list as &dyn gpt2_model::hooks::Hooks);
         let forward = ForwardArgs { hooks, cache: Some(&mut cache), ..Default::default() };
         let hidden = model.transformer.forward(&text.session.input_ids(&ids)?, forward)?;
-        let page = page.finish(&predictions(&subject, &hidden.last_hidden_state.squeeze(0)?, Some(last))?)?;
+        let page =
+            page.writer.finish(&predictions(&subject, &hidden.last_hidden_state.squeeze(0)?, Some(last))?)?;
         if let Some(path) = &args.html {
             outputs.stage_bytes(path, &page)?;
         }

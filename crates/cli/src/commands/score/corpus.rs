@@ -33,9 +33,9 @@ pub(super) struct Document {
     pub(super) text: String,
 }
 
-/// Reads the documents in order.
 pub(super) struct Corpus {
-    files: VecDeque<PathBuf>,
+    /// Those that are not begun.
+    pub(super) files: VecDeque<PathBuf>,
     by: ByArg,
     /// The file whose lines are being read, and the number of the last one.
     lines: Option<(PathBuf, Box<dyn BufRead>, u64)>,
@@ -44,11 +44,6 @@ pub(super) struct Corpus {
 }
 
 impl Corpus {
-    /// The files, before any is read.
-    pub(super) fn files(&self) -> impl Iterator<Item = &Path> {
-        self.files.iter().map(PathBuf::as_path)
-    }
-
     /// Finds the files; reads none yet.
     pub(super) fn open(path: &Path, by: ByArg) -> anyhow::Result<Self> {
         let corpus = |files: Vec<PathBuf>, bytes| Self { files: files.into(), by, lines: None, bytes };

@@ -10,7 +10,6 @@ use std::fs::{File, TryLockError};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 
-/// The file that grows.
 pub(super) struct Lines {
     out: PathBuf,
     part: PathBuf,
@@ -86,7 +85,10 @@ impl Lines {
             before.read_until(b'\n', &mut line).with_context(|| self.part.display().to_string())?;
             let row = line.strip_suffix(b"\n");
             let Some(row) = row.and_then(|row| serde_json::from_slice::<Value>(row).ok()) else {
-                return self.go_on();
+                // From here on, lines are new.
+                self.before = None;
+                self.file.set_len(self.length).with_context(|| self.part.display().to_string())?;
+                return Ok(None);
             };
             let same = row["file"] == document.file
                 && row["line"] == document.line.map_or(Value::Null, Value::from)
@@ -109,14 +111,6 @@ impl Lines {
         Ok(Some(found))
     }
 
-    /// From here on, lines are new.
-    fn go_on<T>(&mut self) -> anyhow::Result<Option<T>> {
-        self.before = None;
-        self.file.set_len(self.length).with_context(|| self.part.display().to_string())?;
-        Ok(None)
-    }
-
-    /// Adds the lines of a section.
     pub(super) fn add(&mut self, lines: &str) -> anyhow::Result<()> {
         use std::io::Seek;
         let named = || self.part.display().to_string();
@@ -131,7 +125,6 @@ impl Lines {
         if self.before.is_some() { Ok(()) } else { Ok(std::fs::remove_file(&self.part)?) }
     }
 
-    /// Gives the file its own name.
     pub(super) fn finish(mut self) -> anyhow::Result<()> {
         let named = || self.out.display().to_string();
         if let Some(before) = &mut self.before

@@ -197,7 +197,7 @@ fn score(args: &ScoreArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
 /// Refuses an OUT that would do harm.
 fn files(args: &ScoreArgs, corpus: &Corpus) -> anyhow::Result<(Inputs, Outputs)> {
     let mut inputs = Inputs::default();
-    for file in corpus.files() {
+    for file in &corpus.files {
         match file == Path::new(STDIN) {
             false => inputs.file("the corpus", file),
             true if cfg!(unix) => inputs.file("the corpus", "/dev/stdin"),
@@ -296,10 +296,10 @@ fn next_section(
     Ok(serde_json::from_slice(&texts)?)
 }
 
-/// The line of a document.
 fn row<'a>(document: &'a Document, tokens: usize, parts: &[Part], heads: usize) -> anyhow::Result<Row<'a>> {
     let predicted = parts.iter().map(|part| part.predicted).sum();
-    let loss = (predicted > 0).then(|| surprise(parts) / predicted as f64);
+    let surprise: f64 = parts.iter().map(|part| part.surprise).sum(); // nats
+    let loss = (predicted > 0).then(|| surprise / predicted as f64);
     let perplexity = loss.map(f64::exp);
     if perplexity.is_some_and(f64::is_infinite) {
         bail!(
@@ -310,11 +310,6 @@ fn row<'a>(document: &'a Document, tokens: usize, parts: &[Part], heads: usize) 
     let layers = if parts.iter().any(|part| part.heads.is_empty()) { vec![] } else { layers(parts, heads) };
     let Document { file, line, text } = document;
     Ok(Row { file, line: *line, bytes: text.len(), tokens, predicted, loss, perplexity, layers })
-}
-
-/// The surprise of a document in nats.
-fn surprise(parts: &[Part]) -> f64 {
-    parts.iter().map(|part| part.surprise).sum()
 }
 
 fn print(total: &Total) -> anyhow::Result<()> {

@@ -80,7 +80,6 @@ pub(super) fn scored(
     Ok(Some(documents))
 }
 
-/// The scores of a batch.
 fn parts(
     session: &Session,
     reading: &Reading,

@@ -4,8 +4,10 @@ use crate::device::RunArgs;
 use crate::hub::HubArgs;
 use crate::interventions::InterventionArgs;
 use crate::parallel::{ParallelArgs, TIMEOUT};
-use crate::session::{DTypeArg, ImplArg, QuantizeArg};
-use crate::values::{above_0, at_least_0, below_1, fraction, share};
+use crate::session::{DTYPES, FORMATS, IMPLEMENTATIONS};
+use crate::values::{above_0, at_least_0, below_1, fraction, one_of, share};
+use candle_core::DType;
+use candle_fused::{BlockFormat, Implementation};
 use gpt2_model::lora::LoraOptions;
 use gpt2_train::TrainError;
 use std::path::{Path, PathBuf};
@@ -37,12 +39,11 @@ pub(crate) struct LoraArgs {
     #[arg(long = "rslora", requires = "rank")]
     pub(crate) use_rslora: bool,
     /// Quantize --model as it is loaded: less memory
-    #[arg(long, value_enum, value_name = "FORMAT", requires = "rank")]
-    pub(crate) quantize: Option<QuantizeArg>,
+    #[arg(long, value_name = "FORMAT", requires = "rank", value_parser = one_of(FORMATS))]
+    pub(crate) quantize: Option<BlockFormat>,
 }
 
 impl LoraArgs {
-    /// The adapter to train.
     pub(crate) fn options(&self) -> Option<LoraOptions> {
         Some(LoraOptions {
             r: self.rank? as usize,
@@ -155,15 +156,15 @@ pub(crate) struct TrainArgs {
     #[arg(long)]
     pub(crate) overwrite: bool,
     /// Precision of the saved weights
-    #[arg(long, default_value = "f32", value_enum)]
-    pub(crate) save_dtype: DTypeArg,
+    #[arg(long, default_value = "f32", value_parser = one_of(DTYPES))]
+    pub(crate) save_dtype: DType,
     #[command(flatten)]
     pub(crate) interventions: InterventionArgs,
     #[command(flatten)]
     pub(crate) parallel: ParallelArgs,
     /// What computes attention and, on GPUs, the layers around it: fused, eager, or fused on the CPU and eager on GPUs (auto)
-    #[arg(long = "impl", value_enum, default_value = "auto", help_heading = "Model and device")]
-    pub(crate) implementation: ImplArg,
+    #[arg(long = "impl", default_value = "auto", value_parser = one_of(IMPLEMENTATIONS), help_heading = "Model and device")]
+    pub(crate) implementation: Implementation,
     #[command(flatten)]
     pub(crate) run: RunArgs,
     #[command(flatten)]

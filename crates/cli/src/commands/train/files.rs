@@ -13,37 +13,24 @@ use gpt2_train::{MetricsFormat, Trainer};
 use gpt2_view::{PictureFormat, Provenance};
 use serde_json::{Map, Value, json};
 use std::io::{BufRead, BufReader, Read};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-const STATE: &str = "training-state.safetensors";
-const PICTURE: &str = "loss.png";
+/// A run's state, beside the model.
+pub(super) const STATE: &str = "training-state.safetensors";
+/// The picture of the losses.
+pub(super) const PICTURE: &str = "loss.png";
 /// The columns of `--metrics`.
 const METRICS: &str = "step,loss,val_loss,lr,grad_norm";
 /// The files that a run leaves in its folder.
 const FILES: [&str; 5] = ["config.json", "model.safetensors", "tokenizer.json", STATE, PICTURE];
 /// Those of a run that trains an adapter.
-const FILES_OF_ADAPTER: [&str; 4] = ["adapter_config.json", "adapter_model.safetensors", STATE, PICTURE];
+pub(super) const FILES_OF_ADAPTER: [&str; 4] =
+    ["adapter_config.json", "adapter_model.safetensors", STATE, PICTURE];
 
 fn names(args: &TrainArgs) -> &'static [&'static str] {
     if args.lora.rank.is_some() { &FILES_OF_ADAPTER } else { &FILES }
 }
 
-/// The file with a run's state, beside the model.
-pub(super) fn state(out: &Path) -> PathBuf {
-    out.join(STATE)
-}
-
-/// The config of an adapter.
-pub(super) fn adapter_config(out: &Path) -> PathBuf {
-    out.join(FILES_OF_ADAPTER[0])
-}
-
-/// The picture of the losses.
-pub(super) fn picture(out: &Path) -> PathBuf {
-    out.join(PICTURE)
-}
-
-/// The format of `--metrics`.
 pub(super) fn metrics_format(path: &Path) -> anyhow::Result<MetricsFormat> {
     MetricsFormat::from_path(path)
         .with_context(|| format!("--metrics {}: expected a name that ends in .csv or .jsonl", path.display()))
@@ -73,7 +60,7 @@ pub(super) fn begin(args: &TrainArgs) -> anyhow::Result<NewFolder> {
 
 /// Refuses an `--out` that holds a model, or, with `--resume`, one that holds no run.
 fn check_out(args: &TrainArgs) -> anyhow::Result<()> {
-    let state = state(&args.out);
+    let state = args.out.join(STATE);
     if args.resume {
         if !state.exists() {
             bail!("--resume: there is no {}; the run has finished, or never started", state.display());
@@ -139,7 +126,7 @@ pub(super) fn draw(args: &TrainArgs, trainer: &Trainer, device: &Device) -> anyh
     let made_by = made_by(args, trainer, device);
     let drawn =
         gpt2_view::loss_curve(PictureFormat::Png, &title(&args.out), &training, &validation, &made_by)?;
-    Ok(gpt2_files::atomic::write_bytes(&picture(&args.out), &drawn)?)
+    Ok(gpt2_files::atomic::write_bytes(&args.out.join(PICTURE), &drawn)?)
 }
 
 fn made_by(args: &TrainArgs, trainer: &Trainer, device: &Device) -> Provenance {

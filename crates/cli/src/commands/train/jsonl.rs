@@ -14,7 +14,6 @@ pub(super) struct Example {
     pub(super) completion: String,
 }
 
-/// The examples of a file's text.
 pub(super) fn parse(text: &str, path: &Path) -> anyhow::Result<Vec<Example>> {
     let mut examples = vec![];
     for (number, line) in (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty()) {
@@ -43,7 +42,6 @@ pub(super) fn parse(text: &str, path: &Path) -> anyhow::Result<Vec<Example>> {
     Ok(examples)
 }
 
-/// The text of all examples.
 pub(super) fn joined(examples: &[Example]) -> String {
     examples.iter().flat_map(|example| [&example.prompt, &example.completion, "\n"]).collect()
 }

@@ -10,9 +10,9 @@ mod tests;
 pub(super) use args::TrainArgs;
 
 use crate::output::note;
-use crate::prompt::{encode, read_limited};
+use crate::prompt::{encode, read_file};
 use crate::{finite, parallel, session};
-use anyhow::{Context, anyhow, bail};
+use anyhow::{anyhow, bail};
 use args::worded;
 use candle_core::{DType, Device};
 use gpt2_loader::{Checkpoint, Files, Tokenizer};
@@ -36,8 +36,7 @@ fn train(args: &TrainArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
     let writes = group.rank() == 0;
     let device = args.run.open()?;
     let (_, source) = args.source();
-    let text = std::fs::File::open(source).and_then(|file| read_limited(file, LONGEST_TEXT));
-    let text = text.with_context(|| format!("cannot read the text from {}", source.display()))?;
+    let text = read_file("the text", source, LONGEST_TEXT)?;
     let examples = args.jsonl.as_ref().map(|path| jsonl::parse(&text, path)).transpose()?;
     let _folder = writes.then(|| files::begin(args)).transpose()?;
     let model = args.model.as_ref().map(|model| session::files(Some(model), &args.hub)).transpose()?;
@@ -77,7 +76,7 @@ fn train(args: &TrainArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
         })
     ));
     if args.resume {
-        trainer.resume(&files::state(&args.out)).map_err(worded)?;
+        trainer.resume(&args.out.join(files::STATE)).map_err(worded)?;
         note(&format!("going on after step {}", trainer.steps()));
     }
     let mut progress = Progress::new(args, &tokenizer, &trainer)?;
@@ -89,7 +88,7 @@ fn train(args: &TrainArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
         }
         _ => worded(error),
     })?;
-    progress.finish();
+    progress.bar.finish_and_clear();
     if !writes {
         return Ok(ExitCode::SUCCESS);
     }
@@ -106,7 +105,7 @@ fn train(args: &TrainArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
     ));
     if finished {
         // A finished run cannot resume, so it needs no state.
-        let _ = std::fs::remove_file(files::state(&args.out));
+        let _ = std::fs::remove_file(args.out.join(files::STATE));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -119,7 +118,6 @@ fn base(args: &TrainArgs, checkpoint: &Checkpoint, device: &Device) -> anyhow::R
     }
 }
 
-/// The trainer's options, from the command line.
 fn options(args: &TrainArgs) -> TrainOptions {
     let mut options = TrainOptions::new(args.steps);
     options.batch = args.batch;
@@ -145,7 +143,7 @@ fn begin(
     files: Option<&Files>,
 ) -> anyhow::Result<(Config, Tokenizer, Option<Checkpoint>)> {
     if let Some(files) = files {
-        let checkpoint = Checkpoint::open(files)?.with_implementation(args.implementation.into());
+        let checkpoint = Checkpoint::open(files)?.with_implementation(args.implementation);
         if let Some(format) = checkpoint.formats().first().filter(|_| args.lora.rank.is_none()) {
             bail!(
                 "{}: is quantized ({format}) and cannot be trained; start from the original, or train an adapter \
@@ -175,7 +173,7 @@ fn config(args: &TrainArgs, tokenizer: &Tokenizer) -> anyhow::Result<Config> {
     let end = tokenizer.end_of_text();
     let config = Config {
         vocab_size: tokenizer.vocab_size(),
-        attn_implementation: args.implementation.into(),
+        attn_implementation: args.implementation,
         n_positions: args.n_positions,
         n_embd: args.n_embd,
         n_layer: args.n_layer,

@@ -5,7 +5,6 @@ use super::files;
 use crate::changes::Changes;
 use crate::output::{is_quiet, note};
 use crate::progress::{Stop, bar};
-use candle_core::DType;
 use gpt2_loader::{AdapterConfig, SaveOptions, Tokenizer, save_adapter};
 use gpt2_train::{Event, Metrics, StepReport, Trainer, Validation};
 use indicatif::ProgressBar;
@@ -15,7 +14,7 @@ use std::ops::ControlFlow;
 pub(super) struct Progress<'a> {
     args: &'a TrainArgs,
     tokenizer: &'a Tokenizer,
-    bar: ProgressBar,
+    pub(super) bar: ProgressBar,
     metrics: Option<Metrics>,
     stop: Stop,
     /// Whether this rank writes the run's files.
@@ -29,7 +28,6 @@ pub(super) struct Progress<'a> {
 }
 
 impl<'a> Progress<'a> {
-    /// The callback for this trainer's run.
     pub(super) fn new(
         args: &'a TrainArgs,
         tokenizer: &'a Tokenizer,
@@ -104,7 +102,6 @@ impl<'a> Progress<'a> {
         Ok(())
     }
 
-    /// Handles the end of a step.
     fn end(
         &mut self,
         trainer: &Trainer,
@@ -122,7 +119,7 @@ impl<'a> Progress<'a> {
             self.save(trainer)?;
         }
         if (validation.is_some() || stopped) && !is_last {
-            trainer.save_state(&files::state(&self.args.out)).map_err(worded)?;
+            trainer.save_state(&self.args.out.join(files::STATE)).map_err(worded)?;
         }
         if !stopped || is_last {
             return Ok(ControlFlow::Continue(()));
@@ -141,7 +138,8 @@ impl<'a> Progress<'a> {
         // Keep the files of the earlier run that --overwrite replaces until this run has something to show.
         if std::mem::take(&mut self.replaces) {
             // The config of an adapter first: new weights beside it would have another scaling.
-            for file in [files::adapter_config(out), files::state(out), files::picture(out)] {
+            for name in [files::FILES_OF_ADAPTER[0], files::STATE, files::PICTURE] {
+                let file = out.join(name);
                 if file.exists() {
                     std::fs::remove_file(file)?;
                 }
@@ -154,12 +152,7 @@ impl<'a> Progress<'a> {
                 .with_revision(self.args.hub.revision.clone());
             return Ok(save_adapter(out, adapter, &config, model.config())?);
         }
-        let options = SaveOptions::default().with_dtype(DType::from(self.args.save_dtype));
+        let options = SaveOptions::default().with_dtype(self.args.save_dtype);
         Ok(gpt2_loader::save(out, model, Some(self.tokenizer), options)?)
-    }
-
-    /// Removes the bar.
-    pub(super) fn finish(self) {
-        self.bar.finish_and_clear();
     }
 }

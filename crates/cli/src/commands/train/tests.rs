@@ -21,7 +21,7 @@ fn trainer(flags: &[&str], n_embd: usize, tokens: usize) -> anyhow::Result<Train
 #[test]
 fn every_setting_that_changed_is_refused_by_its_name() -> anyhow::Result<()> {
     let out = tempfile::tempdir()?;
-    let state = files::state(out.path());
+    let state = out.path().join(files::STATE);
     trainer(&[], 4, 40)?.save_state(&state)?;
     trainer(&[], 4, 40)?.resume(&state)?;
     let mut others = vec![("config", trainer(&[], 6, 40)?), ("data", trainer(&[], 4, 44)?)];

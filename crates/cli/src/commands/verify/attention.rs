@@ -1,8 +1,8 @@
 //! Attention against plain operations.
 
-use super::{Verify, rounding};
+use super::{Path, Verify, rounding};
 use crate::qkv;
-use candle_core::{DType, Device, Var};
+use candle_core::{DType, Device, Tensor, Var};
 use candle_fused::Dropout;
 use candle_fused::Implementation::{self, Eager, Fused};
 use candle_fused::attention::{HeadLayout, Hidden, Inputs, Mask, Sdpa};
@@ -40,6 +40,16 @@ const PADDED: &str = ", padded";
 /// Padding, hidden keys and dropout.
 const MASKED: &str = ", padded, with hidden keys and dropout";
 const HEADS: usize = 3;
+
+/// What a path computes, and which implementations it took without and with a gradient.
+struct Computed {
+    context: Tensor,
+    /// The context when weights are also computed.
+    weighted: Tensor,
+    ran: Implementation,
+    gradient: Tensor,
+    trained_by: Implementation,
+}
 
 impl Verify {
     /// Attention alone: its context, its gradient, and its context when weights are also computed.
@@ -86,9 +96,9 @@ impl Verify {
                     let Some(gradient) = gradients.get(&packed) else {
                         anyhow::bail!("attention has no gradient on this path")
                     };
-                    Ok(([context, weighted], ran, gradient.clone(), trained_by))
+                    Ok(Computed { context, weighted, ran, gradient: gradient.clone(), trained_by })
                 };
-                let ([context, _], _, gradient, _) = run(DType::F64, &Device::Cpu, Eager)?;
+                let expected = run(DType::F64, &Device::Cpu, Eager)?;
                 // f32 sums of up to 1024 numbers; a half's result is rounded once, its gradient three times.
                 let (value, slope) = if dtype == DType::F32 {
                     (1e-5, 1e-5)
@@ -96,19 +106,19 @@ impl Verify {
                     (1.1 * rounding(dtype), 4. * rounding(dtype))
                 };
                 for implementation in [Fused, Eager] {
-                    let (got, ran, got_gradient, trained_by) =
-                        run(dtype, &self.device.clone(), implementation)?;
+                    let got = run(dtype, &self.device.clone(), implementation)?;
                     // Without a kernel for this, it would be the eager path once more.
-                    if ran == implementation {
+                    if got.ran == implementation {
                         // Candle's kernel on Metal rounds the scale, and then q times the scale.
-                        let metal = self.device.is_metal() && ran == Fused && dtype != DType::F32;
-                        let value = if metal { 4. * rounding(dtype) } else { value };
-                        self.check("attention", &case, (ran, dtype), (&got[0], &context), value)?;
-                        self.check("with weights", &case, (ran, dtype), (&got[1], &context), value)?;
+                        let metal = self.device.is_metal() && implementation == Fused && dtype != DType::F32;
+                        let tolerance = if metal { 4. * rounding(dtype) } else { value };
+                        let path = Path { case: &case, implementation, dtype, tolerance };
+                        self.check("attention", path, &got.context, &expected.context)?;
+                        self.check("with weights", path, &got.weighted, &expected.context)?;
                     }
-                    if trained_by == implementation {
-                        let gradients = (&got_gradient, &gradient);
-                        self.check("its gradient", &case, (trained_by, dtype), gradients, slope)?;
+                    if got.trained_by == implementation {
+                        let path = Path { case: &case, implementation, dtype, tolerance: slope };
+                        self.check("its gradient", path, &got.gradient, &expected.gradient)?;
                     }
                 }
             }

@@ -1,6 +1,6 @@
 //! The layers around attention against plain operations.
 
-use super::{Verify, rounding};
+use super::{Path, Verify, rounding};
 use anyhow::Context;
 use candle_core::{DType, Device, Tensor, Var};
 use candle_fused::Implementation::{self, Auto, Eager, Fused};
@@ -43,20 +43,10 @@ impl Verify {
                         linear(&x, &weight, Some(&bias), Epilogue::Residual(&residual), dispatch)?,
                     ])
                 };
-            let expected = run(DType::F64, &Device::Cpu, Eager)?;
-            let device = self.device.clone();
-            let all: &[Implementation] = if device.is_cuda() { &[Fused, Eager] } else { &[Auto] };
-            for &implementation in all {
-                let got = run(dtype, &device, implementation)?;
-                // In a half, the product is rounded, and the operations after it round once or twice more.
-                let tolerance = if dtype == DType::F32 { 1e-5 } else { 3. * rounding(dtype) };
-                for (i, what) in
-                    ["layer norm", "linear", "linear, gelu", "linear, onto"].into_iter().enumerate()
-                {
-                    let pair = (&got[i], &expected[i]);
-                    self.check(what, &case, (implementation, dtype), pair, tolerance)?;
-                }
-            }
+            // In a half, the product is rounded, and the operations after it round once or twice more.
+            let tolerance = if dtype == DType::F32 { 1e-5 } else { 3. * rounding(dtype) };
+            let whats = ["layer norm", "linear", "linear, gelu", "linear, onto"];
+            self.compare(whats, Path { case: &case, implementation: Auto, dtype, tolerance }, run)?;
         }
         self.loss(&x, &weight.t()?.contiguous()?, &case)?;
         self.quantized(&x, &weight, &case)
@@ -77,19 +67,28 @@ impl Verify {
                 let of = |x: &Var| gradients.get(x).cloned().context("the loss has no gradient on this path");
                 Ok([loss.detach(), of(&x)?, of(&table)?])
             };
-            let expected = run(DType::F64, &Device::Cpu, Eager)?;
-            let device = self.device.clone();
-            let all: &[Implementation] = if device.is_cuda() { &[Fused, Eager] } else { &[Auto] };
-            for &implementation in all {
-                let got = run(dtype, &device, implementation)?;
-                // In a half, logits are rounded, then their gradients, and then what these add up to.
-                let tolerance = if dtype == DType::F32 { 1e-5 } else { 4. * rounding(dtype) };
-                for (i, what) in
-                    ["cross-entropy", "its x's gradient", "its table's gradient"].into_iter().enumerate()
-                {
-                    let pair = (&got[i].flatten_all()?, &expected[i].flatten_all()?);
-                    self.check(what, case, (implementation, dtype), pair, tolerance)?;
-                }
+            // In a half, logits are rounded, then their gradients, and then what these add up to.
+            let tolerance = if dtype == DType::F32 { 1e-5 } else { 4. * rounding(dtype) };
+            let whats = ["cross-entropy", "its x's gradient", "its table's gradient"];
+            self.compare(whats, Path { case, implementation: Auto, dtype, tolerance }, run)?;
+        }
+        Ok(())
+    }
+
+    /// Compares what `run` computes with each implementation that the device has with its results in eager f64 on the CPU.
+    fn compare<const N: usize>(
+        &mut self,
+        whats: [&'static str; N],
+        path: Path,
+        run: impl Fn(DType, &Device, Implementation) -> anyhow::Result<[Tensor; N]>,
+    ) -> anyhow::Result<()> {
+        let expected = run(DType::F64, &Device::Cpu, Eager)?;
+        let all: &[Implementation] = if self.device.is_cuda() { &[Fused, Eager] } else { &[Auto] };
+        for &implementation in all {
+            let got = run(path.dtype, &self.device.clone(), implementation)?;
+            for ((what, got), expected) in whats.into_iter().zip(&got).zip(&expected) {
+                let path = Path { implementation, ..path };
+                self.check(what, path, got, expected)?;
             }
         }
         Ok(())
@@ -109,9 +108,11 @@ impl Verify {
             let quantized = Weight::quantize(weight, WeightLayout::InOut, format)?;
             let expected = rounded.matmul(&quantized.in_out()?.to_dtype(DType::F64)?)?;
             let many = quantized.forward(x, None, Epilogue::None)?;
-            self.check(what, case, (Auto, DType::F32), (&many, &expected), 1e-6)?;
+            let path = Path { case, implementation: Auto, dtype: DType::F32, tolerance: 1e-6 };
+            self.check(what, path, &many, &expected)?;
             let one = quantized.forward(&x.narrow(0, 0, 1)?, None, Epilogue::None)?;
-            self.check(what, "its first row alone", (Auto, DType::F32), (&one, &many.narrow(0, 0, 1)?), 0.)?;
+            let alone = Path { case: "its first row alone", tolerance: 0., ..path };
+            self.check(what, alone, &one, &many.narrow(0, 0, 1)?)?;
         }
         Ok(())
     }

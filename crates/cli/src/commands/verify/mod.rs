@@ -89,6 +89,15 @@ fn rounding(dtype: DType) -> f64 {
     }
 }
 
+/// How a result was computed, and how far it may be from the expected one.
+#[derive(Clone, Copy)]
+struct Path<'a> {
+    case: &'a str,
+    implementation: Implementation,
+    dtype: DType,
+    tolerance: f64,
+}
+
 struct Verify {
     device: Device,
     seed: u64,
@@ -100,12 +109,12 @@ impl Verify {
     fn check(
         &mut self,
         what: &'static str,
-        case: &str,
-        (implementation, dtype): (Implementation, DType),
-        (got, expected): (&Tensor, &Tensor),
-        tolerance: f64,
+        path: Path,
+        got: &Tensor,
+        expected: &Tensor,
     ) -> anyhow::Result<()> {
         let error = relative_error(got, expected)?;
+        let Path { case, implementation, dtype, tolerance } = path;
         self.checks.push(Check {
             what,
             case: case.to_string(),
@@ -183,14 +192,10 @@ mod tests {
         let expected = tensor(&[1., -4., 2.])?;
         assert!((relative_error(&tensor(&[1., -4., 3.])?, &expected)? - 0.25).abs() < 1e-12);
         let mut verify = Verify { device: Device::Cpu, seed: 0, checks: vec![] };
+        let path =
+            Path { case: "", implementation: Implementation::Fused, dtype: DType::F32, tolerance: 0.1 };
         for got in [[1., -4., 2.], [1., -4., 3.], [f32::NAN, -4., 2.]] {
-            verify.check(
-                "a path",
-                "",
-                (Implementation::Fused, DType::F32),
-                (&tensor(&got)?, &expected),
-                0.1,
-            )?;
+            verify.check("a path", path, &tensor(&got)?, &expected)?;
         }
         assert_eq!(verify.checks.iter().map(|check| check.passed).collect::<Vec<_>>(), [true, false, false]);
         let results = results(&verify.checks);

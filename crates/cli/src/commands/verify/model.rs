@@ -1,6 +1,6 @@
 //! A checkpoint's logits against plain operations.
 
-use super::{Verify, rounding};
+use super::{Path, Verify, rounding};
 use crate::qkv;
 use candle_core::{DType, Device, Tensor};
 use candle_fused::Implementation::{Eager, Fused};
@@ -9,7 +9,7 @@ use gpt2_model::mask::{left_padding, position_ids};
 use gpt2_model::{ForwardArgs, Gpt2LMHeadModel, KvCache};
 
 /// Computes the logits of one path.
-type Path<'a> = &'a dyn Fn() -> anyhow::Result<Tensor>;
+type Run<'a> = &'a dyn Fn() -> anyhow::Result<Tensor>;
 
 impl Verify {
     /// Compares the logits of each path of the checkpoint's model with one pass in eager f64 on the CPU, where every
@@ -40,13 +40,18 @@ impl Verify {
                     DType::F32 => 3e-5,
                     half => 16. * rounding(half),
                 };
-                let mut check = |what, case: String, shape, path: Path, expected: &Tensor| {
+                let mut check = |what, case: String, shape, run: Run, expected: &Tensor| {
                     // Without a kernel for this, it would be the eager path once more.
                     let ran = qkv::implementation_of(model.config(), shape, dtype, &device)?;
                     if ran != implementation {
                         return Ok(());
                     }
-                    self.check(what, &case, (ran, dtype), (&path()?, expected), tolerance)
+                    self.check(
+                        what,
+                        Path { case: &case, implementation, dtype, tolerance },
+                        &run()?,
+                        expected,
+                    )
                 };
                 let forward = |last_logits_only| {
                     let args = ForwardArgs { last_logits_only, ..Default::default() };
