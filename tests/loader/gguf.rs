@@ -10,14 +10,6 @@ use gpt2_model::linear::BlockFormat;
 use gpt2_model::{Config, ForwardArgs, Gpt2LMHeadModel, init};
 use std::path::{Path, PathBuf};
 
-const FORMATS: [(&str, BlockFormat); 5] = [
-    ("Q4_0", BlockFormat::Q4_0),
-    ("Q5_0", BlockFormat::Q5_0),
-    ("Q8_0", BlockFormat::Q8_0),
-    ("Q4_K", BlockFormat::Q4K),
-    ("Q6_K", BlockFormat::Q6K),
-];
-
 /// What 8 bits for the activations of each layer cost in the logits of the demo model: 0.030, measured.
 const OF_ACTIVATIONS: f64 = 0.05;
 
@@ -48,7 +40,8 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
 #[test]
 fn blocks_hold_the_numbers_that_gguf_reads_from_them() -> Result {
     let reference = read(&data("gguf").join("blocks.safetensors"))?;
-    for (name, format) in FORMATS {
+    for format in BlockFormat::ALL {
+        let name = format.as_str().to_uppercase();
         let expected = floats(&reference[&format!("{name}.values")].data);
         let mut got = vec![0.0; expected.len()];
         format.dequantize(&reference[&format!("{name}.blocks")].data, &mut got);

@@ -8,7 +8,7 @@ use crate::progress::bar;
 use crate::session::MODEL;
 use crate::{hub, output, session};
 use anyhow::bail;
-use clap::ValueEnum;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use gpt2_loader::{Checkpoint, GgufType, Tokenizer, save_gguf};
 use serde::Serialize;
 use std::io::Write;
@@ -27,8 +27,8 @@ pub(crate) struct QuantizeArgs {
     #[arg(value_name = "MODEL", help = MODEL)]
     pub(crate) model: Option<String>,
     /// Type of the weights
-    #[arg(long, value_enum)]
-    pub(crate) to: GgufArg,
+    #[arg(long, value_parser = types())]
+    pub(crate) to: GgufType,
     /// The file to write
     #[arg(short, long, value_name = "FILE.gguf")]
     pub(crate) out: PathBuf,
@@ -45,30 +45,9 @@ pub(crate) struct QuantizeArgs {
 }
 
 /// What a GGUF file is written as.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum GgufArg {
-    /// 16 bits a weight
-    F16,
-    /// 8.5 bits a weight
-    #[value(name = "q8_0")]
-    Q8,
-    /// 4.5 bits a weight, and 6.6 in the output projection
-    #[value(name = "q4_0")]
-    Q4,
-    /// 4.5 or 6.6 bits a weight, as llama.cpp mixes them
-    #[value(name = "q4_k_m")]
-    Q4KM,
-}
-
-impl From<GgufArg> for gpt2_loader::GgufType {
-    fn from(arg: GgufArg) -> Self {
-        match arg {
-            GgufArg::F16 => Self::F16,
-            GgufArg::Q8 => Self::Q8_0,
-            GgufArg::Q4 => Self::Q4_0,
-            GgufArg::Q4KM => Self::Q4KM,
-        }
-    }
+fn types() -> impl TypedValueParser<Value = GgufType> {
+    let names = GgufType::ALL.iter().map(|kind| PossibleValue::new(kind.as_str()).help(kind.about()));
+    PossibleValuesParser::new(names).try_map(|name| name.parse::<GgufType>())
 }
 
 #[derive(Serialize)]
@@ -93,7 +72,7 @@ pub(crate) fn run(args: &QuantizeArgs) -> anyhow::Result<()> {
     inputs.model(&files)?;
     outputs.check(&inputs)?;
 
-    let kind = GgufType::from(args.to);
+    let kind = args.to;
     let checkpoint = Checkpoint::open(&files)?;
     if let Some(format) = checkpoint.formats().first() {
         bail!(

@@ -23,10 +23,10 @@ pub enum BlockFormat {
     Q6K,
 }
 
-const ALL: [BlockFormat; 5] =
-    [BlockFormat::Q4_0, BlockFormat::Q5_0, BlockFormat::Q8_0, BlockFormat::Q4K, BlockFormat::Q6K];
-
 impl BlockFormat {
+    /// Every format.
+    pub const ALL: &[Self] = &[Self::Q4_0, Self::Q5_0, Self::Q8_0, Self::Q4K, Self::Q6K];
+
     /// The name in lower case, as llama.cpp writes it: `q8_0`, `q4_K`.
     #[must_use]
     pub fn as_str(self) -> &'static str {
@@ -204,8 +204,8 @@ impl FromStr for BlockFormat {
     type Err = candle_core::Error;
 
     fn from_str(name: &str) -> candle_core::Result<Self> {
-        let found = ALL.into_iter().find(|format| format.as_str().eq_ignore_ascii_case(name));
-        let names = || ALL.map(Self::as_str).join(", ");
+        let found = Self::ALL.iter().copied().find(|format| format.as_str().eq_ignore_ascii_case(name));
+        let names = || Self::ALL.iter().map(|format| format.as_str()).collect::<Vec<_>>().join(", ");
         found.ok_or_else(|| candle_core::Error::msg(format!("format {name:?}: expected one of {}", names())))
     }
 }

@@ -138,6 +138,15 @@ fn panel_bytes(format: BlockFormat, depth: usize) -> usize {
     with_code!(format, C => (blocks * C::CODES + C::scales_len(blocks)).next_multiple_of(LINE))
 }
 
+impl BlockFormat {
+    /// The bits of a weight in memory, scales included.
+    #[must_use]
+    pub fn bits_in_memory(self) -> f64 {
+        const DEPTH: usize = 1024; // whole blocks, and whole lines of each part
+        8.0 * panel_bytes(self, DEPTH) as f64 / (DEPTH * PANEL) as f64
+    }
+}
+
 /// Writes a row of blocks to its place in a panel. `codes` is working memory, as long as the row.
 fn put_row(format: BlockFormat, row: &[u8], output: usize, codes: &mut [u8], panel: &mut [u8]) {
     let blocks = codes.len() / BLOCK;

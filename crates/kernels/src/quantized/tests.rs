@@ -7,9 +7,6 @@ use crate::product::Finish;
 use crate::product::panels::PANEL;
 use crate::test_numbers::{pool, values as numbers};
 
-const FORMATS: [BlockFormat; 5] =
-    [BlockFormat::Q4_0, BlockFormat::Q5_0, BlockFormat::Q8_0, BlockFormat::Q4K, BlockFormat::Q6K];
-
 /// Quantized weights (depth, width) from numbers.
 fn panels(format: BlockFormat, (depth, width): (usize, usize)) -> BlockPanels {
     let data = numbers(depth * width, 7);
@@ -37,7 +34,7 @@ fn run(isa: Isa, x: &[f32], w: &BlockPanels, finish: Finish<f32>) -> Vec<f32> {
 /// Against f64 over the dequantized weights and the quantized activations: only the rounding of f32 is left.
 #[test]
 fn products_are_those_of_the_codes_and_scales() {
-    for format in FORMATS {
+    for &format in BlockFormat::ALL {
         let (depth, width, rows) = (768, 50, 9);
         let (w, x) = (panels(format, (depth, width)), numbers(rows * depth, 3));
         let codes = Activations::<i8>::new(Isa::Portable, &x);
@@ -85,7 +82,7 @@ fn activations_are_rounded_to_the_nearest_code_on_every_instruction_set() {
 
 #[test]
 fn the_bits_are_the_same_on_every_instruction_set_for_any_threads_and_any_rows() {
-    for format in FORMATS {
+    for &format in BlockFormat::ALL {
         for (depth, width) in [(256, 16), (512, 70), (768, 130)] {
             let (w, x) = (panels(format, (depth, width)), numbers(23 * depth, 3));
             let (bias, residual) = (numbers(width, 11), numbers(23 * width, 13));
@@ -113,7 +110,7 @@ fn the_bits_are_the_same_on_every_instruction_set_for_any_threads_and_any_rows()
 /// The largest codes of both factors: products of bytes must not saturate, and sums must not overflow.
 #[test]
 fn the_largest_codes_do_not_overflow() {
-    for format in FORMATS {
+    for &format in BlockFormat::ALL {
         for (weight, input) in [(1.0, 1.0), (-1.0, 1.0), (1.0, -1.0), (-1.0, -1.0)] {
             let block = format.quantize(&vec![weight; 512]);
             let w = packed(format, (512, PANEL), &block.repeat(PANEL));
@@ -137,7 +134,7 @@ fn the_largest_codes_do_not_overflow() {
 /// What is packed is what the blocks hold.
 #[test]
 fn panels_hold_the_weights_of_the_blocks() {
-    for format in FORMATS {
+    for &format in BlockFormat::ALL {
         let (depth, width) = (512, 37);
         let data = numbers(depth * width, 7);
         let blocks: Vec<u8> = data.chunks(depth).flat_map(|row| format.quantize(row)).collect();

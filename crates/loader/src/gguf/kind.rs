@@ -7,6 +7,7 @@ use gpt2_model::linear::BlockFormat;
 use gpt2_model::parameters::{LM_HEAD, Parameter, WTE};
 use safetensors::Dtype;
 use std::fmt;
+use std::str::FromStr;
 
 /// Types that this crate reads, and their numbers.
 const KNOWN: [(u32, Encoding); 9] = [
@@ -78,6 +79,20 @@ pub enum GgufType {
 }
 
 impl GgufType {
+    /// Every type.
+    pub const ALL: &[Self] = &[Self::F16, Self::Q8_0, Self::Q4_0, Self::Q4KM];
+
+    /// What it costs, in a few words.
+    #[must_use]
+    pub fn about(self) -> &'static str {
+        match self {
+            Self::F16 => "16 bits a weight",
+            Self::Q8_0 => "8.5 bits a weight",
+            Self::Q4_0 => "4.5 bits a weight, and 6.6 in the output projection",
+            Self::Q4KM => "4.5 or 6.6 bits a weight, as llama.cpp mixes them",
+        }
+    }
+
     /// The name in lower case.
     #[must_use]
     pub fn as_str(self) -> &'static str {
@@ -97,6 +112,15 @@ impl GgufType {
             Self::Q8_0 => 7,
             Self::Q4KM => 15,
         }
+    }
+}
+
+impl FromStr for GgufType {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let found = Self::ALL.iter().copied().find(|kind| kind.as_str() == name);
+        found.ok_or_else(|| format!("{name:?} is no type of GGUF files"))
     }
 }
 

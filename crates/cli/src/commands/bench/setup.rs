@@ -84,7 +84,7 @@ impl<'a> Bench<'a> {
         let quantized = self.quantized().is_some();
         let number = self.kv().size_in_bytes() as f64;
         let weight = match (&self.checkpoint, self.quantize) {
-            (_, Some(format)) => format.block_bytes() as f64 / format.block_len() as f64,
+            (_, Some(format)) => format.bits_in_memory() / 8.0,
             (Some(checkpoint), None) if quantized => work::bytes_of_a_weight(checkpoint),
             _ => self.dtype.size_in_bytes() as f64,
         };

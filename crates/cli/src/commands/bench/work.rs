@@ -2,7 +2,7 @@
 
 use super::args::{BenchArgs, BenchTarget};
 use candle_core::DType;
-use candle_fused::{BlockFormat, measure};
+use candle_fused::measure;
 use gpt2_loader::{Checkpoint, Encoding, TensorInfo};
 use gpt2_model::Config;
 use gpt2_model::parameters::WPE;
@@ -47,10 +47,10 @@ pub(super) struct Numbers {
     pub(super) number: f64,
 }
 
-/// The bits of a weight in memory, where two formats take 8 and a scale.
+/// The bits of a weight in memory.
 fn bits_in_memory(encoding: Encoding) -> f64 {
     match encoding {
-        Encoding::Blocks(BlockFormat::Q5_0 | BlockFormat::Q6K) => Encoding::Blocks(BlockFormat::Q8_0).bits(),
+        Encoding::Blocks(format) => format.bits_in_memory(),
         other => other.bits(),
     }
 }

@@ -98,18 +98,13 @@ impl Verify {
     fn quantized(&mut self, x: &Tensor, weight: &Tensor, case: &str) -> anyhow::Result<()> {
         let rounded = x.flatten_all()?.to_vec1::<f32>()?.chunks(32).flat_map(in_8_bits).collect::<Vec<f64>>();
         let rounded = Tensor::from_vec(rounded, x.shape(), &Device::Cpu)?;
-        for (what, format) in [
-            ("linear, q8_0", BlockFormat::Q8_0),
-            ("linear, q6_K", BlockFormat::Q6K),
-            ("linear, q5_0", BlockFormat::Q5_0),
-            ("linear, q4_0", BlockFormat::Q4_0),
-            ("linear, q4_K", BlockFormat::Q4K),
-        ] {
+        for &format in BlockFormat::ALL {
+            let what = format!("linear, {format}");
             let quantized = Weight::quantize(weight, WeightLayout::InOut, format)?;
             let expected = rounded.matmul(&quantized.in_out()?.to_dtype(DType::F64)?)?;
             let many = quantized.forward(x, None, Epilogue::None)?;
             let path = Path { case, implementation: Auto, dtype: DType::F32, tolerance: 1e-6 };
-            self.check(what, path, &many, &expected)?;
+            self.check(what.clone(), path, &many, &expected)?;
             let one = quantized.forward(&x.narrow(0, 0, 1)?, None, Epilogue::None)?;
             let alone = Path { case: "its first row alone", tolerance: 0., ..path };
             self.check(what, alone, &one, &many.narrow(0, 0, 1)?)?;

@@ -14,6 +14,7 @@ use candle_fused::Implementation;
 use gpt2_loader::Checkpoint;
 use gpt2_view::{Align, Table, visible_text};
 use serde::Serialize;
+use std::borrow::Cow;
 use std::io::Write;
 use std::process::ExitCode;
 
@@ -49,7 +50,7 @@ struct Report {
 /// One path, and which implementation ran it. The error is the largest difference relative to the largest value.
 #[derive(Serialize)]
 struct Check {
-    what: &'static str,
+    what: Cow<'static, str>,
     case: String,
     #[serde(rename = "impl")]
     implementation: &'static str,
@@ -108,7 +109,7 @@ impl Verify {
     /// Compares the output of a path with the expected one and records the result.
     fn check(
         &mut self,
-        what: &'static str,
+        what: impl Into<Cow<'static, str>>,
         path: Path,
         got: &Tensor,
         expected: &Tensor,
@@ -116,7 +117,7 @@ impl Verify {
         let error = relative_error(got, expected)?;
         let Path { case, implementation, dtype, tolerance } = path;
         self.checks.push(Check {
-            what,
+            what: what.into(),
             case: case.to_string(),
             implementation: implementation.as_str(),
             dtype: dtype.as_str(),
@@ -169,7 +170,7 @@ fn results(checks: &[Check]) -> String {
     ]);
     for check in checks {
         table.row(vec![
-            check.what.into(),
+            check.what.clone().into_owned(),
             check.case.clone(),
             check.implementation.into(),
             check.dtype.into(),
