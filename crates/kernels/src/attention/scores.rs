@@ -16,9 +16,9 @@ use super::request::{Rows, select};
 use super::sdpa::Sdpa;
 use super::window::Window;
 use crate::accumulator;
-use crate::vector::tanh;
+use crate::vector::{exp2, tanh};
 use candle_core::{DType, Device, Result, Tensor};
-use pulp::Simd;
+use pulp::{Simd, WithSimd};
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
 
@@ -260,6 +260,25 @@ impl ScoreRules {
         }
         self.mask.hide(query, self.keys, start, scores);
     }
+
+    /// The softmax of a row of products. Hidden keys get exactly 0, even if another score is NaN.
+    #[inline(always)]
+    pub(super) fn softmax<S: Simd>(&self, simd: S, query: Query, scores: &mut [f32]) {
+        let first = self.keys_of(query.i).start;
+        scores[..first].fill(f32::NEG_INFINITY);
+        self.finish(simd, Base::E, query, first, &mut scores[first..]);
+        SoftmaxRow(scores).with_simd(simd);
+        if scores.first().is_some_and(|x| x.is_nan()) {
+            let mut visible = vec![0.0; scores.len()];
+            visible[..first].fill(f32::NEG_INFINITY);
+            self.mask.hide(query, self.keys, 0, &mut visible);
+            for (weight, visible) in scores.iter_mut().zip(visible) {
+                if visible < 0.0 {
+                    *weight = 0.0;
+                }
+            }
+        }
+    }
 }
 
 /// Adds `slope·|distance|` to each score; the first is `distance` away, the next one less.
@@ -333,5 +352,40 @@ pub(super) fn slopes_of_cap<S: Simd>(simd: S, cap: f32, capped: &[f32], slopes: 
     for (slope, x) in slopes_tail.iter_mut().zip(capped_tail) {
         let t = x / cap;
         *slope = (1.0 - t) * (1.0 + t);
+    }
+}
+
+/// Softmax of a row of scores in place; all zeros if every score is -inf.
+struct SoftmaxRow<'a>(&'a mut [f32]);
+
+impl WithSimd for SoftmaxRow<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let max = self.0.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        if max == f32::NEG_INFINITY && !self.0.iter().any(|x| x.is_nan()) {
+            self.0.fill(0.0);
+            return;
+        }
+        let (vectors, tail) = S::as_mut_simd_f32s(self.0);
+        let (minus, log2_e) = (simd.splat_f32s(-max), simd.splat_f32s(std::f32::consts::LOG2_E));
+        let mut sum = simd.splat_f32s(0.0);
+        for x in vectors.iter_mut() {
+            *x = exp2(simd, simd.mul_f32s(simd.add_f32s(*x, minus), log2_e));
+            sum = simd.add_f32s(sum, *x);
+        }
+        let mut total = simd.reduce_sum_f32s(sum);
+        for x in tail.iter_mut() {
+            *x = ((*x - max) * std::f32::consts::LOG2_E).exp2();
+            total += *x;
+        }
+        let factor = simd.splat_f32s(1.0 / total);
+        for x in vectors {
+            *x = simd.mul_f32s(*x, factor);
+        }
+        for x in tail {
+            *x /= total;
+        }
     }
 }

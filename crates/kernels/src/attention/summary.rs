@@ -76,15 +76,13 @@ impl Summary {
     pub(super) fn eager(sdpa: &Sdpa, q: &Tensor, k: &Tensor, mask: Mask) -> Result<Self> {
         let (b, h, t, _) = q.dims4()?;
         let s = k.dim(2)?;
-        let (q, k, added) = (q.detach(), k.detach(), mask.added.map(Tensor::detach));
-        let mask = Mask { added: added.as_ref(), ..mask };
         let padding = mask.on_cpu(0)?;
         let first = Tensor::from_iter((0..b).map(|b| key_position(padding.first_key(b, s))), q.device())?; // (B)
         let mut chunks: [Vec<Tensor>; 7] = Default::default();
         for start in (0..t).step_by(CHUNK) {
             let queries: Vec<usize> = (start..t.min(start + CHUNK)).collect();
             let rows = Chosen { heads: None, queries: Some(queries) }.resolve(h, t)?;
-            let weights = eager::weights(sdpa, &q, &k, mask, &rows)?; // (B, H, chunk, S)
+            let weights = eager::weights(sdpa, q, k, mask, &rows)?.detach(); // (B, H, chunk, S)
             let positions: Vec<f64> = rows.positions(s).collect();
             let numbers = of_weights(&weights, &positions, &first)?;
             chunks.iter_mut().zip(numbers).for_each(|(chunks, numbers)| chunks.push(numbers));

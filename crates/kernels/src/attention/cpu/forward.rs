@@ -32,18 +32,8 @@ impl<E: Element, K: Element> WithSimd for Forward<'_, E, K> {
     type Output = ();
 
     fn with_simd<S: Simd>(self, simd: S) {
-        let (d, dims) = (self.problem.q.dims[3], self.problem.context_dims());
-        let [_, _, t, dv] = dims;
-        assert!(
-            self.out.len() == dims.iter().product::<usize>() && self.log_sums.len() * dv == self.out.len()
-        );
-        assert!(self.summaries.as_ref().is_none_or(|all| all.len() == self.log_sums.len()));
-        let out = SharedOutput {
-            context: self.out.as_mut_ptr().cast(),
-            log_sums: self.log_sums.as_mut_ptr(),
-            summaries: self.summaries.map(<[RowSummary]>::as_mut_ptr),
-            dims,
-        };
+        let (d, [_, _, t, dv]) = (self.problem.q.dims[3], self.problem.context_dims());
+        let out = SharedOutput::new(self.problem, self.out, self.log_sums, self.summaries);
         if t <= FEW_QUERIES {
             let queries = Span::queries(self.problem);
             let spans = Span::count(self.problem);

@@ -6,6 +6,7 @@ use crate::attention::summary::RowSummary;
 use crate::cpu_op::Input;
 use crate::element::Element;
 use candle_core::{Layout, Result, WithDType};
+use std::mem::MaybeUninit;
 
 /// A head of a row of the batch.
 #[derive(Debug, Clone, Copy)]
@@ -149,6 +150,24 @@ pub(super) struct SharedOutput<E> {
 unsafe impl<E: Send> Sync for SharedOutput<E> {}
 
 impl<E: Element> SharedOutput<E> {
+    /// What a pass over `problem` writes to.
+    pub(super) fn new<K>(
+        problem: &Problem<E, K>,
+        context: &mut [MaybeUninit<E>],
+        log_sums: &mut [LogSum],
+        summaries: Option<&mut [RowSummary]>,
+    ) -> Self {
+        let dims = problem.context_dims();
+        assert!(context.len() == dims.iter().product::<usize>() && log_sums.len() * dims[3] == context.len());
+        assert!(summaries.as_ref().is_none_or(|all| all.len() == log_sums.len()));
+        Self {
+            context: context.as_mut_ptr().cast(),
+            log_sums: log_sums.as_mut_ptr(),
+            summaries: summaries.map(<[RowSummary]>::as_mut_ptr),
+            dims,
+        }
+    }
+
     /// Writes `row · factor` and the row's log-sum.
     ///
     /// # Safety

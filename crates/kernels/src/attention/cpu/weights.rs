@@ -12,7 +12,7 @@ use crate::cpu_op::{CpuOp, Input};
 use crate::element::Element;
 use crate::isa;
 use crate::streams::dots;
-use crate::vector::{chunked, exp2, with_slices};
+use crate::vector::{chunked, with_slices};
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, DType, Device, Result, Shape, Tensor};
 use half::{bf16, f16};
@@ -149,25 +149,6 @@ fn written<'a>(row: &'a mut [MaybeUninit<f32>], scores: &[f32], seen: usize) -> 
     unsafe { std::slice::from_raw_parts_mut(row[..seen].as_mut_ptr().cast(), seen) }
 }
 
-/// The softmax of a row of products. Hidden keys get exactly 0, even if another score is NaN.
-#[inline(always)]
-fn softmax<S: Simd>(simd: S, rules: &ScoreRules, query: Query, scores: &mut [f32]) {
-    let first = rules.keys_of(query.i).start;
-    scores[..first].fill(f32::NEG_INFINITY);
-    rules.finish(simd, Base::E, query, first, &mut scores[first..]);
-    SoftmaxRow(scores).with_simd(simd);
-    if scores.first().is_some_and(|x| x.is_nan()) {
-        let mut visible = vec![0.0; scores.len()];
-        visible[..first].fill(f32::NEG_INFINITY);
-        rules.mask.hide(query, rules.keys, 0, &mut visible);
-        for (weight, visible) in scores.iter_mut().zip(visible) {
-            if visible < 0.0 {
-                *weight = 0.0;
-            }
-        }
-    }
-}
-
 /// The weights of a query, row `i` of the head, computed from the keys in place.
 struct OneRow<'a, E, K> {
     head: &'a HeadInputs<'a, E, K>,
@@ -198,7 +179,7 @@ impl<E: Element, K: Element> WithSimd for OneRow<'_, E, K> {
         for x in rest {
             [*x] = dots(simd, &query, [k.row(of_keys, last, &mut first)]);
         }
-        softmax(simd, rules, self.query, self.out);
+        rules.softmax(simd, self.query, self.out);
     }
 }
 
@@ -254,7 +235,7 @@ impl<E: Element> TileOfRows<'_, E> {
             for (r, (out, scores)) in out.chunks_exact_mut(s).zip(scores.chunks_exact(stride)).enumerate() {
                 let query = self.rows.query(first + r);
                 let seen = rules.keys_of(query.i).end;
-                softmax(simd, rules, query, written(out, &scores[..seen], seen));
+                rules.softmax(simd, query, written(out, &scores[..seen], seen));
             }
         }
     }
@@ -299,39 +280,4 @@ fn softmax_backward(weights: &Tensor, grad: &Tensor, seen: &[Range<usize>]) -> R
         out
     })?;
     Tensor::from_vec(d_scores, weights.shape(), &Device::Cpu)
-}
-
-/// Softmax of a row of scores in place; all zeros if every score is -inf.
-struct SoftmaxRow<'a>(&'a mut [f32]);
-
-impl WithSimd for SoftmaxRow<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
-        let max = self.0.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        if max == f32::NEG_INFINITY && !self.0.iter().any(|x| x.is_nan()) {
-            self.0.fill(0.0);
-            return;
-        }
-        let (vectors, tail) = S::as_mut_simd_f32s(self.0);
-        let (minus, log2_e) = (simd.splat_f32s(-max), simd.splat_f32s(std::f32::consts::LOG2_E));
-        let mut sum = simd.splat_f32s(0.0);
-        for x in vectors.iter_mut() {
-            *x = exp2(simd, simd.mul_f32s(simd.add_f32s(*x, minus), log2_e));
-            sum = simd.add_f32s(sum, *x);
-        }
-        let mut total = simd.reduce_sum_f32s(sum);
-        for x in tail.iter_mut() {
-            *x = ((*x - max) * std::f32::consts::LOG2_E).exp2();
-            total += *x;
-        }
-        let factor = simd.splat_f32s(1.0 / total);
-        for x in vectors {
-            *x = simd.mul_f32s(*x, factor);
-        }
-        for x in tail {
-            *x /= total;
-        }
-    }
 }
