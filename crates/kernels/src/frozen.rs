@@ -40,6 +40,13 @@ pub(crate) struct Then<'a> {
     pub(crate) gelu: bool,
 }
 
+impl<'a> Then<'a> {
+    fn finish<X: WithDType>(self) -> Result<Finish<'a, X>> {
+        let residual = self.residual.map(Input::slice).transpose()?;
+        Ok(Finish { bias: self.bias, residual, gelu: self.gelu, onto: false })
+    }
+}
+
 /// A weight W (in, out) that does not change.
 pub(crate) trait Frozen: Send + Sync {
     /// (in, out)
@@ -75,10 +82,10 @@ impl<E: Stored + WithDType> Frozen for Panels<E> {
     }
 
     fn product(&self, x: Input, columns: Range<usize>, then: Then) -> Result<CpuStorage> {
-        match x.storage {
-            CpuStorage::F32(_) => product_in::<f32, E>(self, x, columns, then),
-            _ => product_in::<E, E>(self, x, columns, then),
-        }
+        Ok(match x.storage {
+            CpuStorage::F32(_) => CpuStorage::F32(new_product(x.slice()?, self, columns, then.finish()?)),
+            _ => E::to_cpu_storage_owned(new_product(x.slice::<E>()?, self, columns, then.finish()?)),
+        })
     }
 
     fn outputs(&self, outputs: &[u32]) -> CpuStorage {
@@ -91,18 +98,6 @@ impl<E: Stored + WithDType> Frozen for Panels<E> {
     fn transposed(&self, columns: Range<usize>) -> Arc<dyn Frozen> {
         Arc::new(Self::transposed(self, columns))
     }
-}
-
-/// The product of rows in dtype `X`, which the result has as well.
-fn product_in<X: Stored + WithDType, E: Stored>(
-    w: &Panels<E>,
-    x: Input,
-    columns: Range<usize>,
-    then: Then,
-) -> Result<CpuStorage> {
-    let residual = then.residual.map(Input::slice::<X>).transpose()?;
-    let finish = Finish { bias: then.bias, residual, gelu: then.gelu, onto: false };
-    Ok(X::to_cpu_storage_owned(new_product(x.slice::<X>()?, w, columns, finish)))
 }
 
 impl Frozen for BlockPanels {
@@ -119,9 +114,7 @@ impl Frozen for BlockPanels {
     }
 
     fn product(&self, x: Input, columns: Range<usize>, then: Then) -> Result<CpuStorage> {
-        let residual = then.residual.map(Input::slice).transpose()?;
-        let finish = Finish { bias: then.bias, residual, gelu: then.gelu, onto: false };
-        Ok(CpuStorage::F32(quantized::product(x.slice()?, self, columns, finish)))
+        Ok(CpuStorage::F32(quantized::product(x.slice()?, self, columns, then.finish()?)))
     }
 
     fn outputs(&self, outputs: &[u32]) -> CpuStorage {

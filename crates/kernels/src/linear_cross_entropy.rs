@@ -208,7 +208,7 @@ fn in_chunks_of(
     Ok((Tensor::cat(&losses, 0)?.mean_all()?, [d_x, d_weight]))
 }
 
-/// The mean cross-entropy in nats of predicting `targets` with the logits `x·W`; differentiable in `x`.
+/// The mean cross-entropy in nats of predicting `targets` with the logits `x·W`, and its gradient in `x`, which tracks one.
 ///
 /// # Shapes
 /// `x` (.., C) in f32, `targets`: one integer below V for each row of `x` -> scalar
@@ -224,9 +224,9 @@ pub(crate) fn frozen_cross_entropy(x: &Tensor, weight: &Arc<dyn Frozen>, targets
     let targets = check_targets(&targets.flatten_all()?, rows, v)?.to_vec1::<u32>()?;
     let x = x.contiguous()?.reshape((rows, c))?;
     let inputs = x.detach();
-    let transposed = x.track_op().then(|| weight.transposed(0..v)); // (V, C)
+    let transposed = weight.transposed(0..v); // (V, C)
     let factor = 1.0 / rows as f32;
-    let mut d_x: Vec<f32> = Vec::with_capacity(if transposed.is_some() { rows * c } else { 0 });
+    let mut d_x: Vec<f32> = Vec::with_capacity(rows * c);
     let mut sum = 0.0;
     for (first, targets) in (0..rows).step_by(ROWS).zip(targets.chunks(ROWS)) {
         let count = targets.len();
@@ -238,7 +238,6 @@ pub(crate) fn frozen_cross_entropy(x: &Tensor, weight: &Arc<dyn Frozen>, targets
         let mut logits = in_f32s(weight.product(Input { storage, layout }, 0..v, Then::default())?)?; // (count, V)
         let log_sums = log_sums(&logits, v);
         sum += losses(&logits, targets, &log_sums).sum::<f64>();
-        let Some(transposed) = &transposed else { continue };
         to_gradients(&mut logits, targets, &log_sums, factor);
         let layout = Layout::contiguous((count, v));
         let d_logits = Input { storage: &CpuStorage::F32(logits), layout: &layout };
@@ -246,9 +245,6 @@ pub(crate) fn frozen_cross_entropy(x: &Tensor, weight: &Arc<dyn Frozen>, targets
     }
     #[allow(clippy::cast_possible_truncation)] // the loss of f32 logits
     let loss = (sum / rows as f64) as f32;
-    if transposed.is_none() {
-        return Tensor::new(loss, &Device::Cpu);
-    }
     let gradient = Tensor::from_vec(d_x, (rows, c), &Device::Cpu)?;
     x.apply_op1(OnCpu(Known { loss, gradient }))
 }

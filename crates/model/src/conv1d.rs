@@ -144,7 +144,9 @@ impl Conv1D {
     /// `x·W + b`, then `epilogue`, with the layer's own dropout in a training pass: (.., in) -> (.., out)
     pub(crate) fn run(&self, x: &Tensor, epilogue: Epilogue, training: Option<Training>) -> Result<Tensor> {
         match &self.layer {
-            Layer::Linear(linear) if self.updates().is_empty() => linear.forward(x, epilogue),
+            Layer::Linear(Linear { weight, bias }) if self.updates().is_empty() => {
+                weight.forward(x, bias.as_ref(), epilogue)
+            }
             layer => self.updates.forward(layer, x, epilogue, training),
         }
     }

@@ -92,7 +92,7 @@ pub trait LinearLayer: Debug + Send + Sync {
         self.forward(x, Epilogue::None)?.narrow(D::Minus1, columns.start, columns.len())
     }
 
-    /// W as a dense tensor (in, out) in the dtype of the inputs, for analyses and conversions.
+    /// W as a dense tensor (in, out), for analyses and conversions: in the dtype of the bias, if there is one.
     ///
     /// # Errors
     /// When the layer cannot produce it.
@@ -110,8 +110,9 @@ pub trait LinearLayer: Debug + Send + Sync {
 /// A weight and a bias. Clones share the numbers.
 #[derive(Debug, Clone)]
 pub struct Linear {
-    weight: Weight,
-    bias: Option<Tensor>,
+    pub(crate) weight: Weight,
+    /// In the dtype of the inputs.
+    pub(crate) bias: Option<Tensor>,
 }
 
 impl Linear {
@@ -185,6 +186,15 @@ impl Layer {
         }
     }
 
+    /// Whether a weight of the layer is quantized.
+    pub(crate) fn is_quantized(&self) -> bool {
+        let mut quantized = false;
+        self.get().visit(&mut Visitor::new(&mut |_, values| {
+            quantized |= matches!(values.dtype(), WeightDType::Blocks(_));
+        }));
+        quantized
+    }
+
     /// The weight, unless the layer is a user's.
     pub(crate) fn weight(&self) -> Option<&Weight> {
         match self {
@@ -194,10 +204,19 @@ impl Layer {
     }
 
     /// `x·W + b + u·Bᵀ`: the layer and a low-rank update of it: (.., in), (.., r), (out, r) -> (.., out)
-    pub(crate) fn forward_low_rank(&self, x: &Tensor, u: &Tensor, b: &Tensor) -> Result<Tensor> {
+    pub(crate) fn forward_low_rank(
+        &self,
+        x: &Tensor,
+        u: &Tensor,
+        b: &Tensor,
+        training: Option<Training>,
+    ) -> Result<Tensor> {
         match self {
             Self::Linear(Linear { weight, bias }) => weight.forward_low_rank(x, bias.as_ref(), u, b),
-            Self::Own(layer) => layer.forward(x, Epilogue::Residual(&candle_fused::linear_transposed(u, b)?)),
+            Self::Own(layer) => {
+                let update = candle_fused::linear_transposed(u, b)?;
+                layer.forward_training(x, Epilogue::Residual(&update), training)
+            }
         }
     }
 }

@@ -139,9 +139,11 @@ impl SimpleBackend for Blank {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::init;
+    use crate::linear::{Epilogue, LinearLayer};
     use crate::parameters::{LM_HEAD, WTE};
+    use crate::{LmHead, init};
     use candle_nn::VarMap;
+    use std::sync::Arc;
 
     #[test]
     fn the_presets_have_their_published_sizes() {
@@ -180,6 +182,40 @@ mod tests {
             assert_eq!(loaded, visited);
             assert_eq!(model.named_variables()?.len(), loaded.len());
         }
+        Ok(())
+    }
+
+    /// A user's head that computes with `wte` itself.
+    #[derive(Debug)]
+    struct OwnHead(Tensor);
+
+    impl LinearLayer for OwnHead {
+        fn shape(&self) -> (usize, usize) {
+            (self.0.dims()[1], self.0.dims()[0])
+        }
+        fn forward(&self, x: &Tensor, epilogue: Epilogue) -> Result<Tensor> {
+            epilogue.apply(x.broadcast_matmul(&self.0.t()?)?)
+        }
+        fn weight(&self) -> Result<Tensor> {
+            self.0.t()
+        }
+        fn bias(&self) -> Option<&Tensor> {
+            None
+        }
+        fn visit(&self, visitor: &mut Visitor) {
+            visitor.parameter("weight", Role::OutputProjection, &self.0);
+        }
+    }
+
+    #[test]
+    fn an_own_head_that_shares_wte_is_counted_once() -> Result<()> {
+        let config =
+            Config { n_layer: 1, n_head: 2, n_embd: 8, n_positions: 16, vocab_size: 11, ..Config::gpt2() };
+        let vb = init::seeded_variables(5, &VarMap::new(), DType::F32, &Device::Cpu);
+        let mut model = Gpt2LMHeadModel::load(vb, &config)?;
+        let count = model.named_variables()?.len();
+        model.lm_head = LmHead::from_layer(Arc::new(OwnHead(model.transformer.wte.weight()?)));
+        assert_eq!(model.named_variables()?.len(), count);
         Ok(())
     }
 

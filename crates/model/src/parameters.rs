@@ -131,7 +131,9 @@ impl Values {
         match (self, other) {
             (Self::Tensor(a), Self::Tensor(b)) => a.id() == b.id(),
             (Self::Weight(a), Self::Weight(b)) => a.is(b),
-            _ => false,
+            (Self::Tensor(tensor), Self::Weight(weight)) | (Self::Weight(weight), Self::Tensor(tensor)) => {
+                weight.is_tensor(tensor)
+            }
         }
     }
 }

@@ -77,7 +77,7 @@ impl<'a> Pass<'a> {
 
     /// Whether the last position's query is all that attention needs; weights and summaries cover all queries.
     pub(crate) fn needs_last_query_only(&self) -> bool {
-        self.last_position_only && self.weights.is_empty() && !self.output_summary
+        self.last_position_only && self.weights.is_empty() && !self.output_summary && self.training.is_none()
     }
 
     /// What queries do not see besides the future: padding, other documents, and `hidden` keys.

@@ -8,7 +8,7 @@
 
 use crate::error::Result;
 use candle_core::{CpuStorage, DType, Device, Storage, Tensor, Var};
-use candle_fused::adamw::{CHUNK, squares_of_chunks};
+use candle_fused::adamw::{CHUNK, squares_of_chunks, sum_of_squares};
 use gpt2_parallel::Group;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -167,6 +167,9 @@ impl Exchange {
 
     /// `Σ x²` over each variable, where every rank gives the values of its own pieces.
     pub(crate) fn squares(&self, own: &[Tensor]) -> Result<Vec<f64>> {
+        if self.shares.is_undivided() {
+            return Ok(own.iter().map(sum_of_squares).collect::<candle_core::Result<_>>()?);
+        }
         let mine = own.iter().map(chunk_squares).collect::<candle_core::Result<Vec<_>>>()?.concat();
         let all = self.group.gather_bytes(bytemuck::cast_slice(&mine))?.concat();
         Ok(self.shares.over_variables(&bytemuck::pod_collect_to_vec(&all)))

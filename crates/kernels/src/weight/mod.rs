@@ -214,6 +214,12 @@ impl Weight {
         matches!(self.dtype(), WeightDType::Blocks(_))
     }
 
+    /// Whether it is this plain tensor.
+    #[must_use]
+    pub fn is_tensor(&self, tensor: &Tensor) -> bool {
+        matches!(&self.kind, Kind::Plain(weight, _) if weight.id() == tensor.id())
+    }
+
     /// Whether the two are one weight.
     #[must_use]
     pub fn is(&self, other: &Self) -> bool {
@@ -361,13 +367,19 @@ impl Weight {
     pub fn columns(&self, ids: &Tensor) -> Result<Tensor> {
         let (n_in, n_out) = self.shape();
         match (&self.kind, self.layout) {
-            (Kind::Plain(weight, _), WeightLayout::OutIn) => weight.index_select(ids, 0),
-            (Kind::Plain(weight, _), WeightLayout::InOut) => weight.t()?.index_select(ids, 0),
+            (Kind::Plain(weight, _), WeightLayout::OutIn) => weight.contiguous()?.index_select(ids, 0),
+            (Kind::Plain(weight, _), WeightLayout::InOut) => weight.contiguous()?.index_select(ids, 1)?.t(),
             (Kind::Frozen(weight), _) => {
-                let ids = ids.to_dtype(DType::U32)?.to_vec1::<u32>()?;
-                if let Some(id) = ids.iter().find(|id| **id as usize >= n_out) {
-                    candle_core::bail!("weight: column {id} of {n_out}")
+                if ids.dtype().is_float() {
+                    candle_core::bail!("weight: expected integers as columns, got {:?}", ids.dtype())
                 }
+                let below = |id: i64| u32::try_from(id).ok().filter(|id| (*id as usize) < n_out);
+                let ids = ids.to_dtype(DType::I64)?.to_vec1::<i64>()?.into_iter();
+                let ids = ids.map(|id| {
+                    below(id)
+                        .ok_or_else(|| candle_core::Error::msg(format!("weight: column {id} of {n_out}")))
+                });
+                let ids = ids.collect::<Result<Vec<u32>>>()?;
                 operation::tensor(weight.outputs(&ids), (ids.len(), n_in))
             }
         }

@@ -173,8 +173,8 @@ impl CpuOp<3> for Product {
     fn backward(&self, [x, u, b]: [&Tensor; 3], _: &Tensor, grad: &Tensor) -> Result<[Option<Tensor>; 3]> {
         let grad = grad.detach().contiguous()?;
         let of_x = x.track_op().then(|| self.gradient(&grad)).transpose()?;
-        let of_u = matmul(&grad, &b.detach())?;
-        let of_b = matmul(&grad.t()?, &u.detach())?;
-        Ok([of_x, Some(of_u), Some(of_b)])
+        let of_u = u.track_op().then(|| matmul(&grad, &b.detach())).transpose()?;
+        let of_b = b.track_op().then(|| matmul(&grad.t()?, &u.detach())).transpose()?;
+        Ok([of_x, of_u, of_b])
     }
 }

@@ -115,6 +115,31 @@ fn a_table_gives_its_rows_and_itself_back() -> Result<()> {
 }
 
 #[test]
+fn columns_are_vectors_of_the_table_however_it_lies() -> Result<()> {
+    let table = numbers((50, 32), 1)?; // (V, C)
+    let ids = Tensor::new(&[3i64, 49, 0], &Device::Cpu)?;
+    let expected = table.index_select(&ids, 0)?.to_vec2::<f32>()?;
+    let turned = table.t()?.contiguous()?;
+    for weight in [
+        Weight::plain(table.clone(), OutIn)?,
+        Weight::plain(turned.t()?, OutIn)?,
+        Weight::plain(turned.clone(), InOut)?,
+        Weight::plain(table.t()?, InOut)?,
+        Weight::pack(&table, OutIn)?,
+        Weight::pack(&turned, InOut)?,
+    ] {
+        assert_eq!(weight.columns(&ids)?.to_vec2::<f32>()?, expected, "{weight:?}");
+        assert!(weight.columns(&ids.to_dtype(DType::F32)?).is_err(), "{weight:?}");
+    }
+    let packed = Weight::pack(&table, OutIn)?;
+    for outside in [50, -1, 1 << 32] {
+        let error = packed.columns(&Tensor::new(&[outside], &Device::Cpu)?).expect_err("outside").to_string();
+        assert!(error.contains(&outside.to_string()), "{error}");
+    }
+    Ok(())
+}
+
+#[test]
 fn nan_and_infinity_stay_in_their_rows() -> Result<()> {
     // An odd depth and a few columns, so that there are zeros beside the numbers; and whole tiles.
     for (dtype, depth) in [(DType::F32, 5), (DType::F16, 5), (DType::BF16, 5), (DType::BF16, 64)] {

@@ -1,7 +1,7 @@
 //! Puts adapters on a model, takes them off, and merges them into its weights.
 
 use super::adapter::Adapter;
-use crate::linear::{Linear, Weight};
+use crate::linear::{Linear, Weight, WeightLayout};
 use crate::parameters::{LM_HEAD, WPE, WTE};
 use crate::training::{Site, place};
 use crate::{Block, Conv1D, Embedding, Gpt2LMHeadModel, Implementation, LayerNorm, LmHead};
@@ -66,7 +66,7 @@ impl Gpt2LMHeadModel {
                 if layer.updates().is_empty() {
                     continue;
                 }
-                if layer.layer().weight().is_some_and(Weight::is_quantized) {
+                if layer.layer().is_quantized() {
                     candle_core::bail!(
                         "h.{i}.{name}: an adapter cannot be merged into quantized weights; merge it into the original, then \
                          quantize"
@@ -99,7 +99,10 @@ impl Gpt2LMHeadModel {
             // A tied head keeps the model's own table, as in PEFT.
             WTE => self.transformer.wte = Embedding::new(value)?,
             WPE => self.transformer.wpe = value,
-            LM_HEAD => self.lm_head = LmHead::new(value)?,
+            LM_HEAD => {
+                let weight = Weight::new(value, WeightLayout::OutIn)?;
+                self.lm_head = LmHead::from_weight(weight.with_implementation(implementation));
+            }
             "ln_f.weight" => self.transformer.ln_f.weight = value,
             "ln_f.bias" => self.transformer.ln_f.bias = value,
             _ => {
@@ -139,7 +142,7 @@ impl Block {
             candle_core::bail!("{module} has an adapter already, behind which {part} cannot be replaced")
         }
         let Some(own) = layer.layer().weight() else {
-            candle_core::bail!("{module} is not a layer of GPT-2, so {part} cannot be replaced")
+            candle_core::bail!("{module} is a layer of your own, whose {part} cannot be replaced")
         };
         let (weight, bias) = match (part, layer.bias()) {
             ("weight", Some(bias)) => (Weight::new(value, own.layout())?, bias.clone()),

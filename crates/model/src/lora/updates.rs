@@ -26,6 +26,12 @@ impl Updates {
         if updates.iter().any(|(held, _)| held == name) {
             candle_core::bail!("adapter {name}: the layer has one of that name")
         }
+        if !updates.is_empty() && self.stream != stream {
+            candle_core::bail!(
+                "adapter {name}: the updates of a layer share a stream, which is {}",
+                self.stream
+            )
+        }
         updates.push((name.to_string(), update));
         Ok(Self { updates, stream })
     }
@@ -44,7 +50,7 @@ impl Updates {
     ) -> Result<Tensor> {
         if let ([(_, update)], Epilogue::None | Epilogue::Gelu) = (&self.updates[..], epilogue) {
             let narrow = update.narrow(x, training, self.stream)?; // (.., r)
-            return epilogue.apply(layer.forward_low_rank(x, &narrow, update.b())?);
+            return epilogue.apply(layer.forward_low_rank(x, &narrow, update.b(), training)?);
         }
         let mut sum: Option<Tensor> = None;
         for (_, update) in &self.updates {
