@@ -25,6 +25,7 @@ mod qkv;
 mod remedy;
 mod restart;
 mod session;
+mod study;
 mod values;
 mod weights;
 

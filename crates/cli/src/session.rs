@@ -2,10 +2,10 @@
 
 use crate::adapters::{self, AdapterArgs, Used};
 use crate::device::RunArgs;
-use crate::finite::FiniteArgs;
+
 use crate::hub::{self, HubArgs, Model};
 use crate::inputs::Inputs;
-use crate::interventions::InterventionArgs;
+
 use crate::output::note;
 use crate::outputs::Outputs;
 use crate::values::one_of;
@@ -43,28 +43,6 @@ pub(crate) struct ModelArgs {
     pub(crate) run: RunArgs,
     #[command(flatten)]
     pub(crate) hub: HubArgs,
-}
-
-/// Options of every command that looks into a model while it runs.
-#[derive(Debug, clap::Args)]
-pub(crate) struct StudyArgs {
-    /// Print JSON
-    #[arg(long)]
-    pub(crate) json: bool,
-    #[command(flatten)]
-    pub(crate) interventions: InterventionArgs,
-    #[command(flatten)]
-    pub(crate) finite: FiniteArgs,
-    #[command(flatten)]
-    pub(crate) model: ModelArgs,
-}
-
-impl StudyArgs {
-    /// Like [`ModelArgs::session_for`], with the files of the interventions among the inputs.
-    pub(crate) fn session_for(&self, mut inputs: Inputs, outputs: &Outputs) -> anyhow::Result<Session> {
-        self.interventions.inputs(&mut inputs);
-        self.model.session_for(inputs, outputs)
-    }
 }
 
 /// Precisions by name; the first three are those of cached keys and values.

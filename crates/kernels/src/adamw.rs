@@ -1,8 +1,9 @@
 //! One step of AdamW (Loshchilov & Hutter 2019, algorithm 2) in place, without a temporary tensor.
 
+use crate::cpu_op::contiguous;
 use crate::dispatch::cpu_f32;
 use crate::isa;
-use crate::vector::{contiguous, with_slices};
+use crate::vector::with_slices;
 use candle_core::{CpuStorage, DType, InplaceOp2, InplaceOp3, Layout, Result, Tensor, Var};
 use rayon::prelude::*;
 

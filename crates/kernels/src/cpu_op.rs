@@ -1,6 +1,5 @@
 //! Operations on tensors in the CPU's memory: [`CpuOp`] is what each one says of itself, [`OnCpu`] what Candle runs.
 
-use crate::vector::contiguous;
 use candle_core::{
     CpuStorage, CustomOp1, CustomOp2, CustomOp3, Error, Layout, Result, Shape, Storage, Tensor, WithDType,
 };
@@ -68,3 +67,12 @@ macro_rules! custom_op {
 custom_op!(CustomOp1, 1, Option<Tensor>, s1 l1 t1);
 custom_op!(CustomOp2, 2, (Option<Tensor>, Option<Tensor>), s1 l1 t1, s2 l2 t2);
 custom_op!(CustomOp3, 3, (Option<Tensor>, Option<Tensor>, Option<Tensor>), s1 l1 t1, s2 l2 t2, s3 l3 t3);
+
+/// The elements of a contiguous tensor.
+pub(crate) fn contiguous<'a, E: WithDType>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [E]> {
+    let data = storage.as_slice::<E>()?;
+    match layout.contiguous_offsets() {
+        Some((start, end)) if end <= data.len() => Ok(&data[start..end]),
+        _ => candle_core::bail!("expected a contiguous tensor, got {layout:?} of {} numbers", data.len()),
+    }
+}

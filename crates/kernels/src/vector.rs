@@ -2,7 +2,7 @@
 
 use crate::cpu_op::Input;
 use crate::isa;
-use candle_core::{CpuStorage, Layout, Result, Shape, Tensor, WithDType};
+use candle_core::{CpuStorage, Layout, Result, Shape, Tensor};
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 use std::mem::MaybeUninit;
@@ -104,15 +104,6 @@ pub(crate) fn parallel_map_in_place<E: Function>(x: &mut CpuStorage, layout: &La
 
 /// How many numbers a thread takes at a time: enough to outweigh the cost of scheduling, few enough to stay in cache.
 pub const CHUNK: usize = 1 << 13;
-
-/// The elements of a contiguous tensor.
-pub(crate) fn contiguous<'a, E: WithDType>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [E]> {
-    let data = storage.as_slice::<E>()?;
-    match layout.contiguous_offsets() {
-        Some((start, end)) if end <= data.len() => Ok(&data[start..end]),
-        _ => candle_core::bail!("expected a contiguous tensor, got {layout:?} of {} numbers", data.len()),
-    }
-}
 
 /// Runs `f` on the elements of contiguous f32 tensors on the CPU.
 pub(crate) fn with_slices<const N: usize, R>(

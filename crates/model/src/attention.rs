@@ -5,6 +5,7 @@
 //! gpt_bigcode all heads share one head of keys and values (multi-query attention, Shazeer 2019).
 
 mod hooked;
+mod output;
 mod qkv;
 
 use crate::cache::split_kv;
@@ -49,8 +50,8 @@ pub struct CausalSelfAttention {
     pub c_attn: Conv1D,
     /// C -> C, on the merged heads.
     pub c_proj: Conv1D,
-    /// The causal triangle, u8 (1, 1, N, N), 1 = visible: a buffer, not a parameter. All layers share it, and it is made when
-    /// the eager path first reads it; the fused kernels need none.
+    /// The causal triangle, u8 (1, 1, N, N), 1 = visible: a buffer, not a parameter. All layers share it. It is built on first
+    /// use by the eager path; the fused kernels need none.
     pub bias: CausalBias,
     layout: QkvLayout,
     scale: f64,
@@ -84,9 +85,9 @@ impl CausalSelfAttention {
         })
     }
 
-    /// `c_proj(context)`, where the context of each position is the weighted mean of the values that it sees: in `x`, and at the
-    /// cached positions before it. Ignores the fields of `pass` that ask for further outputs, which only
-    /// [`Block::forward`](crate::Block::forward) returns.
+    /// `c_proj(context)`, where the context of each position is the weighted mean of the values at the positions it sees, in
+    /// `x` and in the cache. Only [`Block::forward`](crate::Block::forward) returns the further outputs that `pass` can ask for,
+    /// and calls the hooks on what heads read and on what they add to the stream.
     ///
     /// # Shapes
     /// `x` (B, T, C) -> (B, T, C), or (B, 1, C) for the last position only
@@ -103,7 +104,7 @@ impl CausalSelfAttention {
     /// in for `x` where a hook has replaced what a head reads.
     pub(crate) fn attend(&self, x: &Tensor, inputs: &HeadInputs, pass: &mut Pass) -> Result<Attended> {
         pass.check()?;
-        let (layer, hooks) = (self.layer_idx, pass.hooks());
+        let (layer, hooks) = (self.layer_idx, pass.hooks()); // before the cache grows, whose length the hooks learn
         let qkv = self.layout.project(&self.c_attn, x, pass)?;
         let qkv = inputs.replace(qkv, &self.layout, &self.c_attn)?;
         let Qkv { q, kv } = hooked_qkv(qkv, layer, hooks)?; // (B, T, H, D), (B, T, 2·key heads, D)
@@ -124,7 +125,7 @@ impl CausalSelfAttention {
         Ok(attended)
     }
 
-    /// Like [`forward`](Self::forward), but also returns the attention weights, as they multiply the values.
+    /// Like [`forward`](Self::forward), but also returns the attention weights, before any hook replaces them.
     ///
     /// # Shapes
     /// output (B, T, C), weights (B, H, T, S) in f32 or wider
@@ -165,7 +166,7 @@ impl CausalSelfAttention {
         self.c_proj.forward_dropped_onto(residual, context, training, self.output_dropout(training)?)
     }
 
-    fn output_dropout(&self, training: Option<Training>) -> Result<Option<Dropout>> {
+    pub(super) fn output_dropout(&self, training: Option<Training>) -> Result<Option<Dropout>> {
         dropout(training, self.resid_pdrop, self.layer_idx, Site::Attention)
     }
 

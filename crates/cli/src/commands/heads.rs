@@ -5,7 +5,7 @@ use crate::inputs::Inputs;
 use crate::output::{self, note};
 use crate::outputs::Outputs;
 use crate::provenance::Provenance;
-use crate::session::StudyArgs;
+use crate::study::StudyArgs;
 use crate::values::count;
 use anyhow::bail;
 use candle_core::{Device, Tensor};

@@ -5,7 +5,7 @@ use crate::output;
 use crate::outputs::Outputs;
 use crate::prompt::PromptArgs;
 use crate::provenance::Provenance;
-use crate::session::StudyArgs;
+use crate::study::StudyArgs;
 use crate::values::highest;
 use anyhow::bail;
 use candle_core::{D, DType};

@@ -2,35 +2,9 @@
 
 use super::qkv::{Part, Qkv, QkvLayout};
 use crate::hooks::{PassHooks, Point};
-use crate::{CausalSelfAttention, Conv1D, LayerNorm, Pass};
+use crate::{Conv1D, LayerNorm};
 use candle_core::{Module, Result, Tensor};
 use candle_fused::attention::{Chosen, HeadLayout, Mask, Sdpa};
-
-impl CausalSelfAttention {
-    /// What attention adds to the stream, (B, T, C), if `pass` asks for it or a hook wants it or a head's part of it; without
-    /// one, [`project_onto`](Self::project_onto) adds it to the stream as it computes it.
-    pub(crate) fn hooked_output(
-        &self,
-        context: &Tensor,
-        pass: &Pass,
-        hooks: PassHooks,
-    ) -> Result<Option<Tensor>> {
-        let of_heads = || results(&self.c_proj, context, self.layout.heads); // (B, T, H, C)
-        let of_heads = hooks.read(Point::Result(self.layer_idx), of_heads)?;
-        let output = || match &of_heads {
-            Some(of_heads) => {
-                let sum = sum_of_results(&self.c_proj, of_heads)?;
-                self.output_dropout(pass.training)?
-                    .map_or_else(|| Ok(sum.clone()), |dropout| dropout.apply(&sum))
-            }
-            None => self.project(context, pass.training),
-        };
-        match hooks.read(Point::AttnOut(self.layer_idx), output)? {
-            None if pass.output_attention_outputs || of_heads.is_some() => Ok(Some(output()?)),
-            replaced => Ok(replaced),
-        }
-    }
-}
 
 /// The normalized inputs of the queries, keys and values, (B, T, heads, C) each, where a hook has replaced what each head
 /// reads: the split inputs of TransformerLens (`use_attn_in`, `use_split_qkv_input`).
@@ -133,7 +107,7 @@ pub(super) fn hooked_weights(
 }
 
 /// What each head adds to the stream, `z_h·W_O_h`, without `c_proj`'s bias: (B, T, C) -> (B, T, H, C)
-fn results(c_proj: &Conv1D, context: &Tensor, layout: HeadLayout) -> Result<Tensor> {
+pub(super) fn results(c_proj: &Conv1D, context: &Tensor, layout: HeadLayout) -> Result<Tensor> {
     let ((b, t, c), HeadLayout { heads, dim, .. }) = (context.dims3()?, layout);
     let z = context.reshape((b * t, heads, dim))?.transpose(0, 1)?.contiguous()?; // (H, B·T, D)
     let w_o = c_proj.weight()?.reshape((heads, dim, c))?;
@@ -141,7 +115,7 @@ fn results(c_proj: &Conv1D, context: &Tensor, layout: HeadLayout) -> Result<Tens
 }
 
 /// What `c_proj` makes of all heads, from what each of them adds: (B, T, H, C) -> (B, T, C)
-fn sum_of_results(c_proj: &Conv1D, results: &Tensor) -> Result<Tensor> {
+pub(super) fn sum_of_results(c_proj: &Conv1D, results: &Tensor) -> Result<Tensor> {
     let sum = results.sum(2)?;
     c_proj.bias().map_or_else(|| Ok(sum.clone()), |bias| sum.broadcast_add(bias))
 }

@@ -2,7 +2,7 @@
 
 use crate::output::ColorArg;
 use crate::prompt::PromptArgs;
-use crate::session::StudyArgs;
+use crate::study::StudyArgs;
 use crate::values::{IndexRange, one_of};
 use clap::ValueEnum;
 use gpt2_model::analysis::Ablation;
