@@ -21,9 +21,9 @@ SLOW = 5.0
 # Slow tests, and the files that they can test.
 NEEDED = {
     "hub": r"crates/(files|loader|cli)/",
-    "hub::faults": r"hub|download|atomic|error|main\.rs|args/mod\.rs",
+    "hub::faults": r"hub|cache|progress|atomic|error|main\.rs",
     "numbers": r"crates/(view|cli)/",
-    "page::demo": r"crates/(view|cli)/",
+    "page": r"crates/(view|cli)/",
 }
 # These compile and run one program in one place, so two at a time would disturb each other.
 ALONE = "cuda"

@@ -137,12 +137,12 @@ fn a_run_that_stopped_goes_on_where_it_was() -> Result {
     let (texts, whole, out) = (folder.at("texts"), folder.at("whole.jsonl"), folder.at("out.jsonl"));
     let expected = stdout(&["score", &texts, "--by", "line", "--jsonl", &whole])?;
     let part = folder.file("out.jsonl.part");
-    for name in ["INT", "KILL"] {
+    for (name, replaces) in [("INT", None), ("KILL", Some(std::fs::read(&whole)?)), ("KILL", Some(vec![]))] {
         let args = ["score", &texts, "--by", "line", "--jsonl", &out, "--threads", "1"];
         // The file that a run replaces is still there while it is resumed.
-        let begun = if name == "KILL" { &["--overwrite"][..] } else { &[] };
-        if name == "KILL" {
-            std::fs::copy(&whole, &out)?;
+        let begun = if replaces.is_some() { &["--overwrite"][..] } else { &[] };
+        if let Some(before) = &replaces {
+            std::fs::write(&out, before)?;
         }
         let child = spawn(command(&[&args[..], begun].concat()))?;
         wait_for_lines(&part, 257)?;

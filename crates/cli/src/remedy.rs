@@ -71,8 +71,12 @@ fn words(remedy: &Remedy) -> String {
 /// The command's words for a finding about a checkpoint.
 pub(crate) fn advice(advice: Advice) -> String {
     match advice {
-        Advice::Converted { mixed: false } => "converted to --dtype as they are read".into(),
-        Advice::Converted { mixed: true } => "mixed; each is converted to --dtype as it is read".into(),
+        Advice::Converted { mixed } => {
+            let mixed = if mixed { "mixed; " } else { "" };
+            format!(
+                "{mixed}f16, bf16 and quantized weights stay so with --dtype f32 on the CPU; all else is converted to --dtype"
+            )
+        }
         other => other.to_string(),
     }
 }
@@ -125,7 +129,7 @@ mod tests {
 
     #[test]
     fn dtypes_are_converted_to_the_option() {
-        assert_eq!(advice(Advice::Converted { mixed: false }), "converted to --dtype as they are read");
+        assert!(advice(Advice::Converted { mixed: false }).ends_with("converted to --dtype"));
         assert!(advice(Advice::Converted { mixed: true }).starts_with("mixed"));
     }
 }

@@ -26,7 +26,8 @@ pub(crate) const MODEL: &str = "A folder, a GGUF file, or a model on the Hugging
 pub(crate) struct ModelArgs {
     #[arg(short, long, value_name = "DIR|FILE|NAME", help = MODEL)]
     pub(crate) model: Option<String>,
-    /// Precision of the activations; weights stay as the file stores them; scores and softmax are f32 at least
+    /// Precision of the activations. With f32 on the CPU, weights stay in the file's f16, bf16 or quantized blocks; otherwise they
+    /// are converted to it. Scores and softmax are f32 at least
     #[arg(long, default_value = "f32", value_parser = one_of(DTYPES))]
     pub(crate) dtype: DType,
     /// Quantize the weights as they load, to 8.5 or 4.5 bits each: less memory, faster decoding, less exact; on the CPU, with
@@ -34,7 +35,7 @@ pub(crate) struct ModelArgs {
     #[arg(long, value_name = "FORMAT", value_parser = one_of(FORMATS))]
     pub(crate) quantize: Option<BlockFormat>,
     /// What computes attention and, on GPUs, the layers around it: one kernel without a (T, T) tensor (fused), plain Candle
-    /// operations (eager), or fused on the CPU and eager on GPUs (auto)
+    /// operations (eager), or fused on the CPU and eager on GPUs, where no fused kernel has run yet (auto)
     #[arg(long = "impl", default_value = "auto", value_parser = one_of(IMPLEMENTATIONS))]
     pub(crate) implementation: Implementation,
     #[command(flatten)]

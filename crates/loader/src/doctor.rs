@@ -36,7 +36,8 @@ pub enum Advice {
     ComputedSo,
     /// Buffers are neither loaded nor saved.
     NeverLoaded,
-    /// Numbers are converted to the dtype that the model is loaded in.
+    /// Weights in f16, bf16 or blocks stay so in a model that is loaded in f32 on the CPU; all other numbers are converted to the
+    /// dtype that the model is loaded in.
     Converted {
         /// Whether the files hold several dtypes.
         mixed: bool,
@@ -53,8 +54,12 @@ impl fmt::Display for Advice {
             Self::TieInConfig => "set tie_word_embeddings to true in config.json if it is meant to be wte",
             Self::ComputedSo => "supported; nothing to do",
             Self::NeverLoaded => "never loaded; gpt2_loader::save leaves them out (example `resave`)",
-            Self::Converted { mixed: false } => "converted to the model's dtype as they are read",
-            Self::Converted { mixed: true } => "mixed; each is converted to the model's dtype as it is read",
+            Self::Converted { mixed: false } => {
+                "weights in halves or blocks stay so in f32 on the CPU; all else is converted to the model's dtype"
+            }
+            Self::Converted { mixed: true } => {
+                "mixed; weights in halves or blocks stay so in f32 on the CPU; all else is converted to the model's dtype"
+            }
         })
     }
 }

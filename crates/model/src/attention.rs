@@ -21,7 +21,7 @@ pub use candle_fused::attention::{CausalBias, Chosen, HeadLayout};
 use candle_fused::{Dropout, Implementation};
 use candle_nn::VarBuilder;
 pub(crate) use hooked::HeadInputs;
-use hooked::{hooked_qkv, hooked_weights};
+use hooked::{hooked_qkv, replaced_weights};
 pub use qkv::HeadWeights;
 pub(crate) use qkv::last_position;
 use qkv::{Qkv, QkvLayout};
@@ -100,8 +100,8 @@ impl CausalSelfAttention {
         self.project(&context, pass.training) // (B, T, C)
     }
 
-    /// Everything before `c_proj`: the context (B, T, C), and the weights and the summary that `pass` asks for. `inputs` stand
-    /// in for `x` where a hook has replaced what a head reads.
+    /// Everything before `c_proj`: the context (B, T, C), and the weights and the summary that `pass` asks for, before any hook
+    /// replaces them. `inputs` replace `x` for the heads whose input a hook has replaced.
     pub(crate) fn attend(&self, x: &Tensor, inputs: &HeadInputs, pass: &mut Pass) -> Result<Attended> {
         pass.check()?;
         let (layer, hooks) = (self.layer_idx, pass.hooks()); // before the cache grows, whose length the hooks learn
@@ -114,13 +114,13 @@ impl CausalSelfAttention {
             None => split_kv(&kv)?,
         }; // (B, key heads, S, D)
 
-        let hidden = hooks.hidden(layer, q.dim(2)?)?;
-        let (sdpa, mask) = (self.sdpa(pass.training)?, pass.mask(&hidden));
+        let knocked_out = hooks.hidden(layer, q.dim(2)?)?;
+        let (sdpa, mask) = (self.sdpa(pass.training)?, pass.mask(&knocked_out));
         let mut attended = sdpa.attend(&q, &k, &v, mask, pass.wanted())?; // context (B, T, H, D)
-        if let Some(weights) = hooked_weights(&sdpa, &q, &k, mask, layer, hooks)? {
-            attended.context = Sdpa::context(&weights, &v.to_dtype(q.dtype())?)?; // a cache may hold halves
+        if let Some(weights) = replaced_weights(&sdpa, &q, &k, mask, layer, hooks)? {
+            attended.context = Sdpa::context(&weights, &v.to_dtype(q.dtype())?)?; // the cache may hold v in f16 or bf16
         }
-        let context = hooks.pass(Point::Z(layer), attended.context)?.flatten_from(2)?; // (B, T, C)
+        let context = hooks.pass(Point::Z(layer), attended.context)?.flatten_from(2)?; // (B, T, C), or (B, 1, C)
         attended.context = if pass.last_position_only { last_position(&context)? } else { context };
         Ok(attended)
     }
@@ -180,7 +180,7 @@ impl CausalSelfAttention {
         (self.attn_pdrop, self.resid_pdrop) = (rate, rate);
     }
 
-    /// The weights of every head; copies.
+    /// Copies of every head's weights.
     ///
     /// # Errors
     /// When a layer cannot produce a dense weight.

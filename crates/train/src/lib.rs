@@ -56,6 +56,6 @@ pub use gpt2_model::training::variables_of;
 pub use gpt2_parallel;
 pub use optimizer::{AdamW, AdamWParams};
 pub use options::{CosineSchedule, Settings, TrainOptions};
-pub use report::{Event, Metrics, MetricsFormat, StepReport, Validation};
+pub use report::{Event, METRICS_HEADER, Metrics, MetricsFormat, StepReport, Validation};
 pub use state::{Best, History};
 pub use trainer::Trainer;

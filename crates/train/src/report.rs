@@ -79,7 +79,8 @@ impl MetricsFormat {
 
 /// The largest file that a resumed run reads.
 const LONGEST: u64 = 1 << 30;
-const HEADER: &str = "step,loss,val_loss,lr,grad_norm";
+/// The first line of a table of metrics.
+pub const METRICS_HEADER: &str = "step,loss,val_loss,lr,grad_norm";
 
 /// Appends lines to a file, which the first line creates.
 #[derive(Debug)]
@@ -111,7 +112,7 @@ impl Metrics {
             }
             serde_json::from_str::<serde_json::Value>(line).ok()?["step"].as_u64()
         };
-        let mut kept: String = if csv { format!("{HEADER}\n") } else { String::new() };
+        let mut kept: String = if csv { format!("{METRICS_HEADER}\n") } else { String::new() };
         for line in before.lines().filter(|line| step(line).is_some_and(|step| step <= done)) {
             kept += line;
             kept += "\n";

@@ -25,7 +25,7 @@ Examples:
 pub(crate) struct MergeArgs {
     #[arg(short, long, value_name = "DIR|FILE|NAME", help = MODEL)]
     pub(crate) model: Option<String>,
-    /// The adapter, in PEFT's files: a folder or owner/name on the Hub, times WEIGHT; may be repeated. A weight of -1 takes
+    /// The adapter, in PEFT's format: a folder or owner/name on the Hub, times WEIGHT (repeatable). A weight of -1 takes
     /// one out again
     #[arg(long = "adapter", value_name = "DIR|NAME[=WEIGHT]", required = true)]
     pub(crate) adapters: Vec<AdapterArg>,

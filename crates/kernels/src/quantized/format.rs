@@ -103,7 +103,10 @@ impl BlockFormat {
 
     /// How many weights share a scale.
     pub(super) fn part(self) -> usize {
-        if self == Self::Q6K { 16 } else { 32 }
+        match self {
+            Self::Q4_0 | Self::Q5_0 | Self::Q8_0 | Self::Q4K => 32,
+            Self::Q6K => 16,
+        }
     }
 
     /// Subtracted from a code before it is scaled.
@@ -128,7 +131,7 @@ impl BlockFormat {
     fn minimum(self, block: &[u8], i: usize) -> f32 {
         match self {
             Self::Q4K => half_at(block, 2) * f32::from(six_bits(block, i).1),
-            _ => 0.0,
+            Self::Q4_0 | Self::Q5_0 | Self::Q8_0 | Self::Q6K => 0.0,
         }
     }
 

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::path::PathBuf;
 
-/// Why the Hub, or the cache of its files, did not give what was asked for. Displays as what is wrong; where a program
-/// may have its own words for what to do, [`remedy`](Self::remedy) says it.
+/// Why the Hub, or the cache of its files, did not give what was asked for. Displays what is wrong.
+/// What to do is in [`remedy`](Self::remedy) if a program may want its own words for it, and in the text otherwise; a `LoadError` shows both.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HubError {

@@ -89,7 +89,7 @@ fn keys_or_values(kv: &Tensor, part: Part) -> Result<Tensor> {
 }
 
 /// The attention weights (B, H, T, S) that take the place of the kernel's, if a hook changes them or their scores.
-pub(super) fn hooked_weights(
+pub(super) fn replaced_weights(
     sdpa: &Sdpa,
     q: &Tensor,
     k: &Tensor,

@@ -35,12 +35,12 @@ pub(super) fn part_of(out: &Path) -> PathBuf {
     out.with_file_name(name)
 }
 
-/// Whether the file begins as a file of scores does.
+/// Whether the file is empty or begins as a file of scores does.
 pub(super) fn holds_scores(out: &Path) -> anyhow::Result<bool> {
     const START: &[u8] = b"{\"provenance\":{\"gpt2\":";
     let mut start = vec![];
     open_regular(out)?.take(START.len() as u64).read_to_end(&mut start)?;
-    Ok(start == START)
+    Ok(start.is_empty() || start == START)
 }
 
 impl Lines {

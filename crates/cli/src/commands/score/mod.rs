@@ -218,7 +218,12 @@ fn files(args: &ScoreArgs, corpus: &Corpus) -> anyhow::Result<(Inputs, Outputs)>
         // A run that was started with --overwrite goes on without it, if the file that it replaces holds scores.
         let goes_on = || anyhow::Ok(args.resume && part.exists() && holds_scores(out)?);
         if out.exists() && !args.overwrite && !goes_on()? {
-            bail!("--jsonl {}: exists already; choose another name, or give --overwrite", out.display());
+            let remedy = if args.resume {
+                " and is not a file of scores; move it away, then resume"
+            } else {
+                "; choose another name, or give --overwrite"
+            };
+            bail!("--jsonl {}: exists already{remedy}", out.display());
         }
         if part.exists() && !args.overwrite && !args.resume {
             bail!(

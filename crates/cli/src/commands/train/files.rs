@@ -9,7 +9,7 @@ use anyhow::{Context, bail};
 use candle_core::Device;
 use gpt2_files::open_regular;
 use gpt2_loader::Files;
-use gpt2_train::{MetricsFormat, Trainer};
+use gpt2_train::{METRICS_HEADER, MetricsFormat, Trainer};
 use gpt2_view::{PictureFormat, Provenance};
 use serde_json::{Map, Value, json};
 use std::io::{BufRead, BufReader, Read};
@@ -20,7 +20,6 @@ pub(super) const STATE: &str = "training-state.safetensors";
 /// The picture of the losses.
 pub(super) const PICTURE: &str = "loss.png";
 /// The columns of `--metrics`.
-const METRICS: &str = "step,loss,val_loss,lr,grad_norm";
 /// The files that a run leaves in its folder.
 const FILES: [&str; 5] = ["config.json", "model.safetensors", "tokenizer.json", STATE, PICTURE];
 /// Those of a run that trains an adapter.
@@ -40,13 +39,13 @@ pub(super) fn metrics_format(path: &Path) -> anyhow::Result<MetricsFormat> {
 fn is_metrics(path: &Path, format: MetricsFormat) -> anyhow::Result<bool> {
     let mut line = vec![];
     BufReader::new(open_regular(path)?).take(1 << 12).read_until(b'\n', &mut line)?;
-    let mut columns = METRICS.split(',');
+    let mut columns = METRICS_HEADER.split(',');
     Ok(match format {
         _ if line.is_empty() => true,
         MetricsFormat::JsonLines => serde_json::from_slice::<Map<String, Value>>(&line).is_ok_and(|row| {
             row.len() == columns.clone().count() && columns.all(|name| row.contains_key(name))
         }),
-        _ => line.trim_ascii_end() == METRICS.as_bytes(),
+        _ => line.trim_ascii_end() == METRICS_HEADER.as_bytes(),
     })
 }
 
