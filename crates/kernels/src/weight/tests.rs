@@ -132,7 +132,7 @@ fn columns_are_vectors_of_the_table_however_it_lies() -> Result<()> {
         assert!(weight.columns(&ids.to_dtype(DType::F32)?).is_err(), "{weight:?}");
     }
     let packed = Weight::pack(&table, OutIn)?;
-    for outside in [50, -1, 1 << 32] {
+    for outside in [50i64, -1, 1 << 32] {
         let error = packed.columns(&Tensor::new(&[outside], &Device::Cpu)?).expect_err("outside").to_string();
         assert!(error.contains(&outside.to_string()), "{error}");
     }
