@@ -150,8 +150,9 @@ impl CustomOp2 for Computed {
         let as_they_are = factor == 1.0;
         let scaled = |t: &Option<Tensor>, of: &Tensor| -> Result<_> {
             match t {
-                Some(t) if !as_they_are => Ok(Some((t * factor)?.to_dtype(of.dtype())?)),
-                t => Ok(t.clone()),
+                Some(t) if as_they_are => Ok(Some(t.to_dtype(of.dtype())?)),
+                Some(t) => Ok(Some((t * factor)?.to_dtype(of.dtype())?)),
+                None => Ok(None),
             }
         };
         let [x, weight] = &self.gradients;
