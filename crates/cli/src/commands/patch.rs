@@ -55,8 +55,10 @@ pub(crate) struct PatchArgs {
     #[arg(long, value_name = "STEPS", num_args = 0..=1, require_equals = true, default_missing_value = "0",
           value_parser = clap::value_parser!(u16).range(0..=100))]
     pub(crate) edges: Option<u16>,
-    /// Draw the heads, or with --by-position each head at each position: .png, .svg or .pdf
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help = format!(
+        "Draw the heads, or with --by-position each head at each position: {}",
+        PictureFormat::names()
+    ))]
     pub(crate) picture: Option<PathBuf>,
     /// Let --picture replace an existing file
     #[arg(long, requires = "picture")]

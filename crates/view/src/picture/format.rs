@@ -43,6 +43,13 @@ impl PictureFormat {
         }
     }
 
+    /// The ends of all names, for help and errors: `.png, .svg or .pdf`
+    #[must_use]
+    pub fn names() -> String {
+        let [others @ .., last] = Self::ALL.map(|format| format!(".{}", format.extension()));
+        format!("{} or {last}", others.join(", "))
+    }
+
     /// The end of the names of such files, without the dot.
     #[must_use]
     pub fn extension(self) -> &'static str {
@@ -58,12 +65,8 @@ impl PictureFormat {
         if let Some(format) = Self::ALL.into_iter().find(|format| format.extension() == extension) {
             return Ok(format);
         }
-        let [others @ .., last] = Self::ALL.map(|format| format!(".{}", format.extension()));
-        candle_core::bail!(
-            "{}: the name of a picture ends in {} or {last}",
-            visible_text(&path.display().to_string()),
-            others.join(", ")
-        )
+        let shown = visible_text(&path.display().to_string());
+        candle_core::bail!("{shown}: the name of a picture ends in {}", Self::names())
     }
 
     /// The bytes of a file.

@@ -6,6 +6,7 @@ use crate::study::StudyArgs;
 use crate::values::{IndexRange, one_of};
 use clap::ValueEnum;
 use gpt2_model::analysis::Ablation;
+use gpt2_view::PictureFormat;
 use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
@@ -36,8 +37,8 @@ pub(crate) struct AttentionArgs {
     /// Beside an .npy export, write FILE.npy.json: what made it (other formats contain it)
     #[arg(long, requires = "export", help_heading = "Files")]
     pub(crate) provenance: bool,
-    /// Draw the chosen head in full, or several side by side: .png, .svg or .pdf
-    #[arg(long, value_name = "FILE", visible_alias = "png", help_heading = "Files")]
+    #[arg(long, value_name = "FILE", visible_alias = "png", help_heading = "Files",
+          help = format!("Draw the chosen head in full, or several side by side: {}", PictureFormat::names()))]
     pub(crate) picture: Option<PathBuf>,
     /// Write a page for a browser, one file that needs no network, with the chosen heads or all
     #[arg(long, value_name = "FILE", help_heading = "Page for a browser")]
