@@ -45,11 +45,14 @@ impl<'a, E: Element, K: Element> Span<'a, E, K> {
         let firsts = (0..h).filter(|h| (h % group).is_multiple_of(HEADS));
         let heads: Vec<_> =
             firsts.map(|first| first..(first + HEADS).min(first - first % group + group)).collect();
-        let queries = |b| {
-            let queries = heads.iter().flat_map(|heads| (0..t).map(move |i| (heads.clone(), i)));
-            queries.map(move |(heads, i)| QueryOfHeads { b, heads, i })
-        };
-        (0..b).flat_map(queries).collect()
+        let mut queries = Vec::with_capacity(b * heads.len() * t);
+        // Loops, because valgrind reports what the compiler makes of nested iterators.
+        for b in 0..b {
+            for heads in &heads {
+                queries.extend((0..t).map(|i| QueryOfHeads { b, heads: heads.clone(), i }));
+            }
+        }
+        queries
     }
 
     /// How many spans each query has.
