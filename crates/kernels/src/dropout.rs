@@ -169,8 +169,8 @@ impl CpuOp<1> for Dropout {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Implementation;
     use crate::attention::{Mask, Sdpa};
+    use crate::dispatch::Implementation;
     use candle_core::{DType, Var};
 
     fn ones(dims: (usize, usize)) -> Tensor {

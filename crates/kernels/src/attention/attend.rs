@@ -8,8 +8,8 @@ use super::request::{Chosen, Inputs, Wanted};
 use super::scores::ScoreRules;
 use super::sdpa::{Code, Sdpa};
 use super::summary::Summary;
-use crate::accumulator;
 use crate::cpu_op::OnCpu;
+use crate::element::accumulator;
 use candle_core::{Result, Tensor};
 
 /// The result of attention.

@@ -133,8 +133,8 @@ impl WeightDropout {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Implementation;
     use crate::attention::{Chosen, Mask, Sdpa};
+    use crate::dispatch::Implementation;
     use crate::test_numbers::numbers;
     use candle_core::Tensor;
 

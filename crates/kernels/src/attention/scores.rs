@@ -15,7 +15,7 @@ use super::mask::{CpuMask, HiddenKeys, Mask};
 use super::request::{Rows, select};
 use super::sdpa::Sdpa;
 use super::window::Window;
-use crate::accumulator;
+use crate::element::accumulator;
 use crate::vector::{exp2, tanh};
 use candle_core::{DType, Device, Result, Tensor};
 use pulp::{Simd, WithSimd};

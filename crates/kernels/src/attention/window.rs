@@ -165,8 +165,8 @@ impl CausalBias {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Implementation;
     use crate::attention::{Mask, Sdpa};
+    use crate::dispatch::Implementation;
     use crate::test_numbers::numbers;
 
     /// The definition, key by key.
