@@ -21,6 +21,7 @@ from pathlib import Path
 from bench.processes import Failure, run, write_gpt2
 
 SCRIPT = Path(__file__).resolve()
+DEMO = SCRIPT.parent.parent / "models/tiny-shakespeare"
 RUNS = 5
 
 
@@ -30,12 +31,13 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--gpt2", default="target/release/gpt2", help="the binary")
+    parser.add_argument("--dry-run", action="store_true", help="our side in both columns, with the demo model: do the commands run?")
     parser.add_argument("--lens", nargs=2, metavar=("WHAT", "MODEL"), help=argparse.SUPPRESS)  # TransformerLens' process
     args = parser.parse_args()
     if args.lens:
         return lens(*args.lens, args.tokens, args.threads)
     with tempfile.TemporaryDirectory() as scratch:
-        model = write_gpt2(Path(scratch) / "small")
+        model = DEMO if args.dry_run else write_gpt2(Path(scratch) / "small")
         own = [args.gpt2, "--quiet", "bench"]
         options = ["--model", model, "--tokens", args.tokens, "--threads", args.threads, "--runs", RUNS, "--json"]
         theirs = [sys.executable, SCRIPT, "--tokens", args.tokens, "--threads", args.threads, "--lens"]
@@ -43,6 +45,8 @@ def main() -> None:
             "attribution patching": ([*own, "attribution", *options], [*theirs, "attribution", model]),
             "reading every hook": ([*own, "forward", "--hooks", *options], [*theirs, "hooks", model]),
         }
+        if args.dry_run:
+            pairs = {name: (ours, ours) for name, (ours, _) in pairs.items()}
         print(f"{'':22} {'ms':>8} {'GB':>6} {'theirs':>8} {'GB':>6}  ours / theirs")
         for name, commands in pairs.items():
             rounds = [[measured(command) for command in commands] for _ in range(args.rounds)]

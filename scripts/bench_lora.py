@@ -20,6 +20,7 @@ from pathlib import Path
 from bench.processes import Failure, run, write_gpt2
 
 SCRIPT = Path(__file__).resolve()
+DEMO = SCRIPT.parent.parent / "models/tiny-shakespeare"
 STEPS = 3
 TARGETS = ["c_attn", "c_proj", "c_fc"]
 
@@ -32,12 +33,13 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=8)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--gpt2", default="target/release/gpt2", help="the binary")
+    parser.add_argument("--dry-run", action="store_true", help="our side in every row, with the demo model: do the commands run?")
     parser.add_argument("--peft", help=argparse.SUPPRESS)  # a process of PEFT's side, on this model
     args = parser.parse_args()
     if args.peft:
         return peft_steps(args)
     with tempfile.TemporaryDirectory() as scratch:
-        model = write_gpt2(Path(scratch) / "medium", n_embd=1024, n_layer=24, n_head=16)
+        model = DEMO if args.dry_run else write_gpt2(Path(scratch) / "medium", n_embd=1024, n_layer=24, n_head=16)
         own = [args.gpt2, "--quiet", "bench", "train", "--lora", args.rank, "--model", model, "--batch", args.batch]
         own += ["--tokens", args.tokens, "--runs", STEPS - 1, "--threads", args.threads, "--json"]
         sides = {
@@ -45,6 +47,8 @@ def main() -> None:
             "q8_0": (own + ["--quantize", "q8_0"], lambda report: report["median_ms"] / 1e3),
             "PEFT": ([sys.executable, SCRIPT, "--peft", model, *options(args)], lambda report: report["seconds"]),
         }
+        if args.dry_run:
+            sides["PEFT"] = sides["f32"]
         seconds, memory = {name: [] for name in sides}, dict.fromkeys(sides, 0.0)
         for _ in range(args.rounds):
             for name, (command, time_of) in sides.items():

@@ -1,6 +1,5 @@
 """Hooks as the bridge of TransformerLens 4 names and computes them: a part of make_circuit_reference.py."""
 
-import sys
 from importlib.metadata import version
 
 import torch
@@ -46,7 +45,7 @@ def scores(value: Tensor) -> Tensor:
 
 
 def main() -> None:
-    base.start()
+    path = base.start(__doc__)
     clean, _ = base.prompts()
     plain = bridge()
     aliases = {name: point.name for name, point in plain.hook_dict.items() if name != point.name}
@@ -93,7 +92,7 @@ def main() -> None:
         "shapes": shapes,
         "logits": base.largest(values["unembed.hook_out"], stored["logits"]),
     }
-    base.write_facts(facts, sys.argv[1])
+    base.write_facts(facts, path)
 
 
 if __name__ == "__main__":

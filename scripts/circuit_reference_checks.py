@@ -1,7 +1,6 @@
 """Compute what TransformerLens computed again, with nnsight and with transformers and PyTorch hooks alone: a part of
 make_circuit_reference.py."""
 
-import sys
 from contextlib import contextmanager
 from importlib.metadata import version
 
@@ -275,10 +274,10 @@ def check_direct(model: GPT2LMHeadModel) -> float:
 
 
 if __name__ == "__main__":
-    base.start()
+    path = base.start(__doc__)
     model = base.load()
     facts = {"interventions": check_interventions(model), "hooks": check_hooks(model), "direct": check_direct(model)}
     facts["patching"] = check_patching(model) | check_attribution(model) | check_edges(model)
     names = ("nnsight", "transformers", "torch", "numpy", "safetensors")
     facts["versions"] = {name: version(name) for name in names}
-    base.write_facts(facts, sys.argv[1])
+    base.write_facts(facts, path)

@@ -1,6 +1,5 @@
 """Hooks, interventions, patching and edges as TransformerLens 2 computes them: a part of make_circuit_reference.py."""
 
-import sys
 from importlib.metadata import version
 
 import torch
@@ -225,11 +224,11 @@ def write_patching(model: HookedTransformer, clean: Tensor, corrupt: Tensor) -> 
 
 
 if __name__ == "__main__":
-    base.start()
+    path = base.start(__doc__)
     clean, corrupt = base.prompts()
     model = hooked(NO_PROCESSING)
     write_hooks(model, clean)
     write_interventions(model, clean, corrupt)
     write_patching(model, clean, corrupt)
     names = ("transformer_lens", "transformers", "torch", "numpy", "safetensors")
-    base.write_facts({"versions": {name: version(name) for name in names}}, sys.argv[1])
+    base.write_facts({"versions": {name: version(name) for name in names}}, path)

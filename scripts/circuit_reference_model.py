@@ -3,6 +3,7 @@
 It runs with any transformers from 4.57 on, because TransformerLens 2 needs an older one than the other scripts.
 """
 
+import argparse
 import json
 import os
 from dataclasses import dataclass
@@ -31,11 +32,15 @@ EAP_IG_STEPS = 5
 HIDDEN_SCORE = -1e30  # what the files hold where attention is masked
 
 
-def start() -> None:
-    """One thread and float64 everywhere, so that a second run writes the same bytes."""
+def start(what: str) -> str:
+    """One thread and float64 everywhere, so that a second run writes the same bytes. Returns the file for the facts."""
+    parser = argparse.ArgumentParser(description=what)
+    parser.add_argument("facts", metavar="FACTS.json", help="the file to write what was found to, for the README")
+    given = parser.parse_args()
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
     torch.use_deterministic_algorithms(True)
+    return given.facts
 
 
 def write_model() -> None:

@@ -1,7 +1,6 @@
 """Direct logit attribution, head scores and weight circuits as TransformerLens 2 computes them: a part of
 make_circuit_reference.py."""
 
-import sys
 
 import torch
 from torch import Tensor
@@ -234,7 +233,7 @@ def check_circuits(ours: dict[str, Tensor]) -> float:
 
 
 if __name__ == "__main__":
-    base.start()
+    path = base.start(__doc__)
     clean, _ = base.prompts()
     full = hooked(ALL)
     ours = processed(base.load())
@@ -246,4 +245,4 @@ if __name__ == "__main__":
     write_heads(hooked(NO_PROCESSING), full)
     write_circuits(full)
     facts["circuits"] = check_circuits(ours)
-    base.write_facts(facts, sys.argv[1])
+    base.write_facts(facts, path)

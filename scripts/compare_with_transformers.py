@@ -6,11 +6,12 @@
 
 Writes random checkpoints to a temporary folder and runs `gpt2 forward` and `gpt2 attention` on each;
 their exports must agree with transformers (eager, f32) within 3e-5. Then a checkpoint from our own
-`save` must load in transformers with no missing or unexpected key, and give the same bits. Exits 1 if
-anything disagrees.
+`save` must load in transformers with no missing or unexpected key, and give the same bits. Beam searches after 50 prompts must
+find the same texts with the same scores. Exits 1 if anything disagrees.
 """
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -228,6 +229,31 @@ def round_trip(resave: list[object], name: str, source: Path, scratch: Path, buf
     return True
 
 
+def compare_beams(gpt2: Path, folder: Path) -> bool:
+    """Beam searches after 50 prompts, with five sets of options in turn."""
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    kinds = [dict(), dict(length_penalty=2.0), dict(length_penalty=-0.5), dict(early_stopping=True), dict(repetition_penalty=1.2)]
+    wrong, error = 0, 0.0
+    for n in range(50):
+        prompt, options = random_ids(900 + n, 1, 2 + n % 20, ODD["vocab_size"]), kinds[n % 5]
+        beams = 2 + n % 4
+        theirs = model.generate(
+            prompt, attention_mask=torch.ones_like(prompt), num_beams=beams, num_return_sequences=beams, max_new_tokens=24,
+            do_sample=False, pad_token_id=ODD["vocab_size"], output_scores=True, return_dict_in_generate=True, **options,
+        )  # fmt: skip
+        ids = ",".join(map(str, prompt[0].tolist()))
+        flags = [f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}") for name, value in options.items()]
+        command = [gpt2, "generate", "--model", folder, "--ids", ids, "--beams", str(beams), "-n24", "--json", "-q", *flags]
+        ours = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)["hypotheses"]
+        new = theirs.sequences[:, prompt.shape[1] :]
+        texts = [[i for i in row.tolist() if i < ODD["vocab_size"]] for row in new]
+        wrong += [one["ids"] for one in ours] != texts
+        scores = torch.tensor([one["score"] for one in ours])
+        error = max(error, ((scores - theirs.sequences_scores) / theirs.sequences_scores.abs()).abs().max().item())
+    print(f"\nbeam search: {50 - wrong} of 50 prompts give the same texts; scores differ by {error:.1e}")
+    return wrong == 0 and error <= TOLERANCE
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gpt2", type=Path, default=ROOT / "target/release/gpt2", help="the binary to test")
@@ -258,6 +284,7 @@ def main() -> int:
             save_checkpoint(build_model(seed=3, **GPT2_SMALL), root / "small")
             good &= compare(gpt2, "GPT-2 small", root / "small", length=300)
 
+        good &= compare_beams(gpt2, kinds["as saved"])
         print("\nround trip through our own save")
         command = [resave] if resave.exists() else "cargo run --release -q -p gpt2-loader --example resave --".split()
         for name in ("as saved", "untied"):

@@ -22,6 +22,16 @@ cd "$(dirname "$0")/.."
 
 pinned=nightly-2026-05-20 pinned_commit=2026-05-19
 mapfile -t all < <(sed -n 's/^    ("\([a-z_]*\)", .*/\1/p' fuzz/src/targets/mod.rs) # the names in TARGETS
+if [ "${1:-}" = --list ]; then
+    # A target without seeds or words of its format finds little.
+    for target in "${all[@]}"; do
+        [ -s "fuzz/dict/$target.dict" ] && [ -n "$(ls "fuzz/corpus/$target")" ] ||
+            { echo "error: $target has no dictionary in fuzz/dict or no seeds in fuzz/corpus; run fuzz/make_corpus.py" >&2; exit 1; }
+    done
+    [ ${#all[@]} -gt 0 ] || { echo "error: no target found in fuzz/src/targets/mod.rs" >&2; exit 1; }
+    printf '%s\n' "${all[@]}"
+    exit
+fi
 minutes=${1:-80}
 shift || true
 targets=("$@")

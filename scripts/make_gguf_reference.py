@@ -9,6 +9,7 @@ Q8_0 blocks that it makes of them. `tiny.gguf` is a GPT-2 of one layer as llama.
 `tiny.safetensors` the same model's numbers as `gguf` dequantizes them, under a checkpoint's names.
 """
 
+import argparse
 from pathlib import Path
 
 import gguf
@@ -99,6 +100,7 @@ def tiny(rng):
 
 
 def main():
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     OUT.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(17)
     save_file(blocks(rng), OUT / "blocks.safetensors")

@@ -82,11 +82,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "page.html"
         subprocess.run([args.binary, "--quiet", "attention", "--html", str(page), PROMPT], check=True, capture_output=True)
-        draw(page.read_text(), args.out / "page.png", 1100, 760)
+        draw(page.read_text(), args.out / "page.png", 1400, 860, "#guide=off")
         compare = ["--compare", "--ablate", "0.3", "--with", "effect,lens", "--html", str(page), "--overwrite"]
         prompt = " lord fair which king come out of lord"
         subprocess.run([args.binary, "--quiet", "attention", *compare, prompt], check=True, capture_output=True)
-        draw(page.read_text(), args.out / "compare.png", 1400, 760, "#head=1.2&run=both")
+        draw(page.read_text(), args.out / "compare.png", 1400, 860, "#head=1.2&run=both&guide=off")
 
 
 if __name__ == "__main__":

@@ -50,6 +50,16 @@ VARIANTS: dict[str, dict] = {
 
 PADDED_LENGTHS = (9, 6, 3)
 NEW_TOKENS = 20
+EOS = [4, 34, 50]
+# Beam searches of `odd`: end tokens and options of `generate`.
+BEAMS: list[tuple[list[int] | None, dict]] = [
+    (None, dict(num_beams=4)),
+    (EOS, dict(num_beams=4)),
+    (EOS, dict(num_beams=3, length_penalty=2.0)),
+    (EOS, dict(num_beams=3, length_penalty=-1.0, early_stopping=True)),
+    (EOS, dict(num_beams=5, length_penalty=0.0, repetition_penalty=1.3)),
+    (None, dict(num_beams=2, repetition_penalty=1.3)),
+]
 
 
 # --- checkpoints --------------------------------------------------------------------------
@@ -156,6 +166,25 @@ def continuation(model: GPT2LMHeadModel, prompt: list[int], repetition_penalty: 
     return {"prompt": prompt, "repetition_penalty": repetition_penalty, "new_ids": new_ids}
 
 
+def beams(model: GPT2LMHeadModel, prompt: list[int], eos: list[int] | None, **options) -> dict:
+    """All hypotheses of a beam search after one prompt, best first, and their scores."""
+    model.generation_config.eos_token_id = eos
+    output = model.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+        max_new_tokens=NEW_TOKENS,
+        do_sample=False,
+        num_return_sequences=options["num_beams"],
+        pad_token_id=model.config.vocab_size,  # no token has this id
+        output_scores=True,
+        return_dict_in_generate=True,
+        **options,
+    )
+    found = [[i for i in row.tolist() if i < model.config.vocab_size] for row in output.sequences[:, len(prompt) :]]
+    scores = output.sequences_scores.tolist()
+    return {"prompt": prompt, "eos_token_id": eos, "options": options, "ids": found, "scores": scores}
+
+
 # --- the folders --------------------------------------------------------------------------
 
 
@@ -176,6 +205,10 @@ def write_odd(folder: Path) -> None:
     cases = [continuation(model, prompt, penalty) for penalty in (1.0, 1.3) for prompt in prompts]
     rows = ",\n  ".join(json.dumps(case) for case in cases)
     (folder / "generate.json").write_text(f"[\n  {rows}\n]\n")
+
+    cases = [beams(model, prompt, eos, **options) for prompt in prompts for eos, options in BEAMS]
+    rows = ",\n  ".join(json.dumps(case) for case in cases)
+    (folder / "beams.json").write_text(f"[\n  {rows}\n]\n")
 
 
 def write_variants(out: Path) -> None:
@@ -234,6 +267,7 @@ last one that of `ln_f`; `attentions.i` is (B, H, T, T) after softmax.
 | folder | what it is |
 |---|---|
 | `odd` | 2 layers, 3 heads, C 48, N 77, V 101. For T in 1, 2, 33, 77: `T33.input_ids` (1, T), `T33.logits`, `T33.hidden_states.i`, `T33.attentions.i` (but no `T77.attentions.1`); for T = 33 also the stages of block 0: `T33.h.0.ln_1`, `.attn.c_attn`, `.attn.context` (input of c_proj), `.attn.c_proj`, `.ln_2`, `.mlp.c_fc`, `.mlp.act`, `.mlp.c_proj`, `T33.h.0` itself, and `T33.ln_f` |
+| `odd/beams.json` | beam searches after the same prompts, 20 new ids at most: all hypotheses and their scores, with and without end tokens |
 | `odd/generate.json` | greedy continuations of two prompts, each run alone, 20 new ids, never stopped by an end token; without and with a repetition penalty of 1.3 (which counts the prompt too). Every choice leads by more than 1e-3 |
 | `odd/interventions.safetensors` | `input_ids` and `other_ids` (2, 9); logits (2, 9, V): `plain`; `zero`, heads 0.1 and 1.2 ablated; `mean`, 0.2 and 1.0 replaced by their mean over batch and positions; `scale`, 0.1 by 0.5 and 1.0 by -2; `patch`, 0.2 from the run on `other_ids`; `knock_out`, 7 from 4 and 8 from 0 everywhere, 5 from 5 in head 1.2, 3 from 1 in layer 0. For the first row and token 17 (L, H): `direct_logit_attribution`, `zero_effects`, `mean_effects` |
 | `gelu` `gelu_pytorch_tanh` `relu` `silu` | `activation_function`; these and all below: 2 heads, C 12, `n_inner` 24, N 16, V 31, 2 layers unless said; `input_ids` (2, 9), `logits`, `hidden_states.i`, `attentions.i` |

@@ -2,6 +2,8 @@
 """How many small faults do the tests notice? Draws a random sample of mutants and runs the tests against each.
 
     scripts/mutants.py --scratch /tmp/gpt2-mutants --dependencies-from target
+    scripts/mutants.py --plan --count 120 --seed 7      what would be changed
+    scripts/mutants.py --self-test
 
 A mutant is one change to one expression or statement: a comparison, an operator, a number, an inverted condition, an
 omitted call. The script draws a seeded sample, from each crate in proportion to its lines, and compiles all of it into
@@ -34,7 +36,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
-from mutation import sites, suite, tree
+from mutation import selftest, sites, suite, tree
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 ROUNDS = 12
@@ -45,7 +47,8 @@ def arguments():
     add = parser.add_argument
     add("--seed", type=int, default=1, help="seed of the sample (default 1)")
     add("--count", type=int, default=160, help="number of mutants (default 160)")
-    add("--crates", default="kernels,model,files,loader,train,lessons,view,cli", help="folders of crates/, separated by commas")
+    crates = sorted(path.parent.name for path in REPOSITORY.glob("crates/*/Cargo.toml"))
+    add("--crates", default=",".join(crates), help="folders of crates/, separated by commas (default: all)")
     add("--scratch", type=Path, default=Path("/tmp/gpt2-mutants"), help="a folder outside the repository")
     add("--dependencies-from", type=Path, help="copy built dependencies from this target folder, which saves minutes")
     add("--jobs", type=int, default=2, help="mutants at a time (default 2)")
@@ -54,6 +57,7 @@ def arguments():
     add("--only", type=lambda s: [int(n) for n in s.split(",")], help="numbers of mutants, separated by commas")
     add("--again", action="store_true", help="run the survivors again, with the present integration tests")
     add("--plan", action="store_true", help="print the sample and stop")
+    add("--self-test", action="store_true", help="test this script on a small program, which takes seconds")
     given = parser.parse_args()
     given.scratch = given.scratch.resolve()
     if given.scratch.is_relative_to(REPOSITORY):
@@ -110,7 +114,7 @@ def build(given, target):
         for folder in (root, original):
             tree.copy(REPOSITORY, folder)
         if given.dependencies_from:
-            tree.seed_target(given.dependencies_from, target)
+            tree.seed_target(REPOSITORY, given.dependencies_from, target)
         copy, sample = tree.Tree(root, original, target), Sample(original, given)
         for number in range(ROUNDS):
             copy.write(sample.mutants)
@@ -201,6 +205,8 @@ def report(given, mutants, done):
 
 def main():
     given = arguments()
+    if given.self_test:
+        return selftest.run(REPOSITORY)
     if given.plan:
         for number, site in Sample(REPOSITORY, given).mutants.items():
             print(f"{number:4} {site.file}:{site.line}  {site.operator}: {site.original!r} -> {site.mutated!r}")

@@ -2,7 +2,7 @@
 """Do the emulated tests notice bugs in the CUDA kernels? Plants one at a time in a copy and runs a test. Needs no GPU.
 
     scripts/cuda/bugs.py                  all bugs: half a minute each, two at a time
-    scripts/cuda/bugs.py --list           what they are
+    scripts/cuda/bugs.py --list           what they are, if each can be planted
     scripts/cuda/bugs.py --only 3,17      these alone
 
 The tests of crates/kernels run the kernels' own source in an emulator, from the folder that GPT2_CUDA_SOURCES names.
@@ -159,7 +159,7 @@ def run(tests: Path, test: str, folder: Path, limit: float) -> tuple[str, str]:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--list", action="store_true", help="print the bugs and stop")
+    add("--list", action="store_true", help="plant each bug in a copy, print what it is, and stop")
     add("--only", metavar="N,..", help="the numbers of the bugs to plant")
     add("--jobs", type=int, choices=(1, 2), default=2, help="how many run at a time (default 2)")
     add("--tests", type=Path, metavar="PROGRAM", help="the built unit tests of crates/kernels; cargo is not run")
@@ -176,6 +176,9 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     given = arguments()
     if given.list:
+        for bug in given.bugs.values():
+            with tempfile.TemporaryDirectory(prefix="gpt2-bugs-") as scratch:
+                plant(bug, shutil.copytree(SOURCES, Path(scratch) / "planted"))
         print(*(f"{n:3} {bug.file}: {bug.what} ({bug.test.strip(':')})" for n, bug in given.bugs.items()), sep="\n")
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("error: ended by SIGTERM"))  # and leave no folder behind

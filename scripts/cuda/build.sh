@@ -8,6 +8,7 @@
 # contains our own kernels as machine code for each. It contains Candle's once, as PTX for the lowest, which the driver
 # compiles for the GPU it finds; this script checks with ptxas that this works for each capability.
 set -euo pipefail
+case ${1:-} in -h | --help) sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "$0"; exit ;; esac
 cd "$(dirname "$0")/../.."
 # Always use the toolkit from toolkit.sh: the stand-ins match its libraries, and must not go into an installed one.
 export CUDA_HOME=$PWD/target/cuda/toolkit

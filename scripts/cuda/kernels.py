@@ -184,6 +184,7 @@ def self_test() -> None:
     assert len(problems([one], {one.kernel: {"80": [8, 9, 3]}, "gone": {"80": [8, 9, 3]}})) == 7
     assert len(problems([one], {})) == 4
     assert not problems([Kernel("a.cu", "a", 80, 8, 0, 9, blocks=3)], {"a": {"80": [8, 9, 3], "90": [7, 8, 4]}})
+    print("kernels: shared memory, blocks at once and limits: all as expected")
 
 
 def main() -> None:

@@ -7,6 +7,7 @@
 # The names come from cudarc's own bindings, in the version in Cargo.lock. Every function returns 34, which
 # is CUDA_ERROR_STUB_LIBRARY in the driver: a program that calls one gets an error, never a wrong result.
 set -euo pipefail
+case ${1:-} in -h | --help) sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "$0"; exit ;; esac
 out=${1:?usage: link-stubs.sh DIR}
 cd "$(dirname "$0")/../.."
 

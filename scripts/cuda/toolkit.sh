@@ -6,6 +6,7 @@
 #
 # A second run with the same pins does nothing.
 set -euo pipefail
+case ${1:-} in -h | --help) sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "$0"; exit ;; esac
 root=$(cd "$(dirname "$0")/../.." && pwd)
 dir=${1:-$root/target/cuda/toolkit}
 

@@ -1,6 +1,7 @@
 """Finds places where a change to Rust code still compiles and a test ought to notice it."""
 
 import random
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,9 @@ METHODS = {
 METHODS |= {b: a for a, b in METHODS.items()}
 # How often to draw an operator: literals and statements are by far the most frequent in the text.
 WEIGHTS = {"comparison": 4, "arithmetic": 4, "logic": 3, "condition": 3, "literal": 3, "method": 3, "statement": 3}
+
+# Digits and suffix. `0x1f32` has none: its letters are digits.
+INTEGER = re.compile(r"(0x[0-9a-fA-F_]+|0o[0-7_]+|0b[01_]+|[0-9][0-9_]*)([ui](?:8|16|32|64|128|size)|f32|f64)?")
 
 # Code for other machines, code that is not part of the product, and code of the tests.
 SKIPPED_FILES = ["/cuda/", "/metal", "/gpu.rs", "/tests.rs", "/tests/", "emulat", "/build.rs"]
@@ -132,10 +136,9 @@ def changes(node):
 
 
 def next_integer(text):
-    suffix = next((s for s in ["usize", "u64", "u32", "u16", "u8", "isize", "i64", "i32", "i16", "i8", "f32", "f64"]
-                   if text.endswith(s) and not text.startswith("0x")), "")  # fmt: skip
-    digits = text[: len(text) - len(suffix)].replace("_", "")
-    return f"{int(digits, 0) + 1}{suffix}"
+    digits, suffix = INTEGER.fullmatch(text).groups()
+    base = {"0x": 16, "0o": 8, "0b": 2}.get(digits[:2], 10)
+    return f"{int(digits.replace('_', ''), base) + 1}{suffix or ''}"
 
 
 def of_file(root, crate, file):

@@ -16,7 +16,10 @@ from pathlib import Path
 MEMORY = 10 << 30
 LARGEST_FILE = 4 << 30
 # The crates whose integration tests run a crate's code, besides its own; the others follow, fastest first.
-RELATED = {"kernels": ["model"], "files": ["loader", "cli"], "train": ["cli"], "loader": ["cli"], "view": ["cli"]}
+RELATED = {
+    "kernels": ["model"], "files": ["loader", "cli"], "train": ["cli"], "loader": ["cli"], "view": ["cli"], "circuits": ["cli"],
+    "parallel": ["train", "cli"],
+}  # fmt: skip
 SLOW = 5.0
 # Slow tests, and the files that they can test.
 NEEDED = {

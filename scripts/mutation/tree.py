@@ -8,8 +8,6 @@ import subprocess
 from pathlib import Path
 
 ERRORS_SHOWN = 5
-# This workspace's files in a build folder: libraries, the command, and the tests, named after their folders.
-OURS = re.compile(r"(lib)?gpt2|(cli|files|kernels|lessons|loader|model|train|view)-[0-9a-f]{16}")
 # Goes to the end of each crate's root. The load is one instruction, and is inlined into kernels as well.
 SWITCH = """
 #[allow(dead_code)]
@@ -52,16 +50,23 @@ def refresh_tests(repository, tree):
     shutil.copytree(repository / "tests", tree / "tests")
 
 
-def seed_target(theirs, target):
+def ours(repository):
+    """What begins the names of this workspace's files in a build folder: libraries, the command, and the tests, named after
+    their folders."""
+    folders = "|".join(sorted(path.name for path in (Path(repository) / "crates").iterdir()))
+    return re.compile(rf"(lib)?(gpt2|candle[-_]fused)|({folders})-[0-9a-f]{{16}}")
+
+
+def seed_target(repository, theirs, target):
     """Copies dependencies that another target folder has already built, but nothing of this workspace."""
+    named = ours(repository)
     for profile in ["release"]:
         for folder in [".fingerprint", "build", "deps"]:
             source = Path(theirs) / profile / folder
             destination = target / profile / folder
             if destination.exists() or not source.is_dir():
                 continue
-            ours = lambda _, names: [n for n in names if OURS.match(n)]  # noqa: E731
-            shutil.copytree(source, destination, symlinks=True, ignore=ours)
+            shutil.copytree(source, destination, symlinks=True, ignore=lambda _, names: filter(named.match, names))
 
 
 class Tree:

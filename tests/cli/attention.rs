@@ -11,6 +11,7 @@ use candle_core::{DType, Device, Tensor};
 use gpt2_loader::Checkpoint;
 use gpt2_model::{ForwardArgs, ModelOutput};
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 
 /// What the library computes for `odd`.
 fn expected(ids: &[u32]) -> Result<ModelOutput> {
@@ -202,7 +203,11 @@ fn a_first_look_shows_the_strongest_links_and_the_head_that_links_most() -> Resu
     let run = gpt2(&["attention", text])?.succeeded();
     let (most, name) = &reach[0];
     assert_says("first look", &run.stdout, &[text, "expects next: ", &format!("\nhead {name} (layer ")]);
-    assert_says("first look", &run.stdout, &[&format!("first token average {most:.2}"), "--open"]);
+    assert_says(
+        "first look",
+        &run.stdout,
+        &[&format!("the most focused: {most:.2} on one earlier token"), "--open"],
+    );
     let shown: Vec<&str> = run.stdout.lines().filter(|line| line.contains("  ->  ")).collect();
     assert_eq!(shown.len(), 5);
     for (line, link) in shown.iter().zip(&links) {
@@ -211,6 +216,66 @@ fn a_first_look_shows_the_strongest_links_and_the_head_that_links_most() -> Resu
         let (query, key) = (link.query.to_string(), link.key.to_string());
         assert_eq!((words[0], words[arrow + 1]), (&*query, &*key), "{line}: {links:?}");
         assert!(words.contains(&link.head.as_str()), "{line}: {link:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_head_whose_output_is_replaced_is_marked_and_never_featured() -> Result {
+    let text = "O Romeo, Romeo";
+    let patch = |place: &'static str| vec!["--patch", place, "--from-prompt", text];
+    for (args, how, heads) in [
+        (vec!["--ablate", "0.3"], "ablated", &["0.3"][..]),
+        (vec!["--mean-ablate", "0.3"], "mean-ablated", &["0.3"]),
+        (vec!["--scale", "0.3=0"], "scaled to 0", &["0.3"]),
+        (patch("0.3"), "patched", &["0.3"]),
+        (patch("0.attn"), "patched", &["0.0", "0.1", "0.2", "0.3"]),
+        (patch("1"), "patched", &["0.0", "0.1", "0.2", "0.3"]),
+        (patch("0.3@2"), "", &[]),
+        (vec!["--scale", "0.3=0.5"], "", &[]),
+        (vec!["--attention-temperature", "0.3=0.5"], "", &[]),
+    ] {
+        let run = gpt2(&[&["attention", text][..], &args].concat())?.succeeded();
+        let featured = run.stdout.contains("\nhead 0.3 (layer 0");
+        let linked = run.stdout.lines().any(|line| line.contains("  ->  ") && words(line).contains(&"0.3"));
+        assert_eq!((featured, linked), (heads.is_empty(), heads.is_empty()), "{args:?}\n{}", run.stdout);
+        let stars: BTreeSet<&str> = run
+            .stdout
+            .lines()
+            .filter_map(|line| words(line).first()?.strip_prefix('*').filter(|s| !s.is_empty()))
+            .collect();
+        assert_eq!(stars, heads.iter().copied().collect(), "{args:?}\n{}", run.stdout);
+        assert_eq!(
+            run.stdout.contains(&format!("\n*          {how}: the run replaces its output")),
+            !heads.is_empty()
+        );
+        // Scripts read it, with and without weights.
+        for more in [&["--json"][..], &["--json", "-l", "0-3"]] {
+            let report = json(&[&["attention", text][..], &args, more].concat())?;
+            for layer in list(&report["layers"]) {
+                for head in list(&layer["heads"]) {
+                    let name = format!("{}.{}", layer["layer"], head["head"]);
+                    let expected = if heads.contains(&&*name) { how.into() } else { Value::Null };
+                    assert_eq!(head["silenced"], expected, "{args:?} {name}");
+                }
+            }
+        }
+    }
+    let ablated = ["--ablate", "0.3"];
+    let maps = gpt2(&[&["attention", text, "-l", "0", "-H", "2-3"], &ablated[..]].concat())?.succeeded();
+    assert_says(
+        "heat maps",
+        &maps.stdout,
+        &["layer 0, head 2: each row", "layer 0, head 3 (ablated): each row"],
+    );
+    for command in [&["attention", text, "--effect"][..], &["heads"]] {
+        let printed = gpt2(&[command, &ablated].concat())?.succeeded().stdout;
+        let marked: Vec<_> = printed.lines().filter(|line| line.ends_with("  ablated")).map(words).collect();
+        assert!(marked.len() == 1 && marked[0][0] == "0.3", "{printed}");
+        let heads = json(&[command, &ablated, &["--json"]].concat())?;
+        let marked: Vec<_> =
+            list(&heads["heads"]).iter().filter(|head| head["silenced"] == "ablated").collect();
+        assert!(marked.len() == 1 && marked[0]["head"] == 3, "{marked:?}");
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! `gpt2 patch` and `gpt2 circuits`, and the attention of generated text.
 
-use super::{ODD, comma_separated, gpt2, json, list, number, some_ids};
+use super::{ODD, comma_separated, gpt2, json, list, number, some_ids, words};
 use crate::common::{Result, assert_close};
 use crate::errors::with_numbers;
 use crate::folder::{Folder, assert_says};
@@ -38,6 +38,47 @@ fn patching_finds_the_induction_heads_of_the_demo_model() -> Result {
     assert_eq!((&edge["from"], &edge["reads"]), (&"0.3".into(), &"k".into()), "{edge}");
     let run = gpt2(&[&["patch", CLEAN, CORRUPT][..], &TOKENS].concat())?.succeeded();
     assert_says("stdout", &run.stdout, &["1.0", "correlate", "corrupted", "\u{b7}fair"]);
+    Ok(())
+}
+
+/// The terminal shows what attention and MLPs of each layer bring back, warns of estimates that mislead, and ranks edges alike
+/// however they are asked for.
+#[test]
+fn patch_shows_layers_warns_of_estimates_and_says_what_edges_are_ranked_by() -> Result {
+    let args =
+        ["patch", CLEAN, " king fair which lord come out of lord", "--answer", " fair", "--against", " come"];
+    let report = json(&[&args[..], &["--edges", "--json"]].concat())?;
+    let run = gpt2(&[&args[..], &["--edges"]].concat())?.succeeded();
+    let lines: Vec<Vec<&str>> = run.stdout.lines().map(words).collect();
+    for layer in list(&report["layers"]) {
+        let row = vec![
+            layer["layer"].to_string(),
+            format!("{:+.3}", number(&layer["attention"])),
+            format!("{:+.3}", number(&layer["mlp"])),
+        ];
+        assert!(lines.iter().any(|line| *line == row), "{row:?} in {}", run.stdout);
+    }
+    // All heads of layer 0 bring back what its head 0.3 does; what the MLP adds to each token depends on it.
+    assert!(
+        number(&report["layers"][0]["attention"]) > 0.9 && number(&report["layers"][3]["attention"]) < 0.3
+    );
+    assert_says("stdout", &run.stdout, &["warning: ", "by -0.02: do not rely on them, nor on the edges"]);
+    assert_says(
+        "stdout",
+        &run.stdout,
+        &["by the size of their estimates", "over 5 runs between the prompts"],
+    );
+    assert_eq!(run.stdout, gpt2(&[&args[..], &["--edges=5"]].concat())?.succeeded().stdout);
+    let size = |edge: &Value| number(&edge["estimated"]).abs();
+    assert!(list(&report["edges"]).is_sorted_by(|a, b| size(a) >= size(b)));
+    assert_eq!((&report["edge_steps"], &report["edges"][0]["reads"]), (&5.into(), &"k".into()));
+    let run = gpt2(&[&args[..], &["--edges=0"]].concat())?.succeeded();
+    assert_says("stdout", &run.stdout, &["from the gradients of the corrupted run"]);
+    let run = gpt2(&[&args[..], &["--json"]].concat())?.succeeded();
+    assert_says("stderr", &run.stderr, &["warning: ", "do not rely on them"]);
+    // Estimates that agree get no warning.
+    let run = gpt2(&[&["patch", CLEAN, CORRUPT][..], &TOKENS].concat())?.succeeded();
+    assert!(!run.stdout.contains("warning") && !run.stderr.contains("warning"), "{run:?}");
     Ok(())
 }
 

@@ -42,7 +42,7 @@ fn steps(page: &str) -> Vec<Step> {
 }
 
 /// The words of a command line; some are in double or single quotes.
-fn words(line: &str) -> Vec<String> {
+pub(crate) fn words(line: &str) -> Vec<String> {
     let (mut words, mut word, mut quote) = (vec![], None::<String>, None);
     for c in line.chars() {
         match (c, quote) {

@@ -3,7 +3,7 @@
 
 use super::{ODD, comma_separated, gpt2, json, words};
 use crate::common::{Result, data};
-use crate::folder::{Folder, Tensors, read, zeros};
+use crate::folder::{Folder, Tensors, read, serialized, zeros};
 use safetensors::Dtype;
 use serde_json::Value;
 
@@ -207,12 +207,25 @@ fn commands<'a>(file: &'a str, picture: &'a str) -> Vec<Vec<&'a str>> {
     let written = [
         ["attention", "--html", file],
         ["attention", "--picture", picture],
+        ["lens", "--picture", picture],
         ["attention", "--export", file],
         ["forward", "--export", file],
     ];
     let shown = shown.split(',').map(|line| [words(line), IDS.into()].concat());
     let written = written.iter().map(|args| [&args[..], &IDS].concat());
     shown.chain(written).chain([words("heads --length 4 --batch 1")]).collect()
+}
+
+#[test]
+fn an_option_that_would_do_nothing_is_refused() -> Result {
+    gpt2(&["circuits", "--token", " Romeo", "--composition", "q"])?.refused(2, &["<L.H>"]);
+    gpt2(&["attention", "O", "--rollout", "--provenance"])?.refused(2, &["--export"]);
+    for option in [&["--raw"][..], &["--target", ","], &["--target", ",", "--against", "."]] {
+        let page = ["attention", "O", "--fragment", "--with", "lens,scores"];
+        gpt2(&[&page[..], option].concat())?.refused(1, &[option[0], "--effect", "--with effect"]);
+        gpt2(&[&["attention", "O", "--fragment", "--with", "lens,effect"][..], option].concat())?.succeeded();
+    }
+    Ok(())
 }
 
 #[test]
@@ -229,6 +242,25 @@ fn damaged_weights_are_named_with_their_layer_and_leave_no_file() -> Result {
         let error = run.stderr.split("error: ").last().unwrap_or_default();
         assert!(!error.contains("f32"), "{args:?}: it is f32 already: {error}");
         assert!(out.names()?.is_empty(), "{args:?} left {:?}", out.names()?);
+    }
+    Ok(())
+}
+
+#[test]
+fn compare_names_the_model_that_is_not_finite() -> Result {
+    let (whole, broken) = (Folder::empty()?, Folder::empty()?);
+    super::copy_demo(whole.path())?;
+    super::copy_demo(broken.path())?;
+    let mut tensors: Tensors = read(&broken.file("model.safetensors"))?;
+    let (_, raw) =
+        tensors.iter_mut().find(|(name, _)| name.ends_with("h.0.mlp.c_fc.weight")).ok_or("a tensor")?;
+    raw.data[..4].copy_from_slice(&f32::NAN.to_le_bytes());
+    broken.write("model.safetensors", serialized(&tensors)?)?;
+    broken.write("text.txt", "O Romeo, Romeo! wherefore art thou Romeo?")?;
+    let (text, whole, broken) = (broken.at("text.txt"), whole.dir(), broken.dir());
+    for (models, role) in [([&broken, &whole], "MODEL"), ([&whole, &broken], "OTHER")] {
+        let run = gpt2(&["compare", models[0], models[1], "--text", &text])?;
+        run.refused(1, &[&format!("{role}, {broken}: "), "not finite", "layer 0", "h.0.mlp.c_fc.weight"]);
     }
     Ok(())
 }
@@ -259,7 +291,7 @@ fn broken_models_can_be_looked_at_on_purpose() -> Result {
         if args[0] == "generate" {
             continue; // there is no next token
         }
-        let _ = std::fs::remove_file(&file);
+        let _ = (std::fs::remove_file(&file), std::fs::remove_file(&picture));
         gpt2(&[&args[..], &["--model", &model, "--allow-nonfinite"]].concat())?.succeeded();
     }
     let args = ["attention", "--export", &file, "--overwrite", "--model", &model, "--allow-nonfinite"];

@@ -1,6 +1,8 @@
 //! `gpt2 generate`: greedy, seeded and streamed, ending when the model says so.
 
-use super::{ODD, comma_separated, copy_demo, demo_model, demo_tokenizer, gpt2, json, number, stdout, words};
+use super::{
+    DEMO, ODD, comma_separated, copy_demo, demo_model, demo_tokenizer, gpt2, json, number, stdout, words,
+};
 use crate::common::{Result, data};
 use crate::folder::{Folder, assert_says};
 use gpt2_model::{Generation, Sampling};
@@ -151,5 +153,75 @@ fn values_without_a_meaning_are_refused_by_name() -> Result {
         let args = ["generate", "--model", ODD, "--ids", "1"];
         gpt2(&[&args[..], options].concat())?.refused(2, &[name, "expected"]);
     }
+    Ok(())
+}
+
+#[test]
+fn a_draft_gives_the_same_text_and_says_how_it_fared() -> Result {
+    for options in [&["--greedy"][..], &["--seed", "5"], &["--min-p", "0.05", "--typical-p", "0.9"]] {
+        let args = [&["generate", "-n60", "ROMEO: O Romeo, Romeo"][..], options].concat();
+        let text = stdout(&args)?;
+        for draft in ["q8_0", "q4_0", "lookup", DEMO] {
+            let run = gpt2(&[&args[..], &["--draft", draft]].concat())?.succeeded();
+            assert_eq!(run.stdout, text, "{draft}");
+            let report = json(&[&args[..], &["--json", "--draft", draft]].concat())?;
+            let [passes, proposed, accepted] =
+                ["passes", "proposed", "accepted"].map(|name| number(&report["draft"][name]));
+            assert!(accepted <= proposed && proposed <= 3.0 * passes, "{}", report["draft"]);
+            // The prompt's pass gives a token, and each other pass one more than it accepts.
+            assert!((1.0 + passes + accepted - 60.0).abs() < 1e-9, "{}", report["draft"]);
+            let says = format!("draft {draft}: {accepted} of {proposed} guesses right");
+            assert_says("stderr", &run.stderr, &[&says]);
+        }
+    }
+    for (draft, says) in [(ODD, "has 101 tokens"), ("/nowhere", "--draft")] {
+        gpt2(&["generate", "ROMEO:", "--draft", draft])?.refused(1, &[says]);
+    }
+    let args = ["generate", "ROMEO:", "--draft", "q4_0", "--ablate", "0.3"];
+    gpt2(&args)?.refused(2, &["--draft", "cannot be used with"]);
+    Ok(())
+}
+
+#[test]
+fn a_stop_string_ends_the_text_before_it() -> Result {
+    let args = ["generate", "--greedy", "-n80", "ROMEO:\n"];
+    let endless = json(&[&args[..], &["--json"]].concat())?;
+    let endless = endless["text"].as_str().ok_or("text")?;
+    let characters: Vec<char> = endless.chars().collect();
+    // A string that begins and ends within tokens.
+    let stop: String = characters[21..27].iter().collect();
+    let before = endless.split(&stop).next().ok_or("a beginning")?;
+    let args = [&args[..], &["--stop", "never in it", "--stop", &stop]].concat();
+    assert_eq!(stdout(&args)?, format!("ROMEO:\n{before}\n"));
+    let report = json(&[&args[..], &["--json"]].concat())?;
+    assert_eq!((&report["text"], &report["stopped_at"]), (&before.into(), &stop.as_str().into()));
+    assert!(ids(&report["ids"])?.len() < 80, "no token is generated after it");
+    Ok(())
+}
+
+#[test]
+fn beams_give_the_most_probable_texts_and_their_scores() -> Result {
+    let args = ["generate", "--beams", "3", "-n12", "ROMEO:"];
+    let report = json(&[&args[..], &["--json", "--length-penalty", "0.5"]].concat())?;
+    let found = report["hypotheses"].as_array().ok_or("hypotheses")?;
+    assert_eq!(found.len(), 3);
+    let scores: Vec<f64> = found.iter().map(|one| number(&one["score"])).collect();
+    assert!(scores.is_sorted_by(|a, b| a >= b), "{scores:?}");
+    for one in found {
+        assert_eq!(one["text"], demo_tokenizer()?.decode(&ids(&one["ids"])?));
+    }
+    // The score is the log-probability that `forward` gives the text.
+    let (text, new) = (format!("ROMEO:{}", found[0]["text"].as_str().ok_or("text")?), ids(&found[0]["ids"])?);
+    let forward = json(&["forward", &text, "--json"])?;
+    let tokens = forward["tokens"].as_array().ok_or("tokens")?;
+    assert_eq!(tokens[tokens.len() - 1]["id"], new[11], "the text has the same tokens");
+    let sum: f64 = tokens[tokens.len() - 12..].iter().map(|token| number(&token["log_prob"])).sum();
+    assert!((scores[0] - sum / 12f64.sqrt()).abs() < 1e-4, "{} and {sum}", scores[0]);
+
+    let text = found[0]["text"].as_str().ok_or("text")?;
+    let printed = stdout(&[&args[..], &["--length-penalty", "0.5"]].concat())?;
+    assert_eq!(printed, format!("ROMEO:{text}\n"));
+    gpt2(&["generate", "--beams", "3", "--top-k", "4", "A"])?.refused(2, &["--beams", "cannot be used with"]);
+    gpt2(&["generate", "--length-penalty", "3", "A"])?.refused(2, &["--beams"]);
     Ok(())
 }

@@ -26,10 +26,145 @@ fn every_subcommand_has_examples_in_its_help() -> Result {
     Ok(())
 }
 
+/// Every command, and none for the program itself.
+fn commands() -> Result<Vec<String>> {
+    let help = stdout(&["--help"])?;
+    let (_, list) = help.split_once("Commands:\n").ok_or("a list of commands")?;
+    let list = list.split("\n\n").next().unwrap_or_default().lines();
+    let names =
+        list.filter_map(|line| line.strip_prefix("  ")?.split(' ').next().filter(|name| !name.is_empty()));
+    Ok(names.filter(|name| *name != "help").map(str::to_owned).collect())
+}
+
+/// A page of help at a width.
+fn help(args: &[&str], columns: usize) -> Result<String> {
+    Ok(Run::of(command(args).env("COLUMNS", columns.to_string()))?.succeeded().stdout)
+}
+
+/// The lines of a page that name an option.
+fn options(help: &str) -> Vec<&str> {
+    let (_, body) = help.split_once("Usage: ").unwrap_or_default();
+    let lines = body.lines().filter(|line| line.starts_with("  -") || line.starts_with("      --"));
+    lines.filter(|line| !line.trim_start().starts_with("--against \" lord\"")).collect()
+}
+
 #[test]
-fn the_longest_help_fits_two_screens() -> Result {
-    let run = Run::of(command(&["help", "attention"]).env("COLUMNS", "120"))?.succeeded();
-    assert!(run.stdout.lines().count() <= 100, "{}", run.stdout);
+fn the_short_help_has_a_dozen_options_and_says_how_to_see_the_rest() -> Result {
+    let commands = commands()?;
+    assert!(commands.len() > 15, "{commands:?}");
+    for name in &commands {
+        let (short, long) = (help(&[name, "-h"], 100)?, help(&[name, "--help"], 100)?);
+        assert!(short.lines().count() <= 45, "{name}: {} lines", short.lines().count());
+        let of_short = options(&short).iter().filter(|line| !line.contains("-h, --help")).count();
+        assert!(of_short <= 14, "{name} -h: {of_short} options");
+        assert_says(name, &short, &["Example", &format!("gpt2 {name}"), "-h, --help"]);
+        // Examples are broken into lines with options, too, so count what is named.
+        let hidden = format!("more options: gpt2 {name} --help");
+        assert_eq!(short.contains(&hidden), long.contains("\nHugging Face Hub:"), "{name}: {short}");
+        assert!(!long.contains(&hidden) && long.contains("General:\n"), "{name}: {long}");
+        assert_eq!(help(&["help", name], 100)?, long, "gpt2 help {name}");
+    }
+    assert!(help(&["attention", "-h"], 100)?.lines().count() < 50);
+    assert_says(
+        "attention",
+        &help(&["attention", "--help"], 100)?,
+        &["--fragment", "Interventions:", "--tf32"],
+    );
+    Ok(())
+}
+
+#[test]
+fn no_heading_of_the_help_has_more_options_than_a_reader_takes_in() -> Result {
+    for name in commands()? {
+        let long = help(&[&name, "--help"], 100)?;
+        let (long, _) = long.split_once("\nExample").unwrap_or((&long, ""));
+        let mut heading = ("", 0);
+        for line in long.lines() {
+            if !line.starts_with(' ') && line.ends_with(':') {
+                heading = (line, 0);
+            }
+            heading.1 += usize::from(line.starts_with("  -") || line.starts_with("      --"));
+            assert!(heading.1 <= 13, "gpt2 {name} --help: {} has more than 13 options", heading.0);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn help_wraps_at_the_width_of_the_terminal_and_examples_stay_whole() -> Result {
+    let commands = commands()?;
+    let pages = commands.iter().flat_map(|name| [vec![name.as_str(), "-h"], vec![name, "--help"]]);
+    for page in pages.chain([vec!["-h"], vec!["--help"]]) {
+        let mut examples = vec![];
+        for columns in [80, 100, 120] {
+            let help = help(&page, columns)?;
+            let lines: Vec<&str> = help.lines().collect();
+            for line in &lines {
+                assert!(line.chars().count() <= columns, "{page:?} at {columns}: {line:?}");
+            }
+            for pair in lines.windows(2) {
+                // Two lines of one paragraph: the next word had no room.
+                let [line, next] = [pair[0], pair[1]];
+                let prose =
+                    |line: &str| line.starts_with(|c: char| c.is_alphabetic()) && !line.starts_with("Usage");
+                if prose(line) && prose(next) && !line.ends_with(':') {
+                    let word = next.split(' ').next().unwrap_or_default();
+                    let used = line.chars().count() + 1 + word.chars().count();
+                    assert!(used > columns, "{page:?} at {columns} breaks {line:?} before {word:?}");
+                }
+            }
+            let (_, list) = help.split_once("\nExample").ok_or("examples")?;
+            let list = list.split("\n\n").next().unwrap_or_default().replace("\\\n", " ");
+            let commands = list.lines().skip(1).map(|line| line.split("# ").next().unwrap_or_default());
+            let commands = commands.map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
+            examples.push(commands.filter(|line| !line.is_empty()).collect::<Vec<_>>());
+        }
+        assert!(
+            !examples[0].is_empty() && examples[0] == examples[1] && examples[1] == examples[2],
+            "{examples:?}"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn tips_name_what_the_user_meant() -> Result {
+    for (line, says, never) in [
+        ("generate --n 20", "-n is short for --max-new-tokens", "endpoint"),
+        ("generate --max-tokens 20", "gpt2 generate has --max-new-tokens", "endpoint"),
+        ("generate --new-tokens 20", "--new-tokens is an option of gpt2 bench", "endpoint"),
+        ("lens --layer 1 x", "--layer is an option of gpt2 attention and generate", "-- --layer"),
+        ("verify --ablate 0.3", "--ablate is an option of gpt2 attention", "has --a"),
+        ("attention --modle gpt2 x", "gpt2 attention has --model", "-- --modle"),
+        ("attention hello world", "in quotes: gpt2 attention \"hello world\"", "-- "),
+        ("attention --layer 1 hello big world", "in quotes: gpt2 attention \"hello big world\"", "\"1"),
+        ("patch O Romeo O Juliet", "in quotes: gpt2 patch \"one text\" \"another\"", "-- "),
+        ("hello world", "gpt2 attention \"hello world\"", "similar"),
+        ("atention x", "'attention'", "with a text"),
+        ("circuits --composition query", "[possible values: q, k, v]", "similar"),
+        ("forward --dtype float16 x", "f16", "similar"),
+        ("heads foo", "unexpected argument 'foo'", "quotes"),
+    ] {
+        let run = gpt2(&line.split(' ').collect::<Vec<_>>())?;
+        run.refused(2, &[says]);
+        assert!(!run.stderr.contains(never), "{line}: {}", run.stderr);
+    }
+    let run = gpt2(&["forward", "--what is this"])?;
+    run.refused(2, &["gpt2 forward -- \"--what is this\""]);
+    // The usage is that of the command, not of an option that clap took for the wrong one.
+    gpt2(&["generate", "--n", "20"])?.refused(2, &["Usage: gpt2 generate [OPTIONS] [PROMPT]"]);
+    Ok(())
+}
+
+#[test]
+fn a_mistake_shows_no_backtrace() -> Result {
+    for args in [&["forward", "--model", ODD, "--ids", "5,101"][..], &["generate", "--ids", "1,999999"]] {
+        let run = Run::of(command(args).env("RUST_BACKTRACE", "1"))?;
+        run.refused(1, &["token id"]);
+        assert!(!run.stderr.contains("candle_core::") && !run.stderr.contains(" 0: "), "{}", run.stderr);
+        let run = Run::of(command(args).env("RUST_BACKTRACE", "1").env("RUST_LIB_BACKTRACE", "1"))?;
+        assert!(run.stderr.contains("candle_core::"), "who asks for it gets it: {}", run.stderr);
+    }
     Ok(())
 }
 
@@ -99,7 +234,7 @@ fn the_manual_has_a_page_for_each_command() -> Result {
 #[test]
 fn gpt2_alone_and_errors_say_what_to_type_next() -> Result {
     let run = Run::of(command(&[]))?;
-    assert_says("help", &run.stderr, &["Start here: gpt2 attention \"O Romeo, Romeo!"]);
+    assert_says("help", &run.stderr, &["gpt2 attention \"O Romeo, Romeo!", "start here"]);
     gpt2(&["forward", ""])?.refused(1, &["the prompt is empty", "gpt2 help forward"]);
     let quiet = gpt2(&["--quiet", "forward", ""])?;
     assert!(!quiet.stderr.contains("gpt2 help"), "{}", quiet.stderr);

@@ -1,10 +1,11 @@
 //! Files made to do harm: the program refuses them within limits of memory and time, and never crashes.
 
-use super::{GPT2, Run, launched};
+use super::{GPT2, Run, command, gpt2, launched, signal, spawn, stdout};
 use crate::common::Result;
 use crate::folder::Folder;
 use crate::pickles::{Entries, entries, with_pickle, zip};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 /// Runs the program with limits of 2 GiB of address space and 10 seconds of CPU time.
 #[track_caller]
@@ -99,5 +100,81 @@ fn json_nested_without_end() -> Result {
         folder.write(file, content)?;
         bounded(&["generate", "--model", &folder.dir(), "text"])?.refused(1, &[&folder.at(file)]);
     }
+    Ok(())
+}
+
+#[test]
+fn a_text_without_end_is_refused_with_the_limit() -> Result {
+    let folder = Folder::empty()?;
+    let out = folder.at("out");
+    for option in ["--text", "--jsonl"] {
+        let run = bounded(&["train", option, "/dev/zero", "--out", &out])?;
+        run.refused(1, &["the text from /dev/zero", "longer than 268435456 bytes", "shorten"]);
+    }
+    bounded(&["forward", "--file", "/dev/zero"])?.refused(1, &["/dev/zero", "longer than 16777216 bytes"]);
+    assert!(!folder.file("out").exists());
+    Ok(())
+}
+
+/// Whether something becomes true within some seconds.
+fn within_seconds(mut is_true: impl FnMut() -> Result<bool>) -> Result<bool> {
+    let started = Instant::now();
+    while !is_true()? {
+        if started.elapsed() > Duration::from_secs(20) {
+            return Ok(false);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(true)
+}
+
+/// A named pipe that no program writes to, and a run that reads it.
+#[test]
+fn a_pipe_without_a_writer_is_named_and_its_run_can_be_stopped() -> Result {
+    let folder = Folder::empty()?;
+    let (pipe, out) = (folder.at("pipe"), folder.at("out"));
+    assert!(Command::new("mkfifo").arg(&pipe).status()?.success());
+    for args in [
+        &["forward", "--file", &pipe][..],
+        &["train", "--text", &pipe, "--out", &out],
+        &["score", &pipe],
+        &["compare", "demo", "demo", "--text", &pipe],
+    ] {
+        let log = folder.file("stderr");
+        let mut child = command(args).stderr(std::fs::File::create(&log)?).spawn()?;
+        let waiting = format!("waiting for a program that writes to the pipe {pipe}");
+        let told = within_seconds(|| Ok(std::fs::read_to_string(&log)?.contains(&waiting)))?;
+        signal("TERM", child.id())?;
+        let stopped = within_seconds(|| Ok(child.try_wait()?.is_some()))?;
+        if !stopped {
+            child.kill()?;
+        }
+        assert!(told && stopped, "{args:?}: told {told}, stopped by SIGTERM {stopped}");
+    }
+    // One with a writer is a text like any other.
+    let child = spawn(command(&["forward", "--file", &pipe, "--json"]))?;
+    std::fs::write(&pipe, "O Romeo\n")?;
+    assert_eq!(Run::end_of(child)?.succeeded().stdout, stdout(&["forward", "O Romeo", "--json"])?);
+    Ok(())
+}
+
+#[test]
+fn a_number_of_threads_that_cannot_be_started_is_refused_by_name() -> Result {
+    let with = |value: &str| Run::of(command(&["forward", "--ids", "1"]).env("RAYON_NUM_THREADS", value));
+    for value in ["100000", "1025", "-1", "all"] {
+        with(value)?.refused(1, &[&format!("RAYON_NUM_THREADS={value}: "), "1 to 1024", "--threads"]);
+    }
+    for value in ["", "0", "3"] {
+        with(value)?.succeeded();
+    }
+    for value in ["100000", "1025", "0"] {
+        gpt2(&["forward", "--ids", "1", "--threads", value])?.refused(2, &["--threads", value, "1024"]);
+    }
+    // The option counts, not the variable.
+    let mut both = command(&["forward", "--ids", "1", "--threads", "2"]);
+    Run::of(both.env("RAYON_NUM_THREADS", "100000"))?.succeeded();
+    // A thread has a stack of 8 MiB, and the limit is 2 GiB.
+    let args = ["forward", "--ids", "1", "--threads", "1000"];
+    bounded(&args)?.refused(1, &["cannot start 1000 CPU threads", "--threads", "memory"]);
     Ok(())
 }

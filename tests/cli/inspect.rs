@@ -1,4 +1,4 @@
-//! `gpt2 inspect`: the contents of a folder, without reading the weights.
+//! `gpt2 inspect`: the contents of a folder.
 
 use super::{ODD, case, gpt2, json, list, stdout};
 use crate::common::{Result, data};
@@ -22,7 +22,7 @@ fn json_agrees_with_the_library() -> Result {
         let buffers: Vec<_> = audit.buffers.iter().map(|t| t.name.as_str()).collect();
         assert_eq!(
             report["audit"],
-            json!({"clean": true, "missing": [], "unexpected": [], "mismatched": [], "duplicates": [], "buffers": buffers})
+            json!({"clean": true, "missing": [], "unexpected": [], "mismatched": [], "duplicates": [], "not_finite": [], "buffers": buffers})
         );
         let tensors: Vec<_> = checkpoint
             .tensors()

@@ -83,8 +83,9 @@ fn what_is_not_there_is_named_with_what_is() -> Result {
     let run = |flags: &[&str]| gpt2(&[&["forward", "--model", ODD, "--ids", "1,2,3"], flags].concat());
     run(&["--ablate", "0.3"])?.refused(1, &["head 3 of layer 0", "heads 0 to 2"]);
     run(&["--scale", "2.0=1"])?.refused(1, &["layer 2", "layers 0 to 1"]);
-    run(&["--block", "3:1"])?.refused(1, &["position 3", "positions 0 to 2"]);
-    run(&["--block", "1:2"])?.refused(1, &["from position 1 to 2", "0 to 1"]);
+    run(&["--block", "3:1"])?.refused(1, &["block 3:1", "positions 0 to 2"]);
+    run(&["--block", "1:2"])?
+        .refused(1, &["block 1:2", "position 1 attends to positions 0 to 1 alone", "as in 2:1"]);
     run(&["--ablate", "5"])?.refused(2, &["--ablate", "LAYER.HEAD", "5.1"]);
     run(&["--scale", "0.1=much"])?.refused(2, &["--scale", "3.2=0.5"]);
     run(&["--scale", "0.1=inf"])?.refused(2, &["--scale", "3.2=0.5"]);
@@ -178,6 +179,27 @@ fn patches_take_their_values_from_the_other_prompt() -> Result {
     // An output never replaces what the run reads.
     gpt2(&["forward", CLEAN, "--mean-ablate", "1.0", "--mean-of", &path, "--export", &path, "--overwrite"])?
         .refused(1, &["--mean-of"]);
+    Ok(())
+}
+
+/// Where nothing follows the patched positions, on a head above 0.
+#[test]
+fn the_last_position_and_the_only_one_are_patched_on_every_head() -> Result {
+    for command in [&["forward"][..], &["attention"], &["lens"], &["generate", "-n", "2", "--greedy"]] {
+        for patch in ["0.3", "0.3@0", "1.0", "3.attn@0"] {
+            let run = [command, &["O", "--patch", patch, "--from-prompt", "A", "--json"]].concat();
+            let report = json(&run)?;
+            assert_says("provenance", &report["provenance"].to_string(), &[&format!("patch {patch}")]);
+        }
+    }
+    // The stream before the first block is all that the prompts differ in.
+    let whole = json(&["forward", "O", "--patch", "0@0", "--from-prompt", "A", "--json"])?;
+    assert_eq!(whole["next"], json(&["forward", "A", "--json"])?["next"]);
+    for (clean, corrupt, tokens) in [("A", "O", 1), ("A,", "O,", 2), ("O,", "O.", 2)] {
+        let pair = ["patch", clean, corrupt, "--answer", ",", "--against", ".", "--by-position", "--json"];
+        let report = json(&pair)?;
+        assert_eq!(list(&report["clean"]).len(), tokens);
+    }
     Ok(())
 }
 

@@ -146,6 +146,20 @@ fn what_cannot_be_done_with_an_adapter_is_refused() -> Result {
     gpt2(&["train", "--text", &text, "--out", &out, "--lora", "4"])?.refused(2, &["--model"]);
     gpt2(&["train", "--text", &text, "--out", &out, "--model", DEMO, "--lora-alpha", "4"])?
         .refused(2, &["--lora"]);
+    // clap forgets a required option that conflicts with a given one.
+    for new in ["--n-layer", "--n-head", "--n-embd", "--n-positions", "--vocab-size"] {
+        gpt2(&["train", "--text", &text, "--out", &out, "--lora", "4", new, "512"])?.refused(2, &["--model"]);
+    }
+    for of_lora in
+        ["--lora-alpha=4", "--lora-dropout=0.1", "--lora-target=c_fc", "--rslora", "--quantize=q8_0"]
+    {
+        let whole =
+            ["train", "--text", &text, "--out", &out, "--model", DEMO, "--save-dtype", "f16", of_lora];
+        gpt2(&whole)?.refused(2, &["--lora <R>"]);
+    }
+    gpt2(&["train", "--text", &text, "--out", &out, "--revision", "v1"])?
+        .refused(1, &["--revision", "a new model"]);
+    assert!(!folder.file("out").exists(), "a refused run leaves a folder");
     train(&folder, "cat", &["--steps", "6"])?.refused(1, &["adapter_config.json already", "--overwrite"]);
     train(&folder, "x", &["--steps", "6", "--lora-target", "q_proj"])?
         .refused(1, &["\"q_proj\"", "c_attn, c_fc, c_proj"]);

@@ -10,7 +10,10 @@ mod circuits;
 mod common;
 mod documents;
 mod errors;
+#[cfg(target_os = "linux")]
+mod examples;
 mod files;
+mod first_visit;
 #[path = "../common/folder.rs"]
 mod folder;
 mod forward;
@@ -26,15 +29,19 @@ mod lora;
 mod models;
 #[path = "../common/mpirun.rs"]
 mod mpirun;
+mod not_finite;
 mod page;
 mod parallel;
 #[cfg(unix)]
 #[path = "../common/pickles.rs"]
 mod pickles;
+mod pictures;
+mod points;
 mod provenance;
 mod quantize;
 mod score;
 mod streams;
+mod texts;
 mod train;
 
 use crate::common::{Result, data};
@@ -111,7 +118,7 @@ fn command(args: &[&str]) -> Command {
     command.args(args).stdin(Stdio::null());
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy().to_uppercase();
-        let others = "RUST_BACKTRACE RAYON_NUM_THREADS NO_COLOR COLORTERM COLUMNS TRANSFORMERS_OFFLINE";
+        let others = "RUST_BACKTRACE RUST_LIB_BACKTRACE RAYON_NUM_THREADS NO_COLOR COLORTERM COLUMNS TRANSFORMERS_OFFLINE";
         if text.starts_with("HF_") || text.ends_with("_PROXY") || words(others).contains(&text.as_str()) {
             command.env_remove(name);
         }

@@ -4,7 +4,7 @@
 use crate::common::Result;
 use crate::folder::{Folder, assert_says};
 use crate::mpirun::{MPICH, launcher, mpirun};
-use crate::{GPT2, Run, command, gpt2, launched, signal, spawn, wait_for_lines, words};
+use crate::{DEMO, GPT2, Run, command, gpt2, launched, signal, spawn, wait_for_lines, words};
 use std::path::Path;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
@@ -225,6 +225,27 @@ fn a_rank_that_does_other_work_is_named_before_any() -> Result {
         assert_ne!(run.code, 0, "{run:?}");
         assert_says("stderr", &run.stderr, &["error: rank 0: ", difference]);
         assert!(!runs.folder.file("out").exists(), "before any work: {}", run.stderr);
+    }
+    Ok(())
+}
+
+/// One that fails ends the others at once, wherever they are.
+#[test]
+fn a_rank_that_lacks_a_file_leaves_no_folder() -> Result {
+    let runs = Runs::new()?;
+    let (text, out) = (runs.folder.at("text.txt"), runs.folder.at("new/folder"));
+    let new = ["train", "--text", &text, "--out", &out, "--steps", "3"].map(str::to_owned).to_vec();
+    let tuned = [&new[..], &["--model", DEMO].map(str::to_owned)].concat();
+    for (args, from) in [(&new, "text.txt"), (&tuned, "tiny-shakespeare")] {
+        let lacking: Vec<String> = args.iter().map(|arg| arg.replace(from, "nowhere")).collect();
+        for [first, second] in [[args, &lacking], [&lacking, args]] {
+            let Some(mut command) = ranks(1, first) else { return Ok(()) };
+            command.args([":", "-n", "1", GPT2]).args(second);
+            let run = Run::of(command)?;
+            assert_ne!(run.code, 0, "{run:?}");
+            assert_says("stderr", &run.stderr, &["error: rank ", "nowhere"]);
+            assert!(!runs.folder.file("new").exists(), "{}", run.stderr);
+        }
     }
     Ok(())
 }

@@ -7,7 +7,8 @@ use crate::{
     GPT2, Run, assert_near, command, demo_model, demo_tokenizer, gpt2, gpt2_with_pipe, json, launched, list,
     log_softmax, logits, number, signal, spawn, stdout, wait_for_lines,
 };
-use serde_json::Value;
+use candle_core::{Device, Tensor};
+use serde_json::{Value, json};
 
 /// A folder with texts of many lengths, some longer than the demo model's context of 256 tokens.
 fn corpus(documents: usize) -> Result<Folder> {
@@ -103,6 +104,176 @@ fn lines_are_documents_of_their_own() -> Result {
     Ok(())
 }
 
+/// The loss and the number of predicted tokens of each line.
+fn losses(rows: &[Value]) -> Vec<(f64, u64)> {
+    let of = |row: &Value| Some((row["loss"].as_f64()?, row["predicted"].as_u64()?));
+    rows.iter().filter_map(of).collect()
+}
+
+#[test]
+fn each_line_of_json_is_a_document() -> Result {
+    let folder = Folder::empty()?;
+    let texts = ["O Romeo, Romeo!\nwherefore art thou", "To be", "Enter a \"MESSENGER\".", "To be"];
+    let (mut lines, mut stories) = (String::new(), String::new());
+    std::fs::create_dir(folder.file("texts"))?;
+    for (i, text) in texts.iter().enumerate() {
+        folder.write(&format!("texts/{i}.txt"), text)?;
+        lines.push_str(&(json!({ "id": i, "text": text, "story": 3 }).to_string() + "\n"));
+        stories.push_str(&["\n", &json!({ "story": text }).to_string(), "\r\n"].concat());
+    }
+    folder.write("texts.jsonl", &lines)?;
+    folder.write("stories.jsonl", &stories)?;
+    let at = |name: &str| folder.at(name);
+    let totals = |args: &[&str]| json(&[&["score", "--json"], args].concat());
+    let total = totals(&[&at("texts"), "--jsonl", &at("folder.jsonl")])?;
+    assert_eq!((&total["documents"], total["predicted"].as_u64() > Some(10)), (&json!(4), true));
+    assert_eq!(totals(&[&at("texts.jsonl"), "--jsonl", &at("lines.jsonl")])?, total);
+    let named = ["--field", "story", "--jsonl", &at("named.jsonl")];
+    assert_eq!(totals(&[&[&at("stories.jsonl")[..]], &named[..]].concat())?, total);
+    let piped = gpt2_with_pipe(&["score", "-", "--by", "json", "--json"], &lines)?.succeeded();
+    assert_eq!(serde_json::from_str::<Value>(&piped.stdout)?, total);
+    let expected = losses(&rows(&folder, "folder.jsonl")?);
+    for (name, numbers) in [("lines.jsonl", [1, 2, 3, 4]), ("named.jsonl", [2, 4, 6, 8])] {
+        let rows = rows(&folder, name)?;
+        assert_eq!(losses(&rows), expected, "{name}");
+        for ((row, number), text) in rows.iter().zip(numbers).zip(texts) {
+            assert_eq!((&row["line"], &row["bytes"]), (&json!(number), &json!(text.len())), "{name}");
+        }
+    }
+    let first = std::fs::read_to_string(folder.file("named.jsonl"))?;
+    assert_says(
+        "the first line",
+        first.lines().next().unwrap_or(""),
+        &["\"by\":\"json\",\"field\":\"story\""],
+    );
+    // A folder of such files, and a file whose lines are texts as they are.
+    std::fs::rename(folder.file("texts.jsonl"), folder.file("texts/texts.jsonl"))?;
+    assert_eq!(totals(&[&at("texts"), "--by", "json"])?, total);
+    assert_ne!(totals(&[&at("texts/texts.jsonl"), "--by", "line"])?, total);
+    Ok(())
+}
+
+#[test]
+fn a_line_of_another_shape_is_refused_with_its_number() -> Result {
+    let folder = Folder::empty()?;
+    let path = folder.at("texts.jsonl");
+    for (line, says) in [
+        ("To be", "expected value at column 1"),
+        ("{\"text\": \"a", "EOF while parsing a string"),
+        ("[\"a\"]", "invalid type: sequence"),
+        ("{}", "the object has no field"),
+        ("{\"text\": 3}", "the field \"text\" holds a number"),
+        ("{\"text\": [\"a\"]}", "the field \"text\" holds a list, but not of token ids"),
+        ("{\"text\": null}", "the field \"text\" holds null"),
+        ("{\"story\": \"a\", \"x\": 1}", "the object has only \"story\", \"x\"; --field names"),
+    ] {
+        folder.write("texts.jsonl", format!("{{\"text\": \"To be\"}}\n\n{line}\n"))?;
+        gpt2(&["score", &path])?.refused(1, &["texts.jsonl, line 3: expected {\"text\": \"..\"}: ", says]);
+    }
+    folder.write("texts.jsonl", "{\"text\": [1, 2]}")?;
+    gpt2(&["score", &path])?.refused(1, &["texts.jsonl, line 1: holds token ids, expected a text"]);
+    // The same words as for examples to learn from.
+    folder.write("texts.jsonl", "{\"text\": \"To be\"}\n[1]\n")?;
+    let train = ["train", "--jsonl", &path, "--out", &folder.at("out")];
+    gpt2(&train)?.refused(
+        1,
+        &["texts.jsonl, line 1: expected {\"prompt\": \"..\", \"completion\": \"..\"}: missing field"],
+    );
+    gpt2(&["score", &path, "--by", "line", "--field", "a"])?.refused(1, &["--field", "--by json"]);
+    let run = gpt2_with_pipe(&["score", "-", "--field", "a"], "{\"a\": \"b\"}\n3")?;
+    run.refused(1, &["standard input, line 2: expected {\"a\": \"..\"}"]);
+    gpt2(&["score", &folder.at("")])?.refused(1, &[".txt", "for .jsonl files, give --by json"]);
+    Ok(())
+}
+
+/// Batches mix texts of several lengths; each must count as it does alone.
+#[test]
+fn interventions_are_those_of_forward_for_each_document() -> Result {
+    let folder = Folder::empty()?;
+    let openings = ["O Romeo, Romeo! wherefore", "To be, or not to be", "Enter a MESSENGER and"];
+    let texts: Vec<String> =
+        (0..12).map(|i| format!("{}{}", openings[i % 3], " my lord".repeat(i / 3))).collect();
+    let lines: String = texts.iter().map(|text| json!({ "text": text }).to_string() + "\n").collect();
+    folder.write("texts.jsonl", lines)?;
+    // As long as some of the texts, whose means are then by position.
+    folder.write(
+        "means.txt",
+        format!("{}\n{}\n", texts[3], texts[3].replace("Romeo, Romeo", "Juliet, Juliet")),
+    )?;
+    let n_embd = demo_model()?.config().n_embd;
+    Tensor::new(vec![0.3f32; n_embd], &Device::Cpu)?.write_npy(folder.file("v.npy"))?;
+    let (means, at_2) = (folder.at("means.txt"), format!("1@2={}*2", folder.at("v.npy")));
+    let (path, plain) = (folder.at("texts.jsonl"), folder.at("plain.jsonl"));
+    gpt2(&["score", &path, "--jsonl", &plain])?.succeeded();
+    let plain = losses(&rows(&folder, "plain.jsonl")?);
+    for (i, flags) in [
+        &["--ablate", "0.3"][..],
+        &["--mean-ablate", "0.3"],
+        &["--mean-ablate", "0.3", "--mean-of", &means],
+        &["--block", "3:1,1/2:0", "--scale", "0.1=2"],
+        &["--patch", "0.3@3,1.mlp@1", "--from-prompt", "Some other words to read"],
+        &["--add", &at_2, "--attention-temperature", "1.2=0.5"],
+    ]
+    .iter()
+    .enumerate()
+    {
+        let name = format!("{i}.jsonl");
+        gpt2(&[&["score", &path, "--jsonl", &folder.at(&name)], *flags].concat())?.succeeded();
+        let found = losses(&rows(&folder, &name)?);
+        assert_eq!(found.len(), 12);
+        for ((text, (loss, _)), (before, _)) in texts.iter().zip(&found).zip(&plain) {
+            let alone = json(&[&["forward", "--json", text], *flags].concat())?;
+            let expected = number(&alone["perplexity"]).ln();
+            assert!((loss - expected).abs() < 1e-5, "{flags:?}, {text}: {loss}, alone {expected}");
+            assert!((loss - before).abs() > 1e-6, "{flags:?}, {text}: nothing changed");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_run_under_other_interventions_is_not_resumed() -> Result {
+    let folder = corpus(3)?;
+    let vector = |x: f32| -> Result {
+        let n_embd = demo_model()?.config().n_embd;
+        Ok(Tensor::new(vec![x; n_embd], &Device::Cpu)?.write_npy(folder.file("v.npy"))?)
+    };
+    vector(0.5)?;
+    let (texts, out, add) = (folder.at("texts"), folder.at("out.jsonl"), format!("1={}", folder.at("v.npy")));
+    let args = ["score", &texts, "--jsonl", &out, "--ablate", "0.3", "--add", &add];
+    gpt2(&args)?.succeeded();
+    let whole = std::fs::read(&out)?;
+    // As if the run had stopped within its first section.
+    std::fs::rename(&out, folder.file("out.jsonl.part"))?;
+    let others = ["score", &texts, "--jsonl", &out, "--ablate", "0.2", "--add", &add, "--resume"];
+    gpt2(&others)?.refused(1, &["interventions was [\"ablate 0.3\"", "and is [\"ablate 0.2\""]);
+    vector(0.25)?;
+    gpt2(&[&args[..], &["--resume"]].concat())?.refused(1, &["fingerprint"]);
+    vector(0.5)?;
+    gpt2(&[&args[..], &["--resume"]].concat())?.succeeded();
+    assert!(std::fs::read(&out)? == whole);
+    Ok(())
+}
+
+#[test]
+fn a_document_without_the_position_is_named() -> Result {
+    let folder = Folder::empty()?;
+    folder.write("lines.txt", "O Romeo, Romeo! wherefore art thou\n\nTo be\n")?;
+    let path = folder.at("lines.txt");
+    let score = |flags: &[&str]| gpt2(&[&["score", &path, "--by", "line"], flags].concat());
+    score(&["--block", "5:2"])?.refused(1, &["lines.txt, line 3", "--block 5:2", "positions 0 to 1"]);
+    score(&["--patch", "0.3@3", "--from-prompt", "O Romeo, O Romeo"])?
+        .refused(1, &["lines.txt, line 3", "--patch at position 3"]);
+    score(&["--patch", "0.3", "--from-prompt", "O Romeo, O Romeo"])?
+        .refused(1, &["lines.txt, line 1", "--from-prompt has", "--patch PLACE@POS"]);
+    folder.write("lines.txt", "to be or not ".repeat(200))?;
+    for flags in [&["--block", "5:2"][..], &["--mean-ablate", "0.3"]] {
+        score(flags)?.refused(1, &["lines.txt, line 1: has ", "context of 256"]);
+    }
+    score(&["--ablate", "0.3"])?.succeeded();
+    Ok(())
+}
+
 #[test]
 fn a_process_with_another_model_is_named() -> Result {
     let folder = corpus(3)?;
@@ -169,6 +340,32 @@ fn a_run_that_stopped_goes_on_where_it_was() -> Result {
         std::fs::remove_file(&out)?;
     }
     gpt2(&["score", &texts, "--jsonl", &out, "--resume"])?.refused(1, &["--resume", "out.jsonl.part"]);
+    Ok(())
+}
+
+#[test]
+fn a_run_that_has_finished_says_so_when_it_is_resumed() -> Result {
+    let folder = corpus(5)?;
+    let (texts, out) = (folder.at("texts"), folder.at("out.jsonl"));
+    let args = ["score", &texts, "--jsonl", &out];
+    let expected = gpt2(&args)?.succeeded().stdout;
+    let whole = std::fs::read_to_string(&out)?;
+    let resume = [&args[..], &["--resume"]].concat();
+    let run = gpt2(&resume)?.succeeded();
+    assert_says("stderr", &run.stderr, &["--resume", "has finished", "out.jsonl"]);
+    assert_eq!(run.stdout, expected);
+    assert_eq!(std::fs::read_to_string(&out)?, whole);
+    assert!(!folder.file("out.jsonl.part").exists());
+    // Another run's scores, and a corpus that has changed since, are not this run's.
+    gpt2(&[&resume[..], &["--bos"]].concat())?.refused(1, &["out.jsonl", "bos was false and is true"]);
+    let last = whole.trim_end().rfind('\n').ok_or("lines")?;
+    std::fs::write(&out, &whole[..=last])?;
+    gpt2(&resume)?.refused(1, &["--resume", "out.jsonl", "no line about", "--overwrite"]);
+    std::fs::write(&out, &whole)?;
+    std::fs::remove_file(folder.file("texts/001.txt"))?;
+    gpt2(&resume)?.refused(1, &["--resume", "out.jsonl", "--overwrite"]);
+    std::fs::write(&out, "notes of mine\n")?;
+    gpt2(&resume)?.refused(1, &["out.jsonl", "is not a file of scores"]);
     Ok(())
 }
 

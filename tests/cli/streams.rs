@@ -1,10 +1,14 @@
 //! What comes in and goes out: the prompt as an argument, a file, a pipe or ids; what must never reach a terminal;
 //! readers that go away, and disks that are full.
 
-use super::{ODD, Run, comma_separated, command, copy_demo, demo_tokenizer, gpt2, gpt2_with_pipe, stdout};
+use super::{
+    GPT2, ODD, Run, comma_separated, command, copy_demo, demo_tokenizer, gpt2, gpt2_with_pipe, launched,
+    stdout,
+};
 use crate::common::{Result, data};
 use crate::folder::{Folder, Tensors, assert_says, read, zeros};
 use safetensors::Dtype;
+use serde_json::Value;
 
 #[test]
 fn every_way_of_giving_it_is_the_same_prompt() -> Result {
@@ -83,8 +87,8 @@ fn text_for_a_model_without_a_tokenizer_is_refused_with_the_way_out() -> Result 
 fn demo_without(without: &[&str]) -> Result<Folder> {
     let folder = Folder::empty()?;
     copy_demo(folder.path())?;
-    let mut file: serde_json::Value = serde_json::from_slice(&std::fs::read(folder.file("tokenizer.json"))?)?;
-    let lacks = |token: &serde_json::Value| without.iter().any(|w| token.as_str() == Some(w));
+    let mut file: Value = serde_json::from_slice(&std::fs::read(folder.file("tokenizer.json"))?)?;
+    let lacks = |token: &Value| without.iter().any(|w| token.as_str() == Some(w));
     let merges = file["model"]["merges"].as_array_mut().ok_or("merges")?;
     merges.retain(|pair| !lacks(&pair[0]) && !lacks(&pair[1]));
     let vocab = file["model"]["vocab"].as_object_mut().ok_or("vocab")?;
@@ -221,5 +225,49 @@ fn a_full_disk_is_an_error() -> Result {
     ] {
         onto_a_full_disk(args)?.refused(1, &["No space left"]);
     }
+    Ok(())
+}
+
+/// Runs with a terminal for stdin, stdout and stderr, and returns all that the terminal gets.
+#[cfg(target_os = "linux")]
+#[track_caller]
+fn on_a_terminal(args: &[&str]) -> Result<String> {
+    // The program's own command line is a line for a shell.
+    let line: Vec<String> = args.iter().map(|arg| format!("'{arg}'")).collect();
+    let mut terminal = std::process::Command::new("script");
+    terminal.args(["-qec", &format!("'{GPT2}' {}", line.join(" ")), "/dev/null"]);
+    let run = Run::of(launched(terminal, &[""; 0]))?.succeeded();
+    // A terminal starts each line at its left edge.
+    Ok(run.stdout.replace("\r\n", "\n"))
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_generated_text_is_exact_in_a_pipe_and_harmless_on_a_terminal() -> Result {
+    let prompt = "A\x1b]0;title\x07B\u{9b}2J\r\x08\x7f\u{202e}C\n\tD";
+    // So hot that the model itself writes control characters.
+    let args = ["-q", "generate", prompt, "-n", "200", "-t", "50", "-k", "0"];
+    let written = stdout(&args)?;
+    let new = written.strip_prefix(prompt).ok_or("the prompt as it is")?;
+    assert!(new.contains(|c: char| c.is_control() && c != '\n'), "{new:?}");
+    let shown = on_a_terminal(&args)?;
+    assert!(!shown.contains(|c: char| c.is_control() && c != '\n' && c != '\t'), "{shown:?}");
+    assert!(shown.starts_with("A␛]0;title␇B\\u{9b}2J␍␈␡\\u{202e}C\n\tD"), "{shown:?}");
+    // What is not a control character is the same.
+    let letters = |text: &str| text.chars().filter(char::is_ascii_alphanumeric).collect::<String>();
+    assert_eq!(letters(&shown), letters(&gpt2_view::visible_lines(&written)));
+    Ok(())
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn json_on_a_terminal_is_harmless_and_the_same() -> Result {
+    let args = ["-q", "forward", "A\x7fB\x1b", "--json"];
+    let written = stdout(&args)?;
+    assert!(written.contains('\x7f'), "as JSON leaves it: {written}");
+    let shown = on_a_terminal(&args)?;
+    assert!(!shown.contains(|c: char| c.is_control() && c != '\n'), "{shown:?}");
+    let parsed = |text: &str| serde_json::from_str::<Value>(text);
+    assert_eq!(parsed(&shown)?, parsed(&written)?);
     Ok(())
 }

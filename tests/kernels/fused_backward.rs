@@ -136,3 +136,39 @@ fn nan_stays_in_its_row_of_the_batch() -> Result {
     assert!(gradient[half..].iter().any(|x| x.is_nan()), "NaN was hidden");
     Ok(())
 }
+
+/// Which elements are not 0.
+fn kept(x: &Tensor) -> candle_core::Result<Vec<bool>> {
+    Ok(x.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?.into_iter().map(|x| x != 0.0).collect())
+}
+
+/// With all queries and keys 0 the weights are even, and with the identity as values the context of query i is
+/// row i of the weights. So is the gradient of value i, if only feature i of query i counts.
+#[test]
+fn every_dtype_drops_the_same_weights_forward_and_backward() -> Result {
+    let (h, t) = (3, 19);
+    let eye = Tensor::eye(t, DType::F32, &Device::Cpu)?;
+    let run = |implementation, dtype| -> candle_core::Result<[Vec<bool>; 2]> {
+        let zeros = Tensor::zeros((1, h, t, t), dtype, &Device::Cpu)?;
+        let v = Var::from_tensor(&eye.to_dtype(dtype)?.broadcast_as((1, h, t, t))?.contiguous()?)?;
+        let dropout = Some(Dropout::new(0.5, 1, 2)?);
+        let attention = Sdpa { dropout, implementation, ..Sdpa::default() };
+        let context = attention.forward(&zeros, &zeros, &v, Mask::default())?; // (1, T, H, T)
+        let chosen = context.broadcast_mul(&eye.to_dtype(dtype)?.unsqueeze(1)?)?;
+        let gradients = chosen.sum_all()?.backward()?;
+        let gradient = gradients.get(&v).expect("a gradient").transpose(2, 3)?; // (1, H, T, T)
+        Ok([kept(&context.transpose(1, 2)?)?, kept(&gradient)?])
+    };
+    let [expected, _] = run(Eager, DType::F32)?;
+    let seen = h * t * (t + 1) / 2;
+    let share = expected.iter().filter(|&&kept| kept).count() as f64 / seen as f64;
+    assert!((0.4..0.6).contains(&share), "{share}");
+    for implementation in [Eager, Fused] {
+        for dtype in [DType::F32, DType::F16, DType::BF16, DType::F64] {
+            let [forward, backward] = run(implementation, dtype)?;
+            assert_eq!(forward, expected, "{implementation:?}, {dtype:?}");
+            assert_eq!(backward, expected, "backward, {implementation:?}, {dtype:?}");
+        }
+    }
+    Ok(())
+}

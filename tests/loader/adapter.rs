@@ -7,7 +7,7 @@ use gpt2_loader::{
     AdapterCheckpoint, AdapterConfig, AdapterFiles, Checkpoint, LoadError, Source, save_adapter,
 };
 use gpt2_model::Config;
-use gpt2_model::lora::{Adapter, LoraOptions};
+use gpt2_model::lora::{Adapter, LoraOptions, Update};
 use safetensors::Dtype;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -175,6 +175,27 @@ fn a_folder_that_holds_no_adapter_says_what_it_holds() -> Result {
     says("a list", dir.path(), &["a list"]);
     std::fs::write(dir.path().join("adapter_config.json"), "{")?;
     says("half", dir.path(), &["config of a LoRA adapter"]);
+    Ok(())
+}
+
+#[test]
+fn an_adapter_whose_numbers_are_not_finite_is_not_saved() -> Result {
+    let (model, files) = (model()?, AdapterFiles::directory(&data("lora/default"))?);
+    let checkpoint = AdapterCheckpoint::open(&files)?;
+    let mut adapter = checkpoint.load(&model)?;
+    let dir = tempfile::tempdir()?;
+    save_adapter(dir.path(), &adapter, checkpoint.config(), &model)?;
+    let path = dir.path().join("adapter_model.safetensors");
+    let before = std::fs::read(&path)?;
+    let (layer, update) = adapter.updates.pop_first().ok_or("an update")?;
+    let b = (update.b() / 0.0)?;
+    let damaged = Update::new(update.a().clone(), b, update.scaling(), update.dropout())?;
+    assert!(!damaged.norm()?.is_finite(), "the norm of NaN is a number");
+    adapter.updates.insert(layer.clone(), damaged);
+    let error = save_adapter(dir.path(), &adapter, checkpoint.config(), &model);
+    let error = error.expect_err("not finite").to_string();
+    assert_says("NaN", &error, &[&layer, "lora_B", "NaN or infinity"]);
+    assert_eq!(std::fs::read(&path)?, before);
     Ok(())
 }
 

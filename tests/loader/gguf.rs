@@ -192,6 +192,37 @@ fn what_gguf_cannot_hold_is_refused_by_name() -> Result {
     Ok(())
 }
 
+#[test]
+fn a_number_that_a_file_cannot_hold_is_not_written() -> Result {
+    let demo = data("../../models/tiny-shakespeare");
+    let refusal = |number: f32, kind| -> Result<String> {
+        let dir = tempfile::tempdir()?;
+        for file in ["config.json", "tokenizer.json"] {
+            std::fs::copy(demo.join(file), dir.path().join(file))?;
+        }
+        let mut tensors = read(&demo.join("model.safetensors"))?;
+        for tensor in tensors.values_mut() {
+            // In f32, which holds more than blocks and halves do.
+            let wide = |half: &[u8; 2]| half::f16::from_le_bytes(*half).to_f32().to_le_bytes();
+            tensor.data = tensor.data.as_chunks::<2>().0.iter().flat_map(wide).collect();
+            tensor.dtype = safetensors::Dtype::F32;
+        }
+        let damaged = tensors.get_mut("transformer.h.2.mlp.c_fc.weight").ok_or("a tensor")?;
+        damaged.data[400..404].copy_from_slice(&number.to_le_bytes());
+        std::fs::write(dir.path().join("model.safetensors"), crate::folder::serialized(&tensors)?)?;
+        let files = Source::directory(dir.path()).open()?;
+        let (checkpoint, tokenizer) = (Checkpoint::open(&files)?, Tokenizer::open(&files, 1024)?);
+        let saved = save_quietly(&dir.path().join("out.gguf"), &checkpoint, &tokenizer, kind);
+        Ok(saved.expect_err("not finite").to_string())
+    };
+    for kind in GgufType::ALL {
+        for (number, says) in [(f32::NAN, "NaN"), (f32::NEG_INFINITY, "-inf"), (65505.0, "65504")] {
+            assert_says(says, &refusal(number, *kind)?, &["h.2.mlp.c_fc.weight", says]);
+        }
+    }
+    Ok(())
+}
+
 /// What every other command refuses is not written.
 #[test]
 fn a_checkpoint_that_does_not_fit_its_config_is_not_written() -> Result {

@@ -169,3 +169,34 @@ fn a_flipped_bit_in_any_storage_is_an_error_that_names_it() -> Result {
     folder.load()?;
     Ok(())
 }
+
+/// The sizes of an entry stand twice: before its data, and in the directory at the end of the archive.
+#[test]
+fn a_size_that_contradicts_the_others_is_an_error() -> Result {
+    let whole = zip(&entries("pickle")?)?;
+    for name in ["pytorch_model/data.pkl", "pytorch_model/data/7"] {
+        let ends = [name.as_bytes(), b"PK"].concat();
+        let places: Vec<usize> =
+            (0..whole.len()).filter(|&at| whole[at..].starts_with(name.as_bytes())).collect();
+        // The name follows its local header of 30 bytes, and its 46 bytes in the directory.
+        let (local, central) = (places[0] - 30, places[places.len() - 1] - 46);
+        assert!(whole[local..].starts_with(b"PK\x03\x04") && whole[central..].starts_with(b"PK\x01\x02"));
+        assert!(whole[central + 46..].starts_with(&ends), "the last one of this name");
+        for (what, at) in [
+            ("compressed, before the data", local + 18),
+            ("plain, before the data", local + 22),
+            ("compressed, in the directory", central + 20),
+            ("plain, in the directory", central + 24),
+        ] {
+            for change in [1, -1i32] {
+                let mut bytes = whole.clone();
+                let size = i32::from_le_bytes(bytes[at..at + 4].try_into()?) + change;
+                bytes[at..at + 4].copy_from_slice(&size.to_le_bytes());
+                let folder = Folder::of("pickle")?;
+                folder.write(BIN, bytes)?;
+                assert_damaged(&format!("{name}: {what}, {change:+}"), &folder, BIN, &[name]);
+            }
+        }
+    }
+    Ok(())
+}

@@ -2,11 +2,12 @@
 
 use super::{logit_bits, parameter_bits, saved};
 use crate::common::{Result, data};
-use crate::folder::{Folder, read};
+use crate::folder::{Folder, assert_says, read};
 use crate::models::load;
 use crate::other_layer::other_layer;
 use candle_core::{DType, Device};
-use gpt2_loader::{SaveOptions, Source, Tokenizer, save};
+use gpt2_loader::{SaveOptions, Source, Tokenizer, check_savable, save};
+use gpt2_model::Gpt2LMHeadModel;
 use safetensors::{Dtype, SafeTensors};
 use std::collections::BTreeSet;
 
@@ -53,6 +54,61 @@ fn gpt_bigcode_is_saved_as_transformers_saves_it() -> Result {
         let error = format!("{:?}", error.expect_err("gpt_bigcode has no triangles"));
         assert!(error.contains("gpt_bigcode has no attn.bias") && folder.names()?.is_empty(), "{error}");
     }
+    Ok(())
+}
+
+/// A model of a case, one of whose numbers is another.
+fn with_number(name: &str, number: f32) -> Result<Gpt2LMHeadModel> {
+    let mut tensors = read(&data("odd").join("model.safetensors"))?;
+    let tensor = tensors.get_mut(&format!("transformer.{name}")).ok_or("a tensor")?;
+    tensor.data[8..12].copy_from_slice(&number.to_le_bytes());
+    Ok(Folder::with_tensors("odd", &tensors)?.load()?)
+}
+
+#[test]
+fn a_number_that_the_file_cannot_hold_is_refused_with_its_tensor_and_what_to_do() -> Result {
+    let name = "h.1.mlp.c_fc.weight";
+    // 65520 is the first number that rounds to infinity in f16.
+    for (number, dtype, parts) in [
+        (f32::NAN, DType::F32, &["NaN", "finite"][..]),
+        (f32::NEG_INFINITY, DType::F64, &["-inf", "finite"]),
+        (65520.0, DType::F16, &["65520", "f16 holds numbers up to 65504", "save it in bf16 or f32"]),
+        (-1e6, DType::F16, &["-1000000", "save it in bf16 or f32"]),
+        (f32::MAX, DType::BF16, &["bf16 holds numbers up to 3.4e38", "save it in f32"]),
+    ] {
+        let (model, folder) = (with_number(name, number)?, Folder::empty()?);
+        let options = SaveOptions::default().with_dtype(dtype);
+        let refused = save(&folder.file("out"), &model, None, options).expect_err("not finite").to_string();
+        assert_says(&format!("{number} in {dtype:?}"), &refused, &[&[name], parts].concat());
+        assert!(folder.names()?.is_empty(), "a folder is left");
+        assert_eq!(check_savable(&model, dtype).expect_err("not finite").to_string(), refused);
+    }
+    for (number, dtype) in [(65519.0, DType::F16), (1e6, DType::BF16), (f32::MAX, DType::F32)] {
+        let (model, folder) = (with_number(name, number)?, Folder::empty()?);
+        check_savable(&model, dtype)?;
+        save(folder.path(), &model, None, SaveOptions::default().with_dtype(dtype))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn numbers_that_are_not_finite_are_counted_by_tensor() -> Result {
+    let count = |name: &str, number: f32| -> Result<Option<Vec<(String, usize)>>> {
+        let mut tensors = read(&data("odd").join("model.safetensors"))?;
+        let tensor = tensors.get_mut(name).ok_or("a tensor")?;
+        tensor.data[4..8].copy_from_slice(&number.to_le_bytes());
+        tensor.data[12..16].copy_from_slice(&number.to_le_bytes());
+        let folder = Folder::with_tensors("odd", &tensors)?;
+        let (mut calls, checkpoint) = (0, folder.open()?);
+        let found = checkpoint.not_finite(&mut |_, _| calls += 1)?;
+        assert_eq!(calls, checkpoint.config().parameters()?.len());
+        Ok(found)
+    };
+    let name = "transformer.h.1.ln_2.bias";
+    for number in [f32::NAN, f32::INFINITY] {
+        assert_eq!(count(name, number)?, Some(vec![(name.to_string(), 2)]), "{number}");
+    }
+    assert_eq!(count(name, f32::MAX)?, Some(vec![]));
     Ok(())
 }
 

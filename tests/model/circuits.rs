@@ -7,7 +7,7 @@ use gpt2_model::analysis::{
     Centering, Contrast, EdgeGradients, Metric, Parts, RepeatedTokens, activation_patching,
     attribution_patching, direct_attribution, edge_attribution, head_scores,
 };
-use gpt2_model::hooks::{Head, Hooks, Intervention, Interventions, Patch, Place, Point, Recorder};
+use gpt2_model::hooks::{Head, Hooks, Intervention, Interventions, Patch, Place, Point, Recorder, on};
 use gpt2_model::{ForwardArgs, Gpt2LMHeadModel};
 use std::collections::HashMap;
 
@@ -49,8 +49,8 @@ const PARTS: [(Parts, &str); 5] = [
     (Parts::Heads, "z"),
     (Parts::HeadsByPosition, "z by position"),
     (Parts::Streams, "resid_pre"),
-    (Parts::Attention, "attn_out"),
-    (Parts::Mlps, "mlp_out"),
+    (Parts::AttentionByPosition, "attn_out"),
+    (Parts::MlpsByPosition, "mlp_out"),
 ];
 
 #[test]
@@ -93,6 +93,32 @@ fn patching_and_its_estimates_are_those_of_transformer_lens() -> Result {
     Ok(())
 }
 
+/// A layer's attention or MLP at all positions: the corrupted run with that point's whole value from the clean one.
+#[test]
+fn a_whole_layer_is_patched_at_all_positions_at_once() -> Result {
+    let (model, expected) = (model(DType::F64)?, reference("patching.safetensors")?);
+    let (clean, corrupt, metric) = (&expected["ids/clean"], &expected["ids/corrupt"], difference(&expected)?);
+    let contrast = Contrast { clean, corrupt, metric, hooks: None };
+    let parts = [Parts::Attention, Parts::Mlps];
+    let maps = activation_patching(&model, &contrast, &parts, &mut |_, _| {})?.maps;
+    let points: [fn(usize) -> Point; 2] = [Point::AttnOut, Point::MlpOut];
+    for (map, point) in maps.iter().zip(points) {
+        for (layer, found) in map.to_vec1::<f64>()?.into_iter().enumerate() {
+            let of_clean = value(&model, clean, point(layer))?;
+            let hook = on([point(layer)], |_, _| Ok(Some(of_clean.clone())));
+            let args = ForwardArgs { hooks: Some(&hook), last_logits_only: true, ..Default::default() };
+            let logits = model.forward(corrupt, args)?.logits.flatten_all()?;
+            let logit = |name: &str| -> Result<f64> {
+                Ok(logits.get(token(&expected, name)? as usize)?.to_scalar::<f64>()?)
+            };
+            let replaced = logit("answer")? - logit("against")?;
+            assert!((found - replaced).abs() < 1e-9, "{}: {found} and {replaced}", point(layer));
+        }
+    }
+    assert_eq!((maps[0].dims(), maps[1].dims()), (&[3][..], &[3][..]));
+    Ok(())
+}
+
 /// Hooks act in both runs, so that a patch under an ablation is that of the ablated model.
 #[test]
 fn patching_under_interventions_is_that_of_the_changed_model() -> Result {
@@ -119,7 +145,8 @@ fn patching_under_interventions_is_that_of_the_changed_model() -> Result {
     let run = |model: &Gpt2LMHeadModel, hooks: Option<&dyn Hooks>| -> Result<(Vec<Tensor>, Tensor)> {
         let contrast = Contrast { clean, corrupt, metric: difference(&expected)?, hooks };
         let maps =
-            activation_patching(model, &contrast, &[Parts::Streams, Parts::Mlps], &mut |_, _| {})?.maps;
+            activation_patching(model, &contrast, &[Parts::Streams, Parts::MlpsByPosition], &mut |_, _| {})?
+                .maps;
         Ok((maps, attribution_patching(model, &contrast)?.streams))
     };
     let ((hooked, estimate), (maps, of_changed)) = (run(&model, Some(&changes))?, run(&changed, None)?);

@@ -3,8 +3,10 @@
 use crate::common::{Result, data};
 use crate::models::{load, random_model};
 use candle_core::DType;
+use gpt2_model::beams::{BeamSearch, Hypothesis};
 use gpt2_model::config::TokenIds;
-use gpt2_model::{Config, Generation, Gpt2LMHeadModel, LmHead, Sampling};
+use gpt2_model::draft::{Draft, LookupDraft, ModelDraft};
+use gpt2_model::{Config, Generation, Gpt2LMHeadModel, LmHead, Sampler, Sampling};
 
 fn generate(
     model: &Gpt2LMHeadModel,
@@ -135,5 +137,150 @@ fn of_tokens_that_are_as_probable_greedy_takes_the_first() -> Result {
     // Every logit is 0.
     let model = Gpt2LMHeadModel { lm_head: LmHead::new(model.lm_head.weight()?.zeros_like()?)?, ..model };
     assert_eq!(generate(&model, &[vec![3, 1]], &Sampling::greedy(), 2)?, [[0, 0]]);
+    Ok(())
+}
+
+/// Guesses right up to some token, then wrong; now and then nothing, and sometimes tokens that do not exist.
+#[derive(Debug)]
+struct HalfRight {
+    text: Vec<u32>,
+    calls: usize,
+}
+
+impl Draft for HalfRight {
+    fn propose(&mut self, text: &[u32], count: usize, _: &Sampler) -> candle_core::Result<Vec<u32>> {
+        self.calls += 1;
+        let right = self.calls % 5;
+        let known = self.text[text.len()..].iter().copied().take(right.min(count));
+        Ok(known.chain([if right == 3 { u32::MAX } else { 0 }, 1, 2]).collect())
+    }
+}
+
+#[test]
+fn a_draft_changes_no_token() -> Result {
+    let model = random_model(3, 5, 60)?;
+    let small = random_model(1, 5, 40)?; // its positions end before the text does
+    for seed in 0..30u32 {
+        let prompt = vec![seed % 7, 2, seed % 5, 2];
+        let drawn = Sampling { temperature: 0.7, top_k: Some(12), seed: seed.into(), ..Sampling::default() };
+        let penalized = Sampling { repetition_penalty: 1.3, ..Sampling::greedy() };
+        for sampling in [Sampling::greedy(), drawn, penalized] {
+            let plain = generate(&model, std::slice::from_ref(&prompt), &sampling, 56)?;
+            let text = [&prompt[..], &plain[0]].concat();
+            let drafts: [Box<dyn Draft>; 4] = [
+                Box::new(LookupDraft::default()),
+                Box::new(ModelDraft::new(model.clone())?),
+                Box::new(ModelDraft::new(small.clone())?),
+                Box::new(HalfRight { text: text.clone(), calls: 0 }),
+            ];
+            for (i, draft) in drafts.into_iter().enumerate() {
+                let begun = Generation::new(&model, std::slice::from_ref(&prompt), sampling.clone(), 56)?;
+                let mut generation = begun.with_draft(draft)?;
+                for step in generation.by_ref() {
+                    step?;
+                }
+                assert_eq!(generation.texts()[0], text, "draft {i}, {sampling:?}");
+                let drafted = generation.drafted().ok_or("a draft")?;
+                // Every pass gives one token more than it accepts.
+                assert_eq!(1 + drafted.passes + drafted.accepted, plain[0].len(), "draft {i}: {drafted:?}");
+                if i == 1 {
+                    assert_eq!(drafted.accepted, drafted.proposed, "the same model guesses right");
+                }
+                if i == 3 {
+                    assert!(drafted.accepted > 0 && drafted.accepted < drafted.proposed, "{drafted:?}");
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_draft_that_cannot_be_exact_is_refused() -> Result {
+    let model = random_model(2, 4, 16)?;
+    let of = |model, prompts: &[Vec<u32>]| -> Result<String> {
+        let generation = Generation::new(model, prompts, Sampling::greedy(), 4)?;
+        Ok(generation.with_draft(LookupDraft::default()).expect_err("refused").to_string())
+    };
+    assert!(of(&model, &[vec![1], vec![2]])?.contains("one prompt, got 2"));
+    let config =
+        Config { attn_implementation: candle_fused::Implementation::Eager, ..model.config().clone() };
+    let vb = gpt2_model::init::seeded(7, DType::F32, &candle_core::Device::Cpu);
+    assert!(of(&Gpt2LMHeadModel::load(vb, &config)?, &[vec![1]])?.contains("fused attention"));
+    Ok(())
+}
+
+#[derive(serde::Deserialize)]
+struct ExpectedBeams {
+    prompt: Vec<u32>,
+    eos_token_id: Option<Vec<u32>>,
+    options: BeamOptions,
+    ids: Vec<Vec<u32>>,
+    scores: Vec<f64>,
+}
+
+#[derive(serde::Deserialize)]
+#[serde(default)]
+struct BeamOptions {
+    num_beams: usize,
+    length_penalty: f64,
+    early_stopping: bool,
+    repetition_penalty: f64,
+}
+
+impl Default for BeamOptions {
+    fn default() -> Self {
+        let BeamSearch { num_beams, length_penalty, early_stopping, repetition_penalty } =
+            BeamSearch::default();
+        Self { num_beams, length_penalty, early_stopping, repetition_penalty }
+    }
+}
+
+#[test]
+fn beams_find_transformers_hypotheses_and_scores() -> Result {
+    let files = gpt2_loader::Source::directory(data("odd")).open()?;
+    let checkpoint = gpt2_loader::Checkpoint::open(&files)?;
+    let cases: Vec<ExpectedBeams> = serde_json::from_slice(&std::fs::read(data("odd").join("beams.json"))?)?;
+    assert_eq!(cases.len(), 12);
+    for ExpectedBeams { prompt, eos_token_id, options, ids, scores } in cases {
+        let config = Config { eos_token_id: eos_token_id.map(TokenIds::Many), ..checkpoint.config().clone() };
+        let vb = checkpoint.var_builder(DType::F32, &candle_core::Device::Cpu)?;
+        let model = Gpt2LMHeadModel::load(vb, &config)?;
+        let BeamOptions { num_beams, length_penalty, early_stopping, repetition_penalty } = options;
+        let search = BeamSearch { num_beams, length_penalty, early_stopping, repetition_penalty };
+        let found = search.run(&model, &prompt, 20)?;
+        assert_eq!(found.iter().map(|one| &one.ids).collect::<Vec<_>>(), ids.iter().collect::<Vec<_>>());
+        for (Hypothesis { score, .. }, expected) in found.iter().zip(scores) {
+            assert!(
+                (score - expected).abs() < 1e-5 * expected.abs().max(1.0),
+                "{score}, expected {expected}"
+            );
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn one_beam_is_greedy_and_settings_without_a_meaning_are_refused() -> Result {
+    let model = endless()?;
+    let prompt = vec![43, 97, 31, 71];
+    let greedy = generate(&model, std::slice::from_ref(&prompt), &Sampling::greedy(), 20)?;
+    let one = BeamSearch { num_beams: 1, ..BeamSearch::default() };
+    let found = one.run(&model, &prompt, 20)?;
+    assert_eq!(found.iter().map(|one| &one.ids).collect::<Vec<_>>(), greedy.iter().collect::<Vec<_>>());
+    assert!(one.run(&model, &prompt, 0)?.is_empty());
+    for (search, prompt, new, says) in [
+        (BeamSearch { num_beams: 0, ..one.clone() }, &prompt[..], 5, "num_beams is 0"),
+        (BeamSearch { length_penalty: f64::NAN, ..one.clone() }, &prompt, 5, "length_penalty is NaN"),
+        (BeamSearch { repetition_penalty: 0.0, ..one.clone() }, &prompt, 5, "repetition_penalty is 0"),
+        (one.clone(), &[], 5, "at least one token"),
+        (one.clone(), &prompt, 75, "n_positions = 77; at most 74"),
+    ] {
+        let error = search.run(&model, prompt, new).expect_err(says).to_string();
+        assert!(error.contains(says), "{error}");
+    }
+    // Fewer texts than beams: a token decides it all.
+    let many = BeamSearch { num_beams: 300, ..one };
+    assert_eq!(many.run(&model, &prompt, 1)?.len(), 101);
     Ok(())
 }

@@ -188,6 +188,7 @@ fn the_search_finds_text_across_tokens() -> Result {
 fn steps_of_a_generated_text() -> Result {
     open(|page, all| {
         assert_eq!(page.get("document.getElementById('steps').hidden")?, false);
+        page.head("0.0")?;
         page.keys(",,")?;
         assert_eq!(page.get("document.getElementById('step').value")?, (T - 2).to_string());
         assert_eq!(page.text("#token-title")?, format!("Token {}", T - 3), "the newest token's query");
@@ -228,7 +229,7 @@ fn the_lens_is_listed_block_by_block() -> Result {
         assert_eq!(page.texts("#lens .position")?, ["0", "1", "2"]);
         let words = [7, 8, 9].map(|i| gpt2_view::visible_token(&all.tokens[i]));
         assert_eq!(page.texts("#lens .word")?, words);
-        assert_eq!(page.texts("#lens .number")?, ["20 %", "30 %", "40 %"]);
+        assert_eq!(page.texts("#lens .number")?, ["20.0 %", "30.0 %", "40.0 %"]);
         Ok(())
     })
 }
@@ -241,6 +242,7 @@ fn colors_theme_and_place_are_in_the_link() -> Result {
             "weight",
             "absolute unless asked for"
         );
+        page.head("0.0")?;
         page.keys("st")?;
         choose(page, "tint", "entropy")?;
         choose(page, "as", "key")?;

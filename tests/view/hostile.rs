@@ -3,9 +3,7 @@
 use crate::common::Result;
 use crate::show;
 use candle_core::{Device, Tensor};
-use gpt2_view::{
-    HeadNumbers, NextToken, PageHeader, PageWriter, Provenance, summarize, visible_text, visible_token,
-};
+use gpt2_view::{HeadNumbers, NextToken, PageHeader, PageWriter, Provenance, visible_text, visible_token};
 use serde_json::json;
 
 #[test]
@@ -37,9 +35,10 @@ fn no_text_becomes_anything_but_text() -> Result {
         caption: tokens.concat(),
         facts: json!({ "model": tokens[0], "prompt": tokens.concat(), &tokens[1]: tokens }),
     };
-    let header = PageHeader::new(&tokens[2], &tokens, 1, provenance);
+    let mut header = PageHeader::new(&tokens[2], &tokens, 1, provenance);
+    header.next = Some(&tokens[0]);
     let mut page = PageWriter::new(Vec::new(), &header)?;
-    page.layer(0, &[0], &weights, &summarize(&weights)?)?;
+    page.layer(0, &[0], &weights)?;
     let likely = tokens.iter().map(|token| (token.clone(), 0.01)).collect::<Vec<_>>();
     let page = page.finish(&vec![NextToken { likely, actual: Some(0.5) }; t])?;
 
@@ -54,10 +53,16 @@ fn no_text_becomes_anything_but_text() -> Result {
             page.get(&format!("document.getElementById('word-{position}').click()"))?;
             assert_eq!(page.text("#token-word")?, shown[position]);
             assert_eq!(page.texts("#next .word")?, shown);
+            let follows = shown.get(position + 1).unwrap_or(&shown[0]);
+            assert_eq!(page.text("#follows")?, format!("then came {follows} (50.0 %)"));
         }
         page.click("#lines-tab")?;
         assert_eq!(page.get("document.querySelectorAll('img, svg, iframe').length")?, 0);
-        assert_eq!(page.get("document.scripts.length")?, 5, "header, layer, weights, predictions, script");
+        assert_eq!(
+            page.get("document.scripts.length")?,
+            6,
+            "header, layer, weights, predictions, opens, script"
+        );
         // Even with a very long token, the page is no wider than the window.
         assert_eq!(page.get("document.documentElement.scrollWidth <= innerWidth")?, true);
         // The page runs only its own script, and nothing turns a string into markup.
@@ -78,7 +83,7 @@ fn weights_that_are_not_numbers_are_said_to_be_none() -> Result {
     let provenance = Provenance::default();
     let header = PageHeader::new("nan", &tokens, 1, &provenance);
     let mut page = PageWriter::new(Vec::new(), &header)?;
-    page.layer(0, &[0], &weights, &summarize(&weights)?)?;
+    page.layer(0, &[0], &weights)?;
     let page = page.finish(&[])?;
     show(&page, |page| {
         page.mouse(page.cell(2, 2, (0, 0))?, true)?;
@@ -100,7 +105,7 @@ fn names_of_runs_numbers_and_maps_are_text() -> Result {
     (header.runs, header.prompt) = (&runs, Some(1));
     let mut page = PageWriter::new(Vec::new(), &header)?;
     for run in [0, 1] {
-        page.layer_of_run(run, 0, &[0], &weights, &summarize(&weights)?)?;
+        page.layer_of_run(run, 0, &[0], &weights)?;
         page.map(run, evil, evil, &weights.get(0)?)?;
         page.lens(run, 0, &[(evil.to_owned(), 0.5), (evil.to_owned(), 0.5)])?;
     }

@@ -5,7 +5,7 @@ use crate::browser::Browser;
 use crate::common::Result;
 use crate::show;
 use candle_core::{Device, Tensor};
-use gpt2_view::{PageHeader, PageWriter, Provenance, keep_largest, summarize};
+use gpt2_view::{PageHeader, PageWriter, Provenance, summarize};
 
 /// Hovers over some cells of the displayed head; `offset` is the position of the first query.
 fn assert_cells(page: &Browser, weights: &Tensor, offset: usize) -> Result {
@@ -90,7 +90,7 @@ fn queries_after_a_cache_are_the_last_of_the_keys() -> Result {
     let mut header = PageHeader::new("cache", &tokens, 1, &provenance);
     header.queries = 2;
     let mut page = PageWriter::new(Vec::new(), &header)?;
-    page.layer(4, &[2], &weights, &summarize(&weights)?)?;
+    page.layer(4, &[2], &weights)?;
     let page = page.finish(&[])?;
     show(&page, |page| {
         assert_eq!(page.text("#head-title")?, "Layer 4, head 2");
@@ -115,7 +115,7 @@ fn short_rows_are_complete_and_large_numbers_have_no_false_digits() -> Result {
     let mut header = PageHeader::new("two of each row", &tokens, 1, &provenance);
     header.top = Some(2);
     let mut page = PageWriter::new(Vec::new(), &header)?;
-    page.layer(0, &[0], &keep_largest(&weights, 2)?, &summarize(&weights)?)?;
+    page.layer(0, &[0], &weights)?;
     page.value_norms(0, 0, &[0], &Tensor::full(3e6f32, (1, 3), &Device::Cpu)?)?;
     let page = page.finish(&[])?;
     show(&page, |page| {

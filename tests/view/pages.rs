@@ -1,7 +1,7 @@
 //! Pages of random weights that look like attention: sinks, neighbors, sharp and diffuse heads.
 
 use candle_core::{Device, Result, Tensor};
-use gpt2_view::{HeadNumbers, NextToken, PageHeader, PageWriter, Provenance, summarize};
+use gpt2_view::{HeadNumbers, NextToken, PageHeader, PageWriter, Provenance};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::io::Write;
@@ -89,7 +89,7 @@ pub(crate) fn write<W: Write>(out: W, t: usize, layers: &[Tensor]) -> Result<W> 
     let header = PageHeader::new("random weights", &tokens, 12 * layers.len(), &provenance);
     let mut page = PageWriter::new(out, &header)?;
     for (i, weights) in layers.iter().enumerate() {
-        page.layer(i, &heads, weights, &summarize(weights)?)?;
+        page.layer(i, &heads, weights)?;
     }
     let next = |i: usize| NextToken {
         likely: (1..6u8)
@@ -163,7 +163,7 @@ impl Everything {
         };
         for run in 0..runs.len().max(1) {
             for (layer, weights) in self.runs[run].iter().enumerate() {
-                page.layer_of_run(run, layer, &heads, weights, &summarize(weights)?)?;
+                page.layer_of_run(run, layer, &heads, weights)?;
                 page.value_norms(run, layer, &heads, &self.norms)?;
                 page.vectors(run, layer, &heads, &self.q, &self.k, 0.5)?;
                 let guess = |i: usize| (self.tokens[(i + layer + run) % t].clone(), 0.2 + 0.1 * layer as f32);

@@ -15,7 +15,8 @@ use std::str::FromStr;
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Model and device")]
 pub(crate) struct AdapterArgs {
-    /// Put a LoRA adapter in PEFT's format on the model: a folder or owner/name on the Hub, times WEIGHT (repeatable)
+    /// Put a LoRA adapter on the model, times WEIGHT: a folder, or owner/name on the Hub, in PEFT's format
+    /// (repeatable)
     #[arg(long = "adapter", value_name = "DIR|NAME[=WEIGHT]")]
     pub(crate) list: Vec<AdapterArg>,
 }

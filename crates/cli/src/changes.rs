@@ -9,6 +9,8 @@ use anyhow::{Context, bail};
 use gpt2_model::hooks::{Intervention, Interventions, Patch, Recorder};
 use gpt2_model::{Config, ForwardArgs, MeanOver};
 use serde::Serialize;
+use std::cell::OnceCell;
+use std::hash::{Hash, Hasher};
 use std::path::{Path, PathBuf};
 
 /// The text that a run reads, on which some interventions depend.
@@ -48,8 +50,9 @@ pub(crate) struct Sources {
 pub(crate) struct MeanOf {
     pub(crate) file: PathBuf,
     pub(crate) texts: usize,
-    /// Whether there is a mean for each position.
-    pub(crate) by_position: bool,
+    /// Whether there is a mean for each position; none if that depends on the text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) by_position: Option<bool>,
 }
 
 impl Sources {
@@ -69,58 +72,10 @@ impl InterventionArgs {
         }
     }
 
-    /// The interventions, checked against the model.
+    /// The interventions of a run, checked against the model.
     pub(crate) fn build(&self, session: &Session, reads: Reads) -> anyhow::Result<Changes> {
-        let (model, config) = (&session.model, session.model.config());
-        if let Reads::Others(what) = reads {
-            if let Some(option) = first_given([("--patch", self.patch.len()), ("--block", self.block.len())])
-            {
-                bail!("{option}: names positions of a prompt, but this command runs on {what}; leave it out");
-            }
-            if !self.mean_ablate.is_empty() && self.mean_of.is_none() {
-                bail!(
-                    "--mean-ablate: this command runs on {what}; give the texts to take the mean over with --mean-of FILE"
-                );
-            }
-        }
-        let lists = [&self.ablate, &self.mean_ablate, &self.scale, &self.attention_temperature, &self.block];
-        let mut all: Vec<Intervention> = lists.into_iter().flatten().cloned().collect();
-        let mut texts: Vec<String> = all.iter().map(Intervention::to_string).collect();
-        let mut sources = Sources::default();
-        if let Some(text) = &self.from_prompt {
-            let ids = tokens(session, text, "--from-prompt")?;
-            self.check_lengths(&ids, reads)?;
-            for patch in self.patches(session, &ids)? {
-                texts.push(format!("{patch} from a prompt of {}", count(ids.len(), "token")));
-                all.push(patch);
-            }
-            sources.from_prompt = Some(ids);
-        }
-        self.add_vectors(&mut all, &mut texts, reads)?;
-        let mut list = Interventions::new(all, config)?;
-        if let Some(path) = &self.mean_of {
-            let others = others(session, path)?;
-            let t = match reads {
-                Reads::Whole(ids) => Some(ids.len()),
-                Reads::Growing(_) | Reads::Others(_) => None,
-            };
-            let by_position = others.iter().all(|ids| Some(ids.len()) == t);
-            let over = if by_position { MeanOver::EachPosition } else { MeanOver::AllPositions };
-            let tensors =
-                others.iter().map(|ids| session.input_ids(ids)).collect::<anyhow::Result<Vec<_>>>()?;
-            list = list.with_means_over(model, &tensors, over)?;
-            let each = if by_position { "each position of" } else { "all positions of" };
-            let over = format!(" over {each} {}", count(others.len(), "text"));
-            for text in texts.iter_mut().filter(|text| text.starts_with("mean-ablate")) {
-                text.push_str(&over);
-            }
-            sources.mean_of = Some(MeanOf { file: path.clone(), texts: others.len(), by_position });
-        }
-        if let Reads::Growing(ids) = reads {
-            // The text grows, but means are still taken over the prompt.
-            list = list.with_means_of(model, &session.input_ids(ids)?)?;
-        }
-        Ok(Changes { list, texts, sources })
+        self.check(reads)?;
+        Prepared::new(self, session)?.of(reads)
     }
 
     /// Those interventions that need no prompt and no tokenizer, for a model that is in training.
@@ -132,31 +87,67 @@ impl InterventionArgs {
         let lists = [&self.ablate, &self.scale, &self.attention_temperature];
         let mut all: Vec<Intervention> = lists.into_iter().flatten().cloned().collect();
         let mut texts: Vec<String> = all.iter().map(Intervention::to_string).collect();
-        self.add_vectors(&mut all, &mut texts, Reads::Others("batches of the text"))?;
+        self.check(Reads::Others("batches of the text"))?;
+        self.add_vectors(&mut all, &mut texts)?;
         Ok(Changes { list: Interventions::new(all, config)?, texts, sources: Sources::default() })
     }
 
-    fn add_vectors(
-        &self,
-        all: &mut Vec<Intervention>,
-        texts: &mut Vec<String>,
-        reads: Reads,
-    ) -> anyhow::Result<()> {
+    /// Whether they name positions of a text, or take means over it.
+    pub(crate) fn need_whole_texts(&self) -> bool {
+        let positions = !self.patch.is_empty() || !self.block.is_empty();
+        positions || self.add.iter().any(|steer| steer.at.position.is_some()) || self.take_own_means()
+    }
+
+    /// Whether they take means over the text that a run reads.
+    pub(crate) fn take_own_means(&self) -> bool {
+        !self.mean_ablate.is_empty() && self.mean_of.is_none()
+    }
+
+    /// Refuses what does not fit the text that a run reads.
+    fn check(&self, reads: Reads) -> anyhow::Result<()> {
+        let t = match reads {
+            Reads::Others(what) => return self.check_others(what),
+            Reads::Growing(_) => return Ok(()),
+            Reads::Whole(ids) => ids.len(),
+        };
+        let last = t.saturating_sub(1);
         for steer in &self.add {
-            match (reads, steer.at.position) {
-                (Reads::Whole(ids), Some(position)) if position >= ids.len() => bail!(
-                    "--add {}: the prompt has positions 0 to {}",
-                    steer.text,
-                    ids.len().saturating_sub(1)
-                ),
-                (Reads::Others(what), Some(_)) => {
-                    bail!(
-                        "--add {}: names a position, but this command runs on {what}; leave @POS out",
-                        steer.text
-                    )
-                }
-                _ => {}
+            if steer.at.position.is_some_and(|position| position >= t) {
+                bail!("--add {}: the prompt has positions 0 to {last}", steer.text);
             }
+        }
+        for block in &self.block {
+            if let Intervention::KnockOut(_, pair) = block
+                && pair.query >= t
+            {
+                bail!("--{block}: there is no position {}; the prompt has positions 0 to {last}", pair.query);
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses what depends on a prompt, where there is none.
+    fn check_others(&self, what: &str) -> anyhow::Result<()> {
+        let given = first_given([("--patch", self.patch.len()), ("--block", self.block.len())]);
+        if let Some(option) = given {
+            bail!("{option}: names positions of a prompt, but this command runs on {what}; leave it out");
+        }
+        if self.take_own_means() {
+            bail!(
+                "--mean-ablate: this command runs on {what}; give the texts to take the mean over with --mean-of FILE"
+            );
+        }
+        match self.add.iter().find(|steer| steer.at.position.is_some()) {
+            Some(steer) => bail!(
+                "--add {}: names a position, but this command runs on {what}; leave @POS out",
+                steer.text
+            ),
+            None => Ok(()),
+        }
+    }
+
+    fn add_vectors(&self, all: &mut Vec<Intervention>, texts: &mut Vec<String>) -> anyhow::Result<()> {
+        for steer in &self.add {
             let vector = vector(steer).with_context(|| format!("--add {}", steer.text))?;
             let At { place: layer, position } = steer.at;
             all.push(Intervention::Add { layer, position, vector });
@@ -201,23 +192,154 @@ impl InterventionArgs {
     }
 }
 
+/// The interventions of runs over many texts: what does not depend on the text is computed once.
+pub(crate) struct Prepared<'a> {
+    args: &'a InterventionArgs,
+    session: &'a Session,
+    /// Without the means of `--mean-of`.
+    plain: Changes,
+    /// The texts of `--mean-of`.
+    others: Option<Others>,
+}
+
+/// Texts over which means are taken, and the interventions with these means.
+struct Others {
+    file: PathBuf,
+    texts: Vec<Vec<u32>>,
+    /// How many tokens each text has, if all have as many.
+    length: Option<usize>,
+    each_position: OnceCell<Changes>,
+    all_positions: OnceCell<Changes>,
+}
+
+impl<'a> Prepared<'a> {
+    pub(crate) fn new(args: &'a InterventionArgs, session: &'a Session) -> anyhow::Result<Self> {
+        let lists = [&args.ablate, &args.mean_ablate, &args.scale, &args.attention_temperature, &args.block];
+        let mut all: Vec<Intervention> = lists.into_iter().flatten().cloned().collect();
+        let mut texts: Vec<String> = all.iter().map(Intervention::to_string).collect();
+        let mut sources = Sources::default();
+        if let Some(text) = &args.from_prompt {
+            let ids = tokens(session, text, "--from-prompt")?;
+            for patch in args.patches(session, &ids)? {
+                texts.push(format!("{patch} from a prompt of {}", count(ids.len(), "token")));
+                all.push(patch);
+            }
+            sources.from_prompt = Some(ids);
+        }
+        args.add_vectors(&mut all, &mut texts)?;
+        let list = Interventions::new(all, session.model.config())?;
+        let others = args.mean_of.as_ref().map(|file| Others::read(session, file)).transpose()?;
+        Ok(Self { args, session, plain: Changes { list, texts, sources }, others })
+    }
+
+    /// The interventions of a run over one text, as if it were the only one.
+    pub(crate) fn of(&self, reads: Reads) -> anyhow::Result<Changes> {
+        self.args.check(reads)?;
+        if let Some(ids) = &self.plain.sources.from_prompt {
+            self.args.check_lengths(ids, reads)?;
+        }
+        let mut changes = match &self.others {
+            None => self.plain.clone(),
+            Some(others) => others.under(self, others.by_position(reads))?.clone(),
+        };
+        if let Reads::Growing(ids) = reads {
+            // The text grows, but means are still taken over the prompt.
+            let ids = self.session.input_ids(ids)?;
+            changes.list = changes.list.with_means_of(&self.session.model, &ids)?;
+        }
+        Ok(changes)
+    }
+
+    /// Whether runs over two texts of these numbers of tokens have the same interventions.
+    pub(crate) fn treat_alike(&self, a: usize, b: usize) -> bool {
+        let length = self.others.as_ref().and_then(|others| others.length);
+        !self.args.take_own_means() && (length == Some(a)) == (length == Some(b))
+    }
+
+    /// What all runs have in common, for the output: which positions a mean joins may differ from text to text.
+    pub(crate) fn described(&self) -> Changes {
+        let mut changes = self.plain.clone();
+        if let Some(Others { file, texts, length, .. }) = &self.others {
+            let number = count(texts.len(), "text");
+            let over = match length {
+                Some(t) => format!("{number}, by position in texts of {}", count(*t, "token")),
+                None => format!("all positions of {number}"),
+            };
+            changes.say_means(&over);
+            let (file, texts) = (file.clone(), texts.len());
+            changes.sources.mean_of = Some(MeanOf { file, texts, by_position: None });
+        }
+        changes
+    }
+
+    /// Hashes what comes from files.
+    pub(crate) fn hash(&self, hasher: &mut impl Hasher) -> anyhow::Result<()> {
+        for one in self.plain.list.iter() {
+            if let Intervention::Add { vector, .. } = one {
+                vector.to_vec1::<f32>()?.iter().for_each(|number| number.to_bits().hash(hasher));
+            }
+        }
+        self.others.as_ref().map(|others| &others.texts).hash(hasher);
+        Ok(())
+    }
+}
+
+impl Changes {
+    /// Adds to mean ablations what their means are taken over.
+    fn say_means(&mut self, over: &str) {
+        for text in self.texts.iter_mut().filter(|text| text.starts_with("mean-ablate")) {
+            text.push_str(" over ");
+            text.push_str(over);
+        }
+    }
+}
+
+impl Others {
+    /// Reads the texts of `--mean-of`, one a line.
+    fn read(session: &Session, path: &Path) -> anyhow::Result<Self> {
+        const LONGEST: u64 = 1 << 24;
+        let text = read_file("the texts of --mean-of", path, LONGEST)?;
+        let mut texts = vec![];
+        for (i, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+            texts.push(tokens(session, line, &format!("{}: line {}", path.display(), i + 1))?);
+        }
+        let Some(first) = texts.first().map(Vec::len) else {
+            bail!("{}: holds no text; write one a line", path.display());
+        };
+        let length = Some(first).filter(|t| texts.iter().all(|ids| ids.len() == *t));
+        let (each_position, all_positions) = (OnceCell::new(), OnceCell::new());
+        Ok(Self { file: path.to_path_buf(), texts, length, each_position, all_positions })
+    }
+
+    /// Whether a run over that text takes a mean for each position.
+    fn by_position(&self, reads: Reads) -> bool {
+        matches!(reads, Reads::Whole(ids) if self.length == Some(ids.len()))
+    }
+
+    fn under(&self, prepared: &Prepared, by_position: bool) -> anyhow::Result<&Changes> {
+        let (cell, over) = if by_position {
+            (&self.each_position, MeanOver::EachPosition)
+        } else {
+            (&self.all_positions, MeanOver::AllPositions)
+        };
+        if let Some(changes) = cell.get() {
+            return Ok(changes);
+        }
+        let (session, mut changes) = (prepared.session, prepared.plain.clone());
+        let tensors =
+            self.texts.iter().map(|ids| session.input_ids(ids)).collect::<anyhow::Result<Vec<_>>>()?;
+        changes.list = changes.list.with_means_over(&session.model, &tensors, over)?;
+        let positions = if by_position { "each position" } else { "all positions" };
+        changes.say_means(&format!("{positions} of {}", count(self.texts.len(), "text")));
+        let (file, texts) = (self.file.clone(), self.texts.len());
+        changes.sources.mean_of = Some(MeanOf { file, texts, by_position: Some(by_position) });
+        Ok(cell.get_or_init(|| changes))
+    }
+}
+
 /// The first option that was given, of some with the number of their values.
 fn first_given<'a>(options: impl IntoIterator<Item = (&'a str, usize)>) -> Option<&'a str> {
     options.into_iter().find(|(_, given)| *given > 0).map(|(option, _)| option)
-}
-
-/// The texts of `--mean-of`, one a line.
-fn others(session: &Session, path: &Path) -> anyhow::Result<Vec<Vec<u32>>> {
-    const LONGEST: u64 = 1 << 24;
-    let text = read_file("the texts of --mean-of", path, LONGEST)?;
-    let mut all = vec![];
-    for (i, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
-        all.push(tokens(session, line, &format!("{}: line {}", path.display(), i + 1))?);
-    }
-    if all.is_empty() {
-        bail!("{}: holds no text; write one a line", path.display());
-    }
-    Ok(all)
 }
 
 /// The tokens of a text that the model can read in one pass; `what` names the text in errors.

@@ -5,11 +5,14 @@ use anyhow::{Context, bail};
 use candle_core::Device;
 use candle_core::utils::{cuda_is_available, metal_is_available};
 
+/// The most CPU threads: more than any machine has, and few enough to start at once.
+pub(crate) const MOST_THREADS: u16 = 1024;
+
 /// `--threads`, which is read before the command: see `restart`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ThreadsArg {
-    /// CPU threads [default: all cores]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    /// CPU threads, at most 1024 [default: all cores]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(MOST_THREADS)))]
     pub(crate) threads: Option<u16>,
 }
 
@@ -17,16 +20,16 @@ pub(crate) struct ThreadsArg {
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Model and device")]
 pub(crate) struct RunArgs {
-    /// Where to run: auto, cpu, cuda[:N], metal[:N]; only auto falls back
+    /// Where to run: auto, cpu, cuda[:N] or metal[:N]. Only auto falls back to another device
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     pub(crate) device: DeviceArg,
-    /// On CUDA, round the inputs of f32 products to TF32's 10 bits: faster, but inexact
+    /// On CUDA, round the inputs of f32 products to TF32's 10 bits. This is faster and less exact
     #[arg(long)]
     pub(crate) tf32: bool,
     #[command(flatten)]
     pub(crate) threads: ThreadsArg,
-    /// Seed for everything random: the same seed gives the same result
-    #[arg(long, default_value_t = 0)]
+    /// Seed for everything random. The same seed gives the same result
+    #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) seed: u64,
 }
 

@@ -9,8 +9,9 @@ use gpt2_model::hooks::Hooks;
 
 /// Whether to show numbers that are not finite.
 #[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Model and device")]
 pub(crate) struct FiniteArgs {
-    /// Show NaN and infinity instead of refusing them, for looking at broken models
+    /// Show and export NaN and infinity instead of stopping at them, to look at broken models
     #[arg(long)]
     pub(crate) allow_nonfinite: bool,
 }
@@ -62,6 +63,9 @@ pub(crate) fn describe(
         // Without the hooks every value is finite, so they are the cause.
         _ if hooks.is_some() && matches!(model.first_not_finite(ids, None), Ok(None)) => {
             "the model alone stays finite: weaken or remove the interventions"
+        }
+        _ if matches!(model.clone().without_adapters().first_not_finite(ids, None), Ok(None)) => {
+            "the model alone stays finite: lower the weight of --adapter, or leave it out"
         }
         NotFinite { dtype: DType::F16 | DType::BF16, .. } => "use --dtype f32, which holds larger numbers",
         _ => "the weights are far larger than a GPT-2's: were they damaged, or converted wrongly?",

@@ -19,7 +19,7 @@ pub(crate) struct HubArgs {
     /// Branch, tag or commit of a model on the Hub [default: main]
     #[arg(long, value_name = "REV")]
     pub(crate) revision: Option<String>,
-    /// Make no request and use only the cache [env: HF_HUB_OFFLINE]
+    /// Make no request: use only the cache [env: HF_HUB_OFFLINE]
     #[arg(long)]
     pub(crate) offline: bool,
     /// Folder for downloaded models, shared with Python [env: HF_HUB_CACHE] [default:

@@ -11,33 +11,35 @@ use std::str::FromStr;
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Interventions")]
 pub(crate) struct InterventionArgs {
-    /// Set heads' outputs to 0: LAYER.HEAD, counted from 0 (these are all repeatable)
+    /// Set the outputs of heads to 0: LAYER.HEAD, counted from 0, as in 0.3. All interventions are repeatable
     #[arg(long, value_name = "L.H", value_delimiter = ',', value_parser = kind("ablate"))]
     pub(crate) ablate: Vec<Intervention>,
-    /// Set heads' outputs to their mean over the prompt, or over the texts of --mean-of
+    /// Set the outputs of heads to their mean over the prompt, or over the texts of --mean-of
     #[arg(long, value_name = "L.H", value_delimiter = ',', value_parser = kind("mean-ablate"))]
     pub(crate) mean_ablate: Vec<Intervention>,
-    /// Texts to take the means over, one per line: by position if all are as long as the prompt (Wang et al.), else over
-    /// all positions
+    /// Take the means of --mean-ablate over these texts, one a line. If all are as long as the prompt, each position
+    /// has a mean of its own (Wang et al.)
     #[arg(long, value_name = "FILE", requires = "mean_ablate")]
     pub(crate) mean_of: Option<PathBuf>,
-    /// Multiply heads' outputs by a factor
+    /// Multiply the outputs of heads by a factor
     #[arg(long, value_name = "L.H=FACTOR", value_delimiter = ',', value_parser = kind("scale"))]
     pub(crate) scale: Vec<Intervention>,
-    /// Divide heads' scores by a temperature before softmax; below 1 sharpens attention
+    /// Divide the scores of heads by a temperature before softmax. Below 1 sharpens attention
     #[arg(long, value_name = "L.H=T", value_delimiter = ',', value_parser = kind("temperature"))]
     pub(crate) attention_temperature: Vec<Intervention>,
-    /// Stop position QUERY from attending to KEY, everywhere or in one layer or head, as in 3/7:4 and 3.2/7:4
+    /// Stop position QUERY from attending to position KEY, as in 7:4. 3/7:4 acts in layer 3 alone, 3.2/7:4 in head 2
+    /// of it
     #[arg(long, value_name = "[L[.H]/]QUERY:KEY", value_delimiter = ',', value_parser = kind("block"))]
     pub(crate) block: Vec<Intervention>,
-    /// Take values from a run over --from-prompt: a head's output (L.H), the residual stream before block L (L), or
-    /// what the block's attention or MLP adds (L.attn, L.mlp), at one position or at all; after a head's other changes
+    /// Replace a part with its value in a run over --from-prompt. L.H is a head's output, L the residual stream
+    /// before block L, L.attn and L.mlp what the block's attention and MLP add. @POS replaces one position, else all
+    /// are. A head's other changes come first
     #[arg(long, value_name = "PLACE[@POS]", value_delimiter = ',', requires = "from_prompt", value_parser = at::<Place>)]
     pub(crate) patch: Vec<At<Place>>,
-    /// The prompt for --patch, with as many tokens as the prompt unless each patch names a position
+    /// The prompt for --patch. It needs as many tokens as the prompt, unless each --patch names a position
     #[arg(long, value_name = "TEXT", requires = "patch")]
     pub(crate) from_prompt: Option<String>,
-    /// Steer: add a vector, n_embd numbers in a NumPy file, to the residual stream before block L
+    /// Add a vector to the residual stream before block L (steering). FILE.npy holds n_embd numbers
     #[arg(long, value_name = "L[@POS]=FILE.npy[*SCALE]", value_parser = Steer::from_str)]
     pub(crate) add: Vec<Steer>,
 }

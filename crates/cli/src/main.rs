@@ -11,13 +11,17 @@ mod adapters;
 mod changes;
 mod commands;
 mod device;
+mod exports;
 mod finite;
+mod help;
 mod hub;
 mod inputs;
 mod interventions;
 mod output;
 mod outputs;
 mod parallel;
+mod picture;
+mod points;
 mod progress;
 mod prompt;
 mod provenance;
@@ -26,26 +30,33 @@ mod remedy;
 mod restart;
 mod session;
 mod study;
+mod text_lines;
+mod texts;
+mod tips;
 mod values;
 mod weights;
 
+use anyhow::Context;
+use candle_fused::KeepLarge;
+use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches};
 use commands::{Args, Command};
+use mimalloc::MiMalloc;
 use std::process::ExitCode;
 
-/// Candle allocates memory for every activation; with glibc's allocator, a training step spends a third of its
-/// time in page faults.
+/// Candle allocates memory for every activation. An allocator that gives it back to the system between passes spends up to a
+/// third of a training step in page faults.
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: KeepLarge<MiMalloc> = KeepLarge::new(MiMalloc);
 
 fn main() -> ExitCode {
-    let matches = Args::command().get_matches();
+    let matches = help::full(Args::command()).try_get_matches().unwrap_or_else(|error| answer(error));
     let args = Args::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     if args.quiet {
         output::be_quiet();
     }
     let Some((name, options)) = matches.subcommand() else { return ExitCode::FAILURE }; // clap requires one
-    let ran = restart::apply(name, options).and_then(|()| run(&args.command));
+    let ran = restart::apply(options).and_then(|()| run(&args.command));
     let ran = ran.and_then(|code| match output::flush() {
         Err(error) if !output::is_closed_pipe(&error) => Err(error),
         _ => Ok(code),
@@ -54,7 +65,7 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) if output::is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => match error.downcast::<clap::Error>() {
-            Ok(usage) => usage.format(&mut Args::command()).exit(),
+            Ok(usage) => usage.format(&mut help::full(Args::command())).exit(),
             Err(error) => {
                 output::error(&error);
                 output::note(&format!("examples and options: gpt2 help {name}"));
@@ -64,11 +75,22 @@ fn main() -> ExitCode {
     }
 }
 
+/// Ends the program where the arguments ask for help or are wrong.
+fn answer(error: clap::Error) -> ! {
+    let args: Vec<String> =
+        std::env::args_os().skip(1).map(|arg| arg.to_string_lossy().into_owned()).collect();
+    if error.kind() == ErrorKind::DisplayHelp && help::is_brief(&args) {
+        help::brief(Args::command()).get_matches(); // prints the help and ends
+    }
+    tips::mended(error, help::full(Args::command()), &args).exit()
+}
+
 fn run(command: &Command) -> anyhow::Result<ExitCode> {
     candle_fused::Isa::from_environment()?;
     // Run on a thread of the pool that the kernels use. From outside, each of the hundreds of products for a token
     // would wake the pool and sleep until it has finished. The thread's stack is as large as a main thread's usually
     // is, because dropping a graph recurses through its layers.
-    rayon::ThreadPoolBuilder::new().stack_size(8 << 20).build_global()?;
+    let pool = rayon::ThreadPoolBuilder::new().stack_size(8 << 20).build_global();
+    pool.with_context(restart::threads_failed)?;
     rayon::scope(|_| command.run())
 }

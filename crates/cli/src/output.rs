@@ -1,7 +1,7 @@
 //! Printing: results go to stdout, everything else to stderr.
 
 use crate::remedy;
-use gpt2_view::{Color, Style, visible_text};
+use gpt2_view::{Color, Style, visible_lines, visible_text};
 use std::ffi::OsString;
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,16 +17,45 @@ pub(crate) enum ColorArg {
 const PIPE_WIDTH: usize = 120;
 
 /// Where results go. A closed pipe is an error here; [`is_closed_pipe`] recognizes it.
-pub(crate) struct Stdout(std::io::StdoutLock<'static>);
+pub(crate) struct Stdout {
+    out: std::io::StdoutLock<'static>,
+    is_terminal: bool,
+}
+
+impl Stdout {
+    /// Writes text of a model or a file: to a pipe or a file as it is, to a terminal without anything that it would act
+    /// upon.
+    pub(crate) fn write_text(&mut self, text: &str) -> std::io::Result<()> {
+        if self.is_terminal {
+            self.write_all(visible_lines(text).as_bytes())
+        } else {
+            self.write_all(text.as_bytes())
+        }
+    }
+}
 
 impl Write for Stdout {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.write(bytes).map_err(unprinted)
+        if self.is_terminal
+            && let Some(escaped) = escape_later_controls(bytes)
+        {
+            return self.out.write_all(escaped.as_bytes()).map(|()| bytes.len()).map_err(unprinted);
+        }
+        self.out.write(bytes).map_err(unprinted)
     }
 
     fn flush(&mut self) -> std::io::Result<()> {
-        self.0.flush().map_err(unprinted)
+        self.out.flush().map_err(unprinted)
     }
+}
+
+/// `bytes` with delete and the C1 controls, such as U+009B, as `\u009b`; `None` if there are none. They occur only in JSON, which
+/// escapes ASCII's first 32 controls itself, and to which both spellings are the same text.
+fn escape_later_controls(bytes: &[u8]) -> Option<String> {
+    let is_control = |c: char| matches!(c, '\x7f'..='\u{9f}');
+    let text = std::str::from_utf8(bytes).ok().filter(|text| text.contains(is_control))?;
+    let spelled = |c: char| if is_control(c) { format!("\\u{:04x}", u32::from(c)) } else { c.to_string() };
+    Some(text.chars().map(spelled).collect())
 }
 
 /// Adds what to do to a failure to print; leaves a closed pipe and an interruption as they are.
@@ -41,7 +70,8 @@ fn unprinted(error: std::io::Error) -> std::io::Error {
 }
 
 pub(crate) fn stdout() -> Stdout {
-    Stdout(std::io::stdout().lock())
+    let out = std::io::stdout();
+    Stdout { is_terminal: out.is_terminal(), out: out.lock() }
 }
 
 /// Flushes stdout; fails if that cannot be written.
@@ -120,6 +150,11 @@ pub(crate) fn style(color: ColorArg) -> Style {
     Style::default().with_color(color).with_width(width(terminal)).with_max_rows(48)
 }
 
+/// The columns that stdout has.
+pub(crate) fn stdout_width() -> usize {
+    width(std::io::stdout().is_terminal())
+}
+
 /// The columns of stdout: as many as `COLUMNS` says, else as many as the terminal has.
 fn width(terminal: bool) -> usize {
     let asked = std::env::var("COLUMNS").ok().and_then(|text| text.trim().parse::<u16>().ok());
@@ -149,6 +184,16 @@ fn resolve_color(color: ColorArg, terminal: bool, env: impl Fn(&str) -> Option<O
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn json_on_a_terminal_spells_the_controls_that_json_itself_leaves() {
+        assert_eq!(escape_later_controls("é \x1b[1m\n".as_bytes()), None);
+        let text = "a\x7fb\u{80}\u{9b}2J\u{9f}\u{a0}é";
+        let json = serde_json::to_string(text).expect("a string");
+        let escaped = escape_later_controls(json.as_bytes()).expect("it has some");
+        assert_eq!(escaped, "\"a\\u007fb\\u0080\\u009b2J\\u009f\u{a0}é\"");
+        assert_eq!(serde_json::from_str::<String>(&escaped).expect("JSON"), text);
+    }
 
     #[test]
     fn colors_follow_the_option_then_the_terminal_then_the_environment() {

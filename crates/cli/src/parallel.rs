@@ -10,14 +10,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// The help of `--timeout` for commands that also wait for other processes.
-pub(crate) const TIMEOUT: &str = "Give up on a request to the Hub that brings no data for this long [default: 30], and on another process that does \
-     not answer for this long [default: 600]";
+pub(crate) const TIMEOUT: &str = "Give up on a request to the Hub that brings no data for this long [default: 30]. Give up on another process that does not \
+     answer for this long [default: 600]";
 
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Several processes")]
 pub(crate) struct ParallelArgs {
-    /// Share the work out over the processes that mpirun or srun started; auto joins them if there are several
-    #[arg(long, default_value = "auto", value_parser = one_of(CHOICES))]
+    /// Share the work among the processes that mpirun or srun started. auto joins them if there are several
+    #[arg(long, value_name = "HOW", default_value = "auto", value_parser = one_of(CHOICES))]
     pub(crate) parallel: Choice,
 }
 

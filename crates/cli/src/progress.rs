@@ -6,7 +6,7 @@ use gpt2_loader::hub::{Event, Progress};
 use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Files of at least this size get a progress bar.
@@ -102,6 +102,14 @@ fn progress_bar(file: &str, size: Option<u64>, have: u64) -> ProgressBar {
     bar
 }
 
+static STOP: OnceLock<Arc<AtomicBool>> = OnceLock::new();
+
+/// Whether somebody asked this run to stop, after [`Stop::listen`].
+#[cfg(unix)]
+pub(crate) fn is_stop_asked() -> bool {
+    STOP.get().is_some_and(|stop| stop.load(Ordering::SeqCst))
+}
+
 /// Whether somebody asked this run to stop.
 #[derive(Debug)]
 pub(crate) struct Stop(Arc<AtomicBool>);
@@ -109,7 +117,7 @@ pub(crate) struct Stop(Arc<AtomicBool>);
 impl Stop {
     /// Listens from now on. A second signal, before the run has stopped, ends the process at once.
     pub(crate) fn listen() -> anyhow::Result<Self> {
-        let stop = Arc::new(AtomicBool::new(false));
+        let stop = Arc::clone(STOP.get_or_init(Arc::default));
         let flag = Arc::clone(&stop);
         let mut first: Option<Instant> = None;
         #[cfg(unix)]

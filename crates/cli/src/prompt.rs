@@ -2,19 +2,27 @@
 
 use crate::inputs::Inputs;
 use crate::output::note;
+#[cfg(unix)]
+use crate::progress::is_stop_asked;
 use crate::session::Session;
 use anyhow::{Context, bail};
 use clap::error::ErrorKind;
 use gpt2_loader::{LoadError, Tokenizer};
+use std::fs::File;
 use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
+#[cfg(unix)]
+use std::{
+    sync::mpsc::RecvTimeoutError,
+    time::{Duration, Instant},
+};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct PromptArgs {
     /// The prompt [default: standard input, if it is a pipe]
     #[arg(conflicts_with_all = ["file", "ids"])]
     pub(crate) prompt: Option<String>,
-    /// Read the prompt from a file, without one newline at its end
+    /// Read the prompt from a file. One newline at its end is left out
     #[arg(short, long, value_name = "FILE", conflicts_with = "ids")]
     pub(crate) file: Option<PathBuf>,
     /// Token ids instead of text
@@ -24,6 +32,13 @@ pub(crate) struct PromptArgs {
 
 /// Far more text than any context holds, but little enough to read in full.
 const LONGEST_PROMPT: u64 = 1 << 24;
+
+/// How long a named pipe may lack a writer without a note.
+#[cfg(unix)]
+const PATIENCE: Duration = Duration::from_secs(1);
+/// How often to look meanwhile whether to stop.
+#[cfg(unix)]
+const LOOK: Duration = Duration::from_millis(100);
 
 /// Token ids, and the text of each.
 #[derive(Debug)]
@@ -49,10 +64,42 @@ pub(crate) fn read_limited(reader: impl Read, limit: u64) -> std::io::Result<Str
     })
 }
 
-/// Reads `what`, a text of at most `limit` bytes, from a file.
+/// Reads `what`, a text of at most `limit` bytes, from a file or a pipe.
 pub(crate) fn read_file(what: &str, path: &Path, limit: u64) -> anyhow::Result<String> {
-    let text = std::fs::File::open(path).and_then(|file| read_limited(file, limit));
+    let text = open_text(path).and_then(|file| read_limited(file, limit));
     text.with_context(|| format!("cannot read {what} from {}", path.display()))
+}
+
+/// Opens the file or the pipe at `path`. Opening a named pipe waits until another program opens it to write: a note says so.
+pub(crate) fn open_text(path: &Path) -> std::io::Result<File> {
+    #[cfg(unix)]
+    if std::os::unix::fs::FileTypeExt::is_fifo(&std::fs::metadata(path)?.file_type()) {
+        return open_pipe(path);
+    }
+    File::open(path)
+}
+
+#[cfg(unix)]
+fn open_pipe(path: &Path) -> std::io::Result<File> {
+    let (send, opened) = std::sync::mpsc::channel();
+    let pipe = path.to_path_buf();
+    std::thread::Builder::new().spawn(move || send.send(File::open(pipe)))?;
+    let started = Instant::now();
+    let mut told = false;
+    loop {
+        match opened.recv_timeout(LOOK) {
+            Ok(file) => return file,
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(error) => return Err(std::io::Error::other(error)),
+        }
+        if is_stop_asked() {
+            return Err(std::io::Error::other("stopped while no program wrote to this pipe"));
+        }
+        if !told && started.elapsed() >= PATIENCE {
+            note(&format!("waiting for a program that writes to the pipe {}", path.display()));
+            told = true;
+        }
+    }
 }
 
 impl PromptArgs {
@@ -93,22 +140,36 @@ impl PromptArgs {
 
     /// The prompt as ids and labels.
     pub(crate) fn encode(&self, text: Option<String>, session: &Session) -> anyhow::Result<Prompt> {
+        match (text, &self.ids) {
+            (Some(text), _) => Prompt::new(session, &text, "the prompt"),
+            (None, ids) => Prompt::of_ids(session, ids.clone().unwrap_or_default(), None, "the prompt"),
+        }
+    }
+}
+
+impl Prompt {
+    /// A text as ids and labels; `what` names it in errors.
+    pub(crate) fn new(session: &Session, text: &str, what: &str) -> anyhow::Result<Self> {
+        let tokenizer = session.tokenizer()?;
+        tokenizer.check_length(text, session.model.config().n_positions).with_context(|| what.to_owned())?;
+        Self::of_ids(session, encode(tokenizer, text, what)?, Some(text.to_owned()), what)
+    }
+
+    /// Token ids as a prompt; `what` names it in errors.
+    pub(crate) fn of_ids(
+        session: &Session,
+        ids: Vec<u32>,
+        text: Option<String>,
+        what: &str,
+    ) -> anyhow::Result<Self> {
         let n = session.model.config().n_positions;
-        let ids = match (&text, &self.ids) {
-            (Some(text), _) => {
-                let tokenizer = session.tokenizer()?;
-                tokenizer.check_length(text, n)?;
-                encode(tokenizer, text, "the prompt")?
-            }
-            (None, ids) => ids.clone().unwrap_or_default(),
-        };
         if ids.is_empty() {
-            bail!("the prompt is empty: give at least one token of text");
+            bail!("{what} is empty: give at least one token of text");
         }
         if ids.len() > n {
-            bail!("the prompt has {} tokens, but the model has n_positions = {n}: shorten it", ids.len());
+            bail!("{what} has {} tokens, but the model has n_positions = {n}: shorten it", ids.len());
         }
-        Ok(Prompt { tokens: session.labels(&ids), ids, text })
+        Ok(Self { tokens: session.labels(&ids), ids, text })
     }
 }
 

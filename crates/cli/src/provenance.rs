@@ -128,7 +128,11 @@ impl Provenance {
         let adapters: Vec<_> =
             adapters.iter().map(|Used { name, weight, .. }| format!(", adapter {name} x {weight}")).collect();
         let adapters = adapters.concat();
-        let ran = format!("{dtype}{tf32} on {device}{weights}{adapters}{kv}, {implementation} attention");
+        let what = match *implementation {
+            "none" => "weights alone".to_owned(),
+            ran => format!("{ran} attention"),
+        };
+        let ran = format!("{dtype}{tf32} on {device}{weights}{adapters}{kv}, {what}");
         if interventions.is_empty() { ran } else { format!("{ran}; {}", interventions.join(", ")) }
     }
 

@@ -74,7 +74,8 @@ pub(crate) fn advice(advice: Advice) -> String {
         Advice::Converted { mixed } => {
             let mixed = if mixed { "mixed; " } else { "" };
             format!(
-                "{mixed}f16, bf16 and quantized weights stay so with --dtype f32 on the CPU; all else is converted to --dtype"
+                "{mixed}with --dtype f32 on the CPU, f16, bf16 and quantized weights stay as they are; otherwise all are \
+                 converted to --dtype"
             )
         }
         other => other.to_string(),

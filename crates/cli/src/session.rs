@@ -17,8 +17,8 @@ use gpt2_model::Gpt2LMHeadModel;
 use std::cell::OnceCell;
 
 /// The help of every option that names a model.
-pub(crate) const MODEL: &str = "A folder, a GGUF file, or a model on the Hugging Face Hub: gpt2, gpt2-medium, gpt2-large, \
-     gpt2-xl, distilgpt2, owner/name or owner/name/FILE.gguf [default: the built-in demo model]";
+pub(crate) const MODEL: &str = "A folder, a GGUF file, or a model on the Hugging Face Hub. Names: gpt2, gpt2-medium, gpt2-large, gpt2-xl, \
+     distilgpt2, owner/name, owner/name/FILE.gguf [default: the built-in demo model]";
 
 /// Options of every command that runs a model.
 #[derive(Debug, clap::Args)]
@@ -26,17 +26,17 @@ pub(crate) const MODEL: &str = "A folder, a GGUF file, or a model on the Hugging
 pub(crate) struct ModelArgs {
     #[arg(short, long, value_name = "DIR|FILE|NAME", help = MODEL)]
     pub(crate) model: Option<String>,
-    /// Precision of the activations. With f32 on the CPU, weights stay in the file's f16, bf16 or quantized blocks; otherwise they
-    /// are converted to it. Scores and softmax are f32 at least
-    #[arg(long, default_value = "f32", value_parser = one_of(DTYPES))]
+    /// Precision of the activations. With f32 on the CPU, weights stay as they are in the file: f16, bf16 or
+    /// quantized. Otherwise they are converted. Scores and softmax are f32 at least
+    #[arg(long, value_name = "DTYPE", default_value = "f32", value_parser = one_of(DTYPES))]
     pub(crate) dtype: DType,
-    /// Quantize the weights as they load, to 8.5 or 4.5 bits each: less memory, faster decoding, less exact; on the CPU, with
-    /// --dtype f32
+    /// Quantize the weights as they load, to 8.5 or 4.5 bits each. This takes less memory, decodes faster and is less
+    /// exact. It needs the CPU and --dtype f32
     #[arg(long, value_name = "FORMAT", value_parser = one_of(FORMATS))]
     pub(crate) quantize: Option<BlockFormat>,
-    /// What computes attention and, on GPUs, the layers around it: one kernel without a (T, T) tensor (fused), plain Candle
-    /// operations (eager), or fused on the CPU and eager on GPUs, where no fused kernel has run yet (auto)
-    #[arg(long = "impl", default_value = "auto", value_parser = one_of(IMPLEMENTATIONS))]
+    /// What computes attention and, on GPUs, the layers around it. fused is one kernel without a (T, T) tensor. eager
+    /// is plain Candle operations. auto is fused on the CPU, and eager on GPUs, where no fused kernel has run yet
+    #[arg(long = "impl", value_name = "IMPL", default_value = "auto", value_parser = one_of(IMPLEMENTATIONS))]
     pub(crate) implementation: Implementation,
     #[command(flatten)]
     pub(crate) adapters: AdapterArgs,
@@ -178,7 +178,7 @@ impl ModelArgs {
         let name = checkpoint.name().to_string();
         if model.config().add_cross_attention {
             note(
-                "the model can attend to an encoder, but no command gives it one: its cross-attention is skipped",
+                "the model has cross-attention, but no command gives it an encoder: cross-attention is skipped",
             );
         }
         Ok(Session { name, model, formats, adapters, device, files, tokenizer })

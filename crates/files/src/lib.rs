@@ -1,7 +1,7 @@
 //! Writes files whole or not at all, and reads only regular files.
 //!
 //! [`atomic`] fills a temporary file and renames it: a reader sees the old file or the new one, never half of one.
-//! [`write_safetensors`] writes the same bytes for the same tensors. [`open_regular`] and [`read_text`] refuse pipes
+//! [`write_safetensors`] writes the same bytes for the same tensors, and [`TensorSpool`] collects them one at a time. [`open_regular`] and [`read_text`] refuse pipes
 //! and devices, which may never end.
 //!
 //! ```
@@ -16,9 +16,11 @@
 
 pub mod atomic;
 mod safetensors;
+mod spool;
 
 pub use candle_core;
-pub use safetensors::write_safetensors;
+pub use safetensors::{write_any_safetensors, write_safetensors};
+pub use spool::TensorSpool;
 
 use std::fs::File;
 use std::io::{self, Read};

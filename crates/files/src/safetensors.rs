@@ -22,40 +22,125 @@ const LONGEST_HEADER: usize = 100_000_000;
 /// Writes named tensors and text metadata to a safetensors file at `path`, which the caller may rename
 /// once it is complete. The same tensors and metadata give the same bytes, in any order.
 ///
-/// The tensors keep their dtype and may lie on any device, with any strides. They are copied one at a time.
+/// The tensors keep their dtype and may lie on any device, with any strides. They are copied one at a time. All of their
+/// numbers must be finite; [`write_any_safetensors`] also writes others.
 ///
 /// # Shapes
 /// each tensor of any shape, stored as it is
 ///
 /// # Errors
 /// When two tensors or two metadata entries have the same name, or a tensor is called `__metadata__` or has a dtype
-/// that Candle cannot copy out; these errors leave `path` untouched. Also when `path` cannot be written (the error
-/// names it), which may leave part of a file behind.
+/// that Candle cannot copy out; these errors leave `path` untouched. Also when a number is NaN or infinite or `path` cannot
+/// be written (the error names the tensor or the path), which may leave part of a file behind.
 pub fn write_safetensors(
     path: &Path,
     tensors: &[(&str, &Tensor)],
     metadata: &[(&str, String)],
 ) -> Result<()> {
+    write(path, tensors, metadata, Numbers::Finite)
+}
+
+/// Like [`write_safetensors`], for tensors that may hold NaN and infinity, such as scores of hidden keys.
+///
+/// # Shapes
+/// each tensor of any shape, stored as it is
+///
+/// # Errors
+/// Those of [`write_safetensors`], but for numbers.
+pub fn write_any_safetensors(
+    path: &Path,
+    tensors: &[(&str, &Tensor)],
+    metadata: &[(&str, String)],
+) -> Result<()> {
+    write(path, tensors, metadata, Numbers::Any)
+}
+
+/// Which numbers a file may hold.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Numbers {
+    Finite,
+    Any,
+}
+
+fn write(
+    path: &Path,
+    tensors: &[(&str, &Tensor)],
+    metadata: &[(&str, String)],
+    numbers: Numbers,
+) -> Result<()> {
     refuse_twice("tensor", tensors.iter().map(|(name, _)| *name))?;
     refuse_twice("metadata entry", metadata.iter().map(|(key, _)| *key))?;
     let mut tensors = tensors.to_vec();
-    // Wide dtypes first: each tensor then starts at a multiple of its dtype's size.
-    tensors.sort_by_key(|(name, tensor)| (Reverse(Dtype::from(tensor.dtype())), *name));
-    let header = header(&tensors, metadata)?;
+    tensors.sort_by_key(|(name, tensor)| order(name, tensor.dtype()));
+    let entries = tensors.iter().map(|(name, of)| Entry { name, dtype: of.dtype(), shape: of.dims() });
+    let header = header(entries, metadata)?;
 
     let failed = |e: io::Error| Error::from(e).with_path(path);
     let mut out = BufWriter::new(File::create(path).map_err(failed)?);
     out.write_all(&(header.len() as u64).to_le_bytes()).map_err(failed)?;
     out.write_all(&header).map_err(failed)?;
-    for (_, tensor) in &tensors {
-        // Candle's copy to bytes panics on failure, so the steps that can fail come first.
-        let tensor = tensor.to_device(&Device::Cpu)?.contiguous()?;
-        out.write_all(&::safetensors::View::data(&tensor)).map_err(failed)?;
+    for (name, tensor) in &tensors {
+        write_data(&mut out, name, tensor, numbers)?.map_err(failed)?;
     }
     out.flush().map_err(failed)
 }
 
-fn refuse_twice<'a>(what: &str, names: impl Iterator<Item = &'a str>) -> Result<()> {
+/// A tensor in the header.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Entry<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) dtype: DType,
+    pub(crate) shape: &'a [usize],
+}
+
+/// Where a tensor stands among the others. Wide dtypes first: each tensor then starts at a multiple of its dtype's size.
+pub(crate) fn order(name: &str, dtype: DType) -> (Reverse<Dtype>, &str) {
+    (Reverse(Dtype::from(dtype)), name)
+}
+
+/// Writes the numbers of a tensor. The inner result is that of writing.
+pub(crate) fn write_data(
+    out: &mut impl Write,
+    name: &str,
+    tensor: &Tensor,
+    numbers: Numbers,
+) -> Result<io::Result<()>> {
+    // Candle's copy to bytes panics on failure, so the steps that can fail come first.
+    let tensor = tensor.to_device(&Device::Cpu)?.contiguous()?;
+    let bytes = ::safetensors::View::data(&tensor);
+    if numbers == Numbers::Finite && !all_finite(tensor.dtype(), &bytes) {
+        candle_core::bail!(
+            "write_safetensors: tensor {name:?} holds NaN or infinity in {}; expected finite numbers",
+            tensor.dtype().as_str()
+        )
+    }
+    Ok(out.write_all(&bytes))
+}
+
+/// Whether all numbers are finite, from their bytes as in a file. In NaN and infinity, all bits of the exponent are set; the
+/// 8-bit floats have no infinity, and a NaN also sets the mantissa.
+fn all_finite(dtype: DType, bytes: &[u8]) -> bool {
+    match dtype {
+        DType::F32 => none_sets(bytes, |x| u32::from_le_bytes(x) & 0x7f80_0000 == 0x7f80_0000),
+        DType::F16 => none_sets(bytes, |x| u16::from_le_bytes(x) & 0x7c00 == 0x7c00),
+        DType::BF16 => none_sets(bytes, |x| u16::from_le_bytes(x) & 0x7f80 == 0x7f80),
+        DType::F64 => {
+            none_sets(bytes, |x| u64::from_le_bytes(x) & 0x7ff0_0000_0000_0000 == 0x7ff0_0000_0000_0000)
+        }
+        DType::F8E4M3 => none_sets(bytes, |[x]: [u8; 1]| x & 0x7f == 0x7f),
+        _ => true,
+    }
+}
+
+/// Whether `is_set` is false for every number of N bytes.
+fn none_sets<const N: usize>(bytes: &[u8], is_set: impl Fn([u8; N]) -> bool) -> bool {
+    // A part without an early exit compiles to vector instructions.
+    const PART: usize = 1 << 12;
+    let (numbers, _) = bytes.as_chunks::<N>();
+    !numbers.chunks(PART).any(|part| part.iter().fold(false, |any, x| any | is_set(*x)))
+}
+
+pub(crate) fn refuse_twice<'a>(what: &str, names: impl Iterator<Item = &'a str>) -> Result<()> {
     let mut seen = BTreeSet::new();
     for name in names {
         if !seen.insert(name) {
@@ -73,29 +158,34 @@ struct Header<'a> {
     tensors: Metadata,
 }
 
-/// The header's JSON for `tensors` in this order, padded with spaces to a multiple of 8 bytes.
-fn header(tensors: &[(&str, &Tensor)], metadata: &[(&str, String)]) -> Result<Vec<u8>> {
+/// Refuses a tensor that no file can hold.
+pub(crate) fn check(name: &str, dtype: DType) -> Result<()> {
+    if name == METADATA {
+        candle_core::bail!(
+            "write_safetensors: no tensor can be called {METADATA:?}, which is where the metadata stands"
+        )
+    }
+    if matches!(dtype, DType::F6E2M3 | DType::F6E3M2 | DType::F4 | DType::F8E8M0) {
+        candle_core::bail!(
+            "write_safetensors: tensor {name:?} has dtype {dtype:?}, which Candle cannot copy out"
+        )
+    }
+    Ok(())
+}
+
+/// The header's JSON for tensors in this order, padded with spaces to a multiple of 8 bytes.
+pub(crate) fn header<'a>(
+    entries: impl Iterator<Item = Entry<'a>>,
+    metadata: &[(&str, String)],
+) -> Result<Vec<u8>> {
     let mut end = 0;
-    let mut infos = Vec::with_capacity(tensors.len());
-    for (name, tensor) in tensors {
-        if *name == METADATA {
-            candle_core::bail!(
-                "write_safetensors: no tensor can be called {METADATA:?}, which is where the metadata stands"
-            )
-        }
-        let dtype = tensor.dtype();
-        if matches!(dtype, DType::F6E2M3 | DType::F6E3M2 | DType::F4 | DType::F8E8M0) {
-            candle_core::bail!(
-                "write_safetensors: tensor {name:?} has dtype {dtype:?}, which Candle cannot copy out"
-            )
-        }
+    let mut infos = vec![];
+    for Entry { name, dtype, shape } in entries {
+        check(name, dtype)?;
         let start = end;
-        end += tensor.elem_count() * dtype.size_in_bytes();
-        let shape = tensor.dims().to_vec();
-        infos.push((
-            (*name).to_owned(),
-            TensorInfo { dtype: dtype.into(), shape, data_offsets: (start, end) },
-        ));
+        end += shape.iter().product::<usize>() * dtype.size_in_bytes();
+        let (dtype, shape) = (dtype.into(), shape.to_vec());
+        infos.push((name.to_owned(), TensorInfo { dtype, shape, data_offsets: (start, end) }));
     }
     let metadata = metadata.iter().map(|(key, value)| (*key, value.as_str())).collect();
     let header = Header { metadata, tensors: Metadata::new(None, infos)? };
@@ -220,6 +310,35 @@ mod tests {
         assert!(write_safetensors(&path, &[], &[("k", String::new()), ("k", String::new())]).is_err());
         assert!(!path.exists());
         Ok(())
+    }
+
+    #[test]
+    fn a_number_that_is_not_finite_is_refused_by_the_name_of_its_tensor() -> Result<()> {
+        let folder = Folder::new("numbers")?;
+        let path = folder.0.join("x.safetensors");
+        // The largest numbers of each dtype are as good as any.
+        let largest = [65504.0, 3.389_531_389_251_535_5e38, f64::from(f32::MAX), f64::MAX];
+        let dtypes = [DType::F16, DType::BF16, DType::F32, DType::F64];
+        for (dtype, largest) in dtypes.into_iter().zip(largest) {
+            let mut numbers = vec![0.25f64; 10_001];
+            (numbers[1], numbers[10_000]) = (-largest, largest);
+            let sound = Tensor::new(numbers.clone(), &Device::Cpu)?.to_dtype(dtype)?;
+            write_safetensors(&path, &[("sound", &sound)], &[])?;
+            for (at, bad) in [(0, f64::NAN), (10_000, f64::INFINITY), (5000, f64::NEG_INFINITY)] {
+                let mut numbers = numbers.clone();
+                numbers[at] = bad;
+                let damaged = Tensor::new(numbers, &Device::Cpu)?.to_dtype(dtype)?;
+                let tensors = [("sound", &sound), ("h.0.damaged", &damaged)];
+                let err = write_safetensors(&path, &tensors, &[]).expect_err("not finite").to_string();
+                assert!(err.contains("h.0.damaged") && err.contains(dtype.as_str()), "{bad} at {at}: {err}");
+                write_any_safetensors(&path, &tensors, &[])?;
+                let back = candle_core::safetensors::load(&path, &Device::Cpu)?;
+                let back: f64 = back["h.0.damaged"].get(at)?.to_dtype(DType::F64)?.to_scalar()?;
+                assert_eq!(back.to_bits(), bad.to_bits());
+            }
+        }
+        let integers = Tensor::new(&[u8::MAX, 0x7c, 0x7f], &Device::Cpu)?;
+        write_safetensors(&path, &[("integers", &integers), ("i64", &integers.to_dtype(DType::I64)?)], &[])
     }
 
     #[test]

@@ -173,7 +173,7 @@ pub(crate) fn quantize(weight: &Tensor, format: BlockFormat) -> Result<Arc<dyn F
     })?))
 }
 
-/// A weight from blocks, see [`Weight::read_blocks`](crate::Weight::read_blocks).
+/// A weight from blocks, see `Weight::read_blocks`.
 pub(crate) fn read_blocks(
     format: BlockFormat,
     n_in: usize,

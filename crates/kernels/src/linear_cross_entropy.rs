@@ -39,7 +39,7 @@ pub fn linear_cross_entropy(
     let rows = x.elem_count() / c.max(1);
     let on_cpu = cpu_f32(&[x, weight]) && cpu_product(&[x, weight]);
     if rows == 0 || !(on_cpu || gpu::has_cross_entropy(dispatch, x, weight)?) {
-        let logits = crate::linear_transposed(x, weight)?.reshape((rows, v))?;
+        let logits = crate::linear::linear_transposed(x, weight)?.reshape((rows, v))?;
         return cross_entropy(&logits.to_dtype(accumulator(logits.dtype()))?, &targets.flatten_all()?);
     }
     if x.dims().last() != Some(&c) {
@@ -284,8 +284,8 @@ impl CpuOp<1> for Known {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dispatch::Implementation;
     use crate::test_numbers::{error, numbers};
-    use crate::{Dispatch, Implementation};
     use candle_core::{D, Var};
 
     fn loss(x: &Tensor, weight: &Tensor, targets: &Tensor) -> Result<Tensor> {

@@ -21,6 +21,9 @@ pub struct Audit {
     pub mismatched: Vec<Mismatch>,
     /// Names that are saved twice, with and without the prefix `transformer.`.
     pub duplicates: Vec<TensorInfo>,
+    /// Parameters with numbers that are not finite: the name in the file, and how many there are. Empty unless
+    /// [`Checkpoint::not_finite`](crate::Checkpoint::not_finite) has filled it, since finding them reads all data.
+    pub not_finite: Vec<(String, usize)>,
     /// The `attn.bias` and `attn.masked_bias` buffers: recognized, never loaded or counted.
     pub buffers: Vec<TensorInfo>,
     /// How many numbers the parameters in the files hold. The table of a tied model counts once, even if the
@@ -39,9 +42,14 @@ pub struct Mismatch {
 }
 
 impl Audit {
-    /// Whether the model can be built.
+    /// Whether nothing was found.
     #[must_use]
     pub fn is_clean(&self) -> bool {
+        self.fits() && self.not_finite.is_empty()
+    }
+
+    /// Whether the model can be built, whatever its numbers are.
+    fn fits(&self) -> bool {
         self.missing.is_empty()
             && self.unexpected.is_empty()
             && self.mismatched.is_empty()
@@ -62,6 +70,7 @@ impl Audit {
             unexpected: vec![],
             mismatched: vec![],
             duplicates,
+            not_finite: vec![],
             buffers: vec![],
             parameter_count: 0,
         };
@@ -107,7 +116,9 @@ impl fmt::Display for Audit {
                 self.name
             );
         }
-        write!(f, "{}: the weights do not fit config.json", self.name)?;
+        let found =
+            if self.fits() { "the weights are damaged" } else { "the weights do not fit config.json" };
+        write!(f, "{}: {found}", self.name)?;
         for p in &self.missing {
             write!(f, "\n  missing     {} {:?}", p.name, p.shape)?;
         }
@@ -121,6 +132,15 @@ impl fmt::Display for Audit {
         }
         for t in &self.duplicates {
             write!(f, "\n  twice       {} in {}, with and without `{PREFIX}`", t.name, t.file_name())?;
+        }
+        for (name, count) in &self.not_finite {
+            write!(f, "\n  not finite  {name}: {count} of its numbers are NaN or infinite")?;
+        }
+        if !self.not_finite.is_empty() {
+            f.write_str("\nnumbers that are not finite are damage: fetch the weights again")?;
+        }
+        if self.fits() {
+            return Ok(());
         }
         write!(
             f,

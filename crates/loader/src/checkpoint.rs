@@ -4,7 +4,7 @@ use crate::audit::Audit;
 use crate::error::LoadError;
 use crate::files::{Files, WeightFiles};
 use crate::stored::Stored;
-use crate::stored::{Encoding, TensorInfo};
+use crate::stored::{Encoding, TensorInfo, not_finite};
 use crate::{gguf, names, pickle, safetensors_file};
 use candle_core::{DType, Device, Shape, Tensor};
 use candle_nn::var_builder::SimpleBackend;
@@ -89,6 +89,34 @@ impl Checkpoint {
     pub fn audit(&self) -> Audit {
         let infos = self.tensors.iter().map(|(name, t)| (name.clone(), &t.info)).collect();
         Audit::new(&self.name, &self.config, &self.parameters, &infos, self.duplicates.clone())
+    }
+
+    /// The parameters with numbers that are not finite: the name in the file, and how many there are. Reads all data; `None` if
+    /// only headers are there ([`Hub::headers`](crate::hub::Hub::headers)). Calls `progress` with the number of parameters
+    /// done, and of all.
+    ///
+    /// # Errors
+    /// When a file cannot be read.
+    pub fn not_finite(
+        &self,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<Option<Vec<(String, usize)>>, LoadError> {
+        let failed = |source| LoadError::Tensor { name: self.name.clone(), source };
+        let floats = |name: &str| self.tensors.get(name).filter(|tensor| tensor.info.dtype.is_float());
+        let all: Vec<&Stored> = self.parameters.iter().filter_map(|p| floats(&p.name)).collect();
+        if !all.iter().all(|tensor| tensor.has_data()) {
+            return Ok(None);
+        }
+        let mut found = vec![];
+        for (i, tensor) in all.iter().enumerate() {
+            progress(i, all.len());
+            let numbers = tensor.load(&tensor.info.name, &Device::Cpu).map_err(failed)?;
+            let count = not_finite(&numbers).map_err(failed)?;
+            if count > 0 {
+                found.push((tensor.info.name.clone(), count));
+            }
+        }
+        Ok(Some(found))
     }
 
     /// A builder over the audited tensors, under their names without `transformer.`, converted to `dtype`

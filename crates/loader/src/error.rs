@@ -122,6 +122,20 @@ pub enum LoadError {
     /// Tensors of an adapter that are missing, left over, of another shape or not finite.
     #[error("{0}")]
     AdapterAudit(Box<AdapterAudit>),
+    /// A model with a number that a file cannot hold.
+    #[error("{parameter} holds {value}{}", because(*value, *most, format, remedy))]
+    NotSavable {
+        /// The parameter.
+        parameter: String,
+        /// Its first such number.
+        value: f64,
+        /// How the file writes numbers.
+        format: String,
+        /// The largest number that fits.
+        most: f64,
+        /// What to do about a number that is too large.
+        remedy: &'static str,
+    },
     /// A tokenizer file that cannot be used, or text that it cannot encode.
     #[error("{name}: tokenizer: {reason}; fetch its files again, or give token ids instead of text")]
     Tokenizer {
@@ -175,6 +189,16 @@ pub enum LoadError {
 /// What to do about an error of the Hub's, if it does not say so itself.
 fn and_remedy(error: &HubError) -> String {
     error.remedy().map_or_else(String::new, |remedy| format!("; {remedy}"))
+}
+
+/// Why a number is not saved, and what to do.
+fn because(value: f64, most: f64, format: &str, remedy: &str) -> String {
+    if !value.is_finite() {
+        return "; only a model whose numbers are all finite is saved".into();
+    }
+    // 65504, 3.4e38
+    let most = if most < 1e6 { most.to_string() } else { format!("{most:.1e}") };
+    format!("; {format} holds numbers up to {most}: {remedy}")
 }
 
 /// Which characters the vocabulary lacks, if any.

@@ -49,7 +49,7 @@ pub use files::{FILE_NAMES, Files, TokenizerFiles, WeightFiles};
 pub use gguf::GgufType;
 pub use hub::{Hub, HubError, ModelId, Remedy};
 pub use safetensors_file::Header;
-pub use save::{SaveOptions, save};
+pub use save::{SaveOptions, check_savable, save};
 pub use save_gguf::save_gguf;
 pub use source::{EmbeddedFiles, Source};
 pub use stored::{Encoding, TensorInfo};

@@ -7,6 +7,8 @@ use crate::tokenizer::Tokenizer;
 use candle_core::{DType, Tensor};
 use gpt2_files::{atomic, write_safetensors};
 use gpt2_model::Gpt2LMHeadModel;
+use gpt2_model::finite::all_finite;
+use half::{bf16, f16};
 use std::path::Path;
 
 /// What to save, and how.
@@ -41,8 +43,8 @@ impl SaveOptions {
 /// `lm_head` that is tied to the embedding is left out.
 ///
 /// # Errors
-/// When the folder cannot be created or written to, a layer of the model is not that of its config, or buffers are asked of
-/// gpt_bigcode, which has none.
+/// When the folder cannot be created or written to, a layer of the model is not that of its config, buffers are asked of
+/// gpt_bigcode, which has none, or a number is NaN, infinite or too large for the dtype ([`LoadError::NotSavable`]).
 pub fn save(
     dir: &Path,
     model: &Gpt2LMHeadModel,
@@ -53,7 +55,7 @@ pub fn save(
     let tokenizer = tokenizer.map(Tokenizer::to_json).transpose()?;
     let failed = |source| LoadError::Tensor { name: dir.display().to_string(), source };
     let config = config_json(model).map_err(candle_core::Error::wrap).map_err(failed)?;
-    let tensors = tensors(model, options).map_err(failed)?;
+    let tensors = tensors(model, options, dir)?;
 
     std::fs::create_dir_all(dir).map_err(LoadError::io(dir))?;
     atomic::write(&dir.join(SAFETENSORS), |temporary| write_tensors(temporary, &tensors))?;
@@ -63,20 +65,65 @@ pub fn save(
     Ok(atomic::write_bytes(&dir.join(CONFIG), config.as_bytes())?)
 }
 
-fn tensors(model: &Gpt2LMHeadModel, options: SaveOptions) -> candle_core::Result<Vec<(String, Tensor)>> {
+/// Refuses a model that [`save`] would not write with numbers of this dtype, or of the model's own for `None`. Long work can so
+/// be refused before it starts.
+///
+/// # Errors
+/// [`LoadError::NotSavable`] for the first parameter with a number that is NaN, infinite or too large for the dtype.
+pub fn check_savable(model: &Gpt2LMHeadModel, dtype: impl Into<Option<DType>>) -> Result<(), LoadError> {
+    let dtype = dtype.into().unwrap_or(model.transformer.dtype());
+    for (name, values) in model.named_parameters() {
+        savable(&name, values.tensor(), dtype)?;
+    }
+    Ok(())
+}
+
+/// A parameter as it is saved.
+fn savable(name: &str, tensor: candle_core::Result<Tensor>, dtype: DType) -> Result<Tensor, LoadError> {
+    let failed = |source| LoadError::Tensor { name: name.to_string(), source };
+    let tensor = tensor.map_err(failed)?;
+    let saved = tensor.to_dtype(dtype).and_then(|saved| saved.contiguous()).map_err(failed)?;
+    if all_finite(&saved).map_err(failed)? {
+        return Ok(saved);
+    }
+    let numbers = |x: &Tensor| x.flatten_all()?.to_dtype(DType::F64)?.to_vec1::<f64>();
+    let (before, after) = (numbers(&tensor).map_err(failed)?, numbers(&saved).map_err(failed)?);
+    let found = before.into_iter().zip(after).find(|(_, after)| !after.is_finite());
+    let (value, _) = found.unwrap_or((f64::NAN, f64::NAN));
+    let (most, remedy) = match dtype {
+        DType::F16 => (f64::from(f16::MAX), "save it in bf16 or f32"),
+        DType::BF16 => (f64::from(bf16::MAX), "save it in f32"),
+        _ => (f64::from(f32::MAX), "save it in f64"),
+    };
+    Err(LoadError::NotSavable {
+        parameter: name.to_string(),
+        value,
+        format: dtype.as_str().to_string(),
+        most,
+        remedy,
+    })
+}
+
+fn tensors(
+    model: &Gpt2LMHeadModel,
+    options: SaveOptions,
+    dir: &Path,
+) -> Result<Vec<(String, Tensor)>, LoadError> {
+    let failed = |source| LoadError::Tensor { name: dir.display().to_string(), source };
     let mut tensors = vec![];
-    model.check_layers()?; // which readers of the file would not know
+    model.check_layers().map_err(failed)?; // which readers of the file would not know
     let dtype = options.dtype.unwrap_or(model.transformer.dtype());
     for (name, values) in model.named_parameters() {
-        let tensor = values.tensor()?.to_dtype(dtype)?.contiguous()?;
-        tensors.push((names::saved(&name), tensor));
+        tensors.push((names::saved(&name), savable(&name, values.tensor(), dtype)?));
     }
     if options.buffers {
         if model.config().is_bigcode() {
-            candle_core::bail!("gpt_bigcode has no attn.bias buffers: save it without them")
+            let none = "gpt_bigcode has no attn.bias buffers: save it without them";
+            return Err(failed(candle_core::Error::msg(none)));
         }
         for (i, block) in model.transformer.h.iter().enumerate() {
-            tensors.push((names::saved(&format!("h.{i}.{}", names::TRIANGLE)), block.attn.bias.tensor()?));
+            let triangle = block.attn.bias.tensor().map_err(failed)?;
+            tensors.push((names::saved(&format!("h.{i}.{}", names::TRIANGLE)), triangle));
         }
     }
     Ok(tensors)

@@ -50,7 +50,7 @@ pub fn save_gguf(
     for (i, tensor) in plan.iter().enumerate() {
         progress(i, plan.len(), &tensor.source);
         let stored = checkpoint.tensor(&tensor.source, DType::F32, &Device::Cpu)?;
-        let data = encode(tensor, &stored).map_err(refused)?;
+        let data = encode(tensor, &stored, checkpoint.name())?;
         sums.push(crc32fast::hash(&data));
         file.write_all(&data).and_then(|()| pad(&mut file)).map_err(LoadError::io(path))?;
     }
@@ -105,18 +105,24 @@ fn check<'a>(
 }
 
 /// A tensor as the file holds it.
-fn encode(planned: &Planned, tensor: &Tensor) -> Result<Vec<u8>, String> {
-    let name = &planned.source;
+fn encode(planned: &Planned, tensor: &Tensor, name: &str) -> Result<Vec<u8>, LoadError> {
     let tensor = if planned.transposed { tensor.t() } else { Ok(tensor.clone()) };
-    let numbers =
-        tensor.and_then(|tensor| tensor.flatten_all()?.to_vec1::<f32>()).map_err(|e| e.to_string())?;
+    let numbers = tensor
+        .and_then(|tensor| tensor.flatten_all()?.to_vec1::<f32>())
+        .map_err(|source| LoadError::Tensor { name: name.to_string(), source })?;
     // The scales of blocks are also in f16.
     let limit = match planned.encoding {
         Encoding::Plain(safetensors::Dtype::F32) => f32::MAX,
         _ => f16::MAX.to_f32(),
     };
-    if let Some(x) = numbers.par_iter().find_any(|x| x.abs() > limit || x.is_nan()) {
-        return Err(format!("{name} holds {x}; expected numbers up to {limit:e}"));
+    if let Some(x) = numbers.par_iter().find_first(|x| x.abs() > limit || x.is_nan()) {
+        return Err(LoadError::NotSavable {
+            parameter: planned.source.clone(),
+            value: f64::from(*x),
+            format: planned.encoding.to_string().to_lowercase(),
+            most: f64::from(limit),
+            remedy: "keep the model as safetensors",
+        });
     }
     match planned.encoding {
         Encoding::Plain(safetensors::Dtype::F16) => {

@@ -3,6 +3,7 @@
 use crate::bytes::Bytes;
 use bytemuck::Pod;
 use candle_core::{DType, Device, Tensor, WithDType};
+use gpt2_model::finite::all_finite;
 use gpt2_model::linear::{BlockFormat, Weight, WeightLayout};
 use half::{bf16, f16};
 use rayon::prelude::*;
@@ -111,6 +112,11 @@ pub(crate) struct Stored {
 }
 
 impl Stored {
+    /// Whether the data is there, not only its header.
+    pub(crate) fn has_data(&self) -> bool {
+        self.range.end <= self.bytes.len()
+    }
+
     /// The tensor, read straight into its own memory, in the file's dtype; blocks become f32.
     ///
     /// # Errors
@@ -205,6 +211,15 @@ impl Stored {
             .for_each(|(values, blocks)| format.dequantize(blocks, values));
         self.turned(Tensor::from_vec(values, self.file_shape(), device)?)
     }
+}
+
+/// How many numbers are NaN or infinite, in f32.
+pub(crate) fn not_finite(tensor: &Tensor) -> candle_core::Result<usize> {
+    let numbers = tensor.to_dtype(DType::F32)?;
+    if all_finite(&numbers)? {
+        return Ok(0);
+    }
+    Ok(numbers.flatten_all()?.to_vec1::<f32>()?.iter().filter(|x| !x.is_finite()).count())
 }
 
 /// The place of an entry's bytes in the archive, and the CRC-32 that the archive gives for them.

@@ -98,6 +98,25 @@ impl KvCache {
         }
     }
 
+    /// A copy whose row i is row `rows[i]` of this cache, as a search over several texts needs. An encoder's keys are left out.
+    ///
+    /// # Errors
+    /// When a row does not exist, or the device cannot allocate the copy.
+    pub fn with_rows(&self, rows: &[u32]) -> Result<Self> {
+        let copy = |layer: &LayerCache| {
+            let (_, heads, capacity, d) = layer.kv.dims4()?;
+            let (dtype, device) = (layer.kv.dtype(), layer.kv.device());
+            let kv = Tensor::zeros((rows.len(), heads, capacity, d), dtype, device)?;
+            if layer.len > 0 {
+                let held = layer.kv.narrow(2, 0, layer.len)?.contiguous()?;
+                kv.slice_set(&held.index_select(&Tensor::new(rows, device)?, 0)?, 2, 0)?;
+            }
+            Ok(LayerCache { kv, len: layer.len, encoder: None })
+        };
+        let layers = self.layers.iter().map(copy).collect::<Result<_>>()?;
+        Ok(Self { layers, capacity: self.capacity, len: self.len, has_encoder: false })
+    }
+
     pub(crate) fn check_room(&mut self, batch: usize, t: usize, n_layer: usize) -> Result<()> {
         // Drops what a failed forward pass left in some layers.
         self.truncate(self.len);

@@ -1,12 +1,13 @@
 //! Generation: the decode loop over a cache.
 
+use crate::draft::{Draft, Drafted};
 use crate::hooks::Hooks;
 use crate::mask::{left_padding, position_ids};
-use crate::sampling::Sampling;
-use crate::{ForwardArgs, Gpt2LMHeadModel, KvCache};
+use crate::sampling::{Sampler, Sampling};
+use crate::{ForwardArgs, Gpt2LMHeadModel, Implementation, KvCache};
 use candle_core::{D, DType, Result, Tensor};
-use rand::SeedableRng;
-use rand_chacha::ChaCha8Rng;
+use candle_fused::attention::FEW_QUERIES;
+use std::collections::VecDeque;
 
 /// Generates one token per row in each step: an iterator over `Vec<Option<u32>>`, with `None` for a
 /// row that has ended. It ends when every row has ended, or after `max_new_tokens` steps.
@@ -18,17 +19,42 @@ use rand_chacha::ChaCha8Rng;
 #[derive(Debug)]
 pub struct Generation<'a> {
     model: &'a Gpt2LMHeadModel,
-    sampling: Sampling,
     texts: Vec<Vec<u32>>,
     ended: Vec<bool>,
     lengths: Vec<usize>,
     width: usize,
     steps_left: usize,
-    rngs: Vec<ChaCha8Rng>,
+    samplers: Vec<Sampler>,
     cache: KvCache,
     next_input: Tensor,
     hooks: Option<&'a dyn Hooks>,
+    checks: Option<Checks<'a>>,
     failed: bool,
+}
+
+/// The number of positions that a prompt of `width` tokens and `new` tokens after it need.
+pub(crate) fn room_for(model: &Gpt2LMHeadModel, width: usize, new: usize) -> Result<usize> {
+    if width == 0 {
+        candle_core::bail!("a prompt needs at least one token")
+    }
+    let n = model.config().n_positions;
+    // The last new token is returned but never fed back to the model.
+    let positions = width.saturating_add(new.saturating_sub(1));
+    if positions > n {
+        candle_core::bail!(
+            "a prompt of {width} tokens and {new} new ones do not fit the model's n_positions = {n}; at most {} new tokens do",
+            (n + 1).saturating_sub(width)
+        )
+    }
+    Ok(positions)
+}
+
+/// A draft, and the tokens that the last pass found to follow the text.
+#[derive(Debug)]
+struct Checks<'a> {
+    draft: Box<dyn Draft + 'a>,
+    found: VecDeque<u32>,
+    drafted: Drafted,
 }
 
 impl<'a> Generation<'a> {
@@ -44,21 +70,10 @@ impl<'a> Generation<'a> {
         max_new_tokens: usize,
     ) -> Result<Self> {
         sampling.validate()?;
-        if prompts.is_empty() || prompts.iter().any(Vec::is_empty) {
-            candle_core::bail!("a prompt needs at least one token")
-        }
         let lengths: Vec<usize> = prompts.iter().map(Vec::len).collect();
+        room_for(model, lengths.iter().copied().min().unwrap_or(0), 0)?;
         let width = lengths.iter().copied().max().unwrap_or(0);
-        let n = model.config().n_positions;
-        // The last new token is returned but never fed back to the model.
-        let capacity = width.saturating_add(max_new_tokens.saturating_sub(1));
-        if capacity > n {
-            candle_core::bail!(
-                "a prompt of {width} tokens and {max_new_tokens} new ones do not fit the model's \
-                 n_positions = {n}; at most {} new tokens do",
-                (n + 1).saturating_sub(width)
-            )
-        }
+        let capacity = room_for(model, width, max_new_tokens)?;
         let (device, dtype) = (model.transformer.wte.device(), model.transformer.dtype());
         let padded: Vec<u32> = prompts
             .iter()
@@ -70,12 +85,12 @@ impl<'a> Generation<'a> {
             ended: vec![max_new_tokens == 0; prompts.len()],
             width,
             steps_left: max_new_tokens,
-            rngs: vec![ChaCha8Rng::seed_from_u64(sampling.seed); prompts.len()],
+            samplers: lengths.iter().map(|&length| Sampler::new(sampling.clone(), length)).collect(),
             cache: KvCache::new(model.config(), prompts.len(), capacity, dtype, device)?,
             next_input: Tensor::from_vec(padded, (prompts.len(), width), device)?,
             lengths,
-            sampling,
             hooks: None,
+            checks: None,
             failed: false,
         })
     }
@@ -99,6 +114,36 @@ impl<'a> Generation<'a> {
     #[must_use]
     pub fn with_hooks(self, hooks: &'a dyn Hooks) -> Self {
         Self { hooks: Some(hooks), ..self }
+    }
+
+    /// Lets `draft` guess the next tokens, and checks up to three guesses in each pass. The text stays the same to the last
+    /// token: with so few positions in a pass, none of them changes the bits of another's logits. Hooks also see the guesses
+    /// that turn out wrong, and a hook that replaces values may round otherwise than alone.
+    ///
+    /// # Errors
+    /// For several prompts, or where a position's bits depend on the others of its pass: on a GPU, with eager attention, and
+    /// in builds with `mkl` or `accelerate`.
+    pub fn with_draft(self, draft: impl Draft + 'a) -> Result<Self> {
+        let transformer = &self.model.transformer;
+        if self.texts.len() != 1 {
+            candle_core::bail!("a draft guesses for one prompt, got {}", self.texts.len())
+        }
+        let fused =
+            self.model.config().attn_implementation.on(transformer.wte.device()) == Implementation::Fused;
+        let exact = fused && transformer.wte.device().is_cpu() && transformer.dtype() != DType::F64;
+        if !exact || cfg!(any(feature = "mkl", feature = "accelerate")) {
+            candle_core::bail!(
+                "a draft needs fused attention and our own products in f32, f16 or bf16 on the CPU: elsewhere the text could change"
+            )
+        }
+        let checks = Checks { draft: Box::new(draft), found: VecDeque::new(), drafted: Drafted::default() };
+        Ok(Self { checks: Some(checks), ..self })
+    }
+
+    /// How the draft fared so far, if there is one.
+    #[must_use]
+    pub fn drafted(&self) -> Option<Drafted> {
+        self.checks.as_ref().map(|checks| checks.drafted)
     }
 
     /// Each row's text so far: the prompt and the generated tokens.
@@ -133,15 +178,67 @@ impl<'a> Generation<'a> {
                 chosen.push(None);
                 continue;
             }
-            let token = self.sampling.choose(logits, &self.texts[i], &mut self.rngs[i])?;
-            self.texts[i].push(token);
-            self.ended[i] = self.model.config().is_eos(token);
+            let token = self.samplers[i].choose(logits, &self.texts[i])?;
+            self.push(i, token);
             chosen.push(Some(token));
         }
         let input: Vec<u32> = chosen.iter().map(|c| c.unwrap_or(0)).collect();
         self.next_input = Tensor::new(input, self.next_input.device())?.unsqueeze(D::Minus1)?;
-        self.steps_left -= 1;
         Ok(chosen)
+    }
+
+    fn push(&mut self, row: usize, token: u32) {
+        self.texts[row].push(token);
+        self.ended[row] = self.model.config().is_eos(token);
+    }
+
+    /// The next token of the only row, if a draft guesses: from the last pass, or from another one.
+    fn checked(&mut self, checks: &mut Checks) -> Result<u32> {
+        if checks.found.is_empty() {
+            self.check(checks)?;
+        }
+        let Some(token) = checks.found.pop_front() else {
+            candle_core::bail!("a pass gives at least one token")
+        };
+        self.push(0, token);
+        Ok(token)
+    }
+
+    /// One pass over the tokens that the cache lacks and what the draft guesses comes after them.
+    fn check(&mut self, checks: &mut Checks) -> Result<()> {
+        let (mut text, sampler) = (self.texts[0].clone(), &self.samplers[0]);
+        let vocabulary = self.model.config().vocab_size;
+        // A pass over the prompt takes other kernels than one over a few tokens: it is the same with a draft as without.
+        let most = if self.cache.is_empty() { 0 } else { (self.steps_left - 1).min(FEW_QUERIES - 1) };
+        let guess = if most == 0 { vec![] } else { checks.draft.propose(&text, most, sampler)? };
+        let known = |&token: &u32| (token as usize) < vocabulary;
+        let guess: Vec<u32> = guess.into_iter().take(most).take_while(known).collect();
+        if !self.cache.is_empty() {
+            checks.drafted.passes += 1;
+            checks.drafted.proposed += guess.len();
+        }
+        let input = [&text[self.cache.len()..], &guess].concat();
+        let input = Tensor::new(input, self.next_input.device())?.unsqueeze(0)?; // (1, T)
+        let args = ForwardArgs {
+            cache: Some(&mut self.cache),
+            last_logits_only: guess.is_empty(),
+            hooks: self.hooks,
+            ..ForwardArgs::default()
+        };
+        let logits = self.model.forward(&input, args)?.logits.squeeze(0)?; // (1 or T, V)
+        for (i, mut logits) in logits.to_dtype(DType::F32)?.to_vec2::<f32>()?.into_iter().enumerate() {
+            let token = sampler.choose(&mut logits, &text)?;
+            text.push(token);
+            checks.found.push_back(token);
+            let right = guess.get(i) == Some(&token);
+            checks.drafted.accepted += usize::from(right);
+            if !right || self.model.config().is_eos(token) {
+                break;
+            }
+        }
+        // The model has not read the last token, and what it read of wrong guesses goes.
+        self.cache.truncate(text.len() - 1);
+        Ok(())
     }
 }
 
@@ -152,7 +249,15 @@ impl Iterator for Generation<'_> {
         if self.failed || self.steps_left == 0 || self.ended.iter().all(|&ended| ended) {
             return None;
         }
-        let step = self.step();
+        let step = match self.checks.take() {
+            None => self.step(),
+            Some(mut checks) => {
+                let token = self.checked(&mut checks);
+                self.checks = Some(checks);
+                token.map(|token| vec![Some(token)])
+            }
+        };
+        self.steps_left -= 1;
         self.failed = step.is_err();
         Some(step)
     }

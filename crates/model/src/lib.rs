@@ -29,11 +29,13 @@
 
 pub mod analysis;
 pub mod attention;
+pub mod beams;
 pub mod block;
 pub mod cache;
 pub mod config;
 pub mod conv1d;
 mod cross_attention;
+pub mod draft;
 mod embedding;
 pub mod finite;
 mod forward;
@@ -79,7 +81,7 @@ pub use mean_ablation::MeanOver;
 pub use mlp::Mlp;
 pub use model::Gpt2Model;
 pub use pass::{Encoder, Pass};
-pub use sampling::Sampling;
+pub use sampling::{Sampler, Sampling};
 pub use training::Training;
 
 // Runs the README's example as a test.

@@ -1,6 +1,6 @@
 //! [`Gpt2LMHeadModel`], the transformer with its output projection: logits are `x · lm_headᵀ`.
 
-use crate::forward::{CausalLMOutput, ForwardArgs};
+use crate::forward::{CausalLMOutput, ForwardArgs, ModelOutput};
 use crate::hooks::{PassHooks, Point};
 use crate::inputs::check_targets;
 use crate::linear::{BlockFormat, Linear, Weight, WeightLayout};
@@ -125,6 +125,20 @@ impl Gpt2LMHeadModel {
         let transformer = self.transformer.forward(input_ids, args)?;
         let logits = self.lm_head.forward(&transformer.last_hidden_state)?; // (B, T, V)
         Ok(CausalLMOutput { logits: hooks.pass(Point::Logits, logits)?, transformer })
+    }
+
+    /// The output of the transformer, for a caller that needs no logits: they are computed only if a hook wants them.
+    ///
+    /// # Shapes
+    /// `input_ids` (B, T), any integer dtype -> see [`ModelOutput`]
+    ///
+    /// # Errors
+    /// Those of [`forward`](Self::forward).
+    pub fn transform(&self, input_ids: &Tensor, args: ForwardArgs) -> Result<ModelOutput> {
+        if args.hooks.is_some_and(|hooks| hooks.wants(Point::Logits)) {
+            return Ok(self.forward(input_ids, args)?.transformer);
+        }
+        self.transformer.forward(input_ids, args)
     }
 
     /// The mean cross-entropy in nats of predicting the batch's targets; differentiable. The result is the [`cross_entropy`]

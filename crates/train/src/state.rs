@@ -187,6 +187,29 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_state_with_a_number_that_is_not_finite_leaves_the_one_before() -> std::result::Result<(), BoxError> {
+        let folder = tempfile::tempdir()?;
+        let path = folder.path().join("state.safetensors");
+        let var = Var::from_tensor(&Tensor::new(&[1f32, 2.], &Device::Cpu)?)?;
+        let variables = [("ln_f.bias".to_string(), var)];
+        let options = crate::TrainOptions::new(1);
+        let settings =
+            Settings { config: gpt2_model::Config::gpt2(), data: 0, options, lora: None, base: None };
+        let write = |moment: f32| {
+            let moments = [("v.ln_f.bias".to_string(), Tensor::new(&[0f32, moment], &Device::Cpu)?)];
+            save(&path, &settings, &variables, moments.into(), 1, &History::default())
+        };
+        write(0.5)?;
+        let before = std::fs::read(&path)?;
+        for moment in [f32::NAN, f32::INFINITY] {
+            let error = write(moment).expect_err("not finite").to_string();
+            assert!(error.contains("v.ln_f.bias"), "{error}");
+            assert_eq!(std::fs::read(&path)?, before);
+        }
+        Ok(())
+    }
+
+    #[test]
     fn a_history_is_read_as_it_was_written() -> std::result::Result<(), BoxError> {
         let mut history = History::default();
         for (step, validation) in [(1, None), (2, Some(3.0)), (3, Some(2.5)), (4, Some(2.5)), (5, Some(2.75))]

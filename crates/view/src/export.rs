@@ -35,6 +35,9 @@ pub struct LayerJson {
 pub struct HeadJson {
     /// The index of the head, from 0.
     pub head: usize,
+    /// What became of its output, if the run does not use it: "ablated". The field is left out if it does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub silenced: Option<&'static str>,
     /// The head in five numbers, and `uniform`: the value that `on_self`, `on_previous` and `on_first` would
     /// each have if attention were uniform. All are means over the queries that see at least two keys, or
     /// over the only token of a text.
@@ -64,7 +67,12 @@ impl LayerJson {
         }
         let head = |(i, (&head, summary))| -> Result<HeadJson> {
             let rows = |i| lower_triangle(&weights.get(i)?, "attention");
-            Ok(HeadJson { head, summary, weights: with_weights.then(|| rows(i)).transpose()? })
+            Ok(HeadJson {
+                head,
+                silenced: None,
+                summary,
+                weights: with_weights.then(|| rows(i)).transpose()?,
+            })
         };
         let heads = heads.iter().zip(summaries).enumerate().map(head).collect::<Result<_>>()?;
         Ok(Self { layer, heads })

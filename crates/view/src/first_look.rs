@@ -3,6 +3,7 @@
 use crate::focus::{Focus, Looks, Places};
 use crate::heatmap::heatmap;
 use crate::rows::lower_triangle;
+use crate::silenced::Silenced;
 use crate::table::{Cell, FULL, HeadRow, Table, overview};
 use crate::terminal::{Color, Style, compact};
 use crate::text::{Align, display_width, fit, visible_token};
@@ -34,11 +35,13 @@ pub struct Link {
 }
 
 /// Looks through the weights of all heads, one layer at a time, for what a person should see first: the head that links
-/// tokens most, the strongest links, and the kind of each head.
+/// tokens most, the strongest links, and the kind of each head. A head whose output the run does not use has a kind, but is
+/// neither chosen nor among the links.
 #[derive(Debug)]
 pub struct FirstLook {
     tokens: Vec<String>,
     places: Places,
+    silenced: Silenced,
     /// The strongest links, the strongest first.
     links: Vec<Link>,
     looks: BTreeMap<(usize, usize), Looks>,
@@ -50,18 +53,19 @@ pub struct FirstLook {
 struct Best {
     layer: usize,
     head: usize,
-    /// The mean over the queries of the largest weight that is neither on the query's own token nor on the first.
+    /// See [`reach`].
     reach: f32,
     /// (T, T)
     weights: Tensor,
 }
 
 impl FirstLook {
-    /// Begins with a text and no head. Tokens with the same id count as copies; `tokens` are their labels.
+    /// Begins with a text and no head. Tokens with the same id count as copies; `tokens` are their labels. `silenced` are the
+    /// heads whose output the run does not use.
     ///
     /// # Errors
     /// When the numbers of labels and ids differ.
-    pub fn new(ids: &[u32], tokens: &[String]) -> Result<Self> {
+    pub fn new(ids: &[u32], tokens: &[String], silenced: Silenced) -> Result<Self> {
         if ids.len() != tokens.len() {
             candle_core::bail!(
                 "first look: {} ids and {} labels, expected one label for each id",
@@ -70,7 +74,14 @@ impl FirstLook {
             )
         }
         let places = Places::new(ids, tokens);
-        Ok(Self { tokens: tokens.to_vec(), places, links: vec![], looks: BTreeMap::new(), best: None })
+        Ok(Self {
+            tokens: tokens.to_vec(),
+            places,
+            silenced,
+            links: vec![],
+            looks: BTreeMap::new(),
+            best: None,
+        })
     }
 
     /// Looks at these heads of a layer.
@@ -94,35 +105,29 @@ impl FirstLook {
             let weights = weights.get(i)?;
             let rows = lower_triangle::<f32>(&weights, "first look")?;
             self.looks.insert((layer, head), Looks::new(&rows, &self.places));
-            let reach = self.take_links(layer, head, &rows);
-            if reach.is_some_and(|reach| self.best.as_ref().is_none_or(|best| reach > best.reach)) {
+            if self.silenced.how(layer, head).is_some() {
+                continue;
+            }
+            self.take_links(layer, head, &rows);
+            let best = self.best.as_ref().map_or(f32::NEG_INFINITY, |best| best.reach);
+            if let Some(reach) = reach(&rows).filter(|reach| *reach > best) {
                 // A copy, since a view would keep the whole layer's weights.
-                let (reach, weights) = (reach.unwrap_or_default(), weights.copy()?);
-                self.best = Some(Best { layer, head, reach, weights });
+                self.best = Some(Best { layer, head, reach, weights: weights.copy()? });
             }
         }
         Ok(())
     }
 
-    /// Keeps the strongest links of a head; returns how far it reaches: see [`Best::reach`]. `None` if no query has a key
-    /// besides itself and the first token, or if a weight is NaN.
-    fn take_links(&mut self, layer: usize, head: usize, rows: &[Vec<f32>]) -> Option<f32> {
-        let mut sum = 0.0;
+    /// Keeps the strongest links of a head.
+    fn take_links(&mut self, layer: usize, head: usize, rows: &[Vec<f32>]) {
         for (query, row) in rows.iter().enumerate().skip(2) {
-            let between = &row[1..query];
-            sum += between
-                .iter()
-                .copied()
-                .fold(0.0, |most: f32, w| if most.is_nan() || w.is_nan() { f32::NAN } else { most.max(w) });
-            for (i, &weight) in between.iter().enumerate() {
+            for (i, &weight) in row[1..query].iter().enumerate() {
                 let weakest = self.links.last().map_or(0.0, |link| link.weight);
                 if self.links.len() < LINKS || weight > weakest {
                     self.take(Link { query, key: i + 1, weight, layer, head });
                 }
             }
         }
-        let queries = rows.len().checked_sub(2).filter(|&queries| queries > 0)?;
-        Some(sum / queries as f32).filter(|reach| !reach.is_nan())
     }
 
     /// Keeps a link if it is among the strongest; among equal ones, those that came first.
@@ -164,7 +169,7 @@ impl FirstLook {
             let kind = focus(*layer, *head);
             line(&format!("head {layer}.{head} (layer {layer}, head {head}): {kind}, {}", kind.meaning()));
             line(&format!(
-                "chosen: its largest weights beyond itself and the first token average {reach:.2}"
+                "shown because its attention is the most focused: {reach:.2} on one earlier token"
             ));
             out += &heatmap(weights, &self.tokens, &self.tokens, &style.with_max_cell(CELL))?;
             out += "\nstrongest links between tokens\n";
@@ -183,6 +188,12 @@ impl FirstLook {
         let kinds: BTreeSet<Focus> = heads.iter().map(|row| row.focus).collect();
         for kind in kinds {
             let _ = writeln!(out, "{kind:<9}  {}", kind.meaning());
+        }
+        let silenced: BTreeSet<&str> = heads.iter().filter_map(|row| row.silenced).collect();
+        if !silenced.is_empty() {
+            let how = Vec::from_iter(silenced).join(" or ");
+            let line = format!("{:<9}  {how}: the run replaces its output", "*");
+            let _ = writeln!(out, "{}", fit(&line, style.columns()));
         }
         Ok(out)
     }
@@ -221,6 +232,18 @@ impl FirstLook {
     }
 }
 
+/// How focused a head is: the mean over the queries of the largest weight that is neither on the query's own token nor on
+/// the first. `None` if no query has another key, or if a weight is NaN.
+pub(crate) fn reach(rows: &[Vec<f32>]) -> Option<f32> {
+    let most = |most: f32, &w: &f32| if most.is_nan() || w.is_nan() { f32::NAN } else { most.max(w) };
+    let mut largest = vec![];
+    for row in rows.iter().filter(|row| row.len() > 2) {
+        largest.push(row[1..row.len() - 1].iter().fold(0.0, most));
+    }
+    let mean = largest.iter().sum::<f32>() / largest.len() as f32; // NaN without any
+    (!mean.is_nan()).then_some(mean)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -234,10 +257,14 @@ mod tests {
 
     /// Two heads: one on the token before, one that finds what followed the `a` of the beginning.
     fn look() -> Result<(FirstLook, Vec<HeadRow>)> {
+        look_without(Silenced::default())
+    }
+
+    fn look_without(silenced: Silenced) -> Result<(FirstLook, Vec<HeadRow>)> {
         let before = [[1f32, 0., 0., 0.], [1., 0., 0., 0.], [0.2, 0.8, 0., 0.], [0.1, 0., 0.9, 0.]];
         let after = [[1f32, 0., 0., 0.], [0.9, 0.1, 0., 0.], [0.8, 0.05, 0.15, 0.], [0.05, 0.95, 0., 0.]];
         let weights = Tensor::new(&[before, after], &Device::Cpu)?;
-        let mut look = FirstLook::new(&[5, 6, 7, 5], &tokens())?;
+        let mut look = FirstLook::new(&[5, 6, 7, 5], &tokens(), silenced.clone())?;
         look.layer(3, &[1, 4], &weights)?;
         let rows = [1, 4].into_iter().zip(summarize(&weights)?);
         let row = |(head, summary): (usize, HeadSummary)| HeadRow {
@@ -245,6 +272,7 @@ mod tests {
             head,
             summary,
             focus: summary.focus(look.looks(3, head)),
+            silenced: silenced.how(3, head),
         };
         let rows = rows.map(row).collect();
         Ok((look, rows))
@@ -267,7 +295,7 @@ mod tests {
         let text = look.render(&rows, &Style::default())?;
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[0], "head 3.1 (layer 3, head 1): previous, the token before");
-        assert_eq!(lines[1], "chosen: its largest weights beyond itself and the first token average 0.85");
+        assert_eq!(lines[1], "shown because its attention is the most focused: 0.85 on one earlier token");
         assert!(
             text.contains("\n3  a  ->  1  b  .95  3.4  induction\n3  a  ->  2  c  .90  3.1  previous\n"),
             "{text}"
@@ -277,19 +305,38 @@ mod tests {
     }
 
     #[test]
+    fn a_silenced_head_is_marked_and_neither_chosen_nor_linked() -> Result<()> {
+        let mut silenced = Silenced::default();
+        silenced.insert(3, 1, "ablated");
+        let (look, rows) = look_without(silenced)?;
+        assert!(look.links().iter().all(|link| link.head == 4) && look.links().len() == 3, "{look:?}");
+        let text = look.render(&rows, &Style::default())?;
+        assert!(text.starts_with("head 3.4 (layer 3, head 4): induction"), "{text}");
+        assert!(text.contains("\n*3.1 ") && text.contains("  previous\n"), "it has a row and a kind: {text}");
+        assert!(text.ends_with("\n*          ablated: the run replaces its output\n"), "{text}");
+        Ok(())
+    }
+
+    #[test]
     fn no_line_is_wider_than_the_terminal() -> Result<()> {
         for t in [60, 1100] {
             let tokens: Vec<String> = (0..t).map(|i| format!("a long token, number {i}")).collect();
             let ids: Vec<u32> = (0..60).cycle().take(t).collect();
             let weights = Tensor::full(1f32 / 60.0, (2, t, t), &Device::Cpu)?;
-            let mut look = FirstLook::new(&ids, &tokens)?;
+            let mut look = FirstLook::new(&ids, &tokens, Silenced::default())?;
             look.layer(11, &[10, 11], &weights)?;
             // Also positions of four digits.
             for link in &mut look.links {
                 (link.query, link.key) = (t - 1, t - 2);
             }
             let summary = summarize(&weights)?[0];
-            let rows = [10, 11].map(|head| HeadRow { layer: 11, head, summary, focus: Focus::Induction });
+            let rows = [10, 11].map(|head| HeadRow {
+                layer: 11,
+                head,
+                summary,
+                focus: Focus::Induction,
+                silenced: Some("mean-ablated"),
+            });
             for width in [10, 40, 79, 80, 140] {
                 for color in [Color::Plain, Color::Ansi256] {
                     let text = look.render(&rows, &Style { color, width, ..Style::default() })?;
@@ -314,7 +361,7 @@ mod tests {
 
     #[test]
     fn a_text_of_two_tokens_has_no_links() -> Result<()> {
-        let mut look = FirstLook::new(&[5, 6], &tokens()[..2])?;
+        let mut look = FirstLook::new(&[5, 6], &tokens()[..2], Silenced::default())?;
         look.layer(0, &[0], &Tensor::new(&[[[1f32, 0.], [0.5, 0.5]]], &Device::Cpu)?)?;
         assert!(look.links().is_empty() && look.best.is_none());
         assert!(look.render(&[], &Style::default())?.starts_with("heads, "));
@@ -326,7 +373,7 @@ mod tests {
 
     #[test]
     fn nan_is_not_a_link() -> Result<()> {
-        let mut look = FirstLook::new(&[5, 6, 7, 8], &tokens())?;
+        let mut look = FirstLook::new(&[5, 6, 7, 8], &tokens(), Silenced::default())?;
         let rows =
             [[1f32, 0., 0., 0.], [0.5, 0.5, 0., 0.], [0.5, f32::NAN, 0.5, 0.], [0.1, f32::NAN, 0.3, 0.6]];
         look.layer(0, &[0], &Tensor::new(&[rows], &Device::Cpu)?)?;

@@ -36,6 +36,19 @@ pub enum Focus {
 }
 
 impl Focus {
+    /// All kinds, in the order above.
+    pub(crate) const ALL: [Self; 9] = [
+        Self::Itself,
+        Self::Previous,
+        Self::First,
+        Self::Duplicate,
+        Self::Induction,
+        Self::Marks,
+        Self::Recent,
+        Self::Even,
+        Self::Spread,
+    ];
+
     /// What it looks at, in three words.
     #[must_use]
     pub fn meaning(self) -> &'static str {
@@ -122,11 +135,14 @@ impl Looks {
         evenness: 0.0,
     };
 
-    /// The means over the queries that have such keys, from the visible weights of each query.
+    /// The means over the queries that have such keys, from the visible weights of each query: the last of them is on the
+    /// query itself.
     pub(crate) fn new(rows: &[Vec<f32>], text: &Places) -> Self {
         let mut sums = [Sum::default(); 4];
         let (mut entropy, mut uniform) = (0.0, 0.0);
-        for ((i, row), copies) in rows.iter().enumerate().zip(&text.copies) {
+        for row in rows {
+            let i = row.len() - 1;
+            let copies = &text.copies[i];
             // The first token and the one before have kinds of their own.
             let is_other = |&key: &usize| key > 0 && key + 1 < i;
             sums[0].add(row, copies.iter().copied().filter(is_other));
@@ -325,8 +341,7 @@ mod tests {
 
     #[test]
     fn every_kind_has_three_words() {
-        use Focus::{Duplicate, Even, First, Induction, Itself, Marks, Previous, Recent, Spread};
-        for focus in [Itself, Previous, First, Duplicate, Induction, Marks, Recent, Even, Spread] {
+        for focus in Focus::ALL {
             assert_eq!(focus.meaning().split(' ').count(), 3, "{focus}");
         }
     }

@@ -18,6 +18,7 @@
 //! | `summary` | [`summarize`]: a head's weights as a few numbers |
 //! | `focus` | [`Focus`]: the kind of a head, by where it looks |
 //! | `first_look` | [`FirstLook`]: the head, the links and the kinds that a person sees first |
+//! | `silenced` | [`Silenced`]: heads whose output a run does not use |
 //! | `heatmap` | [`heatmap`]: the weights of one head, with a row and a column for each token |
 //! | `table` | [`Table`]: columns aligned by display width; [`overview`]: one row per head |
 //! | `text` | [`visible_token`] and the like: token strings without control codes for the terminal |
@@ -25,10 +26,10 @@
 //! | `palette` | the colors of weights |
 //! | `rows` | weights as rows of numbers without the hidden keys; [`keep_largest`]: the largest weights of each row |
 //! | `html` | [`PageWriter`]: every head in one page for a browser, which needs no network; [`page_fragment`] |
-//! | `picture` | as PNG, SVG or PDF ([`PictureFormat`]): one head ([`head_picture`]), all ([`HeadGrid`]), a matrix of signed numbers ([`NumberMap`]), a training run ([`loss_curve`]) |
+//! | `picture` | as PNG, SVG or PDF ([`PictureFormat`]): in a [`Frame`] with a title and a width: one head ([`head_picture`]), all ([`HeadGrid`]), rollout ([`rollout_picture`]), matrices of signed numbers ([`NumberMap`], [`number_maps`]), a training run ([`loss_curve`]) |
 //! | `provenance` | [`Provenance`]: how a file was made, recorded in every file |
 //! | `export` | [`AttentionJson`], [`write_json_lines`], and [`write_square_json`] for BertViz and CircuitsVis |
-//! | crate `gpt2-files` | [`write_safetensors`] |
+//! | crate `gpt2-files` | [`write_safetensors`], [`write_any_safetensors`] |
 //!
 //! ```
 //! use candle_core::{Device, Tensor};
@@ -53,6 +54,7 @@ mod palette;
 mod picture;
 mod provenance;
 mod rows;
+mod silenced;
 mod summary;
 mod table;
 mod terminal;
@@ -64,16 +66,20 @@ pub use export::{
 };
 pub use first_look::{FirstLook, Link};
 pub use focus::{FOCUS_THRESHOLD, Focus, Looks, Share};
-pub use gpt2_files::write_safetensors;
+pub use gpt2_files::{write_any_safetensors, write_safetensors};
 pub use heatmap::heatmap;
 pub use html::{HeadNumbers, NextToken, PageHeader, PageWriter, page_fragment};
-pub use picture::{HeadGrid, NumberMap, PictureFormat, head_picture, loss_curve};
+pub use picture::{
+    Frame, HeadGrid, NumberMap, PictureFormat, PictureWidth, head_picture, loss_curve, number_maps,
+    rollout_picture,
+};
 pub use provenance::Provenance;
 pub use rows::keep_largest;
+pub use silenced::Silenced;
 pub use summary::{HeadSummary, QueryNumbers, summarize};
 pub use table::{HeadRow, Table, overview};
 pub use terminal::{Color, MIN_WIDTH, Style};
-pub use text::{Align, display_width, fit, pad, visible_text, visible_token};
+pub use text::{Align, display_width, fit, pad, visible_lines, visible_text, visible_token};
 
 // The example of the README is a test.
 #[cfg(doctest)]

@@ -111,6 +111,8 @@ pub struct HeadRow {
     pub summary: HeadSummary,
     /// Its kind.
     pub focus: Focus,
+    /// What became of its output, if the run does not use it: "ablated".
+    pub silenced: Option<&'static str>,
 }
 
 /// The width of the full table if layers and heads are below 100.
@@ -121,7 +123,7 @@ pub(crate) const FULL: usize = 60;
 /// The rows come in the order of `heads`. The units are below the titles; self, previous and first are mean weights from
 /// 0 to 1, tinted if the style has color. A head looks where its weight exceeds uniform attention most
 /// ([`HeadSummary::focus`]), so on a short text a head with a large weight can still count as spread. Terminals of fewer
-/// than 60 columns get shorter titles and no focus. `style.max_rows` does not apply: in a table of heads, the middle says
+/// than 60 columns get shorter titles and no focus. A head whose output the run does not use has a star before its name. `style.max_rows` does not apply: in a table of heads, the middle says
 /// as much as the ends.
 #[must_use]
 pub fn overview(heads: &[HeadRow], style: &Style) -> String {
@@ -135,10 +137,11 @@ pub fn overview(heads: &[HeadRow], style: &Style) -> String {
 
     let mut table = Table::new(&columns);
     table.row(units.map(str::to_owned).into());
-    for HeadRow { layer, head, summary, focus } in heads {
+    for HeadRow { layer, head, summary, focus, silenced } in heads {
+        let star = if silenced.is_some() { "*" } else { "" };
         let mass = |weight: f32| Cell::painted(&number(weight, 2), weight, style.color);
         let mut cells = vec![
-            Cell::plain(&format!("{layer}.{head}")),
+            Cell::plain(&format!("{star}{layer}.{head}")),
             Cell::plain(&number(summary.entropy, 2)),
             Cell::plain(&number(summary.mean_distance, 1)),
             mass(summary.on_self),
@@ -223,7 +226,7 @@ mod tests {
         let odd = HeadSummary { entropy: f32::NAN, on_previous: 0.0, mean_distance: 1023.0, ..some };
         let row = |layer, head, summary: HeadSummary| {
             let focus = summary.focus(Looks::NONE);
-            HeadRow { layer, head, summary, focus }
+            HeadRow { layer, head, summary, focus, silenced: (head == 3).then_some("ablated") }
         };
         vec![row(0, 0, some), row(0, 11, odd), row(11, 3, some)]
     }
@@ -231,11 +234,11 @@ mod tests {
     #[test]
     fn a_row_a_head() {
         let expected = [
-            "head  entropy  distance  self  previous  first  focus",
-            "         nats    tokens",
-            " 0.0     0.79      12.3  0.10      0.88   0.03  previous",
-            "0.11      nan    1023.0  0.10      0.00   0.03  spread",
-            "11.3     0.79      12.3  0.10      0.88   0.03  previous",
+            " head  entropy  distance  self  previous  first  focus",
+            "          nats    tokens",
+            "  0.0     0.79      12.3  0.10      0.88   0.03  previous",
+            " 0.11      nan    1023.0  0.10      0.00   0.03  spread",
+            "*11.3     0.79      12.3  0.10      0.88   0.03  previous",
         ];
         assert_eq!(overview(&heads(), &Style::default()).lines().collect::<Vec<_>>(), expected);
     }

@@ -35,6 +35,25 @@ pub fn visible_text(text: &str) -> String {
     visible(text, ' ')
 }
 
+/// Text for reading on a terminal: line ends and tabs stay, and so does everything that only changes how letters look, such
+/// as the joiners of emoji.
+///
+/// What a terminal would act upon becomes visible, as in [`visible_text`]: all other control characters (`␛` for escape, `␍`
+/// for carriage return, `\u{9b}` for a C1 control), and the embeddings, overrides and isolates that reorder a line.
+#[must_use]
+pub fn visible_lines(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        let reorders = matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+        if reorders || c.is_control() && c != '\n' && c != '\t' {
+            out += &visible_text(c.encode_utf8(&mut [0; 4]));
+        } else {
+            out.push(c);
+        }
+    }
+    out
+}
+
 fn visible(text: &str, space: char) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -182,6 +201,24 @@ pub(crate) mod tests {
             assert!(display_width(&shown) > 1, "{c:?} is seen");
             // A table adds up the widths of its cells, so a neighbor after a space must not change them.
             assert_eq!(display_width(&format!("{shown} {shown}")), 2 * display_width(&shown) + 1, "{c:?}");
+        }
+    }
+
+    #[test]
+    fn a_terminal_gets_lines_and_tabs_and_nothing_else_that_it_acts_upon() {
+        for (text, shown) in [
+            ("ROMEO:\n\tBut soft! — é 漢", "ROMEO:\n\tBut soft! — é 漢"),
+            ("a\x1b]0;title\x07b", "a␛]0;title␇b"),
+            ("a\rb\x08c\x7f\0", "a␍b␈c␡␀"),
+            ("\u{9b}2J\u{85}", "\\u{9b}2J\\u{85}"),
+            ("\u{202e}desrever\u{2066}", "\\u{202e}desrever\\u{2066}"),
+            ("👩\u{200d}👧 ❤\u{fe0f} e\u{301}\u{a0}x", "👩\u{200d}👧 ❤\u{fe0f} e\u{301}\u{a0}x"),
+        ] {
+            assert_eq!(visible_lines(text), shown, "{text:?}");
+        }
+        for c in '\0'..=char::MAX {
+            let shown = visible_lines(c.encode_utf8(&mut [0; 4]));
+            assert!(shown.chars().all(|s| !s.is_control() || s == c && "\n\t".contains(c)), "{c:?}");
         }
     }
 

@@ -4,7 +4,7 @@ mod access;
 mod cached;
 mod faults;
 mod repositories;
-mod server;
+pub(crate) mod server;
 
 use crate::common::Result;
 use crate::{Run, command};
@@ -22,7 +22,7 @@ const FORWARD: [&str; 4] = ["forward", "--model", "gpt2", "O Romeo"];
 const FORWARD_OFFLINE: [&str; 5] = ["forward", "--model", "gpt2", "--offline", "O Romeo"];
 
 /// The built-in demo model's files, as a repository on the Hub.
-fn repository() -> Vec<(String, Vec<u8>)> {
+pub(crate) fn repository() -> Vec<(String, Vec<u8>)> {
     let read = |name: &str| std::fs::read(Path::new(DEMO).join(name)).expect("the demo model's files");
     ["config.json", "model.safetensors", "tokenizer.json", "README.md"]
         .map(|name| (name.into(), read(name)))

@@ -4,7 +4,10 @@ use super::{bits, hooked};
 use crate::common::{Result, assert_close, data, some_ids};
 use crate::models::{load, random_model};
 use candle_core::{DType, Device, Tensor};
-use gpt2_model::hooks::{Head, Intervention, Interventions, KnockOut, Patch, Place, Point, Recorder};
+use gpt2_model::analysis::{Contrast, Metric, Parts, activation_patching};
+use gpt2_model::hooks::{
+    Chain, Head, Hooks, Intervention, Interventions, KnockOut, Patch, Place, Point, Recorder,
+};
 use gpt2_model::{ForwardArgs, Generation, Gpt2LMHeadModel, KvCache, Sampling};
 use std::collections::HashMap;
 
@@ -219,5 +222,141 @@ fn a_patch_ends_where_the_other_text_does() -> Result {
         let got = model.forward(&ids.narrow(1, start, len)?, args)?.logits;
         assert_close(&format!("{start}"), &got, &expected.narrow(1, start, len)?, 1e-5);
     }
+    Ok(())
+}
+
+/// A patch replaces the rows that it names and no other: on every head, up to the last position, where no row is left, and
+/// where a single row is all there is.
+#[test]
+fn a_patch_replaces_its_rows_and_no_other() -> Result {
+    let model = random_model(3, 4, 12)?;
+    for (t, batch) in [(1, 1), (2, 1), (2, 3), (5, 2)] {
+        let one = Tensor::cat(&vec![some_ids(t, 1)?; batch], 0)?;
+        let other = some_ids(t, 4)?;
+        let heads = (0..3).map(|h| Place::Head(head(1, h)));
+        for place in heads.chain([Place::Stream(1), Place::Attention(1), Place::Mlp(1)]) {
+            let point = place.point();
+            let read = |ids: &Tensor, changes: &Interventions| -> Result<Tensor> {
+                let recorder = Recorder::new([point]);
+                let hooks: [&dyn Hooks; 2] = [changes, &recorder];
+                model.forward(ids, hooked(&Chain(&hooks)))?;
+                Ok(recorder.value(point)?)
+            };
+            let none = Interventions::default();
+            let (mine, theirs) = (read(&one, &none)?, read(&other, &none)?);
+            for position in (0..t).map(Some).chain([None]) {
+                let patch = Patch { place, position, from: theirs.clone() };
+                let changes = Interventions::new([Intervention::Patch(patch)], model.config())?;
+                let got = read(&one, &changes)?;
+                for row in 0..batch {
+                    for at in 0..t {
+                        let part = |x: &Tensor, row: usize, h: usize| -> Result<Vec<u32>> {
+                            let x = x.get(row)?.get(at)?;
+                            bits(&if matches!(place, Place::Head(_)) { x.get(h)? } else { x })
+                        };
+                        for h in 0..3 {
+                            let of_head = !matches!(place, Place::Head(head) if head.head != h);
+                            let patched = of_head && position.is_none_or(|position| position == at);
+                            let expected = if patched { part(&theirs, 0, h)? } else { part(&mine, row, h)? };
+                            assert_eq!(
+                                part(&got, row, h)?,
+                                expected,
+                                "{place} {position:?} of {t}: {row}, {at}, {h}"
+                            );
+                        }
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_vector_is_added_at_the_last_position_and_at_the_only_one() -> Result {
+    let model = random_model(2, 4, 12)?;
+    let vector = Tensor::new(&[1f32, -2., 3., 0.5, 0., 1., -1., 4.], &Device::Cpu)?;
+    for t in [1, 2, 4] {
+        let ids = some_ids(t, 2)?;
+        let add = Intervention::Add { layer: 1, position: Some(t - 1), vector: vector.clone() };
+        let changes = Interventions::new([add], model.config())?;
+        let stream = |changes: &Interventions| -> Result<Tensor> {
+            let recorder = Recorder::new([Point::ResidPre(1)]);
+            let hooks: [&dyn Hooks; 2] = [changes, &recorder];
+            model.forward(&ids, hooked(&Chain(&hooks)))?;
+            Ok(recorder.value(Point::ResidPre(1))?.squeeze(0)?)
+        };
+        let (before, after) = (stream(&Interventions::default())?, stream(&changes)?);
+        assert_eq!(bits(&after.narrow(0, 0, t - 1)?)?, bits(&before.narrow(0, 0, t - 1)?)?);
+        assert_close("last", &after.get(t - 1)?, &(before.get(t - 1)? + &vector)?, 1e-6);
+    }
+    Ok(())
+}
+
+/// Texts of one token and of two leave nothing before or after a patched position.
+#[test]
+fn the_shortest_texts_are_patched_by_position() -> Result {
+    let model = random_model(3, 4, 12)?;
+    let metric = Metric::LogitDifference { answer: 3, against: 4 };
+    for t in [1, 2] {
+        let (clean, corrupt) = (some_ids(t, 1)?, some_ids(t, 4)?);
+        let contrast = Contrast { clean: &clean, corrupt: &corrupt, metric, hooks: None };
+        let parts = [Parts::Heads, Parts::HeadsByPosition, Parts::Streams];
+        let patched = activation_patching(&model, &contrast, &parts, &mut |_, _| {})?;
+        let [heads, by_position, streams] = &patched.maps[..] else { return Err("three maps".into()) };
+        assert_eq!((by_position.dims(), streams.dims()), (&[2, 3, t][..], &[2, t][..]));
+        if t == 1 {
+            // The only position is all of them, and its stream is the whole clean run.
+            let one = by_position.squeeze(2)?.flatten_all()?.to_vec1::<f64>()?;
+            for (one, all) in one.iter().zip(heads.flatten_all()?.to_vec1::<f64>()?) {
+                assert!((one - all).abs() < 1e-6, "{one} {all}");
+            }
+            let whole = streams.get(0)?.get(0)?.to_scalar::<f64>()?;
+            assert!((whole - patched.clean).abs() < 1e-5, "{whole} {}", patched.clean);
+        }
+    }
+    Ok(())
+}
+
+/// What silences a head hides what it attends to; what does not silence it, does not hide it.
+#[test]
+fn a_silenced_head_may_attend_to_anything() -> Result {
+    let t = 7;
+    let (model, ids) = (random_model(3, 8, 40)?, some_ids(t, 1)?);
+    let recorder = Recorder::new([Point::Z(0), Point::AttnOut(0), Point::ResidPre(1), Point::MlpOut(0)]);
+    model.forward(&ids, hooked(&recorder))?;
+    let at = |place: Place, position| -> Result<Intervention> {
+        Ok(Intervention::Patch(Patch { place, position, from: recorder.value(place.point())? }))
+    };
+    let d = model.config().head_dim();
+    let zeros = Tensor::zeros(d, DType::F32, &Device::Cpu)?;
+    let (one, other) = (head(0, 1), head(0, 0));
+    for (intervention, how) in [
+        (Intervention::ZeroAblate(one), Some("ablated")),
+        (Intervention::ZeroAblate(other), None),
+        (Intervention::Scale(one, 0.0), Some("scaled to 0")),
+        (Intervention::Scale(one, 0.1), None),
+        (Intervention::Replace(one, zeros), Some("replaced")),
+        (at(Place::Head(one), None)?, Some("patched")),
+        (at(Place::Head(other), None)?, None),
+        (at(Place::Head(one), Some(2))?, None),
+        (at(Place::Attention(0), None)?, Some("patched")),
+        (at(Place::Stream(1), None)?, Some("patched")),
+        (at(Place::Mlp(0), None)?, None),
+    ] {
+        let name = intervention.to_string();
+        assert_eq!(intervention.silences(one, t), how, "{name}");
+        assert_eq!(intervention.silences(head(1, 1), t), None, "{name}");
+        let changes = Interventions::new([intervention.clone()], model.config())?;
+        let sharper = [Intervention::Temperature(one, 0.2), intervention];
+        let sharper = Interventions::new(sharper, model.config())?;
+        assert_eq!(sharper.silence(one, t), how, "{name}");
+        let plain = model.forward(&ids, hooked(&changes))?.logits;
+        let sharp = model.forward(&ids, hooked(&sharper))?.logits;
+        assert_eq!(bits(&plain)? == bits(&sharp)?, how.is_some(), "{name}");
+    }
+    // A patch from a shorter text leaves a text that grows alone from its end on.
+    assert_eq!(at(Place::Head(one), None)?.silences(one, t + 1), None);
+    assert_eq!(Intervention::MeanAblate(one).silences(one, t), Some("mean-ablated"));
     Ok(())
 }

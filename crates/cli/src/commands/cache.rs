@@ -14,10 +14,9 @@ use std::process::ExitCode;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-A model that is cached is used without a request, at the commit that it was fetched at; this command asks the
-Hub for a newer one. An interrupted download resumes where it stopped. Each file is held against the hash that
-the Hub announces. A token for private and gated models is read from HF_TOKEN, or from where `hf auth login`
-left it.
+A cached model is used without a request, at the commit at which it was fetched. This command asks the Hub for a newer one.
+An interrupted download resumes where it stopped. Each file is checked against the hash that the Hub announces. A token for
+private and gated models comes from HF_TOKEN, or from where `hf auth login` left it.
 
 Examples:
   gpt2 download gpt2

@@ -8,12 +8,13 @@ use crate::progress::bar;
 use crate::prompt::{encode, read_file, read_limited};
 use crate::session::FORMATS;
 use crate::values::one_of;
-use crate::{output, session};
+use crate::{finite, output, session};
 use anyhow::{Context, bail};
 use candle_core::{DType, Device, Tensor};
 use candle_fused::BlockFormat;
 use gpt2_loader::{Checkpoint, Files, Tokenizer};
 use gpt2_model::analysis::Comparison;
+use gpt2_model::finite::all_finite;
 use gpt2_model::{ForwardArgs, Gpt2LMHeadModel};
 use gpt2_view::visible_text;
 use serde::Serialize;
@@ -22,33 +23,33 @@ use std::path::{Path, PathBuf};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Both models must have the same vocabulary. The text is cut into windows of the shorter context; each token but the first
-of a window is predicted once. KL divergence is that of MODEL's distribution from OTHER's, in nats.
+Both models need the same vocabulary. The text is cut into windows as long as the shorter context. Each token is predicted once,
+except the first of a window. The KL divergence is that of MODEL's distribution from OTHER's, in nats.
 
 Examples:
   gpt2 compare gpt2 gpt2-q4_0.gguf --text notes.txt
   gpt2 compare gpt2 gpt2 --quantize-other q4_0 --text notes.txt --tokens 20000 --json
-  gpt2 compare gpt2 gpt2 --adapter poems --text poems.txt       what an adapter changes")]
+  gpt2 compare gpt2 gpt2 --adapter poems --text poems.txt   # what an adapter changes")]
 pub(crate) struct CompareArgs {
-    /// The model that is taken for right: a folder, a GGUF file, a model on the Hugging Face Hub, or `demo`
+    /// The model that counts as right: a folder, a GGUF file, a model on the Hugging Face Hub, or `demo`
     #[arg(value_name = "MODEL")]
     pub(crate) model: String,
     /// The model to compare with it
     #[arg(value_name = "OTHER")]
     pub(crate) other: String,
-    /// The text to predict; - is standard input
+    /// The text to predict, or - for standard input
     #[arg(long, value_name = "FILE")]
     pub(crate) text: PathBuf,
     /// Quantize OTHER as it is loaded
     #[arg(long, value_name = "FORMAT", value_parser = one_of(FORMATS))]
     pub(crate) quantize_other: Option<BlockFormat>,
-    /// Put a LoRA adapter on OTHER, in PEFT's files: a folder or owner/name on the Hub, times WEIGHT; may be repeated
+    /// Put a LoRA adapter on OTHER, times WEIGHT: a folder, or owner/name on the Hub, in PEFT's format (repeatable)
     #[arg(long = "adapter", value_name = "DIR|NAME[=WEIGHT]")]
     pub(crate) adapters: Vec<AdapterArg>,
     /// Compare only the first N tokens of the text [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(2..))]
     pub(crate) tokens: Option<u64>,
-    /// Tokens of a window [default: the shorter context of the two models]
+    /// Tokens in a window [default: the shorter context of the two models]
     #[arg(long, value_name = "T", value_parser = clap::value_parser!(u32).range(2..))]
     pub(crate) window: Option<u32>,
     /// Print JSON
@@ -137,17 +138,25 @@ pub(crate) fn run(args: &CompareArgs) -> anyhow::Result<()> {
     let mut comparison = Comparison::default();
     for part in ids.chunks(window).filter(|part| part.len() > 1) {
         let inputs = Tensor::new(&part[..part.len() - 1], &device)?.unsqueeze(0)?; // (1, T)
-        let logits = |model: &Gpt2LMHeadModel| -> candle_core::Result<Tensor> {
-            model.forward(&inputs, ForwardArgs::default())?.logits.squeeze(0)?.to_device(&Device::Cpu) // (T, V)
+        let logits = |role: &str, of: &Loaded| -> anyhow::Result<Tensor> {
+            let logits = of.model.forward(&inputs, ForwardArgs::default())?.logits;
+            if !all_finite(&logits)? {
+                bail!("{role}, {}: {}", of.side.name, finite::explain(&of.model, &inputs, None))
+            }
+            Ok(logits.squeeze(0)?.to_device(&Device::Cpu)?) // (T, V)
         };
         let targets = Tensor::new(&part[1..], &Device::Cpu)?;
-        comparison.add([&logits(&a.model)?, &logits(&b.model)?], &targets)?;
+        comparison.add([&logits("MODEL", &a)?, &logits("OTHER", &b)?], &targets)?;
         bar.inc(part.len() as u64);
     }
     bar.finish_and_clear();
     [a.side.perplexity, b.side.perplexity] = comparison.perplexity();
-    if !a.side.perplexity.is_finite() || !b.side.perplexity.is_finite() {
-        bail!("a perplexity exceeds the range of f64: the text is too improbable for one of the models");
+    for (role, Side { name, perplexity, .. }) in [("MODEL", &a.side), ("OTHER", &b.side)] {
+        if !perplexity.is_finite() {
+            bail!(
+                "{role}, {name}: its perplexity exceeds the range of f64: the text is too improbable for it"
+            );
+        }
     }
     let report = Report {
         model: a.side,

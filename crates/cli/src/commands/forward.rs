@@ -1,36 +1,45 @@
 //! `gpt2 forward`: the next token's probabilities, and how surprising the prompt is.
 
-use crate::changes::Reads;
+use crate::changes::Changes;
 use crate::output;
 use crate::outputs::Outputs;
-use crate::prompt::{Prompt, PromptArgs};
+use crate::points::{PointArgs, Points};
+use crate::prompt::Prompt;
 use crate::provenance::Provenance;
 use crate::session::Session;
 use crate::study::StudyArgs;
+use crate::texts::{Job, PromptsArgs, Ran};
 use crate::values::highest;
 use candle_core::{D, DType, Tensor};
 use candle_nn::ops::log_softmax;
+use gpt2_model::hooks::Chain;
 use gpt2_view::Align::{Left, Right};
-use gpt2_view::{Table, visible_token, write_safetensors};
+use gpt2_view::{Table, visible_token};
 use serde::Serialize;
 use std::io::Write;
 use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
+With --texts, results come one after another, with --json as lines of JSON, and --export holds LINE/NAME for each text.
+
 Examples:
   gpt2 forward \"To be, or not to\"
   gpt2 forward --model gpt2 --json --ids 15496,11,314
-  gpt2 forward --ablate 1.2,1.3 --block 5:2 \"To be, or not to\"   ablate two heads; hide token 2 from token 5")]
+  gpt2 forward \"To be, or not to\" --ablate 1.2,1.3 --block 5:2   # ablate two heads, hide token 2 from token 5
+  gpt2 forward \"O Romeo\" --export run.safetensors --export-point blocks.1.attn.hook_z,blocks.*.hook_resid_post
+  gpt2 forward --texts prompts.jsonl --json   # a line of JSON for each text")]
 pub(crate) struct ForwardArgs {
     #[command(flatten)]
-    pub(crate) prompt: PromptArgs,
+    pub(crate) prompt: PromptsArgs,
     /// How many next tokens to show
     #[arg(short = 'k', long, default_value_t = 10, value_name = "K")]
     pub(crate) top_k: usize,
-    /// Write logits and hidden states to a safetensors file
+    /// Write the logits and hidden states to a .safetensors file
     #[arg(long, value_name = "FILE")]
     pub(crate) export: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) points: PointArgs,
     /// Let --export replace an existing file
     #[arg(long, requires = "export")]
     pub(crate) overwrite: bool,
@@ -71,33 +80,40 @@ pub(crate) fn run(args: &ForwardArgs) -> anyhow::Result<()> {
         outputs.add("--export", path);
     }
     let session = args.study.session_for(args.prompt.inputs(), &outputs)?;
-    let prompt = args.prompt.encode(text, &session)?;
-    let changes = args.study.interventions.build(&session, Reads::Whole(&prompt.ids))?;
-    let made_by = Provenance::new(&session, &prompt.ids)?.under(&changes);
+    let points = args.points.of(&session)?;
+    let (prompts, study, export) = (&args.prompt, &args.study, args.export.as_deref());
+    let job = Job { prompts, study, session: &session, chosen: None, export, outputs };
+    job.run(text, |prompt, changes| forward(args, &session, &points, prompt, changes), print)
+}
+
+fn forward(
+    args: &ForwardArgs,
+    session: &Session,
+    points: &Points,
+    prompt: &Prompt,
+    changes: &Changes,
+) -> anyhow::Result<Ran<Report>> {
+    let recorder = points.recorder();
     let forward = gpt2_model::ForwardArgs {
         output_hidden_states: args.export.is_some(),
-        hooks: Some(&changes.list),
+        hooks: Some(&Chain(&[&changes.list, &recorder])),
         ..Default::default()
     };
     let ids = session.input_ids(&prompt.ids)?; // (1, T)
     let output = session.model.forward(&ids, forward)?;
     let logits = output.logits.to_dtype(DType::F32)?; // (1, T, V)
-    args.study.finite.check(&session, &ids, Some(&changes.list), [&logits])?;
+    let check = |x: &Tensor| args.study.finite.check(session, &ids, Some(&changes.list), [x]);
+    check(&logits)?;
 
-    if let Some(path) = &args.export {
+    let mut tensors = vec![];
+    if args.export.is_some() {
         let hidden_states = Tensor::cat(&output.transformer.hidden_states, 0)?.to_dtype(DType::F32)?; // (L + 1, T, C)
-        args.study.finite.check(&session, &ids, Some(&changes.list), [&hidden_states])?;
-        let mut metadata = made_by.metadata()?;
-        metadata.extend([
-            ("model", session.name.clone()),
-            ("ids", serde_json::to_string(&prompt.ids)?),
-            ("tokens", serde_json::to_string(&prompt.tokens)?),
-        ]);
-        let tensors = [("logits", &logits), ("hidden_states", &hidden_states)];
-        outputs.stage(path, |temporary| write_safetensors(temporary, &tensors, &metadata))?;
+        check(&hidden_states)?;
+        tensors = vec![("logits".to_owned(), logits.clone()), ("hidden_states".to_owned(), hidden_states)];
+        points.add_to(&mut tensors, &recorder, check)?;
     }
-    let report = report(args, &session, made_by, prompt, &logits.squeeze(0)?)?;
-    outputs.commit_after(|| output::report(args.study.json, &report, print))
+    let made_by = Provenance::new(session, &prompt.ids)?.under(changes);
+    Ok(Ran::new(report(args, session, made_by, prompt, &logits.squeeze(0)?)?, tensors))
 }
 
 /// `logits` (T, V)
@@ -105,7 +121,7 @@ fn report(
     args: &ForwardArgs,
     session: &Session,
     provenance: Provenance,
-    prompt: Prompt,
+    prompt: &Prompt,
     logits: &Tensor,
 ) -> anyhow::Result<Report> {
     let t = prompt.ids.len();
@@ -135,10 +151,10 @@ fn report(
     let next = order.iter().zip(session.labels(&order)).map(candidate).collect();
     let tokens = prompt
         .ids
-        .into_iter()
-        .zip(prompt.tokens)
+        .iter()
+        .zip(&prompt.tokens)
         .zip(given)
-        .map(|((id, token), log_prob)| Scored { id, token, log_prob })
+        .map(|((id, token), log_prob)| Scored { id: *id, token: token.clone(), log_prob })
         .collect();
     Ok(Report { provenance, model: session.name.clone(), tokens, perplexity, next })
 }

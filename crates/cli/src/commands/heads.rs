@@ -4,6 +4,7 @@ use crate::changes::Reads;
 use crate::inputs::Inputs;
 use crate::output::{self, note};
 use crate::outputs::Outputs;
+use crate::picture::{HeadMap, PictureArgs, head_maps};
 use crate::provenance::Provenance;
 use crate::study::StudyArgs;
 use crate::values::count;
@@ -12,34 +13,41 @@ use candle_core::{Device, Tensor};
 use gpt2_circuits::Circuits;
 use gpt2_model::analysis::{HeadScores, RepeatedTokens, Score, chance_scores, head_scores};
 use gpt2_model::hooks::Head;
-use gpt2_view::{Align, Table, visible_text};
+use gpt2_view::{Align, Frame, Table, visible_text};
 use serde::Serialize;
 use std::io::Write;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-A text is the model's first token, then random tokens that come several times (Olsson et al.: 25 tokens four times). The
-scores are mean weights, with standard errors between the texts: on the token before; on all earlier copies of the token;
-and on the tokens after those copies, which is what comes next. Copying is a property of the weights, from -1 to 1: whether the
-head raises the logits of the tokens that it attends to.
+A text is the model's first token, then random tokens that come several times (Olsson et al.: 25 tokens four times). Each
+score is a mean weight, with its standard error over the texts. Previous-token: the weight on the token before.
+Duplicate-token: on all earlier copies of the token. Induction: on the tokens after those copies, which is what comes next.
+Copying needs no text: from -1 to 1, it says whether the weights raise the logits of the tokens that the head attends to.
+The picture has a map of each of the four, heads by layer.
 
 Examples:
   gpt2 heads
   gpt2 heads --model gpt2 --batch 20 --json
-  gpt2 heads --ablate 0.3                     which heads still find the repetition without head 3 of layer 0")]
+  gpt2 heads --picture heads.pdf --size 17cm   # for a paper
+  gpt2 heads --ablate 0.3   # who still finds the repetition without head 3 of layer 0")]
 pub(crate) struct HeadsArgs {
-    /// Random tokens that are repeated
+    /// Random tokens, which a text repeats
     #[arg(long, default_value_t = 25, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) length: u16,
-    /// How often they come
+    /// How often a text has them
     #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u16).range(2..))]
     pub(crate) repeats: u16,
     /// Texts
     #[arg(short, long, default_value_t = 10, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) batch: u16,
-    /// Begin with the first random token instead of the model's first token (<|endoftext|> in GPT-2)
+    /// Begin with a random token instead of the model's first token (<|endoftext|> in GPT-2)
     #[arg(long)]
     pub(crate) no_bos: bool,
+    #[command(flatten)]
+    pub(crate) picture: PictureArgs,
+    /// Let --picture replace an existing file
+    #[arg(long, requires = "drawn", help_heading = "Files")]
+    pub(crate) overwrite: bool,
     #[command(flatten)]
     pub(crate) study: StudyArgs,
 }
@@ -86,6 +94,9 @@ impl From<Score> for Mean {
 struct Row {
     layer: usize,
     head: usize,
+    /// What became of its output, if the run does not use it: "ablated".
+    #[serde(skip_serializing_if = "Option::is_none")]
+    silenced: Option<&'static str>,
     previous_token: Mean,
     duplicate_token: Mean,
     induction: Mean,
@@ -109,7 +120,9 @@ const KINDS: [&str; 3] = ["previous-token", "duplicate-token", "induction"];
 const CLEARLY: f64 = 0.05;
 
 pub(crate) fn run(args: &HeadsArgs) -> anyhow::Result<()> {
-    let session = args.study.session_for(Inputs::default(), &Outputs::new(false))?;
+    let mut outputs = Outputs::new(args.overwrite);
+    args.picture.add(&mut outputs)?;
+    let session = args.study.session_for(Inputs::default(), &outputs)?;
     let (config, seed) = (session.model.config(), args.study.model.run.seed);
     let bos = config.bos_token_id.filter(|&id| !args.no_bos && (id as usize) < config.vocab_size);
     if bos.is_none() && !args.no_bos {
@@ -140,6 +153,7 @@ pub(crate) fn run(args: &HeadsArgs) -> anyhow::Result<()> {
             heads.push(Row {
                 layer,
                 head,
+                silenced: changes.list.silence(Head { layer, head }, texts.tokens()),
                 previous_token: previous_token.into(),
                 duplicate_token: duplicate_token.into(),
                 induction: induction.into(),
@@ -161,7 +175,28 @@ pub(crate) fn run(args: &HeadsArgs) -> anyhow::Result<()> {
         chance: Chance { previous_token, duplicate_token, induction },
         heads,
     };
-    output::report(args.study.json, &report, print)
+    let title = format!("{}: kinds of heads", report.model);
+    args.picture.draw(&mut outputs, &title, &report.provenance, |frame| picture(frame, &report.heads))?;
+    outputs.commit_after(|| output::report(args.study.json, &report, print))
+}
+
+/// A map of each of the scores, heads by layer.
+fn picture(frame: &Frame, rows: &[Row]) -> candle_core::Result<Vec<u8>> {
+    let heads = rows.iter().filter(|row| row.layer == 0).count();
+    let map = |of: &dyn Fn(&Row) -> f64| {
+        let values: Vec<f64> = rows.iter().map(of).collect();
+        Tensor::from_vec(values, (rows.len() / heads.max(1), heads), &Device::Cpu)
+    };
+    let maps = (0..KINDS.len())
+        .map(|i| map(&|row| row.numbers()[i].mean))
+        .collect::<candle_core::Result<Vec<_>>>()?;
+    // No score goes beyond 1, and one near 0 looks like it.
+    let end = Some(1.0);
+    let copying = map(&|row| row.copying.unwrap_or(f64::NAN))?;
+    let scores =
+        KINDS.into_iter().zip(&maps).map(|(name, values)| HeadMap { name, unit: "mean weight", values, end });
+    let copying = HeadMap { name: "copying", unit: "copying score", values: &copying, end };
+    head_maps(frame, &scores.chain([copying]).collect::<Vec<_>>())
 }
 
 fn print(report: &Report) -> anyhow::Result<()> {
@@ -178,8 +213,9 @@ fn print(report: &Report) -> anyhow::Result<()> {
     )?;
     writeln!(
         out,
-        "the mean weight on the token before, on all earlier copies of the token, and on what followed those copies, with its \
-         standard error; copying, from -1 to 1, says whether the weights raise the logits of the tokens attended to\n"
+        "mean weights with standard errors: on the token before (previous),\n\
+         on all earlier copies of the token (duplicate), on what followed those copies (induction)\n\
+         copying: whether the weights raise the logits of the tokens attended to, -1 to 1\n"
     )?;
     let titles = ["head", "previous", "", "duplicate", "", "induction", "", "copying"];
     let mut table = Table::new(&titles.map(|title| (title, Align::Right)));
@@ -196,6 +232,7 @@ fn print(report: &Report) -> anyhow::Result<()> {
             cells.extend([format!("{mean:.3}"), error]);
         }
         cells.push(row.copying.map_or_else(String::new, |copying| format!("{copying:+.2}")));
+        cells.push(row.silenced.unwrap_or_default().to_owned());
         table.row(cells);
     }
     writeln!(out, "{}", table.render())?;

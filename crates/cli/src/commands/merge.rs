@@ -8,16 +8,18 @@ use crate::outputs::{NewFolder, Outputs};
 use crate::session::{DTYPES, MODEL};
 use crate::values::one_of;
 use crate::{hub, output, session};
-use anyhow::bail;
+use anyhow::{Context, anyhow, bail};
 use candle_core::{DType, Device};
-use gpt2_loader::{AdapterFiles, Checkpoint, SaveOptions, Tokenizer, TokenizerFiles, save};
+use gpt2_loader::{
+    AdapterFiles, Checkpoint, LoadError, SaveOptions, Tokenizer, TokenizerFiles, check_savable, save,
+};
 use serde::Serialize;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The merged model is a plain checkpoint, as fast as the original, for every command, for transformers and for `gpt2 quantize`.
+The merged model is a plain checkpoint, as fast as the original. Every command reads it, and so does transformers.
 
 Examples:
   gpt2 merge --model gpt2 --adapter poems --out gpt2-poems
@@ -25,15 +27,15 @@ Examples:
 pub(crate) struct MergeArgs {
     #[arg(short, long, value_name = "DIR|FILE|NAME", help = MODEL)]
     pub(crate) model: Option<String>,
-    /// The adapter, in PEFT's format: a folder or owner/name on the Hub, times WEIGHT (repeatable). A weight of -1 takes
-    /// one out again
+    /// The adapter, times WEIGHT: a folder, or owner/name on the Hub, in PEFT's format (repeatable). A weight of -1
+    /// takes one out again
     #[arg(long = "adapter", value_name = "DIR|NAME[=WEIGHT]", required = true)]
     pub(crate) adapters: Vec<AdapterArg>,
     /// Folder for config.json, model.safetensors and tokenizer.json
     #[arg(short, long, value_name = "DIR")]
     pub(crate) out: PathBuf,
     /// Precision of the saved weights
-    #[arg(long, default_value = "f32", value_parser = one_of(DTYPES))]
+    #[arg(long, value_name = "DTYPE", default_value = "f32", value_parser = one_of(DTYPES))]
     pub(crate) save_dtype: DType,
     /// Replace a model that is already in --out
     #[arg(long)]
@@ -58,6 +60,17 @@ struct Report<'a> {
     parameters: u64,
 }
 
+/// The error in this command's words.
+fn worded(error: LoadError) -> anyhow::Error {
+    match error {
+        LoadError::NotSavable { parameter, value, .. } if !value.is_finite() => anyhow!(
+            "--adapter: {parameter} becomes {value}: the adapters, times their weights, are too large for this model"
+        ),
+        LoadError::NotSavable { .. } => anyhow::Error::new(error).context("--save-dtype"),
+        other => other.into(),
+    }
+}
+
 pub(crate) fn run(args: &MergeArgs) -> anyhow::Result<()> {
     let out = &args.out;
     let mut inputs = Inputs::default();
@@ -75,7 +88,7 @@ pub(crate) fn run(args: &MergeArgs) -> anyhow::Result<()> {
     }
     if AdapterFiles::is_in(out) {
         bail!(
-            "--out {}: holds an adapter, for which other programs would take the model; choose another folder",
+            "--out {}: holds an adapter, and other programs would take the model for one; choose another folder",
             out.display()
         );
     }
@@ -93,6 +106,8 @@ pub(crate) fn run(args: &MergeArgs) -> anyhow::Result<()> {
         );
     }
     let model = checkpoint.load_model(DType::F32, &Device::Cpu)?;
+    // Before the adapters, so that what is not finite after them is theirs.
+    check_savable(&model, None).with_context(|| format!("{}: its weights are damaged", checkpoint.name()))?;
     let tokenizer = match &files.tokenizer {
         TokenizerFiles::Absent if out.join("tokenizer.json").symlink_metadata().is_ok() => bail!(
             "--out {}: there is a tokenizer.json, and {} has none to replace it; choose another folder",
@@ -106,7 +121,8 @@ pub(crate) fn run(args: &MergeArgs) -> anyhow::Result<()> {
     let model = model.merged()?;
     let _folder = NewFolder::make(out)?;
     outputs.check(&inputs)?;
-    save(out, &model, tokenizer.as_ref(), SaveOptions::default().with_dtype(args.save_dtype))?;
+    let options = SaveOptions::default().with_dtype(args.save_dtype);
+    save(out, &model, tokenizer.as_ref(), options).map_err(worded)?;
     let parameters = model.checkpoint_config().parameter_count()?;
     let report = Report { model: checkpoint.name(), adapters: &used, out, parameters };
     output::report(args.json, &report, |report| {

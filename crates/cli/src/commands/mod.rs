@@ -18,7 +18,9 @@ mod shell;
 mod train;
 mod verify;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use crate::help;
+use clap::CommandFactory;
+use clap::{Parser, Subcommand};
 use std::process::{ExitCode, Termination};
 
 /// Runs GPT-2 and shows its attention, on CPU, CUDA or Metal.
@@ -29,12 +31,10 @@ use std::process::{ExitCode, Termination};
     propagate_version = true,
     after_help = "\
 Examples:
-  gpt2 attention \"O Romeo, Romeo\"                      what the heads do
-  gpt2 attention \"O Romeo, Romeo\" --layer 1 --head 2   one head, token by token
-  gpt2 forward --model gpt2 \"The capital of France\"    GPT-2 small from the Hugging Face Hub
-  echo \"To be, or\" | gpt2 generate --greedy            continue text from a pipe
-
-Start here: gpt2 attention \"O Romeo, Romeo! wherefore art thou Romeo?\""
+  gpt2 attention \"O Romeo, Romeo! wherefore art thou Romeo?\"   # what the heads do: start here
+  gpt2 attention \"O Romeo, Romeo\" --layer 1 --head 2   # one head, token by token
+  gpt2 forward --model gpt2 \"The capital of France\"   # GPT-2 small from the Hub
+  echo \"To be, or\" | gpt2 generate --greedy   # continue a text from a pipe"
 )]
 pub(crate) struct Args {
     /// Print only results and errors: no notes, no progress
@@ -77,7 +77,7 @@ commands! {
     Forward(forward::ForwardArgs) => forward::run,
     /// Continue a text
     Generate(generate::GenerateArgs) => generate::run,
-    /// List a checkpoint's config and tensors and audit them, without reading or fetching the weights
+    /// List a checkpoint's config and tensors and audit them, without fetching the weights
     Inspect(inspect::InspectArgs) => inspect::run,
     /// Fetch a model from the Hugging Face Hub and verify it
     Download(cache::DownloadArgs) => cache::download,
@@ -100,7 +100,97 @@ commands! {
     /// Check how this build computes attention and logits on this device against plain operations in f64
     Verify(verify::VerifyArgs) => verify::run,
     /// Print a script that completes gpt2's options in a shell
-    Completions(shell::CompletionsArgs) => |options| shell::completions(options, Args::command()),
+    Completions(shell::CompletionsArgs) => |options| shell::completions(options, help::full(Args::command())),
     /// Print gpt2's manual page
-    Man(shell::ManArgs) => |options| shell::man(options, Args::command()),
+    Man(shell::ManArgs) => |options| shell::man(options, help::for_manual(Args::command())),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::error::{ContextKind, ContextValue, ErrorKind};
+    use clap::{Arg, Error};
+
+    /// Values of which each option takes one.
+    const VALUES: [&str; 12] =
+        ["1", "0.5", "f32", "q8_0", "0", "0.1", "0.1=2", "1:0", "1=v.npy", "x.png", "auto", "document"];
+
+    fn parse(command: &clap::Command, options: &[String]) -> Result<(), Error> {
+        let words = [command.get_name().to_string()].into_iter().chain(options.iter().cloned());
+        command.clone().try_get_matches_from(words).map(|_| ())
+    }
+
+    /// How the argument is given, with a value that it takes.
+    fn given(command: &clap::Command, arg: &Arg) -> Option<String> {
+        let named = arg.get_possible_values().into_iter().map(|value| value.get_name().to_string());
+        let values: Vec<String> = named.chain(VALUES.map(str::to_string)).collect();
+        let texts = match arg.get_long() {
+            Some(long) if !arg.get_action().takes_values() => vec![format!("--{long}")],
+            Some(long) => values.iter().map(|value| format!("--{long}={value}")).collect(),
+            None => values,
+        };
+        texts.into_iter().find(|text| match parse(command, std::slice::from_ref(text)) {
+            Ok(()) => true,
+            Err(error) => matches!(error.kind(), ErrorKind::MissingRequiredArgument),
+        })
+    }
+
+    /// What an error says is missing: arguments, or groups of them.
+    fn missing(error: &Error) -> Vec<String> {
+        match error.get(ContextKind::InvalidArg) {
+            Some(ContextValue::Strings(names)) if error.kind() == ErrorKind::MissingRequiredArgument => {
+                names.clone()
+            }
+            _ => vec![],
+        }
+    }
+
+    /// Whether an error's list of what is missing has the argument: `<--html <FILE>|--open>` has `--open`, `<L.H>` has `[L.H]`.
+    fn names(missing: &str, arg: &Arg) -> bool {
+        missing.contains(arg.to_string().trim_matches(['[', ']']))
+    }
+
+    /// clap forgets a required argument that conflicts with a given one, and then runs without it. It never forgets a group.
+    #[test]
+    fn no_option_takes_the_place_of_one_that_another_needs() {
+        let mut found = 0;
+        let mut all = Args::command();
+        all.build();
+        for command in all.get_subcommands() {
+            let args: Vec<(&Arg, String)> =
+                command.get_arguments().filter_map(|arg| Some((arg, given(command, arg)?))).collect();
+            let of = |name: &String| args.iter().find(|(arg, _)| names(name, arg));
+            // What the command itself needs.
+            let mut base: Vec<String> = vec![];
+            while let Err(error) = parse(command, &base) {
+                let needed = missing(&error).iter().find_map(of).map(|(_, text)| text.clone());
+                base.push(needed.unwrap_or_else(|| panic!("{}: {error}", command.get_name())));
+            }
+            for (arg, text) in &args {
+                let with = |more: &[&String]| {
+                    let all: Vec<String> =
+                        base.iter().chain([text]).chain(more.iter().copied()).cloned().collect();
+                    parse(command, &all)
+                };
+                let Err(error) = with(&[]) else { continue };
+                let needs = missing(&error);
+                for need in &needs {
+                    let others: Vec<&String> = needs
+                        .iter()
+                        .filter(|other| *other != need)
+                        .filter_map(of)
+                        .map(|(_, text)| text)
+                        .collect();
+                    for (third, third_text) in &args {
+                        let serves = names(need, third);
+                        let accepted = with(&[&others[..], &[third_text]].concat()).is_ok();
+                        let name = command.get_name();
+                        assert!(serves || !accepted, "{name}: {arg} runs with {third} and without {need}");
+                    }
+                    found += 1;
+                }
+            }
+        }
+        assert!(found > 15, "only {found} options need others");
+    }
 }

@@ -16,18 +16,18 @@ use std::path::{Path, PathBuf};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The file holds weights, config and tokenizer; llama.cpp and gpt2 --model read it. It is read back and compared before it
-gets its name. What the loss of digits costs on a text of yours: gpt2 compare.
+The file holds weights, config and tokenizer. Every command here reads it with --model, and llama.cpp reads it too. It is read
+back and compared before it gets its name. gpt2 compare shows what the lost digits cost on a text of yours.
 
 Examples:
   gpt2 quantize gpt2 --to q8_0 --out gpt2-q8_0.gguf
-  gpt2 quantize --to q4_0 --out demo.gguf                the built-in demo model
-  gpt2 compare gpt2 gpt2-q8_0.gguf --text notes.txt")]
+  gpt2 compare gpt2 gpt2-q8_0.gguf --text notes.txt   # what that costs
+  gpt2 quantize --to q4_0 --out demo.gguf   # the built-in demo model")]
 pub(crate) struct QuantizeArgs {
     #[arg(value_name = "MODEL", help = MODEL)]
     pub(crate) model: Option<String>,
     /// Type of the weights
-    #[arg(long, value_parser = types())]
+    #[arg(long, value_name = "TYPE", value_parser = types())]
     pub(crate) to: GgufType,
     /// The file to write
     #[arg(short, long, value_name = "FILE.gguf")]

@@ -4,7 +4,7 @@ use super::subject::Subject;
 use crate::outputs::Outputs;
 use anyhow::bail;
 use candle_core::{DType, Tensor};
-use gpt2_view::{write_json_lines, write_provenance_line, write_safetensors, write_square_json};
+use gpt2_view::{write_any_safetensors, write_json_lines, write_provenance_line, write_square_json};
 use std::path::{Path, PathBuf};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,6 +37,8 @@ pub(crate) struct Export {
     /// A layer's weights: (heads, T, T) f32.
     layers: Vec<Tensor>,
     lines: Vec<u8>,
+    /// More tensors for a safetensors file.
+    pub(crate) points: Vec<(String, Tensor)>,
 }
 
 impl Export {
@@ -45,7 +47,7 @@ impl Export {
         if format == Format::JsonLines {
             write_provenance_line(&mut lines, &subject.made_by.for_files()?)?;
         }
-        Ok(Self { format, provenance, layers: vec![], lines })
+        Ok(Self { format, provenance, layers: vec![], lines, points: vec![] })
     }
 
     pub(crate) fn layer(&mut self, subject: &Subject, layer: usize, weights: &Tensor) -> anyhow::Result<()> {
@@ -57,6 +59,24 @@ impl Export {
         Ok(())
     }
 
+    /// The tensors of a safetensors file: the weights, what attention adds to the stream, and the given points.
+    pub(crate) fn tensors(
+        self,
+        subject: &Subject,
+        attention_outputs: &[Tensor],
+    ) -> anyhow::Result<Vec<(String, Tensor)>> {
+        let mut tensors = vec![("attentions".to_owned(), Tensor::stack(&self.layers, 0)?)]; // (layers, heads, T, T)
+        let of_layers = subject.layers.iter().filter_map(|&layer| attention_outputs.get(layer));
+        let of_layers = of_layers.map(|output| output.squeeze(0)).collect::<Result<Vec<_>, _>>()?;
+        if !of_layers.is_empty() {
+            let stacked = Tensor::stack(&of_layers, 0)?.to_dtype(DType::F32)?; // (layers, T, C)
+            subject.check_finite([&stacked])?;
+            tensors.push(("attention_outputs".to_owned(), stacked));
+        }
+        tensors.extend(self.points);
+        Ok(tensors)
+    }
+
     pub(crate) fn finish(
         self,
         subject: &Subject,
@@ -64,25 +84,25 @@ impl Export {
         path: &Path,
         outputs: &mut Outputs,
     ) -> anyhow::Result<()> {
-        let Self { format, provenance, layers, lines } = self;
-        let stacked = || Tensor::stack(&layers, 0); // (layers, heads, T, T)
-        match format {
-            Format::Safetensors => safetensors(subject, attention_outputs, &stacked()?, path, outputs),
+        match self.format {
+            Format::Safetensors => {
+                safetensors(subject, &self.tensors(subject, attention_outputs)?, path, outputs)
+            }
             Format::Npy => {
-                let weights = stacked()?;
+                let weights = Tensor::stack(&self.layers, 0)?; // (layers, heads, T, T)
                 outputs.stage(path, |temporary| weights.write_npy(temporary))?;
-                if provenance {
+                if self.provenance {
                     let json = serde_json::to_string_pretty(&subject.made_by)? + "\n";
                     outputs.stage_bytes(&beside(path), json.as_bytes())?;
                 }
                 Ok(())
             }
-            Format::JsonLines => outputs.stage_bytes(path, &lines),
+            Format::JsonLines => outputs.stage_bytes(path, &self.lines),
             Format::SquareJson => {
                 let (tokens, made_by) = (subject.tokens, subject.made_by.for_files()?);
                 outputs.stage(path, |temporary| {
                     let mut out = std::io::BufWriter::new(std::fs::File::create(temporary)?);
-                    let weights = layers.into_iter().map(Ok);
+                    let weights = self.layers.into_iter().map(Ok);
                     write_square_json(&mut out, tokens, subject.layers, subject.heads, weights, &made_by)?;
                     std::io::Write::flush(&mut out).map_err(candle_core::Error::from)
                 })
@@ -100,20 +120,10 @@ pub(crate) fn beside(path: &Path) -> PathBuf {
 
 fn safetensors(
     subject: &Subject,
-    attention_outputs: &[Tensor],
-    weights: &Tensor,
+    tensors: &[(String, Tensor)],
     path: &Path,
     outputs: &mut Outputs,
 ) -> anyhow::Result<()> {
-    let mut tensors = vec![("attentions", weights)];
-    let of_layers = subject.layers.iter().filter_map(|&layer| attention_outputs.get(layer));
-    let of_layers = of_layers.map(|output| output.squeeze(0)).collect::<Result<Vec<_>, _>>()?;
-    let stacked =
-        if of_layers.is_empty() { None } else { Some(Tensor::stack(&of_layers, 0)?.to_dtype(DType::F32)?) }; // (layers, T, C)
-    if let Some(stacked) = &stacked {
-        subject.check_finite([stacked])?;
-        tensors.push(("attention_outputs", stacked));
-    }
     let mut metadata = subject.made_by.metadata()?;
     metadata.extend([
         ("model", subject.session.name.clone()),
@@ -122,5 +132,7 @@ fn safetensors(
         ("layers", serde_json::to_string(subject.layers)?),
         ("heads", serde_json::to_string(subject.heads)?),
     ]);
-    outputs.stage(path, |temporary| write_safetensors(temporary, &tensors, &metadata))
+    let tensors: Vec<_> = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
+    // All numbers are checked by now, and the scores of hidden keys are -inf.
+    outputs.stage(path, |temporary| write_any_safetensors(temporary, &tensors, &metadata))
 }

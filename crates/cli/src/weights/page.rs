@@ -5,7 +5,7 @@ use crate::output::note;
 use anyhow::{Context, anyhow};
 use candle_core::{DType, Device, Result, Tensor};
 use gpt2_model::CausalSelfAttention;
-use gpt2_view::{PageHeader, PageWriter, keep_largest, summarize};
+use gpt2_view::{PageHeader, PageWriter};
 use std::io::Write;
 use std::path::Path;
 use std::sync::mpsc;
@@ -23,6 +23,8 @@ pub(crate) struct PageOptions {
     pub(crate) runs: Vec<String>,
     /// How many of the tokens are the prompt of a generated text.
     pub(crate) prompt: Option<usize>,
+    /// The label of the last token of a generated text, which the model never read.
+    pub(crate) next: Option<String>,
     /// Whether to show the products of queries and keys.
     pub(crate) neurons: bool,
 }
@@ -40,6 +42,8 @@ impl Page {
         let runs: Vec<&str> = options.runs.iter().map(String::as_str).collect();
         let mut header = PageHeader::new(&subject.session.name, subject.tokens, heads, &provenance);
         (header.top, header.runs, header.prompt) = (options.top, &runs, options.prompt);
+        (header.ids, header.next) = (subject.ids, options.next.as_deref());
+        header.silenced = subject.silenced();
         let t = subject.ids.len();
         let numbers = 2 * heads * t * subject.session.model.config().head_dim() * runs.len().max(1);
         if options.neurons && numbers > VECTORS {
@@ -60,10 +64,7 @@ impl Page {
         weights: &Tensor,
         values: &LayerValues,
     ) -> anyhow::Result<()> {
-        let summaries = summarize(weights)?;
-        let kept = self.options.top.map(|k| keep_largest(weights, k)).transpose()?;
-        let weights = kept.as_ref().unwrap_or(weights);
-        self.writer.layer_of_run(run, layer, subject.heads, weights, &summaries)?;
+        self.writer.layer_of_run(run, layer, subject.heads, weights)?;
         let attn = &subject.session.model.transformer.h[layer].attn;
         if let Some(v) = &values.v {
             self.writer.value_norms(run, layer, subject.heads, &value_norms(attn, subject.heads, v)?)?;

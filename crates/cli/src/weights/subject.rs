@@ -6,7 +6,8 @@ use crate::provenance::Provenance;
 use crate::session::Session;
 use crate::values::highest;
 use candle_core::{DType, Device, Module, Tensor};
-use gpt2_view::NextToken;
+use gpt2_model::hooks::Head;
+use gpt2_view::{NextToken, Silenced};
 use rayon::prelude::*;
 
 /// How many next tokens the page shows for each position.
@@ -37,6 +38,19 @@ impl Subject<'_> {
     ) -> anyhow::Result<()> {
         let ids = self.session.input_ids(self.ids)?;
         self.finite.check(self.session, &ids, Some(&self.changes.list), results)
+    }
+
+    /// The chosen heads whose output the run does not use.
+    pub(crate) fn silenced(&self) -> Silenced {
+        let mut all = Silenced::default();
+        for &layer in self.layers {
+            for &head in self.heads {
+                if let Some(how) = self.changes.list.silence(Head { layer, head }, self.ids.len()) {
+                    all.insert(layer, head, how);
+                }
+            }
+        }
+        all
     }
 
     /// The logits of some positions, from their inputs of the output projection: (rows, C) -> (rows, V)

@@ -23,6 +23,7 @@ mod varlen;
 mod window;
 
 pub use attend::Attended;
+pub use cpu::FEW_QUERIES;
 pub use heads::HeadLayout;
 pub use mask::{Hidden, Mask};
 pub use polarity::{added_from_hidden, added_from_visible, padding_from_hidden, padding_from_visible};

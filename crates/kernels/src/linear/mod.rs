@@ -1,7 +1,7 @@
 //! Linear layers: `x·W + b` with W stored as (in, out), as in GPT-2, and `x·Wᵀ` with W stored as (out,
 //! in), as in an output projection that shares the embedding table.
 //!
-//! For weights that change: [`Weight`](crate::Weight) is the one for all. On the CPU, a few rows (decoding) go through
+//! For weights that change: `Weight` is the one for all. On the CPU, a few rows (decoding) go through
 //! [`few_rows`], which reads each weight once, at the speed of memory; more rows go through [`plain`]. Both widen f16 and bf16,
 //! sum in f32 and round the result once. Everything else is Candle's own product.
 

@@ -7,9 +7,9 @@ use crate::audit::Mismatch;
 use crate::bytes::Bytes;
 use crate::error::LoadError;
 use crate::files::{ADAPTER_CONFIG, ADAPTERS, CONFIG};
-use crate::stored::{Stored, TensorInfo};
+use crate::stored::{Stored, TensorInfo, not_finite};
 use crate::{names, pickle, safetensors_file};
-use candle_core::{DType, Device, Tensor};
+use candle_core::{Device, Tensor};
 use gpt2_model::Config;
 use gpt2_model::lora::{Adapter, Update};
 use gpt2_model::parameters::PREFIX;
@@ -195,6 +195,21 @@ impl AdapterCheckpoint {
         Ok(updates)
     }
 
+    /// The tensors with numbers that are not finite: PEFT's name, and how many there are. Reads all data.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub fn not_finite(&self) -> Result<Vec<(String, usize)>, LoadError> {
+        let mut found = vec![];
+        for (name, stored) in self.tensors.iter().filter(|(_, stored)| stored.info.dtype.is_float()) {
+            let (_, count) = self.read(name)?;
+            if count > 0 {
+                found.push((stored.info.name.clone(), count));
+            }
+        }
+        Ok(found)
+    }
+
     /// A tensor of the file, and how many of its numbers are not finite.
     fn read(&self, name: &str) -> Result<(Tensor, usize), LoadError> {
         let failed = |source| LoadError::Tensor { name: self.name.clone(), source };
@@ -259,10 +274,4 @@ impl AdapterCheckpoint {
     fn saved(&self, name: &str) -> String {
         if self.prefix().is_empty() { name.to_string() } else { names::saved(name) }
     }
-}
-
-/// How many numbers are NaN or infinite.
-fn not_finite(tensor: &Tensor) -> candle_core::Result<usize> {
-    let numbers = tensor.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
-    Ok(numbers.iter().filter(|x| !x.is_finite()).count())
 }

@@ -175,10 +175,12 @@ impl AdapterAudit {
     /// Whether the adapter fits.
     #[must_use]
     pub fn is_clean(&self) -> bool {
-        self.missing.is_empty()
-            && self.unexpected.is_empty()
-            && self.mismatched.is_empty()
-            && self.not_finite.is_empty()
+        self.has_the_tensors() && self.not_finite.is_empty()
+    }
+
+    /// Whether every tensor is there in its shape, whatever its numbers are.
+    fn has_the_tensors(&self) -> bool {
+        self.missing.is_empty() && self.unexpected.is_empty() && self.mismatched.is_empty()
     }
 }
 
@@ -187,7 +189,12 @@ impl fmt::Display for AdapterAudit {
         if self.is_clean() {
             return write!(f, "{}: every tensor that its config calls for is there, and no other", self.name);
         }
-        write!(f, "{}: the adapter does not fit its config and the model", self.name)?;
+        let found = if self.has_the_tensors() {
+            "the adapter is damaged"
+        } else {
+            "the adapter does not fit its config and the model"
+        };
+        write!(f, "{}: {found}", self.name)?;
         for (name, shape) in &self.missing {
             write!(f, "\n  missing     {name} {shape:?}")?;
         }
@@ -204,6 +211,9 @@ impl fmt::Display for AdapterAudit {
         }
         for (name, count) in &self.not_finite {
             write!(f, "\n  not finite  {name}: {count} of its numbers are NaN or infinite")?;
+        }
+        if self.has_the_tensors() {
+            return f.write_str("\nfetch it again, or train it again with a lower learning rate");
         }
         f.write_str("\ncheck that the adapter is complete and was trained on this model")?;
         match &self.base {

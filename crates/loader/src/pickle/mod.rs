@@ -24,6 +24,9 @@ use std::sync::Arc;
 pub(crate) const FORMAT: &str = "PyTorch zip";
 /// A tensor takes about 150 bytes of pickle, so this is enough for tens of thousands of them.
 const LONGEST_PICKLE: u64 = 4 << 20;
+/// The length of the header before an entry's data, without its name, and the place of the two sizes in it.
+const LOCAL_HEADER: usize = 30;
+const LOCAL_SIZES: usize = 18;
 /// GPT-2's buffers have four dimensions.
 const MOST_DIMENSIONS: usize = 8;
 
@@ -48,11 +51,9 @@ fn read_archive(path: &Path, bytes: &Bytes) -> Result<Vec<Stored>, String> {
     let folder = pickle_name.trim_end_matches(".pkl").to_string(); // storages lie in <folder>/<key>
 
     let mut pickle = Vec::new();
-    zip.by_name(&pickle_name)
-        .map_err(|e| e.to_string())?
-        .take(LONGEST_PICKLE + 1)
-        .read_to_end(&mut pickle)
-        .map_err(|e| e.to_string())?;
+    let entry = zip.by_name(&pickle_name).map_err(|e| e.to_string())?;
+    check_sizes(&entry, bytes)?;
+    entry.take(LONGEST_PICKLE + 1).read_to_end(&mut pickle).map_err(|e| e.to_string())?;
     if pickle.len() as u64 > LONGEST_PICKLE {
         return Err(format!("{pickle_name} has more than {LONGEST_PICKLE} bytes, too many for GPT-2"));
     }
@@ -69,8 +70,7 @@ fn read_archive(path: &Path, bytes: &Bytes) -> Result<Vec<Stored>, String> {
         }
         let failed = |e: String| format!("tensor {name}: {e}");
         if !entries.contains_key(view.storage) {
-            let entry =
-                storage(&mut zip, bytes.len(), &format!("{folder}/{}", view.storage)).map_err(failed)?;
+            let entry = storage(&mut zip, bytes, &format!("{folder}/{}", view.storage)).map_err(failed)?;
             entries.insert(view.storage, Arc::new(entry));
         }
         let entry = Arc::clone(&entries[view.storage]);
@@ -82,16 +82,18 @@ fn read_archive(path: &Path, bytes: &Bytes) -> Result<Vec<Stored>, String> {
     Ok(tensors)
 }
 
-/// Where an uncompressed entry lies in the archive of `len` bytes.
+/// Where an uncompressed entry lies in the archive `bytes`.
 fn storage<R: Read + std::io::Seek>(
     zip: &mut zip::ZipArchive<R>,
-    len: usize,
+    bytes: &[u8],
     name: &str,
 ) -> Result<ZipEntry, String> {
     let entry = zip.by_name(name).map_err(|e| format!("storage {name}: {e}"))?;
     if entry.compression() != zip::CompressionMethod::Stored {
         return Err(format!("storage {name} is compressed; PyTorch stores its tensors plain"));
     }
+    check_sizes(&entry, bytes)?;
+    let len = bytes.len();
     let start = entry.data_start().ok_or("the archive does not say where its data lies")?;
     let to_usize = |n: u64| usize::try_from(n).map_err(|e| e.to_string());
     let (start, end) = (to_usize(start)?, to_usize(start.saturating_add(entry.size()))?);
@@ -99,6 +101,26 @@ fn storage<R: Read + std::io::Seek>(
         return Err(format!("storage {name} ends at byte {end} of a file of {len} bytes"));
     }
     Ok(ZipEntry { name: name.into(), range: start..end, crc32: entry.crc32() })
+}
+
+/// Refuses an entry whose sizes contradict one another: those of the archive's directory, and those that stand before its data.
+fn check_sizes<R: Read>(entry: &zip::read::ZipFile<'_, R>, bytes: &[u8]) -> Result<(), String> {
+    let (name, size, stored) =
+        (entry.name().map_err(|e| e.to_string())?, entry.size(), entry.compressed_size());
+    if entry.compression() == zip::CompressionMethod::Stored && size != stored {
+        return Err(format!("{name} is stored plain, but the archive gives it {stored} bytes and {size}"));
+    }
+    let header =
+        usize::try_from(entry.header_start()).ok().and_then(|at| bytes.get(at..)?.get(..LOCAL_HEADER));
+    let field =
+        |at: usize| header.and_then(|h| h.get(at..at + 4)?.try_into().ok()).map_or(0, u32::from_le_bytes);
+    for (found, expected) in [(field(LOCAL_SIZES), stored), (field(LOCAL_SIZES + 4), size)] {
+        // 0 says that the size follows the data, the largest number that it stands in a field for large files.
+        if ![0, u32::MAX].contains(&found) && u64::from(found) != expected {
+            return Err(format!("the archive gives {name} {expected} bytes, and its own header {found}"));
+        }
+    }
+    Ok(())
 }
 
 /// A tensor as a view of a storage, from `_rebuild_tensor_v2(storage, offset, size, stride, ..)`.

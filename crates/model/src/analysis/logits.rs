@@ -28,7 +28,7 @@ pub fn logit_lens(
         )
     }
     let args = ForwardArgs { output_hidden_states: true, hooks, ..Default::default() };
-    let states = model.transformer.forward(input_ids, args)?.hidden_states; // L + 1 of (B, T, C), the last one after `ln_f`
+    let states = model.transform(input_ids, args)?.hidden_states; // L + 1 of (B, T, C), the last one after `ln_f`
     let rows = states.iter().enumerate().map(|(i, state)| {
         let row = state.narrow(1, position, 1)?.squeeze(1)?; // (B, C)
         if i + 1 == states.len() { Ok(row) } else { model.transformer.ln_f.forward(&row) }

@@ -16,10 +16,14 @@ pub enum Parts {
     HeadsByPosition,
     /// The residual stream before each block, at each position: a map (L, T).
     Streams,
-    /// What each attention block adds to the stream, at each position: a map (L, T).
+    /// What each attention block adds to the stream, at all positions: a map (L).
     Attention,
-    /// What each MLP adds to the stream, at each position: a map (L, T).
+    /// What each attention block adds to the stream, at each position: a map (L, T).
+    AttentionByPosition,
+    /// What each MLP adds to the stream, at all positions: a map (L).
     Mlps,
+    /// What each MLP adds to the stream, at each position: a map (L, T).
+    MlpsByPosition,
 }
 
 /// Two texts of the same length that differ in what matters, and how to tell: the clean one, which the model should get
@@ -75,7 +79,8 @@ pub fn activation_patching(
     let shape = |parts: &Parts| match parts {
         Parts::Heads => vec![layers, heads],
         Parts::HeadsByPosition => vec![layers, heads, t],
-        Parts::Streams | Parts::Attention | Parts::Mlps => vec![layers, t],
+        Parts::Attention | Parts::Mlps => vec![layers],
+        Parts::Streams | Parts::AttentionByPosition | Parts::MlpsByPosition => vec![layers, t],
     };
     let count = |parts: &Parts| shape(parts).iter().product::<usize>();
     let (mut done, total) = (0, parts.iter().map(count).sum());
@@ -113,8 +118,8 @@ impl Parts {
         match self {
             Self::Heads | Self::HeadsByPosition => Point::Z(layer),
             Self::Streams => Point::ResidPre(layer),
-            Self::Attention => Point::AttnOut(layer),
-            Self::Mlps => Point::MlpOut(layer),
+            Self::Attention | Self::AttentionByPosition => Point::AttnOut(layer),
+            Self::Mlps | Self::MlpsByPosition => Point::MlpOut(layer),
         }
     }
 
@@ -126,8 +131,10 @@ impl Parts {
             Self::Heads => (0..heads).map(|h| (head(h), None)).collect(),
             Self::HeadsByPosition => (0..heads).flat_map(|h| by_position(head(h))).collect(),
             Self::Streams => by_position(Place::Stream(layer)).collect(),
-            Self::Attention => by_position(Place::Attention(layer)).collect(),
-            Self::Mlps => by_position(Place::Mlp(layer)).collect(),
+            Self::Attention => vec![(Place::Attention(layer), None)],
+            Self::AttentionByPosition => by_position(Place::Attention(layer)).collect(),
+            Self::Mlps => vec![(Place::Mlp(layer), None)],
+            Self::MlpsByPosition => by_position(Place::Mlp(layer)).collect(),
         }
     }
 }

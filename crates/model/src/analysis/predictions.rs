@@ -1,5 +1,6 @@
 //! How well a model predicts texts, and how far the predictions of two models lie apart.
 
+use crate::hooks::Hooks;
 use crate::{ForwardArgs, Gpt2LMHeadModel};
 use candle_core::{D, DType, Module, Result, Tensor};
 use candle_fused::attention::Summary;
@@ -20,11 +21,16 @@ pub struct Surprises {
 const LOGITS_ROWS: usize = 256;
 
 /// Runs the model over texts of different lengths together: shorter ones are filled up at their end, which no token of
-/// theirs sees. It takes least time if they have about the same length.
+/// theirs sees. It takes least time if they have about the same length. `hooks` act in the run, on all texts at once.
 ///
 /// # Errors
-/// When there is no text, or one is empty, longer than N, or holds an id of V or above.
-pub fn surprises(model: &Gpt2LMHeadModel, texts: &[&[u32]], with_summaries: bool) -> Result<Surprises> {
+/// When there is no text, or one is empty, longer than N, or holds an id of V or above, and for errors from hooks.
+pub fn surprises(
+    model: &Gpt2LMHeadModel,
+    texts: &[&[u32]],
+    with_summaries: bool,
+    hooks: Option<&dyn Hooks>,
+) -> Result<Surprises> {
     let longest = texts.iter().map(|ids| ids.len()).max().unwrap_or(0);
     if texts.iter().any(|ids| ids.is_empty()) || longest == 0 {
         candle_core::bail!("surprises: expected texts of at least one token each")
@@ -34,7 +40,7 @@ pub fn surprises(model: &Gpt2LMHeadModel, texts: &[&[u32]], with_summaries: bool
         |ids: &&[u32]| ids.iter().copied().chain(std::iter::repeat_n(0, longest - ids.len())).collect();
     let rows: Vec<Vec<u32>> = texts.iter().map(filled).collect();
     let input = Tensor::new(rows, device)?; // (B, T)
-    let args = ForwardArgs { output_summaries: with_summaries, ..ForwardArgs::default() };
+    let args = ForwardArgs { output_summaries: with_summaries, hooks, ..ForwardArgs::default() };
     let output = model.transformer.forward(&input, args)?;
     let parts = texts.iter().enumerate().filter(|(_, ids)| ids.len() > 1);
     let hidden =

@@ -179,7 +179,7 @@ impl PassHooks<'_> {
         for x in hooks.knocked_out(layer) {
             if x.query >= self.past + t && !self.cached {
                 candle_core::bail!(
-                    "knock-out from position {} to {}: the text has positions 0 to {}",
+                    "block {}:{}: there is no position {0}: the text has positions 0 to {}",
                     x.query,
                     x.key,
                     t - 1

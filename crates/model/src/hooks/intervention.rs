@@ -125,6 +125,30 @@ impl Intervention {
         }
     }
 
+    /// A word for how this replaces a head's own output at all of `tokens` positions: "ablated", "mean-ablated", "scaled to
+    /// 0", "replaced" or "patched". `None` if it does not. What the head attends to then changes nothing that follows, except
+    /// through its own mean.
+    #[must_use]
+    pub fn silences(&self, head: Head, tokens: usize) -> Option<&'static str> {
+        match self {
+            Self::ZeroAblate(of) if *of == head => Some("ablated"),
+            Self::MeanAblate(of) if *of == head => Some("mean-ablated"),
+            Self::Scale(of, factor) if *of == head && *factor == 0.0 => Some("scaled to 0"),
+            Self::Replace(of, _) if *of == head => Some("replaced"),
+            Self::Patch(Patch { place, position: None, from }) => {
+                let replaces = match *place {
+                    Place::Head(of) => of == head,
+                    Place::Attention(layer) => head.layer == layer,
+                    // The stream before a block holds what the blocks before it made.
+                    Place::Stream(layer) => head.layer < layer,
+                    Place::Mlp(_) => false,
+                };
+                (replaces && from.dims().get(1).is_some_and(|&known| known >= tokens)).then_some("patched")
+            }
+            _ => None,
+        }
+    }
+
     /// The value at its point after the change: q or z (B, T, 1, D) of its head, or a stream (B, T, C).
     pub(super) fn changed(&self, at: At, x: &Tensor) -> Result<Tensor> {
         match self {
@@ -175,7 +199,7 @@ impl Patch {
             let rows = from.narrow(1, first, count)?.to_dtype(x.dtype())?.to_device(x.device())?;
             let mut shape = x.dims().to_vec();
             shape[1] = count;
-            rows.broadcast_as(shape)
+            rows.broadcast_as(shape)?.contiguous()
         };
         if let Some(position) = self.position {
             return replaced(x, at.past, position, |_| rows(position, 1));
@@ -184,7 +208,7 @@ impl Patch {
         if known == 0 {
             return Ok(x.clone());
         }
-        Tensor::cat(&[&rows(at.past, known)?, &x.narrow(1, known, t - known)?], 1)
+        joined(&[rows(at.past, known)?, x.narrow(1, known, t - known)?])
     }
 }
 
@@ -198,7 +222,14 @@ fn replaced(
     let t = x.dim(1)?;
     let Some(at) = position.checked_sub(past).filter(|&at| at < t) else { return Ok(x.clone()) };
     let row = change(&x.narrow(1, at, 1)?)?;
-    Tensor::cat(&[&x.narrow(1, 0, at)?, &row, &x.narrow(1, at + 1, t - at - 1)?], 1)
+    joined(&[x.narrow(1, 0, at)?, row, x.narrow(1, at + 1, t - at - 1)?])
+}
+
+/// Runs of positions, one after another. Candle's `cat` also copies from an empty run, which fails for one that begins at the
+/// end of a head's view: that place is beyond the end of the buffer, by the width of the heads before it.
+fn joined(runs: &[Tensor]) -> Result<Tensor> {
+    let runs: Vec<&Tensor> = runs.iter().filter(|run| run.elem_count() > 0).collect();
+    Tensor::cat(&runs, 1)
 }
 
 /// The mean over rows and positions that are not padding: (B, T, 1, D) -> (1, 1, 1, D)

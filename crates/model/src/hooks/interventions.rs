@@ -58,6 +58,12 @@ impl Interventions {
         self.list.is_empty()
     }
 
+    /// How the list silences a head: see [`Intervention::silences`].
+    #[must_use]
+    pub fn silence(&self, head: Head, tokens: usize) -> Option<&'static str> {
+        self.list.iter().find_map(|one| one.silences(head, tokens))
+    }
+
     /// The interventions at a point, each with its index in the list.
     fn at_point(&self, point: Point) -> impl Iterator<Item = (usize, &Intervention)> {
         self.list.iter().enumerate().filter(move |(_, one)| one.point() == Some(point))
@@ -136,7 +142,8 @@ fn check(one: &Intervention, config: &Config) -> Result<()> {
             candle_core::bail!("position {query}: the model has positions 0 to {}", positions - 1)
         }
         Intervention::KnockOut(_, KnockOut { query, key, .. }) if key > query => candle_core::bail!(
-            "knock-out from position {query} to {key}: a query sees the positions up to its own, 0 to {query}"
+            "block {query}:{key}: position {query} attends to positions 0 to {query} alone; the query stands first, as in \
+             {key}:{query}"
         ),
         _ => Ok(()),
     }

@@ -160,6 +160,48 @@ impl Point {
         (0..layers).flat_map(Self::of_layer).chain(OUTSIDE.iter().map(|(point, _)| *point))
     }
 
+    /// Its names in TransformerLens: the one that it prints as, then its other spellings in 2.x and 4.x.
+    ///
+    /// ```
+    /// use gpt2_model::hooks::Point;
+    ///
+    /// assert_eq!(Point::Z(3).names(), ["blocks.3.attn.hook_z", "blocks.3.attn.o.hook_in"]);
+    /// ```
+    #[must_use]
+    pub fn names(&self) -> Vec<String> {
+        match self.layer() {
+            Some(layer) => self.own_names().iter().map(|name| format!("blocks.{layer}.{name}")).collect(),
+            None => self.own_names().iter().map(|name| (*name).to_owned()).collect(),
+        }
+    }
+
+    /// Its names, inside a block without `blocks.N.`.
+    fn own_names(&self) -> &'static [&'static str] {
+        let names = match self.layer() {
+            Some(layer) => IN_BLOCK.iter().find(|(point, _)| point(layer) == *self).map(|(_, names)| *names),
+            None => OUTSIDE.iter().find(|(point, _)| point == self).map(|(_, names)| *names),
+        };
+        names.unwrap_or_default()
+    }
+
+    /// The shape of its value, in the letters of the [crate].
+    #[must_use]
+    pub fn shape(&self) -> &'static str {
+        match self {
+            Embed | PosEmbed | ResidPre(_) | Ln1Normalized(_) | Ln1(_) | AttnOut(_) | ResidMid(_)
+            | MlpIn(_) | Ln2Normalized(_) | Ln2(_) | MlpOut(_) | ResidPost(_) | LnFinalNormalized
+            | LnFinal => "(B, T, C)",
+            AttnIn(_) | QInput(_) | Self::Result(_) => "(B, T, H, C)",
+            KInput(_) | VInput(_) => "(B, T, key heads, C)",
+            Ln1Scale(_) | Ln2Scale(_) | LnFinalScale => "(B, T, 1)",
+            Q(_) | Z(_) => "(B, T, H, D)",
+            K(_) | V(_) => "(B, T, key heads, D)",
+            Scores(_) | Pattern(_) => "(B, H, T, S)",
+            MlpPre(_) | MlpPost(_) => "(B, T, n_inner)",
+            Logits => "(B, T, V)",
+        }
+    }
+
     /// The layer of a point inside a block, counted from 0.
     #[must_use]
     pub fn layer(&self) -> Option<usize> {
@@ -197,14 +239,10 @@ impl Point {
 impl fmt::Display for Point {
     /// TransformerLens' name, such as `blocks.3.attn.hook_z`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names = match self.layer() {
-            Some(layer) => {
-                write!(f, "blocks.{layer}.")?;
-                IN_BLOCK.iter().find(|(point, _)| point(layer) == *self).map(|(_, names)| *names)
-            }
-            None => OUTSIDE.iter().find(|(point, _)| point == self).map(|(_, names)| *names),
-        };
-        f.write_str(names.and_then(<[_]>::first).unwrap_or(&""))
+        if let Some(layer) = self.layer() {
+            write!(f, "blocks.{layer}.")?;
+        }
+        f.write_str(self.own_names().first().copied().unwrap_or_default())
     }
 }
 

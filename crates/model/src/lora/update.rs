@@ -99,7 +99,7 @@ impl Update {
         (wide(&self.a)?.t()?.matmul(&wide(&self.b)?.t()?))? * self.scaling
     }
 
-    /// The Frobenius norm of [`delta`](Self::delta), from products of the size (r, r).
+    /// The Frobenius norm of [`delta`](Self::delta), from products of the size (r, r). It is not finite if a factor is not.
     ///
     /// # Errors
     /// When the device fails.
@@ -107,7 +107,8 @@ impl Update {
         let (a, b) = (self.a.detach().to_dtype(DType::F64)?, self.b.detach().to_dtype(DType::F64)?);
         // |B·A|² is the trace of Aᵀ·Bᵀ·B·A, which is the sum of (Bᵀ·B) ∘ (A·Aᵀ).
         let squares = (b.t()?.matmul(&b)? * a.matmul(&a.t()?)?)?.sum_all()?.to_scalar::<f64>()?;
-        Ok(squares.max(0.0).sqrt() * self.scaling.abs())
+        // `max` would turn NaN into 0.
+        Ok(if squares < 0.0 { 0.0 } else { squares.sqrt() * self.scaling.abs() })
     }
 
     /// In the dtype and on the device of a layer's input.

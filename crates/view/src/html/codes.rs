@@ -21,12 +21,75 @@ pub(super) const FINE: u16 = u16::MAX - 1;
 pub(super) const COARSE: [u16; 3] = [254, 126, 62];
 
 /// One head, ready to write.
+#[derive(Debug, Clone)]
 pub(super) struct Codes {
     /// The code of weight 1.
     pub(super) levels: u16,
+    /// How many keys the first query sees; each sees one more than the one before.
+    first: usize,
     /// Base64 of deflate, with zlib's header and checksum, of the codes, row after row:
     /// one byte each, or all high bytes and then all low ones.
     pub(super) text: String,
+}
+
+/// A weight as the page reads it from its code, and the most by which it can be wrong.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Number {
+    pub(super) value: f64,
+    pub(super) error: f64,
+}
+
+impl Number {
+    fn of(code: u16, levels: u16) -> Self {
+        if code > levels {
+            return Self { value: f64::NAN, error: f64::NAN };
+        }
+        let (part, half) = (f64::from(code) / f64::from(levels), 0.5 / f64::from(levels));
+        Self { value: part.powf(1.5), error: 1.5 * half * (part + half).sqrt() }
+    }
+}
+
+/// The codes of a query's weights.
+pub(super) struct CodeRow {
+    codes: Vec<u16>,
+    levels: u16,
+}
+
+impl CodeRow {
+    pub(super) fn numbers(&self) -> impl Iterator<Item = Number> {
+        self.codes.iter().map(|&code| Number::of(code, self.levels))
+    }
+
+    /// The most that a weight with the code 0 can be, if the codes hold only the `top` largest of the row: the smallest
+    /// that they hold.
+    pub(super) fn most_left_out(&self, top: Option<usize>) -> f64 {
+        if top.is_none_or(|top| self.codes.len() <= top) {
+            return Number::of(0, self.levels).error;
+        }
+        let held = self.codes.iter().copied().filter(|&code| code > 0);
+        let least = Number::of(held.min().unwrap_or(self.levels).min(self.levels), self.levels);
+        least.value + least.error
+    }
+}
+
+impl Codes {
+    /// The codes again, one row a query.
+    pub(super) fn rows(&self) -> Result<Vec<CodeRow>> {
+        let packed = BASE64_STANDARD.decode(&self.text).map_err(Error::wrap)?;
+        let bytes = miniz_oxide::inflate::decompress_to_vec_zlib(&packed).map_err(Error::wrap)?;
+        let codes: Vec<u16> = if self.levels == FINE {
+            let (high, low) = bytes.split_at(bytes.len() / 2);
+            high.iter().zip(low).map(|(&high, &low)| u16::from_be_bytes([high, low])).collect()
+        } else {
+            bytes.into_iter().map(u16::from).collect()
+        };
+        let (mut rest, mut keys, mut rows) = (&codes[..], self.first, vec![]);
+        while let Some((row, later)) = rest.split_at_checked(keys).filter(|_| !rest.is_empty()) {
+            rows.push(CodeRow { codes: row.to_vec(), levels: self.levels });
+            (rest, keys) = (later, keys + 1);
+        }
+        Ok(rows)
+    }
 }
 
 /// The codes of a head, with the first of `levels` whose text has at most `room` bytes, otherwise with the last.
@@ -39,9 +102,11 @@ pub(super) struct Codes {
 pub(super) fn encode(weights: &Tensor, levels: &[u16], room: usize) -> Result<Codes> {
     let (t, s) = weights.dims2()?;
     let weights = weights.to_device(&Device::Cpu)?.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
-    let mut codes = Codes { levels: FINE, text: String::new() };
+    let first = s - t + 1;
+    let mut codes = Codes { levels: FINE, first, text: String::new() };
     for &levels in levels {
-        codes = Codes { levels, text: BASE64_STANDARD.encode(deflate(&bytes(&weights, t, s, levels)?)?) };
+        codes =
+            Codes { levels, first, text: BASE64_STANDARD.encode(deflate(&bytes(&weights, t, s, levels)?)?) };
         if codes.text.len() <= room {
             break;
         }
@@ -110,17 +175,8 @@ mod tests {
 
     /// Decodes as the page's script does.
     fn decode(codes: &Codes) -> Vec<f64> {
-        let packed = BASE64_STANDARD.decode(&codes.text).expect("base64");
-        let bytes = miniz_oxide::inflate::decompress_to_vec_zlib(&packed).expect("deflate");
-        let whole: Vec<u16> = if codes.levels == FINE {
-            let (high, low) = bytes.split_at(bytes.len() / 2);
-            high.iter().zip(low).map(|(&h, &l)| u16::from_be_bytes([h, l])).collect()
-        } else {
-            bytes.into_iter().map(u16::from).collect()
-        };
-        let weight =
-            |c: u16| if c > codes.levels { f64::NAN } else { f64::from(c) / f64::from(codes.levels) };
-        whole.into_iter().map(|c| weight(c).powf(1.5)).collect()
+        let rows = codes.rows().expect("codes");
+        rows.iter().flat_map(|row| row.numbers().map(|number| number.value).collect::<Vec<_>>()).collect()
     }
 
     #[test]
@@ -170,7 +226,7 @@ mod tests {
     fn what_is_not_a_weight_is_refused() {
         for wrong in [-0.1f32, 1.1, f32::INFINITY] {
             let weights = Tensor::new(&[[wrong]], &Device::Cpu).expect("a tensor");
-            let err = encode(&weights, &[FINE], usize::MAX).err().expect("refused").to_string();
+            let err = encode(&weights, &[FINE], usize::MAX).expect_err("refused").to_string();
             assert!(err.contains("between 0 and 1"), "{err}");
         }
         assert_eq!(code(1.0 + f32::EPSILON, FINE).expect("one"), FINE);

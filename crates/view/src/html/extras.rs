@@ -78,6 +78,7 @@ impl<W: Write> PageWriter<W> {
         if predictions.len() != self.queries {
             candle_core::bail!("page: {} predictions for {} queries", predictions.len(), self.queries)
         }
+        self.check_next(predictions)?;
         self.json("class=\"predictions\"", &OfRun { run, data: predictions })
     }
 

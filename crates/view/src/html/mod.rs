@@ -6,20 +6,25 @@
 
 mod codes;
 mod extras;
+mod header;
+mod study;
 
+use crate::focus::{Focus, Places};
 use crate::palette::{ANCHORS, Rgb};
-use crate::provenance::Provenance;
-use crate::rows::check;
-use crate::summary::HeadSummary;
+use crate::rows::{check, keep_largest};
+use crate::summary::{HeadSummary, summarize};
 use crate::text::{has_shape, visible_text, visible_token};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use candle_core::{Error, Result, Tensor};
 use codes::{COARSE, Codes, FINE, encode};
+pub use header::{HeadNumbers, NextToken, PageHeader};
 use rayon::prelude::*;
 use serde::Serialize;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
 use std::io::Write;
+use study::{Studied, Study};
 
 const FRAME: &str = include_str!("page.html");
 const STYLE: &str = include_str!("style.css");
@@ -39,6 +44,8 @@ const SCRIPT: &str = concat!(
     include_str!("js/neurons.js"),
     include_str!("js/steps.js"),
     include_str!("js/save.js"),
+    include_str!("js/words.js"),
+    include_str!("js/guide.js"),
     include_str!("js/main.js"),
 );
 
@@ -46,66 +53,6 @@ const SCRIPT: &str = concat!(
 const FEW: usize = 525_000;
 /// The size of all heads' text together, above which heads get fewer levels.
 const ROOM: usize = 28_000_000;
-
-/// What a page is about: start with [`PageHeader::new`] and change the fields that differ.
-#[derive(Debug, Clone)]
-#[non_exhaustive]
-pub struct PageHeader<'a> {
-    /// The title at the top: the model's name.
-    pub title: &'a str,
-    /// The S tokens that queries can attend to, as they are in the text.
-    pub tokens: &'a [String],
-    /// T, the number of queries: they are the last tokens.
-    pub queries: usize,
-    /// How many heads will be written, in all layers together; each run has the same number.
-    pub heads: usize,
-    /// K, if the weights hold only the K largest of each row (see [`keep_largest`](crate::keep_largest)); the page
-    /// then shows no number for the others.
-    pub top: Option<usize>,
-    /// The names of the two runs that the page compares, such as "clean" and "ablate 3.7"; none for a single run.
-    pub runs: &'a [&'a str],
-    /// How many of the tokens are the prompt, if the model wrote the others one by one. The page then has a slider
-    /// over the steps.
-    pub prompt: Option<usize>,
-    /// How it was made: the caption goes below the title, the facts into `provenance` in the header's JSON.
-    pub provenance: &'a Provenance,
-}
-
-impl<'a> PageHeader<'a> {
-    /// A page of `heads` heads of one run with all their weights, where each token is a query.
-    #[must_use]
-    pub fn new(title: &'a str, tokens: &'a [String], heads: usize, provenance: &'a Provenance) -> Self {
-        let queries = tokens.len();
-        Self { title, tokens, queries, heads, top: None, runs: &[], prompt: None, provenance }
-    }
-}
-
-/// The model's prediction after a query.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct NextToken {
-    /// The most probable tokens and their probabilities, most probable first.
-    #[serde(serialize_with = "visible")]
-    pub likely: Vec<(String, f32)>,
-    /// The probability of the token that really follows; `None` after the last.
-    pub actual: Option<f32>,
-}
-
-fn visible<S: serde::Serializer>(likely: &[(String, f32)], to: S) -> std::result::Result<S::Ok, S::Error> {
-    to.collect_seq(likely.iter().map(|(token, p)| (visible_token(token), p)))
-}
-
-/// A number of each head, by which the page sorts and colors its small maps.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct HeadNumbers {
-    /// A word or two for menus: "effect", "induction".
-    pub name: String,
-    /// One sentence that says what the number means and its unit; may be empty.
-    pub meaning: String,
-    /// One per head, in the order in which the first run's heads are written. The page shows NaN as unknown.
-    pub values: Vec<f32>,
-    /// Whether 0 is the middle: the colors then go both ways from it.
-    pub signed: bool,
-}
 
 /// Writes a page one layer at a time, so that memory never has to hold more than one layer's weights.
 ///
@@ -128,6 +75,10 @@ pub struct PageWriter<W> {
     /// The room left for the heads that are still to be written.
     room: usize,
     levels: &'static [u16],
+    top: Option<usize>,
+    /// Whether a token comes after the last query.
+    goes_on: bool,
+    study: Study,
 }
 
 #[derive(Serialize)]
@@ -141,6 +92,9 @@ struct Header<'a> {
     top: Option<usize>,
     runs: Vec<String>,
     prompt: Option<usize>,
+    next: Option<String>,
+    /// The words for the kinds of heads, and what each looks at.
+    kinds: BTreeMap<Focus, &'static str>,
     palette: [Rgb; ANCHORS.len()],
     provenance: &'a Value,
 }
@@ -156,6 +110,9 @@ struct LayerEntry<'a> {
 struct HeadEntry<'a> {
     head: usize,
     levels: u16,
+    kind: Focus,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    silenced: Option<&'static str>,
     summary: &'a HeadSummary,
 }
 
@@ -164,7 +121,7 @@ impl<W: Write> PageWriter<W> {
     ///
     /// # Errors
     /// When there is no query, more queries than tokens, no head, more than two runs, a prompt without a token or
-    /// longer than the text, or `out` cannot be written to.
+    /// longer than the text, another number of ids than of tokens, or `out` cannot be written to.
     pub fn new(mut out: W, header: &PageHeader) -> Result<Self> {
         let (queries, keys, announced) = (header.queries, header.tokens.len(), header.heads);
         check(queries, keys, "page")?;
@@ -178,15 +135,35 @@ impl<W: Write> PageWriter<W> {
         if let Some(prompt) = header.prompt.filter(|prompt| !(1..=keys).contains(prompt)) {
             candle_core::bail!("page: a prompt of {prompt} tokens in a text of {keys}")
         }
+        if !header.ids.is_empty() && header.ids.len() != keys {
+            candle_core::bail!("page: {} ids for {keys} tokens", header.ids.len())
+        }
         let head = between("", "{{data}}");
         let head = head.replace("{{script-hash}}", &hash(SCRIPT)).replace("{{style-hash}}", &hash(STYLE));
         out.write_all(head.replace("{{style}}", STYLE).as_bytes())?;
         let seen = queries * (keys - queries) + queries * (queries + 1) / 2;
         let values = announced.saturating_mul(runs).saturating_mul(seen);
         let levels: &[u16] = if values <= FEW { &[FINE] } else { &COARSE };
-        let written = vec![vec![]; runs];
-        let mut page =
-            Self { out, queries, keys, announced, written, maps: vec![vec![]; runs], room: ROOM, levels };
+        let places = if header.ids.is_empty() {
+            let mut known = BTreeMap::new();
+            let first_with = |(i, text)| *known.entry(text).or_insert(i);
+            Places::new(&(0u32..).zip(header.tokens).map(first_with).collect::<Vec<_>>(), header.tokens)
+        } else {
+            Places::new(header.ids, header.tokens)
+        };
+        let mut page = Self {
+            out,
+            queries,
+            keys,
+            announced,
+            written: vec![vec![]; runs],
+            maps: vec![vec![]; runs],
+            room: ROOM,
+            levels,
+            top: header.top,
+            goes_on: header.next.is_some(),
+            study: Study::new(places, header.silenced.clone(), runs, header.top),
+        };
         let header = Header {
             title: visible_text(header.title),
             caption: header.provenance.shown(),
@@ -196,6 +173,8 @@ impl<W: Write> PageWriter<W> {
             top: header.top,
             runs: header.runs.iter().map(|run| visible_text(run)).collect(),
             prompt: header.prompt,
+            next: header.next.map(visible_token),
+            kinds: Focus::ALL.map(|kind| (kind, kind.meaning())).into(),
             palette: ANCHORS,
             provenance: &header.provenance.facts,
         };
@@ -208,19 +187,13 @@ impl<W: Write> PageWriter<W> {
     ///
     /// # Shapes
     /// `weights` (H, T, S) on any device and of any float dtype; `heads` the indices of these H heads in
-    /// the model, `summaries` theirs, as from [`summarize`](crate::summarize)
+    /// the model
     ///
     /// # Errors
     /// When the shapes differ from the header, a head was there before, a weight is neither NaN nor between 0 and 1,
     /// or the page cannot be written to.
-    pub fn layer(
-        &mut self,
-        layer: usize,
-        heads: &[usize],
-        weights: &Tensor,
-        summaries: &[HeadSummary],
-    ) -> Result<()> {
-        self.layer_of_run(0, layer, heads, weights, summaries)
+    pub fn layer(&mut self, layer: usize, heads: &[usize], weights: &Tensor) -> Result<()> {
+        self.layer_of_run(0, layer, heads, weights)
     }
 
     /// Writes heads of one layer of run 0 or 1, in any order: both runs must have the same heads in the end.
@@ -236,14 +209,12 @@ impl<W: Write> PageWriter<W> {
         layer: usize,
         heads: &[usize],
         weights: &Tensor,
-        summaries: &[HeadSummary],
     ) -> Result<()> {
         self.check_run(run)?;
-        if weights.dims() != [heads.len(), self.queries, self.keys] || summaries.len() != heads.len() {
+        if weights.dims() != [heads.len(), self.queries, self.keys] {
             candle_core::bail!(
-                "page: layer {layer} has weights of shape {:?} and {} summaries for {} heads, {} queries and {} keys",
+                "page: layer {layer} has weights of shape {:?} for {} heads, {} queries and {} keys",
                 weights.dims(),
-                summaries.len(),
                 heads.len(),
                 self.queries,
                 self.keys
@@ -260,20 +231,29 @@ impl<W: Write> PageWriter<W> {
             }
             self.written[run].push((layer, head));
         }
-        let codes: Vec<Codes> = (0..heads.len())
+        let summaries = summarize(weights)?;
+        let kept = self.top.map(|k| keep_largest(weights, k)).transpose()?;
+        let kept = kept.as_ref().unwrap_or(weights);
+        let written: Vec<(Studied, Codes)> = (0..heads.len())
             .into_par_iter()
-            .map(|i| encode(&weights.get(i)?, self.levels, share))
+            .map(|i| {
+                let studied = self.study.head(&weights.get(i)?, &summaries[i])?;
+                Ok((studied, encode(&kept.get(i)?, self.levels, share)?))
+            })
             .collect::<Result<_>>()?;
-        let entry = |((&head, summary), codes): ((&usize, _), &Codes)| HeadEntry {
+        let entry = |((&head, summary), (studied, codes)): ((&usize, _), &(Studied, Codes))| HeadEntry {
             head,
             levels: codes.levels,
+            kind: studied.focus,
+            silenced: self.study.silenced(run, (layer, head)),
             summary,
         };
-        let entries = heads.iter().zip(summaries).zip(&codes).map(entry).collect();
+        let entries = heads.iter().zip(&summaries).zip(&written).map(entry).collect();
         self.json("class=\"layer\"", &LayerEntry { layer, heads: entries, run })?;
-        for Codes { text, .. } in &codes {
-            self.room = self.room.saturating_sub(text.len());
-            writeln!(self.out, "<script type=\"text/plain\" class=\"weights\">{text}</script>")?;
+        for (&head, (studied, codes)) in heads.iter().zip(written) {
+            self.room = self.room.saturating_sub(codes.text.len());
+            writeln!(self.out, "<script type=\"text/plain\" class=\"weights\">{}</script>", codes.text)?;
+            self.study.note(run, (layer, head), &studied, codes)?;
         }
         Ok(())
     }
@@ -284,7 +264,8 @@ impl<W: Write> PageWriter<W> {
     /// `predictions` T, one per query of the first run, or none if the page should not show any
     ///
     /// # Errors
-    /// When the number of predictions or heads is wrong, the runs have other heads or other maps, or the page cannot be written to.
+    /// When the number of predictions or heads is wrong, the last prediction has the probability of a token that the header
+    /// does not name ([`PageHeader::next`]), the runs have other heads or other maps, or the page cannot be written to.
     pub fn finish(mut self, predictions: &[NextToken]) -> Result<W> {
         if self.left() > 0 {
             candle_core::bail!("page: {} of the announced heads are missing", self.left())
@@ -304,12 +285,27 @@ impl<W: Write> PageWriter<W> {
         if !predictions.is_empty() && predictions.len() != self.queries {
             candle_core::bail!("page: {} predictions for {} queries", predictions.len(), self.queries)
         }
+        self.check_next(predictions)?;
         self.json("id=\"predictions\"", &predictions)?;
+        if self.written.len() > 1 {
+            self.json("id=\"changes\"", &self.study.changes())?;
+        }
+        self.json("id=\"opens\"", &self.study.opens())?;
         self.out.write_all(between("{{data}}", "{{script}}").as_bytes())?;
         self.out.write_all(SCRIPT.as_bytes())?;
         self.out.write_all(between("{{script}}", "").as_bytes())?;
         self.out.flush()?;
         Ok(self.out)
+    }
+
+    /// Refuses a probability of a token that the page does not know.
+    fn check_next(&self, predictions: &[NextToken]) -> Result<()> {
+        if !self.goes_on && predictions.last().is_some_and(|last| last.actual.is_some()) {
+            candle_core::bail!(
+                "page: the last prediction has the probability of the token that follows, but the header does not name that token (`next`)"
+            )
+        }
+        Ok(())
     }
 
     fn check_run(&self, run: usize) -> Result<()> {

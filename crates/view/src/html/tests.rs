@@ -1,7 +1,7 @@
 //! The content of a page. The workspace's tests/view and tests/cli/page test how a browser shows it.
 
 use super::*;
-use crate::summary::summarize;
+use crate::provenance::Provenance;
 use candle_core::{DType, Device};
 use serde_json::json;
 use std::slice;
@@ -17,11 +17,12 @@ fn page_by(
     provenance: &Provenance,
 ) -> Result<String> {
     let tokens: Vec<String> = tokens.iter().map(ToString::to_string).collect();
-    let header = PageHeader::new(title, &tokens, 2, provenance);
+    let next = predictions.last().and_then(|last| last.actual).map(|_| title);
+    let header = PageHeader { next, ..PageHeader::new(title, &tokens, 2, provenance) };
     let weights = Tensor::zeros((1, tokens.len(), tokens.len()), DType::F32, &Device::Cpu)?;
     let mut page = PageWriter::new(Vec::new(), &header)?;
     for layer in [0, 3] {
-        page.layer(layer, &[7], &weights, &summarize(&weights)?)?;
+        page.layer(layer, &[7], &weights)?;
     }
     String::from_utf8(page.finish(predictions)?).map_err(Error::wrap)
 }
@@ -69,10 +70,10 @@ fn a_page_says_what_made_it() -> Result<()> {
 #[test]
 fn no_string_becomes_markup() -> Result<()> {
     let hostile = "</script><img src=x onerror=alert(1)><!--<script>\u{2028}\u{202e}\0";
-    let next = NextToken { likely: vec![(hostile.to_owned(), 0.5)], actual: Some(0.25) };
+    let next = |actual| NextToken { likely: vec![(hostile.to_owned(), 0.5)], actual };
     let clean = page("m", &["a", "b"], &[])?;
     let made = Provenance { caption: hostile.to_owned(), facts: json!({ hostile: [hostile] }) };
-    let dirty = page_by(hostile, &[hostile, "b"], &[next.clone(), next], &made)?;
+    let dirty = page_by(hostile, &[hostile, "b"], &[next(Some(0.25)), next(Some(0.25))], &made)?;
     let tags = |page: &str| (page.matches('<').count(), page.matches("<!--").count());
     assert_eq!(tags(&dirty), tags(&clean), "text opened an element");
     assert!(!dirty.contains(['\0', '\u{2028}', '\u{202e}']));
@@ -84,6 +85,7 @@ fn no_string_becomes_markup() -> Result<()> {
     let predictions = data(&dirty, "id=\"predictions\"");
     assert_eq!(predictions[0]["likely"][0], json!([shown, 0.5]));
     assert_eq!(predictions[1]["actual"], 0.25);
+    assert_eq!(header["next"], shown);
     Ok(())
 }
 
@@ -93,26 +95,24 @@ fn what_does_not_fit_together_is_refused() -> Result<()> {
     let provenance = &Provenance::default();
     let header = PageHeader { queries: 2, ..PageHeader::new("m", &tokens, 2, provenance) };
     let weights = Tensor::zeros((2, 2, 3), DType::F32, &Device::Cpu)?;
-    let summaries = summarize(&weights)?;
     let start = || PageWriter::new(Vec::new(), &header);
     for (header, part) in [
         (PageHeader { queries: 4, ..header.clone() }, "4 queries"),
         (PageHeader { queries: 0, ..header.clone() }, "no query"),
         (PageHeader { heads: 0, ..header.clone() }, "no head"),
+        (PageHeader { ids: &[1, 2], ..header.clone() }, "2 ids for 3 tokens"),
     ] {
         says(PageWriter::new(Vec::new(), &header), part);
     }
-    for (heads, weights, summaries, part) in [
-        (&[0, 1, 2][..], &weights, &summaries[..], "3 heads"),
-        (&[0, 1], &weights.transpose(1, 2)?, &summaries, "[2, 3, 2]"),
-        (&[0, 1], &weights, &summaries[1..], "1 summaries"),
-    ] {
-        says(start()?.layer(5, heads, weights, summaries), part);
+    for (heads, weights, part) in
+        [(&[0, 1, 2][..], &weights, "3 heads"), (&[0, 1], &weights.transpose(1, 2)?, "[2, 3, 2]")]
+    {
+        says(start()?.layer(5, heads, weights), part);
     }
     says(start()?.finish(&[]), "2 of the announced heads");
     let mut page = start()?;
-    page.layer(0, &[0, 1], &weights, &summaries)?;
-    assert!(page.layer(1, &[0, 1], &weights, &summaries).is_err(), "more than announced");
+    page.layer(0, &[0, 1], &weights)?;
+    assert!(page.layer(1, &[0, 1], &weights).is_err(), "more than announced");
     let next = NextToken { likely: vec![], actual: None };
     says(page.finish(&[next]), "1 predictions for 2 queries");
     Ok(())
@@ -129,7 +129,6 @@ fn what_a_comparison_and_its_extras_need_is_checked() -> Result<()> {
     };
     let zeros = |shape: &[usize]| Tensor::zeros(shape, DType::F32, &Device::Cpu);
     let weights = zeros(&[2, 2, 3])?;
-    let summaries = summarize(&weights)?;
     for (header, part) in [
         (PageHeader { runs: &["a", "b", "c"], ..header.clone() }, "3 runs"),
         (PageHeader { prompt: Some(0), ..header.clone() }, "prompt of 0"),
@@ -146,9 +145,9 @@ fn what_a_comparison_and_its_extras_need_is_checked() -> Result<()> {
     };
     let guess = ("a".to_owned(), 0.5);
     let mut page = PageWriter::new(Vec::new(), &header)?;
-    page.layer(0, &[0, 1], &weights, &summaries)?;
-    says(page.layer_of_run(2, 0, &[0, 1], &weights, &summaries), "run 2");
-    says(page.layer_of_run(1, 0, &[1, 1], &weights, &summaries), "layer 0, head 1 was written before");
+    page.layer(0, &[0, 1], &weights)?;
+    says(page.layer_of_run(2, 0, &[0, 1], &weights), "run 2");
+    says(page.layer_of_run(1, 0, &[1, 1], &weights), "layer 0, head 1 was written before");
     says(page.predictions(0, slice::from_ref(&next)), "finish");
     says(page.predictions(1, slice::from_ref(&next)), "1 predictions for 2 queries");
     says(page.head_numbers(&numbers(3)), "3 values of \"effect\" for 2 heads");
@@ -173,11 +172,10 @@ fn two_runs() -> Result<PageWriter<Vec<u8>>> {
 #[test]
 fn runs_with_other_heads_cannot_be_compared() -> Result<()> {
     let weights = Tensor::zeros((1, 2, 2), DType::F32, &Device::Cpu)?;
-    let summaries = summarize(&weights)?;
     for (second, fits) in [(3, true), (4, false)] {
         let mut page = two_runs()?;
-        page.layer_of_run(1, second, &[0], &weights, &summaries)?; // runs may come in any order
-        page.layer(3, &[0], &weights, &summaries)?;
+        page.layer_of_run(1, second, &[0], &weights)?; // runs may come in any order
+        page.layer(3, &[0], &weights)?;
         let page = page.finish(&[]);
         assert_eq!(page.is_ok(), fits);
         if !fits {
@@ -190,13 +188,12 @@ fn runs_with_other_heads_cannot_be_compared() -> Result<()> {
 #[test]
 fn maps_of_two_runs_belong_together() -> Result<()> {
     let weights = Tensor::zeros((1, 2, 2), DType::F32, &Device::Cpu)?;
-    let summaries = summarize(&weights)?;
     for (second, fits) in
         [(&["mean", "rollout"][..], true), (&["rollout"], false), (&["mean", "mean"], false)]
     {
         let mut page = two_runs()?;
         for run in [0, 1] {
-            page.layer_of_run(run, 0, &[0], &weights, &summaries)?;
+            page.layer_of_run(run, 0, &[0], &weights)?;
         }
         let room = page.room;
         for (run, names) in [(0, &["rollout", "mean"][..]), (1, second)] {
@@ -215,12 +212,70 @@ fn maps_of_two_runs_belong_together() -> Result<()> {
 }
 
 #[test]
+fn a_comparison_opens_on_the_head_that_changes_most_unless_it_is_silenced() -> Result<()> {
+    let tokens = ["a", "b", "c", "d"].map(String::from);
+    let provenance = &Provenance::default();
+    let map = |last: [f32; 4]| [[1., 0., 0., 0.], [0.5, 0.5, 0., 0.], [0.1, 0.8, 0.1, 0.], last];
+    let first = Tensor::new(&[map([0.1, 0.2, 0.3, 0.4]), map([0.3, 0.3, 0.2, 0.2])], &Device::Cpu)?;
+    // The first head moves 0.1 of its last row, and the second 0.4.
+    let second = Tensor::new(&[map([0.2, 0.2, 0.2, 0.4]), map([0.1, 0.1, 0.2, 0.6])], &Device::Cpu)?;
+    for (silenced, changed, opens) in
+        [(&[][..], &second, "5.8"), (&[8], &second, "5.7"), (&[7, 8], &first, ""), (&[7], &first, "5.8")]
+    {
+        let mut header = PageHeader { runs: &["a", "b"], ..PageHeader::new("m", &tokens, 2, provenance) };
+        for &head in silenced {
+            header.silenced.insert(5, head, "ablated");
+        }
+        for top in [None, Some(2)] {
+            header.top = top;
+            let mut page = PageWriter::new(Vec::new(), &header)?;
+            page.layer_of_run(1, 5, &[7, 8], changed)?;
+            page.layer(5, &[7, 8], &first)?;
+            let page = String::from_utf8(page.finish(&[])?).map_err(Error::wrap)?;
+            let opened = data(&page, "id=\"opens\"");
+            assert_eq!(opened.as_str().unwrap_or_default(), opens, "{silenced:?} {top:?}");
+            let changes = data(&page, "id=\"changes\"");
+            let of = |name: &str| changes[name].as_f64().expect("a change");
+            let moved =
+                if std::ptr::eq(changed, &raw const second) { [0.1 / 4.0, 0.4 / 4.0] } else { [0.0; 2] };
+            for (shown, moved) in [of("5.7"), of("5.8")].into_iter().zip(moved) {
+                let least = if top.is_none() { moved - 1e-4 } else { 0.0 };
+                assert!(shown <= moved + 1e-9 && shown >= least, "{top:?}: {shown}, {moved}");
+            }
+            // Only the run that does not use a head's output says so.
+            assert_eq!(page.matches("\"silenced\":\"ablated\"").count(), silenced.len());
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_token_that_follows_has_a_name() -> Result<()> {
+    let tokens = ["a", " b"].map(String::from);
+    let provenance = &Provenance::default();
+    let weights = Tensor::zeros((1, 2, 2), DType::F32, &Device::Cpu)?;
+    for next in [None, Some(" c")] {
+        let header = PageHeader { next, ..PageHeader::new("m", &tokens, 1, provenance) };
+        let mut page = PageWriter::new(Vec::new(), &header)?;
+        page.layer(0, &[0], &weights)?;
+        let page = page.finish(&vec![NextToken { likely: vec![], actual: Some(0.5) }; 2]);
+        match next {
+            None => says(page, "does not name that token"),
+            Some(_) => {
+                assert_eq!(data(&String::from_utf8(page?).expect("text"), "id=\"header\"")["next"], "·c");
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
 fn extras_come_back_as_they_were_given() -> Result<()> {
     let tokens = ["a", " b"].map(String::from);
     let provenance = &Provenance::default();
     let mut page = PageWriter::new(Vec::new(), &PageHeader::new("m", &tokens, 1, provenance))?;
     let weights = Tensor::zeros((1, 2, 2), DType::F32, &Device::Cpu)?;
-    page.layer(2, &[5], &weights, &summarize(&weights)?)?;
+    page.layer(2, &[5], &weights)?;
     page.head_numbers(&HeadNumbers {
         name: "<b>".into(),
         meaning: "m".into(),

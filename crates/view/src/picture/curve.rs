@@ -1,19 +1,20 @@
 //! The loss of a training run over its steps.
 
-use super::format::PictureFormat;
-use super::guides::{Heading, axis_number, round_numbers};
+use super::frame::Frame;
+use super::guides::{axis_number, round_numbers};
 use super::letters::Letters;
 use super::scene::{Anchor, FAINT, GREY, INK, Mark, Scene, Style, WHITE};
 use crate::palette::Rgb;
-use crate::provenance::Provenance;
 use candle_core::Result;
 use std::ops::Range;
 
-const SIZE: (f32, f32) = (1200.0, 700.0);
+/// Without the title.
+const SIZE: (f32, f32) = (1200.0, 620.0);
 /// The margins of the chart: numbers and names of the axes.
 const LEFT: f32 = 96.0;
 const RIGHT: f32 = 28.0;
 const BOTTOM: f32 = 72.0;
+const TOP: f32 = 8.0;
 /// The most points in the line of the steps: with more than one in two pixels, it would not look like a line.
 const POINTS: usize = 500;
 /// Okabe and Ito's blue and vermilion (2008), which color-blind people can tell apart.
@@ -31,29 +32,18 @@ const LINE: f32 = 28.0;
 ///
 /// If there are more steps than the picture has room for, each point of the line is the mean over several
 /// neighbors, above a faint vertical line from the lowest to the highest of them. Losses that are not finite are
-/// left out. The caption of `provenance` goes below the title, and its facts into the file's metadata.
+/// left out.
 ///
 /// # Shapes
 /// `training` (step, nats per token), `validation` the same, both by rising step -> the bytes of a file
 ///
 /// # Errors
 /// When there is no finite loss, or the picture cannot be drawn.
-pub fn loss_curve(
-    format: PictureFormat,
-    title: &str,
-    training: &[(u64, f32)],
-    validation: &[(u64, f32)],
-    provenance: &Provenance,
-) -> Result<Vec<u8>> {
-    format.write(&scene(title, training, validation, provenance)?, provenance)
+pub fn loss_curve(frame: &Frame, training: &[(u64, f32)], validation: &[(u64, f32)]) -> Result<Vec<u8>> {
+    frame.write(1, |_, _| body(training, validation))
 }
 
-fn scene(
-    title: &str,
-    training: &[(u64, f32)],
-    validation: &[(u64, f32)],
-    provenance: &Provenance,
-) -> Result<Scene> {
+fn body(training: &[(u64, f32)], validation: &[(u64, f32)]) -> Result<Scene> {
     let finite = |points: &[(u64, f32)]| -> Vec<(f64, f64)> {
         let points = points.iter().filter(|(_, loss)| loss.is_finite());
         points.map(|&(step, loss)| (step as f64, f64::from(loss))).collect()
@@ -68,10 +58,8 @@ fn scene(
     let margin = (0.05 * (losses.end - losses.start)).max(1e-3 * losses.end.abs()).max(1e-3);
     let losses = (losses.start - margin).max(0.0)..losses.end + margin;
 
-    let heading = Heading::new(title, provenance);
-    let mut scene = Scene::new(Letters::new()?, SIZE, heading.title())?;
-    heading.draw(&mut scene);
-    let chart = Chart { steps, losses, top: heading.height() + 8.0 };
+    let mut scene = Scene::new(Letters::new()?, SIZE, "")?;
+    let chart = Chart { steps, losses };
     chart.axes(&mut scene);
     let groups: Vec<Group> =
         training.chunks(training.len().div_ceil(POINTS).max(1)).map(Group::new).collect();
@@ -97,7 +85,7 @@ fn scene(
     let key = key.into_iter().filter_map(|(shown, name, color)| shown.then_some((name, color)));
     let ends = groups.iter().flat_map(|g| [(g.step, g.lowest), (g.step, g.highest)]);
     let points: Vec<_> = ends.chain(validation).map(|point| chart.place(point)).collect();
-    chart.key(&mut scene, &key.collect::<Vec<_>>(), &points, label);
+    Chart::key(&mut scene, &key.collect::<Vec<_>>(), &points, label);
     Ok(scene)
 }
 
@@ -105,7 +93,6 @@ fn scene(
 struct Chart {
     steps: Range<f64>,
     losses: Range<f64>,
-    top: f32,
 }
 
 impl Chart {
@@ -117,7 +104,7 @@ impl Chart {
         let part =
             |value: f64, range: &Range<f64>| ((value - range.start) / (range.end - range.start)) as f32;
         let right = part(step, &self.steps) * (Self::RIGHT - LEFT);
-        (LEFT + right, Self::BOTTOM - part(loss, &self.losses) * (Self::BOTTOM - self.top))
+        (LEFT + right, Self::BOTTOM - part(loss, &self.losses) * (Self::BOTTOM - TOP))
     }
 
     fn axes(&self, scene: &mut Scene) {
@@ -138,10 +125,10 @@ impl Chart {
             scene.text(text, (x, Self::BOTTOM + 24.0), below);
         }
         let (left, bottom) = (LEFT + 0.5, Self::BOTTOM + 0.5);
-        scene.line([(left, self.top), (left, bottom)], 1.0, GREY);
+        scene.line([(left, TOP), (left, bottom)], 1.0, GREY);
         scene.line([(left, bottom), (Self::RIGHT, bottom)], 1.0, GREY);
         let name = NAME.anchor(Anchor::Middle);
-        let (across, down) = (f32::midpoint(LEFT, Self::RIGHT), f32::midpoint(self.top, Self::BOTTOM));
+        let (across, down) = (f32::midpoint(LEFT, Self::RIGHT), f32::midpoint(TOP, Self::BOTTOM));
         scene.text("optimizer steps", (across, SIZE.1 - 18.0), name);
         scene.text("loss, nats per token", (28.0, down), name.upward());
     }
@@ -155,7 +142,7 @@ impl Chart {
         let style = NUMBER.anchor(if left { Anchor::End } else { Anchor::Start });
         let width = scene.letters.width(&text, style.size);
         let (place, from) = if left { (x - 6.0, x - 6.0 - width) } else { (x + 12.0, x + 12.0) };
-        let y = if y < self.top + 40.0 { y + 28.0 } else { y - 14.0 };
+        let y = if y < TOP + 40.0 { y + 28.0 } else { y - 14.0 };
         // White below the letters, since lines may pass there.
         let room = Room { x: from - 3.0, y: y - 17.0, width: width + 6.0, height: 22.0 };
         room.fill(scene, WHITE);
@@ -164,11 +151,11 @@ impl Chart {
     }
 
     /// What the colors mean, in the corner in which it hides the least: on the right if losses fall.
-    fn key(&self, scene: &mut Scene, entries: &[(&str, Rgb)], points: &[(f32, f32)], label: Option<Room>) {
+    fn key(scene: &mut Scene, entries: &[(&str, Rgb)], points: &[(f32, f32)], label: Option<Room>) {
         let widest = entries.iter().map(|(name, _)| scene.letters.width(name, NAME.size)).fold(0.0, f32::max);
         let (width, height) = ((widest + 62.0).ceil(), entries.len() as f32 * LINE + 12.0);
         let (right, left) = ((Self::RIGHT - width - 12.0).floor(), LEFT + 12.0);
-        let (upper, lower) = ((self.top + 12.0).floor(), Self::BOTTOM - height - 12.0);
+        let (upper, lower) = ((TOP + 12.0).floor(), Self::BOTTOM - height - 12.0);
         let corners = [(right, upper), (right, lower), (left, lower), (left, upper)];
         let hidden = |room: &Room| {
             let on_label = label.as_ref().is_some_and(|label| room.meets(label));
@@ -236,17 +223,24 @@ impl Group {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::picture::PictureFormat;
     use crate::picture::png::tests::{decode, provenance};
+    use crate::provenance::Provenance;
     use serde_json::Value;
 
     fn curve(title: &str, training: &[(u64, f32)], validation: &[(u64, f32)]) -> Result<Vec<u8>> {
-        loss_curve(PictureFormat::Png, title, training, validation, &Provenance::default())
+        loss_curve(&Frame::new(PictureFormat::Png, title, &Provenance::default()), training, validation)
+    }
+
+    fn scene(title: &str, training: &[(u64, f32)], validation: &[(u64, f32)]) -> Result<Scene> {
+        let nothing = Provenance::default();
+        Frame::new(PictureFormat::Png, title, &nothing).scene(1, |_, _| body(training, validation))
     }
 
     /// How many pixels have this color.
     fn count(file: &[u8], color: Rgb) -> usize {
         let picture = decode(file);
-        assert_eq!((picture.width, picture.height), (1200, 700));
+        assert!(picture.width == 1200 && picture.height >= 620);
         let places = (0..picture.height).flat_map(|y| (0..picture.width).map(move |x| (x, y)));
         places.filter(|&(x, y)| (picture.pixels)(x, y) == color).count()
     }
@@ -265,7 +259,7 @@ mod tests {
         // The caption is drawn, and takes no more than one line from the chart.
         let made_by = |caption: &str| {
             let provenance = provenance(caption, Value::Null);
-            loss_curve(PictureFormat::Png, "a run", &training, &validation, &provenance)
+            loss_curve(&Frame::new(PictureFormat::Png, "a run", &provenance), &training, &validation)
         };
         let (single, half) = (made_by("f32 on cpu")?, made_by("f16 on cpu")?);
         assert!(single != file && single != half, "the caption is not in the picture");
@@ -279,7 +273,7 @@ mod tests {
         let long: Vec<(u64, f32)> = (0..100_000).map(|i| (i, (i % 7) as f32)).collect();
         for training in [&[(1, 2.5)][..], &wild, &long] {
             let validation = &training[..training.len().min(20)];
-            scene(&"z".repeat(5000), training, validation, &Provenance::default())?.assert_legible(false);
+            scene(&"z".repeat(5000), training, validation)?.assert_legible(false);
             assert!(count(&curve("", training, &[])?, TRAINING) > 20, "{} steps", training.len());
         }
         assert!(curve("", &wild[..2], &[]).unwrap_err().to_string().contains("none of the losses"));
@@ -296,7 +290,7 @@ mod tests {
             (&rising, vec![(0, 0.1)], true, false),
             (&rising, vec![], true, false),
         ] {
-            let scene = scene("", training, &validation, &Provenance::default())?;
+            let scene = scene("", training, &validation)?;
             scene.assert_legible(false);
             let texts = scene.texts();
             let (_, (x, y, ..)) = texts.iter().find(|(text, _)| *text == "training").expect("a key");
@@ -307,7 +301,7 @@ mod tests {
 
     #[test]
     fn points_lie_where_the_axes_say() -> Result<()> {
-        let scene = scene("", &[(0, 4.0), (100, 2.0)], &[(50, 3.0)], &Provenance::default())?;
+        let scene = scene("", &[(0, 4.0), (100, 2.0)], &[(50, 3.0)])?;
         scene.assert_legible(false);
         let texts = scene.texts();
         let middle = |text: &str| {

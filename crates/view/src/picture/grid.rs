@@ -1,22 +1,17 @@
 //! All heads as small heat maps: one row per layer, one column per head.
 
-use super::format::PictureFormat;
-use super::guides::{ColorBar, Heading, NARROWEST};
+use super::frame::Frame;
+use super::guides::{Axis, ColorBar, MARGIN};
 use super::letters::Letters;
-use super::scene::{Anchor, Cells, INK, NOT_A_NUMBER, Scene, Style};
+use super::scene::{Cells, NOT_A_NUMBER, Scene};
 use crate::palette::{Rgb, level, rgb};
-use crate::provenance::Provenance;
 use crate::rows::lower_triangle;
 use candle_core::{Result, Tensor};
 
-/// The side of a head's picture, in pixels.
+/// The side of a head's picture in pixels, unless the frame has a width.
 const SIDE: usize = 120;
-const GAP: usize = 8;
-const LEFT: f32 = 90.0;
-/// The room of the heads' names.
-const TOP: f32 = 30.0;
-const MARGIN: f32 = 16.0;
-const LABEL: Style = Style::new(16.0, INK);
+/// The part of a head's room that its picture takes; the rest is between two of them.
+const FILLED: f32 = 0.9375;
 
 /// All heads of a model as one picture. Add one layer at a time, so that memory never has to hold more than one layer's
 /// weights.
@@ -64,43 +59,44 @@ impl HeadGrid {
         Ok(())
     }
 
-    /// The picture as the bytes of a file, with a color bar, the caption of `provenance` below the title, and its facts
-    /// in the file's metadata.
+    /// The picture as the bytes of a file, with a color bar.
     ///
     /// # Errors
     /// When there is no head, or the picture cannot be drawn.
-    pub fn finish(&self, format: PictureFormat, title: &str, provenance: &Provenance) -> Result<Vec<u8>> {
-        format.write(&self.scene(title, provenance)?, provenance)
+    pub fn finish(&self, frame: &Frame) -> Result<Vec<u8>> {
+        frame.write(1, |_, room| self.body(room))
     }
 
-    fn scene(&self, title: &str, provenance: &Provenance) -> Result<Scene> {
-        let columns = self.rows.iter().map(|(_, heads)| heads.len()).max().unwrap_or(0);
-        if columns == 0 {
+    fn body(&self, room: Option<f32>) -> Result<Scene> {
+        let Some((_, first)) = self.rows.first().filter(|(_, heads)| !heads.is_empty()) else {
             candle_core::bail!("head grid: there is no head to draw")
-        }
-        let (letters, heading) = (Letters::new()?, Heading::new(title, provenance));
-        let heads = || self.rows.iter().flat_map(|(_, heads)| heads);
-        let bar = ColorBar::of_weights(heads().any(|head| head.thumbnail.has_nan));
-        let top = heading.height() + TOP;
-        let place = |n: usize, from: f32| from + (n * (SIDE + GAP)) as f32;
-        let side = SIDE as f32;
-        let (right, tall) = (place(columns - 1, LEFT) + side, place(self.rows.len() - 1, 0.0) + side);
-        let tall = tall.max(bar.least_height(&letters));
-        let width = (right + bar.room(&letters)).max(heading.width(&letters, NARROWEST));
-        let mut scene = Scene::new(letters, (width, top + tall + MARGIN), heading.title())?;
-        heading.draw(&mut scene);
-        bar.draw(&mut scene, (right, top), tall);
-        let beside = LABEL.anchor(Anchor::End);
-        for (row, (layer, heads)) in self.rows.iter().enumerate() {
-            let y = place(row, top);
-            let middle = y + side / 2.0 + beside.to_baseline();
-            scene.text(format!("layer {layer}"), (LEFT - 8.0, middle), beside);
-            for (column, Head { head, thumbnail }) in heads.iter().enumerate() {
-                let x = place(column, LEFT);
-                if row == 0 {
-                    let above = LABEL.anchor(Anchor::Middle);
-                    scene.text(format!("head {head}"), (x + side / 2.0, y - 8.0), above);
-                }
+        };
+        let letters = Letters::new()?;
+        let mut heads = self.rows.iter().flat_map(|(_, heads)| heads);
+        let bar = ColorBar::of_weights("weight", heads.any(|head| head.thumbnail.has_nan));
+        let layers = |cell: f32| {
+            let label = |i: usize| format!("layer {}", self.rows[i].0);
+            Axis::new(&letters, (self.rows.len(), cell), room, |i| i, label)
+        };
+        let (beside, cell) = match room {
+            Some(room) => Axis::filling(room - MARGIN - bar.room(&letters), first.len(), layers),
+            None => (layers(SIDE as f32 / FILLED), SIDE as f32 / FILLED),
+        };
+        let name = |i: usize| format!("head {}", first[i].head);
+        let above = Axis::new(&letters, (first.len(), cell), room, |i| i, name);
+        let (side, gap) = (FILLED * cell, (1.0 - FILLED) * cell);
+        let (x, y) = (MARGIN + beside.beside(), above.above());
+        let place = |n: usize, from: f32| from + n as f32 * cell;
+        let right = place(first.len(), x);
+        let tall = (place(self.rows.len(), 0.0) - gap).max(bar.least_height(&letters));
+        let wide = room.unwrap_or(right + bar.room(&letters));
+        let mut scene = Scene::new(letters, (wide, y + tall + MARGIN), "")?;
+        bar.draw(&mut scene, (right, y), tall);
+        beside.draw_beside(&mut scene, (x, y - gap / 2.0));
+        above.draw_above(&mut scene, (x - gap / 2.0, y));
+        for (row, (_, heads)) in self.rows.iter().enumerate() {
+            for (column, Head { thumbnail, .. }) in heads.iter().enumerate() {
+                let (x, y) = (place(column, x), place(row, y));
                 let (columns, colors) = (thumbnail.columns, thumbnail.colors.clone());
                 scene.cells(Cells { x, y, width: side, height: side, columns, colors });
             }
@@ -151,8 +147,11 @@ impl Thumbnail {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::picture::PictureFormat;
     use crate::picture::png::tests::{decode, provenance};
     use crate::picture::png::whole;
+    use crate::picture::scene::Mark;
+    use crate::provenance::Provenance;
     use candle_core::Device;
     use serde_json::Value;
 
@@ -166,25 +165,65 @@ mod tests {
         let mut grid = HeadGrid::default();
         grid.add(3, &[0, 5], &Tensor::stack(&[back(0)?, back(1)?], 0)?)?;
         grid.add(4, &[0, 5], &Tensor::stack(&[back(2)?, back(0)?], 0)?)?;
-        for caption in ["", "what made it"] {
+        for (caption, width) in
+            [("", None), ("what made it", None), ("", Some("1500px")), ("", Some("300px"))]
+        {
             let provenance = provenance(caption, Value::Null);
-            let picture = decode(&grid.finish(PictureFormat::Png, "all heads", &provenance)?);
-            grid.scene("all heads", &provenance)?.assert_legible(false);
-            let (left, top) = (whole(LEFT), whole(Heading::new("", &provenance).height() + TOP));
-            assert!(picture.height >= top + 2 * (SIDE + GAP));
-            let cell = |row: usize, column: usize, i: usize, j: usize| {
-                let at = |n: usize, from: usize, k: usize| from + n * (SIDE + GAP) + k * SIDE / 4 + SIDE / 8;
-                (picture.pixels)(at(column, left, j), at(row, top, i))
-            };
-            for (row, column, n) in [(0, 0, 0), (0, 1, 1), (1, 0, 2), (1, 1, 0)] {
+            let width = width.map(|width: &str| width.parse().unwrap());
+            let frame = Frame::new(PictureFormat::Png, "all heads", &provenance).with_width(width);
+            let scene = frame.scene(1, |_, room| grid.body(room))?;
+            scene.assert_legible(false);
+            let heads: Vec<&Cells> = scene
+                .marks
+                .iter()
+                .filter_map(|mark| match mark {
+                    Mark::Cells(cells) if cells.columns == 4 => Some(cells),
+                    _ => None,
+                })
+                .collect();
+            assert_eq!(heads.len(), 4);
+            assert!(width.is_some() || whole(heads[0].width) == SIDE);
+            let texts = scene.texts();
+            let picture = decode(&grid.finish(&frame)?);
+            for (n, (cells, back)) in heads.into_iter().zip([0, 1, 2, 0]).enumerate() {
+                let cell = |i: usize, j: usize| {
+                    let at = |k: usize, from: f32| whole(from + (k as f32 + 0.5) * cells.width / 4.0);
+                    (picture.pixels)(at(j, cells.x), at(i, cells.y))
+                };
                 for i in 0..4usize {
                     for j in 0..=i {
-                        let level = if j == i.saturating_sub(n) { 1.0 } else { 0.0 };
-                        assert_eq!(cell(row, column, i, j), rgb(level), "{row} {column} {i} {j}");
+                        let level = if j == i.saturating_sub(back) { 1.0 } else { 0.0 };
+                        assert_eq!(cell(i, j), rgb(level), "{n} {i} {j}");
                     }
-                    assert!((i + 1..4).all(|j| cell(row, column, i, j) == (255, 255, 255)));
+                    assert!((i + 1..4).all(|j| cell(i, j) == (255, 255, 255)));
                 }
+                // Its names stand at the middles of its sides.
+                let (layer, head) = (["layer 3", "layer 4"][n / 2], ["head 0", "head 5"][n % 2]);
+                let middle = |name: &str| {
+                    let (_, at) = texts.iter().find(|(text, _)| *text == name).expect(name);
+                    (f32::midpoint(at.0, at.2), f32::midpoint(at.1, at.3))
+                };
+                assert!((middle(head).0 - cells.x - cells.width / 2.0).abs() < 3.0, "{head}");
+                assert!((middle(layer).1 - cells.y - cells.height / 2.0).abs() < 3.0, "{layer}");
             }
+        }
+        Ok(())
+    }
+
+    /// Forty layers of thirty heads leave no room for most names, and a cell is smaller than its weights.
+    #[test]
+    fn narrow_pictures_of_many_heads_are_legible() -> Result<()> {
+        let heads: Vec<usize> = (0..30).collect();
+        let mut grid = HeadGrid::default();
+        for layer in 0..40 {
+            grid.add(layer, &heads, &Tensor::full(0.1f32, (30, 9, 9), &Device::Cpu)?)?;
+        }
+        for width in ["5.3cm", "8.5cm", "17cm", "2000px"] {
+            let nothing = Provenance::default();
+            let frame = Frame::new(PictureFormat::Png, "", &nothing).with_width(width.parse().ok());
+            let scene = frame.scene(1, |_, room| grid.body(room))?;
+            scene.assert_legible(false);
+            assert!(scene.texts().iter().filter(|(text, _)| text.starts_with("layer")).count() > 1);
         }
         Ok(())
     }
@@ -238,7 +277,8 @@ mod tests {
     #[test]
     fn no_heads_and_heads_without_a_name_are_refused() -> Result<()> {
         let weights = Tensor::full(0.25f32, (2, 3, 3), &Device::Cpu)?;
-        assert!(HeadGrid::default().finish(PictureFormat::Svg, "", &Provenance::default()).is_err());
+        let nothing = Provenance::default();
+        assert!(HeadGrid::default().finish(&Frame::new(PictureFormat::Svg, "", &nothing)).is_err());
         assert!(HeadGrid::default().add(0, &[1], &weights).is_err());
         let mut grid = HeadGrid::default();
         grid.add(0, &[1, 4], &weights)?;

@@ -1,10 +1,8 @@
-//! What helps to read a picture: its heading, the labels of rows and columns, the color bar, and round numbers.
+//! What helps to read a picture: the labels of rows and columns, the color bar, and round numbers.
 
 use super::letters::Letters;
 use super::scene::{Anchor, Cells, GREY, INK, NOT_A_NUMBER, Scene, Style};
 use crate::palette::{Rgb, level, rgb};
-use crate::provenance::Provenance;
-use crate::text::visible_text;
 
 /// Around a map and its heading.
 pub(super) const MARGIN: f32 = 20.0;
@@ -14,53 +12,14 @@ pub(super) const NARROWEST: f32 = 560.0;
 pub(super) const AXIS_NAME: Style = Style::new(16.0, INK);
 pub(super) const AXIS_ROOM: f32 = 26.0;
 
-const TITLE: Style = Style::new(24.0, INK);
-const CAPTION: Style = Style::new(15.0, GREY);
-
-/// The title of a picture, and below it a line that says how it was made.
-pub(super) struct Heading {
-    title: String,
-    caption: String,
-}
-
-impl Heading {
-    pub(super) fn new(title: &str, provenance: &Provenance) -> Self {
-        Self { title: visible_text(title), caption: provenance.shown() }
-    }
-
-    pub(super) fn title(&self) -> &str {
-        &self.title
-    }
-
-    /// How much room it takes at the top.
-    pub(super) fn height(&self) -> f32 {
-        if self.caption.is_empty() { 56.0 } else { 80.0 }
-    }
-
-    /// The width in which nothing is cut, or `most` if that is less.
-    pub(super) fn width(&self, letters: &Letters, most: f32) -> f32 {
-        let width = |text: &str, style: Style| letters.width(text, style.size).ceil() + 2.0 * MARGIN;
-        width(&self.title, TITLE).max(width(&self.caption, CAPTION)).min(most)
-    }
-
-    /// Draws it, cut to the width of the picture.
-    pub(super) fn draw(&self, scene: &mut Scene) {
-        let room = scene.width - 2.0 * MARGIN;
-        let title = scene.letters.cut(&self.title, TITLE.size, room);
-        scene.text(title, (MARGIN, 38.0), TITLE);
-        if !self.caption.is_empty() {
-            let caption = scene.letters.cut(&self.caption, CAPTION.size, room);
-            scene.text(caption, (MARGIN, 62.0), CAPTION);
-        }
-    }
-}
-
 /// The size of labels, if they have room.
 const LARGE: f32 = 14.0;
 /// The smallest that people read.
 const SMALL: f32 = 10.0;
 /// The longest label, in pixels; what is longer is cut.
 const LONGEST: f32 = 150.0;
+/// The part of the room that a label may take in a picture of a given width.
+const SHARE: f32 = 0.2;
 /// The least distance between a label and its cell or its neighbor.
 const GAP: f32 = 6.0;
 
@@ -79,12 +38,12 @@ pub(super) struct Axis {
 }
 
 impl Axis {
-    /// Labels for `count` cells with a side of `cell`. If there are too many, only those whose `place` is a multiple
-    /// of 2, 5, 10, 20 and so on.
+    /// Labels for `count` cells with a side of `cell`, in a picture with this `room`, if it is given. If there are too many,
+    /// only those whose `place` is a multiple of 2, 5, 10, 20 and so on.
     pub(super) fn new(
         letters: &Letters,
-        count: usize,
-        cell: f32,
+        (count, cell): (usize, f32),
+        room: Option<f32>,
         place: impl Fn(usize) -> usize,
         label: impl Fn(usize) -> String,
     ) -> Self {
@@ -97,15 +56,30 @@ impl Axis {
             let has_room = |step: &usize| *step as f32 * cell >= line * LARGE;
             (LARGE, steps.take(18).find(has_room).unwrap_or(usize::MAX))
         };
+        let most = room.map_or(LONGEST, |room| (SHARE * room).min(LONGEST));
         let labels: Vec<(usize, String)> = (0..count)
             .filter(|&i| place(i).is_multiple_of(step))
-            .map(|i| (i, letters.cut(&label(i), size, LONGEST)))
+            .map(|i| (i, letters.cut(&label(i), size, most)))
             .collect();
         let longest = labels.iter().map(|(_, label)| letters.width(label, size)).fold(0.0, f32::max);
         let flat = longest + GAP <= step as f32 * cell;
         // In the corner, the labels of small cells would reach those of the other axis.
         let gap = (0.6 * size - cell / 2.0).ceil().max(GAP);
         Self { labels, cell, style: Style::new(size, INK), longest: longest.ceil(), gap, flat }
+    }
+
+    /// The labels beside rows, and the side of the cells with which `count` of them fill `room` beside these labels: the
+    /// size of the cells decides which labels there are.
+    pub(super) fn filling(room: f32, count: usize, axis: impl Fn(f32) -> Self) -> (Self, f32) {
+        let mut labels = 0.0;
+        loop {
+            let cell = (room - labels) / count as f32;
+            let axis = axis(cell);
+            if axis.beside() <= labels {
+                return (axis, cell);
+            }
+            labels = axis.beside();
+        }
     }
 
     /// How far the labels reach to the left of their rows.
@@ -168,11 +142,11 @@ pub(super) struct ColorBar<'a> {
 }
 
 impl ColorBar<'static> {
-    /// The scale of attention weights.
-    pub(super) fn of_weights(has_nan: bool) -> Self {
+    /// The scale of attention weights, under this name.
+    pub(super) fn of_weights(name: &str, has_nan: bool) -> Self {
         let numbers = [1.0, 0.0, 0.5, 0.25, 0.1, 0.75, 0.01];
         let number = |weight: f32| (level(weight).unwrap_or(0.0), weight.to_string());
-        Self { name: "weight".to_owned(), numbers: numbers.map(number).into(), color: &rgb, has_nan }
+        Self { name: name.to_owned(), numbers: numbers.map(number).into(), color: &rgb, has_nan }
     }
 }
 
@@ -274,29 +248,9 @@ impl std::fmt::Display for Exponent {
 mod tests {
     use super::*;
     use candle_core::Result;
-    use serde_json::Value;
-
-    #[test]
-    fn a_caption_ends_before_the_edge() -> Result<()> {
-        for long in
-            ["ablate 0.1, ".repeat(1000), "i".repeat(10_000), "漢".repeat(300), "e\u{301}".repeat(5000)]
-        {
-            let provenance = Provenance { caption: long.clone(), facts: Value::Null };
-            let mut scene = Scene::new(Letters::new()?, (300.0, 100.0), "")?;
-            let heading = Heading::new(&long, &provenance);
-            assert!(heading.width(&scene.letters, 300.0) > 299.9);
-            heading.draw(&mut scene);
-            scene.assert_legible(false);
-            for (text, (left, _, right, bottom)) in scene.texts() {
-                assert!(text.ends_with('…') && left >= MARGIN && right > 300.0 - MARGIN - 30.0, "{text}");
-                assert!(right <= 300.0 - MARGIN && bottom <= heading.height(), "{text} ends at {right}");
-            }
-        }
-        Ok(())
-    }
 
     fn places(count: usize, first: usize, cell: f32) -> Result<Vec<usize>> {
-        let axis = Axis::new(&Letters::new()?, count, cell, |i| first + i, |i| format!("t{i}"));
+        let axis = Axis::new(&Letters::new()?, (count, cell), None, |i| first + i, |i| format!("t{i}"));
         Ok(axis.labels.into_iter().map(|(i, _)| i).collect())
     }
 
@@ -314,7 +268,7 @@ mod tests {
     #[test]
     fn short_labels_of_wide_columns_stay_flat() -> Result<()> {
         let letters = Letters::new()?;
-        let axis = |cell, label: &str| Axis::new(&letters, 3, cell, |i| i, |_| label.to_owned());
+        let axis = |cell, label: &str| Axis::new(&letters, (3, cell), None, |i| i, |_| label.to_owned());
         assert!(axis(40.0, "12").flat && !axis(40.0, "Capulet").flat && !axis(20.0, "12").flat);
         let cut = axis(40.0, &"y".repeat(10_000)).longest;
         assert!(cut <= LONGEST && cut > LONGEST - 10.0, "{cut}");
@@ -324,7 +278,7 @@ mod tests {
     #[test]
     fn its_numbers_stand_beside_their_colors() -> Result<()> {
         for has_nan in [false, true] {
-            let bar = ColorBar::of_weights(has_nan);
+            let bar = ColorBar::of_weights("weight", has_nan);
             let letters = Letters::new()?;
             for height in [bar.least_height(&letters), 300.0, 2000.0] {
                 let letters = Letters::new()?;

@@ -1,11 +1,10 @@
 //! One head's weights: a row and a column for each token, and a color bar.
 
-use super::format::PictureFormat;
-use super::guides::{AXIS_NAME, AXIS_ROOM, Axis, ColorBar, Heading, MARGIN, NARROWEST};
+use super::frame::Frame;
+use super::guides::{AXIS_NAME, AXIS_ROOM, Axis, ColorBar, MARGIN};
 use super::letters::Letters;
 use super::scene::{Anchor, Cells, NOT_A_NUMBER, Scene};
 use crate::palette::{level, rgb};
-use crate::provenance::Provenance;
 use crate::rows::lower_triangle;
 use crate::text::visible_token;
 use candle_core::{Result, Tensor};
@@ -19,10 +18,10 @@ const LARGEST: usize = 40;
 /// color bar. Keys that a query cannot see are white, a NaN is gray.
 ///
 /// Colors go from dark purple (0) to bright yellow (1) in viridis, by the square root of the weight. If a text is too
-/// long to label every token, every tenth, hundredth or so has a label. No pixel stands for more than one weight.
+/// long to label every token, every tenth, hundredth or so has a label. No pixel stands for more than one weight, unless the
+/// frame has a width with too few of them: then its color is the mean of theirs.
 ///
-/// The caption of `provenance` goes below the title, and its facts into the file's metadata. In SVG and PDF, text can
-/// be searched and selected.
+/// In SVG and PDF, text can be searched and selected.
 ///
 /// # Shapes
 /// `weights` (T, S), `queries` T tokens, `keys` S tokens -> the bytes of a file
@@ -30,23 +29,38 @@ const LARGEST: usize = 40;
 /// # Errors
 /// When `weights` is not of rank 2, has no query or more queries than keys, the numbers of tokens differ from its rows
 /// and columns, or the picture cannot be drawn.
-pub fn head_picture(
-    format: PictureFormat,
-    title: &str,
-    weights: &Tensor,
-    queries: &[String],
-    keys: &[String],
-    provenance: &Provenance,
-) -> Result<Vec<u8>> {
-    format.write(&scene(title, weights, queries, keys, provenance)?, provenance)
+pub fn head_picture(frame: &Frame, weights: &Tensor, queries: &[String], keys: &[String]) -> Result<Vec<u8>> {
+    frame.write(1, |_, room| body(room, &OF_HEAD, weights, queries, keys))
 }
 
-fn scene(
-    title: &str,
+/// Attention rollout as a picture, in the colors of [`head_picture`]: row i has how much of each token reaches position i.
+///
+/// # Shapes
+/// `rollout` (T, T), `tokens` T tokens -> the bytes of a file
+///
+/// # Errors
+/// As for [`head_picture`].
+pub fn rollout_picture(frame: &Frame, rollout: &Tensor, tokens: &[String]) -> Result<Vec<u8>> {
+    frame.write(1, |_, room| body(room, &OF_ROLLOUT, rollout, tokens, tokens))
+}
+
+/// What rows, columns and colors are.
+struct Words {
+    rows: &'static str,
+    columns: &'static str,
+    color: &'static str,
+}
+
+const OF_HEAD: Words = Words { rows: "queries", columns: "keys: what is attended to", color: "weight" };
+const OF_ROLLOUT: Words =
+    Words { rows: "positions", columns: "tokens: what reaches a position", color: "share" };
+
+fn body(
+    room: Option<f32>,
+    words: &Words,
     weights: &Tensor,
     queries: &[String],
     keys: &[String],
-    provenance: &Provenance,
 ) -> Result<Scene> {
     let rows = lower_triangle::<f32>(weights, "head_picture")?;
     let (t, s) = (queries.len(), keys.len());
@@ -57,26 +71,33 @@ fn scene(
         )
     }
     let letters = Letters::new()?;
-    let cell = (LONGEST / s).clamp(1, LARGEST) as f32;
-    let (width, height) = (s as f32 * cell, t as f32 * cell);
-    let axis = |tokens: &[String], first: usize| {
+    let axis = |tokens: &[String], first: usize, cell: f32| {
         let label = |i: usize| format!("{} {}", first + i, visible_token(&tokens[i]));
-        Axis::new(&letters, tokens.len(), cell, |i| first + i, label)
+        Axis::new(&letters, (tokens.len(), cell), room, |i| first + i, label)
     };
-    let (side, top) = (axis(queries, s - t), axis(keys, 0));
-    let bar = ColorBar::of_weights(rows.iter().flatten().any(|weight| weight.is_nan()));
-    let heading = Heading::new(title, provenance);
-    let (x, y) = (MARGIN + AXIS_ROOM + side.beside(), heading.height() + AXIS_ROOM + top.above());
+    let side = |cell: f32| axis(queries, s - t, cell);
+    let bar = ColorBar::of_weights(words.color, rows.iter().flatten().any(|weight| weight.is_nan()));
+    let around = MARGIN + AXIS_ROOM + bar.room(&letters);
+    let (side, cell) = if let Some(room) = room {
+        Axis::filling(room - around, s, side)
+    } else {
+        let cell = (LONGEST / s).clamp(1, LARGEST) as f32;
+        (side(cell), cell)
+    };
+    let top = axis(keys, 0, cell);
+    let (width, height) = (s as f32 * cell, t as f32 * cell);
+    let (x, y) = (MARGIN + AXIS_ROOM + side.beside(), AXIS_ROOM + top.above());
     // An axis name may be longer than the weights are high or wide.
-    let (across, down) = ("keys: what is attended to", "queries");
     let tall = height.max(bar.least_height(&letters));
-    let right = (x + width + bar.room(&letters)).max(x + letters.width(across, AXIS_NAME.size)) + MARGIN;
-    let least = heading.width(&letters, NARROWEST);
-    let mut scene = Scene::new(letters, (right.max(least), y + tall + MARGIN), heading.title())?;
-    heading.draw(&mut scene);
-    scene.text(across, (x, heading.height() + 16.0), AXIS_NAME);
+    let wide = room.unwrap_or_else(|| {
+        (x + width + bar.room(&letters)).max(x + letters.width(words.columns, AXIS_NAME.size) + MARGIN)
+    });
+    let across = x.min(wide - MARGIN - letters.width(words.columns, AXIS_NAME.size));
+    let half = letters.width(words.rows, AXIS_NAME.size) / 2.0;
+    let mut scene = Scene::new(letters, (wide, y + tall + MARGIN), "")?;
+    scene.text(words.columns, (across, 16.0), AXIS_NAME);
     let name = AXIS_NAME.upward().anchor(Anchor::Middle);
-    scene.text(down, (MARGIN + 14.0, y + (height / 2.0).max(30.0)), name);
+    scene.text(words.rows, (MARGIN + 14.0, y + (height / 2.0).max(half)), name);
 
     let color = |weight: &f32| level(*weight).map_or(NOT_A_NUMBER, rgb);
     let seen = rows
@@ -92,12 +113,18 @@ fn scene(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::picture::PictureFormat;
     use crate::picture::png::tests::{Picture, decode, provenance};
     use crate::picture::png::whole;
     use crate::picture::scene::Mark;
+    use crate::provenance::Provenance;
     use crate::text::tests::NASTY;
     use candle_core::{DType, Device};
     use serde_json::Value;
+
+    fn scene(frame: &Frame, weights: &Tensor, queries: &[String], keys: &[String]) -> Result<Scene> {
+        frame.scene(1, |_, room| body(room, &OF_HEAD, weights, queries, keys))
+    }
 
     fn tokens(n: usize) -> Vec<String> {
         (0..n).map(|i| format!(" t{i}\n")).collect()
@@ -118,7 +145,8 @@ mod tests {
         let weights = Tensor::new(&values, &Device::Cpu)?;
         for caption in ["", "what made it"] {
             let provenance = provenance(caption, Value::Null);
-            let scene = scene("a head", &weights, &tokens(3), &tokens(3), &provenance)?;
+            let frame = Frame::new(PictureFormat::Png, "a head", &provenance);
+            let scene = scene(&frame, &weights, &tokens(3), &tokens(3))?;
             let Cells { x, y, width, .. } = *cells(&scene);
             assert_eq!(whole(width), 120);
             let Picture { pixels, .. } = decode(&PictureFormat::Png.write(&scene, &provenance)?);
@@ -147,7 +175,15 @@ mod tests {
         for (t, s) in [(1, 1), (1, 12), (2, 2), (12, 12), (77, 77), (300, 300), (5, 300), (1024, 1024)] {
             let weights = Tensor::full(0.25f32, (t, s), &Device::Cpu)?;
             for (queries, keys) in [(tokens(t), tokens(s)), (hostile(t), hostile(s))] {
-                let scene = scene(&"z".repeat(5000), &weights, &queries, &keys, &long)?;
+                let title = "z".repeat(5000);
+                let frame = Frame::new(PictureFormat::Svg, &title, &long);
+                for width in ["300px", "8.5cm", "17cm", "2000px"] {
+                    let frame = frame.with_width(Some(width.parse().unwrap()));
+                    let scene = scene(&frame, &weights, &queries, &keys)?;
+                    scene.assert_legible(false);
+                    assert_eq!(Some(scene.width.round()), frame.room().map(f32::ceil), "{width}");
+                }
+                let scene = scene(&frame, &weights, &queries, &keys)?;
                 scene.assert_legible(false);
                 let cells = cells(&scene);
                 let cell = cells.width / s as f32;
@@ -165,7 +201,10 @@ mod tests {
         }
         let wide: Vec<String> = (0..77).map(|i| "漢🙂W".repeat(i)).collect();
         let weights = Tensor::full(0.25f32, (77, 77), &Device::Cpu)?;
-        scene("", &weights, &wide, &wide, &long)?.assert_legible(false);
+        let frame = Frame::new(PictureFormat::Svg, "", &long);
+        scene(&frame, &weights, &wide, &wide)?.assert_legible(false);
+        let frame = frame.with_width("8.5cm".parse().ok());
+        scene(&frame, &weights, &wide, &wide)?.assert_legible(false);
         Ok(())
     }
 
@@ -177,8 +216,9 @@ mod tests {
         {
             let (queries, keys) = (tokens(queries), tokens(keys));
             for format in PictureFormat::ALL {
-                let drawn =
-                    head_picture(format, "", &weights(t, s)?, &queries, &keys, &Provenance::default());
+                let nothing = Provenance::default();
+                let frame = Frame::new(format, "", &nothing);
+                let drawn = head_picture(&frame, &weights(t, s)?, &queries, &keys);
                 let error = drawn.unwrap_err().to_string();
                 assert!(error.contains(said), "{error}");
             }

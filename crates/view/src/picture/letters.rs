@@ -79,16 +79,9 @@ impl Letters {
         text.chars().map(|c| self.letter(c).advance).sum::<f32>() * size
     }
 
-    /// `text` cut to at most `room`, with `…` at the end if something is missing; empty if not even that fits.
-    pub(super) fn cut(&self, text: &str, size: f32, room: f32) -> String {
-        if self.width(text, size) <= room {
-            return text.to_owned();
-        }
-        let mut width = self.width("…", size);
-        if width > room {
-            return String::new();
-        }
-        let mut end = 0;
+    /// How many bytes of `text` have room, without halving a letter and its marks.
+    fn fitting(&self, text: &str, size: f32, room: f32) -> usize {
+        let (mut width, mut end) = (0.0, 0);
         for (at, c) in text.char_indices() {
             width += self.letter(c).advance * size;
             if width > room {
@@ -96,7 +89,33 @@ impl Letters {
             }
             end = at + c.len_utf8();
         }
-        format!("{}…", &text[..end])
+        end
+    }
+
+    /// `text` cut to at most `room`, with `…` at the end if something is missing; empty if not even that fits.
+    pub(super) fn cut(&self, text: &str, size: f32, room: f32) -> String {
+        if self.width(text, size) <= room {
+            return text.to_owned();
+        }
+        let rest = room - self.width("…", size);
+        if rest < 0.0 { String::new() } else { format!("{}…", &text[..self.fitting(text, size, rest)]) }
+    }
+
+    /// All of `text` in lines of at most `room`, broken at spaces, and inside of a word that is longer than a line.
+    pub(super) fn wrap(&self, text: &str, size: f32, room: f32) -> Vec<String> {
+        let (mut lines, mut rest) = (vec![], text.trim());
+        while !rest.is_empty() {
+            // A letter with its marks, at least.
+            let mut letters = rest.char_indices().filter(|(_, c)| c.width() != Some(0)).map(|(at, _)| at);
+            let first = letters.find(|at| *at > 0).unwrap_or(rest.len());
+            let fits = self.fitting(rest, size, room).max(first);
+            // The line may also end where the text does, or at a space right behind it.
+            let ends = |at: usize| at == rest.len() || rest[at..].starts_with(' ');
+            let end = if ends(fits) { fits } else { rest[..fits].rfind(' ').unwrap_or(fits) };
+            lines.push(rest[..end].trim_end().to_owned());
+            rest = rest[end..].trim_start();
+        }
+        lines
     }
 }
 
@@ -160,6 +179,32 @@ mod tests {
                 assert!(letters.width(&format!("{kept}{next}…"), 14.0) > room, "{next} has room in {room}");
             }
         }
+        Ok(())
+    }
+
+    #[test]
+    fn lines_have_room_and_hold_all_of_the_text() -> Result<()> {
+        let letters = Letters::new()?;
+        let squeezed = |text: &str| text.chars().filter(|c| *c != ' ').collect::<String>();
+        let plain =
+            ["attention of layer 3, head 7", "  two  spaces  ", "", "a_name_without_a_space_and one with"];
+        for text in NASTY.map(visible_token).into_iter().chain(plain.map(String::from)) {
+            for room in [1.0, 30.0, 77.0, 200.0] {
+                let lines = letters.wrap(&text, 14.0, room);
+                assert_eq!(squeezed(&lines.concat()), squeezed(&text), "{room}");
+                for line in &lines {
+                    let one = line.chars().filter(|c| c.width() != Some(0)).count() <= 1;
+                    assert!(one || letters.width(line, 14.0) <= room, "{line} in {room}");
+                    assert!(!line.is_empty() && line.trim() == line, "{line:?}");
+                    assert!(
+                        line.chars().next().is_some_and(|c| c.width() != Some(0)),
+                        "{line:?}: a mark alone"
+                    );
+                }
+            }
+        }
+        let lines = letters.wrap("patching, fair to me", 14.0, letters.width("patching, fair", 14.0));
+        assert_eq!(lines, ["patching, fair", "to me"], "a space at the end needs no room");
         Ok(())
     }
 

@@ -3,9 +3,11 @@
 
 mod curve;
 mod format;
+mod frame;
 mod grid;
 mod guides;
 mod head;
+mod heading;
 mod letters;
 mod number_map;
 mod pdf;
@@ -15,6 +17,7 @@ mod svg;
 
 pub use curve::loss_curve;
 pub use format::PictureFormat;
+pub use frame::{Frame, PictureWidth};
 pub use grid::HeadGrid;
-pub use head::head_picture;
-pub use number_map::NumberMap;
+pub use head::{head_picture, rollout_picture};
+pub use number_map::{NumberMap, number_maps};

@@ -1,13 +1,12 @@
 //! A matrix of signed numbers, such as the effect of patching each head at each token.
 
-use super::format::PictureFormat;
+use super::frame::Frame;
 use super::guides::{
-    AXIS_NAME, AXIS_ROOM, Axis, ColorBar, Heading, MARGIN, NARROWEST, axis_number, fixed, round_numbers,
+    AXIS_NAME, AXIS_ROOM, Axis, ColorBar, MARGIN, NARROWEST, axis_number, fixed, round_numbers,
 };
 use super::letters::Letters;
 use super::scene::{Anchor, Cells, INK, NOT_A_NUMBER, Scene, Style, WHITE};
 use crate::palette::{diverging, wants_black};
-use crate::provenance::Provenance;
 use crate::text::{visible_text, visible_token};
 use candle_core::{DType, Result, Tensor};
 
@@ -16,6 +15,11 @@ const LONGEST: usize = 1500;
 /// The largest cell.
 const WIDEST: usize = 60;
 const TALLEST: usize = 34;
+/// The least height of the cells together in a picture of a given width, unless all are as high as they can be.
+const LEAST_HEIGHT: f32 = 160.0;
+/// The map's name among several maps, and its room.
+const NAME: Style = Style::new(18.0, INK);
+const NAME_ROOM: f32 = 34.0;
 /// The sizes of the numbers in cells.
 const LARGE: f32 = 13.0;
 const MEDIUM: f32 = 10.0;
@@ -27,32 +31,34 @@ const PAD: f32 = 2.0;
 /// with labels, colors from blue (below 0) through white to red (above), a color bar, and the numbers themselves
 /// where cells are large enough.
 ///
-/// The scale is as far below 0 as above, up to the largest number. What is not finite is gray. Labels are shown like
+/// The scale is as far below 0 as above, up to `end` or the largest number. What is not finite is gray. Labels are shown like
 /// tokens, with visible spaces, and where there is no room for all, every second, fifth, tenth and so on is.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
-/// use gpt2_view::{NumberMap, PictureFormat, Provenance};
+/// use gpt2_view::{Frame, NumberMap, PictureFormat, Provenance};
 ///
 /// let names = |names: [&str; 2]| names.map(String::from);
 /// let (rows, columns) = (names(["0", "1"]), names(["Hello", " world"]));
 /// let map = NumberMap {
-///     title: "patching resid_pre",
+///     name: "",
 ///     row_axis: "layer",
 ///     column_axis: "token",
 ///     unit: "change of the logit",
 ///     rows: &rows,
 ///     columns: &columns,
+///     end: None,
 /// };
 /// let values = Tensor::new(&[[0.5f32, -1.25], [0.0, 3.0]], &Device::Cpu)?; // (rows, columns)
-/// let svg = map.draw(PictureFormat::Svg, &values, &Provenance::default())?;
+/// let made_by = Provenance::default();
+/// let svg = map.draw(&Frame::new(PictureFormat::Svg, "patching resid_pre", &made_by), &values)?;
 /// assert!(String::from_utf8_lossy(&svg).contains(">-1.25</text>"));
 /// # Ok::<(), candle_core::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NumberMap<'a> {
-    /// Above the picture.
-    pub title: &'a str,
+    /// Above the map, to tell it from others in the picture; may be empty.
+    pub name: &'a str,
     /// What the rows are.
     pub row_axis: &'a str,
     /// What the columns are.
@@ -63,22 +69,35 @@ pub struct NumberMap<'a> {
     pub rows: &'a [String],
     /// The columns' labels, from the left.
     pub columns: &'a [String],
+    /// The number at the end of the scale, where it is the same for other pictures: 1 for shares. Above 0; the largest number
+    /// if there is none.
+    pub end: Option<f32>,
+}
+
+/// Several maps in one picture, each with its own colors: two side by side where the frame has room. The bytes of a file.
+///
+/// # Errors
+/// When there is no map, and as for [`NumberMap::draw`].
+pub fn number_maps(frame: &Frame, maps: &[(NumberMap, Tensor)]) -> Result<Vec<u8>> {
+    if maps.is_empty() {
+        candle_core::bail!("number maps: there is none to draw")
+    }
+    frame.write(maps.len(), |i, room| maps[i].0.body(&maps[i].1, room))
 }
 
 impl NumberMap<'_> {
-    /// The picture as the bytes of a file, with the caption of `provenance` below the title and its facts in the file's
-    /// metadata.
+    /// The picture as the bytes of a file.
     ///
     /// # Shapes
     /// `values` (rows, columns)
     ///
     /// # Errors
     /// When `values` is empty or has another shape than the labels, or the picture cannot be drawn.
-    pub fn draw(&self, format: PictureFormat, values: &Tensor, provenance: &Provenance) -> Result<Vec<u8>> {
-        format.write(&self.scene(values, provenance)?, provenance)
+    pub fn draw(&self, frame: &Frame, values: &Tensor) -> Result<Vec<u8>> {
+        number_maps(frame, &[(*self, values.clone())])
     }
 
-    fn scene(&self, values: &Tensor, provenance: &Provenance) -> Result<Scene> {
+    fn body(&self, values: &Tensor, room: Option<f32>) -> Result<Scene> {
         let (rows, columns) = (self.rows.len(), self.columns.len());
         if values.dims() != [rows, columns] || rows * columns == 0 {
             candle_core::bail!(
@@ -88,19 +107,13 @@ impl NumberMap<'_> {
         }
         let values: Vec<f32> = values.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?;
         let finite = || values.iter().filter(|value| value.is_finite());
-        let most = finite().map(|value| value.abs()).fold(0.0, f32::max);
+        let largest = finite().map(|value| value.abs()).fold(0.0, f32::max);
+        let most = self.end.filter(|end| end.is_finite()).unwrap_or(largest);
         // Without any number but 0, all scales are the same.
         let most = if most > 0.0 { most } else { 1.0 };
         let level = |value: f32| value / most;
 
         let letters = Letters::new()?;
-        let side = |n: usize, largest: usize| (LONGEST / n).clamp(1, largest) as f32;
-        let (wide, tall) = (side(columns, WIDEST), side(rows, TALLEST));
-        let (width, height) = (wide * columns as f32, tall * rows as f32);
-        let axis = |labels: &[String], cell: f32| {
-            Axis::new(&letters, labels.len(), cell, |i| i, |i| visible_token(&labels[i]))
-        };
-        let (beside, above) = (axis(self.rows, tall), axis(self.columns, wide));
         let (marks, digits) = round_numbers(f64::from(-most), f64::from(most), 6);
         let number = |mark: f64| (0.5 + mark / f64::from(most) / 2.0, axis_number(mark, digits));
         #[allow(clippy::cast_possible_truncation)] // between 0 and 1
@@ -111,20 +124,42 @@ impl NumberMap<'_> {
             color: &|level| diverging(2.0 * level - 1.0),
             has_nan: finite().count() < values.len(),
         };
-        let heading = Heading::new(self.title, provenance);
-        let (x, y) = (MARGIN + AXIS_ROOM + beside.beside(), heading.height() + AXIS_ROOM + above.above());
-        let room = height.max(bar.least_height(&letters));
-        let size = (x + width + bar.room(&letters), y + room + MARGIN);
-        let least = heading.width(&letters, NARROWEST);
-        let mut scene = Scene::new(letters, (size.0.max(least), size.1), heading.title())?;
-        heading.draw(&mut scene);
-        let across =
-            scene.letters.cut(&visible_text(self.column_axis), AXIS_NAME.size, scene.width - x - MARGIN);
-        scene.text(across, (x, heading.height() + 16.0), AXIS_NAME);
-        let down = scene.letters.cut(&visible_text(self.row_axis), AXIS_NAME.size, room);
-        let name = AXIS_NAME.upward().anchor(Anchor::Middle);
+        let axis = |labels: &[String], cell: f32| {
+            Axis::new(&letters, (labels.len(), cell), room, |i| i, |i| visible_token(&labels[i]))
+        };
+        let side = |n: usize, largest: usize| (LONGEST / n).clamp(1, largest) as f32;
+        let (widest, tallest) = (side(columns, WIDEST), side(rows, TALLEST));
+        // Cells that are narrower than usual are lower too, as long as the map is not flat.
+        let tall = |wide: f32| {
+            let least = (LEAST_HEIGHT / rows as f32).min(tallest);
+            (tallest * wide / widest).clamp(least, tallest)
+        };
+        let (beside, wide) = match room {
+            Some(room) => {
+                let room = room - MARGIN - AXIS_ROOM - bar.room(&letters);
+                Axis::filling(room, columns, |wide| axis(self.rows, tall(wide)))
+            }
+            None => (axis(self.rows, tallest), widest),
+        };
+        let (tall, above) = (tall(wide), axis(self.columns, wide));
+        let (width, height) = (wide * columns as f32, tall * rows as f32);
+        let top = if self.name.is_empty() { 0.0 } else { NAME_ROOM };
+        let (x, y) = (MARGIN + AXIS_ROOM + beside.beside(), top + AXIS_ROOM + above.above());
+        let high = height.max(bar.least_height(&letters));
+        let least = if room.is_none() { NARROWEST } else { 0.0 };
+        let size = ((x + width + bar.room(&letters)).max(least), y + high + MARGIN);
+        let mut scene = Scene::new(letters, size, "")?;
+        let fit =
+            |text: &str, style: Style, room: f32| scene.letters.cut(&visible_text(text), style.size, room);
+        let name = fit(self.name, NAME, scene.width - 2.0 * MARGIN);
+        let across = fit(self.column_axis, AXIS_NAME, scene.width - 2.0 * MARGIN);
+        let down = fit(self.row_axis, AXIS_NAME, high);
         let half = scene.letters.width(&down, AXIS_NAME.size) / 2.0;
-        scene.text(down, (MARGIN + 14.0, y + (height / 2.0).max(half)), name);
+        let from = x.min(scene.width - MARGIN - scene.letters.width(&across, AXIS_NAME.size));
+        scene.text(name, (MARGIN, 24.0), NAME);
+        scene.text(across, (from, top + 16.0), AXIS_NAME);
+        let upward = AXIS_NAME.upward().anchor(Anchor::Middle);
+        scene.text(down, (MARGIN + 14.0, y + (height / 2.0).max(half)), upward);
 
         let color = |value: &f32| if value.is_finite() { diverging(level(*value)) } else { NOT_A_NUMBER };
         let colors: Vec<_> = values.iter().map(color).collect();
@@ -132,8 +167,9 @@ impl NumberMap<'_> {
         scene.cells(Cells { x, y, width, height, columns, colors: cells });
         beside.draw_beside(&mut scene, (x, y));
         above.draw_above(&mut scene, (x, y));
-        bar.draw(&mut scene, (x + width, y), room);
-        if let Some((texts, size)) = printed(&values, most, (wide, tall), &scene.letters) {
+        bar.draw(&mut scene, (x + width, y), high);
+        let digits_of = if largest > 0.0 { largest } else { 1.0 };
+        if let Some((texts, size)) = printed(&values, digits_of, (wide, tall), &scene.letters) {
             for (i, (text, background)) in texts.into_iter().zip(colors).enumerate() {
                 let ink = if wants_black(background) { INK } else { WHITE };
                 let style = Style::new(size, ink).anchor(Anchor::Middle);
@@ -180,12 +216,18 @@ fn in_cell(value: f32, digits: usize) -> String {
 mod tests {
     use super::*;
     use crate::palette::Rgb;
+    use crate::picture::PictureFormat;
     use crate::picture::png::tests::{decode, provenance};
     use crate::picture::png::whole;
     use crate::picture::scene::Mark;
+    use crate::provenance::Provenance;
     use crate::text::tests::NASTY;
     use candle_core::Device;
     use serde_json::Value;
+
+    fn scene(frame: &Frame, map: &NumberMap, values: &Tensor) -> Result<Scene> {
+        frame.scene(1, |_, room| map.body(values, room))
+    }
 
     fn names(n: usize) -> Vec<String> {
         (0..n).map(|i| i.to_string()).collect()
@@ -197,14 +239,15 @@ mod tests {
         let map = NumberMap { rows: &rows, columns: &columns, unit: "nats", ..NumberMap::default() };
         let values = Tensor::new(&[[0f32, 2., -1.], [f32::NAN, -0.004, 1.]], &Device::Cpu)?;
         let provenance = provenance("what made it", Value::Null);
-        let scene = map.scene(&values, &provenance)?;
+        let frame = Frame::new(PictureFormat::Png, "", &provenance);
+        let scene = scene(&frame, &map, &values)?;
         scene.assert_legible(true);
         let mut cells = scene.marks.iter().filter_map(|mark| match mark {
             Mark::Cells(cells) => Some(cells),
             _ => None,
         });
         let Cells { x, y, width, height, .. } = *cells.next().expect("cells");
-        let picture = decode(&map.draw(PictureFormat::Png, &values, &provenance)?);
+        let picture = decode(&map.draw(&frame, &values)?);
         let (wide, tall) = (width / 3.0, height / 2.0);
         let expected: [(&str, Rgb); 6] = [
             (".00", (247, 247, 247)),
@@ -257,12 +300,45 @@ mod tests {
                 let (rows, columns) = (nasty(r), nasty(c));
                 let short = NumberMap { rows: &rows, columns: &columns, ..NumberMap::default() };
                 let named =
-                    NumberMap { title: &long, row_axis: &long, column_axis: &long, unit: &long, ..short };
-                for map in [short, named] {
-                    map.scene(&values, &Provenance::default())?.assert_legible(true);
+                    NumberMap { name: &long, row_axis: &long, column_axis: &long, unit: &long, ..short };
+                let nothing = Provenance::default();
+                for (map, title) in [(short, ""), (named, long.as_str())] {
+                    let frame = Frame::new(PictureFormat::Svg, title, &nothing);
+                    for width in [None, Some("300px"), Some("8.5cm"), Some("1500px")] {
+                        let width = width.map(|width| width.parse().unwrap());
+                        scene(&frame.with_width(width), &map, &values)?.assert_legible(true);
+                    }
                 }
             }
         }
+        Ok(())
+    }
+
+    #[test]
+    fn several_maps_have_their_own_names_and_colors() -> Result<()> {
+        let (rows, columns, nothing) = (names(2), names(3), Provenance::default());
+        let map = |name| NumberMap { name, rows: &rows, columns: &columns, ..NumberMap::default() };
+        let values = |most: f64| Tensor::full(most, (2, 3), &Device::Cpu);
+        let maps = [(map("the first"), values(1.0)?), (map("the second"), values(-40.0)?)];
+        let frame = Frame::new(PictureFormat::Svg, "both", &nothing);
+        let scene = frame.scene(2, |i, room| maps[i].0.body(&maps[i].1, room))?;
+        scene.assert_legible(true);
+        let texts = scene.texts();
+        for text in ["both", "the first", "the second", "1.00", "-40.0", "0.5", "40"] {
+            assert!(texts.iter().any(|(shown, _)| *shown == text), "{text}");
+        }
+        assert!(number_maps(&frame, &maps).is_ok());
+        // With an end, the same number has the same color in both.
+        let colors = |end: Option<f32>| -> Result<Vec<Option<Rgb>>> {
+            let scene = NumberMap { end, ..map("") }.body(&values(0.25)?, None)?;
+            let cells = scene.marks.into_iter().find_map(|mark| match mark {
+                Mark::Cells(cells) => Some(cells.colors),
+                _ => None,
+            });
+            Ok(cells.expect("cells"))
+        };
+        assert_eq!(colors(Some(1.0))?[0], Some(diverging(0.25)));
+        assert_eq!(colors(None)?[0], Some(diverging(1.0)));
         Ok(())
     }
 
@@ -271,10 +347,13 @@ mod tests {
         let (rows, columns) = (names(2), names(3));
         let map = NumberMap { rows: &rows, columns: &columns, ..NumberMap::default() };
         let values = Tensor::zeros((3, 2), DType::F32, &Device::Cpu)?;
-        let error = map.draw(PictureFormat::Pdf, &values, &Provenance::default()).unwrap_err().to_string();
+        let nothing = Provenance::default();
+        let frame = Frame::new(PictureFormat::Pdf, "", &nothing);
+        let error = map.draw(&frame, &values).unwrap_err().to_string();
         assert!(error.contains("[3, 2]") && error.contains("2 rows and 3 columns"), "{error}");
         let empty = Tensor::zeros((0, 0), DType::F32, &Device::Cpu)?;
-        assert!(NumberMap::default().draw(PictureFormat::Png, &empty, &Provenance::default()).is_err());
+        assert!(NumberMap::default().draw(&frame, &empty).is_err());
+        assert!(number_maps(&frame, &[]).is_err());
         Ok(())
     }
 }

@@ -10,7 +10,7 @@ use crate::provenance::{Provenance, SOFTWARE};
 use ab_glyph::OutlineCurve;
 use ab_glyph_rasterizer::{Point, Rasterizer, point};
 use candle_core::{Error, Result};
-use png::{BitDepth, ColorType, Encoder};
+use png::{BitDepth, ColorType, Encoder, PixelDimensions, Unit};
 use serde_json::Value;
 use std::f32::consts::TAU;
 
@@ -22,16 +22,25 @@ pub(super) fn write(scene: &Scene, provenance: &Provenance) -> Result<Vec<u8>> {
     if provenance.facts != Value::Null {
         texts.push(("Comment", provenance.facts.to_string()));
     }
-    encode(&draw(scene), texts)
+    encode(&draw(scene), texts, scene.dots_per_inch)
 }
 
-/// Pixels as the bytes of a PNG with these texts.
-pub(super) fn encode(pixels: &Pixels, texts: Vec<(&str, String)>) -> Result<Vec<u8>> {
+/// Pixels as the bytes of a PNG with these texts, and with its size in print if that is given.
+pub(super) fn encode(
+    pixels: &Pixels,
+    texts: Vec<(&str, String)>,
+    dots_per_inch: Option<f32>,
+) -> Result<Vec<u8>> {
     let size = |n: usize| u32::try_from(n).map_err(Error::wrap);
     let mut file = vec![];
     let mut encoder = Encoder::new(&mut file, size(pixels.width)?, size(pixels.height)?);
     encoder.set_color(ColorType::Rgb);
     encoder.set_depth(BitDepth::Eight);
+    encoder.set_pixel_dims(dots_per_inch.map(|dots| {
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // some thousands
+        let per_meter = (dots / 0.0254).round() as u32;
+        PixelDimensions { xppu: per_meter, yppu: per_meter, unit: Unit::Meter }
+    }));
     for (keyword, text) in texts {
         add_text(&mut encoder, keyword, text)?;
     }
@@ -122,11 +131,19 @@ impl Pixels {
     fn cells(&mut self, cells: &Cells) {
         let (left, top) = (whole(cells.x), whole(cells.y));
         let (width, height, rows) = (whole(cells.width), whole(cells.height), cells.rows());
+        // What a pixel stands for: a cell, or more than one where there are more cells than pixels.
+        let covered = |at: usize, pixels: usize, cells: usize| {
+            let first = at * cells / pixels;
+            first..((at + 1) * cells / pixels).max(first + 1)
+        };
         for y in 0..height {
-            let row = y * rows / height * cells.columns;
             for x in 0..width {
-                if let Some(Some(color)) = cells.colors.get(row + x * cells.columns / width) {
-                    self.set(left + x, top + y, *color);
+                let columns = covered(x, width, cells.columns);
+                let colors = covered(y, height, rows)
+                    .filter_map(|row| cells.colors.get(row * cells.columns..)?.get(columns.clone()))
+                    .flatten();
+                if let Some(color) = mean(colors) {
+                    self.set(left + x, top + y, color);
                 }
             }
         }
@@ -173,6 +190,19 @@ impl Pixels {
             }
         }
     }
+}
+
+/// The mean of colors, in which nothing is white; `None` if all are nothing.
+fn mean<'a>(colors: impl Iterator<Item = &'a Option<Rgb>>) -> Option<Rgb> {
+    let (mut sums, mut count, mut any) = ([0usize; 3], 0, false);
+    for color in colors {
+        let (r, g, b) = color.unwrap_or(WHITE);
+        sums.iter_mut().zip([r, g, b]).for_each(|(sum, part)| *sum += usize::from(part));
+        (count, any) = (count + 1, any || color.is_some());
+    }
+    #[allow(clippy::cast_possible_truncation)] // the mean of bytes is one
+    let [r, g, b] = sums.map(|sum| ((sum + count / 2) / count.max(1)) as u8);
+    any.then_some((r, g, b))
 }
 
 /// A rectangle around each line, and a round join where two meet.
@@ -303,6 +333,36 @@ pub(crate) mod tests {
         let comment = comments.next();
         assert!(comments.next().is_none(), "one comment");
         (latin[0].text.clone(), comment)
+    }
+
+    /// Two by two pixels for four by four cells.
+    #[test]
+    fn a_pixel_of_many_cells_has_the_mean_of_their_colors() -> Result<()> {
+        let mut scene = Scene::new(Letters::new()?, (2.0, 2.0), "")?;
+        let (black, gray) = (Some((0, 0, 0)), Some((100, 100, 100)));
+        let colors = [
+            [black, gray, None, None],
+            [gray, black, None, None],
+            [black, black, gray, None],
+            [black, black, gray, None],
+        ];
+        scene.cells(Cells { x: 0.0, y: 0.0, width: 2.0, height: 2.0, columns: 4, colors: colors.concat() });
+        let found: Vec<u8> = draw(&scene).data.chunks(3).map(|pixel| pixel[0]).collect();
+        assert_eq!(found, [50, 255, 0, 178]);
+        Ok(())
+    }
+
+    #[test]
+    fn a_picture_for_print_knows_its_size() -> Result<()> {
+        let size = |dots: Option<f32>| -> Result<Option<u32>> {
+            let mut scene = Scene::new(Letters::new()?, (3.0, 2.0), "")?;
+            scene.dots_per_inch = dots;
+            let file = write(&scene, &Provenance::default())?;
+            let reader = png::Decoder::new(std::io::Cursor::new(file)).read_info().expect("a PNG");
+            Ok(reader.info().pixel_dims.map(|size| size.xppu))
+        };
+        assert_eq!((size(None)?, size(Some(300.0))?), (None, Some(11811)), "300 an inch are 11811 a meter");
+        Ok(())
     }
 
     #[test]

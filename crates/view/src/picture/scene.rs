@@ -25,6 +25,8 @@ pub(super) struct Scene {
     pub(super) height: f32,
     /// The title of the file; the marks have it once more.
     pub(super) title: String,
+    /// Pixels an inch in print, for formats that know only pixels.
+    pub(super) dots_per_inch: Option<f32>,
     pub(super) marks: Vec<Mark>,
 }
 
@@ -59,6 +61,37 @@ pub(super) enum Mark {
     },
     Cells(Cells),
     Text(Text),
+}
+
+impl Mark {
+    /// The mark `scale` times as large, and then moved by `left` and `top`.
+    fn placed(self, scale: f32, (left, top): (f32, f32)) -> Self {
+        let at = |(x, y): (f32, f32)| (scale * x + left, scale * y + top);
+        match self {
+            Self::Box { x, y, width, height, color } => {
+                let ((x, y), width, height) = (at((x, y)), scale * width, scale * height);
+                Self::Box { x, y, width, height, color }
+            }
+            Self::Line { points, width, color } => {
+                Self::Line { points: points.into_iter().map(at).collect(), width: scale * width, color }
+            }
+            Self::Disc { center, radius, color } => {
+                Self::Disc { center: at(center), radius: scale * radius, color }
+            }
+            Self::Ring { center, radius, width, color } => {
+                Self::Ring { center: at(center), radius: scale * radius, width: scale * width, color }
+            }
+            Self::Cells(cells) => {
+                let ((x, y), width, height) =
+                    (at((cells.x, cells.y)), scale * cells.width, scale * cells.height);
+                Self::Cells(Cells { x, y, width, height, ..cells })
+            }
+            Self::Text(text) => {
+                let style = Style { size: scale * text.style.size, ..text.style };
+                Self::Text(Text { place: at(text.place), width: scale * text.width, style, ..text })
+            }
+        }
+    }
 }
 
 /// Colored rectangles, edge to edge.
@@ -145,10 +178,15 @@ impl Scene {
         let (width, height) = (width.ceil(), height.ceil());
         if width > LARGEST || height > LARGEST || width * height > LARGEST_AREA {
             candle_core::bail!(
-                "a picture of {width} x {height} pixels is too large: choose fewer tokens or heads"
+                "a picture of {width} x {height} pixels is too large: choose fewer tokens or heads, or a smaller width"
             )
         }
-        Ok(Self { letters, width, height, title: title.to_owned(), marks: vec![] })
+        Ok(Self { letters, width, height, title: title.to_owned(), dots_per_inch: None, marks: vec![] })
+    }
+
+    /// Adds the marks of another scene, `scale` times as large, with its upper left corner at a place.
+    pub(super) fn add(&mut self, other: Self, scale: f32, at: (f32, f32)) {
+        self.marks.extend(other.marks.into_iter().map(|mark| mark.placed(scale, at)));
     }
 
     /// Adds text with its anchor at `place`, on the baseline.

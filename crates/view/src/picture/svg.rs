@@ -101,7 +101,7 @@ fn rectangles(out: &mut String, cells: &Cells) -> fmt::Result {
 }
 
 fn encoded(cells: &Cells) -> Result<String> {
-    Ok(BASE64_STANDARD.encode(png::encode(&cells.pixels(), vec![])?))
+    Ok(BASE64_STANDARD.encode(png::encode(&cells.pixels(), vec![], None)?))
 }
 
 fn image(out: &mut String, cells: &Cells, png: &str) -> fmt::Result {
@@ -198,7 +198,7 @@ mod tests {
     use crate::picture::letters::Letters;
     use crate::picture::png::tests::{decode, provenance};
     use crate::picture::png::whole;
-    use crate::picture::{HeadGrid, NumberMap, PictureFormat, head_picture, loss_curve};
+    use crate::picture::{Frame, HeadGrid, NumberMap, PictureFormat, head_picture, loss_curve};
     use crate::text::tests::NASTY;
     use candle_core::{Device, Tensor};
     use serde_json::Value;
@@ -380,23 +380,24 @@ mod tests {
         let n = tokens.len();
         let weights = Tensor::full(0.25f32, (n, n), &Device::Cpu)?;
         let made_by = provenance(&NASTY.concat(), json!(NASTY));
-        let format = PictureFormat::Svg;
         let title = "<&>\0";
+        let frame = Frame::new(PictureFormat::Svg, title, &made_by);
         let mut grid = HeadGrid::default();
         grid.add(0, &[0], &weights.unsqueeze(0)?)?;
         let map = NumberMap {
-            title,
+            name: title,
             rows: &tokens,
             columns: &tokens,
             row_axis: title,
             column_axis: title,
             unit: title,
+            end: None,
         };
         for (file, said) in [
-            (head_picture(format, title, &weights, &tokens, &tokens, &made_by)?, "keys: what is attended to"),
-            (grid.finish(format, title, &made_by)?, "layer 0"),
-            (map.draw(format, &weights, &made_by)?, ".250"),
-            (loss_curve(format, title, &[(1, 2.0), (2, 1.0)], &[(2, 3.0)], &made_by)?, "optimizer steps"),
+            (head_picture(&frame, &weights, &tokens, &tokens)?, "keys: what is attended to"),
+            (grid.finish(&frame)?, "layer 0"),
+            (map.draw(&frame, &weights)?, ".250"),
+            (loss_curve(&frame, &[(1, 2.0), (2, 1.0)], &[(2, 3.0)])?, "optimizer steps"),
         ] {
             let elements = parse(&file);
             assert!(named(&elements, "text").any(|text| text.text == said), "{said}");

@@ -3,6 +3,8 @@
 
 use super::scene::{CELL, Scene};
 use crate::output::{self, note};
+use crate::outputs::Outputs;
+use crate::picture::{HeadMap, head_maps};
 use crate::prompt::single_token;
 use crate::provenance::Provenance;
 use crate::values::pairs_by_head;
@@ -14,7 +16,7 @@ use gpt2_model::analysis::{
     direct_attribution,
 };
 use gpt2_model::hooks::Interventions;
-use gpt2_view::{Align, Table, heatmap, visible_token};
+use gpt2_view::{Align, Table, heatmap, rollout_picture, visible_token};
 use serde::Serialize;
 use std::io::Write;
 
@@ -46,6 +48,9 @@ struct Token {
 struct HeadEffect {
     layer: usize,
     head: usize,
+    /// What became of its output already, if the run does not use it: "ablated".
+    #[serde(skip_serializing_if = "Option::is_none")]
+    silenced: Option<&'static str>,
     /// How much ablating the head adds to the metric.
     change: f64,
     /// The head's direct contribution to the target's logit, or to the difference.
@@ -113,12 +118,14 @@ impl Effects {
     }
 }
 
-pub(super) fn show_effect(scene: &Scene, ablation: Ablation) -> anyhow::Result<()> {
+pub(super) fn show_effect(scene: &Scene, ablation: Ablation, mut outputs: Outputs) -> anyhow::Result<()> {
     let found = Effects::of(scene, ablation)?;
+    let silenced = scene.subject.silenced();
     let mut heads =
         pairs_by_head(&found.total.change, &found.direct.heads, |layer, head, change, direct| HeadEffect {
             layer,
             head,
+            silenced: silenced.how(layer, head),
             change,
             direct,
         })?;
@@ -145,7 +152,20 @@ pub(super) fn show_effect(scene: &Scene, ablation: Ablation) -> anyhow::Result<(
             total: found.direct.total,
         },
     };
-    output::report(scene.args.study.json, &report, print_effect)
+    let target = visible_token(&report.target.token);
+    let (of, unit) = match &report.against {
+        None => (format!("the log-probability of {target}"), "change in nats"),
+        Some(against) => {
+            let against = visible_token(&against.token);
+            (format!("the logit of {target} less that of {against}"), "change of the difference")
+        }
+    };
+    let (name, to) = (&scene.subject.session.name, report.ablation);
+    let title = format!("{name}: change of {of} with each head ablated to {to}");
+    scene.args.picture.draw(&mut outputs, &title, &report.provenance, |frame| {
+        head_maps(frame, &[HeadMap { name: "", unit, values: &found.total.change, end: None }])
+    })?;
+    outputs.commit_after(|| output::report(scene.args.study.json, &report, print_effect))
 }
 
 fn print_effect(report: &EffectReport) -> anyhow::Result<()> {
@@ -158,16 +178,18 @@ fn print_effect(report: &EffectReport) -> anyhow::Result<()> {
     };
     writeln!(
         out,
-        "{what} {:.3}; with one head ablated to {}, the largest changes first:\n",
+        "{what} {:.3}\nits change with one head ablated to {}, the largest first:\n",
         report.value, report.ablation
     )?;
-    let columns = [("head", Align::Right), ("change", Align::Right), ("direct", Align::Right)];
+    let columns =
+        [("head", Align::Right), ("change", Align::Right), ("direct", Align::Right), ("", Align::Left)];
     let mut table = Table::new(&columns);
     for head in report.heads.iter().take(SHOWN) {
         table.row(vec![
             format!("{}.{}", head.layer, head.head),
             format!("{:+.3}", head.change),
             format!("{:+.3}", head.direct),
+            head.silenced.unwrap_or_default().to_owned(),
         ]);
     }
     writeln!(out, "{}", table.render())?;
@@ -226,18 +248,28 @@ pub(super) fn rollout_by_layer(scene: &Scene, changes: &Interventions) -> anyhow
     Ok(attention_rollout(&means)?.into_iter().map(|map| map.squeeze(0)).collect::<Result<_, _>>()?)
 }
 
-pub(super) fn show_rollout(scene: &Scene) -> anyhow::Result<()> {
+pub(super) fn show_rollout(scene: &Scene, mut outputs: Outputs) -> anyhow::Result<()> {
     let mut maps = rollout_by_layer(scene, &scene.subject.changes.list)?;
     let layers = maps.len();
     let rollout = maps.pop().context("a model without layers")?; // (T, T)
     scene.subject.check_finite([&rollout])?;
+    let tokens = scene.subject.tokens;
+    let title = format!("{}: attention rollout after {layers} layers", scene.subject.session.name);
+    scene.args.picture.draw(&mut outputs, &title, scene.subject.made_by, |frame| {
+        rollout_picture(frame, &rollout, tokens)
+    })?;
+    outputs.commit_after(|| print_rollout(scene, &rollout, layers))
+}
+
+/// `rollout` (T, T)
+fn print_rollout(scene: &Scene, rollout: &Tensor, layers: usize) -> anyhow::Result<()> {
     let tokens = scene.subject.tokens;
     if scene.args.study.json {
         let mut rows = rollout.to_vec2::<f32>()?;
         rows.iter_mut().enumerate().for_each(|(i, row)| row.truncate(i + 1));
         return output::json(&RolloutReport { provenance: scene.subject.made_by, tokens, rollout: rows });
     }
-    let map = heatmap(&rollout, tokens, tokens, &output::style(scene.args.color).with_max_cell(CELL))?;
+    let map = heatmap(rollout, tokens, tokens, &output::style(scene.args.color).with_max_cell(CELL))?;
     let mut out = output::stdout();
     writeln!(out, "{}\n", scene.subject.made_by.first_line())?;
     writeln!(out, "attention rollout after {layers} layers: each row shows what reaches a token")?;

@@ -8,48 +8,90 @@ mod views;
 
 pub(super) use args::AttentionArgs;
 
-use crate::changes::Reads;
+use crate::changes::{Changes, Reads};
 use crate::output;
 use crate::outputs::Outputs;
+use crate::points::Points;
+use crate::prompt::Prompt;
 use crate::provenance::Provenance;
+use crate::session::Session;
+use crate::texts::{Chosen, Job, Ran};
 use crate::values::select;
 use crate::weights::{Format, Subject, beside, open};
 use anyhow::bail;
-use gpt2_model::ForwardArgs;
-use gpt2_view::{PictureFormat, page_fragment};
+use args::WithArg;
+use gpt2_model::hooks::Chain;
+use gpt2_model::{ForwardArgs, ModelOutput};
+use gpt2_view::page_fragment;
 use scene::Scene;
 use std::io::Write;
-use views::Views;
+use views::{Shown, Views};
 
 pub(crate) fn run(args: &AttentionArgs) -> anyhow::Result<()> {
+    check_effects(args)?;
     let text = args.prompt.read()?;
     let outputs = outputs(args)?;
     let session = args.study.session_for(args.prompt.inputs(), &outputs)?;
     let config = session.model.config();
     let (layers, heads) =
         (select("layer", &args.layer, config.n_layer)?, select("head", &args.head, config.n_head)?);
-    let prompt = args.prompt.encode(text, &session)?;
+    let chosen = Chosen { layers: &layers, heads: &heads };
+    let points = args.points.of(&session)?;
+    if args.prompt.texts.is_some() {
+        let (prompts, study, export) = (&args.prompt, &args.study, args.export.as_deref());
+        let job = Job { prompts, study, session: &session, chosen: Some(chosen), export, outputs };
+        let each = |prompt: &Prompt, changes: &Changes| {
+            with_scene(args, &session, &points, chosen, prompt, changes, shown)
+        };
+        return job.run(None, each, Shown::print);
+    }
+    let prompt = args.prompt.one.encode(text, &session)?;
     let changes = args.study.interventions.build(&session, Reads::Whole(&prompt.ids))?;
-    let made_by = Provenance::new(&session, &prompt.ids)?.of(&layers, &heads).under(&changes);
+    with_scene(args, &session, &points, chosen, &prompt, &changes, |scene| {
+        if let Some(ablation) = args.effect {
+            effect::show_effect(scene, ablation, outputs)
+        } else if args.rollout {
+            effect::show_rollout(scene, outputs)
+        } else {
+            show(scene, outputs)
+        }
+    })
+}
+
+fn with_scene<T>(
+    args: &AttentionArgs,
+    session: &Session,
+    points: &Points,
+    Chosen { layers, heads }: Chosen,
+    prompt: &Prompt,
+    changes: &Changes,
+    then: impl FnOnce(&Scene) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let made_by = Provenance::new(session, &prompt.ids)?.of(layers, heads).under(changes);
     let subject = Subject {
-        session: &session,
+        session,
         ids: &prompt.ids,
         tokens: &prompt.tokens,
-        layers: &layers,
-        heads: &heads,
-        changes: &changes,
+        layers,
+        heads,
+        changes,
         finite: &args.study.finite,
         made_by: &made_by,
     };
-    let scene = Scene { args, subject, text: prompt.text.as_deref() };
-    if let Some(ablation) = args.effect {
-        effect::show_effect(&scene, ablation)?;
-    } else if args.rollout {
-        effect::show_rollout(&scene)?;
-    } else {
-        show(&scene, outputs)?;
+    then(&Scene { args, subject, text: prompt.text.as_deref(), points })
+}
+
+/// Refuses options of effects where no effect is measured: `--with` may ask for other parts of the page.
+fn check_effects(args: &AttentionArgs) -> anyhow::Result<()> {
+    if args.effect.is_some() || args.with.contains(&WithArg::Effect) {
+        return Ok(());
     }
-    Ok(())
+    let given =
+        [("--target", args.target.is_some()), ("--against", args.against.is_some()), ("--raw", args.raw)];
+    match given.iter().find(|(_, given)| *given) {
+        Some((option, _)) => bail!("{option}: only for --effect, and for a page --with effect"),
+        None => Ok(()),
+    }
 }
 
 fn outputs(args: &AttentionArgs) -> anyhow::Result<Outputs> {
@@ -63,11 +105,15 @@ fn outputs(args: &AttentionArgs) -> anyhow::Result<Outputs> {
         if args.provenance {
             outputs.add("--provenance", &beside(path));
         }
+        let needs = [
+            ("--export-point", !args.points.export_point.is_empty()),
+            ("--texts", args.prompt.texts.is_some()),
+        ];
+        if let Some((option, _)) = needs.iter().find(|(_, given)| *given && format != Format::Safetensors) {
+            bail!("--export {}: with {option}, expected a name that ends in .safetensors", path.display())
+        }
     }
-    if let Some(path) = &args.picture {
-        PictureFormat::from_path(path)?;
-        outputs.add("--picture", path);
-    }
+    args.picture.add(&mut outputs)?;
     if let Some(path) = &args.html {
         outputs.add("--html", path);
     }
@@ -77,26 +123,9 @@ fn outputs(args: &AttentionArgs) -> anyhow::Result<Outputs> {
 fn show(scene: &Scene, mut outputs: Outputs) -> anyhow::Result<()> {
     let args = scene.args;
     let mut views = Views::new(scene)?;
-    let forward = ForwardArgs {
-        output_summaries: !scene.is_chosen(),
-        output_attention_outputs: args.export.is_some(),
-        output_hidden_states: page::lens(scene),
-        ..Default::default()
-    };
-    let kinds = if views.page.is_some() { page::kinds(scene) } else { &[] };
-    let wanted: &[usize] = if views.want_weights(scene) { scene.subject.layers } else { &[] };
-    let output =
-        scene.run_under(&scene.subject.changes.list, forward, wanted, kinds, |layer, weights, values| {
-            views.layer(scene, layer, weights, values)
-        })?;
+    let output = look(scene, &mut views)?;
     let page = views.finish(scene, &output, &mut outputs)?;
-    let Views { maps, json, first, .. } = views;
-    let print = || match (maps, json, first) {
-        (Some(maps), ..) => Ok(output::stdout().write_all(maps.as_bytes())?),
-        (None, Some(layers), _) => views::print_json(scene, layers),
-        (None, None, Some(first)) => views::print_first(scene, &first, &output),
-        (None, None, None) => views::print_json(scene, scene::summaries(scene, &output.summaries)?),
-    };
+    let print = || Shown::new(scene, views, &output)?.print();
     let Some(page) = page else { return outputs.commit_after(print) };
     if let Some(height) = args.fragment {
         outputs.commit_after(|| Ok(writeln!(output::stdout(), "{}", page_fragment(&page, height))?))?;
@@ -105,4 +134,31 @@ fn show(scene: &Scene, mut outputs: Outputs) -> anyhow::Result<()> {
     outputs.commit()?;
     open(args.html.as_deref(), &page)?;
     print()
+}
+
+/// The result of one of many texts.
+fn shown(scene: &Scene) -> anyhow::Result<Ran<Shown>> {
+    let mut views = Views::new(scene)?;
+    let output = look(scene, &mut views)?;
+    let tensors = views.tensors(scene, &output)?;
+    Ok(Ran::new(Shown::new(scene, views, &output)?, tensors))
+}
+
+/// Runs the model and gives `views` what they need.
+fn look(scene: &Scene, views: &mut Views) -> anyhow::Result<ModelOutput> {
+    let forward = ForwardArgs {
+        output_summaries: !scene.is_chosen(),
+        output_attention_outputs: scene.args.export.is_some(),
+        output_hidden_states: page::lens(scene),
+        ..Default::default()
+    };
+    let kinds = if views.page.is_some() { page::kinds(scene) } else { &[] };
+    let wanted: &[usize] = if views.want_weights(scene) { scene.subject.layers } else { &[] };
+    let recorder = scene.points.recorder();
+    let hooks = Chain(&[&scene.subject.changes.list, &recorder]);
+    let output = scene.run_under(&hooks, forward, wanted, kinds, |layer, weights, values| {
+        views.layer(scene, layer, weights, values)
+    })?;
+    views.points(scene, &recorder)?;
+    Ok(output)
 }

@@ -33,6 +33,7 @@ impl Looked {
             top: args.top.map(usize::from),
             runs: if args.compare { vec!["plain".to_owned(), changed] } else { vec![] },
             prompt: None,
+            next: None,
             neurons: args.with.contains(&WithArg::Neurons),
         };
         let mut page = Page::new(&subject, options)?;

@@ -1,9 +1,10 @@
 //! A run of `gpt2 attention`: the model, the prompt, and the chosen layers and heads.
 
 use super::args::AttentionArgs;
+use crate::points::Points;
 use crate::weights::{LayerValues, Subject};
 use candle_core::Tensor;
-use gpt2_model::hooks::{Chain, Hooks, Interventions, Point, on};
+use gpt2_model::hooks::{Chain, Hooks, Point, on};
 use gpt2_model::{ForwardArgs, ModelOutput, Summary};
 use gpt2_view::{HeadJson, HeadSummary, LayerJson, QueryNumbers};
 use std::cell::RefCell;
@@ -16,6 +17,8 @@ pub(super) struct Scene<'a> {
     pub(super) subject: Subject<'a>,
     /// The prompt as it was given; `None` for ids.
     pub(super) text: Option<&'a str>,
+    /// The points whose values go into the export.
+    pub(super) points: &'a Points,
 }
 
 impl Scene<'_> {
@@ -24,12 +27,12 @@ impl Scene<'_> {
         !(self.args.layer.is_empty() && self.args.head.is_empty())
     }
 
-    /// Runs the transformer under `changes` and calls `each` with every layer that it names, the layer's weights (1, H, T, T), one
+    /// Runs the transformer under `changes`, or other hooks, and calls `each` with every layer that it names, the layer's weights (1, H, T, T), one
     /// at a time, while the model runs, and the values at those points of `kinds` (of queries, keys and values) that come before
-    /// the weights. It leaves out the output projection, since it does not show the logits.
+    /// the weights. It leaves out the output projection, unless a hook wants the logits.
     pub(super) fn run_under(
         &self,
-        changes: &Interventions,
+        changes: &dyn Hooks,
         args: ForwardArgs,
         layers: &[usize],
         kinds: &[fn(usize) -> Point],
@@ -56,7 +59,7 @@ impl Scene<'_> {
         let hooks: [&dyn Hooks; 2] = [changes, &reader];
         let args = ForwardArgs { hooks: Some(&Chain(&hooks)), ..args };
         let Subject { session, ids, .. } = self.subject;
-        let output = session.model.transformer.forward(&session.input_ids(ids)?, args)?;
+        let output = session.model.transform(&session.input_ids(ids)?, args)?;
         let summaries = output.summaries.iter().flat_map(|of| [&of.entropy, &of.mean_distance, &of.on_first]);
         let others = output.attention_outputs.iter().chain([&output.last_hidden_state]);
         self.subject.check_finite(summaries.chain(others))?;
@@ -75,7 +78,7 @@ pub(super) fn summaries(scene: &Scene, all: &[Summary]) -> anyhow::Result<Vec<La
             on_previous: &numbers(&of.on_previous, head)?,
             on_first: &numbers(&of.on_first, head)?,
         };
-        Ok(HeadJson { head, summary: HeadSummary::of_queries(0, numbers)?, weights: None })
+        Ok(HeadJson { head, silenced: None, summary: HeadSummary::of_queries(0, numbers)?, weights: None })
     };
     let layer = |&layer: &usize| -> anyhow::Result<LayerJson> {
         let heads =

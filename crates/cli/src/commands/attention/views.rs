@@ -5,17 +5,19 @@ use super::scene::{CELL, Scene, summaries};
 use crate::output;
 use crate::outputs::Outputs;
 use crate::progress::bar;
-use crate::weights::{Export, LayerValues, predictions};
+use crate::values::count;
+use crate::weights::{Export, LayerValues, Subject, predictions};
 use candle_core::Tensor;
 use gpt2_model::ModelOutput;
+use gpt2_model::hooks::Recorder;
 use gpt2_view::{
-    AttentionJson, FirstLook, HeadGrid, HeadRow, LayerJson, PictureFormat, display_width, fit, head_picture,
-    heatmap, visible_text, visible_token,
+    AttentionJson, FirstLook, HeadGrid, HeadRow, LayerJson, display_width, fit, head_picture, heatmap,
+    visible_text, visible_token,
 };
 use indicatif::ProgressBar;
+use serde::Serialize;
 use std::fmt::Write as _;
 use std::io::{BufWriter, Write as _};
-use std::path::Path;
 
 /// The most tokens among which a first look searches for links: the search reads all weights of a layer, and their
 /// number grows with the square of the tokens.
@@ -34,30 +36,34 @@ pub(super) struct Views {
     bar: ProgressBar,
 }
 
-/// One head in full, or several as a grid.
+/// The weights (T, T) of one head, to be drawn in full, or several heads as a grid.
 enum Picture {
-    Head(Vec<u8>),
+    Head(Tensor),
     Grid(HeadGrid),
 }
 
 impl Views {
     pub(super) fn new(scene: &Scene) -> anyhow::Result<Self> {
         let args = scene.args;
-        let bar = bar(Some(scene.subject.layers.len() as u64), "{bar:30} {pos}/{len} layers, {eta} left");
+        // Many texts have a bar of their own.
+        let bar = match args.prompt.texts {
+            None => bar(Some(scene.subject.layers.len() as u64), "{bar:30} {pos}/{len} layers, {eta} left"),
+            Some(_) => ProgressBar::hidden(),
+        };
         let page = args.html.is_some() || args.open || args.fragment.is_some();
         Ok(Self {
             maps: (scene.is_chosen() && !args.study.json && args.fragment.is_none())
                 .then(|| format!("{}\n\n", scene.subject.made_by.first_line())),
             json: (scene.is_chosen() && args.study.json).then(Vec::new),
             first: (!scene.is_chosen() && !args.study.json && args.fragment.is_none())
-                .then(|| FirstLook::new(scene.subject.ids, scene.subject.tokens))
+                .then(|| FirstLook::new(scene.subject.ids, scene.subject.tokens, scene.subject.silenced()))
                 .transpose()?,
             export: args
                 .export
                 .as_deref()
                 .map(|path| Export::new(&scene.subject, path, args.provenance))
                 .transpose()?,
-            picture: args.picture.is_some().then(|| Picture::Grid(HeadGrid::default())),
+            picture: args.picture.is_wanted().then(|| Picture::Grid(HeadGrid::default())),
             page: page.then(|| Looked::new(scene)).transpose()?,
             bar,
         })
@@ -98,13 +104,7 @@ impl Views {
         }
         match &mut self.picture {
             Some(picture @ Picture::Grid(_)) if heads.len() == 1 && scene.subject.layers.len() == 1 => {
-                let tokens = scene.subject.tokens;
-                let title = format!("{}: layer {layer}, head {}", scene.subject.session.name, heads[0]);
-                let made_by = scene.subject.made_by.for_files()?;
-                let format =
-                    PictureFormat::from_path(scene.args.picture.as_deref().unwrap_or(Path::new("")))?;
-                *picture =
-                    Picture::Head(head_picture(format, &title, &weights.get(0)?, tokens, tokens, &made_by)?);
+                *picture = Picture::Head(weights.get(0)?);
             }
             Some(Picture::Grid(grid)) => grid.add(layer, heads, &weights)?,
             Some(Picture::Head(_)) | None => {}
@@ -114,6 +114,22 @@ impl Views {
         }
         self.bar.inc(1);
         Ok(())
+    }
+
+    /// Takes the values at the chosen points.
+    pub(super) fn points(&mut self, scene: &Scene, recorder: &Recorder) -> anyhow::Result<()> {
+        let Some(export) = &mut self.export else { return Ok(()) };
+        scene.points.add_to(&mut export.points, recorder, |x| scene.subject.check_finite([x]))
+    }
+
+    /// The tensors of a safetensors file, if there is to be one.
+    pub(super) fn tensors(
+        &mut self,
+        scene: &Scene,
+        output: &ModelOutput,
+    ) -> anyhow::Result<Vec<(String, Tensor)>> {
+        let Some(export) = self.export.take() else { return Ok(vec![]) };
+        export.tensors(&scene.subject, &output.attention_outputs)
     }
 
     /// Writes the files under temporary names; returns the page if it is to be opened or printed.
@@ -128,16 +144,21 @@ impl Views {
         if let (Some(path), Some(export)) = (&args.export, self.export.take()) {
             export.finish(&scene.subject, &output.attention_outputs, path, outputs)?;
         }
-        if let (Some(path), Some(picture)) = (&args.picture, self.picture.take()) {
-            let bytes = match picture {
-                Picture::Head(bytes) => bytes,
-                Picture::Grid(grid) => {
-                    let title =
-                        format!("{}: {} tokens", scene.subject.session.name, scene.subject.tokens.len());
-                    grid.finish(PictureFormat::from_path(path)?, &title, &scene.subject.made_by.for_files()?)?
-                }
+        if let Some(picture) = self.picture.take() {
+            let Subject { session, tokens, layers, heads, made_by, .. } = scene.subject;
+            let what = match picture {
+                Picture::Head(_) => named(scene, layers[0], heads[0]),
+                Picture::Grid(_) => count(tokens.len(), "token"),
             };
-            outputs.stage_bytes(path, &bytes)?;
+            args.picture.draw(
+                outputs,
+                &format!("{}: {what}", session.name),
+                made_by,
+                |frame| match &picture {
+                    Picture::Head(weights) => head_picture(frame, weights, tokens, tokens),
+                    Picture::Grid(grid) => grid.finish(frame),
+                },
+            )?;
         }
         let page = self.page.take().map(|page| page.finish(scene, output)).transpose()?;
         if let (Some(path), Some(page)) = (&args.html, &page) {
@@ -147,12 +168,44 @@ impl Views {
     }
 }
 
-pub(super) fn print_json(scene: &Scene, layers: Vec<LayerJson>) -> anyhow::Result<()> {
-    let mut out = BufWriter::new(output::stdout());
-    let provenance = scene.subject.made_by.for_files()?.facts;
-    AttentionJson { provenance, tokens: scene.subject.tokens.to_vec(), layers }.write(&mut out)?;
-    out.flush()?;
-    Ok(())
+/// What stdout gets.
+#[derive(Serialize)]
+#[serde(untagged)]
+pub(super) enum Shown {
+    Json(AttentionJson),
+    Text(String),
+}
+
+impl Shown {
+    pub(super) fn new(scene: &Scene, views: Views, output: &ModelOutput) -> anyhow::Result<Self> {
+        let mut layers = match (views.maps, views.json, views.first) {
+            (Some(maps), ..) => return Ok(Self::Text(maps)),
+            (None, None, Some(first)) => return Ok(Self::Text(first_look(scene, &first, output)?)),
+            (None, Some(layers), _) => layers,
+            (None, None, None) => summaries(scene, &output.summaries)?,
+        };
+        let silenced = scene.subject.silenced();
+        for of in &mut layers {
+            of.heads.iter_mut().for_each(|head| head.silenced = silenced.how(of.layer, head.head));
+        }
+        let provenance = scene.subject.made_by.for_files()?.facts;
+        Ok(Self::Json(AttentionJson { provenance, tokens: scene.subject.tokens.to_vec(), layers }))
+    }
+
+    pub(super) fn print(&self) -> anyhow::Result<()> {
+        let mut out = BufWriter::new(output::stdout());
+        match self {
+            Self::Json(json) => json.write(&mut out)?,
+            Self::Text(text) => out.write_all(text.as_bytes())?,
+        }
+        Ok(out.flush()?)
+    }
+}
+
+/// A head's name, and what became of its output if the run does not use it.
+fn named(scene: &Scene, layer: usize, head: usize) -> String {
+    let silenced = scene.subject.silenced().how(layer, head);
+    format!("layer {layer}, head {head}{}", silenced.map(|how| format!(" ({how})")).unwrap_or_default())
 }
 
 /// `weights` (heads, T, T)
@@ -161,7 +214,7 @@ fn heatmaps(scene: &Scene, layer: usize, weights: &Tensor) -> anyhow::Result<Str
     let mut out = String::new();
     for (i, head) in scene.subject.heads.iter().enumerate() {
         let map = heatmap(&weights.get(i)?, tokens, tokens, &style)?;
-        writeln!(out, "layer {layer}, head {head}: each row shows what a token attends to")?;
+        writeln!(out, "{}: each row shows what a token attends to", named(scene, layer, *head))?;
         writeln!(out, "{map}")?;
     }
     Ok(out)
@@ -170,18 +223,20 @@ fn heatmaps(scene: &Scene, layer: usize, weights: &Tensor) -> anyhow::Result<Str
 /// The most lines of the terminal that the text takes.
 const LINES: usize = 3;
 
-/// Prints the text, what the model expects next, and what the first look has found.
-pub(super) fn print_first(scene: &Scene, first: &FirstLook, found: &ModelOutput) -> anyhow::Result<()> {
+/// The text, what the model expects next, and what the first look has found.
+fn first_look(scene: &Scene, first: &FirstLook, found: &ModelOutput) -> anyhow::Result<String> {
     let style = output::style(scene.args.color);
+    let silenced = scene.subject.silenced();
     let rows: Vec<HeadRow> = summaries(scene, &found.summaries)?
         .iter()
         .flat_map(|layer| layer.heads.iter().map(|head| (layer.layer, head)))
         .map(|(layer, head)| {
             let focus = head.summary.focus(first.looks(layer, head.head));
-            HeadRow { layer, head: head.head, summary: head.summary, focus }
+            let silenced = silenced.how(layer, head.head);
+            HeadRow { layer, head: head.head, summary: head.summary, focus, silenced }
         })
         .collect();
-    let mut out = output::stdout();
+    let mut out = String::new();
     writeln!(out, "{}\n", scene.subject.made_by.first_line())?;
     let text = visible_text(&scene.text.map_or_else(|| scene.subject.tokens.concat(), str::to_owned));
     for line in lines(&fit(&text, LINES * style.width), style.width) {
@@ -193,7 +248,7 @@ pub(super) fn print_first(scene: &Scene, first: &FirstLook, found: &ModelOutput)
     }
     write!(out, "{}", first.render(&rows, &style)?)?;
     writeln!(out, "\nnext, every head in the browser: --open\none head here: --layer L --head H")?;
-    Ok(())
+    Ok(out)
 }
 
 /// The lines of a text in a terminal of this width.

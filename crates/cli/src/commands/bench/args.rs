@@ -8,34 +8,34 @@ use clap::ValueEnum;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  gpt2 bench core --tokens 1024
-  gpt2 bench decode --tokens 900 --json
-  gpt2 bench block --tokens 1024 --isa avx2
-  gpt2 bench forward --last --model gpt2
-  gpt2 bench forward --tokens 1024 --summaries       with and without, alternately")]
+  gpt2 bench core --tokens 1024   # attention alone
+  gpt2 bench forward --last --model gpt2   # a pass of GPT-2 small
+  gpt2 bench decode --tokens 900 --json   # a token after a long prompt
+  gpt2 bench block --tokens 1024 --isa avx2   # without AVX-512
+  gpt2 bench forward --tokens 1024 --summaries   # with summaries and without, in turn")]
 pub(crate) struct BenchArgs {
     /// What to time
     #[arg(value_enum)]
     pub(crate) what: BenchTarget,
-    /// Rows
-    #[arg(short, long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
+    /// Rows of the batch
+    #[arg(short, long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) batch: u16,
-    /// T; for decode, the tokens of the prompt
-    #[arg(short, long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
+    /// Tokens in a row (T). For decode and generate, the tokens of the prompt
+    #[arg(short, long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) tokens: u32,
-    /// Timed runs, after an untimed one
-    #[arg(short, long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    /// Timed runs. One more run before them is not timed
+    #[arg(short, long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) runs: u32,
-    /// forward: logits of the last position only
+    /// forward: compute the logits of the last position only
     #[arg(long)]
     pub(crate) last: bool,
-    /// forward: compute summaries of the attention of all heads; alternates with timed passes that do not
+    /// forward: also summarize the attention of all heads. Every second pass is timed without
     #[arg(long)]
     pub(crate) summaries: bool,
-    /// forward: read every hook point; alternates with timed passes that do not
+    /// forward: read every hook point. Every second pass is timed without
     #[arg(long)]
     pub(crate) hooks: bool,
-    /// forward: compute all attention weights of the first N heads; alternates with timed passes that do not
+    /// forward: also compute all attention weights of the first N heads. Every second pass is timed without
     #[arg(long, value_name = "N")]
     pub(crate) weights_heads: Option<u16>,
     /// train: run each block again in the backward pass
@@ -44,15 +44,15 @@ pub(crate) struct BenchArgs {
     /// train: train a LoRA adapter of rank R on all linear layers of a frozen model
     #[arg(long, value_name = "R", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) lora: Option<u16>,
-    /// Hold the CPU kernels to an instruction set: portable, neon, avx2, avx-vnni, avx512 or amx [default: the environment variable
-    /// GPT2_ISA, or the fastest]
+    /// Hold the CPU kernels to an instruction set: portable, neon, avx2, avx-vnni, avx512 or amx [default: the
+    /// environment variable GPT2_ISA, or the fastest]
     #[arg(long, value_name = "ISA", value_parser = str::parse::<candle_fused::Isa>)]
     pub(crate) isa: Option<candle_fused::Isa>,
     /// decode: precision of the cached keys and values [default: that of --dtype]
     #[arg(long, value_name = "DTYPE", value_parser = one_of(&DTYPES[..3]))]
     pub(crate) kv: Option<DType>,
     /// decode: greedy steps per run
-    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) new_tokens: u32,
     /// Print JSON
     #[arg(long)]
@@ -63,7 +63,7 @@ pub(crate) struct BenchArgs {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum BenchTarget {
-    /// Only attention, on q, k and v as c_attn returns them
+    /// Attention alone, on q, k and v as c_attn returns them
     Core,
     /// CausalSelfAttention, from c_attn to c_proj
     Block,
@@ -71,13 +71,13 @@ pub(crate) enum BenchTarget {
     Forward,
     /// Greedy steps with the cache, after a prompt
     Decode,
-    /// Steps as `gpt2 generate` makes them: tokens drawn with top-k 40 and read back, after a prompt
+    /// The same with tokens drawn, as gpt2 generate does
     Generate,
     /// Forward, backward and AdamW
     Train,
-    /// Attribution patching of all heads, streams and MLPs between two texts: two forward passes and a backward pass
+    /// Attribution patching of all parts between two texts
     Attribution,
-    /// The most that the processor and the memory can do; needs no model
+    /// The most that processor and memory can do; no model
     Machine,
 }
 

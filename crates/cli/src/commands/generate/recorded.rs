@@ -76,6 +76,7 @@ impl Recorded {
         let options = PageOptions {
             top: args.top.map(usize::from),
             prompt: Some(text.prompt.len()),
+            next: Some(text.session.labels(&[last]).concat()),
             ..PageOptions::default()
         };
         let mut page = shown.then(|| Page::new(&subject, options)).transpose()?;

@@ -28,6 +28,8 @@ struct Report<'a> {
     layers: Vec<Row>,
     /// Parameters that it holds whole.
     replaced: Vec<String>,
+    /// Numbers that are NaN or infinite.
+    findings: Vec<String>,
 }
 
 #[derive(Serialize)]
@@ -72,7 +74,11 @@ pub(super) fn run(
         Some(name) => Some(Checkpoint::open(&session::files(Some(name), &args.hub)?)?),
         None => None,
     };
-    let audit = base.as_ref().map(|base| adapter.audit(base.config())).transpose()?;
+    let not_finite = adapter.not_finite()?;
+    let mut audit = base.as_ref().map(|base| adapter.audit(base.config())).transpose()?;
+    if let Some(audit) = &mut audit {
+        audit.not_finite.clone_from(&not_finite);
+    }
     let fits = audit.as_ref().map(AdapterAudit::is_clean);
     let model = match &base {
         Some(base) if fits == Some(true) => Some(base.load_model(DType::F32, &Device::Cpu)?),
@@ -82,6 +88,7 @@ pub(super) fn run(
     let weights = model.as_ref().map(Gpt2LMHeadModel::named_parameters).unwrap_or_default();
     let weights: BTreeMap<_, _> = weights.into_iter().collect();
     let layers = updates.iter().map(|(layer, update)| row(layer, update, &weights));
+    let layers: Vec<Row> = layers.collect::<anyhow::Result<_>>()?;
     let factors = |name: &str| name.ends_with(".lora_A.weight") || name.ends_with(".lora_B.weight");
     let replaced = adapter.tensors().map(|info| info.name.clone()).filter(|name| !factors(name)).collect();
     let report = Report {
@@ -91,11 +98,28 @@ pub(super) fn run(
         bytes: std::fs::metadata(&files.weights)?.len(),
         model: base.as_ref().map(Checkpoint::name),
         fits,
-        layers: layers.collect::<anyhow::Result<_>>()?,
+        findings: findings(&not_finite, &layers),
+        layers,
         replaced,
     };
     output::report(json, &report, |report| print(report, audit.as_ref()))?;
-    Ok(if fits == Some(false) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    let is_sound = fits != Some(false) && report.findings.is_empty();
+    Ok(if is_sound { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Numbers that are not finite: of the adapter itself; without any, those that it leads to.
+fn findings(not_finite: &[(String, usize)], layers: &[Row]) -> Vec<String> {
+    if !not_finite.is_empty() {
+        let count =
+            |(name, count): &(String, usize)| format!("{name}: {count} of its numbers are NaN or infinite");
+        return not_finite.iter().map(count).collect();
+    }
+    let overflows = |row: &&Row| row.norm.is_nan() || row.norm > f64::from(f32::MAX);
+    let overflows =
+        layers.iter().filter(overflows).map(|row| format!("{}: its change overflows f32", row.layer));
+    let damaged = layers.iter().filter(|row| row.relative_norm.is_some_and(f64::is_nan));
+    let damaged = damaged.map(|row| format!("{}: the model's weight holds NaN or infinity", row.layer));
+    overflows.chain(damaged).collect()
 }
 
 fn row(layer: &str, update: &Update, weights: &BTreeMap<String, Values>) -> anyhow::Result<Row> {
@@ -106,6 +130,15 @@ fn row(layer: &str, update: &Update, weights: &BTreeMap<String, Values>) -> anyh
     };
     let relative_norm = weight.as_ref().map(relative).transpose()?;
     Ok(Row { layer: layer.to_string(), rank: update.rank(), scaling: update.scaling(), norm, relative_norm })
+}
+
+/// A number for the table, whatever its size.
+fn number(x: f64, decimals: usize) -> String {
+    match x.abs() {
+        size if !size.is_finite() => "not finite".into(),
+        size if size < 1e6 => format!("{x:.decimals$}"),
+        _ => format!("{x:.decimals$e}"),
+    }
 }
 
 fn print(report: &Report, audit: Option<&AdapterAudit>) -> anyhow::Result<()> {
@@ -120,12 +153,12 @@ fn print(report: &Report, audit: Option<&AdapterAudit>) -> anyhow::Result<()> {
         ("of the weight's", Align::Right),
     ]);
     for row in &report.layers {
-        let relative = row.relative_norm.map_or_else(String::new, |part| format!("{:.2} %", 100.0 * part));
+        let relative = row.relative_norm.map_or_else(String::new, |part| number(100.0 * part, 2) + " %");
         table.row(vec![
             row.layer.clone(),
             row.rank.to_string(),
-            format!("{:.3}", row.scaling),
-            format!("{:.4}", row.norm),
+            number(row.scaling, 3),
+            number(row.norm, 4),
             relative,
         ]);
     }
@@ -134,6 +167,11 @@ fn print(report: &Report, audit: Option<&AdapterAudit>) -> anyhow::Result<()> {
         writeln!(out, "holds {} whole", visible_text(name))?;
     }
     writeln!(out, "{} parameters, {:.1} kB", report.parameters, report.bytes as f64 / 1e3)?;
+    // The audit lists the adapter's own.
+    let listed = audit.is_some_and(|audit| !audit.not_finite.is_empty());
+    for finding in report.findings.iter().filter(|_| !listed) {
+        writeln!(out, "not finite: {}", visible_text(finding))?;
+    }
     match audit {
         Some(audit) => {
             let text: Vec<_> = audit.to_string().lines().map(visible_text).collect();

@@ -1,7 +1,9 @@
 //! `gpt2 inspect`: a checkpoint's config and tensors, and whether they match; or what an adapter changes.
 
 mod adapter;
+mod points;
 
+use crate::progress::with_bar;
 use crate::session::ModelArgs;
 use crate::{output, remedy, session};
 use gpt2_loader::{Audit, Checkpoint, Files, Finding};
@@ -15,14 +17,18 @@ use std::process::ExitCode;
 #[command(after_help = "\
 Examples:
   gpt2 inspect
-  gpt2 inspect ./gpt2 --json
-  gpt2 inspect gpt2-xl       a model on the Hub: reads a few kilobytes of its 6 GB
-  gpt2 inspect ./poems       a LoRA adapter: what it changes, and by how much
-  gpt2 inspect --adapter ./poems --model gpt2       the same beside the weights that it changes")]
+  gpt2 inspect path/to/gpt2 --json
+  gpt2 inspect gpt2-xl   # on the Hub: reads a few kilobytes of 6 GB
+  gpt2 inspect --points   # the names of values inside a run, for --export-point
+  gpt2 inspect ./poems   # a LoRA adapter: what it changes, and by how much
+  gpt2 inspect --adapter ./poems --model gpt2   # the same beside the weights that it changes")]
 pub(crate) struct InspectArgs {
     /// The folder or name of a model, instead of --model, or the folder of an adapter
     #[arg(value_name = "MODEL", conflicts_with = "model")]
     pub(crate) name: Option<String>,
+    /// List the points of a run whose values --export-point takes, with their shapes
+    #[arg(long)]
+    pub(crate) points: bool,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -56,6 +62,8 @@ struct Verdict {
     unexpected: Vec<String>,
     mismatched: Vec<String>,
     duplicates: Vec<String>,
+    /// `None` if only the headers were read.
+    not_finite: Option<Vec<String>>,
     buffers: Vec<String>,
 }
 
@@ -82,15 +90,22 @@ struct TensorRow {
 
 pub(crate) fn run(args: &InspectArgs) -> anyhow::Result<ExitCode> {
     let name = args.name.as_deref();
+    if args.points {
+        points::run(&Checkpoint::open(&files(args)?)?, args.json)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     if let Some(files) = adapter::named(name, &args.model)? {
         return adapter::run(name, &args.model, args.json, &files);
     }
     let checkpoint = Checkpoint::open(&files(args)?)?;
-    let audit = checkpoint.audit();
+    let mut audit = checkpoint.audit();
+    let not_finite = with_bar("tensors read", |progress| checkpoint.not_finite(progress))?;
+    let read = not_finite.is_some();
+    audit.not_finite = not_finite.unwrap_or_default();
     if args.json {
-        output::json(&report(&checkpoint, &audit))?;
+        output::json(&report(&checkpoint, &audit, read))?;
     } else {
-        print(&checkpoint, &audit)?;
+        print(&checkpoint, &audit, read)?;
     }
     Ok(if audit.is_clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -107,7 +122,7 @@ fn files(args: &InspectArgs) -> anyhow::Result<Files> {
     })
 }
 
-fn report<'a>(checkpoint: &'a Checkpoint, audit: &Audit) -> Report<'a> {
+fn report<'a>(checkpoint: &'a Checkpoint, audit: &Audit, read: bool) -> Report<'a> {
     let names = |list: &[gpt2_loader::TensorInfo]| list.iter().map(|t| t.name.clone()).collect();
     Report {
         model: checkpoint.name(),
@@ -120,6 +135,7 @@ fn report<'a>(checkpoint: &'a Checkpoint, audit: &Audit) -> Report<'a> {
             unexpected: names(&audit.unexpected),
             mismatched: audit.mismatched.iter().map(|m| m.found.name.clone()).collect(),
             duplicates: names(&audit.duplicates),
+            not_finite: read.then(|| audit.not_finite.iter().map(|(name, _)| name.clone()).collect()),
             buffers: names(&audit.buffers),
         },
         findings: checkpoint.findings().into_iter().map(FindingRow::from).collect(),
@@ -140,7 +156,7 @@ fn memory(audit: &Audit) -> Memory {
     Memory { f32: 4 * n, f16: 2 * n, bf16: 2 * n }
 }
 
-fn print(checkpoint: &Checkpoint, audit: &Audit) -> anyhow::Result<()> {
+fn print(checkpoint: &Checkpoint, audit: &Audit, read: bool) -> anyhow::Result<()> {
     let mut out = output::stdout();
     writeln!(out, "{}\n", visible_text(checkpoint.name()))?;
     let mut config = Table::new(&[("config", Align::Left), ("", Align::Left)]);
@@ -173,5 +189,10 @@ fn print(checkpoint: &Checkpoint, audit: &Audit) -> anyhow::Result<()> {
     }
     writeln!(out, "{}", findings.render())?;
     writeln!(out, "audit: {}", audit.to_string().lines().map(visible_text).collect::<Vec<_>>().join("\n"))?;
+    if !read {
+        writeln!(out, "the weights are not here: whether their numbers are finite is unknown")?;
+    } else if audit.not_finite.is_empty() {
+        writeln!(out, "all numbers are finite")?;
+    }
     Ok(())
 }

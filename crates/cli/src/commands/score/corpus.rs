@@ -1,28 +1,56 @@
 //! The documents of a corpus, section by section, so that a corpus of any size fits.
 
 use crate::prompt::read_limited;
+use crate::text_lines::{Content, FIELD, LONGEST, STDIN, TextLine, TextLines, is_json_lines, open, place};
 use anyhow::{Context, bail};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
-use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ByArg {
     Line,
     Document,
+    Json,
+}
+
+/// What a document is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase", tag = "by")]
+pub(super) enum By {
+    /// A whole file.
+    Document,
+    /// A line that is not blank.
+    Line,
+    /// A field of each JSON line.
+    Json { field: String },
+}
+
+impl By {
+    /// What the options say, or else the name of the corpus.
+    pub(super) fn new(by: Option<ByArg>, field: Option<&str>, corpus: &Path) -> anyhow::Result<Self> {
+        let is_json = field.is_some() || is_json_lines(corpus);
+        match by.unwrap_or(if is_json { ByArg::Json } else { ByArg::Document }) {
+            ByArg::Json => Ok(Self::Json { field: field.unwrap_or(FIELD).to_owned() }),
+            _ if field.is_some() => {
+                bail!("--field: names a field of JSON lines; leave --by out, or give --by json")
+            }
+            ByArg::Line => Ok(Self::Line),
+            ByArg::Document => Ok(Self::Document),
+        }
+    }
+
+    /// How the names of the files end that a folder is searched for.
+    fn extension(&self) -> &'static str {
+        if matches!(self, Self::Json { .. }) { "jsonl" } else { "txt" }
+    }
 }
 
 /// A section has at most `DOCUMENTS` documents, and ends after the one with which it reaches `BYTES` bytes. Where sections
 /// end depends on the corpus alone, and with it which documents share a batch.
 const DOCUMENTS: usize = 256;
 const BYTES: usize = 1 << 17;
-/// The longest document in bytes.
-const LONGEST: u64 = 1 << 28;
-/// The name of standard input.
-pub(super) const STDIN: &str = "-";
 
 /// A text with its place.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,36 +61,52 @@ pub(super) struct Document {
     pub(super) text: String,
 }
 
+impl Document {
+    /// What errors call it.
+    pub(super) fn place(&self) -> String {
+        place(Path::new(&self.file), self.line)
+    }
+}
+
 pub(super) struct Corpus {
     /// Those that are not begun.
     pub(super) files: VecDeque<PathBuf>,
-    by: ByArg,
-    /// The file whose lines are being read, and the number of the last one.
-    lines: Option<(PathBuf, Box<dyn BufRead>, u64)>,
+    by: By,
+    /// The file whose lines are being read.
+    lines: Option<(PathBuf, TextLines)>,
     /// The size of all files, where it is known.
     pub(super) bytes: Option<u64>,
+    /// How much of it has been read, without the file whose lines are being read.
+    read: u64,
 }
 
 impl Corpus {
     /// Finds the files; reads none yet.
-    pub(super) fn open(path: &Path, by: ByArg) -> anyhow::Result<Self> {
-        let corpus = |files: Vec<PathBuf>, bytes| Self { files: files.into(), by, lines: None, bytes };
+    pub(super) fn open(path: &Path, by: By) -> anyhow::Result<Self> {
+        let corpus =
+            |files: Vec<PathBuf>, by, bytes| Self { files: files.into(), by, lines: None, bytes, read: 0 };
         if path == Path::new(STDIN) {
-            return Ok(corpus(vec![path.to_path_buf()], None));
+            return Ok(corpus(vec![path.to_path_buf()], by, None));
         }
         let failed = || format!("cannot read {}", path.display());
         if !std::fs::metadata(path).with_context(failed)?.is_dir() {
             let bytes = std::fs::metadata(path).with_context(failed)?.len();
-            return Ok(corpus(vec![path.to_path_buf()], Some(bytes)));
+            return Ok(corpus(vec![path.to_path_buf()], by, Some(bytes)));
         }
         let mut files = vec![];
         let mut bytes = 0;
-        texts_in(path, &mut files, &mut bytes)?;
+        texts_in(path, by.extension(), &mut files, &mut bytes)?;
         if files.is_empty() {
-            bail!("{}: has no file whose name ends in .txt", path.display());
+            let other = if by.extension() == "txt" { "; for .jsonl files, give --by json" } else { "" };
+            bail!("{}: has no file whose name ends in .{}{other}", path.display(), by.extension());
         }
         files.sort();
-        Ok(corpus(files, Some(bytes)))
+        Ok(corpus(files, by, Some(bytes)))
+    }
+
+    /// How many bytes have been read.
+    pub(super) fn read(&self) -> u64 {
+        self.read + self.lines.as_ref().map_or(0, |(_, lines)| lines.read)
     }
 
     /// The next documents; none at the end.
@@ -78,47 +122,39 @@ impl Corpus {
 
     fn next(&mut self) -> anyhow::Result<Option<Document>> {
         loop {
-            if let Some((path, lines, number)) = &mut self.lines {
-                *number += 1;
-                let failed = || format!("{}, line {number}", path.display());
-                let Some(text) = line(lines).with_context(failed)? else {
+            if let Some((path, lines)) = &mut self.lines {
+                let Some(TextLine { number, content, is_blank }) = lines.next()? else {
+                    self.read += lines.read;
                     self.lines = None;
                     continue;
                 };
-                if text.trim().is_empty() {
+                if is_blank {
                     continue;
                 }
-                return Ok(Some(Document { file: path.display().to_string(), line: Some(*number), text }));
+                let Content::Text(text) = content else {
+                    bail!("{}: holds token ids, expected a text", place(path, Some(number)));
+                };
+                return Ok(Some(Document { file: path.display().to_string(), line: Some(number), text }));
             }
             let Some(path) = self.files.pop_front() else { return Ok(None) };
-            let failed = || format!("cannot read {}", path.display());
-            let reader: Box<dyn Read> = if path == Path::new(STDIN) {
-                Box::new(std::io::stdin())
-            } else {
-                Box::new(File::open(&path).with_context(failed)?)
+            let field = match &self.by {
+                By::Document => {
+                    let text = read_limited(open(&path)?, LONGEST)
+                        .with_context(|| format!("cannot read {}", path.display()))?;
+                    self.read += text.len() as u64;
+                    return Ok(Some(Document { file: path.display().to_string(), line: None, text }));
+                }
+                By::Line => None,
+                By::Json { field } => Some(field.clone()),
             };
-            if self.by == ByArg::Line {
-                self.lines = Some((path, Box::new(BufReader::new(reader)), 0));
-                continue;
-            }
-            let text = read_limited(reader, LONGEST).with_context(failed)?;
-            return Ok(Some(Document { file: path.display().to_string(), line: None, text }));
+            self.lines = Some((path.clone(), TextLines::open(&path, field)?));
         }
     }
 }
 
-/// The next line without its end.
-fn line(reader: &mut dyn BufRead) -> std::io::Result<Option<String>> {
-    let mut bytes = vec![];
-    if reader.take(LONGEST).read_until(b'\n', &mut bytes)? == 0 {
-        return Ok(None);
-    }
-    let bytes = bytes.strip_suffix(b"\n").unwrap_or(&bytes);
-    read_limited(bytes.strip_suffix(b"\r").unwrap_or(bytes), LONGEST - 2).map(Some)
-}
-
-/// Adds the .txt files of a folder and of its subfolders. Links to folders are not followed, and hidden ones are left out.
-fn texts_in(folder: &Path, files: &mut Vec<PathBuf>, bytes: &mut u64) -> anyhow::Result<()> {
+/// Adds the files of a folder and of its subfolders whose names end in `extension`. Links to folders are not followed, and
+/// hidden ones are left out.
+fn texts_in(folder: &Path, extension: &str, files: &mut Vec<PathBuf>, bytes: &mut u64) -> anyhow::Result<()> {
     let failed = || format!("cannot read the folder {}", folder.display());
     for entry in std::fs::read_dir(folder).with_context(failed)? {
         let entry = entry.with_context(failed)?;
@@ -127,8 +163,8 @@ fn texts_in(folder: &Path, files: &mut Vec<PathBuf>, bytes: &mut u64) -> anyhow:
             continue;
         }
         if entry.file_type().with_context(failed)?.is_dir() {
-            texts_in(&path, files, bytes)?;
-        } else if path.extension().is_some_and(|e| e.eq_ignore_ascii_case("txt")) && path.is_file() {
+            texts_in(&path, extension, files, bytes)?;
+        } else if path.extension().is_some_and(|e| e.eq_ignore_ascii_case(extension)) && path.is_file() {
             *bytes += std::fs::metadata(&path).with_context(failed)?.len();
             files.push(path);
         }
@@ -149,14 +185,14 @@ mod tests {
         write("b/a.TXT", "inner\n")?;
         write("notes.md", "no text")?;
         write(".hidden.txt", "hidden")?;
-        let documents = |by| -> anyhow::Result<Vec<(Option<u64>, String)>> {
+        let documents = |by: By| -> anyhow::Result<Vec<(Option<u64>, String)>> {
             let section = Corpus::open(folder.path(), by)?.section()?;
             Ok(section.into_iter().map(|document| (document.line, document.text)).collect())
         };
         let of = |line, text: &str| (line, text.to_owned());
-        assert_eq!(documents(ByArg::Document)?, [of(None, "inner\n"), of(None, "one\n\n  \ntwo\r\nthree")]);
+        assert_eq!(documents(By::Document)?, [of(None, "inner\n"), of(None, "one\n\n  \ntwo\r\nthree")]);
         let lines = [of(Some(1), "inner"), of(Some(1), "one"), of(Some(4), "two"), of(Some(5), "three")];
-        assert_eq!(documents(ByArg::Line)?, lines);
+        assert_eq!(documents(By::Line)?, lines);
         Ok(())
     }
 }

@@ -2,6 +2,7 @@
 //! continues with the first incomplete section.
 
 use super::corpus::Document;
+use crate::output::note;
 use anyhow::{Context, bail};
 use gpt2_files::open_regular;
 use serde_json::Value;
@@ -13,7 +14,8 @@ use std::path::{Path, PathBuf};
 pub(super) struct Lines {
     out: PathBuf,
     part: PathBuf,
-    file: File,
+    /// The part; none if the run has finished.
+    file: Option<File>,
     /// The lines of the run that stopped, which are still to be compared with the corpus.
     before: Option<BufReader<File>>,
     /// How long the file is up to the end of the last whole section.
@@ -45,7 +47,7 @@ pub(super) fn holds_scores(out: &Path) -> anyhow::Result<bool> {
 
 impl Lines {
     /// Starts the file with `first`, the line that says how the others are made; or, to resume, opens the one that an
-    /// earlier run left, which must start with that line.
+    /// earlier run left or finished, which must start with that line.
     pub(super) fn open(out: &Path, first: &str, resume: bool) -> anyhow::Result<Self> {
         // A link stays one: the file that it leads to is replaced.
         let out = out.canonicalize().unwrap_or_else(|_| out.to_path_buf());
@@ -56,10 +58,13 @@ impl Lines {
             let options = File::options().write(true).create(true).truncate(false).open(&part);
             let mut file = locked(options.with_context(named)?, &part)?;
             file.set_len(0).and_then(|()| writeln!(file, "{first}")).with_context(named)?;
-            return Ok(Self { out, part, file, before: None, length });
+            return Ok(Self { out, part, file: Some(file), before: None, length });
         }
-        let mut before = BufReader::new(open_regular(&part).with_context(|| {
-            format!("--resume: cannot read {}; has the run finished, or never started?", part.display())
+        let finished = !part.exists() && out.exists();
+        let found = if finished { &out } else { &part };
+        let named = || found.display().to_string();
+        let mut before = BufReader::new(open_regular(found).with_context(|| {
+            format!("--resume: cannot read {}; has the run never started?", found.display())
         })?);
         let mut line = vec![];
         before.read_until(b'\n', &mut line).with_context(named)?;
@@ -67,27 +72,35 @@ impl Lines {
             bail!(
                 "--resume: {} was made with another model or other options: {}; give those, or start anew with \
                  --overwrite",
-                part.display(),
+                found.display(),
                 difference(&line, first)
             );
         }
-        let file = locked(File::options().write(true).open(&part).with_context(named)?, &part)?;
+        let open = || locked(File::options().write(true).open(&part).with_context(named)?, &part);
+        let file = (!finished).then(open).transpose()?;
         Ok(Self { out, part, file, before: Some(before), length })
     }
 
     /// The numbers of this section's lines, if all are there already. The names and lengths of the documents must be those of
     /// the lines: a corpus that has changed is refused. Cuts the file before the first incomplete section.
     pub(super) fn has(&mut self, section: &[Document]) -> anyhow::Result<Option<Vec<Found>>> {
+        let named = self.found().display().to_string();
         let Some(before) = &mut self.before else { return Ok(None) };
         let (mut found, mut length, mut line) = (vec![], self.length, vec![]);
         for document in section {
             line.clear();
-            before.read_until(b'\n', &mut line).with_context(|| self.part.display().to_string())?;
+            before.read_until(b'\n', &mut line).with_context(|| named.clone())?;
             let row = line.strip_suffix(b"\n");
             let Some(row) = row.and_then(|row| serde_json::from_slice::<Value>(row).ok()) else {
+                let Some(file) = &self.file else {
+                    bail!(
+                        "--resume: {named} is of a finished run, and has no line about {}; start anew with --overwrite",
+                        document.file
+                    )
+                };
                 // From here on, lines are new.
                 self.before = None;
-                self.file.set_len(self.length).with_context(|| self.part.display().to_string())?;
+                file.set_len(self.length).with_context(|| named)?;
                 return Ok(None);
             };
             let same = row["file"] == document.file
@@ -95,8 +108,7 @@ impl Lines {
                 && row["bytes"] == document.text.len();
             if !same {
                 bail!(
-                    "--resume: {} has a line about {}{}, where the corpus now has {}; start anew with --overwrite",
-                    self.part.display(),
+                    "--resume: {named} has a line about {}{}, where the corpus now has {}; start anew with --overwrite",
                     row["file"],
                     row["line"].as_u64().map_or_else(String::new, |n| format!(", line {n}")),
                     document.file
@@ -114,8 +126,9 @@ impl Lines {
     pub(super) fn add(&mut self, lines: &str) -> anyhow::Result<()> {
         use std::io::Seek;
         let named = || self.part.display().to_string();
-        self.file.seek(std::io::SeekFrom::Start(self.length)).with_context(named)?;
-        self.file.write_all(lines.as_bytes()).with_context(named)?;
+        let file = self.file.as_mut().with_context(named)?;
+        file.seek(std::io::SeekFrom::Start(self.length)).with_context(named)?;
+        file.write_all(lines.as_bytes()).with_context(named)?;
         self.length += lines.len() as u64;
         Ok(())
     }
@@ -125,17 +138,27 @@ impl Lines {
         if self.before.is_some() { Ok(()) } else { Ok(std::fs::remove_file(&self.part)?) }
     }
 
+    /// The file that a resumed run reads.
+    fn found(&self) -> &Path {
+        if self.file.is_some() { &self.part } else { &self.out }
+    }
+
+    /// Gives the file its own name; a run that has finished already only says so.
     pub(super) fn finish(mut self) -> anyhow::Result<()> {
+        let found = self.found().display().to_string();
         let named = || self.out.display().to_string();
         if let Some(before) = &mut self.before
             && !before.fill_buf().with_context(named)?.is_empty()
         {
             bail!(
-                "--resume: {} has lines about more documents than the corpus now has; start anew with --overwrite",
-                self.part.display()
+                "--resume: {found} has lines about more documents than the corpus now has; start anew with --overwrite"
             );
         }
-        self.file.sync_all().with_context(named)?;
+        let Some(file) = self.file else {
+            note(&format!("--resume: this run has finished; {found} holds every document"));
+            return Ok(());
+        };
+        file.sync_all().with_context(named)?;
         std::fs::rename(&self.part, &self.out).with_context(named)
     }
 }

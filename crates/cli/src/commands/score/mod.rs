@@ -5,17 +5,20 @@ mod lines;
 mod scores;
 mod section;
 
+use crate::changes::Prepared;
 use crate::inputs::Inputs;
+use crate::interventions::InterventionArgs;
 use crate::output::{self, note};
 use crate::outputs::Outputs;
 use crate::parallel::{self, ParallelArgs, TIMEOUT};
 use crate::progress::{Stop, bar};
 use crate::provenance::Provenance;
 use crate::session::{ModelArgs, Session};
+use crate::text_lines::STDIN;
 use crate::values::count;
 use anyhow::{Context, bail};
 use candle_fused::Isa;
-use corpus::{ByArg, Corpus, Document, STDIN};
+use corpus::{By, ByArg, Corpus, Document};
 use gpt2_loader::Tokenizer;
 use gpt2_parallel::{Fact, Group};
 use lines::{Found, Lines, fields, holds_scores, part_of};
@@ -35,35 +38,42 @@ use std::time::Instant;
 OUT holds a line of JSON for each document, in the order of the corpus: tokens, predicted (how many of them were
 predicted), loss (nats a token) and perplexity. The first line says how they were made. A document longer than the
 context is read in windows that overlap; each token is predicted once. The same corpus gives the same bytes on any number
-of processes.
+of processes. Interventions act on each document as on a prompt of its own.
 
 Examples:
-  gpt2 score notes.txt                                         the perplexity of one text
-  gpt2 score texts/ --jsonl scores.jsonl --model gpt2          of each .txt file in a folder
-  gpt2 score lines.txt --by line --jsonl scores.jsonl --summaries
-  mpirun -n 4 gpt2 score texts/ --jsonl scores.jsonl           on four processes
-  gpt2 score texts/ --jsonl scores.jsonl --resume              go on after Ctrl-C")]
+  gpt2 score notes.txt   # the perplexity of one text
+  gpt2 score texts/ --jsonl scores.jsonl --model gpt2   # of each .txt file in a folder
+  gpt2 score lines.txt --by line --jsonl lines.jsonl --summaries   # of each line
+  gpt2 score stories.jsonl --field story   # of each line's field \"story\"
+  gpt2 score texts/ --ablate 0.3   # without a head
+  mpirun -n 4 gpt2 score texts/ --jsonl shared.jsonl   # on four processes
+  gpt2 score texts/ --jsonl scores.jsonl --resume   # go on after Ctrl-C")]
 pub(crate) struct ScoreArgs {
-    /// A text, a folder of .txt files (with its subfolders), or - for standard input
+    /// A text, JSON lines (.jsonl), a folder of .txt files (with its subfolders), or - for standard input
     #[arg(value_name = "FILE|FOLDER|-")]
     pub(crate) corpus: PathBuf,
-    /// What a document is: a whole file, or each line that is not blank
-    #[arg(long, value_enum, default_value = "document")]
-    pub(crate) by: ByArg,
+    /// What a document is: a whole file, each line that is not blank, or a field of each line of JSON [default: json
+    /// for a .jsonl file, else document]
+    #[arg(long, value_enum)]
+    pub(crate) by: Option<ByArg>,
+    /// The field of JSON lines that holds the text [default: text]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) field: Option<String>,
     /// Write a line for each document to this file
     #[arg(long, value_name = "OUT")]
     pub(crate) jsonl: Option<PathBuf>,
     /// Add the summary of every head's attention over each document
     #[arg(long, requires = "jsonl")]
     pub(crate) summaries: bool,
-    /// Put the model's first token (<|endoftext|> in GPT-2) before each document, so that its first token is also predicted
+    /// Put the model's first token (<|endoftext|> in GPT-2) before each document. Then its first token is predicted
+    /// too
     #[arg(long)]
     pub(crate) bos: bool,
-    /// How far each window of a long document moves on, less than the model's context; the rest of the window is context
+    /// How far a window moves on in a document that is longer than the context. The rest of the window is context
     /// [default: half of the model's context]
     #[arg(long, value_name = "T", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) stride: Option<u32>,
-    /// Go on where an earlier run stopped
+    /// Go on where an earlier run stopped; one that has finished only prints its totals
     #[arg(long, requires = "jsonl", conflicts_with = "overwrite")]
     pub(crate) resume: bool,
     /// Replace an existing OUT, or start an unfinished one anew
@@ -73,6 +83,8 @@ pub(crate) struct ScoreArgs {
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
+    pub(crate) interventions: InterventionArgs,
+    #[command(flatten)]
     pub(crate) parallel: ParallelArgs,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
@@ -80,16 +92,17 @@ pub(crate) struct ScoreArgs {
 
 /// The first line of OUT.
 #[derive(Serialize)]
-struct Facts {
+struct Facts<'a> {
     provenance: Provenance,
     /// What a document is.
-    by: &'static str,
+    #[serde(flatten)]
+    by: &'a By,
     /// The tokens of a window, and how far each moves on.
     window: usize,
     stride: usize,
     bos: bool,
     summaries: bool,
-    /// The model's config and weights, and the tokenizer.
+    /// The model's config and weights, the tokenizer, and what interventions read from files.
     fingerprint: String,
     isa: &'static str,
 }
@@ -124,15 +137,17 @@ fn score(args: &ScoreArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
     let group = &**group;
     // Rank 0 alone reads the corpus and writes; the others get the texts from it.
     let leads = group.rank() == 0;
-    let mut corpus = leads.then(|| Corpus::open(&args.corpus, args.by)).transpose()?;
-    let (inputs, outputs) = match &corpus {
+    let by = By::new(args.by, args.field.as_deref(), &args.corpus)?;
+    let mut corpus = leads.then(|| Corpus::open(&args.corpus, by.clone())).transpose()?;
+    let (mut inputs, outputs) = match &corpus {
         Some(corpus) => files(args, corpus)?,
         None => (Inputs::default(), Outputs::new(false)),
     };
+    args.interventions.inputs(&mut inputs);
     let session = args.model.session_for(inputs, &outputs)?;
     let tokenizer = session.tokenizer()?;
     let reading = reading(args, &session)?;
-    let first_line = first_line(args, &session, tokenizer, &reading)?;
+    let first_line = first_line(&by, &session, tokenizer, &reading)?;
     agree(group, &first_line)?;
     let lines = args.jsonl.as_ref().filter(|_| leads);
     let mut lines = lines.map(|out| Lines::open(out, &first_line, args.resume)).transpose()?;
@@ -144,12 +159,8 @@ fn score(args: &ScoreArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
     let (started, mut fresh) = (Instant::now(), 0);
     let mut total = Total::default();
     loop {
-        let section = next_section(group, corpus.as_mut(), lines.as_mut(), |section, found| {
-            bar.inc(section.iter().map(|document| document.text.len() as u64).sum());
-            for row in found {
-                total.add(row);
-            }
-        })?;
+        let skipped = |found: Vec<Found>| found.into_iter().for_each(|row| total.add(row));
+        let section = next_section(group, corpus.as_mut(), lines.as_mut(), skipped)?;
         let stopped = group.any(stop.is_asked())?;
         if section.is_empty() || stopped {
             bar.finish_and_clear();
@@ -176,7 +187,7 @@ fn score(args: &ScoreArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
             lines.add(&text)?;
         }
         fresh += section.len();
-        bar.inc(section.iter().map(|document| document.text.len() as u64).sum());
+        bar.set_position(corpus.as_ref().map_or(0, Corpus::read));
     }
     if total.documents == 0 && leads {
         lines.map(Lines::discard).transpose()?;
@@ -215,8 +226,9 @@ fn files(args: &ScoreArgs, corpus: &Corpus) -> anyhow::Result<(Inputs, Outputs)>
         {
             bail!("--jsonl {}: lies in the folder of the corpus; choose another", out.display());
         }
-        // A run that was started with --overwrite goes on without it, if the file that it replaces holds scores.
-        let goes_on = || anyhow::Ok(args.resume && part.exists() && holds_scores(out)?);
+        // A run that has finished is resumed to say so. One that was started with --overwrite goes on without it, if the file
+        // that it replaces holds scores.
+        let goes_on = || anyhow::Ok(args.resume && holds_scores(out)?);
         if out.exists() && !args.overwrite && !goes_on()? {
             let remedy = if args.resume {
                 " and is not a file of scores; move it away, then resume"
@@ -238,7 +250,7 @@ fn files(args: &ScoreArgs, corpus: &Corpus) -> anyhow::Result<(Inputs, Outputs)>
     Ok((inputs, outputs))
 }
 
-fn reading(args: &ScoreArgs, session: &Session) -> anyhow::Result<Reading> {
+fn reading<'a>(args: &'a ScoreArgs, session: &'a Session) -> anyhow::Result<Reading<'a>> {
     let config = session.model.config();
     let context = config.n_positions;
     let stride = args.stride.map_or((context / 2).max(1), |stride| stride as usize);
@@ -247,21 +259,23 @@ fn reading(args: &ScoreArgs, session: &Session) -> anyhow::Result<Reading> {
     }
     let none = "--bos: the model's config names no bos_token_id; leave --bos out";
     let bos = if args.bos { Some(config.bos_token_id.context(none)?) } else { None };
-    Ok(Reading { bos, context, stride, summaries: args.summaries })
+    let changes = Prepared::new(&args.interventions, session)?;
+    let whole = args.interventions.need_whole_texts();
+    Ok(Reading { changes, whole, bos, context, stride, summaries: args.summaries })
 }
 
 fn first_line(
-    args: &ScoreArgs,
+    by: &By,
     session: &Session,
     tokenizer: &Tokenizer,
     reading: &Reading,
 ) -> anyhow::Result<String> {
-    let provenance = Provenance::of_tokens(session, reading.context)?;
-    let &Reading { context: window, stride, bos, summaries } = reading;
-    let by = if args.by == ByArg::Line { "line" } else { "document" };
+    let provenance = Provenance::of_tokens(session, reading.context)?.under(&reading.changes.described());
+    let &Reading { context: window, stride, bos, summaries, .. } = reading;
     // The built-in tokenizer has no file, and is one.
     let mut hash = DefaultHasher::new();
     (session.model.fingerprint()?, tokenizer.to_json().ok()).hash(&mut hash);
+    reading.changes.hash(&mut hash)?;
     let (fingerprint, isa) = (format!("{:016x}", hash.finish()), Isa::current().as_str());
     let bos = bos.is_some();
     Ok(serde_json::to_string(&Facts { provenance, by, window, stride, bos, summaries, fingerprint, isa })?)
@@ -280,7 +294,7 @@ fn next_section(
     group: &dyn Group,
     corpus: Option<&mut Corpus>,
     lines: Option<&mut Lines>,
-    mut skipped: impl FnMut(&[Document], Vec<Found>),
+    mut skipped: impl FnMut(Vec<Found>),
 ) -> anyhow::Result<Vec<Document>> {
     let mut section = vec![];
     if let Some(corpus) = corpus {
@@ -289,7 +303,7 @@ fn next_section(
             while !section.is_empty()
                 && let Some(found) = lines.has(&section)?
             {
-                skipped(&section, found);
+                skipped(found);
                 section = corpus.section()?;
             }
         }
@@ -309,7 +323,7 @@ fn row<'a>(document: &'a Document, tokens: usize, parts: &[Part], heads: usize) 
     if perplexity.is_some_and(f64::is_infinite) {
         bail!(
             "{}: its perplexity exceeds the range of f64: the text is too improbable for the model",
-            document.file
+            document.place()
         );
     }
     let layers = if parts.iter().any(|part| part.heads.is_empty()) { vec![] } else { layers(parts, heads) };

@@ -38,15 +38,22 @@ pub(super) fn windows(lengths: &[usize], context: usize, stride: usize) -> Vec<W
     windows
 }
 
-/// The windows of each batch, shortest first. They depend on nothing but the windows.
-pub(super) fn batches(windows: &[Window]) -> Vec<Vec<usize>> {
+/// The windows of each batch, shortest first. They depend on nothing but the windows, and on which numbers of tokens may
+/// share a batch.
+pub(super) fn batches(windows: &[Window], alike: impl Fn(usize, usize) -> bool) -> Vec<Vec<usize>> {
     let mut order: Vec<usize> = (0..windows.len()).collect();
     order.sort_by_key(|&i| windows[i].tokens.len());
     let mut batches: Vec<Vec<usize>> = vec![];
     for i in order {
         let longest = windows[i].tokens.len();
         match batches.last_mut() {
-            Some(batch) if batch.len() < ROWS && (batch.len() + 1) * longest <= TOKENS => batch.push(i),
+            Some(batch)
+                if batch.len() < ROWS
+                    && (batch.len() + 1) * longest <= TOKENS
+                    && alike(windows[batch[0]].tokens.len(), longest) =>
+            {
+                batch.push(i);
+            }
             _ => batches.push(vec![i]),
         }
     }
@@ -201,7 +208,7 @@ mod tests {
     fn every_window_is_in_one_batch_of_windows_of_its_length() {
         let lengths: Vec<usize> = (1..400).map(|i| i * 7919 % 1024 + 1).collect();
         let windows = windows(&lengths, 1024, 512);
-        let batches = batches(&windows);
+        let batches = batches(&windows, |a, b| (a == 300) == (b == 300));
         let mut all: Vec<usize> = batches.concat();
         all.sort_unstable();
         assert_eq!(all, (0..399).collect::<Vec<_>>());
@@ -209,6 +216,7 @@ mod tests {
             let lengths: Vec<usize> = batch.iter().map(|i| windows[*i].tokens.len()).collect();
             assert!(lengths.is_sorted() && lengths.len() <= ROWS);
             assert!(lengths.len() * lengths[lengths.len() - 1] <= TOKENS);
+            assert!(lengths.iter().all(|t| (*t == 300) == (lengths[0] == 300)), "{lengths:?}");
         }
     }
 }

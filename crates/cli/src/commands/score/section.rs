@@ -2,6 +2,7 @@
 
 use super::corpus::Document;
 use super::scores::{Part, Window, batches, windows};
+use crate::changes::{Prepared, Reads};
 use crate::finite;
 use crate::progress::Stop;
 use crate::session::Session;
@@ -9,10 +10,14 @@ use anyhow::{Context, bail};
 use candle_core::Tensor;
 use gpt2_loader::Tokenizer;
 use gpt2_model::analysis::surprises;
+use gpt2_model::hooks::Hooks;
 use gpt2_parallel::Group;
 
 /// How to read a document.
-pub(super) struct Reading {
+pub(super) struct Reading<'a> {
+    pub(super) changes: Prepared<'a>,
+    /// Whether the changes need a document that the model can read at once.
+    pub(super) whole: bool,
     /// The token before each document.
     pub(super) bos: Option<u32>,
     pub(super) context: usize,
@@ -39,19 +44,29 @@ pub(super) fn scored(
     let config = session.model.config();
     let mut ids: Vec<Vec<u32>> = vec![];
     for document in section {
-        let place = || match document.line {
-            Some(line) => format!("{}, line {line}", document.file),
-            None => document.file.clone(),
-        };
+        let place = || document.place();
         let encoded = tokenizer.encode(&document.text).with_context(place)?;
         if let Some(id) = encoded.iter().find(|id| **id as usize >= config.vocab_size) {
             bail!("{}: the tokenizer gives id {id}, the model has {} tokens", place(), config.vocab_size);
         }
-        ids.push(reading.bos.into_iter().chain(encoded).collect());
+        let of_document: Vec<u32> = reading.bos.into_iter().chain(encoded).collect();
+        if reading.whole && !of_document.is_empty() {
+            if of_document.len() > reading.context {
+                bail!(
+                    "{}: has {} tokens, and an intervention names positions or takes a mean over each document, which \
+                     must fit the model's context of {}; shorten it, or leave the intervention out",
+                    place(),
+                    of_document.len(),
+                    reading.context
+                );
+            }
+            reading.changes.of(Reads::Whole(&of_document)).with_context(place)?;
+        }
+        ids.push(of_document);
     }
     let lengths: Vec<usize> = ids.iter().map(Vec::len).collect();
     let windows = windows(&lengths, reading.context, reading.stride);
-    let batches = batches(&windows);
+    let batches = batches(&windows, |a, b| reading.changes.treat_alike(a, b));
     let mut mine = vec![];
     for batch in batches.iter().skip(group.rank()).step_by(group.size()) {
         if group.size() == 1 && stop.is_asked() {
@@ -89,13 +104,16 @@ fn parts(
 ) -> anyhow::Result<Vec<Part>> {
     let texts: Vec<&[u32]> =
         batch.iter().map(|&i| &ids[windows[i].document][windows[i].tokens.clone()]).collect();
-    let surprises = surprises(&session.model, &texts, reading.summaries)?;
+    // All texts of a batch have the same changes.
+    let changes = reading.changes.of(Reads::Whole(texts[0]))?.list;
+    let hooks = (!changes.is_empty()).then_some(&changes as &dyn Hooks);
+    let surprises = surprises(&session.model, &texts, reading.summaries, hooks)?;
     let mut parts = vec![];
     for (row, &window) in batch.iter().enumerate() {
         let part = Part::new(&windows[window], row, &surprises)?;
         if !part.surprise.is_finite() {
             let ids = Tensor::new(texts[row], &session.device)?.unsqueeze(0)?;
-            bail!("{}", finite::explain(&session.model, &ids, None));
+            bail!("{}", finite::explain(&session.model, &ids, hooks));
         }
         parts.push(part);
     }

@@ -10,7 +10,7 @@ use candle_core::Device;
 use gpt2_files::open_regular;
 use gpt2_loader::Files;
 use gpt2_train::{METRICS_HEADER, MetricsFormat, Trainer};
-use gpt2_view::{PictureFormat, Provenance};
+use gpt2_view::{Frame, PictureFormat, Provenance};
 use serde_json::{Map, Value, json};
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -49,14 +49,6 @@ fn is_metrics(path: &Path, format: MetricsFormat) -> anyhow::Result<bool> {
     })
 }
 
-/// Makes the folder of a run, and refuses one, or a file in it, that the run would harm.
-pub(super) fn begin(args: &TrainArgs) -> anyhow::Result<NewFolder> {
-    check_out(args)?;
-    let folder = NewFolder::make(&args.out)?;
-    check(args, None)?;
-    Ok(folder)
-}
-
 /// Refuses an `--out` that holds a model, or, with `--resume`, one that holds no run.
 fn check_out(args: &TrainArgs) -> anyhow::Result<()> {
     let state = args.out.join(STATE);
@@ -87,8 +79,10 @@ fn check_out(args: &TrainArgs) -> anyhow::Result<()> {
 }
 
 /// Refuses files of a run that cannot be written, or that would harm the text, the model that the run starts from, the
-/// Hub's cache or another file.
+/// Hub's cache or another file. Leaves no folder that was not there.
 pub(super) fn check(args: &TrainArgs, files: Option<&Files>) -> anyhow::Result<()> {
+    check_out(args)?;
+    let _folder = NewFolder::make(&args.out)?;
     let mut inputs = Inputs::default();
     inputs.file("the text", args.source().1);
     args.interventions.inputs(&mut inputs);
@@ -122,9 +116,9 @@ pub(super) fn draw(args: &TrainArgs, trainer: &Trainer, device: &Device) -> anyh
     #[allow(clippy::cast_possible_truncation)] // a picture
     let validation: Vec<(u64, f32)> =
         history.validation().iter().map(|&(step, loss)| (step, loss as f32)).collect();
-    let made_by = made_by(args, trainer, device);
-    let drawn =
-        gpt2_view::loss_curve(PictureFormat::Png, &title(&args.out), &training, &validation, &made_by)?;
+    let (title, made_by) = (title(&args.out), made_by(args, trainer, device));
+    let frame = Frame::new(PictureFormat::Png, &title, &made_by);
+    let drawn = gpt2_view::loss_curve(&frame, &training, &validation)?;
     Ok(gpt2_files::atomic::write_bytes(&args.out.join(PICTURE), &drawn)?)
 }
 

@@ -1,7 +1,8 @@
 //! `--jsonl`: prompts and completions, one JSON object a line.
 
 use crate::output::note;
-use anyhow::{Context, bail};
+use crate::text_lines::{parse, place};
+use anyhow::bail;
 use gpt2_loader::Tokenizer;
 use gpt2_train::Document;
 use serde::Deserialize;
@@ -14,21 +15,13 @@ pub(super) struct Example {
     pub(super) completion: String,
 }
 
-pub(super) fn parse(text: &str, path: &Path) -> anyhow::Result<Vec<Example>> {
+pub(super) fn examples(text: &str, path: &Path) -> anyhow::Result<Vec<Example>> {
     let mut examples = vec![];
     for (number, line) in (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty()) {
-        let failed = || {
-            format!(
-                "--jsonl {}, line {number}: expected {{\"prompt\": \"..\", \"completion\": \"..\"}}",
-                path.display()
-            )
-        };
-        let example: Example = serde_json::from_str(line).with_context(failed)?;
+        let place = format!("--jsonl {}", place(path, Some(number)));
+        let example: Example = parse(line, &place, "{\"prompt\": \"..\", \"completion\": \"..\"}")?;
         if example.completion.is_empty() {
-            bail!(
-                "--jsonl {}, line {number}: the completion is empty, so there is nothing to learn",
-                path.display()
-            );
+            bail!("{place}: the completion is empty, so there is nothing to learn");
         }
         examples.push(example);
     }

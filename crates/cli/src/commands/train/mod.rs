@@ -10,12 +10,13 @@ mod tests;
 pub(super) use args::TrainArgs;
 
 use crate::output::note;
+use crate::outputs::NewFolder;
 use crate::prompt::{encode, read_file};
-use crate::{finite, parallel, session};
+use crate::{finite, hub, parallel, session};
 use anyhow::{anyhow, bail};
-use args::worded;
+use args::{unsaved, worded};
 use candle_core::{DType, Device};
-use gpt2_loader::{Checkpoint, Files, Tokenizer};
+use gpt2_loader::{Checkpoint, Files, Tokenizer, check_savable};
 use gpt2_model::config::TokenIds;
 use gpt2_model::{Config, Gpt2LMHeadModel};
 use gpt2_parallel::Group;
@@ -24,8 +25,8 @@ use progress::Progress;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-/// The longest text in bytes, some 300 million tokens.
-const LONGEST_TEXT: u64 = 1 << 30;
+/// The longest text in bytes. Tokenizing it takes about a hundred times as much memory.
+const LONGEST_TEXT: u64 = 1 << 28;
 
 pub(crate) fn run(args: &TrainArgs) -> anyhow::Result<ExitCode> {
     parallel::run(&args.parallel, args.hub.timeout, |group| train(args, group))
@@ -37,8 +38,13 @@ fn train(args: &TrainArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
     let device = args.run.open()?;
     let (_, source) = args.source();
     let text = read_file("the text", source, LONGEST_TEXT)?;
-    let examples = args.jsonl.as_ref().map(|path| jsonl::parse(&text, path)).transpose()?;
-    let _folder = writes.then(|| files::begin(args)).transpose()?;
+    let examples = args.jsonl.as_ref().map(|path| jsonl::examples(&text, path)).transpose()?;
+    if args.model.is_none() {
+        hub::no_revision(&args.hub, "a new model")?;
+    }
+    if writes {
+        files::check(args, None)?;
+    }
     let model = args.model.as_ref().map(|model| session::files(Some(model), &args.hub)).transpose()?;
     if writes {
         files::check(args, model.as_ref())?;
@@ -65,6 +71,8 @@ fn train(args: &TrainArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
         (None, _) => Trainer::new(&config, data, options, &device),
     };
     let mut trainer = trainer.and_then(|trainer| trainer.in_group(Arc::clone(group))).map_err(worded)?;
+    // From here on, every rank has all that it needs: one that fails before ends the others at once, and must leave no folder.
+    let _folder = writes.then(|| NewFolder::make(&args.out)).transpose()?;
     note(&format!(
         "{} tokens to learn, {} for validation, vocabulary {}, {} parameters{}",
         trainer.data().train().len(),
@@ -78,6 +86,10 @@ fn train(args: &TrainArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
     if args.resume {
         trainer.resume(&args.out.join(files::STATE)).map_err(worded)?;
         note(&format!("going on after step {}", trainer.steps()));
+    }
+    if trainer.trained_adapter().is_none() {
+        let damaged = "the weights are damaged, and cannot be saved; fetch them again";
+        check_savable(trainer.model(), args.save_dtype).map_err(|error| unsaved(error, damaged))?;
     }
     let mut progress = Progress::new(args, &tokenizer, &trainer)?;
     let ran = trainer.run(|trainer, event| progress.hear(trainer, event).map_err(TrainError::other));

@@ -1,6 +1,6 @@
 //! Everything that a run shows and saves while it trains: the bar, the notes, the best model, the state, the metrics.
 
-use super::args::{TrainArgs, worded};
+use super::args::{TrainArgs, unsaved, worded};
 use super::files;
 use crate::changes::Changes;
 use crate::output::{is_quiet, note};
@@ -153,6 +153,7 @@ impl<'a> Progress<'a> {
             return Ok(save_adapter(out, adapter, &config, model.config())?);
         }
         let options = SaveOptions::default().with_dtype(self.args.save_dtype);
-        Ok(gpt2_loader::save(out, model, Some(self.tokenizer), options)?)
+        gpt2_loader::save(out, model, Some(self.tokenizer), options)
+            .map_err(|error| unsaved(error, "try a lower --lr"))
     }
 }

@@ -7,8 +7,9 @@ mod model;
 
 use crate::device::RunArgs;
 use crate::hub::HubArgs;
-use crate::output;
+use crate::output::{self, note};
 use crate::session::MODEL;
+use crate::values::count;
 use candle_core::{DType, Device, Tensor};
 use candle_fused::Implementation;
 use gpt2_loader::Checkpoint;
@@ -20,13 +21,17 @@ use std::process::ExitCode;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The exit code is 1 if any path exceeds its tolerance.
+The exit code is 1 if a path exceeds its tolerance.
 
 Examples:
-  gpt2 verify
-  gpt2 verify --model gpt2 --device cuda --json")]
+  gpt2 verify   # a summary, and each path that fails
+  gpt2 verify --all   # every path
+  gpt2 verify --model gpt2 --device cuda --json   # on a GPU, for scripts")]
 pub(crate) struct VerifyArgs {
-    /// Print JSON
+    /// Print a row for every path, not only for those that exceed their tolerance
+    #[arg(long)]
+    pub(crate) all: bool,
+    /// Print JSON, with every path
     #[arg(long)]
     pub(crate) json: bool,
     #[arg(short, long, value_name = "DIR|FILE|NAME", help_heading = "Model and device", help = MODEL)]
@@ -60,6 +65,14 @@ struct Check {
     passed: bool,
 }
 
+impl Check {
+    /// How much of its tolerance the error takes; NaN is more than any number.
+    fn strain(&self) -> f64 {
+        let part = if self.error == 0.0 { 0.0 } else { self.error / self.tolerance };
+        if part.is_nan() { f64::INFINITY } else { part }
+    }
+}
+
 pub(crate) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
     let device = args.run.open()?;
     let files = crate::session::files(args.model.as_deref(), &args.hub)?;
@@ -77,7 +90,7 @@ pub(crate) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
         passed: verify.checks.iter().all(|check| check.passed),
         checks: verify.checks,
     };
-    output::report(args.json, &report, print)?;
+    output::report(args.json, &report, |report| print(report, args.all))?;
     Ok(if report.passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -145,20 +158,76 @@ fn relative_error(got: &Tensor, expected: &Tensor) -> anyhow::Result<f64> {
     Ok(difference / largest(&mut expected.iter().copied()).max(f64::MIN_POSITIVE))
 }
 
-fn print(report: &Report) -> anyhow::Result<()> {
-    let mut out = output::stdout();
-    let Report { model, device, threads, checks, .. } = report;
-    writeln!(out, "{}, {device}, {threads} threads", visible_text(model))?;
-    writeln!(
-        out,
-        "against plain operations in f64 on the CPU; error = largest difference / largest value\n"
-    )?;
-    write!(out, "{}", results(checks))?;
+fn print(report: &Report, all: bool) -> anyhow::Result<()> {
+    write!(output::stdout(), "{}", text(report, all))?;
+    if !all {
+        note("every path: --all");
+    }
     Ok(())
 }
 
-/// A row for each check, and how many are within their tolerance.
-fn results(checks: &[Check]) -> String {
+/// A summary and the paths that failed, or every path.
+fn text(report: &Report, all: bool) -> String {
+    let Report { model, device, threads, checks, .. } = report;
+    let (model, threads) = (visible_text(model), count(*threads, "thread"));
+    let passed = checks.iter().filter(|check| check.passed).count();
+    let listed: Vec<_> = checks.iter().filter(|check| all || !check.passed).collect();
+    let mut tables = vec![];
+    if !all {
+        tables.push(summary(checks));
+    }
+    if !listed.is_empty() {
+        tables.push(rows(&listed));
+    }
+    format!(
+        "{model}, {device}, {threads}\n\
+         against plain operations in f64 on the CPU; error = largest difference / largest value\n\n\
+         {}\n{passed} of {} paths within their tolerance\n",
+        tables.join("\n"),
+        checks.len()
+    )
+}
+
+/// A row for each thing that is computed: how many of its paths passed, its largest error in each dtype, and the most that an
+/// error takes of its tolerance.
+fn summary(checks: &[Check]) -> String {
+    const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+    let dtypes = DTYPES.map(|dtype| (dtype.as_str(), Align::Right));
+    let mut table = Table::new(
+        &[
+            &[("computed", Align::Left), ("passed", Align::Right)],
+            &dtypes[..],
+            &[("of tolerance", Align::Right), ("", Align::Left)],
+        ]
+        .concat(),
+    );
+    let mut names: Vec<&str> = vec![];
+    for check in checks {
+        if !names.contains(&&*check.what) {
+            names.push(&check.what);
+        }
+    }
+    for name in names {
+        let group = || checks.iter().filter(|check| check.what == name);
+        let (all, passed) = (group().count(), group().filter(|check| check.passed).count());
+        let largest = |dtype: DType| {
+            let errors = group().filter(|check| check.dtype == dtype.as_str()).map(|check| check.error);
+            errors
+                .max_by(|a, b| a.abs().total_cmp(&b.abs()))
+                .map_or_else(String::new, |error| format!("{error:.1e}"))
+        };
+        let strain = group().map(Check::strain).fold(0.0, f64::max);
+        let mut row = vec![name.to_owned(), format!("{passed}/{all}")];
+        row.extend(DTYPES.map(largest));
+        row.push(format!("{:.0} %", 100.0 * strain));
+        row.push(if passed == all { "ok" } else { "FAILED" }.into());
+        table.row(row);
+    }
+    table.render()
+}
+
+/// A row for each check.
+fn rows(checks: &[&Check]) -> String {
     let mut table = Table::new(&[
         ("path", Align::Left),
         ("case", Align::Left),
@@ -179,8 +248,7 @@ fn results(checks: &[Check]) -> String {
             if check.passed { "ok" } else { "FAILED" }.into(),
         ]);
     }
-    let passed = checks.iter().filter(|check| check.passed).count();
-    format!("{}\n{passed} of {} paths within their tolerance\n", table.render(), checks.len())
+    table.render()
 }
 
 #[cfg(test)]
@@ -199,9 +267,31 @@ mod tests {
             verify.check("a path", path, &tensor(&got)?, &expected)?;
         }
         assert_eq!(verify.checks.iter().map(|check| check.passed).collect::<Vec<_>>(), [true, false, false]);
-        let results = results(&verify.checks);
-        assert!(results.ends_with("\n1 of 3 paths within their tolerance\n"), "{results}");
-        assert_eq!(results.matches("FAILED").count(), 2);
+        let report = Report {
+            model: "m".into(),
+            device: "cpu".into(),
+            threads: 1,
+            seed: 0,
+            passed: false,
+            checks: verify.checks,
+        };
+        // The worst error is NaN, which is more than any part of a tolerance.
+        let (some, all) = (text(&report, false), text(&report, true));
+        let row = some.lines().nth(4).unwrap_or_default();
+        assert_eq!(
+            row.split_whitespace().collect::<Vec<_>>(),
+            ["a", "path", "1/3", "NaN", "inf", "%", "FAILED"]
+        );
+        let rows = |text: &str, end: &str| text.lines().filter(|line| line.trim_end().ends_with(end)).count();
+        assert_eq!(
+            (rows(&some, "1.0e-1  FAILED"), rows(&some, "  ok")),
+            (2, 0),
+            "the failures alone: {some}"
+        );
+        assert_eq!((rows(&all, "1.0e-1  FAILED"), rows(&all, "1.0e-1  ok")), (2, 1), "{all}");
+        for text in [some, all] {
+            assert!(text.ends_with("\n1 of 3 paths within their tolerance\n"), "{text}");
+        }
         Ok(())
     }
 }

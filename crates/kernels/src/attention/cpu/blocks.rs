@@ -2,8 +2,9 @@
 
 use pulp::Simd;
 
-/// Up to this many queries are computed row by row: packing the keys would cost more than it saves.
-pub(super) const FEW_QUERIES: usize = 4;
+/// On the CPU, up to this many queries of a call are computed one by one, because packing the keys would cost more than it
+/// saves. Each then has the same bits as in a call of its own.
+pub const FEW_QUERIES: usize = 4;
 
 /// Queries per tile, a multiple of every block height below. 24 rows of 192 scores fit in the first-level
 /// cache together with the key panels in use, and each context sum is loaded once per 192 keys.

@@ -125,10 +125,10 @@ impl<E: Element, K: Element> WithSimd for Forward<'_, E, K> {
 mod tests {
     use super::super::problem::Heads;
     use super::*;
-    use crate::Dropout;
     use crate::attention::heads::{HeadLayout, WeightDropout};
     use crate::attention::scores::ScoreRules;
     use crate::attention::{Mask, Sdpa, Window};
+    use crate::dropout::Dropout;
     use crate::isa;
     use crate::test_numbers::{numbers, values};
     use candle_core::{Layout, Result, Tensor};

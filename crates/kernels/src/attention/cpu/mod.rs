@@ -18,6 +18,7 @@ mod summary;
 mod tile;
 mod weights;
 
+pub use blocks::FEW_QUERIES;
 pub(super) use weights::CpuWeights;
 
 use self::backward::HeadBackward;

@@ -7,7 +7,9 @@ const byId = (id) => document.getElementById(id);
 const read = (node) => JSON.parse(node.textContent);
 const data = (kind) => [...document.querySelectorAll(`script.${kind}`)];
 
-const { title, caption, tokens, texts, queries, top: kept, palette, prompt, ...about } = read(byId("header"));
+const { title, caption, tokens, texts, queries, top: kept, palette, prompt, next: afterLast, kinds, ...about } = read(byId("header"));
+/// The token after a position: the last one's is that which the model never read, or null.
+const tokenAfter = (position) => tokens[position + 1] ?? afterLast;
 /// The names of the runs. A page of one run needs no name for it.
 const runs = about.runs.length > 0 ? about.runs : [""];
 const compared = runs.length === 2;
@@ -19,7 +21,7 @@ const predictions = runs.map(() => []);
 predictions[0] = read(byId("predictions"));
 for (const { run, data: ofRun } of data("predictions").map(read)) predictions[run] = ofRun;
 
-/// The heads in the first run's order: { layer, head, name, index, runs: [{ block, levels, summary }] }.
+/// The heads in the first run's order: { layer, head, name, index, runs: [{ block, levels, summary, kind, silenced }] }.
 const heads = [];
 /// Maps that are no heads: { label, meaning, name, index, runs }.
 const maps = [];

@@ -9,11 +9,18 @@ systemDark.addEventListener("change", () => changed(["theme"]));
 // --- the runs --------------------------------------------------------------------------------------
 
 const RUNS = { first: runs[0], second: runs[1], both: "both", difference: "difference" };
+const RUN_MEANINGS = {
+  first: `Show the run ${runs[0]}`,
+  second: `Show the run ${runs[1]}`,
+  both: `Show ${runs[0]} beside ${runs[1]}`,
+  difference: `Show how much weight ${runs[1]} has more or less than ${runs[0]}`,
+};
 const runButtons = ALLOWED.run.map((value) => {
   const [label, button, name] = ["label", "input", "span"].map((tag) => document.createElement(tag));
   Object.assign(button, { type: "radio", name: "run", value });
   button.addEventListener("change", () => update({ run: value }));
-  name.textContent = label.title = RUNS[value];
+  name.textContent = RUNS[value];
+  label.title = `${RUN_MEANINGS[value]} (r)`;
   label.append(button, name);
   byId("runs").append(label);
   return button;
@@ -93,6 +100,7 @@ const KEYS = {
   ",": () => stepBy(-1),
   ".": () => stepBy(1),
   t: toggleTheme,
+  g: () => openGuide(),
   Escape: () => update({ token: null, cell: null, pinned: null }),
 };
 addEventListener("keydown", (event) => {

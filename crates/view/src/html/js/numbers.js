@@ -15,8 +15,9 @@ function inRun(source, key) {
   return showsChange() ? second - first : [first, second][shownRun()];
 }
 
-/// How much each head changed; NaN until it is known.
-const changes = new Float64Array(heads.length).fill(NaN);
+/// How much each head changed at least; without an entry, or null, it is unknown.
+const changes = compared ? read(byId("changes")) : {};
+const changeOf = (source) => changes[source.name] ?? NaN;
 
 /// The numbers that heads can be sorted and colored by: `of` a source, NaN if unknown; `signed()` if 0 is the middle.
 const metrics = [
@@ -26,7 +27,7 @@ const metrics = [
         label: "change",
         meaning: "How far the runs differ at least: the share of a query's attention that surely moved, from 0 to 1, on average",
         signed: () => false,
-        of: (source) => changes[source.index] ?? NaN,
+        of: changeOf,
       }]
     : []),
   ...Object.keys(heads[0].runs[0].summary)
@@ -45,25 +46,25 @@ const metrics = [
   })),
 ];
 /// A number's name: with two runs on the screen, a summary's number is how much it changed.
-const labelOf = (metric) => (metric.summary && showsChange() ? `change of ${metric.label}` : metric.label);
+const labelOf = (metric) => (metric.summary && showsChange() ? `${metric.label}, change` : metric.label);
 /// What uniform attention would have is the same in both runs.
 const shownMetrics = () => metrics.filter(({ key }) => !(key === "uniform" && showsChange()));
 const metricOf = (key) => metrics.find((metric) => metric.key === key);
 
 /// The end of a scale: three digits that count.
 const short = (x) => String(+x.toPrecision(3));
-const plain = (x) => (x >= 100 ? x.toFixed(0) : x >= 10 ? x.toFixed(1) : x.toFixed(2));
-function numberText(x, signed) {
-  if (Number.isNaN(x)) return "NaN";
-  const text = plain(Math.abs(x));
-  // A small number that other heads' legends name must not look like none.
-  const shown = +text === 0 && x !== 0 && Math.abs(x) >= 1e-6 ? Math.abs(x).toExponential(0) : text;
-  return x < 0 ? `−${shown}` : signed && +shown > 0 ? `+${shown}` : shown;
+/// How many decimals a number of the heads has: the same for all, so that they can be compared.
+function placesOf(metric) {
+  const largest = Math.max(0, ...heads.map(metric.of).filter(Number.isFinite).map(Math.abs));
+  if (largest >= 10) return largest >= 100 ? 0 : 1;
+  return largest >= 0.005 || largest === 0 ? 2 : Math.min(12, 1 + Math.ceil(-Math.log10(largest)));
 }
-let counted = !compared;
-/// A head's number; a change that is still being counted is no NaN.
-const metricText = (metric, source, x = metric.of(source)) =>
-  metric.key === "change" && !counted && Number.isNaN(x) ? "…" : numberText(x, metric.signed());
+function numberText(x, signed, places) {
+  if (Number.isNaN(x)) return "NaN";
+  const text = Math.abs(x).toFixed(places);
+  return +text === 0 ? text : x < 0 ? `−${text}` : signed ? `+${text}` : text;
+}
+const metricText = (metric, source, x = metric.of(source)) => numberText(x, metric.signed(), placesOf(metric));
 
 /// The lowest and the highest value of a number, with 0 in the middle or at an end.
 function rangeOf(metric) {
@@ -79,43 +80,4 @@ function tintOf(metric, source, [low, high]) {
   const x = metric.of(source);
   if (!Number.isFinite(x)) return null;
   return colorAt(metric.signed() ? x / (high || 1) : (x - low) / (high - low || 1), metric.signed());
-}
-
-// --- the change between two runs -------------------------------------------------------------------
-
-/// Counts the change of a head whose weights are at hand.
-function noteChange(source, a, b) {
-  if (source.layer !== null && Number.isNaN(changes[source.index])) changes[source.index] = leastDistance(a, b);
-}
-
-let counting = false;
-/// Counts how much each head changed, if somebody wants to know. The small maps are drawn from the first to the last, so
-/// this begins with the last.
-async function needChanges() {
-  if (counting || !compared) return;
-  counting = true;
-  for (const head of heads.toReversed()) {
-    if (!Number.isNaN(changes[head.index])) continue;
-    noteChange(head, ...(await Promise.all([weightsOf(head, 0, false), weightsOf(head, 1, false)])));
-    if (head.index % 24 === 0) changed(["numbers"]);
-  }
-  counted = true;
-  root.dataset.counted = "";
-  changed(["numbers", "counted"]);
-}
-
-/// The mean over the queries of the total variation distance, half the sum of |a - b|: each difference less its errors,
-/// since those of a whole row would add up to a change of their own.
-function leastDistance(a, b) {
-  const [of, to] = [tables(a.levels), tables(b.levels)];
-  let total = 0;
-  for (let i = 0; i < queries; i++) {
-    const [ofNone, toNone] = isComplete(i) ? [of.errors[0], to.errors[0]] : [mostLeftOut(a, i), mostLeftOut(b, i)];
-    for (let at = rowStart(i); at < rowStart(i) + rowLength(i); at++) {
-      const [before, after] = [a.codes[at], b.codes[at]];
-      const error = (before === 0 ? ofNone : of.errors[before]) + (after === 0 ? toNone : to.errors[after]);
-      total += Math.max(0, Math.abs(of.numbers[before] - to.numbers[after]) - error);
-    }
-  }
-  return total / 2 / queries;
 }

@@ -7,16 +7,17 @@ const others = byId("maps");
 function describe(source) {
   if (source.layer === null) return [source.label, source.meaning].filter(Boolean).join(": ");
   const numbers = shownMetrics().filter((metric) => !Number.isNaN(metric.of(source)));
-  return `${source.label}: ${numbers.map((metric) => `${labelOf(metric)} ${metricText(metric, source)}`).join(", ")}`;
+  const words = [silencedIn(source), kindOf(source)].filter(Boolean);
+  return `${source.label}: ${[...words, ...numbers.map((metric) => `${labelOf(metric)} ${metricText(metric, source)}`)].join(", ")}`;
 }
 
 const options = sources.map((source) => {
   const option = document.createElement("div");
   option.setAttribute("role", "option");
   option.dataset.head = source.index;
-  const name = document.createElement("span");
+  const [word, name] = [document.createElement("small"), document.createElement("span")];
   if (source.layer === null) name.textContent = source.label;
-  option.append(document.createElement("canvas"), name);
+  option.append(document.createElement("canvas"), word, name);
   return option;
 });
 const sourceOf = (option) => sources[option.dataset.head];
@@ -36,7 +37,7 @@ function arrange() {
   order = heads.map(({ index }) => index);
   const focused = options.find((option) => option === document.activeElement);
   const metric = metricOf(state.sort);
-  if (!metric) {
+  if (state.sort === "layer") {
     const columns = [...new Set(heads.map(({ head }) => head))].sort((a, b) => a - b);
     const layers = [...new Set(heads.map(({ layer }) => layer))];
     overview.style.gridTemplateColumns = `auto repeat(${columns.length}, minmax(0, 1fr))`;
@@ -53,8 +54,10 @@ function arrange() {
     const corner = label("L\u2009\\\u2009H", "corner", "1 / 1");
     overview.replaceChildren(corner, ...tops, ...sides, ...heads.map(({ index }) => options[index]));
   } else {
-    const by = (index) => (Number.isNaN(metric.of(heads[index])) ? -Infinity : metric.of(heads[index]));
-    order.sort((a, b) => by(b) - by(a));
+    const rank = (head) => -Object.keys(kinds).indexOf(kindOf(head).split(" ").at(-1));
+    const by = (index) => (metric ? metric.of : rank)(heads[index]);
+    const place = (index) => (Number.isNaN(by(index)) ? -Infinity : by(index));
+    order.sort((a, b) => place(b) - place(a) || a - b);
     overview.style.gridTemplateColumns = "repeat(auto-fill, minmax(3.9rem, 1fr))";
     for (const { index } of heads) options[index].style.gridArea = "";
     overview.replaceChildren(...order.map((index) => options[index]));
@@ -75,7 +78,10 @@ function writeNumbers() {
     const option = options[head.index];
     option.title = describe(head);
     option.setAttribute("aria-label", describe(head));
-    const lines = sorted ? [`${head.name} ${metricText(sorted, head)}`] : [];
+    const lines = sorted ? [`${head.name} ${metricText(sorted, head)}`] : state.sort === "layer" ? [] : [head.name];
+    const silenced = silencedIn(head);
+    option.classList.toggle("silenced", !!silenced);
+    option.children[1].textContent = silenced ?? kindOf(head).split(" ").at(-1);
     if (tint && tint !== sorted) {
       // ".53": a small map has little room, and the leading 0 says nothing.
       lines.push(Number.isNaN(tint.of(head)) ? "" : metricText(tint, head).replace(/^([+−]?)0\.(?=\d)/, "$1."));
@@ -84,7 +90,7 @@ function writeNumbers() {
     const color = tint && tintOf(tint, head, range);
     option.classList.toggle("tinted", !!tint);
     option.style.backgroundColor = color ? `rgb(${color})` : "";
-    option.lastChild.style.color = color ? (wantsBlack(color) ? "#000" : "#fff") : "";
+    option.children[1].style.color = option.lastChild.style.color = color ? (wantsBlack(color) ? "#000" : "#fff") : "";
   }
   for (const { index } of maps) {
     options[index].title = describe(sources[index]);
@@ -92,8 +98,8 @@ function writeNumbers() {
   }
   byId("tint-legend").hidden = !tint;
   if (!tint) return;
-  byId("tint-low").textContent = numberText(range[0], tint.signed());
-  byId("tint-high").textContent = numberText(range[1], tint.signed());
+  byId("tint-low").textContent = numberText(range[0], tint.signed(), placesOf(tint));
+  byId("tint-high").textContent = numberText(range[1], tint.signed(), placesOf(tint));
   byId("tint-scale").style.backgroundImage = gradient(tint.signed());
   byId("tint-name").textContent = labelOf(tint);
 }
@@ -144,7 +150,10 @@ for (const list of [overview, others]) {
     const option = event.target.closest("[role=option]");
     if (!option) return;
     if (event.ctrlKey || event.metaKey || event.shiftKey) toggleHead(+option.dataset.head);
-    else chooseHead(+option.dataset.head);
+    else {
+      chooseHead(+option.dataset.head);
+      showView();
+    }
   });
   list.addEventListener("keydown", (event) => {
     const steps = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -perRow(), ArrowDown: perRow() }[event.key];
@@ -162,6 +171,13 @@ for (const list of [overview, others]) {
     if (!event.ctrlKey && !event.metaKey) chooseHead(next);
     options[next].focus();
   });
+}
+
+/// Where the map is below the heads, a choice goes on to it. Only this page scrolls, not the notebook around its frame.
+function showView() {
+  const { left, top } = byId("view").getBoundingClientRect();
+  if (left > 0 || innerWidth > 760) return;
+  scrollTo({ top: top + scrollY, behavior: calm.matches ? "auto" : "smooth" });
 }
 
 // --- drawing heads as they come into view ----------------------------------------------------------
@@ -201,9 +217,7 @@ async function partsOf(source) {
   const norms = (run) => (weighted ? normsOf(source, run) : undefined);
   const part = async (run, factor) => ({ weights: await weightsOf(source, run, false), factor, norms: norms(run) });
   if (!showsChange()) return [await part(shownRun(), 1)];
-  const both = await Promise.all([part(0, -1), part(1, 1)]);
-  noteChange(source, ...both.map(({ weights }) => weights));
-  return both;
+  return Promise.all([part(0, -1), part(1, 1)]);
 }
 
 async function drawWaiting() {
@@ -238,24 +252,31 @@ function titleText() {
 function showSummary() {
   byId("head-title").textContent = byId("head-title").title = titleText();
   const all = chosen().map((index) => sources[index]);
-  const rows = shownMetrics().map((metric) => {
-    const row = document.createElement("div");
+  const silenced = [...new Set(all.map(silencedIn).filter(Boolean))].join(", ");
+  byId("head-mark").hidden = silenced === "";
+  byId("head-mark").textContent = silenced;
+  const row = (key, label, meaning, text) => {
+    const line = document.createElement("div");
     const term = document.createElement("dt");
     const number = document.createElement("dd");
-    term.textContent = labelOf(metric);
-    row.title = metric.meaning;
+    [term.textContent, number.textContent, line.title] = [label, text, meaning];
+    number.dataset.metric = key;
+    line.append(term, number);
+    return line;
+  };
+  const isHead = all[0].layer !== null;
+  const words = [...new Set(all.map(kindOf))].join(", ");
+  const rows = shownMetrics().map((metric) => {
     const mean = all.reduce((sum, source) => sum + metric.of(source), 0) / all.length;
-    number.textContent = all[0].layer === null ? "–" : metricText(metric, all[0], mean);
-    number.dataset.metric = metric.key;
-    row.append(term, number);
-    return row;
+    return row(metric.key, labelOf(metric), metric.meaning, isHead ? metricText(metric, all[0], mean) : "–");
   });
-  byId("summary").replaceChildren(...rows);
+  byId("summary").replaceChildren(...(isHead ? [row("kind", "kind", "Where it looks most, in the words of the terminal", words)] : []), ...rows);
 }
 
 const [sortMenu, tintMenu] = [byId("sort"), byId("tint")];
 sortMenu.add(new Option("layer", "layer"));
-tintMenu.add(new Option("–", "none"));
+sortMenu.add(new Option("kind", "kind"));
+tintMenu.add(new Option("none", "none"));
 for (const { key, label } of metrics.filter(({ key }) => key !== "uniform")) {
   for (const menu of [sortMenu, tintMenu]) menu.add(new Option(label, key));
 }
@@ -264,9 +285,6 @@ for (const [key, menu] of [["sort", sortMenu], ["tint", tintMenu]]) {
   menu.addEventListener("change", () => update({ [key]: menu.value }));
   on(key, () => (menu.value = state[key]));
 }
-on("sort tint run", () => {
-  if (compared && (showsChange() || state.sort === "change" || state.tint === "change")) needChanges();
-});
 on("sort", () => {
   arrange();
   redrawThumbnails();
@@ -280,12 +298,10 @@ on("run weighted scale theme", () => {
   byId("small-high").textContent = end ? `+${end}` : "more";
   byId("small-scale").style.backgroundImage = gradient(true);
 });
-on("numbers", writeNumbers);
-on("counted", () => state.sort === "change" && arrange()); // once: heads must not move all the time
 on("tint run theme", writeNumbers);
-on("run", () => metricOf(state.sort) && arrange());
+on("run", () => state.sort !== "layer" && arrange());
 on("head more", markHead);
-on("head more run numbers", showSummary);
+on("head more run", showSummary);
 /// Scrolls the list alone: scrollIntoView would scroll the page as well, and the notebook around its frame.
 on("head sort", () => {
   const option = options[state.head];

@@ -81,7 +81,7 @@ function pictureTitle() {
 function colorBar() {
   const { signed } = sheets[0];
   const colors = Array.from({ length: 40 }, (_, n) => `rgb(${colorAt(signed ? (n - 19.5) / 19.5 : n / 39, signed)})`);
-  return { colors, start: byId("legend-start").textContent, end: `${byId("legend-end").textContent} (by √)` };
+  return { colors, start: byId("legend-start").textContent, end: `${byId("legend-end").textContent} (√ scale)` };
 }
 
 /// Beyond so many cells, they are a picture inside the picture.

@@ -1,7 +1,10 @@
 // The user's choices, in one place: views read them, and hear when they change.
 
+/// The head that the page opens on: the one that changed most, or the most focused one.
+const opens = read(byId("opens"));
+
 const state = {
-  head: 0, // index into `sources`
+  head: Math.max(0, heads.findIndex(({ name }) => name === opens)), // index into `sources`
   more: [], // further ones: the map then shows the mean of all
   run: compared ? "both" : "first",
   weighted: false, // whether weights are multiplied by the norms of the values
@@ -51,6 +54,10 @@ const showsChange = () => state.run === "both" || state.run === "difference";
 /// The run whose weights are shown where only one fits; 0 also for both.
 const shownRun = () => (state.run === "second" ? 1 : 0);
 const shownRuns = () => (showsChange() ? [0, 1] : [shownRun()]);
+/// The kind of a head in the shown run, or both if they differ; "" for a map that is no head.
+const kindOf = (source) => [...new Set(shownRuns().map((run) => source.runs[run].kind ?? ""))].join(" → ");
+/// What became of a head's output, if a shown run does not use it.
+const silencedIn = (source) => shownRuns().map((run) => source.runs[run].silenced).find(Boolean);
 /// Whether the map of some sources shows weights times norms: if it should, and if the file has all of these.
 const isWeighted = (shown) => state.weighted && haveNorms(shown, shownRuns());
 /// How many queries and keys are shown.

@@ -51,7 +51,8 @@ on("step", () => {
   const step = state.step ?? tokens.length;
   slider.value = step;
   const made = step - prompt;
-  const text = made === 0 ? "the prompt" : `${made} of ${tokens.length - prompt}: ${tokens[step - 1]}`;
+  const all = tokens.length - prompt + (afterLast === null ? 0 : 1);
+  const text = made === 0 ? "the prompt" : `${made} of ${all}: ${tokens[step - 1]}`;
   byId("step-text").textContent = text;
   slider.setAttribute("aria-valuetext", text);
 });

@@ -17,6 +17,7 @@ function entry({ text, position, number, exactly, share, color }) {
   if (position !== undefined) {
     body.type = "button";
     body.dataset.position = position;
+    body.title = "Choose this token";
     body.addEventListener("click", () => chooseToken(position));
   }
   const part = (name, content) => {
@@ -67,7 +68,7 @@ const fromTo = ({ query, key }, write) => beside.map((sheet) => write(sheet.valu
 /// Why a list is empty, which has nothing but the first token if `onlyFirst`.
 function noneShown(onlyFirst) {
   if (!state.first && onlyFirst) return "The first token is hidden.";
-  if (current.signed) return "No change is larger than its error.";
+  if (current.signed) return chosen().every((index) => changeOf(sources[index]) === 0) ? "This head did not change." : "Nothing changed here.";
   return kept === null ? "There is none." : `None${state.first ? "" : " but the hidden first token"} is among the ${kept} largest of its row.`;
 }
 
@@ -82,7 +83,7 @@ function showToken() {
   const { token } = state;
   byId("token-title").textContent = token === null ? "No token chosen" : `Token ${token}`;
   byId("token-word").textContent = token === null ? "" : tokens[token];
-  byId("token-lists").hidden = token === null;
+  byId("token-lists").hidden = byId("below").hidden = token === null;
   if (token === null || !current) return;
   const query = token - offset;
   byId("outgoing").parentElement.firstChild.textContent = showsChange() ? "attention changed to" : "attends to";
@@ -109,7 +110,7 @@ function showPredictions(query) {
     fill(byId(ids[0]), entries, "There is no prediction here.");
     const follows = byId(ids[1]);
     follows.hidden = actual === null;
-    if (actual !== null) follows.textContent = `then came ${tokens[query + offset + 1]} (${percent(actual)})`;
+    if (actual !== null) follows.textContent = follows.title = `then came ${tokenAfter(query + offset)} (${percent(actual)})`;
   }
   showLens(query, shown);
 }
@@ -147,6 +148,17 @@ const words = tokens.map((text, position) => {
 // A line feed in the prompt ends a line here, too.
 for (const [position, word] of words.entries()) {
   strip.append(word, ...(tokens[position].endsWith("⏎") ? [document.createElement("br")] : []));
+}
+
+// The last generated token: no query has read it.
+if (afterLast !== null) {
+  const word = document.createElement("span");
+  word.className = "unread";
+  word.setAttribute("aria-hidden", "true");
+  word.textContent = afterLast;
+  word.title = "The last generated token. The model has not read it, so it attends to nothing yet.";
+  strip.append(word);
+  on("step", () => word.classList.toggle("later", shownKeys() < tokens.length));
 }
 
 /// The strength and the color that each word has.
@@ -207,8 +219,8 @@ function showValue() {
   if (!state.cell || !current) {
     readout.textContent =
       state.view === "map"
-        ? "Point at a cell to see its value; click it to choose its token."
-        : "Point at a token to see its lines; click it to choose it, and again to see all lines.";
+        ? "Point at a cell to see its value. A click or a tap chooses its token."
+        : "Point at a token to see its lines. A click chooses it, a second one shows all lines.";
     return;
   }
   const { query, key } = state.cell;
@@ -229,6 +241,13 @@ function showValue() {
     part("word", tokens[key]),
   );
 }
+
+/// Beside two maps, the predictions of both runs stand below them, if the window is wide.
+const wide = matchMedia("(min-width: 1151px)");
+const forecasts = ["next", "next-second", "lens"].map((id) => byId(id).parentElement);
+const placeForecasts = () => byId(showsBoth() && wide.matches ? "below" : "token-lists").append(...forecasts);
+on("run", placeForecasts);
+wide.addEventListener("change", placeForecasts);
 
 byId("previous").addEventListener("click", () => stepToken(-1));
 byId("following").addEventListener("click", () => stepToken(1));

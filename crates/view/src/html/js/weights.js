@@ -22,6 +22,7 @@ class Weights {
     // The largest code of each row, with and without the first key: one of them ends the row's colors.
     this.rowMax = new Uint16Array(queries);
     this.rowMaxLater = new Uint16Array(queries);
+    this.places = this.decimals();
     for (let i = 0; i < queries; i++) {
       const start = rowStart(i);
       let later = 0;
@@ -35,6 +36,14 @@ class Weights {
     }
   }
 
+  /// How many decimals a short number has: as many as the largest error allows, and three at most, fewer for large units.
+  decimals() {
+    let worst = tables(this.levels).errors[this.levels];
+    if (this.exactly) worst = this.exactly[1].reduce((most, error) => Math.max(most, error || 0), 0);
+    const certain = worst > 0 ? Math.floor(-Math.log10(worst)) : 3;
+    return Math.max(0, Math.min(3, certain, 4 - Math.ceil(Math.log10(this.unit * 1.001))));
+  }
+
   code(i, j) {
     return this.codes[rowStart(i) + j];
   }
@@ -43,15 +52,15 @@ class Weights {
   /// a row and this is not one of them. The writer rounds `levels · w^(2/3)`, so the error is half a step times the
   /// slope of `s^(3/2)`.
   value(i, j) {
-    const { signed } = this;
+    const { signed, places } = this;
     const code = this.code(i, j);
     if (code > this.levels) return { weight: NaN, error: NaN };
     if (this.exactly) {
       const [weight, error] = this.exactly.map((numbers) => numbers[rowStart(i) + j]);
-      return error < 0 ? { weight: 0, error: 0, dropped: true } : { weight, error, signed };
+      return error < 0 ? { weight: 0, error: 0, dropped: true } : { weight, error, signed, places };
     }
     if (code === 0 && !isComplete(i)) return { weight: 0, error: 0, dropped: true };
-    return { weight: tables(this.levels).numbers[code], error: tables(this.levels).errors[code] };
+    return { weight: tables(this.levels).numbers[code], error: tables(this.levels).errors[code], places };
   }
 }
 
@@ -152,26 +161,17 @@ function add(weights, factor, norms, numbers, errors, seen) {
 
 const sign = (text, { weight, signed }) => (weight < 0 ? `−${text}` : signed && +text > 0 ? `+${text}` : text);
 
-/// A number with the digits that its error allows, at most three: "0.53"; "< 0.0004" if it allows none.
-/// The error is less than 1 in the last digit.
+/// A short number, with as many decimals as all of its map: "0.530"; "< 0.001" if that shows none of its digits.
 function rounded(value) {
-  const { weight, error, signed, dropped } = value;
+  const { weight, error, signed, dropped, places } = value;
   if (dropped) return "–";
   if (Number.isNaN(weight)) return "NaN";
   const size = Math.abs(weight);
-  const certain = error > 0 ? Math.floor(-Math.log10(error)) : 3;
-  const places = Math.min(certain, 2 - Math.floor(Math.log10(size || 1)));
   // An error of 3 leaves the tens.
-  const step = 10 ** -certain;
-  const text = certain < 0 ? String(Math.round(size / step) * step) : size.toFixed(Math.min(100, Math.max(0, places)));
+  const step = 10 ** Math.max(0, Math.ceil(Math.log10(error || 1)));
+  const text = step > 1 ? String(Math.round(size / step) * step) : size.toFixed(places);
   if (+text > 0) return sign(text, value);
-  return error > 0 ? `${signed ? "|change| " : ""}< ${roundUp(size + error)}` : "0";
-}
-
-/// Rounds up to a number with one digit that is not 0, or to a whole one.
-function roundUp(x) {
-  const places = Math.max(0, Math.ceil(-Math.log10(x)));
-  return (Math.ceil(x * 10 ** places) / 10 ** places).toFixed(places);
+  return size + error > 0 ? `${signed ? "|change| " : ""}< ${(10 ** -places).toFixed(places)}` : text;
 }
 
 /// A number and its error: "0.530 ± 0.004". The error covers the rounding of the printed number.
@@ -187,4 +187,4 @@ function exact(value) {
 }
 
 /// A probability; JSON has no NaN, so that one comes as null.
-const percent = (p) => p === null ? "NaN" : `${p >= 0.0995 ? (100 * p).toFixed(0) : (100 * p).toPrecision(2)} %`;
+const percent = (p) => p === null ? "NaN" : p > 0 && p < 0.0005 ? "< 0.1 %" : `${(100 * p).toFixed(1)} %`;

@@ -1,0 +1,165 @@
+//! What `gpt2 patch` reports, and how it prints that.
+
+use crate::output::{self, note};
+use crate::provenance::Provenance;
+use gpt2_view::Align::{Left, Right};
+use gpt2_view::{Table, visible_token};
+use serde::Serialize;
+use std::io::Write;
+
+#[derive(Serialize)]
+pub(super) struct Report {
+    pub(super) provenance: Provenance,
+    pub(super) clean: Vec<String>,
+    pub(super) corrupt: Vec<String>,
+    pub(super) answer: String,
+    pub(super) against: String,
+    /// The answer's logit less that of the other token.
+    pub(super) clean_difference: f64,
+    pub(super) corrupt_difference: f64,
+    /// Each head at all positions.
+    pub(super) heads: Vec<HeadPatch>,
+    /// How well the estimates of the heads agree with the exact numbers (Pearson's correlation).
+    pub(super) correlation: Option<f64>,
+    /// What each attention block and each MLP adds, at all positions.
+    pub(super) layers: Vec<LayerPatch>,
+    /// The residual stream before each block, at each position: a row for each layer.
+    pub(super) streams: Vec<Vec<f64>>,
+    /// What each attention block and each MLP adds, at each position.
+    pub(super) attention: Option<Vec<Vec<f64>>>,
+    pub(super) mlps: Option<Vec<Vec<f64>>>,
+    /// Each head at each position, by layer, head and position.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) heads_by_position: Option<Vec<Vec<Vec<f64>>>>,
+    /// The estimates of the same.
+    pub(super) heads_by_position_estimated: Vec<Vec<Vec<f64>>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) edges: Option<Vec<Edge>>,
+    /// How many runs between the prompts the edges' gradients are the mean of; 0: those of the corrupted run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) edge_steps: Option<u16>,
+}
+
+#[derive(Clone, Serialize)]
+pub(super) struct HeadPatch {
+    pub(super) layer: usize,
+    pub(super) head: usize,
+    /// 0: as in the corrupted run, 1: as in the clean one.
+    pub(super) exact: f64,
+    /// The same by attribution patching.
+    pub(super) estimated: f64,
+}
+
+#[derive(Serialize)]
+pub(super) struct LayerPatch {
+    pub(super) layer: usize,
+    pub(super) attention: f64,
+    pub(super) mlp: f64,
+}
+
+/// An edge between two heads, largest size first.
+#[derive(Serialize)]
+pub(super) struct Edge {
+    /// What of the receiving head reads: `q`, `k` or `v`.
+    pub(super) reads: &'static str,
+    pub(super) from: String,
+    pub(super) to: String,
+    pub(super) estimated: f64,
+}
+
+/// How many parts of a kind to print; JSON has all.
+const SHOWN: usize = 10;
+
+/// Below this correlation, the estimates say little of the exact numbers.
+const AGREEING: f64 = 0.5;
+
+/// How well the estimates of the heads agree with the exact numbers, with a warning if they do not; `None` for a single head.
+pub(super) fn agreement(report: &Report) -> Option<String> {
+    let heads = report.heads.len();
+    let found = match report.correlation {
+        Some(correlation) => format!("correlate with the exact numbers by {correlation:.2}"),
+        None if heads > 1 => "do not vary together with the exact numbers".to_owned(),
+        None => return None,
+    };
+    let agree = format!("the estimates of all {heads} heads, from one backward pass, {found}");
+    if report.correlation.is_some_and(|correlation| correlation >= AGREEING) {
+        return Some(agree);
+    }
+    let edges = if report.edges.is_some() { ", nor on the edges, which are estimates too" } else { "" };
+    Some(format!("warning: {agree}: do not rely on them{edges}"))
+}
+
+pub(super) fn print(report: &Report) -> anyhow::Result<()> {
+    let mut out = output::stdout();
+    writeln!(out, "{}\n", report.provenance.first_line())?;
+    let (answer, against) = (visible_token(&report.answer), visible_token(&report.against));
+    writeln!(
+        out,
+        "the logit of {answer} less that of {against}: {:+.3} after the clean prompt, {:+.3} after the corrupted one",
+        report.clean_difference, report.corrupt_difference
+    )?;
+    writeln!(
+        out,
+        "below: how much of the difference a part brings back when the corrupted run gets it from the clean one\n"
+    )?;
+    let mut sorted = report.heads.clone();
+    sorted.sort_by(|a, b| b.exact.abs().total_cmp(&a.exact.abs()));
+    let mut table = Table::new(&[("head", Right), ("exact", Right), ("estimated", Right)]);
+    for HeadPatch { layer, head, exact, estimated } in sorted.iter().take(SHOWN) {
+        table.row(vec![format!("{layer}.{head}"), format!("{exact:+.3}"), format!("{estimated:+.3}")]);
+    }
+    writeln!(out, "{}", table.render())?;
+    if let Some(agreement) = agreement(report) {
+        writeln!(out, "{agreement}\n")?;
+    }
+    writeln!(out, "what the attention and the MLP of each layer bring back (exact):\n")?;
+    let mut table = Table::new(&[("layer", Right), ("attention", Right), ("MLP", Right)]);
+    for LayerPatch { layer, attention, mlp } in &report.layers {
+        table.row(vec![layer.to_string(), format!("{attention:+.3}"), format!("{mlp:+.3}")]);
+    }
+    writeln!(out, "{}", table.render())?;
+    writeln!(out, "the residual stream before each block, at the positions that matter most:\n")?;
+    write!(out, "{}", streams(report))?;
+    if let Some(edges) = &report.edges {
+        let gradients = match report.edge_steps {
+            None | Some(0) => "the gradients of the corrupted run".to_owned(),
+            Some(1) => "the gradients of one run between the prompts".to_owned(),
+            Some(steps) => format!("the mean of the gradients over {steps} runs between the prompts"),
+        };
+        writeln!(out, "\nedges between heads by the size of their estimates, from {gradients}:\n")?;
+        let mut table = Table::new(&[("from", Right), ("to", Right), ("reads", Left), ("estimated", Right)]);
+        for Edge { reads, from, to, estimated } in edges.iter().take(SHOWN) {
+            table.row(vec![from.clone(), to.clone(), (*reads).to_owned(), format!("{estimated:+.3}")]);
+        }
+        write!(out, "{}", table.render())?;
+    }
+    let rest = report.heads.len().saturating_sub(SHOWN);
+    if rest > 0 {
+        note(&format!("{SHOWN} of {} heads; --json has all, also by position", report.heads.len()));
+    }
+    Ok(())
+}
+
+/// A row for each position that brings back most somewhere, a column for each layer.
+fn streams(report: &Report) -> String {
+    const POSITIONS: usize = 8;
+    let most = |position: usize| report.streams.iter().map(|layer| layer[position].abs()).fold(0.0, f64::max);
+    let mut positions: Vec<usize> = (0..report.clean.len()).collect();
+    positions.sort_by(|a, b| most(*b).total_cmp(&most(*a)));
+    positions.truncate(POSITIONS);
+    positions.sort_unstable();
+    let titles: Vec<String> = (0..report.streams.len()).map(|layer| layer.to_string()).collect();
+    let mut columns = vec![("", Right), ("clean", Left), ("corrupted", Left)];
+    columns.extend(titles.iter().map(|title| (title.as_str(), Right)));
+    let mut table = Table::new(&columns);
+    for position in positions {
+        let mut cells = vec![
+            position.to_string(),
+            visible_token(&report.clean[position]),
+            visible_token(&report.corrupt[position]),
+        ];
+        cells.extend(report.streams.iter().map(|layer| format!("{:+.2}", layer[position])));
+        table.row(cells);
+    }
+    table.render()
+}

@@ -1,0 +1,149 @@
+//! What to try after wrong arguments. Clap proposes whatever looks a little alike, and to pass a wrong option as text.
+
+use clap::builder::StyledStr;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Arg, Command};
+
+/// The error with tips that help, and with the usage of the command that was named. `args` are those behind the
+/// program's name.
+pub(crate) fn mended(mut error: clap::Error, mut gpt2: Command, args: &[String]) -> clap::Error {
+    gpt2.build();
+    let text = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => text.clone(),
+        Some(ContextValue::Strings(texts)) => texts.first().cloned().unwrap_or_default(),
+        _ => String::new(),
+    };
+    match error.kind() {
+        ErrorKind::UnknownArgument => {
+            let wrong = text(ContextKind::InvalidArg);
+            let at = args.iter().position(|arg| gpt2.find_subcommand(arg).is_some());
+            let command = at.and_then(|at| gpt2.find_subcommand(&args[at])).unwrap_or(&gpt2);
+            let tips = match wrong.strip_prefix('-') {
+                Some(name) => of_option(&gpt2, command, name.trim_start_matches('-'), args),
+                None => of_word(command, &args[at.map_or(0, |at| at + 1)..], &wrong),
+            };
+            let usage = command.clone().render_usage();
+            error.remove(ContextKind::SuggestedArg);
+            error.insert(ContextKind::Usage, ContextValue::StyledStr(usage));
+            suggest(&mut error, tips);
+        }
+        ErrorKind::InvalidSubcommand => {
+            let wrong = text(ContextKind::InvalidSubcommand);
+            if !are_alike(&wrong, &text(ContextKind::SuggestedSubcommand)) {
+                error.remove(ContextKind::SuggestedSubcommand);
+                let words = quoted(&args.iter().map(String::as_str).collect::<Vec<_>>());
+                suggest(&mut error, vec![format!("what the model does with a text: gpt2 attention {words}")]);
+            }
+        }
+        ErrorKind::InvalidValue
+            if !are_alike(&text(ContextKind::InvalidValue), &text(ContextKind::SuggestedValue)) =>
+        {
+            error.remove(ContextKind::SuggestedValue);
+        }
+        _ => {}
+    }
+    error
+}
+
+fn suggest(error: &mut clap::Error, tips: Vec<String>) {
+    error.remove(ContextKind::Suggested);
+    if !tips.is_empty() {
+        let tips = tips.into_iter().map(StyledStr::from).collect();
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(tips));
+    }
+}
+
+/// For an option that the command lacks.
+fn of_option(gpt2: &Command, command: &Command, name: &str, args: &[String]) -> Vec<String> {
+    if let Some(text) = args.iter().find(|arg| arg.starts_with('-') && arg.contains(char::is_whitespace)) {
+        let path = path_of(command);
+        return vec![format!(
+            "a text that begins with a dash stands behind --, as in: {path} -- {}",
+            quoted(&[text])
+        )];
+    }
+    let options = || command.get_arguments().filter(|arg| !arg.is_hide_set());
+    let mut letters = name.chars();
+    if let (Some(letter), None) = (letters.next(), letters.next()) {
+        let short = options().find(|arg| arg.get_short() == Some(letter)).and_then(Arg::get_long);
+        return short.into_iter().map(|long| format!("-{letter} is short for --{long}")).collect();
+    }
+    let similar = options().filter_map(Arg::get_long).filter(|long| {
+        let holds = |of: &str, part: &str| part.split('-').all(|part| of.split('-').any(|word| word == part));
+        are_alike(name, long) || long.starts_with(name) || holds(long, name) || holds(name, long)
+    });
+    let similar: Vec<String> = similar.map(|long| format!("--{long}")).collect();
+    let has = |other: &&Command| {
+        other.get_arguments().any(|arg| arg.get_long() == Some(name) && !arg.is_hide_set())
+    };
+    let others: Vec<String> =
+        gpt2.get_subcommands().filter(has).map(|other| other.get_name().to_owned()).collect();
+    let mut tips = vec![];
+    if !similar.is_empty() {
+        tips.push(format!("{} has {}", path_of(command), listed(&similar)));
+    }
+    if !others.is_empty() {
+        tips.push(format!("--{name} is an option of gpt2 {}", listed(&others)));
+    }
+    tips
+}
+
+/// For a word too many: mostly the second word of a text without quotes. `args` are those of the command.
+fn of_word(command: &Command, args: &[String], wrong: &str) -> Vec<String> {
+    let takes_text = |arg: &Arg| ["prompt", "clean"].contains(&arg.get_id().as_str());
+    let Some(at) =
+        args.iter().position(|arg| arg == wrong).filter(|_| command.get_positionals().any(takes_text))
+    else {
+        return vec![];
+    };
+    let is_word = |arg: &&String| !arg.starts_with('-');
+    let before = args[..at].iter().rev().take_while(is_word).count();
+    let after = args[at..].iter().take_while(is_word).count();
+    let first = at - before;
+    let is_value = first > 0 && before > 1 && takes_value(command, &args[first - 1]);
+    let words: Vec<&str> =
+        args[first + usize::from(is_value)..at + after].iter().map(String::as_str).collect();
+    let texts = if command.get_positionals().count() > 1 {
+        "\"one text\" \"another\"".into()
+    } else {
+        quoted(&words)
+    };
+    vec![format!("put a text of several words in quotes: {} {texts}", path_of(command))]
+}
+
+/// Whether the argument behind this one is its value.
+fn takes_value(command: &Command, option: &str) -> bool {
+    let named = |arg: &&Arg| match option.strip_prefix("--") {
+        Some(long) => {
+            arg.get_long() == Some(long) || arg.get_visible_aliases().is_some_and(|all| all.contains(&long))
+        }
+        None => arg.get_short().is_some_and(|short| option.ends_with(short)),
+    };
+    let arg = command.get_arguments().find(named);
+    arg.is_some_and(|arg| {
+        !arg.is_require_equals_set() && arg.get_num_args().is_some_and(|n| n.takes_values())
+    })
+}
+
+/// Whether someone who typed one of the names probably meant the other.
+fn are_alike(typed: &str, name: &str) -> bool {
+    let start = typed.chars().zip(name.chars()).take_while(|(a, b)| a == b).count();
+    strsim::osa_distance(typed, name) <= typed.chars().count() / 3 || start >= 5
+}
+
+fn path_of(command: &Command) -> String {
+    command.get_bin_name().unwrap_or(command.get_name()).to_owned()
+}
+
+/// Words as a shell takes them for one.
+fn quoted(words: &[&str]) -> String {
+    format!("\"{}\"", words.join(" "))
+}
+
+/// `a`, `a and b`, `a, b and c`
+fn listed(names: &[String]) -> String {
+    match names {
+        [names @ .., last] if !names.is_empty() => format!("{} and {last}", names.join(", ")),
+        names => names.join(""),
+    }
+}

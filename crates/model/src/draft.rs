@@ -1,0 +1,109 @@
+//! Drafts: cheap guesses at the next tokens, which [`Generation`](crate::Generation) checks in one pass of the model
+//! (speculative decoding, Leviathan et al. 2023, arXiv:2211.17192).
+//!
+//! Unlike there, chance accepts nothing: each position draws with its own random number from the model's own logits, and a
+//! guess counts only if it is the token drawn. A good draft makes the text faster, and no draft changes it.
+
+use crate::{ForwardArgs, Gpt2LMHeadModel, KvCache, Sampler};
+use candle_core::{DType, Result, Tensor};
+use std::fmt;
+
+/// Guesses what comes next.
+pub trait Draft: fmt::Debug {
+    /// Up to `count` tokens that may follow `text`, in order. `sampler` chooses with the random numbers of the generation: a
+    /// draft that has logits gets closest to the model by using it.
+    ///
+    /// # Errors
+    /// When the draft cannot compute its guess.
+    fn propose(&mut self, text: &[u32], count: usize, sampler: &Sampler) -> Result<Vec<u32>>;
+}
+
+impl Draft for Box<dyn Draft + '_> {
+    fn propose(&mut self, text: &[u32], count: usize, sampler: &Sampler) -> Result<Vec<u32>> {
+        (**self).propose(text, count, sampler)
+    }
+}
+
+/// Guesses that the text goes on as it did where its last tokens occurred before (prompt lookup decoding, Saxena 2023).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LookupDraft {
+    /// The most tokens to look for; if they did not occur, fewer are tried.
+    pub longest: usize,
+}
+
+impl Default for LookupDraft {
+    fn default() -> Self {
+        Self { longest: 3 }
+    }
+}
+
+impl Draft for LookupDraft {
+    fn propose(&mut self, text: &[u32], count: usize, _: &Sampler) -> Result<Vec<u32>> {
+        let before = text.len().saturating_sub(1);
+        for length in (1..=self.longest.min(before)).rev() {
+            let last = &text[text.len() - length..];
+            if let Some(found) = text[..before].windows(length).rposition(|tokens| tokens == last) {
+                return Ok(text[found + length..].iter().copied().take(count).collect());
+            }
+        }
+        Ok(vec![])
+    }
+}
+
+/// Another model of the same vocabulary: a smaller one, or the same weights quantized.
+#[derive(Debug)]
+pub struct ModelDraft {
+    model: Gpt2LMHeadModel,
+    cache: KvCache,
+    /// The tokens whose keys and values the cache holds.
+    read: Vec<u32>,
+}
+
+impl ModelDraft {
+    /// # Errors
+    /// When the device cannot allocate the cache.
+    pub fn new(model: Gpt2LMHeadModel) -> Result<Self> {
+        let (dtype, device) = (model.transformer.dtype(), model.transformer.wte.device());
+        let cache = KvCache::new(model.config(), 1, model.config().n_positions, dtype, device)?;
+        Ok(Self { model, cache, read: vec![] })
+    }
+
+    /// The model.
+    #[must_use]
+    pub fn model(&self) -> &Gpt2LMHeadModel {
+        &self.model
+    }
+}
+
+impl Draft for ModelDraft {
+    fn propose(&mut self, text: &[u32], count: usize, sampler: &Sampler) -> Result<Vec<u32>> {
+        let held = self.read.iter().zip(text).take_while(|(a, b)| a == b).count();
+        self.read.truncate(held.min(text.len().saturating_sub(1)));
+        self.cache.truncate(self.read.len());
+        let mut guess = text.to_vec();
+        while guess.len() < text.len() + count && guess.len() <= self.cache.capacity() {
+            let input = Tensor::new(&guess[self.read.len()..], self.model.transformer.wte.device())?;
+            let args = ForwardArgs {
+                cache: Some(&mut self.cache),
+                last_logits_only: true,
+                ..ForwardArgs::default()
+            };
+            let logits = self.model.forward(&input.unsqueeze(0)?, args)?.logits; // (1, 1, V)
+            self.read.clone_from(&guess);
+            let mut logits = logits.flatten_all()?.to_dtype(DType::F32)?.to_vec1()?;
+            guess.push(sampler.choose(&mut logits, &guess)?);
+        }
+        Ok(guess.split_off(text.len()))
+    }
+}
+
+/// How a draft fared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Drafted {
+    /// The passes of the model after the one over the prompt.
+    pub passes: usize,
+    /// The tokens that the draft proposed.
+    pub proposed: usize,
+    /// Those of them that became part of the text.
+    pub accepted: usize,
+}

@@ -1,0 +1,73 @@
+// A guide for a first visit: five steps, each beside the part of the page that it speaks of.
+
+const GUIDE = [
+  ["heads", "Each small map is one head, with a word for where it looks most. Choose one to see it large."],
+  ["map-panel", "A row is a token, a column one that it attends to. A bright cell is a large weight. Point at a cell for its number."],
+  ["token", "For the chosen token: what it attends to, what attends to it, and what the model expects next."],
+  compared
+    ? ["runs", "Two runs: see one, both, or their difference. Small maps show the difference, colored by how much the head changed."]
+    : ["tools", "Lines draws the same weights between words. Colors by row show weak weights; hide the first token if it takes most of them."],
+  ["finder", "Find marks text on the map. Keys lists what the keyboard does. Guide brings this back."],
+];
+const SEEN = "gpt2-view guide";
+const guide = byId("guide");
+let guideStep = 0;
+
+/// Whether the reader has closed the guide before. Without a storage, as in a notebook's frame, nothing can be remembered, so
+/// that the guide would come again and again: there, it waits for its button.
+function hasSeenGuide() {
+  try {
+    return localStorage.getItem(SEEN) !== null;
+  } catch {
+    return true;
+  }
+}
+
+function showGuide() {
+  for (const [n, [id]] of GUIDE.entries()) byId(id).classList.toggle("guided", !guide.hidden && n === guideStep);
+  byId("guide-step").textContent = `${guideStep + 1} of ${GUIDE.length}`;
+  byId("guide-text").textContent = GUIDE[guideStep][1];
+  byId("guide-back").disabled = guideStep === 0;
+  byId("guide-next").textContent = guideStep === GUIDE.length - 1 ? "Done" : "Next";
+}
+
+function goToStep(step) {
+  if (step >= GUIDE.length) return closeGuide();
+  guideStep = step;
+  showGuide();
+  // On a small window the part may be elsewhere. Only this page scrolls, not the notebook around its frame.
+  const { top, bottom } = byId(GUIDE[step][0]).getBoundingClientRect();
+  const under = guide.getBoundingClientRect().height;
+  if (top < under || Math.min(bottom, top + 200) > innerHeight) scrollTo({ top: top + scrollY - under - 8, behavior: calm.matches ? "auto" : "smooth" });
+}
+
+function openGuide() {
+  guide.hidden = false;
+  goToStep(0);
+  byId("guide-next").focus({ preventScroll: true });
+}
+
+function closeGuide() {
+  const within = guide.contains(document.activeElement);
+  guide.hidden = true;
+  showGuide();
+  if (within) byId("guide-button").focus({ preventScroll: true });
+  try {
+    localStorage.setItem(SEEN, "closed");
+  } catch {
+    // It waits for its button then.
+  }
+}
+
+byId("guide-button").addEventListener("click", () => (guide.hidden ? openGuide() : closeGuide()));
+byId("guide-back").addEventListener("click", () => goToStep(guideStep - 1));
+byId("guide-next").addEventListener("click", () => goToStep(guideStep + 1));
+byId("guide-close").addEventListener("click", closeGuide);
+guide.addEventListener("keydown", (event) => {
+  if (event.key !== "Escape") return;
+  event.stopPropagation();
+  closeGuide();
+});
+// Pictures of the page leave it out by their address.
+guide.hidden = hasSeenGuide() || location.hash.includes("guide=off");
+showGuide();
