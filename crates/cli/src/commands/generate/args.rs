@@ -13,6 +13,7 @@ const BEAMS: &str = "Beam search";
 const ATTENTION: &str = "Attention to the steps";
 
 #[derive(Debug, clap::Args)]
+#[command(group = clap::ArgGroup::new("searched").arg("beams"))]
 #[command(group = clap::ArgGroup::new("pages").args(["html", "open"]).multiple(true))]
 #[command(group = clap::ArgGroup::new("written").args(["export", "html"]).multiple(true))]
 #[command(group = clap::ArgGroup::new("weights").args(["export", "html", "open"]).multiple(true))]
@@ -60,10 +61,10 @@ pub(crate) struct GenerateArgs {
     ])]
     pub(crate) beams: Option<u16>,
     /// A text's score is its log-probability divided by tokens^P. Above 0 prefers long texts
-    #[arg(long, value_name = "P", default_value_t = 1.0, requires = "beams", allow_negative_numbers = true, help_heading = BEAMS)]
+    #[arg(long, value_name = "P", default_value_t = 1.0, requires = "searched", allow_negative_numbers = true, help_heading = BEAMS)]
     pub(crate) length_penalty: f64,
     /// Stop once N texts have ended, even if a running one could surpass them
-    #[arg(long, requires = "beams", help_heading = BEAMS)]
+    #[arg(long, requires = "searched", help_heading = BEAMS)]
     pub(crate) early_stopping: bool,
     /// End before this text, which is not printed (repeatable)
     #[arg(long, value_name = "TEXT", value_parser = clap::builder::NonEmptyStringValueParser::new(), conflicts_with = "ids")]
