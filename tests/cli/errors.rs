@@ -231,7 +231,7 @@ fn an_option_that_would_do_nothing_is_refused() -> Result {
 #[test]
 fn damaged_weights_are_named_with_their_layer_and_leave_no_file() -> Result {
     let (folder, out) = (with_numbers(&[("h.0.mlp.c_fc.weight", f32::NAN)])?, Folder::empty()?);
-    let (model, file, picture) = (folder.dir(), out.at("w.npy"), out.at("w.svg"));
+    let (model, file, picture) = (folder.dir(), out.at("w.safetensors"), out.at("w.svg"));
     for args in commands(&file, &picture) {
         let run = gpt2(&[&args[..], &["--model", &model]].concat())?;
         assert_eq!(run.code, 1, "{args:?}: {run:?}");
@@ -285,8 +285,8 @@ fn interventions_that_ask_for_too_much_are_named() -> Result {
 
 #[test]
 fn broken_models_can_be_looked_at_on_purpose() -> Result {
-    let folder = with_numbers(&[("h.0.mlp.c_fc.weight", f32::NAN)])?;
-    let (model, file, picture) = (folder.dir(), folder.at("w.npy"), folder.at("w.svg"));
+    let (folder, out) = (with_numbers(&[("h.0.mlp.c_fc.weight", f32::NAN)])?, Folder::empty()?);
+    let (model, file, picture) = (folder.dir(), out.at("w.safetensors"), out.at("w.svg"));
     for args in commands(&file, &picture) {
         if args[0] == "generate" {
             continue; // there is no next token
@@ -294,7 +294,8 @@ fn broken_models_can_be_looked_at_on_purpose() -> Result {
         let _ = (std::fs::remove_file(&file), std::fs::remove_file(&picture));
         gpt2(&[&args[..], &["--model", &model, "--allow-nonfinite"]].concat())?.succeeded();
     }
-    let args = ["attention", "--export", &file, "--overwrite", "--model", &model, "--allow-nonfinite"];
+    let file = out.at("w.npy");
+    let args = ["attention", "--export", &file, "--model", &model, "--allow-nonfinite"];
     gpt2(&[&args[..], &IDS].concat())?.succeeded();
     let weights: Vec<f32> = candle_core::Tensor::read_npy(&file)?.flatten_all()?.to_vec1()?;
     assert!(weights.iter().any(|weight| weight.is_nan()), "the file hides them");

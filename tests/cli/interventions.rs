@@ -96,6 +96,24 @@ fn what_is_not_there_is_named_with_what_is() -> Result {
 }
 
 #[test]
+fn a_change_that_another_one_undoes_is_refused() -> Result {
+    let run = |flags: &[&str]| gpt2(&[&["forward", "--model", ODD, "--ids", "1,2,3"], flags].concat());
+    for (flags, undone) in [
+        (["--scale", "0.1=2"], "scale 0.1=2"),
+        (["--mean-ablate", "0.1"], "mean-ablate 0.1"),
+        (["--attention-temperature", "0.1=2"], "0.1=2"),
+    ] {
+        run(&[&["--ablate", "1.1,0.1"], &flags[..]].concat())?.refused(1, &[undone, "beside `ablate 0.1`"]);
+        run(&[&["--ablate", "1.1"], &flags[..]].concat())?.succeeded();
+    }
+    let patched =
+        |flags: &[&str]| gpt2(&[&["forward", "O Romeo", "--from-prompt", "O Juliet"], flags].concat());
+    patched(&["--patch", "0.3", "--ablate", "0.3"])?.refused(1, &["`ablate 0.3`", "beside `patch 0.3`"]);
+    patched(&["--patch", "0.3@1", "--ablate", "0.3"])?.succeeded();
+    Ok(())
+}
+
+#[test]
 fn bench_says_what_asking_costs() -> Result {
     let args = ["bench", "forward", "--model", ODD, "--json", "--tokens", "33", "--runs", "3"];
     let report = json(&[&args[..], &["--summaries", "--weights-heads", "4"]].concat())?;
@@ -177,8 +195,8 @@ fn patches_take_their_values_from_the_other_prompt() -> Result {
         assert_says("provenance", &report["provenance"].to_string(), &["mean-ablate 1.0", "mean_of"]);
     }
     // An output never replaces what the run reads.
-    gpt2(&["forward", CLEAN, "--mean-ablate", "1.0", "--mean-of", &path, "--export", &path, "--overwrite"])?
-        .refused(1, &["--mean-of"]);
+    let args = ["attention", CLEAN, "--mean-ablate", "1.0", "--mean-of", &path, "--html", &path];
+    gpt2(&[&args[..], &["--overwrite"]].concat())?.refused(1, &["--mean-of"]);
     Ok(())
 }
 

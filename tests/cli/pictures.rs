@@ -99,6 +99,26 @@ fn title_caption_and_size_are_those_that_were_asked_for() -> Result {
     Ok(())
 }
 
+/// Whoever has the picture alone can make it again.
+#[test]
+fn the_metadata_have_the_options_that_shaped_the_numbers() -> Result {
+    let patch = ["patch", CLEAN, CORRUPT, "--answer", " fair", "--against", " king"];
+    let settings = |args: &[&str]| -> Result<Value> { Ok(metadata(&draw(args, &[])?)?["settings"].clone()) };
+    let found = settings(&patch)?;
+    assert_eq!((&found["answer"], &found["against"]), (&" fair".into(), &" king".into()));
+    let corrupt = json(&["forward", CORRUPT, "--json"])?;
+    let ids: Vec<_> = list(&corrupt["tokens"]).iter().map(|token| token["id"].clone()).collect();
+    assert_eq!(found["corrupt_ids"], Value::from(ids));
+    let found = settings(&["heads", "--batch", "2", "--length", "7", "--seed", "5", "--no-bos"])?;
+    let expected = serde_json::json!({ "batch": 2, "length": 7, "repeats": 4, "seed": 5, "bos": false });
+    assert_eq!(found, expected);
+    assert_eq!(settings(&["lens", CLEAN, "--position", "2"])?["position"], 2);
+    let found = settings(&["attention", CLEAN, "--effect=mean", "--target", " fair"])?;
+    assert_eq!((&found["ablation"], &found["target"]["token"]), (&"mean".into(), &" fair".into()));
+    assert_eq!(settings(&["circuits", "1.0", "--token", " king"])?["tokens"][0], " king");
+    Ok(())
+}
+
 #[test]
 fn what_cannot_be_drawn_is_refused_by_name() -> Result {
     for (size, says) in [

@@ -109,6 +109,9 @@ fn a_name_that_is_none_is_refused_with_the_nearest_and_the_way_to_all() -> Resul
         gpt2(&[command, "O Romeo", "--export-point", "logits"])?.refused(2, &["--export <FILE>"]);
     }
     let npy = folder.at("x.npy");
+    for command in ["forward", "lens"] {
+        gpt2(&[command, "O Romeo", "--export", &npy])?.refused(1, &["--export", ".safetensors"]);
+    }
     gpt2(&["attention", "O Romeo", "--export", &npy, "--export-point", "logits"])?
         .refused(1, &["--export-point", ".safetensors"]);
     assert!(folder.names()?.is_empty());

@@ -89,6 +89,7 @@ impl InterventionArgs {
         let mut texts: Vec<String> = all.iter().map(Intervention::to_string).collect();
         self.check(Reads::Others("batches of the text"))?;
         self.add_vectors(&mut all, &mut texts)?;
+        check_effective(&all)?;
         Ok(Changes { list: Interventions::new(all, config)?, texts, sources: Sources::default() })
     }
 
@@ -227,6 +228,7 @@ impl<'a> Prepared<'a> {
             sources.from_prompt = Some(ids);
         }
         args.add_vectors(&mut all, &mut texts)?;
+        check_effective(&all)?;
         let list = Interventions::new(all, session.model.config())?;
         let others = args.mean_of.as_ref().map(|file| Others::read(session, file)).transpose()?;
         Ok(Self { args, session, plain: Changes { list, texts, sources }, others })
@@ -335,6 +337,24 @@ impl Others {
         changes.sources.mean_of = Some(MeanOf { file, texts, by_position: Some(by_position) });
         Ok(cell.get_or_init(|| changes))
     }
+}
+
+/// Refuses changes of a head's output that another one undoes: an ablation, or a patch of all positions, leaves nothing of them.
+fn check_effective(all: &[Intervention]) -> anyhow::Result<()> {
+    let is_patch = |one: &Intervention| matches!(one, Intervention::Patch(Patch { position: None, .. }));
+    for last in all.iter().filter(|one| is_patch(one) || matches!(one, Intervention::ZeroAblate(_))) {
+        let undone = all.iter().find(|one| match one {
+            Intervention::MeanAblate(_) | Intervention::Scale(..) | Intervention::Temperature(..) => true,
+            Intervention::ZeroAblate(_) => is_patch(last),
+            _ => false,
+        } && one.head() == last.head());
+        if let Some(undone) = undone {
+            bail!(
+                "`{undone}` changes nothing beside `{last}`, which replaces the head's whole output: leave one of them out"
+            );
+        }
+    }
+    Ok(())
 }
 
 /// The first option that was given, of some with the number of their values.

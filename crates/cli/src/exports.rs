@@ -3,6 +3,7 @@
 use crate::outputs::Outputs;
 use crate::prompt::Prompt;
 use crate::provenance::Provenance;
+use anyhow::bail;
 use candle_core::Tensor;
 use gpt2_files::{TensorSpool, atomic};
 use serde::Serialize;
@@ -22,6 +23,15 @@ struct TextFacts<'a> {
     line: u64,
     ids: &'a [u32],
     tokens: &'a [String],
+}
+
+/// Adds the file to those of the run; its name has to say what it holds.
+pub(crate) fn add_to(outputs: &mut Outputs, path: &Path) -> anyhow::Result<()> {
+    if path.extension().is_none_or(|end| end != "safetensors") {
+        bail!("--export {}: expected a name that ends in .safetensors", path.display());
+    }
+    outputs.add("--export", path);
+    Ok(())
 }
 
 impl ExportFile {

@@ -39,33 +39,43 @@ impl PictureArgs {
         self.picture.is_some()
     }
 
-    /// Draws the picture into a file of the run, if there is to be one. `title` is the one that it has by default.
+    /// Draws the picture into a file of the run, if there is to be one.
     pub(crate) fn draw(
         &self,
         outputs: &mut Outputs,
-        title: &str,
-        made_by: &Provenance,
+        about: &About,
         draw: impl FnOnce(&Frame) -> Result<Vec<u8>>,
     ) -> anyhow::Result<()> {
-        self.drawn(title, made_by, draw)?.map_or(Ok(()), |drawn| drawn.stage(outputs))
+        self.drawn(about, draw)?.map_or(Ok(()), |drawn| drawn.stage(outputs))
     }
 
     /// The picture, for a caller that writes its files later.
     pub(crate) fn drawn(
         &self,
-        title: &str,
-        made_by: &Provenance,
+        about: &About,
         draw: impl FnOnce(&Frame) -> Result<Vec<u8>>,
     ) -> anyhow::Result<Option<Drawn>> {
         let Some(path) = &self.picture else { return Ok(None) };
-        let mut provenance = made_by.for_files()?;
+        let mut provenance = about.made_by.for_files()?;
+        if !about.settings.is_null() {
+            provenance.facts["settings"] = about.settings.clone();
+        }
         if let Some(caption) = &self.caption {
             provenance.caption.clone_from(caption);
         }
-        let title = self.title.as_deref().unwrap_or(title);
+        let title = self.title.as_deref().unwrap_or(&about.title);
         let frame = Frame::new(PictureFormat::from_path(path)?, title, &provenance).with_width(self.size);
         Ok(Some(Drawn { path: path.clone(), bytes: draw(&frame)? }))
     }
+}
+
+/// What a picture shows, and how it was made.
+pub(crate) struct About<'a> {
+    /// Unless the user gives another.
+    pub(crate) title: String,
+    pub(crate) made_by: &'a Provenance,
+    /// The command's own options that shaped the numbers, for the file's metadata; null if there are none.
+    pub(crate) settings: serde_json::Value,
 }
 
 /// A picture and its file.
@@ -90,6 +100,8 @@ pub(crate) struct HeadMap<'a> {
     pub(crate) values: &'a Tensor,
     /// The end of the scale, if it is not the largest number.
     pub(crate) end: Option<f32>,
+    /// Whether the scale begins at 0.
+    pub(crate) from_zero: bool,
 }
 
 /// Maps of the same model's heads in one picture: a row for each layer.
@@ -97,9 +109,12 @@ pub(crate) fn head_maps(frame: &Frame, maps: &[HeadMap]) -> Result<Vec<u8>> {
     let (layers, heads) = maps.first().map_or(Ok((0, 0)), |map| map.values.dims2())?;
     let (rows, columns) = (numbers(layers), numbers(heads));
     let mut named = vec![];
-    for &HeadMap { name, unit, values, end } in maps {
+    for &HeadMap { name, unit, values, end, from_zero } in maps {
         let (row_axis, column_axis, rows, columns) = ("layer", "head", &rows[..], &columns[..]);
-        named.push((NumberMap { name, row_axis, column_axis, unit, rows, columns, end }, values.clone()));
+        named.push((
+            NumberMap { name, row_axis, column_axis, unit, rows, columns, end, from_zero },
+            values.clone(),
+        ));
     }
     number_maps(frame, &named)
 }

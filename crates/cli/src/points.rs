@@ -8,7 +8,8 @@ use std::str::FromStr;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct PointArgs {
-    /// Add a hook's value to --export: blocks.1.attn.hook_z (all names: gpt2 inspect --points)
+    /// Add a hook's value to what --export holds: blocks.1.attn.hook_z, or blocks.* for every layer (all names: gpt2
+    /// inspect --points)
     #[arg(long, value_name = "POINT", value_delimiter = ',', requires = "export")]
     pub(crate) export_point: Vec<PointName>,
 }
@@ -31,7 +32,7 @@ impl FromStr for PointName {
         match found {
             Ok(_) => Ok(Self(s.to_owned())),
             Err(_) => Err(format!(
-                "no hook point has this name; the nearest are {}; gpt2 inspect --points lists all",
+                "no hook point has this name; the nearest are {}; gpt2 inspect --points lists all, and blocks.* stands for every layer",
                 nearest(s).join(", ")
             )),
         }

@@ -49,8 +49,6 @@ pub(crate) struct TextLine {
     /// From 1.
     pub(crate) number: u64,
     pub(crate) content: Content,
-    /// Whether nothing but white space stands in the line.
-    pub(crate) is_blank: bool,
 }
 
 /// What a line holds.
@@ -66,25 +64,29 @@ impl TextLines {
         Ok(Self { path: path.to_path_buf(), reader, field, number: 0, read: 0 })
     }
 
-    /// The next line; none at the end.
+    /// The next line that holds more than white space; none at the end.
     pub(crate) fn next(&mut self) -> anyhow::Result<Option<TextLine>> {
-        self.number += 1;
-        let (number, place) = (self.number, place(&self.path, Some(self.number)));
-        let mut bytes = vec![];
-        let read = (&mut self.reader).take(LONGEST).read_until(b'\n', &mut bytes);
-        self.read += read.with_context(|| place.clone())? as u64;
-        if bytes.is_empty() {
-            return Ok(None);
+        loop {
+            self.number += 1;
+            let (number, place) = (self.number, place(&self.path, Some(self.number)));
+            let mut bytes = vec![];
+            let read = (&mut self.reader).take(LONGEST).read_until(b'\n', &mut bytes);
+            self.read += read.with_context(|| place.clone())? as u64;
+            if bytes.is_empty() {
+                return Ok(None);
+            }
+            let bytes = bytes.strip_suffix(b"\n").unwrap_or(&bytes);
+            let bytes = bytes.strip_suffix(b"\r").unwrap_or(bytes);
+            let line = read_limited(bytes, LONGEST - 2).with_context(|| place.clone())?;
+            if line.trim().is_empty() {
+                continue;
+            }
+            let content = match &self.field {
+                Some(field) => content_of(&line, field, &place)?,
+                None => Content::Text(line),
+            };
+            return Ok(Some(TextLine { number, content }));
         }
-        let bytes = bytes.strip_suffix(b"\n").unwrap_or(&bytes);
-        let bytes = bytes.strip_suffix(b"\r").unwrap_or(bytes);
-        let line = read_limited(bytes, LONGEST - 2).with_context(|| place.clone())?;
-        let is_blank = line.trim().is_empty();
-        let content = match &self.field {
-            Some(field) if !is_blank => content_of(&line, field, &place)?,
-            _ => Content::Text(line),
-        };
-        Ok(Some(TextLine { number, content, is_blank }))
     }
 }
 

@@ -25,7 +25,8 @@ use std::path::{Path, PathBuf};
 pub(crate) struct PromptsArgs {
     #[command(flatten)]
     pub(crate) one: PromptArgs,
-    /// Run on each line of a file, or of JSON lines (.jsonl), instead of a prompt; - is standard input
+    /// Run on each line of a file, or of JSON lines (.jsonl), instead of a prompt; - is standard input, and blank
+    /// lines are skipped
     #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "file", "ids"])]
     pub(crate) texts: Option<PathBuf>,
     /// The field of JSON lines that holds the text, or token ids [default: text]
@@ -149,11 +150,19 @@ impl Job<'_> {
         };
         let bar = bar(size, template);
         let (mut printed, mut made_by) = (Ok(()), None);
-        while let Some(line) = lines.next()? {
+        let unwritten = |error: anyhow::Error| match self.export {
+            Some(export) => error.context(format!("{} is not written", export.display())),
+            None => error,
+        };
+        while let Some(line) = lines.next().map_err(unwritten)? {
             let place = || place(path, Some(line.number));
-            let prompt = prompt(self.session, &line, &place())?;
-            let changes = changes.of(Reads::Whole(&prompt.ids)).with_context(place)?;
-            let Ran { report, tensors, .. } = each(&prompt, &changes).with_context(place)?;
+            let mut ran = || {
+                let prompt = prompt(self.session, &line, &place())?;
+                let changes = changes.of(Reads::Whole(&prompt.ids)).with_context(place)?;
+                let ran = each(&prompt, &changes).with_context(place)?;
+                anyhow::Ok((prompt, ran))
+            };
+            let (prompt, Ran { report, tensors, .. }) = ran().map_err(unwritten)?;
             if let Some(export) = &mut export {
                 export.add(Some(line.number), &prompt, &tensors)?;
             }
@@ -191,9 +200,6 @@ impl Job<'_> {
 
 /// The text of a line as a prompt.
 fn prompt(session: &Session, line: &TextLine, place: &str) -> anyhow::Result<Prompt> {
-    if line.is_blank {
-        bail!("{place}: the line is empty; every line is a text of at least one token, so remove it");
-    }
     match &line.content {
         Content::Text(text) => Prompt::new(session, text, place),
         Content::Ids(ids) => Prompt::of_ids(session, ids.clone(), None, place),

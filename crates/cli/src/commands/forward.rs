@@ -1,6 +1,7 @@
 //! `gpt2 forward`: the next token's probabilities, and how surprising the prompt is.
 
 use crate::changes::Changes;
+use crate::exports;
 use crate::output;
 use crate::outputs::Outputs;
 use crate::points::{PointArgs, Points};
@@ -77,7 +78,7 @@ pub(crate) fn run(args: &ForwardArgs) -> anyhow::Result<()> {
     let text = args.prompt.read()?;
     let mut outputs = Outputs::new(args.overwrite);
     if let Some(path) = &args.export {
-        outputs.add("--export", path);
+        exports::add_to(&mut outputs, path)?;
     }
     let session = args.study.session_for(args.prompt.inputs(), &outputs)?;
     let points = args.points.of(&session)?;

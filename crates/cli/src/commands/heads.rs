@@ -4,7 +4,7 @@ use crate::changes::Reads;
 use crate::inputs::Inputs;
 use crate::output::{self, note};
 use crate::outputs::Outputs;
-use crate::picture::{HeadMap, PictureArgs, head_maps};
+use crate::picture::{About, HeadMap, PictureArgs, head_maps};
 use crate::provenance::Provenance;
 use crate::study::StudyArgs;
 use crate::values::count;
@@ -15,6 +15,7 @@ use gpt2_model::analysis::{HeadScores, RepeatedTokens, Score, chance_scores, hea
 use gpt2_model::hooks::Head;
 use gpt2_view::{Align, Frame, Table, visible_text};
 use serde::Serialize;
+use serde_json::json;
 use std::io::Write;
 
 #[derive(Debug, clap::Args)]
@@ -175,8 +176,18 @@ pub(crate) fn run(args: &HeadsArgs) -> anyhow::Result<()> {
         chance: Chance { previous_token, duplicate_token, induction },
         heads,
     };
-    let title = format!("{}: kinds of heads", report.model);
-    args.picture.draw(&mut outputs, &title, &report.provenance, |frame| picture(frame, &report.heads))?;
+    let about = About {
+        title: format!("{}: kinds of heads", report.model),
+        made_by: &report.provenance,
+        settings: json!({
+            "length": report.length,
+            "repeats": report.repeats,
+            "batch": report.batch,
+            "bos": report.bos,
+            "seed": report.seed,
+        }),
+    };
+    args.picture.draw(&mut outputs, &about, |frame| picture(frame, &report.heads))?;
     outputs.commit_after(|| output::report(args.study.json, &report, print))
 }
 
@@ -193,9 +204,14 @@ fn picture(frame: &Frame, rows: &[Row]) -> candle_core::Result<Vec<u8>> {
     // No score goes beyond 1, and one near 0 looks like it.
     let end = Some(1.0);
     let copying = map(&|row| row.copying.unwrap_or(f64::NAN))?;
-    let scores =
-        KINDS.into_iter().zip(&maps).map(|(name, values)| HeadMap { name, unit: "mean weight", values, end });
-    let copying = HeadMap { name: "copying", unit: "copying score", values: &copying, end };
+    let scores = KINDS.into_iter().zip(&maps).map(|(name, values)| HeadMap {
+        name,
+        unit: "mean weight",
+        values,
+        end,
+        from_zero: true,
+    });
+    let copying = HeadMap { name: "copying", unit: "copying score", values: &copying, end, from_zero: false };
     head_maps(frame, &scores.chain([copying]).collect::<Vec<_>>())
 }
 

@@ -1,9 +1,10 @@
 //! `gpt2 lens`: what the model would predict after each block.
 
 use crate::changes::Changes;
+use crate::exports;
 use crate::output;
 use crate::outputs::Outputs;
-use crate::picture::{PictureArgs, numbers};
+use crate::picture::{About, PictureArgs, numbers};
 use crate::points::{PointArgs, Points};
 use crate::prompt::Prompt;
 use crate::provenance::Provenance;
@@ -18,6 +19,7 @@ use gpt2_model::analysis::logit_lens;
 use gpt2_model::hooks::Chain;
 use gpt2_view::{Align, Frame, NumberMap, Table, visible_token};
 use serde::Serialize;
+use serde_json::json;
 use std::io::Write;
 use std::path::PathBuf;
 
@@ -42,7 +44,7 @@ pub(crate) struct LensArgs {
     /// How many tokens to show for each layer
     #[arg(short = 'k', long, default_value_t = 3, value_name = "K", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) top_k: u16,
-    /// Write the logits before the first block and after each, as `lens` (blocks + 1, vocabulary), to a safetensors file
+    /// Write the logits before the first block and after each, as `lens` (blocks + 1, vocabulary), to a .safetensors file
     #[arg(long, value_name = "FILE")]
     pub(crate) export: Option<PathBuf>,
     #[command(flatten)]
@@ -77,7 +79,7 @@ pub(crate) fn run(args: &LensArgs) -> anyhow::Result<()> {
     let text = args.prompt.read()?;
     let mut outputs = Outputs::new(args.overwrite);
     if let Some(path) = &args.export {
-        outputs.add("--export", path);
+        exports::add_to(&mut outputs, path)?;
     }
     args.picture.add(&mut outputs)?;
     let session = args.study.session_for(args.prompt.inputs(), &outputs)?;
@@ -123,13 +125,17 @@ fn lens(
     let token = prompt.tokens[position].clone();
     let provenance = Provenance::new(session, &prompt.ids)?.under(changes);
     let report = Report { provenance, model: session.name.clone(), position, token, layers };
-    let title = format!(
-        "{}: what follows {} (position {position}), after each block",
-        report.model,
-        visible_token(&report.token)
-    );
+    let about = About {
+        title: format!(
+            "{}: what follows {} (position {position}), after each block",
+            report.model,
+            visible_token(&report.token)
+        ),
+        made_by: &report.provenance,
+        settings: json!({ "position": position, "top_k": args.top_k }),
+    };
     let draw = |frame: &Frame| picture(frame, &report.layers, &log_probs);
-    let picture = args.picture.drawn(&title, &report.provenance, draw)?;
+    let picture = args.picture.drawn(&about, draw)?;
     Ok(Ran { picture, ..Ran::new(report, tensors) })
 }
 
@@ -146,7 +152,7 @@ fn picture(frame: &Frame, layers: &[Vec<Candidate>], log_probs: &[Vec<f32>]) -> 
         log_probs.iter().flat_map(|row| tokens.iter().map(|token| row[token.id as usize].exp())).collect();
     let values = Tensor::from_vec(values, (rows.len(), columns.len()), &Device::Cpu)?;
     let map = NumberMap { row_axis: "after block", column_axis: "next token", ..NumberMap::default() };
-    NumberMap { unit: "probability", rows: &rows, columns: &columns, end: Some(1.0), ..map }
+    NumberMap { unit: "probability", rows: &rows, columns: &columns, end: Some(1.0), from_zero: true, ..map }
         .draw(frame, &values)
 }
 

@@ -113,7 +113,8 @@ impl Intervention {
     }
 
     /// The head, if it changes a single one.
-    pub(crate) fn head(&self) -> Option<Head> {
+    #[must_use]
+    pub fn head(&self) -> Option<Head> {
         match self {
             Self::ZeroAblate(head)
             | Self::MeanAblate(head)

@@ -31,7 +31,7 @@ const PAD: f32 = 2.0;
 /// with labels, colors from blue (below 0) through white to red (above), a color bar, and the numbers themselves
 /// where cells are large enough.
 ///
-/// The scale is as far below 0 as above, up to `end` or the largest number. What is not finite is gray. Labels are shown like
+/// The scale is as far below 0 as above, up to `end` or the largest number, unless it is to begin at 0. What is not finite is gray. Labels are shown like
 /// tokens, with visible spaces, and where there is no room for all, every second, fifth, tenth and so on is.
 ///
 /// ```
@@ -47,7 +47,7 @@ const PAD: f32 = 2.0;
 ///     unit: "change of the logit",
 ///     rows: &rows,
 ///     columns: &columns,
-///     end: None,
+///     ..NumberMap::default()
 /// };
 /// let values = Tensor::new(&[[0.5f32, -1.25], [0.0, 3.0]], &Device::Cpu)?; // (rows, columns)
 /// let made_by = Provenance::default();
@@ -72,6 +72,8 @@ pub struct NumberMap<'a> {
     /// The number at the end of the scale, where it is the same for other pictures: 1 for shares. Above 0; the largest number
     /// if there is none.
     pub end: Option<f32>,
+    /// Whether the scale begins at 0, for numbers that are never below it, such as probabilities.
+    pub from_zero: bool,
 }
 
 /// Several maps in one picture, each with its own colors: two side by side where the frame has room. The bytes of a file.
@@ -114,14 +116,17 @@ impl NumberMap<'_> {
         let level = |value: f32| value / most;
 
         let letters = Letters::new()?;
-        let (marks, digits) = round_numbers(f64::from(-most), f64::from(most), 6);
-        let number = |mark: f64| (0.5 + mark / f64::from(most) / 2.0, axis_number(mark, digits));
+        // Where the scale begins, as a share of its end.
+        let start = if self.from_zero { 0.0 } else { -1.0 };
+        let (first, last) = (f64::from(start * most), f64::from(most));
+        let (marks, digits) = round_numbers(first, last, 6);
+        let number = |mark: f64| ((mark - first) / (last - first), axis_number(mark, digits));
         #[allow(clippy::cast_possible_truncation)] // between 0 and 1
         let numbers = marks.into_iter().map(number).map(|(level, text)| (level as f32, text)).collect();
         let bar = ColorBar {
             name: visible_text(self.unit),
             numbers,
-            color: &|level| diverging(2.0 * level - 1.0),
+            color: &|level| diverging(start + (1.0 - start) * level),
             has_nan: finite().count() < values.len(),
         };
         let axis = |labels: &[String], cell: f32| {
@@ -231,6 +236,30 @@ mod tests {
 
     fn names(n: usize) -> Vec<String> {
         (0..n).map(|i| i.to_string()).collect()
+    }
+
+    #[test]
+    fn a_scale_from_0_has_no_numbers_below_it() -> Result<()> {
+        let (rows, columns) = (names(1), names(3));
+        let values = Tensor::new(&[[0f32, 0.25, 0.5]], &Device::Cpu)?;
+        let shown = |from_zero: bool| -> Result<Vec<String>> {
+            let map = NumberMap {
+                rows: &rows,
+                columns: &columns,
+                end: Some(1.0),
+                from_zero,
+                ..NumberMap::default()
+            };
+            let made_by = provenance("", Value::Null);
+            let frame = Frame::new(PictureFormat::Svg, "", &made_by);
+            Ok(scene(&frame, &map, &values)?.texts().into_iter().map(|(text, _)| text.to_owned()).collect())
+        };
+        let negative = |texts: &[String]| texts.iter().filter(|text| text.starts_with('-')).count();
+        let (from_zero, both) = (shown(true)?, shown(false)?);
+        assert_eq!(negative(&from_zero), 0, "{from_zero:?}");
+        assert!(from_zero.iter().any(|text| text == "0.0") && from_zero.iter().any(|text| text == "1.0"));
+        assert!(negative(&both) > 1, "{both:?}");
+        Ok(())
     }
 
     #[test]

@@ -391,7 +391,7 @@ mod tests {
             row_axis: title,
             column_axis: title,
             unit: title,
-            end: None,
+            ..NumberMap::default()
         };
         for (file, said) in [
             (head_picture(&frame, &weights, &tokens, &tokens)?, "keys: what is attended to"),

@@ -4,7 +4,7 @@
 use super::scene::{CELL, Scene};
 use crate::output::{self, note};
 use crate::outputs::Outputs;
-use crate::picture::{HeadMap, head_maps};
+use crate::picture::{About, HeadMap, head_maps};
 use crate::prompt::single_token;
 use crate::provenance::Provenance;
 use crate::values::pairs_by_head;
@@ -18,6 +18,7 @@ use gpt2_model::analysis::{
 use gpt2_model::hooks::Interventions;
 use gpt2_view::{Align, Table, heatmap, rollout_picture, visible_token};
 use serde::Serialize;
+use serde_json::{Value, json};
 use std::io::Write;
 
 /// How many heads to print; JSON has all.
@@ -161,9 +162,21 @@ pub(super) fn show_effect(scene: &Scene, ablation: Ablation, mut outputs: Output
         }
     };
     let (name, to) = (&scene.subject.session.name, report.ablation);
-    let title = format!("{name}: change of {of} with each head ablated to {to}");
-    scene.args.picture.draw(&mut outputs, &title, &report.provenance, |frame| {
-        head_maps(frame, &[HeadMap { name: "", unit, values: &found.total.change, end: None }])
+    let about = About {
+        title: format!("{name}: change of {of} with each head ablated to {to}"),
+        made_by: &report.provenance,
+        settings: json!({
+            "metric": report.metric,
+            "target": report.target,
+            "against": report.against,
+            "ablation": report.ablation,
+        }),
+    };
+    scene.args.picture.draw(&mut outputs, &about, |frame| {
+        head_maps(
+            frame,
+            &[HeadMap { name: "", unit, values: &found.total.change, end: None, from_zero: false }],
+        )
     })?;
     outputs.commit_after(|| output::report(scene.args.study.json, &report, print_effect))
 }
@@ -254,10 +267,12 @@ pub(super) fn show_rollout(scene: &Scene, mut outputs: Outputs) -> anyhow::Resul
     let rollout = maps.pop().context("a model without layers")?; // (T, T)
     scene.subject.check_finite([&rollout])?;
     let tokens = scene.subject.tokens;
-    let title = format!("{}: attention rollout after {layers} layers", scene.subject.session.name);
-    scene.args.picture.draw(&mut outputs, &title, scene.subject.made_by, |frame| {
-        rollout_picture(frame, &rollout, tokens)
-    })?;
+    let about = About {
+        title: format!("{}: attention rollout after {layers} layers", scene.subject.session.name),
+        made_by: scene.subject.made_by,
+        settings: Value::Null,
+    };
+    scene.args.picture.draw(&mut outputs, &about, |frame| rollout_picture(frame, &rollout, tokens))?;
     outputs.commit_after(|| print_rollout(scene, &rollout, layers))
 }
 

@@ -4,6 +4,7 @@ use super::page::Looked;
 use super::scene::{CELL, Scene, summaries};
 use crate::output;
 use crate::outputs::Outputs;
+use crate::picture::About;
 use crate::progress::bar;
 use crate::values::count;
 use crate::weights::{Export, LayerValues, Subject, predictions};
@@ -16,6 +17,7 @@ use gpt2_view::{
 };
 use indicatif::ProgressBar;
 use serde::Serialize;
+use serde_json::Value;
 use std::fmt::Write as _;
 use std::io::{BufWriter, Write as _};
 
@@ -150,15 +152,11 @@ impl Views {
                 Picture::Head(_) => named(scene, layers[0], heads[0]),
                 Picture::Grid(_) => count(tokens.len(), "token"),
             };
-            args.picture.draw(
-                outputs,
-                &format!("{}: {what}", session.name),
-                made_by,
-                |frame| match &picture {
-                    Picture::Head(weights) => head_picture(frame, weights, tokens, tokens),
-                    Picture::Grid(grid) => grid.finish(frame),
-                },
-            )?;
+            let about = About { title: format!("{}: {what}", session.name), made_by, settings: Value::Null };
+            args.picture.draw(outputs, &about, |frame| match &picture {
+                Picture::Head(weights) => head_picture(frame, weights, tokens, tokens),
+                Picture::Grid(grid) => grid.finish(frame),
+            })?;
         }
         let page = self.page.take().map(|page| page.finish(scene, output)).transpose()?;
         if let (Some(path), Some(page)) = (&args.html, &page) {

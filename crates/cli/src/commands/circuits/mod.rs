@@ -6,7 +6,7 @@ mod report;
 use crate::inputs::Inputs;
 use crate::output;
 use crate::outputs::Outputs;
-use crate::picture::PictureArgs;
+use crate::picture::{About, PictureArgs};
 use crate::progress::with_bar;
 use crate::prompt::single_token;
 use crate::provenance::Provenance;
@@ -17,6 +17,7 @@ use gpt2_circuits::{Circuit, Circuits, Composition, Eigenvalue, Entry};
 use gpt2_model::hooks::Head;
 use gpt2_view::Frame;
 use report::{Direction, Link, OfHead, OneHead, Overview, Pair, Written, print_head, print_overview};
+use serde_json::{Value, json};
 
 #[derive(Debug, clap::Args)]
 // A group, because clap forgets a required argument that conflicts with a given one.
@@ -73,17 +74,25 @@ pub(crate) fn run(args: &CircuitsArgs) -> anyhow::Result<()> {
     match args.head {
         None => {
             let report = overview(args, &circuits, provenance)?;
-            let title = format!("{}: copying, and how heads feed one another", session.name);
+            let about = About {
+                title: format!("{}: copying, and how heads feed one another", session.name),
+                made_by: &report.provenance,
+                settings: Value::Null,
+            };
             let draw = |frame: &Frame| picture::of_all(frame, &report);
-            args.picture.draw(&mut outputs, &title, &report.provenance, draw)?;
+            args.picture.draw(&mut outputs, &about, draw)?;
             let print = |report: &Overview| print_overview(report, args.top.into());
             outputs.commit_after(|| output::report(args.json, &report, print))
         }
         Some(head) => {
             let report = one_head(args, &session, &circuits, head, provenance)?;
-            let title = format!("{}: head {}.{} by token", session.name, head.layer, head.head);
+            let about = About {
+                title: format!("{}: head {}.{} by token", session.name, head.layer, head.head),
+                made_by: &report.provenance,
+                settings: json!({ "tokens": args.token, "top": args.top }),
+            };
             let draw = |frame: &Frame| picture::of_head(frame, &report, &circuits);
-            args.picture.draw(&mut outputs, &title, &report.provenance, draw)?;
+            args.picture.draw(&mut outputs, &about, draw)?;
             outputs.commit_after(|| output::report(args.json, &report, print_head))
         }
     }

@@ -21,6 +21,7 @@ pub(super) fn of_all(frame: &Frame, report: &Overview) -> Result<Vec<u8>> {
         rows: &rows,
         columns: &columns,
         end: Some(1.0),
+        from_zero: false,
     };
     let mut maps = vec![(map, Tensor::from_vec(copying, (layers, heads), &Device::Cpu)?)];
     let all: Vec<String> = report.heads.iter().map(|of| format!("{}.{}", of.layer, of.head)).collect();
@@ -33,7 +34,16 @@ pub(super) fn of_all(frame: &Frame, report: &Overview) -> Result<Vec<u8>> {
             _ => "into values",
         };
         let (row_axis, column_axis, unit) = ("from head", "to head", "composition score");
-        let map = NumberMap { name, row_axis, column_axis, unit, rows: from, columns: to, end: None };
+        let map = NumberMap {
+            name,
+            row_axis,
+            column_axis,
+            unit,
+            rows: from,
+            columns: to,
+            end: None,
+            from_zero: true,
+        };
         if layers > 1 {
             let scores = scores.narrow(0, 0, layers - 1)?.narrow(2, 1, layers - 1)?;
             maps.push((map, scores.reshape((from.len(), to.len()))?));
@@ -54,6 +64,7 @@ pub(super) fn of_head(frame: &Frame, report: &OneHead, circuits: &Circuits) -> R
         rows: &qk.from,
         columns: &qk.to,
         end: None,
+        from_zero: false,
     };
     let writes = NumberMap {
         name: "OV: what it writes",
@@ -63,6 +74,7 @@ pub(super) fn of_head(frame: &Frame, report: &OneHead, circuits: &Circuits) -> R
         rows: &ov.from,
         columns: &ov.to,
         end: None,
+        from_zero: false,
     };
     let (scores, changes) =
         (qk.values(circuits, head, Circuit::Qk)?, ov.values(circuits, head, Circuit::Ov)?);

@@ -38,6 +38,8 @@ pub(super) fn run(checkpoint: &Checkpoint, as_json: bool) -> anyhow::Result<()> 
             out,
             "values of a run, by their names in TransformerLens, for --export-point\n\
              N is a layer, 0 to {}, or * for all\n\
+             no token is put before the text, and weights are as in the file: TransformerLens agrees with\n\
+             prepend_bos=False and from_pretrained_no_processing; ln*.hook_normalized comes before gamma and beta\n\
              B = 1, T the tokens, S = T, C = {}, H = {}, key heads = {}, D = {}, n_inner = {}, V = {}\n",
             config.n_layer - 1,
             config.n_embd,

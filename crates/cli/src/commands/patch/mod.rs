@@ -6,7 +6,7 @@ use crate::changes::Reads;
 use crate::inputs::Inputs;
 use crate::output::{self, note};
 use crate::outputs::Outputs;
-use crate::picture::{HeadMap, PictureArgs, head_maps};
+use crate::picture::{About, HeadMap, PictureArgs, head_maps};
 use crate::progress::with_bar;
 use crate::prompt::{encode, single_token};
 use crate::provenance::Provenance;
@@ -21,6 +21,7 @@ use gpt2_model::analysis::{
 use gpt2_model::hooks::Hooks;
 use gpt2_view::{Frame, NumberMap, visible_token};
 use report::{Edge, HeadPatch, LayerPatch, Report};
+use serde_json::json;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -126,15 +127,17 @@ pub(crate) fn run(args: &PatchArgs) -> anyhow::Result<()> {
     let layers = layers(&share(map(Parts::Attention)?)?, &share(map(Parts::Mlps)?)?)?;
     let by_position = optional(Parts::HeadsByPosition).map(share).transpose()?; // (L, H, T)
     let rows = |parts: Parts| optional(parts).map(|map| share(map)?.to_vec2()).transpose();
-    let title = format!(
-        "{}: patching, {} against {}",
-        session.name,
-        visible_token(&args.answer),
-        visible_token(&args.against)
-    );
-    args.picture.draw(&mut outputs, &title, &provenance, |frame| {
-        picture(frame, &exact, by_position.as_ref(), &tokens)
-    })?;
+    let about = About {
+        title: format!(
+            "{}: patching, {} against {}",
+            session.name,
+            visible_token(&args.answer),
+            visible_token(&args.against)
+        ),
+        made_by: &provenance,
+        settings: json!({ "corrupt_ids": corrupt, "answer": args.answer, "against": args.against }),
+    };
+    args.picture.draw(&mut outputs, &about, |frame| picture(frame, &exact, by_position.as_ref(), &tokens))?;
     let heads = pairs_by_head(&exact, &estimated, |layer, head, exact, estimated| HeadPatch {
         layer,
         head,
@@ -269,7 +272,7 @@ fn picture(
     let (layers, count) = heads.dims2()?;
     let unit = "share of the logit difference";
     let Some(map) = by_position else {
-        return head_maps(frame, &[HeadMap { name: "", unit, values: heads, end: None }]);
+        return head_maps(frame, &[HeadMap { name: "", unit, values: heads, end: None, from_zero: false }]);
     };
     let rows: Vec<String> = (0..layers * count).map(|i| format!("{}.{}", i / count, i % count)).collect();
     let values = map.reshape((layers * count, tokens.len()))?;

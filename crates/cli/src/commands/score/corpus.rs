@@ -123,14 +123,11 @@ impl Corpus {
     fn next(&mut self) -> anyhow::Result<Option<Document>> {
         loop {
             if let Some((path, lines)) = &mut self.lines {
-                let Some(TextLine { number, content, is_blank }) = lines.next()? else {
+                let Some(TextLine { number, content }) = lines.next()? else {
                     self.read += lines.read;
                     self.lines = None;
                     continue;
                 };
-                if is_blank {
-                    continue;
-                }
                 let Content::Text(text) = content else {
                     bail!("{}: holds token ids, expected a text", place(path, Some(number)));
                 };
