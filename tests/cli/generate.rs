@@ -1,7 +1,8 @@
 //! `gpt2 generate`: greedy, seeded and streamed, ending when the model says so.
 
 use super::{
-    DEMO, ODD, comma_separated, copy_demo, demo_model, demo_tokenizer, gpt2, json, number, stdout, words,
+    DEMO, ODD, comma_separated, copy_demo, demo_model, demo_tokenizer, gpt2, json, list, number, stdout,
+    words,
 };
 use crate::common::{Result, data};
 use crate::folder::{Folder, assert_says};
@@ -223,5 +224,57 @@ fn beams_give_the_most_probable_texts_and_their_scores() -> Result {
     assert_eq!(printed, format!("ROMEO:{text}\n"));
     gpt2(&["generate", "--beams", "3", "--top-k", "4", "A"])?.refused(2, &["--beams", "cannot be used with"]);
     gpt2(&["generate", "--length-penalty", "3", "A"])?.refused(2, &["--beams"]);
+    Ok(())
+}
+
+#[test]
+fn many_prompts_get_the_texts_that_they_get_alone() -> Result {
+    let folder = Folder::empty()?;
+    let long = "to be ".repeat(115);
+    let prompts = ["ROMEO:", "O Romeo, Romeo!", "", "To be, or not to be", "My", long.trim_end()];
+    folder.write("prompts.txt", prompts.join("\n"))?;
+    let path = folder.at("prompts.txt");
+    // The long one leaves no room for the 100 tokens that the others get: it runs beside none of them.
+    for options in [&["--greedy"][..], &["--seed", "7"], &["--stop", ",", "--top-p", "0.9"], &["--kv", "f16"]]
+    {
+        let mut alone = vec![];
+        for (i, prompt) in prompts.iter().enumerate().filter(|(_, prompt)| !prompt.is_empty()) {
+            let mut report = json(&[&["generate", prompt, "--json"], options].concat())?;
+            let fields = report.as_object_mut().ok_or("an object")?;
+            fields.retain(|name, _| name != "seconds" && name != "tokens_per_second");
+            fields.insert("line".to_owned(), (i + 1).into());
+            alone.push(report);
+        }
+        let new = |report: &Value| list(&report["ids"]).len();
+        assert!(options[0] == "--stop" || new(&alone[0]) > new(&alone[4]), "{options:?}");
+        for batch in ["1", "3", "8"] {
+            let run = [&["generate", "--texts", &path, "--json", "--batch", batch], options].concat();
+            let lines = gpt2(&run)?.succeeded().stdout;
+            let lines: Vec<Value> =
+                lines.lines().map(serde_json::from_str).collect::<std::result::Result<_, _>>()?;
+            assert_eq!(lines, alone, "{run:?}");
+        }
+    }
+    // Without JSON, each comes under its place; and those before a bad line are printed.
+    folder.write("prompts.txt", format!("O Romeo\nMy lord\n{}\nMy", "to be ".repeat(200)))?;
+    let run = gpt2(&["generate", "--prompts", &path, "--greedy", "-n", "5"])?;
+    let text = |prompt| stdout(&["generate", prompt, "--greedy", "-n", "5"]);
+    let expected =
+        format!("== {path}, line 1 ==\n{}\n== {path}, line 2 ==\n{}\n", text("O Romeo")?, text("My lord")?);
+    assert_eq!((run.code, run.stdout), (1, expected));
+    assert_says("stderr", &run.stderr, &["prompts.txt, line 3", "n_positions = 256"]);
+    folder.write("prompts.jsonl", "{\"p\": [1, 2, 3]}\n")?;
+    let run =
+        gpt2(&["generate", "--texts", &folder.at("prompts.jsonl"), "--field", "p", "-n", "3", "--json"])?;
+    let line: Value = serde_json::from_str(&run.succeeded().stdout)?;
+    assert_eq!(
+        (&line["prompt_ids"], &line["text"], list(&line["ids"]).len()),
+        (&serde_json::json!([1, 2, 3]), &Value::Null, 3)
+    );
+    gpt2(&["generate", "--texts", &path, "-n", "300"])?.refused(1, &["line 1", "at most", "new tokens do"]);
+    gpt2(&["generate", "O", "--batch", "2"])?.refused(2, &["--texts"]);
+    for option in [["--draft", "lookup"], ["--beams", "2"], ["--ablate", "0.3"], ["--html", "x.html"]] {
+        gpt2(&[&["generate", "--texts", &path], &option[..]].concat())?.refused(2, &["--texts", option[0]]);
+    }
     Ok(())
 }

@@ -14,6 +14,7 @@ use crate::study::StudyArgs;
 use crate::text_lines::{Content, FIELD, STDIN, TextLine, TextLines, is_json_lines, place};
 use anyhow::{Context, bail};
 use candle_core::Tensor;
+use indicatif::ProgressBar;
 use serde::Serialize;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -52,9 +53,17 @@ impl PromptsArgs {
         inputs
     }
 
-    fn lines(&self, path: &Path) -> anyhow::Result<TextLines> {
+    /// The lines of the file of texts, and a bar that shows how many of its bytes are read.
+    pub(crate) fn open(&self, path: &Path) -> anyhow::Result<(TextLines, ProgressBar)> {
         let is_json = self.field.is_some() || is_json_lines(path);
-        TextLines::open(path, is_json.then(|| self.field.as_deref().unwrap_or(FIELD).to_owned()))
+        let field = is_json.then(|| self.field.as_deref().unwrap_or(FIELD).to_owned());
+        let size = std::fs::metadata(path).ok().filter(std::fs::Metadata::is_file).map(|file| file.len());
+        let template = if size.is_some() {
+            "{bar:30} {bytes} of {total_bytes}, {eta} left"
+        } else {
+            "{bytes} read, {elapsed}"
+        };
+        Ok((TextLines::open(path, field)?, bar(size, template)))
     }
 }
 
@@ -92,10 +101,10 @@ impl<R> Ran<R> {
 
 /// The result of one of many texts.
 #[derive(Serialize)]
-struct Line<'a, R> {
-    line: u64,
+pub(crate) struct Line<'a, R> {
+    pub(crate) line: u64,
     #[serde(flatten)]
-    report: &'a R,
+    pub(crate) report: &'a R,
 }
 
 impl Job<'_> {
@@ -141,14 +150,7 @@ impl Job<'_> {
     ) -> anyhow::Result<()> {
         let changes = Prepared::new(&self.study.interventions, self.session)?;
         let mut export = self.export.map(ExportFile::new).transpose()?;
-        let mut lines = self.prompts.lines(path)?;
-        let size = std::fs::metadata(path).ok().filter(std::fs::Metadata::is_file).map(|file| file.len());
-        let template = if size.is_some() {
-            "{bar:30} {bytes} of {total_bytes}, {eta} left"
-        } else {
-            "{bytes} read, {elapsed}"
-        };
-        let bar = bar(size, template);
+        let (mut lines, bar) = self.prompts.open(path)?;
         let (mut printed, mut made_by) = (Ok(()), None);
         let unwritten = |error: anyhow::Error| match self.export {
             Some(export) => error.context(format!("{} is not written", export.display())),
@@ -157,7 +159,7 @@ impl Job<'_> {
         while let Some(line) = lines.next().map_err(unwritten)? {
             let place = || place(path, Some(line.number));
             let mut ran = || {
-                let prompt = prompt(self.session, &line, &place())?;
+                let prompt = prompt_of(self.session, &line, &place())?;
                 let changes = changes.of(Reads::Whole(&prompt.ids)).with_context(place)?;
                 let ran = each(&prompt, &changes).with_context(place)?;
                 anyhow::Ok((prompt, ran))
@@ -199,7 +201,7 @@ impl Job<'_> {
 }
 
 /// The text of a line as a prompt.
-fn prompt(session: &Session, line: &TextLine, place: &str) -> anyhow::Result<Prompt> {
+pub(crate) fn prompt_of(session: &Session, line: &TextLine, place: &str) -> anyhow::Result<Prompt> {
     match &line.content {
         Content::Text(text) => Prompt::new(session, text, place),
         Content::Ids(ids) => Prompt::of_ids(session, ids.clone(), None, place),

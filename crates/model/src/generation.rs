@@ -146,6 +146,14 @@ impl<'a> Generation<'a> {
         self.checks.as_ref().map(|checks| checks.drafted)
     }
 
+    /// Ends a row, which gets no more tokens: at a stop string, for example.
+    ///
+    /// # Panics
+    /// When there is no such row.
+    pub fn end(&mut self, row: usize) {
+        self.ended[row] = true;
+    }
+
     /// Each row's text so far: the prompt and the generated tokens.
     #[must_use]
     pub fn texts(&self) -> &[Vec<u32>] {

@@ -2,8 +2,8 @@
 
 use super::draft::DraftKind;
 use crate::interventions::InterventionArgs;
-use crate::prompt::PromptArgs;
 use crate::session::{DTYPES, ModelArgs};
+use crate::texts::PromptsArgs;
 use crate::values::{IndexRange, above_0, at_least_0, one_of, part};
 use candle_core::DType;
 use std::path::PathBuf;
@@ -13,11 +13,15 @@ const BEAMS: &str = "Beam search";
 const ATTENTION: &str = "Attention to the steps";
 
 #[derive(Debug, clap::Args)]
+#[command(mut_arg("texts", |arg| arg.visible_alias("prompts").conflicts_with_all([
+    "beams", "draft", "pages", "written", "InterventionArgs",
+])))]
 #[command(group = clap::ArgGroup::new("searched").arg("beams"))]
 #[command(group = clap::ArgGroup::new("pages").args(["html", "open"]).multiple(true))]
 #[command(group = clap::ArgGroup::new("written").args(["export", "html"]).multiple(true))]
 #[command(group = clap::ArgGroup::new("weights").args(["export", "html", "open"]).multiple(true))]
 #[command(after_help = "\
+With --texts, every line of a file is a prompt, and gets the text that it gets alone; with --json, results are lines of JSON.
 On a terminal, control characters are shown as symbols, such as ␛ for escape; a pipe or a file gets the text as it is.
 
 Examples:
@@ -26,10 +30,14 @@ Examples:
   gpt2 generate \"ROMEO:\" --draft q4_0   # the same text, sooner
   gpt2 generate \"ROMEO:\" --beams 4 -n 20   # the most probable text
   gpt2 generate \"The answer is\" --greedy --model gpt2
+  gpt2 generate --texts prompts.txt -n 50 --json   # many prompts, one a line
   gpt2 generate --ids 15496,11 --model gpt2   # prints ids")]
 pub(crate) struct GenerateArgs {
     #[command(flatten)]
-    pub(crate) prompt: PromptArgs,
+    pub(crate) prompt: PromptsArgs,
+    /// With --texts: how many prompts to continue in each pass
+    #[arg(long, value_name = "N", default_value_t = 8, requires = "many", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) batch: u16,
     /// Tokens to generate [default: 100, or fewer if the context has less room]
     #[arg(short = 'n', long, value_name = "N")]
     pub(crate) max_new_tokens: Option<usize>,

@@ -1,21 +1,75 @@
-//! `--stop`: the text ends before the first of some strings.
+//! What follows a prompt: its tokens as text, up to the end token or the first of the strings of `--stop`.
+
+use crate::prompt::Prompt;
+use crate::session::Session;
+use gpt2_loader::TextStream;
+
+/// The text after a prompt, or the ids after a prompt of ids.
+pub(super) struct Continuation<'a> {
+    session: &'a Session,
+    /// `None` for ids.
+    stream: Option<TextStream<'a>>,
+    until: Until<'a>,
+    /// The generated ids, including the end token.
+    pub(super) ids: Vec<u32>,
+    pub(super) text: String,
+}
+
+impl<'a> Continuation<'a> {
+    pub(super) fn new(session: &'a Session, prompt: &Prompt, stops: &'a [String]) -> anyhow::Result<Self> {
+        let stream = prompt.text.as_ref().map(|_| anyhow::Ok(session.tokenizer()?.stream())).transpose()?;
+        Ok(Self { session, stream, until: Until::new(stops), ids: vec![], text: String::new() })
+    }
+
+    /// Adds a token; what it adds to the text.
+    pub(super) fn push(&mut self, id: u32) -> String {
+        let first = self.ids.is_empty();
+        self.ids.push(id);
+        if self.session.model.config().is_eos(id) {
+            return String::new();
+        }
+        let piece = match &mut self.stream {
+            Some(stream) => self.until.push(&stream.push(id)),
+            None => format!("{}{id}", if first { "" } else { "," }),
+        };
+        self.text.push_str(&piece);
+        piece
+    }
+
+    /// What is left of the text when no more tokens come.
+    pub(super) fn finish(&mut self) -> String {
+        let Some(stream) = self.stream.take() else { return String::new() };
+        let rest = self.until.push(&stream.finish()) + &self.until.finish();
+        self.text.push_str(&rest);
+        rest
+    }
+
+    /// The stop string that ended the text.
+    pub(super) fn stopped_at(&self) -> Option<&'a str> {
+        self.until.found
+    }
+
+    pub(super) fn is_at_end(&self) -> bool {
+        self.ids.last().is_some_and(|&id| self.session.model.config().is_eos(id))
+    }
+}
 
 /// A text that arrives in pieces, up to the first stop string.
-pub(super) struct Until<'a> {
+struct Until<'a> {
     stops: &'a [String],
     /// What may be the beginning of a stop string.
     held: String,
     /// The stop string that ended the text.
-    pub(super) found: Option<&'a str>,
+    found: Option<&'a str>,
 }
 
 impl<'a> Until<'a> {
-    pub(super) fn new(stops: &'a [String]) -> Self {
+    fn new(stops: &'a [String]) -> Self {
         Self { stops, held: String::new(), found: None }
     }
 
     /// What `piece` adds to the text for certain.
-    pub(super) fn push(&mut self, piece: &str) -> String {
+    fn push(&mut self, piece: &str) -> String {
         if self.found.is_some() {
             return String::new();
         }
@@ -34,7 +88,7 @@ impl<'a> Until<'a> {
     }
 
     /// What is left when no more pieces come.
-    pub(super) fn finish(&mut self) -> String {
+    fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }
 }
