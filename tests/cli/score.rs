@@ -339,7 +339,6 @@ fn a_run_that_stopped_goes_on_where_it_was() -> Result {
         assert!(!part.exists());
         std::fs::remove_file(&out)?;
     }
-    gpt2(&["score", &texts, "--jsonl", &out, "--resume"])?.refused(1, &["--resume", "out.jsonl.part"]);
     Ok(())
 }
 
@@ -399,5 +398,62 @@ fn what_cannot_be_scored_is_refused_with_the_reason() -> Result {
     let empty = Folder::empty()?;
     gpt2(&["score", &empty.at("")])?.refused(1, &[".txt"]);
     gpt2_with_pipe(&["score", "-", "--by", "line"], "\n \n")?.refused(1, &["holds no document"]);
+    Ok(())
+}
+
+#[test]
+fn a_resumed_run_notices_texts_that_changed_and_starts_where_there_is_none() -> Result {
+    let folder = Folder::empty()?;
+    folder
+        .write("p.jsonl", "{\"text\": \"O Romeo\", \"id\": \"a\"}\n{\"text\": \"My lord\", \"id\": 2}\n")?;
+    let (corpus, out) = (folder.at("p.jsonl"), folder.at("out"));
+    let run = ["score", &corpus, "--jsonl", &out, "--resume"];
+    let first = gpt2(&run)?.succeeded();
+    assert_says("stderr", &first.stderr, &["there is no earlier run"]);
+    let rows: Vec<Value> = std::fs::read_to_string(&out)?
+        .lines()
+        .skip(1)
+        .map(serde_json::from_str)
+        .collect::<std::result::Result<_, _>>()?;
+    assert_eq!((&rows[0]["input"]["id"], &rows[1]["input"]["id"]), (&"a".into(), &2.into()));
+    assert_ne!(rows[0]["hash"], rows[1]["hash"]);
+    assert_eq!(gpt2(&run)?.succeeded().stdout, first.stdout);
+    // As long as before.
+    folder
+        .write("p.jsonl", "{\"text\": \"O Romeo\", \"id\": \"a\"}\n{\"text\": \"My lady\", \"id\": 2}\n")?;
+    gpt2(&run)?.refused(1, &["p.jsonl, line 2", "another text", "--overwrite"]);
+    // A run that failed before its first row leaves nothing to continue.
+    let other = folder.at("other");
+    folder.write("p.jsonl", "{\"text\": 1}\n")?;
+    let run = ["score", &corpus, "--jsonl", &other];
+    gpt2(&run)?.refused(1, &["line 1"]);
+    folder.write("p.jsonl", "{\"text\": \"O Romeo\"}\n")?;
+    gpt2(&run)?.succeeded();
+    Ok(())
+}
+
+#[test]
+fn a_byte_order_mark_is_no_text_and_json_is_noticed() -> Result {
+    let folder = Folder::empty()?;
+    folder.write("plain.txt", "To be\n")?;
+    folder.write("mark.txt", "\u{feff}To be\n")?;
+    let (plain, mark) = (folder.at("plain.txt"), folder.at("mark.txt"));
+    for command in [&["score"][..], &["forward", "--file"], &["forward", "--texts"]] {
+        let plain = gpt2(&[command, &[&plain]].concat())?.succeeded().stdout;
+        let mark = gpt2(&[command, &[&mark]].concat())?.succeeded().stdout;
+        assert_eq!(mark.replace("mark.txt", "plain.txt"), plain, "{command:?}");
+    }
+    let json = "{\"text\": \"To be\\n\"}\n";
+    folder.write("q.ndjson", json)?;
+    let scored = gpt2(&["score", &folder.at("q.ndjson")])?.succeeded().stdout;
+    assert_eq!(scored.lines().next(), gpt2(&["score", &plain])?.succeeded().stdout.lines().next());
+    for (args, says) in [(["score", "-"], "--by json"), (["forward", "--texts=-"], "--field text")] {
+        let run = super::gpt2_with_pipe(&args, json)?;
+        assert_eq!(run.code, 0);
+        assert_says("stderr", &run.stderr, &["object of JSON", says]);
+    }
+    gpt2(&["score", &plain, "--jsonl", "-"])?.refused(1, &["--jsonl -", "./-"]);
+    let run = super::gpt2_with_pipe(&["forward", "--file", "-"], "To be\n")?;
+    assert_eq!(run.stdout, gpt2(&["forward", "To be"])?.stdout);
     Ok(())
 }

@@ -41,13 +41,15 @@ fn each_result_is_that_of_a_run_of_its_own() -> Result {
         for command in COMMANDS {
             let lines = values(&stdout(&[&[command, "--json", "--texts", &texts], flags].concat())?)?;
             let alike = [command, "--json", "--texts", &stories, "--field", "story"];
-            assert_eq!(values(&stdout(&[&alike[..], flags].concat())?)?, lines, "{command} {flags:?}");
-            assert_eq!(lines.len(), TEXTS.len(), "{command} {flags:?}");
-            for ((i, text), mut line) in (1..).zip(TEXTS).zip(lines) {
+            let fields = values(&stdout(&[&alike[..], flags].concat())?)?;
+            assert_eq!((lines.len(), fields.len()), (TEXTS.len(), TEXTS.len()), "{command} {flags:?}");
+            for (((i, text), fields), mut line) in (1..).zip(TEXTS).zip(fields).zip(lines) {
                 let number = line.as_object_mut().and_then(|line| line.remove("line"));
                 assert_eq!(number, Some(json!(i)));
                 let alone = json(&[&[command, "--json", text], flags].concat())?;
                 assert_eq!(line, alone, "{command} {flags:?} {text}");
+                (line["line"], line["input"]) = (json!(i), json!({ "id": 1 }));
+                assert_eq!(line, fields, "{command} {flags:?} {text}");
             }
         }
     }

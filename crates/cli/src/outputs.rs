@@ -39,6 +39,11 @@ impl Outputs {
         let mut before: Vec<(&str, PathBuf)> = vec![];
         for Output { named, path } in &self.list {
             let flag = named.split(' ').next().unwrap_or_default();
+            if path == Path::new("-") {
+                bail!(
+                    "{flag} -: expected the name of a file; ./- is one, and standard output has the printed result"
+                )
+            }
             let target = atomic::check(path).with_context(|| flag.to_owned())?;
             inputs.spare(named, &target)?;
             if let Some((other, _)) = before.iter().find(|(_, other)| are_one(other, &target)) {

@@ -112,7 +112,11 @@ pub(crate) fn is_stop_asked() -> bool {
 
 /// Whether somebody asked this run to stop.
 #[derive(Debug)]
-pub(crate) struct Stop(Arc<AtomicBool>);
+pub(crate) struct Stop {
+    asked: Arc<AtomicBool>,
+    /// Whether by SIGTERM.
+    terminated: Arc<AtomicBool>,
+}
 
 impl Stop {
     /// Listens from now on. A second signal, before the run has stopped, ends the process at once.
@@ -120,18 +124,26 @@ impl Stop {
         let stop = Arc::clone(STOP.get_or_init(Arc::default));
         let flag = Arc::clone(&stop);
         let mut first: Option<Instant> = None;
+        let terminated = Arc::default();
         #[cfg(unix)]
-        signal_hook::flag::register(signal_hook::consts::SIGTERM, Arc::clone(&stop))?;
+        for flag in [&stop, &terminated] {
+            signal_hook::flag::register(signal_hook::consts::SIGTERM, Arc::clone(flag))?;
+        }
         ctrlc::set_handler(move || {
             flag.store(true, Ordering::SeqCst);
             if first.get_or_insert_with(Instant::now).elapsed() > COPY {
                 std::process::exit(130);
             }
         })?;
-        Ok(Self(stop))
+        Ok(Self { asked: stop, terminated })
     }
 
     pub(crate) fn is_asked(&self) -> bool {
-        self.0.load(Ordering::SeqCst)
+        self.asked.load(Ordering::SeqCst)
+    }
+
+    /// The exit status of a run that stopped because it was asked to: 128 and the signal's number.
+    pub(crate) fn code(&self) -> u8 {
+        if self.terminated.load(Ordering::SeqCst) { 143 } else { 130 }
     }
 }

@@ -22,7 +22,7 @@ pub(crate) struct PromptArgs {
     /// The prompt [default: standard input, if it is a pipe]
     #[arg(conflicts_with_all = ["file", "ids"])]
     pub(crate) prompt: Option<String>,
-    /// Read the prompt from a file. One newline at its end is left out
+    /// Read the prompt from a file, or from standard input for -. One newline at its end is left out
     #[arg(short, long, value_name = "FILE", conflicts_with = "ids")]
     pub(crate) file: Option<PathBuf>,
     /// Token ids instead of text
@@ -49,19 +49,23 @@ pub(crate) struct Prompt {
     pub(crate) text: Option<String>,
 }
 
-/// Reads a whole text of at most `limit` bytes. It may come from a pipe.
+/// What some programs write before a text in UTF-8; no part of it.
+const BYTE_ORDER_MARK: &str = "\u{feff}";
+
+/// Reads a whole text of at most `limit` bytes, without a byte order mark. It may come from a pipe.
 pub(crate) fn read_limited(reader: impl Read, limit: u64) -> std::io::Result<String> {
     let mut bytes = vec![];
     if reader.take(limit.saturating_add(1)).read_to_end(&mut bytes)? as u64 > limit {
         return Err(std::io::Error::other(format!("it is longer than {limit} bytes; shorten it")));
     }
-    String::from_utf8(bytes).map_err(|e| {
+    let text = String::from_utf8(bytes).map_err(|e| {
         let at = e.utf8_error().valid_up_to();
         std::io::Error::other(format!(
             "it is not UTF-8: byte {at} is {:#04x}; convert it, as `iconv -f latin1 -t utf-8` does",
             e.as_bytes()[at]
         ))
-    })
+    })?;
+    Ok(text.strip_prefix(BYTE_ORDER_MARK).map_or_else(|| text.clone(), str::to_owned))
 }
 
 /// Reads `what`, a text of at most `limit` bytes, from a file or a pipe.
@@ -111,7 +115,7 @@ impl PromptArgs {
         if let Some(text) = &self.prompt {
             return Ok(Some(text.clone()));
         }
-        let mut text = if let Some(path) = &self.file {
+        let mut text = if let Some(path) = self.path() {
             read_file("the prompt", path, LONGEST_PROMPT)?
         } else if std::io::stdin().is_terminal() {
             let none =
@@ -127,10 +131,15 @@ impl PromptArgs {
         Ok(Some(text))
     }
 
+    /// The file that the user names; none for standard input.
+    fn path(&self) -> Option<&Path> {
+        self.file.as_deref().filter(|path| *path != Path::new("-"))
+    }
+
     /// The file that the prompt comes from, if it comes from one.
     pub(crate) fn inputs(&self) -> Inputs {
         let mut inputs = Inputs::default();
-        if let Some(path) = &self.file {
+        if let Some(path) = self.path() {
             inputs.file("the prompt", path);
         } else if self.prompt.is_none() && self.ids.is_none() && cfg!(unix) {
             inputs.file("the prompt", "/dev/stdin");

@@ -1,5 +1,6 @@
 //! Texts one a line: plain, or in a field of JSON lines.
 
+use crate::output::note;
 use crate::prompt::{open_text, read_limited};
 use anyhow::{Context, anyhow, bail};
 use serde::de::DeserializeOwned;
@@ -14,9 +15,10 @@ pub(crate) const STDIN: &str = "-";
 /// The field that holds a text, unless another is named.
 pub(crate) const FIELD: &str = "text";
 
-/// Whether a file's name says that it holds JSON lines.
+/// Whether a file's name says that it holds JSON lines: .jsonl or .ndjson.
 pub(crate) fn is_json_lines(path: &Path) -> bool {
-    path.extension().is_some_and(|end| end.eq_ignore_ascii_case("jsonl"))
+    path.extension()
+        .is_some_and(|end| end.eq_ignore_ascii_case("jsonl") || end.eq_ignore_ascii_case("ndjson"))
 }
 
 /// Opens a file, or standard input for `-`.
@@ -49,6 +51,8 @@ pub(crate) struct TextLine {
     /// From 1.
     pub(crate) number: u64,
     pub(crate) content: Content,
+    /// The other fields of a line of JSON.
+    pub(crate) input: Map<String, Value>,
 }
 
 /// What a line holds.
@@ -81,13 +85,24 @@ impl TextLines {
             if line.trim().is_empty() {
                 continue;
             }
-            let content = match &self.field {
-                Some(field) => content_of(&line, field, &place)?,
-                None => Content::Text(line),
+            let (content, input) = if let Some(field) = &self.field {
+                content_of(&line, field, &place)?
+            } else {
+                if number == 1 && holds_fields(&line) {
+                    note(&format!(
+                        "{place}: is an object of JSON, and read as plain text; --field text reads its field"
+                    ));
+                }
+                (Content::Text(line), Map::new())
             };
-            return Ok(Some(TextLine { number, content }));
+            return Ok(Some(TextLine { number, content, input }));
         }
     }
+}
+
+/// Whether a line is an object of JSON.
+pub(crate) fn holds_fields(line: &str) -> bool {
+    line.starts_with('{') && serde_json::from_str::<Map<String, Value>>(line).is_ok()
 }
 
 /// `FILE, line 3`, or `FILE` alone.
@@ -113,17 +128,17 @@ pub(crate) fn parse<T: DeserializeOwned>(line: &str, place: &str, expected: &str
     })
 }
 
-/// The text or the ids in a field of a line of JSON.
-fn content_of(line: &str, field: &str, place: &str) -> anyhow::Result<Content> {
+/// The text or the ids in a field of a line of JSON, and the other fields.
+fn content_of(line: &str, field: &str, place: &str) -> anyhow::Result<(Content, Map<String, Value>)> {
     let name = Value::from(field).to_string();
     let expected = format!("{{{name}: \"..\"}}");
     let mut fields: Map<String, Value> = parse(line, place, &expected)?;
     match fields.remove(field) {
-        Some(Value::String(text)) => Ok(Content::Text(text)),
+        Some(Value::String(text)) => Ok((Content::Text(text), fields)),
         Some(other) => {
             let ids: Option<Vec<u32>> = other.as_array().and_then(|list| list.iter().map(id).collect());
             if let Some(ids) = ids {
-                return Ok(Content::Ids(ids));
+                return Ok((Content::Ids(ids), fields));
             }
             let kind = match other {
                 Value::Null => "null",

@@ -16,6 +16,7 @@ use anyhow::{Context, bail};
 use candle_core::Tensor;
 use indicatif::ProgressBar;
 use serde::Serialize;
+use serde_json::{Map, Value};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -26,7 +27,7 @@ use std::path::{Path, PathBuf};
 pub(crate) struct PromptsArgs {
     #[command(flatten)]
     pub(crate) one: PromptArgs,
-    /// Run on each line of a file, or of JSON lines (.jsonl), instead of a prompt; - is standard input, and blank
+    /// Run on each line of a file, or of JSON lines (.jsonl, .ndjson), instead of a prompt; - is standard input, and blank
     /// lines are skipped
     #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "file", "ids"])]
     pub(crate) texts: Option<PathBuf>,
@@ -101,8 +102,11 @@ impl<R> Ran<R> {
 
 /// The result of one of many texts.
 #[derive(Serialize)]
-pub(crate) struct Line<'a, R> {
+pub(crate) struct Numbered<'a, R> {
     pub(crate) line: u64,
+    /// The other fields of a line of JSON.
+    #[serde(skip_serializing_if = "Map::is_empty")]
+    pub(crate) input: &'a Map<String, Value>,
     #[serde(flatten)]
     pub(crate) report: &'a R,
 }
@@ -172,7 +176,7 @@ impl Job<'_> {
                 made_by = Some(Provenance::of_tokens(self.session, prompt.ids.len())?);
             }
             if printed.is_ok() {
-                printed = bar.suspend(|| show(self.study.json, line.number, &place(), &report, &print));
+                printed = bar.suspend(|| show(self.study.json, &line, &place(), &report, &print));
             }
             // A reader that has seen enough still gets the whole export.
             if let Err(error) = &printed
@@ -211,14 +215,14 @@ pub(crate) fn prompt_of(session: &Session, line: &TextLine, place: &str) -> anyh
 /// Prints the result of one of many texts.
 fn show<R: Serialize>(
     as_json: bool,
-    line: u64,
+    line: &TextLine,
     place: &str,
     report: &R,
     print: impl Fn(&R) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
     let mut out = output::stdout();
     if as_json {
-        serde_json::to_writer(&mut out, &Line { line, report })?;
+        serde_json::to_writer(&mut out, &Numbered { line: line.number, input: &line.input, report })?;
         writeln!(out)?;
     } else {
         writeln!(out, "== {} ==", gpt2_view::visible_text(place))?;

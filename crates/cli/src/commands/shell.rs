@@ -30,6 +30,35 @@ pub(crate) struct ManArgs {
 
 const NAME: &str = "gpt2";
 
+/// What every page ends with.
+const ENDINGS: &str = r#".SH "EXIT STATUS"
+.TP
+0
+success; also if the reader of a pipe has gone
+.TP
+1
+the run failed; standard error says why and what to do
+.TP
+2
+wrong arguments
+.TP
+130, 143
+a run of score that SIGINT or SIGTERM has stopped; \-\-resume goes on
+.SH ENVIRONMENT
+.TP
+HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE, HF_HOME, HF_HUB_CACHE
+as Python reads them
+.TP
+RAYON_NUM_THREADS
+the number of threads, if \-\-threads does not say it
+.TP
+GPT2_ISA
+the instruction set: portable, avx2, avx512 or amx
+.TP
+NO_COLOR
+no colors, unless \-\-color says otherwise
+"#;
+
 pub(crate) fn completions(args: &CompletionsArgs, mut gpt2: clap::Command) -> anyhow::Result<()> {
     // The generator panics where it cannot write, so it writes to memory.
     let mut script = vec![];
@@ -50,5 +79,7 @@ pub(crate) fn man(args: &ManArgs, mut gpt2: clap::Command) -> anyhow::Result<()>
             found.clone()
         }
     };
-    Ok(clap_mangen::Man::new(page).render(&mut output::stdout())?)
+    let mut out = output::stdout();
+    clap_mangen::Man::new(page).source(format!("{NAME} {}", env!("CARGO_PKG_VERSION"))).render(&mut out)?;
+    Ok(out.write_all(ENDINGS.as_bytes())?)
 }

@@ -8,9 +8,10 @@ use crate::prompt::Prompt;
 use crate::provenance::Provenance;
 use crate::session::Session;
 use crate::text_lines::{TextLine, place};
-use crate::texts::{Line, prompt_of};
+use crate::texts::{Numbered, prompt_of};
 use crate::values::count;
 use anyhow::{Context, bail};
+use serde_json::{Map, Value};
 use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
@@ -18,6 +19,8 @@ use std::time::Instant;
 /// A prompt in its line.
 struct Row {
     line: u64,
+    /// The other fields of a line of JSON.
+    input: Map<String, Value>,
     place: String,
     prompt: Prompt,
     /// How many tokens follow it at most.
@@ -32,7 +35,7 @@ pub(super) fn run(args: &GenerateArgs, session: &Session, path: &Path) -> anyhow
     let mut batch: Vec<Row> = vec![];
     loop {
         let line = lines.next();
-        let row = line.and_then(|line| line.map(|line| row(args, session, path, &line)).transpose());
+        let row = line.and_then(|line| line.map(|line| row(args, session, path, line)).transpose());
         let joins = matches!(&row, Ok(Some(row)) if batch.len() < most && fit(session, &batch, row));
         if !joins && !batch.is_empty() {
             texts += batch.len();
@@ -54,9 +57,9 @@ pub(super) fn run(args: &GenerateArgs, session: &Session, path: &Path) -> anyhow
     output::flush()
 }
 
-fn row(args: &GenerateArgs, session: &Session, path: &Path, line: &TextLine) -> anyhow::Result<Row> {
+fn row(args: &GenerateArgs, session: &Session, path: &Path, line: TextLine) -> anyhow::Result<Row> {
     let place = place(path, Some(line.number));
-    let prompt = prompt_of(session, line, &place)?;
+    let prompt = prompt_of(session, &line, &place)?;
     let new = new_tokens(args, session, &prompt);
     let room = session.model.config().n_positions + 1 - prompt.ids.len();
     if new > room {
@@ -66,7 +69,7 @@ fn row(args: &GenerateArgs, session: &Session, path: &Path, line: &TextLine) -> 
             session.model.config().n_positions
         )
     }
-    Ok(Row { line: line.number, place, prompt, new })
+    Ok(Row { line: line.number, input: line.input, place, prompt, new })
 }
 
 /// Whether the context has room for a row beside others: all are as wide as the widest, and get as many new tokens as any.
@@ -101,13 +104,13 @@ fn complete(args: &GenerateArgs, session: &Session, rows: Vec<Row>) -> anyhow::R
     }
     let tokens = found.iter().map(|found| found.ids.len()).sum();
     let mut out = output::stdout();
-    for (Row { line, place, prompt, new }, mut found) in rows.into_iter().zip(found) {
+    for (Row { line, input, place, prompt, new }, mut found) in rows.into_iter().zip(found) {
         found.finish();
         if args.json {
             let mut made_by = Provenance::new(session, &prompt.ids)?;
             made_by.kv = args.kv.as_ref().map(candle_core::DType::as_str);
             let report = Report::new(args, session, made_by, prompt, found, new);
-            serde_json::to_writer(&mut out, &Line { line, report: &report })?;
+            serde_json::to_writer(&mut out, &Numbered { line, input: &input, report: &report })?;
         } else {
             writeln!(out, "== {} ==", gpt2_view::visible_text(&place))?;
             out.write_text(prompt.text.as_deref().unwrap_or_default())?;

@@ -1,11 +1,16 @@
 //! The documents of a corpus, section by section, so that a corpus of any size fits.
 
+use crate::output::note;
 use crate::prompt::read_limited;
-use crate::text_lines::{Content, FIELD, LONGEST, STDIN, TextLine, TextLines, is_json_lines, open, place};
+use crate::text_lines::{
+    Content, FIELD, LONGEST, STDIN, TextLine, TextLines, holds_fields, is_json_lines, open, place,
+};
 use anyhow::{Context, bail};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use std::collections::VecDeque;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -58,6 +63,8 @@ pub(super) struct Document {
     pub(super) file: String,
     /// The line, from 1; none for a whole file.
     pub(super) line: Option<u64>,
+    /// The other fields of a line of JSON.
+    pub(super) input: Map<String, Value>,
     pub(super) text: String,
 }
 
@@ -65,6 +72,13 @@ impl Document {
     /// What errors call it.
     pub(super) fn place(&self) -> String {
         place(Path::new(&self.file), self.line)
+    }
+
+    /// Of the text.
+    pub(super) fn hash(&self) -> String {
+        let mut hash = DefaultHasher::new();
+        self.text.hash(&mut hash);
+        format!("{:016x}", hash.finish())
     }
 }
 
@@ -123,7 +137,7 @@ impl Corpus {
     fn next(&mut self) -> anyhow::Result<Option<Document>> {
         loop {
             if let Some((path, lines)) = &mut self.lines {
-                let Some(TextLine { number, content }) = lines.next()? else {
+                let Some(TextLine { number, content, input }) = lines.next()? else {
                     self.read += lines.read;
                     self.lines = None;
                     continue;
@@ -131,7 +145,8 @@ impl Corpus {
                 let Content::Text(text) = content else {
                     bail!("{}: holds token ids, expected a text", place(path, Some(number)));
                 };
-                return Ok(Some(Document { file: path.display().to_string(), line: Some(number), text }));
+                let file = path.display().to_string();
+                return Ok(Some(Document { file, line: Some(number), input, text }));
             }
             let Some(path) = self.files.pop_front() else { return Ok(None) };
             let field = match &self.by {
@@ -139,7 +154,14 @@ impl Corpus {
                     let text = read_limited(open(&path)?, LONGEST)
                         .with_context(|| format!("cannot read {}", path.display()))?;
                     self.read += text.len() as u64;
-                    return Ok(Some(Document { file: path.display().to_string(), line: None, text }));
+                    if text.lines().next().is_some_and(holds_fields) {
+                        let place = place(&path, None);
+                        note(&format!(
+                            "{place}: begins with an object of JSON, and is read as one plain text; --by json reads lines"
+                        ));
+                    }
+                    let (file, input) = (path.display().to_string(), Map::new());
+                    return Ok(Some(Document { file, line: None, input, text }));
                 }
                 By::Line => None,
                 By::Json { field } => Some(field.clone()),

@@ -45,6 +45,16 @@ pub(super) fn holds_scores(out: &Path) -> anyhow::Result<bool> {
     Ok(start.is_empty() || start == START)
 }
 
+/// Whether a run left rows in its part: a run that failed before leaves the first line alone.
+pub(super) fn has_rows(part: &Path) -> anyhow::Result<bool> {
+    if !part.exists() {
+        return Ok(false);
+    }
+    let mut reader = BufReader::new(open_regular(part)?);
+    reader.read_until(b'\n', &mut vec![])?;
+    Ok(!reader.fill_buf()?.is_empty())
+}
+
 impl Lines {
     /// Starts the file with `first`, the line that says how the others are made; or, to resume, opens the one that an
     /// earlier run left or finished, which must start with that line.
@@ -54,7 +64,11 @@ impl Lines {
         let part = part_of(&out);
         let named = || part.display().to_string();
         let length = first.len() as u64 + 1;
-        if !resume {
+        let is_first = resume && !part.exists() && !out.exists();
+        if is_first {
+            note("--resume: there is no earlier run; this one starts");
+        }
+        if !resume || is_first {
             let options = File::options().write(true).create(true).truncate(false).open(&part);
             let mut file = locked(options.with_context(named)?, &part)?;
             file.set_len(0).and_then(|()| writeln!(file, "{first}")).with_context(named)?;
@@ -63,9 +77,7 @@ impl Lines {
         let finished = !part.exists() && out.exists();
         let found = if finished { &out } else { &part };
         let named = || found.display().to_string();
-        let mut before = BufReader::new(open_regular(found).with_context(|| {
-            format!("--resume: cannot read {}; has the run never started?", found.display())
-        })?);
+        let mut before = BufReader::new(open_regular(found).with_context(named)?);
         let mut line = vec![];
         before.read_until(b'\n', &mut line).with_context(named)?;
         if line.trim_ascii_end() != first.as_bytes() {
@@ -81,7 +93,7 @@ impl Lines {
         Ok(Self { out, part, file, before: Some(before), length })
     }
 
-    /// The numbers of this section's lines, if all are there already. The names and lengths of the documents must be those of
+    /// The numbers of this section's lines, if all are there already. The names and texts of the documents must be those of
     /// the lines: a corpus that has changed is refused. Cuts the file before the first incomplete section.
     pub(super) fn has(&mut self, section: &[Document]) -> anyhow::Result<Option<Vec<Found>>> {
         let named = self.found().display().to_string();
@@ -103,15 +115,20 @@ impl Lines {
                 file.set_len(self.length).with_context(|| named)?;
                 return Ok(None);
             };
-            let same = row["file"] == document.file
-                && row["line"] == document.line.map_or(Value::Null, Value::from)
-                && row["bytes"] == document.text.len();
-            if !same {
+            let same_place =
+                row["file"] == document.file && row["line"] == document.line.map_or(Value::Null, Value::from);
+            if same_place && row["hash"] != document.hash() {
+                bail!(
+                    "--resume: {} has another text than the one that {named} is about; start anew with --overwrite",
+                    document.place()
+                );
+            }
+            if !same_place {
                 bail!(
                     "--resume: {named} has a line about {}{}, where the corpus now has {}; start anew with --overwrite",
-                    row["file"],
+                    row["file"].as_str().unwrap_or_default(),
                     row["line"].as_u64().map_or_else(String::new, |n| format!(", line {n}")),
-                    document.file
+                    document.place()
                 );
             }
             let count = |name: &str| row[name].as_u64().and_then(|n| usize::try_from(n).ok()).unwrap_or(0);

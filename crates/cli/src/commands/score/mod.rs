@@ -19,9 +19,10 @@ use crate::values::count;
 use anyhow::{Context, bail};
 use candle_fused::Isa;
 use corpus::{By, ByArg, Corpus, Document};
+use gpt2_files::atomic;
 use gpt2_loader::Tokenizer;
 use gpt2_parallel::{Fact, Group};
-use lines::{Found, Lines, fields, holds_scores, part_of};
+use lines::{Found, Lines, fields, has_rows, holds_scores, part_of};
 use scores::{Part, Row, layers};
 use section::{Reading, Scored, scored};
 use serde::Serialize;
@@ -35,7 +36,7 @@ use std::time::Instant;
 #[derive(Debug, clap::Args)]
 #[command(mut_arg("timeout", |arg| arg.help(TIMEOUT)))]
 #[command(after_help = "\
-OUT holds a line of JSON for each document, in the order of the corpus: tokens, predicted (how many of them were
+OUT holds a line of JSON for each document, in the order of the corpus: the other fields of a line of JSON (input), tokens, predicted (how many of them were
 predicted), loss (nats a token) and perplexity. The first line says how they were made. A document longer than the
 context is read in windows that overlap; each token is predicted once. The same corpus gives the same bytes on any number
 of processes. Interventions act on each document as on a prompt of its own.
@@ -73,7 +74,7 @@ pub(crate) struct ScoreArgs {
     /// [default: half of the model's context]
     #[arg(long, value_name = "T", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) stride: Option<u32>,
-    /// Go on where an earlier run stopped; one that has finished only prints its totals
+    /// Go on where an earlier run stopped, or start if there was none; one that has finished only prints its totals
     #[arg(long, requires = "jsonl", conflicts_with = "overwrite")]
     pub(crate) resume: bool,
     /// Replace an existing OUT, or start an unfinished one anew
@@ -171,7 +172,7 @@ fn score(args: &ScoreArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
                     ""
                 };
                 note(&format!("stopped after {}{resume}", count(total.documents, "document")));
-                return Ok(ExitCode::from(130));
+                return Ok(ExitCode::from(stop.code()));
             }
             break;
         }
@@ -218,6 +219,9 @@ fn files(args: &ScoreArgs, corpus: &Corpus) -> anyhow::Result<(Inputs, Outputs)>
     // This decides itself which files may be replaced.
     let mut outputs = Outputs::new(true);
     if let Some(out) = &args.jsonl {
+        if out != Path::new("-") {
+            atomic::check(out).context("--jsonl")?;
+        }
         let part = part_of(out);
         let folder = out.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let folder = folder.canonicalize().ok();
@@ -237,7 +241,7 @@ fn files(args: &ScoreArgs, corpus: &Corpus) -> anyhow::Result<(Inputs, Outputs)>
             };
             bail!("--jsonl {}: exists already{remedy}", out.display());
         }
-        if part.exists() && !args.overwrite && !args.resume {
+        if !args.overwrite && !args.resume && has_rows(&part)? {
             bail!(
                 "--jsonl {}: an earlier run left {}; continue it with --resume, or start anew with --overwrite",
                 out.display(),
@@ -327,8 +331,9 @@ fn row<'a>(document: &'a Document, tokens: usize, parts: &[Part], heads: usize) 
         );
     }
     let layers = if parts.iter().any(|part| part.heads.is_empty()) { vec![] } else { layers(parts, heads) };
-    let Document { file, line, text } = document;
-    Ok(Row { file, line: *line, bytes: text.len(), tokens, predicted, loss, perplexity, layers })
+    let Document { file, line, input, text } = document;
+    let (line, bytes, hash) = (*line, text.len(), document.hash());
+    Ok(Row { file, line, input, bytes, hash, tokens, predicted, loss, perplexity, layers })
 }
 
 fn print(total: &Total) -> anyhow::Result<()> {

@@ -3,6 +3,7 @@
 use gpt2_model::analysis::Surprises;
 use gpt2_view::{HeadSummary, QueryNumbers};
 use serde::Serialize;
+use serde_json::{Map, Value};
 use std::ops::Range;
 
 /// Tokens of a batch, filled up or not.
@@ -142,8 +143,13 @@ pub(super) struct Row<'a> {
     pub(super) file: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) line: Option<u64>,
+    /// The other fields of a line of JSON.
+    #[serde(skip_serializing_if = "Map::is_empty")]
+    pub(super) input: &'a Map<String, Value>,
     /// Of the text, in UTF-8.
     pub(super) bytes: usize,
+    /// Of the text, so that a resumed run sees whether it has changed.
+    pub(super) hash: String,
     pub(super) tokens: usize,
     pub(super) predicted: usize,
     /// Nats a token; none if no token was predicted.
