@@ -224,9 +224,13 @@ fn a_first_look_shows_the_strongest_links_and_the_head_that_links_most() -> Resu
 fn a_head_whose_output_is_replaced_is_marked_and_never_featured() -> Result {
     let text = "O Romeo, Romeo";
     let patch = |place: &'static str| vec!["--patch", place, "--from-prompt", text];
+    let folder = crate::folder::Folder::empty()?;
+    folder.write("means.txt", "My lord\n")?;
+    let means = folder.at("means.txt");
     for (args, how, heads) in [
         (vec!["--ablate", "0.3"], "ablated", &["0.3"][..]),
         (vec!["--mean-ablate", "0.3"], "mean-ablated", &["0.3"]),
+        (vec!["--mean-ablate", "0.3", "--mean-of", &means], "mean-ablated", &["0.3"]),
         (vec!["--scale", "0.3=0"], "scaled to 0", &["0.3"]),
         (patch("0.3"), "patched", &["0.3"]),
         (patch("0.attn"), "patched", &["0.0", "0.1", "0.2", "0.3"]),

@@ -178,6 +178,15 @@ fn a_draft_gives_the_same_text_and_says_how_it_fared() -> Result {
     for (draft, says) in [(ODD, "has 101 tokens"), ("/nowhere", "--draft")] {
         gpt2(&["generate", "ROMEO:", "--draft", draft])?.refused(1, &[says]);
     }
+    // What cannot guess is refused before it is loaded.
+    for (more, says) in [
+        (["--draft", "q4_0", "--dtype", "f16"], "leave --dtype out"),
+        (["--draft", "/nowhere", "--impl", "eager"], "use fused attention"),
+        (["--draft", "/nowhere", "--dtype", "f64"], "use f32"),
+    ] {
+        gpt2(&[&["generate", "ROMEO:"], &more[..]].concat())?.refused(1, &["--draft", says]);
+    }
+    gpt2(&["generate", "ROMEO:", "--draft", "lookup", "--dtype", "f16", "-n", "9"])?.succeeded();
     let args = ["generate", "ROMEO:", "--draft", "q4_0", "--ablate", "0.3"];
     gpt2(&args)?.refused(2, &["--draft", "cannot be used with"]);
     Ok(())

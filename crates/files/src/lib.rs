@@ -1,8 +1,8 @@
 //! Writes files whole or not at all, and reads only regular files.
 //!
 //! [`atomic`] fills a temporary file and renames it: a reader sees the old file or the new one, never half of one.
-//! [`write_safetensors`] writes the same bytes for the same tensors, and [`TensorSpool`] collects them one at a time. [`open_regular`] and [`read_text`] refuse pipes
-//! and devices, which may never end.
+//! [`write_safetensors`] writes the same bytes for the same tensors, and [`TensorSpool`] collects them one at a time.
+//! [`open_regular`] and [`read_text`] refuse pipes and devices, which may never end.
 //!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -29,6 +29,8 @@ pub struct TensorSpool {
     data: BufWriter<File>,
     tensors: Vec<Waiting>,
     length: u64,
+    /// Whether a tensor could not be added: what follows it would lie elsewhere than its place says.
+    failed: bool,
 }
 
 /// A tensor in the temporary file.
@@ -49,7 +51,13 @@ impl TensorSpool {
     /// When the folder cannot be written to.
     pub fn new(folder: &Path) -> Result<Self> {
         let data = tempfile::tempfile_in(folder).map_err(|e| Error::from(e).with_path(folder))?;
-        Ok(Self { folder: folder.to_path_buf(), data: BufWriter::new(data), tensors: vec![], length: 0 })
+        Ok(Self {
+            folder: folder.to_path_buf(),
+            data: BufWriter::new(data),
+            tensors: vec![],
+            length: 0,
+            failed: false,
+        })
     }
 
     /// Adds a tensor of any shape, dtype and device. Its numbers may be NaN or infinite, such as scores of hidden keys.
@@ -58,8 +66,9 @@ impl TensorSpool {
     /// When the tensor is called `__metadata__` or has a dtype that Candle cannot copy out, and when the disk is full.
     pub fn add(&mut self, name: &str, tensor: &Tensor) -> Result<()> {
         check(name, tensor.dtype())?;
-        write_data(&mut self.data, name, tensor, Numbers::Any)?
-            .map_err(|e| Error::from(e).with_path(&self.folder))?;
+        let added = write_data(&mut self.data, name, tensor, Numbers::Any);
+        self.failed |= !matches!(added, Ok(Ok(())));
+        added?.map_err(|e| Error::from(e).with_path(&self.folder))?;
         let (dtype, shape) = (tensor.dtype(), tensor.dims().to_vec());
         let bytes = (tensor.elem_count() * dtype.size_in_bytes()) as u64;
         self.tensors.push(Waiting { name: name.to_owned(), dtype, shape, start: self.length, bytes });
@@ -74,6 +83,9 @@ impl TensorSpool {
     /// When two tensors or two metadata entries have the same name, which leaves `path` untouched, or when `path` cannot be
     /// written.
     pub fn write(mut self, path: &Path, metadata: &[(&str, String)]) -> Result<()> {
+        if self.failed {
+            candle_core::bail!("a tensor could not be added, so the file would not be whole")
+        }
         refuse_twice("tensor", self.tensors.iter().map(|tensor| tensor.name.as_str()))?;
         refuse_twice("metadata entry", metadata.iter().map(|(key, _)| *key))?;
         self.tensors.sort_by(|a, b| order(&a.name, a.dtype).cmp(&order(&b.name, b.dtype)));
@@ -84,13 +96,18 @@ impl TensorSpool {
         });
         let header = header(entries, metadata)?;
         let failed = |e: io::Error| Error::from(e).with_path(path);
-        let mut data = self.data.into_inner().map_err(|e| failed(e.into_error()))?;
+        let data = self.data.into_inner();
+        let mut data = data.map_err(|e| Error::from(e.into_error()).with_path(&self.folder))?;
         let mut out = BufWriter::new(File::create(path).map_err(failed)?);
         out.write_all(&(header.len() as u64).to_le_bytes()).map_err(failed)?;
         out.write_all(&header).map_err(failed)?;
         for Waiting { start, bytes, .. } in &self.tensors {
             data.seek(SeekFrom::Start(*start)).map_err(failed)?;
-            io::copy(&mut (&mut data).take(*bytes), &mut out).map_err(failed)?;
+            let copied = io::copy(&mut (&mut data).take(*bytes), &mut out).map_err(failed)?;
+            if copied != *bytes {
+                let short = io::Error::other("the temporary file is shorter than what was written to it");
+                return Err(Error::from(short).with_path(&self.folder));
+            }
         }
         out.flush().map_err(failed)
     }

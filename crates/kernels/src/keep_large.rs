@@ -11,8 +11,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// everything else from `A`.
 ///
 /// A pass of a model allocates and frees the same large tensors again and again. Most allocators return such memory to the
-/// system, which clears each page before it hands it out again: up to a quarter of the time of a pass. What is kept and what is in use
-/// together never exceed the most that was in use at any time, so the peak stays as it was.
+/// system, which clears each page before it hands it out again: up to a quarter of the time of a pass.
+///
+/// What is kept and what is in use together never exceed the most that was in use at any time, counted in whole blocks: a
+/// block is at most an eighth larger than what it was asked for, and one that grows is in use twice while it moves.
 ///
 /// ```
 /// use candle_fused::KeepLarge;
@@ -99,9 +101,11 @@ impl Kept {
         self.bytes += size.bytes();
     }
 
-    fn uses(&mut self, bytes: usize) {
-        self.used += bytes;
-        self.most = self.most.max(self.used);
+    /// Gives back all blocks.
+    fn clear(&mut self, inner: &impl GlobalAlloc) {
+        let most = std::mem::replace(&mut self.most, 0);
+        self.trim(inner);
+        self.most = most;
     }
 
     /// Gives blocks back, the largest first, until what is kept and used is no more than was ever used.
@@ -133,19 +137,26 @@ impl<A> KeepLarge<A> {
 
 impl<A: GlobalAlloc> KeepLarge<A> {
     /// A block that is kept, or else a new one from `new`; whether it is new.
-    fn get(&self, size: Size, new: impl FnOnce(Layout) -> *mut u8) -> (*mut u8, bool) {
+    fn get(&self, size: Size, new: impl Fn(Layout) -> *mut u8) -> (*mut u8, bool) {
         let mut kept = self.kept();
         let block = kept.take(size);
-        kept.uses(size.bytes());
+        kept.used += size.bytes();
         if let Some(block) = block {
+            kept.most = kept.most.max(kept.used);
             return (block, false);
         }
         kept.trim(&self.inner);
         drop(kept);
-        let block = new(size.layout);
+        let mut block = new(size.layout);
         if block.is_null() {
-            self.kept().used -= size.bytes();
+            self.kept().clear(&self.inner);
+            block = new(size.layout);
         }
+        let mut kept = self.kept();
+        if block.is_null() {
+            kept.used -= size.bytes();
+        }
+        kept.most = kept.most.max(kept.used);
         (block, true)
     }
 }
@@ -309,6 +320,52 @@ mod tests {
             check(&(block, size, byte));
             // SAFETY: as above.
             unsafe { allocator.dealloc(block, layout(size)) };
+        }
+    }
+
+    /// An allocator with room for `self.0` bytes of large blocks.
+    struct Bounded(Mutex<usize>);
+
+    // SAFETY: passed on.
+    unsafe impl GlobalAlloc for Bounded {
+        unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+            let mut room = self.0.lock().unwrap();
+            match room.checked_sub(layout.size()) {
+                None => null_mut(),
+                Some(rest) => {
+                    *room = rest;
+                    // SAFETY: passed on.
+                    unsafe { System.alloc(layout) }
+                }
+            }
+        }
+
+        unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+            *self.0.lock().unwrap() += layout.size();
+            // SAFETY: passed on.
+            unsafe { System.dealloc(block, layout) }
+        }
+    }
+
+    #[test]
+    fn what_is_kept_makes_room_for_what_is_asked_for() {
+        let allocator = KeepLarge::new(Bounded(Mutex::new(8 << 20)));
+        // SAFETY: the sizes are not 0, and blocks are freed with the layout that they were made with.
+        unsafe {
+            let [a, b] = [1 << 20, 7 << 20].map(|size| allocator.alloc(layout(size)));
+            allocator.dealloc(b, layout(7 << 20));
+            let c = allocator.alloc(layout(4 << 20));
+            allocator.dealloc(c, layout(4 << 20));
+            // Now others hold the rest of the memory: there is room only in place of the block that is kept.
+            *allocator.inner.0.lock().unwrap() = 0;
+            assert_eq!(allocator.kept().bytes, 4 << 20);
+            let d = allocator.alloc(layout(3 << 20));
+            assert!(!d.is_null());
+            assert!(allocator.alloc(layout(1 << 30)).is_null(), "this is more than there is");
+            assert_eq!(allocator.kept().used, 4 << 20);
+            assert_eq!(allocator.kept().most, 8 << 20);
+            allocator.dealloc(a, layout(1 << 20));
+            allocator.dealloc(d, layout(3 << 20));
         }
     }
 

@@ -123,7 +123,7 @@ pub enum LoadError {
     #[error("{0}")]
     AdapterAudit(Box<AdapterAudit>),
     /// A model with a number that a file cannot hold.
-    #[error("{parameter} holds {value}{}", because(*value, *most, format, remedy))]
+    #[error("{parameter} holds {}{}", short(*value), because(*value, *most, format, remedy))]
     NotSavable {
         /// The parameter.
         parameter: String,
@@ -196,9 +196,12 @@ fn because(value: f64, most: f64, format: &str, remedy: &str) -> String {
     if !value.is_finite() {
         return "; only a model whose numbers are all finite is saved".into();
     }
-    // 65504, 3.4e38
-    let most = if most < 1e6 { most.to_string() } else { format!("{most:.1e}") };
-    format!("; {format} holds numbers up to {most}: {remedy}")
+    format!("; {format} holds numbers up to {}: {remedy}", short(most))
+}
+
+/// 65504, 3.4e38
+fn short(number: f64) -> String {
+    if number.abs() < 1e7 || !number.is_finite() { number.to_string() } else { format!("{number:.1e}") }
 }
 
 /// Which characters the vocabulary lacks, if any.

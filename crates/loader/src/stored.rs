@@ -213,13 +213,13 @@ impl Stored {
     }
 }
 
-/// How many numbers are NaN or infinite, in f32.
+/// How many numbers are NaN or infinite.
 pub(crate) fn not_finite(tensor: &Tensor) -> candle_core::Result<usize> {
-    let numbers = tensor.to_dtype(DType::F32)?;
-    if all_finite(&numbers)? {
+    if all_finite(tensor)? {
         return Ok(0);
     }
-    Ok(numbers.flatten_all()?.to_vec1::<f32>()?.iter().filter(|x| !x.is_finite()).count())
+    let numbers = tensor.to_dtype(DType::F64)?.flatten_all()?.to_vec1::<f64>()?;
+    Ok(numbers.iter().filter(|x| !x.is_finite()).count())
 }
 
 /// The place of an entry's bytes in the archive, and the CRC-32 that the archive gives for them.

@@ -5,6 +5,7 @@ use crate::generation::room_for;
 use crate::sampling::penalize;
 use crate::{ForwardArgs, Gpt2LMHeadModel, KvCache};
 use candle_core::{D, DType, Result, Tensor};
+use std::borrow::Cow;
 
 /// How to search. The fields have transformers' names and defaults.
 #[derive(Debug, Clone, PartialEq)]
@@ -138,9 +139,11 @@ impl BeamSearch {
                     row[token]
                 )
             }
-            let mut row = row.clone();
-            penalize(&mut row, &[prompt, ids].concat(), self.repetition_penalty);
-            for (token, x) in (0u32..).zip(row) {
+            let mut row = Cow::Borrowed(row);
+            if self.repetition_penalty != 1.0 {
+                penalize(row.to_mut(), &[prompt, ids].concat(), self.repetition_penalty);
+            }
+            for (token, &x) in (0u32..).zip(row.iter()) {
                 let log_probability = before + f64::from(x);
                 let full = best.len() == count;
                 if full && best[count - 1].log_probability >= log_probability {

@@ -104,13 +104,11 @@ impl KvCache {
     /// When a row does not exist, or the device cannot allocate the copy.
     pub fn with_rows(&self, rows: &[u32]) -> Result<Self> {
         let copy = |layer: &LayerCache| {
-            let (_, heads, capacity, d) = layer.kv.dims4()?;
-            let (dtype, device) = (layer.kv.dtype(), layer.kv.device());
-            let kv = Tensor::zeros((rows.len(), heads, capacity, d), dtype, device)?;
-            if layer.len > 0 {
-                let held = layer.kv.narrow(2, 0, layer.len)?.contiguous()?;
-                kv.slice_set(&held.index_select(&Tensor::new(rows, device)?, 0)?, 2, 0)?;
+            let batch = layer.kv.dim(0)?;
+            if let Some(row) = rows.iter().find(|&&row| row as usize >= batch) {
+                candle_core::bail!("there is no row {row}: the cache has {batch}")
             }
+            let kv = layer.kv.index_select(&Tensor::new(rows, layer.kv.device())?, 0)?;
             Ok(LayerCache { kv, len: layer.len, encoder: None })
         };
         let layers = self.layers.iter().map(copy).collect::<Result<_>>()?;

@@ -1,8 +1,8 @@
 //! Drafts: cheap guesses at the next tokens, which [`Generation`](crate::Generation) checks in one pass of the model
 //! (speculative decoding, Leviathan et al. 2023, arXiv:2211.17192).
 //!
-//! Unlike there, chance accepts nothing: each position draws with its own random number from the model's own logits, and a
-//! guess counts only if it is the token drawn. A good draft makes the text faster, and no draft changes it.
+//! Unlike there, no guess is accepted at random: the model's own logits choose each token, with the random numbers of its place,
+//! and a guess counts only if it is that token. A good draft makes the text faster, and no draft changes it.
 
 use crate::{ForwardArgs, Gpt2LMHeadModel, KvCache, Sampler};
 use candle_core::{DType, Result, Tensor};

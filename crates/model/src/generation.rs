@@ -71,7 +71,9 @@ impl<'a> Generation<'a> {
     ) -> Result<Self> {
         sampling.validate()?;
         let lengths: Vec<usize> = prompts.iter().map(Vec::len).collect();
-        room_for(model, lengths.iter().copied().min().unwrap_or(0), 0)?;
+        if lengths.iter().any(|&length| length == 0) {
+            candle_core::bail!("a prompt needs at least one token")
+        }
         let width = lengths.iter().copied().max().unwrap_or(0);
         let capacity = room_for(model, width, max_new_tokens)?;
         let (device, dtype) = (model.transformer.wte.device(), model.transformer.dtype());
@@ -121,23 +123,35 @@ impl<'a> Generation<'a> {
     /// that turn out wrong, and a hook that replaces values may round otherwise than alone.
     ///
     /// # Errors
-    /// For several prompts, or where a position's bits depend on the others of its pass: on a GPU, with eager attention, and
-    /// in builds with `mkl` or `accelerate`.
+    /// As [`check_draft`](Self::check_draft).
     pub fn with_draft(self, draft: impl Draft + 'a) -> Result<Self> {
-        let transformer = &self.model.transformer;
-        if self.texts.len() != 1 {
-            candle_core::bail!("a draft guesses for one prompt, got {}", self.texts.len())
-        }
-        let fused =
-            self.model.config().attn_implementation.on(transformer.wte.device()) == Implementation::Fused;
-        let exact = fused && transformer.wte.device().is_cpu() && transformer.dtype() != DType::F64;
-        if !exact || cfg!(any(feature = "mkl", feature = "accelerate")) {
-            candle_core::bail!(
-                "a draft needs fused attention and our own products in f32, f16 or bf16 on the CPU: elsewhere the text could change"
-            )
-        }
+        self.check_draft()?;
         let checks = Checks { draft: Box::new(draft), found: VecDeque::new(), drafted: Drafted::default() };
         Ok(Self { checks: Some(checks), ..self })
+    }
+
+    /// Whether a draft may guess, to be asked before one is loaded.
+    ///
+    /// # Errors
+    /// For several prompts, and where a position's bits depend on the others of its pass: on a GPU, with eager attention, in
+    /// f64, and in builds with `mkl` or `accelerate`.
+    pub fn check_draft(&self) -> Result<()> {
+        let (transformer, rows) = (&self.model.transformer, self.texts.len());
+        let device = transformer.wte.device();
+        let cause = if rows != 1 {
+            format!("it guesses for one prompt, got {rows}")
+        } else if !device.is_cpu() {
+            "on a GPU the text could change; use the CPU".to_owned()
+        } else if self.model.config().attn_implementation.on(device) != Implementation::Fused {
+            "with eager attention the text could change; use fused attention".to_owned()
+        } else if transformer.dtype() == DType::F64 {
+            "in f64 the text could change; use f32, f16 or bf16".to_owned()
+        } else if cfg!(any(feature = "mkl", feature = "accelerate")) {
+            "with MKL or Accelerate the text could change; build without them".to_owned()
+        } else {
+            return Ok(());
+        };
+        candle_core::bail!("no draft can guess here: {cause}")
     }
 
     /// How the draft fared so far, if there is one.
@@ -218,7 +232,11 @@ impl<'a> Generation<'a> {
         let vocabulary = self.model.config().vocab_size;
         // A pass over the prompt takes other kernels than one over a few tokens: it is the same with a draft as without.
         let most = if self.cache.is_empty() { 0 } else { (self.steps_left - 1).min(FEW_QUERIES - 1) };
-        let guess = if most == 0 { vec![] } else { checks.draft.propose(&text, most, sampler)? };
+        let guess = if most == 0 {
+            vec![]
+        } else {
+            checks.draft.propose(&text, most, sampler).map_err(|e| e.context("the draft"))?
+        };
         let known = |&token: &u32| (token as usize) < vocabulary;
         let guess: Vec<u32> = guess.into_iter().take(most).take_while(known).collect();
         if !self.cache.is_empty() {
@@ -235,7 +253,12 @@ impl<'a> Generation<'a> {
         };
         let logits = self.model.forward(&input, args)?.logits.squeeze(0)?; // (1 or T, V)
         for (i, mut logits) in logits.to_dtype(DType::F32)?.to_vec2::<f32>()?.into_iter().enumerate() {
-            let token = sampler.choose(&mut logits, &text)?;
+            let token = match sampler.choose(&mut logits, &text) {
+                Ok(token) => token,
+                // What was found comes first: the next pass begins here and fails alike.
+                Err(_) if i > 0 => break,
+                Err(error) => return Err(error),
+            };
             text.push(token);
             checks.found.push_back(token);
             let right = guess.get(i) == Some(&token);

@@ -75,8 +75,16 @@ impl Gpt2LMHeadModel {
     /// they are. The model is in f32 on the CPU.
     ///
     /// # Errors
-    /// When blocks of the format do not divide the inputs of a layer, or a weight is not on the CPU.
+    /// When the model is not in f32 on the CPU, or blocks of the format do not divide the inputs of a layer.
     pub fn quantize(mut self, format: BlockFormat) -> Result<Self> {
+        let (dtype, device) = (self.transformer.dtype(), self.transformer.wte.device());
+        if dtype != DType::F32 || !device.is_cpu() {
+            candle_core::bail!(
+                "quantized layers compute in f32 on the CPU, and this model is in {} on {:?}; load it in f32 on the CPU",
+                dtype.as_str(),
+                device.location()
+            )
+        }
         let (tied, layout) = (self.is_tied(), self.config().weight_layout());
         for block in &mut self.transformer.h {
             for (_, layer) in block.linear_layers_mut() {

@@ -21,6 +21,7 @@ impl Interventions {
         for (i, mean) in means.found.into_inner() {
             if let Some(head) = self.list[i].head() {
                 self.list[i] = Intervention::Replace(head, mean.flatten_all()?);
+                self.fixed_means.insert(i);
             }
         }
         Ok(self)
@@ -85,10 +86,11 @@ impl Interventions {
         if count == 0 {
             candle_core::bail!("mean ablation: no text to take the mean over")
         }
-        for one in self.list.iter_mut().filter(is_mean) {
+        for (i, one) in self.list.iter_mut().enumerate().filter(|(_, one)| is_mean(one)) {
             let Some(head) = one.head() else { continue };
             let Some(sum) = sums.get(&head.layer) else { continue };
             let mean = (sum / count as f64)?;
+            self.fixed_means.insert(i);
             *one = match over {
                 MeanOver::AllPositions => {
                     Intervention::Replace(head, mean.narrow(2, head.head, 1)?.flatten_all()?)

@@ -21,7 +21,8 @@ pub struct Surprises {
 const LOGITS_ROWS: usize = 256;
 
 /// Runs the model over texts of different lengths together: shorter ones are filled up at their end, which no token of
-/// theirs sees. It takes least time if they have about the same length. `hooks` act in the run, on all texts at once.
+/// theirs sees. It takes least time if they have about the same length. `hooks` act in the run, on all texts at once, and on what
+/// fills them up: an intervention that takes means over positions needs texts of equal length.
 ///
 /// # Errors
 /// When there is no text, or one is empty, longer than N, or holds an id of V or above, and for errors from hooks.

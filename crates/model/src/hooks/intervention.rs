@@ -97,6 +97,9 @@ pub enum Intervention {
     KnockOut(Option<usize>, KnockOut),
 }
 
+/// How a head is silenced whose output is its mean.
+pub(super) const MEAN_ABLATED: &str = "mean-ablated";
+
 impl Intervention {
     /// Where it acts; `None` for a knock-out, which acts inside attention.
     pub(crate) fn point(&self) -> Option<Point> {
@@ -133,7 +136,7 @@ impl Intervention {
     pub fn silences(&self, head: Head, tokens: usize) -> Option<&'static str> {
         match self {
             Self::ZeroAblate(of) if *of == head => Some("ablated"),
-            Self::MeanAblate(of) if *of == head => Some("mean-ablated"),
+            Self::MeanAblate(of) if *of == head => Some(MEAN_ABLATED),
             Self::Scale(of, factor) if *of == head && *factor == 0.0 => Some("scaled to 0"),
             Self::Replace(of, _) if *of == head => Some("replaced"),
             Self::Patch(Patch { place, position: None, from }) => {

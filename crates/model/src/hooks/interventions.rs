@@ -1,10 +1,11 @@
 //! A list of interventions, as hooks.
 
 use super::hook::{At, Hooks, KnockOut};
-use super::intervention::{Head, Intervention, Patch, Place};
+use super::intervention::{Head, Intervention, MEAN_ABLATED, Patch, Place};
 use super::point::Point;
 use crate::Config;
 use candle_core::{Result, Tensor};
+use std::collections::BTreeSet;
 
 /// Interventions, checked against a model's config: [`Hooks`] for [`ForwardArgs::hooks`](crate::ForwardArgs::hooks).
 ///
@@ -33,6 +34,8 @@ use candle_core::{Result, Tensor};
 #[derive(Debug, Clone, Default)]
 pub struct Interventions {
     pub(crate) list: Vec<Intervention>,
+    /// Those in the list that were mean ablations until their means were fixed, by their indices.
+    pub(crate) fixed_means: BTreeSet<usize>,
 }
 
 impl Interventions {
@@ -44,7 +47,7 @@ impl Interventions {
     pub fn new(list: impl IntoIterator<Item = Intervention>, config: &Config) -> Result<Self> {
         let list: Vec<_> = list.into_iter().collect();
         list.iter().try_for_each(|one| check(one, config))?;
-        Ok(Self { list })
+        Ok(Self { list, fixed_means: BTreeSet::new() })
     }
 
     /// The interventions, in list order.
@@ -61,7 +64,10 @@ impl Interventions {
     /// How the list silences a head: see [`Intervention::silences`].
     #[must_use]
     pub fn silence(&self, head: Head, tokens: usize) -> Option<&'static str> {
-        self.list.iter().find_map(|one| one.silences(head, tokens))
+        self.list.iter().enumerate().find_map(|(i, one)| {
+            let how = one.silences(head, tokens)?;
+            Some(if self.fixed_means.contains(&i) { MEAN_ABLATED } else { how })
+        })
     }
 
     /// The interventions at a point, each with its index in the list.

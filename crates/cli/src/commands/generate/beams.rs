@@ -81,12 +81,13 @@ pub(super) fn run(
         out.write_text(prompt)?;
         out.write_text(&best.map(text).transpose()?.flatten().unwrap_or_default())?;
     } else {
-        let ids: Vec<String> = best.iter().flat_map(|best| &best.ids).map(u32::to_string).collect();
+        let shown = best.iter().flat_map(|best| &best.ids).filter(|id| !is_end(id));
+        let ids: Vec<String> = shown.map(u32::to_string).collect();
         write!(out, "{}", ids.join(","))?;
     }
     writeln!(out)?;
     if let Some(best) = best {
-        output::note(&format!("{} tokens, score {:.4} nats, in {seconds:.2} s", best.ids.len(), best.score));
+        output::note(&format!("{} tokens, score {:.4}, in {seconds:.2} s", best.ids.len(), best.score));
     }
     Ok(())
 }

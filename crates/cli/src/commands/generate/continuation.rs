@@ -73,12 +73,15 @@ impl<'a> Until<'a> {
         if self.found.is_some() {
             return String::new();
         }
-        self.held.push_str(piece);
-        let places = self.stops.iter().filter_map(|stop| Some((self.held.find(stop.as_str())?, stop)));
-        if let Some((at, stop)) = places.min_by_key(|(at, _)| *at) {
-            self.found = Some(stop);
-            self.held.truncate(at);
-            return std::mem::take(&mut self.held);
+        // Character by character, so that the stop string that ends first ends the text.
+        for c in piece.chars() {
+            self.held.push(c);
+            let ends = self.stops.iter().filter(|stop| self.held.ends_with(stop.as_str()));
+            if let Some(stop) = ends.max_by_key(|stop| stop.len()) {
+                self.found = Some(stop);
+                self.held.truncate(self.held.len() - stop.len());
+                return std::mem::take(&mut self.held);
+            }
         }
         let begins = |at: &usize| self.stops.iter().any(|stop| stop.starts_with(&self.held[*at..]));
         let places = self.held.char_indices().map(|(at, _)| at);
@@ -117,6 +120,12 @@ mod tests {
                 got.push_str(&until.finish());
                 assert_eq!((got.as_str(), until.found), (expected, found), "{text:?} by {size}");
             }
+        }
+        let stops = ["abc", "b"].map(String::from);
+        for pieces in [&["abc"][..], &["ab", "c"], &["a", "b", "c"]] {
+            let mut until = Until::new(&stops);
+            let got: String = pieces.iter().map(|piece| until.push(piece)).collect();
+            assert_eq!((got.as_str(), until.found), ("a", Some("b")), "the one that ends first");
         }
     }
 }

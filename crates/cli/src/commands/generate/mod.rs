@@ -14,6 +14,7 @@ use crate::changes::{Changes, Reads};
 use crate::provenance::Provenance;
 use crate::session::Session;
 use crate::{finite, output};
+use anyhow::Context;
 use candle_core::DType;
 use continuation::Continuation;
 use gpt2_model::hooks::{Chain, Hooks};
@@ -42,6 +43,7 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
     made_by.kv = args.kv.as_ref().map(DType::as_str);
     let mut generation = generation(args, &session, prompts, max_new_tokens)?;
     if let Some(draft) = &args.draft {
+        generation.check_draft().context("--draft")?;
         generation = generation.with_draft(draft.open(&session, &args.model.hub)?)?;
     }
     let recorded = Recorded::new(args, &session)?;
