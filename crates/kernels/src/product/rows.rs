@@ -7,6 +7,7 @@
 use crate::element::Element;
 #[cfg(amx)]
 use half::bf16;
+use std::mem::MaybeUninit;
 
 /// How many numbers of a row lie side by side: a cache line of f32.
 pub(crate) const STEP: usize = 16;
@@ -19,10 +20,10 @@ pub(crate) trait Source: Sync {
         None
     }
 
-    /// Writes numbers `first..first + STEP` of `row`.
-    fn copy(&self, row: usize, first: usize, out: &mut [f32; STEP]);
+    /// Numbers `first..first + STEP` of `row`.
+    fn line(&self, row: usize, first: usize) -> [f32; STEP];
 
-    /// Writes numbers from `first` on; there are fewer than [`STEP`].
+    /// The numbers of `row` from `first` on, fewer than [`STEP`], into `out`.
     fn copy_rest(&self, row: usize, first: usize, out: &mut [f32]);
 }
 
@@ -39,10 +40,10 @@ impl<E: Element> Source for Rows<'_, E> {
     }
 
     #[inline(always)]
-    fn copy(&self, row: usize, first: usize, out: &mut [f32; STEP]) {
-        for (out, x) in out.iter_mut().zip(&self.data[row * self.depth + first..][..STEP]) {
-            *out = x.to_f32();
-        }
+    fn line(&self, row: usize, first: usize) -> [f32; STEP] {
+        let mut line = [0.0; STEP];
+        E::widen(&self.data[row * self.depth + first..][..STEP], &mut line);
+        line
     }
 
     fn copy_rest(&self, row: usize, first: usize, out: &mut [f32]) {
@@ -80,13 +81,14 @@ impl<'a> Matrix<'a> {
 
 impl Source for Matrix<'_> {
     #[inline(always)]
-    fn copy(&self, row: usize, first: usize, out: &mut [f32; STEP]) {
+    fn line(&self, row: usize, first: usize) -> [f32; STEP] {
         let start = row * self.strides[0] + first * self.strides[1];
-        if let (1, Some(from)) = (self.strides[1], self.data[start..].first_chunk::<STEP>()) {
-            *out = *from;
-        } else {
-            self.copy_rest(row, first, out);
+        if let (1, Some(line)) = (self.strides[1], self.data[start..].first_chunk::<STEP>()) {
+            return *line;
         }
+        let mut line = [0.0; STEP];
+        self.copy_rest(row, first, &mut line);
+        line
     }
 
     fn copy_rest(&self, row: usize, first: usize, out: &mut [f32]) {
@@ -102,16 +104,17 @@ pub(crate) fn packed_len(depth: usize) -> usize {
     depth.next_multiple_of(STEP)
 }
 
-/// Writes `rows` in groups of up to `group` rows; what is beyond `depth` becomes 0.
+/// Writes all of `out`: `rows` in groups of up to `group` rows; what is beyond `depth` becomes 0.
 #[inline(always)]
 pub(crate) fn pack(
     source: &impl Source,
     rows: std::ops::Range<usize>,
     depth: usize,
     group: usize,
-    out: &mut [f32],
+    out: &mut [MaybeUninit<f32>],
 ) {
     let whole = packed_len(depth);
+    assert_eq!(out.len(), rows.len() * whole);
     if whole == 0 {
         return;
     }
@@ -121,12 +124,14 @@ pub(crate) fn pack(
         for (first, out) in (0..depth).step_by(STEP).zip(out.chunks_exact_mut(count * STEP)) {
             let length = STEP.min(depth - first);
             for (row, out) in (start..).zip(out.as_chunks_mut::<STEP>().0) {
-                if length == STEP {
-                    source.copy(row, first, out);
+                let line = if length == STEP {
+                    source.line(row, first)
                 } else {
-                    source.copy_rest(row, first, &mut out[..length]);
-                    out[length..].fill(0.0);
-                }
+                    let mut line = [0.0; STEP];
+                    source.copy_rest(row, first, &mut line[..length]);
+                    line
+                };
+                out.write_copy_of_slice(&line);
             }
         }
     }

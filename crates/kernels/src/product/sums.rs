@@ -8,6 +8,7 @@ use crate::memory::room;
 use crate::team;
 use pulp::Arch;
 use std::cell::Cell;
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 /// How many rows of a panel a tile sums over before it adds to earlier sums: long chains of additions lose digits, and 256
@@ -64,15 +65,12 @@ impl<'a, E: Stored> PackedRows<'a, E> {
         team::for_each(rows.div_ceil(group), |i| {
             let (out, rows) = (&out, i * group..((i + 1) * group).min(rows));
             let len = rows.len() * per_row;
-            // SAFETY: there is room for all rows, and each task writes its own. Zeros make numbers of the memory.
-            let out = unsafe {
-                let out = out.0.add(rows.start * per_row);
-                out.write_bytes(0, len);
-                std::slice::from_raw_parts_mut(out, len)
-            };
+            // SAFETY: there is room for all rows, which may hold nothing yet, and each task writes its own.
+            let out =
+                unsafe { std::slice::from_raw_parts_mut(out.0.add(rows.start * per_row).cast(), len) };
             dispatch(arch, Pack { x, rows, depth, out });
         });
-        // SAFETY: the tasks have written all rows.
+        // SAFETY: `pack` has written all numbers of all rows.
         unsafe { memory.set_len(rows * per_row) };
         Self { x: memory, group, w }
     }
@@ -108,7 +106,7 @@ struct Pack<'a, X> {
     x: &'a X,
     rows: Range<usize>,
     depth: usize,
-    out: &'a mut [f32],
+    out: &'a mut [MaybeUninit<f32>],
 }
 
 impl<X: Source> Kernel for Pack<'_, X> {
