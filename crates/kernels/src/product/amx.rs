@@ -4,12 +4,14 @@
 //! tile of 16 by 16 f32 numbers. A panel of bf16 numbers is a column of such tiles as it is. Products are exact and sums
 //! are rounded to f32, as in the other tiles; subnormal numbers count as 0.
 
+use super::finish::Part;
 use super::lanes::Lanes;
 use super::panels::{PANEL, Panels, Stored};
 use super::rows::Source;
-use super::sums::{DEPTH, Sums};
+use super::sums::{DEPTH, Scratch, Sums};
 use super::tile::Ahead;
 use crate::isa::Isa;
+use crate::memory::room;
 use half::bf16;
 use std::any::Any;
 use std::ops::Range;
@@ -56,17 +58,20 @@ impl Sums for Tiles<'_> {
         PANELS
     }
 
-    fn sum<S: Lanes>(
+    #[inline(always)]
+    fn sum<S: Lanes, O: Stored>(
         &self,
-        _: S,
+        simd: S,
         rows: Range<usize>,
         panels: Range<usize>,
-        _: &mut Vec<f32>,
-        sums: &mut [f32],
+        scratch: &mut Scratch,
+        mut out: Part<O>,
     ) {
         let (x, strips) = (&self.x[rows.start * self.w.depth()..], self.w.starting_at(panels.start));
+        let sums = room(&mut scratch.sums, rows.len() * PANELS * PANEL);
         // SAFETY: these factors exist only where AMX is available.
         unsafe { sum(x, rows.len(), strips, self.w.depth(), sums) };
+        out.write(simd, 0, sums, PANELS * PANEL);
     }
 }
 

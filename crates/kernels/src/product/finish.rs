@@ -1,4 +1,4 @@
-//! What follows a matrix product, a row of a strip at a time.
+//! What follows a matrix product, a row of a tile at a time.
 
 use super::lanes::{Kernel, Lanes, dispatch};
 use super::panels::{Halves, PANEL, Stored};
@@ -30,7 +30,7 @@ pub(crate) struct Destination<'a, E> {
     out: *mut E,
 }
 
-// SAFETY: tasks write through `out` only, and the callers of `write` guarantee that their parts do not overlap.
+// SAFETY: tasks write through `out` only, and the callers of `part` guarantee that their parts do not overlap.
 unsafe impl<E: Send + Sync> Sync for Destination<'_, E> {}
 
 impl<'a, E: Stored> Destination<'a, E> {
@@ -42,94 +42,76 @@ impl<'a, E: Stored> Destination<'a, E> {
         Self { finish, width, out }
     }
 
-    /// Writes some columns of some rows of the result from their sums, whose rows are `stride` apart, a multiple of
-    /// [`PANEL`].
+    /// Some of its rows and columns.
     ///
     /// # Safety
-    /// The result has room for the rows and columns, and holds numbers there if `onto` is set; nobody else reads or writes
-    /// them meanwhile.
-    #[inline(always)]
-    pub(super) unsafe fn write<S: Lanes>(
-        &self,
-        simd: S,
-        rows: Range<usize>,
-        columns: Range<usize>,
-        sums: &mut [f32],
-        stride: usize,
-    ) {
-        for (row, sums) in rows.zip(sums.chunks_exact_mut(stride)) {
-            // SAFETY: passed on.
-            unsafe { self.write_row(simd, row, columns.clone(), sums) };
-        }
-    }
-
-    /// [`write`](Self::write), compiled for an instruction set.
-    ///
-    /// # Safety
-    /// As for `write`.
-    pub(crate) unsafe fn write_on(
-        &self,
-        isa: Isa,
-        rows: Range<usize>,
-        columns: Range<usize>,
-        sums: &mut [f32],
-        stride: usize,
-    ) {
-        assert!(stride.is_multiple_of(PANEL) && columns.len() <= stride);
-        dispatch(isa.arch().unwrap_or(Arch::Scalar), Part { result: self, rows, columns, sums, stride });
-    }
-
-    /// # Safety
-    /// As for [`write`](Self::write).
-    #[inline(always)]
-    unsafe fn write_row<S: Halves>(&self, simd: S, row: usize, columns: Range<usize>, sums: &mut [f32]) {
-        let Self { finish: Finish { bias, residual, gelu, onto }, width, out } = *self;
-        // SAFETY: the caller guarantees the row and its columns.
-        let out = unsafe { out.add(row * width + columns.start) };
-        let lanes = S::F32_LANES;
-        let count = columns.len();
-        let residual = residual.map(|all| &all[row * width..][columns.clone()]);
-        let bias = bias.map(|bias| &bias[columns]);
-        let sums = &mut S::as_mut_simd_f32s(sums).0[..count.div_ceil(lanes)];
-        for (sum, first) in sums.iter_mut().zip((0..).step_by(lanes)) {
-            let part = first..count.min(first + lanes);
-            let mut y = *sum;
-            if let Some(bias) = bias {
-                y = simd.add_f32s(y, read(simd, &bias[part.clone()]));
-            }
-            if gelu {
-                y = gelu_forward(simd, y);
-            }
-            if let Some(residual) = residual {
-                y = simd.add_f32s(y, read(simd, &residual[part.clone()]));
-            }
-            if onto {
-                // SAFETY: the caller guarantees that `out` holds these numbers.
-                let held = unsafe { std::slice::from_raw_parts(out.add(first), part.len()) };
-                y = simd.add_f32s(y, read(simd, held));
-            }
-            // SAFETY: the caller guarantees the room.
-            unsafe { write(simd, y, out.add(first), part.len()) };
-        }
+    /// The result has room for them, and holds numbers there if `onto` is set; nobody else reads or writes them while the part
+    /// exists.
+    pub(crate) unsafe fn part(&'a self, rows: Range<usize>, columns: Range<usize>) -> Part<'a, E> {
+        Part { result: self, rows, columns }
     }
 }
 
-struct Part<'a, E> {
+/// A part of a result, for one task.
+pub(crate) struct Part<'a, E> {
     result: &'a Destination<'a, E>,
     rows: Range<usize>,
     columns: Range<usize>,
-    sums: &'a mut [f32],
+}
+
+impl<E: Stored> Part<'_, E> {
+    /// Writes the rows from number `first` of the part on, one for each `stride` sums, a multiple of [`PANEL`].
+    #[inline(always)]
+    pub(super) fn write<S: Lanes>(&mut self, simd: S, first: usize, sums: &[f32], stride: usize) {
+        let Destination { finish: Finish { bias, residual, gelu, onto }, width, out } = *self.result;
+        let (rows, columns) = (sums.len() / stride, self.columns.len());
+        assert!(stride.is_multiple_of(PANEL) && columns <= stride && first + rows <= self.rows.len());
+        for column in (0..columns).step_by(S::F32_LANES) {
+            let count = S::F32_LANES.min(columns - column);
+            let start = (self.rows.start + first) * width + self.columns.start + column;
+            let bias = bias.map(|bias| read(simd, &bias[self.columns.start + column..][..count]));
+            for (row, sums) in sums.chunks_exact(stride).enumerate() {
+                let at = start + row * width;
+                let mut y = read(simd, &sums[column..column + S::F32_LANES]);
+                if let Some(bias) = bias {
+                    y = simd.add_f32s(y, bias);
+                }
+                if gelu {
+                    y = gelu_forward(simd, y);
+                }
+                if let Some(residual) = residual {
+                    y = simd.add_f32s(y, read(simd, &residual[at..at + count]));
+                }
+                // SAFETY: the part is this task's own. It has these rows and columns, and numbers if `onto` is set.
+                unsafe {
+                    let out = out.add(at);
+                    if onto {
+                        y = simd.add_f32s(y, read(simd, std::slice::from_raw_parts(out, count)));
+                    }
+                    write(simd, y, out, count);
+                }
+            }
+        }
+    }
+
+    /// Writes all rows, compiled for an instruction set.
+    pub(crate) fn write_on(self, isa: Isa, sums: &[f32], stride: usize) {
+        dispatch(isa.arch().unwrap_or(Arch::Scalar), WriteAll { part: self, sums, stride });
+    }
+}
+
+struct WriteAll<'a, E> {
+    part: Part<'a, E>,
+    sums: &'a [f32],
     stride: usize,
 }
 
-impl<E: Stored> Kernel for Part<'_, E> {
+impl<E: Stored> Kernel for WriteAll<'_, E> {
     type Output = ();
 
     #[inline(always)]
-    fn with<S: Lanes>(self, simd: S) {
-        let Self { result, rows, columns, sums, stride } = self;
-        // SAFETY: as the caller of `write_on` guarantees.
-        unsafe { result.write(simd, rows, columns, sums, stride) };
+    fn with<S: Lanes>(mut self, simd: S) {
+        self.part.write(simd, 0, self.sums, self.stride);
     }
 }
 

@@ -4,9 +4,8 @@ use super::finish::{Destination, Finish};
 use super::lanes::{Kernel, Lanes, dispatch};
 use super::panels::{PANEL, Panels, STRIP, Stored};
 use super::rows::{Matrix, Rows, Source};
-use super::sums::{PackedRows, Sums};
+use super::sums::{PackedRows, Scratch, Sums};
 use crate::isa::Isa;
-use crate::memory::room;
 use crate::team;
 use pulp::Arch;
 use std::cell::RefCell;
@@ -149,13 +148,6 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
-/// A thread's working memory, which stays for the next product: the sums of a strip, and what they need besides.
-#[derive(Default)]
-struct Scratch {
-    sums: Vec<f32>,
-    other: Vec<f32>,
-}
-
 /// Some rows of a product, for some strips of [`STRIP`] panels.
 struct Task<'a, T, O> {
     sums: &'a T,
@@ -174,17 +166,15 @@ impl<T: Sums, O: Stored> Kernel for Task<'_, T, O> {
     fn with<S: Lanes>(self, simd: S) {
         let Self { sums, rows, strips, columns, result, scratch } = self;
         let panels = sums.panels::<S>(rows.len());
-        let width = panels * PANEL;
-        let strip_sums = room(&mut scratch.sums, rows.len() * width);
         for start in (strips.start * STRIP..strips.end * STRIP).step_by(panels) {
             let part = start * PANEL..((start + panels) * PANEL).min(columns.len());
             if part.is_empty() {
                 break;
             }
             let first = columns.start / PANEL + start;
-            sums.sum(simd, rows.clone(), first..first + panels, &mut scratch.other, strip_sums);
             // SAFETY: the caller of `product` guarantees the room; no other task writes these columns of these rows.
-            unsafe { result.write(simd, rows.clone(), part, strip_sums, width) };
+            let out = unsafe { result.part(rows.clone(), part) };
+            sums.sum(simd, rows.clone(), first..first + panels, scratch, out);
         }
     }
 }

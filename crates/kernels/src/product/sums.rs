@@ -1,5 +1,6 @@
 //! The sums of a strip of panels; [`PackedRows`] computes them in vectors.
 
+use super::finish::Part;
 use super::lanes::{Kernel, Lanes, dispatch};
 use super::panels::{PANEL, Panels, Stored};
 use super::rows::{self, Source};
@@ -15,6 +16,15 @@ use std::ops::Range;
 /// rows of a panel fit the first-level cache of every processor.
 pub(super) const DEPTH: usize = 256;
 
+/// A thread's working memory, which stays for the next product.
+#[derive(Default)]
+pub(super) struct Scratch {
+    /// The sums of a strip.
+    pub(super) sums: Vec<f32>,
+    /// A strip of halves in f32.
+    wide: Vec<f32>,
+}
+
 /// Two factors, ready for the sums of their products.
 pub(super) trait Sums: Sync {
     /// The number of rows that share a tile.
@@ -26,15 +36,15 @@ pub(super) trait Sums: Sync {
     /// How many panels at a time suit a block of `rows` rows: a divisor of [`STRIP`](super::panels::STRIP).
     fn panels<S: Lanes>(&self, rows: usize) -> usize;
 
-    /// `sums[r][c] = Σ_k x[rows.start + r][k]·w[k][c]` for the columns c of some panels. `rows` starts at a whole group;
-    /// `other` is working memory.
-    fn sum<S: Lanes>(
+    /// Writes `Σ_k x[row][k]·w[k][c]` for the columns c of some panels to `out`, a group of rows at a time, while its sums are in
+    /// the first-level cache. `rows` starts at a whole group; `scratch` is working memory.
+    fn sum<S: Lanes, O: Stored>(
         &self,
         simd: S,
         rows: Range<usize>,
         panels: Range<usize>,
-        other: &mut Vec<f32>,
-        sums: &mut [f32],
+        scratch: &mut Scratch,
+        out: Part<O>,
     );
 }
 
@@ -66,8 +76,7 @@ impl<'a, E: Stored> PackedRows<'a, E> {
             let (out, rows) = (&out, i * group..((i + 1) * group).min(rows));
             let len = rows.len() * per_row;
             // SAFETY: there is room for all rows, which may hold nothing yet, and each task writes its own.
-            let out =
-                unsafe { std::slice::from_raw_parts_mut(out.0.add(rows.start * per_row).cast(), len) };
+            let out = unsafe { std::slice::from_raw_parts_mut(out.0.add(rows.start * per_row).cast(), len) };
             dispatch(arch, Pack { x, rows, depth, out });
         });
         // SAFETY: `pack` has written all numbers of all rows.
@@ -132,19 +141,21 @@ impl<E: Stored> Sums for PackedRows<'_, E> {
     }
 
     #[inline(always)]
-    fn sum<S: Lanes>(
+    fn sum<S: Lanes, O: Stored>(
         &self,
         simd: S,
         rows: Range<usize>,
         panels: Range<usize>,
-        other: &mut Vec<f32>,
-        sums: &mut [f32],
+        scratch: &mut Scratch,
+        mut out: Part<O>,
     ) {
         let (from, depth) = (self.w.starting_at(panels.start), self.w.rows());
         let x = &self.x[rows.start * rows::packed_len(self.w.depth())..];
         let count = panels.len();
+        let sums = room(&mut scratch.sums, rows.len() * count * PANEL);
         if depth == 0 {
             sums.fill(0.0);
+            return out.write(simd, 0, sums, count * PANEL);
         }
         let (panels, later) = from.split_at(count * depth * PANEL);
         let many = rows.len() > S::ROWS;
@@ -153,11 +164,11 @@ impl<E: Stored> Sums for PackedRows<'_, E> {
         let strip = Strip { panels, count, depth };
         // Many rows share one conversion of the halves.
         if many && E::as_f32s(&[]).is_none() {
-            let wide = room(other, panels.len());
+            let wide = room(&mut scratch.wide, panels.len());
             widen(simd, strip, wide);
-            sum::<S, f32>(simd, x, rows.len(), Strip { panels: wide, count, depth }, next, sums);
+            sum(simd, x, rows.len(), Strip { panels: &*wide, count, depth }, next, sums, out);
         } else {
-            sum::<S, E>(simd, x, rows.len(), strip, next, sums);
+            sum(simd, x, rows.len(), strip, next, sums, out);
         }
     }
 }
@@ -171,15 +182,16 @@ struct Strip<'a, E> {
     depth: usize,
 }
 
-/// `sums = x·W` for packed rows and one strip. Meanwhile, `next` is read ahead.
+/// `out = x·W` for packed rows and one strip. Meanwhile, `next` is read ahead.
 #[inline(always)]
-fn sum<S: Lanes, E: Stored>(
+fn sum<S: Lanes, E: Stored, O: Stored>(
     simd: S,
     x: &[f32],
     rows: usize,
     Strip { panels, count, depth }: Strip<E>,
     mut next: Ahead,
     sums: &mut [f32],
+    mut out: Part<O>,
 ) {
     let packed = rows::packed_len(depth);
     let (stride, panel) = (count * PANEL, depth * PANEL);
@@ -187,25 +199,22 @@ fn sum<S: Lanes, E: Stored>(
     let (whole, last) =
         (S::tile::<E>(S::ROWS.min(rows), count), S::tile::<E>((rows - 1) % S::ROWS + 1, count));
     for k in (0..depth).step_by(DEPTH) {
+        let panels = panels[k * PANEL..].as_ptr();
+        let steps = DEPTH.min(depth - k);
         for first in (0..rows).step_by(S::ROWS) {
             let count = S::ROWS.min(rows - first);
-            let panels = panels[k * PANEL..].as_ptr();
-            let depth = DEPTH.min(depth - k);
-            let ahead = next.next(depth * FETCHED).unwrap_or(panels.cast());
+            let sums = &mut sums[first * stride..(first + count) * stride];
+            let next = next.next(steps * FETCHED).unwrap_or(panels.cast());
             // SAFETY: the lengths above cover the group of `count` rows, each panel's rows from k on, and the sums.
             unsafe {
-                let tile = Tile {
-                    rows: x.as_ptr().add(first * packed + k * count),
-                    panels,
-                    panel,
-                    depth,
-                    out: sums.as_mut_ptr().add(first * stride),
-                    stride,
-                    add: k > 0,
-                    next: ahead,
-                };
+                let rows = x.as_ptr().add(first * packed + k * count);
+                let out = sums.as_mut_ptr();
+                let tile = Tile { rows, panels, panel, depth: steps, out, stride, add: k > 0, next };
                 let function = if count == S::ROWS { whole } else { last };
                 function(simd, tile);
+            }
+            if k + steps == depth {
+                out.write(simd, first, sums, stride);
             }
         }
     }

@@ -94,7 +94,7 @@ impl<C: Code> Shared<'_, C> {
     unsafe fn finish(&self, rows: Range<usize>, panels: Range<usize>, sums: &mut [f32], stride: usize) {
         let columns = panels.start * PANEL..(panels.end * PANEL).min(self.columns.len());
         // SAFETY: the caller of `product` guarantees the room, and this one's caller the rest.
-        unsafe { self.result.write_on(self.isa, rows, columns, sums, stride) };
+        unsafe { self.result.part(rows, columns) }.write_on(self.isa, sums, stride);
     }
 }
 
