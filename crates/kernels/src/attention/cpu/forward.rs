@@ -2,7 +2,7 @@
 
 use super::blocks::{Blocks, FEW_QUERIES, QUERIES};
 use super::pack::{PackSizes, PackedHead};
-use super::problem::{HeadAt, LogSum, Problem, SharedOutput};
+use super::problem::{HeadAt, LogSum, Problem, RowElement, SharedOutput};
 use super::rows::{Partial, Span};
 use super::tile::{QueryTile, Scratch, TileTask};
 use super::weights::SummaryOfRow;
@@ -28,7 +28,7 @@ pub(super) struct Forward<'a, E, K = E> {
     pub(super) summaries: Option<&'a mut [RowSummary]>,
 }
 
-impl<E: Element, K: Element> WithSimd for Forward<'_, E, K> {
+impl<E: Element, K: RowElement> WithSimd for Forward<'_, E, K> {
     type Output = ();
 
     fn with_simd<S: Simd>(self, simd: S) {
