@@ -211,10 +211,9 @@ impl LayerCache {
             CacheDType::Plain(dtype) if dtype.is_float() => (dtype, heads.dim),
             CacheDType::Q8_0 if device.is_cpu() => (DType::U8, CacheDType::Q8_0.bytes_of(heads.dim)),
             CacheDType::Q8_0 => candle_core::bail!("KvCache: q8_0 is for the CPU; on a GPU, use f16 or bf16"),
-            CacheDType::Plain(dtype) => candle_core::bail!(
-                "KvCache: expected f32, f16, bf16, f64 or q8_0, got {}",
-                dtype.as_str()
-            ),
+            CacheDType::Plain(dtype) => {
+                candle_core::bail!("KvCache: expected f32, f16, bf16, f64 or q8_0, got {}", dtype.as_str())
+            }
         };
         let shape = (batch, 2 * heads.key_heads, capacity, width);
         Ok(Self { kv: Tensor::zeros(shape, dtype, device)?, len: 0, encoder: None })
@@ -244,7 +243,10 @@ impl LayerCache {
             return x.to_dtype(self.kv.dtype())?.contiguous();
         }
         if x.dtype() != DType::F32 {
-            candle_core::bail!("KvCache: q8_0 is for a model in f32, got keys and values in {}", x.dtype().as_str())
+            candle_core::bail!(
+                "KvCache: q8_0 is for a model in f32, got keys and values in {}",
+                x.dtype().as_str()
+            )
         }
         quantize_rows(&x).map_err(|e| e.context("KvCache in q8_0"))
     }

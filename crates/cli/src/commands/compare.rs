@@ -207,7 +207,13 @@ fn load(
         (model, session::kept(checkpoint.formats(), DType::F32, device))
     };
     let formats = formats.into_iter().map(BlockFormat::as_str).collect();
-    let side = Side { name: checkpoint.name().to_string(), formats, adapters: vec![], kv: None, perplexity: f64::NAN };
+    let side = Side {
+        name: checkpoint.name().to_string(),
+        formats,
+        adapters: vec![],
+        kv: None,
+        perplexity: f64::NAN,
+    };
     Ok(Loaded { side, model, files })
 }
 

@@ -1,8 +1,8 @@
 //! Keys and values in 8 bits: a row of D numbers is D codes and one scale.
 //!
-//! `x[c] ≈ scale·code[c]` with codes from -127 to 127 and `scale = max |x| / 127`: absmax quantization of each row (Dettmers
-//! et al. 2022, "LLM.int8()", §2.1). Attention reads such rows in place, and computes in f32 with the numbers that
-//! [`widen_rows`] returns.
+//! `x[c] ≈ scale·code[c]` with codes from -127 to 127 and `scale = max |x| / 127`: absmax quantization (Dettmers et al.
+//! 2022, §2.1) of each row. Attention reads such rows in place, and computes in f32 with the numbers that [`widen_rows`]
+//! returns.
 
 use crate::isa;
 use crate::vector::with_slices;
@@ -42,10 +42,15 @@ const ROWS: usize = 256;
 pub fn quantize_rows(x: &Tensor) -> Result<Tensor> {
     let mut shape = x.dims().to_vec();
     let d = shape.last().copied().unwrap_or_default();
-    if d == 0 || x.dtype() != DType::F32 || !x.device().is_cpu() || x.track_op() {
+    if d == 0 || x.dtype() != DType::F32 || !x.device().is_cpu() {
         candle_core::bail!(
-            "quantize_rows: expected rows in f32 on the CPU that need no gradient, got {x:?}; detach what needs one"
+            "quantize_rows: expected rows of numbers in f32 on the CPU, got {shape:?} in {} on {:?}",
+            x.dtype().as_str(),
+            x.device().location()
         )
+    }
+    if x.track_op() {
+        candle_core::bail!("quantize_rows: codes pass on no gradient; detach rows {shape:?} first")
     }
     let width = d + SCALE_BYTES;
     let (codes, finite) = with_slices([&x.contiguous()?], |[x]| {
@@ -56,7 +61,7 @@ pub fn quantize_rows(x: &Tensor) -> Result<Tensor> {
         (codes, finite)
     })?;
     if !finite {
-        candle_core::bail!("quantize_rows: a number in rows {:?} is NaN or infinite", x.dims())
+        candle_core::bail!("quantize_rows: a number in rows {shape:?} is NaN or infinite")
     }
     *shape.last_mut().unwrap_or(&mut 0) = width;
     Tensor::from_vec(codes, shape, &Device::Cpu)
@@ -73,7 +78,11 @@ pub fn widen_rows(codes: &Tensor) -> Result<Tensor> {
     let mut shape = codes.dims().to_vec();
     let width = shape.last().copied().unwrap_or_default();
     if width <= SCALE_BYTES || codes.dtype() != DType::U8 || !codes.device().is_cpu() {
-        candle_core::bail!("widen_rows: expected rows of D + {SCALE_BYTES} bytes on the CPU, got {codes:?}")
+        candle_core::bail!(
+            "widen_rows: expected rows of D + {SCALE_BYTES} bytes on the CPU, got {shape:?} in {} on {:?}",
+            codes.dtype().as_str(),
+            codes.device().location()
+        )
     }
     let d = width - SCALE_BYTES;
     let rows = codes.flatten_all()?.to_vec1::<u8>()?;

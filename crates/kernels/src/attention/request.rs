@@ -99,7 +99,7 @@ impl Inputs {
         if k != DType::U8 && v != DType::U8 {
             return Ok(());
         }
-        let [_, of_k, of_v] = self.layouts.each_ref().map(|layout| layout.dims());
+        let [_, of_k, of_v] = self.layouts.each_ref().map(Layout::dims);
         let narrow = |dims: &[usize]| dims.last().is_none_or(|&width| width <= SCALE_BYTES);
         let cause = if q != DType::F32 {
             format!("queries in f32, got {}", q.as_str())

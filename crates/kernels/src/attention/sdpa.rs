@@ -1,8 +1,8 @@
 //! [`Sdpa`]: attention's options, and which code computes an attention with them.
 
+use super::codes::beside;
 #[cfg(feature = "cuda")]
 use super::cuda::Kernels;
-use super::codes::beside;
 use super::heads::{HeadLayout, WeightDropout};
 use super::mask::Mask;
 #[cfg(feature = "metal")]

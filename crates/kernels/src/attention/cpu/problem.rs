@@ -104,7 +104,9 @@ impl<'a, E: RowElement> Heads<'a, E> {
         // A dimension of stride 0 can make the count arbitrarily large.
         let count = stored.iter().try_fold(1usize, |count, n| count.checked_mul(*n));
         if dims.contains(&0) || end >= data.len() || count.is_none() {
-            candle_core::bail!("attention: a layout of {stored:?} with strides {strides:?} is outside its data")
+            candle_core::bail!(
+                "attention: a layout of {stored:?} with strides {strides:?} is outside its data"
+            )
         }
         Ok(Self { data, strides, dims })
     }
