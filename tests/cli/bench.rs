@@ -127,5 +127,6 @@ fn every_path_is_checked_and_within_its_tolerance() -> Result {
             assert!(seen.contains(&path), "{path} is missing");
         }
     }
+    assert!(seen.contains("\"over q8_0 keys\" \"fused\" \"f32\""), "{seen:?}");
     Ok(())
 }

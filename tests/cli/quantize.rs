@@ -33,6 +33,8 @@ fn every_command_reads_the_file_that_quantize_writes() -> Result {
     assert_says("attention", &run(&["attention", "O Romeo, Romeo!"])?, &["weights in q8_0"]);
     let written = run(&["generate", "--greedy", "-n", "12", "--kv", "f16", "O Romeo"])?;
     assert!(written.starts_with("O Romeo") && written.len() > 20, "{written}");
+    let written = run(&["generate", "--greedy", "-n", "12", "--kv", "q8_0", "O Romeo"])?;
+    assert!(written.starts_with("O Romeo") && written.len() > 20, "{written}");
     assert_says("lens", &run(&["lens", "O Romeo"])?, &["weights in q8_0", "what follows"]);
     assert_says("heads", &run(&["heads"])?, &["induction"]);
     let audit = json(&["inspect", &path, "--json"])?;
@@ -63,6 +65,39 @@ fn compare_shows_what_each_type_costs() -> Result {
     let args = words("compare demo demo --quantize-other q4_0 --tokens 50 --text");
     let printed = stdout(&[&args[..], &[&file]].concat())?;
     assert_says("printed", &printed, &["perplexity", "(q4_0)", "mean KL divergence", "49 tokens"]);
+    Ok(())
+}
+
+#[test]
+fn a_cache_in_8_bits_says_so_and_costs_little() -> Result {
+    let folder = Folder::empty()?;
+    let file = folder.at("text.txt");
+    std::fs::write(&file, "ROMEO:\nO, she doth teach the torches to burn bright!\n".repeat(30))?;
+    let cost = |kv: &str| -> Result<f64> {
+        let report = json(&["compare", "demo", "demo", "--kv-other", kv, "--text", &file, "--json"])?;
+        assert_eq!((report["other"]["kv"].as_str(), report["model"]["kv"].as_str()), (Some(kv), None));
+        Ok(report["mean_kl_divergence"].as_f64().ok_or("a number")?)
+    };
+    let [plain, half, codes] = [cost("f32")?, cost("f16")?, cost("q8_0")?];
+    assert!(plain < 1e-9 && half > plain && codes > half && codes < 1e-3, "{plain} {half} {codes}");
+    let printed = stdout(&["compare", "demo", "demo", "--kv-other", "q8_0", "--text", &file])?;
+    assert_says("printed", &printed, &[", cache in q8_0"]);
+
+    let generate = |options: &[&str]| {
+        json(&[&["generate", "--greedy", "O Romeo", "--kv", "q8_0", "--json"], options].concat())
+    };
+    let plain = generate(&[])?;
+    assert_eq!(plain["provenance"]["kv"], "q8_0");
+    assert_eq!(generate(&["--draft", "lookup"])?["text"], plain["text"]);
+    let page = folder.at("page.html");
+    generate(&["-n", "5", "--html", &page])?;
+    assert_says("page", &std::fs::read_to_string(&page)?, &["cache in q8_0"]);
+    for what in ["generate", "bench"] {
+        let args: &[&str] =
+            if what == "bench" { &["bench", "decode", "--tokens", "4"] } else { &["generate", "A"] };
+        let other = [args, &["--kv", "q8_0", "--dtype", "f16"]].concat();
+        gpt2(&other)?.refused(1, &["q8_0 is for a model in f32", "f16"]);
+    }
     Ok(())
 }
 
@@ -103,6 +138,8 @@ fn bench_reads_a_quantized_file_as_it_is_and_another_dtype_unpacks_it() -> Resul
     let args = words("bench decode --tokens 4 --new-tokens 2 --runs 1 --kv bf16 --json --model");
     let report = json(&[&args[..], &[TINY]].concat())?;
     assert_eq!((report["quantized"].as_str(), report["kv"].as_str()), (Some("q8_0"), Some("bf16")));
+    let args = words("bench decode --tokens 4 --new-tokens 2 --runs 1 --kv q8_0 --json --model");
+    assert_eq!(json(&[&args[..], &[TINY]].concat())?["kv"], "q8_0");
     Ok(())
 }
 

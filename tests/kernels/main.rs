@@ -1,5 +1,6 @@
 //! The fused kernels against the eager operations, which define them.
 
+mod codes;
 #[path = "../common/mod.rs"]
 mod common;
 mod features;

@@ -2,6 +2,7 @@
 
 mod analysis;
 mod cache;
+mod cache_codes;
 mod circuits;
 #[path = "../common/mod.rs"]
 mod common;

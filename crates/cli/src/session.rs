@@ -13,7 +13,7 @@ use anyhow::{Context, bail};
 use candle_core::{DType, Device, Tensor};
 use candle_fused::{BlockFormat, Implementation};
 use gpt2_loader::{Checkpoint, EmbeddedFiles, Files, Hub, LoadError, ModelId, Source, Tokenizer};
-use gpt2_model::Gpt2LMHeadModel;
+use gpt2_model::{CacheDType, Gpt2LMHeadModel};
 use std::cell::OnceCell;
 
 /// The help of every option that names a model.
@@ -46,9 +46,17 @@ pub(crate) struct ModelArgs {
     pub(crate) hub: HubArgs,
 }
 
-/// Precisions by name; the first three are those of cached keys and values.
+/// Precisions by name.
 pub(crate) const DTYPES: &[(&str, DType)] =
     &[("f32", DType::F32), ("f16", DType::F16), ("bf16", DType::BF16), ("f64", DType::F64)];
+
+/// What keys and values are cached in, by name.
+pub(crate) const CACHES: &[(&str, CacheDType)] = &[
+    ("f32", CacheDType::Plain(DType::F32)),
+    ("f16", CacheDType::Plain(DType::F16)),
+    ("bf16", CacheDType::Plain(DType::BF16)),
+    ("q8_0", CacheDType::Q8_0),
+];
 
 /// The formats that a model is quantized to when it is loaded, by name.
 pub(crate) const FORMATS: &[(&str, BlockFormat)] =

@@ -8,7 +8,7 @@ mod hooked;
 mod output;
 mod qkv;
 
-use crate::cache::split_kv;
+use crate::cache::{numbers, split_kv};
 pub use crate::config::QkvOrder;
 use crate::hooks::Point;
 use crate::loading::Loading;
@@ -118,7 +118,7 @@ impl CausalSelfAttention {
         let (sdpa, mask) = (self.sdpa(pass.training)?, pass.mask(&knocked_out));
         let mut attended = sdpa.attend(&q, &k, &v, mask, pass.wanted())?; // context (B, T, H, D)
         if let Some(weights) = replaced_weights(&sdpa, &q, &k, mask, layer, hooks)? {
-            attended.context = Sdpa::context(&weights, &v.to_dtype(q.dtype())?)?; // the cache may hold v in f16 or bf16
+            attended.context = Sdpa::context(&weights, &numbers(&v, q.dtype())?)?; // the cache may hold v in another dtype
         }
         let context = hooks.pass(Point::Z(layer), attended.context)?.flatten_from(2)?; // (B, T, C), or (B, 1, C)
         attended.context = if pass.last_position_only { last_position(&context)? } else { context };

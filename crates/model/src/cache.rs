@@ -2,7 +2,44 @@
 
 use crate::Config;
 use candle_core::{DType, Device, Result, Tensor, TensorId};
-use candle_fused::attention::HeadLayout;
+use candle_fused::attention::{HeadLayout, SCALE_BYTES, quantize_rows, widen_rows};
+
+/// What a cache holds keys and values in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum CacheDType {
+    /// Numbers: f64, f32, f16 or bf16.
+    Plain(DType),
+    /// 8 bits a number, and one scale in f32 for each head and position (`candle_fused::attention::quantize_rows`), under a
+    /// model in f32 on the CPU. llama.cpp's type of this name has a scale in f16 for each 32 numbers.
+    Q8_0,
+}
+
+impl From<DType> for CacheDType {
+    fn from(dtype: DType) -> Self {
+        Self::Plain(dtype)
+    }
+}
+
+impl CacheDType {
+    /// The name in lower case.
+    #[must_use]
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            Self::Plain(dtype) => dtype.as_str(),
+            Self::Q8_0 => "q8_0",
+        }
+    }
+
+    /// The bytes of a key or a value of D numbers.
+    #[must_use]
+    pub fn bytes_of(self, d: usize) -> usize {
+        match self {
+            Self::Plain(dtype) => d * dtype.size_in_bytes(),
+            Self::Q8_0 => d + SCALE_BYTES,
+        }
+    }
+}
 
 /// Keys and values of all layers for up to `capacity` positions.
 ///
@@ -21,7 +58,7 @@ pub struct KvCache {
 /// The cache of one layer, for a [`CausalSelfAttention`](crate::CausalSelfAttention) on its own.
 #[derive(Debug)]
 pub struct LayerCache {
-    kv: Tensor, // (B, 2·key heads, capacity, D): keys, then values
+    kv: Tensor, // (B, 2·key heads, capacity, D): keys, then values; (.., D + 4) in u8 if they are quantized
     len: usize,
     encoder: Option<EncoderKeys>,
 }
@@ -30,25 +67,26 @@ pub struct LayerCache {
 #[derive(Debug)]
 struct EncoderKeys {
     hidden_states: TensorId,
-    /// (B, H, S, D)
+    /// (B, H, S, D), or (B, H, S, D + 4) if it is quantized
     k: Tensor,
-    /// (B, H, S, D)
+    /// As `k`
     v: Tensor,
 }
 
 impl KvCache {
     /// An empty cache for `batch` rows of up to `capacity` tokens. Its `dtype` may be f16 or bf16 under a model in f32: on the
-    /// CPU, attention then reads half as many bytes of keys and values.
+    /// CPU, attention then reads half as many bytes of keys and values. [`CacheDType::Q8_0`] takes about a quarter.
     ///
     /// # Errors
-    /// When `capacity` is above `config.n_positions`, or the device cannot allocate it.
+    /// When `capacity` is above `config.n_positions`, the device cannot allocate it, or has no cache of this dtype.
     pub fn new(
         config: &Config,
         batch: usize,
         capacity: usize,
-        dtype: DType,
+        dtype: impl Into<CacheDType>,
         device: &Device,
     ) -> Result<Self> {
+        let dtype = dtype.into();
         let layers = (0..config.n_layer)
             .map(|_| LayerCache::new(config, batch, capacity, dtype, device))
             .collect::<Result<_>>()?;
@@ -141,12 +179,12 @@ impl LayerCache {
     /// An empty cache of one layer for `batch` rows of up to `capacity` tokens.
     ///
     /// # Errors
-    /// When `capacity` is above `config.n_positions`, or the device cannot allocate it.
+    /// When `capacity` is above `config.n_positions`, the device cannot allocate it, or has no cache of this dtype.
     pub fn new(
         config: &Config,
         batch: usize,
         capacity: usize,
-        dtype: DType,
+        dtype: impl Into<CacheDType>,
         device: &Device,
     ) -> Result<Self> {
         if capacity > config.n_positions {
@@ -161,15 +199,23 @@ impl LayerCache {
     /// Like [`new`](Self::new), for heads of this layout.
     ///
     /// # Errors
-    /// When the device cannot allocate it.
+    /// When the device cannot allocate it, or has no cache of this dtype.
     pub fn with_heads(
         heads: HeadLayout,
         batch: usize,
         capacity: usize,
-        dtype: DType,
+        dtype: impl Into<CacheDType>,
         device: &Device,
     ) -> Result<Self> {
-        let shape = (batch, 2 * heads.key_heads, capacity, heads.dim);
+        let (dtype, width) = match dtype.into() {
+            CacheDType::Plain(dtype) if dtype.is_float() => (dtype, heads.dim),
+            CacheDType::Q8_0 if device.is_cpu() => (DType::U8, CacheDType::Q8_0.bytes_of(heads.dim)),
+            CacheDType::Q8_0 => candle_core::bail!("KvCache: q8_0 is for the CPU; on a GPU, use f16 or bf16"),
+            CacheDType::Plain(dtype) => {
+                candle_core::bail!("KvCache: expected f32, f16, bf16, f64 or q8_0, got {}", dtype.as_str())
+            }
+        };
+        let shape = (batch, 2 * heads.key_heads, capacity, width);
         Ok(Self { kv: Tensor::zeros(shape, dtype, device)?, len: 0, encoder: None })
     }
 
@@ -188,6 +234,21 @@ impl LayerCache {
     /// Forgets everything but keeps the memory.
     pub fn reset(&mut self) {
         self.truncate(0);
+    }
+
+    /// `x` (.., D) as the cache holds it: contiguous, without a gradient.
+    fn stored(&self, x: &Tensor) -> Result<Tensor> {
+        let x = x.detach();
+        if self.kv.dtype() != DType::U8 {
+            return x.to_dtype(self.kv.dtype())?.contiguous();
+        }
+        if x.dtype() != DType::F32 {
+            candle_core::bail!(
+                "KvCache: q8_0 is for a model in f32, got keys and values in {}",
+                x.dtype().as_str()
+            )
+        }
+        quantize_rows(&x).map_err(|e| e.context("KvCache in q8_0"))
     }
 
     fn truncate(&mut self, len: usize) {
@@ -218,7 +279,7 @@ impl LayerCache {
         }
     }
 
-    /// The keys and values (B, H, S, D) of an encoder's hidden states, from `make` if the cache holds none yet.
+    /// The keys and values of an encoder's hidden states as the cache holds them, from `make` (B, H, S, D) if it holds none yet.
     pub(crate) fn of_encoder(
         &mut self,
         hidden_states: &Tensor,
@@ -229,9 +290,7 @@ impl LayerCache {
             return Ok((k.clone(), v.clone()));
         }
         let (k, v) = make()?;
-        let kept =
-            |x: Tensor| Ok::<_, candle_core::Error>(x.to_dtype(self.kv.dtype())?.contiguous()?.detach());
-        let (k, v) = (kept(k)?, kept(v)?);
+        let (k, v) = (self.stored(&k)?, self.stored(&v)?);
         let encoder = EncoderKeys { hidden_states: hidden_states.id(), k: k.clone(), v: v.clone() };
         self.encoder = Some(encoder);
         Ok((k, v))
@@ -240,10 +299,10 @@ impl LayerCache {
     /// Writes the keys and values of T new positions and returns those of all S held.
     ///
     /// # Shapes
-    /// `k`, `v` (B, key heads, T, D) -> views (B, key heads, S, D)
+    /// `k`, `v` (B, key heads, T, D) -> views (B, key heads, S, D), or (B, key heads, S, D + 4) of quantized rows
     ///
     /// # Errors
-    /// When there is no room for T more, or a shape does not fit.
+    /// When there is no room for T more, a shape does not fit, or a number to quantize is not finite.
     pub fn append(&mut self, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
         let heads = self.kv.dim(1)? / 2;
         if k.dims() != v.dims() || k.dim(1)? != heads {
@@ -256,11 +315,11 @@ impl LayerCache {
         self.append_packed(&Tensor::cat(&[k, v], 1)?)
     }
 
-    /// Like [`append`](Self::append), for keys and values in one: `kv` (B, 2·key heads, T, D) -> k, v: views (B, key heads, S, D)
+    /// Like [`append`](Self::append), for keys and values in one: `kv` (B, 2·key heads, T, D) -> k, v: views
     pub(crate) fn append_packed(&mut self, kv: &Tensor) -> Result<(Tensor, Tensor)> {
         let (capacity, t) = (self.kv.dim(2)?, kv.dim(2)?);
         check_fits(self.len, t, capacity)?;
-        let kv = kv.to_dtype(self.kv.dtype())?.contiguous()?;
+        let kv = self.stored(kv)?;
         self.kv.slice_set(&kv, 2, self.len)?;
         self.len += t;
         split_kv(&self.kv.narrow(2, 0, self.len)?) // of (B, 2·key heads, S, D)
@@ -276,6 +335,11 @@ fn check_fits(held: usize, more: usize, capacity: usize) -> Result<()> {
         )
     }
     Ok(())
+}
+
+/// The numbers that a cache holds in `x`, in a model's dtype: (.., D)
+pub(crate) fn numbers(x: &Tensor, dtype: DType) -> Result<Tensor> {
+    if x.dtype() == DType::U8 { widen_rows(x)?.to_dtype(dtype) } else { x.to_dtype(dtype) }
 }
 
 /// Keys and values apart: (B, 2·key heads, S, D) -> two views (B, key heads, S, D)

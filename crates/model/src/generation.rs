@@ -4,7 +4,7 @@ use crate::draft::{Draft, Drafted};
 use crate::hooks::Hooks;
 use crate::mask::{left_padding, position_ids};
 use crate::sampling::{Sampler, Sampling};
-use crate::{ForwardArgs, Gpt2LMHeadModel, Implementation, KvCache};
+use crate::{CacheDType, ForwardArgs, Gpt2LMHeadModel, Implementation, KvCache};
 use candle_core::{D, DType, Result, Tensor};
 use candle_fused::attention::FEW_QUERIES;
 use std::collections::VecDeque;
@@ -97,17 +97,24 @@ impl<'a> Generation<'a> {
         })
     }
 
-    /// Keeps keys and values in `dtype`: f16 or bf16 under a model in f32 takes half the memory, and is rounded.
+    /// Keeps keys and values in `dtype`, and rounds them: f16 or bf16 under a model in f32 takes half the memory, and
+    /// [`CacheDType::Q8_0`] about a quarter.
     ///
     /// # Errors
-    /// When the device cannot allocate the cache, or generation has begun.
-    pub fn with_cache_dtype(self, dtype: DType) -> Result<Self> {
+    /// When the device cannot allocate the cache or has none of this dtype, for [`CacheDType::Q8_0`] under a model that is not in
+    /// f32, or when generation has begun.
+    pub fn with_cache_dtype(self, dtype: impl Into<CacheDType>) -> Result<Self> {
+        let dtype = dtype.into();
         if !self.cache.is_empty() {
             candle_core::bail!(
                 "the cache holds keys and values already; choose its dtype before the first token"
             )
         }
         let (model, capacity) = (self.model, self.cache.capacity());
+        let of_model = model.transformer.dtype();
+        if dtype == CacheDType::Q8_0 && of_model != DType::F32 {
+            candle_core::bail!("a cache in q8_0 is for a model in f32, got one in {}", of_model.as_str())
+        }
         let (rows, device) = (self.texts.len(), model.transformer.wte.device());
         Ok(Self { cache: KvCache::new(model.config(), rows, capacity, dtype, device)?, ..self })
     }

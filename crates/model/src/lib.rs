@@ -62,7 +62,7 @@ pub mod training;
 
 pub use attention::{CausalSelfAttention, HeadWeights};
 pub use block::{Block, BlockOutput};
-pub use cache::{KvCache, LayerCache};
+pub use cache::{CacheDType, KvCache, LayerCache};
 pub use candle_core;
 pub use candle_fused::attention::{CausalBias, Chosen, HeadLayout, Summary};
 pub use candle_fused::{Dispatch, Implementation};

@@ -6,7 +6,7 @@ use crate::hub::HubArgs;
 use crate::inputs::Inputs;
 use crate::progress::bar;
 use crate::prompt::{encode, read_file, read_limited};
-use crate::session::FORMATS;
+use crate::session::{CACHES, FORMATS};
 use crate::values::one_of;
 use crate::{finite, output, session};
 use anyhow::{Context, bail};
@@ -15,7 +15,7 @@ use candle_fused::BlockFormat;
 use gpt2_loader::{Checkpoint, Files, Tokenizer};
 use gpt2_model::analysis::Comparison;
 use gpt2_model::finite::all_finite;
-use gpt2_model::{ForwardArgs, Gpt2LMHeadModel};
+use gpt2_model::{CacheDType, ForwardArgs, Gpt2LMHeadModel, KvCache};
 use gpt2_view::visible_text;
 use serde::Serialize;
 use std::io::Write;
@@ -29,6 +29,7 @@ except the first of a window. The KL divergence is that of MODEL's distribution 
 Examples:
   gpt2 compare gpt2 gpt2-q4_0.gguf --text notes.txt
   gpt2 compare gpt2 gpt2 --quantize-other q4_0 --text notes.txt --tokens 20000 --json
+  gpt2 compare gpt2 gpt2 --kv-other q8_0 --text notes.txt   # what a cache in 8 bits costs
   gpt2 compare gpt2 gpt2 --adapter poems --text poems.txt   # what an adapter changes")]
 pub(crate) struct CompareArgs {
     /// The model that counts as right: a folder, a GGUF file, a model on the Hugging Face Hub, or `demo`
@@ -43,6 +44,9 @@ pub(crate) struct CompareArgs {
     /// Quantize OTHER as it is loaded
     #[arg(long, value_name = "FORMAT", value_parser = one_of(FORMATS))]
     pub(crate) quantize_other: Option<BlockFormat>,
+    /// Let OTHER read keys and values from a cache of this precision, as generate --kv does
+    #[arg(long, value_name = "DTYPE", value_parser = one_of(CACHES))]
+    pub(crate) kv_other: Option<CacheDType>,
     /// Put a LoRA adapter on OTHER, times WEIGHT: a folder, or owner/name on the Hub, in PEFT's format (repeatable)
     #[arg(long = "adapter", value_name = "DIR|NAME[=WEIGHT]")]
     pub(crate) adapters: Vec<AdapterArg>,
@@ -83,6 +87,9 @@ struct Side {
     formats: Vec<&'static str>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     adapters: Vec<Used>,
+    /// What its keys and values are cached in, if they are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kv: Option<&'static str>,
     perplexity: f64,
 }
 
@@ -99,6 +106,7 @@ pub(crate) fn run(args: &CompareArgs) -> anyhow::Result<()> {
     let mut b = load(&args.other, args, args.quantize_other, &device)?;
     let adapters = adapters::find(&args.adapters, &args.hub, &mut Inputs::default())?;
     (b.model, b.side.adapters) = adapters::put_on(b.model, &adapters)?;
+    b.side.kv = args.kv_other.as_ref().map(CacheDType::as_str);
     let (config, other) = (a.model.config(), b.model.config());
     if config.vocab_size != other.vocab_size {
         bail!(
@@ -134,19 +142,24 @@ pub(crate) fn run(args: &CompareArgs) -> anyhow::Result<()> {
         bail!("the tokenizer gives id {id}, the models have {} tokens", config.vocab_size);
     }
 
+    // Attention reads all keys and values of a window from the cache, those of the newest token as well.
+    let cache = |kv| KvCache::new(b.model.config(), 1, window.min(ids.len()), kv, &device);
+    let mut cache = args.kv_other.map(cache).transpose()?;
     let bar = bar(Some(ids.len() as u64), "{bar:30} {pos}/{len} tokens, {eta} left");
     let mut comparison = Comparison::default();
     for part in ids.chunks(window).filter(|part| part.len() > 1) {
         let inputs = Tensor::new(&part[..part.len() - 1], &device)?.unsqueeze(0)?; // (1, T)
-        let logits = |role: &str, of: &Loaded| -> anyhow::Result<Tensor> {
-            let logits = of.model.forward(&inputs, ForwardArgs::default())?.logits;
+        let logits = |role: &str, of: &Loaded, cache: Option<&mut KvCache>| -> anyhow::Result<Tensor> {
+            let logits = of.model.forward(&inputs, ForwardArgs { cache, ..Default::default() })?.logits;
             if !all_finite(&logits)? {
                 bail!("{role}, {}: {}", of.side.name, finite::explain(&of.model, &inputs, None))
             }
             Ok(logits.squeeze(0)?.to_device(&Device::Cpu)?) // (T, V)
         };
         let targets = Tensor::new(&part[1..], &Device::Cpu)?;
-        comparison.add([&logits("MODEL", &a)?, &logits("OTHER", &b)?], &targets)?;
+        cache.iter_mut().for_each(KvCache::clear);
+        let pair = [&logits("MODEL", &a, None)?, &logits("OTHER", &b, cache.as_mut())?];
+        comparison.add(pair, &targets)?;
         bar.inc(part.len() as u64);
     }
     bar.finish_and_clear();
@@ -194,7 +207,13 @@ fn load(
         (model, session::kept(checkpoint.formats(), DType::F32, device))
     };
     let formats = formats.into_iter().map(BlockFormat::as_str).collect();
-    let side = Side { name: checkpoint.name().to_string(), formats, adapters: vec![], perplexity: f64::NAN };
+    let side = Side {
+        name: checkpoint.name().to_string(),
+        formats,
+        adapters: vec![],
+        kv: None,
+        perplexity: f64::NAN,
+    };
     Ok(Loaded { side, model, files })
 }
 
@@ -205,7 +224,8 @@ fn print(report: &Report) -> anyhow::Result<()> {
             if side.formats.is_empty() { String::new() } else { format!(" ({})", side.formats.join(", ")) };
         let adapters: Vec<_> =
             side.adapters.iter().map(|used| format!(", adapter {} x {}", used.name, used.weight)).collect();
-        let name = visible_text(&format!("{}{}", side.name, adapters.concat()));
+        let kv = side.kv.map(|kv| format!(", cache in {kv}")).unwrap_or_default();
+        let name = visible_text(&format!("{}{}{kv}", side.name, adapters.concat()));
         writeln!(out, "perplexity {:.4}  {name}{formats}", side.perplexity)?;
     }
     writeln!(

@@ -1,5 +1,6 @@
 //! Runs attention: the context, and whatever else a call asks for.
 
+use super::codes;
 use super::cpu::{CpuAttention, CpuWeights};
 use super::eager;
 use super::heads::WeightDropout;
@@ -10,7 +11,7 @@ use super::sdpa::{Code, Sdpa};
 use super::summary::Summary;
 use crate::cpu_op::OnCpu;
 use crate::element::accumulator;
-use candle_core::{Result, Tensor};
+use candle_core::{DType, Result, Tensor};
 
 /// The result of attention.
 #[derive(Debug)]
@@ -27,6 +28,9 @@ impl Sdpa {
     /// The context of each query, `weights·v`. Scores, softmax and sums are f32 or wider; the result has the dtype of `q`, to
     /// which `k` and `v` are converted if they have another; only the CPU's fused kernels read halves under f32 in place. A
     /// query with no visible key gets a context of zeros.
+    ///
+    /// `k` and `v` in u8 are rows that [`quantize_rows`](super::quantize_rows) made, D + 4 and Dv + 4 bytes wide. The CPU reads them under
+    /// queries in f32 that need no gradient; anything else is an error. The CPU's fused kernels read them in place.
     ///
     /// # Shapes
     /// `q` (B, H, T, D), `k` (B, key heads, S, D), `v` (B, key heads, S, Dv), with any strides -> (B, T, H, Dv), contiguous,
@@ -94,8 +98,8 @@ impl Sdpa {
         }
         let inputs = Inputs::from_tensors(q, k, v, mask);
         let code = self.choose(&inputs, dropout)?;
-        let in_place = matches!(code, Code::Cpu) && inputs.has_half_keys();
-        let as_read = |x: &Tensor| if in_place { Ok(x.clone()) } else { x.to_dtype(q.dtype()) };
+        let in_place = matches!(code, Code::Cpu) && inputs.has_narrow_keys();
+        let as_read = |x: &Tensor| if in_place { Ok(x.clone()) } else { codes::to_dtype(x, q.dtype()) };
         let (k, v) = (&as_read(k)?, &as_read(v)?);
         let chosen_weights = || {
             let of = |chosen| self.weights_under(q, k, mask, chosen, dropout.as_ref());
@@ -130,7 +134,8 @@ impl Sdpa {
 
     /// What queries without any key get: zeros, and a summary of zeros.
     pub(super) fn without_keys(q: &Tensor, v: &Tensor, wanted: Wanted) -> Result<Attended> {
-        let ((b, h, t, _), (_, _, s, dv)) = (q.dims4()?, v.dims4()?);
+        let ((b, h, t, _), (_, _, s, width)) = (q.dims4()?, v.dims4()?);
+        let dv = width.saturating_sub(codes::beside(v.dtype()));
         let weights = |chosen: &Chosen| {
             let rows = chosen.resolve(h, t)?;
             let shape = (b, rows.heads.len(), rows.queries.len(), s);
@@ -166,7 +171,7 @@ impl Sdpa {
         dropout: Option<&WeightDropout>,
     ) -> Result<Tensor> {
         let (_, h, t, _) = q.dims4()?;
-        let k = &k.to_dtype(q.dtype())?;
+        let k = &codes::to_dtype(k, q.dtype())?;
         let rows = chosen.resolve(h, t)?;
         let weights = if self.has_cpu_kernel(&Inputs::from_tensors(q, k, k, mask)) {
             let rules = ScoreRules::new(self, mask, q, k.dim(2)?)?;
@@ -192,7 +197,7 @@ impl Sdpa {
     pub fn scores(&self, q: &Tensor, k: &Tensor, mask: Mask) -> Result<Tensor> {
         self.check(q, k, k, mask)?;
         let rows = Chosen::default().resolve(q.dim(1)?, q.dim(2)?)?;
-        eager::masked_scores(self, q, &k.to_dtype(q.dtype())?, mask, &rows)
+        eager::masked_scores(self, q, &codes::to_dtype(k, q.dtype())?, mask, &rows)
     }
 
     /// The weights of `scores`: their softmax over the last dimension, and zeros where all scores of a row are -inf.
@@ -209,11 +214,13 @@ impl Sdpa {
     /// The context for weights that you supply, in the layout of [`forward`](Self::forward).
     ///
     /// # Shapes
-    /// `weights` (B, H, T, S), `v` (B, key heads, S, Dv) -> (B, T, H, Dv) in the dtype of `v`
+    /// `weights` (B, H, T, S), `v` (B, key heads, S, Dv) -> (B, T, H, Dv) in the dtype of `v`; f32 if `v` is quantized,
+    /// (B, key heads, S, Dv + 4)
     ///
     /// # Errors
     /// When the shapes do not fit each other.
     pub fn context(weights: &Tensor, v: &Tensor) -> Result<Tensor> {
-        eager::context(weights, v, v.dtype())
+        let dtype = if v.dtype() == DType::U8 { DType::F32 } else { v.dtype() };
+        eager::context(weights, &codes::to_dtype(v, dtype)?, dtype)
     }
 }

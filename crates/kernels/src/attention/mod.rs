@@ -6,6 +6,7 @@
 //! a whole prompt, a chunk of a prompt and a single decoded token.
 
 mod attend;
+mod codes;
 mod cpu;
 #[cfg(any(feature = "cuda", all(test, target_os = "linux")))]
 mod cuda;
@@ -23,6 +24,7 @@ mod varlen;
 mod window;
 
 pub use attend::Attended;
+pub use codes::{SCALE_BYTES, quantize_rows, widen_rows};
 pub use cpu::FEW_QUERIES;
 pub use heads::HeadLayout;
 pub use mask::{Hidden, Mask};

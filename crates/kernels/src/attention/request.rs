@@ -1,5 +1,6 @@
 //! What a call gives to attention, without its numbers, and what it asks for besides the context.
 
+use super::codes::SCALE_BYTES;
 use super::heads::HeadLayout;
 use super::mask::Mask;
 use super::window::Window;
@@ -28,7 +29,8 @@ pub struct Inputs {
     pub device: Device,
     /// The dtypes of q, k and v.
     pub dtypes: [DType; 3],
-    /// The layouts of q (B, H, T, D), k (B, key heads, S, D) and v (B, key heads, S, Dv).
+    /// The layouts of q (B, H, T, D), k (B, key heads, S, D) and v (B, key heads, S, Dv); of k and v in u8, which are quantized
+    /// rows, (B, key heads, S, D + 4) and (B, key heads, S, Dv + 4).
     pub layouts: [Layout; 3],
     /// Whether q, k or v needs a gradient.
     pub gradient: bool,
@@ -84,10 +86,35 @@ impl Inputs {
         self.layouts.iter().any(|layout| layout.shape().elem_count() == 0)
     }
 
-    /// Whether keys and values are halves under queries in f32, which the CPU kernels read in place if no gradient is needed.
-    pub(super) fn has_half_keys(&self) -> bool {
+    /// Whether keys and values are halves or codes under queries in f32, which the CPU kernels read in place if no gradient is
+    /// needed.
+    pub(super) fn has_narrow_keys(&self) -> bool {
         let [q, k, v] = self.dtypes;
-        q == DType::F32 && matches!(k, DType::F16 | DType::BF16) && k == v && !self.gradient
+        q == DType::F32 && matches!(k, DType::F16 | DType::BF16 | DType::U8) && k == v && !self.gradient
+    }
+
+    /// Fails for quantized keys or values that no code reads.
+    pub(super) fn check_codes(&self) -> Result<()> {
+        let [q, k, v] = self.dtypes;
+        if k != DType::U8 && v != DType::U8 {
+            return Ok(());
+        }
+        let [_, of_k, of_v] = self.layouts.each_ref().map(Layout::dims);
+        let narrow = |dims: &[usize]| dims.last().is_none_or(|&width| width <= SCALE_BYTES);
+        let cause = if q != DType::F32 {
+            format!("queries in f32, got {}", q.as_str())
+        } else if k != v {
+            format!("both to be quantized, got k in {} and v in {}", k.as_str(), v.as_str())
+        } else if narrow(of_k) || narrow(of_v) {
+            format!("rows of D + {SCALE_BYTES} bytes, got k {of_k:?} and v {of_v:?}")
+        } else if !self.device.is_cpu() {
+            "the CPU; widen them first".to_owned()
+        } else if self.gradient {
+            "queries without a gradient: detach them, or keep keys and values in f32".to_owned()
+        } else {
+            return Ok(());
+        };
+        candle_core::bail!("attention: quantized keys and values (u8) need {cause}")
     }
 }
 

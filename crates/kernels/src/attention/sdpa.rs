@@ -1,5 +1,6 @@
 //! [`Sdpa`]: attention's options, and which code computes an attention with them.
 
+use super::codes::beside;
 #[cfg(feature = "cuda")]
 use super::cuda::Kernels;
 use super::heads::{HeadLayout, WeightDropout};
@@ -76,8 +77,9 @@ impl Sdpa {
     /// Which code [`forward`](Self::forward) runs for such inputs: `Fused` if there is a kernel for them, otherwise `Eager`.
     ///
     /// # Errors
-    /// When the device does not answer.
+    /// When the device does not answer, or no code reads these quantized keys and values.
     pub fn code_for(&self, inputs: &Inputs) -> Result<Implementation> {
+        inputs.check_codes()?;
         let (_, h, t, d) = inputs.layouts[0].shape().dims4()?;
         Ok(match self.choose(inputs, self.weight_dropout(h, t, d, 0))? {
             Code::Eager => Implementation::Eager,
@@ -163,15 +165,20 @@ impl Sdpa {
         let (kb, kh, s, kd) = k.dims4()?;
         let (vb, vh, vs, _) = v.dims4()?;
         let shared = kh > 0 && h.is_multiple_of(kh);
-        if (kb, kd) != (b, d) || (vb, vh, vs) != (b, kh, s) || !shared {
+        // Quantized rows are wider than their numbers.
+        let [in_k, in_v] = [k, v].map(|x| beside(x.dtype()));
+        if (kb, kd) != (b, d + in_k) || (vb, vh, vs) != (b, kh, s) || !shared {
             candle_core::bail!(
-                "attention: q {:?} needs k of shape [{b}, key heads, S, {d}] and v of [{b}, key heads, S, Dv] with a number of \
+                "attention: q {:?} needs k of shape [{b}, key heads, S, {}] and v of [{b}, key heads, S, Dv{}] with a number of \
                  key heads that divides {h}, got k {:?}, v {:?}",
                 q.dims(),
+                d + in_k,
+                if in_v > 0 { format!(" + {in_v}") } else { String::new() },
                 k.dims(),
                 v.dims()
             )
         }
+        Inputs::from_tensors(q, k, v, mask).check_codes()?;
         if let Some(cap) = self.softcap.filter(|cap| !(1e-30..=1e30).contains(cap)) {
             candle_core::bail!(
                 "attention: a soft cap of {cap} is not between 1e-30 and 1e30; pass None for no cap"

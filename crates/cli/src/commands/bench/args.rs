@@ -1,9 +1,9 @@
 //! The options of `gpt2 bench`.
 
-use crate::session::{DTYPES, ModelArgs};
+use crate::session::{CACHES, ModelArgs};
 use crate::values::one_of;
-use candle_core::DType;
 use clap::ValueEnum;
+use gpt2_model::CacheDType;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -49,8 +49,8 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "ISA", value_parser = str::parse::<candle_fused::Isa>)]
     pub(crate) isa: Option<candle_fused::Isa>,
     /// decode: precision of the cached keys and values [default: that of --dtype]
-    #[arg(long, value_name = "DTYPE", value_parser = one_of(&DTYPES[..3]))]
-    pub(crate) kv: Option<DType>,
+    #[arg(long, value_name = "DTYPE", value_parser = one_of(CACHES))]
+    pub(crate) kv: Option<CacheDType>,
     /// decode: greedy steps per run
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) new_tokens: u32,

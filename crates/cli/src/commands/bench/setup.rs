@@ -9,7 +9,7 @@ use candle_core::{DType, Device, Tensor};
 use candle_fused::BlockFormat;
 use candle_nn::VarBuilder;
 use gpt2_loader::Checkpoint;
-use gpt2_model::{Config, Gpt2LMHeadModel, Implementation, init};
+use gpt2_model::{CacheDType, Config, Gpt2LMHeadModel, Implementation, init};
 
 pub(super) struct Bench<'a> {
     pub(super) args: &'a BenchArgs,
@@ -74,15 +74,16 @@ impl<'a> Bench<'a> {
         (whole && !formats.is_empty()).then(|| formats.join(", "))
     }
 
-    /// The dtype of cached keys and values.
-    pub(super) fn kv(&self) -> DType {
-        self.args.kv.unwrap_or(self.dtype)
+    /// What keys and values are cached in.
+    pub(super) fn kv(&self) -> CacheDType {
+        self.args.kv.unwrap_or(self.dtype.into())
     }
 
     /// What a run of `seconds` on the CPU reads or computes.
     pub(super) fn work(&self, seconds: f64) -> Option<Work> {
         let quantized = self.quantized().is_some();
-        let number = self.kv().size_in_bytes() as f64;
+        let d = self.config.heads().dim;
+        let number = self.kv().bytes_of(d) as f64 / d as f64;
         let weight = match (&self.checkpoint, self.quantize) {
             (_, Some(format)) => format.bits_in_memory() / 8.0,
             (Some(checkpoint), None) if quantized => work::bytes_of_a_weight(checkpoint),

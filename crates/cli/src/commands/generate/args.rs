@@ -2,10 +2,10 @@
 
 use super::draft::DraftKind;
 use crate::interventions::InterventionArgs;
-use crate::session::{DTYPES, ModelArgs};
+use crate::session::{CACHES, ModelArgs};
 use crate::texts::PromptsArgs;
 use crate::values::{IndexRange, above_0, at_least_0, one_of, part};
-use candle_core::DType;
+use gpt2_model::CacheDType;
 use std::path::PathBuf;
 
 const SAMPLING: &str = "Sampling";
@@ -77,9 +77,10 @@ pub(crate) struct GenerateArgs {
     /// End before this text, which is not printed (repeatable)
     #[arg(long, value_name = "TEXT", value_parser = clap::builder::NonEmptyStringValueParser::new(), conflicts_with = "ids")]
     pub(crate) stop: Vec<String>,
-    /// Precision of the cached keys and values. f16 takes half the bytes of f32 [default: that of --dtype]
-    #[arg(long, value_name = "DTYPE", value_parser = one_of(&DTYPES[..3]))]
-    pub(crate) kv: Option<DType>,
+    /// Precision of the cached keys and values. f16 takes half the bytes of f32, and q8_0 about a quarter [default: that of
+    /// --dtype]
+    #[arg(long, value_name = "DTYPE", value_parser = one_of(CACHES))]
+    pub(crate) kv: Option<CacheDType>,
     /// Let something faster guess the next tokens, and check up to three guesses in each pass. The text stays the same.
     /// q4_0 and q8_0 are the same weights, quantized. lookup repeats what followed these words before. Any other name is a
     /// model of the same vocabulary

@@ -15,8 +15,8 @@ use crate::provenance::Provenance;
 use crate::session::Session;
 use crate::{finite, output};
 use anyhow::Context;
-use candle_core::DType;
 use continuation::Continuation;
+use gpt2_model::CacheDType;
 use gpt2_model::hooks::{Chain, Hooks};
 use recorded::{Recorded, Text};
 use report::{Report, generation, new_tokens};
@@ -40,7 +40,7 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
     let prompts = std::slice::from_ref(&prompt.ids);
     let changes = args.interventions.build(&session, Reads::Growing(&prompt.ids))?;
     let mut made_by = Provenance::new(&session, &prompt.ids)?.under(&changes);
-    made_by.kv = args.kv.as_ref().map(DType::as_str);
+    made_by.kv = args.kv.as_ref().map(CacheDType::as_str);
     let mut generation = generation(args, &session, prompts, max_new_tokens)?;
     if let Some(draft) = &args.draft {
         generation.check_draft().context("--draft")?;

@@ -98,7 +98,7 @@ impl Recorded {
         let Some(page) = page else { return outputs.commit() };
         // Through a cache like that of the steps, where positions beyond a patched text stay as they are.
         let (model, device) = (&text.session.model, &text.session.device);
-        let kv = args.kv.unwrap_or(model.transformer.dtype());
+        let kv = args.kv.unwrap_or(model.transformer.dtype().into());
         let mut cache = KvCache::new(model.config(), 1, ids.len(), kv, device)?;
         let hooks = Some(&text.changes.list as &dyn gpt2_model::hooks::Hooks);
         let forward = ForwardArgs { hooks, cache: Some(&mut cache), ..Default::default() };

@@ -5,7 +5,7 @@ use crate::qkv;
 use candle_core::{DType, Device, Tensor, Var};
 use candle_fused::Dropout;
 use candle_fused::Implementation::{self, Eager, Fused};
-use candle_fused::attention::{HeadLayout, Hidden, Inputs, Mask, Sdpa};
+use candle_fused::attention::{HeadLayout, Hidden, Inputs, Mask, Sdpa, quantize_rows, widen_rows};
 use candle_nn::Init;
 use gpt2_model::init;
 use gpt2_model::mask::left_padding;
@@ -122,7 +122,28 @@ impl Verify {
                     }
                 }
             }
+            if self.device.is_cpu() {
+                let mask = Mask { padding: padding.as_ref(), hidden: &hidden, ..Mask::default() };
+                let attention = Sdpa { dropout, implementation: Fused, ..Sdpa::default() };
+                self.quantized_keys(&case, qkv::views(&packed, layout, t)?, &attention, mask)?;
+            }
         }
         Ok(())
+    }
+
+    /// The context over keys and values in 8 bits, which have to be read as the numbers that they stand for.
+    fn quantized_keys(
+        &mut self,
+        case: &str,
+        [q, k, v]: [Tensor; 3],
+        attention: &Sdpa,
+        mask: Mask,
+    ) -> anyhow::Result<()> {
+        let (k, v) = (quantize_rows(&k)?, quantize_rows(&v)?);
+        let wide = |codes: &Tensor| widen_rows(codes)?.to_dtype(DType::F64);
+        let eager = Sdpa { implementation: Eager, ..attention.clone() };
+        let expected = eager.forward(&q.to_dtype(DType::F64)?, &wide(&k)?, &wide(&v)?, mask)?;
+        let path = Path { case, implementation: Fused, dtype: DType::F32, tolerance: 1e-5 };
+        self.check("over q8_0 keys", path, &attention.forward(&q, &k, &v, mask)?, &expected)
     }
 }

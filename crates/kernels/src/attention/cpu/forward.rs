@@ -2,7 +2,7 @@
 
 use super::blocks::{Blocks, FEW_QUERIES, QUERIES};
 use super::pack::{PackSizes, PackedHead};
-use super::problem::{HeadAt, LogSum, Problem, SharedOutput};
+use super::problem::{HeadAt, LogSum, Problem, RowElement, SharedOutput};
 use super::rows::{Partial, Span};
 use super::tile::{QueryTile, Scratch, TileTask};
 use super::weights::SummaryOfRow;
@@ -28,7 +28,7 @@ pub(super) struct Forward<'a, E, K = E> {
     pub(super) summaries: Option<&'a mut [RowSummary]>,
 }
 
-impl<E: Element, K: Element> WithSimd for Forward<'_, E, K> {
+impl<E: Element, K: RowElement> WithSimd for Forward<'_, E, K> {
     type Output = ();
 
     fn with_simd<S: Simd>(self, simd: S) {
@@ -127,18 +127,31 @@ mod tests {
     use super::*;
     use crate::attention::heads::{HeadLayout, WeightDropout};
     use crate::attention::scores::ScoreRules;
-    use crate::attention::{Mask, Sdpa, Window};
+    use crate::attention::{Mask, Sdpa, Window, quantize_rows, widen_rows};
     use crate::dropout::Dropout;
     use crate::isa;
     use crate::test_numbers::{numbers, values};
     use candle_core::{Layout, Result, Tensor};
 
     /// The context, followed by the numbers of the summaries.
-    fn run_on<S: Simd>(problem: &Problem<f32>, simd: S) -> Vec<f32> {
+    fn run_on<S: Simd, K: RowElement>(problem: &Problem<f32, K>, simd: S) -> Vec<f32> {
         run(problem, |run| run.with_simd(simd))
     }
 
-    fn run(problem: &Problem<f32>, dispatch: impl Fn(Forward<f32>)) -> Vec<f32> {
+    /// The same by AVX2's vectors, and portable ones of 1, 4, 8 and 16 numbers.
+    fn run_on_others<K: RowElement>(problem: &Problem<f32, K>) -> Vec<Vec<f32>> {
+        let mut others = vec![
+            run_on(problem, pulp::Scalar),
+            run_on(problem, pulp::Scalar128b),
+            run_on(problem, pulp::Scalar256b),
+            run_on(problem, pulp::Scalar512b),
+        ];
+        #[cfg(target_arch = "x86_64")]
+        others.extend(pulp::x86::V3::try_new().map(|avx2| run_on(problem, avx2)));
+        others
+    }
+
+    fn run<K: RowElement>(problem: &Problem<f32, K>, dispatch: impl Fn(Forward<f32, K>)) -> Vec<f32> {
         let [b, h, t, dv] = problem.context_dims();
         let mut out = vec![MaybeUninit::new(f32::NAN); b * h * t * dv];
         let mut log_sums = vec![LogSum::default(); b * h * t];
@@ -152,7 +165,7 @@ mod tests {
         out.into_iter().map(|x| unsafe { x.assume_init() }).chain(numbers).collect()
     }
 
-    /// AVX2's vectors, and portable ones of 1, 4, 8 and 16 numbers, split the same sums into different blocks.
+    /// They split the same sums into different blocks.
     #[test]
     fn other_vectors_compute_what_this_processors_do() -> Result<()> {
         let plain = Sdpa { scale: Some(1.5), ..Sdpa::default() };
@@ -189,17 +202,41 @@ mod tests {
             };
             let expected = run(&problem, |run| isa::arch().dispatch(run));
             assert!(expected.iter().any(|x| *x != 0.0));
-            let mut others = vec![
-                run_on(&problem, pulp::Scalar),
-                run_on(&problem, pulp::Scalar128b),
-                run_on(&problem, pulp::Scalar256b),
-                run_on(&problem, pulp::Scalar512b),
-            ];
-            #[cfg(target_arch = "x86_64")]
-            others.extend(pulp::x86::V3::try_new().map(|avx2| run_on(&problem, avx2)));
-            for got in others {
+            for got in run_on_others(&problem) {
                 for (a, b) in got.iter().zip(&expected) {
                     // The largest error seen is 3e-6: dropout scales up the weights that it keeps.
+                    assert!((a - b).abs() <= 4e-6, "D {d}, T {t}, S {s}: {a} {b}");
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Rows of codes are widened by each instruction set's own code.
+    #[test]
+    fn other_vectors_read_quantized_keys() -> Result<()> {
+        for (d, t, s) in [(1, 5, 5), (7, 50, 60), (33, 97, 200), (64, 3, 130)] {
+            let (b, h, key_heads) = (2, 4, 2);
+            let q = numbers((b, h, t, d), 1)?;
+            let [k, v] = [2, 3].map(|salt| quantize_rows(&numbers((b, key_heads, s, d), salt)?));
+            let (k, v) = (k?, v?);
+            let rules = ScoreRules::new(&Sdpa::default(), Mask::default(), &q, s)?;
+            let of_q: Vec<f32> = q.flatten_all()?.to_vec1()?;
+            let q = Heads::new(&of_q, q.layout())?;
+            let [wide_k, wide_v] = [widen_rows(&k)?, widen_rows(&v)?];
+            let (codes_k, codes_v): (Vec<u8>, Vec<u8>) =
+                (k.flatten_all()?.to_vec1()?, v.flatten_all()?.to_vec1()?);
+            let (of_k, of_v): (Vec<f32>, Vec<f32>) =
+                (wide_k.flatten_all()?.to_vec1()?, wide_v.flatten_all()?.to_vec1()?);
+            let (rules, dropout) = (&rules, None);
+            let (k, v) = (Heads::new(&codes_k, k.layout())?, Heads::new(&codes_v, v.layout())?);
+            let problem = Problem { q, k, v, rules, dropout };
+            let (k, v) = (Heads::new(&of_k, wide_k.layout())?, Heads::new(&of_v, wide_v.layout())?);
+            let expected = run(&Problem { q, k, v, rules, dropout }, |run| isa::arch().dispatch(run));
+            let mut all = run_on_others(&problem);
+            all.push(run(&problem, |run| isa::arch().dispatch(run)));
+            for got in all {
+                for (a, b) in got.iter().zip(&expected) {
                     assert!((a - b).abs() <= 4e-6, "D {d}, T {t}, S {s}: {a} {b}");
                 }
             }

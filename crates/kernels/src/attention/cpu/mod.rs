@@ -23,7 +23,7 @@ pub(super) use weights::CpuWeights;
 
 use self::backward::HeadBackward;
 use self::forward::Forward;
-use self::problem::{Heads, LogSum, Problem};
+use self::problem::{Heads, LogSum, Problem, RowElement};
 use crate::attention::heads::WeightDropout;
 use crate::attention::scores::ScoreRules;
 use crate::attention::summary::RowSummary;
@@ -57,7 +57,7 @@ impl CpuAttention {
         self.summaries.clone()
     }
 
-    fn run<E: Element + WithDType, K: Element + WithDType>(
+    fn run<E: Element + WithDType, K: RowElement + WithDType>(
         &self,
         [q, k, v]: [Input; 3],
     ) -> Result<(CpuStorage, Shape)> {
@@ -86,16 +86,17 @@ impl CpuOp<3> for CpuAttention {
     const NAME: &'static str = "attention";
 
     fn forward(&self, inputs: [Input; 3]) -> Result<(CpuStorage, Shape)> {
-        use DType::{BF16, F16, F32};
+        use DType::{BF16, F16, F32, U8};
         match inputs.map(|x| x.storage.dtype()) {
             [F32, F32, F32] => self.run::<f32, f32>(inputs),
             [F16, F16, F16] => self.run::<f16, f16>(inputs),
             [BF16, BF16, BF16] => self.run::<bf16, bf16>(inputs),
             [F32, F16, F16] => self.run::<f32, f16>(inputs),
             [F32, BF16, BF16] => self.run::<f32, bf16>(inputs),
+            [F32, U8, U8] => self.run::<f32, u8>(inputs),
             _ => candle_core::bail!(
-                "attention: q, k and v must be all f32, all f16 or all bf16, or k and v halves of one dtype and q \
-                 f32"
+                "attention: q, k and v must be all f32, all f16 or all bf16, or q f32 and k and v halves of one \
+                 dtype or quantized"
             ),
         }
     }

@@ -1,8 +1,7 @@
 //! Rows of one head, laid out in f32 for the micro-kernels.
 
 use super::blocks::{HEADROOM, NARROW_SCORES};
-use super::problem::{HeadAt, Heads};
-use crate::element::Element;
+use super::problem::{HeadAt, Heads, RowElement};
 use std::ops::Range;
 
 /// The number of rows transposed at a time, so that their columns are written in pieces of cache lines.
@@ -11,13 +10,13 @@ const GROUP: usize = 8;
 const NARROW_GROUP: usize = NARROW_SCORES.rows;
 
 /// Panels of `panel` rows, depth-major and times `factor`: `out[p][d][r]`; rows beyond the last are 0.
-pub(super) fn panels<E: Element>(x: &Heads<E>, head: HeadAt, panel: usize, factor: f32) -> Vec<f32> {
+pub(super) fn panels<E: RowElement>(x: &Heads<E>, head: HeadAt, panel: usize, factor: f32) -> Vec<f32> {
     let mut out = vec![];
     panels_into(&mut out, x, head, panel, factor);
     out
 }
 
-fn panels_into<E: Element>(out: &mut Vec<f32>, x: &Heads<E>, head: HeadAt, panel: usize, factor: f32) {
+fn panels_into<E: RowElement>(out: &mut Vec<f32>, x: &Heads<E>, head: HeadAt, panel: usize, factor: f32) {
     let [_, _, s, d] = x.dims;
     // Everything beyond the last row stays 0, even in memory that held another head before.
     out.resize(s.div_ceil(panel) * d * panel, 0.0);
@@ -30,7 +29,7 @@ fn panels_into<E: Element>(out: &mut Vec<f32>, x: &Heads<E>, head: HeadAt, panel
 
 /// Some rows of a head, depth-major and times `factor`: `out[d·stride + r]`. `scratch` is memory to reuse.
 #[inline(always)]
-pub(super) fn transpose<E: Element>(
+pub(super) fn transpose<E: RowElement>(
     x: &Heads<E>,
     head: HeadAt,
     rows: Range<usize>,
@@ -68,14 +67,14 @@ fn put<const N: usize>(rows: &[&[f32]; GROUP], count: usize, factor: f32, out: &
 }
 
 /// Rows of `width` floats; columns beyond D are 0.
-pub(super) fn rows<E: Element>(x: &Heads<E>, head: HeadAt, width: usize) -> Vec<f32> {
+pub(super) fn rows<E: RowElement>(x: &Heads<E>, head: HeadAt, width: usize) -> Vec<f32> {
     let mut out = vec![];
     blocks_into(&mut out, x, head, width, width);
     out
 }
 
 /// Rows of `width` floats in blocks of `columns`, the last one perhaps narrower. Columns beyond D are 0.
-fn blocks_into<E: Element>(out: &mut Vec<f32>, x: &Heads<E>, head: HeadAt, width: usize, columns: usize) {
+fn blocks_into<E: RowElement>(out: &mut Vec<f32>, x: &Heads<E>, head: HeadAt, width: usize, columns: usize) {
     let [_, _, s, d] = x.dims;
     let mut scratch = vec![0.0; d];
     // Everything beyond column D stays 0, as above.
@@ -116,7 +115,7 @@ pub(super) struct PackedHead {
 
 impl PackedHead {
     /// Reuses the memory of the previous head, which has the same shape.
-    pub(super) fn pack<E: Element>(
+    pub(super) fn pack<E: RowElement>(
         &mut self,
         k: &Heads<E>,
         v: &Heads<E>,

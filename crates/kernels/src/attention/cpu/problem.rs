@@ -1,5 +1,6 @@
 //! What a pass reads and writes: views of q, k and v, the settings of all their queries, and the output that threads share.
 
+use crate::attention::codes::{self, SCALE_BYTES};
 use crate::attention::heads::{Query, WeightDropout};
 use crate::attention::scores::{Base, ScoreRules};
 use crate::attention::summary::RowSummary;
@@ -23,7 +24,58 @@ impl HeadAt {
     }
 }
 
-/// A tensor (B, H, T, D) with any strides.
+/// What memory holds a row's numbers in: numbers, or codes.
+pub(super) trait RowElement: Copy + Send + Sync + 'static {
+    /// How many elements a row has besides its numbers.
+    const BESIDE: usize;
+
+    /// The numbers of a row: in place if memory holds them as f32, otherwise in `scratch`.
+    fn read<'a>(row: &'a [Self], scratch: &'a mut [f32]) -> &'a [f32];
+
+    /// Fills `out` from the row at the start of `data`, whose elements lie `stride` apart.
+    fn gather(data: &[Self], stride: usize, out: &mut [f32]);
+}
+
+// Inlined so that widening is compiled for its caller's instruction set.
+impl<E: Element> RowElement for E {
+    const BESIDE: usize = 0;
+
+    #[inline(always)]
+    fn read<'a>(row: &'a [Self], scratch: &'a mut [f32]) -> &'a [f32] {
+        if let Some(row) = E::as_f32s(row) {
+            return row;
+        }
+        let out = &mut scratch[..row.len()];
+        E::widen(row, out);
+        out
+    }
+
+    #[inline(always)]
+    fn gather(data: &[Self], stride: usize, out: &mut [f32]) {
+        for (c, x) in out.iter_mut().enumerate() {
+            *x = data[c * stride].to_f32();
+        }
+    }
+}
+
+/// Codes and a scale.
+impl RowElement for u8 {
+    const BESIDE: usize = SCALE_BYTES;
+
+    #[inline(always)]
+    fn read<'a>(row: &'a [Self], scratch: &'a mut [f32]) -> &'a [f32] {
+        let out = &mut scratch[..row.len() - SCALE_BYTES];
+        codes::widen(row, out);
+        out
+    }
+
+    fn gather(data: &[Self], stride: usize, out: &mut [f32]) {
+        let row: Vec<u8> = (0..out.len() + SCALE_BYTES).map(|c| data[c * stride]).collect();
+        codes::widen(&row, out);
+    }
+}
+
+/// A tensor (B, H, T, D) with any strides; (B, H, T, D + 4) in memory if its rows are codes.
 #[derive(Clone, Copy)]
 pub(super) struct Heads<'a, E> {
     data: &'a [E],
@@ -31,7 +83,7 @@ pub(super) struct Heads<'a, E> {
     pub(super) dims: [usize; 4],
 }
 
-impl<'a, E: Element> Heads<'a, E> {
+impl<'a, E: RowElement> Heads<'a, E> {
     pub(super) fn of(Input { storage, layout }: Input<'a>) -> Result<Self>
     where
         E: WithDType,
@@ -42,22 +94,24 @@ impl<'a, E: Element> Heads<'a, E> {
     /// # Errors
     /// When the layout is not of rank 4 or reaches beyond `data`.
     pub(super) fn new(data: &'a [E], layout: &Layout) -> Result<Self> {
-        let (b, h, t, d) = layout.shape().dims4()?;
-        let dims = [b, h, t, d];
+        let (b, h, t, width) = layout.shape().dims4()?;
+        let stored = [b, h, t, width];
+        let dims = [b, h, t, width.saturating_sub(E::BESIDE)];
         let mut strides = [0; 4];
         strides.copy_from_slice(layout.stride());
         let data = data.get(layout.start_offset()..).unwrap_or_default();
-        let end: usize = dims.iter().zip(&strides).map(|(n, s)| n.saturating_sub(1) * s).sum();
+        let end: usize = stored.iter().zip(&strides).map(|(n, s)| n.saturating_sub(1) * s).sum();
         // A dimension of stride 0 can make the count arbitrarily large.
-        let count = dims.iter().try_fold(1usize, |count, n| count.checked_mul(*n));
+        let count = stored.iter().try_fold(1usize, |count, n| count.checked_mul(*n));
         if dims.contains(&0) || end >= data.len() || count.is_none() {
-            candle_core::bail!("attention: a layout of {dims:?} with strides {strides:?} is outside its data")
+            candle_core::bail!(
+                "attention: a layout of {stored:?} with strides {strides:?} is outside its data"
+            )
         }
         Ok(Self { data, strides, dims })
     }
 
     /// Row `i` of a head as f32: borrowed in place if memory holds it that way, otherwise copied into `scratch` (D).
-    // Inlined so that widening is compiled for its caller's instruction set.
     #[inline(always)]
     pub(super) fn row<'b>(&self, head: HeadAt, i: usize, scratch: &'b mut [f32]) -> &'b [f32]
     where
@@ -67,21 +121,15 @@ impl<'a, E: Element> Heads<'a, E> {
         let start = head.b * sb + head.h * sh + i * st;
         let d = self.dims[3];
         if sd == 1 {
-            let row = &self.data[start..start + d];
-            if let Some(row) = E::as_f32s(row) {
-                return row;
-            }
-            E::widen(row, &mut scratch[..d]);
-            return &scratch[..d];
+            return E::read(&self.data[start..start + d + E::BESIDE], scratch);
         }
-        for (c, x) in scratch.iter_mut().enumerate().take(d) {
-            *x = self.data[start + c * sd].to_f32();
-        }
-        &scratch[..d]
+        let out = &mut scratch[..d];
+        E::gather(&self.data[start..], sd, out);
+        out
     }
 }
 
-/// q (B, H, T, D) against k (B, key heads, S, D) and v (B, key heads, S, Dv), which may be of another dtype.
+/// q (B, H, T, D) against k (B, key heads, S, D) and v (B, key heads, S, Dv), which may be of another dtype, or codes.
 pub(super) struct Problem<'a, E, K = E> {
     pub(super) q: Heads<'a, E>,
     pub(super) k: Heads<'a, K>,

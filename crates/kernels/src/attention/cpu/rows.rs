@@ -6,7 +6,7 @@
 //! in order. A long past therefore keeps all threads busy, and the result does not depend on how many
 //! there are.
 
-use super::problem::{HeadAt, Heads, LogSum, Problem};
+use super::problem::{HeadAt, Heads, LogSum, Problem, RowElement};
 use crate::attention::heads::Query;
 use crate::attention::scores::Base;
 use crate::element::Element;
@@ -38,7 +38,7 @@ pub(super) struct Span<'a, E, K> {
     keys: Range<usize>,
 }
 
-impl<'a, E: Element, K: Element> Span<'a, E, K> {
+impl<'a, E: Element, K: RowElement> Span<'a, E, K> {
     /// All queries.
     pub(super) fn queries(problem: &Problem<E, K>) -> Vec<QueryOfHeads> {
         let ([b, h, t, _], group) = (problem.q.dims, problem.group());
@@ -112,7 +112,7 @@ impl Partial {
 
 /// Rows of a head.
 #[inline(always)]
-fn streams<'a, 'b: 'a, E: Element>(
+fn streams<'a, 'b: 'a, E: RowElement>(
     x: &Heads<'b, E>,
     head: HeadAt,
     rows: [usize; STREAMS],
@@ -122,7 +122,7 @@ fn streams<'a, 'b: 'a, E: Element>(
     [x.row(head, i, p), x.row(head, j, q), x.row(head, k, r), x.row(head, l, s)]
 }
 
-impl<E: Element, K: Element> WithSimd for Span<'_, E, K> {
+impl<E: Element, K: RowElement> WithSimd for Span<'_, E, K> {
     /// One for each head.
     type Output = Vec<Partial>;
 
@@ -141,7 +141,7 @@ impl<E: Element, K: Element> WithSimd for Span<'_, E, K> {
     }
 }
 
-impl<E: Element, K: Element> Span<'_, E, K> {
+impl<E: Element, K: RowElement> Span<'_, E, K> {
     /// For heads that see the same keys.
     #[inline(always)]
     fn of_heads<S: Simd>(&self, simd: S, heads: Range<usize>) -> Vec<Partial> {

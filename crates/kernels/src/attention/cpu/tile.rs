@@ -6,7 +6,7 @@ use super::blocks::{
     outer,
 };
 use super::pack::{PackedHead, transpose};
-use super::problem::{HeadAt, LogSum, Problem, SharedOutput};
+use super::problem::{HeadAt, LogSum, Problem, RowElement, SharedOutput};
 use super::rows::{Partial, QueryOfHeads, Span};
 use super::summary::{Moments, RunningSummary};
 use super::weights::SummaryOfRow;
@@ -64,7 +64,7 @@ pub(super) struct TileTask<'a, E, K> {
     pub(super) scratch: &'a mut Scratch,
 }
 
-impl<E: Element, K: Element> WithSimd for TileTask<'_, E, K> {
+impl<E: Element, K: RowElement> WithSimd for TileTask<'_, E, K> {
     type Output = ();
 
     #[inline(always)]
@@ -80,7 +80,7 @@ impl<E: Element, K: Element> WithSimd for TileTask<'_, E, K> {
     }
 }
 
-impl<E: Element, K: Element> QueryTile<'_, E, K> {
+impl<E: Element, K: RowElement> QueryTile<'_, E, K> {
     /// For values that a tile cannot sum.
     #[inline(always)]
     fn run_row_by_row<S: Simd>(&self, simd: S) {

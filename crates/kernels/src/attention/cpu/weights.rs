@@ -3,7 +3,7 @@
 
 use super::blocks::{Blocks, FEW_QUERIES, NARROW_SCORES, QUERIES, WIDE_SCORES, outer};
 use super::pack::{panels, transpose};
-use super::problem::{HeadAt, Heads, Problem};
+use super::problem::{HeadAt, Heads, Problem, RowElement};
 use crate::attention::heads::Query;
 use crate::attention::request::Rows;
 use crate::attention::scores::{Base, ScoreRules};
@@ -158,7 +158,7 @@ struct OneRow<'a, E, K> {
     out: &'a mut [f32],
 }
 
-impl<E: Element, K: Element> WithSimd for OneRow<'_, E, K> {
+impl<E: Element, K: RowElement> WithSimd for OneRow<'_, E, K> {
     type Output = ();
 
     #[inline(always)]
@@ -247,7 +247,7 @@ pub(super) struct SummaryOfRow<'a, E, K> {
     pub(super) query: Query,
 }
 
-impl<E: Element, K: Element> WithSimd for SummaryOfRow<'_, E, K> {
+impl<E: Element, K: RowElement> WithSimd for SummaryOfRow<'_, E, K> {
     type Output = RowSummary;
 
     #[inline(always)]
