@@ -190,11 +190,14 @@ fn a_first_look_shows_the_strongest_links_and_the_head_that_links_most() -> Resu
     let text = "First Citizen: speak. Second Citizen: speak";
     let (mut links, mut reach) = (vec![], vec![]);
     for (name, rows) in weights_of(text)? {
-        let mut sum = 0.0;
+        let (mut sum, mut of_head) = (0.0, vec![]);
         for (query, row) in rows.iter().enumerate().skip(2) {
             sum += row[1..query].iter().copied().fold(0.0, f64::max);
-            links.extend((1..query).map(|key| Link { weight: row[key], query, key, head: name.clone() }));
+            of_head.extend((1..query).map(|key| Link { weight: row[key], query, key, head: name.clone() }));
         }
+        // One of each head: the strongest, of equal ones the first.
+        of_head.sort_by(|a, b| b.weight.total_cmp(&a.weight));
+        links.extend(of_head.into_iter().take(1));
         reach.push((sum / (rows.len() - 2) as f64, name));
     }
     links.sort_by(|a, b| b.weight.total_cmp(&a.weight));
@@ -356,6 +359,6 @@ fn a_long_prompt_is_cut_to_what_a_reader_can_take() -> Result {
     let ids = comma_separated(&(0..77).collect::<Vec<_>>());
     let run = gpt2(&["attention", "--model", ODD, "--ids", &ids, "--layer", "0", "--head", "0"])?.succeeded();
     assert!(run.stdout.lines().all(|l| l.chars().count() <= 120), "{}", run.stdout);
-    assert!((10..=60).contains(&run.stdout.lines().count()), "{}", run.stdout.lines().count());
+    assert!((10..=62).contains(&run.stdout.lines().count()), "{}", run.stdout.lines().count());
     Ok(())
 }

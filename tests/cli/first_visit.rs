@@ -78,14 +78,11 @@ fn the_page_opens_on_the_head_of_the_terminal_and_has_its_words() -> Result {
                 let option = format!("#overview [aria-label^=\"Layer {layer}, head {head}:\"]");
                 let silenced = row[0].starts_with('*');
                 assert_eq!(silenced, name == "0.3" && !more.is_empty());
-                assert_eq!(
-                    page.text(&format!("{option} small"))?,
-                    if silenced { "ablated" } else { kind },
-                    "{name}"
-                );
+                let word = if silenced { format!("{kind}, ablated") } else { kind.to_owned() };
+                assert_eq!(page.text(&format!("{option} small"))?, word, "{name}");
                 page.head(name)?;
                 let mark = page.get("document.getElementById('head-mark').hidden ? '' : document.getElementById('head-mark').textContent")?;
-                assert_eq!(mark, if silenced { "ablated" } else { "" });
+                assert_eq!(mark, if silenced { word.as_str() } else { "" });
                 assert!(page.text("#explain")?.contains(&format!("({kind}).")), "{}", page.text("#explain")?);
                 assert_eq!(page.text("#explain")?.starts_with("Ablated: the run replaces"), silenced);
             }
@@ -128,7 +125,68 @@ fn a_comparison_opens_on_the_head_that_changed_most() -> Result {
     // Nothing comes after the last layer's attention, so none changes: the most focused one, as without a comparison.
     page_of(&["attention", PROMPT, "--compare", "--ablate", "3.0"], |page, _| {
         assert_eq!(shown(page)?, "0.3");
-        assert_eq!(page.text("#overview [data-head=\"12\"] small")?, "ablated");
+        // What was switched off, on the tile and beside the title.
+        let kind = json(&["attention", PROMPT, "--json"])?["layers"][3]["heads"][0]["kind"].clone();
+        let word = format!("{}, ablated", kind.as_str().ok_or("a kind")?);
+        assert_eq!(page.text("#overview [data-head=\"12\"] small")?, word);
+        page.head("3.0")?;
+        assert_eq!(page.text("#head-mark")?, word);
+        Ok(())
+    })
+}
+
+#[test]
+fn small_maps_of_a_comparison_show_small_changes_and_the_words_speak_of_changes() -> Result {
+    let changed = ["--scale", "0.0=0.9"];
+    let mut largest = 0f64;
+    for ((_, a), (_, b)) in heads(&[])?.into_iter().zip(heads(&changed)?) {
+        largest = a.iter().zip(&b).fold(largest, |most, (a, b)| most.max((a - b).abs()));
+    }
+    assert!(0.001 < largest && largest < 0.3, "a small change: {largest}");
+    page_of(&[&["attention", PROMPT, "--compare"], &changed[..]].concat(), |page, _| {
+        let end: f64 = page.text("#small-high")?.trim_start_matches('+').parse()?;
+        assert!((end / largest - 1.0).abs() < 0.01, "{end} and {largest}");
+        // Some pixel of some small map has the color of the end of the scale, and on white that is dark.
+        page.until("document.querySelectorAll('#overview [data-drawn]').length === 16")?;
+        let darkest = "Math.min(...[...document.querySelectorAll('#overview canvas')].map((c) => { \
+                       const p = c.getContext('2d').getImageData(0, 0, c.width, c.height).data; let least = 765; \
+                       for (let i = 0; i < p.length; i += 4) if (p[i + 3] === 255) least = Math.min(least, p[i] + p[i + 1] + p[i + 2]); \
+                       return least; }))";
+        assert!(number(&page.get(darkest)?) < 250.0, "{:?}", page.get(darkest)?);
+        assert!(
+            page.text("#heads-word")?
+                .contains("how a head changes: red where it attends more in the run scale 0.0=0.9")
+        );
+        assert!(page.text("#guide-text")?.starts_with("Each small map is how one head changes"));
+        page.get("document.querySelector('#runs [value=first]').click()")?;
+        page.until("document.getElementById('heads-word').textContent.endsWith('rows attend to columns.')")?;
+        Ok(())
+    })
+}
+
+#[test]
+fn numbers_of_heads_say_what_they_measure_and_of_which_token() -> Result {
+    let target = ["--target", " lord", "--against", ","];
+    page_of(&[&["attention", PROMPT, "--with", "effect,scores"], &target[..]].concat(), |page, _| {
+        let labels = page.texts("#summary dt")?;
+        for label in ["effect on ·lord less ,", "direct to ·lord less ,"] {
+            assert!(labels.contains(&label.to_owned()), "{label}: {labels:?}");
+        }
+        let title = |label: &str| {
+            let find =
+                "[...document.querySelectorAll('#summary div')].find((row) => row.firstChild.textContent ===";
+            page.get(&format!("{find} {label:?}).title"))
+        };
+        for (label, says) in [
+            ("effect on ·lord less ,", "adds to the difference of the logits, ·lord less ,"),
+            ("direct to ·lord less ,", "past all later layers"),
+            ("on previous", "in this text"),
+            ("previous-token", "in repeated random tokens instead of this text"),
+            ("if uniform", "the same weight"),
+        ] {
+            let title = title(label)?;
+            assert!(title.as_str().is_some_and(|title| title.contains(says)), "{label}: {title}");
+        }
         Ok(())
     })
 }

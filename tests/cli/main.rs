@@ -29,6 +29,7 @@ mod lora;
 mod models;
 #[path = "../common/mpirun.rs"]
 mod mpirun;
+mod newcomers;
 mod not_finite;
 mod page;
 mod parallel;

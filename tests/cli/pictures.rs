@@ -11,7 +11,10 @@ fn kinds() -> Vec<(Vec<&'static str>, &'static [&'static str])> {
     let patch = vec!["patch", CLEAN, CORRUPT, "--answer", " fair", "--against", " king"];
     vec![
         (vec!["attention", CLEAN], &["layer 0", "head 3", "weight"]),
-        (vec!["attention", CLEAN, "-l", "1", "-H", "2"], &["queries", "0 \u{b7}lord", "weight"]),
+        (
+            vec!["attention", CLEAN, "-l", "1", "-H", "2"],
+            &["queries: what attends", "0 \u{b7}lord", "weight"],
+        ),
         (
             vec!["attention", CLEAN, "--rollout"],
             &["tokens: what reaches a position", "7 \u{b7}lord", "share"],
@@ -104,11 +107,12 @@ fn title_caption_and_size_are_those_that_were_asked_for() -> Result {
 fn the_metadata_have_the_options_that_shaped_the_numbers() -> Result {
     let patch = ["patch", CLEAN, CORRUPT, "--answer", " fair", "--against", " king"];
     let settings = |args: &[&str]| -> Result<Value> { Ok(metadata(&draw(args, &[])?)?["settings"].clone()) };
-    let found = settings(&patch)?;
+    let facts = metadata(&draw(&patch, &[])?)?;
+    let found = &facts["settings"];
     assert_eq!((&found["answer"], &found["against"]), (&" fair".into(), &" king".into()));
     let corrupt = json(&["forward", CORRUPT, "--json"])?;
     let ids: Vec<_> = list(&corrupt["tokens"]).iter().map(|token| token["id"].clone()).collect();
-    assert_eq!(found["corrupt_ids"], Value::from(ids));
+    assert_eq!(facts["corrupt_ids"], Value::from(ids));
     let found = settings(&["heads", "--batch", "2", "--length", "7", "--seed", "5", "--no-bos"])?;
     let expected = serde_json::json!({ "batch": 2, "length": 7, "repeats": 4, "seed": 5, "bos": false });
     assert_eq!(found, expected);

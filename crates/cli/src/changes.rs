@@ -85,12 +85,13 @@ impl InterventionArgs {
             bail!("{option}: is not for training; use --ablate, --scale, --attention-temperature or --add");
         }
         let lists = [&self.ablate, &self.scale, &self.attention_temperature];
-        let mut all: Vec<Intervention> = lists.into_iter().flatten().cloned().collect();
+        let mut all: Vec<Intervention> =
+            lists.into_iter().flatten().flat_map(|given| given.each(config.n_head)).collect();
         let mut texts: Vec<String> = all.iter().map(Intervention::to_string).collect();
         self.check(Reads::Others("batches of the text"))?;
         self.add_vectors(&mut all, &mut texts)?;
         check_effective(&all)?;
-        Ok(Changes { list: Interventions::new(all, config)?, texts, sources: Sources::default() })
+        Ok(Changes { list: checked(all, config)?, texts, sources: Sources::default() })
     }
 
     /// Whether they name positions of a text, or take means over it.
@@ -215,8 +216,13 @@ struct Others {
 
 impl<'a> Prepared<'a> {
     pub(crate) fn new(args: &'a InterventionArgs, session: &'a Session) -> anyhow::Result<Self> {
-        let lists = [&args.ablate, &args.mean_ablate, &args.scale, &args.attention_temperature, &args.block];
-        let mut all: Vec<Intervention> = lists.into_iter().flatten().cloned().collect();
+        let (config, lists) = (
+            session.model.config(),
+            [&args.ablate, &args.mean_ablate, &args.scale, &args.attention_temperature],
+        );
+        let mut all: Vec<Intervention> =
+            lists.into_iter().flatten().flat_map(|given| given.each(config.n_head)).collect();
+        all.extend(args.block.iter().cloned());
         let mut texts: Vec<String> = all.iter().map(Intervention::to_string).collect();
         let mut sources = Sources::default();
         if let Some(text) = &args.from_prompt {
@@ -229,7 +235,7 @@ impl<'a> Prepared<'a> {
         }
         args.add_vectors(&mut all, &mut texts)?;
         check_effective(&all)?;
-        let list = Interventions::new(all, session.model.config())?;
+        let list = checked(all, config)?;
         let others = args.mean_of.as_ref().map(|file| Others::read(session, file)).transpose()?;
         Ok(Self { args, session, plain: Changes { list, texts, sources }, others })
     }
@@ -337,6 +343,17 @@ impl Others {
         changes.sources.mean_of = Some(MeanOf { file, texts, by_position: Some(by_position) });
         Ok(cell.get_or_init(|| changes))
     }
+}
+
+/// Interventions that the model has the places for; an error names the option.
+fn checked(all: Vec<Intervention>, config: &Config) -> anyhow::Result<Interventions> {
+    for one in &all {
+        Interventions::new(vec![one.clone()], config).with_context(|| match one {
+            Intervention::Temperature(..) => format!("--attention-{one}"),
+            _ => format!("--{one}"),
+        })?;
+    }
+    Ok(Interventions::new(all, config)?)
 }
 
 /// Refuses changes of a head's output that another one undoes: an ablation, or a patch of all positions, leaves nothing of them.

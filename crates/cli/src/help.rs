@@ -15,7 +15,7 @@ const COMMON: &[(&str, &str)] = &[
     ("heads", "batch ablate"),
     ("lens", "prompt file position top_k ablate"),
     ("patch", "clean corrupt answer against by_position edges overwrite"),
-    ("forward", "prompt file ids top_k export ablate scale block patch from_prompt"),
+    ("forward", "prompt file ids top_k compare ablate scale block patch from_prompt"),
     ("generate", "prompt file max_new_tokens temperature top_k top_p greedy html open seed"),
     ("inspect", "name list"),
     ("compare", "model other text quantize_other adapters tokens"),
@@ -71,6 +71,8 @@ fn arranged(gpt2: Command, brief: bool, width: usize) -> Command {
         let hide = brief && arg.get_id() != "help";
         arg.hide(hide).help_heading((!brief).then_some("General"))
     };
+    // Those that each command inherits, which `-h` leaves out.
+    const GENERAL: usize = 2;
     let help = "Print the common options; with --help, all of them";
     let gpt2 = gpt2
         .term_width(width)
@@ -91,7 +93,7 @@ fn arranged(gpt2: Command, brief: bool, width: usize) -> Command {
             let help = arg.get_help().map(|help| first_sentence(&help.to_string())).unwrap_or_default();
             arg.help(help).help_heading(None::<&str>).hide(hide)
         });
-        with_after_help(command, true, width, hidden)
+        with_after_help(command, true, width, if hidden > 0 { hidden + GENERAL } else { 0 })
     })
 }
 

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, bail};
 use candle_core::{DType, Device, Tensor};
-use gpt2_model::hooks::{Intervention, ParseError, Place};
+use gpt2_model::hooks::{Head, Intervention, ParseError, Place};
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -11,22 +11,23 @@ use std::str::FromStr;
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Interventions")]
 pub(crate) struct InterventionArgs {
-    /// Set the outputs of heads to 0: LAYER.HEAD, counted from 0, as in 0.3. All interventions are repeatable
-    #[arg(long, value_name = "L.H", value_delimiter = ',', value_parser = kind("ablate"))]
-    pub(crate) ablate: Vec<Intervention>,
+    /// Set the outputs of heads to 0: LAYER.HEAD, counted from 0, as in 0.3; '0.*' is the whole layer. All
+    /// interventions are repeatable
+    #[arg(long, value_name = "L.H", value_delimiter = ',', value_parser = on_heads("ablate"))]
+    pub(crate) ablate: Vec<OnHeads>,
     /// Set the outputs of heads to their mean over the prompt, or over the texts of --mean-of
-    #[arg(long, value_name = "L.H", value_delimiter = ',', value_parser = kind("mean-ablate"))]
-    pub(crate) mean_ablate: Vec<Intervention>,
+    #[arg(long, value_name = "L.H", value_delimiter = ',', value_parser = on_heads("mean-ablate"))]
+    pub(crate) mean_ablate: Vec<OnHeads>,
     /// Take the means of --mean-ablate over these texts, one a line. If all are as long as the prompt, each position
     /// has a mean of its own (Wang et al.)
     #[arg(long, value_name = "FILE", requires = "mean_ablate")]
     pub(crate) mean_of: Option<PathBuf>,
     /// Multiply the outputs of heads by a factor
-    #[arg(long, value_name = "L.H=FACTOR", value_delimiter = ',', value_parser = kind("scale"))]
-    pub(crate) scale: Vec<Intervention>,
+    #[arg(long, value_name = "L.H=FACTOR", value_delimiter = ',', value_parser = on_heads("scale"))]
+    pub(crate) scale: Vec<OnHeads>,
     /// Divide the scores of heads by a temperature before softmax. Below 1 sharpens attention
-    #[arg(long, value_name = "L.H=T", value_delimiter = ',', value_parser = kind("temperature"))]
-    pub(crate) attention_temperature: Vec<Intervention>,
+    #[arg(long, value_name = "L.H=T", value_delimiter = ',', value_parser = on_heads("temperature"))]
+    pub(crate) attention_temperature: Vec<OnHeads>,
     /// Stop position QUERY from attending to position KEY, as in 7:4. 3/7:4 acts in layer 3 alone, 3.2/7:4 in head 2
     /// of it
     #[arg(long, value_name = "[L[.H]/]QUERY:KEY", value_delimiter = ',', value_parser = kind("block"))]
@@ -42,6 +43,37 @@ pub(crate) struct InterventionArgs {
     /// Add a vector to the residual stream before block L (steering). FILE.npy holds n_embd numbers
     #[arg(long, value_name = "L[@POS]=FILE.npy[*SCALE]", value_parser = Steer::from_str)]
     pub(crate) add: Vec<Steer>,
+}
+
+/// An intervention on one head, or the same on every head of a layer.
+#[derive(Debug, Clone)]
+pub(crate) struct OnHeads {
+    /// On head 0 for a whole layer.
+    one: Intervention,
+    is_layer: bool,
+}
+
+impl OnHeads {
+    /// The interventions on single heads, in a model of `count` heads a layer.
+    pub(crate) fn each(&self, count: usize) -> Vec<Intervention> {
+        match self.one.head() {
+            Some(Head { layer, .. }) if self.is_layer => {
+                (0..count).map(|head| on_head(&self.one, Head { layer, head })).collect()
+            }
+            _ => vec![self.one.clone()],
+        }
+    }
+}
+
+/// The same intervention on another head.
+fn on_head(one: &Intervention, head: Head) -> Intervention {
+    match one {
+        Intervention::ZeroAblate(_) => Intervention::ZeroAblate(head),
+        Intervention::MeanAblate(_) => Intervention::MeanAblate(head),
+        Intervention::Scale(_, factor) => Intervention::Scale(head, *factor),
+        Intervention::Temperature(_, temperature) => Intervention::Temperature(head, *temperature),
+        other => other.clone(),
+    }
 }
 
 /// A place, at one position or at all.
@@ -99,6 +131,20 @@ fn kind(kind: &'static str) -> impl Fn(&str) -> Result<Intervention, ParseError>
     move |s| format!("{kind} {s}").parse()
 }
 
+/// The same of interventions on heads, also `L.*` for all heads of a layer.
+fn on_heads(what: &'static str) -> impl Fn(&str) -> Result<OnHeads, String> + Clone {
+    move |s| {
+        let (place, rest) = s.split_at(s.find('=').unwrap_or(s.len()));
+        let layer = place.trim_end().strip_suffix(".*");
+        let text = layer.map_or_else(|| s.to_owned(), |layer| format!("{layer}.0{rest}"));
+        let one = kind(what)(&text).map_err(|error| {
+            let value = if matches!(what, "scale" | "temperature") { "=0.5" } else { "" };
+            format!("{error}; several: 5.0{value},5.1{value}; all heads of a layer: '5.*{value}'")
+        })?;
+        Ok(OnHeads { one, is_layer: layer.is_some() })
+    }
+}
+
 /// The vector of `--add`, times its scale.
 pub(crate) fn vector(steer: &Steer) -> anyhow::Result<Tensor> {
     let read = || -> anyhow::Result<Tensor> {
@@ -153,7 +199,6 @@ fn check_length(path: &Path) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gpt2_model::hooks::Head;
 
     #[test]
     fn a_vector_has_a_layer_a_file_and_perhaps_a_position_and_a_scale() {
@@ -164,6 +209,36 @@ mod tests {
         assert_eq!(parsed("0=a*b.npy*2"), Ok((at(0, None), "a*b.npy".into(), 2.0)));
         for wrong in ["", "5", "5=", "x=v.npy", "5@=v.npy", "5=v.npy*", "5=v.npy*nan", "-1=v.npy"] {
             assert!(parsed(wrong).is_err_and(|e| e.contains("5=v.npy*4")), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn a_star_stands_for_every_head_of_a_layer() {
+        let parsed = |what, s: &str| {
+            let all = on_heads(what)(s).map(|given| given.each(3))?;
+            Ok::<_, String>(all.iter().map(Intervention::to_string).collect::<Vec<_>>())
+        };
+        assert_eq!(parsed("ablate", "1.2"), Ok(vec!["ablate 1.2".into()]));
+        assert_eq!(
+            parsed("mean-ablate", "1.*").map(|all| all.join(",")),
+            Ok("mean-ablate 1.0,mean-ablate 1.1,mean-ablate 1.2".into())
+        );
+        assert_eq!(
+            parsed("scale", "1.*=-2").map(|all| all.join(",")),
+            Ok("scale 1.0=-2,scale 1.1=-2,scale 1.2=-2".into())
+        );
+        assert_eq!(parsed("temperature", "0.*=2").map(|all| all.len()), Ok(3));
+        for (what, s, says) in [
+            (
+                "ablate",
+                "1",
+                "expected LAYER.HEAD, such as 5.1; several: 5.0,5.1; all heads of a layer: '5.*'",
+            ),
+            ("ablate", "*.1", "LAYER.HEAD"),
+            ("ablate", "*", "LAYER.HEAD"),
+            ("scale", "1.*", "'5.*=0.5'"),
+        ] {
+            assert!(parsed(what, s).is_err_and(|error| error.contains(says)), "{what} {s}");
         }
     }
 

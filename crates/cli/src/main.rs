@@ -43,6 +43,7 @@ use clap::{CommandFactory, FromArgMatches};
 use commands::{Args, Command};
 use mimalloc::MiMalloc;
 use std::process::ExitCode;
+use weights::NoBrowser;
 
 /// Candle allocates memory for every activation. An allocator that gives it back to the system between passes spends up to a
 /// third of a training step in page faults.
@@ -68,7 +69,10 @@ fn main() -> ExitCode {
             Ok(usage) => usage.format(&mut help::full(Args::command())).exit(),
             Err(error) => {
                 output::error(&error);
-                output::note(&format!("examples and options: gpt2 help {name}"));
+                // The options were right.
+                if !error.is::<NoBrowser>() {
+                    output::note(&format!("examples and options: gpt2 help {name}"));
+                }
                 ExitCode::FAILURE
             }
         },

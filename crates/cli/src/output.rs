@@ -168,6 +168,8 @@ fn resolve_color(color: ColorArg, terminal: bool, env: impl Fn(&str) -> Option<O
     let depth = || match (text("COLORTERM").as_str(), text("TERM").as_str()) {
         ("truecolor" | "24bit", _) => Color::TrueColor,
         (_, "dumb") => Color::Plain,
+        // A terminal of Windows has colors and no such variable.
+        (_, "") if cfg!(not(windows)) => Color::Plain,
         _ => Color::Ansi256,
     };
     match color {
@@ -200,13 +202,15 @@ mod tests {
         use Color::{Ansi256, Plain, TrueColor};
         use ColorArg::{Always, Auto, Never};
         for (choice, terminal, variables, expected) in [
-            (Auto, true, &[][..], Ansi256),
+            (Auto, true, &[("TERM", "xterm")][..], Ansi256),
+            #[cfg(not(windows))]
+            (Auto, true, &[], Plain),
             (Auto, true, &[("COLORTERM", "truecolor")], TrueColor),
             (Auto, true, &[("COLORTERM", "24bit"), ("TERM", "dumb")], TrueColor),
             (Auto, true, &[("TERM", "dumb")], Plain),
             (Auto, true, &[("NO_COLOR", "1")], Plain),
             (Auto, true, &[("NO_COLOR", "0"), ("COLORTERM", "truecolor")], Plain),
-            (Auto, true, &[("NO_COLOR", "")], Ansi256), // no-color.org: counts if not empty
+            (Auto, true, &[("NO_COLOR", ""), ("TERM", "xterm")], Ansi256), // no-color.org: counts if not empty
             (Auto, false, &[], Plain),
             (Auto, false, &[("COLORTERM", "truecolor")], Plain),
             (Always, false, &[("NO_COLOR", "1")], Ansi256),

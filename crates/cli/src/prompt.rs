@@ -26,8 +26,12 @@ pub(crate) struct PromptArgs {
     #[arg(short, long, value_name = "FILE", conflicts_with = "ids")]
     pub(crate) file: Option<PathBuf>,
     /// Token ids instead of text
-    #[arg(long, value_delimiter = ',', value_name = "1,2,3", num_args = 1..)]
+    #[arg(long, value_delimiter = ',', value_name = "1,2,3", num_args = 1.., value_parser = token_id)]
     pub(crate) ids: Option<Vec<u32>>,
+}
+
+fn token_id(s: &str) -> Result<u32, String> {
+    s.trim().parse().map_err(|_| "expected token ids, separated by commas: 1,2,3".to_owned())
 }
 
 /// Far more text than any context holds, but little enough to read in full.
@@ -45,6 +49,8 @@ const LOOK: Duration = Duration::from_millis(100);
 pub(crate) struct Prompt {
     pub(crate) ids: Vec<u32>,
     pub(crate) tokens: Vec<String>,
+    /// The same for a reader: see [`Session::shown`].
+    pub(crate) shown: Vec<String>,
     /// The given text; `None` for ids.
     pub(crate) text: Option<String>,
 }
@@ -178,7 +184,7 @@ impl Prompt {
         if ids.len() > n {
             bail!("{what} has {} tokens, but the model has n_positions = {n}: shorten it", ids.len());
         }
-        Ok(Self { tokens: session.labels(&ids), ids, text })
+        Ok(Self { tokens: session.labels(&ids), shown: session.shown(&ids), ids, text })
     }
 }
 

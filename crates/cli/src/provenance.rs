@@ -48,6 +48,12 @@ pub(crate) struct Provenance {
     /// The prompt's tokens.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) ids: Vec<u32>,
+    /// The tokens of the corrupted prompt, beside which `ids` are the clean one's.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) corrupt_ids: Vec<u32>,
+    /// How many layers the model has, and how many heads each.
+    #[serde(skip)]
+    size: (usize, usize),
     /// The chosen layers and heads, if the output is about particular ones.
     #[serde(skip_serializing_if = "Option::is_none")]
     layers: Option<Vec<usize>>,
@@ -85,6 +91,8 @@ impl Provenance {
             device: device_name(&session.device),
             implementation,
             ids: vec![],
+            corrupt_ids: vec![],
+            size: (config.n_layer, config.n_head),
             layers: None,
             heads: None,
             interventions: vec![],
@@ -136,12 +144,24 @@ impl Provenance {
         if interventions.is_empty() { ran } else { format!("{ran}; {}", interventions.join(", ")) }
     }
 
-    /// The line above results in a terminal: the model, how much of it is shown for how many tokens, and the caption.
+    /// The line above results in a terminal: the model, the number of tokens, the caption; of chosen layers and heads, also
+    /// how many the model has and which are shown.
     pub(crate) fn first_line(&self) -> String {
         let tokens = count(self.ids.len(), "token");
         let chosen = match (&self.layers, &self.heads) {
             (Some(layers), Some(heads)) => {
-                format!(", {} of {}", count(layers.len(), "layer"), count(heads.len(), "head"))
+                let (all_layers, all_heads) = self.size;
+                let chosen = [("layer", layers, all_layers), ("head", heads, all_heads)];
+                let shown: Vec<String> = chosen
+                    .into_iter()
+                    .filter(|(_, some, all)| some.len() < *all)
+                    .map(|(what, some, _)| {
+                        format!("{what}{} {}", if some.len() == 1 { "" } else { "s" }, listed(some))
+                    })
+                    .collect();
+                let shown =
+                    if shown.is_empty() { shown.concat() } else { format!(" (shown: {})", shown.join(", ")) };
+                format!(", {} of {}{shown}", count(all_layers, "layer"), count(all_heads, "head"))
             }
             _ => String::new(),
         };
@@ -157,6 +177,15 @@ impl Provenance {
     pub(crate) fn metadata(&self) -> anyhow::Result<Vec<(&'static str, String)>> {
         Ok(vec![("gpt2", self.gpt2.to_owned()), ("provenance", serde_json::to_string(self)?)])
     }
+}
+
+/// Indices in order, with runs of them joined: `0-3,7`
+fn listed(indices: &[usize]) -> String {
+    let runs = indices.chunk_by(|a, b| a + 1 == *b).map(|run| match run {
+        [first, .., last] => format!("{first}-{last}"),
+        run => run.iter().map(usize::to_string).collect(),
+    });
+    runs.collect::<Vec<_>>().join(",")
 }
 
 /// `cpu`, `cuda:0` or `metal:0`, as `--device` takes it.

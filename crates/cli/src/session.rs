@@ -14,6 +14,8 @@ use candle_core::{DType, Device, Tensor};
 use candle_fused::{BlockFormat, Implementation};
 use gpt2_loader::{Checkpoint, EmbeddedFiles, Files, Hub, LoadError, ModelId, Source, Tokenizer};
 use gpt2_model::{CacheDType, Gpt2LMHeadModel};
+use gpt2_view::visible_token;
+use serde::{Serialize, Serializer};
 use std::cell::OnceCell;
 
 /// The help of every option that names a model.
@@ -120,6 +122,25 @@ pub(crate) struct Session {
     pub(crate) device: Device,
     pub(crate) files: Files,
     tokenizer: OnceCell<Tokenizer>,
+}
+
+/// A token: in JSON as its text, on a terminal in a form that shows all of it.
+#[derive(Debug, Clone)]
+pub(crate) struct Label {
+    text: String,
+    shown: String,
+}
+
+impl std::fmt::Display for Label {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.shown)
+    }
+}
+
+impl Serialize for Label {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(&self.text)
+    }
 }
 
 /// The files of a folder, of a model on the Hub, or of the demo model; prints a line that says which.
@@ -235,6 +256,19 @@ impl Session {
             Ok(tokenizer) => tokenizer.tokens(ids),
             Err(_) => ids.iter().map(u32::to_string).collect(),
         }
+    }
+
+    /// The same for a reader: a part of a character as its bytes.
+    pub(crate) fn shown(&self, ids: &[u32]) -> Vec<String> {
+        match self.tokenizer() {
+            Ok(tokenizer) => tokenizer.spelled(ids),
+            Err(_) => ids.iter().map(u32::to_string).collect(),
+        }
+    }
+
+    /// A token for a report.
+    pub(crate) fn label(&self, id: u32) -> Label {
+        Label { text: self.labels(&[id]).concat(), shown: visible_token(&self.shown(&[id]).concat()) }
     }
 
     /// The ids as a batch of one row, (1, T).

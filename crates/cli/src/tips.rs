@@ -85,6 +85,14 @@ fn of_option(gpt2: &Command, command: &Command, name: &str, args: &[String]) -> 
     if !others.is_empty() {
         tips.push(format!("--{name} is an option of gpt2 {}", listed(&others)));
     }
+    let names_token = ["word", "token", "query", "key", "position", "pos"].contains(&name);
+    if names_token && command.get_name() == "attention" {
+        let tip = "every token has a row: --layer 1 --head 2 shows those of one head, and --open a page that finds words";
+        tips.push(tip.to_owned());
+    }
+    if tips.is_empty() {
+        tips.push(format!("all options: {} --help", path_of(command)));
+    }
     tips
 }
 

@@ -2,6 +2,8 @@
 
 use candle_core::Tensor;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
+use gpt2_model::Config;
+use gpt2_model::hooks::Head;
 
 /// Parses one of a few names.
 pub(crate) fn one_of<T: Copy + Send + Sync>(
@@ -79,6 +81,63 @@ pub(crate) fn select(what: &str, ranges: &[IndexRange], count: usize) -> anyhow:
         anyhow::bail!("there is no {what} {}: this model's {what}s are 0 to {}", range.last, count - 1);
     }
     Ok((0..count).filter(|&i| ranges.iter().any(|r| (r.first..=r.last).contains(&i))).collect())
+}
+
+/// `3` or `0-3` in each chosen layer, or `2.3`, a head with its layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum HeadRange {
+    InEach(IndexRange),
+    Named(Head),
+}
+
+impl std::str::FromStr for HeadRange {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        if !s.contains('.') {
+            return s.parse().map(Self::InEach);
+        }
+        let expected = || format!("`{s}` is not a head; expected H, H-H or LAYER.HEAD, such as 3.0");
+        s.parse().map(Self::Named).map_err(|_| expected())
+    }
+}
+
+/// The chosen layers and the chosen heads of each; all of them if nothing is chosen.
+pub(crate) fn select_heads(
+    layers: &[IndexRange],
+    heads: &[HeadRange],
+    config: &Config,
+) -> anyhow::Result<(Vec<usize>, Vec<usize>)> {
+    let (mut in_each, mut named) = (vec![], vec![]);
+    for range in heads {
+        match range {
+            HeadRange::InEach(range) => in_each.push(*range),
+            HeadRange::Named(head) => named.push((head.layer, head.head)),
+        }
+    }
+    let Some((layer, head)) = named.first() else {
+        return Ok((select("layer", layers, config.n_layer)?, select("head", &in_each, config.n_head)?));
+    };
+    if !(layers.is_empty() && in_each.is_empty()) {
+        anyhow::bail!(
+            "--head {layer}.{head}: names its layer; leave --layer out, and name the layer of every other head, too"
+        );
+    }
+    named.sort_unstable();
+    named.dedup();
+    let only = |index: usize| IndexRange { first: index, last: index };
+    let of_layers: Vec<_> = named.iter().map(|(layer, _)| only(*layer)).collect();
+    let of_heads: Vec<_> = named.iter().map(|(_, head)| only(*head)).collect();
+    let chosen = (select("layer", &of_layers, config.n_layer)?, select("head", &of_heads, config.n_head)?);
+    if chosen.0.len() * chosen.1.len() != named.len() {
+        let names: Vec<String> = named.iter().map(|(layer, head)| format!("{layer}.{head}")).collect();
+        anyhow::bail!(
+            "--head {}: each layer shows the same heads; choose heads of one layer, or the same of several (--layer 1,3 --head 0,2 \
+             is four heads)",
+            names.join(",")
+        );
+    }
+    Ok(chosen)
 }
 
 /// The ids of a vocabulary's `k` highest numbers, highest first; equal numbers are in the order of their ids.

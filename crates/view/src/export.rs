@@ -1,6 +1,8 @@
 //! Attention as JSON for other programs: a summary of it, one line per query, or the square matrices that Python
 //! visualizers take.
 
+use crate::first_look::Link;
+use crate::focus::Focus;
 use crate::provenance::Provenance;
 use crate::rows::lower_triangle;
 use crate::summary::{HeadSummary, summarize};
@@ -17,8 +19,36 @@ pub struct AttentionJson {
     pub provenance: Value,
     /// The S tokens that queries can attend to, as they are in the text.
     pub tokens: Vec<String>,
+    /// What the run found.
+    #[serde(flatten)]
+    pub run: RunJson,
+    /// The same of a run without interventions, if the two are compared.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub plain: Option<RunJson>,
+}
+
+/// One run of [`AttentionJson`]. Fields of which nothing is known are left out.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct RunJson {
+    /// The most probable next tokens, most probable first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub next: Vec<LikelyJson>,
+    /// The strongest links between tokens, at most one of each head: see [`FirstLook::links`](crate::FirstLook::links).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub links: Option<Vec<Link>>,
     /// The chosen layers.
     pub layers: Vec<LayerJson>,
+}
+
+/// A next token of [`RunJson`].
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct LikelyJson {
+    /// Its id.
+    pub id: u32,
+    /// Its text.
+    pub token: String,
+    /// Its probability, 0 to 1.
+    pub probability: f32,
 }
 
 /// One layer of [`AttentionJson`].
@@ -35,6 +65,9 @@ pub struct LayerJson {
 pub struct HeadJson {
     /// The index of the head, from 0.
     pub head: usize,
+    /// Where it looks most, in the words of the terminal. The field is left out if nobody has looked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kind: Option<Focus>,
     /// What became of its output, if the run does not use it: "ablated". The field is left out if it does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub silenced: Option<&'static str>,
@@ -69,6 +102,7 @@ impl LayerJson {
             let rows = |i| lower_triangle(&weights.get(i)?, "attention");
             Ok(HeadJson {
                 head,
+                kind: None,
                 silenced: None,
                 summary,
                 weights: with_weights.then(|| rows(i)).transpose()?,
@@ -211,8 +245,8 @@ mod tests {
         let layer = LayerJson::new(3, &[7], &weights, true)?;
         let tokens = vec!["a".to_owned(), " b".to_owned(), "\n".to_owned()];
         let mut text = Vec::new();
-        AttentionJson { provenance: json!({ "model": "m" }), tokens, layers: vec![layer] }
-            .write(&mut text)?;
+        let run = RunJson { layers: vec![layer], ..RunJson::default() };
+        AttentionJson { provenance: json!({ "model": "m" }), tokens, run, plain: None }.write(&mut text)?;
         assert!(
             text.starts_with(b"{\"provenance\":{\"model\":\"m\"},\"tokens\":"),
             "what made it comes first"
@@ -244,7 +278,8 @@ mod tests {
         let err = LayerJson::new(0, &[0], &weights, false).expect_err("one name for two").to_string();
         assert!(err.contains("[2, 1, 1]") && err.contains("1 heads"), "{err}");
 
-        let unknown = AttentionJson { provenance: Value::Null, tokens: vec![], layers: vec![] };
+        let unknown =
+            AttentionJson { provenance: Value::Null, tokens: vec![], run: RunJson::default(), plain: None };
         assert_eq!(
             serde_json::to_value(unknown).map_err(Error::wrap)?,
             json!({ "tokens": [], "layers": [] })

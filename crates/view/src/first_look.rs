@@ -6,8 +6,9 @@ use crate::rows::lower_triangle;
 use crate::silenced::Silenced;
 use crate::table::{Cell, FULL, HeadRow, Table, overview};
 use crate::terminal::{Color, Style, compact};
-use crate::text::{Align, display_width, fit, visible_token};
+use crate::text::{Align, display_width, fit, visible_token, wrap};
 use candle_core::{Result, Tensor};
+use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
@@ -19,7 +20,7 @@ const CELL: usize = 4;
 const TOKEN: usize = 20;
 
 /// A weight of one head that is neither on the query's own token nor on the first.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Link {
     /// The query's position.
@@ -108,7 +109,7 @@ impl FirstLook {
             if self.silenced.how(layer, head).is_some() {
                 continue;
             }
-            self.take_links(layer, head, &rows);
+            self.take_link(layer, head, &rows);
             let best = self.best.as_ref().map_or(f32::NEG_INFINITY, |best| best.reach);
             if let Some(reach) = reach(&rows).filter(|reach| *reach > best) {
                 // A copy, since a view would keep the whole layer's weights.
@@ -118,29 +119,24 @@ impl FirstLook {
         Ok(())
     }
 
-    /// Keeps the strongest links of a head.
-    fn take_links(&mut self, layer: usize, head: usize, rows: &[Vec<f32>]) {
+    /// Keeps the strongest link of a head if it is among those of all: many links of one head would tell one fact many times.
+    /// Among equal ones, it keeps those that came first.
+    fn take_link(&mut self, layer: usize, head: usize, rows: &[Vec<f32>]) {
+        let mut best: Option<Link> = None;
         for (query, row) in rows.iter().enumerate().skip(2) {
             for (i, &weight) in row[1..query].iter().enumerate() {
-                let weakest = self.links.last().map_or(0.0, |link| link.weight);
-                if self.links.len() < LINKS || weight > weakest {
-                    self.take(Link { query, key: i + 1, weight, layer, head });
+                if !weight.is_nan() && best.is_none_or(|best| weight > best.weight) {
+                    best = Some(Link { query, key: i + 1, weight, layer, head });
                 }
             }
         }
-    }
-
-    /// Keeps a link if it is among the strongest; among equal ones, those that came first.
-    fn take(&mut self, link: Link) {
-        if link.weight.is_nan() {
-            return;
-        }
+        let Some(link) = best else { return };
         let place = self.links.partition_point(|kept| kept.weight >= link.weight);
         self.links.insert(place, link);
         self.links.truncate(LINKS);
     }
 
-    /// The strongest links of all heads, the strongest first; of equal ones, the first.
+    /// The strongest links, the strongest first and at most one of each head; of equal ones, the first.
     #[must_use]
     pub fn links(&self) -> &[Link] {
         &self.links
@@ -160,7 +156,7 @@ impl FirstLook {
     /// When the device of the weights fails.
     pub fn render(&self, heads: &[HeadRow], style: &Style) -> Result<String> {
         let mut out = String::new();
-        let mut line = |text: &str| out += &(fit(text, style.columns()) + "\n");
+        let mut line = |text: &str| out += &(wrap(text, style.columns()) + "\n");
         let focus = |layer, head| {
             let row = heads.iter().find(|row| (row.layer, row.head) == (layer, head));
             row.map_or(Focus::Spread, |row| row.focus)
@@ -172,7 +168,7 @@ impl FirstLook {
                 "shown because its attention is the most focused: {reach:.2} on one earlier token"
             ));
             out += &heatmap(weights, &self.tokens, &self.tokens, &style.with_max_cell(CELL))?;
-            out += "\nstrongest links between tokens\n";
+            out += "\nstrongest links between tokens, one of each head\n";
             out += &self.table(focus, style);
             out += "\n";
         }
@@ -193,7 +189,7 @@ impl FirstLook {
         if !silenced.is_empty() {
             let how = Vec::from_iter(silenced).join(" or ");
             let line = format!("{:<9}  {how}: the run replaces its output", "*");
-            let _ = writeln!(out, "{}", fit(&line, style.columns()));
+            let _ = writeln!(out, "{}", wrap(&line, style.columns()));
         }
         Ok(out)
     }
@@ -282,7 +278,11 @@ mod tests {
     fn links_are_neither_to_itself_nor_to_the_first() -> Result<()> {
         let (look, _) = look()?;
         let found: Vec<_> = look.links().iter().map(|l| (l.query, l.key, l.head, l.weight)).collect();
-        assert_eq!(found, [(3, 1, 4, 0.95), (3, 2, 1, 0.9), (2, 1, 1, 0.8), (2, 1, 4, 0.05), (3, 1, 1, 0.0)]);
+        assert_eq!(
+            found,
+            [(3, 1, 4, 0.95), (3, 2, 1, 0.9)],
+            "the strongest of each head, no matter how many it has"
+        );
         Ok(())
     }
 
@@ -309,11 +309,20 @@ mod tests {
         let mut silenced = Silenced::default();
         silenced.insert(3, 1, "ablated");
         let (look, rows) = look_without(silenced)?;
-        assert!(look.links().iter().all(|link| link.head == 4) && look.links().len() == 3, "{look:?}");
+        assert!(look.links().iter().all(|link| link.head == 4) && look.links().len() == 1, "{look:?}");
         let text = look.render(&rows, &Style::default())?;
         assert!(text.starts_with("head 3.4 (layer 3, head 4): induction"), "{text}");
         assert!(text.contains("\n*3.1 ") && text.contains("  previous\n"), "it has a row and a kind: {text}");
         assert!(text.ends_with("\n*          ablated: the run replaces its output\n"), "{text}");
+        Ok(())
+    }
+
+    #[test]
+    fn a_narrow_terminal_gets_whole_sentences() -> Result<()> {
+        let (look, rows) = look()?;
+        let text = look.render(&rows, &Style::default().with_width(45))?;
+        let sentence = "shown because its attention is the most\nfocused: 0.85 on one earlier token\n";
+        assert!(text.contains(sentence) && !text.contains('…'), "{text}");
         Ok(())
     }
 

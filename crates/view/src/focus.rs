@@ -219,10 +219,13 @@ impl HeadSummary {
     /// The kind of the head: where its weight exceeds uniform attention most ([`Share::excess`]), if that is at least
     /// [`FOCUS_THRESHOLD`]; otherwise [`Focus::Even`] if it is near to uniform attention, or [`Focus::Spread`].
     ///
-    /// Among equal ones, the first in the order of [`Focus`] wins; a NaN never does. A text of one token counts as
-    /// spread.
+    /// Among equal ones, the first in the order of [`Focus`] wins; a NaN never does. In a text of one token, all weight is on
+    /// the token itself.
     #[must_use]
     pub fn focus(&self, looks: Looks) -> Focus {
+        if self.uniform >= 1.0 && !self.on_self.is_nan() {
+            return Focus::Itself;
+        }
         let of = |weight| Share { weight, uniform: self.uniform };
         let shares = [
             (Focus::Itself, of(self.on_self)),

@@ -109,7 +109,7 @@ impl Layout {
                 None => line + &pad(gap, GAP, Align::Right),
             })
         };
-        vec![line(&|j| j.to_string(), "…"), line(&|j| visible_token(&keys[j]), "")]
+        vec![line(&|j| j.to_string(), "…"), line(&|j| narrowed(visible_token(&keys[j]), self.column), "")]
     }
 
     /// Positions, as often as there is room for one.
@@ -153,6 +153,15 @@ impl Layout {
 
     fn cell(&self, text: &str) -> String {
         pad(&fit(text, self.column), self.column, Align::Right)
+    }
+}
+
+/// A label for a column: a byte such as `<E6>` loses its brackets before a digit of it is cut.
+fn narrowed(label: String, columns: usize) -> String {
+    let byte = label.strip_prefix('<').and_then(|rest| rest.strip_suffix('>'));
+    match byte {
+        Some(byte) if byte.len() == 2 && columns < label.len() => byte.to_owned(),
+        _ => label,
     }
 }
 
@@ -233,6 +242,17 @@ mod tests {
             assert_eq!(lines[..5], expected);
             assert!(lines[5].starts_with("weight") && lines.len() == 6, "{map}");
         }
+        Ok(())
+    }
+
+    #[test]
+    fn a_byte_is_whole_in_a_narrow_column() -> Result<()> {
+        let text = tokens(&["<E6>", "<97>"]);
+        let style = Style::default().with_max_cell(4);
+        let map = heatmap(&uniform(2, 2)?, &text, &text, &style)?;
+        assert_eq!(map.lines().nth(1), Some("        E6  97"));
+        let map = heatmap(&uniform(2, 2)?, &text, &text, &Style::default())?;
+        assert_eq!(map.lines().nth(1), Some("       <E6> <97>"));
         Ok(())
     }
 

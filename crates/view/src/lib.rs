@@ -62,7 +62,8 @@ mod text;
 
 pub use candle_core;
 pub use export::{
-    AttentionJson, HeadJson, LayerJson, write_json_lines, write_provenance_line, write_square_json,
+    AttentionJson, HeadJson, LayerJson, LikelyJson, RunJson, write_json_lines, write_provenance_line,
+    write_square_json,
 };
 pub use first_look::{FirstLook, Link};
 pub use focus::{FOCUS_THRESHOLD, Focus, Looks, Share};
@@ -79,7 +80,7 @@ pub use silenced::Silenced;
 pub use summary::{HeadSummary, QueryNumbers, summarize};
 pub use table::{HeadRow, Table, overview};
 pub use terminal::{Color, MIN_WIDTH, Style};
-pub use text::{Align, display_width, fit, pad, visible_lines, visible_text, visible_token};
+pub use text::{Align, display_width, fit, pad, visible_lines, visible_text, visible_token, wrap};
 
 // The example of the README is a test.
 #[cfg(doctest)]

@@ -245,12 +245,13 @@ mod tests {
     }
 
     #[test]
-    fn a_single_token_is_spread() -> Result<()> {
+    fn a_single_token_attends_to_itself() -> Result<()> {
         let single = summarize(&Tensor::ones((1, 1, 1), DType::F32, &Device::Cpu)?)?[0];
         assert_near(single, [0.0, 0.0, 1.0, 0.0, 1.0, 1.0]);
-        assert_eq!(single.focus(Looks::NONE), Focus::Spread);
+        assert_eq!(single.focus(Looks::NONE), Focus::Itself);
         // A softmax may sum to a little more than 1.
-        assert_eq!(HeadSummary { on_self: 1.0 + f32::EPSILON, ..single }.focus(Looks::NONE), Focus::Spread);
+        assert_eq!(HeadSummary { on_self: 1.0 + f32::EPSILON, ..single }.focus(Looks::NONE), Focus::Itself);
+        assert_eq!(HeadSummary { on_self: f32::NAN, ..single }.focus(Looks::NONE), Focus::Spread);
         Ok(())
     }
 

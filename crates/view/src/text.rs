@@ -116,6 +116,22 @@ pub fn fit(text: &str, columns: usize) -> String {
     format!("{}…", &text[..end])
 }
 
+/// `text` in lines of at most `columns`, broken at spaces; a longer word has a line of its own.
+#[must_use]
+pub fn wrap(text: &str, columns: usize) -> String {
+    let mut out = String::new();
+    let mut used = 0;
+    for (i, word) in text.split(' ').enumerate() {
+        let breaks = used > 0 && used + 1 + word.width() > columns;
+        if i > 0 {
+            out.push(if breaks { '\n' } else { ' ' });
+        }
+        used = if breaks || i == 0 { word.width() } else { used + 1 + word.width() };
+        out += word;
+    }
+    out
+}
+
 /// `text` padded with spaces to `columns`; longer text stays as it is (see [`fit`]).
 #[must_use]
 pub fn pad(text: &str, columns: usize, align: Align) -> String {

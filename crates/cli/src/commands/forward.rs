@@ -7,15 +7,16 @@ use crate::outputs::Outputs;
 use crate::points::{PointArgs, Points};
 use crate::prompt::Prompt;
 use crate::provenance::Provenance;
-use crate::session::Session;
+use crate::session::{Label, Session};
 use crate::study::StudyArgs;
 use crate::texts::{Job, PromptsArgs, Ran};
 use crate::values::highest;
+use anyhow::bail;
 use candle_core::{D, DType, Tensor};
 use candle_nn::ops::log_softmax;
 use gpt2_model::hooks::Chain;
 use gpt2_view::Align::{Left, Right};
-use gpt2_view::{Table, visible_token};
+use gpt2_view::Table;
 use serde::Serialize;
 use std::io::Write;
 use std::path::PathBuf;
@@ -28,6 +29,7 @@ Examples:
   gpt2 forward \"To be, or not to\"
   gpt2 forward --model gpt2 --json --ids 15496,11,314
   gpt2 forward \"To be, or not to\" --ablate 1.2,1.3 --block 5:2   # ablate two heads, hide token 2 from token 5
+  gpt2 forward \"To be, or not to\" --ablate '1.*' --compare   # what layer 1's heads change
   gpt2 forward \"O Romeo\" --export run.safetensors --export-point blocks.1.attn.hook_z,blocks.*.hook_resid_post
   gpt2 forward --texts prompts.jsonl --json   # a line of JSON for each text")]
 pub(crate) struct ForwardArgs {
@@ -36,6 +38,9 @@ pub(crate) struct ForwardArgs {
     /// How many next tokens to show
     #[arg(short = 'k', long, default_value_t = 10, value_name = "K")]
     pub(crate) top_k: usize,
+    /// Show the plain run beside the one with interventions
+    #[arg(long)]
+    pub(crate) compare: bool,
     /// Write the logits and hidden states to a .safetensors file
     #[arg(long, value_name = "FILE")]
     pub(crate) export: Option<PathBuf>,
@@ -52,16 +57,40 @@ pub(crate) struct ForwardArgs {
 struct Report {
     provenance: Provenance,
     model: String,
+    #[serde(flatten)]
+    run: OneRun,
+    /// The run without interventions, if the two are compared.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    plain: Option<OneRun>,
+    /// The most probable next tokens of both, those of the plain run first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    changes: Vec<Changed>,
+}
+
+#[derive(Serialize)]
+struct OneRun {
     tokens: Vec<Scored>,
     /// exp of the mean negative log-probability of all tokens but the first; `None` for a single token.
     perplexity: Option<f64>,
     next: Vec<Candidate>,
+    /// The log-probability of each token of the vocabulary after the prompt.
+    #[serde(skip)]
+    last: Vec<f32>,
+}
+
+/// The probabilities of a next token in both runs.
+#[derive(Serialize)]
+struct Changed {
+    id: u32,
+    token: Label,
+    plain: f32,
+    changed: f32,
 }
 
 #[derive(Serialize)]
 struct Scored {
     id: u32,
-    token: String,
+    token: Label,
     /// In nats, given the tokens before it; `None` for the first token.
     log_prob: Option<f32>,
 }
@@ -69,12 +98,18 @@ struct Scored {
 #[derive(Serialize)]
 struct Candidate {
     id: u32,
-    token: String,
+    token: Label,
     probability: f32,
     log_prob: f32,
 }
 
 pub(crate) fn run(args: &ForwardArgs) -> anyhow::Result<()> {
+    if args.compare && args.export.is_some() {
+        bail!(
+            "--export: would hold the changed run alone beside --compare; write it without --compare, once with the interventions and \
+             once without"
+        );
+    }
     let text = args.prompt.read()?;
     let mut outputs = Outputs::new(args.overwrite);
     if let Some(path) = &args.export {
@@ -94,6 +129,11 @@ fn forward(
     prompt: &Prompt,
     changes: &Changes,
 ) -> anyhow::Result<Ran<Report>> {
+    if args.compare && changes.texts.is_empty() {
+        bail!(
+            "--compare: there is nothing to compare the plain run with; add an intervention, such as --ablate 0.3"
+        );
+    }
     let recorder = points.recorder();
     let forward = gpt2_model::ForwardArgs {
         output_hidden_states: args.export.is_some(),
@@ -114,17 +154,41 @@ fn forward(
         points.add_to(&mut tensors, &recorder, check)?;
     }
     let made_by = Provenance::new(session, &prompt.ids)?.under(changes);
-    Ok(Ran::new(report(args, session, made_by, prompt, &logits.squeeze(0)?)?, tensors))
+    let run = one_run(args, session, prompt, &logits.squeeze(0)?)?;
+    let (mut plain, mut changed) = (None, vec![]);
+    if args.compare {
+        let logits = session.model.forward(&ids, gpt2_model::ForwardArgs::default())?.logits;
+        let logits = logits.to_dtype(DType::F32)?;
+        args.study.finite.check(session, &ids, None, [&logits])?;
+        let without = one_run(args, session, prompt, &logits.squeeze(0)?)?;
+        changed = differences(&without, &run);
+        plain = Some(without);
+    }
+    let report = Report { provenance: made_by, model: session.name.clone(), run, plain, changes: changed };
+    Ok(Ran::new(report, tensors))
+}
+
+/// The next tokens of both runs, each once.
+fn differences(plain: &OneRun, changed: &OneRun) -> Vec<Changed> {
+    let known = |id: u32| plain.next.iter().any(|token| token.id == id);
+    let others = changed.next.iter().filter(|token| !known(token.id));
+    let probability = |run: &OneRun, id: u32| run.last[id as usize].exp();
+    let both = plain.next.iter().chain(others).map(|token| Changed {
+        id: token.id,
+        token: token.token.clone(),
+        plain: probability(plain, token.id),
+        changed: probability(changed, token.id),
+    });
+    both.collect()
 }
 
 /// `logits` (T, V)
-fn report(
+fn one_run(
     args: &ForwardArgs,
     session: &Session,
-    provenance: Provenance,
     prompt: &Prompt,
     logits: &Tensor,
-) -> anyhow::Result<Report> {
+) -> anyhow::Result<OneRun> {
     let t = prompt.ids.len();
     let log_probs = log_softmax(logits, D::Minus1)?; // (T, V)
     let mut given = vec![None];
@@ -136,7 +200,7 @@ fn report(
     let sum: f64 = given.iter().flatten().map(|&l| f64::from(l)).sum();
     let perplexity = (t > 1).then(|| (-sum / (t - 1) as f64).exp());
     if perplexity.is_some_and(f64::is_infinite) && !args.study.finite.allow_nonfinite {
-        anyhow::bail!(
+        bail!(
             "the perplexity is not finite: the prompt's tokens are all but impossible under this model, with a mean \
              log-probability of {:.0} nats; are the weights damaged? --allow-nonfinite shows the result anyway",
             sum / (t - 1) as f64
@@ -145,36 +209,70 @@ fn report(
 
     let last = log_probs.get(t - 1)?.to_vec1::<f32>()?; // (V)
     let order = highest(&last, args.top_k);
-    let candidate = |(id, token): (&u32, String)| {
-        let log_prob = last[*id as usize];
-        Candidate { id: *id, token, probability: log_prob.exp(), log_prob }
+    let candidate = |&id: &u32| {
+        let log_prob = last[id as usize];
+        Candidate { id, token: session.label(id), probability: log_prob.exp(), log_prob }
     };
-    let next = order.iter().zip(session.labels(&order)).map(candidate).collect();
-    let tokens = prompt
-        .ids
-        .iter()
-        .zip(&prompt.tokens)
-        .zip(given)
-        .map(|((id, token), log_prob)| Scored { id: *id, token: token.clone(), log_prob })
-        .collect();
-    Ok(Report { provenance, model: session.name.clone(), tokens, perplexity, next })
+    let next = order.iter().map(candidate).collect();
+    let scored = |(&id, log_prob)| Scored { id, token: session.label(id), log_prob };
+    let tokens = prompt.ids.iter().zip(given).map(scored).collect();
+    Ok(OneRun { tokens, perplexity, next, last })
 }
 
 fn print(report: &Report) -> anyhow::Result<()> {
     let mut out = output::stdout();
     writeln!(out, "{}\n", report.provenance.first_line())?;
+    if let Some(plain) = &report.plain {
+        return print_both(&mut out, plain, report);
+    }
+    let Report { run, .. } = report;
     let mut prompt = Table::new(&[("position", Right), ("id", Right), ("token", Left), ("log-prob", Right)]);
-    for (i, t) in report.tokens.iter().enumerate() {
+    for (i, t) in run.tokens.iter().enumerate() {
         let log_prob = t.log_prob.map_or_else(String::new, |l| format!("{l:.3}"));
-        prompt.row(vec![i.to_string(), t.id.to_string(), visible_token(&t.token), log_prob]);
+        prompt.row(vec![i.to_string(), t.id.to_string(), t.token.to_string(), log_prob]);
     }
     writeln!(out, "{}", prompt.render())?;
-    if let Some(perplexity) = report.perplexity {
-        writeln!(out, "perplexity {perplexity:.3} over {} tokens\n", report.tokens.len() - 1)?;
+    if let Some(perplexity) = run.perplexity {
+        writeln!(out, "perplexity {perplexity:.3} over {} tokens\n", run.tokens.len() - 1)?;
     }
     let mut next = Table::new(&[("next token", Left), ("id", Right), ("probability", Right)]);
-    for c in &report.next {
-        next.row(vec![visible_token(&c.token), c.id.to_string(), format!("{:.4}", c.probability)]);
+    for c in &run.next {
+        next.row(vec![c.token.to_string(), c.id.to_string(), format!("{:.4}", c.probability)]);
+    }
+    write!(out, "{}", next.render())?;
+    Ok(())
+}
+
+/// The plain run, the changed one, and the change.
+fn print_both(out: &mut impl Write, plain: &OneRun, report: &Report) -> anyhow::Result<()> {
+    let runs = [("plain", Right), ("changed", Right), ("change", Right)];
+    let three = |a: f32, b: f32, places: usize| {
+        [format!("{a:.places$}"), format!("{b:.places$}"), format!("{:+.places$}", b - a)]
+    };
+    writeln!(out, "log-probability of each token of the prompt:\n")?;
+    let mut columns = vec![("position", Right), ("id", Right), ("token", Left)];
+    columns.extend(runs);
+    let mut prompt = Table::new(&columns);
+    for (i, (t, changed)) in plain.tokens.iter().zip(&report.run.tokens).enumerate() {
+        let mut row = vec![i.to_string(), t.id.to_string(), t.token.to_string()];
+        if let (Some(plain), Some(changed)) = (t.log_prob, changed.log_prob) {
+            row.extend(three(plain, changed, 3));
+        }
+        prompt.row(row);
+    }
+    writeln!(out, "{}", prompt.render())?;
+    if let (Some(before), Some(after)) = (plain.perplexity, report.run.perplexity) {
+        let over = plain.tokens.len() - 1;
+        writeln!(out, "perplexity {before:.3} plain, {after:.3} changed, over {over} tokens\n")?;
+    }
+    writeln!(out, "probability of the next token, the most probable ones of both runs:\n")?;
+    let mut columns = vec![("next token", Left), ("id", Right)];
+    columns.extend(runs);
+    let mut next = Table::new(&columns);
+    for c in &report.changes {
+        let mut row = vec![c.token.to_string(), c.id.to_string()];
+        row.extend(three(c.plain, c.changed, 4));
+        next.row(row);
     }
     write!(out, "{}", next.render())?;
     Ok(())

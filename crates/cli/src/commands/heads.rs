@@ -13,10 +13,11 @@ use candle_core::{Device, Tensor};
 use gpt2_circuits::Circuits;
 use gpt2_model::analysis::{HeadScores, RepeatedTokens, Score, chance_scores, head_scores};
 use gpt2_model::hooks::Head;
-use gpt2_view::{Align, Frame, Table, visible_text};
+use gpt2_view::{Align, Frame, MIN_WIDTH, Table, visible_text, wrap};
 use serde::Serialize;
 use serde_json::json;
-use std::io::Write;
+use std::fmt::Write as _;
+use std::io::Write as _;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -108,6 +109,10 @@ struct Row {
 }
 
 impl Row {
+    fn name(&self) -> String {
+        format!("{}.{}", self.layer, self.head)
+    }
+
     fn numbers(&self) -> [Mean; 3] {
         [self.previous_token, self.duplicate_token, self.induction]
     }
@@ -119,6 +124,12 @@ const KINDS: [&str; 3] = ["previous-token", "duplicate-token", "induction"];
 /// A head is clearly above chance if its score is at least this part of the way from uniform attention to 1: the best of
 /// many heads always comes out a little above.
 const CLEARLY: f64 = 0.05;
+
+/// An induction head also copies if its copying score is at least this.
+const COPIES: f64 = 0.1;
+
+/// How many heads of a kind to name.
+const LISTED: usize = 12;
 
 pub(crate) fn run(args: &HeadsArgs) -> anyhow::Result<()> {
     let mut outputs = Outputs::new(args.overwrite);
@@ -252,20 +263,40 @@ fn print(report: &Report) -> anyhow::Result<()> {
         table.row(cells);
     }
     writeln!(out, "{}", table.render())?;
+    let mut out_wrapped = |text: &str| writeln!(out, "{}", wrap(text, output::stdout_width().max(MIN_WIDTH)));
+    out_wrapped(&format!(
+        "clearly above chance, by {:.0} % of the way from there to 1, best first:",
+        100.0 * CLEARLY
+    ))?;
+    let mut next = None;
     for (i, (kind, chance)) in KINDS.into_iter().zip(chance).enumerate() {
         let score = |row: &Row| row.numbers()[i].mean;
-        let numbers = report.heads.iter().filter(|row| !score(row).is_nan());
-        match numbers.max_by(|a, b| score(a).total_cmp(&score(b))) {
-            Some(best) if score(best) > chance + CLEARLY * (1.0 - chance) => {
-                let Row { layer, head, .. } = best;
-                writeln!(
-                    out,
-                    "the most {kind}-like head: {layer}.{head} ({:.3}, chance {chance:.3})",
-                    score(best)
-                )?;
-            }
-            _ => writeln!(out, "no {kind} head: none is clearly above chance ({chance:.3})")?,
+        let least = chance + CLEARLY * (1.0 - chance);
+        let mut found: Vec<&Row> = report.heads.iter().filter(|row| score(row) > least).collect();
+        found.sort_by(|a, b| score(b).total_cmp(&score(a)));
+        if found.is_empty() {
+            out_wrapped(&format!("no {kind} head: none is above {least:.3}"))?;
+            continue;
         }
+        let named: Vec<String> = found.iter().take(LISTED).map(|row| row.name()).collect();
+        let mut line = format!("{kind} heads, above {least:.3}: {}", named.join(", "));
+        if found.len() > LISTED {
+            let _ = write!(line, " and {} more", found.len() - LISTED);
+        }
+        out_wrapped(&line)?;
+        next = Some(found[0].name());
+        // An induction head predicts what it finds by copying it.
+        let copies = |row: &&&Row| row.copying.is_some_and(|copying| copying >= COPIES);
+        if let (2, Some(best)) = (i, found.iter().find(copies)) {
+            let (name, copying) = (best.name(), best.copying.unwrap_or_default());
+            out_wrapped(&format!(
+                "the best induction head that also copies: {name} (copying {copying:+.2})"
+            ))?;
+            next = Some(name);
+        }
+    }
+    if let Some(name) = next {
+        writeln!(out, "\nnext, what it attends to: gpt2 attention TEXT --head {name}")?;
     }
     Ok(())
 }

@@ -8,7 +8,7 @@ use crate::picture::{About, PictureArgs, numbers};
 use crate::points::{PointArgs, Points};
 use crate::prompt::Prompt;
 use crate::provenance::Provenance;
-use crate::session::Session;
+use crate::session::{Label, Session};
 use crate::study::StudyArgs;
 use crate::texts::{Job, PromptsArgs, Ran};
 use crate::values::highest;
@@ -17,7 +17,7 @@ use candle_core::{D, DType, Device, Tensor};
 use candle_nn::ops::log_softmax;
 use gpt2_model::analysis::logit_lens;
 use gpt2_model::hooks::Chain;
-use gpt2_view::{Align, Frame, NumberMap, Table, visible_token};
+use gpt2_view::{Align, Frame, NumberMap, Table};
 use serde::Serialize;
 use serde_json::json;
 use std::io::Write;
@@ -63,7 +63,7 @@ struct Report {
     provenance: Provenance,
     model: String,
     position: usize,
-    token: String,
+    token: Label,
     /// The predictions before the first block and after each.
     layers: Vec<Vec<Candidate>>,
 }
@@ -71,7 +71,7 @@ struct Report {
 #[derive(Serialize)]
 struct Candidate {
     id: u32,
-    token: String,
+    token: Label,
     probability: f32,
 }
 
@@ -111,25 +111,20 @@ fn lens(
     let log_probs = log_softmax(&logits, D::Minus1)?.to_vec2::<f32>()?;
     let layer = |log_probs: &Vec<f32>| -> Vec<Candidate> {
         let order = highest(log_probs, args.top_k.into());
-        let labels = session.labels(&order);
-        let candidate = |(id, token): (&u32, String)| Candidate {
-            id: *id,
-            token,
-            probability: log_probs[*id as usize].exp(),
-        };
-        order.iter().zip(labels).map(candidate).collect()
+        let candidate =
+            |&id: &u32| Candidate { id, token: session.label(id), probability: log_probs[id as usize].exp() };
+        order.iter().map(candidate).collect()
     };
     let layers = log_probs.iter().map(layer).collect();
     let mut tensors = vec![("lens".to_owned(), logits)];
     points.add_to(&mut tensors, &recorder, check)?;
-    let token = prompt.tokens[position].clone();
+    let token = session.label(prompt.ids[position]);
     let provenance = Provenance::new(session, &prompt.ids)?.under(changes);
     let report = Report { provenance, model: session.name.clone(), position, token, layers };
     let about = About {
         title: format!(
             "{}: what follows {} (position {position}), after each block",
-            report.model,
-            visible_token(&report.token)
+            report.model, report.token
         ),
         made_by: &report.provenance,
         settings: json!({ "position": position, "top_k": args.top_k }),
@@ -147,7 +142,7 @@ fn picture(frame: &Frame, layers: &[Vec<Candidate>], log_probs: &[Vec<f32>]) -> 
     tokens.sort_by(|a, b| at_the_end(b).total_cmp(&at_the_end(a)).then(a.id.cmp(&b.id)));
     tokens.dedup_by_key(|token| token.id);
     let rows: Vec<String> = ["embeddings".to_owned()].into_iter().chain(numbers(layers.len() - 1)).collect();
-    let columns: Vec<String> = tokens.iter().map(|token| token.token.clone()).collect();
+    let columns: Vec<String> = tokens.iter().map(|token| token.token.to_string()).collect();
     let values: Vec<f32> =
         log_probs.iter().flat_map(|row| tokens.iter().map(|token| row[token.id as usize].exp())).collect();
     let values = Tensor::from_vec(values, (rows.len(), columns.len()), &Device::Cpu)?;
@@ -162,8 +157,7 @@ fn print(report: &Report) -> anyhow::Result<()> {
     writeln!(
         out,
         "what follows {} (position {}), read off the residual stream after each block\n",
-        visible_token(&report.token),
-        report.position
+        report.token, report.position
     )?;
     let shown = report.layers.first().map_or(0, Vec::len);
     let mut columns = vec![("after", Align::Left)];
@@ -173,7 +167,7 @@ fn print(report: &Report) -> anyhow::Result<()> {
     let mut table = Table::new(&columns);
     for (i, layer) in report.layers.iter().enumerate() {
         let after = if i == 0 { "embeddings".to_owned() } else { format!("block {}", i - 1) };
-        let cells = layer.iter().flat_map(|c| [visible_token(&c.token), format!("{:.3}", c.probability)]);
+        let cells = layer.iter().flat_map(|c| [c.token.to_string(), format!("{:.3}", c.probability)]);
         table.row(std::iter::once(after).chain(cells).collect());
     }
     write!(out, "{}", table.render())?;

@@ -5,5 +5,5 @@ mod page;
 mod subject;
 
 pub(crate) use export::{Export, Format, beside};
-pub(crate) use page::{LayerValues, Page, PageOptions, open};
-pub(crate) use subject::{Subject, likely_by_layer, predictions};
+pub(crate) use page::{LayerValues, NoBrowser, Page, PageOptions, open};
+pub(crate) use subject::{Subject, likely_by_layer, next_tokens, predictions};

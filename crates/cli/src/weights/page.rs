@@ -7,7 +7,7 @@ use candle_core::{DType, Device, Result, Tensor};
 use gpt2_model::CausalSelfAttention;
 use gpt2_view::{PageHeader, PageWriter};
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -40,7 +40,7 @@ impl Page {
         let provenance = subject.made_by.for_files()?;
         let heads = subject.layers.len() * subject.heads.len();
         let runs: Vec<&str> = options.runs.iter().map(String::as_str).collect();
-        let mut header = PageHeader::new(&subject.session.name, subject.tokens, heads, &provenance);
+        let mut header = PageHeader::new(&subject.session.name, subject.shown, heads, &provenance);
         (header.top, header.runs, header.prompt) = (options.top, &runs, options.prompt);
         (header.ids, header.next) = (subject.ids, options.next.as_deref());
         header.silenced = subject.silenced();
@@ -129,8 +129,20 @@ pub(crate) fn open(path: Option<&Path>, page: &[u8]) -> anyhow::Result<()> {
         note(&format!("wrote {}", path.display()));
         path
     };
-    launch(&path).with_context(|| format!("cannot open a browser; open this file in one: {}", path.display()))
+    launch(&path).map_err(|_| NoBrowser(path).into())
 }
+
+/// The system has no program that opens pages, or that failed.
+#[derive(Debug)]
+pub(crate) struct NoBrowser(PathBuf);
+
+impl std::fmt::Display for NoBrowser {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "cannot open a browser here; open this file in one yourself: {}", self.0.display())
+    }
+}
+
+impl std::error::Error for NoBrowser {}
 
 /// Opens `path` with the system's program for opening pages.
 fn launch(path: &Path) -> anyhow::Result<()> {

@@ -7,7 +7,7 @@ use crate::session::Session;
 use crate::values::highest;
 use candle_core::{DType, Device, Module, Tensor};
 use gpt2_model::hooks::Head;
-use gpt2_view::{NextToken, Silenced};
+use gpt2_view::{LikelyJson, NextToken, Silenced};
 use rayon::prelude::*;
 
 /// How many next tokens the page shows for each position.
@@ -22,6 +22,8 @@ pub(crate) struct Subject<'a> {
     /// The text's ids, and the label of each.
     pub(crate) ids: &'a [u32],
     pub(crate) tokens: &'a [String],
+    /// The labels for a reader: see [`Session::shown`].
+    pub(crate) shown: &'a [String],
     /// The chosen layers, and the chosen heads of each.
     pub(crate) layers: &'a [usize],
     pub(crate) heads: &'a [usize],
@@ -88,10 +90,18 @@ pub(crate) fn predictions(
             .collect();
         all.extend(likely.into_iter().map(|(likely, actual)| {
             let (ids, probabilities): (Vec<u32>, Vec<f32>) = likely.into_iter().unzip();
-            NextToken { likely: session.labels(&ids).into_iter().zip(probabilities).collect(), actual }
+            NextToken { likely: session.shown(&ids).into_iter().zip(probabilities).collect(), actual }
         }));
     }
     Ok(all)
+}
+
+/// The most probable tokens after a position, from its input of the output projection, (1, C).
+pub(crate) fn next_tokens(subject: &Subject, hidden: &Tensor) -> anyhow::Result<Vec<LikelyJson>> {
+    let row = subject.logits(hidden)?.concat();
+    let likely = most_likely(&row, None).0.into_iter();
+    let token = |id: u32| subject.session.labels(&[id]).concat();
+    Ok(likely.map(|(id, probability)| LikelyJson { id, token: token(id), probability }).collect())
 }
 
 /// The most probable ids, and the probability of the token that really follows; empty if the logits are not finite.
@@ -121,7 +131,7 @@ pub(crate) fn likely_by_layer(
         let rows = if normed { rows } else { model.transformer.ln_f.forward(&rows)? };
         let best = |row: &Vec<f32>| most_likely(row, None).0.first().copied().unwrap_or((0, f32::NAN));
         let (ids, likely): (Vec<u32>, Vec<f32>) = subject.logits(&rows)?.par_iter().map(best).unzip();
-        all.extend(subject.session.labels(&ids).into_iter().zip(likely));
+        all.extend(subject.session.shown(&ids).into_iter().zip(likely));
     }
     Ok(all)
 }

@@ -275,6 +275,32 @@ impl Tokenizer {
         ids.iter().map(|&id| self.decode(&[id])).collect()
     }
 
+    /// The same for a reader: bytes that are part of a character stand as `<E6>`, since every `U+FFFD` looks alike.
+    #[must_use]
+    pub fn spelled(&self, ids: &[u32]) -> Vec<String> {
+        let spelled = |(&id, text): (&u32, String)| {
+            if !text.contains(char::REPLACEMENT_CHARACTER) {
+                return text;
+            }
+            let Some(bytes) = self.bytes(id) else { return text };
+            let mut out = String::new();
+            for chunk in bytes.utf8_chunks() {
+                out += chunk.valid();
+                out.extend(chunk.invalid().iter().map(|byte| format!("<{byte:02X}>")));
+            }
+            out
+        };
+        ids.iter().zip(self.tokens(ids)).map(spelled).collect()
+    }
+
+    /// The bytes of a token, if the vocabulary says which it has.
+    fn bytes(&self, id: u32) -> Option<Vec<u8>> {
+        match &self.kind {
+            Kind::HuggingFace(t) => self.spelling.bytes(&t.id_to_token(id)?),
+            Kind::Gpt2(bpe) => bpe.decode_bytes(&[id]).ok(),
+        }
+    }
+
     /// tokenizer.json
     ///
     /// # Errors

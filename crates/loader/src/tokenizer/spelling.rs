@@ -130,6 +130,18 @@ impl Spelling {
         Ok(found)
     }
 
+    /// The bytes of a token as the vocabulary has it, if that spells bytes.
+    pub(super) fn bytes(&self, token: &str) -> Option<Vec<u8>> {
+        let hex = token.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>'));
+        if let Some(hex) = hex.filter(|_| self.byte_fallback) {
+            return u8::from_str_radix(hex, 16).ok().map(|byte| vec![byte]);
+        }
+        let letters = letters();
+        let byte =
+            |letter| letters.iter().position(|of| *of == letter).and_then(|place| u8::try_from(place).ok());
+        token.chars().map(byte).collect::<Option<_>>().filter(|_| self.byte_level)
+    }
+
     /// Whether `character` is spelt byte by byte.
     fn falls_back(&self, bpe: &BPE, character: char) -> bool {
         let has = |byte| bpe.token_to_id(&fallback_token(byte)).is_some();

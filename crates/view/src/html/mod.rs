@@ -289,6 +289,7 @@ impl<W: Write> PageWriter<W> {
         self.json("id=\"predictions\"", &predictions)?;
         if self.written.len() > 1 {
             self.json("id=\"changes\"", &self.study.changes())?;
+            self.json("id=\"largest\"", &self.study.largest())?;
         }
         self.json("id=\"opens\"", &self.study.opens())?;
         self.out.write_all(between("{{data}}", "{{script}}").as_bytes())?;

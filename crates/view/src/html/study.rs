@@ -26,6 +26,8 @@ pub(super) struct Study {
     /// The heads of one run that still lack those of the other.
     alone: BTreeMap<Name, Codes>,
     changes: BTreeMap<Name, f64>,
+    /// The largest change of a single weight.
+    largest: f64,
 }
 
 #[derive(Debug)]
@@ -43,7 +45,7 @@ pub(super) struct Studied {
 impl Study {
     pub(super) fn new(places: Places, silenced: Silenced, runs: usize, top: Option<usize>) -> Self {
         let (alone, changes) = (BTreeMap::new(), BTreeMap::new());
-        Self { places, silenced, last_run: runs - 1, top, most_focused: None, alone, changes }
+        Self { places, silenced, last_run: runs - 1, top, most_focused: None, alone, changes, largest: 0.0 }
     }
 
     /// What became of a head's output in a run that does not use it.
@@ -61,6 +63,7 @@ impl Study {
     pub(super) fn note(&mut self, run: usize, name: Name, studied: &Studied, codes: Codes) -> Result<()> {
         if let Some(other) = self.alone.remove(&name) {
             self.changes.insert(name, least_distance(&other, &codes, self.top)?);
+            self.largest = self.largest.max(largest_change(&other, &codes)?);
         } else if self.last_run > 0 {
             self.alone.insert(name, codes);
         }
@@ -79,6 +82,11 @@ impl Study {
         self.changes.iter().map(|((layer, head), change)| (format!("{layer}.{head}"), *change)).collect()
     }
 
+    /// The largest change of a single weight, at which the colors of the small maps end.
+    pub(super) fn largest(&self) -> f64 {
+        self.largest
+    }
+
     /// The head that the page opens on: the one that changes most, or if none does, the most focused one. The run uses its
     /// output.
     pub(super) fn opens(&self) -> Option<String> {
@@ -92,6 +100,13 @@ impl Study {
         let focused = || self.most_focused.as_ref().map(|focused| focused.name);
         most.map(|(name, _)| name).or_else(focused).map(|(layer, head)| format!("{layer}.{head}"))
     }
+}
+
+/// The largest change of a weight from one map to the other; a NaN is none.
+fn largest_change(a: &Codes, b: &Codes) -> Result<f64> {
+    let (a, b) = (a.rows()?, b.rows()?);
+    let pairs = a.iter().zip(&b).flat_map(|(a, b)| a.numbers().zip(b.numbers()));
+    Ok(pairs.fold(0.0, |most: f64, (x, y)| most.max((x.value - y.value).abs())))
 }
 
 /// How far two maps differ at least: the mean over the queries of the total variation distance, half the sum of |a - b|.

@@ -8,8 +8,10 @@ use crate::palette::{Rgb, level, rgb};
 use crate::rows::lower_triangle;
 use candle_core::{Result, Tensor};
 
-/// The side of a head's picture in pixels, unless the frame has a width.
+/// The side of a head's picture in cells at most, and in pixels, unless the frame has a width or there are few heads.
 const SIDE: usize = 120;
+/// So many heads beside one another have twice that side.
+const FEW: usize = 8;
 /// The part of a head's room that its picture takes; the rest is between two of them.
 const FILLED: f32 = 0.9375;
 
@@ -80,7 +82,10 @@ impl HeadGrid {
         };
         let (beside, cell) = match room {
             Some(room) => Axis::filling(room - MARGIN - bar.room(&letters), first.len(), layers),
-            None => (layers(SIDE as f32 / FILLED), SIDE as f32 / FILLED),
+            None => {
+                let side = if first.len() <= FEW { 2 * SIDE } else { SIDE };
+                (layers(side as f32 / FILLED), side as f32 / FILLED)
+            }
         };
         let name = |i: usize| format!("head {}", first[i].head);
         let above = Axis::new(&letters, (first.len(), cell), room, |i| i, name);
@@ -182,7 +187,7 @@ mod tests {
                 })
                 .collect();
             assert_eq!(heads.len(), 4);
-            assert!(width.is_some() || whole(heads[0].width) == SIDE);
+            assert!(width.is_some() || whole(heads[0].width) == 2 * SIDE);
             let texts = scene.texts();
             let picture = decode(&grid.finish(&frame)?);
             for (n, (cells, back)) in heads.into_iter().zip([0, 1, 2, 0]).enumerate() {

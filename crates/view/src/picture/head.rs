@@ -51,7 +51,8 @@ struct Words {
     color: &'static str,
 }
 
-const OF_HEAD: Words = Words { rows: "queries", columns: "keys: what is attended to", color: "weight" };
+const OF_HEAD: Words =
+    Words { rows: "queries: what attends", columns: "keys: what is attended to", color: "weight" };
 const OF_ROLLOUT: Words =
     Words { rows: "positions", columns: "tokens: what reaches a position", color: "share" };
 

@@ -5,7 +5,7 @@ use crate::picture::PictureArgs;
 use crate::points::PointArgs;
 use crate::study::StudyArgs;
 use crate::texts::PromptsArgs;
-use crate::values::{IndexRange, one_of};
+use crate::values::{HeadRange, IndexRange, one_of};
 use clap::ValueEnum;
 use gpt2_model::analysis::Ablation;
 use std::path::PathBuf;
@@ -33,9 +33,9 @@ pub(crate) struct AttentionArgs {
     /// Layers to show token by token, counted from 0: 1, 0-3 or 0,2 (repeatable)
     #[arg(short, long, value_name = "L", value_delimiter = ',')]
     pub(crate) layer: Vec<IndexRange>,
-    /// Heads to show token by token, counted from 0 (repeatable)
+    /// Heads to show token by token, counted from 0 (repeatable). 3.0 is head 0 of layer 3
     #[arg(short = 'H', long, value_name = "H", value_delimiter = ',')]
-    pub(crate) head: Vec<IndexRange>,
+    pub(crate) head: Vec<HeadRange>,
     /// Write the weights of the chosen heads, or of all: .safetensors, .npy, .jsonl or .json. .safetensors also has
     /// the attention blocks' outputs. .jsonl has a line for each query. .json has square matrices, for BertViz and
     /// CircuitsVis
@@ -75,8 +75,8 @@ pub(crate) struct AttentionArgs {
         help_heading = "Page for a browser"
     )]
     pub(crate) with: Vec<WithArg>,
-    /// Show the plain run beside the one with interventions, and their difference
-    #[arg(long, requires = "page", help_heading = "Page for a browser")]
+    /// Show the plain run beside the one with interventions, and their difference. --json has both
+    #[arg(long, help_heading = "Page for a browser")]
     pub(crate) compare: bool,
     /// Show attention rollout: how much of each token reaches each position, through all layers and the residual
     /// stream

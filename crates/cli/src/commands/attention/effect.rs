@@ -7,6 +7,7 @@ use crate::outputs::Outputs;
 use crate::picture::{About, HeadMap, head_maps};
 use crate::prompt::single_token;
 use crate::provenance::Provenance;
+use crate::session::{Label, Session};
 use crate::values::pairs_by_head;
 use anyhow::{Context, bail};
 use candle_core::{D, DType, Device, Tensor};
@@ -16,7 +17,7 @@ use gpt2_model::analysis::{
     direct_attribution,
 };
 use gpt2_model::hooks::Interventions;
-use gpt2_view::{Align, Table, heatmap, rollout_picture, visible_token};
+use gpt2_view::{Align, Table, heatmap, rollout_picture};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::io::Write;
@@ -41,7 +42,7 @@ struct EffectReport {
 
 #[derive(Serialize)]
 struct Token {
-    token: String,
+    token: Label,
     id: u32,
 }
 
@@ -79,7 +80,7 @@ struct Direct {
 /// What ablating each head does, and what each part adds directly.
 pub(super) struct Effects {
     pub(super) target: u32,
-    against: Option<u32>,
+    pub(super) against: Option<u32>,
     pub(super) total: AblationEffects,
     pub(super) direct: DirectAttribution,
 }
@@ -92,12 +93,18 @@ impl Effects {
         let hooks = scene.subject.changes.list.clone().with_means_of(&session.model, ids)?;
         let against =
             scene.args.against.as_deref().map(|text| single_token(session, "--against", text)).transpose()?;
-        let target = if let Some(text) = &scene.args.target {
-            single_token(session, "--target", text)?
-        } else {
+        let logits = || -> anyhow::Result<Tensor> {
             let args = ForwardArgs { last_logits_only: true, hooks: Some(&hooks), ..Default::default() };
-            let logits = session.model.forward(ids, args)?.logits;
-            logits.argmax(D::Minus1)?.flatten_all()?.get(0)?.to_scalar()?
+            Ok(session.model.forward(ids, args)?.logits.flatten_all()?.to_dtype(DType::F32)?) // (V)
+        };
+        let target = if let Some(text) = &scene.args.target {
+            let target = single_token(session, "--target", text)?;
+            if let Some(spaced) = with_space(session, text) {
+                note_space(text, (target, spaced), &logits()?.to_vec1()?);
+            }
+            target
+        } else {
+            logits()?.argmax(D::Minus1)?.to_scalar()?
         };
         if against == Some(target) {
             bail!("--target and --against are the same token: their difference is always 0");
@@ -119,6 +126,25 @@ impl Effects {
     }
 }
 
+/// The single token of a text with a space before it, if it has none.
+fn with_space(session: &Session, text: &str) -> Option<u32> {
+    let spaced =
+        session.tokenizer().ok().filter(|_| !text.starts_with(' '))?.encode(&format!(" {text}")).ok()?;
+    if let [id] = spaced[..] { Some(id) } else { None }
+}
+
+/// Notes that a target was probably meant to have a space before it, by the logits (V) after the prompt.
+fn note_space(text: &str, (target, spaced): (u32, u32), logits: &[f32]) {
+    const FAR: f32 = 10.0;
+    let times = (logits[spaced as usize] - logits[target as usize]).exp();
+    if times >= FAR {
+        let spaced = format!(" {text}");
+        note(&format!(
+            "{spaced:?} is {times:.0} times as probable here as {text:?}: a word inside a text begins with its space"
+        ));
+    }
+}
+
 pub(super) fn show_effect(scene: &Scene, ablation: Ablation, mut outputs: Outputs) -> anyhow::Result<()> {
     let found = Effects::of(scene, ablation)?;
     let silenced = scene.subject.silenced();
@@ -131,7 +157,7 @@ pub(super) fn show_effect(scene: &Scene, ablation: Ablation, mut outputs: Output
             direct,
         })?;
     heads.sort_by(|a, b| b.change.abs().total_cmp(&a.change.abs()));
-    let token = |id: u32| Token { token: scene.subject.session.labels(&[id]).concat(), id };
+    let token = |id: u32| Token { token: scene.subject.session.label(id), id };
     let numbers = |x: &Tensor| x.to_dtype(DType::F64)?.to_vec1::<f64>();
     let report = EffectReport {
         provenance: scene.subject.made_by.clone(),
@@ -153,11 +179,11 @@ pub(super) fn show_effect(scene: &Scene, ablation: Ablation, mut outputs: Output
             total: found.direct.total,
         },
     };
-    let target = visible_token(&report.target.token);
+    let target = report.target.token.to_string();
     let (of, unit) = match &report.against {
         None => (format!("the log-probability of {target}"), "change in nats"),
         Some(against) => {
-            let against = visible_token(&against.token);
+            let against = &against.token;
             (format!("the logit of {target} less that of {against}"), "change of the difference")
         }
     };
@@ -184,7 +210,7 @@ pub(super) fn show_effect(scene: &Scene, ablation: Ablation, mut outputs: Output
 fn print_effect(report: &EffectReport) -> anyhow::Result<()> {
     let mut out = output::stdout();
     writeln!(out, "{}\n", report.provenance.first_line())?;
-    let shown = |token: &Token| format!("{} (id {})", visible_token(&token.token), token.id);
+    let shown = |token: &Token| format!("{} (id {})", token.token, token.id);
     let what = match &report.against {
         None => format!("{} has log-probability", shown(&report.target)),
         Some(against) => format!("the logit of {} less that of {} is", shown(&report.target), shown(against)),
@@ -266,7 +292,7 @@ pub(super) fn show_rollout(scene: &Scene, mut outputs: Outputs) -> anyhow::Resul
     let layers = maps.len();
     let rollout = maps.pop().context("a model without layers")?; // (T, T)
     scene.subject.check_finite([&rollout])?;
-    let tokens = scene.subject.tokens;
+    let tokens = scene.subject.shown;
     let about = About {
         title: format!("{}: attention rollout after {layers} layers", scene.subject.session.name),
         made_by: scene.subject.made_by,
@@ -284,6 +310,7 @@ fn print_rollout(scene: &Scene, rollout: &Tensor, layers: usize) -> anyhow::Resu
         rows.iter_mut().enumerate().for_each(|(i, row)| row.truncate(i + 1));
         return output::json(&RolloutReport { provenance: scene.subject.made_by, tokens, rollout: rows });
     }
+    let tokens = scene.subject.shown;
     let map = heatmap(rollout, tokens, tokens, &output::style(scene.args.color).with_max_cell(CELL))?;
     let mut out = output::stdout();
     writeln!(out, "{}\n", scene.subject.made_by.first_line())?;

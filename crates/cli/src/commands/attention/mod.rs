@@ -16,7 +16,7 @@ use crate::prompt::Prompt;
 use crate::provenance::Provenance;
 use crate::session::Session;
 use crate::texts::{Chosen, Job, Ran};
-use crate::values::select;
+use crate::values::select_heads;
 use crate::weights::{Format, Subject, beside, open};
 use anyhow::bail;
 use args::WithArg;
@@ -29,12 +29,12 @@ use views::{Shown, Views};
 
 pub(crate) fn run(args: &AttentionArgs) -> anyhow::Result<()> {
     check_effects(args)?;
+    check_compare(args)?;
     let text = args.prompt.read()?;
     let outputs = outputs(args)?;
     let session = args.study.session_for(args.prompt.inputs(), &outputs)?;
     let config = session.model.config();
-    let (layers, heads) =
-        (select("layer", &args.layer, config.n_layer)?, select("head", &args.head, config.n_head)?);
+    let (layers, heads) = select_heads(&args.layer, &args.head, config)?;
     let chosen = Chosen { layers: &layers, heads: &heads };
     let points = args.points.of(&session)?;
     if args.prompt.texts.is_some() {
@@ -72,6 +72,7 @@ fn with_scene<T>(
         session,
         ids: &prompt.ids,
         tokens: &prompt.tokens,
+        shown: &prompt.shown,
         layers,
         heads,
         changes,
@@ -90,6 +91,27 @@ fn check_effects(args: &AttentionArgs) -> anyhow::Result<()> {
         [("--target", args.target.is_some()), ("--against", args.against.is_some()), ("--raw", args.raw)];
     match given.iter().find(|(_, given)| *given) {
         Some((option, _)) => bail!("{option}: only for --effect, and for a page --with effect"),
+        None => Ok(()),
+    }
+}
+
+/// Refuses a comparison that no output would show, and outputs that hold one run.
+fn check_compare(args: &AttentionArgs) -> anyhow::Result<()> {
+    if !args.compare {
+        return Ok(());
+    }
+    if args.html.is_none() && !args.open && args.fragment.is_none() {
+        bail!(
+            "--compare: a page shows both runs; add --html FILE or --open, or see what changes in the predictions with gpt2 forward \
+             --compare"
+        );
+    }
+    let given = [("--export", args.export.is_some()), ("--picture", args.picture.is_wanted())];
+    match given.iter().find(|(_, given)| *given) {
+        Some((option, _)) => bail!(
+            "{option}: would hold the changed run alone beside --compare; write it without --compare, once with the interventions and \
+             once without"
+        ),
         None => Ok(()),
     }
 }

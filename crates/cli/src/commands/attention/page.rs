@@ -3,13 +3,14 @@
 use super::args::WithArg;
 use super::effect::{self, Effects};
 use super::scene::Scene;
+use super::views::{MOST_LINKED, run_json};
 use crate::weights::{Page, PageOptions, likely_by_layer, predictions};
 use candle_core::Tensor;
 use gpt2_circuits::Circuits;
 use gpt2_model::analysis::{Ablation, HeadScores, RepeatedTokens, head_scores};
 use gpt2_model::hooks::{Head, Interventions, Point};
 use gpt2_model::{ForwardArgs, ModelOutput};
-use gpt2_view::HeadNumbers;
+use gpt2_view::{FirstLook, HeadNumbers, LayerJson, RunJson, Silenced, visible_token};
 
 /// The page, into which the layers of the run under interventions go one at a time.
 pub(super) struct Looked {
@@ -18,6 +19,8 @@ pub(super) struct Looked {
     pub(super) run: usize,
     /// The plain run of a comparison.
     plain: Option<ModelOutput>,
+    /// The same for JSON, if that is wanted.
+    pub(super) json: Option<RunJson>,
 }
 
 impl Looked {
@@ -37,15 +40,32 @@ impl Looked {
             neurons: args.with.contains(&WithArg::Neurons),
         };
         let mut page = Page::new(&subject, options)?;
+        let mut first = (args.compare && args.study.json)
+            .then(|| FirstLook::new(subject.ids, subject.shown, Silenced::default()))
+            .transpose()?;
+        let mut layers = vec![];
         let plain = args.compare.then(|| {
             let forward = ForwardArgs { output_hidden_states: lens(scene), ..Default::default() };
             let none = Interventions::default();
             scene.run_under(&none, forward, scene.subject.layers, kinds(scene), |layer, weights, values| {
-                page.layer(&subject, 0, layer, &subject.of_chosen(weights)?, values)
+                let weights = subject.of_chosen(weights)?;
+                if let Some(first) = &mut first {
+                    layers.push(LayerJson::new(layer, subject.heads, &weights, scene.is_chosen())?);
+                    if subject.ids.len() <= MOST_LINKED {
+                        first.layer(layer, subject.heads, &weights)?;
+                    }
+                }
+                page.layer(&subject, 0, layer, &weights, values)
             })
         });
         let plain = plain.transpose()?;
-        Ok(Self { page, run: usize::from(args.compare), plain })
+        let json = match (&plain, &first) {
+            (Some(plain), first @ Some(_)) => {
+                Some(run_json(scene, first.as_ref(), layers, plain, &Silenced::default())?)
+            }
+            _ => None,
+        };
+        Ok(Self { page, run: usize::from(args.compare), plain, json })
     }
 
     /// The whole file; `output` is that of the run under interventions.
@@ -76,16 +96,24 @@ impl Looked {
 
     fn effects(&mut self, scene: &Scene) -> anyhow::Result<()> {
         let found = Effects::of(scene, Ablation::Zero)?;
-        let target = scene.subject.session.labels(&[found.target]).concat();
+        let token = |id: u32| visible_token(&scene.subject.session.shown(&[id]).concat());
+        let (target, against) = (token(found.target), found.against.map(token));
+        let of =
+            against.as_ref().map_or_else(|| target.clone(), |against| format!("{target} less {against}"));
+        let predicted = match &against {
+            Some(_) => format!("the difference of the logits, {of}"),
+            None => format!("the log-probability of {target} as the next token, in nats"),
+        };
         let numbers = |name: &str, meaning: String, map: &Tensor| -> anyhow::Result<HeadNumbers> {
             let map = map.to_vec2::<f64>()?;
             Ok(signed(name, meaning, scene, |Head { layer, head }| map[layer][head]))
         };
-        let effect =
-            format!("What ablating the head adds to the prediction of {target:?}: below 0, it helps");
-        let direct = format!("What the head adds directly to the logit of {target:?}");
-        self.page.writer.head_numbers(&numbers("effect", effect, &found.total.change)?)?;
-        Ok(self.page.writer.head_numbers(&numbers("direct", direct, &found.direct.heads)?)?)
+        let effect = format!("What ablating the head to zero adds to {predicted}: below 0, the head helps");
+        let direct =
+            format!("What the head's output adds directly to the logit, of {of}, past all later layers");
+        let (of_effect, of_direct) = (format!("effect on {of}"), format!("direct to {of}"));
+        self.page.writer.head_numbers(&numbers(&of_effect, effect, &found.total.change)?)?;
+        Ok(self.page.writer.head_numbers(&numbers(&of_direct, direct, &found.direct.heads)?)?)
     }
 
     /// What `gpt2 heads` prints of the plain model: its texts have other positions than the prompt.
@@ -102,7 +130,9 @@ impl Looked {
             ("induction", "what followed earlier copies"),
         ];
         for (i, (name, on)) in kinds.into_iter().enumerate() {
-            let meaning = format!("Mean weight on {on}, in repeated random tokens; of the plain model");
+            let meaning = format!(
+                "Mean weight on {on}, in repeated random tokens instead of this text, as gpt2 heads scores it; of the plain model"
+            );
             let numbers = signed(name, meaning, scene, |Head { layer, head }| {
                 let HeadScores { previous_token, duplicate_token, induction } = &found[layer][head];
                 [previous_token, duplicate_token, induction][i].mean

@@ -78,7 +78,13 @@ pub(super) fn summaries(scene: &Scene, all: &[Summary]) -> anyhow::Result<Vec<La
             on_previous: &numbers(&of.on_previous, head)?,
             on_first: &numbers(&of.on_first, head)?,
         };
-        Ok(HeadJson { head, silenced: None, summary: HeadSummary::of_queries(0, numbers)?, weights: None })
+        Ok(HeadJson {
+            head,
+            kind: None,
+            silenced: None,
+            summary: HeadSummary::of_queries(0, numbers)?,
+            weights: None,
+        })
     };
     let layer = |&layer: &usize| -> anyhow::Result<LayerJson> {
         let heads =

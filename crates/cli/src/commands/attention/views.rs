@@ -7,13 +7,13 @@ use crate::outputs::Outputs;
 use crate::picture::About;
 use crate::progress::bar;
 use crate::values::count;
-use crate::weights::{Export, LayerValues, Subject, predictions};
+use crate::weights::{Export, LayerValues, Subject, next_tokens};
 use candle_core::Tensor;
 use gpt2_model::ModelOutput;
 use gpt2_model::hooks::Recorder;
 use gpt2_view::{
-    AttentionJson, FirstLook, HeadGrid, HeadRow, LayerJson, display_width, fit, head_picture, heatmap,
-    visible_text, visible_token,
+    AttentionJson, FirstLook, HeadGrid, HeadRow, LayerJson, LikelyJson, MIN_WIDTH, RunJson, Silenced,
+    display_width, fit, head_picture, heatmap, visible_text, wrap,
 };
 use indicatif::ProgressBar;
 use serde::Serialize;
@@ -30,8 +30,10 @@ pub(super) struct Views {
     /// Heat maps for stdout, printed after the files are written.
     pub(super) maps: Option<String>,
     pub(super) json: Option<Vec<LayerJson>>,
-    /// What to show if the user named no head.
+    /// What to show if the user named no head; for JSON, of the named ones, too.
     pub(super) first: Option<FirstLook>,
+    /// The plain run of a comparison, for JSON.
+    plain: Option<RunJson>,
     export: Option<Export>,
     picture: Option<Picture>,
     pub(super) page: Option<Looked>,
@@ -53,12 +55,13 @@ impl Views {
             Some(_) => ProgressBar::hidden(),
         };
         let page = args.html.is_some() || args.open || args.fragment.is_some();
+        let mut page = page.then(|| Looked::new(scene)).transpose()?;
         Ok(Self {
             maps: (scene.is_chosen() && !args.study.json && args.fragment.is_none())
                 .then(|| format!("{}\n\n", scene.subject.made_by.first_line())),
             json: (scene.is_chosen() && args.study.json).then(Vec::new),
-            first: (!scene.is_chosen() && !args.study.json && args.fragment.is_none())
-                .then(|| FirstLook::new(scene.subject.ids, scene.subject.tokens, scene.subject.silenced()))
+            first: ((args.study.json || !scene.is_chosen()) && args.fragment.is_none())
+                .then(|| FirstLook::new(scene.subject.ids, scene.subject.shown, scene.subject.silenced()))
                 .transpose()?,
             export: args
                 .export
@@ -66,7 +69,8 @@ impl Views {
                 .map(|path| Export::new(&scene.subject, path, args.provenance))
                 .transpose()?,
             picture: args.picture.is_wanted().then(|| Picture::Grid(HeadGrid::default())),
-            page: page.then(|| Looked::new(scene)).transpose()?,
+            plain: page.as_mut().and_then(|page| page.json.take()),
+            page,
             bar,
         })
     }
@@ -147,10 +151,11 @@ impl Views {
             export.finish(&scene.subject, &output.attention_outputs, path, outputs)?;
         }
         if let Some(picture) = self.picture.take() {
-            let Subject { session, tokens, layers, heads, made_by, .. } = scene.subject;
+            let Subject { session, shown: tokens, layers, heads, made_by, .. } = scene.subject;
+            // A grid has no labels of tokens, so it says which text they are of.
             let what = match picture {
                 Picture::Head(_) => named(scene, layers[0], heads[0]),
-                Picture::Grid(_) => count(tokens.len(), "token"),
+                Picture::Grid(_) => format!("{}\n{}", count(tokens.len(), "token"), fit(&text(scene), TITLE)),
             };
             let about = About { title: format!("{}: {what}", session.name), made_by, settings: Value::Null };
             args.picture.draw(outputs, &about, |frame| match &picture {
@@ -176,18 +181,18 @@ pub(super) enum Shown {
 
 impl Shown {
     pub(super) fn new(scene: &Scene, views: Views, output: &ModelOutput) -> anyhow::Result<Self> {
-        let mut layers = match (views.maps, views.json, views.first) {
-            (Some(maps), ..) => return Ok(Self::Text(maps)),
-            (None, None, Some(first)) => return Ok(Self::Text(first_look(scene, &first, output)?)),
-            (None, Some(layers), _) => layers,
-            (None, None, None) => summaries(scene, &output.summaries)?,
+        let first = match (views.maps, views.first) {
+            (Some(maps), _) => return Ok(Self::Text(maps + &tokens_word(scene))),
+            (None, Some(first)) if !scene.args.study.json => {
+                return Ok(Self::Text(first_look(scene, &first, output)?));
+            }
+            (None, first) => first,
         };
-        let silenced = scene.subject.silenced();
-        for of in &mut layers {
-            of.heads.iter_mut().for_each(|head| head.silenced = silenced.how(of.layer, head.head));
-        }
+        let layers = views.json.map_or_else(|| summaries(scene, &output.summaries), Ok)?;
+        let run = run_json(scene, first.as_ref(), layers, output, &scene.subject.silenced())?;
         let provenance = scene.subject.made_by.for_files()?.facts;
-        Ok(Self::Json(AttentionJson { provenance, tokens: scene.subject.tokens.to_vec(), layers }))
+        let tokens = scene.subject.tokens.to_vec();
+        Ok(Self::Json(AttentionJson { provenance, tokens, run, plain: views.plain }))
     }
 
     pub(super) fn print(&self) -> anyhow::Result<()> {
@@ -200,6 +205,36 @@ impl Shown {
     }
 }
 
+/// A run for JSON: `layers` with what the first look has found of their heads.
+pub(super) fn run_json(
+    scene: &Scene,
+    first: Option<&FirstLook>,
+    mut layers: Vec<LayerJson>,
+    output: &ModelOutput,
+    silenced: &Silenced,
+) -> anyhow::Result<RunJson> {
+    for of in &mut layers {
+        for head in &mut of.heads {
+            head.silenced = silenced.how(of.layer, head.head);
+            head.kind = first.map(|first| head.summary.focus(first.looks(of.layer, head.head)));
+        }
+    }
+    let looked = first.filter(|_| scene.subject.ids.len() <= MOST_LINKED);
+    let next = next_tokens(&scene.subject, &last_hidden(scene, output)?)?;
+    Ok(RunJson { next, links: looked.map(|first| first.links().to_vec()), layers })
+}
+
+/// What the output projection reads after the last token: (1, C)
+fn last_hidden(scene: &Scene, output: &ModelOutput) -> anyhow::Result<Tensor> {
+    Ok(output.last_hidden_state.squeeze(0)?.narrow(0, scene.subject.ids.len() - 1, 1)?)
+}
+
+/// What the labels of tokens show.
+fn tokens_word(scene: &Scene) -> String {
+    let width = output::style(scene.args.color).width.max(MIN_WIDTH);
+    wrap("· is a space; tokens are words and pieces of words", width) + "\n"
+}
+
 /// A head's name, and what became of its output if the run does not use it.
 fn named(scene: &Scene, layer: usize, head: usize) -> String {
     let silenced = scene.subject.silenced().how(layer, head);
@@ -208,7 +243,7 @@ fn named(scene: &Scene, layer: usize, head: usize) -> String {
 
 /// `weights` (heads, T, T)
 fn heatmaps(scene: &Scene, layer: usize, weights: &Tensor) -> anyhow::Result<String> {
-    let (style, tokens) = (output::style(scene.args.color).with_max_cell(CELL), scene.subject.tokens);
+    let (style, tokens) = (output::style(scene.args.color).with_max_cell(CELL), scene.subject.shown);
     let mut out = String::new();
     for (i, head) in scene.subject.heads.iter().enumerate() {
         let map = heatmap(&weights.get(i)?, tokens, tokens, &style)?;
@@ -216,6 +251,14 @@ fn heatmaps(scene: &Scene, layer: usize, weights: &Tensor) -> anyhow::Result<Str
         writeln!(out, "{map}")?;
     }
     Ok(out)
+}
+
+/// The most columns of the text in a picture's title.
+const TITLE: usize = 60;
+
+/// The text in one line.
+fn text(scene: &Scene) -> String {
+    visible_text(&scene.text.map_or_else(|| scene.subject.shown.concat(), str::to_owned))
 }
 
 /// The most lines of the terminal that the text takes.
@@ -236,8 +279,7 @@ fn first_look(scene: &Scene, first: &FirstLook, found: &ModelOutput) -> anyhow::
         .collect();
     let mut out = String::new();
     writeln!(out, "{}\n", scene.subject.made_by.first_line())?;
-    let text = visible_text(&scene.text.map_or_else(|| scene.subject.tokens.concat(), str::to_owned));
-    for line in lines(&fit(&text, LINES * style.width), style.width) {
+    for line in lines(&fit(&text(scene), LINES * style.width), style.width) {
         writeln!(out, "{line}")?;
     }
     writeln!(out, "{}\n", expects(scene, found, style.width)?)?;
@@ -245,6 +287,7 @@ fn first_look(scene: &Scene, first: &FirstLook, found: &ModelOutput) -> anyhow::
         writeln!(out, "no links between tokens: searched for up to {MOST_LINKED} tokens only\n")?;
     }
     write!(out, "{}", first.render(&rows, &style)?)?;
+    write!(out, "{}", tokens_word(scene))?;
     writeln!(out, "\nnext, every head in the browser: --open\none head here: --layer L --head H")?;
     Ok(out)
 }
@@ -264,15 +307,11 @@ fn lines(text: &str, width: usize) -> Vec<String> {
 
 /// The most probable next tokens, as many as one line holds.
 fn expects(scene: &Scene, found: &ModelOutput, width: usize) -> anyhow::Result<String> {
-    let t = scene.subject.ids.len();
-    let last = found.last_hidden_state.squeeze(0)?.narrow(0, t - 1, 1)?; // (1, C)
     let mut line = "expects next:".to_owned();
-    for (token, probability) in
-        predictions(&scene.subject, &last, None)?.into_iter().flat_map(|next| next.likely)
-    {
+    for LikelyJson { id, probability, .. } in next_tokens(&scene.subject, &last_hidden(scene, found)?)? {
         let percent = 100.0 * probability;
         let percent = if percent < 1.0 { "<1".to_owned() } else { format!("{percent:.0}") };
-        let more = format!(" {} {percent} % ", visible_token(&token));
+        let more = format!(" {} {percent} % ", scene.subject.session.label(id));
         if display_width(&line) + display_width(&more) > width {
             break;
         }

@@ -10,7 +10,7 @@ use crate::picture::{About, PictureArgs};
 use crate::progress::with_bar;
 use crate::prompt::single_token;
 use crate::provenance::Provenance;
-use crate::session::{ModelArgs, Session};
+use crate::session::{Label, ModelArgs, Session};
 use crate::values::one_of;
 use candle_core::Tensor;
 use gpt2_circuits::{Circuit, Circuits, Composition, Eigenvalue, Entry};
@@ -148,10 +148,9 @@ fn one_head(
     let singular = |circuit: Circuit| -> anyhow::Result<Vec<Direction>> {
         let found = circuits.singular(head, circuit)?;
         let direction = |i: usize| -> anyhow::Result<Direction> {
-            let named = |direction: &Tensor, reads: bool| -> anyhow::Result<Vec<String>> {
-                let ids: Vec<u32> =
-                    circuits.tokens_of(direction, reads, TOKENS)?.into_iter().map(|(id, _)| id).collect();
-                Ok(session.labels(&ids))
+            let named = |direction: &Tensor, reads: bool| -> anyhow::Result<Vec<Label>> {
+                let tokens = circuits.tokens_of(direction, reads, TOKENS)?;
+                Ok(tokens.into_iter().map(|(id, _)| session.label(id)).collect())
             };
             // QK reads on both sides: the queries' tokens and the keys'.
             let writes = named(&found.right.get(i)?, circuit == Circuit::Qk)?;
@@ -194,6 +193,5 @@ fn rows(
 }
 
 fn link(session: &Session, Entry { from, to, value }: Entry) -> Link {
-    let label = |id: u32| session.labels(&[id]).concat();
-    Link { from: label(from), from_id: from, to: label(to), to_id: to, value }
+    Link { from: session.label(from), from_id: from, to: session.label(to), to_id: to, value }
 }

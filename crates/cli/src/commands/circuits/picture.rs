@@ -96,11 +96,11 @@ impl Named {
         for Link { from, from_id, to, to_id, .. } in links {
             if !named.from_ids.contains(from_id) {
                 named.from_ids.push(*from_id);
-                named.from.push(from.clone());
+                named.from.push(from.to_string());
             }
             if !named.to_ids.contains(to_id) {
                 named.to_ids.push(*to_id);
-                named.to.push(to.clone());
+                named.to.push(to.to_string());
             }
         }
         named

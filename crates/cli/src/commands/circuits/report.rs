@@ -2,9 +2,10 @@
 
 use crate::output::{self, note};
 use crate::provenance::Provenance;
+use crate::session::Label;
 use candle_core::Tensor;
 use gpt2_view::Align::{Left, Right};
-use gpt2_view::{Table, visible_text, visible_token};
+use gpt2_view::{Table, visible_text};
 use serde::Serialize;
 use std::io::Write;
 
@@ -61,9 +62,9 @@ pub(super) struct OneHead {
 
 #[derive(Serialize)]
 pub(super) struct Link {
-    pub(super) from: String,
+    pub(super) from: Label,
     pub(super) from_id: u32,
-    pub(super) to: String,
+    pub(super) to: Label,
     pub(super) to_id: u32,
     pub(super) value: f64,
 }
@@ -72,8 +73,8 @@ pub(super) struct Link {
 #[derive(Serialize)]
 pub(super) struct Direction {
     pub(super) value: f64,
-    pub(super) reads: Vec<String>,
-    pub(super) writes: Vec<String>,
+    pub(super) reads: Vec<Label>,
+    pub(super) writes: Vec<Label>,
 }
 
 pub(super) fn print_overview(report: &Overview, shown: usize) -> anyhow::Result<()> {
@@ -135,7 +136,7 @@ pub(super) fn print_head(report: &OneHead) -> anyhow::Result<()> {
         writeln!(out, "{title}\n")?;
         let mut table = Table::new(&[(from, Left), (to, Left), ("value", Right)]);
         for Link { from, to, value, .. } in links {
-            table.row(vec![visible_token(from), visible_token(to), format!("{value:+.2}")]);
+            table.row(vec![from.to_string(), to.to_string(), format!("{value:+.2}")]);
         }
         writeln!(out, "{}", table.render())?;
     }
@@ -156,8 +157,7 @@ pub(super) fn print_head(report: &OneHead) -> anyhow::Result<()> {
         writeln!(out, "{title}\n")?;
         let mut table = Table::new(&[("value", Right), (reads, Left), (writes, Left)]);
         for Direction { value, reads, writes } in directions {
-            let named =
-                |tokens: &[String]| tokens.iter().map(|t| visible_token(t)).collect::<Vec<_>>().join(" ");
+            let named = |tokens: &[Label]| tokens.iter().map(Label::to_string).collect::<Vec<_>>().join(" ");
             table.row(vec![format!("{value:.2}"), named(reads), named(writes)]);
         }
         writeln!(out, "{}", table.render())?;

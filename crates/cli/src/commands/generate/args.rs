@@ -4,7 +4,7 @@ use super::draft::DraftKind;
 use crate::interventions::InterventionArgs;
 use crate::session::{CACHES, ModelArgs};
 use crate::texts::PromptsArgs;
-use crate::values::{IndexRange, above_0, at_least_0, one_of, part};
+use crate::values::{HeadRange, IndexRange, above_0, at_least_0, one_of, part};
 use gpt2_model::CacheDType;
 use std::path::PathBuf;
 
@@ -101,7 +101,7 @@ pub(crate) struct GenerateArgs {
     pub(crate) layer: Vec<IndexRange>,
     /// Heads of --export, --html and --open (repeatable) [default: all]
     #[arg(short = 'H', long, value_name = "H", value_delimiter = ',', requires = "weights", help_heading = ATTENTION)]
-    pub(crate) head: Vec<IndexRange>,
+    pub(crate) head: Vec<HeadRange>,
     /// Keep only the K largest weights of each row in the page
     #[arg(long, value_name = "K", requires = "pages", value_parser = clap::value_parser!(u16).range(1..), help_heading = ATTENTION)]
     pub(crate) top: Option<u16>,

@@ -6,7 +6,7 @@ use crate::finite::FiniteArgs;
 use crate::outputs::Outputs;
 use crate::provenance::Provenance;
 use crate::session::Session;
-use crate::values::select;
+use crate::values::select_heads;
 use crate::weights::{Export, Format, LayerValues, Page, PageOptions, Subject, open, predictions};
 use gpt2_model::hooks::WeightRows;
 use gpt2_model::{ForwardArgs, KvCache};
@@ -42,8 +42,7 @@ pub(super) fn outputs(args: &GenerateArgs) -> anyhow::Result<Outputs> {
 impl Recorded {
     pub(super) fn new(args: &GenerateArgs, session: &Session) -> anyhow::Result<Self> {
         let config = session.model.config();
-        let (layers, heads) =
-            (select("layer", &args.layer, config.n_layer)?, select("head", &args.head, config.n_head)?);
+        let (layers, heads) = select_heads(&args.layer, &args.head, config)?;
         let wanted = args.export.is_some() || args.html.is_some() || args.open;
         let rows = WeightRows::new(layers.iter().copied().filter(|_| wanted));
         Ok(Self { rows, layers, heads })
@@ -51,8 +50,8 @@ impl Recorded {
 
     /// Writes the files, and opens the page.
     pub(super) fn write(self, args: &GenerateArgs, text: &Text, mut outputs: Outputs) -> anyhow::Result<()> {
-        let shown = args.html.is_some() || args.open;
-        if !shown && args.export.is_none() {
+        let paged = args.html.is_some() || args.open;
+        if !paged && args.export.is_none() {
             return Ok(());
         }
         // The model never read the last token.
@@ -60,13 +59,14 @@ impl Recorded {
             anyhow::bail!("no token was generated, so there is no attention to write")
         };
         let ids = [text.prompt, read].concat();
-        let tokens = text.session.labels(&ids);
+        let (tokens, shown) = (text.session.labels(&ids), text.session.shown(&ids));
         let mut made_by = text.made_by.clone().of(&self.layers, &self.heads);
         made_by.ids.clone_from(&ids);
         let subject = Subject {
             session: text.session,
             ids: &ids,
             tokens: &tokens,
+            shown: &shown,
             layers: &self.layers,
             heads: &self.heads,
             changes: text.changes,
@@ -76,10 +76,10 @@ impl Recorded {
         let options = PageOptions {
             top: args.top.map(usize::from),
             prompt: Some(text.prompt.len()),
-            next: Some(text.session.labels(&[last]).concat()),
+            next: Some(text.session.shown(&[last]).concat()),
             ..PageOptions::default()
         };
-        let mut page = shown.then(|| Page::new(&subject, options)).transpose()?;
+        let mut page = paged.then(|| Page::new(&subject, options)).transpose()?;
         let mut export = args.export.as_deref().map(|path| Export::new(&subject, path, false)).transpose()?;
         for &layer in &self.layers {
             let weights = self.rows.weights(layer, 0, ids.len())?.unsqueeze(0)?; // (1, H, T, T)

@@ -105,6 +105,14 @@ pub(crate) fn run(args: &PatchArgs) -> anyhow::Result<()> {
             patched.clean
         );
     }
+    if patched.clean < 0.0 {
+        note(&format!(
+            "the clean prompt makes {} less likely than {}: swap the prompts, or --answer and --against, if the model should \
+             get the clean one right",
+            visible_token(&args.answer),
+            visible_token(&args.against)
+        ));
+    }
     let estimate = attribution_patching(&session.model, &contrast)?;
     let edges = args.edges.map(|steps| {
         let steps = usize::from(steps);
@@ -122,8 +130,10 @@ pub(crate) fn run(args: &PatchArgs) -> anyhow::Result<()> {
     let map = |of: Parts| optional(of).with_context(|| format!("no map of {of:?}"));
     let exact = share(map(Parts::Heads)?)?; // (L, H)
     let estimated = (estimate.heads.sum(2)? / difference)?; // (L, H)
-    let (tokens, corrupt_tokens) = (session.labels(&clean), session.labels(&corrupt));
-    let provenance = Provenance::new(&session, &clean)?.under(&changes);
+    let labels = |ids: &[u32]| ids.iter().map(|&id| session.label(id)).collect();
+    let tokens = session.shown(&clean);
+    let mut provenance = Provenance::new(&session, &clean)?.under(&changes);
+    provenance.corrupt_ids.clone_from(&corrupt);
     let layers = layers(&share(map(Parts::Attention)?)?, &share(map(Parts::Mlps)?)?)?;
     let by_position = optional(Parts::HeadsByPosition).map(share).transpose()?; // (L, H, T)
     let rows = |parts: Parts| optional(parts).map(|map| share(map)?.to_vec2()).transpose();
@@ -135,7 +145,7 @@ pub(crate) fn run(args: &PatchArgs) -> anyhow::Result<()> {
             visible_token(&args.against)
         ),
         made_by: &provenance,
-        settings: json!({ "corrupt_ids": corrupt, "answer": args.answer, "against": args.against }),
+        settings: json!({ "answer": args.answer, "against": args.against }),
     };
     args.picture.draw(&mut outputs, &about, |frame| picture(frame, &exact, by_position.as_ref(), &tokens))?;
     let heads = pairs_by_head(&exact, &estimated, |layer, head, exact, estimated| HeadPatch {
@@ -146,8 +156,8 @@ pub(crate) fn run(args: &PatchArgs) -> anyhow::Result<()> {
     })?;
     let report = Report {
         provenance,
-        clean: tokens,
-        corrupt: corrupt_tokens,
+        clean: labels(&clean),
+        corrupt: labels(&corrupt),
         answer: args.answer.clone(),
         against: args.against.clone(),
         clean_difference: patched.clean,
@@ -203,7 +213,7 @@ fn prompts(args: &PatchArgs, session: &Session) -> anyhow::Result<(Vec<u32>, Vec
     }
     if clean.len() != corrupt.len() {
         let spelled = |ids: &[u32]| {
-            session.labels(ids).iter().map(|token| visible_token(token)).collect::<Vec<_>>().join(" ")
+            session.shown(ids).iter().map(|token| visible_token(token)).collect::<Vec<_>>().join(" ")
         };
         bail!(
             "the clean prompt has {} tokens and the corrupted one {}, so their positions do not correspond; reword one of \

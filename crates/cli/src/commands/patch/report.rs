@@ -2,6 +2,7 @@
 
 use crate::output::{self, note};
 use crate::provenance::Provenance;
+use crate::session::Label;
 use gpt2_view::Align::{Left, Right};
 use gpt2_view::{Table, visible_token};
 use serde::Serialize;
@@ -10,8 +11,8 @@ use std::io::Write;
 #[derive(Serialize)]
 pub(super) struct Report {
     pub(super) provenance: Provenance,
-    pub(super) clean: Vec<String>,
-    pub(super) corrupt: Vec<String>,
+    pub(super) clean: Vec<Label>,
+    pub(super) corrupt: Vec<Label>,
     pub(super) answer: String,
     pub(super) against: String,
     /// The answer's logit less that of the other token.
@@ -120,6 +121,10 @@ pub(super) fn print(report: &Report) -> anyhow::Result<()> {
     writeln!(out, "{}", table.render())?;
     writeln!(out, "the residual stream before each block, at the positions that matter most:\n")?;
     write!(out, "{}", streams(report))?;
+    if let Some(shares) = &report.heads_by_position {
+        writeln!(out, "\nthe heads that matter most, at the positions that matter most to them:\n")?;
+        write!(out, "{}", by_position(report, shares, &sorted))?;
+    }
     if let Some(edges) = &report.edges {
         let gradients = match report.edge_steps {
             None | Some(0) => "the gradients of the corrupted run".to_owned(),
@@ -142,23 +147,35 @@ pub(super) fn print(report: &Report) -> anyhow::Result<()> {
 
 /// A row for each position that brings back most somewhere, a column for each layer.
 fn streams(report: &Report) -> String {
+    let titles: Vec<String> = (0..report.streams.len()).map(|layer| layer.to_string()).collect();
+    positions(report, &titles, &report.streams.iter().collect::<Vec<_>>())
+}
+
+/// A column for each of the first heads, whose `shares` are by layer, head and position.
+fn by_position(report: &Report, shares: &[Vec<Vec<f64>>], sorted: &[HeadPatch]) -> String {
+    let heads = &sorted[..sorted.len().min(SHOWN)];
+    let titles: Vec<String> = heads.iter().map(|of| format!("{}.{}", of.layer, of.head)).collect();
+    positions(report, &titles, &heads.iter().map(|of| &shares[of.layer][of.head]).collect::<Vec<_>>())
+}
+
+/// A row for each position that brings back most somewhere, and a column, with a title, for each list of shares.
+fn positions(report: &Report, titles: &[String], shares: &[&Vec<f64>]) -> String {
     const POSITIONS: usize = 8;
-    let most = |position: usize| report.streams.iter().map(|layer| layer[position].abs()).fold(0.0, f64::max);
+    let most = |position: usize| shares.iter().map(|of| of[position].abs()).fold(0.0, f64::max);
     let mut positions: Vec<usize> = (0..report.clean.len()).collect();
     positions.sort_by(|a, b| most(*b).total_cmp(&most(*a)));
     positions.truncate(POSITIONS);
     positions.sort_unstable();
-    let titles: Vec<String> = (0..report.streams.len()).map(|layer| layer.to_string()).collect();
     let mut columns = vec![("", Right), ("clean", Left), ("corrupted", Left)];
     columns.extend(titles.iter().map(|title| (title.as_str(), Right)));
     let mut table = Table::new(&columns);
     for position in positions {
         let mut cells = vec![
             position.to_string(),
-            visible_token(&report.clean[position]),
-            visible_token(&report.corrupt[position]),
+            report.clean[position].to_string(),
+            report.corrupt[position].to_string(),
         ];
-        cells.extend(report.streams.iter().map(|layer| format!("{:+.2}", layer[position])));
+        cells.extend(shares.iter().map(|of| format!("{:+.2}", of[position])));
         table.row(cells);
     }
     table.render()

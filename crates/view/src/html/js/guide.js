@@ -1,11 +1,15 @@
 // A guide for a first visit: five steps, each beside the part of the page that it speaks of.
 
 const GUIDE = [
-  ["heads", "Each small map is one head, with a word for where it looks most. Choose one to see it large."],
-  ["map-panel", "A row is a token, a column one that it attends to. A bright cell is a large weight. Point at a cell for its number."],
+  ["heads", compared
+    ? "Each small map is how one head changes from the first run to the second: red is more weight, blue less. Choose one to see it large."
+    : "Each small map is one head, with a word for where it looks most. Choose one to see it large."],
+  ["map-panel", compared
+    ? "Both runs of the head. A row is a token, a column one that it attends to. A bright cell is a large weight. Point at a cell for its numbers."
+    : "A row is a token, a column one that it attends to. A bright cell is a large weight. Point at a cell for its number."],
   ["token", "For the chosen token: what it attends to, what attends to it, and what the model expects next."],
   compared
-    ? ["runs", "Two runs: see one, both, or their difference. Small maps show the difference, colored by how much the head changed."]
+    ? ["runs", "See one run, both, or their difference. A small map has a frame in the color of how much the head changed; that of one run shows its weights."]
     : ["tools", "Lines draws the same weights between words. Colors by row show weak weights; hide the first token if it takes most of them."],
   ["finder", "Find marks text on the map. Keys lists what the keyboard does. Guide brings this back."],
 ];

@@ -3,10 +3,10 @@
 const METRICS = {
   entropy: ["entropy", "Mean entropy of a query's weights, in nats: 0 is one key, ln n is n keys alike"],
   mean_distance: ["distance", "How far back a query looks on average, in tokens"],
-  on_self: ["on itself", "Mean weight on the query's own token"],
-  on_previous: ["on previous", "Mean weight on the token before"],
-  on_first: ["on first", "Mean weight on the first token"],
-  uniform: ["if uniform", "The value that each of the three weights above would have if attention were uniform"],
+  on_self: ["on itself", "Mean weight on the query's own token, in this text"],
+  on_previous: ["on previous", "Mean weight on the token before, in this text"],
+  on_first: ["on first", "Mean weight on the first token of this text"],
+  uniform: ["if uniform", "What on itself, on previous and on first would each be if a query gave all tokens that it sees the same weight: compare them with it"],
 };
 
 /// A summary's number in the shown run, or how it changed.
@@ -17,6 +17,8 @@ function inRun(source, key) {
 
 /// How much each head changed at least; without an entry, or null, it is unknown.
 const changes = compared ? read(byId("changes")) : {};
+/// The largest change of a weight in any head: the small maps' colors end there, so that small changes show.
+const largestChange = (compared && read(byId("largest"))) || 1;
 const changeOf = (source) => changes[source.name] ?? NaN;
 
 /// The numbers that heads can be sorted and colored by: `of` a source, NaN if unknown; `signed()` if 0 is the middle.

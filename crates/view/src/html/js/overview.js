@@ -4,6 +4,9 @@ const root = document.documentElement;
 const overview = byId("overview");
 const others = byId("maps");
 
+/// What a head would do, and what became of it: "induction, ablated".
+const markOf = (source) => [source.runs[0].kind, silencedIn(source)].filter(Boolean).join(", ");
+
 function describe(source) {
   if (source.layer === null) return [source.label, source.meaning].filter(Boolean).join(": ");
   const numbers = shownMetrics().filter((metric) => !Number.isNaN(metric.of(source)));
@@ -81,7 +84,7 @@ function writeNumbers() {
     const lines = sorted ? [`${head.name} ${metricText(sorted, head)}`] : state.sort === "layer" ? [] : [head.name];
     const silenced = silencedIn(head);
     option.classList.toggle("silenced", !!silenced);
-    option.children[1].textContent = silenced ?? kindOf(head).split(" ").at(-1);
+    option.children[1].textContent = silenced ? markOf(head) : kindOf(head).split(" ").at(-1);
     if (tint && tint !== sorted) {
       // ".53": a small map has little room, and the leading 0 says nothing.
       lines.push(Number.isNaN(tint.of(head)) ? "" : metricText(tint, head).replace(/^([+−]?)0\.(?=\d)/, "$1."));
@@ -220,11 +223,14 @@ async function partsOf(source) {
   return Promise.all([part(0, -1), part(1, 1)]);
 }
 
+/// The number at which the colors of the small maps end.
+const smallEnd = (weighted) => (weighted ? largestNorm() : 1) * (showsChange() ? largestChange : 1);
+
 async function drawWaiting() {
   for (const option of waiting) {
     waiting.delete(option);
     const parts = await partsOf(sourceOf(option));
-    const sheet = { signed: showsChange(), unit: parts[0].norms ? largestNorm() : 1 };
+    const sheet = { signed: showsChange(), unit: smallEnd(!!parts[0].norms) };
     const canvas = option.firstChild;
     if (!fitCanvas(canvas, canvas.clientWidth, canvas.clientHeight)) continue;
     const { width, height } = canvas;
@@ -252,7 +258,7 @@ function titleText() {
 function showSummary() {
   byId("head-title").textContent = byId("head-title").title = titleText();
   const all = chosen().map((index) => sources[index]);
-  const silenced = [...new Set(all.map(silencedIn).filter(Boolean))].join(", ");
+  const silenced = [...new Set(all.filter(silencedIn).map(markOf))].join("; ");
   byId("head-mark").hidden = silenced === "";
   byId("head-mark").textContent = silenced;
   const row = (key, label, meaning, text) => {
@@ -260,6 +266,7 @@ function showSummary() {
     const term = document.createElement("dt");
     const number = document.createElement("dd");
     [term.textContent, number.textContent, line.title] = [label, text, meaning];
+    line.classList.toggle("told", meaning !== "");
     number.dataset.metric = key;
     line.append(term, number);
     return line;
@@ -291,9 +298,12 @@ on("sort", () => {
 });
 on("run weighted scale theme", () => {
   byId("small-legend").hidden = !showsChange();
+  byId("heads-word").textContent = showsChange()
+    ? `Each small map is how a head changes: red where it attends more in the run ${runs[1]} than in ${runs[0]}, blue where less.`
+    : "Each small map is a head: rows attend to columns.";
   // If only some have norms, no number stands for all small maps.
   const mixed = state.weighted && hasNorms && !isWeighted(heads);
-  const end = state.scale === "row" || mixed ? "" : short(isWeighted(heads) ? largestNorm() : 1);
+  const end = state.scale === "row" || mixed ? "" : short(smallEnd(isWeighted(heads)));
   byId("small-low").textContent = end ? `−${end}` : "less";
   byId("small-high").textContent = end ? `+${end}` : "more";
   byId("small-scale").style.backgroundImage = gradient(true);
