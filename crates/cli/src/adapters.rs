@@ -94,15 +94,34 @@ pub(crate) fn find(
     Ok(found)
 }
 
-/// The model with the adapters on it, and what they are.
+/// The model that the config of the adapter in a folder names.
+pub(crate) fn base(dir: &Path) -> Option<String> {
+    let adapter = AdapterCheckpoint::open(&AdapterFiles::directory(dir).ok()?).ok()?;
+    adapter.config().base_model_name_or_path.clone()
+}
+
+/// The model with the adapters on it, and what they are. `is_default`: nobody named the model, so an adapter that does not fit it
+/// says of which model it is.
 pub(crate) fn put_on(
     mut model: Gpt2LMHeadModel,
     adapters: &[(AdapterFiles, f64)],
+    is_default: bool,
 ) -> anyhow::Result<(Gpt2LMHeadModel, Vec<Used>)> {
     let mut used: Vec<Used> = vec![];
     let mut replaced: BTreeMap<String, &str> = BTreeMap::new();
     for (files, weight) in adapters {
-        let adapter = AdapterCheckpoint::open(files)?.load(model.config())?;
+        let checkpoint = AdapterCheckpoint::open(files)?;
+        let adapter = checkpoint.load(model.config());
+        if adapter.is_err()
+            && is_default
+            && let Some(base) = &checkpoint.config().base_model_name_or_path
+        {
+            bail!(
+                "--adapter {}: is an adapter of {base}, and does not fit the built-in demo model; give --model {base}",
+                files.name
+            );
+        }
+        let adapter = adapter?;
         for parameter in adapter.replaced.keys() {
             if let Some(other) = replaced.insert(parameter.clone(), &files.name) {
                 bail!(

@@ -66,8 +66,7 @@ impl<'a, E: Stored> PackedRows<'a, E> {
             let (out, rows) = (&out, i * group..((i + 1) * group).min(rows));
             let len = rows.len() * per_row;
             // SAFETY: there is room for all rows, which may hold nothing yet, and each task writes its own.
-            let out =
-                unsafe { std::slice::from_raw_parts_mut(out.0.add(rows.start * per_row).cast(), len) };
+            let out = unsafe { std::slice::from_raw_parts_mut(out.0.add(rows.start * per_row).cast(), len) };
             dispatch(arch, Pack { x, rows, depth, out });
         });
         // SAFETY: `pack` has written all numbers of all rows.
