@@ -3,6 +3,7 @@
 use crate::hub::{self, HubArgs};
 use crate::inputs::Inputs;
 use crate::output::note;
+use crate::session::DEMO_NAME;
 use anyhow::{Context, bail};
 use gpt2_loader::hub::MAIN;
 use gpt2_loader::{AdapterCheckpoint, AdapterFiles, ModelId};
@@ -112,14 +113,13 @@ pub(crate) fn put_on(
     for (files, weight) in adapters {
         let checkpoint = AdapterCheckpoint::open(files)?;
         let adapter = checkpoint.load(model.config());
-        if adapter.is_err()
-            && is_default
-            && let Some(base) = &checkpoint.config().base_model_name_or_path
-        {
-            bail!(
-                "--adapter {}: is an adapter of {base}, and does not fit the built-in demo model; give --model {base}",
-                files.name
-            );
+        let base = checkpoint.config().base_model_name_or_path.as_ref();
+        if let Some(base) = base.filter(|base| is_default && *base != DEMO_NAME) {
+            let of = format!("--adapter {}: is an adapter of {base}", files.name);
+            if adapter.is_err() {
+                bail!("{of}, and does not fit the built-in demo model; give --model {base}");
+            }
+            note(&format!("{of}, and runs on the built-in demo model; for the other, give --model {base}"));
         }
         let adapter = adapter?;
         for parameter in adapter.replaced.keys() {
