@@ -20,8 +20,8 @@ use std::cell::OnceCell;
 use std::path::Path;
 
 /// The help of every option that names a model.
-pub(crate) const MODEL: &str = "A folder, a GGUF file, or a model on the Hugging Face Hub. Names: demo (built in), gpt2, gpt2-medium, \
-     gpt2-large, gpt2-xl, distilgpt2, owner/name, owner/name/FILE.gguf [default: demo]";
+pub(crate) const MODEL: &str = "A folder, a GGUF file, a model on the Hugging Face Hub, or demo, which is built in. Names on the Hub: \
+     gpt2, gpt2-medium, gpt2-large, gpt2-xl, distilgpt2, owner/name, owner/name/FILE.gguf [default: demo]";
 
 /// The name of the built-in demo model.
 pub(crate) const DEMO_NAME: &str = "demo";

@@ -91,7 +91,7 @@ pub(super) struct Corpus {
     /// The size of all files, where it is known.
     pub(super) bytes: Option<u64>,
     /// How many files of a folder are no documents, by the end of their names.
-    pub(super) other_files: Option<usize>,
+    pub(super) other_files: usize,
     /// How much of it has been read, without the file whose lines are being read.
     read: u64,
 }
@@ -100,7 +100,7 @@ impl Corpus {
     /// Finds the files; reads none yet.
     pub(super) fn open(path: &Path, by: By) -> anyhow::Result<Self> {
         let files = [path.to_path_buf()].into();
-        let mut corpus = Self { files, by, lines: None, bytes: None, other_files: None, read: 0 };
+        let mut corpus = Self { files, by, lines: None, bytes: None, other_files: 0, read: 0 };
         if path == Path::new(STDIN) {
             return Ok(corpus);
         }
@@ -124,7 +124,7 @@ impl Corpus {
             bail!("{}: has no file whose name ends in .{extension}{other}", path.display());
         }
         files.sort();
-        (corpus.files, corpus.bytes, corpus.other_files) = (files.into(), Some(bytes), Some(others));
+        (corpus.files, corpus.bytes, corpus.other_files) = (files.into(), Some(bytes), others);
         Ok(corpus)
     }
 

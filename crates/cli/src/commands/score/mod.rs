@@ -125,8 +125,7 @@ struct Total {
     /// How many of them have no token.
     empty: usize,
     /// How many files of the corpus's folder are no documents, by the end of their names.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    other_files: Option<usize>,
+    other_files: usize,
     /// How the names of documents end.
     #[serde(skip)]
     extension: &'static str,
@@ -152,7 +151,7 @@ impl Total {
             bos: bos.is_some(),
             documents: 0,
             empty: 0,
-            other_files: corpus.and_then(|corpus| corpus.other_files),
+            other_files: corpus.map_or(0, |corpus| corpus.other_files),
             extension: corpus.map_or("", Corpus::extension),
             first: vec![],
             tokens: 0,
@@ -420,8 +419,9 @@ fn print(total: &Total) -> anyhow::Result<()> {
     if *empty > 0 {
         writeln!(out, "{} without a token", count(*empty, "document"))?;
     }
-    if let Some(others) = total.other_files.filter(|others| *others > 0) {
-        writeln!(out, "{} left out: the name does not end in .{}", count(others, "file"), total.extension)?;
+    if total.other_files > 0 {
+        let files = count(total.other_files, "file");
+        writeln!(out, "{files} left out: the name does not end in .{}", total.extension)?;
     }
     Ok(())
 }
