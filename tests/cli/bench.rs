@@ -1,7 +1,7 @@
 //! `gpt2 bench`: the documented fields, with consistent numbers; and `gpt2 verify`: every path, with an exit code that
 //! tells the result.
 
-use super::{ODD, gpt2, json, list, words};
+use super::{ODD, gpt2, json, list, stdout, words};
 use crate::common::Result;
 use crate::folder::assert_says;
 use serde_json::Value;
@@ -13,7 +13,8 @@ fn number(report: &Value, field: &str) -> Result<f64> {
 
 #[test]
 fn json_has_the_documented_fields() -> Result {
-    let common = words("batch device dtype impl isa median_ms min_ms runs threads timer tokens what work");
+    let common =
+        words("batch device dtype impl isa median_ms min_ms model runs shape threads timer tokens what work");
     for what in ["core", "block", "forward", "decode", "generate"] {
         let makes_tokens = matches!(what, "decode" | "generate");
         let args = ["bench", what, "--model", ODD, "--json", "--batch", "2", "--tokens", "16"];
@@ -27,7 +28,10 @@ fn json_has_the_documented_fields() -> Result {
         let mut found: Vec<_> = report.as_object().ok_or("an object")?.keys().collect();
         found.sort_unstable();
         assert_eq!(found, fields);
-        for (field, value) in [("what", what), ("impl", "eager"), ("dtype", "f16"), ("device", "cpu")] {
+        assert_eq!(report["shape"]["n_embd"], 48);
+        for (field, value) in
+            [("what", what), ("model", ODD), ("impl", "eager"), ("dtype", "f16"), ("device", "cpu")]
+        {
             assert_eq!(report[field], value);
         }
         for (field, value) in [("batch", 2), ("tokens", 16), ("runs", 3), ("threads", 2)] {
@@ -49,6 +53,18 @@ fn json_has_the_documented_fields() -> Result {
             assert!((number(&report, "tokens_per_s")? * ms - 2000.0).abs() < 1e-3, "{report}");
         }
     }
+    Ok(())
+}
+
+#[test]
+fn the_first_line_says_what_is_timed() -> Result {
+    let random = stdout(&["bench", "core", "-t8", "-r1"])?;
+    assert!(
+        random.starts_with("random weights of GPT-2 small's shape: 12 layers, 12 heads, width 768"),
+        "{random}"
+    );
+    let demo = stdout(&["bench", "core", "-t8", "-r1", "--model", "demo"])?;
+    assert!(demo.starts_with("tiny-shakespeare (built in): 4 layers, "), "{demo}");
     Ok(())
 }
 

@@ -67,7 +67,16 @@ fn prompts_longer_than_the_context() -> Result {
         let run = gpt2(&[name, "--model", ODD, "--ids", &ids])?;
         run.refused(1, &["78 tokens", "n_positions = 77", "shorten"]);
         let text = "O Romeo! ".repeat(500);
-        gpt2(&[name, &text])?.refused(1, &["tokens", "n_positions = ", "shorten"]);
+        let run = gpt2(&[name, &text])?;
+        run.refused(
+            1,
+            &[
+                "the prompt has 1000 words",
+                "n_positions = 256 tokens, which is about ",
+                " words of it: shorten",
+            ],
+        );
+        assert_eq!(run.stderr.matches("the prompt").count(), 1, "{}", run.stderr);
     }
     Ok(())
 }

@@ -27,7 +27,10 @@ fn greedy_ids_are_transformers_and_nothing_else_is_printed() -> Result {
         let run = gpt2(&args)?.succeeded();
         let expected = ids(&reference["new_ids"])?;
         assert_eq!(run.stdout, comma_separated(&expected) + "\n");
-        assert_says("stderr", &run.stderr, &["20 tokens in", "tokens/s"]);
+        // A tiny model takes milliseconds, which say little about its speed.
+        assert_says("stderr", &run.stderr, &["20 tokens in "]);
+        assert!(run.stderr.contains(" ms\n") || run.stderr.contains("tokens/s"), "{}", run.stderr);
+        assert!(!run.stderr.contains("in 0.0"), "{}", run.stderr);
 
         let report = json(&[&args[..], &["--json"]].concat())?;
         assert_eq!(report["model"], ODD);
@@ -171,7 +174,10 @@ fn a_draft_gives_the_same_text_and_says_how_it_fared() -> Result {
             assert!(accepted <= proposed && proposed <= 3.0 * passes, "{}", report["draft"]);
             // The prompt's pass gives a token, and each other pass one more than it accepts.
             assert!((1.0 + passes + accepted - 60.0).abs() < 1e-9, "{}", report["draft"]);
-            let says = format!("draft {draft}: {accepted} of {proposed} guesses right");
+            let says = format!(
+                "draft {draft}: {accepted} of {proposed} guesses right ({:.0} %)",
+                100.0 * accepted / proposed
+            );
             assert_says("stderr", &run.stderr, &[&says]);
         }
     }

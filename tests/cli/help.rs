@@ -144,15 +144,51 @@ fn tips_name_what_the_user_meant() -> Result {
         ("circuits --composition query", "[possible values: q, k, v]", "similar"),
         ("forward --dtype float16 x", "f16", "similar"),
         ("heads foo", "unexpected argument 'foo'", "quotes"),
+        ("version", "gpt2 --version", "gpt2 attention"),
+        ("chat", "tip: the commands: gpt2 help", "gpt2 attention"),
+        ("help foo", "tip: the commands: gpt2 help", "gpt2 attention"),
+        ("chat --model gpt2", "tip: the commands: gpt2 help", "gpt2 attention"),
+        ("train --lora 4 --text x --out y", "--lora adapts an existing model: give --model", "similar"),
+        ("train my.txt", "gpt2 train --text my.txt --out DIR", "-- "),
+        ("train my.jsonl", "gpt2 train --jsonl my.jsonl --out DIR", "-- "),
+        ("train --out y", "--text <FILE>|--jsonl <FILE>", "tip"),
+        ("train --json", "--metrics FILE.jsonl", "--jsonl\n"),
+        ("models --model gpt2", "gpt2 attention, heads, lens and ", "verify"),
     ] {
         let run = gpt2(&line.split(' ').collect::<Vec<_>>())?;
         run.refused(2, &[says]);
         assert!(!run.stderr.contains(never), "{line}: {}", run.stderr);
     }
+    let run = gpt2(&["What is this?", "--model", "gpt2"])?;
+    run.refused(2, &["gpt2 attention \"What is this?\"\n"]);
     let run = gpt2(&["forward", "--what is this"])?;
     run.refused(2, &["gpt2 forward -- \"--what is this\""]);
     // The usage is that of the command, not of an option that clap took for the wrong one.
     gpt2(&["generate", "--n", "20"])?.refused(2, &["Usage: gpt2 generate [OPTIONS] [PROMPT]"]);
+    Ok(())
+}
+
+#[test]
+fn help_of_help_is_the_help() -> Result {
+    for option in ["-h", "--help"] {
+        assert_eq!(stdout(&["help", option])?, stdout(&["help"])?);
+        assert_eq!(stdout(&["help", "attention", option])?, stdout(&["help", "attention"])?);
+    }
+    Ok(())
+}
+
+#[test]
+fn the_short_help_says_what_its_command_does() -> Result {
+    assert_says(
+        "generate",
+        &help(&["generate", "-h"], 120)?,
+        &["--draft", "--beams", "sooner with a large model"],
+    );
+    assert_says("score", &help(&["score", "-h"], 120)?, &["with its last newline"]);
+    let bench = help(&["bench", "-h"], 400)?;
+    assert_says("bench", &bench, &["[default: random weights of GPT-2 small's shape]"]);
+    assert!(!bench.contains("demo model"), "{bench}");
+    assert_says("forward", &help(&["forward", "-h"], 400)?, &["or demo, which is built in [default: demo]"]);
     Ok(())
 }
 
@@ -226,7 +262,14 @@ fn the_manual_has_a_page_for_each_command() -> Result {
     let page = stdout(&["man"])?;
     assert_says("gpt2", &page, &[".TH gpt2 1", "gpt2\\-attention"]);
     let page = stdout(&["man", "attention"])?;
-    assert_says("attention", &page, &[".TH gpt2-attention 1", "\\-\\-rollout"]);
+    assert_says(
+        "attention",
+        &page,
+        &[".TH gpt2-attention 1", "\\-\\-rollout", "NO_COLOR", "NOTES AND EXAMPLES"],
+    );
+    let page = stdout(&["man", "forward"])?;
+    assert_says("forward", &page, &["a run of score or train that SIGINT"]);
+    assert!(!page.contains("color") && !page.contains("NO_COLOR") && !page.contains("EXTRA"), "{page}");
     gpt2(&["man", "nothing"])?.refused(1, &["no command \"nothing\"", "attention", "verify"]);
     Ok(())
 }

@@ -120,8 +120,22 @@ fn what_cannot_be_done_with_an_adapter_is_refused() -> Result {
     let folder = Folder::empty()?;
     let cat = adapter(&folder)?;
     let (out, misfit) = (folder.at("out"), case("lora/default"));
-    gpt2(&["forward", PROMPT, "--adapter", &misfit])?
+    gpt2(&["forward", PROMPT, "--model", DEMO, "--adapter", &misfit])?
         .refused(1, &["mis-shaped", "[8, 12]", "its config names base"]);
+    // Nobody named the demo model.
+    for args in [&["forward", PROMPT][..], &["merge", "--out", &out]] {
+        let run = gpt2(&[args, &["--adapter", &misfit]].concat())?;
+        run.refused(1, &["is an adapter of base", "give --model base"]);
+        assert!(!run.stderr.contains("mis-shaped"), "{}", run.stderr);
+    }
+    let run = gpt2(&["forward", PROMPT, "--adapter", &cat])?.succeeded();
+    assert_says(
+        "stderr",
+        &run.stderr,
+        &[&format!("is an adapter of {DEMO}"), "runs on the built-in demo model"],
+    );
+    gpt2(&["forward", PROMPT, "--model", &cat])?
+        .refused(1, &["a LoRA adapter", &format!("give --model {DEMO} --adapter {cat}")]);
     gpt2(&["forward", PROMPT, "--adapter", "no/where/at/all"])?
         .refused(1, &["no such folder", "adapter_config.json"]);
     gpt2(&["forward", PROMPT, "--adapter", DEMO])?.refused(1, &["a model, not an adapter"]);
@@ -131,7 +145,12 @@ fn what_cannot_be_done_with_an_adapter_is_refused() -> Result {
     gpt2(&["bench", "forward", "--lora", "4"])?.refused(1, &["--lora is only for"]);
     gpt2(&["merge", "--out", &out])?.refused(2, &["--adapter"]);
     gpt2(&["merge", "--model", DEMO, "--adapter", &cat, "--out", &cat])?.refused(1, &["holds an adapter"]);
-    gpt2(&["merge", "--model", DEMO, "--adapter", &cat, "--out", DEMO])?.refused(1, &["config.json already"]);
+    gpt2(&["merge", "--model", DEMO, "--adapter", &cat, "--out", DEMO])?
+        .refused(1, &["which this run reads"]);
+    std::fs::create_dir(folder.file("full"))?;
+    folder.write("full/config.json", "{}")?;
+    gpt2(&["merge", "--model", DEMO, "--adapter", &cat, "--out", &folder.at("full")])?
+        .refused(1, &["config.json already", "--overwrite"]);
     gpt2(&["merge", "--model", DEMO, "--adapter", &cat, "--out", DEMO, "--overwrite"])?
         .refused(1, &["which this run reads"]);
     gpt2(&["merge", "--model", DEMO, "--adapter", &misfit, "--out", &out])?.refused(1, &["mis-shaped"]);

@@ -100,9 +100,15 @@ fn training_and_quantizing_write_no_number_that_is_not_finite() -> Result {
     let run = train(&folder, &["--model", &nan, "--out", &out])?;
     leaves_nothing(&run, &folder, "out", &["h.1.mlp.c_fc.weight holds NaN", "damaged"]);
     for kind in ["f16", "q8_0", "q4_0", "q4_k_m"] {
-        let quantize = |model: &str| gpt2(&["quantize", model, "--to", kind, "--out", &out]);
-        leaves_nothing(&quantize(&nan)?, &folder, "out", &["h.1.mlp.c_fc.weight holds NaN"]);
-        leaves_nothing(&quantize(&large)?, &folder, "out", &["holds 1000000", "65504", "as safetensors"]);
+        let quantize =
+            |model: &str| gpt2(&["quantize", model, "--to", kind, "--out", &folder.at("out.gguf")]);
+        leaves_nothing(&quantize(&nan)?, &folder, "out.gguf", &["h.1.mlp.c_fc.weight holds NaN"]);
+        leaves_nothing(
+            &quantize(&large)?,
+            &folder,
+            "out.gguf",
+            &["holds 1000000", "65504", "as safetensors"],
+        );
     }
     Ok(())
 }

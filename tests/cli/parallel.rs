@@ -164,7 +164,7 @@ fn a_job_that_lost_a_rank_ends_and_goes_on_with_another_number_of_ranks() -> Res
         let args = runs.train("hit", 240, more);
         let Some(run) = hit(&runs, name, n, Some(rank), &args)? else { return Ok(()) };
         assert!(run.stderr.contains(says), "{case}: {}", run.stderr);
-        assert_eq!(run.code == 0, name == "TERM", "{case}: {run:?}");
+        assert_ne!(run.code, 0, "{case}: {run:?}");
         assert!(runs.has_state("hit"), "{case}: {}", run.stderr);
         let again = runs.train("hit", 240, &["--resume"]);
         let resumed = match n {

@@ -43,6 +43,27 @@ fn every_command_reads_the_file_that_quantize_writes() -> Result {
     Ok(())
 }
 
+/// The demo model is 128 wide, its MLP's inner layer 512.
+#[test]
+fn quantize_says_which_formats_the_file_has_and_why() -> Result {
+    let folder = Folder::empty()?;
+    let of = |to: &str, file: &str| stdout(&["quantize", "--to", to, "--out", &folder.at(file)]);
+    assert_says("q8_0", &of("q8_0", "a.gguf")?, &["weights: 17 in Q8_0\n"]);
+    let mix =
+        "weights: 16 in Q4_0, 1 in Q8_0; Q6_K takes rows of a multiple of 256 numbers, the model is 128 wide";
+    assert_says("q4_0", &of("q4_0", "b.gguf")?, &[mix]);
+    assert_says(
+        "q4_k_m",
+        &of("q4_k_m", "c.gguf")?,
+        &["10 in Q5_0, 2 in Q6_K, 3 in Q8_0; Q4_K and Q6_K take"],
+    );
+    let report = json(&["quantize", "--to", "q4_0", "--out", &folder.at("d.gguf"), "--json"])?;
+    assert_eq!(report["weights"], serde_json::json!({ "Q4_0": 16, "Q8_0": 1 }));
+    let other = folder.at("x.safetensors");
+    gpt2(&["quantize", "--to", "f16", "--out", &other])?.refused(1, &[&other, "ends in .gguf"]);
+    Ok(())
+}
+
 #[test]
 fn compare_shows_what_each_type_costs() -> Result {
     let folder = Folder::empty()?;
@@ -65,6 +86,8 @@ fn compare_shows_what_each_type_costs() -> Result {
     let args = words("compare demo demo --quantize-other q4_0 --tokens 50 --text");
     let printed = stdout(&[&args[..], &[&file]].concat())?;
     assert_says("printed", &printed, &["perplexity", "(q4_0)", "mean KL divergence", "49 tokens"]);
+    assert_says("printed", &printed, &["in windows of up to 256 that do not overlap"]);
+    assert_eq!((&same["window"], &same["stride"]), (&256.into(), &256.into()));
     Ok(())
 }
 

@@ -35,7 +35,11 @@ fn the_scores_of_a_document_are_those_of_forward_and_attention() -> Result {
     let folder = corpus(9)?;
     let out = folder.at("scores.jsonl");
     let run = gpt2(&["score", &folder.at("texts"), "--jsonl", &out, "--summaries"])?.succeeded();
-    assert_says("stdout", &run.stdout, &["perplexity ", "9 documents"]);
+    assert_says(
+        "stdout",
+        &run.stdout,
+        &["perplexity ", "9 documents", "windows of up to 256 that move on by 128"],
+    );
     let rows = rows(&folder, "scores.jsonl")?;
     let files: Vec<&str> = rows.iter().filter_map(|row| row["file"].as_str()).collect();
     assert!(rows.len() == 9 && files.is_sorted(), "{files:?}");
@@ -455,5 +459,40 @@ fn a_byte_order_mark_is_no_text_and_json_is_noticed() -> Result {
     gpt2(&["score", &plain, "--jsonl", "-"])?.refused(1, &["--jsonl -", "./-"]);
     let run = super::gpt2_with_pipe(&["forward", "--file", "-"], "To be\n")?;
     assert_eq!(run.stdout, gpt2(&["forward", "To be"])?.stdout);
+    Ok(())
+}
+
+#[test]
+fn a_few_documents_are_listed_and_what_was_measured_is_said() -> Result {
+    let folder = corpus(3)?;
+    folder.write("texts/empty.txt", "")?;
+    folder.write("texts/notes.md", "no document")?;
+    let texts = folder.at("texts");
+    let run = gpt2(&["score", &texts, "--ablate", "0.3"])?.succeeded();
+    assert_says("stderr", &run.stderr, &["tiny-shakespeare (built in): f32 on cpu", "ablate 0.3"]);
+    let says =
+        ["4 documents", "1 document without a token", "1 file left out: the name does not end in .txt"];
+    assert_says("stdout", &run.stdout, &says);
+    let out = folder.at("scores.jsonl");
+    let total = json(&["score", &texts, "--jsonl", &out, "--ablate", "0.3", "--json"])?;
+    assert_eq!((&total["empty"], &total["other_files"]), (&json!(1), &json!(1)));
+    assert_eq!(
+        (&total["window"], &total["stride"], &total["bos"]),
+        (&json!(256), &json!(128), &json!(false))
+    );
+    assert_eq!(list(&total["provenance"]["interventions"]).len(), 1, "{total}");
+    for row in rows(&folder, "scores.jsonl")? {
+        let file = row["file"].as_str().ok_or("a file")?;
+        let line = run.stdout.lines().find(|line| line.starts_with(file)).ok_or("a row")?;
+        let perplexity =
+            row["perplexity"].as_f64().map_or("-".into(), |perplexity| format!("{perplexity:.4}"));
+        let expected = [file.to_owned(), row["tokens"].to_string(), row["predicted"].to_string(), perplexity];
+        assert_eq!(line.split_whitespace().collect::<Vec<_>>(), expected);
+    }
+    let resumed = gpt2(&["score", &texts, "--jsonl", &out, "--ablate", "0.3", "--resume"])?.succeeded();
+    assert_eq!(resumed.stdout, run.stdout, "the rows of an earlier run are listed too");
+    let many = stdout(&["score", &corpus(21)?.at("texts")])?;
+    assert!(many.starts_with("perplexity "), "{many}");
+    gpt2(&["score", "To be or not to be"])?.refused(1, &["no such file or folder", "| gpt2 score -"]);
     Ok(())
 }

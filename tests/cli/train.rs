@@ -49,8 +49,16 @@ fn train(folder: &Folder, out: &str, more: &[&str]) -> Result<Run> {
 fn a_trained_model_is_clean_runs_and_knows_its_text() -> Result {
     let folder = Folder::empty()?;
     let run = train(&folder, "model", &["--steps", "40", "--lr", "0.02"])?.succeeded();
-    assert_eq!(run.stdout, "", "progress is not a result");
-    assert_says("stderr", &run.stderr, &["tokens to learn", "vocabulary 300", "validation", "saved in"]);
+    assert_says("stderr", &run.stderr, &["tokens to learn", "vocabulary 300", "validation"]);
+    assert_eq!(run.stdout.lines().count(), 1, "progress is not a result: {}", run.stdout);
+    assert_says(
+        "stdout",
+        &run.stdout,
+        &["step ", ": loss ", "validation loss ", "saved in ", &folder.at("model")],
+    );
+    let quiet =
+        train(&folder, "model", &["--steps", "40", "--lr", "0.02", "--overwrite", "--quiet"])?.succeeded();
+    assert_eq!((quiet.stdout, quiet.stderr), (run.stdout, String::new()));
     let model = folder.file("model");
     assert_eq!(names_in(&model)?, ["config.json", "loss.png", "model.safetensors", "tokenizer.json"]);
 
@@ -110,9 +118,10 @@ fn ctrl_c_saves_what_there_is() -> Result {
     signal("INT", child.id())?;
     let mut rest = String::new();
     stderr.read_to_string(&mut rest)?;
-    let run = Run::end_of(child)?.succeeded();
-    assert_eq!(run.stdout, "");
-    assert_says("stderr", &rest, &["stopped after step", "--resume", "saved in"]);
+    let run = Run::end_of(child)?;
+    assert_eq!(run.code, 130);
+    assert_says("stdout", &run.stdout, &["validation loss ", "saved in"]);
+    assert_says("stderr", &rest, &["stopped after step", "--resume"]);
     gpt2(&["inspect", &out])?.succeeded();
     Ok(())
 }
@@ -126,13 +135,17 @@ fn a_run_that_is_stopped_before_its_first_validation_can_be_resumed() -> Result 
     let (text, out, metrics) = (folder.at("text.txt"), folder.at("model"), folder.file("loss.csv"));
     let long = ["--metrics", &folder.at("loss.csv"), "--eval-every", "20000", "--steps", "20000"];
     let args = arguments(&text, &out, &long);
-    for resume in [&[][..], &["--resume"]] {
+    for (resume, name, code) in [(&[][..], "INT", 130), (&["--resume"], "TERM", 143)] {
         let before = std::fs::read_to_string(&metrics).map_or(0, |text| text.lines().count());
         let child = spawn(command(&[&args[..], resume].concat()))?;
         wait_for_lines(&metrics, before + 3)?;
-        signal("INT", child.id())?;
-        let run = Run::end_of(child)?.succeeded();
+        signal(name, child.id())?;
+        let run = Run::end_of(child)?;
+        assert_eq!(run.code, code);
         assert_says("stderr", &run.stderr, &["stopped after step", "--resume"]);
+        let says =
+            format!("no validation yet; the weights after this step are saved in {out}, for --model {out}");
+        assert_says("stdout", &run.stdout, &["step ", ": loss ", &says]);
         assert!(folder.file("model").join("training-state.safetensors").exists(), "resume {resume:?}");
         gpt2(&["inspect", &out])?.succeeded();
     }
@@ -166,7 +179,9 @@ fn a_run_that_is_stopped_goes_on_as_if_it_had_not_been() -> Result {
         gpt2(&args)?.refused(1, &["already", "--resume", "--overwrite"]);
         let resume = |more: &[&str]| gpt2(&[&args[..], &["--resume"], more].concat());
         resume(&["--val-fraction", "0.2"])?.refused(1, &["--resume", "data was"]);
-        resume(&["--lr", "0.5"])?.refused(1, &["--resume", "lr was"]);
+        resume(&["--lr", "0.5"])?
+            .refused(1, &["--resume", "lr was", "give --lr 0.001, or start anew with --overwrite"]);
+        resume(&["--recompute"])?.refused(1, &["recompute was false", "leave --recompute out"]);
         assert_says("stderr", &resume(&[])?.succeeded().stderr, &["going on after step"]);
         let model = |name: &str| std::fs::read(folder.file(name).join("model.safetensors"));
         assert!(model(name)? == model("whole")?, "{name}: another model");
@@ -280,6 +295,28 @@ fn texts_and_folders_that_are_not_there_are_named() -> Result {
     gpt2(&["train", "--text", &folder.at("empty.txt"), "--out", &folder.at("out")])?
         .refused(1, &["too short"]);
     let run = gpt2(&["train", "--text", &folder.at("text.txt"), "--out", &folder.at("latin1.txt")])?;
-    run.refused(1, &["cannot make", &folder.at("latin1.txt")]);
+    run.refused(1, &["--out", &folder.at("latin1.txt"), "is a file; name a folder"]);
+    Ok(())
+}
+
+#[test]
+fn the_demo_model_has_a_name_and_an_input_is_never_replaced() -> Result {
+    let folder = Folder::empty()?;
+    folder.write("text.txt", text())?;
+    let run = |args: &[&str]| Run::of(command(args).current_dir(folder.path()));
+    let fixed = ["train", "--text", "text.txt", "--window", "16", "--steps", "1", "--batch", "1"];
+    let train =
+        |model: &str, more: &[&str]| run(&[&fixed[..], &["--model", model, "--out", "tuned"], more].concat());
+    train("demo", &[])?.succeeded();
+    for more in [&[][..], &["--overwrite"]] {
+        train("tuned", more)?.refused(1, &["--out tuned", "which this run reads"]);
+    }
+    // A folder of that name is another model.
+    std::fs::create_dir(folder.file("demo"))?;
+    let named = run(&["forward", "O Romeo", "--model", "demo"])?.succeeded();
+    assert_says("stderr", &named.stderr, &["give ./demo"]);
+    assert_eq!(named.stdout, run(&["forward", "O Romeo"])?.succeeded().stdout);
+    run(&["forward", "O Romeo", "--model", "./demo"])?.refused(1, &["./demo", "no config.json"]);
+    run(&["forward", "O Romeo", "--model", "dmo"])?.refused(1, &["or give demo, the built-in model"]);
     Ok(())
 }

@@ -3,6 +3,7 @@
 use crate::hub::{self, HubArgs};
 use crate::inputs::Inputs;
 use crate::output::note;
+use crate::session::DEMO_NAME;
 use anyhow::{Context, bail};
 use gpt2_loader::hub::MAIN;
 use gpt2_loader::{AdapterCheckpoint, AdapterFiles, ModelId};
@@ -94,15 +95,33 @@ pub(crate) fn find(
     Ok(found)
 }
 
-/// The model with the adapters on it, and what they are.
+/// The model that the config of the adapter in a folder names.
+pub(crate) fn base(dir: &Path) -> Option<String> {
+    let adapter = AdapterCheckpoint::open(&AdapterFiles::directory(dir).ok()?).ok()?;
+    adapter.config().base_model_name_or_path.clone()
+}
+
+/// The model with the adapters on it, and what they are. `is_default`: nobody named the model, so an adapter that does not fit it
+/// says of which model it is.
 pub(crate) fn put_on(
     mut model: Gpt2LMHeadModel,
     adapters: &[(AdapterFiles, f64)],
+    is_default: bool,
 ) -> anyhow::Result<(Gpt2LMHeadModel, Vec<Used>)> {
     let mut used: Vec<Used> = vec![];
     let mut replaced: BTreeMap<String, &str> = BTreeMap::new();
     for (files, weight) in adapters {
-        let adapter = AdapterCheckpoint::open(files)?.load(model.config())?;
+        let checkpoint = AdapterCheckpoint::open(files)?;
+        let adapter = checkpoint.load(model.config());
+        let base = checkpoint.config().base_model_name_or_path.as_ref();
+        if let Some(base) = base.filter(|base| is_default && *base != DEMO_NAME) {
+            let of = format!("--adapter {}: is an adapter of {base}", files.name);
+            if adapter.is_err() {
+                bail!("{of}, and does not fit the built-in demo model; give --model {base}");
+            }
+            note(&format!("{of}, and runs on the built-in demo model; for the other, give --model {base}"));
+        }
+        let adapter = adapter?;
         for parameter in adapter.replaced.keys() {
             if let Some(other) = replaced.insert(parameter.clone(), &files.name) {
                 bail!(

@@ -2,7 +2,7 @@
 
 use crate::inputs::Inputs;
 use crate::interventions::{At, InterventionArgs, vector};
-use crate::prompt::{encode, read_file};
+use crate::prompt::{encode_within, read_file};
 use crate::session::Session;
 use crate::values::count;
 use anyhow::{Context, bail};
@@ -382,10 +382,9 @@ fn first_given<'a>(options: impl IntoIterator<Item = (&'a str, usize)>) -> Optio
 /// The tokens of a text that the model can read in one pass; `what` names the text in errors.
 fn tokens(session: &Session, text: &str, what: &str) -> anyhow::Result<Vec<u32>> {
     let (tokenizer, n) = (session.tokenizer()?, session.model.config().n_positions);
-    tokenizer.check_length(text, n).with_context(|| what.to_string())?;
-    let ids = encode(tokenizer, text, what)?;
-    if ids.is_empty() || ids.len() > n {
-        bail!("{what} has {} tokens, expected 1 to the model's n_positions = {n}", ids.len());
+    let ids = encode_within(tokenizer, text, what, n)?;
+    if ids.is_empty() {
+        bail!("{what} has no token, expected 1 to the model's n_positions = {n}");
     }
     Ok(ids)
 }

@@ -16,7 +16,7 @@ const COMMON: &[(&str, &str)] = &[
     ("lens", "prompt file position top_k ablate"),
     ("patch", "clean corrupt answer against by_position edges overwrite"),
     ("forward", "prompt file ids top_k compare ablate scale block patch from_prompt"),
-    ("generate", "prompt file max_new_tokens temperature top_k top_p greedy html open seed"),
+    ("generate", "prompt file max_new_tokens temperature top_k top_p greedy beams draft html open seed"),
     ("inspect", "name list"),
     ("compare", "model other text quantize_other adapters tokens"),
     ("score", "corpus by jsonl summaries resume"),

@@ -36,6 +36,11 @@ impl Inputs {
         }
     }
 
+    /// Adds a model or an adapter by what the user calls it, before its files are found: it counts if it is a folder here.
+    pub(crate) fn named(&mut self, source: &str) {
+        self.models.extend(Some(PathBuf::from(source)).filter(|dir| dir.is_dir()));
+    }
+
     /// Refuses an output file that would harm an input. `named` is how the user named it, `target` the file itself.
     pub(crate) fn spare(&self, named: &str, target: &Path) -> anyhow::Result<()> {
         let id = Identity::of(target);

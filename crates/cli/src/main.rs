@@ -83,6 +83,12 @@ fn main() -> ExitCode {
 fn answer(error: clap::Error) -> ! {
     let args: Vec<String> =
         std::env::args_os().skip(1).map(|arg| arg.to_string_lossy().into_owned()).collect();
+    // clap takes `help -h` for the help of a command that is named -h.
+    let asks = |arg: &String| arg == "-h" || arg == "--help";
+    if args.first().is_some_and(|arg| arg == "help") && args.iter().any(asks) {
+        let named = args.iter().filter(|arg| !asks(arg)).map(String::as_str);
+        help::full(Args::command()).get_matches_from(["gpt2"].into_iter().chain(named)); // prints it and ends
+    }
     if error.kind() == ErrorKind::DisplayHelp && help::is_brief(&args) {
         help::brief(Args::command()).get_matches(); // prints the help and ends
     }

@@ -129,6 +129,9 @@ impl NewFolder {
     pub(crate) fn make(dir: &Path) -> anyhow::Result<Self> {
         let missing = dir.ancestors().take_while(|dir| !dir.as_os_str().is_empty() && !dir.exists());
         let made = Self(missing.map(Path::to_path_buf).collect());
+        if dir.exists() && !dir.is_dir() {
+            bail!("{}: is a file; name a folder, which may be new", dir.display());
+        }
         std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
         Ok(made)
     }

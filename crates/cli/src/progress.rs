@@ -1,7 +1,6 @@
 //! Long work: shows how far it is, and stops in good order.
 
 use crate::output::{is_quiet, note};
-use crate::remedy;
 use gpt2_loader::hub::{Event, Progress};
 use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
@@ -42,9 +41,11 @@ fn styled(bar: ProgressBar, template: &str) -> ProgressBar {
 
 /// A bar for each large file on a terminal, a line for each file elsewhere.
 pub(crate) fn downloads() -> Progress {
-    let bar: Mutex<Option<ProgressBar>> = Mutex::new(None);
+    // The bar, and the error of the last failed try.
+    let state: Mutex<(Option<ProgressBar>, String)> = Mutex::default();
     Arc::new(move |event| {
-        let Ok(mut bar) = bar.lock() else { return };
+        let Ok(mut state) = state.lock() else { return };
+        let (bar, failure) = &mut *state;
         let say = |bar: &Option<ProgressBar>, text: String| match bar {
             Some(bar) => bar.suspend(|| note(&text)),
             None => note(&text),
@@ -52,7 +53,7 @@ pub(crate) fn downloads() -> Progress {
         let bytes = |n: u64| HumanBytes(n).to_string();
         match event {
             Event::Waiting { file } => {
-                say(&bar, format!("{file}: another process fetches it; waiting for that"));
+                say(bar, format!("{file}: another process fetches it; waiting for that"));
             }
             Event::Fetching { file, size, have } => {
                 let large = size.is_none_or(|size| size >= LARGE);
@@ -61,11 +62,11 @@ pub(crate) fn downloads() -> Progress {
                 } else {
                     let of = size.map_or_else(String::new, |size| format!(", {}", bytes(size)));
                     let from = if *have > 0 { format!(", from {} on", bytes(*have)) } else { String::new() };
-                    say(&bar, format!("fetching {file}{of}{from}"));
+                    say(bar, format!("fetching {file}{of}{from}"));
                 }
             }
             Event::Received { bytes, .. } => {
-                if let Some(bar) = &*bar {
+                if let Some(bar) = bar {
                     bar.set_position(*bytes);
                 }
             }
@@ -76,13 +77,15 @@ pub(crate) fn downloads() -> Progress {
                 }
             }
             Event::Verifying { file, size } if *size >= LARGE => {
-                say(&bar, format!("verifying {file}, {}", bytes(*size)));
+                say(bar, format!("verifying {file}, {}", bytes(*size)));
             }
             Event::Retrying { error, wait } => {
-                say(
-                    &bar.take(),
-                    format!("{}\nnext try in {:.1} s", remedy::of_the_hub(error), wait.as_secs_f64()),
-                );
+                // What to do is for the error after the last try.
+                let again = format!("trying again in {:.1} s", wait.as_secs_f64());
+                let error = error.to_string();
+                let is_new = *failure != error;
+                say(&bar.take(), if is_new { format!("{error}\n{again}") } else { again });
+                *failure = error;
             }
             _ => {}
         }

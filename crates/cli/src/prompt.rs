@@ -5,6 +5,7 @@ use crate::output::note;
 #[cfg(unix)]
 use crate::progress::is_stop_asked;
 use crate::session::Session;
+use crate::values::count;
 use anyhow::{Context, bail};
 use clap::error::ErrorKind;
 use gpt2_loader::{LoadError, Tokenizer};
@@ -166,8 +167,8 @@ impl Prompt {
     /// A text as ids and labels; `what` names it in errors.
     pub(crate) fn new(session: &Session, text: &str, what: &str) -> anyhow::Result<Self> {
         let tokenizer = session.tokenizer()?;
-        tokenizer.check_length(text, session.model.config().n_positions).with_context(|| what.to_owned())?;
-        Self::of_ids(session, encode(tokenizer, text, what)?, Some(text.to_owned()), what)
+        let ids = encode_within(tokenizer, text, what, session.model.config().n_positions)?;
+        Self::of_ids(session, ids, Some(text.to_owned()), what)
     }
 
     /// Token ids as a prompt; `what` names it in errors.
@@ -198,6 +199,31 @@ pub(crate) fn encode(tokenizer: &Tokenizer, text: &str, what: &str) -> Result<Ve
         note(&format!("the vocabulary cannot spell {total} character{s} of {what}, left out: {left_out}"));
     }
     Ok(ids)
+}
+
+/// Like [`encode`], for a text that must fit a context of `n` tokens.
+pub(crate) fn encode_within(
+    tokenizer: &Tokenizer,
+    text: &str,
+    what: &str,
+    n: usize,
+) -> anyhow::Result<Vec<u32>> {
+    // Tokenizing takes a hundred times the text's memory, so a text far too long is cut first.
+    let most = match tokenizer.check_length(text, n) {
+        Err(LoadError::PromptTooLong { most, .. }) => text.floor_char_boundary(most),
+        checked => checked.map(|()| text.len())?,
+    };
+    let is_whole = most == text.len();
+    let ids = if is_whole { encode(tokenizer, text, what)? } else { tokenizer.encode(&text[..most])? };
+    if is_whole && ids.len() <= n {
+        return Ok(ids);
+    }
+    let words = |text: &str| text.split_whitespace().count();
+    let has = if is_whole { count(ids.len(), "token") } else { count(words(text), "word") };
+    let room = count(words(&tokenizer.decode(&ids[..ids.len().min(n)])), "word");
+    bail!(
+        "{what} has {has}, but the model has n_positions = {n} tokens, which is about {room} of it: shorten it"
+    )
 }
 
 /// The id of the single token that spells `text`, which the option `what` gives.

@@ -168,6 +168,11 @@ impl Provenance {
         visible_text(&format!("{}: {tokens}{chosen}; {}", self.model, self.caption()))
     }
 
+    /// The line of a result that is about more than one prompt: the model and the caption.
+    pub(crate) fn model_line(&self) -> String {
+        visible_text(&format!("{}: {}", self.model, self.caption()))
+    }
+
     /// The form for the files that `gpt2-view` writes.
     pub(crate) fn for_files(&self) -> anyhow::Result<gpt2_view::Provenance> {
         Ok(gpt2_view::Provenance { caption: self.caption(), facts: serde_json::to_value(self)? })

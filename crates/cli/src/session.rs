@@ -9,18 +9,24 @@ use crate::inputs::Inputs;
 use crate::output::note;
 use crate::outputs::Outputs;
 use crate::values::one_of;
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use candle_core::{DType, Device, Tensor};
 use candle_fused::{BlockFormat, Implementation};
-use gpt2_loader::{Checkpoint, EmbeddedFiles, Files, Hub, LoadError, ModelId, Source, Tokenizer};
+use gpt2_loader::{
+    AdapterFiles, Checkpoint, EmbeddedFiles, Files, Hub, LoadError, ModelId, Source, Tokenizer,
+};
 use gpt2_model::{CacheDType, Gpt2LMHeadModel};
 use gpt2_view::visible_token;
 use serde::{Serialize, Serializer};
 use std::cell::OnceCell;
+use std::path::Path;
 
 /// The help of every option that names a model.
-pub(crate) const MODEL: &str = "A folder, a GGUF file, or a model on the Hugging Face Hub. Names: gpt2, gpt2-medium, gpt2-large, gpt2-xl, \
-     distilgpt2, owner/name, owner/name/FILE.gguf [default: the built-in demo model]";
+pub(crate) const MODEL: &str = "A folder, a GGUF file, a model on the Hugging Face Hub, or demo, which is built in. Names on the Hub: \
+     gpt2, gpt2-medium, gpt2-large, gpt2-xl, distilgpt2, owner/name, owner/name/FILE.gguf [default: demo]";
+
+/// The name of the built-in demo model.
+pub(crate) const DEMO_NAME: &str = "demo";
 
 /// Options of every command that runs a model.
 #[derive(Debug, clap::Args)]
@@ -154,13 +160,17 @@ pub(crate) fn files_by(
     args: &HubArgs,
     fetch: impl FnOnce(Hub, ModelId, &str) -> Result<Files, LoadError>,
 ) -> anyhow::Result<Files> {
-    let Some(model) = model else {
+    let Some(model) = model.filter(|name| *name != DEMO_NAME) else {
         hub::no_revision(args, "the built-in demo model")?;
-        note("model: tiny-shakespeare, the built-in demo; for GPT-2 small, give --model gpt2");
+        if model.is_none() {
+            note("model: tiny-shakespeare, the built-in demo; for GPT-2 small, give --model gpt2");
+        } else if Path::new(DEMO_NAME).is_dir() {
+            note("model: demo, the built-in one; for the folder of that name, give ./demo");
+        }
         return Ok(Source::Embedded(DEMO).open()?);
     };
     match hub::resolve(model, args)? {
-        Model::Folder(dir) => Ok(Source::Directory(dir).open()?),
+        Model::Folder(dir) => Source::directory(&dir).open().map_err(|error| no_model(error, &dir)),
         Model::Gguf(path) => Ok(Source::Gguf(path).open()?),
         Model::HubGguf(id, file) => {
             let snapshot = hub::settings(args)?.open_gguf(&id, hub::revision(args), &file);
@@ -178,6 +188,20 @@ pub(crate) fn files_by(
             note(&format!("model: {}", files.name));
             Ok(files)
         }
+    }
+}
+
+/// Why a folder is no model, with what the command knows beyond the loader.
+fn no_model(error: LoadError, dir: &Path) -> anyhow::Error {
+    match error {
+        LoadError::NotFound { .. } => anyhow!("{error}; or give {DEMO_NAME}, the built-in model"),
+        LoadError::NoConfig { .. } if AdapterFiles::is_in(dir) => {
+            let (dir, base) = (dir.display(), adapters::base(dir));
+            let (of, base) =
+                base.map_or((String::new(), "MODEL".into()), |base| (format!(" of {base}"), base));
+            anyhow!("{dir}: is a LoRA adapter{of}, not a model; give --model {base} --adapter {dir}")
+        }
+        other => other.into(),
     }
 }
 
@@ -199,7 +223,7 @@ impl ModelArgs {
             || Tokenizer::open(&files, checkpoint.config().vocab_size),
         );
         let (model, formats) = loaded?;
-        let (model, adapters) = adapters::put_on(model, &adapters)?;
+        let (model, adapters) = adapters::put_on(model, &adapters, self.model.is_none())?;
         let tokenizer = OnceCell::new();
         if let Ok(opened) = opened {
             let _ = tokenizer.set(opened); // an error is one when the tokenizer is needed

@@ -3,6 +3,7 @@
 use clap::builder::StyledStr;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, Command};
+use std::path::Path;
 
 /// The error with tips that help, and with the usage of the command that was named. `args` are those behind the
 /// program's name.
@@ -31,8 +32,16 @@ pub(crate) fn mended(mut error: clap::Error, mut gpt2: Command, args: &[String])
             let wrong = text(ContextKind::InvalidSubcommand);
             if !are_alike(&wrong, &text(ContextKind::SuggestedSubcommand)) {
                 error.remove(ContextKind::SuggestedSubcommand);
-                let words = quoted(&args.iter().map(String::as_str).collect::<Vec<_>>());
-                suggest(&mut error, vec![format!("what the model does with a text: gpt2 attention {words}")]);
+                suggest(&mut error, vec![of_command(&gpt2, &wrong, args)]);
+            }
+        }
+        ErrorKind::MissingRequiredArgument => {
+            let missing = match error.get(ContextKind::InvalidArg) {
+                Some(ContextValue::Strings(names)) => names.iter().any(|name| name.starts_with("<--model")),
+                _ => false,
+            };
+            if missing && args.iter().any(|arg| arg == "--lora" || arg.starts_with("--lora=")) {
+                suggest(&mut error, vec!["--lora adapts an existing model: give --model".into()]);
             }
         }
         ErrorKind::InvalidValue
@@ -53,6 +62,24 @@ fn suggest(error: &mut clap::Error, tips: Vec<String>) {
     }
 }
 
+/// For a first word that is no command: a text, or a wish.
+fn of_command(gpt2: &Command, wrong: &str, args: &[String]) -> String {
+    if gpt2.get_arguments().any(|arg| arg.get_long() == Some(wrong)) {
+        return format!("it is an option: gpt2 --{wrong}");
+    }
+    let has_space = |arg: &&String| arg.contains(char::is_whitespace);
+    let is_text = args.len() > 1 && args.iter().all(|arg| !arg.starts_with('-'));
+    let words = match args.iter().find(has_space) {
+        _ if args.first().is_some_and(|arg| arg == "help") => None,
+        Some(text) => Some(quoted(&[text])),
+        None => is_text.then(|| quoted(&args.iter().map(String::as_str).collect::<Vec<_>>())),
+    };
+    match words {
+        Some(words) => format!("what the model does with a text: gpt2 attention {words}"),
+        None => "the commands: gpt2 help".into(),
+    }
+}
+
 /// For an option that the command lacks.
 fn of_option(gpt2: &Command, command: &Command, name: &str, args: &[String]) -> Vec<String> {
     if let Some(text) = args.iter().find(|arg| arg.starts_with('-') && arg.contains(char::is_whitespace)) {
@@ -61,6 +88,9 @@ fn of_option(gpt2: &Command, command: &Command, name: &str, args: &[String]) -> 
             "a text that begins with a dash stands behind --, as in: {path} -- {}",
             quoted(&[text])
         )];
+    }
+    if (command.get_name(), name) == ("train", "json") {
+        return vec!["--metrics FILE.jsonl writes the numbers of each step as lines of JSON".into()];
     }
     let options = || command.get_arguments().filter(|arg| !arg.is_hide_set());
     let mut letters = name.chars();
@@ -83,7 +113,7 @@ fn of_option(gpt2: &Command, command: &Command, name: &str, args: &[String]) -> 
         tips.push(format!("{} has {}", path_of(command), listed(&similar)));
     }
     if !others.is_empty() {
-        tips.push(format!("--{name} is an option of gpt2 {}", listed(&others)));
+        tips.push(format!("--{name} is an option of gpt2 {}", listed(&some(others))));
     }
     let names_token = ["word", "token", "query", "key", "position", "pos"].contains(&name);
     if names_token && command.get_name() == "attention" {
@@ -98,6 +128,11 @@ fn of_option(gpt2: &Command, command: &Command, name: &str, args: &[String]) -> 
 
 /// For a word too many: mostly the second word of a text without quotes. `args` are those of the command.
 fn of_word(command: &Command, args: &[String], wrong: &str) -> Vec<String> {
+    if command.get_name() == "train" {
+        let is_jsonl = Path::new(wrong).extension().is_some_and(|end| end == "jsonl");
+        let option = if is_jsonl { "--jsonl" } else { "--text" };
+        return vec![format!("name the text with its option: gpt2 train {option} {wrong} --out DIR")];
+    }
     let takes_text = |arg: &Arg| ["prompt", "clean"].contains(&arg.get_id().as_str());
     let Some(at) =
         args.iter().position(|arg| arg == wrong).filter(|_| command.get_positionals().any(takes_text))
@@ -146,6 +181,16 @@ fn path_of(command: &Command) -> String {
 /// Words as a shell takes them for one.
 fn quoted(words: &[&str]) -> String {
     format!("\"{}\"", words.join(" "))
+}
+
+/// The first four of some names, and how many others there are.
+fn some(mut names: Vec<String>) -> Vec<String> {
+    const MOST: usize = 4;
+    if names.len() > MOST {
+        let others = names.split_off(MOST - 1).len();
+        names.push(format!("{others} other commands"));
+    }
+    names
 }
 
 /// `a`, `a and b`, `a, b and c`

@@ -47,6 +47,14 @@ pub(crate) fn count(n: usize, what: &str) -> String {
     format!("{n} {what}{}", if n == 1 { "" } else { "s" })
 }
 
+/// How long making tokens took: `0.85 s, 35.3 tokens/s`, or milliseconds alone where a speed would say little.
+pub(crate) fn pace(tokens: usize, seconds: f64) -> String {
+    if seconds < 0.1 {
+        return format!("{:.1} ms", 1e3 * seconds);
+    }
+    format!("{seconds:.2} s, {:.1} tokens/s", tokens as f64 / seconds)
+}
+
 /// `3` or `0-3`, including both ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct IndexRange {

@@ -140,7 +140,9 @@ impl BeamSearch {
                 )
             }
             let mut row = Cow::Borrowed(row);
-            if self.repetition_penalty != 1.0 {
+            #[allow(clippy::float_cmp)] // exactly 1 is the documented "off"
+            let penalizes = self.repetition_penalty != 1.0;
+            if penalizes {
                 penalize(row.to_mut(), &[prompt, ids].concat(), self.repetition_penalty);
             }
             for (token, &x) in (0u32..).zip(row.iter()) {

@@ -71,7 +71,7 @@ impl<'a> Generation<'a> {
     ) -> Result<Self> {
         sampling.validate()?;
         let lengths: Vec<usize> = prompts.iter().map(Vec::len).collect();
-        if lengths.iter().any(|&length| length == 0) {
+        if lengths.contains(&0) {
             candle_core::bail!("a prompt needs at least one token")
         }
         let width = lengths.iter().copied().max().unwrap_or(0);

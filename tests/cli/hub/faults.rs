@@ -14,7 +14,7 @@ use std::time::Instant;
 fn once(at: At, fault: Fault) -> Result<Setup> {
     let setup = Setup::with(at, fault, 1)?;
     let run = setup.works()?;
-    assert!(run.stderr.contains("next try in"), "{}", run.stderr);
+    assert!(run.stderr.contains("trying again in"), "{}", run.stderr);
     setup.works_offline()?;
     Ok(setup)
 }
@@ -62,6 +62,20 @@ fn without_a_fault_all_is_fetched_once_and_then_cached() -> Result {
     assert_eq!(setup.server.state().seen.len(), requests, "a warm start asked again");
     assert!(!run.stderr.contains("fetching") && !run.stderr.contains("verifying"), "{}", run.stderr);
     setup.works_offline()
+}
+
+#[test]
+fn a_hub_that_stays_away_is_named_once_and_what_to_do_at_the_end() -> Result {
+    let setup = Setup::new()?;
+    // Nothing listens on this port.
+    let run = setup.run_with(&[("HF_ENDPOINT", "http://127.0.0.1:1")], &FORWARD)?;
+    run.refused(1, &["HF_ENDPOINT to a mirror"]);
+    let notes = run.stderr.split("error: ").next().unwrap_or_default();
+    let count = |of: &str| notes.matches(of).count();
+    assert_eq!((count("127.0.0.1:1"), count("a mirror")), (1, 0), "{}", run.stderr);
+    assert!(count("trying again in ") > 1, "{}", run.stderr);
+    assert_eq!(run.stderr.matches("a mirror").count(), 1, "{}", run.stderr);
+    Ok(())
 }
 
 #[test]
@@ -227,7 +241,7 @@ fn a_stall_ends() -> Result {
 fn a_slow_download_is_no_stall() -> Result {
     let setup = Setup::with(At::Storage, Fault::Drip(12, Duration::from_millis(300)), 1)?;
     let run = setup.works()?; // 3.6 s, with a timeout of 2 s
-    assert!(!run.stderr.contains("next try"), "{}", run.stderr);
+    assert!(!run.stderr.contains("trying again"), "{}", run.stderr);
     Ok(())
 }
 

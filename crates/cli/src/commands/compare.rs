@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Both models need the same vocabulary. The text is cut into windows as long as the shorter context. Each token is predicted once,
-except the first of a window. The KL divergence is that of MODEL's distribution from OTHER's, in nats.
+except the first of a window. The windows of gpt2 score overlap, which gives a lower perplexity. The KL divergence is that of MODEL's distribution from OTHER's, in nats.
 
 Examples:
   gpt2 compare gpt2 gpt2-q4_0.gguf --text notes.txt
@@ -32,7 +32,7 @@ Examples:
   gpt2 compare gpt2 gpt2 --kv-other q8_0 --text notes.txt   # what a cache in 8 bits costs
   gpt2 compare gpt2 gpt2 --adapter poems --text poems.txt   # what an adapter changes")]
 pub(crate) struct CompareArgs {
-    /// The model that counts as right: a folder, a GGUF file, a model on the Hugging Face Hub, or `demo`
+    /// The model that counts as right: a folder, a GGUF file, a model on the Hugging Face Hub, or demo, which is built in
     #[arg(value_name = "MODEL")]
     pub(crate) model: String,
     /// The model to compare with it
@@ -74,6 +74,8 @@ struct Report {
     other: Side,
     tokens: usize,
     window: usize,
+    /// How far each window moves on: they do not overlap.
+    stride: usize,
     mean_kl_divergence: f64,
     top_1_agreement: f64,
     largest_logit_difference: f64,
@@ -105,7 +107,7 @@ pub(crate) fn run(args: &CompareArgs) -> anyhow::Result<()> {
     let mut a = load(&args.model, args, None, &device)?;
     let mut b = load(&args.other, args, args.quantize_other, &device)?;
     let adapters = adapters::find(&args.adapters, &args.hub, &mut Inputs::default())?;
-    (b.model, b.side.adapters) = adapters::put_on(b.model, &adapters)?;
+    (b.model, b.side.adapters) = adapters::put_on(b.model, &adapters, false)?;
     b.side.kv = args.kv_other.as_ref().map(CacheDType::as_str);
     let (config, other) = (a.model.config(), b.model.config());
     if config.vocab_size != other.vocab_size {
@@ -176,6 +178,7 @@ pub(crate) fn run(args: &CompareArgs) -> anyhow::Result<()> {
         other: b.side,
         tokens: comparison.tokens,
         window,
+        stride: window,
         mean_kl_divergence: comparison.mean_divergence(),
         top_1_agreement: comparison.agreement(),
         largest_logit_difference: comparison.largest_difference,
@@ -197,7 +200,7 @@ fn load(
     quantize: Option<BlockFormat>,
     device: &Device,
 ) -> anyhow::Result<Loaded> {
-    let files = session::files(Some(name).filter(|name| *name != "demo"), &args.hub)?;
+    let files = session::files(Some(name), &args.hub)?;
     let checkpoint = Checkpoint::open(&files)?;
     let quantize = session::quantize("--quantize-other", quantize, Some(&checkpoint), device)?;
     let (model, formats) = if let Some(format) = quantize {
@@ -235,6 +238,10 @@ fn print(report: &Report) -> anyhow::Result<()> {
         100.0 * report.top_1_agreement,
         report.largest_logit_difference
     )?;
-    writeln!(out, "{} tokens predicted, in windows of up to {}", report.tokens, report.window)?;
+    writeln!(
+        out,
+        "{} tokens predicted, in windows of up to {} that do not overlap",
+        report.tokens, report.window
+    )?;
     Ok(())
 }

@@ -75,22 +75,26 @@ pub(crate) fn run(args: &MergeArgs) -> anyhow::Result<()> {
     let out = &args.out;
     let mut inputs = Inputs::default();
     hub::inputs(&args.hub, &mut inputs);
-    let mut outputs = Outputs::new(true);
-    for name in FILES {
-        let path = out.join(name);
-        if !args.overwrite && path.symlink_metadata().is_ok() {
-            bail!(
-                "--out {}: there is a {name} already; choose another folder, or replace it with --overwrite",
-                out.display()
-            );
-        }
-        outputs.add("--out", &path);
-    }
+    let adapters = args.adapters.iter().map(|adapter| adapter.source.as_str());
+    args.model.as_deref().into_iter().chain(adapters).for_each(|source| inputs.named(source));
     if AdapterFiles::is_in(out) {
         bail!(
             "--out {}: holds an adapter, and other programs would take the model for one; choose another folder",
             out.display()
         );
+    }
+    // Before what --overwrite allows to replace: it never allows this.
+    inputs.spare_folder(&format!("--out {}", out.display()), out)?;
+    let mut outputs = Outputs::new(true);
+    for name in FILES {
+        let path = out.join(name);
+        if !args.overwrite && path.symlink_metadata().is_ok() {
+            bail!(
+                "--out {}: holds {name} already; choose another folder, or replace it with --overwrite",
+                out.display()
+            );
+        }
+        outputs.add("--out", &path);
     }
     let found = adapters::find(&args.adapters, &args.hub, &mut inputs)?;
     let files = session::files(args.model.as_deref(), &args.hub)?;
@@ -117,9 +121,9 @@ pub(crate) fn run(args: &MergeArgs) -> anyhow::Result<()> {
         TokenizerFiles::Absent => None,
         _ => Some(Tokenizer::open(&files, checkpoint.config().vocab_size)?),
     };
-    let (model, used) = adapters::put_on(model, &found)?;
+    let (model, used) = adapters::put_on(model, &found, args.model.is_none())?;
     let model = model.merged()?;
-    let _folder = NewFolder::make(out)?;
+    let _folder = NewFolder::make(out).context("--out")?;
     outputs.check(&inputs)?;
     let options = SaveOptions::default().with_dtype(args.save_dtype);
     save(out, &model, tokenizer.as_ref(), options).map_err(worded)?;

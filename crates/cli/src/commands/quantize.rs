@@ -9,8 +9,10 @@ use crate::session::MODEL;
 use crate::{hub, output, session};
 use anyhow::bail;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use gpt2_loader::{Checkpoint, GgufType, Tokenizer, save_gguf};
+use gpt2_loader::{Checkpoint, GgufType, Source, Tokenizer, save_gguf};
+use gpt2_model::parameters::WPE;
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -18,6 +20,9 @@ use std::path::{Path, PathBuf};
 #[command(after_help = "\
 The file holds weights, config and tokenizer. Every command here reads it with --model, and llama.cpp reads it too. It is read
 back and compared before it gets its name. gpt2 compare shows what the lost digits cost on a text of yours.
+
+A type is a mix, as llama.cpp chooses it: q4_0 has its output projection in q6_K, q4_k_m is q4_K and q6_K. Blocks of q4_K and q6_K
+hold 256 numbers; where a model is too narrow for them, q5_0 and q8_0 take their place. The result says which formats the file has.
 
 Examples:
   gpt2 quantize gpt2 --to q8_0 --out gpt2-q8_0.gguf
@@ -59,10 +64,44 @@ struct Report<'a> {
     bytes: u64,
     parameters: u64,
     bits_per_parameter: f64,
+    /// How many tensors of weights have each format.
+    weights: BTreeMap<String, usize>,
+}
+
+/// How many numbers share the scales of a block of `q4_K` or `q6_K`.
+const LARGE_BLOCK: usize = 256;
+
+/// How many tensors of more than one dimension a GGUF file has in each format; positions, in f32 in every type, are not counted.
+fn weights_of(path: &Path) -> anyhow::Result<BTreeMap<String, usize>> {
+    let written = Checkpoint::open(&Source::Gguf(path.into()).open()?)?;
+    let mut weights = BTreeMap::new();
+    for (_, tensor) in written.tensors().filter(|(name, of)| of.shape.len() > 1 && *name != WPE) {
+        *weights.entry(tensor.dtype.to_string()).or_default() += 1;
+    }
+    Ok(weights)
+}
+
+/// Why a file has other formats than those of its type: a model `width` numbers wide may have no room for blocks.
+fn because(kind: GgufType, width: usize) -> String {
+    let (large, instead) = match kind {
+        GgufType::Q4_0 => ("Q6_K takes", "Q8_0 stands in for it"),
+        GgufType::Q4KM => ("Q4_K and Q6_K take", "Q5_0 and Q8_0 stand in for them"),
+        _ => return String::new(),
+    };
+    if width.is_multiple_of(LARGE_BLOCK) {
+        return String::new();
+    }
+    format!("; {large} rows of a multiple of {LARGE_BLOCK} numbers, the model is {width} wide, and {instead}")
 }
 
 pub(crate) fn run(args: &QuantizeArgs) -> anyhow::Result<()> {
     let out = &args.out;
+    if !out.extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf")) {
+        bail!(
+            "--out {}: expected a name that ends in .gguf, by which every command knows the format",
+            out.display()
+        );
+    }
     let mut outputs = Outputs::new(args.overwrite);
     outputs.add("--out", out);
     let mut inputs = Inputs::default();
@@ -82,7 +121,7 @@ pub(crate) fn run(args: &QuantizeArgs) -> anyhow::Result<()> {
     }
     let tokenizer = Tokenizer::open(&files, checkpoint.config().vocab_size)?;
     let bar = bar(Some(1), "{bar:30} {pos}/{len} {msg}");
-    let mut bytes = 0;
+    let (mut bytes, mut weights) = (0, BTreeMap::new());
     outputs.stage(out, |temporary| {
         save_gguf(temporary, &checkpoint, &tokenizer, kind, &mut |done, all, name| {
             bar.set_length(all as u64);
@@ -90,6 +129,7 @@ pub(crate) fn run(args: &QuantizeArgs) -> anyhow::Result<()> {
             bar.set_message(name.to_string());
         })?;
         bytes = std::fs::metadata(temporary)?.len();
+        weights = weights_of(temporary)?;
         anyhow::Ok(())
     })?;
     bar.finish_and_clear();
@@ -102,7 +142,9 @@ pub(crate) fn run(args: &QuantizeArgs) -> anyhow::Result<()> {
         bytes,
         parameters,
         bits_per_parameter,
+        weights,
     };
+    let width = checkpoint.config().n_embd;
     outputs.commit_after(|| {
         output::report(args.json, &report, |report| {
             let (megabytes, file) = (report.bytes as f64 / 1e6, report.file.display());
@@ -110,6 +152,8 @@ pub(crate) fn run(args: &QuantizeArgs) -> anyhow::Result<()> {
                 output::stdout(),
                 "{file}: {kind}, {megabytes:.1} MB, {bits_per_parameter:.2} bits a parameter, tokenizer included"
             )?;
+            let mix: Vec<String> = report.weights.iter().map(|(format, n)| format!("{n} in {format}")).collect();
+            writeln!(output::stdout(), "weights: {}{}", mix.join(", "), because(kind, width))?;
             Ok(())
         })
     })

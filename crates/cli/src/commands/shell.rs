@@ -30,7 +30,7 @@ pub(crate) struct ManArgs {
 
 const NAME: &str = "gpt2";
 
-/// What every page ends with.
+/// What every page ends with. Of the variables, `NO_COLOR` is on the pages of commands with `--color` alone.
 const ENDINGS: &str = r#".SH "EXIT STATUS"
 .TP
 0
@@ -43,7 +43,7 @@ the run failed; standard error says why and what to do
 wrong arguments
 .TP
 130, 143
-a run of score that SIGINT or SIGTERM has stopped; \-\-resume goes on
+a run of score or train that SIGINT or SIGTERM has stopped; \-\-resume goes on
 .SH ENVIRONMENT
 .TP
 HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE, HF_HOME, HF_HUB_CACHE
@@ -54,10 +54,15 @@ the number of threads, if \-\-threads does not say it
 .TP
 GPT2_ISA
 the instruction set: portable, avx2, avx512 or amx
-.TP
+"#;
+
+const NO_COLOR: &str = r".TP
 NO_COLOR
 no colors, unless \-\-color says otherwise
-"#;
+";
+
+/// The title that the generator gives to what stands behind the options, and ours.
+const TITLES: (&str, &str) = (".SH EXTRA\n", ".SH \"NOTES AND EXAMPLES\"\n");
 
 pub(crate) fn completions(args: &CompletionsArgs, mut gpt2: clap::Command) -> anyhow::Result<()> {
     // The generator panics where it cannot write, so it writes to memory.
@@ -79,7 +84,10 @@ pub(crate) fn man(args: &ManArgs, mut gpt2: clap::Command) -> anyhow::Result<()>
             found.clone()
         }
     };
-    let mut out = output::stdout();
-    clap_mangen::Man::new(page).source(format!("{NAME} {}", env!("CARGO_PKG_VERSION"))).render(&mut out)?;
-    Ok(out.write_all(ENDINGS.as_bytes())?)
+    let has_colors = |command: &clap::Command| command.get_arguments().any(|arg| arg.get_id() == "color");
+    let no_color = if has_colors(&page) || page.get_subcommands().any(has_colors) { NO_COLOR } else { "" };
+    let mut text = vec![];
+    clap_mangen::Man::new(page).source(format!("{NAME} {}", env!("CARGO_PKG_VERSION"))).render(&mut text)?;
+    let text = String::from_utf8(text)?.replace(TITLES.0, TITLES.1);
+    Ok(write!(output::stdout(), "{text}{ENDINGS}{no_color}")?)
 }

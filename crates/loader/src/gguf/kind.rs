@@ -88,8 +88,8 @@ impl GgufType {
         match self {
             Self::F16 => "16 bits a weight",
             Self::Q8_0 => "8.5 bits a weight",
-            Self::Q4_0 => "4.5 bits a weight, and 6.6 in the output projection",
-            Self::Q4KM => "4.5 or 6.6 bits a weight, as llama.cpp mixes them",
+            Self::Q4_0 => "4.5 bits a weight, and 6.6 or 8.5 in the output projection",
+            Self::Q4KM => "4.5 to 8.5 bits a weight, as llama.cpp mixes them",
         }
     }
 

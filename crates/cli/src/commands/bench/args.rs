@@ -5,7 +5,12 @@ use crate::values::one_of;
 use clap::ValueEnum;
 use gpt2_model::CacheDType;
 
+/// Unlike other commands, this one needs no model.
+const MODEL: &str = "Time this model, or what has its shape: a folder, a GGUF file, a model on the Hugging Face Hub, or demo, which is built in \
+     [default: random weights of GPT-2 small's shape]";
+
 #[derive(Debug, clap::Args)]
+#[command(mut_arg("model", |arg| arg.help(MODEL)))]
 #[command(after_help = "\
 Examples:
   gpt2 bench core --tokens 1024   # attention alone

@@ -76,6 +76,8 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let seconds = ms_per_token.unwrap_or(median_ms) / 1e3;
     let report = Report {
         what: format!("{:?}", args.what).to_lowercase(),
+        model: bench.name(),
+        shape: (&bench.config).into(),
         implementation: bench.implementation()?.as_str(),
         batch: bench.batch,
         tokens: bench.tokens,

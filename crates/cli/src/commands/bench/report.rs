@@ -2,12 +2,32 @@
 
 use super::work::Work;
 use crate::output;
+use gpt2_model::Config;
+use gpt2_view::visible_text;
 use serde::Serialize;
 use std::io::Write;
+
+/// The sizes of the model that is timed.
+#[derive(Serialize)]
+pub(super) struct Shape {
+    n_layer: usize,
+    n_head: usize,
+    n_embd: usize,
+    vocab_size: usize,
+}
+
+impl From<&Config> for Shape {
+    fn from(config: &Config) -> Self {
+        let &Config { n_layer, n_head, n_embd, vocab_size, .. } = config;
+        Self { n_layer, n_head, n_embd, vocab_size }
+    }
+}
 
 #[derive(Serialize)]
 pub(super) struct Report {
     pub(super) what: String,
+    pub(super) model: String,
+    pub(super) shape: Shape,
     #[serde(rename = "impl")]
     pub(super) implementation: &'static str,
     pub(super) batch: usize,
@@ -51,6 +71,9 @@ pub(super) struct Report {
 
 pub(super) fn print(report: &Report) -> anyhow::Result<()> {
     let mut out = output::stdout();
+    let Shape { n_layer, n_head, n_embd, vocab_size } = report.shape;
+    let model = visible_text(&report.model);
+    writeln!(out, "{model}: {n_layer} layers, {n_head} heads, width {n_embd}, vocabulary {vocab_size}")?;
     let Report { what, implementation, batch, tokens, dtype, device, threads, runs, .. } = report;
     let groups = report.groups.map(|groups| format!("{groups} groups of together ")).unwrap_or_default();
     let isa = report.isa.map(|isa| format!(", {isa}")).unwrap_or_default();

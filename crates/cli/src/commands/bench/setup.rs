@@ -65,6 +65,11 @@ impl<'a> Bench<'a> {
         })
     }
 
+    pub(super) fn name(&self) -> String {
+        let random = || "random weights of GPT-2 small's shape".to_owned();
+        self.checkpoint.as_ref().map_or_else(random, |checkpoint| checkpoint.name().to_owned())
+    }
+
     /// The formats of the weights that stay quantized.
     pub(super) fn quantized(&self) -> Option<String> {
         let stay = self.dtype == DType::F32 && self.device.is_cpu();
@@ -118,7 +123,7 @@ impl<'a> Bench<'a> {
         };
         let args = &self.args.model;
         let adapters = adapters::find(&args.adapters.list, &args.hub, &mut Inputs::default())?;
-        Ok(adapters::put_on(model, &adapters)?.0)
+        Ok(adapters::put_on(model, &adapters, false)?.0)
     }
 
     /// Seeded random numbers in -1..1 of the given shape.

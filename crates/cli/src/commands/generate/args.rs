@@ -27,7 +27,7 @@ On a terminal, control characters are shown as symbols, such as ␛ for escape; 
 Examples:
   gpt2 generate \"ROMEO:\" -n 200
   gpt2 generate \"ROMEO:\" --open   # what each new token attended to, in the browser
-  gpt2 generate \"ROMEO:\" --draft q4_0   # the same text, sooner
+  gpt2 generate \"ROMEO:\" --draft q4_0 --model gpt2   # the same text; sooner with a large model
   gpt2 generate \"ROMEO:\" --beams 4 -n 20   # the most probable text
   gpt2 generate \"The answer is\" --greedy --model gpt2
   gpt2 generate --texts prompts.txt -n 50 --json   # many prompts, one a line
@@ -82,7 +82,7 @@ pub(crate) struct GenerateArgs {
     #[arg(long, value_name = "DTYPE", value_parser = one_of(CACHES))]
     pub(crate) kv: Option<CacheDType>,
     /// Let something faster guess the next tokens, and check up to three guesses in each pass. The text stays the same.
-    /// q4_0 and q8_0 are the same weights, quantized. lookup repeats what followed these words before. Any other name is a
+    /// This saves time with a large model; a small one, such as the demo model, is faster alone. q4_0 and q8_0 are the same weights, quantized. lookup repeats what followed these words before. Any other name is a
     /// model of the same vocabulary
     #[arg(long, value_name = "GUESS", conflicts_with_all = ["pages", "written", "InterventionArgs"])]
     pub(super) draft: Option<DraftKind>,

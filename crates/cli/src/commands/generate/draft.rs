@@ -93,9 +93,9 @@ impl Report {
 
     pub(super) fn print(&self) {
         let Self { draft, passes, proposed, accepted } = self;
-        let share = 100 * accepted / proposed.max(&1);
+        let share = 100.0 * *accepted as f64 / *proposed.max(&1) as f64;
         note(&format!(
-            "draft {draft}: {accepted} of {proposed} guesses right ({share} %), {passes} passes after the prompt"
+            "draft {draft}: {accepted} of {proposed} guesses right ({share:.0} %), {passes} passes after the prompt"
         ));
     }
 }

@@ -9,7 +9,7 @@ use crate::provenance::Provenance;
 use crate::session::Session;
 use crate::text_lines::{TextLine, place};
 use crate::texts::{Numbered, prompt_of};
-use crate::values::count;
+use crate::values::{count, pace};
 use anyhow::{Context, bail};
 use serde_json::{Map, Value};
 use std::io::Write;
@@ -52,8 +52,8 @@ pub(super) fn run(args: &GenerateArgs, session: &Session, path: &Path) -> anyhow
         bail!("{}: holds no text; write one a line", place(path, None))
     }
     let seconds = start.elapsed().as_secs_f64();
-    let (texts, speed) = (count(texts, "text"), tokens as f64 / seconds);
-    note(&format!("{tokens} tokens after {texts} in {seconds:.2} s, {speed:.1} tokens/s"));
+    let texts = count(texts, "text");
+    note(&format!("{} after {texts} in {}", count(tokens, "token"), pace(tokens, seconds)));
     output::flush()
 }
 

@@ -13,6 +13,7 @@ pub(super) use args::GenerateArgs;
 use crate::changes::{Changes, Reads};
 use crate::provenance::Provenance;
 use crate::session::Session;
+use crate::values::{count, pace};
 use crate::{finite, output};
 use anyhow::Context;
 use continuation::Continuation;
@@ -99,10 +100,8 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
         report.draft = draft;
         output::json(&report)?;
     } else {
-        output::note(&format!(
-            "{} tokens in {seconds:.2} s, {tokens_per_second:.1} tokens/s",
-            continuation.ids.len()
-        ));
+        let tokens = continuation.ids.len();
+        output::note(&format!("{} in {}", count(tokens, "token"), pace(tokens, seconds)));
         if let Some(draft) = draft {
             draft.print();
         }

@@ -90,6 +90,8 @@ pub(super) struct Corpus {
     lines: Option<(PathBuf, TextLines)>,
     /// The size of all files, where it is known.
     pub(super) bytes: Option<u64>,
+    /// How many files of a folder are no documents, by the end of their names.
+    pub(super) other_files: usize,
     /// How much of it has been read, without the file whose lines are being read.
     read: u64,
 }
@@ -97,25 +99,38 @@ pub(super) struct Corpus {
 impl Corpus {
     /// Finds the files; reads none yet.
     pub(super) fn open(path: &Path, by: By) -> anyhow::Result<Self> {
-        let corpus =
-            |files: Vec<PathBuf>, by, bytes| Self { files: files.into(), by, lines: None, bytes, read: 0 };
+        let files = [path.to_path_buf()].into();
+        let mut corpus = Self { files, by, lines: None, bytes: None, other_files: 0, read: 0 };
         if path == Path::new(STDIN) {
-            return Ok(corpus(vec![path.to_path_buf()], by, None));
+            return Ok(corpus);
         }
-        let failed = || format!("cannot read {}", path.display());
-        if !std::fs::metadata(path).with_context(failed)?.is_dir() {
-            let bytes = std::fs::metadata(path).with_context(failed)?.len();
-            return Ok(corpus(vec![path.to_path_buf()], by, Some(bytes)));
+        let found = std::fs::metadata(path);
+        if found.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound) {
+            bail!(
+                "{}: no such file or folder; name a file or a folder of texts, or pipe a text in, as in: \
+                 echo \"TEXT\" | gpt2 score -",
+                path.display()
+            );
         }
-        let mut files = vec![];
-        let mut bytes = 0;
-        texts_in(path, by.extension(), &mut files, &mut bytes)?;
+        let found = found.with_context(|| format!("cannot read {}", path.display()))?;
+        if !found.is_dir() {
+            return Ok(Self { bytes: Some(found.len()), ..corpus });
+        }
+        let extension = corpus.extension();
+        let (mut files, mut bytes, mut others) = (vec![], 0, 0);
+        texts_in(path, extension, &mut files, &mut bytes, &mut others)?;
         if files.is_empty() {
-            let other = if by.extension() == "txt" { "; for .jsonl files, give --by json" } else { "" };
-            bail!("{}: has no file whose name ends in .{}{other}", path.display(), by.extension());
+            let other = if extension == "txt" { "; for .jsonl files, give --by json" } else { "" };
+            bail!("{}: has no file whose name ends in .{extension}{other}", path.display());
         }
         files.sort();
-        Ok(corpus(files, by, Some(bytes)))
+        (corpus.files, corpus.bytes, corpus.other_files) = (files.into(), Some(bytes), others);
+        Ok(corpus)
+    }
+
+    /// How the names of a folder's documents end.
+    pub(super) fn extension(&self) -> &'static str {
+        self.by.extension()
     }
 
     /// How many bytes have been read.
@@ -171,9 +186,15 @@ impl Corpus {
     }
 }
 
-/// Adds the files of a folder and of its subfolders whose names end in `extension`. Links to folders are not followed, and
-/// hidden ones are left out.
-fn texts_in(folder: &Path, extension: &str, files: &mut Vec<PathBuf>, bytes: &mut u64) -> anyhow::Result<()> {
+/// Adds the files of a folder and of its subfolders whose names end in `extension`, and counts the others. Links to folders are
+/// not followed, and hidden ones are left out.
+fn texts_in(
+    folder: &Path,
+    extension: &str,
+    files: &mut Vec<PathBuf>,
+    bytes: &mut u64,
+    others: &mut usize,
+) -> anyhow::Result<()> {
     let failed = || format!("cannot read the folder {}", folder.display());
     for entry in std::fs::read_dir(folder).with_context(failed)? {
         let entry = entry.with_context(failed)?;
@@ -182,10 +203,12 @@ fn texts_in(folder: &Path, extension: &str, files: &mut Vec<PathBuf>, bytes: &mu
             continue;
         }
         if entry.file_type().with_context(failed)?.is_dir() {
-            texts_in(&path, extension, files, bytes)?;
+            texts_in(&path, extension, files, bytes, others)?;
         } else if path.extension().is_some_and(|e| e.eq_ignore_ascii_case(extension)) && path.is_file() {
             *bytes += std::fs::metadata(&path).with_context(failed)?.len();
             files.push(path);
+        } else {
+            *others += 1;
         }
     }
     Ok(())

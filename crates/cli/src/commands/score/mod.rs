@@ -22,6 +22,7 @@ use corpus::{By, ByArg, Corpus, Document};
 use gpt2_files::atomic;
 use gpt2_loader::Tokenizer;
 use gpt2_parallel::{Fact, Group};
+use gpt2_view::{Align, Table};
 use lines::{Found, Lines, fields, has_rows, holds_scores, part_of};
 use scores::{Part, Row, layers};
 use section::{Reading, Scored, scored};
@@ -38,7 +39,8 @@ use std::time::Instant;
 #[command(after_help = "\
 OUT holds a line of JSON for each document, in the order of the corpus: the other fields of a line of JSON (input), tokens, predicted (how many of them were
 predicted), loss (nats a token) and perplexity. The first line says how they were made. A document longer than the
-context is read in windows that overlap; each token is predicted once. The same corpus gives the same bytes on any number
+context is read in windows that overlap, so that each token is predicted once and has half a context before it; a perplexity of
+other windows differs, such as that of gpt2 compare. A file is read with its last newline; gpt2 forward leaves one out. The same corpus gives the same bytes on any number
 of processes. Interventions act on each document as on a prompt of its own.
 
 Examples:
@@ -50,7 +52,7 @@ Examples:
   mpirun -n 4 gpt2 score texts/ --jsonl shared.jsonl   # on four processes
   gpt2 score texts/ --jsonl scores.jsonl --resume   # go on after Ctrl-C")]
 pub(crate) struct ScoreArgs {
-    /// A text, JSON lines (.jsonl), a folder of .txt files (with its subfolders), or - for standard input
+    /// A text (with its last newline), JSON lines (.jsonl), a folder of .txt files (with its subfolders), or - for standard input
     #[arg(value_name = "FILE|FOLDER|-")]
     pub(crate) corpus: PathBuf,
     /// What a document is: a whole file, each line that is not blank, or a field of each line of JSON [default: json
@@ -108,10 +110,28 @@ struct Facts<'a> {
     isa: &'static str,
 }
 
+/// A table has a row for each document, up to so many.
+const ROWS: usize = 20;
+
 /// The totals, for the terminal.
-#[derive(Default, Serialize)]
+#[derive(Serialize)]
 struct Total {
+    provenance: Provenance,
+    /// The tokens of a window, and how far each moves on.
+    window: usize,
+    stride: usize,
+    bos: bool,
     documents: usize,
+    /// How many of them have no token.
+    empty: usize,
+    /// How many files of the corpus's folder are no documents, by the end of their names.
+    other_files: usize,
+    /// How the names of documents end.
+    #[serde(skip)]
+    extension: &'static str,
+    /// The first documents, one more than a table shows.
+    #[serde(skip)]
+    first: Vec<(String, Found)>,
     tokens: usize,
     predicted: usize,
     #[serde(skip)]
@@ -122,8 +142,32 @@ struct Total {
 }
 
 impl Total {
-    fn add(&mut self, row: Found) {
+    fn new(provenance: Provenance, reading: &Reading, corpus: Option<&Corpus>) -> Self {
+        let &Reading { context: window, stride, bos, .. } = reading;
+        Self {
+            provenance,
+            window,
+            stride,
+            bos: bos.is_some(),
+            documents: 0,
+            empty: 0,
+            other_files: corpus.map_or(0, |corpus| corpus.other_files),
+            extension: corpus.map_or("", Corpus::extension),
+            first: vec![],
+            tokens: 0,
+            predicted: 0,
+            surprise: 0.0,
+            loss: None,
+            perplexity: None,
+        }
+    }
+
+    fn add(&mut self, document: &Document, row: Found) {
+        if self.documents <= ROWS {
+            self.first.push((document.place(), row));
+        }
         self.documents += 1;
+        self.empty += usize::from(row.tokens == 0);
         self.tokens += row.tokens;
         self.predicted += row.predicted;
         self.surprise += row.loss * row.predicted as f64;
@@ -148,7 +192,10 @@ fn score(args: &ScoreArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
     let session = args.model.session_for(inputs, &outputs)?;
     let tokenizer = session.tokenizer()?;
     let reading = reading(args, &session)?;
-    let first_line = first_line(&by, &session, tokenizer, &reading)?;
+    let provenance = Provenance::of_tokens(&session, reading.context)?.under(&reading.changes.described());
+    let mut total = Total::new(provenance.clone(), &reading, corpus.as_ref());
+    note(&provenance.model_line());
+    let first_line = first_line(provenance, &by, &session, tokenizer, &reading)?;
     agree(group, &first_line)?;
     let lines = args.jsonl.as_ref().filter(|_| leads);
     let mut lines = lines.map(|out| Lines::open(out, &first_line, args.resume)).transpose()?;
@@ -158,9 +205,10 @@ fn score(args: &ScoreArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
         known => bar(known.flatten(), "{bar:30} {bytes} of {total_bytes}, {eta} left"),
     };
     let (started, mut fresh) = (Instant::now(), 0);
-    let mut total = Total::default();
     loop {
-        let skipped = |found: Vec<Found>| found.into_iter().for_each(|row| total.add(row));
+        let skipped = |section: &[Document], found: Vec<Found>| {
+            section.iter().zip(found).for_each(|(document, row)| total.add(document, row));
+        };
         let section = next_section(group, corpus.as_mut(), lines.as_mut(), skipped)?;
         let stopped = group.any(stop.is_asked())?;
         if section.is_empty() || stopped {
@@ -180,7 +228,8 @@ fn score(args: &ScoreArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
         let mut text = String::new();
         for (document, Scored { tokens, parts }) in section.iter().zip(&scored) {
             let row = row(document, *tokens, parts, session.model.config().n_head)?;
-            total.add(Found { tokens: row.tokens, predicted: row.predicted, loss: row.loss.unwrap_or(0.0) });
+            let (tokens, predicted, loss) = (row.tokens, row.predicted, row.loss.unwrap_or(0.0));
+            total.add(document, Found { tokens, predicted, loss });
             text += &serde_json::to_string(&row)?;
             text.push('\n');
         }
@@ -269,12 +318,12 @@ fn reading<'a>(args: &'a ScoreArgs, session: &'a Session) -> anyhow::Result<Read
 }
 
 fn first_line(
+    provenance: Provenance,
     by: &By,
     session: &Session,
     tokenizer: &Tokenizer,
     reading: &Reading,
 ) -> anyhow::Result<String> {
-    let provenance = Provenance::of_tokens(session, reading.context)?.under(&reading.changes.described());
     let &Reading { context: window, stride, bos, summaries, .. } = reading;
     // The built-in tokenizer has no file, and is one.
     let mut hash = DefaultHasher::new();
@@ -298,7 +347,7 @@ fn next_section(
     group: &dyn Group,
     corpus: Option<&mut Corpus>,
     lines: Option<&mut Lines>,
-    mut skipped: impl FnMut(Vec<Found>),
+    mut skipped: impl FnMut(&[Document], Vec<Found>),
 ) -> anyhow::Result<Vec<Document>> {
     let mut section = vec![];
     if let Some(corpus) = corpus {
@@ -307,7 +356,7 @@ fn next_section(
             while !section.is_empty()
                 && let Some(found) = lines.has(&section)?
             {
-                skipped(found);
+                skipped(&section, found);
                 section = corpus.section()?;
             }
         }
@@ -338,7 +387,20 @@ fn row<'a>(document: &'a Document, tokens: usize, parts: &[Part], heads: usize) 
 
 fn print(total: &Total) -> anyhow::Result<()> {
     let mut out = output::stdout();
-    let Total { documents, tokens, predicted, loss, perplexity, .. } = total;
+    let Total { documents, empty, tokens, predicted, loss, perplexity, window, stride, .. } = total;
+    if (2..=ROWS).contains(documents) {
+        let mut table = Table::new(&[
+            ("document", Align::Left),
+            ("tokens", Align::Right),
+            ("predicted", Align::Right),
+            ("perplexity", Align::Right),
+        ]);
+        for (place, Found { tokens, predicted, loss }) in &total.first {
+            let perplexity = if *predicted > 0 { format!("{:.4}", loss.exp()) } else { "-".into() };
+            table.row(vec![place.clone(), tokens.to_string(), predicted.to_string(), perplexity]);
+        }
+        writeln!(out, "{}", table.render())?;
+    }
     match (loss, perplexity) {
         (Some(loss), Some(perplexity)) => {
             writeln!(out, "perplexity {perplexity:.4}  ({loss:.4} nats per token)")?;
@@ -348,6 +410,18 @@ fn print(total: &Total) -> anyhow::Result<()> {
             "no token to predict: every document has one token at most; --bos also predicts that one"
         )?,
     }
-    writeln!(out, "{}, {}, {predicted} predicted", count(*documents, "document"), count(*tokens, "token"))?;
+    writeln!(
+        out,
+        "{}, {}, {predicted} predicted, in windows of up to {window} that move on by {stride}",
+        count(*documents, "document"),
+        count(*tokens, "token")
+    )?;
+    if *empty > 0 {
+        writeln!(out, "{} without a token", count(*empty, "document"))?;
+    }
+    if total.other_files > 0 {
+        let files = count(total.other_files, "file");
+        writeln!(out, "{files} left out: the name does not end in .{}", total.extension)?;
+    }
     Ok(())
 }

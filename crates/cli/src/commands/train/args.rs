@@ -11,6 +11,7 @@ use candle_fused::{BlockFormat, Implementation};
 use gpt2_loader::LoadError;
 use gpt2_model::lora::LoraOptions;
 use gpt2_train::TrainError;
+use serde_json::Value;
 use std::path::{Path, PathBuf};
 
 /// What to train of `--model`, if not all of it.
@@ -63,6 +64,7 @@ const STEPS: &str = "Steps";
 const SAVING: &str = "Validation and files";
 
 #[derive(Debug, clap::Args)]
+#[command(group = clap::ArgGroup::new("source").args(["text", "jsonl"]).required(true))]
 #[command(mut_arg("timeout", |arg| arg.help(TIMEOUT)))]
 // These depend on a prompt, which a validation does not have.
 #[command(mut_arg("mean_ablate", |arg| arg.hide(true)), mut_arg("mean_of", |arg| arg.hide(true)))]
@@ -73,7 +75,7 @@ With interventions, each validation is also measured under them. That shows how 
 Training itself does not change.
 
 The same command with the same seed gives the same model, even if you stop it with Ctrl-C and resume, and on any number
-of processes.
+of processes. It prints which step's weights it has saved. With Ctrl-C, it saves what it has and exits with 130.
 
 Examples:
   gpt2 train --text shakespeare.txt --out my-model --steps 2000 --metrics loss.csv
@@ -85,7 +87,7 @@ Examples:
   mpirun -n 4 gpt2 train --text shakespeare.txt --out shared --accumulate 4   # four processes")]
 pub(crate) struct TrainArgs {
     /// Train on this text, UTF-8, at most 256 MiB
-    #[arg(long, value_name = "FILE", required_unless_present = "jsonl", conflicts_with = "jsonl")]
+    #[arg(long, value_name = "FILE")]
     pub(crate) text: Option<PathBuf>,
     /// Train on prompts and completions: a JSON object a line, {"prompt": "..", "completion": ".."}. Only completions
     /// are learned. Examples that share a row do not attend to each other
@@ -95,8 +97,8 @@ pub(crate) struct TrainArgs {
     /// gets PEFT's adapter_config.json and adapter_model.safetensors, and loss.png
     #[arg(short, long, value_name = "DIR")]
     pub(crate) out: PathBuf,
-    /// Fine-tune this model instead of training a new one: a folder, a GGUF file that is not quantized, or a model on
-    /// the Hub
+    /// Fine-tune this model instead of training a new one: a folder, a GGUF file that is not quantized, a model on the
+    /// Hub, or demo, which is built in
     #[arg(short, long, value_name = "DIR|FILE|NAME",
           conflicts_with_all = ["vocab_size", "n_layer", "n_head", "n_embd", "n_positions"])]
     pub(crate) model: Option<String>,
@@ -223,12 +225,29 @@ pub(super) fn worded(error: TrainError) -> anyhow::Error {
         TrainError::NotAState { path, source } => anyhow::Error::new(source)
             .context(format!("{}: not a training run's state; train without --resume", path.display())),
         TrainError::Setting { name, before, now } => anyhow::anyhow!(
-            "--resume: {name} was {before} and is {now}; a run only resumes with the settings that it had"
+            "--resume: {name} was {before} and is {now}; {}, or start anew with --overwrite",
+            as_before(&name, &before)
         ),
         TrainError::Metrics { path, source } => {
             anyhow::Error::from_boxed(source).context(format!("--metrics {}", path.display()))
         }
         TrainError::Other(source) => anyhow::Error::from_boxed(source),
         other => other.into(),
+    }
+}
+
+/// How to give a setting the value that it had.
+fn as_before(name: &str, before: &Value) -> String {
+    let option = name.replace('_', "-");
+    match (name, before) {
+        ("config", _) => "give the model's sizes that the run began with".into(),
+        ("data", _) => "give the text and the --val-fraction that the run began with".into(),
+        ("lora" | "frozen_model_fingerprint", _) => {
+            "give the --model and the LoRA options that the run began with".into()
+        }
+        (_, Value::Null | Value::Bool(false)) => format!("leave --{option} out"),
+        (_, Value::Bool(true)) => format!("give --{option}"),
+        (_, Value::String(text)) => format!("give --{option} {text}"),
+        (_, before) => format!("give --{option} {before}"),
     }
 }

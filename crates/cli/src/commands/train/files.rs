@@ -63,7 +63,7 @@ fn check_out(args: &TrainArgs) -> anyhow::Result<()> {
     let own = names(args);
     if let Some(name) = own.iter().find(|name| !args.overwrite && is_there(name)) {
         bail!(
-            "{}: there is a {name} already; choose another --out, continue a stopped run with --resume, \
+            "{}: holds {name} already; choose another --out, continue a stopped run with --resume, \
              or replace it with --overwrite",
             args.out.display()
         );
@@ -73,7 +73,7 @@ fn check_out(args: &TrainArgs) -> anyhow::Result<()> {
     if let Some(name) = others.find(|name| is_there(name)) {
         let (what, other) =
             if args.lora.rank.is_some() { ("a model", "an adapter") } else { ("an adapter", "a model") };
-        bail!("{}: there is a {name}, of {what}; choose another --out for {other}", args.out.display());
+        bail!("{}: holds {name}, of {what}; choose another --out for {other}", args.out.display());
     }
     Ok(())
 }
@@ -81,17 +81,19 @@ fn check_out(args: &TrainArgs) -> anyhow::Result<()> {
 /// Refuses files of a run that cannot be written, or that would harm the text, the model that the run starts from, the
 /// Hub's cache or another file. Leaves no folder that was not there.
 pub(super) fn check(args: &TrainArgs, files: Option<&Files>) -> anyhow::Result<()> {
-    check_out(args)?;
-    let _folder = NewFolder::make(&args.out)?;
     let mut inputs = Inputs::default();
     inputs.file("the text", args.source().1);
     args.interventions.inputs(&mut inputs);
     hub::inputs(&args.hub, &mut inputs);
+    args.model.iter().for_each(|model| inputs.named(model));
     if let Some(files) = files {
         inputs.model(files)?;
     }
+    // Before what --overwrite allows to replace: it never allows this.
     let named = format!("--out {}", args.out.display());
     inputs.spare_folder(&named, &args.out)?;
+    check_out(args)?;
+    let _folder = NewFolder::make(&args.out).context("--out")?;
     // This decides for all files of the run together whether they may be replaced.
     let mut outputs = Outputs::new(true);
     for name in names(args) {

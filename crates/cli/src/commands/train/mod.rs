@@ -9,7 +9,7 @@ mod tests;
 
 pub(super) use args::TrainArgs;
 
-use crate::output::note;
+use crate::output::{self, note};
 use crate::outputs::NewFolder;
 use crate::prompt::{encode, read_file};
 use crate::{finite, hub, parallel, session};
@@ -21,7 +21,9 @@ use gpt2_model::config::TokenIds;
 use gpt2_model::{Config, Gpt2LMHeadModel};
 use gpt2_parallel::Group;
 use gpt2_train::{Dataset, TrainError, TrainOptions, Trainer};
+use gpt2_view::visible_text;
 use progress::Progress;
+use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -107,19 +109,42 @@ fn train(args: &TrainArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
     if let Err(e) = files::draw(args, &trainer, &device) {
         note(&format!("the loss curve could not be drawn: {e:#}"));
     }
-    let Some(best) = trainer.history().best() else { return Ok(ExitCode::SUCCESS) };
-    note(&format!(
-        "validation loss {:.4} nats per token at step {} (a unigram model: {:.4}); saved in {}",
-        best.loss,
-        best.step,
-        trainer.data().unigram_loss(config.vocab_size),
-        args.out.display()
-    ));
-    if finished {
-        // A finished run cannot resume, so it needs no state.
-        let _ = std::fs::remove_file(args.out.join(files::STATE));
+    print(args, &trainer, config.vocab_size)?;
+    if !finished {
+        return Ok(ExitCode::from(progress.stop.code()));
     }
+    // A finished run cannot resume, so it needs no state.
+    let _ = std::fs::remove_file(args.out.join(files::STATE));
     Ok(ExitCode::SUCCESS)
+}
+
+/// Prints which step's weights are in `--out`, and how good they are.
+fn print(args: &TrainArgs, trainer: &Trainer, vocab_size: usize) -> anyhow::Result<()> {
+    let out = visible_text(&args.out.display().to_string());
+    let history = trainer.history();
+    let loss = |step: u64| {
+        let loss = usize::try_from(step).ok().and_then(|step| history.training().get(step.checked_sub(1)?));
+        loss.map_or_else(String::new, |loss| format!("loss {loss:.4}, "))
+    };
+    let Some(best) = history.best() else {
+        let (step, option) =
+            (trainer.steps(), if args.lora.rank.is_some() { "--adapter" } else { "--model" });
+        writeln!(
+            output::stdout(),
+            "step {step}: {}no validation yet; the weights after this step are saved in {out}, for {option} {out}",
+            loss(step)
+        )?;
+        return Ok(());
+    };
+    writeln!(
+        output::stdout(),
+        "step {}: {}validation loss {:.4} nats per token (a unigram model: {:.4}); saved in {out}",
+        best.step,
+        loss(best.step),
+        best.loss,
+        trainer.data().unigram_loss(vocab_size)
+    )?;
+    Ok(())
 }
 
 /// The model that an adapter is trained on, which may be quantized.

@@ -16,7 +16,7 @@ pub(super) struct Progress<'a> {
     tokenizer: &'a Tokenizer,
     pub(super) bar: ProgressBar,
     metrics: Option<Metrics>,
-    stop: Stop,
+    pub(super) stop: Stop,
     /// Whether this rank writes the run's files.
     writes: bool,
     /// The last validation's loss.
