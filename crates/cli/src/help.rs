@@ -26,6 +26,8 @@ const COMMON: &[(&str, &str)] = &[
 ];
 const EVERYWHERE: [&str; 4] = ["model", "json", "picture", "help"];
 
+/// How many options each command inherits that `-h` leaves out.
+const GENERAL: usize = 2;
 /// Behind all other options.
 const LAST: usize = 1000;
 /// How many examples `-h` shows.
@@ -71,8 +73,6 @@ fn arranged(gpt2: Command, brief: bool, width: usize) -> Command {
         let hide = brief && arg.get_id() != "help";
         arg.hide(hide).help_heading((!brief).then_some("General"))
     };
-    // Those that each command inherits, which `-h` leaves out.
-    const GENERAL: usize = 2;
     let help = "Print the common options; with --help, all of them";
     let gpt2 = gpt2
         .term_width(width)

@@ -64,7 +64,7 @@ struct Report {
     plain: Option<OneRun>,
     /// The most probable next tokens of both, those of the plain run first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    changes: Vec<Changed>,
+    changes: Vec<Likely>,
 }
 
 #[derive(Serialize)]
@@ -80,7 +80,7 @@ struct OneRun {
 
 /// The probabilities of a next token in both runs.
 #[derive(Serialize)]
-struct Changed {
+struct Likely {
     id: u32,
     token: Label,
     plain: f32,
@@ -169,11 +169,11 @@ fn forward(
 }
 
 /// The next tokens of both runs, each once.
-fn differences(plain: &OneRun, changed: &OneRun) -> Vec<Changed> {
+fn differences(plain: &OneRun, changed: &OneRun) -> Vec<Likely> {
     let known = |id: u32| plain.next.iter().any(|token| token.id == id);
     let others = changed.next.iter().filter(|token| !known(token.id));
     let probability = |run: &OneRun, id: u32| run.last[id as usize].exp();
-    let both = plain.next.iter().chain(others).map(|token| Changed {
+    let both = plain.next.iter().chain(others).map(|token| Likely {
         id: token.id,
         token: token.token.clone(),
         plain: probability(plain, token.id),

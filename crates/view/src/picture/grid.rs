@@ -80,12 +80,11 @@ impl HeadGrid {
             let label = |i: usize| format!("layer {}", self.rows[i].0);
             Axis::new(&letters, (self.rows.len(), cell), room, |i| i, label)
         };
-        let (beside, cell) = match room {
-            Some(room) => Axis::filling(room - MARGIN - bar.room(&letters), first.len(), layers),
-            None => {
-                let side = if first.len() <= FEW { 2 * SIDE } else { SIDE };
-                (layers(side as f32 / FILLED), side as f32 / FILLED)
-            }
+        let (beside, cell) = if let Some(room) = room {
+            Axis::filling(room - MARGIN - bar.room(&letters), first.len(), layers)
+        } else {
+            let side = if first.len() <= FEW { 2 * SIDE } else { SIDE };
+            (layers(side as f32 / FILLED), side as f32 / FILLED)
         };
         let name = |i: usize| format!("head {}", first[i].head);
         let above = Axis::new(&letters, (first.len(), cell), room, |i| i, name);

@@ -105,14 +105,7 @@ pub(crate) fn run(args: &PatchArgs) -> anyhow::Result<()> {
             patched.clean
         );
     }
-    if patched.clean < 0.0 {
-        note(&format!(
-            "the clean prompt makes {} less likely than {}: swap the prompts, or --answer and --against, if the model should \
-             get the clean one right",
-            visible_token(&args.answer),
-            visible_token(&args.against)
-        ));
-    }
+    note_swapped(args, patched.clean);
     let estimate = attribution_patching(&session.model, &contrast)?;
     let edges = args.edges.map(|steps| {
         let steps = usize::from(steps);
@@ -131,7 +124,6 @@ pub(crate) fn run(args: &PatchArgs) -> anyhow::Result<()> {
     let exact = share(map(Parts::Heads)?)?; // (L, H)
     let estimated = (estimate.heads.sum(2)? / difference)?; // (L, H)
     let labels = |ids: &[u32]| ids.iter().map(|&id| session.label(id)).collect();
-    let tokens = session.shown(&clean);
     let mut provenance = Provenance::new(&session, &clean)?.under(&changes);
     provenance.corrupt_ids.clone_from(&corrupt);
     let layers = layers(&share(map(Parts::Attention)?)?, &share(map(Parts::Mlps)?)?)?;
@@ -147,7 +139,9 @@ pub(crate) fn run(args: &PatchArgs) -> anyhow::Result<()> {
         made_by: &provenance,
         settings: json!({ "answer": args.answer, "against": args.against }),
     };
-    args.picture.draw(&mut outputs, &about, |frame| picture(frame, &exact, by_position.as_ref(), &tokens))?;
+    args.picture.draw(&mut outputs, &about, |frame| {
+        picture(frame, &exact, by_position.as_ref(), &session.shown(&clean))
+    })?;
     let heads = pairs_by_head(&exact, &estimated, |layer, head, exact, estimated| HeadPatch {
         layer,
         head,
@@ -179,6 +173,18 @@ pub(crate) fn run(args: &PatchArgs) -> anyhow::Result<()> {
         note(&warning);
     }
     outputs.commit_after(|| output::report(args.study.json, &report, report::print))
+}
+
+/// Notes that the clean prompt, of which this is the logit difference, gives the wrong answer.
+fn note_swapped(args: &PatchArgs, clean: f64) {
+    if clean < 0.0 {
+        note(&format!(
+            "the clean prompt makes {} less likely than {}: swap the prompts, or --answer and --against, if the model should \
+             get the clean one right",
+            visible_token(&args.answer),
+            visible_token(&args.against)
+        ));
+    }
 }
 
 /// Refuses edges of a model or a text that they are not for.

@@ -299,7 +299,7 @@ on("sort", () => {
 on("run weighted scale theme", () => {
   byId("small-legend").hidden = !showsChange();
   byId("heads-word").textContent = showsChange()
-    ? `Each small map is how a head changes: red where it attends more in the run ${runs[1]} than in ${runs[0]}, blue where less.`
+    ? `Each small map is how a head changes: red where it attends more in the run ${runs[1]} than in ${runs[0]}, blue where less. The colors end at the largest difference of a weight.`
     : "Each small map is a head: rows attend to columns.";
   // If only some have norms, no number stands for all small maps.
   const mixed = state.weighted && hasNorms && !isWeighted(heads);
