@@ -183,7 +183,7 @@ fn quoted(words: &[&str]) -> String {
     format!("\"{}\"", words.join(" "))
 }
 
-/// The first four of some names, and how many others there are.
+/// Four of some names at most: the first, and how many others there are.
 fn some(mut names: Vec<String>) -> Vec<String> {
     const MOST: usize = 4;
     if names.len() > MOST {

@@ -19,7 +19,6 @@ use std::path::Path;
 pub(super) const STATE: &str = "training-state.safetensors";
 /// The picture of the losses.
 pub(super) const PICTURE: &str = "loss.png";
-/// The columns of `--metrics`.
 /// The files that a run leaves in its folder.
 const FILES: [&str; 5] = ["config.json", "model.safetensors", "tokenizer.json", STATE, PICTURE];
 /// Those of a run that trains an adapter.

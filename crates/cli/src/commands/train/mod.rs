@@ -109,13 +109,12 @@ fn train(args: &TrainArgs, group: &Arc<dyn Group>) -> anyhow::Result<ExitCode> {
     if let Err(e) = files::draw(args, &trainer, &device) {
         note(&format!("the loss curve could not be drawn: {e:#}"));
     }
-    print(args, &trainer, config.vocab_size)?;
-    if !finished {
-        return Ok(ExitCode::from(progress.stop.code()));
+    if finished {
+        // A finished run cannot resume, so it needs no state.
+        let _ = std::fs::remove_file(args.out.join(files::STATE));
     }
-    // A finished run cannot resume, so it needs no state.
-    let _ = std::fs::remove_file(args.out.join(files::STATE));
-    Ok(ExitCode::SUCCESS)
+    print(args, &trainer, config.vocab_size)?;
+    Ok(if finished { ExitCode::SUCCESS } else { ExitCode::from(progress.stop.code()) })
 }
 
 /// Prints which step's weights are in `--out`, and how good they are.
