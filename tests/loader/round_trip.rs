@@ -74,7 +74,7 @@ fn a_number_that_the_file_cannot_hold_is_refused_with_its_tensor_and_what_to_do(
         (f32::NEG_INFINITY, DType::F64, &["-inf", "finite"]),
         (65520.0, DType::F16, &["65520", "f16 holds numbers up to 65504", "save it in bf16 or f32"]),
         (-1e6, DType::F16, &["-1000000", "save it in bf16 or f32"]),
-        (f32::MAX, DType::BF16, &["bf16 holds numbers up to 3.4e38", "save it in f32"]),
+        (f32::MAX, DType::BF16, &["holds 3.403e38", "bf16 holds numbers up to 3.390e38", "save it in f32"]),
     ] {
         let (model, folder) = (with_number(name, number)?, Folder::empty()?);
         let options = SaveOptions::default().with_dtype(dtype);

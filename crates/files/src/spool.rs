@@ -29,8 +29,8 @@ pub struct TensorSpool {
     data: BufWriter<File>,
     tensors: Vec<Waiting>,
     length: u64,
-    /// Whether a tensor could not be added: what follows it would lie elsewhere than its place says.
-    failed: bool,
+    /// A tensor that could not be added: what follows it would lie elsewhere than its place says.
+    failed: Option<String>,
 }
 
 /// A tensor in the temporary file.
@@ -56,18 +56,21 @@ impl TensorSpool {
             data: BufWriter::new(data),
             tensors: vec![],
             length: 0,
-            failed: false,
+            failed: None,
         })
     }
 
     /// Adds a tensor of any shape, dtype and device. Its numbers may be NaN or infinite, such as scores of hidden keys.
     ///
     /// # Errors
-    /// When the tensor is called `__metadata__` or has a dtype that Candle cannot copy out, and when the disk is full.
+    /// When the tensor is called `__metadata__` or has a dtype that Candle cannot copy out, and when the disk is full; after that,
+    /// [`write`](Self::write) fails.
     pub fn add(&mut self, name: &str, tensor: &Tensor) -> Result<()> {
         check(name, tensor.dtype())?;
         let added = write_data(&mut self.data, name, tensor, Numbers::Any);
-        self.failed |= !matches!(added, Ok(Ok(())));
+        if !matches!(added, Ok(Ok(()))) {
+            self.failed.get_or_insert_with(|| name.to_owned());
+        }
         added?.map_err(|e| Error::from(e).with_path(&self.folder))?;
         let (dtype, shape) = (tensor.dtype(), tensor.dims().to_vec());
         let bytes = (tensor.elem_count() * dtype.size_in_bytes()) as u64;
@@ -80,11 +83,14 @@ impl TensorSpool {
     /// writes.
     ///
     /// # Errors
-    /// When two tensors or two metadata entries have the same name, which leaves `path` untouched, or when `path` cannot be
-    /// written.
+    /// When a tensor could not be added, or two tensors or two metadata entries have the same name, which leaves `path` untouched,
+    /// or when `path` cannot be written.
     pub fn write(mut self, path: &Path, metadata: &[(&str, String)]) -> Result<()> {
-        if self.failed {
-            candle_core::bail!("a tensor could not be added, so the file would not be whole")
+        if let Some(name) = &self.failed {
+            candle_core::bail!(
+                "{}: {name} could not be added, so the file would not be whole",
+                path.display()
+            )
         }
         refuse_twice("tensor", self.tensors.iter().map(|tensor| tensor.name.as_str()))?;
         refuse_twice("metadata entry", metadata.iter().map(|(key, _)| *key))?;

@@ -14,7 +14,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// system, which clears each page before it hands it out again: up to a quarter of the time of a pass.
 ///
 /// What is kept and what is in use together exceed the most that was in use at any time by a twenty-fourth at most, counted in
-/// whole blocks: a block is at most an eighth larger than what it was asked for, and one that grows is in use twice while it
+/// whole blocks: a block is at most an eighth larger than what was asked for, and one that grows is in use twice while it
 /// moves.
 ///
 /// ```
@@ -36,8 +36,9 @@ const SMALLEST: u32 = 16;
 /// Between powers of two there are this many sizes, so that a block is at most an eighth larger than was asked for.
 const STEPS: usize = 8;
 const SIZES: usize = (usize::BITS - SMALLEST) as usize * STEPS;
-/// Without this room above the most that was in use, each pass would give back at its own peak what it needs again soon.
-const ROOM: usize = 24;
+/// The room above the most that was in use: this part of it. Without it, each pass would give back at its own peak what it needs
+/// again soon.
+const PART_FOR_ROOM: usize = 24;
 
 /// Free blocks by size: the first of each list; each block holds the address of the next.
 #[derive(Debug)]
@@ -104,16 +105,14 @@ impl Kept {
         self.bytes += size.bytes();
     }
 
-    /// Gives back all blocks.
-    fn clear(&mut self, inner: &impl GlobalAlloc) {
-        let most = std::mem::replace(&mut self.most, 0);
-        self.trim(inner);
-        self.most = most;
+    /// Gives blocks back until what is kept and used is hardly more than was ever used.
+    fn trim(&mut self, inner: &impl GlobalAlloc) {
+        let most = self.most.max(self.used);
+        self.give_back(most + most / PART_FOR_ROOM, inner);
     }
 
-    /// Gives blocks back, the largest first, until what is kept and used is hardly more than was ever used.
-    fn trim(&mut self, inner: &impl GlobalAlloc) {
-        let bound = self.most + self.most / ROOM;
+    /// Gives blocks back, the largest first, until what is kept and used is at most `bound` or nothing is kept.
+    fn give_back(&mut self, bound: usize, inner: &impl GlobalAlloc) {
         for list in (0..SIZES).rev() {
             while self.used + self.bytes > bound {
                 let power = 1usize << (list / STEPS + SMALLEST as usize);
@@ -153,7 +152,7 @@ impl<A: GlobalAlloc> KeepLarge<A> {
         drop(kept);
         let mut block = new(size.layout);
         if block.is_null() {
-            self.kept().clear(&self.inner);
+            self.kept().give_back(0, &self.inner);
             block = new(size.layout);
         }
         let mut kept = self.kept();
@@ -268,7 +267,7 @@ mod tests {
 
     /// Random requests, each block filled with a number of its own that must still be there when it is freed.
     #[test]
-    fn blocks_do_not_overlap_and_the_peak_is_that_of_what_was_used() {
+    fn blocks_do_not_overlap_and_the_peak_is_hardly_above_what_was_used() {
         let allocator = KeepLarge::new(Counted::default());
         let (mut live, mut used, mut most) = (vec![], 0, 0);
         let mut state = 1u64;
@@ -318,7 +317,7 @@ mod tests {
                 }
             }
             most = most.max(used);
-            assert!(allocator.inner.0.lock().unwrap().1 <= most + most / ROOM, "step {step}");
+            assert!(allocator.inner.0.lock().unwrap().1 <= most + most / PART_FOR_ROOM, "step {step}");
         }
         for (block, size, byte) in live {
             check(&(block, size, byte));

@@ -199,9 +199,9 @@ fn because(value: f64, most: f64, format: &str, remedy: &str) -> String {
     format!("; {format} holds numbers up to {}: {remedy}", short(most))
 }
 
-/// 65504, 3.4e38
+/// 65504, 3.403e38: digits enough to tell a number from the largest of a dtype.
 fn short(number: f64) -> String {
-    if number.abs() < 1e7 || !number.is_finite() { number.to_string() } else { format!("{number:.1e}") }
+    if number.abs() < 1e7 || !number.is_finite() { number.to_string() } else { format!("{number:.3e}") }
 }
 
 /// Which characters the vocabulary lacks, if any.

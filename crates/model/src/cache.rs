@@ -24,7 +24,7 @@ impl From<DType> for CacheDType {
 impl CacheDType {
     /// The name in lower case.
     #[must_use]
-    pub fn as_str(&self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::Plain(dtype) => dtype.as_str(),
             Self::Q8_0 => "q8_0",
@@ -78,7 +78,7 @@ impl KvCache {
     /// CPU, attention then reads half as many bytes of keys and values. [`CacheDType::Q8_0`] takes about a quarter.
     ///
     /// # Errors
-    /// When `capacity` is above `config.n_positions`, the device cannot allocate it, or has no cache of this dtype.
+    /// When `capacity` is above `config.n_positions`, the device cannot allocate it, or this dtype is not available there.
     pub fn new(
         config: &Config,
         batch: usize,
@@ -144,7 +144,7 @@ impl KvCache {
         let copy = |layer: &LayerCache| {
             let batch = layer.kv.dim(0)?;
             if let Some(row) = rows.iter().find(|&&row| row as usize >= batch) {
-                candle_core::bail!("there is no row {row}: the cache has {batch}")
+                candle_core::bail!("KvCache: row {row} does not exist; the cache has rows 0 to {}", batch - 1)
             }
             let kv = layer.kv.index_select(&Tensor::new(rows, layer.kv.device())?, 0)?;
             Ok(LayerCache { kv, len: layer.len, encoder: None })
@@ -179,7 +179,7 @@ impl LayerCache {
     /// An empty cache of one layer for `batch` rows of up to `capacity` tokens.
     ///
     /// # Errors
-    /// When `capacity` is above `config.n_positions`, the device cannot allocate it, or has no cache of this dtype.
+    /// When `capacity` is above `config.n_positions`, the device cannot allocate it, or this dtype is not available there.
     pub fn new(
         config: &Config,
         batch: usize,
@@ -199,7 +199,7 @@ impl LayerCache {
     /// Like [`new`](Self::new), for heads of this layout.
     ///
     /// # Errors
-    /// When the device cannot allocate it, or has no cache of this dtype.
+    /// When the device cannot allocate it, or this dtype is not available there.
     pub fn with_heads(
         heads: HeadLayout,
         batch: usize,
@@ -208,7 +208,9 @@ impl LayerCache {
         device: &Device,
     ) -> Result<Self> {
         let (dtype, width) = match dtype.into() {
-            CacheDType::Plain(dtype) if dtype.is_float() => (dtype, heads.dim),
+            CacheDType::Plain(dtype @ (DType::F64 | DType::F32 | DType::F16 | DType::BF16)) => {
+                (dtype, heads.dim)
+            }
             CacheDType::Q8_0 if device.is_cpu() => (DType::U8, CacheDType::Q8_0.bytes_of(heads.dim)),
             CacheDType::Q8_0 => candle_core::bail!("KvCache: q8_0 is for the CPU; on a GPU, use f16 or bf16"),
             CacheDType::Plain(dtype) => {

@@ -137,7 +137,7 @@ impl<'a> Generation<'a> {
         Ok(Self { checks: Some(checks), ..self })
     }
 
-    /// Whether a draft may guess, to be asked before one is loaded.
+    /// Checks that a draft can be used here. Call it before you load one.
     ///
     /// # Errors
     /// For several prompts, and where a position's bits depend on the others of its pass: on a GPU, with eager attention, in
@@ -233,24 +233,9 @@ impl<'a> Generation<'a> {
         Ok(token)
     }
 
-    /// One pass over the tokens that the cache lacks and what the draft guesses comes after them.
-    fn check(&mut self, checks: &mut Checks) -> Result<()> {
-        let (mut text, sampler) = (self.texts[0].clone(), &self.samplers[0]);
-        let vocabulary = self.model.config().vocab_size;
-        // A pass over the prompt takes other kernels than one over a few tokens: it is the same with a draft as without.
-        let most = if self.cache.is_empty() { 0 } else { (self.steps_left - 1).min(FEW_QUERIES - 1) };
-        let guess = if most == 0 {
-            vec![]
-        } else {
-            checks.draft.propose(&text, most, sampler).map_err(|e| e.context("the draft"))?
-        };
-        let known = |&token: &u32| (token as usize) < vocabulary;
-        let guess: Vec<u32> = guess.into_iter().take(most).take_while(known).collect();
-        if !self.cache.is_empty() {
-            checks.drafted.passes += 1;
-            checks.drafted.proposed += guess.len();
-        }
-        let input = [&text[self.cache.len()..], &guess].concat();
+    /// The logits after what the cache lacks of `text` and after each token of `guess`: (1 or T, V)
+    fn logits_after(&mut self, text: &[u32], guess: &[u32]) -> Result<Tensor> {
+        let input = [&text[self.cache.len()..], guess].concat();
         let input = Tensor::new(input, self.next_input.device())?.unsqueeze(0)?; // (1, T)
         let args = ForwardArgs {
             cache: Some(&mut self.cache),
@@ -258,7 +243,32 @@ impl<'a> Generation<'a> {
             hooks: self.hooks,
             ..ForwardArgs::default()
         };
-        let logits = self.model.forward(&input, args)?.logits.squeeze(0)?; // (1 or T, V)
+        self.model.forward(&input, args)?.logits.squeeze(0)
+    }
+
+    /// One pass over the tokens that the cache lacks and what the draft guesses comes after them.
+    fn check(&mut self, checks: &mut Checks) -> Result<()> {
+        let mut text = self.texts[0].clone();
+        let vocabulary = self.model.config().vocab_size;
+        // A pass over the prompt takes other kernels than one over a few tokens: it is the same with a draft as without.
+        let most = if self.cache.is_empty() { 0 } else { (self.steps_left - 1).min(FEW_QUERIES - 1) };
+        let guess = if most == 0 {
+            vec![]
+        } else {
+            checks.draft.propose(&text, most, &self.samplers[0]).map_err(|e| e.context("the draft"))?
+        };
+        let known = |&token: &u32| (token as usize) < vocabulary;
+        let guess: Vec<u32> = guess.into_iter().take(most).take_while(known).collect();
+        if !self.cache.is_empty() {
+            checks.drafted.passes += 1;
+            checks.drafted.proposed += guess.len();
+        }
+        let logits = match self.logits_after(&text, &guess) {
+            // A cache in 8 bits refuses numbers that are not finite, which a wrong guess may have.
+            Err(_) if !guess.is_empty() => self.logits_after(&text, &[])?,
+            logits => logits?,
+        };
+        let sampler = &self.samplers[0];
         for (i, mut logits) in logits.to_dtype(DType::F32)?.to_vec2::<f32>()?.into_iter().enumerate() {
             let token = match sampler.choose(&mut logits, &text) {
                 Ok(token) => token,

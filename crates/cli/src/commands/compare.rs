@@ -108,7 +108,7 @@ pub(crate) fn run(args: &CompareArgs) -> anyhow::Result<()> {
     let mut b = load(&args.other, args, args.quantize_other, &device)?;
     let adapters = adapters::find(&args.adapters, &args.hub, &mut Inputs::default())?;
     (b.model, b.side.adapters) = adapters::put_on(b.model, &adapters, false)?;
-    b.side.kv = args.kv_other.as_ref().map(CacheDType::as_str);
+    b.side.kv = args.kv_other.map(CacheDType::as_str);
     let (config, other) = (a.model.config(), b.model.config());
     if config.vocab_size != other.vocab_size {
         bail!(

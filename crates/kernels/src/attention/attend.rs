@@ -135,7 +135,7 @@ impl Sdpa {
     /// What queries without any key get: zeros, and a summary of zeros.
     pub(super) fn without_keys(q: &Tensor, v: &Tensor, wanted: Wanted) -> Result<Attended> {
         let ((b, h, t, _), (_, _, s, width)) = (q.dims4()?, v.dims4()?);
-        let dv = width.saturating_sub(codes::beside(v.dtype()));
+        let dv = width.saturating_sub(codes::extra(v.dtype()));
         let weights = |chosen: &Chosen| {
             let rows = chosen.resolve(h, t)?;
             let shape = (b, rows.heads.len(), rows.queries.len(), s);
@@ -171,14 +171,13 @@ impl Sdpa {
         dropout: Option<&WeightDropout>,
     ) -> Result<Tensor> {
         let (_, h, t, _) = q.dims4()?;
-        let k = &codes::to_dtype(k, q.dtype())?;
         let rows = chosen.resolve(h, t)?;
         let weights = if self.has_cpu_kernel(&Inputs::from_tensors(q, k, k, mask)) {
             let rules = ScoreRules::new(self, mask, q, k.dim(2)?)?;
             let op = OnCpu(CpuWeights { rules, rows: rows.clone() });
-            rows.of_queries(q)?.apply_op2(&rows.of_keys(k)?, op)?
+            rows.of_queries(q)?.apply_op2(&codes::to_dtype(&rows.of_keys(k)?, q.dtype())?, op)?
         } else {
-            eager::weights(self, q, k, mask, &rows)?
+            eager::weights(self, q, &codes::to_dtype(k, q.dtype())?, mask, &rows)?
         };
         match dropout {
             Some(dropout) => eager::dropped(&weights, dropout, &rows),

@@ -18,7 +18,8 @@ const MOST: f32 = 127.0;
 const ROWS: usize = 256;
 
 /// Quantizes rows to 8 bits: the codes of a row, one byte each in two's complement, then its scale. Each code is `x / scale`,
-/// rounded to the nearest integer, and to the even one of two. A row of zeros has the scale 0. Only the CPU has this.
+/// rounded to the nearest integer, and to the even one of two. A row of zeros has the scale 0. Where the scale is subnormal, below
+/// 1e-38, it is coarse: codes stop at ±127, and numbers may be lost. Only the CPU has this.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -98,10 +99,15 @@ pub fn widen_rows(codes: &Tensor) -> Result<Tensor> {
 #[inline(always)]
 pub(super) fn widen(row: &[u8], out: &mut [f32]) {
     let Some((codes, scale)) = row.split_last_chunk() else { return };
-    let scale = f32::from_le_bytes(*scale);
     for (x, code) in out.iter_mut().zip(codes) {
-        *x = f32::from(code.cast_signed()) * scale;
+        *x = number(*code, *scale);
     }
+}
+
+/// What a code stands for, with the bytes of its row's scale.
+#[inline(always)]
+pub(super) fn number(code: u8, scale: [u8; SCALE_BYTES]) -> f32 {
+    f32::from(code.cast_signed()) * f32::from_le_bytes(scale)
 }
 
 /// What a call reads: `x` in another dtype, or the numbers of its codes.
@@ -110,7 +116,7 @@ pub(super) fn to_dtype(x: &Tensor, dtype: DType) -> Result<Tensor> {
 }
 
 /// How many elements a row has besides its numbers.
-pub(super) fn beside(dtype: DType) -> usize {
+pub(super) fn extra(dtype: DType) -> usize {
     if dtype == DType::U8 { SCALE_BYTES } else { 0 }
 }
 

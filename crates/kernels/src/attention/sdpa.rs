@@ -1,6 +1,6 @@
 //! [`Sdpa`]: attention's options, and which code computes an attention with them.
 
-use super::codes::beside;
+use super::codes::extra;
 #[cfg(feature = "cuda")]
 use super::cuda::Kernels;
 use super::heads::{HeadLayout, WeightDropout};
@@ -166,7 +166,7 @@ impl Sdpa {
         let (vb, vh, vs, _) = v.dims4()?;
         let shared = kh > 0 && h.is_multiple_of(kh);
         // Quantized rows are wider than their numbers.
-        let [in_k, in_v] = [k, v].map(|x| beside(x.dtype()));
+        let [in_k, in_v] = [k, v].map(|x| extra(x.dtype()));
         if (kb, kd) != (b, d + in_k) || (vb, vh, vs) != (b, kh, s) || !shared {
             candle_core::bail!(
                 "attention: q {:?} needs k of shape [{b}, key heads, S, {}] and v of [{b}, key heads, S, Dv{}] with a number of \

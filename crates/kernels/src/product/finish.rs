@@ -1,4 +1,4 @@
-//! What follows a matrix product, a row of a tile at a time.
+//! What follows a matrix product: a few rows at a time, a vector of columns down those rows.
 
 use super::lanes::{Kernel, Lanes, dispatch};
 use super::panels::{Halves, PANEL, Stored};
@@ -23,6 +23,9 @@ impl<E> Finish<'_, E> {
     pub(crate) const NOTHING: Self = Self { bias: None, residual: None, gelu: false, onto: false };
 }
 
+/// The rows that a vector of columns goes down: their lines stay in the first-level cache for the next vector.
+const ROWS: usize = 16;
+
 /// The result of a product. Each task writes its own part.
 pub(crate) struct Destination<'a, E> {
     finish: Finish<'a, E>,
@@ -30,7 +33,7 @@ pub(crate) struct Destination<'a, E> {
     out: *mut E,
 }
 
-// SAFETY: tasks write through `out` only, and the callers of `part` guarantee that their parts do not overlap.
+// SAFETY: tasks reach `out` only through parts, and the callers of `part` guarantee that these do not overlap.
 unsafe impl<E: Send + Sync> Sync for Destination<'_, E> {}
 
 impl<'a, E: Stored> Destination<'a, E> {
@@ -66,29 +69,31 @@ impl<E: Stored> Part<'_, E> {
         let Destination { finish: Finish { bias, residual, gelu, onto }, width, out } = *self.result;
         let (rows, columns) = (sums.len() / stride, self.columns.len());
         assert!(stride.is_multiple_of(PANEL) && columns <= stride && first + rows <= self.rows.len());
-        for column in (0..columns).step_by(S::F32_LANES) {
-            let count = S::F32_LANES.min(columns - column);
-            let start = (self.rows.start + first) * width + self.columns.start + column;
-            let bias = bias.map(|bias| read(simd, &bias[self.columns.start + column..][..count]));
-            for (row, sums) in sums.chunks_exact(stride).enumerate() {
-                let at = start + row * width;
-                let mut y = read(simd, &sums[column..column + S::F32_LANES]);
-                if let Some(bias) = bias {
-                    y = simd.add_f32s(y, bias);
-                }
-                if gelu {
-                    y = gelu_forward(simd, y);
-                }
-                if let Some(residual) = residual {
-                    y = simd.add_f32s(y, read(simd, &residual[at..at + count]));
-                }
-                // SAFETY: the part is this task's own. It has these rows and columns, and numbers if `onto` is set.
-                unsafe {
-                    let out = out.add(at);
-                    if onto {
-                        y = simd.add_f32s(y, read(simd, std::slice::from_raw_parts(out, count)));
+        for (group, sums) in sums.chunks(ROWS * stride).enumerate() {
+            let start = (self.rows.start + first + group * ROWS) * width + self.columns.start;
+            for column in (0..columns).step_by(S::F32_LANES) {
+                let count = S::F32_LANES.min(columns - column);
+                let bias = bias.map(|bias| read(simd, &bias[self.columns.start + column..][..count]));
+                for (row, sums) in sums.chunks_exact(stride).enumerate() {
+                    let at = start + row * width + column;
+                    let mut y = read(simd, &sums[column..column + S::F32_LANES]);
+                    if let Some(bias) = bias {
+                        y = simd.add_f32s(y, bias);
                     }
-                    write(simd, y, out, count);
+                    if gelu {
+                        y = gelu_forward(simd, y);
+                    }
+                    if let Some(residual) = residual {
+                        y = simd.add_f32s(y, read(simd, &residual[at..at + count]));
+                    }
+                    // SAFETY: the part is this task's own. It has these rows and columns, and numbers if `onto` is set.
+                    unsafe {
+                        let out = out.add(at);
+                        if onto {
+                            y = simd.add_f32s(y, read(simd, std::slice::from_raw_parts(out, count)));
+                        }
+                        write(simd, y, out, count);
+                    }
                 }
             }
         }

@@ -23,7 +23,7 @@ pub(crate) trait Source: Sync {
     /// Numbers `first..first + STEP` of `row`.
     fn line(&self, row: usize, first: usize) -> [f32; STEP];
 
-    /// The numbers of `row` from `first` on, fewer than [`STEP`], into `out`.
+    /// The numbers of `row` from `first` on, at most [`STEP`], into `out`.
     fn copy_rest(&self, row: usize, first: usize, out: &mut [f32]);
 }
 

@@ -36,8 +36,8 @@ pub(super) trait Sums: Sync {
     /// How many panels at a time suit a block of `rows` rows: a divisor of [`STRIP`](super::panels::STRIP).
     fn panels<S: Lanes>(&self, rows: usize) -> usize;
 
-    /// Writes `Σ_k x[row][k]·w[k][c]` for the columns c of some panels to `out`, a group of rows at a time, while its sums are in
-    /// the first-level cache. `rows` starts at a whole group; `scratch` is working memory.
+    /// Writes `Σ_k x[row][k]·w[k][c]` for the columns c of some panels to `out`. `rows` starts at a whole group; `scratch` is
+    /// working memory.
     fn sum<S: Lanes, O: Stored>(
         &self,
         simd: S,
@@ -70,7 +70,11 @@ impl<'a, E: Stored> PackedRows<'a, E> {
         let per_row = rows::packed_len(depth);
         // Another product of this thread may begin while this one waits for its tasks: it finds no memory, and makes its own.
         let mut memory = MEMORY.take();
-        memory.reserve(rows * per_row);
+        if memory.capacity() < rows * per_row {
+            // Growing would copy what the last product left.
+            drop(memory);
+            memory = Vec::with_capacity(rows * per_row);
+        }
         let out = Shared(memory.as_mut_ptr());
         team::for_each(rows.div_ceil(group), |i| {
             let (out, rows) = (&out, i * group..((i + 1) * group).min(rows));

@@ -91,7 +91,7 @@ impl<C: Code> Shared<'_, C> {
     ///
     /// # Safety
     /// No other task writes the same part.
-    unsafe fn finish(&self, rows: Range<usize>, panels: Range<usize>, sums: &mut [f32], stride: usize) {
+    unsafe fn finish(&self, rows: Range<usize>, panels: Range<usize>, sums: &[f32], stride: usize) {
         let columns = panels.start * PANEL..(panels.end * PANEL).min(self.columns.len());
         // SAFETY: the caller of `product` guarantees the room, and this one's caller the rest.
         unsafe { self.result.part(rows, columns) }.write_on(self.isa, sums, stride);

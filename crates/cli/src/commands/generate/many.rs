@@ -108,7 +108,7 @@ fn complete(args: &GenerateArgs, session: &Session, rows: Vec<Row>) -> anyhow::R
         found.finish();
         if args.json {
             let mut made_by = Provenance::new(session, &prompt.ids)?;
-            made_by.kv = args.kv.as_ref().map(gpt2_model::CacheDType::as_str);
+            made_by.kv = args.kv.map(gpt2_model::CacheDType::as_str);
             let report = Report::new(args, session, made_by, prompt, found, new);
             serde_json::to_writer(&mut out, &Numbered { line, input: &input, report: &report })?;
         } else {

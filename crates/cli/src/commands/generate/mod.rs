@@ -41,7 +41,7 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
     let prompts = std::slice::from_ref(&prompt.ids);
     let changes = args.interventions.build(&session, Reads::Growing(&prompt.ids))?;
     let mut made_by = Provenance::new(&session, &prompt.ids)?.under(&changes);
-    made_by.kv = args.kv.as_ref().map(CacheDType::as_str);
+    made_by.kv = args.kv.map(CacheDType::as_str);
     let mut generation = generation(args, &session, prompts, max_new_tokens)?;
     if let Some(draft) = &args.draft {
         generation.check_draft().context("--draft")?;

@@ -24,10 +24,10 @@ impl HeadAt {
     }
 }
 
-/// What memory holds a row's numbers in: numbers, or codes.
+/// An element of a row in memory: a number, or a byte of a row of codes and their scale.
 pub(super) trait RowElement: Copy + Send + Sync + 'static {
     /// How many elements a row has besides its numbers.
-    const BESIDE: usize;
+    const EXTRA: usize;
 
     /// The numbers of a row: in place if memory holds them as f32, otherwise in `scratch`.
     fn read<'a>(row: &'a [Self], scratch: &'a mut [f32]) -> &'a [f32];
@@ -38,7 +38,7 @@ pub(super) trait RowElement: Copy + Send + Sync + 'static {
 
 // Inlined so that widening is compiled for its caller's instruction set.
 impl<E: Element> RowElement for E {
-    const BESIDE: usize = 0;
+    const EXTRA: usize = 0;
 
     #[inline(always)]
     fn read<'a>(row: &'a [Self], scratch: &'a mut [f32]) -> &'a [f32] {
@@ -60,7 +60,7 @@ impl<E: Element> RowElement for E {
 
 /// Codes and a scale.
 impl RowElement for u8 {
-    const BESIDE: usize = SCALE_BYTES;
+    const EXTRA: usize = SCALE_BYTES;
 
     #[inline(always)]
     fn read<'a>(row: &'a [Self], scratch: &'a mut [f32]) -> &'a [f32] {
@@ -69,9 +69,12 @@ impl RowElement for u8 {
         out
     }
 
+    #[inline(always)]
     fn gather(data: &[Self], stride: usize, out: &mut [f32]) {
-        let row: Vec<u8> = (0..out.len() + SCALE_BYTES).map(|c| data[c * stride]).collect();
-        codes::widen(&row, out);
+        let scale = std::array::from_fn(|i| data[(out.len() + i) * stride]);
+        for (c, x) in out.iter_mut().enumerate() {
+            *x = codes::number(data[c * stride], scale);
+        }
     }
 }
 
@@ -96,7 +99,7 @@ impl<'a, E: RowElement> Heads<'a, E> {
     pub(super) fn new(data: &'a [E], layout: &Layout) -> Result<Self> {
         let (b, h, t, width) = layout.shape().dims4()?;
         let stored = [b, h, t, width];
-        let dims = [b, h, t, width.saturating_sub(E::BESIDE)];
+        let dims = [b, h, t, width.saturating_sub(E::EXTRA)];
         let mut strides = [0; 4];
         strides.copy_from_slice(layout.stride());
         let data = data.get(layout.start_offset()..).unwrap_or_default();
@@ -121,7 +124,7 @@ impl<'a, E: RowElement> Heads<'a, E> {
         let start = head.b * sb + head.h * sh + i * st;
         let d = self.dims[3];
         if sd == 1 {
-            return E::read(&self.data[start..start + d + E::BESIDE], scratch);
+            return E::read(&self.data[start..start + d + E::EXTRA], scratch);
         }
         let out = &mut scratch[..d];
         E::gather(&self.data[start..], sd, out);
