@@ -11,12 +11,13 @@
     python scripts/bench_vs_engines.py --quick                      tiny sizes: does it run?
     python scripts/bench_vs_engines.py --plan                       what would run; needs no packages
 
-The weights are random, in GPT-2 small's shape. Nothing is timed before its logits are compared with those of our f32: an engine in
-f32 that differs by more than 1e-3 of the largest logit, or continues a text with other ids, is left out and named. A round runs
-all sides of a row one after another, and each round another side begins. Each engine has a process, which is stopped with SIGSTOP
-while others run, so that no threads spin beside those that are timed. Every side does one untimed run, then timed ones. The tables
-have the fastest run of all rounds, the median of the rounds' medians, and our fastest divided by theirs. Rounds in which another
-program was busy do not count unless all were. The engines stay in memory together: about 10 GB, less with --engines. Linux only.
+The weights are random, in GPT-2 small's shape. Nothing is timed before its logits are compared with those of our f32: an engine
+that differs by more than a part of the largest logit (f32 1e-3, f16 0.02, bf16 and q8_0 0.1, int8 0.5, q4_0 0.6), or in f32
+continues a text with other ids, is left out and named. A round runs all sides of a row one after another, and each round
+another side begins. Each engine has a process, which is stopped with SIGSTOP while others run, so that no threads spin beside
+those that are timed. Every side does one untimed run, then timed ones. The tables have the fastest run of all rounds, the
+median of the rounds' medians, and our fastest divided by theirs. Rounds in which another program was busy do not count unless
+all were. The engines stay in memory together: about 10 GB, less with --engines. Linux only.
 """
 
 import argparse
@@ -83,15 +84,16 @@ def parse() -> argparse.Namespace:
 
 
 def chosen(args: argparse.Namespace) -> tuple[list[Column], list[Row]]:
-    """The columns whose packages are there, and the rows that one of them has."""
+    """The columns whose packages are there, for a plan all of them, and the rows that one of them has."""
     rows = [row for row in ROWS if row.name in args.rows]
     columns = [column for column in COLUMNS if column.engine in args.engines and column.ours.form in args.ours]
     columns = [column for column in columns if any(column.runs(row) for row in rows)]
-    for column in columns if not args.plan else []:
-        if lacking := column.missing():
-            progress(f"left out: {column.title} needs `pip install {' '.join(lacking)}`")
-    columns = [column for column in columns if not column.missing()]
-    return columns, [shrink(row) if args.quick else row for row in rows if args.plan or any(column.runs(row) for column in columns)]
+    if not args.plan:
+        for column in columns:
+            if lacking := column.missing():
+                progress(f"left out: {column.title} needs `pip install {' '.join(lacking)}`")
+        columns = [column for column in columns if not column.missing()]
+    return columns, [shrink(row) if args.quick else row for row in rows if any(column.runs(row) for column in columns)]
 
 
 def main() -> int:

@@ -83,6 +83,7 @@ class Engine(Side):
             return False  # go on
 
         found = self._generate(ids, count + 1, callback=note).sequences_ids[0]
+        assert len(times) == count + 1, f"{len(times)} callbacks for {count + 1} tokens"
         return times[-1] - times[0], found
 
     def _generate(self, ids: list[int], count: int, **options: object):

@@ -12,7 +12,7 @@ from bench.report import amount, progress
 from bench.rows import prompt
 
 from .processes import Binary, Worker, watch, write
-from .rows import TOLERANCES, Column, Ours, Row
+from .rows import CACHED, TOLERANCES, Column, Ours, Row
 
 GGUF = ("f16", "q8_0", "q4_0")
 GREEDY = 8
@@ -177,8 +177,8 @@ def row_sides(row: Row, workers: list[Worker]) -> list[Ours | Worker]:
 
 
 def beside(row: Row, ours: Ours) -> Ours:
-    """Only a token reads the cache much: other rows run each form once."""
-    return ours if row.kind == "token" else Ours(ours.form)
+    """Other rows hardly read the cache, and run each form once."""
+    return ours if row.kind in CACHED else Ours(ours.form)
 
 
 def summary(rounds: list[dict]) -> dict:

@@ -4,26 +4,34 @@ from pathlib import Path
 
 from bench.report import amount, table
 
+from .measure import beside
 from .processes import PYTHON, Binary
 from .rows import COLUMNS, INSTALL, OURS, Column, Row, installed
 
+
 def plan(binary: Binary, columns: list[Column], rows: list[Row], rounds: int) -> str:
     """What a run would do, without doing it."""
-    lines = [f"{rounds} rounds, {binary.threads} threads, in turn:"]
+
+    def count(number: int, what: str) -> str:
+        return f"{number} {what}{'' if number == 1 else 's'}"
+
+    def named(column: Column) -> str:
+        return f"{column.title} (not installed)" if column.missing() else column.title
+
+    lines = [f"{count(rounds, 'round')}, {count(binary.threads, 'thread')}, in turn:"]
     for row in rows:
         theirs = [column for column in columns if column.runs(row)]
-        lines.append(f"  {row.name}: {row.label}, {row.runs} timed runs a round")
-        for ours in dict.fromkeys(column.ours for column in theirs):
-            beside = ", ".join(column.title for column in theirs if column.ours == ours)
+        lines.append(f"  {row.name}: {row.label}, {count(row.runs, 'timed run')} a round")
+        for ours in dict.fromkeys(beside(row, column.ours) for column in theirs):
+            others = ", ".join(named(column) for column in theirs if beside(row, column.ours) == ours)
             command = binary.command(row, ours)
-            lines += [f"    {' '.join(map(str, command))}", f"      beside {beside or 'nothing'}"]
+            lines += [f"    {' '.join(map(str, command))}", f"      beside {others}"]
     lines.append("engines:")
     for column in COLUMNS:
         lacking = column.missing()
         found = ", ".join(f"{package} {installed(package)}" for package in column.packages if package not in lacking)
-        found += "" if column in columns else "; not asked for"
         state = f"not installed: pip install {' '.join(lacking)}" if lacking else found
-        lines.append(f"  {column.title}: {state}")
+        lines.append(f"  {column.title}: {state}" + ("" if column in columns else "; not asked for"))
     python = " ".join(PYTHON)
     lines.append(f"each in a process of its own: {python} --serve ENGINE FORM {binary.folder} {binary.threads}")
     lines.append(f"all engines at once: {INSTALL}")

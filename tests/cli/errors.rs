@@ -71,12 +71,18 @@ fn prompts_longer_than_the_context() -> Result {
         run.refused(
             1,
             &[
-                "the prompt has 1000 words",
-                "n_positions = 256 tokens, which is about ",
-                " words of it: shorten",
+                "the prompt has 4500 characters",
+                "the model reads n_positions = 256 tokens, which is about the first ",
+                " characters of it: shorten",
             ],
         );
         assert_eq!(run.stderr.matches("the prompt").count(), 1, "{}", run.stderr);
+        // Each character is three tokens, and no space separates them.
+        for (times, has) in [(100, "300 tokens"), (4000, "4000 characters")] {
+            let says = format!("the prompt has {has}, but");
+            let run = gpt2(&[name, &"日".repeat(times)])?;
+            run.refused(1, &[&says, "= 256 tokens, which is about the first 85 characters of it: shorten"]);
+        }
     }
     Ok(())
 }

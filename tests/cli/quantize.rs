@@ -49,16 +49,15 @@ fn quantize_says_which_formats_the_file_has_and_why() -> Result {
     let folder = Folder::empty()?;
     let of = |to: &str, file: &str| stdout(&["quantize", "--to", to, "--out", &folder.at(file)]);
     assert_says("q8_0", &of("q8_0", "a.gguf")?, &["weights: 17 in Q8_0\n"]);
-    let mix =
-        "weights: 16 in Q4_0, 1 in Q8_0; Q6_K takes rows of a multiple of 256 numbers, the model is 128 wide";
+    let mix = "weights: 16 in Q4_0, 1 in Q8_0; Q6_K needs rows whose length is a multiple of 256; the output projection got Q8_0\n";
     assert_says("q4_0", &of("q4_0", "b.gguf")?, &[mix]);
     assert_says(
         "q4_k_m",
         &of("q4_k_m", "c.gguf")?,
-        &["10 in Q5_0, 2 in Q6_K, 3 in Q8_0; Q4_K and Q6_K take"],
+        &["10 in Q5_0, 2 in Q6_K, 3 in Q8_0; Q4_K and Q6_K need rows", "; the others got Q5_0 and Q8_0\n"],
     );
     let report = json(&["quantize", "--to", "q4_0", "--out", &folder.at("d.gguf"), "--json"])?;
-    assert_eq!(report["weights"], serde_json::json!({ "Q4_0": 16, "Q8_0": 1 }));
+    assert_eq!(report["weights"], serde_json::json!({ "q4_0": 16, "q8_0": 1 }));
     let other = folder.at("x.safetensors");
     gpt2(&["quantize", "--to", "f16", "--out", &other])?.refused(1, &[&other, "ends in .gguf"]);
     Ok(())

@@ -396,6 +396,16 @@ fn what_cannot_be_scored_is_refused_with_the_reason() -> Result {
     folder.write("texts/bad.txt", [b'o', b'k', 0xff])?;
     gpt2(&["score", &texts])?.refused(1, &["bad.txt", "not UTF-8"]);
     folder.write("texts/bad.txt", "")?;
+    #[cfg(unix)]
+    {
+        let odd = folder.file("texts/odd.txt");
+        std::os::unix::fs::symlink("nowhere", &odd)?;
+        gpt2(&["score", &texts])?.refused(1, &["cannot read", "odd.txt"]);
+        std::fs::remove_file(&odd)?;
+        assert!(std::process::Command::new("mkfifo").arg(&odd).status()?.success());
+        gpt2(&["score", &texts])?.refused(1, &["odd.txt: is a pipe or the like, expected a file"]);
+        std::fs::remove_file(&odd)?;
+    }
     gpt2(&["score", &texts, "--jsonl", &out])?.succeeded();
     let rows = rows(&folder, "scores.jsonl")?;
     let empty = rows.iter().find(|row| row["bytes"] == 0).ok_or("an empty file")?;
@@ -404,6 +414,12 @@ fn what_cannot_be_scored_is_refused_with_the_reason() -> Result {
     gpt2(&["score", &texts, "--jsonl", &out, "--overwrite"])?.succeeded();
     let empty = Folder::empty()?;
     gpt2(&["score", &empty.at("")])?.refused(1, &[".txt"]);
+    empty.write("a.txt", "")?;
+    empty.write("b.txt", "")?;
+    let printed = stdout(&["score", &empty.at("")])?;
+    assert_says("stdout", &printed, &["no token to predict: no document has a token\n"]);
+    empty.write("b.txt", "a")?;
+    assert_says("stdout", &stdout(&["score", &empty.at("")])?, &["--bos also predicts that one"]);
     gpt2_with_pipe(&["score", "-", "--by", "line"], "\n \n")?.refused(1, &["holds no document"]);
     Ok(())
 }
@@ -470,6 +486,8 @@ fn a_few_documents_are_listed_and_what_was_measured_is_said() -> Result {
     let folder = corpus(3)?;
     folder.write("texts/empty.txt", "")?;
     folder.write("texts/notes.md", "no document")?;
+    #[cfg(unix)]
+    std::os::unix::fs::symlink("nowhere", folder.file("texts/gone.md"))?;
     let texts = folder.at("texts");
     let run = gpt2(&["score", &texts, "--ablate", "0.3"])?.succeeded();
     assert_says("stderr", &run.stderr, &["tiny-shakespeare (built in): f32 on cpu", "ablate 0.3"]);

@@ -132,22 +132,28 @@ fn ctrl_c_saves_what_there_is() -> Result {
 fn a_run_that_is_stopped_before_its_first_validation_can_be_resumed() -> Result {
     let folder = Folder::empty()?;
     folder.write("text.txt", text())?;
-    let (text, out, metrics) = (folder.at("text.txt"), folder.at("model"), folder.file("loss.csv"));
-    let long = ["--metrics", &folder.at("loss.csv"), "--eval-every", "20000", "--steps", "20000"];
-    let args = arguments(&text, &out, &long);
-    for (resume, name, code) in [(&[][..], "INT", 130), (&["--resume"], "TERM", 143)] {
+    for (out, named, resume, name, code) in [
+        ("model", "model", &[][..], "INT", 130),
+        ("model", "model", &["--resume"], "TERM", 143),
+        ("demo", "./demo", &[], "INT", 130),
+    ] {
+        let metrics = folder.file(&format!("{out}.csv"));
+        let table = metrics.display().to_string();
+        let long = ["--metrics", &table, "--eval-every", "20000", "--steps", "20000"];
+        let args = [&arguments("text.txt", out, &long)[..], resume].concat();
         let before = std::fs::read_to_string(&metrics).map_or(0, |text| text.lines().count());
-        let child = spawn(command(&[&args[..], resume].concat()))?;
+        let child = spawn(command(&args).current_dir(folder.path()))?;
         wait_for_lines(&metrics, before + 3)?;
         signal(name, child.id())?;
         let run = Run::end_of(child)?;
         assert_eq!(run.code, code);
         assert_says("stderr", &run.stderr, &["stopped after step", "--resume"]);
-        let says =
-            format!("no validation yet; the weights after this step are saved in {out}, for --model {out}");
+        let says = format!(
+            "no validation yet; the weights after this step are saved in {out}, for --model {named}\n"
+        );
         assert_says("stdout", &run.stdout, &["step ", ": loss ", &says]);
-        assert!(folder.file("model").join("training-state.safetensors").exists(), "resume {resume:?}");
-        gpt2(&["inspect", &out])?.succeeded();
+        assert!(folder.file(out).join("training-state.safetensors").exists(), "{out}, resume {resume:?}");
+        gpt2(&["inspect", &folder.at(out)])?.succeeded();
     }
     Ok(())
 }
@@ -318,5 +324,8 @@ fn the_demo_model_has_a_name_and_an_input_is_never_replaced() -> Result {
     assert_eq!(named.stdout, run(&["forward", "O Romeo"])?.succeeded().stdout);
     run(&["forward", "O Romeo", "--model", "./demo"])?.refused(1, &["./demo", "no config.json"]);
     run(&["forward", "O Romeo", "--model", "dmo"])?.refused(1, &["or give demo, the built-in model"]);
+    run(&[&fixed[..], &["--model", "demo", "--out", "demo"]].concat())?.succeeded();
+    run(&[&fixed[..], &["--model", "./demo", "--out", "demo"]].concat())?
+        .refused(1, &["--out demo", "which this run reads"]);
     Ok(())
 }

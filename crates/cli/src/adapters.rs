@@ -115,11 +115,17 @@ pub(crate) fn put_on(
         let adapter = checkpoint.load(model.config());
         let base = checkpoint.config().base_model_name_or_path.as_ref();
         if let Some(base) = base.filter(|base| is_default && *base != DEMO_NAME) {
-            let of = format!("--adapter {}: is an adapter of {base}", files.name);
             if adapter.is_err() {
-                bail!("{of}, and does not fit the built-in demo model; give --model {base}");
+                bail!(
+                    "--adapter {}: is an adapter of {base}, and does not fit the built-in demo model; give --model {base}",
+                    files.name
+                );
             }
-            note(&format!("{of}, and runs on the built-in demo model; for the other, give --model {base}"));
+            note(&format!(
+                "--adapter {} was trained on {base} but now runs on the built-in demo model; to run it on {base}, give \
+                 --model {base}",
+                files.name
+            ));
         }
         let adapter = adapter?;
         for parameter in adapter.replaced.keys() {

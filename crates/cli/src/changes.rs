@@ -1,11 +1,11 @@
 //! The interventions of a run, built from the options with what they need from files and other prompts.
 
 use crate::inputs::Inputs;
-use crate::interventions::{At, InterventionArgs, vector};
+use crate::interventions::{At, InterventionArgs, OnHeads, vector};
 use crate::prompt::{encode_within, read_file};
 use crate::session::Session;
 use crate::values::count;
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use gpt2_model::hooks::{Intervention, Interventions, Patch, Recorder};
 use gpt2_model::{Config, ForwardArgs, MeanOver};
 use serde::Serialize;
@@ -85,8 +85,7 @@ impl InterventionArgs {
             bail!("{option}: is not for training; use --ablate, --scale, --attention-temperature or --add");
         }
         let lists = [&self.ablate, &self.scale, &self.attention_temperature];
-        let mut all: Vec<Intervention> =
-            lists.into_iter().flatten().flat_map(|given| given.each(config.n_head)).collect();
+        let mut all = on_heads(lists.into_iter().flatten(), config)?;
         let mut texts: Vec<String> = all.iter().map(Intervention::to_string).collect();
         self.check(Reads::Others("batches of the text"))?;
         self.add_vectors(&mut all, &mut texts)?;
@@ -220,8 +219,7 @@ impl<'a> Prepared<'a> {
             session.model.config(),
             [&args.ablate, &args.mean_ablate, &args.scale, &args.attention_temperature],
         );
-        let mut all: Vec<Intervention> =
-            lists.into_iter().flatten().flat_map(|given| given.each(config.n_head)).collect();
+        let mut all = on_heads(lists.into_iter().flatten(), config)?;
         all.extend(args.block.iter().cloned());
         let mut texts: Vec<String> = all.iter().map(Intervention::to_string).collect();
         let mut sources = Sources::default();
@@ -345,13 +343,39 @@ impl Others {
     }
 }
 
+/// The interventions on single heads, which the model has; an error names the option as typed.
+fn on_heads<'a>(
+    given: impl Iterator<Item = &'a OnHeads>,
+    config: &Config,
+) -> anyhow::Result<Vec<Intervention>> {
+    let mut all = vec![];
+    for one in given {
+        let each = one.each(config.n_head);
+        Interventions::new(each.clone(), config).with_context(|| one.text.clone())?;
+        all.extend(each);
+    }
+    Ok(all)
+}
+
+/// Refuses an output beside `--compare` that has room for one run.
+pub(crate) fn holds_one_run(option: &str) -> anyhow::Error {
+    anyhow!(
+        "{option}: would hold the changed run alone beside --compare; write it without --compare, once with the interventions and \
+         once without"
+    )
+}
+
+/// Refuses `--compare` without an intervention.
+pub(crate) fn nothing_to_compare() -> anyhow::Error {
+    anyhow!(
+        "--compare: there is nothing to compare the plain run with; add an intervention, such as --ablate 0.3"
+    )
+}
+
 /// Interventions that the model has the places for; an error names the option.
 fn checked(all: Vec<Intervention>, config: &Config) -> anyhow::Result<Interventions> {
     for one in &all {
-        Interventions::new(vec![one.clone()], config).with_context(|| match one {
-            Intervention::Temperature(..) => format!("--attention-{one}"),
-            _ => format!("--{one}"),
-        })?;
+        Interventions::new(vec![one.clone()], config).with_context(|| format!("--{one}"))?;
     }
     Ok(Interventions::new(all, config)?)
 }

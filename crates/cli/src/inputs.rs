@@ -1,5 +1,6 @@
 //! Everything that a run reads, so that it does not overwrite any of it.
 
+use crate::session::DEMO_NAME;
 use anyhow::bail;
 use gpt2_loader::{AdapterFiles, FILE_NAMES, Files, WeightFiles};
 use std::path::{Path, PathBuf};
@@ -37,8 +38,10 @@ impl Inputs {
     }
 
     /// Adds a model or an adapter by what the user calls it, before its files are found: it counts if it is a folder here.
+    /// The built-in model is none.
     pub(crate) fn named(&mut self, source: &str) {
-        self.models.extend(Some(PathBuf::from(source)).filter(|dir| dir.is_dir()));
+        let folder = Some(PathBuf::from(source)).filter(|dir| source != DEMO_NAME && dir.is_dir());
+        self.models.extend(folder);
     }
 
     /// Refuses an output file that would harm an input. `named` is how the user named it, `target` the file itself.

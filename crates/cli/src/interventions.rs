@@ -51,6 +51,8 @@ pub(crate) struct OnHeads {
     /// On head 0 for a whole layer.
     one: Intervention,
     is_layer: bool,
+    /// With its option, as the user typed it.
+    pub(crate) text: String,
 }
 
 impl OnHeads {
@@ -141,7 +143,8 @@ fn on_heads(what: &'static str) -> impl Fn(&str) -> Result<OnHeads, String> + Cl
             let value = if matches!(what, "scale" | "temperature") { "=0.5" } else { "" };
             format!("{error}; several: 5.0{value},5.1{value}; all heads of a layer: '5.*{value}'")
         })?;
-        Ok(OnHeads { one, is_layer: layer.is_some() })
+        let option = if what == "temperature" { "attention-temperature" } else { what };
+        Ok(OnHeads { one, is_layer: layer.is_some(), text: format!("--{option} {}", s.trim()) })
     }
 }
 

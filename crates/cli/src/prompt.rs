@@ -218,11 +218,13 @@ pub(crate) fn encode_within(
     if is_whole && ids.len() <= n {
         return Ok(ids);
     }
-    let words = |text: &str| text.split_whitespace().count();
-    let has = if is_whole { count(ids.len(), "token") } else { count(words(text), "word") };
-    let room = count(words(&tokenizer.decode(&ids[..ids.len().min(n)])), "word");
+    let characters = |text: &str| count(text.chars().count(), "character");
+    let has = if is_whole { count(ids.len(), "token") } else { characters(text) };
+    // The last token that fits may be a part of a character.
+    let read = tokenizer.decode(&ids[..ids.len().min(n)]);
+    let first = characters(read.trim_end_matches('\u{fffd}'));
     bail!(
-        "{what} has {has}, but the model has n_positions = {n} tokens, which is about {room} of it: shorten it"
+        "{what} has {has}, but the model reads n_positions = {n} tokens, which is about the first {first} of it: shorten it"
     )
 }
 

@@ -128,7 +128,7 @@ pub(crate) fn select_heads(
     };
     if !(layers.is_empty() && in_each.is_empty()) {
         anyhow::bail!(
-            "--head {layer}.{head}: names its layer; leave --layer out, and name the layer of every other head, too"
+            "--head {layer}.{head}: this already names a layer: drop --layer, and write every other head as LAYER.HEAD"
         );
     }
     named.sort_unstable();
@@ -171,4 +171,16 @@ pub(crate) fn pairs_by_head<T>(
     let heads = a.dim(1)?;
     let (a, b) = (a.flatten_all()?.to_vec1()?, b.flatten_all()?.to_vec1()?);
     Ok(a.into_iter().zip(b).enumerate().map(|(i, (a, b))| of(i / heads, i % heads, a, b)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pace_is_milliseconds_alone_below_a_tenth_of_a_second() {
+        assert_eq!(pace(20, 0.05), "50.0 ms");
+        assert_eq!(pace(20, 0.1), "0.10 s, 200.0 tokens/s");
+        assert_eq!(pace(20, 2.0), "2.00 s, 10.0 tokens/s");
+    }
 }

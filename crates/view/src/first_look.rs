@@ -168,7 +168,8 @@ impl FirstLook {
                 "shown because its attention is the most focused: {reach:.2} on one earlier token"
             ));
             out += &heatmap(weights, &self.tokens, &self.tokens, &style.with_max_cell(CELL))?;
-            out += "\nstrongest links between tokens, one of each head\n";
+            let heading = "strongest links between tokens, one of each head";
+            let _ = write!(out, "\n{}\n", wrap(heading, style.columns()));
             out += &self.table(focus, style);
             out += "\n";
         }

@@ -1,6 +1,6 @@
 //! `gpt2 forward`: the next token's probabilities, and how surprising the prompt is.
 
-use crate::changes::Changes;
+use crate::changes::{Changes, holds_one_run, nothing_to_compare};
 use crate::exports;
 use crate::output;
 use crate::outputs::Outputs;
@@ -105,10 +105,7 @@ struct Candidate {
 
 pub(crate) fn run(args: &ForwardArgs) -> anyhow::Result<()> {
     if args.compare && args.export.is_some() {
-        bail!(
-            "--export: would hold the changed run alone beside --compare; write it without --compare, once with the interventions and \
-             once without"
-        );
+        return Err(holds_one_run("--export"));
     }
     let text = args.prompt.read()?;
     let mut outputs = Outputs::new(args.overwrite);
@@ -130,9 +127,7 @@ fn forward(
     changes: &Changes,
 ) -> anyhow::Result<Ran<Report>> {
     if args.compare && changes.texts.is_empty() {
-        bail!(
-            "--compare: there is nothing to compare the plain run with; add an intervention, such as --ablate 0.3"
-        );
+        return Err(nothing_to_compare());
     }
     let recorder = points.recorder();
     let forward = gpt2_model::ForwardArgs {

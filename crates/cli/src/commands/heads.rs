@@ -265,7 +265,7 @@ fn print(report: &Report) -> anyhow::Result<()> {
     writeln!(out, "{}", table.render())?;
     let mut out_wrapped = |text: &str| writeln!(out, "{}", wrap(text, output::stdout_width().max(MIN_WIDTH)));
     out_wrapped(&format!(
-        "clearly above chance, by {:.0} % of the way from there to 1, best first:",
+        "heads that score more than {:.0} % of the way from chance to 1, best first:",
         100.0 * CLEARLY
     ))?;
     let mut next = None;

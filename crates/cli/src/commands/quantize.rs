@@ -9,7 +9,7 @@ use crate::session::MODEL;
 use crate::{hub, output, session};
 use anyhow::bail;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use gpt2_loader::{Checkpoint, GgufType, Source, Tokenizer, save_gguf};
+use gpt2_loader::{Checkpoint, Encoding, GgufType, Source, Tokenizer, save_gguf};
 use gpt2_model::parameters::WPE;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -76,22 +76,26 @@ fn weights_of(path: &Path) -> anyhow::Result<BTreeMap<String, usize>> {
     let written = Checkpoint::open(&Source::Gguf(path.into()).open()?)?;
     let mut weights = BTreeMap::new();
     for (_, tensor) in written.tensors().filter(|(name, of)| of.shape.len() > 1 && *name != WPE) {
-        *weights.entry(tensor.dtype.to_string()).or_default() += 1;
+        let format = match tensor.dtype {
+            Encoding::Blocks(format) => format.as_str().to_owned(),
+            other => other.to_string().to_lowercase(),
+        };
+        *weights.entry(format).or_default() += 1;
     }
     Ok(weights)
 }
 
 /// Why a file has other formats than those of its type: a model `width` numbers wide may have no room for blocks.
 fn because(kind: GgufType, width: usize) -> String {
-    let (large, instead) = match kind {
-        GgufType::Q4_0 => ("Q6_K takes", "Q8_0 stands in for it"),
-        GgufType::Q4KM => ("Q4_K and Q6_K take", "Q5_0 and Q8_0 stand in for them"),
+    let (need, instead) = match kind {
+        GgufType::Q4_0 => ("Q6_K needs", "the output projection got Q8_0"),
+        GgufType::Q4KM => ("Q4_K and Q6_K need", "the others got Q5_0 and Q8_0"),
         _ => return String::new(),
     };
     if width.is_multiple_of(LARGE_BLOCK) {
         return String::new();
     }
-    format!("; {large} rows of a multiple of {LARGE_BLOCK} numbers, the model is {width} wide, and {instead}")
+    format!("; {need} rows whose length is a multiple of {LARGE_BLOCK}; {instead}")
 }
 
 pub(crate) fn run(args: &QuantizeArgs) -> anyhow::Result<()> {
@@ -152,7 +156,7 @@ pub(crate) fn run(args: &QuantizeArgs) -> anyhow::Result<()> {
                 output::stdout(),
                 "{file}: {kind}, {megabytes:.1} MB, {bits_per_parameter:.2} bits a parameter, tokenizer included"
             )?;
-            let mix: Vec<String> = report.weights.iter().map(|(format, n)| format!("{n} in {format}")).collect();
+            let mix: Vec<String> = report.weights.iter().map(|(format, n)| format!("{n} in {}", format.to_uppercase())).collect();
             writeln!(output::stdout(), "weights: {}{}", mix.join(", "), because(kind, width))?;
             Ok(())
         })

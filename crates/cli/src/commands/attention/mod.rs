@@ -8,7 +8,7 @@ mod views;
 
 pub(super) use args::AttentionArgs;
 
-use crate::changes::{Changes, Reads};
+use crate::changes::{Changes, Reads, holds_one_run};
 use crate::output;
 use crate::outputs::Outputs;
 use crate::points::Points;
@@ -102,16 +102,12 @@ fn check_compare(args: &AttentionArgs) -> anyhow::Result<()> {
     }
     if args.html.is_none() && !args.open && args.fragment.is_none() {
         bail!(
-            "--compare: a page shows both runs; add --html FILE or --open, or see what changes in the predictions with gpt2 forward \
-             --compare"
+            "--compare shows both runs on a page: add --html FILE or --open. For the predictions alone, use gpt2 forward --compare"
         );
     }
     let given = [("--export", args.export.is_some()), ("--picture", args.picture.is_wanted())];
     match given.iter().find(|(_, given)| *given) {
-        Some((option, _)) => bail!(
-            "{option}: would hold the changed run alone beside --compare; write it without --compare, once with the interventions and \
-             once without"
-        ),
+        Some((option, _)) => Err(holds_one_run(option)),
         None => Ok(()),
     }
 }

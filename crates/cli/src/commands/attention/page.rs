@@ -4,6 +4,7 @@ use super::args::WithArg;
 use super::effect::{self, Effects};
 use super::scene::Scene;
 use super::views::{MOST_LINKED, run_json};
+use crate::changes::nothing_to_compare;
 use crate::weights::{Page, PageOptions, likely_by_layer, predictions};
 use candle_core::Tensor;
 use gpt2_circuits::Circuits;
@@ -28,9 +29,7 @@ impl Looked {
         let (args, subject) = (scene.args, scene.subject);
         let changed = scene.subject.changes.texts.join(", ");
         if args.compare && changed.is_empty() {
-            anyhow::bail!(
-                "--compare: there is nothing to compare the plain run with; add an intervention, such as --ablate 0.3"
-            );
+            return Err(nothing_to_compare());
         }
         let options = PageOptions {
             top: args.top.map(usize::from),

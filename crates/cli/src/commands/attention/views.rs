@@ -155,7 +155,9 @@ impl Views {
             // A grid has no labels of tokens, so it says which text they are of.
             let what = match picture {
                 Picture::Head(_) => named(scene, layers[0], heads[0]),
-                Picture::Grid(_) => format!("{}\n{}", count(tokens.len(), "token"), fit(&text(scene), TITLE)),
+                Picture::Grid(_) => {
+                    format!("{}:\n{}", count(tokens.len(), "token"), fit(&text(scene), TITLE))
+                }
             };
             let about = About { title: format!("{}: {what}", session.name), made_by, settings: Value::Null };
             args.picture.draw(outputs, &about, |frame| match &picture {
@@ -182,7 +184,10 @@ pub(super) enum Shown {
 impl Shown {
     pub(super) fn new(scene: &Scene, views: Views, output: &ModelOutput) -> anyhow::Result<Self> {
         let first = match (views.maps, views.first) {
-            (Some(maps), _) => return Ok(Self::Text(maps + &tokens_word(scene))),
+            (Some(maps), _) => {
+                let word = tokens_word(scene, &maps);
+                return Ok(Self::Text(maps + &word));
+            }
             (None, Some(first)) if !scene.args.study.json => {
                 return Ok(Self::Text(first_look(scene, &first, output)?));
             }
@@ -213,13 +218,14 @@ pub(super) fn run_json(
     output: &ModelOutput,
     silenced: &Silenced,
 ) -> anyhow::Result<RunJson> {
+    // What was not looked for is left out.
+    let looked = first.filter(|_| scene.subject.ids.len() <= MOST_LINKED);
     for of in &mut layers {
         for head in &mut of.heads {
             head.silenced = silenced.how(of.layer, head.head);
-            head.kind = first.map(|first| head.summary.focus(first.looks(of.layer, head.head)));
+            head.kind = looked.map(|first| head.summary.focus(first.looks(of.layer, head.head)));
         }
     }
-    let looked = first.filter(|_| scene.subject.ids.len() <= MOST_LINKED);
     let next = next_tokens(&scene.subject, &last_hidden(scene, output)?)?;
     Ok(RunJson { next, links: looked.map(|first| first.links().to_vec()), layers })
 }
@@ -229,10 +235,14 @@ fn last_hidden(scene: &Scene, output: &ModelOutput) -> anyhow::Result<Tensor> {
     Ok(output.last_hidden_state.squeeze(0)?.narrow(0, scene.subject.ids.len() - 1, 1)?)
 }
 
-/// What the labels of tokens show.
-fn tokens_word(scene: &Scene) -> String {
+/// What the labels of tokens in `shown` are; nothing where they are ids.
+fn tokens_word(scene: &Scene, shown: &str) -> String {
+    if scene.subject.session.tokenizer().is_err() {
+        return String::new();
+    }
+    let space = if shown.contains('·') { "· is a space; " } else { "" };
     let width = output::style(scene.args.color).width.max(MIN_WIDTH);
-    wrap("· is a space; tokens are words and pieces of words", width) + "\n"
+    wrap(&format!("{space}tokens are words and pieces of words"), width) + "\n"
 }
 
 /// A head's name, and what became of its output if the run does not use it.
@@ -287,7 +297,8 @@ fn first_look(scene: &Scene, first: &FirstLook, found: &ModelOutput) -> anyhow::
         writeln!(out, "no links between tokens: searched for up to {MOST_LINKED} tokens only\n")?;
     }
     write!(out, "{}", first.render(&rows, &style)?)?;
-    write!(out, "{}", tokens_word(scene))?;
+    let word = tokens_word(scene, &out);
+    out += &word;
     writeln!(out, "\nnext, every head in the browser: --open\none head here: --layer L --head H")?;
     Ok(out)
 }

@@ -2,6 +2,7 @@
 
 use super::work::Work;
 use crate::output;
+use crate::values::count;
 use gpt2_model::Config;
 use gpt2_view::visible_text;
 use serde::Serialize;
@@ -20,6 +21,14 @@ impl From<&Config> for Shape {
     fn from(config: &Config) -> Self {
         let &Config { n_layer, n_head, n_embd, vocab_size, .. } = config;
         Self { n_layer, n_head, n_embd, vocab_size }
+    }
+}
+
+impl std::fmt::Display for Shape {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { n_layer, n_head, n_embd, vocab_size } = self;
+        let (layers, heads) = (count(*n_layer, "layer"), count(*n_head, "head"));
+        write!(f, "{layers}, {heads}, width {n_embd}, vocabulary {vocab_size}")
     }
 }
 
@@ -71,9 +80,7 @@ pub(super) struct Report {
 
 pub(super) fn print(report: &Report) -> anyhow::Result<()> {
     let mut out = output::stdout();
-    let Shape { n_layer, n_head, n_embd, vocab_size } = report.shape;
-    let model = visible_text(&report.model);
-    writeln!(out, "{model}: {n_layer} layers, {n_head} heads, width {n_embd}, vocabulary {vocab_size}")?;
+    writeln!(out, "{}: {}", visible_text(&report.model), report.shape)?;
     let Report { what, implementation, batch, tokens, dtype, device, threads, runs, .. } = report;
     let groups = report.groups.map(|groups| format!("{groups} groups of together ")).unwrap_or_default();
     let isa = report.isa.map(|isa| format!(", {isa}")).unwrap_or_default();
@@ -101,4 +108,15 @@ pub(super) fn print(report: &Report) -> anyhow::Result<()> {
         writeln!(out, "{giga_per_s:.1} {unit}, {percent:.0} % of the {peak:.1} that the machine does")?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_layer_is_no_plural() {
+        let shape = Shape { n_layer: 1, n_head: 2, n_embd: 8, vocab_size: 300 };
+        assert_eq!(shape.to_string(), "1 layer, 2 heads, width 8, vocabulary 300");
+    }
 }

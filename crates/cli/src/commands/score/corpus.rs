@@ -117,8 +117,9 @@ impl Corpus {
             return Ok(Self { bytes: Some(found.len()), ..corpus });
         }
         let extension = corpus.extension();
-        let (mut files, mut bytes, mut others) = (vec![], 0, 0);
-        texts_in(path, extension, &mut files, &mut bytes, &mut others)?;
+        let mut found = Texts::default();
+        found.add_folder(path, extension)?;
+        let Texts { mut files, bytes, others } = found;
         if files.is_empty() {
             let other = if extension == "txt" { "; for .jsonl files, give --by json" } else { "" };
             bail!("{}: has no file whose name ends in .{extension}{other}", path.display());
@@ -186,32 +187,50 @@ impl Corpus {
     }
 }
 
-/// Adds the files of a folder and of its subfolders whose names end in `extension`, and counts the others. Links to folders are
-/// not followed, and hidden ones are left out.
-fn texts_in(
-    folder: &Path,
-    extension: &str,
-    files: &mut Vec<PathBuf>,
-    bytes: &mut u64,
-    others: &mut usize,
-) -> anyhow::Result<()> {
-    let failed = || format!("cannot read the folder {}", folder.display());
-    for entry in std::fs::read_dir(folder).with_context(failed)? {
-        let entry = entry.with_context(failed)?;
-        let path = entry.path();
-        if entry.file_name().to_string_lossy().starts_with('.') {
-            continue;
+/// The files of a folder and of its subfolders.
+#[derive(Default)]
+struct Texts {
+    files: Vec<PathBuf>,
+    /// The size of `files`.
+    bytes: u64,
+    /// How many other files there are.
+    others: usize,
+}
+
+impl Texts {
+    /// Adds the files whose names end in `extension`, and counts the others. Links to folders are not followed, and hidden
+    /// files are left out.
+    fn add_folder(&mut self, folder: &Path, extension: &str) -> anyhow::Result<()> {
+        let failed = || format!("cannot read the folder {}", folder.display());
+        for entry in std::fs::read_dir(folder).with_context(failed)? {
+            let entry = entry.with_context(failed)?;
+            let path = entry.path();
+            if entry.file_name().to_string_lossy().starts_with('.') {
+                continue;
+            }
+            if entry.file_type().with_context(failed)?.is_dir() {
+                self.add_folder(&path, extension)?;
+                continue;
+            }
+            let is_text = path.extension().is_some_and(|end| end.eq_ignore_ascii_case(extension));
+            // What a link leads to.
+            match std::fs::metadata(&path) {
+                Ok(found) if found.is_file() && is_text => {
+                    self.bytes += found.len();
+                    self.files.push(path);
+                }
+                Ok(found) if found.is_file() => self.others += 1,
+                Ok(found) if is_text && !found.is_dir() => {
+                    bail!("{}: is a pipe or the like, expected a file; move it away", path.display())
+                }
+                Err(error) if is_text => {
+                    return Err(error).with_context(|| format!("cannot read {}", path.display()));
+                }
+                _ => {}
+            }
         }
-        if entry.file_type().with_context(failed)?.is_dir() {
-            texts_in(&path, extension, files, bytes, others)?;
-        } else if path.extension().is_some_and(|e| e.eq_ignore_ascii_case(extension)) && path.is_file() {
-            *bytes += std::fs::metadata(&path).with_context(failed)?.len();
-            files.push(path);
-        } else {
-            *others += 1;
-        }
+        Ok(())
     }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -40,7 +40,7 @@ use std::time::Instant;
 OUT holds a line of JSON for each document, in the order of the corpus: the other fields of a line of JSON (input), tokens, predicted (how many of them were
 predicted), loss (nats a token) and perplexity. The first line says how they were made. A document longer than the
 context is read in windows that overlap, so that each token is predicted once and has half a context before it; a perplexity of
-other windows differs, such as that of gpt2 compare. A file is read with its last newline; gpt2 forward leaves one out. The same corpus gives the same bytes on any number
+other windows differs, such as that of gpt2 compare. The same corpus gives the same bytes on any number
 of processes. Interventions act on each document as on a prompt of its own.
 
 Examples:
@@ -52,7 +52,8 @@ Examples:
   mpirun -n 4 gpt2 score texts/ --jsonl shared.jsonl   # on four processes
   gpt2 score texts/ --jsonl scores.jsonl --resume   # go on after Ctrl-C")]
 pub(crate) struct ScoreArgs {
-    /// A text (with its last newline), JSON lines (.jsonl), a folder of .txt files (with its subfolders), or - for standard input
+    /// A text, JSON lines (.jsonl), a folder of .txt files (with its subfolders), or - for standard input (score keeps the
+    /// newline at the end of a file; forward drops it)
     #[arg(value_name = "FILE|FOLDER|-")]
     pub(crate) corpus: PathBuf,
     /// What a document is: a whole file, each line that is not blank, or a field of each line of JSON [default: json
@@ -405,6 +406,7 @@ fn print(total: &Total) -> anyhow::Result<()> {
         (Some(loss), Some(perplexity)) => {
             writeln!(out, "perplexity {perplexity:.4}  ({loss:.4} nats per token)")?;
         }
+        _ if empty == documents => writeln!(out, "no token to predict: no document has a token")?,
         _ => writeln!(
             out,
             "no token to predict: every document has one token at most; --bos also predicts that one"

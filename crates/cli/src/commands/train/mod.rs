@@ -12,6 +12,7 @@ pub(super) use args::TrainArgs;
 use crate::output::{self, note};
 use crate::outputs::NewFolder;
 use crate::prompt::{encode, read_file};
+use crate::session::DEMO_NAME;
 use crate::{finite, hub, parallel, session};
 use anyhow::{anyhow, bail};
 use args::{unsaved, worded};
@@ -128,9 +129,10 @@ fn print(args: &TrainArgs, trainer: &Trainer, vocab_size: usize) -> anyhow::Resu
     let Some(best) = history.best() else {
         let (step, option) =
             (trainer.steps(), if args.lora.rank.is_some() { "--adapter" } else { "--model" });
+        let named = if option == "--model" && out == DEMO_NAME { "./demo" } else { &out };
         writeln!(
             output::stdout(),
-            "step {step}: {}no validation yet; the weights after this step are saved in {out}, for {option} {out}",
+            "step {step}: {}no validation yet; the weights after this step are saved in {out}, for {option} {named}",
             loss(step)
         )?;
         return Ok(());
