@@ -229,10 +229,9 @@ fn heads_names_all_that_stand_out_and_one_that_copies() -> Result {
         above.sort_by(|a, b| score(b).total_cmp(&score(a)));
         let names: Vec<String> =
             above.iter().map(|head| format!("{}.{}", head["layer"], head["head"])).collect();
-        let mut expected = names.iter().take(12).cloned().collect::<Vec<_>>().join(", ");
-        if names.len() > 12 {
-            expected += &format!(" and {} more", names.len() - 12);
-        }
+        let listed = names.iter().take(12).cloned().collect::<Vec<_>>().join(", ");
+        let more = names.len().saturating_sub(12);
+        let expected = if more > 0 { format!("{listed} and {more} more") } else { listed };
         assert_says(kind, &printed, &[&format!("{kind} heads, above {least:.3}: {expected}\n")]);
     }
     assert_says(

@@ -98,21 +98,14 @@ pub(crate) fn run(args: &PatchArgs) -> anyhow::Result<()> {
     let number = |x: f64| Tensor::new(x, &Device::Cpu);
     args.study.finite.check(&session, &clean_ids, contrast.hooks, [&number(patched.clean)?])?;
     args.study.finite.check(&session, &corrupt_ids, contrast.hooks, [&number(patched.corrupt)?])?;
-    if difference.abs() < 1e-6 {
-        bail!(
-            "the logit difference is {:.4} after either prompt, so there is nothing to bring back: choose prompts, --answer and \
-             --against that tell the two apart",
-            patched.clean
-        );
-    }
-    note_swapped(args, patched.clean);
+    check_difference(args, patched.clean, difference)?;
     let estimate = attribution_patching(&session.model, &contrast)?;
-    let edges = args.edges.map(|steps| {
-        let steps = usize::from(steps);
-        let gradients = if steps == 0 { EdgeGradients::Corrupt } else { EdgeGradients::Integrated { steps } };
-        edge_attribution(&session.model, &contrast, gradients)
+    let gradients = args.edges.map(|steps| match usize::from(steps) {
+        0 => EdgeGradients::Corrupt,
+        steps => EdgeGradients::Integrated { steps },
     });
-    let edges = edges.transpose()?;
+    let edges =
+        gradients.map(|gradients| edge_attribution(&session.model, &contrast, gradients)).transpose()?;
     let numbers = patched.maps.iter().chain([&estimate.heads]).chain(&edges);
     args.study.finite.check(&session, &corrupt_ids, contrast.hooks, numbers)?;
     let edges = edges.map(|scores| ranked(&scores, difference)).transpose()?;
@@ -167,16 +160,23 @@ pub(crate) fn run(args: &PatchArgs) -> anyhow::Result<()> {
         edges,
         edge_steps: args.edges,
     };
-    if let Some(warning) =
-        report::agreement(&report).filter(|text| args.study.json && text.starts_with("warning"))
-    {
-        note(&warning);
-    }
+    let agreement = report::agreement(&report);
+    agreement
+        .filter(|text| args.study.json && text.starts_with("warning"))
+        .iter()
+        .for_each(|text| note(text));
     outputs.commit_after(|| output::report(args.study.json, &report, report::print))
 }
 
-/// Notes that the clean prompt, of which this is the logit difference, gives the wrong answer.
-fn note_swapped(args: &PatchArgs, clean: f64) {
+/// Refuses prompts that give nothing to bring back, and notes where the clean one gives the wrong answer. `clean` is its logit
+/// difference, `difference` how much larger it is than the corrupted prompt's.
+fn check_difference(args: &PatchArgs, clean: f64, difference: f64) -> anyhow::Result<()> {
+    if difference.abs() < 1e-6 {
+        bail!(
+            "the logit difference is {clean:.4} after either prompt, so there is nothing to bring back: choose prompts, --answer \
+             and --against that tell the two apart"
+        );
+    }
     if clean < 0.0 {
         note(&format!(
             "the clean prompt makes {} less likely than {}: swap the prompts, or --answer and --against, if the model should \
@@ -185,6 +185,7 @@ fn note_swapped(args: &PatchArgs, clean: f64) {
             visible_token(&args.against)
         ));
     }
+    Ok(())
 }
 
 /// Refuses edges of a model or a text that they are not for.
