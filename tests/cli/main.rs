@@ -41,6 +41,7 @@ mod points;
 mod provenance;
 mod quantize;
 mod score;
+mod score_resume;
 mod streams;
 mod texts;
 mod train;

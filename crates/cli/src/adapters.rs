@@ -1,9 +1,8 @@
 //! `--adapter`: adapters found, checked and put on a model.
 
 use crate::hub::{self, HubArgs};
-use crate::inputs::Inputs;
+use crate::inputs::{DEMO_NAME, Inputs};
 use crate::output::note;
-use crate::session::DEMO_NAME;
 use anyhow::{Context, bail};
 use gpt2_loader::hub::MAIN;
 use gpt2_loader::{AdapterCheckpoint, AdapterFiles, ModelId};

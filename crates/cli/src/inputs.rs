@@ -1,9 +1,11 @@
 //! Everything that a run reads, so that it does not overwrite any of it.
 
-use crate::session::DEMO_NAME;
 use anyhow::bail;
 use gpt2_loader::{AdapterFiles, FILE_NAMES, Files, WeightFiles};
 use std::path::{Path, PathBuf};
+
+/// The name of the built-in demo model, which is no path.
+pub(crate) const DEMO_NAME: &str = "demo";
 
 #[derive(Debug, Default)]
 pub(crate) struct Inputs {

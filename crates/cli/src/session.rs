@@ -4,7 +4,7 @@ use crate::adapters::{self, AdapterArgs, Used};
 use crate::device::RunArgs;
 
 use crate::hub::{self, HubArgs, Model};
-use crate::inputs::Inputs;
+use crate::inputs::{DEMO_NAME, Inputs};
 
 use crate::output::note;
 use crate::outputs::Outputs;
@@ -24,9 +24,6 @@ use std::path::Path;
 /// The help of every option that names a model.
 pub(crate) const MODEL: &str = "A folder, a GGUF file, a model on the Hugging Face Hub, or demo, which is built in. Names on the Hub: \
      gpt2, gpt2-medium, gpt2-large, gpt2-xl, distilgpt2, owner/name, owner/name/FILE.gguf [default: demo]";
-
-/// The name of the built-in demo model.
-pub(crate) const DEMO_NAME: &str = "demo";
 
 /// Options of every command that runs a model.
 #[derive(Debug, clap::Args)]

@@ -2,6 +2,7 @@
 
 mod args;
 mod effect;
+mod json;
 mod page;
 mod scene;
 mod views;

@@ -2,8 +2,8 @@
 
 use super::args::WithArg;
 use super::effect::{self, Effects};
+use super::json::{MOST_LINKED, run_json};
 use super::scene::Scene;
-use super::views::{MOST_LINKED, run_json};
 use crate::changes::nothing_to_compare;
 use crate::weights::{Page, PageOptions, likely_by_layer, predictions};
 use candle_core::Tensor;

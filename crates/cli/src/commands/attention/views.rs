@@ -1,5 +1,6 @@
 //! The outputs made from the weights, one layer at a time: heat maps and JSON on stdout, and files.
 
+use super::json::{MOST_LINKED, last_hidden, run_json};
 use super::page::Looked;
 use super::scene::{CELL, Scene, summaries};
 use crate::output;
@@ -12,18 +13,14 @@ use candle_core::Tensor;
 use gpt2_model::ModelOutput;
 use gpt2_model::hooks::Recorder;
 use gpt2_view::{
-    AttentionJson, FirstLook, HeadGrid, HeadRow, LayerJson, LikelyJson, MIN_WIDTH, RunJson, Silenced,
-    display_width, fit, head_picture, heatmap, visible_text, wrap,
+    AttentionJson, FirstLook, HeadGrid, HeadRow, LayerJson, LikelyJson, MIN_WIDTH, RunJson, display_width,
+    fit, head_picture, heatmap, visible_text, wrap,
 };
 use indicatif::ProgressBar;
 use serde::Serialize;
 use serde_json::Value;
 use std::fmt::Write as _;
 use std::io::{BufWriter, Write as _};
-
-/// The most tokens among which a first look searches for links: the search reads all weights of a layer, and their
-/// number grows with the square of the tokens.
-pub(super) const MOST_LINKED: usize = 2048;
 
 /// Every output that needs the weights themselves.
 pub(super) struct Views {
@@ -208,31 +205,6 @@ impl Shown {
         }
         Ok(out.flush()?)
     }
-}
-
-/// A run for JSON: `layers` with what the first look has found of their heads.
-pub(super) fn run_json(
-    scene: &Scene,
-    first: Option<&FirstLook>,
-    mut layers: Vec<LayerJson>,
-    output: &ModelOutput,
-    silenced: &Silenced,
-) -> anyhow::Result<RunJson> {
-    // What was not looked for is left out.
-    let looked = first.filter(|_| scene.subject.ids.len() <= MOST_LINKED);
-    for of in &mut layers {
-        for head in &mut of.heads {
-            head.silenced = silenced.how(of.layer, head.head);
-            head.kind = looked.map(|first| head.summary.focus(first.looks(of.layer, head.head)));
-        }
-    }
-    let next = next_tokens(&scene.subject, &last_hidden(scene, output)?)?;
-    Ok(RunJson { next, links: looked.map(|first| first.links().to_vec()), layers })
-}
-
-/// What the output projection reads after the last token: (1, C)
-fn last_hidden(scene: &Scene, output: &ModelOutput) -> anyhow::Result<Tensor> {
-    Ok(output.last_hidden_state.squeeze(0)?.narrow(0, scene.subject.ids.len() - 1, 1)?)
 }
 
 /// What the labels of tokens in `shown` are; nothing where they are ids.

@@ -9,10 +9,10 @@ mod tests;
 
 pub(super) use args::TrainArgs;
 
+use crate::inputs::DEMO_NAME;
 use crate::output::{self, note};
 use crate::outputs::NewFolder;
 use crate::prompt::{encode, read_file};
-use crate::session::DEMO_NAME;
 use crate::{finite, hub, parallel, session};
 use anyhow::{anyhow, bail};
 use args::{unsaved, worded};
