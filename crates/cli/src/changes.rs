@@ -215,10 +215,8 @@ struct Others {
 
 impl<'a> Prepared<'a> {
     pub(crate) fn new(args: &'a InterventionArgs, session: &'a Session) -> anyhow::Result<Self> {
-        let (config, lists) = (
-            session.model.config(),
-            [&args.ablate, &args.mean_ablate, &args.scale, &args.attention_temperature],
-        );
+        let config = session.model.config();
+        let lists = [&args.ablate, &args.mean_ablate, &args.scale, &args.attention_temperature];
         let mut all = on_heads(lists.into_iter().flatten(), config)?;
         all.extend(args.block.iter().cloned());
         let mut texts: Vec<String> = all.iter().map(Intervention::to_string).collect();

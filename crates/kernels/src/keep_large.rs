@@ -13,9 +13,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// A pass of a model allocates and frees the same large tensors again and again. Most allocators return such memory to the
 /// system, which clears each page before it hands it out again: up to a quarter of the time of a pass.
 ///
-/// What is kept and what is in use together exceed the most that was in use at any time by a twenty-fourth at most, counted in
-/// whole blocks: a block is at most an eighth larger than what was asked for, and one that grows is in use twice while it
-/// moves.
+/// The memory in use and the memory kept are together at most a twenty-fourth above the peak of the memory in use. That counts
+/// whole blocks: a block is at most an eighth larger than what was asked for, and one that grows counts twice while it moves.
 ///
 /// ```
 /// use candle_fused::KeepLarge;

@@ -59,8 +59,8 @@ impl Looked {
         });
         let plain = plain.transpose()?;
         let json = match (&plain, &first) {
-            (Some(plain), first @ Some(_)) => {
-                Some(run_json(scene, first.as_ref(), layers, plain, &Silenced::default())?)
+            (Some(plain), Some(first)) => {
+                Some(run_json(scene, Some(first), layers, plain, &Silenced::default())?)
             }
             _ => None,
         };

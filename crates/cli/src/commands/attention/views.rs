@@ -27,7 +27,7 @@ pub(super) struct Views {
     /// Heat maps for stdout, printed after the files are written.
     pub(super) maps: Option<String>,
     pub(super) json: Option<Vec<LayerJson>>,
-    /// What to show if the user named no head; for JSON, of the named ones, too.
+    /// What the terminal shows if the user named no head, and what JSON says of every head.
     pub(super) first: Option<FirstLook>,
     /// The plain run of a comparison, for JSON.
     plain: Option<RunJson>,
