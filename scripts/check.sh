@@ -45,11 +45,10 @@ done
 # The walkthrough is for reading, and no test runs it.
 step "$cargo" run --release --quiet --example walkthrough >/dev/null
 RUSTDOCFLAGS="-D warnings" step "$cargo" doc --release --no-deps --workspace
-# Models of candle-transformers on our attention, and their own dependencies: five minutes once, then seconds.
+# Models of candle-transformers on our layers, and their own dependencies: five minutes once, then seconds.
 examples=(--release --locked --manifest-path examples/Cargo.toml --target-dir target/examples)
 step "$cargo" clippy "${examples[@]}" -- -D warnings
-step "$cargo" run "${examples[@]}" --quiet --bin llama -- --tiny --tokens 5,33
-step "$cargo" run "${examples[@]}" --quiet --bin whisper -- --tiny
+step "$cargo" run "${examples[@]}" --quiet --bin models -- --tiny --rounds 1
 # Build the libraries without optimization, since they only run a small program: three minutes once, then seconds.
 step scripts/check_packages.sh
 

@@ -1,4 +1,9 @@
-//! What the examples share: random weights that two models can hold together, and a table of times.
+//! What the examples share: random weights that two models can hold together, and their times.
+
+pub mod models;
+
+// As candle-transformers calls it.
+extern crate candle_core as candle;
 
 use anyhow::{Result, ensure};
 use candle_core::{DType, Device, Shape, Tensor};
@@ -6,7 +11,7 @@ use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
 use std::collections::HashMap;
 use std::sync::Mutex;
-use std::time::Instant;
+use std::time::Duration;
 
 /// A builder that draws each tensor when it is first asked for, and returns the same one from then on.
 pub fn random_weights(dtype: DType) -> VarBuilder<'static> {
@@ -67,44 +72,28 @@ pub fn random(shape: impl Into<Shape>, seed: u64, device: &Device) -> candle_cor
     Tensor::from_vec(numbers, shape, device)
 }
 
-/// One row of the table: `theirs` and `ours` in turn, `rounds` times after a first one. Fails if the two results differ by
-/// more than `tolerance` of the largest number.
-pub fn compare(
-    what: &str,
-    rounds: usize,
-    tolerance: f32,
-    mut theirs: impl FnMut() -> Result<Tensor>,
-    mut ours: impl FnMut() -> Result<Tensor>,
-) -> Result<()> {
-    let difference = relative_difference(&ours()?, &theirs()?)?;
-    let mut times: [Vec<f64>; 2] = [vec![], vec![]];
-    for _ in 0..rounds {
-        times[0].push(milliseconds(&mut theirs)?);
-        times[1].push(milliseconds(&mut ours)?);
+/// How long some runs took.
+#[derive(Debug, Clone, Default)]
+pub struct Times(Vec<f64>);
+
+impl Times {
+    /// One more run.
+    pub fn add(&mut self, took: Duration) {
+        self.0.push(1e3 * took.as_secs_f64());
+        self.0.sort_by(f64::total_cmp);
     }
-    let [before, after] = times.map(median);
-    println!("{what:<34}{before:>12.1}{after:>12.1}{:>8.2}{difference:>14.1e}", after / before);
-    ensure!(
-        difference <= tolerance,
-        "{what}: the results differ by {difference:e}, expected at most {tolerance:e}"
-    );
-    Ok(())
-}
 
-/// The heading of the table.
-pub fn heading(name: &str) {
-    println!("{name:<34}{:>12}{:>12}{:>8}{:>14}", "theirs, ms", "ours, ms", "ratio", "difference");
-}
+    /// The shortest, in ms.
+    #[must_use]
+    pub fn fastest(&self) -> f64 {
+        self.0.first().copied().unwrap_or(f64::NAN)
+    }
 
-fn milliseconds(run: &mut impl FnMut() -> Result<Tensor>) -> Result<f64> {
-    let start = Instant::now();
-    run()?;
-    Ok(1e3 * start.elapsed().as_secs_f64())
-}
-
-fn median(mut times: Vec<f64>) -> f64 {
-    times.sort_by(f64::total_cmp);
-    times.get(times.len() / 2).copied().unwrap_or(f64::NAN)
+    /// The median, in ms.
+    #[must_use]
+    pub fn median(&self) -> f64 {
+        self.0.get(self.0.len() / 2).copied().unwrap_or(f64::NAN)
+    }
 }
 
 /// `max |a - b| / max |b|`; an error if one of them holds NaN or infinity.

@@ -3,7 +3,8 @@
 use candle_core::{DType, Device, Result, Tensor};
 use candle_fused::attention::{Chosen, Mask, Sdpa, Wanted};
 use candle_fused::{
-    Dispatch, Epilogue, Implementation, Weight, WeightLayout, gelu, layer_norm, linear, linear_transposed,
+    Activation, Dispatch, Epilogue, Implementation, Weight, WeightLayout, layer_norm, linear,
+    linear_transposed,
 };
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 
@@ -140,12 +141,14 @@ fn elementwise(c: &mut Criterion) {
         group.throughput(Throughput::Bytes((2 * 4 * rows * C) as u64));
         group.bench_function(BenchmarkId::new("layer_norm", rows), |bench| {
             bench.iter(|| {
-                done(layer_norm(&x, &weight, &weight, 1e-5, Dispatch::of(Implementation::Auto, &x)))
+                done(layer_norm(&x, &weight, Some(&weight), 1e-5, Dispatch::of(Implementation::Auto, &x)))
             });
         });
         let x = done(numbers(&[rows, 4 * C]));
         group.throughput(Throughput::Bytes((2 * 4 * rows * 4 * C) as u64));
-        group.bench_function(BenchmarkId::new("gelu", rows), |bench| bench.iter(|| done(gelu(&x))));
+        group.bench_function(BenchmarkId::new("gelu", rows), |bench| {
+            bench.iter(|| done(Activation::GeluTanh.forward(&x)));
+        });
     }
     group.finish();
 }

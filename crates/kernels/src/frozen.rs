@@ -2,7 +2,9 @@
 //!
 //! Panels of f32, f16 and bf16 and panels of quantized blocks implement it. A new format is one more implementation.
 
+use crate::activation::Activation;
 use crate::cpu_op::Input;
+use crate::epilogue::Join;
 use crate::product::panels::{PANEL, STRIP, Stored};
 use crate::product::{Finish, Panels, new_product};
 use crate::quantized::{self, BlockFormat, BlockPanels};
@@ -30,20 +32,20 @@ impl fmt::Display for WeightDType {
     }
 }
 
-/// What follows a product in the same pass: `gelu(x·W + bias) + residual`, each part only if it is wanted.
+/// What follows a product in the same pass: `activation(x·W + bias)`, then what joins it, each part only if it is wanted.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Then<'a> {
     /// (columns)
     pub(crate) bias: Option<&'a [f32]>,
+    pub(crate) activation: Option<Activation>,
     /// (rows, columns)
-    pub(crate) residual: Option<Input<'a>>,
-    pub(crate) gelu: bool,
+    pub(crate) join: Option<Join<Input<'a>>>,
 }
 
 impl<'a> Then<'a> {
     fn finish<X: WithDType>(self) -> Result<Finish<'a, X>> {
-        let residual = self.residual.map(Input::slice).transpose()?;
-        Ok(Finish { bias: self.bias, residual, gelu: self.gelu, onto: false })
+        let join = self.join.map(|join| join.try_map(Input::slice)).transpose()?;
+        Ok(Finish { bias: self.bias, activation: self.activation, join, onto: false })
     }
 }
 

@@ -15,6 +15,7 @@
 // Vector code is only fast if it is inlined into the function that enables its instructions.
 #![allow(clippy::inline_always)]
 
+mod activation;
 pub mod adamw;
 pub mod attention;
 mod columns;
@@ -33,12 +34,13 @@ mod frozen;
 mod gpu;
 mod isa;
 mod keep_large;
-mod layer_norm;
 mod linear;
 mod linear_cross_entropy;
 #[doc(hidden)]
 pub mod measure;
 mod memory;
+pub mod nn;
+mod norm;
 mod product;
 mod quantized;
 mod streams;
@@ -48,19 +50,20 @@ mod test_numbers;
 mod vector;
 mod weight;
 
+pub use activation::Activation;
 pub use candle_core;
 pub use cross_entropy::{cross_entropies, cross_entropy};
 pub use dispatch::{Dispatch, Implementation};
 pub use dropout::Dropout;
 pub use element::accumulator;
-pub use epilogue::{Epilogue, gelu};
+pub use epilogue::Epilogue;
 pub use frozen::WeightDType;
 pub use gpu::{keep_freed_memory, open_cuda};
 pub use isa::Isa;
 pub use keep_large::KeepLarge;
-pub use layer_norm::layer_norm;
 pub use linear::{linear, linear_transposed};
 pub use linear_cross_entropy::linear_cross_entropy;
+pub use norm::{layer_norm, rms_norm};
 pub use quantized::BlockFormat;
 pub use weight::{Weight, WeightLayout};
 

@@ -71,12 +71,12 @@ pub(crate) fn tanh<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
 }
 
 /// A function of one or two numbers, applied to whole vectors.
-pub(crate) trait Function {
-    fn apply<S: Simd>(simd: S, a: S::f32s, b: S::f32s) -> S::f32s;
+pub(crate) trait Function: Sync {
+    fn apply<S: Simd>(&self, simd: S, a: S::f32s, b: S::f32s) -> S::f32s;
 }
 
-/// `E(a, b)` of two contiguous f32 tensors of one shape.
-pub(crate) fn parallel_map<E: Function>(a: Input, b: Input) -> Result<(CpuStorage, Shape)> {
+/// `function(a, b)` of two contiguous f32 tensors of one shape.
+pub(crate) fn parallel_map(function: &impl Function, a: Input, b: Input) -> Result<(CpuStorage, Shape)> {
     let shape = a.shape();
     if shape != b.shape() {
         candle_core::bail!("shapes {shape:?} and {:?} differ", b.shape())
@@ -85,19 +85,23 @@ pub(crate) fn parallel_map<E: Function>(a: Input, b: Input) -> Result<(CpuStorag
     let mut out = vec![0f32; a.len()];
     let arch = isa::arch();
     out.par_chunks_mut(CHUNK).zip(a.par_chunks(CHUNK).zip(b.par_chunks(CHUNK))).for_each(|(out, (a, b))| {
-        arch.dispatch(Map { a, b, out, function: std::marker::PhantomData::<E> });
+        arch.dispatch(Map { a, b, out, function });
     });
     Ok((CpuStorage::F32(out), shape.clone()))
 }
 
-/// `E(x, x)` in place of x, contiguous and f32.
-pub(crate) fn parallel_map_in_place<E: Function>(x: &mut CpuStorage, layout: &Layout) -> Result<()> {
+/// `function(x, x)` in place of x, contiguous and f32.
+pub(crate) fn parallel_map_in_place(
+    function: &impl Function,
+    x: &mut CpuStorage,
+    layout: &Layout,
+) -> Result<()> {
     let (CpuStorage::F32(data), Some((start, end))) = (x, layout.contiguous_offsets()) else {
         candle_core::bail!("expected a contiguous f32 tensor, got {layout:?}")
     };
     let arch = isa::arch();
     data[start..end].par_chunks_mut(CHUNK).for_each(|x| {
-        arch.dispatch(MapInPlace { x, function: std::marker::PhantomData::<E> });
+        arch.dispatch(MapInPlace { x, function });
     });
     Ok(())
 }
@@ -161,7 +165,7 @@ struct Map<'a, E> {
     a: &'a [f32],
     b: &'a [f32],
     out: &'a mut [f32],
-    function: std::marker::PhantomData<E>,
+    function: &'a E,
 }
 
 impl<E: Function> WithSimd for Map<'_, E> {
@@ -173,10 +177,11 @@ impl<E: Function> WithSimd for Map<'_, E> {
         let (b, b_tail) = S::as_simd_f32s(self.b);
         let (out, out_tail) = S::as_mut_simd_f32s(self.out);
         for (out, (a, b)) in out.iter_mut().zip(a.iter().zip(b)) {
-            *out = E::apply(simd, *a, *b);
+            *out = self.function.apply(simd, *a, *b);
         }
         if !out_tail.is_empty() {
-            let last = E::apply(simd, simd.partial_load_f32s(a_tail), simd.partial_load_f32s(b_tail));
+            let last =
+                self.function.apply(simd, simd.partial_load_f32s(a_tail), simd.partial_load_f32s(b_tail));
             simd.partial_store_f32s(out_tail, last);
         }
     }
@@ -184,7 +189,7 @@ impl<E: Function> WithSimd for Map<'_, E> {
 
 struct MapInPlace<'a, E> {
     x: &'a mut [f32],
-    function: std::marker::PhantomData<E>,
+    function: &'a E,
 }
 
 impl<E: Function> WithSimd for MapInPlace<'_, E> {
@@ -194,11 +199,11 @@ impl<E: Function> WithSimd for MapInPlace<'_, E> {
     fn with_simd<S: Simd>(self, simd: S) {
         let (vectors, tail) = S::as_mut_simd_f32s(self.x);
         for x in vectors {
-            *x = E::apply(simd, *x, *x);
+            *x = self.function.apply(simd, *x, *x);
         }
         if !tail.is_empty() {
             let last = simd.partial_load_f32s(tail);
-            simd.partial_store_f32s(tail, E::apply(simd, last, last));
+            simd.partial_store_f32s(tail, self.function.apply(simd, last, last));
         }
     }
 }

@@ -141,11 +141,16 @@ impl Activation {
     /// # Errors
     /// When the device fails.
     pub fn forward(self, x: &Tensor) -> Result<Tensor> {
+        self.function().forward(x)
+    }
+
+    /// The function, under its name in the kernels.
+    pub(crate) fn function(self) -> candle_fused::Activation {
         match self {
-            Self::GeluNew | Self::GeluPytorchTanh => candle_fused::gelu(x),
-            Self::Gelu => x.gelu_erf(),
-            Self::Relu => x.relu(),
-            Self::Silu => x.silu(),
+            Self::GeluNew | Self::GeluPytorchTanh => candle_fused::Activation::GeluTanh,
+            Self::Gelu => candle_fused::Activation::Gelu,
+            Self::Relu => candle_fused::Activation::Relu,
+            Self::Silu => candle_fused::Activation::Silu,
         }
     }
 }

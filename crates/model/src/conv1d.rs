@@ -3,7 +3,7 @@
 //! The name is the original's (a convolution of width 1); the layout is the transpose of PyTorch's
 //! `Linear`. `c_proj` is square, so a transposed weight would load without an error.
 
-use crate::linear::{Epilogue, Layer, Linear, LinearLayer, Weight, WeightLayout};
+use crate::linear::{Activation, Epilogue, Layer, Linear, LinearLayer, Weight, WeightLayout};
 use crate::lora::{Update, Updates};
 use crate::parameters::Visitor;
 use crate::training::Training;
@@ -138,7 +138,7 @@ impl Conv1D {
     /// # Errors
     /// When a shape does not fit.
     pub fn forward_gelu(&self, x: &Tensor) -> Result<Tensor> {
-        self.run(x, Epilogue::Gelu, None)
+        self.run(x, Epilogue::Activation(Activation::GeluTanh), None)
     }
 
     /// `x·W + b`, then `epilogue`, with the layer's own dropout in a training pass: (.., in) -> (.., out)

@@ -91,6 +91,6 @@ fn centered(x: &Tensor) -> Result<Tensor> {
 impl Module for LayerNorm {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let dispatch = Dispatch::of(self.implementation, x);
-        candle_fused::layer_norm(x, &self.weight, &self.bias, self.eps, dispatch)
+        candle_fused::layer_norm(x, &self.weight, Some(&self.bias), self.eps, dispatch)
     }
 }

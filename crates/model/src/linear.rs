@@ -50,7 +50,7 @@
 use crate::parameters::{Role, Visitor};
 use crate::training::Training;
 use candle_core::{D, Result, Tensor};
-pub use candle_fused::{BlockFormat, Epilogue, Weight, WeightDType, WeightLayout};
+pub use candle_fused::{Activation, BlockFormat, Epilogue, Weight, WeightDType, WeightLayout};
 use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::Arc;

@@ -81,10 +81,7 @@ impl Mlp {
 
     /// (B, T, C) -> (B, T, `n_inner`)
     fn inner(&self, x: &Tensor, training: Option<Training>) -> Result<Tensor> {
-        match self.act {
-            Activation::GeluNew | Activation::GeluPytorchTanh => self.c_fc.run(x, Epilogue::Gelu, training),
-            act => act.forward(&self.c_fc.run(x, Epilogue::None, training)?),
-        }
+        self.c_fc.run(x, Epilogue::Activation(self.act.function()), training)
     }
 
     pub(crate) fn set_dropout(&mut self, rate: f64) {

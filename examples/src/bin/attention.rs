@@ -6,12 +6,12 @@
 //! ```
 
 use anyhow::{Context, Result, bail, ensure};
-use attention_in_other_models::{random, relative_difference};
 use candle_core::{DType, Device, Tensor, Var};
 use candle_fused::Isa;
 use candle_fused::attention::{Mask, Sdpa, Window};
 use candle_nn::attention::{AttnMask, flash_attn, flash_attn_varlen_cpu};
 use clap::{Parser, ValueEnum};
+use models_on_candle_fused::{random, relative_difference};
 use std::time::Instant;
 
 #[derive(Parser)]

@@ -3,7 +3,7 @@
 #![allow(unsafe_code)] // products take pointers; each unsafe block says why they are sound
 
 use super::device::{PerStream, aligned, view_of};
-use crate::epilogue::gelu;
+use crate::activation::Activation as Function;
 use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::CudaDType;
 use candle_core::cuda_backend::cudarc::cublaslt::result::CublasError;
@@ -107,7 +107,7 @@ fn compare_gelu(device: &Device, dtype: DType) -> Result<bool> {
     let bias = Tensor::zeros(64, dtype, device)?;
     let Some(found) = run([&x, &weight, &bias], true, None)? else { return Ok(false) };
     let found = found.to_device(&Device::Cpu)?.to_dtype(DType::F32)?.to_vec2::<f32>()?;
-    let expected = gelu(&values.to_dtype(DType::F32)?)?.to_vec1::<f32>()?;
+    let expected = Function::GeluTanh.forward(&values.to_dtype(DType::F32)?)?.to_vec1::<f32>()?;
     let unit = if dtype == DType::F16 { 2f32.powi(-11) } else { 2f32.powi(-8) };
     let close = |y: &f32, expected: f32| (y - expected).abs() <= unit * expected.abs() + 2e-5;
     Ok(found.iter().zip(expected).all(|(row, expected)| row.iter().all(|y| close(y, expected))))

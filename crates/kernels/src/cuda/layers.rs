@@ -36,6 +36,7 @@ mod ops {
     #![allow(unsafe_code)] // kernels take pointers; each unsafe block says why they are sound
 
     use super::{Launch, finish_launch, layer_norm_launch};
+    use crate::activation::Activation;
     use crate::cuda::blas_lt;
     use crate::cuda::device::{UNIT, aligned, function, gpu_limits, launch, view, view_of};
     use crate::dispatch::Dispatch;
@@ -91,8 +92,9 @@ mod ops {
     ) -> Result<Option<Tensor>> {
         let (gelu, residual) = match epilogue {
             Epilogue::None => (false, None),
-            Epilogue::Gelu => (true, None),
+            Epilogue::Activation(Activation::GeluTanh) => (true, None),
             Epilogue::Residual(residual) => (false, Some(residual)),
+            Epilogue::Activation(_) | Epilogue::Gated(..) => return Ok(None),
         };
         let all: Vec<_> = [x, weight, bias].into_iter().chain(residual).collect();
         let (rows, width) = (x.dim(0)?, bias.elem_count());
@@ -233,8 +235,8 @@ mod ops {
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
     use super::*;
+    use crate::activation::Activation;
     use crate::cuda::emulator::{Emulator, bytes, difference};
-    use crate::epilogue::gelu;
     use crate::test_numbers::numbers;
     use candle_core::{D, Result, Tensor};
 
@@ -300,7 +302,7 @@ mod tests {
                 let wide = |x: &Tensor| x.to_dtype(DType::F64);
                 let mut expected = wide(&x)?.broadcast_add(&wide(&bias)?)?;
                 if gelu_too {
-                    expected = gelu(&expected)?;
+                    expected = Activation::GeluTanh.forward(&expected)?;
                 }
                 if onto {
                     expected = (expected + wide(&residual)?)?;

@@ -12,7 +12,7 @@ mod tests;
 
 use crate::cpu_op::OnCpu;
 use crate::dispatch::{Dispatch, cpu_product};
-use crate::epilogue::{Epilogue, gelu_in_place};
+use crate::epilogue::{Epilogue, Join};
 use crate::gpu;
 use candle_core::{D, Result, Tensor};
 use few_rows::FEW_ROWS;
@@ -37,7 +37,7 @@ use plain::{Linear, LinearOnto, RowProducts};
 /// ```
 ///
 /// # Shapes
-/// `x` (.., in), `weight` (in, out), `bias` (out), a residual (.., out) -> (.., out)
+/// `x` (.., in), `weight` (in, out), `bias` (out), a residual or gate (.., out) -> (.., out)
 ///
 /// # Errors
 /// When the shapes do not fit each other.
@@ -58,7 +58,7 @@ pub fn linear(
         )
     }
     let (flat, shape) = flatten(x, n_in, n_out)?;
-    check_residual(epilogue, &shape)?;
+    check_join(epilogue, &shape)?;
     if let Some(y) = gpu::linear(dispatch, &flat, weight, bias, epilogue)? {
         return y.reshape(shape);
     }
@@ -78,8 +78,8 @@ pub fn linear(
         flat.matmul(&weight.contiguous()?)?.broadcast_add(bias)?.reshape(shape)?
     };
     match epilogue {
-        Epilogue::Gelu => gelu_in_place(y), // no other tensor shares its memory
-        Epilogue::None | Epilogue::Residual(_) => epilogue.apply(y),
+        Epilogue::Activation(activation) => activation.forward_in_place(y), // no other tensor shares its memory
+        _ => epilogue.apply(y),
     }
 }
 
@@ -105,13 +105,17 @@ fn rows_are_contiguous(weight: &Tensor) -> bool {
     weight.stride()[1] == 1
 }
 
-/// Fails if the residual has another shape than the product.
-pub(crate) fn check_residual(epilogue: Epilogue, shape: &[usize]) -> Result<()> {
-    match epilogue.residual() {
-        Some(residual) if residual.dims() != shape => {
+/// Fails if a residual or a gate has another shape than the product.
+pub(crate) fn check_join(epilogue: Epilogue, shape: &[usize]) -> Result<()> {
+    let other = epilogue.join().filter(|join| join.get().dims() != shape);
+    match other {
+        None => Ok(()),
+        Some(Join::Add(residual)) => {
             candle_core::bail!("linear: x·W is {shape:?}, which cannot be added to {:?}", residual.dims())
         }
-        _ => Ok(()),
+        Some(Join::Gate(_, gate)) => {
+            candle_core::bail!("linear: x·W is {shape:?}, which a gate of {:?} does not fit", gate.dims())
+        }
     }
 }
 

@@ -2,25 +2,26 @@
 
 use super::lanes::{Kernel, Lanes, dispatch};
 use super::panels::{Halves, PANEL, Stored};
-use crate::epilogue::gelu_forward;
+use crate::activation::Activation;
+use crate::epilogue::Join;
 use crate::isa::Isa;
 use pulp::Arch;
 use std::ops::Range;
 
-/// `gelu(x·W + bias) + residual`, each part only if it is wanted.
+/// `activation(x·W + bias)`, then what joins it, each part only if it is wanted.
 #[derive(Clone, Copy)]
 pub(crate) struct Finish<'a, E> {
     /// (N)
     pub(crate) bias: Option<&'a [f32]>,
+    pub(crate) activation: Option<Activation>,
     /// (rows, N)
-    pub(crate) residual: Option<&'a [E]>,
-    pub(crate) gelu: bool,
+    pub(crate) join: Option<Join<&'a [E]>>,
     /// Whether to add to what the result already holds.
     pub(crate) onto: bool,
 }
 
 impl<E> Finish<'_, E> {
-    pub(crate) const NOTHING: Self = Self { bias: None, residual: None, gelu: false, onto: false };
+    pub(crate) const NOTHING: Self = Self { bias: None, activation: None, join: None, onto: false };
 }
 
 /// The rows that a vector of columns goes down: their lines stay in the first-level cache for the next vector.
@@ -41,7 +42,7 @@ impl<'a, E: Stored> Destination<'a, E> {
     pub(crate) fn new(finish: Finish<'a, E>, rows: usize, width: usize, out: *mut E) -> Self {
         // With `is_none_or`, the compiler may compare the length of a bias that is not there, which valgrind reports.
         assert_eq!(finish.bias.map_or(width, <[f32]>::len), width);
-        assert_eq!(finish.residual.map_or(rows * width, <[E]>::len), rows * width);
+        assert_eq!(finish.join.map_or(rows * width, |join| join.get().len()), rows * width);
         Self { finish, width, out }
     }
 
@@ -66,7 +67,7 @@ impl<E: Stored> Part<'_, E> {
     /// Writes the rows from number `first` of the part on, one for each `stride` sums, a multiple of [`PANEL`].
     #[inline(always)]
     pub(super) fn write<S: Lanes>(&mut self, simd: S, first: usize, sums: &[f32], stride: usize) {
-        let Destination { finish: Finish { bias, residual, gelu, onto }, width, out } = *self.result;
+        let Destination { finish: Finish { bias, activation, join, onto }, width, out } = *self.result;
         let (rows, columns) = (sums.len() / stride, self.columns.len());
         assert!(stride.is_multiple_of(PANEL) && columns <= stride && first + rows <= self.rows.len());
         for (group, sums) in sums.chunks(ROWS * stride).enumerate() {
@@ -80,12 +81,16 @@ impl<E: Stored> Part<'_, E> {
                     if let Some(bias) = bias {
                         y = simd.add_f32s(y, bias);
                     }
-                    if gelu {
-                        y = gelu_forward(simd, y);
+                    if let Some(activation) = activation {
+                        y = activation.apply(simd, y);
                     }
-                    if let Some(residual) = residual {
-                        y = simd.add_f32s(y, read(simd, &residual[at..at + count]));
-                    }
+                    y = match join {
+                        None => y,
+                        Some(Join::Add(residual)) => simd.add_f32s(y, read(simd, &residual[at..at + count])),
+                        Some(Join::Gate(activation, gate)) => {
+                            simd.mul_f32s(y, activation.apply(simd, read(simd, &gate[at..at + count])))
+                        }
+                    };
                     // SAFETY: the part is this task's own. It has these rows and columns, and numbers if `onto` is set.
                     unsafe {
                         let out = out.add(at);

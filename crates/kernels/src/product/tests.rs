@@ -2,6 +2,8 @@ use super::multiply::product;
 use super::panels::Stored;
 use super::rows::Rows;
 use super::{Finish, Matrix, Panels, multiply};
+use crate::activation::Activation;
+use crate::epilogue::Join;
 use crate::isa::Isa;
 use crate::test_numbers::pool;
 use half::{bf16, f16};
@@ -79,7 +81,12 @@ fn check<E: Stored>(isa: Isa) {
         };
         let got = run(isa, &x, &packed, 0..width, Finish::NOTHING, None);
         close(&got, &|i| plain[i], "alone");
-        let finish = Finish { bias: Some(&bias), residual: Some(&residual), gelu: true, onto: true };
+        let finish = Finish {
+            bias: Some(&bias),
+            activation: Some(Activation::GeluTanh),
+            join: Some(Join::Add(&residual)),
+            onto: true,
+        };
         let got = run(isa, &x, &packed, 0..width, finish, Some(&residual));
         let gelu = |x: f64| 0.5 * x * (1.0 + (0.797_884_560_802_865_4 * (x + 0.044_715 * x.powi(3))).tanh());
         let expected = |i: usize| gelu(plain[i] + f64::from(bias[i % width])) + 2.0 * f64::from(residual[i]);

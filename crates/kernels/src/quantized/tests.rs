@@ -2,6 +2,7 @@ use super::BlockFormat;
 use super::activations::Activations;
 use super::panels::BlockPanels;
 use super::product::product_on;
+use crate::epilogue::Join;
 use crate::isa::Isa;
 use crate::product::Finish;
 use crate::product::panels::PANEL;
@@ -88,8 +89,8 @@ fn the_bits_are_the_same_on_every_instruction_set_for_any_threads_and_any_rows()
             let (bias, residual) = (numbers(width, 11), numbers(23 * width, 13));
             let finish = |rows: usize| Finish {
                 bias: Some(&bias),
-                residual: Some(&residual[..rows * width]),
-                gelu: false,
+                activation: None,
+                join: Some(Join::Add(&residual[..rows * width])),
                 onto: false,
             };
             let expected = run(Isa::Portable, &x, &w, finish(23));

@@ -1,42 +1,44 @@
 //! The product with a frozen weight as a Candle operation: forward, backward, and what is added in the same pass.
 
+use crate::activation::Activation;
 use crate::cpu_op::{CpuOp, Input, OnCpu};
-use crate::epilogue::Epilogue;
+use crate::epilogue::{Epilogue, Join};
 use crate::frozen::{Frozen, Then, WeightDType};
-use crate::linear::{check_residual, flatten, matmul};
+use crate::linear::{check_join, flatten, matmul};
 use crate::product::{Matrix, multiply};
 use candle_core::{CpuStorage, DType, Device, Layout, Result, Shape, Tensor};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// `gelu(x·W[:, columns] + bias) + residual`, each part only if it is there.
+/// `activation(x·W[:, columns] + bias)`, then what joins it, each part only if it is there.
 ///
 /// One operation for all that a layer adds to its product: as an operation on `x` alone, on `x` and a residual, or on `x` and
-/// the factors u and B of a low-rank update u·Bᵀ. Those inputs get gradients. The bias and residual held here do not, and
-/// GELU is only for passes without a gradient.
+/// the factors u and B of a low-rank update u·Bᵀ. Those inputs get gradients. The bias and what is held here do not, and
+/// activations and gates are only for passes without a gradient.
 #[derive(Clone)]
 pub(super) struct Product {
     pub(super) weight: Arc<dyn Frozen>,
     pub(super) columns: Range<usize>,
     pub(super) bias: Option<Tensor>,
-    residual: Option<Tensor>,
-    gelu: bool,
+    activation: Option<Activation>,
+    join: Option<Join<Tensor>>,
 }
 
 impl Product {
     /// `x·W[:, columns] + bias`
     pub(super) fn new(weight: Arc<dyn Frozen>, columns: Range<usize>, bias: Option<&Tensor>) -> Self {
-        Self { weight, columns, bias: bias.cloned(), residual: None, gelu: false }
+        Self { weight, columns, bias: bias.cloned(), activation: None, join: None }
     }
 
     /// Runs the product on `x` (.., in), then `epilogue`; differentiable in all tensors: -> (.., `columns.len()`)
     pub(super) fn forward(mut self, x: &Tensor, epilogue: Epilogue) -> Result<Tensor> {
         let (n_in, n_out) = (self.weight.shape().0, self.columns.len());
         let (flat, shape) = flatten(x, n_in, n_out)?;
-        check_residual(epilogue, &shape)?;
-        self.check(x, epilogue.residual())?;
+        check_join(epilogue, &shape)?;
+        let joined = epilogue.join().map(|join| *join.get());
+        self.check(x, joined)?;
         let learns = |tensor: &Tensor| tensor.track_op();
-        if learns(x) || self.bias.as_ref().is_some_and(learns) || epilogue.residual().is_some_and(learns) {
+        if learns(x) || self.bias.as_ref().is_some_and(learns) || joined.is_some_and(learns) {
             let bias = self.bias.take_if(|bias| learns(bias));
             // The sum with a residual is part of the product where that is all that follows.
             if let (Epilogue::Residual(residual), None) = (epilogue, &bias) {
@@ -47,11 +49,8 @@ impl Product {
             let y = bias.map_or_else(|| Ok(y.clone()), |bias| y.broadcast_add(&bias))?;
             return epilogue.apply(y);
         }
-        match epilogue {
-            Epilogue::None => {}
-            Epilogue::Gelu => self.gelu = true,
-            Epilogue::Residual(residual) => self.residual = Some(residual.contiguous()?),
-        }
+        self.activation = epilogue.activation();
+        self.join = epilogue.join().map(|join| join.try_map(Tensor::contiguous)).transpose()?;
         flat.apply_op1_no_bwd(&OnCpu(self))?.reshape(shape)
     }
 
@@ -74,7 +73,7 @@ impl Product {
     }
 
     /// Fails if a tensor is not on the CPU in a dtype that the weight multiplies.
-    fn check(&self, x: &Tensor, residual: Option<&Tensor>) -> Result<()> {
+    fn check(&self, x: &Tensor, joined: Option<&Tensor>) -> Result<()> {
         let (weight, n_out) = (self.weight.dtype(), self.columns.len());
         if let Some(bias) = self.bias.as_ref().filter(|bias| bias.dims() != [n_out]) {
             candle_core::bail!("linear: {n_out} outputs need a bias of [{n_out}], got {:?}", bias.dims())
@@ -84,7 +83,7 @@ impl Product {
             _ => DType::F32,
         };
         let fits = |t: &&Tensor| t.dtype() == expected && t.device().is_cpu();
-        match [Some(x), self.bias.as_ref(), residual].into_iter().flatten().find(|t| !fits(t)) {
+        match [Some(x), self.bias.as_ref(), joined].into_iter().flatten().find(|t| !fits(t)) {
             Some(other) => candle_core::bail!(
                 "linear: a weight in {weight} multiplies {} on the CPU, got {} on {:?}",
                 expected.as_str(),
@@ -95,10 +94,10 @@ impl Product {
         }
     }
 
-    fn compute(&self, x: Input, residual: Option<Input>) -> Result<(CpuStorage, Shape)> {
+    fn compute(&self, x: Input, join: Option<Join<Input>>) -> Result<(CpuStorage, Shape)> {
         let rows = x.layout.shape().dims2()?.0;
         let bias = self.bias.as_ref().map(|bias| bias.to_dtype(DType::F32)?.to_vec1()).transpose()?;
-        let then = Then { bias: bias.as_deref(), residual, gelu: self.gelu };
+        let then = Then { bias: bias.as_deref(), activation: self.activation, join };
         let y = self.weight.product(x, self.columns.clone(), then)?;
         Ok((y, Shape::from((rows, self.columns.len()))))
     }
@@ -128,9 +127,10 @@ impl CpuOp<1> for Product {
     const NAME: &'static str = "frozen-linear";
 
     fn forward(&self, [x]: [Input; 1]) -> Result<(CpuStorage, Shape)> {
-        let Some(residual) = &self.residual else { return self.compute(x, None) };
-        let (storage, layout) = residual.storage_and_layout();
-        self.compute(x, Some(Input::new(&storage, layout)?))
+        let Some(join) = &self.join else { return self.compute(x, None) };
+        let (storage, layout) = join.get().storage_and_layout();
+        let input = Input::new(&storage, layout)?;
+        self.compute(x, Some(join.as_ref().map(|_| input)))
     }
 
     fn backward(&self, [_]: [&Tensor; 1], _: &Tensor, grad: &Tensor) -> Result<[Option<Tensor>; 1]> {
@@ -143,7 +143,7 @@ impl CpuOp<2> for Product {
     const NAME: &'static str = "frozen-linear-onto";
 
     fn forward(&self, [x, residual]: [Input; 2]) -> Result<(CpuStorage, Shape)> {
-        self.compute(x, Some(residual))
+        self.compute(x, Some(Join::Add(residual)))
     }
 
     fn backward(
@@ -167,7 +167,7 @@ impl CpuOp<3> for Product {
         let mut added = vec![0f32; rows * n_out];
         multiply(&mut added, false, Matrix::new(u, rows, rank), Matrix::new(b, n_out, rank).t());
         let layout = Layout::contiguous((rows, n_out));
-        self.compute(x, Some(Input { storage: &CpuStorage::F32(added), layout: &layout }))
+        self.compute(x, Some(Join::Add(Input { storage: &CpuStorage::F32(added), layout: &layout })))
     }
 
     fn backward(&self, [x, u, b]: [&Tensor; 3], _: &Tensor, grad: &Tensor) -> Result<[Option<Tensor>; 3]> {

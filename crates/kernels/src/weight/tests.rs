@@ -1,11 +1,14 @@
 use super::Weight;
 use super::WeightLayout::{InOut, OutIn};
+use crate::activation::Activation;
 use crate::dispatch::{Dispatch, Implementation};
-use crate::epilogue::{Epilogue, gelu};
+use crate::epilogue::Epilogue;
 use crate::linear::linear;
 use crate::quantized::BlockFormat;
 use crate::test_numbers::{error, numbers, wide};
 use candle_core::{D, DType, Device, Result, Tensor, Var};
+
+const GELU_TANH: Epilogue = Epilogue::Activation(Activation::GeluTanh);
 
 #[test]
 fn each_epilogue_is_what_f64_gives_in_each_dtype() -> Result<()> {
@@ -23,7 +26,12 @@ fn each_epilogue_is_what_f64_gives_in_each_dtype() -> Result<()> {
             let case = format!("{dtype:?}, {rows} x {k} x {n}");
             for (epilogue, expected) in [
                 (Epilogue::None, plain.clone()),
-                (Epilogue::Gelu, gelu(&plain)?),
+                (GELU_TANH, Activation::GeluTanh.forward(&plain)?),
+                (Epilogue::Activation(Activation::Gelu), plain.gelu_erf()?),
+                (Epilogue::Activation(Activation::Silu), plain.silu()?),
+                (Epilogue::Activation(Activation::Relu), plain.relu()?),
+                (Epilogue::Gated(Activation::Silu, &residual), (&plain * wide(&residual)?.silu()?)?),
+                (Epilogue::Gated(Activation::GeluTanh, &residual), (&plain * wide(&residual)?.gelu()?)?),
                 (Epilogue::Residual(&residual), (&plain + wide(&residual)?)?),
             ] {
                 let got = packed.forward(&x, Some(&b), epilogue)?;
@@ -77,8 +85,10 @@ fn gradients_are_those_of_a_plain_weight() -> Result<()> {
             if i == learns { var.as_tensor().clone() } else { constant.clone() }
         };
         let (x, b, r) = (pick(0, &x), pick(1, &b), pick(2, &r));
-        for epilogue in [Epilogue::None, Epilogue::Gelu, Epilogue::Residual(&r)] {
-            if learns == 2 && !matches!(epilogue, Epilogue::Residual(_)) {
+        for epilogue in
+            [Epilogue::None, GELU_TANH, Epilogue::Residual(&r), Epilogue::Gated(Activation::Silu, &r)]
+        {
+            if learns == 2 && epilogue.join().is_none() {
                 continue;
             }
             let plain = linear(&x, &w, Some(&b), epilogue, Dispatch::of(Implementation::Auto, &x))?;
@@ -208,7 +218,9 @@ fn halves_have_the_bits_of_the_weight_widened_to_f32() -> Result<()> {
             let wide = Weight::pack(&weight.to_dtype(DType::F32)?, InOut)?;
             let x = Var::from_tensor(&numbers((rows, k), 1)?)?;
             for x in [x.as_tensor().clone(), x.as_detached_tensor()] {
-                for epilogue in [Epilogue::None, Epilogue::Gelu, Epilogue::Residual(&r)] {
+                for epilogue in
+                    [Epilogue::None, GELU_TANH, Epilogue::Residual(&r), Epilogue::Gated(Activation::Silu, &r)]
+                {
                     let [half, wide] = [&half, &wide].map(|w| w.forward(&x, Some(&b), epilogue));
                     let (half, wide) = (half?, wide?);
                     assert_eq!(
@@ -306,8 +318,9 @@ fn a_quantized_weight_multiplies_and_has_a_gradient() -> Result<()> {
     assert_eq!(some.to_vec2::<f32>()?, y.narrow(1, 19, 14)?.to_vec2::<f32>()?);
     assert!(error(&y, &wide(&x.matmul(&weight)?)?)? < 0.02);
     let x = Var::from_tensor(&x)?;
-    let gradients = quantized.forward(&x, None, Epilogue::Gelu)?.sum_all()?.backward()?;
-    let plain = gelu(&x.matmul(&quantized.in_out()?)?)?.sum_all()?.backward()?;
+    let gradients = quantized.forward(&x, None, GELU_TANH)?.sum_all()?.backward()?;
+    let plain = x.matmul(&quantized.in_out()?)?;
+    let plain = Activation::GeluTanh.forward(&plain)?.sum_all()?.backward()?;
     assert!(error(gradients.get(&x).expect("one"), &wide(plain.get(&x).expect("one"))?)? < 0.03);
     Ok(())
 }

@@ -48,7 +48,7 @@ impl Updates {
         epilogue: Epilogue,
         training: Option<Training>,
     ) -> Result<Tensor> {
-        if let ([(_, update)], Epilogue::None | Epilogue::Gelu) = (&self.updates[..], epilogue) {
+        if let ([(_, update)], Epilogue::None | Epilogue::Activation(_)) = (&self.updates[..], epilogue) {
             let narrow = update.narrow(x, training, self.stream)?; // (.., r)
             return epilogue.apply(layer.forward_low_rank(x, &narrow, update.b(), training)?);
         }

@@ -5,7 +5,8 @@ use anyhow::Context;
 use candle_core::{DType, Device, Tensor, Var};
 use candle_fused::Implementation::{self, Auto, Eager, Fused};
 use candle_fused::{
-    BlockFormat, Dispatch, Epilogue, Weight, WeightLayout, layer_norm, linear, linear_cross_entropy,
+    Activation, BlockFormat, Dispatch, Epilogue, Weight, WeightLayout, layer_norm, linear,
+    linear_cross_entropy,
 };
 use candle_nn::Init;
 use gpt2_model::init;
@@ -31,18 +32,20 @@ impl Verify {
         let shift = normal(&[n_in], "shift", 0., 0.5)?;
         let case = format!("{rows} rows, {n_in} to {n_out}");
         for dtype in [DType::F32, DType::F16, DType::BF16] {
-            let run =
-                |wide, device: &Device, implementation: Implementation| -> anyhow::Result<[Tensor; 4]> {
-                    let to = |x: &Tensor| x.to_dtype(dtype)?.to_dtype(wide)?.to_device(device);
-                    let (x, weight, bias, residual) = (to(&x)?, to(&weight)?, to(&bias)?, to(&residual)?);
-                    let dispatch = Dispatch::of(implementation, &x);
-                    Ok([
-                        layer_norm(&x, &to(&scale)?, &to(&shift)?, 1e-5, dispatch)?,
-                        linear(&x, &weight, Some(&bias), Epilogue::None, dispatch)?,
-                        linear(&x, &weight, Some(&bias), Epilogue::Gelu, dispatch)?,
-                        linear(&x, &weight, Some(&bias), Epilogue::Residual(&residual), dispatch)?,
-                    ])
-                };
+            let run = |wide,
+                       device: &Device,
+                       implementation: Implementation|
+             -> anyhow::Result<[Tensor; 4]> {
+                let to = |x: &Tensor| x.to_dtype(dtype)?.to_dtype(wide)?.to_device(device);
+                let (x, weight, bias, residual) = (to(&x)?, to(&weight)?, to(&bias)?, to(&residual)?);
+                let dispatch = Dispatch::of(implementation, &x);
+                Ok([
+                    layer_norm(&x, &to(&scale)?, Some(&to(&shift)?), 1e-5, dispatch)?,
+                    linear(&x, &weight, Some(&bias), Epilogue::None, dispatch)?,
+                    linear(&x, &weight, Some(&bias), Epilogue::Activation(Activation::GeluTanh), dispatch)?,
+                    linear(&x, &weight, Some(&bias), Epilogue::Residual(&residual), dispatch)?,
+                ])
+            };
             // In a half, the product is rounded, and the operations after it round once or twice more.
             let tolerance = if dtype == DType::F32 { 1e-5 } else { 3. * rounding(dtype) };
             let whats = ["layer norm", "linear", "linear, gelu", "linear, onto"];

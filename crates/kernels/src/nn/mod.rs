@@ -1,0 +1,31 @@
+//! Layers under `candle_nn`'s names, on the kernels of this crate.
+//!
+//! A model changes its `use candle_nn::{..}` to `use candle_fused::nn::{..}`. On the CPU, weights that do not learn are laid out
+//! for our products where they are loaded; variables stay as they are, and gradients reach them. On a GPU, Candle's own
+//! operations run.
+//!
+//! | here | beside `candle_nn` |
+//! |---|---|
+//! | [`Linear`], [`linear`], [`linear_no_bias`], [`linear_b`] | an [`Epilogue`](crate::Epilogue) in the same pass; weights in half precision or quantized blocks under activations in f32 |
+//! | [`QMatMul`] | that of `candle_core::quantized`: products of 8-bit activations, the same bits everywhere |
+//! | [`Embedding`], [`embedding`] | one table for tokens and logits: [`Embedding::as_linear`] |
+//! | [`LayerNorm`], [`layer_norm`], [`layer_norm_no_bias`], [`RmsNorm`], [`rms_norm`] | gradients for x, weight and bias; sums in f32 |
+//!
+//! [`hold_weights_in`] loads a whole model in quantized blocks or in half precision.
+//!
+//! Constructors that can fail return a `Result`, where those of `candle_nn` postpone the error to the first forward pass:
+//! `Linear::new(weight, bias)?`.
+
+mod embedding;
+mod hold;
+mod linear;
+mod norm;
+mod quantized;
+#[cfg(test)]
+mod tests;
+
+pub use embedding::{Embedding, embedding};
+pub use hold::hold_weights_in;
+pub use linear::{Linear, linear, linear_b, linear_no_bias};
+pub use norm::{LayerNorm, RmsNorm, layer_norm, layer_norm_no_bias, rms_norm};
+pub use quantized::QMatMul;
