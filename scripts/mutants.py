@@ -53,6 +53,8 @@ def arguments():
     add("--dependencies-from", type=Path, help="copy built dependencies from this target folder, which saves minutes")
     add("--jobs", type=int, default=2, help="mutants at a time (default 2)")
     add("--skip", action="append", default=[], metavar="TEST", help="a test that fails here anyway (repeatable)")
+    add("--without", action="append", default=[], metavar="CRATE", help="leave out the integration tests of a crate, such as"
+        " cli, which take minutes (repeatable); --again then runs the survivors with all tests")
     add("--limit", type=float, default=60.0, help="seconds on top of five times what a test takes (default 60)")
     add("--only", type=lambda s: [int(n) for n in s.split(",")], help="numbers of mutants, separated by commas")
     add("--again", action="store_true", help="run the survivors again, with the present integration tests")
@@ -223,6 +225,7 @@ def main():
         done = {n: r for n, r in done.items() if r["noticed"]}
 
     baseline(given, slices)
+    slices = [one for one in slices if not one.integration or one.crate not in given.without]
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, suite.end_all)
     hunt_all(given, mutants, slices, done, log)

@@ -8,7 +8,9 @@ mod models;
 use candle_core::{DType, Device, Tensor};
 use common::{Result, data, relative_error};
 use gpt2_circuits::{Circuit, Circuits, Composition};
+use gpt2_model::candle_nn::{VarBuilder, VarMap};
 use gpt2_model::hooks::Head;
+use gpt2_model::{Config, Gpt2LMHeadModel};
 use models::load;
 use std::collections::HashMap;
 
@@ -111,6 +113,31 @@ fn compositions_are_those_of_transformer_lens() -> Result {
         let scores = circuits.composition(*kind, &mut |pairs, of| done.push((pairs, of)))?;
         assert_near(name, &scores, &expected[&format!("composition/{name}")])?;
         assert_eq!(done, [(1, 3), (2, 3), (3, 3)]);
+    }
+    Ok(())
+}
+
+/// The table of a large vocabulary is computed a few rows at a time: no part may hide another's entries.
+#[test]
+fn the_largest_entries_of_a_long_table_are_those_of_all_its_rows() -> Result {
+    let config =
+        Config { vocab_size: 700, n_embd: 12, n_head: 3, n_layer: 1, n_positions: 8, ..Config::gpt2() };
+    let map = VarMap::new();
+    let model = Gpt2LMHeadModel::load(VarBuilder::from_varmap(&map, DType::F64, &Device::Cpu), &config)?;
+    // Entries grow with the row, so that every part has larger ones than those before it.
+    let factors = Tensor::arange(1f64, 701., &Device::Cpu)?.reshape((700, 1))?;
+    let table = map.data().lock().expect("no panic")["transformer.wte.weight"].clone();
+    table.set(&table.broadcast_mul(&factors)?)?;
+    let circuits = Circuits::new(&model)?;
+    let head = Head { layer: 0, head: 1 };
+    let every: Vec<u32> = (0..700).collect();
+    let all = circuits.rows(head, Circuit::Ov, &every)?.flatten_all()?.to_vec1::<f64>()?;
+    let mut all: Vec<(f64, usize)> = all.into_iter().zip(0..).collect();
+    all.sort_by(|a, b| b.0.total_cmp(&a.0));
+    for count in [1, 2, 3, 50, 1000] {
+        let found = circuits.largest_entries(head, Circuit::Ov, count, &mut |_, _| {})?;
+        let found: Vec<_> = found.iter().map(|e| (e.from as usize * 700) + e.to as usize).collect();
+        assert_eq!(found, all[..count].iter().map(|(_, at)| *at).collect::<Vec<_>>(), "{count}");
     }
     Ok(())
 }

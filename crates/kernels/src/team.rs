@@ -203,6 +203,22 @@ mod tests {
         }
     }
 
+    /// Each task waits for the other: one thread alone would never end.
+    #[test]
+    fn tasks_run_at_the_same_time_on_two_threads() {
+        use std::sync::mpsc::channel;
+        let ends =
+            [channel::<()>(), channel::<()>()].map(|(send, receive)| (Mutex::new(send), Mutex::new(receive)));
+        let met = pool(2).install(|| {
+            map(2, |i| {
+                ends[1 - i].0.lock().expect("no panic").send(()).expect("a receiver");
+                let wait = std::time::Duration::from_secs(20);
+                ends[i].1.lock().expect("no panic").recv_timeout(wait).is_ok()
+            })
+        });
+        assert_eq!(met, [true, true]);
+    }
+
     /// Callers that come at the same time do their own work; pauses between calls let helpers fall asleep.
     #[test]
     fn callers_on_many_threads_all_get_their_results() {

@@ -49,6 +49,9 @@ struct Args {
     /// A line of JSON for each measurement
     #[arg(long)]
     json: bool,
+    /// Print the sizes as JSON, and stop
+    #[arg(long)]
+    config: bool,
 }
 
 /// The sizes of the models: published ones, with fewer layers where a layer stands for all, or small ones.
@@ -249,6 +252,10 @@ fn main() -> Result<()> {
     let hold = args.hold.as_deref().map(format).transpose()?;
     let names: Vec<&str> =
         if args.models.is_empty() { ALL.to_vec() } else { args.models.iter().map(String::as_str).collect() };
+    if args.config {
+        names.iter().for_each(|name| println!("{}", config(name, args.tiny)));
+        return Ok(());
+    }
     if !args.json {
         println!(
             "{:<36}{:>12}{:>12}{:>8}{:>14}",

@@ -203,3 +203,24 @@ impl<E: Element> WithSimd for RowBlock<'_, E> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_numbers::numbers;
+
+    #[test]
+    fn a_weight_that_does_not_lie_in_rows_is_refused() -> Result<()> {
+        let weight = numbers((3, 4), 1)?;
+        let rows = |weight: &candle_core::Tensor| {
+            let (storage, layout) = weight.storage_and_layout();
+            WeightRows::<f32>::new(Input::new(&storage, layout)?).map(|rows| (rows.depth, rows.width))
+        };
+        assert_eq!(rows(&weight.narrow(1, 1, 2)?)?, (3, 2));
+        for other in [weight.t()?, weight.narrow(0, 0, 0)?] {
+            let error = rows(&other).expect_err("no rows").to_string();
+            assert!(error.contains("not made of rows"), "{error}");
+        }
+        Ok(())
+    }
+}

@@ -3,7 +3,7 @@
 use super::Linear;
 use super::hold::held;
 use crate::weight::{Weight, WeightLayout};
-use candle_core::{Module, Result, Tensor};
+use candle_core::{DType, Module, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
 
 /// A table of V vectors (V, C): `candle_nn::Embedding`, packed like a [`Linear`], so that an output layer can share its memory.
@@ -24,6 +24,8 @@ use candle_nn::{Init, VarBuilder};
 #[derive(Debug, Clone)]
 pub struct Embedding {
     table: Weight,
+    /// Of the vectors, however the table is held.
+    dtype: DType,
 }
 
 impl Embedding {
@@ -41,7 +43,8 @@ impl Embedding {
                 embeddings.dims()
             )
         }
-        Ok(Self { table: Weight::new(embeddings, WeightLayout::OutIn)? })
+        let dtype = embeddings.dtype();
+        Ok(Self { table: Weight::new(embeddings, WeightLayout::OutIn)?, dtype })
     }
 
     /// The table as a weight (C, V).
@@ -74,9 +77,9 @@ impl Embedding {
 }
 
 impl Module for Embedding {
-    /// `ids`, integers of any shape (..) -> (.., C)
+    /// `ids`, integers of any shape (..) -> (.., C), in the dtype in which the table was given or loaded
     fn forward(&self, ids: &Tensor) -> Result<Tensor> {
-        let vectors = self.table.columns(&ids.flatten_all()?)?; // (n, C)
+        let vectors = self.table.columns(&ids.flatten_all()?)?.to_dtype(self.dtype)?; // (n, C)
         vectors.reshape([ids.dims(), &[self.hidden_size()]].concat())
     }
 }
@@ -95,5 +98,7 @@ impl TryFrom<candle_nn::Embedding> for Embedding {
 /// When the tensor is missing or has another shape.
 pub fn embedding(in_size: usize, out_size: usize, vb: VarBuilder) -> Result<Embedding> {
     let init = Init::Randn { mean: 0., stdev: 1. };
-    Ok(Embedding { table: held(vb.get_with_hints((in_size, out_size), "weight", init)?)? })
+    let embeddings = vb.get_with_hints((in_size, out_size), "weight", init)?;
+    let dtype = embeddings.dtype();
+    Ok(Embedding { table: held(embeddings)?, dtype })
 }

@@ -10,6 +10,7 @@
 //! | [`QMatMul`] | that of `candle_core::quantized`: products of 8-bit activations, the same bits everywhere |
 //! | [`Embedding`], [`embedding`] | one table for tokens and logits: [`Embedding::as_linear`] |
 //! | [`LayerNorm`], [`layer_norm`], [`layer_norm_no_bias`], [`RmsNorm`], [`rms_norm`] | gradients for x, weight and bias; sums in f32 |
+//! | [`rotary_emb`] | gradients, any strides, heads that turn in part, the angles of Llama 3 and of YaRN |
 //!
 //! [`hold_weights_in`] loads a whole model in quantized blocks or in half precision.
 //!
@@ -21,6 +22,7 @@ mod hold;
 mod linear;
 mod norm;
 mod quantized;
+pub mod rotary_emb;
 #[cfg(test)]
 mod tests;
 

@@ -305,6 +305,9 @@ fn cross_entropies_are_those_of_the_plain_table() -> Result<()> {
         let error = packed.cross_entropy(&x, &more).expect_err("one too many").to_string();
         assert!(error.contains("2 rows"), "{error}");
         assert!(packed.cross_entropy(&numbers((2, 5), 2)?, &beyond).is_err());
+        let learns = Var::from_tensor(&numbers((2, 5), 2)?)?;
+        let error = packed.cross_entropy(&learns, &beyond).expect_err("5 wide").to_string();
+        assert!(error.contains("[2, 5]") && error.contains("rows of"), "{error}");
     }
     Ok(())
 }
