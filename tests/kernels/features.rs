@@ -118,7 +118,7 @@ impl Case {
         };
         let attention = self.attention(implementation)?;
         let last = Chosen { heads: Some(vec![self.heads() - 1, 0]), queries: None };
-        let wanted = Wanted { weights: &[last], summary: true };
+        let wanted = Wanted { weights: &[last], summary: true, ..Wanted::default() };
         let attended = attention.attend(&q, &k, &v, mask, wanted)?;
         let wide = |x: &Tensor| x.to_dtype(DType::F64);
         let context = wide(&attended.context)?;
@@ -291,7 +291,7 @@ fn what_is_added_gets_its_gradient() -> Result {
         let mask = Mask { added: Some(&added_then), ..Mask::default() };
         let attention = Sdpa { implementation, ..Sdpa::default() };
         assert_eq!(attention.code_for(&Inputs::from_tensors(&q, &k, &k, mask))?, Eager);
-        let wanted = Wanted { weights: &[Chosen::default()], summary: true };
+        let wanted = Wanted { weights: &[Chosen::default()], summary: true, ..Wanted::default() };
         let attended = attention.attend(&q, &k, &k, mask, wanted)?;
         let of = |x: &Tensor| -> Result<Tensor> {
             let gradients = x.sqr()?.sum_all()?.backward()?;

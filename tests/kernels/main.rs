@@ -3,6 +3,7 @@
 mod codes;
 #[path = "../common/mod.rs"]
 mod common;
+mod extras;
 mod features;
 mod fused;
 mod fused_backward;

@@ -13,6 +13,7 @@ mod cuda;
 mod eager;
 mod heads;
 mod mask;
+mod merge;
 #[cfg(feature = "metal")]
 mod metal;
 mod polarity;
@@ -28,6 +29,7 @@ pub use codes::{SCALE_BYTES, quantize_rows, widen_rows};
 pub use cpu::FEW_QUERIES;
 pub use heads::HeadLayout;
 pub use mask::{Hidden, Mask};
+pub use merge::merge;
 pub use polarity::{added_from_hidden, added_from_visible, padding_from_hidden, padding_from_visible};
 pub use request::{Chosen, Inputs, Wanted};
 pub use sdpa::Sdpa;

@@ -134,13 +134,21 @@ pub struct Chosen {
     pub queries: Option<Vec<usize>>,
 }
 
-/// What to return besides the context. Neither slows down the fused kernel's work on the context.
+/// What to return besides the context. None of it slows down the fused kernel's work on the context.
+///
+/// ```
+/// use candle_fused::attention::Wanted;
+///
+/// let log_sums_alone = Wanted { lse: true, ..Wanted::default() };
+/// ```
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Wanted<'a> {
     /// The exact weights of these heads and queries.
     pub weights: &'a [Chosen],
     /// A few statistics of the weights of every head and query.
     pub summary: bool,
+    /// The logarithm of what each softmax divides by. It differs from the rest in that a GPU then runs plain operations.
+    pub lse: bool,
 }
 
 impl Chosen {

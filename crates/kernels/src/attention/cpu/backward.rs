@@ -4,11 +4,11 @@
 //! its gradient:
 //!
 //! ```text
-//! dV = (P ∘ M)ᵀ·dO   dP = (dO·Vᵀ) ∘ M   dS = P ∘ (dP - rowsum(dO ∘ O))
+//! dV = (P ∘ M)ᵀ·dO   dP = (dO·Vᵀ) ∘ M   dS = P ∘ (dP - (rowsum(dO ∘ O) - dL))
 //! dQ = scale·dS·K    dK = scale·dSᵀ·Q
 //! ```
 //!
-//! M is dropout's mask divided by `1 - rate`, drawn again exactly as in the forward pass, or 1 without dropout. With a soft
+//! dL is the gradient of the row's log-sum, or 0. M is dropout's mask divided by `1 - rate`, drawn again exactly as in the forward pass, or 1 without dropout. With a soft
 //! cap, dS is also multiplied by its slope, `1 - tanh²`.
 //!
 //! Each task takes one head, so every sum has the same order for any number of threads; the sums of heads that share their
@@ -37,6 +37,8 @@ pub(super) struct HeadBackward<'a, E> {
     pub(super) head: HeadAt,
     /// (T)
     pub(super) log_sums: &'a [LogSum],
+    /// The gradients of the log-sums in natural logarithms, (T), if there are any.
+    pub(super) log_sum_grads: Option<&'a [f32]>,
 }
 
 impl<E: Element> WithSimd for HeadBackward<'_, E> {
@@ -91,7 +93,7 @@ struct Memory {
     queries: Vec<f32>,
     keys: Vec<f32>,
     grads: Vec<f32>,
-    /// `rowsum(dO ∘ O)`, (T)
+    /// `rowsum(dO ∘ O) - dL`, (T)
     deltas: Vec<f32>,
     /// Running sums, padded to whole tiles of rows.
     dq: Vec<f32>,
@@ -131,6 +133,9 @@ impl<E: Element> HeadBackward<'_, E> {
         let mut deltas = Vec::with_capacity(t);
         for (g, o) in grads.chunks_exact(value_width).zip(context.chunks_exact(value_width)) {
             deltas.push(dots(simd, g, [o])[0]);
+        }
+        for (delta, grad) in deltas.iter_mut().zip(self.log_sum_grads.unwrap_or_default()) {
+            *delta -= grad;
         }
         let mut memory = Memory {
             width,

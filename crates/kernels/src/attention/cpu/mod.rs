@@ -25,9 +25,10 @@ use self::backward::HeadBackward;
 use self::forward::Forward;
 use self::problem::{Heads, LogSum, Problem, RowElement};
 use crate::attention::heads::WeightDropout;
+use crate::attention::request::Wanted;
 use crate::attention::scores::ScoreRules;
 use crate::attention::summary::RowSummary;
-use crate::cpu_op::{CpuOp, Input};
+use crate::cpu_op::{CpuOp, Input, OnCpu};
 use crate::element::Element;
 use crate::isa;
 use candle_core::backend::BackendStorage;
@@ -43,13 +44,39 @@ pub(super) struct CpuAttention {
     /// (B, H, T), which the forward pass saves for the backward pass.
     log_sums: OnceLock<Vec<LogSum>>,
     summarize: bool,
+    /// Whether the result is flat, in f32: the context (B, T, H, Dv), then the rows' natural log-sums (B, H, T). An operation
+    /// has one result, and so both have one backward pass.
+    with_log_sums: bool,
     /// (B, H, T), which the forward pass fills if `summarize` is set.
     summaries: Arc<OnceLock<Vec<RowSummary>>>,
 }
 
 impl CpuAttention {
-    pub(super) fn new(rules: ScoreRules, dropout: Option<WeightDropout>, summarize: bool) -> Self {
-        Self { rules, dropout, log_sums: OnceLock::new(), summarize, summaries: Arc::default() }
+    pub(super) fn new(rules: ScoreRules, dropout: Option<WeightDropout>, wanted: Wanted) -> Self {
+        let Wanted { summary: summarize, lse: with_log_sums, .. } = wanted;
+        Self {
+            rules,
+            dropout,
+            log_sums: OnceLock::new(),
+            summarize,
+            with_log_sums,
+            summaries: Arc::default(),
+        }
+    }
+
+    /// The context (B, T, H, Dv) in the dtype of q, and the log-sums (B, H, T) if they are wanted.
+    pub(super) fn run(self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<(Tensor, Option<Tensor>)> {
+        let with_log_sums = self.with_log_sums;
+        let out = q.apply_op3(k, v, OnCpu(self))?;
+        if !with_log_sums {
+            return Ok((out, None));
+        }
+        let (b, h, t, _) = q.dims4()?;
+        let rows = b * h * t;
+        let numbers = out.elem_count() - rows;
+        let context = out.narrow(0, 0, numbers)?.reshape((b, t, h, numbers / rows))?;
+        let log_sums = out.narrow(0, numbers, rows)?.reshape((b, h, t))?;
+        Ok((context.to_dtype(q.dtype())?, Some(log_sums)))
     }
 
     /// The cell in which the forward pass stores the summary of each row (B, H, T).
@@ -57,7 +84,7 @@ impl CpuAttention {
         self.summaries.clone()
     }
 
-    fn run<E: Element + WithDType, K: RowElement + WithDType>(
+    fn compute<E: Element + WithDType, K: RowElement + WithDType>(
         &self,
         [q, k, v]: [Input; 3],
     ) -> Result<(CpuStorage, Shape)> {
@@ -73,12 +100,24 @@ impl CpuAttention {
         isa::arch().dispatch(Forward { problem: &problem, out: uninit, log_sums: log, summaries: wanted });
         // SAFETY: `Forward` has written every row.
         unsafe { out.set_len(b * t * h * d) };
+        let flat = self.with_log_sums.then(|| {
+            let mut flat = Vec::with_capacity(out.len() + log_sums.len());
+            flat.extend(out.iter().map(|x| x.to_f32()));
+            flat.extend(log_sums.iter().map(|row| row.natural()));
+            flat
+        });
         // A second forward pass of the same operation would compute the same values.
         let _ = self.log_sums.set(log_sums);
         if self.summarize {
             let _ = self.summaries.set(summaries);
         }
-        Ok((E::to_cpu_storage_owned(out), Shape::from((b, t, h, d))))
+        match flat {
+            Some(flat) => {
+                let shape = Shape::from(flat.len());
+                Ok((CpuStorage::F32(flat), shape))
+            }
+            None => Ok((E::to_cpu_storage_owned(out), Shape::from((b, t, h, d)))),
+        }
     }
 }
 
@@ -88,12 +127,12 @@ impl CpuOp<3> for CpuAttention {
     fn forward(&self, inputs: [Input; 3]) -> Result<(CpuStorage, Shape)> {
         use DType::{BF16, F16, F32, U8};
         match inputs.map(|x| x.storage.dtype()) {
-            [F32, F32, F32] => self.run::<f32, f32>(inputs),
-            [F16, F16, F16] => self.run::<f16, f16>(inputs),
-            [BF16, BF16, BF16] => self.run::<bf16, bf16>(inputs),
-            [F32, F16, F16] => self.run::<f32, f16>(inputs),
-            [F32, BF16, BF16] => self.run::<f32, bf16>(inputs),
-            [F32, U8, U8] => self.run::<f32, u8>(inputs),
+            [F32, F32, F32] => self.compute::<f32, f32>(inputs),
+            [F16, F16, F16] => self.compute::<f16, f16>(inputs),
+            [BF16, BF16, BF16] => self.compute::<bf16, bf16>(inputs),
+            [F32, F16, F16] => self.compute::<f32, f16>(inputs),
+            [F32, BF16, BF16] => self.compute::<f32, bf16>(inputs),
+            [F32, U8, U8] => self.compute::<f32, u8>(inputs),
             _ => candle_core::bail!(
                 "attention: q, k and v must be all f32, all f16 or all bf16, or q f32 and k and v halves of one \
                  dtype or quantized"
@@ -110,24 +149,44 @@ impl CpuOp<3> for CpuAttention {
         let Some(log_sums) = self.log_sums.get() else {
             candle_core::bail!("attention: the backward pass ran without a forward pass before it")
         };
+        let (context, grad) = (self.split(context, q, v)?, self.split(grad, q, v)?);
+        let of_log_sums = grad.1.map(|grad| grad.flatten_all()?.to_vec1()).transpose()?;
+        let rows = SavedRows { log_sums, gradients: of_log_sums.as_deref() };
+        let tensors = [q, k, v, &context.0, &grad.0];
         let [dq, dk, dv] = match q.dtype() {
-            DType::F16 => self.gradients::<f16>([q, k, v, context, grad], log_sums)?,
-            DType::BF16 => self.gradients::<bf16>([q, k, v, context, grad], log_sums)?,
-            _ => self.gradients::<f32>([q, k, v, context, grad], log_sums)?,
+            DType::F16 => self.gradients::<f16>(tensors, rows)?,
+            DType::BF16 => self.gradients::<bf16>(tensors, rows)?,
+            _ => self.gradients::<f32>(tensors, rows)?,
         };
         Ok([Some(dq), Some(dk), Some(dv)])
     }
 }
 
+/// What a backward pass knows of each row (B, H, T): its log-sum, and the gradient of that.
+#[derive(Clone, Copy)]
+struct SavedRows<'a> {
+    log_sums: &'a [LogSum],
+    gradients: Option<&'a [f32]>,
+}
+
 impl CpuAttention {
+    /// Of a result or its gradient, the part of the context (B, T, H, Dv) in the dtype of q, and that of the log-sums.
+    fn split(&self, result: &Tensor, q: &Tensor, v: &Tensor) -> Result<(Tensor, Option<Tensor>)> {
+        if !self.with_log_sums {
+            return Ok((result.clone(), None));
+        }
+        let ((b, h, t, _), (.., dv)) = (q.dims4()?, v.dims4()?);
+        let context = result.narrow(0, 0, b * t * h * dv)?.reshape((b, t, h, dv))?.to_dtype(q.dtype())?;
+        Ok((context, Some(result.narrow(0, b * t * h * dv, b * h * t)?)))
+    }
+
     /// The gradients of q, k and v: contiguous, with the shapes and dtype of q, k and v.
     ///
-    /// q (B, H, T, D), k (B, key heads, S, D), v (B, key heads, S, Dv); context and its gradient (B, T, H, Dv);
-    /// `log_sums` (B, H, T)
+    /// q (B, H, T, D), k (B, key heads, S, D), v (B, key heads, S, Dv); context and its gradient (B, T, H, Dv)
     fn gradients<E: Element + WithDType>(
         &self,
         [q, k, v, context, grad]: [&Tensor; 5],
-        log_sums: &[LogSum],
+        rows: SavedRows,
     ) -> Result<[Tensor; 3]> {
         let (context, grad) = (context.transpose(1, 2)?, grad.transpose(1, 2)?); // (B, H, T, Dv)
         let guards = [q, k, v, &context, &grad].map(|x| x.storage_and_layout());
@@ -138,7 +197,8 @@ impl CpuAttention {
         let [b, h, t, dv] = problem.context_dims();
         if context_view.dims != [b, h, t, dv]
             || grad_view.dims != [b, h, t, dv]
-            || log_sums.len() != b * h * t
+            || rows.log_sums.len() != b * h * t
+            || rows.gradients.is_some_and(|all| all.len() != b * h * t)
         {
             candle_core::bail!(
                 "attention: the gradient {:?} does not fit queries {:?} and values {:?}",
@@ -157,7 +217,8 @@ impl CpuAttention {
                     context: context_view,
                     grad: grad_view,
                     head,
-                    log_sums: &log_sums[i * t..(i + 1) * t],
+                    log_sums: &rows.log_sums[i * t..(i + 1) * t],
+                    log_sum_grads: rows.gradients.map(|all| &all[i * t..(i + 1) * t]),
                 };
                 isa::arch().dispatch(one)
             })

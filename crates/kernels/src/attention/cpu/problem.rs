@@ -187,6 +187,16 @@ pub(super) struct LogSum {
     pub(super) rest: f32,
 }
 
+impl LogSum {
+    /// The natural logarithm; -inf if the row sees no key.
+    #[allow(clippy::cast_possible_truncation)] // the result is f32
+    pub(super) fn natural(self) -> f32 {
+        let in_base = f64::from(self.max) + f64::from(self.rest);
+        // The lowest finite number is the same in every base.
+        if self.max == f32::MIN { f32::MIN } else { (in_base * std::f64::consts::LN_2) as f32 }
+    }
+}
+
 /// What a forward pass writes: the context (B, T, H, Dv), the log-sums (B, H, T) and, if wanted, the summaries (B, H, T).
 /// Several threads write to it, each its own rows.
 pub(super) struct SharedOutput<E> {
