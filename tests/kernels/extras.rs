@@ -1,5 +1,5 @@
-//! What else a softmax gives and takes: its log-sums, which join attention over several sets of keys. Against the definition in
-//! f64, with all gradients.
+//! What else a softmax gives and takes: its log-sums, which join attention over several sets of keys, and sinks. Against the
+//! definition in f64 and what PyTorch computes, with all gradients.
 
 use crate::common::{Result, cases, some_padding};
 use crate::{random, relative_error, same_on_any_number_of_threads};
@@ -21,6 +21,7 @@ struct Case {
     window: Window,
     softcap: Option<f64>,
     padded: bool,
+    sinks: bool,
     dropping: bool,
     /// Whether the loss depends on the context, and on the log-sums.
     of: [bool; 2],
@@ -65,16 +66,25 @@ impl Case {
         ])
     }
 
+    fn sinks(&self) -> Result<Option<Tensor>> {
+        let sinks = || Ok((self.numbers("sinks", &[self.heads()])? * 2.)?);
+        self.sinks.then(sinks).transpose()
+    }
+
     /// The context, the log-sums, and the gradients of all that is learned, of inputs that are rounded to a dtype first.
     fn run(&self, rounded: DType, dtype: DType, implementation: Implementation) -> Result<Named> {
         let variable = |x: Tensor| Var::from_tensor(&x.to_dtype(rounded)?.to_dtype(dtype)?);
         let [q, k, v] = self.qkv()?.map(variable);
         let (q, k, v) = (q?, k?, v?);
+        // Beside halves, what else is learned is in f32.
+        let wide = if dtype == DType::F64 { dtype } else { DType::F32 };
+        let sinks = self.sinks()?.map(|x| Var::from_tensor(&x.to_dtype(wide)?)).transpose()?;
         let padding = Tensor::new(self.padding(), &Device::Cpu)?;
         let mask = Mask { padding: self.padded.then_some(&padding), ..Mask::default() };
         let attention = Sdpa {
             window: self.window,
             softcap: self.softcap,
+            sinks: sinks.as_ref().map(|x| x.as_tensor().clone()),
             dropout: self.dropping.then(|| Dropout::new(0.25, self.seed, 1)).transpose()?,
             implementation,
             ..Sdpa::default()
@@ -102,13 +112,17 @@ impl Case {
             assert_eq!((gradient.dims(), gradient.dtype()), (x.dims(), x.dtype()));
             flat(gradient)
         };
-        Ok(vec![
+        let mut all = vec![
             ("context", flat(&attended.context)?),
             ("log-sums", flat(&lse)?),
             ("dq", of(&q)?),
             ("dk", of(&k)?),
             ("dv", of(&v)?),
-        ])
+        ];
+        if let Some(sinks) = &sinks {
+            all.push(("gradient of the sinks", of(sinks)?));
+        }
+        Ok(all)
     }
 
     /// The log-sums (B, H, T), one number at a time.
@@ -117,6 +131,7 @@ impl Case {
         let h = self.heads();
         let [q, k, _] = self.qkv()?;
         let (q, k, padding) = (flat(&q)?, flat(&k)?, self.padding());
+        let sinks = self.sinks()?.map(|x| flat(&x)).transpose()?;
         let row = |row: usize| {
             let (bi, hi, i) = (row / (h * t), row / t % h, row % t);
             let keys = self.window.keys(i, t, s).filter(|&j| !self.padded || padding[bi][j] == 1);
@@ -126,7 +141,8 @@ impl Case {
                 let score = dot / (d as f64).sqrt();
                 self.softcap.map_or(score, |cap| cap * (score / cap).tanh())
             };
-            keys.map(|j| score(j).exp()).sum::<f64>().ln()
+            let of_sink = sinks.as_ref().map_or(0.0, |sinks| sinks[hi].exp());
+            (keys.map(|j| score(j).exp()).sum::<f64>() + of_sink).ln()
         };
         Ok((0..b * h * t).map(row).collect())
     }
@@ -166,16 +182,13 @@ fn windows() -> impl Strategy<Value = Window> {
 prop_compose! {
     fn any_case()(b in 1usize..3, key_heads in 1usize..3, group in 1usize..4, t in prop_oneof![1usize..5, 1usize..100],
                   s in 1usize..300, d in 1usize..50, dv in 1usize..50, window in windows(),
-                  softcap in prop::option::weighted(0.2, 0.5f64..30.), padded: bool, dropping in prop::bool::weighted(0.2),
+                  softcap in prop::option::weighted(0.2, 0.5f64..30.), padded: bool, sinks: bool, dropping in prop::bool::weighted(0.2),
                   of in 1usize..4, seed in 0u64..100_000) -> Case {
-        Case { b, key_heads, group, t, s, d, dv, window, softcap, padded, dropping, of: [of & 1 > 0, of & 2 > 0], seed }
+        Case { b, key_heads, group, t, s, d, dv, window, softcap, padded, sinks, dropping, of: [of & 1 > 0, of & 2 > 0], seed }
     }
 }
 
 fn some_case() -> Case {
-    let window = Window::ALL;
-    let of = [true; 2];
-    let (padded, dropping, softcap) = (true, false, None);
     Case {
         b: 2,
         key_heads: 2,
@@ -184,11 +197,12 @@ fn some_case() -> Case {
         s: 90,
         d: 12,
         dv: 20,
-        window,
-        softcap,
-        padded,
-        dropping,
-        of,
+        window: Window::ALL,
+        softcap: None,
+        padded: true,
+        sinks: true,
+        dropping: false,
+        of: [true; 2],
         seed: 8,
     }
 }
@@ -290,6 +304,97 @@ fn queries_without_keys_have_log_sums_of_minus_infinity() -> Result {
         let wanted = Wanted { lse: true, weights: &[Chosen::default()], summary: true };
         let lse = attention.attend(&q, &none, &none, Mask::default(), wanted)?.lse.ok_or("log-sums")?;
         assert_eq!((lse.dims(), flat(&lse)?), (&[1, 2, 3][..], vec![f64::NEG_INFINITY; 6]));
+    }
+    Ok(())
+}
+
+/// A sink takes its share of each row: weights, kernel and summaries agree with the definition from a sink that hardly counts to one
+/// that takes almost all, and a query that sees no key gives zeros.
+#[test]
+fn weights_and_summaries_leave_the_sinks_their_share() -> Result {
+    let case = Case { padded: true, seed: 3, ..some_case() };
+    let [q, k, v] = case.qkv()?;
+    let padding = Tensor::new(case.padding(), &Device::Cpu)?;
+    let mask = Mask { padding: Some(&padding), ..Mask::default() };
+    let sinks = Tensor::new(&[f32::NEG_INFINITY, -100., 1.5, 200.], &Device::Cpu)?;
+    for t in [70, 3] {
+        let q = q.narrow(2, 0, t)?;
+        let run = |dtype, implementation| -> Result<Vec<(&str, Tensor)>> {
+            let [q, k, v] = [&q, &k, &v].map(|x| x.to_dtype(dtype));
+            let attention =
+                Sdpa { sinks: Some(sinks.clone()), window: Window::ALL, implementation, ..Sdpa::default() };
+            let wanted = Wanted { lse: true, weights: &[Chosen::default()], summary: true };
+            let attended = attention.attend(&q?, &k?, &v?, mask, wanted)?;
+            let summary = attended.summary.ok_or("a summary")?;
+            Ok(vec![
+                ("weights", attended.weights[0].clone()),
+                ("context", attended.context),
+                ("log-sums", attended.lse.ok_or("log-sums")?),
+                ("entropy", summary.entropy),
+                ("distance", summary.mean_distance),
+                ("on self", summary.on_self),
+                ("on first", summary.on_first),
+                ("largest", summary.max),
+            ])
+        };
+        let expected = run(DType::F64, Eager)?;
+        // Row 0 of the batch is padding alone.
+        let sums = expected[0].1.sum(3)?.narrow(2, 0, 1)?;
+        let sums = flat(&sums)?;
+        assert_eq!(sums[..4], [0.; 4], "{sums:?}");
+        assert!((sums[4] - 1.).abs() < 1e-12 && (sums[5] - 1.).abs() < 1e-12 && sums[7] < 1e-80, "{sums:?}");
+        assert!(sums[6] > 0.5 && sums[6] < 0.99, "{sums:?}");
+        for ((what, got), (_, expected)) in run(DType::F32, Fused)?.iter().zip(&expected) {
+            let error = relative_error(&finite(&flat(got)?), &finite(&flat(expected)?));
+            assert!(error < 1e-5, "{what}, T {t}: {error}");
+        }
+    }
+    Ok(())
+}
+
+/// Values that overflow in a sum go row by row.
+#[test]
+fn sinks_join_rows_of_huge_values() -> Result {
+    let [q, k, v] = some_case().qkv()?;
+    let sinks = Tensor::new(&[0f32, 1., 2., 3.], &Device::Cpu)?;
+    let attention = |implementation| Sdpa { sinks: Some(sinks.clone()), implementation, ..Sdpa::default() };
+    let (v, implementations) = ((v * 1e36)?, [Fused, Eager]);
+    let [got, expected] = implementations
+        .map(|implementation| flat(&attention(implementation).forward(&q, &k, &v, Mask::default())?));
+    let error = relative_error(&got?, &expected?);
+    assert!(error < 1e-5, "{error}");
+    Ok(())
+}
+
+#[test]
+fn sinks_that_do_not_fit_are_refused() -> Result {
+    let q = random(1, "q", 1., (1, 2, 3, 8))?;
+    for sinks in [Tensor::zeros(3, DType::F32, &Device::Cpu)?, Tensor::zeros(2, DType::U32, &Device::Cpu)?] {
+        let attention = Sdpa { sinks: Some(sinks), ..Sdpa::default() };
+        let message =
+            attention.forward(&q, &q, &q, Mask::default()).expect_err("it does not fit").to_string();
+        assert!(message.contains("sinks must be floats [2]"), "{message}");
+    }
+    Ok(())
+}
+
+/// Without keys the log-sum is the sink, and its gradient is 1.
+#[test]
+fn queries_without_keys_see_the_sinks_alone() -> Result {
+    let q = random(1, "q", 1., (1, 2, 3, 8))?;
+    let sinks = Var::new(&[0.5f32, -2.], &Device::Cpu)?;
+    let padding = Tensor::zeros((1, 5), DType::U8, &Device::Cpu)?;
+    for (implementation, s) in [(Fused, 0), (Fused, 5), (Eager, 5)] {
+        let k = random(1, "k", 1., (1, 2, s, 8))?;
+        let padding = padding.narrow(1, 0, s)?;
+        let mask = Mask { padding: Some(&padding), ..Mask::default() };
+        let attention = Sdpa { sinks: Some(sinks.as_tensor().clone()), implementation, ..Sdpa::default() };
+        let attended = attention.attend(&q, &k, &k, mask, Wanted { lse: true, ..Wanted::default() })?;
+        let lse = attended.lse.ok_or("log-sums")?;
+        assert_eq!(flat(&attended.context)?, [0.; 48]);
+        assert_eq!(flat(&lse)?, [0.5, 0.5, 0.5, -2., -2., -2.], "{implementation:?}, S {s}");
+        let gradients = lse.sum_all()?.backward()?;
+        assert_eq!(flat(gradients.get(&sinks).ok_or("no gradient")?)?, [3., 3.]);
     }
     Ok(())
 }

@@ -23,8 +23,8 @@ pub struct Attended {
     /// The summary, if it was asked for.
     pub summary: Option<Summary>,
     /// `ln Σ exp(score)` over the keys that a query sees, if it was asked for: (B, H, T) in f32, or in f64 for f64 inputs. The
-    /// scores are those of the softmax: scaled, capped, and with what is added. It is -inf for a query that sees no key, and has
-    /// a gradient; context and log-sums together take one backward pass. [`merge`](super::merge) joins attention over several
+    /// scores are those of the softmax: scaled, capped, and with what is added. It is -inf for a query that sees no key; a
+    /// sink counts among the keys. It has a gradient; context and log-sums together take one backward pass. [`merge`](super::merge) joins attention over several
     /// sets of keys with it.
     pub lse: Option<Tensor>,
 }
@@ -94,7 +94,7 @@ impl Sdpa {
         self.check(q, k, v, mask)?;
         let (b, h, t, d) = q.dims4()?;
         if k.dim(2)? == 0 {
-            return Self::without_keys(q, v, wanted);
+            return self.without_keys(q, v, wanted);
         }
         let dropout = self.weight_dropout(h, t, d, rows_before);
         let rows = rows_before + b * self.layer_heads(h) * t;
@@ -106,7 +106,7 @@ impl Sdpa {
             Code::Gpu(_) if wanted.lse => Code::Eager,
             code => code,
         };
-        let in_place = matches!(code, Code::Cpu) && inputs.has_narrow_keys();
+        let in_place = matches!(code, Code::Cpu) && inputs.has_narrow_keys() && !self.learns_sinks();
         let as_read = |x: &Tensor| if in_place { Ok(x.clone()) } else { codes::to_dtype(x, q.dtype()) };
         let (k, v) = (&as_read(k)?, &as_read(v)?);
         let chosen_weights = || {
@@ -119,7 +119,7 @@ impl Sdpa {
                 let rules = ScoreRules::new(self, mask, q, k.dim(2)?)?;
                 let op = CpuAttention::new(rules, dropout, wanted);
                 let rows = op.summaries();
-                let (context, lse) = op.run(q, k, v)?;
+                let (context, lse) = op.run([q, k, v], self.sinks.as_ref())?;
                 let summary = rows.get().map(|rows| Summary::from_rows(rows, b, h, t)).transpose()?;
                 Ok(Attended { context, weights: chosen_weights()?, summary, lse })
             }
@@ -144,13 +144,17 @@ impl Sdpa {
         }
     }
 
-    /// -inf for each query, in f32 or wider.
-    fn log_sums_of_nothing(shape: (usize, usize, usize), q: &Tensor) -> Result<Tensor> {
-        Tensor::full(f32::NEG_INFINITY, shape, q.device())?.to_dtype(accumulator(q.dtype()))
+    /// The log-sums of queries without keys, in f32 or wider: the sinks, or -inf.
+    fn log_sums_of_nothing(&self, (b, h, t): (usize, usize, usize), q: &Tensor) -> Result<Tensor> {
+        let wide = accumulator(q.dtype());
+        match &self.sinks {
+            Some(sinks) => sinks.to_dtype(wide)?.reshape((1, h, 1))?.broadcast_as((b, h, t))?.contiguous(),
+            None => Tensor::full(f32::NEG_INFINITY, (b, h, t), q.device())?.to_dtype(wide),
+        }
     }
 
-    /// What queries without any key get: zeros, a summary of zeros and log-sums of -inf.
-    pub(super) fn without_keys(q: &Tensor, v: &Tensor, wanted: Wanted) -> Result<Attended> {
+    /// What queries without any key get: zeros, a summary of zeros, and the log-sums of nothing.
+    pub(super) fn without_keys(&self, q: &Tensor, v: &Tensor, wanted: Wanted) -> Result<Attended> {
         let ((b, h, t, _), (_, _, s, width)) = (q.dims4()?, v.dims4()?);
         let dv = width.saturating_sub(codes::extra(v.dtype()));
         let weights = |chosen: &Chosen| {
@@ -162,7 +166,7 @@ impl Sdpa {
             context: Tensor::zeros((b, t, h, dv), q.dtype(), q.device())?,
             weights: wanted.weights.iter().map(weights).collect::<Result<_>>()?,
             summary: wanted.summary.then(|| Summary::zeros((b, h, t), q.device())).transpose()?,
-            lse: wanted.lse.then(|| Self::log_sums_of_nothing((b, h, t), q)).transpose()?,
+            lse: wanted.lse.then(|| self.log_sums_of_nothing((b, h, t), q)).transpose()?,
         })
     }
 
@@ -190,7 +194,8 @@ impl Sdpa {
     ) -> Result<Tensor> {
         let (_, h, t, _) = q.dims4()?;
         let rows = chosen.resolve(h, t)?;
-        let weights = if self.has_cpu_kernel(&Inputs::from_tensors(q, k, k, mask)) {
+        // The kernel gives a gradient to q and k alone.
+        let weights = if self.has_cpu_kernel(&Inputs::from_tensors(q, k, k, mask)) && !self.learns_sinks() {
             let rules = ScoreRules::new(self, mask, q, k.dim(2)?)?;
             let op = OnCpu(CpuWeights { rules, rows: rows.clone() });
             rows.of_queries(q)?.apply_op2(&codes::to_dtype(&rows.of_keys(k)?, q.dtype())?, op)?
@@ -209,7 +214,7 @@ impl Sdpa {
     }
 
     /// The scores before the softmax, by plain operations: scaled, capped, with what is added, and -inf where a query does
-    /// not see a key.
+    /// not see a key. Sinks have no place among them.
     ///
     /// # Shapes
     /// `q` (B, H, T, D), `k` (B, key heads, S, D) -> (B, H, T, S) in f32, or in f64 for f64 inputs

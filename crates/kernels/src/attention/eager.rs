@@ -14,23 +14,47 @@ pub(super) struct Scores {
     scores: Tensor,
     /// u8, the same shape
     visible: Tensor,
+    /// (1, heads, 1, 1) in the dtype of the scores
+    sinks: Option<Tensor>,
 }
 
 impl Scores {
     /// `q` (B, H, T, D), `k` (B, key heads, S, D)
     pub(super) fn new(sdpa: &Sdpa, q: &Tensor, k: &Tensor, mask: Mask, rows: &Rows) -> Result<Self> {
         let (scores, visible) = scores_and_visible(sdpa, q, k, mask, rows)?;
-        Ok(Self { scores, visible })
+        let of_heads = |sinks: &Tensor| {
+            select(&sinks.reshape((1, rows.all_heads, 1, 1))?, 1, &rows.heads)?.to_dtype(scores.dtype())
+        };
+        let sinks = sdpa.sinks.as_ref().map(of_heads).transpose()?;
+        Ok(Self { scores, visible, sinks })
+    }
+
+    /// The scores and what is visible with the sinks as the last key, which every query sees.
+    fn with_sinks(&self) -> Result<(Tensor, Tensor)> {
+        let Self { scores, visible, sinks } = self;
+        let Some(sinks) = sinks else { return Ok((scores.clone(), visible.clone())) };
+        let (b, heads, queries, _) = scores.dims4()?;
+        let column = (b, heads, queries, 1);
+        let scores = Tensor::cat(&[scores, &sinks.broadcast_as(column)?], D::Minus1)?;
+        let always = Tensor::ones(column, visible.dtype(), visible.device())?;
+        Ok((scores, Tensor::cat(&[visible, &always], D::Minus1)?))
     }
 
     /// The softmax over the visible keys; zeros if no key is visible: (B, heads, queries, S)
     pub(super) fn softmax(&self) -> Result<Tensor> {
-        softmax(&self.scores, &self.visible)
+        let (scores, visible) = self.with_sinks()?;
+        let weights = softmax(&scores, &visible)?;
+        if self.sinks.is_some() {
+            weights.narrow(D::Minus1, 0, self.scores.dim(3)?)?.contiguous()
+        } else {
+            Ok(weights)
+        }
     }
 
     /// The logarithm of `Σ exp(score)` over the visible keys; -inf if no key is visible: (B, heads, queries)
     pub(super) fn log_sums(&self) -> Result<Tensor> {
-        log_sums(&self.scores, &self.visible, D::Minus1)?.squeeze(D::Minus1)
+        let (scores, visible) = self.with_sinks()?;
+        log_sums(&scores, &visible, D::Minus1)?.squeeze(D::Minus1)
     }
 
     /// The scores, with -inf where a key is not visible: (B, heads, queries, S)

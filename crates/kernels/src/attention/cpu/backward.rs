@@ -8,7 +8,7 @@
 //! dQ = scale·dS·K    dK = scale·dSᵀ·Q
 //! ```
 //!
-//! dL is the gradient of the row's log-sum, or 0. M is dropout's mask divided by `1 - rate`, drawn again exactly as in the forward pass, or 1 without dropout. With a soft
+//! The gradient of a head's sink is `-Σ p·(rowsum(dO ∘ O) - dL)` over its rows, with the sink's weight p. dL is the gradient of the row's log-sum, or 0. M is dropout's mask divided by `1 - rate`, drawn again exactly as in the forward pass, or 1 without dropout. With a soft
 //! cap, dS is also multiplied by its slope, `1 - tanh²`.
 //!
 //! Each task takes one head, so every sum has the same order for any number of threads; the sums of heads that share their
@@ -41,9 +41,16 @@ pub(super) struct HeadBackward<'a, E> {
     pub(super) log_sum_grads: Option<&'a [f32]>,
 }
 
-impl<E: Element> WithSimd for HeadBackward<'_, E> {
+/// The gradients of a head.
+pub(super) struct HeadGradients {
     /// dq (T, D), dk (S, D), dv (S, Dv)
-    type Output = [Vec<f32>; 3];
+    pub(super) qkv: [Vec<f32>; 3],
+    /// That of the sink; 0 without one.
+    pub(super) sink: f64,
+}
+
+impl<E: Element> WithSimd for HeadBackward<'_, E> {
+    type Output = HeadGradients;
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) -> Self::Output {
@@ -55,7 +62,7 @@ impl<E: Element> WithSimd for HeadBackward<'_, E> {
 struct Vectorized<'a, E>(HeadBackward<'a, E>);
 
 impl<E: Element> WithSimd for Vectorized<'_, E> {
-    type Output = [Vec<f32>; 3];
+    type Output = HeadGradients;
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) -> Self::Output {
@@ -123,7 +130,7 @@ impl<E: Element> HeadBackward<'_, E> {
     fn run<S: Simd, const M: usize, const N: usize, const CM: usize, const CN: usize>(
         &self,
         simd: S,
-    ) -> [Vec<f32>; 3] {
+    ) -> HeadGradients {
         let Problem { q, k, v, .. } = self.problem;
         let ([_, _, t, d], [_, _, s, dv]) = (q.dims, v.dims);
         let [width, value_width] = [d, dv].map(|d| d.next_multiple_of(S::F32_LANES));
@@ -137,6 +144,11 @@ impl<E: Element> HeadBackward<'_, E> {
         for (delta, grad) in deltas.iter_mut().zip(self.log_sum_grads.unwrap_or_default()) {
             *delta -= grad;
         }
+        let of_sink = |sink| {
+            let of_row = |(row, delta): (&LogSum, &f32)| f64::from(-row.weight(sink) * delta);
+            self.log_sums.iter().zip(&deltas).map(of_row).sum()
+        };
+        let sink = self.problem.rules.sink(head.h, Base::Two).map_or(0.0, of_sink);
         let mut memory = Memory {
             width,
             value_width,
@@ -172,11 +184,12 @@ impl<E: Element> HeadBackward<'_, E> {
             let rows = sums.chunks_exact(width).take(count);
             rows.flat_map(|row| row[..d].iter().map(|x| x * factor)).collect()
         };
-        [
+        let qkv = [
             finished(&memory.dq, (width, d), t, scale),
             finished(&memory.dk, (width, d), s, scale),
             finished(&memory.dv, (value_width, dv), s, 1.0),
-        ]
+        ];
+        HeadGradients { qkv, sink }
     }
 
     /// Which of the tile's keys row `r` sees by its position.

@@ -10,6 +10,7 @@
 
 mod backward;
 mod blocks;
+mod carry;
 mod forward;
 mod pack;
 mod problem;
@@ -21,7 +22,8 @@ mod weights;
 pub use blocks::FEW_QUERIES;
 pub(super) use weights::CpuWeights;
 
-use self::backward::HeadBackward;
+use self::backward::{HeadBackward, HeadGradients};
+use self::carry::{Returned, carry};
 use self::forward::Forward;
 use self::problem::{Heads, LogSum, Problem, RowElement};
 use crate::attention::heads::WeightDropout;
@@ -47,6 +49,8 @@ pub(super) struct CpuAttention {
     /// Whether the result is flat, in f32: the context (B, T, H, Dv), then the rows' natural log-sums (B, H, T). An operation
     /// has one result, and so both have one backward pass.
     with_log_sums: bool,
+    /// Where the gradient of the sinks (H) goes, if they need one.
+    of_sinks: Option<Arc<Returned>>,
     /// (B, H, T), which the forward pass fills if `summarize` is set.
     summaries: Arc<OnceLock<Vec<RowSummary>>>,
 }
@@ -60,14 +64,25 @@ impl CpuAttention {
             log_sums: OnceLock::new(),
             summarize,
             with_log_sums,
+            of_sinks: None,
             summaries: Arc::default(),
         }
     }
 
-    /// The context (B, T, H, Dv) in the dtype of q, and the log-sums (B, H, T) if they are wanted.
-    pub(super) fn run(self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<(Tensor, Option<Tensor>)> {
+    /// The context (B, T, H, Dv) in the dtype of q, and the log-sums (B, H, T) if they are wanted. The sinks are those that the
+    /// rules hold as numbers.
+    pub(super) fn run(
+        mut self,
+        [q, k, v]: [&Tensor; 3],
+        sinks: Option<&Tensor>,
+    ) -> Result<(Tensor, Option<Tensor>)> {
         let with_log_sums = self.with_log_sums;
-        let out = q.apply_op3(k, v, OnCpu(self))?;
+        let mut v = v.clone();
+        if let Some(sinks) = sinks.filter(|sinks| sinks.track_op()) {
+            let (carrier, returned) = carry(&v, sinks)?;
+            (v, self.of_sinks) = (carrier, Some(returned));
+        }
+        let out = q.apply_op3(k, &v, OnCpu(self))?;
         if !with_log_sums {
             return Ok((out, None));
         }
@@ -207,7 +222,7 @@ impl CpuAttention {
                 v.dims()
             )
         }
-        let heads: Vec<[Vec<f32>; 3]> = problem
+        let heads: Vec<HeadGradients> = problem
             .heads()
             .into_par_iter()
             .enumerate()
@@ -225,10 +240,15 @@ impl CpuAttention {
             .collect();
         let group = problem.group();
         let [mut of_q, mut of_k, mut of_v] = [(); 3].map(|()| Vec::with_capacity(heads.len()));
-        for [dq, dk, dv] in heads {
+        let mut of_sinks = vec![0.0; h];
+        for (i, HeadGradients { qkv: [dq, dk, dv], sink }) in heads.into_iter().enumerate() {
+            of_sinks[i % h] += sink;
             of_q.push(dq);
             of_k.push(dk);
             of_v.push(dv);
+        }
+        if let Some(returned) = &self.of_sinks {
+            returned.put(Tensor::from_vec(of_sinks, h, &Device::Cpu)?);
         }
         Ok([gather::<E>(of_q, 1, q)?, gather::<E>(of_k, group, k)?, gather::<E>(of_v, group, v)?])
     }

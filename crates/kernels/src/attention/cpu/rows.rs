@@ -79,9 +79,10 @@ pub(super) struct Partial {
 }
 
 impl Partial {
-    /// The base-2 logarithm of `Σ 2^score`.
-    pub(super) fn log_sum(&self) -> LogSum {
-        LogSum { max: self.max, rest: self.sum.log2() }
+    /// The log-sum of all keys of a query and its head's sink, and the share of the context that the sink leaves.
+    pub(super) fn finish<E, K>(&self, problem: &Problem<E, K>, head: usize) -> (LogSum, f32) {
+        let (log_sum, factor) = problem.finish_row(head, self.max, self.sum);
+        (log_sum, if problem.rules.sink(head, Base::Two).is_some() { self.sum * factor } else { 1.0 })
     }
 
     /// Whether some key is visible: otherwise no value may be touched, not even with the weight 0.
