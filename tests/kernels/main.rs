@@ -7,7 +7,9 @@ mod extras;
 mod features;
 mod fused;
 mod fused_backward;
+mod merging;
 mod signatures;
+mod sinks;
 mod weights;
 
 use candle_core::{DType, Device, Shape, Tensor};

@@ -119,7 +119,7 @@ impl Sdpa {
                 let rules = ScoreRules::new(self, mask, q, k.dim(2)?)?;
                 let op = CpuAttention::new(rules, dropout, wanted);
                 let rows = op.summaries();
-                let (context, lse) = op.run([q, k, v], self.sinks.as_ref())?;
+                let (context, lse) = op.run([q, k, v], mask.added, self.sinks.as_ref())?;
                 let summary = rows.get().map(|rows| Summary::from_rows(rows, b, h, t)).transpose()?;
                 Ok(Attended { context, weights: chosen_weights()?, summary, lse })
             }
@@ -194,8 +194,10 @@ impl Sdpa {
     ) -> Result<Tensor> {
         let (_, h, t, _) = q.dims4()?;
         let rows = chosen.resolve(h, t)?;
+        let inputs = Inputs::from_tensors(q, k, k, mask);
         // The kernel gives a gradient to q and k alone.
-        let weights = if self.has_cpu_kernel(&Inputs::from_tensors(q, k, k, mask)) && !self.learns_sinks() {
+        let for_kernel = !inputs.added_gradient && !self.learns_sinks();
+        let weights = if for_kernel && self.has_cpu_kernel(&inputs) {
             let rules = ScoreRules::new(self, mask, q, k.dim(2)?)?;
             let op = OnCpu(CpuWeights { rules, rows: rows.clone() });
             rows.of_queries(q)?.apply_op2(&codes::to_dtype(&rows.of_keys(k)?, q.dtype())?, op)?

@@ -13,8 +13,8 @@ pub struct Mask<'a> {
     /// Single keys hidden from single queries, in every row of the batch.
     pub hidden: &'a [Hidden],
     /// Floats (B or 1, H or 1, T, S) that are added to the scores after the scale and the soft cap, -inf to hide a key. Unlike
-    /// under padding, the value of a key hidden in this way must be finite, because 0 times infinity is NaN. If these numbers
-    /// need a gradient, plain operations run, which give it to them.
+    /// under padding, the value of a key hidden in this way must be finite, because 0 times infinity is NaN. They get a
+    /// gradient if they need one, which takes memory for itself alone: heads and rows that share numbers add up in place.
     pub added: Option<&'a Tensor>,
     /// The first key that each query may see, u32 (B, T): with the first token of its document, documents that share a row do
     /// not attend across each other.

@@ -17,8 +17,8 @@ use std::ops::Range;
 /// # fn main() -> candle_core::Result<()> {
 /// let decoding = Inputs::new(&Device::Cpu, DType::F32, HeadLayout::grouped(8, 2, 64), 1, 1, 500);
 /// assert_eq!(Sdpa::default().code_for(&decoding)?, Implementation::Fused);
-/// let learned = Inputs { added: true, added_gradient: true, ..decoding };
-/// assert_eq!(Sdpa::default().code_for(&learned)?, Implementation::Eager);
+/// let wide = Inputs { dtypes: [DType::F64; 3], ..decoding };
+/// assert_eq!(Sdpa::default().code_for(&wide)?, Implementation::Eager);
 /// # Ok(())
 /// # }
 /// ```
@@ -90,7 +90,8 @@ impl Inputs {
     /// needed.
     pub(super) fn has_narrow_keys(&self) -> bool {
         let [q, k, v] = self.dtypes;
-        q == DType::F32 && matches!(k, DType::F16 | DType::BF16 | DType::U8) && k == v && !self.gradient
+        let gradient = self.gradient || self.added_gradient;
+        q == DType::F32 && matches!(k, DType::F16 | DType::BF16 | DType::U8) && k == v && !gradient
     }
 
     /// Fails for quantized keys or values that no code reads.

@@ -99,11 +99,9 @@ impl Sdpa {
         Ok(self.gpu_kernel(inputs, dropout)?.map_or(Code::Eager, Code::Gpu))
     }
 
-    /// Whether fused code may run: none gives a gradient to what is added to the scores.
+    /// Whether fused code may run.
     fn may_fuse(&self, inputs: &Inputs) -> bool {
-        self.implementation.on(&inputs.device) == Implementation::Fused
-            && !inputs.added_gradient
-            && !inputs.is_empty()
+        self.implementation.on(&inputs.device) == Implementation::Fused && !inputs.is_empty()
     }
 
     /// Whether the sinks need a gradient.

@@ -20,6 +20,7 @@ use super::blocks::{
 };
 use super::pack::{panels, rows};
 use super::problem::{HeadAt, Heads, LogSum, Problem};
+use super::turns::{AddedSums, Turn};
 use crate::attention::scores::{Base, slopes_of_cap};
 use crate::element::Element;
 use crate::streams::dots;
@@ -37,6 +38,9 @@ pub(super) struct HeadBackward<'a, E> {
     pub(super) head: HeadAt,
     /// (T)
     pub(super) log_sums: &'a [LogSum],
+    /// The sums of the gradient of what is added to the scores, dS before the soft cap's slope, if they are wanted. Heads must
+    /// then start in order.
+    pub(super) added: Option<&'a AddedSums<'a>>,
     /// The gradients of the log-sums in natural logarithms, (T), if there are any.
     pub(super) log_sum_grads: Option<&'a [f32]>,
 }
@@ -168,13 +172,15 @@ impl<E: Element> HeadBackward<'_, E> {
             factors: vec![1.0; KEYS],
             slopes: vec![1.0; KEYS],
         };
+        // SAFETY: each head lines up once, and which tiles it goes through depends on T, S and the window alone.
+        let mut turn = self.added.map(|added| unsafe { added.line_up(head) });
         for start in (0..s).step_by(KEYS) {
             let keys = KEYS.min(s - start);
             let seeing = self.problem.rules.queries_of(start..start + keys);
             for first in (seeing.start - seeing.start % QUERIES..seeing.end).step_by(QUERIES) {
                 let tile = TileRange { first, rows: QUERIES.min(t - first), start, keys };
                 self.products::<S, M, N>(simd, &mut memory, tile);
-                self.weights_and_scores(simd, &mut memory, tile);
+                self.weights_and_scores(simd, &mut memory, tile, turn.as_mut());
                 self.sums::<S, CM, CN>(simd, &mut memory, tile);
             }
         }
@@ -243,8 +249,17 @@ impl<E: Element> HeadBackward<'_, E> {
 
     /// Turns scores into weights after dropout, and dP into dS; both are 0 for a hidden key.
     #[inline(always)]
-    fn weights_and_scores<S: Simd>(&self, simd: S, memory: &mut Memory, tile: TileRange) {
+    fn weights_and_scores<S: Simd>(
+        &self,
+        simd: S,
+        memory: &mut Memory,
+        tile: TileRange,
+        mut turn: Option<&mut Turn>,
+    ) {
         let rules = self.problem.rules;
+        if let Some(turn) = &turn {
+            turn.wait();
+        }
         for r in 0..QUERIES {
             let weights = &mut memory.weights[r * KEYS..(r + 1) * KEYS];
             let d_scores = &mut memory.d_scores[r * KEYS..(r + 1) * KEYS];
@@ -279,7 +294,7 @@ impl<E: Element> HeadBackward<'_, E> {
             }
             if self.problem.dropout.is_some() {
                 memory.factors.fill(1.0);
-                let factors = &mut memory.factors[seen];
+                let factors = &mut memory.factors[seen.clone()];
                 self.problem.drop_weights(query, start, factors);
             }
             let (max, rest) = (simd.splat_f32s(log_sum.max), simd.splat_f32s(log_sum.rest));
@@ -292,12 +307,19 @@ impl<E: Element> HeadBackward<'_, E> {
                 *ds = simd.mul_f32s(p, simd.sub_f32s(simd.mul_f32s(*ds, *factor), delta));
                 *w = simd.mul_f32s(p, *factor);
             }
+            if let Some(turn) = &mut turn {
+                // SAFETY: the keys from `start` on that the query sees are in the tile, and the head is in it.
+                unsafe { turn.add(query.i, start, &d_scores[seen]) };
+            }
             if cap.is_some() {
                 let slopes = S::as_simd_f32s(&memory.slopes).0;
                 for (ds, slope) in S::as_mut_simd_f32s(d_scores).0.iter_mut().zip(slopes) {
                     *ds = simd.mul_f32s(*ds, *slope);
                 }
             }
+        }
+        if let Some(turn) = turn {
+            turn.leave();
         }
     }
 

@@ -17,6 +17,7 @@ mod problem;
 mod rows;
 mod summary;
 mod tile;
+mod turns;
 mod weights;
 
 pub use blocks::FEW_QUERIES;
@@ -25,7 +26,8 @@ pub(super) use weights::CpuWeights;
 use self::backward::{HeadBackward, HeadGradients};
 use self::carry::{Returned, carry};
 use self::forward::Forward;
-use self::problem::{Heads, LogSum, Problem, RowElement};
+use self::problem::{HeadAt, Heads, LogSum, Problem, RowElement};
+use self::turns::AddedGradient;
 use crate::attention::heads::WeightDropout;
 use crate::attention::request::Wanted;
 use crate::attention::scores::ScoreRules;
@@ -37,6 +39,7 @@ use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, DType, Device, Result, Shape, Tensor, WithDType};
 use half::{bf16, f16};
 use rayon::prelude::*;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// The operation as Candle sees it.
@@ -49,6 +52,8 @@ pub(super) struct CpuAttention {
     /// Whether the result is flat, in f32: the context (B, T, H, Dv), then the rows' natural log-sums (B, H, T). An operation
     /// has one result, and so both have one backward pass.
     with_log_sums: bool,
+    /// Where the gradient of what is added (B or 1, H or 1, T, S) goes, if it needs one.
+    of_added: Option<(Arc<Returned>, [usize; 4])>,
     /// Where the gradient of the sinks (H) goes, if they need one.
     of_sinks: Option<Arc<Returned>>,
     /// (B, H, T), which the forward pass fills if `summarize` is set.
@@ -64,20 +69,26 @@ impl CpuAttention {
             log_sums: OnceLock::new(),
             summarize,
             with_log_sums,
+            of_added: None,
             of_sinks: None,
             summaries: Arc::default(),
         }
     }
 
-    /// The context (B, T, H, Dv) in the dtype of q, and the log-sums (B, H, T) if they are wanted. The sinks are those that the
-    /// rules hold as numbers.
+    /// The context (B, T, H, Dv) in the dtype of q, and the log-sums (B, H, T) if they are wanted. `added` and `sinks`
+    /// are those that the rules hold as numbers.
     pub(super) fn run(
         mut self,
         [q, k, v]: [&Tensor; 3],
+        added: Option<&Tensor>,
         sinks: Option<&Tensor>,
     ) -> Result<(Tensor, Option<Tensor>)> {
         let with_log_sums = self.with_log_sums;
         let mut v = v.clone();
+        if let Some(added) = added.filter(|added| added.track_op()) {
+            let (carrier, returned) = carry(&v, added)?;
+            (v, self.of_added) = (carrier, Some((returned, added.dims4()?.into())));
+        }
         if let Some(sinks) = sinks.filter(|sinks| sinks.track_op()) {
             let (carrier, returned) = carry(&v, sinks)?;
             (v, self.of_sinks) = (carrier, Some(returned));
@@ -222,22 +233,20 @@ impl CpuAttention {
                 v.dims()
             )
         }
-        let heads: Vec<HeadGradients> = problem
-            .heads()
-            .into_par_iter()
-            .enumerate()
-            .map(|(i, head)| {
-                let one = HeadBackward {
-                    problem: &problem,
-                    context: context_view,
-                    grad: grad_view,
-                    head,
-                    log_sums: &rows.log_sums[i * t..(i + 1) * t],
-                    log_sum_grads: rows.gradients.map(|all| &all[i * t..(i + 1) * t]),
-                };
-                isa::arch().dispatch(one)
-            })
-            .collect();
+        let mut added = self.of_added.as_ref().map(|(_, dims)| AddedGradient::new(*dims, b, h));
+        let sums = added.as_mut().map(AddedGradient::sums);
+        let heads = in_order(problem.heads(), |i, head| {
+            let one = HeadBackward {
+                problem: &problem,
+                context: context_view,
+                grad: grad_view,
+                head,
+                added: sums.as_ref(),
+                log_sums: &rows.log_sums[i * t..(i + 1) * t],
+                log_sum_grads: rows.gradients.map(|all| &all[i * t..(i + 1) * t]),
+            };
+            isa::arch().dispatch(one)
+        });
         let group = problem.group();
         let [mut of_q, mut of_k, mut of_v] = [(); 3].map(|()| Vec::with_capacity(heads.len()));
         let mut of_sinks = vec![0.0; h];
@@ -247,11 +256,29 @@ impl CpuAttention {
             of_k.push(dk);
             of_v.push(dv);
         }
+        if let (Some((returned, dims)), Some(added)) = (&self.of_added, added) {
+            returned.put(Tensor::from_vec(added.into_numbers(), &dims[..], &Device::Cpu)?);
+        }
         if let Some(returned) = &self.of_sinks {
             returned.put(Tensor::from_vec(of_sinks, h, &Device::Cpu)?);
         }
         Ok([gather::<E>(of_q, 1, q)?, gather::<E>(of_k, group, k)?, gather::<E>(of_v, group, v)?])
     }
+}
+
+/// `task` of each head, with its index: every thread takes the next head that nobody has, so that each head starts after the
+/// one before it.
+fn in_order<T: Send>(heads: Vec<HeadAt>, task: impl Fn(usize, HeadAt) -> T + Sync) -> Vec<T> {
+    let next = AtomicUsize::new(0);
+    let take = || {
+        let i = next.fetch_add(1, Ordering::Relaxed);
+        heads.get(i).map(|head| (i, task(i, *head)))
+    };
+    let threads = rayon::current_num_threads().min(heads.len());
+    let each = (0..threads).into_par_iter().with_max_len(1);
+    let mut all: Vec<(usize, T)> = each.flat_map_iter(|_| std::iter::from_fn(take)).collect();
+    all.sort_by_key(|(i, _)| *i);
+    all.into_iter().map(|(_, result)| result).collect()
 }
 
 /// The gradient of a tensor each of whose heads is shared by `group` heads: the sum of theirs.
