@@ -115,6 +115,7 @@ impl Case {
             hidden: &hidden,
             added: added.as_ref(),
             first: self.documents.then_some(&starts),
+            ..Mask::default()
         };
         let attention = self.attention(implementation)?;
         let last = Chosen { heads: Some(vec![self.heads() - 1, 0]), queries: None };
@@ -311,8 +312,15 @@ fn what_is_added_gets_its_gradient() -> Result {
 #[test]
 fn which_code_runs_is_known_without_tensors() -> Result {
     let of = |dtype| Inputs::new(&Device::Cpu, dtype, HeadLayout::grouped(4, 2, 8), 2, 3, 5);
-    let all_there =
-        Inputs { padding: true, hidden: true, first: true, added: true, gradient: true, ..of(DType::F16) };
+    let all_there = Inputs {
+        padding: true,
+        hidden: true,
+        first: true,
+        ranges: true,
+        added: true,
+        gradient: true,
+        ..of(DType::F16)
+    };
     let half_keys = Inputs { dtypes: [DType::F32, DType::F16, DType::F16], ..of(DType::F32) };
     for (inputs, expected) in [
         (of(DType::F32), Fused),

@@ -8,6 +8,7 @@ mod features;
 mod fused;
 mod fused_backward;
 mod merging;
+mod ranges;
 mod signatures;
 mod sinks;
 mod weights;

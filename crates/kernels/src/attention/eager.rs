@@ -11,7 +11,7 @@ use candle_core::{D, DType, Result, Tensor};
 /// The scores of some rows, and which keys they see.
 pub(super) struct Scores {
     /// (B, heads, queries, S) in f32 or wider
-    scores: Tensor,
+    numbers: Tensor,
     /// u8, the same shape
     visible: Tensor,
     /// (1, heads, 1, 1) in the dtype of the scores
@@ -26,12 +26,12 @@ impl Scores {
             select(&sinks.reshape((1, rows.all_heads, 1, 1))?, 1, &rows.heads)?.to_dtype(scores.dtype())
         };
         let sinks = sdpa.sinks.as_ref().map(of_heads).transpose()?;
-        Ok(Self { scores, visible, sinks })
+        Ok(Self { numbers: scores, visible, sinks })
     }
 
     /// The scores and what is visible with the sinks as the last key, which every query sees.
     fn with_sinks(&self) -> Result<(Tensor, Tensor)> {
-        let Self { scores, visible, sinks } = self;
+        let Self { numbers: scores, visible, sinks } = self;
         let Some(sinks) = sinks else { return Ok((scores.clone(), visible.clone())) };
         let (b, heads, queries, _) = scores.dims4()?;
         let column = (b, heads, queries, 1);
@@ -45,7 +45,7 @@ impl Scores {
         let (scores, visible) = self.with_sinks()?;
         let weights = softmax(&scores, &visible)?;
         if self.sinks.is_some() {
-            weights.narrow(D::Minus1, 0, self.scores.dim(3)?)?.contiguous()
+            weights.narrow(D::Minus1, 0, self.numbers.dim(3)?)?.contiguous()
         } else {
             Ok(weights)
         }
@@ -59,8 +59,8 @@ impl Scores {
 
     /// The scores, with -inf where a key is not visible: (B, heads, queries, S)
     pub(super) fn masked(&self) -> Result<Tensor> {
-        let hidden = full_like(f64::NEG_INFINITY, &self.scores)?;
-        self.visible.where_cond(&self.scores, &hidden)
+        let hidden = full_like(f64::NEG_INFINITY, &self.numbers)?;
+        self.visible.where_cond(&self.numbers, &hidden)
     }
 }
 

@@ -17,6 +17,7 @@ mod merge;
 #[cfg(feature = "metal")]
 mod metal;
 mod polarity;
+mod ranges;
 mod request;
 mod scores;
 mod sdpa;
@@ -31,6 +32,7 @@ pub use heads::HeadLayout;
 pub use mask::{Hidden, Mask};
 pub use merge::merge;
 pub use polarity::{added_from_hidden, added_from_visible, padding_from_hidden, padding_from_visible};
+pub use ranges::KeyRanges;
 pub use request::{Chosen, Inputs, Wanted};
 pub use sdpa::Sdpa;
 pub use summary::Summary;

@@ -95,26 +95,27 @@ impl KeyRanges {
 
     /// Those of the ranges of a query that end after key `start`.
     #[inline(always)]
-    fn from_key(&self, b: usize, i: usize, start: usize) -> &[Range<usize>] {
+    fn ending_after(&self, b: usize, i: usize, start: usize) -> &[Range<usize>] {
         let ranges = self.of(b, i);
         &ranges[ranges.partition_point(|range| range.end <= start)..]
     }
 
     /// Whether a query sees a key.
     pub(super) fn contains(&self, b: usize, i: usize, key: usize) -> bool {
-        self.from_key(b, i, key).first().is_some_and(|range| range.start <= key)
+        self.ending_after(b, i, key).first().is_some_and(|range| range.start <= key)
     }
 
     /// Whether any of some queries of row `b` sees any of some keys.
     pub(super) fn any(&self, b: usize, mut queries: Range<usize>, keys: &Range<usize>) -> bool {
-        queries.any(|i| self.from_key(b, i, keys.start).first().is_some_and(|range| range.start < keys.end))
+        queries
+            .any(|i| self.ending_after(b, i, keys.start).first().is_some_and(|range| range.start < keys.end))
     }
 
     /// Sets the scores of keys that a query does not see to -inf. `scores` belong to the keys from `start` on.
     #[inline(always)]
     pub(super) fn hide(&self, b: usize, i: usize, start: usize, scores: &mut [f32]) {
         let mut hidden = 0;
-        for range in self.from_key(b, i, start) {
+        for range in self.ending_after(b, i, start) {
             let at = |key: usize| key.saturating_sub(start).min(scores.len());
             let (first, end) = (at(range.start), at(range.end));
             scores[hidden..first].fill(f32::NEG_INFINITY);

@@ -40,6 +40,8 @@ pub struct Inputs {
     pub hidden: bool,
     /// Whether queries have first keys.
     pub first: bool,
+    /// Whether queries have ranges of keys.
+    pub ranges: bool,
     /// Whether something is added to the scores.
     pub added: bool,
     /// Whether what is added needs a gradient.
@@ -59,6 +61,7 @@ impl Inputs {
             padding: false,
             hidden: false,
             first: false,
+            ranges: false,
             added: false,
             added_gradient: false,
         }
@@ -76,6 +79,7 @@ impl Inputs {
             padding: mask.padding.is_some(),
             hidden: !mask.hidden.is_empty(),
             first: mask.first.is_some(),
+            ranges: mask.ranges.is_some(),
             added: mask.added.is_some(),
             added_gradient: mask.added.is_some_and(Tensor::track_op),
         }

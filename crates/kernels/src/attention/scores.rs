@@ -98,6 +98,9 @@ fn visible(sdpa: &Sdpa, mask: Mask, rows: &Rows, s: usize, device: &Device) -> R
         let keys = Tensor::arange(0, s as u32, device)?.reshape((1, 1, 1, s))?;
         visible = visible.broadcast_mul(&keys.broadcast_ge(&first)?)?;
     }
+    if let Some(ranges) = mask.ranges {
+        visible = visible.broadcast_mul(&ranges.tensor(rows, s, device)?)?;
+    }
     match mask.padding {
         None => Ok(visible),
         Some(padding) => visible.broadcast_mul(&padding.unsqueeze(1)?.unsqueeze(1)?),

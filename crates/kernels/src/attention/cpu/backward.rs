@@ -179,6 +179,17 @@ impl<E: Element> HeadBackward<'_, E> {
             let seeing = self.problem.rules.queries_of(start..start + keys);
             for first in (seeing.start - seeing.start % QUERIES..seeing.end).step_by(QUERIES) {
                 let tile = TileRange { first, rows: QUERIES.min(t - first), start, keys };
+                if !self.problem.rules.mask.ranges_reach(
+                    head.b,
+                    first..first + tile.rows,
+                    start..start + keys,
+                ) {
+                    if let Some(turn) = &mut turn {
+                        turn.wait();
+                        turn.leave();
+                    }
+                    continue;
+                }
                 self.products::<S, M, N>(simd, &mut memory, tile);
                 self.weights_and_scores(simd, &mut memory, tile, turn.as_mut());
                 self.sums::<S, CM, CN>(simd, &mut memory, tile);

@@ -210,6 +210,7 @@ impl LogSum {
 
     /// The natural logarithm.
     #[allow(clippy::cast_possible_truncation)] // the result is f32
+    #[allow(clippy::float_cmp)] // exactly the lowest number
     pub(super) fn natural(self) -> f32 {
         let in_base = f64::from(self.max) + f64::from(self.rest);
         // The lowest finite number is the same in every base.

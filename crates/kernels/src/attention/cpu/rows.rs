@@ -162,7 +162,7 @@ impl<E: Element, K: RowElement> Span<'_, E, K> {
         let visible = rules.mask.visible(b, rules.keys).map(|visible| &visible[self.keys.clone()]);
         let sees = |&j: &usize| {
             visible.is_none_or(|visible| visible[j] != 0)
-                && self.keys.start + j >= rules.mask.first_of(b, i)
+                && rules.mask.lets_see(b, i, self.keys.start + j)
                 && !rules.mask.hidden.hides(heads.start, i, self.keys.start + j)
         };
         let all = rules.mask.hides_nothing();

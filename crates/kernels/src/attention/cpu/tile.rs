@@ -157,6 +157,9 @@ impl<E: Element, K: RowElement> QueryTile<'_, E, K> {
             if visible.is_some_and(|v| v[start..start + keys].iter().all(|&x| x == 0)) {
                 continue;
             }
+            if !rules.mask.ranges_reach(b, self.first..self.first + self.rows, start..start + keys) {
+                continue;
+            }
             self.scores(simd, scratch, start, keys);
             self.softmax::<S, SUMMARY>(simd, scratch, start, keys, first_key);
             self.context(simd, scratch, start, keys);
