@@ -68,7 +68,7 @@ impl Scores {
 fn full_like(x: f64, like: &Tensor) -> Result<Tensor> {
     let x = match like.dtype() {
         DType::F64 => Tensor::full(x, (), like.device())?,
-        #[allow(clippy::cast_possible_truncation)] // f64's lowest number becomes f32's by the caller
+        #[allow(clippy::cast_possible_truncation)] // callers pass what f32 holds
         _ => Tensor::full(x as f32, (), like.device())?,
     };
     x.broadcast_as(like.shape())

@@ -43,7 +43,7 @@ use candle_core::{Result, Tensor};
 /// # Errors
 /// When there is no part, or the shapes or the contexts' dtypes do not fit each other.
 pub fn merge(parts: &[(&Tensor, &Tensor)]) -> Result<(Tensor, Tensor)> {
-    let Some((first, _)) = parts.first() else { candle_core::bail!("attention: no part to merge") };
+    let [(first, _), others @ ..] = parts else { candle_core::bail!("attention: no part to merge") };
     let (b, t, h, _) = first.dims4()?;
     for (context, lse) in parts {
         if context.dims() != first.dims() || context.dtype() != first.dtype() || lse.dims() != [b, h, t] {
@@ -68,14 +68,10 @@ pub fn merge(parts: &[(&Tensor, &Tensor)]) -> Result<(Tensor, Tensor)> {
     let difference = (visible.where_cond(&logs, &zeros)?
         - visible.where_cond(&sums.broadcast_as(logs.shape())?, &zeros)?)?;
     let shares = visible.where_cond(&difference.exp()?, &zeros)?.transpose(2, 3)?.unsqueeze(4)?; // (parts, B, T, H, 1)
-    let mut all: Option<Tensor> = None;
-    for (part, (context, _)) in parts.iter().enumerate() {
-        let share = context.to_dtype(wide)?.broadcast_mul(&shares.get(part)?)?;
-        all = Some(match all {
-            Some(all) => (all + share)?,
-            None => share,
-        });
+    let share = |part: usize, context: &Tensor| context.to_dtype(wide)?.broadcast_mul(&shares.get(part)?);
+    let mut all = share(0, first)?;
+    for (part, (context, _)) in others.iter().enumerate() {
+        all = (all + share(part + 1, context)?)?;
     }
-    let Some(all) = all else { candle_core::bail!("attention: no part to merge") };
     Ok((all.to_dtype(first.dtype())?, sums.squeeze(0)?))
 }

@@ -152,7 +152,7 @@ pub struct Wanted<'a> {
     pub weights: &'a [Chosen],
     /// A few statistics of the weights of every head and query.
     pub summary: bool,
-    /// The logarithm of what each softmax divides by. It differs from the rest in that a GPU then runs plain operations.
+    /// The logarithm of what each softmax divides by. It costs a copy of the context, and a GPU runs plain operations for it.
     pub lse: bool,
 }
 
