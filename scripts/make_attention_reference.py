@@ -4,9 +4,9 @@
     pip install -r scripts/requirements.txt
     python scripts/make_attention_reference.py
 
-Shared keys, windows and masks by scaled_dot_product_attention; soft cap and ALiBi by flex_attention, which has no gradient on
-a CPU, so their gradients come from the same formula in plain operations, held to flex_attention's result here. Everything is
-seeded, in f64 where PyTorch allows it, and stored in f32.
+Shared keys, windows and masks by scaled_dot_product_attention; soft cap, ALiBi, sinks and log-sums by flex_attention, which has
+no gradient on a CPU, so their gradients come from the same formula in plain operations, held to flex_attention's result here.
+Everything is seeded, in f64 where PyTorch allows it, and stored in f32.
 """
 
 import argparse
@@ -99,6 +99,39 @@ def write(case: tuple) -> None:
     save_file(tensors, FOLDER / f"{name}.safetensors", metadata)
 
 
+def write_extras() -> None:
+    """Sinks, log-sums and what is added, all with gradients: the sinks as in transformers' GptOssAttention."""
+    b, h, key_heads, t, s, d, left, right = 2, 4, 2, 30, 37, 8, 12, 0
+    draw = lambda *shape: torch.randn(*shape, dtype=torch.float64).float().double()
+    inputs = {"q": draw(b, h, t, d), "k": draw(b, key_heads, s, d), "v": draw(b, key_heads, s, d)}
+    inputs |= {"added": draw(1, h, t, s), "sinks": draw(h)}
+    grad, lse_grad = draw(b, h, t, d), draw(b, h, t)
+    q, k, v, added, sinks = (x.requires_grad_() for x in inputs.values())
+    sees = visible(t, s, left, right)
+    group = h // key_heads
+    scores = q @ k.repeat_interleave(group, 1).mT / d**0.5 + added
+    scores = scores.masked_fill(~sees, float("-inf"))
+    scores = torch.cat([scores, sinks.reshape(1, h, 1, 1).expand(b, h, t, 1)], -1)
+    lse = scores.logsumexp(-1)
+    context = scores.softmax(-1)[..., :-1] @ v.repeat_interleave(group, 1)
+
+    def score_mod(score, b, h, i, j):
+        return torch.where(sees[i, j], score + added[0, h, i, j], float("-inf"))
+
+    with torch.no_grad():
+        qkv = [x.detach() for x in (q, k, v)]
+        flex, flex_lse = flex_attention(*qkv, score_mod=score_mod, enable_gqa=True, return_lse=True)
+        flex_lse_with_sinks = torch.logaddexp(flex_lse, sinks[:, None])
+        flex = flex * (flex_lse - flex_lse_with_sinks).exp()[..., None]
+        worst = max((flex - context).abs().max().item(), (flex_lse_with_sinks - lse).abs().max().item())
+    assert worst < 1e-6, f"extras: flex_attention differs by {worst}"
+    ((context * grad).sum() + (lse * lse_grad).sum()).backward()
+    stored = inputs | {"grad": grad, "lse_grad": lse_grad, "context": context, "lse": lse}
+    stored |= {f"d{name}": x.grad for name, x in inputs.items()}
+    tensors = {key: x.detach().float().contiguous() for key, x in stored.items()}
+    save_file(tensors, FOLDER / "extras.safetensors", {"left": str(left), "right": str(right)})
+
+
 def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     torch.manual_seed(20)
@@ -106,6 +139,7 @@ def main() -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
     for case in CASES:
         write(case)
+    write_extras()
 
 
 if __name__ == "__main__":

@@ -222,7 +222,7 @@ fn everything_else_is_that_of_the_widened_rows() -> Result {
         case.padding = Some(Tensor::new(some_padding(2, 50, 3), &Device::Cpu)?);
         let (sdpa, mask, q) = (case.sdpa(implementation), case.mask(), &case.q);
         let chosen = [Chosen { heads: Some(vec![3, 0]), queries: Some(vec![2, 1]) }, Chosen::default()];
-        let wanted = Wanted { weights: &chosen, summary: true };
+        let wanted = Wanted { weights: &chosen, summary: true, ..Wanted::default() };
         let [k, v] = case.widened()?;
         let got = sdpa.attend(q, &case.k, &case.v, mask, wanted)?;
         let expected = sdpa.attend(q, &k, &v, mask, wanted)?;

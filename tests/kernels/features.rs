@@ -115,10 +115,11 @@ impl Case {
             hidden: &hidden,
             added: added.as_ref(),
             first: self.documents.then_some(&starts),
+            ..Mask::default()
         };
         let attention = self.attention(implementation)?;
         let last = Chosen { heads: Some(vec![self.heads() - 1, 0]), queries: None };
-        let wanted = Wanted { weights: &[last], summary: true };
+        let wanted = Wanted { weights: &[last], summary: true, ..Wanted::default() };
         let attended = attention.attend(&q, &k, &v, mask, wanted)?;
         let wide = |x: &Tensor| x.to_dtype(DType::F64);
         let context = wide(&attended.context)?;
@@ -278,7 +279,7 @@ proptest! {
     }
 }
 
-/// No kernel has a gradient for what is added to the scores: plain operations run, whatever the caller asks for.
+/// The kernel gives it to the context's; weights come from plain operations.
 #[test]
 fn what_is_added_gets_its_gradient() -> Result {
     let normal = candle_nn::Init::Randn { mean: 0., stdev: 1. };
@@ -290,8 +291,7 @@ fn what_is_added_gets_its_gradient() -> Result {
         let (q, k, added_then) = (q.to_dtype(dtype)?, k.to_dtype(dtype)?, added.to_dtype(dtype)?);
         let mask = Mask { added: Some(&added_then), ..Mask::default() };
         let attention = Sdpa { implementation, ..Sdpa::default() };
-        assert_eq!(attention.code_for(&Inputs::from_tensors(&q, &k, &k, mask))?, Eager);
-        let wanted = Wanted { weights: &[Chosen::default()], summary: true };
+        let wanted = Wanted { weights: &[Chosen::default()], summary: true, ..Wanted::default() };
         let attended = attention.attend(&q, &k, &k, mask, wanted)?;
         let of = |x: &Tensor| -> Result<Tensor> {
             let gradients = x.sqr()?.sum_all()?.backward()?;
@@ -312,8 +312,15 @@ fn what_is_added_gets_its_gradient() -> Result {
 #[test]
 fn which_code_runs_is_known_without_tensors() -> Result {
     let of = |dtype| Inputs::new(&Device::Cpu, dtype, HeadLayout::grouped(4, 2, 8), 2, 3, 5);
-    let all_there =
-        Inputs { padding: true, hidden: true, first: true, added: true, gradient: true, ..of(DType::F16) };
+    let all_there = Inputs {
+        padding: true,
+        hidden: true,
+        first: true,
+        ranges: true,
+        added: true,
+        gradient: true,
+        ..of(DType::F16)
+    };
     let half_keys = Inputs { dtypes: [DType::F32, DType::F16, DType::F16], ..of(DType::F32) };
     for (inputs, expected) in [
         (of(DType::F32), Fused),
@@ -321,7 +328,7 @@ fn which_code_runs_is_known_without_tensors() -> Result {
         (all_there, Fused),
         (half_keys, Fused),
         (of(DType::F64), Eager),
-        (Inputs { added: true, added_gradient: true, ..of(DType::F32) }, Eager),
+        (Inputs { added: true, added_gradient: true, ..of(DType::F32) }, Fused),
     ] {
         assert_eq!(Sdpa::default().code_for(&inputs)?, expected, "{inputs:?}");
         let eager = Sdpa { implementation: Eager, ..Sdpa::default() };

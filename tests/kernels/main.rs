@@ -3,10 +3,14 @@
 mod codes;
 #[path = "../common/mod.rs"]
 mod common;
+mod extras;
 mod features;
 mod fused;
 mod fused_backward;
+mod merging;
+mod ranges;
 mod signatures;
+mod sinks;
 mod weights;
 
 use candle_core::{DType, Device, Shape, Tensor};

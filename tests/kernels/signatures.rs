@@ -218,7 +218,7 @@ fn packed_sequences_are_computed_as_if_alone() -> Result {
     let all = Var::from_tensor(&all)?;
     for implementation in [Fused, Eager] {
         let attention = Sdpa { scale: Some(0.3), implementation, ..Sdpa::default() };
-        let wanted = Wanted { weights: &[Chosen::default()], summary: true };
+        let wanted = Wanted { weights: &[Chosen::default()], summary: true, ..Wanted::default() };
         let packed = attention.attend_varlen(&all, &all, &all, &Lengths::of_both(&lengths), wanted)?;
         let mut first = 0;
         for (one, len) in packed.iter().zip(lengths) {
@@ -256,7 +256,7 @@ fn queries_without_keys_and_sequences_without_queries_have_their_place() -> Resu
     let (q, none) = (numbers(&[2, 3, 4, 8], "q")?, Tensor::zeros((2, 1, 0, 8), DType::F32, &Device::Cpu)?);
     for implementation in [Fused, Eager] {
         let attention = Sdpa { window: Window::ALL, implementation, ..Sdpa::default() };
-        let wanted = Wanted { weights: &[Chosen::default()], summary: true };
+        let wanted = Wanted { weights: &[Chosen::default()], summary: true, ..Wanted::default() };
         let attended = attention.attend(&q, &none, &none, Mask::default(), wanted)?;
         assert_eq!(
             (attended.context.dims(), attended.weights[0].dims()),

@@ -62,11 +62,12 @@ impl Case {
     }
 
     fn weights(&self, implementation: Implementation, chosen: Chosen) -> candle_core::Result<Tensor> {
-        Ok(self.run(implementation, Wanted { weights: &[chosen], summary: false })?.weights.remove(0))
+        Ok(self.run(implementation, Wanted { weights: &[chosen], ..Wanted::default() })?.weights.remove(0))
     }
 
     fn summary(&self, implementation: Implementation) -> Result<Summary> {
-        let attended = self.run(implementation, Wanted { weights: &[], summary: true })?;
+        let attended =
+            self.run(implementation, Wanted { weights: &[], summary: true, ..Wanted::default() })?;
         Ok(attended.summary.ok_or("it was asked for")?)
     }
 
@@ -264,7 +265,7 @@ fn asking_changes_nothing() -> Result {
     for t in [2, 90] {
         let case = Case::random((2, 3, 20), (t, 90), 5)?;
         let plain = case.run(Fused, Wanted::default())?.context.flatten_all()?.to_vec1::<f32>()?;
-        let wanted = Wanted { weights: &[Chosen::default()], summary: true };
+        let wanted = Wanted { weights: &[Chosen::default()], summary: true, ..Wanted::default() };
         assert_eq!(case.run(Fused, wanted)?.context.flatten_all()?.to_vec1::<f32>()?, plain);
     }
     Ok(())
@@ -339,7 +340,8 @@ fn heads_and_queries_that_are_not_there_are_refused_by_name() -> Result {
 fn weights_and_summaries_do_not_depend_on_the_number_of_threads() -> Result {
     let case = Case::random((2, 3, 20), (130, 150), 11)?;
     same_on_any_number_of_threads(|| {
-        let found = case.run(Fused, Wanted { weights: &[Chosen::default()], summary: true })?;
+        let found =
+            case.run(Fused, Wanted { weights: &[Chosen::default()], summary: true, ..Wanted::default() })?;
         let summary = found.summary.ok_or("it was asked for")?;
         let all = [&found.weights[0], &summary.entropy, &summary.max].map(Tensor::flatten_all);
         let all = all.into_iter().collect::<candle_core::Result<Vec<_>>>()?;
@@ -375,7 +377,7 @@ fn peak_of_asking() -> Result {
     case.run(Fused, Wanted::default())?;
     let before = peak()?;
     let rows = Chosen { heads: Some(vec![0]), queries: Some((0..100).map(|i| i * 80).collect()) };
-    case.run(Fused, Wanted { weights: &[rows], summary: true })?;
+    case.run(Fused, Wanted { weights: &[rows], summary: true, ..Wanted::default() })?;
     println!("grew by {} kB", peak()? - before);
     Ok(())
 }

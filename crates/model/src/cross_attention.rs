@@ -66,7 +66,7 @@ impl CrossAttention {
             None => self.kv(hidden_states, training)?,
         }; // (B, H, S, D)
         let mask = Mask { padding: attention_mask, ..Mask::default() };
-        let wanted = Wanted { weights: pass.cross_weights, summary: false };
+        let wanted = Wanted { weights: pass.cross_weights, ..Wanted::default() };
         let mut attended = self.sdpa(training)?.attend(&q, &k, &v, mask, wanted)?; // (B, T, H, D)
         attended.context = attended.context.flatten_from(2)?; // (B, T, C)
         Ok(attended)

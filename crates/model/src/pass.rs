@@ -90,7 +90,7 @@ impl<'a> Pass<'a> {
 
     /// What the kernels must return besides the context.
     pub(crate) fn wanted(&self) -> Wanted<'a> {
-        Wanted { weights: self.weights, summary: self.output_summary }
+        Wanted { weights: self.weights, summary: self.output_summary, ..Wanted::default() }
     }
 
     /// The hooks, and what they learn about the pass. This includes the number of cached positions, so call

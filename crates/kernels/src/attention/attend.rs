@@ -5,7 +5,7 @@ use super::cpu::{CpuAttention, CpuWeights};
 use super::eager;
 use super::heads::WeightDropout;
 use super::mask::Mask;
-use super::request::{Chosen, Inputs, Wanted};
+use super::request::{Chosen, Inputs, Rows, Wanted};
 use super::scores::ScoreRules;
 use super::sdpa::{Code, Sdpa};
 use super::summary::Summary;
@@ -22,6 +22,11 @@ pub struct Attended {
     pub weights: Vec<Tensor>,
     /// The summary, if it was asked for.
     pub summary: Option<Summary>,
+    /// `ln Σ exp(score)` over the keys that a query sees, if it was asked for: (B, H, T) in f32, or in f64 for f64 inputs. The
+    /// scores are those of the softmax: scaled, capped, and with what is added. It is -inf for a query that sees no key; a
+    /// sink counts among the keys. It has a gradient; context and log-sums together take one backward pass. [`merge`](super::merge) joins attention over several
+    /// sets of keys with it.
+    pub lse: Option<Tensor>,
 }
 
 impl Sdpa {
@@ -57,7 +62,7 @@ impl Sdpa {
         v: &Tensor,
         mask: Mask,
     ) -> Result<(Tensor, Tensor)> {
-        let wanted = Wanted { weights: &[Chosen::default()], summary: false };
+        let wanted = Wanted { weights: &[Chosen::default()], ..Wanted::default() };
         let mut attended = self.attend(q, k, v, mask, wanted)?;
         Ok((attended.context, attended.weights.remove(0)))
     }
@@ -89,7 +94,7 @@ impl Sdpa {
         self.check(q, k, v, mask)?;
         let (b, h, t, d) = q.dims4()?;
         if k.dim(2)? == 0 {
-            return Self::without_keys(q, v, wanted);
+            return self.without_keys(q, v, wanted);
         }
         let dropout = self.weight_dropout(h, t, d, rows_before);
         let rows = rows_before + b * self.layer_heads(h) * t;
@@ -97,8 +102,11 @@ impl Sdpa {
             candle_core::bail!("attention: dropout on {rows} rows of weights, expected fewer than 2^32")
         }
         let inputs = Inputs::from_tensors(q, k, v, mask);
-        let code = self.choose(&inputs, dropout)?;
-        let in_place = matches!(code, Code::Cpu) && inputs.has_narrow_keys();
+        let code = match self.choose(&inputs, dropout)? {
+            Code::Gpu(_) if wanted.lse => Code::Eager,
+            code => code,
+        };
+        let in_place = matches!(code, Code::Cpu) && inputs.has_narrow_keys() && !self.learns_sinks();
         let as_read = |x: &Tensor| if in_place { Ok(x.clone()) } else { codes::to_dtype(x, q.dtype()) };
         let (k, v) = (&as_read(k)?, &as_read(v)?);
         let chosen_weights = || {
@@ -109,31 +117,44 @@ impl Sdpa {
         match code {
             Code::Cpu => {
                 let rules = ScoreRules::new(self, mask, q, k.dim(2)?)?;
-                let op = CpuAttention::new(rules, dropout, wanted.summary);
+                let op = CpuAttention::new(rules, dropout, wanted);
                 let rows = op.summaries();
-                let context = q.apply_op3(k, v, OnCpu(op))?;
+                let (context, lse) = op.run([q, k, v], mask.added, self.sinks.as_ref())?;
                 let summary = rows.get().map(|rows| Summary::from_rows(rows, b, h, t)).transpose()?;
-                Ok(Attended { context, weights: chosen_weights()?, summary })
+                Ok(Attended { context, weights: chosen_weights()?, summary, lse })
             }
             Code::Gpu(kernel) => Ok(Attended {
                 context: kernel([q, k, v], mask)?,
                 weights: chosen_weights()?,
                 summary: eager_summary()?,
+                lse: None,
             }),
             Code::Eager => {
-                let all = self.weights_under(q, k, mask, &Chosen::default(), dropout.as_ref())?; // (B, H, T, S)
+                let rows = Chosen::default().resolve(h, t)?;
+                let scores = eager::Scores::new(self, q, k, mask, &rows)?;
+                let all = Self::dropped(scores.softmax()?, dropout.as_ref(), &rows)?; // (B, H, T, S)
                 let of_all = |chosen: &Chosen| chosen.resolve(h, t)?.of_queries(&all);
                 Ok(Attended {
                     context: eager::context(&all, v, q.dtype())?,
                     weights: wanted.weights.iter().map(of_all).collect::<Result<_>>()?,
                     summary: eager_summary()?,
+                    lse: wanted.lse.then(|| scores.log_sums()).transpose()?,
                 })
             }
         }
     }
 
-    /// What queries without any key get: zeros, and a summary of zeros.
-    pub(super) fn without_keys(q: &Tensor, v: &Tensor, wanted: Wanted) -> Result<Attended> {
+    /// The log-sums of queries without keys, in f32 or wider: the sinks, or -inf.
+    fn log_sums_of_nothing(&self, (b, h, t): (usize, usize, usize), q: &Tensor) -> Result<Tensor> {
+        let wide = accumulator(q.dtype());
+        match &self.sinks {
+            Some(sinks) => sinks.to_dtype(wide)?.reshape((1, h, 1))?.broadcast_as((b, h, t))?.contiguous(),
+            None => Tensor::full(f32::NEG_INFINITY, (b, h, t), q.device())?.to_dtype(wide),
+        }
+    }
+
+    /// What queries without any key get: zeros, a summary of zeros, and the log-sums of nothing.
+    pub(super) fn without_keys(&self, q: &Tensor, v: &Tensor, wanted: Wanted) -> Result<Attended> {
         let ((b, h, t, _), (_, _, s, width)) = (q.dims4()?, v.dims4()?);
         let dv = width.saturating_sub(codes::extra(v.dtype()));
         let weights = |chosen: &Chosen| {
@@ -145,6 +166,7 @@ impl Sdpa {
             context: Tensor::zeros((b, t, h, dv), q.dtype(), q.device())?,
             weights: wanted.weights.iter().map(weights).collect::<Result<_>>()?,
             summary: wanted.summary.then(|| Summary::zeros((b, h, t), q.device())).transpose()?,
+            lse: wanted.lse.then(|| self.log_sums_of_nothing((b, h, t), q)).transpose()?,
         })
     }
 
@@ -172,21 +194,29 @@ impl Sdpa {
     ) -> Result<Tensor> {
         let (_, h, t, _) = q.dims4()?;
         let rows = chosen.resolve(h, t)?;
-        let weights = if self.has_cpu_kernel(&Inputs::from_tensors(q, k, k, mask)) {
+        let inputs = Inputs::from_tensors(q, k, k, mask);
+        // The kernel gives a gradient to q and k alone.
+        let for_kernel = !inputs.added_gradient && !self.learns_sinks();
+        let weights = if for_kernel && self.has_cpu_kernel(&inputs) {
             let rules = ScoreRules::new(self, mask, q, k.dim(2)?)?;
             let op = OnCpu(CpuWeights { rules, rows: rows.clone() });
             rows.of_queries(q)?.apply_op2(&codes::to_dtype(&rows.of_keys(k)?, q.dtype())?, op)?
         } else {
-            eager::weights(self, q, &codes::to_dtype(k, q.dtype())?, mask, &rows)?
+            eager::Scores::new(self, q, &codes::to_dtype(k, q.dtype())?, mask, &rows)?.softmax()?
         };
+        Self::dropped(weights, dropout, &rows)
+    }
+
+    /// `weights` (B, heads, queries, S) after dropout, if there is any.
+    fn dropped(weights: Tensor, dropout: Option<&WeightDropout>, rows: &Rows) -> Result<Tensor> {
         match dropout {
-            Some(dropout) => eager::dropped(&weights, dropout, &rows),
+            Some(dropout) => eager::dropped(&weights, dropout, rows),
             None => Ok(weights),
         }
     }
 
     /// The scores before the softmax, by plain operations: scaled, capped, with what is added, and -inf where a query does
-    /// not see a key.
+    /// not see a key. Sinks have no place among them.
     ///
     /// # Shapes
     /// `q` (B, H, T, D), `k` (B, key heads, S, D) -> (B, H, T, S) in f32, or in f64 for f64 inputs
@@ -196,7 +226,7 @@ impl Sdpa {
     pub fn scores(&self, q: &Tensor, k: &Tensor, mask: Mask) -> Result<Tensor> {
         self.check(q, k, k, mask)?;
         let rows = Chosen::default().resolve(q.dim(1)?, q.dim(2)?)?;
-        eager::masked_scores(self, q, &codes::to_dtype(k, q.dtype())?, mask, &rows)
+        eager::Scores::new(self, q, &codes::to_dtype(k, q.dtype())?, mask, &rows)?.masked()
     }
 
     /// The weights of `scores`: their softmax over the last dimension, and zeros where all scores of a row are -inf.

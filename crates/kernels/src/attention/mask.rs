@@ -1,6 +1,7 @@
 //! Masks on top of the window: padding, single keys hidden from single queries, and numbers added to the scores.
 
 use super::heads::Query;
+use super::ranges::KeyRanges;
 use candle_core::{DType, Result, Tensor};
 use std::ops::Range;
 
@@ -13,12 +14,14 @@ pub struct Mask<'a> {
     /// Single keys hidden from single queries, in every row of the batch.
     pub hidden: &'a [Hidden],
     /// Floats (B or 1, H or 1, T, S) that are added to the scores after the scale and the soft cap, -inf to hide a key. Unlike
-    /// under padding, the value of a key hidden in this way must be finite, because 0 times infinity is NaN. If these numbers
-    /// need a gradient, plain operations run, which give it to them.
+    /// under padding, the value of a key hidden in this way must be finite, because 0 times infinity is NaN. They get a
+    /// gradient if they need one, which takes memory for itself alone: heads and rows that share numbers add up in place.
     pub added: Option<&'a Tensor>,
     /// The first key that each query may see, u32 (B, T): with the first token of its document, documents that share a row do
     /// not attend across each other.
     pub first: Option<&'a Tensor>,
+    /// Ranges of keys for each query, beyond which it sees nothing.
+    pub ranges: Option<&'a KeyRanges>,
 }
 
 /// A key hidden from a query that would otherwise see it: its score becomes -inf. This is the
@@ -43,6 +46,7 @@ impl Mask<'_> {
                 .first
                 .map(|first| Result::Ok((first.flatten_all()?.to_vec1()?, first.dim(1)?)))
                 .transpose()?,
+            ranges: self.ranges.cloned(),
         })
     }
 
@@ -65,6 +69,9 @@ impl Mask<'_> {
                 first.dtype(),
                 first.dims()
             )
+        }
+        if let Some(ranges) = self.ranges {
+            ranges.check(b, t, s)?;
         }
         let outside = |x: &&Hidden| x.head.is_some_and(|head| head >= h) || x.query >= t || x.key >= s;
         if let Some(x) = self.hidden.iter().find(outside) {
@@ -97,6 +104,7 @@ pub(super) struct CpuMask {
     pub(super) hidden: HiddenKeys,
     /// The first key that each query may see, (B·T), and T.
     first: Option<(Vec<u32>, usize)>,
+    ranges: Option<KeyRanges>,
 }
 
 impl CpuMask {
@@ -113,7 +121,19 @@ impl CpuMask {
 
     /// Whether nothing is hidden from any query.
     pub(super) fn hides_nothing(&self) -> bool {
-        self.padding.is_none() && self.hidden.is_empty() && self.first.is_none()
+        self.padding.is_none() && self.hidden.is_empty() && self.first.is_none() && self.ranges.is_none()
+    }
+
+    /// Whether first keys and ranges let query `i` of row `b` see a key.
+    #[inline(always)]
+    pub(super) fn lets_see(&self, b: usize, i: usize, key: usize) -> bool {
+        key >= self.first_of(b, i) && self.ranges.as_ref().is_none_or(|ranges| ranges.contains(b, i, key))
+    }
+
+    /// Whether the ranges let any of some queries of row `b` see any of some keys.
+    #[inline(always)]
+    pub(super) fn ranges_reach(&self, b: usize, queries: Range<usize>, keys: Range<usize>) -> bool {
+        self.ranges.as_ref().is_none_or(|ranges| ranges.any(b, queries, &keys))
     }
 
     /// Which of `s` keys are visible in row `b`, or `None` without a padding mask.
@@ -133,6 +153,9 @@ impl CpuMask {
         }
         let before = self.first_of(query.b, query.i).saturating_sub(start).min(scores.len());
         scores[..before].fill(f32::NEG_INFINITY);
+        if let Some(ranges) = &self.ranges {
+            ranges.hide(query.b, query.i, start, scores);
+        }
         for hidden in self.hidden.of(query.h, query.i) {
             if let Some(x) = hidden.key.checked_sub(start).and_then(|j| scores.get_mut(j)) {
                 *x = f32::NEG_INFINITY;

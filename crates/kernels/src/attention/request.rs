@@ -17,8 +17,8 @@ use std::ops::Range;
 /// # fn main() -> candle_core::Result<()> {
 /// let decoding = Inputs::new(&Device::Cpu, DType::F32, HeadLayout::grouped(8, 2, 64), 1, 1, 500);
 /// assert_eq!(Sdpa::default().code_for(&decoding)?, Implementation::Fused);
-/// let learned = Inputs { added: true, added_gradient: true, ..decoding };
-/// assert_eq!(Sdpa::default().code_for(&learned)?, Implementation::Eager);
+/// let wide = Inputs { dtypes: [DType::F64; 3], ..decoding };
+/// assert_eq!(Sdpa::default().code_for(&wide)?, Implementation::Eager);
 /// # Ok(())
 /// # }
 /// ```
@@ -40,6 +40,8 @@ pub struct Inputs {
     pub hidden: bool,
     /// Whether queries have first keys.
     pub first: bool,
+    /// Whether queries have ranges of keys.
+    pub ranges: bool,
     /// Whether something is added to the scores.
     pub added: bool,
     /// Whether what is added needs a gradient.
@@ -59,6 +61,7 @@ impl Inputs {
             padding: false,
             hidden: false,
             first: false,
+            ranges: false,
             added: false,
             added_gradient: false,
         }
@@ -76,6 +79,7 @@ impl Inputs {
             padding: mask.padding.is_some(),
             hidden: !mask.hidden.is_empty(),
             first: mask.first.is_some(),
+            ranges: mask.ranges.is_some(),
             added: mask.added.is_some(),
             added_gradient: mask.added.is_some_and(Tensor::track_op),
         }
@@ -90,7 +94,8 @@ impl Inputs {
     /// needed.
     pub(super) fn has_narrow_keys(&self) -> bool {
         let [q, k, v] = self.dtypes;
-        q == DType::F32 && matches!(k, DType::F16 | DType::BF16 | DType::U8) && k == v && !self.gradient
+        let gradient = self.gradient || self.added_gradient;
+        q == DType::F32 && matches!(k, DType::F16 | DType::BF16 | DType::U8) && k == v && !gradient
     }
 
     /// Fails for quantized keys or values that no code reads.
@@ -134,13 +139,21 @@ pub struct Chosen {
     pub queries: Option<Vec<usize>>,
 }
 
-/// What to return besides the context. Neither slows down the fused kernel's work on the context.
+/// What to return besides the context. None of it slows down the fused kernel's work on the context.
+///
+/// ```
+/// use candle_fused::attention::Wanted;
+///
+/// let log_sums_alone = Wanted { lse: true, ..Wanted::default() };
+/// ```
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Wanted<'a> {
     /// The exact weights of these heads and queries.
     pub weights: &'a [Chosen],
     /// A few statistics of the weights of every head and query.
     pub summary: bool,
+    /// The logarithm of what each softmax divides by. It costs a copy of the context, and a GPU runs plain operations for it.
+    pub lse: bool,
 }
 
 impl Chosen {

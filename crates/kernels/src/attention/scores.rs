@@ -7,6 +7,8 @@
 //! Soft capping is that of Gemma Team 2024, "Gemma 2", §2; ALiBi that of Press et al. 2022, "Train Short, Test Long", which
 //! is written here with absolute distances, so that it also serves without the causal rule.
 //!
+//! A sink is one more score of each row, which takes part in the softmax and has no value.
+//!
 //! It stands here twice: [`scores_and_visible`] in plain differentiable operations, which is the definition, and
 //! [`ScoreRules`], which every CPU kernel applies to its rows of products.
 
@@ -96,6 +98,9 @@ fn visible(sdpa: &Sdpa, mask: Mask, rows: &Rows, s: usize, device: &Device) -> R
         let keys = Tensor::arange(0, s as u32, device)?.reshape((1, 1, 1, s))?;
         visible = visible.broadcast_mul(&keys.broadcast_ge(&first)?)?;
     }
+    if let Some(ranges) = mask.ranges {
+        visible = visible.broadcast_mul(&ranges.tensor(rows, s, device)?)?;
+    }
     match mask.padding {
         None => Ok(visible),
         Some(padding) => visible.broadcast_mul(&padding.unsqueeze(1)?.unsqueeze(1)?),
@@ -141,6 +146,8 @@ pub(super) struct ScoreRules {
     /// S
     pub(super) keys: usize,
     added: Option<Added>,
+    /// (H)
+    sinks: Option<Vec<f32>>,
     pub(super) mask: CpuMask,
 }
 
@@ -149,7 +156,12 @@ impl ScoreRules {
     pub(super) fn new(sdpa: &Sdpa, mask: Mask, q: &Tensor, keys: usize) -> Result<Self> {
         let (_, heads, queries, d) = q.dims4()?;
         let (added, mask) = (mask.added.map(Added::new).transpose()?, mask.on_cpu(heads)?);
-        Ok(Self { sdpa: sdpa.clone(), scale: sdpa.scale_for(d), queries, keys, added, mask })
+        let numbers = |sinks: &Tensor| sinks.to_dtype(DType::F32)?.to_vec1();
+        let sinks = sdpa.sinks.as_ref().map(numbers).transpose()?;
+        // An operation that held the tensor would hold the graph that made it.
+        let sdpa = Sdpa { sinks: None, ..sdpa.clone() };
+        let scale = sdpa.scale_for(d);
+        Ok(Self { sdpa, scale, queries, keys, added, sinks, mask })
     }
 
     /// The keys that a query sees by its position.
@@ -261,13 +273,20 @@ impl ScoreRules {
         self.mask.hide(query, self.keys, start, scores);
     }
 
+    /// The sink of a head.
+    #[inline(always)]
+    pub(super) fn sink(&self, head: usize, base: Base) -> Option<f32> {
+        self.sinks.as_ref().map(|sinks| sinks[head] * base.unit())
+    }
+
     /// The softmax of a row of products. Hidden keys get exactly 0, even if another score is NaN.
     #[inline(always)]
     pub(super) fn softmax<S: Simd>(&self, simd: S, query: Query, scores: &mut [f32]) {
         let first = self.keys_of(query.i).start;
         scores[..first].fill(f32::NEG_INFINITY);
         self.finish(simd, Base::E, query, first, &mut scores[first..]);
-        SoftmaxRow(scores).with_simd(simd);
+        let sink = self.sink(query.h, Base::E).unwrap_or(f32::NEG_INFINITY);
+        SoftmaxRow { scores, sink }.with_simd(simd);
         if scores.first().is_some_and(|x| x.is_nan()) {
             let mut visible = vec![0.0; scores.len()];
             visible[..first].fill(f32::NEG_INFINITY);
@@ -355,20 +374,25 @@ pub(super) fn slopes_of_cap<S: Simd>(simd: S, cap: f32, capped: &[f32], slopes: 
     }
 }
 
-/// Softmax of a row of scores in place; all zeros if every score is -inf.
-struct SoftmaxRow<'a>(&'a mut [f32]);
+/// Softmax of a row of scores in place, with a sink or -inf; all zeros if every score is -inf.
+struct SoftmaxRow<'a> {
+    scores: &'a mut [f32],
+    sink: f32,
+}
 
 impl WithSimd for SoftmaxRow<'_> {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let max = self.0.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        if max == f32::NEG_INFINITY && !self.0.iter().any(|x| x.is_nan()) {
-            self.0.fill(0.0);
+        let Self { scores, sink } = self;
+        let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        if max == f32::NEG_INFINITY && !scores.iter().any(|x| x.is_nan()) {
+            scores.fill(0.0);
             return;
         }
-        let (vectors, tail) = S::as_mut_simd_f32s(self.0);
+        let max = max.max(sink);
+        let (vectors, tail) = S::as_mut_simd_f32s(scores);
         let (minus, log2_e) = (simd.splat_f32s(-max), simd.splat_f32s(std::f32::consts::LOG2_E));
         let mut sum = simd.splat_f32s(0.0);
         for x in vectors.iter_mut() {
@@ -380,6 +404,7 @@ impl WithSimd for SoftmaxRow<'_> {
             *x = ((*x - max) * std::f32::consts::LOG2_E).exp2();
             total += *x;
         }
+        total += ((sink - max) * std::f32::consts::LOG2_E).exp2();
         let factor = simd.splat_f32s(1.0 / total);
         for x in vectors {
             *x = simd.mul_f32s(*x, factor);

@@ -48,6 +48,10 @@ pub struct Sdpa {
     /// ALiBi (Press et al. 2022), as in BLOOM: scores fall by `slope·|position - key|`, with a slope for each of the H heads.
     /// They are numbers, not a tensor, and get no gradient.
     pub slopes: Option<Arc<[f32]>>,
+    /// A score for each of the H heads that joins the softmax's denominator and has no value, (H) in any float dtype: the sinks
+    /// of gpt-oss (Agarwal et al. 2025), or Miller 2023's "softmax off by one" where they are 0. A row of weights then sums to less than 1.
+    /// They take no part in scale, soft cap, masks and dropout, and get a gradient.
+    pub sinks: Option<Tensor>,
     /// Dropout on the weights, after the softmax: for training. Row `(b·H + h)·T + i` of its mask belongs to query i of head
     /// h of batch row b. Kernels redraw the mask when they need it.
     pub dropout: Option<Dropout>,
@@ -95,11 +99,14 @@ impl Sdpa {
         Ok(self.gpu_kernel(inputs, dropout)?.map_or(Code::Eager, Code::Gpu))
     }
 
-    /// Whether fused code may run: none gives a gradient to what is added to the scores.
+    /// Whether fused code may run.
     fn may_fuse(&self, inputs: &Inputs) -> bool {
-        self.implementation.on(&inputs.device) == Implementation::Fused
-            && !inputs.added_gradient
-            && !inputs.is_empty()
+        self.implementation.on(&inputs.device) == Implementation::Fused && !inputs.is_empty()
+    }
+
+    /// Whether the sinks need a gradient.
+    pub(super) fn learns_sinks(&self) -> bool {
+        self.sinks.as_ref().is_some_and(Tensor::track_op)
     }
 
     /// Whether the CPU kernels compute this.
@@ -114,7 +121,14 @@ impl Sdpa {
     fn gpu_kernel(&self, inputs: &Inputs, dropout: Option<WeightDropout>) -> Result<Option<GpuKernel>> {
         let [q, k, v] = inputs.layouts.each_ref().map(Layout::dims);
         let plain = self.window == Window::CAUSAL && self.softcap.is_none() && self.slopes.is_none();
-        let plain = plain && !inputs.added && !inputs.first && q[1] == k[1] && q[3] == v[3] && q[2] <= k[2];
+        let plain = plain
+            && self.sinks.is_none()
+            && !inputs.added
+            && !inputs.first
+            && !inputs.ranges
+            && q[1] == k[1]
+            && q[3] == v[3]
+            && q[2] <= k[2];
         if !plain || !self.may_fuse(inputs) || dropout.is_some_and(|dropout| !dropout.is_first()) {
             return Ok(None);
         }
@@ -186,6 +200,14 @@ impl Sdpa {
         }
         if let Some(slopes) = self.slopes.as_ref().filter(|slopes| slopes.len() != h) {
             candle_core::bail!("attention: {} slopes for {h} heads, expected one for each head", slopes.len())
+        }
+        let fits = |sinks: &Tensor| sinks.dims() == [h] && sinks.dtype().is_float();
+        if let Some(sinks) = self.sinks.as_ref().filter(|sinks| !fits(sinks)) {
+            candle_core::bail!(
+                "attention: sinks must be floats [{h}], one for each head, got {:?} {:?}",
+                sinks.dtype(),
+                sinks.dims()
+            )
         }
         let other = |heads: &HeadLayout| (heads.heads, heads.key_heads, heads.dim) != (h, kh, d);
         if let Some(heads) = self.heads.filter(other) {

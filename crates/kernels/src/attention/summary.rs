@@ -82,7 +82,7 @@ impl Summary {
         for start in (0..t).step_by(CHUNK) {
             let queries: Vec<usize> = (start..t.min(start + CHUNK)).collect();
             let rows = Chosen { heads: None, queries: Some(queries) }.resolve(h, t)?;
-            let weights = eager::weights(sdpa, q, k, mask, &rows)?.detach(); // (B, H, chunk, S)
+            let weights = eager::Scores::new(sdpa, q, k, mask, &rows)?.softmax()?.detach(); // (B, H, chunk, S)
             let positions: Vec<f64> = rows.positions(s).collect();
             let numbers = of_weights(&weights, &positions, &first)?;
             chunks.iter_mut().zip(numbers).for_each(|(chunks, numbers)| chunks.push(numbers));

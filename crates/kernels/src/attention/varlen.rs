@@ -121,7 +121,7 @@ impl Sdpa {
             let rows_before = first_query * self.layer_heads(heads);
             // A sequence without queries has its place in the result as well.
             attended.push(match queries {
-                0 => Self::without_keys(&q, &v, Wanted::default())?,
+                0 => self.without_keys(&q, &v, Wanted::default())?,
                 _ => self.attend_after(&q, &k, &v, Mask::default(), wanted, rows_before)?,
             });
             first_query += queries;

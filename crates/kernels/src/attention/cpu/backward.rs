@@ -4,11 +4,11 @@
 //! its gradient:
 //!
 //! ```text
-//! dV = (P ∘ M)ᵀ·dO   dP = (dO·Vᵀ) ∘ M   dS = P ∘ (dP - rowsum(dO ∘ O))
+//! dV = (P ∘ M)ᵀ·dO   dP = (dO·Vᵀ) ∘ M   dS = P ∘ (dP - (rowsum(dO ∘ O) - dL))
 //! dQ = scale·dS·K    dK = scale·dSᵀ·Q
 //! ```
 //!
-//! M is dropout's mask divided by `1 - rate`, drawn again exactly as in the forward pass, or 1 without dropout. With a soft
+//! The gradient of a head's sink is `-Σ p·(rowsum(dO ∘ O) - dL)` over its rows, with the sink's weight p. dL is the gradient of the row's log-sum, or 0. M is dropout's mask divided by `1 - rate`, drawn again exactly as in the forward pass, or 1 without dropout. With a soft
 //! cap, dS is also multiplied by its slope, `1 - tanh²`.
 //!
 //! Each task takes one head, so every sum has the same order for any number of threads; the sums of heads that share their
@@ -20,6 +20,7 @@ use super::blocks::{
 };
 use super::pack::{panels, rows};
 use super::problem::{HeadAt, Heads, LogSum, Problem};
+use super::turns::{AddedSums, Turn};
 use crate::attention::scores::{Base, slopes_of_cap};
 use crate::element::Element;
 use crate::streams::dots;
@@ -37,11 +38,23 @@ pub(super) struct HeadBackward<'a, E> {
     pub(super) head: HeadAt,
     /// (T)
     pub(super) log_sums: &'a [LogSum],
+    /// The sums of the gradient of what is added to the scores, dS before the soft cap's slope, if they are wanted. Heads must
+    /// then start in order.
+    pub(super) added: Option<&'a AddedSums<'a>>,
+    /// The gradients of the log-sums in natural logarithms, (T), if there are any.
+    pub(super) log_sum_grads: Option<&'a [f32]>,
+}
+
+/// The gradients of a head.
+pub(super) struct HeadGradients {
+    /// dq (T, D), dk (S, D), dv (S, Dv)
+    pub(super) qkv: [Vec<f32>; 3],
+    /// That of the sink; 0 without one.
+    pub(super) sink: f64,
 }
 
 impl<E: Element> WithSimd for HeadBackward<'_, E> {
-    /// dq (T, D), dk (S, D), dv (S, Dv)
-    type Output = [Vec<f32>; 3];
+    type Output = HeadGradients;
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) -> Self::Output {
@@ -53,7 +66,7 @@ impl<E: Element> WithSimd for HeadBackward<'_, E> {
 struct Vectorized<'a, E>(HeadBackward<'a, E>);
 
 impl<E: Element> WithSimd for Vectorized<'_, E> {
-    type Output = [Vec<f32>; 3];
+    type Output = HeadGradients;
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) -> Self::Output {
@@ -91,7 +104,7 @@ struct Memory {
     queries: Vec<f32>,
     keys: Vec<f32>,
     grads: Vec<f32>,
-    /// `rowsum(dO ∘ O)`, (T)
+    /// `rowsum(dO ∘ O) - dL`, (T)
     deltas: Vec<f32>,
     /// Running sums, padded to whole tiles of rows.
     dq: Vec<f32>,
@@ -121,7 +134,7 @@ impl<E: Element> HeadBackward<'_, E> {
     fn run<S: Simd, const M: usize, const N: usize, const CM: usize, const CN: usize>(
         &self,
         simd: S,
-    ) -> [Vec<f32>; 3] {
+    ) -> HeadGradients {
         let Problem { q, k, v, .. } = self.problem;
         let ([_, _, t, d], [_, _, s, dv]) = (q.dims, v.dims);
         let [width, value_width] = [d, dv].map(|d| d.next_multiple_of(S::F32_LANES));
@@ -132,6 +145,14 @@ impl<E: Element> HeadBackward<'_, E> {
         for (g, o) in grads.chunks_exact(value_width).zip(context.chunks_exact(value_width)) {
             deltas.push(dots(simd, g, [o])[0]);
         }
+        for (delta, grad) in deltas.iter_mut().zip(self.log_sum_grads.unwrap_or_default()) {
+            *delta -= grad;
+        }
+        let of_sink = |sink| {
+            let of_row = |(row, delta): (&LogSum, &f32)| f64::from(-row.weight(sink) * delta);
+            self.log_sums.iter().zip(&deltas).map(of_row).sum()
+        };
+        let sink = self.problem.rules.sink(head.h, Base::Two).map_or(0.0, of_sink);
         let mut memory = Memory {
             width,
             value_width,
@@ -151,13 +172,26 @@ impl<E: Element> HeadBackward<'_, E> {
             factors: vec![1.0; KEYS],
             slopes: vec![1.0; KEYS],
         };
+        // SAFETY: each head lines up once, and which tiles it goes through depends on T, S and the window alone.
+        let mut turn = self.added.map(|added| unsafe { added.line_up(head) });
         for start in (0..s).step_by(KEYS) {
             let keys = KEYS.min(s - start);
             let seeing = self.problem.rules.queries_of(start..start + keys);
             for first in (seeing.start - seeing.start % QUERIES..seeing.end).step_by(QUERIES) {
                 let tile = TileRange { first, rows: QUERIES.min(t - first), start, keys };
+                if !self.problem.rules.mask.ranges_reach(
+                    head.b,
+                    first..first + tile.rows,
+                    start..start + keys,
+                ) {
+                    if let Some(turn) = &mut turn {
+                        turn.wait();
+                        turn.leave();
+                    }
+                    continue;
+                }
                 self.products::<S, M, N>(simd, &mut memory, tile);
-                self.weights_and_scores(simd, &mut memory, tile);
+                self.weights_and_scores(simd, &mut memory, tile, turn.as_mut());
                 self.sums::<S, CM, CN>(simd, &mut memory, tile);
             }
         }
@@ -167,11 +201,12 @@ impl<E: Element> HeadBackward<'_, E> {
             let rows = sums.chunks_exact(width).take(count);
             rows.flat_map(|row| row[..d].iter().map(|x| x * factor)).collect()
         };
-        [
+        let qkv = [
             finished(&memory.dq, (width, d), t, scale),
             finished(&memory.dk, (width, d), s, scale),
             finished(&memory.dv, (value_width, dv), s, 1.0),
-        ]
+        ];
+        HeadGradients { qkv, sink }
     }
 
     /// Which of the tile's keys row `r` sees by its position.
@@ -225,8 +260,17 @@ impl<E: Element> HeadBackward<'_, E> {
 
     /// Turns scores into weights after dropout, and dP into dS; both are 0 for a hidden key.
     #[inline(always)]
-    fn weights_and_scores<S: Simd>(&self, simd: S, memory: &mut Memory, tile: TileRange) {
+    fn weights_and_scores<S: Simd>(
+        &self,
+        simd: S,
+        memory: &mut Memory,
+        tile: TileRange,
+        mut turn: Option<&mut Turn>,
+    ) {
         let rules = self.problem.rules;
+        if let Some(turn) = &turn {
+            turn.wait();
+        }
         for r in 0..QUERIES {
             let weights = &mut memory.weights[r * KEYS..(r + 1) * KEYS];
             let d_scores = &mut memory.d_scores[r * KEYS..(r + 1) * KEYS];
@@ -261,7 +305,7 @@ impl<E: Element> HeadBackward<'_, E> {
             }
             if self.problem.dropout.is_some() {
                 memory.factors.fill(1.0);
-                let factors = &mut memory.factors[seen];
+                let factors = &mut memory.factors[seen.clone()];
                 self.problem.drop_weights(query, start, factors);
             }
             let (max, rest) = (simd.splat_f32s(log_sum.max), simd.splat_f32s(log_sum.rest));
@@ -274,12 +318,19 @@ impl<E: Element> HeadBackward<'_, E> {
                 *ds = simd.mul_f32s(p, simd.sub_f32s(simd.mul_f32s(*ds, *factor), delta));
                 *w = simd.mul_f32s(p, *factor);
             }
+            if let Some(turn) = &mut turn {
+                // SAFETY: the keys from `start` on that the query sees are in the tile, and the head is in it.
+                unsafe { turn.add(query.i, start, &d_scores[seen]) };
+            }
             if cap.is_some() {
                 let slopes = S::as_simd_f32s(&memory.slopes).0;
                 for (ds, slope) in S::as_mut_simd_f32s(d_scores).0.iter_mut().zip(slopes) {
                     *ds = simd.mul_f32s(*ds, *slope);
                 }
             }
+        }
+        if let Some(turn) = turn {
+            turn.leave();
         }
     }
 

@@ -44,8 +44,9 @@ impl<E: Element, K: RowElement> WithSimd for Forward<'_, E, K> {
                 for (n, h) in query.heads.clone().enumerate() {
                     let row = Partial::merge(spans, n);
                     let query = Query { b: query.b, h, i: query.i };
+                    let (log_sum, share) = row.finish(self.problem, h);
                     // SAFETY: each query is written once.
-                    unsafe { out.write(query, &row.context, 1.0, row.log_sum()) };
+                    unsafe { out.write(query, &row.context, share, log_sum) };
                 }
             }
             if out.summaries.is_some() {

@@ -10,30 +10,36 @@
 
 mod backward;
 mod blocks;
+mod carry;
 mod forward;
 mod pack;
 mod problem;
 mod rows;
 mod summary;
 mod tile;
+mod turns;
 mod weights;
 
 pub use blocks::FEW_QUERIES;
 pub(super) use weights::CpuWeights;
 
-use self::backward::HeadBackward;
+use self::backward::{HeadBackward, HeadGradients};
+use self::carry::{Returned, carry};
 use self::forward::Forward;
-use self::problem::{Heads, LogSum, Problem, RowElement};
+use self::problem::{HeadAt, Heads, LogSum, Problem, RowElement};
+use self::turns::AddedGradient;
 use crate::attention::heads::WeightDropout;
+use crate::attention::request::Wanted;
 use crate::attention::scores::ScoreRules;
 use crate::attention::summary::RowSummary;
-use crate::cpu_op::{CpuOp, Input};
+use crate::cpu_op::{CpuOp, Input, OnCpu};
 use crate::element::Element;
 use crate::isa;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, DType, Device, Result, Shape, Tensor, WithDType};
 use half::{bf16, f16};
 use rayon::prelude::*;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// The operation as Candle sees it.
@@ -43,13 +49,60 @@ pub(super) struct CpuAttention {
     /// (B, H, T), which the forward pass saves for the backward pass.
     log_sums: OnceLock<Vec<LogSum>>,
     summarize: bool,
+    /// Whether the result is flat, in f32: the context (B, T, H, Dv), then the rows' natural log-sums (B, H, T). An operation
+    /// has one result, and so both have one backward pass.
+    with_log_sums: bool,
+    /// Where the gradient of what is added (B or 1, H or 1, T, S) goes, if it needs one.
+    of_added: Option<(Arc<Returned>, [usize; 4])>,
+    /// Where the gradient of the sinks (H) goes, if they need one.
+    of_sinks: Option<Arc<Returned>>,
     /// (B, H, T), which the forward pass fills if `summarize` is set.
     summaries: Arc<OnceLock<Vec<RowSummary>>>,
 }
 
 impl CpuAttention {
-    pub(super) fn new(rules: ScoreRules, dropout: Option<WeightDropout>, summarize: bool) -> Self {
-        Self { rules, dropout, log_sums: OnceLock::new(), summarize, summaries: Arc::default() }
+    pub(super) fn new(rules: ScoreRules, dropout: Option<WeightDropout>, wanted: Wanted) -> Self {
+        let Wanted { summary: summarize, lse: with_log_sums, .. } = wanted;
+        Self {
+            rules,
+            dropout,
+            log_sums: OnceLock::new(),
+            summarize,
+            with_log_sums,
+            of_added: None,
+            of_sinks: None,
+            summaries: Arc::default(),
+        }
+    }
+
+    /// The context (B, T, H, Dv) in the dtype of q, and the log-sums (B, H, T) if they are wanted. `added` and `sinks`
+    /// are those that the rules hold as numbers.
+    pub(super) fn run(
+        mut self,
+        [q, k, v]: [&Tensor; 3],
+        added: Option<&Tensor>,
+        sinks: Option<&Tensor>,
+    ) -> Result<(Tensor, Option<Tensor>)> {
+        let with_log_sums = self.with_log_sums;
+        let mut v = v.clone();
+        if let Some(added) = added.filter(|added| added.track_op()) {
+            let (carrier, returned) = carry(&v, added)?;
+            (v, self.of_added) = (carrier, Some((returned, added.dims4()?.into())));
+        }
+        if let Some(sinks) = sinks.filter(|sinks| sinks.track_op()) {
+            let (carrier, returned) = carry(&v, sinks)?;
+            (v, self.of_sinks) = (carrier, Some(returned));
+        }
+        let out = q.apply_op3(k, &v, OnCpu(self))?;
+        if !with_log_sums {
+            return Ok((out, None));
+        }
+        let (b, h, t, _) = q.dims4()?;
+        let rows = b * h * t;
+        let numbers = out.elem_count() - rows;
+        let context = out.narrow(0, 0, numbers)?.reshape((b, t, h, numbers / rows))?;
+        let log_sums = out.narrow(0, numbers, rows)?.reshape((b, h, t))?;
+        Ok((context.to_dtype(q.dtype())?, Some(log_sums)))
     }
 
     /// The cell in which the forward pass stores the summary of each row (B, H, T).
@@ -57,7 +110,7 @@ impl CpuAttention {
         self.summaries.clone()
     }
 
-    fn run<E: Element + WithDType, K: RowElement + WithDType>(
+    fn compute<E: Element + WithDType, K: RowElement + WithDType>(
         &self,
         [q, k, v]: [Input; 3],
     ) -> Result<(CpuStorage, Shape)> {
@@ -73,12 +126,24 @@ impl CpuAttention {
         isa::arch().dispatch(Forward { problem: &problem, out: uninit, log_sums: log, summaries: wanted });
         // SAFETY: `Forward` has written every row.
         unsafe { out.set_len(b * t * h * d) };
+        let flat = self.with_log_sums.then(|| {
+            let mut flat = Vec::with_capacity(out.len() + log_sums.len());
+            flat.extend(out.iter().map(|x| x.to_f32()));
+            flat.extend(log_sums.iter().map(|row| row.natural()));
+            flat
+        });
         // A second forward pass of the same operation would compute the same values.
         let _ = self.log_sums.set(log_sums);
         if self.summarize {
             let _ = self.summaries.set(summaries);
         }
-        Ok((E::to_cpu_storage_owned(out), Shape::from((b, t, h, d))))
+        match flat {
+            Some(flat) => {
+                let shape = Shape::from(flat.len());
+                Ok((CpuStorage::F32(flat), shape))
+            }
+            None => Ok((E::to_cpu_storage_owned(out), Shape::from((b, t, h, d)))),
+        }
     }
 }
 
@@ -88,12 +153,12 @@ impl CpuOp<3> for CpuAttention {
     fn forward(&self, inputs: [Input; 3]) -> Result<(CpuStorage, Shape)> {
         use DType::{BF16, F16, F32, U8};
         match inputs.map(|x| x.storage.dtype()) {
-            [F32, F32, F32] => self.run::<f32, f32>(inputs),
-            [F16, F16, F16] => self.run::<f16, f16>(inputs),
-            [BF16, BF16, BF16] => self.run::<bf16, bf16>(inputs),
-            [F32, F16, F16] => self.run::<f32, f16>(inputs),
-            [F32, BF16, BF16] => self.run::<f32, bf16>(inputs),
-            [F32, U8, U8] => self.run::<f32, u8>(inputs),
+            [F32, F32, F32] => self.compute::<f32, f32>(inputs),
+            [F16, F16, F16] => self.compute::<f16, f16>(inputs),
+            [BF16, BF16, BF16] => self.compute::<bf16, bf16>(inputs),
+            [F32, F16, F16] => self.compute::<f32, f16>(inputs),
+            [F32, BF16, BF16] => self.compute::<f32, bf16>(inputs),
+            [F32, U8, U8] => self.compute::<f32, u8>(inputs),
             _ => candle_core::bail!(
                 "attention: q, k and v must be all f32, all f16 or all bf16, or q f32 and k and v halves of one \
                  dtype or quantized"
@@ -110,24 +175,44 @@ impl CpuOp<3> for CpuAttention {
         let Some(log_sums) = self.log_sums.get() else {
             candle_core::bail!("attention: the backward pass ran without a forward pass before it")
         };
+        let (context, grad) = (self.split(context, q, v)?, self.split(grad, q, v)?);
+        let of_log_sums = grad.1.map(|grad| grad.flatten_all()?.to_vec1()).transpose()?;
+        let rows = SavedRows { log_sums, gradients: of_log_sums.as_deref() };
+        let tensors = [q, k, v, &context.0, &grad.0];
         let [dq, dk, dv] = match q.dtype() {
-            DType::F16 => self.gradients::<f16>([q, k, v, context, grad], log_sums)?,
-            DType::BF16 => self.gradients::<bf16>([q, k, v, context, grad], log_sums)?,
-            _ => self.gradients::<f32>([q, k, v, context, grad], log_sums)?,
+            DType::F16 => self.gradients::<f16>(tensors, rows)?,
+            DType::BF16 => self.gradients::<bf16>(tensors, rows)?,
+            _ => self.gradients::<f32>(tensors, rows)?,
         };
         Ok([Some(dq), Some(dk), Some(dv)])
     }
 }
 
+/// What a backward pass knows of each row (B, H, T): its log-sum, and the gradient of that.
+#[derive(Clone, Copy)]
+struct SavedRows<'a> {
+    log_sums: &'a [LogSum],
+    gradients: Option<&'a [f32]>,
+}
+
 impl CpuAttention {
+    /// Of a result or its gradient, the part of the context (B, T, H, Dv) in the dtype of q, and that of the log-sums.
+    fn split(&self, result: &Tensor, q: &Tensor, v: &Tensor) -> Result<(Tensor, Option<Tensor>)> {
+        if !self.with_log_sums {
+            return Ok((result.clone(), None));
+        }
+        let ((b, h, t, _), (.., dv)) = (q.dims4()?, v.dims4()?);
+        let context = result.narrow(0, 0, b * t * h * dv)?.reshape((b, t, h, dv))?.to_dtype(q.dtype())?;
+        Ok((context, Some(result.narrow(0, b * t * h * dv, b * h * t)?)))
+    }
+
     /// The gradients of q, k and v: contiguous, with the shapes and dtype of q, k and v.
     ///
-    /// q (B, H, T, D), k (B, key heads, S, D), v (B, key heads, S, Dv); context and its gradient (B, T, H, Dv);
-    /// `log_sums` (B, H, T)
+    /// q (B, H, T, D), k (B, key heads, S, D), v (B, key heads, S, Dv); context and its gradient (B, T, H, Dv)
     fn gradients<E: Element + WithDType>(
         &self,
         [q, k, v, context, grad]: [&Tensor; 5],
-        log_sums: &[LogSum],
+        rows: SavedRows,
     ) -> Result<[Tensor; 3]> {
         let (context, grad) = (context.transpose(1, 2)?, grad.transpose(1, 2)?); // (B, H, T, Dv)
         let guards = [q, k, v, &context, &grad].map(|x| x.storage_and_layout());
@@ -138,7 +223,8 @@ impl CpuAttention {
         let [b, h, t, dv] = problem.context_dims();
         if context_view.dims != [b, h, t, dv]
             || grad_view.dims != [b, h, t, dv]
-            || log_sums.len() != b * h * t
+            || rows.log_sums.len() != b * h * t
+            || rows.gradients.is_some_and(|all| all.len() != b * h * t)
         {
             candle_core::bail!(
                 "attention: the gradient {:?} does not fit queries {:?} and values {:?}",
@@ -147,30 +233,52 @@ impl CpuAttention {
                 v.dims()
             )
         }
-        let heads: Vec<[Vec<f32>; 3]> = problem
-            .heads()
-            .into_par_iter()
-            .enumerate()
-            .map(|(i, head)| {
-                let one = HeadBackward {
-                    problem: &problem,
-                    context: context_view,
-                    grad: grad_view,
-                    head,
-                    log_sums: &log_sums[i * t..(i + 1) * t],
-                };
-                isa::arch().dispatch(one)
-            })
-            .collect();
+        let mut added = self.of_added.as_ref().map(|(_, dims)| AddedGradient::new(*dims, b, h));
+        let sums = added.as_mut().map(AddedGradient::sums);
+        let heads = in_order(problem.heads(), |i, head| {
+            let one = HeadBackward {
+                problem: &problem,
+                context: context_view,
+                grad: grad_view,
+                head,
+                added: sums.as_ref(),
+                log_sums: &rows.log_sums[i * t..(i + 1) * t],
+                log_sum_grads: rows.gradients.map(|all| &all[i * t..(i + 1) * t]),
+            };
+            isa::arch().dispatch(one)
+        });
         let group = problem.group();
         let [mut of_q, mut of_k, mut of_v] = [(); 3].map(|()| Vec::with_capacity(heads.len()));
-        for [dq, dk, dv] in heads {
+        let mut of_sinks = vec![0.0; h];
+        for (i, HeadGradients { qkv: [dq, dk, dv], sink }) in heads.into_iter().enumerate() {
+            of_sinks[i % h] += sink;
             of_q.push(dq);
             of_k.push(dk);
             of_v.push(dv);
         }
+        if let (Some((returned, dims)), Some(added)) = (&self.of_added, added) {
+            returned.put(Tensor::from_vec(added.into_numbers(), &dims[..], &Device::Cpu)?);
+        }
+        if let Some(returned) = &self.of_sinks {
+            returned.put(Tensor::from_vec(of_sinks, h, &Device::Cpu)?);
+        }
         Ok([gather::<E>(of_q, 1, q)?, gather::<E>(of_k, group, k)?, gather::<E>(of_v, group, v)?])
     }
+}
+
+/// `task` of each head, with its index: every thread takes the next head that nobody has, so that each head starts after the
+/// one before it.
+fn in_order<T: Send>(heads: Vec<HeadAt>, task: impl Fn(usize, HeadAt) -> T + Sync) -> Vec<T> {
+    let next = AtomicUsize::new(0);
+    let take = || {
+        let i = next.fetch_add(1, Ordering::Relaxed);
+        heads.get(i).map(|head| (i, task(i, *head)))
+    };
+    let threads = rayon::current_num_threads().min(heads.len());
+    let each = (0..threads).into_par_iter().with_max_len(1);
+    let mut all: Vec<(usize, T)> = each.flat_map_iter(|_| std::iter::from_fn(take)).collect();
+    all.sort_by_key(|(i, _)| *i);
+    all.into_iter().map(|(_, result)| result).collect()
 }
 
 /// The gradient of a tensor each of whose heads is shared by `group` heads: the sum of theirs.

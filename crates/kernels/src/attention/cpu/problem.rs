@@ -169,6 +169,20 @@ impl<E, K> Problem<'_, E, K> {
         self.rules.query_factor(Base::Two)
     }
 
+    /// A row's log-sum, and the factor that makes weights of `2^(score - max)`, whose sum is `sum`: 0 if it sees no key. The
+    /// head's sink joins both.
+    #[inline(always)]
+    pub(super) fn finish_row(&self, head: usize, max: f32, sum: f32) -> (LogSum, f32) {
+        let Some(sink) = self.rules.sink(head, Base::Two).filter(|sink| *sink != f32::NEG_INFINITY) else {
+            return (LogSum { max, rest: sum.log2() }, if sum == 0.0 { 0.0 } else { 1.0 / sum });
+        };
+        // 2^(sink - max) alone may be infinite.
+        let highest = max.max(sink);
+        let scale = (max - highest).exp2();
+        let total = sum * scale + (sink - highest).exp2();
+        (LogSum { max: highest, rest: total.log2() }, scale / total)
+    }
+
     /// Dropout on the weights of a query, from key `first` on.
     #[inline(always)]
     pub(super) fn drop_weights(&self, query: Query, first: usize, weights: &mut [f32]) {
@@ -183,8 +197,25 @@ impl<E, K> Problem<'_, E, K> {
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct LogSum {
     pub(super) max: f32,
-    /// The logarithm of `Σ 2^(score - max)`: -inf if the row sees no key.
+    /// The logarithm of `Σ 2^(score - max)`: -inf if the row sees no key and has no sink.
     pub(super) rest: f32,
+}
+
+impl LogSum {
+    /// The weight of a score in base 2.
+    #[inline(always)]
+    pub(super) fn weight(self, score: f32) -> f32 {
+        (score - self.max - self.rest).exp2()
+    }
+
+    /// The natural logarithm.
+    #[allow(clippy::cast_possible_truncation)] // the result is f32
+    #[allow(clippy::float_cmp)] // exactly the lowest number
+    pub(super) fn natural(self) -> f32 {
+        let in_base = f64::from(self.max) + f64::from(self.rest);
+        // The lowest finite number is the same in every base.
+        if self.max == f32::MIN { f32::MIN } else { (in_base * std::f64::consts::LN_2) as f32 }
+    }
 }
 
 /// What a forward pass writes: the context (B, T, H, Dv), the log-sums (B, H, T) and, if wanted, the summaries (B, H, T).

@@ -79,9 +79,10 @@ pub(super) struct Partial {
 }
 
 impl Partial {
-    /// The base-2 logarithm of `Σ 2^score`.
-    pub(super) fn log_sum(&self) -> LogSum {
-        LogSum { max: self.max, rest: self.sum.log2() }
+    /// The log-sum of all keys of a query and its head's sink, and the share of the context that the sink leaves.
+    pub(super) fn finish<E, K>(&self, problem: &Problem<E, K>, head: usize) -> (LogSum, f32) {
+        let (log_sum, factor) = problem.finish_row(head, self.max, self.sum);
+        (log_sum, if problem.rules.sink(head, Base::Two).is_some() { self.sum * factor } else { 1.0 })
     }
 
     /// Whether some key is visible: otherwise no value may be touched, not even with the weight 0.
@@ -161,7 +162,7 @@ impl<E: Element, K: RowElement> Span<'_, E, K> {
         let visible = rules.mask.visible(b, rules.keys).map(|visible| &visible[self.keys.clone()]);
         let sees = |&j: &usize| {
             visible.is_none_or(|visible| visible[j] != 0)
-                && self.keys.start + j >= rules.mask.first_of(b, i)
+                && rules.mask.lets_see(b, i, self.keys.start + j)
                 && !rules.mask.hidden.hides(heads.start, i, self.keys.start + j)
         };
         let all = rules.mask.hides_nothing();

@@ -3,8 +3,10 @@
 //! With scores s in base 2, a reference m, `p = 2^(s - m)` and `Z = Σ p`, a weight is `p / Z`, and
 //!
 //! ```text
-//! entropy = ln Z - ln 2 · Σ p·(s - m) / Z        distance = Σ p·|position - key| / Z
+//! entropy = (Σ p·ln Z - ln 2 · Σ p·(s - m)) / Z        distance = Σ p·|position - key| / Z
 //! ```
+//!
+//! With a sink, Z is more than `Σ p`.
 //!
 //! When m rises to m', both sums are rescaled like the context: `p` is multiplied by `2^(m - m')`, and each
 //! exponent falls by `m' - m`.
@@ -88,17 +90,17 @@ impl RunningSummary {
         self.distances += more.1;
     }
 
-    /// The numbers of a query whose weights sum to `sum`, with the log-sum `log_sum`.
-    pub(super) fn finish(&self, sum: f32, log_sum: LogSum) -> RowSummary {
-        if sum == 0.0 {
+    /// The numbers of a query with the sum `Σ p = sum`, where `factor` is `1 / Z`, and the log-sum `log_sum`.
+    pub(super) fn finish(&self, sum: f32, factor: f32, log_sum: LogSum) -> RowSummary {
+        if sum == 0.0 || factor == 0.0 {
             return RowSummary::default();
         }
-        let entropy = sum.ln() - LN_2 * self.exponents / sum;
-        let weight = |score: f32| (score - log_sum.max - log_sum.rest).exp2();
+        let entropy = factor * (sum * -factor.ln() - LN_2 * self.exponents);
+        let weight = |score: f32| log_sum.weight(score);
         RowSummary {
             // Rounding can leave a value slightly below 0; NaN stays NaN.
             entropy: if entropy < 0.0 { 0.0 } else { entropy },
-            mean_distance: self.distances / sum,
+            mean_distance: self.distances * factor,
             on_self: weight(self.own),
             on_previous: weight(self.previous),
             on_first: weight(self.first),

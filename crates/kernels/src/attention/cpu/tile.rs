@@ -6,7 +6,7 @@ use super::blocks::{
     outer,
 };
 use super::pack::{PackedHead, transpose};
-use super::problem::{HeadAt, LogSum, Problem, RowElement, SharedOutput};
+use super::problem::{HeadAt, Problem, RowElement, SharedOutput};
 use super::rows::{Partial, QueryOfHeads, Span};
 use super::summary::{Moments, RunningSummary};
 use super::weights::SummaryOfRow;
@@ -91,9 +91,10 @@ impl<E: Element, K: RowElement> QueryTile<'_, E, K> {
             let spans: Vec<Vec<Partial>> = (0..Span::count(self.problem)).map(span).collect();
             let row = Partial::merge(&spans, 0);
             let query = self.head.query(i);
+            let (log_sum, share) = row.finish(self.problem, h);
             // SAFETY: each query is written once, because tiles do not overlap.
             unsafe {
-                self.out.write(query, &row.context, 1.0, row.log_sum());
+                self.out.write(query, &row.context, share, log_sum);
                 self.out
                     .write_summary(query, || SummaryOfRow { problem: self.problem, query }.with_simd(simd));
             }
@@ -106,14 +107,13 @@ impl<E: Element, K: RowElement> QueryTile<'_, E, K> {
         self.sum::<S, SUMMARY>(simd, scratch);
         for r in 0..self.rows {
             let sum = scratch.sum[r];
-            let factor = if sum == 0.0 { 0.0 } else { 1.0 / sum };
-            let log_sum = LogSum { max: scratch.max[r], rest: sum.log2() };
+            let (log_sum, factor) = self.problem.finish_row(self.head.h, scratch.max[r], sum);
             let row = &scratch.context[r * self.width..(r + 1) * self.width];
             let query = self.head.query(self.first + r);
             // SAFETY: each query is written once, because tiles do not overlap.
             unsafe {
                 self.out.write(query, row, factor, log_sum);
-                self.out.write_summary(query, || scratch.summaries[r].finish(sum, log_sum));
+                self.out.write_summary(query, || scratch.summaries[r].finish(sum, factor, log_sum));
             }
         }
     }
@@ -155,6 +155,9 @@ impl<E: Element, K: RowElement> QueryTile<'_, E, K> {
         for start in (first..end).step_by(KEYS) {
             let keys = KEYS.min(end - start);
             if visible.is_some_and(|v| v[start..start + keys].iter().all(|&x| x == 0)) {
+                continue;
+            }
+            if !rules.mask.ranges_reach(b, self.first..self.first + self.rows, start..start + keys) {
                 continue;
             }
             self.scores(simd, scratch, start, keys);
