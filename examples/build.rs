@@ -1,4 +1,5 @@
-//! Makes models out of candle-transformers' own source, with the exchanges of `exchanges/*.txt`, into the folder of the build.
+//! Makes models out of candle-transformers' own source, and tests out of candle_nn's, with the exchanges of `exchanges`, into the
+//! folder of the build.
 //!
 //! An exchange is a block of lines, and blocks are separated by empty lines:
 //! ```text
@@ -9,8 +10,8 @@
 //!
 //! * old text => new text    every occurrence
 //! ```
-//! A block that does not fit exactly one place of the source stops the build, so that a new candle-transformers cannot leave
-//! an exchange out.
+//! A block that does not fit exactly one place of the source stops the build, so that a new version of Candle cannot leave an
+//! exchange out.
 
 use anyhow::{Context, Result, bail, ensure};
 use std::path::{Path, PathBuf};
@@ -29,24 +30,37 @@ const MODELS: &[(&str, &str)] = &[
     ("qwen3", "qwen3.rs"),
     ("whisper", "whisper/model.rs"),
 ];
+/// Files of candle_nn's tests.
+const TESTS: &[&str] = &["cpu_flash_attn", "layer_norm", "ops"];
 
 fn main() -> Result<()> {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed=exchanges");
-    let models = candle_transformers()?.join("src/models");
     let out = PathBuf::from(env::var("OUT_DIR")?);
+    fs::create_dir_all(out.join("tests"))?;
+    let packages = packages()?;
+    let models = packages("candle-transformers")?.join("src/models");
     for (name, file) in MODELS {
-        let source = fs::read_to_string(models.join(file)).with_context(|| format!("models/{file}"))?;
-        let path = format!("exchanges/{name}.txt");
-        let exchanges = fs::read_to_string(&path).with_context(|| path.clone())?;
-        let ours = exchange(&source, &exchanges).with_context(|| path)?;
-        fs::write(out.join(format!("{name}.rs")), ours)?;
+        write(&models.join(file), name, &out)?;
+    }
+    let tests = packages("candle-nn")?.join("tests");
+    for name in TESTS {
+        write(&tests.join(format!("{name}.rs")), &format!("tests/{name}"), &out)?;
     }
     Ok(())
 }
 
-/// The folder where cargo keeps the source of candle-transformers.
-fn candle_transformers() -> Result<PathBuf> {
+/// Writes a source after the exchanges of this name.
+fn write(source: &Path, name: &str, out: &Path) -> Result<()> {
+    let text = fs::read_to_string(source).with_context(|| source.display().to_string())?;
+    let path = format!("exchanges/{name}.txt");
+    let exchanges = fs::read_to_string(&path).with_context(|| path.clone())?;
+    let ours = exchange(&text, &exchanges).with_context(|| path)?;
+    Ok(fs::write(out.join(format!("{name}.rs")), ours)?)
+}
+
+/// The folder where cargo keeps the source of a dependency, by its name.
+fn packages() -> Result<impl Fn(&str) -> Result<PathBuf>> {
     let output = Command::new(env::var("CARGO")?)
         .args(["metadata", "--format-version", "1", "--offline", "--manifest-path"])
         .arg(Path::new(&env::var("CARGO_MANIFEST_DIR")?).join("Cargo.toml"))
@@ -54,11 +68,13 @@ fn candle_transformers() -> Result<PathBuf> {
         .context("cargo metadata")?;
     ensure!(output.status.success(), "cargo metadata: {}", String::from_utf8_lossy(&output.stderr));
     let metadata: serde_json::Value = serde_json::from_slice(&output.stdout)?;
-    let packages = metadata["packages"].as_array().context("cargo metadata has no packages")?;
-    let package = packages.iter().find(|package| package["name"] == "candle-transformers");
-    let manifest = package.and_then(|package| package["manifest_path"].as_str());
-    let manifest = Path::new(manifest.context("candle-transformers is no dependency")?);
-    Ok(manifest.parent().context("a manifest in no folder")?.to_path_buf())
+    let packages = metadata["packages"].as_array().context("cargo metadata has no packages")?.clone();
+    Ok(move |name: &str| {
+        let package = packages.iter().find(|package| package["name"] == name);
+        let manifest = package.and_then(|package| package["manifest_path"].as_str());
+        let manifest = Path::new(manifest.with_context(|| format!("{name} is no dependency"))?);
+        Ok(manifest.parent().context("a manifest in no folder")?.to_path_buf())
+    })
 }
 
 /// The source after all exchanges. Paths into candle-transformers lead there, and the module's own comments are left out, since

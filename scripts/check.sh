@@ -48,6 +48,7 @@ RUSTDOCFLAGS="-D warnings" step "$cargo" doc --release --no-deps --workspace
 # Models of candle-transformers on our layers, and their own dependencies: five minutes once, then seconds.
 examples=(--release --locked --manifest-path examples/Cargo.toml --target-dir target/examples)
 step "$cargo" clippy "${examples[@]}" -- -D warnings
+step "$cargo" test "${examples[@]}" --quiet
 step "$cargo" run "${examples[@]}" --quiet --bin models -- --tiny --rounds 1
 # Build the libraries without optimization, since they only run a small program: three minutes once, then seconds.
 step scripts/check_packages.sh

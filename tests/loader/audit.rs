@@ -173,3 +173,29 @@ fn another_models_config_is_refused() -> Result {
     assert!(folder.load().is_ok());
     Ok(())
 }
+
+/// Each flag that changes the scores is reported, and no other.
+#[test]
+fn findings_name_the_flags_that_change_the_scores() -> Result {
+    let folder = Folder::of("odd")?;
+    let scale = |folder: &Folder| -> Result<Option<String>> {
+        let findings = folder.open()?.findings();
+        Ok(findings.into_iter().find(|finding| finding.about == "scale").map(|finding| finding.found))
+    };
+    let flags = [
+        ("scale_attn_weights", false, "scale_attn_weights is false"),
+        ("scale_attn_by_inverse_layer_idx", true, "layer's number"),
+        ("reorder_and_upcast_attn", true, "reorder_and_upcast_attn"),
+    ];
+    for (field, value, _) in flags {
+        folder.set_config(field, (!value).into())?;
+    }
+    assert_eq!(scale(&folder)?, None);
+    for (field, value, says) in flags {
+        folder.set_config(field, value.into())?;
+        let found = scale(&folder)?.ok_or(field)?;
+        assert!(found.contains(says) && !found.contains("; "), "{field}: {found}");
+        folder.set_config(field, (!value).into())?;
+    }
+    Ok(())
+}
