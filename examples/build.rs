@@ -36,6 +36,7 @@ const TESTS: &[&str] = &["cpu_flash_attn", "layer_norm", "ops"];
 fn main() -> Result<()> {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed=exchanges");
+    println!("cargo::rerun-if-changed=Cargo.lock");
     let out = PathBuf::from(env::var("OUT_DIR")?);
     fs::create_dir_all(out.join("tests"))?;
     let packages = packages()?;
@@ -52,6 +53,7 @@ fn main() -> Result<()> {
 
 /// Writes a source after the exchanges of this name.
 fn write(source: &Path, name: &str, out: &Path) -> Result<()> {
+    println!("cargo::rerun-if-changed={}", source.display());
     let text = fs::read_to_string(source).with_context(|| source.display().to_string())?;
     let path = format!("exchanges/{name}.txt");
     let exchanges = fs::read_to_string(&path).with_context(|| path.clone())?;

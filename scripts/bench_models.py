@@ -164,6 +164,9 @@ def main() -> None:
                         record.append({"model": model, "what": line["what"], "column": column, "round": number, **line[side]})
                 if "--only" in options:
                     peaks[next(iter(sides.values()))] = peak
+            if number == 0 and "candle f32" not in left_out:
+                _, peaks["candle f32"] = ours(given, model, ["--dtype", "f32", "--only", "theirs"], environment)
+                _, peaks["ours f32"] = ours(given, model, ["--dtype", "f32", "--only", "ours"], environment)
             if "PyTorch" not in left_out and model in TORCH:
                 found, peaks["PyTorch"] = torch_side(given, model, environment)
                 for line in found:

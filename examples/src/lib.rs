@@ -13,12 +13,16 @@ use std::collections::HashMap;
 use std::sync::Mutex;
 use std::time::Duration;
 
-/// A builder that draws each tensor when it is first asked for, and returns the same one from then on.
-pub fn random_weights(dtype: DType) -> VarBuilder<'static> {
-    VarBuilder::from_backend(Box::new(Weights(Mutex::default())), dtype, Device::Cpu)
+/// A builder of weights that depend on their names alone. With `keep` it returns the same tensor to everyone who asks for a name,
+/// so that two models share what they do not lay out for themselves.
+pub fn random_weights(dtype: DType, keep: bool) -> VarBuilder<'static> {
+    VarBuilder::from_backend(Box::new(Weights { kept: Mutex::default(), keep }), dtype, Device::Cpu)
 }
 
-struct Weights(Mutex<HashMap<String, Tensor>>);
+struct Weights {
+    kept: Mutex<HashMap<String, Tensor>>,
+    keep: bool,
+}
 
 impl SimpleBackend for Weights {
     /// Matrices that keep the size of what they multiply; norms near 1, biases near 0.
@@ -30,10 +34,10 @@ impl SimpleBackend for Weights {
         dtype: DType,
         device: &Device,
     ) -> candle_core::Result<Tensor> {
-        let Ok(mut held) = self.0.lock() else {
+        let Ok(mut kept) = self.kept.lock() else {
             candle_core::bail!("a thread panicked while it made weights")
         };
-        if let Some(tensor) = held.get(name) {
+        if let Some(tensor) = kept.get(name) {
             return Ok(tensor.clone());
         }
         let fan_in: usize = shape.dims().iter().skip(1).product();
@@ -42,9 +46,12 @@ impl SimpleBackend for Weights {
             1 => (0., 0.1),
             _ => (0., (fan_in as f64).powf(-0.5)),
         };
-        let tensor = (random(shape, held.len() as u64, device)? * deviation)? + mean;
+        let seed = name.bytes().fold(7u64, |seed, byte| seed.wrapping_mul(31).wrapping_add(u64::from(byte)));
+        let tensor = (random(shape, seed, device)? * deviation)? + mean;
         let tensor = tensor?.to_dtype(dtype)?;
-        held.insert(name.to_string(), tensor.clone());
+        if self.keep {
+            kept.insert(name.to_string(), tensor.clone());
+        }
         Ok(tensor)
     }
 
@@ -62,7 +69,7 @@ pub fn random(shape: impl Into<Shape>, seed: u64, device: &Device) -> candle_cor
     let shape = shape.into();
     let number = |i: u64| {
         // SplitMix64 (Steele et al. 2014).
-        let mut x = (i ^ seed << 40).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mut x = (i ^ seed << 36).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
         ((x ^ x >> 31) >> 40) as f32 / (1 << 23) as f32 - 1.

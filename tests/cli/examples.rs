@@ -63,6 +63,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("cargo build --release --features cuda", "scripts/check.sh lints it; building needs CUDA"),
     ("cargo install gpt2-cli", "the package's build"),
     ("cargo run --release --example walkthrough", "scripts/check.sh runs it"),
+    ("cargo run --release --manifest-path examples/Cargo.toml", "scripts/check.sh runs it"),
     ("scripts/cuda/", "scripts/check.sh runs it where the toolkit is"),
     ("scripts/check-gpu.sh", "scripts/gpu/selftest runs it with stand-ins"),
     ("srun ", "needs Slurm: the page says that it was not tried"),

@@ -1,6 +1,5 @@
 //! What else a softmax gives and takes: its log-sums, which join attention over several sets of keys, sinks, and what is
-//! added to the scores and learned. Against the
-//! definition in f64 and what PyTorch computes, with all gradients.
+//! added to the scores and learned. Against the definition in f64 and what PyTorch computes, with all gradients.
 
 use crate::common::{Result, cases, data, some_padding};
 use crate::{random, relative_error, same_on_any_number_of_threads};

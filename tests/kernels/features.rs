@@ -238,7 +238,9 @@ fn distance(got: &Tensor, expected: &Tensor) -> Result<f64> {
     assert_eq!(got.dims(), expected.dims());
     let largest: f64 = expected.abs()?.flatten_all()?.max(D::Minus1)?.to_scalar()?;
     let differences = (got - expected)?.abs()?.flatten_all()?.to_vec1::<f64>()?;
-    let worst = differences.into_iter().fold(0.0, |most, x| if x.is_nan() { f64::NAN } else { most.max(x) });
+    let worst = differences
+        .into_iter()
+        .fold(0.0, |most: f64, x| if x.is_nan() || most.is_nan() { f64::NAN } else { most.max(x) });
     Ok(worst / largest.max(1.0))
 }
 
@@ -279,7 +281,7 @@ proptest! {
     }
 }
 
-/// The kernel gives it to the context's; weights come from plain operations.
+/// The kernel computes it for the context, plain operations for weights.
 #[test]
 fn what_is_added_gets_its_gradient() -> Result {
     let normal = candle_nn::Init::Randn { mean: 0., stdev: 1. };

@@ -34,7 +34,7 @@ fn random(seed: u64, name: &str, stdev: f64, shape: impl Into<Shape>) -> candle_
 fn relative_error(got: &[f64], expected: &[f64]) -> f64 {
     let largest = expected.iter().fold(1e-30, |a: f64, x| a.max(x.abs()));
     let worst = got.iter().zip(expected).map(|(a, b)| (a - b).abs());
-    worst.fold(0.0, |a: f64, x| if x.is_nan() { f64::NAN } else { a.max(x) }) / largest
+    worst.fold(0.0, |a: f64, x| if x.is_nan() || a.is_nan() { f64::NAN } else { a.max(x) }) / largest
 }
 
 /// Computes the numbers on one thread and on several: they are the same to the bit.

@@ -1,4 +1,4 @@
-//! Log-sums, and attention over several sets of keys that they merge.
+//! Log-sums, and attention over several sets of keys, merged by them.
 
 use crate::common::Result;
 use crate::extras::{finite, flat, some_case};

@@ -27,7 +27,9 @@ fn distance(a: &Tensor, b: &Tensor) -> Result<f32> {
     assert_eq!(a.dims(), b.dims());
     let differences = (a.to_dtype(DType::F32)? - b.to_dtype(DType::F32)?)?.abs()?.flatten_all()?;
     let all = differences.to_vec1::<f32>()?;
-    Ok(all.into_iter().fold(0.0, |most, x| if x.is_nan() { f32::NAN } else { most.max(x) }))
+    Ok(all
+        .into_iter()
+        .fold(0.0, |most: f32, x| if x.is_nan() || most.is_nan() { f32::NAN } else { most.max(x) }))
 }
 
 /// Whether all numbers are equal, or 0.

@@ -51,6 +51,41 @@ fn weights_and_summaries_leave_the_sinks_their_share() -> Result {
     Ok(())
 }
 
+/// A sink of -inf is as good as none, and that of `f32::MIN` nearly so, also where a row sees no key.
+#[test]
+fn sinks_without_weight_have_gradients_of_zero() -> Result {
+    let case = some_case();
+    let [q, k, v] = case.qkv()?;
+    let padding = Tensor::new(case.padding(), &Device::Cpu)?;
+    let mask = Mask { padding: Some(&padding), ..Mask::default() };
+    for low in [f32::NEG_INFINITY, f32::MIN] {
+        let gradients = |dtype, implementation| -> Result<[Tensor; 2]> {
+            let sinks = Var::from_tensor(&Tensor::new(&[low, 0., low, 1.], &Device::Cpu)?)?;
+            let [q, k, v] = [&q, &k, &v].map(|x| x.to_dtype(dtype));
+            let q = Var::from_tensor(&q?)?;
+            let attention = Sdpa {
+                sinks: Some(sinks.as_tensor().clone()),
+                window: Window::ALL,
+                implementation,
+                ..Sdpa::default()
+            };
+            let context = attention.forward(&q, &k?, &v?, mask)?;
+            let of = context.sqr()?.sum_all()?.backward()?;
+            let found = [q, sinks].map(|var| of.get(&var).cloned().ok_or("a gradient"));
+            let [of_q, of_sinks] = found;
+            Ok([of_q?, of_sinks?])
+        };
+        let expected = gradients(DType::F64, Eager)?;
+        for (got, expected) in gradients(DType::F32, Fused)?.iter().zip(&expected) {
+            let error = relative_error(&flat(got)?, &flat(expected)?);
+            assert!(error < 1e-5, "{low}: {error}");
+        }
+        let of_sinks = flat(&expected[1])?;
+        assert_eq!((of_sinks[0], of_sinks[2]), (0., 0.), "{of_sinks:?}");
+    }
+    Ok(())
+}
+
 /// Values that overflow in a sum go row by row.
 #[test]
 fn sinks_join_rows_of_huge_values() -> Result {

@@ -132,8 +132,7 @@ fn what_asks_for_memory_or_time_without_end_is_refused_by_name() -> Result {
     let huge = json!({"type": "Precompiled", "precompiled_charsmap": "/////wAAAAA="});
     let nested =
         (0..60).fold(json!({"type": "NFC"}), |inner, _| json!({"type": "Sequence", "normalizers": [inner]}));
-    let beside =
-        json!({"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Sequence", "normalizers": []}]});
+    let beside = json!({"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Sequence", "normalizers": []}]});
     for (what, file, says) in [
         ("Precompiled of 4 GB", part("normalizer", huge)?, ["normalizer", "Precompiled"]),
         (
@@ -145,7 +144,11 @@ fn what_asks_for_memory_or_time_without_end_is_refused_by_name() -> Result {
             ["normalizer", "Replace"],
         ),
         ("a Sequence in a Sequence", part("normalizer", nested)?, ["normalizer", "Sequence in a Sequence"]),
-        ("a Sequence beside another part", part("normalizer", beside)?, ["normalizer", "Sequence in a Sequence"]),
+        (
+            "a Sequence beside another part",
+            part("normalizer", beside)?,
+            ["normalizer", "Sequence in a Sequence"],
+        ),
         ("many parts", sequence(&vec![json!({"type": "Whitespace"}); 99])?, ["pre_tokenizer", "99 parts"]),
         (
             "letters of letters",

@@ -14,8 +14,7 @@ pub enum Implementation {
     /// One kernel without a (T, S) tensor, if device, dtype and shape allow it; everything else takes the eager
     /// path, with the same result.
     ///
-    /// On the CPU it covers f32, f16 and bf16, forward and backward, with further kernels for weights and summaries. What
-    /// is added to the scores must not need a gradient. GPUs have it for plain causal attention alone: as many heads of keys
+    /// On the CPU it covers f32, f16 and bf16, forward and backward, with further kernels for weights and summaries. GPUs have it for plain causal attention alone: as many heads of keys
     /// as of queries, values as wide as keys, no soft cap, ALiBi or added scores. CUDA covers f32, f16 and bf16 and D 32, 64,
     /// 80, 96 or 128, forward and backward; Metal what Candle's `sdpa` computes, if nothing is padded, hidden or dropped and
     /// no gradient is needed.

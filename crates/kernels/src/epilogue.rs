@@ -29,6 +29,14 @@ impl<'a> Epilogue<'a> {
         }
     }
 
+    /// With this second tensor.
+    pub(crate) fn of_join(join: &'a Join<Tensor>) -> Self {
+        match join {
+            Join::Add(residual) => Self::Residual(residual),
+            Join::Gate(activation, gate) => Self::Gated(*activation, gate),
+        }
+    }
+
     /// The activation of the result itself, if there is one.
     pub(crate) fn activation(self) -> Option<Activation> {
         match self {

@@ -67,7 +67,11 @@ pub use norm::{layer_norm, rms_norm};
 pub use quantized::BlockFormat;
 pub use weight::{Weight, WeightLayout};
 
-// Runs the README's example as a test.
+// Run the examples of the README and of docs/candle.md as tests.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 mod readme {}
+
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/candle.md")]
+mod page {}

@@ -264,7 +264,7 @@ fn main() -> Result<()> {
     }
     for name in names {
         let config = config(name, args.tiny);
-        let vb = random_weights(dtype);
+        let vb = random_weights(dtype, args.only.is_none());
         let mut models = vec![];
         if args.only.as_deref() != Some("theirs") {
             let load = || ours::load(name, &config, vb.clone());

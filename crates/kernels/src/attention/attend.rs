@@ -24,8 +24,8 @@ pub struct Attended {
     pub summary: Option<Summary>,
     /// `ln Σ exp(score)` over the keys that a query sees, if it was asked for: (B, H, T) in f32, or in f64 for f64 inputs. The
     /// scores are those of the softmax: scaled, capped, and with what is added. It is -inf for a query that sees no key; a
-    /// sink counts among the keys. It has a gradient; context and log-sums together take one backward pass. [`merge`](super::merge) joins attention over several
-    /// sets of keys with it.
+    /// sink counts among the keys. It has a gradient; context and log-sums together take one backward pass.
+    /// [`merge`](super::merge) joins attention over several sets of keys with it.
     pub lse: Option<Tensor>,
 }
 
@@ -216,7 +216,7 @@ impl Sdpa {
     }
 
     /// The scores before the softmax, by plain operations: scaled, capped, with what is added, and -inf where a query does
-    /// not see a key. Sinks have no place among them.
+    /// not see a key. Sinks have no place among them, so that [`softmax`](Self::softmax) makes weights as if there were none.
     ///
     /// # Shapes
     /// `q` (B, H, T, D), `k` (B, key heads, S, D) -> (B, H, T, S) in f32, or in f64 for f64 inputs
@@ -229,7 +229,7 @@ impl Sdpa {
         eager::Scores::new(self, q, &codes::to_dtype(k, q.dtype())?, mask, &rows)?.masked()
     }
 
-    /// The weights of `scores`: their softmax over the last dimension, and zeros where all scores of a row are -inf.
+    /// The weights of `scores` without sinks: their softmax over the last dimension, and zeros where all scores of a row are -inf.
     ///
     /// # Shapes
     /// `scores` (.., S) -> (.., S)

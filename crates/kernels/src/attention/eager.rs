@@ -29,15 +29,15 @@ impl Scores {
         Ok(Self { numbers: scores, visible, sinks })
     }
 
-    /// The scores and what is visible with the sinks as the last key, which every query sees.
+    /// The scores and what is visible with the sinks as the last key, which every query sees unless it is -inf.
     fn with_sinks(&self) -> Result<(Tensor, Tensor)> {
         let Self { numbers: scores, visible, sinks } = self;
         let Some(sinks) = sinks else { return Ok((scores.clone(), visible.clone())) };
         let (b, heads, queries, _) = scores.dims4()?;
         let column = (b, heads, queries, 1);
         let scores = Tensor::cat(&[scores, &sinks.broadcast_as(column)?], D::Minus1)?;
-        let always = Tensor::ones(column, visible.dtype(), visible.device())?;
-        Ok((scores, Tensor::cat(&[visible, &always], D::Minus1)?))
+        let there = sinks.detach().ne(f64::NEG_INFINITY)?.to_dtype(visible.dtype())?.broadcast_as(column)?;
+        Ok((scores, Tensor::cat(&[visible, &there], D::Minus1)?))
     }
 
     /// The softmax over the visible keys; zeros if no key is visible: (B, heads, queries, S)

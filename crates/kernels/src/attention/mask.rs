@@ -1,4 +1,5 @@
-//! Masks on top of the window: padding, single keys hidden from single queries, and numbers added to the scores.
+//! Masks on top of the window: padding, single keys hidden from single queries, numbers added to the scores, first keys and
+//! ranges of keys.
 
 use super::heads::Query;
 use super::ranges::KeyRanges;
@@ -15,7 +16,7 @@ pub struct Mask<'a> {
     pub hidden: &'a [Hidden],
     /// Floats (B or 1, H or 1, T, S) that are added to the scores after the scale and the soft cap, -inf to hide a key. Unlike
     /// under padding, the value of a key hidden in this way must be finite, because 0 times infinity is NaN. They get a
-    /// gradient if they need one, which takes memory for itself alone: heads and rows that share numbers add up in place.
+    /// gradient if they need one: heads and rows that share numbers add up in place, so that it takes its own memory and a copy of v.
     pub added: Option<&'a Tensor>,
     /// The first key that each query may see, u32 (B, T): with the first token of its document, documents that share a row do
     /// not attend across each other.

@@ -1,8 +1,8 @@
 //! Joins attention over several sets of keys into attention over all of them.
 
-use super::eager::log_sums;
+use super::eager::{log_sums, softmax};
 use crate::element::accumulator;
-use candle_core::{Result, Tensor};
+use candle_core::{D, Result, Tensor};
 
 /// Attention over all keys from attention over disjoint sets of them, each with its log-sums
 /// ([`Wanted::lse`](super::Wanted)): Flash-Decoding's last step (Dao et al. 2023), and that of a prefix that several requests
@@ -60,18 +60,14 @@ pub fn merge(parts: &[(&Tensor, &Tensor)]) -> Result<(Tensor, Tensor)> {
     }
     let wide = accumulator(first.dtype());
     let logs: Vec<Tensor> = parts.iter().map(|(_, lse)| lse.to_dtype(wide)).collect::<Result<_>>()?;
-    let logs = Tensor::stack(&logs, 0)?; // (parts, B, H, T)
+    let logs = Tensor::stack(&logs, 3)?; // (B, H, T, parts)
     let visible = logs.ne(f64::NEG_INFINITY)?;
-    let sums = log_sums(&logs, &visible, 0)?; // (1, B, H, T)
-    // A difference of infinities would have a gradient of NaN.
-    let zeros = logs.zeros_like()?;
-    let difference = (visible.where_cond(&logs, &zeros)?
-        - visible.where_cond(&sums.broadcast_as(logs.shape())?, &zeros)?)?;
-    let shares = visible.where_cond(&difference.exp()?, &zeros)?.transpose(2, 3)?.unsqueeze(4)?; // (parts, B, T, H, 1)
-    let share = |part: usize, context: &Tensor| context.to_dtype(wide)?.broadcast_mul(&shares.get(part)?);
+    let shares = softmax(&logs, &visible)?.transpose(1, 2)?; // (B, T, H, parts)
+    let share =
+        |part: usize, context: &Tensor| context.to_dtype(wide)?.broadcast_mul(&shares.narrow(3, part, 1)?);
     let mut all = share(0, first)?;
     for (part, (context, _)) in others.iter().enumerate() {
         all = (all + share(part + 1, context)?)?;
     }
-    Ok((all.to_dtype(first.dtype())?, sums.squeeze(0)?))
+    Ok((all.to_dtype(first.dtype())?, log_sums(&logs, &visible, D::Minus1)?.squeeze(3)?))
 }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 /// Ranges of keys that each query sees, of those that its [`Window`](super::Window) and the other masks let it see: for a
 /// prefix that is seen as a whole, global keys beside a sliding window, the branches of a tree of drafts, or any other
-/// block-sparse pattern. Memory is that of the ranges, and the CPU's kernels skip blocks of keys that no query of a block
-/// sees. Clones share the ranges.
+/// block-sparse pattern. On the CPU, memory is that of the ranges, and the kernels skip blocks of keys that no query of a block
+/// sees; plain operations, on a GPU as well, make a (T, S) mask of them. Clones share the ranges.
 ///
 /// Three drafts after a text of 5 tokens, of which the last two are alternatives to each other:
 ///

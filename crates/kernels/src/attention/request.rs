@@ -139,12 +139,12 @@ pub struct Chosen {
     pub queries: Option<Vec<usize>>,
 }
 
-/// What to return besides the context. None of it slows down the fused kernel's work on the context.
+/// What to return besides the context. On the CPU, none of it slows down the fused kernel's work on the context.
 ///
 /// ```
 /// use candle_fused::attention::Wanted;
 ///
-/// let log_sums_alone = Wanted { lse: true, ..Wanted::default() };
+/// let log_sums_too = Wanted { lse: true, ..Wanted::default() };
 /// ```
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Wanted<'a> {
@@ -152,7 +152,8 @@ pub struct Wanted<'a> {
     pub weights: &'a [Chosen],
     /// A few statistics of the weights of every head and query.
     pub summary: bool,
-    /// The logarithm of what each softmax divides by. It costs a copy of the context, and a GPU runs plain operations for it.
+    /// The logarithm of what each softmax divides by. It costs a copy of the context. A GPU runs plain operations for it, in memory
+    /// for a (T, S) tensor, whatever [`Sdpa::code_for`](super::Sdpa::code_for) says.
     pub lse: bool,
 }
 

@@ -273,10 +273,12 @@ impl ScoreRules {
         self.mask.hide(query, self.keys, start, scores);
     }
 
-    /// The sink of a head.
+    /// The sink of a head; `None` if it is -inf, which is as good as none.
     #[inline(always)]
     pub(super) fn sink(&self, head: usize, base: Base) -> Option<f32> {
-        self.sinks.as_ref().map(|sinks| sinks[head] * base.unit())
+        let sink = self.sinks.as_ref().map(|sinks| sinks[head]).filter(|sink| *sink != f32::NEG_INFINITY)?;
+        // In base 2, the lowest finite number would become -inf.
+        Some((sink * base.unit()).max(f32::MIN))
     }
 
     /// The softmax of a row of products. Hidden keys get exactly 0, even if another score is NaN.

@@ -49,8 +49,8 @@ pub struct Sdpa {
     /// They are numbers, not a tensor, and get no gradient.
     pub slopes: Option<Arc<[f32]>>,
     /// A score for each of the H heads that joins the softmax's denominator and has no value, (H) in any float dtype: the sinks
-    /// of gpt-oss (Agarwal et al. 2025), or Miller 2023's "softmax off by one" where they are 0. A row of weights then sums to less than 1.
-    /// They take no part in scale, soft cap, masks and dropout, and get a gradient.
+    /// of gpt-oss (Agarwal et al. 2025), or Miller 2023's "softmax off by one" where they are 0. A row of weights then sums to
+    /// less than 1. They take no part in scale, soft cap, masks and dropout, and get a gradient.
     pub sinks: Option<Tensor>,
     /// Dropout on the weights, after the softmax: for training. Row `(b·H + h)·T + i` of its mask belongs to query i of head
     /// h of batch row b. Kernels redraw the mask when they need it.

@@ -9,7 +9,7 @@ use candle_core::{D, DType, Device, Result, Tensor};
 /// Describes the weights of each query in every head: seven tensors (B, H, T) instead of one (B, H, T, S).
 ///
 /// The numbers describe the softmax, before any dropout, and have no gradient. They are 0 for a query that
-/// sees no key.
+/// sees no key. With sinks they are sums over weights that add up to less than 1.
 #[derive(Debug, Clone)]
 pub struct Summary {
     /// Shannon entropy in nats, `-Σ w·ln w`: f32.

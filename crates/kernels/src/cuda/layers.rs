@@ -94,7 +94,14 @@ mod ops {
             Epilogue::None => (false, None),
             Epilogue::Activation(Activation::GeluTanh) => (true, None),
             Epilogue::Residual(residual) => (false, Some(residual)),
-            Epilogue::Activation(_) | Epilogue::Gated(..) => return Ok(None),
+            Epilogue::Activation(activation) => {
+                let y = linear(dispatch, x, weight, bias, Epilogue::None)?;
+                return y.map(|y| activation.forward(&y)).transpose();
+            }
+            Epilogue::Gated(activation, gate) => {
+                let y = linear(dispatch, x, weight, bias, Epilogue::None)?;
+                return y.map(|y| activation.forward(&gate.reshape(y.shape())?)? * y).transpose();
+            }
         };
         let all: Vec<_> = [x, weight, bias].into_iter().chain(residual).collect();
         let (rows, width) = (x.dim(0)?, bias.elem_count());

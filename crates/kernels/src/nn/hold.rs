@@ -1,8 +1,9 @@
 //! [`hold_weights_in`]: how the layers of a model hold their weights, said once.
 
+use crate::dispatch::has_cpu_kernels;
 use crate::frozen::WeightDType;
 use crate::weight::{Weight, WeightLayout};
-use candle_core::{DType, Result, Tensor};
+use candle_core::{Result, Tensor};
 use std::cell::Cell;
 
 thread_local! {
@@ -10,8 +11,11 @@ thread_local! {
 }
 
 /// Runs `load`, in which [`linear`](super::linear()), its kin and [`embedding`](super::embedding()) hold what they load in another
-/// format than that of the `VarBuilder`: in quantized blocks, or in half precision under activations in f32. It holds for this
-/// thread, until `load` returns; layers that are made from tensors are left as they are, and so are variables.
+/// format than that of the `VarBuilder`: in quantized blocks, or in half precision under activations in f32. It applies to this
+/// thread, until `load` returns. Layers that are made from tensors are left as they are, and so are variables, and weights in
+/// f64 or on a GPU.
+///
+/// Loading fails if blocks of `format` do not divide the inputs of a layer, or a plain dtype is not f32, f16 or bf16.
 ///
 /// ```
 /// use candle_core::{DType, Device, Module, Tensor};
@@ -30,32 +34,28 @@ thread_local! {
 /// # }
 /// ```
 pub fn hold_weights_in<T>(format: WeightDType, load: impl FnOnce() -> T) -> T {
-    /// Puts the former wish back, also if `load` panics.
-    struct Former(Option<WeightDType>);
-    impl Drop for Former {
+    /// Restores the previous setting, also if `load` panics.
+    struct Previous(Option<WeightDType>);
+    impl Drop for Previous {
         fn drop(&mut self) {
             WANTED.set(self.0);
         }
     }
-    let _former = Former(WANTED.replace(Some(format)));
+    let _previous = Previous(WANTED.replace(Some(format)));
     load()
 }
 
-/// A loaded weight (out, in) as it is wanted here.
+/// A loaded weight (out, in) in the format that is set.
 pub(super) fn held(weight: Tensor) -> Result<Weight> {
-    match WANTED.get() {
-        Some(WeightDType::Blocks(format)) if frozen(&weight) => {
-            Weight::quantize(&weight, WeightLayout::OutIn, format)
+    let can_be_frozen = weight.device().is_cpu() && has_cpu_kernels(weight.dtype()) && !weight.track_op();
+    match WANTED.get().filter(|_| can_be_frozen) {
+        None => Weight::new(weight, WeightLayout::OutIn),
+        Some(WeightDType::Blocks(format)) => Weight::quantize(&weight, WeightLayout::OutIn, format),
+        Some(WeightDType::Plain(dtype)) if has_cpu_kernels(dtype) => {
+            Weight::pack(&weight.to_dtype(dtype)?, WeightLayout::OutIn)
         }
-        Some(WeightDType::Plain(dtype)) if frozen(&weight) => {
-            Weight::new(weight.to_dtype(dtype)?, WeightLayout::OutIn)
+        Some(WeightDType::Plain(dtype)) => {
+            candle_core::bail!("weights are held in f32, f16, bf16 or blocks, not in {}", dtype.as_str())
         }
-        _ => Weight::new(weight, WeightLayout::OutIn),
     }
-}
-
-/// Whether a weight stays as it is loaded, in a dtype that we read.
-fn frozen(weight: &Tensor) -> bool {
-    let float = matches!(weight.dtype(), DType::F32 | DType::F16 | DType::BF16);
-    float && weight.device().is_cpu() && !weight.track_op()
 }

@@ -11,7 +11,8 @@ use candle_nn::{Init, VarBuilder};
 /// A linear layer, `x·Wᵀ + b` with W (out, in): `candle_nn::Linear` with a weight that is laid out for our products.
 ///
 /// The weight is packed where that is possible: in f32, f16 or bf16 on the CPU, and not a variable. Then activations can be in
-/// f32, or in the weight's own dtype; sums are in f32 either way. A variable stays plain and gets its gradient.
+/// f32, or in the weight's own dtype; sums are in f32 either way. A variable stays plain and gets its gradient; so do all
+/// weights on a GPU, and in builds with the products of MKL or Accelerate, where activations need the dtype of the weight.
 ///
 /// ```
 /// use candle_core::{Device, Module, Tensor};
@@ -74,7 +75,7 @@ impl Linear {
         Ok(Self { weight, bias })
     }
 
-    /// The layer with its weight in quantized blocks, on the CPU.
+    /// The layer with its weight in quantized blocks, on the CPU. A weight in other blocks is widened first.
     ///
     /// # Errors
     /// When the format's blocks do not divide the inputs, a number is not finite, or the weight is a variable.
@@ -95,9 +96,10 @@ impl Linear {
         self.bias.as_ref()
     }
 
-    /// `x·Wᵀ + b`, then `epilogue` in the same pass; differentiable in all tensors that are not packed.
+    /// `x·Wᵀ + b`, then `epilogue`, in the same pass where the weight is packed and nothing needs a gradient; differentiable in
+    /// all tensors that are not packed.
     ///
-    /// Halves that meet a quantized weight, or a weight in another half, are widened to f32, and the result is rounded once.
+    /// Halves that meet a quantized weight, or a packed one in another half, are widened to f32, and the result is rounded once.
     ///
     /// # Shapes
     /// `x` (.., in), a residual or gate (.., out) -> (.., out)
@@ -115,13 +117,9 @@ impl Linear {
         }
         let half = matches!(x.dtype(), DType::F16 | DType::BF16);
         if half && self.weight.dtype() != WeightDType::Plain(x.dtype()) {
-            let wide = |t: &Tensor| t.to_dtype(DType::F32);
-            let y = match epilogue {
-                Epilogue::Residual(residual) => self.run(&wide(x)?, Epilogue::Residual(&wide(residual)?)),
-                Epilogue::Gated(act, gate) => self.run(&wide(x)?, Epilogue::Gated(act, &wide(gate)?)),
-                epilogue => self.run(&wide(x)?, epilogue),
-            };
-            return y?.to_dtype(x.dtype());
+            let wide = epilogue.join().map(|join| join.try_map(|t| t.to_dtype(DType::F32))).transpose()?;
+            let epilogue = wide.as_ref().map_or(epilogue, Epilogue::of_join);
+            return self.run(&x.to_dtype(DType::F32)?, epilogue)?.to_dtype(x.dtype());
         }
         self.run(x, epilogue)
     }

@@ -1,21 +1,21 @@
 //! Layers under `candle_nn`'s names, on the kernels of this crate.
 //!
 //! A model changes its `use candle_nn::{..}` to `use candle_fused::nn::{..}`. On the CPU, weights that do not learn are laid out
-//! for our products where they are loaded; variables stay as they are, and gradients reach them. On a GPU, Candle's own
-//! operations run.
+//! for our products where they are loaded; variables stay as they are, and gradients reach them. On a GPU, products are Candle's
+//! own, and norms and rotary positions several plain operations, slower than `candle_nn`'s kernels: keep those there.
 //!
-//! | here | beside `candle_nn` |
+//! | here | what it adds to `candle_nn` |
 //! |---|---|
 //! | [`Linear`], [`linear`], [`linear_no_bias`], [`linear_b`] | an [`Epilogue`](crate::Epilogue) in the same pass; weights in half precision or quantized blocks under activations in f32 |
-//! | [`QMatMul`] | that of `candle_core::quantized`: products of 8-bit activations, the same bits everywhere |
+//! | [`QMatMul`] | that of `candle_core::quantized`: products in 8 bits, the same bits on every instruction set |
 //! | [`Embedding`], [`embedding`] | one table for tokens and logits: [`Embedding::as_linear`] |
 //! | [`LayerNorm`], [`layer_norm`], [`layer_norm_no_bias`], [`RmsNorm`], [`rms_norm`] | gradients for x, weight and bias; sums in f32 |
 //! | [`rotary_emb`] | gradients, any strides, heads that turn in part, the angles of Llama 3 and of YaRN |
 //!
 //! [`hold_weights_in`] loads a whole model in quantized blocks or in half precision.
 //!
-//! Constructors that can fail return a `Result`, where those of `candle_nn` postpone the error to the first forward pass:
-//! `Linear::new(weight, bias)?`.
+//! Constructors that can fail return a `Result`, where those of `candle_nn` report the error at the first forward pass:
+//! `Linear::new(weight, bias)?`. `Linear::weight` is a [`Weight`](crate::Weight), and `Embedding::embeddings` a copy.
 
 mod embedding;
 mod hold;

@@ -69,7 +69,10 @@ impl Module for LayerNorm {
             return crate::layer_norm(x, &self.weight, self.bias.as_ref(), self.eps, dispatch);
         }
         let y = crate::rms_norm(x, &self.weight, self.eps)?;
-        self.bias.as_ref().map_or_else(|| Ok(y.clone()), |bias| y.broadcast_add(bias))
+        match &self.bias {
+            Some(bias) => y.broadcast_add(bias),
+            None => Ok(y),
+        }
     }
 }
 
@@ -99,6 +102,12 @@ impl RmsNorm {
     #[must_use]
     pub fn weight(&self) -> &Tensor {
         &self.0.weight
+    }
+
+    /// The same as a [`LayerNorm`].
+    #[must_use]
+    pub fn into_inner(self) -> LayerNorm {
+        self.0
     }
 
     /// What is added to the mean square.

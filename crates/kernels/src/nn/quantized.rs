@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 /// The product with a weight in quantized blocks, `x·Wᵀ` with W (out, in): that of `candle_core::quantized`.
 ///
-/// Activations are rounded to 8 bits in blocks of 32, so that the bits of the result are the same on every instruction set and for
-/// any number of threads. `x` can be in f32, f16 or bf16.
+/// `x`, in f32, f16 or bf16, is rounded to 8 bits in blocks of 32, and the product has the same bits on every instruction set and
+/// for any number of threads; an activation after it can differ in the last bits.
 #[derive(Debug, Clone)]
 pub struct QMatMul(Linear);
 

@@ -43,19 +43,15 @@ fn halves_meet_other_weights_in_f32() -> Result<()> {
     let quantized = Linear::new(w.clone(), None)?.quantized(BlockFormat::Q8_0)?;
     let half = Linear::new(w.to_dtype(DType::F16)?, Some(numbers(32, 4)?.to_dtype(DType::F16)?))?;
     for layer in [quantized, half] {
+        let x = x.to_dtype(DType::BF16)?;
+        let half_gate = gate.to_dtype(DType::BF16)?;
+        let gate = half_gate.to_dtype(DType::F32)?;
         for (of_x, of_wide) in [
             (Epilogue::None, Epilogue::None),
-            (Epilogue::Gated(Activation::Silu, &gate.to_dtype(DType::BF16)?), Epilogue::None),
-            (Epilogue::Residual(&gate.to_dtype(DType::BF16)?), Epilogue::None),
+            (Epilogue::Gated(Activation::Silu, &half_gate), Epilogue::Gated(Activation::Silu, &gate)),
+            (Epilogue::Residual(&half_gate), Epilogue::Residual(&gate)),
         ] {
-            let x = x.to_dtype(DType::BF16)?;
             let got = layer.forward_with(&x, of_x)?;
-            let gate = gate.to_dtype(DType::BF16)?.to_dtype(DType::F32)?;
-            let of_wide = match of_x {
-                Epilogue::Gated(act, _) => Epilogue::Gated(act, &gate),
-                Epilogue::Residual(_) => Epilogue::Residual(&gate),
-                _ => of_wide,
-            };
             let expected = layer.forward_with(&x.to_dtype(DType::F32)?, of_wide)?.to_dtype(DType::BF16)?;
             assert_eq!(got.dtype(), DType::BF16);
             assert_eq!(wide(&got)?.to_vec2::<f64>()?, wide(&expected)?.to_vec2::<f64>()?);
@@ -202,6 +198,8 @@ fn a_model_is_held_as_it_is_wanted_while_it_loads() -> Result<()> {
     assert_eq!(load()?.0.weight().dtype(), WeightDType::Plain(DType::F32));
     let refused = hold_weights_in(WeightDType::Blocks(BlockFormat::Q4K), load).expect_err("64 < 256");
     assert!(refused.to_string().contains("256"), "{refused}");
+    let refused = hold_weights_in(WeightDType::Plain(DType::U8), load).expect_err("no floats");
+    assert!(refused.to_string().contains("u8"), "{refused}");
     assert_eq!(load()?.1.weight().dtype(), WeightDType::Plain(DType::F32));
     Ok(())
 }

@@ -51,7 +51,7 @@ pub fn layer_norm(
 
 /// RMS norm of each row of `x`, in f32 or wider; returns the dtype of `x`; differentiable.
 ///
-/// Gemma's norm multiplies by `1 + weight`: add 1 to the weight where it is loaded.
+/// Gemma's norm multiplies by `1 + weight`: add 1 to the weight where it is loaded, in f32. On a GPU these are plain operations.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -99,7 +99,10 @@ impl Norm {
 fn scaled(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, eps: f64) -> Result<Tensor> {
     let deviation = (x.sqr()?.mean_keepdim(D::Minus1)? + eps)?.sqrt()?; // (.., 1)
     let y = x.broadcast_div(&deviation)?.broadcast_mul(&weight.to_dtype(x.dtype())?)?;
-    bias.map_or_else(|| Ok(y.clone()), |bias| y.broadcast_add(&bias.to_dtype(x.dtype())?))
+    match bias {
+        Some(bias) => y.broadcast_add(&bias.to_dtype(x.dtype())?),
+        None => Ok(y),
+    }
 }
 
 fn check(what: &str, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<()> {

@@ -233,7 +233,7 @@ impl Weight {
     /// `x·W + bias`, then `epilogue`; differentiable in all tensors, with a quantized weight as if `x` were not rounded.
     ///
     /// # Shapes
-    /// `x` (.., in), `bias` (out), a residual (.., out) -> (.., out), all in the dtype of `x`
+    /// `x` (.., in), `bias` (out), a residual or gate (.., out) -> (.., out), all in the dtype of `x`
     ///
     /// # Errors
     /// When a shape, a dtype or a device does not fit.

@@ -8,8 +8,9 @@
 //! dQ = scale·dS·K    dK = scale·dSᵀ·Q
 //! ```
 //!
-//! The gradient of a head's sink is `-Σ p·(rowsum(dO ∘ O) - dL)` over its rows, with the sink's weight p. dL is the gradient of the row's log-sum, or 0. M is dropout's mask divided by `1 - rate`, drawn again exactly as in the forward pass, or 1 without dropout. With a soft
-//! cap, dS is also multiplied by its slope, `1 - tanh²`.
+//! M is dropout's mask divided by `1 - rate`, drawn again exactly as in the forward pass, or 1 without dropout. dL is the
+//! gradient of the row's log-sum, or 0. With a soft cap, dS is also multiplied by its slope, `1 - tanh²`. The gradient of a
+//! head's sink is `-Σ p·(rowsum(dO ∘ O) - dL)` over its rows, with the sink's weight p.
 //!
 //! Each task takes one head, so every sum has the same order for any number of threads; the sums of heads that share their
 //! keys are then added in order. A hidden key or value that is not finite makes gradients NaN in rows that do not see it,
@@ -135,6 +136,9 @@ impl<E: Element> HeadBackward<'_, E> {
         &self,
         simd: S,
     ) -> HeadGradients {
+        // First: the next head waits for this one, even if it panics.
+        // SAFETY: each head lines up once, and which tiles it goes through depends on T, S and the window alone.
+        let mut turn = self.added.map(|added| unsafe { added.line_up(self.head) });
         let Problem { q, k, v, .. } = self.problem;
         let ([_, _, t, d], [_, _, s, dv]) = (q.dims, v.dims);
         let [width, value_width] = [d, dv].map(|d| d.next_multiple_of(S::F32_LANES));
@@ -172,8 +176,6 @@ impl<E: Element> HeadBackward<'_, E> {
             factors: vec![1.0; KEYS],
             slopes: vec![1.0; KEYS],
         };
-        // SAFETY: each head lines up once, and which tiles it goes through depends on T, S and the window alone.
-        let mut turn = self.added.map(|added| unsafe { added.line_up(head) });
         for start in (0..s).step_by(KEYS) {
             let keys = KEYS.min(s - start);
             let seeing = self.problem.rules.queries_of(start..start + keys);
@@ -319,7 +321,7 @@ impl<E: Element> HeadBackward<'_, E> {
                 *w = simd.mul_f32s(p, *factor);
             }
             if let Some(turn) = &mut turn {
-                // SAFETY: the keys from `start` on that the query sees are in the tile, and the head is in it.
+                // SAFETY: the keys from `start` on that the query sees are in the tile, which the head has waited for and not left.
                 unsafe { turn.add(query.i, start, &d_scores[seen]) };
             }
             if cap.is_some() {

@@ -9,8 +9,8 @@ use candle_core::{CpuStorage, Result, Shape, Tensor};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, ThreadId};
 
-/// A gradient on its way from attention to [`carry`]. A backward pass runs on one thread, so that two passes at the same time
-/// do not mix.
+/// A gradient on its way from attention to [`carry`]. A backward pass runs on one thread, and nothing between
+/// `put` and `take` waits for other threads, so that two passes at the same time do not mix.
 #[derive(Default)]
 pub(super) struct Returned(Mutex<Vec<(ThreadId, Tensor)>>);
 
@@ -35,7 +35,7 @@ impl Returned {
     }
 }
 
-/// A copy of `v` whose gradient pass returns what attention leaves for `other`, in its dtype.
+/// A copy of `v` (B, key heads, S, Dv) whose gradient pass returns what attention leaves for `other`, in its shape and dtype.
 pub(super) fn carry(v: &Tensor, other: &Tensor) -> Result<(Tensor, Arc<Returned>)> {
     let returned = Arc::<Returned>::default();
     let v = v.contiguous()?.apply_op2(other, OnCpu(Carry(returned.clone())))?;

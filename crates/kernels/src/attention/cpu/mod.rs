@@ -1,12 +1,13 @@
-//! Fused attention on the CPU: no (T, S) tensor, memory linear in S, forward and [`backward`], as one Candle operation.
+//! Fused attention on the CPU: no (T, S) tensor, memory linear in S, forward and [`backward`], as one Candle operation, and
+//! one more for each tensor beside q, k and v that learns (see [`carry`](mod@carry)).
 //!
 //! Keys are packed once for the heads that share them; then each task walks a tile of queries through the keys that it sees
 //! (see [`tile`]). A few queries against many keys (decoding) skip the packing and read k and v in
 //! place (see [`rows`]). `pulp` chooses the instruction set at run time. Results depend neither on the
 //! number of threads nor on their order: either one task computes a row, or tasks of a fixed size do
-//! and their results are merged in order.
+//! and their results are merged in order. The gradient of a bias that heads share is added up in their order (see [`turns`]).
 
-#![allow(unsafe_code)] // register blocks and the shared output; each unsafe block says why it is sound
+#![allow(unsafe_code)] // register blocks, the shared output and the shared sums; each unsafe block says why it is sound
 
 mod backward;
 mod blocks;
@@ -102,6 +103,8 @@ impl CpuAttention {
         let numbers = out.elem_count() - rows;
         let context = out.narrow(0, 0, numbers)?.reshape((b, t, h, numbers / rows))?;
         let log_sums = out.narrow(0, numbers, rows)?.reshape((b, h, t))?;
+        // A view would keep the memory of the context.
+        let log_sums = if log_sums.track_op() { log_sums } else { log_sums.copy()? };
         Ok((context.to_dtype(q.dtype())?, Some(log_sums)))
     }
 
@@ -256,13 +259,15 @@ impl CpuAttention {
             of_k.push(dk);
             of_v.push(dv);
         }
+        let qkv = [gather::<E>(of_q, 1, q)?, gather::<E>(of_k, group, k)?, gather::<E>(of_v, group, v)?];
+        // Last: a thread that waits for others in between could run another pass over this operation.
         if let (Some((returned, dims)), Some(added)) = (&self.of_added, added) {
             returned.put(Tensor::from_vec(added.into_numbers(), &dims[..], &Device::Cpu)?);
         }
         if let Some(returned) = &self.of_sinks {
             returned.put(Tensor::from_vec(of_sinks, h, &Device::Cpu)?);
         }
-        Ok([gather::<E>(of_q, 1, q)?, gather::<E>(of_k, group, k)?, gather::<E>(of_v, group, v)?])
+        Ok(qkv)
     }
 }
 

@@ -173,7 +173,7 @@ impl<E, K> Problem<'_, E, K> {
     /// head's sink joins both.
     #[inline(always)]
     pub(super) fn finish_row(&self, head: usize, max: f32, sum: f32) -> (LogSum, f32) {
-        let Some(sink) = self.rules.sink(head, Base::Two).filter(|sink| *sink != f32::NEG_INFINITY) else {
+        let Some(sink) = self.rules.sink(head, Base::Two) else {
             return (LogSum { max, rest: sum.log2() }, if sum == 0.0 { 0.0 } else { 1.0 / sum });
         };
         // 2^(sink - max) alone may be infinite.

@@ -114,8 +114,16 @@ impl Turn<'_> {
 }
 
 impl Drop for Turn<'_> {
-    /// After the last tile, or in a panic, nobody has to wait for this head.
+    /// After the last tile nobody has to wait for this head. In a panic, the heads before it first have to leave the tiles that
+    /// the next head would enter.
     fn drop(&mut self) {
+        if thread::panicking()
+            && let Some(before) = self.before
+        {
+            while before.load(Ordering::Acquire) != usize::MAX {
+                thread::yield_now();
+            }
+        }
         self.own.store(usize::MAX, Ordering::Release);
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Pairs of a head's channels turn by an angle that grows with the position. [`rope`] and [`rope_thd`] pair channel i with channel
 //! i + w, as Llama's checkpoints on the Hub do; [`rope_i`] pairs neighbors, 2i and 2i + 1. The w columns of `cos` and `sin` can be
-//! fewer than D / 2: the channels after 2w stay as they are (Phi, GPT-NeoX).
+//! fewer than D / 2: the channels after 2w stay as they are (Phi, GPT-NeoX). On a GPU these are plain operations.
 
 mod scaling;
 #[cfg(test)]
@@ -11,9 +11,10 @@ mod tests;
 pub use scaling::{RopeScaling, RotaryTables};
 
 use crate::cpu_op::{CpuOp, Input, OnCpu};
+use crate::dispatch::has_cpu_kernels;
 use crate::element::Element;
 use crate::isa;
-use candle_core::{CpuStorage, D, DType, Result, Shape, Tensor, WithDType};
+use candle_core::{CpuStorage, D, Result, Shape, Tensor, WithDType};
 use half::{bf16, f16};
 use rayon::prelude::*;
 
@@ -99,7 +100,7 @@ fn run(x: &Tensor, cos: &Tensor, sin: &Tensor, rope: Rope) -> Result<Tensor> {
     }
     let tables = |table: &Tensor| table.narrow(D::Minus2, 0, t)?.contiguous(); // (T, w) or (B, T, w)
     let (cos, sin) = (tables(cos)?, tables(sin)?);
-    if x.device().is_cpu() && matches!(x.dtype(), DType::F32 | DType::F16 | DType::BF16) {
+    if x.device().is_cpu() && has_cpu_kernels(x.dtype()) {
         return x.contiguous()?.apply_op3(&cos.detach(), &sin.detach(), OnCpu(rope));
     }
     rope.plain(x, &cos, &sin)
@@ -129,7 +130,8 @@ impl Rope {
         } else {
             Tensor::cat(&[a, b], 3)?
         };
-        Tensor::cat(&[turned, x.narrow(3, 2 * w, d - 2 * w)?], 3)
+        let all = if 2 * w < d { Tensor::cat(&[turned, x.narrow(3, 2 * w, d - 2 * w)?], 3)? } else { turned };
+        all.contiguous()
     }
 
     /// On the CPU: `x` (B, .., .., D), tables (T, w) or (B, T, w), all contiguous.

@@ -28,6 +28,13 @@ fn every_layout_is_candles() -> Result<()> {
     let view = numbers((b, t, h, 2 * w), 1)?.transpose(1, 2)?;
     let (long_cos, long_sin) = angles(t + 4, w)?;
     near(rope(&view, &long_cos, &long_sin)?, rope_slow(&view.contiguous()?, &cos, &sin)?)?;
+    // Plain operations, as on a GPU.
+    let (wide_cos, wide_sin) = (wide(&cos)?, wide(&sin)?);
+    for function in [rope as Function, rope_i] {
+        let plain = function(&wide(&view.transpose(1, 2)?)?.transpose(1, 2)?, &wide_cos, &wide_sin)?;
+        assert!(plain.is_contiguous());
+        near(function(&view, &cos, &sin)?, plain)?;
+    }
     // Other positions in each row of the batch.
     let (other_cos, other_sin) = (numbers((t, w), 2)?, numbers((t, w), 3)?);
     let (both_cos, both_sin) =
