@@ -92,7 +92,7 @@ impl Activation {
                 simd.sub_f32s(linear, simd.mul_f32s(simd.mul_f32s(size, tail), density))
             }
             Self::GeluTanh => simd.mul_f32s(x, sigmoid(simd, tanh_form(simd, x))),
-            Self::Silu => simd.mul_f32s(x, sigmoid(simd, x)),
+            Self::Silu => simd.mul_f32s(x, sigmoid(simd, in_base_2(simd, x))),
             Self::Relu => {
                 let zero = simd.splat_f32s(0.0);
                 simd.select_f32s(simd.less_than_f32s(x, zero), zero, x)
@@ -120,7 +120,7 @@ impl Activation {
                     simd.mul_add_e_f32s(x2, simd.splat_f32s(3.0 * CUBE * SLOPE), simd.splat_f32s(SLOPE)); // z'
                 sigmoid_derivative(simd, x, tanh_form(simd, x), slope)
             }
-            Self::Silu => sigmoid_derivative(simd, x, x, one),
+            Self::Silu => sigmoid_derivative(simd, x, in_base_2(simd, x), one),
             Self::Relu => {
                 let flat = simd.select_f32s(simd.equal_f32s(x, x), zero, x); // NaN stays NaN
                 simd.select_f32s(simd.less_than_f32s(zero, x), one, flat)
@@ -160,26 +160,31 @@ fn gelu_by_formula(x: &Tensor) -> Result<Tensor> {
     (x * 0.5)? * ((inner * root)?.tanh()? + 1.0)?
 }
 
-/// z of GELU's tanh form.
+/// `z·log2(e)` of GELU's tanh form.
 #[inline(always)]
 fn tanh_form<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
     let x2 = simd.mul_f32s(x, x);
     let inner = simd.mul_add_e_f32s(simd.mul_f32s(x2, x), simd.splat_f32s(CUBE), x);
-    simd.mul_f32s(inner, simd.splat_f32s(SLOPE))
+    simd.mul_f32s(inner, simd.splat_f32s(SLOPE * std::f32::consts::LOG2_E))
 }
 
-/// `σ(z)`
+/// `z·log2(e)` of SiLU, whose z is x.
+#[inline(always)]
+fn in_base_2<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
+    simd.mul_f32s(x, simd.splat_f32s(std::f32::consts::LOG2_E))
+}
+
+/// `σ(z)` for `z·log2(e)`.
 #[inline(always)]
 fn sigmoid<S: Simd>(simd: S, z: S::f32s) -> S::f32s {
     let one = simd.splat_f32s(1.0);
-    let z = simd.mul_f32s(z, simd.splat_f32s(std::f32::consts::LOG2_E));
     let e = exp2(simd, simd.neg_f32s(simd.abs_f32s(z))); // e^-|z|
     let positive = simd.div_f32s(one, simd.add_f32s(one, e));
     let negative = simd.mul_f32s(e, positive);
     simd.select_f32s(simd.less_than_f32s(z, simd.splat_f32s(0.0)), negative, positive)
 }
 
-/// The derivative of `x·σ(z)`, `σ + x·σ(1 - σ)·z'`.
+/// The derivative of `x·σ(z)`, `σ + x·σ(1 - σ)·z'`, for `z·log2(e)`.
 #[inline(always)]
 fn sigmoid_derivative<S: Simd>(simd: S, x: S::f32s, z: S::f32s, slope: S::f32s) -> S::f32s {
     let s = sigmoid(simd, z);
