@@ -1,6 +1,5 @@
 //! [`KeyRanges`]: the keys that each query sees, as ranges instead of a (T, S) tensor.
 
-use super::request::Rows;
 use candle_core::{Device, Result, Tensor};
 use std::ops::Range;
 use std::sync::Arc;
@@ -127,14 +126,14 @@ impl KeyRanges {
         scores[hidden..].fill(f32::NEG_INFINITY);
     }
 
-    /// u8 (B or 1, 1, queries, S): 1 if a query sees a key.
-    pub(super) fn tensor(&self, rows: &Rows, s: usize, device: &Device) -> Result<Tensor> {
-        let (batch, queries) = (self.0.rows, rows.queries.len());
-        let mut visible = vec![0u8; batch * queries * s];
-        let places = (0..batch).flat_map(|b| rows.queries.iter().map(move |&i| (b, i)));
+    /// Of some queries, u8 (B or 1, 1, queries, S): 1 if a query sees a key.
+    pub(super) fn tensor(&self, queries: &[usize], s: usize, device: &Device) -> Result<Tensor> {
+        let batch = self.0.rows;
+        let mut visible = vec![0u8; batch * queries.len() * s];
+        let places = (0..batch).flat_map(|b| queries.iter().map(move |&i| (b, i)));
         for ((b, i), row) in places.zip(visible.chunks_exact_mut(s.max(1))) {
             self.of(b, i).iter().for_each(|range| row[range.clone()].fill(1));
         }
-        Tensor::from_vec(visible, (batch, 1, queries, s), device)
+        Tensor::from_vec(visible, (batch, 1, queries.len(), s), device)
     }
 }

@@ -99,7 +99,7 @@ fn visible(sdpa: &Sdpa, mask: Mask, rows: &Rows, s: usize, device: &Device) -> R
         visible = visible.broadcast_mul(&keys.broadcast_ge(&first)?)?;
     }
     if let Some(ranges) = mask.ranges {
-        visible = visible.broadcast_mul(&ranges.tensor(rows, s, device)?)?;
+        visible = visible.broadcast_mul(&ranges.tensor(&rows.queries, s, device)?)?;
     }
     match mask.padding {
         None => Ok(visible),
