@@ -64,7 +64,8 @@ fn write(source: &Path, name: &str, out: &Path) -> Result<()> {
 /// The folder where cargo keeps the source of a dependency, by its name.
 fn packages() -> Result<impl Fn(&str) -> Result<PathBuf>> {
     let output = Command::new(env::var("CARGO")?)
-        .args(["metadata", "--format-version", "1", "--offline", "--manifest-path"])
+        .args(["metadata", "--format-version", "1", "--locked", "--filter-platform", &env::var("TARGET")?])
+        .arg("--manifest-path")
         .arg(Path::new(&env::var("CARGO_MANIFEST_DIR")?).join("Cargo.toml"))
         .output()
         .context("cargo metadata")?;

@@ -43,6 +43,7 @@ WHOLE = None
 TOOLS = {
     "bench_attention.py": HELP,
     "bench_circuits.py": Short("--dry-run --rounds 1 --tokens 8"),
+    "bench_models.py": HELP,
     "bench_lora.py": Short("--dry-run --rounds 1 --batch 1 --tokens 8"),
     "bench_vs_engines.py": Short("--plan"),
     "bench_vs_pytorch.py": HELP,
