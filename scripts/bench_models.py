@@ -72,7 +72,9 @@ def answers(command: list[str], environment: dict[str, str]) -> tuple[list[dict]
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode != 0:
         shown = " ".join(word if len(word) < 60 else ".." for word in command)
-        sys.exit(f"error: `{shown}` ended with status {process.returncode}: {(errors.strip().splitlines() or ['no message'])[0]}")
+        lines = errors.strip().splitlines() or ["no message"]
+        why = lines[-1 if lines[0].startswith("Traceback") else 0]
+        sys.exit(f"error: `{shown}` ended with status {process.returncode}: {why}")
     return [json.loads(line) for line in out.splitlines() if line.startswith("{")], 1024 * usage.ru_maxrss
 
 
