@@ -64,7 +64,12 @@ pub(crate) fn some_padding(b: usize, s: usize, seed: u64) -> Vec<Vec<u8>> {
 /// The largest magnitude; NaN if there is a NaN.
 pub(crate) fn max_abs(x: &Tensor) -> Result<f32> {
     let values: Vec<f32> = x.to_dtype(DType::F32)?.abs()?.flatten_all()?.to_vec1()?;
-    Ok(values
-        .into_iter()
-        .fold(0.0, |most, x| if x.is_nan() || most.is_nan() { f32::NAN } else { x.max(most) }))
+    #[allow(clippy::cast_possible_truncation)] // it is one of them
+    Ok(largest(values.into_iter().map(f64::from)) as f32)
+}
+
+/// The largest of some numbers that are not negative; NaN if there is a NaN, which `f64::max` would pass over.
+pub(crate) fn largest(numbers: impl IntoIterator<Item = f64>) -> f64 {
+    let larger = |most: f64, x: f64| if x.is_nan() || most.is_nan() { f64::NAN } else { x.max(most) };
+    numbers.into_iter().fold(0.0, larger)
 }

@@ -1,7 +1,7 @@
 //! Attention with everything that other models than GPT-2 need of it, alone and together, against its definition in f64 and
 //! against what PyTorch computes: shared keys, windows, soft caps, ALiBi, added scores, other widths of values.
 
-use crate::common::{Result, cases, data};
+use crate::common::{Result, cases, data, largest};
 use crate::random;
 use candle_core::{D, DType, Device, Tensor, Var};
 use candle_fused::Dropout;
@@ -236,12 +236,8 @@ impl Case {
 /// The largest difference, relative to the largest number where that is above 1.
 fn distance(got: &Tensor, expected: &Tensor) -> Result<f64> {
     assert_eq!(got.dims(), expected.dims());
-    let largest: f64 = expected.abs()?.flatten_all()?.max(D::Minus1)?.to_scalar()?;
-    let differences = (got - expected)?.abs()?.flatten_all()?.to_vec1::<f64>()?;
-    let worst = differences
-        .into_iter()
-        .fold(0.0, |most: f64, x| if x.is_nan() || most.is_nan() { f64::NAN } else { most.max(x) });
-    Ok(worst / largest.max(1.0))
+    let scale: f64 = expected.abs()?.flatten_all()?.max(D::Minus1)?.to_scalar()?;
+    Ok(largest((got - expected)?.abs()?.flatten_all()?.to_vec1::<f64>()?) / scale.max(1.0))
 }
 
 fn windows() -> impl Strategy<Value = Window> {

@@ -1,6 +1,6 @@
 //! `flash` and `cpu_flash`: the functions that Candle's authors know give what theirs give, and what theirs refuse.
 
-use crate::common::Result;
+use crate::common::{Result, max_abs};
 use crate::random;
 use candle_core::{DType, Device, Tensor, Var};
 use candle_fused::Implementation::{Eager, Fused};
@@ -25,11 +25,7 @@ fn qkv(b: usize, (t, s): (usize, usize), (h, key_heads): (usize, usize), d: usiz
 
 fn distance(a: &Tensor, b: &Tensor) -> Result<f32> {
     assert_eq!(a.dims(), b.dims());
-    let differences = (a.to_dtype(DType::F32)? - b.to_dtype(DType::F32)?)?.abs()?.flatten_all()?;
-    let all = differences.to_vec1::<f32>()?;
-    Ok(all
-        .into_iter()
-        .fold(0.0, |most: f32, x| if x.is_nan() || most.is_nan() { f32::NAN } else { most.max(x) }))
+    max_abs(&(a.to_dtype(DType::F32)? - b.to_dtype(DType::F32)?)?)
 }
 
 /// Whether all numbers are equal, or 0.

@@ -5,7 +5,7 @@
 //! negative x. SiLU, also called swish, has `s = σ(x)`.
 
 use crate::cpu_op::{CpuOp, Input, OnCpu};
-use crate::dispatch::cpu_f32;
+use crate::dispatch::{cpu_f32, has_cpu_kernels};
 use crate::vector::{Function, exp2, parallel_map, parallel_map_in_place};
 use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Result, Shape, Tensor};
 use pulp::Simd;
@@ -50,7 +50,7 @@ impl Activation {
         if cpu_f32(&[x]) {
             return x.contiguous()?.apply_op1(OnCpu(Forward(self)));
         }
-        if x.device().is_cpu() && matches!(x.dtype(), DType::F16 | DType::BF16) {
+        if x.device().is_cpu() && has_cpu_kernels(x.dtype()) {
             return self.forward(&x.to_dtype(DType::F32)?)?.to_dtype(x.dtype());
         }
         match self {
@@ -86,7 +86,7 @@ impl Activation {
     pub(crate) fn apply<S: Simd>(self, simd: S, x: S::f32s) -> S::f32s {
         match self {
             Self::Gelu => {
-                let (size, tail, density) = normal(simd, x);
+                let Normal { size, tail, density } = normal(simd, x);
                 let negative = simd.less_than_f32s(x, simd.splat_f32s(0.0));
                 let linear = simd.select_f32s(negative, simd.splat_f32s(0.0), x);
                 simd.sub_f32s(linear, simd.mul_f32s(simd.mul_f32s(size, tail), density))
@@ -106,7 +106,7 @@ impl Activation {
         let (zero, one) = (simd.splat_f32s(0.0), simd.splat_f32s(1.0));
         match self {
             Self::Gelu => {
-                let (_, tail, density) = normal(simd, x);
+                let Normal { tail, density, .. } = normal(simd, x);
                 let below = simd.mul_f32s(tail, density); // Φ(-|x|)
                 let negative = simd.less_than_f32s(x, zero);
                 let phi = simd.select_f32s(negative, below, simd.sub_f32s(one, below));
@@ -195,12 +195,20 @@ fn sigmoid_derivative<S: Simd>(simd: S, x: S::f32s, z: S::f32s, slope: S::f32s) 
     simd.add_f32s(s, simd.select_f32s(simd.equal_f32s(bell, zero), zero, bend))
 }
 
-/// `a = |x|`, `Φ(-a)·e^(a²/2)` and `e^(-a²/2)`, so that the product of the last two is the normal distribution's tail.
-///
-/// The second is a polynomial in `(a - 3) / (a + 3)`, a least-squares fit with a relative error below 2e-7 on 0..14.5; beyond
-/// 14.5 the third is 0.
+/// The normal distribution beyond a = |x|: `Φ(-a)` is `tail·density`.
+struct Normal<V> {
+    /// a, at most 14.5
+    size: V,
+    /// `Φ(-a)·e^(a²/2)`
+    tail: V,
+    /// `e^(-a²/2)`
+    density: V,
+}
+
+/// The tail is a polynomial in `(a - 3) / (a + 3)`, a least-squares fit with a relative error below 2e-7 on 0..14.5; beyond, the
+/// density is 0.
 #[inline(always)]
-fn normal<S: Simd>(simd: S, x: S::f32s) -> (S::f32s, S::f32s, S::f32s) {
+fn normal<S: Simd>(simd: S, x: S::f32s) -> Normal<S::f32s> {
     const TAIL: [f32; 10] = [
         0.121_513_95,
         -0.206_402_61,
@@ -235,7 +243,7 @@ fn normal<S: Simd>(simd: S, x: S::f32s) -> (S::f32s, S::f32s, S::f32s) {
     let rest = simd.mul_add_e_f32s(of_square, splat(HIGH), rest);
     let power = exp2(simd, z);
     let density = simd.mul_add_e_f32s(power, simd.mul_f32s(rest, splat(std::f32::consts::LN_2)), power);
-    (a, tail, density)
+    Normal { size: a, tail, density }
 }
 
 struct Forward(Activation);

@@ -14,10 +14,10 @@ pub enum Implementation {
     /// One kernel without a (T, S) tensor, if device, dtype and shape allow it; everything else takes the eager
     /// path, with the same result.
     ///
-    /// On the CPU it covers f32, f16 and bf16, forward and backward, with further kernels for weights and summaries. GPUs have it for plain causal attention alone: as many heads of keys
-    /// as of queries, values as wide as keys, no soft cap, ALiBi or added scores. CUDA covers f32, f16 and bf16 and D 32, 64,
-    /// 80, 96 or 128, forward and backward; Metal what Candle's `sdpa` computes, if nothing is padded, hidden or dropped and
-    /// no gradient is needed.
+    /// On the CPU it covers f32, f16 and bf16, forward and backward, with further kernels for weights and summaries. GPUs have
+    /// it for plain causal attention alone: as many heads of keys as of queries, values as wide as keys, no soft cap, ALiBi,
+    /// sinks, ranges or added scores. CUDA covers f32, f16 and bf16 and D 32, 64, 80, 96 or 128, forward and backward; Metal
+    /// what Candle's `sdpa` computes, if nothing is padded, hidden or dropped and no gradient is needed.
     Fused,
     /// Plain differentiable Candle operations with a (T, S) tensor of weights: the definition.
     Eager,
@@ -98,7 +98,8 @@ pub(crate) fn cpu_product(tensors: &[&Tensor]) -> bool {
     !vendor && cpu_floats(tensors)
 }
 
-/// Whether all tensors are f32 on the CPU. Apart from attention, products and layer norm, kernels compute only those.
+/// Whether all tensors are f32 on the CPU. Apart from attention, products, norms and rotary positions, kernels
+/// compute only those.
 pub(crate) fn cpu_f32(tensors: &[&Tensor]) -> bool {
     tensors.iter().all(|x| x.device().is_cpu() && x.dtype() == DType::F32)
 }
@@ -110,7 +111,7 @@ pub(crate) fn cpu_floats(tensors: &[&Tensor]) -> bool {
         && tensors.iter().all(|x| x.device().is_cpu() && Some(x.dtype()) == dtype)
 }
 
-/// Whether the CPU kernels of attention, products and layer norm read this dtype.
+/// Whether the CPU kernels of attention, products, norms and rotary positions read this dtype.
 pub(crate) fn has_cpu_kernels(dtype: DType) -> bool {
     matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
 }

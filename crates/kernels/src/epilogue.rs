@@ -76,14 +76,6 @@ impl<T> Join<T> {
         }
     }
 
-    /// A view of it.
-    pub(crate) fn as_ref(&self) -> Join<&T> {
-        match self {
-            Self::Add(tensor) => Join::Add(tensor),
-            Self::Gate(activation, tensor) => Join::Gate(*activation, tensor),
-        }
-    }
-
     /// The same for another form of the tensor.
     pub(crate) fn map<U>(self, f: impl FnOnce(T) -> U) -> Join<U> {
         match self {
@@ -92,7 +84,7 @@ impl<T> Join<T> {
         }
     }
 
-    /// The same for another form of the tensor, if there is one.
+    /// The same, or why the other form cannot be made.
     pub(crate) fn try_map<U>(self, f: impl FnOnce(T) -> Result<U>) -> Result<Join<U>> {
         Ok(match self {
             Self::Add(tensor) => Join::Add(f(tensor)?),

@@ -81,7 +81,7 @@ pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
 impl Norm {
     /// By the kernel, if it reads these tensors.
     fn run(self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Option<Tensor>> {
-        let all: Vec<&Tensor> = [x, weight].into_iter().chain(bias).collect();
+        let all = [x, weight, bias.unwrap_or(weight)];
         let learns = all.iter().any(|t| t.track_op());
         // The backward pass is for f32.
         if x.elem_count() == 0 || !(cpu_f32(&all) || cpu_floats(&all) && !learns) {

@@ -20,7 +20,7 @@ pub(super) struct Norm {
 }
 
 impl Norm {
-    fn forward(self, x: Input, weight: Input, bias: Option<Input>) -> Result<(CpuStorage, Shape)> {
+    fn normalize(self, x: Input, weight: Input, bias: Option<Input>) -> Result<(CpuStorage, Shape)> {
         match x.storage {
             CpuStorage::F16(_) => return self.halves::<f16>(x, weight, bias),
             CpuStorage::BF16(_) => return self.halves::<bf16>(x, weight, bias),
@@ -60,8 +60,8 @@ impl Norm {
         Ok((E::to_cpu_storage_owned(out), shape))
     }
 
-    /// The gradients of x, weight and bias.
-    fn backward(self, x: &Tensor, weight: &Tensor, grad: &Tensor) -> Result<[Tensor; 3]> {
+    /// The gradients of x (.., C), weight (C) and bias (C) from that of y (.., C).
+    fn all_gradients(self, x: &Tensor, weight: &Tensor, grad: &Tensor) -> Result<[Tensor; 3]> {
         let width = weight.elem_count();
         let rows = (x.elem_count() / width, width);
         // Detached, so that the gradient keeps no graph for a second derivative.
@@ -146,7 +146,7 @@ impl CpuOp<3> for Norm {
     const NAME: &'static str = "layer-norm";
 
     fn forward(&self, [x, weight, bias]: [Input; 3]) -> Result<(CpuStorage, Shape)> {
-        (*self).forward(x, weight, Some(bias))
+        self.normalize(x, weight, Some(bias))
     }
 
     fn backward(
@@ -155,7 +155,7 @@ impl CpuOp<3> for Norm {
         _: &Tensor,
         grad: &Tensor,
     ) -> Result<[Option<Tensor>; 3]> {
-        Ok((*self).backward(x, weight, grad)?.map(Some))
+        Ok(self.all_gradients(x, weight, grad)?.map(Some))
     }
 }
 
@@ -164,11 +164,11 @@ impl CpuOp<2> for Norm {
     const NAME: &'static str = "norm";
 
     fn forward(&self, [x, weight]: [Input; 2]) -> Result<(CpuStorage, Shape)> {
-        (*self).forward(x, weight, None)
+        self.normalize(x, weight, None)
     }
 
     fn backward(&self, [x, weight]: [&Tensor; 2], _: &Tensor, grad: &Tensor) -> Result<[Option<Tensor>; 2]> {
-        let [dx, d_weight, _] = (*self).backward(x, weight, grad)?;
+        let [dx, d_weight, _] = self.all_gradients(x, weight, grad)?;
         Ok([Some(dx), Some(d_weight)])
     }
 }

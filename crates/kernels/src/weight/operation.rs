@@ -130,7 +130,7 @@ impl CpuOp<1> for Product {
         let Some(join) = &self.join else { return self.compute(x, None) };
         let (storage, layout) = join.get().storage_and_layout();
         let input = Input::new(&storage, layout)?;
-        self.compute(x, Some(join.as_ref().map(|_| input)))
+        self.compute(x, Some(join.clone().map(|_| input)))
     }
 
     fn backward(&self, [_]: [&Tensor; 1], _: &Tensor, grad: &Tensor) -> Result<[Option<Tensor>; 1]> {

@@ -98,14 +98,10 @@ impl CpuAttention {
         if !with_log_sums {
             return Ok((out, None));
         }
-        let (b, h, t, _) = q.dims4()?;
-        let rows = b * h * t;
-        let numbers = out.elem_count() - rows;
-        let context = out.narrow(0, 0, numbers)?.reshape((b, t, h, numbers / rows))?;
-        let log_sums = out.narrow(0, numbers, rows)?.reshape((b, h, t))?;
+        let (context, log_sums) = split(&out, q)?;
         // A view would keep the memory of the context.
         let log_sums = if log_sums.track_op() { log_sums } else { log_sums.copy()? };
-        Ok((context.to_dtype(q.dtype())?, Some(log_sums)))
+        Ok((context, Some(log_sums)))
     }
 
     /// The cell in which the forward pass stores the summary of each row (B, H, T).
@@ -178,10 +174,14 @@ impl CpuOp<3> for CpuAttention {
         let Some(log_sums) = self.log_sums.get() else {
             candle_core::bail!("attention: the backward pass ran without a forward pass before it")
         };
-        let (context, grad) = (self.split(context, q, v)?, self.split(grad, q, v)?);
-        let of_log_sums = grad.1.map(|grad| grad.flatten_all()?.to_vec1()).transpose()?;
+        let (context, grad, of_log_sums) = if self.with_log_sums {
+            let ((context, _), (grad, of_log_sums)) = (split(context, q)?, split(grad, q)?);
+            (context, grad, Some(of_log_sums.flatten_all()?.to_vec1()?))
+        } else {
+            (context.clone(), grad.clone(), None)
+        };
         let rows = SavedRows { log_sums, gradients: of_log_sums.as_deref() };
-        let tensors = [q, k, v, &context.0, &grad.0];
+        let tensors = [q, k, v, &context, &grad];
         let [dq, dk, dv] = match q.dtype() {
             DType::F16 => self.gradients::<f16>(tensors, rows)?,
             DType::BF16 => self.gradients::<bf16>(tensors, rows)?,
@@ -199,16 +199,6 @@ struct SavedRows<'a> {
 }
 
 impl CpuAttention {
-    /// Of a result or its gradient, the part of the context (B, T, H, Dv) in the dtype of q, and that of the log-sums.
-    fn split(&self, result: &Tensor, q: &Tensor, v: &Tensor) -> Result<(Tensor, Option<Tensor>)> {
-        if !self.with_log_sums {
-            return Ok((result.clone(), None));
-        }
-        let ((b, h, t, _), (.., dv)) = (q.dims4()?, v.dims4()?);
-        let context = result.narrow(0, 0, b * t * h * dv)?.reshape((b, t, h, dv))?.to_dtype(q.dtype())?;
-        Ok((context, Some(result.narrow(0, b * t * h * dv, b * h * t)?)))
-    }
-
     /// The gradients of q, k and v: contiguous, with the shapes and dtype of q, k and v.
     ///
     /// q (B, H, T, D), k (B, key heads, S, D), v (B, key heads, S, Dv); context and its gradient (B, T, H, Dv)
@@ -269,6 +259,17 @@ impl CpuAttention {
         }
         Ok(qkv)
     }
+}
+
+/// Of a flat result or its gradient, the part of the context (B, T, H, Dv) in the dtype of q, and that of the log-sums
+/// (B, H, T).
+fn split(flat: &Tensor, q: &Tensor) -> Result<(Tensor, Tensor)> {
+    let (b, h, t, _) = q.dims4()?;
+    let rows = b * h * t;
+    let numbers = flat.elem_count() - rows;
+    let context = flat.narrow(0, 0, numbers)?.reshape((b, t, h, numbers / rows))?;
+    let log_sums = flat.narrow(0, numbers, rows)?.reshape((b, h, t))?;
+    Ok((context.to_dtype(q.dtype())?, log_sums))
 }
 
 /// `task` of each head, with its index: every thread takes the next head that nobody has, so that each head starts after the
